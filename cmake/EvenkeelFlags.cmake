@@ -1,0 +1,43 @@
+# Compiler flags, for everything this project compiles. Two functions:
+#   evenkeel_strict(target)         language level and warnings: library, tests, bench, examples
+#   evenkeel_library_flags(target)  the above and what only the library's own objects need
+#
+# Never -ffast-math or -Ofast: results must not depend on how a compiler feels about NaN and order.
+
+if(EVENKEEL_SANITIZE)
+  add_compile_options(-fsanitize=${EVENKEEL_SANITIZE} -fno-sanitize-recover=all
+                      -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=${EVENKEEL_SANITIZE})
+endif()
+if(EVENKEEL_COVERAGE)
+  add_compile_options(--coverage)
+  add_link_options(--coverage)
+endif()
+
+# Editors, clang-tidy and other tools read compile_commands.json.
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+
+function(evenkeel_strict target)
+  set_target_properties(
+    ${target}
+    PROPERTIES C_STANDARD 11
+               C_STANDARD_REQUIRED ON
+               C_EXTENSIONS OFF
+               CXX_STANDARD 17
+               CXX_STANDARD_REQUIRED ON
+               CXX_EXTENSIONS OFF)
+  # Extensions are off, so the system interfaces (mmap, madvise, clock_gettime) are asked for by name.
+  target_compile_definitions(${target} PRIVATE _POSIX_C_SOURCE=200809L _DEFAULT_SOURCE)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wconversion -Wshadow)
+  if(EVENKEEL_WERROR)
+    target_compile_options(${target} PRIVATE -Werror)
+  endif()
+endfunction()
+
+function(evenkeel_library_flags target)
+  evenkeel_strict(${target})
+  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON C_VISIBILITY_PRESET hidden)
+  target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}/include"
+                                               "${PROJECT_SOURCE_DIR}/src")
+  target_link_libraries(${target} PRIVATE Threads::Threads OneDNN::OneDNN)
+endfunction()

@@ -1,0 +1,41 @@
+# What `cmake --install` puts in place: headers, both libraries, the CMake package, evenkeel.pc.
+include(CMakePackageConfigHelpers)
+
+set(evenkeel_cmakedir "${CMAKE_INSTALL_LIBDIR}/cmake/evenkeel")
+
+install(TARGETS evenkeel EXPORT evenkeel-targets)
+# An export set of its own, because only this one needs oneDNN (see evenkeel-config.cmake.in).
+install(TARGETS evenkeel_static EXPORT evenkeel-static-targets)
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/evenkeel" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}"
+        FILES_MATCHING PATTERN "*.h")
+install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}")
+
+foreach(set evenkeel-targets evenkeel-static-targets)
+  install(EXPORT ${set} NAMESPACE evenkeel:: DESTINATION "${evenkeel_cmakedir}")
+endforeach()
+
+configure_package_config_file(
+  "${PROJECT_SOURCE_DIR}/cmake/evenkeel-config.cmake.in" "${PROJECT_BINARY_DIR}/evenkeel-config.cmake"
+  INSTALL_DESTINATION "${evenkeel_cmakedir}")
+# Before 1.0 a minor version may break programs.
+if(PROJECT_VERSION_MAJOR EQUAL 0)
+  set(compatibility SameMinorVersion)
+else()
+  set(compatibility SameMajorVersion)
+endif()
+write_basic_package_version_file("${PROJECT_BINARY_DIR}/evenkeel-config-version.cmake"
+                                 COMPATIBILITY ${compatibility})
+install(FILES "${PROJECT_BINARY_DIR}/evenkeel-config.cmake"
+              "${PROJECT_BINARY_DIR}/evenkeel-config-version.cmake"
+              "${PROJECT_SOURCE_DIR}/cmake/FindOneDNN.cmake" DESTINATION "${evenkeel_cmakedir}")
+
+# Paths in evenkeel.pc are relative to where it lies, so that an installed tree can be moved.
+cmake_path(ABSOLUTE_PATH CMAKE_INSTALL_LIBDIR BASE_DIRECTORY "${CMAKE_INSTALL_PREFIX}"
+           OUTPUT_VARIABLE pc_dir)
+file(RELATIVE_PATH EVENKEEL_PC_PREFIX "${pc_dir}/pkgconfig" "${CMAKE_INSTALL_PREFIX}")
+cmake_path(ABSOLUTE_PATH CMAKE_INSTALL_LIBDIR BASE_DIRECTORY "/prefix" OUTPUT_VARIABLE pc_libdir)
+cmake_path(ABSOLUTE_PATH CMAKE_INSTALL_INCLUDEDIR BASE_DIRECTORY "/prefix" OUTPUT_VARIABLE pc_incdir)
+string(REGEX REPLACE "^/prefix" "\${prefix}" EVENKEEL_PC_LIBDIR "${pc_libdir}")
+string(REGEX REPLACE "^/prefix" "\${prefix}" EVENKEEL_PC_INCLUDEDIR "${pc_incdir}")
+configure_file("${PROJECT_SOURCE_DIR}/cmake/evenkeel.pc.in" "${PROJECT_BINARY_DIR}/evenkeel.pc" @ONLY)
+install(FILES "${PROJECT_BINARY_DIR}/evenkeel.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig")

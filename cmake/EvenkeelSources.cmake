@@ -1,0 +1,81 @@
+# The library's sources, by layer, from the bottom up.
+#
+# A glob and not a list: the project's rule is "one name, three paths" (include/evenkeel/X.h,
+# src/.../X.c, tests/.../check_X.c). A new file is then picked up by its place alone, and the test
+# "layout" checks that a public header has its source and its check, so that a forgotten file shows.
+# CONFIGURE_DEPENDS makes the build look again by itself when a file appears or goes.
+set(EVENKEEL_LAYERS
+    src/core
+    src/device
+    src/backend
+    src/backend/plan
+    src/backend/cpu
+    src/op
+    src/module
+    src/optim
+    src/io
+    criterion
+    parallel)
+
+set(EVENKEEL_SOURCES "")
+foreach(layer IN LISTS EVENKEEL_LAYERS)
+  file(GLOB layer_sources CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/${layer}/*.c")
+  list(APPEND EVENKEEL_SOURCES ${layer_sources})
+endforeach()
+
+# The kernels of the CPU backend that are compiled once per instruction set.
+file(GLOB EVENKEEL_ISA_SOURCES CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/backend/cpu/isa/*.c")
+
+# Adds one object library per instruction set from EVENKEEL_ISA_SOURCES, lists them in
+# EVENKEEL_ISA_TARGETS, and tells `dispatcher` which ones exist (EK_HAVE_ISA_AVX2, ..._AVX512).
+# A kernel source sees
+#   EK_ISA         baseline, avx2 or avx512, as a token to paste into a name
+#   EK_ISA_SUFFIX  _baseline, _avx2 or _avx512
+#   EK_ISA_avx2    (or _baseline, _avx512) defined to 1, to ask with #ifdef
+#   EK_ISA_WIDTH   floats in one vector: 4, 8 or 16
+function(evenkeel_add_isa_objects dispatcher)
+  set(EVENKEEL_ISA_TARGETS "" PARENT_SCOPE)
+  if(NOT EVENKEEL_ISA_SOURCES)
+    return()
+  endif()
+
+  # Contraction into fused multiply-add, no errno and no trapping are safe for results that may be
+  # NaN or infinite. None of the flags lets the compiler reorder a sum.
+  set(common -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math -Wno-psabi)
+  set(baseline_flags "")
+  set(avx2_flags -mavx2 -mfma -mf16c)
+  set(avx512_flags -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c
+                   -mprefer-vector-width=512)
+  set(baseline_width 4)
+  set(avx2_width 8)
+  set(avx512_width 16)
+
+  set(sets baseline)
+  if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|amd64|AMD64)$")
+    include(CheckCCompilerFlag)
+    foreach(isa avx2 avx512)
+      string(TOUPPER ${isa} upper)
+      list(JOIN ${isa}_flags " " flags)
+      check_c_compiler_flag("${flags}" EVENKEEL_COMPILER_HAS_${upper})
+      if(EVENKEEL_COMPILER_HAS_${upper})
+        list(APPEND sets ${isa})
+        target_compile_definitions(${dispatcher} PRIVATE EK_HAVE_ISA_${upper}=1)
+      else()
+        message(STATUS "evenkeel: the compiler does not know ${isa}; its kernels are left out")
+      endif()
+    endforeach()
+  endif()
+
+  set(targets "")
+  foreach(isa IN LISTS sets)
+    set(target evenkeel_isa_${isa})
+    add_library(${target} OBJECT ${EVENKEEL_ISA_SOURCES})
+    evenkeel_library_flags(${target})
+    target_compile_definitions(
+      ${target} PRIVATE EK_ISA=${isa} EK_ISA_SUFFIX=_${isa} EK_ISA_${isa}=1
+                        EK_ISA_WIDTH=${${isa}_width})
+    target_compile_options(${target} PRIVATE ${common} ${${isa}_flags})
+    list(APPEND targets ${target})
+  endforeach()
+  set(EVENKEEL_ISA_TARGETS ${targets} PARENT_SCOPE)
+endfunction()

@@ -1,0 +1,178 @@
+# shellcheck shell=bash
+# Sourced by bench/run and tests/run: finds out what is missing on this machine and asks apt for it.
+#
+#   packages_need WHAT...      what a script needs, by the names below
+#   packages_have WHAT         true if it is there
+#   packages_build PRESET [TARGET]
+#   packages_jobs              how many jobs to build with (EVENKEEL_JOBS, else the cores)
+#
+# Nothing is installed when nothing is missing. Where packages cannot be installed (no apt, no
+# network, no rights) the script is told what is left out and goes on, as long as there are CMake,
+# a C compiler and oneDNN, without which there is no library.
+
+# WHAT -> Debian package, and what it is for.
+declare -A packages_debian=(
+  [cmake]=cmake
+  [ninja]=ninja-build
+  [make]=make
+  [gcc]=gcc
+  [libc]=libc6-dev
+  [g++]=g++
+  [clang]=clang
+  [pkg-config]=pkg-config
+  [onednn]=libdnnl-dev
+  [jansson]=libjansson-dev
+  [check]=check
+  [argp]=libc6-dev
+)
+declare -A packages_purpose=(
+  [cmake]="the build"
+  [ninja]="the build"
+  [make]="the build"
+  [gcc]="the C compiler"
+  [libc]="the C library's headers"
+  [g++]="the tests of the headers from C++"
+  [clang]="the build with a second compiler"
+  [pkg-config]="the test of evenkeel.pc"
+  [onednn]="matrix products on the CPU"
+  [jansson]="evenkeel-bench"
+  [check]="the unit tests"
+  [argp]="evenkeel-bench"
+)
+
+packages_say() {
+  printf '[setup] %s\n' "$*"
+}
+
+packages_compiler() {
+  local compiler
+  for compiler in "${CC-}" gcc cc clang; do
+    if [[ -n $compiler ]] && command -v "$compiler" >/dev/null; then
+      printf '%s' "$compiler"
+      return 0
+    fi
+  done
+  return 1
+}
+
+# True if a one-line C program that uses HEADER and links LIBRARY... builds.
+packages_compiles() {
+  local header=$1 compiler
+  shift
+  compiler=$(packages_compiler) || return 1
+  printf '#include <%s>\nint main(void) { return 0; }\n' "$header" |
+    "$compiler" -x c - -o /dev/null "$@" 2>/dev/null
+}
+
+# True if a folder of CMAKE_PREFIX_PATH, where CMake looks as well, has HEADER.
+packages_carried() {
+  local prefix
+  local -a prefixes
+  IFS=: read -ra prefixes <<<"${CMAKE_PREFIX_PATH-}"
+  for prefix in ${prefixes[@]+"${prefixes[@]}"}; do
+    [[ -e $prefix/include/$1 ]] && return 0
+  done
+  return 1
+}
+
+packages_have() {
+  case $1 in
+    onednn) packages_carried oneapi/dnnl/dnnl.h || packages_compiles oneapi/dnnl/dnnl.h -ldnnl ;;
+    jansson | check)
+      packages_carried "$1.h" || packages_compiles "$1.h" ||
+        { command -v pkg-config >/dev/null && pkg-config --exists "$1"; }
+      ;;
+    libc) packages_compiles stdio.h ;;
+    argp) packages_compiles argp.h ;;
+    *) command -v "$1" >/dev/null ;;
+  esac
+}
+
+# Runs apt-get as root, or fails.
+packages_apt() {
+  local -a command=(env DEBIAN_FRONTEND=noninteractive apt-get -o Acquire::Retries=1
+    -o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20 -o DPkg::Lock::Timeout=120)
+  if ((EUID == 0)); then
+    "${command[@]}" "$@"
+  elif [[ -t 0 ]]; then
+    sudo "${command[@]}" "$@"
+  else
+    sudo -n "${command[@]}" "$@" # nobody there to type a password
+  fi
+}
+
+packages_install() {
+  local -a wanted=("$@")
+  if ! command -v apt-get >/dev/null; then
+    packages_say "no apt-get here: install them by hand"
+    return 1
+  fi
+  if ((EUID != 0)) && ! command -v sudo >/dev/null; then
+    packages_say "not root and no sudo: install them by hand"
+    return 1
+  fi
+  packages_apt install -y -q --no-install-recommends "${wanted[@]}" >/dev/null 2>&1 && return 0
+  packages_say "fetching the package lists"
+  packages_apt update -q >/dev/null 2>&1 || packages_say "the package lists could not be fetched"
+  packages_apt install -y -q --no-install-recommends "${wanted[@]}" >/dev/null && return 0
+  # One package that cannot be had must not keep the others away.
+  local package
+  for package in "${wanted[@]}"; do
+    packages_apt install -y -q --no-install-recommends "$package" >/dev/null 2>&1 || true
+  done
+}
+
+packages_need() {
+  local what
+  local -a missing=() debian=()
+  for what in "$@"; do
+    packages_have "$what" || missing+=("$what")
+  done
+  # Either of the two will do.
+  if packages_have ninja || packages_have make; then
+    local -a kept=()
+    for what in ${missing[@]+"${missing[@]}"}; do
+      [[ $what == ninja || $what == make ]] || kept+=("$what")
+    done
+    missing=(${kept[@]+"${kept[@]}"})
+  fi
+
+  if ((${#missing[@]} > 0)); then
+    mapfile -t debian < <(for what in "${missing[@]}"; do
+      printf '%s\n' "${packages_debian[$what]}"
+    done | sort -u)
+    packages_say "missing Debian packages: ${debian[*]}"
+    packages_say "they will be installed now"
+    packages_install "${debian[@]}" || true
+    for what in "${missing[@]}"; do
+      packages_have "$what" ||
+        packages_say "left out: $what (${packages_debian[$what]}), for ${packages_purpose[$what]}"
+    done
+  fi
+
+  local -a essential=()
+  packages_have cmake || essential+=(cmake)
+  packages_compiler >/dev/null || essential+=("a C compiler")
+  packages_have ninja || packages_have make || essential+=("ninja or make")
+  packages_have onednn || essential+=(oneDNN)
+  if ((${#essential[@]} > 0)); then
+    local IFS=,
+    packages_say "cannot build without: ${essential[*]}" >&2
+    return 1
+  fi
+}
+
+packages_jobs() {
+  printf '%s' "${EVENKEEL_JOBS:-$(nproc 2>/dev/null || printf 2)}"
+}
+
+# Configures and builds a preset in the current directory: packages_build PRESET [TARGET]
+packages_build() {
+  local preset=$1 target=${2-all}
+  # The presets leave the generator open; a build folder keeps the one it has.
+  if [[ ! -e build/$preset/CMakeCache.txt && -z ${CMAKE_GENERATOR-} ]] && packages_have ninja; then
+    local -x CMAKE_GENERATOR=Ninja
+  fi
+  cmake --preset "$preset" &&
+    cmake --build --preset "$preset" --target "$target" --parallel "$(packages_jobs)"
+}

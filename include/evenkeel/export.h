@@ -1,0 +1,24 @@
+/*
+ * export.h - attributes of declarations.
+ */
+#ifndef EVENKEEL_EXPORT_H
+#define EVENKEEL_EXPORT_H
+
+/*
+ * EK_API      The library is compiled with hidden visibility: what a public header declares with
+ *             EK_API is exported, everything else stays inside.
+ * EK_CHECKED  The compiler warns when the result is not used.
+ * EK_PRINTF   The compiler checks the arguments against the format: EK_PRINTF(text, first), the
+ *             numbers of the parameter that is the format and of the first that it formats.
+ */
+#if defined(__GNUC__)
+#define EK_API __attribute__((visibility("default")))
+#define EK_CHECKED __attribute__((warn_unused_result))
+#define EK_PRINTF(text, first) __attribute__((format(printf, text, first)))
+#else
+#define EK_API
+#define EK_CHECKED
+#define EK_PRINTF(text, first)
+#endif
+
+#endif /* EVENKEEL_EXPORT_H */

@@ -1,0 +1,31 @@
+/*
+ * log.h - what the library would like to say while it works.
+ *
+ * Without a callback nothing is said. The callback may be called from any of the library's threads,
+ * one call at a time; it must not call back into evenkeel. `line` has no newline and is valid
+ * during the call only.
+ */
+#ifndef EVENKEEL_LOG_H
+#define EVENKEEL_LOG_H
+
+#include <evenkeel/export.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum ek_log_level { EK_LOG_DEBUG = 0, EK_LOG_INFO = 1, EK_LOG_WARNING = 2 } ek_log_level;
+
+typedef void (*ek_log_callback)(void *context, ek_log_level level, const char *line);
+
+/*
+ * Sends lines of `least` and above to `callback`; NULL stops them. Valid for the whole process.
+ * When it returns, the callback set before is not running and is not called again.
+ */
+EK_API void ek_log_set(ek_log_callback callback, void *context, ek_log_level least);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* EVENKEEL_LOG_H */

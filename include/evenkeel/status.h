@@ -1,0 +1,93 @@
+/*
+ * status.h - how every function of evenkeel reports an error.
+ *
+ * A function that can fail returns an ek_status. When it is not EK_OK, a message for people is kept
+ * for the calling thread; ek_error_message() returns it until the next failure on that thread. The
+ * message is written once, where the failure is seen, and is forwarded untouched by everything
+ * above; a failure in a device's worker thread reaches the caller with the worker's own message.
+ *
+ *     ek_group *group = NULL;
+ *     ek_status status = ek_group_open(&group, "cpu:4", NULL);
+ *     if (status != EK_OK) {
+ *       fprintf(stderr, "%s: %s\n", ek_status_name(status), ek_error_message());
+ *       return 1;
+ *     }
+ *
+ * Output parameters come first. On failure they are left as they were.
+ * The library never prints and never exits.
+ */
+#ifndef EVENKEEL_STATUS_H
+#define EVENKEEL_STATUS_H
+
+#include <evenkeel/export.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* X(name, value, text) for every status there is. The values are part of the ABI. */
+#define EK_STATUS_LIST(X)                                                                          \
+  X(EK_OK, 0, "no error")                                                                          \
+  X(EK_ERR_INVALID_ARGUMENT, 1, "an argument is not valid")                                        \
+  X(EK_ERR_SHAPE, 2, "shapes do not fit together")                                                 \
+  X(EK_ERR_TYPE, 3, "an element type is not the expected one")                                     \
+  X(EK_ERR_DEVICE, 4, "a tensor is on the wrong device")                                           \
+  X(EK_ERR_OVERFLOW, 5, "a size does not fit in 63 bits")                                          \
+  X(EK_ERR_OUT_OF_MEMORY, 6, "a device or the host is out of memory")                              \
+  X(EK_ERR_STATE, 7, "calls came in an order that makes no sense")                                 \
+  X(EK_ERR_NOT_FOUND, 8, "no such name or file")                                                   \
+  X(EK_ERR_UNAVAILABLE, 9, "the backend cannot be used on this machine")                           \
+  X(EK_ERR_UNSUPPORTED, 10, "the operation is not available for this type or backend")             \
+  X(EK_ERR_IO, 11, "the operating system refused to read or write")                                \
+  X(EK_ERR_ABORTED, 12, "given up because another device failed")                                  \
+  X(EK_ERR_INTERNAL, 13, "evenkeel broke a rule of its own")
+
+typedef enum ek_status {
+#define EK_STATUS_ENUM(name, value, text) name = value,
+  EK_STATUS_LIST(EK_STATUS_ENUM)
+#undef EK_STATUS_ENUM
+} ek_status;
+
+/* The identifier of a status ("EK_ERR_SHAPE"); "EK_ERR_UNKNOWN" for a value outside the list. */
+EK_API const char *ek_status_name(ek_status status);
+
+/* One line of English for a status; never NULL. */
+EK_API const char *ek_status_text(ek_status status);
+
+/*
+ * The message of the last failure on this thread, "" if there was none. The pointer stays valid for
+ * the life of the thread; its text is replaced by the next failure.
+ */
+EK_API const char *ek_error_message(void);
+
+/* Forgets the message of this thread. */
+EK_API void ek_error_clear(void);
+
+/*
+ * Sets this thread's message and returns `status`, so that a module of yours can write
+ *
+ *     return ek_error_set(EK_ERR_SHAPE, "mixer: expected %d columns", columns);
+ *
+ * A message longer than 4095 bytes is cut. `format` NULL gives the text of the status.
+ */
+EK_API ek_status ek_error_set(ek_status status, const char *format, ...) EK_PRINTF(2, 3);
+
+/* Evaluates a call once and returns its status from the enclosing function if it failed. */
+#define EK_TRY(expression)                                                                         \
+  do {                                                                                             \
+    const ek_status ek_try_status_ = (expression);                                                 \
+    if (ek_try_status_ != EK_OK) return ek_try_status_;                                            \
+  } while (0)
+
+/* Evaluates a call once, stores its status, and jumps to `label` if it failed. */
+#define EK_TRY_GOTO(status, expression, label)                                                     \
+  do {                                                                                             \
+    (status) = (expression);                                                                       \
+    if ((status) != EK_OK) goto label;                                                             \
+  } while (0)
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* EVENKEEL_STATUS_H */

@@ -1,0 +1,52 @@
+/*
+ * status.c - names of statuses and the thread's last message.
+ */
+#include <evenkeel/status.h>
+
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "core/error.h"
+
+static _Thread_local char last_message[EK__MESSAGE_SIZE];
+
+const char *ek_status_name(ek_status status) {
+  switch (status) {
+#define NAME(name, value, text) \
+  case name:                    \
+    return #name;
+    EK_STATUS_LIST(NAME)
+#undef NAME
+  }
+  return "EK_ERR_UNKNOWN";
+}
+
+const char *ek_status_text(ek_status status) {
+  switch (status) {
+#define TEXT(name, value, text) \
+  case name:                    \
+    return text;
+    EK_STATUS_LIST(TEXT)
+#undef TEXT
+  }
+  return "a status that evenkeel does not know";
+}
+
+const char *ek_error_message(void) { return last_message; }
+
+void ek_error_clear(void) { last_message[0] = '\0'; }
+
+ek_status ek_error_set(ek_status status, const char *format, ...) {
+  if (format == NULL) {
+    snprintf(last_message, sizeof last_message, "%s", ek_status_text(status));
+    return status;
+  }
+  /* Formatted aside first: the arguments may point into the old message. */
+  char text[EK__MESSAGE_SIZE];
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  snprintf(last_message, sizeof last_message, "%s", text);
+  return status;
+}
