@@ -1,0 +1,69 @@
+/*
+ * communicator.h - collectives between the devices of a group.
+ *
+ * Every device calls the same collectives in the same order, each on its own worker thread (inside
+ * ek_group_apply()). A call queues the work on the device's communication stream, behind what its
+ * compute stream holds so far, and returns; the tensors must stay untouched until
+ * ek_communicator_wait(), which makes the compute stream wait for all of the device's collectives.
+ *
+ * Sums are taken in the order of the devices, at the width of the type: the same call gives the same
+ * bits. Tensors are f32 or f64 (broadcast and all-gather: any type), with equal numbers of elements on
+ * all devices; a difference is EK_ERR_SHAPE on every device.
+ *
+ * When a device's function fails inside ek_group_apply(), the group aborts its communicators: peers
+ * that wait return EK_ERR_ABORTED. Afterwards the communicator is as new.
+ */
+#ifndef EVENKEEL_COMMUNICATOR_H
+#define EVENKEEL_COMMUNICATOR_H
+
+#include <evenkeel/tensor.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct ek_communicator ek_communicator;
+
+/* Opens the group's best communicator: `host` for cpu devices, a counting one for plan. */
+EK_API EK_CHECKED ek_status ek_communicator_open(ek_communicator **communicator, ek_group *group);
+EK_API void ek_communicator_close(ek_communicator *communicator);
+EK_API const char *ek_communicator_name(const ek_communicator *communicator);
+
+/* Everybody's tensor becomes that of device number `root`. */
+EK_API EK_CHECKED ek_status ek_communicator_broadcast(ek_communicator *communicator,
+                                                      ek_device *device, ek_tensor *tensor,
+                                                      size_t root);
+/* The root's tensor becomes the sum of all; the others' stay. */
+EK_API EK_CHECKED ek_status ek_communicator_reduce(ek_communicator *communicator,
+                                                   ek_device *device, ek_tensor *tensor,
+                                                   size_t root);
+/* Everybody's tensor becomes the sum of all. */
+EK_API EK_CHECKED ek_status ek_communicator_all_reduce(ek_communicator *communicator,
+                                                       ek_device *device, ek_tensor *tensor);
+/*
+ * Device k's elements offsets[k] .. offsets[k+1] - 1 become the sum of everybody's; its other
+ * elements stay. `offsets` has one entry more than there are devices, starts with 0, does not fall,
+ * ends with the number of elements, is the same on all devices, and is read before the call returns.
+ */
+EK_API EK_CHECKED ek_status ek_communicator_reduce_scatter(ek_communicator *communicator,
+                                                           ek_device *device, ek_tensor *tensor,
+                                                           const int64_t *offsets);
+/* Everybody gets device k's elements offsets[k] .. offsets[k+1] - 1, for every k. */
+EK_API EK_CHECKED ek_status ek_communicator_all_gather(ek_communicator *communicator,
+                                                       ek_device *device, ek_tensor *tensor,
+                                                       const int64_t *offsets);
+
+/* Lets queued work go on that is ready, without waiting. Cheap; legal at any time. */
+EK_API EK_CHECKED ek_status ek_communicator_progress(ek_communicator *communicator,
+                                                     ek_device *device);
+/* The device's compute stream waits for all collectives that the device has queued. */
+EK_API EK_CHECKED ek_status ek_communicator_wait(ek_communicator *communicator, ek_device *device);
+
+/* Gives up: calls that wait, and later ones, return EK_ERR_ABORTED. From any thread. */
+EK_API void ek_communicator_abort(ek_communicator *communicator);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* EVENKEEL_COMMUNICATOR_H */

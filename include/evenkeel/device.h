@@ -1,0 +1,133 @@
+/*
+ * device.h - devices and groups of devices.
+ *
+ * A device is a place with its own memory, its own queue of work and one worker thread. A group is
+ * an ordered list of devices of one backend, opened from a string:
+ *
+ *     cpu:4            four logical CPU devices that share the machine's cores evenly
+ *     cpu:4@512MiB     the same, each capped at 512 MiB (KiB MiB GiB TiB, KB MB GB TB, B)
+ *     cpu              one CPU device with all cores
+ *     plan:8@80GiB     eight devices that only count: no memory, no arithmetic, the same decisions,
+ *                      hence the same peaks to the byte; "does it fit?" in milliseconds
+ *     cuda:0-3         real GPUs, when the CUDA module is installed
+ *
+ * Work is queued on a device's streams and ordered by events; the CPU backend runs it at once, so a
+ * program that is written for the asynchronous rule is right on both. Unless a function says
+ * otherwise, what it writes on a device is valid for work queued later on the same device's compute
+ * stream, and for the host after ek_group_synchronize().
+ */
+#ifndef EVENKEEL_DEVICE_H
+#define EVENKEEL_DEVICE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <evenkeel/export.h>
+#include <evenkeel/memory.h>
+#include <evenkeel/status.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct ek_stream ek_stream;
+typedef struct ek_event ek_event;
+
+/* The most devices that one group may have. */
+#define EK_MAX_DEVICES 64
+
+typedef struct ek_group_options {
+  size_t size;             /* sizeof(ek_group_options) */
+  int threads_per_device;  /* 0: the cores the process may use, divided evenly, at least 1 */
+} ek_group_options;
+#define EK_GROUP_OPTIONS_INIT { sizeof(ek_group_options), 0 }
+
+/*
+ * Opens the devices that `spec` names and starts their workers. `options` NULL gives the defaults.
+ * The caller owns *group and frees it with ek_group_close().
+ * EK_ERR_INVALID_ARGUMENT  the string is wrong; the message shows where
+ * EK_ERR_UNAVAILABLE       the backend cannot be used here
+ * EK_ERR_OUT_OF_MEMORY     the host refused memory or threads
+ */
+EK_API EK_CHECKED ek_status ek_group_open(ek_group **group, const char *spec,
+                                          const ek_group_options *options);
+
+/*
+ * Stops the workers and gives all memory back. Everything made on the group's devices must have
+ * been freed before; what was not is reported to the log callback. NULL is legal.
+ */
+EK_API void ek_group_close(ek_group *group);
+
+EK_API size_t ek_group_size(const ek_group *group);                    /* 0 for NULL */
+EK_API ek_device *ek_group_device(const ek_group *group, size_t index); /* NULL outside */
+EK_API const char *ek_group_spec(const ek_group *group);               /* as it was opened */
+
+/*
+ * Called on the worker thread of `device`, which is number `index` of its group. Returns a status;
+ * the message of a failure is the one of ek_error_set().
+ */
+typedef ek_status (*ek_apply_function)(void *context, ek_device *device, size_t index);
+
+/*
+ * Runs `function` on every device's worker at the same time and waits for all of them. Returns the
+ * error of the lowest failing device, with that device's message behind the words
+ * "replica K on DEVICE: ". A device that gave up only because another one failed (EK_ERR_ABORTED)
+ * does not count as failing while another does. Not to be called from a worker: EK_ERR_STATE.
+ */
+EK_API EK_CHECKED ek_status ek_group_apply(ek_group *group, ek_apply_function function,
+                                           void *context);
+
+/* Waits until everything queued on all streams of the group is done. */
+EK_API EK_CHECKED ek_status ek_group_synchronize(ek_group *group);
+
+EK_API size_t ek_device_index(const ek_device *device);        /* its number in the group */
+EK_API const char *ek_device_name(const ek_device *device);    /* "cpu:2" */
+EK_API const char *ek_device_backend(const ek_device *device); /* "cpu", "plan", "cuda" */
+EK_API ek_group *ek_device_group(const ek_device *device);
+EK_API int ek_device_threads(const ek_device *device);         /* threads that compute on it */
+/* True if kernels only count (backend `plan`): nothing may be read from or written to memory. */
+EK_API bool ek_device_counts_only(const ek_device *device);
+
+/* ---- streams and events ---- */
+
+typedef enum ek_stream_kind { EK_STREAM_COMPUTE = 0, EK_STREAM_COMMUNICATION = 1 } ek_stream_kind;
+
+/* A device's stream; NULL if the arguments make no sense. It lives as long as the device. */
+EK_API ek_stream *ek_device_stream(const ek_device *device, ek_stream_kind kind);
+EK_API ek_device *ek_stream_device(const ek_stream *stream);
+/* What the backend calls it: a cudaStream_t for `cuda`, NULL for `cpu` and `plan`. */
+EK_API void *ek_stream_native(const ek_stream *stream);
+/* Waits until the work queued on the stream is done. */
+EK_API EK_CHECKED ek_status ek_stream_synchronize(ek_stream *stream);
+
+/* An event marks a point in a stream of its device; the caller frees it. */
+EK_API EK_CHECKED ek_status ek_event_create(ek_event **event, ek_device *device);
+EK_API EK_CHECKED ek_status ek_event_record(ek_event *event, ek_stream *stream);
+/* Work queued on `stream` from now on waits for the last recorded point (none: waits for nothing).
+ */
+EK_API EK_CHECKED ek_status ek_stream_wait(ek_stream *stream, const ek_event *event);
+EK_API void ek_event_free(ek_event *event);
+
+/* ---- what there is ---- */
+
+typedef struct ek_device_description {
+  char name[64];           /* "cpu", "cuda:0" */
+  char text[256];          /* "Intel(R) Xeon(R), 2 cores, AVX-512" or why it cannot be used */
+  bool available;
+  int cores;               /* processors that the process may use; 0 where that means nothing */
+  uint64_t memory_bytes;   /* physical memory; 0 where that means nothing */
+} ek_device_description;
+
+/*
+ * Fills at most `capacity` descriptions, one or more per backend, available or not, and stores how
+ * many there are in *count. `descriptions` may be NULL when `capacity` is 0.
+ */
+EK_API EK_CHECKED ek_status ek_device_list(ek_device_description *descriptions, size_t capacity,
+                                           size_t *count);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* EVENKEEL_DEVICE_H */

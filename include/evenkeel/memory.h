@@ -1,0 +1,113 @@
+/*
+ * memory.h - the ledger: what a device holds, by category, now and at its peak.
+ *
+ * Every byte of tensor memory comes from its device's arena and is charged to one category. The
+ * arena is deterministic (first fit over 256-byte units, free neighbours merge), so the same run
+ * gives the same addresses and the same peak.
+ *
+ * peak_bytes is the height that the arena has reached: the smallest capacity with which the same
+ * run passes. With 256 bytes less it fails with EK_ERR_OUT_OF_MEMORY. What the categories held at
+ * that moment is kept in at_peak; holes between blocks, if there were any, are unused_at_peak, so
+ * that the sum of at_peak plus unused_at_peak is peak_bytes.
+ */
+#ifndef EVENKEEL_MEMORY_H
+#define EVENKEEL_MEMORY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <evenkeel/export.h>
+#include <evenkeel/status.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct ek_device ek_device;
+typedef struct ek_group ek_group;
+
+/* X(identifier, name) */
+#define EK_MEMORY_CATEGORY_LIST(X)                                                                 \
+  X(EK_MEMORY_PARAMETERS, "parameters")                                                            \
+  X(EK_MEMORY_GRADIENTS, "gradients")                                                              \
+  X(EK_MEMORY_OPTIMIZER, "optimizer")                                                              \
+  X(EK_MEMORY_INPUTS, "inputs")                                                                    \
+  X(EK_MEMORY_ACTIVATIONS, "activations")                                                          \
+  X(EK_MEMORY_OUTPUTS, "outputs")                                                                  \
+  X(EK_MEMORY_LOSS, "loss")                                                                        \
+  X(EK_MEMORY_COMMUNICATION, "communication")                                                      \
+  X(EK_MEMORY_WORKSPACE, "workspace")
+
+typedef enum ek_memory_category {
+#define EK_MEMORY_ENUM(identifier, name) identifier,
+  EK_MEMORY_CATEGORY_LIST(EK_MEMORY_ENUM)
+#undef EK_MEMORY_ENUM
+      EK_MEMORY_CATEGORIES /* how many there are */
+} ek_memory_category;
+
+/* All requests are rounded up to this many bytes; capacities are exact to one such unit. */
+#define EK_MEMORY_UNIT 256
+
+/* The name of a category ("activations"); "unknown" outside the list. */
+EK_API const char *ek_memory_category_name(ek_memory_category category);
+
+typedef struct ek_memory_usage {
+  uint64_t capacity_bytes;     /* the cap; what the machine has where none was given */
+  uint64_t current_bytes;      /* held now, all categories */
+  uint64_t peak_bytes;         /* the arena's height: the smallest capacity that would have done */
+  uint64_t unused_at_peak;     /* holes between blocks at that moment */
+  uint64_t current[EK_MEMORY_CATEGORIES]; /* held now, by category */
+  uint64_t at_peak[EK_MEMORY_CATEGORIES]; /* held at the peak, by category */
+  uint64_t allocations;        /* how many were ever made */
+} ek_memory_usage;
+
+/* Reads a device's ledger; legal at any time, from any thread. Fails only on NULL. */
+EK_API EK_CHECKED ek_status ek_memory_stats(ek_memory_usage *usage, const ek_device *device);
+
+/* Starts a new peak at what is held now. Fails only on NULL. */
+EK_API EK_CHECKED ek_status ek_memory_reset_peak(ek_device *device);
+
+/*
+ * Writes a table of all devices of a group (a row per category, a column per device, bytes at the
+ * peak in MiB) as text with a final newline. Writes at most `size` bytes with the final NUL; the
+ * number of bytes that the whole text needs, NUL included, goes to *needed (which may be NULL).
+ * `buffer` may be NULL when `size` is 0.
+ */
+EK_API EK_CHECKED ek_status ek_memory_format(char *buffer, size_t size, size_t *needed,
+                                             const ek_group *group);
+
+/* ---- the recorder: a timeline of one device's ledger ---- */
+
+typedef struct ek_memory_event {
+  uint64_t nanoseconds;        /* since the recorder was started */
+  int64_t delta_bytes;         /* taken (> 0) or given back (< 0); 0 for a change of category */
+  uint64_t current_bytes;      /* held after it */
+  uint64_t height_bytes;       /* the arena's height after it */
+  ek_memory_category category;
+} ek_memory_event;
+
+/*
+ * Keeps the first `capacity` events from now on; later ones are counted but dropped. Replaces a
+ * recording there was. EK_ERR_OUT_OF_MEMORY when the host has no room for it.
+ */
+EK_API EK_CHECKED ek_status ek_memory_record_start(ek_device *device, size_t capacity);
+
+/*
+ * Stops recording. *events points to *count events until the next start or the closing of the
+ * group; *dropped (may be NULL) says how many did not fit. EK_ERR_STATE if none was started.
+ */
+EK_API EK_CHECKED ek_status ek_memory_record_stop(const ek_memory_event **events, size_t *count,
+                                                  size_t *dropped, ek_device *device);
+
+/*
+ * For tests of a program's own behaviour when memory runs out: the n-th allocation on this device
+ * from now on (n = 1 is the next) fails once with EK_ERR_OUT_OF_MEMORY. n = 0 takes it back.
+ */
+EK_API EK_CHECKED ek_status ek_memory_fail_at(ek_device *device, uint64_t n);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* EVENKEEL_MEMORY_H */

@@ -1,0 +1,120 @@
+/*
+ * tensor.h - a tensor is a shape over a piece of memory.
+ *
+ * ek_tensor is a plain struct, made to be passed by pointer and kept by value. Tensors are dense and
+ * row-major; a view of some rows or another shape is again a plain tensor. Memory on a device is
+ * counted: ek_tensor_create(), ek_tensor_share(), ek_tensor_rows() and ek_tensor_reshape() give a
+ * tensor that holds one reference, and ek_tensor_free() drops it. A struct copy (b = a) holds no
+ * reference of its own: it is a loan, good as long as the original.
+ *
+ * A tensor whose `device` is NULL lies in the host's memory, belongs to the caller, and is never
+ * freed by the library; ek_tensor_host() makes one around an array of yours.
+ *
+ *     const int64_t shape[] = {32, 128};
+ *     ek_tensor x = {0};
+ *     EK_TRY(ek_tensor_create(&x, device, EK_MEMORY_INPUTS, EK_F32, 2, shape));
+ *     ...
+ *     ek_tensor_free(&x);
+ *
+ * A struct of zeros is "no tensor"; ek_tensor_exists() tells. A tensor may have no elements (a shard
+ * without rows): it exists, and its data may be NULL.
+ */
+#ifndef EVENKEEL_TENSOR_H
+#define EVENKEEL_TENSOR_H
+
+#include <evenkeel/device.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define EK_MAX_RANK 8
+
+typedef enum ek_type {
+  EK_F32 = 1,
+  EK_F64 = 2,
+  EK_BF16 = 3, /* storage only, so far */
+  EK_F16 = 4,  /* storage only, so far */
+  EK_I32 = 5
+} ek_type;
+
+typedef struct ek_memory ek_memory; /* a counted piece of a device's arena */
+
+typedef struct ek_tensor {
+  void *data;                 /* first element; an address without memory on a `plan` device */
+  ek_memory *memory;          /* what it holds a reference of; NULL on the host */
+  ek_device *device;          /* NULL: the host */
+  ek_type type;
+  int rank;                   /* 0: one element */
+  int64_t shape[EK_MAX_RANK]; /* outermost first */
+} ek_tensor;
+
+/* Bytes of one element; 0 for a value outside the list. */
+EK_API size_t ek_type_size(ek_type type);
+EK_API const char *ek_type_name(ek_type type);
+
+/*
+ * A new tensor on `device`, its elements undefined, charged to `category`.
+ * EK_ERR_INVALID_ARGUMENT  NULL, negative sizes, a rank or type there is not
+ * EK_ERR_OVERFLOW          the product of the sizes does not fit
+ * EK_ERR_OUT_OF_MEMORY     the device is full; the message names device, category, request, and the
+ *                          table of what is held
+ */
+EK_API EK_CHECKED ek_status ek_tensor_create(ek_tensor *tensor, ek_device *device,
+                                             ek_memory_category category, ek_type type, int rank,
+                                             const int64_t *shape);
+
+/* Describes an array of the caller's as a tensor in host memory. `data` NULL only if empty. */
+EK_API EK_CHECKED ek_status ek_tensor_host(ek_tensor *tensor, void *data, ek_type type, int rank,
+                                           const int64_t *shape);
+
+/* A second reference to the same elements. Of a host tensor: a loan. */
+EK_API EK_CHECKED ek_status ek_tensor_share(ek_tensor *tensor, const ek_tensor *source);
+
+/* Rows first .. first + count - 1 of dimension 0 as a view with a reference of its own. */
+EK_API EK_CHECKED ek_status ek_tensor_rows(ek_tensor *view, const ek_tensor *source, int64_t first,
+                                           int64_t count);
+
+/* The same elements in another shape of equal size, with a reference of its own. */
+EK_API EK_CHECKED ek_status ek_tensor_reshape(ek_tensor *view, const ek_tensor *source, int rank,
+                                              const int64_t *shape);
+
+/* Drops the reference and makes the struct zero. NULL and zero structs are legal. */
+EK_API void ek_tensor_free(ek_tensor *tensor);
+
+EK_API bool ek_tensor_exists(const ek_tensor *tensor);
+EK_API int64_t ek_tensor_count(const ek_tensor *tensor);    /* number of elements */
+EK_API size_t ek_tensor_bytes(const ek_tensor *tensor);     /* bytes of its elements */
+/* Elements of one row of dimension 0 (1 for a rank-0 or rank-1 tensor). */
+EK_API int64_t ek_tensor_row_count(const ek_tensor *tensor);
+/* How many references there are to the memory behind a tensor; 0 for a host or empty tensor. */
+EK_API int ek_tensor_holders(const ek_tensor *tensor);
+/* True if type, rank and shape are equal. */
+EK_API bool ek_tensor_same_shape(const ek_tensor *a, const ek_tensor *b);
+
+/*
+ * Charges the memory behind a tensor to another category, from its allocation on: a module's result
+ * turns out to be the model's output, say. Nothing moves.
+ */
+EK_API EK_CHECKED ek_status ek_tensor_charge(ek_tensor *tensor, ek_memory_category category);
+
+/*
+ * Makes the tensor's memory longer in place so that dimension 0 becomes `rows`, keeping what it
+ * holds. *grown tells whether there was free room right behind it; if not, nothing changed. Only for
+ * a tensor that covers all of its memory and is its only holder: else *grown is false.
+ */
+EK_API EK_CHECKED ek_status ek_tensor_grow(bool *grown, ek_tensor *tensor, int64_t rows);
+
+/*
+ * Copies host to device, device to host, device to device (of one group) or host to host; types and
+ * numbers of elements must be equal. The host side is complete when the call returns; between
+ * devices the copy is queued on the destination's compute stream, after what was queued on the
+ * source's. On a `plan` device nothing is copied and host memory is left as it was.
+ */
+EK_API EK_CHECKED ek_status ek_tensor_copy(ek_tensor *destination, const ek_tensor *source);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* EVENKEEL_TENSOR_H */

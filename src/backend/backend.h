@@ -1,0 +1,225 @@
+/*
+ * backend.h - the table that a backend is.
+ *
+ * A backend is one `static const struct ek__backend` with designated initialisers. Each slot says
+ * whether it is required or what happens without it. Only the wrappers in src/op and src/device call
+ * slots; they have checked every argument before, so a slot checks nothing that they check.
+ *
+ * Kernels get a struct of plain pointers and sizes. They run on the stream of their device; the CPU
+ * backend runs them at once on the calling thread and its team. A kernel allocates no tensor memory.
+ * Kernel sizes may be zero; pointers may then be NULL.
+ */
+#ifndef EK_BACKEND_H
+#define EK_BACKEND_H
+
+#include <evenkeel/device.h>
+#include <evenkeel/random.h>
+#include <evenkeel/tensor.h>
+
+/* ---- arguments of kernels; rows, columns and counts are in elements ---- */
+
+struct ek__matmul_args { /* c[m][n] = a' b' + beta c; a' is m x k, b' is k x n; row-major, dense */
+  void *c;
+  const void *a, *b;
+  int64_t m, n, k;
+  bool transpose_a, transpose_b; /* a is stored k x m; b is stored n x k */
+  double beta;
+  const void *bias; /* n elements to be added to each row of c, or NULL */
+  ek_type type;
+};
+
+struct ek__elementwise_args { /* which of them are used depends on the kernel */
+  void *y;
+  const void *a, *b;
+  int64_t count;
+  double value; /* fill, scale, column_sum's beta */
+  ek_type type;
+};
+
+struct ek__matrix_args { /* add_bias: y[r][c] += b[c]; column_sum: y[c] = value y[c] + sum a[r][c] */
+  void *y;
+  const void *a, *b;
+  int64_t rows, columns;
+  double value;
+  ek_type type;
+};
+
+struct ek__gelu_args { /* forward: x += bias if any; y = gelu(x). backward: y = dy * gelu'(x) */
+  void *y, *x;
+  const void *bias, *dy;
+  int64_t rows, columns;
+  ek_type type;
+};
+
+struct ek__dropout_args {
+  void *y;
+  const void *x;
+  int64_t samples, per_sample, first_sample;
+  double p;
+  ek_random_key key;
+  ek_type type;
+};
+
+struct ek__layer_norm_args {
+  void *y, *mean, *rstd; /* forward writes; backward reads mean and rstd */
+  const void *x, *gamma, *beta;
+  void *dx, *dgamma, *dbeta; /* backward writes; dx may be NULL */
+  const void *dy;
+  double epsilon, gamma_scale, beta_scale;
+  bool add_dx;
+  int64_t rows, width;
+  ek_type type;
+};
+
+struct ek__lookup_args {
+  void *y;           /* forward: y; backward: dtable or dpositions */
+  const void *table; /* forward: table; backward: dy */
+  const int32_t *index;
+  const void *positions; /* or NULL */
+  int64_t rows, width, entries, period;
+  double beta; /* positions_backward */
+  ek_type type;
+};
+
+struct ek__attention_args {
+  void *out, *lse;          /* forward writes; backward reads */
+  void *dqkv;               /* backward writes */
+  const void *qkv, *dout;
+  int64_t batch, tokens, heads, head_width;
+  ek_type type;
+};
+
+struct ek__loss_args {
+  void *losses;   /* cross-entropy: rows; squared error: count, or NULL */
+  void *lse;      /* cross-entropy only */
+  double *totals; /* {s, d}, overwritten */
+  void *gradient; /* backward; may alias outputs */
+  const void *outputs;
+  const void *targets; /* cross-entropy: int32_t; squared error: the type of outputs */
+  const void *class_weights;
+  const double *scale;     /* on the device, or NULL */
+  const void *row_scale;   /* or NULL */
+  int64_t rows, classes;   /* squared error: rows = count, classes = 1 */
+  int32_t ignore_index;
+  double label_smoothing;
+  ek_type type;
+};
+
+struct ek__combine_args { /* losses.h, ek_op_combine_totals() */
+  double *combined, *scales;
+  const double *totals;
+  double coefficients[64];
+  size_t terms;
+  bool divide;
+};
+
+struct ek__update_args {
+  void *p, *state0, *state1; /* SGD: momentum (or NULL); AdamW: m, v */
+  const void *g;
+  int64_t count;
+  const double *totals;      /* {s, d} or NULL */
+  const double *square_norm; /* or NULL */
+  double clip_norm;
+  double learning_rate, weight_decay;
+  double momentum, dampening;          /* SGD */
+  double beta1, beta2, epsilon;        /* AdamW */
+  double correction1, correction2;     /* AdamW: 1 - beta^step */
+  bool nesterov, decoupled, first;
+  ek_type type;
+};
+
+struct ek__reduce_args { /* every destination[j][i] = sum over s of sources[s][i], s in order */
+  void *const *destinations;
+  const void *const *sources; /* destinations may be among them, at the same position */
+  size_t destination_count, source_count;
+  int64_t count;
+  ek_type type; /* f32, f64 */
+};
+
+/* ---- kernels ---- */
+
+struct ek__kernels { /* all required */
+  ek_status (*zero)(ek_stream *stream, void *y, size_t bytes);
+  ek_status (*copy)(ek_stream *stream, void *y, const void *x, size_t bytes);
+  ek_status (*fill)(ek_stream *stream, const struct ek__elementwise_args *args);
+  ek_status (*add)(ek_stream *stream, const struct ek__elementwise_args *args);
+  ek_status (*scale)(ek_stream *stream, const struct ek__elementwise_args *args);
+  ek_status (*relu_forward)(ek_stream *stream, const struct ek__elementwise_args *args); /* y, a=x */
+  ek_status (*relu_backward)(ek_stream *stream,
+                             const struct ek__elementwise_args *args); /* y=dx, a=dy, b=y */
+  ek_status (*add_bias)(ek_stream *stream, const struct ek__matrix_args *args);
+  ek_status (*column_sum)(ek_stream *stream, const struct ek__matrix_args *args);
+  ek_status (*gelu_forward)(ek_stream *stream, const struct ek__gelu_args *args);
+  ek_status (*gelu_backward)(ek_stream *stream, const struct ek__gelu_args *args);
+  ek_status (*dropout)(ek_stream *stream, const struct ek__dropout_args *args);
+  ek_status (*matmul)(ek_stream *stream, const struct ek__matmul_args *args);
+  ek_status (*layer_norm_forward)(ek_stream *stream, const struct ek__layer_norm_args *args);
+  ek_status (*layer_norm_backward)(ek_stream *stream, const struct ek__layer_norm_args *args);
+  ek_status (*lookup_forward)(ek_stream *stream, const struct ek__lookup_args *args);
+  ek_status (*lookup_backward)(ek_stream *stream, const struct ek__lookup_args *args);
+  ek_status (*positions_backward)(ek_stream *stream, const struct ek__lookup_args *args);
+  ek_status (*attention_forward)(ek_stream *stream, const struct ek__attention_args *args);
+  ek_status (*attention_backward)(ek_stream *stream, const struct ek__attention_args *args);
+  ek_status (*cross_entropy_forward)(ek_stream *stream, const struct ek__loss_args *args);
+  ek_status (*cross_entropy_backward)(ek_stream *stream, const struct ek__loss_args *args);
+  ek_status (*squared_error_forward)(ek_stream *stream, const struct ek__loss_args *args);
+  ek_status (*squared_error_backward)(ek_stream *stream, const struct ek__loss_args *args);
+  ek_status (*combine_totals)(ek_stream *stream, const struct ek__combine_args *args);
+  ek_status (*sgd)(ek_stream *stream, const struct ek__update_args *args);
+  ek_status (*adamw)(ek_stream *stream, const struct ek__update_args *args);
+  /* *result = beta * *result + sum of a^2; y is a double, value is beta */
+  ek_status (*square_norm)(ek_stream *stream, const struct ek__elementwise_args *args);
+  ek_status (*reduce)(ek_stream *stream, const struct ek__reduce_args *args);
+};
+
+/* ---- the backend ---- */
+
+struct ek__device_spec; /* what the parsed device string says of one device: device_spec.h */
+
+struct ek__backend {
+  const char *name;
+
+  /* (optional) without kernels the backend only counts: operations succeed at once. */
+  const struct ek__kernels *kernels;
+
+  /* Required: all devices of the backend lie in one address space, so that any worker may run a
+   * kernel over any device's memory. */
+  bool shared_memory;
+
+  /* Required: describes what there is; never fails for a missing device, says so in `text`. */
+  ek_status (*describe)(ek_device_description *descriptions, size_t capacity, size_t *count);
+
+  /* Required: physical memory in bytes, the capacity of a device without a cap. */
+  ek_status (*memory_size)(uint64_t *bytes);
+
+  /* Required: *base becomes the address of `bytes` of address space for a device's arena. */
+  ek_status (*memory_reserve)(void **base, uint64_t bytes);
+  /* (optional: nothing to do) makes the first `bytes` of a reserved range usable. */
+  ek_status (*memory_commit)(void *base, uint64_t bytes);
+  /* Required. */
+  void (*memory_release)(void *base, uint64_t bytes);
+
+  /* Required: a stream's backend part; `threads` compute on the device. */
+  ek_status (*stream_open)(void **native, ek_device *device, ek_stream_kind kind, int threads);
+  void (*stream_close)(void *native);
+  /* (optional: work is done when it was queued) */
+  ek_status (*stream_synchronize)(ek_stream *stream);
+  ek_status (*event_open)(void **native, ek_device *device);
+  void (*event_close)(void *native);
+  ek_status (*event_record)(void *event, ek_stream *stream);
+  ek_status (*stream_wait)(ek_stream *stream, void *event);
+
+  /* (optional: nothing is copied) host to device, device to host, device to device; complete for the
+   * host when they return, but for `between`, which is queued on `stream`. */
+  ek_status (*upload)(ek_stream *stream, void *device, const void *host, size_t bytes);
+  ek_status (*download)(ek_stream *stream, void *host, const void *device, size_t bytes);
+  ek_status (*between)(ek_stream *stream, void *to, const void *from, size_t bytes);
+};
+
+extern const struct ek__backend ek__cpu_backend;
+extern const struct ek__backend ek__plan_backend;
+
+/* The backend part of a stream, for the backend itself (defined in src/device/stream.c). */
+void *ek__stream_backend(const ek_stream *stream);
+
+#endif /* EK_BACKEND_H */

@@ -1,0 +1,144 @@
+/*
+ * cpu_backend.c - the CPU backend: the table, its streams, and what it says of the machine.
+ *
+ * Work is done when it was queued, by the calling thread and the stream's team; so there are no
+ * events and nothing to wait for. Each stream has a team of its own and needs no lock. A
+ * communication stream has one thread only: what runs on it (copies and reductions) is bound by
+ * memory, and all devices of the group run theirs at the same time.
+ */
+#include "backend/cpu/cpu_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+static const struct ek__kernels kernels = {
+    .zero = ek__cpu_zero,
+    .copy = ek__cpu_copy,
+    .fill = ek__cpu_fill,
+    .add = ek__cpu_add,
+    .scale = ek__cpu_scale,
+    .relu_forward = ek__cpu_relu_forward,
+    .relu_backward = ek__cpu_relu_backward,
+    .add_bias = ek__cpu_add_bias,
+    .column_sum = ek__cpu_column_sum,
+    .gelu_forward = ek__cpu_gelu_forward,
+    .gelu_backward = ek__cpu_gelu_backward,
+    .dropout = ek__cpu_dropout,
+    .matmul = ek__cpu_matmul,
+    .layer_norm_forward = ek__cpu_layer_norm_forward,
+    .layer_norm_backward = ek__cpu_layer_norm_backward,
+    .lookup_forward = ek__cpu_lookup_forward,
+    .lookup_backward = ek__cpu_lookup_backward,
+    .positions_backward = ek__cpu_positions_backward,
+    .attention_forward = ek__cpu_attention_forward,
+    .attention_backward = ek__cpu_attention_backward,
+    .cross_entropy_forward = ek__cpu_cross_entropy_forward,
+    .cross_entropy_backward = ek__cpu_cross_entropy_backward,
+    .squared_error_forward = ek__cpu_squared_error_forward,
+    .squared_error_backward = ek__cpu_squared_error_backward,
+    .combine_totals = ek__cpu_combine_totals,
+    .sgd = ek__cpu_sgd,
+    .adamw = ek__cpu_adamw,
+    .square_norm = ek__cpu_square_norm,
+    .reduce = ek__cpu_reduce,
+};
+
+/* ---- streams ---- */
+
+static ek_status stream_open(void **native, ek_device *device, ek_stream_kind kind, int threads) {
+  (void)device;
+  struct ek__team *team = NULL;
+  EK_TRY(ek__team_open(&team, kind == EK_STREAM_COMPUTE && threads > 1 ? threads : 1));
+  *native = team;
+  return EK_OK;
+}
+
+static void stream_close(void *native) { ek__team_close(native); }
+
+struct range_job {
+  ek__range_function *function;
+  const void *args;
+  int64_t count, grain;
+};
+
+static void run_part(void *raw, int part, int parts) {
+  const struct range_job *job = raw;
+  int64_t begin = 0, end = 0;
+  ek__team_piece(job->count, job->grain, part, parts, &begin, &end);
+  if (begin < end) job->function(job->args, begin, end);
+}
+
+void ek__cpu_range(ek_stream *stream, ek__range_function *function, const void *args, int64_t count,
+                   int64_t least) {
+  if (count <= 0) return;
+  struct ek__team *team = ek__stream_backend(stream);
+  const int64_t most = count / least;
+  const int threads = ek__team_threads(team);
+  const int parts = most < threads ? (int)most : threads;
+  if (parts <= 1) {
+    function(args, 0, count);
+    return;
+  }
+  /* Ranges of many elements begin at a cache line; ranges of few rows are cut anywhere. */
+  struct range_job job = {function, args, count, count / parts >= 1024 ? 64 : 1};
+  ek__team_run(team, parts, run_part, &job);
+}
+
+/* ---- copies ---- */
+
+static ek_status upload(ek_stream *stream, void *device, const void *host, size_t bytes) {
+  return ek__cpu_copy(stream, device, host, bytes);
+}
+
+static ek_status download(ek_stream *stream, void *host, const void *device, size_t bytes) {
+  return ek__cpu_copy(stream, host, device, bytes);
+}
+
+/* ---- what there is ---- */
+
+/* The processor's name from /proc/cpuinfo; "CPU" where there is no such file or line. */
+static void processor_name(char *name, size_t size) {
+  (void)snprintf(name, size, "CPU");
+  FILE *file = fopen("/proc/cpuinfo", "r");
+  if (!file) return;
+  char line[256];
+  while (fgets(line, sizeof line, file)) {
+    const char *colon = strchr(line, ':');
+    if (strncmp(line, "model name", 10) != 0 || !colon) continue;
+    const char *text = colon + 1 + strspn(colon + 1, " \t");
+    (void)snprintf(name, size, "%.*s", (int)strcspn(text, "\n"), text);
+    break;
+  }
+  (void)fclose(file);
+}
+
+static ek_status describe(ek_device_description *descriptions, size_t capacity, size_t *count) {
+  *count = 1;
+  if (capacity == 0) return EK_OK;
+  ek_device_description *it = &descriptions[0];
+  *it = (ek_device_description){.name = "cpu", .available = true, .cores = ek__cpu_cores()};
+  uint64_t bytes = 0;
+  if (ek__cpu_memory_size(&bytes) == EK_OK) it->memory_bytes = bytes;
+  char name[128];
+  processor_name(name, sizeof name);
+  (void)snprintf(it->text, sizeof it->text, "%s, %d core%s, %s", name, it->cores,
+                 it->cores == 1 ? "" : "s", ek__cpu_isa_name());
+  return EK_OK;
+}
+
+const struct ek__backend ek__cpu_backend = {
+    .name = "cpu",
+    .kernels = &kernels,
+    .shared_memory = true,
+    .describe = describe,
+    .memory_size = ek__cpu_memory_size,
+    .memory_reserve = ek__cpu_memory_reserve,
+    .memory_commit = ek__cpu_memory_commit,
+    .memory_release = ek__cpu_memory_release,
+    .stream_open = stream_open,
+    .stream_close = stream_close,
+    .upload = upload,
+    .download = download,
+    .between = ek__cpu_copy,
+};

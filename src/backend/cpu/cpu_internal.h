@@ -1,0 +1,178 @@
+/*
+ * cpu_internal.h - what the parts of the CPU backend share.
+ *
+ * A kernel of the table in backend.h is split in two:
+ *   - the kernel itself (cpu_*.c) checks what depends on data, cuts the work into ranges for the
+ *     device's team, and knows neither type nor instruction set;
+ *   - a range function does begin .. end - 1 of that work on one thread. There is one set for f32
+ *     per instruction set (isa/, vectorised) and one for f64 (reference_*.c, plain C and libm).
+ *
+ * A range function allocates nothing and may be called on any thread. `args` is the kernel's own
+ * argument struct or, where that is not enough, one of the jobs below. Pointers need no alignment
+ * beyond their element's.
+ */
+#ifndef EK_CPU_INTERNAL_H
+#define EK_CPU_INTERNAL_H
+
+#include <stdatomic.h>
+
+#include "backend/backend.h"
+#include "backend/cpu/team.h"
+
+typedef void ek__range_function(const void *args, int64_t begin, int64_t end);
+
+/* X(name): every range function. The comment says what a range counts and what args are. */
+#define EK__CPU_FUNCTION_LIST(X)                                                                   \
+  X(fill)                       /* elements; elementwise_args */                                   \
+  X(add)                        /* elements; elementwise_args */                                   \
+  X(scale)                      /* elements; elementwise_args */                                   \
+  X(relu_forward)               /* elements; elementwise_args */                                   \
+  X(relu_backward)              /* elements; elementwise_args */                                   \
+  X(add_bias)                   /* rows; matrix_args */                                            \
+  X(column_sum)                 /* columns; matrix_args */                                         \
+  X(gelu_forward)               /* rows; gelu_args */                                              \
+  X(gelu_backward)              /* elements; gelu_args */                                          \
+  X(dropout)                    /* elements of all samples; dropout_args */                        \
+  X(layer_norm_forward)         /* rows; layer_norm_args */                                        \
+  X(layer_norm_backward)        /* rows: dx, and dgamma and dbeta if asked; layer_norm_job */      \
+  X(layer_norm_columns)         /* columns: dgamma and dbeta over all rows; layer_norm_args */     \
+  X(lookup_forward)             /* rows; lookup_args */                                            \
+  X(lookup_backward)            /* columns; lookup_args */                                         \
+  X(positions_backward)         /* positions; lookup_args */                                       \
+  X(attention_forward)          /* heads of all samples; attention_job */                          \
+  X(attention_backward)         /* heads of all samples; attention_job */                          \
+  X(cross_entropy_forward)      /* rows; loss_job */                                               \
+  X(cross_entropy_backward)     /* rows; loss_job */                                               \
+  X(squared_error_forward)      /* chunks; loss_job */                                             \
+  X(squared_error_backward)     /* elements; loss_job */                                           \
+  X(sgd)                        /* elements; update_job */                                         \
+  X(adamw)                      /* elements; update_job */                                         \
+  X(square_norm)                /* chunks; norm_job */                                             \
+  X(reduce)                     /* elements; reduce_args */
+
+struct ek__cpu_functions {
+#define EK__CPU_MEMBER(name) ek__range_function *name;
+  EK__CPU_FUNCTION_LIST(EK__CPU_MEMBER)
+#undef EK__CPU_MEMBER
+};
+
+/* ---- jobs: arguments and what is computed once for all ranges ---- */
+
+struct ek__layer_norm_job {
+  const struct ek__layer_norm_args *args;
+  bool add_columns; /* the rows' shares of dgamma and dbeta are added to what is there */
+};
+
+struct ek__attention_job {
+  const struct ek__attention_args *args;
+  atomic_int *status; /* EK_OK, or what went wrong in any range */
+};
+
+/* Sums whose order may not depend on the number of threads are cut into this many chunks at most. */
+#define EK__MAX_CHUNKS 256
+
+struct ek__loss_job {
+  const struct ek__loss_args *args;
+  double factor;       /* the device's scale, or 1 */
+  double class_weight; /* sum of all class weights */
+  double *partials;    /* squared error: one sum per chunk of `chunk` elements */
+  int64_t chunk;
+};
+
+struct ek__update_job {
+  const struct ek__update_args *args;
+  double factor; /* what the gradient is multiplied with: updates.h */
+};
+
+struct ek__norm_job {
+  const void *x;
+  int64_t count, chunk;
+  double *partials; /* one sum per chunk */
+};
+
+/* Elements per chunk so that `count` needs at most EK__MAX_CHUNKS; a function of count alone. */
+static inline int64_t ek__cpu_chunk(int64_t count) {
+  const int64_t least = 4096;
+  const int64_t even = count / EK__MAX_CHUNKS + 1;
+  return even <= least ? least : (even + least - 1) / least * least;
+}
+
+/* ---- shared services ---- */
+
+/* The range functions for EK_F32 (best instruction set there is) or EK_F64. */
+const struct ek__cpu_functions *ek__cpu_functions(ek_type type);
+/* Processors that this process may use, at least 1. */
+int ek__cpu_cores(void);
+/* "AVX-512", "AVX2" or "baseline": what ek__cpu_functions(EK_F32) runs on. */
+const char *ek__cpu_isa_name(void);
+
+/*
+ * Runs function over 0 .. count - 1 on the stream's team, with at least `least` per thread (> 0).
+ * Nothing happens for count 0.
+ */
+void ek__cpu_range(ek_stream *stream, ek__range_function *function, const void *args, int64_t count,
+                   int64_t least);
+
+/* c = alpha a' b' + beta c in f32 on the calling thread alone; row-major with leading dimensions. */
+struct ek__gemm {
+  bool transpose_a, transpose_b;
+  int64_t m, n, k;
+  double alpha;
+  const void *a;
+  int64_t lda;
+  const void *b;
+  int64_t ldb;
+  double beta;
+  void *c;
+  int64_t ldc;
+};
+/* Threads of a team that a product is cut for at most. */
+#define EK__MAX_TEAM 256
+
+/* One OpenMP thread for what this thread calls, until what was before is restored. */
+int ek__cpu_openmp_single(void);
+void ek__cpu_openmp_restore(int before);
+
+ek_status ek__cpu_sgemm(const struct ek__gemm *gemm);
+void ek__cpu_dgemm(const struct ek__gemm *gemm);
+
+/* ---- memory: cpu_memory.c ---- */
+
+ek_status ek__cpu_memory_size(uint64_t *bytes);
+ek_status ek__cpu_memory_reserve(void **base, uint64_t bytes);
+ek_status ek__cpu_memory_commit(void *base, uint64_t bytes);
+void ek__cpu_memory_release(void *base, uint64_t bytes);
+
+/* ---- the kernels of the table ---- */
+
+ek_status ek__cpu_zero(ek_stream *stream, void *y, size_t bytes);
+ek_status ek__cpu_copy(ek_stream *stream, void *y, const void *x, size_t bytes);
+ek_status ek__cpu_fill(ek_stream *stream, const struct ek__elementwise_args *args);
+ek_status ek__cpu_add(ek_stream *stream, const struct ek__elementwise_args *args);
+ek_status ek__cpu_scale(ek_stream *stream, const struct ek__elementwise_args *args);
+ek_status ek__cpu_relu_forward(ek_stream *stream, const struct ek__elementwise_args *args);
+ek_status ek__cpu_relu_backward(ek_stream *stream, const struct ek__elementwise_args *args);
+ek_status ek__cpu_add_bias(ek_stream *stream, const struct ek__matrix_args *args);
+ek_status ek__cpu_column_sum(ek_stream *stream, const struct ek__matrix_args *args);
+ek_status ek__cpu_gelu_forward(ek_stream *stream, const struct ek__gelu_args *args);
+ek_status ek__cpu_gelu_backward(ek_stream *stream, const struct ek__gelu_args *args);
+ek_status ek__cpu_dropout(ek_stream *stream, const struct ek__dropout_args *args);
+ek_status ek__cpu_matmul(ek_stream *stream, const struct ek__matmul_args *args);
+ek_status ek__cpu_layer_norm_forward(ek_stream *stream, const struct ek__layer_norm_args *args);
+ek_status ek__cpu_layer_norm_backward(ek_stream *stream, const struct ek__layer_norm_args *args);
+ek_status ek__cpu_lookup_forward(ek_stream *stream, const struct ek__lookup_args *args);
+ek_status ek__cpu_lookup_backward(ek_stream *stream, const struct ek__lookup_args *args);
+ek_status ek__cpu_positions_backward(ek_stream *stream, const struct ek__lookup_args *args);
+ek_status ek__cpu_attention_forward(ek_stream *stream, const struct ek__attention_args *args);
+ek_status ek__cpu_attention_backward(ek_stream *stream, const struct ek__attention_args *args);
+ek_status ek__cpu_cross_entropy_forward(ek_stream *stream, const struct ek__loss_args *args);
+ek_status ek__cpu_cross_entropy_backward(ek_stream *stream, const struct ek__loss_args *args);
+ek_status ek__cpu_squared_error_forward(ek_stream *stream, const struct ek__loss_args *args);
+ek_status ek__cpu_squared_error_backward(ek_stream *stream, const struct ek__loss_args *args);
+ek_status ek__cpu_combine_totals(ek_stream *stream, const struct ek__combine_args *args);
+ek_status ek__cpu_sgd(ek_stream *stream, const struct ek__update_args *args);
+ek_status ek__cpu_adamw(ek_stream *stream, const struct ek__update_args *args);
+ek_status ek__cpu_square_norm(ek_stream *stream, const struct ek__elementwise_args *args);
+ek_status ek__cpu_reduce(ek_stream *stream, const struct ek__reduce_args *args);
+
+#endif /* EK_CPU_INTERNAL_H */

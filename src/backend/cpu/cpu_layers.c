@@ -1,0 +1,100 @@
+/*
+ * cpu_layers.c - kernels of layer normalisation, lookups and attention.
+ */
+#include "backend/cpu/cpu_internal.h"
+
+#define LEAST 16384 /* elements per thread */
+
+static int64_t least_rows(int64_t width) { return width >= LEAST ? 1 : LEAST / (width + 1) + 1; }
+
+/* ---- layer normalisation ---- */
+
+ek_status ek__cpu_layer_norm_forward(ek_stream *stream, const struct ek__layer_norm_args *args) {
+  ek__cpu_range(stream, ek__cpu_functions(args->type)->layer_norm_forward, args, args->rows,
+                least_rows(args->width));
+  return EK_OK;
+}
+
+/* y = factor * y, or 0 without a look at y. */
+static void prepare_sum(ek_stream *stream, void *y, double factor, int64_t count, ek_type type) {
+  const struct ek__elementwise_args args = {
+      .y = y, .a = y, .count = count, .value = factor, .type = type};
+  if (factor == 0.0) {
+    (void)ek__cpu_fill(stream, &args);
+  } else if (factor != 1.0) {
+    (void)ek__cpu_scale(stream, &args);
+  }
+}
+
+ek_status ek__cpu_layer_norm_backward(ek_stream *stream, const struct ek__layer_norm_args *args) {
+  const struct ek__cpu_functions *functions = ek__cpu_functions(args->type);
+  prepare_sum(stream, args->dgamma, args->gamma_scale, args->width, args->type);
+  prepare_sum(stream, args->dbeta, args->beta_scale, args->width, args->type);
+  const bool alone = ek__team_threads(ek__stream_backend(stream)) == 1;
+  const struct ek__layer_norm_job job = {args, alone};
+  if (!alone) { /* before dx is written, which may be dy */
+    const int64_t least = least_rows(args->rows);
+    ek__cpu_range(stream, functions->layer_norm_columns, args, args->width,
+                  least < 64 ? 64 : least);
+  }
+  if (alone || args->dx) {
+    ek__cpu_range(stream, functions->layer_norm_backward, &job, args->rows,
+                  least_rows(args->width));
+  }
+  return EK_OK;
+}
+
+/* ---- lookups ---- */
+
+static ek_status check_index(const struct ek__lookup_args *args) {
+  for (int64_t i = 0; i < args->rows; i++) {
+    if (args->index[i] < 0 || args->index[i] >= args->entries) {
+      return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                          "lookup: index %d at position %lld is outside 0..%lld", args->index[i],
+                          (long long)i, (long long)(args->entries - 1));
+    }
+  }
+  return EK_OK;
+}
+
+ek_status ek__cpu_lookup_forward(ek_stream *stream, const struct ek__lookup_args *args) {
+  EK_TRY(check_index(args));
+  ek__cpu_range(stream, ek__cpu_functions(args->type)->lookup_forward, args, args->rows,
+                least_rows(args->width));
+  return EK_OK;
+}
+
+ek_status ek__cpu_lookup_backward(ek_stream *stream, const struct ek__lookup_args *args) {
+  EK_TRY(check_index(args));
+  const int64_t least = least_rows(args->rows);
+  ek__cpu_range(stream, ek__cpu_functions(args->type)->lookup_backward, args, args->width,
+                least < 64 ? 64 : least);
+  return EK_OK;
+}
+
+ek_status ek__cpu_positions_backward(ek_stream *stream, const struct ek__lookup_args *args) {
+  const int64_t repeats = args->period > 0 ? args->rows / args->period : 0;
+  ek__cpu_range(stream, ek__cpu_functions(args->type)->positions_backward, args, args->period,
+                least_rows(args->width * (repeats + 1)));
+  return EK_OK;
+}
+
+/* ---- attention ---- */
+
+static ek_status attend(ek_stream *stream, const struct ek__attention_args *args,
+                        ek__range_function *function) {
+  if (args->tokens == 0) return EK_OK;
+  atomic_int status = EK_OK;
+  const struct ek__attention_job job = {args, &status};
+  ek__cpu_range(stream, function, &job, args->batch * args->heads, 1);
+  const ek_status result = (ek_status)atomic_load(&status);
+  return result == EK_OK ? EK_OK : ek_error_set(result, "attention: a matrix product failed");
+}
+
+ek_status ek__cpu_attention_forward(ek_stream *stream, const struct ek__attention_args *args) {
+  return attend(stream, args, ek__cpu_functions(args->type)->attention_forward);
+}
+
+ek_status ek__cpu_attention_backward(ek_stream *stream, const struct ek__attention_args *args) {
+  return attend(stream, args, ek__cpu_functions(args->type)->attention_backward);
+}

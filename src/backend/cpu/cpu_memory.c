@@ -1,0 +1,61 @@
+/*
+ * cpu_memory.c - address space and pages for the arenas of CPU devices; the only mmap of the library.
+ *
+ * An arena reserves its whole capacity as address space, which costs nothing, and makes it usable
+ * from the front as it grows. Bases are aligned to 2 MiB and the kernel is asked for huge pages,
+ * because a fresh page of 4 KiB costs several times what its use costs.
+ */
+#include "backend/cpu/cpu_internal.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#define HUGE_PAGE ((uint64_t)2 << 20)
+
+static ek_status refused(const char *what, uint64_t bytes) {
+  return ek_error_set(EK_ERR_OUT_OF_MEMORY, "the system refused to %s %llu bytes: %s", what,
+                      (unsigned long long)bytes, strerror(errno));
+}
+
+ek_status ek__cpu_memory_size(uint64_t *bytes) {
+  const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
+  if (pages <= 0 || page <= 0) {
+    return ek_error_set(EK_ERR_UNAVAILABLE, "the system does not tell its memory size");
+  }
+  *bytes = (uint64_t)pages * (uint64_t)page;
+  return EK_OK;
+}
+
+/* The bytes that a range of `bytes` really takes: whole huge pages. */
+static uint64_t whole(uint64_t bytes) { return (bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE; }
+
+ek_status ek__cpu_memory_reserve(void **base, uint64_t bytes) {
+  if (bytes > (uint64_t)1 << 62) {
+    errno = ENOMEM;
+    return refused("reserve address space of", bytes);
+  }
+  const uint64_t size = whole(bytes ? bytes : 1);
+  char *start = mmap(NULL, (size_t)(size + HUGE_PAGE), PROT_NONE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (start == MAP_FAILED) return refused("reserve address space of", bytes);
+  const uint64_t before = (HUGE_PAGE - (uintptr_t)start % HUGE_PAGE) % HUGE_PAGE;
+  if (before > 0) (void)munmap(start, (size_t)before);
+  if (before < HUGE_PAGE) (void)munmap(start + before + size, (size_t)(HUGE_PAGE - before));
+  (void)madvise(start + before, (size_t)size, MADV_HUGEPAGE); /* a wish: may be refused */
+  *base = start + before;
+  return EK_OK;
+}
+
+ek_status ek__cpu_memory_commit(void *base, uint64_t bytes) {
+  if (bytes == 0) return EK_OK;
+  if (mprotect(base, (size_t)whole(bytes), PROT_READ | PROT_WRITE) != 0) {
+    return refused("provide", bytes);
+  }
+  return EK_OK;
+}
+
+void ek__cpu_memory_release(void *base, uint64_t bytes) {
+  if (base) (void)munmap(base, (size_t)whole(bytes ? bytes : 1));
+}

@@ -1,0 +1,140 @@
+/*
+ * cpu_training.c - kernels of losses, optimizer updates and flat sums.
+ *
+ * What goes into a total is added in f64, in the order of rows or chunks, by the calling thread; so
+ * totals do not depend on the number of threads.
+ */
+#include "backend/cpu/cpu_internal.h"
+
+#include <math.h>
+
+#define LEAST 16384 /* elements per thread */
+
+static int64_t least_rows(int64_t width) { return width >= LEAST ? 1 : LEAST / (width + 1) + 1; }
+
+static double element(const void *p, int64_t i, ek_type type) {
+  return type == EK_F64 ? ((const double *)p)[i] : (double)((const float *)p)[i];
+}
+
+/* ---- cross-entropy ---- */
+
+static ek_status check_targets(const struct ek__loss_args *args) {
+  const int32_t *targets = args->targets;
+  for (int64_t i = 0; i < args->rows; i++) {
+    if (targets[i] == args->ignore_index) continue;
+    if (targets[i] < 0 || targets[i] >= args->classes) {
+      return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                          "cross_entropy: target %d at row %lld is outside 0..%lld", targets[i],
+                          (long long)i, (long long)(args->classes - 1));
+    }
+  }
+  return EK_OK;
+}
+
+static struct ek__loss_job loss_job(const struct ek__loss_args *args) {
+  struct ek__loss_job job = {.args = args, .factor = args->scale ? *args->scale : 1.0};
+  if (args->label_smoothing != 0.0) {
+    job.class_weight = (double)args->classes;
+    if (args->class_weights) {
+      job.class_weight = 0.0;
+      for (int64_t c = 0; c < args->classes; c++) {
+        job.class_weight += element(args->class_weights, c, args->type);
+      }
+    }
+  }
+  return job;
+}
+
+ek_status ek__cpu_cross_entropy_forward(ek_stream *stream, const struct ek__loss_args *args) {
+  EK_TRY(check_targets(args));
+  const struct ek__loss_job job = loss_job(args);
+  const int32_t *targets = args->targets;
+  ek__cpu_range(stream, ek__cpu_functions(args->type)->cross_entropy_forward, &job, args->rows,
+                least_rows(args->classes));
+  double sum = 0.0, weight = 0.0;
+  for (int64_t row = 0; row < args->rows; row++) {
+    if (targets[row] == args->ignore_index) continue;
+    sum += element(args->losses, row, args->type);
+    weight += args->class_weights ? element(args->class_weights, targets[row], args->type) : 1.0;
+  }
+  args->totals[0] = sum;
+  args->totals[1] = weight;
+  return EK_OK;
+}
+
+ek_status ek__cpu_cross_entropy_backward(ek_stream *stream, const struct ek__loss_args *args) {
+  EK_TRY(check_targets(args));
+  const struct ek__loss_job job = loss_job(args);
+  ek__cpu_range(stream, ek__cpu_functions(args->type)->cross_entropy_backward, &job, args->rows,
+                least_rows(args->classes));
+  return EK_OK;
+}
+
+/* ---- squared error ---- */
+
+static double sum_of(const double *partials, int64_t count, int64_t chunk) {
+  double sum = 0.0;
+  for (int64_t i = 0; i * chunk < count; i++) sum += partials[i];
+  return sum;
+}
+
+static int64_t chunks_of(int64_t count, int64_t chunk) { return (count + chunk - 1) / chunk; }
+
+ek_status ek__cpu_squared_error_forward(ek_stream *stream, const struct ek__loss_args *args) {
+  double partials[EK__MAX_CHUNKS];
+  const struct ek__loss_job job = {
+      .args = args, .partials = partials, .chunk = ek__cpu_chunk(args->rows)};
+  ek__cpu_range(stream, ek__cpu_functions(args->type)->squared_error_forward, &job,
+                chunks_of(args->rows, job.chunk), least_rows(job.chunk));
+  args->totals[0] = sum_of(partials, args->rows, job.chunk);
+  args->totals[1] = (double)args->rows;
+  return EK_OK;
+}
+
+ek_status ek__cpu_squared_error_backward(ek_stream *stream, const struct ek__loss_args *args) {
+  const struct ek__loss_job job = {.args = args, .factor = args->scale ? *args->scale : 1.0};
+  ek__cpu_range(stream, ek__cpu_functions(args->type)->squared_error_backward, &job, args->rows,
+                LEAST);
+  return EK_OK;
+}
+
+/* ---- updates ---- */
+
+/* What the gradient in memory is multiplied with: updates.h. */
+static double gradient_factor(const struct ek__update_args *args) {
+  double share = 1.0;
+  if (args->totals) share = args->totals[1] > 0.0 ? 1.0 / args->totals[1] : 0.0;
+  if (args->clip_norm == 0.0 || !args->square_norm) return share;
+  const double norm = sqrt(*args->square_norm) * share;
+  const double clip = args->clip_norm / (norm + 1e-6);
+  return clip > 1.0 ? share : share * clip; /* not by fmin: a NaN norm must show */
+}
+
+ek_status ek__cpu_sgd(ek_stream *stream, const struct ek__update_args *args) {
+  const struct ek__update_job job = {args, gradient_factor(args)};
+  ek__cpu_range(stream, ek__cpu_functions(args->type)->sgd, &job, args->count, LEAST);
+  return EK_OK;
+}
+
+ek_status ek__cpu_adamw(ek_stream *stream, const struct ek__update_args *args) {
+  const struct ek__update_job job = {args, gradient_factor(args)};
+  ek__cpu_range(stream, ek__cpu_functions(args->type)->adamw, &job, args->count, LEAST);
+  return EK_OK;
+}
+
+ek_status ek__cpu_square_norm(ek_stream *stream, const struct ek__elementwise_args *args) {
+  double partials[EK__MAX_CHUNKS];
+  double *result = args->y;
+  const struct ek__norm_job job = {
+      .x = args->a, .count = args->count, .chunk = ek__cpu_chunk(args->count), .partials = partials};
+  ek__cpu_range(stream, ek__cpu_functions(args->type)->square_norm, &job,
+                chunks_of(args->count, job.chunk), least_rows(job.chunk));
+  const double sum = sum_of(partials, args->count, job.chunk);
+  *result = args->value == 0.0 ? sum : args->value * *result + sum;
+  return EK_OK;
+}
+
+ek_status ek__cpu_reduce(ek_stream *stream, const struct ek__reduce_args *args) {
+  ek__cpu_range(stream, ek__cpu_functions(args->type)->reduce, args, args->count, LEAST);
+  return EK_OK;
+}

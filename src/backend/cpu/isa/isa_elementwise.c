@@ -1,0 +1,106 @@
+/*
+ * isa_elementwise.c - f32 operations on one element at a time, and sums of columns.
+ *
+ * All but the sum are bound by memory; plain loops over whole vectors with a scalar tail reach that
+ * bound. A destination may be a source itself, so nothing is `restrict`.
+ */
+#include "backend/cpu/cpu_internal.h"
+#include "backend/cpu/isa/vector.h"
+
+ek__range_function EK_ISA_NAME(fill), EK_ISA_NAME(add), EK_ISA_NAME(scale),
+    EK_ISA_NAME(relu_forward), EK_ISA_NAME(relu_backward), EK_ISA_NAME(add_bias),
+    EK_ISA_NAME(column_sum);
+
+void EK_ISA_NAME(fill)(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__elementwise_args *args = raw;
+  float *y = args->y;
+  const float value = (float)args->value;
+  int64_t i = begin;
+  for (; i + W <= end; i += W) v_store(y + i, v_set(value));
+  for (; i < end; i++) y[i] = value;
+}
+
+void EK_ISA_NAME(add)(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__elementwise_args *args = raw;
+  float *y = args->y;
+  const float *a = args->a, *b = args->b;
+  int64_t i = begin;
+  for (; i + W <= end; i += W) v_store(y + i, v_load(a + i) + v_load(b + i));
+  for (; i < end; i++) y[i] = a[i] + b[i];
+}
+
+void EK_ISA_NAME(scale)(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__elementwise_args *args = raw;
+  float *y = args->y;
+  const float *a = args->a, factor = (float)args->value;
+  int64_t i = begin;
+  for (; i + W <= end; i += W) v_store(y + i, v_load(a + i) * factor);
+  for (; i < end; i++) y[i] = a[i] * factor;
+}
+
+void EK_ISA_NAME(relu_forward)(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__elementwise_args *args = raw;
+  float *y = args->y;
+  const float *x = args->a;
+  int64_t i = begin;
+  for (; i + W <= end; i += W) v_store(y + i, v_max((vec){0}, v_load(x + i))); /* NaN stays */
+  for (; i < end; i++) y[i] = x[i] < 0.0f ? 0.0f : x[i];
+}
+
+void EK_ISA_NAME(relu_backward)(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__elementwise_args *args = raw;
+  float *dx = args->y;
+  const float *dy = args->a, *y = args->b;
+  const vec zero = {0};
+  int64_t i = begin;
+  for (; i + W <= end; i += W) v_store(dx + i, v_less(zero, v_load(y + i), v_load(dy + i), zero));
+  for (; i < end; i++) dx[i] = y[i] > 0.0f ? dy[i] : 0.0f;
+}
+
+void EK_ISA_NAME(add_bias)(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__matrix_args *args = raw;
+  const int64_t columns = args->columns;
+  const float *bias = args->b;
+  for (int64_t row = begin; row < end; row++) {
+    float *y = (float *)args->y + row * columns;
+    int64_t c = 0;
+    for (; c + W <= columns; c += W) v_store(y + c, v_load(y + c) + v_load(bias + c));
+    for (; c < columns; c++) y[c] += bias[c];
+  }
+}
+
+/* Columns whose sums are held at a time: they stay in the first cache. */
+#define SUM_COLUMNS 2048
+
+/* sums[0 .. n-1] += columns of `rows` rows from x on. Four rows at a time: a quarter of the traffic
+ * to the sums, and a smaller rounding error. */
+static void add_rows(float *sums, const float *x, int64_t rows, int64_t stride, int64_t n) {
+  int64_t row = 0;
+  for (; row + 4 <= rows; row += 4, x += 4 * stride) {
+    const float *x1 = x + stride, *x2 = x1 + stride, *x3 = x2 + stride;
+    int64_t c = 0;
+    for (; c + W <= n; c += W) {
+      const vec sum = (v_load(x + c) + v_load(x1 + c)) + (v_load(x2 + c) + v_load(x3 + c));
+      v_store(sums + c, v_load(sums + c) + sum);
+    }
+    for (; c < n; c++) sums[c] += (x[c] + x1[c]) + (x2[c] + x3[c]);
+  }
+  for (; row < rows; row++, x += stride) {
+    for (int64_t c = 0; c < n; c++) sums[c] += x[c];
+  }
+}
+
+void EK_ISA_NAME(column_sum)(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__matrix_args *args = raw;
+  const float beta = (float)args->value;
+  float *y = args->y;
+  float sums[SUM_COLUMNS];
+  for (int64_t first = begin; first < end; first += SUM_COLUMNS) {
+    const int64_t n = end - first < SUM_COLUMNS ? end - first : SUM_COLUMNS;
+    memset(sums, 0, (size_t)n * sizeof *sums);
+    add_rows(sums, (const float *)args->a + first, args->rows, args->columns, n);
+    for (int64_t c = 0; c < n; c++) {
+      y[first + c] = beta == 0.0f ? sums[c] : beta * y[first + c] + sums[c];
+    }
+  }
+}

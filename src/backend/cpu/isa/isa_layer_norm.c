@@ -1,0 +1,147 @@
+/*
+ * isa_layer_norm.c - layer normalisation in f32.
+ *
+ * A row stays in the cache while it is read two or three times, so each direction is one pass over
+ * memory. Backward adds the row's share of dgamma and dbeta in the same pass when one thread does
+ * all rows; several threads would race for them and take columns of their own instead.
+ */
+#include "backend/cpu/cpu_internal.h"
+#include "backend/cpu/isa/vector.h"
+
+#include <math.h>
+
+ek__range_function EK_ISA_NAME(layer_norm_forward), EK_ISA_NAME(layer_norm_backward),
+    EK_ISA_NAME(layer_norm_columns);
+
+static float row_sum(const float *x, int64_t width) {
+  vec sum0 = {0}, sum1 = {0};
+  float rest = 0.0f;
+  int64_t i = 0;
+  for (; i + 2 * W <= width; i += 2 * W) {
+    sum0 += v_load(x + i);
+    sum1 += v_load(x + i + W);
+  }
+  for (; i < width; i++) rest += x[i];
+  return v_sum(sum0 + sum1) + rest;
+}
+
+static float row_squares(const float *x, float mean, int64_t width) {
+  vec sum0 = {0}, sum1 = {0};
+  float rest = 0.0f;
+  int64_t i = 0;
+  for (; i + 2 * W <= width; i += 2 * W) {
+    const vec d0 = v_load(x + i) - mean, d1 = v_load(x + i + W) - mean;
+    sum0 += d0 * d0;
+    sum1 += d1 * d1;
+  }
+  for (; i < width; i++) rest += (x[i] - mean) * (x[i] - mean);
+  return v_sum(sum0 + sum1) + rest;
+}
+
+void EK_ISA_NAME(layer_norm_forward)(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__layer_norm_args *args = raw;
+  const int64_t width = args->width;
+  const float *gamma = args->gamma, *beta = args->beta;
+  for (int64_t row = begin; row < end; row++) {
+    const float *x = (const float *)args->x + row * width;
+    float *y = (float *)args->y + row * width;
+    const float mean = row_sum(x, width) / (float)width;
+    const float variance = row_squares(x, mean, width) / (float)width;
+    const float rstd = 1.0f / sqrtf(variance + (float)args->epsilon);
+    int64_t i = 0;
+    for (; i + W <= width; i += W) {
+      v_store(y + i, (v_load(x + i) - mean) * rstd * v_load(gamma + i) + v_load(beta + i));
+    }
+    for (; i < width; i++) y[i] = (x[i] - mean) * rstd * gamma[i] + beta[i];
+    ((float *)args->mean)[row] = mean;
+    ((float *)args->rstd)[row] = rstd;
+  }
+}
+
+/* One row of backward: what it reads. */
+struct row {
+  const float *dy, *x, *gamma;
+  float mean, rstd;
+  int64_t width;
+};
+
+/* *g = average of dy gamma, *gn = average of dy gamma n. */
+static void row_averages(const struct row *row, float *g, float *gn) {
+  vec sum_g = {0}, sum_gn = {0};
+  float rest_g = 0.0f, rest_gn = 0.0f;
+  int64_t i = 0;
+  for (; i + W <= row->width; i += W) {
+    const vec value = v_load(row->dy + i) * v_load(row->gamma + i);
+    sum_g += value;
+    sum_gn += value * ((v_load(row->x + i) - row->mean) * row->rstd);
+  }
+  for (; i < row->width; i++) {
+    const float value = row->dy[i] * row->gamma[i];
+    rest_g += value;
+    rest_gn += value * ((row->x[i] - row->mean) * row->rstd);
+  }
+  *g = (v_sum(sum_g) + rest_g) / (float)row->width;
+  *gn = (v_sum(sum_gn) + rest_gn) / (float)row->width;
+}
+
+/* dgamma and dbeta, element by element; before dx is written, which may be dy. */
+static void add_columns(const struct row *row, float *dgamma, float *dbeta) {
+  int64_t i = 0;
+  for (; i + W <= row->width; i += W) {
+    const vec dy = v_load(row->dy + i);
+    const vec n = (v_load(row->x + i) - row->mean) * row->rstd;
+    v_store(dgamma + i, v_load(dgamma + i) + dy * n);
+    v_store(dbeta + i, v_load(dbeta + i) + dy);
+  }
+  for (; i < row->width; i++) {
+    dgamma[i] += row->dy[i] * ((row->x[i] - row->mean) * row->rstd);
+    dbeta[i] += row->dy[i];
+  }
+}
+
+static void write_dx(const struct row *row, float *dx, bool add, float g, float gn) {
+  int64_t i = 0;
+  for (; i + W <= row->width; i += W) {
+    const vec n = (v_load(row->x + i) - row->mean) * row->rstd;
+    const vec value = (v_load(row->dy + i) * v_load(row->gamma + i) - g - n * gn) * row->rstd;
+    v_store(dx + i, add ? v_load(dx + i) + value : value);
+  }
+  for (; i < row->width; i++) {
+    const float n = (row->x[i] - row->mean) * row->rstd;
+    const float value = (row->dy[i] * row->gamma[i] - g - n * gn) * row->rstd;
+    dx[i] = add ? dx[i] + value : value;
+  }
+}
+
+static struct row row_of(const struct ek__layer_norm_args *args, int64_t index) {
+  return (struct row){.dy = (const float *)args->dy + index * args->width,
+                      .x = (const float *)args->x + index * args->width,
+                      .gamma = args->gamma,
+                      .mean = ((const float *)args->mean)[index],
+                      .rstd = ((const float *)args->rstd)[index],
+                      .width = args->width};
+}
+
+void EK_ISA_NAME(layer_norm_backward)(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__layer_norm_job *job = raw;
+  const struct ek__layer_norm_args *args = job->args;
+  for (int64_t index = begin; index < end; index++) {
+    const struct row row = row_of(args, index);
+    float g = 0.0f, gn = 0.0f;
+    if (args->dx) row_averages(&row, &g, &gn);
+    if (job->add_columns) add_columns(&row, args->dgamma, args->dbeta);
+    if (args->dx) write_dx(&row, (float *)args->dx + index * args->width, args->add_dx, g, gn);
+  }
+}
+
+/* dgamma and dbeta must hold scale times what was there already. */
+void EK_ISA_NAME(layer_norm_columns)(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__layer_norm_args *args = raw;
+  for (int64_t index = 0; index < args->rows; index++) {
+    struct row row = row_of(args, index);
+    row.dy += begin;
+    row.x += begin;
+    row.width = end - begin;
+    add_columns(&row, (float *)args->dgamma + begin, (float *)args->dbeta + begin);
+  }
+}

@@ -1,0 +1,50 @@
+/*
+ * isa_lookup.c - rows of a table by index in f32, and the sums of their gradients. Indices were
+ * checked before.
+ */
+#include "backend/cpu/cpu_internal.h"
+#include "backend/cpu/isa/vector.h"
+
+ek__range_function EK_ISA_NAME(lookup_forward), EK_ISA_NAME(lookup_backward),
+    EK_ISA_NAME(positions_backward);
+
+static inline void add_row(float *y, const float *x, int64_t n) {
+  int64_t i = 0;
+  for (; i + W <= n; i += W) v_store(y + i, v_load(y + i) + v_load(x + i));
+  for (; i < n; i++) y[i] += x[i];
+}
+
+void EK_ISA_NAME(lookup_forward)(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__lookup_args *args = raw;
+  const int64_t width = args->width;
+  for (int64_t row = begin; row < end; row++) {
+    float *y = (float *)args->y + row * width;
+    memcpy(y, (const float *)args->table + args->index[row] * width, (size_t)width * sizeof *y);
+    if (args->positions) {
+      add_row(y, (const float *)args->positions + row % args->period * width, width);
+    }
+  }
+}
+
+/* A range of columns for all rows in order: no two threads meet, and the order of sums is fixed. */
+void EK_ISA_NAME(lookup_backward)(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__lookup_args *args = raw;
+  const int64_t width = args->width;
+  for (int64_t row = 0; row < args->rows; row++) {
+    add_row((float *)args->y + args->index[row] * width + begin,
+            (const float *)args->table + row * width + begin, end - begin);
+  }
+}
+
+void EK_ISA_NAME(positions_backward)(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__lookup_args *args = raw;
+  const int64_t width = args->width;
+  const float beta = (float)args->beta;
+  for (int64_t position = begin; position < end; position++) {
+    float *y = (float *)args->y + position * width;
+    for (int64_t i = 0; i < width; i++) y[i] = beta == 0.0f ? 0.0f : beta * y[i];
+    for (int64_t row = position; row < args->rows; row += args->period) {
+      add_row(y, (const float *)args->table + row * width, width);
+    }
+  }
+}

@@ -1,0 +1,200 @@
+/*
+ * isa_losses.c - losses and their gradients in f32.
+ *
+ * Cross-entropy reads a row once from memory: in blocks that fit the first cache, the largest
+ * element, then the sum of exponentials below it, with an online correction of what was summed
+ * before (Milakov and Gimelshein 2018). The gradient computes the exponentials again from lse: one
+ * read and one write. Targets were checked before.
+ */
+#include "backend/cpu/cpu_internal.h"
+#include "backend/cpu/isa/vector_exp.h"
+
+#include <math.h>
+
+#define BLOCK 2048 /* elements of a row looked at together: 8 KiB */
+
+ek__range_function EK_ISA_NAME(cross_entropy_forward), EK_ISA_NAME(cross_entropy_backward),
+    EK_ISA_NAME(squared_error_forward), EK_ISA_NAME(squared_error_backward);
+
+static float block_largest(const float *x, int64_t n) {
+  vec best[4] = {v_set(-INFINITY), v_set(-INFINITY), v_set(-INFINITY), v_set(-INFINITY)};
+  int64_t i = 0;
+  for (; i + 4 * W <= n; i += 4 * W) { /* NaN is passed over here and comes back by the sum */
+    for (int j = 0; j < 4; j++) best[j] = v_max(v_load(x + i + j * W), best[j]);
+  }
+  float best_of_all = v_largest(v_max(v_max(best[0], best[1]), v_max(best[2], best[3])));
+  for (; i < n; i++) best_of_all = x[i] > best_of_all ? x[i] : best_of_all;
+  return best_of_all;
+}
+
+static float block_exp_sum(const float *x, int64_t n, float largest) {
+  vec sum0 = {0}, sum1 = {0};
+  int64_t i = 0;
+  for (; i + 2 * W <= n; i += 2 * W) {
+    /* Memory would idle while exponentials are computed: fetch what the next block looks at. */
+    __builtin_prefetch(x + i + BLOCK);
+    if (W >= 16) __builtin_prefetch(x + i + W + BLOCK);
+    sum0 += v_exp(v_load(x + i) - largest);
+    sum1 += v_exp(v_load(x + i + W) - largest);
+  }
+  for (; i < n; i += W) { /* what is missing counts as e^-inf */
+    const int64_t rest = n - i < W ? n - i : W;
+    sum0 += v_exp(v_load_some(x + i, rest, -INFINITY) - largest);
+  }
+  return v_sum(sum0 + sum1);
+}
+
+/* log of the sum of e^x over a row. */
+static float row_lse(const float *x, int64_t classes) {
+  float largest = -INFINITY, sum = 0.0f;
+  for (int64_t i = 0; i < classes; i += BLOCK) {
+    const int64_t n = classes - i < BLOCK ? classes - i : BLOCK;
+    const float best = block_largest(x + i, n);
+    if (best > largest) {
+      sum *= expf(largest - best);
+      largest = best;
+    }
+    /* -inf minus -inf is no number; a block of -inf adds nothing, but a NaN in it must show. */
+    sum += block_exp_sum(x + i, n, largest > -INFINITY ? largest : 0.0f);
+  }
+  return largest > -INFINITY ? largest + logf(sum) : logf(sum);
+}
+
+/* Sum over c of w[c] x[c]; a class of weight 0 counts for nothing even where x is -inf. Blocks are
+ * summed in f32 after a division by 4096 = 2^12, which keeps huge logits finite. */
+static double weighted_sum(const float *x, const float *w, int64_t classes) {
+  double total = 0.0;
+  for (int64_t first = 0; first < classes; first += BLOCK) {
+    const int64_t last = classes - first < BLOCK ? classes : first + BLOCK;
+    const vec zero = {0};
+    vec sum = {0};
+    for (int64_t i = first; i < last; i += W) {
+      const int64_t n = last - i < W ? last - i : W;
+      vec value = (n == W ? v_load(x + i) : v_load_some(x + i, n, 0.0f)) * 0x1p-12f;
+      if (w) {
+        const vec weight = n == W ? v_load(w + i) : v_load_some(w + i, n, 0.0f);
+        value = v_less(zero, weight * weight, value * weight, zero);
+      }
+      sum += value;
+    }
+    total += (double)v_sum(sum);
+  }
+  return total * 0x1p12;
+}
+
+void EK_ISA_NAME(cross_entropy_forward)(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__loss_job *job = raw;
+  const struct ek__loss_args *args = job->args;
+  const int64_t classes = args->classes;
+  const int32_t *targets = args->targets;
+  const float *weights = args->class_weights;
+  const double smoothing = args->label_smoothing, share = smoothing / (double)classes;
+  float *losses = args->losses, *lse = args->lse;
+  for (int64_t row = begin; row < end; row++) {
+    const float *x = (const float *)args->outputs + row * classes;
+    lse[row] = row_lse(x, classes);
+    losses[row] = 0.0f;
+    if (targets[row] == args->ignore_index) continue;
+    const double log_sum = (double)lse[row], own = (double)x[targets[row]];
+    const double weight = (weights ? (double)weights[targets[row]] : 1.0) * (1.0 - smoothing);
+    double loss = weight != 0.0 ? weight * (log_sum - own) : 0.0; /* 0 times -inf is 0 here */
+    if (share != 0.0) {
+      loss += share * (log_sum * job->class_weight - weighted_sum(x, weights, classes));
+    }
+    losses[row] = (float)loss;
+  }
+}
+
+/* gradient[c] = factor e^(x[c] - lse). */
+static void row_gradient(float *gradient, const float *x, int64_t classes, float lse,
+                         float factor) {
+  int64_t i = 0;
+  for (; i + 2 * W <= classes; i += 2 * W) {
+    const vec e0 = v_exp(v_load(x + i) - lse), e1 = v_exp(v_load(x + i + W) - lse);
+    v_store(gradient + i, e0 * factor);
+    v_store(gradient + i + W, e1 * factor);
+  }
+  for (; i < classes; i += W) {
+    const int64_t n = classes - i < W ? classes - i : W;
+    v_store_some(gradient + i, v_exp(v_load_some(x + i, n, 0.0f) - lse) * factor, n);
+  }
+}
+
+/* gradient[c] -= share w[c]: label smoothing. */
+static void take_share(float *gradient, const float *weights, int64_t classes, float share) {
+  int64_t i = 0;
+  for (; i + W <= classes; i += W) {
+    const vec part = weights ? v_load(weights + i) * share : v_set(share);
+    v_store(gradient + i, v_load(gradient + i) - part);
+  }
+  for (; i < classes; i++) gradient[i] -= weights ? weights[i] * share : share;
+}
+
+void EK_ISA_NAME(cross_entropy_backward)(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__loss_job *job = raw;
+  const struct ek__loss_args *args = job->args;
+  const int64_t classes = args->classes;
+  const int32_t *targets = args->targets;
+  const float *weights = args->class_weights, *row_scale = args->row_scale;
+  for (int64_t row = begin; row < end; row++) {
+    const float *x = (const float *)args->outputs + row * classes;
+    float *gradient = (float *)args->gradient + row * classes;
+    if (targets[row] == args->ignore_index) {
+      memset(gradient, 0, (size_t)classes * sizeof *gradient);
+      continue;
+    }
+    const double scale = job->factor * (row_scale ? (double)row_scale[row] : 1.0);
+    const double own = (weights ? (double)weights[targets[row]] : 1.0) *
+                       (1.0 - args->label_smoothing) * scale;
+    const double share = args->label_smoothing / (double)classes * scale;
+    row_gradient(gradient, x, classes, ((const float *)args->lse)[row],
+                 (float)(own + share * job->class_weight));
+    if (share != 0.0) take_share(gradient, weights, classes, (float)share);
+    gradient[targets[row]] -= (float)own;
+  }
+}
+
+void EK_ISA_NAME(squared_error_forward)(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__loss_job *job = raw;
+  const float *y = job->args->outputs, *target = job->args->targets;
+  float *losses = job->args->losses;
+  const int64_t count = job->args->rows;
+  for (int64_t index = begin; index < end; index++) {
+    const int64_t first = index * job->chunk;
+    const int64_t last = count - first < job->chunk ? count : first + job->chunk;
+    double sum = 0.0;
+    for (int64_t i = first; i < last;) { /* f32 sums of at most BLOCK elements */
+      const int64_t stop = last - i < BLOCK ? last : i + BLOCK;
+      vec part = {0};
+      for (; i < stop; i += W) {
+        const int64_t n = stop - i < W ? stop - i : W;
+        const vec d = n == W ? v_load(y + i) - v_load(target + i)
+                             : v_load_some(y + i, n, 0.0f) - v_load_some(target + i, n, 0.0f);
+        part += d * d;
+        if (losses && n == W) v_store(losses + i, d * d);
+        if (losses && n < W) v_store_some(losses + i, d * d, n);
+      }
+      i = stop;
+      sum += (double)v_sum(part);
+    }
+    job->partials[index] = sum;
+  }
+}
+
+void EK_ISA_NAME(squared_error_backward)(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__loss_job *job = raw;
+  const float *y = job->args->outputs, *target = job->args->targets;
+  const float *element_scale = job->args->row_scale;
+  const float factor = (float)(2.0 * job->factor);
+  float *gradient = job->args->gradient;
+  int64_t i = begin;
+  for (; i + W <= end; i += W) {
+    vec value = (v_load(y + i) - v_load(target + i)) * factor;
+    if (element_scale) value *= v_load(element_scale + i);
+    v_store(gradient + i, value);
+  }
+  for (; i < end; i++) {
+    const float value = (y[i] - target[i]) * factor;
+    gradient[i] = element_scale ? value * element_scale[i] : value;
+  }
+}

@@ -1,0 +1,13 @@
+/*
+ * isa_table.c - the f32 range functions of one instruction set, as a table for the dispatcher.
+ */
+#include "backend/cpu/cpu_internal.h"
+#include "backend/cpu/isa/vector.h"
+
+#define DECLARE(name) ek__range_function EK_ISA_NAME(name);
+EK__CPU_FUNCTION_LIST(DECLARE)
+
+extern const struct ek__cpu_functions EK_ISA_NAME(cpu_functions);
+const struct ek__cpu_functions EK_ISA_NAME(cpu_functions) = {
+#define MEMBER(name) .name = EK_ISA_NAME(name),
+    EK__CPU_FUNCTION_LIST(MEMBER)};

@@ -1,0 +1,133 @@
+/*
+ * isa_updates.c - optimizer updates and sums over flat ranges in f32. All are bound by memory, so
+ * each does its work in one pass.
+ */
+#include "backend/cpu/cpu_internal.h"
+#include "backend/cpu/isa/vector.h"
+
+#include <math.h>
+
+ek__range_function EK_ISA_NAME(sgd), EK_ISA_NAME(adamw), EK_ISA_NAME(square_norm),
+    EK_ISA_NAME(reduce);
+
+/* One vector of each array from `i` on, or the last n elements of it. */
+static inline vec get(const float *p, int64_t i, int64_t n) {
+  return n == W ? v_load(p + i) : v_load_some(p + i, n, 0.0f);
+}
+
+static inline void put(float *p, vec v, int64_t i, int64_t n) {
+  if (n == W) {
+    v_store(p + i, v);
+  } else {
+    v_store_some(p + i, v, n);
+  }
+}
+
+void EK_ISA_NAME(sgd)(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__update_job *job = raw;
+  const struct ek__update_args *args = job->args;
+  float *p = args->p, *buffer = args->momentum != 0.0 ? args->state0 : NULL;
+  const float *gradient = args->g;
+  const float factor = (float)job->factor, decay = (float)args->weight_decay;
+  const float rate = (float)args->learning_rate, momentum = (float)args->momentum;
+  const float taken = (float)(1.0 - args->dampening);
+  for (int64_t i = begin; i < end; i += W) {
+    const int64_t n = end - i < W ? end - i : W;
+    const vec old = get(p, i, n);
+    vec g = get(gradient, i, n) * factor + old * decay;
+    if (buffer) {
+      const vec b = args->first ? g : get(buffer, i, n) * momentum + g * taken;
+      put(buffer, b, i, n);
+      g = args->nesterov ? g + b * momentum : b;
+    }
+    put(p, old - g * rate, i, n);
+  }
+}
+
+struct adam {
+  float factor, beta1, beta2, rest1, rest2;
+  float rate;          /* learning rate / correction1 */
+  float root;          /* 1 / sqrt(correction2) */
+  float epsilon, keep; /* keep: 1 - learning rate * decay if decoupled, else 1 */
+  float decay;         /* added to the gradient: 0 if decoupled */
+};
+
+static inline void adam_step(const struct adam *adam, float *p, float *m, float *v, const float *g,
+                             int64_t i, int64_t n, bool first) {
+  const vec old = get(p, i, n);
+  const vec gradient = get(g, i, n) * adam->factor + old * adam->decay;
+  vec mean = gradient * adam->rest1, square = gradient * gradient * adam->rest2;
+  if (!first) {
+    mean += get(m, i, n) * adam->beta1;
+    square += get(v, i, n) * adam->beta2;
+  }
+  put(m, mean, i, n);
+  put(v, square, i, n);
+  const vec step = mean * adam->rate / (v_sqrt(square) * adam->root + adam->epsilon);
+  put(p, old * adam->keep - step, i, n);
+}
+
+void EK_ISA_NAME(adamw)(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__update_job *job = raw;
+  const struct ek__update_args *args = job->args;
+  const double keep = args->decoupled ? 1.0 - args->learning_rate * args->weight_decay : 1.0;
+  const struct adam adam = {.factor = (float)job->factor,
+                            .beta1 = (float)args->beta1,
+                            .beta2 = (float)args->beta2,
+                            .rest1 = (float)(1.0 - args->beta1),
+                            .rest2 = (float)(1.0 - args->beta2),
+                            .rate = (float)(args->learning_rate / args->correction1),
+                            .root = (float)(1.0 / sqrt(args->correction2)),
+                            .epsilon = (float)args->epsilon,
+                            .keep = (float)keep,
+                            .decay = args->decoupled ? 0.0f : (float)args->weight_decay};
+  float *p = args->p, *m = args->state0, *v = args->state1;
+  const float *g = args->g;
+  int64_t i = begin;
+  for (; i + W <= end; i += W) adam_step(&adam, p, m, v, g, i, W, args->first);
+  if (i < end) adam_step(&adam, p, m, v, g, i, end - i, args->first);
+}
+
+void EK_ISA_NAME(square_norm)(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__norm_job *job = raw;
+  const float *x = job->x;
+  for (int64_t index = begin; index < end; index++) {
+    const int64_t first = index * job->chunk;
+    const int64_t last = job->count - first < job->chunk ? job->count : first + job->chunk;
+    vec_d sum0 = {0}, sum1 = {0};
+    double rest = 0.0;
+    int64_t i = first;
+    for (; i + W <= last; i += W) {
+      const vec_d a = v_widen(x + i), b = v_widen(x + i + W / 2);
+      sum0 += a * a;
+      sum1 += b * b;
+    }
+    for (; i < last; i++) rest += (double)x[i] * (double)x[i];
+    job->partials[index] = v_sum_d(sum0 + sum1) + rest;
+  }
+}
+
+/* All destinations get every sum while it is in a register; one pass over every source. */
+void EK_ISA_NAME(reduce)(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__reduce_args *args = raw;
+  const float *const *sources = (const float *const *)args->sources;
+  float *const *destinations = (float *const *)args->destinations;
+  int64_t i = begin;
+  for (; i + 4 * W <= end; i += 4 * W) {
+    vec sum[4] = {{0}};
+    if (args->source_count > 0) {
+      for (int j = 0; j < 4; j++) sum[j] = v_load(sources[0] + i + j * W);
+    }
+    for (size_t s = 1; s < args->source_count; s++) {
+      for (int j = 0; j < 4; j++) sum[j] += v_load(sources[s] + i + j * W);
+    }
+    for (size_t d = 0; d < args->destination_count; d++) {
+      for (int j = 0; j < 4; j++) v_store(destinations[d] + i + j * W, sum[j]);
+    }
+  }
+  for (; i < end; i++) {
+    float sum = args->source_count > 0 ? sources[0][i] : 0.0f;
+    for (size_t s = 1; s < args->source_count; s++) sum += sources[s][i];
+    for (size_t d = 0; d < args->destination_count; d++) destinations[d][i] = sum;
+  }
+}

@@ -1,0 +1,114 @@
+/*
+ * reference_elementwise.c - f64 operations on one element at a time and sums of columns, in plain C;
+ * and the table of all f64 range functions.
+ */
+#include "backend/cpu/reference.h"
+
+#include <math.h>
+
+const struct ek__cpu_functions ek__cpu_functions_f64 = {
+#define MEMBER(name) .name = ek__##name##_f64,
+    EK__CPU_FUNCTION_LIST(MEMBER)};
+
+void ek__fill_f64(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__elementwise_args *args = raw;
+  double *y = args->y;
+  for (int64_t i = begin; i < end; i++) y[i] = args->value;
+}
+
+void ek__add_f64(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__elementwise_args *args = raw;
+  const double *a = args->a, *b = args->b;
+  double *y = args->y;
+  for (int64_t i = begin; i < end; i++) y[i] = a[i] + b[i];
+}
+
+void ek__scale_f64(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__elementwise_args *args = raw;
+  const double *x = args->a;
+  double *y = args->y;
+  for (int64_t i = begin; i < end; i++) y[i] = x[i] * args->value;
+}
+
+void ek__relu_forward_f64(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__elementwise_args *args = raw;
+  const double *x = args->a;
+  double *y = args->y;
+  for (int64_t i = begin; i < end; i++) y[i] = x[i] < 0.0 ? 0.0 : x[i]; /* NaN stays */
+}
+
+void ek__relu_backward_f64(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__elementwise_args *args = raw;
+  const double *dy = args->a, *y = args->b;
+  double *dx = args->y;
+  for (int64_t i = begin; i < end; i++) dx[i] = y[i] > 0.0 ? dy[i] : 0.0;
+}
+
+void ek__add_bias_f64(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__matrix_args *args = raw;
+  const double *bias = args->b;
+  for (int64_t row = begin; row < end; row++) {
+    double *y = (double *)args->y + row * args->columns;
+    for (int64_t c = 0; c < args->columns; c++) y[c] += bias[c];
+  }
+}
+
+void ek__column_sum_f64(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__matrix_args *args = raw;
+  const double *x = args->a;
+  double *y = args->y;
+  for (int64_t c = begin; c < end; c++) {
+    double sum = 0.0;
+    for (int64_t row = 0; row < args->rows; row++) sum += x[row * args->columns + c];
+    y[c] = args->value == 0.0 ? sum : args->value * y[c] + sum;
+  }
+}
+
+static const double root_2_over_pi = 0.79788456080286535588;
+
+/* s = 1 / (1 + e^(-2u)) = (1 + tanh(u)) / 2 */
+static double gelu_share(double x) {
+  return 1.0 / (1.0 + exp(-2.0 * root_2_over_pi * (x + 0.044715 * x * x * x)));
+}
+
+void ek__gelu_forward_f64(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__gelu_args *args = raw;
+  const double *bias = args->bias;
+  for (int64_t row = begin; row < end; row++) {
+    double *x = (double *)args->x + row * args->columns, *y = (double *)args->y + row * args->columns;
+    for (int64_t c = 0; c < args->columns; c++) {
+      if (bias) x[c] += bias[c];
+      y[c] = x[c] * gelu_share(x[c]);
+    }
+  }
+}
+
+void ek__gelu_backward_f64(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__gelu_args *args = raw;
+  const double *dy = args->dy, *all = args->x;
+  double *dx = args->y;
+  for (int64_t i = begin; i < end; i++) {
+    /* Beyond 40 the slope is 0 or 1, and nothing here overflows. NaN goes through. */
+    const double x = all[i] < -40.0 ? -40.0 : all[i] > 40.0 ? 40.0 : all[i];
+    const double s = gelu_share(x);
+    const double slope = root_2_over_pi * (1.0 + 3.0 * 0.044715 * x * x);
+    dx[i] = dy[i] * (s + x * s * (1.0 - s) * 2.0 * slope);
+  }
+}
+
+void ek__dropout_f64(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__dropout_args *args = raw;
+  const double *x = args->x;
+  double *y = args->y;
+  uint32_t bits[4] = {0};
+  int64_t known = -1; /* the block of the sample that bits belong to, once there is one */
+  for (int64_t i = begin; i < end; i++) {
+    const int64_t sample = i / args->per_sample, element = i % args->per_sample;
+    if (element == 0 || element / 4 != known) {
+      known = element / 4;
+      ek_random_bits(args->key, (uint32_t)(args->first_sample + sample), (uint32_t)known, bits);
+    }
+    const bool keep = (double)ek_random_unit(bits[element % 4]) >= args->p;
+    y[i] = keep ? x[i] / (1.0 - args->p) : 0.0;
+  }
+}

@@ -1,0 +1,210 @@
+/*
+ * reference_layers.c - f64 layer normalisation, lookups and attention in plain C.
+ */
+#include "backend/cpu/reference.h"
+
+#include <math.h>
+#include <string.h>
+
+/* ---- layer normalisation ---- */
+
+void ek__layer_norm_forward_f64(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__layer_norm_args *args = raw;
+  const int64_t width = args->width;
+  const double *gamma = args->gamma, *beta = args->beta;
+  for (int64_t row = begin; row < end; row++) {
+    const double *x = (const double *)args->x + row * width;
+    double *y = (double *)args->y + row * width;
+    double mean = 0.0, variance = 0.0;
+    for (int64_t i = 0; i < width; i++) mean += x[i];
+    mean /= (double)width;
+    for (int64_t i = 0; i < width; i++) variance += (x[i] - mean) * (x[i] - mean);
+    const double rstd = 1.0 / sqrt(variance / (double)width + args->epsilon);
+    for (int64_t i = 0; i < width; i++) y[i] = (x[i] - mean) * rstd * gamma[i] + beta[i];
+    ((double *)args->mean)[row] = mean;
+    ((double *)args->rstd)[row] = rstd;
+  }
+}
+
+/* Adds row `row` of dy n and dy to columns begin .. end - 1. */
+static void add_norm_columns(const struct ek__layer_norm_args *args, int64_t row, int64_t begin,
+                             int64_t end) {
+  const double *dy = (const double *)args->dy + row * args->width;
+  const double *x = (const double *)args->x + row * args->width;
+  const double mean = ((const double *)args->mean)[row], rstd = ((const double *)args->rstd)[row];
+  double *dgamma = args->dgamma, *dbeta = args->dbeta;
+  for (int64_t i = begin; i < end; i++) {
+    dgamma[i] += dy[i] * (x[i] - mean) * rstd;
+    dbeta[i] += dy[i];
+  }
+}
+
+static void norm_dx(const struct ek__layer_norm_args *args, int64_t row) {
+  const int64_t width = args->width;
+  const double *dy = (const double *)args->dy + row * width;
+  const double *x = (const double *)args->x + row * width, *gamma = args->gamma;
+  const double mean = ((const double *)args->mean)[row], rstd = ((const double *)args->rstd)[row];
+  double *dx = (double *)args->dx + row * width;
+  double average_g = 0.0, average_gn = 0.0;
+  for (int64_t i = 0; i < width; i++) {
+    average_g += dy[i] * gamma[i];
+    average_gn += dy[i] * gamma[i] * (x[i] - mean) * rstd;
+  }
+  average_g /= (double)width;
+  average_gn /= (double)width;
+  for (int64_t i = 0; i < width; i++) {
+    const double n = (x[i] - mean) * rstd;
+    const double value = rstd * (dy[i] * gamma[i] - average_g - n * average_gn);
+    dx[i] = args->add_dx ? dx[i] + value : value;
+  }
+}
+
+void ek__layer_norm_backward_f64(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__layer_norm_job *job = raw;
+  for (int64_t row = begin; row < end; row++) {
+    if (job->add_columns) add_norm_columns(job->args, row, 0, job->args->width);
+    if (job->args->dx) norm_dx(job->args, row);
+  }
+}
+
+void ek__layer_norm_columns_f64(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__layer_norm_args *args = raw;
+  for (int64_t row = 0; row < args->rows; row++) add_norm_columns(args, row, begin, end);
+}
+
+/* ---- lookups ---- */
+
+void ek__lookup_forward_f64(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__lookup_args *args = raw;
+  const double *table = args->table, *positions = args->positions;
+  double *y = args->y;
+  for (int64_t row = begin; row < end; row++) {
+    for (int64_t i = 0; i < args->width; i++) {
+      const double value = table[args->index[row] * args->width + i];
+      y[row * args->width + i] =
+          positions ? value + positions[row % args->period * args->width + i] : value;
+    }
+  }
+}
+
+void ek__lookup_backward_f64(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__lookup_args *args = raw;
+  const double *dy = args->table;
+  double *dtable = args->y;
+  for (int64_t row = 0; row < args->rows; row++) {
+    for (int64_t i = begin; i < end; i++) {
+      dtable[args->index[row] * args->width + i] += dy[row * args->width + i];
+    }
+  }
+}
+
+void ek__positions_backward_f64(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__lookup_args *args = raw;
+  const double *dy = args->table;
+  for (int64_t position = begin; position < end; position++) {
+    double *y = (double *)args->y + position * args->width;
+    for (int64_t i = 0; i < args->width; i++) {
+      double sum = 0.0;
+      for (int64_t row = position; row < args->rows; row += args->period) {
+        sum += dy[row * args->width + i];
+      }
+      y[i] = args->beta == 0.0 ? sum : args->beta * y[i] + sum;
+    }
+  }
+}
+
+/* ---- attention: every score is computed where it is needed, none is kept ---- */
+
+struct head {
+  const double *q, *k, *v, *dout;
+  double *dq, *dk, *dv, *out, *lse;
+  int64_t tokens, width, step, out_step;
+  double scale;
+};
+
+static struct head head_of(const struct ek__attention_args *args, int64_t index) {
+  const int64_t model = args->heads * args->head_width;
+  const int64_t column = index % args->heads * args->head_width;
+  const int64_t in = index / args->heads * args->tokens * 3 * model + column;
+  const int64_t at = index / args->heads * args->tokens * model + column;
+  struct head head = {.tokens = args->tokens,
+                      .width = args->head_width,
+                      .step = 3 * model,
+                      .out_step = model,
+                      .scale = 1.0 / sqrt((double)args->head_width)};
+  head.q = (const double *)args->qkv + in;
+  head.k = head.q + model;
+  head.v = head.k + model;
+  head.out = (double *)args->out + at;
+  head.lse = (double *)args->lse + index * args->tokens;
+  if (args->dqkv) {
+    head.dq = (double *)args->dqkv + in;
+    head.dk = head.dq + model;
+    head.dv = head.dk + model;
+    head.dout = (const double *)args->dout + at;
+  }
+  return head;
+}
+
+static double dot(const double *a, const double *b, int64_t n) {
+  double sum = 0.0;
+  for (int64_t i = 0; i < n; i++) sum += a[i] * b[i];
+  return sum;
+}
+
+static void add_times(double *y, double factor, const double *x, int64_t n) {
+  for (int64_t i = 0; i < n; i++) y[i] += factor * x[i];
+}
+
+static double score(const struct head *head, int64_t i, int64_t j) {
+  return head->scale * dot(head->q + i * head->step, head->k + j * head->step, head->width);
+}
+
+static void attend_token(const struct head *head, int64_t i) {
+  double largest = -INFINITY, sum = 0.0;
+  for (int64_t j = 0; j <= i; j++) largest = fmax(largest, score(head, i, j));
+  double *out = head->out + i * head->out_step;
+  memset(out, 0, (size_t)head->width * sizeof *out);
+  for (int64_t j = 0; j <= i; j++) {
+    const double e = exp(score(head, i, j) - largest);
+    sum += e;
+    add_times(out, e, head->v + j * head->step, head->width);
+  }
+  for (int64_t c = 0; c < head->width; c++) out[c] /= sum;
+  head->lse[i] = largest + log(sum);
+}
+
+void ek__attention_forward_f64(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__attention_job *job = raw;
+  for (int64_t index = begin; index < end; index++) {
+    const struct head head = head_of(job->args, index);
+    for (int64_t i = 0; i < head.tokens; i++) attend_token(&head, i);
+  }
+}
+
+static void attend_token_backward(const struct head *head, int64_t i) {
+  const double *dout = head->dout + i * head->out_step;
+  const double delta = dot(dout, head->out + i * head->out_step, head->width);
+  for (int64_t j = 0; j <= i; j++) {
+    const double p = exp(score(head, i, j) - head->lse[i]);
+    const double dp = dot(dout, head->v + j * head->step, head->width);
+    const double ds = p * (dp - delta) * head->scale;
+    add_times(head->dv + j * head->step, p, dout, head->width);
+    add_times(head->dk + j * head->step, ds, head->q + i * head->step, head->width);
+    add_times(head->dq + i * head->step, ds, head->k + j * head->step, head->width);
+  }
+}
+
+void ek__attention_backward_f64(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__attention_job *job = raw;
+  for (int64_t index = begin; index < end; index++) {
+    const struct head head = head_of(job->args, index);
+    const size_t bytes = (size_t)head.width * sizeof(double);
+    for (int64_t i = 0; i < head.tokens; i++) {
+      memset(head.dq + i * head.step, 0, bytes);
+      memset(head.dk + i * head.step, 0, bytes);
+      memset(head.dv + i * head.step, 0, bytes);
+    }
+    for (int64_t i = 0; i < head.tokens; i++) attend_token_backward(&head, i);
+  }
+}

@@ -1,0 +1,147 @@
+/*
+ * reference_training.c - f64 losses, optimizer updates and flat sums in plain C.
+ */
+#include "backend/cpu/reference.h"
+
+#include <math.h>
+
+/* ---- losses ---- */
+
+static double log_sum_exp(const double *x, int64_t n) {
+  double largest = -INFINITY, sum = 0.0;
+  for (int64_t i = 0; i < n; i++) largest = fmax(largest, x[i]); /* passes over NaN */
+  if (largest == -INFINITY) largest = 0.0;
+  for (int64_t i = 0; i < n; i++) sum += exp(x[i] - largest);
+  return largest + log(sum);
+}
+
+static double weight_of(const struct ek__loss_args *args, int64_t c) {
+  return args->class_weights ? ((const double *)args->class_weights)[c] : 1.0;
+}
+
+void ek__cross_entropy_forward_f64(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__loss_args *args = ((const struct ek__loss_job *)raw)->args;
+  const int32_t *targets = args->targets;
+  const double smoothing = args->label_smoothing, share = smoothing / (double)args->classes;
+  double *losses = args->losses, *lse = args->lse;
+  for (int64_t row = begin; row < end; row++) {
+    const double *x = (const double *)args->outputs + row * args->classes;
+    lse[row] = log_sum_exp(x, args->classes);
+    losses[row] = 0.0;
+    if (targets[row] == args->ignore_index) continue;
+    const double weight = (1.0 - smoothing) * weight_of(args, targets[row]);
+    double loss = weight != 0.0 ? weight * (lse[row] - x[targets[row]]) : 0.0;
+    for (int64_t c = 0; c < args->classes && share != 0.0; c++) {
+      const double w = weight_of(args, c);
+      if (w != 0.0) loss += share * w * (lse[row] - x[c]);
+    }
+    losses[row] = loss;
+  }
+}
+
+void ek__cross_entropy_backward_f64(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__loss_job *job = raw;
+  const struct ek__loss_args *args = job->args;
+  const int32_t *targets = args->targets;
+  const double *row_scale = args->row_scale, *lse = args->lse;
+  const double smoothing = args->label_smoothing, share = smoothing / (double)args->classes;
+  for (int64_t row = begin; row < end; row++) {
+    const double *x = (const double *)args->outputs + row * args->classes;
+    double *gradient = (double *)args->gradient + row * args->classes;
+    const bool ignored = targets[row] == args->ignore_index;
+    const double scale = job->factor * (row_scale ? row_scale[row] : 1.0);
+    const double own = ignored ? 0.0 : (1.0 - smoothing) * weight_of(args, targets[row]);
+    for (int64_t c = 0; c < args->classes; c++) {
+      double value = 0.0;
+      if (!ignored) {
+        value = exp(x[c] - lse[row]) * (own + share * job->class_weight);
+        value -= share * weight_of(args, c) + (c == targets[row] ? own : 0.0);
+      }
+      gradient[c] = ignored ? 0.0 : scale * value;
+    }
+  }
+}
+
+void ek__squared_error_forward_f64(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__loss_job *job = raw;
+  const double *y = job->args->outputs, *target = job->args->targets;
+  double *losses = job->args->losses;
+  for (int64_t index = begin; index < end; index++) {
+    double sum = 0.0;
+    for (int64_t i = index * job->chunk; i < (index + 1) * job->chunk && i < job->args->rows; i++) {
+      const double l = (y[i] - target[i]) * (y[i] - target[i]);
+      if (losses) losses[i] = l;
+      sum += l;
+    }
+    job->partials[index] = sum;
+  }
+}
+
+void ek__squared_error_backward_f64(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__loss_job *job = raw;
+  const double *y = job->args->outputs, *target = job->args->targets;
+  const double *element_scale = job->args->row_scale;
+  double *gradient = job->args->gradient;
+  for (int64_t i = begin; i < end; i++) {
+    const double scale = job->factor * (element_scale ? element_scale[i] : 1.0);
+    gradient[i] = scale * 2.0 * (y[i] - target[i]);
+  }
+}
+
+/* ---- updates ---- */
+
+void ek__sgd_f64(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__update_job *job = raw;
+  const struct ek__update_args *args = job->args;
+  double *p = args->p, *buffer = args->momentum != 0.0 ? args->state0 : NULL;
+  const double *gradient = args->g;
+  for (int64_t i = begin; i < end; i++) {
+    double g = gradient[i] * job->factor + args->weight_decay * p[i];
+    if (buffer) {
+      const double b =
+          args->first ? g : args->momentum * buffer[i] + (1.0 - args->dampening) * g;
+      buffer[i] = b;
+      g = args->nesterov ? g + args->momentum * b : b;
+    }
+    p[i] -= args->learning_rate * g;
+  }
+}
+
+void ek__adamw_f64(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__update_job *job = raw;
+  const struct ek__update_args *args = job->args;
+  const double rate = args->learning_rate / args->correction1, root = sqrt(args->correction2);
+  double *p = args->p, *m = args->state0, *v = args->state1;
+  const double *gradient = args->g;
+  for (int64_t i = begin; i < end; i++) {
+    double g = gradient[i] * job->factor;
+    if (!args->decoupled) g += args->weight_decay * p[i];
+    m[i] = (args->first ? 0.0 : args->beta1 * m[i]) + (1.0 - args->beta1) * g;
+    v[i] = (args->first ? 0.0 : args->beta2 * v[i]) + (1.0 - args->beta2) * g * g;
+    if (args->decoupled) p[i] -= args->learning_rate * args->weight_decay * p[i];
+    p[i] -= rate * m[i] / (sqrt(v[i]) / root + args->epsilon);
+  }
+}
+
+void ek__square_norm_f64(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__norm_job *job = raw;
+  const double *x = job->x;
+  for (int64_t index = begin; index < end; index++) {
+    double sum = 0.0;
+    for (int64_t i = index * job->chunk; i < (index + 1) * job->chunk && i < job->count; i++) {
+      sum += x[i] * x[i];
+    }
+    job->partials[index] = sum;
+  }
+}
+
+void ek__reduce_f64(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__reduce_args *args = raw;
+  for (int64_t i = begin; i < end; i++) {
+    double sum = args->source_count > 0 ? ((const double *)args->sources[0])[i] : 0.0;
+    for (size_t s = 1; s < args->source_count; s++) sum += ((const double *)args->sources[s])[i];
+    for (size_t d = 0; d < args->destination_count; d++) {
+      ((double *)args->destinations[d])[i] = sum;
+    }
+  }
+}

@@ -1,0 +1,154 @@
+/*
+ * team.c - fork-join over persistent threads.
+ *
+ * A run is published by raising `ticket`: function, arg and parts are written before it (release)
+ * and read after it (acquire). Every helper answers every ticket, also when it has no part in it, by
+ * lowering `pending`; the caller waits until that is zero. So the job's fields are never rewritten
+ * while a helper may still look at them.
+ *
+ * Both sides spin for a short time first, because the kernels of a training step follow each other
+ * within microseconds, and then sleep. A sleeper counts itself under the mutex before it looks at
+ * the ticket for the last time; the waker raises the ticket first and then looks for sleepers, both
+ * sequentially consistent, so one of the two always sees the other.
+ */
+#include "backend/cpu/team.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdlib.h>
+
+/* About 20 microseconds: longer than the gap between two kernels, shorter than a time slice. */
+#define SPINS 2000
+
+struct helper {
+  pthread_t thread;
+  struct ek__team *team;
+  int part;
+};
+
+struct ek__team {
+  int threads, started; /* started: helpers that exist */
+  ek__team_function *function;
+  void *arg;
+  int parts;
+  bool stop;
+  atomic_uint ticket;
+  atomic_int pending;  /* helpers that have not answered the current ticket */
+  atomic_int sleepers; /* helpers that wait on `wake` */
+  atomic_bool caller_sleeps;
+  pthread_mutex_t mutex;
+  pthread_cond_t wake, done;
+  struct helper helpers[];
+};
+
+static inline void relax(void) {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#endif
+}
+
+static void wait_for_ticket(struct ek__team *team, unsigned seen) {
+  for (int spin = 0; spin < SPINS; spin++) {
+    if (atomic_load_explicit(&team->ticket, memory_order_acquire) != seen) return;
+    relax();
+  }
+  pthread_mutex_lock(&team->mutex);
+  atomic_fetch_add(&team->sleepers, 1);
+  while (atomic_load(&team->ticket) == seen) pthread_cond_wait(&team->wake, &team->mutex);
+  atomic_fetch_sub(&team->sleepers, 1);
+  pthread_mutex_unlock(&team->mutex);
+}
+
+static void answer(struct ek__team *team) {
+  if (atomic_fetch_sub(&team->pending, 1) != 1) return;
+  if (!atomic_load(&team->caller_sleeps)) return;
+  pthread_mutex_lock(&team->mutex);
+  pthread_cond_signal(&team->done);
+  pthread_mutex_unlock(&team->mutex);
+}
+
+static void *helper_main(void *raw) {
+  const struct helper *helper = raw;
+  struct ek__team *team = helper->team;
+  unsigned seen = 0;
+  for (;;) {
+    wait_for_ticket(team, seen);
+    seen++;
+    if (team->stop) return NULL;
+    if (helper->part < team->parts) team->function(team->arg, helper->part, team->parts);
+    answer(team);
+  }
+}
+
+static void raise_ticket(struct ek__team *team) {
+  atomic_fetch_add(&team->ticket, 1u);
+  if (atomic_load(&team->sleepers) == 0) return;
+  pthread_mutex_lock(&team->mutex);
+  pthread_cond_broadcast(&team->wake);
+  pthread_mutex_unlock(&team->mutex);
+}
+
+static void wait_for_answers(struct ek__team *team) {
+  for (int spin = 0; spin < SPINS; spin++) {
+    if (atomic_load_explicit(&team->pending, memory_order_acquire) == 0) return;
+    relax();
+  }
+  pthread_mutex_lock(&team->mutex);
+  atomic_store(&team->caller_sleeps, true);
+  while (atomic_load(&team->pending) != 0) pthread_cond_wait(&team->done, &team->mutex);
+  atomic_store(&team->caller_sleeps, false);
+  pthread_mutex_unlock(&team->mutex);
+}
+
+ek_status ek__team_open(struct ek__team **result, int threads) {
+  const size_t helpers = (size_t)(threads - 1);
+  struct ek__team *team = calloc(1, sizeof *team + helpers * sizeof team->helpers[0]);
+  if (!team) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no memory for a team of threads");
+  team->threads = threads;
+  pthread_mutex_init(&team->mutex, NULL);
+  pthread_cond_init(&team->wake, NULL);
+  pthread_cond_init(&team->done, NULL);
+  for (int i = 0; i < threads - 1; i++) {
+    struct helper *helper = &team->helpers[i];
+    helper->team = team;
+    helper->part = i + 1;
+    if (pthread_create(&helper->thread, NULL, helper_main, helper) != 0) {
+      ek__team_close(team);
+      return ek_error_set(EK_ERR_OUT_OF_MEMORY, "the system refused thread %d of %d of a device",
+                          i + 2, threads);
+    }
+    team->started++;
+  }
+  *result = team;
+  return EK_OK;
+}
+
+void ek__team_close(struct ek__team *team) {
+  if (!team) return;
+  if (team->started > 0) {
+    team->stop = true;
+    raise_ticket(team);
+    for (int i = 0; i < team->started; i++) pthread_join(team->helpers[i].thread, NULL);
+  }
+  pthread_cond_destroy(&team->done);
+  pthread_cond_destroy(&team->wake);
+  pthread_mutex_destroy(&team->mutex);
+  free(team);
+}
+
+int ek__team_threads(const struct ek__team *team) { return team->threads; }
+
+void ek__team_run(struct ek__team *team, int parts, ek__team_function *function, void *arg) {
+  if (parts <= 1) {
+    function(arg, 0, 1);
+    return;
+  }
+  team->function = function;
+  team->arg = arg;
+  team->parts = parts;
+  atomic_store(&team->pending, team->started);
+  raise_ticket(team);
+  function(arg, 0, parts);
+  wait_for_answers(team);
+}

@@ -1,0 +1,46 @@
+/*
+ * team.h - the threads that compute on one CPU device: fork, run the parts, join.
+ *
+ * A team of n threads is the thread that calls plus n - 1 helpers. ek__team_run() calls
+ * function(arg, part, parts) once for every part, part 0 on the calling thread, and returns when all
+ * are done. Which part does what follows from (part, parts) alone, so results repeat bit for bit.
+ *
+ * Rules: one thread at a time runs a given team, and a function does not run its own team again.
+ * With one thread, or one part, a run is a plain call.
+ */
+#ifndef EK_CPU_TEAM_H
+#define EK_CPU_TEAM_H
+
+#include <stdint.h>
+
+#include <evenkeel/status.h>
+
+struct ek__team;
+
+typedef void ek__team_function(void *arg, int part, int parts);
+
+/* threads >= 1. EK_ERR_OUT_OF_MEMORY if the host refuses memory or threads. */
+ek_status ek__team_open(struct ek__team **team, int threads);
+/* Stops and joins the helpers. NULL is legal. */
+void ek__team_close(struct ek__team *team);
+
+int ek__team_threads(const struct ek__team *team);
+
+/* 1 <= parts <= threads. */
+void ek__team_run(struct ek__team *team, int parts, ek__team_function *function, void *arg);
+
+/*
+ * The piece of 0 .. count - 1 that belongs to a part. Pieces begin at multiples of `grain`, so that
+ * two threads do not write to one cache line and vectors stay whole.
+ */
+static inline void ek__team_piece(int64_t count, int64_t grain, int part, int parts, int64_t *begin,
+                                  int64_t *end) {
+  const int64_t grains = count / grain + (count % grain != 0);
+  const int64_t share = grains / parts, more = grains % parts;
+  const int64_t first = share * part + (part < more ? part : more);
+  const int64_t last = first + share + (part < more);
+  *begin = first * grain < count ? first * grain : count;
+  *end = last * grain < count ? last * grain : count;
+}
+
+#endif /* EK_CPU_TEAM_H */

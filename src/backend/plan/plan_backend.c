@@ -1,0 +1,68 @@
+/*
+ * plan_backend.c - devices that only count.
+ *
+ * No kernels, no memory: every decision about memory is made by the same code as for real devices,
+ * on addresses that nobody reads. Each reservation gets a range of its own in the part of the
+ * 64-bit address space that x86-64 and AArch64 leave to nobody, so that two devices never seem to
+ * overlap and a program that touches one stops at once.
+ */
+#include "backend/backend.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+
+#define MEMORY_BYTES ((uint64_t)1 << 50)
+#define FIRST_BASE   ((uint64_t)1 << 60)
+#define BASE_STEP    ((uint64_t)1 << 51)
+#define BASES        1024 /* 2^60 .. 2^61; then the ranges are used again */
+
+static ek_status describe(ek_device_description *descriptions, size_t capacity, size_t *count) {
+  *count = 1;
+  if (capacity == 0) return EK_OK;
+  descriptions[0] = (ek_device_description){.name = "plan", .available = true};
+  (void)snprintf(descriptions[0].text, sizeof descriptions[0].text,
+                 "counts memory, computes nothing; capacity as asked, at most 1 PiB");
+  return EK_OK;
+}
+
+static ek_status memory_size(uint64_t *bytes) {
+  *bytes = MEMORY_BYTES;
+  return EK_OK;
+}
+
+static ek_status memory_reserve(void **base, uint64_t bytes) {
+  static atomic_uint next;
+  if (bytes > MEMORY_BYTES) {
+    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "a plan device has at most %llu bytes, not %llu",
+                        (unsigned long long)MEMORY_BYTES, (unsigned long long)bytes);
+  }
+  const uint64_t number = atomic_fetch_add(&next, 1u) % BASES;
+  *base = (void *)(uintptr_t)(FIRST_BASE + number * BASE_STEP);
+  return EK_OK;
+}
+
+static void memory_release(void *base, uint64_t bytes) {
+  (void)base;
+  (void)bytes;
+}
+
+static ek_status stream_open(void **native, ek_device *device, ek_stream_kind kind, int threads) {
+  (void)device;
+  (void)kind;
+  (void)threads;
+  *native = NULL;
+  return EK_OK;
+}
+
+static void stream_close(void *native) { (void)native; }
+
+const struct ek__backend ek__plan_backend = {
+    .name = "plan",
+    .shared_memory = true,
+    .describe = describe,
+    .memory_size = memory_size,
+    .memory_reserve = memory_reserve,
+    .memory_release = memory_release,
+    .stream_open = stream_open,
+    .stream_close = stream_close,
+};

@@ -1,0 +1,396 @@
+/*
+ * arena.c - first fit over a row of blocks; see arena.h for the design and the invariants.
+ *
+ * The list of blocks is walked from the start for every request. A training step holds some hundred
+ * blocks, and a device computes for milliseconds between two requests, so nothing cleverer pays.
+ */
+#include "device/arena.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "core/alloc.h"
+#include "core/sizes.h"
+#include "device/ledger.h"
+
+/* Records come in slabs, so that a step that ran before allocates nothing on the host. */
+enum { RECORDS_PER_SLAB = 256 };
+struct ek__slab {
+  struct ek__slab *next;
+  struct ek_memory records[RECORDS_PER_SLAB];
+};
+
+/* Real memory is made usable in steps of this size. */
+enum { COMMIT_STEP = 8 << 20 };
+
+/* Makes sure that one spare record is there: a split needs it. */
+static bool reserve_record(struct ek__arena *arena) {
+  if (arena->spare != NULL) return true;
+  struct ek__slab *slab = ek__calloc(1, sizeof *slab);
+  if (slab == NULL) return false;
+  slab->next = arena->slabs;
+  arena->slabs = slab;
+  for (size_t i = 0; i < RECORDS_PER_SLAB; i++) {
+    slab->records[i].next = arena->spare;
+    arena->spare = &slab->records[i];
+  }
+  return true;
+}
+
+static struct ek_memory *take_record(struct ek__arena *arena) {
+  struct ek_memory *record = arena->spare;
+  arena->spare = record->next;
+  memset(record, 0, sizeof *record);
+  record->arena = arena;
+  return record;
+}
+
+ek_status ek__arena_open(struct ek__arena *arena, ek_device *device,
+                         const struct ek__backend *backend, uint64_t capacity) {
+  memset(arena, 0, sizeof *arena);
+  arena->device = device;
+  arena->backend = backend;
+  arena->capacity = capacity & ~(uint64_t)(EK_MEMORY_UNIT - 1);
+  if (arena->capacity > INT64_MAX || !reserve_record(arena)) {
+    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "%s: no host memory for the arena",
+                        ek_device_name(device));
+  }
+  if (pthread_mutex_init(&arena->mutex, NULL) != 0) {
+    ek__free(arena->slabs);
+    arena->slabs = NULL;
+    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "%s: no mutex", ek_device_name(device));
+  }
+  if (arena->capacity > 0) {
+    const ek_status status = backend->memory_reserve(&arena->base, arena->capacity);
+    if (status != EK_OK) {
+      pthread_mutex_destroy(&arena->mutex);
+      ek__free(arena->slabs);
+      arena->slabs = NULL;
+      return status;
+    }
+  }
+  arena->first = take_record(arena);
+  arena->first->bytes = arena->capacity;
+  return EK_OK;
+}
+
+uint64_t ek__arena_close(struct ek__arena *arena) {
+  if (arena->slabs == NULL) return 0;
+  const uint64_t held = arena->current_total;
+  if (arena->capacity > 0) arena->backend->memory_release(arena->base, arena->capacity);
+  while (arena->slabs != NULL) {
+    struct ek__slab *slab = arena->slabs;
+    arena->slabs = slab->next;
+    ek__free(slab);
+  }
+  ek__free(arena->events);
+  pthread_mutex_destroy(&arena->mutex);
+  return held;
+}
+
+/* ---- the ledger's side: called with the mutex held ---- */
+
+static uint64_t now(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
+}
+
+static void record_event(struct ek__arena *arena, ek_memory_category category, int64_t delta) {
+  if (!arena->recording) return;
+  if (arena->event_count == arena->event_capacity) {
+    arena->events_dropped++;
+    return;
+  }
+  uint64_t height = 0;
+  for (const struct ek_memory *block = arena->first; block != NULL; block = block->next) {
+    if (block->used) height = block->offset + block->bytes;
+  }
+  arena->events[arena->event_count++] = (ek_memory_event){.nanoseconds = now() - arena->event_start,
+                                                          .delta_bytes = delta,
+                                                          .current_bytes = arena->current_total,
+                                                          .height_bytes = height,
+                                                          .category = category};
+}
+
+static void charge(struct ek__arena *arena, ek_memory_category category, uint64_t bytes) {
+  arena->current[category] += bytes;
+  arena->current_total += bytes;
+}
+
+static void note_height(struct ek__arena *arena, uint64_t end) {
+  if (end <= arena->peak) return;
+  arena->peak = end;
+  arena->peak_total = arena->current_total;
+  arena->peak_serial = arena->serial;
+  memcpy(arena->at_peak, arena->current, sizeof arena->at_peak);
+}
+
+/* The bytes of a block that the record of the peak counts. */
+static uint64_t bytes_in_peak(const struct ek__arena *arena, const struct ek_memory *memory) {
+  if (memory->serial > arena->peak_serial) return 0;
+  return memory->grown_serial > arena->peak_serial ? memory->bytes_before : memory->bytes;
+}
+
+static ek_status commit(struct ek__arena *arena, uint64_t end) {
+  if (end <= arena->committed || arena->backend->memory_commit == NULL) return EK_OK;
+  uint64_t wanted = 0;
+  if (!ek__round_up(&wanted, end, COMMIT_STEP) || wanted > arena->capacity) {
+    wanted = arena->capacity;
+  }
+  EK_TRY(arena->backend->memory_commit(arena->base, wanted));
+  arena->committed = wanted;
+  return EK_OK;
+}
+
+/* ---- taking and giving back ---- */
+
+/* Cuts a free block so that it has `bytes`; the rest becomes a free block behind it. */
+static void split(struct ek__arena *arena, struct ek_memory *block, uint64_t bytes) {
+  if (block->bytes == bytes) return;
+  struct ek_memory *rest = take_record(arena);
+  rest->offset = block->offset + bytes;
+  rest->bytes = block->bytes - bytes;
+  rest->previous = block;
+  rest->next = block->next;
+  if (rest->next != NULL) rest->next->previous = rest;
+  block->next = rest;
+  block->bytes = bytes;
+}
+
+/* Joins `block` with its free successor. */
+static void swallow_next(struct ek__arena *arena, struct ek_memory *block) {
+  struct ek_memory *next = block->next;
+  block->bytes += next->bytes;
+  block->next = next->next;
+  if (block->next != NULL) block->next->previous = block;
+  next->next = arena->spare;
+  arena->spare = next;
+}
+
+static ek_status out_of_memory(struct ek__arena *arena, ek_memory_category category,
+                               uint64_t bytes, const char *why) {
+  uint64_t largest = 0;
+  for (const struct ek_memory *block = arena->first; block != NULL; block = block->next) {
+    if (!block->used && block->bytes > largest) largest = block->bytes;
+  }
+  char held[1024];
+  ek__ledger_describe(held, sizeof held, arena->current);
+  char wanted[32], free_text[32], capacity[32], total[32];
+  return ek_error_set(
+      EK_ERR_OUT_OF_MEMORY,
+      "%s: out of memory: %s%s (%llu bytes) for %s, largest free block %s, capacity %s, held %s: %s",
+      ek_device_name(arena->device), why, ek__ledger_size(wanted, sizeof wanted, bytes),
+      (unsigned long long)bytes, ek_memory_category_name(category),
+      ek__ledger_size(free_text, sizeof free_text, largest),
+      ek__ledger_size(capacity, sizeof capacity, arena->capacity),
+      ek__ledger_size(total, sizeof total, arena->current_total), held);
+}
+
+static ek_status take_locked(struct ek_memory **memory, struct ek__arena *arena,
+                             ek_memory_category category, uint64_t bytes) {
+  arena->serial++;
+  if (arena->fail_at == arena->serial) {
+    arena->fail_at = 0;
+    return out_of_memory(arena, category, bytes, "(failure asked for by a test) ");
+  }
+  if (!reserve_record(arena)) {
+    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "%s: no host memory for the arena",
+                        ek_device_name(arena->device));
+  }
+  struct ek_memory *block = arena->first;
+  while (block != NULL && (block->used || block->bytes < bytes)) block = block->next;
+  if (block == NULL) return out_of_memory(arena, category, bytes, "");
+  EK_TRY(commit(arena, block->offset + bytes));
+  split(arena, block, bytes);
+  block->used = true;
+  block->address = (char *)arena->base + block->offset;
+  block->category = category;
+  block->serial = arena->serial;
+  block->grown_serial = 0;
+  atomic_store_explicit(&block->references, 1, memory_order_relaxed);
+  charge(arena, category, bytes);
+  note_height(arena, block->offset + bytes);
+  record_event(arena, category, (int64_t)bytes);
+  *memory = block;
+  return EK_OK;
+}
+
+ek_status ek__arena_take(struct ek_memory **memory, struct ek__arena *arena,
+                         ek_memory_category category, uint64_t bytes) {
+  uint64_t rounded = 0;
+  if (!ek__round_up(&rounded, bytes, EK_MEMORY_UNIT) || rounded > INT64_MAX) {
+    return ek_error_set(EK_ERR_OVERFLOW, "%s: %llu bytes do not fit in 63 bits",
+                        ek_device_name(arena->device), (unsigned long long)bytes);
+  }
+  pthread_mutex_lock(&arena->mutex);
+  const ek_status status = take_locked(memory, arena, category, rounded);
+  pthread_mutex_unlock(&arena->mutex);
+  return status;
+}
+
+static ek_status extend_locked(bool *extended, struct ek_memory *memory, uint64_t bytes) {
+  struct ek__arena *arena = memory->arena;
+  struct ek_memory *next = memory->next;
+  *extended = false;
+  if (bytes <= memory->bytes) {
+    *extended = true;
+    return EK_OK;
+  }
+  const uint64_t more = bytes - memory->bytes;
+  if (next == NULL || next->used || next->bytes < more) return EK_OK;
+  arena->serial++;
+  if (arena->fail_at == arena->serial) {
+    arena->fail_at = 0;
+    return out_of_memory(arena, memory->category, more, "(failure asked for by a test) ");
+  }
+  if (!reserve_record(arena)) {
+    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "%s: no host memory for the arena",
+                        ek_device_name(arena->device));
+  }
+  EK_TRY(commit(arena, memory->offset + bytes));
+  split(arena, next, more);
+  memory->bytes_before = memory->bytes;
+  memory->grown_serial = arena->serial;
+  swallow_next(arena, memory);
+  charge(arena, memory->category, more);
+  note_height(arena, memory->offset + memory->bytes);
+  record_event(arena, memory->category, (int64_t)more);
+  *extended = true;
+  return EK_OK;
+}
+
+ek_status ek__arena_extend(bool *extended, struct ek_memory *memory, uint64_t bytes) {
+  uint64_t rounded = 0;
+  if (!ek__round_up(&rounded, bytes, EK_MEMORY_UNIT)) {
+    return ek_error_set(EK_ERR_OVERFLOW, "%s: %llu bytes do not fit in 63 bits",
+                        ek_device_name(memory->arena->device), (unsigned long long)bytes);
+  }
+  struct ek__arena *arena = memory->arena;
+  pthread_mutex_lock(&arena->mutex);
+  const ek_status status = extend_locked(extended, memory, rounded);
+  pthread_mutex_unlock(&arena->mutex);
+  return status;
+}
+
+void ek__arena_charge(struct ek_memory *memory, ek_memory_category category) {
+  struct ek__arena *arena = memory->arena;
+  pthread_mutex_lock(&arena->mutex);
+  if (memory->category != category) {
+    const uint64_t peak_bytes = bytes_in_peak(arena, memory);
+    arena->at_peak[memory->category] -= peak_bytes;
+    arena->at_peak[category] += peak_bytes;
+    arena->current[memory->category] -= memory->bytes;
+    arena->current[category] += memory->bytes;
+    memory->category = category;
+    record_event(arena, category, 0);
+  }
+  pthread_mutex_unlock(&arena->mutex);
+}
+
+void ek__arena_drop(struct ek_memory *memory) {
+  if (atomic_fetch_sub_explicit(&memory->references, 1, memory_order_acq_rel) != 1) return;
+  struct ek__arena *arena = memory->arena;
+  pthread_mutex_lock(&arena->mutex);
+  const ek_memory_category category = memory->category;
+  const int64_t bytes = (int64_t)memory->bytes;
+  arena->current[category] -= memory->bytes;
+  arena->current_total -= memory->bytes;
+  memory->used = false;
+  if (memory->next != NULL && !memory->next->used) swallow_next(arena, memory);
+  if (memory->previous != NULL && !memory->previous->used) swallow_next(arena, memory->previous);
+  record_event(arena, category, -bytes);
+  pthread_mutex_unlock(&arena->mutex);
+}
+
+/* ---- the ledger's public side: memory.h ---- */
+
+ek_status ek_memory_stats(ek_memory_usage *usage, const ek_device *device) {
+  if (usage == NULL || device == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_memory_stats: usage and device may not be NULL");
+  }
+  struct ek__arena *arena = ek__device_arena(device);
+  pthread_mutex_lock(&arena->mutex);
+  *usage = (ek_memory_usage){.capacity_bytes = arena->capacity,
+                             .current_bytes = arena->current_total,
+                             .peak_bytes = arena->peak,
+                             .unused_at_peak = arena->peak - arena->peak_total,
+                             .allocations = arena->serial};
+  memcpy(usage->current, arena->current, sizeof usage->current);
+  memcpy(usage->at_peak, arena->at_peak, sizeof usage->at_peak);
+  pthread_mutex_unlock(&arena->mutex);
+  return EK_OK;
+}
+
+ek_status ek_memory_reset_peak(ek_device *device) {
+  if (device == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_memory_reset_peak: device may not be NULL");
+  }
+  struct ek__arena *arena = ek__device_arena(device);
+  pthread_mutex_lock(&arena->mutex);
+  uint64_t end = 0;
+  for (const struct ek_memory *block = arena->first; block != NULL; block = block->next) {
+    if (block->used) end = block->offset + block->bytes;
+  }
+  arena->peak = end;
+  arena->peak_total = arena->current_total;
+  arena->peak_serial = arena->serial;
+  memcpy(arena->at_peak, arena->current, sizeof arena->at_peak);
+  pthread_mutex_unlock(&arena->mutex);
+  return EK_OK;
+}
+
+ek_status ek_memory_fail_at(ek_device *device, uint64_t n) {
+  if (device == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_memory_fail_at: device may not be NULL");
+  }
+  struct ek__arena *arena = ek__device_arena(device);
+  pthread_mutex_lock(&arena->mutex);
+  arena->fail_at = n == 0 ? 0 : arena->serial + n;
+  pthread_mutex_unlock(&arena->mutex);
+  return EK_OK;
+}
+
+ek_status ek_memory_record_start(ek_device *device, size_t capacity) {
+  if (device == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_memory_record_start: device may not be NULL");
+  }
+  ek_memory_event *events = ek__calloc(capacity, sizeof *events);
+  if (events == NULL) {
+    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory to record %zu events", capacity);
+  }
+  struct ek__arena *arena = ek__device_arena(device);
+  pthread_mutex_lock(&arena->mutex);
+  ek_memory_event *old = arena->events;
+  arena->events = events;
+  arena->event_capacity = capacity;
+  arena->event_count = arena->events_dropped = 0;
+  arena->event_start = now();
+  arena->recording = true;
+  pthread_mutex_unlock(&arena->mutex);
+  ek__free(old);
+  return EK_OK;
+}
+
+ek_status ek_memory_record_stop(const ek_memory_event **events, size_t *count, size_t *dropped,
+                                ek_device *device) {
+  if (events == NULL || count == NULL || device == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "ek_memory_record_stop: events, count and device may not be NULL");
+  }
+  struct ek__arena *arena = ek__device_arena(device);
+  pthread_mutex_lock(&arena->mutex);
+  const bool recording = arena->recording;
+  if (recording) {
+    arena->recording = false;
+    *events = arena->events;
+    *count = arena->event_count;
+    if (dropped != NULL) *dropped = arena->events_dropped;
+  }
+  pthread_mutex_unlock(&arena->mutex);
+  if (!recording) {
+    return ek_error_set(EK_ERR_STATE, "%s: no recording was started", ek_device_name(device));
+  }
+  return EK_OK;
+}

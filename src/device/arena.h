@@ -1,0 +1,76 @@
+/*
+ * arena.h - one device's tensor memory and its ledger.
+ *
+ * The arena is a row of blocks, used and free, in address order. Requests are rounded up to
+ * EK_MEMORY_UNIT and go into the first free block that is large enough; free neighbours merge at
+ * once. Where a block lands depends on the sequence of requests alone, not on capacity or addresses,
+ * so a run repeats its addresses and its peak, and a `plan` device has those of a real one.
+ *
+ * Invariants, all under `mutex`:
+ *   - blocks cover 0 .. capacity without gaps; no two free blocks are neighbours;
+ *   - current[c] is the sum of the used blocks of category c;
+ *   - peak is the largest end of a used block since the last reset, and at_peak what the categories
+ *     held when it was first reached.
+ *
+ * A block's `category` and `serial` belong to the mutex too; `references` is atomic, and the holder
+ * of a reference may read `address` and `bytes`.
+ */
+#ifndef EK_ARENA_H
+#define EK_ARENA_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "backend/backend.h"
+
+struct ek_memory {
+  struct ek__arena *arena;
+  struct ek_memory *previous, *next; /* neighbours by address; `next` also chains spare records */
+  char *address;
+  uint64_t offset, bytes;
+  uint64_t serial;       /* number of the allocation */
+  uint64_t grown_serial; /* number of the allocation when it grew last; 0: never */
+  uint64_t bytes_before; /* its size until then */
+  ek_memory_category category;
+  bool used;
+  atomic_int references;
+};
+
+struct ek__arena {
+  ek_device *device;
+  const struct ek__backend *backend;
+  void *base;
+  uint64_t capacity, committed;
+  pthread_mutex_t mutex;
+  struct ek_memory *first; /* block at offset 0 */
+  struct ek_memory *spare; /* records that describe nothing */
+  struct ek__slab *slabs;  /* memory of all records */
+  uint64_t current[EK_MEMORY_CATEGORIES], current_total;
+  uint64_t at_peak[EK_MEMORY_CATEGORIES], peak, peak_total;
+  uint64_t serial, peak_serial;
+  uint64_t fail_at; /* fail the allocation with this serial; 0: none */
+  ek_memory_event *events;
+  size_t event_count, event_capacity, events_dropped;
+  uint64_t event_start;
+  bool recording;
+};
+
+/* `capacity` is rounded down to whole units. */
+ek_status ek__arena_open(struct ek__arena *arena, ek_device *device,
+                         const struct ek__backend *backend, uint64_t capacity);
+/* Bytes that were still held. */
+uint64_t ek__arena_close(struct ek__arena *arena);
+
+/* bytes > 0; the new block has one reference. */
+ek_status ek__arena_take(struct ek_memory **memory, struct ek__arena *arena,
+                         ek_memory_category category, uint64_t bytes);
+/* Lengthens a block in place if there is room behind it. */
+ek_status ek__arena_extend(bool *extended, struct ek_memory *memory, uint64_t bytes);
+void ek__arena_charge(struct ek_memory *memory, ek_memory_category category);
+/* Drops a reference; the last one gives the block back. */
+void ek__arena_drop(struct ek_memory *memory);
+
+/* Of a device: device.c. */
+struct ek__arena *ek__device_arena(const ek_device *device);
+
+#endif /* EK_ARENA_H */

@@ -1,0 +1,187 @@
+/*
+ * communicator.c - the checked entry points of the collectives, and the communicator that counts.
+ */
+#include <evenkeel/communicator.h>
+
+#include "core/alloc.h"
+#include "device/communicator_internal.h"
+
+/* ---- the counting communicator: nothing moves, so nothing waits ---- */
+
+static ek_status count_start(ek_communicator *self, ek_device *device,
+                             const struct ek__collective *collective) {
+  (void)self, (void)device, (void)collective;
+  return EK_OK;
+}
+
+static void count_close(ek_communicator *self) { ek__free(self); }
+
+static const struct ek__communicator_table count_table = {
+    .name = "count", .start = count_start, .close = count_close};
+
+static ek_status count_open(ek_communicator **communicator, ek_group *group) {
+  ek_communicator *result = ek__calloc(1, sizeof *result);
+  if (result == NULL) {
+    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a communicator");
+  }
+  result->table = &count_table;
+  result->group = group;
+  *communicator = result;
+  return EK_OK;
+}
+
+/* ---- opening and closing ---- */
+
+static void abort_one(struct ek__abortable *abortable) {
+  ek_communicator_abort((ek_communicator *)(void *)abortable);
+}
+
+static void renew_one(struct ek__abortable *abortable) {
+  ek_communicator *self = (ek_communicator *)(void *)abortable;
+  if (self->table->renew != NULL) self->table->renew(self);
+}
+
+ek_status ek_communicator_open(ek_communicator **communicator, ek_group *group) {
+  if (communicator == NULL || group == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "ek_communicator_open: communicator and group may not be NULL");
+  }
+  ek_communicator *result = NULL;
+  if (ek_device_counts_only(ek_group_device(group, 0))) {
+    EK_TRY(count_open(&result, group));
+  } else {
+    EK_TRY(ek__host_communicator_open(&result, group));
+  }
+  result->abortable.abort = abort_one;
+  result->abortable.renew = renew_one;
+  ek__group_attach(group, &result->abortable);
+  *communicator = result;
+  return EK_OK;
+}
+
+void ek_communicator_close(ek_communicator *communicator) {
+  if (communicator == NULL) return;
+  ek__group_detach(communicator->group, &communicator->abortable);
+  communicator->table->close(communicator);
+}
+
+const char *ek_communicator_name(const ek_communicator *communicator) {
+  return communicator == NULL ? "" : communicator->table->name;
+}
+
+/* ---- collectives ---- */
+
+static ek_status check_call(const char *who, const ek_communicator *communicator,
+                            const ek_device *device) {
+  if (communicator == NULL || device == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: communicator and device may not be NULL",
+                        who);
+  }
+  if (ek_device_group(device) != communicator->group) {
+    return ek_error_set(EK_ERR_DEVICE, "%s: %s is not of the communicator's group", who,
+                        ek_device_name(device));
+  }
+  return EK_OK;
+}
+
+static ek_status check_tensor(const char *who, const ek_device *device, const ek_tensor *tensor,
+                              bool sums) {
+  if (!ek_tensor_exists(tensor)) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: there is no tensor", who);
+  }
+  if (tensor->device != device) {
+    return ek_error_set(EK_ERR_DEVICE, "%s: called for %s with a tensor on %s", who,
+                        ek_device_name(device), ek_device_name(tensor->device));
+  }
+  if (sums && tensor->type != EK_F32 && tensor->type != EK_F64) {
+    return ek_error_set(EK_ERR_TYPE, "%s: cannot sum %s", who, ek_type_name(tensor->type));
+  }
+  return EK_OK;
+}
+
+static ek_status check_offsets(const char *who, const ek_communicator *communicator,
+                               const ek_tensor *tensor, const int64_t *offsets) {
+  const size_t devices = ek_group_size(communicator->group);
+  bool right = offsets != NULL && offsets[0] == 0 && offsets[devices] == ek_tensor_count(tensor);
+  for (size_t i = 0; right && i < devices; i++) right = offsets[i] <= offsets[i + 1];
+  if (right) return EK_OK;
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                      "%s: offsets must rise from 0 to the number of elements (%lld)", who,
+                      (long long)ek_tensor_count(tensor));
+}
+
+static ek_status start(ek_communicator *communicator, ek_device *device,
+                       enum ek__collective_kind kind, const ek_tensor *tensor, size_t root,
+                       const int64_t *offsets) {
+  const struct ek__collective collective = {.kind = kind,
+                                            .data = tensor->data,
+                                            .count = ek_tensor_count(tensor),
+                                            .type = tensor->type,
+                                            .root = root,
+                                            .offsets = offsets};
+  return communicator->table->start(communicator, device, &collective);
+}
+
+static ek_status start_rooted(const char *who, ek_communicator *communicator, ek_device *device,
+                              enum ek__collective_kind kind, const ek_tensor *tensor, size_t root) {
+  EK_TRY(check_call(who, communicator, device));
+  EK_TRY(check_tensor(who, device, tensor, kind == EK__REDUCE));
+  if (root >= ek_group_size(communicator->group)) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: there is no device number %zu", who, root);
+  }
+  return start(communicator, device, kind, tensor, root, NULL);
+}
+
+static ek_status start_parts(const char *who, ek_communicator *communicator, ek_device *device,
+                             enum ek__collective_kind kind, const ek_tensor *tensor,
+                             const int64_t *offsets) {
+  EK_TRY(check_call(who, communicator, device));
+  EK_TRY(check_tensor(who, device, tensor, kind == EK__REDUCE_SCATTER));
+  EK_TRY(check_offsets(who, communicator, tensor, offsets));
+  return start(communicator, device, kind, tensor, 0, offsets);
+}
+
+ek_status ek_communicator_broadcast(ek_communicator *communicator, ek_device *device,
+                                    ek_tensor *tensor, size_t root) {
+  return start_rooted("broadcast", communicator, device, EK__BROADCAST, tensor, root);
+}
+
+ek_status ek_communicator_reduce(ek_communicator *communicator, ek_device *device,
+                                 ek_tensor *tensor, size_t root) {
+  return start_rooted("reduce", communicator, device, EK__REDUCE, tensor, root);
+}
+
+ek_status ek_communicator_all_reduce(ek_communicator *communicator, ek_device *device,
+                                     ek_tensor *tensor) {
+  EK_TRY(check_call("all_reduce", communicator, device));
+  EK_TRY(check_tensor("all_reduce", device, tensor, true));
+  return start(communicator, device, EK__ALL_REDUCE, tensor, 0, NULL);
+}
+
+ek_status ek_communicator_reduce_scatter(ek_communicator *communicator, ek_device *device,
+                                         ek_tensor *tensor, const int64_t *offsets) {
+  return start_parts("reduce_scatter", communicator, device, EK__REDUCE_SCATTER, tensor, offsets);
+}
+
+ek_status ek_communicator_all_gather(ek_communicator *communicator, ek_device *device,
+                                     ek_tensor *tensor, const int64_t *offsets) {
+  return start_parts("all_gather", communicator, device, EK__ALL_GATHER, tensor, offsets);
+}
+
+ek_status ek_communicator_progress(ek_communicator *communicator, ek_device *device) {
+  EK_TRY(check_call("ek_communicator_progress", communicator, device));
+  if (communicator->table->progress == NULL) return EK_OK;
+  return communicator->table->progress(communicator, device);
+}
+
+ek_status ek_communicator_wait(ek_communicator *communicator, ek_device *device) {
+  EK_TRY(check_call("ek_communicator_wait", communicator, device));
+  if (communicator->table->wait == NULL) return EK_OK;
+  return communicator->table->wait(communicator, device);
+}
+
+void ek_communicator_abort(ek_communicator *communicator) {
+  if (communicator != NULL && communicator->table->abort != NULL) {
+    communicator->table->abort(communicator);
+  }
+}

@@ -1,0 +1,58 @@
+/*
+ * communicator_internal.h - the table that a communicator is.
+ *
+ * All collectives go through one slot, `start`, with a description: queueing, checking and progress
+ * are the same for all of them, and only the innermost copy or sum differs.
+ */
+#ifndef EK_COMMUNICATOR_INTERNAL_H
+#define EK_COMMUNICATOR_INTERNAL_H
+
+#include <evenkeel/communicator.h>
+
+#include "device/device_internal.h"
+
+enum ek__collective_kind {
+  EK__BROADCAST,
+  EK__REDUCE,
+  EK__ALL_REDUCE,
+  EK__REDUCE_SCATTER,
+  EK__ALL_GATHER
+};
+
+struct ek__collective {
+  enum ek__collective_kind kind;
+  void *data;
+  int64_t count;
+  ek_type type;
+  size_t root;            /* broadcast, reduce */
+  const int64_t *offsets; /* reduce_scatter, all_gather: one more than there are devices */
+};
+
+struct ek__communicator_table {
+  const char *name;
+  /* Required: queues the collective for device number `rank`, on its worker thread. */
+  ek_status (*start)(ek_communicator *self, ek_device *device,
+                     const struct ek__collective *collective);
+  /* (optional: the device works by itself) does what is ready. */
+  ek_status (*progress)(ek_communicator *self, ek_device *device);
+  /* (optional: collectives are complete when they were started) */
+  ek_status (*wait)(ek_communicator *self, ek_device *device);
+  /* (optional: nothing ever waits) */
+  void (*abort)(ek_communicator *self);
+  /* (optional) makes it as new after an abort; no worker runs. */
+  void (*renew)(ek_communicator *self);
+  /* Required. */
+  void (*close)(ek_communicator *self);
+};
+
+/* The first member of every communicator's struct. */
+struct ek_communicator {
+  struct ek__abortable abortable;
+  const struct ek__communicator_table *table;
+  ek_group *group;
+};
+
+/* For the devices of a group that lie in one address space and compute when they are called. */
+ek_status ek__host_communicator_open(ek_communicator **communicator, ek_group *group);
+
+#endif /* EK_COMMUNICATOR_INTERNAL_H */

@@ -1,0 +1,36 @@
+/*
+ * device_internal.h - devices, streams and groups from the inside of src/device, and what it offers
+ * to the layers that may call a backend's slots (src/op).
+ */
+#ifndef EK_DEVICE_INTERNAL_H
+#define EK_DEVICE_INTERNAL_H
+
+#include "backend/backend.h"
+
+/* The backend of a device; never NULL. */
+const struct ek__backend *ek__device_table(const ek_device *device);
+
+/* True on one of the group's worker threads. */
+bool ek__group_is_worker(const ek_group *group);
+
+/* Opens device number `index` of a group; capacity 0 means what the machine has. */
+ek_status ek__device_open(ek_device **device, ek_group *group, const struct ek__backend *backend,
+                          size_t index, int threads, uint64_t capacity);
+/* Reports what is still held to the log. NULL is legal. */
+void ek__device_close(ek_device *device);
+
+/* stream.c */
+ek_status ek__stream_open(ek_stream **stream, ek_device *device, const struct ek__backend *backend,
+                          ek_stream_kind kind, int threads);
+void ek__stream_close(ek_stream *stream);
+
+/* A group knows its communicators, so that a failing worker wakes those that wait for it. */
+struct ek__abortable {
+  struct ek__abortable *next; /* belongs to the group's mutex */
+  void (*abort)(struct ek__abortable *self);
+  void (*renew)(struct ek__abortable *self); /* called when no worker runs */
+};
+void ek__group_attach(ek_group *group, struct ek__abortable *abortable);
+void ek__group_detach(ek_group *group, struct ek__abortable *abortable);
+
+#endif /* EK_DEVICE_INTERNAL_H */

@@ -1,0 +1,262 @@
+/*
+ * group.c - a group of devices and its worker threads.
+ *
+ * One persistent thread per device. ek_group_apply() publishes a job under the mutex by raising
+ * `job`; every worker runs it once and lowers `running`; the caller sleeps until `running` is 0.
+ * Results lie in the workers' own records, which the caller reads only then.
+ *
+ * A worker whose function failed aborts the group's communicators before it reports, so that no
+ * peer waits for it; when all have come back, the caller makes the communicators new.
+ *
+ * Lock: `mutex` guards job, running, stopping, function, context and the list of abortables. It is
+ * never held while a job runs. A communicator's own lock is taken inside it (abort), never around it.
+ */
+#include <pthread.h>
+#include <string.h>
+
+#include "core/alloc.h"
+#include "core/error.h"
+#include "core/log_internal.h"
+#include "device/device_internal.h"
+#include "device/device_spec.h"
+
+struct worker {
+  ek_group *group;
+  ek_device *device;
+  pthread_t thread;
+  bool started;
+  ek_status status;
+  char message[EK__MESSAGE_SIZE];
+};
+
+struct ek_group {
+  const struct ek__backend *backend;
+  char *spec;
+  size_t count;
+  struct worker workers[EK_MAX_DEVICES];
+  pthread_mutex_t mutex;
+  pthread_cond_t work, done;
+  uint64_t job;
+  size_t running;
+  bool stopping;
+  ek_apply_function function;
+  void *context;
+  struct ek__abortable *abortables;
+};
+
+/* Kernels keep their tiles on the stack. */
+enum { WORKER_STACK_BYTES = 8 << 20 };
+
+static _Thread_local const ek_group *group_of_this_worker;
+
+bool ek__group_is_worker(const ek_group *group) { return group_of_this_worker == group; }
+
+void ek__group_attach(ek_group *group, struct ek__abortable *abortable) {
+  pthread_mutex_lock(&group->mutex);
+  abortable->next = group->abortables;
+  group->abortables = abortable;
+  pthread_mutex_unlock(&group->mutex);
+}
+
+void ek__group_detach(ek_group *group, struct ek__abortable *abortable) {
+  pthread_mutex_lock(&group->mutex);
+  struct ek__abortable **link = &group->abortables;
+  while (*link != NULL && *link != abortable) link = &(*link)->next;
+  if (*link != NULL) *link = abortable->next;
+  pthread_mutex_unlock(&group->mutex);
+}
+
+static void run_job(struct worker *worker, ek_apply_function function, void *context) {
+  ek_error_clear();
+  worker->status = function(context, worker->device, ek_device_index(worker->device));
+  if (worker->status == EK_OK) return;
+  const char *message = ek_error_message();
+  if (message[0] == '\0') message = ek_status_text(worker->status);
+  const size_t length = strlen(message);
+  memcpy(worker->message, message, length + 1);
+  pthread_mutex_lock(&worker->group->mutex);
+  for (struct ek__abortable *a = worker->group->abortables; a != NULL; a = a->next) a->abort(a);
+  pthread_mutex_unlock(&worker->group->mutex);
+}
+
+static void *worker_main(void *argument) {
+  struct worker *worker = argument;
+  ek_group *group = worker->group;
+  group_of_this_worker = group;
+  uint64_t seen = 0;
+  pthread_mutex_lock(&group->mutex);
+  for (;;) {
+    while (group->job == seen && !group->stopping) pthread_cond_wait(&group->work, &group->mutex);
+    if (group->stopping) break;
+    seen = group->job;
+    const ek_apply_function function = group->function;
+    void *context = group->context;
+    pthread_mutex_unlock(&group->mutex);
+    run_job(worker, function, context);
+    pthread_mutex_lock(&group->mutex);
+    if (--group->running == 0) pthread_cond_signal(&group->done);
+  }
+  pthread_mutex_unlock(&group->mutex);
+  return NULL;
+}
+
+static ek_status start_workers(ek_group *group) {
+  pthread_attr_t attributes;
+  if (pthread_attr_init(&attributes) != 0) {
+    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no memory for thread attributes");
+  }
+  ek_status status = EK_OK;
+  int error = pthread_attr_setstacksize(&attributes, WORKER_STACK_BYTES);
+  for (size_t i = 0; i < group->count && error == 0; i++) {
+    struct worker *worker = &group->workers[i];
+    worker->group = group;
+    error = pthread_create(&worker->thread, &attributes, worker_main, worker);
+    worker->started = error == 0;
+  }
+  if (error != 0) {
+    status = ek_error_set(EK_ERR_OUT_OF_MEMORY, "cannot start a worker thread: %s",
+                          strerror(error));
+  }
+  pthread_attr_destroy(&attributes);
+  return status;
+}
+
+/* The cores are divided evenly; a device always has one thread. */
+static ek_status threads_for(int *threads, const struct ek__backend *backend, size_t count,
+                             const ek_group_options *options) {
+  if (options != NULL && options->threads_per_device > 0) {
+    *threads = options->threads_per_device;
+    return EK_OK;
+  }
+  ek_device_description description;
+  size_t found = 0;
+  EK_TRY(backend->describe(&description, 1, &found));
+  const int share = found > 0 ? description.cores / (int)count : 1;
+  *threads = share > 1 ? share : 1;
+  return EK_OK;
+}
+
+static ek_status check_options(const ek_group_options *options) {
+  if (options == NULL) return EK_OK;
+  if (options->size != sizeof *options || options->threads_per_device < 0 ||
+      options->threads_per_device > 1024) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "ek_group_open: options were not initialised with EK_GROUP_OPTIONS_INIT, or "
+                        "threads_per_device is not in 0..1024");
+  }
+  return EK_OK;
+}
+
+ek_status ek_group_open(ek_group **group, const char *spec, const ek_group_options *options) {
+  if (group == NULL || spec == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_group_open: group and spec may not be NULL");
+  }
+  struct ek__device_spec parsed;
+  EK_TRY(check_options(options));
+  EK_TRY(ek__device_spec_parse(&parsed, spec));
+  ek_group *result = ek__calloc(1, sizeof *result);
+  if (result == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a group");
+  pthread_mutex_init(&result->mutex, NULL);
+  pthread_cond_init(&result->work, NULL);
+  pthread_cond_init(&result->done, NULL);
+  result->backend = strcmp(parsed.backend, "plan") == 0 ? &ek__plan_backend : &ek__cpu_backend;
+  ek_status status = EK_OK;
+  int threads = 1;
+  result->spec = ek__strdup(spec);
+  if (result->spec == NULL) {
+    status = ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a group");
+    goto cleanup;
+  }
+  EK_TRY_GOTO(status, threads_for(&threads, result->backend, parsed.count, options), cleanup);
+  for (; result->count < parsed.count; result->count++) {
+    EK_TRY_GOTO(status,
+                ek__device_open(&result->workers[result->count].device, result, result->backend,
+                                result->count, threads, parsed.capacity),
+                cleanup);
+  }
+  EK_TRY_GOTO(status, start_workers(result), cleanup);
+  *group = result;
+  return EK_OK;
+cleanup:
+  ek_group_close(result);
+  return status;
+}
+
+void ek_group_close(ek_group *group) {
+  if (group == NULL) return;
+  pthread_mutex_lock(&group->mutex);
+  group->stopping = true;
+  pthread_cond_broadcast(&group->work);
+  pthread_mutex_unlock(&group->mutex);
+  for (size_t i = 0; i < group->count; i++) {
+    if (group->workers[i].started) pthread_join(group->workers[i].thread, NULL);
+  }
+  for (size_t i = 0; i < group->count; i++) ek__device_close(group->workers[i].device);
+  pthread_cond_destroy(&group->done);
+  pthread_cond_destroy(&group->work);
+  pthread_mutex_destroy(&group->mutex);
+  ek__free(group->spec);
+  ek__free(group);
+}
+
+size_t ek_group_size(const ek_group *group) { return group == NULL ? 0 : group->count; }
+
+ek_device *ek_group_device(const ek_group *group, size_t index) {
+  return group == NULL || index >= group->count ? NULL : group->workers[index].device;
+}
+
+const char *ek_group_spec(const ek_group *group) { return group == NULL ? "" : group->spec; }
+
+/* The lowest device with an error of its own; if all just gave up, the lowest that did. */
+static const struct worker *first_failure(const ek_group *group) {
+  const struct worker *given_up = NULL;
+  for (size_t i = 0; i < group->count; i++) {
+    const struct worker *worker = &group->workers[i];
+    if (worker->status == EK_OK) continue;
+    if (worker->status != EK_ERR_ABORTED) return worker;
+    if (given_up == NULL) given_up = worker;
+  }
+  return given_up;
+}
+
+ek_status ek_group_apply(ek_group *group, ek_apply_function function, void *context) {
+  if (group == NULL || function == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "ek_group_apply: group and function may not be NULL");
+  }
+  if (ek__group_is_worker(group)) {
+    return ek_error_set(EK_ERR_STATE, "ek_group_apply: called from a worker of the same group");
+  }
+  pthread_mutex_lock(&group->mutex);
+  if (group->running != 0) {
+    pthread_mutex_unlock(&group->mutex);
+    return ek_error_set(EK_ERR_STATE, "ek_group_apply: another thread is using the group");
+  }
+  group->function = function;
+  group->context = context;
+  group->running = group->count;
+  group->job++;
+  pthread_cond_broadcast(&group->work);
+  while (group->running != 0) pthread_cond_wait(&group->done, &group->mutex);
+  const struct worker *failed = first_failure(group);
+  if (failed != NULL) {
+    for (struct ek__abortable *a = group->abortables; a != NULL; a = a->next) a->renew(a);
+  }
+  pthread_mutex_unlock(&group->mutex);
+  if (failed == NULL) return EK_OK;
+  return ek_error_set(failed->status, "replica %zu on %s: %s", ek_device_index(failed->device),
+                      ek_device_name(failed->device), failed->message);
+}
+
+ek_status ek_group_synchronize(ek_group *group) {
+  if (group == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_group_synchronize: group may not be NULL");
+  }
+  for (size_t i = 0; i < group->count; i++) {
+    for (int kind = 0; kind < 2; kind++) {
+      EK_TRY(ek_stream_synchronize(
+          ek_device_stream(group->workers[i].device, (ek_stream_kind)kind)));
+    }
+  }
+  return EK_OK;
+}

@@ -1,0 +1,259 @@
+/*
+ * host_communicator.c - collectives between devices that share the host's memory.
+ *
+ * There is no thread for communication: a device's communication stream is a queue that its worker
+ * works off whenever it calls progress() or wait(). A collective has a slot in a ring; every rank puts
+ * its pointer in and goes on computing. Once all ranks have arrived, the work is cut into one part per
+ * rank, and each rank does its own part over everybody's memory: one pass that reads all sources in
+ * the order of the devices. So the load is even, sums have a fixed order, and a rank never holds a
+ * copy of anything.
+ *
+ * Every rank meets the collectives in the same order. rank r has queued[r] of them and has done its
+ * part of finished[r]; a slot is over, and its memory may be touched again, when all ranks have
+ * finished it: the smallest finished[] is the number of collectives that are over.
+ *
+ * Lock: `mutex` guards everything here but the memory that slots point to. That memory belongs to
+ * the ranks that are working on the slot from the last arrival to the last finish. The mutex is not
+ * held while parts are copied or summed, and no other lock is taken inside it.
+ */
+#include <pthread.h>
+#include <string.h>
+
+#include "core/alloc.h"
+#include "device/communicator_internal.h"
+
+enum { RING = 64 };
+
+struct slot {
+  struct ek__collective collective; /* of the first to arrive; data and offsets are not used */
+  int64_t offsets[EK_MAX_DEVICES + 1];
+  void *data[EK_MAX_DEVICES];
+  size_t arrived;
+  bool mismatch; /* the ranks did not mean the same collective */
+};
+
+struct host_communicator {
+  ek_communicator base;
+  size_t ranks;
+  pthread_mutex_t mutex;
+  pthread_cond_t changed; /* the last arrival, the last finish, an abort */
+  uint64_t queued[EK_MAX_DEVICES], finished[EK_MAX_DEVICES];
+  bool aborted;
+  struct slot ring[RING];
+};
+
+static uint64_t over(const struct host_communicator *self) {
+  uint64_t least = self->finished[0];
+  for (size_t i = 1; i < self->ranks; i++) {
+    if (self->finished[i] < least) least = self->finished[i];
+  }
+  return least;
+}
+
+static ek_status given_up(void) {
+  return ek_error_set(EK_ERR_ABORTED, "given up because another device failed");
+}
+
+/* Part number `rank` of `count` elements, in units of a cache line's worth. */
+static void part_of(int64_t *first, int64_t *last, int64_t count, size_t rank, size_t ranks) {
+  const int64_t units = (count + 15) / 16;
+  const int64_t share = units / (int64_t)ranks, rest = units % (int64_t)ranks, r = (int64_t)rank;
+  *first = (share * r + (r < rest ? r : rest)) * 16;
+  *last = *first + (share + (r < rest ? 1 : 0)) * 16;
+  if (*last > count) *last = count;
+  if (*first > count) *first = count;
+}
+
+static char *element(const struct slot *slot, size_t rank, int64_t index) {
+  return (char *)slot->data[rank] + (size_t)index * ek_type_size(slot->collective.type);
+}
+
+static ek_status sum_part(ek_device *device, const struct slot *slot, size_t ranks, int64_t first,
+                          int64_t last, size_t destination_first, size_t destination_count) {
+  void *pointers[EK_MAX_DEVICES];
+  const void *sources[EK_MAX_DEVICES];
+  for (size_t i = 0; i < ranks; i++) sources[i] = pointers[i] = element(slot, i, first);
+  const struct ek__reduce_args args = {.destinations = pointers + destination_first,
+                                       .sources = sources,
+                                       .destination_count = destination_count,
+                                       .source_count = ranks,
+                                       .count = last - first,
+                                       .type = slot->collective.type};
+  return ek__device_table(device)->kernels->reduce(ek_device_stream(device, EK_STREAM_COMPUTE),
+                                                   &args);
+}
+
+static ek_status copy_part(ek_device *device, const struct slot *slot, size_t to, size_t from,
+                           int64_t first, int64_t last) {
+  const size_t bytes = (size_t)(last - first) * ek_type_size(slot->collective.type);
+  return ek__device_table(device)->kernels->copy(ek_device_stream(device, EK_STREAM_COMPUTE),
+                                                 element(slot, to, first),
+                                                 element(slot, from, first), bytes);
+}
+
+/* This rank's part of a collective that all have arrived at. */
+static ek_status do_part(struct host_communicator *self, const struct slot *slot,
+                         ek_device *device) {
+  const size_t rank = ek_device_index(device), ranks = self->ranks;
+  const size_t root = slot->collective.root;
+  int64_t first = 0, last = 0;
+  part_of(&first, &last, slot->collective.count, rank, ranks);
+  switch (slot->collective.kind) {
+    case EK__BROADCAST:
+      for (size_t i = 0; i < ranks && first < last; i++) {
+        if (i != root) EK_TRY(copy_part(device, slot, i, root, first, last));
+      }
+      return EK_OK;
+    case EK__REDUCE:
+      return first == last ? EK_OK : sum_part(device, slot, ranks, first, last, root, 1);
+    case EK__ALL_REDUCE:
+      return first == last ? EK_OK : sum_part(device, slot, ranks, first, last, 0, ranks);
+    case EK__REDUCE_SCATTER:
+      first = slot->offsets[rank], last = slot->offsets[rank + 1];
+      return first == last ? EK_OK : sum_part(device, slot, ranks, first, last, rank, 1);
+    case EK__ALL_GATHER:
+      for (size_t i = 0; i < ranks; i++) {
+        first = slot->offsets[i], last = slot->offsets[i + 1];
+        if (i != rank && first < last) EK_TRY(copy_part(device, slot, rank, i, first, last));
+      }
+      return EK_OK;
+  }
+  return ek_error_set(EK_ERR_INTERNAL, "no such collective");
+}
+
+/* Does this rank's parts that are ready. Called and left with the mutex held. */
+static ek_status work_off(struct host_communicator *self, ek_device *device) {
+  const size_t rank = ek_device_index(device);
+  while (!self->aborted && self->finished[rank] < self->queued[rank]) {
+    const struct slot *slot = &self->ring[self->finished[rank] % RING];
+    if (slot->arrived < self->ranks) return EK_OK;
+    if (slot->mismatch) {
+      return ek_error_set(EK_ERR_SHAPE,
+                          "the devices called different collectives, or with different sizes");
+    }
+    pthread_mutex_unlock(&self->mutex);
+    const ek_status status = do_part(self, slot, device);
+    pthread_mutex_lock(&self->mutex);
+    if (status != EK_OK) return status;
+    const uint64_t before = over(self);
+    self->finished[rank]++;
+    if (over(self) != before) pthread_cond_broadcast(&self->changed);
+  }
+  return self->aborted ? given_up() : EK_OK;
+}
+
+static bool same_collective(const struct slot *slot, const struct ek__collective *collective,
+                            size_t ranks) {
+  const struct ek__collective *first = &slot->collective;
+  if (first->kind != collective->kind || first->count != collective->count ||
+      first->type != collective->type || first->root != collective->root) {
+    return false;
+  }
+  return collective->offsets == NULL ||
+         memcmp(slot->offsets, collective->offsets, (ranks + 1) * sizeof *slot->offsets) == 0;
+}
+
+static void arrive(struct host_communicator *self, size_t rank,
+                   const struct ek__collective *collective) {
+  struct slot *slot = &self->ring[self->queued[rank] % RING];
+  /* The first to arrive is the first whose queue got this far. */
+  bool first = true;
+  for (size_t i = 0; i < self->ranks; i++) first = first && self->queued[i] <= self->queued[rank];
+  if (first) {
+    slot->collective = *collective;
+    slot->arrived = 0;
+    slot->mismatch = false;
+    if (collective->offsets != NULL) {
+      memcpy(slot->offsets, collective->offsets, (self->ranks + 1) * sizeof *slot->offsets);
+    }
+  } else if (!same_collective(slot, collective, self->ranks)) {
+    slot->mismatch = true;
+  }
+  slot->data[rank] = collective->data;
+  self->queued[rank]++;
+  if (++slot->arrived == self->ranks) pthread_cond_broadcast(&self->changed);
+}
+
+static ek_status host_start(ek_communicator *base, ek_device *device,
+                            const struct ek__collective *collective) {
+  struct host_communicator *self = (struct host_communicator *)base;
+  const size_t rank = ek_device_index(device);
+  pthread_mutex_lock(&self->mutex);
+  ek_status status = self->aborted ? given_up() : EK_OK;
+  while (status == EK_OK && self->queued[rank] - over(self) >= RING) {
+    status = work_off(self, device);
+    if (status == EK_OK && self->queued[rank] - over(self) >= RING) {
+      pthread_cond_wait(&self->changed, &self->mutex);
+    }
+  }
+  if (status == EK_OK) arrive(self, rank, collective);
+  pthread_mutex_unlock(&self->mutex);
+  return status;
+}
+
+static ek_status host_progress(ek_communicator *base, ek_device *device) {
+  struct host_communicator *self = (struct host_communicator *)base;
+  pthread_mutex_lock(&self->mutex);
+  const ek_status status = work_off(self, device);
+  pthread_mutex_unlock(&self->mutex);
+  return status;
+}
+
+static ek_status host_wait(ek_communicator *base, ek_device *device) {
+  struct host_communicator *self = (struct host_communicator *)base;
+  const size_t rank = ek_device_index(device);
+  pthread_mutex_lock(&self->mutex);
+  ek_status status = work_off(self, device);
+  while (status == EK_OK && over(self) < self->queued[rank]) {
+    pthread_cond_wait(&self->changed, &self->mutex);
+    status = work_off(self, device);
+  }
+  pthread_mutex_unlock(&self->mutex);
+  return status;
+}
+
+static void host_abort(ek_communicator *base) {
+  struct host_communicator *self = (struct host_communicator *)base;
+  pthread_mutex_lock(&self->mutex);
+  self->aborted = true;
+  pthread_cond_broadcast(&self->changed);
+  pthread_mutex_unlock(&self->mutex);
+}
+
+static void host_renew(ek_communicator *base) {
+  struct host_communicator *self = (struct host_communicator *)base;
+  pthread_mutex_lock(&self->mutex);
+  self->aborted = false;
+  memset(self->queued, 0, sizeof self->queued);
+  memset(self->finished, 0, sizeof self->finished);
+  pthread_mutex_unlock(&self->mutex);
+}
+
+static void host_close(ek_communicator *base) {
+  struct host_communicator *self = (struct host_communicator *)base;
+  pthread_cond_destroy(&self->changed);
+  pthread_mutex_destroy(&self->mutex);
+  ek__free(self);
+}
+
+static const struct ek__communicator_table host_table = {.name = "host",
+                                                         .start = host_start,
+                                                         .progress = host_progress,
+                                                         .wait = host_wait,
+                                                         .abort = host_abort,
+                                                         .renew = host_renew,
+                                                         .close = host_close};
+
+ek_status ek__host_communicator_open(ek_communicator **communicator, ek_group *group) {
+  struct host_communicator *self = ek__calloc(1, sizeof *self);
+  if (self == NULL) {
+    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a communicator");
+  }
+  self->base.table = &host_table;
+  self->base.group = group;
+  self->ranks = ek_group_size(group);
+  pthread_mutex_init(&self->mutex, NULL);
+  pthread_cond_init(&self->changed, NULL);
+  *communicator = &self->base;
+  return EK_OK;
+}

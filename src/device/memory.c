@@ -1,0 +1,103 @@
+/*
+ * memory.c - the ledger as text: names, sizes, the table of a group.
+ *
+ * The numbers themselves are kept by the arena.
+ */
+#include <evenkeel/memory.h>
+
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "device/ledger.h"
+#include <evenkeel/device.h>
+
+static const char *const category_names[EK_MEMORY_CATEGORIES] = {
+#define NAME(identifier, name) [identifier] = name,
+    EK_MEMORY_CATEGORY_LIST(NAME)
+#undef NAME
+};
+
+const char *ek_memory_category_name(ek_memory_category category) {
+  if ((unsigned)category >= EK_MEMORY_CATEGORIES) return "unknown";
+  return category_names[category];
+}
+
+const char *ek__ledger_size(char *buffer, size_t size, uint64_t bytes) {
+  static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  double value = (double)bytes;
+  size_t unit = 0;
+  while (value >= 1024 && unit + 1 < sizeof units / sizeof units[0]) {
+    value /= 1024;
+    unit++;
+  }
+  snprintf(buffer, size, unit == 0 ? "%.0f %s" : "%.2f %s", value, units[unit]);
+  return buffer;
+}
+
+void ek__ledger_describe(char *buffer, size_t size, const uint64_t bytes[EK_MEMORY_CATEGORIES]) {
+  size_t used = 0;
+  snprintf(buffer, size, "nothing");
+  for (size_t i = 0; i < EK_MEMORY_CATEGORIES && used < size; i++) {
+    if (bytes[i] == 0) continue;
+    char text[32];
+    const int written = snprintf(buffer + used, size - used, "%s%s %s", used == 0 ? "" : ", ",
+                                 category_names[i], ek__ledger_size(text, sizeof text, bytes[i]));
+    if (written > 0) used += (size_t)written;
+  }
+}
+
+/* A text that grows beyond its buffer is counted to its end. */
+struct text {
+  char *buffer;
+  size_t size, used;
+};
+
+static void append(struct text *text, const char *format, ...) EK_PRINTF(2, 3);
+static void append(struct text *text, const char *format, ...) {
+  const bool room = text->used < text->size;
+  va_list arguments;
+  va_start(arguments, format);
+  const int written = vsnprintf(room ? text->buffer + text->used : NULL,
+                                room ? text->size - text->used : 0, format, arguments);
+  va_end(arguments);
+  if (written > 0) text->used += (size_t)written;
+}
+
+static void append_row(struct text *text, const char *name, const ek_memory_usage *usages,
+                       size_t count, size_t offset) {
+  append(text, "%-14s", name);
+  for (size_t i = 0; i < count; i++) {
+    const uint64_t bytes =
+        *(const uint64_t *)(const void *)((const char *)&usages[i] + offset);
+    append(text, " %12.2f", (double)bytes / (1024.0 * 1024.0));
+  }
+  append(text, "\n");
+}
+
+ek_status ek_memory_format(char *buffer, size_t size, size_t *needed, const ek_group *group) {
+  if (group == NULL || (buffer == NULL && size > 0)) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "ek_memory_format: group and buffer may not be NULL");
+  }
+  const size_t count = ek_group_size(group);
+  ek_memory_usage usages[EK_MAX_DEVICES];
+  for (size_t i = 0; i < count; i++) {
+    EK_TRY(ek_memory_stats(&usages[i], ek_group_device(group, i)));
+  }
+  struct text text = {buffer, size, 0};
+  append(&text, "%-14s", "MiB at peak");
+  for (size_t i = 0; i < count; i++) {
+    append(&text, " %12s", ek_device_name(ek_group_device(group, i)));
+  }
+  append(&text, "\n");
+  for (size_t c = 0; c < EK_MEMORY_CATEGORIES; c++) {
+    append_row(&text, category_names[c], usages, count,
+               offsetof(ek_memory_usage, at_peak) + c * sizeof(uint64_t));
+  }
+  append_row(&text, "unused", usages, count, offsetof(ek_memory_usage, unused_at_peak));
+  append_row(&text, "peak", usages, count, offsetof(ek_memory_usage, peak_bytes));
+  append_row(&text, "held now", usages, count, offsetof(ek_memory_usage, current_bytes));
+  append_row(&text, "capacity", usages, count, offsetof(ek_memory_usage, capacity_bytes));
+  if (needed != NULL) *needed = text.used + 1;
+  return EK_OK;
+}

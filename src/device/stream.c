@@ -1,0 +1,116 @@
+/*
+ * stream.c - streams and events: a device's queues of work and marks in them.
+ *
+ * A stream belongs to its device and lives as long. What queueing means is the backend's: the CPU
+ * backend has done the work when a call returns, so its slots for waiting are empty.
+ */
+#include "backend/backend.h"
+#include "core/alloc.h"
+#include "device/device_internal.h"
+
+struct ek_stream {
+  ek_device *device;
+  ek_stream_kind kind;
+  void *native;
+};
+
+struct ek_event {
+  ek_device *device;
+  void *native;
+  bool recorded;
+};
+
+ek_status ek__stream_open(ek_stream **stream, ek_device *device, const struct ek__backend *backend,
+                          ek_stream_kind kind, int threads) {
+  ek_stream *result = ek__calloc(1, sizeof *result);
+  if (result == NULL) {
+    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "%s: no host memory for a stream",
+                        ek_device_name(device));
+  }
+  result->device = device;
+  result->kind = kind;
+  const ek_status status = backend->stream_open(&result->native, device, kind, threads);
+  if (status != EK_OK) {
+    ek__free(result);
+    return status;
+  }
+  *stream = result;
+  return EK_OK;
+}
+
+void ek__stream_close(ek_stream *stream) {
+  if (stream == NULL) return;
+  ek__device_table(stream->device)->stream_close(stream->native);
+  ek__free(stream);
+}
+
+void *ek__stream_backend(const ek_stream *stream) { return stream->native; }
+
+ek_device *ek_stream_device(const ek_stream *stream) {
+  return stream == NULL ? NULL : stream->device;
+}
+
+void *ek_stream_native(const ek_stream *stream) {
+  if (stream == NULL || ek__device_table(stream->device)->shared_memory) return NULL;
+  return stream->native;
+}
+
+ek_status ek_stream_synchronize(ek_stream *stream) {
+  if (stream == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_stream_synchronize: stream may not be NULL");
+  }
+  const struct ek__backend *backend = ek__device_table(stream->device);
+  return backend->stream_synchronize == NULL ? EK_OK : backend->stream_synchronize(stream);
+}
+
+ek_status ek_event_create(ek_event **event, ek_device *device) {
+  if (event == NULL || device == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_event_create: event and device may not be NULL");
+  }
+  ek_event *result = ek__calloc(1, sizeof *result);
+  if (result == NULL) {
+    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "%s: no host memory for an event",
+                        ek_device_name(device));
+  }
+  result->device = device;
+  const struct ek__backend *backend = ek__device_table(device);
+  if (backend->event_open != NULL) {
+    const ek_status status = backend->event_open(&result->native, device);
+    if (status != EK_OK) {
+      ek__free(result);
+      return status;
+    }
+  }
+  *event = result;
+  return EK_OK;
+}
+
+ek_status ek_event_record(ek_event *event, ek_stream *stream) {
+  if (event == NULL || stream == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_event_record: event and stream may not be NULL");
+  }
+  if (event->device != stream->device) {
+    return ek_error_set(EK_ERR_DEVICE, "ek_event_record: event of %s, stream of %s",
+                        ek_device_name(event->device), ek_device_name(stream->device));
+  }
+  const struct ek__backend *backend = ek__device_table(event->device);
+  if (backend->event_record != NULL) EK_TRY(backend->event_record(event->native, stream));
+  event->recorded = true;
+  return EK_OK;
+}
+
+ek_status ek_stream_wait(ek_stream *stream, const ek_event *event) {
+  if (event == NULL || stream == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_stream_wait: stream and event may not be NULL");
+  }
+  const struct ek__backend *backend = ek__device_table(stream->device);
+  if (!event->recorded || backend->stream_wait == NULL) return EK_OK;
+  return backend->stream_wait(stream, event->native);
+}
+
+void ek_event_free(ek_event *event) {
+  if (event == NULL) return;
+  const struct ek__backend *backend = ek__device_table(event->device);
+  if (backend->event_close != NULL) backend->event_close(event->native);
+  ek__free(event);
+}

@@ -1,0 +1,270 @@
+/*
+ * tensor.c - shapes over memory: making, sharing, viewing and copying.
+ */
+#include <evenkeel/tensor.h>
+
+#include <stdio.h>
+#include <string.h>
+
+#include "core/sizes.h"
+#include "device/arena.h"
+#include "device/device_internal.h"
+
+size_t ek_type_size(ek_type type) {
+  switch (type) {
+    case EK_F32:
+    case EK_I32: return 4;
+    case EK_F64: return 8;
+    case EK_BF16:
+    case EK_F16: return 2;
+  }
+  return 0;
+}
+
+const char *ek_type_name(ek_type type) {
+  switch (type) {
+    case EK_F32: return "f32";
+    case EK_F64: return "f64";
+    case EK_BF16: return "bf16";
+    case EK_F16: return "f16";
+    case EK_I32: return "i32";
+  }
+  return "no type";
+}
+
+/* Checks a shape and counts its bytes, without overflow. */
+static ek_status measure(int64_t *bytes, const char *who, ek_type type, int rank,
+                         const int64_t *shape) {
+  if (ek_type_size(type) == 0) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: %d is no element type", who, (int)type);
+  }
+  if (rank < 0 || rank > EK_MAX_RANK || (rank > 0 && shape == NULL)) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: rank %d is not in 0..%d, or shape is NULL", who,
+                        rank, EK_MAX_RANK);
+  }
+  bool empty = false, overflow = false;
+  int64_t total = (int64_t)ek_type_size(type);
+  for (int i = 0; i < rank; i++) {
+    if (shape[i] < 0) {
+      return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: size %lld of dimension %d is negative", who,
+                          (long long)shape[i], i);
+    }
+    empty = empty || shape[i] == 0;
+    overflow = overflow || (shape[i] > 0 && !ek__multiply(&total, total, shape[i]));
+  }
+  if (overflow) {
+    return ek_error_set(EK_ERR_OVERFLOW, "%s: the sizes' product does not fit in 63 bits", who);
+  }
+  *bytes = empty ? 0 : total;
+  return EK_OK;
+}
+
+static void set_shape(ek_tensor *tensor, int rank, const int64_t *shape) {
+  tensor->rank = rank;
+  memset(tensor->shape, 0, sizeof tensor->shape);
+  if (rank > 0) memcpy(tensor->shape, shape, (size_t)rank * sizeof *shape);
+}
+
+ek_status ek_tensor_create(ek_tensor *tensor, ek_device *device, ek_memory_category category,
+                           ek_type type, int rank, const int64_t *shape) {
+  if (tensor == NULL || device == NULL || (unsigned)category >= EK_MEMORY_CATEGORIES) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "ek_tensor_create: tensor or device is NULL, or there is no such category");
+  }
+  int64_t bytes = 0;
+  EK_TRY(measure(&bytes, "ek_tensor_create", type, rank, shape));
+  ek_tensor result = {.device = device, .type = type};
+  set_shape(&result, rank, shape);
+  if (bytes > 0) {
+    EK_TRY(ek__arena_take(&result.memory, ek__device_arena(device), category, (uint64_t)bytes));
+    result.data = result.memory->address;
+  }
+  *tensor = result;
+  return EK_OK;
+}
+
+ek_status ek_tensor_host(ek_tensor *tensor, void *data, ek_type type, int rank,
+                         const int64_t *shape) {
+  if (tensor == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_tensor_host: tensor may not be NULL");
+  }
+  int64_t bytes = 0;
+  EK_TRY(measure(&bytes, "ek_tensor_host", type, rank, shape));
+  if (bytes > 0 && data == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_tensor_host: data may not be NULL");
+  }
+  ek_tensor result = {.data = data, .type = type};
+  set_shape(&result, rank, shape);
+  *tensor = result;
+  return EK_OK;
+}
+
+static ek_status check_pair(const char *who, const ek_tensor *result, const ek_tensor *source) {
+  if (result == NULL || !ek_tensor_exists(source)) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: a tensor is NULL or absent", who);
+  }
+  return EK_OK;
+}
+
+ek_status ek_tensor_share(ek_tensor *tensor, const ek_tensor *source) {
+  EK_TRY(check_pair("ek_tensor_share", tensor, source));
+  const ek_tensor result = *source;
+  if (result.memory != NULL) {
+    atomic_fetch_add_explicit(&result.memory->references, 1, memory_order_relaxed);
+  }
+  *tensor = result;
+  return EK_OK;
+}
+
+ek_status ek_tensor_rows(ek_tensor *view, const ek_tensor *source, int64_t first, int64_t count) {
+  EK_TRY(check_pair("ek_tensor_rows", view, source));
+  if (source->rank == 0) {
+    return ek_error_set(EK_ERR_SHAPE, "ek_tensor_rows: a scalar has no rows");
+  }
+  if (first < 0 || count < 0 || count > source->shape[0] || first > source->shape[0] - count) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "ek_tensor_rows: rows %lld + %lld of a tensor with %lld rows",
+                        (long long)first, (long long)count, (long long)source->shape[0]);
+  }
+  const size_t row_bytes = (size_t)ek_tensor_row_count(source) * ek_type_size(source->type);
+  ek_tensor result;
+  EK_TRY(ek_tensor_share(&result, source));
+  result.shape[0] = count;
+  if (result.data != NULL) result.data = (char *)result.data + (size_t)first * row_bytes;
+  *view = result;
+  return EK_OK;
+}
+
+ek_status ek_tensor_reshape(ek_tensor *view, const ek_tensor *source, int rank,
+                            const int64_t *shape) {
+  EK_TRY(check_pair("ek_tensor_reshape", view, source));
+  int64_t bytes = 0;
+  EK_TRY(measure(&bytes, "ek_tensor_reshape", source->type, rank, shape));
+  if ((size_t)bytes != ek_tensor_bytes(source)) {
+    return ek_error_set(EK_ERR_SHAPE, "ek_tensor_reshape: %lld elements cannot become %lld",
+                        (long long)ek_tensor_count(source),
+                        (long long)bytes / (long long)ek_type_size(source->type));
+  }
+  ek_tensor result;
+  EK_TRY(ek_tensor_share(&result, source));
+  set_shape(&result, rank, shape);
+  *view = result;
+  return EK_OK;
+}
+
+void ek_tensor_free(ek_tensor *tensor) {
+  if (tensor == NULL) return;
+  if (tensor->memory != NULL) ek__arena_drop(tensor->memory);
+  memset(tensor, 0, sizeof *tensor);
+}
+
+bool ek_tensor_exists(const ek_tensor *tensor) {
+  return tensor != NULL && ek_type_size(tensor->type) != 0;
+}
+
+int64_t ek_tensor_count(const ek_tensor *tensor) {
+  if (!ek_tensor_exists(tensor)) return 0;
+  int64_t count = 1;
+  for (int i = 0; i < tensor->rank; i++) {
+    if (tensor->shape[i] == 0) return 0;
+    count *= tensor->shape[i];
+  }
+  return count;
+}
+
+size_t ek_tensor_bytes(const ek_tensor *tensor) {
+  return ek_tensor_exists(tensor) ? (size_t)ek_tensor_count(tensor) * ek_type_size(tensor->type)
+                                  : 0;
+}
+
+int64_t ek_tensor_row_count(const ek_tensor *tensor) {
+  int64_t count = 1;
+  if (tensor == NULL) return 0;
+  for (int i = 1; i < tensor->rank; i++) count *= tensor->shape[i];
+  return count;
+}
+
+int ek_tensor_holders(const ek_tensor *tensor) {
+  if (tensor == NULL || tensor->memory == NULL) return 0;
+  return atomic_load_explicit(&tensor->memory->references, memory_order_acquire);
+}
+
+bool ek_tensor_same_shape(const ek_tensor *a, const ek_tensor *b) {
+  if (a == NULL || b == NULL || a->type != b->type || a->rank != b->rank) return false;
+  for (int i = 0; i < a->rank; i++) {
+    if (a->shape[i] != b->shape[i]) return false;
+  }
+  return true;
+}
+
+ek_status ek_tensor_charge(ek_tensor *tensor, ek_memory_category category) {
+  if (!ek_tensor_exists(tensor) || (unsigned)category >= EK_MEMORY_CATEGORIES) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "ek_tensor_charge: no tensor, or there is no such category");
+  }
+  if (tensor->memory != NULL) ek__arena_charge(tensor->memory, category);
+  return EK_OK;
+}
+
+ek_status ek_tensor_grow(bool *grown, ek_tensor *tensor, int64_t rows) {
+  if (grown == NULL || !ek_tensor_exists(tensor) || tensor->rank == 0 ||
+      rows < tensor->shape[0]) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "ek_tensor_grow: no tensor with rows, or fewer rows than it has");
+  }
+  int64_t shape[EK_MAX_RANK];
+  memcpy(shape, tensor->shape, sizeof shape);
+  shape[0] = rows;
+  int64_t bytes = 0;
+  EK_TRY(measure(&bytes, "ek_tensor_grow", tensor->type, tensor->rank, shape));
+  *grown = false;
+  if (tensor->memory == NULL || tensor->data != tensor->memory->address ||
+      ek_tensor_holders(tensor) != 1) {
+    return EK_OK;
+  }
+  EK_TRY(ek__arena_extend(grown, tensor->memory, (uint64_t)bytes));
+  if (*grown) tensor->shape[0] = rows;
+  return EK_OK;
+}
+
+static ek_status copy_bytes(const ek_tensor *to, const ek_tensor *from, size_t bytes) {
+  ek_device *device = to->device != NULL ? to->device : from->device;
+  if (device == NULL) {
+    memcpy(to->data, from->data, bytes);
+    return EK_OK;
+  }
+  const struct ek__backend *backend = ek__device_table(device);
+  ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
+  if (to->device == NULL) {
+    return backend->download == NULL ? EK_OK
+                                     : backend->download(stream, to->data, from->data, bytes);
+  }
+  if (from->device == NULL) {
+    return backend->upload == NULL ? EK_OK : backend->upload(stream, to->data, from->data, bytes);
+  }
+  return backend->between == NULL ? EK_OK : backend->between(stream, to->data, from->data, bytes);
+}
+
+ek_status ek_tensor_copy(ek_tensor *destination, const ek_tensor *source) {
+  EK_TRY(check_pair("ek_tensor_copy", destination, source));
+  if (!ek_tensor_exists(destination)) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_tensor_copy: there is no destination");
+  }
+  if (destination->type != source->type) {
+    return ek_error_set(EK_ERR_TYPE, "ek_tensor_copy: %s cannot become %s",
+                        ek_type_name(source->type), ek_type_name(destination->type));
+  }
+  if (ek_tensor_count(destination) != ek_tensor_count(source)) {
+    return ek_error_set(EK_ERR_SHAPE, "ek_tensor_copy: %lld elements cannot become %lld",
+                        (long long)ek_tensor_count(source),
+                        (long long)ek_tensor_count(destination));
+  }
+  if (destination->device != NULL && source->device != NULL &&
+      ek_device_group(destination->device) != ek_device_group(source->device)) {
+    return ek_error_set(EK_ERR_DEVICE, "ek_tensor_copy: %s and %s are of different groups",
+                        ek_device_name(source->device), ek_device_name(destination->device));
+  }
+  const size_t bytes = ek_tensor_bytes(source);
+  if (bytes == 0 || destination->data == source->data) return EK_OK;
+  return copy_bytes(destination, source, bytes);
+}
