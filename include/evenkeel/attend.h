@@ -1,0 +1,38 @@
+/*
+ * attend.h - causal self-attention.
+ *
+ * See op.h for the rules that hold for all operations.
+ */
+#ifndef EVENKEEL_ATTEND_H
+#define EVENKEEL_ATTEND_H
+
+#include <evenkeel/tensor.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/*
+ * out = softmax(Q K^T / sqrt(head width), causal) V for each sample and head (Vaswani et al. 2017).
+ *   qkv   B x T x 3C: of each token the queries of all heads, then the keys, then the values
+ *   out   B x T x C
+ *   lse   B x heads x T, of the type of qkv: the logarithm of each row's sum of exponentials, for
+ *         the backward
+ * C must be a multiple of heads. The B x heads x T x T matrix is never held: scores live in tiles of
+ * fixed size with an online softmax (Milakov and Gimelshein 2018; Dao et al. 2022).
+ */
+EK_API EK_CHECKED ek_status ek_op_attention_forward(ek_stream *stream, ek_tensor *out,
+                                                    ek_tensor *lse, const ek_tensor *qkv,
+                                                    int heads);
+
+/* dqkv (overwritten) from dout; the tiles are computed again from qkv, out and lse. */
+EK_API EK_CHECKED ek_status ek_op_attention_backward(ek_stream *stream, ek_tensor *dqkv,
+                                                     const ek_tensor *dout, const ek_tensor *qkv,
+                                                     const ek_tensor *out, const ek_tensor *lse,
+                                                     int heads);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* EVENKEEL_ATTEND_H */

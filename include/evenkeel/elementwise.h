@@ -1,0 +1,76 @@
+/*
+ * elementwise.h - operations on one element at a time, and sums of columns.
+ *
+ * See op.h for the rules that hold for all operations.
+ */
+#ifndef EVENKEEL_ELEMENTWISE_H
+#define EVENKEEL_ELEMENTWISE_H
+
+#include <evenkeel/random.h>
+#include <evenkeel/tensor.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Sets every element to zero; any type. */
+EK_API EK_CHECKED ek_status ek_op_zero(ek_stream *stream, ek_tensor *y);
+
+/* Sets every element to `value`; f32 or f64. */
+EK_API EK_CHECKED ek_status ek_op_fill(ek_stream *stream, ek_tensor *y, double value);
+
+/* y = x: same device, any type, equal numbers of elements. */
+EK_API EK_CHECKED ek_status ek_op_copy(ek_stream *stream, ek_tensor *y, const ek_tensor *x);
+
+/* y = a + b; y may be a or b itself. */
+EK_API EK_CHECKED ek_status ek_op_add(ek_stream *stream, ek_tensor *y, const ek_tensor *a,
+                                      const ek_tensor *b);
+
+/* y = factor * x; y may be x itself. */
+EK_API EK_CHECKED ek_status ek_op_scale(ek_stream *stream, ek_tensor *y, const ek_tensor *x,
+                                        double factor);
+
+/* x[r][c] += bias[c] for x: rows x columns; in place. */
+EK_API EK_CHECKED ek_status ek_op_add_bias(ek_stream *stream, ek_tensor *x, const ek_tensor *bias);
+
+/*
+ * y[c] = beta * y[c] + sum over r of x[r][c], for x: rows x columns and y of `columns` elements.
+ * With beta 0 y is not read.
+ */
+EK_API EK_CHECKED ek_status ek_op_column_sum(ek_stream *stream, ek_tensor *y, const ek_tensor *x,
+                                             double beta);
+
+/*
+ * GELU in its tanh form (Hendrycks and Gimpel 2016):
+ *     y = x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))
+ * y may be x itself. `bias` (NULL: none) is added first: x[r][c] becomes x[r][c] + bias[c] and is
+ * written back, so that it is what the backward needs.
+ */
+EK_API EK_CHECKED ek_status ek_op_gelu_forward(ek_stream *stream, ek_tensor *y, ek_tensor *x,
+                                               const ek_tensor *bias);
+
+/* dx = dy * GELU'(x); dx may be dy itself. */
+EK_API EK_CHECKED ek_status ek_op_gelu_backward(ek_stream *stream, ek_tensor *dx,
+                                                const ek_tensor *dy, const ek_tensor *x);
+
+/* y = max(x, 0), NaN stays NaN; y may be x itself. */
+EK_API EK_CHECKED ek_status ek_op_relu_forward(ek_stream *stream, ek_tensor *y, const ek_tensor *x);
+
+/* dx = dy where y > 0, else 0, for the y that forward gave; dx may be dy itself. */
+EK_API EK_CHECKED ek_status ek_op_relu_backward(ek_stream *stream, ek_tensor *dx,
+                                                const ek_tensor *dy, const ek_tensor *y);
+
+/*
+ * Dropout, forward and (with dy for x) backward: y = x / (1 - p) where the element is kept, else 0.
+ * Dimension 0 counts samples; element i of local sample s is kept if
+ * ek_random_unit(bits[i % 4]) >= p for the bits of (key, first_sample + s, i / 4): random.h.
+ * 0 <= p < 1. y may be x itself.
+ */
+EK_API EK_CHECKED ek_status ek_op_dropout(ek_stream *stream, ek_tensor *y, const ek_tensor *x,
+                                          double p, ek_random_key key, int64_t first_sample);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* EVENKEEL_ELEMENTWISE_H */

@@ -1,0 +1,79 @@
+/*
+ * losses.h - losses of one shard as a sum and a weight, and their gradients.
+ *
+ * `totals` is an f64 tensor of two elements, {sum s, weight d}; forward overwrites both. The
+ * division by the weight of all devices and micro-batches happens once, later (design: exact loss).
+ *
+ * See op.h for the rules that hold for all operations.
+ */
+#ifndef EVENKEEL_LOSSES_H
+#define EVENKEEL_LOSSES_H
+
+#include <evenkeel/tensor.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct ek_cross_entropy_terms {
+  int32_t ignore_index;           /* targets equal to it count for nothing */
+  double label_smoothing;         /* 0 <= e <= 1 */
+  const ek_tensor *class_weights; /* `classes` elements of the logits' type on the device; NULL: 1 */
+} ek_cross_entropy_terms;
+
+/*
+ * For rows x classes logits and one i32 target per row, with p = softmax(row), weights w, y the
+ * target and e the smoothing (the formula of PyTorch's CrossEntropyLoss):
+ *     l = -(1 - e) w[y] log p[y] - e / classes * sum over c of w[c] log p[c]
+ *     s = sum of l, d = sum of w[y], over the rows that are not ignored
+ * losses and lse (one per row, the logits' type) are written; an ignored row has loss 0. One pass
+ * over the logits' memory. A target outside 0 .. classes - 1 that is not ignored: as a bad index in
+ * lookup.h.
+ */
+EK_API EK_CHECKED ek_status ek_op_cross_entropy_forward(ek_stream *stream, ek_tensor *losses,
+                                                        ek_tensor *lse, ek_tensor *totals,
+                                                        const ek_tensor *logits,
+                                                        const ek_tensor *targets,
+                                                        const ek_cross_entropy_terms *terms);
+
+/*
+ * gradient[r] = scale * row_scale[r] * dl[r]/dlogits[r]; an ignored row gets zeros. `scale` is one
+ * f64 on the device (NULL: 1), `row_scale` one element per row (NULL: 1). gradient may be the logits
+ * itself: one read and one write of that memory.
+ */
+EK_API EK_CHECKED ek_status ek_op_cross_entropy_backward(
+    ek_stream *stream, ek_tensor *gradient, const ek_tensor *logits, const ek_tensor *lse,
+    const ek_tensor *targets, const ek_cross_entropy_terms *terms, const ek_tensor *scale,
+    const ek_tensor *row_scale);
+
+/*
+ * l = (y - t)^2 for every element; s = sum of l, d = their number. losses (same shape as y; NULL:
+ * not wanted) gets every l.
+ */
+EK_API EK_CHECKED ek_status ek_op_squared_error_forward(ek_stream *stream, ek_tensor *losses,
+                                                        ek_tensor *totals, const ek_tensor *y,
+                                                        const ek_tensor *target);
+
+/* gradient = scale * element_scale * 2 (y - t); gradient may be y itself. NULL scales are 1. */
+EK_API EK_CHECKED ek_status ek_op_squared_error_backward(ek_stream *stream, ek_tensor *gradient,
+                                                         const ek_tensor *y,
+                                                         const ek_tensor *target,
+                                                         const ek_tensor *scale,
+                                                         const ek_tensor *element_scale);
+
+/*
+ * Puts the terms of a loss together. `totals` is f64, terms x {s, d}; with D the largest d:
+ *     combined = {D * sum over j of coefficients[j] * s[j] / d[j], D},  scales[j] = c[j] * D / d[j]
+ * where a term without weight (d = 0) counts for nothing. With divide false (reduction `sum`):
+ *     combined = {sum of c[j] * s[j], 1},  scales[j] = c[j].
+ * `coefficients` is in host memory, read before the call returns. At most 64 terms.
+ */
+EK_API EK_CHECKED ek_status ek_op_combine_totals(ek_stream *stream, ek_tensor *combined,
+                                                 ek_tensor *scales, const ek_tensor *totals,
+                                                 const double *coefficients, bool divide);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* EVENKEEL_LOSSES_H */

@@ -1,0 +1,42 @@
+/*
+ * normalize.h - layer normalisation.
+ *
+ * See op.h for the rules that hold for all operations.
+ */
+#ifndef EVENKEEL_NORMALIZE_H
+#define EVENKEEL_NORMALIZE_H
+
+#include <evenkeel/tensor.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/*
+ * y = (x - mean) * rstd * gamma + beta over each row of `width` elements, with
+ * mean = sum x / width and rstd = 1 / sqrt(sum (x - mean)^2 / width + epsilon)
+ * (Ba, Kiros, Hinton 2016). mean and rstd, one per row, are stored for the backward. y may be x
+ * itself.
+ */
+EK_API EK_CHECKED ek_status ek_op_layer_norm_forward(ek_stream *stream, ek_tensor *y,
+                                                     ek_tensor *mean, ek_tensor *rstd,
+                                                     const ek_tensor *x, const ek_tensor *gamma,
+                                                     const ek_tensor *beta, double epsilon);
+
+/*
+ * With n = (x - mean) * rstd and g = dy * gamma, per row:
+ *     dx     = rstd * (g - average(g) - n * average(g n))   [+ dx, if add_dx]
+ *     dgamma = gamma_scale * dgamma + sum over rows of dy * n
+ *     dbeta  = beta_scale * dbeta + sum over rows of dy
+ * dx may be dy itself unless add_dx. A scale of 0 does not read what was there. dx NULL: not wanted.
+ */
+EK_API EK_CHECKED ek_status ek_op_layer_norm_backward(
+    ek_stream *stream, ek_tensor *dx, bool add_dx, ek_tensor *dgamma, double gamma_scale,
+    ek_tensor *dbeta, double beta_scale, const ek_tensor *dy, const ek_tensor *x,
+    const ek_tensor *mean, const ek_tensor *rstd, const ek_tensor *gamma);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* EVENKEEL_NORMALIZE_H */

@@ -1,0 +1,33 @@
+/*
+ * op.h - the operations that layers, criteria and optimizers are made of.
+ *
+ * Each family has a header of its own; this one holds the rules and includes them all. They are
+ * public because the stock layers may use nothing that a layer of yours cannot.
+ *
+ * Rules for all operations
+ *   - The first argument is the stream that the work is queued on; results are valid for work queued
+ *     later on it. Every tensor must be on that stream's device: EK_ERR_DEVICE.
+ *   - Destinations come next, and are tensors that exist already: an operation allocates nothing.
+ *   - "rows x columns" reads a tensor as a matrix: its last dimension is the columns, all others
+ *     together are the rows.
+ *   - f32 and f64 are computed; all floating tensors of one call have one type, else EK_ERR_TYPE.
+ *     Sums over a long dimension are kept at least as wide as the type.
+ *   - Wrong shapes are EK_ERR_SHAPE, NULL or absent tensors EK_ERR_INVALID_ARGUMENT; the message
+ *     names the operation and both shapes. Nothing was written then.
+ *   - The order of every sum is fixed by the shapes and the number of threads of the device: the
+ *     same call gives the same bits.
+ *   - Tensors without elements are legal.
+ *   - A destination may not overlap a source unless the function says so.
+ */
+#ifndef EVENKEEL_OP_H
+#define EVENKEEL_OP_H
+
+#include <evenkeel/attend.h>
+#include <evenkeel/elementwise.h>
+#include <evenkeel/lookup.h>
+#include <evenkeel/losses.h>
+#include <evenkeel/normalize.h>
+#include <evenkeel/products.h>
+#include <evenkeel/updates.h>
+
+#endif /* EVENKEEL_OP_H */

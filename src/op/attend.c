@@ -1,0 +1,101 @@
+/*
+ * attend.c - checked entry points of include/evenkeel/attend.h.
+ */
+#include <evenkeel/attend.h>
+
+#include "op/op_internal.h"
+
+/* The sizes of B x T x 3C with `heads` heads; each division is checked, so nothing overflows. */
+struct sizes {
+  int64_t batch, tokens, channels;
+};
+
+static ek_status read_sizes(struct sizes *sizes, const struct ek__op *op, const ek_tensor *qkv,
+                            int heads) {
+  char text[EK__OP_SHAPE_TEXT];
+  if (heads <= 0) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: heads is %d but must be positive", op->name,
+                        heads);
+  }
+  if (qkv->rank != 3 || qkv->shape[2] % 3 != 0 || qkv->shape[2] / 3 % heads != 0) {
+    return ek_error_set(EK_ERR_SHAPE, "%s: qkv is %s but must be B x T x 3C with C a multiple of %d",
+                        op->name, ek__op_shape_text(text, qkv), heads);
+  }
+  if (qkv->shape[2] == 0 && qkv->shape[0] > 0 && qkv->shape[1] > 0) {
+    return ek_error_set(EK_ERR_SHAPE, "%s: qkv is %s, which has no channels", op->name,
+                        ek__op_shape_text(text, qkv));
+  }
+  *sizes = (struct sizes){qkv->shape[0], qkv->shape[1], qkv->shape[2] / 3};
+  return EK_OK;
+}
+
+/* EK_ERR_SHAPE unless operand i is exactly d0 x d1 x d2, as operand j (qkv) requires. */
+static ek_status check_cube(const struct ek__op *op, size_t i, size_t j, int64_t d0, int64_t d1,
+                            int64_t d2) {
+  const ek_tensor *t = op->operand[i].tensor;
+  if (t->rank == 3 && t->shape[0] == d0 && t->shape[1] == d1 && t->shape[2] == d2) return EK_OK;
+  const ek_tensor wanted = {.rank = 3, .shape = {d0, d1, d2}};
+  char t_text[EK__OP_SHAPE_TEXT], j_text[EK__OP_SHAPE_TEXT], wanted_text[EK__OP_SHAPE_TEXT];
+  return ek_error_set(EK_ERR_SHAPE, "%s: %s is %s but %s is %s, which takes %s", op->name,
+                      op->operand[i].name, ek__op_shape_text(t_text, t), op->operand[j].name,
+                      ek__op_shape_text(j_text, op->operand[j].tensor),
+                      ek__op_shape_text(wanted_text, &wanted));
+}
+
+ek_status ek_op_attention_forward(ek_stream *stream, ek_tensor *out, ek_tensor *lse,
+                                  const ek_tensor *qkv, int heads) {
+  enum { OUT, LSE, QKV, COUNT };
+  struct ek__op op;
+  const struct ek__operand operands[] = {
+      [OUT] = {.name = "out", .tensor = out, .written = true},
+      [LSE] = {.name = "lse", .tensor = lse, .written = true},
+      [QKV] = {.name = "qkv", .tensor = qkv}};
+  EK_TRY(ek__op_begin(&op, "attention_forward", stream, operands, COUNT));
+  struct sizes s = {0};
+  EK_TRY(read_sizes(&s, &op, qkv, heads));
+  EK_TRY(check_cube(&op, OUT, QKV, s.batch, s.tokens, s.channels));
+  EK_TRY(check_cube(&op, LSE, QKV, s.batch, heads, s.tokens));
+  if (op.kernels == NULL) return EK_OK;
+  const struct ek__attention_args args = {.out = out->data,
+                                          .lse = lse->data,
+                                          .qkv = qkv->data,
+                                          .batch = s.batch,
+                                          .tokens = s.tokens,
+                                          .heads = heads,
+                                          .head_width = s.channels / heads,
+                                          .type = op.type};
+  return op.kernels->attention_forward(stream, &args);
+}
+
+ek_status ek_op_attention_backward(ek_stream *stream, ek_tensor *dqkv, const ek_tensor *dout,
+                                   const ek_tensor *qkv, const ek_tensor *out,
+                                   const ek_tensor *lse, int heads) {
+  enum { DQKV, DOUT, QKV, OUT, LSE, COUNT };
+  struct ek__op op;
+  const struct ek__operand operands[] = {
+      [DQKV] = {.name = "dqkv", .tensor = dqkv, .written = true},
+      [DOUT] = {.name = "dout", .tensor = dout},
+      [QKV] = {.name = "qkv", .tensor = qkv},
+      [OUT] = {.name = "out", .tensor = out},
+      [LSE] = {.name = "lse", .tensor = lse}};
+  EK_TRY(ek__op_begin(&op, "attention_backward", stream, operands, COUNT));
+  struct sizes s = {0};
+  EK_TRY(read_sizes(&s, &op, qkv, heads));
+  EK_TRY(check_cube(&op, DQKV, QKV, s.batch, s.tokens, 3 * s.channels));
+  EK_TRY(check_cube(&op, DOUT, QKV, s.batch, s.tokens, s.channels));
+  EK_TRY(check_cube(&op, OUT, QKV, s.batch, s.tokens, s.channels));
+  EK_TRY(check_cube(&op, LSE, QKV, s.batch, heads, s.tokens));
+  if (op.kernels == NULL) return EK_OK;
+  /* The struct is shared with forward, which writes out and lse: backward only reads them. */
+  const struct ek__attention_args args = {.out = out->data,
+                                          .lse = lse->data,
+                                          .dqkv = dqkv->data,
+                                          .qkv = qkv->data,
+                                          .dout = dout->data,
+                                          .batch = s.batch,
+                                          .tokens = s.tokens,
+                                          .heads = heads,
+                                          .head_width = s.channels / heads,
+                                          .type = op.type};
+  return op.kernels->attention_backward(stream, &args);
+}

@@ -1,0 +1,239 @@
+/*
+ * elementwise.c - checked entry points of include/evenkeel/elementwise.h.
+ */
+#include <evenkeel/elementwise.h>
+
+#include <inttypes.h>
+
+#include "op/op_internal.h"
+
+ek_status ek_op_zero(ek_stream *stream, ek_tensor *y) {
+  struct ek__op op;
+  const struct ek__operand operands[] = {
+      {.name = "y", .tensor = y, .kind = EK__OPERAND_ANY, .written = true}};
+  EK_TRY(ek__op_begin(&op, "zero", stream, operands, 1));
+  if (op.kernels == NULL) return EK_OK;
+  return op.kernels->zero(stream, y->data, ek_tensor_bytes(y));
+}
+
+ek_status ek_op_fill(ek_stream *stream, ek_tensor *y, double value) {
+  struct ek__op op;
+  const struct ek__operand operands[] = {{.name = "y", .tensor = y, .written = true}};
+  EK_TRY(ek__op_begin(&op, "fill", stream, operands, 1));
+  if (op.kernels == NULL) return EK_OK;
+  const struct ek__elementwise_args args = {
+      .y = y->data, .count = ek__op_elements(&op, 0), .value = value, .type = op.type};
+  return op.kernels->fill(stream, &args);
+}
+
+ek_status ek_op_copy(ek_stream *stream, ek_tensor *y, const ek_tensor *x) {
+  enum { Y, X, COUNT };
+  struct ek__op op;
+  const struct ek__operand operands[] = {
+      [Y] = {.name = "y", .tensor = y, .kind = EK__OPERAND_ANY, .written = true},
+      [X] = {.name = "x", .tensor = x, .kind = EK__OPERAND_ANY}};
+  EK_TRY(ek__op_begin(&op, "copy", stream, operands, COUNT));
+  if (y->type != x->type) {
+    return ek_error_set(EK_ERR_TYPE, "copy: y is %s but x is %s", ek_type_name(y->type),
+                        ek_type_name(x->type));
+  }
+  EK_TRY(ek__op_fits(&op, Y, ek__op_elements(&op, X), X));
+  if (op.kernels == NULL) return EK_OK;
+  return op.kernels->copy(stream, y->data, x->data, ek_tensor_bytes(x));
+}
+
+ek_status ek_op_add(ek_stream *stream, ek_tensor *y, const ek_tensor *a, const ek_tensor *b) {
+  enum { Y, A, B, COUNT };
+  struct ek__op op;
+  const struct ek__operand operands[] = {
+      [Y] = {.name = "y",
+             .tensor = y,
+             .written = true,
+             .may_be = EK__OPERAND(A) | EK__OPERAND(B)},
+      [A] = {.name = "a", .tensor = a},
+      [B] = {.name = "b", .tensor = b}};
+  EK_TRY(ek__op_begin(&op, "add", stream, operands, COUNT));
+  EK_TRY(ek__op_same(&op, B, A));
+  EK_TRY(ek__op_same(&op, Y, A));
+  if (op.kernels == NULL) return EK_OK;
+  const struct ek__elementwise_args args = {.y = y->data,
+                                            .a = a->data,
+                                            .b = b->data,
+                                            .count = ek__op_elements(&op, Y),
+                                            .type = op.type};
+  return op.kernels->add(stream, &args);
+}
+
+ek_status ek_op_scale(ek_stream *stream, ek_tensor *y, const ek_tensor *x, double factor) {
+  enum { Y, X, COUNT };
+  struct ek__op op;
+  const struct ek__operand operands[] = {
+      [Y] = {.name = "y", .tensor = y, .written = true, .may_be = EK__OPERAND(X)},
+      [X] = {.name = "x", .tensor = x}};
+  EK_TRY(ek__op_begin(&op, "scale", stream, operands, COUNT));
+  EK_TRY(ek__op_same(&op, Y, X));
+  if (op.kernels == NULL) return EK_OK;
+  const struct ek__elementwise_args args = {.y = y->data,
+                                            .a = x->data,
+                                            .count = ek__op_elements(&op, Y),
+                                            .value = factor,
+                                            .type = op.type};
+  return op.kernels->scale(stream, &args);
+}
+
+ek_status ek_op_add_bias(ek_stream *stream, ek_tensor *x, const ek_tensor *bias) {
+  enum { X, BIAS, COUNT };
+  struct ek__op op;
+  const struct ek__operand operands[] = {
+      [X] = {.name = "x", .tensor = x, .written = true},
+      [BIAS] = {.name = "bias", .tensor = bias}};
+  EK_TRY(ek__op_begin(&op, "add_bias", stream, operands, COUNT));
+  EK_TRY(ek__op_fits(&op, BIAS, op.columns[X], X));
+  if (op.kernels == NULL) return EK_OK;
+  const struct ek__matrix_args args = {.y = x->data,
+                                       .b = bias->data,
+                                       .rows = op.rows[X],
+                                       .columns = op.columns[X],
+                                       .type = op.type};
+  return op.kernels->add_bias(stream, &args);
+}
+
+ek_status ek_op_column_sum(ek_stream *stream, ek_tensor *y, const ek_tensor *x, double beta) {
+  enum { Y, X, COUNT };
+  struct ek__op op;
+  const struct ek__operand operands[] = {
+      [Y] = {.name = "y", .tensor = y, .written = true},
+      [X] = {.name = "x", .tensor = x}};
+  EK_TRY(ek__op_begin(&op, "column_sum", stream, operands, COUNT));
+  EK_TRY(ek__op_fits(&op, Y, op.columns[X], X));
+  if (op.kernels == NULL) return EK_OK;
+  const struct ek__matrix_args args = {.y = y->data,
+                                       .a = x->data,
+                                       .rows = op.rows[X],
+                                       .columns = op.columns[X],
+                                       .value = beta,
+                                       .type = op.type};
+  return op.kernels->column_sum(stream, &args);
+}
+
+ek_status ek_op_gelu_forward(ek_stream *stream, ek_tensor *y, ek_tensor *x,
+                             const ek_tensor *bias) {
+  enum { Y, X, BIAS, COUNT };
+  struct ek__op op;
+  const struct ek__operand operands[] = {
+      [Y] = {.name = "y", .tensor = y, .written = true, .may_be = EK__OPERAND(X)},
+      [X] = {.name = "x", .tensor = x, .written = bias != NULL},
+      [BIAS] = {.name = "bias", .tensor = bias, .optional = true}};
+  EK_TRY(ek__op_begin(&op, "gelu_forward", stream, operands, COUNT));
+  EK_TRY(ek__op_same(&op, Y, X));
+  EK_TRY(ek__op_fits(&op, BIAS, op.columns[X], X));
+  if (op.kernels == NULL) return EK_OK;
+  const struct ek__gelu_args args = {.y = y->data,
+                                     .x = x->data,
+                                     .bias = ek__op_data(bias),
+                                     .rows = op.rows[X],
+                                     .columns = op.columns[X],
+                                     .type = op.type};
+  return op.kernels->gelu_forward(stream, &args);
+}
+
+ek_status ek_op_gelu_backward(ek_stream *stream, ek_tensor *dx, const ek_tensor *dy,
+                              const ek_tensor *x) {
+  enum { DX, DY, X, COUNT };
+  struct ek__op op;
+  const struct ek__operand operands[] = {
+      [DX] = {.name = "dx", .tensor = dx, .written = true, .may_be = EK__OPERAND(DY)},
+      [DY] = {.name = "dy", .tensor = dy},
+      [X] = {.name = "x", .tensor = x}};
+  EK_TRY(ek__op_begin(&op, "gelu_backward", stream, operands, COUNT));
+  EK_TRY(ek__op_same(&op, DY, X));
+  EK_TRY(ek__op_same(&op, DX, X));
+  if (op.kernels == NULL) return EK_OK;
+  const struct ek__gelu_args args = {.y = dx->data,
+                                     .x = x->data,
+                                     .dy = dy->data,
+                                     .rows = op.rows[X],
+                                     .columns = op.columns[X],
+                                     .type = op.type};
+  return op.kernels->gelu_backward(stream, &args);
+}
+
+ek_status ek_op_relu_forward(ek_stream *stream, ek_tensor *y, const ek_tensor *x) {
+  enum { Y, X, COUNT };
+  struct ek__op op;
+  const struct ek__operand operands[] = {
+      [Y] = {.name = "y", .tensor = y, .written = true, .may_be = EK__OPERAND(X)},
+      [X] = {.name = "x", .tensor = x}};
+  EK_TRY(ek__op_begin(&op, "relu_forward", stream, operands, COUNT));
+  EK_TRY(ek__op_same(&op, Y, X));
+  if (op.kernels == NULL) return EK_OK;
+  const struct ek__elementwise_args args = {
+      .y = y->data, .a = x->data, .count = ek__op_elements(&op, X), .type = op.type};
+  return op.kernels->relu_forward(stream, &args);
+}
+
+ek_status ek_op_relu_backward(ek_stream *stream, ek_tensor *dx, const ek_tensor *dy,
+                              const ek_tensor *y) {
+  enum { DX, DY, Y, COUNT };
+  struct ek__op op;
+  const struct ek__operand operands[] = {
+      [DX] = {.name = "dx", .tensor = dx, .written = true, .may_be = EK__OPERAND(DY)},
+      [DY] = {.name = "dy", .tensor = dy},
+      [Y] = {.name = "y", .tensor = y}};
+  EK_TRY(ek__op_begin(&op, "relu_backward", stream, operands, COUNT));
+  EK_TRY(ek__op_same(&op, DY, Y));
+  EK_TRY(ek__op_same(&op, DX, Y));
+  if (op.kernels == NULL) return EK_OK;
+  const struct ek__elementwise_args args = {.y = dx->data,
+                                            .a = dy->data,
+                                            .b = y->data,
+                                            .count = ek__op_elements(&op, Y),
+                                            .type = op.type};
+  return op.kernels->relu_backward(stream, &args);
+}
+
+/* Samples and blocks of four elements are 32-bit words of the random key: see random.h. */
+static ek_status check_dropout_range(int64_t samples, int64_t per_sample, int64_t first_sample) {
+  const int64_t words = INT64_C(1) << 32;
+  if (first_sample < 0 || samples > words || first_sample > words - samples) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "dropout: first_sample is %" PRId64 " for %" PRId64
+                        " samples, but sample numbers are 0 .. 2^32 - 1",
+                        first_sample, samples);
+  }
+  if (per_sample > 4 * words) {
+    return ek_error_set(EK_ERR_UNSUPPORTED,
+                        "dropout: a sample of x has %" PRId64 " elements, more than 2^34",
+                        per_sample);
+  }
+  return EK_OK;
+}
+
+ek_status ek_op_dropout(ek_stream *stream, ek_tensor *y, const ek_tensor *x, double p,
+                        ek_random_key key, int64_t first_sample) {
+  enum { Y, X, COUNT };
+  struct ek__op op;
+  const struct ek__operand operands[] = {
+      [Y] = {.name = "y", .tensor = y, .written = true, .may_be = EK__OPERAND(X)},
+      [X] = {.name = "x", .tensor = x}};
+  EK_TRY(ek__op_begin(&op, "dropout", stream, operands, COUNT));
+  EK_TRY(ek__op_same(&op, Y, X));
+  if (!(p >= 0.0 && p < 1.0)) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "dropout: p is %g, which is outside 0 <= p < 1",
+                        p);
+  }
+  const int64_t elements = ek__op_elements(&op, X);
+  const int64_t samples = x->rank == 0 ? 1 : x->shape[0];
+  const int64_t per_sample = elements == 0 ? 0 : elements / samples;
+  EK_TRY(check_dropout_range(samples, per_sample, first_sample));
+  if (op.kernels == NULL) return EK_OK;
+  const struct ek__dropout_args args = {.y = y->data,
+                                        .x = x->data,
+                                        .samples = samples,
+                                        .per_sample = per_sample,
+                                        .first_sample = first_sample,
+                                        .p = p,
+                                        .key = key,
+                                        .type = op.type};
+  return op.kernels->dropout(stream, &args);
+}

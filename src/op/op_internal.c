@@ -1,0 +1,215 @@
+/*
+ * op_internal.c - the checks that all operations share: see op_internal.h.
+ */
+#include "op/op_internal.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "core/sizes.h"
+
+const char *ek__op_shape_text(char text[EK__OP_SHAPE_TEXT], const ek_tensor *tensor) {
+  if (tensor->rank == 0) {
+    snprintf(text, EK__OP_SHAPE_TEXT, "one element");
+    return text;
+  }
+  size_t used = 0;
+  for (int d = 0; d < tensor->rank && used < EK__OP_SHAPE_TEXT; d++) {
+    const int wrote = snprintf(text + used, EK__OP_SHAPE_TEXT - used, "%s%" PRId64,
+                               d == 0 ? "" : " x ", tensor->shape[d]);
+    if (wrote < 0) break;
+    used += (size_t)wrote;
+  }
+  return text;
+}
+
+/* A struct that a caller filled by hand may hold anything: nothing later looks at it again. */
+static ek_status check_tensor(struct ek__op *op, size_t i) {
+  const struct ek__operand *operand = &op->operand[i];
+  const ek_tensor *t = operand->tensor;
+  if (t == NULL || !ek_tensor_exists(t)) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: %s is %s", op->name, operand->name,
+                        t == NULL ? "NULL" : "an absent tensor");
+  }
+  if (t->rank < 0 || t->rank > EK_MAX_RANK) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: %s has rank %d, which is outside 0 .. %d",
+                        op->name, operand->name, t->rank, EK_MAX_RANK);
+  }
+  int64_t rows = 1;
+  const int64_t columns = t->rank == 0 ? 1 : t->shape[t->rank - 1];
+  bool fits = true;
+  char text[EK__OP_SHAPE_TEXT];
+  for (int d = 0; d < t->rank; d++) {
+    if (t->shape[d] < 0) {
+      return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: %s is %s, which has a negative size",
+                          op->name, operand->name, ek__op_shape_text(text, t));
+    }
+    if (d < t->rank - 1) fits = fits && ek__multiply(&rows, rows, t->shape[d]);
+  }
+  int64_t elements = 0;
+  int64_t bytes = 0;
+  fits = fits && ek__multiply(&elements, rows, columns) &&
+         ek__multiply(&bytes, elements, (int64_t)ek_type_size(t->type));
+  if (!fits) {
+    return ek_error_set(EK_ERR_OVERFLOW, "%s: %s is %s, whose bytes do not fit in 63 bits",
+                        op->name, operand->name, ek__op_shape_text(text, t));
+  }
+  op->rows[i] = rows;
+  op->columns[i] = columns;
+  return EK_OK;
+}
+
+static ek_status check_device(const struct ek__op *op, size_t i, const ek_device *device) {
+  const struct ek__operand *operand = &op->operand[i];
+  const ek_tensor *t = operand->tensor;
+  if (t->device == NULL) {
+    return ek_error_set(EK_ERR_DEVICE, "%s: %s is in host memory, but the stream belongs to %s",
+                        op->name, operand->name, ek_device_name(device));
+  }
+  /* Where all devices share one address space, a kernel reaches its group's other devices too. */
+  const bool reachable =
+      t->device == device || (ek__device_table(device)->shared_memory &&
+                              ek_device_group(t->device) == ek_device_group(device));
+  if (!reachable) {
+    return ek_error_set(EK_ERR_DEVICE, "%s: %s is on %s%s, but the stream belongs to %s", op->name,
+                        operand->name, ek_device_name(t->device),
+                        ek_device_group(t->device) == ek_device_group(device) ? ""
+                                                                              : " of another group",
+                        ek_device_name(device));
+  }
+  if (op->kernels != NULL && t->data == NULL && op->rows[i] != 0 && op->columns[i] != 0) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: %s has elements but no memory", op->name,
+                        operand->name);
+  }
+  return EK_OK;
+}
+
+static ek_status check_type(struct ek__op *op, size_t i) {
+  const struct ek__operand *operand = &op->operand[i];
+  const ek_type type = operand->tensor->type;
+  const char *wanted = NULL;
+  switch (operand->kind) {
+  case EK__OPERAND_ANY:
+    if (ek_type_size(type) == 0) wanted = "a type of tensor.h";
+    break;
+  case EK__OPERAND_F64:
+    if (type != EK_F64) wanted = "f64";
+    break;
+  case EK__OPERAND_I32:
+    if (type != EK_I32) wanted = "i32";
+    break;
+  case EK__OPERAND_FLOAT:
+    if (type == EK_BF16 || type == EK_F16) {
+      return ek_error_set(EK_ERR_UNSUPPORTED, "%s: %s is %s, which is for storage only", op->name,
+                          operand->name, ek_type_name(type));
+    }
+    if (type != EK_F32 && type != EK_F64) {
+      wanted = "f32 or f64";
+    } else if (op->type == 0) {
+      op->type = type;
+    } else if (op->type != type) {
+      wanted = ek_type_name(op->type);
+    }
+    break;
+  }
+  if (wanted == NULL) return EK_OK;
+  return ek_error_set(EK_ERR_TYPE, "%s: %s is %s but must be %s", op->name, operand->name,
+                      ek_type_name(type), wanted);
+}
+
+static bool overlaps(const ek_tensor *a, const ek_tensor *b) {
+  /* Different devices are different memory; `plan` may give them equal addresses. */
+  if (a->device != b->device) return false;
+  const uintptr_t a_first = (uintptr_t)a->data, b_first = (uintptr_t)b->data;
+  const size_t a_bytes = ek_tensor_bytes(a), b_bytes = ek_tensor_bytes(b);
+  if (a_bytes == 0 || b_bytes == 0) return false;
+  return a_first <= b_first ? b_first - a_first < a_bytes : a_first - b_first < b_bytes;
+}
+
+/* A destination may overlap no other operand, but may be the ones that its table row names. */
+static ek_status check_overlap(const struct ek__op *op, size_t i) {
+  const struct ek__operand *y = &op->operand[i];
+  for (size_t j = 0; j < op->count; j++) {
+    const struct ek__operand *x = &op->operand[j];
+    if (j == i || x->tensor == NULL || !overlaps(y->tensor, x->tensor)) continue;
+    const bool itself = y->tensor->data == x->tensor->data &&
+                        ek_tensor_bytes(y->tensor) == ek_tensor_bytes(x->tensor);
+    const bool allowed = ((y->may_be & EK__OPERAND(j)) != 0) ||
+                         (x->written && (x->may_be & EK__OPERAND(i)) != 0);
+    if (itself && allowed) continue;
+    char y_text[EK__OP_SHAPE_TEXT], x_text[EK__OP_SHAPE_TEXT];
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: %s (%s) overlaps %s (%s)%s", op->name,
+                        y->name, ek__op_shape_text(y_text, y->tensor), x->name,
+                        ek__op_shape_text(x_text, x->tensor),
+                        allowed ? " and is not the same tensor" : "");
+  }
+  return EK_OK;
+}
+
+ek_status ek__op_begin(struct ek__op *op, const char *name, ek_stream *stream,
+                       const struct ek__operand *operands, size_t count) {
+  *op = (struct ek__op){.name = name, .count = count};
+  if (count > EK__OP_MAX_OPERANDS) {
+    return ek_error_set(EK_ERR_INTERNAL, "%s: too many operands", name);
+  }
+  if (stream == NULL) return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: stream is NULL", name);
+  const ek_device *device = ek_stream_device(stream);
+  op->kernels = ek__device_table(device)->kernels;
+  for (size_t i = 0; i < count; i++) {
+    op->operand[i] = operands[i];
+    if (operands[i].optional && operands[i].tensor == NULL) continue;
+    EK_TRY(check_tensor(op, i));
+    EK_TRY(check_device(op, i, device));
+    EK_TRY(check_type(op, i));
+  }
+  for (size_t i = 0; i < count; i++) {
+    if (operands[i].written && operands[i].tensor != NULL) EK_TRY(check_overlap(op, i));
+  }
+  return EK_OK;
+}
+
+int64_t ek__op_elements(const struct ek__op *op, size_t i) {
+  return op->rows[i] * op->columns[i];
+}
+
+ek_status ek__op_same(const struct ek__op *op, size_t i, size_t j) {
+  if (op->rows[i] == op->rows[j] && op->columns[i] == op->columns[j]) return EK_OK;
+  char i_text[EK__OP_SHAPE_TEXT], j_text[EK__OP_SHAPE_TEXT];
+  return ek_error_set(EK_ERR_SHAPE, "%s: %s is %s but %s is %s", op->name, op->operand[i].name,
+                      ek__op_shape_text(i_text, op->operand[i].tensor), op->operand[j].name,
+                      ek__op_shape_text(j_text, op->operand[j].tensor));
+}
+
+ek_status ek__op_fits(const struct ek__op *op, size_t i, int64_t elements, size_t j) {
+  if (op->operand[i].tensor == NULL || ek__op_elements(op, i) == elements) return EK_OK;
+  char i_text[EK__OP_SHAPE_TEXT], j_text[EK__OP_SHAPE_TEXT];
+  return ek_error_set(EK_ERR_SHAPE, "%s: %s is %s but %s is %s, which takes %" PRId64 " elements",
+                      op->name, op->operand[i].name,
+                      ek__op_shape_text(i_text, op->operand[i].tensor), op->operand[j].name,
+                      ek__op_shape_text(j_text, op->operand[j].tensor), elements);
+}
+
+ek_status ek__op_exactly(const struct ek__op *op, size_t i, int64_t elements) {
+  if (op->operand[i].tensor == NULL || ek__op_elements(op, i) == elements) return EK_OK;
+  char text[EK__OP_SHAPE_TEXT];
+  return ek_error_set(EK_ERR_SHAPE, "%s: %s is %s but must have exactly %" PRId64 " elements",
+                      op->name, op->operand[i].name,
+                      ek__op_shape_text(text, op->operand[i].tensor), elements);
+}
+
+ek_status ek__op_matrix(const struct ek__op *op, size_t i, int64_t rows, int64_t columns,
+                        const char *what) {
+  if (op->rows[i] == rows && op->columns[i] == columns) return EK_OK;
+  return ek_error_set(EK_ERR_SHAPE,
+                      "%s: %s is %" PRId64 " x %" PRId64 " but %s %" PRId64 " x %" PRId64, op->name,
+                      op->operand[i].name, op->rows[i], op->columns[i], what, rows, columns);
+}
+
+ek_status ek__op_between(const struct ek__op *op, const char *name, double value, double low,
+                         double high) {
+  if (value >= low && value <= high) return EK_OK;
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: %s is %g, which is outside %g .. %g", op->name,
+                      name, value, low, high);
+}
+
+void *ek__op_data(const ek_tensor *tensor) { return tensor == NULL ? NULL : tensor->data; }

@@ -1,0 +1,86 @@
+/*
+ * op_internal.h - the checks that all operations share.
+ *
+ * A public operation lists its tensors in a table, one row per operand, and hands it to
+ * ek__op_begin(), which checks everything that does not depend on the operation: that the tensors
+ * exist, where they are, their types, and that no destination overlaps another operand. What is left
+ * to the operation is how the shapes must fit, in calls of the functions below, and the dispatch to
+ * the backend. Every message starts with the operation's name.
+ *
+ * If op.kernels is NULL after that (backend `plan`) the operation is done.
+ */
+#ifndef EK_OP_INTERNAL_H
+#define EK_OP_INTERNAL_H
+
+#include "device/device_internal.h"
+
+#define EK__OP_MAX_OPERANDS 8
+
+/* Fits "a x b x ..." of EK_MAX_RANK numbers of 19 digits. */
+#define EK__OP_SHAPE_TEXT 192
+
+enum ek__operand_kind {
+  EK__OPERAND_FLOAT = 0, /* f32 or f64, one type for all of them in a call */
+  EK__OPERAND_F64,
+  EK__OPERAND_I32,
+  EK__OPERAND_ANY
+};
+
+struct ek__operand {
+  const char *name; /* as the header calls it */
+  const ek_tensor *tensor;
+  enum ek__operand_kind kind;
+  bool written;
+  bool optional;   /* NULL is legal */
+  unsigned may_be; /* bit i: a destination that may be operand i itself */
+};
+#define EK__OPERAND(index) (1u << (index))
+
+struct ek__op {
+  const char *name;
+  const struct ek__kernels *kernels; /* NULL: the backend only counts */
+  ek_type type;                      /* of all EK__OPERAND_FLOAT operands */
+  size_t count;
+  struct ek__operand operand[EK__OP_MAX_OPERANDS];
+  /* Each operand read as rows x columns: see op.h. */
+  int64_t rows[EK__OP_MAX_OPERANDS], columns[EK__OP_MAX_OPERANDS];
+};
+
+/*
+ * Fills *op and makes the checks named above. Fails with
+ *   EK_ERR_INVALID_ARGUMENT  NULL, absent or damaged tensors, forbidden overlap
+ *   EK_ERR_DEVICE            a tensor is in host memory or on a foreign device
+ *   EK_ERR_TYPE              a type that is not the operand's, or two floating types
+ *   EK_ERR_UNSUPPORTED       bf16 or f16 where the operation computes
+ *   EK_ERR_OVERFLOW          a count of elements that does not fit
+ */
+ek_status ek__op_begin(struct ek__op *op, const char *name, ek_stream *stream,
+                       const struct ek__operand *operands, size_t count);
+
+/* Number of elements of operand i. */
+int64_t ek__op_elements(const struct ek__op *op, size_t i);
+
+/* EK_ERR_SHAPE unless operand i reads as the same rows x columns as operand j. */
+ek_status ek__op_same(const struct ek__op *op, size_t i, size_t j);
+
+/* EK_ERR_SHAPE unless operand i, if there is one, has `elements` elements, as operand j requires. */
+ek_status ek__op_fits(const struct ek__op *op, size_t i, int64_t elements, size_t j);
+
+/* EK_ERR_SHAPE unless operand i, if there is one, has exactly `elements` elements. */
+ek_status ek__op_exactly(const struct ek__op *op, size_t i, int64_t elements);
+
+/* EK_ERR_SHAPE unless operand i reads as rows x columns; `what` is the name of what it must be. */
+ek_status ek__op_matrix(const struct ek__op *op, size_t i, int64_t rows, int64_t columns,
+                        const char *what);
+
+/* EK_ERR_INVALID_ARGUMENT unless low <= value <= high; NaN is outside. */
+ek_status ek__op_between(const struct ek__op *op, const char *name, double value, double low,
+                         double high);
+
+/* The elements of an optional tensor; NULL for none. */
+void *ek__op_data(const ek_tensor *tensor);
+
+/* Writes "a x b x c" ("one element" for rank 0) and returns text. */
+const char *ek__op_shape_text(char text[EK__OP_SHAPE_TEXT], const ek_tensor *tensor);
+
+#endif /* EK_OP_INTERNAL_H */

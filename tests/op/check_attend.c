@@ -1,0 +1,367 @@
+/*
+ * check_attend.c - causal self-attention against the formula, written out in long double.
+ *
+ * Bounds, with u the unit roundoff, d the head width, T the tokens; c = 1 / sqrt(d):
+ *   s_ij = c q_i k_j          e_s = (d + 3) u c sum|q||k|, the largest of the row
+ *   p_ij = exp(s_ij - lse_i)  relative e_p = 2 e_s + (T + 16 + 4 max|s|) u: the exponent errs by e_s
+ *                             in s and in lse, by u |s| where it is rounded, and the sum of T terms,
+ *                             rescaled by the online softmax, adds T u
+ *   out                       e_p sum_j p |v|
+ *   lse                       e_s + (T + 16 + 2 max|s| + |lse|) u
+ * Backward gets out and lse rounded to the type, within the above:
+ *   ds = p (dp - D)           p (e_p |dp - D| + (d + 4) u (sum|dout||v| + sum|dout||out|))
+ *   dv                        sum_i |dout| p (e_p + (T + 3) u)
+ *   dq, dk                    c sum (|k| or |q|) (error of ds + (T + 4) u |ds|)
+ * The bounds are doubled for the terms of second order.
+ */
+#include <evenkeel/attend.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ek_check.h"
+
+/* batch, tokens, heads, head width */
+static const int64_t sizes[][4] = {{0, 4, 1, 4},  {1, 0, 2, 4},   {0, 5, 3, 0},   {1, 1, 1, 1},
+                                   {2, 3, 2, 5},  {1, 17, 1, 64}, {1, 127, 1, 7}, {2, 128, 2, 16},
+                                   {1, 129, 3, 8}, {1, 300, 2, 33}};
+enum { SIZES = sizeof sizes / sizeof sizes[0] };
+
+struct attention {
+  int64_t batch, tokens, heads, width; /* width of a head */
+  const double *qkv, *dout;
+  double *out, *out_bound, *lse, *lse_bound, *dqkv, *dqkv_bound;
+};
+
+/* One head of one sample: rows of q, k, v are `stride` apart; p, dp, their errors are T x T. */
+struct head {
+  const struct attention *a;
+  int64_t sample, number, stride;
+  const double *q, *k, *v;
+  long double *p, *p_error;
+  double u;
+};
+
+static long double dot(const double *a, const double *b, int64_t n, long double *size) {
+  long double sum = 0;
+  *size = 0;
+  for (int64_t i = 0; i < n; i++) {
+    sum += (long double)a[i] * b[i];
+    *size += fabsl((long double)a[i] * b[i]);
+  }
+  return sum;
+}
+
+/* Row i of p with its relative error, and lse. */
+static void softmax_row(struct head *h, int64_t i, double *lse, double *lse_bound) {
+  const struct attention *a = h->a;
+  const long double c = 1 / sqrtl((long double)a->width), u = h->u;
+  long double *p = h->p + i * a->tokens;
+  long double most = 0, largest = -HUGE_VALL, e_s = 0, sum = 0;
+  for (int64_t j = 0; j <= i; j++) {
+    long double size = 0;
+    p[j] = c * dot(h->q + i * h->stride, h->k + j * h->stride, a->width, &size);
+    e_s = fmaxl(e_s, (long double)(a->width + 3) * u * c * size);
+    most = fmaxl(most, fabsl(p[j]));
+    largest = fmaxl(largest, p[j]);
+  }
+  for (int64_t j = 0; j <= i; j++) sum += expl(p[j] - largest);
+  const long double exact = largest + logl(sum);
+  for (int64_t j = 0; j <= i; j++) p[j] = expl(p[j] - exact);
+  const long double t = (long double)a->tokens;
+  h->p_error[i] = 2 * e_s + (t + 16 + 4 * most) * u;
+  *lse = (double)exact;
+  *lse_bound = (double)(2 * (e_s + (t + 16 + 2 * most + fabsl(exact)) * u));
+}
+
+static void head_forward(struct head *h) {
+  const struct attention *a = h->a;
+  const int64_t t = a->tokens, channels = a->heads * a->width;
+  for (int64_t i = 0; i < t; i++) {
+    const int64_t at = (h->sample * a->heads + h->number) * t + i;
+    softmax_row(h, i, &a->lse[at], &a->lse_bound[at]);
+    for (int64_t e = 0; e < a->width; e++) {
+      long double sum = 0, size = 0;
+      for (int64_t j = 0; j <= i; j++) {
+        sum += h->p[i * t + j] * h->v[j * h->stride + e];
+        size += h->p[i * t + j] * fabs(h->v[j * h->stride + e]);
+      }
+      const int64_t to = (h->sample * t + i) * channels + h->number * a->width + e;
+      a->out[to] = (double)sum;
+      a->out_bound[to] = (double)(2 * h->p_error[i] * size);
+    }
+  }
+}
+
+/* Adds row i's share to dq, dk, dv and their bounds; head_forward() has filled p and out. */
+static void row_backward(const struct head *h, int64_t i) {
+  const struct attention *a = h->a;
+  const int64_t t = a->tokens, channels = a->heads * a->width, n = a->width;
+  const long double c = 1 / sqrtl((long double)n), u = h->u;
+  const int64_t row = (h->sample * t + i) * channels + h->number * n;
+  const int64_t first = h->sample * t * h->stride + h->number * n;
+  double *d = a->dqkv + first, *bound = a->dqkv_bound + first;
+  long double d_size = 0;
+  const long double total = dot(a->dout + row, a->out + row, n, &d_size);
+  for (int64_t j = 0; j <= i; j++) {
+    const long double p = h->p[i * t + j];
+    long double size = 0;
+    const long double dp = dot(a->dout + row, h->v + j * h->stride, n, &size);
+    const long double ds = p * (dp - total);
+    const long double error =
+        p * (h->p_error[i] * fabsl(dp - total) + (long double)(n + 4) * u * (size + d_size)) +
+        (long double)(t + 4) * u * fabsl(ds);
+    for (int64_t e = 0; e < n; e++) {
+      const int64_t qi = i * h->stride + e, kj = j * h->stride + e;
+      const long double dv = p * a->dout[row + e];
+      d[qi] += (double)(c * ds * h->k[kj]);
+      bound[qi] += (double)(2 * c * error * fabs(h->k[kj]));
+      d[kj + channels] += (double)(c * ds * h->q[qi]);
+      bound[kj + channels] += (double)(2 * c * error * fabs(h->q[qi]));
+      d[kj + 2 * channels] += (double)dv;
+      bound[kj + 2 * channels] +=
+          (double)(2 * fabsl(dv) * (h->p_error[i] + (long double)(t + 3) * u));
+    }
+  }
+}
+
+static void reference(const struct ck_rig *rig, const struct attention *a) {
+  const int64_t t = a->tokens, channels = a->heads * a->width;
+  const size_t square = (size_t)(t * t) + 1;
+  struct head h = {.a = a, .stride = 3 * channels, .u = rig->unit};
+  h.p = calloc(square, sizeof *h.p);
+  h.p_error = calloc((size_t)t + 1, sizeof *h.p_error);
+  ck_assert(h.p != NULL && h.p_error != NULL);
+  for (h.sample = 0; h.sample < a->batch; h.sample++) {
+    for (h.number = 0; h.number < a->heads; h.number++) {
+      h.q = a->qkv + h.sample * t * h.stride + h.number * a->width;
+      h.k = h.q + channels;
+      h.v = h.k + channels;
+      head_forward(&h);
+      for (int64_t i = 0; i < t && a->dout != NULL; i++) row_backward(&h, i);
+    }
+  }
+  free(h.p);
+  free(h.p_error);
+}
+
+static struct attention make(struct ck_rig *rig, const int64_t *size, double range) {
+  struct attention a = {
+      .batch = size[0], .tokens = size[1], .heads = size[2], .width = size[3]};
+  const int64_t n = a.batch * a.tokens * a.heads * a.width, rows = a.batch * a.tokens * a.heads;
+  a.qkv = ck_values(rig, 3 * n, -range, range);
+  a.dout = ck_values(rig, n, -1, 1);
+  a.out = ck_zeros(rig, n), a.out_bound = ck_zeros(rig, n);
+  a.lse = ck_zeros(rig, rows), a.lse_bound = ck_zeros(rig, rows);
+  a.dqkv = ck_zeros(rig, 3 * n), a.dqkv_bound = ck_zeros(rig, 3 * n);
+  reference(rig, &a);
+  return a;
+}
+
+/* The tensors of one call, on the device. */
+struct tensors {
+  ek_tensor *qkv, *out, *lse, *dout, *dqkv;
+  int64_t in, result, rows; /* numbers of elements */
+};
+
+static struct tensors upload(struct ck_rig *rig, const struct attention *a) {
+  const int64_t b = a->batch, t = a->tokens, c = a->heads * a->width;
+  return (struct tensors){.qkv = ck_tensor(rig, a->qkv, CK_SHAPE(b, t, 3 * c)),
+                          .out = ck_poisoned(rig, CK_SHAPE(b, t, c)),
+                          .lse = ck_poisoned(rig, CK_SHAPE(b, a->heads, t)),
+                          .dout = ck_tensor(rig, a->dout, CK_SHAPE(b, t, c)),
+                          .dqkv = ck_poisoned(rig, CK_SHAPE(b, t, 3 * c)),
+                          .in = 3 * b * t * c, .result = b * t * c, .rows = b * a->heads * t};
+}
+
+static void check_forward(struct ck_rig *rig, const struct attention *a) {
+  const struct tensors t = upload(rig, a);
+  const int heads = (int)a->heads;
+  ck_ok(ek_op_attention_forward(rig->stream, t.out, t.lse, t.qkv, heads));
+  const double *out = ck_read(rig, t.out), *lse = ck_read(rig, t.lse);
+  ck_within("out", out, a->out, a->out_bound, t.result);
+  ck_within("lse", lse, a->lse, a->lse_bound, t.rows);
+  ck_set(t.out, NULL);
+  ck_set(t.lse, NULL);
+  ck_ok(ek_op_attention_forward(rig->stream, t.out, t.lse, t.qkv, heads));
+  ck_same_bits("out again", ck_read(rig, t.out), out, t.result);
+  ck_same_bits("lse again", ck_read(rig, t.lse), lse, t.rows);
+}
+
+static void check_backward(struct ck_rig *rig, const struct attention *a) {
+  const struct tensors t = upload(rig, a);
+  const int heads = (int)a->heads;
+  ck_set(t.out, a->out);
+  ck_set(t.lse, a->lse);
+  ck_ok(ek_op_attention_backward(rig->stream, t.dqkv, t.dout, t.qkv, t.out, t.lse, heads));
+  const double *dqkv = ck_read(rig, t.dqkv);
+  ck_within("dqkv", dqkv, a->dqkv, a->dqkv_bound, t.in);
+  ck_set(t.dqkv, NULL);
+  ck_ok(ek_op_attention_backward(rig->stream, t.dqkv, t.dout, t.qkv, t.out, t.lse, heads));
+  ck_same_bits("dqkv again", ck_read(rig, t.dqkv), dqkv, t.in);
+}
+
+START_TEST(forward_and_backward) {
+  for (int s = 0; s < SIZES; s++) {
+    struct ck_rig *rig = ck_rig_variant(_i);
+    const struct attention a = make(rig, sizes[s], 1);
+    check_forward(rig, &a);
+    check_backward(rig, &a);
+    ck_rig_close(rig);
+  }
+}
+END_TEST
+
+/* Scores of +-60: without the subtraction of a maximum, exp() would leave the range of f32. */
+START_TEST(large_scores) {
+  static const int64_t size[] = {1, 150, 2, 4};
+  struct ck_rig *rig = ck_rig_variant(_i);
+  const struct attention a = make(rig, size, 7);
+  check_forward(rig, &a);
+  check_backward(rig, &a);
+  ck_rig_close(rig);
+}
+END_TEST
+
+/* What comes later, NaN included, changes no bit of what came before. */
+START_TEST(causality) {
+  static const int64_t size[] = {1, 300, 2, 16};
+  static const int64_t cuts[] = {1, 63, 64, 127, 128, 129, 299};
+  struct ck_rig *rig = ck_rig_variant(_i);
+  const struct attention a = make(rig, size, 1);
+  const struct tensors t = upload(rig, &a);
+  const int64_t channels = 32;
+  ck_ok(ek_op_attention_forward(rig->stream, t.out, t.lse, t.qkv, 2));
+  const double *out = ck_read(rig, t.out), *lse = ck_read(rig, t.lse);
+  for (size_t c = 0; c < sizeof cuts / sizeof cuts[0]; c++) {
+    double *changed = ck_values(rig, t.in, -1, 1);
+    memcpy(changed, a.qkv, (size_t)(cuts[c] * 3 * channels) * sizeof *changed);
+    if (c % 2 == 1) changed[cuts[c] * 3 * channels + channels] = NAN;
+    ck_set(t.qkv, changed);
+    ck_ok(ek_op_attention_forward(rig->stream, t.out, t.lse, t.qkv, 2));
+    ck_same_bits("earlier outputs", ck_read(rig, t.out), out, cuts[c] * channels);
+    const double *got = ck_read(rig, t.lse);
+    for (int h = 0; h < 2; h++) ck_same_bits("earlier lse", got + h * 300, lse + h * 300, cuts[c]);
+  }
+  ck_rig_close(rig);
+}
+END_TEST
+
+/* With one token, softmax is 1: out is v, lse the score, dv is dout, dq and dk are 0. */
+START_TEST(one_token) {
+  struct ck_rig *rig = ck_rig_variant(_i);
+  static const int64_t size[] = {3, 1, 2, 4};
+  const struct attention a = make(rig, size, 1);
+  const struct tensors t = upload(rig, &a);
+  ck_ok(ek_op_attention_forward(rig->stream, t.out, t.lse, t.qkv, 2));
+  const double *out = ck_read(rig, t.out);
+  for (int64_t b = 0; b < 3; b++) {
+    ck_within("v", out + b * 8, a.qkv + b * 24 + 16, NULL, 8);
+  }
+  ck_rig_close(rig);
+}
+END_TEST
+
+/* ---- differences ---- */
+
+struct attention_context {
+  struct ck_rig *rig;
+  const struct tensors *t;
+  const double *dout;
+  int heads;
+};
+
+static double attention_function(void *context, const double *qkv) {
+  const struct attention_context *f = context;
+  ck_set(f->t->qkv, qkv);
+  ck_ok(ek_op_attention_forward(f->rig->stream, f->t->out, f->t->lse, f->t->qkv, f->heads));
+  return ck_weighed(f->t->out, f->dout);
+}
+
+START_TEST(gradient_by_differences) {
+  static const int64_t shapes[][4] = {{2, 5, 2, 3}, {1, 130, 1, 4}};
+  for (int s = 0; s < 2; s++) {
+    struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
+    const struct attention a = make(rig, shapes[s], 1);
+    const struct tensors t = upload(rig, &a);
+    struct attention_context f = {rig, &t, a.dout, (int)a.heads};
+    double *qkv = ck_zeros(rig, t.in);
+    memcpy(qkv, a.qkv, (size_t)t.in * sizeof *qkv);
+    ck_ok(ek_op_attention_forward(rig->stream, t.out, t.lse, t.qkv, f.heads));
+    ck_ok(ek_op_attention_backward(rig->stream, t.dqkv, t.dout, t.qkv, t.out, t.lse, f.heads));
+    ck_gradient(rig, "attention", attention_function, &f, qkv, ck_read(rig, t.dqkv), t.in, 200);
+    ck_rig_close(rig);
+  }
+}
+END_TEST
+
+/* ---- wrong arguments ---- */
+
+static ek_status call_forward(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_attention_forward(s, t[0], t[1], t[2], 2);
+}
+static ek_status call_backward(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_attention_backward(s, t[0], t[1], t[2], t[3], t[4], 2);
+}
+
+#define QKV .rank = 3, .shape = {2, 3, 12}
+#define OUT .rank = 3, .shape = {2, 3, 4}
+#define LSE .rank = 3, .shape = {2, 2, 3}
+
+static const struct ck_operation operations[] = {
+    {"attention_forward", call_forward, 3,
+     {{.name = "out", .written = true, OUT},
+      {.name = "lse", .written = true, LSE},
+      {.name = "qkv", QKV}}},
+    {"attention_backward", call_backward, 5,
+     {{.name = "dqkv", .written = true, QKV},
+      {.name = "dout", OUT},
+      {.name = "qkv", QKV},
+      {.name = "out", OUT},
+      {.name = "lse", LSE}}},
+};
+enum { OPERATIONS = sizeof operations / sizeof operations[0] };
+
+START_TEST(bad_inputs) { ck_bad_inputs(&operations[_i], test_devices("cpu:2")); }
+END_TEST
+START_TEST(bad_inputs_where_nothing_is_computed) { ck_bad_inputs(&operations[_i], "plan:2"); }
+END_TEST
+
+START_TEST(bad_heads_and_huge_sizes) {
+  struct ck_rig *rig = ck_rig_open(CK_HUGE_PLAN, EK_F32, 1);
+  const int64_t b = 32, tokens = INT64_C(1) << 33, c = INT64_C(1) << 20;
+  ek_stream *s = rig->stream;
+  ek_tensor *qkv = ck_ghost(rig, EK_F32, CK_SHAPE(b, tokens, 3 * c));
+  ek_tensor *out = ck_ghost(rig, EK_F32, CK_SHAPE(b, tokens, c));
+  ek_tensor *lse = ck_ghost(rig, EK_F32, CK_SHAPE(b, 16, tokens));
+  ck_ok(ek_op_attention_forward(s, out, lse, qkv, 16));
+  ck_fails(ek_op_attention_forward(s, out, lse, qkv, 0), EK_ERR_INVALID_ARGUMENT,
+           "attention_forward: heads is 0");
+  ck_fails(ek_op_attention_forward(s, out, lse, qkv, -16), EK_ERR_INVALID_ARGUMENT, "heads is -16");
+  ck_fails(ek_op_attention_forward(s, out, lse, qkv, 3), EK_ERR_SHAPE,
+           "attention_forward: qkv is 32 x 8589934592 x 3145728 but must be B x T x 3C");
+  ck_fails(ek_op_attention_forward(s, out, lse, qkv, 8), EK_ERR_SHAPE,
+           "attention_forward: lse is 32 x 16 x 8589934592 but qkv is");
+  ek_tensor *none = ck_ghost(rig, EK_F32, CK_SHAPE(b, tokens, 0));
+  ck_fails(ek_op_attention_forward(s, none, lse, none, 16), EK_ERR_SHAPE,
+           "attention_forward: qkv is 32 x 8589934592 x 0, which has no channels");
+  ck_rig_close(rig);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("attend");
+  TCase *values = ck_case(suite, "values");
+  tcase_add_loop_test(values, forward_and_backward, 0, CK_VARIANTS);
+  tcase_add_loop_test(values, large_scores, 0, CK_VARIANTS);
+  tcase_add_loop_test(values, causality, 0, CK_VARIANTS);
+  tcase_add_loop_test(values, one_token, 0, CK_VARIANTS);
+  tcase_add_test(values, gradient_by_differences);
+  TCase *errors = ck_case(suite, "errors");
+  tcase_add_loop_test(errors, bad_inputs, 0, OPERATIONS);
+  tcase_add_loop_test(errors, bad_inputs_where_nothing_is_computed, 0, OPERATIONS);
+  tcase_add_test(errors, bad_heads_and_huge_sizes);
+  return suite;
+}
+
+CK_MAIN(make_suite)

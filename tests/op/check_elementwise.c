@@ -1,0 +1,485 @@
+/*
+ * check_elementwise.c - the operations of elementwise.h against plain loops in long double.
+ *
+ * Bounds, with u the unit roundoff of the type (2^-24 or 2^-53):
+ *   zero fill copy relu   equal: nothing is rounded
+ *   add add_bias          u |a + b|: one rounding
+ *   scale                 2 u |f x|: the factor is rounded to the type, then the product
+ *   column_sum            (R + 2) u (|beta y| + sum |x|) for R rows: any order of R additions;
+ *                         equal for whole numbers
+ *   gelu                  8 u |x|: t = tanh(z) has an absolute error of 2 u from tanh and of at most
+ *                         4 u max |z (1 - t^2)| = 1.8 u from z, times |x| / 2; 1 + t and two
+ *                         products round once each
+ *   gelu backward         u |dy| (8 + 8 |x z'|): GELU' = (1 + t) / 2 + x z' (1 - t^2) / 2, and both
+ *                         t and z err as above; 1 - t^2 is where that error is not damped
+ *   dropout               3 u |y| where kept (1 - p, its inverse, the product), 0 elsewhere
+ */
+#include <evenkeel/elementwise.h>
+#include <math.h>
+
+#include "ek_check.h"
+
+static const int64_t counts[] = {0, 1, 3, 16, 17, 1023, 4097, 70001};
+enum { COUNTS = sizeof counts / sizeof counts[0] };
+
+static const int64_t matrices[][2] = {{0, 5}, {5, 0},    {1, 1},     {3, 7},
+                                      {1, 33}, {257, 65}, {1031, 3}, {64, 1024}};
+enum { MATRICES = sizeof matrices / sizeof matrices[0] };
+
+START_TEST(zero_fill_and_copy_are_exact) {
+  for (int c = 0; c < COUNTS; c++) {
+    const int64_t n = counts[c];
+    struct ck_rig *rig = ck_rig_variant(_i);
+    double *want = ck_zeros(rig, n);
+    ek_tensor *y = ck_poisoned(rig, CK_SHAPE(n));
+    ck_ok(ek_op_zero(rig->stream, y));
+    ck_same_bits("zero", ck_read(rig, y), want, n);
+
+    for (int64_t i = 0; i < n; i++) want[i] = ck_round(rig, -0.1);
+    ck_ok(ek_op_fill(rig->stream, y, -0.1));
+    ck_same_bits("fill", ck_read(rig, y), want, n);
+
+    double *x = ck_values(rig, n, -1, 1);
+    ck_ok(ek_op_copy(rig->stream, y, ck_tensor(rig, x, CK_SHAPE(1, n))));
+    ck_same_bits("copy", ck_read(rig, y), x, n);
+
+    double *whole = ck_integers(rig, n, -1000000, 1000000);
+    ek_tensor *index = ck_tensor_of(rig, EK_I32, NULL, CK_SHAPE(n));
+    ck_ok(ek_op_copy(rig->stream, index, ck_tensor_of(rig, EK_I32, whole, CK_SHAPE(n))));
+    ck_same_bits("copy of i32", ck_read(rig, index), whole, n);
+    ck_rig_close(rig);
+  }
+}
+END_TEST
+
+START_TEST(add_and_scale) {
+  for (int c = 0; c < COUNTS; c++) {
+    const int64_t n = counts[c];
+    struct ck_rig *rig = ck_rig_variant(_i);
+    double *a = ck_values(rig, n, -2, 2), *b = ck_values(rig, n, -2, 2);
+    double *sum = ck_zeros(rig, n), *sum_bound = ck_zeros(rig, n);
+    double *product = ck_zeros(rig, n), *product_bound = ck_zeros(rig, n);
+    for (int64_t i = 0; i < n; i++) {
+      sum[i] = (double)((long double)a[i] + b[i]);
+      sum_bound[i] = rig->unit * fabs(sum[i]);
+      product[i] = (double)((long double)a[i] * 0.3);
+      product_bound[i] = 2 * rig->unit * fabs(product[i]);
+    }
+    ek_tensor *ta = ck_tensor(rig, a, CK_SHAPE(n)), *tb = ck_tensor(rig, b, CK_SHAPE(n));
+    ek_tensor *y = ck_poisoned(rig, CK_SHAPE(n));
+    ck_ok(ek_op_add(rig->stream, y, ta, tb));
+    ck_within("add", ck_read(rig, y), sum, sum_bound, n);
+    ck_set(y, NULL);
+    ck_ok(ek_op_scale(rig->stream, y, ta, 0.3));
+    ck_within("scale", ck_read(rig, y), product, product_bound, n);
+
+    ck_ok(ek_op_add(rig->stream, tb, ta, tb));
+    ck_within("add into b", ck_read(rig, tb), sum, sum_bound, n);
+    ck_set(tb, b);
+    ck_ok(ek_op_add(rig->stream, tb, tb, ta));
+    ck_within("add into a", ck_read(rig, tb), sum, sum_bound, n);
+    ck_ok(ek_op_scale(rig->stream, ta, ta, 0.3));
+    ck_within("scale in place", ck_read(rig, ta), product, product_bound, n);
+    ck_ok(ek_op_add(rig->stream, ta, ta, ta));
+    ck_rig_close(rig);
+  }
+}
+END_TEST
+
+START_TEST(bias_is_added_to_every_row) {
+  for (int c = 0; c < MATRICES; c++) {
+    const int64_t rows = matrices[c][0], columns = matrices[c][1], n = rows * columns;
+    struct ck_rig *rig = ck_rig_variant(_i);
+    double *x = ck_values(rig, n, -2, 2), *bias = ck_values(rig, columns, -2, 2);
+    double *want = ck_zeros(rig, n), *bound = ck_zeros(rig, n);
+    for (int64_t i = 0; i < n; i++) {
+      want[i] = (double)((long double)x[i] + bias[i % columns]);
+      bound[i] = rig->unit * fabs(want[i]);
+    }
+    ek_tensor *tx = ck_tensor(rig, x, CK_SHAPE(rows, columns));
+    ck_ok(ek_op_add_bias(rig->stream, tx, ck_tensor(rig, bias, CK_SHAPE(columns))));
+    ck_within("add_bias", ck_read(rig, tx), want, bound, n);
+    ck_rig_close(rig);
+  }
+}
+END_TEST
+
+static void check_column_sum(struct ck_rig *rig, const double *x, const double *y0, int64_t rows,
+                             int64_t columns, double beta, bool exact) {
+  double *want = ck_zeros(rig, columns), *bound = ck_zeros(rig, columns);
+  for (int64_t c = 0; c < columns; c++) {
+    long double sum = beta == 0 ? 0 : (long double)beta * y0[c];
+    long double size = fabsl(sum);
+    for (int64_t r = 0; r < rows; r++) {
+      sum += x[r * columns + c];
+      size += fabs(x[r * columns + c]);
+    }
+    want[c] = (double)sum;
+    bound[c] = exact ? 0 : (double)(rows + 2) * rig->unit * (double)size;
+  }
+  ek_tensor *tx = ck_tensor(rig, x, CK_SHAPE(rows, columns));
+  ek_tensor *y = ck_tensor(rig, beta == 0 ? NULL : y0, CK_SHAPE(columns));
+  ek_tensor *again = ck_tensor(rig, beta == 0 ? NULL : y0, CK_SHAPE(columns));
+  ck_ok(ek_op_column_sum(rig->stream, y, tx, beta));
+  ck_ok(ek_op_column_sum(rig->stream, again, tx, beta));
+  ck_within("column_sum", ck_read(rig, y), want, bound, columns);
+  ck_same_bits("column_sum again", ck_read(rig, y), ck_read(rig, again), columns);
+}
+
+START_TEST(column_sums) {
+  for (int c = 0; c < MATRICES; c++) {
+    const int64_t rows = matrices[c][0], columns = matrices[c][1], n = rows * columns;
+    struct ck_rig *rig = ck_rig_variant(_i);
+    double *y0 = ck_integers(rig, columns, -100, 100);
+    for (int pass = 0; pass < 2; pass++) {
+      const double *x = pass == 0 ? ck_integers(rig, n, -100, 100) : ck_values(rig, n, -1, 1);
+      check_column_sum(rig, x, y0, rows, columns, 0.0, pass == 0);
+      check_column_sum(rig, x, y0, rows, columns, 1.0, pass == 0);
+      check_column_sum(rig, x, y0, rows, columns, -0.5, false);
+    }
+    ck_rig_close(rig);
+  }
+}
+END_TEST
+
+/* ---- GELU ---- */
+
+static const long double root_two_over_pi = 0.797884560802865355879892119868763737L;
+
+static long double gelu(long double x) {
+  return x / 2 * (1 + tanhl(root_two_over_pi * (x + 0.044715L * x * x * x)));
+}
+
+static long double gelu_slope(long double x) {
+  const long double t = tanhl(root_two_over_pi * (x + 0.044715L * x * x * x));
+  const long double dz = root_two_over_pi * (1 + 3 * 0.044715L * x * x);
+  return (1 + t) / 2 + x / 2 * (1 - t * t) * dz;
+}
+
+START_TEST(gelu_forward) {
+  for (int c = 0; c < MATRICES; c++) {
+    const int64_t rows = matrices[c][0], columns = matrices[c][1], n = rows * columns;
+    struct ck_rig *rig = ck_rig_variant(_i);
+    double *x = ck_values(rig, n, -8, 8), *bias = ck_values(rig, columns, -1, 1);
+    if (n > 40) x[0] = 1e4, x[1] = -1e4, x[2] = 0, x[3] = 0x1p-100, x[4] = NAN;
+    double *want = ck_zeros(rig, n), *bound = ck_zeros(rig, n);
+    for (int64_t i = 0; i < n; i++) {
+      want[i] = (double)gelu(x[i]);
+      bound[i] = 8 * rig->unit * fabs(x[i]);
+    }
+    ek_tensor *tx = ck_tensor(rig, x, CK_SHAPE(rows, columns));
+    ek_tensor *y = ck_poisoned(rig, CK_SHAPE(rows, columns));
+    ck_ok(ek_op_gelu_forward(rig->stream, y, tx, NULL));
+    ck_within("gelu", ck_read(rig, y), want, bound, n);
+    ck_same_bits("gelu's x", ck_read(rig, tx), x, n);
+    ck_ok(ek_op_gelu_forward(rig->stream, tx, tx, NULL));
+    ck_same_bits("gelu in place", ck_read(rig, tx), ck_read(rig, y), n);
+
+    ck_set(tx, x);
+    ck_set(y, NULL);
+    ck_ok(ek_op_gelu_forward(rig->stream, y, tx, ck_tensor(rig, bias, CK_SHAPE(columns))));
+    const double *sum = ck_read(rig, tx);
+    for (int64_t i = 0; i < n; i++) {
+      const double exact = x[i] + bias[i % columns];
+      ck_assert(isnan(exact) || fabs(sum[i] - exact) <= 2 * rig->unit * fabs(exact));
+      want[i] = (double)gelu(sum[i]);
+      bound[i] = 8 * rig->unit * fabs(sum[i]);
+    }
+    ck_within("gelu with bias", ck_read(rig, y), want, bound, n);
+    ck_rig_close(rig);
+  }
+}
+END_TEST
+
+START_TEST(gelu_backward) {
+  for (int c = 0; c < MATRICES; c++) {
+    const int64_t rows = matrices[c][0], columns = matrices[c][1], n = rows * columns;
+    struct ck_rig *rig = ck_rig_variant(_i);
+    double *x = ck_values(rig, n, -8, 8), *dy = ck_values(rig, n, -2, 2);
+    if (n > 40) x[0] = 1e4, x[1] = -1e4, x[2] = 0, x[3] = 0x1p-100;
+    double *want = ck_zeros(rig, n), *bound = ck_zeros(rig, n);
+    for (int64_t i = 0; i < n; i++) {
+      const double near = fmin(fabs(x[i]), 10); /* beyond, t is 1 and the second term is 0 */
+      const double dz = (double)root_two_over_pi * (1 + 3 * 0.044715 * near * near);
+      want[i] = (double)(dy[i] * gelu_slope(x[i]));
+      bound[i] = rig->unit * fabs(dy[i]) * (8 + 8 * near * dz);
+    }
+    ek_tensor *tx = ck_tensor(rig, x, CK_SHAPE(rows, columns));
+    ek_tensor *tdy = ck_tensor(rig, dy, CK_SHAPE(rows, columns));
+    ek_tensor *dx = ck_poisoned(rig, CK_SHAPE(rows, columns));
+    ck_ok(ek_op_gelu_backward(rig->stream, dx, tdy, tx));
+    ck_within("gelu backward", ck_read(rig, dx), want, bound, n);
+    ck_ok(ek_op_gelu_backward(rig->stream, tdy, tdy, tx));
+    ck_same_bits("gelu backward in place", ck_read(rig, tdy), ck_read(rig, dx), n);
+    ck_rig_close(rig);
+  }
+}
+END_TEST
+
+struct gelu_context {
+  struct ck_rig *rig;
+  ek_tensor *x, *y;
+  const double *dy;
+};
+
+static double gelu_function(void *context, const double *x) {
+  const struct gelu_context *g = context;
+  ck_set(g->x, x);
+  ck_ok(ek_op_gelu_forward(g->rig->stream, g->y, g->x, NULL));
+  return ck_weighed(g->y, g->dy);
+}
+
+START_TEST(gelu_gradient_by_differences) {
+  struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
+  double *x = ck_values(rig, 20, -3, 3), *dy = ck_values(rig, 20, -1, 1);
+  struct gelu_context context = {rig, ck_tensor(rig, x, CK_SHAPE(4, 5)),
+                                 ck_poisoned(rig, CK_SHAPE(4, 5)), dy};
+  ek_tensor *dx = ck_poisoned(rig, CK_SHAPE(4, 5));
+  ck_ok(ek_op_gelu_backward(rig->stream, dx, ck_tensor(rig, dy, CK_SHAPE(4, 5)), context.x));
+  ck_gradient(rig, "gelu", gelu_function, &context, x, ck_read(rig, dx), 20, 20);
+  ck_rig_close(rig);
+}
+END_TEST
+
+/* ---- ReLU ---- */
+
+START_TEST(relu_forward_and_backward) {
+  for (int c = 0; c < COUNTS; c++) {
+    const int64_t n = counts[c];
+    struct ck_rig *rig = ck_rig_variant(_i);
+    double *x = ck_values(rig, n, -1, 1), *dy = ck_values(rig, n, -1, 1);
+    if (n > 3) x[0] = NAN, x[1] = 0, x[2] = HUGE_VAL, x[3] = -HUGE_VAL;
+    double *y = ck_zeros(rig, n), *dx = ck_zeros(rig, n);
+    for (int64_t i = 0; i < n; i++) {
+      y[i] = x[i] < 0 ? 0 : x[i];
+      dx[i] = y[i] > 0 ? dy[i] : 0;
+    }
+    ek_tensor *tx = ck_tensor(rig, x, CK_SHAPE(n)), *tdy = ck_tensor(rig, dy, CK_SHAPE(n));
+    ek_tensor *ty = ck_poisoned(rig, CK_SHAPE(n)), *tdx = ck_poisoned(rig, CK_SHAPE(n));
+    ck_ok(ek_op_relu_forward(rig->stream, ty, tx));
+    ck_within("relu", ck_read(rig, ty), y, NULL, n);
+    ck_ok(ek_op_relu_backward(rig->stream, tdx, tdy, ty));
+    ck_within("relu backward", ck_read(rig, tdx), dx, NULL, n);
+    ck_ok(ek_op_relu_forward(rig->stream, tx, tx));
+    ck_within("relu in place", ck_read(rig, tx), y, NULL, n);
+    ck_ok(ek_op_relu_backward(rig->stream, tdy, tdy, ty));
+    ck_within("relu backward in place", ck_read(rig, tdy), dx, NULL, n);
+    ck_rig_close(rig);
+  }
+}
+END_TEST
+
+/* ---- dropout ---- */
+
+static void dropout_reference(struct ck_rig *rig, double *want, double *bound, const double *x,
+                              int64_t samples, int64_t per_sample, double p, ek_random_key key,
+                              int64_t first) {
+  for (int64_t i = 0; i < samples * per_sample; i++) {
+    uint32_t bits[4];
+    const int64_t e = i % per_sample;
+    ek_random_bits(key, (uint32_t)(first + i / per_sample), (uint32_t)(e / 4), bits);
+    const bool kept = (double)ek_random_unit(bits[e % 4]) >= p;
+    want[i] = kept ? (double)(x[i] / (1 - (long double)p)) : 0;
+    bound[i] = kept ? 3 * rig->unit * fabs(want[i]) : 0;
+  }
+}
+
+START_TEST(dropout_keeps_what_the_bits_say) {
+  static const int64_t shapes[][2] = {{0, 4}, {3, 0}, {1, 1}, {5, 7}, {17, 64}, {33, 1027}, {2, 9001}};
+  static const double rates[] = {0.0, 0.1, 0.5, 0.9, 1 - 0x1p-24};
+  for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++) {
+    for (size_t r = 0; r < sizeof rates / sizeof rates[0]; r++) {
+      struct ck_rig *rig = ck_rig_variant(_i);
+      const int64_t samples = shapes[s][0], per_sample = shapes[s][1], n = samples * per_sample;
+      const ek_random_key key = {ck_random_next(&rig->random), 3, 7};
+      const int64_t first = s % 2 == 0 ? 0 : (INT64_C(1) << 32) - samples;
+      double *x = ck_values(rig, n, 1, 2), *want = ck_zeros(rig, n), *bound = ck_zeros(rig, n);
+      dropout_reference(rig, want, bound, x, samples, per_sample, rates[r], key, first);
+      ek_tensor *tx = ck_tensor(rig, x, CK_SHAPE(samples, per_sample));
+      ek_tensor *y = ck_poisoned(rig, CK_SHAPE(samples, per_sample));
+      ck_ok(ek_op_dropout(rig->stream, y, tx, rates[r], key, first));
+      ck_within("dropout", ck_read(rig, y), want, bound, n);
+      ck_ok(ek_op_dropout(rig->stream, tx, tx, rates[r], key, first));
+      ck_same_bits("dropout in place", ck_read(rig, tx), ck_read(rig, y), n);
+      ck_rig_close(rig);
+    }
+  }
+}
+END_TEST
+
+/* Rows 3 .. 8 of a batch are what a device gets that holds just these: same mask, same bits. */
+START_TEST(dropout_of_a_slice_is_a_slice_of_dropout) {
+  struct ck_rig *rig = ck_rig_variant(_i);
+  const int64_t width = 101;
+  const ek_random_key key = {42, 1, 2};
+  double *x = ck_values(rig, 10 * width, -1, 1);
+  ek_tensor *y = ck_poisoned(rig, CK_SHAPE(10, width)), *part = ck_poisoned(rig, CK_SHAPE(6, width));
+  ck_ok(ek_op_dropout(rig->stream, y, ck_tensor(rig, x, CK_SHAPE(10, width)), 0.3, key, 100));
+  ek_tensor *slice = ck_tensor(rig, x + 3 * width, CK_SHAPE(6, width));
+  ck_ok(ek_op_dropout(rig->stream, part, slice, 0.3, key, 103));
+  ck_same_bits("slice", ck_read(rig, part), ck_read(rig, y) + 3 * width, 6 * width);
+  ck_rig_close(rig);
+}
+END_TEST
+
+/* 2^17 draws: the number kept is within 6 standard deviations, sqrt(n p (1 - p)), of n (1 - p). */
+START_TEST(dropout_keeps_the_right_share) {
+  struct ck_rig *rig = ck_rig_variant(_i);
+  const int64_t n = INT64_C(1) << 17;
+  const double p = 0.2;
+  double *x = ck_integers(rig, n, 1, 1);
+  ek_tensor *y = ck_poisoned(rig, CK_SHAPE(128, n / 128));
+  const ek_random_key key = {7, 0, 0};
+  ck_ok(ek_op_dropout(rig->stream, y, ck_tensor(rig, x, CK_SHAPE(128, n / 128)), p, key, 0));
+  const double *got = ck_read(rig, y);
+  int64_t kept = 0;
+  for (int64_t i = 0; i < n; i++) kept += got[i] != 0;
+  ck_assert(fabs((double)kept - (double)n * (1 - p)) < 6 * sqrt((double)n * p * (1 - p)));
+  ck_rig_close(rig);
+}
+END_TEST
+
+/* ---- wrong arguments ---- */
+
+static ek_status call_zero(ek_stream *s, ek_tensor *const *t) { return ek_op_zero(s, t[0]); }
+static ek_status call_fill(ek_stream *s, ek_tensor *const *t) { return ek_op_fill(s, t[0], 1.0); }
+static ek_status call_copy(ek_stream *s, ek_tensor *const *t) { return ek_op_copy(s, t[0], t[1]); }
+static ek_status call_add(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_add(s, t[0], t[1], t[2]);
+}
+static ek_status call_scale(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_scale(s, t[0], t[1], 2.0);
+}
+static ek_status call_add_bias(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_add_bias(s, t[0], t[1]);
+}
+static ek_status call_column_sum(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_column_sum(s, t[0], t[1], 0.0);
+}
+static ek_status call_gelu_forward(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_gelu_forward(s, t[0], t[1], t[2]);
+}
+static ek_status call_gelu_backward(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_gelu_backward(s, t[0], t[1], t[2]);
+}
+static ek_status call_relu_forward(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_relu_forward(s, t[0], t[1]);
+}
+static ek_status call_relu_backward(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_relu_backward(s, t[0], t[1], t[2]);
+}
+static ek_status call_dropout(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_dropout(s, t[0], t[1], 0.5, (ek_random_key){1, 2, 3}, 0);
+}
+
+#define MATRIX .rank = 2, .shape = {3, 4}
+#define ROW    .rank = 1, .shape = {4}
+
+static const struct ck_operation operations[] = {
+    {"zero", call_zero, 1,
+     {{.name = "y", .written = true, .any_type = true, .any_shape = true, MATRIX}}},
+    {"fill", call_fill, 1, {{.name = "y", .written = true, .any_shape = true, MATRIX}}},
+    {"copy", call_copy, 2,
+     {{.name = "y", .written = true, .any_type = true, MATRIX},
+      {.name = "x", .any_type = true, MATRIX}}},
+    {"add", call_add, 3,
+     {{.name = "y", .written = true, .may_be = 6, MATRIX},
+      {.name = "a", MATRIX},
+      {.name = "b", MATRIX}}},
+    {"scale", call_scale, 2,
+     {{.name = "y", .written = true, .may_be = 2, MATRIX}, {.name = "x", MATRIX}}},
+    {"add_bias", call_add_bias, 2,
+     {{.name = "x", .written = true, MATRIX}, {.name = "bias", ROW}}},
+    {"column_sum", call_column_sum, 2,
+     {{.name = "y", .written = true, ROW}, {.name = "x", MATRIX}}},
+    {"gelu_forward", call_gelu_forward, 3,
+     {{.name = "y", .written = true, .may_be = 2, MATRIX},
+      {.name = "x", .written = true, MATRIX},
+      {.name = "bias", .optional = true, ROW}}},
+    {"gelu_backward", call_gelu_backward, 3,
+     {{.name = "dx", .written = true, .may_be = 2, MATRIX},
+      {.name = "dy", MATRIX},
+      {.name = "x", MATRIX}}},
+    {"relu_forward", call_relu_forward, 2,
+     {{.name = "y", .written = true, .may_be = 2, MATRIX}, {.name = "x", MATRIX}}},
+    {"relu_backward", call_relu_backward, 3,
+     {{.name = "dx", .written = true, .may_be = 2, MATRIX},
+      {.name = "dy", MATRIX},
+      {.name = "y", MATRIX}}},
+    {"dropout", call_dropout, 2,
+     {{.name = "y", .written = true, .may_be = 2, MATRIX}, {.name = "x", MATRIX}}},
+};
+enum { OPERATIONS = sizeof operations / sizeof operations[0] };
+
+START_TEST(bad_inputs) { ck_bad_inputs(&operations[_i], test_devices("cpu:2")); }
+END_TEST
+START_TEST(bad_inputs_where_nothing_is_computed) { ck_bad_inputs(&operations[_i], "plan:2"); }
+END_TEST
+
+START_TEST(bad_numbers) {
+  struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
+  const ek_random_key key = {1, 2, 3};
+  ek_stream *s = rig->stream;
+  ek_tensor *x = ck_poisoned(rig, CK_SHAPE(3, 4)), *y = ck_poisoned(rig, CK_SHAPE(3, 4));
+  ck_fails(ek_op_dropout(s, y, x, 1.0, key, 0), EK_ERR_INVALID_ARGUMENT, "dropout: p is 1");
+  ck_fails(ek_op_dropout(s, y, x, -0.1, key, 0), EK_ERR_INVALID_ARGUMENT, "dropout: p is -0.1");
+  ck_fails(ek_op_dropout(s, y, x, NAN, key, 0), EK_ERR_INVALID_ARGUMENT, "dropout: p is");
+  ck_fails(ek_op_dropout(s, y, x, 0.1, key, -1), EK_ERR_INVALID_ARGUMENT, "first_sample is -1");
+  ck_fails(ek_op_dropout(s, y, x, 0.1, key, (INT64_C(1) << 32) - 2), EK_ERR_INVALID_ARGUMENT,
+           "first_sample is 4294967294");
+  ck_fails(ek_op_dropout(s, y, x, 0.1, key, INT64_MAX), EK_ERR_INVALID_ARGUMENT, "first_sample");
+  ek_tensor *wide = ck_poisoned(rig, CK_SHAPE(3, 5));
+  ck_fails(ek_op_add(s, y, x, wide), EK_ERR_SHAPE, "add: b is 3 x 5 but a is 3 x 4");
+  ck_fails(ek_op_add(s, y, x, ck_poisoned(rig, CK_SHAPE(4, 3))), EK_ERR_SHAPE, "b is 4 x 3");
+  ck_rig_close(rig);
+}
+END_TEST
+
+/* Nothing at 2^31, 2^32 and close to 2^63 bytes is special. */
+START_TEST(huge_sizes) {
+  struct ck_rig *rig = ck_rig_open(CK_HUGE_PLAN, EK_F32, 1);
+  const ek_random_key key = {1, 2, 3};
+  const int64_t big = (INT64_C(1) << 31) + 1;
+  ek_stream *s = rig->stream;
+  ek_tensor *x = ck_blank(rig, EK_F32, CK_SHAPE(3, big));
+  ek_tensor *y = ck_blank(rig, EK_F32, CK_SHAPE(3, big));
+  ek_tensor *wide = ck_blank(rig, EK_F32, CK_SHAPE(3, big + 1));
+  ek_tensor *row = ck_blank(rig, EK_F32, CK_SHAPE(big));
+  ck_ok(ek_op_add(s, y, x, x));
+  ck_ok(ek_op_column_sum(s, row, x, 0.0));
+  ck_ok(ek_op_add_bias(s, x, row));
+  ck_ok(ek_op_gelu_forward(s, y, x, row));
+  ck_ok(ek_op_dropout(s, y, x, 0.5, key, 0));
+  ck_fails(ek_op_add(s, y, x, wide), EK_ERR_SHAPE, "add: b is 3 x 2147483650 but a is 3 x 2147483649");
+  ek_tensor *most = ck_ghost(rig, EK_F64, CK_SHAPE(INT64_C(1) << 30, INT64_C(1) << 28));
+  ck_ok(ek_op_scale(s, most, most, 2.0));
+  ck_fails(ek_op_scale(s, most, x, 2.0), EK_ERR_TYPE, "scale");
+  ek_tensor *sample = ck_blank(rig, EK_F32, CK_SHAPE(1, (INT64_C(1) << 34) + 1));
+  ck_fails(ek_op_dropout(s, sample, sample, 0.5, key, 0), EK_ERR_UNSUPPORTED, "dropout");
+  ck_rig_close(rig);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("elementwise");
+  TCase *values = ck_case(suite, "values");
+  tcase_add_loop_test(values, zero_fill_and_copy_are_exact, 0, CK_VARIANTS);
+  tcase_add_loop_test(values, add_and_scale, 0, CK_VARIANTS);
+  tcase_add_loop_test(values, bias_is_added_to_every_row, 0, CK_VARIANTS);
+  tcase_add_loop_test(values, column_sums, 0, CK_VARIANTS);
+  tcase_add_loop_test(values, gelu_forward, 0, CK_VARIANTS);
+  tcase_add_loop_test(values, gelu_backward, 0, CK_VARIANTS);
+  tcase_add_test(values, gelu_gradient_by_differences);
+  tcase_add_loop_test(values, relu_forward_and_backward, 0, CK_VARIANTS);
+  tcase_add_loop_test(values, dropout_keeps_what_the_bits_say, 0, CK_VARIANTS);
+  tcase_add_loop_test(values, dropout_of_a_slice_is_a_slice_of_dropout, 0, CK_VARIANTS);
+  tcase_add_loop_test(values, dropout_keeps_the_right_share, 0, CK_VARIANTS);
+  TCase *errors = ck_case(suite, "errors");
+  tcase_add_loop_test(errors, bad_inputs, 0, OPERATIONS);
+  tcase_add_loop_test(errors, bad_inputs_where_nothing_is_computed, 0, OPERATIONS);
+  tcase_add_test(errors, bad_numbers);
+  tcase_add_test(errors, huge_sizes);
+  return suite;
+}
+
+CK_MAIN(make_suite)

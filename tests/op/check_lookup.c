@@ -1,0 +1,256 @@
+/*
+ * check_lookup.c - the operations of lookup.h against plain loops.
+ *
+ * Bounds, with u the unit roundoff of the type:
+ *   lookup_forward       equal without positions (a copy); u |table + position| with them
+ *   lookup_backward      equal: the header fixes the order of the additions, so a loop in the type
+ *                        itself gives the same bits
+ *   positions_backward   (n / period + 2) u (|beta old| + sum |dy|): additions in any order
+ */
+#include <evenkeel/lookup.h>
+#include <math.h>
+
+#include "ek_check.h"
+
+/* entries, width, rows, period */
+static const int64_t sizes[][4] = {{1, 1, 1, 1},    {5, 3, 0, 2},      {7, 0, 6, 3},
+                                   {5, 17, 12, 4},  {100, 33, 300, 25}, {9, 64, 4096, 128},
+                                   {1000, 16, 77, 77}};
+enum { SIZES = sizeof sizes / sizeof sizes[0] };
+
+START_TEST(forward) {
+  for (int s = 0; s < SIZES; s++) {
+    const int64_t entries = sizes[s][0], width = sizes[s][1], rows = sizes[s][2];
+    const int64_t period = sizes[s][3], n = rows * width;
+    struct ck_rig *rig = ck_rig_variant(_i);
+    double *table = ck_values(rig, entries * width, -1, 1);
+    double *positions = ck_values(rig, (period + 1) * width, -1, 1);
+    double *index = ck_integers(rig, rows, 0, entries - 1);
+    double *copied = ck_zeros(rig, n), *sum = ck_zeros(rig, n), *bound = ck_zeros(rig, n);
+    for (int64_t i = 0; i < n; i++) {
+      copied[i] = table[(int64_t)index[i / width] * width + i % width];
+      sum[i] = copied[i] + positions[i / width % period * width + i % width];
+      bound[i] = rig->unit * fabs(sum[i]);
+      if (rig->type == EK_F32) sum[i] = (double)(float)sum[i], bound[i] = 0;
+    }
+    ek_tensor *ttable = ck_tensor(rig, table, CK_SHAPE(entries, width));
+    ek_tensor *tindex = ck_tensor_of(rig, EK_I32, index, CK_SHAPE(1, rows));
+    ek_tensor *tpositions = ck_tensor(rig, positions, CK_SHAPE(period + 1, width));
+    ek_tensor *y = ck_poisoned(rig, CK_SHAPE(1, rows, width));
+    ck_ok(ek_op_lookup_forward(rig->stream, y, ttable, tindex, NULL, 0));
+    ck_same_bits("rows", ck_read(rig, y), copied, n);
+    ck_set(y, NULL);
+    ck_ok(ek_op_lookup_forward(rig->stream, y, ttable, tindex, tpositions, period));
+    ck_within("rows with positions", ck_read(rig, y), sum, bound, n);
+    ck_rig_close(rig);
+  }
+}
+END_TEST
+
+START_TEST(backward_adds_in_order) {
+  for (int s = 0; s < SIZES; s++) {
+    const int64_t entries = sizes[s][0], width = sizes[s][1], rows = sizes[s][2];
+    struct ck_rig *rig = ck_rig_variant(_i);
+    double *dtable = ck_values(rig, entries * width, -1, 1);
+    double *dy = ck_values(rig, rows * width, -1, 1);
+    double *index = ck_integers(rig, rows, 0, entries - 1);
+    ek_tensor *tdtable = ck_tensor(rig, dtable, CK_SHAPE(entries, width));
+    for (int64_t i = 0; i < rows * width; i++) {
+      double *to = &dtable[(int64_t)index[i / width] * width + i % width];
+      *to = ck_round(rig, *to + dy[i]); /* f32: the sum of two is exact in double or rounds once */
+    }
+    ck_ok(ek_op_lookup_backward(rig->stream, tdtable, ck_tensor(rig, dy, CK_SHAPE(rows, width)),
+                                ck_tensor_of(rig, EK_I32, index, CK_SHAPE(rows))));
+    ck_same_bits("dtable", ck_read(rig, tdtable), dtable, entries * width);
+    ck_rig_close(rig);
+  }
+}
+END_TEST
+
+static void check_positions(struct ck_rig *rig, const double *dy, const double *old,
+                            const int64_t *size, double beta, bool exact) {
+  const int64_t width = size[1], rows = size[2], period = size[3], n = (period + 1) * width;
+  double *want = ck_zeros(rig, n), *bound = ck_zeros(rig, n);
+  for (int64_t i = 0; i < n; i++) {
+    const bool beyond = i >= period * width; /* a longer table's last rows are left alone */
+    const long double start = beyond ? old[i] : beta == 0 ? 0 : (long double)beta * old[i];
+    long double sum = start, all = fabsl(start);
+    for (int64_t r = i / width; !beyond && r < rows; r += period) {
+      sum += dy[r * width + i % width];
+      all += fabs(dy[r * width + i % width]);
+    }
+    want[i] = (double)sum;
+    bound[i] = exact || beyond ? 0 : (double)(rows / period + 2) * rig->unit * (double)all;
+  }
+  double *start = ck_zeros(rig, n);
+  for (int64_t i = 0; i < n; i++) start[i] = beta == 0 && i < period * width ? NAN : old[i];
+  ek_tensor *dpositions = ck_tensor(rig, start, CK_SHAPE(period + 1, width));
+  ek_tensor *tdy = ck_tensor(rig, dy, CK_SHAPE(rows, width));
+  ck_ok(ek_op_positions_backward(rig->stream, dpositions, tdy, period, beta));
+  ck_within("dpositions", ck_read(rig, dpositions), want, bound, n);
+}
+
+START_TEST(positions_backward) {
+  for (int s = 0; s < SIZES; s++) {
+    const int64_t width = sizes[s][1], rows = sizes[s][2], period = sizes[s][3];
+    struct ck_rig *rig = ck_rig_variant(_i);
+    double *old = ck_integers(rig, (period + 1) * width, -50, 50);
+    for (int pass = 0; pass < 2; pass++) {
+      const bool exact = pass == 0;
+      const double *dy = exact ? ck_integers(rig, rows * width, -50, 50)
+                               : ck_values(rig, rows * width, -1, 1);
+      check_positions(rig, dy, old, sizes[s], 0.0, exact);
+      check_positions(rig, dy, old, sizes[s], 1.0, exact);
+      check_positions(rig, dy, old, sizes[s], 0.3, false);
+    }
+    ck_rig_close(rig);
+  }
+}
+END_TEST
+
+/* <y(table), dy> is linear in table, and lookup_backward is its slope. */
+struct lookup_context {
+  struct ck_rig *rig;
+  ek_tensor *y, *table, *index, *positions;
+  ek_tensor *varied;
+  const double *dy;
+};
+
+static double lookup_function(void *context, const double *values) {
+  const struct lookup_context *f = context;
+  ck_set(f->varied, values);
+  ck_ok(ek_op_lookup_forward(f->rig->stream, f->y, f->table, f->index, f->positions, 4));
+  return ck_weighed(f->y, f->dy);
+}
+
+START_TEST(gradients_by_differences) {
+  struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
+  double *table = ck_values(rig, 5 * 3, -1, 1), *positions = ck_values(rig, 4 * 3, -1, 1);
+  double *index = ck_integers(rig, 12, 0, 4), *dy = ck_values(rig, 12 * 3, -1, 1);
+  double *zero = ck_zeros(rig, 15);
+  struct lookup_context f = {rig, ck_poisoned(rig, CK_SHAPE(12, 3)),
+                             ck_tensor(rig, table, CK_SHAPE(5, 3)),
+                             ck_tensor_of(rig, EK_I32, index, CK_SHAPE(12)),
+                             ck_tensor(rig, positions, CK_SHAPE(4, 3)), NULL, dy};
+  ek_tensor *tdy = ck_tensor(rig, dy, CK_SHAPE(12, 3));
+  ek_tensor *dtable = ck_tensor(rig, zero, CK_SHAPE(5, 3));
+  ek_tensor *dpositions = ck_poisoned(rig, CK_SHAPE(4, 3));
+  ck_ok(ek_op_lookup_backward(rig->stream, dtable, tdy, f.index));
+  ck_ok(ek_op_positions_backward(rig->stream, dpositions, tdy, 4, 0));
+  f.varied = f.table;
+  ck_gradient(rig, "table", lookup_function, &f, table, ck_read(rig, dtable), 15, 99);
+  ck_set(f.table, table);
+  f.varied = f.positions;
+  ck_gradient(rig, "positions", lookup_function, &f, positions, ck_read(rig, dpositions), 12, 99);
+  ck_rig_close(rig);
+}
+END_TEST
+
+START_TEST(bad_index_is_named) {
+  static const double wrong[] = {-1, 7, 2147483647, -2147483647 - 1};
+  for (int w = 0; w < 4; w++) {
+    struct ck_rig *rig = ck_rig_variant(_i);
+    double index[5] = {0, 6, 3, wrong[w], 1};
+    ek_tensor *table = ck_poisoned(rig, CK_SHAPE(7, 2)), *y = ck_poisoned(rig, CK_SHAPE(5, 2));
+    ek_tensor *tindex = ck_tensor_of(rig, EK_I32, index, CK_SHAPE(5));
+    /* A backend that runs later says it when it is waited for. */
+    ek_status status = ek_op_lookup_forward(rig->stream, y, table, tindex, NULL, 0);
+    if (status == EK_OK) status = ek_stream_synchronize(rig->stream);
+    ck_assert_int_eq(status, EK_ERR_INVALID_ARGUMENT);
+    ck_assert_msg(ck_contains(ek_error_message(), "3"), "no place: %s", ek_error_message());
+    status = ek_op_lookup_backward(rig->stream, table, y, tindex);
+    if (status == EK_OK) status = ek_stream_synchronize(rig->stream);
+    ck_assert_int_eq(status, EK_ERR_INVALID_ARGUMENT);
+    ck_rig_close(rig);
+  }
+}
+END_TEST
+
+/* ---- wrong arguments ---- */
+
+static ek_status call_forward(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_lookup_forward(s, t[0], t[1], t[2], t[3], 2);
+}
+static ek_status call_backward(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_lookup_backward(s, t[0], t[1], t[2]);
+}
+static ek_status call_positions(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_positions_backward(s, t[0], t[1], 2, 1.0);
+}
+
+static const struct ck_operation operations[] = {
+    {"lookup_forward", call_forward, 4,
+     {{.name = "y", .written = true, .rank = 2, .shape = {6, 3}},
+      {.name = "table", .rank = 2, .shape = {5, 3}},
+      {.name = "index", .type = EK_I32, .rank = 1, .shape = {6}},
+      {.name = "positions", .optional = true, .rank = 2, .shape = {4, 3}}}},
+    {"lookup_backward", call_backward, 3,
+     {{.name = "dtable", .written = true, .rank = 2, .shape = {5, 3}},
+      {.name = "dy", .rank = 2, .shape = {6, 3}},
+      {.name = "index", .type = EK_I32, .rank = 1, .shape = {6}}}},
+    {"positions_backward", call_positions, 2,
+     {{.name = "dpositions", .written = true, .rank = 2, .shape = {4, 3}},
+      {.name = "dy", .rank = 2, .shape = {6, 3}}}},
+};
+enum { OPERATIONS = sizeof operations / sizeof operations[0] };
+
+START_TEST(bad_inputs) { ck_bad_inputs(&operations[_i], test_devices("cpu:2")); }
+END_TEST
+START_TEST(bad_inputs_where_nothing_is_computed) { ck_bad_inputs(&operations[_i], "plan:2"); }
+END_TEST
+
+START_TEST(bad_periods) {
+  struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
+  double *zero = ck_zeros(rig, 6);
+  ek_stream *s = rig->stream;
+  ek_tensor *y = ck_poisoned(rig, CK_SHAPE(6, 3)), *table = ck_poisoned(rig, CK_SHAPE(5, 3));
+  ek_tensor *index = ck_tensor_of(rig, EK_I32, zero, CK_SHAPE(6));
+  ek_tensor *positions = ck_poisoned(rig, CK_SHAPE(2, 3));
+  ck_fails(ek_op_lookup_forward(s, y, table, index, positions, 0), EK_ERR_INVALID_ARGUMENT,
+           "lookup_forward: period is 0");
+  ck_fails(ek_op_lookup_forward(s, y, table, index, positions, 4), EK_ERR_SHAPE,
+           "lookup_forward: period 4 does not divide 6 rows");
+  ck_fails(ek_op_lookup_forward(s, y, table, index, positions, 3), EK_ERR_SHAPE,
+           "lookup_forward: positions is 2 x 3 but must be at least 3 x 3");
+  ck_fails(ek_op_positions_backward(s, positions, y, -1, 0), EK_ERR_INVALID_ARGUMENT,
+           "positions_backward: period is -1");
+  ck_fails(ek_op_positions_backward(s, positions, y, 6, 0), EK_ERR_SHAPE,
+           "positions_backward: dpositions is 2 x 3 but must be at least 6 x 3");
+  ck_rig_close(rig);
+}
+END_TEST
+
+START_TEST(huge_sizes) {
+  struct ck_rig *rig = ck_rig_open(CK_HUGE_PLAN, EK_F32, 1);
+  const int64_t rows = (INT64_C(1) << 32) + 2, width = 4096;
+  ek_stream *s = rig->stream;
+  ek_tensor *y = ck_ghost(rig, EK_F32, CK_SHAPE(rows, width));
+  ek_tensor *table = ck_ghost(rig, EK_F32, CK_SHAPE(rows / 2, width));
+  ek_tensor *index = ck_ghost(rig, EK_I32, CK_SHAPE(rows));
+  ck_ok(ek_op_lookup_forward(s, y, table, index, table, rows / 2));
+  ck_ok(ek_op_lookup_backward(s, table, y, index));
+  ck_ok(ek_op_positions_backward(s, table, y, rows / 2, 0));
+  ek_tensor *short_index = ck_ghost(rig, EK_I32, CK_SHAPE(2));
+  ck_fails(ek_op_lookup_forward(s, y, table, short_index, NULL, 0), EK_ERR_SHAPE,
+           "lookup_forward: y is 4294967298 x 4096 but index and table make 2 x 4096");
+  ck_rig_close(rig);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("lookup");
+  TCase *values = ck_case(suite, "values");
+  tcase_add_loop_test(values, forward, 0, CK_VARIANTS);
+  tcase_add_loop_test(values, backward_adds_in_order, 0, CK_VARIANTS);
+  tcase_add_loop_test(values, positions_backward, 0, CK_VARIANTS);
+  tcase_add_test(values, gradients_by_differences);
+  TCase *errors = ck_case(suite, "errors");
+  tcase_add_loop_test(errors, bad_index_is_named, 0, CK_VARIANTS);
+  tcase_add_loop_test(errors, bad_inputs, 0, OPERATIONS);
+  tcase_add_loop_test(errors, bad_inputs_where_nothing_is_computed, 0, OPERATIONS);
+  tcase_add_test(errors, bad_periods);
+  tcase_add_test(errors, huge_sizes);
+  return suite;
+}
+
+CK_MAIN(make_suite)

@@ -1,0 +1,389 @@
+/*
+ * check_normalize.c - layer normalisation against plain loops in long double.
+ *
+ * Bounds for a row of width W, u the unit roundoff of the type; sums are taken in any order:
+ *   mean   e1 = (W + 1) u avg|x|: W additions and one division
+ *   d      e2 = e1 + u max|x - mean|: error of x - mean
+ *   var    e3 = 2 e2 avg|x - mean| + e2^2 + (W + 3) u var
+ *   rstd   relative e4 = e3 / (var + epsilon) / 2 + 4 u (to first order; sum, root, inverse)
+ *   y      |gamma| (e2 rstd + |n| (e4 + u)) + 3 u (|gamma n| + |beta|)
+ * The bound doubles the whole of it for the terms of second order. A kernel that took the variance
+ * as a difference of two sums would fail the rows that lie far from zero.
+ *
+ * Backward, with mean and rstd given, so that n has a relative error of 2 u:
+ *   dx     rstd (4 u |g| + (W + 4) u avg|g| + |n| (W + 8) u avg|g n|) + 4 u |old dx|
+ *   dgamma (R + 5) u (|scale old| + sum |dy n|) for R rows; dbeta likewise with sum |dy|
+ */
+#include <evenkeel/normalize.h>
+#include <math.h>
+#include <string.h>
+
+#include "ek_check.h"
+
+static const int64_t sizes[][2] = {{0, 4}, {1, 1}, {3, 2}, {7, 17}, {2, 256}, {65, 33}, {300, 129}};
+enum { SIZES = sizeof sizes / sizeof sizes[0] };
+
+struct row_sums {
+  long double mean, variance, rstd;      /* of the exact formula */
+  long double average, spread, furthest; /* avg|x|, avg|x - mean|, max|x - mean| */
+};
+
+static struct row_sums sums_of(const double *x, int64_t width, double epsilon) {
+  struct row_sums s = {0};
+  for (int64_t i = 0; i < width; i++) {
+    s.mean += x[i];
+    s.average += fabs(x[i]);
+  }
+  s.mean /= width;
+  s.average /= width;
+  for (int64_t i = 0; i < width; i++) {
+    const long double d = x[i] - s.mean;
+    s.variance += d * d;
+    s.spread += fabsl(d);
+    s.furthest = fmaxl(s.furthest, fabsl(d));
+  }
+  s.variance /= width;
+  s.spread /= width;
+  s.rstd = 1 / sqrtl(s.variance + epsilon);
+  return s;
+}
+
+struct norm {
+  int64_t rows, width;
+  double epsilon;
+  double *x, *gamma, *beta;
+  double *y, *y_bound, *mean, *mean_bound, *rstd, *rstd_bound;
+};
+
+static void forward_reference(const struct ck_rig *rig, struct norm *f) {
+  const long double u = rig->unit;
+  for (int64_t r = 0; r < f->rows; r++) {
+    const double *x = f->x + r * f->width;
+    const struct row_sums s = sums_of(x, f->width, f->epsilon);
+    const long double e1 = (long double)(f->width + 1) * u * s.average;
+    const long double e2 = e1 + u * s.furthest;
+    const long double e3 =
+        2 * e2 * s.spread + e2 * e2 + (long double)(f->width + 3) * u * s.variance;
+    const long double e4 = e3 / (s.variance + f->epsilon) / 2 + 4 * u;
+    f->mean[r] = (double)s.mean;
+    f->mean_bound[r] = (double)(2 * e1);
+    f->rstd[r] = (double)s.rstd;
+    f->rstd_bound[r] = (double)(2 * e4 * s.rstd);
+    for (int64_t i = 0; i < f->width; i++) {
+      const long double n = (x[i] - s.mean) * s.rstd;
+      const long double error = fabs(f->gamma[i]) * (e2 * s.rstd + fabsl(n) * (e4 + u)) +
+                                3 * u * (fabsl(f->gamma[i] * n) + fabs(f->beta[i]));
+      f->y[r * f->width + i] = (double)(n * f->gamma[i] + f->beta[i]);
+      f->y_bound[r * f->width + i] = (double)(2 * error);
+    }
+  }
+}
+
+static struct norm make_norm(struct ck_rig *rig, int64_t rows, int64_t width, double offset) {
+  const int64_t n = rows * width;
+  return (struct norm){.rows = rows, .width = width, .epsilon = 1e-5,
+                       .x = ck_values(rig, n, offset - 2, offset + 2),
+                       .gamma = ck_values(rig, width, -2, 2),
+                       .beta = ck_values(rig, width, -2, 2),
+                       .y = ck_zeros(rig, n), .y_bound = ck_zeros(rig, n),
+                       .mean = ck_zeros(rig, rows), .mean_bound = ck_zeros(rig, rows),
+                       .rstd = ck_zeros(rig, rows), .rstd_bound = ck_zeros(rig, rows)};
+}
+
+START_TEST(forward) {
+  static const double offsets[] = {0, 100, -1000};
+  for (int s = 0; s < SIZES; s++) {
+    for (int o = 0; o < 3; o++) {
+      struct ck_rig *rig = ck_rig_variant(_i);
+      struct norm f = make_norm(rig, sizes[s][0], sizes[s][1], offsets[o]);
+      forward_reference(rig, &f);
+      ek_tensor *x = ck_tensor(rig, f.x, CK_SHAPE(f.rows, f.width));
+      ek_tensor *gamma = ck_tensor(rig, f.gamma, CK_SHAPE(f.width));
+      ek_tensor *beta = ck_tensor(rig, f.beta, CK_SHAPE(f.width));
+      ek_tensor *y = ck_poisoned(rig, CK_SHAPE(f.rows, f.width));
+      ek_tensor *mean = ck_poisoned(rig, CK_SHAPE(f.rows));
+      ek_tensor *rstd = ck_poisoned(rig, CK_SHAPE(f.rows));
+      ck_ok(ek_op_layer_norm_forward(rig->stream, y, mean, rstd, x, gamma, beta, f.epsilon));
+      ck_within("mean", ck_read(rig, mean), f.mean, f.mean_bound, f.rows);
+      ck_within("rstd", ck_read(rig, rstd), f.rstd, f.rstd_bound, f.rows);
+      ck_within("y", ck_read(rig, y), f.y, f.y_bound, f.rows * f.width);
+      ck_ok(ek_op_layer_norm_forward(rig->stream, x, mean, rstd, x, gamma, beta, f.epsilon));
+      ck_same_bits("y in place", ck_read(rig, x), ck_read(rig, y), f.rows * f.width);
+      ck_rig_close(rig);
+    }
+  }
+}
+END_TEST
+
+/* A constant row has variance 0: n is 0 and y is beta. */
+START_TEST(constant_rows) {
+  struct ck_rig *rig = ck_rig_variant(_i);
+  double *x = ck_integers(rig, 3 * 40, 5, 5), *gamma = ck_values(rig, 40, -2, 2);
+  double *beta = ck_values(rig, 40, -2, 2), *want = ck_zeros(rig, 3 * 40);
+  for (int r = 0; r < 3; r++) memcpy(want + (size_t)r * 40, beta, 40 * sizeof *want);
+  ek_tensor *y = ck_poisoned(rig, CK_SHAPE(3, 40));
+  ek_tensor *mean = ck_poisoned(rig, CK_SHAPE(3)), *rstd = ck_poisoned(rig, CK_SHAPE(3));
+  ck_ok(ek_op_layer_norm_forward(rig->stream, y, mean, rstd, ck_tensor(rig, x, CK_SHAPE(3, 40)),
+                                 ck_tensor(rig, gamma, CK_SHAPE(40)),
+                                 ck_tensor(rig, beta, CK_SHAPE(40)), 1e-5));
+  ck_within("y of constant rows", ck_read(rig, y), want, NULL, 3 * 40);
+  ck_rig_close(rig);
+}
+END_TEST
+
+/* ---- backward ---- */
+
+struct slope {
+  int64_t rows, width;
+  bool add_dx;
+  double gamma_scale, beta_scale;
+  const double *dy, *x, *mean, *rstd, *gamma;
+  const double *old_dx, *old_dgamma, *old_dbeta;
+  double *dx, *dx_bound, *dgamma, *dgamma_bound, *dbeta, *dbeta_bound;
+};
+
+static void dx_reference(const struct ck_rig *rig, const struct slope *b) {
+  const double w = (double)b->width, u = rig->unit;
+  for (int64_t r = 0; r < b->rows; r++) {
+    const double *x = b->x + r * b->width, *dy = b->dy + r * b->width;
+    long double g_sum = 0, g_size = 0, gn_sum = 0, gn_size = 0;
+    for (int64_t i = 0; i < b->width; i++) {
+      const long double n = ((long double)x[i] - b->mean[r]) * b->rstd[r];
+      const long double g = (long double)dy[i] * b->gamma[i];
+      g_sum += g, g_size += fabsl(g);
+      gn_sum += g * n, gn_size += fabsl(g * n);
+    }
+    for (int64_t i = 0; i < b->width; i++) {
+      const int64_t at = r * b->width + i;
+      const long double n = ((long double)x[i] - b->mean[r]) * b->rstd[r];
+      const long double g = (long double)dy[i] * b->gamma[i];
+      const double old = b->add_dx ? b->old_dx[at] : 0;
+      const long double error = 4 * u * fabsl(g) + (w + 4) * u * g_size / w +
+                                fabsl(n) * (w + 8) * u * gn_size / w;
+      b->dx[at] = (double)(b->rstd[r] * (g - g_sum / w - n * gn_sum / w) + old);
+      b->dx_bound[at] = (double)(b->rstd[r] * error + 4 * u * fabs(old));
+    }
+  }
+}
+
+static void column_reference(const struct ck_rig *rig, const struct slope *b) {
+  for (int64_t i = 0; i < b->width; i++) {
+    long double gamma = b->gamma_scale == 0 ? 0 : (long double)b->gamma_scale * b->old_dgamma[i];
+    long double beta = b->beta_scale == 0 ? 0 : (long double)b->beta_scale * b->old_dbeta[i];
+    long double gamma_size = fabsl(gamma), beta_size = fabsl(beta);
+    for (int64_t r = 0; r < b->rows; r++) {
+      const int64_t at = r * b->width + i;
+      const long double term = b->dy[at] * ((long double)b->x[at] - b->mean[r]) * b->rstd[r];
+      gamma += term, gamma_size += fabsl(term);
+      beta += b->dy[at], beta_size += fabs(b->dy[at]);
+    }
+    b->dgamma[i] = (double)gamma;
+    b->dbeta[i] = (double)beta;
+    b->dgamma_bound[i] = (double)((double)(b->rows + 5) * rig->unit * gamma_size);
+    b->dbeta_bound[i] = (double)((double)(b->rows + 5) * rig->unit * beta_size);
+  }
+}
+
+static struct slope make_slope(struct ck_rig *rig, int64_t rows, int64_t width) {
+  const int64_t n = rows * width;
+  struct slope b = {.rows = rows, .width = width,
+                    .dy = ck_values(rig, n, -1, 1), .x = ck_values(rig, n, 1, 4),
+                    .gamma = ck_values(rig, width, -2, 2),
+                    .old_dx = ck_values(rig, n, -1, 1),
+                    .old_dgamma = ck_values(rig, width, -1, 1),
+                    .old_dbeta = ck_values(rig, width, -1, 1),
+                    .dx = ck_zeros(rig, n), .dx_bound = ck_zeros(rig, n),
+                    .dgamma = ck_zeros(rig, width), .dgamma_bound = ck_zeros(rig, width),
+                    .dbeta = ck_zeros(rig, width), .dbeta_bound = ck_zeros(rig, width)};
+  double *mean = ck_zeros(rig, rows), *rstd = ck_zeros(rig, rows);
+  for (int64_t r = 0; r < rows; r++) {
+    const struct row_sums s = sums_of(b.x + r * width, width, 1e-5);
+    mean[r] = ck_round(rig, (double)s.mean);
+    rstd[r] = ck_round(rig, (double)s.rstd);
+  }
+  b.mean = mean, b.rstd = rstd;
+  return b;
+}
+
+static void check_backward(struct ck_rig *rig, const struct slope *b, bool in_place, bool no_dx) {
+  const int64_t n = b->rows * b->width;
+  dx_reference(rig, b);
+  column_reference(rig, b);
+  ek_tensor *dy = ck_tensor(rig, b->dy, CK_SHAPE(b->rows, b->width));
+  ek_tensor *fresh = ck_tensor(rig, b->add_dx ? b->old_dx : NULL, CK_SHAPE(b->rows, b->width));
+  ek_tensor *dx = in_place ? dy : fresh;
+  ek_tensor *dgamma =
+      ck_tensor(rig, b->gamma_scale == 0 ? NULL : b->old_dgamma, CK_SHAPE(b->width));
+  ek_tensor *dbeta = ck_tensor(rig, b->beta_scale == 0 ? NULL : b->old_dbeta, CK_SHAPE(b->width));
+  ck_ok(ek_op_layer_norm_backward(
+      rig->stream, no_dx ? NULL : dx, b->add_dx, dgamma, b->gamma_scale, dbeta, b->beta_scale, dy,
+      ck_tensor(rig, b->x, CK_SHAPE(b->rows, b->width)), ck_tensor(rig, b->mean, CK_SHAPE(b->rows)),
+      ck_tensor(rig, b->rstd, CK_SHAPE(b->rows)), ck_tensor(rig, b->gamma, CK_SHAPE(b->width))));
+  if (!no_dx) ck_within("dx", ck_read(rig, dx), b->dx, b->dx_bound, n);
+  ck_within("dgamma", ck_read(rig, dgamma), b->dgamma, b->dgamma_bound, b->width);
+  ck_within("dbeta", ck_read(rig, dbeta), b->dbeta, b->dbeta_bound, b->width);
+}
+
+START_TEST(backward) {
+  for (int s = 0; s < SIZES; s++) {
+    struct ck_rig *rig = ck_rig_variant(_i);
+    struct slope b = make_slope(rig, sizes[s][0], sizes[s][1]);
+    check_backward(rig, &b, false, false);
+    check_backward(rig, &b, true, false);
+    b.gamma_scale = 1, b.beta_scale = 0;
+    check_backward(rig, &b, false, true);
+    b.gamma_scale = 0, b.beta_scale = 1;
+    check_backward(rig, &b, true, false);
+    b.add_dx = true, b.gamma_scale = 0.5, b.beta_scale = -2;
+    check_backward(rig, &b, false, false);
+    ck_rig_close(rig);
+  }
+}
+END_TEST
+
+START_TEST(backward_repeats) {
+  struct ck_rig *rig = ck_rig_variant(_i);
+  const struct slope b = make_slope(rig, 300, 65);
+  ek_tensor *dy = ck_tensor(rig, b.dy, CK_SHAPE(300, 65)), *x = ck_tensor(rig, b.x, CK_SHAPE(300, 65));
+  ek_tensor *mean = ck_tensor(rig, b.mean, CK_SHAPE(300));
+  ek_tensor *rstd = ck_tensor(rig, b.rstd, CK_SHAPE(300));
+  ek_tensor *gamma = ck_tensor(rig, b.gamma, CK_SHAPE(65));
+  double *first[3] = {0};
+  for (int pass = 0; pass < 2; pass++) {
+    ek_tensor *dx = ck_poisoned(rig, CK_SHAPE(300, 65));
+    ek_tensor *dgamma = ck_poisoned(rig, CK_SHAPE(65)), *dbeta = ck_poisoned(rig, CK_SHAPE(65));
+    ck_ok(ek_op_layer_norm_backward(rig->stream, dx, false, dgamma, 0, dbeta, 0, dy, x, mean, rstd,
+                                    gamma));
+    double *got[3] = {ck_read(rig, dx), ck_read(rig, dgamma), ck_read(rig, dbeta)};
+    for (int k = 0; k < 3 && pass == 1; k++) {
+      ck_same_bits("again", got[k], first[k], k == 0 ? 300 * 65 : 65);
+    }
+    memcpy(first, got, sizeof first);
+  }
+  ck_rig_close(rig);
+}
+END_TEST
+
+/* ---- differences ---- */
+
+struct norm_context {
+  struct ck_rig *rig;
+  ek_tensor *y, *mean, *rstd, *x, *gamma, *beta;
+  ek_tensor *varied; /* x, gamma or beta */
+  const double *dy;
+};
+
+static double norm_function(void *context, const double *values) {
+  const struct norm_context *f = context;
+  ck_set(f->varied, values);
+  ck_ok(ek_op_layer_norm_forward(f->rig->stream, f->y, f->mean, f->rstd, f->x, f->gamma, f->beta,
+                                 1e-5));
+  return ck_weighed(f->y, f->dy);
+}
+
+START_TEST(gradients_by_differences) {
+  struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
+  const int64_t rows = 4, width = 11;
+  double *x = ck_values(rig, rows * width, -2, 2), *gamma = ck_values(rig, width, -2, 2);
+  double *beta = ck_values(rig, width, -2, 2), *dy = ck_values(rig, rows * width, -1, 1);
+  struct norm_context f = {rig, ck_poisoned(rig, CK_SHAPE(rows, width)),
+                           ck_poisoned(rig, CK_SHAPE(rows)), ck_poisoned(rig, CK_SHAPE(rows)),
+                           ck_tensor(rig, x, CK_SHAPE(rows, width)),
+                           ck_tensor(rig, gamma, CK_SHAPE(width)),
+                           ck_tensor(rig, beta, CK_SHAPE(width)), NULL, dy};
+  ek_tensor *dx = ck_poisoned(rig, CK_SHAPE(rows, width));
+  ek_tensor *dgamma = ck_poisoned(rig, CK_SHAPE(width)), *dbeta = ck_poisoned(rig, CK_SHAPE(width));
+  ck_ok(ek_op_layer_norm_forward(rig->stream, f.y, f.mean, f.rstd, f.x, f.gamma, f.beta, 1e-5));
+  ck_ok(ek_op_layer_norm_backward(rig->stream, dx, false, dgamma, 0, dbeta, 0,
+                                  ck_tensor(rig, dy, CK_SHAPE(rows, width)), f.x, f.mean, f.rstd,
+                                  f.gamma));
+  f.varied = f.x;
+  ck_gradient(rig, "layer norm dx", norm_function, &f, x, ck_read(rig, dx), rows * width, 99);
+  ck_set(f.x, x);
+  f.varied = f.gamma;
+  ck_gradient(rig, "layer norm dgamma", norm_function, &f, gamma, ck_read(rig, dgamma), width, 99);
+  ck_set(f.gamma, gamma);
+  f.varied = f.beta;
+  ck_gradient(rig, "layer norm dbeta", norm_function, &f, beta, ck_read(rig, dbeta), width, 99);
+  ck_rig_close(rig);
+}
+END_TEST
+
+/* ---- wrong arguments ---- */
+
+static ek_status call_forward(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_layer_norm_forward(s, t[0], t[1], t[2], t[3], t[4], t[5], 1e-5);
+}
+static ek_status call_backward(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_layer_norm_backward(s, t[0], false, t[1], 0, t[2], 1, t[3], t[4], t[5], t[6], t[7]);
+}
+static ek_status call_backward_add(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_layer_norm_backward(s, t[0], true, t[1], 0, t[2], 1, t[3], t[4], t[5], t[6], t[7]);
+}
+
+#define MATRIX .rank = 2, .shape = {3, 5}
+#define COLUMN .rank = 1, .shape = {3}
+#define ROW    .rank = 1, .shape = {5}
+#define BACKWARD_REST                                                                              \
+  {.name = "dgamma", .written = true, ROW}, {.name = "dbeta", .written = true, ROW},               \
+      {.name = "dy", MATRIX}, {.name = "x", MATRIX}, {.name = "mean", COLUMN},                     \
+      {.name = "rstd", COLUMN}, {.name = "gamma", ROW}
+
+static const struct ck_operation operations[] = {
+    {"layer_norm_forward", call_forward, 6,
+     {{.name = "y", .written = true, .may_be = 8, MATRIX},
+      {.name = "mean", .written = true, COLUMN},
+      {.name = "rstd", .written = true, COLUMN},
+      {.name = "x", MATRIX},
+      {.name = "gamma", ROW},
+      {.name = "beta", ROW}}},
+    {"layer_norm_backward", call_backward, 8,
+     {{.name = "dx", .written = true, .optional = true, .may_be = 8, MATRIX}, BACKWARD_REST}},
+    {"layer_norm_backward", call_backward_add, 8,
+     {{.name = "dx", .written = true, .optional = true, MATRIX}, BACKWARD_REST}},
+};
+enum { OPERATIONS = sizeof operations / sizeof operations[0] };
+
+START_TEST(bad_inputs) { ck_bad_inputs(&operations[_i], test_devices("cpu:2")); }
+END_TEST
+START_TEST(bad_inputs_where_nothing_is_computed) { ck_bad_inputs(&operations[_i], "plan:2"); }
+END_TEST
+
+START_TEST(bad_epsilon_and_huge_sizes) {
+  struct ck_rig *rig = ck_rig_open(CK_HUGE_PLAN, EK_F32, 1);
+  const int64_t rows = INT64_C(1) << 32, width = INT64_C(1) << 27;
+  ek_stream *s = rig->stream;
+  ek_tensor *x = ck_ghost(rig, EK_F32, CK_SHAPE(rows, width));
+  ek_tensor *mean = ck_ghost(rig, EK_F32, CK_SHAPE(rows));
+  ek_tensor *rstd = ck_ghost(rig, EK_F32, CK_SHAPE(rows));
+  ek_tensor *gamma = ck_ghost(rig, EK_F32, CK_SHAPE(width));
+  ck_ok(ek_op_layer_norm_forward(s, x, mean, rstd, x, gamma, gamma, 0));
+  ck_fails(ek_op_layer_norm_forward(s, x, mean, rstd, x, mean, gamma, 0), EK_ERR_INVALID_ARGUMENT,
+           "layer_norm_forward: mean (4294967296) overlaps gamma");
+  ek_tensor *other = ck_ghost(rig, EK_F32, CK_SHAPE(rows));
+  ck_fails(ek_op_layer_norm_forward(s, x, mean, rstd, x, other, gamma, 0), EK_ERR_SHAPE,
+           "layer_norm_forward: gamma is 4294967296 but x is 4294967296 x 134217728");
+  ck_fails(ek_op_layer_norm_forward(s, x, mean, rstd, x, gamma, gamma, -1e-9),
+           EK_ERR_INVALID_ARGUMENT, "layer_norm_forward: epsilon");
+  ck_fails(ek_op_layer_norm_forward(s, x, mean, rstd, x, gamma, gamma, NAN),
+           EK_ERR_INVALID_ARGUMENT, "layer_norm_forward: epsilon");
+  ck_rig_close(rig);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("normalize");
+  TCase *values = ck_case(suite, "values");
+  tcase_add_loop_test(values, forward, 0, CK_VARIANTS);
+  tcase_add_loop_test(values, constant_rows, 0, CK_VARIANTS);
+  tcase_add_loop_test(values, backward, 0, CK_VARIANTS);
+  tcase_add_loop_test(values, backward_repeats, 0, CK_VARIANTS);
+  tcase_add_test(values, gradients_by_differences);
+  TCase *errors = ck_case(suite, "errors");
+  tcase_add_loop_test(errors, bad_inputs, 0, OPERATIONS);
+  tcase_add_loop_test(errors, bad_inputs_where_nothing_is_computed, 0, OPERATIONS);
+  tcase_add_test(errors, bad_epsilon_and_huge_sizes);
+  return suite;
+}
+
+CK_MAIN(make_suite)

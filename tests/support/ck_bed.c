@@ -1,0 +1,267 @@
+/*
+ * ck_bed.c - a module on one device with inputs and gradients of its outputs: see ck_module.h.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <evenkeel/host_memory.h>
+
+#include "ck_module.h"
+
+static double *zeros(int64_t count) {
+  double *array = calloc((size_t)count + 1, sizeof *array);
+  ck_assert_ptr_nonnull(array);
+  return array;
+}
+
+/* A number that f32 holds exactly. */
+static double draw(struct ck_random *random, const struct ck_input *from) {
+  if (from->type == EK_I32) {
+    return (double)ck_random_integer(random, (int64_t)from->low, (int64_t)from->high);
+  }
+  double value = 0;
+  do {
+    value = (double)(float)ck_random_uniform(random, from->low, from->high);
+  } while (fabs(value) < from->gap);
+  return value;
+}
+
+static void make_inputs(struct ck_bed *bed, ek_type type, struct ck_random *random) {
+  for (size_t i = 0; i < bed->inputs; i++) {
+    const struct ck_input *from = &bed->is->input[i];
+    int64_t count = 1;
+    for (int d = 0; d < from->rank; d++)
+      count *= from->shape[d];
+    bed->value[i] = zeros(count);
+    for (int64_t k = 0; k < count; k++)
+      bed->value[i][k] = draw(random, from);
+    bed->input[i] = ck_upload(bed->device, from->type == 0 ? type : from->type, bed->value[i],
+                              from->rank, from->shape);
+  }
+}
+
+static void make_parameters(struct ck_bed *bed, struct ck_random *random) {
+  const struct ck_input range = {.low = -0.7, .high = 0.7};
+  double *values = ck_bed_parameters(bed);
+  for (size_t i = 0; i < ek_replica_parameter_count(bed->replica); i++) {
+    ek_parameter_info info;
+    ck_ok(ek_replica_parameter(&info, bed->replica, i));
+    if (info.buffer) continue;
+    for (int64_t k = 0; k < ek_tensor_count(&info.value); k++) {
+      values[info.offset + k] = draw(random, &range);
+    }
+  }
+  ck_bed_set_parameters(bed, values);
+  free(values);
+}
+
+/* R has the shapes of the outputs, which a first forward tells. */
+static void make_factors(struct ck_bed *bed, struct ck_random *random) {
+  const struct ck_input range = {.low = -1.0, .high = 1.0};
+  ek_pass *pass = NULL;
+  ek_tensor outputs[CK_MODULE_TENSORS] = {{0}};
+  ck_ok(ek_pass_open(&pass, bed->replica, &bed->options));
+  ck_ok(ek_pass_run_forward(pass, bed->input, outputs));
+  for (size_t i = 0; i < bed->outputs; i++) {
+    if (outputs[i].type != EK_I32) {
+      const int64_t count = ek_tensor_count(&outputs[i]);
+      bed->factor[i] = zeros(count);
+      for (int64_t k = 0; k < count; k++)
+        bed->factor[i][k] = draw(random, &range);
+      bed->grad_output[i] = ck_upload(bed->device, outputs[i].type, bed->factor[i], outputs[i].rank,
+                                      outputs[i].shape);
+    }
+    ek_tensor_free(&outputs[i]);
+  }
+  ek_pass_free(pass);
+}
+
+struct ck_bed *ck_bed_open(const struct ck_module_case *module_case, ek_type type,
+                           const char *spec) {
+  struct ck_bed *bed = calloc(1, sizeof *bed);
+  ck_assert_ptr_nonnull(bed);
+  bed->is = module_case;
+  bed->group = ck_open(spec, 0);
+  bed->device = ek_group_device(bed->group, 0);
+  ck_ok(module_case->create(&bed->module));
+  bed->inputs = bed->module->inputs;
+  bed->outputs = bed->module->outputs;
+  ck_assert_uint_eq(bed->inputs, module_case->inputs);
+  ck_assert_uint_le(bed->outputs, CK_MODULE_TENSORS);
+
+  ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
+  options.type = type;
+  ck_ok(ek_replica_open(&bed->replica, bed->device, bed->module, &options));
+  bed->options = (ek_pass_options)EK_PASS_OPTIONS_INIT;
+  bed->options.seed = 5;
+  bed->options.step = 3;
+  bed->options.first_sample = 2;
+
+  struct ck_random random = ck_random_start(77);
+  make_inputs(bed, type, &random);
+  make_parameters(bed, &random);
+  make_factors(bed, &random);
+  return bed;
+}
+
+void ck_bed_close(struct ck_bed *bed) {
+  for (size_t i = 0; i < CK_MODULE_TENSORS; i++) {
+    ek_tensor_free(&bed->input[i]);
+    ek_tensor_free(&bed->grad_output[i]);
+    free(bed->value[i]);
+    free(bed->factor[i]);
+  }
+  ek_replica_free(bed->replica);
+  ek_module_free(bed->module);
+  ck_no_memory_held(bed->group);
+  ek_group_close(bed->group);
+  free(bed);
+}
+
+double ck_bed_loss(struct ck_bed *bed) {
+  ek_pass_options options = bed->options;
+  options.gradient = false;
+  ek_pass *pass = NULL;
+  ek_tensor outputs[CK_MODULE_TENSORS] = {{0}};
+  ck_ok(ek_pass_open(&pass, bed->replica, &options));
+  ck_ok(ek_pass_run_forward(pass, bed->input, outputs));
+  long double loss = 0, size = 0;
+  for (size_t i = 0; i < bed->outputs; i++) {
+    const int64_t count = ek_tensor_count(&outputs[i]);
+    if (bed->factor[i] != NULL) {
+      double *values = zeros(count);
+      ck_get(values, &outputs[i]);
+      for (int64_t k = 0; k < count; k++) {
+        const long double term = (long double)values[k] * bed->factor[i][k];
+        loss += term;
+        size += fabsl(term);
+      }
+      free(values);
+    }
+    ek_tensor_free(&outputs[i]);
+  }
+  ek_pass_free(pass);
+  bed->size = (double)size;
+  return (double)loss;
+}
+
+static double *take_values(ek_tensor *tensor, int64_t *count) {
+  *count = ek_tensor_count(tensor);
+  double *values = zeros(*count);
+  ck_get(values, tensor);
+  ek_tensor_free(tensor);
+  return values;
+}
+
+struct ck_results *ck_bed_backward(struct ck_bed *bed, bool grad_inputs) {
+  struct ck_results *results = calloc(1, sizeof *results);
+  ck_assert_ptr_nonnull(results);
+  ek_pass *pass = NULL;
+  ek_tensor outputs[CK_MODULE_TENSORS] = {{0}}, gradients[CK_MODULE_TENSORS] = {{0}};
+  ck_ok(ek_pass_open(&pass, bed->replica, &bed->options));
+  ck_ok(ek_pass_run_forward(pass, bed->input, outputs));
+  for (size_t i = 0; i < bed->outputs; i++) {
+    results->output[i] = take_values(&outputs[i], &results->output_count[i]);
+  }
+  ck_ok(ek_pass_run_backward(pass, bed->grad_output, grad_inputs ? gradients : NULL));
+  for (size_t i = 0; i < bed->inputs && grad_inputs; i++) {
+    ck_assert_msg(ek_tensor_exists(&gradients[i]) == (bed->input[i].type != EK_I32),
+                  "%s: input %zu", bed->is->name, i);
+    if (!ek_tensor_exists(&gradients[i])) continue;
+    ck_assert(ek_tensor_same_shape(&gradients[i], &bed->input[i]));
+    results->grad_input[i] = take_values(&gradients[i], &results->input_count[i]);
+  }
+  ek_pass_free(pass);
+  const ek_tensor *flat = ek_replica_gradients(bed->replica);
+  results->parameters = ek_tensor_count(flat);
+  results->gradient = zeros(results->parameters);
+  if (results->parameters > 0) ck_get(results->gradient, flat);
+  return results;
+}
+
+void ck_results_free(struct ck_results *results) {
+  for (size_t i = 0; i < CK_MODULE_TENSORS; i++) {
+    free(results->output[i]);
+    free(results->grad_input[i]);
+  }
+  free(results->gradient);
+  free(results);
+}
+
+double *ck_bed_parameters(struct ck_bed *bed) {
+  const ek_tensor *flat = ek_replica_parameters(bed->replica);
+  double *values = zeros(ek_tensor_count(flat));
+  if (ek_tensor_count(flat) > 0) ck_get(values, flat);
+  return values;
+}
+
+void ck_bed_set_parameters(struct ck_bed *bed, const double *values) {
+  ek_tensor flat = *ek_replica_parameters(bed->replica);
+  if (ek_tensor_count(&flat) > 0) ck_set(&flat, values);
+}
+
+void ck_bed_set(struct ck_bed *bed, const char *name, const double *values) {
+  ek_parameter_info info;
+  ck_ok(ek_replica_find(&info, bed->replica, name));
+  ck_set(&info.value, values);
+}
+
+void ck_forward_fails(ek_module *module, ek_status wanted, const char *text, ek_type type, int rank,
+                      const int64_t *shape) {
+  ek_group *group = ck_open("cpu:1", 1);
+  ek_replica *replica = NULL;
+  ek_pass *pass = NULL;
+  ek_tensor input = {0}, outputs[CK_MODULE_TENSORS] = {{0}};
+  ck_ok(ek_replica_open(&replica, ek_group_device(group, 0), module, NULL));
+  ck_ok(ek_pass_open(&pass, replica, NULL));
+  ck_ok(ek_tensor_create(&input, ek_group_device(group, 0), EK_MEMORY_INPUTS, type, rank, shape));
+  double *nothing = zeros(ek_tensor_count(&input));
+  ck_set(&input, nothing);
+  free(nothing);
+  ck_fails(ek_pass_run_forward(pass, &input, outputs), wanted, text);
+  for (size_t i = 0; i < CK_MODULE_TENSORS; i++)
+    ck_assert(!ek_tensor_exists(&outputs[i]));
+  ek_tensor_free(&input);
+  ek_pass_free(pass);
+  ek_replica_free(replica);
+  ck_no_memory_held(group);
+  ek_group_close(group);
+}
+
+void ck_replica_fails(ek_module *module, const char *spec, ek_status wanted, const char *text) {
+  ek_group *group = ck_open(spec, 1);
+  ek_replica *replica = NULL;
+  ck_fails(ek_replica_open(&replica, ek_group_device(group, 0), module, NULL), wanted, text);
+  ck_assert_ptr_null(replica);
+  ck_no_memory_held(group);
+  ek_group_close(group);
+}
+
+void ck_host_failures(ek_status (*create)(ek_module **module)) {
+  ek_module *module = NULL;
+  for (uint64_t n = 1;; n++) {
+    ck_assert_uint_lt(n, 1000);
+    ek_error_clear();
+    ek_host_memory_fail_at(n);
+    const ek_status status = create(&module);
+    ek_host_memory_fail_at(0);
+    if (status == EK_OK) break;
+    ck_assert_int_eq(status, EK_ERR_OUT_OF_MEMORY);
+    ck_assert_ptr_null(module);
+    ck_assert(strlen(ek_error_message()) > 0);
+  }
+  ck_assert_ptr_nonnull(module);
+  ek_module_free(module);
+}
+
+uint64_t ck_bed_held(const struct ck_bed *bed) {
+  ek_memory_usage usage;
+  ck_ok(ek_memory_stats(&usage, bed->device));
+  return usage.current_bytes;
+}
+
+uint64_t ck_units(const ek_tensor *tensor) {
+  const uint64_t bytes = ek_tensor_bytes(tensor);
+  return (bytes + EK_MEMORY_UNIT - 1) / EK_MEMORY_UNIT * EK_MEMORY_UNIT;
+}

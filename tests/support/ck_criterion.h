@@ -1,0 +1,58 @@
+/*
+ * ck_criterion.h - a criterion on the device of a rig, with its totals, scales and gradients.
+ */
+#ifndef CK_CRITERION_H
+#define CK_CRITERION_H
+
+#include <evenkeel/criterion.h>
+
+#include "ek_check.h"
+
+enum { CK_LOSS_OUTPUTS = 4 };
+
+struct ck_loss {
+  ek_criterion *criterion;
+  ek_criterion_pass *pass;
+  ek_tensor totals, scales;
+  ek_tensor gradients[CK_LOSS_OUTPUTS];
+};
+
+/* Opens a pass of the rig's type; the loss owns `criterion` from now on. */
+struct ck_loss ck_loss_open(struct ck_rig *rig, ek_criterion *criterion, bool keep_outputs);
+
+/* Frees all of it, and the criterion. */
+void ck_loss_close(struct ck_loss *loss);
+
+/* Forward; the totals {s, d} of each term go to `totals` (NULL: not wanted). */
+void ck_loss_forward(struct ck_loss *loss, const ek_tensor *outputs, const ek_tensor *targets,
+                     double *totals);
+
+/* Backward with one scale per term (NULL: all 1); the gradients of before are freed first. */
+void ck_loss_backward(struct ck_loss *loss, const ek_tensor *outputs, const ek_tensor *targets,
+                      const double *scales, const ek_tensor *factors);
+
+/* Drops the gradients, so that nobody but the caller holds the outputs. */
+void ck_loss_drop(struct ck_loss *loss);
+
+/* Bytes that the rig's device holds now in category `loss`. */
+uint64_t ck_loss_bytes(const struct ck_rig *rig);
+
+/* What ck_gradient() wants: s of the first term as a function of one output. */
+struct ck_loss_function {
+  struct ck_loss *loss;
+  ek_tensor *outputs;
+  const ek_tensor *targets;
+  size_t output; /* which one x is */
+  size_t term;   /* whose s is wanted */
+};
+double ck_loss_of(void *context, const double *x);
+
+/*
+ * Runs open, forward and backward with the first device allocation failing, then the second, and so
+ * on until all is well; then the same for the memory of the host. Each failure must be
+ * EK_ERR_OUT_OF_MEMORY and leave nothing behind. The criterion stays the caller's.
+ */
+void ck_loss_failures(struct ck_rig *rig, ek_criterion *criterion, const ek_tensor *outputs,
+                      const ek_tensor *targets);
+
+#endif /* CK_CRITERION_H */

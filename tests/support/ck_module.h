@@ -1,0 +1,119 @@
+/*
+ * ck_module.h - what must hold for every module, whatever it computes.
+ *
+ * A check program describes its modules as cases and gets the same tests for each of them:
+ *
+ *     static const struct ck_module_case cases[] = {
+ *       {.name = "3 -> 2", .create = create_small, .inputs = 1, .input = {{0, 2, {4, 3}, -1, 1}},
+ *        .longest = 4, .depth = 1},
+ *     };
+ *     ck_module_tests(suite, cases, 1);
+ */
+#ifndef CK_MODULE_H
+#define CK_MODULE_H
+
+#include <evenkeel/pass.h>
+
+#include "ek_check.h"
+
+enum { CK_MODULE_TENSORS = 4 };
+
+/* Random numbers from low .. high, whole ones (both ends included) if the type is EK_I32. */
+struct ck_input {
+  ek_type type; /* 0: the type of the pass */
+  int rank;
+  int64_t shape[4];
+  double low, high;
+  double gap; /* no value is nearer to zero than this: for functions with an edge there */
+};
+
+struct ck_module_case {
+  const char *name;
+  ek_status (*create)(ek_module **module);
+  size_t inputs;
+  struct ck_input input[CK_MODULE_TENSORS];
+  int64_t longest; /* terms of the longest sum that it computes */
+  int depth;       /* operations one after the other */
+  int64_t probes;  /* places per tensor at which gradients are compared; 0: all */
+};
+
+/*
+ * Adds to the suite, for each case:
+ *   gradients    of all parameters and floating inputs against central differences, in f64
+ *   single       f32 results against f64 results
+ *   protocol     two backwards add; grad_inputs NULL changes nothing else; each parameter is said
+ * to be complete once, and does not change afterwards start        initial values depend on seed
+ * and name, not on the device memory       a pass holds nothing when it should not failures every
+ * allocation fails once; the error arrives and nothing is left behind plan         a device that
+ * only counts takes exactly as much memory
+ */
+void ck_module_tests(Suite *suite, const struct ck_module_case *cases, int count);
+
+/* ---- the parts, for tests of a module's own ---- */
+
+/* A module on device 0 of a group, with inputs and with the gradients of its outputs. */
+struct ck_bed {
+  const struct ck_module_case *is;
+  ek_group *group;
+  ek_device *device;
+  ek_module *module;
+  ek_replica *replica;
+  ek_pass_options options;
+  size_t inputs, outputs;
+  ek_tensor input[CK_MODULE_TENSORS], grad_output[CK_MODULE_TENSORS];
+  double *value[CK_MODULE_TENSORS];  /* of the inputs */
+  double *factor[CK_MODULE_TENSORS]; /* R, of the outputs: the loss is the sum of R * output */
+  double size;                       /* sum of |R * output| at the last ck_bed_loss() */
+};
+
+/*
+ * Parameters, inputs and R are random numbers that both types hold exactly, the same ones for equal
+ * cases.
+ */
+struct ck_bed *ck_bed_open(const struct ck_module_case *module_case, ek_type type,
+                           const char *spec);
+void ck_bed_close(struct ck_bed *bed);
+
+/* A forward without gradient. */
+double ck_bed_loss(struct ck_bed *bed);
+
+/* What one forward and backward give, as doubles. */
+struct ck_results {
+  int64_t parameters;                           /* elements of the flat gradients */
+  double *output[CK_MODULE_TENSORS], *gradient; /* gradient: of the flat parameters */
+  double *grad_input[CK_MODULE_TENSORS];        /* NULL for integers */
+  int64_t output_count[CK_MODULE_TENSORS], input_count[CK_MODULE_TENSORS];
+};
+
+/* With `grad_inputs` false none is asked for. */
+struct ck_results *ck_bed_backward(struct ck_bed *bed, bool grad_inputs);
+void ck_results_free(struct ck_results *results);
+
+/* Overwrites parameter `name`. */
+void ck_bed_set(struct ck_bed *bed, const char *name, const double *values);
+
+/* The flat parameters as an array of ck_bed's caller, who frees it; and back. */
+double *ck_bed_parameters(struct ck_bed *bed);
+void ck_bed_set_parameters(struct ck_bed *bed, const double *values);
+
+/* ---- wrong use ---- */
+
+/* A forward of `module`, alone and in f32, with one input of zeros must fail. */
+void ck_forward_fails(ek_module *module, ek_status wanted, const char *text, ek_type type, int rank,
+                      const int64_t *shape);
+
+/* A replica of `module` on `spec` must fail and leave nothing there. */
+void ck_replica_fails(ek_module *module, const char *spec, ek_status wanted, const char *text);
+
+/* Each allocation that `create` makes on the host fails once: no module, no crash, no leak. */
+void ck_host_failures(ek_status (*create)(ek_module **module));
+
+/* ---- numbers ---- */
+
+/* What the bed's device holds now. */
+uint64_t ck_bed_held(const struct ck_bed *bed);
+
+/* bytes as the arena counts them. */
+uint64_t ck_units(const ek_tensor *tensor);
+
+#endif /* CK_MODULE_H */

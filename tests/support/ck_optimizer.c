@@ -1,0 +1,51 @@
+/*
+ * ck_optimizer.c - an optimizer with one range of parameters: see ck_optimizer.h.
+ */
+#include "ck_optimizer.h"
+
+#include <stdlib.h>
+
+struct ck_range ck_range_open(struct ck_rig *rig, ek_optimizer *optimizer, const double *parameters,
+                              int64_t count) {
+  struct ck_range range = {.rig = rig, .optimizer = optimizer, .count = count};
+  range.parameters = ck_tensor(rig, parameters, CK_SHAPE(count));
+  range.gradients = ck_poisoned(rig, CK_SHAPE(count));
+  range.totals = ck_tensor_of(rig, EK_F64, NULL, CK_SHAPE(2));
+  range.square_norm = ck_tensor_of(rig, EK_F64, NULL, CK_SHAPE(1));
+  for (size_t i = 0; i < optimizer->states; i++) {
+    range.states[i] = *ck_poisoned(rig, CK_SHAPE(count)); /* undefined memory at step 1 */
+  }
+  return range;
+}
+
+void ck_range_close(struct ck_range *range) {
+  ek_optimizer_free(range->optimizer);
+}
+
+void ck_range_step(struct ck_range *range, const double *gradient, const ek_update_scale *scale) {
+  const ek_optimizer *o = range->optimizer;
+  ek_update update = {.parameters = range->parameters,
+                      .gradients = range->gradients,
+                      .states = range->states,
+                      .step = ++range->step,
+                      .learning_rate = o->learning_rate};
+  if (scale != NULL) update.scale = *scale;
+  ck_set(range->gradients, gradient);
+  ck_ok(o->ops->update(o, range->rig->stream, &update));
+}
+
+void ck_range_step_divided(struct ck_range *range, const double *gradient, double weight) {
+  const double totals[] = {1.0, weight};
+  double *larger = malloc((size_t)range->count * sizeof *larger);
+  ck_assert_ptr_nonnull(larger);
+  for (int64_t i = 0; i < range->count; i++)
+    larger[i] = gradient[i] * weight;
+  ck_set(range->totals, totals);
+  ck_set(range->gradients, larger);
+  ck_ok(ek_op_square_norm(range->rig->stream, range->square_norm, range->gradients, 0.0));
+  const ek_update_scale scale = {.totals = range->totals,
+                                 .square_norm = range->square_norm,
+                                 .clip_norm = range->optimizer->clip_norm};
+  ck_range_step(range, larger, &scale);
+  free(larger);
+}

@@ -1,0 +1,32 @@
+/*
+ * ck_optimizer.h - an optimizer with one range of parameters on the device of a rig.
+ */
+#ifndef CK_OPTIMIZER_H
+#define CK_OPTIMIZER_H
+
+#include <evenkeel/optimizer.h>
+
+#include "ek_check.h"
+
+struct ck_range {
+  struct ck_rig *rig;
+  ek_optimizer *optimizer;
+  ek_tensor *parameters, *gradients;
+  ek_tensor states[EK_MAX_OPTIMIZER_STATES]; /* tensors of the rig, NaN before the first step */
+  ek_tensor *totals, *square_norm;           /* f64, for scales */
+  int64_t count, step;
+};
+
+/* The range owns `optimizer` from now on. */
+struct ck_range ck_range_open(struct ck_rig *rig, ek_optimizer *optimizer, const double *parameters,
+                              int64_t count);
+void ck_range_close(struct ck_range *range);
+
+/* The next step with this gradient at the optimizer's own rate; scale NULL: none. */
+void ck_range_step(struct ck_range *range, const double *gradient, const ek_update_scale *scale);
+
+/* The same with gradients that are `weight` times too large, which the totals {1, weight} say, and
+ * with the optimizer's clip_norm. */
+void ck_range_step_divided(struct ck_range *range, const double *gradient, double weight);
+
+#endif /* CK_OPTIMIZER_H */

@@ -1,0 +1,68 @@
+/*
+ * ck_probe.c - a module that runs functions of a test: see ck_probe.h.
+ */
+#include "ck_probe.h"
+
+#include <stdlib.h>
+
+/* ---- the module ---- */
+
+static ek_status probe_parameters(const ek_module *self, ek_declaration *declaration) {
+  static const int64_t shape[] = {2};
+  (void)self;
+  EK_TRY(ek_declare_parameter(declaration, "a", 1, shape, ek_initializer_ones()));
+  EK_TRY(ek_declare_parameter(declaration, "b", 1, shape, ek_initializer_ones()));
+  return ek_declare_buffer(declaration, "c", 1, shape, ek_initializer_constant(7));
+}
+
+static ek_status probe_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                               ek_tensor *outputs) {
+  const struct ck_probe_module *m = (const struct ck_probe_module *)self;
+  EK_TRY(ek_tensor_share(&outputs[0], &inputs[0]));
+  return m->forward == NULL ? EK_OK : m->forward(pass, &inputs[0]);
+}
+
+static ek_status probe_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
+                                ek_tensor *grad_inputs) {
+  const struct ck_probe_module *m = (const struct ck_probe_module *)self;
+  if (grad_inputs != NULL) EK_TRY(ek_tensor_share(&grad_inputs[0], &grad_outputs[0]));
+  return m->backward == NULL ? EK_OK : m->backward(pass, &grad_outputs[0]);
+}
+
+static void probe_free(ek_module *self) {
+  free(self);
+}
+
+static const ek_module_ops probe_ops = {.size = sizeof(ek_module_ops),
+                                        .kind = "probe",
+                                        .parameters = probe_parameters,
+                                        .forward = probe_forward,
+                                        .backward = probe_backward,
+                                        .free = probe_free};
+
+/* ---- a pass over it ---- */
+
+struct ck_probe ck_probe_open(ek_status (*forward)(ek_pass *pass, const ek_tensor *x),
+                              ek_status (*backward)(ek_pass *pass, const ek_tensor *dy)) {
+  struct ck_probe s = {.group = ck_open("cpu:1", 1), .probe = calloc(1, sizeof *s.probe)};
+  ck_assert_ptr_nonnull(s.probe);
+  s.device = ek_group_device(s.group, 0);
+  s.probe->forward = forward;
+  s.probe->backward = backward;
+  ck_ok(ek_module_init(&s.probe->base, &probe_ops, 1, 1));
+  ck_ok(ek_replica_open(&s.replica, s.device, &s.probe->base, NULL));
+  ck_ok(ek_pass_open(&s.pass, s.replica, NULL));
+  s.x = ck_upload(s.device, EK_F32, (const double[]){3, 4}, CK_SHAPE(1, 2));
+  return s;
+}
+
+void ck_probe_close(struct ck_probe *s) {
+  ek_tensor_free(&s->x);
+  ek_tensor_free(&s->y);
+  ek_tensor_free(&s->dx);
+  ek_pass_free(s->pass);
+  ek_replica_free(s->replica);
+  ek_module_free(&s->probe->base);
+  ck_no_memory_held(s->group);
+  ek_group_close(s->group);
+}

@@ -1,0 +1,165 @@
+/*
+ * ek_check.c - programs, random numbers, devices and comparisons for the tests: see ek_check.h.
+ */
+#include "ek_check.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <evenkeel/memory.h>
+
+/* ---- a program ---- */
+
+int ck_run(Suite *suite) {
+  printf("EVENKEEL_TEST_SEED=%" PRIu64 "\n", ck_seed());
+  fflush(stdout);
+  SRunner *runner = srunner_create(suite);
+  srunner_set_fork_status(runner, CK_NOFORK);
+  srunner_run_all(runner, CK_ENV);
+  const int failed = srunner_ntests_failed(runner);
+  srunner_free(runner);
+  return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
+TCase *ck_case(Suite *suite, const char *name) {
+  TCase *tcase = tcase_create(name);
+  suite_add_tcase(suite, tcase);
+  return tcase;
+}
+
+bool ck_contains(const char *text, const char *part) { return strstr(text, part) != NULL; }
+
+/* ---- random numbers: SplitMix64 (Steele, Lea, Flood 2014) ---- */
+
+uint64_t ck_seed(void) {
+  const char *text = getenv("EVENKEEL_TEST_SEED");
+  return text != NULL && *text != '\0' ? strtoull(text, NULL, 10) : UINT64_C(20240229);
+}
+
+struct ck_random ck_random_start(uint64_t stream) {
+  struct ck_random random = {ck_seed() * UINT64_C(0x9E3779B97F4A7C15) + stream};
+  ck_random_next(&random);
+  return random;
+}
+
+uint64_t ck_random_next(struct ck_random *random) {
+  uint64_t z = (random->state += UINT64_C(0x9E3779B97F4A7C15));
+  z = (z ^ (z >> 30)) * UINT64_C(0xBF58476D1CE4E5B9);
+  z = (z ^ (z >> 27)) * UINT64_C(0x94D049BB133111EB);
+  return z ^ (z >> 31);
+}
+
+double ck_random_uniform(struct ck_random *random, double low, double high) {
+  return low + (high - low) * ((double)(ck_random_next(random) >> 11) * 0x1p-53);
+}
+
+int64_t ck_random_integer(struct ck_random *random, int64_t low, int64_t high) {
+  const uint64_t span = (uint64_t)(high - low) + 1;
+  return low + (int64_t)(ck_random_next(random) % span);
+}
+
+/* ---- devices ---- */
+
+const char *test_devices(const char *spec) {
+  const char *text = getenv("EVENKEEL_TEST_DEVICES");
+  return text != NULL && *text != '\0' ? text : spec;
+}
+
+ek_group *ck_open(const char *spec, int threads) {
+  ek_group *group = NULL;
+  ek_group_options options = EK_GROUP_OPTIONS_INIT;
+  options.threads_per_device = threads;
+  ck_ok(ek_group_open(&group, spec, &options));
+  ck_assert_ptr_nonnull(group);
+  return group;
+}
+
+void ck_no_memory_held(const ek_group *group) {
+  for (size_t i = 0; i < ek_group_size(group); i++) {
+    ek_memory_usage usage;
+    ck_ok(ek_memory_stats(&usage, ek_group_device(group, i)));
+    ck_assert_msg(usage.current_bytes == 0, "%s still holds %" PRIu64 " bytes",
+                  ek_device_name(ek_group_device(group, i)), usage.current_bytes);
+  }
+}
+
+/* ---- tensors ---- */
+
+/* The elements as the type has them in memory; the caller frees them. */
+static void *pack(const ek_tensor *tensor, const double *values) {
+  const int64_t count = ek_tensor_count(tensor);
+  const size_t bytes = ek_tensor_bytes(tensor);
+  void *data = malloc(bytes == 0 ? 1 : bytes);
+  ck_assert_ptr_nonnull(data);
+  memset(data, 0xFF, bytes);
+  for (int64_t i = 0; values != NULL && i < count; i++) {
+    if (tensor->type == EK_F32) ((float *)data)[i] = (float)values[i];
+    if (tensor->type == EK_F64) ((double *)data)[i] = values[i];
+    if (tensor->type == EK_I32) ((int32_t *)data)[i] = (int32_t)values[i];
+  }
+  return data;
+}
+
+void ck_set(ek_tensor *tensor, const double *values) {
+  void *data = pack(tensor, values);
+  ek_tensor host;
+  ck_ok(ek_tensor_host(&host, data, tensor->type, tensor->rank, tensor->shape));
+  ck_ok(ek_tensor_copy(tensor, &host));
+  free(data);
+}
+
+ek_tensor ck_upload(ek_device *device, ek_type type, const double *values, int rank,
+                    const int64_t *shape) {
+  ek_tensor tensor = {0};
+  ck_ok(ek_tensor_create(&tensor, device, EK_MEMORY_WORKSPACE, type, rank, shape));
+  ck_set(&tensor, values);
+  return tensor;
+}
+
+void ck_get(double *values, const ek_tensor *tensor) {
+  void *data = pack(tensor, NULL);
+  ek_tensor host;
+  ck_ok(ek_tensor_host(&host, data, tensor->type, tensor->rank, tensor->shape));
+  ck_ok(ek_tensor_copy(&host, tensor));
+  for (int64_t i = 0; i < ek_tensor_count(tensor); i++) {
+    if (tensor->type == EK_F32) values[i] = (double)((const float *)data)[i];
+    if (tensor->type == EK_F64) values[i] = ((const double *)data)[i];
+    if (tensor->type == EK_I32) values[i] = (double)((const int32_t *)data)[i];
+  }
+  free(data);
+}
+
+/* ---- comparisons ---- */
+
+double ck_rel_l2(const double *got, const double *want, int64_t count) {
+  long double difference = 0, size = 0;
+  for (int64_t i = 0; i < count; i++) {
+    difference += ((long double)got[i] - want[i]) * ((long double)got[i] - want[i]);
+    size += (long double)want[i] * want[i];
+  }
+  if (difference == 0) return 0;
+  return size == 0 ? HUGE_VAL : (double)sqrtl(difference / size);
+}
+
+void ck_within(const char *what, const double *got, const double *want, const double *bound,
+               int64_t count) {
+  for (int64_t i = 0; i < count; i++) {
+    const double allowed = bound == NULL ? 0.0 : bound[i];
+    const bool fits = isnan(want[i])   ? isnan(got[i])
+                      : isinf(want[i]) ? got[i] == want[i]
+                                       : fabs(got[i] - want[i]) <= allowed;
+    if (fits) continue; /* Check writes to a file for every assertion, true ones too */
+    ck_abort_msg("%s[%" PRId64 "] of %" PRId64 " is %.17g, not %.17g +- %.3g", what, i, count,
+                 got[i], want[i], allowed);
+  }
+}
+
+void ck_same_bits(const char *what, const double *a, const double *b, int64_t count) {
+  for (int64_t i = 0; i < count; i++) {
+    if (memcmp(&a[i], &b[i], sizeof a[i]) == 0) continue;
+    ck_abort_msg("%s[%" PRId64 "] of %" PRId64 ": %a and %a", what, i, count, a[i], b[i]);
+  }
+}

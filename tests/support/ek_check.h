@@ -1,0 +1,212 @@
+/*
+ * ek_check.h - what all test programs share, on top of Check.
+ *
+ *     START_TEST(add_works) {
+ *       struct ck_rig *rig = ck_rig_variant(_i);
+ *       double *a = ck_values(rig, 12, -1.0, 1.0);
+ *       ek_tensor *ta = ck_tensor(rig, a, CK_SHAPE(3, 4));
+ *       ek_tensor *y = ck_poisoned(rig, CK_SHAPE(3, 4));
+ *       ck_ok(ek_op_scale(rig->stream, y, ta, 2.0));
+ *       ...
+ *       ck_rig_close(rig);
+ *     }
+ *     END_TEST
+ *     CK_MAIN(make_suite)
+ *
+ * Environment:
+ *   EVENKEEL_TEST_SEED     the seed of all generators; it is printed when a program starts
+ *   EVENKEEL_TEST_DEVICES  the device string to test with instead of the default
+ */
+#ifndef EK_CHECK_H
+#define EK_CHECK_H
+
+#include <check.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include <evenkeel/device.h>
+#include <evenkeel/tensor.h>
+
+/* ---- a program ---- */
+
+#define CK_MAIN(make_suite)                                                                        \
+  int main(void) { return ck_run(make_suite()); }
+
+/* Runs a suite in this process (no fork: threads and sanitizers) and returns the exit code. */
+int ck_run(Suite *suite);
+
+/* A new test case of the suite. */
+TCase *ck_case(Suite *suite, const char *name);
+
+/* ---- statuses ---- */
+
+#define ck_ok(expression)                                                                          \
+  do {                                                                                             \
+    const ek_status ck_status_ = (expression);                                                     \
+    ck_assert_msg(ck_status_ == EK_OK, "%s gave %s: %s", #expression, ek_status_name(ck_status_),  \
+                  ek_error_message());                                                             \
+  } while (0)
+
+/* The call must fail with this status and a message that contains `text`. */
+#define ck_fails(expression, wanted, text)                                                         \
+  do {                                                                                             \
+    ek_error_clear();                                                                              \
+    const ek_status ck_status_ = (expression);                                                     \
+    ck_assert_msg(ck_status_ == (wanted), "%s gave %s, not " #wanted ": %s", #expression,          \
+                  ek_status_name(ck_status_), ek_error_message());                                 \
+    ck_assert_msg(ck_contains(ek_error_message(), (text)), "%s: \"%s\" does not contain \"%s\"",   \
+                  #expression, ek_error_message(), (text));                                        \
+  } while (0)
+
+bool ck_contains(const char *text, const char *part);
+
+/* ---- random numbers ---- */
+
+struct ck_random {
+  uint64_t state;
+};
+
+uint64_t ck_seed(void);
+/* A generator of its own for each `stream`; equal seeds and streams give equal numbers. */
+struct ck_random ck_random_start(uint64_t stream);
+uint64_t ck_random_next(struct ck_random *random);
+double ck_random_uniform(struct ck_random *random, double low, double high);
+int64_t ck_random_integer(struct ck_random *random, int64_t low, int64_t high); /* both included */
+
+/* ---- devices ---- */
+
+/* EVENKEEL_TEST_DEVICES, or `spec` where it is not set. */
+const char *test_devices(const char *spec);
+
+/* Opens a group; threads 0 takes the default. */
+ek_group *ck_open(const char *spec, int threads);
+
+/* A rank and a shape for the two parameters `int rank, const int64_t *shape`. */
+#define CK_SHAPE(...)                                                                              \
+  (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), (const int64_t[]) { __VA_ARGS__ }
+
+/* No device of the group holds a byte. */
+void ck_no_memory_held(const ek_group *group);
+
+/* A tensor on a device from doubles (NULL: every byte 0xFF, which is NaN in floating types). */
+ek_tensor ck_upload(ek_device *device, ek_type type, const double *values, int rank,
+                    const int64_t *shape);
+/* Overwrites a tensor of type f32, f64 or i32; NULL poisons it. */
+void ck_set(ek_tensor *tensor, const double *values);
+/* Copies such a tensor into `values`. */
+void ck_get(double *values, const ek_tensor *tensor);
+
+/* ---- comparisons ---- */
+
+/* ||got - want|| / ||want||; 0 if both are zero. */
+double ck_rel_l2(const double *got, const double *want, int64_t count);
+
+/*
+ * |got[i] - want[i]| <= bound[i] for all i (bound NULL: equal). NaN must meet NaN, and an infinity
+ * the same infinity.
+ */
+void ck_within(const char *what, const double *got, const double *want, const double *bound,
+               int64_t count);
+
+/* Every number is the same, bit for bit. */
+void ck_same_bits(const char *what, const double *a, const double *b, int64_t count);
+
+/* ---- the rig: one device, and all that a test makes on it ---- */
+
+enum { CK_RIG_TENSORS = 64, CK_RIG_ARRAYS = 256 };
+
+struct ck_rig {
+  ek_group *group;
+  ek_device *device;
+  ek_stream *stream;
+  ek_type type; /* f32 or f64: of the tensors it makes */
+  double unit;  /* unit roundoff of the type: 2^-24 or 2^-53 */
+  struct ck_random random;
+  ek_tensor tensor[CK_RIG_TENSORS];
+  void *array[CK_RIG_ARRAYS];
+  size_t tensors, arrays;
+  uintptr_t ghosts; /* where the next ghost is said to lie */
+};
+
+/* Opens device 0 of a group: `spec` as it is, or test_devices("cpu:1") if it is NULL. */
+struct ck_rig *ck_rig_open(const char *spec, ek_type type, int threads);
+
+/* For loop tests over 0 .. CK_VARIANTS - 1: both types, one and two threads. */
+enum { CK_VARIANTS = 4 };
+struct ck_rig *ck_rig_variant(int variant);
+
+/* Frees all of it and checks that the devices hold nothing. */
+void ck_rig_close(struct ck_rig *rig);
+
+/* The value as the rig's type holds it. */
+double ck_round(const struct ck_rig *rig, double value);
+
+/* Arrays of the rig: zeros; numbers of the rig's type from low .. high; whole numbers. */
+double *ck_zeros(struct ck_rig *rig, int64_t count);
+double *ck_values(struct ck_rig *rig, int64_t count, double low, double high);
+double *ck_integers(struct ck_rig *rig, int64_t count, int64_t low, int64_t high);
+
+/* Tensors of the rig: from values, of another type, filled with NaN, only allocated. */
+ek_tensor *ck_tensor(struct ck_rig *rig, const double *values, int rank, const int64_t *shape);
+ek_tensor *ck_tensor_of(struct ck_rig *rig, ek_type type, const double *values, int rank,
+                        const int64_t *shape);
+ek_tensor *ck_poisoned(struct ck_rig *rig, int rank, const int64_t *shape);
+ek_tensor *ck_blank(struct ck_rig *rig, ek_type type, int rank, const int64_t *shape);
+/* Only for devices that count: says it has so many elements, up to 2^63 bytes, and holds nothing. */
+ek_tensor *ck_ghost(struct ck_rig *rig, ek_type type, int rank, const int64_t *shape);
+
+/* What a tensor holds, in an array of the rig. */
+double *ck_read(struct ck_rig *rig, const ek_tensor *tensor);
+
+/* ---- gradients ---- */
+
+/* A scalar function of x; it may read and write what `context` says. */
+typedef double (*ck_function)(void *context, const double *x);
+
+/*
+ * Central differences with h = 1e-6 at `probes` random places of x (all of them if there are
+ * fewer): the relative L2 error of gradient there must be at most 1e-6. For f64 only.
+ *
+ * Why 1e-6: with f of size 1 evaluated to a few units of 2^-53, the quotient has an absolute error
+ * of about 2^-53 / h = 1e-10, and the third derivative adds h^2 / 6 = 1e-13. Gradients in the tests
+ * are of size 1e-3 or more.
+ */
+void ck_gradient(struct ck_rig *rig, const char *what, ck_function function, void *context,
+                 double *x, const double *gradient, int64_t count, int64_t probes);
+
+/* The weighted sum of what a tensor holds: a scalar function of an operation's result. */
+double ck_weighed(const ek_tensor *tensor, const double *weights);
+
+/* A device that only counts, with all the room it can have. */
+#define CK_HUGE_PLAN "plan:1@1024TiB"
+
+/* ---- wrong arguments, one operation at a time ---- */
+
+enum { CK_OPERANDS = 8 };
+
+struct ck_operand {
+  const char *name;
+  ek_type type;  /* 0: f32 or f64, equal for all of them */
+  bool any_type; /* takes what there is */
+  bool any_shape; /* no other operand fixes its last dimension */
+  bool written, optional;
+  unsigned may_be; /* bit j: a destination that may be operand j itself */
+  int rank;
+  int64_t shape[4];
+};
+
+struct ck_operation {
+  const char *name; /* what a message must contain */
+  ek_status (*call)(ek_stream *stream, ek_tensor *const *t);
+  int count;
+  struct ck_operand operand[CK_OPERANDS];
+};
+
+/*
+ * Calls the operation on a group of two devices with each operand in turn NULL, absent, on the host,
+ * on a foreign device, of a wrong type, of a wrong shape, damaged, and overlapping each other one.
+ * Each call must fail as op.h says, name the operation, and write nothing; nothing is held after.
+ */
+void ck_bad_inputs(const struct ck_operation *operation, const char *spec);
+
+#endif /* EK_CHECK_H */
