@@ -1,0 +1,155 @@
+/*
+ * module.h - what a model is: a table of functions and an immutable description.
+ *
+ * A module holds no tensors. Its parameters live in replicas (replica.h), one per device, and reach
+ * it through the pass (pass.h) that it is called with. The same module is called on several devices
+ * at the same time, so its functions read `self` and touch nothing but `pass`.
+ *
+ * The stock layers (layers.h, gpt.h, mlp.h) are built on this table and use nothing else. A model of
+ * your own plugs in the same way:
+ *
+ *     typedef struct scale_module { ek_module base; int64_t width; } scale_module;   // base first
+ *
+ *     static ek_status scale_parameters(const ek_module *self, ek_declaration *d) {
+ *       const int64_t shape[] = {((const scale_module *)self)->width};
+ *       return ek_declare_parameter(d, "factor", 1, shape, ek_initializer_ones());
+ *     }
+ *     static const ek_module_ops scale_ops = {
+ *       .size = sizeof(ek_module_ops), .kind = "scale", .parameters = scale_parameters,
+ *       .forward = scale_forward, .backward = scale_backward, .free = scale_free};
+ *
+ *     scale_module *m = calloc(1, sizeof *m);
+ *     EK_TRY(ek_module_init(&m->base, &scale_ops, 1, 1));
+ *
+ * docs/own-model.md walks through a whole one.
+ */
+#ifndef EVENKEEL_MODULE_H
+#define EVENKEEL_MODULE_H
+
+#include <evenkeel/tensor.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct ek_module ek_module;
+typedef struct ek_declaration ek_declaration;
+typedef struct ek_pass ek_pass;
+
+typedef struct ek_module_ops {
+  size_t size;      /* sizeof(ek_module_ops) */
+  const char *kind; /* "linear"; used in messages */
+
+  /* (optional) fallback: no parameters and no children. Declares them, always the same ones. */
+  ek_status (*parameters)(const ek_module *self, ek_declaration *declaration);
+
+  /*
+   * Required. Reads `inputs` (loans, self->inputs of them) and fills `outputs` (self->outputs
+   * structs of zeros) with tensors that hold a reference: ek_pass_output(), or a share of an input.
+   * What backward needs goes to ek_pass_save(). On failure outputs that were made may stay behind:
+   * the caller frees them.
+   */
+  ek_status (*forward)(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                       ek_tensor *outputs);
+
+  /*
+   * Required. Takes back what forward saved, in reverse order, with ek_pass_take(); adds into the
+   * gradients of its parameters; fills grad_inputs (NULL: none is wanted) with one new tensor per
+   * floating input. An input of integers keeps its struct of zeros. grad_outputs are loans and must
+   * not be written.
+   */
+  ek_status (*backward)(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
+                        ek_tensor *grad_inputs);
+
+  /* Required. Frees the description itself, after the last reference is gone. */
+  void (*free)(ek_module *self);
+} ek_module_ops;
+
+/* The first member of every module's struct. */
+struct ek_module {
+  const ek_module_ops *ops;
+  size_t inputs;  /* how many tensors go in */
+  size_t outputs; /* how many come out */
+  int references; /* kept by the library */
+};
+
+/* The most inputs or outputs of one module. */
+#define EK_MAX_TENSORS 16
+
+/*
+ * Fills the base of a new module with one reference. `ops` must stay valid for the module's life.
+ * EK_ERR_INVALID_ARGUMENT for NULL, a required slot that is missing, or more than EK_MAX_TENSORS.
+ */
+EK_API EK_CHECKED ek_status ek_module_init(ek_module *module, const ek_module_ops *ops,
+                                           size_t inputs, size_t outputs);
+
+/* Takes another reference and returns `module` (NULL for NULL). Safe from any thread. */
+EK_API ek_module *ek_module_share(ek_module *module);
+
+/* Drops a reference; the last one frees the module. NULL is legal. */
+EK_API void ek_module_free(ek_module *module);
+
+/* ---- declaring, inside `parameters` ---- */
+
+typedef enum ek_initializer_kind {
+  EK_INITIALIZER_CONSTANT = 0,
+  EK_INITIALIZER_NORMAL = 1,
+  EK_INITIALIZER_UNIFORM = 2
+} ek_initializer_kind;
+
+/* constant: a. normal: mean a, standard deviation b. uniform: in [a, b). */
+typedef struct ek_initializer {
+  ek_initializer_kind kind;
+  double a, b;
+} ek_initializer;
+
+static inline ek_initializer ek_initializer_constant(double value) {
+  const ek_initializer initializer = {EK_INITIALIZER_CONSTANT, value, 0};
+  return initializer;
+}
+static inline ek_initializer ek_initializer_zeros(void) { return ek_initializer_constant(0); }
+static inline ek_initializer ek_initializer_ones(void) { return ek_initializer_constant(1); }
+static inline ek_initializer ek_initializer_normal(double mean, double deviation) {
+  const ek_initializer initializer = {EK_INITIALIZER_NORMAL, mean, deviation};
+  return initializer;
+}
+static inline ek_initializer ek_initializer_uniform(double low, double high) {
+  const ek_initializer initializer = {EK_INITIALIZER_UNIFORM, low, high};
+  return initializer;
+}
+
+/*
+ * Declares the module's next parameter, of the pass's floating type; the first is number 0. Random
+ * values depend on the replica's seed and on the parameter's full name ("blocks.3.attention.weight")
+ * alone. Names have no dot and are unique within the module; the string is copied.
+ */
+EK_API EK_CHECKED ek_status ek_declare_parameter(ek_declaration *declaration, const char *name,
+                                                 int rank, const int64_t *shape,
+                                                 ek_initializer initializer);
+
+/*
+ * Declares a buffer: numbered with the parameters in one sequence and read with
+ * ek_pass_parameter(), but without gradient and not touched by optimizers. A training forward may
+ * write its own replica's; device 0's is what all devices see at the next forward.
+ */
+EK_API EK_CHECKED ek_status ek_declare_buffer(ek_declaration *declaration, const char *name,
+                                              int rank, const int64_t *shape,
+                                              ek_initializer initializer);
+
+/* Declares the next child; the first is number 0. The child must live as long as the module. */
+EK_API EK_CHECKED ek_status ek_declare_module(ek_declaration *declaration, const char *name,
+                                              ek_module *child);
+
+/*
+ * Makes two parameters one: from now on `name` stands for the memory of `source`. Both are paths
+ * from this module ("head.weight", "tokens.weight"), both declared before, of the same shape. The
+ * gradient is the sum over both uses and is complete when all users have said so.
+ */
+EK_API EK_CHECKED ek_status ek_declare_tie(ek_declaration *declaration, const char *name,
+                                           const char *source);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* EVENKEEL_MODULE_H */

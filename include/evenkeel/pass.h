@@ -1,0 +1,132 @@
+/*
+ * pass.h - one forward and its backward on one device.
+ *
+ * A pass is what a module's functions are called with. It gives them their parameters, memory,
+ * stream and random key, and keeps a stack of what forward saves for backward.
+ *
+ * Most programs never open one: ek_data_parallel_model does it on every device. To run a module on a
+ * single device by hand:
+ *
+ *     EK_TRY(ek_pass_open(&pass, replica, NULL));
+ *     EK_TRY(ek_pass_run_forward(pass, inputs, outputs));
+ *     ... gradients of the outputs ...
+ *     EK_TRY(ek_pass_run_backward(pass, grad_outputs, NULL));
+ *     ek_pass_free(pass);
+ *
+ * A pass belongs to one thread at a time.
+ */
+#ifndef EVENKEEL_PASS_H
+#define EVENKEEL_PASS_H
+
+#include <evenkeel/module.h>
+#include <evenkeel/random.h>
+#include <evenkeel/replica.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- for a module: its parameters and gradients ---- */
+
+/* Parameter or buffer number `index` of the module that is running: a loan. */
+EK_API EK_CHECKED ek_status ek_pass_parameter(ek_tensor *parameter, ek_pass *pass, size_t index);
+
+/*
+ * The gradient of parameter `index`, a loan. Backward adds to it. If *beta is wanted (not NULL), it
+ * becomes 0 when nothing has been added in this step (the memory is undefined: overwrite all of it)
+ * and 1 when there is something to add to. With `beta` NULL the memory is zeroed the first time.
+ */
+EK_API EK_CHECKED ek_status ek_pass_gradient(ek_tensor *gradient, double *beta, ek_pass *pass,
+                                             size_t index);
+
+/*
+ * Says that this module adds nothing more to the gradient of parameter `index` in this backward, so
+ * that its reduction over the devices may start. A module that never says so is taken to be complete
+ * when the whole backward is.
+ */
+EK_API EK_CHECKED ek_status ek_pass_gradient_complete(ek_pass *pass, size_t index);
+
+/* ---- for a module: memory ---- */
+
+/* A new tensor for a result: an output or the gradient of an input. The caller owns it. */
+EK_API EK_CHECKED ek_status ek_pass_output(ek_tensor *tensor, ek_pass *pass, ek_type type, int rank,
+                                           const int64_t *shape);
+
+/* The same, charged to `workspace`: to be freed before the function returns. */
+EK_API EK_CHECKED ek_status ek_pass_workspace(ek_tensor *tensor, ek_pass *pass, ek_type type,
+                                              int rank, const int64_t *shape);
+
+/*
+ * Pushes a reference to `tensor` on the pass's stack, for backward; the caller keeps its own. In a
+ * pass without gradient nothing is kept.
+ */
+EK_API EK_CHECKED ek_status ek_pass_save(ek_pass *pass, const ek_tensor *tensor);
+
+/* Pops the last saved tensor; the caller owns it and frees it. EK_ERR_STATE if there is none. */
+EK_API EK_CHECKED ek_status ek_pass_take(ek_tensor *tensor, ek_pass *pass);
+
+/* ---- for a module: children ---- */
+
+/* Runs child number `child` with its own inputs and outputs; the caller owns the outputs. */
+EK_API EK_CHECKED ek_status ek_pass_forward(ek_pass *pass, size_t child, const ek_tensor *inputs,
+                                            ek_tensor *outputs);
+
+/* The child's backward; children must be called in the reverse order of their forwards. */
+EK_API EK_CHECKED ek_status ek_pass_backward(ek_pass *pass, size_t child,
+                                             const ek_tensor *grad_outputs,
+                                             ek_tensor *grad_inputs);
+
+/* ---- for a module: where and how it runs ---- */
+
+EK_API ek_device *ek_pass_device(const ek_pass *pass);
+EK_API ek_stream *ek_pass_stream(const ek_pass *pass); /* the compute stream */
+EK_API ek_type ek_pass_type(const ek_pass *pass);      /* of floating activations */
+EK_API bool ek_pass_wants_gradient(const ek_pass *pass); /* false: no backward follows */
+EK_API bool ek_pass_is_training(const ek_pass *pass);    /* false: dropout is off */
+/* The key of the running module in this step; every module has a stream of its own. */
+EK_API ek_random_key ek_pass_random(const ek_pass *pass);
+/* The number, in the global batch, of the sample that is row 0 of this device's inputs. */
+EK_API int64_t ek_pass_first_sample(const ek_pass *pass);
+
+/* ---- for whoever runs a module ---- */
+
+/* Told of each parameter of the replica whose gradient is complete. */
+typedef ek_status (*ek_pass_complete_function)(void *context, ek_pass *pass, size_t parameter);
+
+typedef struct ek_pass_options {
+  size_t size;
+  bool gradient;        /* a backward follows */
+  bool training;        /* dropout is on */
+  bool accumulate;      /* gradients of this step exist already: add to them */
+  uint64_t seed;        /* of the run, for random masks */
+  uint32_t step;
+  int64_t first_sample; /* see ek_pass_first_sample() */
+  ek_pass_complete_function complete; /* may be NULL */
+  void *context;
+} ek_pass_options;
+#define EK_PASS_OPTIONS_INIT { sizeof(ek_pass_options), true, true, false, 0, 0, 0, NULL, NULL }
+
+/* `options` NULL gives the defaults. The replica must outlive the pass. */
+EK_API EK_CHECKED ek_status ek_pass_open(ek_pass **pass, ek_replica *replica,
+                                         const ek_pass_options *options);
+
+/* Runs the replica's module. `outputs` (structs of zeros) belong to the caller; on failure none is
+ * left and the pass is only good to be freed. */
+EK_API EK_CHECKED ek_status ek_pass_run_forward(ek_pass *pass, const ek_tensor *inputs,
+                                                ek_tensor *outputs);
+
+/*
+ * Runs the backward; once per forward. Afterwards the gradient of every parameter is defined: one
+ * that no module touched is zero (if not `accumulate`). grad_inputs as in the module table.
+ */
+EK_API EK_CHECKED ek_status ek_pass_run_backward(ek_pass *pass, const ek_tensor *grad_outputs,
+                                                 ek_tensor *grad_inputs);
+
+/* Frees the pass and what is still saved in it. NULL is legal. */
+EK_API void ek_pass_free(ek_pass *pass);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* EVENKEEL_PASS_H */

@@ -1,0 +1,66 @@
+/*
+ * replica.h - one device's parameters and gradients for a module.
+ *
+ * All parameters lie in one flat buffer in declaration order, all gradients in another one of the
+ * same layout; each parameter starts at a multiple of 16 elements, and the elements between are
+ * zeros. Broadcast, buckets, shards, clipping and the optimizer work on ranges of the flat buffers;
+ * a module sees tensors into them.
+ *
+ * A replica and its functions belong to one thread at a time.
+ */
+#ifndef EVENKEEL_REPLICA_H
+#define EVENKEEL_REPLICA_H
+
+#include <evenkeel/module.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct ek_replica ek_replica;
+
+typedef struct ek_replica_options {
+  size_t size;
+  ek_type type;    /* EK_F32 or EK_F64: parameters, gradients and activations */
+  uint64_t seed;   /* for the initial values */
+  bool gradients;  /* hold a gradient buffer */
+  bool initialize; /* false: values are undefined until they are set or replicated */
+} ek_replica_options;
+#define EK_REPLICA_OPTIONS_INIT { sizeof(ek_replica_options), EK_F32, 0, true, true }
+
+/* Walks the module's declarations and makes the flat buffers on `device`. Keeps a reference. */
+EK_API EK_CHECKED ek_status ek_replica_open(ek_replica **replica, ek_device *device,
+                                            ek_module *module, const ek_replica_options *options);
+EK_API void ek_replica_free(ek_replica *replica);
+
+EK_API ek_device *ek_replica_device(const ek_replica *replica);
+EK_API ek_module *ek_replica_module(const ek_replica *replica); /* a loan */
+EK_API ek_type ek_replica_type(const ek_replica *replica);
+
+/* Loans of the flat buffers, rank 1; a tensor without elements where there are none. */
+EK_API const ek_tensor *ek_replica_parameters(const ek_replica *replica);
+EK_API const ek_tensor *ek_replica_gradients(const ek_replica *replica);
+EK_API const ek_tensor *ek_replica_buffers(const ek_replica *replica);
+
+typedef struct ek_parameter_info {
+  const char *name;  /* full name, "blocks.0.attention.weight"; lives as long as the replica */
+  ek_tensor value;   /* a loan: a view into the flat parameters (or buffers) */
+  ek_tensor gradient; /* a loan; a struct of zeros for a buffer */
+  int64_t offset;    /* of its first element in the flat buffer */
+  bool buffer;
+} ek_parameter_info;
+
+/* Number of parameters and buffers; a tied parameter counts once, under its source's name. */
+EK_API size_t ek_replica_parameter_count(const ek_replica *replica);
+/* EK_ERR_INVALID_ARGUMENT outside. */
+EK_API EK_CHECKED ek_status ek_replica_parameter(ek_parameter_info *info,
+                                                 const ek_replica *replica, size_t index);
+/* By full name, tied names included. EK_ERR_NOT_FOUND. */
+EK_API EK_CHECKED ek_status ek_replica_find(ek_parameter_info *info, const ek_replica *replica,
+                                            const char *name);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* EVENKEEL_REPLICA_H */

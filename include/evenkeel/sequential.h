@@ -1,0 +1,24 @@
+/*
+ * sequential.h - modules one after the other.
+ *
+ * The outputs of each are the inputs of the next; their numbers must agree. Children are named "0",
+ * "1", ... A result is freed as soon as the next module has run, unless that one saved it.
+ */
+#ifndef EVENKEEL_SEQUENTIAL_H
+#define EVENKEEL_SEQUENTIAL_H
+
+#include <evenkeel/module.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* count 0 is EK_ERR_INVALID_ARGUMENT. */
+EK_API EK_CHECKED ek_status ek_sequential_create(ek_module **module, ek_module *const *modules,
+                                                 size_t count);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* EVENKEEL_SEQUENTIAL_H */

@@ -1,0 +1,135 @@
+/*
+ * embedding.c - rows of a learned table by index, plus a learned position.
+ */
+#include <evenkeel/embedding.h>
+
+#include <inttypes.h>
+
+#include <evenkeel/lookup.h>
+
+#include "module/layer_internal.h"
+
+enum { WEIGHT, POSITIONS };
+
+/* Of GPT-2, for both tables. */
+#define DEVIATION 0.02
+
+struct embedding {
+  ek_module base;
+  int64_t entries, width, positions;
+};
+
+static ek_status embedding_parameters(const ek_module *self, ek_declaration *declaration) {
+  const struct embedding *m = (const struct embedding *)self;
+  const ek_initializer start = ek_initializer_normal(0.0, DEVIATION);
+  const int64_t weight[] = {m->entries, m->width};
+  EK_TRY(ek_declare_parameter(declaration, "weight", 2, weight, start));
+  if (m->positions == 0) return EK_OK;
+  const int64_t positions[] = {m->positions, m->width};
+  return ek_declare_parameter(declaration, "positions", 2, positions, start);
+}
+
+/* Tokens of one sample; [B] is one token each. */
+static int64_t tokens_of(const ek_tensor *index) {
+  return index->rank == 2 ? index->shape[1] : 1;
+}
+
+static ek_status check_index(const struct embedding *m, const ek_tensor *index) {
+  if (!ek_tensor_exists(index)) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "embedding: there is no input");
+  }
+  if (index->type != EK_I32) {
+    return ek_error_set(EK_ERR_TYPE, "embedding: input is %s, expected i32",
+                        ek_type_name(index->type));
+  }
+  if (index->rank != 1 && index->rank != 2) {
+    return ek_error_set(EK_ERR_SHAPE,
+                        "embedding: input has rank %d, expected 1 or 2 (samples, tokens)",
+                        index->rank);
+  }
+  if (m->positions > 0 && tokens_of(index) > m->positions) {
+    return ek_error_set(
+        EK_ERR_SHAPE, "embedding: samples have %" PRId64 " tokens, there are %" PRId64 " positions",
+        tokens_of(index), m->positions);
+  }
+  return EK_OK;
+}
+
+static ek_status embedding_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                                   ek_tensor *outputs) {
+  const struct embedding *m = (const struct embedding *)self;
+  const ek_tensor *index = &inputs[0];
+  EK_TRY(check_index(m, index));
+
+  ek_tensor weight = {0}, positions = {0};
+  EK_TRY(ek_pass_parameter(&weight, pass, WEIGHT));
+  if (m->positions > 0) EK_TRY(ek_pass_parameter(&positions, pass, POSITIONS));
+
+  const int64_t tokens = tokens_of(index);
+  int64_t shape[3] = {index->shape[0], m->width, m->width};
+  if (index->rank == 2) shape[1] = tokens;
+  EK_TRY(ek_pass_output(&outputs[0], pass, ek_pass_type(pass), index->rank + 1, shape));
+  EK_TRY(ek_op_lookup_forward(ek_pass_stream(pass), &outputs[0], &weight, index,
+                              m->positions > 0 ? &positions : NULL, tokens > 0 ? tokens : 1));
+  return ek_pass_save(pass, index);
+}
+
+static ek_status weight_gradient(ek_pass *pass, const ek_tensor *dy, const ek_tensor *index) {
+  ek_tensor gradient = {0};
+  EK_TRY(ek_pass_gradient(&gradient, NULL, pass, WEIGHT)); /* only some rows are added to */
+  EK_TRY(ek_op_lookup_backward(ek_pass_stream(pass), &gradient, dy, index));
+  return ek_pass_gradient_complete(pass, WEIGHT);
+}
+
+static ek_status positions_gradient(const struct embedding *m, ek_pass *pass, const ek_tensor *dy,
+                                    int64_t tokens) {
+  /* Samples shorter than the table leave its last rows alone: these must have been zeroed. */
+  const bool all_rows = tokens == m->positions;
+  ek_tensor gradient = {0};
+  double beta = 1;
+  EK_TRY(ek_pass_gradient(&gradient, all_rows ? &beta : NULL, pass, POSITIONS));
+  EK_TRY(
+      ek_op_positions_backward(ek_pass_stream(pass), &gradient, dy, tokens > 0 ? tokens : 1, beta));
+  return ek_pass_gradient_complete(pass, POSITIONS);
+}
+
+static ek_status embedding_backward(const ek_module *self, ek_pass *pass,
+                                    const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+  (void)grad_inputs; /* indices have no gradient */
+  const struct embedding *m = (const struct embedding *)self;
+  ek_tensor index = {0};
+  EK_TRY(ek_pass_take(&index, pass));
+  const int64_t tokens = tokens_of(&index);
+  ek_status status = weight_gradient(pass, &grad_outputs[0], &index);
+  ek_tensor_free(&index);
+  if (status == EK_OK && m->positions > 0) {
+    status = positions_gradient(m, pass, &grad_outputs[0], tokens);
+  }
+  return status;
+}
+
+static const ek_module_ops embedding_ops = {.size = sizeof(ek_module_ops),
+                                            .kind = "embedding",
+                                            .parameters = embedding_parameters,
+                                            .forward = embedding_forward,
+                                            .backward = embedding_backward,
+                                            .free = ek__layer_free};
+
+ek_status ek_embedding_create(ek_module **module, int64_t entries, int64_t width,
+                              int64_t positions) {
+  if (entries <= 0 || width <= 0 || positions < 0) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "embedding: %" PRId64 " entries of width %" PRId64 " and %" PRId64
+                        " positions, expected sizes above 0",
+                        entries, width, positions);
+  }
+  ek_module *created = NULL;
+  EK_TRY(ek__layer_create(module == NULL ? NULL : &created, sizeof(struct embedding),
+                          &embedding_ops, 1, 1));
+  struct embedding *m = (struct embedding *)created;
+  m->entries = entries;
+  m->width = width;
+  m->positions = positions;
+  *module = created;
+  return EK_OK;
+}

@@ -1,0 +1,126 @@
+/*
+ * layer_internal.c - what the stock layers share.
+ */
+#include "module/layer_internal.h"
+
+#include <inttypes.h>
+
+#include <evenkeel/elementwise.h>
+
+#include "core/alloc.h"
+
+ek_status ek__layer_create(ek_module **module, size_t size, const ek_module_ops *ops, size_t inputs,
+                           size_t outputs) {
+  if (module == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: module is NULL", ops->kind);
+  }
+  ek_module *m = ek__calloc(1, size);
+  if (m == NULL) {
+    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "%s: the host has no memory for %zu bytes", ops->kind,
+                        size);
+  }
+  const ek_status status = ek_module_init(m, ops, inputs, outputs);
+  if (status != EK_OK) {
+    ek__free(m);
+    return status;
+  }
+  *module = m;
+  return EK_OK;
+}
+
+void ek__layer_free(ek_module *self) {
+  ek__free(self);
+}
+
+ek_status ek__layer_check(const ek_module *self, const ek_pass *pass, const ek_tensor *input,
+                          int64_t columns) {
+  const char *kind = self->ops->kind;
+  if (!ek_tensor_exists(input)) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: there is no input", kind);
+  }
+  if (input->type != ek_pass_type(pass)) {
+    return ek_error_set(EK_ERR_TYPE, "%s: input is %s, expected %s", kind,
+                        ek_type_name(input->type), ek_type_name(ek_pass_type(pass)));
+  }
+  if (input->rank < 1) {
+    return ek_error_set(EK_ERR_SHAPE, "%s: input has rank 0, expected at least 1", kind);
+  }
+  const int64_t found = input->shape[input->rank - 1];
+  if (columns >= 0 && found != columns) {
+    return ek_error_set(EK_ERR_SHAPE, "%s: input has %" PRId64 " columns, expected %" PRId64, kind,
+                        found, columns);
+  }
+  return EK_OK;
+}
+
+ek_status ek__layer_result(ek_tensor *tensor, ek_pass *pass, const ek_tensor *like) {
+  return ek_pass_output(tensor, pass, ek_pass_type(pass), like->rank, like->shape);
+}
+
+/* ---- chains ---- */
+
+static void free_all(ek_tensor *tensors) {
+  for (size_t i = 0; i < EK_MAX_TENSORS; i++)
+    ek_tensor_free(&tensors[i]);
+}
+
+/* Moves references: `from` becomes zeros. */
+static void move_all(ek_tensor *to, ek_tensor *from, size_t count) {
+  for (size_t i = 0; i < count; i++) {
+    to[i] = from[i];
+    from[i] = (ek_tensor){0};
+  }
+}
+
+ek_status ek__chain_forward(ek_pass *pass, size_t first, ek_module *const *modules, size_t count,
+                            const ek_tensor *inputs, ek_tensor *outputs) {
+  ek_status status = EK_OK;
+  ek_tensor held[EK_MAX_TENSORS] = {{0}}; /* what the module before gave; empty for the first */
+  for (size_t i = 0; i < count; i++) {
+    ek_tensor results[EK_MAX_TENSORS] = {{0}};
+    status = ek_pass_forward(pass, first + i, i == 0 ? inputs : held, results);
+    free_all(held);
+    if (status != EK_OK) {
+      free_all(results);
+      return status;
+    }
+    move_all(i + 1 == count ? outputs : held, results, modules[i]->outputs);
+  }
+  return EK_OK;
+}
+
+ek_status ek__chain_backward(ek_pass *pass, size_t first, ek_module *const *modules, size_t count,
+                             const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+  ek_status status = EK_OK;
+  ek_tensor held[EK_MAX_TENSORS] = {{0}};
+  for (size_t i = count; i-- > 0;) {
+    ek_tensor results[EK_MAX_TENSORS] = {{0}};
+    const bool wanted = i > 0 || grad_inputs != NULL;
+    status = ek_pass_backward(pass, first + i, i + 1 == count ? grad_outputs : held,
+                              wanted ? results : NULL);
+    free_all(held);
+    if (status != EK_OK) {
+      free_all(results);
+      return status;
+    }
+    if (wanted) move_all(i == 0 ? grad_inputs : held, results, modules[i]->inputs);
+  }
+  return EK_OK;
+}
+
+ek_status ek__residual_add(const ek_module *self, ek_pass *pass, ek_tensor *sum,
+                           const ek_tensor *x) {
+  if (!ek_tensor_same_shape(sum, x)) {
+    return ek_error_set(EK_ERR_SHAPE, "%s: the inner module changes the shape or type of its input",
+                        self->ops->kind);
+  }
+  ek_stream *stream = ek_pass_stream(pass);
+  if (ek_tensor_holders(sum) == 1) return ek_op_add(stream, sum, sum, x);
+
+  ek_tensor fresh = {0};
+  EK_TRY(ek__layer_result(&fresh, pass, x));
+  const ek_status status = ek_op_add(stream, &fresh, sum, x);
+  ek_tensor_free(status == EK_OK ? sum : &fresh);
+  if (status == EK_OK) *sum = fresh;
+  return status;
+}

@@ -1,0 +1,50 @@
+/*
+ * mlp.c - linear layers with an activation between them, as a sequential: the layers are the
+ * children "0", "2", "4", ... and the activations those between.
+ */
+#include <evenkeel/mlp.h>
+
+#include <evenkeel/gelu.h>
+#include <evenkeel/linear.h>
+#include <evenkeel/relu.h>
+#include <evenkeel/sequential.h>
+
+#include "core/alloc.h"
+
+static ek_status make_layers(ek_module **layers, const int64_t *sizes, size_t count,
+                             ek_activation activation) {
+  for (size_t i = 0; i + 1 < count; i++) {
+    EK_TRY(ek_linear_create(&layers[2 * i], sizes[i], sizes[i + 1], true));
+    if (i + 2 == count) break;
+    ek_module **between = &layers[2 * i + 1];
+    EK_TRY(activation == EK_ACTIVATION_GELU ? ek_gelu_create(between) : ek_relu_create(between));
+  }
+  return EK_OK;
+}
+
+ek_status ek_mlp_create(ek_module **module, const int64_t *sizes, size_t count,
+                        ek_activation activation) {
+  if (module == NULL || sizes == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "mlp: %s is NULL",
+                        module == NULL ? "module" : "sizes");
+  }
+  if (count < 2) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "mlp: %zu sizes, expected 2 or more", count);
+  }
+  if (activation != EK_ACTIVATION_RELU && activation != EK_ACTIVATION_GELU) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "mlp: there is no activation %d", (int)activation);
+  }
+  /* A caller's array of `count` sizes exists, so twice as many pointers cannot overflow. */
+  const size_t layer_count = 2 * (count - 1) - 1;
+  ek_module **layers = ek__calloc(layer_count, sizeof(ek_module *));
+  if (layers == NULL) {
+    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "mlp: the host has no memory for %zu layers",
+                        layer_count);
+  }
+  ek_status status = make_layers(layers, sizes, count, activation);
+  if (status == EK_OK) status = ek_sequential_create(module, layers, layer_count);
+  for (size_t i = 0; i < layer_count; i++)
+    ek_module_free(layers[i]); /* it keeps its own */
+  ek__free(layers);
+  return status;
+}

@@ -1,0 +1,343 @@
+/*
+ * module.c - modules, and the walk through their declarations that gives a layout.
+ */
+#include <evenkeel/module.h>
+
+#include <stdio.h>
+#include <string.h>
+
+#include "core/alloc.h"
+#include "core/sizes.h"
+#include "module/layout.h"
+
+ek_status ek_module_init(ek_module *module, const ek_module_ops *ops, size_t inputs,
+                         size_t outputs) {
+  if (module == NULL || ops == NULL || ops->size != sizeof *ops || ops->kind == NULL ||
+      ops->forward == NULL || ops->backward == NULL || ops->free == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "ek_module_init: module or ops is NULL, ops->size is wrong, or kind, "
+                        "forward, backward or free is missing");
+  }
+  if (inputs == 0 || inputs > EK_MAX_TENSORS || outputs == 0 || outputs > EK_MAX_TENSORS) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "ek_module_init: %s has %zu inputs and %zu outputs; 1 to %d are possible",
+                        ops->kind, inputs, outputs, EK_MAX_TENSORS);
+  }
+  *module = (ek_module){.ops = ops, .inputs = inputs, .outputs = outputs, .references = 1};
+  return EK_OK;
+}
+
+ek_module *ek_module_share(ek_module *module) {
+  if (module != NULL) __atomic_fetch_add(&module->references, 1, __ATOMIC_RELAXED);
+  return module;
+}
+
+void ek_module_free(ek_module *module) {
+  if (module == NULL) return;
+  if (__atomic_fetch_sub(&module->references, 1, __ATOMIC_ACQ_REL) == 1) module->ops->free(module);
+}
+
+/* ---- declarations ---- */
+
+struct ek_declaration {
+  struct ek__layout *layout;
+  struct ek__node *node;
+  const char *path; /* of the node: "" or "blocks.0." */
+  const char *kind;
+};
+
+enum { PATH_SIZE = 512 };
+
+static ek_status no_memory(void) {
+  return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a module's layout");
+}
+
+static ek_status full_name(char path[PATH_SIZE], const ek_declaration *declaration,
+                           const char *name) {
+  const int length = snprintf(path, PATH_SIZE, "%s%s", declaration->path, name);
+  if (length < 0 || length >= PATH_SIZE) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: the name %s%.32s... is too long",
+                        declaration->kind, declaration->path, name);
+  }
+  return EK_OK;
+}
+
+static bool has_child(const struct ek__node *node, const char *name) {
+  for (size_t i = 0; i < node->child_count; i++) {
+    if (strcmp(node->child_names[i], name) == 0) return true;
+  }
+  return false;
+}
+
+static const struct ek__parameter *declared(const struct ek__layout *layout, const char *path,
+                                            size_t *index) {
+  for (size_t i = 0; i < layout->parameter_count; i++) {
+    if (strcmp(layout->parameters[i].name, path) == 0) {
+      *index = i;
+      return &layout->parameters[i];
+    }
+  }
+  return NULL;
+}
+
+/* Checks a name and gives its full path. Only the node's own parameters can clash with it: names of
+ * other nodes have another path. */
+static ek_status check_name(char path[PATH_SIZE], const ek_declaration *declaration,
+                            const char *name) {
+  if (declaration == NULL || name == NULL || name[0] == '\0' || strchr(name, '.') != NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "%s: a declaration needs a name that is not empty and has no dot, not "
+                        "\"%.64s\"",
+                        declaration == NULL ? "no declaration" : declaration->kind,
+                        name == NULL ? "" : name);
+  }
+  EK_TRY(full_name(path, declaration, name));
+  const struct ek__node *node = declaration->node;
+  bool taken = has_child(node, name);
+  for (size_t i = 0; i < node->parameter_count; i++) {
+    const struct ek__parameter *other = &declaration->layout->parameters[node->parameters[i]];
+    taken = taken || strcmp(other->name, path) == 0;
+  }
+  if (taken) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: the name %s is declared twice",
+                        declaration->kind, path);
+  }
+  return EK_OK;
+}
+
+static ek_status check_parameter(int64_t *count, const ek_declaration *declaration,
+                                 const char *path, int rank, const int64_t *shape) {
+  if (rank < 0 || rank > EK_MAX_RANK || (rank > 0 && shape == NULL)) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: %s has rank %d or no shape",
+                        declaration->kind, path, rank);
+  }
+  *count = 1;
+  for (int i = 0; i < rank; i++) {
+    if (shape[i] <= 0) {
+      return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: size %lld of dimension %d of %s",
+                          declaration->kind, (long long)shape[i], i, path);
+    }
+    if (!ek__multiply(count, *count, shape[i]) || *count > INT64_MAX / 16) {
+      return ek_error_set(EK_ERR_OVERFLOW, "%s: the sizes' product of %s does not fit in 63 bits",
+                          declaration->kind, path);
+    }
+  }
+  return EK_OK;
+}
+
+static ek_status declare(ek_declaration *declaration, const char *name, int rank,
+                         const int64_t *shape, ek_initializer initializer, bool buffer) {
+  char path[PATH_SIZE];
+  int64_t count = 0;
+  EK_TRY(check_name(path, declaration, name));
+  EK_TRY(check_parameter(&count, declaration, path, rank, shape));
+  if ((unsigned)initializer.kind > EK_INITIALIZER_UNIFORM) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: there is no initializer %d for %s",
+                        declaration->kind, (int)initializer.kind, path);
+  }
+  struct ek__layout *layout = declaration->layout;
+  struct ek__node *node = declaration->node;
+  if (!ek__grow(&layout->parameters, &layout->parameter_capacity, layout->parameter_count + 1,
+                sizeof *layout->parameters) ||
+      !ek__grow(&node->parameters, &node->parameter_capacity, node->parameter_count + 1,
+                sizeof *node->parameters)) {
+    return no_memory();
+  }
+  struct ek__parameter *parameter = &layout->parameters[layout->parameter_count];
+  *parameter = (struct ek__parameter){.name = ek__strdup(path),
+                                      .rank = rank,
+                                      .count = count,
+                                      .initializer = initializer,
+                                      .buffer = buffer,
+                                      .users = 1,
+                                      .alias = layout->parameter_count};
+  if (parameter->name == NULL) return no_memory();
+  if (rank > 0) memcpy(parameter->shape, shape, (size_t)rank * sizeof *shape);
+  node->parameters[node->parameter_count++] = layout->parameter_count++;
+  return EK_OK;
+}
+
+ek_status ek_declare_parameter(ek_declaration *declaration, const char *name, int rank,
+                               const int64_t *shape, ek_initializer initializer) {
+  return declare(declaration, name, rank, shape, initializer, false);
+}
+
+ek_status ek_declare_buffer(ek_declaration *declaration, const char *name, int rank,
+                            const int64_t *shape, ek_initializer initializer) {
+  return declare(declaration, name, rank, shape, initializer, true);
+}
+
+static struct ek__node *node_create(struct ek__layout *layout, ek_module *module) {
+  struct ek__node *node = ek__calloc(1, sizeof *node);
+  if (node == NULL) return NULL;
+  node->module = module;
+  node->stream = layout->node_count++;
+  return node;
+}
+
+static void node_free(struct ek__node *node) {
+  if (node == NULL) return;
+  for (size_t i = 0; i < node->child_count; i++) {
+    node_free(node->children[i]);
+    ek__free(node->child_names[i]);
+  }
+  ek__free(node->child_names);
+  ek__free(node->children);
+  ek__free(node->parameters);
+  ek__free(node);
+}
+
+static ek_status walk(struct ek__layout *layout, struct ek__node *node, const char *path) {
+  ek_declaration declaration = {layout, node, path, node->module->ops->kind};
+  if (node->module->ops->parameters == NULL) return EK_OK;
+  return node->module->ops->parameters(node->module, &declaration);
+}
+
+ek_status ek_declare_module(ek_declaration *declaration, const char *name, ek_module *child) {
+  char path[PATH_SIZE], below[PATH_SIZE];
+  EK_TRY(check_name(path, declaration, name));
+  if (child == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: the child %s is NULL", declaration->kind,
+                        path);
+  }
+  EK_TRY(full_name(below, declaration, ""));
+  const int length = snprintf(below, sizeof below, "%s.", path);
+  if (length < 0 || (size_t)length >= sizeof below) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: the name %s is too long; does a module hold "
+                        "itself?", declaration->kind, path);
+  }
+  struct ek__node *node = declaration->node;
+  if (!ek__grow(&node->children, &node->child_capacity, node->child_count + 1,
+                sizeof *node->children) ||
+      !ek__grow(&node->child_names, &node->child_name_capacity, node->child_count + 1,
+                sizeof *node->child_names)) {
+    return no_memory();
+  }
+  char *copy = ek__strdup(name);
+  struct ek__node *made = copy == NULL ? NULL : node_create(declaration->layout, child);
+  if (made == NULL) {
+    ek__free(copy);
+    return no_memory();
+  }
+  node->child_names[node->child_count] = copy;
+  node->children[node->child_count++] = made;
+  return walk(declaration->layout, made, below);
+}
+
+static size_t resolve(const struct ek__layout *layout, size_t index) {
+  while (layout->parameters[index].alias != index) index = layout->parameters[index].alias;
+  return index;
+}
+
+ek_status ek_declare_tie(ek_declaration *declaration, const char *name, const char *source) {
+  if (declaration == NULL || name == NULL || source == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_declare_tie: an argument is NULL");
+  }
+  char path[PATH_SIZE], source_path[PATH_SIZE];
+  EK_TRY(full_name(path, declaration, name));
+  EK_TRY(full_name(source_path, declaration, source));
+  struct ek__layout *layout = declaration->layout;
+  size_t to = 0, from = 0;
+  const struct ek__parameter *a = declared(layout, path, &to);
+  const struct ek__parameter *b = declared(layout, source_path, &from);
+  if (a == NULL || b == NULL) {
+    return ek_error_set(EK_ERR_NOT_FOUND, "%s: cannot tie %s to %s: %s was not declared before",
+                        declaration->kind, path, source_path, a == NULL ? path : source_path);
+  }
+  from = resolve(layout, from);
+  if (resolve(layout, to) != to || from == to) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: %s is tied already", declaration->kind, path);
+  }
+  bool same = a->rank == b->rank && a->buffer == b->buffer;
+  for (int i = 0; same && i < a->rank; i++) same = a->shape[i] == b->shape[i];
+  if (!same) {
+    return ek_error_set(EK_ERR_SHAPE, "%s: cannot tie %s to %s: their shapes differ",
+                        declaration->kind, path, source_path);
+  }
+  layout->parameters[to].alias = from;
+  layout->parameters[from].users += layout->parameters[to].users;
+  return EK_OK;
+}
+
+/* ---- the layout ---- */
+
+static void renumber(struct ek__node *node, const size_t *numbers) {
+  for (size_t i = 0; i < node->parameter_count; i++) {
+    node->parameters[i] = numbers[node->parameters[i]];
+  }
+  for (size_t i = 0; i < node->child_count; i++) renumber(node->children[i], numbers);
+}
+
+/* Gives every parameter its place in declaration order. */
+static ek_status place(struct ek__layout *layout) {
+  for (size_t i = 0; i < layout->parameter_count; i++) {
+    struct ek__parameter *parameter = &layout->parameters[i];
+    int64_t *end = parameter->buffer ? &layout->buffer_count : &layout->flat_count;
+    uint64_t padded = 0;
+    parameter->offset = *end;
+    if (!ek__round_up(&padded, (uint64_t)parameter->count, EK__FLAT_ALIGNMENT) ||
+        !ek__add(end, *end, (int64_t)padded) || *end > INT64_MAX / 16) {
+      return ek_error_set(EK_ERR_OVERFLOW, "the model's parameters do not fit in 63 bits");
+    }
+  }
+  return EK_OK;
+}
+
+/* Drops the parameters that were tied to others, keeping their names. */
+static ek_status settle(struct ek__layout *layout) {
+  const size_t count = layout->parameter_count;
+  size_t *numbers = ek__calloc(count, sizeof *numbers);
+  layout->names = ek__calloc(count, sizeof *layout->names);
+  if (numbers == NULL || layout->names == NULL) {
+    ek__free(numbers);
+    return no_memory();
+  }
+  size_t kept = 0;
+  for (size_t i = 0; i < count; i++) {
+    if (layout->parameters[i].alias == i) numbers[i] = kept++;
+  }
+  for (size_t i = 0; i < count; i++) numbers[i] = numbers[resolve(layout, i)];
+  for (size_t i = 0; i < count; i++) {
+    layout->names[layout->name_count++] =
+        (struct ek__name){layout->parameters[i].name, numbers[i]};
+  }
+  kept = 0;
+  for (size_t i = 0; i < count; i++) {
+    if (layout->parameters[i].alias == i) layout->parameters[kept++] = layout->parameters[i];
+  }
+  layout->parameter_count = kept; /* names own the strings from here on */
+  renumber(layout->root, numbers);
+  ek__free(numbers);
+  return place(layout);
+}
+
+ek_status ek__layout_open(struct ek__layout *layout, ek_module *module) {
+  memset(layout, 0, sizeof *layout);
+  layout->root = node_create(layout, module);
+  ek_status status = layout->root == NULL ? no_memory() : walk(layout, layout->root, "");
+  if (status == EK_OK) status = settle(layout);
+  if (status != EK_OK) ek__layout_close(layout);
+  return status;
+}
+
+void ek__layout_close(struct ek__layout *layout) {
+  if (layout->name_count > 0) {
+    for (size_t i = 0; i < layout->name_count; i++) ek__free(layout->names[i].name);
+  } else {
+    for (size_t i = 0; i < layout->parameter_count; i++) ek__free(layout->parameters[i].name);
+  }
+  ek__free(layout->names);
+  ek__free(layout->parameters);
+  node_free(layout->root);
+  memset(layout, 0, sizeof *layout);
+}
+
+ek_status ek__layout_find(size_t *parameter, const struct ek__layout *layout, const char *name) {
+  for (size_t i = 0; i < layout->name_count; i++) {
+    if (strcmp(layout->names[i].name, name) == 0) {
+      *parameter = layout->names[i].parameter;
+      return EK_OK;
+    }
+  }
+  return ek_error_set(EK_ERR_NOT_FOUND, "there is no parameter named \"%s\"", name);
+}

@@ -1,0 +1,382 @@
+/*
+ * pass.c - one forward and its backward on one device.
+ *
+ * `node` is the module that is running; calling a child makes the child's node the current one and
+ * puts it back afterwards. So a module's parameter numbers, children and random stream are always
+ * those of the node that it runs as.
+ *
+ * Of every parameter the pass knows whether its gradient has been written in this step (`touched`:
+ * the first to add overwrites instead, and nothing has to be zeroed before) and how many users have
+ * not yet said that they are done (`waiting`).
+ *
+ * A freed pass stays with its replica, its tables included, so that the next step allocates nothing.
+ */
+#include <evenkeel/pass.h>
+
+#include <string.h>
+
+#include <evenkeel/elementwise.h>
+
+#include "core/alloc.h"
+#include "module/replica_internal.h"
+
+enum stage { OPENED, RAN_FORWARD, RAN_BACKWARD, BROKEN };
+
+struct ek_pass {
+  ek_replica *replica;
+  const struct ek__node *node;
+  ek_pass_options options;
+  enum stage stage;
+  ek_tensor *saved;
+  size_t saved_count, saved_capacity;
+  bool *touched;     /* per parameter of the replica */
+  uint32_t *waiting; /* per parameter: users that have not said that they are done */
+};
+
+static ek_status null_argument(const char *who) {
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: an argument is NULL", who);
+}
+
+/* ---- opening and closing ---- */
+
+static ek_pass *create(ek_replica *replica) {
+  ek_pass *pass = ek__calloc(1, sizeof *pass);
+  if (pass == NULL) return NULL;
+  pass->replica = replica;
+  pass->touched = ek__calloc(replica->layout.parameter_count, sizeof *pass->touched);
+  pass->waiting = ek__calloc(replica->layout.parameter_count, sizeof *pass->waiting);
+  if (pass->touched == NULL || pass->waiting == NULL) {
+    ek__pass_destroy(pass);
+    return NULL;
+  }
+  return pass;
+}
+
+void ek__pass_destroy(ek_pass *pass) {
+  if (pass == NULL) return;
+  ek__free(pass->saved);
+  ek__free(pass->touched);
+  ek__free(pass->waiting);
+  ek__free(pass);
+}
+
+ek_status ek_pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_options *options) {
+  static const ek_pass_options defaults = EK_PASS_OPTIONS_INIT;
+  if (pass == NULL || replica == NULL) return null_argument("ek_pass_open");
+  if (options == NULL) options = &defaults;
+  if (options->size != sizeof *options || options->first_sample < 0) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "ek_pass_open: options were not initialised with EK_PASS_OPTIONS_INIT, or "
+                        "first_sample is negative");
+  }
+  if (options->gradient && ek_tensor_count(&replica->gradients) < replica->layout.flat_count) {
+    return ek_error_set(EK_ERR_STATE, "ek_pass_open: the replica holds no gradients");
+  }
+  ek_pass *result = replica->spare;
+  replica->spare = NULL;
+  if (result == NULL) result = create(replica);
+  if (result == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a pass");
+  result->options = *options;
+  result->node = replica->layout.root;
+  result->stage = OPENED;
+  for (size_t i = 0; i < replica->layout.parameter_count; i++) {
+    const struct ek__parameter *parameter = &replica->layout.parameters[i];
+    result->touched[i] = options->accumulate;
+    result->waiting[i] = parameter->buffer ? 0 : parameter->users;
+  }
+  *pass = result;
+  return EK_OK;
+}
+
+void ek_pass_free(ek_pass *pass) {
+  if (pass == NULL) return;
+  /* In the order that backward would have: the arena sees the same sequence either way. */
+  while (pass->saved_count > 0) ek_tensor_free(&pass->saved[--pass->saved_count]);
+  if (pass->replica->spare == NULL) {
+    pass->replica->spare = pass;
+  } else {
+    ek__pass_destroy(pass);
+  }
+}
+
+/* ---- parameters and gradients ---- */
+
+static ek_status global_index(size_t *global, const char *who, const ek_pass *pass, size_t index) {
+  if (pass == NULL) return null_argument(who);
+  if (index >= pass->node->parameter_count) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: %s has no parameter number %zu", who,
+                        pass->node->module->ops->kind, index);
+  }
+  *global = pass->node->parameters[index];
+  return EK_OK;
+}
+
+static ek_status gradient_index(size_t *global, const char *who, const ek_pass *pass,
+                                size_t index) {
+  EK_TRY(global_index(global, who, pass, index));
+  if (pass->replica->layout.parameters[*global].buffer) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: %s is a buffer", who,
+                        pass->replica->layout.parameters[*global].name);
+  }
+  if (!pass->options.gradient) {
+    return ek_error_set(EK_ERR_STATE, "%s: this pass has no gradient", who);
+  }
+  return EK_OK;
+}
+
+ek_status ek_pass_parameter(ek_tensor *parameter, ek_pass *pass, size_t index) {
+  size_t global = 0;
+  if (parameter == NULL) return null_argument("ek_pass_parameter");
+  EK_TRY(global_index(&global, "ek_pass_parameter", pass, index));
+  *parameter = ek__replica_value(pass->replica, global);
+  return EK_OK;
+}
+
+static ek_status zero_gradient(ek_pass *pass, size_t global) {
+  ek_tensor gradient = ek__replica_gradient(pass->replica, global);
+  EK_TRY(ek_op_zero(ek_pass_stream(pass), &gradient));
+  pass->touched[global] = true;
+  return EK_OK;
+}
+
+ek_status ek_pass_gradient(ek_tensor *gradient, double *beta, ek_pass *pass, size_t index) {
+  size_t global = 0;
+  if (gradient == NULL) return null_argument("ek_pass_gradient");
+  EK_TRY(gradient_index(&global, "ek_pass_gradient", pass, index));
+  if (pass->waiting[global] == 0) {
+    return ek_error_set(EK_ERR_STATE, "ek_pass_gradient: the gradient of %s was said to be complete",
+                        pass->replica->layout.parameters[global].name);
+  }
+  if (beta != NULL) {
+    *beta = pass->touched[global] ? 1.0 : 0.0;
+    pass->touched[global] = true;
+  } else if (!pass->touched[global]) {
+    EK_TRY(zero_gradient(pass, global));
+  }
+  *gradient = ek__replica_gradient(pass->replica, global);
+  return EK_OK;
+}
+
+static ek_status complete(ek_pass *pass, size_t global) {
+  if (!pass->touched[global]) EK_TRY(zero_gradient(pass, global));
+  if (pass->options.complete == NULL) return EK_OK;
+  return pass->options.complete(pass->options.context, pass, global);
+}
+
+ek_status ek_pass_gradient_complete(ek_pass *pass, size_t index) {
+  size_t global = 0;
+  EK_TRY(gradient_index(&global, "ek_pass_gradient_complete", pass, index));
+  if (pass->waiting[global] == 0) {
+    return ek_error_set(EK_ERR_STATE, "ek_pass_gradient_complete: %s was said to be complete before",
+                        pass->replica->layout.parameters[global].name);
+  }
+  return --pass->waiting[global] == 0 ? complete(pass, global) : EK_OK;
+}
+
+/* ---- memory ---- */
+
+ek_status ek_pass_output(ek_tensor *tensor, ek_pass *pass, ek_type type, int rank,
+                         const int64_t *shape) {
+  if (tensor == NULL || pass == NULL) return null_argument("ek_pass_output");
+  return ek_tensor_create(tensor, pass->replica->device, EK_MEMORY_ACTIVATIONS, type, rank, shape);
+}
+
+ek_status ek_pass_workspace(ek_tensor *tensor, ek_pass *pass, ek_type type, int rank,
+                            const int64_t *shape) {
+  if (tensor == NULL || pass == NULL) return null_argument("ek_pass_workspace");
+  return ek_tensor_create(tensor, pass->replica->device, EK_MEMORY_WORKSPACE, type, rank, shape);
+}
+
+ek_status ek_pass_save(ek_pass *pass, const ek_tensor *tensor) {
+  if (pass == NULL || !ek_tensor_exists(tensor)) return null_argument("ek_pass_save");
+  if (!pass->options.gradient) return EK_OK;
+  if (!ek__grow(&pass->saved, &pass->saved_capacity, pass->saved_count + 1, sizeof *pass->saved)) {
+    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for the saved tensors");
+  }
+  EK_TRY(ek_tensor_share(&pass->saved[pass->saved_count], tensor));
+  pass->saved_count++;
+  return EK_OK;
+}
+
+ek_status ek_pass_take(ek_tensor *tensor, ek_pass *pass) {
+  if (tensor == NULL || pass == NULL) return null_argument("ek_pass_take");
+  if (pass->saved_count == 0) {
+    return ek_error_set(EK_ERR_STATE, "%s takes more tensors back than were saved",
+                        pass->node->module->ops->kind);
+  }
+  *tensor = pass->saved[--pass->saved_count];
+  return EK_OK;
+}
+
+/* ---- running ---- */
+
+static void free_tensors(ek_tensor *tensors, size_t count) {
+  for (size_t i = 0; tensors != NULL && i < count; i++) ek_tensor_free(&tensors[i]);
+}
+
+static ek_status run_forward(ek_pass *pass, const struct ek__node *node, const ek_tensor *inputs,
+                             ek_tensor *outputs) {
+  const ek_module *module = node->module;
+  const struct ek__node *caller = pass->node;
+  memset(outputs, 0, module->outputs * sizeof *outputs);
+  pass->node = node;
+  ek_status status = module->ops->forward(module, pass, inputs, outputs);
+  pass->node = caller;
+  for (size_t i = 0; i < module->outputs && status == EK_OK; i++) {
+    if (!ek_tensor_exists(&outputs[i])) {
+      status = ek_error_set(EK_ERR_STATE, "%s gave no output number %zu", module->ops->kind, i);
+    }
+  }
+  if (status != EK_OK) free_tensors(outputs, module->outputs);
+  return status;
+}
+
+static ek_status run_backward(ek_pass *pass, const struct ek__node *node,
+                              const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+  const ek_module *module = node->module;
+  const struct ek__node *caller = pass->node;
+  if (grad_inputs != NULL) memset(grad_inputs, 0, module->inputs * sizeof *grad_inputs);
+  pass->node = node;
+  const ek_status status = module->ops->backward(module, pass, grad_outputs, grad_inputs);
+  pass->node = caller;
+  if (status != EK_OK) free_tensors(grad_inputs, module->inputs);
+  return status;
+}
+
+static ek_status child_node(const struct ek__node **node, const char *who, const ek_pass *pass,
+                            size_t child) {
+  if (child >= pass->node->child_count) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: %s has no child number %zu", who,
+                        pass->node->module->ops->kind, child);
+  }
+  *node = pass->node->children[child];
+  return EK_OK;
+}
+
+ek_status ek_pass_forward(ek_pass *pass, size_t child, const ek_tensor *inputs,
+                          ek_tensor *outputs) {
+  const struct ek__node *node = NULL;
+  if (pass == NULL || inputs == NULL || outputs == NULL) return null_argument("ek_pass_forward");
+  EK_TRY(child_node(&node, "ek_pass_forward", pass, child));
+  return run_forward(pass, node, inputs, outputs);
+}
+
+ek_status ek_pass_backward(ek_pass *pass, size_t child, const ek_tensor *grad_outputs,
+                           ek_tensor *grad_inputs) {
+  const struct ek__node *node = NULL;
+  if (pass == NULL || grad_outputs == NULL) return null_argument("ek_pass_backward");
+  EK_TRY(child_node(&node, "ek_pass_backward", pass, child));
+  return run_backward(pass, node, grad_outputs, grad_inputs);
+}
+
+static ek_status check_tensors(const char *who, const ek_pass *pass, const ek_tensor *tensors,
+                               size_t count) {
+  for (size_t i = 0; i < count; i++) {
+    if (!ek_tensor_exists(&tensors[i])) {
+      return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: there is no tensor number %zu", who, i);
+    }
+    if (tensors[i].device != pass->replica->device) {
+      return ek_error_set(EK_ERR_DEVICE, "%s: tensor number %zu is on %s, the replica on %s", who, i,
+                          ek_device_name(tensors[i].device),
+                          ek_device_name(pass->replica->device));
+    }
+  }
+  return EK_OK;
+}
+
+/* What comes out of the root is the model's output, unless it is only an input under another name. */
+static ek_status charge_outputs(const ek_module *module, const ek_tensor *inputs,
+                                ek_tensor *outputs) {
+  for (size_t i = 0; i < module->outputs; i++) {
+    bool is_input = false;
+    for (size_t j = 0; j < module->inputs; j++) {
+      is_input = is_input || outputs[i].memory == inputs[j].memory;
+    }
+    if (!is_input) EK_TRY(ek_tensor_charge(&outputs[i], EK_MEMORY_OUTPUTS));
+  }
+  return EK_OK;
+}
+
+ek_status ek_pass_run_forward(ek_pass *pass, const ek_tensor *inputs, ek_tensor *outputs) {
+  if (pass == NULL || inputs == NULL || outputs == NULL) {
+    return null_argument("ek_pass_run_forward");
+  }
+  if (pass->stage != OPENED) {
+    return ek_error_set(EK_ERR_STATE, "ek_pass_run_forward: this pass has run before");
+  }
+  const struct ek__node *root = pass->replica->layout.root;
+  EK_TRY(check_tensors("ek_pass_run_forward", pass, inputs, root->module->inputs));
+  pass->stage = BROKEN;
+  EK_TRY(run_forward(pass, root, inputs, outputs));
+  const ek_status status = charge_outputs(root->module, inputs, outputs);
+  if (status != EK_OK) {
+    free_tensors(outputs, root->module->outputs);
+    return status;
+  }
+  pass->stage = RAN_FORWARD;
+  return EK_OK;
+}
+
+/* Parameters that no module has spoken of are complete now. */
+static ek_status complete_rest(ek_pass *pass) {
+  for (size_t i = pass->replica->layout.parameter_count; i-- > 0;) {
+    if (pass->waiting[i] == 0) continue;
+    pass->waiting[i] = 0;
+    EK_TRY(complete(pass, i));
+  }
+  return EK_OK;
+}
+
+ek_status ek_pass_run_backward(ek_pass *pass, const ek_tensor *grad_outputs,
+                               ek_tensor *grad_inputs) {
+  if (pass == NULL || grad_outputs == NULL) return null_argument("ek_pass_run_backward");
+  if (pass->stage != RAN_FORWARD || !pass->options.gradient) {
+    return ek_error_set(EK_ERR_STATE,
+                        "ek_pass_run_backward: no forward with gradient has run before it, or the "
+                        "backward has run already");
+  }
+  const struct ek__node *root = pass->replica->layout.root;
+  EK_TRY(check_tensors("ek_pass_run_backward", pass, grad_outputs, root->module->outputs));
+  pass->stage = BROKEN;
+  EK_TRY(run_backward(pass, root, grad_outputs, grad_inputs));
+  ek_status status = complete_rest(pass);
+  if (status == EK_OK && pass->saved_count > 0) {
+    status = ek_error_set(EK_ERR_STATE, "%s left %zu saved tensors behind in backward",
+                          root->module->ops->kind, pass->saved_count);
+  }
+  if (status != EK_OK) {
+    free_tensors(grad_inputs, root->module->inputs);
+    return status;
+  }
+  pass->stage = RAN_BACKWARD;
+  return EK_OK;
+}
+
+/* ---- where and how it runs ---- */
+
+ek_device *ek_pass_device(const ek_pass *pass) {
+  return pass == NULL ? NULL : pass->replica->device;
+}
+
+ek_stream *ek_pass_stream(const ek_pass *pass) {
+  return pass == NULL ? NULL : ek_device_stream(pass->replica->device, EK_STREAM_COMPUTE);
+}
+
+ek_type ek_pass_type(const ek_pass *pass) { return pass == NULL ? (ek_type)0 : pass->replica->type; }
+
+bool ek_pass_wants_gradient(const ek_pass *pass) { return pass != NULL && pass->options.gradient; }
+
+bool ek_pass_is_training(const ek_pass *pass) { return pass != NULL && pass->options.training; }
+
+ek_random_key ek_pass_random(const ek_pass *pass) {
+  ek_random_key key = {0, 0, 0};
+  if (pass == NULL) return key;
+  key.seed = pass->options.seed;
+  key.step = pass->options.step;
+  key.stream = pass->node->stream;
+  return key;
+}
+
+int64_t ek_pass_first_sample(const ek_pass *pass) {
+  return pass == NULL ? 0 : pass->options.first_sample;
+}

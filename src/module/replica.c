@@ -1,0 +1,242 @@
+/*
+ * replica.c - flat parameters, gradients and buffers of a module on one device.
+ *
+ * Initial values are computed on the host, in the order of the elements, from (seed, name): they are
+ * the same on every backend and for every number of devices.
+ */
+#include <evenkeel/replica.h>
+
+#include <math.h>
+#include <string.h>
+
+#include <evenkeel/elementwise.h>
+#include <evenkeel/random.h>
+
+#include "core/alloc.h"
+#include "module/replica_internal.h"
+
+static ek_tensor view(const ek_tensor *flat, const struct ek__parameter *parameter) {
+  ek_tensor result = *flat;
+  result.memory = NULL;
+  result.rank = parameter->rank;
+  memcpy(result.shape, parameter->shape, sizeof result.shape);
+  if (result.data != NULL) {
+    result.data = (char *)result.data + (size_t)parameter->offset * ek_type_size(result.type);
+  }
+  return result;
+}
+
+ek_tensor ek__replica_value(const ek_replica *replica, size_t parameter) {
+  const struct ek__parameter *p = &replica->layout.parameters[parameter];
+  return view(p->buffer ? &replica->buffers : &replica->parameters, p);
+}
+
+ek_tensor ek__replica_gradient(const ek_replica *replica, size_t parameter) {
+  return view(&replica->gradients, &replica->layout.parameters[parameter]);
+}
+
+/* ---- initial values ---- */
+
+enum { CHUNK = 4096 }; /* elements computed at a time; a multiple of 4 */
+
+/* 32 bits that depend on a name: FNV-1a (Fowler, Noll, Vo). */
+static uint32_t hash_name(const char *name) {
+  uint32_t hash = 2166136261u;
+  for (; *name != '\0'; name++) hash = (hash ^ (unsigned char)*name) * 16777619u;
+  return hash;
+}
+
+/* Two independent normal numbers from two words: Box and Muller 1958. */
+static void normal_pair(double result[2], uint32_t a, uint32_t b) {
+  const double two_pi = 6.283185307179586;
+  const double radius = sqrt(-2.0 * log(((double)a + 1.0) / 4294967296.0));
+  const double angle = two_pi * ((double)b / 4294967296.0);
+  result[0] = radius * cos(angle);
+  result[1] = radius * sin(angle);
+}
+
+static void four_values(double values[4], const ek_initializer *initializer, ek_random_key key,
+                        int64_t block) {
+  uint32_t bits[4];
+  ek_random_bits(key, (uint32_t)(block >> 32), (uint32_t)block, bits);
+  if (initializer->kind == EK_INITIALIZER_UNIFORM) {
+    for (int i = 0; i < 4; i++) {
+      values[i] = initializer->a + (initializer->b - initializer->a) * (double)ek_random_unit(bits[i]);
+    }
+    return;
+  }
+  normal_pair(values, bits[0], bits[1]);
+  normal_pair(values + 2, bits[2], bits[3]);
+  for (int i = 0; i < 4; i++) values[i] = initializer->a + initializer->b * values[i];
+}
+
+static void compute_chunk(void *chunk, ek_type type, int64_t first, int64_t count,
+                          const ek_initializer *initializer, ek_random_key key) {
+  for (int64_t i = 0; i < count; i += 4) {
+    double values[4];
+    four_values(values, initializer, key, (first + i) / 4);
+    for (int64_t j = 0; j < 4 && i + j < count; j++) {
+      if (type == EK_F32) {
+        ((float *)chunk)[i + j] = (float)values[j];
+      } else {
+        ((double *)chunk)[i + j] = values[j];
+      }
+    }
+  }
+}
+
+static ek_status upload_random(ek_tensor *value, const struct ek__parameter *parameter,
+                               uint64_t seed) {
+  double chunk[CHUNK];
+  const ek_random_key key = {seed, UINT32_MAX, hash_name(parameter->name)};
+  ek_tensor part = *value;
+  part.rank = 1;
+  for (int64_t first = 0; first < parameter->count; first += CHUNK) {
+    const int64_t left = parameter->count - first;
+    const int64_t count = left < CHUNK ? left : CHUNK;
+    compute_chunk(chunk, value->type, first, count, &parameter->initializer, key);
+    ek_tensor host;
+    EK_TRY(ek_tensor_host(&host, chunk, value->type, 1, &count));
+    part.shape[0] = count;
+    part.data = (char *)value->data + (size_t)first * ek_type_size(value->type);
+    EK_TRY(ek_tensor_copy(&part, &host));
+  }
+  return EK_OK;
+}
+
+static ek_status initialize(ek_replica *replica, uint64_t seed) {
+  if (ek_device_counts_only(replica->device)) return EK_OK;
+  ek_stream *stream = ek_device_stream(replica->device, EK_STREAM_COMPUTE);
+  for (size_t i = 0; i < replica->layout.parameter_count; i++) {
+    const struct ek__parameter *parameter = &replica->layout.parameters[i];
+    ek_tensor value = ek__replica_value(replica, i);
+    if (parameter->initializer.kind == EK_INITIALIZER_CONSTANT) {
+      EK_TRY(ek_op_fill(stream, &value, parameter->initializer.a));
+    } else {
+      EK_TRY(upload_random(&value, parameter, seed));
+    }
+  }
+  return EK_OK;
+}
+
+/* ---- opening and closing ---- */
+
+/* Zeros, so that the padding between parameters takes part in sums without a trace. */
+static ek_status create_flat(ek_tensor *flat, ek_replica *replica, ek_memory_category category,
+                             int64_t count) {
+  EK_TRY(ek_tensor_create(flat, replica->device, category, replica->type, 1, &count));
+  return ek_op_zero(ek_device_stream(replica->device, EK_STREAM_COMPUTE), flat);
+}
+
+static ek_status check_options(const ek_replica_options *options) {
+  if (options->size != sizeof *options || (options->type != EK_F32 && options->type != EK_F64)) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "ek_replica_open: options were not initialised with "
+                        "EK_REPLICA_OPTIONS_INIT, or the type is not f32 or f64");
+  }
+  return EK_OK;
+}
+
+ek_status ek_replica_open(ek_replica **replica, ek_device *device, ek_module *module,
+                          const ek_replica_options *options) {
+  static const ek_replica_options defaults = EK_REPLICA_OPTIONS_INIT;
+  if (replica == NULL || device == NULL || module == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "ek_replica_open: replica, device and module may not be NULL");
+  }
+  if (options == NULL) options = &defaults;
+  EK_TRY(check_options(options));
+  ek_replica *result = ek__calloc(1, sizeof *result);
+  if (result == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a replica");
+  result->device = device;
+  result->type = options->type;
+  result->module = ek_module_share(module);
+  ek_status status = EK_OK;
+  EK_TRY_GOTO(status, ek__layout_open(&result->layout, module), cleanup);
+  EK_TRY_GOTO(status,
+              create_flat(&result->parameters, result, EK_MEMORY_PARAMETERS,
+                          result->layout.flat_count),
+              cleanup);
+  EK_TRY_GOTO(status,
+              create_flat(&result->buffers, result, EK_MEMORY_PARAMETERS,
+                          result->layout.buffer_count),
+              cleanup);
+  EK_TRY_GOTO(status,
+              create_flat(&result->gradients, result, EK_MEMORY_GRADIENTS,
+                          options->gradients ? result->layout.flat_count : 0),
+              cleanup);
+  if (options->initialize) EK_TRY_GOTO(status, initialize(result, options->seed), cleanup);
+  *replica = result;
+  return EK_OK;
+cleanup:
+  ek_replica_free(result);
+  return status;
+}
+
+void ek_replica_free(ek_replica *replica) {
+  if (replica == NULL) return;
+  ek__pass_destroy(replica->spare);
+  ek_tensor_free(&replica->gradients);
+  ek_tensor_free(&replica->buffers);
+  ek_tensor_free(&replica->parameters);
+  ek__layout_close(&replica->layout);
+  ek_module_free(replica->module);
+  ek__free(replica);
+}
+
+/* ---- reading ---- */
+
+ek_device *ek_replica_device(const ek_replica *replica) {
+  return replica == NULL ? NULL : replica->device;
+}
+
+ek_module *ek_replica_module(const ek_replica *replica) {
+  return replica == NULL ? NULL : replica->module;
+}
+
+ek_type ek_replica_type(const ek_replica *replica) {
+  return replica == NULL ? (ek_type)0 : replica->type;
+}
+
+const ek_tensor *ek_replica_parameters(const ek_replica *replica) {
+  return replica == NULL ? NULL : &replica->parameters;
+}
+
+const ek_tensor *ek_replica_gradients(const ek_replica *replica) {
+  return replica == NULL ? NULL : &replica->gradients;
+}
+
+const ek_tensor *ek_replica_buffers(const ek_replica *replica) {
+  return replica == NULL ? NULL : &replica->buffers;
+}
+
+size_t ek_replica_parameter_count(const ek_replica *replica) {
+  return replica == NULL ? 0 : replica->layout.parameter_count;
+}
+
+ek_status ek_replica_parameter(ek_parameter_info *info, const ek_replica *replica, size_t index) {
+  if (info == NULL || replica == NULL || index >= replica->layout.parameter_count) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "ek_replica_parameter: info or replica is NULL, or there is no parameter "
+                        "number %zu",
+                        index);
+  }
+  const struct ek__parameter *parameter = &replica->layout.parameters[index];
+  *info = (ek_parameter_info){.name = parameter->name,
+                              .value = ek__replica_value(replica, index),
+                              .offset = parameter->offset,
+                              .buffer = parameter->buffer};
+  if (!parameter->buffer && ek_tensor_count(&replica->gradients) > 0) {
+    info->gradient = ek__replica_gradient(replica, index);
+  }
+  return EK_OK;
+}
+
+ek_status ek_replica_find(ek_parameter_info *info, const ek_replica *replica, const char *name) {
+  if (info == NULL || replica == NULL || name == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_replica_find: an argument is NULL");
+  }
+  size_t index = 0;
+  EK_TRY(ek__layout_find(&index, &replica->layout, name));
+  return ek_replica_parameter(info, replica, index);
+}

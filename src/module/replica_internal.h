@@ -1,0 +1,28 @@
+/*
+ * replica_internal.h - a replica from the inside, for the pass.
+ */
+#ifndef EK_REPLICA_INTERNAL_H
+#define EK_REPLICA_INTERNAL_H
+
+#include <evenkeel/pass.h>
+#include <evenkeel/replica.h>
+
+#include "module/layout.h"
+
+struct ek_replica {
+  ek_device *device;
+  ek_module *module;
+  ek_type type;
+  struct ek__layout layout;
+  ek_tensor parameters, gradients, buffers; /* flat */
+  ek_pass *spare; /* a pass that was freed: the next step allocates nothing on the host */
+};
+
+/* Views without references of their own. */
+ek_tensor ek__replica_value(const ek_replica *replica, size_t parameter);
+ek_tensor ek__replica_gradient(const ek_replica *replica, size_t parameter);
+
+/* Frees what a spare pass holds: pass.c. */
+void ek__pass_destroy(ek_pass *pass);
+
+#endif /* EK_REPLICA_INTERNAL_H */

@@ -1,0 +1,62 @@
+/*
+ * residual.c - y = x + inner(x).
+ */
+#include <evenkeel/residual.h>
+
+#include "core/alloc.h"
+#include "module/layer_internal.h"
+
+enum { INNER };
+
+struct residual {
+  ek_module base;
+  ek_module *inner;
+};
+
+static ek_status residual_parameters(const ek_module *self, ek_declaration *declaration) {
+  return ek_declare_module(declaration, "inner", ((const struct residual *)self)->inner);
+}
+
+static ek_status residual_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                                  ek_tensor *outputs) {
+  EK_TRY(ek__layer_check(self, pass, &inputs[0], -1));
+  EK_TRY(ek_pass_forward(pass, INNER, inputs, outputs));
+  return ek__residual_add(self, pass, &outputs[0], &inputs[0]);
+}
+
+static ek_status residual_backward(const ek_module *self, ek_pass *pass,
+                                   const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+  EK_TRY(ek_pass_backward(pass, INNER, grad_outputs, grad_inputs));
+  if (grad_inputs == NULL) return EK_OK;
+  return ek__residual_add(self, pass, &grad_inputs[0], &grad_outputs[0]);
+}
+
+static void residual_free(ek_module *self) {
+  struct residual *m = (struct residual *)self;
+  ek_module_free(m->inner);
+  ek__free(m);
+}
+
+static const ek_module_ops residual_ops = {.size = sizeof(ek_module_ops),
+                                           .kind = "residual",
+                                           .parameters = residual_parameters,
+                                           .forward = residual_forward,
+                                           .backward = residual_backward,
+                                           .free = residual_free};
+
+ek_status ek_residual_create(ek_module **module, ek_module *inner) {
+  if (inner == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "residual: inner module is NULL");
+  }
+  if (inner->inputs != 1 || inner->outputs != 1) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "residual: %s has %zu inputs and %zu outputs, expected 1 and 1",
+                        inner->ops->kind, inner->inputs, inner->outputs);
+  }
+  ek_module *created = NULL;
+  EK_TRY(ek__layer_create(module == NULL ? NULL : &created, sizeof(struct residual), &residual_ops,
+                          1, 1));
+  ((struct residual *)created)->inner = ek_module_share(inner);
+  *module = created;
+  return EK_OK;
+}

@@ -1,0 +1,166 @@
+/*
+ * check_attention.c - causal multi-head self-attention with its projections.
+ */
+#include <math.h>
+#include <stdlib.h>
+
+#include <evenkeel/attention.h>
+
+#include "ck_module.h"
+
+static ek_status create_two(ek_module **module) {
+  return ek_attention_create(module, 6, 2);
+}
+static ek_status create_one(ek_module **module) {
+  return ek_attention_create(module, 4, 1);
+}
+
+/* depth: two linears, the softmax and its sums, forward and backward; the softmax's backward is a
+ * difference of numbers of its own size, which costs a few times more. */
+static const struct ck_module_case cases[] = {
+    {.name = "2 x 5 x 6, 2 heads",
+     .create = create_two,
+     .inputs = 1,
+     .input = {{0, 3, {2, 5, 6}, -1, 1, 0}},
+     .longest = 18,
+     .depth = 24},
+    {.name = "1 x 1 x 4, 1 head",
+     .create = create_one,
+     .inputs = 1,
+     .input = {{0, 3, {1, 1, 4}, -1, 1, 0}},
+     .longest = 12,
+     .depth = 24},
+    {.name = "3 x 70 x 4, 1 head, several tiles",
+     .create = create_one,
+     .inputs = 1,
+     .input = {{0, 3, {3, 70, 4}, -1, 1, 0}},
+     .longest = 210,
+     .depth = 24,
+     .probes = 40},
+};
+
+static void get_output(double *y, struct ck_bed *bed) {
+  struct ck_results *r = ck_bed_backward(bed, false);
+  for (int64_t i = 0; i < r->output_count[0]; i++)
+    y[i] = r->output[0][i];
+  ck_results_free(r);
+}
+
+/* What comes later changes nothing that came before. */
+START_TEST(causal) {
+  struct ck_bed *bed = ck_bed_open(&cases[0], EK_F64, test_devices("cpu:1"));
+  double before[60], after[60];
+  get_output(before, bed);
+  for (int c = 0; c < 6; c++)
+    bed->value[0][3 * 6 + c] += 1; /* sample 0, token 3 */
+  ck_set(&bed->input[0], bed->value[0]);
+  get_output(after, bed);
+  ck_within("earlier tokens", after, before, NULL, 18);
+  ck_within("another sample", after + 30, before + 30, NULL, 30);
+  ck_assert(ck_rel_l2(after + 18, before + 18, 6) > 1e-6);
+  ck_bed_close(bed);
+}
+END_TEST
+
+/* Plain attention, one head of width 2 over 2 tokens, with qkv and projection as identities. */
+START_TEST(formula) {
+  static const struct ck_module_case is = {
+      .name = "by hand", .create = create_one, .inputs = 1, .input = {{0, 3, {1, 2, 4}, -1, 1, 0}}};
+  struct ck_bed *bed = ck_bed_open(&is, EK_F64, test_devices("cpu:1"));
+  double qkv[48] = {0}, projection[16] = {0}, zeros[12] = {0};
+  for (int i = 0; i < 12; i++)
+    qkv[4 * i + i % 4] = 1; /* q = k = v = x */
+  for (int i = 0; i < 4; i++)
+    projection[5 * i] = 1;
+  ck_bed_set(bed, "qkv.weight", qkv);
+  ck_bed_set(bed, "qkv.bias", zeros);
+  ck_bed_set(bed, "projection.weight", projection);
+  ck_bed_set(bed, "projection.bias", zeros);
+  const double x[8] = {1, 0, 2, -1, 0.5, 1, -1, 1};
+  ck_set(&bed->input[0], x);
+  double y[8], want[8];
+  get_output(y, bed);
+  double s0 = 0, s1 = 0; /* token 1's scores: x1 . x0 and x1 . x1, over sqrt(4) */
+  for (int c = 0; c < 4; c++) {
+    s0 += x[4 + c] * x[c] / 2;
+    s1 += x[4 + c] * x[4 + c] / 2;
+  }
+  const double p0 = exp(s0) / (exp(s0) + exp(s1));
+  for (int c = 0; c < 4; c++) {
+    want[c] = x[c];
+    want[4 + c] = p0 * x[c] + (1 - p0) * x[4 + c];
+  }
+  ck_assert_double_le(ck_rel_l2(y, want, 8), 1e-15);
+  ck_bed_close(bed);
+}
+END_TEST
+
+START_TEST(initial_values) {
+  enum { WIDTH = 48 };
+  static double values[3 * WIDTH * WIDTH];
+  ek_group *group = ck_open("cpu:1", 1);
+  ek_module *module = NULL;
+  ek_replica *replica = NULL;
+  ek_parameter_info info;
+  ck_ok(ek_attention_create_with(&module, WIDTH, 4, 0.5, 0.125));
+  ck_ok(ek_replica_open(&replica, ek_group_device(group, 0), module, NULL));
+  ck_assert_uint_eq(ek_replica_parameter_count(replica), 4);
+  const char *names[] = {"qkv.weight", "projection.weight", "qkv.bias", "projection.bias"};
+  const double deviations[] = {0.5, 0.125, 0, 0};
+  for (int k = 0; k < 4; k++) {
+    ck_ok(ek_replica_find(&info, replica, names[k]));
+    const int64_t count = ek_tensor_count(&info.value);
+    ck_get(values, &info.value);
+    double squares = 0;
+    for (int64_t i = 0; i < count; i++)
+      squares += values[i] * values[i];
+    /* The deviation of n samples is off by about 1 / sqrt(2 n), relative. */
+    ck_assert_double_le(fabs(sqrt(squares / (double)count) - deviations[k]),
+                        5 * deviations[k] / sqrt(2.0 * (double)count));
+  }
+  ek_replica_free(replica);
+  ek_module_free(module);
+  ek_group_close(group);
+}
+END_TEST
+
+START_TEST(bad_input) {
+  ek_module *module = NULL;
+  ck_fails(ek_attention_create(NULL, 6, 2), EK_ERR_INVALID_ARGUMENT, "attention");
+  ck_fails(ek_attention_create_with(NULL, 6, 2, 1, 1), EK_ERR_INVALID_ARGUMENT, "attention");
+  ck_fails(ek_attention_create(&module, 0, 2), EK_ERR_INVALID_ARGUMENT, "attention");
+  ck_fails(ek_attention_create(&module, 6, 0), EK_ERR_INVALID_ARGUMENT, "attention");
+  ck_fails(ek_attention_create(&module, -6, -2), EK_ERR_INVALID_ARGUMENT, "attention");
+  ck_fails(ek_attention_create(&module, 6, 4), EK_ERR_INVALID_ARGUMENT, "multiple of 4 heads");
+  ck_fails(ek_attention_create(&module, INT64_MAX / 2, 1), EK_ERR_OVERFLOW, "attention");
+  ck_fails(ek_attention_create_with(&module, 6, 2, -1, 1), EK_ERR_INVALID_ARGUMENT, "deviation");
+  ck_fails(ek_attention_create_with(&module, 6, 2, 1, (double)NAN), EK_ERR_INVALID_ARGUMENT,
+           "deviation");
+  ck_assert_ptr_null(module);
+  ck_host_failures(create_two);
+
+  ck_ok(create_two(&module));
+  ck_forward_fails(module, EK_ERR_SHAPE, "attention: input has 5 columns, expected 6", EK_F32,
+                   CK_SHAPE(2, 3, 5));
+  ck_forward_fails(module, EK_ERR_SHAPE, "attention: input has rank 2, expected 3", EK_F32,
+                   CK_SHAPE(2, 6));
+  ck_forward_fails(module, EK_ERR_TYPE, "attention: input is f64", EK_F64, CK_SHAPE(2, 3, 6));
+  ek_module_free(module);
+  ck_ok(ek_attention_create(&module, INT64_MAX / 4, 1));
+  ck_replica_fails(module, "plan:1", EK_ERR_OVERFLOW, "");
+  ek_module_free(module);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("attention");
+  ck_module_tests(suite, cases, (int)(sizeof cases / sizeof *cases));
+  TCase *tcase = ck_case(suite, "attention");
+  tcase_add_test(tcase, causal);
+  tcase_add_test(tcase, formula);
+  tcase_add_test(tcase, initial_values);
+  tcase_add_test(tcase, bad_input);
+  return suite;
+}
+
+CK_MAIN(make_suite)

@@ -1,0 +1,191 @@
+/*
+ * check_dropout.c - random zeros that depend on seed, step, layer and global sample alone.
+ */
+#include <math.h>
+#include <stdlib.h>
+
+#include <evenkeel/dropout.h>
+#include <evenkeel/sequential.h>
+
+#include "ck_module.h"
+
+static ek_status create_third(ek_module **module) {
+  return ek_dropout_create(module, 0.3);
+}
+static ek_status create_none(ek_module **module) {
+  return ek_dropout_create(module, 0.0);
+}
+
+static const struct ck_module_case cases[] = {
+    {.name = "5 x 7, p = 0.3",
+     .create = create_third,
+     .inputs = 1,
+     .input = {{0, 2, {5, 7}, -1, 1, 0}},
+     .longest = 1,
+     .depth = 1},
+    {.name = "2 x 3 x 3, p = 0",
+     .create = create_none,
+     .inputs = 1,
+     .input = {{0, 3, {2, 3, 3}, -1, 1, 0}},
+     .longest = 1,
+     .depth = 1},
+};
+
+/* One forward over rows first .. first + count - 1 of x, which are those samples of the batch. */
+static void run_rows(double *y, struct ck_bed *bed, int64_t first, int64_t count,
+                     const ek_pass_options *with) {
+  ek_pass_options options = *with;
+  options.first_sample = first;
+  ek_pass *pass = NULL;
+  ek_tensor rows = {0}, out = {0};
+  ck_ok(ek_tensor_rows(&rows, &bed->input[0], first, count));
+  ck_ok(ek_pass_open(&pass, bed->replica, &options));
+  ck_ok(ek_pass_run_forward(pass, &rows, &out));
+  ck_get(y, &out);
+  ek_tensor_free(&out);
+  ek_tensor_free(&rows);
+  ek_pass_free(pass);
+}
+
+START_TEST(mask_of_a_split_batch) {
+  struct ck_bed *bed = ck_bed_open(&cases[0], EK_F32, test_devices("cpu:1"));
+  ek_pass_options options = EK_PASS_OPTIONS_INIT;
+  options.seed = 9;
+  double whole[35], parts[35];
+  run_rows(whole, bed, 0, 5, &options);
+  for (int64_t cut = 1; cut < 5; cut++) {
+    run_rows(parts, bed, 0, cut, &options);
+    run_rows(parts + 7 * cut, bed, cut, 5 - cut, &options);
+    ck_within("a split batch", parts, whole, NULL, 35);
+  }
+  ck_bed_close(bed);
+}
+END_TEST
+
+static int count_equal(const double *a, const double *b, int count) {
+  int equal = 0;
+  for (int i = 0; i < count; i++)
+    equal += (a[i] == 0) == (b[i] == 0);
+  return equal;
+}
+
+START_TEST(mask_depends_on_seed_and_step) {
+  struct ck_bed *bed = ck_bed_open(&cases[0], EK_F32, test_devices("cpu:1"));
+  ek_pass_options options = EK_PASS_OPTIONS_INIT;
+  double first[35], again[35], seed[35], step[35];
+  run_rows(first, bed, 0, 5, &options);
+  run_rows(again, bed, 0, 5, &options);
+  ck_within("the same step", again, first, NULL, 35);
+  options.step = 1;
+  run_rows(step, bed, 0, 5, &options);
+  options.step = 0;
+  options.seed = 1;
+  run_rows(seed, bed, 0, 5, &options);
+  ck_assert_int_lt(count_equal(first, step, 35), 35);
+  ck_assert_int_lt(count_equal(first, seed, 35), 35);
+  ck_assert_int_lt(count_equal(step, seed, 35), 35);
+  ck_bed_close(bed);
+}
+END_TEST
+
+/* Of n elements p n are dropped, give or take sqrt(n p (1 - p)); five times that is allowed. */
+START_TEST(share_of_zeros) {
+  static const struct ck_module_case is = {
+      .name = "many", .create = create_third, .inputs = 1, .input = {{0, 2, {100, 101}, 1, 2, 0}}};
+  const int n = 10100;
+  struct ck_bed *bed = ck_bed_open(&is, EK_F32, test_devices("cpu:1"));
+  double *y = calloc((size_t)n, sizeof *y);
+  ck_assert_ptr_nonnull(y);
+  run_rows(y, bed, 0, 100, &bed->options);
+  int zeros = 0;
+  for (int i = 0; i < n; i++) {
+    zeros += y[i] == 0;
+    if (y[i] != 0) {
+      const double want = bed->value[0][i] / (1 - 0.3);
+      ck_assert_double_le(fabs(y[i] - want), 4 * 0x1p-24 * want);
+    }
+  }
+  ck_assert_double_le(fabs(zeros - 0.3 * n), 5 * sqrt(n * 0.3 * 0.7));
+  free(y);
+  ck_bed_close(bed);
+}
+END_TEST
+
+static ek_status create_pair(ek_module **module) {
+  ek_module *one = NULL, *pair[2] = {NULL, NULL};
+  EK_TRY(ek_dropout_create(&one, 0.5));
+  pair[0] = pair[1] = one;
+  const ek_status status = ek_sequential_create(module, pair, 2);
+  ek_module_free(one);
+  return status;
+}
+
+/* The same module twice in a model is two layers with two masks: about a quarter is left. */
+START_TEST(layers_have_masks_of_their_own) {
+  static const struct ck_module_case is = {.name = "two layers",
+                                           .create = create_pair,
+                                           .inputs = 1,
+                                           .input = {{0, 2, {40, 25}, 1, 2, 0}}};
+  const int n = 1000;
+  struct ck_bed *bed = ck_bed_open(&is, EK_F32, test_devices("cpu:1"));
+  double *y = calloc((size_t)n, sizeof *y);
+  ck_assert_ptr_nonnull(y);
+  run_rows(y, bed, 0, 40, &bed->options);
+  int kept = 0;
+  for (int i = 0; i < n; i++)
+    kept += y[i] != 0;
+  ck_assert_double_le(fabs(kept - 0.25 * n), 5 * sqrt(n * 0.25 * 0.75));
+  free(y);
+  ck_bed_close(bed);
+}
+END_TEST
+
+/* Out of training, and with p = 0, the output is the input's memory. */
+START_TEST(identity) {
+  struct ck_bed *bed = ck_bed_open(&cases[_i], EK_F32, test_devices("cpu:1"));
+  if (_i == 0) bed->options.training = false;
+  ek_pass *pass = NULL;
+  ek_tensor y = {0}, dx = {0};
+  ck_ok(ek_pass_open(&pass, bed->replica, &bed->options));
+  ck_ok(ek_pass_run_forward(pass, bed->input, &y));
+  ck_assert_ptr_eq(y.data, bed->input[0].data);
+  ck_assert_int_eq(ek_tensor_holders(&y), 2);
+  ck_ok(ek_pass_run_backward(pass, bed->grad_output, &dx));
+  ck_assert_ptr_eq(dx.data, bed->grad_output[0].data);
+  ek_tensor_free(&y);
+  ek_tensor_free(&dx);
+  ek_pass_free(pass);
+  ck_bed_close(bed);
+}
+END_TEST
+
+START_TEST(bad_input) {
+  const double wrong[] = {-0.1, 1.0, 1.5, (double)NAN, (double)INFINITY};
+  ek_module *module = NULL;
+  ck_fails(ek_dropout_create(NULL, 0.5), EK_ERR_INVALID_ARGUMENT, "dropout");
+  for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+    ck_fails(ek_dropout_create(&module, wrong[i]), EK_ERR_INVALID_ARGUMENT, "dropout");
+  }
+  ck_assert_ptr_null(module);
+  ck_host_failures(create_third);
+  ck_ok(create_third(&module));
+  ck_forward_fails(module, EK_ERR_TYPE, "dropout: input is i32", EK_I32, CK_SHAPE(2, 3));
+  ck_forward_fails(module, EK_ERR_SHAPE, "dropout: input has rank 0", EK_F32, 0, NULL);
+  ek_module_free(module);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("dropout");
+  ck_module_tests(suite, cases, (int)(sizeof cases / sizeof *cases));
+  TCase *tcase = ck_case(suite, "dropout");
+  tcase_add_test(tcase, mask_of_a_split_batch);
+  tcase_add_test(tcase, mask_depends_on_seed_and_step);
+  tcase_add_test(tcase, share_of_zeros);
+  tcase_add_test(tcase, layers_have_masks_of_their_own);
+  tcase_add_loop_test(tcase, identity, 0, 2);
+  tcase_add_test(tcase, bad_input);
+  return suite;
+}
+
+CK_MAIN(make_suite)

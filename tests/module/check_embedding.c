@@ -1,0 +1,170 @@
+/*
+ * check_embedding.c - rows of a learned table by index, plus a learned position.
+ */
+#include <math.h>
+
+#include <evenkeel/embedding.h>
+
+#include "ck_module.h"
+
+static ek_status create_plain(ek_module **module) {
+  return ek_embedding_create(module, 5, 3, 0);
+}
+static ek_status create_placed(ek_module **module) {
+  return ek_embedding_create(module, 5, 3, 4);
+}
+
+/* Some tokens occur twice and some not at all; a table of positions is used whole and in part. */
+static const struct ck_module_case cases[] = {
+    {.name = "2 x 4 tokens",
+     .create = create_plain,
+     .inputs = 1,
+     .input = {{EK_I32, 2, {2, 4}, 0, 3, 0}},
+     .longest = 8,
+     .depth = 1},
+    {.name = "6 tokens",
+     .create = create_plain,
+     .inputs = 1,
+     .input = {{EK_I32, 1, {6}, 0, 4, 0}},
+     .longest = 6,
+     .depth = 1},
+    {.name = "3 x 4 tokens, 4 positions",
+     .create = create_placed,
+     .inputs = 1,
+     .input = {{EK_I32, 2, {3, 4}, 0, 4, 0}},
+     .longest = 12,
+     .depth = 1},
+    {.name = "3 x 2 tokens, 4 positions",
+     .create = create_placed,
+     .inputs = 1,
+     .input = {{EK_I32, 2, {3, 2}, 0, 4, 0}},
+     .longest = 6,
+     .depth = 1},
+    {.name = "3 samples of one token, 4 positions",
+     .create = create_placed,
+     .inputs = 1,
+     .input = {{EK_I32, 1, {3}, 0, 4, 0}},
+     .longest = 3,
+     .depth = 1},
+};
+
+START_TEST(whole_numbers) {
+  static const struct ck_module_case is = {.name = "whole numbers",
+                                           .create = create_placed,
+                                           .inputs = 1,
+                                           .input = {{EK_I32, 2, {2, 2}, 0, 4, 0}}};
+  struct ck_bed *bed = ck_bed_open(&is, EK_F32, test_devices("cpu:1"));
+  double weight[15], positions[12];
+  for (int i = 0; i < 15; i++)
+    weight[i] = i;
+  for (int i = 0; i < 12; i++)
+    positions[i] = 100 * (i + 1);
+  ck_bed_set(bed, "weight", weight);
+  ck_bed_set(bed, "positions", positions);
+  ck_set(&bed->input[0], (const double[]){4, 0, 4, 1});
+  ck_set(&bed->grad_output[0], (const double[]){1, 2, 3, 4, 5, 6, 10, 20, 30, 40, 50, 60});
+  struct ck_results *r = ck_bed_backward(bed, true);
+  ck_within("y", r->output[0],
+            (const double[]){112, 213, 314, 400, 501, 602, 112, 213, 314, 403, 504, 605}, NULL, 12);
+  ck_assert_ptr_null(r->grad_input[0]);
+  ek_parameter_info info;
+  ck_ok(ek_replica_find(&info, bed->replica, "weight"));
+  ck_within("dweight", r->gradient + info.offset,
+            (const double[]){4, 5, 6, 40, 50, 60, 0, 0, 0, 0, 0, 0, 11, 22, 33}, NULL, 15);
+  ck_ok(ek_replica_find(&info, bed->replica, "positions"));
+  ck_within("dpositions", r->gradient + info.offset,
+            (const double[]){11, 22, 33, 44, 55, 66, 0, 0, 0, 0, 0, 0}, NULL, 12);
+  ck_results_free(r);
+  ck_bed_close(bed);
+}
+END_TEST
+
+/* Normal with deviation 0.02: the deviation of n samples is off by about 1 / sqrt(2 n), relative.
+ */
+START_TEST(initial_values) {
+  enum { COUNT = 200 * 50 };
+  static double values[COUNT];
+  ek_group *group = ck_open("cpu:1", 1);
+  ek_module *module = NULL;
+  ek_replica *replica = NULL;
+  ek_parameter_info info;
+  ck_ok(ek_embedding_create(&module, 200, 50, 200));
+  ck_ok(ek_replica_open(&replica, ek_group_device(group, 0), module, NULL));
+  for (int k = 0; k < 2; k++) {
+    ck_ok(ek_replica_find(&info, replica, k == 0 ? "weight" : "positions"));
+    ck_get(values, &info.value);
+    double sum = 0, squares = 0;
+    for (int i = 0; i < COUNT; i++) {
+      sum += values[i];
+      squares += values[i] * values[i];
+    }
+    ck_assert_double_le(fabs(sum / COUNT), 5 * 0.02 / sqrt(COUNT));
+    ck_assert_double_le(fabs(sqrt(squares / COUNT) / 0.02 - 1), 5 / sqrt(2.0 * COUNT));
+  }
+  ek_replica_free(replica);
+  ek_module_free(module);
+  ek_group_close(group);
+}
+END_TEST
+
+START_TEST(bad_input) {
+  ek_module *module = NULL;
+  ck_fails(ek_embedding_create(NULL, 5, 3, 0), EK_ERR_INVALID_ARGUMENT, "embedding");
+  ck_fails(ek_embedding_create(&module, 0, 3, 0), EK_ERR_INVALID_ARGUMENT, "embedding");
+  ck_fails(ek_embedding_create(&module, 5, -3, 0), EK_ERR_INVALID_ARGUMENT, "-3");
+  ck_fails(ek_embedding_create(&module, 5, 3, -1), EK_ERR_INVALID_ARGUMENT, "-1");
+  ck_assert_ptr_null(module);
+  ck_host_failures(create_placed);
+
+  ck_ok(create_placed(&module));
+  ck_forward_fails(module, EK_ERR_SHAPE, "samples have 5 tokens, there are 4 positions", EK_I32,
+                   CK_SHAPE(2, 5));
+  ck_forward_fails(module, EK_ERR_SHAPE, "input has rank 3", EK_I32, CK_SHAPE(2, 2, 2));
+  ck_forward_fails(module, EK_ERR_SHAPE, "input has rank 0", EK_I32, 0, NULL);
+  ck_forward_fails(module, EK_ERR_TYPE, "input is f32, expected i32", EK_F32, CK_SHAPE(2, 2));
+  ek_module_free(module);
+
+  ck_ok(ek_embedding_create(&module, INT64_MAX, 2, 0));
+  ck_replica_fails(module, "plan:1", EK_ERR_OVERFLOW, "");
+  ek_module_free(module);
+  ck_ok(ek_embedding_create(&module, 2, INT64_MAX / 2, INT64_MAX));
+  ck_replica_fails(module, "plan:1", EK_ERR_OVERFLOW, "");
+  ek_module_free(module);
+}
+END_TEST
+
+/* A token outside the table is found on a backend that runs at once; nothing is left behind. */
+START_TEST(token_outside) {
+  static const struct ck_module_case is = {.name = "tokens",
+                                           .create = create_plain,
+                                           .inputs = 1,
+                                           .input = {{EK_I32, 2, {2, 2}, 0, 4, 0}}};
+  const double outside[] = {-1, 5};
+  struct ck_bed *bed = ck_bed_open(&is, EK_F32, "cpu:1");
+  const uint64_t before = ck_bed_held(bed);
+  for (int k = 0; k < 2; k++) {
+    ek_pass *pass = NULL;
+    ek_tensor y = {0};
+    ck_set(&bed->input[0], (const double[]){0, 1, outside[k], 2});
+    ck_ok(ek_pass_open(&pass, bed->replica, NULL));
+    ck_fails(ek_pass_run_forward(pass, bed->input, &y), EK_ERR_INVALID_ARGUMENT, "2");
+    ck_assert(!ek_tensor_exists(&y));
+    ek_pass_free(pass);
+    ck_assert_uint_eq(ck_bed_held(bed), before);
+  }
+  ck_bed_close(bed);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("embedding");
+  ck_module_tests(suite, cases, (int)(sizeof cases / sizeof *cases));
+  TCase *tcase = ck_case(suite, "embedding");
+  tcase_add_test(tcase, whole_numbers);
+  tcase_add_test(tcase, initial_values);
+  tcase_add_test(tcase, bad_input);
+  tcase_add_test(tcase, token_outside);
+  return suite;
+}
+
+CK_MAIN(make_suite)

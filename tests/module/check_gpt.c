@@ -1,0 +1,318 @@
+/*
+ * check_gpt.c - a decoder of GPT-2's shape.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <evenkeel/gpt.h>
+
+#include "ck_module.h"
+
+static ek_gpt_options small(int layers, double dropout, bool untied) {
+  ek_gpt_options options = EK_GPT_OPTIONS_INIT;
+  options.vocabulary = 11;
+  options.sequence = 6;
+  options.width = 8;
+  options.layers = layers;
+  options.heads = 2;
+  options.dropout = dropout;
+  options.untied = untied;
+  return options;
+}
+
+static ek_status create_tied(ek_module **module) {
+  const ek_gpt_options options = small(2, 0.0, false);
+  return ek_gpt_create(module, &options);
+}
+static ek_status create_untied(ek_module **module) {
+  const ek_gpt_options options = small(2, 0.0, true);
+  return ek_gpt_create(module, &options);
+}
+static ek_status create_dropout(ek_module **module) {
+  const ek_gpt_options options = small(2, 0.2, false);
+  return ek_gpt_create(module, &options);
+}
+static ek_status create_flat(ek_module **module) {
+  const ek_gpt_options options = small(0, 0.0, false);
+  return ek_gpt_create(module, &options);
+}
+
+/* depth: fifteen operations a block, forward and backward, times a few for normalisations and
+ * softmaxes, whose backwards are differences. */
+#define TWO_BLOCKS 200
+
+static const struct ck_module_case cases[] = {
+    {.name = "2 layers, tied",
+     .create = create_tied,
+     .inputs = 1,
+     .input = {{EK_I32, 2, {3, 5}, 0, 10, 0}},
+     .longest = 32,
+     .depth = TWO_BLOCKS,
+     .probes = 24},
+    {.name = "2 layers, untied, the whole sequence",
+     .create = create_untied,
+     .inputs = 1,
+     .input = {{EK_I32, 2, {2, 6}, 0, 10, 0}},
+     .longest = 32,
+     .depth = TWO_BLOCKS,
+     .probes = 24},
+    {.name = "2 layers, dropout",
+     .create = create_dropout,
+     .inputs = 1,
+     .input = {{EK_I32, 2, {3, 5}, 0, 10, 0}},
+     .longest = 32,
+     .depth = TWO_BLOCKS,
+     .probes = 24},
+    {.name = "no layers",
+     .create = create_flat,
+     .inputs = 1,
+     .input = {{EK_I32, 2, {3, 1}, 0, 10, 0}},
+     .longest = 11,
+     .depth = 20},
+};
+
+START_TEST(names) {
+  static const char *const block[] = {"ln_1.weight",
+                                      "ln_1.bias",
+                                      "attention.qkv.weight",
+                                      "attention.qkv.bias",
+                                      "attention.projection.weight",
+                                      "attention.projection.bias",
+                                      "ln_2.weight",
+                                      "ln_2.bias",
+                                      "expand.weight",
+                                      "expand.bias",
+                                      "contract.weight",
+                                      "contract.bias"};
+  struct ck_bed *bed = ck_bed_open(&cases[2 * _i], EK_F32, test_devices("cpu:1"));
+  ek_parameter_info info;
+  ck_assert_uint_eq(ek_replica_parameter_count(bed->replica), 2 + 24 + 2);
+  ck_ok(ek_replica_find(&info, bed->replica, "tokens.weight"));
+  const int64_t table = info.offset;
+  ck_ok(ek_replica_find(&info, bed->replica, "tokens.positions"));
+  for (size_t i = 0; i < 24; i++) {
+    char name[80];
+    snprintf(name, sizeof name, "blocks.%zu.%s", i / 12, block[i % 12]);
+    ck_ok(ek_replica_find(&info, bed->replica, name));
+  }
+  ck_ok(ek_replica_find(&info, bed->replica, "norm.weight"));
+  ck_ok(ek_replica_find(&info, bed->replica, "norm.bias"));
+  ck_ok(ek_replica_find(&info, bed->replica, "head.weight"));
+  ck_assert_int_eq(info.offset, table);
+  ck_assert_str_eq(info.name, "tokens.weight");
+  ck_bed_close(bed);
+}
+END_TEST
+
+/* The values of every parameter of `from` go to the one of the same name in `to`. */
+static void copy_parameters(struct ck_bed *to, struct ck_bed *from) {
+  double *values = ck_bed_parameters(from);
+  for (size_t i = 0; i < ek_replica_parameter_count(to->replica); i++) {
+    ek_parameter_info there, here;
+    ck_ok(ek_replica_parameter(&there, to->replica, i));
+    ck_ok(ek_replica_find(&here, from->replica, there.name));
+    ck_set(&there.value, values + here.offset);
+  }
+  free(values);
+}
+
+/* With equal weights the two models are one function, and the tied gradient is the sum over both
+ * uses; it is added up in another order, over few enough terms for 64 units. */
+START_TEST(tied_and_untied) {
+  struct ck_module_case untied_case = cases[0];
+  untied_case.create = create_untied;
+  struct ck_bed *tied = ck_bed_open(&cases[0], EK_F64, test_devices("cpu:1"));
+  struct ck_bed *untied = ck_bed_open(&untied_case, EK_F64, test_devices("cpu:1"));
+  copy_parameters(untied, tied);
+  ck_set(&untied->input[0], tied->value[0]);
+  ck_set(&untied->grad_output[0], tied->factor[0]);
+  struct ck_results *a = ck_bed_backward(tied, false);
+  struct ck_results *b = ck_bed_backward(untied, false);
+  ck_assert_int_eq(a->output_count[0], 3 * 5 * 11);
+  ck_assert_double_le(ck_rel_l2(b->output[0], a->output[0], a->output_count[0]), 64 * 0x1p-53);
+
+  ek_parameter_info table, tokens, head;
+  ck_ok(ek_replica_find(&table, tied->replica, "tokens.weight"));
+  ck_ok(ek_replica_find(&tokens, untied->replica, "tokens.weight"));
+  ck_ok(ek_replica_find(&head, untied->replica, "head.weight"));
+  ck_assert_int_ne(tokens.offset, head.offset);
+  double sum[88];
+  for (int i = 0; i < 88; i++)
+    sum[i] = b->gradient[tokens.offset + i] + b->gradient[head.offset + i];
+  ck_assert_double_le(ck_rel_l2(a->gradient + table.offset, sum, 88), 64 * 0x1p-53);
+  ck_results_free(a);
+  ck_results_free(b);
+  ck_bed_close(tied);
+  ck_bed_close(untied);
+}
+END_TEST
+
+/* One forward and backward over some of the samples; adds to the gradients if told to. */
+static void run_rows(struct ck_bed *bed, int64_t first, int64_t count, bool accumulate) {
+  ek_pass_options options = bed->options;
+  options.first_sample += first;
+  options.accumulate = accumulate;
+  ek_pass *pass = NULL;
+  ek_tensor tokens = {0}, gradient = {0}, logits = {0};
+  ck_ok(ek_tensor_rows(&tokens, &bed->input[0], first, count));
+  ck_ok(ek_tensor_rows(&gradient, &bed->grad_output[0], first, count));
+  ck_ok(ek_pass_open(&pass, bed->replica, &options));
+  ck_ok(ek_pass_run_forward(pass, &tokens, &logits));
+  ek_tensor_free(&logits);
+  ck_ok(ek_pass_run_backward(pass, &gradient, NULL));
+  ek_tensor_free(&tokens);
+  ek_tensor_free(&gradient);
+  ek_pass_free(pass);
+}
+
+/* A batch in two parts has the same masks, and so the same gradient, as in one. */
+START_TEST(dropout_of_a_split_batch) {
+  struct ck_bed *bed = ck_bed_open(&cases[2], EK_F64, test_devices("cpu:1"));
+  struct ck_results *whole = ck_bed_backward(bed, false);
+  run_rows(bed, 0, 1, false);
+  run_rows(bed, 1, 2, true);
+  double *parts = calloc((size_t)whole->parameters, sizeof *parts);
+  ck_assert_ptr_nonnull(parts);
+  ck_get(parts, ek_replica_gradients(bed->replica));
+  ck_assert_double_le(ck_rel_l2(parts, whole->gradient, whole->parameters), 1e-13);
+  free(parts);
+  ck_results_free(whole);
+  ck_bed_close(bed);
+}
+END_TEST
+
+/* GPT-2 has 124,439,808 parameters (Radford et al. 2019 print 117M; the released model has these).
+ */
+START_TEST(defaults) {
+  ek_group *group = ck_open("plan:1", 1);
+  ek_module *module = NULL;
+  ek_replica *replica = NULL;
+  ck_ok(ek_gpt_create(&module, NULL));
+  ck_ok(ek_replica_open(&replica, ek_group_device(group, 0), module, NULL));
+  int64_t count = 0;
+  for (size_t i = 0; i < ek_replica_parameter_count(replica); i++) {
+    ek_parameter_info info;
+    ck_ok(ek_replica_parameter(&info, replica, i));
+    count += ek_tensor_count(&info.value);
+  }
+  ck_assert_int_eq(count, 124439808);
+  ek_replica_free(replica);
+  ek_module_free(module);
+  ck_no_memory_held(group);
+  ek_group_close(group);
+}
+END_TEST
+
+START_TEST(initial_values) {
+  static const struct {
+    const char *name;
+    double deviation;
+  } want[] = {
+      {"tokens.weight", 0.02},
+      {"tokens.positions", 0.02},
+      {"blocks.1.attention.qkv.weight", 0.02},
+      {"blocks.1.attention.projection.weight", 0.01},
+      {"blocks.0.expand.weight", 0.02},
+      {"blocks.0.contract.weight", 0.01},
+      {"blocks.0.contract.bias", 0.0},
+      {"head.weight", 0.02},
+  };
+  ek_gpt_options options = small(2, 0.0, true);
+  options.width = 32;
+  options.vocabulary = 50;
+  options.sequence = 40;
+  static double values[4 * 32 * 32];
+  ek_group *group = ck_open("cpu:1", 1);
+  ek_module *module = NULL;
+  ek_replica *replica = NULL;
+  ck_ok(ek_gpt_create(&module, &options));
+  ck_ok(ek_replica_open(&replica, ek_group_device(group, 0), module, NULL));
+  for (size_t k = 0; k < sizeof want / sizeof *want; k++) {
+    ek_parameter_info info;
+    ck_ok(ek_replica_find(&info, replica, want[k].name));
+    const int64_t count = ek_tensor_count(&info.value);
+    ck_get(values, &info.value);
+    double squares = 0;
+    for (int64_t i = 0; i < count; i++)
+      squares += values[i] * values[i];
+    /* The deviation of n samples is off by about 1 / sqrt(2 n), relative. */
+    ck_assert_msg(fabs(sqrt(squares / (double)count) - want[k].deviation) <=
+                      5 * want[k].deviation / sqrt(2.0 * (double)count),
+                  "%s: %g", want[k].name, sqrt(squares / (double)count));
+  }
+  ek_replica_free(replica);
+  ek_module_free(module);
+  ek_group_close(group);
+}
+END_TEST
+
+static void wrong(ek_gpt_options options, ek_status status, const char *text) {
+  ek_module *module = NULL;
+  ck_fails(ek_gpt_create(&module, &options), status, text);
+  ck_assert_ptr_null(module);
+}
+
+START_TEST(bad_options) {
+  const ek_gpt_options good = small(2, 0.0, false);
+  ck_fails(ek_gpt_create(NULL, &good), EK_ERR_INVALID_ARGUMENT, "gpt");
+  ek_gpt_options o = good;
+  o.size = 0;
+  wrong(o, EK_ERR_INVALID_ARGUMENT, "size");
+  o.size = sizeof o + 8;
+  wrong(o, EK_ERR_INVALID_ARGUMENT, "size");
+  o = good, o.vocabulary = 0;
+  wrong(o, EK_ERR_INVALID_ARGUMENT, "vocabulary 0");
+  o = good, o.sequence = -1;
+  wrong(o, EK_ERR_INVALID_ARGUMENT, "sequence -1");
+  o = good, o.width = 0;
+  wrong(o, EK_ERR_INVALID_ARGUMENT, "width 0");
+  o = good, o.heads = 0;
+  wrong(o, EK_ERR_INVALID_ARGUMENT, "0 heads");
+  o = good, o.heads = 3;
+  wrong(o, EK_ERR_INVALID_ARGUMENT, "multiple of 3 heads");
+  o = good, o.layers = -1;
+  wrong(o, EK_ERR_INVALID_ARGUMENT, "-1 layers");
+  o = good, o.dropout = 1.0;
+  wrong(o, EK_ERR_INVALID_ARGUMENT, "dropout");
+  o = good, o.dropout = (double)NAN;
+  wrong(o, EK_ERR_INVALID_ARGUMENT, "dropout");
+  o = good, o.width = INT64_MAX - 1;
+  wrong(o, EK_ERR_OVERFLOW, "gpt");
+  ck_host_failures(create_tied);
+  ck_host_failures(create_dropout);
+}
+END_TEST
+
+START_TEST(bad_input) {
+  ek_module *module = NULL;
+  ck_ok(create_tied(&module));
+  ck_forward_fails(module, EK_ERR_SHAPE, "7 tokens, there are 6 positions", EK_I32, CK_SHAPE(2, 7));
+  ck_forward_fails(module, EK_ERR_SHAPE, "gpt: input has rank 1, expected 2", EK_I32, CK_SHAPE(4));
+  ck_forward_fails(module, EK_ERR_TYPE, "input is f32, expected i32", EK_F32, CK_SHAPE(2, 5));
+  ek_module_free(module);
+
+  ek_gpt_options options = small(1, 0.0, false);
+  options.vocabulary = INT64_MAX / 2;
+  ck_ok(ek_gpt_create(&module, &options));
+  ck_replica_fails(module, "plan:1", EK_ERR_OVERFLOW, "");
+  ek_module_free(module);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("gpt");
+  ck_module_tests(suite, cases, (int)(sizeof cases / sizeof *cases));
+  TCase *tcase = ck_case(suite, "gpt");
+  tcase_add_loop_test(tcase, names, 0, 2);
+  tcase_add_test(tcase, tied_and_untied);
+  tcase_add_test(tcase, dropout_of_a_split_batch);
+  tcase_add_test(tcase, defaults);
+  tcase_add_test(tcase, initial_values);
+  tcase_add_test(tcase, bad_options);
+  tcase_add_test(tcase, bad_input);
+  return suite;
+}
+
+CK_MAIN(make_suite)

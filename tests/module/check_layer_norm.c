@@ -1,0 +1,112 @@
+/*
+ * check_layer_norm.c - layer normalisation over the last dimension.
+ */
+#include <math.h>
+
+#include <evenkeel/layer_norm.h>
+
+#include "ck_module.h"
+
+static ek_status create_small(ek_module **module) {
+  return ek_layer_norm_create(module, 6, 1e-5);
+}
+static ek_status create_two(ek_module **module) {
+  return ek_layer_norm_create(module, 2, 0.1);
+}
+
+/* The last case has rows of two: their x - mean are small numbers against epsilon now and then. */
+static const struct ck_module_case cases[] = {
+    {.name = "4 x 6",
+     .create = create_small,
+     .inputs = 1,
+     .input = {{0, 2, {4, 6}, -2, 2, 0}},
+     .longest = 6,
+     .depth = 6},
+    {.name = "2 x 3 x 6, far from zero",
+     .create = create_small,
+     .inputs = 1,
+     .input = {{0, 3, {2, 3, 6}, 3, 5, 0}},
+     .longest = 6,
+     .depth = 24}, /* x is four times x - mean */
+    {.name = "5 x 2, epsilon 0.1",
+     .create = create_two,
+     .inputs = 1,
+     .input = {{0, 2, {5, 2}, -1, 1, 0}},
+     .longest = 5,
+     .depth = 6},
+};
+
+/* With weight 1 and bias 0 every row has mean 0 and, but for epsilon, variance 1. */
+START_TEST(rows_are_normal) {
+  struct ck_bed *bed = ck_bed_open(&cases[0], EK_F64, test_devices("cpu:1"));
+  ck_bed_set(bed, "weight", (const double[]){1, 1, 1, 1, 1, 1});
+  ck_bed_set(bed, "bias", (const double[]){0, 0, 0, 0, 0, 0});
+  struct ck_results *r = ck_bed_backward(bed, false);
+  for (int row = 0; row < 4; row++) {
+    double sum = 0, squares = 0;
+    for (int c = 0; c < 6; c++) {
+      sum += r->output[0][6 * row + c];
+      squares += r->output[0][6 * row + c] * r->output[0][6 * row + c];
+    }
+    ck_assert_double_le(fabs(sum), 1e-13);
+    ck_assert_double_le(fabs(squares / 6 - 1), 1e-3);
+  }
+  ck_results_free(r);
+  ck_bed_close(bed);
+}
+END_TEST
+
+START_TEST(initial_values) {
+  ek_group *group = ck_open("cpu:1", 1);
+  ek_module *module = NULL;
+  ek_replica *replica = NULL;
+  ek_parameter_info info;
+  double values[6];
+  ck_ok(create_small(&module));
+  ck_ok(ek_replica_open(&replica, ek_group_device(group, 0), module, NULL));
+  ck_ok(ek_replica_find(&info, replica, "weight"));
+  ck_get(values, &info.value);
+  ck_within("weight", values, (const double[]){1, 1, 1, 1, 1, 1}, NULL, 6);
+  ck_ok(ek_replica_find(&info, replica, "bias"));
+  ck_get(values, &info.value);
+  ck_within("bias", values, (const double[]){0, 0, 0, 0, 0, 0}, NULL, 6);
+  ek_replica_free(replica);
+  ek_module_free(module);
+  ek_group_close(group);
+}
+END_TEST
+
+START_TEST(bad_input) {
+  ek_module *module = NULL;
+  ck_fails(ek_layer_norm_create(NULL, 6, 1e-5), EK_ERR_INVALID_ARGUMENT, "layer_norm");
+  ck_fails(ek_layer_norm_create(&module, 0, 1e-5), EK_ERR_INVALID_ARGUMENT, "width");
+  ck_fails(ek_layer_norm_create(&module, -6, 1e-5), EK_ERR_INVALID_ARGUMENT, "width");
+  ck_fails(ek_layer_norm_create(&module, 6, 0), EK_ERR_INVALID_ARGUMENT, "epsilon");
+  ck_fails(ek_layer_norm_create(&module, 6, -1e-5), EK_ERR_INVALID_ARGUMENT, "epsilon");
+  ck_fails(ek_layer_norm_create(&module, 6, (double)NAN), EK_ERR_INVALID_ARGUMENT, "epsilon");
+  ck_fails(ek_layer_norm_create(&module, 6, (double)INFINITY), EK_ERR_INVALID_ARGUMENT, "epsilon");
+  ck_assert_ptr_null(module);
+  ck_host_failures(create_small);
+
+  ck_ok(create_small(&module));
+  ck_forward_fails(module, EK_ERR_SHAPE, "layer_norm: input has 5 columns, expected 6", EK_F32,
+                   CK_SHAPE(2, 5));
+  ck_forward_fails(module, EK_ERR_TYPE, "layer_norm: input is f64", EK_F64, CK_SHAPE(2, 6));
+  ek_module_free(module);
+  ck_ok(ek_layer_norm_create(&module, INT64_MAX, 1e-5));
+  ck_replica_fails(module, "plan:1", EK_ERR_OVERFLOW, "");
+  ek_module_free(module);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("layer_norm");
+  ck_module_tests(suite, cases, (int)(sizeof cases / sizeof *cases));
+  TCase *tcase = ck_case(suite, "layer_norm");
+  tcase_add_test(tcase, rows_are_normal);
+  tcase_add_test(tcase, initial_values);
+  tcase_add_test(tcase, bad_input);
+  return suite;
+}
+
+CK_MAIN(make_suite)

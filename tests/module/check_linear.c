@@ -1,0 +1,187 @@
+/*
+ * check_linear.c - y = x W^T + b.
+ */
+#include <math.h>
+#include <stdlib.h>
+
+#include <evenkeel/linear.h>
+
+#include "ck_module.h"
+
+static ek_status create_plain(ek_module **module) {
+  return ek_linear_create(module, 3, 2, true);
+}
+static ek_status create_deep(ek_module **module) {
+  return ek_linear_create(module, 5, 4, false);
+}
+static ek_status create_one(ek_module **module) {
+  return ek_linear_create(module, 1, 1, true);
+}
+
+static const struct ck_module_case cases[] = {
+    {.name = "4 x 3 -> 2, bias",
+     .create = create_plain,
+     .inputs = 1,
+     .input = {{0, 2, {4, 3}, -1, 1, 0}},
+     .longest = 4,
+     .depth = 2},
+    {.name = "2 x 3 x 5 -> 4, no bias",
+     .create = create_deep,
+     .inputs = 1,
+     .input = {{0, 3, {2, 3, 5}, -1, 1, 0}},
+     .longest = 6,
+     .depth = 2},
+    {.name = "1 x 1 -> 1",
+     .create = create_one,
+     .inputs = 1,
+     .input = {{0, 2, {1, 1}, -1, 1, 0}},
+     .longest = 1,
+     .depth = 2},
+    {.name = "3 -> 2, a single row without a row dimension",
+     .create = create_plain,
+     .inputs = 1,
+     .input = {{0, 1, {3}, -1, 1, 0}},
+     .longest = 3,
+     .depth = 2},
+};
+
+/* Small whole numbers: every sum is exact, so the results are known. */
+START_TEST(whole_numbers) {
+  static const struct ck_module_case is = {.name = "whole numbers",
+                                           .create = create_plain,
+                                           .inputs = 1,
+                                           .input = {{0, 2, {2, 3}, -1, 1, 0}}};
+  struct ck_bed *bed = ck_bed_open(&is, _i == 0 ? EK_F32 : EK_F64, test_devices("cpu:1"));
+  ck_bed_set(bed, "weight", (const double[]){1, 2, 3, 4, 5, 6});
+  ck_bed_set(bed, "bias", (const double[]){10, 20});
+  ck_set(&bed->input[0], (const double[]){1, 0, -1, 2, 2, 2});
+  ck_set(&bed->grad_output[0], (const double[]){1, 2, 3, -1});
+  struct ck_results *r = ck_bed_backward(bed, true);
+  ck_within("y", r->output[0], (const double[]){8, 18, 22, 50}, NULL, 4);
+  ck_within("dx", r->grad_input[0], (const double[]){9, 12, 15, -1, 1, 3}, NULL, 6);
+  ek_parameter_info weight, bias;
+  ck_ok(ek_replica_find(&weight, bed->replica, "weight"));
+  ck_ok(ek_replica_find(&bias, bed->replica, "bias"));
+  ck_within("dW", r->gradient + weight.offset, (const double[]){7, 6, 5, 0, -2, -4}, NULL, 6);
+  ck_within("db", r->gradient + bias.offset, (const double[]){4, 1}, NULL, 2);
+  ck_results_free(r);
+  ck_bed_close(bed);
+}
+END_TEST
+
+static void read_start(ek_module *module, const char *name, double *values) {
+  ek_group *group = ck_open("cpu:1", 1);
+  ek_replica *replica = NULL;
+  ek_parameter_info info;
+  ck_ok(ek_replica_open(&replica, ek_group_device(group, 0), module, NULL));
+  ck_ok(ek_replica_find(&info, replica, name));
+  ck_get(values, &info.value);
+  ek_replica_free(replica);
+  ek_group_close(group);
+}
+
+START_TEST(initial_values) {
+  enum { IN = 64, OUT = 50 };
+  static double weight[IN * OUT], bias[OUT];
+  ek_module *module = NULL;
+  ck_ok(ek_linear_create(&module, IN, OUT, true));
+  read_start(module, "weight", weight);
+  read_start(module, "bias", bias);
+  ek_module_free(module);
+  double largest = 0, sum = 0;
+  for (int i = 0; i < IN * OUT; i++) {
+    largest = fmax(largest, fabs(weight[i]));
+    sum += weight[i];
+  }
+  ck_assert_double_le(largest, 0.125);
+  ck_assert_double_ge(largest, 0.12);
+  /* The mean of n uniform numbers has the deviation bound / sqrt(3 n); five of them. */
+  ck_assert_double_le(fabs(sum) / (IN * OUT), 5 * 0.125 / sqrt(3.0 * IN * OUT));
+  for (int i = 0; i < OUT; i++)
+    ck_assert_double_le(fabs(bias[i]), 0.125);
+  ck_assert(bias[0] != bias[1]);
+
+  ck_ok(ek_linear_create_with(&module, IN, OUT, true, ek_initializer_constant(0.5)));
+  read_start(module, "weight", weight);
+  read_start(module, "bias", bias);
+  ek_module_free(module);
+  for (int i = 0; i < IN * OUT; i++)
+    ck_assert(weight[i] == 0.5);
+  for (int i = 0; i < OUT; i++)
+    ck_assert(bias[i] == 0);
+}
+END_TEST
+
+START_TEST(bad_input) {
+  ek_module *module = NULL;
+  ck_fails(ek_linear_create(NULL, 3, 2, true), EK_ERR_INVALID_ARGUMENT, "linear");
+  ck_fails(ek_linear_create_with(NULL, 3, 2, true, ek_initializer_zeros()), EK_ERR_INVALID_ARGUMENT,
+           "linear");
+  ck_fails(ek_linear_create(&module, 0, 2, true), EK_ERR_INVALID_ARGUMENT, "0 -> 2");
+  ck_fails(ek_linear_create(&module, 3, 0, true), EK_ERR_INVALID_ARGUMENT, "3 -> 0");
+  ck_fails(ek_linear_create(&module, -1, 2, true), EK_ERR_INVALID_ARGUMENT, "-1");
+  ck_fails(ek_linear_create_with(&module, 3, INT64_MIN, false, ek_initializer_zeros()),
+           EK_ERR_INVALID_ARGUMENT, "linear");
+  ck_assert_ptr_null(module);
+  ck_host_failures(create_plain);
+
+  ck_ok(ek_linear_create(&module, 7, 2, true));
+  ck_forward_fails(module, EK_ERR_SHAPE, "linear: input has 5 columns, expected 7", EK_F32,
+                   CK_SHAPE(4, 5));
+  ck_forward_fails(module, EK_ERR_SHAPE, "linear: input has rank 0", EK_F32, 0, NULL);
+  ck_forward_fails(module, EK_ERR_TYPE, "linear: input is f64, expected f32", EK_F64,
+                   CK_SHAPE(4, 7));
+  ck_forward_fails(module, EK_ERR_TYPE, "linear: input is i32", EK_I32, CK_SHAPE(4, 7));
+  ek_module_free(module);
+
+  ck_ok(ek_linear_create(&module, INT64_MAX, INT64_MAX, true));
+  ck_replica_fails(module, "plan:1", EK_ERR_OVERFLOW, "");
+  ek_module_free(module);
+  ck_ok(ek_linear_create(&module, INT64_C(1) << 31, INT64_C(1) << 31, false));
+  ck_replica_fails(module, "plan:1", EK_ERR_OVERFLOW, "");
+  ek_module_free(module);
+  ck_ok(ek_linear_create(&module, 1 << 20, 1 << 20, true));
+  ck_replica_fails(module, "plan:1@1GiB", EK_ERR_OUT_OF_MEMORY, "parameters");
+  ek_module_free(module);
+}
+END_TEST
+
+/* 2^31 elements are nothing special: 32 x 2048 rows of 40,000 columns, only counted. */
+START_TEST(large) {
+  const int64_t shape[] = {32, 2048, 64};
+  ek_group *group = ck_open("plan:1@80GiB", 1);
+  ek_module *module = NULL;
+  ek_replica *replica = NULL;
+  ek_pass *pass = NULL;
+  ek_tensor x = {0}, y = {0}, dx = {0};
+  ck_ok(ek_linear_create(&module, 64, 40000, true));
+  ck_ok(ek_replica_open(&replica, ek_group_device(group, 0), module, NULL));
+  ck_ok(ek_tensor_create(&x, ek_group_device(group, 0), EK_MEMORY_INPUTS, EK_F32, 3, shape));
+  ck_ok(ek_pass_open(&pass, replica, NULL));
+  ck_ok(ek_pass_run_forward(pass, &x, &y));
+  ck_assert_int_eq(ek_tensor_count(&y), INT64_C(32) * 2048 * 40000);
+  ck_ok(ek_pass_run_backward(pass, &y, &dx));
+  ck_assert(ek_tensor_same_shape(&x, &dx));
+  ek_tensor_free(&x);
+  ek_tensor_free(&y);
+  ek_tensor_free(&dx);
+  ek_pass_free(pass);
+  ek_replica_free(replica);
+  ek_module_free(module);
+  ck_no_memory_held(group);
+  ek_group_close(group);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("linear");
+  ck_module_tests(suite, cases, (int)(sizeof cases / sizeof *cases));
+  TCase *tcase = ck_case(suite, "linear");
+  tcase_add_loop_test(tcase, whole_numbers, 0, 2);
+  tcase_add_test(tcase, initial_values);
+  tcase_add_test(tcase, bad_input);
+  tcase_add_test(tcase, large);
+  return suite;
+}
+
+CK_MAIN(make_suite)

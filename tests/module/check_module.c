@@ -1,0 +1,336 @@
+/*
+ * check_module.c - the base of a module: its table, its references, and its declarations.
+ */
+#include <pthread.h>
+
+#include <evenkeel/linear.h>
+#include <evenkeel/replica.h>
+
+#include "ck_module.h"
+
+/* ---- a module that declares what a test tells it to, and is never run ---- */
+
+struct declarer {
+  ek_module base;
+  ek_status (*declare)(ek_declaration *declaration, ek_module *child);
+  ek_module *child;
+  int freed;
+};
+
+static ek_status declarer_parameters(const ek_module *self, ek_declaration *declaration) {
+  const struct declarer *m = (const struct declarer *)self;
+  return m->declare == NULL ? EK_OK : m->declare(declaration, m->child);
+}
+
+static ek_status declarer_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                                  ek_tensor *outputs) {
+  (void)self, (void)pass, (void)inputs, (void)outputs;
+  return ek_error_set(EK_ERR_INTERNAL, "declarer: was run");
+}
+
+static ek_status declarer_backward(const ek_module *self, ek_pass *pass,
+                                   const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+  (void)self, (void)pass, (void)grad_outputs, (void)grad_inputs;
+  return ek_error_set(EK_ERR_INTERNAL, "declarer: was run");
+}
+
+/* The struct is the test's own: only counted. */
+static void declarer_free(ek_module *self) {
+  ((struct declarer *)self)->freed++;
+}
+
+static const ek_module_ops declarer_ops = {.size = sizeof(ek_module_ops),
+                                           .kind = "declarer",
+                                           .parameters = declarer_parameters,
+                                           .forward = declarer_forward,
+                                           .backward = declarer_backward,
+                                           .free = declarer_free};
+
+/* ---- the table ---- */
+
+START_TEST(init) {
+  ek_module module;
+  ck_ok(ek_module_init(&module, &declarer_ops, 1, 1));
+  ck_ok(ek_module_init(&module, &declarer_ops, EK_MAX_TENSORS, EK_MAX_TENSORS));
+  ck_assert_ptr_eq(module.ops, &declarer_ops);
+  ck_assert_uint_eq(module.inputs, EK_MAX_TENSORS);
+  ck_assert_uint_eq(module.outputs, EK_MAX_TENSORS);
+
+  ek_module_ops ops = declarer_ops;
+  ops.parameters = NULL;
+  ck_ok(ek_module_init(&module, &ops, 1, 1));
+  ck_fails(ek_module_init(NULL, &ops, 1, 1), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_module_init(&module, NULL, 1, 1), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_module_init(&module, &ops, EK_MAX_TENSORS + 1, 1), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_module_init(&module, &ops, 1, SIZE_MAX), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_module_init(&module, &ops, 0, 1), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_module_init(&module, &ops, 1, 0), EK_ERR_INVALID_ARGUMENT, "");
+  ops = declarer_ops, ops.forward = NULL;
+  ck_fails(ek_module_init(&module, &ops, 1, 1), EK_ERR_INVALID_ARGUMENT, "forward");
+  ops = declarer_ops, ops.backward = NULL;
+  ck_fails(ek_module_init(&module, &ops, 1, 1), EK_ERR_INVALID_ARGUMENT, "backward");
+  ops = declarer_ops, ops.free = NULL;
+  ck_fails(ek_module_init(&module, &ops, 1, 1), EK_ERR_INVALID_ARGUMENT, "free");
+  ops = declarer_ops, ops.kind = NULL;
+  ck_fails(ek_module_init(&module, &ops, 1, 1), EK_ERR_INVALID_ARGUMENT, "kind");
+  ops = declarer_ops, ops.size = 0;
+  ck_fails(ek_module_init(&module, &ops, 1, 1), EK_ERR_INVALID_ARGUMENT, "");
+}
+END_TEST
+
+/* ---- references ---- */
+
+START_TEST(references) {
+  struct declarer module = {.freed = 0};
+  ck_ok(ek_module_init(&module.base, &declarer_ops, 1, 1));
+  ck_assert_ptr_eq(ek_module_share(&module.base), &module.base);
+  ck_assert_ptr_eq(ek_module_share(&module.base), &module.base);
+  ek_module_free(&module.base);
+  ek_module_free(&module.base);
+  ck_assert_int_eq(module.freed, 0);
+  ek_module_free(&module.base);
+  ck_assert_int_eq(module.freed, 1);
+  ck_assert_ptr_null(ek_module_share(NULL));
+  ek_module_free(NULL);
+}
+END_TEST
+
+static void *share_and_free(void *module) {
+  for (int i = 0; i < 10000; i++)
+    ek_module_free(ek_module_share(module));
+  return NULL;
+}
+
+START_TEST(references_from_threads) {
+  struct declarer module = {.freed = 0};
+  ck_ok(ek_module_init(&module.base, &declarer_ops, 1, 1));
+  pthread_t threads[4];
+  for (int i = 0; i < 4; i++) {
+    ck_assert_int_eq(pthread_create(&threads[i], NULL, share_and_free, &module), 0);
+  }
+  for (int i = 0; i < 4; i++)
+    pthread_join(threads[i], NULL);
+  ck_assert_int_eq(module.freed, 0);
+  ek_module_free(&module.base);
+  ck_assert_int_eq(module.freed, 1);
+}
+END_TEST
+
+/* A replica keeps a reference: the module may be given up before it. */
+START_TEST(replica_keeps_a_reference) {
+  struct declarer module = {.freed = 0};
+  ek_group *group = ck_open("cpu:1", 1);
+  ek_replica *replica = NULL;
+  ck_ok(ek_module_init(&module.base, &declarer_ops, 1, 1));
+  ck_ok(ek_replica_open(&replica, ek_group_device(group, 0), &module.base, NULL));
+  ek_module_free(&module.base);
+  ck_assert_int_eq(module.freed, 0);
+  ck_assert_ptr_eq(ek_replica_module(replica), &module.base);
+  ek_replica_free(replica);
+  ck_assert_int_eq(module.freed, 1);
+  ek_group_close(group);
+}
+END_TEST
+
+/* ---- declarations ---- */
+
+static const int64_t two_three[] = {2, 3}, three_two[] = {3, 2};
+
+static ek_status parameter(ek_declaration *d, const char *name, int rank, const int64_t *shape) {
+  return ek_declare_parameter(d, name, rank, shape, ek_initializer_zeros());
+}
+
+static ek_status twice(ek_declaration *d, ek_module *child) {
+  (void)child;
+  EK_TRY(parameter(d, "weight", 2, two_three));
+  return parameter(d, "weight", 1, two_three);
+}
+static ek_status buffer_and_parameter(ek_declaration *d, ek_module *child) {
+  (void)child;
+  EK_TRY(ek_declare_buffer(d, "weight", 2, two_three, ek_initializer_zeros()));
+  return parameter(d, "weight", 1, two_three);
+}
+static ek_status child_twice(ek_declaration *d, ek_module *child) {
+  EK_TRY(ek_declare_module(d, "layer", child));
+  return ek_declare_module(d, "layer", child);
+}
+static ek_status child_and_parameter(ek_declaration *d, ek_module *child) {
+  EK_TRY(ek_declare_module(d, "layer", child));
+  return parameter(d, "layer", 1, two_three);
+}
+static ek_status dotted(ek_declaration *d, ek_module *child) {
+  (void)child;
+  return parameter(d, "a.b", 1, two_three);
+}
+static ek_status dotted_child(ek_declaration *d, ek_module *child) {
+  return ek_declare_module(d, "a.b", child);
+}
+static ek_status empty(ek_declaration *d, ek_module *child) {
+  (void)child;
+  return parameter(d, "", 1, two_three);
+}
+static ek_status no_name(ek_declaration *d, ek_module *child) {
+  (void)child;
+  return parameter(d, NULL, 1, two_three);
+}
+static ek_status no_child(ek_declaration *d, ek_module *child) {
+  (void)child;
+  return ek_declare_module(d, "layer", NULL);
+}
+static ek_status no_shape(ek_declaration *d, ek_module *child) {
+  (void)child;
+  return parameter(d, "weight", 1, NULL);
+}
+static ek_status rank_nine(ek_declaration *d, ek_module *child) {
+  static const int64_t shape[9] = {1, 1, 1, 1, 1, 1, 1, 1, 1};
+  (void)child;
+  return parameter(d, "weight", 9, shape);
+}
+static ek_status negative(ek_declaration *d, ek_module *child) {
+  static const int64_t shape[] = {2, -3};
+  (void)child;
+  return parameter(d, "weight", 2, shape);
+}
+static ek_status huge(ek_declaration *d, ek_module *child) {
+  static const int64_t shape[] = {INT64_C(1) << 40, INT64_C(1) << 40};
+  (void)child;
+  return parameter(d, "weight", 2, shape);
+}
+static ek_status huge_sum(ek_declaration *d, ek_module *child) {
+  static const int64_t shape[] = {INT64_C(1) << 60};
+  (void)child;
+  EK_TRY(parameter(d, "a", 1, shape));
+  EK_TRY(parameter(d, "b", 1, shape));
+  return parameter(d, "c", 1, shape);
+}
+static ek_status unknown_start(ek_declaration *d, ek_module *child) {
+  const ek_initializer initializer = {(ek_initializer_kind)9, 0, 0};
+  (void)child;
+  return ek_declare_parameter(d, "weight", 2, two_three, initializer);
+}
+static ek_status tie_unknown_name(ek_declaration *d, ek_module *child) {
+  EK_TRY(ek_declare_module(d, "layer", child));
+  return ek_declare_tie(d, "layer.nothing", "layer.weight");
+}
+static ek_status tie_unknown_source(ek_declaration *d, ek_module *child) {
+  EK_TRY(ek_declare_module(d, "layer", child));
+  return ek_declare_tie(d, "layer.weight", "layers.weight");
+}
+static ek_status tie_other_shape(ek_declaration *d, ek_module *child) {
+  EK_TRY(ek_declare_module(d, "layer", child)); /* weight is 2 x 3 */
+  EK_TRY(parameter(d, "weight", 2, three_two));
+  return ek_declare_tie(d, "layer.weight", "weight");
+}
+static ek_status tie_nothing(ek_declaration *d, ek_module *child) {
+  EK_TRY(ek_declare_module(d, "layer", child));
+  return ek_declare_tie(d, NULL, "layer.weight");
+}
+static ek_status own_error(ek_declaration *d, ek_module *child) {
+  (void)d, (void)child;
+  return ek_error_set(EK_ERR_IO, "declarer: no such table on this %s", "shelf");
+}
+
+static const struct {
+  ek_status (*declare)(ek_declaration *declaration, ek_module *child);
+  ek_status status;
+  const char *text;
+} wrong[] = {
+    {twice, EK_ERR_INVALID_ARGUMENT, "weight"},
+    {buffer_and_parameter, EK_ERR_INVALID_ARGUMENT, "weight"},
+    {child_twice, EK_ERR_INVALID_ARGUMENT, "layer"},
+    {child_and_parameter, EK_ERR_INVALID_ARGUMENT, "layer"},
+    {dotted, EK_ERR_INVALID_ARGUMENT, "a.b"},
+    {dotted_child, EK_ERR_INVALID_ARGUMENT, "a.b"},
+    {empty, EK_ERR_INVALID_ARGUMENT, ""},
+    {no_name, EK_ERR_INVALID_ARGUMENT, ""},
+    {no_child, EK_ERR_INVALID_ARGUMENT, ""},
+    {no_shape, EK_ERR_INVALID_ARGUMENT, ""},
+    {rank_nine, EK_ERR_INVALID_ARGUMENT, ""},
+    {negative, EK_ERR_INVALID_ARGUMENT, ""},
+    {huge, EK_ERR_OVERFLOW, ""},
+    {huge_sum, EK_ERR_OVERFLOW, ""},
+    {unknown_start, EK_ERR_INVALID_ARGUMENT, ""},
+    {tie_unknown_name, EK_ERR_NOT_FOUND, "layer.nothing"},
+    {tie_unknown_source, EK_ERR_NOT_FOUND, "layers.weight"},
+    {tie_other_shape, EK_ERR_SHAPE, "weight"},
+    {tie_nothing, EK_ERR_INVALID_ARGUMENT, ""},
+    {own_error, EK_ERR_IO, "declarer: no such table on this shelf"},
+};
+
+START_TEST(wrong_declaration) {
+  ek_module *child = NULL;
+  ck_ok(ek_linear_create(&child, 3, 2, true));
+  struct declarer module = {.declare = wrong[_i].declare, .child = child};
+  ck_ok(ek_module_init(&module.base, &declarer_ops, 1, 1));
+  ck_replica_fails(&module.base, "plan:1", wrong[_i].status, wrong[_i].text);
+  ek_module_free(&module.base);
+  ck_assert_int_eq(module.freed, 1);
+  ek_module_free(child);
+}
+END_TEST
+
+static ek_status all_kinds(ek_declaration *d, ek_module *child) {
+  EK_TRY(ek_declare_parameter(d, "scalar", 0, NULL, ek_initializer_constant(2.5)));
+  EK_TRY(ek_declare_buffer(d, "running", 2, two_three, ek_initializer_ones()));
+  EK_TRY(ek_declare_module(d, "layer", child));
+  EK_TRY(ek_declare_parameter(d, "weight", 2, two_three, ek_initializer_normal(1, 0.1)));
+  return ek_declare_tie(d, "layer.weight", "weight");
+}
+
+START_TEST(right_declaration) {
+  ek_module *child = NULL;
+  ck_ok(ek_linear_create(&child, 3, 2, true));
+  struct declarer module = {.declare = all_kinds, .child = child};
+  ck_ok(ek_module_init(&module.base, &declarer_ops, 1, 1));
+  ek_group *group = ck_open("cpu:1", 1);
+  ek_replica *replica = NULL;
+  ck_ok(ek_replica_open(&replica, ek_group_device(group, 0), &module.base, NULL));
+  ek_parameter_info info, tied;
+  double value = 0;
+  ck_ok(ek_replica_find(&info, replica, "scalar"));
+  ck_assert_int_eq(info.value.rank, 0);
+  ck_get(&value, &info.value);
+  ck_assert(value == 2.5);
+  ck_ok(ek_replica_find(&info, replica, "running"));
+  ck_assert(info.buffer);
+  ck_assert(!ek_tensor_exists(&info.gradient));
+  ck_ok(ek_replica_find(&info, replica, "weight"));
+  ck_ok(ek_replica_find(&tied, replica, "layer.weight"));
+  ck_assert_ptr_eq(info.value.data, tied.value.data);
+  ck_assert_ptr_eq(info.gradient.data, tied.gradient.data);
+  ck_assert_uint_eq(ek_replica_parameter_count(replica), 4); /* scalar running layer.bias weight */
+  ek_replica_free(replica);
+  ek_module_free(&module.base);
+  ek_module_free(child);
+  ck_no_memory_held(group);
+  ek_group_close(group);
+}
+END_TEST
+
+START_TEST(no_declaration) {
+  ek_module *child = NULL;
+  const ek_initializer zeros = ek_initializer_zeros();
+  ck_ok(ek_linear_create(&child, 3, 2, true));
+  ck_fails(ek_declare_parameter(NULL, "a", 2, two_three, zeros), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_declare_buffer(NULL, "a", 2, two_three, zeros), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_declare_module(NULL, "a", child), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_declare_tie(NULL, "a", "b"), EK_ERR_INVALID_ARGUMENT, "");
+  ek_module_free(child);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("module");
+  TCase *tcase = ck_case(suite, "base");
+  tcase_add_test(tcase, init);
+  tcase_add_test(tcase, references);
+  tcase_add_test(tcase, references_from_threads);
+  tcase_add_test(tcase, replica_keeps_a_reference);
+  tcase = ck_case(suite, "declarations");
+  tcase_add_loop_test(tcase, wrong_declaration, 0, (int)(sizeof wrong / sizeof *wrong));
+  tcase_add_test(tcase, right_declaration);
+  tcase_add_test(tcase, no_declaration);
+  return suite;
+}
+
+CK_MAIN(make_suite)

@@ -1,0 +1,451 @@
+/*
+ * check_pass.c - one forward and its backward: what a pass promises to a module, and modules of a
+ * program's own, with several inputs and outputs, that rely on it.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include <evenkeel/linear.h>
+
+#include "ck_mixer.h"
+#include "ck_module.h"
+#include "ck_probe.h"
+
+static const struct ck_module_case cases[] = {
+    {.name = "a mixer in plain C",
+     .create = ck_mixer_create,
+     .inputs = 2,
+     .input = {{0, 2, {5, CK_MIXER_WIDTH}, -1, 1, 0}, {EK_I32, 1, {5}, 0, CK_MIXER_KINDS - 1, 0}},
+     .longest = 10,
+     .depth = 2},
+    {.name = "two tied mixers",
+     .create = ck_mixer_twice_create,
+     .inputs = 2,
+     .input = {{0, 2, {5, CK_MIXER_WIDTH}, -1, 1, 0}, {EK_I32, 1, {5}, 0, CK_MIXER_KINDS - 1, 0}},
+     .longest = 20,
+     .depth = 4},
+};
+
+static void run(struct ck_probe *s) {
+  ck_ok(ek_pass_run_forward(s->pass, &s->x, &s->y));
+  ck_ok(ek_pass_run_backward(s->pass, &s->x, &s->dx));
+}
+
+/* ---- the stack ---- */
+
+static ek_status save_three(ek_pass *pass, const ek_tensor *x) {
+  for (int64_t i = 1; i <= 3; i++) {
+    ek_tensor t = {0};
+    EK_TRY(ek_pass_output(&t, pass, EK_I32, 1, &i));
+    EK_TRY(ek_pass_save(pass, &t));
+    ck_assert_int_eq(ek_tensor_holders(&t), 2);
+    ek_tensor_free(&t);
+  }
+  return ek_pass_save(pass, x);
+}
+
+static ek_status take_three(ek_pass *pass, const ek_tensor *dy) {
+  ek_tensor t = {0};
+  EK_TRY(ek_pass_take(&t, pass));
+  ck_assert_ptr_eq(t.data, dy->data); /* the test gives x for dy */
+  ek_tensor_free(&t);
+  for (int64_t i = 3; i >= 1; i--) {
+    EK_TRY(ek_pass_take(&t, pass));
+    ck_assert_int_eq(t.shape[0], i);
+    ck_assert_int_eq(ek_tensor_holders(&t), 1);
+    ek_tensor_free(&t);
+  }
+  return EK_OK;
+}
+
+static ek_status take_too_many(ek_pass *pass, const ek_tensor *dy) {
+  ek_tensor t = {0};
+  EK_TRY(take_three(pass, dy));
+  const ek_status status = ek_pass_take(&t, pass);
+  ck_assert(!ek_tensor_exists(&t));
+  return status;
+}
+
+START_TEST(stack) {
+  struct ck_probe s = ck_probe_open(save_three, take_three);
+  run(&s);
+  ck_probe_close(&s);
+}
+END_TEST
+
+START_TEST(stack_empty) {
+  struct ck_probe s = ck_probe_open(save_three, take_too_many);
+  ck_ok(ek_pass_run_forward(s.pass, &s.x, &s.y));
+  ck_fails(ek_pass_run_backward(s.pass, &s.x, &s.dx), EK_ERR_STATE, "probe");
+  ck_assert(!ek_tensor_exists(&s.dx));
+  ck_probe_close(&s);
+}
+END_TEST
+
+/* What was saved and not taken back is found, and freed with the pass. */
+START_TEST(stack_left_over) {
+  struct ck_probe s = ck_probe_open(save_three, NULL);
+  ck_ok(ek_pass_run_forward(s.pass, &s.x, &s.y));
+  ck_fails(ek_pass_run_backward(s.pass, &s.x, &s.dx), EK_ERR_STATE, "4");
+  ck_assert(!ek_tensor_exists(&s.dx));
+  ck_probe_close(&s);
+}
+END_TEST
+
+/* ---- the order of calls ---- */
+
+START_TEST(order) {
+  struct ck_probe s = ck_probe_open(NULL, NULL);
+  ck_fails(ek_pass_run_backward(s.pass, &s.x, NULL), EK_ERR_STATE, "");
+  run(&s);
+  ck_fails(ek_pass_run_backward(s.pass, &s.x, NULL), EK_ERR_STATE, "");
+  ek_tensor again = {0};
+  ck_fails(ek_pass_run_forward(s.pass, &s.x, &again), EK_ERR_STATE, "");
+  ck_assert(!ek_tensor_exists(&again));
+  ck_probe_close(&s);
+}
+END_TEST
+
+START_TEST(no_backward_without_gradient) {
+  struct ck_probe s = ck_probe_open(NULL, NULL);
+  ek_pass_options options = EK_PASS_OPTIONS_INIT;
+  options.gradient = false;
+  ek_pass_free(s.pass);
+  ck_ok(ek_pass_open(&s.pass, s.replica, &options));
+  ck_assert(!ek_pass_wants_gradient(s.pass));
+  ck_ok(ek_pass_run_forward(s.pass, &s.x, &s.y));
+  ck_fails(ek_pass_run_backward(s.pass, &s.x, NULL), EK_ERR_STATE, "");
+  ck_probe_close(&s);
+}
+END_TEST
+
+/* ---- gradients ---- */
+
+/* The first use may overwrite what is undefined, the second adds, and complete ends it. */
+static ek_status beta_rule(ek_pass *pass, const ek_tensor *dy) {
+  ek_tensor g = {0};
+  double beta = -1;
+  (void)dy;
+  EK_TRY(ek_pass_gradient(&g, &beta, pass, 0));
+  ck_assert(beta == 0);
+  ck_set(&g, (const double[]){5, 6});
+  EK_TRY(ek_pass_gradient(&g, &beta, pass, 0));
+  ck_assert(beta == 1);
+  double values[2];
+  ck_get(values, &g);
+  ck_assert(values[0] == 5 && values[1] == 6);
+  EK_TRY(ek_pass_gradient_complete(pass, 0));
+  ck_fails(ek_pass_gradient(&g, &beta, pass, 0), EK_ERR_STATE, "a");
+  ck_fails(ek_pass_gradient_complete(pass, 0), EK_ERR_STATE, "a");
+  return EK_OK;
+}
+
+static void poison_gradients(struct ck_probe *s) {
+  ek_tensor flat = *ek_replica_gradients(s->replica);
+  ck_set(&flat, NULL);
+}
+
+static void expect_gradient(struct ck_probe *s, const char *name, double first, double second) {
+  ek_parameter_info info;
+  double values[2];
+  ck_ok(ek_replica_find(&info, s->replica, name));
+  ck_get(values, &info.gradient);
+  ck_within(name, values, (const double[]){first, second}, NULL, 2);
+}
+
+/* b is touched by nobody: its gradient is zero afterwards. */
+START_TEST(beta_protocol) {
+  struct ck_probe s = ck_probe_open(NULL, beta_rule);
+  poison_gradients(&s);
+  run(&s);
+  expect_gradient(&s, "a", 5, 6);
+  expect_gradient(&s, "b", 0, 0);
+  ck_probe_close(&s);
+}
+END_TEST
+
+/* Without a beta the memory is zeroed, once. */
+static ek_status no_beta(ek_pass *pass, const ek_tensor *dy) {
+  ek_tensor g = {0};
+  double values[2];
+  (void)dy;
+  EK_TRY(ek_pass_gradient(&g, NULL, pass, 1));
+  ck_get(values, &g);
+  ck_assert(values[0] == 0 && values[1] == 0);
+  ck_set(&g, (const double[]){1, 2});
+  EK_TRY(ek_pass_gradient(&g, NULL, pass, 1));
+  ck_get(values, &g);
+  ck_assert(values[0] == 1 && values[1] == 2);
+  return EK_OK;
+}
+
+START_TEST(zeroed) {
+  struct ck_probe s = ck_probe_open(NULL, no_beta);
+  poison_gradients(&s);
+  run(&s);
+  expect_gradient(&s, "a", 0, 0);
+  expect_gradient(&s, "b", 1, 2);
+  ck_probe_close(&s);
+}
+END_TEST
+
+static ek_status adds_one(ek_pass *pass, const ek_tensor *dy) {
+  ek_tensor g = {0};
+  double beta = -1, values[2];
+  (void)dy;
+  EK_TRY(ek_pass_gradient(&g, &beta, pass, 0));
+  ck_assert(beta == 1);
+  ck_get(values, &g);
+  return values[0] == 8 ? EK_OK : ek_error_set(EK_ERR_INTERNAL, "probe: lost the gradient");
+}
+
+/* With `accumulate` there is something to add to, and an untouched gradient stays. */
+START_TEST(accumulate) {
+  struct ck_probe s = ck_probe_open(NULL, adds_one);
+  ek_pass_options options = EK_PASS_OPTIONS_INIT;
+  options.accumulate = true;
+  ek_pass_free(s.pass);
+  ck_ok(ek_pass_open(&s.pass, s.replica, &options));
+  ek_parameter_info info;
+  ck_ok(ek_replica_find(&info, s.replica, "a"));
+  ck_set(&info.gradient, (const double[]){8, 9});
+  ck_ok(ek_replica_find(&info, s.replica, "b"));
+  ck_set(&info.gradient, (const double[]){10, 11});
+  run(&s);
+  expect_gradient(&s, "a", 8, 9);
+  expect_gradient(&s, "b", 10, 11);
+  ck_probe_close(&s);
+}
+END_TEST
+
+/* ---- numbers, buffers, children that there are not ---- */
+
+static ek_status wrong_numbers(ek_pass *pass, const ek_tensor *dy) {
+  ek_tensor t = {0}, out = {0};
+  ck_fails(ek_pass_parameter(&t, pass, 3), EK_ERR_INVALID_ARGUMENT, "probe");
+  ck_fails(ek_pass_gradient(&t, NULL, pass, 3), EK_ERR_INVALID_ARGUMENT, "probe");
+  ck_fails(ek_pass_gradient_complete(pass, SIZE_MAX), EK_ERR_INVALID_ARGUMENT, "probe");
+  ck_fails(ek_pass_gradient(&t, NULL, pass, 2), EK_ERR_INVALID_ARGUMENT, "c is a buffer");
+  ck_fails(ek_pass_backward(pass, 0, dy, &out), EK_ERR_INVALID_ARGUMENT, "no child");
+  ck_fails(ek_pass_forward(pass, 0, dy, &out), EK_ERR_INVALID_ARGUMENT, "no child");
+  ck_fails(ek_pass_gradient(NULL, NULL, pass, 0), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_parameter(NULL, pass, 0), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_take(NULL, pass), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_save(pass, NULL), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_save(pass, &t), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_output(NULL, pass, EK_F32, 0, NULL), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_output(&t, pass, EK_F32, 2, NULL), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_output(&t, pass, EK_F32, -1, NULL), EK_ERR_INVALID_ARGUMENT, "");
+  const int64_t huge[] = {INT64_MAX, INT64_MAX};
+  ck_fails(ek_pass_output(&t, pass, EK_F32, 2, huge), EK_ERR_OVERFLOW, "");
+  ck_fails(ek_pass_workspace(&t, pass, EK_F32, 2, huge), EK_ERR_OVERFLOW, "");
+  ck_fails(ek_pass_workspace(NULL, pass, EK_F32, 0, NULL), EK_ERR_INVALID_ARGUMENT, "");
+  ck_assert(!ek_tensor_exists(&t) && !ek_tensor_exists(&out));
+  return EK_OK;
+}
+
+START_TEST(numbers) {
+  struct ck_probe s = ck_probe_open(NULL, wrong_numbers);
+  run(&s);
+  ck_probe_close(&s);
+}
+END_TEST
+
+static ek_status look_around(ek_pass *pass, const ek_tensor *x) {
+  ek_tensor t = {0};
+  double values[2];
+  EK_TRY(ek_pass_parameter(&t, pass, 2));
+  ck_get(values, &t);
+  ck_assert(values[0] == 7 && values[1] == 7);
+  ck_assert_ptr_eq(ek_pass_device(pass), x->device);
+  ck_assert_ptr_eq(ek_pass_stream(pass), ek_device_stream(x->device, EK_STREAM_COMPUTE));
+  ck_assert_int_eq(ek_pass_type(pass), EK_F32);
+  ck_assert(ek_pass_wants_gradient(pass) && !ek_pass_is_training(pass));
+  ck_assert_int_eq(ek_pass_first_sample(pass), 40);
+  ck_assert_uint_eq(ek_pass_random(pass).seed, 12);
+  ck_assert_uint_eq(ek_pass_random(pass).step, 34);
+  const int64_t shape[] = {100};
+  EK_TRY(ek_pass_workspace(&t, pass, EK_F64, 1, shape));
+  ek_memory_usage usage;
+  EK_TRY(ek_memory_stats(&usage, x->device));
+  ck_assert_uint_ge(usage.current[EK_MEMORY_WORKSPACE], 800);
+  ek_tensor_free(&t);
+  return EK_OK;
+}
+
+START_TEST(surroundings) {
+  struct ck_probe s = ck_probe_open(look_around, NULL);
+  ek_pass_options options = EK_PASS_OPTIONS_INIT;
+  options.seed = 12;
+  options.step = 34;
+  options.first_sample = 40;
+  options.training = false;
+  ek_pass_free(s.pass);
+  ck_ok(ek_pass_open(&s.pass, s.replica, &options));
+  run(&s);
+  ck_probe_close(&s);
+}
+END_TEST
+
+/* ---- errors of a module ---- */
+
+static ek_status fails(ek_pass *pass, const ek_tensor *x) {
+  (void)pass, (void)x;
+  return ek_error_set(EK_ERR_UNSUPPORTED, "probe: no %s on a %s", "smoking", "Tuesday");
+}
+
+/* The module's own status and words arrive, and its output does not. */
+START_TEST(error_in_forward) {
+  struct ck_probe s = ck_probe_open(fails, NULL);
+  ck_fails(ek_pass_run_forward(s.pass, &s.x, &s.y), EK_ERR_UNSUPPORTED,
+           "probe: no smoking on a Tuesday");
+  ck_assert(!ek_tensor_exists(&s.y));
+  ck_assert_int_eq(ek_tensor_holders(&s.x), 1);
+  ck_fails(ek_pass_run_backward(s.pass, &s.x, NULL), EK_ERR_STATE, "");
+  ck_probe_close(&s);
+}
+END_TEST
+
+START_TEST(error_in_backward) {
+  struct ck_probe s = ck_probe_open(save_three, fails);
+  ck_ok(ek_pass_run_forward(s.pass, &s.x, &s.y));
+  ck_fails(ek_pass_run_backward(s.pass, &s.x, &s.dx), EK_ERR_UNSUPPORTED,
+           "probe: no smoking on a Tuesday");
+  ck_assert(!ek_tensor_exists(&s.dx));
+  ck_probe_close(&s);
+}
+END_TEST
+
+static ek_status refuse(void *context, ek_pass *pass, size_t index) {
+  (void)pass, (void)index;
+  ++*(int *)context;
+  return ek_error_set(EK_ERR_ABORTED, "the others are gone");
+}
+
+START_TEST(error_in_complete) {
+  struct ck_probe s = ck_probe_open(NULL, NULL);
+  int calls = 0;
+  ek_pass_options options = EK_PASS_OPTIONS_INIT;
+  options.complete = refuse;
+  options.context = &calls;
+  ek_pass_free(s.pass);
+  ck_ok(ek_pass_open(&s.pass, s.replica, &options));
+  ck_ok(ek_pass_run_forward(s.pass, &s.x, &s.y));
+  ck_fails(ek_pass_run_backward(s.pass, &s.x, &s.dx), EK_ERR_ABORTED, "the others are gone");
+  ck_assert(!ek_tensor_exists(&s.dx));
+  ck_assert_int_eq(calls, 1);
+  ck_probe_close(&s);
+}
+END_TEST
+
+START_TEST(wrong_shape_names_the_module) {
+  struct ck_bed *bed = ck_bed_open(&cases[0], EK_F32, "cpu:1");
+  ek_pass *pass = NULL;
+  ek_tensor outputs[2] = {{0}}, inputs[2] = {bed->input[1], bed->input[1]};
+  ck_ok(ek_pass_open(&pass, bed->replica, NULL));
+  ck_fails(ek_pass_run_forward(pass, inputs, outputs), EK_ERR_SHAPE, "mixer: expected [B, 3]");
+  ek_pass_free(pass);
+  ck_bed_close(bed);
+}
+END_TEST
+
+START_TEST(bad_input) {
+  struct ck_probe s = ck_probe_open(NULL, NULL);
+  ek_pass *pass = NULL;
+  ek_tensor none = {0};
+  ek_pass_options options = EK_PASS_OPTIONS_INIT;
+  ck_fails(ek_pass_open(NULL, s.replica, NULL), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_open(&pass, NULL, NULL), EK_ERR_INVALID_ARGUMENT, "");
+  options.size = 1;
+  ck_fails(ek_pass_open(&pass, s.replica, &options), EK_ERR_INVALID_ARGUMENT, "");
+  options.size = sizeof options;
+  options.first_sample = -1;
+  ck_fails(ek_pass_open(&pass, s.replica, &options), EK_ERR_INVALID_ARGUMENT, "");
+  ck_assert_ptr_null(pass);
+
+  float data[2] = {0, 0};
+  ek_tensor host;
+  ck_ok(ek_tensor_host(&host, data, EK_F32, CK_SHAPE(1, 2)));
+  ck_fails(ek_pass_run_forward(NULL, &s.x, &s.y), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_run_forward(s.pass, NULL, &s.y), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_run_forward(s.pass, &s.x, NULL), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_run_forward(s.pass, &none, &s.y), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_run_forward(s.pass, &host, &s.y), EK_ERR_DEVICE, "");
+  ck_ok(ek_pass_run_forward(s.pass, &s.x, &s.y)); /* the pass is as good as new */
+  ck_fails(ek_pass_run_backward(NULL, &s.x, NULL), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_run_backward(s.pass, NULL, NULL), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_run_backward(s.pass, &none, NULL), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_run_backward(s.pass, &host, NULL), EK_ERR_DEVICE, "");
+  ck_ok(ek_pass_run_backward(s.pass, &s.x, NULL));
+  ck_probe_close(&s);
+}
+END_TEST
+
+START_TEST(null_pass) {
+  ek_tensor t = {0};
+  ck_fails(ek_pass_parameter(&t, NULL, 0), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_gradient(&t, NULL, NULL, 0), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_gradient_complete(NULL, 0), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_output(&t, NULL, EK_F32, 0, NULL), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_workspace(&t, NULL, EK_F32, 0, NULL), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_save(NULL, &t), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_take(&t, NULL), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_forward(NULL, 0, &t, &t), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_backward(NULL, 0, &t, &t), EK_ERR_INVALID_ARGUMENT, "");
+  ck_assert_ptr_null(ek_pass_device(NULL));
+  ck_assert_ptr_null(ek_pass_stream(NULL));
+  ck_assert(!ek_pass_wants_gradient(NULL) && !ek_pass_is_training(NULL));
+  ck_assert_int_eq(ek_pass_first_sample(NULL), 0);
+  ck_assert_uint_eq(ek_pass_random(NULL).seed, 0);
+  ek_pass_free(NULL);
+}
+END_TEST
+
+START_TEST(no_gradients_in_the_replica) {
+  ek_group *group = ck_open("cpu:1", 1);
+  ek_module *module = NULL;
+  ek_replica *replica = NULL;
+  ek_pass *pass = NULL;
+  ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
+  ek_pass_options forward_only = EK_PASS_OPTIONS_INIT;
+  options.gradients = false;
+  forward_only.gradient = false;
+  ck_ok(ek_linear_create(&module, 2, 2, true));
+  ck_ok(ek_replica_open(&replica, ek_group_device(group, 0), module, &options));
+  ck_fails(ek_pass_open(&pass, replica, NULL), EK_ERR_STATE, "gradients");
+  ck_ok(ek_pass_open(&pass, replica, &forward_only));
+  ek_pass_free(pass);
+  ek_replica_free(replica);
+  ek_module_free(module);
+  ek_group_close(group);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("pass");
+  ck_module_tests(suite, cases, (int)(sizeof cases / sizeof *cases));
+  TCase *tcase = ck_case(suite, "stack");
+  tcase_add_test(tcase, stack);
+  tcase_add_test(tcase, stack_empty);
+  tcase_add_test(tcase, stack_left_over);
+  tcase = ck_case(suite, "gradients");
+  tcase_add_test(tcase, beta_protocol);
+  tcase_add_test(tcase, zeroed);
+  tcase_add_test(tcase, accumulate);
+  tcase = ck_case(suite, "calls");
+  tcase_add_test(tcase, order);
+  tcase_add_test(tcase, no_backward_without_gradient);
+  tcase_add_test(tcase, no_gradients_in_the_replica);
+  tcase_add_test(tcase, numbers);
+  tcase_add_test(tcase, surroundings);
+  tcase = ck_case(suite, "errors");
+  tcase_add_test(tcase, error_in_forward);
+  tcase_add_test(tcase, error_in_backward);
+  tcase_add_test(tcase, error_in_complete);
+  tcase_add_test(tcase, wrong_shape_names_the_module);
+  tcase_add_test(tcase, bad_input);
+  tcase_add_test(tcase, null_pass);
+  return suite;
+}
+
+CK_MAIN(make_suite)

@@ -1,0 +1,298 @@
+/*
+ * check_replica.c - one device's parameters and gradients for a module.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <evenkeel/gpt.h>
+#include <evenkeel/host_memory.h>
+#include <evenkeel/linear.h>
+#include <evenkeel/relu.h>
+#include <evenkeel/sequential.h>
+
+#include "ck_module.h"
+
+static ek_module *tiny_gpt(void) {
+  ek_gpt_options options = EK_GPT_OPTIONS_INIT;
+  options.vocabulary = 7;
+  options.sequence = 5;
+  options.width = 6;
+  options.layers = 2;
+  options.heads = 3;
+  ek_module *module = NULL;
+  ck_ok(ek_gpt_create(&module, &options));
+  return module;
+}
+
+struct bench {
+  ek_group *group;
+  ek_device *device;
+  ek_module *module;
+};
+
+static struct bench bench_open(const char *spec, ek_module *module) {
+  struct bench bench = {.group = ck_open(spec, 1), .module = module};
+  bench.device = ek_group_device(bench.group, 0);
+  return bench;
+}
+
+static void bench_close(struct bench *bench) {
+  ek_module_free(bench->module);
+  ck_no_memory_held(bench->group);
+  ek_group_close(bench->group);
+}
+
+static double *read_all(const ek_tensor *tensor) {
+  double *values = calloc((size_t)ek_tensor_count(tensor) + 1, sizeof *values);
+  ck_assert_ptr_nonnull(values);
+  ck_get(values, tensor);
+  return values;
+}
+
+START_TEST(layout) {
+  struct bench bench = bench_open("cpu:1", tiny_gpt());
+  ek_replica *replica = NULL;
+  ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
+  options.type = _i == 0 ? EK_F32 : EK_F64;
+  ck_ok(ek_replica_open(&replica, bench.device, bench.module, &options));
+  ck_assert_ptr_eq(ek_replica_device(replica), bench.device);
+  ck_assert_ptr_eq(ek_replica_module(replica), bench.module);
+  ck_assert_int_eq(ek_replica_type(replica), options.type);
+  const ek_tensor *flat = ek_replica_parameters(replica);
+  const ek_tensor *gradients = ek_replica_gradients(replica);
+  ck_assert_int_eq(flat->rank, 1);
+  ck_assert_int_eq(flat->type, options.type);
+  ck_assert(ek_tensor_same_shape(flat, gradients));
+  ck_assert_int_eq(ek_tensor_count(ek_replica_buffers(replica)), 0);
+
+  double *values = read_all(flat), *slopes = read_all(gradients);
+  const size_t size = ek_type_size(options.type);
+  int64_t end = 0;
+  for (size_t i = 0; i < ek_replica_parameter_count(replica); i++) {
+    ek_parameter_info info;
+    ck_ok(ek_replica_parameter(&info, replica, i));
+    ck_assert(!info.buffer);
+    ck_assert_int_eq(info.offset % 16, 0);
+    ck_assert_int_ge(info.offset, end); /* declaration order, no overlap */
+    ck_assert_int_lt(info.offset - end, 16);
+    for (int64_t k = end; k < info.offset; k++)
+      ck_assert(values[k] == 0 && slopes[k] == 0);
+    end = info.offset + ek_tensor_count(&info.value);
+    ck_assert_ptr_eq(info.value.data, (char *)flat->data + (size_t)info.offset * size);
+    ck_assert_ptr_eq(info.gradient.data, (char *)gradients->data + (size_t)info.offset * size);
+    ck_assert(ek_tensor_same_shape(&info.value, &info.gradient));
+  }
+  ck_assert_int_ge(ek_tensor_count(flat), end);
+  for (int64_t k = end; k < ek_tensor_count(flat); k++)
+    ck_assert(values[k] == 0 && slopes[k] == 0);
+  free(values);
+  free(slopes);
+  ek_replica_free(replica);
+  bench_close(&bench);
+}
+END_TEST
+
+START_TEST(find) {
+  struct bench bench = bench_open("cpu:1", tiny_gpt());
+  ek_replica *replica = NULL;
+  ck_ok(ek_replica_open(&replica, bench.device, bench.module, NULL));
+  const size_t count = ek_replica_parameter_count(replica);
+  ck_assert_uint_eq(count, 28);
+  ek_parameter_info info, found;
+  for (size_t i = 0; i < count; i++) {
+    ck_ok(ek_replica_parameter(&info, replica, i));
+    ck_ok(ek_replica_find(&found, replica, info.name));
+    ck_assert_int_eq(found.offset, info.offset);
+  }
+  ck_ok(ek_replica_find(&info, replica, "tokens.weight"));
+  ck_ok(ek_replica_find(&found, replica, "head.weight"));
+  ck_assert_int_eq(found.offset, info.offset);
+  ck_fails(ek_replica_find(&found, replica, "head.bias"), EK_ERR_NOT_FOUND, "head.bias");
+  ck_fails(ek_replica_find(&found, replica, ""), EK_ERR_NOT_FOUND, "");
+  ck_fails(ek_replica_find(&found, replica, "tokens"), EK_ERR_NOT_FOUND, "tokens");
+  ck_fails(ek_replica_parameter(&found, replica, count), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_replica_parameter(&found, replica, SIZE_MAX), EK_ERR_INVALID_ARGUMENT, "");
+  ek_replica_free(replica);
+  bench_close(&bench);
+}
+END_TEST
+
+static double *start_values(const struct bench *bench, ek_module *module, uint64_t seed,
+                            ek_type type) {
+  ek_replica *replica = NULL;
+  ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
+  options.seed = seed;
+  options.type = type;
+  ck_ok(ek_replica_open(&replica, bench->device, module, &options));
+  double *values = read_all(ek_replica_parameters(replica));
+  ek_replica_free(replica);
+  return values;
+}
+
+START_TEST(seeds) {
+  struct bench bench = bench_open("cpu:1", NULL);
+  ck_ok(ek_linear_create(&bench.module, 6, 7, true));
+  double *first = start_values(&bench, bench.module, 1, EK_F32);
+  double *again = start_values(&bench, bench.module, 1, EK_F32);
+  double *other = start_values(&bench, bench.module, 2, EK_F32);
+  double *wide = start_values(&bench, bench.module, 1, EK_F64);
+  ck_within("the same seed", again, first, NULL, 49);
+  int equal = 0;
+  for (int i = 0; i < 42; i++)
+    equal += first[i] == other[i];
+  ck_assert_int_lt(equal, 3);
+  /* The types see the same numbers, rounded. */
+  for (int i = 0; i < 42; i++)
+    ck_assert_double_le(fabs(wide[i] - first[i]), 0x1p-23);
+  free(first);
+  free(again);
+  free(other);
+  free(wide);
+  bench_close(&bench);
+}
+END_TEST
+
+/* Values depend on the full name: what else is in the model, and in which order, does not matter.
+ */
+START_TEST(values_depend_on_names) {
+  struct bench bench = bench_open("cpu:1", NULL);
+  ek_module *relu = NULL, *linear = NULL, *longer = NULL;
+  ck_ok(ek_relu_create(&relu));
+  ck_ok(ek_linear_create(&linear, 4, 4, false));
+  ck_ok(ek_sequential_create(&bench.module, (ek_module *[]){relu, linear}, 2));
+  ck_ok(ek_sequential_create(&longer, (ek_module *[]){linear, linear}, 2));
+  double *alone = start_values(&bench, bench.module, 3, EK_F32); /* 1.weight */
+  double *pair = start_values(&bench, longer, 3, EK_F32);        /* 0.weight, 1.weight */
+  ck_within("1.weight", pair + 16, alone, NULL, 16);
+  ck_assert(ck_rel_l2(pair, alone, 16) > 0.1);
+  free(alone);
+  free(pair);
+  ek_module_free(longer);
+  ek_module_free(linear);
+  ek_module_free(relu);
+  bench_close(&bench);
+}
+END_TEST
+
+START_TEST(without_gradients) {
+  struct bench bench = bench_open("cpu:1", tiny_gpt());
+  ek_replica *replica = NULL;
+  ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
+  options.gradients = false;
+  ck_ok(ek_replica_open(&replica, bench.device, bench.module, &options));
+  ck_assert_int_eq(ek_tensor_count(ek_replica_gradients(replica)), 0);
+  ek_memory_usage usage;
+  ck_ok(ek_memory_stats(&usage, bench.device));
+  ck_assert_uint_eq(usage.current[EK_MEMORY_PARAMETERS], usage.current_bytes);
+  ck_assert_uint_eq(usage.current_bytes, ck_units(ek_replica_parameters(replica)));
+  ek_replica_free(replica);
+  bench_close(&bench);
+}
+END_TEST
+
+START_TEST(without_parameters) {
+  struct bench bench = bench_open("cpu:1", NULL);
+  ck_ok(ek_relu_create(&bench.module));
+  ek_replica *replica = NULL;
+  ck_ok(ek_replica_open(&replica, bench.device, bench.module, NULL));
+  ck_assert_uint_eq(ek_replica_parameter_count(replica), 0);
+  ck_assert_int_eq(ek_tensor_count(ek_replica_parameters(replica)), 0);
+  ck_assert_int_eq(ek_tensor_count(ek_replica_gradients(replica)), 0);
+  ek_replica_free(replica);
+  bench_close(&bench);
+}
+END_TEST
+
+START_TEST(charges) {
+  struct bench bench = bench_open("plan:1", tiny_gpt());
+  ek_replica *replica = NULL;
+  ek_memory_usage usage;
+  ck_ok(ek_replica_open(&replica, bench.device, bench.module, NULL));
+  ck_ok(ek_memory_stats(&usage, bench.device));
+  ck_assert_uint_eq(usage.current[EK_MEMORY_PARAMETERS], ck_units(ek_replica_parameters(replica)));
+  ck_assert_uint_eq(usage.current[EK_MEMORY_GRADIENTS], ck_units(ek_replica_gradients(replica)));
+  ck_assert_uint_eq(usage.current_bytes, 2 * usage.current[EK_MEMORY_PARAMETERS]);
+  ek_replica_free(replica);
+  bench_close(&bench);
+}
+END_TEST
+
+/* No memory on the device, and none on the host: an error, and nothing left behind. */
+START_TEST(out_of_memory) {
+  struct bench bench = bench_open("cpu:1", tiny_gpt());
+  ek_replica *replica = NULL;
+  for (uint64_t n = 1; n <= 2; n++) {
+    ck_ok(ek_memory_fail_at(bench.device, n));
+    ck_fails(ek_replica_open(&replica, bench.device, bench.module, NULL), EK_ERR_OUT_OF_MEMORY, "");
+    ck_assert_ptr_null(replica);
+    ck_no_memory_held(bench.group);
+  }
+  ck_ok(ek_memory_fail_at(bench.device, 0));
+  for (uint64_t n = 1;; n++) {
+    ck_assert_uint_lt(n, 5000);
+    ek_host_memory_fail_at(n);
+    const ek_status status = ek_replica_open(&replica, bench.device, bench.module, NULL);
+    ek_host_memory_fail_at(0);
+    if (status == EK_OK) break;
+    ck_assert_int_eq(status, EK_ERR_OUT_OF_MEMORY);
+    ck_assert_ptr_null(replica);
+    ck_no_memory_held(bench.group);
+  }
+  ek_replica_free(replica);
+  bench_close(&bench);
+}
+END_TEST
+
+START_TEST(bad_input) {
+  struct bench bench = bench_open("cpu:1", tiny_gpt());
+  ek_replica *replica = NULL;
+  ek_parameter_info info;
+  ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
+  ck_fails(ek_replica_open(NULL, bench.device, bench.module, NULL), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_replica_open(&replica, NULL, bench.module, NULL), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_replica_open(&replica, bench.device, NULL, NULL), EK_ERR_INVALID_ARGUMENT, "");
+  options.size = 0;
+  ck_fails(ek_replica_open(&replica, bench.device, bench.module, &options), EK_ERR_INVALID_ARGUMENT,
+           "");
+  options.size = sizeof options;
+  options.type = EK_I32;
+  ck_assert_int_ne(ek_replica_open(&replica, bench.device, bench.module, &options), EK_OK);
+  options.type = EK_BF16;
+  ck_assert_int_ne(ek_replica_open(&replica, bench.device, bench.module, &options), EK_OK);
+  options.type = (ek_type)77;
+  ck_assert_int_ne(ek_replica_open(&replica, bench.device, bench.module, &options), EK_OK);
+  ck_assert_ptr_null(replica);
+
+  ck_ok(ek_replica_open(&replica, bench.device, bench.module, NULL));
+  ck_fails(ek_replica_parameter(NULL, replica, 0), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_replica_parameter(&info, NULL, 0), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_replica_find(NULL, replica, "norm.bias"), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_replica_find(&info, NULL, "norm.bias"), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_replica_find(&info, replica, NULL), EK_ERR_INVALID_ARGUMENT, "");
+  ek_replica_free(replica);
+
+  ck_assert_ptr_null(ek_replica_device(NULL));
+  ck_assert_ptr_null(ek_replica_module(NULL));
+  ck_assert_uint_eq(ek_replica_parameter_count(NULL), 0);
+  ek_replica_free(NULL);
+  bench_close(&bench);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("replica");
+  TCase *tcase = ck_case(suite, "replica");
+  tcase_add_loop_test(tcase, layout, 0, 2);
+  tcase_add_test(tcase, find);
+  tcase_add_test(tcase, seeds);
+  tcase_add_test(tcase, values_depend_on_names);
+  tcase_add_test(tcase, without_gradients);
+  tcase_add_test(tcase, without_parameters);
+  tcase_add_test(tcase, charges);
+  tcase_add_test(tcase, out_of_memory);
+  tcase_add_test(tcase, bad_input);
+  return suite;
+}
+
+CK_MAIN(make_suite)

@@ -1,0 +1,174 @@
+/*
+ * check_sequential.c - modules one after the other.
+ */
+#include <evenkeel/gelu.h>
+#include <evenkeel/linear.h>
+#include <evenkeel/relu.h>
+#include <evenkeel/sequential.h>
+
+#include "ck_module.h"
+
+/* Makes a sequential and gives the references of its modules to it alone. */
+static ek_status wrap(ek_module **module, ek_module **modules, size_t count, ek_status status) {
+  if (status == EK_OK) status = ek_sequential_create(module, modules, count);
+  for (size_t i = 0; i < count; i++)
+    ek_module_free(modules[i]);
+  return status;
+}
+
+static ek_status create_three(ek_module **module) {
+  ek_module *modules[3] = {NULL, NULL, NULL};
+  ek_status status = ek_linear_create(&modules[0], 3, 4, true);
+  if (status == EK_OK) status = ek_gelu_create(&modules[1]);
+  if (status == EK_OK) status = ek_linear_create(&modules[2], 4, 2, false);
+  return wrap(module, modules, 3, status);
+}
+
+static ek_status create_single(ek_module **module) {
+  ek_module *modules[1] = {NULL};
+  const ek_status status = ek_linear_create(&modules[0], 3, 2, true);
+  return wrap(module, modules, 1, status);
+}
+
+/* One within another, and the same module twice: these are two sets of parameters. */
+static ek_status create_nested(ek_module **module) {
+  ek_module *modules[3] = {NULL, NULL, NULL};
+  ek_status status = ek_linear_create(&modules[0], 3, 3, true);
+  modules[1] = ek_module_share(modules[0]);
+  if (status == EK_OK) status = create_three(&modules[2]);
+  return wrap(module, modules, 3, status);
+}
+
+static const struct ck_module_case cases[] = {
+    {.name = "linear, gelu, linear",
+     .create = create_three,
+     .inputs = 1,
+     .input = {{0, 2, {3, 3}, -1, 1, 0}},
+     .longest = 4,
+     .depth = 10},
+    {.name = "a single module",
+     .create = create_single,
+     .inputs = 1,
+     .input = {{0, 2, {3, 3}, -1, 1, 0}},
+     .longest = 3,
+     .depth = 2},
+    {.name = "nested, one module twice",
+     .create = create_nested,
+     .inputs = 1,
+     .input = {{0, 2, {2, 3}, -1, 1, 0}},
+     .longest = 4,
+     .depth = 14},
+};
+
+START_TEST(names) {
+  static const char *const want[] = {"0.weight",   "0.bias",   "1.weight",  "1.bias",
+                                     "2.0.weight", "2.0.bias", "2.2.weight"};
+  struct ck_bed *bed = ck_bed_open(&cases[2], EK_F32, test_devices("cpu:1"));
+  ck_assert_uint_eq(ek_replica_parameter_count(bed->replica), 7);
+  for (size_t i = 0; i < 7; i++) {
+    ek_parameter_info info;
+    ck_ok(ek_replica_parameter(&info, bed->replica, i));
+    ck_assert_str_eq(info.name, want[i]);
+  }
+  ck_bed_close(bed);
+}
+END_TEST
+
+/* Without gradient no more than two results are alive at any time. */
+START_TEST(results_are_freed_early) {
+  ek_module *relu[8] = {NULL}, *module = NULL;
+  for (int i = 0; i < 8; i++)
+    ck_ok(ek_relu_create(&relu[i]));
+  ck_ok(ek_sequential_create(&module, relu, 8));
+  ek_group *group = ck_open("cpu:1", 1);
+  ek_device *device = ek_group_device(group, 0);
+  ek_replica *replica = NULL;
+  ek_pass *pass = NULL;
+  ek_tensor x = {0}, y = {0};
+  ek_memory_usage usage;
+  const int64_t shape[] = {10, 64};
+  ek_pass_options options = EK_PASS_OPTIONS_INIT;
+  options.gradient = false;
+  ck_ok(ek_replica_open(&replica, device, module, NULL));
+  ck_ok(ek_tensor_create(&x, device, EK_MEMORY_INPUTS, EK_F32, 2, shape));
+  ck_set(&x, (const double[640]){0});
+  ck_ok(ek_memory_stats(&usage, device));
+  const uint64_t before = usage.current_bytes;
+  ck_ok(ek_memory_reset_peak(device));
+  ck_ok(ek_pass_open(&pass, replica, &options));
+  ck_ok(ek_pass_run_forward(pass, &x, &y));
+  ck_ok(ek_memory_stats(&usage, device));
+  ck_assert_uint_eq(usage.peak_bytes, before + 2 * 2560);
+  ek_pass_free(pass);
+  ek_tensor_free(&x);
+  ek_tensor_free(&y);
+  ek_replica_free(replica);
+  ek_module_free(module);
+  for (int i = 0; i < 8; i++)
+    ek_module_free(relu[i]);
+  ek_group_close(group);
+}
+END_TEST
+
+/* Modules that are never run, for their numbers of inputs and outputs. */
+static ek_status never_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                               ek_tensor *outputs) {
+  (void)self, (void)pass, (void)inputs, (void)outputs;
+  return ek_error_set(EK_ERR_INTERNAL, "never: was run");
+}
+static ek_status never_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
+                                ek_tensor *grad_inputs) {
+  (void)self, (void)pass, (void)grad_outputs, (void)grad_inputs;
+  return ek_error_set(EK_ERR_INTERNAL, "never: was run");
+}
+static void never_free(ek_module *self) {
+  self->ops = NULL;
+}
+static const ek_module_ops never_ops = {.size = sizeof(ek_module_ops),
+                                        .kind = "never",
+                                        .forward = never_forward,
+                                        .backward = never_backward,
+                                        .free = never_free};
+
+START_TEST(bad_input) {
+  ek_module *module = NULL, *relu = NULL, two;
+  ck_ok(ek_relu_create(&relu));
+  ck_ok(ek_module_init(&two, &never_ops, 2, 2));
+  ek_module *with_null[] = {relu, NULL};
+  ek_module *not_fitting[] = {relu, &two};
+  ek_module *fitting[] = {&two, &two};
+  ck_fails(ek_sequential_create(NULL, &relu, 1), EK_ERR_INVALID_ARGUMENT, "sequential");
+  ck_fails(ek_sequential_create(&module, NULL, 1), EK_ERR_INVALID_ARGUMENT, "sequential");
+  ck_fails(ek_sequential_create(&module, &relu, 0), EK_ERR_INVALID_ARGUMENT, "no module");
+  ck_fails(ek_sequential_create(&module, with_null, 2), EK_ERR_INVALID_ARGUMENT,
+           "module 1 is NULL");
+  ck_fails(ek_sequential_create(&module, not_fitting, 2), EK_ERR_INVALID_ARGUMENT,
+           "module 0 (relu) has 1 outputs, module 1 (never) takes 2");
+  ck_assert_ptr_null(module);
+  ck_ok(ek_sequential_create(&module, fitting, 2));
+  ck_assert_uint_eq(module->inputs, 2);
+  ck_assert_uint_eq(module->outputs, 2);
+  ek_module_free(module);
+  ek_module_free(&two);
+  ck_assert_ptr_null(two.ops); /* the sequential had references and gave them back */
+  ek_module_free(relu);
+  ck_host_failures(create_three);
+
+  ck_ok(create_three(&module));
+  ck_forward_fails(module, EK_ERR_SHAPE, "linear: input has 4 columns, expected 3", EK_F32,
+                   CK_SHAPE(2, 4));
+  ek_module_free(module);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("sequential");
+  ck_module_tests(suite, cases, (int)(sizeof cases / sizeof *cases));
+  TCase *tcase = ck_case(suite, "sequential");
+  tcase_add_test(tcase, names);
+  tcase_add_test(tcase, results_are_freed_early);
+  tcase_add_test(tcase, bad_input);
+  return suite;
+}
+
+CK_MAIN(make_suite)
