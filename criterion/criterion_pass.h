@@ -1,0 +1,38 @@
+/*
+ * criterion_pass.h - the inside of ek_criterion_pass: shared by criterion.c, what a criterion sees
+ * of it, and criterion_pass.c, what its runner does with it. Criteria themselves do not include
+ * this.
+ */
+#ifndef EK_CRITERION_PASS_H
+#define EK_CRITERION_PASS_H
+
+#include <evenkeel/criterion.h>
+
+enum ek__criterion_phase {
+  EK__CRITERION_IDLE = 0, /* there is no forward to go back from */
+  EK__CRITERION_IN_FORWARD,
+  EK__CRITERION_FORWARD_DONE,
+  EK__CRITERION_IN_BACKWARD
+};
+
+struct ek_criterion_pass {
+  ek_criterion *criterion; /* a reference of its own */
+  ek_device *device;
+  ek_stream *stream;
+  ek_type type;
+  bool keep_outputs;
+  enum ek__criterion_phase phase;
+
+  /* The criterion whose function runs, and where its constants begin; `criterion` in between. */
+  const ek_criterion *running;
+  size_t first_constant;
+  ek_tensor constants[EK_MAX_CONSTANTS];
+
+  ek_tensor *saved; /* a stack */
+  size_t saved_count, saved_capacity;
+
+  ek_tensor losses;         /* of the last forward, if it handed them over */
+  const ek_tensor *factors; /* during a backward that has them, else NULL */
+};
+
+#endif /* EK_CRITERION_PASS_H */

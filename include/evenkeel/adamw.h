@@ -1,0 +1,33 @@
+/*
+ * adamw.h - AdamW, and Adam (updates.h has the formula; torch.optim.AdamW and Adam).
+ */
+#ifndef EVENKEEL_ADAMW_H
+#define EVENKEEL_ADAMW_H
+
+#include <evenkeel/optimizer.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct ek_adamw_options {
+  size_t size;
+  double learning_rate; /* >= 0 */
+  double beta1, beta2;  /* 0 <= beta < 1 */
+  double epsilon;       /* > 0 */
+  double weight_decay;  /* >= 0 */
+  bool coupled;         /* true: Adam, the decay is added to the gradient */
+  double clip_norm;     /* 0: no clipping */
+} ek_adamw_options;
+#define EK_ADAMW_OPTIONS_INIT                                                                      \
+  { sizeof(ek_adamw_options), 1e-3, 0.9, 0.999, 1e-8, 0.01, false, 0.0 }
+
+/* `options` NULL gives the defaults. EK_ERR_INVALID_ARGUMENT for values outside the ranges. */
+EK_API EK_CHECKED ek_status ek_adamw_create(ek_optimizer **optimizer,
+                                            const ek_adamw_options *options);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* EVENKEEL_ADAMW_H */

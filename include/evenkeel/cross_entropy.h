@@ -1,0 +1,35 @@
+/*
+ * cross_entropy.h - cross-entropy of logits against class indices.
+ *
+ * Output: logits [..., classes]. Target: i32, one per row. losses.h has the formula; weight d is the
+ * sum of the class weights of the targets that are not ignored, as in torch.nn.CrossEntropyLoss.
+ */
+#ifndef EVENKEEL_CROSS_ENTROPY_H
+#define EVENKEEL_CROSS_ENTROPY_H
+
+#include <evenkeel/criterion.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct ek_cross_entropy_options {
+  size_t size;
+  ek_reduction reduction;
+  int32_t ignore_index;        /* targets equal to it count for nothing */
+  double label_smoothing;      /* 0 <= e <= 1 */
+  const double *class_weights; /* `classes` of them, none negative, copied; NULL: all 1 */
+  int64_t classes;             /* length of class_weights; not used without them */
+} ek_cross_entropy_options;
+#define EK_CROSS_ENTROPY_OPTIONS_INIT                                                              \
+  { sizeof(ek_cross_entropy_options), EK_REDUCTION_MEAN, -100, 0.0, NULL, 0 }
+
+/* `options` NULL gives the defaults. EK_ERR_INVALID_ARGUMENT for values outside the ranges. */
+EK_API EK_CHECKED ek_status ek_cross_entropy_create(ek_criterion **criterion,
+                                                    const ek_cross_entropy_options *options);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* EVENKEEL_CROSS_ENTROPY_H */

@@ -1,0 +1,84 @@
+/*
+ * data_parallel_criterion.h - the loss where the outputs are.
+ *
+ * Cuts the targets at the sample boundaries of the outputs, runs the criterion on every device that
+ * has rows, and sums {s, d} over the devices in their order. With the outputs of mode gather it runs
+ * on the one device that has them.
+ *
+ *     EK_TRY(ek_data_parallel_model_forward(model, &outputs, &tokens, 1, NULL));
+ *     EK_TRY(ek_data_parallel_criterion_forward(criterion, &outputs, 1, &targets, 1));
+ *     EK_TRY(ek_data_parallel_criterion_backward(criterion, model, NULL));
+ *     EK_TRY(ek_data_parallel_optimizer_step(optimizer, &result));   // result.loss
+ *     ek_shards_free(&outputs);
+ */
+#ifndef EVENKEEL_DATA_PARALLEL_CRITERION_H
+#define EVENKEEL_DATA_PARALLEL_CRITERION_H
+
+#include <evenkeel/criterion.h>
+#include <evenkeel/data_parallel_model.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct ek_data_parallel_criterion ek_data_parallel_criterion;
+
+typedef struct ek_data_parallel_criterion_options {
+  size_t size;
+  bool keep_outputs; /* the outputs survive backward; the gradient has memory of its own */
+} ek_data_parallel_criterion_options;
+#define EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT                                                    \
+  { sizeof(ek_data_parallel_criterion_options), false }
+
+/* For the outputs of `model`, which must outlive it. Keeps a reference to the criterion. */
+EK_API EK_CHECKED ek_status ek_data_parallel_criterion_open(
+    ek_data_parallel_criterion **parallel, ek_data_parallel_model *model, ek_criterion *criterion,
+    const ek_data_parallel_criterion_options *options);
+EK_API void ek_data_parallel_criterion_free(ek_data_parallel_criterion *parallel);
+
+/*
+ * outputs: what the model's forward gave, in order; they stay the caller's and must live until
+ * backward is done. targets: host tensors (or on a device of the group), cut like the outputs.
+ */
+EK_API EK_CHECKED ek_status ek_data_parallel_criterion_forward(ek_data_parallel_criterion *parallel,
+                                                               ek_shards *outputs,
+                                                               size_t output_count,
+                                                               const ek_tensor *targets,
+                                                               size_t target_count);
+
+/*
+ * The loss of the last forward over all devices: s / D for `mean` (0 if D is 0), s otherwise;
+ * *weight (may be NULL) becomes D, 0 when every target was ignored. Waits for the devices. NaN on
+ * `plan`. Of a step with several micro-batches ek_data_parallel_optimizer_step() gives the loss.
+ */
+EK_API EK_CHECKED ek_status ek_data_parallel_criterion_loss(double *loss, double *weight,
+                                                            ek_data_parallel_criterion *parallel);
+
+/* Every single loss of the last forward of a `none` criterion; the caller frees the shards. */
+EK_API EK_CHECKED ek_status ek_data_parallel_criterion_losses(
+    ek_shards *losses, ek_data_parallel_criterion *parallel);
+
+/* f64 {s, D} over all devices, one tensor per device: loans until the next forward. */
+EK_API const ek_tensor *ek_data_parallel_criterion_totals(
+    const ek_data_parallel_criterion *parallel);
+
+typedef struct ek_criterion_backward_options {
+  size_t size;
+  bool accumulate;           /* as in ek_backward_options */
+  const ek_shards *factors;  /* for `none`: one factor per loss, as the losses lie; NULL: all 1 */
+} ek_criterion_backward_options;
+#define EK_CRITERION_BACKWARD_OPTIONS_INIT { sizeof(ek_criterion_backward_options), false, NULL }
+
+/*
+ * The gradient of the outputs and the model's backward. Without keep_outputs the outputs hold the
+ * gradient afterwards. Once per forward.
+ */
+EK_API EK_CHECKED ek_status ek_data_parallel_criterion_backward(
+    ek_data_parallel_criterion *parallel, ek_data_parallel_model *model,
+    const ek_criterion_backward_options *options);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* EVENKEEL_DATA_PARALLEL_CRITERION_H */

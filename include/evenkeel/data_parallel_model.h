@@ -1,0 +1,162 @@
+/*
+ * data_parallel_model.h - a module trained over all devices of a group.
+ *
+ *     mode         outputs and loss      parameters, gradients, optimizer state
+ *     gather       on one device         master on device 0, broadcast and summed
+ *     balanced     on their devices      the same
+ *     replicated   on their devices      a full copy each, gradients all-reduced
+ *     sharded      on their devices      parameters each, optimizer state 1/N each
+ *
+ * The two columns are two independent options. All modes compute the same training, to rounding, as
+ * one device would with the whole batch.
+ *
+ * A training step is forward, criterion, backward, optimizer; it is a transaction: when any of them
+ * fails, parameters, optimizer state and random masks are what they were before the step, what the
+ * step had accumulated is dropped, and the step can be started again.
+ *
+ * The functions here are called from one thread, which is not a worker.
+ */
+#ifndef EVENKEEL_DATA_PARALLEL_MODEL_H
+#define EVENKEEL_DATA_PARALLEL_MODEL_H
+
+#include <evenkeel/module.h>
+#include <evenkeel/replica.h>
+#include <evenkeel/scatter.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum ek_output_placement {
+  EK_OUTPUTS_STAY = 0,  /* each part on its device */
+  EK_OUTPUTS_GATHER = 1 /* all rows on output_device */
+} ek_output_placement;
+
+typedef enum ek_state_placement {
+  EK_STATE_MASTER = 0,
+  EK_STATE_REPLICATED = 1,
+  EK_STATE_SHARDED = 2
+} ek_state_placement;
+
+typedef enum ek_mode {
+  EK_MODE_GATHER = 0,
+  EK_MODE_BALANCED = 1,
+  EK_MODE_REPLICATED = 2,
+  EK_MODE_SHARDED = 3
+} ek_mode;
+
+EK_API const char *ek_mode_name(ek_mode mode); /* "gather"; "unknown" outside the list */
+/* EK_ERR_INVALID_ARGUMENT for a name there is not. */
+EK_API EK_CHECKED ek_status ek_mode_parse(ek_mode *mode, const char *name);
+
+typedef struct ek_data_parallel_model_options {
+  size_t size;
+  ek_output_placement outputs;
+  ek_state_placement state;
+  size_t output_device;      /* for EK_OUTPUTS_GATHER */
+  ek_type type;              /* EK_F32, or EK_F64 for checks */
+  uint64_t seed;             /* initial values and random masks */
+  uint64_t broadcast_inputs; /* bit i: input i goes whole to every device */
+  size_t bucket_bytes;       /* of the gradient reduction */
+} ek_data_parallel_model_options;
+#define EK_DATA_PARALLEL_MODEL_OPTIONS_INIT                                                        \
+  {                                                                                                \
+    sizeof(ek_data_parallel_model_options), EK_OUTPUTS_STAY, EK_STATE_REPLICATED, 0, EK_F32, 0, 0, \
+        4u << 20                                                                                   \
+  }
+
+/* Sets the two placements of a mode and leaves the rest. */
+EK_API EK_CHECKED ek_status ek_data_parallel_model_options_set_mode(
+    ek_data_parallel_model_options *options, ek_mode mode);
+
+typedef struct ek_data_parallel_model ek_data_parallel_model;
+
+/* `options` NULL gives the defaults (mode replicated). Keeps a reference to the module. The group
+ * must outlive the model. */
+EK_API EK_CHECKED ek_status ek_data_parallel_model_open(
+    ek_data_parallel_model **model, ek_group *group, ek_module *module,
+    const ek_data_parallel_model_options *options);
+EK_API void ek_data_parallel_model_free(ek_data_parallel_model *model);
+
+EK_API ek_group *ek_data_parallel_model_group(const ek_data_parallel_model *model);
+/* Number `index` of the replicas, a loan; NULL outside. */
+EK_API ek_replica *ek_data_parallel_model_replica(const ek_data_parallel_model *model,
+                                                  size_t index);
+
+typedef struct ek_forward_options {
+  size_t size;
+  const ek_scatter_options *scatter; /* NULL: even */
+  bool gradient;                     /* a backward follows */
+  bool training;                     /* dropout is on */
+} ek_forward_options;
+#define EK_FORWARD_OPTIONS_INIT { sizeof(ek_forward_options), NULL, true, true }
+
+/*
+ * Scatters the inputs (host tensors, or on a device of the group), runs the module, and gives one
+ * ek_shards per output of the module, in order, owned by the caller and to be freed after backward.
+ * In mode gather only the part of output_device has rows. Scattered inputs must have equal numbers of
+ * rows; at least one input must be scattered. A forward whose backward never comes is dropped by the
+ * next one.
+ */
+EK_API EK_CHECKED ek_status ek_data_parallel_model_forward(ek_data_parallel_model *model,
+                                                           ek_shards *outputs,
+                                                           const ek_tensor *inputs,
+                                                           size_t input_count,
+                                                           const ek_forward_options *options);
+
+typedef struct ek_backward_options {
+  size_t size;
+  /*
+   * Another micro-batch of the same step follows: its gradients are added, and the devices' sums are
+   * put together with the last one. Random masks and the weight go on as in one large batch.
+   */
+  bool accumulate;
+  /*
+   * One f64 tensor {s, D} per device, the same on all: the loss's sum and weight over all devices, as
+   * ek_data_parallel_criterion_totals() gives them. The gradients of a step are divided by the sum
+   * of its D. NULL: {0, 0}, and nothing is divided.
+   */
+  const ek_tensor *totals;
+  bool sum; /* the loss is a sum: totals give the loss of the step, but nothing is divided */
+} ek_backward_options;
+#define EK_BACKWARD_OPTIONS_INIT { sizeof(ek_backward_options), false, NULL, false }
+
+/*
+ * Backward of the last forward from the gradients of its outputs, one ek_shards per output, laid out
+ * as forward gave them. ek_data_parallel_criterion_backward() calls it; a program with a loss of its
+ * own calls it directly. Gradients of the same step are all divided or all not: else EK_ERR_STATE.
+ */
+EK_API EK_CHECKED ek_status ek_data_parallel_model_backward(ek_data_parallel_model *model,
+                                                            const ek_shards *gradients,
+                                                            size_t count,
+                                                            const ek_backward_options *options);
+
+/* Drops what was accumulated since the last step. */
+EK_API EK_CHECKED ek_status ek_data_parallel_model_discard(ek_data_parallel_model *model);
+
+/* ---- parameters by name ("blocks.0.attention.qkv.weight") ---- */
+
+EK_API size_t ek_data_parallel_model_parameter_count(const ek_data_parallel_model *model);
+/* NULL outside. */
+EK_API const char *ek_data_parallel_model_parameter_name(const ek_data_parallel_model *model,
+                                                         size_t index);
+/* The shape and the type of a parameter, as a host tensor without data. */
+EK_API EK_CHECKED ek_status ek_data_parallel_model_describe(const ek_data_parallel_model *model,
+                                                            const char *name, ek_tensor *like);
+/* Reads or writes a whole parameter from or to host memory of its type and size. */
+EK_API EK_CHECKED ek_status ek_data_parallel_model_get(const ek_data_parallel_model *model,
+                                                       const char *name, ek_tensor *host);
+EK_API EK_CHECKED ek_status ek_data_parallel_model_set(ek_data_parallel_model *model,
+                                                       const char *name, const ek_tensor *host);
+/*
+ * Reads the gradient of a step, summed over all devices and micro-batches and divided by D, between
+ * the last backward of the step and the optimizer. EK_ERR_STATE at other times.
+ */
+EK_API EK_CHECKED ek_status ek_data_parallel_model_gradient(const ek_data_parallel_model *model,
+                                                            const char *name, ek_tensor *host);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* EVENKEEL_DATA_PARALLEL_MODEL_H */

@@ -1,0 +1,49 @@
+/*
+ * evenkeel.h - trains neural networks over the devices of one machine with an even load.
+ *
+ * Includes everything. To read it as a tutorial, take the headers in this order:
+ *
+ *     status.h     errors                        device.h    devices, groups, workers, streams
+ *     memory.h     the ledger                    tensor.h    shapes over memory
+ *     data_parallel_model.h, data_parallel_criterion.h, data_parallel_optimizer.h
+ *                  the training loop
+ *     gpt.h, mlp.h, layers.h                     stock models and layers
+ *     cross_entropy.h, mean_squared_error.h, weighted_sum.h         losses
+ *     sgd.h, adamw.h, schedule.h                 optimizers
+ *     module.h, pass.h, replica.h, criterion.h, optimizer.h         to write your own
+ *     op.h         operations for your own layers
+ *     scatter.h, gather.h, replicate.h, apply.h, reduce.h, communicator.h
+ *                  the parts that data parallelism is made of
+ */
+#ifndef EVENKEEL_EVENKEEL_H
+#define EVENKEEL_EVENKEEL_H
+
+#include <evenkeel/adamw.h>
+#include <evenkeel/apply.h>
+#include <evenkeel/communicator.h>
+#include <evenkeel/cross_entropy.h>
+#include <evenkeel/data_parallel_criterion.h>
+#include <evenkeel/data_parallel_model.h>
+#include <evenkeel/data_parallel_optimizer.h>
+#include <evenkeel/device.h>
+#include <evenkeel/gather.h>
+#include <evenkeel/gpt.h>
+#include <evenkeel/host_memory.h>
+#include <evenkeel/layers.h>
+#include <evenkeel/log.h>
+#include <evenkeel/mean_squared_error.h>
+#include <evenkeel/memory.h>
+#include <evenkeel/mlp.h>
+#include <evenkeel/op.h>
+#include <evenkeel/pass.h>
+#include <evenkeel/random.h>
+#include <evenkeel/reduce.h>
+#include <evenkeel/replicate.h>
+#include <evenkeel/schedule.h>
+#include <evenkeel/sgd.h>
+#include <evenkeel/status.h>
+#include <evenkeel/tensor.h>
+#include <evenkeel/version.h>
+#include <evenkeel/weighted_sum.h>
+
+#endif /* EVENKEEL_EVENKEEL_H */

@@ -1,0 +1,58 @@
+/*
+ * optimizer.h - an update rule over flat ranges, as an immutable description.
+ *
+ * The state (momentum, moments) lives with whoever runs it, ek_data_parallel_optimizer, as flat
+ * buffers of the ranges that a device owns. Stock rules: sgd.h, adamw.h.
+ */
+#ifndef EVENKEEL_OPTIMIZER_H
+#define EVENKEEL_OPTIMIZER_H
+
+#include <evenkeel/updates.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct ek_optimizer ek_optimizer;
+
+/* The most state buffers of one rule. */
+#define EK_MAX_OPTIMIZER_STATES 4
+
+/* One range on one device: all tensors have rank 1 and the same length. */
+typedef struct ek_update {
+  ek_tensor *parameters;
+  const ek_tensor *gradients;
+  ek_tensor *states; /* optimizer->states of them; undefined memory at step 1 */
+  int64_t step;      /* 1 for the first */
+  double learning_rate;
+  ek_update_scale scale;
+} ek_update;
+
+typedef struct ek_optimizer_ops {
+  size_t size;
+  const char *kind;
+  /* Required. Queues the update on `stream`; may not fail for lack of memory. */
+  ek_status (*update)(const ek_optimizer *self, ek_stream *stream, const ek_update *update);
+  /* Required. */
+  void (*free)(ek_optimizer *self);
+} ek_optimizer_ops;
+
+struct ek_optimizer {
+  const ek_optimizer_ops *ops;
+  size_t states;
+  double learning_rate; /* where no schedule or other rate is given */
+  double clip_norm;     /* 0: gradients are not clipped */
+  int references;
+};
+
+EK_API EK_CHECKED ek_status ek_optimizer_init(ek_optimizer *optimizer, const ek_optimizer_ops *ops,
+                                              size_t states, double learning_rate,
+                                              double clip_norm);
+EK_API ek_optimizer *ek_optimizer_share(ek_optimizer *optimizer);
+EK_API void ek_optimizer_free(ek_optimizer *optimizer);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* EVENKEEL_OPTIMIZER_H */

@@ -1,0 +1,61 @@
+/*
+ * reduce.h - sums the gradients of replicas, bucket by bucket, while backward still runs.
+ *
+ * The flat gradient buffer is cut into buckets of neighbouring parameters, from its end to its
+ * beginning: the order in which backward completes them. When every parameter of the next bucket is
+ * complete on a device, that device queues the bucket's collective; a bucket starts when all devices
+ * have queued it. Nothing is copied into a bucket: it is a range of the flat buffer.
+ */
+#ifndef EVENKEEL_REDUCE_H
+#define EVENKEEL_REDUCE_H
+
+#include <evenkeel/communicator.h>
+#include <evenkeel/replica.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct ek_reducer ek_reducer;
+
+typedef enum ek_reduce_kind {
+  EK_REDUCE_TO_FIRST = 0, /* device 0 has the sum */
+  EK_REDUCE_TO_ALL = 1,   /* every device has it */
+  EK_REDUCE_SCATTER = 2   /* device k has its part of every bucket: ek_reducer_range() */
+} ek_reduce_kind;
+
+typedef struct ek_reducer_options {
+  size_t size;
+  ek_reduce_kind kind;
+  size_t bucket_bytes; /* at least this many per bucket, the last may be smaller */
+} ek_reducer_options;
+#define EK_REDUCER_OPTIONS_INIT { sizeof(ek_reducer_options), EK_REDUCE_TO_ALL, 4u << 20 }
+
+/* One replica per device, in order; they must outlive the reducer. */
+EK_API EK_CHECKED ek_status ek_reducer_open(ek_reducer **reducer, ek_communicator *communicator,
+                                            ek_group *group, ek_replica *const *replicas,
+                                            const ek_reducer_options *options);
+EK_API void ek_reducer_free(ek_reducer *reducer);
+
+EK_API size_t ek_reducer_bucket_count(const ek_reducer *reducer);
+/* Elements first .. last - 1 of the flat buffer that device number `device` owns of a bucket. */
+EK_API EK_CHECKED ek_status ek_reducer_range(int64_t *first, int64_t *last,
+                                             const ek_reducer *reducer, size_t bucket,
+                                             size_t device);
+
+/* On the device's worker: a new round begins. */
+EK_API EK_CHECKED ek_status ek_reducer_start(ek_reducer *reducer, ek_device *device);
+/* On the device's worker: this parameter's gradient is complete. */
+EK_API EK_CHECKED ek_status ek_reducer_complete(ek_reducer *reducer, ek_device *device,
+                                                size_t parameter);
+/* On the device's worker: all are complete; queues what is left and waits (in stream order). */
+EK_API EK_CHECKED ek_status ek_reducer_finish(ek_reducer *reducer, ek_device *device);
+
+/* How many buckets of the last round device number `device` had queued before finish was called. */
+EK_API size_t ek_reducer_overlapped(const ek_reducer *reducer, size_t device);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* EVENKEEL_REDUCE_H */

@@ -1,0 +1,86 @@
+/*
+ * scatter.h - one tensor as one shard per device, cut along dimension 0.
+ *
+ *     even     sizes differ by at most one, larger first (9 rows over 4 devices: 3 2 2 2)
+ *     chunk    torch's: ceil(rows / n) until they are used up (9 over 4: 3 3 3 0)
+ *     sizes    given by the caller; their sum must be the number of rows
+ *     weights  proportional to the given weights, for unequal devices, by largest remainder
+ *
+ * Fewer rows than devices is legal: the rest get shards without rows.
+ */
+#ifndef EVENKEEL_SCATTER_H
+#define EVENKEEL_SCATTER_H
+
+#include <evenkeel/tensor.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum ek_scatter_kind {
+  EK_SCATTER_EVEN = 0,
+  EK_SCATTER_CHUNK = 1,
+  EK_SCATTER_SIZES = 2,
+  EK_SCATTER_WEIGHTS = 3
+} ek_scatter_kind;
+
+typedef struct ek_scatter_options {
+  size_t size;
+  ek_scatter_kind kind;
+  const int64_t *sizes;  /* one per device, for `sizes` */
+  const double *weights; /* one per device, for `weights`: finite, >= 0, not all 0 */
+} ek_scatter_options;
+#define EK_SCATTER_OPTIONS_INIT { sizeof(ek_scatter_options), EK_SCATTER_EVEN, NULL, NULL }
+
+/*
+ * One logical tensor as one part per device. parts[k] lies on device k and holds rows
+ * offsets[k] .. offsets[k+1] - 1; samples[k] .. samples[k+1] - 1 are the samples of the batch that
+ * these rows belong to (equal to the rows unless a sample has several rows). A struct of zeros is
+ * "none". The struct holds references; ek_shards_free() drops them.
+ */
+typedef struct ek_shards {
+  ek_group *group;
+  size_t count;   /* of devices */
+  bool broadcast; /* every device has the whole */
+  ek_tensor parts[EK_MAX_DEVICES];
+  int64_t offsets[EK_MAX_DEVICES + 1];
+  int64_t samples[EK_MAX_DEVICES + 1];
+} ek_shards;
+
+/* Drops all parts and makes the struct zero. NULL and zero structs are legal. */
+EK_API void ek_shards_free(ek_shards *shards);
+
+/*
+ * The cut of `rows` over `count` devices: offsets[0 .. count]. Pure arithmetic. `options` NULL: even.
+ * EK_ERR_INVALID_ARGUMENT for a wrong sum of sizes, a negative size, weights that make no sense.
+ */
+EK_API EK_CHECKED ek_status ek_scatter_offsets(int64_t *offsets, int64_t rows, size_t count,
+                                               const ek_scatter_options *options);
+
+/*
+ * Puts every device's rows on it, charged to `category`. The source is on the host or on a device of
+ * the group; a part that lies on its device already is a view, not a copy. A scalar (rank 0) cannot
+ * be cut: EK_ERR_SHAPE. On failure nothing is left behind.
+ */
+EK_API EK_CHECKED ek_status ek_scatter(ek_shards *shards, ek_group *group, const ek_tensor *source,
+                                       ek_memory_category category,
+                                       const ek_scatter_options *options);
+
+/*
+ * The same at the sample boundaries of `like`: rows that belong to the same samples go to the same
+ * device. The number of rows must be a multiple of the number of samples (B * T targets against B
+ * inputs): else EK_ERR_SHAPE.
+ */
+EK_API EK_CHECKED ek_status ek_scatter_like(ek_shards *shards, const ek_shards *like,
+                                            const ek_tensor *source, ek_memory_category category);
+
+/* The whole tensor on every device; offsets and samples are those of the whole on each. */
+EK_API EK_CHECKED ek_status ek_scatter_broadcast(ek_shards *shards, ek_group *group,
+                                                 const ek_tensor *source,
+                                                 ek_memory_category category);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* EVENKEEL_SCATTER_H */

@@ -1,0 +1,31 @@
+/*
+ * sgd.h - stochastic gradient descent with momentum (updates.h has the formula; torch.optim.SGD).
+ */
+#ifndef EVENKEEL_SGD_H
+#define EVENKEEL_SGD_H
+
+#include <evenkeel/optimizer.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct ek_sgd_options {
+  size_t size;
+  double learning_rate; /* >= 0 */
+  double momentum;      /* >= 0; 0: no state */
+  double dampening;
+  double weight_decay;  /* >= 0 */
+  bool nesterov;        /* wants momentum > 0 and dampening 0 */
+  double clip_norm;     /* 0: no clipping */
+} ek_sgd_options;
+#define EK_SGD_OPTIONS_INIT { sizeof(ek_sgd_options), 0.01, 0.0, 0.0, 0.0, false, 0.0 }
+
+/* `options` NULL gives the defaults. EK_ERR_INVALID_ARGUMENT for values outside the ranges. */
+EK_API EK_CHECKED ek_status ek_sgd_create(ek_optimizer **optimizer, const ek_sgd_options *options);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* EVENKEEL_SGD_H */

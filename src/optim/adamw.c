@@ -1,0 +1,89 @@
+/*
+ * adamw.c - AdamW, and Adam: two states, the moments m and v.
+ */
+#include <evenkeel/adamw.h>
+
+#include <math.h>
+#include <string.h>
+
+#include "core/alloc.h"
+
+struct adamw {
+  ek_optimizer base;
+  double beta1, beta2, epsilon, weight_decay;
+  bool coupled;
+};
+
+static ek_status update_range(const ek_optimizer *self, ek_stream *stream,
+                              const ek_update *update) {
+  const struct adamw *a = (const struct adamw *)self;
+  if (update == NULL || update->states == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: %s is NULL", self->ops->kind,
+                        update == NULL ? "update" : "update->states");
+  }
+  const ek_adamw_terms terms = {.learning_rate = update->learning_rate,
+                                .beta1 = a->beta1,
+                                .beta2 = a->beta2,
+                                .epsilon = a->epsilon,
+                                .weight_decay = a->weight_decay,
+                                .decoupled = !a->coupled,
+                                .step = update->step};
+  return ek_op_adamw(stream, update->parameters, &update->states[0], &update->states[1],
+                     update->gradients, &terms, &update->scale);
+}
+
+static void release(ek_optimizer *self) {
+  ek__free(self);
+}
+
+static const ek_optimizer_ops ops = {
+    .size = sizeof(ek_optimizer_ops), .kind = "adamw", .update = update_range, .free = release};
+
+static ek_status check_beta(const char *name, double beta) {
+  if (beta >= 0.0 && beta < 1.0) return EK_OK;
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "adamw: %s is %g, expected 0 <= %s < 1", name, beta,
+                      name);
+}
+
+static ek_status check_options(const ek_adamw_options *o) {
+  EK_TRY(check_beta("beta1", o->beta1));
+  EK_TRY(check_beta("beta2", o->beta2));
+  if (!(o->epsilon > 0.0 && isfinite(o->epsilon))) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "adamw: epsilon is %g, expected a number > 0",
+                        o->epsilon);
+  }
+  if (!(o->weight_decay >= 0.0 && isfinite(o->weight_decay))) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "adamw: weight_decay is %g, expected a number >= 0", o->weight_decay);
+  }
+  return EK_OK;
+}
+
+ek_status ek_adamw_create(ek_optimizer **optimizer, const ek_adamw_options *options) {
+  ek_adamw_options o = EK_ADAMW_OPTIONS_INIT;
+  if (optimizer == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "adamw: optimizer is NULL");
+  }
+  if (options != NULL) {
+    if (options->size < sizeof(size_t) || options->size > sizeof o) {
+      return ek_error_set(EK_ERR_INVALID_ARGUMENT, "adamw: options.size is %zu, expected %zu",
+                          options->size, sizeof o);
+    }
+    memcpy(&o, options, options->size); /* a shorter struct is an older program's */
+  }
+  EK_TRY(check_options(&o));
+  struct adamw *a = ek__calloc(1, sizeof *a);
+  if (a == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "adamw: the host has no memory");
+  const ek_status status = ek_optimizer_init(&a->base, &ops, 2, o.learning_rate, o.clip_norm);
+  if (status != EK_OK) {
+    ek__free(a);
+    return status;
+  }
+  a->beta1 = o.beta1;
+  a->beta2 = o.beta2;
+  a->epsilon = o.epsilon;
+  a->weight_decay = o.weight_decay;
+  a->coupled = o.coupled;
+  *optimizer = &a->base;
+  return EK_OK;
+}

@@ -1,0 +1,60 @@
+/*
+ * optimizer.c - the base of every update rule.
+ */
+#include <evenkeel/optimizer.h>
+
+#include <math.h>
+
+static ek_status check_ops(const ek_optimizer_ops *ops) {
+  const char *kind = ops->kind == NULL ? "optimizer" : ops->kind;
+  if (ops->size < sizeof *ops) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: ops.size is %zu, expected %zu", kind,
+                        ops->size, sizeof *ops);
+  }
+  const char *missing = ops->kind == NULL     ? "kind"
+                        : ops->update == NULL ? "update"
+                        : ops->free == NULL   ? "free"
+                                              : NULL;
+  if (missing == NULL) return EK_OK;
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: ops.%s is missing", kind, missing);
+}
+
+static ek_status check_number(const char *kind, const char *name, double value) {
+  if (value >= 0.0 && isfinite(value)) return EK_OK;
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: %s is %g, expected a number >= 0", kind, name,
+                      value);
+}
+
+ek_status ek_optimizer_init(ek_optimizer *optimizer, const ek_optimizer_ops *ops, size_t states,
+                            double learning_rate, double clip_norm) {
+  if (optimizer == NULL || ops == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "optimizer: %s is NULL",
+                        optimizer == NULL ? "optimizer" : "ops");
+  }
+  EK_TRY(check_ops(ops));
+  if (states > EK_MAX_OPTIMIZER_STATES) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: %zu states, at most %d are possible",
+                        ops->kind, states, EK_MAX_OPTIMIZER_STATES);
+  }
+  EK_TRY(check_number(ops->kind, "learning_rate", learning_rate));
+  EK_TRY(check_number(ops->kind, "clip_norm", clip_norm));
+  *optimizer = (ek_optimizer){.ops = ops,
+                              .states = states,
+                              .learning_rate = learning_rate,
+                              .clip_norm = clip_norm,
+                              .references = 1};
+  return EK_OK;
+}
+
+ek_optimizer *ek_optimizer_share(ek_optimizer *optimizer) {
+  if (optimizer != NULL) __atomic_add_fetch(&optimizer->references, 1, __ATOMIC_RELAXED);
+  return optimizer;
+}
+
+void ek_optimizer_free(ek_optimizer *optimizer) {
+  if (optimizer == NULL) return;
+  /* Whoever drops the last reference must see what the others did before they dropped theirs. */
+  if (__atomic_sub_fetch(&optimizer->references, 1, __ATOMIC_ACQ_REL) == 0) {
+    optimizer->ops->free(optimizer);
+  }
+}

@@ -1,0 +1,89 @@
+/*
+ * sgd.c - stochastic gradient descent with momentum: one state, or none without momentum.
+ */
+#include <evenkeel/sgd.h>
+
+#include <math.h>
+#include <string.h>
+
+#include "core/alloc.h"
+
+struct sgd {
+  ek_optimizer base;
+  double momentum, dampening, weight_decay;
+  bool nesterov;
+};
+
+static ek_status update_range(const ek_optimizer *self, ek_stream *stream,
+                              const ek_update *update) {
+  const struct sgd *s = (const struct sgd *)self;
+  if (update == NULL || (self->states > 0 && update->states == NULL)) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "sgd: %s is NULL",
+                        update == NULL ? "update" : "update->states");
+  }
+  const ek_sgd_terms terms = {.learning_rate = update->learning_rate,
+                              .momentum = s->momentum,
+                              .dampening = s->dampening,
+                              .weight_decay = s->weight_decay,
+                              .nesterov = s->nesterov,
+                              .first = update->step <= 1};
+  return ek_op_sgd(stream, update->parameters, self->states > 0 ? &update->states[0] : NULL,
+                   update->gradients, &terms, &update->scale);
+}
+
+static void release(ek_optimizer *self) {
+  ek__free(self);
+}
+
+static const ek_optimizer_ops ops = {
+    .size = sizeof(ek_optimizer_ops), .kind = "sgd", .update = update_range, .free = release};
+
+static ek_status check_options(const ek_sgd_options *o) {
+  if (!(o->momentum >= 0.0 && isfinite(o->momentum))) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "sgd: momentum is %g, expected a number >= 0",
+                        o->momentum);
+  }
+  if (!isfinite(o->dampening)) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "sgd: dampening is %g, expected a finite number",
+                        o->dampening);
+  }
+  if (!(o->weight_decay >= 0.0 && isfinite(o->weight_decay))) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "sgd: weight_decay is %g, expected a number >= 0",
+                        o->weight_decay);
+  }
+  if (o->nesterov && !(o->momentum > 0.0 && o->dampening == 0.0)) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "sgd: nesterov wants momentum > 0 and dampening 0, not %g and %g",
+                        o->momentum, o->dampening);
+  }
+  return EK_OK;
+}
+
+ek_status ek_sgd_create(ek_optimizer **optimizer, const ek_sgd_options *options) {
+  ek_sgd_options o = EK_SGD_OPTIONS_INIT;
+  if (optimizer == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "sgd: optimizer is NULL");
+  }
+  if (options != NULL) {
+    if (options->size < sizeof(size_t) || options->size > sizeof o) {
+      return ek_error_set(EK_ERR_INVALID_ARGUMENT, "sgd: options.size is %zu, expected %zu",
+                          options->size, sizeof o);
+    }
+    memcpy(&o, options, options->size); /* a shorter struct is an older program's */
+  }
+  EK_TRY(check_options(&o));
+  struct sgd *s = ek__calloc(1, sizeof *s);
+  if (s == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "sgd: the host has no memory");
+  const size_t states = o.momentum != 0.0 ? 1 : 0;
+  const ek_status status = ek_optimizer_init(&s->base, &ops, states, o.learning_rate, o.clip_norm);
+  if (status != EK_OK) {
+    ek__free(s);
+    return status;
+  }
+  s->momentum = o.momentum;
+  s->dampening = o.dampening;
+  s->weight_decay = o.weight_decay;
+  s->nesterov = o.nesterov;
+  *optimizer = &s->base;
+  return EK_OK;
+}

@@ -1,0 +1,623 @@
+/*
+ * check_criterion.c - a criterion of a program's own through the table, with children; what a pass
+ * gives and when; what is refused.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <evenkeel/criterion.h>
+#include <evenkeel/host_memory.h>
+#include <evenkeel/mean_squared_error.h>
+#include <evenkeel/memory.h>
+
+#include "ck_criterion.h"
+
+/* ---- a criterion of our own: s = sum of w[c] |y - t|, d = sum of w[c] ---- */
+
+enum fault { NO_FAULT, NO_GRADIENT, WRONG_GRADIENT, TAKES_TOO_MUCH, FAILS_FORWARD, FAILS_BACKWARD };
+
+struct absolute_error {
+  ek_criterion base;
+  ek_tensor constants[2]; /* the weights of the columns, and an integer of no use */
+  int32_t number;
+  enum fault fault;
+  int *freed;
+};
+
+enum { COLUMNS = 3 };
+
+/* It computes on the host, so that it runs on any backend. */
+static double *fetch(const ek_tensor *tensor) {
+  double *values = calloc((size_t)ek_tensor_count(tensor) + 1, sizeof *values);
+  ck_assert_ptr_nonnull(values);
+  ck_get(values, tensor);
+  return values;
+}
+
+static ek_status absolute_forward(const ek_criterion *self, ek_criterion_pass *pass,
+                                  const ek_tensor *outputs, const ek_tensor *targets,
+                                  ek_tensor *totals) {
+  const struct absolute_error *a = (const struct absolute_error *)self;
+  ek_tensor weights = {0}, number = {0}, signs = {0};
+  EK_TRY(ek_criterion_pass_constant(&weights, pass, 0));
+  EK_TRY(ek_criterion_pass_constant(&number, pass, 1));
+  const int64_t count = ek_tensor_count(&outputs[0]);
+  double *y = fetch(&outputs[0]), *t = fetch(&targets[0]), *w = fetch(&weights);
+  double *n = fetch(&number);
+  double sum[2] = {0, 0};
+  double *losses = calloc((size_t)count, sizeof *losses);
+  ck_assert_int_eq((int32_t)n[0], a->number);
+  for (int64_t i = 0; i < count; i++) {
+    losses[i] = w[i % COLUMNS] * fabs(y[i] - t[i]);
+    sum[0] += losses[i];
+    sum[1] += w[i % COLUMNS];
+    y[i] = w[i % COLUMNS] * (y[i] > t[i] ? 1 : -1);
+  }
+  ck_set(totals, sum);
+  ek_status status =
+      ek_criterion_pass_create(&signs, pass, outputs[0].type, outputs[0].rank, outputs[0].shape);
+  if (status == EK_OK) {
+    ck_set(&signs, y);
+    status = ek_criterion_pass_save(pass, &signs);
+    ek_tensor_free(&signs);
+  }
+  if (status == EK_OK && self->reduction == EK_REDUCTION_NONE) {
+    ek_tensor kept = {0};
+    status = ek_criterion_pass_create(&kept, pass, outputs[0].type, 1, &count);
+    if (status == EK_OK) {
+      ck_set(&kept, losses);
+      status = ek_criterion_pass_losses(pass, &kept);
+      ek_tensor_free(&kept);
+    }
+  }
+  free(y), free(t), free(w), free(n), free(losses);
+  if (status != EK_OK) return status;
+  return a->fault == FAILS_FORWARD ? ek_error_set(EK_ERR_UNSUPPORTED, "absolute: no") : EK_OK;
+}
+
+static ek_status absolute_backward(const ek_criterion *self, ek_criterion_pass *pass,
+                                   const ek_tensor *outputs, const ek_tensor *targets,
+                                   const ek_tensor *scales, ek_tensor *gradients) {
+  (void)targets;
+  const struct absolute_error *a = (const struct absolute_error *)self;
+  if (a->fault == NO_GRADIENT) return EK_OK;
+  if (a->fault == WRONG_GRADIENT) {
+    const int64_t shape[] = {1};
+    return ek_criterion_pass_create(&gradients[0], pass, EK_F32, 1, shape);
+  }
+  ek_tensor signs = {0}, given = {0};
+  EK_TRY(ek_criterion_pass_take(&signs, pass));
+  double *g = fetch(&signs), *scale = fetch(scales), *factors = NULL;
+  if (ek_criterion_pass_loss_factors(&given, pass)) factors = fetch(&given);
+  ek_tensor_free(&signs);
+  for (int64_t i = 0; i < ek_tensor_count(&outputs[0]); i++) {
+    g[i] *= scale[0] * (factors == NULL ? 1.0 : factors[i]);
+  }
+  ek_status status = ek_criterion_pass_gradient(&gradients[0], pass, &outputs[0]);
+  if (status == EK_OK) ck_set(&gradients[0], g);
+  free(g), free(scale), free(factors);
+  if (status == EK_OK && a->fault == TAKES_TOO_MUCH) status = ek_criterion_pass_take(&signs, pass);
+  if (status == EK_OK && a->fault == FAILS_BACKWARD) {
+    status = ek_error_set(EK_ERR_UNSUPPORTED, "absolute: not back");
+  }
+  return status;
+}
+
+static void absolute_free(ek_criterion *self) {
+  struct absolute_error *a = (struct absolute_error *)self;
+  if (a->freed != NULL) ++*a->freed;
+  free(a);
+}
+
+static const ek_criterion_ops absolute_ops = {.size = sizeof(ek_criterion_ops),
+                                              .kind = "absolute",
+                                              .forward = absolute_forward,
+                                              .backward = absolute_backward,
+                                              .free = absolute_free};
+
+/* `weights` lives as long as the criterion. */
+static ek_criterion *make(double *weights, ek_reduction reduction, enum fault fault, int *freed) {
+  struct absolute_error *a = calloc(1, sizeof *a);
+  ck_assert_ptr_nonnull(a);
+  a->fault = fault;
+  a->freed = freed;
+  a->number = 41;
+  ck_ok(ek_criterion_init(&a->base, &absolute_ops, 1, 1, reduction));
+  ck_ok(ek_tensor_host(&a->constants[0], weights, EK_F64, CK_SHAPE(COLUMNS)));
+  ck_ok(ek_tensor_host(&a->constants[1], &a->number, EK_I32, 0, NULL));
+  a->base.constants = a->constants;
+  a->base.constant_count = 2;
+  return &a->base;
+}
+
+static double some_weights[COLUMNS] = {0.5, 1.0, 2.0};
+
+/* ---- it works like the stock ones ---- */
+
+START_TEST(a_criterion_of_our_own) {
+  struct ck_rig *rig = ck_rig_variant(_i);
+  int freed = 0;
+  const double outputs[] = {1, 2, 3, -1, -2, -3};
+  const double targets[] = {2, 2.5, 1, -1.5, 0, 0};
+  /* |y - t| = 1 0.5 2 | 0.5 2 3, weighted 0.5 0.5 4 | 0.25 2 6: exact in both types */
+  const double want[] = {13.25, 7.0};
+  const double gradient[] = {-1, -2, 4, 1, -2, -4}; /* sign * weight, twice */
+  const double doubled = 2.0;
+  ek_tensor *y = ck_tensor(rig, outputs, CK_SHAPE(2, COLUMNS));
+  ek_tensor *t = ck_tensor(rig, targets, CK_SHAPE(2, COLUMNS));
+  for (int keep = 0; keep < 2; keep++) {
+    struct ck_loss loss =
+        ck_loss_open(rig, make(some_weights, EK_REDUCTION_MEAN, NO_FAULT, &freed), keep == 1);
+    double totals[2];
+    ck_set(y, outputs);
+    ck_loss_forward(&loss, y, t, totals);
+    ck_within("totals", totals, want, NULL, 2);
+    ck_loss_forward(&loss, y, t, totals); /* what the first one saved is dropped */
+    ck_loss_backward(&loss, y, t, &doubled, NULL);
+    ck_within("gradient", ck_read(rig, &loss.gradients[0]), gradient, NULL, 6);
+    ck_assert_int_eq(loss.gradients[0].data == y->data, keep == 0);
+    ck_loss_close(&loss);
+    ck_assert_int_eq(freed, keep + 1);
+  }
+  ck_rig_close(rig);
+}
+END_TEST
+
+START_TEST(single_losses) {
+  struct ck_rig *rig = ck_rig_variant(_i);
+  const double outputs[] = {1, 2, 3}, targets[] = {2, 2.5, 1}, factors[] = {3, 0, 0.5};
+  const double want[] = {0.5, 0.5, 4}, gradient[] = {-1.5, 0, 1};
+  ek_tensor *y = ck_tensor(rig, outputs, CK_SHAPE(1, COLUMNS));
+  ek_tensor *t = ck_tensor(rig, targets, CK_SHAPE(1, COLUMNS));
+  struct ck_loss loss =
+      ck_loss_open(rig, make(some_weights, EK_REDUCTION_NONE, NO_FAULT, NULL), false);
+  ek_tensor losses = {0};
+  ck_fails(ek_criterion_pass_last_losses(&losses, loss.pass), EK_ERR_STATE, "no forward");
+  ck_loss_forward(&loss, y, t, NULL);
+  ck_ok(ek_criterion_pass_last_losses(&losses, loss.pass));
+  ck_within("losses", ck_read(rig, &losses), want, NULL, 3);
+
+  const ek_tensor *few = ck_tensor(rig, factors, CK_SHAPE(2));
+  const ek_tensor *strange =
+      ck_tensor_of(rig, rig->type == EK_F32 ? EK_F64 : EK_F32, factors, CK_SHAPE(3));
+  ck_set(&loss.scales, want);
+  ck_fails(ek_criterion_pass_run_backward(loss.pass, y, t, &loss.scales, few, loss.gradients),
+           EK_ERR_SHAPE, "2 factors for 3 losses");
+  ck_fails(ek_criterion_pass_run_backward(loss.pass, y, t, &loss.scales, strange, loss.gradients),
+           EK_ERR_TYPE, "factors");
+  ck_loss_backward(&loss, y, t, NULL, ck_tensor(rig, factors, CK_SHAPE(3)));
+  ck_within("gradient", ck_read(rig, &loss.gradients[0]), gradient, NULL, 3);
+  ck_ok(ek_criterion_pass_last_losses(&losses, loss.pass)); /* they belong to the forward */
+  ek_criterion_pass_reset(loss.pass);
+  ck_fails(ek_criterion_pass_last_losses(&losses, loss.pass), EK_ERR_STATE, "no forward");
+  ck_loss_close(&loss);
+  ck_rig_close(rig);
+}
+END_TEST
+
+/* ---- one made of two others ---- */
+
+struct pair {
+  ek_criterion base;
+  ek_criterion *children[2];
+  ek_tensor constants[4];
+  size_t shift; /* added to where the second child's constants begin */
+};
+
+static ek_status pair_forward(const ek_criterion *self, ek_criterion_pass *pass,
+                              const ek_tensor *outputs, const ek_tensor *targets,
+                              ek_tensor *totals) {
+  const struct pair *p = (const struct pair *)self;
+  for (size_t i = 0; i < 2; i++) {
+    ek_tensor own = {0};
+    EK_TRY(ek_tensor_rows(&own, totals, (int64_t)i, 1));
+    const ek_status status = ek_criterion_pass_forward(pass, p->children[i], i * 2 + i * p->shift,
+                                                       &outputs[i], &targets[i], &own);
+    ek_tensor_free(&own);
+    if (status != EK_OK) return status;
+  }
+  ek_tensor first = {0};
+  EK_TRY(ek_criterion_pass_constant(&first, pass, 3)); /* its own scope again */
+  ck_assert_int_eq(first.type, EK_I32);
+  return EK_OK;
+}
+
+static ek_status pair_backward(const ek_criterion *self, ek_criterion_pass *pass,
+                               const ek_tensor *outputs, const ek_tensor *targets,
+                               const ek_tensor *scales, ek_tensor *gradients) {
+  const struct pair *p = (const struct pair *)self;
+  for (size_t i = 2; i-- > 0;) {
+    ek_tensor own = {0};
+    EK_TRY(ek_tensor_rows(&own, scales, (int64_t)i, 1));
+    const ek_status status = ek_criterion_pass_backward(pass, p->children[i], i * 2, &outputs[i],
+                                                        &targets[i], &own, &gradients[i]);
+    ek_tensor_free(&own);
+    if (status != EK_OK) return status;
+  }
+  return EK_OK;
+}
+
+static void pair_free(ek_criterion *self) {
+  struct pair *p = (struct pair *)self;
+  ek_criterion_free(p->children[0]);
+  ek_criterion_free(p->children[1]);
+  free(p);
+}
+
+static const ek_criterion_ops pair_ops = {.size = sizeof(ek_criterion_ops),
+                                          .kind = "pair",
+                                          .forward = pair_forward,
+                                          .backward = pair_backward,
+                                          .free = pair_free};
+
+static ek_criterion *make_pair(double *first, double *second, size_t shift, enum fault fault) {
+  struct pair *p = calloc(1, sizeof *p);
+  ck_assert_ptr_nonnull(p);
+  ck_ok(ek_criterion_init(&p->base, &pair_ops, 2, 2, EK_REDUCTION_SUM));
+  p->children[0] = make(first, EK_REDUCTION_SUM, NO_FAULT, NULL);
+  p->children[1] = make(second, EK_REDUCTION_SUM, fault, NULL);
+  for (size_t i = 0; i < 4; i++)
+    p->constants[i] = p->children[i / 2]->constants[i % 2];
+  p->shift = shift;
+  p->base.constants = p->constants;
+  p->base.constant_count = 4;
+  p->base.terms = 2;
+  return &p->base;
+}
+
+START_TEST(children_have_their_own_constants) {
+  struct ck_rig *rig = ck_rig_variant(_i);
+  double other[COLUMNS] = {4, 8, 16};
+  const double outputs[] = {1, 2, 3}, zeros[] = {0, 0, 0};
+  const double want[] = {8.5, 3.5, 68, 28}; /* 0.5 + 2 + 6; 4 + 16 + 48 */
+  const double first[] = {0.5, 1, 2}, second[] = {12, 24, 48}, scales[] = {1, 3};
+  ek_tensor y[2] = {*ck_tensor(rig, outputs, CK_SHAPE(1, 3)),
+                    *ck_tensor(rig, outputs, CK_SHAPE(1, 3))};
+  ek_tensor t[2] = {*ck_tensor(rig, zeros, CK_SHAPE(1, 3)), *ck_tensor(rig, zeros, CK_SHAPE(1, 3))};
+  struct ck_loss loss = ck_loss_open(rig, make_pair(some_weights, other, 0, NO_FAULT), false);
+  double totals[4];
+  ck_loss_forward(&loss, y, t, totals);
+  ck_within("totals", totals, want, NULL, 4);
+  ck_loss_backward(&loss, y, t, scales, NULL);
+  ck_within("gradient 0", ck_read(rig, &loss.gradients[0]), first, NULL, 3);
+  ck_within("gradient 1", ck_read(rig, &loss.gradients[1]), second, NULL, 3);
+  ck_loss_close(&loss);
+
+  /* A child that would read constants that are not its parent's. */
+  loss = ck_loss_open(rig, make_pair(some_weights, other, 1, NO_FAULT), false);
+  ck_fails(ek_criterion_pass_run_forward(loss.pass, y, t, &loss.totals), EK_ERR_INVALID_ARGUMENT,
+           "child absolute needs constants 3 .. 5, but there are 4");
+  ck_loss_close(&loss);
+  /* A gradient that was made before another child failed is freed. */
+  loss = ck_loss_open(rig, make_pair(some_weights, other, 0, FAILS_BACKWARD), false);
+  ck_loss_forward(&loss, y, t, NULL);
+  ck_set(&loss.scales, scales);
+  ck_fails(ek_criterion_pass_run_backward(loss.pass, y, t, &loss.scales, NULL, loss.gradients),
+           EK_ERR_UNSUPPORTED, "not back");
+  ck_assert(!ek_tensor_exists(&loss.gradients[0]) && !ek_tensor_exists(&loss.gradients[1]));
+  ck_loss_close(&loss);
+  ck_rig_close(rig);
+}
+END_TEST
+
+/* ---- constants ---- */
+
+START_TEST(floating_constants_take_the_type_of_the_model) {
+  struct ck_rig *rig = ck_rig_variant(_i);
+  double thirds[COLUMNS] = {1.0 / 3, 2.0 / 3, 1e-3};
+  float quarters[COLUMNS] = {0.25f, 0.5f, 0.1f};
+  struct absolute_error *a =
+      (struct absolute_error *)make(thirds, EK_REDUCTION_MEAN, NO_FAULT, NULL);
+  ck_ok(ek_tensor_host(&a->constants[1], quarters, EK_F32, CK_SHAPE(COLUMNS)));
+  struct ck_loss loss = ck_loss_open(rig, &a->base, false);
+  ek_tensor constant = {0};
+  double want[COLUMNS];
+  for (size_t i = 0; i < 2; i++) {
+    ck_ok(ek_criterion_pass_constant(&constant, loss.pass, i));
+    ck_assert_int_eq(constant.type, rig->type);
+    ck_assert_ptr_eq(constant.device, rig->device);
+    for (int c = 0; c < COLUMNS; c++) {
+      want[c] = i == 0 ? ck_round(rig, thirds[c]) : (double)quarters[c];
+    }
+    ck_within("constant", ck_read(rig, &constant), want, NULL, COLUMNS);
+  }
+  ck_assert_uint_eq(ck_loss_bytes(rig), 2 * EK_MEMORY_UNIT);
+  ck_fails(ek_criterion_pass_constant(&constant, loss.pass, 2), EK_ERR_INVALID_ARGUMENT,
+           "constant 2 of 2");
+  ck_loss_close(&loss);
+  ck_rig_close(rig);
+}
+END_TEST
+
+START_TEST(bad_constants) {
+  struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
+  ek_criterion *criterion = make(some_weights, EK_REDUCTION_MEAN, NO_FAULT, NULL);
+  struct absolute_error *a = (struct absolute_error *)criterion;
+  ek_criterion_pass *pass = NULL;
+  const ek_tensor good = a->constants[1];
+  a->constants[1] = (ek_tensor){0};
+  ck_fails(ek_criterion_pass_open(&pass, rig->device, criterion, NULL), EK_ERR_INVALID_ARGUMENT,
+           "constant 1");
+  a->constants[1] = *ck_poisoned(rig, CK_SHAPE(2));
+  ck_fails(ek_criterion_pass_open(&pass, rig->device, criterion, NULL), EK_ERR_INVALID_ARGUMENT,
+           "constant 1 is not a host tensor");
+  uint16_t half[2] = {0, 0};
+  ck_ok(ek_tensor_host(&a->constants[1], half, EK_F16, CK_SHAPE(2)));
+  ck_fails(ek_criterion_pass_open(&pass, rig->device, criterion, NULL), EK_ERR_UNSUPPORTED, "f16");
+  a->constants[1] = good;
+  criterion->constant_count = EK_MAX_CONSTANTS + 1;
+  ck_fails(ek_criterion_pass_open(&pass, rig->device, criterion, NULL), EK_ERR_INVALID_ARGUMENT,
+           "17 constants");
+  criterion->constant_count = 2;
+  criterion->constants = NULL;
+  ck_fails(ek_criterion_pass_open(&pass, rig->device, criterion, NULL), EK_ERR_INVALID_ARGUMENT,
+           "none given");
+  criterion->constants = a->constants;
+  const size_t terms[] = {0, EK_MAX_TERMS + 1};
+  for (size_t i = 0; i < 2; i++) {
+    criterion->terms = terms[i];
+    ck_fails(ek_criterion_pass_open(&pass, rig->device, criterion, NULL), EK_ERR_INVALID_ARGUMENT,
+             "terms");
+  }
+  ck_assert_ptr_null(pass);
+  ck_assert_int_eq(criterion->references, 1);
+  ek_criterion_free(criterion);
+  ck_rig_close(rig);
+}
+END_TEST
+
+/* ---- order of calls ---- */
+
+START_TEST(only_inside_forward_or_backward) {
+  struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
+  struct ck_loss loss =
+      ck_loss_open(rig, make(some_weights, EK_REDUCTION_MEAN, NO_FAULT, NULL), false);
+  ek_criterion_pass *pass = loss.pass;
+  ek_tensor *x = ck_tensor(rig, some_weights, CK_SHAPE(1, 3));
+  ek_tensor taken = {0};
+  ck_assert_ptr_eq(ek_criterion_pass_device(pass), rig->device);
+  ck_assert_ptr_eq(ek_criterion_pass_stream(pass), rig->stream);
+  ck_fails(ek_criterion_pass_save(pass, x), EK_ERR_STATE, "outside of forward");
+  ck_fails(ek_criterion_pass_take(&taken, pass), EK_ERR_STATE, "outside of backward");
+  ck_fails(ek_criterion_pass_gradient(&taken, pass, x), EK_ERR_STATE, "outside of backward");
+  ck_fails(ek_criterion_pass_losses(pass, x), EK_ERR_STATE, "outside of forward");
+  ck_fails(ek_criterion_pass_forward(pass, loss.criterion, 0, x, x, &loss.totals), EK_ERR_STATE,
+           "outside of forward");
+  ck_fails(ek_criterion_pass_backward(pass, loss.criterion, 0, x, x, &loss.scales, &taken),
+           EK_ERR_STATE, "outside of backward");
+  ck_assert(!ek_criterion_pass_loss_factors(&taken, pass));
+  ck_fails(ek_criterion_pass_last_losses(&taken, pass), EK_ERR_STATE, "reduction is not none");
+
+  ck_fails(ek_criterion_pass_run_backward(pass, x, x, &loss.scales, NULL, loss.gradients),
+           EK_ERR_STATE, "without a forward");
+  ek_tensor target = *ck_tensor(rig, some_weights, CK_SHAPE(1, 3));
+  ck_loss_forward(&loss, x, &target, NULL);
+  ck_loss_backward(&loss, x, &target, NULL, NULL);
+  ck_loss_drop(&loss);
+  ck_fails(ek_criterion_pass_run_backward(pass, x, &target, &loss.scales, NULL, loss.gradients),
+           EK_ERR_STATE, "without a forward");
+  ck_loss_forward(&loss, x, &target, NULL);
+  ek_criterion_pass_reset(pass);
+  ck_assert_uint_eq(ck_loss_bytes(rig), 2 * EK_MEMORY_UNIT); /* the constants */
+  ck_fails(ek_criterion_pass_run_backward(pass, x, &target, &loss.scales, NULL, loss.gradients),
+           EK_ERR_STATE, "without a forward");
+  ck_loss_close(&loss);
+  ck_rig_close(rig);
+}
+END_TEST
+
+START_TEST(faults_of_a_criterion_leave_nothing) {
+  static const struct {
+    enum fault fault;
+    ek_status status;
+    const char *text;
+  } cases[] = {{NO_GRADIENT, EK_ERR_INVALID_ARGUMENT, "gradient 0 is not there"},
+               {WRONG_GRADIENT, EK_ERR_SHAPE, "gradient 0"},
+               {TAKES_TOO_MUCH, EK_ERR_STATE, "takes more than forward saved"},
+               {FAILS_FORWARD, EK_ERR_UNSUPPORTED, "absolute: no"},
+               {FAILS_BACKWARD, EK_ERR_UNSUPPORTED, "absolute: not back"}};
+  struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
+  ek_tensor *x = ck_tensor(rig, some_weights, CK_SHAPE(1, 3));
+  ek_tensor *t = ck_tensor(rig, some_weights, CK_SHAPE(1, 3));
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    struct ck_loss loss =
+        ck_loss_open(rig, make(some_weights, EK_REDUCTION_MEAN, cases[i].fault, NULL), false);
+    if (cases[i].fault == FAILS_FORWARD) {
+      ck_fails(ek_criterion_pass_run_forward(loss.pass, x, t, &loss.totals), cases[i].status,
+               cases[i].text);
+    } else {
+      ck_loss_forward(&loss, x, t, NULL);
+      ck_set(&loss.scales, some_weights);
+      ck_fails(ek_criterion_pass_run_backward(loss.pass, x, t, &loss.scales, NULL, loss.gradients),
+               cases[i].status, cases[i].text);
+      ck_assert(!ek_tensor_exists(&loss.gradients[0]));
+    }
+    ck_fails(ek_criterion_pass_run_backward(loss.pass, x, t, &loss.scales, NULL, loss.gradients),
+             EK_ERR_STATE, "without a forward");
+    ck_assert_uint_eq(ck_loss_bytes(rig), 2 * EK_MEMORY_UNIT);
+    ck_loss_close(&loss);
+  }
+  ck_rig_close(rig);
+}
+END_TEST
+
+START_TEST(out_of_memory) {
+  struct ck_rig *rig = ck_rig_variant(_i);
+  ek_tensor *x = ck_tensor(rig, some_weights, CK_SHAPE(1, 3));
+  ek_tensor *t = ck_tensor(rig, some_weights, CK_SHAPE(1, 3));
+  ek_criterion *criterion = make(some_weights, EK_REDUCTION_NONE, NO_FAULT, NULL);
+  ck_loss_failures(rig, criterion, x, t);
+  ek_criterion_free(criterion);
+  ck_rig_close(rig);
+}
+END_TEST
+
+/* ---- what is refused ---- */
+
+START_TEST(bad_bases) {
+  ek_criterion c;
+  ek_criterion_ops ops = absolute_ops;
+  const ek_criterion_ops good = ops;
+  ck_fails(ek_criterion_init(NULL, &ops, 1, 1, EK_REDUCTION_MEAN), EK_ERR_INVALID_ARGUMENT,
+           "criterion is NULL");
+  ck_fails(ek_criterion_init(&c, NULL, 1, 1, EK_REDUCTION_MEAN), EK_ERR_INVALID_ARGUMENT,
+           "ops is NULL");
+  ops.size = 8;
+  ck_fails(ek_criterion_init(&c, &ops, 1, 1, EK_REDUCTION_MEAN), EK_ERR_INVALID_ARGUMENT, "size");
+  ops = good;
+  ops.kind = NULL;
+  ck_fails(ek_criterion_init(&c, &ops, 1, 1, EK_REDUCTION_MEAN), EK_ERR_INVALID_ARGUMENT, "kind");
+  ops = good;
+  ops.forward = NULL;
+  ck_fails(ek_criterion_init(&c, &ops, 1, 1, EK_REDUCTION_MEAN), EK_ERR_INVALID_ARGUMENT,
+           "ops.forward");
+  ops = good;
+  ops.backward = NULL;
+  ck_fails(ek_criterion_init(&c, &ops, 1, 1, EK_REDUCTION_MEAN), EK_ERR_INVALID_ARGUMENT,
+           "ops.backward");
+  ops = good;
+  ops.free = NULL;
+  ck_fails(ek_criterion_init(&c, &ops, 1, 1, EK_REDUCTION_MEAN), EK_ERR_INVALID_ARGUMENT,
+           "ops.free");
+  ck_fails(ek_criterion_init(&c, &good, 0, 1, EK_REDUCTION_MEAN), EK_ERR_INVALID_ARGUMENT,
+           "one output");
+  ck_fails(ek_criterion_init(&c, &good, 1, 1, (ek_reduction)-1), EK_ERR_INVALID_ARGUMENT,
+           "reduction");
+  ck_ok(ek_criterion_init(&c, &good, 2, 0, EK_REDUCTION_SUM));
+  ck_assert_uint_eq(c.outputs, 2);
+  ck_assert_uint_eq(c.terms, 1);
+  ck_assert_ptr_null(c.coefficients);
+  ck_assert_int_eq(c.references, 1);
+}
+END_TEST
+
+START_TEST(references) {
+  int freed = 0;
+  ek_criterion *c = make(some_weights, EK_REDUCTION_MEAN, NO_FAULT, &freed);
+  ck_assert_ptr_null(ek_criterion_share(NULL));
+  ek_criterion_free(NULL);
+  ck_assert_ptr_eq(ek_criterion_share(c), c);
+  struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
+  ek_criterion_pass *pass = NULL;
+  ck_ok(ek_criterion_pass_open(&pass, rig->device, c, NULL));
+  ek_criterion_free(c);
+  ek_criterion_free(c);
+  ck_assert_int_eq(freed, 0); /* the pass holds it */
+  ek_criterion_pass_free(pass);
+  ck_assert_int_eq(freed, 1);
+  ck_rig_close(rig);
+}
+END_TEST
+
+START_TEST(bad_passes) {
+  struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
+  ek_criterion *c = make(some_weights, EK_REDUCTION_MEAN, NO_FAULT, NULL);
+  ek_criterion_pass *pass = NULL;
+  ek_criterion_pass_options o = EK_CRITERION_PASS_OPTIONS_INIT;
+  ck_fails(ek_criterion_pass_open(NULL, rig->device, c, NULL), EK_ERR_INVALID_ARGUMENT, "pass");
+  ck_fails(ek_criterion_pass_open(&pass, NULL, c, NULL), EK_ERR_INVALID_ARGUMENT, "device");
+  ck_fails(ek_criterion_pass_open(&pass, rig->device, NULL, NULL), EK_ERR_INVALID_ARGUMENT,
+           "criterion");
+  o.size = 1;
+  ck_fails(ek_criterion_pass_open(&pass, rig->device, c, &o), EK_ERR_INVALID_ARGUMENT, "size");
+  o.size = sizeof o;
+  o.type = EK_I32;
+  ck_fails(ek_criterion_pass_open(&pass, rig->device, c, &o), EK_ERR_INVALID_ARGUMENT, "i32");
+  ck_assert_ptr_null(pass);
+  ek_criterion_free(c);
+
+  ek_tensor t = {0};
+  ck_assert_ptr_null(ek_criterion_pass_device(NULL));
+  ck_assert_ptr_null(ek_criterion_pass_stream(NULL));
+  ck_assert(!ek_criterion_pass_loss_factors(&t, NULL));
+  ek_criterion_pass_reset(NULL);
+  ek_criterion_pass_free(NULL);
+  const ek_status statuses[] = {ek_criterion_pass_constant(&t, NULL, 0),
+                                ek_criterion_pass_create(&t, NULL, EK_F32, 0, NULL),
+                                ek_criterion_pass_save(NULL, &t),
+                                ek_criterion_pass_take(&t, NULL),
+                                ek_criterion_pass_gradient(&t, NULL, &t),
+                                ek_criterion_pass_losses(NULL, &t),
+                                ek_criterion_pass_forward(NULL, NULL, 0, &t, &t, &t),
+                                ek_criterion_pass_backward(NULL, NULL, 0, &t, &t, &t, &t),
+                                ek_criterion_pass_run_forward(NULL, &t, &t, &t),
+                                ek_criterion_pass_run_backward(NULL, &t, &t, &t, NULL, &t),
+                                ek_criterion_pass_last_losses(&t, NULL)};
+  for (size_t i = 0; i < sizeof statuses / sizeof statuses[0]; i++) {
+    ck_assert_int_eq(statuses[i], EK_ERR_INVALID_ARGUMENT);
+  }
+  ck_assert(ck_contains(ek_error_message(), "pass is NULL"));
+  ck_rig_close(rig);
+}
+END_TEST
+
+START_TEST(bad_tensors) {
+  struct ck_rig *rig = ck_rig_open("cpu:2", EK_F32, 1);
+  struct ck_loss loss =
+      ck_loss_open(rig, make(some_weights, EK_REDUCTION_MEAN, NO_FAULT, NULL), false);
+  ek_criterion_pass *pass = loss.pass;
+  ek_tensor *x = ck_tensor(rig, some_weights, CK_SHAPE(1, 3)), *s = &loss.totals;
+  ek_tensor none = {0}, host, *g = loss.gradients;
+  float numbers[3] = {0};
+  ck_ok(ek_tensor_host(&host, numbers, EK_F32, CK_SHAPE(1, 3)));
+  ek_tensor far = ck_upload(ek_group_device(rig->group, 1), EK_F32, NULL, CK_SHAPE(1, 3));
+  const ek_tensor *floats = ck_poisoned(rig, CK_SHAPE(1, 2));
+  ek_tensor *flat = ck_tensor_of(rig, EK_F64, NULL, CK_SHAPE(2));
+
+  ck_fails(ek_criterion_pass_run_forward(pass, NULL, x, s), EK_ERR_INVALID_ARGUMENT, "outputs");
+  ck_fails(ek_criterion_pass_run_forward(pass, x, NULL, s), EK_ERR_INVALID_ARGUMENT, "targets");
+  ck_fails(ek_criterion_pass_run_forward(pass, x, x, NULL), EK_ERR_INVALID_ARGUMENT, "totals");
+  ck_fails(ek_criterion_pass_run_forward(pass, &none, x, s), EK_ERR_INVALID_ARGUMENT, "output 0");
+  ck_fails(ek_criterion_pass_run_forward(pass, x, &host, s), EK_ERR_DEVICE, "host memory");
+  ck_fails(ek_criterion_pass_run_forward(pass, x, &far, s), EK_ERR_DEVICE, "cpu:1");
+  ek_tensor copy = *floats;
+  ck_fails(ek_criterion_pass_run_forward(pass, x, x, &copy), EK_ERR_TYPE, "expected f64");
+  ck_fails(ek_criterion_pass_run_forward(pass, x, x, flat), EK_ERR_SHAPE, "1 x 2");
+
+  ck_loss_forward(&loss, x, x, NULL);
+  const ek_tensor *c = &loss.scales;
+  ck_fails(ek_criterion_pass_run_backward(pass, NULL, x, c, NULL, g), EK_ERR_INVALID_ARGUMENT,
+           "outputs");
+  ck_fails(ek_criterion_pass_run_backward(pass, x, NULL, c, NULL, g), EK_ERR_INVALID_ARGUMENT,
+           "targets");
+  ck_fails(ek_criterion_pass_run_backward(pass, x, x, NULL, NULL, g), EK_ERR_INVALID_ARGUMENT,
+           "scales");
+  ck_fails(ek_criterion_pass_run_backward(pass, x, x, flat, NULL, g), EK_ERR_SHAPE, "scales");
+  ck_fails(ek_criterion_pass_run_backward(pass, x, x, c, x, g), EK_ERR_INVALID_ARGUMENT,
+           "reduction none");
+  ck_fails(ek_criterion_pass_run_backward(pass, x, x, c, NULL, NULL), EK_ERR_INVALID_ARGUMENT,
+           "gradients");
+  g[0] = host;
+  ck_fails(ek_criterion_pass_run_backward(pass, x, x, c, NULL, g), EK_ERR_INVALID_ARGUMENT,
+           "struct of zeros");
+  g[0] = none;
+  ck_fails(ek_criterion_pass_last_losses(NULL, pass), EK_ERR_INVALID_ARGUMENT, "losses");
+  ck_loss_backward(&loss, x, x, NULL, NULL); /* nothing was lost by all that */
+  ek_tensor_free(&far);
+  ck_loss_close(&loss);
+  ck_rig_close(rig);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("criterion");
+  TCase *own = ck_case(suite, "own");
+  tcase_add_loop_test(own, a_criterion_of_our_own, 0, CK_VARIANTS);
+  tcase_add_loop_test(own, single_losses, 0, CK_VARIANTS);
+  tcase_add_loop_test(own, children_have_their_own_constants, 0, CK_VARIANTS);
+  tcase_add_loop_test(own, floating_constants_take_the_type_of_the_model, 0, CK_VARIANTS);
+  TCase *order = ck_case(suite, "order");
+  tcase_add_test(order, only_inside_forward_or_backward);
+  tcase_add_test(order, faults_of_a_criterion_leave_nothing);
+  tcase_add_loop_test(order, out_of_memory, 0, CK_VARIANTS);
+  tcase_add_test(order, references);
+  TCase *refused = ck_case(suite, "refused");
+  tcase_add_test(refused, bad_constants);
+  tcase_add_test(refused, bad_bases);
+  tcase_add_test(refused, bad_passes);
+  tcase_add_test(refused, bad_tensors);
+  return suite;
+}
+
+CK_MAIN(make_suite)

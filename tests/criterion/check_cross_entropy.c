@@ -1,0 +1,544 @@
+/*
+ * check_cross_entropy.c - the cross-entropy criterion against the formula written out, against
+ * numbers of PyTorch, against differences, and by its memory.
+ */
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <evenkeel/cross_entropy.h>
+#include <evenkeel/host_memory.h>
+#include <evenkeel/memory.h>
+
+#include "ck_criterion.h"
+
+enum { IGNORED = 7 };
+
+/* rows x classes logits, as 2-dimensional or [rows / 4, 4, classes], with their targets. */
+struct batch {
+  int64_t rows, classes;
+  double *logits, *targets;
+  ek_tensor *x, *y;
+};
+
+static struct batch make_batch(struct ck_rig *rig, int64_t rows, int64_t classes) {
+  struct batch b = {.rows = rows, .classes = classes};
+  b.logits = ck_values(rig, rows * classes, -5.0, 5.0);
+  b.targets = ck_integers(rig, rows, 0, classes - 1);
+  if (classes > IGNORED) b.targets[1] = b.targets[rows - 1] = IGNORED;
+  b.x = rows % 4 == 0 ? ck_tensor(rig, b.logits, CK_SHAPE(rows / 4, 4, classes))
+                      : ck_tensor(rig, b.logits, CK_SHAPE(rows, classes));
+  b.y = rows % 4 == 0 ? ck_tensor_of(rig, EK_I32, b.targets, CK_SHAPE(rows / 4, 4))
+                      : ck_tensor_of(rig, EK_I32, b.targets, CK_SHAPE(rows));
+  return b;
+}
+
+static ek_criterion *make(const ek_cross_entropy_options *options) {
+  ek_criterion *criterion = NULL;
+  ck_ok(ek_cross_entropy_create(&criterion, options));
+  ck_assert_ptr_nonnull(criterion);
+  return criterion;
+}
+
+/* ---- the formula of losses.h, in long double ---- */
+
+struct reference {
+  double *losses, *gradient; /* the gradient of s */
+  double s, d;
+  double *loss_bound, *gradient_bound; /* what rounding may do: see below */
+  double s_bound;
+};
+
+/*
+ * Bounds. With u the unit roundoff, X the largest |logit| of a row, K classes and W the largest
+ * weight: the sum of K exponentials, each good to 8 u or so, is good to (K + 8) u, so that its
+ * logarithm has an absolute error of (K + 8) u; the differences to the logits round X twice. Four
+ * times u (K + 16) (1 + X + log K) W covers all of it for the loss. A probability exp(x - lse) has
+ * the error of its exponent as its relative error: the same number bounds a gradient of s.
+ */
+static double row_bound(const struct ck_rig *rig, const double *x, int64_t classes, double most) {
+  double largest = 0;
+  for (int64_t c = 0; c < classes; c++)
+    largest = fmax(largest, fabs(x[c]));
+  return 4.0 * rig->unit * (double)(classes + 16) * (1.0 + largest + log((double)classes)) * most;
+}
+
+static void reference_row(struct reference *r, const double *x, int64_t row, int64_t y,
+                          int64_t classes, const double *w, double e) {
+  long double sum = 0, smooth = 0, weights = 0;
+  for (int64_t c = 0; c < classes; c++)
+    sum += expl((long double)x[c]);
+  const long double lse = logl(sum);
+  for (int64_t c = 0; c < classes; c++) {
+    smooth += w[c] * (lse - x[c]);
+    weights += w[c];
+  }
+  const long double even = (long double)e / (long double)classes;
+  r->losses[row] = (double)((1.0L - e) * w[y] * (lse - x[y]) + even * smooth);
+  r->s += r->losses[row];
+  r->d += w[y];
+  for (int64_t c = 0; c < classes; c++) {
+    const long double p = expl(x[c] - lse);
+    r->gradient[row * classes + c] =
+        (double)((1.0L - e) * w[y] * (p - (c == y)) + even * (p * weights - w[c]));
+  }
+}
+
+static struct reference compute(struct ck_rig *rig, const struct batch *b,
+                                const ek_cross_entropy_options *o) {
+  struct reference r = {.losses = ck_zeros(rig, b->rows),
+                        .gradient = ck_zeros(rig, b->rows * b->classes),
+                        .loss_bound = ck_zeros(rig, b->rows),
+                        .gradient_bound = ck_zeros(rig, b->rows * b->classes)};
+  double *w = ck_zeros(rig, b->classes), most = 0;
+  for (int64_t c = 0; c < b->classes; c++) {
+    w[c] = o->class_weights == NULL ? 1.0 : ck_round(rig, o->class_weights[c]);
+    most = fmax(most, w[c]);
+  }
+  for (int64_t row = 0; row < b->rows; row++) {
+    const double *x = b->logits + row * b->classes;
+    if ((int32_t)b->targets[row] == o->ignore_index) continue;
+    reference_row(&r, x, row, (int64_t)b->targets[row], b->classes, w, o->label_smoothing);
+    r.loss_bound[row] = row_bound(rig, x, b->classes, most);
+    /* The sum of the losses rounds once per row more. */
+    r.s_bound += r.loss_bound[row] + (double)b->rows * rig->unit * fabs(r.losses[row]);
+    for (int64_t c = 0; c < b->classes; c++) {
+      r.gradient_bound[row * b->classes + c] = r.loss_bound[row];
+    }
+  }
+  return r;
+}
+
+/* ---- values ---- */
+
+struct setting {
+  bool weights, ignore;
+  double smoothing;
+};
+static const struct setting settings[] = {
+    {false, false, 0.0}, {false, true, 0.0},  {true, false, 0.0},
+    {true, true, 0.1},   {false, true, 0.25}, {true, true, 1.0},
+};
+enum { SETTINGS = sizeof settings / sizeof settings[0] };
+
+static ek_cross_entropy_options options_of(struct ck_rig *rig, const struct setting *setting,
+                                           int64_t classes) {
+  ek_cross_entropy_options o = EK_CROSS_ENTROPY_OPTIONS_INIT;
+  if (setting->ignore) o.ignore_index = IGNORED;
+  o.label_smoothing = setting->smoothing;
+  if (setting->weights) {
+    double *w = ck_values(rig, classes, 0.0, 3.0);
+    w[0] = 0.0; /* legal */
+    o.class_weights = w;
+    o.classes = classes;
+  }
+  return o;
+}
+
+START_TEST(equals_the_formula) {
+  struct ck_rig *rig = ck_rig_variant(_i / SETTINGS);
+  struct batch b = make_batch(rig, _i % 2 == 0 ? 24 : 23, 37);
+  const ek_cross_entropy_options o = options_of(rig, &settings[_i % SETTINGS], b.classes);
+  struct reference want = compute(rig, &b, &o);
+  struct ck_loss loss = ck_loss_open(rig, make(&o), false);
+
+  double totals[2];
+  ck_loss_forward(&loss, b.x, b.y, totals);
+  ck_within("s", &totals[0], &want.s, &want.s_bound, 1);
+  const double d_bound = (double)b.rows * rig->unit * want.d;
+  ck_within("d", &totals[1], &want.d, &d_bound, 1);
+
+  const double scale = 0.375; /* exact: no rounding of its own */
+  ck_loss_backward(&loss, b.x, b.y, &scale, NULL);
+  for (int64_t i = 0; i < b.rows * b.classes; i++) {
+    want.gradient[i] *= scale;
+  }
+  ck_assert(ek_tensor_same_shape(&loss.gradients[0], b.x));
+  ck_within("gradient", ck_read(rig, &loss.gradients[0]), want.gradient, want.gradient_bound,
+            b.rows * b.classes);
+  ck_loss_close(&loss);
+  ck_rig_close(rig);
+}
+END_TEST
+
+/*
+ * Python 3.11, PyTorch 1.13:
+ *
+ *   torch.set_default_dtype(torch.float64)
+ *   x = (torch.arange(30) * 7 % 11 - 5).reshape(6, 5) / 4.0; x.requires_grad_()
+ *   y = torch.tensor([0, 3, -100, 4, 1, -100]); w = torch.tensor([0.5, 1.0, 2.0, 0.25, 1.5])
+ *   loss = F.cross_entropy(x, y, weight=w, label_smoothing=0.1); loss.backward(); loss, x.grad
+ *   F.cross_entropy(x, y, weight=w, label_smoothing=0.1, reduction='none')
+ */
+static const double torch_mean = 2.5861072961719165;
+static const double torch_losses[] = {
+    1.6757448606970589, 0.821487931793218, 0, 3.9208192941592097, 1.9867966259092427, 0,
+};
+static const double torch_gradient[] = {
+    -0.13485101386728979,
+    0.032329758110327143,
+    0.0018496345232747004,
+    0.079931329328108938,
+    0.020740291905578995,
+    0.004108032810377641,
+    0.035192720222197674,
+    0.002902859425084644,
+    -0.065173581497867478,
+    0.022969969040207525,
+    0,
+    0,
+    0,
+    0,
+    0,
+    0.095312989417066118,
+    0.030041779871349705,
+    0.19598375407660243,
+    0.075087679358184237,
+    -0.39642620272320239,
+    0.11731565030795833,
+    -0.2387869704589011,
+    0.0039856707109352943,
+    0.092223368889665674,
+    0.025262280550341742,
+    0,
+    0,
+    0,
+    0,
+    0,
+};
+
+START_TEST(equals_pytorch) {
+  struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
+  static const double weights[] = {0.5, 1.0, 2.0, 0.25, 1.5};
+  const double targets[] = {0, 3, -100, 4, 1, -100};
+  double logits[30], bound[30];
+  for (int i = 0; i < 30; i++)
+    logits[i] = (i * 7 % 11 - 5) / 4.0;
+  /* Both sides round some ten times at size 4 or less; 64 units of 2^-53 at 4 are 2.8e-14. */
+  for (int i = 0; i < 30; i++)
+    bound[i] = 2.8e-14;
+  ek_tensor *x = ck_tensor(rig, logits, CK_SHAPE(6, 5));
+  ek_tensor *y = ck_tensor_of(rig, EK_I32, targets, CK_SHAPE(6));
+  ek_cross_entropy_options o = EK_CROSS_ENTROPY_OPTIONS_INIT;
+  o.label_smoothing = 0.1;
+  o.class_weights = weights;
+  o.classes = 5;
+  o.reduction = EK_REDUCTION_NONE;
+  struct ck_loss loss = ck_loss_open(rig, make(&o), false);
+  double totals[2];
+  ck_loss_forward(&loss, x, y, totals);
+  const double mean = totals[0] / totals[1];
+  ck_within("mean", &mean, &torch_mean, bound, 1);
+  ek_tensor losses = {0};
+  ck_ok(ek_criterion_pass_last_losses(&losses, loss.pass));
+  ck_within("losses", ck_read(rig, &losses), torch_losses, bound, 6);
+  const double scale = 1.0 / totals[1];
+  ck_loss_backward(&loss, x, y, &scale, NULL);
+  ck_within("gradient", ck_read(rig, &loss.gradients[0]), torch_gradient, bound, 30);
+  ck_loss_close(&loss);
+  ck_rig_close(rig);
+}
+END_TEST
+
+START_TEST(gradient_is_the_derivative) {
+  struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
+  struct batch b = make_batch(rig, 12, 9);
+  const ek_cross_entropy_options o = options_of(rig, &settings[_i], b.classes);
+  struct ck_loss loss = ck_loss_open(rig, make(&o), true);
+  ck_loss_forward(&loss, b.x, b.y, NULL);
+  ck_loss_backward(&loss, b.x, b.y, NULL, NULL);
+  const double *gradient = ck_read(rig, &loss.gradients[0]);
+  struct ck_loss_function f = {.loss = &loss, .outputs = b.x, .targets = b.y};
+  ck_gradient(rig, "cross-entropy", ck_loss_of, &f, b.logits, gradient, 12 * 9, 60);
+  ck_loss_close(&loss);
+  ck_rig_close(rig);
+}
+END_TEST
+
+START_TEST(all_ignored_is_zero_and_not_nan) {
+  struct ck_rig *rig = ck_rig_variant(_i);
+  struct batch b = make_batch(rig, 8, 5);
+  double *ignored = ck_zeros(rig, 8);
+  for (int i = 0; i < 8; i++)
+    ignored[i] = -100;
+  ck_set(b.y, ignored);
+  struct ck_loss loss = ck_loss_open(rig, make(NULL), false);
+  double totals[2];
+  ck_loss_forward(&loss, b.x, b.y, totals);
+  ck_assert(totals[0] == 0.0 && totals[1] == 0.0);
+  const double scale = 0.0; /* what ek_op_combine_totals() makes of d = 0 */
+  ck_loss_backward(&loss, b.x, b.y, &scale, NULL);
+  ck_within("gradient", ck_read(rig, &loss.gradients[0]), ck_zeros(rig, 40), NULL, 40);
+  ck_loss_close(&loss);
+  ck_rig_close(rig);
+}
+END_TEST
+
+START_TEST(single_losses_and_their_factors) {
+  struct ck_rig *rig = ck_rig_variant(_i);
+  struct batch b = make_batch(rig, 24, 11);
+  ek_cross_entropy_options o = options_of(rig, &settings[3], b.classes);
+  o.reduction = EK_REDUCTION_NONE;
+  struct reference want = compute(rig, &b, &o);
+  struct ck_loss loss = ck_loss_open(rig, make(&o), false);
+  ck_loss_forward(&loss, b.x, b.y, NULL);
+
+  ek_tensor losses = {0};
+  ck_ok(ek_criterion_pass_last_losses(&losses, loss.pass));
+  ck_assert_int_eq(losses.rank, 2); /* the shape of the logits without the classes */
+  ck_assert_int_eq(losses.shape[0], 6);
+  ck_assert_int_eq(losses.shape[1], 4);
+  ck_within("losses", ck_read(rig, &losses), want.losses, want.loss_bound, b.rows);
+
+  double *factors = ck_values(rig, b.rows, 0.0, 1.0);
+  ck_loss_backward(&loss, b.x, b.y, NULL, ck_tensor(rig, factors, CK_SHAPE(b.rows)));
+  for (int64_t i = 0; i < b.rows * b.classes; i++)
+    want.gradient[i] *= factors[i / b.classes];
+  ck_within("gradient", ck_read(rig, &loss.gradients[0]), want.gradient, want.gradient_bound,
+            b.rows * b.classes);
+  ck_loss_close(&loss);
+  ck_rig_close(rig);
+}
+END_TEST
+
+START_TEST(constant_shifts_and_large_logits) {
+  struct ck_rig *rig = ck_rig_variant(_i);
+  /* 1000 overflows exp in both types: the largest logit must be taken off first. */
+  const double logits[] = {1000, 0, -1000, -1000, 1000, 1000};
+  const double targets[] = {0, 1};
+  ek_tensor *x = ck_tensor(rig, logits, CK_SHAPE(2, 3));
+  ek_tensor *y = ck_tensor_of(rig, EK_I32, targets, CK_SHAPE(2));
+  struct ck_loss loss = ck_loss_open(rig, make(NULL), false);
+  double totals[2];
+  ck_loss_forward(&loss, x, y, totals);
+  const double want = log(2.0), bound = 4000 * rig->unit; /* lse = 1000 + log 2 rounds at 1000 */
+  ck_within("s", &totals[0], &want, &bound, 1);
+  ck_loss_backward(&loss, x, y, NULL, NULL);
+  const double gradient[] = {0, 0, 0, 0, -0.5, 0.5};
+  double bounds[6];
+  for (int i = 0; i < 6; i++)
+    bounds[i] = bound;
+  ck_within("gradient", ck_read(rig, &loss.gradients[0]), gradient, bounds, 6);
+  ck_loss_close(&loss);
+  ck_rig_close(rig);
+}
+END_TEST
+
+/* ---- memory ---- */
+
+static uint64_t units(uint64_t bytes) {
+  return (bytes + EK_MEMORY_UNIT - 1) / EK_MEMORY_UNIT * EK_MEMORY_UNIT;
+}
+
+START_TEST(the_gradient_takes_the_place_of_the_outputs) {
+  struct ck_rig *rig = ck_rig_variant(_i);
+  struct batch b = make_batch(rig, 24, 50);
+  const uint64_t row_bytes = units(24 * ek_type_size(rig->type));
+  const uint64_t logit_bytes = units(ek_tensor_bytes(b.x));
+  double *want = NULL;
+  /* 0: kept; 1: overwritten; 2: would be overwritten, but somebody else holds the outputs */
+  for (int way = 0; way < 3; way++) {
+    struct ck_loss loss = ck_loss_open(rig, make(NULL), way == 0);
+    ck_loss_forward(&loss, b.x, b.y, NULL);
+    ck_assert_uint_eq(ck_loss_bytes(rig), row_bytes); /* lse; the losses are gone */
+    ek_tensor other = {0};
+    if (way == 2) ck_ok(ek_tensor_share(&other, b.x));
+    ck_ok(ek_memory_reset_peak(rig->device));
+    ck_loss_backward(&loss, b.x, b.y, NULL, NULL);
+    ck_assert_uint_eq(ck_loss_bytes(rig), way == 1 ? 0 : logit_bytes);
+    ck_assert_int_eq(loss.gradients[0].data == b.x->data, way == 1);
+    const double *got = ck_read(rig, &loss.gradients[0]);
+    if (way == 0) want = ck_read(rig, &loss.gradients[0]);
+    ck_same_bits("gradient", got, want, b.rows * b.classes);
+    if (way != 1) ck_same_bits("outputs", ck_read(rig, b.x), b.logits, b.rows * b.classes);
+    ck_set(b.x, b.logits);
+    ek_tensor_free(&other);
+    ck_loss_close(&loss);
+  }
+  ck_rig_close(rig);
+}
+END_TEST
+
+START_TEST(the_loss_of_a_large_vocabulary_is_small) {
+  /* 8,000 rows of 40,000 classes are 1.28 GB: the loss adds two numbers per row. */
+  ek_group *group = ck_open("plan:1@16GiB", 1);
+  struct ck_rig rig = {.group = group, .device = ek_group_device(group, 0), .type = EK_F32};
+  ek_tensor x = {0}, y = {0};
+  ck_ok(ek_tensor_create(&x, rig.device, EK_MEMORY_OUTPUTS, EK_F32, CK_SHAPE(32, 250, 40000)));
+  ck_ok(ek_tensor_create(&y, rig.device, EK_MEMORY_INPUTS, EK_I32, CK_SHAPE(32, 250)));
+  for (int keep = 0; keep < 2; keep++) {
+    struct ck_loss loss = ck_loss_open(&rig, make(NULL), keep == 1);
+    ck_ok(ek_memory_reset_peak(rig.device));
+    ck_loss_forward(&loss, &x, &y, NULL);
+    ck_loss_backward(&loss, &x, &y, NULL, NULL);
+    ek_memory_usage usage;
+    ck_ok(ek_memory_stats(&usage, rig.device));
+    ck_assert_uint_eq(usage.at_peak[EK_MEMORY_OUTPUTS], 1280000000u);
+    /* lse beside the losses, or beside the gradient; the first is the whole peak when in place. */
+    ck_assert_uint_eq(usage.at_peak[EK_MEMORY_LOSS],
+                      keep ? 1280000000u + units(32000) : 2 * units(32000));
+    ck_loss_close(&loss);
+  }
+  ek_tensor_free(&x);
+  ek_tensor_free(&y);
+  ck_no_memory_held(group);
+  ek_group_close(group);
+}
+END_TEST
+
+START_TEST(a_second_batch_takes_no_host_memory) {
+  struct ck_rig *rig = ck_rig_variant(_i);
+  struct batch b = make_batch(rig, 12, 6);
+  struct ck_loss loss = ck_loss_open(rig, make(NULL), true);
+  for (int round = 0; round < 3; round++) {
+    ck_loss_drop(&loss);
+    if (round > 0) ek_host_memory_fail_at(1);
+    const ek_status forward = ek_criterion_pass_run_forward(loss.pass, b.x, b.y, &loss.totals);
+    const ek_status backward =
+        ek_criterion_pass_run_backward(loss.pass, b.x, b.y, &loss.scales, NULL, loss.gradients);
+    ek_host_memory_fail_at(0);
+    ck_assert_int_eq(forward, EK_OK);
+    ck_assert_int_eq(backward, EK_OK);
+  }
+  ck_loss_close(&loss);
+  ck_rig_close(rig);
+}
+END_TEST
+
+START_TEST(out_of_memory) {
+  struct ck_rig *rig = ck_rig_variant(_i);
+  struct batch b = make_batch(rig, 12, 6);
+  for (int reduction = 0; reduction < 3; reduction++) {
+    ek_cross_entropy_options o = options_of(rig, &settings[3], b.classes);
+    o.reduction = (ek_reduction)reduction;
+    ek_criterion *criterion = NULL;
+    for (uint64_t n = 1; n <= 2; n++) { /* the struct, the weights */
+      ek_host_memory_fail_at(n);
+      ck_fails(ek_cross_entropy_create(&criterion, &o), EK_ERR_OUT_OF_MEMORY, "cross_entropy");
+      ck_assert_ptr_null(criterion);
+    }
+    ek_host_memory_fail_at(0);
+    criterion = make(&o);
+    ck_loss_failures(rig, criterion, b.x, b.y);
+    ek_criterion_free(criterion);
+  }
+  ck_rig_close(rig);
+}
+END_TEST
+
+/* ---- what is refused ---- */
+
+START_TEST(bad_options) {
+  ek_criterion *criterion = NULL;
+  ek_cross_entropy_options o = EK_CROSS_ENTROPY_OPTIONS_INIT;
+  const ek_cross_entropy_options good = o;
+  double w[] = {1, 2, 3};
+  ck_fails(ek_cross_entropy_create(NULL, NULL), EK_ERR_INVALID_ARGUMENT, "criterion is NULL");
+  o.size = 0;
+  ck_fails(ek_cross_entropy_create(&criterion, &o), EK_ERR_INVALID_ARGUMENT, "options.size");
+  o.size = sizeof o + 1;
+  ck_fails(ek_cross_entropy_create(&criterion, &o), EK_ERR_INVALID_ARGUMENT, "options.size");
+  o = good;
+  const double smoothings[] = {-0.01, 1.01, (double)NAN, (double)INFINITY};
+  for (size_t i = 0; i < 4; i++) {
+    o.label_smoothing = smoothings[i];
+    ck_fails(ek_cross_entropy_create(&criterion, &o), EK_ERR_INVALID_ARGUMENT, "label_smoothing");
+  }
+  o = good;
+  o.reduction = (ek_reduction)3;
+  ck_fails(ek_cross_entropy_create(&criterion, &o), EK_ERR_INVALID_ARGUMENT, "reduction");
+  o = good;
+  o.class_weights = w;
+  ck_fails(ek_cross_entropy_create(&criterion, &o), EK_ERR_INVALID_ARGUMENT, "classes is 0");
+  o.classes = 3;
+  const double wrong[] = {-1, (double)NAN, (double)INFINITY};
+  for (size_t i = 0; i < 3; i++) {
+    w[2] = wrong[i];
+    ck_fails(ek_cross_entropy_create(&criterion, &o), EK_ERR_INVALID_ARGUMENT, "class_weights[2]");
+  }
+  ck_assert_ptr_null(criterion);
+  /* An older program's shorter struct has the defaults for the rest. */
+  o = good;
+  o.size = offsetof(ek_cross_entropy_options, label_smoothing);
+  o.label_smoothing = 9;
+  criterion = make(&o);
+  ek_criterion_free(criterion);
+}
+END_TEST
+
+START_TEST(bad_batches) {
+  struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
+  struct batch b = make_batch(rig, 6, 5);
+  static const double weights[] = {1, 1, 1, 1};
+  ek_cross_entropy_options o = EK_CROSS_ENTROPY_OPTIONS_INIT;
+  struct ck_loss plain = ck_loss_open(rig, make(&o), false);
+  o.class_weights = weights;
+  o.classes = 4;
+  struct ck_loss weighted = ck_loss_open(rig, make(&o), false);
+  const ek_tensor *scalar = ck_poisoned(rig, 0, NULL);
+  const ek_tensor *few = ck_tensor_of(rig, EK_I32, b.targets, CK_SHAPE(5));
+  const ek_tensor *floating = ck_tensor(rig, b.targets, CK_SHAPE(6));
+
+  ck_fails(ek_criterion_pass_run_forward(weighted.pass, b.x, b.y, &weighted.totals), EK_ERR_SHAPE,
+           "5 classes, but there are 4 class weights");
+  ck_fails(ek_criterion_pass_run_forward(plain.pass, scalar, b.y, &plain.totals), EK_ERR_SHAPE,
+           "rank 0");
+  ck_fails(ek_criterion_pass_run_forward(plain.pass, b.x, few, &plain.totals), EK_ERR_SHAPE,
+           "targets");
+  ck_fails(ek_criterion_pass_run_forward(plain.pass, b.x, floating, &plain.totals), EK_ERR_TYPE,
+           "targets");
+  ck_fails(ek_criterion_pass_run_forward(plain.pass, b.y, b.y, &plain.totals), EK_ERR_TYPE, "i32");
+  if (strcmp(ek_device_backend(rig->device), "cpu") == 0) { /* others say so later */
+    b.targets[4] = 5;
+    ck_set(b.y, b.targets);
+    ck_fails(ek_criterion_pass_run_forward(plain.pass, b.x, b.y, &plain.totals),
+             EK_ERR_INVALID_ARGUMENT, "5");
+    b.targets[4] = 1;
+    ck_set(b.y, b.targets);
+  }
+  ck_assert_uint_eq(ck_loss_bytes(rig), units(4 * sizeof(float))); /* the weights alone */
+  ck_loss_forward(&plain, b.x, b.y, NULL);                         /* and it can go on */
+  ck_loss_close(&plain);
+  ck_loss_close(&weighted);
+  ck_rig_close(rig);
+}
+END_TEST
+
+START_TEST(no_rows) {
+  struct ck_rig *rig = ck_rig_variant(_i);
+  ek_tensor *x = ck_tensor(rig, NULL, CK_SHAPE(0, 5));
+  ek_tensor *y = ck_tensor_of(rig, EK_I32, NULL, CK_SHAPE(0));
+  struct ck_loss loss = ck_loss_open(rig, make(NULL), false);
+  double totals[2];
+  ck_loss_forward(&loss, x, y, totals);
+  ck_assert(totals[0] == 0.0 && totals[1] == 0.0);
+  ck_loss_backward(&loss, x, y, NULL, NULL);
+  ck_assert(ek_tensor_same_shape(&loss.gradients[0], x));
+  ck_loss_close(&loss);
+  ck_rig_close(rig);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("cross_entropy");
+  TCase *values = ck_case(suite, "values");
+  tcase_add_loop_test(values, equals_the_formula, 0, SETTINGS * CK_VARIANTS);
+  tcase_add_test(values, equals_pytorch);
+  tcase_add_loop_test(values, gradient_is_the_derivative, 0, SETTINGS);
+  tcase_add_loop_test(values, all_ignored_is_zero_and_not_nan, 0, CK_VARIANTS);
+  tcase_add_loop_test(values, single_losses_and_their_factors, 0, CK_VARIANTS);
+  tcase_add_loop_test(values, constant_shifts_and_large_logits, 0, CK_VARIANTS);
+  tcase_add_loop_test(values, no_rows, 0, CK_VARIANTS);
+  TCase *memory = ck_case(suite, "memory");
+  tcase_add_loop_test(memory, the_gradient_takes_the_place_of_the_outputs, 0, CK_VARIANTS);
+  tcase_add_test(memory, the_loss_of_a_large_vocabulary_is_small);
+  tcase_add_loop_test(memory, a_second_batch_takes_no_host_memory, 0, CK_VARIANTS);
+  tcase_add_loop_test(memory, out_of_memory, 0, CK_VARIANTS);
+  TCase *refused = ck_case(suite, "refused");
+  tcase_add_test(refused, bad_options);
+  tcase_add_test(refused, bad_batches);
+  return suite;
+}
+
+CK_MAIN(make_suite)

@@ -1,0 +1,122 @@
+/*
+ * check_optimizer.c - the base of update rules, and a rule of a program's own.
+ */
+#include <math.h>
+#include <stdlib.h>
+
+#include <evenkeel/optimizer.h>
+
+#include "ck_optimizer.h"
+
+/* The sign of the gradient is the step; the state counts how often it was positive. */
+struct sign_rule {
+  ek_optimizer base;
+  int *freed;
+};
+
+static ek_status sign_update(const ek_optimizer *self, ek_stream *stream, const ek_update *update) {
+  (void)self;
+  (void)stream;
+  const int64_t count = ek_tensor_count(update->parameters);
+  double *p = calloc((size_t)count, sizeof *p), *g = calloc((size_t)count, sizeof *g);
+  double *s = calloc((size_t)count, sizeof *s);
+  ck_get(p, update->parameters);
+  ck_get(g, update->gradients);
+  if (update->step > 1) ck_get(s, &update->states[0]);
+  for (int64_t i = 0; i < count; i++) {
+    p[i] -= update->learning_rate * (g[i] > 0 ? 1 : -1);
+    s[i] += g[i] > 0 ? 1 : 0;
+  }
+  ck_set(update->parameters, p);
+  ck_set(&update->states[0], s);
+  free(p), free(g), free(s);
+  return EK_OK;
+}
+
+static void sign_free(ek_optimizer *self) {
+  ++*((struct sign_rule *)self)->freed;
+  free(self);
+}
+
+static const ek_optimizer_ops sign_ops = {
+    .size = sizeof(ek_optimizer_ops), .kind = "sign", .update = sign_update, .free = sign_free};
+
+static ek_optimizer *make(int *freed) {
+  struct sign_rule *rule = calloc(1, sizeof *rule);
+  ck_assert_ptr_nonnull(rule);
+  rule->freed = freed;
+  ck_ok(ek_optimizer_init(&rule->base, &sign_ops, 1, 0.5, 2.0));
+  return &rule->base;
+}
+
+START_TEST(a_rule_of_our_own) {
+  struct ck_rig *rig = ck_rig_variant(_i);
+  const double start[] = {1, 2, 3}, gradient[] = {0.1, -7, 3}, want[] = {0, 3, 2};
+  const double counts[] = {2, 0, 2};
+  int freed = 0;
+  struct ck_range range = ck_range_open(rig, make(&freed), start, 3);
+  ck_range_step(&range, gradient, NULL);
+  ck_range_step(&range, gradient, NULL);
+  ck_within("parameters", ck_read(rig, range.parameters), want, NULL, 3);
+  ck_within("state", ck_read(rig, &range.states[0]), counts, NULL, 3);
+  ck_range_close(&range);
+  ck_assert_int_eq(freed, 1);
+  ck_rig_close(rig);
+}
+END_TEST
+
+START_TEST(references) {
+  int freed = 0;
+  ek_optimizer *o = make(&freed);
+  ck_assert_int_eq(o->references, 1);
+  ck_assert_uint_eq(o->states, 1);
+  ck_assert(o->learning_rate == 0.5 && o->clip_norm == 2.0);
+  ck_assert_ptr_null(ek_optimizer_share(NULL));
+  ek_optimizer_free(NULL);
+  ck_assert_ptr_eq(ek_optimizer_share(o), o);
+  ek_optimizer_free(o);
+  ck_assert_int_eq(freed, 0);
+  ek_optimizer_free(o);
+  ck_assert_int_eq(freed, 1);
+}
+END_TEST
+
+START_TEST(refused) {
+  ek_optimizer o;
+  ek_optimizer_ops ops = sign_ops;
+  ck_fails(ek_optimizer_init(NULL, &ops, 0, 1, 0), EK_ERR_INVALID_ARGUMENT, "optimizer is NULL");
+  ck_fails(ek_optimizer_init(&o, NULL, 0, 1, 0), EK_ERR_INVALID_ARGUMENT, "ops is NULL");
+  ops.size = 0;
+  ck_fails(ek_optimizer_init(&o, &ops, 0, 1, 0), EK_ERR_INVALID_ARGUMENT, "ops.size");
+  ops = sign_ops;
+  ops.kind = NULL;
+  ck_fails(ek_optimizer_init(&o, &ops, 0, 1, 0), EK_ERR_INVALID_ARGUMENT, "ops.kind");
+  ops = sign_ops;
+  ops.update = NULL;
+  ck_fails(ek_optimizer_init(&o, &ops, 0, 1, 0), EK_ERR_INVALID_ARGUMENT, "ops.update");
+  ops = sign_ops;
+  ops.free = NULL;
+  ck_fails(ek_optimizer_init(&o, &ops, 0, 1, 0), EK_ERR_INVALID_ARGUMENT, "ops.free");
+  ck_fails(ek_optimizer_init(&o, &sign_ops, EK_MAX_OPTIMIZER_STATES + 1, 1, 0),
+           EK_ERR_INVALID_ARGUMENT, "5 states");
+  const double bad[] = {-1, (double)NAN, (double)INFINITY};
+  for (size_t i = 0; i < 3; i++) {
+    ck_fails(ek_optimizer_init(&o, &sign_ops, 0, bad[i], 0), EK_ERR_INVALID_ARGUMENT,
+             "sign: learning_rate");
+    ck_fails(ek_optimizer_init(&o, &sign_ops, 0, 1, bad[i]), EK_ERR_INVALID_ARGUMENT,
+             "sign: clip_norm");
+  }
+  ck_ok(ek_optimizer_init(&o, &sign_ops, EK_MAX_OPTIMIZER_STATES, 0, 0));
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("optimizer");
+  TCase *base = ck_case(suite, "base");
+  tcase_add_loop_test(base, a_rule_of_our_own, 0, CK_VARIANTS);
+  tcase_add_test(base, references);
+  tcase_add_test(base, refused);
+  return suite;
+}
+
+CK_MAIN(make_suite)

@@ -1,0 +1,107 @@
+/*
+ * check_schedule.c - learning rates at the corners, between them, and for bad arguments.
+ */
+#include <math.h>
+
+#include <evenkeel/schedule.h>
+
+#include "ek_check.h"
+
+START_TEST(constant) {
+  ek_schedule s;
+  ck_ok(ek_schedule_constant(&s, 0.25));
+  const int64_t steps[] = {INT64_MIN, -1, 0, 1, 1000000, INT64_MAX};
+  for (size_t i = 0; i < 6; i++)
+    ck_assert(ek_schedule_rate(&s, steps[i]) == 0.25);
+  ck_ok(ek_schedule_constant(&s, 0.0));
+  ck_assert(ek_schedule_rate(&s, 3) == 0.0);
+}
+END_TEST
+
+START_TEST(corners) {
+  ek_schedule s;
+  ck_ok(ek_schedule_warmup_cosine(&s, 8.0, 2.0, 4, 12));
+  ck_assert(ek_schedule_rate(&s, -5) == 2.0); /* counts as step 0 */
+  const double warmup[] = {2.0, 4.0, 6.0, 8.0};
+  for (int i = 0; i < 4; i++)
+    ck_assert(ek_schedule_rate(&s, i) == warmup[i]);
+  ck_assert(ek_schedule_rate(&s, 4) == 8.0); /* the cosine begins at its top */
+  /* Half way down cos is 0; pi / 2 in double is off by 6e-17. */
+  ck_assert(fabs(ek_schedule_rate(&s, 8) - 5.0) <= 4e-15);
+  ck_assert(fabs(ek_schedule_rate(&s, 6) - (2.0 + 3.0 * (1.0 + sqrt(0.5)))) <= 4e-15);
+  ck_assert(ek_schedule_rate(&s, 11) > 2.0);
+  const int64_t late[] = {12, 13, 1000000, INT64_MAX};
+  for (int i = 0; i < 4; i++)
+    ck_assert(ek_schedule_rate(&s, late[i]) == 2.0);
+
+  ck_ok(ek_schedule_warmup_cosine(&s, 1.0, 0.0, 0, 1)); /* one step, no warmup */
+  ck_assert(ek_schedule_rate(&s, 0) == 1.0);
+  ck_assert(ek_schedule_rate(&s, 1) == 0.0);
+  ck_ok(ek_schedule_warmup_cosine(&s, 0.5, 0.5, 1, 9)); /* flat after the first */
+  for (int i = 0; i < 10; i++)
+    ck_assert(ek_schedule_rate(&s, i) == 0.5);
+  ck_ok(ek_schedule_warmup_cosine(&s, 1.0, 0.0, INT64_MAX - 1, INT64_MAX));
+  ck_assert(ek_schedule_rate(&s, INT64_MAX - 1) == 1.0);
+  ck_assert(ek_schedule_rate(&s, INT64_MAX) == 0.0);
+}
+END_TEST
+
+START_TEST(formula_and_order) {
+  struct ck_random random = ck_random_start(1);
+  const double pi = acos(-1.0);
+  for (int round = 0; round < 50; round++) {
+    const int64_t warmup = ck_random_integer(&random, 0, 40);
+    const int64_t total = warmup + ck_random_integer(&random, 1, 200);
+    const double floor = ck_random_uniform(&random, 0, 1);
+    const double peak = floor + ck_random_uniform(&random, 0, 2);
+    ek_schedule s;
+    ck_ok(ek_schedule_warmup_cosine(&s, peak, floor, warmup, total));
+    double before = -1.0;
+    for (int64_t step = 0; step < total + 3; step++) {
+      const double rate = ek_schedule_rate(&s, step);
+      const double done = (double)(step - warmup) / (double)(total - warmup);
+      const double want = step < warmup  ? peak * (double)(step + 1) / (double)warmup
+                          : step < total ? floor + (peak - floor) * (1 + cos(pi * done)) / 2
+                                         : floor;
+      /* Three roundings of numbers up to 3. */
+      ck_assert_msg(fabs(rate - want) <= 3 * 3 * 0x1p-53, "step %d of %d: %.17g, not %.17g",
+                    (int)step, (int)total, rate, want);
+      ck_assert(rate >= 0.0 && rate <= peak);
+      if (step < warmup) ck_assert(rate > before);
+      if (step > warmup) ck_assert(rate <= before && rate >= floor);
+      before = rate;
+    }
+  }
+}
+END_TEST
+
+START_TEST(refused) {
+  const double bad[] = {-1e-9, (double)NAN, (double)INFINITY};
+  ek_schedule s = {.peak = 3.5};
+  ck_fails(ek_schedule_constant(NULL, 1), EK_ERR_INVALID_ARGUMENT, "schedule is NULL");
+  ck_fails(ek_schedule_warmup_cosine(NULL, 1, 0, 1, 2), EK_ERR_INVALID_ARGUMENT, "NULL");
+  for (size_t i = 0; i < 3; i++) {
+    ck_fails(ek_schedule_constant(&s, bad[i]), EK_ERR_INVALID_ARGUMENT, "rate is");
+    ck_fails(ek_schedule_warmup_cosine(&s, bad[i], 0, 1, 2), EK_ERR_INVALID_ARGUMENT, "peak");
+    ck_fails(ek_schedule_warmup_cosine(&s, 1, bad[i], 1, 2), EK_ERR_INVALID_ARGUMENT, "floor");
+  }
+  ck_fails(ek_schedule_warmup_cosine(&s, 1, 1.5, 1, 2), EK_ERR_INVALID_ARGUMENT, "floor <= peak");
+  ck_fails(ek_schedule_warmup_cosine(&s, 1, 0, -1, 2), EK_ERR_INVALID_ARGUMENT, "warmup is -1");
+  ck_fails(ek_schedule_warmup_cosine(&s, 1, 0, 2, 2), EK_ERR_INVALID_ARGUMENT, "warmup < total");
+  ck_fails(ek_schedule_warmup_cosine(&s, 1, 0, 0, 0), EK_ERR_INVALID_ARGUMENT, "total 0");
+  ck_assert(s.peak == 3.5); /* left as it was */
+  ck_assert(ek_schedule_rate(NULL, 1) == 0.0);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("schedule");
+  TCase *rates = ck_case(suite, "rates");
+  tcase_add_test(rates, constant);
+  tcase_add_test(rates, corners);
+  tcase_add_test(rates, formula_and_order);
+  tcase_add_test(rates, refused);
+  return suite;
+}
+
+CK_MAIN(make_suite)
