@@ -1,0 +1,94 @@
+/*
+ * apply.c - the same forward on every device at once.
+ */
+#include <evenkeel/apply.h>
+
+#include <string.h>
+
+struct apply_job {
+  ek_shards *outputs;
+  size_t output_count;
+  ek_pass *const *passes;
+  const ek_shards *inputs;
+  size_t input_count;
+  const ek_shards *lead; /* the input whose rows decide which devices work */
+};
+
+/* A device works if it has rows of the lead; of a broadcast one everybody has. */
+static bool works(const struct apply_job *job, size_t index) {
+  return job->lead->broadcast || job->lead->offsets[index] < job->lead->offsets[index + 1];
+}
+
+static ek_status forward_one(void *context, ek_device *device, size_t index) {
+  const struct apply_job *job = context;
+  ek_tensor inputs[EK_MAX_TENSORS], outputs[EK_MAX_TENSORS] = {{0}};
+  (void)device;
+  if (!works(job, index)) return EK_OK;
+  if (job->passes[index] == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_apply_forward: there is no pass");
+  }
+  for (size_t i = 0; i < job->input_count; i++) inputs[i] = job->inputs[i].parts[index];
+  EK_TRY(ek_pass_run_forward(job->passes[index], inputs, outputs));
+  for (size_t i = 0; i < job->output_count; i++) job->outputs[i].parts[index] = outputs[i];
+  return EK_OK;
+}
+
+/* Row offsets from the parts; a device that did no work gets a part without rows. */
+static ek_status finish_output(ek_shards *output, const struct apply_job *job) {
+  const ek_tensor *model = NULL;
+  ek_group *group = job->lead->group;
+  for (size_t i = 0; i < output->count && model == NULL; i++) {
+    if (ek_tensor_exists(&output->parts[i])) model = &output->parts[i];
+  }
+  for (size_t i = 0; i < output->count; i++) {
+    ek_tensor *part = &output->parts[i];
+    if (!ek_tensor_exists(part)) {
+      int64_t shape[EK_MAX_RANK] = {0};
+      if (model != NULL) memcpy(shape, model->shape, sizeof shape);
+      shape[0] = 0;
+      EK_TRY(ek_tensor_create(part, ek_group_device(group, i), EK_MEMORY_OUTPUTS,
+                              model == NULL ? EK_F32 : model->type,
+                              model == NULL || model->rank == 0 ? 1 : model->rank, shape));
+    }
+    output->offsets[i + 1] = output->offsets[i] + (part->rank == 0 ? 1 : part->shape[0]);
+  }
+  memcpy(output->samples, job->lead->samples, sizeof output->samples);
+  return EK_OK;
+}
+
+static ek_status check(const ek_shards *outputs, size_t output_count, ek_pass *const *passes,
+                       const ek_shards *inputs, size_t input_count) {
+  if (outputs == NULL || passes == NULL || inputs == NULL || input_count == 0 ||
+      input_count > EK_MAX_TENSORS || output_count == 0 || output_count > EK_MAX_TENSORS) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "ek_apply_forward: an argument is NULL, or %zu inputs and %zu outputs",
+                        input_count, output_count);
+  }
+  for (size_t i = 0; i < input_count; i++) {
+    if (inputs[i].group == NULL || inputs[i].group != inputs[0].group) {
+      return ek_error_set(EK_ERR_DEVICE, "ek_apply_forward: input number %zu is of another group",
+                          i);
+    }
+  }
+  return EK_OK;
+}
+
+ek_status ek_apply_forward(ek_shards *outputs, size_t output_count, ek_pass *const *passes,
+                           const ek_shards *inputs, size_t input_count) {
+  EK_TRY(check(outputs, output_count, passes, inputs, input_count));
+  struct apply_job job = {outputs, output_count, passes, inputs, input_count, &inputs[0]};
+  for (size_t i = input_count; i-- > 0;) {
+    if (!inputs[i].broadcast) job.lead = &inputs[i];
+  }
+  for (size_t i = 0; i < output_count; i++) {
+    memset(&outputs[i], 0, sizeof outputs[i]);
+    outputs[i].group = inputs[0].group;
+    outputs[i].count = inputs[0].count;
+  }
+  ek_status status = ek_group_apply(inputs[0].group, forward_one, &job);
+  for (size_t i = 0; i < output_count && status == EK_OK; i++) {
+    status = finish_output(&outputs[i], &job);
+  }
+  for (size_t i = 0; i < output_count && status != EK_OK; i++) ek_shards_free(&outputs[i]);
+  return status;
+}

@@ -1,0 +1,162 @@
+/*
+ * gather.c - puts the parts of a tensor together again.
+ *
+ * Every device's worker copies its own part to where it belongs, so that the copies go side by side.
+ */
+#include <evenkeel/gather.h>
+
+#include <string.h>
+
+/* A part that takes part: it exists and has rows, or is a scalar. */
+static bool has_rows(const ek_tensor *part) {
+  return ek_tensor_exists(part) && (part->rank == 0 || part->shape[0] > 0);
+}
+
+/* The shape of the whole, and where each part begins in it. */
+struct plan {
+  ek_tensor like; /* type, rank and shape of the whole */
+  int64_t first[EK_MAX_DEVICES];
+};
+
+static bool fits(const ek_tensor *a, const ek_tensor *b) {
+  if (a->type != b->type || a->rank != b->rank) return false;
+  for (int i = 1; i < a->rank; i++) {
+    if (a->shape[i] != b->shape[i]) return false;
+  }
+  return true;
+}
+
+static ek_status make_plan(struct plan *plan, const char *who, const ek_shards *shards) {
+  if (shards == NULL || shards->group == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: there are no shards", who);
+  }
+  memset(plan, 0, sizeof *plan);
+  const ek_tensor *model = NULL, *any = NULL;
+  int64_t rows = 0;
+  for (size_t i = 0; i < shards->count; i++) {
+    const ek_tensor *part = &shards->parts[i];
+    plan->first[i] = rows;
+    if (any == NULL && ek_tensor_exists(part)) any = part;
+    if (!has_rows(part)) continue;
+    if (model == NULL) model = part;
+    if (!fits(model, part)) {
+      return ek_error_set(EK_ERR_SHAPE,
+                          "%s: the part on %s has another type or other dimensions than the first",
+                          who, ek_device_name(part->device));
+    }
+    rows += part->rank == 0 ? 1 : part->shape[0];
+  }
+  if (model == NULL) model = any;
+  if (model == NULL) return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: the shards are empty", who);
+  plan->like.type = model->type;
+  plan->like.rank = model->rank == 0 ? 1 : model->rank;
+  memcpy(plan->like.shape, model->shape, sizeof plan->like.shape);
+  plan->like.shape[0] = rows;
+  return EK_OK;
+}
+
+struct gather_job {
+  const ek_shards *shards;
+  const struct plan *plan;
+  ek_tensor *whole;
+  size_t skip; /* a part that is in place already */
+};
+
+static ek_status copy_part(void *context, ek_device *device, size_t index) {
+  (void)device;
+  const struct gather_job *job = context;
+  const ek_tensor *part = &job->shards->parts[index];
+  if (!has_rows(part) || index == job->skip) return EK_OK;
+  ek_tensor rows = {0};
+  EK_TRY(ek_tensor_rows(&rows, job->whole, job->plan->first[index],
+                        part->rank == 0 ? 1 : part->shape[0]));
+  const ek_status status = ek_tensor_copy(&rows, part);
+  ek_tensor_free(&rows);
+  return status;
+}
+
+static ek_status check_target(const char *who, const ek_tensor *whole, const ek_shards *shards,
+                              size_t device) {
+  if (whole == NULL || shards == NULL || device >= shards->count) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "%s: whole or shards is NULL, or there is no device number %zu", who, device);
+  }
+  return EK_OK;
+}
+
+ek_status ek_gather(ek_tensor *whole, const ek_shards *shards, size_t device,
+                    ek_memory_category category) {
+  struct plan plan;
+  EK_TRY(check_target("ek_gather", whole, shards, device));
+  EK_TRY(make_plan(&plan, "ek_gather", shards));
+  ek_tensor result = {0};
+  EK_TRY(ek_tensor_create(&result, ek_group_device(shards->group, device), category,
+                          plan.like.type, plan.like.rank, plan.like.shape));
+  struct gather_job job = {shards, &plan, &result, SIZE_MAX};
+  const ek_status status = ek_group_apply(shards->group, copy_part, &job);
+  if (status != EK_OK) {
+    ek_tensor_free(&result);
+    return status;
+  }
+  *whole = result;
+  return EK_OK;
+}
+
+/* Makes the target's own part longer if it begins the whole and has room behind it. */
+static ek_status try_in_place(ek_tensor *result, ek_shards *shards, size_t device,
+                              const struct plan *plan, ek_memory_category category) {
+  ek_tensor *own = &shards->parts[device];
+  bool grown = false;
+  if (!has_rows(own) || own->rank == 0 || plan->first[device] != 0) return EK_OK;
+  EK_TRY(ek_tensor_grow(&grown, own, plan->like.shape[0]));
+  if (!grown) return EK_OK;
+  EK_TRY(ek_tensor_charge(own, category));
+  *result = *own;
+  memset(own, 0, sizeof *own);
+  return EK_OK;
+}
+
+ek_status ek_gather_move(ek_tensor *whole, ek_shards *shards, size_t device,
+                         ek_memory_category category) {
+  struct plan plan;
+  EK_TRY(check_target("ek_gather_move", whole, shards, device));
+  ek_tensor result = {0};
+  ek_status status = EK_OK;
+  struct gather_job job = {shards, &plan, &result, device};
+  EK_TRY_GOTO(status, make_plan(&plan, "ek_gather_move", shards), cleanup);
+  EK_TRY_GOTO(status, try_in_place(&result, shards, device, &plan, category), cleanup);
+  if (!ek_tensor_exists(&result)) {
+    job.skip = SIZE_MAX;
+    EK_TRY_GOTO(status,
+                ek_tensor_create(&result, ek_group_device(shards->group, device), category,
+                                 plan.like.type, plan.like.rank, plan.like.shape),
+                cleanup);
+  }
+  EK_TRY_GOTO(status, ek_group_apply(shards->group, copy_part, &job), cleanup);
+  *whole = result;
+  memset(&result, 0, sizeof result);
+cleanup:
+  ek_tensor_free(&result);
+  ek_shards_free(shards);
+  return status;
+}
+
+ek_status ek_gather_host(ek_tensor *whole, const ek_shards *shards) {
+  struct plan plan;
+  EK_TRY(make_plan(&plan, "ek_gather_host", shards));
+  if (!ek_tensor_exists(whole) || whole->device != NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_gather_host: there is no host tensor");
+  }
+  if (whole->type != plan.like.type) {
+    return ek_error_set(EK_ERR_TYPE, "ek_gather_host: the parts are %s, the host tensor is %s",
+                        ek_type_name(plan.like.type), ek_type_name(whole->type));
+  }
+  if (ek_tensor_count(whole) != ek_tensor_count(&plan.like)) {
+    return ek_error_set(EK_ERR_SHAPE, "ek_gather_host: %lld elements into a tensor of %lld",
+                        (long long)ek_tensor_count(&plan.like), (long long)ek_tensor_count(whole));
+  }
+  ek_tensor target = plan.like;
+  target.data = whole->data;
+  struct gather_job job = {shards, &plan, &target, SIZE_MAX};
+  return ek_group_apply(shards->group, copy_part, &job);
+}

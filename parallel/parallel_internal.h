@@ -1,0 +1,58 @@
+/*
+ * parallel_internal.h - a data-parallel model from the inside, for its optimizer.
+ */
+#ifndef EK_PARALLEL_INTERNAL_H
+#define EK_PARALLEL_INTERNAL_H
+
+#include <evenkeel/communicator.h>
+#include <evenkeel/data_parallel_model.h>
+#include <evenkeel/pass.h>
+#include <evenkeel/reduce.h>
+
+/* What the gradients of the running step are. */
+enum ek__step_stage {
+  EK__STEP_EMPTY,       /* none */
+  EK__STEP_ACCUMULATED, /* each device has its own sum */
+  EK__STEP_REDUCED      /* the devices' sums are where the state placement wants them */
+};
+
+struct ek_data_parallel_model {
+  ek_group *group;
+  size_t count;
+  ek_module *module;
+  ek_data_parallel_model_options options;
+  ek_communicator *communicator;
+  ek_replica *replicas[EK_MAX_DEVICES];
+  ek_reducer *reducer;
+  ek_pass *passes[EK_MAX_DEVICES]; /* of a forward whose backward has not come */
+  ek_shards *inputs;               /* scratch of a forward: one per input */
+  ek_shards *part_shapes;          /* of the last forward: one per output, where its rows lie */
+  ek_shards *part_gradients;       /* scratch of a backward from gathered gradients */
+  bool has_forward;
+  int64_t forward_samples;         /* rows of that forward */
+  bool replicas_stale;             /* state `master`: device 0 is ahead of the others */
+  bool reducing;                   /* read by workers: this backward is the step's last */
+
+  /* The running step. */
+  enum ek__step_stage stage;
+  bool divided;         /* its gradients will be divided by D */
+  uint32_t step;        /* steps taken */
+  int64_t step_samples; /* samples of its micro-batches so far */
+  ek_tensor totals[EK_MAX_DEVICES]; /* f64 {s, D}, the same on every device */
+};
+
+/* Brings the step's gradients to stage reduced. EK_ERR_STATE if there are none. */
+ek_status ek__model_reduce(ek_data_parallel_model *model);
+
+/* The step is over: the next one begins. `taken` if parameters were updated. */
+void ek__model_end_step(ek_data_parallel_model *model, bool taken);
+
+/*
+ * Copies elements of one flat buffer to host memory: for state placement `sharded` from the devices
+ * that own them, else from device 0. flats[k] has the whole layout if `whole`, else only what device
+ * k owns, in the order of the buckets.
+ */
+ek_status ek__model_read_flat(const ek_data_parallel_model *model, const ek_tensor *const *flats,
+                              bool whole, int64_t offset, ek_tensor *host);
+
+#endif /* EK_PARALLEL_INTERNAL_H */

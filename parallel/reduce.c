@@ -1,0 +1,244 @@
+/*
+ * reduce.c - sums gradients bucket by bucket while backward still runs.
+ *
+ * The buckets are the same on all devices; each device has its own record of which are complete, and
+ * touches only that. Buckets are queued in their order and no other, because every device must meet
+ * the collectives in the same order.
+ */
+#include <evenkeel/reduce.h>
+
+#include <string.h>
+
+#include "core/alloc.h"
+
+struct bucket {
+  int64_t first, last;                  /* elements of the flat buffer */
+  uint32_t parameters;                  /* how many complete it */
+  int64_t offsets[EK_MAX_DEVICES + 1];  /* device k owns first + offsets[k] .. offsets[k + 1] */
+};
+
+struct progress {   /* of one device in this round */
+  uint32_t *waiting; /* per bucket: parameters that are not complete */
+  size_t queued;     /* buckets queued so far */
+  size_t overlapped; /* of those, before finish */
+};
+
+struct ek_reducer {
+  ek_communicator *communicator;
+  ek_reducer_options options;
+  size_t devices;
+  ek_replica **replicas;
+  struct bucket *buckets;
+  size_t bucket_count;
+  size_t *bucket_of; /* per parameter of the replica */
+  struct progress progress[EK_MAX_DEVICES];
+};
+
+/* Device k's share of a bucket, in units that keep vectors aligned. */
+static void cut_bucket(struct bucket *bucket, size_t devices) {
+  const int64_t count = bucket->last - bucket->first, units = (count + 15) / 16;
+  for (size_t k = 0; k <= devices; k++) {
+    const int64_t end = units * (int64_t)k / (int64_t)devices * 16;
+    bucket->offsets[k] = end < count ? end : count;
+  }
+}
+
+/* Whole parameters from the last to the first, until a bucket is large enough. */
+static ek_status make_buckets(ek_reducer *reducer) {
+  const ek_replica *replica = reducer->replicas[0];
+  const size_t parameters = ek_replica_parameter_count(replica);
+  const int64_t element = (int64_t)ek_type_size(ek_replica_type(replica));
+  int64_t end = ek_tensor_count(ek_replica_gradients(replica));
+  uint32_t members = 0;
+  for (size_t i = parameters; i-- > 0;) {
+    ek_parameter_info info;
+    EK_TRY(ek_replica_parameter(&info, replica, i));
+    if (info.buffer) continue;
+    reducer->bucket_of[i] = reducer->bucket_count;
+    members++;
+    const bool large = (uint64_t)(end - info.offset) * (uint64_t)element >=
+                       reducer->options.bucket_bytes;
+    if (!large && info.offset > 0) continue;
+    struct bucket *bucket = &reducer->buckets[reducer->bucket_count++];
+    *bucket = (struct bucket){.first = info.offset, .last = end, .parameters = members};
+    cut_bucket(bucket, reducer->devices);
+    end = info.offset;
+    members = 0;
+  }
+  return EK_OK;
+}
+
+static ek_status allocate(ek_reducer *reducer) {
+  const size_t parameters = ek_replica_parameter_count(reducer->replicas[0]);
+  reducer->buckets = ek__calloc(parameters, sizeof *reducer->buckets);
+  reducer->bucket_of = ek__calloc(parameters, sizeof *reducer->bucket_of);
+  bool enough = reducer->buckets != NULL && reducer->bucket_of != NULL;
+  for (size_t k = 0; k < reducer->devices && enough; k++) {
+    reducer->progress[k].waiting = ek__calloc(parameters, sizeof(uint32_t));
+    enough = reducer->progress[k].waiting != NULL;
+  }
+  if (enough) return EK_OK;
+  return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for the gradient buckets");
+}
+
+static ek_status check_open(ek_reducer **reducer, const ek_communicator *communicator,
+                            const ek_group *group, ek_replica *const *replicas,
+                            const ek_reducer_options *options) {
+  if (reducer == NULL || communicator == NULL || group == NULL || replicas == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_reducer_open: an argument is NULL");
+  }
+  if (options->size != sizeof *options || (unsigned)options->kind > EK_REDUCE_SCATTER) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "ek_reducer_open: options were not initialised with "
+                        "EK_REDUCER_OPTIONS_INIT, or there is no such kind");
+  }
+  for (size_t k = 0; k < ek_group_size(group); k++) {
+    if (ek_replica_device(replicas[k]) != ek_group_device(group, k) ||
+        ek_tensor_count(ek_replica_gradients(replicas[k])) !=
+            ek_tensor_count(ek_replica_gradients(replicas[0]))) {
+      return ek_error_set(EK_ERR_DEVICE,
+                          "ek_reducer_open: replica number %zu is missing, not on %s, or of another "
+                          "size",
+                          k, ek_device_name(ek_group_device(group, k)));
+    }
+  }
+  return EK_OK;
+}
+
+ek_status ek_reducer_open(ek_reducer **reducer, ek_communicator *communicator, ek_group *group,
+                          ek_replica *const *replicas, const ek_reducer_options *options) {
+  static const ek_reducer_options defaults = EK_REDUCER_OPTIONS_INIT;
+  if (options == NULL) options = &defaults;
+  EK_TRY(check_open(reducer, communicator, group, replicas, options));
+  ek_reducer *result = ek__calloc(1, sizeof *result);
+  if (result == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a reducer");
+  result->communicator = communicator;
+  result->options = *options;
+  result->devices = ek_group_size(group);
+  ek_status status = EK_OK;
+  result->replicas = ek__calloc(result->devices, sizeof *result->replicas);
+  if (result->replicas == NULL) {
+    status = ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a reducer");
+    goto cleanup;
+  }
+  memcpy(result->replicas, replicas, result->devices * sizeof *result->replicas);
+  EK_TRY_GOTO(status, allocate(result), cleanup);
+  EK_TRY_GOTO(status, make_buckets(result), cleanup);
+  *reducer = result;
+  return EK_OK;
+cleanup:
+  ek_reducer_free(result);
+  return status;
+}
+
+void ek_reducer_free(ek_reducer *reducer) {
+  if (reducer == NULL) return;
+  for (size_t k = 0; k < reducer->devices; k++) ek__free(reducer->progress[k].waiting);
+  ek__free(reducer->bucket_of);
+  ek__free(reducer->buckets);
+  ek__free(reducer->replicas);
+  ek__free(reducer);
+}
+
+size_t ek_reducer_bucket_count(const ek_reducer *reducer) {
+  return reducer == NULL ? 0 : reducer->bucket_count;
+}
+
+ek_status ek_reducer_range(int64_t *first, int64_t *last, const ek_reducer *reducer, size_t bucket,
+                           size_t device) {
+  if (first == NULL || last == NULL || reducer == NULL || bucket >= reducer->bucket_count ||
+      device >= reducer->devices) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "ek_reducer_range: an argument is NULL, or there is no bucket %zu on device "
+                        "number %zu",
+                        bucket, device);
+  }
+  const struct bucket *b = &reducer->buckets[bucket];
+  switch (reducer->options.kind) {
+    case EK_REDUCE_TO_FIRST:
+      *first = b->first;
+      *last = device == 0 ? b->last : b->first;
+      break;
+    case EK_REDUCE_TO_ALL:
+      *first = b->first;
+      *last = b->last;
+      break;
+    case EK_REDUCE_SCATTER:
+      *first = b->first + b->offsets[device];
+      *last = b->first + b->offsets[device + 1];
+      break;
+  }
+  return EK_OK;
+}
+
+/* ---- a round, on a device's worker ---- */
+
+static ek_status own_progress(struct progress **progress, const char *who, ek_reducer *reducer,
+                              const ek_device *device) {
+  if (reducer == NULL || device == NULL || ek_device_index(device) >= reducer->devices ||
+      ek_replica_device(reducer->replicas[ek_device_index(device)]) != device) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: no reducer, or a device that is not of it",
+                        who);
+  }
+  *progress = &reducer->progress[ek_device_index(device)];
+  return EK_OK;
+}
+
+ek_status ek_reducer_start(ek_reducer *reducer, ek_device *device) {
+  struct progress *progress = NULL;
+  EK_TRY(own_progress(&progress, "ek_reducer_start", reducer, device));
+  for (size_t i = 0; i < reducer->bucket_count; i++) {
+    progress->waiting[i] = reducer->buckets[i].parameters;
+  }
+  progress->queued = progress->overlapped = 0;
+  return EK_OK;
+}
+
+static ek_status queue_bucket(ek_reducer *reducer, ek_device *device, const struct bucket *bucket) {
+  ek_tensor range = *ek_replica_gradients(reducer->replicas[ek_device_index(device)]);
+  range.shape[0] = bucket->last - bucket->first;
+  range.data = (char *)range.data + (size_t)bucket->first * ek_type_size(range.type);
+  switch (reducer->options.kind) {
+    case EK_REDUCE_TO_FIRST:
+      return ek_communicator_reduce(reducer->communicator, device, &range, 0);
+    case EK_REDUCE_TO_ALL:
+      return ek_communicator_all_reduce(reducer->communicator, device, &range);
+    case EK_REDUCE_SCATTER:
+      return ek_communicator_reduce_scatter(reducer->communicator, device, &range,
+                                            bucket->offsets);
+  }
+  return EK_OK;
+}
+
+ek_status ek_reducer_complete(ek_reducer *reducer, ek_device *device, size_t parameter) {
+  struct progress *progress = NULL;
+  EK_TRY(own_progress(&progress, "ek_reducer_complete", reducer, device));
+  if (parameter >= ek_replica_parameter_count(reducer->replicas[0])) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_reducer_complete: no parameter number %zu",
+                        parameter);
+  }
+  const size_t of = reducer->bucket_of[parameter];
+  if (progress->waiting[of] == 0) {
+    return ek_error_set(EK_ERR_STATE, "ek_reducer_complete: bucket %zu is complete already", of);
+  }
+  progress->waiting[of]--;
+  while (progress->queued < reducer->bucket_count && progress->waiting[progress->queued] == 0) {
+    EK_TRY(queue_bucket(reducer, device, &reducer->buckets[progress->queued]));
+    progress->queued++;
+    progress->overlapped++;
+  }
+  return ek_communicator_progress(reducer->communicator, device);
+}
+
+ek_status ek_reducer_finish(ek_reducer *reducer, ek_device *device) {
+  struct progress *progress = NULL;
+  EK_TRY(own_progress(&progress, "ek_reducer_finish", reducer, device));
+  for (; progress->queued < reducer->bucket_count; progress->queued++) {
+    EK_TRY(queue_bucket(reducer, device, &reducer->buckets[progress->queued]));
+  }
+  return ek_communicator_wait(reducer->communicator, device);
+}
+
+size_t ek_reducer_overlapped(const ek_reducer *reducer, size_t device) {
+  return reducer == NULL || device >= reducer->devices ? 0 : reducer->progress[device].overlapped;
+}

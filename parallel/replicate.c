@@ -1,0 +1,44 @@
+/*
+ * replicate.c - makes replicas equal to the first one, with one broadcast for each flat buffer.
+ */
+#include <evenkeel/replicate.h>
+
+struct replicate_job {
+  ek_communicator *communicator;
+  ek_replica *const *replicas;
+};
+
+static ek_status broadcast_flat(const struct replicate_job *job, ek_device *device,
+                                const ek_tensor *flat) {
+  if (ek_tensor_count(flat) == 0) return EK_OK;
+  ek_tensor view = *flat;
+  return ek_communicator_broadcast(job->communicator, device, &view, 0);
+}
+
+static ek_status replicate_one(void *context, ek_device *device, size_t index) {
+  const struct replicate_job *job = context;
+  const ek_replica *replica = job->replicas[index];
+  EK_TRY(broadcast_flat(job, device, ek_replica_parameters(replica)));
+  EK_TRY(broadcast_flat(job, device, ek_replica_buffers(replica)));
+  return ek_communicator_wait(job->communicator, device);
+}
+
+ek_status ek_replicate(ek_communicator *communicator, ek_group *group,
+                       ek_replica *const *replicas) {
+  if (communicator == NULL || group == NULL || replicas == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_replicate: an argument is NULL");
+  }
+  for (size_t i = 0; i < ek_group_size(group); i++) {
+    if (replicas[i] == NULL || ek_replica_device(replicas[i]) != ek_group_device(group, i)) {
+      return ek_error_set(EK_ERR_DEVICE, "ek_replicate: replica number %zu is missing or not on %s",
+                          i, ek_device_name(ek_group_device(group, i)));
+    }
+    if (ek_replica_module(replicas[i]) != ek_replica_module(replicas[0]) ||
+        ek_replica_type(replicas[i]) != ek_replica_type(replicas[0])) {
+      return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                          "ek_replicate: replica number %zu is of another module or type", i);
+    }
+  }
+  struct replicate_job job = {communicator, replicas};
+  return ek_group_apply(group, replicate_one, &job);
+}

@@ -1,0 +1,213 @@
+/*
+ * scatter.c - cuts a tensor along dimension 0 and puts each part on its device.
+ *
+ * The cut is pure arithmetic on the host; every device's worker then makes and fills its own part.
+ */
+#include <evenkeel/scatter.h>
+
+#include <math.h>
+#include <string.h>
+
+void ek_shards_free(ek_shards *shards) {
+  if (shards == NULL) return;
+  for (size_t i = 0; i < shards->count; i++) ek_tensor_free(&shards->parts[i]);
+  memset(shards, 0, sizeof *shards);
+}
+
+/* ---- the cut ---- */
+
+static void cut_even(int64_t *offsets, int64_t rows, int64_t count) {
+  const int64_t share = rows / count, rest = rows % count;
+  for (int64_t i = 0; i <= count; i++) offsets[i] = share * i + (i < rest ? i : rest);
+}
+
+static void cut_chunks(int64_t *offsets, int64_t rows, int64_t count) {
+  const int64_t chunk = rows / count + (rows % count != 0);
+  for (int64_t i = 0; i <= count; i++) {
+    offsets[i] = chunk != 0 && i > rows / chunk ? rows : chunk * i;
+  }
+}
+
+static ek_status cut_sizes(int64_t *offsets, int64_t rows, size_t count, const int64_t *sizes) {
+  int64_t total = 0;
+  offsets[0] = 0;
+  for (size_t i = 0; i < count; i++) {
+    if (sizes[i] < 0 || sizes[i] > rows - total) {
+      return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                          "scatter: size %lld of device number %zu is negative or more than what is "
+                          "left of %lld rows",
+                          (long long)sizes[i], i, (long long)rows);
+    }
+    total += sizes[i];
+    offsets[i + 1] = total;
+  }
+  if (total == rows) return EK_OK;
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "scatter: the sizes sum to %lld, there are %lld rows",
+                      (long long)total, (long long)rows);
+}
+
+/* Whole shares first, then one row each to the largest remainders, lower devices first. */
+static ek_status cut_weights(int64_t *offsets, int64_t rows, size_t count, const double *weights) {
+  double sum = 0;
+  for (size_t i = 0; i < count; i++) {
+    if (!isfinite(weights[i]) || weights[i] < 0) {
+      return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                          "scatter: weight %g of device number %zu is negative or not finite",
+                          weights[i], i);
+    }
+    sum += weights[i];
+  }
+  if (!(sum > 0) || !isfinite(sum)) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "scatter: the weights sum to %g", sum);
+  }
+  int64_t sizes[EK_MAX_DEVICES], left = rows;
+  double remainders[EK_MAX_DEVICES];
+  for (size_t i = 0; i < count; i++) {
+    const double share = (double)rows * (weights[i] / sum);
+    sizes[i] = (int64_t)floor(share);
+    if (sizes[i] > left) sizes[i] = left;
+    remainders[i] = weights[i] > 0 ? share - (double)sizes[i] : -1;
+    left -= sizes[i];
+  }
+  while (left > 0) {
+    size_t best = 0;
+    for (size_t i = 1; i < count; i++) {
+      if (remainders[i] > remainders[best]) best = i;
+    }
+    sizes[best]++;
+    remainders[best] -= 1;
+    left--;
+  }
+  return cut_sizes(offsets, rows, count, sizes);
+}
+
+ek_status ek_scatter_offsets(int64_t *offsets, int64_t rows, size_t count,
+                             const ek_scatter_options *options) {
+  static const ek_scatter_options defaults = EK_SCATTER_OPTIONS_INIT;
+  if (options == NULL) options = &defaults;
+  if (offsets == NULL || rows < 0 || count == 0 || count > EK_MAX_DEVICES ||
+      options->size != sizeof *options) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "scatter: %lld rows over %zu devices, offsets are NULL, or the options were "
+                        "not initialised with EK_SCATTER_OPTIONS_INIT",
+                        (long long)rows, count);
+  }
+  int64_t cut[EK_MAX_DEVICES + 1];
+  switch (options->kind) {
+    case EK_SCATTER_EVEN: cut_even(cut, rows, (int64_t)count); break;
+    case EK_SCATTER_CHUNK: cut_chunks(cut, rows, (int64_t)count); break;
+    case EK_SCATTER_SIZES:
+      if (options->sizes == NULL) {
+        return ek_error_set(EK_ERR_INVALID_ARGUMENT, "scatter: the sizes are missing");
+      }
+      EK_TRY(cut_sizes(cut, rows, count, options->sizes));
+      break;
+    case EK_SCATTER_WEIGHTS:
+      if (options->weights == NULL) {
+        return ek_error_set(EK_ERR_INVALID_ARGUMENT, "scatter: the weights are missing");
+      }
+      EK_TRY(cut_weights(cut, rows, count, options->weights));
+      break;
+    default:
+      return ek_error_set(EK_ERR_INVALID_ARGUMENT, "scatter: there is no kind %d",
+                          (int)options->kind);
+  }
+  memcpy(offsets, cut, (count + 1) * sizeof *offsets);
+  return EK_OK;
+}
+
+/* ---- the parts ---- */
+
+struct scatter_job {
+  ek_shards *shards;
+  const ek_tensor *source;
+  ek_memory_category category;
+};
+
+static ek_status make_part(void *context, ek_device *device, size_t index) {
+  const struct scatter_job *job = context;
+  ek_shards *shards = job->shards;
+  ek_tensor rows = {0};
+  if (shards->broadcast) {
+    EK_TRY(ek_tensor_share(&rows, job->source));
+  } else {
+    const int64_t first = shards->offsets[index];
+    EK_TRY(ek_tensor_rows(&rows, job->source, first, shards->offsets[index + 1] - first));
+  }
+  if (rows.device == device) {
+    shards->parts[index] = rows;
+    return EK_OK;
+  }
+  ek_tensor *part = &shards->parts[index];
+  ek_status status =
+      ek_tensor_create(part, device, job->category, rows.type, rows.rank, rows.shape);
+  if (status == EK_OK) status = ek_tensor_copy(part, &rows);
+  ek_tensor_free(&rows);
+  return status;
+}
+
+/* Fills the parts of shards whose group, offsets and samples are set. */
+static ek_status fill(ek_shards *shards, ek_shards *made, const ek_tensor *source,
+                      ek_memory_category category) {
+  struct scatter_job job = {made, source, category};
+  const ek_status status = ek_group_apply(made->group, make_part, &job);
+  if (status != EK_OK) {
+    ek_shards_free(made);
+    return status;
+  }
+  *shards = *made;
+  return EK_OK;
+}
+
+static ek_status check_source(const char *who, const ek_shards *shards, const ek_group *group,
+                              const ek_tensor *source) {
+  if (shards == NULL || group == NULL || !ek_tensor_exists(source)) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: shards, group or source is missing", who);
+  }
+  if (source->device != NULL && ek_device_group(source->device) != group) {
+    return ek_error_set(EK_ERR_DEVICE, "%s: the source is on %s, which is of another group", who,
+                        ek_device_name(source->device));
+  }
+  return EK_OK;
+}
+
+static ek_status check_rows(const char *who, const ek_tensor *source) {
+  if (source->rank > 0) return EK_OK;
+  return ek_error_set(EK_ERR_SHAPE, "%s: a scalar cannot be cut", who);
+}
+
+ek_status ek_scatter(ek_shards *shards, ek_group *group, const ek_tensor *source,
+                     ek_memory_category category, const ek_scatter_options *options) {
+  EK_TRY(check_source("ek_scatter", shards, group, source));
+  EK_TRY(check_rows("ek_scatter", source));
+  ek_shards made = {.group = group, .count = ek_group_size(group)};
+  EK_TRY(ek_scatter_offsets(made.offsets, source->shape[0], made.count, options));
+  memcpy(made.samples, made.offsets, sizeof made.samples);
+  return fill(shards, &made, source, category);
+}
+
+ek_status ek_scatter_like(ek_shards *shards, const ek_shards *like, const ek_tensor *source,
+                          ek_memory_category category) {
+  if (like == NULL || like->group == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_scatter_like: there are no shards to follow");
+  }
+  EK_TRY(check_source("ek_scatter_like", shards, like->group, source));
+  EK_TRY(check_rows("ek_scatter_like", source));
+  const int64_t rows = source->shape[0], samples = like->samples[like->count];
+  const int64_t per_sample = samples == 0 ? 0 : rows / samples;
+  if (per_sample * samples != rows) {
+    return ek_error_set(EK_ERR_SHAPE, "ek_scatter_like: %lld rows are no multiple of %lld samples",
+                        (long long)rows, (long long)samples);
+  }
+  ek_shards made = {.group = like->group, .count = like->count};
+  memcpy(made.samples, like->samples, sizeof made.samples);
+  for (size_t i = 0; i <= made.count; i++) made.offsets[i] = like->samples[i] * per_sample;
+  return fill(shards, &made, source, category);
+}
+
+ek_status ek_scatter_broadcast(ek_shards *shards, ek_group *group, const ek_tensor *source,
+                               ek_memory_category category) {
+  EK_TRY(check_source("ek_scatter_broadcast", shards, group, source));
+  ek_shards made = {.group = group, .count = ek_group_size(group), .broadcast = true};
+  return fill(shards, &made, source, category);
+}
