@@ -1,0 +1,133 @@
+/*
+ * check_minimum.c - no device's peak is more than 5 % above the arithmetic minimum of docs/memory.md.
+ *
+ * The minimum is computed here from the shapes alone, and compared with the peaks of `plan` devices,
+ * which other tests hold equal to real ones.
+ */
+#include <check.h>
+
+#include <evenkeel/evenkeel.h>
+
+#include "ek_check.h"
+
+struct shape {
+  int64_t vocabulary, sequence, batch, width;
+  int layers, heads;
+  bool keep_outputs;
+};
+
+static const struct shape shapes[] = {
+    {40000, 250, 32, 64, 2, 4, true},  /* the benchmark's lm-40k */
+    {40000, 250, 32, 64, 2, 4, false}, /* the same, the gradient in place */
+    {50257, 256, 16, 768, 12, 12, false},
+    {8192, 128, 16, 256, 4, 4, false},
+};
+
+enum { DEVICES = 4 };
+
+static const ek_mode modes[] = {EK_MODE_GATHER, EK_MODE_BALANCED, EK_MODE_REPLICATED,
+                                EK_MODE_SHARDED};
+
+/* Parameters of the GPT with a tied head: tables, blocks, the last layer norm. */
+static double parameters_of(const struct shape *s) {
+  const double c = (double)s->width;
+  return (double)s->vocabulary * c + (double)s->sequence * c + s->layers * (12 * c * c + 13 * c) +
+         2 * c;
+}
+
+static double minimum_of(const struct shape *s, ek_mode mode, size_t device) {
+  const double rows_all = (double)(s->batch * s->sequence), rows = rows_all / DEVICES;
+  const double c = (double)s->width, p = parameters_of(s);
+  const double activations =
+      4 * (s->layers * (16 * rows * c + 4 * rows + rows * s->heads) + 2 * rows * c + 2 * rows);
+  double optimizer = 8 * p, logits = 4 * rows * (double)s->vocabulary;
+  if (mode == EK_MODE_SHARDED) optimizer /= DEVICES;
+  if ((mode == EK_MODE_GATHER || mode == EK_MODE_BALANCED) && device != 0) optimizer = 0;
+  double gradient = s->keep_outputs ? logits : 0;
+  if (mode == EK_MODE_GATHER && device == 0) {
+    logits *= DEVICES;
+    gradient *= DEVICES;
+  } else if (mode == EK_MODE_GATHER) {
+    gradient = 0; /* the other devices hold their outputs, then the gradient of these */
+  }
+  return 8 * p + optimizer + activations + 8 * rows + logits + gradient;
+}
+
+static void run_step(ek_group *group, const struct shape *s, ek_mode mode) {
+  ek_gpt_options gpt = EK_GPT_OPTIONS_INIT;
+  gpt.vocabulary = s->vocabulary;
+  gpt.sequence = s->sequence;
+  gpt.width = s->width;
+  gpt.layers = s->layers;
+  gpt.heads = s->heads;
+  ek_module *module = NULL;
+  ck_ok(ek_gpt_create(&module, &gpt));
+  ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  ck_ok(ek_data_parallel_model_options_set_mode(&options, mode));
+  ek_data_parallel_model *model = NULL;
+  ck_ok(ek_data_parallel_model_open(&model, group, module, &options));
+  ek_criterion *loss = NULL;
+  ck_ok(ek_cross_entropy_create(&loss, NULL));
+  ek_data_parallel_criterion_options keep = EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT;
+  keep.keep_outputs = s->keep_outputs;
+  ek_data_parallel_criterion *criterion = NULL;
+  ck_ok(ek_data_parallel_criterion_open(&criterion, model, loss, &keep));
+  ek_optimizer *adamw = NULL;
+  ck_ok(ek_adamw_create(&adamw, NULL));
+  ek_data_parallel_optimizer *optimizer = NULL;
+  ck_ok(ek_data_parallel_optimizer_open(&optimizer, model, adamw, NULL));
+
+  const int64_t shape[] = {s->batch, s->sequence};
+  static int32_t nothing[1]; /* `plan` reads no memory */
+  ek_tensor tokens = {0}, targets = {0};
+  ck_ok(ek_tensor_host(&tokens, nothing, EK_I32, 2, shape));
+  ck_ok(ek_tensor_host(&targets, nothing, EK_I32, 2, shape));
+  for (int step = 0; step < 2; step++) {
+    ek_shards outputs = {0};
+    ck_ok(ek_data_parallel_model_forward(model, &outputs, &tokens, 1, NULL));
+    ck_ok(ek_data_parallel_criterion_forward(criterion, &outputs, 1, &targets, 1));
+    ck_ok(ek_data_parallel_criterion_backward(criterion, model, NULL));
+    ck_ok(ek_data_parallel_optimizer_step(optimizer, NULL));
+    ek_shards_free(&outputs);
+  }
+  ek_data_parallel_optimizer_free(optimizer);
+  ek_optimizer_free(adamw);
+  ek_data_parallel_criterion_free(criterion);
+  ek_criterion_free(loss);
+  ek_data_parallel_model_free(model);
+  ek_module_free(module);
+}
+
+START_TEST(test_peak_is_near_the_minimum) {
+  const struct shape *s = &shapes[_i / 4];
+  const ek_mode mode = modes[_i % 4];
+  ek_group *group = NULL;
+  ck_ok(ek_group_open(&group, "plan:4", NULL));
+  run_step(group, s, mode);
+  double most = 0, sum = 0;
+  for (size_t k = 0; k < DEVICES; k++) {
+    ek_memory_usage usage;
+    ck_ok(ek_memory_stats(&usage, ek_group_device(group, k)));
+    const double peak = (double)usage.peak_bytes, minimum = minimum_of(s, mode, k);
+    ck_assert_msg(peak >= minimum, "%s device %zu: peak %.0f is below the minimum %.0f",
+                  ek_mode_name(mode), k, peak, minimum);
+    ck_assert_msg(peak <= 1.05 * minimum, "%s device %zu: peak %.0f, minimum %.0f, %.1f %% above",
+                  ek_mode_name(mode), k, peak, minimum, 100 * (peak / minimum - 1));
+    sum += peak;
+    if (peak > most) most = peak;
+  }
+  if (mode == EK_MODE_SHARDED) ck_assert_double_le(most / (sum / DEVICES), 1.02);
+  ek_group_close(group);
+}
+END_TEST
+
+static Suite *suite(void) {
+  Suite *s = suite_create("minimum");
+  TCase *c = tcase_create("minimum");
+  tcase_add_loop_test(c, test_peak_is_near_the_minimum, 0,
+                      4 * (int)(sizeof shapes / sizeof shapes[0]));
+  suite_add_tcase(s, c);
+  return s;
+}
+
+CK_MAIN(suite)
