@@ -66,9 +66,7 @@ static ek_status no_pass(void) {
   return ek_error_set(EK_ERR_INVALID_ARGUMENT, "criterion pass: pass is NULL");
 }
 
-static const char *kind_of(const ek_criterion_pass *pass) {
-  return pass->running->ops->kind;
-}
+static const char *kind_of(const ek_criterion_pass *pass) { return pass->running->ops->kind; }
 
 static ek_status missing_argument(const ek_criterion_pass *pass, const char *what) {
   return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: %s is NULL", kind_of(pass), what);

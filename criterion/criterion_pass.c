@@ -11,9 +11,7 @@
 
 /* ---- constants ---- */
 
-static bool is_floating(ek_type type) {
-  return type == EK_F32 || type == EK_F64;
-}
+static bool is_floating(ek_type type) { return type == EK_F32 || type == EK_F64; }
 
 /* to = from, where both are floating host tensors of equal count and different types. */
 static void convert(ek_tensor *to, const ek_tensor *from) {
@@ -21,13 +19,11 @@ static void convert(ek_tensor *to, const ek_tensor *from) {
   if (to->type == EK_F32) {
     const double *x = from->data;
     float *y = to->data;
-    for (int64_t i = 0; i < count; i++)
-      y[i] = (float)x[i];
+    for (int64_t i = 0; i < count; i++) y[i] = (float)x[i];
   } else {
     const float *x = from->data;
     double *y = to->data;
-    for (int64_t i = 0; i < count; i++)
-      y[i] = (double)x[i];
+    for (int64_t i = 0; i < count; i++) y[i] = (double)x[i];
   }
 }
 
@@ -130,8 +126,7 @@ ek_status ek_criterion_pass_open(ek_criterion_pass **pass, ek_device *device,
 
 void ek_criterion_pass_reset(ek_criterion_pass *pass) {
   if (pass == NULL) return;
-  while (pass->saved_count > 0)
-    ek_tensor_free(&pass->saved[--pass->saved_count]);
+  while (pass->saved_count > 0) ek_tensor_free(&pass->saved[--pass->saved_count]);
   ek_tensor_free(&pass->losses);
   pass->phase = EK__CRITERION_IDLE;
 }
@@ -139,8 +134,7 @@ void ek_criterion_pass_reset(ek_criterion_pass *pass) {
 void ek_criterion_pass_free(ek_criterion_pass *pass) {
   if (pass == NULL) return;
   ek_criterion_pass_reset(pass);
-  for (size_t i = 0; i < EK_MAX_CONSTANTS; i++)
-    ek_tensor_free(&pass->constants[i]);
+  for (size_t i = 0; i < EK_MAX_CONSTANTS; i++) ek_tensor_free(&pass->constants[i]);
   ek_criterion_free(pass->criterion);
   ek__free(pass->saved);
   ek__free(pass);
@@ -169,8 +163,7 @@ static ek_status check_tensors(const ek_criterion_pass *pass, const char *what,
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: %ss is NULL", pass->criterion->ops->kind,
                         what);
   }
-  for (size_t i = 0; i < count; i++)
-    EK_TRY(check_tensor(pass, what, i, &tensors[i]));
+  for (size_t i = 0; i < count; i++) EK_TRY(check_tensor(pass, what, i, &tensors[i]));
   return EK_OK;
 }
 
@@ -288,13 +281,11 @@ ek_status ek_criterion_pass_run_backward(ek_criterion_pass *pass, const ek_tenso
   ek_status status = criterion->ops->backward(criterion, pass, outputs, targets, scales, gradients);
   if (status == EK_OK) status = check_gradients(pass, outputs, gradients);
   if (status != EK_OK) {
-    for (size_t i = 0; i < criterion->outputs; i++)
-      ek_tensor_free(&gradients[i]);
+    for (size_t i = 0; i < criterion->outputs; i++) ek_tensor_free(&gradients[i]);
   }
   /* The outputs may be overwritten by now: whatever happened, there is no second backward. The
    * losses stay, they belong to the forward. */
-  while (pass->saved_count > 0)
-    ek_tensor_free(&pass->saved[--pass->saved_count]);
+  while (pass->saved_count > 0) ek_tensor_free(&pass->saved[--pass->saved_count]);
   pass->factors = NULL;
   pass->phase = EK__CRITERION_IDLE;
   return status;

@@ -13,8 +13,7 @@
 /* The operation would accept 2 x 6 against 4 x 3 flattened; a loss of that would be a mistake. */
 static ek_status check_target(const ek_tensor *y, const ek_tensor *target) {
   bool equal = y->rank == target->rank;
-  for (int d = 0; equal && d < y->rank; d++)
-    equal = y->shape[d] == target->shape[d];
+  for (int d = 0; equal && d < y->rank; d++) equal = y->shape[d] == target->shape[d];
   if (equal) return EK_OK;
   return ek_error_set(EK_ERR_SHAPE,
                       "mean_squared_error: the target has not the shape of the output "
@@ -47,8 +46,7 @@ static ek_status backward(const ek_criterion *self, ek_criterion_pass *pass,
   if (ek_criterion_pass_loss_factors(&factors, pass)) {
     /* As many as there are losses; in which shape they came does not matter. */
     factors.rank = y->rank;
-    for (int d = 0; d < y->rank; d++)
-      factors.shape[d] = y->shape[d];
+    for (int d = 0; d < y->rank; d++) factors.shape[d] = y->shape[d];
   }
   EK_TRY(check_target(y, &targets[0]));
   EK_TRY(ek_criterion_pass_gradient(&gradients[0], pass, y));
@@ -56,9 +54,7 @@ static ek_status backward(const ek_criterion *self, ek_criterion_pass *pass,
                                       scales, ek_tensor_exists(&factors) ? &factors : NULL);
 }
 
-static void release(ek_criterion *self) {
-  ek__free(self);
-}
+static void release(ek_criterion *self) { ek__free(self); }
 
 static const ek_criterion_ops ops = {.size = sizeof(ek_criterion_ops),
                                      .kind = "mean_squared_error",

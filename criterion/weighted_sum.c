@@ -59,8 +59,7 @@ static ek_status backward(const ek_criterion *self, ek_criterion_pass *pass,
 
 static void release(ek_criterion *self) {
   struct weighted_sum *w = (struct weighted_sum *)self;
-  for (size_t i = 0; i < w->count; i++)
-    ek_criterion_free(w->parts[i].criterion);
+  for (size_t i = 0; i < w->count; i++) ek_criterion_free(w->parts[i].criterion);
   ek__free(w->parts);
   ek__free(w);
 }
@@ -162,8 +161,7 @@ static ek_status fill(struct weighted_sum *w, ek_criterion *const *parts,
   w->base.terms = 0;
   w->base.coefficients = w->coefficients;
   w->base.constants = w->constants;
-  for (size_t i = 0; i < count; i++)
-    EK_TRY(append(w, parts[i], coefficients[i]));
+  for (size_t i = 0; i < count; i++) EK_TRY(append(w, parts[i], coefficients[i]));
   return EK_OK;
 }
 

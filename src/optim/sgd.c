@@ -31,9 +31,7 @@ static ek_status update_range(const ek_optimizer *self, ek_stream *stream,
                    update->gradients, &terms, &update->scale);
 }
 
-static void release(ek_optimizer *self) {
-  ek__free(self);
-}
+static void release(ek_optimizer *self) { ek__free(self); }
 
 static const ek_optimizer_ops ops = {
     .size = sizeof(ek_optimizer_ops), .kind = "sgd", .update = update_range, .free = release};

@@ -55,8 +55,7 @@ START_TEST(factors_multiply_single_gradients) {
   const int64_t count = 24;
   double *y = ck_integers(rig, count, -9, 9), *t = ck_integers(rig, count, -9, 9);
   double *factors = ck_integers(rig, count, -3, 3), *gradient = ck_zeros(rig, count);
-  for (int64_t i = 0; i < count; i++)
-    gradient[i] = factors[i] * 2 * (y[i] - t[i]);
+  for (int64_t i = 0; i < count; i++) gradient[i] = factors[i] * 2 * (y[i] - t[i]);
   ek_tensor *ty = ck_tensor(rig, y, CK_SHAPE(4, 6)), *tt = ck_tensor(rig, t, CK_SHAPE(4, 6));
   struct ck_loss loss = ck_loss_open(rig, make(EK_REDUCTION_NONE), false);
   ck_loss_forward(&loss, ty, tt, NULL);

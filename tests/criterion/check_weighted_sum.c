@@ -33,8 +33,7 @@ static ek_criterion *entropy(const double *weights, int64_t classes) {
 static ek_criterion *sum_of(ek_criterion **terms, const double *coefficients, size_t count) {
   ek_criterion *criterion = NULL;
   ck_ok(ek_weighted_sum_create(&criterion, terms, coefficients, count));
-  for (size_t i = 0; i < count; i++)
-    ek_criterion_free(terms[i]);
+  for (size_t i = 0; i < count; i++) ek_criterion_free(terms[i]);
   return criterion;
 }
 
@@ -51,8 +50,7 @@ struct data {
 
 static struct data make_data(struct ck_rig *rig) {
   struct data d = {.counts = {ROWS * 4, ROWS * 2, ROWS * 3}};
-  for (int i = 0; i < PARTS; i++)
-    d.values[i] = ck_values(rig, d.counts[i], -3, 3);
+  for (int i = 0; i < PARTS; i++) d.values[i] = ck_values(rig, d.counts[i], -3, 3);
   d.outputs[0] = *ck_tensor(rig, d.values[0], CK_SHAPE(ROWS, 4));
   d.outputs[1] = *ck_tensor(rig, d.values[1], CK_SHAPE(ROWS, 2));
   d.outputs[2] = *ck_tensor(rig, d.values[2], CK_SHAPE(ROWS, 3));
@@ -117,8 +115,7 @@ START_TEST(every_output_is_placed_for_itself) {
   ck_loss_forward(&kept, d.outputs, d.targets, NULL);
   ck_loss_backward(&kept, d.outputs, d.targets, NULL, NULL);
   const double *want[PARTS];
-  for (int i = 0; i < PARTS; i++)
-    want[i] = ck_read(rig, &kept.gradients[i]);
+  for (int i = 0; i < PARTS; i++) want[i] = ck_read(rig, &kept.gradients[i]);
   ck_loss_close(&kept);
 
   struct ck_loss loss = ck_loss_open(rig, whole(true), false);
@@ -252,8 +249,7 @@ START_TEST(uneven_shards_make_the_whole) {
       ck_ok(ek_tensor_rows(&targets[i], &d.targets[i], first[k], count[k]));
     }
     ck_loss_forward(&loss, outputs, targets, part);
-    for (int i = 0; i < 6; i++)
-      parts[i] += part[i];
+    for (int i = 0; i < 6; i++) parts[i] += part[i];
     for (int i = 0; i < PARTS; i++) {
       ek_tensor_free(&outputs[i]);
       ek_tensor_free(&targets[i]);
@@ -264,8 +260,7 @@ START_TEST(uneven_shards_make_the_whole) {
   combine(rig, whole_loss, whole_scales, once, c, 3, true);
   combine(rig, shard_loss, shard_scales, parts, c, 3, true);
   double bound[3], size = 0;
-  for (int i = 0; i < 3; i++)
-    size += fabs(c[i] * once[2 * i] / once[2 * i + 1]) * whole_loss[1];
+  for (int i = 0; i < 3; i++) size += fabs(c[i] * once[2 * i] / once[2 * i + 1]) * whole_loss[1];
   bound[0] = 2 * ROWS * rig->unit * size;
   bound[1] = 0; /* the weights are sums of exact numbers */
   ck_within("loss", shard_loss, whole_loss, bound, 2);
@@ -330,8 +325,7 @@ START_TEST(refused) {
   ek_criterion_free(w);
 
   ek_criterion *weighted = entropy(weights_a, 4);
-  for (size_t i = 0; i <= EK_MAX_CONSTANTS; i++)
-    terms[i] = weighted;
+  for (size_t i = 0; i <= EK_MAX_CONSTANTS; i++) terms[i] = weighted;
   ck_fails(ek_weighted_sum_create(&w, terms, c, EK_MAX_CONSTANTS + 1), EK_ERR_INVALID_ARGUMENT,
            "more than 16 constants");
   ek_criterion_free(weighted);

@@ -86,15 +86,12 @@ START_TEST(equals_torch_written_out) {
       torch_adam(o, &p[i], &m[i], &v[i], g[i], step);
       largest = fmax(largest, fabs(p[i]));
     }
-    for (int i = 0; i < COUNT; i++)
-      bound[i] = step * step_bound(rig, o, largest);
+    for (int i = 0; i < COUNT; i++) bound[i] = step * step_bound(rig, o, largest);
     ck_within("parameters", ck_read(rig, range.parameters), p, bound, COUNT);
   }
-  for (int i = 0; i < COUNT; i++)
-    bound[i] = 40 * rig->unit; /* see above */
+  for (int i = 0; i < COUNT; i++) bound[i] = 40 * rig->unit; /* see above */
   ck_within("m", ck_read(rig, &range.states[0]), m, bound, COUNT);
-  for (int i = 0; i < COUNT; i++)
-    bound[i] = 4 * STEPS * rig->unit * v[i];
+  for (int i = 0; i < COUNT; i++) bound[i] = 4 * STEPS * rig->unit * v[i];
   if (!o->coupled) ck_within("v", ck_read(rig, &range.states[1]), v, bound, COUNT);
   ck_range_close(&range);
   ck_rig_close(rig);
@@ -132,8 +129,7 @@ START_TEST(equals_pytorch) {
   }
   struct ck_range range = ck_range_open(rig, make(&o), p, 6);
   for (int t = 0; t < 5; t++) {
-    for (int i = 0; i < 6; i++)
-      g[i] = ((i * 3 + t * 5) % 7 - 3) / 8.0;
+    for (int i = 0; i < 6; i++) g[i] = ((i * 3 + t * 5) % 7 - 3) / 8.0;
     ck_range_step_divided(&range, g, _i < 2 ? 1.0 : 64.0); /* exact either way */
   }
   ck_within("parameters", ck_read(rig, range.parameters), coupled ? adam : adamw, bound, 6);
@@ -150,8 +146,7 @@ START_TEST(the_first_step_is_the_sign) {
   double bound[3];
   ek_adamw_options o = options_of(0.25, 0.999, 0, false);
   o.epsilon = 1e-14;
-  for (int i = 0; i < 3; i++)
-    bound[i] = step_bound(rig, &o, 4) + 0.25 * 1e-11;
+  for (int i = 0; i < 3; i++) bound[i] = step_bound(rig, &o, 4) + 0.25 * 1e-11;
   struct ck_range range = ck_range_open(rig, make(&o), start, 3);
   ck_range_step(&range, gradient, NULL);
   ck_within("parameters", ck_read(rig, range.parameters), want, bound, 3);
@@ -169,8 +164,7 @@ START_TEST(clipping_and_dividing) {
   const double clip = 1.0 / (5.0 + 1e-6);
   const double want[] = {0.1 * 3 * clip, 0, 0.1 * 4 * clip};
   double bound[3];
-  for (int i = 0; i < 3; i++)
-    bound[i] = 8 * rig->unit * want[i];
+  for (int i = 0; i < 3; i++) bound[i] = 8 * rig->unit * want[i];
   struct ck_range range = ck_range_open(rig, make(&o), start, 3);
   ck_range_step_divided(&range, gradient, 3.0);
   ck_within("m", ck_read(rig, &range.states[0]), want, bound, 3);

@@ -11,8 +11,7 @@ START_TEST(constant) {
   ek_schedule s;
   ck_ok(ek_schedule_constant(&s, 0.25));
   const int64_t steps[] = {INT64_MIN, -1, 0, 1, 1000000, INT64_MAX};
-  for (size_t i = 0; i < 6; i++)
-    ck_assert(ek_schedule_rate(&s, steps[i]) == 0.25);
+  for (size_t i = 0; i < 6; i++) ck_assert(ek_schedule_rate(&s, steps[i]) == 0.25);
   ck_ok(ek_schedule_constant(&s, 0.0));
   ck_assert(ek_schedule_rate(&s, 3) == 0.0);
 }
@@ -23,23 +22,20 @@ START_TEST(corners) {
   ck_ok(ek_schedule_warmup_cosine(&s, 8.0, 2.0, 4, 12));
   ck_assert(ek_schedule_rate(&s, -5) == 2.0); /* counts as step 0 */
   const double warmup[] = {2.0, 4.0, 6.0, 8.0};
-  for (int i = 0; i < 4; i++)
-    ck_assert(ek_schedule_rate(&s, i) == warmup[i]);
+  for (int i = 0; i < 4; i++) ck_assert(ek_schedule_rate(&s, i) == warmup[i]);
   ck_assert(ek_schedule_rate(&s, 4) == 8.0); /* the cosine begins at its top */
   /* Half way down cos is 0; pi / 2 in double is off by 6e-17. */
   ck_assert(fabs(ek_schedule_rate(&s, 8) - 5.0) <= 4e-15);
   ck_assert(fabs(ek_schedule_rate(&s, 6) - (2.0 + 3.0 * (1.0 + sqrt(0.5)))) <= 4e-15);
   ck_assert(ek_schedule_rate(&s, 11) > 2.0);
   const int64_t late[] = {12, 13, 1000000, INT64_MAX};
-  for (int i = 0; i < 4; i++)
-    ck_assert(ek_schedule_rate(&s, late[i]) == 2.0);
+  for (int i = 0; i < 4; i++) ck_assert(ek_schedule_rate(&s, late[i]) == 2.0);
 
   ck_ok(ek_schedule_warmup_cosine(&s, 1.0, 0.0, 0, 1)); /* one step, no warmup */
   ck_assert(ek_schedule_rate(&s, 0) == 1.0);
   ck_assert(ek_schedule_rate(&s, 1) == 0.0);
   ck_ok(ek_schedule_warmup_cosine(&s, 0.5, 0.5, 1, 9)); /* flat after the first */
-  for (int i = 0; i < 10; i++)
-    ck_assert(ek_schedule_rate(&s, i) == 0.5);
+  for (int i = 0; i < 10; i++) ck_assert(ek_schedule_rate(&s, i) == 0.5);
   ck_ok(ek_schedule_warmup_cosine(&s, 1.0, 0.0, INT64_MAX - 1, INT64_MAX));
   ck_assert(ek_schedule_rate(&s, INT64_MAX - 1) == 1.0);
   ck_assert(ek_schedule_rate(&s, INT64_MAX) == 0.0);

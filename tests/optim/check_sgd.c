@@ -126,8 +126,7 @@ static void five_steps(const ek_sgd_options *o, double weight, const double *wan
   }
   struct ck_range range = ck_range_open(rig, make(o), p, 6);
   for (int t = 0; t < 5; t++) {
-    for (int i = 0; i < 6; i++)
-      g[i] = ((i * 3 + t * 5) % 7 - 3) / 8.0;
+    for (int i = 0; i < 6; i++) g[i] = ((i * 3 + t * 5) % 7 - 3) / 8.0;
     ck_range_step_divided(&range, g, weight);
   }
   ck_within("parameters", ck_read(rig, range.parameters), want, bound, 6);

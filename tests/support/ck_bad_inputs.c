@@ -127,8 +127,7 @@ static void try_shapes(struct trial *trial, int i) {
 static void try_overlap(struct trial *trial, int i, int j) {
   const struct ck_operand *y = &trial->operation->operand[i];
   const struct ck_operand *x = &trial->operation->operand[j];
-  const bool allowed = ((y->may_be >> j) & 1u) != 0 ||
-                       (x->written && ((x->may_be >> i) & 1u) != 0);
+  const bool allowed = ((y->may_be >> j) & 1u) != 0 || (x->written && ((x->may_be >> i) & 1u) != 0);
   ek_tensor shifted = trial->tensor[i];
   shifted.data = trial->tensor[j].data;
   if (!allowed) expect(trial, i, &shifted, EK_ERR_INVALID_ARGUMENT, "overlapping");

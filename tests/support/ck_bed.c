@@ -31,11 +31,9 @@ static void make_inputs(struct ck_bed *bed, ek_type type, struct ck_random *rand
   for (size_t i = 0; i < bed->inputs; i++) {
     const struct ck_input *from = &bed->is->input[i];
     int64_t count = 1;
-    for (int d = 0; d < from->rank; d++)
-      count *= from->shape[d];
+    for (int d = 0; d < from->rank; d++) count *= from->shape[d];
     bed->value[i] = zeros(count);
-    for (int64_t k = 0; k < count; k++)
-      bed->value[i][k] = draw(random, from);
+    for (int64_t k = 0; k < count; k++) bed->value[i][k] = draw(random, from);
     bed->input[i] = ck_upload(bed->device, from->type == 0 ? type : from->type, bed->value[i],
                               from->rank, from->shape);
   }
@@ -56,25 +54,25 @@ static void make_parameters(struct ck_bed *bed, struct ck_random *random) {
   free(values);
 }
 
-/* R has the shapes of the outputs, which a first forward tells. */
+/* R has the shapes of the outputs, which a first forward tells. That is over before anything else
+ * is made: the bed's memory has no holes. */
 static void make_factors(struct ck_bed *bed, struct ck_random *random) {
   const struct ck_input range = {.low = -1.0, .high = 1.0};
   ek_pass *pass = NULL;
-  ek_tensor outputs[CK_MODULE_TENSORS] = {{0}};
+  ek_tensor outputs[CK_MODULE_TENSORS] = {{0}}, shapes[CK_MODULE_TENSORS];
   ck_ok(ek_pass_open(&pass, bed->replica, &bed->options));
   ck_ok(ek_pass_run_forward(pass, bed->input, outputs));
-  for (size_t i = 0; i < bed->outputs; i++) {
-    if (outputs[i].type != EK_I32) {
-      const int64_t count = ek_tensor_count(&outputs[i]);
-      bed->factor[i] = zeros(count);
-      for (int64_t k = 0; k < count; k++)
-        bed->factor[i][k] = draw(random, &range);
-      bed->grad_output[i] = ck_upload(bed->device, outputs[i].type, bed->factor[i], outputs[i].rank,
-                                      outputs[i].shape);
-    }
-    ek_tensor_free(&outputs[i]);
-  }
+  memcpy(shapes, outputs, sizeof shapes);
+  for (size_t i = 0; i < bed->outputs; i++) ek_tensor_free(&outputs[i]);
   ek_pass_free(pass);
+  for (size_t i = 0; i < bed->outputs; i++) {
+    if (shapes[i].type == EK_I32) continue;
+    const int64_t count = ek_tensor_count(&shapes[i]);
+    bed->factor[i] = zeros(count);
+    for (int64_t k = 0; k < count; k++) bed->factor[i][k] = draw(random, &range);
+    bed->grad_output[i] =
+        ck_upload(bed->device, shapes[i].type, bed->factor[i], shapes[i].rank, shapes[i].shape);
+  }
 }
 
 struct ck_bed *ck_bed_open(const struct ck_module_case *module_case, ek_type type,
@@ -154,11 +152,21 @@ static double *take_values(ek_tensor *tensor, int64_t *count) {
   return values;
 }
 
+/* What was in the gradients before must not matter; their padding stays zero. */
+static void poison_gradients(struct ck_bed *bed) {
+  for (size_t i = 0; i < ek_replica_parameter_count(bed->replica); i++) {
+    ek_parameter_info info;
+    ck_ok(ek_replica_parameter(&info, bed->replica, i));
+    if (!info.buffer) ck_set(&info.gradient, NULL);
+  }
+}
+
 struct ck_results *ck_bed_backward(struct ck_bed *bed, bool grad_inputs) {
   struct ck_results *results = calloc(1, sizeof *results);
   ck_assert_ptr_nonnull(results);
   ek_pass *pass = NULL;
   ek_tensor outputs[CK_MODULE_TENSORS] = {{0}}, gradients[CK_MODULE_TENSORS] = {{0}};
+  if (!bed->options.accumulate) poison_gradients(bed);
   ck_ok(ek_pass_open(&pass, bed->replica, &bed->options));
   ck_ok(ek_pass_run_forward(pass, bed->input, outputs));
   for (size_t i = 0; i < bed->outputs; i++) {
@@ -220,8 +228,7 @@ void ck_forward_fails(ek_module *module, ek_status wanted, const char *text, ek_
   ck_set(&input, nothing);
   free(nothing);
   ck_fails(ek_pass_run_forward(pass, &input, outputs), wanted, text);
-  for (size_t i = 0; i < CK_MODULE_TENSORS; i++)
-    ck_assert(!ek_tensor_exists(&outputs[i]));
+  for (size_t i = 0; i < CK_MODULE_TENSORS; i++) ck_assert(!ek_tensor_exists(&outputs[i]));
   ek_tensor_free(&input);
   ek_pass_free(pass);
   ek_replica_free(replica);

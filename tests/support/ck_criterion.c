@@ -26,8 +26,7 @@ struct ck_loss ck_loss_open(struct ck_rig *rig, ek_criterion *criterion, bool ke
 }
 
 void ck_loss_drop(struct ck_loss *loss) {
-  for (size_t i = 0; i < CK_LOSS_OUTPUTS; i++)
-    ek_tensor_free(&loss->gradients[i]);
+  for (size_t i = 0; i < CK_LOSS_OUTPUTS; i++) ek_tensor_free(&loss->gradients[i]);
 }
 
 void ck_loss_close(struct ck_loss *loss) {
@@ -48,8 +47,7 @@ void ck_loss_forward(struct ck_loss *loss, const ek_tensor *outputs, const ek_te
 void ck_loss_backward(struct ck_loss *loss, const ek_tensor *outputs, const ek_tensor *targets,
                       const double *scales, const ek_tensor *factors) {
   double ones[EK_MAX_TERMS];
-  for (size_t i = 0; i < EK_MAX_TERMS; i++)
-    ones[i] = 1.0;
+  for (size_t i = 0; i < EK_MAX_TERMS; i++) ones[i] = 1.0;
   ck_loss_drop(loss);
   ck_set(&loss->scales, scales == NULL ? ones : scales);
   ck_ok(ek_criterion_pass_run_backward(loss->pass, outputs, targets, &loss->scales, factors,

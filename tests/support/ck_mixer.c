@@ -82,9 +82,7 @@ static ek_status mixer_backward(const ek_module *self, ek_pass *pass, const ek_t
   return status;
 }
 
-static void plain_free(ek_module *self) {
-  free(self);
-}
+static void plain_free(ek_module *self) { free(self); }
 
 static const ek_module_ops mixer_ops = {.size = sizeof(ek_module_ops),
                                         .kind = "mixer",

@@ -9,9 +9,7 @@
 
 static const struct ck_module_case *all_cases;
 
-static const char *one_device(void) {
-  return test_devices("cpu:1");
-}
+static const char *one_device(void) { return test_devices("cpu:1"); }
 
 /* ---- gradients against central differences ---- */
 
@@ -196,8 +194,7 @@ START_TEST(protocol) {
 
   bed->options.accumulate = true;
   struct ck_results *twice = ck_bed_backward(bed, true);
-  for (int64_t i = 0; i < once->parameters; i++)
-    once->gradient[i] *= 2;
+  for (int64_t i = 0; i < once->parameters; i++) once->gradient[i] *= 2;
   /* The second sum may start from the first: its order, not its terms, is another one. */
   const double error = ck_rel_l2(twice->gradient, once->gradient, once->parameters);
   ck_assert_msg(error <= single_bound(is) * 0x1p-29, "%s: two backwards do not add: %.3g", is->name,
@@ -233,8 +230,7 @@ START_TEST(start) {
     ck_get(a, ek_replica_parameters(first));
     ck_get(b, ek_replica_parameters(second));
     ck_within("initial values", b, a, NULL, count);
-    for (int64_t i = 0; i < count; i++)
-      ck_assert(isfinite(a[i]));
+    for (int64_t i = 0; i < count; i++) ck_assert(isfinite(a[i]));
     free(a);
     free(b);
   }
@@ -253,8 +249,7 @@ static uint64_t held_by(const ek_tensor *tensors, size_t count, const struct ck_
   uint64_t held = 0;
   for (size_t i = 0; i < count; i++) {
     bool known = false;
-    for (size_t j = 0; j < i; j++)
-      known = known || tensors[j].memory == tensors[i].memory;
+    for (size_t j = 0; j < i; j++) known = known || tensors[j].memory == tensors[i].memory;
     for (size_t j = 0; j < bed->inputs; j++) {
       known = known || bed->input[j].memory == tensors[i].memory;
     }
@@ -267,8 +262,7 @@ static uint64_t held_by(const ek_tensor *tensors, size_t count, const struct ck_
 }
 
 static void free_tensors(ek_tensor *tensors) {
-  for (size_t i = 0; i < CK_MODULE_TENSORS; i++)
-    ek_tensor_free(&tensors[i]);
+  for (size_t i = 0; i < CK_MODULE_TENSORS; i++) ek_tensor_free(&tensors[i]);
 }
 
 START_TEST(memory) {
@@ -298,8 +292,9 @@ START_TEST(memory) {
   /* A pass that is given up between forward and backward. */
   ck_ok(ek_pass_open(&pass, bed->replica, &bed->options));
   ck_ok(ek_pass_run_forward(pass, bed->input, outputs));
-  ek_pass_free(pass);
   free_tensors(outputs);
+  ck_assert_uint_eq((ck_bed_held(bed) - before) / EK_MEMORY_UNIT, bed->is->saved);
+  ek_pass_free(pass);
   ck_assert_uint_eq(ck_bed_held(bed), before);
   ck_bed_close(bed);
 }

@@ -35,6 +35,7 @@ struct ck_module_case {
   int64_t longest; /* terms of the longest sum that it computes */
   int depth;       /* operations one after the other */
   int64_t probes;  /* places per tensor at which gradients are compared; 0: all */
+  uint64_t saved;  /* EK_MEMORY_UNITs that forward keeps for backward in f32, beside the inputs */
 };
 
 /*

@@ -18,9 +18,7 @@ struct ck_range ck_range_open(struct ck_rig *rig, ek_optimizer *optimizer, const
   return range;
 }
 
-void ck_range_close(struct ck_range *range) {
-  ek_optimizer_free(range->optimizer);
-}
+void ck_range_close(struct ck_range *range) { ek_optimizer_free(range->optimizer); }
 
 void ck_range_step(struct ck_range *range, const double *gradient, const ek_update_scale *scale) {
   const ek_optimizer *o = range->optimizer;
@@ -38,8 +36,7 @@ void ck_range_step_divided(struct ck_range *range, const double *gradient, doubl
   const double totals[] = {1.0, weight};
   double *larger = malloc((size_t)range->count * sizeof *larger);
   ck_assert_ptr_nonnull(larger);
-  for (int64_t i = 0; i < range->count; i++)
-    larger[i] = gradient[i] * weight;
+  for (int64_t i = 0; i < range->count; i++) larger[i] = gradient[i] * weight;
   ck_set(range->totals, totals);
   ck_set(range->gradients, larger);
   ck_ok(ek_op_square_norm(range->rig->stream, range->square_norm, range->gradients, 0.0));

@@ -29,9 +29,7 @@ static ek_status probe_backward(const ek_module *self, ek_pass *pass, const ek_t
   return m->backward == NULL ? EK_OK : m->backward(pass, &grad_outputs[0]);
 }
 
-static void probe_free(ek_module *self) {
-  free(self);
-}
+static void probe_free(ek_module *self) { free(self); }
 
 static const ek_module_ops probe_ops = {.size = sizeof(ek_module_ops),
                                         .kind = "probe",

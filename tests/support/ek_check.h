@@ -152,7 +152,8 @@ ek_tensor *ck_tensor_of(struct ck_rig *rig, ek_type type, const double *values, 
                         const int64_t *shape);
 ek_tensor *ck_poisoned(struct ck_rig *rig, int rank, const int64_t *shape);
 ek_tensor *ck_blank(struct ck_rig *rig, ek_type type, int rank, const int64_t *shape);
-/* Only for devices that count: says it has so many elements, up to 2^63 bytes, and holds nothing. */
+/* Only for devices that count: says it has so many elements, up to 2^63 bytes, and holds nothing.
+ */
 ek_tensor *ck_ghost(struct ck_rig *rig, ek_type type, int rank, const int64_t *shape);
 
 /* What a tensor holds, in an array of the rig. */
@@ -186,8 +187,8 @@ enum { CK_OPERANDS = 8 };
 
 struct ck_operand {
   const char *name;
-  ek_type type;  /* 0: f32 or f64, equal for all of them */
-  bool any_type; /* takes what there is */
+  ek_type type;   /* 0: f32 or f64, equal for all of them */
+  bool any_type;  /* takes what there is */
   bool any_shape; /* no other operand fixes its last dimension */
   bool written, optional;
   unsigned may_be; /* bit j: a destination that may be operand j itself */
@@ -203,9 +204,10 @@ struct ck_operation {
 };
 
 /*
- * Calls the operation on a group of two devices with each operand in turn NULL, absent, on the host,
- * on a foreign device, of a wrong type, of a wrong shape, damaged, and overlapping each other one.
- * Each call must fail as op.h says, name the operation, and write nothing; nothing is held after.
+ * Calls the operation on a group of two devices with each operand in turn NULL, absent, on the
+ * host, on a foreign device, of a wrong type, of a wrong shape, damaged, and overlapping each other
+ * one. Each call must fail as op.h says, name the operation, and write nothing; nothing is held
+ * after.
  */
 void ck_bad_inputs(const struct ck_operation *operation, const char *spec);
 

@@ -1,7 +1,9 @@
 /*
- * cpu_dispatch.c - which range functions run: by element type, and for f32 by what the processor and
- * the operating system support. EVENKEEL_ISA=baseline, avx2 or avx512 takes at most that one, so
- * that tests can run every set on one machine. The choice is made once per process.
+ * cpu_dispatch.c - which range functions run: by element type, and for f32 by what the processor
+ * and the operating system support.
+ *
+ * EVENKEEL_ISA=baseline, avx2 or avx512 takes at most that one, so that tests can run every set on
+ * one machine. The choice is made once per process.
  */
 #include "backend/cpu/reference.h"
 

@@ -68,7 +68,7 @@ struct ek__attention_job {
   atomic_int *status; /* EK_OK, or what went wrong in any range */
 };
 
-/* Sums whose order may not depend on the number of threads are cut into this many chunks at most. */
+/* Sums whose order may not depend on the number of threads are cut into so many chunks at most. */
 #define EK__MAX_CHUNKS 256
 
 struct ek__loss_job {
@@ -99,6 +99,20 @@ static inline int64_t ek__cpu_chunk(int64_t count) {
 
 /* ---- shared services ---- */
 
+/* Fewer elements than this per thread are not worth waking it: some 10 microseconds from memory. */
+#define EK__CPU_LEAST 16384
+
+/* As many rows of `width` elements. */
+static inline int64_t ek__cpu_least_rows(int64_t width) {
+  return width >= EK__CPU_LEAST ? 1 : EK__CPU_LEAST / (width + 1) + 1;
+}
+
+/* As many columns of `rows` elements; whole cache lines, so that threads do not share one. */
+static inline int64_t ek__cpu_least_columns(int64_t rows) {
+  const int64_t least = ek__cpu_least_rows(rows);
+  return least < 64 ? 64 : least;
+}
+
 /* The range functions for EK_F32 (best instruction set there is) or EK_F64. */
 const struct ek__cpu_functions *ek__cpu_functions(ek_type type);
 /* Processors that this process may use, at least 1. */
@@ -113,7 +127,7 @@ const char *ek__cpu_isa_name(void);
 void ek__cpu_range(ek_stream *stream, ek__range_function *function, const void *args, int64_t count,
                    int64_t least);
 
-/* c = alpha a' b' + beta c in f32 on the calling thread alone; row-major with leading dimensions. */
+/* c = alpha a' b' + beta c on the calling thread alone; row-major with leading dimensions. */
 struct ek__gemm {
   bool transpose_a, transpose_b;
   int64_t m, n, k;

@@ -3,15 +3,11 @@
  */
 #include "backend/cpu/cpu_internal.h"
 
-#define LEAST 16384 /* elements per thread */
-
-static int64_t least_rows(int64_t width) { return width >= LEAST ? 1 : LEAST / (width + 1) + 1; }
-
 /* ---- layer normalisation ---- */
 
 ek_status ek__cpu_layer_norm_forward(ek_stream *stream, const struct ek__layer_norm_args *args) {
   ek__cpu_range(stream, ek__cpu_functions(args->type)->layer_norm_forward, args, args->rows,
-                least_rows(args->width));
+                ek__cpu_least_rows(args->width));
   return EK_OK;
 }
 
@@ -33,13 +29,12 @@ ek_status ek__cpu_layer_norm_backward(ek_stream *stream, const struct ek__layer_
   const bool alone = ek__team_threads(ek__stream_backend(stream)) == 1;
   const struct ek__layer_norm_job job = {args, alone};
   if (!alone) { /* before dx is written, which may be dy */
-    const int64_t least = least_rows(args->rows);
     ek__cpu_range(stream, functions->layer_norm_columns, args, args->width,
-                  least < 64 ? 64 : least);
+                  ek__cpu_least_columns(args->rows));
   }
   if (alone || args->dx) {
     ek__cpu_range(stream, functions->layer_norm_backward, &job, args->rows,
-                  least_rows(args->width));
+                  ek__cpu_least_rows(args->width));
   }
   return EK_OK;
 }
@@ -60,22 +55,21 @@ static ek_status check_index(const struct ek__lookup_args *args) {
 ek_status ek__cpu_lookup_forward(ek_stream *stream, const struct ek__lookup_args *args) {
   EK_TRY(check_index(args));
   ek__cpu_range(stream, ek__cpu_functions(args->type)->lookup_forward, args, args->rows,
-                least_rows(args->width));
+                ek__cpu_least_rows(args->width));
   return EK_OK;
 }
 
 ek_status ek__cpu_lookup_backward(ek_stream *stream, const struct ek__lookup_args *args) {
   EK_TRY(check_index(args));
-  const int64_t least = least_rows(args->rows);
   ek__cpu_range(stream, ek__cpu_functions(args->type)->lookup_backward, args, args->width,
-                least < 64 ? 64 : least);
+                ek__cpu_least_columns(args->rows));
   return EK_OK;
 }
 
 ek_status ek__cpu_positions_backward(ek_stream *stream, const struct ek__lookup_args *args) {
   const int64_t repeats = args->period > 0 ? args->rows / args->period : 0;
   ek__cpu_range(stream, ek__cpu_functions(args->type)->positions_backward, args, args->period,
-                least_rows(args->width * (repeats + 1)));
+                ek__cpu_least_rows(args->width * (repeats + 1)));
   return EK_OK;
 }
 
@@ -83,7 +77,7 @@ ek_status ek__cpu_positions_backward(ek_stream *stream, const struct ek__lookup_
 
 static ek_status attend(ek_stream *stream, const struct ek__attention_args *args,
                         ek__range_function *function) {
-  if (args->tokens == 0) return EK_OK;
+  if (args->tokens == 0 || args->head_width == 0) return EK_OK;
   atomic_int status = EK_OK;
   const struct ek__attention_job job = {args, &status};
   ek__cpu_range(stream, function, &job, args->batch * args->heads, 1);

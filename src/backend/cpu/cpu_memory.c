@@ -1,5 +1,5 @@
 /*
- * cpu_memory.c - address space and pages for the arenas of CPU devices; the only mmap of the library.
+ * cpu_memory.c - address space and pages for the arenas of CPU devices; the library's only mmap.
  *
  * An arena reserves its whole capacity as address space, which costs nothing, and makes it usable
  * from the front as it grows. Bases are aligned to 2 MiB and the kernel is asked for huge pages,

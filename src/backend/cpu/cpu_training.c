@@ -8,10 +8,6 @@
 
 #include <math.h>
 
-#define LEAST 16384 /* elements per thread */
-
-static int64_t least_rows(int64_t width) { return width >= LEAST ? 1 : LEAST / (width + 1) + 1; }
-
 static double element(const void *p, int64_t i, ek_type type) {
   return type == EK_F64 ? ((const double *)p)[i] : (double)((const float *)p)[i];
 }
@@ -50,7 +46,7 @@ ek_status ek__cpu_cross_entropy_forward(ek_stream *stream, const struct ek__loss
   const struct ek__loss_job job = loss_job(args);
   const int32_t *targets = args->targets;
   ek__cpu_range(stream, ek__cpu_functions(args->type)->cross_entropy_forward, &job, args->rows,
-                least_rows(args->classes));
+                ek__cpu_least_rows(args->classes));
   double sum = 0.0, weight = 0.0;
   for (int64_t row = 0; row < args->rows; row++) {
     if (targets[row] == args->ignore_index) continue;
@@ -66,7 +62,7 @@ ek_status ek__cpu_cross_entropy_backward(ek_stream *stream, const struct ek__los
   EK_TRY(check_targets(args));
   const struct ek__loss_job job = loss_job(args);
   ek__cpu_range(stream, ek__cpu_functions(args->type)->cross_entropy_backward, &job, args->rows,
-                least_rows(args->classes));
+                ek__cpu_least_rows(args->classes));
   return EK_OK;
 }
 
@@ -85,7 +81,7 @@ ek_status ek__cpu_squared_error_forward(ek_stream *stream, const struct ek__loss
   const struct ek__loss_job job = {
       .args = args, .partials = partials, .chunk = ek__cpu_chunk(args->rows)};
   ek__cpu_range(stream, ek__cpu_functions(args->type)->squared_error_forward, &job,
-                chunks_of(args->rows, job.chunk), least_rows(job.chunk));
+                chunks_of(args->rows, job.chunk), ek__cpu_least_rows(job.chunk));
   args->totals[0] = sum_of(partials, args->rows, job.chunk);
   args->totals[1] = (double)args->rows;
   return EK_OK;
@@ -94,7 +90,7 @@ ek_status ek__cpu_squared_error_forward(ek_stream *stream, const struct ek__loss
 ek_status ek__cpu_squared_error_backward(ek_stream *stream, const struct ek__loss_args *args) {
   const struct ek__loss_job job = {.args = args, .factor = args->scale ? *args->scale : 1.0};
   ek__cpu_range(stream, ek__cpu_functions(args->type)->squared_error_backward, &job, args->rows,
-                LEAST);
+                EK__CPU_LEAST);
   return EK_OK;
 }
 
@@ -112,29 +108,31 @@ static double gradient_factor(const struct ek__update_args *args) {
 
 ek_status ek__cpu_sgd(ek_stream *stream, const struct ek__update_args *args) {
   const struct ek__update_job job = {args, gradient_factor(args)};
-  ek__cpu_range(stream, ek__cpu_functions(args->type)->sgd, &job, args->count, LEAST);
+  ek__cpu_range(stream, ek__cpu_functions(args->type)->sgd, &job, args->count, EK__CPU_LEAST);
   return EK_OK;
 }
 
 ek_status ek__cpu_adamw(ek_stream *stream, const struct ek__update_args *args) {
   const struct ek__update_job job = {args, gradient_factor(args)};
-  ek__cpu_range(stream, ek__cpu_functions(args->type)->adamw, &job, args->count, LEAST);
+  ek__cpu_range(stream, ek__cpu_functions(args->type)->adamw, &job, args->count, EK__CPU_LEAST);
   return EK_OK;
 }
 
 ek_status ek__cpu_square_norm(ek_stream *stream, const struct ek__elementwise_args *args) {
   double partials[EK__MAX_CHUNKS];
   double *result = args->y;
-  const struct ek__norm_job job = {
-      .x = args->a, .count = args->count, .chunk = ek__cpu_chunk(args->count), .partials = partials};
+  const struct ek__norm_job job = {.x = args->a,
+                                   .count = args->count,
+                                   .chunk = ek__cpu_chunk(args->count),
+                                   .partials = partials};
   ek__cpu_range(stream, ek__cpu_functions(args->type)->square_norm, &job,
-                chunks_of(args->count, job.chunk), least_rows(job.chunk));
+                chunks_of(args->count, job.chunk), ek__cpu_least_rows(job.chunk));
   const double sum = sum_of(partials, args->count, job.chunk);
   *result = args->value == 0.0 ? sum : args->value * *result + sum;
   return EK_OK;
 }
 
 ek_status ek__cpu_reduce(ek_stream *stream, const struct ek__reduce_args *args) {
-  ek__cpu_range(stream, ek__cpu_functions(args->type)->reduce, args, args->count, LEAST);
+  ek__cpu_range(stream, ek__cpu_functions(args->type)->reduce, args, args->count, EK__CPU_LEAST);
   return EK_OK;
 }

@@ -1,6 +1,6 @@
 /*
- * reference_elementwise.c - f64 operations on one element at a time and sums of columns, in plain C;
- * and the table of all f64 range functions.
+ * reference_elementwise.c - f64 operations on one element at a time and sums of columns, in plain
+ * C; and the table of all f64 range functions.
  */
 #include "backend/cpu/reference.h"
 
@@ -75,7 +75,8 @@ void ek__gelu_forward_f64(const void *raw, int64_t begin, int64_t end) {
   const struct ek__gelu_args *args = raw;
   const double *bias = args->bias;
   for (int64_t row = begin; row < end; row++) {
-    double *x = (double *)args->x + row * args->columns, *y = (double *)args->y + row * args->columns;
+    double *x = (double *)args->x + row * args->columns;
+    double *y = (double *)args->y + row * args->columns;
     for (int64_t c = 0; c < args->columns; c++) {
       if (bias) x[c] += bias[c];
       y[c] = x[c] * gelu_share(x[c]);

@@ -2,9 +2,9 @@
  * team.c - fork-join over persistent threads.
  *
  * A run is published by raising `ticket`: function, arg and parts are written before it (release)
- * and read after it (acquire). Every helper answers every ticket, also when it has no part in it, by
- * lowering `pending`; the caller waits until that is zero. So the job's fields are never rewritten
- * while a helper may still look at them.
+ * and read after it (acquire). Every helper answers every ticket, also when it has no part in it,
+ * by lowering `pending`; the caller waits until that is zero. So the job's fields are never
+ * rewritten while a helper may still look at them.
  *
  * Both sides spin for a short time first, because the kernels of a training step follow each other
  * within microseconds, and then sleep. A sleeper counts itself under the mutex before it looks at
@@ -16,7 +16,8 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <stdlib.h>
+
+#include "core/alloc.h"
 
 /* About 20 microseconds: longer than the gap between two kernels, shorter than a time slice. */
 #define SPINS 2000
@@ -103,7 +104,7 @@ static void wait_for_answers(struct ek__team *team) {
 
 ek_status ek__team_open(struct ek__team **result, int threads) {
   const size_t helpers = (size_t)(threads - 1);
-  struct ek__team *team = calloc(1, sizeof *team + helpers * sizeof team->helpers[0]);
+  struct ek__team *team = ek__calloc(1, sizeof *team + helpers * sizeof team->helpers[0]);
   if (!team) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no memory for a team of threads");
   team->threads = threads;
   pthread_mutex_init(&team->mutex, NULL);
@@ -134,7 +135,7 @@ void ek__team_close(struct ek__team *team) {
   pthread_cond_destroy(&team->done);
   pthread_cond_destroy(&team->wake);
   pthread_mutex_destroy(&team->mutex);
-  free(team);
+  ek__free(team);
 }
 
 int ek__team_threads(const struct ek__team *team) { return team->threads; }

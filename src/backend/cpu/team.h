@@ -2,8 +2,9 @@
  * team.h - the threads that compute on one CPU device: fork, run the parts, join.
  *
  * A team of n threads is the thread that calls plus n - 1 helpers. ek__team_run() calls
- * function(arg, part, parts) once for every part, part 0 on the calling thread, and returns when all
- * are done. Which part does what follows from (part, parts) alone, so results repeat bit for bit.
+ * function(arg, part, parts) once for every part, part 0 on the calling thread, and returns when
+ * all are done. Which part does what follows from (part, parts) alone, so results repeat bit for
+ * bit.
  *
  * Rules: one thread at a time runs a given team, and a function does not run its own team again.
  * With one thread, or one part, a run is a plain call.

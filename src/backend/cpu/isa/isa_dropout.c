@@ -1,9 +1,9 @@
 /*
- * isa_dropout.c - dropout in f32, with the random bits of evenkeel/random.h computed W / 2 blocks at
- * a time.
+ * isa_dropout.c - dropout in f32, with the random bits of evenkeel/random.h for W / 2 blocks at a
+ * time.
  *
- * The state lives in 64-bit words whose upper halves hold rubbish: the widening product looks at the
- * lower halves only. unit(bits) >= p is (bits >> 8) >= ceil(2^24 p), exactly, in integers.
+ * The state lives in 64-bit words whose upper halves hold rubbish: the widening product looks at
+ * the lower halves only. unit(bits) >= p is (bits >> 8) >= ceil(2^24 p), exactly, in integers.
  */
 #include "backend/cpu/cpu_internal.h"
 #include "backend/cpu/isa/vector.h"

@@ -32,8 +32,8 @@ static float block_exp_sum(const float *x, int64_t n, float largest) {
   int64_t i = 0;
   for (; i + 2 * W <= n; i += 2 * W) {
     /* Memory would idle while exponentials are computed: fetch what the next block looks at. */
-    __builtin_prefetch(x + i + BLOCK);
-    if (W >= 16) __builtin_prefetch(x + i + W + BLOCK);
+    v_fetch(x + i + (BLOCK - EK_AHEAD));
+    v_fetch(x + i + W + (BLOCK - EK_AHEAD));
     sum0 += v_exp(v_load(x + i) - largest);
     sum1 += v_exp(v_load(x + i + W) - largest);
   }

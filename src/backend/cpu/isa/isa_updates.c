@@ -84,7 +84,13 @@ void EK_ISA_NAME(adamw)(const void *raw, int64_t begin, int64_t end) {
   float *p = args->p, *m = args->state0, *v = args->state1;
   const float *g = args->g;
   int64_t i = begin;
-  for (; i + W <= end; i += W) adam_step(&adam, p, m, v, g, i, W, args->first);
+  for (; i + W <= end; i += W) {
+    v_fetch(p + i);
+    v_fetch(m + i);
+    v_fetch(v + i);
+    v_fetch(g + i);
+    adam_step(&adam, p, m, v, g, i, W, args->first);
+  }
   if (i < end) adam_step(&adam, p, m, v, g, i, end - i, args->first);
 }
 
@@ -98,6 +104,7 @@ void EK_ISA_NAME(square_norm)(const void *raw, int64_t begin, int64_t end) {
     double rest = 0.0;
     int64_t i = first;
     for (; i + W <= last; i += W) {
+      v_fetch(x + i);
       const vec_d a = v_widen(x + i), b = v_widen(x + i + W / 2);
       sum0 += a * a;
       sum1 += b * b;
@@ -115,11 +122,12 @@ void EK_ISA_NAME(reduce)(const void *raw, int64_t begin, int64_t end) {
   int64_t i = begin;
   for (; i + 4 * W <= end; i += 4 * W) {
     vec sum[4] = {{0}};
-    if (args->source_count > 0) {
-      for (int j = 0; j < 4; j++) sum[j] = v_load(sources[0] + i + j * W);
-    }
-    for (size_t s = 1; s < args->source_count; s++) {
-      for (int j = 0; j < 4; j++) sum[j] += v_load(sources[s] + i + j * W);
+    for (size_t s = 0; s < args->source_count; s++) {
+      for (int j = 0; j < 4; j++) {
+        const float *source = sources[s] + i + j * W;
+        v_fetch(source);
+        sum[j] = s == 0 ? v_load(source) : sum[j] + v_load(source);
+      }
     }
     for (size_t d = 0; d < args->destination_count; d++) {
       for (int j = 0; j < 4; j++) v_store(destinations[d] + i + j * W, sum[j]);

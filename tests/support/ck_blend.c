@@ -1,0 +1,99 @@
+/*
+ * ck_blend.c - a module with two outputs, a broadcast input and a buffer: see ck_blend.h.
+ */
+#include "ck_blend.h"
+
+#include <stdlib.h>
+
+enum { N = CK_BLEND_WIDTH, A = 0, C = 1, B = 2 };
+
+double ck_at(const ek_tensor *tensor, int64_t i) {
+  return tensor->type == EK_F32 ? (double)((const float *)tensor->data)[i]
+                                : ((const double *)tensor->data)[i];
+}
+
+void ck_put(ek_tensor *tensor, int64_t i, double value) {
+  if (tensor->type == EK_F32) {
+    ((float *)tensor->data)[i] = (float)value;
+  } else {
+    ((double *)tensor->data)[i] = value;
+  }
+}
+
+static ek_status blend_parameters(const ek_module *self, ek_declaration *declaration) {
+  static const int64_t shape[] = {N};
+  (void)self;
+  EK_TRY(ek_declare_parameter(declaration, "a", 1, shape, ek_initializer_normal(0, 1)));
+  EK_TRY(ek_declare_buffer(declaration, "c", 1, shape, ek_initializer_constant(0.5)));
+  return ek_declare_parameter(declaration, "b", 1, shape, ek_initializer_uniform(-1, 1));
+}
+
+static ek_status blend_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                               ek_tensor *outputs) {
+  const ek_tensor *w = &inputs[0], *x = &inputs[1];
+  ek_tensor a, b, c;
+  (void)self;
+  if (w->rank != 1 || w->shape[0] != N || x->rank != 2 || x->shape[1] != N ||
+      x->type != ek_pass_type(pass) || w->type != x->type) {
+    return ek_error_set(EK_ERR_SHAPE, "blend: expected [%d] and [B, %d]", N, N);
+  }
+  EK_TRY(ek_pass_parameter(&a, pass, A));
+  EK_TRY(ek_pass_parameter(&b, pass, B));
+  EK_TRY(ek_pass_parameter(&c, pass, C));
+  EK_TRY(ek_pass_output(&outputs[0], pass, x->type, 2, x->shape));
+  EK_TRY(ek_pass_output(&outputs[1], pass, x->type, 2, x->shape));
+  for (int64_t i = 0; !ek_device_counts_only(ek_pass_device(pass)) && i < ek_tensor_count(x); i++) {
+    const double value = ck_at(x, i), factor = ck_at(&a, i % N);
+    ck_put(&outputs[0], i, value * factor * ck_at(w, i % N) + ck_at(&c, i % N));
+    ck_put(&outputs[1], i, value + factor * ck_at(&b, i % N));
+  }
+  EK_TRY(ek_pass_save(pass, w));
+  return ek_pass_save(pass, x);
+}
+
+static ek_status gradients(ek_pass *pass, const ek_tensor *w, const ek_tensor *x,
+                           const ek_tensor *dy) {
+  ek_tensor a, b, da, db;
+  EK_TRY(ek_pass_parameter(&a, pass, A));
+  EK_TRY(ek_pass_parameter(&b, pass, B));
+  EK_TRY(ek_pass_gradient(&db, NULL, pass, B));
+  EK_TRY(ek_pass_gradient(&da, NULL, pass, A));
+  for (int64_t i = 0; !ek_device_counts_only(ek_pass_device(pass)) && i < ek_tensor_count(x); i++) {
+    const int64_t j = i % N;
+    const double dy0 = ck_at(&dy[0], i), dy1 = ck_at(&dy[1], i);
+    ck_put(&da, j, ck_at(&da, j) + dy0 * ck_at(x, i) * ck_at(w, j) + dy1 * ck_at(&b, j));
+    ck_put(&db, j, ck_at(&db, j) + dy1 * ck_at(&a, j));
+  }
+  EK_TRY(ek_pass_gradient_complete(pass, B));
+  return ek_pass_gradient_complete(pass, A);
+}
+
+/* As the root of a model it is never asked for the gradients of its inputs. */
+static ek_status blend_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
+                                ek_tensor *grad_inputs) {
+  ek_tensor w = {0}, x = {0};
+  (void)self;
+  if (grad_inputs != NULL) return ek_error_set(EK_ERR_UNSUPPORTED, "blend: no gradient of inputs");
+  ek_status status = ek_pass_take(&x, pass);
+  if (status == EK_OK) status = ek_pass_take(&w, pass);
+  if (status == EK_OK) status = gradients(pass, &w, &x, grad_outputs);
+  ek_tensor_free(&w);
+  ek_tensor_free(&x);
+  return status;
+}
+
+static void blend_free(ek_module *self) { free(self); }
+
+static const ek_module_ops blend_ops = {.size = sizeof(ek_module_ops),
+                                        .kind = "blend",
+                                        .parameters = blend_parameters,
+                                        .forward = blend_forward,
+                                        .backward = blend_backward,
+                                        .free = blend_free};
+
+ek_status ck_blend_create(ek_module **module) {
+  ek_module *m = calloc(1, sizeof *m);
+  if (m == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "blend: no memory");
+  *module = m;
+  return ek_module_init(m, &blend_ops, 2, 2);
+}

@@ -1,0 +1,21 @@
+/*
+ * ck_blend.h - a module of a program's own with two outputs, a broadcast input and a buffer.
+ *
+ * Inputs w [WIDTH] (the same on every device) and x [B, WIDTH]; parameters a, b [WIDTH] and a buffer
+ * c [WIDTH] of halves:
+ *     y0 = x * a * w + c        y1 = x + a * b
+ */
+#ifndef CK_BLEND_H
+#define CK_BLEND_H
+
+#include <evenkeel/pass.h>
+
+enum { CK_BLEND_WIDTH = 6 };
+
+ek_status ck_blend_create(ek_module **module);
+
+/* Element i of a floating tensor in memory that the host can read. */
+double ck_at(const ek_tensor *tensor, int64_t i);
+void ck_put(ek_tensor *tensor, int64_t i, double value);
+
+#endif /* CK_BLEND_H */

@@ -1,0 +1,153 @@
+/*
+ * ck_op_calls.c - operations with their operands: see ck_op_calls.h.
+ */
+#include "ck_op_calls.h"
+
+#include <evenkeel/elementwise.h>
+#include <evenkeel/losses.h>
+
+/* ---- elementwise.h ---- */
+
+static ek_status call_zero(ek_stream *s, ek_tensor *const *t) { return ek_op_zero(s, t[0]); }
+static ek_status call_fill(ek_stream *s, ek_tensor *const *t) { return ek_op_fill(s, t[0], 1.0); }
+static ek_status call_copy(ek_stream *s, ek_tensor *const *t) { return ek_op_copy(s, t[0], t[1]); }
+static ek_status call_add(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_add(s, t[0], t[1], t[2]);
+}
+static ek_status call_scale(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_scale(s, t[0], t[1], 2.0);
+}
+static ek_status call_add_bias(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_add_bias(s, t[0], t[1]);
+}
+static ek_status call_column_sum(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_column_sum(s, t[0], t[1], 0.0);
+}
+static ek_status call_gelu_forward(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_gelu_forward(s, t[0], t[1], t[2]);
+}
+static ek_status call_gelu_backward(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_gelu_backward(s, t[0], t[1], t[2]);
+}
+static ek_status call_relu_forward(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_relu_forward(s, t[0], t[1]);
+}
+static ek_status call_relu_backward(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_relu_backward(s, t[0], t[1], t[2]);
+}
+static ek_status call_dropout(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_dropout(s, t[0], t[1], 0.5, (ek_random_key){1, 2, 3}, 0);
+}
+
+#define MATRIX .rank = 2, .shape = {3, 4}
+#define ROW .rank = 1, .shape = {4}
+
+const struct ck_operation ck_elementwise_calls[CK_ELEMENTWISE_CALLS] = {
+    {"zero",
+     call_zero,
+     1,
+     {{.name = "y", .written = true, .any_type = true, .any_shape = true, MATRIX}}},
+    {"fill", call_fill, 1, {{.name = "y", .written = true, .any_shape = true, MATRIX}}},
+    {"copy",
+     call_copy,
+     2,
+     {{.name = "y", .written = true, .any_type = true, MATRIX},
+      {.name = "x", .any_type = true, MATRIX}}},
+    {"add",
+     call_add,
+     3,
+     {{.name = "y", .written = true, .may_be = 6, MATRIX},
+      {.name = "a", MATRIX},
+      {.name = "b", MATRIX}}},
+    {"scale",
+     call_scale,
+     2,
+     {{.name = "y", .written = true, .may_be = 2, MATRIX}, {.name = "x", MATRIX}}},
+    {"add_bias", call_add_bias, 2, {{.name = "x", .written = true, MATRIX}, {.name = "bias", ROW}}},
+    {"column_sum",
+     call_column_sum,
+     2,
+     {{.name = "y", .written = true, ROW}, {.name = "x", MATRIX}}},
+    {"gelu_forward",
+     call_gelu_forward,
+     3,
+     {{.name = "y", .written = true, .may_be = 2, MATRIX},
+      {.name = "x", .written = true, MATRIX},
+      {.name = "bias", .optional = true, ROW}}},
+    {"gelu_backward",
+     call_gelu_backward,
+     3,
+     {{.name = "dx", .written = true, .may_be = 2, MATRIX},
+      {.name = "dy", MATRIX},
+      {.name = "x", MATRIX}}},
+    {"relu_forward",
+     call_relu_forward,
+     2,
+     {{.name = "y", .written = true, .may_be = 2, MATRIX}, {.name = "x", MATRIX}}},
+    {"relu_backward",
+     call_relu_backward,
+     3,
+     {{.name = "dx", .written = true, .may_be = 2, MATRIX},
+      {.name = "dy", MATRIX},
+      {.name = "y", MATRIX}}},
+    {"dropout",
+     call_dropout,
+     2,
+     {{.name = "y", .written = true, .may_be = 2, MATRIX}, {.name = "x", MATRIX}}},
+};
+/* ---- losses.h ---- */
+
+static ek_status call_cross_entropy_forward(ek_stream *s, ek_tensor *const *t) {
+  const ek_cross_entropy_terms terms = {-100, 0.1, t[5]};
+  return ek_op_cross_entropy_forward(s, t[0], t[1], t[2], t[3], t[4], &terms);
+}
+static ek_status call_cross_entropy_backward(ek_stream *s, ek_tensor *const *t) {
+  const ek_cross_entropy_terms terms = {-100, 0.1, t[4]};
+  return ek_op_cross_entropy_backward(s, t[0], t[1], t[2], t[3], &terms, t[5], t[6]);
+}
+static ek_status call_squared_forward(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_squared_error_forward(s, t[0], t[1], t[2], t[3]);
+}
+static ek_status call_squared_backward(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_squared_error_backward(s, t[0], t[1], t[2], t[3], t[4]);
+}
+
+#define LOGITS .rank = 2, .shape = {4, 5}
+#define ROWS .rank = 1, .shape = {4}
+
+const struct ck_operation ck_losses_calls[CK_LOSSES_CALLS] = {
+    {"cross_entropy_forward",
+     call_cross_entropy_forward,
+     6,
+     {{.name = "losses", .written = true, ROWS},
+      {.name = "lse", .written = true, ROWS},
+      {.name = "totals", .type = EK_F64, .written = true, .rank = 1, .shape = {2}},
+      {.name = "logits", LOGITS},
+      {.name = "targets", .type = EK_I32, ROWS},
+      {.name = "class_weights", .optional = true, .rank = 1, .shape = {5}}}},
+    {"cross_entropy_backward",
+     call_cross_entropy_backward,
+     7,
+     {{.name = "gradient", .written = true, .may_be = 2, LOGITS},
+      {.name = "logits", LOGITS},
+      {.name = "lse", ROWS},
+      {.name = "targets", .type = EK_I32, ROWS},
+      {.name = "class_weights", .optional = true, .rank = 1, .shape = {5}},
+      {.name = "scale", .optional = true, .type = EK_F64, .rank = 1, .shape = {1}},
+      {.name = "row_scale", .optional = true, ROWS}}},
+    {"squared_error_forward",
+     call_squared_forward,
+     4,
+     {{.name = "losses", .written = true, .optional = true, LOGITS},
+      {.name = "totals", .type = EK_F64, .written = true, .rank = 1, .shape = {2}},
+      {.name = "y", LOGITS},
+      {.name = "target", LOGITS}}},
+    {"squared_error_backward",
+     call_squared_backward,
+     5,
+     {{.name = "gradient", .written = true, .may_be = 2, LOGITS},
+      {.name = "y", LOGITS},
+      {.name = "target", LOGITS},
+      {.name = "scale", .optional = true, .type = EK_F64, .rank = 1, .shape = {1}},
+      {.name = "element_scale", .optional = true, LOGITS}}},
+};

@@ -1,0 +1,13 @@
+/*
+ * ck_op_calls.h - operations with their operands, for ck_bad_inputs(): the two long lists.
+ */
+#ifndef CK_OP_CALLS_H
+#define CK_OP_CALLS_H
+
+#include "ek_check.h"
+
+enum { CK_ELEMENTWISE_CALLS = 12, CK_LOSSES_CALLS = 4 };
+extern const struct ck_operation ck_elementwise_calls[CK_ELEMENTWISE_CALLS];
+extern const struct ck_operation ck_losses_calls[CK_LOSSES_CALLS];
+
+#endif /* CK_OP_CALLS_H */

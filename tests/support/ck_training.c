@@ -1,0 +1,241 @@
+/*
+ * ck_training.c - a model, its loss and its optimizer over a group: see ck_training.h.
+ */
+#include "ck_training.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include <evenkeel/adamw.h>
+
+/* ---- set-ups ---- */
+
+struct ck_setup ck_setup_mode(const struct ck_workload *workload, const char *spec, ek_mode mode) {
+  static const ek_data_parallel_model_options defaults = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  struct ck_setup setup = {.workload = workload, .spec = spec, .options = defaults};
+  setup.options.seed = 7;
+  setup.options.broadcast_inputs = workload->broadcast;
+  setup.options.bucket_bytes = 256; /* several buckets even in small models */
+  setup.optimizer = ck_clipped_adamw;
+  ck_ok(ek_data_parallel_model_options_set_mode(&setup.options, mode));
+  return setup;
+}
+
+static const struct {
+  const char *name;
+  ek_output_placement outputs;
+  ek_state_placement state;
+} placements[CK_PLACEMENTS] = {
+    {"gather", EK_OUTPUTS_GATHER, EK_STATE_MASTER},
+    {"balanced", EK_OUTPUTS_STAY, EK_STATE_MASTER},
+    {"replicated", EK_OUTPUTS_STAY, EK_STATE_REPLICATED},
+    {"sharded", EK_OUTPUTS_STAY, EK_STATE_SHARDED},
+    {"gather with replicated state", EK_OUTPUTS_GATHER, EK_STATE_REPLICATED},
+    {"gather with sharded state", EK_OUTPUTS_GATHER, EK_STATE_SHARDED}};
+
+void ck_setup_place(struct ck_setup *setup, int placement) {
+  setup->options.outputs = placements[placement].outputs;
+  setup->options.state = placements[placement].state;
+}
+
+const char *ck_placement_name(int placement) { return placements[placement].name; }
+
+ek_status ck_clipped_adamw(ek_optimizer **optimizer) {
+  ek_adamw_options options = EK_ADAMW_OPTIONS_INIT;
+  options.learning_rate = 0.01;
+  options.clip_norm = 0.5;
+  return ek_adamw_create(optimizer, &options);
+}
+
+/* ---- opening and closing ---- */
+
+static void free_parts(struct ck_training *training) {
+  ek_data_parallel_optimizer_free(training->optimizer);
+  ek_data_parallel_criterion_free(training->loss);
+  ek_data_parallel_model_free(training->model);
+  ek_optimizer_free(training->rule);
+  ek_criterion_free(training->criterion);
+  ek_module_free(training->module);
+}
+
+static ek_status open_parts(struct ck_training *training) {
+  const struct ck_setup *setup = &training->setup;
+  ek_data_parallel_criterion_options loss = EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT;
+  loss.keep_outputs = setup->keep_outputs;
+  EK_TRY(setup->workload->module(&training->module));
+  EK_TRY(setup->workload->criterion(&training->criterion, setup->reduction));
+  EK_TRY(ek_data_parallel_model_open(&training->model, training->group, training->module,
+                                     &setup->options));
+  EK_TRY(ek_data_parallel_criterion_open(&training->loss, training->model, training->criterion,
+                                         &loss));
+  if (setup->optimizer == NULL) return EK_OK;
+  EK_TRY(setup->optimizer(&training->rule));
+  return ek_data_parallel_optimizer_open(&training->optimizer, training->model, training->rule,
+                                         NULL);
+}
+
+ek_status ck_training_try(struct ck_training *training, const struct ck_setup *setup,
+                          ek_group *group) {
+  *training = (struct ck_training){.setup = *setup, .group = group};
+  const ek_status status = open_parts(training);
+  if (status != EK_OK) {
+    free_parts(training);
+    memset(training, 0, sizeof *training);
+  }
+  return status;
+}
+
+void ck_training_open(struct ck_training *training, const struct ck_setup *setup) {
+  ek_group *group = ck_open(setup->spec, 1);
+  ck_ok(ck_training_try(training, setup, group));
+  training->owns_group = true;
+}
+
+void ck_training_close(struct ck_training *training) {
+  free_parts(training);
+  ck_no_memory_held(training->group);
+  if (training->owns_group) ek_group_close(training->group);
+  memset(training, 0, sizeof *training);
+}
+
+/* ---- steps ---- */
+
+ek_status ck_training_backward(struct ck_training *training, const struct ck_batch *batch,
+                               const ek_scatter_options *scatter, bool accumulate, double *loss) {
+  ek_shards outputs[CK_BATCH_TENSORS] = {{0}};
+  const size_t count = training->module->outputs;
+  ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
+  ek_criterion_backward_options backward = EK_CRITERION_BACKWARD_OPTIONS_INIT;
+  forward.scatter = scatter;
+  backward.accumulate = accumulate;
+  ek_status status = ek_data_parallel_model_forward(training->model, outputs, batch->input,
+                                                    batch->inputs, &forward);
+  if (status == EK_OK) {
+    status = ek_data_parallel_criterion_forward(training->loss, outputs, count, batch->target,
+                                                batch->targets);
+  }
+  if (status == EK_OK && loss != NULL) {
+    status = ek_data_parallel_criterion_loss(loss, NULL, training->loss);
+  }
+  if (status == EK_OK) {
+    status = ek_data_parallel_criterion_backward(training->loss, training->model, &backward);
+  }
+  for (size_t i = 0; i < count; i++) ek_shards_free(&outputs[i]);
+  return status;
+}
+
+ek_status ck_training_step(struct ck_training *training, const struct ck_batch *batch,
+                           ek_step_result *result) {
+  EK_TRY(ck_training_backward(training, batch, NULL, false, NULL));
+  return ek_data_parallel_optimizer_step(training->optimizer, result);
+}
+
+/* ---- numbers ---- */
+
+static ek_parameter_info info_of(const struct ck_training *training, size_t index) {
+  ek_parameter_info info;
+  ck_ok(ek_replica_parameter(&info, ek_data_parallel_model_replica(training->model, 0), index));
+  return info;
+}
+
+static ek_status read_one(const struct ck_training *training, enum ck_numbers numbers,
+                          const char *name, ek_tensor *host) {
+  switch (numbers) {
+    case CK_VALUES: return ek_data_parallel_model_get(training->model, name, host);
+    case CK_GRADIENTS: return ek_data_parallel_model_gradient(training->model, name, host);
+    case CK_STATE_0: return ek_data_parallel_optimizer_state(training->optimizer, name, 0, host);
+    case CK_STATE_1: return ek_data_parallel_optimizer_state(training->optimizer, name, 1, host);
+  }
+  return ek_error_set(EK_ERR_INTERNAL, "no such numbers");
+}
+
+static void read_parameter(double *values, const struct ck_training *training,
+                           enum ck_numbers numbers, const char *name, int64_t count) {
+  ek_tensor host = {0};
+  ck_ok(ek_data_parallel_model_describe(training->model, name, &host));
+  float *single = calloc((size_t)count, sizeof *single);
+  ck_assert_ptr_nonnull(single);
+  host.data = host.type == EK_F32 ? (void *)single : (void *)values;
+  ck_ok(read_one(training, numbers, name, &host));
+  for (int64_t i = 0; host.type == EK_F32 && i < count; i++) values[i] = (double)single[i];
+  free(single);
+}
+
+double *ck_training_read(const struct ck_training *training, enum ck_numbers numbers,
+                         int64_t *count) {
+  const size_t parameters = ek_data_parallel_model_parameter_count(training->model);
+  int64_t total = 0;
+  for (size_t i = 0; i < parameters; i++) {
+    const ek_parameter_info info = info_of(training, i);
+    if (!info.buffer) total += ek_tensor_count(&info.value);
+  }
+  double *all = calloc((size_t)total, sizeof *all), *next = all;
+  ck_assert_ptr_nonnull(all);
+  for (size_t i = 0; i < parameters; i++) {
+    const ek_parameter_info info = info_of(training, i);
+    if (info.buffer) continue;
+    const int64_t size = ek_tensor_count(&info.value);
+    read_parameter(next, training, numbers, info.name, size);
+    next += size;
+  }
+  if (count != NULL) *count = total;
+  return all;
+}
+
+size_t ck_training_errors(double errors[CK_MOST_PARAMETERS], const struct ck_training *training,
+                          const double *got, const double *want) {
+  const size_t parameters = ek_data_parallel_model_parameter_count(training->model);
+  int64_t first = 0;
+  size_t known = 0;
+  for (size_t i = 0; i < parameters; i++) {
+    const ek_parameter_info info = info_of(training, i);
+    if (info.buffer) continue;
+    ck_assert_uint_lt(known, CK_MOST_PARAMETERS);
+    errors[known++] = ck_rel_l2(got + first, want + first, ek_tensor_count(&info.value));
+    first += ek_tensor_count(&info.value);
+  }
+  return known;
+}
+
+void ck_training_compare(const char *what, const struct ck_training *training, const double *got,
+                         const double *want, double tolerance, const double *tolerances) {
+  double errors[CK_MOST_PARAMETERS];
+  const size_t known = ck_training_errors(errors, training, got, want);
+  for (size_t i = 0; i < known; i++) {
+    const double allowed = tolerances == NULL ? tolerance : tolerances[i];
+    if (errors[i] <= allowed) continue; /* NaN is not */
+    ck_abort_msg("%s: parameter %zu of %s is off by %.3g, allowed are %.3g", what, i,
+                 training->setup.workload->name, errors[i], allowed);
+  }
+}
+
+void ck_training_replicas_agree(const struct ck_training *training) {
+  double *values[2] = {NULL, NULL};
+  for (size_t k = 0; k < ek_group_size(training->group); k++) {
+    const ek_tensor *flat =
+        ek_replica_parameters(ek_data_parallel_model_replica(training->model, k));
+    const int64_t count = ek_tensor_count(flat);
+    double *mine = calloc((size_t)count, sizeof *mine);
+    ck_assert_ptr_nonnull(mine);
+    ck_get(mine, flat);
+    values[k == 0 ? 0 : 1] = mine;
+    if (k == 0) continue;
+    ck_same_bits("parameters of a replica", values[1], values[0], count);
+    free(values[1]);
+  }
+  free(values[0]);
+}
+
+void ck_scatter_random(struct ck_scatter *scatter, ek_scatter_kind kind, int64_t rows, size_t count,
+                       struct ck_random *random) {
+  *scatter = (struct ck_scatter){.options = EK_SCATTER_OPTIONS_INIT};
+  scatter->options.kind = kind;
+  int64_t left = rows;
+  for (size_t i = 0; i < count; i++) {
+    scatter->sizes[i] = i + 1 == count ? left : ck_random_integer(random, 0, left);
+    left -= scatter->sizes[i];
+    scatter->weights[i] = (double)ck_random_integer(random, i == 0 ? 1 : 0, 3);
+  }
+  if (kind == EK_SCATTER_SIZES) scatter->options.sizes = scatter->sizes;
+  if (kind == EK_SCATTER_WEIGHTS) scatter->options.weights = scatter->weights;
+}

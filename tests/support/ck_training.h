@@ -1,0 +1,91 @@
+/*
+ * ck_training.h - a model, its loss and its optimizer over the devices of a group.
+ *
+ *     struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", EK_MODE_SHARDED);
+ *     struct ck_training training;
+ *     ck_training_open(&training, &setup);
+ *     ck_ok(ck_training_step(&training, &batch, &result));
+ *     ck_training_close(&training);
+ */
+#ifndef CK_TRAINING_H
+#define CK_TRAINING_H
+
+#include <evenkeel/data_parallel_criterion.h>
+#include <evenkeel/data_parallel_optimizer.h>
+
+#include "ck_workload.h"
+
+enum { CK_MODES = 4, CK_PLACEMENTS = 6 };
+
+struct ck_setup {
+  const struct ck_workload *workload;
+  const char *spec; /* of the group, where one is opened */
+  ek_data_parallel_model_options options;
+  bool keep_outputs;
+  ek_reduction reduction;
+  ek_status (*optimizer)(ek_optimizer **optimizer); /* NULL: none is opened */
+};
+
+struct ck_setup ck_setup_mode(const struct ck_workload *workload, const char *spec, ek_mode mode);
+
+/* Number 0 .. CK_PLACEMENTS - 1 of all pairs of the two placements; the first four are the modes. */
+void ck_setup_place(struct ck_setup *setup, int placement);
+const char *ck_placement_name(int placement);
+
+/* AdamW with decay and clipping: every part of a step takes part. */
+ek_status ck_clipped_adamw(ek_optimizer **optimizer);
+
+struct ck_training {
+  struct ck_setup setup;
+  ek_group *group;
+  bool owns_group;
+  ek_module *module;
+  ek_criterion *criterion;
+  ek_optimizer *rule;
+  ek_data_parallel_model *model;
+  ek_data_parallel_criterion *loss;
+  ek_data_parallel_optimizer *optimizer;
+};
+
+/* Opens a group and all the rest. */
+void ck_training_open(struct ck_training *training, const struct ck_setup *setup);
+/* The same on a group that stays the caller's; a failure leaves nothing to close. */
+ek_status ck_training_try(struct ck_training *training, const struct ck_setup *setup,
+                          ek_group *group);
+/* Frees all of it and checks that the devices hold nothing. */
+void ck_training_close(struct ck_training *training);
+
+/* Forward, loss and backward of a micro-batch; *loss (may be NULL) is that of the micro-batch. */
+ek_status ck_training_backward(struct ck_training *training, const struct ck_batch *batch,
+                               const ek_scatter_options *scatter, bool accumulate, double *loss);
+/* The same, then the optimizer; result may be NULL. */
+ek_status ck_training_step(struct ck_training *training, const struct ck_batch *batch,
+                           ek_step_result *result);
+
+/* Numbers of all parameters, one after the other. The caller frees the array. */
+enum ck_numbers { CK_VALUES, CK_GRADIENTS, CK_STATE_0, CK_STATE_1 };
+double *ck_training_read(const struct ck_training *training, enum ck_numbers numbers,
+                         int64_t *count);
+
+/* Each parameter's relative L2 error, and how many parameters there are (buffers do not count). */
+enum { CK_MOST_PARAMETERS = 64 };
+size_t ck_training_errors(double errors[CK_MOST_PARAMETERS], const struct ck_training *training,
+                          const double *got, const double *want);
+
+/* Each of them is at most `tolerance`, or its own of `tolerances` where that is not NULL. */
+void ck_training_compare(const char *what, const struct ck_training *training, const double *got,
+                         const double *want, double tolerance, const double *tolerances);
+
+/* All devices hold the same parameters, bit for bit. */
+void ck_training_replicas_agree(const struct ck_training *training);
+
+/* A cut of `rows` over `count` devices; the arrays belong to the struct. */
+struct ck_scatter {
+  ek_scatter_options options;
+  int64_t sizes[EK_MAX_DEVICES];
+  double weights[EK_MAX_DEVICES];
+};
+void ck_scatter_random(struct ck_scatter *scatter, ek_scatter_kind kind, int64_t rows, size_t count,
+                       struct ck_random *random);
+
+#endif /* CK_TRAINING_H */

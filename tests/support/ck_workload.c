@@ -1,0 +1,189 @@
+/*
+ * ck_workload.c - small models with criteria and batches: see ck_workload.h.
+ */
+#include "ck_workload.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include <evenkeel/cross_entropy.h>
+#include <evenkeel/gpt.h>
+#include <evenkeel/mean_squared_error.h>
+#include <evenkeel/mlp.h>
+#include <evenkeel/weighted_sum.h>
+
+#include "ck_blend.h"
+#include "ck_mixer.h"
+
+enum { IGNORED = -100, MLP_INPUTS = 7, MLP_CLASSES = 5, GPT_LENGTH = 5, GPT_VOCABULARY = 13 };
+
+/* ---- modules ---- */
+
+static ek_status mlp_module(ek_module **module) {
+  static const int64_t sizes[] = {MLP_INPUTS, 19, 9, MLP_CLASSES};
+  return ek_mlp_create(module, sizes, 4, EK_ACTIVATION_GELU);
+}
+
+static ek_status gpt_module(ek_module **module) {
+  ek_gpt_options options = EK_GPT_OPTIONS_INIT;
+  options.vocabulary = GPT_VOCABULARY;
+  options.sequence = GPT_LENGTH;
+  options.width = 8;
+  options.layers = 2;
+  options.heads = 2;
+  options.dropout = 0.25;
+  return ek_gpt_create(module, &options);
+}
+
+/* ---- criteria ---- */
+
+static ek_status cross_entropy(ek_criterion **criterion, ek_reduction reduction) {
+  ek_cross_entropy_options options = EK_CROSS_ENTROPY_OPTIONS_INIT;
+  options.reduction = reduction;
+  options.ignore_index = IGNORED;
+  return ek_cross_entropy_create(criterion, &options);
+}
+
+/* Class weights that single precision holds, so that both types compute the same loss. */
+static ek_status weighted_cross_entropy(ek_criterion **criterion, ek_reduction reduction) {
+  static const double weights[MLP_CLASSES] = {1, 0.5, 2, 0.25, 1.5};
+  ek_cross_entropy_options options = EK_CROSS_ENTROPY_OPTIONS_INIT;
+  options.reduction = reduction;
+  options.ignore_index = IGNORED;
+  options.label_smoothing = 0.125;
+  options.class_weights = weights;
+  options.classes = MLP_CLASSES;
+  return ek_cross_entropy_create(criterion, &options);
+}
+
+static ek_status squared_errors(ek_criterion **criterion, ek_reduction reduction, size_t count) {
+  static const double coefficients[] = {1, 0.5, 0.25};
+  ek_criterion *terms[3] = {NULL};
+  ek_status status = EK_OK;
+  for (size_t i = 0; i < count && status == EK_OK; i++) {
+    status = ek_mean_squared_error_create(&terms[i], reduction);
+  }
+  if (status == EK_OK) status = ek_weighted_sum_create(criterion, terms, coefficients, count);
+  for (size_t i = 0; i < count; i++) ek_criterion_free(terms[i]);
+  return status;
+}
+
+static ek_status two_errors(ek_criterion **criterion, ek_reduction reduction) {
+  return squared_errors(criterion, reduction, 2);
+}
+
+static ek_status three_errors(ek_criterion **criterion, ek_reduction reduction) {
+  return squared_errors(criterion, reduction, 3);
+}
+
+/* ---- shapes of a batch ---- */
+
+static ek_tensor shaped(ek_type type, int rank, int64_t rows, int64_t columns) {
+  ek_tensor tensor = {.type = type, .rank = rank};
+  tensor.shape[0] = rows;
+  if (rank > 1) tensor.shape[1] = columns;
+  return tensor;
+}
+
+static void mlp_shapes(struct ck_batch *batch, ek_type type, int64_t samples) {
+  batch->inputs = batch->targets = 1;
+  batch->input[0] = shaped(type, 2, samples, MLP_INPUTS);
+  batch->target[0] = shaped(EK_I32, 1, samples, 0);
+}
+
+static void gpt_shapes(struct ck_batch *batch, ek_type type, int64_t samples) {
+  (void)type;
+  batch->inputs = batch->targets = 1;
+  batch->input[0] = shaped(EK_I32, 2, samples, GPT_LENGTH);
+  batch->target[0] = shaped(EK_I32, 1, samples * GPT_LENGTH, 0);
+}
+
+static void mixer_shapes(struct ck_batch *batch, ek_type type, int64_t samples) {
+  batch->inputs = 2;
+  batch->targets = 3;
+  batch->input[0] = shaped(type, 2, samples, CK_MIXER_WIDTH);
+  batch->input[1] = shaped(EK_I32, 1, samples, 0);
+  for (size_t i = 0; i < 3; i++) batch->target[i] = shaped(type, 2, samples, CK_MIXER_WIDTH);
+}
+
+static void blend_shapes(struct ck_batch *batch, ek_type type, int64_t samples) {
+  batch->inputs = 2;
+  batch->targets = 2;
+  batch->input[0] = shaped(type, 1, CK_BLEND_WIDTH, 0);
+  batch->input[1] = shaped(type, 2, samples, CK_BLEND_WIDTH);
+  for (size_t i = 0; i < 2; i++) batch->target[i] = shaped(type, 2, samples, CK_BLEND_WIDTH);
+}
+
+const struct ck_workload ck_workloads[CK_WORKLOADS] = {
+    {"mlp", mlp_module, weighted_cross_entropy, mlp_shapes, MLP_CLASSES, true, 0},
+    {"gpt", gpt_module, cross_entropy, gpt_shapes, GPT_VOCABULARY, true, 0},
+    {"mixer", ck_mixer_twice_create, three_errors, mixer_shapes, CK_MIXER_KINDS, false, 0},
+    {"blend", ck_blend_create, two_errors, blend_shapes, 0, false, 1},
+};
+
+const struct ck_workload *ck_workload(const char *name) {
+  for (size_t i = 0; i < CK_WORKLOADS; i++) {
+    if (strcmp(ck_workloads[i].name, name) == 0) return &ck_workloads[i];
+  }
+  ck_abort_msg("there is no workload %s", name);
+}
+
+/* ---- numbers ---- */
+
+static void fill(ek_tensor *tensor, int64_t classes, double ignored, struct ck_random *random) {
+  const int64_t count = ek_tensor_count(tensor);
+  tensor->data = calloc((size_t)count + 1, 8); /* one more: the address of no elements is not NULL */
+  ck_assert_ptr_nonnull(tensor->data);
+  for (int64_t i = 0; i < count; i++) {
+    if (tensor->type == EK_I32) {
+      const bool skip = ck_random_uniform(random, 0, 1) < ignored;
+      const int64_t value = ck_random_integer(random, 0, classes - 1);
+      ((int32_t *)tensor->data)[i] = skip ? IGNORED : (int32_t)value;
+      continue;
+    }
+    const float value = (float)ck_random_uniform(random, -1, 1);
+    if (tensor->type == EK_F32) ((float *)tensor->data)[i] = value;
+    if (tensor->type == EK_F64) ((double *)tensor->data)[i] = (double)value;
+  }
+}
+
+struct ck_batch ck_batch_make(const struct ck_workload *workload, ek_type type, int64_t samples,
+                              double ignored, uint64_t stream) {
+  struct ck_batch batch = {.samples = samples, .broadcast = workload->broadcast};
+  struct ck_random random = ck_random_start(stream);
+  workload->shapes(&batch, type, samples);
+  for (size_t i = 0; i < batch.inputs; i++) fill(&batch.input[i], workload->classes, 0, &random);
+  for (size_t i = 0; i < batch.targets; i++) {
+    fill(&batch.target[i], workload->classes, workload->ignores ? ignored : 0, &random);
+  }
+  return batch;
+}
+
+void ck_batch_free(struct ck_batch *batch) {
+  for (size_t i = 0; i < batch->inputs; i++) free(batch->input[i].data);
+  for (size_t i = 0; i < batch->targets; i++) free(batch->target[i].data);
+  memset(batch, 0, sizeof *batch);
+}
+
+static ek_tensor part(const ek_tensor *tensor, int64_t samples, int64_t first, int64_t count) {
+  ek_tensor result = *tensor;
+  if (samples == 0) return result;
+  const int64_t rows = tensor->shape[0] / samples; /* of one sample */
+  result.shape[0] = rows * count;
+  result.data = (char *)tensor->data +
+                (size_t)(rows * first * ek_tensor_row_count(tensor)) * ek_type_size(tensor->type);
+  return result;
+}
+
+struct ck_batch ck_batch_samples(const struct ck_batch *batch, int64_t first, int64_t count) {
+  struct ck_batch result = *batch;
+  result.samples = count;
+  for (size_t i = 0; i < batch->inputs; i++) {
+    if ((batch->broadcast >> i & 1) != 0) continue;
+    result.input[i] = part(&batch->input[i], batch->samples, first, count);
+  }
+  for (size_t i = 0; i < batch->targets; i++) {
+    result.target[i] = part(&batch->target[i], batch->samples, first, count);
+  }
+  return result;
+}

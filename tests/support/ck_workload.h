@@ -1,0 +1,52 @@
+/*
+ * ck_workload.h - small models with criteria and batches, for tests of data parallelism.
+ *
+ *     mlp       an ek_mlp with cross-entropy
+ *     gpt       an ek_gpt with dropout; T targets for each sample
+ *     mixer     a program's own: two inputs (one of integers), three outputs, three losses
+ *     blend     a program's own: two outputs, a broadcast input and a buffer
+ */
+#ifndef CK_WORKLOAD_H
+#define CK_WORKLOAD_H
+
+#include <evenkeel/criterion.h>
+#include <evenkeel/module.h>
+
+#include "ek_check.h"
+
+enum { CK_WORKLOADS = 4, CK_BATCH_TENSORS = 4 };
+
+/* A batch in host memory. */
+struct ck_batch {
+  int64_t samples;
+  size_t inputs, targets;
+  ek_tensor input[CK_BATCH_TENSORS], target[CK_BATCH_TENSORS];
+  uint64_t broadcast; /* bit i: input i is not cut */
+};
+
+struct ck_workload {
+  const char *name;
+  ek_status (*module)(ek_module **module);
+  ek_status (*criterion)(ek_criterion **criterion, ek_reduction reduction);
+  /* Sets types and shapes; ck_batch_make() makes the numbers. */
+  void (*shapes)(struct ck_batch *batch, ek_type type, int64_t samples);
+  int64_t classes;    /* integers are 0 .. classes - 1 */
+  bool ignores;       /* targets can be ignored */
+  uint64_t broadcast; /* inputs that go whole to every device */
+};
+
+extern const struct ck_workload ck_workloads[CK_WORKLOADS];
+
+/* The one with this name. */
+const struct ck_workload *ck_workload(const char *name);
+
+/* Equal arguments give equal numbers, and f32 and f64 hold the same ones. A target is ignored with
+ * probability `ignored`. */
+struct ck_batch ck_batch_make(const struct ck_workload *workload, ek_type type, int64_t samples,
+                              double ignored, uint64_t stream);
+void ck_batch_free(struct ck_batch *batch);
+
+/* Some samples of a batch, a loan. */
+struct ck_batch ck_batch_samples(const struct ck_batch *batch, int64_t first, int64_t count);
+
+#endif /* CK_WORKLOAD_H */
