@@ -18,8 +18,9 @@ static ek_status read_sizes(struct sizes *sizes, const struct ek__op *op, const 
                         heads);
   }
   if (qkv->rank != 3 || qkv->shape[2] % 3 != 0 || qkv->shape[2] / 3 % heads != 0) {
-    return ek_error_set(EK_ERR_SHAPE, "%s: qkv is %s but must be B x T x 3C with C a multiple of %d",
-                        op->name, ek__op_shape_text(text, qkv), heads);
+    return ek_error_set(EK_ERR_SHAPE,
+                        "%s: qkv is %s but must be B x T x 3C with C a multiple of %d", op->name,
+                        ek__op_shape_text(text, qkv), heads);
   }
   if (qkv->shape[2] == 0 && qkv->shape[0] > 0 && qkv->shape[1] > 0) {
     return ek_error_set(EK_ERR_SHAPE, "%s: qkv is %s, which has no channels", op->name,
@@ -46,10 +47,9 @@ ek_status ek_op_attention_forward(ek_stream *stream, ek_tensor *out, ek_tensor *
                                   const ek_tensor *qkv, int heads) {
   enum { OUT, LSE, QKV, COUNT };
   struct ek__op op;
-  const struct ek__operand operands[] = {
-      [OUT] = {.name = "out", .tensor = out, .written = true},
-      [LSE] = {.name = "lse", .tensor = lse, .written = true},
-      [QKV] = {.name = "qkv", .tensor = qkv}};
+  const struct ek__operand operands[] = {[OUT] = {.name = "out", .tensor = out, .written = true},
+                                         [LSE] = {.name = "lse", .tensor = lse, .written = true},
+                                         [QKV] = {.name = "qkv", .tensor = qkv}};
   EK_TRY(ek__op_begin(&op, "attention_forward", stream, operands, COUNT));
   struct sizes s = {0};
   EK_TRY(read_sizes(&s, &op, qkv, heads));
@@ -68,16 +68,15 @@ ek_status ek_op_attention_forward(ek_stream *stream, ek_tensor *out, ek_tensor *
 }
 
 ek_status ek_op_attention_backward(ek_stream *stream, ek_tensor *dqkv, const ek_tensor *dout,
-                                   const ek_tensor *qkv, const ek_tensor *out,
-                                   const ek_tensor *lse, int heads) {
+                                   const ek_tensor *qkv, const ek_tensor *out, const ek_tensor *lse,
+                                   int heads) {
   enum { DQKV, DOUT, QKV, OUT, LSE, COUNT };
   struct ek__op op;
-  const struct ek__operand operands[] = {
-      [DQKV] = {.name = "dqkv", .tensor = dqkv, .written = true},
-      [DOUT] = {.name = "dout", .tensor = dout},
-      [QKV] = {.name = "qkv", .tensor = qkv},
-      [OUT] = {.name = "out", .tensor = out},
-      [LSE] = {.name = "lse", .tensor = lse}};
+  const struct ek__operand operands[] = {[DQKV] = {.name = "dqkv", .tensor = dqkv, .written = true},
+                                         [DOUT] = {.name = "dout", .tensor = dout},
+                                         [QKV] = {.name = "qkv", .tensor = qkv},
+                                         [OUT] = {.name = "out", .tensor = out},
+                                         [LSE] = {.name = "lse", .tensor = lse}};
   EK_TRY(ek__op_begin(&op, "attention_backward", stream, operands, COUNT));
   struct sizes s = {0};
   EK_TRY(read_sizes(&s, &op, qkv, heads));

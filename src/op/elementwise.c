@@ -46,21 +46,15 @@ ek_status ek_op_add(ek_stream *stream, ek_tensor *y, const ek_tensor *a, const e
   enum { Y, A, B, COUNT };
   struct ek__op op;
   const struct ek__operand operands[] = {
-      [Y] = {.name = "y",
-             .tensor = y,
-             .written = true,
-             .may_be = EK__OPERAND(A) | EK__OPERAND(B)},
+      [Y] = {.name = "y", .tensor = y, .written = true, .may_be = EK__OPERAND(A) | EK__OPERAND(B)},
       [A] = {.name = "a", .tensor = a},
       [B] = {.name = "b", .tensor = b}};
   EK_TRY(ek__op_begin(&op, "add", stream, operands, COUNT));
   EK_TRY(ek__op_same(&op, B, A));
   EK_TRY(ek__op_same(&op, Y, A));
   if (op.kernels == NULL) return EK_OK;
-  const struct ek__elementwise_args args = {.y = y->data,
-                                            .a = a->data,
-                                            .b = b->data,
-                                            .count = ek__op_elements(&op, Y),
-                                            .type = op.type};
+  const struct ek__elementwise_args args = {
+      .y = y->data, .a = a->data, .b = b->data, .count = ek__op_elements(&op, Y), .type = op.type};
   return op.kernels->add(stream, &args);
 }
 
@@ -85,16 +79,12 @@ ek_status ek_op_add_bias(ek_stream *stream, ek_tensor *x, const ek_tensor *bias)
   enum { X, BIAS, COUNT };
   struct ek__op op;
   const struct ek__operand operands[] = {
-      [X] = {.name = "x", .tensor = x, .written = true},
-      [BIAS] = {.name = "bias", .tensor = bias}};
+      [X] = {.name = "x", .tensor = x, .written = true}, [BIAS] = {.name = "bias", .tensor = bias}};
   EK_TRY(ek__op_begin(&op, "add_bias", stream, operands, COUNT));
   EK_TRY(ek__op_fits(&op, BIAS, op.columns[X], X));
   if (op.kernels == NULL) return EK_OK;
-  const struct ek__matrix_args args = {.y = x->data,
-                                       .b = bias->data,
-                                       .rows = op.rows[X],
-                                       .columns = op.columns[X],
-                                       .type = op.type};
+  const struct ek__matrix_args args = {
+      .y = x->data, .b = bias->data, .rows = op.rows[X], .columns = op.columns[X], .type = op.type};
   return op.kernels->add_bias(stream, &args);
 }
 
@@ -102,8 +92,7 @@ ek_status ek_op_column_sum(ek_stream *stream, ek_tensor *y, const ek_tensor *x, 
   enum { Y, X, COUNT };
   struct ek__op op;
   const struct ek__operand operands[] = {
-      [Y] = {.name = "y", .tensor = y, .written = true},
-      [X] = {.name = "x", .tensor = x}};
+      [Y] = {.name = "y", .tensor = y, .written = true}, [X] = {.name = "x", .tensor = x}};
   EK_TRY(ek__op_begin(&op, "column_sum", stream, operands, COUNT));
   EK_TRY(ek__op_fits(&op, Y, op.columns[X], X));
   if (op.kernels == NULL) return EK_OK;
@@ -116,8 +105,7 @@ ek_status ek_op_column_sum(ek_stream *stream, ek_tensor *y, const ek_tensor *x, 
   return op.kernels->column_sum(stream, &args);
 }
 
-ek_status ek_op_gelu_forward(ek_stream *stream, ek_tensor *y, ek_tensor *x,
-                             const ek_tensor *bias) {
+ek_status ek_op_gelu_forward(ek_stream *stream, ek_tensor *y, ek_tensor *x, const ek_tensor *bias) {
   enum { Y, X, BIAS, COUNT };
   struct ek__op op;
   const struct ek__operand operands[] = {

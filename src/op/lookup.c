@@ -29,8 +29,7 @@ static ek_status check_period(const struct ek__op *op, size_t table, size_t widt
 }
 
 ek_status ek_op_lookup_forward(ek_stream *stream, ek_tensor *y, const ek_tensor *table,
-                               const ek_tensor *index, const ek_tensor *positions,
-                               int64_t period) {
+                               const ek_tensor *index, const ek_tensor *positions, int64_t period) {
   enum { Y, TABLE, INDEX, POSITIONS, COUNT };
   struct ek__op op;
   const struct ek__operand operands[] = {

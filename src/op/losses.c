@@ -171,10 +171,8 @@ ek_status ek_op_combine_totals(ek_stream *stream, ek_tensor *combined, ek_tensor
   EK_TRY(ek__op_matrix(&op, TOTALS, terms, 2, "must be"));
   EK_TRY(ek__op_fits(&op, SCALES, terms, TOTALS));
   EK_TRY(ek__op_exactly(&op, COMBINED, 2));
-  struct ek__combine_args args = {.combined = combined->data,
-                                  .scales = scales->data,
-                                  .totals = totals->data,
-                                  .divide = divide};
+  struct ek__combine_args args = {
+      .combined = combined->data, .scales = scales->data, .totals = totals->data, .divide = divide};
   const int64_t most = (int64_t)(sizeof args.coefficients / sizeof args.coefficients[0]);
   if (terms > most) {
     return ek_error_set(EK_ERR_SHAPE, "%s: %" PRId64 " terms, at most %" PRId64 " are possible",

@@ -134,8 +134,8 @@ static ek_status check_overlap(const struct ek__op *op, size_t i) {
     if (j == i || x->tensor == NULL || !overlaps(y->tensor, x->tensor)) continue;
     const bool itself = y->tensor->data == x->tensor->data &&
                         ek_tensor_bytes(y->tensor) == ek_tensor_bytes(x->tensor);
-    const bool allowed = ((y->may_be & EK__OPERAND(j)) != 0) ||
-                         (x->written && (x->may_be & EK__OPERAND(i)) != 0);
+    const bool allowed =
+        ((y->may_be & EK__OPERAND(j)) != 0) || (x->written && (x->may_be & EK__OPERAND(i)) != 0);
     if (itself && allowed) continue;
     char y_text[EK__OP_SHAPE_TEXT], x_text[EK__OP_SHAPE_TEXT];
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: %s (%s) overlaps %s (%s)%s", op->name,
@@ -168,9 +168,7 @@ ek_status ek__op_begin(struct ek__op *op, const char *name, ek_stream *stream,
   return EK_OK;
 }
 
-int64_t ek__op_elements(const struct ek__op *op, size_t i) {
-  return op->rows[i] * op->columns[i];
-}
+int64_t ek__op_elements(const struct ek__op *op, size_t i) { return op->rows[i] * op->columns[i]; }
 
 ek_status ek__op_same(const struct ek__op *op, size_t i, size_t j) {
   if (op->rows[i] == op->rows[j] && op->columns[i] == op->columns[j]) return EK_OK;
@@ -193,8 +191,8 @@ ek_status ek__op_exactly(const struct ek__op *op, size_t i, int64_t elements) {
   if (op->operand[i].tensor == NULL || ek__op_elements(op, i) == elements) return EK_OK;
   char text[EK__OP_SHAPE_TEXT];
   return ek_error_set(EK_ERR_SHAPE, "%s: %s is %s but must have exactly %" PRId64 " elements",
-                      op->name, op->operand[i].name,
-                      ek__op_shape_text(text, op->operand[i].tensor), elements);
+                      op->name, op->operand[i].name, ek__op_shape_text(text, op->operand[i].tensor),
+                      elements);
 }
 
 ek_status ek__op_matrix(const struct ek__op *op, size_t i, int64_t rows, int64_t columns,

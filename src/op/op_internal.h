@@ -3,9 +3,9 @@
  *
  * A public operation lists its tensors in a table, one row per operand, and hands it to
  * ek__op_begin(), which checks everything that does not depend on the operation: that the tensors
- * exist, where they are, their types, and that no destination overlaps another operand. What is left
- * to the operation is how the shapes must fit, in calls of the functions below, and the dispatch to
- * the backend. Every message starts with the operation's name.
+ * exist, where they are, their types, and that no destination overlaps another operand. What is
+ * left to the operation is how the shapes must fit, in calls of the functions below, and the
+ * dispatch to the backend. Every message starts with the operation's name.
  *
  * If op.kernels is NULL after that (backend `plan`) the operation is done.
  */
@@ -63,7 +63,8 @@ int64_t ek__op_elements(const struct ek__op *op, size_t i);
 /* EK_ERR_SHAPE unless operand i reads as the same rows x columns as operand j. */
 ek_status ek__op_same(const struct ek__op *op, size_t i, size_t j);
 
-/* EK_ERR_SHAPE unless operand i, if there is one, has `elements` elements, as operand j requires. */
+/* EK_ERR_SHAPE unless operand i, if there is one, has `elements` elements, as operand j requires.
+ */
 ek_status ek__op_fits(const struct ek__op *op, size_t i, int64_t elements, size_t j);
 
 /* EK_ERR_SHAPE unless operand i, if there is one, has exactly `elements` elements. */

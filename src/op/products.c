@@ -11,10 +11,9 @@ ek_status ek_op_matmul(ek_stream *stream, ek_tensor *c, const ek_tensor *a, bool
                        const ek_tensor *b, bool transpose_b, double beta) {
   enum { C, A, B, COUNT };
   struct ek__op op;
-  const struct ek__operand operands[] = {
-      [C] = {.name = "c", .tensor = c, .written = true},
-      [A] = {.name = "a", .tensor = a},
-      [B] = {.name = "b", .tensor = b}};
+  const struct ek__operand operands[] = {[C] = {.name = "c", .tensor = c, .written = true},
+                                         [A] = {.name = "a", .tensor = a},
+                                         [B] = {.name = "b", .tensor = b}};
   EK_TRY(ek__op_begin(&op, "matmul", stream, operands, COUNT));
   const int64_t m = transpose_a ? op.columns[A] : op.rows[A];
   const int64_t k = transpose_a ? op.rows[A] : op.columns[A];

@@ -17,8 +17,8 @@ static ek_status check_scale(const struct ek__op *op, size_t totals, size_t squa
   EK_TRY(ek__op_exactly(op, square_norm, 1));
   EK_TRY(ek__op_between(op, "clip_norm", scale->clip_norm, 0.0, HUGE_VAL));
   if (scale->clip_norm > 0.0 && scale->square_norm == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "%s: clip_norm is %g but square_norm is NULL", op->name, scale->clip_norm);
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: clip_norm is %g but square_norm is NULL",
+                        op->name, scale->clip_norm);
   }
   return EK_OK;
 }
@@ -81,8 +81,8 @@ ek_status ek_op_sgd(ek_stream *stream, ek_tensor *parameters, ek_tensor *momentu
 static ek_status check_adamw_terms(const struct ek__op *op, const ek_adamw_terms *terms) {
   const double below_one = 1.0 - 0x1p-53; /* the largest double under 1 */
   if (terms->step < 1) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "%s: step is %" PRId64 " but the first step is 1", op->name, terms->step);
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: step is %" PRId64 " but the first step is 1",
+                        op->name, terms->step);
   }
   EK_TRY(ek__op_between(op, "beta1", terms->beta1, 0.0, below_one));
   EK_TRY(ek__op_between(op, "beta2", terms->beta2, 0.0, below_one));

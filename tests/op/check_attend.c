@@ -3,16 +3,13 @@
  *
  * Bounds, with u the unit roundoff, d the head width, T the tokens; c = 1 / sqrt(d):
  *   s_ij = c q_i k_j          e_s = (d + 3) u c sum|q||k|, the largest of the row
- *   p_ij = exp(s_ij - lse_i)  relative e_p = 2 e_s + (T + 16 + 4 max|s|) u: the exponent errs by e_s
- *                             in s and in lse, by u |s| where it is rounded, and the sum of T terms,
- *                             rescaled by the online softmax, adds T u
- *   out                       e_p sum_j p |v|
- *   lse                       e_s + (T + 16 + 2 max|s| + |lse|) u
- * Backward gets out and lse rounded to the type, within the above:
- *   ds = p (dp - D)           p (e_p |dp - D| + (d + 4) u (sum|dout||v| + sum|dout||out|))
- *   dv                        sum_i |dout| p (e_p + (T + 3) u)
- *   dq, dk                    c sum (|k| or |q|) (error of ds + (T + 4) u |ds|)
- * The bounds are doubled for the terms of second order.
+ *   p_ij = exp(s_ij - lse_i)  relative e_p = 2 e_s + (T + 16 + 4 max|s|) u: the exponent errs by
+ * e_s in s and in lse, by u |s| where it is rounded, and the sum of T terms, rescaled by the online
+ * softmax, adds T u out                       e_p sum_j p |v| lse                       e_s + (T +
+ * 16 + 2 max|s| + |lse|) u Backward gets out and lse rounded to the type, within the above: ds = p
+ * (dp - D)           p (e_p |dp - D| + (d + 4) u (sum|dout||v| + sum|dout||out|)) dv sum_i |dout| p
+ * (e_p + (T + 3) u) dq, dk                    c sum (|k| or |q|) (error of ds + (T + 4) u |ds|) The
+ * bounds are doubled for the terms of second order.
  */
 #include <evenkeel/attend.h>
 #include <math.h>
@@ -22,8 +19,8 @@
 #include "ek_check.h"
 
 /* batch, tokens, heads, head width */
-static const int64_t sizes[][4] = {{0, 4, 1, 4},  {1, 0, 2, 4},   {0, 5, 3, 0},   {1, 1, 1, 1},
-                                   {2, 3, 2, 5},  {1, 17, 1, 64}, {1, 127, 1, 7}, {2, 128, 2, 16},
+static const int64_t sizes[][4] = {{0, 4, 1, 4},   {1, 0, 2, 4},   {0, 5, 3, 0},   {1, 1, 1, 1},
+                                   {2, 3, 2, 5},   {1, 17, 1, 64}, {1, 127, 1, 7}, {2, 128, 2, 16},
                                    {1, 129, 3, 8}, {1, 300, 2, 33}};
 enum { SIZES = sizeof sizes / sizeof sizes[0] };
 
@@ -146,8 +143,7 @@ static void reference(const struct ck_rig *rig, const struct attention *a) {
 }
 
 static struct attention make(struct ck_rig *rig, const int64_t *size, double range) {
-  struct attention a = {
-      .batch = size[0], .tokens = size[1], .heads = size[2], .width = size[3]};
+  struct attention a = {.batch = size[0], .tokens = size[1], .heads = size[2], .width = size[3]};
   const int64_t n = a.batch * a.tokens * a.heads * a.width, rows = a.batch * a.tokens * a.heads;
   a.qkv = ck_values(rig, 3 * n, -range, range);
   a.dout = ck_values(rig, n, -1, 1);
@@ -171,7 +167,9 @@ static struct tensors upload(struct ck_rig *rig, const struct attention *a) {
                           .lse = ck_poisoned(rig, CK_SHAPE(b, a->heads, t)),
                           .dout = ck_tensor(rig, a->dout, CK_SHAPE(b, t, c)),
                           .dqkv = ck_poisoned(rig, CK_SHAPE(b, t, 3 * c)),
-                          .in = 3 * b * t * c, .result = b * t * c, .rows = b * a->heads * t};
+                          .in = 3 * b * t * c,
+                          .result = b * t * c,
+                          .rows = b * a->heads * t};
 }
 
 static void check_forward(struct ck_rig *rig, const struct attention *a) {
@@ -309,11 +307,15 @@ static ek_status call_backward(ek_stream *s, ek_tensor *const *t) {
 #define LSE .rank = 3, .shape = {2, 2, 3}
 
 static const struct ck_operation operations[] = {
-    {"attention_forward", call_forward, 3,
+    {"attention_forward",
+     call_forward,
+     3,
      {{.name = "out", .written = true, OUT},
       {.name = "lse", .written = true, LSE},
       {.name = "qkv", QKV}}},
-    {"attention_backward", call_backward, 5,
+    {"attention_backward",
+     call_backward,
+     5,
      {{.name = "dqkv", .written = true, QKV},
       {.name = "dout", OUT},
       {.name = "qkv", QKV},

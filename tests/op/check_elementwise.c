@@ -7,9 +7,8 @@
  *   scale                 2 u |f x|: the factor is rounded to the type, then the product
  *   column_sum            (R + 2) u (|beta y| + sum |x|) for R rows: any order of R additions;
  *                         equal for whole numbers
- *   gelu                  8 u |x|: t = tanh(z) has an absolute error of 2 u from tanh and of at most
- *                         4 u max |z (1 - t^2)| = 1.8 u from z, times |x| / 2; 1 + t and two
- *                         products round once each
+ *   gelu                  8 u |x|: t = tanh(z) has an absolute error of 2 u from tanh and of at
+ * most 4 u max |z (1 - t^2)| = 1.8 u from z, times |x| / 2; 1 + t and two products round once each
  *   gelu backward         u |dy| (8 + 8 |x z'|): GELU' = (1 + t) / 2 + x z' (1 - t^2) / 2, and both
  *                         t and z err as above; 1 - t^2 is where that error is not damped
  *   dropout               3 u |y| where kept (1 - p, its inverse, the product), 0 elsewhere
@@ -17,12 +16,13 @@
 #include <evenkeel/elementwise.h>
 #include <math.h>
 
+#include "ck_op_calls.h"
 #include "ek_check.h"
 
 static const int64_t counts[] = {0, 1, 3, 16, 17, 1023, 4097, 70001};
 enum { COUNTS = sizeof counts / sizeof counts[0] };
 
-static const int64_t matrices[][2] = {{0, 5}, {5, 0},    {1, 1},     {3, 7},
+static const int64_t matrices[][2] = {{0, 5},  {5, 0},    {1, 1},    {3, 7},
                                       {1, 33}, {257, 65}, {1031, 3}, {64, 1024}};
 enum { MATRICES = sizeof matrices / sizeof matrices[0] };
 
@@ -285,7 +285,8 @@ static void dropout_reference(struct ck_rig *rig, double *want, double *bound, c
 }
 
 START_TEST(dropout_keeps_what_the_bits_say) {
-  static const int64_t shapes[][2] = {{0, 4}, {3, 0}, {1, 1}, {5, 7}, {17, 64}, {33, 1027}, {2, 9001}};
+  static const int64_t shapes[][2] = {{0, 4},   {3, 0},     {1, 1},   {5, 7},
+                                      {17, 64}, {33, 1027}, {2, 9001}};
   static const double rates[] = {0.0, 0.1, 0.5, 0.9, 1 - 0x1p-24};
   for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++) {
     for (size_t r = 0; r < sizeof rates / sizeof rates[0]; r++) {
@@ -313,7 +314,8 @@ START_TEST(dropout_of_a_slice_is_a_slice_of_dropout) {
   const int64_t width = 101;
   const ek_random_key key = {42, 1, 2};
   double *x = ck_values(rig, 10 * width, -1, 1);
-  ek_tensor *y = ck_poisoned(rig, CK_SHAPE(10, width)), *part = ck_poisoned(rig, CK_SHAPE(6, width));
+  ek_tensor *y = ck_poisoned(rig, CK_SHAPE(10, width)),
+            *part = ck_poisoned(rig, CK_SHAPE(6, width));
   ck_ok(ek_op_dropout(rig->stream, y, ck_tensor(rig, x, CK_SHAPE(10, width)), 0.3, key, 100));
   ek_tensor *slice = ck_tensor(rig, x + 3 * width, CK_SHAPE(6, width));
   ck_ok(ek_op_dropout(rig->stream, part, slice, 0.3, key, 103));
@@ -341,79 +343,11 @@ END_TEST
 
 /* ---- wrong arguments ---- */
 
-static ek_status call_zero(ek_stream *s, ek_tensor *const *t) { return ek_op_zero(s, t[0]); }
-static ek_status call_fill(ek_stream *s, ek_tensor *const *t) { return ek_op_fill(s, t[0], 1.0); }
-static ek_status call_copy(ek_stream *s, ek_tensor *const *t) { return ek_op_copy(s, t[0], t[1]); }
-static ek_status call_add(ek_stream *s, ek_tensor *const *t) {
-  return ek_op_add(s, t[0], t[1], t[2]);
-}
-static ek_status call_scale(ek_stream *s, ek_tensor *const *t) {
-  return ek_op_scale(s, t[0], t[1], 2.0);
-}
-static ek_status call_add_bias(ek_stream *s, ek_tensor *const *t) {
-  return ek_op_add_bias(s, t[0], t[1]);
-}
-static ek_status call_column_sum(ek_stream *s, ek_tensor *const *t) {
-  return ek_op_column_sum(s, t[0], t[1], 0.0);
-}
-static ek_status call_gelu_forward(ek_stream *s, ek_tensor *const *t) {
-  return ek_op_gelu_forward(s, t[0], t[1], t[2]);
-}
-static ek_status call_gelu_backward(ek_stream *s, ek_tensor *const *t) {
-  return ek_op_gelu_backward(s, t[0], t[1], t[2]);
-}
-static ek_status call_relu_forward(ek_stream *s, ek_tensor *const *t) {
-  return ek_op_relu_forward(s, t[0], t[1]);
-}
-static ek_status call_relu_backward(ek_stream *s, ek_tensor *const *t) {
-  return ek_op_relu_backward(s, t[0], t[1], t[2]);
-}
-static ek_status call_dropout(ek_stream *s, ek_tensor *const *t) {
-  return ek_op_dropout(s, t[0], t[1], 0.5, (ek_random_key){1, 2, 3}, 0);
-}
-
-#define MATRIX .rank = 2, .shape = {3, 4}
-#define ROW    .rank = 1, .shape = {4}
-
-static const struct ck_operation operations[] = {
-    {"zero", call_zero, 1,
-     {{.name = "y", .written = true, .any_type = true, .any_shape = true, MATRIX}}},
-    {"fill", call_fill, 1, {{.name = "y", .written = true, .any_shape = true, MATRIX}}},
-    {"copy", call_copy, 2,
-     {{.name = "y", .written = true, .any_type = true, MATRIX},
-      {.name = "x", .any_type = true, MATRIX}}},
-    {"add", call_add, 3,
-     {{.name = "y", .written = true, .may_be = 6, MATRIX},
-      {.name = "a", MATRIX},
-      {.name = "b", MATRIX}}},
-    {"scale", call_scale, 2,
-     {{.name = "y", .written = true, .may_be = 2, MATRIX}, {.name = "x", MATRIX}}},
-    {"add_bias", call_add_bias, 2,
-     {{.name = "x", .written = true, MATRIX}, {.name = "bias", ROW}}},
-    {"column_sum", call_column_sum, 2,
-     {{.name = "y", .written = true, ROW}, {.name = "x", MATRIX}}},
-    {"gelu_forward", call_gelu_forward, 3,
-     {{.name = "y", .written = true, .may_be = 2, MATRIX},
-      {.name = "x", .written = true, MATRIX},
-      {.name = "bias", .optional = true, ROW}}},
-    {"gelu_backward", call_gelu_backward, 3,
-     {{.name = "dx", .written = true, .may_be = 2, MATRIX},
-      {.name = "dy", MATRIX},
-      {.name = "x", MATRIX}}},
-    {"relu_forward", call_relu_forward, 2,
-     {{.name = "y", .written = true, .may_be = 2, MATRIX}, {.name = "x", MATRIX}}},
-    {"relu_backward", call_relu_backward, 3,
-     {{.name = "dx", .written = true, .may_be = 2, MATRIX},
-      {.name = "dy", MATRIX},
-      {.name = "y", MATRIX}}},
-    {"dropout", call_dropout, 2,
-     {{.name = "y", .written = true, .may_be = 2, MATRIX}, {.name = "x", MATRIX}}},
-};
-enum { OPERATIONS = sizeof operations / sizeof operations[0] };
-
-START_TEST(bad_inputs) { ck_bad_inputs(&operations[_i], test_devices("cpu:2")); }
+START_TEST(bad_inputs) { ck_bad_inputs(&ck_elementwise_calls[_i], test_devices("cpu:2")); }
 END_TEST
-START_TEST(bad_inputs_where_nothing_is_computed) { ck_bad_inputs(&operations[_i], "plan:2"); }
+START_TEST(bad_inputs_where_nothing_is_computed) {
+  ck_bad_inputs(&ck_elementwise_calls[_i], "plan:2");
+}
 END_TEST
 
 START_TEST(bad_numbers) {
@@ -450,7 +384,8 @@ START_TEST(huge_sizes) {
   ck_ok(ek_op_add_bias(s, x, row));
   ck_ok(ek_op_gelu_forward(s, y, x, row));
   ck_ok(ek_op_dropout(s, y, x, 0.5, key, 0));
-  ck_fails(ek_op_add(s, y, x, wide), EK_ERR_SHAPE, "add: b is 3 x 2147483650 but a is 3 x 2147483649");
+  ck_fails(ek_op_add(s, y, x, wide), EK_ERR_SHAPE,
+           "add: b is 3 x 2147483650 but a is 3 x 2147483649");
   ek_tensor *most = ck_ghost(rig, EK_F64, CK_SHAPE(INT64_C(1) << 30, INT64_C(1) << 28));
   ck_ok(ek_op_scale(s, most, most, 2.0));
   ck_fails(ek_op_scale(s, most, x, 2.0), EK_ERR_TYPE, "scale");
@@ -475,8 +410,8 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(values, dropout_of_a_slice_is_a_slice_of_dropout, 0, CK_VARIANTS);
   tcase_add_loop_test(values, dropout_keeps_the_right_share, 0, CK_VARIANTS);
   TCase *errors = ck_case(suite, "errors");
-  tcase_add_loop_test(errors, bad_inputs, 0, OPERATIONS);
-  tcase_add_loop_test(errors, bad_inputs_where_nothing_is_computed, 0, OPERATIONS);
+  tcase_add_loop_test(errors, bad_inputs, 0, CK_ELEMENTWISE_CALLS);
+  tcase_add_loop_test(errors, bad_inputs_where_nothing_is_computed, 0, CK_ELEMENTWISE_CALLS);
   tcase_add_test(errors, bad_numbers);
   tcase_add_test(errors, huge_sizes);
   return suite;

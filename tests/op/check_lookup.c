@@ -13,8 +13,8 @@
 #include "ek_check.h"
 
 /* entries, width, rows, period */
-static const int64_t sizes[][4] = {{1, 1, 1, 1},    {5, 3, 0, 2},      {7, 0, 6, 3},
-                                   {5, 17, 12, 4},  {100, 33, 300, 25}, {9, 64, 4096, 128},
+static const int64_t sizes[][4] = {{1, 1, 1, 1},      {5, 3, 0, 2},       {7, 0, 6, 3},
+                                   {5, 17, 12, 4},    {100, 33, 300, 25}, {9, 64, 4096, 128},
                                    {1000, 16, 77, 77}};
 enum { SIZES = sizeof sizes / sizeof sizes[0] };
 
@@ -97,8 +97,8 @@ START_TEST(positions_backward) {
     double *old = ck_integers(rig, (period + 1) * width, -50, 50);
     for (int pass = 0; pass < 2; pass++) {
       const bool exact = pass == 0;
-      const double *dy = exact ? ck_integers(rig, rows * width, -50, 50)
-                               : ck_values(rig, rows * width, -1, 1);
+      const double *dy =
+          exact ? ck_integers(rig, rows * width, -50, 50) : ck_values(rig, rows * width, -1, 1);
       check_positions(rig, dy, old, sizes[s], 0.0, exact);
       check_positions(rig, dy, old, sizes[s], 1.0, exact);
       check_positions(rig, dy, old, sizes[s], 0.3, false);
@@ -128,10 +128,13 @@ START_TEST(gradients_by_differences) {
   double *table = ck_values(rig, 5 * 3, -1, 1), *positions = ck_values(rig, 4 * 3, -1, 1);
   double *index = ck_integers(rig, 12, 0, 4), *dy = ck_values(rig, 12 * 3, -1, 1);
   double *zero = ck_zeros(rig, 15);
-  struct lookup_context f = {rig, ck_poisoned(rig, CK_SHAPE(12, 3)),
+  struct lookup_context f = {rig,
+                             ck_poisoned(rig, CK_SHAPE(12, 3)),
                              ck_tensor(rig, table, CK_SHAPE(5, 3)),
                              ck_tensor_of(rig, EK_I32, index, CK_SHAPE(12)),
-                             ck_tensor(rig, positions, CK_SHAPE(4, 3)), NULL, dy};
+                             ck_tensor(rig, positions, CK_SHAPE(4, 3)),
+                             NULL,
+                             dy};
   ek_tensor *tdy = ck_tensor(rig, dy, CK_SHAPE(12, 3));
   ek_tensor *dtable = ck_tensor(rig, zero, CK_SHAPE(5, 3));
   ek_tensor *dpositions = ck_poisoned(rig, CK_SHAPE(4, 3));
@@ -179,16 +182,22 @@ static ek_status call_positions(ek_stream *s, ek_tensor *const *t) {
 }
 
 static const struct ck_operation operations[] = {
-    {"lookup_forward", call_forward, 4,
+    {"lookup_forward",
+     call_forward,
+     4,
      {{.name = "y", .written = true, .rank = 2, .shape = {6, 3}},
       {.name = "table", .rank = 2, .shape = {5, 3}},
       {.name = "index", .type = EK_I32, .rank = 1, .shape = {6}},
       {.name = "positions", .optional = true, .rank = 2, .shape = {4, 3}}}},
-    {"lookup_backward", call_backward, 3,
+    {"lookup_backward",
+     call_backward,
+     3,
      {{.name = "dtable", .written = true, .rank = 2, .shape = {5, 3}},
       {.name = "dy", .rank = 2, .shape = {6, 3}},
       {.name = "index", .type = EK_I32, .rank = 1, .shape = {6}}}},
-    {"positions_backward", call_positions, 2,
+    {"positions_backward",
+     call_positions,
+     2,
      {{.name = "dpositions", .written = true, .rank = 2, .shape = {4, 3}},
       {.name = "dy", .rank = 2, .shape = {6, 3}}}},
 };

@@ -81,13 +81,18 @@ static void forward_reference(const struct ck_rig *rig, struct norm *f) {
 
 static struct norm make_norm(struct ck_rig *rig, int64_t rows, int64_t width, double offset) {
   const int64_t n = rows * width;
-  return (struct norm){.rows = rows, .width = width, .epsilon = 1e-5,
+  return (struct norm){.rows = rows,
+                       .width = width,
+                       .epsilon = 1e-5,
                        .x = ck_values(rig, n, offset - 2, offset + 2),
                        .gamma = ck_values(rig, width, -2, 2),
                        .beta = ck_values(rig, width, -2, 2),
-                       .y = ck_zeros(rig, n), .y_bound = ck_zeros(rig, n),
-                       .mean = ck_zeros(rig, rows), .mean_bound = ck_zeros(rig, rows),
-                       .rstd = ck_zeros(rig, rows), .rstd_bound = ck_zeros(rig, rows)};
+                       .y = ck_zeros(rig, n),
+                       .y_bound = ck_zeros(rig, n),
+                       .mean = ck_zeros(rig, rows),
+                       .mean_bound = ck_zeros(rig, rows),
+                       .rstd = ck_zeros(rig, rows),
+                       .rstd_bound = ck_zeros(rig, rows)};
 }
 
 START_TEST(forward) {
@@ -158,8 +163,8 @@ static void dx_reference(const struct ck_rig *rig, const struct slope *b) {
       const long double n = ((long double)x[i] - b->mean[r]) * b->rstd[r];
       const long double g = (long double)dy[i] * b->gamma[i];
       const double old = b->add_dx ? b->old_dx[at] : 0;
-      const long double error = 4 * u * fabsl(g) + (w + 4) * u * g_size / w +
-                                fabsl(n) * (w + 8) * u * gn_size / w;
+      const long double error =
+          4 * u * fabsl(g) + (w + 4) * u * g_size / w + fabsl(n) * (w + 8) * u * gn_size / w;
       b->dx[at] = (double)(b->rstd[r] * (g - g_sum / w - n * gn_sum / w) + old);
       b->dx_bound[at] = (double)(b->rstd[r] * error + 4 * u * fabs(old));
     }
@@ -186,15 +191,20 @@ static void column_reference(const struct ck_rig *rig, const struct slope *b) {
 
 static struct slope make_slope(struct ck_rig *rig, int64_t rows, int64_t width) {
   const int64_t n = rows * width;
-  struct slope b = {.rows = rows, .width = width,
-                    .dy = ck_values(rig, n, -1, 1), .x = ck_values(rig, n, 1, 4),
+  struct slope b = {.rows = rows,
+                    .width = width,
+                    .dy = ck_values(rig, n, -1, 1),
+                    .x = ck_values(rig, n, 1, 4),
                     .gamma = ck_values(rig, width, -2, 2),
                     .old_dx = ck_values(rig, n, -1, 1),
                     .old_dgamma = ck_values(rig, width, -1, 1),
                     .old_dbeta = ck_values(rig, width, -1, 1),
-                    .dx = ck_zeros(rig, n), .dx_bound = ck_zeros(rig, n),
-                    .dgamma = ck_zeros(rig, width), .dgamma_bound = ck_zeros(rig, width),
-                    .dbeta = ck_zeros(rig, width), .dbeta_bound = ck_zeros(rig, width)};
+                    .dx = ck_zeros(rig, n),
+                    .dx_bound = ck_zeros(rig, n),
+                    .dgamma = ck_zeros(rig, width),
+                    .dgamma_bound = ck_zeros(rig, width),
+                    .dbeta = ck_zeros(rig, width),
+                    .dbeta_bound = ck_zeros(rig, width)};
   double *mean = ck_zeros(rig, rows), *rstd = ck_zeros(rig, rows);
   for (int64_t r = 0; r < rows; r++) {
     const struct row_sums s = sums_of(b.x + r * width, width, 1e-5);
@@ -244,7 +254,8 @@ END_TEST
 START_TEST(backward_repeats) {
   struct ck_rig *rig = ck_rig_variant(_i);
   const struct slope b = make_slope(rig, 300, 65);
-  ek_tensor *dy = ck_tensor(rig, b.dy, CK_SHAPE(300, 65)), *x = ck_tensor(rig, b.x, CK_SHAPE(300, 65));
+  ek_tensor *dy = ck_tensor(rig, b.dy, CK_SHAPE(300, 65)),
+            *x = ck_tensor(rig, b.x, CK_SHAPE(300, 65));
   ek_tensor *mean = ck_tensor(rig, b.mean, CK_SHAPE(300));
   ek_tensor *rstd = ck_tensor(rig, b.rstd, CK_SHAPE(300));
   ek_tensor *gamma = ck_tensor(rig, b.gamma, CK_SHAPE(65));
@@ -286,11 +297,15 @@ START_TEST(gradients_by_differences) {
   const int64_t rows = 4, width = 11;
   double *x = ck_values(rig, rows * width, -2, 2), *gamma = ck_values(rig, width, -2, 2);
   double *beta = ck_values(rig, width, -2, 2), *dy = ck_values(rig, rows * width, -1, 1);
-  struct norm_context f = {rig, ck_poisoned(rig, CK_SHAPE(rows, width)),
-                           ck_poisoned(rig, CK_SHAPE(rows)), ck_poisoned(rig, CK_SHAPE(rows)),
+  struct norm_context f = {rig,
+                           ck_poisoned(rig, CK_SHAPE(rows, width)),
+                           ck_poisoned(rig, CK_SHAPE(rows)),
+                           ck_poisoned(rig, CK_SHAPE(rows)),
                            ck_tensor(rig, x, CK_SHAPE(rows, width)),
                            ck_tensor(rig, gamma, CK_SHAPE(width)),
-                           ck_tensor(rig, beta, CK_SHAPE(width)), NULL, dy};
+                           ck_tensor(rig, beta, CK_SHAPE(width)),
+                           NULL,
+                           dy};
   ek_tensor *dx = ck_poisoned(rig, CK_SHAPE(rows, width));
   ek_tensor *dgamma = ck_poisoned(rig, CK_SHAPE(width)), *dbeta = ck_poisoned(rig, CK_SHAPE(width));
   ck_ok(ek_op_layer_norm_forward(rig->stream, f.y, f.mean, f.rstd, f.x, f.gamma, f.beta, 1e-5));
@@ -323,23 +338,31 @@ static ek_status call_backward_add(ek_stream *s, ek_tensor *const *t) {
 
 #define MATRIX .rank = 2, .shape = {3, 5}
 #define COLUMN .rank = 1, .shape = {3}
-#define ROW    .rank = 1, .shape = {5}
+#define ROW .rank = 1, .shape = {5}
 #define BACKWARD_REST                                                                              \
   {.name = "dgamma", .written = true, ROW}, {.name = "dbeta", .written = true, ROW},               \
       {.name = "dy", MATRIX}, {.name = "x", MATRIX}, {.name = "mean", COLUMN},                     \
-      {.name = "rstd", COLUMN}, {.name = "gamma", ROW}
+      {.name = "rstd", COLUMN}, {                                                                  \
+    .name = "gamma", ROW                                                                           \
+  }
 
 static const struct ck_operation operations[] = {
-    {"layer_norm_forward", call_forward, 6,
+    {"layer_norm_forward",
+     call_forward,
+     6,
      {{.name = "y", .written = true, .may_be = 8, MATRIX},
       {.name = "mean", .written = true, COLUMN},
       {.name = "rstd", .written = true, COLUMN},
       {.name = "x", MATRIX},
       {.name = "gamma", ROW},
       {.name = "beta", ROW}}},
-    {"layer_norm_backward", call_backward, 8,
+    {"layer_norm_backward",
+     call_backward,
+     8,
      {{.name = "dx", .written = true, .optional = true, .may_be = 8, MATRIX}, BACKWARD_REST}},
-    {"layer_norm_backward", call_backward_add, 8,
+    {"layer_norm_backward",
+     call_backward_add,
+     8,
      {{.name = "dx", .written = true, .optional = true, MATRIX}, BACKWARD_REST}},
 };
 enum { OPERATIONS = sizeof operations / sizeof operations[0] };

@@ -11,9 +11,9 @@
 
 #include "ek_check.h"
 
-static const int64_t sizes[][3] = {{0, 3, 4},   {3, 0, 4},     {3, 4, 0},    {0, 0, 0},
-                                   {1, 1, 1},   {1, 17, 5},    {7, 1, 33},   {3, 5, 1},
-                                   {31, 47, 2}, {64, 64, 64},  {65, 33, 129}, {130, 97, 300},
+static const int64_t sizes[][3] = {{0, 3, 4},     {3, 0, 4},    {3, 4, 0},     {0, 0, 0},
+                                   {1, 1, 1},     {1, 17, 5},   {7, 1, 33},    {3, 5, 1},
+                                   {31, 47, 2},   {64, 64, 64}, {65, 33, 129}, {130, 97, 300},
                                    {1, 513, 257}, {200, 2, 77}};
 enum { SIZES = sizeof sizes / sizeof sizes[0] };
 
@@ -63,8 +63,11 @@ START_TEST(matmul) {
   for (int s = 0; s < SIZES; s++) {
     for (int t = 0; t < 4; t++) {
       struct ck_rig *rig = ck_rig_variant(_i);
-      struct product p = {.m = sizes[s][0], .n = sizes[s][1], .k = sizes[s][2],
-                          .transpose_a = (t & 1) != 0, .transpose_b = (t & 2) != 0};
+      struct product p = {.m = sizes[s][0],
+                          .n = sizes[s][1],
+                          .k = sizes[s][2],
+                          .transpose_a = (t & 1) != 0,
+                          .transpose_b = (t & 2) != 0};
       p.a = ck_integers(rig, p.m * p.k, -9, 9);
       p.b = ck_integers(rig, p.k * p.n, -9, 9);
       p.c = ck_integers(rig, p.m * p.n, -99, 99);
@@ -142,15 +145,21 @@ static ek_status call_linear(ek_stream *s, ek_tensor *const *t) {
 }
 
 static const struct ck_operation operations[] = {
-    {"matmul", call_matmul, 3,
+    {"matmul",
+     call_matmul,
+     3,
      {{.name = "c", .written = true, .rank = 2, .shape = {3, 4}},
       {.name = "a", .rank = 2, .shape = {3, 5}},
       {.name = "b", .rank = 2, .shape = {5, 4}}}},
-    {"matmul", call_matmul_tt, 3,
+    {"matmul",
+     call_matmul_tt,
+     3,
      {{.name = "c", .written = true, .rank = 2, .shape = {3, 4}},
       {.name = "a", .rank = 2, .shape = {5, 3}},
       {.name = "b", .rank = 2, .shape = {4, 5}}}},
-    {"linear", call_linear, 4,
+    {"linear",
+     call_linear,
+     4,
      {{.name = "y", .written = true, .rank = 3, .shape = {2, 3, 4}},
       {.name = "x", .rank = 3, .shape = {2, 3, 5}},
       {.name = "w", .rank = 2, .shape = {4, 5}},

@@ -1,6 +1,6 @@
 /*
- * check_updates.c - SGD, AdamW and the square norm against the formulas of updates.h, written out in
- * long double.
+ * check_updates.c - SGD, AdamW and the square norm against the formulas of updates.h, written out
+ * in long double.
  *
  * Each of the steps starts from what the library itself left, so that a bound holds for one step:
  *   factor, g   the scalar is computed in double; g = gradient * factor rounds twice, and weight
@@ -291,23 +291,37 @@ static ek_status call_square_norm(ek_stream *s, ek_tensor *const *t) {
   return ek_op_square_norm(s, t[0], t[1], 1.0);
 }
 
-#define FLAT   .rank = 1, .shape = {6}
-#define TOTALS {.name = "totals", .type = EK_F64, .optional = true, .rank = 1, .shape = {2}}
-#define NORM   {.name = "square_norm", .type = EK_F64, .rank = 1, .shape = {1}}
+#define FLAT .rank = 1, .shape = {6}
+#define TOTALS                                                                                     \
+  {                                                                                                \
+    .name = "totals", .type = EK_F64, .optional = true, .rank = 1, .shape = { 2 }                  \
+  }
+#define NORM                                                                                       \
+  {                                                                                                \
+    .name = "square_norm", .type = EK_F64, .rank = 1, .shape = { 1 }                               \
+  }
 
 static const struct ck_operation operations[] = {
-    {"sgd", call_sgd, 5,
+    {"sgd",
+     call_sgd,
+     5,
      {{.name = "parameters", .written = true, FLAT},
       {.name = "momentum_buffer", .written = true, .optional = true, FLAT},
       {.name = "gradients", FLAT},
-      TOTALS, NORM}},
-    {"adamw", call_adamw, 6,
+      TOTALS,
+      NORM}},
+    {"adamw",
+     call_adamw,
+     6,
      {{.name = "parameters", .written = true, FLAT},
       {.name = "m", .written = true, FLAT},
       {.name = "v", .written = true, FLAT},
       {.name = "gradients", FLAT},
-      TOTALS, NORM}},
-    {"square_norm", call_square_norm, 2,
+      TOTALS,
+      NORM}},
+    {"square_norm",
+     call_square_norm,
+     2,
      {{.name = "result", .type = EK_F64, .written = true, .rank = 1, .shape = {1}},
       {.name = "x", .any_shape = true, FLAT}}},
 };
@@ -334,13 +348,14 @@ START_TEST(bad_terms) {
 
   const ek_adamw_terms good = {1e-3, 0.9, 0.99, 1e-8, 0, true, 1};
   ck_fails(ek_op_adamw(s, p, m, v, g, NULL, NULL), EK_ERR_INVALID_ARGUMENT, "adamw: terms is NULL");
-  ck_fails(ek_op_adamw(s, p, m, v, g, &good, &no_norm), EK_ERR_INVALID_ARGUMENT, "adamw: clip_norm");
+  ck_fails(ek_op_adamw(s, p, m, v, g, &good, &no_norm), EK_ERR_INVALID_ARGUMENT,
+           "adamw: clip_norm");
   ek_adamw_terms bad[6] = {good, good, good, good, good, good};
   bad[0].step = 0, bad[1].beta1 = 1, bad[2].beta2 = -0.1, bad[3].epsilon = -1;
   bad[4].learning_rate = HUGE_VAL, bad[5].weight_decay = NAN;
-  static const char *const names[6] = {"adamw: step", "adamw: beta1", "adamw: beta2",
-                                       "adamw: epsilon", "adamw: learning_rate",
-                                       "adamw: weight_decay"};
+  static const char *const names[6] = {"adamw: step",          "adamw: beta1",
+                                       "adamw: beta2",         "adamw: epsilon",
+                                       "adamw: learning_rate", "adamw: weight_decay"};
   for (int b = 0; b < 6; b++) {
     ck_fails(ek_op_adamw(s, p, m, v, g, &bad[b], NULL), EK_ERR_INVALID_ARGUMENT, names[b]);
   }
