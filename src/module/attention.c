@@ -134,23 +134,22 @@ static ek_status check_sizes(int64_t width, int heads, double deviation,
 ek_status ek_attention_create_with(ek_module **module, int64_t width, int heads, double deviation,
                                    double projection_deviation) {
   EK_TRY(check_sizes(width, heads, deviation, projection_deviation));
-  ek_module *created = NULL;
-  EK_TRY(ek__layer_create(module == NULL ? NULL : &created, sizeof(struct attention),
-                          &attention_ops, 1, 1));
-  struct attention *m = (struct attention *)created;
+  ek_status status = EK_OK;
+  struct attention *m = ek__layer_create(&status, module, sizeof *m, &attention_ops, 1, 1);
+  if (m == NULL) return status;
   m->width = width;
   m->heads = heads;
-  ek_status status =
+  status =
       ek_linear_create_with(&m->qkv, width, 3 * width, true, ek_initializer_normal(0.0, deviation));
   if (status == EK_OK) {
     status = ek_linear_create_with(&m->projection, width, width, true,
                                    ek_initializer_normal(0.0, projection_deviation));
   }
   if (status != EK_OK) {
-    ek_module_free(created);
+    ek_module_free(&m->base);
     return status;
   }
-  *module = created;
+  *module = &m->base;
   return EK_OK;
 }
 

@@ -44,10 +44,10 @@ ek_status ek_dropout_create(ek_module **module, double p) {
   if (!(p >= 0.0 && p < 1.0)) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "dropout: p is %g, expected 0 <= p < 1", p);
   }
-  ek_module *created = NULL;
-  EK_TRY(ek__layer_create(module == NULL ? NULL : &created, sizeof(struct dropout), &dropout_ops, 1,
-                          1));
-  ((struct dropout *)created)->p = p;
-  *module = created;
+  ek_status status = EK_OK;
+  struct dropout *m = ek__layer_create(&status, module, sizeof *m, &dropout_ops, 1, 1);
+  if (m == NULL) return status;
+  m->p = p;
+  *module = &m->base;
   return EK_OK;
 }

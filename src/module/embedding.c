@@ -30,9 +30,7 @@ static ek_status embedding_parameters(const ek_module *self, ek_declaration *dec
 }
 
 /* Tokens of one sample; [B] is one token each. */
-static int64_t tokens_of(const ek_tensor *index) {
-  return index->rank == 2 ? index->shape[1] : 1;
-}
+static int64_t tokens_of(const ek_tensor *index) { return index->rank == 2 ? index->shape[1] : 1; }
 
 static ek_status check_index(const struct embedding *m, const ek_tensor *index) {
   if (!ek_tensor_exists(index)) {
@@ -123,13 +121,12 @@ ek_status ek_embedding_create(ek_module **module, int64_t entries, int64_t width
                         " positions, expected sizes above 0",
                         entries, width, positions);
   }
-  ek_module *created = NULL;
-  EK_TRY(ek__layer_create(module == NULL ? NULL : &created, sizeof(struct embedding),
-                          &embedding_ops, 1, 1));
-  struct embedding *m = (struct embedding *)created;
+  ek_status status = EK_OK;
+  struct embedding *m = ek__layer_create(&status, module, sizeof *m, &embedding_ops, 1, 1);
+  if (m == NULL) return status;
   m->entries = entries;
   m->width = width;
   m->positions = positions;
-  *module = created;
+  *module = &m->base;
   return EK_OK;
 }

@@ -39,5 +39,8 @@ static const ek_module_ops gelu_ops = {.size = sizeof(ek_module_ops),
                                        .free = ek__layer_free};
 
 ek_status ek_gelu_create(ek_module **module) {
-  return ek__layer_create(module, sizeof(ek_module), &gelu_ops, 1, 1);
+  ek_status status = EK_OK;
+  ek_module *created = ek__layer_create(&status, module, sizeof *created, &gelu_ops, 1, 1);
+  if (created != NULL) *module = created;
+  return status;
 }

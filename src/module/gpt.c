@@ -68,8 +68,7 @@ static ek_status declare_children(const struct children *children, ek_declaratio
 }
 
 static void free_children(struct children *children) {
-  for (size_t i = 0; i < children->count; i++)
-    ek_module_free(children->modules[i]);
+  for (size_t i = 0; i < children->count; i++) ek_module_free(children->modules[i]);
 }
 
 /* ---- one block ---- */
@@ -152,13 +151,14 @@ static ek_status fill_block(struct block *m, const ek_gpt_options *o) {
 }
 
 static ek_status block_create(ek_module **module, const ek_gpt_options *o) {
-  ek_module *created = NULL;
-  EK_TRY(ek__layer_create(&created, sizeof(struct block), &block_ops, 1, 1));
-  const ek_status status = fill_block((struct block *)created, o);
+  ek_status status = EK_OK;
+  struct block *m = ek__layer_create(&status, module, sizeof *m, &block_ops, 1, 1);
+  if (m == NULL) return status;
+  status = fill_block(m, o);
   if (status == EK_OK) {
-    *module = created;
+    *module = &m->base;
   } else {
-    ek_module_free(created);
+    ek_module_free(&m->base);
   }
   return status;
 }
@@ -170,11 +170,9 @@ static ek_status blocks_create(ek_module **module, const ek_gpt_options *o) {
     return ek_error_set(EK_ERR_OUT_OF_MEMORY, "gpt: the host has no memory for %zu layers", count);
   }
   ek_status status = EK_OK;
-  for (size_t i = 0; i < count && status == EK_OK; i++)
-    status = block_create(&blocks[i], o);
+  for (size_t i = 0; i < count && status == EK_OK; i++) status = block_create(&blocks[i], o);
   if (status == EK_OK) status = ek_sequential_create(module, blocks, count);
-  for (size_t i = 0; i < count; i++)
-    ek_module_free(blocks[i]); /* it keeps its own */
+  for (size_t i = 0; i < count; i++) ek_module_free(blocks[i]); /* it keeps its own */
   ek__free(blocks);
   return status;
 }
@@ -269,13 +267,14 @@ ek_status ek_gpt_create(ek_module **module, const ek_gpt_options *options) {
                         o->size);
   }
   EK_TRY(check_options(o));
-  ek_module *created = NULL;
-  EK_TRY(ek__layer_create(module == NULL ? NULL : &created, sizeof(struct gpt), &gpt_ops, 1, 1));
-  const ek_status status = fill_gpt((struct gpt *)created, o);
+  ek_status status = EK_OK;
+  struct gpt *m = ek__layer_create(&status, module, sizeof *m, &gpt_ops, 1, 1);
+  if (m == NULL) return status;
+  status = fill_gpt(m, o);
   if (status == EK_OK) {
-    *module = created;
+    *module = &m->base;
   } else {
-    ek_module_free(created);
+    ek_module_free(&m->base);
   }
   return status;
 }

@@ -9,28 +9,25 @@
 
 #include "core/alloc.h"
 
-ek_status ek__layer_create(ek_module **module, size_t size, const ek_module_ops *ops, size_t inputs,
-                           size_t outputs) {
+void *ek__layer_create(ek_status *status, ek_module *const *module, size_t size,
+                       const ek_module_ops *ops, size_t inputs, size_t outputs) {
   if (module == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: module is NULL", ops->kind);
+    *status = ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: module is NULL", ops->kind);
+    return NULL;
   }
-  ek_module *m = ek__calloc(1, size);
-  if (m == NULL) {
-    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "%s: the host has no memory for %zu bytes", ops->kind,
-                        size);
+  ek_module *created = ek__calloc(1, size);
+  if (created == NULL) {
+    *status = ek_error_set(EK_ERR_OUT_OF_MEMORY, "%s: the host has no memory for %zu bytes",
+                           ops->kind, size);
+    return NULL;
   }
-  const ek_status status = ek_module_init(m, ops, inputs, outputs);
-  if (status != EK_OK) {
-    ek__free(m);
-    return status;
-  }
-  *module = m;
-  return EK_OK;
+  *status = ek_module_init(created, ops, inputs, outputs);
+  if (*status == EK_OK) return created;
+  ek__free(created);
+  return NULL;
 }
 
-void ek__layer_free(ek_module *self) {
-  ek__free(self);
-}
+void ek__layer_free(ek_module *self) { ek__free(self); }
 
 ek_status ek__layer_check(const ek_module *self, const ek_pass *pass, const ek_tensor *input,
                           int64_t columns) {
@@ -60,8 +57,7 @@ ek_status ek__layer_result(ek_tensor *tensor, ek_pass *pass, const ek_tensor *li
 /* ---- chains ---- */
 
 static void free_all(ek_tensor *tensors) {
-  for (size_t i = 0; i < EK_MAX_TENSORS; i++)
-    ek_tensor_free(&tensors[i]);
+  for (size_t i = 0; i < EK_MAX_TENSORS; i++) ek_tensor_free(&tensors[i]);
 }
 
 /* Moves references: `from` becomes zeros. */

@@ -10,11 +10,11 @@
 #include <evenkeel/pass.h>
 
 /*
- * A description of `size` bytes, zeroed but for its base, with one reference. `module` NULL is
- * EK_ERR_INVALID_ARGUMENT. The caller casts *module to its own struct.
+ * A description of `size` bytes, zeroed but for its base, with one reference; or NULL and why in
+ * *status. `module` is where the caller will put it: NULL is EK_ERR_INVALID_ARGUMENT.
  */
-ek_status ek__layer_create(ek_module **module, size_t size, const ek_module_ops *ops, size_t inputs,
-                           size_t outputs);
+void *ek__layer_create(ek_status *status, ek_module *const *module, size_t size,
+                       const ek_module_ops *ops, size_t inputs, size_t outputs);
 
 /* The `free` slot of a layer without children. */
 void ek__layer_free(ek_module *self);

@@ -100,12 +100,11 @@ ek_status ek_layer_norm_create(ek_module **module, int64_t width, double epsilon
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "layer_norm: epsilon is %g, expected above 0",
                         epsilon);
   }
-  ek_module *created = NULL;
-  EK_TRY(ek__layer_create(module == NULL ? NULL : &created, sizeof(struct layer_norm),
-                          &layer_norm_ops, 1, 1));
-  struct layer_norm *m = (struct layer_norm *)created;
+  ek_status status = EK_OK;
+  struct layer_norm *m = ek__layer_create(&status, module, sizeof *m, &layer_norm_ops, 1, 1);
+  if (m == NULL) return status;
   m->width = width;
   m->epsilon = epsilon;
-  *module = created;
+  *module = &m->base;
   return EK_OK;
 }

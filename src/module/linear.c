@@ -93,16 +93,15 @@ static ek_status create(ek_module **module, int64_t in, int64_t out, bool bias,
                         "linear: sizes are %" PRId64 " -> %" PRId64 ", expected both above 0", in,
                         out);
   }
-  ek_module *created = NULL;
-  EK_TRY(
-      ek__layer_create(module == NULL ? NULL : &created, sizeof(struct linear), &linear_ops, 1, 1));
-  struct linear *m = (struct linear *)created;
+  ek_status status = EK_OK;
+  struct linear *m = ek__layer_create(&status, module, sizeof *m, &linear_ops, 1, 1);
+  if (m == NULL) return status;
   m->in = in;
   m->out = out;
   m->bias = bias;
   m->weight_start = weight_start;
   m->bias_start = bias_start;
-  *module = created;
+  *module = &m->base;
   return EK_OK;
 }
 

@@ -43,8 +43,7 @@ ek_status ek_mlp_create(ek_module **module, const int64_t *sizes, size_t count,
   }
   ek_status status = make_layers(layers, sizes, count, activation);
   if (status == EK_OK) status = ek_sequential_create(module, layers, layer_count);
-  for (size_t i = 0; i < layer_count; i++)
-    ek_module_free(layers[i]); /* it keeps its own */
+  for (size_t i = 0; i < layer_count; i++) ek_module_free(layers[i]); /* it keeps its own */
   ek__free(layers);
   return status;
 }

@@ -39,5 +39,8 @@ static const ek_module_ops relu_ops = {.size = sizeof(ek_module_ops),
                                        .free = ek__layer_free};
 
 ek_status ek_relu_create(ek_module **module) {
-  return ek__layer_create(module, sizeof(ek_module), &relu_ops, 1, 1);
+  ek_status status = EK_OK;
+  ek_module *created = ek__layer_create(&status, module, sizeof *created, &relu_ops, 1, 1);
+  if (created != NULL) *module = created;
+  return status;
 }

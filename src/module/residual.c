@@ -53,10 +53,10 @@ ek_status ek_residual_create(ek_module **module, ek_module *inner) {
                         "residual: %s has %zu inputs and %zu outputs, expected 1 and 1",
                         inner->ops->kind, inner->inputs, inner->outputs);
   }
-  ek_module *created = NULL;
-  EK_TRY(ek__layer_create(module == NULL ? NULL : &created, sizeof(struct residual), &residual_ops,
-                          1, 1));
-  ((struct residual *)created)->inner = ek_module_share(inner);
-  *module = created;
+  ek_status status = EK_OK;
+  struct residual *m = ek__layer_create(&status, module, sizeof *m, &residual_ops, 1, 1);
+  if (m == NULL) return status;
+  m->inner = ek_module_share(inner);
+  *module = &m->base;
   return EK_OK;
 }

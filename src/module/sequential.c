@@ -38,8 +38,7 @@ static ek_status sequential_backward(const ek_module *self, ek_pass *pass,
 
 static void sequential_free(ek_module *self) {
   struct sequential *m = (struct sequential *)self;
-  for (size_t i = 0; i < m->count; i++)
-    ek_module_free(m->modules[i]);
+  for (size_t i = 0; i < m->count; i++) ek_module_free(m->modules[i]);
   ek__free(m->modules);
   ek__free(m);
 }
@@ -71,18 +70,17 @@ static ek_status check_modules(ek_module *const *modules, size_t count) {
 
 ek_status ek_sequential_create(ek_module **module, ek_module *const *modules, size_t count) {
   EK_TRY(check_modules(modules, count));
-  ek_module *created = NULL;
-  EK_TRY(ek__layer_create(module == NULL ? NULL : &created, sizeof(struct sequential),
-                          &sequential_ops, modules[0]->inputs, modules[count - 1]->outputs));
-  struct sequential *m = (struct sequential *)created;
+  ek_status status = EK_OK;
+  struct sequential *m = ek__layer_create(&status, module, sizeof *m, &sequential_ops,
+                                          modules[0]->inputs, modules[count - 1]->outputs);
+  if (m == NULL) return status;
   m->modules = ek__calloc(count, sizeof(ek_module *));
   if (m->modules == NULL) {
-    ek_module_free(created);
+    ek_module_free(&m->base);
     return ek_error_set(EK_ERR_OUT_OF_MEMORY, "sequential: the host has no memory for %zu modules",
                         count);
   }
-  for (; m->count < count; m->count++)
-    m->modules[m->count] = ek_module_share(modules[m->count]);
-  *module = created;
+  for (; m->count < count; m->count++) m->modules[m->count] = ek_module_share(modules[m->count]);
+  *module = &m->base;
   return EK_OK;
 }

@@ -8,12 +8,8 @@
 
 #include "ck_module.h"
 
-static ek_status create_two(ek_module **module) {
-  return ek_attention_create(module, 6, 2);
-}
-static ek_status create_one(ek_module **module) {
-  return ek_attention_create(module, 4, 1);
-}
+static ek_status create_two(ek_module **module) { return ek_attention_create(module, 6, 2); }
+static ek_status create_one(ek_module **module) { return ek_attention_create(module, 4, 1); }
 
 /* depth: two linears, the softmax and its sums, forward and backward; the softmax's backward is a
  * difference of numbers of its own size, which costs a few times more. */
@@ -23,26 +19,28 @@ static const struct ck_module_case cases[] = {
      .inputs = 1,
      .input = {{0, 3, {2, 5, 6}, -1, 1, 0}},
      .longest = 18,
-     .depth = 24},
+     .depth = 24,
+     .saved = 5},
     {.name = "1 x 1 x 4, 1 head",
      .create = create_one,
      .inputs = 1,
      .input = {{0, 3, {1, 1, 4}, -1, 1, 0}},
      .longest = 12,
-     .depth = 24},
+     .depth = 24,
+     .saved = 3},
     {.name = "3 x 70 x 4, 1 head, several tiles",
      .create = create_one,
      .inputs = 1,
      .input = {{0, 3, {3, 70, 4}, -1, 1, 0}},
      .longest = 210,
      .depth = 24,
+     .saved = 58,
      .probes = 40},
 };
 
 static void get_output(double *y, struct ck_bed *bed) {
   struct ck_results *r = ck_bed_backward(bed, false);
-  for (int64_t i = 0; i < r->output_count[0]; i++)
-    y[i] = r->output[0][i];
+  for (int64_t i = 0; i < r->output_count[0]; i++) y[i] = r->output[0][i];
   ck_results_free(r);
 }
 
@@ -51,8 +49,7 @@ START_TEST(causal) {
   struct ck_bed *bed = ck_bed_open(&cases[0], EK_F64, test_devices("cpu:1"));
   double before[60], after[60];
   get_output(before, bed);
-  for (int c = 0; c < 6; c++)
-    bed->value[0][3 * 6 + c] += 1; /* sample 0, token 3 */
+  for (int c = 0; c < 6; c++) bed->value[0][3 * 6 + c] += 1; /* sample 0, token 3 */
   ck_set(&bed->input[0], bed->value[0]);
   get_output(after, bed);
   ck_within("earlier tokens", after, before, NULL, 18);
@@ -68,10 +65,8 @@ START_TEST(formula) {
       .name = "by hand", .create = create_one, .inputs = 1, .input = {{0, 3, {1, 2, 4}, -1, 1, 0}}};
   struct ck_bed *bed = ck_bed_open(&is, EK_F64, test_devices("cpu:1"));
   double qkv[48] = {0}, projection[16] = {0}, zeros[12] = {0};
-  for (int i = 0; i < 12; i++)
-    qkv[4 * i + i % 4] = 1; /* q = k = v = x */
-  for (int i = 0; i < 4; i++)
-    projection[5 * i] = 1;
+  for (int i = 0; i < 12; i++) qkv[4 * i + i % 4] = 1; /* q = k = v = x */
+  for (int i = 0; i < 4; i++) projection[5 * i] = 1;
   ck_bed_set(bed, "qkv.weight", qkv);
   ck_bed_set(bed, "qkv.bias", zeros);
   ck_bed_set(bed, "projection.weight", projection);
@@ -95,6 +90,21 @@ START_TEST(formula) {
 }
 END_TEST
 
+/* Without gradient qkv and lse are gone before the projection takes memory: the peak is that of the
+ * attention itself, and no square of T. */
+START_TEST(peak) {
+  const uint64_t qkv = 40, out = 14, lse = 4; /* units of 3 x 70 x 12, 3 x 70 x 4 and 3 x 1 x 70 */
+  struct ck_bed *bed = ck_bed_open(&cases[2], EK_F32, test_devices("cpu:1"));
+  const uint64_t before = ck_bed_held(bed);
+  ck_ok(ek_memory_reset_peak(bed->device));
+  ck_bed_loss(bed);
+  ek_memory_usage usage;
+  ck_ok(ek_memory_stats(&usage, bed->device));
+  ck_assert_uint_eq((usage.peak_bytes - before) / EK_MEMORY_UNIT, qkv + out + lse);
+  ck_bed_close(bed);
+}
+END_TEST
+
 START_TEST(initial_values) {
   enum { WIDTH = 48 };
   static double values[3 * WIDTH * WIDTH];
@@ -112,8 +122,7 @@ START_TEST(initial_values) {
     const int64_t count = ek_tensor_count(&info.value);
     ck_get(values, &info.value);
     double squares = 0;
-    for (int64_t i = 0; i < count; i++)
-      squares += values[i] * values[i];
+    for (int64_t i = 0; i < count; i++) squares += values[i] * values[i];
     /* The deviation of n samples is off by about 1 / sqrt(2 n), relative. */
     ck_assert_double_le(fabs(sqrt(squares / (double)count) - deviations[k]),
                         5 * deviations[k] / sqrt(2.0 * (double)count));
@@ -158,6 +167,7 @@ static Suite *make_suite(void) {
   TCase *tcase = ck_case(suite, "attention");
   tcase_add_test(tcase, causal);
   tcase_add_test(tcase, formula);
+  tcase_add_test(tcase, peak);
   tcase_add_test(tcase, initial_values);
   tcase_add_test(tcase, bad_input);
   return suite;

@@ -9,12 +9,8 @@
 
 #include "ck_module.h"
 
-static ek_status create_third(ek_module **module) {
-  return ek_dropout_create(module, 0.3);
-}
-static ek_status create_none(ek_module **module) {
-  return ek_dropout_create(module, 0.0);
-}
+static ek_status create_third(ek_module **module) { return ek_dropout_create(module, 0.3); }
+static ek_status create_none(ek_module **module) { return ek_dropout_create(module, 0.0); }
 
 static const struct ck_module_case cases[] = {
     {.name = "5 x 7, p = 0.3",
@@ -64,8 +60,7 @@ END_TEST
 
 static int count_equal(const double *a, const double *b, int count) {
   int equal = 0;
-  for (int i = 0; i < count; i++)
-    equal += (a[i] == 0) == (b[i] == 0);
+  for (int i = 0; i < count; i++) equal += (a[i] == 0) == (b[i] == 0);
   return equal;
 }
 
@@ -132,8 +127,7 @@ START_TEST(layers_have_masks_of_their_own) {
   ck_assert_ptr_nonnull(y);
   run_rows(y, bed, 0, 40, &bed->options);
   int kept = 0;
-  for (int i = 0; i < n; i++)
-    kept += y[i] != 0;
+  for (int i = 0; i < n; i++) kept += y[i] != 0;
   ck_assert_double_le(fabs(kept - 0.25 * n), 5 * sqrt(n * 0.25 * 0.75));
   free(y);
   ck_bed_close(bed);

@@ -7,12 +7,8 @@
 
 #include "ck_module.h"
 
-static ek_status create_plain(ek_module **module) {
-  return ek_embedding_create(module, 5, 3, 0);
-}
-static ek_status create_placed(ek_module **module) {
-  return ek_embedding_create(module, 5, 3, 4);
-}
+static ek_status create_plain(ek_module **module) { return ek_embedding_create(module, 5, 3, 0); }
+static ek_status create_placed(ek_module **module) { return ek_embedding_create(module, 5, 3, 4); }
 
 /* Some tokens occur twice and some not at all; a table of positions is used whole and in part. */
 static const struct ck_module_case cases[] = {
@@ -55,10 +51,8 @@ START_TEST(whole_numbers) {
                                            .input = {{EK_I32, 2, {2, 2}, 0, 4, 0}}};
   struct ck_bed *bed = ck_bed_open(&is, EK_F32, test_devices("cpu:1"));
   double weight[15], positions[12];
-  for (int i = 0; i < 15; i++)
-    weight[i] = i;
-  for (int i = 0; i < 12; i++)
-    positions[i] = 100 * (i + 1);
+  for (int i = 0; i < 15; i++) weight[i] = i;
+  for (int i = 0; i < 12; i++) positions[i] = 100 * (i + 1);
   ck_bed_set(bed, "weight", weight);
   ck_bed_set(bed, "positions", positions);
   ck_set(&bed->input[0], (const double[]){4, 0, 4, 1});

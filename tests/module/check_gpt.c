@@ -8,6 +8,7 @@
 
 #include <evenkeel/gpt.h>
 
+#include "ck_gpt.h"
 #include "ck_module.h"
 
 static ek_gpt_options small(int layers, double dropout, bool untied) {
@@ -50,6 +51,7 @@ static const struct ck_module_case cases[] = {
      .input = {{EK_I32, 2, {3, 5}, 0, 10, 0}},
      .longest = 32,
      .depth = TWO_BLOCKS,
+     .saved = 80,
      .probes = 24},
     {.name = "2 layers, untied, the whole sequence",
      .create = create_untied,
@@ -57,6 +59,7 @@ static const struct ck_module_case cases[] = {
      .input = {{EK_I32, 2, {2, 6}, 0, 10, 0}},
      .longest = 32,
      .depth = TWO_BLOCKS,
+     .saved = 70,
      .probes = 24},
     {.name = "2 layers, dropout",
      .create = create_dropout,
@@ -64,13 +67,15 @@ static const struct ck_module_case cases[] = {
      .input = {{EK_I32, 2, {3, 5}, 0, 10, 0}},
      .longest = 32,
      .depth = TWO_BLOCKS,
+     .saved = 80,
      .probes = 24},
     {.name = "no layers",
      .create = create_flat,
      .inputs = 1,
      .input = {{EK_I32, 2, {3, 1}, 0, 10, 0}},
      .longest = 11,
-     .depth = 20},
+     .depth = 20,
+     .saved = 4},
 };
 
 START_TEST(names) {
@@ -102,6 +107,27 @@ START_TEST(names) {
   ck_ok(ek_replica_find(&info, bed->replica, "head.weight"));
   ck_assert_int_eq(info.offset, table);
   ck_assert_str_eq(info.name, "tokens.weight");
+  ck_bed_close(bed);
+}
+END_TEST
+
+/* Against the same formulas in plain loops. Sums run in another order: the bound is one for 32
+ * terms and a chain of some thirty operations, that of the single-precision test in units of 2^-53.
+ */
+START_TEST(formula) {
+  const ek_gpt_options options[] = {small(2, 0.0, false), small(2, 0.0, true),
+                                    small(0, 0.0, false)};
+  const struct ck_module_case *is[] = {&cases[0], &cases[1], &cases[3]};
+  struct ck_bed *bed = ck_bed_open(is[_i], EK_F64, test_devices("cpu:1"));
+  struct ck_results *r = ck_bed_backward(bed, false);
+  double *want = calloc((size_t)r->output_count[0], sizeof *want);
+  ck_assert_ptr_nonnull(want);
+  ck_gpt_forward(want, bed->replica, &options[_i], bed->value[0], bed->input[0].shape[0],
+                 bed->input[0].shape[1]);
+  ck_assert_double_le(ck_rel_l2(r->output[0], want, r->output_count[0]),
+                      30 * (32 * sqrt(32.0) + 8) * 0x1p-53);
+  free(want);
+  ck_results_free(r);
   ck_bed_close(bed);
 }
 END_TEST
@@ -235,8 +261,7 @@ START_TEST(initial_values) {
     const int64_t count = ek_tensor_count(&info.value);
     ck_get(values, &info.value);
     double squares = 0;
-    for (int64_t i = 0; i < count; i++)
-      squares += values[i] * values[i];
+    for (int64_t i = 0; i < count; i++) squares += values[i] * values[i];
     /* The deviation of n samples is off by about 1 / sqrt(2 n), relative. */
     ck_assert_msg(fabs(sqrt(squares / (double)count) - want[k].deviation) <=
                       5 * want[k].deviation / sqrt(2.0 * (double)count),
@@ -306,6 +331,7 @@ static Suite *make_suite(void) {
   ck_module_tests(suite, cases, (int)(sizeof cases / sizeof *cases));
   TCase *tcase = ck_case(suite, "gpt");
   tcase_add_loop_test(tcase, names, 0, 2);
+  tcase_add_loop_test(tcase, formula, 0, 3);
   tcase_add_test(tcase, tied_and_untied);
   tcase_add_test(tcase, dropout_of_a_split_batch);
   tcase_add_test(tcase, defaults);

@@ -7,12 +7,8 @@
 
 #include "ck_module.h"
 
-static ek_status create_small(ek_module **module) {
-  return ek_layer_norm_create(module, 6, 1e-5);
-}
-static ek_status create_two(ek_module **module) {
-  return ek_layer_norm_create(module, 2, 0.1);
-}
+static ek_status create_small(ek_module **module) { return ek_layer_norm_create(module, 6, 1e-5); }
+static ek_status create_two(ek_module **module) { return ek_layer_norm_create(module, 2, 0.1); }
 
 /* The last case has rows of two: their x - mean are small numbers against epsilon now and then. */
 static const struct ck_module_case cases[] = {
@@ -21,19 +17,22 @@ static const struct ck_module_case cases[] = {
      .inputs = 1,
      .input = {{0, 2, {4, 6}, -2, 2, 0}},
      .longest = 6,
-     .depth = 6},
+     .depth = 6,
+     .saved = 2},
     {.name = "2 x 3 x 6, far from zero",
      .create = create_small,
      .inputs = 1,
      .input = {{0, 3, {2, 3, 6}, 3, 5, 0}},
      .longest = 6,
-     .depth = 24}, /* x is four times x - mean */
+     .depth = 24,
+     .saved = 2}, /* x is four times x - mean */
     {.name = "5 x 2, epsilon 0.1",
      .create = create_two,
      .inputs = 1,
      .input = {{0, 2, {5, 2}, -1, 1, 0}},
      .longest = 5,
-     .depth = 6},
+     .depth = 6,
+     .saved = 2},
 };
 
 /* With weight 1 and bias 0 every row has mean 0 and, but for epsilon, variance 1. */

@@ -8,15 +8,9 @@
 
 #include "ck_module.h"
 
-static ek_status create_plain(ek_module **module) {
-  return ek_linear_create(module, 3, 2, true);
-}
-static ek_status create_deep(ek_module **module) {
-  return ek_linear_create(module, 5, 4, false);
-}
-static ek_status create_one(ek_module **module) {
-  return ek_linear_create(module, 1, 1, true);
-}
+static ek_status create_plain(ek_module **module) { return ek_linear_create(module, 3, 2, true); }
+static ek_status create_deep(ek_module **module) { return ek_linear_create(module, 5, 4, false); }
+static ek_status create_one(ek_module **module) { return ek_linear_create(module, 1, 1, true); }
 
 static const struct ck_module_case cases[] = {
     {.name = "4 x 3 -> 2, bias",
@@ -97,18 +91,15 @@ START_TEST(initial_values) {
   ck_assert_double_ge(largest, 0.12);
   /* The mean of n uniform numbers has the deviation bound / sqrt(3 n); five of them. */
   ck_assert_double_le(fabs(sum) / (IN * OUT), 5 * 0.125 / sqrt(3.0 * IN * OUT));
-  for (int i = 0; i < OUT; i++)
-    ck_assert_double_le(fabs(bias[i]), 0.125);
+  for (int i = 0; i < OUT; i++) ck_assert_double_le(fabs(bias[i]), 0.125);
   ck_assert(bias[0] != bias[1]);
 
   ck_ok(ek_linear_create_with(&module, IN, OUT, true, ek_initializer_constant(0.5)));
   read_start(module, "weight", weight);
   read_start(module, "bias", bias);
   ek_module_free(module);
-  for (int i = 0; i < IN * OUT; i++)
-    ck_assert(weight[i] == 0.5);
-  for (int i = 0; i < OUT; i++)
-    ck_assert(bias[i] == 0);
+  for (int i = 0; i < IN * OUT; i++) ck_assert(weight[i] == 0.5);
+  for (int i = 0; i < OUT; i++) ck_assert(bias[i] == 0);
 }
 END_TEST
 
@@ -146,6 +137,38 @@ START_TEST(bad_input) {
 }
 END_TEST
 
+struct seen {
+  ek_device *device;
+  uint64_t allocations[2];
+  int count;
+};
+
+static ek_status on_complete(void *context, ek_pass *pass, size_t parameter) {
+  struct seen *seen = context;
+  ek_memory_usage usage;
+  (void)pass, (void)parameter;
+  ck_ok(ek_memory_stats(&usage, seen->device));
+  ck_assert_int_lt(seen->count, 2);
+  seen->allocations[seen->count++] = usage.allocations;
+  return EK_OK;
+}
+
+/* Both gradients are complete before dx exists: their reduction need not wait for it. */
+START_TEST(gradients_come_early) {
+  struct ck_bed *bed = ck_bed_open(&cases[0], EK_F32, test_devices("cpu:1"));
+  struct seen seen = {.device = bed->device};
+  bed->options.complete = on_complete;
+  bed->options.context = &seen;
+  ck_results_free(ck_bed_backward(bed, true));
+  ek_memory_usage usage;
+  ck_ok(ek_memory_stats(&usage, bed->device));
+  ck_assert_int_eq(seen.count, 2);
+  ck_assert_uint_eq(seen.allocations[0] + 1, usage.allocations);
+  ck_assert_uint_eq(seen.allocations[1] + 1, usage.allocations);
+  ck_bed_close(bed);
+}
+END_TEST
+
 /* 2^31 elements are nothing special: 32 x 2048 rows of 40,000 columns, only counted. */
 START_TEST(large) {
   const int64_t shape[] = {32, 2048, 64};
@@ -180,6 +203,7 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(tcase, whole_numbers, 0, 2);
   tcase_add_test(tcase, initial_values);
   tcase_add_test(tcase, bad_input);
+  tcase_add_test(tcase, gradients_come_early);
   tcase_add_test(tcase, large);
   return suite;
 }

@@ -26,7 +26,8 @@ static const struct ck_module_case cases[] = {
      .inputs = 1,
      .input = {{0, 2, {3, 3}, -1, 1, 0}},
      .longest = 5,
-     .depth = 16},
+     .depth = 16,
+     .saved = 4},
     {.name = "3 5, no activation",
      .create = create_single,
      .inputs = 1,
@@ -43,8 +44,7 @@ static ek_status create_by_hand(ek_module **module) {
   if (status == EK_OK) status = ek_relu_create(&layers[1]);
   if (status == EK_OK) status = ek_linear_create(&layers[2], 5, 4, true);
   if (status == EK_OK) status = ek_sequential_create(module, layers, 3);
-  for (int i = 0; i < 3; i++)
-    ek_module_free(layers[i]);
+  for (int i = 0; i < 3; i++) ek_module_free(layers[i]);
   return status;
 }
 

@@ -35,9 +35,7 @@ static ek_status declarer_backward(const ek_module *self, ek_pass *pass,
 }
 
 /* The struct is the test's own: only counted. */
-static void declarer_free(ek_module *self) {
-  ((struct declarer *)self)->freed++;
-}
+static void declarer_free(ek_module *self) { ((struct declarer *)self)->freed++; }
 
 static const ek_module_ops declarer_ops = {.size = sizeof(ek_module_ops),
                                            .kind = "declarer",
@@ -96,8 +94,7 @@ START_TEST(references) {
 END_TEST
 
 static void *share_and_free(void *module) {
-  for (int i = 0; i < 10000; i++)
-    ek_module_free(ek_module_share(module));
+  for (int i = 0; i < 10000; i++) ek_module_free(ek_module_share(module));
   return NULL;
 }
 
@@ -108,8 +105,7 @@ START_TEST(references_from_threads) {
   for (int i = 0; i < 4; i++) {
     ck_assert_int_eq(pthread_create(&threads[i], NULL, share_and_free, &module), 0);
   }
-  for (int i = 0; i < 4; i++)
-    pthread_join(threads[i], NULL);
+  for (int i = 0; i < 4; i++) pthread_join(threads[i], NULL);
   ck_assert_int_eq(module.freed, 0);
   ek_module_free(&module.base);
   ck_assert_int_eq(module.freed, 1);

@@ -23,7 +23,8 @@ static const struct ck_module_case cases[] = {
      .inputs = 2,
      .input = {{0, 2, {5, CK_MIXER_WIDTH}, -1, 1, 0}, {EK_I32, 1, {5}, 0, CK_MIXER_KINDS - 1, 0}},
      .longest = 20,
-     .depth = 4},
+     .depth = 4,
+     .saved = 1},
 };
 
 static void run(struct ck_probe *s) {

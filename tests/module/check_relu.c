@@ -14,13 +14,15 @@ static const struct ck_module_case cases[] = {
      .inputs = 1,
      .input = {{0, 2, {3, 5}, -1, 1, 0.01}},
      .longest = 1,
-     .depth = 1},
+     .depth = 1,
+     .saved = 1},
     {.name = "2 x 2 x 3",
      .create = ek_relu_create,
      .inputs = 1,
      .input = {{0, 3, {2, 2, 3}, -1, 1, 0.01}},
      .longest = 1,
-     .depth = 1},
+     .depth = 1,
+     .saved = 1},
 };
 
 START_TEST(values) {

@@ -76,16 +76,14 @@ START_TEST(layout) {
     ck_assert_int_eq(info.offset % 16, 0);
     ck_assert_int_ge(info.offset, end); /* declaration order, no overlap */
     ck_assert_int_lt(info.offset - end, 16);
-    for (int64_t k = end; k < info.offset; k++)
-      ck_assert(values[k] == 0 && slopes[k] == 0);
+    for (int64_t k = end; k < info.offset; k++) ck_assert(values[k] == 0 && slopes[k] == 0);
     end = info.offset + ek_tensor_count(&info.value);
     ck_assert_ptr_eq(info.value.data, (char *)flat->data + (size_t)info.offset * size);
     ck_assert_ptr_eq(info.gradient.data, (char *)gradients->data + (size_t)info.offset * size);
     ck_assert(ek_tensor_same_shape(&info.value, &info.gradient));
   }
   ck_assert_int_ge(ek_tensor_count(flat), end);
-  for (int64_t k = end; k < ek_tensor_count(flat); k++)
-    ck_assert(values[k] == 0 && slopes[k] == 0);
+  for (int64_t k = end; k < ek_tensor_count(flat); k++) ck_assert(values[k] == 0 && slopes[k] == 0);
   free(values);
   free(slopes);
   ek_replica_free(replica);
@@ -139,12 +137,10 @@ START_TEST(seeds) {
   double *wide = start_values(&bench, bench.module, 1, EK_F64);
   ck_within("the same seed", again, first, NULL, 49);
   int equal = 0;
-  for (int i = 0; i < 42; i++)
-    equal += first[i] == other[i];
+  for (int i = 0; i < 42; i++) equal += first[i] == other[i];
   ck_assert_int_lt(equal, 3);
   /* The types see the same numbers, rounded. */
-  for (int i = 0; i < 42; i++)
-    ck_assert_double_le(fabs(wide[i] - first[i]), 0x1p-23);
+  for (int i = 0; i < 42; i++) ck_assert_double_le(fabs(wide[i] - first[i]), 0x1p-23);
   free(first);
   free(again);
   free(other);

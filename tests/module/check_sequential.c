@@ -11,8 +11,7 @@
 /* Makes a sequential and gives the references of its modules to it alone. */
 static ek_status wrap(ek_module **module, ek_module **modules, size_t count, ek_status status) {
   if (status == EK_OK) status = ek_sequential_create(module, modules, count);
-  for (size_t i = 0; i < count; i++)
-    ek_module_free(modules[i]);
+  for (size_t i = 0; i < count; i++) ek_module_free(modules[i]);
   return status;
 }
 
@@ -45,7 +44,8 @@ static const struct ck_module_case cases[] = {
      .inputs = 1,
      .input = {{0, 2, {3, 3}, -1, 1, 0}},
      .longest = 4,
-     .depth = 10},
+     .depth = 10,
+     .saved = 2},
     {.name = "a single module",
      .create = create_single,
      .inputs = 1,
@@ -57,7 +57,8 @@ static const struct ck_module_case cases[] = {
      .inputs = 1,
      .input = {{0, 2, {2, 3}, -1, 1, 0}},
      .longest = 4,
-     .depth = 14},
+     .depth = 14,
+     .saved = 4},
 };
 
 START_TEST(names) {
@@ -77,8 +78,7 @@ END_TEST
 /* Without gradient no more than two results are alive at any time. */
 START_TEST(results_are_freed_early) {
   ek_module *relu[8] = {NULL}, *module = NULL;
-  for (int i = 0; i < 8; i++)
-    ck_ok(ek_relu_create(&relu[i]));
+  for (int i = 0; i < 8; i++) ck_ok(ek_relu_create(&relu[i]));
   ck_ok(ek_sequential_create(&module, relu, 8));
   ek_group *group = ck_open("cpu:1", 1);
   ek_device *device = ek_group_device(group, 0);
@@ -104,8 +104,7 @@ START_TEST(results_are_freed_early) {
   ek_tensor_free(&y);
   ek_replica_free(replica);
   ek_module_free(module);
-  for (int i = 0; i < 8; i++)
-    ek_module_free(relu[i]);
+  for (int i = 0; i < 8; i++) ek_module_free(relu[i]);
   ek_group_close(group);
 }
 END_TEST
@@ -121,9 +120,7 @@ static ek_status never_backward(const ek_module *self, ek_pass *pass, const ek_t
   (void)self, (void)pass, (void)grad_outputs, (void)grad_inputs;
   return ek_error_set(EK_ERR_INTERNAL, "never: was run");
 }
-static void never_free(ek_module *self) {
-  self->ops = NULL;
-}
+static void never_free(ek_module *self) { self->ops = NULL; }
 static const ek_module_ops never_ops = {.size = sizeof(ek_module_ops),
                                         .kind = "never",
                                         .forward = never_forward,

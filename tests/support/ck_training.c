@@ -132,9 +132,14 @@ ek_status ck_training_step(struct ck_training *training, const struct ck_batch *
 
 /* ---- numbers ---- */
 
+/* ck_ok() for inner loops: Check writes to a file for every assertion, true ones too. */
+static void must(ek_status status) {
+  if (status != EK_OK) ck_abort_msg("%s: %s", ek_status_name(status), ek_error_message());
+}
+
 static ek_parameter_info info_of(const struct ck_training *training, size_t index) {
   ek_parameter_info info;
-  ck_ok(ek_replica_parameter(&info, ek_data_parallel_model_replica(training->model, 0), index));
+  must(ek_replica_parameter(&info, ek_data_parallel_model_replica(training->model, 0), index));
   return info;
 }
 
@@ -152,11 +157,11 @@ static ek_status read_one(const struct ck_training *training, enum ck_numbers nu
 static void read_parameter(double *values, const struct ck_training *training,
                            enum ck_numbers numbers, const char *name, int64_t count) {
   ek_tensor host = {0};
-  ck_ok(ek_data_parallel_model_describe(training->model, name, &host));
+  must(ek_data_parallel_model_describe(training->model, name, &host));
   float *single = calloc((size_t)count, sizeof *single);
   ck_assert_ptr_nonnull(single);
   host.data = host.type == EK_F32 ? (void *)single : (void *)values;
-  ck_ok(read_one(training, numbers, name, &host));
+  must(read_one(training, numbers, name, &host));
   for (int64_t i = 0; host.type == EK_F32 && i < count; i++) values[i] = (double)single[i];
   free(single);
 }
