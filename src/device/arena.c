@@ -210,6 +210,7 @@ static ek_status take_locked(struct ek_memory **memory, struct ek__arena *arena,
   block->serial = arena->serial;
   block->grown_serial = 0;
   atomic_store_explicit(&block->references, 1, memory_order_relaxed);
+  arena->made++;
   charge(arena, category, bytes);
   note_height(arena, block->offset + bytes);
   record_event(arena, category, (int64_t)bytes);
@@ -251,8 +252,10 @@ static ek_status extend_locked(bool *extended, struct ek_memory *memory, uint64_
   }
   EK_TRY(commit(arena, memory->offset + bytes));
   split(arena, next, more);
-  memory->bytes_before = memory->bytes;
+  /* A second growth since the peak leaves the size that the peak saw. */
+  if (memory->grown_serial <= arena->peak_serial) memory->bytes_before = memory->bytes;
   memory->grown_serial = arena->serial;
+  arena->made++;
   swallow_next(arena, memory);
   charge(arena, memory->category, more);
   note_height(arena, memory->offset + memory->bytes);
@@ -316,7 +319,7 @@ ek_status ek_memory_stats(ek_memory_usage *usage, const ek_device *device) {
                              .current_bytes = arena->current_total,
                              .peak_bytes = arena->peak,
                              .unused_at_peak = arena->peak - arena->peak_total,
-                             .allocations = arena->serial};
+                             .allocations = arena->made};
   memcpy(usage->current, arena->current, sizeof usage->current);
   memcpy(usage->at_peak, arena->at_peak, sizeof usage->at_peak);
   pthread_mutex_unlock(&arena->mutex);

@@ -30,7 +30,7 @@ struct ek_memory {
   uint64_t offset, bytes;
   uint64_t serial;       /* number of the allocation */
   uint64_t grown_serial; /* number of the allocation when it grew last; 0: never */
-  uint64_t bytes_before; /* its size until then */
+  uint64_t bytes_before; /* its size at the last peak, if it grew since then */
   ek_memory_category category;
   bool used;
   atomic_int references;
@@ -47,7 +47,8 @@ struct ek__arena {
   struct ek__slab *slabs;  /* memory of all records */
   uint64_t current[EK_MEMORY_CATEGORIES], current_total;
   uint64_t at_peak[EK_MEMORY_CATEGORIES], peak, peak_total;
-  uint64_t serial, peak_serial;
+  uint64_t serial, peak_serial; /* requests so far, those that failed included */
+  uint64_t made;                /* requests that succeeded */
   uint64_t fail_at; /* fail the allocation with this serial; 0: none */
   ek_memory_event *events;
   size_t event_count, event_capacity, events_dropped;

@@ -50,7 +50,18 @@ static uint64_t over(const struct host_communicator *self) {
   return least;
 }
 
-static ek_status given_up(void) {
+static ek_status misfit(void) {
+  return ek_error_set(EK_ERR_SHAPE,
+                      "the devices called different collectives, or with different sizes");
+}
+
+/* Why `rank` cannot go on after an abort. A misfit that all have arrived at is everybody's error, also
+ * of those who see the abort by the first that noticed it. Called with the mutex held. */
+static ek_status given_up(const struct host_communicator *self, size_t rank) {
+  for (uint64_t i = self->finished[rank]; i < self->queued[rank]; i++) {
+    const struct slot *slot = &self->ring[i % RING];
+    if (slot->mismatch && slot->arrived == self->ranks) return misfit();
+  }
   return ek_error_set(EK_ERR_ABORTED, "given up because another device failed");
 }
 
@@ -127,10 +138,7 @@ static ek_status work_off(struct host_communicator *self, ek_device *device) {
   while (!self->aborted && self->finished[rank] < self->queued[rank]) {
     const struct slot *slot = &self->ring[self->finished[rank] % RING];
     if (slot->arrived < self->ranks) return EK_OK;
-    if (slot->mismatch) {
-      return ek_error_set(EK_ERR_SHAPE,
-                          "the devices called different collectives, or with different sizes");
-    }
+    if (slot->mismatch) return misfit();
     pthread_mutex_unlock(&self->mutex);
     const ek_status status = do_part(self, slot, device);
     pthread_mutex_lock(&self->mutex);
@@ -139,7 +147,7 @@ static ek_status work_off(struct host_communicator *self, ek_device *device) {
     self->finished[rank]++;
     if (over(self) != before) pthread_cond_broadcast(&self->changed);
   }
-  return self->aborted ? given_up() : EK_OK;
+  return self->aborted ? given_up(self, rank) : EK_OK;
 }
 
 static bool same_collective(const struct slot *slot, const struct ek__collective *collective,
@@ -179,7 +187,7 @@ static ek_status host_start(ek_communicator *base, ek_device *device,
   struct host_communicator *self = (struct host_communicator *)base;
   const size_t rank = ek_device_index(device);
   pthread_mutex_lock(&self->mutex);
-  ek_status status = self->aborted ? given_up() : EK_OK;
+  ek_status status = self->aborted ? given_up(self, rank) : EK_OK;
   while (status == EK_OK && self->queued[rank] - over(self) >= RING) {
     status = work_off(self, device);
     if (status == EK_OK && self->queued[rank] - over(self) >= RING) {

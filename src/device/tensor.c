@@ -206,6 +206,14 @@ ek_status ek_tensor_charge(ek_tensor *tensor, ek_memory_category category) {
   return EK_OK;
 }
 
+/* A view of some rows may begin where its memory begins, and still not be all of it. */
+static bool covers_its_memory(const ek_tensor *tensor) {
+  uint64_t rounded = 0;
+  return tensor->memory != NULL && tensor->data == tensor->memory->address &&
+         ek__round_up(&rounded, ek_tensor_bytes(tensor), EK_MEMORY_UNIT) &&
+         rounded == tensor->memory->bytes;
+}
+
 ek_status ek_tensor_grow(bool *grown, ek_tensor *tensor, int64_t rows) {
   if (grown == NULL || !ek_tensor_exists(tensor) || tensor->rank == 0 ||
       rows < tensor->shape[0]) {
@@ -217,20 +225,19 @@ ek_status ek_tensor_grow(bool *grown, ek_tensor *tensor, int64_t rows) {
   shape[0] = rows;
   int64_t bytes = 0;
   EK_TRY(measure(&bytes, "ek_tensor_grow", tensor->type, tensor->rank, shape));
-  *grown = false;
-  if (tensor->memory == NULL || tensor->data != tensor->memory->address ||
-      ek_tensor_holders(tensor) != 1) {
-    return EK_OK;
+  bool extended = false;
+  if (covers_its_memory(tensor) && ek_tensor_holders(tensor) == 1) {
+    EK_TRY(ek__arena_extend(&extended, tensor->memory, (uint64_t)bytes));
   }
-  EK_TRY(ek__arena_extend(grown, tensor->memory, (uint64_t)bytes));
-  if (*grown) tensor->shape[0] = rows;
+  if (extended) tensor->shape[0] = rows;
+  *grown = extended;
   return EK_OK;
 }
 
 static ek_status copy_bytes(const ek_tensor *to, const ek_tensor *from, size_t bytes) {
   ek_device *device = to->device != NULL ? to->device : from->device;
   if (device == NULL) {
-    memcpy(to->data, from->data, bytes);
+    memmove(to->data, from->data, bytes); /* the caller's arrays may overlap */
     return EK_OK;
   }
   const struct ek__backend *backend = ek__device_table(device);

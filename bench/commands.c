@@ -1,0 +1,140 @@
+/*
+ * commands.c - what the subcommands share: checks before the run, verdicts after it.
+ */
+#include "commands.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "terminal.h"
+#include "verdict.h"
+
+/* A cut that the library would refuse only when the first batch comes. */
+static enum exit_code check_scatter(const struct options *options, const char *spec,
+                                    size_t devices) {
+  const struct scatter *scatter = &options->scatter;
+  if (scatter->count > 0 && scatter->count != devices) {
+    say_error("--scatter %s names %zu devices, but %s has %zu", options->scatter_text,
+              scatter->count, spec, devices);
+    return EXIT_USAGE;
+  }
+  if (options->command == COMMAND_MAX_BATCH) return EXIT_GOOD;
+  int64_t offsets[EK_MAX_DEVICES + 1];
+  const ek_scatter_options cut = scatter_options(scatter);
+  if (ek_scatter_offsets(offsets, options->shape.batch, devices, &cut) == EK_OK) return EXIT_GOOD;
+  say_error("--scatter %s with --batch %lld on %s: %s", options->scatter_text,
+            (long long)options->shape.batch, spec, ek_error_message());
+  return EXIT_USAGE;
+}
+
+/* Opens the devices once; sets *computes if they do more than count. */
+static enum exit_code check_spec(const struct options *options, const char *spec, bool *computes) {
+  if (options->command == COMMAND_MAX_BATCH && strchr(spec, '@') == NULL) {
+    say_error("max-batch needs a cap per device, such as --devices %s@64MiB", spec);
+    return EXIT_USAGE;
+  }
+  ek_group *group = NULL;
+  ek_group_options how = EK_GROUP_OPTIONS_INIT;
+  how.threads_per_device = options->threads;
+  const ek_status status = ek_group_open(&group, spec, &how);
+  if (status != EK_OK) {
+    say_error("--devices %s: %s", spec, ek_error_message());
+    return status == EK_ERR_INVALID_ARGUMENT ? EXIT_USAGE : EXIT_ERROR;
+  }
+  if (!ek_device_counts_only(ek_group_device(group, 0))) *computes = true;
+  const size_t devices = ek_group_size(group);
+  ek_group_close(group);
+  return check_scatter(options, spec, devices);
+}
+
+/* So that an hour's result is not lost to a folder that does not exist. */
+static bool check_file(const char *path) {
+  if (path == NULL) return true;
+  FILE *file = fopen(path, "a");
+  if (file == NULL) {
+    say_error("cannot write %s: %s", path, strerror(errno));
+    return false;
+  }
+  return fclose(file) == 0;
+}
+
+enum exit_code prepare(struct text *text, const struct options *options) {
+  memset(text, 0, sizeof *text);
+  bool computes = false;
+  for (size_t i = 0; i < options->spec_count; i++) {
+    const enum exit_code code = check_spec(options, options->specs[i], &computes);
+    if (code != EXIT_GOOD) return code;
+  }
+  if (!check_file(options->export_json) || !check_file(options->export_csv) ||
+      !check_file(options->timeline) || !text_read(text, options->data, options->data_count)) {
+    return EXIT_ERROR;
+  }
+  /* Devices that only count read no tokens. */
+  if (computes) text_tokenize(text, options->shape.vocab);
+  if (computes && (int64_t)text->token_count <= options->shape.seq) {
+    say_note("the text has %zu tokens, fewer than a sample of %lld: it is repeated",
+             text->token_count, (long long)options->shape.seq);
+  }
+  return EXIT_GOOD;
+}
+
+struct task make_task(const struct options *options, const struct text *text, const char *spec,
+                      ek_mode mode) {
+  const struct task task = {.options = options,
+                            .shape = &options->shape,
+                            .text = text->tokens != NULL ? text : NULL,
+                            .spec = spec,
+                            .threads = options->threads,
+                            .mode = mode};
+  return task;
+}
+
+static bool has_losses(const struct run *run) {
+  return run->status == EK_OK && !run->counts_only && run->steps > 0;
+}
+
+static enum exit_code check_finite(const struct run *run, const struct shape *shape) {
+  for (size_t i = 0; i < run->steps; i++) {
+    if (isfinite(run->losses[i])) continue;
+    say_error("the loss of step %lld in mode %s on %s is not finite",
+              (long long)(shape->warmup + (int64_t)i + 1), ek_mode_name(run->mode), run->spec);
+    return EXIT_ERROR;
+  }
+  return EXIT_GOOD;
+}
+
+enum exit_code compare_losses(const struct run *runs, size_t count, const struct shape *shape) {
+  enum exit_code code = EXIT_GOOD;
+  const struct run *first = NULL;
+  for (size_t i = 0; i < count; i++) {
+    const struct run *run = &runs[i];
+    if (!has_losses(run)) continue;
+    if (check_finite(run, shape) != EXIT_GOOD) {
+      code = EXIT_ERROR;
+      continue;
+    }
+    if (first == NULL) first = run;
+    size_t at = 0;
+    if (losses_agree(&at, first->losses, run->losses, run->steps, shape->width, shape->layers,
+                     shape->warmup)) {
+      continue;
+    }
+    say_error("the modes disagree: the loss of step %lld is %.9g in %s on %s, %.9g in %s on %s",
+              (long long)(shape->warmup + (int64_t)at + 1), first->losses[at],
+              ek_mode_name(first->mode), first->spec, run->losses[at], ek_mode_name(run->mode),
+              run->spec);
+    code = worse(code, EXIT_DISAGREE);
+  }
+  return code;
+}
+
+enum exit_code worse(enum exit_code left, enum exit_code right) {
+  static const enum exit_code order[] = {EXIT_ERROR, EXIT_USAGE, EXIT_OUT_OF_MEMORY, EXIT_DISAGREE,
+                                         EXIT_UNEVEN};
+  for (size_t i = 0; i < sizeof order / sizeof order[0]; i++) {
+    if (left == order[i] || right == order[i]) return order[i];
+  }
+  return EXIT_GOOD;
+}

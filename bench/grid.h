@@ -1,0 +1,35 @@
+/*
+ * grid.h - rows and columns of text, written as a table, as Markdown or as CSV.
+ */
+#ifndef BENCH_GRID_H
+#define BENCH_GRID_H
+
+#include <stdbool.h>
+#include <stdio.h>
+
+#include "terminal.h"
+
+struct grid;
+
+/* Memory that runs out ends the program. `title` may be NULL. */
+struct grid *grid_create(const char *title);
+void grid_free(struct grid *grid);
+
+/* Columns are added before the first cell. */
+void grid_column(struct grid *grid, const char *heading, bool left);
+
+/* Appends the next cell, row by row. */
+void grid_cell(struct grid *grid, const char *format, ...) BENCH_PRINTF(2, 3);
+
+/* A number with `digits` after the point, "-" for one that is not finite. */
+void grid_number(struct grid *grid, double value, int digits);
+
+/* The same for CSV: nothing for one that is not finite, else all the digits that count. */
+void grid_exact(struct grid *grid, double value);
+
+void grid_write_table(const struct grid *grid, FILE *file);
+void grid_write_markdown(const struct grid *grid, FILE *file);
+/* RFC 4180, but lines end in a plain newline. */
+void grid_write_csv(const struct grid *grid, FILE *file);
+
+#endif

@@ -1,0 +1,99 @@
+/*
+ * evenkeel-bench - what data-parallel training costs, device by device.
+ *
+ *     evenkeel-bench memory      peak memory of each device in every mode
+ *     evenkeel-bench max-batch   the largest batch under a cap
+ *     evenkeel-bench step        the time of a training step
+ *     evenkeel-bench devices     what is there
+ *
+ * main.c picks the subcommand; options.c reads its flags; run_<command>.c does the work; run.c and
+ * training.c train; report*.c writes. docs/benchmark.md describes every flag and figure.
+ */
+#include <argp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "commands.h"
+#include "terminal.h"
+
+const char *argp_program_version = "evenkeel-bench " EK_VERSION_STRING;
+
+static const struct {
+  const char *name;
+  enum exit_code (*run)(const struct options *options);
+} commands[] = {[COMMAND_MEMORY] = {"memory", run_memory},
+                [COMMAND_MAX_BATCH] = {"max-batch", run_max_batch},
+                [COMMAND_STEP] = {"step", run_step},
+                [COMMAND_DEVICES] = {"devices", run_devices}};
+enum { COMMANDS = sizeof commands / sizeof commands[0] };
+
+/* Where the subcommand stands in argv. */
+struct choice {
+  enum command command;
+  int index;
+};
+
+static error_t parse(int key, char *text, struct argp_state *state) {
+  struct choice *choice = state->input;
+  switch (key) {
+  case 'h': argp_state_help(state, stdout, ARGP_HELP_STD_HELP); return 0;
+  case ARGP_KEY_ARG:
+    for (size_t i = 0; i < COMMANDS; i++) {
+      if (strcmp(text, commands[i].name) != 0) continue;
+      choice->command = (enum command)i;
+      choice->index = state->next - 1;
+      state->next = state->argc; /* the rest is the subcommand's */
+      return 0;
+    }
+    argp_error(state, "there is no subcommand \"%s\"", text);
+    return 0;
+  case ARGP_KEY_NO_ARGS: argp_error(state, "which subcommand?"); return 0;
+  default: return ARGP_ERR_UNKNOWN;
+  }
+}
+
+static const struct argp_option top_options[] = {{NULL, 'h', NULL, OPTION_HIDDEN, NULL, 0},
+                                                 {NULL, 0, NULL, 0, NULL, 0}};
+static const struct argp top = {
+    top_options,
+    parse,
+    "COMMAND [OPTION...]",
+    "Measures data-parallel training: memory, largest batch, speed.\v"
+    "Commands:\n"
+    "  memory      peak memory of each device in every mode, by category\n"
+    "  max-batch   the largest batch that trains under a cap per device\n"
+    "  step        the time of a training step and of its parts\n"
+    "  devices     what is there\n"
+    "\n"
+    "COMMAND --help tells its options.\n"
+    "\n"
+    "Exit codes: 0 ok, 1 run-time error, 2 usage, 3 the modes disagree in loss, 4 above "
+    "--fail-above, 5 out of memory.",
+    NULL,
+    NULL,
+    NULL};
+
+static void on_log(void *context, ek_log_level level, const char *line) {
+  (void)context;
+  (void)level;
+  say_error("warning: %s", line);
+}
+
+int main(int argc, char **argv) {
+  argp_err_exit_status = EXIT_USAGE;
+  struct choice choice = {COMMAND_MEMORY, 0};
+  if (argp_parse(&top, argc, argv, ARGP_IN_ORDER, NULL, &choice) != 0) return EXIT_USAGE;
+
+  /* The subcommand's own messages begin with both names. */
+  char name[64];
+  snprintf(name, sizeof name, "evenkeel-bench %s", commands[choice.command].name);
+  argv[choice.index] = name;
+  struct options options;
+  options_parse(&options, choice.command, argc - choice.index, argv + choice.index);
+  terminal_start(options.quiet);
+  ek_log_set(on_log, NULL, EK_LOG_WARNING);
+  const enum exit_code code = commands[choice.command].run(&options);
+  options_free(&options);
+  return (int)code;
+}

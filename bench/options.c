@@ -1,0 +1,346 @@
+/*
+ * options.c - the command line of every subcommand, by argp.
+ *
+ * A preset fills in what no flag says, wherever on the line either of them stands: flags set a
+ * field and mark it, and the preset is laid under the fields without a mark at the end.
+ */
+#include "options.h"
+
+#include <argp.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "terminal.h"
+
+enum key {
+  KEY_PRESET = 256,
+  KEY_LAYERS, /* the fields of a shape, in the order of shape_flags */
+  KEY_WIDTH,
+  KEY_HEADS,
+  KEY_SEQ,
+  KEY_VOCAB,
+  KEY_BATCH,
+  KEY_STEPS,
+  KEY_WARMUP,
+  KEY_DEVICES,
+  KEY_MODES,
+  KEY_THREADS,
+  KEY_SEED,
+  KEY_OPTIMIZER,
+  KEY_DATA,
+  KEY_SCATTER,
+  KEY_KEEP_OUTPUTS,
+  KEY_NO_KEEP_OUTPUTS,
+  KEY_FAIL_ABOVE,
+  KEY_TIMELINE,
+  KEY_EXPORT_JSON,
+  KEY_EXPORT_CSV
+};
+
+/* A whole-number flag of the shape. Token ids are 32 bits, hence the largest vocabulary. */
+static const struct shape_flag {
+  const char *name;
+  size_t offset;
+  int64_t least, most;
+} shape_flags[] = {
+    {"layers", offsetof(struct shape, layers), 0, 100000},
+    {"width", offsetof(struct shape, width), 1, 1 << 24},
+    {"heads", offsetof(struct shape, heads), 1, 1 << 24},
+    {"seq", offsetof(struct shape, seq), 1, 1 << 24},
+    {"vocab", offsetof(struct shape, vocab), 1, INT32_MAX},
+    {"batch", offsetof(struct shape, batch), 1, INT32_MAX},
+    {"steps", offsetof(struct shape, steps), 1, 1000000},
+    {"warmup", offsetof(struct shape, warmup), 0, 1000000},
+};
+enum { SHAPE_FLAGS = sizeof shape_flags / sizeof shape_flags[0] };
+
+/* Options as they are read: with marks for what was said. */
+struct reading {
+  struct options *options;
+  const char *modes_text;
+  bool said[SHAPE_FLAGS], said_keep;
+};
+
+static const struct argp_option training_options[] = {
+    {"preset", KEY_PRESET, "NAME", 0,
+     "Shape to start from: quick (default), lm-40k, gpt2-124m, "
+     "gpt3-175b; flags override it",
+     0},
+    {"devices", KEY_DEVICES, "SPEC", 0, "Devices, such as cpu:4, cpu:4@512MiB, plan:8@80GiB", 0},
+    {"modes", KEY_MODES, "LIST", 0, "Of gather,balanced,replicated,sharded; default all", 0},
+    {"threads", KEY_THREADS, "N", 0, "Threads per device; 0 (default) divides the cores", 0},
+    {"layers", KEY_LAYERS, "N", 0, "Blocks of the model", 1},
+    {"width", KEY_WIDTH, "N", 0, "Width of the model, a multiple of --heads", 1},
+    {"heads", KEY_HEADS, "N", 0, "Heads of attention", 1},
+    {"seq", KEY_SEQ, "N", 0, "Tokens in a sample", 1},
+    {"vocab", KEY_VOCAB, "N", 0, "Size of the vocabulary", 1},
+    {"batch", KEY_BATCH, "N", 0, "Samples in the global batch (not for max-batch)", 1},
+    {"steps", KEY_STEPS, "N", 0, "Measured steps", 1},
+    {"warmup", KEY_WARMUP, "N", 0, "Steps before them", 1},
+    {"seed", KEY_SEED, "N", 0, "For initial values and the choice of samples; default 1234", 1},
+    {"optimizer", KEY_OPTIMIZER, "NAME", 0, "adamw (default) or sgd (with momentum)", 1},
+    {"data", KEY_DATA, "FILE...", 0,
+     "Text to train on, any files; default: the licences in "
+     "/usr/share/common-licenses, else a text of the program's own",
+     1},
+    {"scatter", KEY_SCATTER, "HOW", 0, "even (default), chunk, sizes=A,B,..., weights=A,B,...", 1},
+    {"keep-outputs", KEY_KEEP_OUTPUTS, NULL, 0, "The loss's gradient has memory of its own", 1},
+    {"no-keep-outputs", KEY_NO_KEEP_OUTPUTS, NULL, 0, "It overwrites the outputs", 1},
+    {NULL, 0, NULL, 0, NULL, 0}};
+
+static const struct argp_option memory_options[] = {
+    {"fail-above", KEY_FAIL_ABOVE, "RATIO", 0,
+     "Exit with 4 if the largest peak is above RATIO "
+     "times the mean in mode balanced, replicated or sharded",
+     0},
+    {"timeline", KEY_TIMELINE, "FILE", 0, "Write device 0's memory over time as CSV", 0},
+    {NULL, 0, NULL, 0, NULL, 0}};
+
+static const struct argp_option output_options[] = {
+    {"output", 'o', "FORMAT", 0, "table (default), md, csv or json, to standard output", 0},
+    {"export-json", KEY_EXPORT_JSON, "FILE", 0, "Write JSON to FILE as well", 0},
+    {"export-csv", KEY_EXPORT_CSV, "FILE", 0, "Write CSV to FILE as well", 0},
+    {"quiet", 'q', NULL, 0, "No progress bar and no notes", 0},
+    {NULL, 'h', NULL, OPTION_HIDDEN, NULL, 0},
+    {NULL, 0, NULL, 0, NULL, 0}};
+
+const char *command_name(enum command command) {
+  static const char *const names[] = {"memory", "max-batch", "step", "devices"};
+  return names[command];
+}
+
+const char *rule_name(enum rule rule) { return rule == RULE_SGD ? "sgd" : "adamw"; }
+
+/* argp_error() does not come back. */
+static void read_shape_flag(struct reading *reading, size_t index, const char *text,
+                            struct argp_state *state) {
+  const struct shape_flag *flag = &shape_flags[index];
+  int64_t value;
+  if (!parse_whole(&value, text, flag->least, flag->most)) {
+    argp_error(state, "--%s wants a whole number from %lld to %lld, not \"%s\"", flag->name,
+               (long long)flag->least, (long long)flag->most, text);
+  }
+  memcpy((char *)&reading->options->shape + flag->offset, &value, sizeof value);
+  reading->said[index] = true;
+}
+
+static void read_keep(struct reading *reading, bool keep) {
+  reading->options->shape.keep_outputs = keep;
+  reading->said_keep = true;
+}
+
+static void add_data(struct options *options, const char *path) {
+  options->data = need_more(options->data, options->data_count + 1, sizeof *options->data);
+  options->data[options->data_count++] = path;
+}
+
+static void add_devices(struct options *options, const char *spec, struct argp_state *state) {
+  if (options->spec_count == BENCH_SPECS) argp_error(state, "too many --devices");
+  if (options->spec_count == 1 && options->command != COMMAND_STEP) {
+    argp_error(state, "only the subcommand step takes several --devices");
+  }
+  options->specs[options->spec_count++] = spec;
+}
+
+static void read_modes(struct reading *reading, struct argp_state *state) {
+  struct options *options = reading->options;
+  char bad[64];
+  const char *text = reading->modes_text != NULL ? reading->modes_text : "all";
+  if (!parse_modes(options->modes, &options->mode_count, text, bad)) {
+    argp_error(state,
+               "--modes: \"%s\" is no mode, or is there twice; the modes are gather, "
+               "balanced, replicated, sharded",
+               bad);
+  }
+}
+
+static void read_rule(struct options *options, const char *text, struct argp_state *state) {
+  if (strcmp(text, "adamw") == 0) {
+    options->rule = RULE_ADAMW;
+  } else if (strcmp(text, "sgd") == 0) {
+    options->rule = RULE_SGD;
+  } else {
+    argp_error(state, "--optimizer is adamw or sgd, not \"%s\"", text);
+  }
+}
+
+/* Lays a preset under what was not said. */
+static void apply_preset(struct reading *reading, const struct preset *preset) {
+  struct shape shape = preset->shape;
+  if (reading->options->command == COMMAND_MAX_BATCH) {
+    /* The second step meets what the first has left behind; more would tell nothing new. */
+    shape.warmup = 1;
+    shape.steps = 1;
+  }
+  for (size_t i = 0; i < SHAPE_FLAGS; i++) {
+    const size_t offset = shape_flags[i].offset;
+    if (reading->said[i]) continue;
+    memcpy((char *)&reading->options->shape + offset, (const char *)&shape + offset,
+           sizeof(int64_t));
+  }
+  if (!reading->said_keep) reading->options->shape.keep_outputs = shape.keep_outputs;
+}
+
+/* Applies the preset, and looks at how the values fit together. */
+static void finish_training(struct reading *reading, struct argp_state *state) {
+  struct options *options = reading->options;
+  const struct preset *preset = preset_find(options->preset);
+  if (preset == NULL) argp_error(state, "--preset: there is no preset \"%s\"", options->preset);
+  apply_preset(reading, preset);
+  read_modes(reading, state);
+  const struct shape *shape = &options->shape;
+  if (shape->width % shape->heads != 0) {
+    argp_error(state, "--width %lld is not a multiple of --heads %lld", (long long)shape->width,
+               (long long)shape->heads);
+  }
+  if (options->command != COMMAND_MAX_BATCH) return;
+  if (reading->said[KEY_BATCH - KEY_LAYERS]) {
+    argp_error(state, "--batch: max-batch looks for the batch itself");
+  }
+  if (options->scatter.kind == EK_SCATTER_SIZES) {
+    argp_error(state, "--scatter sizes=...: max-batch tries batches of many sizes");
+  }
+}
+
+static error_t parse_training(int key, char *text, struct argp_state *state) {
+  struct reading *reading = state->input;
+  struct options *options = reading->options;
+  int64_t whole;
+  if (key >= KEY_LAYERS && key < KEY_LAYERS + SHAPE_FLAGS) {
+    read_shape_flag(reading, (size_t)(key - KEY_LAYERS), text, state);
+    return 0;
+  }
+  switch (key) {
+  case KEY_PRESET: options->preset = text; return 0;
+  case KEY_DEVICES: add_devices(options, text, state); return 0;
+  case KEY_MODES: reading->modes_text = text; return 0;
+  case KEY_OPTIMIZER: read_rule(options, text, state); return 0;
+  case KEY_DATA: add_data(options, text); return 0;
+  case KEY_KEEP_OUTPUTS: read_keep(reading, true); return 0;
+  case KEY_NO_KEEP_OUTPUTS: read_keep(reading, false); return 0;
+  case KEY_THREADS:
+    if (!parse_whole(&whole, text, 0, 1024)) {
+      argp_error(state, "--threads wants a whole number from 0 to 1024, not \"%s\"", text);
+    }
+    options->threads = (int)whole;
+    return 0;
+  case KEY_SEED:
+    if (!parse_seed(&options->seed, text)) argp_error(state, "--seed: \"%s\" is no number", text);
+    return 0;
+  case KEY_SCATTER:
+    if (!parse_scatter(&options->scatter, text)) {
+      argp_error(state, "--scatter is even, chunk, sizes=A,B,... or weights=A,B,..., not \"%s\"",
+                 text);
+    }
+    options->scatter_text = text;
+    return 0;
+  case ARGP_KEY_ARG:
+    /* So that --data *.txt works: words behind the flags are more files. */
+    if (options->data_count == 0)
+      argp_error(state, "what is \"%s\"? files come after --data", text);
+    add_data(options, text);
+    return 0;
+  case ARGP_KEY_END: finish_training(reading, state); return 0;
+  default: return ARGP_ERR_UNKNOWN;
+  }
+}
+
+static error_t parse_memory(int key, char *text, struct argp_state *state) {
+  struct options *options = ((struct reading *)state->input)->options;
+  switch (key) {
+  case KEY_FAIL_ABOVE:
+    if (!parse_real(&options->fail_above, text, 0, 1e6)) {
+      argp_error(state, "--fail-above wants a ratio, not \"%s\"", text);
+    }
+    return 0;
+  case KEY_TIMELINE: options->timeline = text; return 0;
+  default: return ARGP_ERR_UNKNOWN;
+  }
+}
+
+static error_t parse_output(int key, char *text, struct argp_state *state) {
+  static const char *const formats[] = {"table", "md", "csv", "json"};
+  struct options *options = ((struct reading *)state->input)->options;
+  switch (key) {
+  case 'o':
+    for (size_t i = 0; i < sizeof formats / sizeof formats[0]; i++) {
+      if (strcmp(text, formats[i]) == 0) {
+        options->format = (enum format)i;
+        return 0;
+      }
+    }
+    argp_error(state, "-o is table, md, csv or json, not \"%s\"", text);
+    return 0;
+  case 'q': options->quiet = true; return 0;
+  case 'h': argp_state_help(state, stdout, ARGP_HELP_STD_HELP); return 0;
+  case KEY_EXPORT_JSON: options->export_json = text; return 0;
+  case KEY_EXPORT_CSV: options->export_csv = text; return 0;
+  default: return ARGP_ERR_UNKNOWN;
+  }
+}
+
+/* Every child works on the parent's reading. */
+static error_t parse_command(int key, char *text, struct argp_state *state) {
+  (void)text;
+  if (key != ARGP_KEY_INIT) return ARGP_ERR_UNKNOWN;
+  for (size_t i = 0; state->root_argp->children[i].argp != NULL; i++) {
+    state->child_inputs[i] = state->input;
+  }
+  return 0;
+}
+
+static const struct argp training_argp = {
+    training_options, parse_training, NULL, NULL, NULL, NULL, NULL};
+static const struct argp memory_argp = {memory_options, parse_memory, NULL, NULL, NULL, NULL, NULL};
+static const struct argp output_argp = {output_options, parse_output, NULL, NULL, NULL, NULL, NULL};
+static const struct argp_child memory_children[] = {{&training_argp, 0, "Training:", 1},
+                                                    {&memory_argp, 0, "Memory:", 2},
+                                                    {&output_argp, 0, "Output:", 3},
+                                                    {NULL, 0, NULL, 0}};
+static const struct argp_child training_children[] = {
+    {&training_argp, 0, "Training:", 1}, {&output_argp, 0, "Output:", 3}, {NULL, 0, NULL, 0}};
+static const struct argp_child devices_children[] = {{&output_argp, 0, "Output:", 1},
+                                                     {NULL, 0, NULL, 0}};
+
+static const struct argp commands[] = {
+    [COMMAND_MEMORY] = {NULL, parse_command, "",
+                        "Trains in every mode and shows each device's peak memory by category, how "
+                        "uneven the load is, the losses and the speed.",
+                        memory_children, NULL, NULL},
+    [COMMAND_MAX_BATCH] = {NULL, parse_command, "",
+                           "Finds the largest global batch that each mode trains under a cap per "
+                           "device, by training, and what `plan` predicts. The cap is part of "
+                           "--devices: cpu:4@64MiB.",
+                           training_children, NULL, NULL},
+    [COMMAND_STEP] = {NULL, parse_command, "",
+                      "Times a training step in every mode on each of the --devices, which may be "
+                      "given several times.",
+                      training_children, NULL, NULL},
+    [COMMAND_DEVICES] = {NULL, parse_command, "", "Lists the devices of this machine.",
+                         devices_children, NULL, NULL}};
+
+void options_parse(struct options *options, enum command command, int argc, char **argv) {
+  memset(options, 0, sizeof *options);
+  options->command = command;
+  options->preset = preset_at(0)->name;
+  options->scatter_text = "even";
+  options->seed = 1234;
+  options->fail_above = -1;
+  struct reading reading = {.options = options};
+  if (argp_parse(&commands[command], argc, argv, 0, NULL, &reading) != 0) exit(EXIT_USAGE);
+  static const char *const step_specs[] = {"cpu:1", "cpu:2", "cpu:4"};
+  if (options->spec_count == 0) {
+    if (command == COMMAND_STEP) {
+      memcpy(options->specs, step_specs, sizeof step_specs);
+      options->spec_count = 3;
+    } else {
+      options->specs[0] = command == COMMAND_MAX_BATCH ? "cpu:4@32MiB" : "cpu:4";
+      options->spec_count = 1;
+    }
+  }
+}
+
+void options_free(struct options *options) {
+  free(options->data);
+  memset(options, 0, sizeof *options);
+}

@@ -1,0 +1,64 @@
+/*
+ * options.h - the command line.
+ */
+#ifndef BENCH_OPTIONS_H
+#define BENCH_OPTIONS_H
+
+#include "parse.h"
+#include "presets.h"
+
+/* The program's exit codes. If several apply: 1, 2, 5, 3, 4 in this order. */
+enum exit_code {
+  EXIT_GOOD = 0,
+  EXIT_ERROR = 1,        /* a run-time error */
+  EXIT_USAGE = 2,        /* the command line makes no sense */
+  EXIT_DISAGREE = 3,     /* modes disagree in loss */
+  EXIT_UNEVEN = 4,       /* above --fail-above */
+  EXIT_OUT_OF_MEMORY = 5 /* a mode did not fit */
+};
+
+enum command { COMMAND_MEMORY, COMMAND_MAX_BATCH, COMMAND_STEP, COMMAND_DEVICES };
+
+enum format { FORMAT_TABLE, FORMAT_MARKDOWN, FORMAT_CSV, FORMAT_JSON };
+
+enum rule { RULE_ADAMW, RULE_SGD };
+
+/* The most --devices of one `step`. */
+#define BENCH_SPECS 16
+
+struct options {
+  enum command command;
+  /* what is trained */
+  const char *preset;
+  struct shape shape;
+  ek_mode modes[BENCH_MODES];
+  size_t mode_count;
+  enum rule rule;
+  const char *scatter_text;
+  struct scatter scatter;
+  uint64_t seed;
+  const char **data;
+  size_t data_count;
+  /* where */
+  const char *specs[BENCH_SPECS];
+  size_t spec_count;
+  int threads; /* of each device; 0: the library divides the cores */
+  /* what comes of it */
+  double fail_above; /* negative: never */
+  const char *timeline;
+  enum format format;
+  const char *export_json, *export_csv;
+  bool quiet;
+};
+
+/*
+ * Reads the arguments of a subcommand; argv[0] is what usage messages call the program. Prints help
+ * or a usage error and ends the program where that is called for.
+ */
+void options_parse(struct options *options, enum command command, int argc, char **argv);
+void options_free(struct options *options);
+
+const char *command_name(enum command command);
+const char *rule_name(enum rule rule);
+
+#endif

@@ -1,0 +1,109 @@
+/*
+ * parse.c - the values of flags.
+ */
+#include "parse.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+bool parse_whole(int64_t *value, const char *text, int64_t least, int64_t most) {
+  /* strtoll() would skip blanks and take a plus sign. */
+  if (!isdigit((unsigned char)text[0]) && text[0] != '-') return false;
+  char *end = NULL;
+  errno = 0;
+  const long long number = strtoll(text, &end, 10);
+  if (errno != 0 || end == text || *end != '\0' || number < least || number > most) return false;
+  *value = number;
+  return true;
+}
+
+bool parse_real(double *value, const char *text, double least, double most) {
+  if (!isdigit((unsigned char)text[0]) && text[0] != '.' && text[0] != '-') return false;
+  char *end = NULL;
+  errno = 0;
+  const double number = strtod(text, &end);
+  if (end == text || *end != '\0' || !isfinite(number)) return false;
+  if (number < least || number > most) return false;
+  *value = number;
+  return true;
+}
+
+bool parse_seed(uint64_t *value, const char *text) {
+  if (!isdigit((unsigned char)text[0])) return false;
+  char *end = NULL;
+  errno = 0;
+  const bool hexadecimal = text[0] == '0' && (text[1] == 'x' || text[1] == 'X');
+  const unsigned long long number = strtoull(text, &end, hexadecimal ? 16 : 10);
+  if (errno != 0 || end == text || *end != '\0' || number > INT64_MAX) return false;
+  *value = number;
+  return true;
+}
+
+/*
+ * Copies the next item of a list up to a comma into `item` and moves *text behind it; false at the
+ * end of the list. An item that does not fit is cut, which makes it a word that nothing accepts.
+ */
+static bool next_item(const char **text, char item[64]) {
+  if (*text == NULL) return false;
+  const char *comma = strchr(*text, ',');
+  size_t length = comma == NULL ? strlen(*text) : (size_t)(comma - *text);
+  if (length > 63) length = 63;
+  memcpy(item, *text, length);
+  item[length] = '\0';
+  *text = comma == NULL ? NULL : comma + 1;
+  return true;
+}
+
+bool parse_modes(ek_mode modes[BENCH_MODES], size_t *count, const char *text, char bad[64]) {
+  if (strcmp(text, "all") == 0) text = "gather,balanced,replicated,sharded";
+  bool seen[BENCH_MODES] = {false};
+  *count = 0;
+  while (next_item(&text, bad)) {
+    ek_mode mode;
+    if (ek_mode_parse(&mode, bad) != EK_OK) return false;
+    if ((size_t)mode >= BENCH_MODES || seen[mode]) return false;
+    seen[mode] = true;
+    modes[(*count)++] = mode;
+  }
+  return true;
+}
+
+bool parse_scatter(struct scatter *scatter, const char *text) {
+  memset(scatter, 0, sizeof *scatter);
+  if (strcmp(text, "even") == 0) return true;
+  scatter->kind = EK_SCATTER_CHUNK;
+  if (strcmp(text, "chunk") == 0) return true;
+  if (strncmp(text, "sizes=", 6) == 0) {
+    scatter->kind = EK_SCATTER_SIZES;
+    text += 6;
+  } else if (strncmp(text, "weights=", 8) == 0) {
+    scatter->kind = EK_SCATTER_WEIGHTS;
+    text += 8;
+  } else {
+    return false;
+  }
+  double sum = 0;
+  char item[64];
+  while (next_item(&text, item)) {
+    const size_t i = scatter->count;
+    if (i == EK_MAX_DEVICES) return false;
+    const bool good = scatter->kind == EK_SCATTER_SIZES
+                          ? parse_whole(&scatter->sizes[i], item, 0, INT64_C(1) << 40)
+                          : parse_real(&scatter->weights[i], item, 0, 1e300);
+    if (!good) return false;
+    sum += (double)scatter->sizes[i] + scatter->weights[i];
+    scatter->count++;
+  }
+  return sum > 0;
+}
+
+ek_scatter_options scatter_options(const struct scatter *scatter) {
+  ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
+  options.kind = scatter->kind;
+  if (scatter->kind == EK_SCATTER_SIZES) options.sizes = scatter->sizes;
+  if (scatter->kind == EK_SCATTER_WEIGHTS) options.weights = scatter->weights;
+  return options;
+}

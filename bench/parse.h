@@ -1,0 +1,41 @@
+/*
+ * parse.h - the values of flags: whole numbers, ratios, lists. No output; false for bad text.
+ */
+#ifndef BENCH_PARSE_H
+#define BENCH_PARSE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <evenkeel/evenkeel.h>
+
+/* A whole decimal number in [least, most], nothing around it. */
+bool parse_whole(int64_t *value, const char *text, int64_t least, int64_t most);
+
+/* A finite number in [least, most], nothing around it. */
+bool parse_real(double *value, const char *text, double least, double most);
+
+/* A number below 2^63, which is what JSON readers take, decimal or 0x... */
+bool parse_seed(uint64_t *value, const char *text);
+
+/*
+ * "gather,balanced" or "all". Each mode once. `modes` has room for BENCH_MODES. On failure `bad`
+ * gets the word that is wrong.
+ */
+#define BENCH_MODES 4
+bool parse_modes(ek_mode modes[BENCH_MODES], size_t *count, const char *text, char bad[64]);
+
+/* "even", "chunk", "sizes=3,3,2", "weights=1,0.5". */
+struct scatter {
+  ek_scatter_kind kind;
+  size_t count; /* of sizes or weights */
+  int64_t sizes[EK_MAX_DEVICES];
+  double weights[EK_MAX_DEVICES];
+};
+bool parse_scatter(struct scatter *scatter, const char *text);
+
+/* The library's form of it; points into `scatter`. */
+ek_scatter_options scatter_options(const struct scatter *scatter);
+
+#endif

@@ -1,0 +1,29 @@
+/*
+ * presets.h - named shapes of a training run.
+ */
+#ifndef BENCH_PRESETS_H
+#define BENCH_PRESETS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* What a run trains: a model, a batch and how often. */
+struct shape {
+  int64_t layers, width, heads, seq, vocab, batch;
+  int64_t steps, warmup;
+  bool keep_outputs;
+};
+
+struct preset {
+  const char *name;
+  const char *text; /* one line for --help */
+  struct shape shape;
+};
+
+/* NULL if there is none of that name. The first of preset_at() is the default. */
+const struct preset *preset_find(const char *name);
+/* NULL behind the last one. */
+const struct preset *preset_at(size_t index);
+
+#endif

@@ -1,0 +1,253 @@
+/*
+ * report_memory.c - peaks by device and category, how even they are, losses and speed.
+ */
+#include "report_memory.h"
+
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+static bool fits(const struct memory_result *result) { return result->real.status == EK_OK; }
+
+const struct run *memory_shown(const struct memory_result *result) {
+  return fits(result) ? &result->real : &result->planned;
+}
+
+/* NaN where the plan itself had no room. */
+static double planned_peak(const struct memory_result *result, size_t device) {
+  if (result->planned.status != EK_OK) return (double)NAN;
+  return (double)result->planned.usage[device].peak_bytes;
+}
+
+/* ---- JSON ---- */
+
+static json_t *device_json(const struct memory_result *result, size_t device) {
+  const ek_memory_usage *usage = &memory_shown(result)->usage[device];
+  json_t *json = json_object();
+  put(json, "device", whole(device));
+  put(json, "peak_bytes", fits(result) ? whole(usage->peak_bytes) : json_null());
+  put(json, "planned_peak_bytes",
+      result->planned.status == EK_OK ? whole(result->planned.usage[device].peak_bytes)
+                                      : json_null());
+  put(json, "capacity_bytes", whole(result->real.usage[device].capacity_bytes));
+  put(json, "unused_at_peak_bytes", whole(usage->unused_at_peak));
+  json_t *categories = json_object();
+  for (int c = 0; c < EK_MEMORY_CATEGORIES; c++) {
+    put(categories, ek_memory_category_name((ek_memory_category)c), whole(usage->at_peak[c]));
+  }
+  put(json, "categories_at_peak", categories);
+  return json;
+}
+
+static json_t *result_json(const struct memory_result *result, const struct shape *shape) {
+  const struct run *run = memory_shown(result);
+  const struct balance balance = run_balance(run);
+  json_t *json = json_object();
+  put(json, "mode", json_string(ek_mode_name(run->mode)));
+  put(json, "out_of_memory", json_boolean(!fits(result)));
+  json_t *devices = json_array();
+  for (size_t k = 0; k < run->devices; k++) append(devices, device_json(result, k));
+  put(json, "devices", devices);
+  put(json, "max_over_mean", number_or_null(balance.max_over_mean));
+  put(json, "max_over_min", number_or_null(balance.max_over_min));
+  put(json, "first_over_rest", number_or_null(balance.first_over_rest));
+  put(json, "losses", fits(result) ? losses_json(run) : json_null());
+  put(json, "tokens_per_second", number_or_null(run_tokens_per_second(run, shape)));
+  put(json, "step_seconds", summary_json(run_seconds(run)));
+  return json;
+}
+
+/* ---- CSV ---- */
+
+static struct grid *csv_head(void) {
+  struct grid *grid = grid_create(NULL);
+  static const char *const first[] = {"mode", "device", "out_of_memory", "peak_bytes",
+                                      "planned_peak_bytes"};
+  static const char *const last[] = {
+      "unused_at_peak_bytes", "max_over_mean",   "max_over_min",      "first_over_rest",
+      "first_loss",           "last_loss",       "tokens_per_second", "step_seconds_median",
+      "step_seconds_min",     "step_seconds_max"};
+  for (size_t i = 0; i < sizeof first / sizeof first[0]; i++) grid_column(grid, first[i], true);
+  for (int c = 0; c < EK_MEMORY_CATEGORIES; c++) {
+    char heading[64];
+    snprintf(heading, sizeof heading, "%s_bytes", ek_memory_category_name((ek_memory_category)c));
+    grid_column(grid, heading, true);
+  }
+  for (size_t i = 0; i < sizeof last / sizeof last[0]; i++) grid_column(grid, last[i], true);
+  return grid;
+}
+
+static double loss_at(const struct run *run, bool last) {
+  if (run->steps == 0) return (double)NAN;
+  return run->losses[last ? run->steps - 1 : 0];
+}
+
+static void csv_row(struct grid *grid, const struct memory_result *result, size_t device,
+                    const struct shape *shape) {
+  const struct run *run = memory_shown(result);
+  const ek_memory_usage *usage = &run->usage[device];
+  const struct balance balance = run_balance(run);
+  const struct summary seconds = run_seconds(run);
+  grid_cell(grid, "%s", ek_mode_name(run->mode));
+  grid_cell(grid, "%zu", device);
+  grid_cell(grid, "%d", !fits(result));
+  grid_exact(grid, fits(result) ? (double)usage->peak_bytes : (double)NAN);
+  grid_exact(grid, planned_peak(result, device));
+  for (int c = 0; c < EK_MEMORY_CATEGORIES; c++) grid_exact(grid, (double)usage->at_peak[c]);
+  grid_exact(grid, (double)usage->unused_at_peak);
+  grid_exact(grid, balance.max_over_mean);
+  grid_exact(grid, balance.max_over_min);
+  grid_exact(grid, balance.first_over_rest);
+  grid_exact(grid, loss_at(run, false));
+  grid_exact(grid, loss_at(run, true));
+  grid_exact(grid, run_tokens_per_second(run, shape));
+  grid_exact(grid, seconds.median);
+  grid_exact(grid, seconds.min);
+  grid_exact(grid, seconds.max);
+}
+
+/* ---- tables ---- */
+
+/* MiB; GiB where numbers would become long. */
+struct unit {
+  const char *name;
+  double bytes;
+};
+
+static struct unit pick_unit(const struct memory_result *results, size_t count) {
+  uint64_t most = 0;
+  for (size_t i = 0; i < count; i++) {
+    for (size_t k = 0; k < results[i].planned.devices; k++) {
+      const uint64_t peak = results[i].planned.usage[k].peak_bytes;
+      if (peak > most) most = peak;
+    }
+  }
+  const struct unit mib = {"MiB", 1048576}, gib = {"GiB", 1073741824};
+  return (double)most < 100 * gib.bytes ? mib : gib;
+}
+
+static bool category_is_used(const struct memory_result *results, size_t count, int category) {
+  for (size_t i = 0; i < count; i++) {
+    const struct run *run = memory_shown(&results[i]);
+    for (size_t k = 0; k < run->devices; k++) {
+      if (run->usage[k].at_peak[category] > 0) return true;
+    }
+  }
+  return false;
+}
+
+static void peaks_row(struct grid *grid, const struct memory_result *result, size_t device,
+                      const bool used[EK_MEMORY_CATEGORIES], struct unit unit) {
+  const struct run *run = memory_shown(result);
+  const ek_memory_usage *usage = &run->usage[device];
+  grid_cell(grid, "%s", device == 0 ? ek_mode_name(run->mode) : "");
+  grid_cell(grid, "%zu", device);
+  if (fits(result)) {
+    grid_number(grid, (double)usage->peak_bytes / unit.bytes, 2);
+  } else {
+    grid_cell(grid, "too much");
+  }
+  grid_number(grid, planned_peak(result, device) / unit.bytes, 2);
+  for (int c = 0; c < EK_MEMORY_CATEGORIES; c++) {
+    if (used[c]) grid_number(grid, (double)usage->at_peak[c] / unit.bytes, 2);
+  }
+}
+
+static struct grid *peaks_table(const struct options *options, const struct memory_result *results,
+                                size_t count) {
+  const struct unit unit = pick_unit(results, count);
+  char title[256];
+  snprintf(title, sizeof title, "Peak memory of each device and what it held then, %s: %s, %s, %s",
+           unit.name, options->preset, options->specs[0], rule_name(options->rule));
+  struct grid *grid = grid_create(title);
+  grid_column(grid, "mode", true);
+  grid_column(grid, "device", false);
+  grid_column(grid, "peak", false);
+  grid_column(grid, "planned", false);
+  bool used[EK_MEMORY_CATEGORIES];
+  for (int c = 0; c < EK_MEMORY_CATEGORIES; c++) {
+    used[c] = category_is_used(results, count, c);
+    if (used[c]) grid_column(grid, ek_memory_category_name((ek_memory_category)c), false);
+  }
+  for (size_t i = 0; i < count; i++) {
+    const size_t devices = memory_shown(&results[i])->devices;
+    for (size_t k = 0; k < devices; k++) peaks_row(grid, &results[i], k, used, unit);
+  }
+  return grid;
+}
+
+static struct grid *modes_table(const struct options *options, const struct memory_result *results,
+                                size_t count) {
+  struct grid *grid =
+      grid_create("Evenness, losses of the first and the last measured step, speed");
+  grid_column(grid, "mode", true);
+  grid_column(grid, "fits", true);
+  grid_column(grid, "device 0 / mean of the rest", false);
+  grid_column(grid, "max / mean", false);
+  grid_column(grid, "first loss", false);
+  grid_column(grid, "last loss", false);
+  grid_column(grid, "tokens/s", false);
+  grid_column(grid, "step s (min .. max)", false);
+  for (size_t i = 0; i < count; i++) {
+    const struct run *run = memory_shown(&results[i]);
+    const struct balance balance = run_balance(run);
+    const struct summary seconds = run_seconds(run);
+    grid_cell(grid, "%s", ek_mode_name(run->mode));
+    grid_cell(grid, "%s", fits(&results[i]) ? "yes" : "no");
+    grid_number(grid, balance.first_over_rest, 3);
+    grid_number(grid, balance.max_over_mean, 3);
+    grid_number(grid, loss_at(run, false), 6);
+    grid_number(grid, loss_at(run, true), 6);
+    grid_number(grid, run_tokens_per_second(run, &options->shape), 0);
+    if (isfinite(seconds.median)) {
+      grid_cell(grid, "%.4f (%.4f .. %.4f)", seconds.median, seconds.min, seconds.max);
+    } else {
+      grid_cell(grid, "-");
+    }
+  }
+  return grid;
+}
+
+struct report report_memory(const struct options *options, const struct text *text,
+                            const struct memory_result *results, size_t count) {
+  struct report report = {.json = report_start(options, text), .csv = csv_head()};
+  json_t *runs = json_array();
+  for (size_t i = 0; i < count; i++) {
+    append(runs, result_json(&results[i], &options->shape));
+    for (size_t k = 0; k < memory_shown(&results[i])->devices; k++) {
+      csv_row(report.csv, &results[i], k, &options->shape);
+    }
+  }
+  put(report.json, "runs", runs);
+  report.tables[0] = peaks_table(options, results, count);
+  report.tables[1] = modes_table(options, results, count);
+  return report;
+}
+
+bool report_timeline(const char *path, const struct memory_result *results, size_t count) {
+  FILE *file = fopen(path, "w");
+  if (file == NULL) {
+    say_error("cannot write %s: %s", path, strerror(errno));
+    return false;
+  }
+  fputs("mode,nanoseconds,category,delta_bytes,current_bytes,height_bytes\n", file);
+  for (size_t i = 0; i < count; i++) {
+    const struct run *run = &results[i].real;
+    for (size_t e = 0; e < run->event_count; e++) {
+      const ek_memory_event *event = &run->events[e];
+      fprintf(file, "%s,%llu,%s,%lld,%llu,%llu\n", ek_mode_name(run->mode),
+              (unsigned long long)event->nanoseconds, ek_memory_category_name(event->category),
+              (long long)event->delta_bytes, (unsigned long long)event->current_bytes,
+              (unsigned long long)event->height_bytes);
+    }
+    if (run->events_dropped > 0) {
+      say_error("%s: the last %zu events of mode %s found no room", path, run->events_dropped,
+                ek_mode_name(run->mode));
+    }
+  }
+  const bool good = ferror(file) == 0;
+  if (fclose(file) == 0 && good) return true;
+  say_error("cannot write %s: %s", path, strerror(errno));
+  return false;
+}

@@ -1,0 +1,145 @@
+/*
+ * run.c - runs a task and keeps what was seen.
+ */
+#include "run.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "terminal.h"
+
+static ek_status start_timeline(struct training *training, const struct run_extras *extras) {
+  if (extras->events == 0) return EK_OK;
+  return ek_memory_record_start(ek_group_device(training->group, 0), extras->events);
+}
+
+/* Copies the timeline, which the group keeps, into the run. */
+static ek_status keep_timeline(struct run *run, struct training *training) {
+  const ek_memory_event *events = NULL;
+  EK_TRY(ek_memory_record_stop(&events, &run->event_count, &run->events_dropped,
+                               ek_group_device(training->group, 0)));
+  run->events = need_memory(run->event_count, sizeof *events);
+  if (run->event_count > 0) memcpy(run->events, events, run->event_count * sizeof *events);
+  return EK_OK;
+}
+
+static void describe_group(struct run *run, const ek_group *group) {
+  const ek_device *first = ek_group_device(group, 0);
+  run->devices = ek_group_size(group);
+  run->threads = ek_device_threads(first);
+  run->counts_only = ek_device_counts_only(first);
+}
+
+/* Peaks are read before anything is freed and after everything was done. */
+static ek_status read_usage(struct run *run, const ek_group *group) {
+  for (size_t k = 0; k < run->devices; k++) {
+    EK_TRY(ek_memory_stats(&run->usage[k], ek_group_device(group, k)));
+  }
+  return EK_OK;
+}
+
+static ek_status take_steps(struct run *run, struct training *training, size_t splits) {
+  const struct shape *shape = training->task->shape;
+  const size_t warmup = (size_t)shape->warmup, steps = (size_t)shape->steps;
+  const size_t total = warmup + steps + splits;
+  for (size_t i = 0; i < total; i++) {
+    progress_show(i, total, "%s on %s, step %zu of %zu", ek_mode_name(run->mode), run->spec, i + 1,
+                  total);
+    training_prepare(training);
+    if (i >= warmup + steps) {
+      EK_TRY(training_step_split(training, &run->splits[run->split_count]));
+      run->split_count++;
+      continue;
+    }
+    double loss = 0, seconds = 0;
+    EK_TRY(training_step(training, &loss, &seconds));
+    if (i < warmup) continue;
+    run->losses[run->steps] = run->counts_only ? (double)NAN : loss;
+    run->seconds[run->steps] = seconds;
+    run->steps++;
+  }
+  return EK_OK;
+}
+
+/* The timeline begins before the first allocation and is kept also when the run fails. */
+static ek_status train(struct run *run, struct training *training,
+                       const struct run_extras *extras) {
+  describe_group(run, training->group);
+  EK_TRY(start_timeline(training, extras));
+  EK_TRY(training_open_model(training));
+  return take_steps(run, training, extras->splits);
+}
+
+void run_task(struct run *run, const struct task *task, const struct run_extras *extras) {
+  static const struct run_extras none = {0, 0};
+  if (extras == NULL) extras = &none;
+  memset(run, 0, sizeof *run);
+  run->mode = task->mode;
+  run->spec = task->spec;
+  run->losses = need_memory((size_t)task->shape->steps, sizeof *run->losses);
+  run->seconds = need_memory((size_t)task->shape->steps, sizeof *run->seconds);
+  run->splits = need_memory(extras->splits, sizeof *run->splits);
+  struct training training = {0};
+  run->status = training_open_group(&training, task);
+  if (run->status == EK_OK) run->status = train(run, &training, extras);
+  if (run->status != EK_OK) {
+    const char *message = ek_error_message();
+    run->message = need_copy(message, strlen(message));
+  }
+  progress_clear();
+  if (training.group != NULL) {
+    ek_status kept = read_usage(run, training.group);
+    if (kept == EK_OK && extras->events > 0) kept = keep_timeline(run, &training);
+    if (run->status == EK_OK) run->status = kept;
+  }
+  training_close(&training);
+}
+
+void run_plan(struct run *run, const struct task *task, const struct run *like) {
+  char spec[32];
+  snprintf(spec, sizeof spec, "plan:%zu", like->devices);
+  struct task planned = *task;
+  planned.spec = spec;
+  planned.text = NULL;
+  /* Some workspace grows with the threads of a device. */
+  planned.threads = like->threads;
+  run_task(run, &planned, NULL);
+  run->spec = task->spec;
+}
+
+void run_free(struct run *run) {
+  free(run->message);
+  free(run->losses);
+  free(run->seconds);
+  free(run->splits);
+  free(run->events);
+  memset(run, 0, sizeof *run);
+}
+
+struct summary run_seconds(const struct run *run) {
+  return summarize(run->seconds, run->counts_only || run->status != EK_OK ? 0 : run->steps);
+}
+
+double run_tokens_per_second(const struct run *run, const struct shape *shape) {
+  return (double)shape->batch * (double)shape->seq / run_seconds(run).median;
+}
+
+struct balance run_balance(const struct run *run) {
+  struct balance balance = {(double)NAN, (double)NAN, (double)NAN};
+  if (run->devices == 0 || run->status != EK_OK) return balance;
+  double most = 0, least = (double)INFINITY, sum = 0;
+  for (size_t k = 0; k < run->devices; k++) {
+    const double peak = (double)run->usage[k].peak_bytes;
+    most = fmax(most, peak);
+    least = fmin(least, peak);
+    sum += peak;
+  }
+  const double first = (double)run->usage[0].peak_bytes;
+  const double count = (double)run->devices;
+  if (sum > 0) balance.max_over_mean = most / (sum / count);
+  if (least > 0) balance.max_over_min = most / least;
+  if (sum > first) balance.first_over_rest = first / ((sum - first) / (count - 1));
+  return balance;
+}

@@ -1,0 +1,56 @@
+/*
+ * run.h - runs a task from beginning to end and keeps what was seen: losses, seconds, memory.
+ */
+#ifndef BENCH_RUN_H
+#define BENCH_RUN_H
+
+#include "statistics.h"
+#include "training.h"
+
+struct run {
+  ek_mode mode;
+  const char *spec;
+  size_t devices;
+  int threads;      /* of the first device */
+  bool counts_only; /* backend `plan`: no losses, no seconds */
+  ek_status status; /* EK_OK, or why it stopped; the figures below are those until then */
+  char *message;    /* of a status that is not EK_OK */
+  ek_memory_usage usage[EK_MAX_DEVICES];
+  double *losses, *seconds; /* of the measured steps */
+  size_t steps;             /* how many there are */
+  struct split *splits;
+  size_t split_count;
+  ek_memory_event *events; /* device 0's timeline, if it was asked for */
+  size_t event_count, events_dropped;
+};
+
+struct run_extras {
+  size_t splits; /* split steps behind the measured ones */
+  size_t events; /* room for so many events of device 0's timeline; 0: none */
+};
+
+/*
+ * Trains warmup + steps steps in a group of its own. `extras` may be NULL. Says nothing; shows
+ * progress. *run is overwritten and to be freed.
+ */
+void run_task(struct run *run, const struct task *task, const struct run_extras *extras);
+
+/*
+ * The same task on devices that only count, as many as `like` had, without a cap: the peaks that a
+ * run without limits has.
+ */
+void run_plan(struct run *run, const struct task *task, const struct run *like);
+
+void run_free(struct run *run);
+
+struct summary run_seconds(const struct run *run);
+/* Of the median step; NaN for a run that only counts or that did not end. */
+double run_tokens_per_second(const struct run *run, const struct shape *shape);
+
+/* How even the peaks are. A ratio that makes no sense is NaN. */
+struct balance {
+  double max_over_mean, max_over_min, first_over_rest;
+};
+struct balance run_balance(const struct run *run);
+
+#endif

@@ -1,0 +1,101 @@
+/*
+ * run_memory.c - the subcommand `memory`: every mode for real, and every mode planned.
+ */
+#include <stdlib.h>
+
+#include "commands.h"
+#include "report_memory.h"
+#include "terminal.h"
+
+/* Events of one mode's timeline: enough for hours of small steps, 40 MB of the host's memory. */
+enum { TIMELINE_EVENTS = 1000000 };
+
+/* Out of memory is a result; anything else that fails is not. */
+static enum exit_code run_mode(struct memory_result *result, const struct task *task) {
+  const struct run_extras extras = {.events =
+                                        task->options->timeline != NULL ? TIMELINE_EVENTS : 0};
+  run_task(&result->real, task, &extras);
+  const struct run *real = &result->real;
+  if (real->status == EK_ERR_OUT_OF_MEMORY && real->devices > 0) {
+    say_error("mode %s does not fit on %s: %s", ek_mode_name(task->mode), task->spec,
+              real->message);
+  } else if (real->status != EK_OK) {
+    say_error("mode %s on %s: %s", ek_mode_name(task->mode), task->spec, real->message);
+    return EXIT_ERROR;
+  }
+  run_plan(&result->planned, task, real);
+  const struct run *planned = &result->planned;
+  if (planned->status != EK_OK) {
+    say_error("mode %s cannot be planned: %s", ek_mode_name(task->mode), planned->message);
+    /* A need beyond what can be counted is out of memory all the same. */
+    if (planned->status != EK_ERR_OUT_OF_MEMORY) return EXIT_ERROR;
+    return EXIT_OUT_OF_MEMORY;
+  }
+  return real->status == EK_OK ? EXIT_GOOD : EXIT_OUT_OF_MEMORY;
+}
+
+/* The plan makes the same decisions by the same code, hence the same peak to the byte. */
+static enum exit_code compare_plan(const struct memory_result *result) {
+  if (result->real.status != EK_OK || result->planned.status != EK_OK) return EXIT_GOOD;
+  for (size_t k = 0; k < result->real.devices; k++) {
+    const unsigned long long peak = result->real.usage[k].peak_bytes;
+    const unsigned long long planned = result->planned.usage[k].peak_bytes;
+    if (peak == planned) continue;
+    say_error("mode %s: device %zu used %llu bytes, but %llu were planned",
+              ek_mode_name(result->real.mode), k, peak, planned);
+    return EXIT_ERROR;
+  }
+  return EXIT_GOOD;
+}
+
+/* The baseline `gather` is uneven by nature, and is not held to the ratio. */
+static enum exit_code check_evenness(const struct memory_result *result, double limit) {
+  const struct run *shown = memory_shown(result);
+  if (limit < 0 || shown->mode == EK_MODE_GATHER) return EXIT_GOOD;
+  const double ratio = run_balance(shown).max_over_mean;
+  if (!(ratio > limit)) return EXIT_GOOD;
+  say_error("mode %s: the largest peak is %.4f times the mean, above %g", ek_mode_name(shown->mode),
+            ratio, limit);
+  return EXIT_UNEVEN;
+}
+
+static enum exit_code judge(const struct options *options, const struct memory_result *results,
+                            size_t count) {
+  enum exit_code code = EXIT_GOOD;
+  struct run *real = need_memory(count, sizeof *real);
+  for (size_t i = 0; i < count; i++) {
+    real[i] = results[i].real; /* loans */
+    code = worse(code, compare_plan(&results[i]));
+    code = worse(code, check_evenness(&results[i], options->fail_above));
+  }
+  code = worse(code, compare_losses(real, count, &options->shape));
+  free(real);
+  return code;
+}
+
+enum exit_code run_memory(const struct options *options) {
+  struct text text;
+  enum exit_code code = prepare(&text, options);
+  if (code != EXIT_GOOD) return code;
+  struct memory_result *results = need_memory(options->mode_count, sizeof *results);
+  size_t done = 0;
+  while (done < options->mode_count && code != EXIT_ERROR) {
+    const struct task task = make_task(options, &text, options->specs[0], options->modes[done]);
+    code = worse(code, run_mode(&results[done++], &task));
+  }
+  if (code != EXIT_ERROR) {
+    code = worse(code, judge(options, results, done));
+    struct report report = report_memory(options, &text, results, done);
+    if (!report_write(&report, options)) code = EXIT_ERROR;
+    if (options->timeline != NULL && !report_timeline(options->timeline, results, done)) {
+      code = EXIT_ERROR;
+    }
+  }
+  for (size_t i = 0; i < done; i++) {
+    run_free(&results[i].real);
+    run_free(&results[i].planned);
+  }
+  free(results);
+  text_free(&text);
+  return code;
+}

@@ -1,0 +1,152 @@
+/*
+ * run_step.c - the subcommand `step`: the time of a training step by mode and number of devices.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "commands.h"
+#include "report.h"
+#include "terminal.h"
+
+/* Split steps cost three times a step; their medians need no more than this. */
+enum { MOST_SPLITS = 5, PARTS = 5 };
+
+static const char *const part_names[PARTS] = {"forward", "loss", "backward", "reduce", "optimizer"};
+
+static double part_of(const struct split *split, int part) {
+  const double parts[PARTS] = {split->forward, split->loss, split->backward, split->reduce,
+                               split->optimizer};
+  return parts[part];
+}
+
+/* The median of one part over the split steps; NaN where nothing was computed. */
+static double median_part(const struct run *run, int part) {
+  double values[MOST_SPLITS];
+  if (run->counts_only || run->status != EK_OK) return (double)NAN;
+  for (size_t i = 0; i < run->split_count; i++) values[i] = part_of(&run->splits[i], part);
+  return summarize(values, run->split_count).median;
+}
+
+static json_t *run_json(const struct run *run, const struct shape *shape) {
+  json_t *json = json_object();
+  put(json, "mode", json_string(ek_mode_name(run->mode)));
+  put(json, "devices", whole(run->devices));
+  put(json, "spec", json_string(run->spec));
+  put(json, "threads_per_device", json_integer(run->threads));
+  put(json, "out_of_memory", json_boolean(run->status != EK_OK));
+  put(json, "tokens_per_second", number_or_null(run_tokens_per_second(run, shape)));
+  put(json, "step_seconds", summary_json(run_seconds(run)));
+  json_t *split = json_object();
+  for (int p = 0; p < PARTS; p++) put(split, part_names[p], number_or_null(median_part(run, p)));
+  put(json, "split_seconds", split);
+  put(json, "losses", run->status == EK_OK ? losses_json(run) : json_null());
+  return json;
+}
+
+static void csv_head(struct grid *grid) {
+  static const char *const names[] = {"mode",
+                                      "devices",
+                                      "spec",
+                                      "threads_per_device",
+                                      "tokens_per_second",
+                                      "step_seconds_median",
+                                      "step_seconds_min",
+                                      "step_seconds_max"};
+  for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) grid_column(grid, names[i], true);
+  for (int p = 0; p < PARTS; p++) {
+    char heading[64];
+    snprintf(heading, sizeof heading, "%s_seconds", part_names[p]);
+    grid_column(grid, heading, true);
+  }
+}
+
+static void csv_row(struct grid *grid, const struct run *run, const struct shape *shape) {
+  const struct summary seconds = run_seconds(run);
+  grid_cell(grid, "%s", ek_mode_name(run->mode));
+  grid_cell(grid, "%zu", run->devices);
+  grid_cell(grid, "%s", run->spec);
+  grid_cell(grid, "%d", run->threads);
+  grid_exact(grid, run_tokens_per_second(run, shape));
+  grid_exact(grid, seconds.median);
+  grid_exact(grid, seconds.min);
+  grid_exact(grid, seconds.max);
+  for (int p = 0; p < PARTS; p++) grid_exact(grid, median_part(run, p));
+}
+
+static void table_head(struct grid *grid) {
+  grid_column(grid, "mode", true);
+  grid_column(grid, "devices", true);
+  static const char *const numbers[] = {"threads", "tokens/s", "step ms", "min", "max"};
+  for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+    grid_column(grid, numbers[i], false);
+  }
+  for (int p = 0; p < PARTS; p++) grid_column(grid, part_names[p], false);
+}
+
+static void table_row(struct grid *grid, const struct run *run, const struct shape *shape) {
+  const struct summary seconds = run_seconds(run);
+  grid_cell(grid, "%s", ek_mode_name(run->mode));
+  grid_cell(grid, "%s", run->spec);
+  grid_cell(grid, "%d", run->threads);
+  grid_number(grid, run_tokens_per_second(run, shape), 0);
+  grid_number(grid, seconds.median * 1e3, 2);
+  grid_number(grid, seconds.min * 1e3, 2);
+  grid_number(grid, seconds.max * 1e3, 2);
+  for (int p = 0; p < PARTS; p++) grid_number(grid, median_part(run, p) * 1e3, 2);
+}
+
+static struct report report_runs(const struct options *options, const struct text *text,
+                                 const struct run *runs, size_t count) {
+  struct report report = {.json = report_start(options, text), .csv = grid_create(NULL)};
+  char title[160];
+  snprintf(title, sizeof title,
+           "Milliseconds of a training step and of its parts: %s, %s, batch %lld x %lld tokens",
+           options->preset, rule_name(options->rule), (long long)options->shape.batch,
+           (long long)options->shape.seq);
+  report.tables[0] = grid_create(title);
+  csv_head(report.csv);
+  table_head(report.tables[0]);
+  json_t *array = json_array();
+  for (size_t i = 0; i < count; i++) {
+    append(array, run_json(&runs[i], &options->shape));
+    csv_row(report.csv, &runs[i], &options->shape);
+    table_row(report.tables[0], &runs[i], &options->shape);
+  }
+  put(report.json, "runs", array);
+  return report;
+}
+
+static enum exit_code time_mode(struct run *run, const struct task *task) {
+  const int64_t steps = task->shape->steps;
+  const struct run_extras extras = {.splits = steps < MOST_SPLITS ? (size_t)steps : MOST_SPLITS};
+  run_task(run, task, &extras);
+  if (run->status == EK_OK) return EXIT_GOOD;
+  const bool full = run->status == EK_ERR_OUT_OF_MEMORY && run->devices > 0;
+  say_error("mode %s %s %s: %s", ek_mode_name(task->mode), full ? "does not fit on" : "on",
+            task->spec, run->message);
+  return full ? EXIT_OUT_OF_MEMORY : EXIT_ERROR;
+}
+
+enum exit_code run_step(const struct options *options) {
+  struct text text;
+  enum exit_code code = prepare(&text, options);
+  if (code != EXIT_GOOD) return code;
+  const size_t total = options->spec_count * options->mode_count;
+  struct run *runs = need_memory(total, sizeof *runs);
+  size_t done = 0;
+  while (done < total && code != EXIT_ERROR) {
+    const struct task task = make_task(options, &text, options->specs[done / options->mode_count],
+                                       options->modes[done % options->mode_count]);
+    code = worse(code, time_mode(&runs[done++], &task));
+  }
+  if (code != EXIT_ERROR) {
+    code = worse(code, compare_losses(runs, done, &options->shape));
+    struct report report = report_runs(options, &text, runs, done);
+    if (!report_write(&report, options)) code = EXIT_ERROR;
+  }
+  for (size_t i = 0; i < done; i++) run_free(&runs[i]);
+  free(runs);
+  text_free(&text);
+  return code;
+}

@@ -1,0 +1,166 @@
+/*
+ * training.c - one training run through the library's public interface.
+ */
+#include "training.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "statistics.h"
+
+static ek_status make_model(struct training *training) {
+  const struct task *task = training->task;
+  const struct shape *shape = task->shape;
+  ek_gpt_options gpt = EK_GPT_OPTIONS_INIT;
+  gpt.vocabulary = shape->vocab;
+  gpt.sequence = shape->seq;
+  gpt.width = shape->width;
+  gpt.layers = (int)shape->layers;
+  gpt.heads = (int)shape->heads;
+  EK_TRY(ek_gpt_create(&training->module, &gpt));
+  ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  options.seed = task->options->seed;
+  EK_TRY(ek_data_parallel_model_options_set_mode(&options, task->mode));
+  return ek_data_parallel_model_open(&training->model, training->group, training->module, &options);
+}
+
+static ek_status make_criterion(struct training *training) {
+  EK_TRY(ek_cross_entropy_create(&training->loss, NULL));
+  ek_data_parallel_criterion_options options = EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT;
+  options.keep_outputs = training->task->shape->keep_outputs;
+  return ek_data_parallel_criterion_open(&training->criterion, training->model, training->loss,
+                                         &options);
+}
+
+static ek_status make_optimizer(struct training *training) {
+  if (training->task->options->rule == RULE_SGD) {
+    ek_sgd_options options = EK_SGD_OPTIONS_INIT;
+    options.learning_rate = 0.01;
+    options.momentum = 0.9;
+    EK_TRY(ek_sgd_create(&training->rule, &options));
+  } else {
+    ek_adamw_options options = EK_ADAMW_OPTIONS_INIT;
+    options.learning_rate = 3e-4;
+    EK_TRY(ek_adamw_create(&training->rule, &options));
+  }
+  return ek_data_parallel_optimizer_open(&training->optimizer, training->model, training->rule,
+                                         NULL);
+}
+
+/*
+ * calloc() and not malloc(): the batch of a run that only counts is never touched, and costs no
+ * memory however large it is.
+ */
+static ek_status make_batch(struct training *training) {
+  const struct shape *shape = training->task->shape;
+  const size_t samples = (size_t)shape->batch;
+  const size_t bytes = (size_t)shape->seq * sizeof(int32_t);
+  training->inputs = calloc(samples, bytes);
+  training->targets = calloc(samples, bytes);
+  if (training->inputs != NULL && training->targets != NULL) return EK_OK;
+  return ek_error_set(EK_ERR_OUT_OF_MEMORY, "the host has no memory for a batch of %lld x %lld",
+                      (long long)shape->batch, (long long)shape->seq);
+}
+
+ek_status training_open_group(struct training *training, const struct task *task) {
+  training->task = task;
+  ek_group_options options = EK_GROUP_OPTIONS_INIT;
+  options.threads_per_device = task->threads;
+  return ek_group_open(&training->group, task->spec, &options);
+}
+
+ek_status training_open_model(struct training *training) {
+  EK_TRY(make_model(training));
+  EK_TRY(make_criterion(training));
+  EK_TRY(make_optimizer(training));
+  return make_batch(training);
+}
+
+void training_close(struct training *training) {
+  ek_data_parallel_optimizer_free(training->optimizer);
+  ek_optimizer_free(training->rule);
+  ek_data_parallel_criterion_free(training->criterion);
+  ek_criterion_free(training->loss);
+  ek_data_parallel_model_free(training->model);
+  ek_module_free(training->module);
+  free(training->inputs);
+  free(training->targets);
+  ek_group_close(training->group);
+  memset(training, 0, sizeof *training);
+}
+
+void training_prepare(struct training *training) {
+  const struct task *task = training->task;
+  if (task->text != NULL) {
+    text_batch(task->text, training->inputs, training->targets, task->shape->batch,
+               task->shape->seq, task->options->seed, training->next_step);
+  }
+  training->next_step++;
+}
+
+/* Waits for the devices if `laps` are taken, and adds the time since *since to *lap. */
+static ek_status take_lap(struct training *training, double *lap, double *since) {
+  if (lap == NULL) return EK_OK;
+  EK_TRY(ek_group_synchronize(training->group));
+  const double now = clock_seconds();
+  *lap = now - *since;
+  *since = now;
+  return EK_OK;
+}
+
+/* Forward, criterion and backward; `split` may be NULL. The outputs are freed in any case. */
+static ek_status compute_gradients(struct training *training, bool accumulate,
+                                   struct split *split) {
+  const struct task *task = training->task;
+  const ek_scatter_options scatter = scatter_options(&task->options->scatter);
+  ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
+  forward.scatter = &scatter;
+  ek_criterion_backward_options backward = EK_CRITERION_BACKWARD_OPTIONS_INIT;
+  backward.accumulate = accumulate;
+  const int64_t shape[] = {task->shape->batch, task->shape->seq};
+  ek_tensor inputs, targets;
+  EK_TRY(ek_tensor_host(&inputs, training->inputs, EK_I32, 2, shape));
+  EK_TRY(ek_tensor_host(&targets, training->targets, EK_I32, 2, shape));
+  double since = clock_seconds();
+  ek_shards outputs = {0};
+  ek_status status = EK_OK;
+  EK_TRY_GOTO(status,
+              ek_data_parallel_model_forward(training->model, &outputs, &inputs, 1, &forward),
+              cleanup);
+  EK_TRY_GOTO(status, take_lap(training, split == NULL ? NULL : &split->forward, &since), cleanup);
+  EK_TRY_GOTO(status,
+              ek_data_parallel_criterion_forward(training->criterion, &outputs, 1, &targets, 1),
+              cleanup);
+  EK_TRY_GOTO(status, take_lap(training, split == NULL ? NULL : &split->loss, &since), cleanup);
+  EK_TRY_GOTO(status,
+              ek_data_parallel_criterion_backward(training->criterion, training->model, &backward),
+              cleanup);
+  EK_TRY_GOTO(status, take_lap(training, split == NULL ? NULL : &split->backward, &since), cleanup);
+cleanup:
+  ek_shards_free(&outputs);
+  return status;
+}
+
+ek_status training_step(struct training *training, double *loss, double *seconds) {
+  const double start = clock_seconds();
+  EK_TRY(compute_gradients(training, false, NULL));
+  ek_step_result result = {0};
+  EK_TRY(ek_data_parallel_optimizer_step(training->optimizer, &result));
+  EK_TRY(ek_group_synchronize(training->group));
+  *seconds = clock_seconds() - start;
+  *loss = result.loss;
+  return EK_OK;
+}
+
+ek_status training_step_split(struct training *training, struct split *split) {
+  struct split without = {0};
+  EK_TRY(compute_gradients(training, true, &without));
+  EK_TRY(ek_data_parallel_model_discard(training->model));
+  EK_TRY(compute_gradients(training, false, split));
+  double since = clock_seconds();
+  EK_TRY(ek_data_parallel_optimizer_step(training->optimizer, NULL));
+  EK_TRY(take_lap(training, &split->optimizer, &since));
+  split->reduce = split->backward > without.backward ? split->backward - without.backward : 0;
+  split->backward -= split->reduce;
+  return EK_OK;
+}

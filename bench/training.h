@@ -1,0 +1,63 @@
+/*
+ * training.h - one training run: a GPT on a group of devices in one mode, step by step.
+ *
+ * Every figure of the benchmark comes out of the same step, which is the one that a user would
+ * write: forward, criterion, backward, outputs freed, optimizer.
+ */
+#ifndef BENCH_TRAINING_H
+#define BENCH_TRAINING_H
+
+#include "options.h"
+#include "text.h"
+
+/* What is trained, where. Loans. */
+struct task {
+  const struct options *options;
+  const struct shape *shape;
+  const struct text *text; /* NULL: token 0 everywhere (devices that only count read none) */
+  const char *spec;
+  int threads; /* of each device; 0: the library divides the cores */
+  ek_mode mode;
+};
+
+struct training {
+  const struct task *task;
+  ek_group *group;
+  ek_module *module;
+  ek_data_parallel_model *model;
+  ek_criterion *loss;
+  ek_data_parallel_criterion *criterion;
+  ek_optimizer *rule;
+  ek_data_parallel_optimizer *optimizer;
+  int32_t *inputs, *targets; /* the batch of the next step, in host memory */
+  int64_t next_step;
+};
+
+/* Seconds of one step's parts, each measured to the end of the devices' work. */
+struct split {
+  double forward, loss, backward, reduce, optimizer;
+};
+
+/*
+ * The devices first, then what lives on them. `training` must be zero at first; on failure it holds
+ * what was made, and training_close() frees it.
+ */
+ek_status training_open_group(struct training *training, const struct task *task);
+ek_status training_open_model(struct training *training);
+void training_close(struct training *training);
+
+/* Puts the next step's batch into host memory; not part of a step's time. */
+void training_prepare(struct training *training);
+
+/* One step on the prepared batch. Waits until the devices are done. loss: NaN where none is known.
+ */
+ek_status training_step(struct training *training, double *loss, double *seconds);
+
+/*
+ * One step with a wait behind each part, and before it a forward and backward without reduction,
+ * whose gradients are dropped: `backward` is the time of that one, and `reduce` is what the full
+ * backward took longer (at least 0), which is the part of the reduction that is not hidden.
+ */
+ek_status training_step_split(struct training *training, struct split *split);
+
+#endif

@@ -1,0 +1,286 @@
+#!/usr/bin/env bash
+# check_bench.sh BENCH READ_JSON GROUP: runs evenkeel-bench in small and looks at what comes out.
+# GROUP is one of the functions group_* below.
+# shellcheck disable=SC2317 # functions are called by the group's name
+# shellcheck disable=SC2086 # loop counters need no quotes
+set -euo pipefail
+
+bench=$1
+read_json=$2
+group=$3
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+failed=0
+unset NO_COLOR
+export TERM=xterm
+
+small=(--layers 1 --width 16 --heads 2 --seq 16 --vocab 300 --batch 6 --steps 2 --warmup 1)
+modes=(gather balanced replicated sharded)
+categories=(parameters gradients optimizer inputs activations outputs loss communication workspace)
+
+complain() {
+  printf 'check_bench: %s\n' "$*" >&2
+  failed=1
+}
+
+# Runs the program; its output lies in $dir/out and $dir/err, and no code but CODE is right.
+expect() { # CODE ARGUMENT...
+  local wanted=$1 code=0
+  shift
+  "$bench" "$@" >"$dir/out" 2>"$dir/err" </dev/null || code=$?
+  ((code == wanted)) && return 0
+  complain "exit code $code and not $wanted from: $*"
+  sed 's/^/    /' "$dir/err" >&2
+}
+
+says() { # TEXT: it stands on stderr
+  grep -qF -- "$1" "$dir/err" || {
+    complain "stderr does not say \"$1\" but:"
+    sed 's/^/    /' "$dir/err" >&2
+  }
+}
+
+silent() { # on stdout
+  [[ ! -s $dir/out ]] || complain "data on standard output although it failed"
+}
+
+value() { # PATH: of the JSON on stdout; nothing, which equals nothing, if it is not there
+  "$read_json" "$dir/out" "$1" || printf 'no %s in the JSON\n' "$1" >&2
+}
+
+same() { # WHAT LEFT RIGHT
+  [[ $2 == "$3" ]] || complain "$1: $2 is not $3"
+}
+
+holds() { # WHAT EXPRESSION-OF-AWK
+  awk "BEGIN { exit !($2) }" </dev/null || complain "$1: $2 does not hold"
+}
+
+group_memory() {
+  local i k c sum
+  expect 0 memory "${small[@]}" --devices cpu:3 -o json
+  [[ ! -s $dir/err ]] || complain "something on stderr although it is no terminal"
+  same schema "$(value schema)" 1
+  same command "$(value command)" memory
+  same vocab "$(value config.vocab)" 300
+  same 'modes' "$(value 'runs#')" 4
+  for i in 0 1 2 3; do
+    same mode "$(value runs.$i.mode)" "${modes[i]}"
+    same devices "$(value "runs.$i.devices#")" 3
+    same losses "$(value "runs.$i.losses#")" 2
+    for k in 0 1 2; do
+      same "planned peak of ${modes[i]}, device $k" \
+        "$(value runs.$i.devices.$k.peak_bytes)" "$(value runs.$i.devices.$k.planned_peak_bytes)"
+      sum=$(value runs.$i.devices.$k.unused_at_peak_bytes)
+      for c in "${categories[@]}"; do
+        sum=$((sum + $(value runs.$i.devices.$k.categories_at_peak.$c)))
+      done
+      same "sum of the categories" "$sum" "$(value runs.$i.devices.$k.peak_bytes)"
+    done
+    holds "max over mean" "$(value runs.$i.max_over_mean) >= 1"
+    holds "max over min" "$(value runs.$i.max_over_min) >= $(value runs.$i.max_over_mean)"
+    holds "tokens per second" "$(value runs.$i.tokens_per_second) > 0"
+    holds "step" "$(value runs.$i.step_seconds.min) <= $(value runs.$i.step_seconds.median) &&
+      $(value runs.$i.step_seconds.median) <= $(value runs.$i.step_seconds.max)"
+    holds "losses agree" \
+      "($(value runs.$i.losses.1) - $(value runs.0.losses.1)) ^ 2 < 1e-8"
+  done
+  # The point of it all.
+  expect 0 memory "${small[@]}" --vocab 4000 --devices cpu:3 -o json --modes gather,balanced
+  holds "gather is uneven" \
+    "$(value runs.0.devices.0.peak_bytes) > $(value runs.1.devices.0.peak_bytes)"
+
+  local format
+  for format in table md csv; do
+    expect 0 memory "${small[@]}" --devices cpu:2 --modes balanced,sharded -o $format
+    grep -q sharded "$dir/out" || complain "no mode in format $format"
+  done
+  same "lines of CSV" "$(wc -l <"$dir/out")" 5
+  expect 0 memory "${small[@]}" --devices cpu:2 --modes gather --export-json "$dir/a.json" \
+    --export-csv "$dir/a.csv" --timeline "$dir/t.csv"
+  same "exported mode" "$("$read_json" "$dir/a.json" runs.0.mode)" gather
+  same "exported CSV" "$(wc -l <"$dir/a.csv")" 3
+  (($(wc -l <"$dir/t.csv") > 20)) || complain "no timeline"
+
+  # Odd cuts of the batch, more devices than samples, both optimizers, kept outputs, one device.
+  expect 0 memory "${small[@]}" --devices cpu:3 --scatter sizes=1,5,0
+  expect 0 memory "${small[@]}" --devices cpu:3 --scatter weights=1,2,0.5
+  expect 0 memory "${small[@]}" --devices cpu:4 --scatter chunk --batch 9
+  expect 0 memory "${small[@]}" --devices cpu:4 --batch 2 --optimizer sgd
+  expect 0 memory "${small[@]}" --devices cpu:2 --keep-outputs
+  expect 0 memory "${small[@]}" --devices cpu --vocab 1 --batch 1 --layers 0
+  expect 0 memory --steps 1 --preset quick --vocab 64 --devices cpu:2 -o json
+  same "a flag before the preset" "$(value config.steps)" 1
+
+  # Exit code 4: one device is twice the mean of two when the other one has nothing.
+  expect 4 memory "${small[@]}" --devices cpu:4 --modes balanced --fail-above 1.0001
+  says "mode balanced"
+  expect 0 memory "${small[@]}" --devices cpu:4 --modes gather --fail-above 1.0001
+  expect 0 memory "${small[@]}" --devices cpu:4 --fail-above 4
+  # Exit code 5, with the need beside it.
+  expect 5 memory "${small[@]}" --devices cpu:2@64KiB -o json
+  says "does not fit"
+  same "no peak" "$(value runs.0.devices.0.peak_bytes)" null
+  holds "a plan" "$(value runs.0.devices.0.planned_peak_bytes) > 65536"
+  same "no losses" "$(value runs.0.losses)" null
+  expect 5 memory --preset gpt3-175b --devices plan:8@80GiB -o json
+  holds "GPT-3" "$(value runs.3.devices.7.planned_peak_bytes) > 80 * 1024 ^ 3"
+  # plan: the same peaks and no losses.
+  expect 0 memory "${small[@]}" --devices plan:3 -o json
+  same "no loss" "$(value runs.0.losses.0)" null
+  same "no speed" "$(value runs.0.tokens_per_second)" null
+  local planned
+  planned=$(value runs.1.devices.0.peak_bytes)
+  expect 0 memory "${small[@]}" --devices cpu:3 -o json
+  same "plan" "$(value runs.1.devices.0.peak_bytes)" "$planned"
+  # A cap of exactly the peak is enough, and one unit less is not.
+  expect 0 memory "${small[@]}" --devices "cpu:3@${planned}B" --modes balanced
+  expect 5 memory "${small[@]}" --devices "cpu:3@$((planned - 256))B" --modes balanced
+}
+
+group_max_batch() {
+  local i one=(--layers 1 --width 16 --heads 2 --seq 16 --vocab 300 --steps 1)
+  expect 0 max-batch "${one[@]}" --devices cpu:3@1MiB -o json
+  same command "$(value command)" max-batch
+  for i in 0 1 2 3; do
+    same mode "$(value runs.$i.mode)" "${modes[i]}"
+    same "batch of ${modes[i]}" "$(value runs.$i.max_batch)" "$(value runs.$i.planned_max_batch)"
+    holds "batch" "$(value runs.$i.max_batch) >= 1"
+  done
+  holds "balanced trains more" "$(value runs.1.max_batch) > $(value runs.0.max_batch)"
+  local batch
+  batch=$(value runs.1.max_batch)
+  expect 0 memory "${one[@]}" --devices cpu:3@1MiB --modes balanced --batch "$batch"
+  expect 5 memory "${one[@]}" --devices cpu:3@1MiB --modes balanced --batch "$((batch + 1))"
+  expect 0 max-batch "${one[@]}" --devices plan:3@1MiB --modes balanced -o json
+  same "real" "$(value runs.0.max_batch)" null
+  same "planned" "$(value runs.0.planned_max_batch)" "$batch"
+  expect 0 max-batch "${one[@]}" --devices cpu:2@16KiB --modes gather -o csv
+  grep -q '^gather,0,0,' "$dir/out" || complain "a cap that holds nothing: $(cat "$dir/out")"
+  expect 2 max-batch "${one[@]}" --devices cpu:2
+  says "cap"
+  expect 2 max-batch "${one[@]}" --batch 3
+  expect 2 max-batch "${one[@]}" --scatter sizes=1,1,1,1
+}
+
+group_step() {
+  local part
+  expect 0 step "${small[@]}" --devices cpu:1 --devices cpu:2 --modes gather,sharded -o json
+  same command "$(value command)" step
+  same runs "$(value 'runs#')" 4
+  same devices "$(value runs.3.devices)" 2
+  same mode "$(value runs.3.mode)" sharded
+  holds "tokens per second" "$(value runs.3.tokens_per_second) > 0"
+  for part in forward loss backward reduce optimizer; do
+    holds "$part" "$(value runs.3.split_seconds.$part) >= 0"
+  done
+  expect 0 step "${small[@]}" --devices plan:2 --modes balanced -o json
+  same "no time" "$(value runs.0.step_seconds.median)" null
+  expect 5 step "${small[@]}" --devices cpu:2@64KiB --modes balanced -o table
+  says "does not fit"
+}
+
+group_devices() {
+  expect 0 devices -o json
+  same command "$(value command)" devices
+  same cpu "$(value devices.0.name)" cpu
+  expect 0 devices
+  expect 0 devices -o md
+  expect 0 devices -o csv
+  grep -q '^cpu,yes,' "$dir/out" || complain "no cpu in the list"
+}
+
+group_usage() {
+  expect 2
+  says subcommand
+  expect 2 nonsense
+  expect 2 --nonsense
+  local -a bad=(
+    '--batch 0' '--batch -1' '--batch 1.5' '--batch 99999999999999999999' '--steps 0' '--steps x'
+    '--warmup -1' '--layers -1' '--width 0' '--heads 0' '--heads 3 --width 16' '--seq 0'
+    '--vocab 0' '--vocab 2147483648' '--seed -1' '--optimizer adam' '--preset large' '--modes x'
+    '--modes gather,gather' '--modes ,' '--scatter odd' '--scatter sizes=1,2'
+    '--devices cpu:4 --scatter sizes=1,1,1,1' '--devices cpu:0' '--devices cpu:65' '--devices gpu'
+    '--devices cpu:2@' '--devices cpu:2@0' '--devices ,' '--devices cpu:1 --devices cpu:2'
+    '-o xml' '--fail-above x' '--fail-above -1' '--threads -1' 'stray' '--data' '--no-such-flag')
+  local line
+  for line in "${bad[@]}"; do
+    expect 2 memory --batch 6 --steps 1 $line
+    silent
+    [[ -s $dir/err ]] || complain "no message for: $line"
+  done
+  expect 2 devices --batch 3
+  local command
+  for command in memory max-batch step devices; do
+    expect 0 $command --help
+    grep -q -- '--export-json' "$dir/out" || complain "no help for $command"
+  done
+  expect 0 --help
+  grep -q 'Exit codes' "$dir/out" || complain "no exit codes in the help"
+  expect 0 --version
+  expect 1 memory "${small[@]}" --devices cuda
+  # More than any machine has: refused, not crashed.
+  expect 5 memory --layers 1 --width 1048576 --heads 1 --vocab 2147483647 --batch 1 --seq 1 \
+    --modes balanced --devices cpu:1@1GiB
+  expect 5 memory --layers 1 --width 16 --heads 2 --vocab 300 --batch 2147483647 --seq 16777216 \
+    --modes balanced --devices cpu:1@1GiB
+}
+
+group_data() {
+  printf 'abc' >"$dir/short"
+  : >"$dir/empty"
+  printf '\xff\xfe\x00\x01binary\x00' >"$dir/binary"
+  head -c 100000 /dev/urandom >"$dir/random"
+  expect 0 memory "${small[@]}" --devices cpu:2 --data "$dir/short" "$dir/binary" -o json
+  same files "$(value 'config.data#')" 2
+  same bytes "$(value config.data_bytes)" 14
+  expect 0 memory "${small[@]}" --devices cpu:2 --modes gather --data "$dir/random" --vocab 50000
+  expect 1 memory "${small[@]}" --data "$dir/missing"
+  says "cannot open"
+  silent
+  expect 1 memory "${small[@]}" --data "$dir/short" "$dir/empty"
+  says "is empty"
+  expect 1 memory "${small[@]}" --data "$dir"
+  says "directory"
+  expect 1 memory "${small[@]}" --export-json "$dir/no/such/folder"
+  says "cannot write"
+  silent
+  if [[ -e /dev/full ]]; then
+    local code=0
+    "$bench" devices >/dev/full 2>"$dir/err" || code=$?
+    same "exit code of a full disk" "$code" 1
+    says "cannot write standard output"
+  fi
+}
+
+# A run on a terminal: stderr is one, stdout a file.
+on_terminal() { # ARGUMENT...
+  local words
+  words=$(printf '%q ' "$bench" "$@")
+  script -qec "$words >$(printf '%q' "$dir/out")" /dev/null </dev/null >"$dir/err" || true
+}
+
+group_terminal() {
+  local code=0
+  timeout --preserve-status -s INT 1 "$bench" memory --steps 1000000 >"$dir/out" 2>"$dir/err" ||
+    code=$?
+  same "exit code of Ctrl-C" "$code" 130
+  silent
+  if ! command -v script >/dev/null; then
+    printf 'check_bench: no script(1); the progress bar is not looked at\n'
+    return
+  fi
+  on_terminal memory "${small[@]}" --devices cpu:2 -o json
+  same command "$(value command)" memory
+  grep -q 'gather on cpu:2' "$dir/err" || complain "no progress bar on a terminal"
+  grep -qF $'\033[32m' "$dir/err" || complain "no colour on a terminal"
+  tail -c 4 "$dir/err" | grep -qF $'\033[K' || complain "the bar is left behind"
+  NO_COLOR=1 on_terminal memory "${small[@]}" --devices cpu:2 -o json
+  ! grep -qE $'\033\\[[0-9;]*m' "$dir/err" || complain "colour in spite of NO_COLOR"
+  on_terminal memory "${small[@]}" --devices cpu:2 -o json --quiet
+  [[ ! -s $dir/err ]] || complain "--quiet is not quiet"
+}
+
+"group_$group"
+((failed == 0)) && printf 'check_bench: %s as expected\n' "$group"
+exit "$failed"

@@ -1,0 +1,252 @@
+/*
+ * test_parts.c - the parts of evenkeel-bench that can be checked by themselves.
+ */
+#include <check.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <commands.h>
+#include <grid.h>
+#include <parse.h>
+#include <statistics.h>
+#include <text.h>
+#include <tokenizer.h>
+#include <verdict.h>
+
+START_TEST(summary_of_values) {
+  const double odd[] = {3, 1, 2}, even[] = {4, 1, 3, 2};
+  struct summary s = summarize(odd, 3);
+  ck_assert(s.median == 2 && s.min == 1 && s.max == 3);
+  s = summarize(even, 4);
+  ck_assert(s.median == 2.5 && s.min == 1 && s.max == 4);
+  s = summarize(odd, 0);
+  ck_assert(isnan(s.median) && isnan(s.min) && isnan(s.max));
+}
+END_TEST
+
+START_TEST(whole_numbers) {
+  int64_t n = 0;
+  ck_assert(parse_whole(&n, "12", 1, 20) && n == 12);
+  ck_assert(parse_whole(&n, "-3", -5, 5) && n == -3);
+  static const char *const bad[] = {
+      "", " 1", "1 ", "+1", "1.5", "0x10", "1e3", "x", "-", "99999999999999999999", "21", "-1"};
+  for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+    ck_assert_msg(!parse_whole(&n, bad[i], 0, 20), "\"%s\" was taken", bad[i]);
+  }
+  uint64_t seed = 0;
+  ck_assert(parse_seed(&seed, "0xff") && seed == 255);
+  ck_assert(parse_seed(&seed, "9223372036854775807") && seed == INT64_MAX);
+  ck_assert(!parse_seed(&seed, "9223372036854775808") && !parse_seed(&seed, "-1"));
+  double r = 0;
+  ck_assert(parse_real(&r, "1.25", 0, 2) && r == 1.25);
+  ck_assert(!parse_real(&r, "nan", 0, 2) && !parse_real(&r, "inf", 0, 1e308));
+  ck_assert(!parse_real(&r, "3", 0, 2) && !parse_real(&r, "1x", 0, 2));
+}
+END_TEST
+
+START_TEST(lists_of_modes) {
+  ek_mode modes[BENCH_MODES];
+  size_t count = 0;
+  char bad[64];
+  ck_assert(parse_modes(modes, &count, "all", bad) && count == 4);
+  ck_assert(parse_modes(modes, &count, "sharded,gather", bad) && count == 2);
+  ck_assert(modes[0] == EK_MODE_SHARDED && modes[1] == EK_MODE_GATHER);
+  static const char *const wrong[] = {"",       "gather,", ",gather",        "gather,gather",
+                                      "Gather", "x",       "gather balanced"};
+  for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+    ck_assert_msg(!parse_modes(modes, &count, wrong[i], bad), "\"%s\" was taken", wrong[i]);
+  }
+}
+END_TEST
+
+START_TEST(scatters) {
+  struct scatter s;
+  ck_assert(parse_scatter(&s, "even") && s.kind == EK_SCATTER_EVEN && s.count == 0);
+  ck_assert(parse_scatter(&s, "chunk") && s.kind == EK_SCATTER_CHUNK);
+  ck_assert(parse_scatter(&s, "sizes=3,0,2") && s.count == 3 && s.sizes[2] == 2);
+  ck_assert(scatter_options(&s).sizes == s.sizes && scatter_options(&s).weights == NULL);
+  ck_assert(parse_scatter(&s, "weights=1,0.5") && s.count == 2 && s.weights[1] == 0.5);
+  static const char *const wrong[] = {"",         "evenly",     "sizes=",        "sizes=0,0",
+                                      "sizes=-1", "sizes=1,,2", "weights=nan,1", "weights=1,-1"};
+  for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+    ck_assert_msg(!parse_scatter(&s, wrong[i]), "\"%s\" was taken", wrong[i]);
+  }
+}
+END_TEST
+
+static const char sample[] =
+    "the cat and the dog and the 1991 cat  --- two  blanks\n\n\xC3\xA9t\xC3\xA9 x1y the end ";
+
+/* Encodes the sample, checks the ids, and turns them back into text. */
+static void check_round_trip(int64_t vocab) {
+  const unsigned char *bytes = (const unsigned char *)sample;
+  const size_t length = sizeof sample - 1;
+  struct tokenizer *tokenizer = tokenizer_learn(bytes, length, vocab);
+  int32_t ids[sizeof sample];
+  const size_t count = tokenizer_encode(tokenizer, ids, bytes, length);
+  ck_assert_int_le(tokenizer_kinds(tokenizer), vocab);
+  ck_assert_uint_le(count, length);
+  char text[sizeof sample];
+  size_t at = 0;
+  for (size_t i = 0; i < count; i++) {
+    ck_assert(ids[i] >= 0 && ids[i] < tokenizer_kinds(tokenizer));
+    size_t size = 0;
+    const unsigned char *piece = tokenizer_decode(tokenizer, ids[i], &size);
+    ck_assert_ptr_nonnull(piece);
+    ck_assert_uint_le(at + size, length);
+    memcpy(text + at, piece, size);
+    at += size;
+  }
+  ck_assert_uint_eq(at, length);
+  ck_assert(memcmp(text, sample, length) == 0);
+  tokenizer_free(tokenizer);
+}
+
+START_TEST(tokens_turn_back_into_text) {
+  static const int64_t vocabularies[] = {64, 255, 256, 257, 258, 260, 300, 50257, INT32_MAX};
+  for (size_t i = 0; i < sizeof vocabularies / sizeof vocabularies[0]; i++) {
+    check_round_trip(vocabularies[i]);
+  }
+}
+END_TEST
+
+START_TEST(frequent_words_come_first) {
+  const unsigned char *bytes = (const unsigned char *)sample;
+  struct tokenizer *tokenizer = tokenizer_learn(bytes, sizeof sample - 1, 1000);
+  size_t size = 0;
+  const unsigned char *word = tokenizer_decode(tokenizer, 256, &size);
+  ck_assert(size == 4 && memcmp(word, " the", 4) == 0);
+  ck_assert_ptr_null(tokenizer_decode(tokenizer, 1000, &size));
+  ck_assert_ptr_null(tokenizer_decode(tokenizer, -1, &size));
+  tokenizer_free(tokenizer);
+}
+END_TEST
+
+START_TEST(too_small_a_vocabulary) {
+  const unsigned char bytes[] = {'a', 'b', 'a', 'c', 'b', 'a'};
+  for (int64_t vocab = 1; vocab <= 3; vocab++) {
+    struct tokenizer *tokenizer = tokenizer_learn(bytes, sizeof bytes, vocab);
+    int32_t ids[sizeof bytes];
+    ck_assert_uint_eq(tokenizer_encode(tokenizer, ids, bytes, sizeof bytes), sizeof bytes);
+    for (size_t i = 0; i < sizeof bytes; i++) ck_assert(ids[i] >= 0 && ids[i] < vocab);
+    size_t size = 0;
+    /* With two ids `a` has its own, and the other one stands for b and c. */
+    if (vocab == 2) ck_assert(ids[0] == 0 && ids[1] == 1 && ids[3] == 1);
+    if (vocab == 2) ck_assert_ptr_null(tokenizer_decode(tokenizer, 1, &size));
+    if (vocab == 3) ck_assert(ids[0] == 0 && ids[1] == 1 && ids[3] == 2);
+    tokenizer_free(tokenizer);
+  }
+}
+END_TEST
+
+START_TEST(batches_repeat_and_wrap) {
+  int32_t tokens[] = {0, 1, 2, 3, 4};
+  const struct text text = {.tokens = tokens, .token_count = 5};
+  enum { BATCH = 3, SEQ = 12 };
+  int32_t in[BATCH * SEQ], out[BATCH * SEQ], again[BATCH * SEQ];
+  text_batch(&text, in, out, BATCH, SEQ, 9, 4);
+  for (int i = 0; i < BATCH * SEQ; i++) {
+    ck_assert_int_eq(out[i], (in[i] + 1) % 5);
+    if (i % SEQ != SEQ - 1) ck_assert_int_eq(in[i + 1], out[i]);
+  }
+  text_batch(&text, again, out, BATCH, SEQ, 9, 4);
+  ck_assert(memcmp(in, again, sizeof in) == 0);
+}
+END_TEST
+
+START_TEST(tolerance_of_losses) {
+  /* sqrt(4 * 64) * (6 * 2 + 2) * 2^-24 */
+  ck_assert_double_eq_tol(loss_tolerance(64, 2, 0), 16 * 14 / 16777216.0, 1e-18);
+  ck_assert_double_eq_tol(loss_tolerance(64, 2, 4), 5 * 16 * 14 / 16777216.0, 1e-18);
+  const double left[] = {8, 7, 6};
+  double right[] = {8, 7, 6};
+  size_t where = 99;
+  ck_assert(losses_agree(&where, left, right, 3, 64, 2, 0));
+  right[1] = 7 * (1 + 1.9 * loss_tolerance(64, 2, 0));
+  ck_assert(losses_agree(&where, left, right, 3, 64, 2, 0));
+  right[1] = 7 * (1 + 2.1 * loss_tolerance(64, 2, 0));
+  ck_assert(!losses_agree(&where, left, right, 3, 64, 2, 0));
+  ck_assert_uint_eq(where, 1);
+  right[1] = (double)NAN;
+  ck_assert(!losses_agree(&where, left, right, 3, 64, 2, 0));
+}
+END_TEST
+
+/* The verdict that the program's exit code 3 comes from. */
+START_TEST(runs_that_disagree) {
+  double left[] = {8, 7}, right[] = {8, 7.01};
+  const struct shape shape = {.layers = 2, .width = 64, .warmup = 1, .steps = 2};
+  struct run runs[2] = {{.mode = EK_MODE_GATHER, .spec = "cpu:2", .losses = left, .steps = 2},
+                        {.mode = EK_MODE_SHARDED, .spec = "cpu:2", .losses = right, .steps = 2}};
+  ck_assert_int_eq(compare_losses(runs, 2, &shape), EXIT_DISAGREE);
+  ck_assert_int_eq(compare_losses(runs, 1, &shape), EXIT_GOOD);
+  right[1] = 7;
+  ck_assert_int_eq(compare_losses(runs, 2, &shape), EXIT_GOOD);
+  left[0] = right[0] = (double)NAN;
+  ck_assert_int_eq(compare_losses(runs, 2, &shape), EXIT_ERROR);
+  runs[0].counts_only = runs[1].counts_only = true;
+  ck_assert_int_eq(compare_losses(runs, 2, &shape), EXIT_GOOD);
+}
+END_TEST
+
+START_TEST(order_of_exit_codes) {
+  ck_assert_int_eq(worse(EXIT_GOOD, EXIT_GOOD), EXIT_GOOD);
+  ck_assert_int_eq(worse(EXIT_UNEVEN, EXIT_GOOD), EXIT_UNEVEN);
+  ck_assert_int_eq(worse(EXIT_UNEVEN, EXIT_DISAGREE), EXIT_DISAGREE);
+  ck_assert_int_eq(worse(EXIT_DISAGREE, EXIT_OUT_OF_MEMORY), EXIT_OUT_OF_MEMORY);
+  ck_assert_int_eq(worse(EXIT_ERROR, EXIT_OUT_OF_MEMORY), EXIT_ERROR);
+}
+END_TEST
+
+static void expect_text(const struct grid *grid, void (*write)(const struct grid *, FILE *),
+                        const char *expected) {
+  char *text = NULL;
+  size_t size = 0;
+  FILE *file = open_memstream(&text, &size);
+  ck_assert_ptr_nonnull(file);
+  write(grid, file);
+  ck_assert_int_eq(fclose(file), 0);
+  ck_assert_str_eq(text, expected);
+  free(text);
+}
+
+START_TEST(grids) {
+  struct grid *grid = grid_create("Title");
+  grid_column(grid, "name", true);
+  grid_column(grid, "n", false);
+  grid_cell(grid, "a,\"b\"");
+  grid_number(grid, 1.25, 1);
+  grid_cell(grid, "x|y");
+  grid_number(grid, (double)NAN, 1);
+  expect_text(grid, grid_write_table, "Title\nname     n\n-----  ---\na,\"b\"  1.2\nx|y      -\n");
+  expect_text(grid, grid_write_markdown,
+              "Title\n\n| name | n |\n|---|--:|\n| a,\"b\" | 1.2 |\n| x\\|y | - |\n");
+  expect_text(grid, grid_write_csv, "name,n\n\"a,\"\"b\"\"\",1.2\nx|y,-\n");
+  grid_free(grid);
+}
+END_TEST
+
+int main(void) {
+  TCase *tests = tcase_create("parts");
+  tcase_add_test(tests, summary_of_values);
+  tcase_add_test(tests, whole_numbers);
+  tcase_add_test(tests, lists_of_modes);
+  tcase_add_test(tests, scatters);
+  tcase_add_test(tests, tokens_turn_back_into_text);
+  tcase_add_test(tests, frequent_words_come_first);
+  tcase_add_test(tests, too_small_a_vocabulary);
+  tcase_add_test(tests, batches_repeat_and_wrap);
+  tcase_add_test(tests, tolerance_of_losses);
+  tcase_add_test(tests, runs_that_disagree);
+  tcase_add_test(tests, order_of_exit_codes);
+  tcase_add_test(tests, grids);
+  Suite *suite = suite_create("bench");
+  suite_add_tcase(suite, tests);
+  SRunner *runner = srunner_create(suite);
+  srunner_run_all(runner, CK_NORMAL);
+  const int failed = srunner_ntests_failed(runner);
+  srunner_free(runner);
+  return failed != 0;
+}

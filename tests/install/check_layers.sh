@@ -1,0 +1,121 @@
+#!/usr/bin/env bash
+# check_layers.sh TREE: includes go down the layers only (docs/architecture.md).
+#
+# A public header <evenkeel/X.h> belongs to the layer where X.c lies, by the rule "one name, three
+# paths", so an include of it counts as a use of that layer. Standard and third-party headers are
+# not looked at. bench/, examples/ and tests/ see <evenkeel/...> and their own headers only.
+set -euo pipefail
+
+cd "$1"
+failed=0
+
+complain() {
+  printf 'check_layers: %s\n' "$*" >&2
+  failed=1
+}
+
+# What a layer may use beside itself.
+declare -A uses=(
+  [core]=""
+  [backend]="core device:types"
+  [device]="core backend"
+  [op]="core device backend"
+  [module]="core device op"
+  [optim]="core device op"
+  [io]="core device op module optim"
+  [criterion]="core device op"
+  [parallel]="core device backend op module optim io criterion"
+)
+
+# The layer of a path in the tree; "" when it has none.
+layer_of() {
+  case $1 in
+    src/*/*)
+      local rest=${1#src/}
+      printf '%s' "${rest%%/*}"
+      ;;
+    criterion/* | parallel/*) printf '%s' "${1%%/*}" ;;
+  esac
+}
+
+# The layer of the public header <evenkeel/NAME.h>; "" for those that have no source.
+declare -A public_layer=()
+while IFS= read -r source; do
+  name=${source##*/}
+  public_layer[${name%.c}]=$(layer_of "$source")
+done < <(find src parallel criterion -name '*.c' 2>/dev/null)
+
+allowed() { # FROM TO KIND
+  local from=$1 to=$2 kind=$3 item
+  [[ -z $to || $to == "$from" ]] && return 0
+  for item in ${uses[$from]-}; do
+    [[ $item == "$to" ]] && return 0
+    # A backend knows the types of a device, through public headers, but none of its inside.
+    [[ $item == "$to:types" && $kind == public ]] && return 0
+  done
+  return 1
+}
+
+# Includes of a file, one a line: "<path" or "\"path".
+includes_of() {
+  sed -nE 's/^[[:space:]]*#[[:space:]]*include[[:space:]]*([<"])([^>"]+)[>"].*/\1\2/p' "$1"
+}
+
+# The library.
+while IFS= read -r file; do
+  case $file in
+    include/*)
+      name=${file##*/}
+      from=${public_layer[${name%.h}]-}
+      ;;
+    *) from=$(layer_of "$file") ;;
+  esac
+  [[ -n $from ]] || continue
+  [[ -v uses[$from] ]] || {
+    complain "$file is in a layer that check_layers.sh does not know"
+    continue
+  }
+  while IFS= read -r include; do
+    path=${include:1}
+    case $include in
+      '<evenkeel/'*)
+        name=${path##*/}
+        to=${public_layer[${name%.h}]-}
+        kind=public
+        ;;
+      '"'*)
+        kind=private
+        if [[ -e ${file%/*}/$path ]]; then
+          target=$(realpath --relative-to=. "${file%/*}/$path")
+        elif [[ -e src/$path ]]; then
+          target=src/$path
+        else
+          complain "$file includes \"$path\", which is neither beside it nor under src/"
+          continue
+        fi
+        to=$(layer_of "$target")
+        ;;
+      *) continue ;;
+    esac
+    allowed "$from" "$to" "$kind" || complain "$file ($from) includes $path ($to)"
+  done < <(includes_of "$file")
+done < <(find include/evenkeel src parallel criterion -name '*.[ch]' 2>/dev/null | sort)
+
+# Programs: <evenkeel/...>, their own folder, and for tests the helpers of tests/support.
+while IFS= read -r file; do
+  top=${file%%/*}
+  while IFS= read -r include; do
+    path=${include:1}
+    case $include in
+      '<evenkeel/'*) [[ -e include/$path ]] || complain "$file includes <$path>, which is not there" ;;
+      '"'*)
+        [[ -e ${file%/*}/$path || -e $top/$path || ($top == tests && -e tests/support/$path) ]] ||
+          complain "$file includes \"$path\", which is not its own"
+        [[ $path != ../../* && $path != *src/* ]] || complain "$file includes $path"
+        ;;
+    esac
+  done < <(includes_of "$file")
+done < <(find bench examples tests -name '*.[ch]' 2>/dev/null | sort)
+
+((failed == 0)) && printf 'check_layers: includes go down only\n'
+exit "$failed"

@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# check_layout.sh TREE: one name, three paths. A public header include/evenkeel/X.h has exactly one
+# source X.c under src/, parallel/ or criterion/, and one check tests/<folder>/check_X.c; evenkeel.h
+# leads to every public header; a check checks a header that exists.
+#
+# Exceptions follow from what is in a header: one without EK_API and without inline functions (it
+# holds macros, or includes others, as evenkeel.h) has neither source nor check; one with inline
+# functions alone needs no source.
+set -euo pipefail
+
+cd "$1"
+failed=0
+
+complain() {
+  printf 'check_layout: %s\n' "$*" >&2
+  failed=1
+}
+
+# Every header that evenkeel.h includes, itself or through others.
+declare -A reached=()
+reach() {
+  local name
+  while IFS= read -r name; do
+    [[ -z ${reached[$name]-} && -e include/evenkeel/$name.h ]] || continue
+    reached[$name]=1
+    reach "$name"
+  done < <(sed -nE 's/^#include <evenkeel\/([a-z0-9_]+)\.h>.*/\1/p' "include/evenkeel/$1.h")
+}
+if [[ -e include/evenkeel/evenkeel.h ]]; then
+  reached[evenkeel]=1
+  reach evenkeel
+fi
+
+for header in include/evenkeel/*.h; do
+  name=$(basename "$header" .h)
+  [[ -n ${reached[$name]-} ]] || complain "include/evenkeel/evenkeel.h does not lead to $name.h"
+
+  declares=0 inlines=0
+  ! grep -q '^EK_API ' "$header" || declares=1
+  ! grep -q '^static inline ' "$header" || inlines=1
+  ((declares || inlines)) || continue
+
+  mapfile -t sources < <(find src parallel criterion -name "$name.c" 2>/dev/null | sort)
+  case ${#sources[@]} in
+    0) ((!declares)) || complain "$header has no source $name.c in src/, parallel/ or criterion/" ;;
+    1) ;;
+    *) complain "$header has more than one source: ${sources[*]}" ;;
+  esac
+
+  mapfile -t checks < <(find tests -name "check_$name.c" | sort)
+  case ${#checks[@]} in
+    0) complain "$header has no check tests/<folder>/check_$name.c" ;;
+    1) ;;
+    *) complain "$header has more than one check: ${checks[*]}" ;;
+  esac
+done
+
+# The other way round, for names that went out of date. A check of a whole (a training run, an
+# example) belongs to no header and lives in tests/whole.
+while IFS= read -r check; do
+  name=$(basename "$check" .c)
+  name=${name#check_}
+  [[ $check == tests/whole/* || -e include/evenkeel/$name.h ]] ||
+    complain "$check has no header include/evenkeel/$name.h"
+done < <(find tests -name 'check_*.c' | sort)
+
+# Two sources of one name would make the name say nothing.
+while IFS= read -r name; do
+  complain "more than one source is called $name"
+done < <(find src parallel criterion -name '*.c' -printf '%f\n' 2>/dev/null | sort | uniq -d)
+
+((failed == 0)) && printf 'check_layout: every header has its source and its check\n'
+exit "$failed"

@@ -1,0 +1,18 @@
+// The same as main.c, from C++.
+#include <cstring>
+#include <iostream>
+#include <memory>
+
+#include <evenkeel/evenkeel.h>
+
+int main() {
+  ek_group *opened = nullptr;
+  if (ek_group_open(&opened, "cpu:2", nullptr) != EK_OK) {
+    std::cerr << ek_error_message() << '\n';
+    return 1;
+  }
+  const std::unique_ptr<ek_group, decltype(&ek_group_close)> group(opened, &ek_group_close);
+  if (ek_group_size(group.get()) != 2) return 1;
+  std::cout << "evenkeel " << EK_VERSION_STRING << " from C++: " << ek_status_text(EK_OK) << '\n';
+  return std::strcmp(ek_status_name(EK_OK), "EK_OK") != 0;
+}
