@@ -13,6 +13,9 @@ const struct ek__backend *ek__device_table(const ek_device *device);
 /* True on one of the group's worker threads. */
 bool ek__group_is_worker(const ek_group *group);
 
+/* The device whose worker is calling; NULL on any other thread. */
+ek_device *ek__group_worker_device(const ek_group *group);
+
 /* Opens device number `index` of a group; capacity 0 means what the machine has. */
 ek_status ek__device_open(ek_device **device, ek_group *group, const struct ek__backend *backend,
                           size_t index, int threads, uint64_t capacity);

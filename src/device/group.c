@@ -47,9 +47,15 @@ struct ek_group {
 /* Kernels keep their tiles on the stack. */
 enum { WORKER_STACK_BYTES = 8 << 20 };
 
-static _Thread_local const ek_group *group_of_this_worker;
+static _Thread_local ek_device *device_of_this_worker;
 
-bool ek__group_is_worker(const ek_group *group) { return group_of_this_worker == group; }
+ek_device *ek__group_worker_device(const ek_group *group) {
+  return ek_device_group(device_of_this_worker) == group ? device_of_this_worker : NULL;
+}
+
+bool ek__group_is_worker(const ek_group *group) {
+  return group != NULL && ek__group_worker_device(group) != NULL;
+}
 
 void ek__group_attach(ek_group *group, struct ek__abortable *abortable) {
   pthread_mutex_lock(&group->mutex);
@@ -82,7 +88,7 @@ static void run_job(struct worker *worker, ek_apply_function function, void *con
 static void *worker_main(void *argument) {
   struct worker *worker = argument;
   ek_group *group = worker->group;
-  group_of_this_worker = group;
+  device_of_this_worker = worker->device;
   uint64_t seen = 0;
   pthread_mutex_lock(&group->mutex);
   for (;;) {

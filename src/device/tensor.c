@@ -242,6 +242,12 @@ static ek_status copy_bytes(const ek_tensor *to, const ek_tensor *from, size_t b
   }
   const struct ek__backend *backend = ek__device_table(device);
   ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
+  /* Where the work is done at once it is done by the thread that calls, so it must be on that
+   * thread's own stream: several workers may copy to or from one device side by side. */
+  ek_device *caller = ek__group_worker_device(ek_device_group(device));
+  if (backend->shared_memory && caller != NULL) {
+    stream = ek_device_stream(caller, EK_STREAM_COMPUTE);
+  }
   if (to->device == NULL) {
     return backend->download == NULL ? EK_OK
                                      : backend->download(stream, to->data, from->data, bytes);

@@ -83,7 +83,7 @@ static inline vec_i v_first_mask(int64_t n) {
 /* x in the first n lanes, y in the others; n <= 0 and n >= W are legal. */
 static inline vec v_first(int64_t n, vec x, vec y) {
 #if defined(EK_ISA_avx512)
-  const __mmask16 mask = n >= W ? 0xFFFFu : n <= 0 ? 0u : (__mmask16)((1u << n) - 1u);
+  const __mmask16 mask = (__mmask16)(n >= W ? 0xFFFFu : n <= 0 ? 0u : (1u << n) - 1u);
   return (vec)_mm512_mask_blend_ps(mask, (__m512)y, (__m512)x);
 #else
   const vec_i mask = v_first_mask(n < W ? n : W);

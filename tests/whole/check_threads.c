@@ -1,0 +1,89 @@
+/*
+ * check_threads.c - devices with several threads each.
+ *
+ * A device's threads are a team that works for one caller at a time. What several workers do to one
+ * device's memory at once, as in gather and scatter, must therefore run on the callers' own teams.
+ * And a training step must not depend on how many threads a device has, but for rounding.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include <evenkeel/evenkeel.h>
+
+#include "ck_training.h"
+
+enum { DEVICES = 4, THREADS = 4, ROWS = 64, WIDTH = 16384, ROUNDS = 20 };
+
+START_TEST(many_workers_copy_to_one_device) {
+  ek_group *group = ck_open("cpu:4", THREADS);
+  const int64_t shape[] = {ROWS, WIDTH};
+  const size_t count = (size_t)ROWS * WIDTH;
+  float *source = malloc(count * sizeof *source), *back = malloc(count * sizeof *back);
+  ck_assert(source != NULL && back != NULL);
+  for (size_t i = 0; i < count; i++) source[i] = (float)(i % 16777213u);
+  ek_tensor host = {0}, host_back = {0};
+  ck_ok(ek_tensor_host(&host, source, EK_F32, 2, shape));
+  ck_ok(ek_tensor_host(&host_back, back, EK_F32, 2, shape));
+  for (int round = 0; round < ROUNDS; round++) {
+    ek_shards shards = {0}, again = {0};
+    ek_tensor whole = {0};
+    ck_ok(ek_scatter(&shards, group, &host, EK_MEMORY_INPUTS, NULL));
+    ck_ok(ek_gather(&whole, &shards, (size_t)round % DEVICES, EK_MEMORY_OUTPUTS));
+    ck_ok(ek_scatter(&again, group, &whole, EK_MEMORY_INPUTS, NULL));
+    memset(back, 0xFF, count * sizeof *back);
+    ck_ok(ek_gather_host(&host_back, &again));
+    ck_assert_int_eq(memcmp(source, back, count * sizeof *back), 0);
+    ek_shards_free(&again);
+    ek_tensor_free(&whole);
+    ek_shards_free(&shards);
+  }
+  ck_no_memory_held(group);
+  ek_group_close(group);
+  free(back);
+  free(source);
+}
+END_TEST
+
+enum { STEPS = 3, SAMPLES = 11 };
+
+/* Parameters after some steps in a group whose devices have `threads` threads. */
+static double *train(const struct ck_setup *setup, int threads, int64_t *count) {
+  ek_group *group = ck_open(setup->spec, threads);
+  struct ck_training training;
+  ck_ok(ck_training_try(&training, setup, group));
+  struct ck_batch batch =
+      ck_batch_make(setup->workload, setup->options.type, SAMPLES, 0.2, 1);
+  for (int i = 0; i < STEPS; i++) ck_ok(ck_training_step(&training, &batch, NULL));
+  double *values = ck_training_read(&training, CK_VALUES, count);
+  ck_batch_free(&batch);
+  ck_training_close(&training);
+  ek_group_close(group);
+  return values;
+}
+
+START_TEST(a_step_does_not_depend_on_the_threads) {
+  struct ck_setup setup = ck_setup_mode(&ck_workloads[_i / CK_PLACEMENTS], "cpu:3", EK_MODE_GATHER);
+  ck_setup_place(&setup, _i % CK_PLACEMENTS);
+  setup.optimizer = ck_clipped_adamw;
+  setup.options.type = EK_F64; /* so that rounding has no say: kernels sum in other orders */
+  int64_t count = 0;
+  double *one = train(&setup, 1, &count), *three = train(&setup, 3, &count);
+  double *again = train(&setup, 3, &count);
+  ck_assert_double_le(ck_rel_l2(three, one, count), 1e-9);
+  ck_assert_int_eq(memcmp(three, again, (size_t)count * sizeof *three), 0);
+  free(again);
+  free(three);
+  free(one);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("threads");
+  TCase *tcase = ck_case(suite, "threads");
+  tcase_add_test(tcase, many_workers_copy_to_one_device);
+  tcase_add_loop_test(tcase, a_step_does_not_depend_on_the_threads, 0,
+                      CK_WORKLOADS * CK_PLACEMENTS);
+  return suite;
+}
+
+CK_MAIN(make_suite)
