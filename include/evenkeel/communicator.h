@@ -10,6 +10,9 @@
  * bits. Tensors are f32 or f64 (broadcast and all-gather: any type), with equal numbers of elements on
  * all devices; a difference is EK_ERR_SHAPE on every device.
  *
+ * A device that leaves its function without having called a collective that the others wait for, or
+ * without having waited for its own, keeps them waiting: all devices must do the same.
+ *
  * When a device's function fails inside ek_group_apply(), the group aborts its communicators: peers
  * that wait return EK_ERR_ABORTED. Afterwards the communicator is as new.
  */

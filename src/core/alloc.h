@@ -1,7 +1,8 @@
 /*
  * alloc.h - memory of the host for descriptions and tables, never for tensors.
  *
- * All of the library's malloc and free are in host_memory.c, so that a test can make the n-th one fail.
+ * All of the library's malloc and free are in host_memory.c, so that a test can make the n-th one
+ * fail.
  */
 #ifndef EK_ALLOC_H
 #define EK_ALLOC_H
@@ -21,6 +22,5 @@ bool ek__grow(void *array, size_t *capacity, size_t wanted, size_t size);
 char *ek__strdup(const char *text);
 
 void ek__free(void *memory);
-
 
 #endif /* EK_ALLOC_H */

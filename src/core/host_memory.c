@@ -51,6 +51,4 @@ char *ek__strdup(const char *text) {
 
 void ek__free(void *memory) { free(memory); }
 
-
-
 void ek_host_memory_fail_at(uint64_t n) { atomic_store(&fail_countdown, n); }

@@ -17,7 +17,7 @@ static inline bool ek__add(int64_t *result, int64_t a, int64_t b) {
   return !__builtin_add_overflow(a, b, result);
 }
 
-/* The smallest multiple of `unit` (a power of two) that is not below `bytes`; false if none fits. */
+/* `bytes` up to the next multiple of `unit`, a power of two; false if there is none. */
 static inline bool ek__round_up(uint64_t *result, uint64_t bytes, uint64_t unit) {
   if (bytes > UINT64_MAX - (unit - 1)) return false;
   *result = (bytes + unit - 1) & ~(unit - 1);

@@ -12,9 +12,8 @@ static _Thread_local char last_message[EK__MESSAGE_SIZE];
 
 const char *ek_status_name(ek_status status) {
   switch (status) {
-#define NAME(name, value, text) \
-  case name:                    \
-    return #name;
+#define NAME(name, value, text)                                                                    \
+  case name: return #name;
     EK_STATUS_LIST(NAME)
 #undef NAME
   }
@@ -23,9 +22,8 @@ const char *ek_status_name(ek_status status) {
 
 const char *ek_status_text(ek_status status) {
   switch (status) {
-#define TEXT(name, value, text) \
-  case name:                    \
-    return text;
+#define TEXT(name, value, text)                                                                    \
+  case name: return text;
     EK_STATUS_LIST(TEXT)
 #undef TEXT
   }

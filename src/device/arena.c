@@ -169,8 +169,8 @@ static void swallow_next(struct ek__arena *arena, struct ek_memory *block) {
   arena->spare = next;
 }
 
-static ek_status out_of_memory(struct ek__arena *arena, ek_memory_category category,
-                               uint64_t bytes, const char *why) {
+static ek_status out_of_memory(struct ek__arena *arena, ek_memory_category category, uint64_t bytes,
+                               const char *why) {
   uint64_t largest = 0;
   for (const struct ek_memory *block = arena->first; block != NULL; block = block->next) {
     if (!block->used && block->bytes > largest) largest = block->bytes;
@@ -178,14 +178,15 @@ static ek_status out_of_memory(struct ek__arena *arena, ek_memory_category categ
   char held[1024];
   ek__ledger_describe(held, sizeof held, arena->current);
   char wanted[32], free_text[32], capacity[32], total[32];
-  return ek_error_set(
-      EK_ERR_OUT_OF_MEMORY,
-      "%s: out of memory: %s%s (%llu bytes) for %s, largest free block %s, capacity %s, held %s: %s",
-      ek_device_name(arena->device), why, ek__ledger_size(wanted, sizeof wanted, bytes),
-      (unsigned long long)bytes, ek_memory_category_name(category),
-      ek__ledger_size(free_text, sizeof free_text, largest),
-      ek__ledger_size(capacity, sizeof capacity, arena->capacity),
-      ek__ledger_size(total, sizeof total, arena->current_total), held);
+  return ek_error_set(EK_ERR_OUT_OF_MEMORY,
+                      "%s: out of memory: %s%s (%llu bytes) for %s, largest free block %s, "
+                      "capacity %s, held %s: %s",
+                      ek_device_name(arena->device), why,
+                      ek__ledger_size(wanted, sizeof wanted, bytes), (unsigned long long)bytes,
+                      ek_memory_category_name(category),
+                      ek__ledger_size(free_text, sizeof free_text, largest),
+                      ek__ledger_size(capacity, sizeof capacity, arena->capacity),
+                      ek__ledger_size(total, sizeof total, arena->current_total), held);
 }
 
 static ek_status take_locked(struct ek_memory **memory, struct ek__arena *arena,
@@ -311,7 +312,8 @@ void ek__arena_drop(struct ek_memory *memory) {
 
 ek_status ek_memory_stats(ek_memory_usage *usage, const ek_device *device) {
   if (usage == NULL || device == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_memory_stats: usage and device may not be NULL");
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "ek_memory_stats: usage and device may not be NULL");
   }
   struct ek__arena *arena = ek__device_arena(device);
   pthread_mutex_lock(&arena->mutex);

@@ -3,8 +3,9 @@
  *
  * The arena is a row of blocks, used and free, in address order. Requests are rounded up to
  * EK_MEMORY_UNIT and go into the first free block that is large enough; free neighbours merge at
- * once. Where a block lands depends on the sequence of requests alone, not on capacity or addresses,
- * so a run repeats its addresses and its peak, and a `plan` device has those of a real one.
+ * once. Where a block lands depends on the sequence of requests alone, not on capacity or
+ * addresses, so a run repeats its addresses and its peak, and a `plan` device has those of a real
+ * one.
  *
  * Invariants, all under `mutex`:
  *   - blocks cover 0 .. capacity without gaps; no two free blocks are neighbours;
@@ -49,7 +50,7 @@ struct ek__arena {
   uint64_t at_peak[EK_MEMORY_CATEGORIES], peak, peak_total;
   uint64_t serial, peak_serial; /* requests so far, those that failed included */
   uint64_t made;                /* requests that succeeded */
-  uint64_t fail_at; /* fail the allocation with this serial; 0: none */
+  uint64_t fail_at;             /* fail the allocation with this serial; 0: none */
   ek_memory_event *events;
   size_t event_count, event_capacity, events_dropped;
   uint64_t event_start;

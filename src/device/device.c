@@ -37,10 +37,10 @@ ek_status ek__device_open(ek_device **device, ek_group *group, const struct ek__
   if (capacity == 0) EK_TRY_GOTO(status, backend->memory_size(&capacity), cleanup);
   EK_TRY_GOTO(status, ek__arena_open(&result->arena, result, backend, capacity), cleanup);
   for (int kind = 0; kind < 2; kind++) {
-    EK_TRY_GOTO(status,
-                ek__stream_open(&result->streams[kind], result, backend, (ek_stream_kind)kind,
-                                threads),
-                cleanup);
+    EK_TRY_GOTO(
+        status,
+        ek__stream_open(&result->streams[kind], result, backend, (ek_stream_kind)kind, threads),
+        cleanup);
   }
   *device = result;
   return EK_OK;

@@ -9,7 +9,8 @@
  * peer waits for it; when all have come back, the caller makes the communicators new.
  *
  * Lock: `mutex` guards job, running, stopping, function, context and the list of abortables. It is
- * never held while a job runs. A communicator's own lock is taken inside it (abort), never around it.
+ * never held while a job runs. A communicator's own lock is taken inside it (abort), never around
+ * it.
  */
 #include <pthread.h>
 #include <string.h>
@@ -120,8 +121,8 @@ static ek_status start_workers(ek_group *group) {
     worker->started = error == 0;
   }
   if (error != 0) {
-    status = ek_error_set(EK_ERR_OUT_OF_MEMORY, "cannot start a worker thread: %s",
-                          strerror(error));
+    status =
+        ek_error_set(EK_ERR_OUT_OF_MEMORY, "cannot start a worker thread: %s", strerror(error));
   }
   pthread_attr_destroy(&attributes);
   return status;
@@ -146,9 +147,10 @@ static ek_status check_options(const ek_group_options *options) {
   if (options == NULL) return EK_OK;
   if (options->size != sizeof *options || options->threads_per_device < 0 ||
       options->threads_per_device > 1024) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_group_open: options were not initialised with EK_GROUP_OPTIONS_INIT, or "
-                        "threads_per_device is not in 0..1024");
+    return ek_error_set(
+        EK_ERR_INVALID_ARGUMENT,
+        "ek_group_open: options were not initialised with EK_GROUP_OPTIONS_INIT, or "
+        "threads_per_device is not in 0..1024");
   }
   return EK_OK;
 }
@@ -260,8 +262,8 @@ ek_status ek_group_synchronize(ek_group *group) {
   }
   for (size_t i = 0; i < group->count; i++) {
     for (int kind = 0; kind < 2; kind++) {
-      EK_TRY(ek_stream_synchronize(
-          ek_device_stream(group->workers[i].device, (ek_stream_kind)kind)));
+      EK_TRY(
+          ek_stream_synchronize(ek_device_stream(group->workers[i].device, (ek_stream_kind)kind)));
     }
   }
   return EK_OK;

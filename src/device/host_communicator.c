@@ -2,11 +2,11 @@
  * host_communicator.c - collectives between devices that share the host's memory.
  *
  * There is no thread for communication: a device's communication stream is a queue that its worker
- * works off whenever it calls progress() or wait(). A collective has a slot in a ring; every rank puts
- * its pointer in and goes on computing. Once all ranks have arrived, the work is cut into one part per
- * rank, and each rank does its own part over everybody's memory: one pass that reads all sources in
- * the order of the devices. So the load is even, sums have a fixed order, and a rank never holds a
- * copy of anything.
+ * works off whenever it calls progress() or wait(). A collective has a slot in a ring; every rank
+ * puts its pointer in and goes on computing. Once all ranks have arrived, the work is cut into one
+ * part per rank, and each rank does its own part over everybody's memory: one pass that reads all
+ * sources in the order of the devices. So the load is even, sums have a fixed order, and a rank
+ * never holds a copy of anything.
  *
  * Every rank meets the collectives in the same order. rank r has queued[r] of them and has done its
  * part of finished[r]; a slot is over, and its memory may be touched again, when all ranks have
@@ -55,8 +55,8 @@ static ek_status misfit(void) {
                       "the devices called different collectives, or with different sizes");
 }
 
-/* Why `rank` cannot go on after an abort. A misfit that all have arrived at is everybody's error, also
- * of those who see the abort by the first that noticed it. Called with the mutex held. */
+/* Why `rank` cannot go on after an abort. A misfit that all have arrived at is everybody's error,
+ * also of those who see the abort by the first that noticed it. Called with the mutex held. */
 static ek_status given_up(const struct host_communicator *self, size_t rank) {
   for (uint64_t i = self->finished[rank]; i < self->queued[rank]; i++) {
     const struct slot *slot = &self->ring[i % RING];
@@ -110,24 +110,24 @@ static ek_status do_part(struct host_communicator *self, const struct slot *slot
   int64_t first = 0, last = 0;
   part_of(&first, &last, slot->collective.count, rank, ranks);
   switch (slot->collective.kind) {
-    case EK__BROADCAST:
-      for (size_t i = 0; i < ranks && first < last; i++) {
-        if (i != root) EK_TRY(copy_part(device, slot, i, root, first, last));
-      }
-      return EK_OK;
-    case EK__REDUCE:
-      return first == last ? EK_OK : sum_part(device, slot, ranks, first, last, root, 1);
-    case EK__ALL_REDUCE:
-      return first == last ? EK_OK : sum_part(device, slot, ranks, first, last, 0, ranks);
-    case EK__REDUCE_SCATTER:
-      first = slot->offsets[rank], last = slot->offsets[rank + 1];
-      return first == last ? EK_OK : sum_part(device, slot, ranks, first, last, rank, 1);
-    case EK__ALL_GATHER:
-      for (size_t i = 0; i < ranks; i++) {
-        first = slot->offsets[i], last = slot->offsets[i + 1];
-        if (i != rank && first < last) EK_TRY(copy_part(device, slot, rank, i, first, last));
-      }
-      return EK_OK;
+  case EK__BROADCAST:
+    for (size_t i = 0; i < ranks && first < last; i++) {
+      if (i != root) EK_TRY(copy_part(device, slot, i, root, first, last));
+    }
+    return EK_OK;
+  case EK__REDUCE:
+    return first == last ? EK_OK : sum_part(device, slot, ranks, first, last, root, 1);
+  case EK__ALL_REDUCE:
+    return first == last ? EK_OK : sum_part(device, slot, ranks, first, last, 0, ranks);
+  case EK__REDUCE_SCATTER:
+    first = slot->offsets[rank], last = slot->offsets[rank + 1];
+    return first == last ? EK_OK : sum_part(device, slot, ranks, first, last, rank, 1);
+  case EK__ALL_GATHER:
+    for (size_t i = 0; i < ranks; i++) {
+      first = slot->offsets[i], last = slot->offsets[i + 1];
+      if (i != rank && first < last) EK_TRY(copy_part(device, slot, rank, i, first, last));
+    }
+    return EK_OK;
   }
   return ek_error_set(EK_ERR_INTERNAL, "no such collective");
 }

@@ -67,8 +67,7 @@ static void append_row(struct text *text, const char *name, const ek_memory_usag
                        size_t count, size_t offset) {
   append(text, "%-14s", name);
   for (size_t i = 0; i < count; i++) {
-    const uint64_t bytes =
-        *(const uint64_t *)(const void *)((const char *)&usages[i] + offset);
+    const uint64_t bytes = *(const uint64_t *)(const void *)((const char *)&usages[i] + offset);
     append(text, " %12.2f", (double)bytes / (1024.0 * 1024.0));
   }
   append(text, "\n");

@@ -65,7 +65,8 @@ ek_status ek_stream_synchronize(ek_stream *stream) {
 
 ek_status ek_event_create(ek_event **event, ek_device *device) {
   if (event == NULL || device == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_event_create: event and device may not be NULL");
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "ek_event_create: event and device may not be NULL");
   }
   ek_event *result = ek__calloc(1, sizeof *result);
   if (result == NULL) {
@@ -87,7 +88,8 @@ ek_status ek_event_create(ek_event **event, ek_device *device) {
 
 ek_status ek_event_record(ek_event *event, ek_stream *stream) {
   if (event == NULL || stream == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_event_record: event and stream may not be NULL");
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "ek_event_record: event and stream may not be NULL");
   }
   if (event->device != stream->device) {
     return ek_error_set(EK_ERR_DEVICE, "ek_event_record: event of %s, stream of %s",
@@ -101,7 +103,8 @@ ek_status ek_event_record(ek_event *event, ek_stream *stream) {
 
 ek_status ek_stream_wait(ek_stream *stream, const ek_event *event) {
   if (event == NULL || stream == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_stream_wait: stream and event may not be NULL");
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "ek_stream_wait: stream and event may not be NULL");
   }
   const struct ek__backend *backend = ek__device_table(stream->device);
   if (!event->recorded || backend->stream_wait == NULL) return EK_OK;

@@ -12,22 +12,22 @@
 
 size_t ek_type_size(ek_type type) {
   switch (type) {
-    case EK_F32:
-    case EK_I32: return 4;
-    case EK_F64: return 8;
-    case EK_BF16:
-    case EK_F16: return 2;
+  case EK_F32:
+  case EK_I32: return 4;
+  case EK_F64: return 8;
+  case EK_BF16:
+  case EK_F16: return 2;
   }
   return 0;
 }
 
 const char *ek_type_name(ek_type type) {
   switch (type) {
-    case EK_F32: return "f32";
-    case EK_F64: return "f64";
-    case EK_BF16: return "bf16";
-    case EK_F16: return "f16";
-    case EK_I32: return "i32";
+  case EK_F32: return "f32";
+  case EK_F64: return "f64";
+  case EK_BF16: return "bf16";
+  case EK_F16: return "f16";
+  case EK_I32: return "i32";
   }
   return "no type";
 }
@@ -39,8 +39,8 @@ static ek_status measure(int64_t *bytes, const char *who, ek_type type, int rank
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: %d is no element type", who, (int)type);
   }
   if (rank < 0 || rank > EK_MAX_RANK || (rank > 0 && shape == NULL)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: rank %d is not in 0..%d, or shape is NULL", who,
-                        rank, EK_MAX_RANK);
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: rank %d is not in 0..%d, or shape is NULL",
+                        who, rank, EK_MAX_RANK);
   }
   bool empty = false, overflow = false;
   int64_t total = (int64_t)ek_type_size(type);
@@ -215,8 +215,7 @@ static bool covers_its_memory(const ek_tensor *tensor) {
 }
 
 ek_status ek_tensor_grow(bool *grown, ek_tensor *tensor, int64_t rows) {
-  if (grown == NULL || !ek_tensor_exists(tensor) || tensor->rank == 0 ||
-      rows < tensor->shape[0]) {
+  if (grown == NULL || !ek_tensor_exists(tensor) || tensor->rank == 0 || rows < tensor->shape[0]) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                         "ek_tensor_grow: no tensor with rows, or fewer rows than it has");
   }

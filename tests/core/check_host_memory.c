@@ -1,0 +1,160 @@
+/*
+ * check_host_memory.c - the switch that makes an allocation of the host fail: it counts, it fires
+ * once, it can be taken back, and every call that needs memory comes through it cleanly.
+ */
+#include "ek_check.h"
+
+#include <evenkeel/communicator.h>
+#include <evenkeel/host_memory.h>
+
+/* More allocations than any of the calls below makes. */
+enum { MANY = 1000 };
+
+/* Makes the 1st, 2nd, ... allocation fail until the call succeeds; returns how many failed. */
+static int fail_until_it_works(ek_status (*call)(void *context), void *context) {
+  for (int n = 1; n <= MANY; n++) {
+    ek_error_clear();
+    ek_host_memory_fail_at((uint64_t)n);
+    const ek_status status = call(context);
+    ek_host_memory_fail_at(0);
+    if (status == EK_OK) return n - 1;
+    ck_assert_msg(status == EK_ERR_OUT_OF_MEMORY, "allocation %d: %s: %s", n,
+                  ek_status_name(status), ek_error_message());
+    ck_assert_msg(ek_error_message()[0] != '\0', "allocation %d: no message", n);
+  }
+  ck_abort_msg("the call never succeeds");
+  return 0;
+}
+
+static ek_status open_and_close(void *context) {
+  ek_group *group = NULL;
+  const ek_status status = ek_group_open(&group, context, NULL);
+  if (status != EK_OK && group != NULL) return EK_ERR_INTERNAL; /* left as it was */
+  ek_group_close(group);
+  return status;
+}
+
+START_TEST(opening_a_group) {
+  static char *const specs[] = {"cpu", "cpu:3", "plan:5", "cpu:2@1MiB"};
+  char *spec = specs[_i];
+  const int failed = fail_until_it_works(open_and_close, spec);
+  ck_assert_int_ge(failed, 4); /* group, spec, device, arena, streams */
+  ck_ok(open_and_close(spec));
+}
+END_TEST
+
+START_TEST(it_fires_once) {
+  char spec[] = "plan:1";
+  ek_host_memory_fail_at(1);
+  ck_fails(open_and_close(spec), EK_ERR_OUT_OF_MEMORY, "memory");
+  ck_ok(open_and_close(spec));
+}
+END_TEST
+
+START_TEST(it_can_be_taken_back) {
+  char spec[] = "plan:1";
+  ek_host_memory_fail_at(2);
+  ek_host_memory_fail_at(0);
+  for (int i = 0; i < 3; i++) ck_ok(open_and_close(spec));
+}
+END_TEST
+
+/* ---- what takes host memory on an open group ---- */
+
+static ek_status open_communicator(void *context) {
+  ek_communicator *communicator = NULL;
+  EK_TRY(ek_communicator_open(&communicator, context));
+  ek_communicator_close(communicator);
+  return EK_OK;
+}
+
+static ek_status create_event(void *context) {
+  ek_event *event = NULL;
+  EK_TRY(ek_event_create(&event, ek_group_device(context, 0)));
+  ek_event_free(event);
+  return EK_OK;
+}
+
+static ek_status record(void *context) {
+  return ek_memory_record_start(ek_group_device(context, 0), 100);
+}
+
+START_TEST(communicators_events_and_recorders) {
+  ek_group *group = ck_open(_i == 0 ? "cpu:2@1MiB" : "plan:2", 1);
+  ck_assert_int_eq(fail_until_it_works(open_communicator, group), 1);
+  ck_assert_int_eq(fail_until_it_works(create_event, group), 1);
+  ck_assert_int_eq(fail_until_it_works(record, group), 1);
+  ek_group_close(group);
+}
+END_TEST
+
+START_TEST(a_failed_restart_keeps_the_recording) {
+  ek_group *group = ck_open("plan:1", 1);
+  ek_device *device = ek_group_device(group, 0);
+  ck_ok(ek_memory_record_start(device, 10));
+  ek_host_memory_fail_at(1);
+  ck_fails(ek_memory_record_start(device, 10), EK_ERR_OUT_OF_MEMORY, "10 events");
+  ek_tensor tensor = {0};
+  ck_ok(ek_tensor_create(&tensor, device, EK_MEMORY_LOSS, EK_F32, 0, NULL));
+  const ek_memory_event *events = NULL;
+  size_t count = 0;
+  ck_ok(ek_memory_record_stop(&events, &count, NULL, device));
+  ck_assert_uint_eq(count, 1);
+  ek_tensor_free(&tensor);
+  ek_group_close(group);
+}
+END_TEST
+
+/* Blocks are described by records that come 256 at a time; the failing ones must do no harm. */
+START_TEST(many_tensors) {
+  enum { TENSORS = 1200 };
+  static ek_tensor tensors[TENSORS];
+  ek_group *group = ck_open("plan:1", 1);
+  ek_device *device = ek_group_device(group, 0);
+  int failed = 0;
+  for (int i = 0; i < TENSORS; i++) {
+    ek_host_memory_fail_at(1);
+    ek_status status =
+        ek_tensor_create(&tensors[i], device, EK_MEMORY_INPUTS, EK_F32, 1, (const int64_t[]){64});
+    ek_host_memory_fail_at(0);
+    if (status == EK_OK) continue;
+    ck_assert_int_eq(status, EK_ERR_OUT_OF_MEMORY);
+    ck_assert(!ek_tensor_exists(&tensors[i]));
+    failed++;
+    ck_ok(
+        ek_tensor_create(&tensors[i], device, EK_MEMORY_INPUTS, EK_F32, 1, (const int64_t[]){64}));
+  }
+  ck_assert_int_ge(failed, 3);
+  ck_assert_int_le(failed, 6);
+  ek_memory_usage usage;
+  ck_ok(ek_memory_stats(&usage, device));
+  ck_assert_uint_eq(usage.current_bytes, 256u * TENSORS);
+  ck_assert_uint_eq(usage.peak_bytes, 256u * TENSORS);
+  for (int i = 0; i < TENSORS; i++) ek_tensor_free(&tensors[i]);
+  /* Freed records serve again. */
+  ek_host_memory_fail_at(1);
+  for (int i = 0; i < TENSORS; i++) {
+    ck_ok(
+        ek_tensor_create(&tensors[i], device, EK_MEMORY_INPUTS, EK_F32, 1, (const int64_t[]){64}));
+  }
+  ek_host_memory_fail_at(0);
+  for (int i = 0; i < TENSORS; i++) ek_tensor_free(&tensors[i]);
+  ck_no_memory_held(group);
+  ek_group_close(group);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("host_memory");
+  TCase *group = ck_case(suite, "group");
+  tcase_add_loop_test(group, opening_a_group, 0, 4);
+  tcase_add_test(group, it_fires_once);
+  tcase_add_test(group, it_can_be_taken_back);
+  TCase *others = ck_case(suite, "others");
+  tcase_add_loop_test(others, communicators_events_and_recorders, 0, 2);
+  tcase_add_test(others, a_failed_restart_keeps_the_recording);
+  tcase_add_test(others, many_tensors);
+  return suite;
+}
+
+CK_MAIN(make_suite)

@@ -1,0 +1,551 @@
+/*
+ * check_communicator.c - the collectives: sums bit for bit in the order of the devices, the ring,
+ * misfits, failures and aborts.
+ *
+ * Workers record what they saw; the test asserts when they have come back.
+ */
+#include "ek_check.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <evenkeel/communicator.h>
+
+enum { DEVICES = 8 };
+
+enum kind { BROADCAST, REDUCE, ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, KINDS };
+static const char *const kind_names[] = {"broadcast", "reduce", "all_reduce", "reduce_scatter",
+                                         "all_gather"};
+
+static double seconds(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* ---- the bed: a group, its communicator, and one tensor a device ---- */
+
+struct bed {
+  ek_group *group;
+  ek_communicator *communicator;
+  size_t devices;
+  ek_type type;
+  int64_t count;
+  ek_tensor tensors[DEVICES];
+  double *values[DEVICES], *got;
+  int64_t offsets[DEVICES + 1];
+  enum kind kind;
+  size_t root;
+  ek_status seen[DEVICES];
+};
+
+static void open_bed(struct bed *bed, const char *backend, size_t devices, ek_type type,
+                     int64_t count) {
+  char spec[32];
+  (void)snprintf(spec, sizeof spec, "%s:%zu@16MiB", backend, devices);
+  *bed = (struct bed){.group = ck_open(spec, 1), .devices = devices, .type = type, .count = count};
+  ck_ok(ek_communicator_open(&bed->communicator, bed->group));
+  bed->got = calloc((size_t)count + 1, sizeof(double));
+  for (size_t i = 0; i < devices; i++) {
+    bed->values[i] = calloc((size_t)count + 1, sizeof(double));
+    bed->tensors[i] =
+        ck_upload(ek_group_device(bed->group, i), type, bed->values[i], CK_SHAPE(count));
+  }
+}
+
+static void close_bed(struct bed *bed) {
+  for (size_t i = 0; i < bed->devices; i++) {
+    ek_tensor_free(&bed->tensors[i]);
+    free(bed->values[i]);
+  }
+  free(bed->got);
+  ek_communicator_close(bed->communicator);
+  ck_no_memory_held(bed->group);
+  ek_group_close(bed->group);
+}
+
+static void upload_values(struct bed *bed) {
+  for (size_t i = 0; i < bed->devices; i++) ck_set(&bed->tensors[i], bed->values[i]);
+}
+
+/* Cuts 0 .. count at random places; some parts are empty. */
+static void cut(struct bed *bed, struct ck_random *random) {
+  for (size_t i = 1; i < bed->devices; i++) {
+    const int64_t left = bed->count - bed->offsets[i - 1];
+    bed->offsets[i] = bed->offsets[i - 1] + ck_random_integer(random, 0, left);
+  }
+  bed->offsets[bed->devices] = bed->count;
+}
+
+static ek_status call(struct bed *bed, ek_device *device, ek_tensor *tensor) {
+  switch (bed->kind) {
+  case BROADCAST: return ek_communicator_broadcast(bed->communicator, device, tensor, bed->root);
+  case REDUCE: return ek_communicator_reduce(bed->communicator, device, tensor, bed->root);
+  case ALL_REDUCE: return ek_communicator_all_reduce(bed->communicator, device, tensor);
+  case REDUCE_SCATTER:
+    return ek_communicator_reduce_scatter(bed->communicator, device, tensor, bed->offsets);
+  default: return ek_communicator_all_gather(bed->communicator, device, tensor, bed->offsets);
+  }
+}
+
+static ek_status once(void *context, ek_device *device, size_t index) {
+  struct bed *bed = context;
+  EK_TRY(call(bed, device, &bed->tensors[index]));
+  return ek_communicator_wait(bed->communicator, device);
+}
+
+/* What element `i` of device `k` must be, in the type's own arithmetic. */
+static double expected(const struct bed *bed, size_t k, int64_t i) {
+  size_t owner = 0;
+  while (owner + 1 < bed->devices && i >= bed->offsets[owner + 1]) owner++;
+  float narrow = (float)bed->values[0][i];
+  double wide = bed->values[0][i];
+  for (size_t d = 1; d < bed->devices; d++) {
+    narrow = narrow + (float)bed->values[d][i];
+    wide = wide + bed->values[d][i];
+  }
+  const double sum = bed->type == EK_F32 ? (double)narrow : wide;
+  switch (bed->kind) {
+  case BROADCAST: return bed->values[bed->root][i];
+  case REDUCE: return k == bed->root ? sum : bed->values[k][i];
+  case ALL_REDUCE: return sum;
+  case REDUCE_SCATTER: return k == owner ? sum : bed->values[k][i];
+  default: return bed->values[owner][i];
+  }
+}
+
+static void check_result(const struct bed *bed) {
+  for (size_t k = 0; k < bed->devices; k++) {
+    ck_get(bed->got, &bed->tensors[k]);
+    for (int64_t i = 0; i < bed->count; i++) {
+      const double want = expected(bed, k, i);
+      if (memcmp(&bed->got[i], &want, sizeof want) == 0) continue;
+      ck_abort_msg("%s of %s over %zu devices: element %lld of %lld on %zu is %a, not %a",
+                   kind_names[bed->kind], ek_type_name(bed->type), bed->devices, (long long)i,
+                   (long long)bed->count, k, bed->got[i], want);
+    }
+  }
+}
+
+static void run_once(struct bed *bed) {
+  upload_values(bed);
+  ck_ok(ek_group_apply(bed->group, once, bed));
+  check_result(bed);
+}
+
+/* ---- results ---- */
+
+static const int64_t counts[] = {0, 1, 15, 16, 17, 1000, 100003};
+enum { COUNTS = sizeof counts / sizeof counts[0] };
+
+static void fill_integers(struct bed *bed, struct ck_random *random) {
+  for (size_t d = 0; d < bed->devices; d++) {
+    for (int64_t i = 0; i < bed->count; i++) {
+      bed->values[d][i] = (double)ck_random_integer(random, -1000, 1000);
+    }
+  }
+}
+
+START_TEST(every_collective_for_every_number_of_devices) {
+  static const ek_type types[] = {EK_F32, EK_F64, EK_I32};
+  struct ck_random random = ck_random_start((uint64_t)_i);
+  for (int c = 0; c < COUNTS; c++) {
+    for (int t = 0; t < 3; t++) {
+      struct bed bed;
+      open_bed(&bed, "cpu", (size_t)_i, types[t], counts[c]);
+      ck_assert_str_eq(ek_communicator_name(bed.communicator), "host");
+      fill_integers(&bed, &random);
+      for (int kind = 0; kind < KINDS; kind++) {
+        bed.kind = (enum kind)kind;
+        if (types[t] == EK_I32 && kind != BROADCAST && kind != ALL_GATHER) continue;
+        bed.root = (size_t)ck_random_integer(&random, 0, _i - 1);
+        cut(&bed, &random);
+        run_once(&bed);
+      }
+      close_bed(&bed);
+    }
+  }
+}
+END_TEST
+
+START_TEST(sums_are_in_the_order_of_the_devices) {
+  /* 1e8 + 1 - 1e8 is 0 in f32, 1e8 - 1e8 + 1 is 1: any other order or width gives other bits. */
+  static const double f32[DEVICES] = {1e8, 1, -1e8, 3, 0.1, 1e-7, 1e4, -0.3};
+  static const double f64[DEVICES] = {1e17, 1, -1e17, 3, 0.1, 1e-17, 1e14, -0.3};
+  struct ck_random random = ck_random_start(99);
+  for (size_t devices = 3; devices <= DEVICES; devices++) {
+    for (int kind = REDUCE; kind <= REDUCE_SCATTER; kind++) {
+      struct bed bed;
+      open_bed(&bed, "cpu", devices, _i == 0 ? EK_F32 : EK_F64, 1003);
+      for (int64_t i = 0; i < bed.count; i++) {
+        for (size_t d = 0; d < devices; d++) {
+          /* In turn, so that every device has each of the values somewhere. */
+          const double value = (_i == 0 ? f32 : f64)[(d + (size_t)i) % DEVICES];
+          bed.values[d][i] = _i == 0 ? (double)(float)value : value;
+        }
+      }
+      bed.kind = (enum kind)kind;
+      bed.root = (size_t)ck_random_integer(&random, 0, (int64_t)devices - 1);
+      cut(&bed, &random);
+      run_once(&bed);
+      close_bed(&bed);
+    }
+  }
+}
+END_TEST
+
+START_TEST(runs_repeat_bit_for_bit) {
+  struct bed bed;
+  struct ck_random random = ck_random_start(7);
+  open_bed(&bed, "cpu", 5, _i == 0 ? EK_F32 : EK_F64, 10007);
+  for (size_t d = 0; d < bed.devices; d++) {
+    for (int64_t i = 0; i < bed.count; i++) {
+      const double value = ck_random_uniform(&random, -1, 1);
+      bed.values[d][i] = _i == 0 ? (double)(float)value : value;
+    }
+  }
+  bed.kind = ALL_REDUCE;
+  for (int run = 0; run < 50; run++) run_once(&bed); /* expected() is one fixed order */
+  close_bed(&bed);
+}
+END_TEST
+
+/* ---- many at a time ---- */
+
+struct chain {
+  struct bed bed;
+  int rounds, after; /* wait after so many; 0: at the end */
+  bool progress;
+};
+
+/* Sums of ones: after r rounds over n devices every element is n^(r - 1) times the first sum. */
+static ek_status run_chain(void *context, ek_device *device, size_t index) {
+  struct chain *chain = context;
+  struct bed *bed = &chain->bed;
+  for (int r = 0; r < chain->rounds; r++) {
+    ek_tensor part = {0};
+    EK_TRY(ek_tensor_rows(&part, &bed->tensors[index], r, 1));
+    const ek_status status = ek_communicator_all_reduce(bed->communicator, device, &part);
+    ek_tensor_free(&part);
+    EK_TRY(status);
+    if (chain->progress) EK_TRY(ek_communicator_progress(bed->communicator, device));
+    if (chain->after > 0 && r % chain->after == 0) {
+      EK_TRY(ek_communicator_wait(bed->communicator, device));
+    }
+    /* Devices that are out of step meet all the states of the ring. */
+    if ((size_t)r % (50 * (index + 1)) == 49) {
+      const struct timespec pause = {.tv_nsec = 200000};
+      nanosleep(&pause, NULL);
+    }
+  }
+  return ek_communicator_wait(bed->communicator, device);
+}
+
+START_TEST(more_collectives_than_the_ring_has_places) {
+  static const struct {
+    int rounds, after;
+    bool progress;
+  } ways[] = {{64, 0, false},  {65, 0, false},   {1000, 0, false}, {1000, 0, true},
+              {500, 1, false}, {1000, 63, true}, {1000, 65, false}};
+  struct chain chain = {
+      .rounds = ways[_i].rounds, .after = ways[_i].after, .progress = ways[_i].progress};
+  struct ck_random random = ck_random_start(3);
+  open_bed(&chain.bed, "cpu", 4, EK_F32, chain.rounds);
+  fill_integers(&chain.bed, &random);
+  upload_values(&chain.bed);
+  chain.bed.kind = ALL_REDUCE;
+  ck_ok(ek_group_apply(chain.bed.group, run_chain, &chain));
+  check_result(&chain.bed);
+  close_bed(&chain.bed);
+}
+END_TEST
+
+struct early {
+  struct bed bed;
+  atomic_int arrived, done;
+};
+
+/* Device 0 polls progress() and sees the sum although nobody has called wait(). */
+static ek_status progress_only(void *context, ek_device *device, size_t index) {
+  struct early *early = context;
+  struct bed *bed = &early->bed;
+  EK_TRY(ek_communicator_all_reduce(bed->communicator, device, &bed->tensors[index]));
+  atomic_fetch_add(&early->arrived, 1);
+  while (atomic_load(&early->arrived) < (int)bed->devices) {
+  }
+  EK_TRY(ek_communicator_progress(bed->communicator, device));
+  atomic_fetch_add(&early->done, 1);
+  while (atomic_load(&early->done) < (int)bed->devices) {
+  }
+  bed->seen[index] = ek_communicator_progress(bed->communicator, device);
+  /* Everybody has done its part: the sum is there, before any wait. */
+  if (index == 0 && ((const float *)bed->tensors[0].data)[bed->count - 1] != 3.0f) {
+    bed->seen[0] = EK_ERR_INTERNAL;
+  }
+  return ek_communicator_wait(bed->communicator, device);
+}
+
+START_TEST(progress_works_before_wait) {
+  struct early early = {0};
+  open_bed(&early.bed, "cpu", 2, EK_F32, 1000);
+  for (int64_t i = 0; i < 1000; i++) early.bed.values[0][i] = 1, early.bed.values[1][i] = 2;
+  upload_values(&early.bed);
+  ck_ok(ek_group_apply(early.bed.group, progress_only, &early));
+  for (size_t i = 0; i < 2; i++) ck_assert_int_eq(early.bed.seen[i], EK_OK);
+  close_bed(&early.bed);
+}
+END_TEST
+
+static ek_status both(void *context, ek_device *device, size_t index) {
+  struct bed *beds = context;
+  ek_communicator *first = beds[0].communicator, *second = beds[1].communicator;
+  /* Odd devices start with the second communicator: they have nothing to do with each other. */
+  ek_tensor *a = &beds[0].tensors[index], *b = &beds[1].tensors[index];
+  if (index % 2 == 0) EK_TRY(ek_communicator_all_reduce(first, device, a));
+  EK_TRY(ek_communicator_all_reduce(second, device, b));
+  if (index % 2 == 1) EK_TRY(ek_communicator_all_reduce(first, device, a));
+  EK_TRY(ek_communicator_wait(first, device));
+  return ek_communicator_wait(second, device);
+}
+
+START_TEST(several_communicators_at_once) {
+  struct bed beds[2];
+  struct ck_random random = ck_random_start(4);
+  open_bed(&beds[0], "cpu", 4, EK_F32, 1000);
+  /* The second is on the same group, with tensors of its own. */
+  beds[1] = beds[0];
+  ck_ok(ek_communicator_open(&beds[1].communicator, beds[0].group));
+  for (size_t i = 0; i < 4; i++) {
+    beds[1].tensors[i] = ck_upload(ek_group_device(beds[0].group, i), EK_F32, NULL, CK_SHAPE(1000));
+  }
+  fill_integers(&beds[0], &random);
+  beds[0].kind = beds[1].kind = ALL_REDUCE;
+  for (int round = 0; round < 50; round++) {
+    upload_values(&beds[0]);
+    upload_values(&beds[1]);
+    ck_ok(ek_group_apply(beds[0].group, both, beds));
+    check_result(&beds[0]);
+    check_result(&beds[1]);
+  }
+  for (size_t i = 0; i < 4; i++) ek_tensor_free(&beds[1].tensors[i]);
+  ek_communicator_close(beds[1].communicator);
+  close_bed(&beds[0]);
+}
+END_TEST
+
+/* ---- misfits ---- */
+
+/* Device 1 differs in one thing; everybody records what it saw. */
+static ek_status misfit(void *context, ek_device *device, size_t index) {
+  struct chain *chain = context;
+  struct bed own = chain->bed;
+  ek_tensor part = {0};
+  ek_tensor *tensor = &own.tensors[index];
+  ek_status status = EK_OK;
+  if (index == 1 && chain->rounds == 0) {
+    EK_TRY(ek_tensor_rows(&part, tensor, 0, own.count - 1));
+    tensor = &part;
+    own.offsets[own.devices]--;
+  }
+  if (index == 1 && chain->rounds == 1) own.kind = (enum kind)((own.kind + 1) % KINDS);
+  if (index == 1 && chain->rounds == 2) own.root = 1, own.offsets[1]++;
+  ek_tensor *good = &chain->bed.tensors[index];
+  if (chain->progress) status = ek_communicator_all_reduce(own.communicator, device, good);
+  if (status == EK_OK) status = call(&own, device, tensor);
+  if (status == EK_OK && chain->after) {
+    status = ek_communicator_all_reduce(own.communicator, device, good);
+  }
+  if (status == EK_OK) status = ek_communicator_wait(own.communicator, device);
+  ek_tensor_free(&part);
+  chain->bed.seen[index] = status;
+  return status;
+}
+
+START_TEST(a_misfit_is_everybodys_error) {
+  struct chain chain = {.rounds = _i / KINDS};
+  struct bed *bed = &chain.bed;
+  open_bed(bed, "cpu", 4, EK_F32, 1000);
+  for (size_t i = 0; i <= 4; i++) bed->offsets[i] = (int64_t)i * 250;
+  for (int round = 0; round < 40; round++) {
+    bed->kind = (enum kind)(_i % KINDS);
+    bed->root = 0;
+    chain.progress = round % 2 == 1;                         /* one that fits before it */
+    chain.after = round / 2 % 2;                             /* and one behind it */
+    if (chain.rounds == 2 && bed->kind == ALL_REDUCE) break; /* has neither root nor offsets */
+    const double since = seconds();
+    ck_fails(ek_group_apply(bed->group, misfit, &chain), EK_ERR_SHAPE, "different");
+    ck_assert_double_lt(seconds() - since, 10);
+    for (size_t i = 0; i < 4; i++) ck_assert_int_eq(bed->seen[i], EK_ERR_SHAPE);
+    bed->kind = ALL_REDUCE;
+    run_once(bed);
+  }
+  close_bed(bed);
+}
+END_TEST
+
+/* ---- failures ---- */
+
+static ek_status fail_on_one(void *context, ek_device *device, size_t index) {
+  struct bed *bed = context;
+  if (index == bed->root) return ek_error_set(EK_ERR_IO, "the disk is full");
+  bed->seen[index] = call(bed, device, &bed->tensors[index]);
+  if (bed->seen[index] == EK_OK) {
+    bed->seen[index] = ek_communicator_wait(bed->communicator, device);
+  }
+  return bed->seen[index];
+}
+
+START_TEST(a_failing_device_leaves_nobody_waiting) {
+  struct bed bed;
+  struct ck_random random = ck_random_start(5);
+  open_bed(&bed, "cpu", 4, EK_F32, 100);
+  fill_integers(&bed, &random);
+  cut(&bed, &random);
+  for (int round = 0; round < 40; round++) {
+    bed.root = (size_t)round % 4;
+    bed.kind = (enum kind)(round % KINDS);
+    const double since = seconds();
+    char text[64];
+    (void)snprintf(text, sizeof text, "replica %zu on cpu:%zu: the disk is full", bed.root,
+                   bed.root);
+    ck_fails(ek_group_apply(bed.group, fail_on_one, &bed), EK_ERR_IO, text);
+    ck_assert_double_lt(seconds() - since, 1);
+    for (size_t i = 0; i < 4; i++) {
+      if (i != bed.root) ck_assert_int_eq(bed.seen[i], EK_ERR_ABORTED);
+    }
+    run_once(&bed); /* as new */
+  }
+  close_bed(&bed);
+}
+END_TEST
+
+static ek_status wait_for_ever(void *context, ek_device *device, size_t index) {
+  struct bed *bed = context;
+  if (index == 0) { /* does not come, and waits with the rest, for what nobody will send */
+    ek_communicator *communicator = bed->communicator;
+    const struct timespec pause = {.tv_nsec = 1000000};
+    ek_status status = EK_OK;
+    while ((status = ek_communicator_progress(communicator, device)) == EK_OK) {
+      nanosleep(&pause, NULL);
+    }
+    return status;
+  }
+  return once(context, device, index);
+}
+
+static void *abort_later(void *argument) {
+  const struct timespec pause = {.tv_nsec = 20000000};
+  nanosleep(&pause, NULL);
+  ek_communicator_abort(argument);
+  return NULL;
+}
+
+START_TEST(another_thread_may_abort) {
+  struct bed bed;
+  open_bed(&bed, "cpu", 3, EK_F32, 100);
+  bed.kind = ALL_REDUCE;
+  for (int round = 0; round < 5; round++) {
+    pthread_t thread;
+    ck_assert_int_eq(pthread_create(&thread, NULL, abort_later, bed.communicator), 0);
+    const double since = seconds();
+    const ek_status status = ek_group_apply(bed.group, wait_for_ever, &bed);
+    const double took = seconds() - since;
+    pthread_join(thread, NULL);
+    ck_assert_int_eq(status, EK_ERR_ABORTED);
+    ck_assert(ck_contains(ek_error_message(), "replica 0 on cpu:0: "));
+    ck_assert_double_lt(took, 1);
+    run_once(&bed);
+  }
+  /* An abort that nobody waits for stops the next call. */
+  ek_communicator_abort(bed.communicator);
+  ck_fails(ek_group_apply(bed.group, once, &bed), EK_ERR_ABORTED, "replica 0");
+  run_once(&bed);
+  close_bed(&bed);
+}
+END_TEST
+
+/* ---- devices that count, and wrong arguments ---- */
+
+START_TEST(the_counting_communicator_never_waits) {
+  struct chain chain = {.rounds = 200};
+  open_bed(&chain.bed, "plan", 3, EK_F32, 200);
+  ck_assert_str_eq(ek_communicator_name(chain.bed.communicator), "count");
+  ck_ok(ek_group_apply(chain.bed.group, run_chain, &chain));
+  for (int kind = 0; kind < KINDS; kind++) {
+    chain.bed.kind = (enum kind)kind;
+    chain.bed.offsets[3] = 200;
+    ck_ok(ek_group_apply(chain.bed.group, once, &chain.bed));
+  }
+  chain.bed.root = 1;
+  ck_fails(ek_group_apply(chain.bed.group, fail_on_one, &chain.bed), EK_ERR_IO, "plan:1");
+  ek_communicator_abort(chain.bed.communicator);
+  close_bed(&chain.bed);
+}
+END_TEST
+
+START_TEST(wrong_arguments) {
+  struct bed bed, other;
+  open_bed(&bed, _i == 0 ? "cpu" : "plan", 2, EK_F32, 10);
+  open_bed(&other, _i == 0 ? "cpu" : "plan", 2, EK_I32, 10);
+  ek_communicator *c = bed.communicator;
+  ek_device *device = ek_group_device(bed.group, 0), *foreign = ek_group_device(other.group, 0);
+  ek_tensor *t = &bed.tensors[0], none = {0}, ints = {0};
+  ints = ck_upload(device, EK_I32, NULL, CK_SHAPE(10));
+  const int64_t offsets[] = {0, 4, 10}, late[] = {1, 4, 10}, short_[] = {0, 4, 9},
+                back[] = {0, 11, 10};
+  ck_fails(ek_communicator_open(NULL, bed.group), EK_ERR_INVALID_ARGUMENT, "NULL");
+  ck_fails(ek_communicator_open(&c, NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
+  ck_fails(ek_communicator_all_reduce(NULL, device, t), EK_ERR_INVALID_ARGUMENT, "all_reduce");
+  ck_fails(ek_communicator_all_reduce(c, NULL, t), EK_ERR_INVALID_ARGUMENT, "all_reduce");
+  ck_fails(ek_communicator_all_reduce(c, device, NULL), EK_ERR_INVALID_ARGUMENT, "all_reduce");
+  ck_fails(ek_communicator_all_reduce(c, device, &none), EK_ERR_INVALID_ARGUMENT, "all_reduce");
+  ck_fails(ek_communicator_all_reduce(c, foreign, t), EK_ERR_DEVICE, "all_reduce");
+  ck_fails(ek_communicator_all_reduce(c, device, &bed.tensors[1]), EK_ERR_DEVICE, ":1");
+  ck_fails(ek_communicator_all_reduce(c, device, &ints), EK_ERR_TYPE, "i32");
+  ck_fails(ek_communicator_reduce(c, device, &ints, 0), EK_ERR_TYPE, "i32");
+  ck_fails(ek_communicator_reduce(c, device, t, 2), EK_ERR_INVALID_ARGUMENT, "device number 2");
+  ck_fails(ek_communicator_broadcast(c, device, t, 2), EK_ERR_INVALID_ARGUMENT, "device number 2");
+  ck_fails(ek_communicator_reduce_scatter(c, device, &ints, offsets), EK_ERR_TYPE, "i32");
+  ck_fails(ek_communicator_reduce_scatter(c, device, t, NULL), EK_ERR_INVALID_ARGUMENT, "offsets");
+  ck_fails(ek_communicator_all_gather(c, device, t, late), EK_ERR_INVALID_ARGUMENT, "offsets");
+  ck_fails(ek_communicator_all_gather(c, device, t, short_), EK_ERR_INVALID_ARGUMENT, "offsets");
+  ck_fails(ek_communicator_all_gather(c, device, t, back), EK_ERR_INVALID_ARGUMENT, "offsets");
+  ck_fails(ek_communicator_progress(NULL, device), EK_ERR_INVALID_ARGUMENT, "progress");
+  ck_fails(ek_communicator_wait(c, NULL), EK_ERR_INVALID_ARGUMENT, "wait");
+  ck_fails(ek_communicator_wait(c, foreign), EK_ERR_DEVICE, "wait");
+  ck_assert_str_eq(ek_communicator_name(NULL), "");
+  ek_communicator_abort(NULL);
+  ek_communicator_close(NULL);
+  ek_tensor_free(&ints);
+  bed.kind = ALL_REDUCE;
+  ck_ok(ek_group_apply(bed.group, once, &bed)); /* none of them was queued */
+  close_bed(&bed);
+  close_bed(&other);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("communicator");
+  TCase *results = ck_case(suite, "results");
+  tcase_add_loop_test(results, every_collective_for_every_number_of_devices, 1, DEVICES + 1);
+  tcase_add_loop_test(results, sums_are_in_the_order_of_the_devices, 0, 2);
+  tcase_add_loop_test(results, runs_repeat_bit_for_bit, 0, 2);
+  TCase *queues = ck_case(suite, "queues");
+  tcase_add_loop_test(queues, more_collectives_than_the_ring_has_places, 0, 7);
+  tcase_add_test(queues, progress_works_before_wait);
+  tcase_add_test(queues, several_communicators_at_once);
+  TCase *failures = ck_case(suite, "failures");
+  tcase_add_loop_test(failures, a_misfit_is_everybodys_error, 0, 3 * KINDS);
+  tcase_add_test(failures, a_failing_device_leaves_nobody_waiting);
+  tcase_add_test(failures, another_thread_may_abort);
+  TCase *others = ck_case(suite, "others");
+  tcase_add_test(others, the_counting_communicator_never_waits);
+  tcase_add_loop_test(others, wrong_arguments, 0, 2);
+  return suite;
+}
+
+CK_MAIN(make_suite)

@@ -1,0 +1,447 @@
+/*
+ * check_device.c - device strings, groups and their workers, streams, events, and the list of what
+ * there is.
+ */
+#include "ek_check.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include <evenkeel/host_memory.h>
+
+/* ---- device strings ---- */
+
+#define MIB ((uint64_t)1 << 20)
+
+static const struct {
+  const char *spec;
+  size_t count;
+  uint64_t capacity; /* 0: what the machine has */
+} good[] = {
+    {"cpu", 1, 0},
+    {"cpu:1", 1, 0},
+    {"cpu:4", 4, 0},
+    {"cpu:007", 7, 0},
+    {"plan:64", 64, 0},
+    {"cpu@512MiB", 1, 512 * MIB},
+    {"cpu:2@512MiB", 2, 512 * MIB},
+    {"plan@256", 1, 256},
+    {"plan@256B", 1, 256},
+    {"plan@1023", 1, 768}, /* whole units */
+    {"plan@1KiB", 1, 1024},
+    {"plan@1KB", 1, 768},
+    {"plan@0.5KiB", 1, 512},
+    {"plan@1.5GiB", 1, 1536 * MIB},
+    {"plan@2.5MB", 1, 2500000 / 256 * 256},
+    {"plan@3GB", 1, UINT64_C(3000000000) / 256 * 256},
+    {"plan@1TB", 1, UINT64_C(1000000000000)},
+    {"plan@1024TiB", 1, MIB *MIB * 1024},
+    {"plan@0.1234567890123MiB", 1, 129453 / 256 * 256},
+    {"plan:8@80GiB", 8, 80 * 1024 * MIB},
+};
+
+START_TEST(a_good_string_opens) {
+  ek_group *group = NULL;
+  ck_ok(ek_group_open(&group, good[_i].spec, NULL));
+  ck_assert_uint_eq(ek_group_size(group), good[_i].count);
+  ck_assert_str_eq(ek_group_spec(group), good[_i].spec);
+  for (size_t i = 0; i < good[_i].count; i++) {
+    ek_device *device = ek_group_device(group, i);
+    char name[32];
+    (void)snprintf(name, sizeof name, "%.*s:%zu", (int)strspn(good[_i].spec, "cpulan"),
+                   good[_i].spec, i);
+    ck_assert_str_eq(ek_device_name(device), name);
+    ck_assert_uint_eq(ek_device_index(device), i);
+    ck_assert_ptr_eq(ek_device_group(device), group);
+    ck_assert(strncmp(ek_device_backend(device), name, strlen(ek_device_backend(device))) == 0);
+    ck_assert(ek_device_counts_only(device) == (good[_i].spec[0] == 'p'));
+    ck_assert_int_ge(ek_device_threads(device), 1);
+    ek_memory_usage usage;
+    ck_ok(ek_memory_stats(&usage, device));
+    if (good[_i].capacity != 0) ck_assert_uint_eq(usage.capacity_bytes, good[_i].capacity);
+    ck_assert_uint_ge(usage.capacity_bytes, 256);
+  }
+  ck_assert_ptr_null(ek_group_device(group, good[_i].count));
+  ek_group_close(group);
+}
+END_TEST
+
+static const struct {
+  const char *spec, *text;
+  int place; /* of the mark */
+} bad[] = {
+    {"", "a backend", 0},
+    {":4", "a backend", 0},
+    {"gpu:1", "a backend", 0},
+    {"CPU:1", "a backend", 0},
+    {"cpux:1", "a backend", 0},
+    {"averyveryverylongname", "a backend", 0},
+    {" cpu", "a backend", 0},
+    {"cpu4", "the end", 3},
+    {"cpu 4", "the end", 3},
+    {"cpu:", "a number of devices", 4},
+    {"cpu:x", "a number of devices", 4},
+    {"cpu:-1", "a number of devices", 4},
+    {"cpu:@1GiB", "a number of devices", 4},
+    {"cpu:0", "at least one device", 4},
+    {"cpu:65", "at most 64 devices", 4},
+    {"plan:99999999999999999999999", "at most 64 devices", 5},
+    {"cpu:4,", "the end", 5},
+    {"cpu:4@", "a size", 6},
+    {"cpu:4@MiB", "a size", 6},
+    {"cpu:4@-1MiB", "a size", 6},
+    {"cpu:4@.5MiB", "a size", 6},
+    {"cpu:4@1.MiB", "digits", 8},
+    {"cpu:4@1024.5.5MiB", "the end", 12},
+    {"cpu:4@1mib", "a unit", 7},
+    {"cpu:4@1MiBs", "a unit", 7},
+    {"cpu:4@1M", "a unit", 7},
+    {"cpu:4@1024 MiB", "the end", 10},
+    {"cpu:4@1MiB ", "the end", 10},
+    {"cpu:4@1MiB:4", "the end", 10},
+    {"cpu:4@0", "at least 256 bytes", 6},
+    {"cpu:4@255B", "at least 256 bytes", 6},
+    {"cpu:4@0.24KiB", "at least 256 bytes", 6},
+    {"plan@8388608TiB", "fits in 63 bits", 5},
+    {"plan@16777216TiB", "fits in 63 bits", 5},
+    {"plan@9223372036854775808", "fits in 63 bits", 5},
+    {"plan@99999999999999999999999999TiB", "fits in 63 bits", 5},
+};
+
+START_TEST(a_bad_string_is_refused_and_shown) {
+  ek_group *group = NULL;
+  ck_fails(ek_group_open(&group, bad[_i].spec, NULL), EK_ERR_INVALID_ARGUMENT, bad[_i].text);
+  ck_assert_ptr_null(group);
+  /* The second line is the string, the third the mark under the place. */
+  char want[256];
+  (void)snprintf(want, sizeof want, "\n  %s\n  %*s^", bad[_i].spec, bad[_i].place, "");
+  const char *message = ek_error_message();
+  const size_t length = strlen(message);
+  ck_assert_msg(length > strlen(want) && strcmp(message + length - strlen(want), want) == 0,
+                "the mark is wrong:\n%s", message);
+}
+END_TEST
+
+START_TEST(other_refusals) {
+  ek_group *group = NULL;
+  ck_fails(ek_group_open(NULL, "cpu", NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
+  ck_fails(ek_group_open(&group, NULL, NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
+  static const char *const cuda[] = {"cuda", "cuda:0-3", "cuda:0,1", "cuda:0x4@8GiB"};
+  for (int i = 0; i < 4; i++) {
+    ck_fails(ek_group_open(&group, cuda[i], NULL), EK_ERR_UNAVAILABLE, "cuda");
+  }
+  ck_fails(ek_group_open(&group, "plan@1025TiB", NULL), EK_ERR_OUT_OF_MEMORY, "plan");
+  static char longer[6000];
+  memset(longer, '1', sizeof longer - 1);
+  ck_fails(ek_group_open(&group, longer, NULL), EK_ERR_INVALID_ARGUMENT, "a backend");
+  ck_assert_ptr_null(group);
+}
+END_TEST
+
+START_TEST(options_are_checked_and_used) {
+  ek_group *group = NULL;
+  ek_group_options options = EK_GROUP_OPTIONS_INIT;
+  options.threads_per_device = -1;
+  ck_fails(ek_group_open(&group, "cpu", &options), EK_ERR_INVALID_ARGUMENT, "threads_per_device");
+  options.threads_per_device = 1025;
+  ck_fails(ek_group_open(&group, "cpu", &options), EK_ERR_INVALID_ARGUMENT, "threads_per_device");
+  options = (ek_group_options){0};
+  ck_fails(ek_group_open(&group, "cpu", &options), EK_ERR_INVALID_ARGUMENT, "INIT");
+  ck_assert_ptr_null(group);
+  for (int threads = 1; threads <= 5; threads += 2) {
+    group = ck_open("cpu:2", threads);
+    for (size_t i = 0; i < 2; i++) {
+      ck_assert_int_eq(ek_device_threads(ek_group_device(group, i)), threads);
+    }
+    ek_group_close(group);
+  }
+}
+END_TEST
+
+START_TEST(cores_are_shared_evenly) {
+  ek_device_description list[8];
+  size_t count = 0;
+  ck_ok(ek_device_list(list, 8, &count));
+  ck_assert_str_eq(list[0].name, "cpu");
+  for (size_t devices = 1; devices <= 4; devices++) {
+    char spec[16];
+    (void)snprintf(spec, sizeof spec, "cpu:%zu", devices);
+    ek_group *group = ck_open(spec, 0);
+    const int share = list[0].cores / (int)devices;
+    for (size_t i = 0; i < devices; i++) {
+      ck_assert_int_eq(ek_device_threads(ek_group_device(group, i)), share > 1 ? share : 1);
+    }
+    ek_group_close(group);
+  }
+}
+END_TEST
+
+START_TEST(nothing_is_asked_of_nothing) {
+  ck_assert_uint_eq(ek_group_size(NULL), 0);
+  ck_assert_ptr_null(ek_group_device(NULL, 0));
+  ck_assert_ptr_nonnull(ek_group_spec(NULL));
+  ck_assert_uint_eq(ek_device_index(NULL), 0);
+  ck_assert_str_eq(ek_device_name(NULL), "host");
+  ck_assert_str_eq(ek_device_backend(NULL), "host");
+  ck_assert_ptr_null(ek_device_group(NULL));
+  ck_assert_int_eq(ek_device_threads(NULL), 0);
+  ck_assert(!ek_device_counts_only(NULL));
+  ek_group_close(NULL);
+  ck_fails(ek_group_synchronize(NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
+}
+END_TEST
+
+START_TEST(the_list_names_every_backend) {
+  size_t count = 0;
+  ck_ok(ek_device_list(NULL, 0, &count));
+  ck_assert_uint_ge(count, 3);
+  ek_device_description list[16], cut[2];
+  size_t again = 0;
+  ck_ok(ek_device_list(list, 16, &again));
+  ck_assert_uint_eq(again, count);
+  ck_ok(ek_device_list(cut, 2, &again));
+  ck_assert_uint_eq(again, count);
+  ck_assert_str_eq(cut[1].name, list[1].name);
+  bool cpu = false, plan = false, cuda = false;
+  for (size_t i = 0; i < count; i++) {
+    ck_assert_uint_gt(strlen(list[i].text), 0);
+    if (strcmp(list[i].name, "cpu") == 0) {
+      cpu = list[i].available && list[i].cores >= 1 && list[i].memory_bytes > MIB;
+    }
+    if (strcmp(list[i].name, "plan") == 0) plan = list[i].available;
+    if (strncmp(list[i].name, "cuda", 4) == 0) cuda = true;
+  }
+  ck_assert(cpu && plan && cuda);
+  ck_fails(ek_device_list(list, 16, NULL), EK_ERR_INVALID_ARGUMENT, "count");
+  ck_fails(ek_device_list(NULL, 1, &count), EK_ERR_INVALID_ARGUMENT, "descriptions");
+}
+END_TEST
+
+/* ---- ek_group_apply; workers record, the test asserts after they came back ---- */
+
+struct job {
+  ek_group *group;
+  pthread_t threads[EK_MAX_DEVICES];
+  atomic_int calls[EK_MAX_DEVICES];
+  atomic_int present;
+  atomic_bool wrong;
+  ek_status give[EK_MAX_DEVICES];
+  bool silent; /* fail without a message */
+};
+
+static ek_status work(void *context, ek_device *device, size_t index) {
+  struct job *job = context;
+  if (ek_group_device(job->group, index) != device || ek_device_index(device) != index) {
+    atomic_store(&job->wrong, true);
+  }
+  job->threads[index] = pthread_self();
+  atomic_fetch_add(&job->calls[index], 1);
+  /* All at the same time: nobody goes on before all are there. */
+  atomic_fetch_add(&job->present, 1);
+  const struct timespec pause = {.tv_nsec = 100000};
+  while (atomic_load(&job->present) < (int)ek_group_size(job->group)) nanosleep(&pause, NULL);
+  if (job->give[index] == EK_OK || job->silent) return job->give[index];
+  return ek_error_set(job->give[index], "worker %zu is unhappy", index);
+}
+
+static ek_status apply(struct job *job) {
+  atomic_store(&job->present, 0);
+  return ek_group_apply(job->group, work, job);
+}
+
+START_TEST(apply_runs_once_on_each_worker_and_the_threads_stay) {
+  static struct job job;
+  memset(&job, 0, sizeof job);
+  job.group = ck_open("plan:8", 1);
+  pthread_t before[8];
+  for (int round = 1; round <= 100; round++) {
+    ck_ok(apply(&job));
+    for (int i = 0; i < 8; i++) {
+      ck_assert_int_eq(atomic_load(&job.calls[i]), round);
+      ck_assert(round == 1 || pthread_equal(before[i], job.threads[i]));
+      before[i] = job.threads[i];
+    }
+  }
+  ck_assert(!atomic_load(&job.wrong));
+  for (int i = 0; i < 8; i++) {
+    ck_assert(!pthread_equal(job.threads[i], pthread_self()));
+    for (int j = 0; j < i; j++) ck_assert(!pthread_equal(job.threads[i], job.threads[j]));
+  }
+  ek_group_close(job.group);
+}
+END_TEST
+
+START_TEST(the_lowest_failing_device_speaks) {
+  static struct job job;
+  memset(&job, 0, sizeof job);
+  job.group = ck_open("cpu:4@1MiB", 1);
+  job.give[2] = EK_ERR_IO;
+  job.give[3] = EK_ERR_SHAPE;
+  ck_fails(apply(&job), EK_ERR_IO, "replica 2 on cpu:2: worker 2 is unhappy");
+  ck_assert(strncmp(ek_error_message(), "replica 2 on ", 13) == 0);
+  /* A device that only gave up does not speak while another has an error of its own. */
+  job.give[0] = EK_ERR_ABORTED;
+  ck_fails(apply(&job), EK_ERR_IO, "replica 2 on cpu:2: worker 2 is unhappy");
+  job.give[2] = job.give[3] = EK_ERR_ABORTED;
+  ck_fails(apply(&job), EK_ERR_ABORTED, "replica 0 on cpu:0: worker 0 is unhappy");
+  memset(job.give, 0, sizeof job.give);
+  job.silent = true;
+  job.give[1] = EK_ERR_STATE;
+  ck_fails(apply(&job), EK_ERR_STATE, "replica 1 on cpu:1: ");
+  ck_assert(ck_contains(ek_error_message(), ek_status_text(EK_ERR_STATE)));
+  memset(job.give, 0, sizeof job.give);
+  ck_ok(apply(&job));
+  ek_group_close(job.group);
+}
+END_TEST
+
+static ek_status speak_long(void *context, ek_device *device, size_t index) {
+  (void)device;
+  return index == 1 ? ek_error_set(EK_ERR_IO, "%s", (const char *)context) : EK_OK;
+}
+
+START_TEST(a_long_message_comes_through) {
+  static char text[6000];
+  memset(text, 'z', sizeof text - 1);
+  ek_group *group = ck_open("plan:2", 1);
+  ck_fails(ek_group_apply(group, speak_long, text), EK_ERR_IO, "replica 1 on plan:1: zzz");
+  ck_assert_uint_eq(strlen(ek_error_message()), 4095);
+  ek_group_close(group);
+}
+END_TEST
+
+struct nested {
+  ek_group *group, *other;
+  ek_status statuses[2], foreign[2];
+};
+
+static ek_status nothing(void *context, ek_device *device, size_t index) {
+  (void)context, (void)device, (void)index;
+  return EK_OK;
+}
+
+static ek_status nest(void *context, ek_device *device, size_t index) {
+  struct nested *nested = context;
+  (void)device;
+  nested->statuses[index] = ek_group_apply(nested->group, nothing, NULL);
+  if (index == 0) nested->foreign[0] = ek_group_apply(nested->other, nothing, NULL);
+  return EK_OK;
+}
+
+START_TEST(apply_from_a_worker_is_refused) {
+  struct nested nested = {.group = ck_open("plan:2", 1), .other = ck_open("plan:2", 1)};
+  ck_ok(ek_group_apply(nested.group, nest, &nested));
+  ck_assert_int_eq(nested.statuses[0], EK_ERR_STATE);
+  ck_assert_int_eq(nested.statuses[1], EK_ERR_STATE);
+  ck_assert_int_eq(nested.foreign[0], EK_OK); /* of another group it may be */
+  ck_ok(ek_group_apply(nested.group, nothing, NULL));
+  ck_fails(ek_group_apply(NULL, nothing, NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
+  ck_fails(ek_group_apply(nested.group, NULL, NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
+  ek_group_close(nested.group);
+  ek_group_close(nested.other);
+}
+END_TEST
+
+/* ---- streams and events ---- */
+
+START_TEST(streams_and_events) {
+  ek_group *group = ck_open(_i == 0 ? "cpu:2@1MiB" : "plan:2", 1);
+  ek_device *device = ek_group_device(group, 0), *peer = ek_group_device(group, 1);
+  ek_stream *compute = ek_device_stream(device, EK_STREAM_COMPUTE);
+  ek_stream *communication = ek_device_stream(device, EK_STREAM_COMMUNICATION);
+  ck_assert_ptr_nonnull(compute);
+  ck_assert_ptr_nonnull(communication);
+  ck_assert_ptr_ne(compute, communication);
+  ck_assert_ptr_eq(ek_stream_device(communication), device);
+  ck_assert_ptr_null(ek_stream_native(compute));
+  ck_assert_ptr_null(ek_device_stream(device, (ek_stream_kind)2));
+  ck_assert_ptr_null(ek_device_stream(device, (ek_stream_kind)-1));
+  ck_assert_ptr_null(ek_device_stream(NULL, EK_STREAM_COMPUTE));
+  ck_assert_ptr_null(ek_stream_device(NULL));
+  ck_assert_ptr_null(ek_stream_native(NULL));
+  ek_event *event = NULL;
+  ck_ok(ek_event_create(&event, device));
+  ck_ok(ek_stream_wait(communication, event)); /* nothing was recorded */
+  ck_ok(ek_event_record(event, compute));
+  ck_ok(ek_stream_wait(communication, event));
+  ck_ok(ek_stream_wait(ek_device_stream(peer, EK_STREAM_COMPUTE), event));
+  ck_ok(ek_stream_synchronize(communication));
+  ck_ok(ek_group_synchronize(group));
+  ck_fails(ek_event_record(event, ek_device_stream(peer, EK_STREAM_COMPUTE)), EK_ERR_DEVICE, ":1");
+  ck_fails(ek_event_record(NULL, compute), EK_ERR_INVALID_ARGUMENT, "NULL");
+  ck_fails(ek_event_record(event, NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
+  ck_fails(ek_stream_wait(NULL, event), EK_ERR_INVALID_ARGUMENT, "NULL");
+  ck_fails(ek_stream_wait(compute, NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
+  ck_fails(ek_stream_synchronize(NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
+  ck_fails(ek_event_create(NULL, device), EK_ERR_INVALID_ARGUMENT, "NULL");
+  ck_fails(ek_event_create(&event, NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
+  ek_event_free(event);
+  ek_event_free(NULL);
+  ek_group_close(group);
+}
+END_TEST
+
+/* ---- opening when the host is short ---- */
+
+START_TEST(every_allocation_of_open_may_fail) {
+  static const char *const specs[] = {"cpu:3@1MiB", "plan:9@80GiB", "cpu:2"};
+  bool opened = false;
+  for (uint64_t n = 1; n < 200 && !opened; n++) {
+    ek_group *group = NULL;
+    ek_group_options options = EK_GROUP_OPTIONS_INIT;
+    options.threads_per_device = 2;
+    ek_host_memory_fail_at(n);
+    ek_error_clear();
+    const ek_status status = ek_group_open(&group, specs[_i], &options);
+    ek_host_memory_fail_at(0);
+    opened = status == EK_OK;
+    if (!opened) {
+      ck_assert_int_eq(status, EK_ERR_OUT_OF_MEMORY);
+      ck_assert_ptr_null(group);
+      ck_assert_uint_gt(strlen(ek_error_message()), 0);
+      ck_ok(ek_group_open(&group, specs[_i], &options));
+    }
+    ck_ok(ek_group_apply(group, nothing, NULL));
+    ek_group_close(group);
+  }
+  ck_assert(opened);
+}
+END_TEST
+
+START_TEST(many_groups_at_once) {
+  enum { GROUPS = 12 };
+  ek_group *groups[GROUPS];
+  for (int i = 0; i < GROUPS; i++) groups[i] = ck_open(i % 2 == 0 ? "cpu:3" : "plan:64@1TiB", 1);
+  for (int i = 0; i < GROUPS; i++) ck_ok(ek_group_apply(groups[i], nothing, NULL));
+  for (int i = 0; i < GROUPS; i++) ek_group_close(groups[(i * 5) % GROUPS]);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("device");
+  TCase *strings = ck_case(suite, "strings");
+  tcase_add_loop_test(strings, a_good_string_opens, 0, (int)(sizeof good / sizeof good[0]));
+  tcase_add_loop_test(strings, a_bad_string_is_refused_and_shown, 0,
+                      (int)(sizeof bad / sizeof bad[0]));
+  tcase_add_test(strings, other_refusals);
+  TCase *groups = ck_case(suite, "groups");
+  tcase_add_test(groups, options_are_checked_and_used);
+  tcase_add_test(groups, cores_are_shared_evenly);
+  tcase_add_test(groups, nothing_is_asked_of_nothing);
+  tcase_add_test(groups, the_list_names_every_backend);
+  tcase_add_loop_test(groups, every_allocation_of_open_may_fail, 0, 3);
+  tcase_add_test(groups, many_groups_at_once);
+  TCase *workers = ck_case(suite, "apply");
+  tcase_add_test(workers, apply_runs_once_on_each_worker_and_the_threads_stay);
+  tcase_add_test(workers, the_lowest_failing_device_speaks);
+  tcase_add_test(workers, a_long_message_comes_through);
+  tcase_add_test(workers, apply_from_a_worker_is_refused);
+  TCase *streams = ck_case(suite, "streams");
+  tcase_add_loop_test(streams, streams_and_events, 0, 2);
+  return suite;
+}
+
+CK_MAIN(make_suite)

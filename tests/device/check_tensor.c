@@ -1,0 +1,497 @@
+/*
+ * check_tensor.c - making, sharing, viewing, growing and copying tensors, and every wrong call.
+ */
+#include "ek_check.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const ek_type types[] = {EK_F32, EK_F64, EK_BF16, EK_F16, EK_I32};
+enum { TYPES = sizeof types / sizeof types[0] };
+
+/* A spec for loops over both backends: 0 cpu, 1 plan. */
+static ek_group *open_one_of(int number) {
+  return ck_open(number == 0 ? "cpu:2@64MiB" : "plan:2@64MiB", 1);
+}
+
+static uint64_t held(const ek_device *device) {
+  ek_memory_usage usage;
+  ck_ok(ek_memory_stats(&usage, device));
+  return usage.current_bytes;
+}
+
+START_TEST(types_have_names_and_sizes) {
+  static const char *const names[] = {"f32", "f64", "bf16", "f16", "i32"};
+  static const size_t sizes[] = {4, 8, 2, 2, 4};
+  for (int i = 0; i < TYPES; i++) {
+    ck_assert_str_eq(ek_type_name(types[i]), names[i]);
+    ck_assert_uint_eq(ek_type_size(types[i]), sizes[i]);
+  }
+  ck_assert_uint_eq(ek_type_size((ek_type)0), 0);
+  ck_assert_uint_eq(ek_type_size((ek_type)6), 0);
+  ck_assert_ptr_nonnull(ek_type_name((ek_type)99));
+}
+END_TEST
+
+START_TEST(create_says_what_it_is) {
+  ek_group *group = open_one_of(_i);
+  ek_device *device = ek_group_device(group, 1);
+  for (int i = 0; i < TYPES; i++) {
+    ek_tensor t = {0};
+    ck_assert(!ek_tensor_exists(&t));
+    ck_ok(ek_tensor_create(&t, device, EK_MEMORY_INPUTS, types[i], CK_SHAPE(3, 5, 7)));
+    ck_assert(ek_tensor_exists(&t));
+    ck_assert_ptr_eq(t.device, device);
+    ck_assert_ptr_nonnull(t.data);
+    ck_assert_int_eq(t.type, types[i]);
+    ck_assert_int_eq(ek_tensor_count(&t), 105);
+    ck_assert_uint_eq(ek_tensor_bytes(&t), 105 * ek_type_size(types[i]));
+    ck_assert_int_eq(ek_tensor_row_count(&t), 35);
+    ck_assert_int_eq(ek_tensor_holders(&t), 1);
+    ck_assert_uint_eq(held(device), (ek_tensor_bytes(&t) + 255) / 256 * 256);
+    ek_tensor_free(&t);
+    ck_assert(!ek_tensor_exists(&t));
+    ck_assert_ptr_null(t.data);
+  }
+  ek_tensor scalar = {0}, deep = {0}, row = {0};
+  ck_ok(ek_tensor_create(&scalar, device, EK_MEMORY_LOSS, EK_F64, 0, NULL));
+  ck_assert_int_eq(ek_tensor_count(&scalar), 1);
+  ck_assert_int_eq(ek_tensor_row_count(&scalar), 1);
+  ck_ok(ek_tensor_create(&row, device, EK_MEMORY_LOSS, EK_F64, CK_SHAPE(9)));
+  ck_assert_int_eq(ek_tensor_row_count(&row), 1);
+  ck_ok(ek_tensor_create(&deep, device, EK_MEMORY_LOSS, EK_I32, CK_SHAPE(1, 2, 1, 2, 1, 2, 1, 2)));
+  ck_assert_int_eq(ek_tensor_count(&deep), 16);
+  ek_tensor_free(&scalar);
+  ek_tensor_free(&deep);
+  ek_tensor_free(&row);
+  ek_tensor_free(NULL);
+  ck_no_memory_held(group);
+  ek_group_close(group);
+}
+END_TEST
+
+START_TEST(nothing_is_asked_of_nothing) {
+  const ek_tensor none = {0};
+  ck_assert(!ek_tensor_exists(NULL));
+  ck_assert_int_eq(ek_tensor_count(NULL), 0);
+  ck_assert_int_eq(ek_tensor_count(&none), 0);
+  ck_assert_uint_eq(ek_tensor_bytes(NULL), 0);
+  ck_assert_uint_eq(ek_tensor_bytes(&none), 0);
+  ck_assert_int_eq(ek_tensor_row_count(NULL), 0);
+  ck_assert_int_eq(ek_tensor_holders(NULL), 0);
+  ck_assert_int_eq(ek_tensor_holders(&none), 0);
+  ck_assert(!ek_tensor_same_shape(NULL, &none));
+  ck_assert(!ek_tensor_same_shape(&none, NULL));
+}
+END_TEST
+
+START_TEST(same_shape_means_type_rank_and_sizes) {
+  float data[12] = {0};
+  ek_tensor a, b;
+  ck_ok(ek_tensor_host(&a, data, EK_F32, CK_SHAPE(3, 4)));
+  ck_ok(ek_tensor_host(&b, data, EK_F32, CK_SHAPE(3, 4)));
+  ck_assert(ek_tensor_same_shape(&a, &b));
+  ck_ok(ek_tensor_host(&b, data, EK_I32, CK_SHAPE(3, 4)));
+  ck_assert(!ek_tensor_same_shape(&a, &b));
+  ck_ok(ek_tensor_host(&b, data, EK_F32, CK_SHAPE(4, 3)));
+  ck_assert(!ek_tensor_same_shape(&a, &b));
+  ck_ok(ek_tensor_host(&b, data, EK_F32, CK_SHAPE(3, 4, 1)));
+  ck_assert(!ek_tensor_same_shape(&a, &b));
+}
+END_TEST
+
+START_TEST(a_tensor_without_elements_exists_and_holds_nothing) {
+  ek_group *group = open_one_of(_i);
+  ek_device *device = ek_group_device(group, 0);
+  ek_tensor t = {0}, u = {0}, host;
+  ck_ok(ek_tensor_create(&t, device, EK_MEMORY_INPUTS, EK_F32, CK_SHAPE(0, 5)));
+  ck_assert(ek_tensor_exists(&t));
+  ck_assert_int_eq(ek_tensor_count(&t), 0);
+  ck_assert_uint_eq(ek_tensor_bytes(&t), 0);
+  ck_assert_int_eq(ek_tensor_row_count(&t), 5);
+  ck_assert_int_eq(ek_tensor_holders(&t), 0);
+  ck_assert_uint_eq(held(device), 0);
+  ck_ok(ek_tensor_host(&host, NULL, EK_F32, CK_SHAPE(7, 0)));
+  ck_ok(ek_tensor_copy(&t, &host));
+  ck_ok(ek_tensor_copy(&host, &t));
+  ck_ok(ek_tensor_rows(&u, &t, 0, 0));
+  ck_ok(ek_tensor_reshape(&u, &t, CK_SHAPE(3, 0, 2)));
+  ck_assert_int_eq(u.rank, 3);
+  ck_ok(ek_tensor_share(&u, &t));
+  ck_ok(ek_tensor_charge(&u, EK_MEMORY_OUTPUTS));
+  bool grown = true;
+  ck_ok(ek_tensor_grow(&grown, &t, 3));
+  ck_assert(!grown);
+  ck_assert_int_eq(t.shape[0], 0);
+  ek_tensor_free(&u);
+  ek_tensor_free(&t);
+  ek_group_close(group);
+}
+END_TEST
+
+/* ---- references ---- */
+
+START_TEST(views_keep_the_memory_alive) {
+  ek_group *group = open_one_of(_i);
+  ek_device *device = ek_group_device(group, 0);
+  ek_tensor t = {0}, shared = {0}, rows = {0}, flat = {0};
+  ck_ok(ek_tensor_create(&t, device, EK_MEMORY_INPUTS, EK_F32, CK_SHAPE(100, 64)));
+  ck_ok(ek_tensor_share(&shared, &t));
+  ck_ok(ek_tensor_rows(&rows, &t, 10, 20));
+  ck_ok(ek_tensor_reshape(&flat, &rows, CK_SHAPE(1280)));
+  ck_assert_int_eq(ek_tensor_holders(&t), 4);
+  ck_assert(ek_tensor_same_shape(&t, &shared));
+  ck_assert_ptr_eq(shared.data, t.data);
+  ck_assert_ptr_eq(rows.data, (char *)t.data + 10 * 64 * 4);
+  ck_assert_int_eq(rows.shape[0], 20);
+  ck_assert_int_eq(rows.shape[1], 64);
+  ck_assert_ptr_eq(flat.data, rows.data);
+  ek_tensor_free(&t);
+  ek_tensor_free(&shared);
+  ek_tensor_free(&rows);
+  ck_assert_int_eq(ek_tensor_holders(&flat), 1);
+  ck_assert_uint_eq(held(device), 100 * 64 * 4);
+  ek_tensor_free(&flat);
+  ck_assert_uint_eq(held(device), 0);
+  ek_group_close(group);
+}
+END_TEST
+
+START_TEST(a_host_tensor_is_a_loan) {
+  float data[6] = {1, 2, 3, 4, 5, 6};
+  ek_tensor host, view = {0};
+  ck_ok(ek_tensor_host(&host, data, EK_F32, CK_SHAPE(3, 2)));
+  ck_assert_ptr_null(host.device);
+  ck_assert_int_eq(ek_tensor_holders(&host), 0);
+  ck_ok(ek_tensor_share(&view, &host));
+  ck_assert_ptr_eq(view.data, data);
+  ck_ok(ek_tensor_rows(&view, &host, 2, 1));
+  ck_assert_ptr_eq(view.data, data + 4);
+  ck_ok(ek_tensor_reshape(&view, &host, CK_SHAPE(2, 3)));
+  ck_ok(ek_tensor_charge(&view, EK_MEMORY_OUTPUTS));
+  bool grown = true;
+  ck_ok(ek_tensor_grow(&grown, &view, 5));
+  ck_assert(!grown);
+  ek_tensor_free(&view);
+  ek_tensor_free(&host);
+  ck_assert(data[5] == 6);
+}
+END_TEST
+
+/* ---- growing ---- */
+
+START_TEST(growing_is_in_place_or_not_at_all) {
+  ek_group *group = open_one_of(_i);
+  ek_device *device = ek_group_device(group, 0);
+  ek_tensor t = {0}, behind = {0}, view = {0};
+  bool grown = false;
+  ck_ok(ek_tensor_create(&t, device, EK_MEMORY_INPUTS, EK_F32, CK_SHAPE(2, 64)));
+  const double values[] = {[0] = 1, [127] = 128};
+  if (_i == 0) ck_set(&t, values);
+  ck_ok(ek_tensor_grow(&grown, &t, 100));
+  ck_assert(grown);
+  ck_assert_int_eq(t.shape[0], 100);
+  ck_assert_uint_eq(held(device), 100 * 256);
+  if (_i == 0) ck_assert(((float *)t.data)[0] == 1 && ((float *)t.data)[127] == 128);
+  ck_ok(ek_tensor_grow(&grown, &t, 100)); /* it is so already */
+  ck_assert(grown);
+  ck_ok(ek_tensor_share(&view, &t)); /* two holders */
+  ck_ok(ek_tensor_grow(&grown, &t, 101));
+  ck_assert(!grown);
+  ek_tensor_free(&view);
+  ck_ok(ek_tensor_create(&behind, device, EK_MEMORY_INPUTS, EK_F32, CK_SHAPE(1)));
+  ck_ok(ek_tensor_grow(&grown, &t, 101)); /* no room */
+  ck_assert(!grown);
+  ck_assert_int_eq(t.shape[0], 100);
+  ek_tensor_free(&behind);
+  ck_ok(ek_tensor_grow(&grown, &t, INT64_C(1) << 50)); /* more than there is */
+  ck_assert(!grown);
+  ck_fails(ek_tensor_grow(&grown, &t, INT64_MAX), EK_ERR_OVERFLOW, "ek_tensor_grow");
+  /* The first rows of a tensor whose other holder is gone: they do not cover the memory. */
+  ck_ok(ek_tensor_rows(&view, &t, 0, 10));
+  ek_tensor_free(&t);
+  ck_ok(ek_tensor_grow(&grown, &view, 20));
+  ck_assert(!grown);
+  ck_assert_int_eq(view.shape[0], 10);
+  ek_tensor_free(&view);
+  ck_no_memory_held(group);
+  ek_group_close(group);
+}
+END_TEST
+
+/* ---- copies ---- */
+
+enum { COUNT = 100003 };
+
+static void count_up(float *data, int64_t count, float from) {
+  for (int64_t i = 0; i < count; i++) data[i] = from + (float)i;
+}
+
+START_TEST(copies_go_in_all_directions) {
+  ek_group *group = ck_open("cpu:2@64MiB", 2);
+  float *from = malloc(COUNT * sizeof *from), *to = calloc(COUNT, sizeof *to);
+  ck_assert(from != NULL && to != NULL);
+  count_up(from, COUNT, 1);
+  ek_tensor source, sink, first = {0}, second = {0}, again = {0};
+  ck_ok(ek_tensor_host(&source, from, EK_F32, CK_SHAPE(COUNT)));
+  ck_ok(ek_tensor_host(&sink, to, EK_F32, CK_SHAPE(COUNT, 1))); /* only the count matters */
+  ck_ok(ek_tensor_create(&first, ek_group_device(group, 0), EK_MEMORY_INPUTS, EK_F32,
+                         CK_SHAPE(COUNT)));
+  ck_ok(ek_tensor_create(&second, ek_group_device(group, 1), EK_MEMORY_INPUTS, EK_F32,
+                         CK_SHAPE(1, COUNT)));
+  ck_ok(ek_tensor_create(&again, ek_group_device(group, 1), EK_MEMORY_INPUTS, EK_F32,
+                         CK_SHAPE(COUNT)));
+  ck_ok(ek_tensor_copy(&first, &source));
+  ck_ok(ek_tensor_copy(&second, &first));
+  ck_ok(ek_tensor_copy(&again, &second));
+  ck_ok(ek_tensor_copy(&again, &again));
+  ck_ok(ek_tensor_copy(&sink, &again));
+  ck_assert(memcmp(from, to, COUNT * sizeof *from) == 0);
+  memset(to, 0, COUNT * sizeof *to);
+  ck_ok(ek_tensor_copy(&sink, &source));
+  ck_assert(memcmp(from, to, COUNT * sizeof *from) == 0);
+  free(from);
+  free(to);
+  ek_tensor_free(&first);
+  ek_tensor_free(&second);
+  ek_tensor_free(&again);
+  ek_group_close(group);
+}
+END_TEST
+
+START_TEST(copies_into_rows_leave_the_others) {
+  ek_group *group = ck_open("cpu:1@1MiB", 1);
+  const double zeros[30] = {0};
+  float rows[6] = {1, 2, 3, 4, 5, 6};
+  double got[30];
+  ek_tensor t = ck_upload(ek_group_device(group, 0), EK_F32, zeros, CK_SHAPE(10, 3)), view = {0},
+            host;
+  ck_ok(ek_tensor_rows(&view, &t, 4, 2));
+  ck_ok(ek_tensor_host(&host, rows, EK_F32, CK_SHAPE(2, 3)));
+  ck_ok(ek_tensor_copy(&view, &host));
+  ck_get(got, &t);
+  for (int i = 0; i < 30; i++) ck_assert(got[i] == (i >= 12 && i < 18 ? i - 11 : 0));
+  ek_tensor_free(&view);
+  ek_tensor_free(&t);
+  ek_group_close(group);
+}
+END_TEST
+
+START_TEST(overlapping_host_arrays_may_be_copied) {
+  float data[100], want[90];
+  count_up(data, 100, 0);
+  memcpy(want, data, sizeof want);
+  ek_tensor from, to;
+  ck_ok(ek_tensor_host(&from, data, EK_F32, CK_SHAPE(90)));
+  ck_ok(ek_tensor_host(&to, data + 10, EK_F32, CK_SHAPE(90)));
+  ck_ok(ek_tensor_copy(&to, &from));
+  ck_assert(memcmp(data + 10, want, sizeof want) == 0);
+}
+END_TEST
+
+START_TEST(plan_copies_leave_host_memory_alone) {
+  ek_group *group = ck_open("plan:2", 1);
+  float data[4] = {1, 2, 3, 4};
+  const float before[4] = {1, 2, 3, 4};
+  ek_tensor host, a = {0}, b = {0};
+  ck_ok(ek_tensor_host(&host, data, EK_F32, CK_SHAPE(4)));
+  ck_ok(ek_tensor_create(&a, ek_group_device(group, 0), EK_MEMORY_INPUTS, EK_F32, CK_SHAPE(4)));
+  ck_ok(ek_tensor_create(&b, ek_group_device(group, 1), EK_MEMORY_INPUTS, EK_F32, CK_SHAPE(4)));
+  ck_assert(ek_device_counts_only(a.device));
+  ck_ok(ek_tensor_copy(&a, &host));
+  ck_ok(ek_tensor_copy(&b, &a));
+  ck_ok(ek_tensor_copy(&host, &b));
+  ck_assert(memcmp(data, before, sizeof data) == 0);
+  ek_tensor_free(&a);
+  ek_tensor_free(&b);
+  ek_group_close(group);
+}
+END_TEST
+
+/* ---- large sizes ---- */
+
+START_TEST(large_tensors_are_nothing_special) {
+  ek_group *group = ck_open(CK_HUGE_PLAN, 1);
+  ek_device *device = ek_group_device(group, 0);
+  ek_tensor t = {0}, view = {0};
+  ck_ok(ek_tensor_create(&t, device, EK_MEMORY_OUTPUTS, EK_F32, CK_SHAPE(32, 2048, 151936)));
+  ck_assert_int_eq(ek_tensor_count(&t), INT64_C(32) * 2048 * 151936);
+  ck_assert_uint_eq(ek_tensor_bytes(&t), UINT64_C(32) * 2048 * 151936 * 4);
+  ck_assert_int_eq(ek_tensor_row_count(&t), INT64_C(2048) * 151936);
+  ck_assert_uint_eq(held(device), ek_tensor_bytes(&t));
+  ck_ok(ek_tensor_rows(&view, &t, 31, 1));
+  ck_assert_uint_eq((uintptr_t)view.data - (uintptr_t)t.data, UINT64_C(31) * 2048 * 151936 * 4);
+  ek_tensor_free(&view);
+  ck_ok(ek_tensor_reshape(&view, &t, CK_SHAPE(65536, 151936)));
+  ek_tensor_free(&view);
+  ek_tensor_free(&t);
+  for (int64_t n = (INT64_C(1) << 31) - 1; n <= (INT64_C(1) << 31) + 1; n++) {
+    ck_ok(ek_tensor_create(&t, device, EK_MEMORY_OUTPUTS, EK_F64, CK_SHAPE(n)));
+    ck_assert_int_eq(ek_tensor_count(&t), n);
+    ck_assert_uint_eq(held(device), ((uint64_t)n * 8 + 255) / 256 * 256);
+    ek_tensor_free(&t);
+  }
+  ck_no_memory_held(group);
+  ek_group_close(group);
+}
+END_TEST
+
+START_TEST(products_that_do_not_fit) {
+  ek_group *group = open_one_of(_i);
+  ek_device *device = ek_group_device(group, 0);
+  ek_tensor t = {0};
+  const ek_tensor none = {0};
+  float x = 0;
+  const int64_t big = INT64_C(1) << 31;
+#define OVERFLOWS(...)                                                                             \
+  do {                                                                                             \
+    ck_fails(ek_tensor_create(&t, device, EK_MEMORY_INPUTS, EK_F32, CK_SHAPE(__VA_ARGS__)),        \
+             EK_ERR_OVERFLOW, "ek_tensor_create");                                                 \
+    ck_fails(ek_tensor_host(&t, &x, EK_F32, CK_SHAPE(__VA_ARGS__)), EK_ERR_OVERFLOW,               \
+             "ek_tensor_host");                                                                    \
+  } while (0)
+  OVERFLOWS(big, big);
+  OVERFLOWS(big, big, 2);
+  OVERFLOWS(INT64_MAX);
+  OVERFLOWS(INT64_C(1) << 61);
+  OVERFLOWS(INT64_MAX, INT64_MAX, INT64_MAX, INT64_MAX);
+  OVERFLOWS(INT64_C(1) << 32, INT64_C(1) << 32); /* 2^64: it wraps to nothing */
+#undef OVERFLOWS
+  ck_assert(memcmp(&t, &none, sizeof t) == 0);
+  ck_assert_uint_eq(held(device), 0);
+  ek_group_close(group);
+}
+END_TEST
+
+/* ---- wrong arguments ---- */
+
+START_TEST(wrong_makers) {
+  ek_group *group = open_one_of(_i);
+  ek_device *device = ek_group_device(group, 0);
+  const int64_t shape[] = {2, 3}, negative[] = {2, -1};
+  const ek_status wrong = EK_ERR_INVALID_ARGUMENT;
+  const ek_memory_category inputs = EK_MEMORY_INPUTS;
+  ek_tensor t = {0};
+  float x[6];
+  ck_fails(ek_tensor_create(NULL, device, inputs, EK_F32, 2, shape), EK_ERR_INVALID_ARGUMENT,
+           "create");
+  ck_fails(ek_tensor_create(&t, NULL, inputs, EK_F32, 2, shape), EK_ERR_INVALID_ARGUMENT, "create");
+  ck_assert_int_eq(ek_tensor_create(&t, device, EK_MEMORY_CATEGORIES, EK_F32, 2, shape), wrong);
+  ck_assert_int_eq(ek_tensor_create(&t, device, (ek_memory_category)-1, EK_F32, 2, shape), wrong);
+  ck_assert_int_eq(ek_tensor_create(&t, device, inputs, (ek_type)0, 2, shape), wrong);
+  ck_assert_int_eq(ek_tensor_create(&t, device, inputs, (ek_type)6, 2, shape), wrong);
+  ck_assert_int_eq(ek_tensor_create(&t, device, inputs, EK_F32, -1, shape), wrong);
+  ck_assert_int_eq(ek_tensor_create(&t, device, inputs, EK_F32, 9, shape), wrong);
+  ck_assert_int_eq(ek_tensor_create(&t, device, inputs, EK_F32, 1, NULL), wrong);
+  ck_fails(ek_tensor_create(&t, device, inputs, EK_F32, 2, negative), EK_ERR_INVALID_ARGUMENT,
+           "dimension 1");
+  ck_assert_int_eq(ek_tensor_host(NULL, x, EK_F32, 2, shape), wrong);
+  ck_assert_int_eq(ek_tensor_host(&t, NULL, EK_F32, 2, shape), wrong);
+  ck_assert_int_eq(ek_tensor_host(&t, x, (ek_type)7, 2, shape), wrong);
+  ck_assert_int_eq(ek_tensor_host(&t, x, EK_F32, 9, shape), wrong);
+  ck_assert_int_eq(ek_tensor_host(&t, x, EK_F32, 2, NULL), wrong);
+  ck_assert_int_eq(ek_tensor_host(&t, x, EK_F32, 2, negative), wrong);
+  ck_assert(!ek_tensor_exists(&t));
+  ck_no_memory_held(group);
+  ek_group_close(group);
+}
+END_TEST
+
+START_TEST(wrong_views) {
+  ek_group *group = open_one_of(_i);
+  const ek_status wrong = EK_ERR_INVALID_ARGUMENT;
+  const ek_tensor none = {0};
+  ek_tensor t = {0}, v = {0}, scalar = {0};
+  ek_device *device = ek_group_device(group, 0);
+  bool grown = true;
+  ck_ok(ek_tensor_create(&t, device, EK_MEMORY_INPUTS, EK_F32, CK_SHAPE(4, 3)));
+  ck_ok(ek_tensor_create(&scalar, device, EK_MEMORY_INPUTS, EK_F32, 0, NULL));
+  ck_assert_int_eq(ek_tensor_share(NULL, &t), wrong);
+  ck_assert_int_eq(ek_tensor_share(&v, NULL), wrong);
+  ck_assert_int_eq(ek_tensor_share(&v, &none), wrong);
+  ck_assert_int_eq(ek_tensor_rows(NULL, &t, 0, 1), wrong);
+  ck_assert_int_eq(ek_tensor_rows(&v, &none, 0, 1), wrong);
+  ck_fails(ek_tensor_rows(&v, &scalar, 0, 1), EK_ERR_SHAPE, "scalar");
+  static const int64_t rows[][2] = {{-1, 1}, {0, 5}, {4, 1}, {1, -1}, {INT64_MAX, INT64_MAX},
+                                    {5, 0}};
+  for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    ck_assert_int_eq(ek_tensor_rows(&v, &t, rows[i][0], rows[i][1]), wrong);
+  }
+  ck_assert_int_eq(ek_tensor_reshape(NULL, &t, CK_SHAPE(12)), wrong);
+  ck_assert_int_eq(ek_tensor_reshape(&v, NULL, CK_SHAPE(12)), wrong);
+  ck_assert_int_eq(ek_tensor_reshape(&v, &t, 9, t.shape), wrong);
+  ck_assert_int_eq(ek_tensor_reshape(&v, &t, CK_SHAPE(-3, -4)), wrong);
+  ck_fails(ek_tensor_reshape(&v, &t, CK_SHAPE(13)), EK_ERR_SHAPE, "12 elements");
+  ck_fails(ek_tensor_reshape(&v, &t, CK_SHAPE(0)), EK_ERR_SHAPE, "12 elements");
+  ck_fails(ek_tensor_reshape(&v, &t, CK_SHAPE(INT64_MAX, 12)), EK_ERR_OVERFLOW, "reshape");
+  ck_assert_int_eq(ek_tensor_charge(NULL, EK_MEMORY_LOSS), wrong);
+  ck_assert_int_eq(ek_tensor_charge(&v, EK_MEMORY_LOSS), wrong);
+  ck_assert_int_eq(ek_tensor_charge(&t, EK_MEMORY_CATEGORIES), wrong);
+  ck_assert_int_eq(ek_tensor_grow(NULL, &t, 5), wrong);
+  ck_assert_int_eq(ek_tensor_grow(&grown, NULL, 5), wrong);
+  ck_assert_int_eq(ek_tensor_grow(&grown, &v, 5), wrong);
+  ck_assert_int_eq(ek_tensor_grow(&grown, &t, 3), wrong);
+  ck_assert_int_eq(ek_tensor_grow(&grown, &scalar, 3), wrong);
+  ck_assert(grown);
+  ck_assert(memcmp(&v, &none, sizeof v) == 0);
+  ck_assert_int_eq(ek_tensor_holders(&t), 1);
+  ek_tensor_free(&t);
+  ek_tensor_free(&scalar);
+  ck_no_memory_held(group);
+  ek_group_close(group);
+}
+END_TEST
+
+START_TEST(wrong_copies) {
+  ek_group *group = open_one_of(_i), *other = open_one_of(_i);
+  ek_tensor t = {0}, foreign = {0}, host, ints, longer, none = {0};
+  float data[12] = {0}, more[13] = {0};
+  ck_ok(ek_tensor_create(&t, ek_group_device(group, 0), EK_MEMORY_INPUTS, EK_F32, CK_SHAPE(4, 3)));
+  ck_ok(ek_tensor_create(&foreign, ek_group_device(other, 0), EK_MEMORY_INPUTS, EK_F32,
+                         CK_SHAPE(4, 3)));
+  ck_ok(ek_tensor_host(&host, data, EK_F32, CK_SHAPE(12)));
+  ck_ok(ek_tensor_host(&ints, data, EK_I32, CK_SHAPE(12)));
+  ck_ok(ek_tensor_host(&longer, more, EK_F32, CK_SHAPE(13)));
+  ck_fails(ek_tensor_copy(NULL, &host), EK_ERR_INVALID_ARGUMENT, "ek_tensor_copy");
+  ck_fails(ek_tensor_copy(&t, NULL), EK_ERR_INVALID_ARGUMENT, "ek_tensor_copy");
+  ck_fails(ek_tensor_copy(&none, &host), EK_ERR_INVALID_ARGUMENT, "ek_tensor_copy");
+  ck_fails(ek_tensor_copy(&t, &none), EK_ERR_INVALID_ARGUMENT, "ek_tensor_copy");
+  ck_fails(ek_tensor_copy(&t, &ints), EK_ERR_TYPE, "i32 cannot become f32");
+  ck_fails(ek_tensor_copy(&t, &longer), EK_ERR_SHAPE, "13 elements cannot become 12");
+  ck_fails(ek_tensor_copy(&longer, &t), EK_ERR_SHAPE, "12 elements cannot become 13");
+  ck_fails(ek_tensor_copy(&t, &foreign), EK_ERR_DEVICE, "different groups");
+  ek_tensor_free(&t);
+  ek_tensor_free(&foreign);
+  ek_group_close(group);
+  ek_group_close(other);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("tensor");
+  TCase *making = ck_case(suite, "making");
+  tcase_add_test(making, types_have_names_and_sizes);
+  tcase_add_loop_test(making, create_says_what_it_is, 0, 2);
+  tcase_add_test(making, nothing_is_asked_of_nothing);
+  tcase_add_test(making, same_shape_means_type_rank_and_sizes);
+  tcase_add_loop_test(making, a_tensor_without_elements_exists_and_holds_nothing, 0, 2);
+  TCase *references = ck_case(suite, "references");
+  tcase_add_loop_test(references, views_keep_the_memory_alive, 0, 2);
+  tcase_add_test(references, a_host_tensor_is_a_loan);
+  tcase_add_loop_test(references, growing_is_in_place_or_not_at_all, 0, 2);
+  TCase *copies = ck_case(suite, "copies");
+  tcase_add_test(copies, copies_go_in_all_directions);
+  tcase_add_test(copies, copies_into_rows_leave_the_others);
+  tcase_add_test(copies, overlapping_host_arrays_may_be_copied);
+  tcase_add_test(copies, plan_copies_leave_host_memory_alone);
+  TCase *large = ck_case(suite, "large");
+  tcase_add_test(large, large_tensors_are_nothing_special);
+  tcase_add_loop_test(large, products_that_do_not_fit, 0, 2);
+  TCase *wrong = ck_case(suite, "wrong");
+  tcase_add_loop_test(wrong, wrong_makers, 0, 2);
+  tcase_add_loop_test(wrong, wrong_views, 0, 2);
+  tcase_add_loop_test(wrong, wrong_copies, 0, 2);
+  return suite;
+}
+
+CK_MAIN(make_suite)
