@@ -15,7 +15,7 @@ static const struct preset presets[] = {
       .vocab = 4096,
       .batch = 32,
       .steps = 5,
-      .warmup = 1,
+      .warmup = 3,
       .keep_outputs = false}},
     /* The output of one step is 32 x 250 x 40,000 x 4 B = 1.28 GB and its gradient as much again,
      * behind a trunk that costs next to nothing. */

@@ -108,6 +108,7 @@ group_memory() {
   expect 0 memory "${small[@]}" --devices cpu:4 --scatter chunk --batch 9
   expect 0 memory "${small[@]}" --devices cpu:4 --batch 2 --optimizer sgd
   expect 0 memory "${small[@]}" --devices cpu:2 --keep-outputs
+  expect 0 memory "${small[@]}" --devices cpu:4 --threads 3 --vocab 4000 --steps 9
   expect 0 memory "${small[@]}" --devices cpu --vocab 1 --batch 1 --layers 0
   expect 0 memory --steps 1 --preset quick --vocab 64 --devices cpu:2 -o json
   same "a flag before the preset" "$(value config.steps)" 1
