@@ -5,6 +5,8 @@
 
 #include <string.h>
 
+#include "module/replica_internal.h"
+
 struct apply_job {
   ek_shards *outputs;
   size_t output_count;
@@ -68,6 +70,15 @@ static ek_status check(const ek_shards *outputs, size_t output_count, ek_pass *c
     if (inputs[i].group == NULL || inputs[i].group != inputs[0].group) {
       return ek_error_set(EK_ERR_DEVICE, "ek_apply_forward: input number %zu is of another group",
                           i);
+    }
+  }
+  for (size_t k = 0; k < inputs[0].count; k++) {
+    const ek_module *module = passes[k] == NULL ? NULL : ek__pass_module(passes[k]);
+    if (module != NULL && (module->inputs != input_count || module->outputs != output_count)) {
+      return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                          "ek_apply_forward: %s has %zu inputs and %zu outputs, not %zu and %zu",
+                          module->ops->kind, module->inputs, module->outputs, input_count,
+                          output_count);
     }
   }
   return EK_OK;

@@ -30,6 +30,7 @@ struct ek_data_parallel_criterion {
 
   /* From forward to backward. */
   bool has_forward, has_loss;
+  uint64_t forward;         /* which of the model's forwards gave the outputs */
   const ek_shards *outputs; /* the caller's */
   ek_shards *targets;       /* one per target */
   ek_shards *gradients;     /* one per output, during backward */
@@ -180,6 +181,10 @@ static ek_status check_forward(const ek_data_parallel_criterion *self, const ek_
     if (!ek_tensor_exists(&targets[i])) {
       return ek_error_set(EK_ERR_INVALID_ARGUMENT, "there is no target number %zu", i);
     }
+    if (targets[i].device != NULL && ek_device_group(targets[i].device) != self->model->group) {
+      return ek_error_set(EK_ERR_DEVICE, "target number %zu is on %s of another group", i,
+                          ek_device_name(targets[i].device));
+    }
     const int64_t samples = outputs[0].samples[self->count];
     const int64_t rows = targets[i].rank > 0 ? targets[i].shape[0] : -1;
     if (rows < 0 || (samples == 0 ? rows != 0 : rows % samples != 0)) {
@@ -209,6 +214,7 @@ ek_status ek_data_parallel_criterion_forward(ek_data_parallel_criterion *paralle
   }
   EK_TRY_GOTO(status, ek_group_apply(parallel->model->group, forward_one, parallel), cleanup);
   parallel->has_forward = parallel->has_loss = true;
+  parallel->forward = parallel->model->forwards;
   return EK_OK;
 cleanup:
   drop_forward(parallel);
@@ -327,9 +333,16 @@ static ek_status check_backward(const ek_data_parallel_criterion *self,
                         "criterion backward: another model, or options that were not initialised "
                         "with EK_CRITERION_BACKWARD_OPTIONS_INIT");
   }
-  if (!self->has_forward || !model->has_forward) {
+  if (!self->has_forward || !model->has_forward || self->forward != model->forwards) {
     return ek_error_set(EK_ERR_STATE,
-                        "criterion backward: no forward with gradient has come before it");
+                        "criterion backward: the model's last forward was without gradient, or the "
+                        "criterion has not seen its outputs");
+  }
+  const bool divided = self->criterion->reduction == EK_REDUCTION_MEAN;
+  if (model->stage != EK__STEP_EMPTY && model->divided != divided) {
+    return ek_error_set(EK_ERR_STATE,
+                        "criterion backward: reduction `mean` and others cannot be added up in one "
+                        "step");
   }
   if (options->factors != NULL && (self->criterion->reduction != EK_REDUCTION_NONE ||
                                    options->factors->group != model->group)) {

@@ -214,6 +214,10 @@ static ek_status check_inputs(const ek_data_parallel_model *model, const ek_tens
     if (!ek_tensor_exists(&inputs[i])) {
       return ek_error_set(EK_ERR_INVALID_ARGUMENT, "forward: there is no input number %zu", i);
     }
+    if (inputs[i].device != NULL && ek_device_group(inputs[i].device) != model->group) {
+      return ek_error_set(EK_ERR_DEVICE, "forward: input number %zu is on %s of another group", i,
+                          ek_device_name(inputs[i].device));
+    }
     if (is_broadcast(model, i)) continue;
     if (inputs[i].rank == 0) {
       return ek_error_set(EK_ERR_SHAPE, "forward: input number %zu is a scalar and cannot be cut",
@@ -267,12 +271,15 @@ static ek_status open_passes(ek_data_parallel_model *model, const ek_shards *lea
   return EK_OK;
 }
 
-/* A buffer may have been written by the last forward, so it goes out each time. */
+/* A training forward may write the buffers of its replica, so they go out before the next forward,
+ * whatever that is for. */
 static ek_status refresh_replicas(ek_data_parallel_model *model, bool training) {
   const bool buffers = ek_tensor_count(ek_replica_buffers(model->replicas[0])) > 0;
-  if (!model->replicas_stale && !(buffers && training)) return EK_OK;
-  EK_TRY(ek_replicate(model->communicator, model->group, model->replicas));
-  model->replicas_stale = false;
+  if (model->replicas_stale || model->buffers_stale) {
+    EK_TRY(ek_replicate(model->communicator, model->group, model->replicas));
+    model->replicas_stale = false;
+  }
+  model->buffers_stale = buffers && training;
   return EK_OK;
 }
 
@@ -353,6 +360,7 @@ ek_status ek_data_parallel_model_forward(ek_data_parallel_model *model, ek_shard
   EK_TRY_GOTO(status, run_forward(model, outputs, parts, lead, options), cleanup);
   model->forward_samples = inputs[lead].shape[0];
   model->has_forward = options->gradient;
+  model->forwards++;
   if (!options->gradient) drop_forward(model);
 cleanup:
   for (size_t i = 0; i < input_count; i++) ek_shards_free(&parts[i]);
@@ -397,6 +405,38 @@ static ek_status backward_one(void *context, ek_device *device, size_t index) {
   return model->reducing ? ek_reducer_finish(model->reducer, device) : EK_OK;
 }
 
+/* Parts that stay: each is like the forward's, on its device. */
+static bool parts_fit(const ek_data_parallel_model *model, const ek_shards *gradient,
+                      const ek_shards *shape) {
+  for (size_t k = 0; k < model->count; k++) {
+    const ek_tensor *part = &gradient->parts[k];
+    if (model->passes[k] != NULL && (part->device != ek_group_device(model->group, k) ||
+                                     !ek_tensor_same_shape(part, &shape->parts[k]))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+/* All rows are on one device, each like the forward's; a row of scalars is a scalar. */
+static bool whole_fits(const ek_data_parallel_model *model, const ek_shards *gradient,
+                       const ek_shards *shape) {
+  const size_t target = model->options.output_device;
+  const ek_tensor *whole = &gradient->parts[target];
+  if (!ek_tensor_exists(whole) || whole->device != ek_group_device(model->group, target) ||
+      whole->rank == 0 || whole->shape[0] != shape->offsets[model->count]) {
+    return false;
+  }
+  for (size_t k = 0; k < model->count; k++) {
+    ek_tensor part = shape->parts[k];
+    if (model->passes[k] == NULL) continue;
+    if (part.rank == 0) part.rank = 1;
+    part.shape[0] = whole->shape[0];
+    if (!ek_tensor_same_shape(whole, &part)) return false;
+  }
+  return true;
+}
+
 static ek_status check_gradients(const ek_data_parallel_model *model, const ek_shards *gradients,
                                  size_t count) {
   if (count != model->module->outputs) {
@@ -404,20 +444,10 @@ static ek_status check_gradients(const ek_data_parallel_model *model, const ek_s
                         model->module->ops->kind, model->module->outputs, count);
   }
   const bool gathered = model->options.outputs == EK_OUTPUTS_GATHER;
-  const size_t target = model->options.output_device;
   for (size_t i = 0; i < count; i++) {
-    const ek_shards *shape = &model->part_shapes[i];
-    bool right = gradients[i].group == model->group;
-    for (size_t k = 0; k < model->count && right && !gathered; k++) {
-      right = model->passes[k] == NULL ||
-              ek_tensor_same_shape(&gradients[i].parts[k], &shape->parts[k]);
-    }
-    if (right && gathered) {
-      right = ek_tensor_exists(&gradients[i].parts[target]) &&
-              gradients[i].parts[target].rank > 0 &&
-              gradients[i].parts[target].shape[0] == shape->offsets[model->count];
-    }
-    if (!right) {
+    const ek_shards *gradient = &gradients[i], *shape = &model->part_shapes[i];
+    if (gradient->group != model->group ||
+        !(gathered ? whole_fits : parts_fit)(model, gradient, shape)) {
       return ek_error_set(EK_ERR_SHAPE,
                           "backward: gradient number %zu does not lie as the forward's output", i);
     }

@@ -119,10 +119,10 @@ static ek_status try_in_place(ek_tensor *result, ek_shards *shards, size_t devic
 ek_status ek_gather_move(ek_tensor *whole, ek_shards *shards, size_t device,
                          ek_memory_category category) {
   struct plan plan;
-  EK_TRY(check_target("ek_gather_move", whole, shards, device));
   ek_tensor result = {0};
   ek_status status = EK_OK;
   struct gather_job job = {shards, &plan, &result, device};
+  EK_TRY_GOTO(status, check_target("ek_gather_move", whole, shards, device), cleanup);
   EK_TRY_GOTO(status, make_plan(&plan, "ek_gather_move", shards), cleanup);
   EK_TRY_GOTO(status, try_in_place(&result, shards, device, &plan, category), cleanup);
   if (!ek_tensor_exists(&result)) {

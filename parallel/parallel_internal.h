@@ -29,8 +29,10 @@ struct ek_data_parallel_model {
   ek_shards *part_shapes;          /* of the last forward: one per output, where its rows lie */
   ek_shards *part_gradients;       /* scratch of a backward from gathered gradients */
   bool has_forward;
+  uint64_t forwards;               /* how many there were: tells whose outputs a criterion saw */
   int64_t forward_samples;         /* rows of that forward */
   bool replicas_stale;             /* state `master`: device 0 is ahead of the others */
+  bool buffers_stale;              /* a training forward has run: device 0's go to the others */
   bool reducing;                   /* read by workers: this backward is the step's last */
 
   /* The running step. */

@@ -53,6 +53,7 @@ static ek_status make_buckets(ek_reducer *reducer) {
   for (size_t i = parameters; i-- > 0;) {
     ek_parameter_info info;
     EK_TRY(ek_replica_parameter(&info, replica, i));
+    reducer->bucket_of[i] = SIZE_MAX; /* a buffer is in none */
     if (info.buffer) continue;
     reducer->bucket_of[i] = reducer->bucket_count;
     members++;
@@ -100,6 +101,11 @@ static ek_status check_open(ek_reducer **reducer, const ek_communicator *communi
                           "ek_reducer_open: replica number %zu is missing, not on %s, or of another "
                           "size",
                           k, ek_device_name(ek_group_device(group, k)));
+    }
+    if (ek_tensor_count(ek_replica_gradients(replicas[k])) <
+        ek_tensor_count(ek_replica_parameters(replicas[k]))) {
+      return ek_error_set(EK_ERR_STATE, "ek_reducer_open: replica number %zu holds no gradients",
+                          k);
     }
   }
   return EK_OK;
@@ -218,6 +224,11 @@ ek_status ek_reducer_complete(ek_reducer *reducer, ek_device *device, size_t par
                         parameter);
   }
   const size_t of = reducer->bucket_of[parameter];
+  if (of == SIZE_MAX) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "ek_reducer_complete: number %zu is a buffer, which has no gradient",
+                        parameter);
+  }
   if (progress->waiting[of] == 0) {
     return ek_error_set(EK_ERR_STATE, "ek_reducer_complete: bucket %zu is complete already", of);
   }

@@ -8,6 +8,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "core/sizes.h"
+
 void ek_shards_free(ek_shards *shards) {
   if (shards == NULL) return;
   for (size_t i = 0; i < shards->count; i++) ek_tensor_free(&shards->parts[i]);
@@ -64,9 +66,9 @@ static ek_status cut_weights(int64_t *offsets, int64_t rows, size_t count, const
   double remainders[EK_MAX_DEVICES];
   for (size_t i = 0; i < count; i++) {
     const double share = (double)rows * (weights[i] / sum);
-    sizes[i] = (int64_t)floor(share);
-    if (sizes[i] > left) sizes[i] = left;
-    remainders[i] = weights[i] > 0 ? share - (double)sizes[i] : -1;
+    /* A double near 2^63 may be more than there is, or more than an int64_t can be. */
+    sizes[i] = share >= (double)left ? left : (int64_t)floor(share);
+    remainders[i] = weights[i] > 0 ? share - (double)sizes[i] : -HUGE_VAL;
     left -= sizes[i];
   }
   while (left > 0) {
@@ -159,6 +161,27 @@ static ek_status fill(ek_shards *shards, ek_shards *made, const ek_tensor *sourc
   return EK_OK;
 }
 
+/* A struct that a caller filled by hand may hold anything. */
+static ek_status check_size(const char *who, const ek_tensor *source) {
+  int64_t bytes = (int64_t)ek_type_size(source->type);
+  if (source->rank < 0 || source->rank > EK_MAX_RANK) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: the source has rank %d", who, source->rank);
+  }
+  for (int i = 0; i < source->rank; i++) {
+    if (source->shape[i] < 0) {
+      return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: size %lld of dimension %d", who,
+                          (long long)source->shape[i], i);
+    }
+    if (source->shape[i] > 0 && !ek__multiply(&bytes, bytes, source->shape[i])) {
+      return ek_error_set(EK_ERR_OVERFLOW, "%s: the source's bytes do not fit in 63 bits", who);
+    }
+  }
+  if (source->device == NULL && source->data == NULL && ek_tensor_count(source) > 0) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: the source has elements but no memory", who);
+  }
+  return EK_OK;
+}
+
 static ek_status check_source(const char *who, const ek_shards *shards, const ek_group *group,
                               const ek_tensor *source) {
   if (shards == NULL || group == NULL || !ek_tensor_exists(source)) {
@@ -168,7 +191,7 @@ static ek_status check_source(const char *who, const ek_shards *shards, const ek
     return ek_error_set(EK_ERR_DEVICE, "%s: the source is on %s, which is of another group", who,
                         ek_device_name(source->device));
   }
-  return EK_OK;
+  return check_size(who, source);
 }
 
 static ek_status check_rows(const char *who, const ek_tensor *source) {

@@ -99,6 +99,8 @@ void ek_pass_free(ek_pass *pass) {
   }
 }
 
+const ek_module *ek__pass_module(const ek_pass *pass) { return pass->replica->module; }
+
 /* ---- parameters and gradients ---- */
 
 static ek_status global_index(size_t *global, const char *who, const ek_pass *pass, size_t index) {

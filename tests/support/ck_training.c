@@ -146,10 +146,10 @@ static ek_parameter_info info_of(const struct ck_training *training, size_t inde
 static ek_status read_one(const struct ck_training *training, enum ck_numbers numbers,
                           const char *name, ek_tensor *host) {
   switch (numbers) {
-    case CK_VALUES: return ek_data_parallel_model_get(training->model, name, host);
-    case CK_GRADIENTS: return ek_data_parallel_model_gradient(training->model, name, host);
-    case CK_STATE_0: return ek_data_parallel_optimizer_state(training->optimizer, name, 0, host);
-    case CK_STATE_1: return ek_data_parallel_optimizer_state(training->optimizer, name, 1, host);
+  case CK_VALUES: return ek_data_parallel_model_get(training->model, name, host);
+  case CK_GRADIENTS: return ek_data_parallel_model_gradient(training->model, name, host);
+  case CK_STATE_0: return ek_data_parallel_optimizer_state(training->optimizer, name, 0, host);
+  case CK_STATE_1: return ek_data_parallel_optimizer_state(training->optimizer, name, 1, host);
   }
   return ek_error_set(EK_ERR_INTERNAL, "no such numbers");
 }

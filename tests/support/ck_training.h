@@ -28,7 +28,8 @@ struct ck_setup {
 
 struct ck_setup ck_setup_mode(const struct ck_workload *workload, const char *spec, ek_mode mode);
 
-/* Number 0 .. CK_PLACEMENTS - 1 of all pairs of the two placements; the first four are the modes. */
+/* Number 0 .. CK_PLACEMENTS - 1 of all pairs of the two placements; the first four are the modes.
+ */
 void ck_setup_place(struct ck_setup *setup, int placement);
 const char *ck_placement_name(int placement);
 

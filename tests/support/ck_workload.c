@@ -132,7 +132,8 @@ const struct ck_workload *ck_workload(const char *name) {
 
 static void fill(ek_tensor *tensor, int64_t classes, double ignored, struct ck_random *random) {
   const int64_t count = ek_tensor_count(tensor);
-  tensor->data = calloc((size_t)count + 1, 8); /* one more: the address of no elements is not NULL */
+  tensor->data =
+      calloc((size_t)count + 1, 8); /* one more: the address of no elements is not NULL */
   ck_assert_ptr_nonnull(tensor->data);
   for (int64_t i = 0; i < count; i++) {
     if (tensor->type == EK_I32) {

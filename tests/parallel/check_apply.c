@@ -1,0 +1,145 @@
+/*
+ * check_apply.c - the same forward on every device at once.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include <evenkeel/apply.h>
+
+#include "ck_blend.h"
+#include "ek_check.h"
+
+enum { DEVICES = 3, N = CK_BLEND_WIDTH };
+
+/* Replicas of a blend with equal values, a pass on each, inputs w (broadcast) and x (cut). */
+struct bench {
+  ek_group *group;
+  ek_module *module;
+  ek_replica *replicas[DEVICES];
+  ek_pass *passes[DEVICES];
+  ek_shards inputs[2], outputs[2];
+  float w[N], x[7 * N];
+};
+
+static void open_bench(struct bench *b, int64_t rows) {
+  memset(b, 0, sizeof *b);
+  b->group = ck_open("cpu:3", 1);
+  ck_ok(ck_blend_create(&b->module));
+  for (size_t k = 0; k < DEVICES; k++) {
+    ek_device *device = ek_group_device(b->group, k);
+    ck_ok(ek_replica_open(&b->replicas[k], device, b->module, NULL));
+    ck_ok(ek_pass_open(&b->passes[k], b->replicas[k], NULL));
+  }
+  for (int i = 0; i < N; i++) b->w[i] = (float)(i + 1);
+  for (int i = 0; i < 7 * N; i++) b->x[i] = (float)i * 0.25f;
+  ek_tensor w, x;
+  ck_ok(ek_tensor_host(&w, b->w, EK_F32, CK_SHAPE(N)));
+  ck_ok(ek_tensor_host(&x, b->x, EK_F32, CK_SHAPE(rows, N)));
+  ck_ok(ek_scatter_broadcast(&b->inputs[0], b->group, &w, EK_MEMORY_INPUTS));
+  ck_ok(ek_scatter(&b->inputs[1], b->group, &x, EK_MEMORY_INPUTS, NULL));
+}
+
+static void close_bench(struct bench *b) {
+  for (size_t k = 0; k < DEVICES; k++) {
+    ek_pass_free(b->passes[k]);
+    ek_replica_free(b->replicas[k]);
+  }
+  for (int i = 0; i < 2; i++) {
+    ek_shards_free(&b->inputs[i]);
+    ek_shards_free(&b->outputs[i]);
+  }
+  ek_module_free(b->module);
+  ck_no_memory_held(b->group);
+  ek_group_close(b->group);
+}
+
+static double parameter(const struct bench *b, const char *name, int64_t i) {
+  ek_parameter_info info;
+  ck_ok(ek_replica_find(&info, b->replicas[0], name));
+  return ck_at(&info.value, i);
+}
+
+/* Both outputs of every device, in order, with the rows where x had them. */
+START_TEST(outputs_in_order) {
+  const int64_t rows = _i;
+  struct bench b;
+  open_bench(&b, rows);
+  if (rows < DEVICES) { /* a device without rows needs no pass */
+    ek_pass_free(b.passes[2]);
+    b.passes[2] = NULL;
+  }
+  ck_ok(ek_apply_forward(b.outputs, 2, b.passes, b.inputs, 2));
+  for (size_t o = 0; o < 2; o++) {
+    ck_assert_uint_eq(b.outputs[o].count, DEVICES);
+    for (size_t k = 0; k < DEVICES; k++) {
+      const ek_tensor *part = &b.outputs[o].parts[k];
+      const int64_t first = b.inputs[1].offsets[k], count = b.inputs[1].offsets[k + 1] - first;
+      ck_assert_int_eq(b.outputs[o].offsets[k], first);
+      ck_assert_int_eq(b.outputs[o].samples[k + 1], b.inputs[1].samples[k + 1]);
+      ck_assert_ptr_eq(part->device, ek_group_device(b.group, k));
+      ck_assert_int_eq(part->shape[0], count);
+      for (int64_t i = 0; i < count * N; i++) {
+        const double x = (double)b.x[first * N + i], a = parameter(&b, "a", i % N);
+        const double want =
+            o == 0 ? x * a * (double)b.w[i % N] + 0.5 : x + a * parameter(&b, "b", i % N);
+        ck_assert_double_eq_tol(ck_at(part, i), want, 1e-5);
+      }
+    }
+  }
+  close_bench(&b);
+}
+END_TEST
+
+START_TEST(errors_leave_nothing) {
+  struct bench b;
+  open_bench(&b, 7);
+  ek_shards wrong[2] = {b.inputs[1], b.inputs[0]}; /* swapped */
+  ck_fails(ek_apply_forward(b.outputs, 2, b.passes, wrong, 2), EK_ERR_SHAPE,
+           "replica 0 on cpu:0: blend");
+  ck_assert(!ek_tensor_exists(&b.outputs[0].parts[0]));
+  for (size_t k = 0; k < DEVICES; k++) { /* a pass that failed is only good to be freed */
+    ek_pass_free(b.passes[k]);
+    ck_ok(ek_pass_open(&b.passes[k], b.replicas[k], NULL));
+  }
+  ck_ok(ek_memory_fail_at(ek_group_device(b.group, 1), 2));
+  ck_fails(ek_apply_forward(b.outputs, 2, b.passes, b.inputs, 2), EK_ERR_OUT_OF_MEMORY,
+           "replica 1 on cpu:1");
+  ck_assert(!ek_tensor_exists(&b.outputs[0].parts[0]));
+  close_bench(&b);
+}
+END_TEST
+
+START_TEST(wrong_arguments_are_refused) {
+  struct bench b;
+  open_bench(&b, 7);
+  ek_shards none[2] = {{0}};
+  ek_pass *missing[DEVICES] = {b.passes[0], NULL, b.passes[2]};
+  const ek_status bad = EK_ERR_INVALID_ARGUMENT;
+  ck_assert_int_eq(ek_apply_forward(NULL, 2, b.passes, b.inputs, 2), bad);
+  ck_assert_int_eq(ek_apply_forward(b.outputs, 2, NULL, b.inputs, 2), bad);
+  ck_assert_int_eq(ek_apply_forward(b.outputs, 2, b.passes, NULL, 2), bad);
+  ck_fails(ek_apply_forward(b.outputs, 2, b.passes, b.inputs, 0), EK_ERR_INVALID_ARGUMENT,
+           "0 inputs");
+  ck_fails(ek_apply_forward(b.outputs, 99, b.passes, b.inputs, 2), EK_ERR_INVALID_ARGUMENT,
+           "99 outputs");
+  ck_fails(ek_apply_forward(b.outputs, 2, b.passes, none, 2), EK_ERR_DEVICE, "number 0");
+  ck_fails(ek_apply_forward(b.outputs, 1, b.passes, b.inputs, 2), EK_ERR_INVALID_ARGUMENT,
+           "2 outputs");
+  ck_fails(ek_apply_forward(b.outputs, 2, b.passes, b.inputs, 1), EK_ERR_INVALID_ARGUMENT,
+           "2 inputs");
+  ck_fails(ek_apply_forward(b.outputs, 2, missing, b.inputs, 2), EK_ERR_INVALID_ARGUMENT,
+           "replica 1 on cpu:1: ek_apply_forward: there is no pass");
+  close_bench(&b);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("apply");
+  TCase *tcase = ck_case(suite, "apply");
+  tcase_add_loop_test(tcase, outputs_in_order, 0, 8);
+  tcase_add_test(tcase, errors_leave_nothing);
+  tcase_add_test(tcase, wrong_arguments_are_refused);
+  return suite;
+}
+
+CK_MAIN(make_suite)

@@ -1,0 +1,333 @@
+/*
+ * check_data_parallel_criterion.c - the loss where the outputs are.
+ *
+ * That mean losses and their gradients are right for every cut is in tests/whole/check_equality.c;
+ * here are the other reductions, what happens to the outputs, and wrong use.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <evenkeel/gather.h>
+
+#include "ck_training.h"
+
+enum { DEVICES = 3, SAMPLES = 8, CASES = CK_WORKLOADS * CK_PLACEMENTS };
+
+static struct ck_setup setup_of(int number, ek_type type, const char *spec) {
+  struct ck_setup setup =
+      ck_setup_mode(&ck_workloads[number / CK_PLACEMENTS], spec, EK_MODE_GATHER);
+  ck_setup_place(&setup, number % CK_PLACEMENTS);
+  setup.options.type = type;
+  setup.optimizer = NULL;
+  return setup;
+}
+
+static double *read_gradients(struct ck_training *t) {
+  double *gradients = ck_training_read(t, CK_GRADIENTS, NULL);
+  ck_ok(ek_data_parallel_model_discard(t->model));
+  return gradients;
+}
+
+/* ---- reductions ---- */
+
+/* A sum is the mean times the weight, and its gradient is too. */
+START_TEST(a_sum_is_not_divided) {
+  struct ck_setup setup = setup_of(_i, EK_F64, "cpu:3"), alone = setup_of(_i, EK_F64, "cpu:1");
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F64, SAMPLES, 0.3, 1);
+  struct ck_training one, many;
+  double want_loss = 0, loss = 0, weight = 0;
+  setup.reduction = alone.reduction = EK_REDUCTION_SUM;
+  setup.optimizer = ck_clipped_adamw;
+  ck_training_open(&one, &alone);
+  ck_training_open(&many, &setup);
+  ck_ok(ck_training_backward(&one, &batch, NULL, false, &want_loss));
+  ck_ok(ck_training_backward(&many, &batch, NULL, false, &loss));
+  ck_ok(ek_data_parallel_criterion_loss(&loss, &weight, many.loss));
+  ck_assert_double_eq_tol(loss, want_loss, 1e-12 * want_loss);
+  ck_assert_double_gt(weight, 1);
+  double *want = read_gradients(&one), *got = ck_training_read(&many, CK_GRADIENTS, NULL);
+  ck_training_compare("sum", &many, got, want, 1e-12, NULL);
+  ek_step_result result;
+  ck_ok(ek_data_parallel_optimizer_step(many.optimizer, &result));
+  ck_assert_double_eq(result.loss, loss);
+  ck_assert_double_eq(result.weight, 0);
+  ck_assert(!result.empty);
+  free(want);
+  free(got);
+  ck_training_close(&one);
+  ck_training_close(&many);
+  ck_batch_free(&batch);
+}
+END_TEST
+
+struct forwarded {
+  ek_shards outputs[CK_BATCH_TENSORS];
+};
+
+static void forward(struct forwarded *f, struct ck_training *t, const struct ck_batch *batch) {
+  memset(f, 0, sizeof *f);
+  ck_ok(ek_data_parallel_model_forward(t->model, f->outputs, batch->input, batch->inputs, NULL));
+  ck_ok(ek_data_parallel_criterion_forward(t->loss, f->outputs, t->module->outputs, batch->target,
+                                           batch->targets));
+}
+
+static void drop(struct forwarded *f, const struct ck_training *t) {
+  for (size_t i = 0; i < t->module->outputs; i++) ek_shards_free(&f->outputs[i]);
+}
+
+/* Single losses, gathered, are the loss of `sum`; factors of 2 double the gradient. */
+START_TEST(single_losses_and_factors) {
+  struct ck_setup setup = setup_of(_i, EK_F64, "cpu:3");
+  const int64_t rows = _i / CK_PLACEMENTS == 1 ? SAMPLES * 5 : SAMPLES;
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F64, SAMPLES, 0.3, 2);
+  struct ck_training t;
+  struct forwarded f;
+  double numbers[SAMPLES * 5], loss = 0, sum = 0;
+  double *gradients[2];
+  const int64_t shape[] = {SAMPLES, 5};
+  ek_shards losses = {0}, factors = {0};
+  ek_tensor host;
+  setup.reduction = EK_REDUCTION_NONE;
+  ck_training_open(&t, &setup);
+  for (int doubled = 0; doubled < 2; doubled++) {
+    ek_criterion_backward_options options = EK_CRITERION_BACKWARD_OPTIONS_INIT;
+    forward(&f, &t, &batch);
+    ck_ok(ek_data_parallel_criterion_losses(&losses, t.loss));
+    ck_ok(ek_tensor_host(&host, numbers, EK_F64, losses.parts[0].rank, shape));
+    ck_ok(ek_gather_host(&host, &losses));
+    ck_ok(ek_data_parallel_criterion_loss(&loss, NULL, t.loss));
+    sum = 0;
+    for (int64_t i = 0; i < rows; i++) sum += numbers[i];
+    ck_assert_double_eq_tol(loss, sum, 1e-12 * sum);
+    for (int64_t i = 0; i < rows; i++) numbers[i] = 2;
+    if (doubled == 1) { /* as the losses lie */
+      int64_t sizes[DEVICES];
+      for (size_t k = 0; k < DEVICES; k++) sizes[k] = losses.offsets[k + 1] - losses.offsets[k];
+      const ek_scatter_options cut = {sizeof cut, EK_SCATTER_SIZES, sizes, NULL};
+      ck_ok(ek_scatter(&factors, t.group, &host, EK_MEMORY_LOSS, &cut));
+      options.factors = &factors;
+    }
+    ck_ok(ek_data_parallel_criterion_backward(t.loss, t.model, &options));
+    gradients[doubled] = read_gradients(&t);
+    ek_shards_free(&losses);
+    ek_shards_free(&factors);
+    drop(&f, &t);
+  }
+  int64_t count = 0;
+  double *values = ck_training_read(&t, CK_VALUES, &count);
+  for (int64_t i = 0; i < count; i++) gradients[0][i] *= 2;
+  ck_assert_double_le(ck_rel_l2(gradients[1], gradients[0], count), 1e-13);
+  free(values);
+  free(gradients[0]);
+  free(gradients[1]);
+  ck_training_close(&t);
+  ck_batch_free(&batch);
+}
+END_TEST
+
+/* ---- outputs ---- */
+
+/* With keep_outputs they survive; without, they hold the gradient. Both give the same gradients. */
+START_TEST(outputs_are_kept_or_not) {
+  double *gradients[2];
+  int64_t count = 0;
+  struct ck_training t;
+  for (int keep = 0; keep < 2; keep++) {
+    struct ck_setup setup = setup_of(_i, EK_F32, "cpu:3");
+    struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.3, 3);
+    struct forwarded f;
+    setup.keep_outputs = keep == 1;
+    ck_training_open(&t, &setup);
+    forward(&f, &t, &batch);
+    const ek_tensor *part = &f.outputs[0].parts[0];
+    const int64_t size = ek_tensor_count(part);
+    double *before = calloc((size_t)size, sizeof *before);
+    double *after = calloc((size_t)size, sizeof *after);
+    ck_assert(before != NULL && after != NULL);
+    ck_get(before, part);
+    ck_ok(ek_data_parallel_criterion_backward(t.loss, t.model, NULL));
+    ck_get(after, part);
+    if (keep == 1) ck_same_bits("output", after, before, size);
+    if (keep == 0) ck_assert_double_gt(ck_rel_l2(after, before, size), 0.01);
+    gradients[keep] = ck_training_read(&t, CK_GRADIENTS, &count);
+    free(before);
+    free(after);
+    drop(&f, &t);
+    ck_training_close(&t);
+    ck_batch_free(&batch);
+  }
+  ck_same_bits("gradients", gradients[0], gradients[1], count);
+  free(gradients[0]);
+  free(gradients[1]);
+}
+END_TEST
+
+/* Outputs that somebody else holds are not overwritten. */
+START_TEST(outputs_that_others_hold) {
+  const struct ck_setup setup = setup_of(2, EK_F32, "cpu:3");
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 4);
+  struct ck_training t;
+  struct forwarded f;
+  double before[3 * 5], after[3 * 5];
+  ek_tensor held = {0};
+  ck_training_open(&t, &setup);
+  forward(&f, &t, &batch);
+  ck_ok(ek_tensor_share(&held, &f.outputs[0].parts[0]));
+  ck_get(before, &held);
+  ck_ok(ek_data_parallel_criterion_backward(t.loss, t.model, NULL));
+  ck_get(after, &held);
+  ck_same_bits("held", after, before, ek_tensor_count(&held));
+  ek_tensor_free(&held);
+  drop(&f, &t);
+  ck_training_close(&t);
+  ck_batch_free(&batch);
+}
+END_TEST
+
+/* The totals are the same on every device, and are what the loss is made of. */
+START_TEST(totals_are_everywhere) {
+  const struct ck_setup setup = setup_of(_i, EK_F32, "cpu:3");
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.3, 5);
+  struct ck_training t;
+  struct forwarded f;
+  double loss = 0, weight = 0;
+  ck_training_open(&t, &setup);
+  forward(&f, &t, &batch);
+  ck_ok(ek_data_parallel_criterion_loss(&loss, &weight, t.loss));
+  const ek_tensor *totals = ek_data_parallel_criterion_totals(t.loss);
+  for (size_t k = 0; k < DEVICES; k++) {
+    double pair[2];
+    ck_assert_ptr_eq(totals[k].device, ek_group_device(t.group, k));
+    ck_get(pair, &totals[k]);
+    ck_assert_double_eq(pair[0] / pair[1], loss);
+    ck_assert_double_eq(pair[1], weight);
+  }
+  drop(&f, &t);
+  ck_training_close(&t);
+  ck_batch_free(&batch);
+}
+END_TEST
+
+/* ---- wrong use ---- */
+
+START_TEST(calls_out_of_order) {
+  const struct ck_setup setup = setup_of(_i, EK_F32, "cpu:3");
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 6);
+  struct ck_training t;
+  struct forwarded f, g;
+  double loss = 0;
+  ek_shards losses = {0};
+  ck_training_open(&t, &setup);
+  ck_fails(ek_data_parallel_criterion_loss(&loss, NULL, t.loss), EK_ERR_STATE, "no forward");
+  ck_fails(ek_data_parallel_criterion_losses(&losses, t.loss), EK_ERR_STATE, "none");
+  ck_fails(ek_data_parallel_criterion_backward(t.loss, t.model, NULL), EK_ERR_STATE, "forward");
+  forward(&f, &t, &batch);
+  ck_fails(ek_data_parallel_criterion_losses(&losses, t.loss), EK_ERR_STATE, "none");
+  drop(&f, &t); /* another forward of the model: the criterion has not seen its outputs */
+  memset(&g, 0, sizeof g);
+  ck_ok(ek_data_parallel_model_forward(t.model, g.outputs, batch.input, batch.inputs, NULL));
+  ck_fails(ek_data_parallel_criterion_backward(t.loss, t.model, NULL), EK_ERR_STATE, "not seen");
+  drop(&g, &t);
+  forward(&f, &t, &batch);
+  ck_ok(ek_data_parallel_criterion_backward(t.loss, t.model, NULL));
+  ck_fails(ek_data_parallel_criterion_backward(t.loss, t.model, NULL), EK_ERR_STATE, "forward");
+  ck_ok(ek_data_parallel_criterion_loss(&loss, NULL, t.loss)); /* still known */
+  drop(&f, &t);
+  ck_training_close(&t);
+  ck_batch_free(&batch);
+}
+END_TEST
+
+/* Mean and sum in one step: refused, and what the mean had added is kept. */
+START_TEST(mean_and_sum_do_not_mix) {
+  const struct ck_setup setup = setup_of(_i, EK_F32, "cpu:3");
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 7);
+  struct ck_training t;
+  struct ck_training other; /* the same model with another criterion */
+  ek_criterion *sum = NULL;
+  struct forwarded f;
+  int64_t count = 0;
+  double *gradients[2];
+  ck_training_open(&t, &setup);
+  other = t;
+  ck_ok(setup.workload->criterion(&sum, EK_REDUCTION_SUM));
+  ck_ok(ek_data_parallel_criterion_open(&other.loss, t.model, sum, NULL));
+  for (int refused = 0; refused < 2; refused++) {
+    ck_ok(ck_training_backward(&t, &batch, NULL, true, NULL));
+    forward(&f, &other, &batch);
+    if (refused == 1) {
+      ck_fails(ek_data_parallel_criterion_backward(other.loss, t.model, NULL), EK_ERR_STATE,
+               "mean");
+    }
+    drop(&f, &t);
+    ck_ok(ck_training_backward(&t, &batch, NULL, false, NULL));
+    gradients[refused] = ck_training_read(&t, CK_GRADIENTS, &count);
+    ck_ok(ek_data_parallel_model_discard(t.model));
+  }
+  ck_same_bits("kept", gradients[1], gradients[0], count);
+  free(gradients[0]);
+  free(gradients[1]);
+  ek_data_parallel_criterion_free(other.loss);
+  ek_criterion_free(sum);
+  ck_training_close(&t);
+  ck_batch_free(&batch);
+}
+END_TEST
+
+/* Bad targets: the forward fails, and what was accumulated is kept. */
+START_TEST(wrong_targets) {
+  const struct ck_setup setup = setup_of(2, EK_F32, "cpu:3");
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 8);
+  struct ck_training t;
+  ek_shards outputs[1] = {{0}}, none[1] = {{0}};
+  ek_group *elsewhere = ck_open("cpu:1", 1);
+  ek_tensor absent = {0}, few = batch.target[0], scalar = batch.target[0];
+  ek_tensor foreign = ck_upload(ek_group_device(elsewhere, 0), EK_I32, NULL, CK_SHAPE(SAMPLES));
+  few.shape[0] = SAMPLES - 1;
+  scalar.rank = 0;
+  ck_training_open(&t, &setup);
+  ck_ok(ck_training_backward(&t, &batch, NULL, true, NULL));
+  ck_ok(ek_data_parallel_model_forward(t.model, outputs, batch.input, 1, NULL));
+  const struct {
+    const ek_tensor *target;
+    ek_status status;
+  } cases[] = {{&absent, EK_ERR_INVALID_ARGUMENT},
+               {&few, EK_ERR_SHAPE},
+               {&scalar, EK_ERR_SHAPE},
+               {&foreign, EK_ERR_DEVICE}};
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    ck_assert_int_eq(ek_data_parallel_criterion_forward(t.loss, outputs, 1, cases[i].target, 1),
+                     cases[i].status);
+  }
+  const ek_tensor *good = &batch.target[0];
+  ck_fails(ek_data_parallel_criterion_forward(t.loss, outputs, 2, good, 1), EK_ERR_INVALID_ARGUMENT,
+           "1 outputs and 1 targets, not 2 and 1");
+  ck_fails(ek_data_parallel_criterion_forward(t.loss, none, 1, good, 1), EK_ERR_DEVICE, "group");
+  ck_ok(ek_data_parallel_criterion_forward(t.loss, outputs, 1, good, 1));
+  ck_ok(ek_data_parallel_criterion_backward(t.loss, t.model, NULL));
+  double *gradients = ck_training_read(&t, CK_GRADIENTS, NULL); /* the step was not dropped */
+  free(gradients);
+  ek_shards_free(&outputs[0]);
+  ek_tensor_free(&foreign);
+  ek_group_close(elsewhere);
+  ck_training_close(&t);
+  ck_batch_free(&batch);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("data-parallel criterion");
+  TCase *right = ck_case(suite, "right"), *wrong = ck_case(suite, "wrong");
+  tcase_add_loop_test(right, a_sum_is_not_divided, 0, CASES);
+  tcase_add_loop_test(right, single_losses_and_factors, 0, 2 * CK_PLACEMENTS);
+  tcase_add_loop_test(right, outputs_are_kept_or_not, 0, CASES);
+  tcase_add_test(right, outputs_that_others_hold);
+  tcase_add_loop_test(right, totals_are_everywhere, 0, CASES);
+  tcase_add_loop_test(wrong, calls_out_of_order, 0, CASES);
+  tcase_add_loop_test(wrong, mean_and_sum_do_not_mix, 0, CASES);
+  tcase_add_test(wrong, wrong_targets);
+  return suite;
+}
+
+CK_MAIN(make_suite)

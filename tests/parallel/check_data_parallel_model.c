@@ -1,0 +1,322 @@
+/*
+ * check_data_parallel_model.c - forward and backward over a group, and parameters by name.
+ *
+ * That the numbers are right for every cut is in tests/whole/check_equality.c.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include <evenkeel/gather.h>
+#include <evenkeel/relu.h>
+
+#include "ck_blend.h"
+#include "ck_training.h"
+
+enum { DEVICES = 3, SAMPLES = 7 };
+
+static struct ck_setup setup_of(const char *workload, int placement) {
+  struct ck_setup setup = ck_setup_mode(ck_workload(workload), "cpu:3", EK_MODE_GATHER);
+  ck_setup_place(&setup, placement);
+  setup.optimizer = NULL;
+  return setup;
+}
+
+/* What a forward gives, of any layout, as doubles; the caller frees it. */
+static double *whole(const ek_shards *output) {
+  ek_tensor host = {0};
+  int64_t count = 0;
+  for (size_t k = 0; k < output->count; k++) count += ek_tensor_count(&output->parts[k]);
+  float *numbers = calloc((size_t)count + 1, sizeof *numbers);
+  double *values = calloc((size_t)count + 1, sizeof *values);
+  ck_assert(numbers != NULL && values != NULL);
+  ck_ok(ek_tensor_host(&host, numbers, EK_F32, 1, &count));
+  ck_ok(ek_gather_host(&host, output));
+  for (int64_t i = 0; i < count; i++) values[i] = (double)numbers[i];
+  free(numbers);
+  return values;
+}
+
+static void free_outputs(ek_shards *outputs, const struct ck_training *t) {
+  for (size_t i = 0; i < t->module->outputs; i++) ek_shards_free(&outputs[i]);
+}
+
+/* ---- modes ---- */
+
+START_TEST(modes_have_names) {
+  ek_mode mode = EK_MODE_GATHER;
+  ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  for (int i = 0; i < CK_MODES; i++) {
+    ck_assert_str_eq(ek_mode_name((ek_mode)i), ck_placement_name(i));
+    ck_ok(ek_mode_parse(&mode, ck_placement_name(i)));
+    ck_assert_int_eq(mode, i);
+    ck_ok(ek_data_parallel_model_options_set_mode(&options, mode));
+  }
+  ck_assert_str_eq(ek_mode_name((ek_mode)4), "unknown");
+  ck_assert_str_eq(ek_mode_name((ek_mode)-1), "unknown");
+  ck_fails(ek_mode_parse(&mode, "zigzag"), EK_ERR_INVALID_ARGUMENT, "zigzag");
+  ck_fails(ek_mode_parse(NULL, "gather"), EK_ERR_INVALID_ARGUMENT, "NULL");
+  ck_fails(ek_mode_parse(&mode, NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
+  ck_fails(ek_data_parallel_model_options_set_mode(NULL, mode), EK_ERR_INVALID_ARGUMENT, "NULL");
+  ck_fails(ek_data_parallel_model_options_set_mode(&options, (ek_mode)4), EK_ERR_INVALID_ARGUMENT,
+           "mode 4");
+}
+END_TEST
+
+/* ---- where outputs lie ---- */
+
+static void lies_right(const ek_shards *output, const struct ck_training *t, const int64_t *sizes) {
+  const bool gathered = t->setup.options.outputs == EK_OUTPUTS_GATHER;
+  ck_assert_ptr_eq(output->group, t->group);
+  ck_assert_uint_eq(output->count, DEVICES);
+  for (size_t k = 0; k < DEVICES; k++) {
+    const int64_t here = !gathered ? sizes[k] : k == t->setup.options.output_device ? SAMPLES : 0;
+    ck_assert_ptr_eq(output->parts[k].device, ek_group_device(t->group, k));
+    ck_assert_int_eq(output->parts[k].shape[0], here);
+    ck_assert_int_eq(output->offsets[k + 1] - output->offsets[k], here);
+    ck_assert_int_eq(output->samples[k + 1] - output->samples[k], here);
+  }
+}
+
+/* Every output of every workload, in order, where its placement says, for the default cut and for
+ * given sizes, equal to what one device gives. */
+START_TEST(outputs_lie_where_they_should) {
+  static const int64_t even[DEVICES] = {3, 2, 2}, uneven[DEVICES] = {0, 6, 1};
+  const struct ck_workload *workload = &ck_workloads[_i / CK_PLACEMENTS];
+  struct ck_setup setup = setup_of(workload->name, _i % CK_PLACEMENTS), alone = setup;
+  struct ck_batch batch = ck_batch_make(workload, EK_F32, SAMPLES, 0, 1);
+  struct ck_training one, many;
+  ek_shards want[CK_BATCH_TENSORS] = {{0}}, got[CK_BATCH_TENSORS] = {{0}};
+  ek_scatter_options scatter = EK_SCATTER_OPTIONS_INIT;
+  ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
+  alone.spec = "cpu:1";
+  setup.options.output_device = 2;
+  scatter.kind = EK_SCATTER_SIZES;
+  scatter.sizes = uneven;
+  ck_training_open(&one, &alone);
+  ck_training_open(&many, &setup);
+  ck_ok(ek_data_parallel_model_forward(one.model, want, batch.input, batch.inputs, NULL));
+  for (int cut = 0; cut < 2; cut++) {
+    forward.scatter = cut == 0 ? NULL : &scatter;
+    ck_ok(ek_data_parallel_model_forward(many.model, got, batch.input, batch.inputs, &forward));
+    for (size_t i = 0; i < many.module->outputs; i++) {
+      lies_right(&got[i], &many, cut == 0 ? even : uneven);
+      double *a = whole(&got[i]), *b = whole(&want[i]);
+      ck_assert_double_le(ck_rel_l2(a, b, ek_tensor_count(&want[i].parts[0])), 1e-6);
+      free(a);
+      free(b);
+    }
+    free_outputs(got, &many);
+  }
+  free_outputs(want, &one);
+  ck_training_close(&one);
+  ck_training_close(&many);
+  ck_batch_free(&batch);
+}
+END_TEST
+
+/* An input on a device of the group is not copied there: its rows are views. */
+START_TEST(inputs_on_a_device) {
+  struct ck_setup setup = setup_of("mlp", 2);
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 2);
+  struct ck_training t;
+  ek_shards host[1] = {{0}}, device[1] = {{0}};
+  ek_tensor input = {0};
+  ek_memory_usage usage;
+  ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
+  forward.gradient = false;
+  ck_training_open(&t, &setup);
+  ek_device *home = ek_group_device(t.group, 1);
+  ck_ok(ek_data_parallel_model_forward(t.model, host, batch.input, 1, &forward));
+  ck_ok(ek_tensor_create(&input, home, EK_MEMORY_WORKSPACE, EK_F32, 2, batch.input[0].shape));
+  ck_ok(ek_tensor_copy(&input, &batch.input[0]));
+  ck_ok(ek_memory_reset_peak(home));
+  ck_ok(ek_data_parallel_model_forward(t.model, device, &input, 1, &forward));
+  ck_ok(ek_memory_stats(&usage, home));
+  ck_assert_uint_eq(usage.at_peak[EK_MEMORY_INPUTS], 0);
+  double *a = whole(&host[0]), *b = whole(&device[0]);
+  ck_same_bits("output", a, b, host[0].offsets[DEVICES]);
+  free(a);
+  free(b);
+  ek_shards_free(&host[0]);
+  ek_shards_free(&device[0]);
+  ek_tensor_free(&input);
+  ck_training_close(&t);
+  ck_batch_free(&batch);
+}
+END_TEST
+
+/* ---- forwards without gradient ---- */
+
+START_TEST(no_gradient_forward) {
+  const struct ck_setup setup = setup_of("gpt", _i);
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 3);
+  struct ck_training t;
+  ek_shards output[1] = {{0}};
+  double *values[3];
+  ek_memory_usage before[DEVICES], after;
+  ck_training_open(&t, &setup);
+  for (size_t k = 0; k < DEVICES; k++) {
+    ck_ok(ek_memory_stats(&before[k], ek_group_device(t.group, k)));
+  }
+  for (int i = 0; i < 3; i++) { /* twice without dropout, once with it */
+    ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
+    forward.gradient = false;
+    forward.training = i == 2;
+    ck_ok(ek_data_parallel_model_forward(t.model, output, batch.input, 1, &forward));
+    values[i] = whole(&output[0]);
+    ck_fails(ek_data_parallel_model_backward(t.model, output, 1, NULL), EK_ERR_STATE,
+             "no forward with gradient");
+    ek_shards_free(&output[0]);
+    for (size_t k = 0; k < DEVICES; k++) { /* nothing was saved */
+      ck_ok(ek_memory_stats(&after, ek_group_device(t.group, k)));
+      ck_assert_uint_eq(after.current_bytes, before[k].current_bytes);
+    }
+  }
+  const int64_t count = (int64_t)SAMPLES * 5 * 13;
+  ck_same_bits("without dropout", values[0], values[1], count);
+  ck_assert_double_gt(ck_rel_l2(values[2], values[0], count), 1e-3);
+  for (int i = 0; i < 3; i++) free(values[i]);
+  ck_training_close(&t);
+  ck_batch_free(&batch);
+}
+END_TEST
+
+/* ---- a loss of one's own ---- */
+
+/* The outputs themselves as gradients: of half the sum of squares. Nothing is divided. */
+static double *own_backward(struct ck_training *t, const struct ck_batch *batch, int64_t *count) {
+  ek_shards outputs[CK_BATCH_TENSORS] = {{0}};
+  ck_ok(ek_data_parallel_model_forward(t->model, outputs, batch->input, batch->inputs, NULL));
+  ck_ok(ek_data_parallel_model_backward(t->model, outputs, t->module->outputs, NULL));
+  free_outputs(outputs, t);
+  return ck_training_read(t, CK_GRADIENTS, count);
+}
+
+START_TEST(a_loss_of_ones_own) {
+  const struct ck_workload *workload = &ck_workloads[_i / CK_PLACEMENTS];
+  struct ck_setup setup = setup_of(workload->name, _i % CK_PLACEMENTS), alone = setup;
+  struct ck_batch batch = ck_batch_make(workload, EK_F64, SAMPLES, 0, 4);
+  struct ck_training one, many;
+  int64_t count = 0;
+  alone.spec = "cpu:1";
+  alone.options.type = setup.options.type = EK_F64;
+  ck_training_open(&one, &alone);
+  ck_training_open(&many, &setup);
+  double *want = own_backward(&one, &batch, &count), *got = own_backward(&many, &batch, NULL);
+  ck_training_compare("own loss", &many, got, want, 1e-12, NULL);
+  free(want);
+  free(got);
+  ck_training_close(&one);
+  ck_training_close(&many);
+  ck_batch_free(&batch);
+}
+END_TEST
+
+/* A module without parameters is a model too. */
+START_TEST(no_parameters) {
+  ek_group *group = ck_open("cpu:3", 1);
+  ek_module *relu = NULL;
+  ek_data_parallel_model *model = NULL;
+  ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  float numbers[4] = {-1, 2, -3, 4};
+  ek_tensor input;
+  ek_shards output = {0};
+  ck_ok(ek_data_parallel_model_options_set_mode(&options, (ek_mode)_i));
+  ck_ok(ek_relu_create(&relu));
+  ck_ok(ek_data_parallel_model_open(&model, group, relu, &options));
+  ck_assert_uint_eq(ek_data_parallel_model_parameter_count(model), 0);
+  ck_ok(ek_tensor_host(&input, numbers, EK_F32, CK_SHAPE(4, 1)));
+  ck_ok(ek_data_parallel_model_forward(model, &output, &input, 1, NULL));
+  double *values = whole(&output);
+  for (int i = 0; i < 4; i++) ck_assert_double_eq(values[i], i % 2 == 0 ? 0 : i + 1);
+  free(values);
+  ck_ok(ek_data_parallel_model_backward(model, &output, 1, NULL));
+  ek_shards_free(&output);
+  ek_data_parallel_model_free(model);
+  ek_module_free(relu);
+  ck_no_memory_held(group);
+  ek_group_close(group);
+}
+END_TEST
+
+/* ---- parameters by name ---- */
+
+START_TEST(parameters_by_name) {
+  const struct ck_setup setup = setup_of("gpt", _i);
+  struct ck_training t;
+  ck_training_open(&t, &setup);
+  ek_tensor like = {0}, tied = {0};
+  ck_ok(ek_data_parallel_model_describe(t.model, "tokens.weight", &like));
+  ck_ok(ek_data_parallel_model_describe(t.model, "head.weight", &tied)); /* another name of it */
+  ck_assert(ek_tensor_same_shape(&like, &tied));
+  ck_assert(like.device == NULL && like.data == NULL && like.shape[0] == 13 && like.shape[1] == 8);
+  float numbers[13 * 8], back[13 * 8] = {0};
+  for (int i = 0; i < 13 * 8; i++) numbers[i] = (float)i;
+  like.data = numbers;
+  ck_ok(ek_data_parallel_model_set(t.model, "tokens.weight", &like));
+  like.data = back;
+  ck_ok(ek_data_parallel_model_get(t.model, "head.weight", &like));
+  ck_assert_mem_eq(numbers, back, sizeof numbers);
+  ck_training_replicas_agree(&t);
+  ck_assert_ptr_null(ek_data_parallel_model_parameter_name(t.model, 9999));
+  ck_assert_str_eq(ek_data_parallel_model_parameter_name(t.model, 0), "tokens.weight");
+  ck_assert_ptr_eq(ek_data_parallel_model_group(t.model), t.group);
+  ck_assert_ptr_nonnull(ek_data_parallel_model_replica(t.model, 2));
+  ck_assert_ptr_null(ek_data_parallel_model_replica(t.model, 3));
+  ck_training_close(&t);
+}
+END_TEST
+
+START_TEST(wrong_names_and_tensors) {
+  const struct ck_setup setup = setup_of("blend", 3);
+  struct ck_training t;
+  ck_training_open(&t, &setup);
+  double numbers[CK_BLEND_WIDTH + 1] = {0};
+  ek_tensor good, typed, sized, absent = {0};
+  const ek_tensor there = *ek_replica_parameters(ek_data_parallel_model_replica(t.model, 0));
+  ek_tensor remote = there;
+  ck_ok(ek_tensor_host(&good, numbers, EK_F32, CK_SHAPE(CK_BLEND_WIDTH)));
+  ck_ok(ek_tensor_host(&typed, numbers, EK_F64, CK_SHAPE(CK_BLEND_WIDTH)));
+  ck_ok(ek_tensor_host(&sized, numbers, EK_F32, CK_SHAPE(CK_BLEND_WIDTH + 1)));
+  const struct {
+    const char *name;
+    ek_tensor *tensor;
+    ek_status status;
+  } cases[] = {{"nobody", &good, EK_ERR_NOT_FOUND},
+               {"a", &typed, EK_ERR_TYPE},
+               {"a", &sized, EK_ERR_SHAPE},
+               {"a", &absent, EK_ERR_INVALID_ARGUMENT},
+               {"a", &remote, EK_ERR_INVALID_ARGUMENT},
+               {"a", NULL, EK_ERR_INVALID_ARGUMENT},
+               {NULL, &good, EK_ERR_INVALID_ARGUMENT}};
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    ck_assert_int_eq(ek_data_parallel_model_get(t.model, cases[i].name, cases[i].tensor),
+                     cases[i].status);
+    ck_assert_int_eq(ek_data_parallel_model_set(t.model, cases[i].name, cases[i].tensor),
+                     cases[i].status);
+  }
+  ck_fails(ek_data_parallel_model_describe(t.model, "a.b", &good), EK_ERR_NOT_FOUND, "a.b");
+  ck_fails(ek_data_parallel_model_gradient(t.model, "a", &good), EK_ERR_STATE, "last backward");
+  ck_fails(ek_data_parallel_model_gradient(t.model, "c", &good), EK_ERR_INVALID_ARGUMENT, "buffer");
+  ck_ok(ek_data_parallel_model_get(t.model, "c", &good)); /* buffers have values */
+  ck_assert_double_eq(((const float *)good.data)[0], 0.5);
+  ck_training_close(&t);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("data-parallel model");
+  TCase *forward = ck_case(suite, "forward"), *names = ck_case(suite, "names");
+  const int cases = CK_WORKLOADS * CK_PLACEMENTS;
+  tcase_add_test(names, modes_have_names);
+  tcase_add_loop_test(forward, outputs_lie_where_they_should, 0, cases);
+  tcase_add_test(forward, inputs_on_a_device);
+  tcase_add_loop_test(forward, no_gradient_forward, 0, CK_PLACEMENTS);
+  tcase_add_loop_test(forward, a_loss_of_ones_own, 0, cases);
+  tcase_add_loop_test(forward, no_parameters, 0, CK_MODES);
+  tcase_add_loop_test(names, parameters_by_name, 0, CK_MODES);
+  tcase_add_test(names, wrong_names_and_tensors);
+  return suite;
+}
+
+CK_MAIN(make_suite)

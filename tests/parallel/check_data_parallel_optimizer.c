@@ -1,0 +1,238 @@
+/*
+ * check_data_parallel_optimizer.c - 20 steps over N devices are 20 steps on one.
+ *
+ * The tolerance (docs/numerics.md, "Data parallelism"): gradients agree to e = 1e-6 in f32. An
+ * update is at most (a few) times the learning rate and, as a function of the gradient, has a
+ * relative condition of order one where the gradient is not zero, so a step adds an error of about
+ * learning rate * e to a parameter of size 0.1; 20 steps of rate 0.05 add 20 * 0.05 * 1e-6 / 0.1 =
+ * 1e-5. In f64 e is 1e-12 and the bound 1e-11. A gradient whose value is zero but for rounding (the
+ * bias of attention's keys) has no such condition under Adam in f32, so the gpt is trained in f64,
+ * where rounding is far below Adam's epsilon. Such a parameter p still sees its own decay: with
+ * decay in the gradient it is multiplied by 1 - rate * decay / epsilon in each step, which must not
+ * be below -1, or it is thrown about: rate * decay / epsilon is 0.1 here.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <evenkeel/adamw.h>
+#include <evenkeel/sgd.h>
+
+#include "ck_training.h"
+
+enum { STEPS = 20, SAMPLES = 9 };
+
+/* ---- rules ---- */
+
+static ek_status sgd(ek_optimizer **optimizer, double momentum, bool nesterov, double clip) {
+  ek_sgd_options options = EK_SGD_OPTIONS_INIT;
+  options.learning_rate = 0.05;
+  options.momentum = momentum;
+  options.nesterov = nesterov;
+  options.weight_decay = 0.01;
+  options.clip_norm = clip;
+  return ek_sgd_create(optimizer, &options);
+}
+
+static ek_status adam(ek_optimizer **optimizer, bool coupled, double clip) {
+  ek_adamw_options options = EK_ADAMW_OPTIONS_INIT;
+  options.learning_rate = 0.01;
+  options.weight_decay = coupled ? 1e-3 : 0.1;
+  options.epsilon = coupled ? 1e-4 : 1e-8;
+  options.coupled = coupled;
+  options.clip_norm = clip;
+  return ek_adamw_create(optimizer, &options);
+}
+
+static ek_status plain(ek_optimizer **o) { return sgd(o, 0, false, 0); }
+static ek_status momentum(ek_optimizer **o) { return sgd(o, 0.9, false, 0); }
+static ek_status nesterov(ek_optimizer **o) { return sgd(o, 0.9, true, 0); }
+static ek_status clipped_sgd(ek_optimizer **o) { return sgd(o, 0.9, false, 0.3); }
+static ek_status coupled_adam(ek_optimizer **o) { return adam(o, true, 0); }
+static ek_status decoupled_adam(ek_optimizer **o) { return adam(o, false, 0); }
+static ek_status clipped_adam(ek_optimizer **o) { return adam(o, false, 0.3); }
+
+static const struct {
+  const char *name;
+  ek_status (*create)(ek_optimizer **optimizer);
+  int states;
+} rules[] = {{"SGD", plain, 0},
+             {"SGD with momentum", momentum, 1},
+             {"SGD with Nesterov's momentum", nesterov, 1},
+             {"SGD, clipped", clipped_sgd, 1},
+             {"Adam", coupled_adam, 2},
+             {"AdamW", decoupled_adam, 2},
+             {"AdamW, clipped", clipped_adam, 2}};
+enum { RULES = sizeof rules / sizeof rules[0] };
+
+/* ---- 20 steps ---- */
+
+struct trajectory {
+  double loss[STEPS], norm[STEPS];
+};
+
+static void run(struct trajectory *trajectory, struct ck_training *t,
+                const struct ck_setup *setup) {
+  ck_training_open(t, setup);
+  for (int step = 0; step < STEPS; step++) {
+    struct ck_batch batch =
+        ck_batch_make(setup->workload, setup->options.type, SAMPLES, 0.2, (uint64_t)step + 50);
+    ek_step_result result;
+    ck_ok(ck_training_step(t, &batch, &result));
+    ck_assert_int_eq(result.step, step + 1);
+    trajectory->loss[step] = result.loss;
+    trajectory->norm[step] = result.gradient_norm;
+    ck_batch_free(&batch);
+  }
+  ck_assert_int_eq(ek_data_parallel_optimizer_steps(t->optimizer), STEPS);
+}
+
+static void same_numbers(const char *what, const struct ck_training *many,
+                         const struct ck_training *one, enum ck_numbers numbers, double allowed) {
+  double *got = ck_training_read(many, numbers, NULL), *want = ck_training_read(one, numbers, NULL);
+  ck_training_compare(what, many, got, want, allowed, NULL);
+  free(got);
+  free(want);
+}
+
+static void twenty_steps(const struct ck_setup *setup, int rule) {
+  const double allowed = setup->options.type == EK_F32 ? 1e-5 : 1e-11;
+  struct ck_setup alone = *setup;
+  struct ck_training one, many;
+  struct trajectory a, b;
+  alone.spec = "cpu:1";
+  ck_setup_place(&alone, 2);
+  run(&a, &one, &alone);
+  run(&b, &many, setup);
+  same_numbers(rules[rule].name, &many, &one, CK_VALUES, allowed);
+  for (int s = 0; s < rules[rule].states; s++) {
+    same_numbers("state", &many, &one, s == 0 ? CK_STATE_0 : CK_STATE_1, 10 * allowed);
+  }
+  if (setup->options.state != EK_STATE_MASTER) ck_training_replicas_agree(&many);
+  for (int step = 0; step < STEPS; step++) {
+    ck_assert_double_eq_tol(b.loss[step], a.loss[step], allowed * fabs(a.loss[step]));
+    if (one.rule->clip_norm == 0) {
+      ck_assert(isnan(b.norm[step]));
+    } else {
+      ck_assert_double_eq_tol(b.norm[step], a.norm[step], 10 * allowed * a.norm[step]);
+    }
+  }
+  ck_training_close(&one);
+  ck_training_close(&many);
+}
+
+START_TEST(steps_equal_one_device) {
+  const struct ck_workload *workload = &ck_workloads[_i / RULES];
+  const bool fine = strcmp(workload->name, "gpt") == 0;
+  for (int placement = 0; placement < CK_PLACEMENTS; placement++) {
+    struct ck_setup setup = ck_setup_mode(workload, "cpu:4", EK_MODE_GATHER);
+    ck_setup_place(&setup, placement);
+    setup.options.type = fine ? EK_F64 : EK_F32;
+    setup.optimizer = rules[_i % RULES].create;
+    twenty_steps(&setup, _i % RULES);
+  }
+}
+END_TEST
+
+/* ---- the rest ---- */
+
+START_TEST(schedules) {
+  struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:2", (ek_mode)_i);
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 1);
+  struct ck_training t;
+  ek_schedule schedule;
+  ek_optimizer *rule = NULL;
+  ek_data_parallel_optimizer *optimizer = NULL;
+  ek_data_parallel_optimizer_options options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
+  setup.optimizer = NULL;
+  ck_training_open(&t, &setup);
+  ck_ok(plain(&rule));
+  ck_ok(ek_schedule_warmup_cosine(&schedule, 0.2, 0.01, 2, 6));
+  options.schedule = &schedule;
+  ck_ok(ek_data_parallel_optimizer_open(&optimizer, t.model, rule, &options));
+  for (int step = 0; step < 8; step++) {
+    ek_step_result result;
+    ck_ok(ck_training_backward(&t, &batch, NULL, false, NULL));
+    ck_ok(ek_data_parallel_optimizer_step(optimizer, &result));
+    const double rate = step < 7 ? ek_schedule_rate(&schedule, step) : 0.125;
+    ck_assert_double_eq(result.learning_rate, rate);
+    if (step == 6) ck_ok(ek_data_parallel_optimizer_set_learning_rate(optimizer, 0.125));
+  }
+  ck_fails(ek_data_parallel_optimizer_set_learning_rate(optimizer, -1), EK_ERR_INVALID_ARGUMENT,
+           "rate");
+  ek_data_parallel_optimizer_free(optimizer);
+  ek_optimizer_free(rule);
+  ck_training_close(&t);
+  ck_batch_free(&batch);
+}
+END_TEST
+
+/* A step without result waits for nobody and does the same; a rate of 0 changes nothing. */
+START_TEST(steps_without_result) {
+  struct ck_setup setup = ck_setup_mode(ck_workload("gpt"), "cpu:3", (ek_mode)_i);
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 2);
+  struct ck_training a, b;
+  ek_step_result result;
+  int64_t count = 0;
+  ck_training_open(&a, &setup);
+  ck_training_open(&b, &setup);
+  for (int step = 0; step < 3; step++) {
+    ck_ok(ck_training_step(&a, &batch, NULL));
+    ck_ok(ck_training_step(&b, &batch, &result));
+  }
+  double *x = ck_training_read(&a, CK_VALUES, &count), *y = ck_training_read(&b, CK_VALUES, NULL);
+  ck_same_bits("values", x, y, count);
+  free(x);
+  free(y);
+  ck_training_close(&a);
+  ck_training_close(&b);
+  ck_batch_free(&batch);
+}
+END_TEST
+
+START_TEST(calls_out_of_order) {
+  struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", (ek_mode)_i);
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 3);
+  struct ck_training t;
+  ek_shards output[1] = {{0}};
+  ek_tensor host = {0};
+  float numbers[7 * 19];
+  ck_training_open(&t, &setup);
+  ck_ok(ek_data_parallel_model_describe(t.model, "0.weight", &host));
+  host.data = numbers;
+  ck_fails(ek_data_parallel_optimizer_step(t.optimizer, NULL), EK_ERR_STATE, "no backward");
+  ck_fails(ek_data_parallel_optimizer_state(t.optimizer, "0.weight", 0, &host), EK_ERR_STATE,
+           "no step");
+  ck_ok(ck_training_backward(&t, &batch, NULL, false, NULL));
+  ck_fails(ek_data_parallel_model_forward(t.model, output, batch.input, 1, NULL), EK_ERR_STATE,
+           "optimizer");
+  ck_ok(ek_data_parallel_model_gradient(t.model, "0.weight", &host));
+  ck_ok(ek_data_parallel_optimizer_step(t.optimizer, NULL));
+  ck_fails(ek_data_parallel_model_gradient(t.model, "0.weight", &host), EK_ERR_STATE, "backward");
+  ck_ok(ek_data_parallel_optimizer_state(t.optimizer, "0.weight", 1, &host));
+  ck_fails(ek_data_parallel_optimizer_state(t.optimizer, "0.weight", 2, &host),
+           EK_ERR_INVALID_ARGUMENT, "state number 2");
+  ck_fails(ek_data_parallel_optimizer_state(t.optimizer, "0.height", 0, &host), EK_ERR_NOT_FOUND,
+           "0.height");
+  host.shape[0]--;
+  ck_fails(ek_data_parallel_optimizer_state(t.optimizer, "0.weight", 0, &host), EK_ERR_SHAPE,
+           "0.weight");
+  ck_ok(ck_training_backward(&t, &batch, NULL, true, NULL)); /* only accumulated: a step is fine */
+  ck_fails(ek_data_parallel_model_gradient(t.model, "0.weight", &host), EK_ERR_STATE, "backward");
+  ck_ok(ek_data_parallel_optimizer_step(t.optimizer, NULL));
+  ck_training_close(&t);
+  ck_batch_free(&batch);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("data-parallel optimizer");
+  TCase *steps = ck_case(suite, "steps"), *rest = ck_case(suite, "rest");
+  tcase_add_loop_test(steps, steps_equal_one_device, 0, RULES * CK_WORKLOADS);
+  tcase_add_loop_test(rest, schedules, 0, CK_MODES);
+  tcase_add_loop_test(rest, steps_without_result, 0, CK_MODES);
+  tcase_add_loop_test(rest, calls_out_of_order, 0, CK_MODES);
+  return suite;
+}
+
+CK_MAIN(make_suite)

@@ -1,0 +1,233 @@
+/*
+ * check_gather.c - putting the parts of a tensor together again.
+ */
+#include <string.h>
+
+#include <evenkeel/gather.h>
+
+#include "ek_check.h"
+
+enum { DEVICES = 3, ROWS = 8, COLUMNS = 5 };
+
+struct bench {
+  ek_group *group;
+  double values[ROWS * COLUMNS];
+  float numbers[ROWS * COLUMNS];
+  ek_shards shards; /* rows 3 3 2, or as `sizes` says */
+};
+
+static void open_bench(struct bench *b, const int64_t *sizes) {
+  ek_tensor host;
+  ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
+  b->group = ck_open("cpu:3", 1);
+  for (int i = 0; i < ROWS * COLUMNS; i++) b->values[i] = (double)(b->numbers[i] = (float)i + 0.5f);
+  if (sizes != NULL) {
+    options.kind = EK_SCATTER_SIZES;
+    options.sizes = sizes;
+  }
+  memset(&b->shards, 0, sizeof b->shards);
+  ck_ok(ek_tensor_host(&host, b->numbers, EK_F32, CK_SHAPE(ROWS, COLUMNS)));
+  ck_ok(ek_scatter(&b->shards, b->group, &host, EK_MEMORY_ACTIVATIONS, &options));
+}
+
+static void close_bench(struct bench *b) {
+  ek_shards_free(&b->shards);
+  ck_no_memory_held(b->group);
+  ek_group_close(b->group);
+}
+
+static void holds_all(const struct bench *b, const ek_tensor *whole, size_t device) {
+  double got[ROWS * COLUMNS];
+  ck_assert_ptr_eq(whole->device, ek_group_device(b->group, device));
+  ck_assert_int_eq(whole->rank, 2);
+  ck_assert_int_eq(whole->shape[0], ROWS);
+  ck_assert_int_eq(whole->shape[1], COLUMNS);
+  ck_get(got, whole);
+  ck_same_bits("whole", got, b->values, (int64_t)ROWS * COLUMNS);
+}
+
+static const int64_t cuts[][DEVICES] = {{3, 3, 2}, {8, 0, 0}, {0, 0, 8}, {0, 5, 3}, {1, 0, 7}};
+enum { CUTS = sizeof cuts / sizeof cuts[0] };
+
+START_TEST(to_each_device) {
+  struct bench b;
+  open_bench(&b, cuts[_i]);
+  for (size_t device = 0; device < DEVICES; device++) {
+    ek_tensor whole = {0};
+    ek_memory_usage usage;
+    ck_ok(ek_gather(&whole, &b.shards, device, EK_MEMORY_OUTPUTS));
+    holds_all(&b, &whole, device);
+    ck_ok(ek_memory_stats(&usage, ek_group_device(b.group, device)));
+    ck_assert_uint_eq(usage.current[EK_MEMORY_OUTPUTS], EK_MEMORY_UNIT);
+    ek_tensor_free(&whole);
+  }
+  float numbers[ROWS * COLUMNS] = {0};
+  ek_tensor host;
+  ck_ok(ek_tensor_host(&host, numbers, EK_F32, CK_SHAPE(ROWS * COLUMNS)));
+  ck_ok(ek_gather_host(&host, &b.shards));
+  ck_assert_mem_eq(numbers, b.numbers, sizeof numbers);
+  close_bench(&b);
+}
+END_TEST
+
+START_TEST(moving_frees_the_parts) {
+  for (size_t device = 0; device < DEVICES; device++) {
+    struct bench b;
+    open_bench(&b, cuts[_i]);
+    ek_tensor whole = {0};
+    const void *own = b.shards.parts[device].data;
+    const bool in_place = cuts[_i][device] > 0 && b.shards.offsets[device] == 0;
+    ck_ok(ek_gather_move(&whole, &b.shards, device, EK_MEMORY_OUTPUTS));
+    holds_all(&b, &whole, device);
+    if (in_place) ck_assert_ptr_eq(whole.data, own);
+    ck_assert_ptr_null(b.shards.group);
+    for (size_t k = 0; k < DEVICES; k++) {
+      ek_memory_usage usage;
+      ck_ok(ek_memory_stats(&usage, ek_group_device(b.group, k)));
+      ck_assert_uint_eq(usage.current_bytes, k == device ? EK_MEMORY_UNIT : 0);
+      ck_assert_uint_eq(usage.current[EK_MEMORY_OUTPUTS], usage.current_bytes);
+    }
+    ek_tensor_free(&whole);
+    close_bench(&b);
+  }
+}
+END_TEST
+
+/* What somebody else still holds, or what has no room behind it, is copied. */
+START_TEST(moving_keeps_what_others_hold) {
+  struct bench b;
+  open_bench(&b, cuts[0]);
+  ek_tensor held = {0}, whole = {0};
+  double got[3 * COLUMNS];
+  ck_ok(ek_tensor_share(&held, &b.shards.parts[0]));
+  ck_ok(ek_gather_move(&whole, &b.shards, 0, EK_MEMORY_OUTPUTS));
+  holds_all(&b, &whole, 0);
+  ck_assert_ptr_ne(whole.data, held.data);
+  ck_get(got, &held);
+  ck_same_bits("held", got, b.values, (int64_t)3 * COLUMNS);
+  ek_tensor_free(&held);
+  ek_tensor_free(&whole);
+  close_bench(&b);
+}
+END_TEST
+
+/* torch warns that it unsqueezes scalars: here too they become a vector. */
+START_TEST(scalars_become_a_vector) {
+  ek_group *group = ck_open("cpu:3", 1);
+  ek_shards shards = {.group = group, .count = DEVICES};
+  for (size_t k = 0; k < DEVICES; k++) {
+    const double value = (double)k + 0.25;
+    shards.parts[k] = ck_upload(ek_group_device(group, k), EK_F64, &value, 0, NULL);
+    shards.offsets[k + 1] = shards.samples[k + 1] = (int64_t)k + 1;
+  }
+  for (int move = 0; move < 2; move++) {
+    ek_tensor whole = {0};
+    double got[DEVICES];
+    if (move == 0) ck_ok(ek_gather(&whole, &shards, 1, EK_MEMORY_OUTPUTS));
+    if (move == 1) ck_ok(ek_gather_move(&whole, &shards, 0, EK_MEMORY_OUTPUTS));
+    ck_assert_int_eq(whole.rank, 1);
+    ck_assert_int_eq(whole.shape[0], DEVICES);
+    ck_get(got, &whole);
+    for (size_t k = 0; k < DEVICES; k++) ck_assert_double_eq(got[k], (double)k + 0.25);
+    ek_tensor_free(&whole);
+  }
+  ck_no_memory_held(group);
+  ek_group_close(group);
+}
+END_TEST
+
+START_TEST(no_rows_at_all) {
+  ek_group *group = ck_open("cpu:3", 1);
+  ek_tensor host, whole = {0};
+  ek_shards shards = {0};
+  float none[1] = {0};
+  ck_ok(ek_tensor_host(&host, none, EK_F32, CK_SHAPE(0, 4)));
+  ck_ok(ek_scatter(&shards, group, &host, EK_MEMORY_INPUTS, NULL));
+  ck_ok(ek_gather(&whole, &shards, 2, EK_MEMORY_OUTPUTS));
+  ck_assert_int_eq(whole.shape[0], 0);
+  ck_assert_int_eq(whole.shape[1], 4);
+  ck_ok(ek_gather_host(&host, &shards));
+  ek_tensor_free(&whole);
+  ek_shards_free(&shards);
+  ek_group_close(group);
+}
+END_TEST
+
+/* Replaces the part of a device by one of another shape. */
+static void replace(struct bench *b, size_t k, ek_type type, int rank, const int64_t *shape) {
+  ek_tensor_free(&b->shards.parts[k]);
+  ck_ok(ek_tensor_create(&b->shards.parts[k], ek_group_device(b->group, k), EK_MEMORY_OUTPUTS, type,
+                         rank, shape));
+}
+
+START_TEST(parts_that_do_not_fit_are_refused) {
+  struct bench b;
+  open_bench(&b, cuts[0]);
+  ek_tensor whole = {.rank = -3}, host;
+  float numbers[ROWS * COLUMNS] = {0};
+  ck_ok(ek_tensor_host(&host, numbers, EK_F32, CK_SHAPE(ROWS, COLUMNS)));
+  for (int i = 0; i < 4; i++) {
+    if (i == 0) replace(&b, 1, EK_F32, CK_SHAPE(3, COLUMNS + 1));
+    if (i == 1) replace(&b, 1, EK_F32, CK_SHAPE(3));
+    if (i == 2) replace(&b, 1, EK_F32, CK_SHAPE(3, COLUMNS, 1));
+    if (i == 3) replace(&b, 1, EK_F64, CK_SHAPE(3, COLUMNS));
+    ck_fails(ek_gather(&whole, &b.shards, 0, EK_MEMORY_OUTPUTS), EK_ERR_SHAPE, "cpu:1");
+    ck_fails(ek_gather_host(&host, &b.shards), EK_ERR_SHAPE, "cpu:1");
+  }
+  ck_fails(ek_gather_move(&whole, &b.shards, 0, EK_MEMORY_OUTPUTS), EK_ERR_SHAPE, "cpu:1");
+  ck_assert_int_eq(whole.rank, -3);
+  close_bench(&b); /* move took the parts over although it failed */
+}
+END_TEST
+
+START_TEST(wrong_arguments_are_refused) {
+  struct bench b;
+  open_bench(&b, cuts[0]);
+  ek_shards none = {0}, hollow = {.group = b.group, .count = DEVICES};
+  ek_tensor whole = {0}, host, small, wrong, on_device = b.shards.parts[0];
+  double numbers[ROWS * COLUMNS] = {0};
+  const ek_memory_category c = EK_MEMORY_OUTPUTS;
+  ck_ok(ek_tensor_host(&host, numbers, EK_F32, CK_SHAPE(ROWS, COLUMNS)));
+  ck_ok(ek_tensor_host(&small, numbers, EK_F32, CK_SHAPE(ROWS - 1, COLUMNS)));
+  ck_ok(ek_tensor_host(&wrong, numbers, EK_F64, CK_SHAPE(ROWS, COLUMNS)));
+  ck_fails(ek_gather(NULL, &b.shards, 0, c), EK_ERR_INVALID_ARGUMENT, "NULL");
+  ck_fails(ek_gather(&whole, NULL, 0, c), EK_ERR_INVALID_ARGUMENT, "NULL");
+  ck_fails(ek_gather(&whole, &b.shards, DEVICES, c), EK_ERR_INVALID_ARGUMENT, "device number 3");
+  ck_fails(ek_gather(&whole, &none, 0, c), EK_ERR_INVALID_ARGUMENT, "device number 0");
+  ck_fails(ek_gather(&whole, &hollow, 0, c), EK_ERR_INVALID_ARGUMENT, "empty");
+  ck_fails(ek_gather(&whole, &b.shards, 0, (ek_memory_category)77), EK_ERR_INVALID_ARGUMENT,
+           "category");
+  ck_fails(ek_gather_move(&whole, &hollow, DEVICES, c), EK_ERR_INVALID_ARGUMENT, "number 3");
+  ck_assert_ptr_null(hollow.group); /* taken over, whatever was wrong */
+  ck_fails(ek_gather_move(NULL, &hollow, 0, c), EK_ERR_INVALID_ARGUMENT, "NULL");
+  ck_fails(ek_gather_move(&whole, NULL, 0, c), EK_ERR_INVALID_ARGUMENT, "NULL");
+  ck_fails(ek_gather_host(&host, NULL), EK_ERR_INVALID_ARGUMENT, "no shards");
+  ck_fails(ek_gather_host(&host, &none), EK_ERR_INVALID_ARGUMENT, "no shards");
+  ck_fails(ek_gather_host(NULL, &b.shards), EK_ERR_INVALID_ARGUMENT, "no host tensor");
+  ck_fails(ek_gather_host(&on_device, &b.shards), EK_ERR_INVALID_ARGUMENT, "no host tensor");
+  ck_fails(ek_gather_host(&wrong, &b.shards), EK_ERR_TYPE, "f64");
+  ck_fails(ek_gather_host(&small, &b.shards), EK_ERR_SHAPE, "40 elements into a tensor of 35");
+  ck_ok(ek_memory_fail_at(ek_group_device(b.group, 1), 1));
+  ck_fails(ek_gather(&whole, &b.shards, 1, c), EK_ERR_OUT_OF_MEMORY, "cpu:1");
+  ck_assert(!ek_tensor_exists(&whole));
+  ck_ok(ek_memory_fail_at(ek_group_device(b.group, 1), 1));
+  ck_fails(ek_gather_move(&whole, &b.shards, 1, c), EK_ERR_OUT_OF_MEMORY, "cpu:1");
+  ck_no_memory_held(b.group);
+  close_bench(&b);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("gather");
+  TCase *right = ck_case(suite, "right"), *wrong = ck_case(suite, "wrong");
+  tcase_add_loop_test(right, to_each_device, 0, CUTS);
+  tcase_add_loop_test(right, moving_frees_the_parts, 0, CUTS);
+  tcase_add_test(right, moving_keeps_what_others_hold);
+  tcase_add_test(right, scalars_become_a_vector);
+  tcase_add_test(right, no_rows_at_all);
+  tcase_add_test(wrong, parts_that_do_not_fit_are_refused);
+  tcase_add_test(wrong, wrong_arguments_are_refused);
+  return suite;
+}
+
+CK_MAIN(make_suite)

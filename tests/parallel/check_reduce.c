@@ -1,0 +1,342 @@
+/*
+ * check_reduce.c - sums of gradients, bucket by bucket, while backward runs.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <evenkeel/elementwise.h>
+#include <evenkeel/pass.h>
+#include <evenkeel/reduce.h>
+
+#include "ck_training.h"
+
+enum { MOST = 5 };
+
+struct bench {
+  ek_group *group;
+  size_t devices;
+  ek_communicator *communicator;
+  ek_module *module;
+  ek_replica *replicas[MOST];
+  ek_reducer *reducer;
+  int64_t count; /* elements of the flat gradients */
+};
+
+static void open_bench(struct bench *b, const char *spec, const char *workload, ek_reduce_kind kind,
+                       size_t bucket_bytes) {
+  memset(b, 0, sizeof *b);
+  b->group = ck_open(spec, 1);
+  b->devices = ek_group_size(b->group);
+  ck_ok(ek_communicator_open(&b->communicator, b->group));
+  ck_ok(ck_workload(workload)->module(&b->module));
+  for (size_t k = 0; k < b->devices; k++) {
+    ck_ok(ek_replica_open(&b->replicas[k], ek_group_device(b->group, k), b->module, NULL));
+  }
+  ek_reducer_options options = EK_REDUCER_OPTIONS_INIT;
+  options.kind = kind;
+  options.bucket_bytes = bucket_bytes;
+  ck_ok(ek_reducer_open(&b->reducer, b->communicator, b->group, b->replicas, &options));
+  b->count = ek_tensor_count(ek_replica_gradients(b->replicas[0]));
+}
+
+static void close_bench(struct bench *b) {
+  ek_reducer_free(b->reducer);
+  for (size_t k = 0; k < b->devices; k++) ek_replica_free(b->replicas[k]);
+  ek_module_free(b->module);
+  ek_communicator_close(b->communicator);
+  ck_no_memory_held(b->group);
+  ek_group_close(b->group);
+}
+
+/* ---- layout ---- */
+
+static const size_t bucket_sizes[] = {0, 1, 300, 2000, 1 << 20};
+enum { SIZES = sizeof bucket_sizes / sizeof bucket_sizes[0] };
+
+/* How many devices own each element of the flat buffer. */
+static void owners(int *owned, const struct bench *b) {
+  for (size_t i = 0; i < ek_reducer_bucket_count(b->reducer); i++) {
+    for (size_t k = 0; k < b->devices; k++) {
+      int64_t first = -1, last = -1;
+      ck_ok(ek_reducer_range(&first, &last, b->reducer, i, k));
+      ck_assert_int_le(0, first);
+      ck_assert_int_le(first, last);
+      ck_assert_int_le(last, b->count);
+      ck_assert_int_eq(first % 16, 0); /* where vectors begin */
+      for (int64_t e = first; e < last; e++) owned[e]++;
+    }
+  }
+}
+
+START_TEST(buckets_cover_the_flat_buffer) {
+  for (int kind = 0; kind < 3; kind++) {
+    for (size_t w = 0; w < CK_WORKLOADS; w++) {
+      struct bench b;
+      open_bench(&b, "cpu:5", ck_workloads[w].name, (ek_reduce_kind)kind, bucket_sizes[_i]);
+      int *owned = calloc((size_t)b.count, sizeof *owned);
+      ck_assert_ptr_nonnull(owned);
+      owners(owned, &b);
+      const int wanted = kind == EK_REDUCE_TO_ALL ? (int)b.devices : 1;
+      for (int64_t e = 0; e < b.count; e++) {
+        if (owned[e] != wanted) ck_abort_msg("element %d has %d owners", (int)e, owned[e]);
+      }
+      free(owned);
+      close_bench(&b);
+    }
+  }
+}
+END_TEST
+
+/* From the end to the beginning, each as large as was asked for, but the last. */
+START_TEST(buckets_go_backwards) {
+  struct bench b;
+  open_bench(&b, "cpu:2", "gpt", EK_REDUCE_TO_ALL, bucket_sizes[_i]);
+  const size_t buckets = ek_reducer_bucket_count(b.reducer);
+  int64_t end = b.count;
+  for (size_t i = 0; i < buckets; i++) {
+    int64_t first = 0, last = 0;
+    ck_ok(ek_reducer_range(&first, &last, b.reducer, i, 1));
+    ck_assert_int_eq(last, end);
+    if (i + 1 < buckets) ck_assert_uint_ge((uint64_t)(last - first) * 4, bucket_sizes[_i]);
+    end = first;
+  }
+  ck_assert_int_eq(end, 0);
+  if (bucket_sizes[_i] >= (1 << 20)) ck_assert_uint_eq(buckets, 1);
+  if (bucket_sizes[_i] <= 1) {
+    ck_assert_uint_eq(buckets, ek_replica_parameter_count(b.replicas[0]));
+  }
+  close_bench(&b);
+}
+END_TEST
+
+/* ---- sums ---- */
+
+/* Gradients are small whole numbers, so that their sum is exact: device k has k + 1 + e % 7. */
+static void fill(struct bench *b) {
+  double *values = calloc((size_t)b->count, sizeof *values);
+  ck_assert_ptr_nonnull(values);
+  for (size_t k = 0; k < b->devices; k++) {
+    for (int64_t e = 0; e < b->count; e++) values[e] = (double)(k + 1) + (double)(e % 7);
+    ek_tensor flat = *ek_replica_gradients(b->replicas[k]);
+    ck_set(&flat, values);
+  }
+  free(values);
+}
+
+struct round {
+  struct bench *bench;
+  bool complete; /* say of every parameter that it is complete, last to first */
+  size_t fails;  /* this device gives up after one parameter; MOST: none */
+};
+
+static ek_status run_round(void *context, ek_device *device, size_t index) {
+  const struct round *round = context;
+  struct bench *b = round->bench;
+  EK_TRY(ek_reducer_start(b->reducer, device));
+  for (size_t i = ek_replica_parameter_count(b->replicas[index]); round->complete && i-- > 0;) {
+    ek_parameter_info info;
+    EK_TRY(ek_replica_parameter(&info, b->replicas[index], i));
+    if (!info.buffer) EK_TRY(ek_reducer_complete(b->reducer, device, i));
+    if (index == round->fails) return ek_error_set(EK_ERR_IO, "the test gives up");
+  }
+  return ek_reducer_finish(b->reducer, device);
+}
+
+static void has_sums(const struct bench *b, ek_reduce_kind kind) {
+  const double n = (double)b->devices;
+  for (size_t k = 0; k < b->devices; k++) {
+    double *got = calloc((size_t)b->count, sizeof *got);
+    ck_assert_ptr_nonnull(got);
+    ck_get(got, ek_replica_gradients(b->replicas[k]));
+    for (size_t i = 0; i < ek_reducer_bucket_count(b->reducer); i++) {
+      int64_t first = 0, last = 0;
+      ck_ok(ek_reducer_range(&first, &last, b->reducer, i, k));
+      for (int64_t e = first; e < last; e++) {
+        const double want = n * (n + 1) / 2 + n * (double)(e % 7);
+        if (got[e] != want) ck_abort_msg("kind %d: [%d] is %g, not %g", kind, (int)e, got[e], want);
+      }
+    }
+    free(got);
+  }
+}
+
+START_TEST(sums_are_right) {
+  for (size_t size = 0; size < SIZES; size++) {
+    for (int complete = 0; complete < 2; complete++) {
+      struct bench b;
+      open_bench(&b, "cpu:5", "gpt", (ek_reduce_kind)_i, bucket_sizes[size]);
+      struct round round = {&b, complete == 1, MOST};
+      for (int again = 0; again < 2; again++) {
+        fill(&b);
+        ck_ok(ek_group_apply(b.group, run_round, &round));
+        has_sums(&b, (ek_reduce_kind)_i);
+        const size_t early = complete == 1 ? ek_reducer_bucket_count(b.reducer) : 0;
+        for (size_t k = 0; k < b.devices; k++) {
+          ck_assert_uint_eq(ek_reducer_overlapped(b.reducer, k), early);
+        }
+      }
+      close_bench(&b);
+    }
+  }
+}
+END_TEST
+
+/* One device fails when it has queued some: nobody waits for it, and the next round works. */
+START_TEST(a_failure_frees_the_others) {
+  for (size_t victim = 0; victim < 3; victim++) {
+    struct bench b;
+    char text[64];
+    open_bench(&b, "cpu:3", "mlp", (ek_reduce_kind)_i, 1);
+    struct round round = {&b, true, victim};
+    snprintf(text, sizeof text, "replica %zu on cpu:%zu: the test gives up", victim, victim);
+    ck_fails(ek_group_apply(b.group, run_round, &round), EK_ERR_IO, text);
+    round.fails = MOST;
+    fill(&b);
+    ck_ok(ek_group_apply(b.group, run_round, &round));
+    has_sums(&b, (ek_reduce_kind)_i);
+    close_bench(&b);
+  }
+}
+END_TEST
+
+/* ---- a real backward ---- */
+
+static ek_status tell(void *context, ek_pass *pass, size_t parameter) {
+  struct bench *b = context;
+  return ek_reducer_complete(b->reducer, ek_pass_device(pass), parameter);
+}
+
+static ek_status train(void *context, ek_device *device, size_t index) {
+  struct bench *b = context;
+  ek_pass *pass = NULL;
+  ek_pass_options options = EK_PASS_OPTIONS_INIT;
+  ek_tensor tokens = {0}, logits = {0};
+  const int64_t shape[] = {2, 5};
+  ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
+  options.complete = tell;
+  options.context = b;
+  EK_TRY(ek_reducer_start(b->reducer, device));
+  ek_status status = ek_pass_open(&pass, b->replicas[index], &options);
+  if (status == EK_OK) {
+    status = ek_tensor_create(&tokens, device, EK_MEMORY_INPUTS, EK_I32, 2, shape);
+  }
+  if (status == EK_OK) status = ek_op_zero(stream, &tokens);
+  if (status == EK_OK) status = ek_pass_run_forward(pass, &tokens, &logits);
+  if (status == EK_OK)
+    status = ek_pass_run_backward(pass, &logits, NULL); /* any gradient will do */
+  if (status == EK_OK) status = ek_reducer_finish(b->reducer, device);
+  ek_tensor_free(&logits);
+  ek_tensor_free(&tokens);
+  ek_pass_free(pass);
+  return status;
+}
+
+/* With small buckets all but what waits for the tied table are on their way before backward ends.
+ */
+START_TEST(reduction_overlaps_backward) {
+  struct bench b;
+  open_bench(&b, "cpu:2", "gpt", EK_REDUCE_TO_ALL, 256);
+  ck_ok(ek_group_apply(b.group, train, &b));
+  const size_t buckets = ek_reducer_bucket_count(b.reducer);
+  ck_assert_uint_gt(buckets, 5);
+  for (size_t k = 0; k < 2; k++) {
+    ck_assert_uint_gt(ek_reducer_overlapped(b.reducer, k), buckets / 2);
+    ck_assert_uint_le(ek_reducer_overlapped(b.reducer, k), buckets);
+  }
+  close_bench(&b);
+}
+END_TEST
+
+/* ---- wrong use ---- */
+
+static ek_status misuse(void *context, ek_device *device, size_t index) {
+  struct bench *b = context;
+  if (index != 0) return EK_OK;
+  if (ek_reducer_complete(b->reducer, device, 1) != EK_ERR_INVALID_ARGUMENT) { /* blend's buffer */
+    return ek_error_set(EK_ERR_INTERNAL, "a buffer was complete");
+  }
+  if (ek_reducer_complete(b->reducer, device, 3) != EK_ERR_INVALID_ARGUMENT) {
+    return ek_error_set(EK_ERR_INTERNAL, "a parameter too many was complete");
+  }
+  EK_TRY(ek_reducer_start(b->reducer, device));
+  EK_TRY(ek_reducer_complete(b->reducer, device, 2));
+  return ek_reducer_complete(b->reducer, device, 2); /* twice */
+}
+
+START_TEST(wrong_use_is_refused) {
+  struct bench b;
+  open_bench(&b, "cpu:2", "blend", EK_REDUCE_TO_ALL, 1);
+  ek_device *device = ek_group_device(b.group, 0);
+  ck_fails(ek_group_apply(b.group, misuse, &b), EK_ERR_STATE, "complete already");
+  int64_t first = 0, last = 0;
+  const ek_status bad = EK_ERR_INVALID_ARGUMENT;
+  ck_assert_int_eq(ek_reducer_range(NULL, &last, b.reducer, 0, 0), bad);
+  ck_assert_int_eq(ek_reducer_range(&first, NULL, b.reducer, 0, 0), bad);
+  ck_assert_int_eq(ek_reducer_range(&first, &last, NULL, 0, 0), bad);
+  ck_fails(ek_reducer_range(&first, &last, b.reducer, 2, 0), EK_ERR_INVALID_ARGUMENT, "bucket 2");
+  ck_fails(ek_reducer_range(&first, &last, b.reducer, 0, 2), EK_ERR_INVALID_ARGUMENT, "number 2");
+  ck_assert_int_eq(ek_reducer_start(NULL, device), bad);
+  ck_assert_int_eq(ek_reducer_start(b.reducer, NULL), bad);
+  ck_assert_int_eq(ek_reducer_complete(NULL, device, 0), bad);
+  ck_assert_int_eq(ek_reducer_finish(b.reducer, NULL), bad);
+  ek_group *other = ck_open("cpu:2", 1);
+  ck_fails(ek_reducer_start(b.reducer, ek_group_device(other, 0)), EK_ERR_INVALID_ARGUMENT,
+           "not of it");
+  ek_group_close(other);
+  ck_assert_uint_eq(ek_reducer_bucket_count(NULL), 0);
+  ck_assert_uint_eq(ek_reducer_overlapped(NULL, 0), 0);
+  ck_assert_uint_eq(ek_reducer_overlapped(b.reducer, 2), 0);
+  ek_reducer_free(NULL);
+  close_bench(&b);
+}
+END_TEST
+
+START_TEST(wrong_openings_are_refused) {
+  struct bench b;
+  open_bench(&b, "cpu:2", "mlp", EK_REDUCE_TO_ALL, 1);
+  ek_reducer *made = NULL;
+  ek_reducer_options options = EK_REDUCER_OPTIONS_INIT;
+  ek_replica *list[] = {b.replicas[0], NULL}, *bare[2] = {NULL, NULL};
+  const ek_status bad = EK_ERR_INVALID_ARGUMENT;
+  ck_assert_int_eq(ek_reducer_open(NULL, b.communicator, b.group, b.replicas, NULL), bad);
+  ck_assert_int_eq(ek_reducer_open(&made, NULL, b.group, b.replicas, NULL), bad);
+  ck_assert_int_eq(ek_reducer_open(&made, b.communicator, NULL, b.replicas, NULL), bad);
+  ck_assert_int_eq(ek_reducer_open(&made, b.communicator, b.group, NULL, NULL), bad);
+  ck_fails(ek_reducer_open(&made, b.communicator, b.group, list, NULL), EK_ERR_DEVICE, "number 1");
+  list[1] = b.replicas[0];
+  ck_fails(ek_reducer_open(&made, b.communicator, b.group, list, NULL), EK_ERR_DEVICE, "number 1");
+  options.kind = (ek_reduce_kind)7;
+  ck_fails(ek_reducer_open(&made, b.communicator, b.group, b.replicas, &options),
+           EK_ERR_INVALID_ARGUMENT, "kind");
+  options.size = 1;
+  ck_fails(ek_reducer_open(&made, b.communicator, b.group, b.replicas, &options),
+           EK_ERR_INVALID_ARGUMENT, "EK_REDUCER_OPTIONS_INIT");
+  ek_replica_options without = EK_REPLICA_OPTIONS_INIT;
+  without.gradients = false;
+  for (size_t k = 0; k < 2; k++) {
+    ck_ok(ek_replica_open(&bare[k], ek_group_device(b.group, k), b.module, &without));
+  }
+  ck_fails(ek_reducer_open(&made, b.communicator, b.group, bare, NULL), EK_ERR_STATE,
+           "no gradients");
+  for (size_t k = 0; k < 2; k++) ek_replica_free(bare[k]);
+  ck_assert_ptr_null(made);
+  close_bench(&b);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("reduce");
+  TCase *layout = ck_case(suite, "layout"), *sums = ck_case(suite, "sums");
+  TCase *wrong = ck_case(suite, "wrong");
+  tcase_add_loop_test(layout, buckets_cover_the_flat_buffer, 0, SIZES);
+  tcase_add_loop_test(layout, buckets_go_backwards, 0, SIZES);
+  tcase_add_loop_test(sums, sums_are_right, 0, 3);
+  tcase_add_loop_test(sums, a_failure_frees_the_others, 0, 3);
+  tcase_add_test(sums, reduction_overlaps_backward);
+  tcase_add_test(wrong, wrong_use_is_refused);
+  tcase_add_test(wrong, wrong_openings_are_refused);
+  return suite;
+}
+
+CK_MAIN(make_suite)

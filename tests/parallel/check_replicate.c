@@ -1,0 +1,121 @@
+/*
+ * check_replicate.c - making replicas equal to the first one.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include <evenkeel/mlp.h>
+#include <evenkeel/replicate.h>
+
+#include "ck_blend.h"
+#include "ek_check.h"
+
+enum { DEVICES = 4 };
+
+struct bench {
+  ek_group *group;
+  ek_communicator *communicator;
+  ek_module *module;
+  ek_replica *replicas[DEVICES];
+};
+
+static void open_bench(struct bench *b, ek_type type) {
+  b->group = ck_open("cpu:4", 1);
+  ck_ok(ek_communicator_open(&b->communicator, b->group));
+  ck_ok(ck_blend_create(&b->module));
+  for (size_t k = 0; k < DEVICES; k++) {
+    ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
+    options.type = type;
+    options.seed = k; /* all different */
+    ck_ok(ek_replica_open(&b->replicas[k], ek_group_device(b->group, k), b->module, &options));
+  }
+}
+
+static void close_bench(struct bench *b) {
+  for (size_t k = 0; k < DEVICES; k++) ek_replica_free(b->replicas[k]);
+  ek_module_free(b->module);
+  ek_communicator_close(b->communicator);
+  ck_no_memory_held(b->group);
+  ek_group_close(b->group);
+}
+
+static double *numbers(const ek_tensor *flat) {
+  double *values = calloc((size_t)ek_tensor_count(flat), sizeof *values);
+  ck_assert_ptr_nonnull(values);
+  ck_get(values, flat);
+  return values;
+}
+
+static bool equal(const ek_tensor *a, const ek_tensor *b) {
+  double *x = numbers(a), *y = numbers(b);
+  const bool same = memcmp(x, y, (size_t)ek_tensor_count(a) * sizeof *x) == 0;
+  free(x);
+  free(y);
+  return same;
+}
+
+START_TEST(all_become_the_first) {
+  struct bench b;
+  open_bench(&b, _i == 0 ? EK_F32 : EK_F64);
+  ek_tensor buffers = *ek_replica_buffers(b.replicas[0]);
+  const double marks[16] = {9, 8, 7, 6, 5, 4, 3, 2, 1};
+  ck_set(&buffers, marks);
+  double *before = numbers(ek_replica_parameters(b.replicas[0]));
+  for (size_t k = 1; k < DEVICES; k++) {
+    ck_assert(!equal(ek_replica_parameters(b.replicas[k]), ek_replica_parameters(b.replicas[0])));
+  }
+  ck_ok(ek_replicate(b.communicator, b.group, b.replicas));
+  for (size_t k = 1; k < DEVICES; k++) {
+    ck_assert(equal(ek_replica_parameters(b.replicas[k]), ek_replica_parameters(b.replicas[0])));
+    ck_assert(equal(ek_replica_buffers(b.replicas[k]), ek_replica_buffers(b.replicas[0])));
+  }
+  double *after = numbers(ek_replica_parameters(b.replicas[0]));
+  ck_same_bits("the first", after, before, ek_tensor_count(ek_replica_parameters(b.replicas[0])));
+  free(after);
+  free(before);
+  close_bench(&b);
+}
+END_TEST
+
+START_TEST(wrong_replicas_are_refused) {
+  struct bench b;
+  open_bench(&b, EK_F32);
+  ek_replica *list[DEVICES], *other = NULL, *wide = NULL;
+  const int64_t sizes[] = {2, 2};
+  ek_module *module = NULL;
+  ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
+  ck_ok(ek_mlp_create(&module, sizes, 2, EK_ACTIVATION_RELU));
+  ck_ok(ek_replica_open(&other, ek_group_device(b.group, 2), module, NULL));
+  options.type = EK_F64;
+  ck_ok(ek_replica_open(&wide, ek_group_device(b.group, 2), b.module, &options));
+  memcpy(list, b.replicas, sizeof list);
+  ck_fails(ek_replicate(NULL, b.group, list), EK_ERR_INVALID_ARGUMENT, "ek_replicate");
+  ck_fails(ek_replicate(b.communicator, NULL, list), EK_ERR_INVALID_ARGUMENT, "ek_replicate");
+  ck_fails(ek_replicate(b.communicator, b.group, NULL), EK_ERR_INVALID_ARGUMENT, "ek_replicate");
+  list[2] = NULL;
+  ck_fails(ek_replicate(b.communicator, b.group, list), EK_ERR_DEVICE, "number 2");
+  list[2] = b.replicas[1];
+  ck_fails(ek_replicate(b.communicator, b.group, list), EK_ERR_DEVICE, "number 2");
+  list[2] = other;
+  ck_fails(ek_replicate(b.communicator, b.group, list), EK_ERR_INVALID_ARGUMENT, "number 2");
+  list[2] = wide;
+  ck_fails(ek_replicate(b.communicator, b.group, list), EK_ERR_INVALID_ARGUMENT, "number 2");
+  ek_group *elsewhere = ck_open("cpu:4", 1);
+  ck_fails(ek_replicate(b.communicator, elsewhere, b.replicas), EK_ERR_DEVICE, "number 0");
+  ek_group_close(elsewhere);
+  ek_replica_free(wide);
+  ek_replica_free(other);
+  ek_module_free(module);
+  close_bench(&b);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("replicate");
+  TCase *tcase = ck_case(suite, "replicate");
+  tcase_add_loop_test(tcase, all_become_the_first, 0, 2);
+  tcase_add_test(tcase, wrong_replicas_are_refused);
+  return suite;
+}
+
+CK_MAIN(make_suite)

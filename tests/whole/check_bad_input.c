@@ -1,0 +1,339 @@
+/*
+ * check_bad_input.c - wrong arguments to the data-parallel functions.
+ *
+ * Each call fails with the status that its header names and a message, leaves its results as they
+ * were and nothing behind, and keeps what the step had accumulated.
+ */
+#include <limits.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ck_training.h"
+
+enum { SAMPLES = 6 };
+
+static const ek_status bad = EK_ERR_INVALID_ARGUMENT;
+
+/* A training with one micro-batch accumulated; the gradient that a second one will give. */
+struct bench {
+  struct ck_training t;
+  struct ck_batch batch;
+  double *want;
+  int64_t count;
+};
+
+static void accumulate(struct bench *b) {
+  ck_ok(ck_training_backward(&b->t, &b->batch, NULL, true, NULL));
+}
+
+static void open_bench(struct bench *b, const char *workload, int placement) {
+  struct ck_setup setup = ck_setup_mode(ck_workload(workload), "cpu:3", EK_MODE_GATHER);
+  ck_setup_place(&setup, placement);
+  ck_training_open(&b->t, &setup);
+  b->batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 1);
+  accumulate(b);
+  ck_ok(ck_training_backward(&b->t, &b->batch, NULL, false, NULL));
+  b->want = ck_training_read(&b->t, CK_GRADIENTS, &b->count);
+  ck_ok(ek_data_parallel_model_discard(b->t.model));
+  accumulate(b);
+}
+
+/* The first micro-batch is still there. */
+static void close_bench(struct bench *b) {
+  ck_ok(ck_training_backward(&b->t, &b->batch, NULL, false, NULL));
+  double *got = ck_training_read(&b->t, CK_GRADIENTS, NULL);
+  ck_same_bits("gradients", got, b->want, b->count);
+  free(got);
+  free(b->want);
+  ck_training_close(&b->t);
+  ck_batch_free(&b->batch);
+}
+
+/* ---- NULL ---- */
+
+START_TEST(null_is_refused) {
+  struct bench b;
+  ek_shards shards[CK_BATCH_TENSORS] = {{0}};
+  ek_tensor host = {0};
+  double number = 0;
+  ek_data_parallel_model *model = NULL;
+  ek_data_parallel_criterion *loss = NULL;
+  ek_data_parallel_optimizer *optimizer = NULL;
+  open_bench(&b, "mlp", _i);
+  struct ck_training *t = &b.t;
+  const ek_tensor *x = b.batch.input, *y = b.batch.target;
+  const ek_status got[] = {ek_data_parallel_model_open(NULL, t->group, t->module, NULL),
+                           ek_data_parallel_model_open(&model, NULL, t->module, NULL),
+                           ek_data_parallel_model_open(&model, t->group, NULL, NULL),
+                           ek_data_parallel_model_forward(NULL, shards, x, 1, NULL),
+                           ek_data_parallel_model_forward(t->model, NULL, x, 1, NULL),
+                           ek_data_parallel_model_forward(t->model, shards, NULL, 1, NULL),
+                           ek_data_parallel_model_backward(NULL, shards, 1, NULL),
+                           ek_data_parallel_model_backward(t->model, NULL, 1, NULL),
+                           ek_data_parallel_model_discard(NULL),
+                           ek_data_parallel_model_describe(NULL, "0.weight", &host),
+                           ek_data_parallel_model_describe(t->model, NULL, &host),
+                           ek_data_parallel_model_describe(t->model, "0.weight", NULL),
+                           ek_data_parallel_model_get(NULL, "0.weight", &host),
+                           ek_data_parallel_model_set(NULL, "0.weight", &host),
+                           ek_data_parallel_model_gradient(NULL, "0.weight", &host),
+                           ek_data_parallel_model_gradient(t->model, NULL, &host),
+                           ek_data_parallel_criterion_open(NULL, t->model, t->criterion, NULL),
+                           ek_data_parallel_criterion_open(&loss, NULL, t->criterion, NULL),
+                           ek_data_parallel_criterion_open(&loss, t->model, NULL, NULL),
+                           ek_data_parallel_criterion_forward(NULL, shards, 1, y, 1),
+                           ek_data_parallel_criterion_forward(t->loss, NULL, 1, y, 1),
+                           ek_data_parallel_criterion_forward(t->loss, shards, 1, NULL, 1),
+                           ek_data_parallel_criterion_loss(NULL, &number, t->loss),
+                           ek_data_parallel_criterion_loss(&number, NULL, NULL),
+                           ek_data_parallel_criterion_losses(NULL, t->loss),
+                           ek_data_parallel_criterion_losses(shards, NULL),
+                           ek_data_parallel_criterion_backward(NULL, t->model, NULL),
+                           ek_data_parallel_criterion_backward(t->loss, NULL, NULL),
+                           ek_data_parallel_optimizer_open(NULL, t->model, t->rule, NULL),
+                           ek_data_parallel_optimizer_open(&optimizer, NULL, t->rule, NULL),
+                           ek_data_parallel_optimizer_open(&optimizer, t->model, NULL, NULL),
+                           ek_data_parallel_optimizer_step(NULL, NULL),
+                           ek_data_parallel_optimizer_set_learning_rate(NULL, 1),
+                           ek_data_parallel_optimizer_state(NULL, "0.weight", 0, &host),
+                           ek_data_parallel_optimizer_state(t->optimizer, NULL, 0, &host),
+                           ek_data_parallel_optimizer_state(t->optimizer, "0.weight", 0, NULL)};
+  for (size_t i = 0; i < sizeof got / sizeof got[0]; i++) {
+    ck_assert_msg(got[i] == bad, "call %zu gave %s", i, ek_status_name(got[i]));
+  }
+  ck_assert_str_ne(ek_error_message(), "");
+  ck_assert(model == NULL && loss == NULL && optimizer == NULL);
+  ek_data_parallel_model_free(NULL);
+  ek_data_parallel_criterion_free(NULL);
+  ek_data_parallel_optimizer_free(NULL);
+  ck_assert_ptr_null(ek_data_parallel_model_group(NULL));
+  ck_assert_ptr_null(ek_data_parallel_model_replica(NULL, 0));
+  ck_assert_uint_eq(ek_data_parallel_model_parameter_count(NULL), 0);
+  ck_assert_ptr_null(ek_data_parallel_model_parameter_name(NULL, 0));
+  ck_assert_ptr_null(ek_data_parallel_criterion_totals(NULL));
+  ck_assert_int_eq(ek_data_parallel_optimizer_steps(NULL), 0);
+  close_bench(&b);
+}
+END_TEST
+
+/* ---- options ---- */
+
+START_TEST(wrong_options) {
+  struct bench b;
+  ek_data_parallel_model *model = NULL;
+  ek_data_parallel_criterion *loss = NULL;
+  ek_data_parallel_optimizer *optimizer = NULL;
+  ek_shards outputs[1] = {{0}};
+  open_bench(&b, "mlp", 2);
+  struct ck_training *t = &b.t;
+  ek_data_parallel_model_options m = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  const ek_data_parallel_model_options defaults = m;
+  for (int i = 0; i < 5; i++) {
+    m = defaults;
+    if (i == 0) m.size = 0;
+    if (i == 1) m.outputs = (ek_output_placement)2;
+    if (i == 2) m.state = (ek_state_placement)-1;
+    if (i == 3) m.output_device = 3;
+    if (i == 4) m.type = EK_I32;
+    ck_assert_int_eq(ek_data_parallel_model_open(&model, t->group, t->module, &m), bad);
+  }
+  const ek_data_parallel_criterion_options c = {3, false};
+  const ek_data_parallel_optimizer_options o = {3, NULL};
+  const ek_forward_options f = {3, NULL, true, true};
+  const ek_backward_options w = {3, false, NULL, false};
+  const ek_criterion_backward_options l = {3, false, NULL};
+  ck_fails(ek_data_parallel_criterion_open(&loss, t->model, t->criterion, &c),
+           EK_ERR_INVALID_ARGUMENT, "OPTIONS_INIT");
+  ck_fails(ek_data_parallel_optimizer_open(&optimizer, t->model, t->rule, &o),
+           EK_ERR_INVALID_ARGUMENT, "OPTIONS_INIT");
+  ck_fails(ek_data_parallel_model_forward(t->model, outputs, b.batch.input, 1, &f),
+           EK_ERR_INVALID_ARGUMENT, "OPTIONS_INIT");
+  ck_fails(ek_data_parallel_model_backward(t->model, outputs, 1, &w), EK_ERR_INVALID_ARGUMENT,
+           "OPTIONS_INIT");
+  ck_fails(ek_data_parallel_criterion_backward(t->loss, t->model, &l), EK_ERR_INVALID_ARGUMENT,
+           "OPTIONS_INIT");
+  ek_criterion *three = NULL; /* looks at three outputs, the model has one */
+  ck_ok(ck_workload("mixer")->criterion(&three, EK_REDUCTION_MEAN));
+  ck_fails(ek_data_parallel_criterion_open(&loss, t->model, three, NULL), EK_ERR_INVALID_ARGUMENT,
+           "3 outputs");
+  ek_criterion_free(three);
+  ck_assert(model == NULL && loss == NULL && optimizer == NULL);
+  close_bench(&b);
+}
+END_TEST
+
+/* ---- inputs ---- */
+
+START_TEST(wrong_inputs) {
+  struct bench b;
+  ek_shards outputs[CK_BATCH_TENSORS], before[CK_BATCH_TENSORS];
+  memset(outputs, 0x5A, sizeof outputs);
+  memcpy(before, outputs, sizeof before);
+  open_bench(&b, "mixer", _i);
+  struct ck_training *t = &b.t;
+  ek_group *elsewhere = ck_open("cpu:1", 1);
+  ek_tensor foreign = ck_upload(ek_group_device(elsewhere, 0), EK_F32, NULL, CK_SHAPE(SAMPLES, 3));
+  ek_tensor x[2];
+  for (int i = 0; i < 5; i++) {
+    static const ek_status wanted[] = {EK_ERR_INVALID_ARGUMENT, EK_ERR_SHAPE, EK_ERR_SHAPE,
+                                       EK_ERR_DEVICE, EK_ERR_SHAPE};
+    memcpy(x, b.batch.input, sizeof x);
+    if (i == 0) memset(&x[1], 0, sizeof x[1]);
+    if (i == 1) x[1].rank = 0;
+    if (i == 2) x[1].shape[0] = SAMPLES - 1;
+    if (i == 3) x[0] = foreign;
+    if (i == 4) x[0].shape[0] = INT64_MAX;
+    ck_assert_int_eq(ek_data_parallel_model_forward(t->model, outputs, x, 2, NULL), wanted[i]);
+  }
+  memcpy(x, b.batch.input, sizeof x);
+  ck_fails(ek_data_parallel_model_forward(t->model, outputs, x, 1, NULL), EK_ERR_INVALID_ARGUMENT,
+           "takes 2 inputs, not 1");
+  ek_scatter_options cut = {sizeof cut, EK_SCATTER_SIZES, (const int64_t[]){1, 2, 4}, NULL};
+  ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
+  forward.scatter = &cut;
+  ck_fails(ek_data_parallel_model_forward(t->model, outputs, x, 2, &forward),
+           EK_ERR_INVALID_ARGUMENT, "size");
+  ck_assert_mem_eq(outputs, before, sizeof outputs);
+  ek_tensor_free(&foreign);
+  ek_group_close(elsewhere);
+  close_bench(&b);
+}
+END_TEST
+
+START_TEST(every_input_broadcast) {
+  struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:2", (ek_mode)_i);
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 1);
+  struct ck_training t;
+  ek_shards output[1] = {{0}};
+  setup.options.broadcast_inputs = UINT64_MAX;
+  ck_training_open(&t, &setup);
+  ck_fails(ek_data_parallel_model_forward(t.model, output, batch.input, 1, NULL),
+           EK_ERR_INVALID_ARGUMENT, "one must be cut");
+  ck_training_close(&t);
+  ck_batch_free(&batch);
+}
+END_TEST
+
+/* What only the module can know comes back with its message; the step is dropped, nothing leaks. */
+START_TEST(inputs_that_the_module_refuses) {
+  struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", EK_MODE_GATHER);
+  ck_setup_place(&setup, _i);
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 1);
+  struct ck_batch fine = ck_batch_make(setup.workload, EK_F64, SAMPLES, 0, 1);
+  struct ck_batch narrow = batch;
+  struct ck_training t;
+  ek_memory_usage before, after;
+  ck_training_open(&t, &setup);
+  narrow.input[0].shape[1] = 5;
+  ck_ok(ek_memory_stats(&before, ek_group_device(t.group, 1)));
+  ck_fails(ck_training_backward(&t, &narrow, NULL, false, NULL), EK_ERR_SHAPE,
+           "replica 0 on cpu:0");
+  ck_fails(ck_training_backward(&t, &fine, NULL, false, NULL), EK_ERR_TYPE, "replica 0 on cpu:0");
+  ck_ok(ek_memory_stats(&after, ek_group_device(t.group, 1)));
+  ck_assert_uint_eq(after.current_bytes, before.current_bytes);
+  ck_ok(ck_training_step(&t, &batch, NULL));
+  ck_training_close(&t);
+  ck_batch_free(&batch);
+  ck_batch_free(&fine);
+}
+END_TEST
+
+/* ---- gradients ---- */
+
+START_TEST(wrong_gradients) {
+  struct bench b;
+  open_bench(&b, "mlp", _i);
+  struct ck_training *t = &b.t;
+  ek_shards outputs[1] = {{0}};
+  ek_backward_options options = EK_BACKWARD_OPTIONS_INIT;
+  options.totals = ek_data_parallel_criterion_totals(t->loss);
+  ck_fails(ek_data_parallel_model_backward(t->model, outputs, 1, NULL), EK_ERR_STATE, "no forward");
+  ck_ok(ek_data_parallel_model_forward(t->model, outputs, b.batch.input, 1, NULL));
+  for (int i = 0; i < 6; i++) {
+    ek_shards wrong = outputs[0];
+    if (i == 0) memset(&wrong, 0, sizeof wrong);
+    if (i == 1) wrong.parts[0].shape[0]--;
+    if (i == 2) wrong.parts[0].shape[1]++;
+    if (i == 3) wrong.parts[0].rank = 1;
+    if (i == 4) wrong.parts[0].type = EK_F64;
+    if (i == 5) wrong.parts[0].device = NULL;
+    ck_fails(ek_data_parallel_model_backward(t->model, &wrong, 1, &options), EK_ERR_SHAPE,
+             "number 0");
+  }
+  ck_fails(ek_data_parallel_model_backward(t->model, outputs, 2, &options), EK_ERR_INVALID_ARGUMENT,
+           "1 outputs, not 2");
+  /* Accumulated were gradients to be divided; these are not. */
+  ck_fails(ek_data_parallel_model_backward(t->model, outputs, 1, NULL), EK_ERR_STATE, "divided");
+  ek_tensor totals[3]; /* all of device 0 */
+  for (size_t k = 0; k < 3; k++) totals[k] = ek_data_parallel_criterion_totals(t->loss)[0];
+  options.totals = totals;
+  ck_fails(ek_data_parallel_model_backward(t->model, outputs, 1, &options), EK_ERR_INVALID_ARGUMENT,
+           "number 1");
+  ek_shards_free(&outputs[0]);
+  close_bench(&b);
+}
+END_TEST
+
+/* ---- sizes ---- */
+
+/* On devices that only count: shapes of which a product leaves 63 bits, or the device's memory. */
+START_TEST(huge_batches) {
+  static const int64_t samples[] = {INT64_MAX, INT64_MAX / 4, INT64_C(1) << 40};
+  struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "plan:3@80GiB", EK_MODE_GATHER);
+  ck_setup_place(&setup, _i);
+  struct ck_batch small = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 1);
+  struct ck_training t;
+  ck_training_open(&t, &setup);
+  for (size_t i = 0; i < 3; i++) {
+    ek_shards output[1] = {{0}};
+    ek_tensor x = small.input[0];
+    x.shape[0] = samples[i];
+    const ek_status status = ek_data_parallel_model_forward(t.model, output, &x, 1, NULL);
+    ck_assert_msg(status == EK_ERR_OVERFLOW || status == EK_ERR_OUT_OF_MEMORY, "%s: %s",
+                  ek_status_name(status), ek_error_message());
+    ck_assert(!ek_tensor_exists(&output[0].parts[0]));
+  }
+  ck_ok(ck_training_step(&t, &small, NULL));
+  ck_training_close(&t);
+  ck_batch_free(&small);
+}
+END_TEST
+
+/* 2^31 elements are nothing special: an output of 3 x 2^31 over three devices that count. */
+START_TEST(more_than_31_bits) {
+  struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "plan:3@1TiB", (ek_mode)_i);
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 1);
+  struct ck_training t;
+  ek_shards output[1] = {{0}};
+  ek_tensor x = batch.input[0], y = batch.target[0];
+  ck_training_open(&t, &setup);
+  x.shape[0] = y.shape[0] = INT64_C(3) << 29; /* 5 classes: 2.5 x 2^30 logits on each */
+  ck_ok(ek_data_parallel_model_forward(t.model, output, &x, 1, NULL));
+  ck_ok(ek_data_parallel_criterion_forward(t.loss, output, 1, &y, 1));
+  ck_ok(ek_data_parallel_criterion_backward(t.loss, t.model, NULL));
+  ck_ok(ek_data_parallel_optimizer_step(t.optimizer, NULL));
+  double loss = 0;
+  ck_ok(ek_data_parallel_criterion_loss(&loss, NULL, t.loss));
+  ck_assert(isnan(loss)); /* as the header says of `plan` */
+  ek_shards_free(&output[0]);
+  ck_training_close(&t);
+  ck_batch_free(&batch);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("bad input");
+  TCase *tcase = ck_case(suite, "arguments"), *sizes = ck_case(suite, "sizes");
+  tcase_add_loop_test(tcase, null_is_refused, 0, CK_MODES);
+  tcase_add_test(tcase, wrong_options);
+  tcase_add_loop_test(tcase, wrong_inputs, 0, CK_PLACEMENTS);
+  tcase_add_loop_test(tcase, every_input_broadcast, 0, CK_MODES);
+  tcase_add_loop_test(tcase, inputs_that_the_module_refuses, 0, CK_PLACEMENTS);
+  tcase_add_loop_test(tcase, wrong_gradients, 0, CK_PLACEMENTS);
+  tcase_add_loop_test(sizes, huge_batches, 0, CK_PLACEMENTS);
+  tcase_add_loop_test(sizes, more_than_31_bits, 0, CK_MODES);
+  return suite;
+}
+
+CK_MAIN(make_suite)

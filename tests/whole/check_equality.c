@@ -1,0 +1,238 @@
+/*
+ * check_equality.c - N devices compute what one device computes.
+ *
+ * The loss and every parameter's gradient of a batch over N devices, in every placement and for
+ * every way to cut it, against one device with the whole batch.
+ *
+ * The tolerances (docs/numerics.md, "Data parallelism"): both sides add the same products, grouped
+ * otherwise. The loss and the gradient of all parameters together agree to 16 units of roundoff of
+ * f32: 16 * 2^-24 < 1e-6. So does each parameter's, unless its terms nearly cancel: then what f32
+ * knows of it is seen from the distance e of one device's f32 to its f64, and 4 e is allowed (a
+ * triangle of two such errors, with a factor of 2 for luck), where e itself may be 1e-5 at most.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "ck_training.h"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { MOST_DEVICES = 8, DEVICE_STRIDE = 3, BATCH_STRIDE = 3 };
+#else
+enum { MOST_DEVICES = 8, DEVICE_STRIDE = 1, BATCH_STRIDE = 1 };
+#endif
+enum { MOST_SAMPLES = 4 * MOST_DEVICES + 1, VARIANTS = 2 * CK_WORKLOADS };
+
+static const double ignored = 0.3;
+
+static double tolerance(ek_type type) { return type == EK_F32 ? 1e-6 : 1e-12; }
+
+struct answer {
+  double loss, *gradients, allowed[CK_MOST_PARAMETERS];
+  int64_t count; /* of gradients */
+};
+
+static double *gradients_of(struct ck_training *training, const struct ck_batch *batch,
+                            double *loss, int64_t *count) {
+  ck_ok(ck_training_backward(training, batch, NULL, false, loss));
+  double *gradients = ck_training_read(training, CK_GRADIENTS, count);
+  ck_ok(ek_data_parallel_model_discard(training->model));
+  return gradients;
+}
+
+/* One device, all samples at once; `fine` is the same in f64. */
+static struct answer reference(struct ck_training *one, struct ck_training *fine, int64_t samples,
+                               double ignore, uint64_t stream) {
+  const ek_type type = one->setup.options.type;
+  struct answer answer;
+  struct ck_batch batch = ck_batch_make(one->setup.workload, type, samples, ignore, stream);
+  struct ck_batch exact = ck_batch_make(one->setup.workload, EK_F64, samples, ignore, stream);
+  double loss = 0;
+  answer.gradients = gradients_of(one, &batch, &answer.loss, &answer.count);
+  double *truth = gradients_of(fine, &exact, &loss, NULL);
+  const size_t known = ck_training_errors(answer.allowed, one, answer.gradients, truth);
+  for (size_t i = 0; i < known; i++) {
+    ck_assert_double_le(answer.allowed[i], 1e-5);
+    answer.allowed[i] = fmax(4 * answer.allowed[i], tolerance(type));
+  }
+  free(truth);
+  ck_batch_free(&exact);
+  ck_batch_free(&batch);
+  return answer;
+}
+
+static void close_to(const char *what, const struct ck_training *training,
+                     const struct answer *want, double loss) {
+  const double allowed = tolerance(training->setup.options.type);
+  ck_assert_msg(fabs(loss - want->loss) <= allowed * fabs(want->loss),
+                "%s: the loss of %s is %.17g, not %.17g", what, training->setup.workload->name,
+                loss, want->loss);
+  double *gradients = ck_training_read(training, CK_GRADIENTS, NULL);
+  const double error = ck_rel_l2(gradients, want->gradients, want->count);
+  ck_assert_msg(error <= allowed, "%s: the gradient is off by %.3g", what, error);
+  ck_training_compare(what, training, gradients, want->gradients, allowed, want->allowed);
+  free(gradients);
+}
+
+/* The same once more must give the same bits. */
+static void repeats(const char *what, struct ck_training *training, const struct ck_batch *batch,
+                    const ek_scatter_options *scatter) {
+  double *gradients[2], loss[2];
+  int64_t count = 0;
+  for (int i = 0; i < 2; i++) {
+    ck_ok(ck_training_backward(training, batch, scatter, false, &loss[i]));
+    gradients[i] = ck_training_read(training, CK_GRADIENTS, &count);
+    ck_ok(ek_data_parallel_model_discard(training->model));
+  }
+  ck_same_bits(what, &loss[0], &loss[1], 1);
+  ck_same_bits(what, gradients[0], gradients[1], count);
+  free(gradients[0]);
+  free(gradients[1]);
+}
+
+static void one_batch(struct ck_training *many, const struct ck_batch *batch,
+                      const struct answer *want, struct ck_random *random, const char *where) {
+  const size_t devices = ek_group_size(many->group);
+  struct ck_scatter scatter;
+  char what[160];
+  double loss = 0;
+  const ek_scatter_kind kind = (ek_scatter_kind)ck_random_integer(random, 0, 3);
+  ck_scatter_random(&scatter, kind, batch->samples, devices, random);
+  snprintf(what, sizeof what, "%s, cut %d, %lld samples over %zu devices", where, (int)kind,
+           (long long)batch->samples, devices);
+  ck_ok(ck_training_backward(many, batch, &scatter.options, false, &loss));
+  close_to(what, many, want, loss);
+  ck_ok(ek_data_parallel_model_discard(many->model));
+  if (batch->samples % 7 == 3) repeats(what, many, batch, &scatter.options);
+}
+
+static struct ck_setup setup_of(int variant, const char *spec, int placement, size_t device) {
+  const struct ck_workload *workload = &ck_workloads[variant / 2];
+  struct ck_setup setup = ck_setup_mode(workload, spec, EK_MODE_REPLICATED);
+  ck_setup_place(&setup, placement);
+  setup.options.type = variant % 2 == 0 ? EK_F32 : EK_F64;
+  setup.options.output_device = device;
+  setup.keep_outputs = device % 2 == 1;
+  setup.optimizer = NULL;
+  return setup;
+}
+
+static void all_batches(int variant, size_t devices, int placement, const struct ck_batch *batches,
+                        const struct answer *answers, struct ck_random *random) {
+  char spec[16];
+  snprintf(spec, sizeof spec, "cpu:%zu", devices);
+  /* Outputs are gathered on each device in turn. */
+  const size_t output_device = (size_t)(placement + variant) % devices;
+  const struct ck_setup setup = setup_of(variant, spec, placement, output_device);
+  struct ck_training many;
+  ck_training_open(&many, &setup);
+  for (int64_t samples = 0; samples <= 4 * (int64_t)devices + 1; samples += BATCH_STRIDE) {
+    one_batch(&many, &batches[samples], &answers[samples], random, ck_placement_name(placement));
+  }
+  ck_training_close(&many);
+}
+
+START_TEST(many_equal_one) {
+  struct ck_batch batches[MOST_SAMPLES + 1];
+  struct answer answers[MOST_SAMPLES + 1];
+  struct ck_random random = ck_random_start(1000 + (uint64_t)_i);
+  const struct ck_setup setup = setup_of(_i, "cpu:1", 2, 0);
+  const struct ck_setup fine_setup = setup_of(_i | 1, "cpu:1", 2, 0);
+  struct ck_training one, fine;
+  ck_training_open(&one, &setup);
+  ck_training_open(&fine, &fine_setup);
+  for (int64_t b = 0; b <= MOST_SAMPLES; b++) {
+    /* The batch of 13 has only targets that are ignored. */
+    const double ignore = b == 13 ? 1.0 : ignored;
+    batches[b] = ck_batch_make(setup.workload, setup.options.type, b, ignore, (uint64_t)b);
+    answers[b] = reference(&one, &fine, b, ignore, (uint64_t)b);
+  }
+  for (size_t devices = 1; devices <= MOST_DEVICES; devices += DEVICE_STRIDE) {
+    for (int placement = 0; placement < CK_PLACEMENTS; placement++) {
+      all_batches(_i, devices, placement, batches, answers, &random);
+    }
+  }
+  for (int64_t b = 0; b <= MOST_SAMPLES; b++) {
+    free(answers[b].gradients);
+    ck_batch_free(&batches[b]);
+  }
+  ck_training_close(&fine);
+  ck_training_close(&one);
+}
+END_TEST
+
+/* Micro-batches of random sizes, the last one shorter, are the large batch: masks and weight too.
+ */
+START_TEST(accumulation_equals_one_batch) {
+  enum { SAMPLES = 11 };
+  const struct ck_setup setup = setup_of(_i, "cpu:1", 2, 0);
+  const struct ck_setup fine_setup = setup_of(_i | 1, "cpu:1", 2, 0);
+  struct ck_batch batch = ck_batch_make(setup.workload, setup.options.type, SAMPLES, ignored, 77);
+  struct ck_training one, fine, many;
+  ck_training_open(&one, &setup);
+  ck_training_open(&fine, &fine_setup);
+  const struct answer want = reference(&one, &fine, SAMPLES, ignored, 77);
+  for (int placement = 0; placement < CK_PLACEMENTS; placement++) {
+    const struct ck_setup other = setup_of(_i, "cpu:3", placement, 1);
+    ck_training_open(&many, &other);
+    for (int64_t size = 2; size <= SAMPLES; size += 3) {
+      double sum = 0, weights = 0;
+      for (int64_t first = 0; first < SAMPLES; first += size) {
+        const int64_t count = first + size < SAMPLES ? size : SAMPLES - first;
+        const struct ck_batch part = ck_batch_samples(&batch, first, count);
+        double loss = 0, weight = 0;
+        ck_ok(ck_training_backward(&many, &part, NULL, first + count < SAMPLES, &loss));
+        ck_ok(ek_data_parallel_criterion_loss(&loss, &weight, many.loss));
+        sum += loss * weight;
+        weights += weight;
+      }
+      close_to("accumulated", &many, &want, sum / weights);
+      ck_ok(ek_data_parallel_model_discard(many.model));
+    }
+    ck_training_close(&many);
+  }
+  free(want.gradients);
+  ck_training_close(&fine);
+  ck_training_close(&one);
+  ck_batch_free(&batch);
+}
+END_TEST
+
+/* A batch without a target that counts: loss 0, gradient 0, and the step says so. */
+START_TEST(all_ignored_is_empty) {
+  for (size_t w = 0; w < 2; w++) {
+    struct ck_setup setup = ck_setup_mode(&ck_workloads[w], "cpu:3", (ek_mode)_i);
+    struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 7, 1.0, 5);
+    struct ck_training training;
+    ck_training_open(&training, &setup);
+    double loss = NAN, weight = NAN;
+    int64_t count = 0;
+    ck_ok(ck_training_backward(&training, &batch, NULL, false, &loss));
+    ck_ok(ek_data_parallel_criterion_loss(&loss, &weight, training.loss));
+    ck_assert_double_eq(loss, 0);
+    ck_assert_double_eq(weight, 0);
+    double *gradients = ck_training_read(&training, CK_GRADIENTS, &count);
+    for (int64_t i = 0; i < count; i++) ck_assert_double_eq(gradients[i], 0);
+    ek_step_result result;
+    ck_ok(ek_data_parallel_optimizer_step(training.optimizer, &result));
+    ck_assert(result.empty && result.loss == 0 && result.weight == 0 && result.step == 1);
+    ck_assert_double_eq(result.gradient_norm, 0);
+    double *values = ck_training_read(&training, CK_VALUES, &count);
+    for (int64_t i = 0; i < count; i++) ck_assert(isfinite(values[i]));
+    free(values);
+    free(gradients);
+    ck_training_close(&training);
+    ck_batch_free(&batch);
+  }
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("equality");
+  tcase_add_loop_test(ck_case(suite, "one batch"), many_equal_one, 0, VARIANTS);
+  tcase_add_loop_test(ck_case(suite, "micro-batches"), accumulation_equals_one_batch, 0, VARIANTS);
+  tcase_add_loop_test(ck_case(suite, "ignored"), all_ignored_is_empty, 0, CK_MODES);
+  return suite;
+}
+
+CK_MAIN(make_suite)

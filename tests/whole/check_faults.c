@@ -1,0 +1,249 @@
+/*
+ * check_faults.c - a step is a transaction.
+ *
+ * Each allocation of a step fails once, on each device and in each mode: an error comes back at
+ * once, nothing is left behind, parameters and optimizer state are what they were, and the step
+ * that is tried again equals an undisturbed one. The same for the memory of the host, from the
+ * opening of the group on.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include <evenkeel/host_memory.h>
+#include <evenkeel/memory.h>
+
+#include "ck_training.h"
+
+enum { DEVICES = 3, SAMPLES = 7 };
+
+#if defined(__SANITIZE_THREAD__)
+enum { DEVICE_STRIDE = 5, HOST_STRIDE = 7 };
+static const double patience = 10.0;
+#elif defined(__SANITIZE_ADDRESS__)
+enum { DEVICE_STRIDE = 2, HOST_STRIDE = 1 };
+static const double patience = 10.0;
+#else
+enum { DEVICE_STRIDE = 1, HOST_STRIDE = 1 };
+static const double patience = 1.0;
+#endif
+
+static double seconds(void) {
+  struct timespec now;
+  timespec_get(&now, TIME_UTC);
+  return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* ---- what must not change ---- */
+
+struct snapshot {
+  double *numbers[3]; /* values and both states */
+  int64_t count;
+  uint64_t held[DEVICES];
+};
+
+static struct snapshot take(const struct ck_training *training) {
+  static const enum ck_numbers kinds[] = {CK_VALUES, CK_STATE_0, CK_STATE_1};
+  struct snapshot shot;
+  for (int i = 0; i < 3; i++) shot.numbers[i] = ck_training_read(training, kinds[i], &shot.count);
+  for (size_t k = 0; k < DEVICES; k++) {
+    ek_memory_usage usage;
+    ck_ok(ek_memory_stats(&usage, ek_group_device(training->group, k)));
+    shot.held[k] = usage.current_bytes;
+  }
+  return shot;
+}
+
+static void drop(struct snapshot *shot) {
+  for (int i = 0; i < 3; i++) free(shot->numbers[i]);
+}
+
+static void same(const char *what, const struct snapshot *a, const struct snapshot *b) {
+  for (int i = 0; i < 3; i++) ck_same_bits(what, a->numbers[i], b->numbers[i], a->count);
+  for (size_t k = 0; k < DEVICES; k++) {
+    ck_assert_msg(a->held[k] == b->held[k], "%s: device %zu holds %llu bytes, before %llu", what, k,
+                  (unsigned long long)a->held[k], (unsigned long long)b->held[k]);
+  }
+}
+
+/* ---- devices ---- */
+
+/* A step of two micro-batches, the second shorter; its buckets are reduced in the second backward.
+ */
+static ek_status step(struct ck_training *training, const struct ck_batch *batch) {
+  const struct ck_batch first = ck_batch_samples(batch, 0, SAMPLES - 2);
+  const struct ck_batch second = ck_batch_samples(batch, SAMPLES - 2, 2);
+  ek_step_result result;
+  EK_TRY(ck_training_backward(training, &first, NULL, true, NULL));
+  EK_TRY(ck_training_backward(training, &second, NULL, false, NULL));
+  return ek_data_parallel_optimizer_step(training->optimizer, &result);
+}
+
+static bool fails_at(struct ck_training *training, const struct ck_batch *batch, size_t device,
+                     uint64_t n) {
+  ek_device *victim = ek_group_device(training->group, device);
+  char where[64];
+  struct snapshot before = take(training);
+  ck_ok(ek_memory_fail_at(victim, n));
+  const double start = seconds();
+  const ek_status status = step(training, batch);
+  const double spent = seconds() - start;
+  ck_ok(ek_memory_fail_at(victim, 0));
+  if (status != EK_OK) {
+    struct snapshot after = take(training);
+    snprintf(where, sizeof where, "allocation %d of device %d", (int)n, (int)device);
+    ck_assert_msg(status == EK_ERR_OUT_OF_MEMORY, "%s gave %s: %s", where, ek_status_name(status),
+                  ek_error_message());
+    ck_assert_msg(ck_contains(ek_error_message(), ek_device_name(victim)), "%s: %s", where,
+                  ek_error_message());
+    ck_assert_double_lt(spent, patience);
+    same(where, &after, &before);
+    drop(&after);
+  }
+  drop(&before);
+  return status != EK_OK;
+}
+
+/* The disturbed training repeats each step that failed; the other one never fails. */
+static void every_allocation(struct ck_training *disturbed, struct ck_training *other,
+                             const struct ck_batch *batch, size_t device) {
+  bool failed = true;
+  uint64_t n = 1;
+  for (; failed; n += DEVICE_STRIDE) {
+    failed = fails_at(disturbed, batch, device, n);
+    if (failed) ck_ok(step(disturbed, batch));
+    ck_ok(step(other, batch));
+    struct snapshot a = take(disturbed), b = take(other);
+    same("retried step", &a, &b);
+    drop(&a);
+    drop(&b);
+  }
+  ck_assert_uint_gt(n, 5);
+}
+
+START_TEST(device_allocations) {
+  const struct ck_workload *workload = &ck_workloads[_i / CK_PLACEMENTS];
+  struct ck_setup setup = ck_setup_mode(workload, "cpu:3", EK_MODE_GATHER);
+  ck_setup_place(&setup, _i % CK_PLACEMENTS);
+  setup.keep_outputs = _i % 2 == 1;
+  struct ck_batch batch = ck_batch_make(workload, EK_F32, SAMPLES, 0.2, 8);
+  struct ck_training disturbed, other;
+  ck_training_open(&disturbed, &setup);
+  ck_training_open(&other, &setup);
+  ck_ok(step(&disturbed, &batch));
+  ck_ok(step(&other, &batch));
+  for (size_t device = 0; device < DEVICES; device++) {
+    every_allocation(&disturbed, &other, &batch, device);
+  }
+  if (setup.options.state != EK_STATE_MASTER) ck_training_replicas_agree(&disturbed);
+  ck_training_close(&disturbed);
+  ck_training_close(&other);
+  ck_batch_free(&batch);
+}
+END_TEST
+
+/* Opening: each allocation of a device fails once. */
+START_TEST(device_allocations_of_open) {
+  const struct ck_setup setup = ck_setup_mode(&ck_workloads[0], "cpu:3", (ek_mode)_i);
+  ek_group *group = ck_open(setup.spec, 1);
+  for (size_t device = 0; device < DEVICES; device++) {
+    ek_status status = EK_ERR_OUT_OF_MEMORY;
+    for (uint64_t n = 1; status != EK_OK; n++) {
+      struct ck_training training;
+      ck_ok(ek_memory_fail_at(ek_group_device(group, device), n));
+      status = ck_training_try(&training, &setup, group);
+      ck_ok(ek_memory_fail_at(ek_group_device(group, device), 0));
+      ck_assert(status == EK_OK || status == EK_ERR_OUT_OF_MEMORY);
+      if (status == EK_OK) ck_training_close(&training);
+      ck_no_memory_held(group);
+    }
+  }
+  ek_group_close(group);
+}
+END_TEST
+
+/* ---- the host ---- */
+
+static ek_status open_and_step(const struct ck_setup *setup, const struct ck_batch *batch,
+                               double **values, int64_t *count) {
+  ek_group *group = NULL;
+  struct ck_training training;
+  EK_TRY(ek_group_open(&group, setup->spec, NULL));
+  ek_status status = ck_training_try(&training, setup, group);
+  if (status == EK_OK) {
+    status = ck_training_step(&training, batch, NULL);
+    ek_host_memory_fail_at(0);
+    if (status == EK_OK) *values = ck_training_read(&training, CK_VALUES, count);
+    ck_training_close(&training);
+  }
+  ck_no_memory_held(group);
+  ek_group_close(group);
+  return status;
+}
+
+START_TEST(host_allocations) {
+  enum { CALM = 40 };
+  const struct ck_workload *workload = &ck_workloads[_i / CK_MODES];
+  const struct ck_setup setup = ck_setup_mode(workload, "cpu:3", (ek_mode)(_i % CK_MODES));
+  struct ck_batch batch = ck_batch_make(workload, EK_F32, SAMPLES, 0.2, 9);
+  double *want = NULL, *got = NULL;
+  int64_t count = 0;
+  int calm = 0;
+  ck_ok(open_and_step(&setup, &batch, &want, &count));
+  uint64_t n = 1;
+  /* A failure that was swallowed would end the loop too early: so many calm runs must follow. */
+  for (; calm < CALM / HOST_STRIDE; n += HOST_STRIDE) {
+    ek_host_memory_fail_at(n);
+    const double start = seconds();
+    const ek_status status = open_and_step(&setup, &batch, &got, &count);
+    ek_host_memory_fail_at(0);
+    ck_assert_double_lt(seconds() - start, 10 * patience); /* it starts and stops threads too */
+    if (status == EK_OK) {
+      calm++;
+      ck_same_bits("parameters", got, want, count);
+      free(got);
+      continue;
+    }
+    ck_assert_msg(calm == 0, "allocation %d passed and a later one failed", (int)n);
+    ck_assert_msg(status == EK_ERR_OUT_OF_MEMORY, "allocation %d of the host gave %s: %s", (int)n,
+                  ek_status_name(status), ek_error_message());
+  }
+  ck_assert_uint_gt(n, 20);
+  free(want);
+  ck_batch_free(&batch);
+}
+END_TEST
+
+/* A step that has run before takes nothing from the host. */
+START_TEST(steady_steps_take_no_host_memory) {
+  const struct ck_workload *workload = &ck_workloads[_i / CK_PLACEMENTS];
+  struct ck_setup setup = ck_setup_mode(workload, "cpu:3", EK_MODE_GATHER);
+  ck_setup_place(&setup, _i % CK_PLACEMENTS);
+  struct ck_batch batch = ck_batch_make(workload, EK_F32, SAMPLES, 0.2, 10);
+  struct ck_training training;
+  ck_training_open(&training, &setup);
+  ck_ok(ck_training_step(&training, &batch, NULL));
+  for (int i = 0; i < 2; i++) {
+    ek_host_memory_fail_at(1);
+    ek_step_result result;
+    ck_ok(ck_training_step(&training, &batch, &result));
+    ek_data_parallel_model *model = NULL; /* shows that it is still armed */
+    ck_fails(ek_data_parallel_model_open(&model, training.group, training.module, NULL),
+             EK_ERR_OUT_OF_MEMORY, "host memory");
+  }
+  ck_training_close(&training);
+  ck_batch_free(&batch);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("faults");
+  const int cases = CK_WORKLOADS * CK_PLACEMENTS;
+  tcase_add_loop_test(ck_case(suite, "devices"), device_allocations, 0, cases);
+  tcase_add_loop_test(ck_case(suite, "open"), device_allocations_of_open, 0, CK_MODES);
+  tcase_add_loop_test(ck_case(suite, "host"), host_allocations, 0, CK_WORKLOADS * CK_MODES);
+  tcase_add_loop_test(ck_case(suite, "steady"), steady_steps_take_no_host_memory, 0, cases);
+  return suite;
+}
+
+CK_MAIN(make_suite)

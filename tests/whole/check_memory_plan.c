@@ -1,0 +1,176 @@
+/*
+ * check_memory_plan.c - capacities are exact, and a device that only counts counts right.
+ *
+ * For each workload and placement: the peak of `plan` is the peak of `cpu`, in total and by
+ * category; a run passes with a capacity equal to its peak and fails with 256 bytes less.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <evenkeel/evenkeel.h>
+
+#include "ck_training.h"
+
+enum { DEVICES = 3, STEPS = 2, CASES = CK_WORKLOADS * CK_PLACEMENTS };
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+static const int64_t sizes[] = {0, 2, 8};
+#else
+static const int64_t sizes[] = {0, 1, 2, 3, 4, 7, 12, 33};
+#endif
+enum { SIZES = sizeof sizes / sizeof sizes[0] };
+
+static struct ck_setup setup_of(int number, bool keep_outputs, ek_type type) {
+  struct ck_setup setup =
+      ck_setup_mode(&ck_workloads[number / CK_PLACEMENTS], "cpu:3", EK_MODE_GATHER);
+  ck_setup_place(&setup, number % CK_PLACEMENTS);
+  setup.keep_outputs = keep_outputs;
+  setup.options.type = type;
+  return setup;
+}
+
+/* Opens everything on the group, takes two steps, and closes; the first failure. */
+static ek_status train(const struct ck_setup *setup, ek_group *group,
+                       const struct ck_batch *batch) {
+  struct ck_training training;
+  EK_TRY(ck_training_try(&training, setup, group));
+  ek_status status = EK_OK;
+  for (int i = 0; i < STEPS && status == EK_OK; i++) {
+    status = ck_training_step(&training, batch, NULL);
+  }
+  ck_training_close(&training);
+  return status;
+}
+
+static void measure(ek_memory_usage usage[DEVICES], const struct ck_setup *setup, const char *spec,
+                    const struct ck_batch *batch) {
+  ek_group *group = ck_open(spec, 1);
+  ck_ok(train(setup, group, batch));
+  for (size_t k = 0; k < DEVICES; k++) ck_ok(ek_memory_stats(&usage[k], ek_group_device(group, k)));
+  ek_group_close(group);
+}
+
+static void same_peaks(const ek_memory_usage *planned, const ek_memory_usage *real,
+                       const char *what) {
+  for (size_t k = 0; k < DEVICES; k++) {
+    ck_assert_msg(planned[k].peak_bytes == real[k].peak_bytes,
+                  "%s: device %zu peaks at %" PRIu64 " bytes, planned were %" PRIu64, what, k,
+                  real[k].peak_bytes, planned[k].peak_bytes);
+    uint64_t sum = real[k].unused_at_peak;
+    for (int c = 0; c < EK_MEMORY_CATEGORIES; c++) {
+      ck_assert_msg(planned[k].at_peak[c] == real[k].at_peak[c],
+                    "%s: device %zu has %" PRIu64 " bytes of %s, planned were %" PRIu64, what, k,
+                    real[k].at_peak[c], ek_memory_category_name((ek_memory_category)c),
+                    planned[k].at_peak[c]);
+      sum += real[k].at_peak[c];
+    }
+    ck_assert_uint_eq(planned[k].unused_at_peak, real[k].unused_at_peak);
+    ck_assert_uint_eq(planned[k].allocations, real[k].allocations);
+    ck_assert_uint_eq(sum, real[k].peak_bytes);
+  }
+}
+
+START_TEST(plan_equals_cpu) {
+  for (int variant = 0; variant < 4; variant++) {
+    const ek_type type = variant % 2 == 0 ? EK_F32 : EK_F64;
+    const struct ck_setup setup = setup_of(_i, variant / 2 == 1, type);
+    for (size_t i = 0; i < SIZES; i++) {
+      struct ck_batch batch = ck_batch_make(setup.workload, type, sizes[i], 0.2, 3);
+      ek_memory_usage planned[DEVICES], real[DEVICES];
+      char what[128];
+      snprintf(what, sizeof what, "%s of %s, %d samples, variant %d",
+               ck_placement_name(_i % CK_PLACEMENTS), setup.workload->name, (int)sizes[i], variant);
+      measure(planned, &setup, "plan:3", &batch);
+      measure(real, &setup, "cpu:3", &batch);
+      same_peaks(planned, real, what);
+      ck_batch_free(&batch);
+    }
+  }
+}
+END_TEST
+
+/* All devices get the same capacity, so the one with the largest peak decides. */
+START_TEST(capacity_is_exact) {
+  static const char *const backends[] = {"plan", "cpu"};
+  for (int variant = 0; variant < 4; variant++) {
+    const struct ck_setup setup = setup_of(_i, variant / 2 == 1, EK_F32);
+    struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, variant % 2 == 0 ? 7 : 12, 0, 4);
+    ek_memory_usage usage[DEVICES];
+    measure(usage, &setup, "plan:3", &batch);
+    uint64_t peak = 0;
+    for (size_t k = 0; k < DEVICES; k++) {
+      if (usage[k].peak_bytes > peak) peak = usage[k].peak_bytes;
+    }
+    for (int backend = 0; backend < 2; backend++) {
+      for (int less = 0; less < 2; less++) {
+        char spec[64];
+        snprintf(spec, sizeof spec, "%s:3@%" PRIu64 "B", backends[backend],
+                 peak - (less == 0 ? 0 : EK_MEMORY_UNIT));
+        ek_group *group = ck_open(spec, 1);
+        if (less == 0) {
+          ck_ok(train(&setup, group, &batch));
+        } else {
+          ck_fails(train(&setup, group, &batch), EK_ERR_OUT_OF_MEMORY, "replica ");
+        }
+        ck_no_memory_held(group);
+        ek_group_close(group);
+      }
+    }
+    ck_batch_free(&batch);
+  }
+}
+END_TEST
+
+/* The peak of a long run is that of its second step: nothing creeps. */
+START_TEST(peak_is_reached_at_once) {
+  const struct ck_setup setup = setup_of(_i, false, EK_F32);
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 8, 0.2, 6);
+  struct ck_training training;
+  ck_training_open(&training, &setup);
+  ek_memory_usage early[DEVICES], late[DEVICES];
+  for (int step = 0; step < 6; step++) {
+    ck_ok(ck_training_step(&training, &batch, NULL));
+    for (size_t k = 0; k < DEVICES; k++) {
+      ck_ok(ek_memory_stats(&late[k], ek_group_device(training.group, k)));
+    }
+    if (step == 1) memcpy(early, late, sizeof early);
+  }
+  for (size_t k = 0; k < DEVICES; k++) {
+    ck_assert_uint_eq(early[k].peak_bytes, late[k].peak_bytes);
+    ck_assert_uint_eq(early[k].current_bytes, late[k].current_bytes);
+  }
+  ck_training_close(&training);
+  ck_batch_free(&batch);
+}
+END_TEST
+
+/* Sharded: the optimizer's state is cut evenly, to the size of a vector per bucket. */
+START_TEST(sharded_state_is_even) {
+  struct ck_setup setup = setup_of(CK_PLACEMENTS + 3, false, EK_F32); /* gpt, sharded */
+  setup.options.bucket_bytes = 1 << 20;
+  struct ck_training training;
+  ck_training_open(&training, &setup);
+  uint64_t least = UINT64_MAX, most = 0;
+  for (size_t k = 0; k < DEVICES; k++) {
+    ek_memory_usage usage;
+    ck_ok(ek_memory_stats(&usage, ek_group_device(training.group, k)));
+    const uint64_t bytes = usage.current[EK_MEMORY_OPTIMIZER];
+    if (bytes < least) least = bytes;
+    if (bytes > most) most = bytes;
+  }
+  ck_assert_uint_le(most - least, 2 * EK_MEMORY_UNIT); /* two states, each a unit apart at most */
+  ck_training_close(&training);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("memory plan");
+  tcase_add_loop_test(ck_case(suite, "plan"), plan_equals_cpu, 0, CASES);
+  tcase_add_loop_test(ck_case(suite, "capacity"), capacity_is_exact, 0, CASES);
+  tcase_add_loop_test(ck_case(suite, "steady"), peak_is_reached_at_once, 0, CASES);
+  tcase_add_test(ck_case(suite, "sharded"), sharded_state_is_even);
+  return suite;
+}
+
+CK_MAIN(make_suite)

@@ -1,0 +1,263 @@
+/*
+ * check_replica_errors.c - a module that fails on one device, and one that writes its buffer.
+ *
+ * The module has LAYERS parameters p0, p1, ... [N] and a buffer b [N]: y = x * p0 * p1 * ... + b.
+ * What goes wrong is set by the test before the call and only read by the workers.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include <evenkeel/mean_squared_error.h>
+
+#include "ck_blend.h"
+#include "ck_training.h"
+
+static const double patience = 5.0; /* seconds; nothing here takes a tenth of it */
+enum { DEVICES = 4, SAMPLES = 8, N = 16, LAYERS = 6, NOBODY = 99 };
+
+static struct {
+  size_t forward, backward; /* the devices on which they fail */
+  int after;                /* so many layers of backward are complete by then */
+  bool writes;              /* forward adds 1 + device to its buffer */
+} trouble;
+
+static void no_trouble(void) {
+  trouble.forward = trouble.backward = NOBODY;
+  trouble.after = 0;
+  trouble.writes = false;
+}
+
+/* ---- the module ---- */
+
+static ek_status product_parameters(const ek_module *self, ek_declaration *declaration) {
+  static const int64_t shape[] = {N};
+  (void)self;
+  for (int i = 0; i < LAYERS; i++) {
+    char name[16];
+    snprintf(name, sizeof name, "p%d", i);
+    EK_TRY(ek_declare_parameter(declaration, name, 1, shape, ek_initializer_uniform(0.5, 1.5)));
+  }
+  return ek_declare_buffer(declaration, "b", 1, shape, ek_initializer_zeros());
+}
+
+static ek_status product_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                                 ek_tensor *outputs) {
+  const size_t device = ek_device_index(ek_pass_device(pass));
+  ek_tensor buffer, p[LAYERS];
+  (void)self;
+  if (device == trouble.forward) return ek_error_set(EK_ERR_IO, "the test gives up in forward");
+  EK_TRY(ek_pass_parameter(&buffer, pass, LAYERS));
+  for (int i = 0; i < LAYERS; i++) EK_TRY(ek_pass_parameter(&p[i], pass, (size_t)i));
+  EK_TRY(ek_pass_output(&outputs[0], pass, ek_pass_type(pass), 2, inputs[0].shape));
+  for (int64_t e = 0; e < ek_tensor_count(&inputs[0]); e++) {
+    double y = ck_at(&inputs[0], e);
+    for (int i = 0; i < LAYERS; i++) y *= ck_at(&p[i], e % N);
+    ck_put(&outputs[0], e, y + ck_at(&buffer, e % N));
+  }
+  for (int64_t e = 0; trouble.writes && ek_pass_is_training(pass) && e < N; e++) {
+    ck_put(&buffer, e, ck_at(&buffer, e) + 1 + (double)device);
+  }
+  return ek_pass_save(pass, &inputs[0]);
+}
+
+static ek_status layer_backward(ek_pass *pass, int layer, const ek_tensor *x, const ek_tensor *dy) {
+  ek_tensor gradient, p[LAYERS];
+  EK_TRY(ek_pass_gradient(&gradient, NULL, pass, (size_t)layer));
+  for (int i = 0; i < LAYERS; i++) EK_TRY(ek_pass_parameter(&p[i], pass, (size_t)i));
+  for (int64_t e = 0; e < ek_tensor_count(x); e++) {
+    double g = ck_at(x, e) * ck_at(dy, e);
+    for (int i = 0; i < LAYERS; i++) g *= i == layer ? 1 : ck_at(&p[i], e % N);
+    ck_put(&gradient, e % N, ck_at(&gradient, e % N) + g);
+  }
+  return ek_pass_gradient_complete(pass, (size_t)layer);
+}
+
+static ek_status product_backward(const ek_module *self, ek_pass *pass,
+                                  const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+  const bool fails = ek_device_index(ek_pass_device(pass)) == trouble.backward;
+  ek_tensor x = {0};
+  (void)self, (void)grad_inputs;
+  ek_status status = ek_pass_take(&x, pass);
+  for (int i = LAYERS; status == EK_OK && i-- > 0;) {
+    if (fails && LAYERS - 1 - i == trouble.after) {
+      status = ek_error_set(EK_ERR_IO, "the test gives up in backward");
+    } else {
+      status = layer_backward(pass, i, &x, &grad_outputs[0]);
+    }
+  }
+  ek_tensor_free(&x);
+  return status;
+}
+
+static void product_free(ek_module *self) { free(self); }
+
+static const ek_module_ops product_ops = {.size = sizeof(ek_module_ops),
+                                          .kind = "product",
+                                          .parameters = product_parameters,
+                                          .forward = product_forward,
+                                          .backward = product_backward,
+                                          .free = product_free};
+
+static ek_status product_create(ek_module **module) {
+  ek_module *m = calloc(1, sizeof *m);
+  if (m == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "product: no memory");
+  *module = m;
+  return ek_module_init(m, &product_ops, 1, 1);
+}
+
+static void shapes(struct ck_batch *batch, ek_type type, int64_t samples) {
+  batch->inputs = batch->targets = 1;
+  batch->input[0] = (ek_tensor){.type = type, .rank = 2, .shape = {samples, N}};
+  batch->target[0] = batch->input[0];
+}
+
+static const struct ck_workload product = {
+    "product", product_create, ek_mean_squared_error_create, shapes, 0, false, 0};
+
+/* ---- errors ---- */
+
+static double seconds(void) {
+  struct timespec now;
+  timespec_get(&now, TIME_UTC);
+  return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+struct bench {
+  struct ck_setup setup;
+  struct ck_batch batch;
+  struct ck_training training, other; /* the other one is left alone */
+};
+
+static void open_bench(struct bench *b, int placement) {
+  no_trouble();
+  b->setup = ck_setup_mode(&product, "cpu:4", EK_MODE_GATHER);
+  ck_setup_place(&b->setup, placement);
+  b->setup.options.bucket_bytes = 1; /* a bucket per parameter */
+  b->batch = ck_batch_make(&product, EK_F32, SAMPLES, 0, 1);
+  ck_training_open(&b->training, &b->setup);
+  ck_training_open(&b->other, &b->setup);
+}
+
+static void close_bench(struct bench *b) {
+  no_trouble();
+  ck_training_close(&b->training);
+  ck_training_close(&b->other);
+  ck_batch_free(&b->batch);
+}
+
+/* The step failed as it was meant to; the next one is that of the other training. */
+static void fails_and_recovers(struct bench *b, size_t device, const char *what) {
+  char text[96];
+  snprintf(text, sizeof text, "replica %zu on cpu:%zu: %s", device, device, what);
+  const double start = seconds();
+  ck_fails(ck_training_backward(&b->training, &b->batch, NULL, false, NULL), EK_ERR_IO, text);
+  ck_assert_double_lt(seconds() - start, patience);
+  no_trouble();
+  ck_fails(ek_data_parallel_optimizer_step(b->training.optimizer, NULL), EK_ERR_STATE, "gradient");
+  int64_t count = 0;
+  ck_ok(ck_training_step(&b->training, &b->batch, NULL));
+  ck_ok(ck_training_step(&b->other, &b->batch, NULL));
+  double *got = ck_training_read(&b->training, CK_VALUES, &count);
+  double *want = ck_training_read(&b->other, CK_VALUES, NULL);
+  ck_same_bits("parameters", got, want, count);
+  free(got);
+  free(want);
+}
+
+START_TEST(an_error_in_forward) {
+  struct bench b;
+  open_bench(&b, _i);
+  for (size_t device = 0; device < DEVICES; device++) {
+    trouble.forward = device;
+    fails_and_recovers(&b, device, "the test gives up in forward");
+  }
+  close_bench(&b);
+}
+END_TEST
+
+/* Some buckets are on their way: the peers wait for the rest, and are let go. */
+START_TEST(an_error_in_backward) {
+  struct bench b;
+  open_bench(&b, _i);
+  for (size_t device = 0; device < DEVICES; device++) {
+    for (int after = 0; after < LAYERS; after += 2) {
+      trouble.backward = device;
+      trouble.after = after;
+      fails_and_recovers(&b, device, "the test gives up in backward");
+    }
+  }
+  close_bench(&b);
+}
+END_TEST
+
+/* What micro-batches before it had added is dropped with the step. */
+START_TEST(an_error_drops_what_was_accumulated) {
+  struct bench b;
+  open_bench(&b, _i);
+  ck_ok(ck_training_backward(&b.training, &b.batch, NULL, true, NULL));
+  trouble.backward = 2;
+  trouble.after = 3;
+  fails_and_recovers(&b, 2, "the test gives up in backward");
+  ck_ok(ck_training_backward(&b.training, &b.batch, NULL, true, NULL));
+  trouble.forward = 1;
+  fails_and_recovers(&b, 1, "the test gives up in forward");
+  close_bench(&b);
+}
+END_TEST
+
+/* ---- buffers ---- */
+
+static void forward_shows(struct ck_training *t, const struct ck_batch *zeros, bool training,
+                          double wanted) {
+  ek_shards output[1] = {{0}};
+  ek_forward_options options = EK_FORWARD_OPTIONS_INIT;
+  options.gradient = false;
+  options.training = training;
+  ck_ok(ek_data_parallel_model_forward(t->model, output, zeros->input, 1, &options));
+  for (size_t k = 0; k < DEVICES; k++) {
+    const ek_tensor *part = &output[0].parts[k];
+    for (int64_t e = 0; e < ek_tensor_count(part); e++) {
+      ck_assert_double_eq(ck_at(part, e), wanted);
+    }
+  }
+  ek_shards_free(&output[0]);
+}
+
+/* Each device adds another number to its buffer; all see device 0's at the next forward. */
+START_TEST(buffers_come_from_the_first_device) {
+  struct bench b;
+  open_bench(&b, _i);
+  struct ck_batch zeros = ck_batch_make(&product, EK_F32, SAMPLES, 0, 1);
+  float *x = zeros.input[0].data;
+  for (int i = 0; i < SAMPLES * N; i++) x[i] = 0;
+  trouble.writes = true;
+  forward_shows(&b.training, &zeros, true, 0);
+  forward_shows(&b.training, &zeros, true, 1);
+  forward_shows(&b.training, &zeros, false, 2);
+  forward_shows(&b.training, &zeros, false, 2);
+  forward_shows(&b.training, &zeros, true, 2);
+  ck_ok(ck_training_step(&b.training, &b.batch, NULL));
+  forward_shows(&b.training, &zeros, false, 4);
+  float numbers[N];
+  ek_tensor host;
+  ck_ok(ek_tensor_host(&host, numbers, EK_F32, CK_SHAPE(N)));
+  ck_ok(ek_data_parallel_model_get(b.training.model, "b", &host));
+  for (int i = 0; i < N; i++) ck_assert_float_eq(numbers[i], 4);
+  ck_batch_free(&zeros);
+  close_bench(&b);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("replica errors");
+  TCase *errors = ck_case(suite, "errors"), *buffers = ck_case(suite, "buffers");
+  tcase_add_loop_test(errors, an_error_in_forward, 0, CK_PLACEMENTS);
+  tcase_add_loop_test(errors, an_error_in_backward, 0, CK_PLACEMENTS);
+  tcase_add_loop_test(errors, an_error_drops_what_was_accumulated, 0, CK_PLACEMENTS);
+  tcase_add_loop_test(buffers, buffers_come_from_the_first_device, 0, CK_PLACEMENTS);
+  return suite;
+}
+
+CK_MAIN(make_suite)

@@ -1,0 +1,125 @@
+/*
+ * check_training.c - a small language model learns, and all modes learn the same.
+ *
+ * A GPT over bytes is trained on a text for some dozens of steps. The modes' losses agree in each
+ * step: their gradients differ by rounding, 1e-6, and training of a well-conditioned start
+ * amplifies it slowly; 1e-4 is allowed (docs/numerics.md, "Data parallelism").
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <evenkeel/adamw.h>
+#include <evenkeel/cross_entropy.h>
+#include <evenkeel/gpt.h>
+
+#include "ck_training.h"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { STEPS = 12 };
+#else
+enum { STEPS = 48 };
+#endif
+enum { SAMPLES = 10, LENGTH = 24, VOCABULARY = 128, ORDERS = CK_PLACEMENTS + 1 };
+
+static const char text[] =
+    "Peter Piper picked a peck of pickled peppers. A peck of pickled peppers Peter Piper picked. "
+    "If Peter Piper picked a peck of pickled peppers, where is the peck of pickled peppers that "
+    "Peter Piper picked? She sells sea shells on the sea shore; the shells that she sells are sea "
+    "shells, I am sure. So if she sells sea shells on the sea shore, I am sure that the shells are "
+    "sea shore shells. How much wood would a woodchuck chuck if a woodchuck could chuck wood? As "
+    "much wood as a woodchuck could chuck, if a woodchuck could chuck wood.";
+
+static ek_status gpt(ek_module **module) {
+  ek_gpt_options options = EK_GPT_OPTIONS_INIT;
+  options.vocabulary = VOCABULARY;
+  options.sequence = LENGTH;
+  options.width = 32;
+  options.layers = 2;
+  options.heads = 4;
+  options.dropout = 0.05;
+  return ek_gpt_create(module, &options);
+}
+
+static ek_status cross_entropy(ek_criterion **criterion, ek_reduction reduction) {
+  ek_cross_entropy_options options = EK_CROSS_ENTROPY_OPTIONS_INIT;
+  options.reduction = reduction;
+  return ek_cross_entropy_create(criterion, &options);
+}
+
+static ek_status adamw(ek_optimizer **optimizer) {
+  ek_adamw_options options = EK_ADAMW_OPTIONS_INIT;
+  options.learning_rate = 5e-3;
+  options.clip_norm = 1.0;
+  return ek_adamw_create(optimizer, &options);
+}
+
+static void shapes(struct ck_batch *batch, ek_type type, int64_t samples) {
+  (void)type;
+  batch->inputs = batch->targets = 1;
+  batch->input[0] = (ek_tensor){.type = EK_I32, .rank = 2, .shape = {samples, LENGTH}};
+  batch->target[0] = (ek_tensor){.type = EK_I32, .rank = 1, .shape = {samples * LENGTH}};
+}
+
+static const struct ck_workload bytes = {"bytes", gpt, cross_entropy, shapes, VOCABULARY, false, 0};
+
+/* Windows at random places of the text; the target of a byte is the next one. */
+static struct ck_batch windows(int step) {
+  struct ck_batch batch = ck_batch_make(&bytes, EK_F32, SAMPLES, 0, 1);
+  struct ck_random random = ck_random_start(100 + (uint64_t)step);
+  for (int b = 0; b < SAMPLES; b++) {
+    const int64_t first = ck_random_integer(&random, 0, (int64_t)strlen(text) - LENGTH - 1);
+    for (int i = 0; i < LENGTH; i++) {
+      ((int32_t *)batch.input[0].data)[b * LENGTH + i] = text[first + i];
+      ((int32_t *)batch.target[0].data)[b * LENGTH + i] = text[first + i + 1];
+    }
+  }
+  return batch;
+}
+
+/* The last order is one device. */
+static void train(double *losses, int order) {
+  struct ck_setup setup =
+      ck_setup_mode(&bytes, order == CK_PLACEMENTS ? "cpu:1" : "cpu:3", EK_MODE_REPLICATED);
+  struct ck_training t;
+  if (order < CK_PLACEMENTS) ck_setup_place(&setup, order);
+  setup.options.bucket_bytes = 4096;
+  setup.optimizer = adamw;
+  ck_training_open(&t, &setup);
+  for (int step = 0; step < STEPS; step++) {
+    struct ck_batch batch = windows(step);
+    ek_step_result result;
+    ck_ok(ck_training_step(&t, &batch, &result));
+    losses[step] = result.loss;
+    ck_assert_double_eq(result.weight, (double)SAMPLES * LENGTH);
+    ck_batch_free(&batch);
+  }
+  if (setup.options.state != EK_STATE_MASTER) ck_training_replicas_agree(&t);
+  ck_training_close(&t);
+}
+
+START_TEST(all_modes_learn_the_same) {
+  static double losses[ORDERS][STEPS];
+  for (int order = ORDERS; order-- > 0;) {
+    train(losses[order], order);
+    for (int step = 0; step < STEPS; step++) {
+      const double got = losses[order][step], want = losses[ORDERS - 1][step];
+      ck_assert_msg(fabs(got - want) <= 1e-4 * want, "order %d, step %d: loss %.9g, not %.9g",
+                    order, step, got, want);
+    }
+  }
+  const double first = losses[0][0], last = losses[0][STEPS - 1];
+  printf("loss %.3f -> %.3f in %d steps\n", first, last, STEPS);
+  ck_assert_double_eq_tol(first, log(VOCABULARY), 0.3); /* nothing known: uniform */
+  ck_assert_double_lt(last, STEPS >= 48 ? 0.5 * first : 0.8 * first);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("training");
+  tcase_add_test(ck_case(suite, "bytes"), all_modes_learn_the_same);
+  return suite;
+}
+
+CK_MAIN(make_suite)
