@@ -5,8 +5,6 @@
 
 #include <string.h>
 
-#include "module/replica_internal.h"
-
 struct apply_job {
   ek_shards *outputs;
   size_t output_count;
@@ -73,7 +71,7 @@ static ek_status check(const ek_shards *outputs, size_t output_count, ek_pass *c
     }
   }
   for (size_t k = 0; k < inputs[0].count; k++) {
-    const ek_module *module = passes[k] == NULL ? NULL : ek__pass_module(passes[k]);
+    const ek_module *module = ek_pass_module(passes[k]);
     if (module != NULL && (module->inputs != input_count || module->outputs != output_count)) {
       return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                           "ek_apply_forward: %s has %zu inputs and %zu outputs, not %zu and %zu",

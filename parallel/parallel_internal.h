@@ -46,6 +46,9 @@ struct ek_data_parallel_model {
 /* Brings the step's gradients to stage reduced. EK_ERR_STATE if there are none. */
 ek_status ek__model_reduce(ek_data_parallel_model *model);
 
+/* Drops the passes of a forward whose backward has not come. */
+void ek__model_drop_forward(ek_data_parallel_model *model);
+
 /* The step is over: the next one begins. `taken` if parameters were updated. */
 void ek__model_end_step(ek_data_parallel_model *model, bool taken);
 

@@ -110,6 +110,9 @@ typedef struct ek_pass_options {
 EK_API EK_CHECKED ek_status ek_pass_open(ek_pass **pass, ek_replica *replica,
                                          const ek_pass_options *options);
 
+/* The replica's module, a loan. */
+EK_API ek_module *ek_pass_module(const ek_pass *pass);
+
 /* Runs the replica's module. `outputs` (structs of zeros) belong to the caller; on failure none is
  * left and the pass is only good to be freed. */
 EK_API EK_CHECKED ek_status ek_pass_run_forward(ek_pass *pass, const ek_tensor *inputs,

@@ -99,8 +99,6 @@ void ek_pass_free(ek_pass *pass) {
   }
 }
 
-const ek_module *ek__pass_module(const ek_pass *pass) { return pass->replica->module; }
-
 /* ---- parameters and gradients ---- */
 
 static ek_status global_index(size_t *global, const char *who, const ek_pass *pass, size_t index) {
@@ -355,6 +353,10 @@ ek_status ek_pass_run_backward(ek_pass *pass, const ek_tensor *grad_outputs,
 }
 
 /* ---- where and how it runs ---- */
+
+ek_module *ek_pass_module(const ek_pass *pass) {
+  return pass == NULL ? NULL : pass->replica->module;
+}
 
 ek_device *ek_pass_device(const ek_pass *pass) {
   return pass == NULL ? NULL : pass->replica->device;

@@ -22,9 +22,6 @@ struct ek_replica {
 ek_tensor ek__replica_value(const ek_replica *replica, size_t parameter);
 ek_tensor ek__replica_gradient(const ek_replica *replica, size_t parameter);
 
-/* The module that a pass runs, a loan: pass.c. */
-const ek_module *ek__pass_module(const ek_pass *pass);
-
 /* Frees what a spare pass holds: pass.c. */
 void ek__pass_destroy(ek_pass *pass);
 

@@ -1,0 +1,189 @@
+/*
+ * model_backward.c - the backward of a data-parallel model.
+ *
+ * Runs the passes of the last forward back. Each says which gradients are complete, and the reducer
+ * sums them over the devices meanwhile. A device without rows takes part in every collective with a
+ * gradient of zeros. Gradients of gathered outputs are cut where the forward's rows came from.
+ */
+#include <evenkeel/elementwise.h>
+
+#include "parallel_internal.h"
+
+struct backward_job {
+  ek_data_parallel_model *model;
+  const ek_shards *gradients;
+  const ek_backward_options *options;
+};
+
+static ek_status add_totals(const struct backward_job *job, ek_device *device, size_t index) {
+  ek_data_parallel_model *model = job->model;
+  ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
+  ek_tensor *totals = &model->totals[index];
+  const ek_tensor *more = job->options->totals == NULL ? NULL : &job->options->totals[index];
+  if (model->stage == EK__STEP_EMPTY) {
+    return more == NULL ? ek_op_zero(stream, totals) : ek_op_copy(stream, totals, more);
+  }
+  return more == NULL ? EK_OK : ek_op_add(stream, totals, totals, more);
+}
+
+static ek_status backward_one(void *context, ek_device *device, size_t index) {
+  const struct backward_job *job = context;
+  ek_data_parallel_model *model = job->model;
+  if (model->reducing) EK_TRY(ek_reducer_start(model->reducer, device));
+  if (model->passes[index] != NULL) {
+    ek_tensor gradients[EK_MAX_TENSORS];
+    for (size_t i = 0; i < model->module->outputs; i++) {
+      gradients[i] = job->gradients[i].parts[index];
+    }
+    EK_TRY(ek_pass_run_backward(model->passes[index], gradients, NULL));
+  } else if (model->stage == EK__STEP_EMPTY) {
+    ek_tensor flat = *ek_replica_gradients(model->replicas[index]);
+    EK_TRY(ek_op_zero(ek_device_stream(device, EK_STREAM_COMPUTE), &flat));
+  }
+  EK_TRY(add_totals(job, device, index));
+  return model->reducing ? ek_reducer_finish(model->reducer, device) : EK_OK;
+}
+
+/* Parts that stay: each is like the forward's, on its device. */
+static bool parts_fit(const ek_data_parallel_model *model, const ek_shards *gradient,
+                      const ek_shards *shape) {
+  for (size_t k = 0; k < model->count; k++) {
+    const ek_tensor *part = &gradient->parts[k];
+    if (model->passes[k] != NULL && (part->device != ek_group_device(model->group, k) ||
+                                     !ek_tensor_same_shape(part, &shape->parts[k]))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+/* All rows are on one device, each like the forward's; a row of scalars is a scalar. */
+static bool whole_fits(const ek_data_parallel_model *model, const ek_shards *gradient,
+                       const ek_shards *shape) {
+  const size_t target = model->options.output_device;
+  const ek_tensor *whole = &gradient->parts[target];
+  if (!ek_tensor_exists(whole) || whole->device != ek_group_device(model->group, target) ||
+      whole->rank == 0 || whole->shape[0] != shape->offsets[model->count]) {
+    return false;
+  }
+  for (size_t k = 0; k < model->count; k++) {
+    ek_tensor part = shape->parts[k];
+    if (model->passes[k] == NULL) continue;
+    if (part.rank == 0) part.rank = 1;
+    part.shape[0] = whole->shape[0];
+    if (!ek_tensor_same_shape(whole, &part)) return false;
+  }
+  return true;
+}
+
+static ek_status check_gradients(const ek_data_parallel_model *model, const ek_shards *gradients,
+                                 size_t count) {
+  if (count != model->module->outputs) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "backward: %s has %zu outputs, not %zu",
+                        model->module->ops->kind, model->module->outputs, count);
+  }
+  const bool gathered = model->options.outputs == EK_OUTPUTS_GATHER;
+  for (size_t i = 0; i < count; i++) {
+    const ek_shards *gradient = &gradients[i], *shape = &model->part_shapes[i];
+    if (gradient->group != model->group ||
+        !(gathered ? whole_fits : parts_fit)(model, gradient, shape)) {
+      return ek_error_set(EK_ERR_SHAPE,
+                          "backward: gradient number %zu does not lie as the forward's output", i);
+    }
+  }
+  return EK_OK;
+}
+
+static ek_status check_backward(const ek_data_parallel_model *model, const ek_shards *gradients,
+                                size_t count, const ek_backward_options *options) {
+  if (options->size != sizeof *options) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "backward: options were not initialised with EK_BACKWARD_OPTIONS_INIT");
+  }
+  if (!model->has_forward) {
+    return ek_error_set(EK_ERR_STATE, "backward: no forward with gradient has come before it");
+  }
+  const bool divided = options->totals != NULL && !options->sum;
+  if (model->stage != EK__STEP_EMPTY && model->divided != divided) {
+    return ek_error_set(EK_ERR_STATE,
+                        "backward: gradients that are to be divided by a weight and gradients that "
+                        "are not cannot be added up in one step");
+  }
+  for (size_t k = 0; k < model->count && options->totals != NULL; k++) {
+    const ek_tensor *totals = &options->totals[k];
+    if (totals->type != EK_F64 || ek_tensor_count(totals) != 2 ||
+        totals->device != ek_group_device(model->group, k)) {
+      return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                          "backward: totals number %zu is not two f64 on its device", k);
+    }
+  }
+  return check_gradients(model, gradients, count);
+}
+
+/* Cuts gathered gradients where the forward's rows came from; views on the device that has them. */
+static ek_status scatter_gradients(ek_shards *parts, const ek_data_parallel_model *model,
+                                   const ek_shards *gradients, size_t count) {
+  for (size_t i = 0; i < count; i++) {
+    const ek_shards *shape = &model->part_shapes[i];
+    const ek_tensor *whole = &gradients[i].parts[model->options.output_device];
+    int64_t sizes[EK_MAX_DEVICES];
+    for (size_t k = 0; k < model->count; k++) sizes[k] = shape->offsets[k + 1] - shape->offsets[k];
+    ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
+    options.kind = EK_SCATTER_SIZES;
+    options.sizes = sizes;
+    EK_TRY(ek_scatter(&parts[i], model->group, whole, EK_MEMORY_LOSS, &options));
+    for (size_t k = 0; k < model->count; k++) {
+      /* Scalars were gathered to a vector: each is a scalar again. */
+      parts[i].parts[k].rank = shape->parts[k].rank;
+    }
+  }
+  return EK_OK;
+}
+
+ek_status ek_data_parallel_model_backward(ek_data_parallel_model *model,
+                                          const ek_shards *gradients, size_t count,
+                                          const ek_backward_options *options) {
+  static const ek_backward_options defaults = EK_BACKWARD_OPTIONS_INIT;
+  if (model == NULL || gradients == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "backward: an argument is NULL");
+  }
+  if (options == NULL) options = &defaults;
+  EK_TRY(check_backward(model, gradients, count, options));
+  ek_status status = EK_OK;
+  struct backward_job job = {model, gradients, options};
+  if (model->options.outputs == EK_OUTPUTS_GATHER && model->forward_samples > 0) {
+    EK_TRY_GOTO(status, scatter_gradients(model->part_gradients, model, gradients, count), cleanup);
+    job.gradients = model->part_gradients;
+  }
+  model->reducing = !options->accumulate;
+  EK_TRY_GOTO(status, ek_group_apply(model->group, backward_one, &job), cleanup);
+  model->divided = options->totals != NULL && !options->sum;
+  model->stage = options->accumulate ? EK__STEP_ACCUMULATED : EK__STEP_REDUCED;
+  model->step_samples += model->forward_samples;
+cleanup:
+  for (size_t i = 0; i < count; i++) ek_shards_free(&model->part_gradients[i]);
+  ek__model_drop_forward(model);
+  if (status != EK_OK) ek__model_end_step(model, false);
+  return status;
+}
+
+static ek_status reduce_one(void *context, ek_device *device, size_t index) {
+  const ek_data_parallel_model *model = context;
+  (void)index;
+  EK_TRY(ek_reducer_start(model->reducer, device));
+  return ek_reducer_finish(model->reducer, device);
+}
+
+ek_status ek__model_reduce(ek_data_parallel_model *model) {
+  if (model->stage == EK__STEP_EMPTY) {
+    return ek_error_set(EK_ERR_STATE, "there is no gradient: no backward since the last step");
+  }
+  if (model->stage == EK__STEP_REDUCED) return EK_OK;
+  const ek_status status = ek_group_apply(model->group, reduce_one, model);
+  if (status != EK_OK) {
+    ek__model_end_step(model, false);
+    return status;
+  }
+  model->stage = EK__STEP_REDUCED;
+  return EK_OK;
+}

@@ -1,0 +1,186 @@
+/*
+ * model_forward.c - the forward of a data-parallel model.
+ *
+ * Scatters the inputs, brings stale replicas up to date, and runs one pass per device that has rows.
+ * The passes stay with the model until backward. In mode gather the outputs' rows go to one device.
+ */
+#include <string.h>
+
+#include <evenkeel/apply.h>
+#include <evenkeel/gather.h>
+#include <evenkeel/replicate.h>
+
+#include "parallel_internal.h"
+
+static bool is_broadcast(const ek_data_parallel_model *model, size_t input) {
+  return (model->options.broadcast_inputs >> input & 1) != 0;
+}
+
+static ek_status check_inputs(const ek_data_parallel_model *model, const ek_tensor *inputs,
+                              size_t count, const ek_forward_options *options, size_t *lead) {
+  if (options->size != sizeof *options) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "forward: options were not initialised with EK_FORWARD_OPTIONS_INIT");
+  }
+  if (count != model->module->inputs) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "forward: %s takes %zu inputs, not %zu",
+                        model->module->ops->kind, model->module->inputs, count);
+  }
+  *lead = count;
+  for (size_t i = 0; i < count; i++) {
+    if (!ek_tensor_exists(&inputs[i])) {
+      return ek_error_set(EK_ERR_INVALID_ARGUMENT, "forward: there is no input number %zu", i);
+    }
+    if (inputs[i].device != NULL && ek_device_group(inputs[i].device) != model->group) {
+      return ek_error_set(EK_ERR_DEVICE, "forward: input number %zu is on %s of another group", i,
+                          ek_device_name(inputs[i].device));
+    }
+    if (is_broadcast(model, i)) continue;
+    if (inputs[i].rank == 0) {
+      return ek_error_set(EK_ERR_SHAPE, "forward: input number %zu is a scalar and cannot be cut",
+                          i);
+    }
+    if (*lead == count) *lead = i;
+    if (inputs[i].shape[0] != inputs[*lead].shape[0]) {
+      return ek_error_set(EK_ERR_SHAPE, "forward: input number %zu has %lld rows, number %zu %lld",
+                          i, (long long)inputs[i].shape[0], *lead,
+                          (long long)inputs[*lead].shape[0]);
+    }
+  }
+  if (*lead < count) return EK_OK;
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "forward: every input is broadcast; one must be cut");
+}
+
+static ek_status scatter_inputs(ek_shards *parts, ek_data_parallel_model *model,
+                                const ek_tensor *inputs, size_t count,
+                                const ek_scatter_options *scatter) {
+  for (size_t i = 0; i < count; i++) {
+    if (is_broadcast(model, i)) {
+      EK_TRY(ek_scatter_broadcast(&parts[i], model->group, &inputs[i], EK_MEMORY_INPUTS));
+    } else {
+      EK_TRY(ek_scatter(&parts[i], model->group, &inputs[i], EK_MEMORY_INPUTS, scatter));
+    }
+  }
+  return EK_OK;
+}
+
+static ek_status tell_reducer(void *context, ek_pass *pass, size_t parameter) {
+  const ek_data_parallel_model *model = context;
+  if (!model->reducing) return EK_OK;
+  return ek_reducer_complete(model->reducer, ek_pass_device(pass), parameter);
+}
+
+static ek_status open_passes(ek_data_parallel_model *model, const ek_shards *lead,
+                             const ek_forward_options *options) {
+  ek_pass_options pass = EK_PASS_OPTIONS_INIT;
+  pass.gradient = options->gradient;
+  pass.training = options->training;
+  pass.accumulate = model->stage != EK__STEP_EMPTY;
+  pass.seed = model->options.seed;
+  pass.step = model->step;
+  pass.complete = tell_reducer;
+  pass.context = model;
+  for (size_t k = 0; k < model->count; k++) {
+    if (lead->samples[k] == lead->samples[k + 1]) continue;
+    pass.first_sample = model->step_samples + lead->samples[k];
+    EK_TRY(ek_pass_open(&model->passes[k], model->replicas[k], &pass));
+  }
+  return EK_OK;
+}
+
+/* A training forward may write the buffers of its replica, so they go out before the next forward,
+ * whatever that is for. */
+static ek_status refresh_replicas(ek_data_parallel_model *model, bool training) {
+  const bool buffers = ek_tensor_count(ek_replica_buffers(model->replicas[0])) > 0;
+  if (model->replicas_stale || model->buffers_stale) {
+    EK_TRY(ek_replicate(model->communicator, model->group, model->replicas));
+    model->replicas_stale = false;
+  }
+  model->buffers_stale = buffers && training;
+  return EK_OK;
+}
+
+/* Remembers where the rows of an output lie, without holding it. */
+static void remember(ek_shards *shape, const ek_shards *output) {
+  *shape = *output;
+  for (size_t k = 0; k < output->count; k++) {
+    shape->parts[k].memory = NULL;
+    shape->parts[k].data = NULL;
+  }
+}
+
+static ek_status gather_output(ek_data_parallel_model *model, ek_shards *output) {
+  ek_shards parts = *output;
+  ek_shards whole = {.group = output->group, .count = output->count};
+  const size_t target = model->options.output_device;
+  memset(output, 0, sizeof *output);
+  const int64_t samples = parts.samples[parts.count];
+  EK_TRY(ek_gather_move(&whole.parts[target], &parts, target, EK_MEMORY_OUTPUTS));
+  const ek_tensor *made = &whole.parts[target];
+  for (size_t k = 0; k < whole.count; k++) {
+    if (k != target) {
+      int64_t shape[EK_MAX_RANK];
+      memcpy(shape, made->shape, sizeof shape);
+      shape[0] = 0;
+      const ek_status status = ek_tensor_create(&whole.parts[k], ek_group_device(whole.group, k),
+                                                EK_MEMORY_OUTPUTS, made->type, made->rank, shape);
+      if (status != EK_OK) {
+        ek_shards_free(&whole);
+        return status;
+      }
+    }
+    whole.offsets[k + 1] = k < target ? 0 : made->shape[0];
+    whole.samples[k + 1] = k < target ? 0 : samples;
+  }
+  *output = whole;
+  return EK_OK;
+}
+
+static ek_status run_forward(ek_data_parallel_model *model, ek_shards *outputs,
+                             const ek_shards *inputs, size_t lead,
+                             const ek_forward_options *options) {
+  const size_t count = model->module->outputs;
+  EK_TRY(refresh_replicas(model, options->training));
+  EK_TRY(open_passes(model, &inputs[lead], options));
+  EK_TRY(ek_apply_forward(outputs, count, model->passes, inputs, model->module->inputs));
+  for (size_t i = 0; i < count; i++) remember(&model->part_shapes[i], &outputs[i]);
+  for (size_t i = 0; i < count && model->options.outputs == EK_OUTPUTS_GATHER; i++) {
+    const ek_status status = gather_output(model, &outputs[i]);
+    if (status == EK_OK) continue;
+    for (size_t j = 0; j < count; j++) ek_shards_free(&outputs[j]);
+    return status;
+  }
+  return EK_OK;
+}
+
+ek_status ek_data_parallel_model_forward(ek_data_parallel_model *model, ek_shards *outputs,
+                                         const ek_tensor *inputs, size_t input_count,
+                                         const ek_forward_options *options) {
+  static const ek_forward_options defaults = EK_FORWARD_OPTIONS_INIT;
+  if (model == NULL || outputs == NULL || inputs == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "forward: an argument is NULL");
+  }
+  if (options == NULL) options = &defaults;
+  size_t lead = 0;
+  EK_TRY(check_inputs(model, inputs, input_count, options, &lead));
+  if (model->stage == EK__STEP_REDUCED && options->gradient) {
+    return ek_error_set(EK_ERR_STATE,
+                        "forward: the step's last backward has run; the optimizer (or discard) is "
+                        "next");
+  }
+  int64_t cut[EK_MAX_DEVICES + 1]; /* a wrong cut is bad input: it loses nothing */
+  EK_TRY(ek_scatter_offsets(cut, inputs[lead].shape[0], model->count, options->scatter));
+  ek_shards *parts = model->inputs;
+  ek__model_drop_forward(model);
+  ek_status status = EK_OK;
+  EK_TRY_GOTO(status, scatter_inputs(parts, model, inputs, input_count, options->scatter), cleanup);
+  EK_TRY_GOTO(status, run_forward(model, outputs, parts, lead, options), cleanup);
+  model->forward_samples = inputs[lead].shape[0];
+  model->has_forward = options->gradient;
+  model->forwards++;
+  if (!options->gradient) ek__model_drop_forward(model);
+cleanup:
+  for (size_t i = 0; i < input_count; i++) ek_shards_free(&parts[i]);
+  if (status != EK_OK) ek__model_end_step(model, false);
+  return status;
+}
