@@ -1,9 +1,9 @@
 /*
  * data_parallel_criterion.c - the loss where the outputs are, summed over the devices.
  *
- * Forward: every device that has rows computes its totals {s, d} per term; a device without rows has
- * zeros. One all-reduce of these few numbers gives every device the totals of all, from which it
- * combines the terms itself. Nothing of it waits for the host.
+ * Forward: every device that has rows computes its totals {s, d} per term; a device without rows
+ * has zeros. One all-reduce of these few numbers gives every device the totals of all, from which
+ * it combines the terms itself. Nothing of it waits for the host.
  */
 #include <evenkeel/data_parallel_criterion.h>
 
@@ -153,13 +153,11 @@ static ek_status forward_one(void *context, ek_device *device, size_t index) {
   EK_TRY(ek_communicator_all_reduce(communicator, device, totals));
   EK_TRY(ek_communicator_wait(communicator, device));
   return ek_op_combine_totals(stream, &self->combined[index], &self->scales[index], totals,
-                              self->coefficients,
-                              self->criterion->reduction == EK_REDUCTION_MEAN);
+                              self->coefficients, self->criterion->reduction == EK_REDUCTION_MEAN);
 }
 
 static ek_status check_forward(const ek_data_parallel_criterion *self, const ek_shards *outputs,
-                               size_t output_count, const ek_tensor *targets,
-                               size_t target_count) {
+                               size_t output_count, const ek_tensor *targets, size_t target_count) {
   if (output_count != self->criterion->outputs || target_count != self->criterion->targets) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                         "%s takes %zu outputs and %zu targets, not %zu and %zu",
@@ -189,8 +187,8 @@ static ek_status check_forward(const ek_data_parallel_criterion *self, const ek_
     const int64_t rows = targets[i].rank > 0 ? targets[i].shape[0] : -1;
     if (rows < 0 || (samples == 0 ? rows != 0 : rows % samples != 0)) {
       return ek_error_set(EK_ERR_SHAPE,
-                          "target number %zu has %lld rows, which is no multiple of %lld samples", i,
-                          (long long)rows, (long long)samples);
+                          "target number %zu has %lld rows, which is no multiple of %lld samples",
+                          i, (long long)rows, (long long)samples);
     }
   }
   return EK_OK;
@@ -261,9 +259,8 @@ ek_status ek_data_parallel_criterion_losses(ek_shards *losses,
   }
   ek_shards made = {.group = parallel->model->group, .count = parallel->count};
   for (size_t k = 0; k < parallel->count; k++) {
-    ek_tensor part = {.device = ek_group_device(made.group, k),
-                      .type = parallel->model->options.type,
-                      .rank = 1};
+    ek_tensor part = {
+        .device = ek_group_device(made.group, k), .type = parallel->model->options.type, .rank = 1};
     ek_status status = EK_OK;
     if (has_rows(parallel->outputs, k)) {
       status = ek_criterion_pass_last_losses(&part, parallel->passes[k]);
@@ -303,9 +300,9 @@ static ek_status backward_one(void *context, ek_device *device, size_t index) {
   if (!has_rows(self->outputs, index)) return EK_OK;
   take_parts(outputs, self->outputs, count, index);
   take_parts(targets, self->targets, self->criterion->targets, index);
-  EK_TRY(ek_criterion_pass_run_backward(
-      self->passes[index], outputs, targets, &self->scales[index],
-      job->factors == NULL ? NULL : &job->factors->parts[index], gradients));
+  EK_TRY(ek_criterion_pass_run_backward(self->passes[index], outputs, targets, &self->scales[index],
+                                        job->factors == NULL ? NULL : &job->factors->parts[index],
+                                        gradients));
   for (size_t i = 0; i < count; i++) self->gradients[i].parts[index] = gradients[i];
   return EK_OK;
 }

@@ -26,8 +26,8 @@ struct ek_data_parallel_optimizer {
   ek_data_parallel_model *model;
   ek_optimizer *optimizer;
   ek_schedule schedule;
-  bool helpers;                        /* every worker updates a part of device 0's memory */
-  int64_t owned[EK_MAX_DEVICES];       /* elements of each device's state */
+  bool helpers;                  /* every worker updates a part of device 0's memory */
+  int64_t owned[EK_MAX_DEVICES]; /* elements of each device's state */
   ek_tensor states[EK_MAX_DEVICES][EK_MAX_OPTIMIZER_STATES];
   ek_tensor square_norms[EK_MAX_DEVICES]; /* f64, of the whole gradient */
   int64_t steps;
@@ -61,19 +61,19 @@ static struct share update_share(const ek_data_parallel_optimizer *self, size_t 
   const ek_data_parallel_model *model = self->model;
   struct share share = {.owner = index, .ranges = 1, .last = flat_count(model)};
   switch (model->options.state) {
-    case EK_STATE_REPLICATED: break;
-    case EK_STATE_SHARDED:
-      share.buckets = true;
-      share.ranges = ek_reducer_bucket_count(model->reducer);
-      break;
-    case EK_STATE_MASTER:
-      share.owner = 0;
-      if (self->helpers) {
-        cut(&share.first, &share.last, flat_count(model), index, model->count);
-      } else if (index != 0) {
-        share.ranges = 0;
-      }
-      break;
+  case EK_STATE_REPLICATED: break;
+  case EK_STATE_SHARDED:
+    share.buckets = true;
+    share.ranges = ek_reducer_bucket_count(model->reducer);
+    break;
+  case EK_STATE_MASTER:
+    share.owner = 0;
+    if (self->helpers) {
+      cut(&share.first, &share.last, flat_count(model), index, model->count);
+    } else if (index != 0) {
+      share.ranges = 0;
+    }
+    break;
   }
   return share;
 }
@@ -114,8 +114,8 @@ static ek_status open_one(void *context, ek_device *device, size_t index) {
   ek_data_parallel_optimizer *self = context;
   const ek_data_parallel_model *model = self->model;
   const int64_t one = 1;
-  EK_TRY(ek_tensor_create(&self->square_norms[index], device, EK_MEMORY_OPTIMIZER, EK_F64, 1,
-                          &one));
+  EK_TRY(
+      ek_tensor_create(&self->square_norms[index], device, EK_MEMORY_OPTIMIZER, EK_F64, 1, &one));
   if (model->options.state == EK_STATE_MASTER && index != 0) return EK_OK;
   if (model->options.state == EK_STATE_SHARDED) {
     for (size_t b = 0; b < ek_reducer_bucket_count(model->reducer); b++) {
@@ -244,8 +244,8 @@ static ek_status share_parameters(const ek_data_parallel_optimizer *self, ek_dev
       if (k == 0) begin = first;
       offsets[k + 1] = last - begin;
     }
-    ek_tensor bucket = view(ek_replica_parameters(model->replicas[index]), begin,
-                            offsets[model->count]);
+    ek_tensor bucket =
+        view(ek_replica_parameters(model->replicas[index]), begin, offsets[model->count]);
     EK_TRY(ek_communicator_all_gather(model->communicator, device, &bucket, offsets));
   }
   return ek_communicator_wait(model->communicator, device);
@@ -335,8 +335,10 @@ ek_status ek_data_parallel_optimizer_state(const ek_data_parallel_optimizer *par
   EK_TRY(ek_replica_find(&info, model->replicas[0], name));
   if (info.buffer || !ek_tensor_exists(host) || host->device != NULL ||
       host->type != info.value.type || ek_tensor_count(host) != ek_tensor_count(&info.value)) {
-    return ek_error_set(EK_ERR_SHAPE, "optimizer state: %s is a buffer, or the host tensor does not "
-                        "have its type and size", info.name);
+    return ek_error_set(EK_ERR_SHAPE,
+                        "optimizer state: %s is a buffer, or the host tensor does not "
+                        "have its type and size",
+                        info.name);
   }
   const ek_tensor *flats[EK_MAX_DEVICES];
   for (size_t k = 0; k < model->count; k++) flats[k] = &parallel->states[k][state];

@@ -1,7 +1,8 @@
 /*
  * gather.c - puts the parts of a tensor together again.
  *
- * Every device's worker copies its own part to where it belongs, so that the copies go side by side.
+ * Every device's worker copies its own part to where it belongs, so that the copies go side by
+ * side.
  */
 #include <evenkeel/gather.h>
 
@@ -79,7 +80,8 @@ static ek_status check_target(const char *who, const ek_tensor *whole, const ek_
                               size_t device) {
   if (whole == NULL || shards == NULL || device >= shards->count) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "%s: whole or shards is NULL, or there is no device number %zu", who, device);
+                        "%s: whole or shards is NULL, or there is no device number %zu", who,
+                        device);
   }
   return EK_OK;
 }
@@ -90,8 +92,8 @@ ek_status ek_gather(ek_tensor *whole, const ek_shards *shards, size_t device,
   EK_TRY(check_target("ek_gather", whole, shards, device));
   EK_TRY(make_plan(&plan, "ek_gather", shards));
   ek_tensor result = {0};
-  EK_TRY(ek_tensor_create(&result, ek_group_device(shards->group, device), category,
-                          plan.like.type, plan.like.rank, plan.like.shape));
+  EK_TRY(ek_tensor_create(&result, ek_group_device(shards->group, device), category, plan.like.type,
+                          plan.like.rank, plan.like.shape));
   struct gather_job job = {shards, &plan, &result, SIZE_MAX};
   const ek_status status = ek_group_apply(shards->group, copy_part, &job);
   if (status != EK_OK) {

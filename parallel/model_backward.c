@@ -140,9 +140,8 @@ static ek_status scatter_gradients(ek_shards *parts, const ek_data_parallel_mode
   return EK_OK;
 }
 
-ek_status ek_data_parallel_model_backward(ek_data_parallel_model *model,
-                                          const ek_shards *gradients, size_t count,
-                                          const ek_backward_options *options) {
+ek_status ek_data_parallel_model_backward(ek_data_parallel_model *model, const ek_shards *gradients,
+                                          size_t count, const ek_backward_options *options) {
   static const ek_backward_options defaults = EK_BACKWARD_OPTIONS_INIT;
   if (model == NULL || gradients == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "backward: an argument is NULL");

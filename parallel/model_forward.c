@@ -1,8 +1,9 @@
 /*
  * model_forward.c - the forward of a data-parallel model.
  *
- * Scatters the inputs, brings stale replicas up to date, and runs one pass per device that has rows.
- * The passes stay with the model until backward. In mode gather the outputs' rows go to one device.
+ * Scatters the inputs, brings stale replicas up to date, and runs one pass per device that has
+ * rows. The passes stay with the model until backward. In mode gather the outputs' rows go to one
+ * device.
  */
 #include <string.h>
 
@@ -48,7 +49,8 @@ static ek_status check_inputs(const ek_data_parallel_model *model, const ek_tens
     }
   }
   if (*lead < count) return EK_OK;
-  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "forward: every input is broadcast; one must be cut");
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                      "forward: every input is broadcast; one must be cut");
 }
 
 static ek_status scatter_inputs(ek_shards *parts, ek_data_parallel_model *model,

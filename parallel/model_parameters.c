@@ -1,5 +1,6 @@
 /*
- * model_parameters.c - reads and writes the parameters and gradients of a data-parallel model by name.
+ * model_parameters.c - reads and writes the parameters and gradients of a data-parallel model by
+ * name.
  */
 #include <string.h>
 

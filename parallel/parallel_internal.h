@@ -29,17 +29,17 @@ struct ek_data_parallel_model {
   ek_shards *part_shapes;          /* of the last forward: one per output, where its rows lie */
   ek_shards *part_gradients;       /* scratch of a backward from gathered gradients */
   bool has_forward;
-  uint64_t forwards;               /* how many there were: tells whose outputs a criterion saw */
-  int64_t forward_samples;         /* rows of that forward */
-  bool replicas_stale;             /* state `master`: device 0 is ahead of the others */
-  bool buffers_stale;              /* a training forward has run: device 0's go to the others */
-  bool reducing;                   /* read by workers: this backward is the step's last */
+  uint64_t forwards;       /* how many there were: tells whose outputs a criterion saw */
+  int64_t forward_samples; /* rows of that forward */
+  bool replicas_stale;     /* state `master`: device 0 is ahead of the others */
+  bool buffers_stale;      /* a training forward has run: device 0's go to the others */
+  bool reducing;           /* read by workers: this backward is the step's last */
 
   /* The running step. */
   enum ek__step_stage stage;
-  bool divided;         /* its gradients will be divided by D */
-  uint32_t step;        /* steps taken */
-  int64_t step_samples; /* samples of its micro-batches so far */
+  bool divided;                     /* its gradients will be divided by D */
+  uint32_t step;                    /* steps taken */
+  int64_t step_samples;             /* samples of its micro-batches so far */
   ek_tensor totals[EK_MAX_DEVICES]; /* f64 {s, D}, the same on every device */
 };
 
@@ -54,8 +54,8 @@ void ek__model_end_step(ek_data_parallel_model *model, bool taken);
 
 /*
  * Copies elements of one flat buffer to host memory: for state placement `sharded` from the devices
- * that own them, else from device 0. flats[k] has the whole layout if `whole`, else only what device
- * k owns, in the order of the buckets.
+ * that own them, else from device 0. flats[k] has the whole layout if `whole`, else only what
+ * device k owns, in the order of the buckets.
  */
 ek_status ek__model_read_flat(const ek_data_parallel_model *model, const ek_tensor *const *flats,
                               bool whole, int64_t offset, ek_tensor *host);

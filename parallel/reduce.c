@@ -1,9 +1,9 @@
 /*
  * reduce.c - sums gradients bucket by bucket while backward still runs.
  *
- * The buckets are the same on all devices; each device has its own record of which are complete, and
- * touches only that. Buckets are queued in their order and no other, because every device must meet
- * the collectives in the same order.
+ * The buckets are the same on all devices; each device has its own record of which are complete,
+ * and touches only that. Buckets are queued in their order and no other, because every device must
+ * meet the collectives in the same order.
  */
 #include <evenkeel/reduce.h>
 
@@ -12,12 +12,12 @@
 #include "core/alloc.h"
 
 struct bucket {
-  int64_t first, last;                  /* elements of the flat buffer */
-  uint32_t parameters;                  /* how many complete it */
-  int64_t offsets[EK_MAX_DEVICES + 1];  /* device k owns first + offsets[k] .. offsets[k + 1] */
+  int64_t first, last;                 /* elements of the flat buffer */
+  uint32_t parameters;                 /* how many complete it */
+  int64_t offsets[EK_MAX_DEVICES + 1]; /* device k owns first + offsets[k] .. offsets[k + 1] */
 };
 
-struct progress {   /* of one device in this round */
+struct progress {    /* of one device in this round */
   uint32_t *waiting; /* per bucket: parameters that are not complete */
   size_t queued;     /* buckets queued so far */
   size_t overlapped; /* of those, before finish */
@@ -57,8 +57,8 @@ static ek_status make_buckets(ek_reducer *reducer) {
     if (info.buffer) continue;
     reducer->bucket_of[i] = reducer->bucket_count;
     members++;
-    const bool large = (uint64_t)(end - info.offset) * (uint64_t)element >=
-                       reducer->options.bucket_bytes;
+    const bool large =
+        (uint64_t)(end - info.offset) * (uint64_t)element >= reducer->options.bucket_bytes;
     if (!large && info.offset > 0) continue;
     struct bucket *bucket = &reducer->buckets[reducer->bucket_count++];
     *bucket = (struct bucket){.first = info.offset, .last = end, .parameters = members};
@@ -97,10 +97,11 @@ static ek_status check_open(ek_reducer **reducer, const ek_communicator *communi
     if (ek_replica_device(replicas[k]) != ek_group_device(group, k) ||
         ek_tensor_count(ek_replica_gradients(replicas[k])) !=
             ek_tensor_count(ek_replica_gradients(replicas[0]))) {
-      return ek_error_set(EK_ERR_DEVICE,
-                          "ek_reducer_open: replica number %zu is missing, not on %s, or of another "
-                          "size",
-                          k, ek_device_name(ek_group_device(group, k)));
+      return ek_error_set(
+          EK_ERR_DEVICE,
+          "ek_reducer_open: replica number %zu is missing, not on %s, or of another "
+          "size",
+          k, ek_device_name(ek_group_device(group, k)));
     }
     if (ek_tensor_count(ek_replica_gradients(replicas[k])) <
         ek_tensor_count(ek_replica_parameters(replicas[k]))) {
@@ -154,25 +155,26 @@ ek_status ek_reducer_range(int64_t *first, int64_t *last, const ek_reducer *redu
                            size_t device) {
   if (first == NULL || last == NULL || reducer == NULL || bucket >= reducer->bucket_count ||
       device >= reducer->devices) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_reducer_range: an argument is NULL, or there is no bucket %zu on device "
-                        "number %zu",
-                        bucket, device);
+    return ek_error_set(
+        EK_ERR_INVALID_ARGUMENT,
+        "ek_reducer_range: an argument is NULL, or there is no bucket %zu on device "
+        "number %zu",
+        bucket, device);
   }
   const struct bucket *b = &reducer->buckets[bucket];
   switch (reducer->options.kind) {
-    case EK_REDUCE_TO_FIRST:
-      *first = b->first;
-      *last = device == 0 ? b->last : b->first;
-      break;
-    case EK_REDUCE_TO_ALL:
-      *first = b->first;
-      *last = b->last;
-      break;
-    case EK_REDUCE_SCATTER:
-      *first = b->first + b->offsets[device];
-      *last = b->first + b->offsets[device + 1];
-      break;
+  case EK_REDUCE_TO_FIRST:
+    *first = b->first;
+    *last = device == 0 ? b->last : b->first;
+    break;
+  case EK_REDUCE_TO_ALL:
+    *first = b->first;
+    *last = b->last;
+    break;
+  case EK_REDUCE_SCATTER:
+    *first = b->first + b->offsets[device];
+    *last = b->first + b->offsets[device + 1];
+    break;
   }
   return EK_OK;
 }
@@ -205,13 +207,10 @@ static ek_status queue_bucket(ek_reducer *reducer, ek_device *device, const stru
   range.shape[0] = bucket->last - bucket->first;
   range.data = (char *)range.data + (size_t)bucket->first * ek_type_size(range.type);
   switch (reducer->options.kind) {
-    case EK_REDUCE_TO_FIRST:
-      return ek_communicator_reduce(reducer->communicator, device, &range, 0);
-    case EK_REDUCE_TO_ALL:
-      return ek_communicator_all_reduce(reducer->communicator, device, &range);
-    case EK_REDUCE_SCATTER:
-      return ek_communicator_reduce_scatter(reducer->communicator, device, &range,
-                                            bucket->offsets);
+  case EK_REDUCE_TO_FIRST: return ek_communicator_reduce(reducer->communicator, device, &range, 0);
+  case EK_REDUCE_TO_ALL: return ek_communicator_all_reduce(reducer->communicator, device, &range);
+  case EK_REDUCE_SCATTER:
+    return ek_communicator_reduce_scatter(reducer->communicator, device, &range, bucket->offsets);
   }
   return EK_OK;
 }

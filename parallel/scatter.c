@@ -35,17 +35,19 @@ static ek_status cut_sizes(int64_t *offsets, int64_t rows, size_t count, const i
   offsets[0] = 0;
   for (size_t i = 0; i < count; i++) {
     if (sizes[i] < 0 || sizes[i] > rows - total) {
-      return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                          "scatter: size %lld of device number %zu is negative or more than what is "
-                          "left of %lld rows",
-                          (long long)sizes[i], i, (long long)rows);
+      return ek_error_set(
+          EK_ERR_INVALID_ARGUMENT,
+          "scatter: size %lld of device number %zu is negative or more than what is "
+          "left of %lld rows",
+          (long long)sizes[i], i, (long long)rows);
     }
     total += sizes[i];
     offsets[i + 1] = total;
   }
   if (total == rows) return EK_OK;
-  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "scatter: the sizes sum to %lld, there are %lld rows",
-                      (long long)total, (long long)rows);
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                      "scatter: the sizes sum to %lld, there are %lld rows", (long long)total,
+                      (long long)rows);
 }
 
 /* Whole shares first, then one row each to the largest remainders, lower devices first. */
@@ -89,30 +91,31 @@ ek_status ek_scatter_offsets(int64_t *offsets, int64_t rows, size_t count,
   if (options == NULL) options = &defaults;
   if (offsets == NULL || rows < 0 || count == 0 || count > EK_MAX_DEVICES ||
       options->size != sizeof *options) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "scatter: %lld rows over %zu devices, offsets are NULL, or the options were "
-                        "not initialised with EK_SCATTER_OPTIONS_INIT",
-                        (long long)rows, count);
+    return ek_error_set(
+        EK_ERR_INVALID_ARGUMENT,
+        "scatter: %lld rows over %zu devices, offsets are NULL, or the options were "
+        "not initialised with EK_SCATTER_OPTIONS_INIT",
+        (long long)rows, count);
   }
   int64_t cut[EK_MAX_DEVICES + 1];
   switch (options->kind) {
-    case EK_SCATTER_EVEN: cut_even(cut, rows, (int64_t)count); break;
-    case EK_SCATTER_CHUNK: cut_chunks(cut, rows, (int64_t)count); break;
-    case EK_SCATTER_SIZES:
-      if (options->sizes == NULL) {
-        return ek_error_set(EK_ERR_INVALID_ARGUMENT, "scatter: the sizes are missing");
-      }
-      EK_TRY(cut_sizes(cut, rows, count, options->sizes));
-      break;
-    case EK_SCATTER_WEIGHTS:
-      if (options->weights == NULL) {
-        return ek_error_set(EK_ERR_INVALID_ARGUMENT, "scatter: the weights are missing");
-      }
-      EK_TRY(cut_weights(cut, rows, count, options->weights));
-      break;
-    default:
-      return ek_error_set(EK_ERR_INVALID_ARGUMENT, "scatter: there is no kind %d",
-                          (int)options->kind);
+  case EK_SCATTER_EVEN: cut_even(cut, rows, (int64_t)count); break;
+  case EK_SCATTER_CHUNK: cut_chunks(cut, rows, (int64_t)count); break;
+  case EK_SCATTER_SIZES:
+    if (options->sizes == NULL) {
+      return ek_error_set(EK_ERR_INVALID_ARGUMENT, "scatter: the sizes are missing");
+    }
+    EK_TRY(cut_sizes(cut, rows, count, options->sizes));
+    break;
+  case EK_SCATTER_WEIGHTS:
+    if (options->weights == NULL) {
+      return ek_error_set(EK_ERR_INVALID_ARGUMENT, "scatter: the weights are missing");
+    }
+    EK_TRY(cut_weights(cut, rows, count, options->weights));
+    break;
+  default:
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "scatter: there is no kind %d",
+                        (int)options->kind);
   }
   memcpy(offsets, cut, (count + 1) * sizeof *offsets);
   return EK_OK;

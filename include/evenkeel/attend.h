@@ -18,8 +18,8 @@ extern "C" {
  *   out   B x T x C
  *   lse   B x heads x T, of the type of qkv: the logarithm of each row's sum of exponentials, for
  *         the backward
- * C must be a multiple of heads. The B x heads x T x T matrix is never held: scores live in tiles of
- * fixed size with an online softmax (Milakov and Gimelshein 2018; Dao et al. 2022).
+ * C must be a multiple of heads. The B x heads x T x T matrix is never held: scores live in tiles
+ * of fixed size with an online softmax (Milakov and Gimelshein 2018; Dao et al. 2022).
  */
 EK_API EK_CHECKED ek_status ek_op_attention_forward(ek_stream *stream, ek_tensor *out,
                                                     ek_tensor *lse, const ek_tensor *qkv,

@@ -1,8 +1,9 @@
 /*
  * attention.h - causal multi-head self-attention with its projections.
  *
- * Input and output [B, T, width]. Children: qkv, a linear width -> 3 width, and projection, a linear
- * width -> width, both with bias. attend.h has the formula; no B x heads x T x T matrix is held.
+ * Input and output [B, T, width]. Children: qkv, a linear width -> 3 width, and projection, a
+ * linear width -> width, both with bias. attend.h has the formula; no B x heads x T x T matrix is
+ * held.
  */
 #ifndef EVENKEEL_ATTENTION_H
 #define EVENKEEL_ATTENTION_H
@@ -19,8 +20,7 @@ extern "C" {
  */
 EK_API EK_CHECKED ek_status ek_attention_create(ek_module **module, int64_t width, int heads);
 EK_API EK_CHECKED ek_status ek_attention_create_with(ek_module **module, int64_t width, int heads,
-                                                     double deviation,
-                                                     double projection_deviation);
+                                                     double deviation, double projection_deviation);
 
 #ifdef __cplusplus
 }

@@ -6,9 +6,9 @@
  * compute stream holds so far, and returns; the tensors must stay untouched until
  * ek_communicator_wait(), which makes the compute stream wait for all of the device's collectives.
  *
- * Sums are taken in the order of the devices, at the width of the type: the same call gives the same
- * bits. Tensors are f32 or f64 (broadcast and all-gather: any type), with equal numbers of elements on
- * all devices; a difference is EK_ERR_SHAPE on every device.
+ * Sums are taken in the order of the devices, at the width of the type: the same call gives the
+ * same bits. Tensors are f32 or f64 (broadcast and all-gather: any type), with equal numbers of
+ * elements on all devices; a difference is EK_ERR_SHAPE on every device.
  *
  * A device that leaves its function without having called a collective that the others wait for, or
  * without having waited for its own, keeps them waiting: all devices must do the same.
@@ -37,16 +37,16 @@ EK_API EK_CHECKED ek_status ek_communicator_broadcast(ek_communicator *communica
                                                       ek_device *device, ek_tensor *tensor,
                                                       size_t root);
 /* The root's tensor becomes the sum of all; the others' stay. */
-EK_API EK_CHECKED ek_status ek_communicator_reduce(ek_communicator *communicator,
-                                                   ek_device *device, ek_tensor *tensor,
-                                                   size_t root);
+EK_API EK_CHECKED ek_status ek_communicator_reduce(ek_communicator *communicator, ek_device *device,
+                                                   ek_tensor *tensor, size_t root);
 /* Everybody's tensor becomes the sum of all. */
 EK_API EK_CHECKED ek_status ek_communicator_all_reduce(ek_communicator *communicator,
                                                        ek_device *device, ek_tensor *tensor);
 /*
  * Device k's elements offsets[k] .. offsets[k+1] - 1 become the sum of everybody's; its other
  * elements stay. `offsets` has one entry more than there are devices, starts with 0, does not fall,
- * ends with the number of elements, is the same on all devices, and is read before the call returns.
+ * ends with the number of elements, is the same on all devices, and is read before the call
+ * returns.
  */
 EK_API EK_CHECKED ek_status ek_communicator_reduce_scatter(ek_communicator *communicator,
                                                            ek_device *device, ek_tensor *tensor,

@@ -3,12 +3,12 @@
  *
  * A criterion is an immutable description, like a module. On each device that has rows it turns the
  * model's outputs and the targets into a sum s of weighted losses and the weight d that it summed
- * over; the gradient is that of s. The division by D, the sum of d over all devices and micro-batches
- * of a step, happens once, in the optimizer; so the loss is exact for uneven shards, ignored targets
- * and a last, shorter batch (never a mean of means).
+ * over; the gradient is that of s. The division by D, the sum of d over all devices and
+ * micro-batches of a step, happens once, in the optimizer; so the loss is exact for uneven shards,
+ * ignored targets and a last, shorter batch (never a mean of means).
  *
- * The gradient overwrites the outputs, unless keep_outputs is asked for or somebody else still holds
- * them: then it has memory of its own, charged to `loss`.
+ * The gradient overwrites the outputs, unless keep_outputs is asked for or somebody else still
+ * holds them: then it has memory of its own, charged to `loss`.
  *
  * Stock criteria: cross_entropy.h, mean_squared_error.h, weighted_sum.h. One of your own fills this
  * table; it needs nothing else.
@@ -40,8 +40,8 @@ typedef struct ek_criterion_ops {
   const char *kind; /* "cross_entropy"; used in messages */
 
   /*
-   * Required. Overwrites totals, f64 [terms, 2] on the device: a pair {s, d} per term. `outputs` and
-   * `targets` are loans. What backward needs goes to ek_criterion_pass_save().
+   * Required. Overwrites totals, f64 [terms, 2] on the device: a pair {s, d} per term. `outputs`
+   * and `targets` are loans. What backward needs goes to ek_criterion_pass_save().
    */
   ek_status (*forward)(const ek_criterion *self, ek_criterion_pass *pass, const ek_tensor *outputs,
                        const ek_tensor *targets, ek_tensor *totals);
@@ -50,9 +50,8 @@ typedef struct ek_criterion_ops {
    * Required. Fills `gradients` (one per output) with tensors from ek_criterion_pass_gradient().
    * scales, f64 [terms] on the device, multiplies the gradient of each term.
    */
-  ek_status (*backward)(const ek_criterion *self, ek_criterion_pass *pass,
-                        const ek_tensor *outputs, const ek_tensor *targets, const ek_tensor *scales,
-                        ek_tensor *gradients);
+  ek_status (*backward)(const ek_criterion *self, ek_criterion_pass *pass, const ek_tensor *outputs,
+                        const ek_tensor *targets, const ek_tensor *scales, ek_tensor *gradients);
 
   /* Required. */
   void (*free)(ek_criterion *self);
@@ -63,7 +62,7 @@ struct ek_criterion {
   const ek_criterion_ops *ops;
   size_t outputs; /* how many outputs of the model it looks at */
   size_t targets;
-  size_t terms;   /* pairs {s, d}; 1 but for weighted sums */
+  size_t terms; /* pairs {s, d}; 1 but for weighted sums */
   ek_reduction reduction;
   /* Factors of the terms in the loss; NULL: all 1. */
   const double *coefficients;
@@ -114,13 +113,10 @@ EK_API EK_CHECKED ek_status ek_criterion_pass_forward(ek_criterion_pass *pass,
                                                       size_t first_constant,
                                                       const ek_tensor *outputs,
                                                       const ek_tensor *targets, ek_tensor *totals);
-EK_API EK_CHECKED ek_status ek_criterion_pass_backward(ek_criterion_pass *pass,
-                                                       const ek_criterion *child,
-                                                       size_t first_constant,
-                                                       const ek_tensor *outputs,
-                                                       const ek_tensor *targets,
-                                                       const ek_tensor *scales,
-                                                       ek_tensor *gradients);
+EK_API EK_CHECKED ek_status
+ek_criterion_pass_backward(ek_criterion_pass *pass, const ek_criterion *child,
+                           size_t first_constant, const ek_tensor *outputs,
+                           const ek_tensor *targets, const ek_tensor *scales, ek_tensor *gradients);
 
 /* ---- for whoever runs one (ek_data_parallel_criterion does) ---- */
 
@@ -129,7 +125,8 @@ typedef struct ek_criterion_pass_options {
   bool keep_outputs;
   ek_type type; /* of the model: the type that floating constants take */
 } ek_criterion_pass_options;
-#define EK_CRITERION_PASS_OPTIONS_INIT { sizeof(ek_criterion_pass_options), false, EK_F32 }
+#define EK_CRITERION_PASS_OPTIONS_INIT                                                             \
+  { sizeof(ek_criterion_pass_options), false, EK_F32 }
 
 /* Puts the constants on the device; the pass serves many batches, one after the other. */
 EK_API EK_CHECKED ek_status ek_criterion_pass_open(ek_criterion_pass **pass, ek_device *device,
@@ -145,12 +142,9 @@ EK_API EK_CHECKED ek_status ek_criterion_pass_run_forward(ek_criterion_pass *pas
  * the gradient to overwrite them. factors: NULL, or one per loss (reduction `none`). gradients
  * (structs of zeros) belong to the caller.
  */
-EK_API EK_CHECKED ek_status ek_criterion_pass_run_backward(ek_criterion_pass *pass,
-                                                           const ek_tensor *outputs,
-                                                           const ek_tensor *targets,
-                                                           const ek_tensor *scales,
-                                                           const ek_tensor *factors,
-                                                           ek_tensor *gradients);
+EK_API EK_CHECKED ek_status ek_criterion_pass_run_backward(
+    ek_criterion_pass *pass, const ek_tensor *outputs, const ek_tensor *targets,
+    const ek_tensor *scales, const ek_tensor *factors, ek_tensor *gradients);
 /* The losses of the last forward of a `none` criterion; a loan. EK_ERR_STATE if there are none. */
 EK_API EK_CHECKED ek_status ek_criterion_pass_last_losses(ek_tensor *losses,
                                                           const ek_criterion_pass *pass);

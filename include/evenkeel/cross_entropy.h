@@ -1,8 +1,9 @@
 /*
  * cross_entropy.h - cross-entropy of logits against class indices.
  *
- * Output: logits [..., classes]. Target: i32, one per row. losses.h has the formula; weight d is the
- * sum of the class weights of the targets that are not ignored, as in torch.nn.CrossEntropyLoss.
+ * Output: logits [..., classes]. Target: i32, one per row. losses.h has the formula; weight d is
+ * the sum of the class weights of the targets that are not ignored, as in
+ * torch.nn.CrossEntropyLoss.
  */
 #ifndef EVENKEEL_CROSS_ENTROPY_H
 #define EVENKEEL_CROSS_ENTROPY_H

@@ -2,8 +2,8 @@
  * data_parallel_criterion.h - the loss where the outputs are.
  *
  * Cuts the targets at the sample boundaries of the outputs, runs the criterion on every device that
- * has rows, and sums {s, d} over the devices in their order. With the outputs of mode gather it runs
- * on the one device that has them.
+ * has rows, and sums {s, d} over the devices in their order. With the outputs of mode gather it
+ * runs on the one device that has them.
  *
  *     EK_TRY(ek_data_parallel_model_forward(model, &outputs, &tokens, 1, NULL));
  *     EK_TRY(ek_data_parallel_criterion_forward(criterion, &outputs, 1, &targets, 1));
@@ -55,8 +55,8 @@ EK_API EK_CHECKED ek_status ek_data_parallel_criterion_loss(double *loss, double
                                                             ek_data_parallel_criterion *parallel);
 
 /* Every single loss of the last forward of a `none` criterion; the caller frees the shards. */
-EK_API EK_CHECKED ek_status ek_data_parallel_criterion_losses(
-    ek_shards *losses, ek_data_parallel_criterion *parallel);
+EK_API EK_CHECKED ek_status ek_data_parallel_criterion_losses(ek_shards *losses,
+                                                              ek_data_parallel_criterion *parallel);
 
 /* f64 {s, D} over all devices, one tensor per device: loans until the next forward. */
 EK_API const ek_tensor *ek_data_parallel_criterion_totals(
@@ -64,10 +64,11 @@ EK_API const ek_tensor *ek_data_parallel_criterion_totals(
 
 typedef struct ek_criterion_backward_options {
   size_t size;
-  bool accumulate;           /* as in ek_backward_options */
-  const ek_shards *factors;  /* for `none`: one factor per loss, as the losses lie; NULL: all 1 */
+  bool accumulate;          /* as in ek_backward_options */
+  const ek_shards *factors; /* for `none`: one factor per loss, as the losses lie; NULL: all 1 */
 } ek_criterion_backward_options;
-#define EK_CRITERION_BACKWARD_OPTIONS_INIT { sizeof(ek_criterion_backward_options), false, NULL }
+#define EK_CRITERION_BACKWARD_OPTIONS_INIT                                                         \
+  { sizeof(ek_criterion_backward_options), false, NULL }
 
 /*
  * The gradient of the outputs and the model's backward. Without keep_outputs the outputs hold the

@@ -66,16 +66,16 @@ typedef struct ek_data_parallel_model_options {
   }
 
 /* Sets the two placements of a mode and leaves the rest. */
-EK_API EK_CHECKED ek_status ek_data_parallel_model_options_set_mode(
-    ek_data_parallel_model_options *options, ek_mode mode);
+EK_API EK_CHECKED ek_status
+ek_data_parallel_model_options_set_mode(ek_data_parallel_model_options *options, ek_mode mode);
 
 typedef struct ek_data_parallel_model ek_data_parallel_model;
 
 /* `options` NULL gives the defaults (mode replicated). Keeps a reference to the module. The group
  * must outlive the model. */
-EK_API EK_CHECKED ek_status ek_data_parallel_model_open(
-    ek_data_parallel_model **model, ek_group *group, ek_module *module,
-    const ek_data_parallel_model_options *options);
+EK_API EK_CHECKED ek_status
+ek_data_parallel_model_open(ek_data_parallel_model **model, ek_group *group, ek_module *module,
+                            const ek_data_parallel_model_options *options);
 EK_API void ek_data_parallel_model_free(ek_data_parallel_model *model);
 
 EK_API ek_group *ek_data_parallel_model_group(const ek_data_parallel_model *model);
@@ -89,14 +89,15 @@ typedef struct ek_forward_options {
   bool gradient;                     /* a backward follows */
   bool training;                     /* dropout is on */
 } ek_forward_options;
-#define EK_FORWARD_OPTIONS_INIT { sizeof(ek_forward_options), NULL, true, true }
+#define EK_FORWARD_OPTIONS_INIT                                                                    \
+  { sizeof(ek_forward_options), NULL, true, true }
 
 /*
  * Scatters the inputs (host tensors, or on a device of the group), runs the module, and gives one
  * ek_shards per output of the module, in order, owned by the caller and to be freed after backward.
- * In mode gather only the part of output_device has rows. Scattered inputs must have equal numbers of
- * rows; at least one input must be scattered. A forward whose backward never comes is dropped by the
- * next one.
+ * In mode gather only the part of output_device has rows. Scattered inputs must have equal numbers
+ * of rows; at least one input must be scattered. A forward whose backward never comes is dropped by
+ * the next one.
  */
 EK_API EK_CHECKED ek_status ek_data_parallel_model_forward(ek_data_parallel_model *model,
                                                            ek_shards *outputs,
@@ -107,24 +108,26 @@ EK_API EK_CHECKED ek_status ek_data_parallel_model_forward(ek_data_parallel_mode
 typedef struct ek_backward_options {
   size_t size;
   /*
-   * Another micro-batch of the same step follows: its gradients are added, and the devices' sums are
-   * put together with the last one. Random masks and the weight go on as in one large batch.
+   * Another micro-batch of the same step follows: its gradients are added, and the devices' sums
+   * are put together with the last one. Random masks and the weight go on as in one large batch.
    */
   bool accumulate;
   /*
-   * One f64 tensor {s, D} per device, the same on all: the loss's sum and weight over all devices, as
-   * ek_data_parallel_criterion_totals() gives them. The gradients of a step are divided by the sum
-   * of its D. NULL: {0, 0}, and nothing is divided.
+   * One f64 tensor {s, D} per device, the same on all: the loss's sum and weight over all devices,
+   * as ek_data_parallel_criterion_totals() gives them. The gradients of a step are divided by the
+   * sum of its D. NULL: {0, 0}, and nothing is divided.
    */
   const ek_tensor *totals;
   bool sum; /* the loss is a sum: totals give the loss of the step, but nothing is divided */
 } ek_backward_options;
-#define EK_BACKWARD_OPTIONS_INIT { sizeof(ek_backward_options), false, NULL, false }
+#define EK_BACKWARD_OPTIONS_INIT                                                                   \
+  { sizeof(ek_backward_options), false, NULL, false }
 
 /*
- * Backward of the last forward from the gradients of its outputs, one ek_shards per output, laid out
- * as forward gave them. ek_data_parallel_criterion_backward() calls it; a program with a loss of its
- * own calls it directly. Gradients of the same step are all divided or all not: else EK_ERR_STATE.
+ * Backward of the last forward from the gradients of its outputs, one ek_shards per output, laid
+ * out as forward gave them. ek_data_parallel_criterion_backward() calls it; a program with a loss
+ * of its own calls it directly. Gradients of the same step are all divided or all not: else
+ * EK_ERR_STATE.
  */
 EK_API EK_CHECKED ek_status ek_data_parallel_model_backward(ek_data_parallel_model *model,
                                                             const ek_shards *gradients,

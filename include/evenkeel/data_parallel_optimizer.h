@@ -21,7 +21,8 @@ typedef struct ek_data_parallel_optimizer_options {
   size_t size;
   const ek_schedule *schedule; /* copied; NULL: the optimizer's own learning rate */
 } ek_data_parallel_optimizer_options;
-#define EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT { sizeof(ek_data_parallel_optimizer_options), NULL }
+#define EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT                                                    \
+  { sizeof(ek_data_parallel_optimizer_options), NULL }
 
 /* Makes the state. All memory that a step needs is taken here. The model must outlive it. */
 EK_API EK_CHECKED ek_status ek_data_parallel_optimizer_open(
@@ -34,8 +35,8 @@ typedef struct ek_step_result {
   double weight;        /* D; 0 if nothing was divided */
   double gradient_norm; /* before clipping, after the division; NaN if nothing clips */
   double learning_rate;
-  int64_t step;         /* 1 after the first */
-  bool empty;           /* every target was ignored: loss and gradient were taken as 0 */
+  int64_t step; /* 1 after the first */
+  bool empty;   /* every target was ignored: loss and gradient were taken as 0 */
 } ek_step_result;
 
 /*

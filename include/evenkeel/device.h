@@ -38,10 +38,11 @@ typedef struct ek_event ek_event;
 #define EK_MAX_DEVICES 64
 
 typedef struct ek_group_options {
-  size_t size;             /* sizeof(ek_group_options) */
-  int threads_per_device;  /* 0: the cores the process may use, divided evenly, at least 1 */
+  size_t size;            /* sizeof(ek_group_options) */
+  int threads_per_device; /* 0: the cores the process may use, divided evenly, at least 1 */
 } ek_group_options;
-#define EK_GROUP_OPTIONS_INIT { sizeof(ek_group_options), 0 }
+#define EK_GROUP_OPTIONS_INIT                                                                      \
+  { sizeof(ek_group_options), 0 }
 
 /*
  * Opens the devices that `spec` names and starts their workers. `options` NULL gives the defaults.
@@ -59,9 +60,9 @@ EK_API EK_CHECKED ek_status ek_group_open(ek_group **group, const char *spec,
  */
 EK_API void ek_group_close(ek_group *group);
 
-EK_API size_t ek_group_size(const ek_group *group);                    /* 0 for NULL */
+EK_API size_t ek_group_size(const ek_group *group);                     /* 0 for NULL */
 EK_API ek_device *ek_group_device(const ek_group *group, size_t index); /* NULL outside */
-EK_API const char *ek_group_spec(const ek_group *group);               /* as it was opened */
+EK_API const char *ek_group_spec(const ek_group *group);                /* as it was opened */
 
 /*
  * Called on the worker thread of `device`, which is number `index` of its group. Returns a status;
@@ -85,7 +86,7 @@ EK_API size_t ek_device_index(const ek_device *device);        /* its number in 
 EK_API const char *ek_device_name(const ek_device *device);    /* "cpu:2" */
 EK_API const char *ek_device_backend(const ek_device *device); /* "cpu", "plan", "cuda" */
 EK_API ek_group *ek_device_group(const ek_device *device);
-EK_API int ek_device_threads(const ek_device *device);         /* threads that compute on it */
+EK_API int ek_device_threads(const ek_device *device); /* threads that compute on it */
 /* True if kernels only count (backend `plan`): nothing may be read from or written to memory. */
 EK_API bool ek_device_counts_only(const ek_device *device);
 
@@ -112,11 +113,11 @@ EK_API void ek_event_free(ek_event *event);
 /* ---- what there is ---- */
 
 typedef struct ek_device_description {
-  char name[64];           /* "cpu", "cuda:0" */
-  char text[256];          /* "Intel(R) Xeon(R), 2 cores, AVX-512" or why it cannot be used */
+  char name[64];  /* "cpu", "cuda:0" */
+  char text[256]; /* "Intel(R) Xeon(R), 2 cores, AVX-512" or why it cannot be used */
   bool available;
-  int cores;               /* processors that the process may use; 0 where that means nothing */
-  uint64_t memory_bytes;   /* physical memory; 0 where that means nothing */
+  int cores;             /* processors that the process may use; 0 where that means nothing */
+  uint64_t memory_bytes; /* physical memory; 0 where that means nothing */
 } ek_device_description;
 
 /*

@@ -1,9 +1,9 @@
 /*
  * dropout.h - sets elements to zero at random in training, and scales the rest by 1 / (1 - p).
  *
- * Dimension 0 counts samples. The mask is a function of (seed, step, layer, global sample, element): it
- * is not stored, and any number of devices sees the same one. In a pass that is not training, and with
- * p = 0, the output shares the input's memory.
+ * Dimension 0 counts samples. The mask is a function of (seed, step, layer, global sample,
+ * element): it is not stored, and any number of devices sees the same one. In a pass that is not
+ * training, and with p = 0, the output shares the input's memory.
  */
 #ifndef EVENKEEL_DROPOUT_H
 #define EVENKEEL_DROPOUT_H

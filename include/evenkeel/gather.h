@@ -12,8 +12,8 @@ extern "C" {
 
 /*
  * All rows on device number `device`, charged to `category`; the caller owns *whole. Types and all
- * dimensions but the first must agree: EK_ERR_SHAPE. Parts without rows are skipped; scalars (rank 0)
- * become a vector with one element per device. The shards stay as they are.
+ * dimensions but the first must agree: EK_ERR_SHAPE. Parts without rows are skipped; scalars (rank
+ * 0) become a vector with one element per device. The shards stay as they are.
  */
 EK_API EK_CHECKED ek_status ek_gather(ek_tensor *whole, const ek_shards *shards, size_t device,
                                       ek_memory_category category);

@@ -3,10 +3,10 @@
  *
  * Input i32 tokens [B, T], T <= sequence; output logits [B, T, vocabulary]. Pre-norm blocks:
  *     x = tokens.weight[token] + tokens.positions[t], dropout
- *     x = x + dropout(attention(layer norm(x)));  x = x + dropout(linear(GELU(linear(layer norm(x)))))
- *     logits = head(layer norm(x)), the head without bias and, unless untied, with the table of tokens
- * as its weight (Radford et al. 2019). The second linear of each pair starts with its deviation divided
- * by sqrt(2 layers).
+ *     x = x + dropout(attention(layer norm(x)));  x = x + dropout(linear(GELU(linear(layer
+ * norm(x))))) logits = head(layer norm(x)), the head without bias and, unless untied, with the
+ * table of tokens as its weight (Radford et al. 2019). The second linear of each pair starts with
+ * its deviation divided by sqrt(2 layers).
  *
  * Parameters: tokens.weight, tokens.positions; for each block N = 0, 1, ... blocks.N. followed by
  *     ln_1.weight ln_1.bias attention.qkv.weight attention.qkv.bias attention.projection.weight
@@ -30,11 +30,12 @@ typedef struct ek_gpt_options {
   int64_t width;      /* a multiple of heads */
   int layers;         /* >= 0 */
   int heads;
-  double dropout;     /* 0: none */
-  bool untied;        /* the head has a weight of its own */
+  double dropout; /* 0: none */
+  bool untied;    /* the head has a weight of its own */
 } ek_gpt_options;
 /* GPT-2 124M without dropout. */
-#define EK_GPT_OPTIONS_INIT { sizeof(ek_gpt_options), 50257, 1024, 768, 12, 12, 0.0, false }
+#define EK_GPT_OPTIONS_INIT                                                                        \
+  { sizeof(ek_gpt_options), 50257, 1024, 768, 12, 12, 0.0, false }
 
 EK_API EK_CHECKED ek_status ek_gpt_create(ek_module **module, const ek_gpt_options *options);
 

@@ -13,8 +13,7 @@ extern "C" {
 #endif
 
 /* epsilon is usually 1e-5. */
-EK_API EK_CHECKED ek_status ek_layer_norm_create(ek_module **module, int64_t width,
-                                                 double epsilon);
+EK_API EK_CHECKED ek_status ek_layer_norm_create(ek_module **module, int64_t width, double epsilon);
 
 #ifdef __cplusplus
 }

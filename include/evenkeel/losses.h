@@ -16,9 +16,10 @@ extern "C" {
 #endif
 
 typedef struct ek_cross_entropy_terms {
-  int32_t ignore_index;           /* targets equal to it count for nothing */
-  double label_smoothing;         /* 0 <= e <= 1 */
-  const ek_tensor *class_weights; /* `classes` elements of the logits' type on the device; NULL: 1 */
+  int32_t ignore_index;   /* targets equal to it count for nothing */
+  double label_smoothing; /* 0 <= e <= 1 */
+  const ek_tensor
+      *class_weights; /* `classes` elements of the logits' type on the device; NULL: 1 */
 } ek_cross_entropy_terms;
 
 /*
@@ -38,8 +39,8 @@ EK_API EK_CHECKED ek_status ek_op_cross_entropy_forward(ek_stream *stream, ek_te
 
 /*
  * gradient[r] = scale * row_scale[r] * dl[r]/dlogits[r]; an ignored row gets zeros. `scale` is one
- * f64 on the device (NULL: 1), `row_scale` one element per row (NULL: 1). gradient may be the logits
- * itself: one read and one write of that memory.
+ * f64 on the device (NULL: 1), `row_scale` one element per row (NULL: 1). gradient may be the
+ * logits itself: one read and one write of that memory.
  */
 EK_API EK_CHECKED ek_status ek_op_cross_entropy_backward(
     ek_stream *stream, ek_tensor *gradient, const ek_tensor *logits, const ek_tensor *lse,

@@ -53,13 +53,13 @@ typedef enum ek_memory_category {
 EK_API const char *ek_memory_category_name(ek_memory_category category);
 
 typedef struct ek_memory_usage {
-  uint64_t capacity_bytes;     /* the cap; what the machine has where none was given */
-  uint64_t current_bytes;      /* held now, all categories */
-  uint64_t peak_bytes;         /* the arena's height: the smallest capacity that would have done */
-  uint64_t unused_at_peak;     /* holes between blocks at that moment */
+  uint64_t capacity_bytes; /* the cap; what the machine has where none was given */
+  uint64_t current_bytes;  /* held now, all categories */
+  uint64_t peak_bytes;     /* the arena's height: the smallest capacity that would have done */
+  uint64_t unused_at_peak; /* holes between blocks at that moment */
   uint64_t current[EK_MEMORY_CATEGORIES]; /* held now, by category */
   uint64_t at_peak[EK_MEMORY_CATEGORIES]; /* held at the peak, by category */
-  uint64_t allocations;        /* how many were ever made */
+  uint64_t allocations;                   /* how many were ever made */
 } ek_memory_usage;
 
 /* Reads a device's ledger; legal at any time, from any thread. Fails only on NULL. */
@@ -80,10 +80,10 @@ EK_API EK_CHECKED ek_status ek_memory_format(char *buffer, size_t size, size_t *
 /* ---- the recorder: a timeline of one device's ledger ---- */
 
 typedef struct ek_memory_event {
-  uint64_t nanoseconds;        /* since the recorder was started */
-  int64_t delta_bytes;         /* taken (> 0) or given back (< 0); 0 for a change of category */
-  uint64_t current_bytes;      /* held after it */
-  uint64_t height_bytes;       /* the arena's height after it */
+  uint64_t nanoseconds;   /* since the recorder was started */
+  int64_t delta_bytes;    /* taken (> 0) or given back (< 0); 0 for a change of category */
+  uint64_t current_bytes; /* held after it */
+  uint64_t height_bytes;  /* the arena's height after it */
   ek_memory_category category;
 } ek_memory_event;
 

@@ -5,8 +5,8 @@
  * it through the pass (pass.h) that it is called with. The same module is called on several devices
  * at the same time, so its functions read `self` and touch nothing but `pass`.
  *
- * The stock layers (layers.h, gpt.h, mlp.h) are built on this table and use nothing else. A model of
- * your own plugs in the same way:
+ * The stock layers (layers.h, gpt.h, mlp.h) are built on this table and use nothing else. A model
+ * of your own plugs in the same way:
  *
  *     typedef struct scale_module { ek_module base; int64_t width; } scale_module;   // base first
  *
@@ -120,8 +120,9 @@ static inline ek_initializer ek_initializer_uniform(double low, double high) {
 
 /*
  * Declares the module's next parameter, of the pass's floating type; the first is number 0. Random
- * values depend on the replica's seed and on the parameter's full name ("blocks.3.attention.weight")
- * alone. Names have no dot and are unique within the module; the string is copied.
+ * values depend on the replica's seed and on the parameter's full name
+ * ("blocks.3.attention.weight") alone. Names have no dot and are unique within the module; the
+ * string is copied.
  */
 EK_API EK_CHECKED ek_status ek_declare_parameter(ek_declaration *declaration, const char *name,
                                                  int rank, const int64_t *shape,

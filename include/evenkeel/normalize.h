@@ -28,12 +28,15 @@ EK_API EK_CHECKED ek_status ek_op_layer_norm_forward(ek_stream *stream, ek_tenso
  *     dx     = rstd * (g - average(g) - n * average(g n))   [+ dx, if add_dx]
  *     dgamma = gamma_scale * dgamma + sum over rows of dy * n
  *     dbeta  = beta_scale * dbeta + sum over rows of dy
- * dx may be dy itself unless add_dx. A scale of 0 does not read what was there. dx NULL: not wanted.
+ * dx may be dy itself unless add_dx. A scale of 0 does not read what was there. dx NULL: not
+ * wanted.
  */
-EK_API EK_CHECKED ek_status ek_op_layer_norm_backward(
-    ek_stream *stream, ek_tensor *dx, bool add_dx, ek_tensor *dgamma, double gamma_scale,
-    ek_tensor *dbeta, double beta_scale, const ek_tensor *dy, const ek_tensor *x,
-    const ek_tensor *mean, const ek_tensor *rstd, const ek_tensor *gamma);
+EK_API EK_CHECKED ek_status ek_op_layer_norm_backward(ek_stream *stream, ek_tensor *dx, bool add_dx,
+                                                      ek_tensor *dgamma, double gamma_scale,
+                                                      ek_tensor *dbeta, double beta_scale,
+                                                      const ek_tensor *dy, const ek_tensor *x,
+                                                      const ek_tensor *mean, const ek_tensor *rstd,
+                                                      const ek_tensor *gamma);
 
 #ifdef __cplusplus
 }

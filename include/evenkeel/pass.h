@@ -4,8 +4,8 @@
  * A pass is what a module's functions are called with. It gives them their parameters, memory,
  * stream and random key, and keeps a stack of what forward saves for backward.
  *
- * Most programs never open one: ek_data_parallel_model does it on every device. To run a module on a
- * single device by hand:
+ * Most programs never open one: ek_data_parallel_model does it on every device. To run a module on
+ * a single device by hand:
  *
  *     EK_TRY(ek_pass_open(&pass, replica, NULL));
  *     EK_TRY(ek_pass_run_forward(pass, inputs, outputs));
@@ -41,8 +41,8 @@ EK_API EK_CHECKED ek_status ek_pass_gradient(ek_tensor *gradient, double *beta, 
 
 /*
  * Says that this module adds nothing more to the gradient of parameter `index` in this backward, so
- * that its reduction over the devices may start. A module that never says so is taken to be complete
- * when the whole backward is.
+ * that its reduction over the devices may start. A module that never says so is taken to be
+ * complete when the whole backward is.
  */
 EK_API EK_CHECKED ek_status ek_pass_gradient_complete(ek_pass *pass, size_t index);
 
@@ -73,14 +73,13 @@ EK_API EK_CHECKED ek_status ek_pass_forward(ek_pass *pass, size_t child, const e
 
 /* The child's backward; children must be called in the reverse order of their forwards. */
 EK_API EK_CHECKED ek_status ek_pass_backward(ek_pass *pass, size_t child,
-                                             const ek_tensor *grad_outputs,
-                                             ek_tensor *grad_inputs);
+                                             const ek_tensor *grad_outputs, ek_tensor *grad_inputs);
 
 /* ---- for a module: where and how it runs ---- */
 
 EK_API ek_device *ek_pass_device(const ek_pass *pass);
-EK_API ek_stream *ek_pass_stream(const ek_pass *pass); /* the compute stream */
-EK_API ek_type ek_pass_type(const ek_pass *pass);      /* of floating activations */
+EK_API ek_stream *ek_pass_stream(const ek_pass *pass);   /* the compute stream */
+EK_API ek_type ek_pass_type(const ek_pass *pass);        /* of floating activations */
 EK_API bool ek_pass_wants_gradient(const ek_pass *pass); /* false: no backward follows */
 EK_API bool ek_pass_is_training(const ek_pass *pass);    /* false: dropout is off */
 /* The key of the running module in this step; every module has a stream of its own. */
@@ -95,16 +94,17 @@ typedef ek_status (*ek_pass_complete_function)(void *context, ek_pass *pass, siz
 
 typedef struct ek_pass_options {
   size_t size;
-  bool gradient;        /* a backward follows */
-  bool training;        /* dropout is on */
-  bool accumulate;      /* gradients of this step exist already: add to them */
-  uint64_t seed;        /* of the run, for random masks */
+  bool gradient;   /* a backward follows */
+  bool training;   /* dropout is on */
+  bool accumulate; /* gradients of this step exist already: add to them */
+  uint64_t seed;   /* of the run, for random masks */
   uint32_t step;
-  int64_t first_sample; /* see ek_pass_first_sample() */
+  int64_t first_sample;               /* see ek_pass_first_sample() */
   ek_pass_complete_function complete; /* may be NULL */
   void *context;
 } ek_pass_options;
-#define EK_PASS_OPTIONS_INIT { sizeof(ek_pass_options), true, true, false, 0, 0, 0, NULL, NULL }
+#define EK_PASS_OPTIONS_INIT                                                                       \
+  { sizeof(ek_pass_options), true, true, false, 0, 0, 0, NULL, NULL }
 
 /* `options` NULL gives the defaults. The replica must outlive the pass. */
 EK_API EK_CHECKED ek_status ek_pass_open(ek_pass **pass, ek_replica *replica,

@@ -13,8 +13,9 @@ extern "C" {
 #endif
 
 /*
- * c = a' b' + beta * c, where a' is `a` or, if transpose_a, its transpose, and so for b. Each tensor
- * is read as rows x columns. With beta 0 c is not read. An empty inner dimension gives beta * c.
+ * c = a' b' + beta * c, where a' is `a` or, if transpose_a, its transpose, and so for b. Each
+ * tensor is read as rows x columns. With beta 0 c is not read. An empty inner dimension gives beta
+ * * c.
  */
 EK_API EK_CHECKED ek_status ek_op_matmul(ek_stream *stream, ek_tensor *c, const ek_tensor *a,
                                          bool transpose_a, const ek_tensor *b, bool transpose_b,

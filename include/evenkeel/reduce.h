@@ -3,8 +3,8 @@
  *
  * The flat gradient buffer is cut into buckets of neighbouring parameters, from its end to its
  * beginning: the order in which backward completes them. When every parameter of the next bucket is
- * complete on a device, that device queues the bucket's collective; a bucket starts when all devices
- * have queued it. Nothing is copied into a bucket: it is a range of the flat buffer.
+ * complete on a device, that device queues the bucket's collective; a bucket starts when all
+ * devices have queued it. Nothing is copied into a bucket: it is a range of the flat buffer.
  */
 #ifndef EVENKEEL_REDUCE_H
 #define EVENKEEL_REDUCE_H
@@ -29,7 +29,8 @@ typedef struct ek_reducer_options {
   ek_reduce_kind kind;
   size_t bucket_bytes; /* at least this many per bucket, the last may be smaller */
 } ek_reducer_options;
-#define EK_REDUCER_OPTIONS_INIT { sizeof(ek_reducer_options), EK_REDUCE_TO_ALL, 4u << 20 }
+#define EK_REDUCER_OPTIONS_INIT                                                                    \
+  { sizeof(ek_reducer_options), EK_REDUCE_TO_ALL, 4u << 20 }
 
 /* One replica per device, in order; they must outlive the reducer. */
 EK_API EK_CHECKED ek_status ek_reducer_open(ek_reducer **reducer, ek_communicator *communicator,

@@ -26,7 +26,8 @@ typedef struct ek_replica_options {
   bool gradients;  /* hold a gradient buffer */
   bool initialize; /* false: values are undefined until they are set or replicated */
 } ek_replica_options;
-#define EK_REPLICA_OPTIONS_INIT { sizeof(ek_replica_options), EK_F32, 0, true, true }
+#define EK_REPLICA_OPTIONS_INIT                                                                    \
+  { sizeof(ek_replica_options), EK_F32, 0, true, true }
 
 /* Walks the module's declarations and makes the flat buffers on `device`. Keeps a reference. */
 EK_API EK_CHECKED ek_status ek_replica_open(ek_replica **replica, ek_device *device,
@@ -43,18 +44,18 @@ EK_API const ek_tensor *ek_replica_gradients(const ek_replica *replica);
 EK_API const ek_tensor *ek_replica_buffers(const ek_replica *replica);
 
 typedef struct ek_parameter_info {
-  const char *name;  /* full name, "blocks.0.attention.weight"; lives as long as the replica */
-  ek_tensor value;   /* a loan: a view into the flat parameters (or buffers) */
+  const char *name;   /* full name, "blocks.0.attention.weight"; lives as long as the replica */
+  ek_tensor value;    /* a loan: a view into the flat parameters (or buffers) */
   ek_tensor gradient; /* a loan; a struct of zeros for a buffer */
-  int64_t offset;    /* of its first element in the flat buffer */
+  int64_t offset;     /* of its first element in the flat buffer */
   bool buffer;
 } ek_parameter_info;
 
 /* Number of parameters and buffers; a tied parameter counts once, under its source's name. */
 EK_API size_t ek_replica_parameter_count(const ek_replica *replica);
 /* EK_ERR_INVALID_ARGUMENT outside. */
-EK_API EK_CHECKED ek_status ek_replica_parameter(ek_parameter_info *info,
-                                                 const ek_replica *replica, size_t index);
+EK_API EK_CHECKED ek_status ek_replica_parameter(ek_parameter_info *info, const ek_replica *replica,
+                                                 size_t index);
 /* By full name, tied names included. EK_ERR_NOT_FOUND. */
 EK_API EK_CHECKED ek_status ek_replica_find(ek_parameter_info *info, const ek_replica *replica,
                                             const char *name);

@@ -30,7 +30,8 @@ typedef struct ek_scatter_options {
   const int64_t *sizes;  /* one per device, for `sizes` */
   const double *weights; /* one per device, for `weights`: finite, >= 0, not all 0 */
 } ek_scatter_options;
-#define EK_SCATTER_OPTIONS_INIT { sizeof(ek_scatter_options), EK_SCATTER_EVEN, NULL, NULL }
+#define EK_SCATTER_OPTIONS_INIT                                                                    \
+  { sizeof(ek_scatter_options), EK_SCATTER_EVEN, NULL, NULL }
 
 /*
  * One logical tensor as one part per device. parts[k] lies on device k and holds rows
@@ -51,16 +52,17 @@ typedef struct ek_shards {
 EK_API void ek_shards_free(ek_shards *shards);
 
 /*
- * The cut of `rows` over `count` devices: offsets[0 .. count]. Pure arithmetic. `options` NULL: even.
- * EK_ERR_INVALID_ARGUMENT for a wrong sum of sizes, a negative size, weights that make no sense.
+ * The cut of `rows` over `count` devices: offsets[0 .. count]. Pure arithmetic. `options` NULL:
+ * even. EK_ERR_INVALID_ARGUMENT for a wrong sum of sizes, a negative size, weights that make no
+ * sense.
  */
 EK_API EK_CHECKED ek_status ek_scatter_offsets(int64_t *offsets, int64_t rows, size_t count,
                                                const ek_scatter_options *options);
 
 /*
- * Puts every device's rows on it, charged to `category`. The source is on the host or on a device of
- * the group; a part that lies on its device already is a view, not a copy. A scalar (rank 0) cannot
- * be cut: EK_ERR_SHAPE. On failure nothing is left behind.
+ * Puts every device's rows on it, charged to `category`. The source is on the host or on a device
+ * of the group; a part that lies on its device already is a view, not a copy. A scalar (rank 0)
+ * cannot be cut: EK_ERR_SHAPE. On failure nothing is left behind.
  */
 EK_API EK_CHECKED ek_status ek_scatter(ek_shards *shards, ek_group *group, const ek_tensor *source,
                                        ek_memory_category category,

@@ -15,11 +15,12 @@ typedef struct ek_sgd_options {
   double learning_rate; /* >= 0 */
   double momentum;      /* >= 0; 0: no state */
   double dampening;
-  double weight_decay;  /* >= 0 */
-  bool nesterov;        /* wants momentum > 0 and dampening 0 */
-  double clip_norm;     /* 0: no clipping */
+  double weight_decay; /* >= 0 */
+  bool nesterov;       /* wants momentum > 0 and dampening 0 */
+  double clip_norm;    /* 0: no clipping */
 } ek_sgd_options;
-#define EK_SGD_OPTIONS_INIT { sizeof(ek_sgd_options), 0.01, 0.0, 0.0, 0.0, false, 0.0 }
+#define EK_SGD_OPTIONS_INIT                                                                        \
+  { sizeof(ek_sgd_options), 0.01, 0.0, 0.0, 0.0, false, 0.0 }
 
 /* `options` NULL gives the defaults. EK_ERR_INVALID_ARGUMENT for values outside the ranges. */
 EK_API EK_CHECKED ek_status ek_sgd_create(ek_optimizer **optimizer, const ek_sgd_options *options);

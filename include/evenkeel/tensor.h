@@ -1,10 +1,10 @@
 /*
  * tensor.h - a tensor is a shape over a piece of memory.
  *
- * ek_tensor is a plain struct, made to be passed by pointer and kept by value. Tensors are dense and
- * row-major; a view of some rows or another shape is again a plain tensor. Memory on a device is
- * counted: ek_tensor_create(), ek_tensor_share(), ek_tensor_rows() and ek_tensor_reshape() give a
- * tensor that holds one reference, and ek_tensor_free() drops it. A struct copy (b = a) holds no
+ * ek_tensor is a plain struct, made to be passed by pointer and kept by value. Tensors are dense
+ * and row-major; a view of some rows or another shape is again a plain tensor. Memory on a device
+ * is counted: ek_tensor_create(), ek_tensor_share(), ek_tensor_rows() and ek_tensor_reshape() give
+ * a tensor that holds one reference, and ek_tensor_free() drops it. A struct copy (b = a) holds no
  * reference of its own: it is a loan, good as long as the original.
  *
  * A tensor whose `device` is NULL lies in the host's memory, belongs to the caller, and is never
@@ -16,8 +16,8 @@
  *     ...
  *     ek_tensor_free(&x);
  *
- * A struct of zeros is "no tensor"; ek_tensor_exists() tells. A tensor may have no elements (a shard
- * without rows): it exists, and its data may be NULL.
+ * A struct of zeros is "no tensor"; ek_tensor_exists() tells. A tensor may have no elements (a
+ * shard without rows): it exists, and its data may be NULL.
  */
 #ifndef EVENKEEL_TENSOR_H
 #define EVENKEEL_TENSOR_H
@@ -41,9 +41,9 @@ typedef enum ek_type {
 typedef struct ek_memory ek_memory; /* a counted piece of a device's arena */
 
 typedef struct ek_tensor {
-  void *data;                 /* first element; an address without memory on a `plan` device */
-  ek_memory *memory;          /* what it holds a reference of; NULL on the host */
-  ek_device *device;          /* NULL: the host */
+  void *data;        /* first element; an address without memory on a `plan` device */
+  ek_memory *memory; /* what it holds a reference of; NULL on the host */
+  ek_device *device; /* NULL: the host */
   ek_type type;
   int rank;                   /* 0: one element */
   int64_t shape[EK_MAX_RANK]; /* outermost first */
@@ -83,8 +83,8 @@ EK_API EK_CHECKED ek_status ek_tensor_reshape(ek_tensor *view, const ek_tensor *
 EK_API void ek_tensor_free(ek_tensor *tensor);
 
 EK_API bool ek_tensor_exists(const ek_tensor *tensor);
-EK_API int64_t ek_tensor_count(const ek_tensor *tensor);    /* number of elements */
-EK_API size_t ek_tensor_bytes(const ek_tensor *tensor);     /* bytes of its elements */
+EK_API int64_t ek_tensor_count(const ek_tensor *tensor); /* number of elements */
+EK_API size_t ek_tensor_bytes(const ek_tensor *tensor);  /* bytes of its elements */
 /* Elements of one row of dimension 0 (1 for a rank-0 or rank-1 tensor). */
 EK_API int64_t ek_tensor_row_count(const ek_tensor *tensor);
 /* How many references there are to the memory behind a tensor; 0 for a host or empty tensor. */
@@ -100,8 +100,8 @@ EK_API EK_CHECKED ek_status ek_tensor_charge(ek_tensor *tensor, ek_memory_catego
 
 /*
  * Makes the tensor's memory longer in place so that dimension 0 becomes `rows`, keeping what it
- * holds. *grown tells whether there was free room right behind it; if not, nothing changed. Only for
- * a tensor that covers all of its memory and is its only holder: else *grown is false.
+ * holds. *grown tells whether there was free room right behind it; if not, nothing changed. Only
+ * for a tensor that covers all of its memory and is its only holder: else *grown is false.
  */
 EK_API EK_CHECKED ek_status ek_tensor_grow(bool *grown, ek_tensor *tensor, int64_t rows);
 

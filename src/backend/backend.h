@@ -2,12 +2,12 @@
  * backend.h - the table that a backend is.
  *
  * A backend is one `static const struct ek__backend` with designated initialisers. Each slot says
- * whether it is required or what happens without it. Only the wrappers in src/op and src/device call
- * slots; they have checked every argument before, so a slot checks nothing that they check.
+ * whether it is required or what happens without it. Only the wrappers in src/op and src/device
+ * call slots; they have checked every argument before, so a slot checks nothing that they check.
  *
  * Kernels get a struct of plain pointers and sizes. They run on the stream of their device; the CPU
- * backend runs them at once on the calling thread and its team. A kernel allocates no tensor memory.
- * Kernel sizes may be zero; pointers may then be NULL.
+ * backend runs them at once on the calling thread and its team. A kernel allocates no tensor
+ * memory. Kernel sizes may be zero; pointers may then be NULL.
  */
 #ifndef EK_BACKEND_H
 #define EK_BACKEND_H
@@ -36,7 +36,8 @@ struct ek__elementwise_args { /* which of them are used depends on the kernel */
   ek_type type;
 };
 
-struct ek__matrix_args { /* add_bias: y[r][c] += b[c]; column_sum: y[c] = value y[c] + sum a[r][c] */
+struct ek__matrix_args { /* add_bias: y[r][c] += b[c]; column_sum: y[c] = value y[c] + sum a[r][c]
+                          */
   void *y;
   const void *a, *b;
   int64_t rows, columns;
@@ -82,8 +83,8 @@ struct ek__lookup_args {
 };
 
 struct ek__attention_args {
-  void *out, *lse;          /* forward writes; backward reads */
-  void *dqkv;               /* backward writes */
+  void *out, *lse; /* forward writes; backward reads */
+  void *dqkv;      /* backward writes */
   const void *qkv, *dout;
   int64_t batch, tokens, heads, head_width;
   ek_type type;
@@ -97,9 +98,9 @@ struct ek__loss_args {
   const void *outputs;
   const void *targets; /* cross-entropy: int32_t; squared error: the type of outputs */
   const void *class_weights;
-  const double *scale;     /* on the device, or NULL */
-  const void *row_scale;   /* or NULL */
-  int64_t rows, classes;   /* squared error: rows = count, classes = 1 */
+  const double *scale;   /* on the device, or NULL */
+  const void *row_scale; /* or NULL */
+  int64_t rows, classes; /* squared error: rows = count, classes = 1 */
   int32_t ignore_index;
   double label_smoothing;
   ek_type type;
@@ -121,9 +122,9 @@ struct ek__update_args {
   const double *square_norm; /* or NULL */
   double clip_norm;
   double learning_rate, weight_decay;
-  double momentum, dampening;          /* SGD */
-  double beta1, beta2, epsilon;        /* AdamW */
-  double correction1, correction2;     /* AdamW: 1 - beta^step */
+  double momentum, dampening;      /* SGD */
+  double beta1, beta2, epsilon;    /* AdamW */
+  double correction1, correction2; /* AdamW: 1 - beta^step */
   bool nesterov, decoupled, first;
   ek_type type;
 };
@@ -144,7 +145,8 @@ struct ek__kernels { /* all required */
   ek_status (*fill)(ek_stream *stream, const struct ek__elementwise_args *args);
   ek_status (*add)(ek_stream *stream, const struct ek__elementwise_args *args);
   ek_status (*scale)(ek_stream *stream, const struct ek__elementwise_args *args);
-  ek_status (*relu_forward)(ek_stream *stream, const struct ek__elementwise_args *args); /* y, a=x */
+  ek_status (*relu_forward)(ek_stream *stream,
+                            const struct ek__elementwise_args *args); /* y, a=x */
   ek_status (*relu_backward)(ek_stream *stream,
                              const struct ek__elementwise_args *args); /* y=dx, a=dy, b=y */
   ek_status (*add_bias)(ek_stream *stream, const struct ek__matrix_args *args);
@@ -209,8 +211,8 @@ struct ek__backend {
   ek_status (*event_record)(void *event, ek_stream *stream);
   ek_status (*stream_wait)(ek_stream *stream, void *event);
 
-  /* (optional: nothing is copied) host to device, device to host, device to device; complete for the
-   * host when they return, but for `between`, which is queued on `stream`. */
+  /* (optional: nothing is copied) host to device, device to host, device to device; complete for
+   * the host when they return, but for `between`, which is queued on `stream`. */
   ek_status (*upload)(ek_stream *stream, void *device, const void *host, size_t bytes);
   ek_status (*download)(ek_stream *stream, void *host, const void *device, size_t bytes);
   ek_status (*between)(ek_stream *stream, void *to, const void *from, size_t bytes);

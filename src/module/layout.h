@@ -3,8 +3,8 @@
  *
  * Walking the declarations of a module gives a tree of nodes, one per use of a module, and one list
  * of parameters. A node knows its module, its children, and which parameter each of its own numbers
- * stands for; two numbers that were tied stand for the same parameter. A child that is used twice has
- * two nodes and two sets of parameters.
+ * stands for; two numbers that were tied stand for the same parameter. A child that is used twice
+ * has two nodes and two sets of parameters.
  *
  * A layout is immutable once built and holds no tensors.
  */

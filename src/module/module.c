@@ -203,8 +203,10 @@ ek_status ek_declare_module(ek_declaration *declaration, const char *name, ek_mo
   EK_TRY(full_name(below, declaration, ""));
   const int length = snprintf(below, sizeof below, "%s.", path);
   if (length < 0 || (size_t)length >= sizeof below) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: the name %s is too long; does a module hold "
-                        "itself?", declaration->kind, path);
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "%s: the name %s is too long; does a module hold "
+                        "itself?",
+                        declaration->kind, path);
   }
   struct ek__node *node = declaration->node;
   if (!ek__grow(&node->children, &node->child_capacity, node->child_count + 1,
@@ -298,8 +300,7 @@ static ek_status settle(struct ek__layout *layout) {
   }
   for (size_t i = 0; i < count; i++) numbers[i] = numbers[resolve(layout, i)];
   for (size_t i = 0; i < count; i++) {
-    layout->names[layout->name_count++] =
-        (struct ek__name){layout->parameters[i].name, numbers[i]};
+    layout->names[layout->name_count++] = (struct ek__name){layout->parameters[i].name, numbers[i]};
   }
   kept = 0;
   for (size_t i = 0; i < count; i++) {

@@ -9,7 +9,8 @@
  * the first to add overwrites instead, and nothing has to be zeroed before) and how many users have
  * not yet said that they are done (`waiting`).
  *
- * A freed pass stays with its replica, its tables included, so that the next step allocates nothing.
+ * A freed pass stays with its replica, its tables included, so that the next step allocates
+ * nothing.
  */
 #include <evenkeel/pass.h>
 
@@ -144,7 +145,8 @@ ek_status ek_pass_gradient(ek_tensor *gradient, double *beta, ek_pass *pass, siz
   if (gradient == NULL) return null_argument("ek_pass_gradient");
   EK_TRY(gradient_index(&global, "ek_pass_gradient", pass, index));
   if (pass->waiting[global] == 0) {
-    return ek_error_set(EK_ERR_STATE, "ek_pass_gradient: the gradient of %s was said to be complete",
+    return ek_error_set(EK_ERR_STATE,
+                        "ek_pass_gradient: the gradient of %s was said to be complete",
                         pass->replica->layout.parameters[global].name);
   }
   if (beta != NULL) {
@@ -167,7 +169,8 @@ ek_status ek_pass_gradient_complete(ek_pass *pass, size_t index) {
   size_t global = 0;
   EK_TRY(gradient_index(&global, "ek_pass_gradient_complete", pass, index));
   if (pass->waiting[global] == 0) {
-    return ek_error_set(EK_ERR_STATE, "ek_pass_gradient_complete: %s was said to be complete before",
+    return ek_error_set(EK_ERR_STATE,
+                        "ek_pass_gradient_complete: %s was said to be complete before",
                         pass->replica->layout.parameters[global].name);
   }
   return --pass->waiting[global] == 0 ? complete(pass, global) : EK_OK;
@@ -276,15 +279,16 @@ static ek_status check_tensors(const char *who, const ek_pass *pass, const ek_te
       return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: there is no tensor number %zu", who, i);
     }
     if (tensors[i].device != pass->replica->device) {
-      return ek_error_set(EK_ERR_DEVICE, "%s: tensor number %zu is on %s, the replica on %s", who, i,
-                          ek_device_name(tensors[i].device),
+      return ek_error_set(EK_ERR_DEVICE, "%s: tensor number %zu is on %s, the replica on %s", who,
+                          i, ek_device_name(tensors[i].device),
                           ek_device_name(pass->replica->device));
     }
   }
   return EK_OK;
 }
 
-/* What comes out of the root is the model's output, unless it is only an input under another name. */
+/* What comes out of the root is the model's output, unless it is only an input under another name.
+ */
 static ek_status charge_outputs(const ek_module *module, const ek_tensor *inputs,
                                 ek_tensor *outputs) {
   for (size_t i = 0; i < module->outputs; i++) {
@@ -366,7 +370,9 @@ ek_stream *ek_pass_stream(const ek_pass *pass) {
   return pass == NULL ? NULL : ek_device_stream(pass->replica->device, EK_STREAM_COMPUTE);
 }
 
-ek_type ek_pass_type(const ek_pass *pass) { return pass == NULL ? (ek_type)0 : pass->replica->type; }
+ek_type ek_pass_type(const ek_pass *pass) {
+  return pass == NULL ? (ek_type)0 : pass->replica->type;
+}
 
 bool ek_pass_wants_gradient(const ek_pass *pass) { return pass != NULL && pass->options.gradient; }
 

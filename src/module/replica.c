@@ -1,8 +1,8 @@
 /*
  * replica.c - flat parameters, gradients and buffers of a module on one device.
  *
- * Initial values are computed on the host, in the order of the elements, from (seed, name): they are
- * the same on every backend and for every number of devices.
+ * Initial values are computed on the host, in the order of the elements, from (seed, name): they
+ * are the same on every backend and for every number of devices.
  */
 #include <evenkeel/replica.h>
 
@@ -61,7 +61,8 @@ static void four_values(double values[4], const ek_initializer *initializer, ek_
   ek_random_bits(key, (uint32_t)(block >> 32), (uint32_t)block, bits);
   if (initializer->kind == EK_INITIALIZER_UNIFORM) {
     for (int i = 0; i < 4; i++) {
-      values[i] = initializer->a + (initializer->b - initializer->a) * (double)ek_random_unit(bits[i]);
+      values[i] =
+          initializer->a + (initializer->b - initializer->a) * (double)ek_random_unit(bits[i]);
     }
     return;
   }
@@ -153,14 +154,14 @@ ek_status ek_replica_open(ek_replica **replica, ek_device *device, ek_module *mo
   result->module = ek_module_share(module);
   ek_status status = EK_OK;
   EK_TRY_GOTO(status, ek__layout_open(&result->layout, module), cleanup);
-  EK_TRY_GOTO(status,
-              create_flat(&result->parameters, result, EK_MEMORY_PARAMETERS,
-                          result->layout.flat_count),
-              cleanup);
-  EK_TRY_GOTO(status,
-              create_flat(&result->buffers, result, EK_MEMORY_PARAMETERS,
-                          result->layout.buffer_count),
-              cleanup);
+  EK_TRY_GOTO(
+      status,
+      create_flat(&result->parameters, result, EK_MEMORY_PARAMETERS, result->layout.flat_count),
+      cleanup);
+  EK_TRY_GOTO(
+      status,
+      create_flat(&result->buffers, result, EK_MEMORY_PARAMETERS, result->layout.buffer_count),
+      cleanup);
   EK_TRY_GOTO(status,
               create_flat(&result->gradients, result, EK_MEMORY_GRADIENTS,
                           options->gradients ? result->layout.flat_count : 0),

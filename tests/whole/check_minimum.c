@@ -1,8 +1,9 @@
 /*
- * check_minimum.c - no device's peak is more than 5 % above the arithmetic minimum of docs/memory.md.
+ * check_minimum.c - no device's peak is more than 5 % above the arithmetic minimum of
+ * docs/memory.md.
  *
- * The minimum is computed here from the shapes alone, and compared with the peaks of `plan` devices,
- * which other tests hold equal to real ones.
+ * The minimum is computed here from the shapes alone, and compared with the peaks of `plan`
+ * devices, which other tests hold equal to real ones.
  */
 #include <check.h>
 

@@ -51,8 +51,7 @@ static double *train(const struct ck_setup *setup, int threads, int64_t *count) 
   ek_group *group = ck_open(setup->spec, threads);
   struct ck_training training;
   ck_ok(ck_training_try(&training, setup, group));
-  struct ck_batch batch =
-      ck_batch_make(setup->workload, setup->options.type, SAMPLES, 0.2, 1);
+  struct ck_batch batch = ck_batch_make(setup->workload, setup->options.type, SAMPLES, 0.2, 1);
   for (int i = 0; i < STEPS; i++) ck_ok(ck_training_step(&training, &batch, NULL));
   double *values = ck_training_read(&training, CK_VALUES, count);
   ck_batch_free(&batch);

@@ -23,32 +23,32 @@ typedef void ek__range_function(const void *args, int64_t begin, int64_t end);
 
 /* X(name): every range function. The comment says what a range counts and what args are. */
 #define EK__CPU_FUNCTION_LIST(X)                                                                   \
-  X(fill)                       /* elements; elementwise_args */                                   \
-  X(add)                        /* elements; elementwise_args */                                   \
-  X(scale)                      /* elements; elementwise_args */                                   \
-  X(relu_forward)               /* elements; elementwise_args */                                   \
-  X(relu_backward)              /* elements; elementwise_args */                                   \
-  X(add_bias)                   /* rows; matrix_args */                                            \
-  X(column_sum)                 /* columns; matrix_args */                                         \
-  X(gelu_forward)               /* rows; gelu_args */                                              \
-  X(gelu_backward)              /* elements; gelu_args */                                          \
-  X(dropout)                    /* elements of all samples; dropout_args */                        \
-  X(layer_norm_forward)         /* rows; layer_norm_args */                                        \
-  X(layer_norm_backward)        /* rows: dx, and dgamma and dbeta if asked; layer_norm_job */      \
-  X(layer_norm_columns)         /* columns: dgamma and dbeta over all rows; layer_norm_args */     \
-  X(lookup_forward)             /* rows; lookup_args */                                            \
-  X(lookup_backward)            /* columns; lookup_args */                                         \
-  X(positions_backward)         /* positions; lookup_args */                                       \
-  X(attention_forward)          /* heads of all samples; attention_job */                          \
-  X(attention_backward)         /* heads of all samples; attention_job */                          \
-  X(cross_entropy_forward)      /* rows; loss_job */                                               \
-  X(cross_entropy_backward)     /* rows; loss_job */                                               \
-  X(squared_error_forward)      /* chunks; loss_job */                                             \
-  X(squared_error_backward)     /* elements; loss_job */                                           \
-  X(sgd)                        /* elements; update_job */                                         \
-  X(adamw)                      /* elements; update_job */                                         \
-  X(square_norm)                /* chunks; norm_job */                                             \
-  X(reduce)                     /* elements; reduce_args */
+  X(fill)                   /* elements; elementwise_args */                                       \
+  X(add)                    /* elements; elementwise_args */                                       \
+  X(scale)                  /* elements; elementwise_args */                                       \
+  X(relu_forward)           /* elements; elementwise_args */                                       \
+  X(relu_backward)          /* elements; elementwise_args */                                       \
+  X(add_bias)               /* rows; matrix_args */                                                \
+  X(column_sum)             /* columns; matrix_args */                                             \
+  X(gelu_forward)           /* rows; gelu_args */                                                  \
+  X(gelu_backward)          /* elements; gelu_args */                                              \
+  X(dropout)                /* elements of all samples; dropout_args */                            \
+  X(layer_norm_forward)     /* rows; layer_norm_args */                                            \
+  X(layer_norm_backward)    /* rows: dx, and dgamma and dbeta if asked; layer_norm_job */          \
+  X(layer_norm_columns)     /* columns: dgamma and dbeta over all rows; layer_norm_args */         \
+  X(lookup_forward)         /* rows; lookup_args */                                                \
+  X(lookup_backward)        /* columns; lookup_args */                                             \
+  X(positions_backward)     /* positions; lookup_args */                                           \
+  X(attention_forward)      /* heads of all samples; attention_job */                              \
+  X(attention_backward)     /* heads of all samples; attention_job */                              \
+  X(cross_entropy_forward)  /* rows; loss_job */                                                   \
+  X(cross_entropy_backward) /* rows; loss_job */                                                   \
+  X(squared_error_forward)  /* chunks; loss_job */                                                 \
+  X(squared_error_backward) /* elements; loss_job */                                               \
+  X(sgd)                    /* elements; update_job */                                             \
+  X(adamw)                  /* elements; update_job */                                             \
+  X(square_norm)            /* chunks; norm_job */                                                 \
+  X(reduce)                 /* elements; reduce_args */
 
 struct ek__cpu_functions {
 #define EK__CPU_MEMBER(name) ek__range_function *name;

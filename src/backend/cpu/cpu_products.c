@@ -11,9 +11,9 @@
 
 ek_status ek__cpu_sgemm(const struct ek__gemm *g) {
   const int threads = ek__cpu_openmp_single();
-  const dnnl_status_t status = dnnl_sgemm(
-      g->transpose_a ? 'T' : 'N', g->transpose_b ? 'T' : 'N', g->m, g->n, g->k, (float)g->alpha,
-      g->a, g->lda, g->b, g->ldb, (float)g->beta, g->c, g->ldc);
+  const dnnl_status_t status =
+      dnnl_sgemm(g->transpose_a ? 'T' : 'N', g->transpose_b ? 'T' : 'N', g->m, g->n, g->k,
+                 (float)g->alpha, g->a, g->lda, g->b, g->ldb, (float)g->beta, g->c, g->ldc);
   ek__cpu_openmp_restore(threads);
   if (status == dnnl_success) return EK_OK;
   const ek_status kind = status == dnnl_out_of_memory ? EK_ERR_OUT_OF_MEMORY : EK_ERR_INTERNAL;
@@ -29,9 +29,9 @@ ek_status ek__cpu_sgemm(const struct ek__gemm *g) {
  *   - c very wide and k short, as in the output layer of a small model: along n, by 2048. 1.1
  *     times as fast.
  */
-#define NARROW       384
-#define SHORT        512
-#define DEPTH_BLOCK  128
+#define NARROW 384
+#define SHORT 512
+#define DEPTH_BLOCK 128
 #define COLUMN_BLOCK 2048
 
 static ek_status sgemm_by_depth(const struct ek__gemm *g) {
@@ -167,9 +167,8 @@ ek_status ek__cpu_matmul(ek_stream *stream, const struct ek__matmul_args *args) 
   if (args->m == 0 || args->n == 0) return EK_OK;
   EK_TRY(args->k == 0 ? scale_only(stream, args) : add_product(stream, args));
   if (!args->bias) return EK_OK;
-  return ek__cpu_add_bias(stream, &(struct ek__matrix_args){.y = args->c,
-                                                            .b = args->bias,
-                                                            .rows = args->m,
-                                                            .columns = args->n,
-                                                            .type = args->type});
+  return ek__cpu_add_bias(
+      stream,
+      &(struct ek__matrix_args){
+          .y = args->c, .b = args->bias, .rows = args->m, .columns = args->n, .type = args->type});
 }

@@ -98,8 +98,7 @@ void ek__sgd_f64(const void *raw, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; i++) {
     double g = gradient[i] * job->factor + args->weight_decay * p[i];
     if (buffer) {
-      const double b =
-          args->first ? g : args->momentum * buffer[i] + (1.0 - args->dampening) * g;
+      const double b = args->first ? g : args->momentum * buffer[i] + (1.0 - args->dampening) * g;
       buffer[i] = b;
       g = args->nesterov ? g + args->momentum * b : b;
     }

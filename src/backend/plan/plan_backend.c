@@ -12,9 +12,9 @@
 #include <stdio.h>
 
 #define MEMORY_BYTES ((uint64_t)1 << 50)
-#define FIRST_BASE   ((uint64_t)1 << 60)
-#define BASE_STEP    ((uint64_t)1 << 51)
-#define BASES        1024 /* 2^60 .. 2^61; then the ranges are used again */
+#define FIRST_BASE ((uint64_t)1 << 60)
+#define BASE_STEP ((uint64_t)1 << 51)
+#define BASES 1024 /* 2^60 .. 2^61; then the ranges are used again */
 
 static ek_status describe(ek_device_description *descriptions, size_t capacity, size_t *count) {
   *count = 1;

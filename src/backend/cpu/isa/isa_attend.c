@@ -14,7 +14,7 @@
 
 #include <math.h>
 
-#define ROWS    64
+#define ROWS 64
 #define COLUMNS 128
 
 ek__range_function EK_ISA_NAME(attention_forward), EK_ISA_NAME(attention_backward);
@@ -71,25 +71,50 @@ static void multiply(const struct head *head, const struct ek__gemm *gemm) {
 /* t[rows][columns] = scale a b^T for rows and columns of the head's width. */
 static void tile_scores(const struct head *head, tile t, double scale, const float *a,
                         int64_t a_step, int64_t rows, const float *b, int64_t columns) {
-  multiply(head, &(struct ek__gemm){.transpose_b = true, .m = rows, .n = columns,
-                                    .k = head->width, .alpha = scale, .a = a, .lda = a_step,
-                                    .b = b, .ldb = head->step, .c = t, .ldc = COLUMNS});
+  multiply(head, &(struct ek__gemm){.transpose_b = true,
+                                    .m = rows,
+                                    .n = columns,
+                                    .k = head->width,
+                                    .alpha = scale,
+                                    .a = a,
+                                    .lda = a_step,
+                                    .b = b,
+                                    .ldb = head->step,
+                                    .c = t,
+                                    .ldc = COLUMNS});
 }
 
 /* c[rows][width] = t b + beta c. */
 static void tile_times(const struct head *head, struct part c, double beta, tile t, int64_t rows,
                        int64_t columns, const float *b) {
-  multiply(head, &(struct ek__gemm){.m = rows, .n = head->width, .k = columns, .alpha = 1.0,
-                                    .a = t, .lda = COLUMNS, .b = b, .ldb = head->step,
-                                    .beta = beta, .c = c.at, .ldc = c.step});
+  multiply(head, &(struct ek__gemm){.m = rows,
+                                    .n = head->width,
+                                    .k = columns,
+                                    .alpha = 1.0,
+                                    .a = t,
+                                    .lda = COLUMNS,
+                                    .b = b,
+                                    .ldb = head->step,
+                                    .beta = beta,
+                                    .c = c.at,
+                                    .ldc = c.step});
 }
 
 /* c[columns][width] += t^T b. */
 static void add_turned_tile_times(const struct head *head, float *c, tile t, int64_t rows,
                                   int64_t columns, const float *b, int64_t b_step) {
-  multiply(head, &(struct ek__gemm){.transpose_a = true, .m = columns, .n = head->width,
-                                    .k = rows, .alpha = 1.0, .a = t, .lda = COLUMNS, .b = b,
-                                    .ldb = b_step, .beta = 1.0, .c = c, .ldc = head->step});
+  multiply(head, &(struct ek__gemm){.transpose_a = true,
+                                    .m = columns,
+                                    .n = head->width,
+                                    .k = rows,
+                                    .alpha = 1.0,
+                                    .a = t,
+                                    .lda = COLUMNS,
+                                    .b = b,
+                                    .ldb = b_step,
+                                    .beta = 1.0,
+                                    .c = c,
+                                    .ldc = head->step});
 }
 
 /* Keys of a tile that query `token` may see. */
@@ -247,8 +272,8 @@ static void backward_rows(const struct head *head, int64_t query, int64_t rows) 
     add_turned_tile_times(head, head->dv + key * head->step, p, rows, columns, dout,
                           head->out_step);
     add_turned_tile_times(head, head->dk + key * head->step, dp, rows, columns, q, head->step);
-    tile_times(head, (struct part){head->dq + query * head->step, head->step},
-               key > 0 ? 1.0 : 0.0, dp, rows, columns, k);
+    tile_times(head, (struct part){head->dq + query * head->step, head->step}, key > 0 ? 1.0 : 0.0,
+               dp, rows, columns, k);
   }
 }
 

@@ -9,7 +9,7 @@
 #include "backend/cpu/isa/vector_exp.h"
 
 #define TWO_ROOT 1.5957691216057308f /* 2 sqrt(2/pi) */
-#define CUBE     0.044715f
+#define CUBE 0.044715f
 
 ek__range_function EK_ISA_NAME(gelu_forward), EK_ISA_NAME(gelu_backward);
 

@@ -144,8 +144,8 @@ void EK_ISA_NAME(cross_entropy_backward)(const void *raw, int64_t begin, int64_t
       continue;
     }
     const double scale = job->factor * (row_scale ? (double)row_scale[row] : 1.0);
-    const double own = (weights ? (double)weights[targets[row]] : 1.0) *
-                       (1.0 - args->label_smoothing) * scale;
+    const double own =
+        (weights ? (double)weights[targets[row]] : 1.0) * (1.0 - args->label_smoothing) * scale;
     const double share = args->label_smoothing / (double)classes * scale;
     row_gradient(gradient, x, classes, ((const float *)args->lse)[row],
                  (float)(own + share * job->class_weight));

@@ -18,8 +18,8 @@
 #include <immintrin.h>
 #endif
 
-#define EK_PASTE2(a, b)   a##b
-#define EK_PASTE(a, b)    EK_PASTE2(a, b)
+#define EK_PASTE2(a, b) a##b
+#define EK_PASTE(a, b) EK_PASTE2(a, b)
 #define EK_ISA_NAME(name) EK_PASTE(ek__##name, EK_ISA_SUFFIX)
 
 #define W EK_ISA_WIDTH
