@@ -136,6 +136,44 @@ END_TEST
 
 /* ---- the rest ---- */
 
+static ek_status simple_clipped(ek_optimizer **optimizer) {
+  ek_sgd_options options = EK_SGD_OPTIONS_INIT;
+  options.learning_rate = 0.5;
+  options.clip_norm = 0.01;
+  return ek_sgd_create(optimizer, &options);
+}
+
+/* One clipped step from the gradient that the model shows, by the formula of updates.h. */
+START_TEST(clipping_by_the_whole_gradient) {
+  struct ck_setup setup = ck_setup_mode(ck_workload("gpt"), "cpu:3", EK_MODE_GATHER);
+  ck_setup_place(&setup, _i);
+  setup.options.type = EK_F64;
+  setup.optimizer = simple_clipped;
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F64, SAMPLES, 0.2, 4);
+  struct ck_training t;
+  ek_step_result result;
+  int64_t count = 0;
+  double square = 0;
+  ck_training_open(&t, &setup);
+  double *want = ck_training_read(&t, CK_VALUES, &count);
+  ck_ok(ck_training_backward(&t, &batch, NULL, false, NULL));
+  double *gradients = ck_training_read(&t, CK_GRADIENTS, NULL);
+  ck_ok(ek_data_parallel_optimizer_step(t.optimizer, &result));
+  for (int64_t i = 0; i < count; i++) square += gradients[i] * gradients[i];
+  const double norm = sqrt(square), clip = 0.01 / (norm + 1e-6);
+  ck_assert_double_lt(clip, 1);
+  ck_assert_double_eq_tol(result.gradient_norm, norm, 1e-12 * norm);
+  for (int64_t i = 0; i < count; i++) want[i] -= 0.5 * clip * gradients[i];
+  double *got = ck_training_read(&t, CK_VALUES, NULL);
+  ck_assert_double_le(ck_rel_l2(got, want, count), 1e-14);
+  free(got);
+  free(want);
+  free(gradients);
+  ck_training_close(&t);
+  ck_batch_free(&batch);
+}
+END_TEST
+
 START_TEST(schedules) {
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:2", (ek_mode)_i);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 1);
@@ -229,6 +267,7 @@ static Suite *make_suite(void) {
   Suite *suite = suite_create("data-parallel optimizer");
   TCase *steps = ck_case(suite, "steps"), *rest = ck_case(suite, "rest");
   tcase_add_loop_test(steps, steps_equal_one_device, 0, RULES * CK_WORKLOADS);
+  tcase_add_loop_test(rest, clipping_by_the_whole_gradient, 0, CK_PLACEMENTS);
   tcase_add_loop_test(rest, schedules, 0, CK_MODES);
   tcase_add_loop_test(rest, steps_without_result, 0, CK_MODES);
   tcase_add_loop_test(rest, calls_out_of_order, 0, CK_MODES);
