@@ -222,12 +222,6 @@ cleanup:
 
 /* ---- the loss ---- */
 
-static ek_status read_numbers(double *numbers, int64_t count, const ek_tensor *tensor) {
-  ek_tensor host;
-  EK_TRY(ek_tensor_host(&host, numbers, EK_F64, 1, &count));
-  return ek_tensor_copy(&host, tensor);
-}
-
 ek_status ek_data_parallel_criterion_loss(double *loss, double *weight,
                                           ek_data_parallel_criterion *parallel) {
   if (loss == NULL || parallel == NULL) {
@@ -238,8 +232,8 @@ ek_status ek_data_parallel_criterion_loss(double *loss, double *weight,
   }
   const size_t terms = parallel->criterion->terms;
   double combined[2] = {NAN, NAN}, totals[2 * EK_MAX_TERMS] = {0};
-  EK_TRY(read_numbers(combined, 2, &parallel->combined[0]));
-  EK_TRY(read_numbers(totals, 2 * (int64_t)terms, &parallel->totals[0]));
+  EK_TRY(ek__read_numbers(combined, 2, &parallel->combined[0]));
+  EK_TRY(ek__read_numbers(totals, 2 * (int64_t)terms, &parallel->totals[0]));
   double most = 0;
   for (size_t i = 0; i < terms; i++) most = fmax(most, totals[2 * i + 1]);
   if (weight != NULL) *weight = most;

@@ -97,17 +97,6 @@ static ek_status range_of(int64_t *first, int64_t *last, const ek_data_parallel_
   return EK_OK;
 }
 
-static ek_tensor view(const ek_tensor *flat, int64_t first, int64_t count) {
-  ek_tensor result = *flat;
-  result.memory = NULL;
-  result.rank = 1;
-  result.shape[0] = count;
-  if (result.data != NULL) {
-    result.data = (char *)result.data + (size_t)first * ek_type_size(result.type);
-  }
-  return result;
-}
-
 /* ---- opening and closing ---- */
 
 static ek_status open_one(void *context, ek_device *device, size_t index) {
@@ -194,7 +183,7 @@ static ek_status sum_squares(const ek_data_parallel_optimizer *self, ek_device *
   for (size_t i = 0; i < share.ranges; i++) {
     int64_t first = 0, last = 0;
     EK_TRY(range_of(&first, &last, self, &share, i));
-    const ek_tensor part = view(gradients, first, last - first);
+    const ek_tensor part = ek__flat_range(gradients, first, last - first);
     EK_TRY(ek_op_square_norm(stream, &norm, &part, 1.0));
   }
   EK_TRY(ek_communicator_all_reduce(self->model->communicator, device, &norm));
@@ -215,10 +204,10 @@ static ek_status update_ranges(ek_data_parallel_optimizer *self, ek_device *devi
     int64_t first = 0, last = 0;
     EK_TRY(range_of(&first, &last, self, &share, i));
     ek_tensor states[EK_MAX_OPTIMIZER_STATES];
-    ek_tensor parameters = view(ek_replica_parameters(replica), first, last - first);
-    const ek_tensor gradients = view(ek_replica_gradients(replica), first, last - first);
+    ek_tensor parameters = ek__flat_range(ek_replica_parameters(replica), first, last - first);
+    const ek_tensor gradients = ek__flat_range(ek_replica_gradients(replica), first, last - first);
     for (size_t s = 0; s < self->optimizer->states; s++) {
-      states[s] = view(&self->states[share.owner][s], done, last - first);
+      states[s] = ek__flat_range(&self->states[share.owner][s], done, last - first);
     }
     update.parameters = &parameters;
     update.gradients = &gradients;
@@ -245,7 +234,7 @@ static ek_status share_parameters(const ek_data_parallel_optimizer *self, ek_dev
       offsets[k + 1] = last - begin;
     }
     ek_tensor bucket =
-        view(ek_replica_parameters(model->replicas[index]), begin, offsets[model->count]);
+        ek__flat_range(ek_replica_parameters(model->replicas[index]), begin, offsets[model->count]);
     EK_TRY(ek_communicator_all_gather(model->communicator, device, &bucket, offsets));
   }
   return ek_communicator_wait(model->communicator, device);
@@ -264,17 +253,12 @@ static ek_status step_one(void *context, ek_device *device, size_t index) {
 
 /* ---- the step, for the caller ---- */
 
-static ek_status read_numbers(double *numbers, int64_t count, const ek_tensor *tensor) {
-  ek_tensor host;
-  EK_TRY(ek_tensor_host(&host, numbers, EK_F64, 1, &count));
-  return ek_tensor_copy(&host, tensor);
-}
-
 static ek_status read_result(ek_step_result *result, const ek_data_parallel_optimizer *self) {
   const ek_data_parallel_model *model = self->model;
   double totals[2] = {NAN, NAN}, square_norm = NAN;
-  EK_TRY(read_numbers(totals, 2, &model->totals[0]));
-  if (self->optimizer->clip_norm > 0) EK_TRY(read_numbers(&square_norm, 1, &self->square_norms[0]));
+  EK_TRY(ek__read_numbers(totals, 2, &model->totals[0]));
+  if (self->optimizer->clip_norm > 0)
+    EK_TRY(ek__read_numbers(&square_norm, 1, &self->square_norms[0]));
   const double weight = model->divided ? totals[1] : 0;
   result->empty = model->divided && totals[1] == 0;
   result->weight = weight;

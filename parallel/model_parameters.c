@@ -80,12 +80,8 @@ ek_status ek_data_parallel_model_set(ek_data_parallel_model *model, const char *
 /* Elements first .. last - 1 of a flat buffer to their place in the host's. */
 static ek_status read_range(ek_tensor *host, int64_t host_first, const ek_tensor *flat,
                             int64_t first, int64_t count) {
-  const size_t element = ek_type_size(flat->type);
-  ek_tensor from = *flat, to = *host;
-  from.rank = to.rank = 1;
-  from.shape[0] = to.shape[0] = count;
-  from.data = (char *)flat->data + (size_t)first * element;
-  to.data = (char *)host->data + (size_t)host_first * element;
+  const ek_tensor from = ek__flat_range(flat, first, count);
+  ek_tensor to = ek__flat_range(host, host_first, count);
   return ek_tensor_copy(&to, &from);
 }
 
@@ -116,10 +112,7 @@ ek_status ek__model_read_flat(const ek_data_parallel_model *model, const ek_tens
 /* What the optimizer would multiply with: 1 / D, or 1. */
 static ek_status read_factor(double *factor, const ek_data_parallel_model *model) {
   double totals[2] = {0, 1};
-  const int64_t shape[] = {2};
-  ek_tensor host;
-  EK_TRY(ek_tensor_host(&host, totals, EK_F64, 1, shape));
-  EK_TRY(ek_tensor_copy(&host, &model->totals[0]));
+  EK_TRY(ek__read_numbers(totals, 2, &model->totals[0]));
   *factor = !model->divided ? 1.0 : totals[1] > 0 ? 1.0 / totals[1] : 0.0;
   return EK_OK;
 }

@@ -60,4 +60,10 @@ void ek__model_end_step(ek_data_parallel_model *model, bool taken);
 ek_status ek__model_read_flat(const ek_data_parallel_model *model, const ek_tensor *const *flats,
                               bool whole, int64_t offset, ek_tensor *host);
 
+/* Elements first .. first + count - 1 of a flat buffer, a loan. */
+ek_tensor ek__flat_range(const ek_tensor *flat, int64_t first, int64_t count);
+
+/* Copies a few f64 of a device to the host. */
+ek_status ek__read_numbers(double *numbers, int64_t count, const ek_tensor *tensor);
+
 #endif /* EK_PARALLEL_INTERNAL_H */

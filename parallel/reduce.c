@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "parallel_internal.h"
 
 struct bucket {
   int64_t first, last;                 /* elements of the flat buffer */
@@ -203,9 +204,8 @@ ek_status ek_reducer_start(ek_reducer *reducer, ek_device *device) {
 }
 
 static ek_status queue_bucket(ek_reducer *reducer, ek_device *device, const struct bucket *bucket) {
-  ek_tensor range = *ek_replica_gradients(reducer->replicas[ek_device_index(device)]);
-  range.shape[0] = bucket->last - bucket->first;
-  range.data = (char *)range.data + (size_t)bucket->first * ek_type_size(range.type);
+  const ek_tensor *flat = ek_replica_gradients(reducer->replicas[ek_device_index(device)]);
+  ek_tensor range = ek__flat_range(flat, bucket->first, bucket->last - bucket->first);
   switch (reducer->options.kind) {
   case EK_REDUCE_TO_FIRST: return ek_communicator_reduce(reducer->communicator, device, &range, 0);
   case EK_REDUCE_TO_ALL: return ek_communicator_all_reduce(reducer->communicator, device, &range);
