@@ -27,7 +27,11 @@ extern "C" {
 
 typedef struct ek_communicator ek_communicator;
 
-/* Opens the group's best communicator: `host` for cpu devices, a counting one for plan. */
+/*
+ * Opens the group's best communicator: `host` for cpu devices; for cuda `nccl` between different
+ * GPUs or `peer` (logical devices, or what ek_group_options.deterministic asks for); for plan one
+ * that counts. `nccl` sums in an order of its own.
+ */
 EK_API EK_CHECKED ek_status ek_communicator_open(ek_communicator **communicator, ek_group *group);
 EK_API void ek_communicator_close(ek_communicator *communicator);
 EK_API const char *ek_communicator_name(const ek_communicator *communicator);

@@ -9,7 +9,14 @@
  *     cpu              one CPU device with all cores
  *     plan:8@80GiB     eight devices that only count: no memory, no arithmetic, the same decisions,
  *                      hence the same peaks to the byte; "does it fit?" in milliseconds
- *     cuda:0-3         real GPUs, when the CUDA module is installed
+ *     plan-cuda:8      the same, with the workspace that each `cuda` device keeps for itself
+ *     cuda             every GPU of the machine, when the CUDA module is installed
+ *     cuda:0-3         some of them; also cuda:0,2
+ *     cuda:0x4@8GiB    four logical devices that share GPU 0, each capped at 8 GiB
+ *     cuda:0x2,1x2     two on each of two GPUs
+ *
+ * Without a cap a CUDA device takes an even part of what its GPU has free when the group is opened,
+ * all at once; so a second group on the same GPU needs caps.
  *
  * Work is queued on a device's streams and ordered by events; the CPU backend runs it at once, so a
  * program that is written for the asynchronous rule is right on both. Unless a function says
@@ -40,9 +47,20 @@ typedef struct ek_event ek_event;
 typedef struct ek_group_options {
   size_t size;            /* sizeof(ek_group_options) */
   int threads_per_device; /* 0: the cores the process may use, divided evenly, at least 1 */
+  bool allow_tf32;    /* cuda: products of f32 with 10 bits of mantissa, several times as fast */
+  bool deterministic; /* cuda: sums between GPUs in the order of the devices, see below */
+  double time_limit;  /* cuda: seconds that a collective may take; 0: 600 */
 } ek_group_options;
 #define EK_GROUP_OPTIONS_INIT                                                                      \
-  { sizeof(ek_group_options), 0 }
+  { sizeof(ek_group_options), 0, false, false, 0 }
+
+/*
+ * `deterministic`: the communicator `peer`, which sums in the order of the devices, also between
+ * different GPUs, where they reach each other's memory. Where they do not, NCCL is told to use one
+ * algorithm (NCCL_ALGO=Ring, NCCL_PROTO=Simple, NCCL_NVLS_ENABLE=0 are set in the environment of
+ * the process, unless they are there): the same machine then gives the same bits, in an order of
+ * its own. Logical devices of one GPU always use `peer`.
+ */
 
 /*
  * Opens the devices that `spec` names and starts their workers. `options` NULL gives the defaults.

@@ -60,6 +60,8 @@ typedef struct ek_memory_usage {
   uint64_t current[EK_MEMORY_CATEGORIES]; /* held now, by category */
   uint64_t at_peak[EK_MEMORY_CATEGORIES]; /* held at the peak, by category */
   uint64_t allocations;                   /* how many were ever made */
+  uint64_t fixed_bytes;   /* of those held: what the device needs for itself (cuda: workspace) */
+  uint64_t outside_bytes; /* beside the arena, as measured at opening (cuda: context, libraries) */
 } ek_memory_usage;
 
 /* Reads a device's ledger; legal at any time, from any thread. Fails only on NULL. */

@@ -176,7 +176,56 @@ struct ek__kernels { /* all required */
 
 /* ---- the backend ---- */
 
-struct ek__device_spec; /* what the parsed device string says of one device: device_spec.h */
+/* One device of a string: logical device number `part` of `parts` on GPU number `physical`. */
+struct ek__device_place {
+  int physical, part, parts;
+};
+
+/* What the device string says: device_spec.c. */
+struct ek__device_spec {
+  char backend[16];
+  size_t count;      /* of devices; 0: all there are, only before `resolve` */
+  uint64_t capacity; /* of each device; 0: not given */
+  struct ek__device_place places[EK_MAX_DEVICES]; /* cuda only */
+};
+
+/* ---- collectives: communicator.h says what they do ---- */
+
+enum ek__collective_kind {
+  EK__BROADCAST,
+  EK__REDUCE,
+  EK__ALL_REDUCE,
+  EK__REDUCE_SCATTER,
+  EK__ALL_GATHER
+};
+
+struct ek__collective {
+  enum ek__collective_kind kind;
+  void *data;
+  int64_t count;
+  ek_type type;
+  size_t root;            /* broadcast, reduce */
+  const int64_t *offsets; /* reduce_scatter, all_gather: one more than there are devices */
+};
+
+/*
+ * Collectives of a backend's own, over all devices of one group. host_communicator.c sees to it
+ * that every device means the same collective, in the same order, before the first of them runs it.
+ */
+struct ek__link {
+  const char *name;
+  /* Required: *self is what the others get; called on no worker. */
+  ek_status (*open)(void **self, void *group);
+  /* Required: queues the device's part on its communication stream; on the device's worker. */
+  ek_status (*run)(void *self, ek_device *device, const struct ek__collective *collective);
+  /* Required: from any thread; calls of `run` that wait for others return EK_ERR_ABORTED. */
+  void (*abort)(void *self);
+  /* Required: makes it as new after an abort; no worker runs. */
+  void (*renew)(void *self);
+  void (*close)(void *self);
+};
+
+/* ---- the table ---- */
 
 struct ek__backend {
   const char *name;
@@ -191,19 +240,38 @@ struct ek__backend {
   /* Required: describes what there is; never fails for a missing device, says so in `text`. */
   ek_status (*describe)(ek_device_description *descriptions, size_t capacity, size_t *count);
 
-  /* Required: physical memory in bytes, the capacity of a device without a cap. */
-  ek_status (*memory_size)(uint64_t *bytes);
+  /* (optional: the string says it all) completes a parsed string: which devices `cuda` means. */
+  ek_status (*resolve)(struct ek__device_spec *spec);
+  /* (optional: nothing is shared) what the devices of one group share; `device_open` makes *native
+   * of one device, which ek__device_native() then gives. Closed in the opposite order. */
+  ek_status (*group_open)(void **native, const struct ek__device_spec *spec,
+                          const ek_group_options *options);
+  void (*group_close)(void *native);
+  ek_status (*device_open)(void **native, void *group, ek_device *device);
+  void (*device_close)(void *native);
+
+  /* Required: the capacity of a device without a cap, in bytes. */
+  ek_status (*memory_size)(uint64_t *bytes, const ek_device *device);
 
   /* Required: *base becomes the address of `bytes` of address space for a device's arena. */
-  ek_status (*memory_reserve)(void **base, uint64_t bytes);
+  ek_status (*memory_reserve)(void **base, uint64_t bytes, const ek_device *device);
   /* (optional: nothing to do) makes the first `bytes` of a reserved range usable. */
   ek_status (*memory_commit)(void *base, uint64_t bytes);
   /* Required. */
   void (*memory_release)(void *base, uint64_t bytes);
 
+  /* (optional: 0) bytes of its arena that a device needs for itself as long as it is open, charged
+   * as workspace before anything else; `workspace_give` gets them before the streams open. */
+  uint64_t workspace_bytes;
+  void (*workspace_give)(ek_device *device, void *address);
+  /* (optional: 0) bytes that the device costs beside its arena, as far as was measured. */
+  uint64_t (*outside_bytes)(const ek_device *device);
+
   /* Required: a stream's backend part; `threads` compute on the device. */
   ek_status (*stream_open)(void **native, ek_device *device, ek_stream_kind kind, int threads);
   void (*stream_close)(void *native);
+  /* (optional: NULL) what programs of this backend call a stream. */
+  void *(*stream_handle)(void *native);
   /* (optional: work is done when it was queued) */
   ek_status (*stream_synchronize)(ek_stream *stream);
   ek_status (*event_open)(void **native, ek_device *device);
@@ -212,16 +280,26 @@ struct ek__backend {
   ek_status (*stream_wait)(ek_stream *stream, void *event);
 
   /* (optional: nothing is copied) host to device, device to host, device to device; complete for
-   * the host when they return, but for `between`, which is queued on `stream`. */
+   * the host when they return, but for `between`, which is queued on `stream`: the destination's
+   * compute stream, or the caller's where memory is shared. `source` is where `from` lies. */
   ek_status (*upload)(ek_stream *stream, void *device, const void *host, size_t bytes);
   ek_status (*download)(ek_stream *stream, void *host, const void *device, size_t bytes);
-  ek_status (*between)(ek_stream *stream, void *to, const void *from, size_t bytes);
+  ek_status (*between)(ek_stream *stream, void *to, ek_device *source, const void *from,
+                       size_t bytes);
+
+  /* (optional: NULL) the group's own collectives; NULL is said to use those of
+   * src/device/host_communicator.c, which queue `reduce` and `copy` on every device. */
+  const struct ek__link *(*link_for)(void *group);
 };
 
 extern const struct ek__backend ek__cpu_backend;
 extern const struct ek__backend ek__plan_backend;
+extern const struct ek__backend ek__plan_cuda_backend; /* counts what `cuda` would take */
 
 /* The backend part of a stream, for the backend itself (defined in src/device/stream.c). */
 void *ek__stream_backend(const ek_stream *stream);
+/* What the backend made of a device and of its group (defined in src/device). */
+void *ek__device_native(const ek_device *device);
+void *ek__group_native(const ek_group *group);
 
 #endif /* EK_BACKEND_H */

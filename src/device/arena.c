@@ -62,7 +62,7 @@ ek_status ek__arena_open(struct ek__arena *arena, ek_device *device,
     return ek_error_set(EK_ERR_OUT_OF_MEMORY, "%s: no mutex", ek_device_name(device));
   }
   if (arena->capacity > 0) {
-    const ek_status status = backend->memory_reserve(&arena->base, arena->capacity);
+    const ek_status status = backend->memory_reserve(&arena->base, arena->capacity, device);
     if (status != EK_OK) {
       pthread_mutex_destroy(&arena->mutex);
       ek__free(arena->slabs);
@@ -321,7 +321,9 @@ ek_status ek_memory_stats(ek_memory_usage *usage, const ek_device *device) {
                              .current_bytes = arena->current_total,
                              .peak_bytes = arena->peak,
                              .unused_at_peak = arena->peak - arena->peak_total,
-                             .allocations = arena->made};
+                             .allocations = arena->made,
+                             .fixed_bytes = arena->fixed,
+                             .outside_bytes = arena->outside};
   memcpy(usage->current, arena->current, sizeof usage->current);
   memcpy(usage->at_peak, arena->at_peak, sizeof usage->at_peak);
   pthread_mutex_unlock(&arena->mutex);

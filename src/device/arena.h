@@ -42,6 +42,7 @@ struct ek__arena {
   const struct ek__backend *backend;
   void *base;
   uint64_t capacity, committed;
+  uint64_t fixed, outside; /* of the device itself: in the arena, and beside it */
   pthread_mutex_t mutex;
   struct ek_memory *first; /* block at offset 0 */
   struct ek_memory *spare; /* records that describe nothing */

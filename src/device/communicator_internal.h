@@ -11,23 +11,6 @@
 
 #include "device/device_internal.h"
 
-enum ek__collective_kind {
-  EK__BROADCAST,
-  EK__REDUCE,
-  EK__ALL_REDUCE,
-  EK__REDUCE_SCATTER,
-  EK__ALL_GATHER
-};
-
-struct ek__collective {
-  enum ek__collective_kind kind;
-  void *data;
-  int64_t count;
-  ek_type type;
-  size_t root;            /* broadcast, reduce */
-  const int64_t *offsets; /* reduce_scatter, all_gather: one more than there are devices */
-};
-
 struct ek__communicator_table {
   const char *name;
   /* Required: queues the collective for device number `rank`, on its worker thread. */
@@ -52,7 +35,7 @@ struct ek_communicator {
   ek_group *group;
 };
 
-/* For the devices of a group that lie in one address space and compute when they are called. */
+/* For the devices of a group that reach each other's memory or have a link of their backend. */
 ek_status ek__host_communicator_open(ek_communicator **communicator, ek_group *group);
 
 #endif /* EK_COMMUNICATOR_INTERNAL_H */

@@ -18,12 +18,38 @@ struct ek_device {
   size_t index;
   int threads;
   char name[32];
-  ek_stream *streams[2]; /* by ek_stream_kind */
+  void *native;                /* the backend's */
+  struct ek_memory *workspace; /* the backend's part of the arena, or NULL */
+  ek_stream *streams[2];       /* by ek_stream_kind */
   struct ek__arena arena;
 };
 
+/* "cpu:1", "cuda:0", "cuda:0#2" for the third of several on one GPU. */
+static void set_name(ek_device *device, const struct ek__device_spec *spec) {
+  const struct ek__device_place *place = &spec->places[device->index];
+  const char *backend = device->backend->name;
+  if (place->parts == 0) {
+    snprintf(device->name, sizeof device->name, "%s:%zu", backend, device->index);
+  } else if (place->parts == 1) {
+    snprintf(device->name, sizeof device->name, "%s:%d", backend, place->physical);
+  } else {
+    snprintf(device->name, sizeof device->name, "%s:%d#%d", backend, place->physical, place->part);
+  }
+}
+
+/* The part of the arena that the backend needs; it lies in front of everything else. */
+static ek_status take_workspace(ek_device *device) {
+  const struct ek__backend *backend = device->backend;
+  if (backend->workspace_bytes == 0) return EK_OK;
+  EK_TRY(ek__arena_take(&device->workspace, &device->arena, EK_MEMORY_WORKSPACE,
+                        backend->workspace_bytes));
+  device->arena.fixed = device->workspace->bytes;
+  if (backend->workspace_give != NULL) backend->workspace_give(device, device->workspace->address);
+  return EK_OK;
+}
+
 ek_status ek__device_open(ek_device **device, ek_group *group, const struct ek__backend *backend,
-                          size_t index, int threads, uint64_t capacity) {
+                          const struct ek__device_spec *spec, size_t index, int threads) {
   ek_device *result = ek__calloc(1, sizeof *result);
   if (result == NULL) {
     return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for %s:%zu", backend->name, index);
@@ -32,10 +58,17 @@ ek_status ek__device_open(ek_device **device, ek_group *group, const struct ek__
   result->backend = backend;
   result->index = index;
   result->threads = threads;
-  snprintf(result->name, sizeof result->name, "%s:%zu", backend->name, index);
+  set_name(result, spec);
   ek_status status = EK_OK;
-  if (capacity == 0) EK_TRY_GOTO(status, backend->memory_size(&capacity), cleanup);
+  uint64_t capacity = spec->capacity;
+  if (backend->device_open != NULL) {
+    EK_TRY_GOTO(status, backend->device_open(&result->native, ek__group_native(group), result),
+                cleanup);
+  }
+  if (capacity == 0) EK_TRY_GOTO(status, backend->memory_size(&capacity, result), cleanup);
   EK_TRY_GOTO(status, ek__arena_open(&result->arena, result, backend, capacity), cleanup);
+  if (backend->outside_bytes != NULL) result->arena.outside = backend->outside_bytes(result);
+  EK_TRY_GOTO(status, take_workspace(result), cleanup);
   for (int kind = 0; kind < 2; kind++) {
     EK_TRY_GOTO(
         status,
@@ -53,7 +86,9 @@ void ek__device_close(ek_device *device) {
   if (device == NULL) return;
   ek__stream_close(device->streams[EK_STREAM_COMMUNICATION]);
   ek__stream_close(device->streams[EK_STREAM_COMPUTE]);
+  if (device->workspace != NULL) ek__arena_drop(device->workspace);
   const uint64_t held = ek__arena_close(&device->arena);
+  if (device->native != NULL) device->backend->device_close(device->native);
   if (held > 0) {
     char text[32];
     ek__log(EK_LOG_WARNING, "%s: %s still held when the group was closed", device->name,
@@ -63,6 +98,8 @@ void ek__device_close(ek_device *device) {
 }
 
 const struct ek__backend *ek__device_table(const ek_device *device) { return device->backend; }
+
+void *ek__device_native(const ek_device *device) { return device->native; }
 
 struct ek__arena *ek__device_arena(const ek_device *device) {
   /* The ledger of a device may be read and its peak reset through a pointer to const. */
@@ -92,24 +129,48 @@ ek_stream *ek_device_stream(const ek_device *device, ek_stream_kind kind) {
   return device->streams[kind];
 }
 
-/* A backend that this build does not have still has its line. */
-static const ek_device_description no_cuda = {
-    .name = "cuda", .text = "this build has no CUDA module", .available = false};
+/* ---- what there is ---- */
+
+struct list {
+  ek_device_description *descriptions;
+  size_t capacity, count;
+};
+
+static ek_status add_backend(struct list *list, const struct ek__backend *backend) {
+  const size_t room = list->count < list->capacity ? list->capacity - list->count : 0;
+  size_t found = 0;
+  EK_TRY(backend->describe(room > 0 ? list->descriptions + list->count : NULL, room, &found));
+  list->count += found;
+  return EK_OK;
+}
+
+/* A backend that cannot be used still has its line, which says why; the thread's message stays. */
+static ek_status add_cuda(struct list *list) {
+  /* To say "one more" to a program that has no room for it, 200 MB need not be loaded. */
+  const bool asked = list->capacity == 0 || list->count < list->capacity || ek__cuda_loaded();
+  const struct ek__backend *cuda = NULL;
+  if (asked && ek__cuda_backend(&cuda) == EK_OK) return add_backend(list, cuda);
+  if (list->count < list->capacity) {
+    ek_device_description *line = &list->descriptions[list->count];
+    *line = (ek_device_description){.name = "cuda"};
+    const char *why = ek_error_message();
+    const size_t skip = strncmp(why, "cuda: ", 6) == 0 ? 6 : 0;
+    snprintf(line->text, sizeof line->text, "%s", why + skip);
+  }
+  ek_error_clear();
+  list->count++;
+  return EK_OK;
+}
 
 ek_status ek_device_list(ek_device_description *descriptions, size_t capacity, size_t *count) {
   if (count == NULL || (descriptions == NULL && capacity > 0)) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                         "ek_device_list: descriptions and count may not be NULL");
   }
-  static const struct ek__backend *const backends[] = {&ek__cpu_backend, &ek__plan_backend};
-  size_t total = 0;
-  for (size_t i = 0; i < sizeof backends / sizeof backends[0]; i++) {
-    const size_t room = total < capacity ? capacity - total : 0;
-    size_t found = 0;
-    EK_TRY(backends[i]->describe(room > 0 ? descriptions + total : NULL, room, &found));
-    total += found;
-  }
-  if (total < capacity) descriptions[total] = no_cuda;
-  *count = total + 1;
+  struct list list = {descriptions, capacity, 0};
+  EK_TRY(add_backend(&list, &ek__cpu_backend));
+  EK_TRY(add_backend(&list, &ek__plan_backend));
+  EK_TRY(add_cuda(&list));
+  *count = list.count;
   return EK_OK;
 }

@@ -16,11 +16,16 @@ bool ek__group_is_worker(const ek_group *group);
 /* The device whose worker is calling; NULL on any other thread. */
 ek_device *ek__group_worker_device(const ek_group *group);
 
-/* Opens device number `index` of a group; capacity 0 means what the machine has. */
+/* Opens device number `index` of what a string named. */
 ek_status ek__device_open(ek_device **device, ek_group *group, const struct ek__backend *backend,
-                          size_t index, int threads, uint64_t capacity);
+                          const struct ek__device_spec *spec, size_t index, int threads);
 /* Reports what is still held to the log. NULL is legal. */
 void ek__device_close(ek_device *device);
+
+/* The CUDA backend, loaded at the first call; EK_ERR_UNAVAILABLE says why there is none. */
+ek_status ek__cuda_backend(const struct ek__backend **backend);
+/* Whether an earlier call has loaded it. */
+bool ek__cuda_loaded(void);
 
 /* stream.c */
 ek_status ek__stream_open(ek_stream **stream, ek_device *device, const struct ek__backend *backend,

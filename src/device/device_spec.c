@@ -1,7 +1,10 @@
 /*
  * device_spec.c - reads device strings.
  *
- *     spec = name [":" count] ["@" size];  size = digits ["." digits] [unit]
+ *     spec = name [":" count] ["@" size]     for cpu, plan and plan-cuda
+ *          | "cuda" [":" item {"," item}] ["@" size]
+ *     item = number ["-" number] ["x" count]  GPUs, and how many logical devices on each
+ *     size = digits ["." digits] [unit]
  */
 #include "device/device_spec.h"
 
@@ -90,23 +93,89 @@ static ek_status read_size(uint64_t *bytes, const char **at, const char *text) {
   return EK_OK;
 }
 
+/* ---- the devices of cuda ---- */
+
+/* A GPU's number; the limit keeps the text in step with what a device name has room for. */
+static ek_status read_number(int *number, const char **at, const char *text) {
+  const char *place = *at;
+  int value = 0;
+  if (!is_digit(**at)) return wrong(text, place, "the number of a GPU");
+  for (; is_digit(**at); (*at)++) {
+    value = value * 10 + (**at - '0');
+    if (value > 9999) return wrong(text, place, "the number of a GPU");
+  }
+  *number = value;
+  return EK_OK;
+}
+
+/* All logical devices of one GPU; they are written together, so a GPU comes once. */
+static ek_status add_gpu(struct ek__device_spec *spec, int physical, size_t parts,
+                         const char *place, const char *text) {
+  for (size_t i = 0; i < spec->count; i++) {
+    if (spec->places[i].physical == physical) {
+      return wrong(text, place, "each GPU once (two devices on GPU 0 are 0x2)");
+    }
+  }
+  if (parts > EK_MAX_DEVICES - spec->count) return wrong(text, place, "at most 64 devices");
+  for (size_t part = 0; part < parts; part++) {
+    spec->places[spec->count++] =
+        (struct ek__device_place){.physical = physical, .part = (int)part, .parts = (int)parts};
+  }
+  return EK_OK;
+}
+
+static ek_status read_item(struct ek__device_spec *spec, const char **at, const char *text) {
+  const char *place = *at;
+  int first = 0;
+  size_t parts = 1;
+  EK_TRY(read_number(&first, at, text));
+  int last = first;
+  if (**at == '-') {
+    const char *end = ++(*at);
+    EK_TRY(read_number(&last, at, text));
+    if (last < first) return wrong(text, end, "a number that is not below the first");
+  }
+  if (**at == 'x') {
+    (*at)++;
+    EK_TRY(read_count(&parts, at, text));
+  }
+  for (int i = first; i <= last; i++) EK_TRY(add_gpu(spec, i, parts, place, text));
+  return EK_OK;
+}
+
+static ek_status read_gpus(struct ek__device_spec *spec, const char **at, const char *text) {
+  do {
+    (*at)++; /* the colon, or a comma */
+    EK_TRY(read_item(spec, at, text));
+  } while (**at == ',');
+  return EK_OK;
+}
+
+/* ---- the whole ---- */
+
+static ek_status read_backend(struct ek__device_spec *spec, const char **at, const char *text) {
+  static const char *const names[] = {"cpu", "plan", "cuda", "plan-cuda"};
+  size_t length = 0;
+  while (is_letter(text[length]) || (length > 0 && text[length] == '-')) length++;
+  for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+    if (strlen(names[i]) == length && strncmp(names[i], text, length) == 0) {
+      memcpy(spec->backend, text, length);
+      *at = text + length;
+      return EK_OK;
+    }
+  }
+  return wrong(text, text, "a backend (cpu, plan, cuda)");
+}
+
 ek_status ek__device_spec_parse(struct ek__device_spec *spec, const char *text) {
   struct ek__device_spec result = {.count = 1};
   const char *at = text;
-  size_t length = 0;
-  while (is_letter(text[length])) length++;
-  if (length == 0 || length >= sizeof result.backend) {
-    return wrong(text, text, "a backend (cpu, plan, cuda)");
-  }
-  memcpy(result.backend, text, length);
-  at += length;
-  if (strcmp(result.backend, "cuda") == 0) {
-    return ek_error_set(EK_ERR_UNAVAILABLE, "cuda: this build has no CUDA module");
-  }
-  if (strcmp(result.backend, "cpu") != 0 && strcmp(result.backend, "plan") != 0) {
-    return wrong(text, text, "a backend (cpu, plan, cuda)");
-  }
-  if (*at == ':') {
+  EK_TRY(read_backend(&result, &at, text));
+  const bool cuda = strcmp(result.backend, "cuda") == 0;
+  if (cuda) {
+    result.count = 0;
+    if (*at == ':') EK_TRY(read_gpus(&result, &at, text));
+  } else if (*at == ':') {
     at++;
     EK_TRY(read_count(&result.count, &at, text));
   }
@@ -114,7 +183,10 @@ ek_status ek__device_spec_parse(struct ek__device_spec *spec, const char *text) 
     at++;
     EK_TRY(read_size(&result.capacity, &at, text));
   }
-  if (*at != '\0') return wrong(text, at, "the end, \":count\" or \"@size\"");
+  if (*at != '\0') {
+    return wrong(text, at,
+                 cuda ? "the end, \",GPU\" or \"@size\"" : "the end, \":count\" or \"@size\"");
+  }
   *spec = result;
   return EK_OK;
 }

@@ -1,19 +1,10 @@
 /*
- * device_spec.h - reads device strings such as "cpu:4@512MiB".
+ * device_spec.h - reads device strings such as "cpu:4@512MiB" or "cuda:0x2,1x2@8GiB".
  */
 #ifndef EK_DEVICE_SPEC_H
 #define EK_DEVICE_SPEC_H
 
-#include <stddef.h>
-#include <stdint.h>
-
-#include <evenkeel/status.h>
-
-struct ek__device_spec {
-  char backend[16];
-  size_t count;
-  uint64_t capacity; /* 0: not given */
-};
+#include "backend/backend.h"
 
 /* The error shows the string and a mark under the place that is wrong. */
 ek_status ek__device_spec_parse(struct ek__device_spec *spec, const char *text);

@@ -32,6 +32,7 @@ struct worker {
 
 struct ek_group {
   const struct ek__backend *backend;
+  void *native; /* the backend's */
   char *spec;
   size_t count;
   struct worker workers[EK_MAX_DEVICES];
@@ -135,11 +136,21 @@ static ek_status threads_for(int *threads, const struct ek__backend *backend, si
     *threads = options->threads_per_device;
     return EK_OK;
   }
+  *threads = 1;
+  if (!backend->shared_memory) return EK_OK; /* nothing computes on the host */
   ek_device_description description;
   size_t found = 0;
   EK_TRY(backend->describe(&description, 1, &found));
   const int share = found > 0 ? description.cores / (int)count : 1;
   *threads = share > 1 ? share : 1;
+  return EK_OK;
+}
+
+static ek_status find_backend(const struct ek__backend **backend, const char *name) {
+  if (strcmp(name, "cuda") == 0) return ek__cuda_backend(backend);
+  *backend = strcmp(name, "plan") == 0        ? &ek__plan_backend
+             : strcmp(name, "plan-cuda") == 0 ? &ek__plan_cuda_backend
+                                              : &ek__cpu_backend;
   return EK_OK;
 }
 
@@ -152,6 +163,10 @@ static ek_status check_options(const ek_group_options *options) {
         "ek_group_open: options were not initialised with EK_GROUP_OPTIONS_INIT, or "
         "threads_per_device is not in 0..1024");
   }
+  if (!(options->time_limit >= 0 && options->time_limit <= 1e9)) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_group_open: time_limit is %g seconds",
+                        options->time_limit);
+  }
   return EK_OK;
 }
 
@@ -159,15 +174,20 @@ ek_status ek_group_open(ek_group **group, const char *spec, const ek_group_optio
   if (group == NULL || spec == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_group_open: group and spec may not be NULL");
   }
+  static const ek_group_options defaults = EK_GROUP_OPTIONS_INIT;
   struct ek__device_spec parsed;
+  const struct ek__backend *backend = NULL;
   EK_TRY(check_options(options));
+  if (options == NULL) options = &defaults;
   EK_TRY(ek__device_spec_parse(&parsed, spec));
+  EK_TRY(find_backend(&backend, parsed.backend));
+  if (backend->resolve != NULL) EK_TRY(backend->resolve(&parsed));
   ek_group *result = ek__calloc(1, sizeof *result);
   if (result == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a group");
   pthread_mutex_init(&result->mutex, NULL);
   pthread_cond_init(&result->work, NULL);
   pthread_cond_init(&result->done, NULL);
-  result->backend = strcmp(parsed.backend, "plan") == 0 ? &ek__plan_backend : &ek__cpu_backend;
+  result->backend = backend;
   ek_status status = EK_OK;
   int threads = 1;
   result->spec = ek__strdup(spec);
@@ -176,10 +196,13 @@ ek_status ek_group_open(ek_group **group, const char *spec, const ek_group_optio
     goto cleanup;
   }
   EK_TRY_GOTO(status, threads_for(&threads, result->backend, parsed.count, options), cleanup);
+  if (backend->group_open != NULL) {
+    EK_TRY_GOTO(status, backend->group_open(&result->native, &parsed, options), cleanup);
+  }
   for (; result->count < parsed.count; result->count++) {
     EK_TRY_GOTO(status,
-                ek__device_open(&result->workers[result->count].device, result, result->backend,
-                                result->count, threads, parsed.capacity),
+                ek__device_open(&result->workers[result->count].device, result, backend, &parsed,
+                                result->count, threads),
                 cleanup);
   }
   EK_TRY_GOTO(status, start_workers(result), cleanup);
@@ -200,12 +223,15 @@ void ek_group_close(ek_group *group) {
     if (group->workers[i].started) pthread_join(group->workers[i].thread, NULL);
   }
   for (size_t i = 0; i < group->count; i++) ek__device_close(group->workers[i].device);
+  if (group->native != NULL) group->backend->group_close(group->native);
   pthread_cond_destroy(&group->done);
   pthread_cond_destroy(&group->work);
   pthread_mutex_destroy(&group->mutex);
   ek__free(group->spec);
   ek__free(group);
 }
+
+void *ek__group_native(const ek_group *group) { return group->native; }
 
 size_t ek_group_size(const ek_group *group) { return group == NULL ? 0 : group->count; }
 

@@ -1,5 +1,6 @@
 /*
- * host_communicator.c - collectives between devices that share the host's memory.
+ * host_communicator.c - collectives between devices that reach each other's memory: `host` for
+ * those of the CPU, `peer` for those of CUDA.
  *
  * There is no thread for communication: a device's communication stream is a queue that its worker
  * works off whenever it calls progress() or wait(). A collective has a slot in a ring; every rank
@@ -11,6 +12,16 @@
  * Every rank meets the collectives in the same order. rank r has queued[r] of them and has done its
  * part of finished[r]; a slot is over, and its memory may be touched again, when all ranks have
  * finished it: the smallest finished[] is the number of collectives that are over.
+ *
+ * Devices that queue their work (`queues`: the backend has events) do the same, and every step of
+ * it means "was queued": a rank arrives by recording an event behind what its compute stream holds;
+ * a part is queued on the communication stream, behind the arrivals of all ranks, because an event
+ * that was not recorded yet would hold nobody back; and who waits lets its compute stream wait for
+ * the parts of all ranks, whether they read its memory or write it. A rank's last `done` is enough
+ * for that: nobody can have queued a part of a collective that the one who waits has not reached.
+ *
+ * Where the backend has a link (`nccl`), the same queue leads to it: a rank's part is then its call
+ * of the link, which itself waits for the other devices.
  *
  * Lock: `mutex` guards everything here but the memory that slots point to. That memory belongs to
  * the ranks that are working on the slot from the last arrival to the last finish. The mutex is not
@@ -30,15 +41,22 @@ struct slot {
   void *data[EK_MAX_DEVICES];
   size_t arrived;
   bool mismatch; /* the ranks did not mean the same collective */
+  ek_event *ready[EK_MAX_DEVICES];
 };
 
 struct host_communicator {
   ek_communicator base;
+  struct ek__communicator_table table;
+  const struct ek__link *link; /* NULL: parts are sums and copies over everybody's memory */
+  void *linked;
   size_t ranks;
   pthread_mutex_t mutex;
   pthread_cond_t changed; /* the last arrival, the last finish, an abort */
   uint64_t queued[EK_MAX_DEVICES], finished[EK_MAX_DEVICES];
   bool aborted;
+  bool queues;                     /* the devices compute later; else nothing below is used */
+  uint64_t waited[EK_MAX_DEVICES]; /* collectives that the compute stream has waited for */
+  ek_event *done[EK_MAX_DEVICES];
   struct slot ring[RING];
 };
 
@@ -79,6 +97,12 @@ static char *element(const struct slot *slot, size_t rank, int64_t index) {
   return (char *)slot->data[rank] + (size_t)index * ek_type_size(slot->collective.type);
 }
 
+/* Work that is done at once has the threads of the compute stream. */
+static ek_stream *part_stream(const ek_device *device) {
+  const bool queues = ek__device_table(device)->event_open != NULL;
+  return ek_device_stream(device, queues ? EK_STREAM_COMMUNICATION : EK_STREAM_COMPUTE);
+}
+
 static ek_status sum_part(ek_device *device, const struct slot *slot, size_t ranks, int64_t first,
                           int64_t last, size_t destination_first, size_t destination_count) {
   void *pointers[EK_MAX_DEVICES];
@@ -90,15 +114,13 @@ static ek_status sum_part(ek_device *device, const struct slot *slot, size_t ran
                                        .source_count = ranks,
                                        .count = last - first,
                                        .type = slot->collective.type};
-  return ek__device_table(device)->kernels->reduce(ek_device_stream(device, EK_STREAM_COMPUTE),
-                                                   &args);
+  return ek__device_table(device)->kernels->reduce(part_stream(device), &args);
 }
 
 static ek_status copy_part(ek_device *device, const struct slot *slot, size_t to, size_t from,
                            int64_t first, int64_t last) {
   const size_t bytes = (size_t)(last - first) * ek_type_size(slot->collective.type);
-  return ek__device_table(device)->kernels->copy(ek_device_stream(device, EK_STREAM_COMPUTE),
-                                                 element(slot, to, first),
+  return ek__device_table(device)->kernels->copy(part_stream(device), element(slot, to, first),
                                                  element(slot, from, first), bytes);
 }
 
@@ -132,6 +154,25 @@ static ek_status do_part(struct host_communicator *self, const struct slot *slot
   return ek_error_set(EK_ERR_INTERNAL, "no such collective");
 }
 
+static ek_status queue_part(struct host_communicator *self, const struct slot *slot,
+                            ek_device *device) {
+  if (!self->queues) return do_part(self, slot, device);
+  const size_t rank = ek_device_index(device);
+  ek_stream *stream = part_stream(device);
+  for (size_t i = 0; i < self->ranks; i++) {
+    if (self->link == NULL || i == rank) EK_TRY(ek_stream_wait(stream, slot->ready[i]));
+  }
+  if (self->link != NULL) {
+    struct ek__collective collective = slot->collective;
+    collective.data = slot->data[rank];
+    collective.offsets = slot->offsets;
+    EK_TRY(self->link->run(self->linked, device, &collective));
+  } else {
+    EK_TRY(do_part(self, slot, device));
+  }
+  return ek_event_record(self->done[rank], stream);
+}
+
 /* Does this rank's parts that are ready. Called and left with the mutex held. */
 static ek_status work_off(struct host_communicator *self, ek_device *device) {
   const size_t rank = ek_device_index(device);
@@ -140,7 +181,7 @@ static ek_status work_off(struct host_communicator *self, ek_device *device) {
     if (slot->arrived < self->ranks) return EK_OK;
     if (slot->mismatch) return misfit();
     pthread_mutex_unlock(&self->mutex);
-    const ek_status status = do_part(self, slot, device);
+    const ek_status status = queue_part(self, slot, device);
     pthread_mutex_lock(&self->mutex);
     if (status != EK_OK) return status;
     const uint64_t before = over(self);
@@ -194,6 +235,10 @@ static ek_status host_start(ek_communicator *base, ek_device *device,
       pthread_cond_wait(&self->changed, &self->mutex);
     }
   }
+  if (status == EK_OK && self->queues) {
+    status = ek_event_record(self->ring[self->queued[rank] % RING].ready[rank],
+                             ek_device_stream(device, EK_STREAM_COMPUTE));
+  }
   if (status == EK_OK) arrive(self, rank, collective);
   pthread_mutex_unlock(&self->mutex);
   return status;
@@ -216,7 +261,13 @@ static ek_status host_wait(ek_communicator *base, ek_device *device) {
     pthread_cond_wait(&self->changed, &self->mutex);
     status = work_off(self, device);
   }
+  const bool more = self->queues && self->waited[rank] != self->queued[rank];
   pthread_mutex_unlock(&self->mutex);
+  for (size_t i = 0; i < self->ranks && more && status == EK_OK; i++) {
+    if (self->link != NULL && i != rank) continue;
+    status = ek_stream_wait(ek_device_stream(device, EK_STREAM_COMPUTE), self->done[i]);
+  }
+  if (status == EK_OK) self->waited[rank] = self->queued[rank]; /* this rank's alone */
   return status;
 }
 
@@ -226,19 +277,38 @@ static void host_abort(ek_communicator *base) {
   self->aborted = true;
   pthread_cond_broadcast(&self->changed);
   pthread_mutex_unlock(&self->mutex);
+  if (self->link != NULL) self->link->abort(self->linked);
+}
+
+/* Parts that were queued before the abort may still write other ranks' memory: they must be over
+ * before a next step begins. Whatever they failed with has been reported. */
+static void drain(const struct host_communicator *self) {
+  for (size_t i = 0; i < self->ranks; i++) {
+    if (ek_stream_synchronize(part_stream(ek_group_device(self->base.group, i))) != EK_OK) {
+      ek_error_clear();
+    }
+  }
 }
 
 static void host_renew(ek_communicator *base) {
   struct host_communicator *self = (struct host_communicator *)base;
+  if (self->link != NULL) self->link->renew(self->linked); /* first: streams may hang in it */
+  if (self->queues) drain(self);
   pthread_mutex_lock(&self->mutex);
   self->aborted = false;
   memset(self->queued, 0, sizeof self->queued);
   memset(self->finished, 0, sizeof self->finished);
+  memset(self->waited, 0, sizeof self->waited);
   pthread_mutex_unlock(&self->mutex);
 }
 
 static void host_close(ek_communicator *base) {
   struct host_communicator *self = (struct host_communicator *)base;
+  if (self->linked != NULL) self->link->close(self->linked);
+  for (size_t i = 0; i < self->ranks; i++) {
+    ek_event_free(self->done[i]);
+    for (size_t k = 0; k < RING; k++) ek_event_free(self->ring[k].ready[i]);
+  }
   pthread_cond_destroy(&self->changed);
   pthread_mutex_destroy(&self->mutex);
   ek__free(self);
@@ -252,16 +322,37 @@ static const struct ek__communicator_table host_table = {.name = "host",
                                                          .renew = host_renew,
                                                          .close = host_close};
 
+/* What devices need that queue their work. */
+static ek_status open_queue(struct host_communicator *self) {
+  ek_group *group = self->base.group;
+  const struct ek__backend *backend = ek__device_table(ek_group_device(group, 0));
+  self->link = backend->link_for == NULL ? NULL : backend->link_for(ek__group_native(group));
+  self->table.name = self->link == NULL ? "peer" : self->link->name;
+  for (size_t i = 0; i < self->ranks; i++) {
+    ek_device *device = ek_group_device(group, i);
+    EK_TRY(ek_event_create(&self->done[i], device));
+    for (size_t k = 0; k < RING; k++) EK_TRY(ek_event_create(&self->ring[k].ready[i], device));
+  }
+  return self->link == NULL ? EK_OK : self->link->open(&self->linked, ek__group_native(group));
+}
+
 ek_status ek__host_communicator_open(ek_communicator **communicator, ek_group *group) {
   struct host_communicator *self = ek__calloc(1, sizeof *self);
   if (self == NULL) {
     return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a communicator");
   }
-  self->base.table = &host_table;
+  self->table = host_table;
+  self->base.table = &self->table;
   self->base.group = group;
   self->ranks = ek_group_size(group);
+  self->queues = ek__device_table(ek_group_device(group, 0))->event_open != NULL;
   pthread_mutex_init(&self->mutex, NULL);
   pthread_cond_init(&self->changed, NULL);
+  const ek_status status = self->queues ? open_queue(self) : EK_OK;
+  if (status != EK_OK) {
+    host_close(&self->base);
+    return status;
+  }
   *communicator = &self->base;
   return EK_OK;
 }

@@ -97,6 +97,11 @@ ek_status ek_memory_format(char *buffer, size_t size, size_t *needed, const ek_g
   append_row(&text, "peak", usages, count, offsetof(ek_memory_usage, peak_bytes));
   append_row(&text, "held now", usages, count, offsetof(ek_memory_usage, current_bytes));
   append_row(&text, "capacity", usages, count, offsetof(ek_memory_usage, capacity_bytes));
+  bool outside = false;
+  for (size_t i = 0; i < count; i++) outside = outside || usages[i].outside_bytes > 0;
+  if (outside) {
+    append_row(&text, "outside", usages, count, offsetof(ek_memory_usage, outside_bytes));
+  }
   if (needed != NULL) *needed = text.used + 1;
   return EK_OK;
 }

@@ -51,8 +51,9 @@ ek_device *ek_stream_device(const ek_stream *stream) {
 }
 
 void *ek_stream_native(const ek_stream *stream) {
-  if (stream == NULL || ek__device_table(stream->device)->shared_memory) return NULL;
-  return stream->native;
+  if (stream == NULL) return NULL;
+  const struct ek__backend *backend = ek__device_table(stream->device);
+  return backend->stream_handle == NULL ? NULL : backend->stream_handle(stream->native);
 }
 
 ek_status ek_stream_synchronize(ek_stream *stream) {

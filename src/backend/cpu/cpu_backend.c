@@ -95,6 +95,12 @@ static ek_status download(ek_stream *stream, void *host, const void *device, siz
   return ek__cpu_copy(stream, host, device, bytes);
 }
 
+static ek_status between(ek_stream *stream, void *to, ek_device *source, const void *from,
+                         size_t bytes) {
+  (void)source;
+  return ek__cpu_copy(stream, to, from, bytes);
+}
+
 /* ---- what there is ---- */
 
 /* The processor's name from /proc/cpuinfo; "CPU" where there is no such file or line. */
@@ -119,7 +125,7 @@ static ek_status describe(ek_device_description *descriptions, size_t capacity, 
   ek_device_description *it = &descriptions[0];
   *it = (ek_device_description){.name = "cpu", .available = true, .cores = ek__cpu_cores()};
   uint64_t bytes = 0;
-  if (ek__cpu_memory_size(&bytes) == EK_OK) it->memory_bytes = bytes;
+  if (ek__cpu_memory_size(&bytes, NULL) == EK_OK) it->memory_bytes = bytes;
   char name[128];
   processor_name(name, sizeof name);
   (void)snprintf(it->text, sizeof it->text, "%s, %d core%s, %s", name, it->cores,
@@ -140,5 +146,5 @@ const struct ek__backend ek__cpu_backend = {
     .stream_close = stream_close,
     .upload = upload,
     .download = download,
-    .between = ek__cpu_copy,
+    .between = between,
 };

@@ -152,8 +152,8 @@ void ek__cpu_dgemm(const struct ek__gemm *gemm);
 
 /* ---- memory: cpu_memory.c ---- */
 
-ek_status ek__cpu_memory_size(uint64_t *bytes);
-ek_status ek__cpu_memory_reserve(void **base, uint64_t bytes);
+ek_status ek__cpu_memory_size(uint64_t *bytes, const ek_device *device);
+ek_status ek__cpu_memory_reserve(void **base, uint64_t bytes, const ek_device *device);
 ek_status ek__cpu_memory_commit(void *base, uint64_t bytes);
 void ek__cpu_memory_release(void *base, uint64_t bytes);
 

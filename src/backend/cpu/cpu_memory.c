@@ -19,7 +19,8 @@ static ek_status refused(const char *what, uint64_t bytes) {
                       (unsigned long long)bytes, strerror(errno));
 }
 
-ek_status ek__cpu_memory_size(uint64_t *bytes) {
+ek_status ek__cpu_memory_size(uint64_t *bytes, const ek_device *device) {
+  (void)device;
   const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
   if (pages <= 0 || page <= 0) {
     return ek_error_set(EK_ERR_UNAVAILABLE, "the system does not tell its memory size");
@@ -31,7 +32,8 @@ ek_status ek__cpu_memory_size(uint64_t *bytes) {
 /* The bytes that a range of `bytes` really takes: whole huge pages. */
 static uint64_t whole(uint64_t bytes) { return (bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE; }
 
-ek_status ek__cpu_memory_reserve(void **base, uint64_t bytes) {
+ek_status ek__cpu_memory_reserve(void **base, uint64_t bytes, const ek_device *device) {
+  (void)device;
   if (bytes > (uint64_t)1 << 62) {
     errno = ENOMEM;
     return refused("reserve address space of", bytes);

@@ -5,8 +5,11 @@
  * on addresses that nobody reads. Each reservation gets a range of its own in the part of the
  * 64-bit address space that x86-64 and AArch64 leave to nobody, so that two devices never seem to
  * overlap and a program that touches one stops at once.
+ *
+ * `plan-cuda` counts what `cuda` devices take: the same, and the workspace of each.
  */
 #include "backend/backend.h"
+#include "backend/cuda/cuda_workspace.h"
 
 #include <stdatomic.h>
 #include <stdio.h>
@@ -25,12 +28,14 @@ static ek_status describe(ek_device_description *descriptions, size_t capacity, 
   return EK_OK;
 }
 
-static ek_status memory_size(uint64_t *bytes) {
+static ek_status memory_size(uint64_t *bytes, const ek_device *device) {
+  (void)device;
   *bytes = MEMORY_BYTES;
   return EK_OK;
 }
 
-static ek_status memory_reserve(void **base, uint64_t bytes) {
+static ek_status memory_reserve(void **base, uint64_t bytes, const ek_device *device) {
+  (void)device;
   static atomic_uint next;
   if (bytes > MEMORY_BYTES) {
     return ek_error_set(EK_ERR_OUT_OF_MEMORY, "a plan device has at most %llu bytes, not %llu",
@@ -56,13 +61,11 @@ static ek_status stream_open(void **native, ek_device *device, ek_stream_kind ki
 
 static void stream_close(void *native) { (void)native; }
 
-const struct ek__backend ek__plan_backend = {
-    .name = "plan",
-    .shared_memory = true,
-    .describe = describe,
-    .memory_size = memory_size,
-    .memory_reserve = memory_reserve,
-    .memory_release = memory_release,
-    .stream_open = stream_open,
-    .stream_close = stream_close,
-};
+#define PLAN_SLOTS                                                                                 \
+  .describe = describe, .memory_size = memory_size, .memory_reserve = memory_reserve,              \
+  .memory_release = memory_release, .stream_open = stream_open, .stream_close = stream_close
+
+const struct ek__backend ek__plan_backend = {.name = "plan", .shared_memory = true, PLAN_SLOTS};
+
+const struct ek__backend ek__plan_cuda_backend = {
+    .name = "plan-cuda", .workspace_bytes = EK__CUDA_DEVICE_BYTES, PLAN_SLOTS};

@@ -1,0 +1,127 @@
+/*
+ * cuda_attend.cu - causal attention forward, tiled, with an online softmax (Milakov and Gimelshein
+ * 2018; Dao et al. 2022).
+ *
+ * A block has one tile of queries of one head and walks over the tiles of keys up to its own. Each
+ * thread keeps largest score and sum of exponentials of its rows; the sixteen threads of a row hold
+ * the same ones. Keys and values take turns in one buffer, so that more blocks fit.
+ */
+#include "backend/cuda/cuda_attend.cuh"
+
+using namespace ek__cuda;
+
+namespace {
+
+/* Over the sixteen threads of a row, which are half a warp. */
+template <class T> __device__ __forceinline__ T row_max(T value) {
+  EK_UNROLL
+  for (int distance = SIDE / 2; distance > 0; distance /= 2) {
+    value = fmax(value, __shfl_xor_sync(ALL_LANES, value, distance));
+  }
+  return value;
+}
+
+template <class T> __device__ __forceinline__ T row_sum(T value) {
+  EK_UNROLL
+  for (int distance = SIDE / 2; distance > 0; distance /= 2) {
+    value += __shfl_xor_sync(ALL_LANES, value, distance);
+  }
+  return value;
+}
+
+/* What is known of a thread's rows so far. */
+template <class T, int HEAD> struct rows_so_far {
+  using t = tiling<T, HEAD>;
+  T largest[t::M], sum[t::M];
+  share_of_tile<T, HEAD> out;
+
+  __device__ __forceinline__ void clear() {
+    EK_UNROLL
+    for (int i = 0; i < t::M; i++) {
+      largest[i] = -T(INFINITY);
+      sum[i] = T(0);
+    }
+    out.clear();
+  }
+
+  /* Takes scores in; they become the rows' exponentials, in shared memory too. Key columns from
+   * `key` on, query rows from `query` on; a key after its query counts for nothing. */
+  __device__ __forceinline__ void take(T (&score)[t::M][t::M], T *shared, int64_t query,
+                                       int64_t key, T scale) {
+    EK_UNROLL
+    for (int i = 0; i < t::M; i++) {
+      const int64_t row = query + threadIdx.y + SIDE * i;
+      T most = largest[i], added = T(0);
+      EK_UNROLL
+      for (int j = 0; j < t::M; j++) {
+        const bool seen = key + threadIdx.x + SIDE * j <= row;
+        score[i][j] = seen ? score[i][j] * scale : -T(INFINITY);
+        most = fmax(most, score[i][j]);
+      }
+      most = row_max(most);
+      const T kept = exp(largest[i] - most); /* 0 in the first tile */
+      EK_UNROLL
+      for (int j = 0; j < t::M; j++) {
+        const bool seen = key + threadIdx.x + SIDE * j <= row;
+        const T e = seen ? exp(score[i][j] - most) : T(0);
+        shared[(threadIdx.y + SIDE * i) * t::SCORE_STRIDE + threadIdx.x + SIDE * j] = e;
+        added += e;
+      }
+      sum[i] = sum[i] * kept + row_sum(added);
+      largest[i] = most;
+      out.times(i, kept);
+    }
+  }
+};
+
+template <class T, int HEAD>
+__global__ void __launch_bounds__(SIDE *SIDE) forward_kernel(attended<T> a) {
+  using t = tiling<T, HEAD>;
+  EK_DYNAMIC_SHARED(T, memory);
+  T *const queries = memory, *const other = queries + t::TILE, *const scores = other + t::TILE;
+  const int64_t heads = gridDim.x / a.tiles, head = blockIdx.x % heads;
+  const int64_t query = (a.tiles - 1 - blockIdx.x / heads) * t::B; /* the longest rows first */
+  const T *const q = a.qkv + a.in_qkv(head);
+  rows_so_far<T, HEAD> rows;
+  rows.clear();
+  load_tile<T, HEAD>(queries, q, a.stride(), query, a);
+  for (int64_t key = 0; key <= query; key += t::B) {
+    T score[t::M][t::M];
+    load_tile<T, HEAD>(other, q + a.channels(), a.stride(), key, a);
+    __syncthreads();
+    dot_rows<T, HEAD>(score, queries, other);
+    rows.take(score, scores, query, key, a.scale);
+    __syncthreads();
+    load_tile<T, HEAD>(other, q + 2 * a.channels(), a.stride(), key, a);
+    __syncthreads();
+    rows.out.add_product(scores, other);
+    __syncthreads();
+  }
+  EK_UNROLL
+  for (int i = 0; i < t::M; i++) {
+    const int64_t row = query + threadIdx.y + SIDE * i;
+    rows.out.times(i, T(1) / rows.sum[i]);
+    if (threadIdx.x == 0 && row < a.tokens) {
+      a.lse[a.in_lse(head) + row] = rows.largest[i] + log(rows.sum[i]);
+    }
+  }
+  rows.out.put(a.out + a.in_out(head), a.channels(), query, a);
+}
+
+template <class T, int HEAD>
+cudaError_t forward(cudaStream_t stream, const struct ek__attention_args *args) {
+  using t = tiling<T, HEAD>;
+  const attended<T> a = attended_of<T>(args, t::B);
+  return launch_tiles<T>(stream, forward_kernel<T, HEAD>, a.tiles * args->batch * args->heads,
+                         2 * t::TILE + t::SCORES, a);
+}
+
+} // namespace
+
+extern "C" cudaError_t ek__cuda_attention_forward(cudaStream_t stream,
+                                                  const struct ek__attention_args *args) {
+  if (args->batch * args->heads * args->tokens * args->head_width <= 0) return cudaSuccess;
+  return with_tiling(args, [&](auto zero, auto head) {
+    return forward<decltype(zero), decltype(head)::WIDTH>(stream, args);
+  });
+}

@@ -1,0 +1,231 @@
+/*
+ * cuda_attend.cuh - tiles of causal attention, shared by forward and backward.
+ *
+ * A block of 16 x 16 threads works on square tiles of B = 16 M tokens. Products of tiles are done
+ * in registers: a thread (tx, ty) has the rows ty + 16 i (i < M) and, of a tile of scores, the
+ * columns tx + 16 j (j < M); of a tile as wide as a head, PACK neighbouring columns from (tx + 16
+ * n) * PACK on (n < W). One packed read from shared memory serves M rows or columns.
+ *
+ * Tiles lie in shared memory with a padded row, so that the sixteen threads of a row read from
+ * different banks. A head is padded to 64, 128 or 256 columns with zeros, a tile to B rows.
+ *
+ * Floor, in f32 without tensor cores: 4 d multiply-adds for each pair of tokens forward (two
+ * products of width d), 14 backward (seven products: scores and dP are computed in each of its two
+ * kernels, which is what it costs to add dK, dV and dQ in a fixed order without a T x T matrix).
+ * With M = 4 the loop reads 12 wavefronts of shared memory for 16 cycles of arithmetic.
+ */
+#ifndef EK_CUDA_ATTEND_CUH
+#define EK_CUDA_ATTEND_CUH
+
+#include "backend/cuda/cuda_portable.cuh"
+
+namespace ek__cuda {
+
+constexpr int SIDE = 16; /* the block is SIDE x SIDE threads */
+
+/* M: rows of a thread, so that all tiles of the backward fit into 163 KiB (sm_80). */
+template <class T, int HEAD> struct tiling {
+  static constexpr int WIDTH = HEAD;
+  static constexpr int M = (HEAD <= 128 ? 4 : 2) * 4 / (int)sizeof(T);
+  static constexpr int B = SIDE * M; /* tokens of a tile */
+  static constexpr int N = PACK<T>;
+  static constexpr int W = HEAD / (SIDE * N);   /* packs of a row of a head per thread */
+  static constexpr int STRIDE = HEAD + N;       /* of a tile of B x HEAD */
+  static constexpr int SCORE_STRIDE = B + SIDE; /* of a tile of B x B */
+  static constexpr int TILE = B * STRIDE, SCORES = B * SCORE_STRIDE; /* in elements */
+};
+
+/* What a thread has of a tile of scores. */
+template <class T, int HEAD> using part_of_scores = T[tiling<T, HEAD>::M][tiling<T, HEAD>::M];
+
+/* One head of one sample: rows of q, k, v are `stride` apart, those of out and dout `out_stride`.
+ */
+template <class T> struct attended {
+  const T *qkv, *dout;
+  T *out, *lse, *dqkv;
+  int64_t tokens, heads, width;
+  int64_t tiles; /* of a sequence */
+  T scale;
+  bool wide; /* 16-byte access to rows of a head */
+
+  __device__ int64_t channels() const { return heads * width; }
+  __device__ int64_t stride() const { return 3 * channels(); }
+  /* Offsets of the first row of a head: in qkv (of q; then k, v), in out, in lse. */
+  __device__ int64_t in_qkv(int64_t head) const {
+    return head / heads * tokens * stride() + head % heads * width;
+  }
+  __device__ int64_t in_out(int64_t head) const {
+    return head / heads * tokens * channels() + head % heads * width;
+  }
+  __device__ int64_t in_lse(int64_t head) const { return head * tokens; }
+};
+
+/* tile = rows first .. first + B - 1 of a head at `from`; zeros where there are none. */
+template <class T, int HEAD>
+__device__ void load_tile(T *tile, const T *from, int64_t stride, int64_t first,
+                          const attended<T> &a) {
+  using t = tiling<T, HEAD>;
+  constexpr int PACKS = HEAD / t::N;
+  const int thread = (int)thread_in_block();
+  for (int i = thread; i < t::B * PACKS; i += SIDE * SIDE) {
+    const int row = i / PACKS, column = i % PACKS * t::N;
+    const T *p = from + (first + row) * stride + column;
+    pack<T, t::N> value = {};
+    if (first + row < a.tokens) {
+      if (a.wide && column < a.width) {
+        value = load<t::N>(p);
+      } else {
+        EK_UNROLL
+        for (int j = 0; j < t::N; j++) {
+          if (column + j < a.width) value.at[j] = p[j];
+        }
+      }
+    }
+    store<t::N>(tile + row * t::STRIDE + column, value);
+  }
+}
+
+/* product[i][j] = row ty + 16 i of a . row tx + 16 j of b */
+template <class T, int HEAD>
+__device__ __forceinline__ void dot_rows(part_of_scores<T, HEAD> &product, const T *a, const T *b) {
+  using t = tiling<T, HEAD>;
+  const T *const rows = a + threadIdx.y * t::STRIDE, *const columns = b + threadIdx.x * t::STRIDE;
+  EK_UNROLL
+  for (int i = 0; i < t::M; i++) {
+    EK_UNROLL
+    for (int j = 0; j < t::M; j++) product[i][j] = T(0);
+  }
+  EK_UNROLL_BY(2)
+  for (int k = 0; k < HEAD; k += t::N) {
+    pack<T, t::N> left[t::M], right[t::M];
+    EK_UNROLL
+    for (int i = 0; i < t::M; i++) left[i] = load<t::N>(rows + i * SIDE * t::STRIDE + k);
+    EK_UNROLL
+    for (int j = 0; j < t::M; j++) right[j] = load<t::N>(columns + j * SIDE * t::STRIDE + k);
+    EK_UNROLL
+    for (int i = 0; i < t::M; i++) {
+      EK_UNROLL
+      for (int j = 0; j < t::M; j++) {
+        EK_UNROLL
+        for (int e = 0; e < t::N; e++) product[i][j] += left[i].at[e] * right[j].at[e];
+      }
+    }
+  }
+}
+
+/* What a thread has of a tile of B x HEAD results. */
+template <class T, int HEAD> struct share_of_tile {
+  using t = tiling<T, HEAD>;
+  pack<T, t::N> at[t::M][t::W];
+
+  __device__ __forceinline__ void clear() {
+    EK_UNROLL
+    for (int i = 0; i < t::M; i++) {
+      EK_UNROLL
+      for (int n = 0; n < t::W; n++) at[i][n] = pack<T, t::N>{};
+    }
+  }
+
+  /* += scores (B x B) times tile (B x HEAD) */
+  __device__ __forceinline__ void add_product(const T *scores, const T *tile) {
+    const T *const rows = scores + threadIdx.y * t::SCORE_STRIDE;
+    EK_UNROLL_BY(1)
+    for (int k = 0; k < t::B; k += t::N) {
+      pack<T, t::N> left[t::M];
+      EK_UNROLL
+      for (int i = 0; i < t::M; i++) left[i] = load<t::N>(rows + i * SIDE * t::SCORE_STRIDE + k);
+      EK_UNROLL
+      for (int e = 0; e < t::N; e++) add_row(left, e, tile + (k + e) * t::STRIDE);
+    }
+  }
+
+  /* += left[.].at[e] times one row of the tile */
+  __device__ __forceinline__ void add_row(const pack<T, t::N> (&left)[t::M], int e, const T *row) {
+    EK_UNROLL
+    for (int n = 0; n < t::W; n++) {
+      const pack<T, t::N> right = load<t::N>(row + (threadIdx.x + SIDE * n) * t::N);
+      EK_UNROLL
+      for (int i = 0; i < t::M; i++) {
+        EK_UNROLL
+        for (int c = 0; c < t::N; c++) at[i][n].at[c] += left[i].at[e] * right.at[c];
+      }
+    }
+  }
+
+  __device__ __forceinline__ void times(int i, T factor) {
+    EK_UNROLL
+    for (int n = 0; n < t::W; n++) {
+      EK_UNROLL
+      for (int c = 0; c < t::N; c++) at[i][n].at[c] *= factor;
+    }
+  }
+
+  /* Writes rows first .. of a head at `to`, as far as there are rows and columns. */
+  __device__ void put(T *to, int64_t stride, int64_t first, const attended<T> &a) const {
+    EK_UNROLL
+    for (int i = 0; i < t::M; i++) {
+      const int64_t row = first + threadIdx.y + SIDE * i;
+      if (row >= a.tokens) continue;
+      EK_UNROLL
+      for (int n = 0; n < t::W; n++) {
+        const int column = (int)(threadIdx.x + SIDE * n) * t::N;
+        T *p = to + row * stride + column;
+        if (a.wide && column < a.width) {
+          store<t::N>(p, at[i][n]);
+        } else {
+          EK_UNROLL
+          for (int c = 0; c < t::N; c++) {
+            if (column + c < a.width) p[c] = at[i][n].at[c];
+          }
+        }
+      }
+    }
+  }
+};
+
+/* ---- launching ---- */
+
+/* Calls f with the tiling for the type and the width of a head. */
+template <class F> inline cudaError_t with_tiling(const struct ek__attention_args *args, F f) {
+  return with_type(args->type, [&](auto zero) {
+    using T = decltype(zero);
+    if (args->head_width <= 64) return f(zero, tiling<T, 64>());
+    if (args->head_width <= 128) return f(zero, tiling<T, 128>());
+    if (args->head_width <= EK__CUDA_MAX_HEAD_WIDTH) return f(zero, tiling<T, 256>());
+    return cudaErrorInvalidValue;
+  });
+}
+
+template <class T>
+inline attended<T> attended_of(const struct ek__attention_args *args, int tokens_of_tile) {
+  attended<T> a = {};
+  a.qkv = static_cast<const T *>(args->qkv);
+  a.dout = static_cast<const T *>(args->dout);
+  a.out = static_cast<T *>(args->out);
+  a.lse = static_cast<T *>(args->lse);
+  a.dqkv = static_cast<T *>(args->dqkv);
+  a.tokens = args->tokens;
+  a.heads = args->heads;
+  a.width = args->head_width;
+  a.tiles = (args->tokens + tokens_of_tile - 1) / tokens_of_tile;
+  a.scale = (T)(1.0 / sqrt((double)args->head_width));
+  a.wide = args->head_width % PACK<T> == 0 && aligned(a.qkv, a.dout, a.out, a.dqkv);
+  return a;
+}
+
+/* Blocks of SIDE x SIDE threads with more than 48 KiB of shared memory, which must be asked for. */
+template <class T>
+inline cudaError_t launch_tiles(cudaStream_t stream, void (*kernel)(attended<T>), int64_t blocks,
+                                int shared_elements, const attended<T> &a) {
+  const int bytes = shared_elements * (int)sizeof(T);
+  const cudaError_t status =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (status != cudaSuccess) return status;
+  if (blocks > 0x7FFFFFFF) return cudaErrorInvalidValue;
+  EK_LAUNCH(kernel, (unsigned)blocks, dim3(SIDE, SIDE), (size_t)bytes, stream, a);
+  return cudaGetLastError();
+}
+
+} // namespace ek__cuda
+
+#endif /* EK_CUDA_ATTEND_CUH */

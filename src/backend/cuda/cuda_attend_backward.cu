@@ -1,0 +1,186 @@
+/*
+ * cuda_attend_backward.cu - causal attention backward; scores are computed again from qkv and lse.
+ *
+ * Three kernels, one after the other on the stream:
+ *   1. delta = sum of dout out for each row, put where the first element of the row's dq will be,
+ *      so that no other memory is needed;
+ *   2. a block has a tile of keys and walks over the tiles of queries from its own on: dk, dv;
+ *   3. a block has a tile of queries and walks over the keys up to its own: dq, over the deltas.
+ * Each sum is one thread's, in the order of the tiles: nothing is added atomically.
+ */
+#include "backend/cuda/cuda_attend.cuh"
+
+using namespace ek__cuda;
+
+namespace {
+
+/* A warp takes a row of one head. */
+template <class T>
+__global__ void __launch_bounds__(BLOCK) delta_kernel(attended<T> a, int64_t rows) {
+  const int64_t warps = thread_count() / WARP;
+  const unsigned lane = threadIdx.x % WARP;
+  for (int64_t i = thread_index() / WARP; i < rows; i += warps) {
+    const int64_t row = i / a.heads, column = i % a.heads * a.width; /* row: of all samples */
+    const T *const out = a.out + row * a.channels() + column;
+    const T *const dout = a.dout + row * a.channels() + column;
+    T sum = T(0);
+    for (int64_t c = lane; c < a.width; c += WARP) sum += out[c] * dout[c];
+    sum = warp_sum(sum);
+    if (lane == 0) a.dqkv[row * a.stride() + column] = sum;
+  }
+}
+
+/* lse and delta of B queries from `first` on; past the end 0, where p and ds are cut anyway. */
+template <class T>
+__device__ void load_terms(T *lse, T *delta, int64_t head, int64_t first, int count,
+                           const attended<T> &a) {
+  for (int i = (int)thread_in_block(); i < count; i += SIDE * SIDE) {
+    const bool there = first + i < a.tokens;
+    lse[i] = there ? a.lse[a.in_lse(head) + first + i] : T(0);
+    delta[i] = there ? a.dqkv[a.in_qkv(head) + (first + i) * a.stride()] : T(0);
+  }
+}
+
+/* p and ds of one pair of tokens from q.k and dout.v; both 0 unless the query sees the key. */
+template <class T>
+__device__ __forceinline__ void pair(T *p, T *ds, T scale, T lse, T delta, bool seen) {
+  const T probability = seen ? exp(*p * scale - lse) : T(0);
+  *ds = seen ? probability * (*ds - delta) * scale : T(0);
+  *p = probability;
+}
+
+template <class T, int HEAD>
+__device__ __forceinline__ void put_scores(T *shared, const part_of_scores<T, HEAD> &score) {
+  using t = tiling<T, HEAD>;
+  EK_UNROLL
+  for (int i = 0; i < t::M; i++) {
+    EK_UNROLL
+    for (int j = 0; j < t::M; j++) {
+      shared[(threadIdx.y + SIDE * i) * t::SCORE_STRIDE + threadIdx.x + SIDE * j] = score[i][j];
+    }
+  }
+}
+
+/* Shared memory of both kernels: four tiles, scores, and lse and delta of a tile. */
+template <class T, int HEAD> struct places {
+  using t = tiling<T, HEAD>;
+  static constexpr int ELEMENTS = 4 * t::TILE + t::SCORES + 2 * t::B;
+  T *tile[4], *scores, *lse, *delta;
+  __device__ explicit places(T *memory) {
+    for (int i = 0; i < 4; i++) tile[i] = memory + i * t::TILE;
+    scores = memory + 4 * t::TILE;
+    lse = scores + t::SCORES;
+    delta = lse + t::B;
+  }
+};
+
+/* Rows of scores are keys here, columns queries. */
+template <class T, int HEAD>
+__global__ void __launch_bounds__(SIDE *SIDE) keys_kernel(attended<T> a) {
+  using t = tiling<T, HEAD>;
+  EK_DYNAMIC_SHARED(T, memory);
+  const places<T, HEAD> at(memory);
+  T *const k = at.tile[0], *const v = at.tile[1], *const q = at.tile[2], *const dout = at.tile[3];
+  const int64_t heads = gridDim.x / a.tiles, head = blockIdx.x % heads;
+  const int64_t key = blockIdx.x / heads * t::B; /* the first keys have most queries */
+  const T *const from = a.qkv + a.in_qkv(head), *const slopes = a.dout + a.in_out(head);
+  share_of_tile<T, HEAD> dk, dv;
+  dk.clear();
+  dv.clear();
+  load_tile<T, HEAD>(k, from + a.channels(), a.stride(), key, a);
+  load_tile<T, HEAD>(v, from + 2 * a.channels(), a.stride(), key, a);
+  for (int64_t query = key; query < a.tokens; query += t::B) {
+    T p[t::M][t::M], ds[t::M][t::M];
+    load_tile<T, HEAD>(q, from, a.stride(), query, a);
+    load_tile<T, HEAD>(dout, slopes, a.channels(), query, a);
+    load_terms(at.lse, at.delta, head, query, t::B, a);
+    __syncthreads();
+    dot_rows<T, HEAD>(p, k, q);
+    dot_rows<T, HEAD>(ds, v, dout);
+    EK_UNROLL
+    for (int i = 0; i < t::M; i++) {
+      EK_UNROLL
+      for (int j = 0; j < t::M; j++) {
+        const int column = (int)threadIdx.x + SIDE * j;
+        const int64_t row = key + threadIdx.y + SIDE * i;
+        const bool seen = row <= query + column && query + column < a.tokens;
+        pair(&p[i][j], &ds[i][j], a.scale, at.lse[column], at.delta[column], seen);
+      }
+    }
+    put_scores<T, HEAD>(at.scores, p);
+    __syncthreads();
+    dv.add_product(at.scores, dout);
+    __syncthreads();
+    put_scores<T, HEAD>(at.scores, ds);
+    __syncthreads();
+    dk.add_product(at.scores, q);
+    __syncthreads();
+  }
+  T *const to = a.dqkv + a.in_qkv(head);
+  dk.put(to + a.channels(), a.stride(), key, a);
+  dv.put(to + 2 * a.channels(), a.stride(), key, a);
+}
+
+/* Rows of scores are queries, columns keys. */
+template <class T, int HEAD>
+__global__ void __launch_bounds__(SIDE *SIDE) queries_kernel(attended<T> a) {
+  using t = tiling<T, HEAD>;
+  EK_DYNAMIC_SHARED(T, memory);
+  const places<T, HEAD> at(memory);
+  T *const q = at.tile[0], *const dout = at.tile[1], *const k = at.tile[2], *const v = at.tile[3];
+  const int64_t heads = gridDim.x / a.tiles, head = blockIdx.x % heads;
+  const int64_t query = (a.tiles - 1 - blockIdx.x / heads) * t::B;
+  const T *const from = a.qkv + a.in_qkv(head);
+  share_of_tile<T, HEAD> dq;
+  dq.clear();
+  load_tile<T, HEAD>(q, from, a.stride(), query, a);
+  load_tile<T, HEAD>(dout, a.dout + a.in_out(head), a.channels(), query, a);
+  load_terms(at.lse, at.delta, head, query, t::B, a);
+  for (int64_t key = 0; key <= query; key += t::B) {
+    T p[t::M][t::M], ds[t::M][t::M];
+    load_tile<T, HEAD>(k, from + a.channels(), a.stride(), key, a);
+    load_tile<T, HEAD>(v, from + 2 * a.channels(), a.stride(), key, a);
+    __syncthreads();
+    dot_rows<T, HEAD>(p, q, k);
+    dot_rows<T, HEAD>(ds, dout, v);
+    EK_UNROLL
+    for (int i = 0; i < t::M; i++) {
+      const int row = (int)threadIdx.y + SIDE * i;
+      EK_UNROLL
+      for (int j = 0; j < t::M; j++) {
+        const int64_t column = key + threadIdx.x + SIDE * j;
+        const bool seen = column <= query + row && query + row < a.tokens;
+        pair(&p[i][j], &ds[i][j], a.scale, at.lse[row], at.delta[row], seen);
+      }
+    }
+    put_scores<T, HEAD>(at.scores, ds);
+    __syncthreads();
+    dq.add_product(at.scores, k);
+    __syncthreads();
+  }
+  dq.put(a.dqkv + a.in_qkv(head), a.stride(), query, a);
+}
+
+template <class T, int HEAD>
+cudaError_t backward(cudaStream_t stream, const struct ek__attention_args *args) {
+  using t = tiling<T, HEAD>;
+  const attended<T> a = attended_of<T>(args, t::B);
+  const int64_t heads = args->batch * args->heads, rows = heads * args->tokens;
+  EK_LAUNCH(delta_kernel<T>, blocks_for(rows, BLOCK / WARP), BLOCK, 0, stream, a, rows);
+  cudaError_t status = cudaGetLastError();
+  if (status != cudaSuccess) return status;
+  const int elements = places<T, HEAD>::ELEMENTS;
+  status = launch_tiles<T>(stream, keys_kernel<T, HEAD>, a.tiles * heads, elements, a);
+  if (status != cudaSuccess) return status;
+  return launch_tiles<T>(stream, queries_kernel<T, HEAD>, a.tiles * heads, elements, a);
+}
+
+} // namespace
+
+extern "C" cudaError_t ek__cuda_attention_backward(cudaStream_t stream,
+                                                   const struct ek__attention_args *args) {
+  if (args->batch * args->heads * args->tokens * args->head_width <= 0) return cudaSuccess;
+  return with_tiling(args, [&](auto zero, auto head) {
+    return backward<decltype(zero), decltype(head)::WIDTH>(stream, args);
+  });
+}

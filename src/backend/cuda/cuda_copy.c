@@ -1,0 +1,138 @@
+/*
+ * cuda_copy.c - copies between host and device, and between devices.
+ *
+ * To and from the host: through a ring of pinned pieces per device, in the order of the compute
+ * stream. An upload returns when the last piece is filled, while the GPU may still be busy with
+ * earlier work; a download when the last one has arrived. A piece is used again by the same stream
+ * for a download without waiting (the stream keeps the order), for an upload when it has passed.
+ */
+#include <string.h>
+
+#include "backend/cuda/cuda_internal.h"
+
+static size_t piece_size(size_t left) {
+  return left < EK__CUDA_STAGE_BYTES ? left : EK__CUDA_STAGE_BYTES;
+}
+
+static struct ek__cuda_stage *take_stage(struct ek__cuda_device *device) {
+  struct ek__cuda_stage *stage = &device->stages[device->next_stage];
+  device->next_stage = (device->next_stage + 1) % EK__CUDA_STAGES;
+  return stage;
+}
+
+/* Queues a copy of a piece, and the mark by which its memory is known to be free again. */
+static ek_status pass(const struct ek__cuda_stream *stream, struct ek__cuda_stage *stage, void *to,
+                      const void *from, size_t bytes, enum cudaMemcpyKind kind) {
+  EK_TRY(ek__cuda_check(stream->device, cudaMemcpyAsync(to, from, bytes, kind, stream->handle),
+                        kind == cudaMemcpyHostToDevice ? "upload: cudaMemcpyAsync"
+                                                       : "download: cudaMemcpyAsync"));
+  EK_TRY(ek__cuda_check(stream->device, cudaEventRecord(stage->passed, stream->handle),
+                        "cudaEventRecord"));
+  stage->used = true;
+  return EK_OK;
+}
+
+/* ---- host to device ---- */
+
+static ek_status upload_locked(const struct ek__cuda_stream *stream, char *to, const char *host,
+                               size_t bytes) {
+  for (size_t done = 0; done < bytes;) {
+    const size_t size = piece_size(bytes - done);
+    struct ek__cuda_stage *stage = take_stage(stream->device);
+    if (stage->used) EK_TRY(ek__cuda_finish_event(stream->device, stage->passed, "upload"));
+    memcpy(stage->memory, host + done, size);
+    EK_TRY(pass(stream, stage, to + done, stage->memory, size, cudaMemcpyHostToDevice));
+    done += size;
+  }
+  return EK_OK;
+}
+
+ek_status ek__cuda_upload(ek_stream *stream, void *to, const void *host, size_t bytes) {
+  const struct ek__cuda_stream *it = ek__cuda_stream_of(stream);
+  EK_TRY(ek__cuda_enter(it->device));
+  pthread_mutex_lock(&it->device->mutex);
+  const ek_status status = upload_locked(it, to, host, bytes);
+  pthread_mutex_unlock(&it->device->mutex);
+  return status;
+}
+
+/* ---- device to host ---- */
+
+static ek_status download_locked(const struct ek__cuda_stream *stream, char *host, const char *from,
+                                 size_t bytes) {
+  struct ek__cuda_stage *stages[EK__CUDA_STAGES];
+  size_t queued = 0, done = 0, first = 0, under_way = 0;
+  while (done < bytes) {
+    while (queued < bytes && under_way < EK__CUDA_STAGES) {
+      const size_t size = piece_size(bytes - queued);
+      struct ek__cuda_stage *stage = take_stage(stream->device);
+      EK_TRY(pass(stream, stage, stage->memory, from + queued, size, cudaMemcpyDeviceToHost));
+      stages[(first + under_way++) % EK__CUDA_STAGES] = stage;
+      queued += size;
+    }
+    struct ek__cuda_stage *stage = stages[first];
+    const size_t size = piece_size(bytes - done);
+    EK_TRY(ek__cuda_finish_event(stream->device, stage->passed, "download"));
+    memcpy(host + done, stage->memory, size);
+    first = (first + 1) % EK__CUDA_STAGES;
+    under_way--;
+    done += size;
+  }
+  return EK_OK;
+}
+
+ek_status ek__cuda_download(ek_stream *stream, void *host, const void *from, size_t bytes) {
+  const struct ek__cuda_stream *it = ek__cuda_stream_of(stream);
+  EK_TRY(ek__cuda_enter(it->device));
+  pthread_mutex_lock(&it->device->mutex);
+  const ek_status status = download_locked(it, host, from, bytes);
+  pthread_mutex_unlock(&it->device->mutex);
+  EK_TRY(status);
+  return ek__cuda_check_group(it->device->group);
+}
+
+/* ---- device to device ---- */
+
+/* `stream` waits for what `other`, of another device, holds now. `event` is of the other device; a
+ * later record of it by another thread only makes the wait a little longer. */
+static ek_status follow(const struct ek__cuda_stream *stream, struct ek__cuda_stream *other,
+                        cudaEvent_t event) {
+  struct ek__cuda_device *device = other->device;
+  EK_TRY(ek__cuda_enter(device));
+  pthread_mutex_lock(&device->mutex);
+  ek_status status =
+      ek__cuda_check(device, cudaEventRecord(event, other->handle), "cudaEventRecord");
+  if (status == EK_OK) {
+    status = ek__cuda_check(device, cudaStreamWaitEvent(stream->handle, event, 0),
+                            "cudaStreamWaitEvent");
+  }
+  pthread_mutex_unlock(&device->mutex);
+  return status;
+}
+
+static ek_status queue_copy(const struct ek__cuda_stream *stream, void *to,
+                            const struct ek__cuda_device *source, const void *from, size_t bytes) {
+  const int here = stream->device->gpu->physical, there = source->gpu->physical;
+  EK_TRY(ek__cuda_enter(stream->device));
+  if (here == there) {
+    return ek__cuda_check(
+        stream->device, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream->handle),
+        "copy: cudaMemcpyAsync");
+  }
+  return ek__cuda_check(stream->device,
+                        cudaMemcpyPeerAsync(to, here, from, there, bytes, stream->handle),
+                        "copy: cudaMemcpyPeerAsync");
+}
+
+/* On the destination's compute stream, behind what the source's holds; then the source's goes on,
+ * so that memory which is freed there after this call is not used again before it was read. */
+ek_status ek__cuda_between(ek_stream *stream, void *to, ek_device *source_device, const void *from,
+                           size_t bytes) {
+  struct ek__cuda_stream *destination = ek__cuda_stream_of(stream);
+  struct ek__cuda_device *source = ek__cuda_device_of(source_device);
+  if (source == destination->device) return queue_copy(destination, to, source, from, bytes);
+  struct ek__cuda_stream *origin = &source->streams[EK_STREAM_COMPUTE];
+  EK_TRY(follow(destination, origin, source->ready));
+  EK_TRY(queue_copy(destination, to, source, from, bytes));
+  return follow(origin, destination, destination->device->passed);
+}

@@ -1,0 +1,73 @@
+/*
+ * cuda_device.c - what a device has beside its memory: streams, events, pinned memory, a handle.
+ */
+#include "backend/cuda/cuda_internal.h"
+
+static ek_status open_event(const struct ek__cuda_device *device, cudaEvent_t *event) {
+  return ek__cuda_check(device, cudaEventCreateWithFlags(event, cudaEventDisableTiming),
+                        "cudaEventCreateWithFlags");
+}
+
+/* Streams that do not wait for the default stream; communication goes first, as others wait for it.
+ */
+static ek_status open_streams(struct ek__cuda_device *device) {
+  int least = 0, greatest = 0;
+  EK_TRY(ek__cuda_check(device, cudaDeviceGetStreamPriorityRange(&least, &greatest),
+                        "cudaDeviceGetStreamPriorityRange"));
+  for (int kind = 0; kind < 2; kind++) {
+    const int priority = kind == EK_STREAM_COMMUNICATION ? greatest : least;
+    device->streams[kind].device = device;
+    EK_TRY(ek__cuda_check(device,
+                          cudaStreamCreateWithPriority(&device->streams[kind].handle,
+                                                       cudaStreamNonBlocking, priority),
+                          "cudaStreamCreateWithPriority"));
+  }
+  return EK_OK;
+}
+
+static ek_status pinned(const struct ek__cuda_device *device, void **memory, size_t bytes) {
+  return ek__cuda_check(device,
+                        cudaHostAlloc(memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped),
+                        "cudaHostAlloc");
+}
+
+static ek_status open_pinned(struct ek__cuda_device *device) {
+  void *memory = NULL;
+  EK_TRY(pinned(device, &memory, sizeof *device->bad));
+  device->bad = memory;
+  *device->bad = 0;
+  for (size_t i = 0; i < EK__CUDA_STAGES; i++) {
+    EK_TRY(pinned(device, &memory, EK__CUDA_STAGE_BYTES));
+    device->stages[i].memory = memory;
+    EK_TRY(open_event(device, &device->stages[i].passed));
+  }
+  return EK_OK;
+}
+
+ek_status ek__cuda_device_prepare(struct ek__cuda_device *device) {
+  if (pthread_mutex_init(&device->mutex, NULL) != 0) {
+    return ek__cuda_host->error_set(EK_ERR_OUT_OF_MEMORY, "%s: no mutex", device->name);
+  }
+  device->mutex_open = true;
+  EK_TRY(ek__cuda_enter(device));
+  EK_TRY(open_streams(device));
+  EK_TRY(open_event(device, &device->ready));
+  EK_TRY(open_event(device, &device->passed));
+  EK_TRY(open_pinned(device));
+  return ek__cuda_products_open(device);
+}
+
+void ek__cuda_device_discard(struct ek__cuda_device *device) {
+  ek__cuda_products_close(device);
+  for (size_t i = 0; i < EK__CUDA_STAGES; i++) {
+    if (device->stages[i].passed != NULL) (void)cudaEventDestroy(device->stages[i].passed);
+    if (device->stages[i].memory != NULL) (void)cudaFreeHost(device->stages[i].memory);
+  }
+  if (device->bad != NULL) (void)cudaFreeHost(device->bad);
+  if (device->passed != NULL) (void)cudaEventDestroy(device->passed);
+  if (device->ready != NULL) (void)cudaEventDestroy(device->ready);
+  for (int kind = 0; kind < 2; kind++) {
+    if (device->streams[kind].handle != NULL) (void)cudaStreamDestroy(device->streams[kind].handle);
+  }
+  if (device->mutex_open) pthread_mutex_destroy(&device->mutex);
+}

@@ -1,0 +1,82 @@
+/*
+ * cuda_dropout.cu - dropout with the random bits of evenkeel/random.h.
+ *
+ * A thread draws the four words of one Philox block and decides about its four elements. Floor in
+ * f32: 8 bytes an element; the ten rounds for four elements are some 80 integer instructions, which
+ * is about half of what a multiprocessor can do in the time of their 32 bytes.
+ */
+#include "backend/cuda/cuda_portable.cuh"
+
+using namespace ek__cuda;
+
+namespace {
+
+/* ek_random_bits() of random.h, which is not a device function. The test compares the two. */
+__device__ __forceinline__ void random_bits(ek_random_key key, uint32_t sample, uint32_t block,
+                                            uint32_t bits[4]) {
+  uint32_t k0 = (uint32_t)key.seed, k1 = (uint32_t)(key.seed >> 32);
+  uint32_t c0 = block, c1 = sample, c2 = key.stream, c3 = key.step;
+  EK_UNROLL
+  for (int round = 0; round < 10; round++) {
+    const uint64_t p0 = (uint64_t)0xD2511F53u * c0;
+    const uint64_t p1 = (uint64_t)0xCD9E8D57u * c2;
+    c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
+    c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
+    c1 = (uint32_t)p1;
+    c3 = (uint32_t)p0;
+    k0 += 0x9E3779B9u;
+    k1 += 0xBB67AE85u;
+  }
+  bits[0] = c0;
+  bits[1] = c1;
+  bits[2] = c2;
+  bits[3] = c3;
+}
+
+template <class T> struct mask {
+  ek_random_key key;
+  uint32_t first_sample;
+  uint32_t threshold; /* unit(bits) >= p is bits >> 8 >= ceil(2^24 p), exactly */
+  T factor;           /* 1 / (1 - p) */
+};
+
+/* N > 1: samples are whole packs, N divides 4. y may be x. */
+template <class T, int N>
+__global__ void __launch_bounds__(BLOCK)
+    dropout_kernel(T *y, const T *x, int64_t samples, int64_t per_sample, mask<T> mask) {
+  for (walk at((per_sample + 3) / 4); at.row < samples; at.next()) {
+    uint32_t bits[4];
+    random_bits(mask.key, mask.first_sample + (uint32_t)at.row, (uint32_t)at.column, bits);
+    const int64_t first = at.row * per_sample + at.column * 4;
+    const int64_t left = per_sample - at.column * 4;
+    EK_UNROLL
+    for (int j = 0; j < 4; j += N) {
+      if (j >= left) break;
+      pack<T, N> value = load<N>(x + first + j);
+      EK_UNROLL
+      for (int i = 0; i < N; i++) {
+        const bool keep = bits[j + i] >> 8 >= mask.threshold;
+        value.at[i] = keep ? value.at[i] * mask.factor : T(0);
+      }
+      store<N>(y + first + j, value);
+    }
+  }
+}
+
+template <class T> cudaError_t dropout(cudaStream_t stream, const struct ek__dropout_args *args) {
+  if (args->samples <= 0 || args->per_sample <= 0) return cudaSuccess;
+  const mask<T> mask = {args->key, (uint32_t)args->first_sample,
+                        (uint32_t)ceil(args->p * 16777216.0), (T)(1.0 / (1.0 - args->p))};
+  const bool wide = args->per_sample % 4 == 0 && aligned(args->y, args->x);
+  const auto kernel = wide ? dropout_kernel<T, PACK<T>> : dropout_kernel<T, 1>;
+  EK_LAUNCH(kernel, blocks_for(args->samples * ((args->per_sample + 3) / 4)), BLOCK, 0, stream,
+            static_cast<T *>(args->y), static_cast<const T *>(args->x), args->samples,
+            args->per_sample, mask);
+  return cudaGetLastError();
+}
+
+} // namespace
+
+extern "C" cudaError_t ek__cuda_dropout(cudaStream_t stream, const struct ek__dropout_args *args) {
+  return with_type(args->type, [&](auto zero) { return dropout<decltype(zero)>(stream, args); });
+}

@@ -1,0 +1,51 @@
+/*
+ * cuda_errors.c - errors of CUDA and cuBLAS in words, with device and call.
+ *
+ * EK_ERR_OUT_OF_MEMORY where that is what was said, EK_ERR_INTERNAL where a call of ours was wrong,
+ * else EK_ERR_UNAVAILABLE: the device cannot go on.
+ */
+#include <stdio.h>
+
+#include "backend/cuda/cuda_internal.h"
+
+static ek_status kind_of(cudaError_t error) {
+  switch (error) {
+  case cudaErrorMemoryAllocation: return EK_ERR_OUT_OF_MEMORY;
+  case cudaErrorInvalidValue:
+  case cudaErrorInvalidConfiguration:
+  case cudaErrorInvalidResourceHandle: return EK_ERR_INTERNAL;
+  default: return EK_ERR_UNAVAILABLE;
+  }
+}
+
+static ek_status report(const char *name, cudaError_t error, const char *call) {
+  (void)cudaGetLastError(); /* CUDA keeps it otherwise for a later call to find */
+  return ek__cuda_host->error_set(kind_of(error), "%s: %s: %s (%s)", name, call,
+                                  cudaGetErrorString(error), cudaGetErrorName(error));
+}
+
+ek_status ek__cuda_check(const struct ek__cuda_device *device, cudaError_t error,
+                         const char *call) {
+  return error == cudaSuccess ? EK_OK : report(device->name, error, call);
+}
+
+ek_status ek__cuda_check_gpu(int physical, cudaError_t error, const char *call) {
+  if (error == cudaSuccess) return EK_OK;
+  char name[32];
+  (void)snprintf(name, sizeof name, "cuda:%d", physical);
+  return report(name, error, call);
+}
+
+ek_status ek__cuda_enter(const struct ek__cuda_device *device) {
+  return ek__cuda_check(device, cudaSetDevice(device->gpu->physical), "cudaSetDevice");
+}
+
+ek_status ek__cuda_check_blas(const struct ek__cuda_device *device, cublasStatus_t status,
+                              const char *call) {
+  if (status == CUBLAS_STATUS_SUCCESS) return EK_OK;
+  const ek_status kind = status == CUBLAS_STATUS_ALLOC_FAILED    ? EK_ERR_OUT_OF_MEMORY
+                         : status == CUBLAS_STATUS_INVALID_VALUE ? EK_ERR_INTERNAL
+                                                                 : EK_ERR_UNAVAILABLE;
+  return ek__cuda_host->error_set(kind, "%s: %s: cuBLAS: %s", device->name, call,
+                                  cublasLtGetStatusString(status));
+}

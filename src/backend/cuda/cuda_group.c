@@ -1,0 +1,201 @@
+/*
+ * cuda_group.c - opens and closes what the devices of a group share: their GPUs.
+ *
+ * Opening: the string's places become devices and GPUs; everything of the devices but their memory
+ * is made; GPUs that must reach each other's memory are told to; what they have left is measured
+ * and taken. Closing undoes it, also when a device has failed or work is stuck on a stream.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "backend/cuda/cuda_internal.h"
+
+/* How many groups of this process use a GPU: the last one resets a GPU that has failed. */
+enum { COUNTED_GPUS = 256 };
+static pthread_mutex_t users_mutex = PTHREAD_MUTEX_INITIALIZER;
+static unsigned users[COUNTED_GPUS];
+
+static unsigned add_user(int physical, unsigned change) {
+  if (physical >= COUNTED_GPUS) return 1;
+  pthread_mutex_lock(&users_mutex);
+  const unsigned left = users[physical] += change;
+  pthread_mutex_unlock(&users_mutex);
+  return left;
+}
+
+/* ---- opening ---- */
+
+static struct ek__cuda_gpu *gpu_of(struct ek__cuda_group *group, int physical) {
+  for (size_t i = 0; i < group->gpu_count; i++) {
+    if (group->gpus[i].physical == physical) return &group->gpus[i];
+  }
+  struct ek__cuda_gpu *gpu = &group->gpus[group->gpu_count++];
+  gpu->physical = physical;
+  gpu->first = group->count;
+  (void)add_user(physical, 1);
+  return gpu;
+}
+
+/* The devices of one GPU follow each other in the string. */
+static void place_devices(struct ek__cuda_group *group, const struct ek__device_spec *spec) {
+  for (size_t i = 0; i < spec->count; i++) {
+    const struct ek__device_place *place = &spec->places[i];
+    struct ek__cuda_device *device = &group->devices[i];
+    device->group = group;
+    device->gpu = gpu_of(group, place->physical);
+    device->gpu->count++;
+    device->index = i;
+    if (place->parts > 1) {
+      (void)snprintf(device->name, sizeof device->name, "cuda:%d#%d", place->physical, place->part);
+    } else {
+      (void)snprintf(device->name, sizeof device->name, "cuda:%d", place->physical);
+    }
+    group->count++;
+  }
+}
+
+/* True if every GPU of the group reaches the memory of every other one. */
+static ek_status all_peers(bool *all, const struct ek__cuda_group *group) {
+  *all = true;
+  for (size_t i = 0; i < group->gpu_count; i++) {
+    for (size_t j = 0; j < group->gpu_count; j++) {
+      int can = 1;
+      const int from = group->gpus[i].physical, to = group->gpus[j].physical;
+      if (i != j) {
+        EK_TRY(ek__cuda_check_gpu(from, cudaDeviceCanAccessPeer(&can, from, to),
+                                  "cudaDeviceCanAccessPeer"));
+      }
+      *all = *all && can != 0;
+    }
+  }
+  return EK_OK;
+}
+
+static ek_status enable_peers(const struct ek__cuda_group *group) {
+  for (size_t i = 0; i < group->gpu_count; i++) {
+    const int from = group->gpus[i].physical;
+    EK_TRY(ek__cuda_check_gpu(from, cudaSetDevice(from), "cudaSetDevice"));
+    for (size_t j = 0; j < group->gpu_count; j++) {
+      if (i == j) continue;
+      cudaError_t error = cudaDeviceEnablePeerAccess(group->gpus[j].physical, 0);
+      if (error == cudaErrorPeerAccessAlreadyEnabled) {
+        (void)cudaGetLastError();
+        error = cudaSuccess;
+      }
+      EK_TRY(ek__cuda_check_gpu(from, error, "cudaDeviceEnablePeerAccess"));
+    }
+  }
+  return EK_OK;
+}
+
+/* One algorithm whatever the size and the links: see ek_group_options. What the user set stays. */
+static ek_status settle_nccl(void) {
+  static const char *const settings[][2] = {
+      {"NCCL_ALGO", "Ring"}, {"NCCL_PROTO", "Simple"}, {"NCCL_NVLS_ENABLE", "0"}};
+  for (size_t i = 0; i < sizeof settings / sizeof settings[0]; i++) {
+    if (setenv(settings[i][0], settings[i][1], 0) != 0) {
+      return ek__cuda_host->error_set(EK_ERR_OUT_OF_MEMORY, "cuda: cannot set %s", settings[i][0]);
+    }
+  }
+  return EK_OK;
+}
+
+/* NCCL takes a GPU once; else, and for a fixed order of sums, the devices read each other's memory.
+ */
+static ek_status choose_communicator(struct ek__cuda_group *group) {
+  if (group->gpu_count == 1) return EK_OK;
+  bool peers = false;
+  EK_TRY(all_peers(&peers, group));
+  const bool distinct = group->gpu_count == group->count;
+  const bool fixed_order = group->options.deterministic && peers;
+  group->nccl = ek__cuda_nccl != NULL && distinct && !fixed_order;
+  if (group->nccl) return group->options.deterministic ? settle_nccl() : EK_OK;
+  if (peers) return enable_peers(group);
+  return ek__cuda_host->error_set(
+      EK_ERR_UNAVAILABLE,
+      "cuda: these GPUs do not reach each other's memory (no peer access), and %s",
+      ek__cuda_nccl == NULL ? "this build has no NCCL" : "NCCL takes each GPU only once");
+}
+
+static ek_status prepare(struct ek__cuda_group *group, uint64_t capacity) {
+  for (size_t i = 0; i < group->count; i++) EK_TRY(ek__cuda_device_prepare(&group->devices[i]));
+  EK_TRY(choose_communicator(group));
+  for (size_t i = 0; i < group->gpu_count; i++) {
+    EK_TRY(ek__cuda_memory_open(group, &group->gpus[i], capacity));
+  }
+  return EK_OK;
+}
+
+ek_status ek__cuda_group_open(void **native, const struct ek__device_spec *spec,
+                              const ek_group_options *options) {
+  struct ek__cuda_group *group = ek__cuda_host->calloc(1, sizeof *group);
+  if (group == NULL) {
+    return ek__cuda_host->error_set(EK_ERR_OUT_OF_MEMORY, "cuda: no host memory for a group");
+  }
+  group->options = *options;
+  group->time_limit = options->time_limit > 0 ? options->time_limit : 600;
+  if (pthread_mutex_init(&group->failure_mutex, NULL) != 0) {
+    ek__cuda_host->free(group);
+    return ek__cuda_host->error_set(EK_ERR_OUT_OF_MEMORY, "cuda: no mutex");
+  }
+  place_devices(group, spec);
+  const ek_status status = prepare(group, spec->capacity);
+  if (status != EK_OK) {
+    ek__cuda_group_close(group);
+    return status;
+  }
+  *native = group;
+  return EK_OK;
+}
+
+/* ---- closing: nothing is reported but what is lost, and nothing can fail ---- */
+
+/* Lets a stream run dry until `deadline`; one of a GPU that has failed counts as dry. */
+static bool runs_dry(const struct ek__cuda_stream *stream, double deadline) {
+  if (stream->handle == NULL) return true;
+  for (unsigned asked = 0; ek__cuda_query(stream) == cudaErrorNotReady; asked++) {
+    if (ek__cuda_now() > deadline) return false;
+    ek__cuda_pause(asked);
+  }
+  return true;
+}
+
+/* False if work does not end: freeing the GPU's memory would then wait for it for ever. Where work
+ * was stuck before, it has a moment to end after what it waited for was aborted. */
+static bool settle(const struct ek__cuda_group *group, const struct ek__cuda_gpu *gpu) {
+  const double moment = atomic_load(&group->stuck) && group->time_limit > 1 ? 1 : group->time_limit;
+  const double deadline = ek__cuda_now() + moment;
+  bool dry = true;
+  for (size_t i = 0; i < gpu->count; i++) {
+    const struct ek__cuda_device *device = &group->devices[gpu->first + i];
+    for (int kind = 0; kind < 2; kind++) dry = runs_dry(&device->streams[kind], deadline) && dry;
+  }
+  return dry;
+}
+
+static void close_gpu(struct ek__cuda_group *group, struct ek__cuda_gpu *gpu) {
+  (void)cudaSetDevice(gpu->physical);
+  const bool dry = settle(group, gpu);
+  if (dry) {
+    for (size_t i = 0; i < gpu->count; i++) {
+      ek__cuda_device_discard(&group->devices[gpu->first + i]);
+    }
+    if (gpu->memory != NULL) (void)cudaFree(gpu->memory);
+  } else {
+    ek__cuda_host->log(EK_LOG_WARNING,
+                       "cuda:%d: work is stuck on the GPU; its memory cannot be given back",
+                       gpu->physical);
+  }
+  const unsigned left = add_user(gpu->physical, (unsigned)-1);
+  /* A device that has failed gives the same error to everybody until it is reset. */
+  if (dry && left == 0 && cudaDeviceSynchronize() != cudaSuccess) (void)cudaDeviceReset();
+  (void)cudaGetLastError();
+}
+
+void ek__cuda_group_close(void *native) {
+  struct ek__cuda_group *group = native;
+  for (size_t i = 0; i < group->gpu_count; i++) close_gpu(group, &group->gpus[i]);
+  pthread_mutex_destroy(&group->failure_mutex);
+  ek__cuda_host->free(group);
+}

@@ -1,0 +1,175 @@
+/*
+ * cuda_internal.h - what the parts of the CUDA backend share.
+ *
+ * A group is a list of devices; each lies on a GPU, which several of them may share. What is made
+ * for a device (streams, events, the cuBLASLt handle, pinned memory) is made when the group is
+ * opened, before its memory, so that the memory they cost can be measured.
+ *
+ * Threads: a device's worker queues its work; other threads copy to and from it, and the wait for a
+ * stream may happen anywhere. So what a copy uses is under the device's mutex, and the rest belongs
+ * to the worker, to opening and closing.
+ */
+#ifndef EK_CUDA_INTERNAL_H
+#define EK_CUDA_INTERNAL_H
+
+#include <cublasLt.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "backend/backend.h"
+#include "backend/cuda/cuda_kernels.h"
+#include "backend/cuda/cuda_workspace.h"
+#include "backend/module_host.h"
+
+/* What the library gave the module when it was loaded. */
+extern const struct ek__module_host *ek__cuda_host;
+
+struct ek__cuda_group;
+
+struct ek__cuda_gpu {
+  int physical;        /* CUDA's number */
+  size_t first, count; /* its devices in the group */
+  void *memory;        /* of all its devices */
+  uint64_t bytes;
+  uint64_t outside; /* what the GPU holds beside it, for each device */
+};
+
+struct ek__cuda_stream {
+  struct ek__cuda_device *device;
+  cudaStream_t handle;
+};
+
+/* Pinned memory on the way of a copy. */
+enum { EK__CUDA_STAGES = 4, EK__CUDA_STAGE_BYTES = 2 << 20 };
+struct ek__cuda_stage {
+  char *memory;
+  cudaEvent_t passed; /* the copy that used it last is over */
+  bool used;
+};
+
+struct ek__cuda_device {
+  struct ek__cuda_group *group;
+  struct ek__cuda_gpu *gpu;
+  size_t index;
+  char name[32];
+  uint64_t offset, capacity;         /* its part of the GPU's memory */
+  struct ek__cuda_stream streams[2]; /* by ek_stream_kind */
+  int *bad;                          /* pinned: kernels report bad indices here */
+  cublasLtHandle_t products;
+  struct ek__cuda_products *plans; /* cuda_products.c */
+  char *workspace;                 /* EK__CUDA_DEVICE_BYTES: products, then kernels */
+
+  pthread_mutex_t mutex; /* the rest of this struct */
+  bool mutex_open;
+  cudaEvent_t ready, passed; /* of copies between devices: cuda_copy.c */
+  struct ek__cuda_stage stages[EK__CUDA_STAGES];
+  size_t next_stage;
+};
+
+struct ek__cuda_group {
+  size_t count, gpu_count;
+  struct ek__cuda_device devices[EK_MAX_DEVICES];
+  struct ek__cuda_gpu gpus[EK_MAX_DEVICES];
+  ek_group_options options;
+  double time_limit; /* seconds */
+  bool nccl;         /* collectives go through NCCL, else over everybody's memory */
+  /* A wait that took too long: work is stuck on a stream, and nothing more is waited for until NCCL
+   * has been aborted. The text belongs to failure_mutex. */
+  atomic_bool stuck;
+  pthread_mutex_t failure_mutex;
+  char failure[512];
+  struct ek__cuda_clique *cliques; /* NCCL's communicators: under failure_mutex */
+};
+
+/* ---- cuda_errors.c: every error of CUDA and its libraries in words ---- */
+
+/* Makes the device's GPU the thread's current one. */
+ek_status ek__cuda_enter(const struct ek__cuda_device *device);
+/* EK_OK, or an error that names device, `call` and what CUDA says. */
+ek_status ek__cuda_check(const struct ek__cuda_device *device, cudaError_t error, const char *call);
+ek_status ek__cuda_check_blas(const struct ek__cuda_device *device, cublasStatus_t status,
+                              const char *call);
+/* Before there are devices. */
+ek_status ek__cuda_check_gpu(int physical, cudaError_t error, const char *call);
+
+/* ---- cuda_list.c: what there is ---- */
+
+/* EK_ERR_UNAVAILABLE with the reason if no GPU can be used; else how many there are. */
+ek_status ek__cuda_count(int *count);
+ek_status ek__cuda_describe(ek_device_description *descriptions, size_t capacity, size_t *count);
+ek_status ek__cuda_resolve(struct ek__device_spec *spec);
+
+/* ---- cuda_group.c, cuda_device.c: opening and closing ---- */
+
+ek_status ek__cuda_group_open(void **native, const struct ek__device_spec *spec,
+                              const ek_group_options *options);
+void ek__cuda_group_close(void *native);
+/* Everything of a device but its memory. */
+ek_status ek__cuda_device_prepare(struct ek__cuda_device *device);
+void ek__cuda_device_discard(struct ek__cuda_device *device);
+
+/* ---- cuda_memory.c: the memory of the GPUs ---- */
+
+/* Measures what the GPU has left, takes the memory of its devices in one piece and cuts it. */
+ek_status ek__cuda_memory_open(struct ek__cuda_group *group, struct ek__cuda_gpu *gpu,
+                               uint64_t capacity);
+
+/* ---- cuda_stream.c ---- */
+
+/* Seconds since some moment. */
+double ek__cuda_now(void);
+/* Lets some time pass between two looks at work that goes on; `asked` counts the looks. */
+void ek__cuda_pause(unsigned asked);
+/* cudaErrorNotReady if the stream holds work that is not done. */
+cudaError_t ek__cuda_query(const struct ek__cuda_stream *stream);
+/* Waits until the stream has passed everything it holds, or for the group's time limit. */
+ek_status ek__cuda_finish(const struct ek__cuda_stream *stream, const char *what);
+ek_status ek__cuda_finish_event(const struct ek__cuda_device *device, cudaEvent_t event,
+                                const char *what);
+/* An error if a GPU of the group has died: what it computed last may have reached the others. */
+ek_status ek__cuda_check_gpus(const struct ek__cuda_group *group);
+/* For who has waited: the same, or an error if a kernel of any of its devices has reported a bad
+ * index, which is then forgotten. */
+ek_status ek__cuda_check_group(struct ek__cuda_group *group);
+
+ek_status ek__cuda_stream_open(void **native, ek_device *device, ek_stream_kind kind, int threads);
+void ek__cuda_stream_close(void *native);
+void *ek__cuda_stream_handle(void *native);
+ek_status ek__cuda_stream_synchronize(ek_stream *stream);
+ek_status ek__cuda_event_open(void **native, ek_device *device);
+void ek__cuda_event_close(void *native);
+ek_status ek__cuda_event_record(void *event, ek_stream *stream);
+ek_status ek__cuda_stream_wait(ek_stream *stream, void *event);
+
+/* ---- cuda_copy.c ---- */
+
+ek_status ek__cuda_upload(ek_stream *stream, void *to, const void *host, size_t bytes);
+ek_status ek__cuda_download(ek_stream *stream, void *host, const void *from, size_t bytes);
+ek_status ek__cuda_between(ek_stream *stream, void *to, ek_device *source, const void *from,
+                           size_t bytes);
+
+/* ---- cuda_launch.c, cuda_products.c ---- */
+
+extern const struct ek__kernels ek__cuda_kernels;
+ek_status ek__cuda_matmul(ek_stream *stream, const struct ek__matmul_args *args);
+ek_status ek__cuda_products_open(struct ek__cuda_device *device);
+void ek__cuda_products_close(struct ek__cuda_device *device);
+
+/* ---- cuda_nccl.c: NULL where it was built without NCCL ---- */
+
+extern const struct ek__link *const ek__cuda_nccl;
+/* True if NCCL has seen an error that no call has returned; what it was is written into `text`.
+ * Called with the group's failure_mutex held. */
+bool ek__cuda_nccl_failed(const struct ek__cuda_group *group, char *text, size_t size);
+
+/* ---- small things ---- */
+
+static inline struct ek__cuda_stream *ek__cuda_stream_of(const ek_stream *stream) {
+  return ek__cuda_host->stream_backend(stream);
+}
+
+static inline struct ek__cuda_device *ek__cuda_device_of(const ek_device *device) {
+  return ek__cuda_host->device_native(device);
+}
+
+#endif /* EK_CUDA_INTERNAL_H */

@@ -1,0 +1,215 @@
+/*
+ * cuda_layer_norm.cu - layer normalisation of rows.
+ *
+ * A team of threads (one warp up to 1024 columns in f32, else a block) holds a row in registers, so
+ * that memory is read once: the mean first, then the squares of what is left, from the registers.
+ * Columns beyond what a team can hold are read again. Floor in f32: forward 8 bytes an element;
+ * backward 12 for dx, and 8 more for dgamma and dbeta (cuda_columns.cu), which often come from L2.
+ */
+#include "backend/cuda/cuda_portable.cuh"
+
+using namespace ek__cuda;
+
+namespace {
+
+constexpr int HELD = 8; /* packs of a row that a thread holds */
+constexpr int ROWS = 4; /* rows of a block while a team is a warp */
+constexpr int MOST_THREADS = 512;
+
+/* A team's place and its sums. Threads: x within the team, y which team of the block. */
+template <class T> struct team {
+  T *scratch;
+  __device__ T sum(T value) const {
+    return blockDim.x == WARP ? warp_sum(value) : block_sum(value, scratch);
+  }
+};
+
+/* All packs of a row that are this thread's: those that are held, then, read again, the rest. */
+template <class T, int N> struct strip {
+  pack<T, N> held[HELD];
+  const T *row;
+  int64_t width;
+
+  __device__ static int64_t place(int64_t k) { return (k * blockDim.x + threadIdx.x) * N; }
+  __device__ strip(const T *from, int64_t columns) : row(from), width(columns) {
+    EK_UNROLL
+    for (int k = 0; k < HELD; k++) {
+      if (place(k) < width) held[k] = load<N>(row + place(k));
+    }
+  }
+  /* f(pack, first column) for each pack. */
+  template <class F> __device__ void each(F f) const {
+    EK_UNROLL
+    for (int k = 0; k < HELD; k++) {
+      if (place(k) < width) f(held[k], place(k));
+    }
+    for (int64_t k = HELD; place(k) < width; k++) f(load<N>(row + place(k)), place(k));
+  }
+};
+
+template <class T> struct forward {
+  T *y, *mean, *rstd;
+  const T *x, *gamma, *beta;
+  T epsilon;
+  int64_t rows, width;
+};
+
+template <class T, int N>
+__global__ void __launch_bounds__(MOST_THREADS) forward_kernel(forward<T> a) {
+  __shared__ T scratch[WARP];
+  const team<T> team = {scratch};
+  const int64_t step = (int64_t)gridDim.x * blockDim.y;
+  for (int64_t row = (int64_t)blockIdx.x * blockDim.y + threadIdx.y; row < a.rows; row += step) {
+    const strip<T, N> x(a.x + row * a.width, a.width);
+    T sum = T(0), squares = T(0);
+    x.each([&](const pack<T, N> &p, int64_t) {
+      for (int j = 0; j < N; j++) sum += p.at[j];
+    });
+    const T mean = team.sum(sum) / (T)a.width;
+    x.each([&](const pack<T, N> &p, int64_t) {
+      for (int j = 0; j < N; j++) squares += (p.at[j] - mean) * (p.at[j] - mean);
+    });
+    const T rstd = T(1) / sqrt(team.sum(squares) / (T)a.width + a.epsilon);
+    T *y = a.y + row * a.width;
+    x.each([&](const pack<T, N> &p, int64_t column) {
+      const pack<T, N> gamma = load<N>(a.gamma + column), beta = load<N>(a.beta + column);
+      pack<T, N> result;
+      for (int j = 0; j < N; j++) {
+        result.at[j] = (p.at[j] - mean) * rstd * gamma.at[j] + beta.at[j];
+      }
+      store<N>(y + column, result);
+    });
+    if (threadIdx.x == 0) {
+      a.mean[row] = mean;
+      a.rstd[row] = rstd;
+    }
+  }
+}
+
+template <class T> struct backward {
+  T *dx;
+  const T *dy, *x, *mean, *rstd, *gamma;
+  int64_t rows, width;
+};
+
+/* g = dy gamma and n = (x - mean) rstd of the columns of one pack. */
+template <class T, int N>
+__device__ __forceinline__ void slopes(pack<T, N> *g, pack<T, N> *n, const pack<T, N> &dy,
+                                       const pack<T, N> &x, const T *gamma, T mean, T rstd) {
+  const pack<T, N> factor = load<N>(gamma);
+  EK_UNROLL
+  for (int j = 0; j < N; j++) {
+    g->at[j] = dy.at[j] * factor.at[j];
+    n->at[j] = (x.at[j] - mean) * rstd;
+  }
+}
+
+/* dx may be dy: a pack of dy is read for the last time by the thread that writes it. */
+template <class T, int N, bool Add>
+__global__ void __launch_bounds__(MOST_THREADS) backward_kernel(backward<T> a) {
+  __shared__ T scratch[WARP];
+  const team<T> team = {scratch};
+  const int64_t step = (int64_t)gridDim.x * blockDim.y;
+  for (int64_t row = (int64_t)blockIdx.x * blockDim.y + threadIdx.y; row < a.rows; row += step) {
+    const T mean = a.mean[row], rstd = a.rstd[row];
+    const T *x = a.x + row * a.width;
+    const strip<T, N> dy(a.dy + row * a.width, a.width);
+    T sum_g = T(0), sum_gn = T(0);
+    dy.each([&](const pack<T, N> &p, int64_t column) {
+      pack<T, N> g, n;
+      slopes(&g, &n, p, load<N>(x + column), a.gamma + column, mean, rstd);
+      for (int j = 0; j < N; j++) {
+        sum_g += g.at[j];
+        sum_gn += g.at[j] * n.at[j];
+      }
+    });
+    const T average_g = team.sum(sum_g) / (T)a.width;
+    const T average_gn = team.sum(sum_gn) / (T)a.width;
+    T *dx = a.dx + row * a.width;
+    dy.each(
+        [&](const pack<T, N> &p,
+            int64_t column) { /* x again: from L1 or L2 */
+                              pack<T, N> g, n, result = {};
+                              slopes(&g, &n, p, load<N>(x + column), a.gamma + column, mean, rstd);
+                              if (Add) result = load<N>(dx + column);
+                              for (int j = 0; j < N; j++) {
+                                result.at[j] += rstd * (g.at[j] - average_g - n.at[j] * average_gn);
+                              }
+                              store<N>(dx + column, result);
+        });
+  }
+}
+
+/* Threads of a team and teams of a block, and the blocks for so many rows. */
+struct shape {
+  dim3 block;
+  unsigned blocks;
+  shape(int64_t rows, int64_t width, int pack_size) {
+    const int64_t needed = (width + (int64_t)pack_size * HELD - 1) / (pack_size * HELD);
+    int64_t threads = (needed + WARP - 1) / WARP * WARP;
+    if (threads < (int64_t)WARP) threads = WARP;
+    if (threads > MOST_THREADS) threads = MOST_THREADS;
+    const int64_t teams = threads == (int64_t)WARP ? ROWS : 1;
+    block = dim3((unsigned)threads, (unsigned)teams);
+    const int64_t wanted = (rows + teams - 1) / teams;
+    blocks = (unsigned)(wanted < 0x7FFFFFFF ? wanted : 0x7FFFFFFF);
+  }
+};
+
+template <class T>
+cudaError_t run_forward(cudaStream_t stream, const struct ek__layer_norm_args *args) {
+  if (args->rows <= 0) return cudaSuccess;
+  const forward<T> a = {static_cast<T *>(args->y),
+                        static_cast<T *>(args->mean),
+                        static_cast<T *>(args->rstd),
+                        static_cast<const T *>(args->x),
+                        static_cast<const T *>(args->gamma),
+                        static_cast<const T *>(args->beta),
+                        (T)args->epsilon,
+                        args->rows,
+                        args->width};
+  const bool wide = args->width % PACK<T> == 0 && aligned(a.y, a.x, a.gamma, a.beta);
+  const shape shape(args->rows, args->width, wide ? PACK<T> : 1);
+  const auto kernel = wide ? forward_kernel<T, PACK<T>> : forward_kernel<T, 1>;
+  EK_LAUNCH(kernel, shape.blocks, shape.block, 0, stream, a);
+  return cudaGetLastError();
+}
+
+template <class T, bool Add>
+cudaError_t run_backward(cudaStream_t stream, const struct ek__layer_norm_args *args) {
+  if (args->rows <= 0 || args->width <= 0) return cudaSuccess;
+  const backward<T> a = {static_cast<T *>(args->dx),
+                         static_cast<const T *>(args->dy),
+                         static_cast<const T *>(args->x),
+                         static_cast<const T *>(args->mean),
+                         static_cast<const T *>(args->rstd),
+                         static_cast<const T *>(args->gamma),
+                         args->rows,
+                         args->width};
+  const bool wide = args->width % PACK<T> == 0 && aligned(a.dx, a.dy, a.x, a.gamma);
+  const shape shape(args->rows, args->width, wide ? PACK<T> : 1);
+  const auto kernel = wide ? backward_kernel<T, PACK<T>, Add> : backward_kernel<T, 1, Add>;
+  EK_LAUNCH(kernel, shape.blocks, shape.block, 0, stream, a);
+  return cudaGetLastError();
+}
+
+} // namespace
+
+extern "C" cudaError_t ek__cuda_layer_norm_forward(cudaStream_t stream,
+                                                   const struct ek__layer_norm_args *args) {
+  return with_type(args->type,
+                   [&](auto zero) { return run_forward<decltype(zero)>(stream, args); });
+}
+
+/* The columns before dx is written, which may be dy. */
+extern "C" cudaError_t ek__cuda_layer_norm_backward(cudaStream_t stream,
+                                                    const struct ek__layer_norm_args *args,
+                                                    void *workspace) {
+  const cudaError_t status = ek__cuda_layer_norm_columns(stream, args, workspace);
+  if (status != cudaSuccess || !args->dx) return status;
+  return with_type(args->type, [&](auto zero) {
+    using T = decltype(zero);
+    return args->add_dx ? run_backward<T, true>(stream, args)
+                        : run_backward<T, false>(stream, args);
+  });
+}

@@ -1,0 +1,213 @@
+/*
+ * cuda_lookup.cu - rows of a table by index, and the sums of their gradients.
+ *
+ * Floor in f32: forward 8 bytes an element (12 with positions). Backward 12 an element of dy, and
+ * every block reads all indices, from L2: with 8192 of them and 1024 blocks that is 32 MiB.
+ */
+#include "backend/cuda/cuda_portable.cuh"
+
+using namespace ek__cuda;
+
+namespace {
+
+/* ---- forward ---- */
+
+template <class T> struct table {
+  T *y;
+  const T *entry, *positions;
+  const int32_t *index;
+  int64_t rows, width, entries, period;
+  int *bad;
+};
+
+__device__ __forceinline__ bool in_table(int32_t index, int64_t entries) {
+  return index >= 0 && index < entries;
+}
+
+template <class T, int N> __global__ void __launch_bounds__(BLOCK) forward_kernel(table<T> a) {
+  for (walk at(a.width / N); at.row < a.rows; at.next()) {
+    const int32_t index = a.index[at.row];
+    const int64_t column = at.column * N;
+    pack<T, N> value = {};
+    if (in_table(index, a.entries)) {
+      value = load<N>(a.entry + index * a.width + column);
+      if (a.positions) {
+        const T *from = a.positions + at.row % a.period * a.width + column;
+        const pack<T, N> position = load<N>(from);
+        EK_UNROLL
+        for (int j = 0; j < N; j++) value.at[j] += position.at[j];
+      }
+    } else {
+      atomicCAS(a.bad, 0, (int)EK__CUDA_BAD_INDEX);
+    }
+    store<N>(a.y + at.row * a.width + column, value);
+  }
+}
+
+template <class T>
+cudaError_t forward(cudaStream_t stream, const struct ek__lookup_args *args, int *bad) {
+  if (args->rows <= 0 || args->width <= 0) return cudaSuccess;
+  const table<T> a = {static_cast<T *>(args->y),
+                      static_cast<const T *>(args->table),
+                      static_cast<const T *>(args->positions),
+                      args->index,
+                      args->rows,
+                      args->width,
+                      args->entries,
+                      args->period,
+                      bad};
+  const bool wide = args->width % PACK<T> == 0 && aligned(a.y, a.entry, a.positions);
+  const auto kernel = wide ? forward_kernel<T, PACK<T>> : forward_kernel<T, 1>;
+  EK_LAUNCH(kernel, blocks_for(args->rows * args->width / (wide ? PACK<T> : 1)), BLOCK, 0, stream,
+            a);
+  return cudaGetLastError();
+}
+
+/* ---- backward: dtable[index[i]] += dy[i] in the order of i ---- */
+
+constexpr int COLUMNS = 4;       /* of a thread: COLUMNS * BLOCK of a block */
+constexpr int AHEAD = 4;         /* rows of dy that are read before the first is added */
+constexpr int64_t STRIPS = 1024; /* parts of the table at most; entry e belongs to e % strips */
+
+template <class T> struct gradient {
+  T *dtable;
+  const T *dy;
+  const int32_t *index;
+  int64_t rows, width, entries;
+  int *bad;
+};
+
+/* Where this thread's match goes in the block's list: matches of lower threads come first. */
+__device__ int rank_in_block(bool match, int *warps, int *matches) {
+  const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+  const unsigned votes = __ballot_sync(ALL_LANES, match);
+  if (lane == 0) warps[warp] = __popc(votes);
+  __syncthreads();
+  int before = 0, all = 0;
+  for (unsigned w = 0; w < BLOCK / WARP; w++) {
+    if (w < warp) before += warps[w];
+    all += warps[w];
+  }
+  *matches = all;
+  return before + __popc(votes & ((1u << lane) - 1));
+}
+
+/* Adds AHEAD listed rows or fewer; a thread owns its columns, so their order is the list's. */
+template <class T>
+__device__ __forceinline__ void add_rows(const gradient<T> &a, const int64_t *list, int count,
+                                         int64_t first_column) {
+  EK_UNROLL
+  for (int c = 0; c < COLUMNS; c++) {
+    const int64_t column = first_column + c * BLOCK;
+    if (column >= a.width) break;
+    T slope[AHEAD];
+    EK_UNROLL
+    for (int k = 0; k < AHEAD; k++) {
+      if (k < count) slope[k] = a.dy[list[k] * a.width + column];
+    }
+    int64_t open = a.index[list[0]]; /* the entry that `sum` is of */
+    T sum = a.dtable[open * a.width + column];
+    EK_UNROLL
+    for (int k = 0; k < AHEAD; k++) {
+      if (k >= count) break;
+      const int64_t entry = a.index[list[k]];
+      if (entry != open) {
+        a.dtable[open * a.width + column] = sum;
+        sum = a.dtable[entry * a.width + column];
+        open = entry;
+      }
+      sum += slope[k];
+    }
+    a.dtable[open * a.width + column] = sum;
+  }
+}
+
+/* Block (x, y): the entries e with e % gridDim.x == x, COLUMNS * BLOCK columns from y on. */
+template <class T> __global__ void __launch_bounds__(BLOCK) backward_kernel(gradient<T> a) {
+  __shared__ int64_t list[BLOCK];
+  __shared__ int warps[BLOCK / WARP];
+  const int64_t column = (int64_t)blockIdx.y * COLUMNS * BLOCK + threadIdx.x;
+  for (int64_t first = 0; first < a.rows; first += BLOCK) {
+    const int64_t row = first + threadIdx.x;
+    const int32_t index = row < a.rows ? a.index[row] : 0;
+    const bool good = in_table(index, a.entries);
+    if (!good) atomicCAS(a.bad, 0, (int)EK__CUDA_BAD_INDEX);
+    const bool match = good && row < a.rows && (unsigned)index % gridDim.x == blockIdx.x;
+    int matches = 0;
+    const int rank = rank_in_block(match, warps, &matches); /* its barrier frees the last list */
+    if (match) list[rank] = row;
+    __syncthreads();
+    for (int k = 0; k < matches; k += AHEAD) {
+      add_rows(a, list + k, matches - k < AHEAD ? matches - k : AHEAD, column);
+    }
+  }
+}
+
+template <class T>
+cudaError_t backward(cudaStream_t stream, const struct ek__lookup_args *args, int *bad) {
+  if (args->rows <= 0 || args->width <= 0) return cudaSuccess;
+  const gradient<T> a = {static_cast<T *>(args->y),
+                         static_cast<const T *>(args->table),
+                         args->index,
+                         args->rows,
+                         args->width,
+                         args->entries,
+                         bad};
+  int64_t strips = args->entries < args->rows ? args->entries : args->rows;
+  if (strips > STRIPS) strips = STRIPS;
+  if (strips < 1) strips = 1;
+  const int64_t parts = (args->width + COLUMNS * BLOCK - 1) / (COLUMNS * BLOCK);
+  EK_LAUNCH(backward_kernel<T>, dim3((unsigned)strips, (unsigned)parts), BLOCK, 0, stream, a);
+  return cudaGetLastError();
+}
+
+/* ---- positions ---- */
+
+template <class T, int N>
+__global__ void __launch_bounds__(BLOCK)
+    positions_kernel(T *y, const T *dy, int64_t rows, int64_t width, int64_t period, T beta) {
+  for (walk at(width / N); at.row < period; at.next()) {
+    const int64_t place = at.row * width + at.column * N;
+    pack<T, N> sum = {};
+    EK_UNROLL_BY(4)
+    for (int64_t row = at.row; row < rows; row += period) {
+      const pack<T, N> slope = load<N>(dy + row * width + at.column * N);
+      for (int j = 0; j < N; j++) sum.at[j] += slope.at[j];
+    }
+    if (beta != T(0)) {
+      const pack<T, N> before = load<N>(y + place);
+      for (int j = 0; j < N; j++) sum.at[j] += beta * before.at[j];
+    }
+    store<N>(y + place, sum);
+  }
+}
+
+template <class T> cudaError_t positions(cudaStream_t stream, const struct ek__lookup_args *args) {
+  if (args->period <= 0 || args->width <= 0) return cudaSuccess;
+  T *y = static_cast<T *>(args->y);
+  const T *dy = static_cast<const T *>(args->table);
+  const bool wide = args->width % PACK<T> == 0 && aligned(y, dy);
+  const auto kernel = wide ? positions_kernel<T, PACK<T>> : positions_kernel<T, 1>;
+  EK_LAUNCH(kernel, blocks_for(args->period * args->width / (wide ? PACK<T> : 1)), BLOCK, 0, stream,
+            y, dy, args->rows, args->width, args->period, (T)args->beta);
+  return cudaGetLastError();
+}
+
+} // namespace
+
+extern "C" cudaError_t ek__cuda_lookup_forward(cudaStream_t stream,
+                                               const struct ek__lookup_args *args, int *bad) {
+  return with_type(args->type,
+                   [&](auto zero) { return forward<decltype(zero)>(stream, args, bad); });
+}
+
+extern "C" cudaError_t ek__cuda_lookup_backward(cudaStream_t stream,
+                                                const struct ek__lookup_args *args, int *bad) {
+  return with_type(args->type,
+                   [&](auto zero) { return backward<decltype(zero)>(stream, args, bad); });
+}
+
+extern "C" cudaError_t ek__cuda_positions_backward(cudaStream_t stream,
+                                                   const struct ek__lookup_args *args) {
+  return with_type(args->type, [&](auto zero) { return positions<decltype(zero)>(stream, args); });
+}

@@ -1,0 +1,93 @@
+/*
+ * cuda_module.c - the CUDA backend's table, and the one function by which the library gets it.
+ */
+#include <string.h>
+
+#include <evenkeel/version.h>
+
+#include "backend/cuda/cuda_internal.h"
+
+const struct ek__module_host *ek__cuda_host;
+
+static ek_status device_open(void **native, void *raw, ek_device *device) {
+  struct ek__cuda_group *group = raw;
+  *native = &group->devices[ek__cuda_host->device_index(device)];
+  return EK_OK;
+}
+
+/* Devices are part of their group. */
+static void device_close(void *native) { (void)native; }
+
+static ek_status memory_size(uint64_t *bytes, const ek_device *device) {
+  *bytes = ek__cuda_device_of(device)->capacity;
+  return EK_OK;
+}
+
+static ek_status memory_reserve(void **base, uint64_t bytes, const ek_device *device) {
+  const struct ek__cuda_device *it = ek__cuda_device_of(device);
+  if (bytes > it->capacity) {
+    return ek__cuda_host->error_set(EK_ERR_INTERNAL, "%s: the arena is larger than its memory",
+                                    it->name);
+  }
+  *base = (char *)it->gpu->memory + it->offset;
+  return EK_OK;
+}
+
+static void memory_release(void *base, uint64_t bytes) {
+  (void)base; /* with the group */
+  (void)bytes;
+}
+
+static void workspace_give(ek_device *device, void *address) {
+  ek__cuda_device_of(device)->workspace = address;
+}
+
+static uint64_t outside_bytes(const ek_device *device) {
+  return ek__cuda_device_of(device)->gpu->outside;
+}
+
+static const struct ek__link *link_for(void *raw) {
+  const struct ek__cuda_group *group = raw;
+  return group->nccl ? ek__cuda_nccl : NULL;
+}
+
+static const struct ek__backend table = {
+    .name = "cuda",
+    .kernels = &ek__cuda_kernels,
+    .describe = ek__cuda_describe,
+    .resolve = ek__cuda_resolve,
+    .group_open = ek__cuda_group_open,
+    .group_close = ek__cuda_group_close,
+    .device_open = device_open,
+    .device_close = device_close,
+    .memory_size = memory_size,
+    .memory_reserve = memory_reserve,
+    .memory_release = memory_release,
+    .workspace_bytes = EK__CUDA_DEVICE_BYTES,
+    .workspace_give = workspace_give,
+    .outside_bytes = outside_bytes,
+    .stream_open = ek__cuda_stream_open,
+    .stream_close = ek__cuda_stream_close,
+    .stream_handle = ek__cuda_stream_handle,
+    .stream_synchronize = ek__cuda_stream_synchronize,
+    .event_open = ek__cuda_event_open,
+    .event_close = ek__cuda_event_close,
+    .event_record = ek__cuda_event_record,
+    .stream_wait = ek__cuda_stream_wait,
+    .upload = ek__cuda_upload,
+    .download = ek__cuda_download,
+    .between = ek__cuda_between,
+    .link_for = link_for,
+};
+
+EK_API ek__module_entry ek_cuda_module;
+
+ek_status ek_cuda_module(const struct ek__backend **backend, const struct ek__module_host *host) {
+  if (host->size != sizeof *host || host->backend_size != sizeof table ||
+      strcmp(host->version, EK_VERSION_STRING) != 0) {
+    return EK_ERR_UNAVAILABLE;
+  }
+  ek__cuda_host = host;
+  *backend = &table;
+  return EK_OK;
+}

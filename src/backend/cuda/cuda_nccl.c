@@ -1,0 +1,382 @@
+/*
+ * cuda_nccl.c - collectives between different GPUs by NCCL.
+ *
+ * A clique is one NCCL communicator for each device. The communicators do not block: a call that
+ * says "in progress" is asked about until it is over, so that a peer that never comes can be given
+ * up after the group's time limit. NCCL calls of a rank are made by its device's worker, or by
+ * threads of their own when a clique is opened, aborted or closed, because those calls wait for
+ * each other.
+ *
+ * After an abort the ranks may have queued different numbers of collectives; those that were ahead
+ * hang on the GPU, for ever if nobody ends them. Then, and only then, every rank aborts its
+ * communicator, all meet, and new ones are made.
+ *
+ * Sums are taken at the width of the type, by SUM: AVG would multiply by a rounded 1/n first.
+ */
+#include "backend/cuda/cuda_internal.h"
+
+#ifdef EK_CUDA_HAVE_NCCL
+
+#include <nccl.h>
+#include <stdio.h>
+#include <string.h>
+
+struct ek__cuda_clique {
+  struct ek__cuda_clique *next; /* of the group */
+  struct ek__cuda_group *group;
+  ncclComm_t communicators[EK_MAX_DEVICES];
+  uint64_t queued[EK_MAX_DEVICES]; /* collectives; each belongs to its rank's worker */
+  atomic_bool aborted;
+  bool broken; /* the last renewal failed */
+};
+
+static const struct ek__cuda_device *device_of(const struct ek__cuda_clique *clique, size_t rank) {
+  return &clique->group->devices[rank];
+}
+
+/* ---- errors ---- */
+
+static ek_status report(const struct ek__cuda_clique *clique, size_t rank, ncclResult_t result,
+                        const char *call) {
+  const char *more = ncclGetLastError(clique->communicators[rank]);
+  return ek__cuda_host->error_set(EK_ERR_UNAVAILABLE, "%s: %s: NCCL: %s%s%s",
+                                  device_of(clique, rank)->name, call, ncclGetErrorString(result),
+                                  more == NULL || *more == '\0' ? "" : ": ",
+                                  more == NULL ? "" : more);
+}
+
+/* Waits until a call of this rank is over. */
+static ek_status settle(struct ek__cuda_clique *clique, size_t rank, ncclResult_t result,
+                        const char *call) {
+  const double since = ek__cuda_now();
+  for (unsigned asked = 0; result == ncclInProgress; asked++) {
+    if (atomic_load(&clique->aborted)) {
+      return ek__cuda_host->error_set(EK_ERR_ABORTED, "given up because another device failed");
+    }
+    if (ek__cuda_now() - since > clique->group->time_limit) {
+      return ek__cuda_host->error_set(
+          EK_ERR_UNAVAILABLE, "%s: %s: NCCL: not over after %g seconds: a peer has not come",
+          device_of(clique, rank)->name, call, clique->group->time_limit);
+    }
+    ek__cuda_pause(asked);
+    const ncclResult_t asking = ncclCommGetAsyncError(clique->communicators[rank], &result);
+    if (asking != ncclSuccess) result = asking;
+  }
+  return result == ncclSuccess ? EK_OK : report(clique, rank, result, call);
+}
+
+bool ek__cuda_nccl_failed(const struct ek__cuda_group *group, char *text, size_t size) {
+  for (struct ek__cuda_clique *clique = group->cliques; clique != NULL; clique = clique->next) {
+    for (size_t i = 0; i < group->count; i++) {
+      ncclResult_t result = ncclSuccess;
+      if (clique->communicators[i] == NULL) continue;
+      if (ncclCommGetAsyncError(clique->communicators[i], &result) != ncclSuccess) continue;
+      if (result == ncclSuccess || result == ncclInProgress) continue;
+      const char *more = ncclGetLastError(clique->communicators[i]);
+      (void)snprintf(text, size, "%s: NCCL, on the GPU: %s: %s", group->devices[i].name,
+                     ncclGetErrorString(result), more == NULL ? "" : more);
+      return true;
+    }
+  }
+  return false;
+}
+
+/* ---- what all ranks do at the same time, each on a thread of its own ---- */
+
+struct rank_job {
+  struct ek__cuda_clique *clique;
+  size_t rank;
+  ek_status (*function)(struct ek__cuda_clique *clique, size_t rank, const void *context);
+  const void *context;
+  ek_status status;
+  char message[512];
+};
+
+static void *rank_main(void *raw) {
+  struct rank_job *job = raw;
+  job->status = ek__cuda_enter(device_of(job->clique, job->rank));
+  if (job->status == EK_OK) job->status = job->function(job->clique, job->rank, job->context);
+  if (job->status != EK_OK) {
+    (void)snprintf(job->message, sizeof job->message, "%s", ek__cuda_host->error_message());
+    atomic_store(&job->clique->aborted, true); /* nobody waits for this one */
+  }
+  return NULL;
+}
+
+/* The error of the lowest rank with one of its own. */
+static ek_status first_error(const struct rank_job *jobs, size_t count) {
+  const struct rank_job *failed = NULL;
+  for (size_t i = 0; i < count; i++) {
+    if (jobs[i].status == EK_OK) continue;
+    if (failed == NULL || (failed->status == EK_ERR_ABORTED && jobs[i].status != EK_ERR_ABORTED)) {
+      failed = &jobs[i];
+    }
+  }
+  return failed == NULL ? EK_OK : ek__cuda_host->error_set(failed->status, "%s", failed->message);
+}
+
+static ek_status on_all_ranks(struct ek__cuda_clique *clique,
+                              ek_status (*function)(struct ek__cuda_clique *, size_t, const void *),
+                              const void *context) {
+  const size_t count = clique->group->count;
+  struct rank_job *jobs = ek__cuda_host->calloc(count, sizeof *jobs);
+  if (jobs == NULL) {
+    return ek__cuda_host->error_set(EK_ERR_OUT_OF_MEMORY, "cuda: no host memory for NCCL");
+  }
+  pthread_t threads[EK_MAX_DEVICES];
+  size_t started = 0;
+  for (; started < count; started++) {
+    jobs[started] = (struct rank_job){
+        .clique = clique, .rank = started, .function = function, .context = context};
+    if (pthread_create(&threads[started], NULL, rank_main, &jobs[started]) != 0) break;
+  }
+  if (started < count) atomic_store(&clique->aborted, true);
+  for (size_t i = 0; i < started; i++) pthread_join(threads[i], NULL);
+  const ek_status status =
+      started < count ? ek__cuda_host->error_set(EK_ERR_OUT_OF_MEMORY, "cuda: no thread for NCCL")
+                      : first_error(jobs, count);
+  ek__cuda_host->free(jobs);
+  return status;
+}
+
+static ek_status join_rank(struct ek__cuda_clique *clique, size_t rank, const void *context) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 0;
+  ncclUniqueId id;
+  memcpy(&id, context, sizeof id);
+  const ncclResult_t result = ncclCommInitRankConfig(
+      &clique->communicators[rank], (int)clique->group->count, id, (int)rank, &config);
+  return settle(clique, rank, result, "ncclCommInitRankConfig");
+}
+
+static ek_status abort_rank(struct ek__cuda_clique *clique, size_t rank, const void *context) {
+  (void)context;
+  if (clique->communicators[rank] != NULL) (void)ncclCommAbort(clique->communicators[rank]);
+  clique->communicators[rank] = NULL;
+  return EK_OK;
+}
+
+static ek_status leave_rank(struct ek__cuda_clique *clique, size_t rank, const void *context) {
+  (void)context;
+  EK_TRY(settle(clique, rank, ncclCommFinalize(clique->communicators[rank]), "ncclCommFinalize"));
+  (void)ncclCommDestroy(clique->communicators[rank]);
+  clique->communicators[rank] = NULL;
+  return EK_OK;
+}
+
+/* ---- opening, renewing and closing ---- */
+
+static void abort_all(struct ek__cuda_clique *clique) {
+  if (on_all_ranks(clique, abort_rank, NULL) == EK_OK) return;
+  for (size_t i = 0; i < clique->group->count; i++) (void)abort_rank(clique, i, NULL);
+}
+
+static ek_status join_all(struct ek__cuda_clique *clique) {
+  ncclUniqueId id;
+  atomic_store(&clique->aborted, false);
+  memset(clique->queued, 0, sizeof clique->queued);
+  const ncclResult_t result = ncclGetUniqueId(&id);
+  if (result != ncclSuccess) {
+    return ek__cuda_host->error_set(EK_ERR_UNAVAILABLE, "cuda: ncclGetUniqueId: NCCL: %s",
+                                    ncclGetErrorString(result));
+  }
+  const ek_status status = on_all_ranks(clique, join_rank, &id);
+  if (status != EK_OK) {
+    char message[512];
+    (void)snprintf(message, sizeof message, "%s", ek__cuda_host->error_message());
+    abort_all(clique);
+    return ek__cuda_host->error_set(status, "%s", message);
+  }
+  return EK_OK;
+}
+
+static void attach(struct ek__cuda_clique *clique) {
+  pthread_mutex_lock(&clique->group->failure_mutex);
+  clique->next = clique->group->cliques;
+  clique->group->cliques = clique;
+  pthread_mutex_unlock(&clique->group->failure_mutex);
+}
+
+static void detach(struct ek__cuda_clique *clique) {
+  pthread_mutex_lock(&clique->group->failure_mutex);
+  struct ek__cuda_clique **link = &clique->group->cliques;
+  while (*link != NULL && *link != clique) link = &(*link)->next;
+  if (*link != NULL) *link = clique->next;
+  pthread_mutex_unlock(&clique->group->failure_mutex);
+}
+
+static ek_status clique_open(void **self, void *group) {
+  struct ek__cuda_clique *clique = ek__cuda_host->calloc(1, sizeof *clique);
+  if (clique == NULL) {
+    return ek__cuda_host->error_set(EK_ERR_OUT_OF_MEMORY, "cuda: no host memory for NCCL");
+  }
+  clique->group = group;
+  const ek_status status = join_all(clique);
+  if (status != EK_OK) {
+    ek__cuda_host->free(clique);
+    return status;
+  }
+  attach(clique);
+  *self = clique;
+  return EK_OK;
+}
+
+static void clique_abort(void *self) {
+  atomic_store(&((struct ek__cuda_clique *)self)->aborted, true);
+}
+
+/* Whether collectives of some ranks wait for others that were never queued or will never end. */
+static bool torn(const struct ek__cuda_clique *clique) {
+  if (ek__cuda_check_gpus(clique->group) != EK_OK) return true;
+  for (size_t i = 1; i < clique->group->count; i++) {
+    if (clique->queued[i] != clique->queued[0]) return true;
+  }
+  return clique->broken || atomic_load(&clique->group->stuck);
+}
+
+static void clique_renew(void *self) {
+  struct ek__cuda_clique *clique = self;
+  if (!torn(clique)) {
+    atomic_store(&clique->aborted, false);
+    return;
+  }
+  detach(clique); /* who waits must not look at a communicator that goes */
+  abort_all(clique);
+  clique->broken = join_all(clique) != EK_OK;
+  if (!clique->broken) atomic_store(&clique->group->stuck, false);
+  attach(clique);
+}
+
+static void clique_close(void *self) {
+  struct ek__cuda_clique *clique = self;
+  detach(clique);
+  if (torn(clique) || on_all_ranks(clique, leave_rank, NULL) != EK_OK) abort_all(clique);
+  ek__cuda_host->free(clique);
+}
+
+/* ---- collectives ---- */
+
+struct call {
+  struct ek__cuda_clique *clique;
+  size_t rank, ranks;
+  ncclComm_t communicator;
+  cudaStream_t stream;
+  const struct ek__collective *what;
+  ncclDataType_t type;
+  size_t element, width; /* bytes of an element; NCCL elements in one of ours */
+};
+
+static char *at(const struct call *call, int64_t element) {
+  return (char *)call->what->data + (size_t)element * call->element;
+}
+
+static size_t elements(const struct call *call, int64_t count) {
+  return (size_t)count * call->width;
+}
+
+static bool equal_parts(const struct call *call) {
+  const int64_t *offsets = call->what->offsets;
+  for (size_t i = 0; i < call->ranks; i++) {
+    if (offsets[i + 1] - offsets[i] != offsets[1]) return false;
+  }
+  return true;
+}
+
+/* Parts of different sizes: one collective for each part, in one group. */
+static ncclResult_t by_parts(const struct call *call) {
+  const int64_t *offsets = call->what->offsets;
+  ncclResult_t result = ncclGroupStart();
+  for (size_t i = 0; i < call->ranks && result == ncclSuccess; i++) {
+    const size_t count = elements(call, offsets[i + 1] - offsets[i]);
+    char *part = at(call, offsets[i]);
+    if (count == 0) continue;
+    result =
+        call->what->kind == EK__ALL_GATHER
+            ? ncclBroadcast(part, part, count, call->type, (int)i, call->communicator, call->stream)
+            : ncclReduce(part, part, count, call->type, ncclSum, (int)i, call->communicator,
+                         call->stream);
+    if (result == ncclInProgress) result = ncclSuccess; /* inside a group it says nothing yet */
+  }
+  const ncclResult_t end = ncclGroupEnd();
+  return result == ncclSuccess ? end : result;
+}
+
+static ncclResult_t issue(const struct call *call) {
+  const struct ek__collective *what = call->what;
+  const size_t count = elements(call, what->count);
+  void *data = what->data;
+  switch (what->kind) {
+  case EK__BROADCAST:
+    return ncclBroadcast(data, data, count, call->type, (int)what->root, call->communicator,
+                         call->stream);
+  case EK__REDUCE:
+    return ncclReduce(data, data, count, call->type, ncclSum, (int)what->root, call->communicator,
+                      call->stream);
+  case EK__ALL_REDUCE:
+    return ncclAllReduce(data, data, count, call->type, ncclSum, call->communicator, call->stream);
+  case EK__REDUCE_SCATTER:
+    if (!equal_parts(call)) return by_parts(call);
+    return ncclReduceScatter(data, at(call, what->offsets[call->rank]),
+                             elements(call, what->offsets[1]), call->type, ncclSum,
+                             call->communicator, call->stream);
+  case EK__ALL_GATHER:
+    if (!equal_parts(call)) return by_parts(call);
+    return ncclAllGather(at(call, what->offsets[call->rank]), data,
+                         elements(call, what->offsets[1]), call->type, call->communicator,
+                         call->stream);
+  }
+  return ncclInvalidArgument;
+}
+
+static ek_status clique_run(void *self, ek_device *raw, const struct ek__collective *collective) {
+  static const char *const names[] = {[EK__BROADCAST] = "broadcast",
+                                      [EK__REDUCE] = "reduce",
+                                      [EK__ALL_REDUCE] = "all_reduce",
+                                      [EK__REDUCE_SCATTER] = "reduce_scatter",
+                                      [EK__ALL_GATHER] = "all_gather"};
+  struct ek__cuda_clique *clique = self;
+  struct ek__cuda_device *device = ek__cuda_device_of(raw);
+  const size_t element = ek__cuda_host->type_size(collective->type);
+  const bool sums = collective->type == EK_F32 || collective->type == EK_F64;
+  const struct call call = {.clique = clique,
+                            .rank = device->index,
+                            .ranks = clique->group->count,
+                            .communicator = clique->communicators[device->index],
+                            .stream = device->streams[EK_STREAM_COMMUNICATION].handle,
+                            .what = collective,
+                            .type = !sums                        ? ncclUint8
+                                    : collective->type == EK_F64 ? ncclFloat64
+                                                                 : ncclFloat32,
+                            .element = element,
+                            .width = sums ? 1 : element};
+  if (clique->broken || call.communicator == NULL) {
+    return ek__cuda_host->error_set(EK_ERR_UNAVAILABLE,
+                                    "%s: NCCL: the communicator could not be made new after a "
+                                    "failure; close the group",
+                                    device->name);
+  }
+  if (collective->count == 0) return EK_OK;
+  EK_TRY(ek__cuda_enter(device));
+  clique->queued[call.rank]++;
+  return settle(clique, call.rank, issue(&call), names[collective->kind]);
+}
+
+static const struct ek__link link_table = {.name = "nccl",
+                                           .open = clique_open,
+                                           .run = clique_run,
+                                           .abort = clique_abort,
+                                           .renew = clique_renew,
+                                           .close = clique_close};
+
+const struct ek__link *const ek__cuda_nccl = &link_table;
+
+#else
+
+const struct ek__link *const ek__cuda_nccl = NULL;
+
+bool ek__cuda_nccl_failed(const struct ek__cuda_group *group, char *text, size_t size) {
+  (void)group, (void)text, (void)size;
+  return false;
+}
+
+#endif

@@ -1,0 +1,139 @@
+/*
+ * cuda_portable.cuh - what all kernels share: how they are launched, 16-byte access, sums of a warp
+ * and of a block.
+ *
+ * The sources are CUDA C++17 for nvcc 12 and 13. A stand-in for the runtime that compiles them for
+ * another machine brings a <cuda_runtime.h> of its own, which may define EK_LAUNCH and
+ * EK_DYNAMIC_SHARED before this file does.
+ *
+ * Rules for kernels
+ *   - Threads of a block that meet at a barrier all get there: no early return before one.
+ *   - Indices and sizes are 64 bits wide; a grid has a bounded size and walks over the work.
+ *   - No atomic operation on a floating number. Every sum has one order, given by sizes alone.
+ */
+#ifndef EK_CUDA_PORTABLE_CUH
+#define EK_CUDA_PORTABLE_CUH
+
+#include <cuda_runtime.h>
+
+#include <math.h>
+#include <stdint.h>
+
+#include "backend/cuda/cuda_kernels.h"
+
+/* A statement; cudaGetLastError() says what became of it. kernel: a name or a pointer to one. */
+#ifndef EK_LAUNCH
+#define EK_LAUNCH(kernel, grid, block, shared, stream, ...)                                        \
+  (kernel)<<<(grid), (block), (shared), (stream)>>>(__VA_ARGS__)
+#endif
+
+/* Declares `name`, the block's memory of a size that the launch gives. */
+#ifndef EK_DYNAMIC_SHARED
+#define EK_DYNAMIC_SHARED(type, name)                                                              \
+  extern __shared__ __align__(16) unsigned char ek__cuda_dynamic_shared[];                         \
+  type *const name = reinterpret_cast<type *>(ek__cuda_dynamic_shared)
+#endif
+
+#ifdef __CUDACC__
+#define EK_PRAGMA(text) _Pragma(#text)
+#define EK_UNROLL EK_PRAGMA(unroll)
+#define EK_UNROLL_BY(count) EK_PRAGMA(unroll count)
+#else
+#define EK_UNROLL
+#define EK_UNROLL_BY(count)
+#endif
+
+namespace ek__cuda {
+
+constexpr unsigned WARP = 32, ALL_LANES = 0xFFFFFFFFu;
+constexpr int BLOCK = 256;            /* threads of a block that needs no certain number */
+constexpr int64_t MOST_BLOCKS = 2112; /* 16 blocks of 256 on each of 132 multiprocessors */
+
+/* ---- 16 bytes at a time ---- */
+
+template <class T> constexpr int PACK = 16 / (int)sizeof(T);
+
+template <class T, int N> struct alignas(N * sizeof(T)) pack { T at[N]; };
+
+template <int N, class T> __device__ __forceinline__ pack<T, N> load(const T *p) {
+  return *reinterpret_cast<const pack<T, N> *>(p);
+}
+
+template <int N, class T> __device__ __forceinline__ void store(T *p, const pack<T, N> &value) {
+  *reinterpret_cast<pack<T, N> *>(p) = value;
+}
+
+/* True if all pointers are fit for 16-byte access; NULL is. */
+template <class... P> __host__ __device__ inline bool aligned(const P *...p) {
+  return (((reinterpret_cast<uintptr_t>(p) % 16) == 0) && ...);
+}
+
+/* ---- who does what ---- */
+
+inline unsigned blocks_for(int64_t items, int64_t per_block = BLOCK) {
+  const int64_t blocks = (items + per_block - 1) / per_block;
+  return (unsigned)(blocks < 1 ? 1 : blocks < MOST_BLOCKS ? blocks : MOST_BLOCKS);
+}
+
+__device__ __forceinline__ int64_t thread_index() {
+  return (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+}
+
+__device__ __forceinline__ int64_t thread_count() { return (int64_t)gridDim.x * blockDim.x; }
+
+/* One thread's items of a matrix, as row and column: the divisions are done once. */
+struct walk {
+  int64_t row, column, width, step_rows, step_columns;
+  __device__ explicit walk(int64_t columns) : width(columns) {
+    row = thread_index() / width;
+    column = thread_index() % width;
+    step_rows = thread_count() / width;
+    step_columns = thread_count() % width;
+  }
+  __device__ __forceinline__ void next() {
+    row += step_rows;
+    column += step_columns;
+    if (column >= width) {
+      column -= width;
+      row++;
+    }
+  }
+};
+
+/* ---- sums; the order is that of a tree over the lanes, the same for all of them ---- */
+
+template <class T> __device__ __forceinline__ T warp_sum(T value) {
+  EK_UNROLL
+  for (int distance = WARP / 2; distance > 0; distance /= 2) {
+    value += __shfl_xor_sync(ALL_LANES, value, distance);
+  }
+  return value;
+}
+
+__device__ __forceinline__ unsigned thread_in_block() {
+  return threadIdx.x + blockDim.x * threadIdx.y;
+}
+
+/* The sum over a block of whole warps, in every thread of it. `scratch` is 32 elements, shared. */
+template <class T> __device__ __forceinline__ T block_sum(T value, T *scratch) {
+  const unsigned lane = thread_in_block() % WARP, warp = thread_in_block() / WARP;
+  const unsigned warps = blockDim.x * blockDim.y / WARP;
+  value = warp_sum(value);
+  __syncthreads(); /* scratch may still be read from the sum before */
+  if (lane == 0) scratch[warp] = value;
+  __syncthreads();
+  return warp_sum(lane < warps ? scratch[lane] : T(0));
+}
+
+/* ---- dispatch over the type of the elements ---- */
+
+/* Calls f(T()) for f32 or f64 and gives what it gives. */
+template <class F> inline cudaError_t with_type(ek_type type, F f) {
+  if (type == EK_F32) return f(float());
+  if (type == EK_F64) return f(double());
+  return cudaErrorInvalidValue;
+}
+
+} // namespace ek__cuda
+
+#endif /* EK_CUDA_PORTABLE_CUH */

@@ -1,0 +1,257 @@
+/*
+ * cuda_products.c - matrix products by cuBLASLt.
+ *
+ * cuBLASLt reads matrices by columns. A row-major matrix read so is its transpose, and
+ * (a b)^T = b^T a^T: the operands are swapped and nothing is moved. A bias for each column of c is
+ * then one for each row of what cuBLASLt computes, which is what its epilogue adds.
+ *
+ * The algorithm for a shape is asked for once and kept: asking takes longer than a small product,
+ * and the same algorithm gives the same bits.
+ */
+#include <string.h>
+
+#include "backend/cuda/cuda_internal.h"
+
+enum { PLANS = 256 };
+
+/* What an algorithm may depend on; no padding, so that it is compared as bytes. */
+struct shape {
+  int64_t m, n, k;
+  uint32_t type, transpose_a, transpose_b, has_beta, has_bias;
+  uint32_t align_a, align_b, align_c, align_bias, unused;
+};
+
+struct plan {
+  bool known;
+  bool refused; /* no algorithm: with a bias, it is added by a kernel */
+  struct shape shape;
+  cublasLtMatmulAlgo_t algorithm;
+};
+
+struct ek__cuda_products {
+  struct plan plan[PLANS]; /* by a hash of the shape; a newer one takes the place */
+};
+
+ek_status ek__cuda_products_open(struct ek__cuda_device *device) {
+  device->plans = ek__cuda_host->calloc(1, sizeof *device->plans);
+  if (device->plans == NULL) {
+    return ek__cuda_host->error_set(EK_ERR_OUT_OF_MEMORY, "%s: no host memory for matrix products",
+                                    device->name);
+  }
+  return ek__cuda_check_blas(device, cublasLtCreate(&device->products), "cublasLtCreate");
+}
+
+void ek__cuda_products_close(struct ek__cuda_device *device) {
+  if (device->products != NULL) (void)cublasLtDestroy(device->products);
+  if (device->plans != NULL) ek__cuda_host->free(device->plans);
+}
+
+/* ---- what cuBLASLt wants to know ---- */
+
+struct product {
+  const struct ek__cuda_device *device;
+  struct shape shape;
+  cublasLtMatmulDesc_t description;
+  cublasLtMatrixLayout_t first, second, result; /* b, a and c by columns */
+};
+
+/* The largest power of two up to 256 that divides an address. */
+static uint32_t alignment(const void *address) {
+  uint32_t result = 256;
+  while ((uintptr_t)address % result != 0) result /= 2;
+  return result;
+}
+
+static struct shape shape_of(const struct ek__matmul_args *args, bool with_bias) {
+  return (struct shape){.m = args->m,
+                        .n = args->n,
+                        .k = args->k,
+                        .type = (uint32_t)args->type,
+                        .transpose_a = args->transpose_a,
+                        .transpose_b = args->transpose_b,
+                        .has_beta = args->beta != 0,
+                        .has_bias = with_bias,
+                        .align_a = alignment(args->a),
+                        .align_b = alignment(args->b),
+                        .align_c = alignment(args->c),
+                        .align_bias = with_bias ? alignment(args->bias) : 256};
+}
+
+static ek_status set(const struct product *product, cublasLtMatmulDescAttributes_t attribute,
+                     const void *value, size_t size) {
+  return ek__cuda_check_blas(
+      product->device, cublasLtMatmulDescSetAttribute(product->description, attribute, value, size),
+      "matmul: cublasLtMatmulDescSetAttribute");
+}
+
+/* A stored row-major matrix, by columns. */
+static ek_status layout(const struct product *product, cublasLtMatrixLayout_t *result, int64_t rows,
+                        int64_t columns) {
+  const cudaDataType_t type = product->shape.type == EK_F64 ? CUDA_R_64F : CUDA_R_32F;
+  return ek__cuda_check_blas(
+      product->device,
+      cublasLtMatrixLayoutCreate(result, type, (uint64_t)columns, (uint64_t)rows, columns),
+      "matmul: cublasLtMatrixLayoutCreate");
+}
+
+static ek_status describe(struct product *product, const struct ek__matmul_args *args) {
+  const bool wide = args->type == EK_F64;
+  const bool tf32 = product->device->group->options.allow_tf32;
+  const cublasComputeType_t compute = wide   ? CUBLAS_COMPUTE_64F
+                                      : tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32
+                                             : CUBLAS_COMPUTE_32F;
+  const cublasOperation_t first = args->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
+  const cublasOperation_t second = args->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
+  EK_TRY(ek__cuda_check_blas(
+      product->device,
+      cublasLtMatmulDescCreate(&product->description, compute, wide ? CUDA_R_64F : CUDA_R_32F),
+      "matmul: cublasLtMatmulDescCreate"));
+  EK_TRY(set(product, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first));
+  EK_TRY(set(product, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second));
+  if (product->shape.has_bias) {
+    const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+    EK_TRY(set(product, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
+    EK_TRY(set(product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &args->bias, sizeof args->bias));
+  }
+  EK_TRY(args->transpose_b ? layout(product, &product->first, args->n, args->k)
+                           : layout(product, &product->first, args->k, args->n));
+  EK_TRY(args->transpose_a ? layout(product, &product->second, args->k, args->m)
+                           : layout(product, &product->second, args->m, args->k));
+  return layout(product, &product->result, args->m, args->n);
+}
+
+static void forget(struct product *product) {
+  if (product->result != NULL) (void)cublasLtMatrixLayoutDestroy(product->result);
+  if (product->second != NULL) (void)cublasLtMatrixLayoutDestroy(product->second);
+  if (product->first != NULL) (void)cublasLtMatrixLayoutDestroy(product->first);
+  if (product->description != NULL) (void)cublasLtMatmulDescDestroy(product->description);
+}
+
+/* ---- the algorithm ---- */
+
+static cublasStatus_t prefer(cublasLtMatmulPreference_t preference, const struct shape *shape) {
+  const uint64_t bytes = EK__CUDA_PRODUCT_BYTES;
+  const struct {
+    cublasLtMatmulPreferenceAttributes_t attribute;
+    uint32_t value;
+  } alignments[] = {{CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, shape->align_b},
+                    {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, shape->align_a},
+                    {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, shape->align_c},
+                    {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, shape->align_c}};
+  cublasStatus_t status = cublasLtMatmulPreferenceSetAttribute(
+      preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes);
+  for (size_t i = 0; i < 4 && status == CUBLAS_STATUS_SUCCESS; i++) {
+    status = cublasLtMatmulPreferenceSetAttribute(preference, alignments[i].attribute,
+                                                  &alignments[i].value, sizeof alignments[i].value);
+  }
+  return status;
+}
+
+/* Asks cuBLASLt; plan->refused if it has nothing for this product. */
+static ek_status ask(struct plan *plan, const struct product *product) {
+  cublasLtMatmulPreference_t preference = NULL;
+  cublasLtMatmulHeuristicResult_t found;
+  int count = 0;
+  memset(&found, 0, sizeof found);
+  cublasStatus_t status = cublasLtMatmulPreferenceCreate(&preference);
+  if (status == CUBLAS_STATUS_SUCCESS) status = prefer(preference, &product->shape);
+  if (status == CUBLAS_STATUS_SUCCESS) {
+    status = cublasLtMatmulAlgoGetHeuristic(product->device->products, product->description,
+                                            product->first, product->second, product->result,
+                                            product->result, preference, 1, &found, &count);
+  }
+  if (preference != NULL) (void)cublasLtMatmulPreferenceDestroy(preference);
+  plan->refused =
+      status == CUBLAS_STATUS_NOT_SUPPORTED || (status == CUBLAS_STATUS_SUCCESS && count == 0);
+  if (!plan->refused) {
+    EK_TRY(ek__cuda_check_blas(product->device, status, "matmul: cublasLtMatmulAlgoGetHeuristic"));
+  }
+  plan->shape = product->shape;
+  plan->algorithm = found.algo;
+  plan->known = true;
+  return EK_OK;
+}
+
+static struct plan *plan_for(const struct product *product) {
+  uint64_t hash = UINT64_C(1469598103934665603); /* FNV-1a */
+  const unsigned char *bytes = (const unsigned char *)&product->shape;
+  for (size_t i = 0; i < sizeof product->shape; i++) {
+    hash = (hash ^ bytes[i]) * UINT64_C(1099511628211);
+  }
+  struct plan *plan = &product->device->plans->plan[(hash ^ hash >> 32) % PLANS];
+  plan->known = plan->known && memcmp(&plan->shape, &product->shape, sizeof plan->shape) == 0;
+  return plan;
+}
+
+static ek_status multiply(const struct product *product, const struct plan *plan,
+                          const struct ek__matmul_args *args, cudaStream_t stream) {
+  const double one = 1, beta = args->beta;
+  const float one_f = 1, beta_f = (float)beta;
+  const bool wide = args->type == EK_F64;
+  return ek__cuda_check_blas(
+      product->device,
+      cublasLtMatmul(product->device->products, product->description,
+                     wide ? (const void *)&one : &one_f, args->b, product->first, args->a,
+                     product->second, wide ? (const void *)&beta : &beta_f, args->c,
+                     product->result, args->c, product->result, &plan->algorithm,
+                     product->device->workspace, EK__CUDA_PRODUCT_BYTES, stream),
+      "matmul: cublasLtMatmul");
+}
+
+/* *done is false if there is no algorithm. */
+static ek_status try_product(bool *done, const struct ek__cuda_stream *stream,
+                             const struct ek__matmul_args *args, bool with_bias) {
+  struct product product = {.device = stream->device, .shape = shape_of(args, with_bias)};
+  struct plan *plan = plan_for(&product);
+  ek_status status = EK_OK;
+  *done = false;
+  if (plan->known && plan->refused) return EK_OK;
+  EK_TRY_GOTO(status, describe(&product, args), cleanup);
+  if (!plan->known) EK_TRY_GOTO(status, ask(plan, &product), cleanup);
+  if (!plan->refused) {
+    EK_TRY_GOTO(status, multiply(&product, plan, args, stream->handle), cleanup);
+    *done = true;
+  }
+cleanup:
+  forget(&product);
+  return status;
+}
+
+/* ---- the kernel ---- */
+
+/* c = beta c where there is nothing to multiply. */
+static ek_status scale_only(ek_stream *stream, const struct ek__matmul_args *args) {
+  const struct ek__elementwise_args scale = {.y = args->c,
+                                             .a = args->c,
+                                             .count = args->m * args->n,
+                                             .value = args->beta,
+                                             .type = args->type};
+  return args->beta == 0 ? ek__cuda_kernels.fill(stream, &scale)
+                         : ek__cuda_kernels.scale(stream, &scale);
+}
+
+ek_status ek__cuda_matmul(ek_stream *stream, const struct ek__matmul_args *args) {
+  const struct ek__cuda_stream *it = ek__cuda_stream_of(stream);
+  if (args->m == 0 || args->n == 0) return EK_OK;
+  EK_TRY(ek__cuda_enter(it->device));
+  bool done = false;
+  if (args->k == 0) {
+    EK_TRY(scale_only(stream, args));
+  } else {
+    /* cuBLASLt adds a bias to f32, not to f64. */
+    if (args->bias != NULL && args->type == EK_F32) {
+      EK_TRY(try_product(&done, it, args, true));
+      if (done) return EK_OK;
+    }
+    EK_TRY(try_product(&done, it, args, false));
+    if (!done) {
+      return ek__cuda_host->error_set(
+          EK_ERR_UNSUPPORTED, "%s: matmul: cuBLASLt has no algorithm for %lld x %lld x %lld",
+          it->device->name, (long long)args->m, (long long)args->n, (long long)args->k);
+    }
+  }
+  if (args->bias == NULL) return EK_OK;
+  const struct ek__matrix_args bias = {
+      .y = args->c, .b = args->bias, .rows = args->m, .columns = args->n, .type = args->type};
+  return ek__cuda_kernels.add_bias(stream, &bias);
+}

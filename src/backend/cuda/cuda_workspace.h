@@ -1,0 +1,18 @@
+/*
+ * cuda_workspace.h - the part of its arena that a CUDA device keeps for itself.
+ *
+ * Fixed, and not what a GPU would like best, so that a machine without one can plan with it. No
+ * CUDA header is needed to read it.
+ */
+#ifndef EK_CUDA_WORKSPACE_H
+#define EK_CUDA_WORKSPACE_H
+
+#include <stdint.h>
+
+/* cuBLASLt: as NVIDIA advises for Hopper; older GPUs want 4 MiB and lose nothing. */
+#define EK__CUDA_PRODUCT_BYTES ((uint64_t)32 << 20)
+/* Our own kernels: cuda_kernels.h, EK__CUDA_WORKSPACE. */
+#define EK__CUDA_KERNEL_BYTES ((uint64_t)4 << 20)
+#define EK__CUDA_DEVICE_BYTES (EK__CUDA_PRODUCT_BYTES + EK__CUDA_KERNEL_BYTES)
+
+#endif /* EK_CUDA_WORKSPACE_H */

@@ -1,0 +1,44 @@
+/*
+ * module_host.h - how a backend that is a library of its own meets the library that loads it.
+ *
+ * The module links nothing of evenkeel, whose functions may lie in a shared library or in the
+ * program itself: what it needs from there it gets in a table. Both sides must be of one build's
+ * version: the tables are not stable.
+ */
+#ifndef EK_MODULE_HOST_H
+#define EK_MODULE_HOST_H
+
+#include <evenkeel/log.h>
+
+#include "backend/backend.h"
+
+struct ek__module_host {
+  size_t size;         /* sizeof this struct */
+  size_t backend_size; /* sizeof(struct ek__backend) */
+  const char *version; /* EK_VERSION_STRING */
+  ek_status (*error_set)(ek_status status, const char *format, ...) EK_PRINTF(2, 3);
+  const char *(*error_message)(void);
+  void (*log)(ek_log_level level, const char *format, ...) EK_PRINTF(2, 3);
+  void *(*calloc)(size_t count, size_t size);
+  void (*free)(void *memory);
+  const char *(*device_name)(const ek_device *device);
+  size_t (*device_index)(const ek_device *device);
+  ek_stream *(*device_stream)(const ek_device *device, ek_stream_kind kind);
+  size_t (*group_size)(const ek_group *group);
+  ek_device *(*group_device)(const ek_group *group, size_t index);
+  void *(*device_native)(const ek_device *device);
+  void *(*group_native)(const ek_group *group);
+  ek_device *(*stream_device)(const ek_stream *stream);
+  void *(*stream_backend)(const ek_stream *stream);
+  size_t (*type_size)(ek_type type);
+};
+
+/*
+ * The module's only export. Called once; `host` stays as it is. EK_ERR_UNAVAILABLE without a
+ * message if the two are not of one version: nothing of the table was used then.
+ */
+typedef ek_status ek__module_entry(const struct ek__backend **backend,
+                                   const struct ek__module_host *host);
+#define EK__CUDA_ENTRY "ek_cuda_module"
+
+#endif /* EK_MODULE_HOST_H */

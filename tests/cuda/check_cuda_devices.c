@@ -1,0 +1,249 @@
+/*
+ * check_cuda_devices.c - CUDA devices on emulated GPUs: strings, names, what there is and why not,
+ * memory, copies, streams and events.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <evenkeel/elementwise.h>
+#include <evenkeel/lookup.h>
+#include <evenkeel/memory.h>
+
+#include "cuemu.h"
+#include "ek_check.h"
+
+#define MIB ((uint64_t)1 << 20)
+
+/* ---- strings ---- */
+
+static const struct {
+  const char *spec;
+  size_t count;
+  const char *first, *last;
+} good[] = {{"cuda", 4, "cuda:0", "cuda:3"},
+            {"cuda:2", 1, "cuda:2", "cuda:2"},
+            {"cuda:0-3", 4, "cuda:0", "cuda:3"},
+            {"cuda:3,0", 2, "cuda:3", "cuda:0"},
+            {"cuda:0x4@64MiB", 4, "cuda:0#0", "cuda:0#3"},
+            {"cuda:0x2,1x2", 4, "cuda:0#0", "cuda:1#1"},
+            {"cuda:0-1x2,3", 5, "cuda:0#0", "cuda:3"}};
+
+START_TEST(a_string_names_devices) {
+  ek_group *group = ck_open(good[_i].spec, 0);
+  const size_t count = ek_group_size(group);
+  ck_assert_uint_eq(count, good[_i].count);
+  ck_assert_str_eq(ek_device_name(ek_group_device(group, 0)), good[_i].first);
+  ck_assert_str_eq(ek_device_name(ek_group_device(group, count - 1)), good[_i].last);
+  ck_assert_str_eq(ek_device_backend(ek_group_device(group, 0)), "cuda");
+  ck_assert_ptr_nonnull(
+      ek_stream_native(ek_device_stream(ek_group_device(group, 0), EK_STREAM_COMPUTE)));
+  ek_group_close(group);
+  ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
+}
+END_TEST
+
+static const struct {
+  const char *spec, *text;
+  int place;
+} bad[] = {{"cuda:", "the number of a GPU", 5},
+           {"cuda:a", "the number of a GPU", 5},
+           {"cuda:0,", "the number of a GPU", 7},
+           {"cuda:0,0", "each GPU once", 7},
+           {"cuda:0x2,0", "each GPU once", 9},
+           {"cuda:3-1", "below the first", 7},
+           {"cuda:0x0", "at least one device", 7},
+           {"cuda:0x65", "at most 64", 7},
+           {"cuda:0-99", "at most 64", 5},
+           {"cuda:0 ", "the end", 6},
+           {"cuda:0@1", "at least 256 bytes", 7},
+           {"cuda:12345", "the number of a GPU", 5},
+           {"plan-cuda:0", "at least one device", 10},
+           {"plan-cpu", "a backend", 0}};
+
+START_TEST(a_bad_string_is_shown) {
+  ek_group *group = NULL;
+  ck_fails(ek_group_open(&group, bad[_i].spec, NULL), EK_ERR_INVALID_ARGUMENT, bad[_i].text);
+  char mark[64];
+  (void)snprintf(mark, sizeof mark, "\n  %s\n  %*s^", bad[_i].spec, bad[_i].place, "");
+  ck_assert_msg(ck_contains(ek_error_message(), mark), "%s", ek_error_message());
+}
+END_TEST
+
+/* ---- what there is not ---- */
+
+START_TEST(why_cuda_cannot_be_used) {
+  struct cuemu_settings settings, changed;
+  ek_group *group = NULL;
+  cuemu_get_settings(&settings);
+  changed = settings;
+  changed.driver = 0;
+  cuemu_set_settings(&changed);
+  ck_fails(ek_group_open(&group, "cuda", NULL), EK_ERR_UNAVAILABLE, "no NVIDIA driver");
+  changed.driver = 12000;
+  cuemu_set_settings(&changed);
+  ck_fails(ek_group_open(&group, "cuda", NULL), EK_ERR_UNAVAILABLE, "too old");
+  changed = settings;
+  changed.devices = 0;
+  cuemu_set_settings(&changed);
+  ck_fails(ek_group_open(&group, "cuda", NULL), EK_ERR_UNAVAILABLE, "no GPU is visible");
+  ek_device_description list[8];
+  size_t count = 0;
+  ck_ok(ek_device_list(list, 8, &count));
+  ck_assert_uint_eq(count, 3);
+  ck_assert(!list[2].available);
+  ck_assert(ck_contains(list[2].text, "no GPU is visible"));
+  cuemu_set_settings(&settings);
+  ck_fails(ek_group_open(&group, "cuda:0,17", NULL), EK_ERR_UNAVAILABLE, "no GPU number 17");
+  ck_ok(ek_device_list(list, 8, &count));
+  ck_assert_uint_eq(count, 2 + (size_t)settings.devices);
+  ck_assert(list[2].available && list[2].memory_bytes > 0);
+}
+END_TEST
+
+/* ---- memory ---- */
+
+START_TEST(memory_is_cut_exactly) {
+  ek_group *group = ck_open("cuda:0x4@64MiB", 0);
+  for (size_t k = 0; k < 4; k++) {
+    ek_device *device = ek_group_device(group, k);
+    ek_memory_usage usage;
+    ck_ok(ek_memory_stats(&usage, device));
+    ck_assert_uint_eq(usage.capacity_bytes, 64 * MIB);
+    ck_assert_uint_eq(usage.fixed_bytes, usage.current_bytes);
+    ck_assert_uint_eq(usage.fixed_bytes, usage.current[EK_MEMORY_WORKSPACE]);
+    ek_tensor rest = {0}, none = {0};
+    const int64_t left = (int64_t)(usage.capacity_bytes - usage.current_bytes) / 4;
+    ck_ok(ek_tensor_create(&rest, device, EK_MEMORY_INPUTS, EK_F32, 1, &left));
+    ck_fails(ek_tensor_create(&none, device, EK_MEMORY_INPUTS, EK_F32, 1, (int64_t[]){1}),
+             EK_ERR_OUT_OF_MEMORY, ek_device_name(device));
+    ck_ok(ek_op_fill(ek_device_stream(device, EK_STREAM_COMPUTE), &rest, (double)k));
+    ek_tensor_free(&rest);
+  }
+  ck_ok(ek_group_synchronize(group));
+  ek_group_close(group);
+}
+END_TEST
+
+START_TEST(a_cap_that_does_not_fit) {
+  ek_group *group = NULL;
+  ck_fails(ek_group_open(&group, "cuda:0x4@8GiB", NULL), EK_ERR_OUT_OF_MEMORY, "cuda:0");
+  ck_fails(ek_group_open(&group, "cuda:0@1MiB", NULL), EK_ERR_OUT_OF_MEMORY, "workspace");
+  ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
+  group = ck_open("cuda:0x4@64MiB", 0);
+  ek_group *other = ck_open("cuda:0x2@64MiB", 0); /* with caps there is room for two */
+  ek_group_close(other);
+  ek_group_close(group);
+}
+END_TEST
+
+/* ---- copies ---- */
+
+static void fill_numbers(float *numbers, int64_t count, int salt) {
+  for (int64_t i = 0; i < count; i++) numbers[i] = (float)((i * 7 + salt) % 8191);
+}
+
+START_TEST(copies_of_any_size) {
+  static const int64_t sizes[] = {1, 1000, 524288, 524289, 3000001};
+  ek_group *group = ck_open("cuda:0x2,1", 0);
+  for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+    const int64_t count = sizes[s];
+    float *numbers = calloc((size_t)count, sizeof *numbers);
+    float *back = calloc((size_t)count, sizeof *back);
+    ek_tensor host, result, on[3] = {{0}};
+    ck_ok(ek_tensor_host(&host, numbers, EK_F32, 1, &count));
+    ck_ok(ek_tensor_host(&result, back, EK_F32, 1, &count));
+    for (size_t k = 0; k < 3; k++) {
+      ck_ok(
+          ek_tensor_create(&on[k], ek_group_device(group, k), EK_MEMORY_INPUTS, EK_F32, 1, &count));
+    }
+    fill_numbers(numbers, count, (int)s);
+    ck_ok(ek_tensor_copy(&on[0], &host));
+    memset(numbers, 0xFF, (size_t)count * sizeof *numbers); /* the copy has what it needs */
+    ck_ok(ek_tensor_copy(&on[1], &on[0]));
+    ck_ok(ek_op_fill(ek_device_stream(ek_group_device(group, 0), EK_STREAM_COMPUTE), &on[0], -1));
+    ck_ok(ek_tensor_copy(&on[2], &on[1]));
+    ck_ok(ek_op_fill(ek_device_stream(ek_group_device(group, 1), EK_STREAM_COMPUTE), &on[1], -2));
+    ck_ok(ek_tensor_copy(&result, &on[2]));
+    fill_numbers(numbers, count, (int)s);
+    ck_assert_mem_eq(back, numbers, (size_t)count * sizeof *back);
+    for (size_t k = 0; k < 3; k++) ek_tensor_free(&on[k]);
+    free(back);
+    free(numbers);
+  }
+  ek_group_close(group);
+  ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
+}
+END_TEST
+
+/* ---- streams ---- */
+
+START_TEST(events_order_streams) {
+  ek_group *group = ck_open("cuda:0", 0);
+  ek_device *device = ek_group_device(group, 0);
+  ek_stream *compute = ek_device_stream(device, EK_STREAM_COMPUTE);
+  ek_stream *other = ek_device_stream(device, EK_STREAM_COMMUNICATION);
+  const int64_t count = 100000;
+  ek_tensor x = {0}, y = {0};
+  ck_ok(ek_tensor_create(&x, device, EK_MEMORY_INPUTS, EK_F32, 1, &count));
+  ck_ok(ek_tensor_create(&y, device, EK_MEMORY_INPUTS, EK_F32, 1, &count));
+  ek_event *event = NULL;
+  ck_ok(ek_event_create(&event, device));
+  ck_ok(ek_stream_wait(other, event)); /* not recorded: waits for nothing */
+  for (int round = 0; round < 20; round++) {
+    ck_ok(ek_op_fill(compute, &x, round));
+    ck_ok(ek_event_record(event, compute));
+    ck_ok(ek_stream_wait(other, event));
+    ck_ok(ek_op_copy(other, &y, &x));
+    ck_ok(ek_event_record(event, other));
+    ck_ok(ek_stream_wait(compute, event));
+    double *values = calloc((size_t)count, sizeof *values);
+    ck_get(values, &y);
+    ck_assert_double_eq(values[0], round);
+    ck_assert_double_eq(values[count - 1], round);
+    free(values);
+  }
+  ck_ok(ek_stream_synchronize(other));
+  ek_event_free(event);
+  ek_tensor_free(&x);
+  ek_tensor_free(&y);
+  ek_group_close(group);
+}
+END_TEST
+
+START_TEST(a_bad_index_is_told_by_who_waits) {
+  ek_group *group = ck_open("cuda:0x2", 0);
+  ek_device *device = ek_group_device(group, 1);
+  ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
+  const double numbers[] = {0, 1, 5}, table[] = {1, 2, 3, 4};
+  ek_tensor index = ck_upload(device, EK_I32, numbers, CK_SHAPE(3));
+  ek_tensor rows = ck_upload(device, EK_F32, table, CK_SHAPE(2, 2));
+  ek_tensor y = ck_upload(device, EK_F32, NULL, CK_SHAPE(3, 2));
+  ck_ok(ek_op_lookup_forward(stream, &y, &rows, &index, NULL, 0));
+  ck_fails(ek_stream_synchronize(stream), EK_ERR_INVALID_ARGUMENT, "cuda:0#1");
+  ck_assert(ck_contains(ek_error_message(), "index"));
+  ck_ok(ek_stream_synchronize(stream)); /* told once */
+  ek_tensor_free(&y);
+  ek_tensor_free(&rows);
+  ek_tensor_free(&index);
+  ek_group_close(group);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("cuda devices");
+  TCase *strings = ck_case(suite, "strings");
+  tcase_add_loop_test(strings, a_string_names_devices, 0, sizeof good / sizeof good[0]);
+  tcase_add_loop_test(strings, a_bad_string_is_shown, 0, sizeof bad / sizeof bad[0]);
+  tcase_add_test(strings, why_cuda_cannot_be_used);
+  TCase *memory = ck_case(suite, "memory");
+  tcase_add_test(memory, memory_is_cut_exactly);
+  tcase_add_test(memory, a_cap_that_does_not_fit);
+  TCase *work = ck_case(suite, "work");
+  tcase_add_test(work, copies_of_any_size);
+  tcase_add_test(work, events_order_streams);
+  tcase_add_test(work, a_bad_index_is_told_by_who_waits);
+  return suite;
+}
+
+CK_MAIN(make_suite)

@@ -1,0 +1,174 @@
+/*
+ * check_cuda_faults.c - every fault at every call of a training step, on each GPU in turn: an error
+ * that names a device comes soon, the group can be closed, nothing is left behind, and a fresh
+ * group works.
+ *
+ * A step of this model makes some hundred calls of each kind; EVENKEEL_TEST_EVERY=1 tests each one,
+ * the default every fifth, beginning at a place that moves with the seed.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "ck_training.h"
+#include "cuemu.h"
+
+static const struct {
+  const char *spec;
+  int gpus;
+} groups[] = {{"cuda:0x2@48MiB", 1}, {"cuda:0-1@48MiB", 2}, {"cuda:0x2,1@48MiB", 2}};
+static const char *const kind_names[] = {"memory", "copy", "launch", "kernel", "cublas", "nccl"};
+enum { GROUPS = sizeof groups / sizeof groups[0] };
+
+static double seconds(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+static unsigned long stride(void) {
+  const char *text = getenv("EVENKEEL_TEST_EVERY");
+  const unsigned long every = text == NULL ? 5 : strtoul(text, NULL, 10);
+  return every == 0 ? 1 : every;
+}
+
+/* A step takes milliseconds, but a busy machine may stretch them. */
+static ek_group *open_group(const char *spec, bool hang) {
+  ek_group_options options = EK_GROUP_OPTIONS_INIT;
+  ek_group *group = NULL;
+  options.time_limit = hang ? 1 : 60;
+  ck_ok(ek_group_open(&group, spec, &options));
+  return group;
+}
+
+/* One step to the end of all its work. */
+static ek_status whole_step(struct ck_training *training, const struct ck_batch *batch) {
+  ek_step_result result;
+  EK_TRY(ck_training_step(training, batch, &result));
+  return ek_group_synchronize(training->group);
+}
+
+static void no_leaks(const char *when) {
+  char text[512] = "";
+  if (cuemu_leaks(text, sizeof text) != 0) ck_abort_msg("%s: %s", when, text);
+}
+
+/* Calls of the kind that a step makes on a GPU, with the opening of the model before it. */
+static unsigned long calls_of_step(const struct ck_setup *setup, const char *spec, int gpu,
+                                   enum cuemu_kind kind, const struct ck_batch *batch) {
+  struct ck_training training;
+  ek_group *group = open_group(spec, false);
+  ck_ok(ck_training_try(&training, setup, group));
+  const unsigned long before = cuemu_calls(gpu, kind);
+  ck_ok(whole_step(&training, batch));
+  const unsigned long calls = cuemu_calls(gpu, kind) - before;
+  ck_training_close(&training);
+  ek_group_close(group);
+  no_leaks("a step without faults");
+  return calls;
+}
+
+static void one_fault(const struct ck_setup *setup, const char *spec, int gpu, enum cuemu_kind kind,
+                      unsigned long n, bool hang, const struct ck_batch *batch) {
+  char what[128];
+  (void)snprintf(what, sizeof what, "%s: %s number %lu of %s on GPU %d", spec,
+                 hang ? "hang" : "failure", n, kind_names[kind], gpu);
+  struct ck_training training;
+  ek_group *group = open_group(spec, hang);
+  ck_ok(ck_training_try(&training, setup, group));
+  ck_ok(ek_group_synchronize(group));
+  hang ? cuemu_hang(gpu, kind, n) : cuemu_fail(gpu, kind, n, 0);
+  const double since = seconds();
+  ek_error_clear();
+  const ek_status status = whole_step(&training, batch);
+  const double took = seconds() - since;
+  if (status == EK_OK || took > 2 || !ck_contains(ek_error_message(), "cuda:")) {
+    ck_abort_msg("%s: %s after %.2f s: %s", what, ek_status_name(status), took, ek_error_message());
+  }
+  if (hang) cuemu_release(); /* so that the memory can go */
+  ck_training_close(&training);
+  ek_group_close(group);
+  no_leaks(what);
+  cuemu_reset();
+
+  group = open_group(spec, false);
+  ck_ok(ck_training_try(&training, setup, group));
+  if (whole_step(&training, batch) != EK_OK)
+    ck_abort_msg("%s, after it: %s", what, ek_error_message());
+  ck_training_close(&training);
+  ek_group_close(group);
+}
+
+static void every_fault(enum cuemu_kind kind, bool hang, int number) {
+  const char *spec = groups[number % GROUPS].spec;
+  struct ck_setup setup =
+      ck_setup_mode(ck_workload("mlp"), spec, (ek_mode)(number / GROUPS % CK_MODES));
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 5, 0, 3);
+  for (int gpu = 0; gpu < groups[number % GROUPS].gpus; gpu++) {
+    const unsigned long calls = calls_of_step(&setup, spec, gpu, kind, &batch);
+    /* What hangs costs a second each. */
+    const unsigned long every = stride() * (hang ? 10 : 1);
+    for (unsigned long n = 1 + ck_seed() % every; n <= calls; n += every) {
+      one_fault(&setup, spec, gpu, kind, n, hang, &batch);
+    }
+  }
+  ck_batch_free(&batch);
+}
+
+START_TEST(copies_fail) { every_fault(CUEMU_COPY, false, _i); }
+END_TEST
+START_TEST(launches_fail) { every_fault(CUEMU_LAUNCH, false, _i); }
+END_TEST
+START_TEST(kernels_fail) { every_fault(CUEMU_KERNEL, false, _i); }
+END_TEST
+START_TEST(products_fail) { every_fault(CUEMU_BLAS, false, _i); }
+END_TEST
+START_TEST(copies_hang) { every_fault(CUEMU_COPY, true, _i); }
+END_TEST
+START_TEST(kernels_hang) { every_fault(CUEMU_KERNEL, true, _i); }
+END_TEST
+START_TEST(nccl_fails) { every_fault(CUEMU_NCCL, false, _i); }
+END_TEST
+START_TEST(nccl_hangs) { every_fault(CUEMU_NCCL, true, _i); }
+END_TEST
+
+/* Opening a group takes memory of several kinds: each allocation fails once. */
+START_TEST(opening_fails) {
+  const char *spec = groups[_i].spec;
+  for (unsigned long n = 1;; n++) {
+    ek_group *group = NULL;
+    cuemu_reset();
+    cuemu_fail(0, CUEMU_MEMORY, n, 0);
+    const ek_status status = ek_group_open(&group, spec, NULL);
+    if (status == EK_OK) {
+      ek_group_close(group);
+      break;
+    }
+    ck_assert_int_eq(status, EK_ERR_OUT_OF_MEMORY);
+    ck_assert(ck_contains(ek_error_message(), "cuda:"));
+    no_leaks("an opening that failed");
+    ck_assert_uint_lt(n, 1000);
+  }
+  cuemu_reset();
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("cuda faults");
+  TCase *faults = ck_case(suite, "faults");
+  tcase_add_loop_test(faults, opening_fails, 0, GROUPS);
+  tcase_add_loop_test(faults, copies_fail, 0, GROUPS * CK_MODES);
+  tcase_add_loop_test(faults, launches_fail, 0, GROUPS * CK_MODES);
+  tcase_add_loop_test(faults, kernels_fail, 0, GROUPS * CK_MODES);
+  tcase_add_loop_test(faults, products_fail, 0, GROUPS * CK_MODES);
+  tcase_add_loop_test(faults, nccl_fails, 0, GROUPS * CK_MODES);
+  TCase *hangs = ck_case(suite, "hangs");
+  tcase_add_loop_test(hangs, copies_hang, 0, GROUPS * CK_MODES);
+  tcase_add_loop_test(hangs, kernels_hang, 0, GROUPS * CK_MODES);
+  tcase_add_loop_test(hangs, nccl_hangs, 0, GROUPS * CK_MODES);
+  return suite;
+}
+
+CK_MAIN(make_suite)

@@ -1,0 +1,192 @@
+/*
+ * check_cuda_training.c - training on emulated CUDA devices is the training on the CPU: losses,
+ * gradients, parameters, peaks, and what happens when memory runs out or a target makes no sense.
+ *
+ * Runs on tests/cuemu: see CMakeLists.txt here.
+ *
+ * 1e-5: sums of some hundred products of f32 in another order differ by a few units of 2^-24 = 6e-8
+ * of their terms; the terms of a gradient here are up to some ten times its size.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <evenkeel/sgd.h>
+
+#include "ck_training.h"
+
+#define TOLERANCE 1e-5
+
+static const char *const specs[] = {"cuda:0-3", "cuda:0x4", "cuda:0x2,1x2"};
+static const char *const workloads[] = {"mlp", "gpt"};
+enum { SPECS = 3, WORKLOADS = 2, STEPS = 3, SAMPLES = 11 };
+enum { CASES = SPECS * WORKLOADS * CK_MODES };
+
+/* Not AdamW: where a gradient is nearly 0 it turns a rounding into a whole step. */
+static ek_status momentum(ek_optimizer **optimizer) {
+  ek_sgd_options options = EK_SGD_OPTIONS_INIT;
+  options.learning_rate = 0.1;
+  options.momentum = 0.9;
+  options.clip_norm = 0.5;
+  return ek_sgd_create(optimizer, &options);
+}
+
+struct run {
+  double losses[STEPS];
+  double *gradients, *values; /* of the first step; after the last */
+  int64_t count;
+  ek_memory_usage usage[4];
+};
+
+static struct ck_setup setup_of(int number, const char *spec) {
+  struct ck_setup setup = ck_setup_mode(ck_workload(workloads[number / SPECS % WORKLOADS]), spec,
+                                        (ek_mode)(number / SPECS / WORKLOADS));
+  setup.optimizer = momentum;
+  return setup;
+}
+
+static struct run train(const struct ck_setup *setup) {
+  struct run run = {.count = 0};
+  struct ck_training training;
+  ck_training_open(&training, setup);
+  for (int step = 0; step < STEPS; step++) {
+    struct ck_batch batch =
+        ck_batch_make(setup->workload, EK_F32, SAMPLES, 0.2, (uint64_t)(40 + step));
+    ek_step_result result;
+    ck_ok(ck_training_backward(&training, &batch, NULL, false, NULL));
+    if (step == 0) run.gradients = ck_training_read(&training, CK_GRADIENTS, &run.count);
+    ck_ok(ek_data_parallel_optimizer_step(training.optimizer, &result));
+    run.losses[step] = result.loss;
+    ck_batch_free(&batch);
+  }
+  run.values = ck_training_read(&training, CK_VALUES, &run.count);
+  if (setup->options.state != EK_STATE_MASTER) ck_training_replicas_agree(&training);
+  for (size_t k = 0; k < 4; k++) {
+    ck_ok(ek_memory_stats(&run.usage[k], ek_group_device(training.group, k)));
+  }
+  ck_training_close(&training);
+  return run;
+}
+
+static void forget(struct run *run) {
+  free(run->gradients);
+  free(run->values);
+}
+
+START_TEST(the_same_as_on_the_cpu) {
+  const struct ck_setup on_cpu = setup_of(_i, "cpu:4");
+  const struct ck_setup on_cuda = setup_of(_i, specs[_i % SPECS]);
+  struct run cpu = train(&on_cpu), cuda = train(&on_cuda);
+  ck_assert_int_eq(cpu.count, cuda.count);
+  for (int step = 0; step < STEPS; step++) {
+    ck_assert_double_le(fabs(cuda.losses[step] - cpu.losses[step]),
+                        TOLERANCE * fabs(cpu.losses[step]));
+  }
+  ck_assert_double_le(ck_rel_l2(cuda.gradients, cpu.gradients, cpu.count), TOLERANCE);
+  ck_assert_double_le(ck_rel_l2(cuda.values, cpu.values, cpu.count), TOLERANCE);
+  forget(&cpu);
+  forget(&cuda);
+}
+END_TEST
+
+START_TEST(a_run_repeats_bit_for_bit) {
+  const struct ck_setup setup = setup_of(_i, specs[_i % SPECS]);
+  struct run first = train(&setup), second = train(&setup);
+  ck_same_bits("loss", first.losses, second.losses, STEPS);
+  ck_same_bits("gradient", first.gradients, second.gradients, first.count);
+  ck_same_bits("parameter", first.values, second.values, first.count);
+  forget(&first);
+  forget(&second);
+}
+END_TEST
+
+START_TEST(plan_has_the_same_peak) {
+  const struct ck_setup on_cuda = setup_of(_i, specs[_i % SPECS]);
+  struct run cuda = train(&on_cuda);
+  struct ck_setup planned = setup_of(_i, "plan-cuda:4");
+  struct ck_training training;
+  ck_training_open(&training, &planned);
+  for (int step = 0; step < STEPS; step++) {
+    struct ck_batch batch =
+        ck_batch_make(planned.workload, EK_F32, SAMPLES, 0.2, (uint64_t)(40 + step));
+    ck_ok(ck_training_step(&training, &batch, NULL));
+    ck_batch_free(&batch);
+  }
+  for (size_t k = 0; k < 4; k++) {
+    ek_memory_usage plan;
+    ck_ok(ek_memory_stats(&plan, ek_group_device(training.group, k)));
+    ck_assert_uint_eq(plan.peak_bytes, cuda.usage[k].peak_bytes);
+    ck_assert_uint_eq(plan.fixed_bytes, cuda.usage[k].fixed_bytes);
+    ck_assert_mem_eq(plan.at_peak, cuda.usage[k].at_peak, sizeof plan.at_peak);
+    ck_assert_uint_gt(cuda.usage[k].fixed_bytes, 0);
+  }
+  ck_training_close(&training);
+  forget(&cuda);
+}
+END_TEST
+
+/* ---- failures that are the program's ---- */
+
+START_TEST(out_of_memory_at_every_allocation) {
+  const struct ck_setup setup = setup_of(SPECS * (WORKLOADS * _i + 1), "cuda:0x2");
+  struct ck_training training;
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.2, 40);
+  ck_training_open(&training, &setup);
+  ck_ok(ck_training_step(&training, &batch, NULL));
+  for (size_t k = 0; k < 2; k++) {
+    bool failed = true;
+    for (uint64_t n = 1; failed; n++) {
+      ek_device *device = ek_group_device(training.group, k);
+      ck_assert_uint_lt(n, 10000);
+      ck_ok(ek_memory_fail_at(device, n));
+      ek_error_clear();
+      const ek_status status = ck_training_step(&training, &batch, NULL);
+      failed = status != EK_OK;
+      if (!failed) break;
+      ck_assert_int_eq(status, EK_ERR_OUT_OF_MEMORY);
+      ck_assert(ck_contains(ek_error_message(), ek_device_name(device)));
+      ck_ok(ck_training_step(&training, &batch, NULL));
+    }
+    ck_ok(ek_memory_fail_at(ek_group_device(training.group, k), 0));
+  }
+  ck_batch_free(&batch);
+  ck_training_close(&training);
+}
+END_TEST
+
+START_TEST(a_bad_target_is_found_before_the_update) {
+  const struct ck_setup setup = setup_of(0, specs[_i]);
+  struct ck_training training;
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 40);
+  ck_training_open(&training, &setup);
+  ek_step_result result;
+  ck_ok(ck_training_step(&training, &batch, &result));
+  int64_t count = 0;
+  double *before = ck_training_read(&training, CK_VALUES, &count);
+  ((int32_t *)batch.target[0].data)[SAMPLES - 1] = 1000; /* on the last device */
+  ck_fails(ck_training_step(&training, &batch, &result), EK_ERR_INVALID_ARGUMENT, "target");
+  ck_assert(ck_contains(ek_error_message(), "cuda:"));
+  double *after = ck_training_read(&training, CK_VALUES, &count);
+  ck_same_bits("parameter", after, before, count);
+  ((int32_t *)batch.target[0].data)[SAMPLES - 1] = 1;
+  ck_ok(ck_training_step(&training, &batch, &result));
+  free(before);
+  free(after);
+  ck_batch_free(&batch);
+  ck_training_close(&training);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("cuda training");
+  TCase *same = ck_case(suite, "same");
+  tcase_add_loop_test(same, the_same_as_on_the_cpu, 0, CASES);
+  tcase_add_loop_test(same, a_run_repeats_bit_for_bit, 0, CASES);
+  tcase_add_loop_test(same, plan_has_the_same_peak, 0, CASES);
+  TCase *failures = ck_case(suite, "failures");
+  tcase_add_loop_test(failures, out_of_memory_at_every_allocation, 0, CK_MODES);
+  tcase_add_loop_test(failures, a_bad_target_is_found_before_the_update, 0, SPECS);
+  return suite;
+}
+
+CK_MAIN(make_suite)

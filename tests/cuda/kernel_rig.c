@@ -1,0 +1,157 @@
+/*
+ * kernel_rig.c - see kernel_rig.h.
+ */
+#include "kernel_rig.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static size_t element(const struct kr_rig *rig) { return rig->type == EK_F32 ? 4 : 8; }
+
+int kr_run(Suite *(*make_suite)(void)) {
+  int devices = 0;
+  if (cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0) return ck_run(make_suite());
+  printf("skipped: there is no GPU\n");
+  return 77;
+}
+
+struct kr_rig *kr_open(int variant) {
+  static uint64_t stream = 0;
+  struct kr_rig *rig = calloc(1, sizeof *rig);
+  ck_assert_ptr_nonnull(rig);
+  rig->type = variant % 2 == 0 ? EK_F32 : EK_F64;
+  rig->unit = variant % 2 == 0 ? 0x1p-24 : 0x1p-53;
+  rig->shift = variant / 2 % 2;
+  rig->random = ck_random_start(1000 + stream++);
+  kr_ok(cudaStreamCreateWithFlags(&rig->stream, cudaStreamNonBlocking));
+  kr_ok(cudaMalloc(&rig->workspace, EK__CUDA_WORKSPACE));
+  kr_ok(cudaMemset(rig->workspace, 0xFF, EK__CUDA_WORKSPACE));
+  const int zero = 0;
+  rig->bad = kr_bytes(rig, &zero, sizeof zero);
+  return rig;
+}
+
+void kr_close(struct kr_rig *rig) {
+  ck_assert_int_eq(kr_bad(rig), 0);
+  for (int i = 0; i < rig->devices; i++) kr_ok(cudaFree(rig->device[i]));
+  for (int i = 0; i < rig->hosts; i++) free(rig->host[i]);
+  kr_ok(cudaFree(rig->workspace));
+  kr_ok(cudaStreamDestroy(rig->stream));
+  free(rig);
+}
+
+double *kr_zeros(struct kr_rig *rig, int64_t count) {
+  ck_assert_int_lt(rig->hosts, KR_ARRAYS);
+  double *array = calloc((size_t)count + 1, sizeof *array);
+  ck_assert_ptr_nonnull(array);
+  rig->host[rig->hosts++] = array;
+  return array;
+}
+
+static void *device_memory(struct kr_rig *rig, size_t bytes) {
+  void *memory = NULL;
+  ck_assert_int_lt(rig->devices, KR_ARRAYS);
+  kr_ok(cudaMalloc(&memory, bytes > 0 ? bytes : 1));
+  if (bytes > 0) kr_ok(cudaMemset(memory, 0xFF, bytes));
+  kr_ok(cudaDeviceSynchronize()); /* the rig's stream does not wait for the default one */
+  rig->device[rig->devices++] = memory;
+  return memory;
+}
+
+void *kr_bytes(struct kr_rig *rig, const void *bytes, size_t size) {
+  void *memory = device_memory(rig, size);
+  if (size > 0) kr_ok(cudaMemcpy(memory, bytes, size, cudaMemcpyHostToDevice));
+  return memory;
+}
+
+struct kr_array kr_poison(struct kr_rig *rig, int64_t count) {
+  char *memory = device_memory(rig, (size_t)(rig->shift + count) * element(rig));
+  return (struct kr_array){kr_zeros(rig, count), memory + (size_t)rig->shift * element(rig), count};
+}
+
+void kr_send(struct kr_rig *rig, const struct kr_array *array) {
+  if (array->count == 0) return;
+  const size_t bytes = (size_t)array->count * element(rig);
+  float *narrow = malloc(bytes);
+  ck_assert_ptr_nonnull(narrow);
+  for (int64_t i = 0; i < array->count && rig->type == EK_F32; i++) {
+    narrow[i] = (float)array->host[i];
+  }
+  const void *from = rig->type == EK_F32 ? (const void *)narrow : (const void *)array->host;
+  kr_ok(cudaMemcpy(array->device, from, bytes, cudaMemcpyHostToDevice));
+  free(narrow);
+}
+
+struct kr_array kr_values(struct kr_rig *rig, int64_t count, double low, double high) {
+  const struct kr_array array = kr_poison(rig, count);
+  for (int64_t i = 0; i < count; i++) {
+    const double value = ck_random_uniform(&rig->random, low, high);
+    array.host[i] = rig->type == EK_F32 ? (double)(float)value : value;
+  }
+  kr_send(rig, &array);
+  return array;
+}
+
+void kr_fetch_bytes(struct kr_rig *rig, void *bytes, const void *device, size_t size) {
+  kr_ok(cudaStreamSynchronize(rig->stream));
+  if (size > 0) kr_ok(cudaMemcpy(bytes, device, size, cudaMemcpyDeviceToHost));
+}
+
+double *kr_fetch(struct kr_rig *rig, const struct kr_array *array) {
+  double *values = kr_zeros(rig, array->count);
+  if (rig->type == EK_F64) {
+    kr_fetch_bytes(rig, values, array->device, (size_t)array->count * sizeof *values);
+    return values;
+  }
+  float *narrow = calloc((size_t)array->count + 1, sizeof *narrow);
+  ck_assert_ptr_nonnull(narrow);
+  kr_fetch_bytes(rig, narrow, array->device, (size_t)array->count * sizeof *narrow);
+  for (int64_t i = 0; i < array->count; i++) values[i] = (double)narrow[i];
+  free(narrow);
+  return values;
+}
+
+int kr_bad(struct kr_rig *rig) {
+  int bad = 0;
+  const int zero = 0;
+  kr_fetch_bytes(rig, &bad, rig->bad, sizeof bad);
+  kr_ok(cudaMemcpy(rig->bad, &zero, sizeof zero, cudaMemcpyHostToDevice));
+  return bad;
+}
+
+/* limit 0: equal. */
+static void compare(const char *what, const double *got, const double *want, int64_t count,
+                    double limit, double size) {
+  if (limit == 0.0) {
+    ck_within(what, got, want, NULL, count);
+    return;
+  }
+  double error = 0.0, whole = 0.0;
+  for (int64_t i = 0; i < count; i++) {
+    error += (got[i] - want[i]) * (got[i] - want[i]);
+    whole += want[i] * want[i];
+  }
+  if (whole < size * size * (double)count) whole = size * size * (double)count;
+  ck_assert_msg(error <= limit * limit * whole,
+                "%s: %lld elements are off by %.3g of %.3g, limit %.3g", what, (long long)count,
+                sqrt(error), sqrt(whole), limit); /* NaN too */
+}
+
+void kr_check(struct kr_rig *rig, const char *what, const struct kr_array *array,
+              double roundings) {
+  compare(what, kr_fetch(rig, array), array->host, array->count, roundings * rig->unit, 1.0);
+}
+
+void kr_check_small(struct kr_rig *rig, const char *what, const struct kr_array *array,
+                    double roundings) {
+  compare(what, kr_fetch(rig, array), array->host, array->count, roundings * rig->unit, 0.0);
+}
+
+void kr_check_doubles(struct kr_rig *rig, const char *what, const double *device,
+                      const double *want, int64_t count, double limit) {
+  double *got = kr_zeros(rig, count);
+  kr_fetch_bytes(rig, got, device, (size_t)count * sizeof *got);
+  compare(what, got, want, count, limit, 1.0);
+}

@@ -1,0 +1,87 @@
+/*
+ * cuemu.h - the control interface of cuemu, for tests only: settings, faults, counts, leaks.
+ *
+ * Settings are read from the environment when the first CUDA function is called:
+ *
+ *   CUEMU_DEVICES            4        number of devices, 0 to 16
+ *   CUEMU_MEMORY             1GiB     memory of each device; bytes, or with KiB MiB GiB
+ *   CUEMU_DRIVER             13000    version of the driver; 0: there is none
+ *   CUEMU_PEER               1        0: no device can read another one's memory
+ *   CUEMU_ORDER              0        of CUDA threads and blocks: 0 forward, 1 backward, 2 random
+ *   CUEMU_FIBER_PER_THREAD   0        1: never run two CUDA threads of a block on one stack (TSan)
+ *   CUEMU_JITTER_US          0        wait up to so long before each operation of a stream
+ *   CUEMU_NCCL_POLLS         1        how often a non-blocking NCCL call says ncclInProgress
+ *   CUEMU_FAULT                       "fail kind device n [error]" or "hang kind device n",
+ * separated by commas; kinds as below in lower case: memory copy ...
+ *
+ * All functions may be called from any thread.
+ */
+#ifndef CUEMU_H
+#define CUEMU_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { CUEMU_MAX_DEVICES = 16 };
+
+struct cuemu_settings {
+  int devices;
+  size_t memory; /* bytes of each device */
+  int driver;
+  bool peer;
+  int order;
+  bool fiber_per_thread;
+  unsigned jitter_us;
+  unsigned nccl_polls;
+};
+
+enum cuemu_kind {
+  CUEMU_MEMORY, /* cudaMalloc, cudaHostAlloc; counted when called */
+  CUEMU_COPY,   /* copies and memsets; a failure is returned by the call */
+  CUEMU_LAUNCH, /* kernel launches; a failure is returned by the launch */
+  CUEMU_KERNEL, /* kernels as they run; a failure kills the device, as in CUDA */
+  CUEMU_BLAS,   /* cuBLAS and cuBLASLt products; a failure is returned by the call */
+  CUEMU_NCCL,   /* NCCL set-up and collectives; a failure is returned by the call */
+  CUEMU_KINDS
+};
+
+/* Settings may change only while nothing is alive on any device. */
+void cuemu_get_settings(struct cuemu_settings *settings);
+void cuemu_set_settings(const struct cuemu_settings *settings);
+void cuemu_set_order(int order);
+
+/* The nth call of the kind from now (1: the next) on the device fails with the error, 0 for a
+   likely one. Kernel faults, and any error that CUDA calls sticky, stay until cuemu_reset(). */
+void cuemu_fail(int device, enum cuemu_kind kind, unsigned long nth, int error);
+
+/* The nth operation of the kind from now that runs on a stream of the device does not end: a
+   collective until its communicator is aborted, all others until cuemu_release(). */
+void cuemu_hang(int device, enum cuemu_kind kind, unsigned long nth);
+void cuemu_release(void);
+unsigned cuemu_hanging(void); /* streams that hang now */
+
+/* Calls of the kind since the last reset, failed ones too. */
+unsigned long cuemu_calls(int device, enum cuemu_kind kind);
+
+/* Forgets faults, counts and sticky errors, and releases what hangs. Memory and streams stay. */
+void cuemu_reset(void);
+
+struct cuemu_usage {
+  size_t bytes, peak_bytes; /* device memory */
+  unsigned long allocations, host_allocations, streams, events, blas_handles, communicators;
+};
+
+/* Host allocations are not a device's: they are told for every device. */
+void cuemu_usage(int device, struct cuemu_usage *usage);
+
+/* How many objects of all kinds are alive; says which in `text` if it is not NULL. */
+unsigned long cuemu_leaks(char *text, size_t bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,140 @@
+/*
+ * cuemu_device.h - the device language: qualifiers, built-in variables, barriers, warp functions.
+ *
+ * A kernel is an ordinary function. threadIdx and its relatives are thread-local and set by the
+ * block executor whenever it goes on to another CUDA thread. __shared__ variables are thread-local
+ * to the worker that runs the block: one block at a time runs on a worker, so that its CUDA threads
+ * see the same variable and blocks of other streams see another one. They are not set to anything
+ * between blocks, as on a GPU.
+ */
+#ifndef CUEMU_DEVICE_H
+#define CUEMU_DEVICE_H
+
+/* Standard headers first: some use words that are macros below. */
+#include <assert.h>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <math.h>
+#include <type_traits>
+
+#include "cuda_runtime_api.h"
+
+#define __global__
+#define __device__
+#define __host__
+#define __constant__ static
+#define __grid_constant__
+#define __shared__ static thread_local
+#define __forceinline__ inline __attribute__((always_inline))
+#define __launch_bounds__(...)
+#define __align__(bytes) __attribute__((aligned(bytes)))
+
+constexpr int warpSize = 32;
+
+enum cuemu_warp_operation { CUEMU_WARP_SYNC, CUEMU_WARP_SHUFFLE, CUEMU_WARP_BALLOT };
+
+extern "C" {
+/* Initial-exec: read in every kernel's every index; 48 bytes of the static block are enough. */
+#define CUEMU_BUILTIN extern __thread __attribute__((tls_model("initial-exec")))
+CUEMU_BUILTIN uint3 threadIdx, blockIdx;
+CUEMU_BUILTIN dim3 blockDim, gridDim;
+#undef CUEMU_BUILTIN
+
+void cuemu_syncthreads(const char *file, int line);
+int cuemu_syncthreads_reduce(int what, int predicate, const char *file, int line);
+uint64_t cuemu_warp(enum cuemu_warp_operation operation, uint32_t mask, uint64_t value, int source,
+                    const char *file, int line);
+uint32_t cuemu_active_mask(void);
+int cuemu_lane(void);
+void cuemu_trap(const char *file, int line);
+}
+
+/* The place is part of a barrier: two different ones met by one block are an error. */
+#define __syncthreads() cuemu_syncthreads(__FILE__, __LINE__)
+#define __syncthreads_or(predicate)                                                                \
+  cuemu_syncthreads_reduce('|', (predicate) != 0, __FILE__, __LINE__)
+#define __syncthreads_and(predicate)                                                               \
+  cuemu_syncthreads_reduce('&', (predicate) != 0, __FILE__, __LINE__)
+#define __syncthreads_count(predicate)                                                             \
+  cuemu_syncthreads_reduce('+', (predicate) != 0, __FILE__, __LINE__)
+#define __trap() cuemu_trap(__FILE__, __LINE__)
+
+namespace cuemu {
+
+constexpr unsigned full_mask = 0xffffffffu;
+
+struct place { /* where a warp function was called; the default argument is evaluated there */
+  const char *file;
+  int line;
+  static constexpr place here(const char *file = __builtin_FILE(), int line = __builtin_LINE()) {
+    return {file, line};
+  }
+};
+
+static inline int segment(int width) { return cuemu_lane() & ~(width - 1); }
+
+template <class T> static inline T shuffle(unsigned mask, T value, int source, place at) {
+  static_assert(sizeof(T) <= sizeof(uint64_t), "a shuffle moves at most eight bytes");
+  static_assert(std::is_trivially_copyable_v<T>, "a shuffle moves bytes");
+  uint64_t bits = 0;
+  memcpy(&bits, &value, sizeof(value));
+  bits = cuemu_warp(CUEMU_WARP_SHUFFLE, mask, bits, source, at.file, at.line);
+  memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+} // namespace cuemu
+
+static inline void __syncwarp(unsigned mask = cuemu::full_mask,
+                              cuemu::place at = cuemu::place::here()) {
+  (void)cuemu_warp(CUEMU_WARP_SYNC, mask, 0, 0, at.file, at.line);
+}
+
+static inline unsigned __ballot_sync(unsigned mask, int predicate,
+                                     cuemu::place at = cuemu::place::here()) {
+  return (unsigned)cuemu_warp(CUEMU_WARP_BALLOT, mask, predicate != 0, 0, at.file, at.line);
+}
+
+static inline int __any_sync(unsigned mask, int predicate, cuemu::place at = cuemu::place::here()) {
+  return __ballot_sync(mask, predicate, at) != 0;
+}
+
+static inline int __all_sync(unsigned mask, int predicate, cuemu::place at = cuemu::place::here()) {
+  return __ballot_sync(mask, !predicate, at) == 0;
+}
+
+static inline unsigned __activemask() { return cuemu_active_mask(); }
+
+/* Outside its segment of `width` lanes a shuffle gives the caller's own value. */
+template <class T>
+static inline T __shfl_sync(unsigned mask, T value, int source, int width = 32,
+                            cuemu::place at = cuemu::place::here()) {
+  return cuemu::shuffle(mask, value, cuemu::segment(width) + (source & (width - 1)), at);
+}
+
+template <class T>
+static inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32,
+                               cuemu::place at = cuemu::place::here()) {
+  int source = cuemu_lane() - (int)delta;
+  return cuemu::shuffle(mask, value, source < cuemu::segment(width) ? cuemu_lane() : source, at);
+}
+
+template <class T>
+static inline T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32,
+                                 cuemu::place at = cuemu::place::here()) {
+  int source = cuemu_lane() + (int)delta;
+  bool outside = source >= cuemu::segment(width) + width;
+  return cuemu::shuffle(mask, value, outside ? cuemu_lane() : source, at);
+}
+
+template <class T>
+static inline T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32,
+                                cuemu::place at = cuemu::place::here()) {
+  int source = cuemu_lane() ^ lanes;
+  bool outside = source >= cuemu::segment(width) + width;
+  return cuemu::shuffle(mask, value, outside ? cuemu_lane() : source, at);
+}
+
+#endif

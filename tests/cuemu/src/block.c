@@ -1,0 +1,321 @@
+/*
+ * block.c - runs grids: blocks one after the other, the CUDA threads of a block as fibers.
+ *
+ * Who runs next is asked only when a thread ends or has to wait. Three orders, so that a kernel
+ * that works only by luck is found out: forward, backward, random. In each, a thread runs until it
+ * cannot, so a missing barrier shows as a wrong value.
+ *
+ * A barrier is passed when all threads that have not ended wait at it, and all at the same place in
+ * the source. If nobody can run and somebody waits, the kernel fails with cudaErrorLaunchFailure
+ * (719).
+ */
+#include "executor.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define INITIAL_EXEC __attribute__((tls_model("initial-exec")))
+__thread INITIAL_EXEC uint3 threadIdx, blockIdx;
+__thread INITIAL_EXEC dim3 blockDim, gridDim;
+__thread INITIAL_EXEC struct block *cuemu_block;
+
+enum { ORDER_FORWARD, ORDER_BACKWARD, ORDER_RANDOM };
+
+/* ---- choosing ---- */
+
+static int choose_lane(struct block *b, uint32_t lanes) {
+  if (b->order == ORDER_BACKWARD) return 31 - __builtin_clz(lanes);
+  if (b->order != ORDER_RANDOM) return __builtin_ctz(lanes);
+  unsigned turn = cuemu_random(&b->random) & 31;
+  uint32_t turned = turn ? (lanes >> turn) | (lanes << (32 - turn)) : lanes;
+  return (int)(((unsigned)__builtin_ctz(turned) + turn) & 31);
+}
+
+/* A thread that can run, of the current warp if there is one; -1 if there is none. */
+static int choose_thread(struct block *b) {
+  int first = b->current / WARP_LANES;
+  if (b->current < 0) first = b->order == ORDER_BACKWARD ? b->warps - 1 : 0;
+  if (b->order == ORDER_RANDOM) first = (int)(cuemu_random(&b->random) % (unsigned)b->warps);
+  for (int i = 0; i < b->warps; i++) {
+    int w = b->order == ORDER_BACKWARD ? (first - i + b->warps) % b->warps : (first + i) % b->warps;
+    uint32_t lanes = b->warp[w].ready | b->warp[w].unstarted;
+    if (lanes) return w * WARP_LANES + choose_lane(b, lanes);
+  }
+  return -1;
+}
+
+static void set_current(struct block *b, int thread) {
+  b->current = thread;
+  unsigned t = (unsigned)thread;
+  threadIdx.x = t % blockDim.x;
+  t /= blockDim.x;
+  threadIdx.y = t % blockDim.y;
+  threadIdx.z = t / blockDim.y;
+}
+
+/* ---- fibers ---- */
+
+static void thread_main(void);
+
+static struct cuemu_fiber *new_fiber(struct block *b, int index) {
+  struct cuemu_fiber *fiber = cuemu_fiber_new(thread_main, index);
+  b->fiber[index] = fiber;
+  if (index >= b->fibers) b->fibers = index + 1;
+  return fiber;
+}
+
+/* A fiber to start the thread on. With a fiber for each, ThreadSanitizer tells all of them apart.
+ */
+static struct cuemu_fiber *take_fiber(struct block *b, int thread) {
+  if (b->fiber_per_thread) return b->fiber[thread];
+  struct cuemu_fiber *fiber = b->idle;
+  if (fiber) {
+    b->idle = fiber->next;
+    return fiber;
+  }
+  int index = 0;
+  while (b->fiber[index]) index++;
+  return new_fiber(b, index);
+}
+
+static void put_fiber(struct block *b, struct cuemu_fiber *fiber) {
+  if (b->fiber_per_thread) return;
+  fiber->next = b->idle;
+  b->idle = fiber;
+}
+
+static void switch_to(struct block *b, struct cuemu_fiber *fiber) {
+  struct cuemu_fiber *from = b->running;
+  if (from == fiber) return;
+  b->running = fiber;
+  cuemu_fiber_switch(from, fiber);
+}
+
+/* Goes on with the thread; `free_fiber`: the running fiber has none of its own. */
+static void go_on_with(struct block *b, int thread, bool free_fiber) {
+  struct warp *warp = &b->warp[thread / WARP_LANES];
+  uint32_t bit = 1u << (thread % WARP_LANES);
+  struct cuemu_fiber *fiber;
+  if (warp->unstarted & bit) {
+    warp->unstarted &= ~bit;
+    set_current(b, thread);
+    if (free_fiber && !b->fiber_per_thread) return; /* thread_main() starts it here */
+    fiber = take_fiber(b, thread);
+  } else {
+    warp->ready &= ~bit;
+    set_current(b, thread);
+    fiber = b->bound[thread];
+    if (free_fiber) put_fiber(b, b->running);
+  }
+  switch_to(b, fiber);
+}
+
+/* ---- threads ---- */
+
+static void release_barrier(struct block *b) {
+  for (int w = 0; w < b->warps; w++) b->warp[w].ready |= b->warp[w].live & ~b->warp[w].unstarted;
+  b->barrier.waiting = 0;
+  b->barrier.generation++;
+  b->barrier.arrived[b->barrier.generation & 1] = 0;
+  b->barrier.sum[b->barrier.generation & 1] = 0;
+}
+
+static void thread_gone(struct block *b) {
+  struct warp *warp = &b->warp[b->current / WARP_LANES];
+  warp->live &= ~(1u << (b->current % WARP_LANES));
+  b->live--;
+  cuemu_warp_lane_gone(warp);
+  if (b->live && b->barrier.waiting == b->live) release_barrier(b);
+}
+
+/* What runs on a fiber: one CUDA thread after the other. */
+static void thread_main(void) {
+  cuemu_fiber_entered();
+  for (;;) {
+    struct block *b = cuemu_block;
+    cuemu_acquire(&b->begin_sync);
+    b->body(b->closure);
+    cuemu_release_to(&b->end_sync);
+    thread_gone(b);
+    int next = choose_thread(b);
+    if (next >= 0) {
+      go_on_with(b, next, true);
+    } else if (b->live) {
+      cuemu_fail_block("the other threads wait for one that has ended", (struct place){"?", 0});
+    } else {
+      put_fiber(b, b->running);
+      switch_to(b, &b->main);
+    }
+  }
+}
+
+void cuemu_wait_here(struct place place) {
+  struct block *b = cuemu_block;
+  int thread = b->current;
+  cuemu_release_to(&b->end_sync); /* in case it never goes on */
+  b->bound[thread] = b->running;
+  b->waits_at[thread] = place;
+  int next = choose_thread(b);
+  if (next < 0) cuemu_fail_block("all threads wait, and not for the same", place);
+  go_on_with(b, next, false);
+}
+
+void cuemu_fail_block(const char *why, struct place place) {
+  struct block *b = cuemu_block;
+  b->error = cudaErrorLaunchFailure;
+  cuemu_release_to(&b->end_sync);
+  fprintf(stderr, "cuemu: kernel %s, block (%u,%u,%u), thread %d, %s:%d: %s\n", b->kernel,
+          blockIdx.x, blockIdx.y, blockIdx.z, b->current, place.file, place.line, why);
+  for (int t = 0, told = 0; t < b->threads && told < 2; t++) {
+    bool waits = b->bound[t] && (b->warp[t / WARP_LANES].live >> (t % WARP_LANES) & 1);
+    if (!waits || t == b->current) continue;
+    fprintf(stderr, "cuemu:   thread %d waits at %s:%d\n", t, b->waits_at[t].file,
+            b->waits_at[t].line);
+    told++;
+  }
+  switch_to(b, &b->main);
+  __builtin_unreachable();
+}
+
+/* ---- device functions ---- */
+
+int cuemu_syncthreads_reduce(int what, int predicate, const char *file, int line) {
+  struct block *b = cuemu_block;
+  struct barrier *barrier = &b->barrier;
+  struct place place = {file, line};
+  unsigned mine = barrier->generation & 1;
+  if (barrier->waiting == 0) barrier->place = place;
+  if (barrier->place.line != line || strcmp(barrier->place.file, file) != 0) {
+    cuemu_fail_block("divergent barrier: other threads wait at another one", place);
+  }
+  cuemu_release_to(&barrier->sync[mine]);
+  barrier->arrived[mine]++;
+  barrier->sum[mine] += predicate;
+  if (++barrier->waiting == b->live) {
+    release_barrier(b);
+    b->warp[b->current / WARP_LANES].ready &= ~(1u << (b->current % WARP_LANES));
+  } else {
+    cuemu_wait_here(place);
+  }
+  cuemu_acquire(&barrier->sync[mine]);
+  if (what == '&') return barrier->sum[mine] == barrier->arrived[mine];
+  return what == '|' ? barrier->sum[mine] > 0 : barrier->sum[mine];
+}
+
+void cuemu_syncthreads(const char *file, int line) {
+  (void)cuemu_syncthreads_reduce('+', 0, file, line);
+}
+
+void cuemu_trap(const char *file, int line) {
+  cuemu_fail_block("__trap()", (struct place){file, line});
+}
+
+void *cuemu_dynamic_shared(void) { return cuemu_block->dynamic_shared; }
+
+/* ---- grids ---- */
+
+static void begin_block(struct block *b) {
+  b->live = b->threads;
+  b->current = -1;
+  memset(&b->barrier, 0, sizeof(b->barrier));
+  memset(b->bound, 0, (size_t)b->threads * sizeof(struct cuemu_fiber *));
+  for (int w = 0; w < b->warps; w++) {
+    struct warp *warp = &b->warp[w];
+    int lanes = b->threads - w * WARP_LANES;
+    warp->live = warp->unstarted = lanes >= WARP_LANES ? ~0u : (1u << lanes) - 1;
+    warp->ready = 0;
+    warp->rendezvous_count = 0;
+  }
+}
+
+static void run_block(struct block *b) {
+  begin_block(b);
+  b->running = &b->main;
+  cuemu_release_to(&b->begin_sync);
+  go_on_with(b, choose_thread(b), false);
+  cuemu_acquire(&b->end_sync);
+}
+
+/* What is on the fibers, threads that will never go on, is forgotten; the idle list is built anew.
+ */
+static void renew_fibers(struct block *b) {
+  b->idle = NULL;
+  for (int i = 0; i < b->fibers; i++) {
+    if (!b->fiber[i]) continue;
+    cuemu_fiber_restart(b->fiber[i]);
+    put_fiber(b, b->fiber[i]);
+  }
+}
+
+static uint64_t common_divisor(uint64_t a, uint64_t b) {
+  while (b) {
+    uint64_t rest = a % b;
+    a = b;
+    b = rest;
+  }
+  return a;
+}
+
+static struct block *prepare(const char *kernel, dim3 block) {
+  struct block *b = cuemu_block;
+  if (!b) {
+    b = cuemu_block = cuemu_new(sizeof(*b));
+    cuemu_fiber_adopt(&b->main);
+    b->random = 88172645u;
+  }
+  b->kernel = kernel;
+  b->threads = (int)(block.x * block.y * block.z);
+  b->warps = (b->threads + WARP_LANES - 1) / WARP_LANES;
+  b->order = __atomic_load_n(&cuemu_settings.order, __ATOMIC_RELAXED);
+  b->error = cudaSuccess;
+  if (b->fiber_per_thread != cuemu_settings.fiber_per_thread) {
+    b->fiber_per_thread = cuemu_settings.fiber_per_thread;
+    renew_fibers(b);
+  }
+  /* Not one by one from each other: to create a fiber orders it after its creator. */
+  for (int i = 0; b->fiber_per_thread && i < b->threads; i++) {
+    if (!b->fiber[i]) (void)new_fiber(b, i);
+  }
+  return b;
+}
+
+cudaError_t cuemu_run_grid(const char *name, void (*body)(void *), void *closure, dim3 grid,
+                           dim3 block, size_t shared_bytes) {
+  struct block *b = prepare(name, block);
+  b->body = body;
+  b->closure = closure;
+  b->dynamic_shared = NULL;
+  if (shared_bytes && posix_memalign(&b->dynamic_shared, 128, shared_bytes)) abort();
+  blockDim = block;
+  gridDim = grid;
+  uint64_t blocks = (uint64_t)grid.x * grid.y * grid.z, index = 0, step = 1;
+  if (b->order == ORDER_BACKWARD) index = blocks - 1, step = blocks - 1;
+  if (b->order == ORDER_RANDOM) {
+    index = cuemu_random(&b->random) % blocks;
+    do step = 1 + cuemu_random(&b->random) % blocks;
+    while (common_divisor(step, blocks) != 1);
+  }
+  for (uint64_t i = 0; i < blocks && b->error == cudaSuccess; i++) {
+    blockIdx.x = (unsigned)(index % grid.x);
+    blockIdx.y = (unsigned)(index / grid.x % grid.y);
+    blockIdx.z = (unsigned)(index / grid.x / grid.y);
+    /* A GPU leaves there what was there; NaN shows a kernel that reads before it writes. */
+    if (shared_bytes) memset(b->dynamic_shared, 0xff, shared_bytes);
+    run_block(b);
+    index = (index + step) % blocks;
+  }
+  if (b->error != cudaSuccess) renew_fibers(b);
+  free(b->dynamic_shared);
+  return b->error;
+}
+
+void cuemu_executor_exit(void) {
+  struct block *b = cuemu_block;
+  if (!b) return;
+  for (int i = 0; i < b->fibers; i++) {
+    if (b->fiber[i]) cuemu_fiber_free(b->fiber[i]);
+  }
+  free(b);
+  cuemu_block = NULL;
+}

@@ -1,0 +1,80 @@
+/*
+ * collective.h - cliques of communicators, and the collectives that they are in.
+ *
+ * A clique is all ranks that joined with one id. Each rank numbers its collectives; those with the
+ * same number are one. The worker threads of the ranks' streams arrive in it, the last one computes
+ * it for all, and all go on. The clique's lock is held throughout, so that who takes it knows that
+ * nobody reads anybody's buffers.
+ *
+ * Once a rank has aborted, no collective of the clique is computed any more: the others hang in
+ * theirs until they abort too, as on GPUs.
+ */
+#ifndef CUEMU_COLLECTIVE_H
+#define CUEMU_COLLECTIVE_H
+
+#include "internal.h"
+#include "nccl.h"
+
+enum { MAX_RANKS = CUEMU_MAX_DEVICES };
+
+enum collective_kind { ALL_REDUCE, REDUCE, BROADCAST, REDUCE_SCATTER, ALL_GATHER };
+
+struct part { /* what one rank passed */
+  enum collective_kind kind;
+  const void *send;
+  void *receive;
+  size_t count;
+  ncclDataType_t type;
+  ncclRedOp_t op;
+  int root;
+};
+
+struct collective {
+  struct collective *next;
+  uint64_t number;
+  int arrived, left;
+  bool done;
+  struct part part[MAX_RANKS];
+};
+
+struct clique {
+  struct clique *next;
+  uint64_t id;
+  pthread_mutex_t mutex;
+  pthread_cond_t changed;
+  int ranks, joined, references;
+  bool aborted, invalid;
+  struct ncclComm *comm[MAX_RANKS];
+  struct collective *collectives;
+};
+
+struct request { /* a collective of one rank, on its way to the stream */
+  struct request *next;
+  struct ncclComm *comm;
+  uint64_t number;
+  struct part part;
+  cudaStream_t stream;
+};
+
+struct ncclComm {
+  struct clique *clique;
+  int rank, device, references;
+  bool blocking, aborted, finalizing;
+  uint64_t next_number;
+  int queued;     /* requests on streams, not yet done */
+  int running;    /* of them, in a worker's hands */
+  unsigned polls; /* so often the state is still ncclInProgress */
+  ncclResult_t error;
+  struct request *pending, **pending_tail; /* non-blocking: queued when the state is asked for */
+};
+
+size_t cuemu_nccl_element_bytes(ncclDataType_t type); /* 0: no such type */
+/* Computes the collective for all ranks; false if the parts do not fit together. */
+bool cuemu_perform(const struct collective *collective, int ranks);
+
+/* The clique's lock is not held by who calls these. */
+void cuemu_queue_request(struct request *request);
+void cuemu_unreference_comm(struct ncclComm *comm);
+bool cuemu_in_group(void); /* between ncclGroupStart() and ncclGroupEnd() of this thread */
+
+#endif

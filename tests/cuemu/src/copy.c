@@ -1,0 +1,165 @@
+/*
+ * copy.c - copies and memsets.
+ *
+ * Addresses are checked against the allocations, as far as the direction says what they are. Copies
+ * from and to pageable host memory behave as CUDA's do: from it, the bytes are taken before the
+ * call returns; to it, the call waits for the stream. Only pinned memory is really asynchronous.
+ *
+ * A copy counts on the device of its stream.
+ */
+#include "internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct copy {
+  void *to;
+  const void *from;
+  size_t to_pitch, from_pitch, width, height;
+  int value;
+  void *staged; /* our own copy of pageable memory */
+};
+
+static cudaError_t run_copy(cudaStream_t stream, void *argument) {
+  (void)stream;
+  struct copy *c = argument;
+  for (size_t row = 0; row < c->height; row++) {
+    memmove((char *)c->to + row * c->to_pitch, (const char *)c->from + row * c->from_pitch,
+            c->width);
+  }
+  return cudaSuccess;
+}
+
+static cudaError_t run_set(cudaStream_t stream, void *argument) {
+  (void)stream;
+  struct copy *c = argument;
+  memset(c->to, c->value, c->width);
+  return cudaSuccess;
+}
+
+static void release(void *argument) {
+  struct copy *c = argument;
+  free(c->staged);
+  free(c);
+}
+
+/* `wanted`: 'd' device, 'h' host, '?' either */
+static bool check(char wanted, const void *pointer, size_t bytes, enum cuemu_place *place) {
+  int device;
+  bool whole;
+  *place = cuemu_find(pointer, bytes, &device, &whole);
+  if (!whole || (!pointer && bytes)) return false;
+  if (wanted == 'd') return *place == CUEMU_ON_DEVICE;
+  return wanted != 'h' || *place != CUEMU_ON_DEVICE;
+}
+
+static size_t extent(size_t pitch, size_t width, size_t height) {
+  return height && width ? (height - 1) * pitch + width : 0;
+}
+
+static cudaError_t call_error(cudaStream_t stream) {
+  cudaError_t error = cuemu_enter();
+  if (error != cudaSuccess) return error;
+  int device = cuemu_stream_device(stream);
+  error = (cudaError_t)cuemu_call(device, CUEMU_COPY);
+  if (cuemu_is_sticky_error(error)) cuemu_set_sticky(device, error);
+  return error;
+}
+
+/* Copies pageable source rows aside; the pitch becomes the width. */
+static void stage(struct copy *c) {
+  c->staged = cuemu_new(c->width * c->height);
+  for (size_t row = 0; row < c->height; row++) {
+    memcpy((char *)c->staged + row * c->width, (const char *)c->from + row * c->from_pitch,
+           c->width);
+  }
+  c->from = c->staged;
+  c->from_pitch = c->width;
+}
+
+static cudaError_t queue_copy(struct copy copy, enum cudaMemcpyKind kind, cudaStream_t stream) {
+  static const char *const wanted[] = {"hh", "dh", "hd", "dd", "??"}; /* to, from */
+  cudaError_t error = call_error(stream);
+  if (error != cudaSuccess) return error;
+  if ((unsigned)kind > cudaMemcpyDefault) return cudaErrorInvalidMemcpyDirection;
+  if (!copy.width || !copy.height) return cudaSuccess;
+  if (copy.to_pitch < copy.width || copy.from_pitch < copy.width) return cudaErrorInvalidValue;
+  enum cuemu_place to, from;
+  size_t to_bytes = extent(copy.to_pitch, copy.width, copy.height);
+  size_t from_bytes = extent(copy.from_pitch, copy.width, copy.height);
+  if (!check(wanted[kind][0], copy.to, to_bytes, &to) ||
+      !check(wanted[kind][1], copy.from, from_bytes, &from)) {
+    return cudaErrorInvalidValue;
+  }
+  struct copy *c = cuemu_new(sizeof(*c));
+  *c = copy;
+  if (from == CUEMU_PAGEABLE) stage(c);
+  cuemu_enqueue(stream, CUEMU_COPY, run_copy, release, c);
+  return to == CUEMU_PAGEABLE ? cudaStreamSynchronize(stream) : cudaSuccess;
+}
+
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch,
+                              size_t width, size_t height, enum cudaMemcpyKind kind,
+                              cudaStream_t stream) {
+  struct copy copy = {.to = to,
+                      .from = from,
+                      .to_pitch = to_pitch,
+                      .from_pitch = from_pitch,
+                      .width = width,
+                      .height = height};
+  return cuemu_result(queue_copy(copy, kind, stream));
+}
+
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
+                            cudaStream_t stream) {
+  return cudaMemcpy2DAsync(to, bytes, from, bytes, bytes, 1, kind, stream);
+}
+
+cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind) {
+  cudaError_t error = cudaMemcpyAsync(to, from, bytes, kind, NULL);
+  return error != cudaSuccess ? error : cudaStreamSynchronize(NULL);
+}
+
+static cudaError_t check_peer(const void *pointer, size_t bytes, int device) {
+  bool whole;
+  int found;
+  if (!bytes) return cudaSuccess;
+  enum cuemu_place place = cuemu_find(pointer, bytes, &found, &whole);
+  if (place != CUEMU_ON_DEVICE || !whole) return cudaErrorInvalidValue;
+  return found == device ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+cudaError_t cudaMemcpyPeerAsync(void *to, int to_device, const void *from, int from_device,
+                                size_t bytes, cudaStream_t stream) {
+  cudaError_t error = cuemu_enter();
+  if (error == cudaSuccess) error = check_peer(to, bytes, to_device);
+  if (error == cudaSuccess) error = check_peer(from, bytes, from_device);
+  if (error != cudaSuccess) return cuemu_result(error);
+  return cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream);
+}
+
+cudaError_t cudaMemcpyPeer(void *to, int to_device, const void *from, int from_device,
+                           size_t bytes) {
+  cudaError_t error = cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes, NULL);
+  return error != cudaSuccess ? error : cudaStreamSynchronize(NULL);
+}
+
+static cudaError_t queue_set(void *to, int value, size_t bytes, cudaStream_t stream) {
+  cudaError_t error = call_error(stream);
+  if (error != cudaSuccess || !bytes) return error;
+  enum cuemu_place place;
+  if (!check('?', to, bytes, &place) || place == CUEMU_PAGEABLE) return cudaErrorInvalidValue;
+  struct copy *c = cuemu_new(sizeof(*c));
+  *c = (struct copy){.to = to, .width = bytes, .value = value};
+  cuemu_enqueue(stream, CUEMU_COPY, run_set, release, c);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemsetAsync(void *to, int value, size_t bytes, cudaStream_t stream) {
+  return cuemu_result(queue_set(to, value, bytes, stream));
+}
+
+cudaError_t cudaMemset(void *to, int value, size_t bytes) {
+  cudaError_t error = cudaMemsetAsync(to, value, bytes, NULL);
+  return error != cudaSuccess ? error : cudaStreamSynchronize(NULL);
+}

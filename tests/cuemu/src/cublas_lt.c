@@ -1,0 +1,285 @@
+/*
+ * cublas_lt.c - cuBLASLt: descriptions of products and the product itself.
+ *
+ * There is one algorithm. The heuristic asks for a workspace when it may have one, and the product
+ * insists on getting it, so that host code which mixes up algorithms and workspaces is found out.
+ */
+#include "product.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define ALGORITHM UINT64_C(0x63756c7400000001)
+#define WORKSPACE_WANTED ((size_t)16 << 10)
+
+struct cublasLtContext {
+  int device;
+};
+
+struct cuemu_lt_layout {
+  cudaDataType type;
+  cublasLtOrder_t order;
+  uint64_t rows, cols;
+  int64_t ld, stride;
+  int32_t batches;
+};
+
+struct cuemu_lt_matmul_desc {
+  cublasComputeType_t compute;
+  cudaDataType scale_type;
+  cublasOperation_t transa, transb;
+  cublasLtEpilogue_t epilogue;
+  cudaDataType bias_type, aux_type; /* -1: that of d */
+  void *bias, *aux;
+  int64_t bias_stride, aux_ld, aux_stride;
+};
+
+struct cuemu_lt_preference {
+  uint64_t workspace_bytes;
+};
+
+/* ---- handle ---- */
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
+  if (cuemu_enter() != cudaSuccess) return CUBLAS_STATUS_NOT_INITIALIZED;
+  *handle = cuemu_new(sizeof(**handle));
+  (*handle)->device = cuemu_current_device();
+  cuemu_count(&cuemu_devices[(*handle)->device].handles_alive, 1);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
+  if (!handle) return CUBLAS_STATUS_NOT_INITIALIZED;
+  cuemu_count(&cuemu_devices[handle->device].handles_alive, -1);
+  free(handle);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+size_t cublasLtGetVersion(void) { return CUBLAS_VER_MAJOR * 10000 + CUBLAS_VER_MINOR * 100; }
+const char *cublasLtGetStatusName(cublasStatus_t status) { return cublasGetStatusName(status); }
+const char *cublasLtGetStatusString(cublasStatus_t status) { return cublasGetStatusName(status); }
+
+/* ---- descriptions ---- */
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComputeType_t compute,
+                                        cudaDataType_t scale_type) {
+  *desc = cuemu_new(sizeof(**desc));
+  (*desc)->compute = compute;
+  (*desc)->scale_type = scale_type;
+  (*desc)->epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+  (*desc)->bias_type = (*desc)->aux_type = (cudaDataType)-1;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc) {
+  free(desc);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+/* Sets a field; the caller has to know how large an attribute is. */
+static cublasStatus_t set(void *field, size_t field_bytes, const void *value, size_t bytes) {
+  if (!value || bytes != field_bytes) return CUBLAS_STATUS_INVALID_VALUE;
+  memcpy(field, value, bytes);
+  return CUBLAS_STATUS_SUCCESS;
+}
+#define SET(field) set(&(field), sizeof(field), value, bytes)
+
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
+                                              cublasLtMatmulDescAttributes_t attribute,
+                                              const void *value, size_t bytes) {
+  int32_t mode = 0;
+  if (!desc) return CUBLAS_STATUS_INVALID_VALUE;
+  switch (attribute) {
+  case CUBLASLT_MATMUL_DESC_COMPUTE_TYPE: return SET(desc->compute);
+  case CUBLASLT_MATMUL_DESC_SCALE_TYPE: return SET(desc->scale_type);
+  case CUBLASLT_MATMUL_DESC_TRANSA: return SET(desc->transa);
+  case CUBLASLT_MATMUL_DESC_TRANSB: return SET(desc->transb);
+  case CUBLASLT_MATMUL_DESC_EPILOGUE: return SET(desc->epilogue);
+  case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return SET(desc->bias);
+  case CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE: return SET(desc->bias_stride);
+  case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: return SET(desc->bias_type);
+  case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return SET(desc->aux);
+  case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return SET(desc->aux_ld);
+  case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE: return SET(desc->aux_stride);
+  case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE: return SET(desc->aux_type);
+  case CUBLASLT_MATMUL_DESC_POINTER_MODE:
+    if (SET(mode) != CUBLAS_STATUS_SUCCESS) return CUBLAS_STATUS_INVALID_VALUE;
+    return mode == CUBLASLT_POINTER_MODE_HOST ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+  default: return CUBLAS_STATUS_NOT_SUPPORTED;
+  }
+}
+
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType type,
+                                          uint64_t rows, uint64_t cols, int64_t ld) {
+  *layout = cuemu_new(sizeof(**layout));
+  **layout = (struct cuemu_lt_layout){type, CUBLASLT_ORDER_COL, rows, cols, ld, 0, 1};
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
+  free(layout);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
+                                                cublasLtMatrixLayoutAttribute_t attribute,
+                                                const void *value, size_t bytes) {
+  if (!layout) return CUBLAS_STATUS_INVALID_VALUE;
+  switch (attribute) {
+  case CUBLASLT_MATRIX_LAYOUT_TYPE: return SET(layout->type);
+  case CUBLASLT_MATRIX_LAYOUT_ORDER: return SET(layout->order);
+  case CUBLASLT_MATRIX_LAYOUT_ROWS: return SET(layout->rows);
+  case CUBLASLT_MATRIX_LAYOUT_COLS: return SET(layout->cols);
+  case CUBLASLT_MATRIX_LAYOUT_LD: return SET(layout->ld);
+  case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT: return SET(layout->batches);
+  case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET: return SET(layout->stride);
+  default: return CUBLAS_STATUS_NOT_SUPPORTED;
+  }
+}
+
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *preference) {
+  *preference = cuemu_new(sizeof(**preference));
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) {
+  free(preference);
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                    cublasLtMatmulPreferenceAttributes_t attribute,
+                                                    const void *value, size_t bytes) {
+  if (!preference || !value) return CUBLAS_STATUS_INVALID_VALUE;
+  if (attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES)
+    return SET(preference->workspace_bytes);
+  return bytes == sizeof(uint32_t) || bytes == sizeof(float) ? CUBLAS_STATUS_SUCCESS
+                                                             : CUBLAS_STATUS_INVALID_VALUE;
+}
+
+/* ---- products ---- */
+
+static struct cuemu_matrix matrix(const void *data, cublasLtMatrixLayout_t layout, bool transpose) {
+  bool by_rows = (layout->order == CUBLASLT_ORDER_ROW) != transpose;
+  return (struct cuemu_matrix){(void *)(uintptr_t)data, layout->type, by_rows ? layout->ld : 1,
+                               by_rows ? 1 : layout->ld, layout->stride};
+}
+
+static bool bad_layout(cublasLtMatrixLayout_t layout) {
+  uint64_t shortest = layout->order == CUBLASLT_ORDER_ROW ? layout->cols : layout->rows;
+  return layout->ld < (int64_t)shortest || !cuemu_element_bytes(layout->type);
+}
+
+static bool known_epilogue(cublasLtEpilogue_t epilogue) {
+  switch (epilogue) {
+  case CUBLASLT_EPILOGUE_DEFAULT:
+  case CUBLASLT_EPILOGUE_RELU:
+  case CUBLASLT_EPILOGUE_BIAS:
+  case CUBLASLT_EPILOGUE_RELU_BIAS:
+  case CUBLASLT_EPILOGUE_GELU:
+  case CUBLASLT_EPILOGUE_GELU_AUX:
+  case CUBLASLT_EPILOGUE_GELU_BIAS:
+  case CUBLASLT_EPILOGUE_GELU_AUX_BIAS:
+  case CUBLASLT_EPILOGUE_DGELU:
+  case CUBLASLT_EPILOGUE_DGELU_BGRAD:
+  case CUBLASLT_EPILOGUE_BGRADA:
+  case CUBLASLT_EPILOGUE_BGRADB: return true;
+  default: return false;
+  }
+}
+
+/* Fills the sizes; SUCCESS if the layouts fit together and the epilogue is known. */
+static cublasStatus_t describe(struct cuemu_product *p, cublasLtMatmulDesc_t desc,
+                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                               cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d) {
+  if (!desc || !a || !b || !c || !d) return CUBLAS_STATUS_INVALID_VALUE;
+  bool ta = desc->transa != CUBLAS_OP_N, tb = desc->transb != CUBLAS_OP_N;
+  uint64_t m = ta ? a->cols : a->rows, k = ta ? a->rows : a->cols;
+  uint64_t k_of_b = tb ? b->cols : b->rows, n = tb ? b->rows : b->cols;
+  if (k != k_of_b || d->rows != m || d->cols != n || c->rows != m || c->cols != n ||
+      bad_layout(a) || bad_layout(b) || bad_layout(c) || bad_layout(d) ||
+      a->batches != d->batches || b->batches != d->batches || c->batches != d->batches) {
+    return CUBLAS_STATUS_INVALID_VALUE;
+  }
+  bool f64 = desc->compute == CUBLAS_COMPUTE_64F;
+  if (!known_epilogue(desc->epilogue) || a->type != b->type || f64 != (a->type == CUDA_R_64F) ||
+      (desc->scale_type != CUDA_R_32F && desc->scale_type != CUDA_R_64F)) {
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+  }
+  *p = (struct cuemu_product){.m = (int64_t)m,
+                              .n = (int64_t)n,
+                              .k = (int64_t)k,
+                              .batches = d->batches,
+                              .compute = desc->compute,
+                              .epilogue = desc->epilogue};
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t preference, int requested,
+                                              cublasLtMatmulHeuristicResult_t results[],
+                                              int *returned) {
+  struct cuemu_product product;
+  *returned = 0;
+  if (!handle) return CUBLAS_STATUS_NOT_INITIALIZED;
+  if (requested < 1 || !results || !preference) return CUBLAS_STATUS_INVALID_VALUE;
+  cublasStatus_t status = describe(&product, desc, a, b, c, d);
+  if (status != CUBLAS_STATUS_SUCCESS) return status;
+  size_t workspace = preference->workspace_bytes < WORKSPACE_WANTED ? 0 : WORKSPACE_WANTED;
+  results[0] = (cublasLtMatmulHeuristicResult_t){.algo = {{ALGORITHM, workspace}},
+                                                 .workspaceSize = workspace,
+                                                 .state = CUBLAS_STATUS_SUCCESS,
+                                                 .wavesCount = 1.0f};
+  *returned = 1;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+/* Vectors and matrices of the epilogue; NOT what a heuristic sees, so they are checked here only.
+ */
+static cublasStatus_t add_epilogue(struct cuemu_product *p, cublasLtMatmulDesc_t desc,
+                                   cublasLtMatrixLayout_t d) {
+  bool bias = desc->epilogue &
+              (CUBLASLT_EPILOGUE_BIAS | 16 | CUBLASLT_EPILOGUE_BGRADA | CUBLASLT_EPILOGUE_BGRADB);
+  bool aux = desc->epilogue & 128;
+  if (bias && !desc->bias) return CUBLAS_STATUS_INVALID_VALUE;
+  if (aux && (!desc->aux || desc->aux_ld < (int64_t)d->rows)) return CUBLAS_STATUS_INVALID_VALUE;
+  cudaDataType none = (cudaDataType)-1;
+  p->bias = (struct cuemu_matrix){desc->bias, desc->bias_type == none ? d->type : desc->bias_type,
+                                  1, 0, desc->bias_stride};
+  p->aux = (struct cuemu_matrix){desc->aux, desc->aux_type == none ? d->type : desc->aux_type, 1,
+                                 desc->aux_ld, desc->aux_stride};
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha,
+                              const void *a, cublasLtMatrixLayout_t a_layout, const void *b,
+                              cublasLtMatrixLayout_t b_layout, const void *beta, const void *c,
+                              cublasLtMatrixLayout_t c_layout, void *d,
+                              cublasLtMatrixLayout_t d_layout,
+                              const cublasLtMatmulAlgo_t *algorithm, void *workspace,
+                              size_t workspace_bytes, cudaStream_t stream) {
+  struct cuemu_product p;
+  if (!handle) return CUBLAS_STATUS_NOT_INITIALIZED;
+  cublasStatus_t status = describe(&p, desc, a_layout, b_layout, c_layout, d_layout);
+  if (status == CUBLAS_STATUS_SUCCESS) status = add_epilogue(&p, desc, d_layout);
+  if (status != CUBLAS_STATUS_SUCCESS) return status;
+  if (!alpha || !beta || !a || !b || !d) return CUBLAS_STATUS_INVALID_VALUE;
+  size_t wanted = algorithm ? (size_t)algorithm->data[1] : 0;
+  if (algorithm && (algorithm->data[0] != ALGORITHM || workspace_bytes < wanted ||
+                    (wanted && (!workspace || (uintptr_t)workspace % 16)))) {
+    return CUBLAS_STATUS_INVALID_VALUE;
+  }
+  bool f64 = desc->scale_type == CUDA_R_64F;
+  p.alpha = f64 ? *(const double *)alpha : *(const float *)alpha;
+  p.beta = f64 ? *(const double *)beta : *(const float *)beta;
+  if (p.beta != 0 && !c) return CUBLAS_STATUS_INVALID_VALUE;
+  p.a = matrix(a, a_layout, desc->transa != CUBLAS_OP_N);
+  p.b = matrix(b, b_layout, desc->transb != CUBLAS_OP_N);
+  p.c = matrix(c, c_layout, false);
+  p.d = matrix(d, d_layout, false);
+  p.workspace = workspace;
+  p.workspace_bytes = wanted;
+  return cuemu_queue_product(&p, handle->device, stream);
+}

@@ -1,0 +1,183 @@
+/*
+ * event.c - events.
+ *
+ * Each record of an event gets a number; the event knows the last one recorded and the last one
+ * reached. A wait takes the number that is the last recorded *when the wait is queued*: with none,
+ * it waits for nothing, as in CUDA. Host code of two threads that forgets this is found out by
+ * tests.
+ *
+ * A record is reached when its operation is released, which happens also on a device that has a
+ * sticky error: nobody waits for ever for a device that died. An event lives until it is destroyed
+ * and no operation refers to it.
+ */
+#include "internal.h"
+
+#include <stdlib.h>
+#include <time.h>
+
+struct CUevent_st {
+  pthread_mutex_t mutex;
+  pthread_cond_t reached_more;
+  int device;
+  int references;
+  unsigned flags;
+  uint64_t recorded, reached;
+  struct timespec time; /* of the last record that was reached */
+};
+
+struct event_operation {
+  cudaEvent_t event;
+  uint64_t number;
+};
+
+static void unreference(cudaEvent_t event) {
+  pthread_mutex_lock(&event->mutex);
+  bool last = --event->references == 0;
+  pthread_mutex_unlock(&event->mutex);
+  if (!last) return;
+  pthread_mutex_destroy(&event->mutex);
+  pthread_cond_destroy(&event->reached_more);
+  free(event);
+}
+
+static void wait_for(cudaEvent_t event, uint64_t number) {
+  pthread_mutex_lock(&event->mutex);
+  while (event->reached < number) pthread_cond_wait(&event->reached_more, &event->mutex);
+  pthread_mutex_unlock(&event->mutex);
+}
+
+/* ---- life ---- */
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned int flags) {
+  cudaError_t error = cuemu_enter();
+  if (error != cudaSuccess) return cuemu_result(error);
+  if (flags & ~(unsigned)(cudaEventBlockingSync | cudaEventDisableTiming)) {
+    return cuemu_result(cudaErrorInvalidValue);
+  }
+  cudaEvent_t e = cuemu_new(sizeof(*e));
+  e->device = cuemu_current_device();
+  e->references = 1;
+  e->flags = flags;
+  pthread_mutex_init(&e->mutex, NULL);
+  pthread_cond_init(&e->reached_more, NULL);
+  cuemu_count(&cuemu_devices[e->device].events_alive, 1);
+  *event = e;
+  return cudaSuccess;
+}
+
+cudaError_t cudaEventCreate(cudaEvent_t *event) {
+  return cudaEventCreateWithFlags(event, cudaEventDefault);
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+  cudaError_t error = cuemu_enter();
+  if (!event) {
+    return cuemu_result(error != cudaSuccess ? error : cudaErrorInvalidResourceHandle);
+  }
+  cuemu_count(&cuemu_devices[event->device].events_alive, -1);
+  unreference(event);
+  return cuemu_result(error);
+}
+
+/* ---- in streams ---- */
+
+static void reach(void *argument) {
+  struct event_operation *operation = argument;
+  cudaEvent_t event = operation->event;
+  pthread_mutex_lock(&event->mutex);
+  if (operation->number > event->reached) event->reached = operation->number;
+  (void)clock_gettime(CLOCK_MONOTONIC, &event->time);
+  pthread_cond_broadcast(&event->reached_more);
+  pthread_mutex_unlock(&event->mutex);
+  unreference(event);
+  free(operation);
+}
+
+static cudaError_t run_wait(cudaStream_t stream, void *argument) {
+  (void)stream;
+  struct event_operation *operation = argument;
+  wait_for(operation->event, operation->number);
+  return cudaSuccess;
+}
+
+static void release_wait(void *argument) {
+  struct event_operation *operation = argument;
+  unreference(operation->event);
+  free(operation);
+}
+
+/* The event gets the next number if `record`; the operation refers to it. */
+static struct event_operation *refer(cudaEvent_t event, bool record) {
+  struct event_operation *operation = cuemu_new(sizeof(*operation));
+  pthread_mutex_lock(&event->mutex);
+  if (record) event->recorded++;
+  *operation = (struct event_operation){event, event->recorded};
+  event->references++;
+  pthread_mutex_unlock(&event->mutex);
+  return operation;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  cudaError_t error = cuemu_enter();
+  if (error != cudaSuccess) return cuemu_result(error);
+  if (!event || event->device != cuemu_stream_device(stream)) {
+    return cuemu_result(cudaErrorInvalidResourceHandle);
+  }
+  cuemu_enqueue(stream, -1, NULL, reach, refer(event, true));
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int flags) {
+  cudaError_t error = cuemu_enter();
+  if (error != cudaSuccess) return cuemu_result(error);
+  if (!event) return cuemu_result(cudaErrorInvalidResourceHandle);
+  if (flags != cudaEventWaitDefault) return cuemu_result(cudaErrorInvalidValue);
+  cuemu_enqueue(stream, -1, run_wait, release_wait, refer(event, false));
+  return cudaSuccess;
+}
+
+/* ---- from the host ---- */
+
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+  cudaError_t error = cuemu_enter();
+  if (error != cudaSuccess) return cuemu_result(error);
+  if (!event) return cuemu_result(cudaErrorInvalidResourceHandle);
+  pthread_mutex_lock(&event->mutex);
+  bool pending = event->reached < event->recorded;
+  pthread_mutex_unlock(&event->mutex);
+  error = cuemu_sticky(event->device);
+  return cuemu_result(error != cudaSuccess ? error : pending ? cudaErrorNotReady : cudaSuccess);
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+  cudaError_t error = cuemu_enter();
+  if (error != cudaSuccess) return cuemu_result(error);
+  if (!event) return cuemu_result(cudaErrorInvalidResourceHandle);
+  pthread_mutex_lock(&event->mutex);
+  uint64_t number = event->recorded;
+  pthread_mutex_unlock(&event->mutex);
+  wait_for(event, number);
+  return cuemu_result(cuemu_sticky(event->device));
+}
+
+/* The time of the last record, if the event has one and keeps times. */
+static cudaError_t read_time(cudaEvent_t event, struct timespec *time) {
+  if (!event || (event->flags & cudaEventDisableTiming)) return cudaErrorInvalidResourceHandle;
+  pthread_mutex_lock(&event->mutex);
+  bool never = event->recorded == 0;
+  bool pending = event->reached < event->recorded;
+  *time = event->time;
+  pthread_mutex_unlock(&event->mutex);
+  return never ? cudaErrorInvalidResourceHandle : pending ? cudaErrorNotReady : cudaSuccess;
+}
+
+cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t end) {
+  cudaError_t error = cuemu_enter();
+  struct timespec from, to;
+  if (error == cudaSuccess) error = read_time(start, &from);
+  if (error == cudaSuccess) error = read_time(end, &to);
+  if (error != cudaSuccess) return cuemu_result(error);
+  double seconds = (double)(to.tv_sec - from.tv_sec);
+  *milliseconds = (float)(seconds * 1e3 + (double)(to.tv_nsec - from.tv_nsec) * 1e-6);
+  return cudaSuccess;
+}

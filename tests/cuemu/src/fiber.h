@@ -1,0 +1,59 @@
+/*
+ * fiber.h - stacks that one thread of the system switches between.
+ *
+ * A fiber belongs to the thread that made it and never runs on another one: thread-local variables
+ * keep their addresses. Every switch is told to the sanitizers. ThreadSanitizer is told that a
+ * switch orders nothing, so that what CUDA does not order stays a race; cuemu_acquire() and
+ * cuemu_release_to() say what is ordered. This file and the executor are compiled without
+ * -fsanitize=thread (and with CUEMU_TSAN): the bookkeeping of the scheduler is not the program's.
+ */
+#ifndef CUEMU_FIBER_H
+#define CUEMU_FIBER_H
+
+#include <stddef.h>
+
+#if !defined(__x86_64__) && !defined(CUEMU_UCONTEXT)
+#define CUEMU_UCONTEXT 1
+#endif
+#ifdef CUEMU_UCONTEXT
+#include <ucontext.h>
+#endif
+
+struct cuemu_fiber {
+  struct cuemu_fiber *next; /* for lists of the owner */
+  char *stack;              /* lowest address, above a guard page */
+  size_t bytes;
+  int number;
+  void (*entry)(void);
+#ifdef CUEMU_UCONTEXT
+  ucontext_t context;
+#else
+  void *top; /* stack pointer while it does not run */
+#endif
+  void *asan_stack, *tsan_fiber;
+};
+
+/* Makes the calling thread's own stack a fiber. */
+void cuemu_fiber_adopt(struct cuemu_fiber *fiber);
+
+/* `entry` never returns; it calls cuemu_fiber_entered() first. `number` spreads stacks in the
+ * cache. */
+struct cuemu_fiber *cuemu_fiber_new(void (*entry)(void), int number);
+
+/* Forgets whatever runs on the fiber: it begins anew at its entry. */
+void cuemu_fiber_restart(struct cuemu_fiber *fiber);
+void cuemu_fiber_free(struct cuemu_fiber *fiber);
+void cuemu_fiber_switch(struct cuemu_fiber *from, struct cuemu_fiber *to);
+void cuemu_fiber_entered(void);
+
+#ifdef CUEMU_TSAN
+void __tsan_acquire(void *);
+void __tsan_release(void *);
+#define cuemu_acquire(p) __tsan_acquire(p)
+#define cuemu_release_to(p) __tsan_release(p)
+#else
+#define cuemu_acquire(p) ((void)(p))
+#define cuemu_release_to(p) ((void)(p))
+#endif
+
+#endif

@@ -1,0 +1,107 @@
+/*
+ * launch.c - checks and queues kernels.
+ *
+ * The limits are those of an H100. Dynamic shared memory above 48 KiB has to be asked for with
+ * cudaFuncSetAttribute(), for each kernel on each device, as in CUDA.
+ */
+#include "internal.h"
+
+#include <stdlib.h>
+
+#define SHARED_DEFAULT ((size_t)48 << 10)
+#define SHARED_LIMIT ((size_t)227 << 10)
+
+struct kernel {
+  const char *name;
+  void (*run)(void *);
+  void (*release)(void *);
+  void *closure;
+  dim3 grid, block;
+  size_t shared_bytes;
+};
+
+struct shared_limit { /* set by cudaFuncSetAttribute(); never freed, there are few */
+  struct shared_limit *next;
+  const void *kernel;
+  int device;
+  size_t bytes;
+};
+
+static struct shared_limit *limits;
+
+static size_t shared_limit(const void *kernel, int device) {
+  size_t bytes = SHARED_DEFAULT;
+  cuemu_lock();
+  for (const struct shared_limit *l = limits; l; l = l->next) {
+    if (l->kernel != kernel || l->device != device) continue;
+    bytes = l->bytes > bytes ? l->bytes : bytes;
+    break;
+  }
+  cuemu_unlock();
+  return bytes;
+}
+
+cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute attribute, int value) {
+  cudaError_t error = cuemu_enter();
+  if (error != cudaSuccess) return cuemu_result(error);
+  if (!kernel) return cuemu_result(cudaErrorInvalidDeviceFunction);
+  if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) return cudaSuccess;
+  if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 ||
+      (size_t)value > SHARED_LIMIT) {
+    return cuemu_result(cudaErrorInvalidValue);
+  }
+  struct shared_limit *limit = cuemu_new(sizeof(*limit));
+  cuemu_lock(); /* the newest is found first */
+  *limit = (struct shared_limit){limits, kernel, cuemu_current_device(), (size_t)value};
+  limits = limit;
+  cuemu_unlock();
+  return cudaSuccess;
+}
+
+static cudaError_t check(const void *kernel, dim3 grid, dim3 block, size_t shared_bytes,
+                         cudaStream_t stream) {
+  cudaError_t error = cuemu_enter();
+  if (error != cudaSuccess) return error;
+  int device = cuemu_current_device();
+  error = (cudaError_t)cuemu_call(device, CUEMU_LAUNCH);
+  if (cuemu_is_sticky_error(error)) cuemu_set_sticky(device, error);
+  if (error != cudaSuccess) return error;
+  if (cuemu_stream_device(stream) != device) return cudaErrorInvalidResourceHandle;
+  uint64_t threads = (uint64_t)block.x * block.y * block.z;
+  if (!grid.x || !grid.y || !grid.z || !threads || threads > 1024 || block.z > 64 ||
+      grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535) {
+    return cudaErrorInvalidConfiguration;
+  }
+  return shared_bytes > shared_limit(kernel, device) ? cudaErrorInvalidValue : cudaSuccess;
+}
+
+static cudaError_t run_kernel(cudaStream_t stream, void *argument) {
+  struct kernel *k = argument;
+  int fault = cuemu_call(stream->device, CUEMU_KERNEL);
+  if (fault) return (cudaError_t)fault;
+  return cuemu_run_grid(k->name, k->run, k->closure, k->grid, k->block, k->shared_bytes);
+}
+
+static void release_kernel(void *argument) {
+  struct kernel *k = argument;
+  k->release(k->closure);
+  free(k);
+}
+
+cudaError_t cuemu_launch(const char *name, const void *kernel, void (*run)(void *),
+                         void (*release)(void *), void *closure, dim3 grid, dim3 block,
+                         size_t shared_bytes, cudaStream_t stream);
+
+cudaError_t cuemu_launch(const char *name, const void *kernel, void (*run)(void *),
+                         void (*release)(void *), void *closure, dim3 grid, dim3 block,
+                         size_t shared_bytes, cudaStream_t stream) {
+  cudaError_t error = check(kernel, grid, block, shared_bytes, stream);
+  if (error != cudaSuccess) {
+    release(closure);
+    return cuemu_result(error);
+  }
+  struct kernel *k = cuemu_new(sizeof(*k));
+  *k = (struct kernel){name, run, release, closure, grid, block, shared_bytes};
+  cuemu_enqueue(stream, CUEMU_KERNEL, run_kernel, release_kernel, k);
+  return cudaSuccess;
+}

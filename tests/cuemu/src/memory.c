@@ -1,0 +1,211 @@
+/*
+ * memory.c - device memory and pinned host memory.
+ *
+ * Device memory is host memory from malloc, so that AddressSanitizer sees what lies beside it. It
+ * is charged in units of 512 bytes against the device's size. New memory is filled with 0xff, which
+ * reads as NaN: a kernel that relies on zeroes is found out. Allocations larger than POISON_LIMIT
+ * are left to the system's zero pages; touching all of an arena of gigabytes would cost that much
+ * of the host.
+ */
+#include "internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define UNIT ((size_t)512)
+#define POISON_LIMIT ((size_t)16 << 20)
+
+struct allocation {
+  struct allocation *next;
+  char *memory;
+  size_t bytes, charged;
+  int device; /* -1: pinned host memory */
+};
+
+static struct allocation *allocations; /* few: a backend makes one arena for a device */
+static unsigned long host_allocations;
+
+static void add(void *memory, size_t bytes, size_t charged, int device) {
+  struct allocation *a = cuemu_new(sizeof(*a));
+  *a = (struct allocation){NULL, memory, bytes, charged, device};
+  cuemu_lock();
+  a->next = allocations;
+  allocations = a;
+  if (device < 0) host_allocations++;
+  cuemu_unlock();
+}
+
+/* Takes the allocation that begins at the pointer off the list; host or device memory as asked. */
+static struct allocation *take(const void *pointer, bool host) {
+  cuemu_lock();
+  struct allocation **link = &allocations;
+  while (*link && ((*link)->memory != pointer || ((*link)->device < 0) != host)) {
+    link = &(*link)->next;
+  }
+  struct allocation *a = *link;
+  if (a) {
+    *link = a->next;
+    if (host) {
+      host_allocations--;
+    } else {
+      cuemu_devices[a->device].used -= a->charged;
+      cuemu_devices[a->device].allocations--;
+    }
+  }
+  cuemu_unlock();
+  return a;
+}
+
+enum cuemu_place cuemu_find(const void *pointer, size_t bytes, int *device, bool *whole) {
+  const char *p = pointer;
+  enum cuemu_place place = CUEMU_PAGEABLE;
+  *device = -1;
+  *whole = true;
+  cuemu_lock();
+  for (struct allocation *a = allocations; a; a = a->next) {
+    if (p < a->memory || p >= a->memory + a->bytes) continue;
+    place = a->device < 0 ? CUEMU_PINNED : CUEMU_ON_DEVICE;
+    *device = a->device;
+    *whole = bytes <= (size_t)(a->memory + a->bytes - p);
+    break;
+  }
+  cuemu_unlock();
+  return place;
+}
+
+unsigned long cuemu_host_allocations(void) {
+  cuemu_lock();
+  unsigned long count = host_allocations;
+  cuemu_unlock();
+  return count;
+}
+
+/* ---- device memory ---- */
+
+static bool charge(int device, size_t bytes) {
+  struct cuemu_device *d = &cuemu_devices[device];
+  cuemu_lock();
+  bool fits = bytes <= cuemu_settings.memory && d->used <= cuemu_settings.memory - bytes;
+  if (fits) {
+    d->used += bytes;
+    d->allocations++;
+    if (d->used > d->peak) d->peak = d->used;
+  }
+  cuemu_unlock();
+  return fits;
+}
+
+cudaError_t cudaMalloc(void **pointer, size_t bytes) {
+  cudaError_t error = cuemu_enter();
+  if (error != cudaSuccess) return cuemu_result(error);
+  int device = cuemu_current_device();
+  int fault = cuemu_call(device, CUEMU_MEMORY);
+  *pointer = NULL;
+  if (fault) return cuemu_result((cudaError_t)fault);
+  if (!bytes) return cudaSuccess;
+  size_t charged = (bytes + UNIT - 1) & ~(UNIT - 1);
+  size_t free_bytes, total;
+  error = cudaMemGetInfo(&free_bytes, &total);
+  if (error != cudaSuccess) return error;
+  if (charged < bytes || charged > free_bytes || !charge(device, charged)) {
+    return cuemu_result(cudaErrorMemoryAllocation);
+  }
+  void *memory = NULL;
+  if (posix_memalign(&memory, 256, bytes)) {
+    cuemu_lock();
+    cuemu_devices[device].used -= charged;
+    cuemu_devices[device].allocations--;
+    cuemu_unlock();
+    return cuemu_result(cudaErrorMemoryAllocation);
+  }
+  if (bytes <= POISON_LIMIT) memset(memory, 0xff, bytes);
+  add(memory, bytes, charged, device);
+  *pointer = memory;
+  return cudaSuccess;
+}
+
+cudaError_t cudaFree(void *pointer) {
+  cudaError_t error = cuemu_enter();
+  if (!pointer) return cuemu_result(error);
+  int device;
+  bool whole;
+  if (cuemu_find(pointer, 0, &device, &whole) != CUEMU_ON_DEVICE) {
+    return cuemu_result(error != cudaSuccess ? error : cudaErrorInvalidValue);
+  }
+  cuemu_drain_device(device); /* cudaFree waits for the device */
+  struct allocation *a = take(pointer, false);
+  if (!a) return cuemu_result(error != cudaSuccess ? error : cudaErrorInvalidValue);
+  free(a->memory);
+  free(a);
+  return cuemu_result(error != cudaSuccess ? error : cuemu_sticky(device));
+}
+
+void cuemu_free_device_memory(int device) {
+  for (;;) {
+    cuemu_lock();
+    struct allocation *a = allocations;
+    while (a && a->device != device) a = a->next;
+    void *memory = a ? a->memory : NULL;
+    cuemu_unlock();
+    if (!memory) break;
+    a = take(memory, false);
+    if (a) {
+      free(a->memory);
+      free(a);
+    }
+  }
+  cuemu_lock();
+  cuemu_devices[device].peers = 0;
+  cuemu_unlock();
+}
+
+/* ---- pinned host memory ---- */
+
+cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned int flags) {
+  cudaError_t error = cuemu_enter();
+  if (error != cudaSuccess) return cuemu_result(error);
+  *pointer = NULL;
+  int fault = cuemu_call(cuemu_current_device(), CUEMU_MEMORY);
+  if (fault) return cuemu_result((cudaError_t)fault);
+  unsigned known = cudaHostAllocPortable | cudaHostAllocMapped | cudaHostAllocWriteCombined;
+  if (flags & ~known) return cuemu_result(cudaErrorInvalidValue);
+  if (!bytes) return cudaSuccess;
+  void *memory = NULL;
+  if (posix_memalign(&memory, 4096, bytes)) return cuemu_result(cudaErrorMemoryAllocation);
+  if (bytes <= POISON_LIMIT) memset(memory, 0xff, bytes);
+  add(memory, bytes, 0, -1);
+  *pointer = memory;
+  return cudaSuccess;
+}
+
+cudaError_t cudaMallocHost(void **pointer, size_t bytes) {
+  return cudaHostAlloc(pointer, bytes, cudaHostAllocDefault);
+}
+
+cudaError_t cudaFreeHost(void *pointer) {
+  cudaError_t error = cuemu_enter();
+  if (!pointer) return cuemu_result(error);
+  struct allocation *a = take(pointer, true);
+  if (!a) return cuemu_result(error != cudaSuccess ? error : cudaErrorInvalidValue);
+  free(a->memory);
+  free(a);
+  return cuemu_result(error);
+}
+
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const void *pointer) {
+  cudaError_t error = cuemu_enter();
+  if (error != cudaSuccess) return cuemu_result(error);
+  bool whole;
+  int device;
+  enum cuemu_place place = cuemu_find(pointer, 0, &device, &whole);
+  *attributes = (cudaPointerAttributes){.type = cudaMemoryTypeUnregistered, .device = -2};
+  if (place == CUEMU_PAGEABLE) {
+    attributes->hostPointer = (void *)(uintptr_t)pointer;
+    return cudaSuccess;
+  }
+  attributes->type = place == CUEMU_PINNED ? cudaMemoryTypeHost : cudaMemoryTypeDevice;
+  attributes->device = device < 0 ? cuemu_current_device() : device;
+  attributes->devicePointer = (void *)(uintptr_t)pointer;
+  if (place == CUEMU_PINNED) attributes->hostPointer = (void *)(uintptr_t)pointer;
+  return cudaSuccess;
+}

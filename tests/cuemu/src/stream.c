@@ -1,0 +1,274 @@
+/*
+ * stream.c - streams: a queue of operations and a worker thread that runs them in order.
+ *
+ * The worker owns the execution of kernels too, so that a CUDA thread's stack never moves between
+ * threads of the system. An operation on a device with a sticky error is not run, only released.
+ *
+ * cudaStreamDestroy() returns at once, as in CUDA: the worker ends when its queue is empty, and the
+ * stream is freed by whoever drops the last reference (user, worker, or somebody who waits for it).
+ * It stays on its device's list until then, so that cudaFree() waits for it. Where the queue is
+ * empty the worker is joined, so that a normal end leaves no thread behind.
+ *
+ * The default stream is a stream of its own. It does not wait for other streams as CUDA's legacy
+ * stream does for blocking ones: what relies on that fails here.
+ */
+#include "internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static void unreference(cudaStream_t s) {
+  pthread_mutex_lock(&s->mutex);
+  bool last = --s->references == 0;
+  pthread_mutex_unlock(&s->mutex);
+  if (!last) return;
+  pthread_mutex_destroy(&s->mutex);
+  pthread_cond_destroy(&s->work);
+  pthread_cond_destroy(&s->idle);
+  free(s);
+}
+
+/* ---- the device's list ---- */
+
+static void link_stream(cudaStream_t s) { /* the lock is held */
+  s->next = cuemu_devices[s->device].streams;
+  cuemu_devices[s->device].streams = s;
+}
+
+static void unlink_stream(cudaStream_t s) {
+  cuemu_lock();
+  cudaStream_t *link = &cuemu_devices[s->device].streams;
+  while (*link && *link != s) link = &(*link)->next;
+  if (*link) *link = s->next;
+  cuemu_unlock();
+}
+
+/* ---- worker ---- */
+
+static struct cuemu_operation *next_operation(cudaStream_t s) { /* NULL: the stream was destroyed */
+  pthread_mutex_lock(&s->mutex);
+  while (!s->head && !s->stop) pthread_cond_wait(&s->work, &s->mutex);
+  struct cuemu_operation *operation = s->head;
+  if (operation) {
+    s->head = operation->next;
+    if (!s->head) s->tail = &s->head;
+  }
+  pthread_mutex_unlock(&s->mutex);
+  return operation;
+}
+
+static void run_operation(cudaStream_t s, struct cuemu_operation *operation) {
+  unsigned jitter = cuemu_settings.jitter_us;
+  if (jitter) usleep(cuemu_random(&s->random) % jitter);
+  if (operation->run && cuemu_sticky(s->device) == cudaSuccess) {
+    if (operation->kind >= 0 && operation->kind != CUEMU_NCCL &&
+        cuemu_runs_into_hang(s->device, (enum cuemu_kind)operation->kind)) {
+      cuemu_hang_here();
+    }
+    cudaError_t error = operation->run(s, operation->argument);
+    if (error != cudaSuccess) cuemu_set_sticky(s->device, error);
+  }
+  if (operation->release) operation->release(operation->argument);
+  free(operation);
+}
+
+static void *work(void *argument) {
+  cudaStream_t s = argument;
+  (void)cudaSetDevice(s->device);
+  struct cuemu_operation *operation;
+  while ((operation = next_operation(s))) {
+    run_operation(s, operation);
+    pthread_mutex_lock(&s->mutex);
+    s->done++;
+    pthread_cond_broadcast(&s->idle);
+    pthread_mutex_unlock(&s->mutex);
+  }
+  cuemu_executor_exit();
+  unlink_stream(s);
+  unreference(s);
+  return NULL;
+}
+
+/* ---- creation ---- */
+
+static cudaStream_t create(int device) {
+  cudaStream_t s = cuemu_new(sizeof(*s));
+  s->device = device;
+  s->references = 2; /* user and worker */
+  s->tail = &s->head;
+  s->random = 2463534242u + (unsigned)device;
+  pthread_mutex_init(&s->mutex, NULL);
+  pthread_cond_init(&s->work, NULL);
+  pthread_cond_init(&s->idle, NULL);
+  if (pthread_create(&s->worker, NULL, work, s)) {
+    fprintf(stderr, "cuemu: cannot start a thread for a stream\n");
+    abort();
+  }
+  return s;
+}
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned int flags, int priority) {
+  cudaError_t error = cuemu_enter();
+  if (error != cudaSuccess) return cuemu_result(error);
+  if (flags & ~(unsigned)cudaStreamNonBlocking) return cuemu_result(cudaErrorInvalidValue);
+  (void)priority; /* a value out of range is clamped in CUDA */
+  int device = cuemu_current_device();
+  *stream = create(device);
+  cuemu_lock();
+  link_stream(*stream);
+  cuemu_devices[device].streams_alive++;
+  cuemu_unlock();
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned int flags) {
+  return cudaStreamCreateWithPriority(stream, flags, 0);
+}
+
+cudaError_t cudaStreamCreate(cudaStream_t *stream) {
+  return cudaStreamCreateWithPriority(stream, cudaStreamDefault, 0);
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
+  cudaError_t error = cuemu_enter();
+  if (least) *least = 0;
+  if (greatest) *greatest = -5;
+  return cuemu_result(error);
+}
+
+static cudaStream_t resolve(cudaStream_t stream) {
+  if (stream && stream != cudaStreamLegacy) return stream;
+  struct cuemu_device *device = &cuemu_devices[cuemu_current_device()];
+  cuemu_lock();
+  if (!device->default_stream) {
+    device->default_stream = create(cuemu_current_device());
+    link_stream(device->default_stream);
+  }
+  stream = device->default_stream;
+  cuemu_unlock();
+  return stream;
+}
+
+static void close_stream(cudaStream_t s) {
+  pthread_mutex_lock(&s->mutex);
+  s->stop = true;
+  bool idle = s->done == s->queued;
+  pthread_t worker = s->worker;
+  pthread_cond_broadcast(&s->work);
+  pthread_mutex_unlock(&s->mutex);
+  if (idle && !pthread_equal(worker, pthread_self())) {
+    pthread_join(worker, NULL);
+  } else {
+    pthread_detach(worker);
+  }
+  unreference(s);
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  cudaError_t error = cuemu_enter();
+  if (!stream || stream == cudaStreamLegacy) {
+    return cuemu_result(error != cudaSuccess ? error : cudaErrorInvalidResourceHandle);
+  }
+  cuemu_count(&cuemu_devices[stream->device].streams_alive, -1);
+  close_stream(stream);
+  return cuemu_result(error);
+}
+
+void cuemu_close_default_stream(int device) {
+  cuemu_lock();
+  cudaStream_t stream = cuemu_devices[device].default_stream;
+  cuemu_devices[device].default_stream = NULL;
+  cuemu_unlock();
+  if (stream) close_stream(stream);
+}
+
+/* ---- use ---- */
+
+int cuemu_stream_device(cudaStream_t stream) {
+  return stream && stream != cudaStreamLegacy ? stream->device : cuemu_current_device();
+}
+
+void cuemu_enqueue(cudaStream_t stream, int kind, cudaError_t (*run)(cudaStream_t, void *),
+                   void (*release)(void *), void *argument) {
+  cudaStream_t s = resolve(stream);
+  struct cuemu_operation *operation = cuemu_new(sizeof(*operation));
+  *operation = (struct cuemu_operation){NULL, kind, run, release, argument};
+  pthread_mutex_lock(&s->mutex);
+  *s->tail = operation;
+  s->tail = &operation->next;
+  s->queued++;
+  pthread_cond_signal(&s->work);
+  pthread_mutex_unlock(&s->mutex);
+}
+
+static void drain(cudaStream_t s) { /* what was queued until now */
+  pthread_mutex_lock(&s->mutex);
+  uint64_t target = s->queued;
+  while (s->done < target) pthread_cond_wait(&s->idle, &s->mutex);
+  pthread_mutex_unlock(&s->mutex);
+}
+
+/* Waits for all streams, one after the other. The list may change meanwhile, so it is copied. */
+void cuemu_drain_device(int device) {
+  size_t count = 0, room = 0;
+  cudaStream_t *streams = NULL;
+  cuemu_lock();
+  for (cudaStream_t s = cuemu_devices[device].streams; s; s = s->next) room++;
+  if (room) streams = cuemu_new(room * sizeof(cudaStream_t));
+  for (cudaStream_t s = cuemu_devices[device].streams; s; s = s->next) {
+    pthread_mutex_lock(&s->mutex);
+    s->references++;
+    pthread_mutex_unlock(&s->mutex);
+    streams[count++] = s;
+  }
+  cuemu_unlock();
+  for (size_t i = 0; i < count; i++) {
+    drain(streams[i]);
+    unreference(streams[i]);
+  }
+  free(streams);
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  cudaError_t error = cuemu_enter();
+  if (error != cudaSuccess) return cuemu_result(error);
+  cudaStream_t s = resolve(stream);
+  drain(s);
+  return cuemu_result(cuemu_sticky(s->device));
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  cudaError_t error = cuemu_enter();
+  if (error != cudaSuccess) return cuemu_result(error);
+  cudaStream_t s = resolve(stream);
+  pthread_mutex_lock(&s->mutex);
+  bool busy = s->done < s->queued;
+  pthread_mutex_unlock(&s->mutex);
+  error = cuemu_sticky(s->device);
+  return cuemu_result(error != cudaSuccess ? error : busy ? cudaErrorNotReady : cudaSuccess);
+}
+
+/* ---- host functions ---- */
+
+struct host_call {
+  cudaHostFn_t function;
+  void *user_data;
+};
+
+static cudaError_t run_host_call(cudaStream_t stream, void *argument) {
+  (void)stream;
+  struct host_call *call = argument;
+  call->function(call->user_data);
+  return cudaSuccess;
+}
+
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void *user_data) {
+  cudaError_t error = cuemu_enter();
+  if (error != cudaSuccess) return cuemu_result(error);
+  if (!function) return cuemu_result(cudaErrorInvalidValue);
+  struct host_call *call = cuemu_new(sizeof(*call));
+  *call = (struct host_call){function, user_data};
+  cuemu_enqueue(stream, -1, run_host_call, free, call);
+  return cudaSuccess;
+}

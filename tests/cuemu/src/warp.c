@@ -1,0 +1,89 @@
+/*
+ * warp.c - what the lanes of a warp do together: synchronisation, shuffles, votes.
+ *
+ * A lane that calls a warp function names in its mask for whom it waits. Lanes with the same mask
+ * meet in a rendezvous, which is complete when all lanes of the mask that have not ended are there.
+ * The last one computes every result, and all go on.
+ *
+ * A value shuffled from a lane that is not there is undefined on a GPU; here it is all ones, a NaN.
+ * A caller outside its own mask, or lanes of one rendezvous in different functions, fail the
+ * kernel.
+ */
+#include "executor.h"
+
+int cuemu_lane(void) { return cuemu_block->current % WARP_LANES; }
+
+uint32_t cuemu_active_mask(void) {
+  return cuemu_block->warp[cuemu_block->current / WARP_LANES].live;
+}
+
+static uint64_t ballot(const struct warp *warp, uint32_t arrived) {
+  uint64_t votes = 0;
+  for (int lane = 0; lane < WARP_LANES; lane++) {
+    if ((arrived >> lane & 1) && warp->in[lane]) votes |= 1u << lane;
+  }
+  return votes;
+}
+
+static void complete(struct warp *warp, struct rendezvous *r) {
+  uint64_t votes = r->operation == CUEMU_WARP_BALLOT ? ballot(warp, r->arrived) : 0;
+  for (int lane = 0; lane < WARP_LANES; lane++) {
+    if (!(r->arrived >> lane & 1)) continue;
+    int source = warp->source[lane];
+    bool there = r->arrived >> source & 1;
+    bool shuffle = r->operation == CUEMU_WARP_SHUFFLE;
+    warp->out[lane] = !shuffle ? votes : there ? warp->in[source] : ~(uint64_t)0;
+  }
+  warp->ready |= r->arrived;
+  *r = warp->rendezvous[--warp->rendezvous_count];
+}
+
+static bool is_complete(const struct warp *warp, const struct rendezvous *r) {
+  return r->arrived == (r->mask & warp->live);
+}
+
+void cuemu_warp_lane_gone(struct warp *warp) {
+  for (int i = warp->rendezvous_count - 1; i >= 0; i--) {
+    if (is_complete(warp, &warp->rendezvous[i])) complete(warp, &warp->rendezvous[i]);
+  }
+}
+
+static struct rendezvous *meet(struct warp *warp, enum cuemu_warp_operation operation,
+                               uint32_t mask, struct place place) {
+  for (int i = 0; i < warp->rendezvous_count; i++) {
+    struct rendezvous *r = &warp->rendezvous[i];
+    if (r->mask == mask) {
+      if (r->operation != operation) {
+        cuemu_fail_block("lanes of one mask are in different warp functions", place);
+      }
+      return r;
+    }
+  }
+  struct rendezvous *r = &warp->rendezvous[warp->rendezvous_count++];
+  *r = (struct rendezvous){mask, 0, operation, place, warp->next_slot++ % SYNC_SLOTS};
+  return r;
+}
+
+uint64_t cuemu_warp(enum cuemu_warp_operation operation, uint32_t mask, uint64_t value, int source,
+                    const char *file, int line) {
+  struct block *b = cuemu_block;
+  struct warp *warp = &b->warp[b->current / WARP_LANES];
+  struct place place = {file, line};
+  int lane = b->current % WARP_LANES;
+  uint32_t bit = 1u << lane;
+  if (!(mask & bit)) cuemu_fail_block("a lane calls with a mask that it is not in", place);
+  struct rendezvous *r = meet(warp, operation, mask, place);
+  char *sync = &warp->sync[r->slot];
+  cuemu_release_to(sync);
+  warp->in[lane] = value;
+  warp->source[lane] = (uint8_t)(source & (WARP_LANES - 1));
+  r->arrived |= bit;
+  if (is_complete(warp, r)) {
+    complete(warp, r);
+    warp->ready &= ~bit;
+  } else {
+    cuemu_wait_here(place);
+  }
+  cuemu_acquire(sync);
+  return warp->out[lane];
+}
