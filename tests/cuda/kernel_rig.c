@@ -23,7 +23,7 @@ struct kr_rig *kr_open(int variant) {
   ck_assert_ptr_nonnull(rig);
   rig->type = variant % 2 == 0 ? EK_F32 : EK_F64;
   rig->unit = variant % 2 == 0 ? 0x1p-24 : 0x1p-53;
-  rig->shift = variant / 2 % 2;
+  rig->shift = KR_VARIANTS == 2 ? variant : variant / 2 % 2;
   rig->random = ck_random_start(1000 + stream++);
   kr_ok(cudaStreamCreateWithFlags(&rig->stream, cudaStreamNonBlocking));
   kr_ok(cudaMalloc(&rig->workspace, EK__CUDA_WORKSPACE));

@@ -154,21 +154,31 @@ ek_status ek__cuda_group_open(void **native, const struct ek__device_spec *spec,
 /* Lets a stream run dry until `deadline`; one of a GPU that has failed counts as dry. */
 static bool runs_dry(const struct ek__cuda_stream *stream, double deadline) {
   if (stream->handle == NULL) return true;
+  (void)cudaSetDevice(stream->device->gpu->physical); /* else another GPU's failure is the answer */
   for (unsigned asked = 0; ek__cuda_query(stream) == cudaErrorNotReady; asked++) {
     if (ek__cuda_now() > deadline) return false;
     ek__cuda_pause(asked);
   }
+  /* A GPU that has failed answers a question at once, perhaps before it has come to rest. */
+  (void)cudaStreamSynchronize(stream->handle);
   return true;
 }
 
+<<<<<<< HEAD
 /* False if work does not end: freeing the GPU's memory would then wait for it for ever. Where work
  * was stuck before, it has a moment to end after what it waited for was aborted. */
 static bool settle(const struct ek__cuda_group *group, const struct ek__cuda_gpu *gpu) {
+=======
+/* False if work does not end: freeing memory would then wait for it for ever. All GPUs come first,
+ * because they may read each other's memory. Where work was stuck before, it has a moment to end
+ * after what it waited for was aborted. */
+static bool settle(const struct ek__cuda_group *group) {
+>>>>>>> origin/cuda
   const double moment = atomic_load(&group->stuck) && group->time_limit > 1 ? 1 : group->time_limit;
   const double deadline = ek__cuda_now() + moment;
   bool dry = true;
-  for (size_t i = 0; i < gpu->count; i++) {
-    const struct ek__cuda_device *device = &group->devices[gpu->first + i];
+  for (size_t i = 0; i < group->count; i++) {
+    const struct ek__cuda_device *device = &group->devices[i];
     for (int kind = 0; kind < 2; kind++) dry = runs_dry(&device->streams[kind], deadline) && dry;
   }
   return dry;
@@ -176,26 +186,22 @@ static bool settle(const struct ek__cuda_group *group, const struct ek__cuda_gpu
 
 static void close_gpu(struct ek__cuda_group *group, struct ek__cuda_gpu *gpu) {
   (void)cudaSetDevice(gpu->physical);
-  const bool dry = settle(group, gpu);
-  if (dry) {
-    for (size_t i = 0; i < gpu->count; i++) {
-      ek__cuda_device_discard(&group->devices[gpu->first + i]);
-    }
-    if (gpu->memory != NULL) (void)cudaFree(gpu->memory);
-  } else {
-    ek__cuda_host->log(EK_LOG_WARNING,
-                       "cuda:%d: work is stuck on the GPU; its memory cannot be given back",
-                       gpu->physical);
-  }
-  const unsigned left = add_user(gpu->physical, (unsigned)-1);
+  for (size_t i = 0; i < gpu->count; i++) ek__cuda_device_discard(&group->devices[gpu->first + i]);
+  if (gpu->memory != NULL) (void)cudaFree(gpu->memory);
   /* A device that has failed gives the same error to everybody until it is reset. */
-  if (dry && left == 0 && cudaDeviceSynchronize() != cudaSuccess) (void)cudaDeviceReset();
+  const bool last = add_user(gpu->physical, (unsigned)-1) == 0;
+  if (last && cudaDeviceSynchronize() != cudaSuccess) (void)cudaDeviceReset();
   (void)cudaGetLastError();
 }
 
 void ek__cuda_group_close(void *native) {
   struct ek__cuda_group *group = native;
-  for (size_t i = 0; i < group->gpu_count; i++) close_gpu(group, &group->gpus[i]);
-  pthread_mutex_destroy(&group->failure_mutex);
-  ek__cuda_host->free(group);
+  if (settle(group)) {
+    for (size_t i = 0; i < group->gpu_count; i++) close_gpu(group, &group->gpus[i]);
+    pthread_mutex_destroy(&group->failure_mutex);
+    ek__cuda_host->free(group);
+    return;
+  }
+  ek__cuda_host->log(EK_LOG_WARNING,
+                     "cuda: work is stuck on a GPU; the memory of the group cannot be given back");
 }

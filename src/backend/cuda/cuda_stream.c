@@ -75,6 +75,7 @@ static void describe_streams(char *text, size_t size, const struct ek__cuda_grou
   for (size_t i = 0; i < group->count && used < size; i++) {
     const struct ek__cuda_device *device = &group->devices[i];
     const struct ek__cuda_stream *streams = device->streams;
+    (void)cudaSetDevice(device->gpu->physical);
     const bool computes = ek__cuda_query(&streams[EK_STREAM_COMPUTE]) == cudaErrorNotReady;
     const bool communicates =
         ek__cuda_query(&streams[EK_STREAM_COMMUNICATION]) == cudaErrorNotReady;
