@@ -164,16 +164,10 @@ static bool runs_dry(const struct ek__cuda_stream *stream, double deadline) {
   return true;
 }
 
-<<<<<<< HEAD
-/* False if work does not end: freeing the GPU's memory would then wait for it for ever. Where work
- * was stuck before, it has a moment to end after what it waited for was aborted. */
-static bool settle(const struct ek__cuda_group *group, const struct ek__cuda_gpu *gpu) {
-=======
 /* False if work does not end: freeing memory would then wait for it for ever. All GPUs come first,
  * because they may read each other's memory. Where work was stuck before, it has a moment to end
  * after what it waited for was aborted. */
 static bool settle(const struct ek__cuda_group *group) {
->>>>>>> origin/cuda
   const double moment = atomic_load(&group->stuck) && group->time_limit > 1 ? 1 : group->time_limit;
   const double deadline = ek__cuda_now() + moment;
   bool dry = true;
