@@ -76,7 +76,7 @@ EK_API EK_CHECKED ek_status ek_scatter(ek_shards *shards, ek_group *group, const
 EK_API EK_CHECKED ek_status ek_scatter_like(ek_shards *shards, const ek_shards *like,
                                             const ek_tensor *source, ek_memory_category category);
 
-/* The whole tensor on every device; offsets and samples are those of the whole on each. */
+/* The whole tensor on every device: `broadcast` is set, offsets and samples stay 0. */
 EK_API EK_CHECKED ek_status ek_scatter_broadcast(ek_shards *shards, ek_group *group,
                                                  const ek_tensor *source,
                                                  ek_memory_category category);
