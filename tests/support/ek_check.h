@@ -75,7 +75,10 @@ int64_t ck_random_integer(struct ck_random *random, int64_t low, int64_t high); 
 
 /* ---- devices ---- */
 
-/* EVENKEEL_TEST_DEVICES, or `spec` where it is not set. */
+/*
+ * EVENKEEL_TEST_DEVICES, or `spec` where it is not set. GPUs without a cap get one: a group without
+ * takes all the memory there is, and many tests hold two groups.
+ */
 const char *test_devices(const char *spec);
 
 /* Opens a group; threads 0 takes the default. */
