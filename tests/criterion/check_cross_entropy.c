@@ -301,7 +301,7 @@ START_TEST(the_loss_of_a_large_vocabulary_is_small) {
     ck_loss_forward(&loss, &x, &y, NULL);
     ck_loss_backward(&loss, &x, &y, NULL, NULL);
     ek_memory_usage usage;
-    ck_ok(ek_memory_stats(&usage, rig.device));
+    ck_ok(ck_memory_stats(&usage, rig.device));
     ck_assert_uint_eq(usage.at_peak[EK_MEMORY_OUTPUTS], 1280000000u);
     /* lse beside the losses, or beside the gradient; the first is the whole peak when in place. */
     ck_assert_uint_eq(usage.at_peak[EK_MEMORY_LOSS],

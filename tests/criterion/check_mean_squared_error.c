@@ -123,12 +123,12 @@ START_TEST(it_takes_no_memory) {
     ek_memory_usage before, after;
     ek_tensor other = {0};
     if (way == 2) ck_ok(ek_tensor_share(&other, ty));
-    ck_ok(ek_memory_stats(&before, rig->device));
+    ck_ok(ck_memory_stats(&before, rig->device));
     ck_loss_forward(&loss, ty, tt, NULL);
     ck_assert_uint_eq(ck_loss_bytes(rig), 0);
     ck_loss_backward(&loss, ty, tt, NULL, NULL);
     ck_assert_uint_eq(ck_loss_bytes(rig), way == 1 ? 0 : bytes);
-    ck_ok(ek_memory_stats(&after, rig->device));
+    ck_ok(ck_memory_stats(&after, rig->device));
     ck_assert_uint_eq(after.allocations - before.allocations, way == 1 ? 0 : 1);
     const double *got = ck_read(rig, &loss.gradients[0]);
     if (way == 0) want = ck_read(rig, &loss.gradients[0]);

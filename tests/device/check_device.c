@@ -60,7 +60,7 @@ START_TEST(a_good_string_opens) {
     ck_assert(ek_device_counts_only(device) == (good[_i].spec[0] == 'p'));
     ck_assert_int_ge(ek_device_threads(device), 1);
     ek_memory_usage usage;
-    ck_ok(ek_memory_stats(&usage, device));
+    ck_ok(ck_memory_stats(&usage, device));
     if (good[_i].capacity != 0) ck_assert_uint_eq(usage.capacity_bytes, good[_i].capacity);
     ck_assert_uint_ge(usage.capacity_bytes, 256);
   }

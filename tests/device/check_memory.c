@@ -13,7 +13,7 @@ enum { UNIT = EK_MEMORY_UNIT };
 
 static ek_memory_usage usage_of(const ek_device *device) {
   ek_memory_usage usage;
-  ck_ok(ek_memory_stats(&usage, device));
+  ck_ok(ck_memory_stats(&usage, device));
   return usage;
 }
 
@@ -504,7 +504,7 @@ START_TEST(wrong_arguments) {
   size_t count = 0;
   char text[8];
   ck_fails(ek_memory_stats(NULL, device), EK_ERR_INVALID_ARGUMENT, "ek_memory_stats");
-  ck_fails(ek_memory_stats(&usage, NULL), EK_ERR_INVALID_ARGUMENT, "ek_memory_stats");
+  ck_fails(ck_memory_stats(&usage, NULL), EK_ERR_INVALID_ARGUMENT, "ek_memory_stats");
   ck_fails(ek_memory_reset_peak(NULL), EK_ERR_INVALID_ARGUMENT, "reset_peak");
   ck_fails(ek_memory_fail_at(NULL, 1), EK_ERR_INVALID_ARGUMENT, "fail_at");
   ck_fails(ek_memory_format(text, 8, NULL, NULL), EK_ERR_INVALID_ARGUMENT, "format");

@@ -16,7 +16,7 @@ static ek_group *open_one_of(int number) {
 
 static uint64_t held(const ek_device *device) {
   ek_memory_usage usage;
-  ck_ok(ek_memory_stats(&usage, device));
+  ck_ok(ck_memory_stats(&usage, device));
   return usage.current_bytes;
 }
 

@@ -99,7 +99,7 @@ START_TEST(peak) {
   ck_ok(ek_memory_reset_peak(bed->device));
   ck_bed_loss(bed);
   ek_memory_usage usage;
-  ck_ok(ek_memory_stats(&usage, bed->device));
+  ck_ok(ck_memory_stats(&usage, bed->device));
   ck_assert_uint_eq((usage.peak_bytes - before) / EK_MEMORY_UNIT, qkv + out + lse);
   ck_bed_close(bed);
 }

@@ -147,7 +147,7 @@ static ek_status on_complete(void *context, ek_pass *pass, size_t parameter) {
   struct seen *seen = context;
   ek_memory_usage usage;
   (void)pass, (void)parameter;
-  ck_ok(ek_memory_stats(&usage, seen->device));
+  ck_ok(ck_memory_stats(&usage, seen->device));
   ck_assert_int_lt(seen->count, 2);
   seen->allocations[seen->count++] = usage.allocations;
   return EK_OK;
@@ -161,7 +161,7 @@ START_TEST(gradients_come_early) {
   bed->options.context = &seen;
   ck_results_free(ck_bed_backward(bed, true));
   ek_memory_usage usage;
-  ck_ok(ek_memory_stats(&usage, bed->device));
+  ck_ok(ck_memory_stats(&usage, bed->device));
   ck_assert_int_eq(seen.count, 2);
   ck_assert_uint_eq(seen.allocations[0] + 1, usage.allocations);
   ck_assert_uint_eq(seen.allocations[1] + 1, usage.allocations);

@@ -268,7 +268,7 @@ static ek_status look_around(ek_pass *pass, const ek_tensor *x) {
   const int64_t shape[] = {100};
   EK_TRY(ek_pass_workspace(&t, pass, EK_F64, 1, shape));
   ek_memory_usage usage;
-  EK_TRY(ek_memory_stats(&usage, x->device));
+  EK_TRY(ck_memory_stats(&usage, x->device));
   ck_assert_uint_ge(usage.current[EK_MEMORY_WORKSPACE], 800);
   ek_tensor_free(&t);
   return EK_OK;

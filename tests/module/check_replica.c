@@ -179,7 +179,7 @@ START_TEST(without_gradients) {
   ck_ok(ek_replica_open(&replica, bench.device, bench.module, &options));
   ck_assert_int_eq(ek_tensor_count(ek_replica_gradients(replica)), 0);
   ek_memory_usage usage;
-  ck_ok(ek_memory_stats(&usage, bench.device));
+  ck_ok(ck_memory_stats(&usage, bench.device));
   ck_assert_uint_eq(usage.current[EK_MEMORY_PARAMETERS], usage.current_bytes);
   ck_assert_uint_eq(usage.current_bytes, ck_units(ek_replica_parameters(replica)));
   ek_replica_free(replica);
@@ -205,7 +205,7 @@ START_TEST(charges) {
   ek_replica *replica = NULL;
   ek_memory_usage usage;
   ck_ok(ek_replica_open(&replica, bench.device, bench.module, NULL));
-  ck_ok(ek_memory_stats(&usage, bench.device));
+  ck_ok(ck_memory_stats(&usage, bench.device));
   ck_assert_uint_eq(usage.current[EK_MEMORY_PARAMETERS], ck_units(ek_replica_parameters(replica)));
   ck_assert_uint_eq(usage.current[EK_MEMORY_GRADIENTS], ck_units(ek_replica_gradients(replica)));
   ck_assert_uint_eq(usage.current_bytes, 2 * usage.current[EK_MEMORY_PARAMETERS]);

@@ -104,7 +104,7 @@ START_TEST(adds_in_place) {
   ck_ok(ek_memory_reset_peak(bed->device));
   ck_bed_loss(bed);
   ek_memory_usage usage;
-  ck_ok(ek_memory_stats(&usage, bed->device));
+  ck_ok(ck_memory_stats(&usage, bed->device));
   ck_assert_uint_eq(usage.peak_bytes - before, EK_MEMORY_UNIT);
   ek_parameter_info info;
   ck_ok(ek_replica_find(&info, bed->replica, "inner.weight"));

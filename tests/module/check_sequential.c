@@ -92,12 +92,12 @@ START_TEST(results_are_freed_early) {
   ck_ok(ek_replica_open(&replica, device, module, NULL));
   ck_ok(ek_tensor_create(&x, device, EK_MEMORY_INPUTS, EK_F32, 2, shape));
   ck_set(&x, (const double[640]){0});
-  ck_ok(ek_memory_stats(&usage, device));
+  ck_ok(ck_memory_stats(&usage, device));
   const uint64_t before = usage.current_bytes;
   ck_ok(ek_memory_reset_peak(device));
   ck_ok(ek_pass_open(&pass, replica, &options));
   ck_ok(ek_pass_run_forward(pass, &x, &y));
-  ck_ok(ek_memory_stats(&usage, device));
+  ck_ok(ck_memory_stats(&usage, device));
   ck_assert_uint_eq(usage.peak_bytes, before + 2 * 2560);
   ek_pass_free(pass);
   ek_tensor_free(&x);

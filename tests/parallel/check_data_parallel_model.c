@@ -131,7 +131,7 @@ START_TEST(inputs_on_a_device) {
   ck_ok(ek_tensor_copy(&input, &batch.input[0]));
   ck_ok(ek_memory_reset_peak(home));
   ck_ok(ek_data_parallel_model_forward(t.model, device, &input, 1, &forward));
-  ck_ok(ek_memory_stats(&usage, home));
+  ck_ok(ck_memory_stats(&usage, home));
   ck_assert_uint_eq(usage.at_peak[EK_MEMORY_INPUTS], 0);
   double *a = whole(&host[0]), *b = whole(&device[0]);
   ck_same_bits("output", a, b, host[0].offsets[DEVICES]);
@@ -156,7 +156,7 @@ START_TEST(no_gradient_forward) {
   ek_memory_usage before[DEVICES], after;
   ck_training_open(&t, &setup);
   for (size_t k = 0; k < DEVICES; k++) {
-    ck_ok(ek_memory_stats(&before[k], ek_group_device(t.group, k)));
+    ck_ok(ck_memory_stats(&before[k], ek_group_device(t.group, k)));
   }
   for (int i = 0; i < 3; i++) { /* twice without dropout, once with it */
     ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
@@ -168,7 +168,7 @@ START_TEST(no_gradient_forward) {
              "no forward with gradient");
     ek_shards_free(&output[0]);
     for (size_t k = 0; k < DEVICES; k++) { /* nothing was saved */
-      ck_ok(ek_memory_stats(&after, ek_group_device(t.group, k)));
+      ck_ok(ck_memory_stats(&after, ek_group_device(t.group, k)));
       ck_assert_uint_eq(after.current_bytes, before[k].current_bytes);
     }
   }

@@ -57,7 +57,7 @@ START_TEST(to_each_device) {
     ek_memory_usage usage;
     ck_ok(ek_gather(&whole, &b.shards, device, EK_MEMORY_OUTPUTS));
     holds_all(&b, &whole, device);
-    ck_ok(ek_memory_stats(&usage, ek_group_device(b.group, device)));
+    ck_ok(ck_memory_stats(&usage, ek_group_device(b.group, device)));
     ck_assert_uint_eq(usage.current[EK_MEMORY_OUTPUTS], EK_MEMORY_UNIT);
     ek_tensor_free(&whole);
   }
@@ -83,7 +83,7 @@ START_TEST(moving_frees_the_parts) {
     ck_assert_ptr_null(b.shards.group);
     for (size_t k = 0; k < DEVICES; k++) {
       ek_memory_usage usage;
-      ck_ok(ek_memory_stats(&usage, ek_group_device(b.group, k)));
+      ck_ok(ck_memory_stats(&usage, ek_group_device(b.group, k)));
       ck_assert_uint_eq(usage.current_bytes, k == device ? EK_MEMORY_UNIT : 0);
       ck_assert_uint_eq(usage.current[EK_MEMORY_OUTPUTS], usage.current_bytes);
     }

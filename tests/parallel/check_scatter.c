@@ -192,7 +192,7 @@ START_TEST(from_the_host) {
       holds_rows(&shards, s.values, k);
       ck_assert_int_eq(shards.samples[k + 1], shards.offsets[k + 1]);
       ek_memory_usage usage;
-      ck_ok(ek_memory_stats(&usage, ek_group_device(s.group, k)));
+      ck_ok(ck_memory_stats(&usage, ek_group_device(s.group, k)));
       ck_assert_uint_eq(usage.current[EK_MEMORY_OUTPUTS], usage.current_bytes);
     }
     ek_shards_free(&shards);

@@ -264,7 +264,7 @@ void ck_host_failures(ek_status (*create)(ek_module **module)) {
 
 uint64_t ck_bed_held(const struct ck_bed *bed) {
   ek_memory_usage usage;
-  ck_ok(ek_memory_stats(&usage, bed->device));
+  ck_ok(ck_memory_stats(&usage, bed->device));
   return usage.current_bytes;
 }
 

@@ -5,20 +5,9 @@
 
 #include <stdlib.h>
 
+#include "ck_mirror.h"
+
 enum { N = CK_BLEND_WIDTH, A = 0, C = 1, B = 2 };
-
-double ck_at(const ek_tensor *tensor, int64_t i) {
-  return tensor->type == EK_F32 ? (double)((const float *)tensor->data)[i]
-                                : ((const double *)tensor->data)[i];
-}
-
-void ck_put(ek_tensor *tensor, int64_t i, double value) {
-  if (tensor->type == EK_F32) {
-    ((float *)tensor->data)[i] = (float)value;
-  } else {
-    ((double *)tensor->data)[i] = value;
-  }
-}
 
 static ek_status blend_parameters(const ek_module *self, ek_declaration *declaration) {
   static const int64_t shape[] = {N};
@@ -31,7 +20,7 @@ static ek_status blend_parameters(const ek_module *self, ek_declaration *declara
 static ek_status blend_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
                                ek_tensor *outputs) {
   const ek_tensor *w = &inputs[0], *x = &inputs[1];
-  ek_tensor a, b, c;
+  ek_tensor a, b, c, loans[2] = {inputs[0], inputs[1]};
   (void)self;
   if (w->rank != 1 || w->shape[0] != N || x->rank != 2 || x->shape[1] != N ||
       x->type != ek_pass_type(pass) || w->type != x->type) {
@@ -42,28 +31,38 @@ static ek_status blend_forward(const ek_module *self, ek_pass *pass, const ek_te
   EK_TRY(ek_pass_parameter(&c, pass, C));
   EK_TRY(ek_pass_output(&outputs[0], pass, x->type, 2, x->shape));
   EK_TRY(ek_pass_output(&outputs[1], pass, x->type, 2, x->shape));
-  for (int64_t i = 0; !ek_device_counts_only(ek_pass_device(pass)) && i < ek_tensor_count(x); i++) {
-    const double value = ck_at(x, i), factor = ck_at(&a, i % N);
-    ck_put(&outputs[0], i, value * factor * ck_at(w, i % N) + ck_at(&c, i % N));
-    ck_put(&outputs[1], i, value + factor * ck_at(&b, i % N));
+  struct ck_mirrors m;
+  const ek_status status = ck_mirrors_open(
+      &m, 2, (ek_tensor *[]){&outputs[0], &outputs[1], &a, &b, &c, &loans[0], &loans[1]}, 7);
+  const ek_tensor *h = m.host;
+  for (int64_t i = 0; status == EK_OK && i < ek_tensor_count(x); i++) {
+    const double value = ck_at(&h[6], i), factor = ck_at(&h[2], i % N);
+    ck_put(&m.host[0], i, value * factor * ck_at(&h[5], i % N) + ck_at(&h[4], i % N));
+    ck_put(&m.host[1], i, value + factor * ck_at(&h[3], i % N));
   }
+  EK_TRY(ck_mirrors_close(&m, status));
   EK_TRY(ek_pass_save(pass, w));
   return ek_pass_save(pass, x);
 }
 
-static ek_status gradients(ek_pass *pass, const ek_tensor *w, const ek_tensor *x,
-                           const ek_tensor *dy) {
-  ek_tensor a, b, da, db;
+static ek_status gradients(ek_pass *pass, ek_tensor *w, ek_tensor *x, const ek_tensor *dy) {
+  ek_tensor a, b, da, db, loans[2] = {dy[0], dy[1]};
   EK_TRY(ek_pass_parameter(&a, pass, A));
   EK_TRY(ek_pass_parameter(&b, pass, B));
   EK_TRY(ek_pass_gradient(&db, NULL, pass, B));
   EK_TRY(ek_pass_gradient(&da, NULL, pass, A));
-  for (int64_t i = 0; !ek_device_counts_only(ek_pass_device(pass)) && i < ek_tensor_count(x); i++) {
+  struct ck_mirrors m;
+  const ek_status status =
+      ck_mirrors_open(&m, 2, (ek_tensor *[]){&da, &db, &a, &b, w, x, &loans[0], &loans[1]}, 8);
+  ek_tensor *h = m.host;
+  for (int64_t i = 0; status == EK_OK && i < ek_tensor_count(x); i++) {
     const int64_t j = i % N;
-    const double dy0 = ck_at(&dy[0], i), dy1 = ck_at(&dy[1], i);
-    ck_put(&da, j, ck_at(&da, j) + dy0 * ck_at(x, i) * ck_at(w, j) + dy1 * ck_at(&b, j));
-    ck_put(&db, j, ck_at(&db, j) + dy1 * ck_at(&a, j));
+    const double dy0 = ck_at(&h[6], i), dy1 = ck_at(&h[7], i);
+    ck_put(&h[0], j,
+           ck_at(&h[0], j) + dy0 * ck_at(&h[5], i) * ck_at(&h[4], j) + dy1 * ck_at(&h[3], j));
+    ck_put(&h[1], j, ck_at(&h[1], j) + dy1 * ck_at(&h[2], j));
   }
+  EK_TRY(ck_mirrors_close(&m, status));
   EK_TRY(ek_pass_gradient_complete(pass, B));
   return ek_pass_gradient_complete(pass, A);
 }

@@ -13,8 +13,4 @@ enum { CK_BLEND_WIDTH = 6 };
 
 ek_status ck_blend_create(ek_module **module);
 
-/* Element i of a floating tensor in memory that the host can read. */
-double ck_at(const ek_tensor *tensor, int64_t i);
-void ck_put(ek_tensor *tensor, int64_t i, double value);
-
 #endif /* CK_BLEND_H */

@@ -56,7 +56,7 @@ void ck_loss_backward(struct ck_loss *loss, const ek_tensor *outputs, const ek_t
 
 uint64_t ck_loss_bytes(const struct ck_rig *rig) {
   ek_memory_usage usage;
-  ck_ok(ek_memory_stats(&usage, rig->device));
+  ck_ok(ck_memory_stats(&usage, rig->device));
   return usage.current[EK_MEMORY_LOSS];
 }
 
@@ -112,13 +112,13 @@ static void fail_at(const struct ck_rig *rig, bool host, uint64_t n) {
 
 static void all_failures(struct attempt *a, bool host) {
   ek_memory_usage before, after;
-  ck_ok(ek_memory_stats(&before, a->rig->device));
+  ck_ok(ck_memory_stats(&before, a->rig->device));
   for (uint64_t n = 1;; n++) {
     ck_assert_msg(n < 100, "it never succeeds");
     fail_at(a->rig, host, n);
     const ek_status status = attempt(a);
     fail_at(a->rig, host, 0);
-    ck_ok(ek_memory_stats(&after, a->rig->device));
+    ck_ok(ck_memory_stats(&after, a->rig->device));
     ck_assert_uint_eq(after.current_bytes, before.current_bytes);
     ck_assert_int_eq(a->criterion->references, 1);
     if (status == EK_OK) break;

@@ -5,21 +5,11 @@
 
 #include <stdlib.h>
 
+#include "ck_mirror.h"
+
 /* ---- a module in plain C: two inputs (one of integers), two outputs ---- */
 
 enum { N = CK_MIXER_WIDTH, KINDS = CK_MIXER_KINDS };
-
-static double at(const ek_tensor *t, int64_t i) {
-  return t->type == EK_F32 ? (double)((const float *)t->data)[i] : ((const double *)t->data)[i];
-}
-
-static void put(ek_tensor *t, int64_t i, double value) {
-  if (t->type == EK_F32) {
-    ((float *)t->data)[i] = (float)value;
-  } else {
-    ((double *)t->data)[i] = value;
-  }
-}
 
 static ek_status mixer_parameters(const ek_module *self, ek_declaration *declaration) {
   static const int64_t shape[] = {KINDS, N};
@@ -30,7 +20,7 @@ static ek_status mixer_parameters(const ek_module *self, ek_declaration *declara
 static ek_status mixer_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
                                ek_tensor *outputs) {
   const ek_tensor *x = &inputs[0], *kind = &inputs[1];
-  ek_tensor table;
+  ek_tensor table, loans[2] = {inputs[0], inputs[1]};
   (void)self;
   if (x->rank != 2 || x->shape[1] != N || kind->rank != 1 || kind->shape[0] != x->shape[0]) {
     return ek_error_set(EK_ERR_SHAPE, "mixer: expected [B, %d] and [B]", N);
@@ -38,35 +28,46 @@ static ek_status mixer_forward(const ek_module *self, ek_pass *pass, const ek_te
   EK_TRY(ek_pass_parameter(&table, pass, 0));
   EK_TRY(ek_pass_output(&outputs[0], pass, ek_pass_type(pass), 2, x->shape));
   EK_TRY(ek_pass_output(&outputs[1], pass, ek_pass_type(pass), 2, x->shape));
-  for (int64_t i = 0; !ek_device_counts_only(ek_pass_device(pass)) && i < ek_tensor_count(x); i++) {
-    const int64_t entry = ((const int32_t *)kind->data)[i / N] * N + i % N;
-    put(&outputs[0], i, at(x, i) * at(&table, entry));
-    put(&outputs[1], i, at(x, i) + at(&table, entry));
+  struct ck_mirrors m;
+  const ek_status status = ck_mirrors_open(
+      &m, 2, (ek_tensor *[]){&outputs[0], &outputs[1], &table, &loans[0], &loans[1]}, 5);
+  for (int64_t i = 0; status == EK_OK && i < ek_tensor_count(x); i++) {
+    const int64_t entry = ((const int32_t *)m.host[4].data)[i / N] * N + i % N;
+    ck_put(&m.host[0], i, ck_at(&m.host[3], i) * ck_at(&m.host[2], entry));
+    ck_put(&m.host[1], i, ck_at(&m.host[3], i) + ck_at(&m.host[2], entry));
   }
+  EK_TRY(ck_mirrors_close(&m, status));
   EK_TRY(ek_pass_save(pass, x));
   return ek_pass_save(pass, kind);
 }
 
-static void mixer_loops(const ek_tensor *x, const ek_tensor *kind, const ek_tensor *table,
-                        ek_tensor *dtable, const ek_tensor *dy, ek_tensor *dx) {
+/* dtable, dx, table, x, dy0, dy1, kind */
+static void mixer_loops(struct ck_mirrors *m, bool inputs) {
+  ek_tensor *dtable = &m->host[0], *dx = &m->host[1];
+  const ek_tensor *table = &m->host[2], *x = &m->host[3], *dy = &m->host[4];
   for (int64_t i = 0; i < ek_tensor_count(x); i++) {
-    const int64_t entry = ((const int32_t *)kind->data)[i / N] * N + i % N;
-    put(dtable, entry, at(dtable, entry) + at(&dy[0], i) * at(x, i) + at(&dy[1], i));
-    if (dx != NULL) put(dx, i, at(&dy[0], i) * at(table, entry) + at(&dy[1], i));
+    const int64_t entry = ((const int32_t *)m->host[6].data)[i / N] * N + i % N;
+    const double dy0 = ck_at(&dy[0], i), dy1 = ck_at(&dy[1], i);
+    ck_put(dtable, entry, ck_at(dtable, entry) + dy0 * ck_at(x, i) + dy1);
+    if (inputs) ck_put(dx, i, dy0 * ck_at(table, entry) + dy1);
   }
 }
 
-static ek_status mixer_gradients(ek_pass *pass, const ek_tensor *x, const ek_tensor *kind,
+static ek_status mixer_gradients(ek_pass *pass, ek_tensor *x, ek_tensor *kind,
                                  const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
-  ek_tensor table, dtable;
+  ek_tensor table, dtable, dy[2] = {grad_outputs[0], grad_outputs[1]};
   EK_TRY(ek_pass_parameter(&table, pass, 0));
   EK_TRY(ek_pass_gradient(&dtable, NULL, pass, 0)); /* zeroed the first time: it is added to */
   if (grad_inputs != NULL) {
     EK_TRY(ek_pass_output(&grad_inputs[0], pass, ek_pass_type(pass), 2, x->shape));
   }
-  if (!ek_device_counts_only(ek_pass_device(pass))) {
-    mixer_loops(x, kind, &table, &dtable, grad_outputs, grad_inputs);
-  }
+  ek_tensor *dx = grad_inputs != NULL ? &grad_inputs[0] : &dtable; /* then only in its place */
+  struct ck_mirrors m;
+  const ek_status status =
+      ck_mirrors_open(&m, grad_inputs != NULL ? 2 : 1,
+                      (ek_tensor *[]){&dtable, dx, &table, x, &dy[0], &dy[1], kind}, 7);
+  if (status == EK_OK) mixer_loops(&m, grad_inputs != NULL);
+  EK_TRY(ck_mirrors_close(&m, status));
   return ek_pass_gradient_complete(pass, 0);
 }
 

@@ -344,7 +344,7 @@ START_TEST(plan) {
     ck_ok(ek_pass_open(&pass, bed->replica, &bed->options));
     ck_ok(ek_pass_run_forward(pass, bed->input, outputs));
     ck_ok(ek_pass_run_backward(pass, bed->grad_output, gradients));
-    ck_ok(ek_memory_stats(&usage[k], bed->device));
+    ck_ok(ck_memory_stats(&usage[k], bed->device));
     free_tensors(outputs);
     free_tensors(gradients);
     ek_pass_free(pass);

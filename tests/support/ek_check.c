@@ -9,15 +9,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <evenkeel/memory.h>
-
 /* ---- a program ---- */
 
 int ck_run(Suite *suite) {
   printf("EVENKEEL_TEST_SEED=%" PRIu64 "\n", ck_seed());
   fflush(stdout);
   SRunner *runner = srunner_create(suite);
-  srunner_set_fork_status(runner, CK_NOFORK);
+  srunner_set_fork_status(runner, getenv("CK_FORK") == NULL ? CK_NOFORK : CK_FORK_GETENV);
   srunner_run_all(runner, CK_ENV);
   const int failed = srunner_ntests_failed(runner);
   srunner_free(runner);
@@ -29,8 +27,6 @@ TCase *ck_case(Suite *suite, const char *name) {
   suite_add_tcase(suite, tcase);
   return tcase;
 }
-
-bool ck_contains(const char *text, const char *part) { return strstr(text, part) != NULL; }
 
 /* ---- random numbers: SplitMix64 (Steele, Lea, Flood 2014) ---- */
 
@@ -72,7 +68,7 @@ const char *test_devices(const char *spec) {
   return capped;
 }
 
-ek_group *ck_open(const char *spec, int threads) {
+ek_group *ck_open_exactly(const char *spec, int threads) {
   ek_group *group = NULL;
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
   options.threads_per_device = threads;
@@ -81,13 +77,14 @@ ek_group *ck_open(const char *spec, int threads) {
   return group;
 }
 
+ek_group *ck_open(const char *spec, int threads) { return ck_open_exactly(ck_spec(spec), threads); }
+
 void ck_no_memory_held(const ek_group *group) {
   for (size_t i = 0; i < ek_group_size(group); i++) {
     ek_memory_usage usage;
-    ck_ok(ek_memory_stats(&usage, ek_group_device(group, i)));
-    ck_assert_msg(usage.current_bytes == usage.fixed_bytes, "%s still holds %" PRIu64 " bytes",
-                  ek_device_name(ek_group_device(group, i)),
-                  usage.current_bytes - usage.fixed_bytes);
+    ck_ok(ck_memory_stats(&usage, ek_group_device(group, i)));
+    ck_assert_msg(usage.current_bytes == 0, "%s still holds %" PRIu64 " bytes",
+                  ek_device_name(ek_group_device(group, i)), usage.current_bytes);
   }
 }
 

@@ -25,6 +25,7 @@
 #include <stdint.h>
 
 #include <evenkeel/device.h>
+#include <evenkeel/memory.h>
 #include <evenkeel/tensor.h>
 
 /* ---- a program ---- */
@@ -58,6 +59,8 @@ TCase *ck_case(Suite *suite, const char *name);
                   #expression, ek_error_message(), (text));                                        \
   } while (0)
 
+/* Whether `part` occurs in `text`. While GPUs are under test, its "cpu:1" or "plan:1" is any GPU.
+ */
 bool ck_contains(const char *text, const char *part);
 
 /* ---- random numbers ---- */
@@ -81,12 +84,26 @@ int64_t ck_random_integer(struct ck_random *random, int64_t low, int64_t high); 
  */
 const char *test_devices(const char *spec);
 
-/* Opens a group; threads 0 takes the default. */
+/*
+ * `spec` said for the devices under test. With EVENKEEL_TEST_DEVICES=cuda:0x2,1x2 "cpu:3@1MiB" is
+ * three devices on the GPUs 0, 0 and 1, of 1 MiB each beside what a GPU keeps for itself, and
+ * "plan:3@1MiB" the same counted; every other string is as it was. Without a cap a GPU gets
+ * CK_DEFAULT_CAP bytes. Eight results of a thread live at a time.
+ */
+#define CK_DEFAULT_CAP (UINT64_C(64) << 20)
+const char *ck_spec(const char *spec);
+
+/* Opens ck_spec(spec); threads 0 takes the default. */
 ek_group *ck_open(const char *spec, int threads);
+/* Opens `spec` whatever is under test. */
+ek_group *ck_open_exactly(const char *spec, int threads);
 
 /* A rank and a shape for the two parameters `int rank, const int64_t *shape`. */
 #define CK_SHAPE(...)                                                                              \
   (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), (const int64_t[]) { __VA_ARGS__ }
+
+/* The usage of a device without what a GPU keeps for itself, as if that did not exist. */
+ek_status ck_memory_stats(ek_memory_usage *usage, const ek_device *device);
 
 /* No device of the group holds a byte. */
 void ck_no_memory_held(const ek_group *group);

@@ -226,11 +226,11 @@ START_TEST(inputs_that_the_module_refuses) {
   ek_memory_usage before, after;
   ck_training_open(&t, &setup);
   narrow.input[0].shape[1] = 5;
-  ck_ok(ek_memory_stats(&before, ek_group_device(t.group, 1)));
+  ck_ok(ck_memory_stats(&before, ek_group_device(t.group, 1)));
   ck_fails(ck_training_backward(&t, &narrow, NULL, false, NULL), EK_ERR_SHAPE,
            "replica 0 on cpu:0");
   ck_fails(ck_training_backward(&t, &fine, NULL, false, NULL), EK_ERR_TYPE, "replica 0 on cpu:0");
-  ck_ok(ek_memory_stats(&after, ek_group_device(t.group, 1)));
+  ck_ok(ck_memory_stats(&after, ek_group_device(t.group, 1)));
   ck_assert_uint_eq(after.current_bytes, before.current_bytes);
   ck_ok(ck_training_step(&t, &batch, NULL));
   ck_training_close(&t);

@@ -48,7 +48,7 @@ static struct snapshot take(const struct ck_training *training) {
   for (int i = 0; i < 3; i++) shot.numbers[i] = ck_training_read(training, kinds[i], &shot.count);
   for (size_t k = 0; k < DEVICES; k++) {
     ek_memory_usage usage;
-    ck_ok(ek_memory_stats(&usage, ek_group_device(training->group, k)));
+    ck_ok(ck_memory_stats(&usage, ek_group_device(training->group, k)));
     shot.held[k] = usage.current_bytes;
   }
   return shot;
@@ -168,7 +168,7 @@ static ek_status open_and_step(const struct ck_setup *setup, const struct ck_bat
                                double **values, int64_t *count) {
   ek_group *group = NULL;
   struct ck_training training;
-  EK_TRY(ek_group_open(&group, setup->spec, NULL));
+  EK_TRY(ek_group_open(&group, ck_spec(setup->spec), NULL));
   ek_status status = ck_training_try(&training, setup, group);
   if (status == EK_OK) {
     status = ck_training_step(&training, batch, NULL);

@@ -47,7 +47,7 @@ static void measure(ek_memory_usage usage[DEVICES], const struct ck_setup *setup
                     const struct ck_batch *batch) {
   ek_group *group = ck_open(spec, 1);
   ck_ok(train(setup, group, batch));
-  for (size_t k = 0; k < DEVICES; k++) ck_ok(ek_memory_stats(&usage[k], ek_group_device(group, k)));
+  for (size_t k = 0; k < DEVICES; k++) ck_ok(ck_memory_stats(&usage[k], ek_group_device(group, k)));
   ek_group_close(group);
 }
 
@@ -132,7 +132,7 @@ START_TEST(peak_is_reached_at_once) {
   for (int step = 0; step < 6; step++) {
     ck_ok(ck_training_step(&training, &batch, NULL));
     for (size_t k = 0; k < DEVICES; k++) {
-      ck_ok(ek_memory_stats(&late[k], ek_group_device(training.group, k)));
+      ck_ok(ck_memory_stats(&late[k], ek_group_device(training.group, k)));
     }
     if (step == 1) memcpy(early, late, sizeof early);
   }
@@ -154,7 +154,7 @@ START_TEST(sharded_state_is_even) {
   uint64_t least = UINT64_MAX, most = 0;
   for (size_t k = 0; k < DEVICES; k++) {
     ek_memory_usage usage;
-    ck_ok(ek_memory_stats(&usage, ek_group_device(training.group, k)));
+    ck_ok(ck_memory_stats(&usage, ek_group_device(training.group, k)));
     const uint64_t bytes = usage.current[EK_MEMORY_OPTIMIZER];
     if (bytes < least) least = bytes;
     if (bytes > most) most = bytes;

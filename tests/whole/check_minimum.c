@@ -108,7 +108,7 @@ START_TEST(test_peak_is_near_the_minimum) {
   double most = 0, sum = 0;
   for (size_t k = 0; k < DEVICES; k++) {
     ek_memory_usage usage;
-    ck_ok(ek_memory_stats(&usage, ek_group_device(group, k)));
+    ck_ok(ck_memory_stats(&usage, ek_group_device(group, k)));
     const double peak = (double)usage.peak_bytes, minimum = minimum_of(s, mode, k);
     ck_assert_msg(peak >= minimum, "%s device %zu: peak %.0f is below the minimum %.0f",
                   ek_mode_name(mode), k, peak, minimum);

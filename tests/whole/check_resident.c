@@ -69,7 +69,7 @@ static int64_t on_ledgers(const ek_group *group) {
   int64_t total = 0;
   for (size_t i = 0; i < DEVICES; i++) {
     ek_memory_usage usage;
-    ck_ok(ek_memory_stats(&usage, ek_group_device(group, i)));
+    ck_ok(ck_memory_stats(&usage, ek_group_device(group, i)));
     ck_assert_uint_eq(usage.current_bytes, usage.peak_bytes);
     total += (int64_t)usage.current_bytes;
   }
