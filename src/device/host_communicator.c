@@ -183,6 +183,8 @@ static ek_status work_off(struct host_communicator *self, ek_device *device) {
     pthread_mutex_unlock(&self->mutex);
     const ek_status status = queue_part(self, slot, device);
     pthread_mutex_lock(&self->mutex);
+    /* A link that was aborted does not know why. */
+    if (status == EK_ERR_ABORTED && self->aborted) return given_up(self, rank);
     if (status != EK_OK) return status;
     const uint64_t before = over(self);
     self->finished[rank]++;

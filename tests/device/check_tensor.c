@@ -192,7 +192,11 @@ START_TEST(growing_is_in_place_or_not_at_all) {
   ck_assert(grown);
   ck_assert_int_eq(t.shape[0], 100);
   ck_assert_uint_eq(held(device), 100 * 256);
-  if (_i == 0) ck_assert(((float *)t.data)[0] == 1 && ((float *)t.data)[127] == 128);
+  if (_i == 0) {
+    double kept[100 * 64];
+    ck_get(kept, &t);
+    ck_assert(kept[0] == 1 && kept[127] == 128);
+  }
   ck_ok(ek_tensor_grow(&grown, &t, 100)); /* it is so already */
   ck_assert(grown);
   ck_ok(ek_tensor_share(&view, &t)); /* two holders */
@@ -311,7 +315,7 @@ END_TEST
 /* ---- large sizes ---- */
 
 START_TEST(large_tensors_are_nothing_special) {
-  ek_group *group = ck_open(CK_HUGE_PLAN, 1);
+  ek_group *group = ck_open_exactly(CK_HUGE_PLAN, 1);
   ek_device *device = ek_group_device(group, 0);
   ek_tensor t = {0}, view = {0};
   ck_ok(ek_tensor_create(&t, device, EK_MEMORY_OUTPUTS, EK_F32, CK_SHAPE(32, 2048, 151936)));
