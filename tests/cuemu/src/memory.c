@@ -13,7 +13,7 @@
 #include <string.h>
 
 #define UNIT ((size_t)512)
-#define POISON_LIMIT ((size_t)16 << 20)
+#define POISON_LIMIT ((size_t)1 << 20)
 
 struct allocation {
   struct allocation *next;
