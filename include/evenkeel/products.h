@@ -1,7 +1,8 @@
 /*
- * products.h - matrix products.
+ * products.h - matrix products, alone and with what comes before or behind them in a network.
  *
- * See op.h for the rules that hold for all operations.
+ * See op.h for the rules that hold for all operations. A backend may do the combined ones in one
+ * go; sums are then in another order than those of the single operations.
  */
 #ifndef EVENKEEL_PRODUCTS_H
 #define EVENKEEL_PRODUCTS_H
@@ -27,6 +28,38 @@ EK_API EK_CHECKED ek_status ek_op_matmul(ek_stream *stream, ek_tensor *c, const 
  */
 EK_API EK_CHECKED ek_status ek_op_linear(ek_stream *stream, ek_tensor *y, const ek_tensor *x,
                                          const ek_tensor *w, const ek_tensor *bias);
+
+/*
+ * A linear with GELU behind it (elementwise.h has the formula):
+ *     pre = x w^T + bias,  y = GELU(pre)
+ * x is rows x in, w is out x in, bias (NULL: none) has `out` elements, pre and y are rows x out.
+ * pre is what the backward needs; NULL: it is not kept.
+ */
+EK_API EK_CHECKED ek_status ek_op_linear_gelu(ek_stream *stream, ek_tensor *y, ek_tensor *pre,
+                                              const ek_tensor *x, const ek_tensor *w,
+                                              const ek_tensor *bias);
+
+/*
+ * The gradient of what goes into GELU with a linear behind it, y = GELU(pre) w^T + ..:
+ *     dpre = (dy w) * GELU'(pre),  dbias[c] = beta * dbias[c] + sum over r of dpre[r][c]
+ * dy is rows x out, w is out x in, pre and dpre are rows x in. dbias (NULL: not wanted) has `in`
+ * elements: the gradient of a bias that was added to make pre. With beta 0 it is not read.
+ */
+EK_API EK_CHECKED ek_status ek_op_gelu_linear_backward(ek_stream *stream, ek_tensor *dpre,
+                                                       ek_tensor *dbias, double beta,
+                                                       const ek_tensor *dy, const ek_tensor *w,
+                                                       const ek_tensor *pre);
+
+/*
+ * The gradients of a linear's parameters:
+ *     dw = weight_beta * dw + dy^T x,  dbias[c] = bias_beta * dbias[c] + sum over r of dy[r][c]
+ * dy is rows x out, x is rows x in, dw is out x in, dbias (NULL: not wanted) has `out` elements.
+ * What a beta of 0 is for is not read.
+ */
+EK_API EK_CHECKED ek_status ek_op_linear_gradients(ek_stream *stream, ek_tensor *dw,
+                                                   double weight_beta, ek_tensor *dbias,
+                                                   double bias_beta, const ek_tensor *dy,
+                                                   const ek_tensor *x);
 
 #ifdef __cplusplus
 }

@@ -28,6 +28,22 @@ struct ek__matmul_args { /* c[m][n] = a' b' + beta c; a' is m x k, b' is k x n; 
   ek_type type;
 };
 
+/* What a backend may do to a product before its result is in memory, or with an operand that it
+ * reads anyway. The plain kernels in the same order give the same: products.c. */
+enum ek__epilogue {
+  EK__EPILOGUE_GELU,          /* c becomes pre (with the bias, if any), then c = gelu(pre) */
+  EK__EPILOGUE_GELU_BACKWARD, /* c = c * gelu'(pre); sums (+)= the columns of c */
+  EK__EPILOGUE_SUMS           /* sums (+)= the rows of a' */
+};
+
+struct ek__fused_args {
+  struct ek__matmul_args product; /* beta is 0 but for SUMS, bias NULL but for GELU */
+  enum ek__epilogue epilogue;
+  void *pre;        /* m x n: written by GELU, or NULL; read by GELU_BACKWARD */
+  void *sums;       /* n elements, or m for SUMS; NULL: none wanted, not for SUMS */
+  double sums_beta; /* sums = sums_beta sums + .. */
+};
+
 struct ek__elementwise_args { /* which of them are used depends on the kernel */
   void *y;
   const void *a, *b;
@@ -139,7 +155,7 @@ struct ek__reduce_args { /* every destination[j][i] = sum over s of sources[s][i
 
 /* ---- kernels ---- */
 
-struct ek__kernels { /* all required */
+struct ek__kernels { /* required, but for what is said to be optional */
   ek_status (*zero)(ek_stream *stream, void *y, size_t bytes);
   ek_status (*copy)(ek_stream *stream, void *y, const void *x, size_t bytes);
   ek_status (*fill)(ek_stream *stream, const struct ek__elementwise_args *args);
@@ -155,6 +171,9 @@ struct ek__kernels { /* all required */
   ek_status (*gelu_backward)(ek_stream *stream, const struct ek__gelu_args *args);
   ek_status (*dropout)(ek_stream *stream, const struct ek__dropout_args *args);
   ek_status (*matmul)(ek_stream *stream, const struct ek__matmul_args *args);
+  /* (optional) fallback: matmul, gelu_forward, gelu_backward, column_sum; also where *done, false
+   * before, stays false: the backend has nothing for these arguments and has queued nothing. */
+  ek_status (*matmul_fused)(bool *done, ek_stream *stream, const struct ek__fused_args *args);
   ek_status (*layer_norm_forward)(ek_stream *stream, const struct ek__layer_norm_args *args);
   ek_status (*layer_norm_backward)(ek_stream *stream, const struct ek__layer_norm_args *args);
   ek_status (*lookup_forward)(ek_stream *stream, const struct ek__lookup_args *args);

@@ -38,6 +38,8 @@ static const ek_module_ops gelu_ops = {.size = sizeof(ek_module_ops),
                                        .backward = gelu_backward,
                                        .free = ek__layer_free};
 
+bool ek__is_gelu(const ek_module *module) { return module->ops == &gelu_ops; }
+
 ek_status ek_gelu_create(ek_module **module) {
   ek_status status = EK_OK;
   ek_module *created = ek__layer_create(&status, module, sizeof *created, &gelu_ops, 1, 1);

@@ -54,56 +54,6 @@ ek_status ek__layer_result(ek_tensor *tensor, ek_pass *pass, const ek_tensor *li
   return ek_pass_output(tensor, pass, ek_pass_type(pass), like->rank, like->shape);
 }
 
-/* ---- chains ---- */
-
-static void free_all(ek_tensor *tensors) {
-  for (size_t i = 0; i < EK_MAX_TENSORS; i++) ek_tensor_free(&tensors[i]);
-}
-
-/* Moves references: `from` becomes zeros. */
-static void move_all(ek_tensor *to, ek_tensor *from, size_t count) {
-  for (size_t i = 0; i < count; i++) {
-    to[i] = from[i];
-    from[i] = (ek_tensor){0};
-  }
-}
-
-ek_status ek__chain_forward(ek_pass *pass, size_t first, ek_module *const *modules, size_t count,
-                            const ek_tensor *inputs, ek_tensor *outputs) {
-  ek_status status = EK_OK;
-  ek_tensor held[EK_MAX_TENSORS] = {{0}}; /* what the module before gave; empty for the first */
-  for (size_t i = 0; i < count; i++) {
-    ek_tensor results[EK_MAX_TENSORS] = {{0}};
-    status = ek_pass_forward(pass, first + i, i == 0 ? inputs : held, results);
-    free_all(held);
-    if (status != EK_OK) {
-      free_all(results);
-      return status;
-    }
-    move_all(i + 1 == count ? outputs : held, results, modules[i]->outputs);
-  }
-  return EK_OK;
-}
-
-ek_status ek__chain_backward(ek_pass *pass, size_t first, ek_module *const *modules, size_t count,
-                             const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
-  ek_status status = EK_OK;
-  ek_tensor held[EK_MAX_TENSORS] = {{0}};
-  for (size_t i = count; i-- > 0;) {
-    ek_tensor results[EK_MAX_TENSORS] = {{0}};
-    const bool wanted = i > 0 || grad_inputs != NULL;
-    status = ek_pass_backward(pass, first + i, i + 1 == count ? grad_outputs : held,
-                              wanted ? results : NULL);
-    free_all(held);
-    if (status != EK_OK) {
-      free_all(results);
-      return status;
-    }
-    if (wanted) move_all(i == 0 ? grad_inputs : held, results, modules[i]->inputs);
-  }
-  return EK_OK;
-}
-
 ek_status ek__residual_add(const ek_module *self, ek_pass *pass, ek_tensor *sum,
                            const ek_tensor *x) {
   if (!ek_tensor_same_shape(sum, x)) {

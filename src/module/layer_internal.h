@@ -29,6 +29,8 @@ ek_status ek__layer_check(const ek_module *self, const ek_pass *pass, const ek_t
 /* A new tensor of the shape of `like` and of the pass's type. */
 ek_status ek__layer_result(ek_tensor *tensor, ek_pass *pass, const ek_tensor *like);
 
+/* ---- chain.c ---- */
+
 /*
  * Runs children first .. first + count - 1, which are `modules`, each with the outputs of the one
  * before; count > 0. A result between two of them is freed as soon as the second has run.
@@ -39,6 +41,27 @@ ek_status ek__chain_forward(ek_pass *pass, size_t first, ek_module *const *modul
 /* The backward of the above; grad_inputs as in the module table. */
 ek_status ek__chain_backward(ek_pass *pass, size_t first, ek_module *const *modules, size_t count,
                              const ek_tensor *grad_outputs, ek_tensor *grad_inputs);
+
+/* ---- linear.c, gelu.c: what a chain does in one go ---- */
+
+bool ek__is_gelu(const ek_module *module);
+bool ek__is_linear(const ek_module *module);
+bool ek__linear_has_bias(const ek_module *module);
+enum { EK__LINEAR_WEIGHT, EK__LINEAR_BIAS }; /* its parameters */
+
+/* These run as the linear `self`, which the caller has entered. */
+
+/* y = GELU(x W^T + b). Saves what the linear would, and then what GELU would. */
+ek_status ek__linear_gelu_forward(const ek_module *self, ek_pass *pass, const ek_tensor *x,
+                                  ek_tensor *y);
+
+/* Takes x, adds to the gradients and says that they are complete. bias_done: the bias has its. */
+ek_status ek__linear_gradients(const ek_module *self, ek_pass *pass, const ek_tensor *dy,
+                               bool bias_done);
+
+/* The same, and then dx, if it is not NULL. */
+ek_status ek__linear_backward(const ek_module *self, ek_pass *pass, const ek_tensor *dy,
+                              ek_tensor *dx, bool bias_done);
 
 /*
  * sum += x, in place if the caller is the only one who holds `sum`, else into a new tensor that

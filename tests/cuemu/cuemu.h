@@ -67,6 +67,9 @@ unsigned cuemu_hanging(void); /* streams that hang now */
 /* Calls of the kind since the last reset, failed ones too. */
 unsigned long cuemu_calls(int device, enum cuemu_kind kind);
 
+/* Epilogues of cuBLASLt with other bits than these have no algorithm; ~0u: all have. */
+void cuemu_set_epilogues(unsigned bits);
+
 /* Forgets faults, counts and sticky errors, and releases what hangs. Memory and streams stay. */
 void cuemu_reset(void);
 

@@ -10,6 +10,7 @@
 #include "ck_mixer.h"
 #include "ck_module.h"
 #include "ck_probe.h"
+#include "ck_visitor.h"
 
 static const struct ck_module_case cases[] = {
     {.name = "a mixer in plain C",
@@ -24,6 +25,19 @@ static const struct ck_module_case cases[] = {
      .input = {{0, 2, {5, CK_MIXER_WIDTH}, -1, 1, 0}, {EK_I32, 1, {5}, 0, CK_MIXER_KINDS - 1, 0}},
      .longest = 20,
      .depth = 4,
+     .saved = 1},
+    {.name = "in the place of a child",
+     .create = ck_visitor_create,
+     .inputs = 1,
+     .input = {{0, 2, {4, 3}, -1, 1, 0}},
+     .longest = 4,
+     .depth = 1},
+    {.name = "twice in the place of a child",
+     .create = ck_visitors_create,
+     .inputs = 1,
+     .input = {{0, 2, {4, 3}, -1, 1, 0}},
+     .longest = 4,
+     .depth = 3,
      .saved = 1},
 };
 
@@ -393,6 +407,8 @@ START_TEST(null_pass) {
   ck_fails(ek_pass_take(&t, NULL), EK_ERR_INVALID_ARGUMENT, "");
   ck_fails(ek_pass_forward(NULL, 0, &t, &t), EK_ERR_INVALID_ARGUMENT, "");
   ck_fails(ek_pass_backward(NULL, 0, &t, &t), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_enter(NULL, 0), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_leave(NULL), EK_ERR_INVALID_ARGUMENT, "");
   ck_assert_ptr_null(ek_pass_device(NULL));
   ck_assert_ptr_null(ek_pass_stream(NULL));
   ck_assert(!ek_pass_wants_gradient(NULL) && !ek_pass_is_training(NULL));

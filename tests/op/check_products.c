@@ -5,6 +5,11 @@
  *   (k + 3) u (sum |a| |b| + |beta c| + |bias|): k products and k additions in any order, fused or
  *   not (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1), one rounding of beta
  *   c, one addition each for c and bias. Whole numbers whose sums stay below 2^24 are equal.
+ *
+ * Where GELU is joined to a product p with the bound e (L = 1.2 is above its largest slope, 1.129):
+ *   GELU              L e + 8 u (|p| + e): see check_elementwise.c
+ *   GELU backward     L e + u (|p| + e) (8 + 8 |x z'|), for the gradient p that comes in
+ *   sums of n terms   their bounds added, and (n + 2) u (|beta old| + sum of the terms' sizes)
  */
 #include <evenkeel/products.h>
 #include <math.h>
@@ -113,6 +118,204 @@ START_TEST(linear) {
 }
 END_TEST
 
+/* ---- joined to GELU, and to sums of columns ---- */
+
+/* Rows, in, out. Multiples of 8 columns are what cuBLASLt asks for; others take another way. */
+static const int64_t joined[][3] = {{0, 3, 4},   {3, 0, 4},     {3, 4, 0},     {1, 1, 1},
+                                    {1, 8, 16},  {7, 5, 33},    {31, 2, 48},   {64, 64, 64},
+                                    {65, 8, 33}, {130, 32, 96}, {1, 257, 512}, {200, 77, 2}};
+enum { JOINED = sizeof joined / sizeof joined[0] };
+#define LARGEST_SLOPE 1.2
+
+static const long double root_two_over_pi = 0.79788456080286535587989211986876373695L;
+
+static long double gelu(long double x) {
+  return x / 2 * (1 + tanhl(root_two_over_pi * (x + 0.044715L * x * x * x)));
+}
+
+static long double gelu_slope(long double x) {
+  const long double t = tanhl(root_two_over_pi * (x + 0.044715L * x * x * x));
+  return (1 + t) / 2 + x / 2 * (1 - t * t) * root_two_over_pi * (1 + 3 * 0.044715L * x * x);
+}
+
+/* y[c] = beta y[c] + sum over r of x[r][c]; x has bounds of its own, or NULL. */
+static void sum_reference(struct ck_rig *rig, double *want, double *bound, double beta,
+                          const double *old, const double *x, const double *x_bound, int64_t rows,
+                          int64_t columns) {
+  for (int64_t c = 0; c < columns; c++) {
+    long double sum = beta == 0 ? 0 : (long double)beta * old[c], size = fabsl(sum);
+    bound[c] = 0;
+    for (int64_t r = 0; r < rows; r++) {
+      sum += x[r * columns + c];
+      size += fabs(x[r * columns + c]);
+      if (x_bound != NULL) bound[c] += x_bound[r * columns + c];
+    }
+    want[c] = (double)sum;
+    bound[c] += (double)(rows + 2) * rig->unit * (double)size;
+  }
+}
+
+static void check_linear_gelu(struct ck_rig *rig, int64_t rows, int64_t in, int64_t out,
+                              bool with_bias) {
+  struct product p = {.m = rows, .n = out, .k = in, .transpose_b = true};
+  const int64_t n = rows * out;
+  p.a = ck_values(rig, rows * in, -1, 1);
+  p.b = ck_values(rig, out * in, -1, 1);
+  if (with_bias) p.bias = ck_values(rig, out, -1, 1);
+  double *want_pre = ck_zeros(rig, n), *pre_bound = ck_zeros(rig, n);
+  double *want = ck_zeros(rig, n), *bound = ck_zeros(rig, n);
+  reference(rig, want_pre, pre_bound, &p);
+  for (int64_t i = 0; i < n; i++) {
+    want[i] = (double)gelu(want_pre[i]);
+    bound[i] = LARGEST_SLOPE * pre_bound[i] + 8 * rig->unit * (fabs(want_pre[i]) + pre_bound[i]);
+  }
+  ek_tensor *x = ck_tensor(rig, p.a, CK_SHAPE(rows, 1, in));
+  ek_tensor *w = ck_tensor(rig, p.b, CK_SHAPE(out, in));
+  ek_tensor *bias = with_bias ? ck_tensor(rig, p.bias, CK_SHAPE(out)) : NULL;
+  ek_tensor *pre = ck_poisoned(rig, CK_SHAPE(rows, out)),
+            *y = ck_poisoned(rig, CK_SHAPE(rows, out));
+  ck_ok(ek_op_linear_gelu(rig->stream, y, pre, x, w, bias));
+  ck_within("pre", ck_read(rig, pre), want_pre, pre_bound, n);
+  ck_within("y", ck_read(rig, y), want, bound, n);
+  ek_tensor *alone = ck_poisoned(rig, CK_SHAPE(rows, out));
+  ck_ok(ek_op_linear_gelu(rig->stream, alone, NULL, x, w, bias));
+  ck_within("y without pre", ck_read(rig, alone), want, bound, n);
+}
+
+START_TEST(linear_gelu) {
+  for (int s = 0; s < 2 * JOINED; s++) {
+    const int64_t *size = joined[s / 2];
+    struct ck_rig *rig = ck_rig_variant(_i);
+    check_linear_gelu(rig, size[0], size[1], size[2], s % 2 == 1);
+    ck_rig_close(rig);
+  }
+}
+END_TEST
+
+static void check_gelu_linear_backward(struct ck_rig *rig, int64_t rows, int64_t in, int64_t out,
+                                       double beta) {
+  struct product p = {.m = rows, .n = in, .k = out};
+  const int64_t n = rows * in;
+  p.a = ck_values(rig, rows * out, -1, 1);
+  p.b = ck_values(rig, out * in, -1, 1);
+  const double *pre = ck_values(rig, n, -4, 4), *old = ck_values(rig, in, -9, 9);
+  double *want = ck_zeros(rig, n), *bound = ck_zeros(rig, n);
+  double *want_sum = ck_zeros(rig, in), *sum_bound = ck_zeros(rig, in);
+  reference(rig, want, bound, &p);
+  for (int64_t i = 0; i < n; i++) {
+    const double dz = (double)root_two_over_pi * (1 + 3 * 0.044715 * pre[i] * pre[i]);
+    bound[i] = LARGEST_SLOPE * bound[i] +
+               rig->unit * (fabs(want[i]) + bound[i]) * (8 + 8 * fabs(pre[i]) * dz);
+    want[i] = (double)(want[i] * gelu_slope(pre[i]));
+  }
+  sum_reference(rig, want_sum, sum_bound, beta, old, want, bound, rows, in);
+  ek_tensor *dy = ck_tensor(rig, p.a, CK_SHAPE(rows, out));
+  ek_tensor *w = ck_tensor(rig, p.b, CK_SHAPE(out, in));
+  ek_tensor *tpre = ck_tensor(rig, pre, CK_SHAPE(rows, in));
+  ek_tensor *dbias = ck_tensor(rig, beta == 0 ? NULL : old, CK_SHAPE(in));
+  ek_tensor *dpre = ck_poisoned(rig, CK_SHAPE(rows, in)),
+            *alone = ck_poisoned(rig, CK_SHAPE(rows, in));
+  ck_ok(ek_op_gelu_linear_backward(rig->stream, dpre, dbias, beta, dy, w, tpre));
+  ck_within("dpre", ck_read(rig, dpre), want, bound, n);
+  ck_within("dbias", ck_read(rig, dbias), want_sum, sum_bound, in);
+  ck_ok(ek_op_gelu_linear_backward(rig->stream, alone, NULL, 0, dy, w, tpre));
+  ck_within("dpre without dbias", ck_read(rig, alone), want, bound, n);
+}
+
+START_TEST(gelu_linear_backward) {
+  static const double betas[] = {0, 1, -0.5};
+  for (int s = 0; s < 3 * JOINED; s++) {
+    const int64_t *size = joined[s / 3];
+    struct ck_rig *rig = ck_rig_variant(_i);
+    /* The wide side is GELU's. */
+    check_gelu_linear_backward(rig, size[0], size[2], size[1], betas[s % 3]);
+    ck_rig_close(rig);
+  }
+}
+END_TEST
+
+/* Whole numbers: everything is exact. */
+static void check_linear_gradients(struct ck_rig *rig, int64_t rows, int64_t in, int64_t out,
+                                   double weight_beta, double bias_beta) {
+  struct product p = {.m = out, .n = in, .k = rows, .transpose_a = true, .beta = weight_beta};
+  p.a = ck_integers(rig, rows * out, -9, 9);
+  p.b = ck_integers(rig, rows * in, -9, 9);
+  p.c = ck_integers(rig, out * in, -99, 99);
+  const double *old = ck_integers(rig, out, -99, 99);
+  double *want = ck_zeros(rig, out * in), *bound = ck_zeros(rig, out * in);
+  double *want_sum = ck_zeros(rig, out), *sum_bound = ck_zeros(rig, out);
+  reference(rig, want, bound, &p);
+  sum_reference(rig, want_sum, sum_bound, bias_beta, old, p.a, NULL, rows, out);
+  ek_tensor *dy = ck_tensor(rig, p.a, CK_SHAPE(rows, out));
+  ek_tensor *x = ck_tensor(rig, p.b, CK_SHAPE(rows, in));
+  ek_tensor *dw = ck_tensor(rig, weight_beta == 0 ? NULL : p.c, CK_SHAPE(out, in));
+  ek_tensor *alone = ck_tensor(rig, weight_beta == 0 ? NULL : p.c, CK_SHAPE(out, in));
+  ek_tensor *dbias = ck_tensor(rig, bias_beta == 0 ? NULL : old, CK_SHAPE(out));
+  ck_ok(ek_op_linear_gradients(rig->stream, dw, weight_beta, dbias, bias_beta, dy, x));
+  ck_within("dw", ck_read(rig, dw), want, NULL, out * in);
+  ck_within("dbias", ck_read(rig, dbias), want_sum, NULL, out);
+  ck_ok(ek_op_linear_gradients(rig->stream, alone, weight_beta, NULL, 0, dy, x));
+  ck_within("dw without dbias", ck_read(rig, alone), want, NULL, out * in);
+}
+
+START_TEST(linear_gradients) {
+  static const double betas[][2] = {{0, 0}, {1, 1}, {0, 1}, {1, 0}, {-2, 3}};
+  for (int s = 0; s < 5 * JOINED; s++) {
+    const int64_t *size = joined[s / 5];
+    const double *beta = betas[s % 5];
+    struct ck_rig *rig = ck_rig_variant(_i);
+    check_linear_gradients(rig, size[0], size[1], size[2], beta[0], beta[1]);
+    ck_rig_close(rig);
+  }
+}
+END_TEST
+
+/* GELU(x w^T + bias) v^T as a function of w and of bias. */
+struct two_layers {
+  ek_stream *stream;
+  ek_tensor *x, *w, *bias, *v, *pre, *h, *y, *moved;
+  const double *dy;
+};
+
+static double two_layers_forward(void *context, const double *values) {
+  const struct two_layers *l = context;
+  ck_set(l->moved, values);
+  ck_ok(ek_op_linear_gelu(l->stream, l->h, l->pre, l->x, l->w, l->bias));
+  ck_ok(ek_op_linear(l->stream, l->y, l->h, l->v, NULL));
+  return ck_weighed(l->y, l->dy);
+}
+
+START_TEST(gradients_by_differences) {
+  enum { ROWS = 5, IN = 3, HIDDEN = 8, OUT = 2 };
+  struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
+  double *w = ck_values(rig, HIDDEN * IN, -1, 1), *bias = ck_values(rig, HIDDEN, -1, 1);
+  double *dy = ck_values(rig, ROWS * OUT, -1, 1);
+  struct two_layers l = {
+      .stream = rig->stream,
+      .x = ck_tensor(rig, ck_values(rig, ROWS * IN, -1, 1), CK_SHAPE(ROWS, IN)),
+      .w = ck_tensor(rig, w, CK_SHAPE(HIDDEN, IN)),
+      .bias = ck_tensor(rig, bias, CK_SHAPE(HIDDEN)),
+      .v = ck_tensor(rig, ck_values(rig, OUT * HIDDEN, -1, 1), CK_SHAPE(OUT, HIDDEN)),
+      .pre = ck_poisoned(rig, CK_SHAPE(ROWS, HIDDEN)),
+      .h = ck_poisoned(rig, CK_SHAPE(ROWS, HIDDEN)),
+      .y = ck_poisoned(rig, CK_SHAPE(ROWS, OUT)),
+      .dy = dy};
+  ek_tensor *dpre = ck_poisoned(rig, CK_SHAPE(ROWS, HIDDEN)),
+            *dw = ck_poisoned(rig, CK_SHAPE(HIDDEN, IN));
+  ek_tensor *dbias = ck_poisoned(rig, CK_SHAPE(HIDDEN));
+  ek_tensor *tdy = ck_tensor(rig, dy, CK_SHAPE(ROWS, OUT));
+  l.moved = l.w;
+  (void)two_layers_forward(&l, w);
+  ck_ok(ek_op_gelu_linear_backward(rig->stream, dpre, dbias, 0, tdy, l.v, l.pre));
+  ck_ok(ek_op_linear_gradients(rig->stream, dw, 0, NULL, 0, dpre, l.x));
+  ck_gradient(rig, "weight", two_layers_forward, &l, w, ck_read(rig, dw), HIDDEN * IN, HIDDEN * IN);
+  ck_set(l.w, w);
+  l.moved = l.bias;
+  ck_gradient(rig, "bias", two_layers_forward, &l, bias, ck_read(rig, dbias), HIDDEN, HIDDEN);
+  ck_rig_close(rig);
+}
+END_TEST
+
 /* beta 0 must not read c, also where there is nothing to add up. */
 START_TEST(empty_inner_dimension) {
   struct ck_rig *rig = ck_rig_variant(_i);
@@ -144,6 +347,16 @@ static ek_status call_linear(ek_stream *s, ek_tensor *const *t) {
   return ek_op_linear(s, t[0], t[1], t[2], t[3]);
 }
 
+static ek_status call_linear_gelu(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_linear_gelu(s, t[0], t[1], t[2], t[3], t[4]);
+}
+static ek_status call_gelu_linear_backward(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_gelu_linear_backward(s, t[0], t[1], 1.0, t[2], t[3], t[4]);
+}
+static ek_status call_linear_gradients(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_linear_gradients(s, t[0], 1.0, t[1], 1.0, t[2], t[3]);
+}
+
 static const struct ck_operation operations[] = {
     {"matmul",
      call_matmul,
@@ -164,6 +377,29 @@ static const struct ck_operation operations[] = {
       {.name = "x", .rank = 3, .shape = {2, 3, 5}},
       {.name = "w", .rank = 2, .shape = {4, 5}},
       {.name = "bias", .optional = true, .rank = 1, .shape = {4}}}},
+    {"linear_gelu",
+     call_linear_gelu,
+     5,
+     {{.name = "y", .written = true, .rank = 3, .shape = {2, 3, 4}},
+      {.name = "pre", .written = true, .optional = true, .rank = 3, .shape = {2, 3, 4}},
+      {.name = "x", .rank = 3, .shape = {2, 3, 5}},
+      {.name = "w", .rank = 2, .shape = {4, 5}},
+      {.name = "bias", .optional = true, .rank = 1, .shape = {4}}}},
+    {"gelu_linear_backward",
+     call_gelu_linear_backward,
+     5,
+     {{.name = "dpre", .written = true, .rank = 3, .shape = {2, 3, 5}},
+      {.name = "dbias", .written = true, .optional = true, .rank = 1, .shape = {5}},
+      {.name = "dy", .rank = 3, .shape = {2, 3, 4}},
+      {.name = "w", .rank = 2, .shape = {4, 5}},
+      {.name = "pre", .rank = 3, .shape = {2, 3, 5}}}},
+    {"linear_gradients",
+     call_linear_gradients,
+     4,
+     {{.name = "dw", .written = true, .rank = 2, .shape = {4, 5}},
+      {.name = "dbias", .written = true, .optional = true, .rank = 1, .shape = {4}},
+      {.name = "dy", .rank = 3, .shape = {2, 3, 4}},
+      {.name = "x", .rank = 3, .shape = {2, 3, 5}}}},
 };
 enum { OPERATIONS = sizeof operations / sizeof operations[0] };
 
@@ -184,6 +420,14 @@ START_TEST(messages_show_both_shapes) {
   ck_fails(ek_op_matmul(s, c, a, false, b, true, 0), EK_ERR_SHAPE,
            "matmul: a' is 3 x 2 but b' is 5 x 2");
   ck_fails(ek_op_linear(s, c, a, b, NULL), EK_ERR_SHAPE, "linear: x is 3 x 2 but w is 2 x 5");
+  ck_fails(ek_op_linear_gelu(s, c, NULL, a, b, NULL), EK_ERR_SHAPE,
+           "linear_gelu: x is 3 x 2 but w is 2 x 5");
+  ck_fails(ek_op_gelu_linear_backward(s, c, NULL, 0, a, b, c), EK_ERR_INVALID_ARGUMENT,
+           "gelu_linear_backward: dpre (3 x 4) overlaps pre (3 x 4)");
+  ck_fails(ek_op_gelu_linear_backward(s, ck_poisoned(rig, CK_SHAPE(3, 4)), NULL, 0, a, b, c),
+           EK_ERR_SHAPE, "gelu_linear_backward: pre is 3 x 4 but dy w is 3 x 5");
+  ck_fails(ek_op_linear_gradients(s, c, 0, NULL, 0, a, b), EK_ERR_SHAPE,
+           "linear_gradients: dy is 3 x 2 but x is 2 x 5");
   ck_rig_close(rig);
 }
 END_TEST
@@ -202,7 +446,12 @@ START_TEST(huge_sizes) {
            "a' b' is 1073741824 x 4294967296");
   ek_tensor *vocabulary = ck_ghost(rig, EK_F32, CK_SHAPE(151936, 1024));
   ek_tensor *x = ck_ghost(rig, EK_F32, CK_SHAPE(32, 2048, 1024));
-  ck_ok(ek_op_linear(s, ck_ghost(rig, EK_F32, CK_SHAPE(32, 2048, 151936)), x, vocabulary, NULL));
+  ek_tensor *logits = ck_ghost(rig, EK_F32, CK_SHAPE(32, 2048, 151936));
+  ck_ok(ek_op_linear(s, logits, x, vocabulary, NULL));
+  ck_ok(ek_op_linear_gelu(s, logits, NULL, x, vocabulary, NULL));
+  ck_ok(ek_op_linear_gradients(s, vocabulary, 1, NULL, 0, logits, x));
+  ck_ok(ek_op_gelu_linear_backward(s, ck_ghost(rig, EK_F32, CK_SHAPE(32, 2048, 1024)), NULL, 0,
+                                   logits, vocabulary, x));
   ek_tensor endless = *c;
   endless.shape[1] = INT64_C(1) << 33;
   ck_fails(ek_op_matmul(s, &endless, a, false, b, false, 0), EK_ERR_OVERFLOW, "matmul");
@@ -216,6 +465,11 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(values, matmul, 0, CK_VARIANTS);
   tcase_add_loop_test(values, linear, 0, CK_VARIANTS);
   tcase_add_loop_test(values, empty_inner_dimension, 0, CK_VARIANTS);
+  TCase *combined = ck_case(suite, "joined");
+  tcase_add_loop_test(combined, linear_gelu, 0, CK_VARIANTS);
+  tcase_add_loop_test(combined, gelu_linear_backward, 0, CK_VARIANTS);
+  tcase_add_loop_test(combined, linear_gradients, 0, CK_VARIANTS);
+  tcase_add_test(combined, gradients_by_differences);
   TCase *errors = ck_case(suite, "errors");
   tcase_add_loop_test(errors, bad_inputs, 0, OPERATIONS);
   tcase_add_loop_test(errors, bad_inputs_where_nothing_is_computed, 0, OPERATIONS);

@@ -148,10 +148,25 @@ ek_status ek__cuda_download(ek_stream *stream, void *host, const void *from, siz
 ek_status ek__cuda_between(ek_stream *stream, void *to, ek_device *source, const void *from,
                            size_t bytes);
 
-/* ---- cuda_launch.c, cuda_products.c ---- */
+/* ---- cuda_launch.c, cuda_products.c, cuda_epilogues.c ---- */
 
 extern const struct ek__kernels ek__cuda_kernels;
+
+/* A product and what cuBLASLt does with it. Its matrices are ours read by columns: what is a row to
+ * it is a column of c. */
+struct ek__cuda_product {
+  const struct ek__matmul_args *args; /* the bias is read from `vector` alone */
+  cublasLtEpilogue_t epilogue;
+  const void *vector; /* the bias, or where its gradient goes; or NULL */
+  const void *aux;    /* m x n, what GELU gets: written forward, read backward; or NULL */
+};
+
+/* *done is false if cuBLASLt has no algorithm: then nothing was queued. No size is 0. */
+ek_status ek__cuda_multiply(bool *done, const struct ek__cuda_stream *stream,
+                            const struct ek__cuda_product *what);
+
 ek_status ek__cuda_matmul(ek_stream *stream, const struct ek__matmul_args *args);
+ek_status ek__cuda_matmul_fused(bool *done, ek_stream *stream, const struct ek__fused_args *args);
 ek_status ek__cuda_products_open(struct ek__cuda_device *device);
 void ek__cuda_products_close(struct ek__cuda_device *device);
 
@@ -166,6 +181,11 @@ bool ek__cuda_nccl_failed(const struct ek__cuda_group *group, char *text, size_t
 
 static inline struct ek__cuda_stream *ek__cuda_stream_of(const ek_stream *stream) {
   return ek__cuda_host->stream_backend(stream);
+}
+
+/* Of EK__CUDA_KERNEL_BYTES, for what runs on the device's compute stream. */
+static inline void *ek__cuda_kernel_workspace(const struct ek__cuda_device *device) {
+  return device->workspace + EK__CUDA_PRODUCT_BYTES;
 }
 
 static inline struct ek__cuda_device *ek__cuda_device_of(const ek_device *device) {

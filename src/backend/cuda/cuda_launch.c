@@ -5,10 +5,6 @@
 
 _Static_assert(EK__CUDA_KERNEL_BYTES >= EK__CUDA_WORKSPACE, "the kernels' workspace is too small");
 
-static void *kernel_workspace(const struct ek__cuda_device *device) {
-  return device->workspace + EK__CUDA_PRODUCT_BYTES;
-}
-
 /* static ek_status name(ek_stream *, const struct type *): ek__cuda_name() with what else it takes,
  * in terms of `device`. */
 #define SLOT(name, type, ...)                                                                      \
@@ -19,7 +15,7 @@ static void *kernel_workspace(const struct ek__cuda_device *device) {
     return ek__cuda_check(device, ek__cuda_##name(it->handle, args __VA_ARGS__), #name);           \
   }
 
-#define WORKSPACE , kernel_workspace(device)
+#define WORKSPACE , ek__cuda_kernel_workspace(device)
 #define BAD , device->bad
 
 SLOT(fill, ek__elementwise_args, )
@@ -99,6 +95,7 @@ const struct ek__kernels ek__cuda_kernels = {
     .gelu_backward = gelu_backward,
     .dropout = dropout,
     .matmul = ek__cuda_matmul,
+    .matmul_fused = ek__cuda_matmul_fused,
     .layer_norm_forward = layer_norm_forward,
     .layer_norm_backward = layer_norm_backward,
     .lookup_forward = lookup_forward,

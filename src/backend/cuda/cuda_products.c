@@ -1,5 +1,5 @@
 /*
- * cuda_products.c - matrix products by cuBLASLt.
+ * cuda_products.c - matrix products by cuBLASLt, plain and with an epilogue.
  *
  * cuBLASLt reads matrices by columns. A row-major matrix read so is its transpose, and
  * (a b)^T = b^T a^T: the operands are swapped and nothing is moved. A bias for each column of c is
@@ -17,13 +17,13 @@ enum { PLANS = 256 };
 /* What an algorithm may depend on; no padding, so that it is compared as bytes. */
 struct shape {
   int64_t m, n, k;
-  uint32_t type, transpose_a, transpose_b, has_beta, has_bias;
-  uint32_t align_a, align_b, align_c, align_bias, unused;
+  uint32_t type, transpose_a, transpose_b, has_beta, epilogue;
+  uint32_t align_a, align_b, align_c, align_vector, align_aux;
 };
 
 struct plan {
   bool known;
-  bool refused; /* no algorithm: with a bias, it is added by a kernel */
+  bool refused; /* no algorithm */
   struct shape shape;
   cublasLtMatmulAlgo_t algorithm;
 };
@@ -55,14 +55,15 @@ struct product {
   cublasLtMatrixLayout_t first, second, result; /* b, a and c by columns */
 };
 
-/* The largest power of two up to 256 that divides an address. */
+/* The largest power of two up to 256 that divides an address; NULL has them all. */
 static uint32_t alignment(const void *address) {
   uint32_t result = 256;
   while ((uintptr_t)address % result != 0) result /= 2;
   return result;
 }
 
-static struct shape shape_of(const struct ek__matmul_args *args, bool with_bias) {
+static struct shape shape_of(const struct ek__cuda_product *what) {
+  const struct ek__matmul_args *args = what->args;
   return (struct shape){.m = args->m,
                         .n = args->n,
                         .k = args->k,
@@ -70,11 +71,12 @@ static struct shape shape_of(const struct ek__matmul_args *args, bool with_bias)
                         .transpose_a = args->transpose_a,
                         .transpose_b = args->transpose_b,
                         .has_beta = args->beta != 0,
-                        .has_bias = with_bias,
+                        .epilogue = (uint32_t)what->epilogue,
                         .align_a = alignment(args->a),
                         .align_b = alignment(args->b),
                         .align_c = alignment(args->c),
-                        .align_bias = with_bias ? alignment(args->bias) : 256};
+                        .align_vector = alignment(what->vector),
+                        .align_aux = alignment(what->aux)};
 }
 
 static ek_status set(const struct product *product, cublasLtMatmulDescAttributes_t attribute,
@@ -94,7 +96,20 @@ static ek_status layout(const struct product *product, cublasLtMatrixLayout_t *r
       "matmul: cublasLtMatrixLayoutCreate");
 }
 
-static ek_status describe(struct product *product, const struct ek__matmul_args *args) {
+/* Also what the heuristic needs to know of pointers: it looks at their alignment. */
+static ek_status describe_epilogue(const struct product *product,
+                                   const struct ek__cuda_product *what) {
+  EK_TRY(set(product, CUBLASLT_MATMUL_DESC_EPILOGUE, &what->epilogue, sizeof what->epilogue));
+  if (what->vector != NULL) {
+    EK_TRY(set(product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &what->vector, sizeof what->vector));
+  }
+  if (what->aux == NULL) return EK_OK;
+  EK_TRY(set(product, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &what->aux, sizeof what->aux));
+  return set(product, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &what->args->n, sizeof what->args->n);
+}
+
+static ek_status describe(struct product *product, const struct ek__cuda_product *what) {
+  const struct ek__matmul_args *args = what->args;
   const bool wide = args->type == EK_F64;
   const bool tf32 = product->device->group->options.allow_tf32;
   const cublasComputeType_t compute = wide   ? CUBLAS_COMPUTE_64F
@@ -108,11 +123,7 @@ static ek_status describe(struct product *product, const struct ek__matmul_args 
       "matmul: cublasLtMatmulDescCreate"));
   EK_TRY(set(product, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first));
   EK_TRY(set(product, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second));
-  if (product->shape.has_bias) {
-    const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
-    EK_TRY(set(product, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
-    EK_TRY(set(product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &args->bias, sizeof args->bias));
-  }
+  EK_TRY(describe_epilogue(product, what));
   EK_TRY(args->transpose_b ? layout(product, &product->first, args->n, args->k)
                            : layout(product, &product->first, args->k, args->n));
   EK_TRY(args->transpose_a ? layout(product, &product->second, args->k, args->m)
@@ -198,18 +209,17 @@ static ek_status multiply(const struct product *product, const struct plan *plan
       "matmul: cublasLtMatmul");
 }
 
-/* *done is false if there is no algorithm. */
-static ek_status try_product(bool *done, const struct ek__cuda_stream *stream,
-                             const struct ek__matmul_args *args, bool with_bias) {
-  struct product product = {.device = stream->device, .shape = shape_of(args, with_bias)};
+ek_status ek__cuda_multiply(bool *done, const struct ek__cuda_stream *stream,
+                            const struct ek__cuda_product *what) {
+  struct product product = {.device = stream->device, .shape = shape_of(what)};
   struct plan *plan = plan_for(&product);
   ek_status status = EK_OK;
   *done = false;
   if (plan->known && plan->refused) return EK_OK;
-  EK_TRY_GOTO(status, describe(&product, args), cleanup);
+  EK_TRY_GOTO(status, describe(&product, what), cleanup);
   if (!plan->known) EK_TRY_GOTO(status, ask(plan, &product), cleanup);
   if (!plan->refused) {
-    EK_TRY_GOTO(status, multiply(&product, plan, args, stream->handle), cleanup);
+    EK_TRY_GOTO(status, multiply(&product, plan, what->args, stream->handle), cleanup);
     *done = true;
   }
 cleanup:
@@ -240,10 +250,12 @@ ek_status ek__cuda_matmul(ek_stream *stream, const struct ek__matmul_args *args)
   } else {
     /* cuBLASLt adds a bias to f32, not to f64. */
     if (args->bias != NULL && args->type == EK_F32) {
-      EK_TRY(try_product(&done, it, args, true));
+      const struct ek__cuda_product with_bias = {args, CUBLASLT_EPILOGUE_BIAS, args->bias, NULL};
+      EK_TRY(ek__cuda_multiply(&done, it, &with_bias));
       if (done) return EK_OK;
     }
-    EK_TRY(try_product(&done, it, args, false));
+    const struct ek__cuda_product plain = {args, CUBLASLT_EPILOGUE_DEFAULT, NULL, NULL};
+    EK_TRY(ek__cuda_multiply(&done, it, &plain));
     if (!done) {
       return ek__cuda_host->error_set(
           EK_ERR_UNSUPPORTED, "%s: matmul: cuBLASLt has no algorithm for %lld x %lld x %lld",

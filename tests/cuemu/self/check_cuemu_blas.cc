@@ -9,7 +9,7 @@
 #include <cublasLt.h>
 #include <vector>
 
-enum { M = 5, N = 7, K = 3, PAD = 2 };
+enum { M = 5, N = 7, K = 3, PAD = 3 }; /* M + PAD = 8: GELU's matrix needs that */
 typedef std::vector<double> numbers;
 
 static int small(int i) { return i * 7 % 11 - 5; }
@@ -149,6 +149,14 @@ template <class T> static void set(lt *x, cublasLtMatmulDescAttributes_t attribu
                    CUBLAS_STATUS_SUCCESS);
 }
 
+static cublasStatus_t lt_ask(lt *x) {
+  int found = 0;
+  cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(x->handle, x->desc, x->a, x->b, x->d, x->d,
+                                                         x->preference, 1, &x->found, &found);
+  ck_assert_int_eq(found, status == CUBLAS_STATUS_SUCCESS);
+  return status;
+}
+
 static void lt_open(lt *x, cublasLtEpilogue_t epilogue) {
   x->ha = sequence((M + PAD) * K, 1);
   x->hb = sequence((K + PAD) * N, 2);
@@ -173,11 +181,7 @@ static void lt_open(lt *x, cublasLtEpilogue_t epilogue) {
   uint64_t workspace = 1 << 20;
   (void)cublasLtMatmulPreferenceSetAttribute(
       x->preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace, sizeof(workspace));
-  int found = 0;
-  ck_assert_int_eq(cublasLtMatmulAlgoGetHeuristic(x->handle, x->desc, x->a, x->b, x->d, x->d,
-                                                  x->preference, 1, &x->found, &found),
-                   CUBLAS_STATUS_SUCCESS);
-  ck_assert_int_eq(found, 1);
+  ck_assert_int_eq(lt_ask(x), CUBLAS_STATUS_SUCCESS);
   x->workspace = device_new<char>(x->found.workspaceSize);
 }
 
@@ -256,6 +260,41 @@ START_TEST(epilogues_of_lt) {
 }
 END_TEST
 
+/* GELU's matrix has columns that begin at multiples of 8, and 16 bytes; the bias need not. */
+START_TEST(epilogues_may_have_no_algorithm) {
+  lt x;
+  lt_open(&x, CUBLASLT_EPILOGUE_GELU_AUX_BIAS);
+  const size_t workspace = x.found.workspaceSize;
+  for (int ld : {0, 5, 7, 16}) {
+    set(&x, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)ld);
+    const cublasStatus_t want = ld == 16 ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+    ck_assert_int_eq(lt_ask(&x), want);
+    if (ld != 16) ck_assert_int_eq(lt_run(&x, workspace), want);
+  }
+  set(&x, CUBLASLT_MATMUL_DESC_BIAS_POINTER, x.bias + 1);
+  ck_assert_int_eq(lt_ask(&x), CUBLAS_STATUS_SUCCESS);
+  set(&x, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, x.aux + 1);
+  ck_assert_int_eq(lt_ask(&x), CUBLAS_STATUS_NOT_SUPPORTED);
+  set(&x, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, x.aux + 4);
+  ck_assert_int_eq(lt_ask(&x), CUBLAS_STATUS_SUCCESS);
+  cuemu_set_epilogues(CUBLASLT_EPILOGUE_BIAS);
+  ck_assert_int_eq(lt_ask(&x), CUBLAS_STATUS_NOT_SUPPORTED);
+  set(&x, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
+  ck_assert_int_eq(lt_ask(&x), CUBLAS_STATUS_SUCCESS);
+  cuemu_set_epilogues(~0u);
+  const cublasComputeType_t wide = CUBLAS_COMPUTE_64F;
+  const cudaDataType_t type = CUDA_R_64F;
+  set(&x, CUBLASLT_MATMUL_DESC_COMPUTE_TYPE, wide);
+  for (cublasLtMatrixLayout_t layout : {x.a, x.b, x.d}) {
+    (void)cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_TYPE, &type, sizeof type);
+  }
+  ck_assert_int_eq(lt_ask(&x), CUBLAS_STATUS_NOT_SUPPORTED);
+  set(&x, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_DEFAULT);
+  ck_assert_int_eq(lt_ask(&x), CUBLAS_STATUS_SUCCESS);
+  lt_close(&x);
+}
+END_TEST
+
 START_TEST(lt_is_strict) {
   lt x;
   lt_open(&x, CUBLASLT_EPILOGUE_DEFAULT);
@@ -277,6 +316,7 @@ static void add_tests(TCase *tests) {
   tcase_add_test(tests, beta_zero_does_not_read);
   tcase_add_test(tests, tf32_is_opt_in);
   tcase_add_loop_test(tests, epilogues_of_lt, 0, sizeof(epilogues) / sizeof(*epilogues));
+  tcase_add_test(tests, epilogues_may_have_no_algorithm);
   tcase_add_test(tests, lt_is_strict);
 }
 

@@ -3,13 +3,18 @@
  *
  * There is one algorithm. The heuristic asks for a workspace when it may have one, and the product
  * insists on getting it, so that host code which mixes up algorithms and workspaces is found out.
+ * Epilogues have the restrictions that the real header names, and double precision has none of
+ * them. A test may take some away (cuemu_set_epilogues): a real GPU need not have an algorithm for
+ * each.
  */
 #include "product.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define ALGORITHM UINT64_C(0x63756c7400000001)
+#define AUX_BIT 128u /* of an epilogue */
 #define WORKSPACE_WANTED ((size_t)16 << 10)
 
 struct cublasLtContext {
@@ -170,6 +175,11 @@ static bool bad_layout(cublasLtMatrixLayout_t layout) {
   return layout->ld < (int64_t)shortest || !cuemu_element_bytes(layout->type);
 }
 
+/* What tests leave of the epilogues. */
+static atomic_uint epilogue_bits = ~0u;
+
+void cuemu_set_epilogues(unsigned bits) { atomic_store(&epilogue_bits, bits); }
+
 static bool known_epilogue(cublasLtEpilogue_t epilogue) {
   switch (epilogue) {
   case CUBLASLT_EPILOGUE_DEFAULT:
@@ -188,7 +198,20 @@ static bool known_epilogue(cublasLtEpilogue_t epilogue) {
   }
 }
 
-/* Fills the sizes; SUCCESS if the layouts fit together and the epilogue is known. */
+/* There is an algorithm for the epilogue, GELU's matrix included if it has one. The heuristic sees
+ * the pointer too: what it finds depends on the alignment. */
+static bool has_algorithm(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t d) {
+  if (desc->epilogue == CUBLASLT_EPILOGUE_DEFAULT) return true;
+  const unsigned bits = (unsigned)desc->epilogue;
+  if (!known_epilogue(desc->epilogue) || (bits & ~atomic_load(&epilogue_bits)) != 0 ||
+      desc->compute == CUBLAS_COMPUTE_64F) {
+    return false;
+  }
+  return (bits & AUX_BIT) == 0 || (desc->aux_ld % 8 == 0 && desc->aux_ld >= (int64_t)d->rows &&
+                                   (uintptr_t)desc->aux % 16 == 0);
+}
+
+/* Fills the sizes; SUCCESS if the layouts fit together and there is an algorithm. */
 static cublasStatus_t describe(struct cuemu_product *p, cublasLtMatmulDesc_t desc,
                                cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d) {
@@ -202,7 +225,7 @@ static cublasStatus_t describe(struct cuemu_product *p, cublasLtMatmulDesc_t des
     return CUBLAS_STATUS_INVALID_VALUE;
   }
   bool f64 = desc->compute == CUBLAS_COMPUTE_64F;
-  if (!known_epilogue(desc->epilogue) || a->type != b->type || f64 != (a->type == CUDA_R_64F) ||
+  if (!has_algorithm(desc, d) || a->type != b->type || f64 != (a->type == CUDA_R_64F) ||
       (desc->scale_type != CUDA_R_32F && desc->scale_type != CUDA_R_64F)) {
     return CUBLAS_STATUS_NOT_SUPPORTED;
   }
@@ -236,15 +259,13 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
   return CUBLAS_STATUS_SUCCESS;
 }
 
-/* Vectors and matrices of the epilogue; NOT what a heuristic sees, so they are checked here only.
- */
+/* Vectors and matrices of the epilogue; a heuristic does without them, so they are checked here. */
 static cublasStatus_t add_epilogue(struct cuemu_product *p, cublasLtMatmulDesc_t desc,
                                    cublasLtMatrixLayout_t d) {
   bool bias = desc->epilogue &
               (CUBLASLT_EPILOGUE_BIAS | 16 | CUBLASLT_EPILOGUE_BGRADA | CUBLASLT_EPILOGUE_BGRADB);
-  bool aux = desc->epilogue & 128;
   if (bias && !desc->bias) return CUBLAS_STATUS_INVALID_VALUE;
-  if (aux && (!desc->aux || desc->aux_ld < (int64_t)d->rows)) return CUBLAS_STATUS_INVALID_VALUE;
+  if ((desc->epilogue & AUX_BIT) && !desc->aux) return CUBLAS_STATUS_INVALID_VALUE;
   cudaDataType none = (cudaDataType)-1;
   p->bias = (struct cuemu_matrix){desc->bias, desc->bias_type == none ? d->type : desc->bias_type,
                                   1, 0, desc->bias_stride};

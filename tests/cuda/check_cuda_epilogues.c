@@ -1,0 +1,168 @@
+/*
+ * check_cuda_epilogues.c - which products cuBLASLt is given whole, and that it makes no difference.
+ *
+ * Values are the matter of check_products; here calls of cuBLASLt and launches of kernels are
+ * counted. Runs on tests/cuemu: see CMakeLists.txt here.
+ */
+#include <stdlib.h>
+
+#include <evenkeel/mlp.h>
+#include <evenkeel/products.h>
+
+#include "ck_module.h"
+#include "cuemu.h"
+
+#define SPEC "cuda:0@64MiB"
+
+/* ---- one operation ---- */
+
+enum operation { LINEAR_GELU, NO_PRE, BACKWARD, NO_BIAS, GRADIENTS, OPERATIONS };
+
+struct counts {
+  unsigned long products, launches;
+};
+
+static struct counts counts_now(void) {
+  return (struct counts){cuemu_calls(0, CUEMU_BLAS), cuemu_calls(0, CUEMU_LAUNCH)};
+}
+
+/* GELU's matrix is rows x wide; what is summed has `wide` columns, too. */
+static ek_status call(struct ck_rig *rig, enum operation operation, int64_t rows, int64_t wide,
+                      bool off, double beta) {
+  enum { NARROW = 3 };
+  const int64_t room = rows * wide + 1;
+  ek_tensor pre = *ck_tensor(rig, ck_values(rig, room, -1, 1), CK_SHAPE(room));
+  if (off) pre.data = (char *)pre.data + ek_type_size(pre.type); /* a view beside 16 bytes */
+  pre.rank = 2;
+  pre.shape[0] = rows;
+  pre.shape[1] = wide;
+  ek_tensor *large = ck_poisoned(rig, CK_SHAPE(rows, wide));
+  ek_tensor *small = ck_tensor(rig, ck_values(rig, rows * NARROW, -1, 1), CK_SHAPE(rows, NARROW));
+  ek_tensor *bias = ck_tensor(rig, ck_values(rig, wide, -1, 1), CK_SHAPE(wide));
+  const double *weights = ck_values(rig, wide * NARROW, -1, 1);
+  ek_tensor *out_in = ck_tensor(rig, weights, CK_SHAPE(wide, NARROW));
+  ek_tensor *in_out = ck_tensor(rig, weights, CK_SHAPE(NARROW, wide));
+  switch (operation) {
+  case LINEAR_GELU: return ek_op_linear_gelu(rig->stream, large, &pre, small, out_in, bias);
+  case NO_PRE: return ek_op_linear_gelu(rig->stream, large, NULL, small, out_in, bias);
+  case BACKWARD:
+    return ek_op_gelu_linear_backward(rig->stream, large, bias, beta, small, in_out, &pre);
+  case NO_BIAS: return ek_op_gelu_linear_backward(rig->stream, large, NULL, 0, small, in_out, &pre);
+  default: return ek_op_linear_gradients(rig->stream, out_in, beta, bias, beta, &pre, small);
+  }
+}
+
+static struct counts count(enum operation operation, ek_type type, int64_t rows, int64_t wide,
+                           bool off, double beta) {
+  struct ck_rig *rig = ck_rig_open(SPEC, type, 1);
+  const struct counts before = counts_now();
+  ck_ok(call(rig, operation, rows, wide, off, beta));
+  const struct counts after = counts_now();
+  ck_rig_close(rig);
+  return (struct counts){after.products - before.products, after.launches - before.launches};
+}
+
+/* One call of cuBLASLt and nothing else; what is added to goes through one small kernel. */
+START_TEST(one_call) {
+  for (int operation = 0; operation < OPERATIONS; operation++) {
+    for (int beta = 0; beta < 2; beta++) {
+      const bool adds = beta != 0 && (operation == BACKWARD || operation == GRADIENTS);
+      const struct counts c = count(operation, EK_F32, 5, 16, false, beta);
+      ck_assert_uint_eq(c.products, 1);
+      ck_assert_uint_eq(c.launches, adds ? 1 : 0);
+    }
+  }
+}
+END_TEST
+
+/* Widths that are no multiple of 8, and addresses beside 16 bytes, only where there is GELU's
+ * matrix; f64 and empty products everywhere. */
+START_TEST(ineligible) {
+  for (int operation = 0; operation < OPERATIONS; operation++) {
+    const bool has_pre = operation != NO_PRE && operation != GRADIENTS;
+    for (int64_t wide = 12; wide < 16; wide++) {
+      const struct counts odd = count(operation, EK_F32, 5, wide, false, 0);
+      ck_assert_uint_eq(odd.products, 1);
+      ck_assert_uint_eq(odd.launches > 0, has_pre);
+    }
+    ck_assert_uint_eq(count(operation, EK_F32, 5, 16, true, 0).launches > 0, has_pre);
+    ck_assert_uint_gt(count(operation, EK_F64, 5, 16, false, 0).launches, 0);
+    ck_assert_uint_eq(count(operation, EK_F32, 0, 16, false, 0).products, 0);
+  }
+}
+END_TEST
+
+/* What cuBLASLt has no algorithm for is done one by one, again and again, within a group. */
+START_TEST(no_algorithm) {
+  cuemu_set_epilogues(4); /* the bias */
+  for (int operation = 0; operation < OPERATIONS; operation++) {
+    struct ck_rig *rig = ck_rig_open(SPEC, EK_F32, 1);
+    for (int again = 0; again < 3; again++) {
+      const struct counts before = counts_now();
+      ck_ok(call(rig, operation, 5, 16, false, 1));
+      ck_assert_uint_eq(counts_now().products - before.products, 1);
+      ck_assert_uint_gt(counts_now().launches, before.launches);
+    }
+    ck_rig_close(rig);
+  }
+  cuemu_set_epilogues(~0u);
+}
+END_TEST
+
+/* ---- a model ---- */
+
+static ek_status create(ek_module **module) {
+  return ek_mlp_create(module, (const int64_t[]){6, 16, 24, 5}, 4, EK_ACTIVATION_GELU);
+}
+
+static struct ck_results *run(unsigned epilogues, struct counts *step, uint64_t *peak) {
+  static const struct ck_module_case is = {
+      .name = "6 16 24 5", .create = create, .inputs = 1, .input = {{0, 2, {70, 6}, -1, 1, 0}}};
+  cuemu_set_epilogues(epilogues);
+  struct ck_bed *bed = ck_bed_open(&is, EK_F32, SPEC);
+  const struct counts before = counts_now();
+  struct ck_results *results = ck_bed_backward(bed, true);
+  const struct counts after = counts_now();
+  *step = (struct counts){after.products - before.products, after.launches - before.launches};
+  ek_memory_usage usage;
+  ck_ok(ek_memory_stats(&usage, bed->device));
+  *peak = usage.peak_bytes;
+  ck_bed_close(bed);
+  cuemu_set_epilogues(~0u);
+  return results;
+}
+
+/*
+ * Three linears: three products forward and six backward, and nothing else runs. One by one there
+ * are two kernels of GELU forward, two backward, and three sums of columns of one launch or two.
+ * 1e-6 is 16 u: the order of sums differs.
+ */
+START_TEST(model) {
+  struct counts fused, plain;
+  uint64_t fused_peak, plain_peak;
+  struct ck_results *a = run(~0u, &fused, &fused_peak), *b = run(4, &plain, &plain_peak);
+  ck_assert_uint_eq(fused.products, 9);
+  ck_assert_uint_eq(fused.launches, 0);
+  ck_assert_uint_eq(plain.products, 9);
+  ck_assert_uint_ge(plain.launches, 7);
+  ck_assert_uint_eq(fused_peak, plain_peak);
+  ck_assert_double_le(ck_rel_l2(a->output[0], b->output[0], a->output_count[0]), 1e-6);
+  ck_assert_double_le(ck_rel_l2(a->grad_input[0], b->grad_input[0], a->input_count[0]), 1e-6);
+  ck_assert_double_le(ck_rel_l2(a->gradient, b->gradient, a->parameters), 1e-6);
+  ck_results_free(a);
+  ck_results_free(b);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("cuda epilogues");
+  TCase *operations = ck_case(suite, "operations");
+  tcase_add_test(operations, one_call);
+  tcase_add_test(operations, ineligible);
+  tcase_add_test(operations, no_algorithm);
+  TCase *whole = ck_case(suite, "model");
+  tcase_add_test(whole, model);
+  return suite;
+}
+
+CK_MAIN(make_suite)

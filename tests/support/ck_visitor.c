@@ -1,0 +1,93 @@
+/*
+ * ck_visitor.c - a module that does its child's work: see ck_visitor.h.
+ */
+#include "ck_visitor.h"
+
+#include <stdlib.h>
+
+#include <evenkeel/linear.h>
+#include <evenkeel/products.h>
+#include <evenkeel/sequential.h>
+
+#include "ek_check.h"
+
+struct visitor {
+  ek_module base;
+  ek_module *child;
+};
+
+static ek_status visitor_parameters(const ek_module *self, ek_declaration *declaration) {
+  EK_TRY(ek_declare_parameter(declaration, "own", 1, (const int64_t[]){5}, ek_initializer_ones()));
+  return ek_declare_module(declaration, "child", ((const struct visitor *)self)->child);
+}
+
+static ek_status visitor_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                                 ek_tensor *outputs) {
+  (void)self;
+  ek_tensor t = {0};
+  const uint32_t own_stream = ek_pass_random(pass).stream;
+  ck_fails(ek_pass_leave(pass), EK_ERR_STATE, "visitor has entered no child");
+  ck_fails(ek_pass_enter(pass, 1), EK_ERR_INVALID_ARGUMENT, "visitor has no child number 1");
+  EK_TRY(ek_pass_enter(pass, 0));
+  ck_fails(ek_pass_enter(pass, 0), EK_ERR_STATE, "visitor is in a child already");
+  ck_fails(ek_pass_parameter(&t, pass, 1), EK_ERR_INVALID_ARGUMENT, "linear has no parameter");
+  ck_assert_uint_ne(ek_pass_random(pass).stream, own_stream);
+  EK_TRY(ek_pass_parameter(&t, pass, 0));
+  ck_assert_int_eq(t.rank, 2);
+  EK_TRY(ek_pass_output(&outputs[0], pass, inputs[0].type, 2, inputs[0].shape));
+  EK_TRY(ek_op_linear(ek_pass_stream(pass), &outputs[0], &inputs[0], &t, NULL));
+  EK_TRY(ek_pass_leave(pass));
+  ck_assert_uint_eq(ek_pass_random(pass).stream, own_stream);
+  EK_TRY(ek_pass_parameter(&t, pass, 0));
+  ck_assert_int_eq(t.rank, 1);
+  return ek_pass_save(pass, &inputs[0]);
+}
+
+/* Returns without leaving, which must not matter to whoever called. */
+static ek_status visitor_backward(const ek_module *self, ek_pass *pass,
+                                  const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+  (void)self;
+  ek_tensor x = {0}, t = {0};
+  double beta = 0;
+  EK_TRY(ek_pass_enter(pass, 0));
+  EK_TRY(ek_pass_take(&x, pass));
+  ek_status status = ek_pass_gradient(&t, &beta, pass, 0);
+  if (status == EK_OK) {
+    status = ek_op_linear_gradients(ek_pass_stream(pass), &t, beta, NULL, 0, &grad_outputs[0], &x);
+  }
+  ek_tensor_free(&x);
+  if (status == EK_OK) status = ek_pass_gradient_complete(pass, 0);
+  if (status != EK_OK || grad_inputs == NULL) return status;
+  EK_TRY(ek_pass_parameter(&t, pass, 0));
+  EK_TRY(ek_pass_output(&grad_inputs[0], pass, t.type, 2, grad_outputs[0].shape));
+  return ek_op_matmul(ek_pass_stream(pass), &grad_inputs[0], &grad_outputs[0], false, &t, false, 0);
+}
+
+static void visitor_free(ek_module *self) {
+  ek_module_free(((struct visitor *)self)->child);
+  free(self);
+}
+
+static const ek_module_ops visitor_ops = {.size = sizeof(ek_module_ops),
+                                          .kind = "visitor",
+                                          .parameters = visitor_parameters,
+                                          .forward = visitor_forward,
+                                          .backward = visitor_backward,
+                                          .free = visitor_free};
+
+ek_status ck_visitor_create(ek_module **module) {
+  struct visitor *m = calloc(1, sizeof *m);
+  ck_assert_ptr_nonnull(m);
+  ck_ok(ek_linear_create(&m->child, 3, 3, false));
+  ck_ok(ek_module_init(&m->base, &visitor_ops, 1, 1));
+  *module = &m->base;
+  return EK_OK;
+}
+
+ek_status ck_visitors_create(ek_module **module) {
+  ek_module *visitor = NULL;
+  ck_ok(ck_visitor_create(&visitor));
+  ck_ok(ek_sequential_create(module, (ek_module *[]){visitor, visitor}, 2));
+  ek_module_free(visitor);
+  return EK_OK;
+}
