@@ -130,7 +130,7 @@ static ek_status run(const struct settings *settings, const ek_group *group, con
     status = measure(&rates, kernel, &start, settings->mib * 262144, settings->rounds);
     if (status == EK_OK) add_row(grid, kernel, &rates);
   }
-  if (status == EK_OK) settings->write(grid, stdout);
+  settings->write(grid, stdout); /* after a failure what there is until then */
   grid_free(grid);
   return status;
 }
