@@ -10,9 +10,9 @@
  *     e = sqrt(4 * width) * (6 * layers + 2) * u. A loss is the mean of many tokens' in double
  *     precision, which makes the error no larger; it may be relative to a loss of 1 at least,
  *     because logits are of that order even where the loss has become small.
- *   - With TF32 the factors of a product are first rounded to 10 bits of mantissa, by 2^-11. That is
- *     the same in all modes but where a difference of order 2^-24 makes a factor round the other
- *     way, one in 2^12 or so: in the root mean square 2^-11 * 2^-6, so that u = 2^-17.
+ *   - With TF32 the factors of a product are first rounded to 10 bits of mantissa, by 2^-11. All
+ *     modes do the same but where a difference of order 2^-24 makes a factor round the other way,
+ *     one in 2^12 or so: in the root mean square 2^-11 * 2^-6, so that u = 2^-17.
  *   - Each step turns errors of that size in gradients into errors of the parameters; an update
  *     changes the loss by no more than its own size, so that step i, counted from 0 with the
  *     warm-up, may be off by (i + 1) e.
