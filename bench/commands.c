@@ -29,24 +29,31 @@ static enum exit_code check_scatter(const struct options *options, const char *s
   return EXIT_USAGE;
 }
 
-/* Opens the devices once; sets *computes if they do more than count. */
-static enum exit_code check_spec(const struct options *options, const char *spec, bool *computes) {
+/* What is found on the way through all device strings. */
+struct found {
+  bool computes; /* some do more than count */
+  bool tf32;     /* some take --tf32, or plan for those that do */
+};
+
+/* Opens the devices once. */
+static enum exit_code check_spec(struct found *found, const struct options *options,
+                                 const char *spec) {
   if (options->command == COMMAND_MAX_BATCH && strchr(spec, '@') == NULL) {
     say_error("max-batch needs a cap per device, such as --devices %s@64MiB", spec);
     return EXIT_USAGE;
   }
   ek_group *group = NULL;
-  ek_group_options how = EK_GROUP_OPTIONS_INIT;
-  how.threads_per_device = options->threads;
+  const ek_group_options how = group_options(options, options->threads);
   const ek_status status = ek_group_open(&group, spec, &how);
   if (status != EK_OK) {
     say_error("--devices %s: %s", spec, ek_error_message());
     return status == EK_ERR_INVALID_ARGUMENT ? EXIT_USAGE : EXIT_ERROR;
   }
-  if (!ek_device_counts_only(ek_group_device(group, 0))) *computes = true;
-  const size_t devices = ek_group_size(group);
+  const struct kind kind = group_kind(group);
   ek_group_close(group);
-  return check_scatter(options, spec, devices);
+  if (!kind.counts_only) found->computes = true;
+  if (kind.counts_only || strcmp(kind.planner, "plan-cuda") == 0) found->tf32 = true;
+  return check_scatter(options, spec, kind.devices);
 }
 
 /* So that an hour's result is not lost to a folder that does not exist. */
@@ -62,18 +69,22 @@ static bool check_file(const char *path) {
 
 enum exit_code prepare(struct text *text, const struct options *options) {
   memset(text, 0, sizeof *text);
-  bool computes = false;
+  struct found found = {false, false};
   for (size_t i = 0; i < options->spec_count; i++) {
-    const enum exit_code code = check_spec(options, options->specs[i], &computes);
+    const enum exit_code code = check_spec(&found, options, options->specs[i]);
     if (code != EXIT_GOOD) return code;
+  }
+  if (options->tf32 && !found.tf32) {
+    say_error("--tf32 is about products on cuda devices, and none is among --devices");
+    return EXIT_USAGE;
   }
   if (!check_file(options->export_json) || !check_file(options->export_csv) ||
       !check_file(options->timeline) || !text_read(text, options->data, options->data_count)) {
     return EXIT_ERROR;
   }
   /* Devices that only count read no tokens. */
-  if (computes) text_tokenize(text, options->shape.vocab);
-  if (computes && (int64_t)text->token_count <= options->shape.seq) {
+  if (found.computes) text_tokenize(text, options->shape.vocab);
+  if (found.computes && (int64_t)text->token_count <= options->shape.seq) {
     say_note("the text has %zu tokens, fewer than a sample of %lld: it is repeated",
              text->token_count, (long long)options->shape.seq);
   }
@@ -92,7 +103,7 @@ struct task make_task(const struct options *options, const struct text *text, co
 }
 
 static bool has_losses(const struct run *run) {
-  return run->status == EK_OK && !run->counts_only && run->steps > 0;
+  return run->status == EK_OK && !run->kind.counts_only && run->steps > 0;
 }
 
 static enum exit_code check_finite(const struct run *run, const struct shape *shape) {
@@ -105,7 +116,9 @@ static enum exit_code check_finite(const struct run *run, const struct shape *sh
   return EXIT_GOOD;
 }
 
-enum exit_code compare_losses(const struct run *runs, size_t count, const struct shape *shape) {
+enum exit_code compare_losses(const struct run *runs, size_t count, const struct options *options) {
+  const struct shape *shape = &options->shape;
+  const struct precision precision = {shape->width, shape->layers, options->tf32};
   enum exit_code code = EXIT_GOOD;
   const struct run *first = NULL;
   for (size_t i = 0; i < count; i++) {
@@ -117,8 +130,7 @@ enum exit_code compare_losses(const struct run *runs, size_t count, const struct
     }
     if (first == NULL) first = run;
     size_t at = 0;
-    if (losses_agree(&at, first->losses, run->losses, run->steps, shape->width, shape->layers,
-                     shape->warmup)) {
+    if (losses_agree(&at, first->losses, run->losses, run->steps, &precision, shape->warmup)) {
       continue;
     }
     say_error("the modes disagree: the loss of step %lld is %.9g in %s on %s, %.9g in %s on %s",

@@ -28,7 +28,7 @@ struct task make_task(const struct options *options, const struct text *text, co
  * Compares the measured losses of all runs that ended with those of the first. Says who disagrees:
  * EXIT_DISAGREE; a loss that is not finite is EXIT_ERROR.
  */
-enum exit_code compare_losses(const struct run *runs, size_t count, const struct shape *shape);
+enum exit_code compare_losses(const struct run *runs, size_t count, const struct options *options);
 
 /* The code that counts, of two: see enum exit_code. */
 enum exit_code worse(enum exit_code left, enum exit_code right);

@@ -31,6 +31,8 @@ enum key {
   KEY_SCATTER,
   KEY_KEEP_OUTPUTS,
   KEY_NO_KEEP_OUTPUTS,
+  KEY_TF32,
+  KEY_DETERMINISTIC,
   KEY_FAIL_ABOVE,
   KEY_TIMELINE,
   KEY_EXPORT_JSON,
@@ -69,6 +71,9 @@ static const struct argp_option training_options[] = {
     {"devices", KEY_DEVICES, "SPEC", 0, "Devices, such as cpu:4, cpu:4@512MiB, plan:8@80GiB", 0},
     {"modes", KEY_MODES, "LIST", 0, "Of gather,balanced,replicated,sharded; default all", 0},
     {"threads", KEY_THREADS, "N", 0, "Threads per device; 0 (default) divides the cores", 0},
+    {"tf32", KEY_TF32, NULL, 0, "Products on cuda devices in TF32: 10 bits of mantissa", 0},
+    {"deterministic", KEY_DETERMINISTIC, NULL, 0,
+     "Sums between GPUs in the order of the devices; other devices always do so", 0},
     {"layers", KEY_LAYERS, "N", 0, "Blocks of the model", 1},
     {"width", KEY_WIDTH, "N", 0, "Width of the model, a multiple of --heads", 1},
     {"heads", KEY_HEADS, "N", 0, "Heads of attention", 1},
@@ -110,6 +115,16 @@ const char *command_name(enum command command) {
 }
 
 const char *rule_name(enum rule rule) { return rule == RULE_SGD ? "sgd" : "adamw"; }
+
+const char *precision_name(const struct options *options) { return options->tf32 ? ", TF32" : ""; }
+
+ek_group_options group_options(const struct options *options, int threads) {
+  ek_group_options group = EK_GROUP_OPTIONS_INIT;
+  group.threads_per_device = threads;
+  group.allow_tf32 = options->tf32;
+  group.deterministic = options->deterministic;
+  return group;
+}
 
 /* argp_error() does not come back. */
 static void read_shape_flag(struct reading *reading, size_t index, const char *text,
@@ -218,6 +233,8 @@ static error_t parse_training(int key, char *text, struct argp_state *state) {
   case KEY_DATA: add_data(options, text); return 0;
   case KEY_KEEP_OUTPUTS: read_keep(reading, true); return 0;
   case KEY_NO_KEEP_OUTPUTS: read_keep(reading, false); return 0;
+  case KEY_TF32: options->tf32 = true; return 0;
+  case KEY_DETERMINISTIC: options->deterministic = true; return 0;
   case KEY_THREADS:
     if (!parse_whole(&whole, text, 0, 1024)) {
       argp_error(state, "--threads wants a whole number from 0 to 1024, not \"%s\"", text);

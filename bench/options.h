@@ -43,6 +43,7 @@ struct options {
   const char *specs[BENCH_SPECS];
   size_t spec_count;
   int threads; /* of each device; 0: the library divides the cores */
+  bool tf32, deterministic;
   /* what comes of it */
   double fail_above; /* negative: never */
   const char *timeline;
@@ -58,7 +59,12 @@ struct options {
 void options_parse(struct options *options, enum command command, int argc, char **argv);
 void options_free(struct options *options);
 
+/* How every group is opened. */
+ek_group_options group_options(const struct options *options, int threads);
+
 const char *command_name(enum command command);
 const char *rule_name(enum rule rule);
+/* What follows the rule in a heading: ", TF32" or nothing. */
+const char *precision_name(const struct options *options);
 
 #endif

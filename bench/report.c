@@ -93,6 +93,8 @@ json_t *report_start(const struct options *options, const struct text *text) {
   put(config, "scatter", json_string(options->scatter_text));
   put(config, "seed", json_integer((json_int_t)options->seed));
   put(config, "threads", json_integer(options->threads));
+  put(config, "tf32", json_boolean(options->tf32));
+  put(config, "deterministic", json_boolean(options->deterministic));
   put(config, "data", names_json(text));
   put(config, "data_bytes", whole(text->length));
   put(config, "data_tokens", text->tokens != NULL ? whole(text->token_count) : json_null());

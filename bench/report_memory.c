@@ -32,6 +32,7 @@ static json_t *device_json(const struct memory_result *result, size_t device) {
                                       : json_null());
   put(json, "capacity_bytes", whole(result->real.usage[device].capacity_bytes));
   put(json, "unused_at_peak_bytes", whole(usage->unused_at_peak));
+  put(json, "outside_bytes", whole(result->real.usage[device].outside_bytes));
   json_t *categories = json_object();
   for (int c = 0; c < EK_MEMORY_CATEGORIES; c++) {
     put(categories, ek_memory_category_name((ek_memory_category)c), whole(usage->at_peak[c]));
@@ -47,7 +48,7 @@ static json_t *result_json(const struct memory_result *result, const struct shap
   put(json, "mode", json_string(ek_mode_name(run->mode)));
   put(json, "out_of_memory", json_boolean(!fits(result)));
   json_t *devices = json_array();
-  for (size_t k = 0; k < run->devices; k++) append(devices, device_json(result, k));
+  for (size_t k = 0; k < run->kind.devices; k++) append(devices, device_json(result, k));
   put(json, "devices", devices);
   put(json, "max_over_mean", number_or_null(balance.max_over_mean));
   put(json, "max_over_min", number_or_null(balance.max_over_min));
@@ -65,9 +66,9 @@ static struct grid *csv_head(void) {
   static const char *const first[] = {"mode", "device", "out_of_memory", "peak_bytes",
                                       "planned_peak_bytes"};
   static const char *const last[] = {
-      "unused_at_peak_bytes", "max_over_mean",   "max_over_min",      "first_over_rest",
-      "first_loss",           "last_loss",       "tokens_per_second", "step_seconds_median",
-      "step_seconds_min",     "step_seconds_max"};
+      "unused_at_peak_bytes", "max_over_mean",    "max_over_min",      "first_over_rest",
+      "first_loss",           "last_loss",        "tokens_per_second", "step_seconds_median",
+      "step_seconds_min",     "step_seconds_max", "outside_bytes"};
   for (size_t i = 0; i < sizeof first / sizeof first[0]; i++) grid_column(grid, first[i], true);
   for (int c = 0; c < EK_MEMORY_CATEGORIES; c++) {
     char heading[64];
@@ -105,6 +106,7 @@ static void csv_row(struct grid *grid, const struct memory_result *result, size_
   grid_exact(grid, seconds.median);
   grid_exact(grid, seconds.min);
   grid_exact(grid, seconds.max);
+  grid_exact(grid, (double)result->real.usage[device].outside_bytes);
 }
 
 /* ---- tables ---- */
@@ -118,7 +120,7 @@ struct unit {
 static struct unit pick_unit(const struct memory_result *results, size_t count) {
   uint64_t most = 0;
   for (size_t i = 0; i < count; i++) {
-    for (size_t k = 0; k < results[i].planned.devices; k++) {
+    for (size_t k = 0; k < results[i].planned.kind.devices; k++) {
       const uint64_t peak = results[i].planned.usage[k].peak_bytes;
       if (peak > most) most = peak;
     }
@@ -130,15 +132,25 @@ static struct unit pick_unit(const struct memory_result *results, size_t count) 
 static bool category_is_used(const struct memory_result *results, size_t count, int category) {
   for (size_t i = 0; i < count; i++) {
     const struct run *run = memory_shown(&results[i]);
-    for (size_t k = 0; k < run->devices; k++) {
+    for (size_t k = 0; k < run->kind.devices; k++) {
       if (run->usage[k].at_peak[category] > 0) return true;
     }
   }
   return false;
 }
 
+/* Memory of the device that no category holds: a CUDA context, for one. */
+static bool outside_is_known(const struct memory_result *results, size_t count) {
+  for (size_t i = 0; i < count; i++) {
+    for (size_t k = 0; k < results[i].real.kind.devices; k++) {
+      if (results[i].real.usage[k].outside_bytes > 0) return true;
+    }
+  }
+  return false;
+}
+
 static void peaks_row(struct grid *grid, const struct memory_result *result, size_t device,
-                      const bool used[EK_MEMORY_CATEGORIES], struct unit unit) {
+                      const bool used[EK_MEMORY_CATEGORIES], bool outside, struct unit unit) {
   const struct run *run = memory_shown(result);
   const ek_memory_usage *usage = &run->usage[device];
   grid_cell(grid, "%s", device == 0 ? ek_mode_name(run->mode) : "");
@@ -152,14 +164,18 @@ static void peaks_row(struct grid *grid, const struct memory_result *result, siz
   for (int c = 0; c < EK_MEMORY_CATEGORIES; c++) {
     if (used[c]) grid_number(grid, (double)usage->at_peak[c] / unit.bytes, 2);
   }
+  if (outside) {
+    grid_number(grid, (double)result->real.usage[device].outside_bytes / unit.bytes, 2);
+  }
 }
 
 static struct grid *peaks_table(const struct options *options, const struct memory_result *results,
                                 size_t count) {
   const struct unit unit = pick_unit(results, count);
   char title[256];
-  snprintf(title, sizeof title, "Peak memory of each device and what it held then, %s: %s, %s, %s",
-           unit.name, options->preset, options->specs[0], rule_name(options->rule));
+  snprintf(title, sizeof title,
+           "Peak memory of each device and what it held then, %s: %s, %s, %s%s", unit.name,
+           options->preset, options->specs[0], rule_name(options->rule), precision_name(options));
   struct grid *grid = grid_create(title);
   grid_column(grid, "mode", true);
   grid_column(grid, "device", false);
@@ -170,9 +186,11 @@ static struct grid *peaks_table(const struct options *options, const struct memo
     used[c] = category_is_used(results, count, c);
     if (used[c]) grid_column(grid, ek_memory_category_name((ek_memory_category)c), false);
   }
+  const bool outside = outside_is_known(results, count);
+  if (outside) grid_column(grid, "beside the peak", false);
   for (size_t i = 0; i < count; i++) {
-    const size_t devices = memory_shown(&results[i])->devices;
-    for (size_t k = 0; k < devices; k++) peaks_row(grid, &results[i], k, used, unit);
+    const size_t devices = memory_shown(&results[i])->kind.devices;
+    for (size_t k = 0; k < devices; k++) peaks_row(grid, &results[i], k, used, outside, unit);
   }
   return grid;
 }
@@ -215,7 +233,7 @@ struct report report_memory(const struct options *options, const struct text *te
   json_t *runs = json_array();
   for (size_t i = 0; i < count; i++) {
     append(runs, result_json(&results[i], &options->shape));
-    for (size_t k = 0; k < memory_shown(&results[i])->devices; k++) {
+    for (size_t k = 0; k < memory_shown(&results[i])->kind.devices; k++) {
       csv_row(report.csv, &results[i], k, &options->shape);
     }
   }

@@ -25,16 +25,18 @@ static ek_status keep_timeline(struct run *run, struct training *training) {
   return EK_OK;
 }
 
-static void describe_group(struct run *run, const ek_group *group) {
+struct kind group_kind(const ek_group *group) {
   const ek_device *first = ek_group_device(group, 0);
-  run->devices = ek_group_size(group);
-  run->threads = ek_device_threads(first);
-  run->counts_only = ek_device_counts_only(first);
+  const bool cuda = strstr(ek_device_backend(first), "cuda") != NULL; /* plan-cuda too */
+  return (struct kind){.devices = ek_group_size(group),
+                       .threads = ek_device_threads(first),
+                       .counts_only = ek_device_counts_only(first),
+                       .planner = cuda ? "plan-cuda" : "plan"};
 }
 
 /* Peaks are read before anything is freed and after everything was done. */
 static ek_status read_usage(struct run *run, const ek_group *group) {
-  for (size_t k = 0; k < run->devices; k++) {
+  for (size_t k = 0; k < run->kind.devices; k++) {
     EK_TRY(ek_memory_stats(&run->usage[k], ek_group_device(group, k)));
   }
   return EK_OK;
@@ -56,7 +58,7 @@ static ek_status take_steps(struct run *run, struct training *training, size_t s
     double loss = 0, seconds = 0;
     EK_TRY(training_step(training, &loss, &seconds));
     if (i < warmup) continue;
-    run->losses[run->steps] = run->counts_only ? (double)NAN : loss;
+    run->losses[run->steps] = run->kind.counts_only ? (double)NAN : loss;
     run->seconds[run->steps] = seconds;
     run->steps++;
   }
@@ -66,7 +68,7 @@ static ek_status take_steps(struct run *run, struct training *training, size_t s
 /* The timeline begins before the first allocation and is kept also when the run fails. */
 static ek_status train(struct run *run, struct training *training,
                        const struct run_extras *extras) {
-  describe_group(run, training->group);
+  run->kind = group_kind(training->group);
   EK_TRY(start_timeline(training, extras));
   EK_TRY(training_open_model(training));
   return take_steps(run, training, extras->splits);
@@ -99,12 +101,12 @@ void run_task(struct run *run, const struct task *task, const struct run_extras 
 
 void run_plan(struct run *run, const struct task *task, const struct run *like) {
   char spec[32];
-  snprintf(spec, sizeof spec, "plan:%zu", like->devices);
+  snprintf(spec, sizeof spec, "%s:%zu", like->kind.planner, like->kind.devices);
   struct task planned = *task;
   planned.spec = spec;
   planned.text = NULL;
   /* Some workspace grows with the threads of a device. */
-  planned.threads = like->threads;
+  planned.threads = like->kind.threads;
   run_task(run, &planned, NULL);
   run->spec = task->spec;
 }
@@ -119,7 +121,7 @@ void run_free(struct run *run) {
 }
 
 struct summary run_seconds(const struct run *run) {
-  return summarize(run->seconds, run->counts_only || run->status != EK_OK ? 0 : run->steps);
+  return summarize(run->seconds, run->kind.counts_only || run->status != EK_OK ? 0 : run->steps);
 }
 
 double run_tokens_per_second(const struct run *run, const struct shape *shape) {
@@ -128,16 +130,16 @@ double run_tokens_per_second(const struct run *run, const struct shape *shape) {
 
 struct balance run_balance(const struct run *run) {
   struct balance balance = {(double)NAN, (double)NAN, (double)NAN};
-  if (run->devices == 0 || run->status != EK_OK) return balance;
+  if (run->kind.devices == 0 || run->status != EK_OK) return balance;
   double most = 0, least = (double)INFINITY, sum = 0;
-  for (size_t k = 0; k < run->devices; k++) {
+  for (size_t k = 0; k < run->kind.devices; k++) {
     const double peak = (double)run->usage[k].peak_bytes;
     most = fmax(most, peak);
     least = fmin(least, peak);
     sum += peak;
   }
   const double first = (double)run->usage[0].peak_bytes;
-  const double count = (double)run->devices;
+  const double count = (double)run->kind.devices;
   if (sum > 0) balance.max_over_mean = most / (sum / count);
   if (least > 0) balance.max_over_min = most / least;
   if (sum > first) balance.first_over_rest = first / ((sum - first) / (count - 1));

@@ -7,12 +7,19 @@
 #include "statistics.h"
 #include "training.h"
 
+/* What a group is made of. */
+struct kind {
+  size_t devices;
+  int threads;         /* of the first device */
+  bool counts_only;    /* backend `plan`: no losses, no seconds */
+  const char *planner; /* the backend that counts what these devices take: "plan", "plan-cuda" */
+};
+struct kind group_kind(const ek_group *group);
+
 struct run {
   ek_mode mode;
   const char *spec;
-  size_t devices;
-  int threads;      /* of the first device */
-  bool counts_only; /* backend `plan`: no losses, no seconds */
+  struct kind kind; /* all zero if the group did not open */
   ek_status status; /* EK_OK, or why it stopped; the figures below are those until then */
   char *message;    /* of a status that is not EK_OK */
   ek_memory_usage usage[EK_MAX_DEVICES];

@@ -80,47 +80,43 @@ static void start_search(struct search *search, const struct options *options,
 }
 
 /* "plan:4@64MiB" for four devices and the "@64MiB" of the real string. */
-static char *planned_spec(const char *spec, size_t devices) {
+static char *planned_spec(const char *spec, const struct kind *kind) {
   const char *cap = strchr(spec, '@');
   const size_t room = strlen(spec) + 32;
   char *planned = need_memory(room, 1);
-  snprintf(planned, room, "plan:%zu%s", devices, cap == NULL ? "" : cap);
+  snprintf(planned, room, "%s:%zu%s", kind->planner, kind->devices, cap == NULL ? "" : cap);
   return planned;
 }
 
-/* Devices, threads and kind of the real group. */
-static bool look_at_group(size_t *devices, int *threads, bool *counts_only,
-                          const struct options *options) {
+/* What the real group is. */
+static bool look_at_group(struct kind *kind, const struct options *options) {
   ek_group *group = NULL;
-  ek_group_options how = EK_GROUP_OPTIONS_INIT;
-  how.threads_per_device = options->threads;
+  const ek_group_options how = group_options(options, options->threads);
   if (ek_group_open(&group, options->specs[0], &how) != EK_OK) {
     say_error("%s: %s", options->specs[0], ek_error_message());
     return false;
   }
-  *devices = ek_group_size(group);
-  *threads = ek_device_threads(ek_group_device(group, 0));
-  *counts_only = ek_device_counts_only(ek_group_device(group, 0));
+  *kind = group_kind(group);
   ek_group_close(group);
   return true;
 }
 
 static enum exit_code search_mode(struct result *result, const struct options *options,
                                   const struct text *text, ek_mode mode) {
-  size_t devices = 0;
-  int threads = 0;
+  struct kind kind;
   result->mode = mode;
-  if (!look_at_group(&devices, &threads, &result->counts_only, options)) return EXIT_ERROR;
+  if (!look_at_group(&kind, options)) return EXIT_ERROR;
+  result->counts_only = kind.counts_only;
   struct search real, plan;
   start_search(&real, options, text, mode);
   if (!result->counts_only && !find_largest(&result->batch, &real)) return EXIT_ERROR;
   result->attempts = real.attempts;
 
-  char *spec = planned_spec(options->specs[0], devices);
+  char *spec = planned_spec(options->specs[0], &kind);
   start_search(&plan, options, text, mode);
   plan.task.spec = spec;
   plan.task.text = NULL;
-  plan.task.threads = threads;
+  plan.task.threads = kind.threads;
   const bool good = find_largest(&result->planned, &plan);
   free(spec);
   if (!good) return EXIT_ERROR;
@@ -177,8 +173,8 @@ static struct report report_results(const struct options *options, const struct 
                                     const struct result *results, size_t count) {
   struct report report = {.json = report_start(options, text), .csv = grid_create(NULL)};
   char title[160];
-  snprintf(title, sizeof title, "Largest global batch: %s, %s, %s", options->preset,
-           options->specs[0], rule_name(options->rule));
+  snprintf(title, sizeof title, "Largest global batch: %s, %s, %s%s", options->preset,
+           options->specs[0], rule_name(options->rule), precision_name(options));
   report.tables[0] = grid_create(title);
   add_columns(&report);
   const double base = gather_batch(results, count);

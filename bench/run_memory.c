@@ -16,7 +16,7 @@ static enum exit_code run_mode(struct memory_result *result, const struct task *
                                         task->options->timeline != NULL ? TIMELINE_EVENTS : 0};
   run_task(&result->real, task, &extras);
   const struct run *real = &result->real;
-  if (real->status == EK_ERR_OUT_OF_MEMORY && real->devices > 0) {
+  if (real->status == EK_ERR_OUT_OF_MEMORY && real->kind.devices > 0) {
     say_error("mode %s does not fit on %s: %s", ek_mode_name(task->mode), task->spec,
               real->message);
   } else if (real->status != EK_OK) {
@@ -37,7 +37,7 @@ static enum exit_code run_mode(struct memory_result *result, const struct task *
 /* The plan makes the same decisions by the same code, hence the same peak to the byte. */
 static enum exit_code compare_plan(const struct memory_result *result) {
   if (result->real.status != EK_OK || result->planned.status != EK_OK) return EXIT_GOOD;
-  for (size_t k = 0; k < result->real.devices; k++) {
+  for (size_t k = 0; k < result->real.kind.devices; k++) {
     const unsigned long long peak = result->real.usage[k].peak_bytes;
     const unsigned long long planned = result->planned.usage[k].peak_bytes;
     if (peak == planned) continue;
@@ -68,7 +68,7 @@ static enum exit_code judge(const struct options *options, const struct memory_r
     code = worse(code, compare_plan(&results[i]));
     code = worse(code, check_evenness(&results[i], options->fail_above));
   }
-  code = worse(code, compare_losses(real, count, &options->shape));
+  code = worse(code, compare_losses(real, count, options));
   free(real);
   return code;
 }

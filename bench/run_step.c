@@ -23,7 +23,7 @@ static double part_of(const struct split *split, int part) {
 /* The median of one part over the split steps; NaN where nothing was computed. */
 static double median_part(const struct run *run, int part) {
   double values[MOST_SPLITS];
-  if (run->counts_only || run->status != EK_OK) return (double)NAN;
+  if (run->kind.counts_only || run->status != EK_OK) return (double)NAN;
   for (size_t i = 0; i < run->split_count; i++) values[i] = part_of(&run->splits[i], part);
   return summarize(values, run->split_count).median;
 }
@@ -31,9 +31,9 @@ static double median_part(const struct run *run, int part) {
 static json_t *run_json(const struct run *run, const struct shape *shape) {
   json_t *json = json_object();
   put(json, "mode", json_string(ek_mode_name(run->mode)));
-  put(json, "devices", whole(run->devices));
+  put(json, "devices", whole(run->kind.devices));
   put(json, "spec", json_string(run->spec));
-  put(json, "threads_per_device", json_integer(run->threads));
+  put(json, "threads_per_device", json_integer(run->kind.threads));
   put(json, "out_of_memory", json_boolean(run->status != EK_OK));
   put(json, "tokens_per_second", number_or_null(run_tokens_per_second(run, shape)));
   put(json, "step_seconds", summary_json(run_seconds(run)));
@@ -64,9 +64,9 @@ static void csv_head(struct grid *grid) {
 static void csv_row(struct grid *grid, const struct run *run, const struct shape *shape) {
   const struct summary seconds = run_seconds(run);
   grid_cell(grid, "%s", ek_mode_name(run->mode));
-  grid_cell(grid, "%zu", run->devices);
+  grid_cell(grid, "%zu", run->kind.devices);
   grid_cell(grid, "%s", run->spec);
-  grid_cell(grid, "%d", run->threads);
+  grid_cell(grid, "%d", run->kind.threads);
   grid_exact(grid, run_tokens_per_second(run, shape));
   grid_exact(grid, seconds.median);
   grid_exact(grid, seconds.min);
@@ -88,7 +88,7 @@ static void table_row(struct grid *grid, const struct run *run, const struct sha
   const struct summary seconds = run_seconds(run);
   grid_cell(grid, "%s", ek_mode_name(run->mode));
   grid_cell(grid, "%s", run->spec);
-  grid_cell(grid, "%d", run->threads);
+  grid_cell(grid, "%d", run->kind.threads);
   grid_number(grid, run_tokens_per_second(run, shape), 0);
   grid_number(grid, seconds.median * 1e3, 2);
   grid_number(grid, seconds.min * 1e3, 2);
@@ -101,9 +101,9 @@ static struct report report_runs(const struct options *options, const struct tex
   struct report report = {.json = report_start(options, text), .csv = grid_create(NULL)};
   char title[160];
   snprintf(title, sizeof title,
-           "Milliseconds of a training step and of its parts: %s, %s, batch %lld x %lld tokens",
-           options->preset, rule_name(options->rule), (long long)options->shape.batch,
-           (long long)options->shape.seq);
+           "Milliseconds of a training step and of its parts: %s, %s%s, batch %lld x %lld tokens",
+           options->preset, rule_name(options->rule), precision_name(options),
+           (long long)options->shape.batch, (long long)options->shape.seq);
   report.tables[0] = grid_create(title);
   csv_head(report.csv);
   table_head(report.tables[0]);
@@ -122,7 +122,7 @@ static enum exit_code time_mode(struct run *run, const struct task *task) {
   const struct run_extras extras = {.splits = steps < MOST_SPLITS ? (size_t)steps : MOST_SPLITS};
   run_task(run, task, &extras);
   if (run->status == EK_OK) return EXIT_GOOD;
-  const bool full = run->status == EK_ERR_OUT_OF_MEMORY && run->devices > 0;
+  const bool full = run->status == EK_ERR_OUT_OF_MEMORY && run->kind.devices > 0;
   say_error("mode %s %s %s: %s", ek_mode_name(task->mode), full ? "does not fit on" : "on",
             task->spec, run->message);
   return full ? EXIT_OUT_OF_MEMORY : EXIT_ERROR;
@@ -141,7 +141,7 @@ enum exit_code run_step(const struct options *options) {
     code = worse(code, time_mode(&runs[done++], &task));
   }
   if (code != EXIT_ERROR) {
-    code = worse(code, compare_losses(runs, done, &options->shape));
+    code = worse(code, compare_losses(runs, done, options));
     struct report report = report_runs(options, &text, runs, done);
     if (!report_write(&report, options)) code = EXIT_ERROR;
   }

@@ -16,6 +16,8 @@
 
 enum { BAR_CELLS = 24 };
 
+const char *terminal_program = "evenkeel-bench";
+
 static const char erase_line[] = "\r\033[K";
 
 static bool people; /* stderr is a terminal and may be written to freely */
@@ -61,7 +63,7 @@ void progress_clear(void) {
 
 void say_error(const char *format, ...) {
   progress_clear();
-  fputs(colours ? "\033[1;31mevenkeel-bench:\033[0m " : "evenkeel-bench: ", stderr);
+  fprintf(stderr, colours ? "\033[1;31m%s:\033[0m " : "%s: ", terminal_program);
   va_list arguments;
   va_start(arguments, format);
   vfprintf(stderr, format, arguments);

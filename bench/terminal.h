@@ -16,10 +16,13 @@
 #define BENCH_PRINTF(text, first)
 #endif
 
+/* What errors begin with: "evenkeel-bench", if the program does not set it before. */
+extern const char *terminal_program;
+
 /* Looks at stderr and the environment; makes Ctrl-C clear the bar before it ends the program. */
 void terminal_start(bool quiet);
 
-/* "evenkeel-bench: ..." for what stops the program or makes its exit code. */
+/* "PROGRAM: ..." for what stops the program or makes its exit code. */
 void say_error(const char *format, ...) BENCH_PRINTF(1, 2);
 
 /* A line for people; nothing if there are none. */

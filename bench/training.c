@@ -64,8 +64,7 @@ static ek_status make_batch(struct training *training) {
 
 ek_status training_open_group(struct training *training, const struct task *task) {
   training->task = task;
-  ek_group_options options = EK_GROUP_OPTIONS_INIT;
-  options.threads_per_device = task->threads;
+  const ek_group_options options = group_options(task->options, task->threads);
   return ek_group_open(&training->group, task->spec, &options);
 }
 

@@ -9,7 +9,10 @@
  *   - A token's loss hangs on a chain of about 6 products per block and 2 more (embedding, head):
  *     e = sqrt(4 * width) * (6 * layers + 2) * u. A loss is the mean of many tokens' in double
  *     precision, which makes the error no larger; it may be relative to a loss of 1 at least,
- * because logits are of that order even where the loss has become small.
+ *     because logits are of that order even where the loss has become small.
+ *   - With TF32 the factors of a product are first rounded to 10 bits of mantissa, by 2^-11. All
+ *     modes do the same but where a difference of order 2^-24 makes a factor round the other way,
+ *     one in 2^12 or so: in the root mean square 2^-11 * 2^-6, so that u = 2^-17.
  *   - Each step turns errors of that size in gradients into errors of the parameters; an update
  *     changes the loss by no more than its own size, so that step i, counted from 0 with the
  *     warm-up, may be off by (i + 1) e.
@@ -24,14 +27,19 @@
 #include <stddef.h>
 #include <stdint.h>
 
+struct precision {
+  int64_t width, layers;
+  bool tf32;
+};
+
 /* What the loss of a step (counted from 0, warm-up included) may differ by, relative. */
-double loss_tolerance(int64_t width, int64_t layers, int64_t step);
+double loss_tolerance(const struct precision *precision, int64_t step);
 
 /*
  * True if all `count` losses agree, the first being that of step `first`. Otherwise *where is the
  * index of the first that does not. A loss that is not finite agrees with nothing.
  */
 bool losses_agree(size_t *where, const double *left, const double *right, size_t count,
-                  int64_t width, int64_t layers, int64_t first);
+                  const struct precision *precision, int64_t first);
 
 #endif

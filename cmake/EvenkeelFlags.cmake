@@ -39,5 +39,5 @@ function(evenkeel_library_flags target)
   set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON C_VISIBILITY_PRESET hidden)
   target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}/include"
                                                "${PROJECT_SOURCE_DIR}/src")
-  target_link_libraries(${target} PRIVATE Threads::Threads OneDNN::OneDNN)
+  target_link_libraries(${target} PRIVATE Threads::Threads)
 endfunction()

@@ -4,7 +4,7 @@ include(CMakePackageConfigHelpers)
 set(evenkeel_cmakedir "${CMAKE_INSTALL_LIBDIR}/cmake/evenkeel")
 
 install(TARGETS evenkeel EXPORT evenkeel-targets)
-# An export set of its own, because only this one needs oneDNN (see evenkeel-config.cmake.in).
+# An export set of its own, because only this one may need oneDNN (see evenkeel-config.cmake.in).
 install(TARGETS evenkeel_static EXPORT evenkeel-static-targets)
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/evenkeel" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}"
         FILES_MATCHING PATTERN "*.h")
@@ -27,7 +27,10 @@ write_basic_package_version_file("${PROJECT_BINARY_DIR}/evenkeel-config-version.
                                  COMPATIBILITY ${compatibility})
 install(FILES "${PROJECT_BINARY_DIR}/evenkeel-config.cmake"
               "${PROJECT_BINARY_DIR}/evenkeel-config-version.cmake"
-              "${PROJECT_SOURCE_DIR}/cmake/FindOneDNN.cmake" DESTINATION "${evenkeel_cmakedir}")
+        DESTINATION "${evenkeel_cmakedir}")
+if(EVENKEEL_HAVE_ONEDNN)
+  install(FILES "${PROJECT_SOURCE_DIR}/cmake/FindOneDNN.cmake" DESTINATION "${evenkeel_cmakedir}")
+endif()
 
 # Paths in evenkeel.pc are relative to where it lies, so that an installed tree can be moved.
 cmake_path(ABSOLUTE_PATH CMAKE_INSTALL_LIBDIR BASE_DIRECTORY "${CMAKE_INSTALL_PREFIX}"
@@ -37,5 +40,12 @@ cmake_path(ABSOLUTE_PATH CMAKE_INSTALL_LIBDIR BASE_DIRECTORY "/prefix" OUTPUT_VA
 cmake_path(ABSOLUTE_PATH CMAKE_INSTALL_INCLUDEDIR BASE_DIRECTORY "/prefix" OUTPUT_VARIABLE pc_incdir)
 string(REGEX REPLACE "^/prefix" "\${prefix}" EVENKEEL_PC_LIBDIR "${pc_libdir}")
 string(REGEX REPLACE "^/prefix" "\${prefix}" EVENKEEL_PC_INCLUDEDIR "${pc_incdir}")
+set(EVENKEEL_PC_PRIVATE "-lm -pthread")
+foreach(name IN LISTS CMAKE_DL_LIBS)
+  string(PREPEND EVENKEEL_PC_PRIVATE "-l${name} ")
+endforeach()
+if(EVENKEEL_HAVE_ONEDNN)
+  string(PREPEND EVENKEEL_PC_PRIVATE "-ldnnl ")
+endif()
 configure_file("${PROJECT_SOURCE_DIR}/cmake/evenkeel.pc.in" "${PROJECT_BINARY_DIR}/evenkeel.pc" @ONLY)
 install(FILES "${PROJECT_BINARY_DIR}/evenkeel.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig")

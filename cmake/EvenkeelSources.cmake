@@ -23,6 +23,13 @@ foreach(layer IN LISTS EVENKEEL_LAYERS)
   list(APPEND EVENKEEL_SOURCES ${layer_sources})
 endforeach()
 
+# ek__cpu_sgemm() has two sources, of which one is compiled; only oneDNN has OpenMP to keep quiet.
+if(EVENKEEL_HAVE_ONEDNN)
+  list(FILTER EVENKEEL_SOURCES EXCLUDE REGEX "/cpu_sgemm_own\\.c$")
+else()
+  list(FILTER EVENKEEL_SOURCES EXCLUDE REGEX "/cpu_(sgemm_onednn|openmp)\\.c$")
+endif()
+
 # The kernels of the CPU backend that are compiled once per instruction set.
 file(GLOB EVENKEEL_ISA_SOURCES CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/backend/cpu/isa/*.c")
 

@@ -1,14 +1,15 @@
 # shellcheck shell=bash
 # Sourced by bench/run and tests/run: finds out what is missing on this machine and asks apt for it.
 #
-#   packages_need WHAT...      what a script needs, by the names below
+#   packages_need WHAT...      what a script needs, by the names below; sets packages_left_out, one
+#                              line for each thing that is not there
 #   packages_have WHAT         true if it is there
 #   packages_build PRESET [TARGET]
 #   packages_jobs              how many jobs to build with (EVENKEEL_JOBS, else the cores)
 #
 # Nothing is installed when nothing is missing. Where packages cannot be installed (no apt, no
-# network, no rights) the script is told what is left out and goes on, as long as there are CMake,
-# a C compiler and oneDNN, without which there is no library.
+# network, no rights) the script says so within a minute, says what is left out, and goes on as long
+# as there are CMake, make or ninja, and a C compiler.
 
 # WHAT -> Debian package, and what it is for.
 declare -A packages_debian=(
@@ -25,20 +26,24 @@ declare -A packages_debian=(
   [check]=check
   [argp]=libc6-dev
 )
+# What goes missing with it.
 declare -A packages_purpose=(
   [cmake]="the build"
   [ninja]="the build"
   [make]="the build"
-  [gcc]="the C compiler"
+  [gcc]="the build with gcc"
   [libc]="the C library's headers"
-  [g++]="the tests of the headers from C++"
+  [g++]="the tests of the headers from C++ and the CUDA module"
   [clang]="the build with a second compiler"
   [pkg-config]="the test of evenkeel.pc"
-  [onednn]="matrix products on the CPU"
-  [jansson]="evenkeel-bench"
-  [check]="the unit tests"
-  [argp]="evenkeel-bench"
+  [onednn]="oneDNN's matrix products on the CPU, for which the library's own are taken"
+  [jansson]="evenkeel-bench and its tests"
+  [check]="the unit tests, all programs check_*"
+  [argp]="evenkeel-bench and its tests"
 )
+# What CONTRIBUTING.md tells how to carry to a machine without packages.
+declare -A packages_carriable=([onednn]=1 [jansson]=1 [check]=1)
+packages_left_out=()
 
 packages_say() {
   printf '[setup] %s\n' "$*"
@@ -88,10 +93,11 @@ packages_have() {
   esac
 }
 
-# Runs apt-get as root, or fails.
+# Runs apt-get as root, or fails. An update is ended after a minute; a package may take its time.
 packages_apt() {
-  local -a command=(env DEBIAN_FRONTEND=noninteractive apt-get -o Acquire::Retries=1
+  local -a command=(env LC_ALL=C DEBIAN_FRONTEND=noninteractive apt-get -o Acquire::Retries=1
     -o Acquire::http::Timeout=20 -o Acquire::https::Timeout=20 -o DPkg::Lock::Timeout=120)
+  [[ $1 != update ]] || command=(timeout 60 "${command[@]}")
   if ((EUID == 0)); then
     "${command[@]}" "$@"
   elif [[ -t 0 ]]; then
@@ -101,25 +107,43 @@ packages_apt() {
   fi
 }
 
+# Fetches the lists of packages; fails when no server answers, which takes a minute at most.
+packages_reach() {
+  local answers
+  packages_say "fetching the package lists"
+  answers=$(packages_apt update 2>/dev/null) || true
+  grep -qE '^(Get|Hit):' <<<"$answers"
+}
+
 packages_install() {
   local -a wanted=("$@")
   if ! command -v apt-get >/dev/null; then
-    packages_say "no apt-get here: install them by hand"
+    packages_say "no apt-get here: nothing is installed"
     return 1
   fi
   if ((EUID != 0)) && ! command -v sudo >/dev/null; then
-    packages_say "not root and no sudo: install them by hand"
+    packages_say "not root and no sudo: nothing is installed"
     return 1
   fi
-  packages_apt install -y -q --no-install-recommends "${wanted[@]}" >/dev/null 2>&1 && return 0
-  packages_say "fetching the package lists"
-  packages_apt update -q >/dev/null 2>&1 || packages_say "the package lists could not be fetched"
+  if ! packages_reach; then
+    packages_say "no package server can be reached: nothing is installed"
+    return 1
+  fi
+  packages_say "installing them"
   packages_apt install -y -q --no-install-recommends "${wanted[@]}" >/dev/null && return 0
   # One package that cannot be had must not keep the others away.
   local package
   for package in "${wanted[@]}"; do
     packages_apt install -y -q --no-install-recommends "$package" >/dev/null 2>&1 || true
   done
+}
+
+packages_leave_out() { # WHAT
+  local line="left out: ${packages_purpose[$1]}: no $1 (Debian: ${packages_debian[$1]}"
+  [[ -z ${packages_carriable[$1]-} ]] || line+='; to carry it: CONTRIBUTING.md'
+  line+=')'
+  packages_left_out+=("$line")
+  packages_say "$line"
 }
 
 packages_need() {
@@ -142,11 +166,9 @@ packages_need() {
       printf '%s\n' "${packages_debian[$what]}"
     done | sort -u)
     packages_say "missing Debian packages: ${debian[*]}"
-    packages_say "they will be installed now"
     packages_install "${debian[@]}" || true
     for what in "${missing[@]}"; do
-      packages_have "$what" ||
-        packages_say "left out: $what (${packages_debian[$what]}), for ${packages_purpose[$what]}"
+      packages_have "$what" || packages_leave_out "$what"
     done
   fi
 
@@ -154,12 +176,24 @@ packages_need() {
   packages_have cmake || essential+=(cmake)
   packages_compiler >/dev/null || essential+=("a C compiler")
   packages_have ninja || packages_have make || essential+=("ninja or make")
-  packages_have onednn || essential+=(oneDNN)
   if ((${#essential[@]} > 0)); then
     local IFS=,
     packages_say "cannot build without: ${essential[*]}" >&2
     return 1
   fi
+}
+
+# True if nvcc is there; where only its usual folder has it, CMake is told through CUDACXX.
+packages_find_nvcc() {
+  local folder
+  [[ -z ${CUDACXX-} ]] && ! command -v nvcc >/dev/null || return 0
+  for folder in "${CUDA_PATH-}" "${CUDA_HOME-}" /usr/local/cuda; do
+    if [[ -x $folder/bin/nvcc ]]; then
+      export CUDACXX=$folder/bin/nvcc
+      return 0
+    fi
+  done
+  return 1
 }
 
 packages_jobs() {

@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -16,11 +17,11 @@ import tempfile
 import threading
 
 PLACE = os.path.dirname(os.path.abspath(__file__))
-PYTHON = "/usr/bin/python3"  # Debian's, which sees Debian's python3-torch
 
 SHAPES = {
     "S": dict(layers=4, width=256, heads=4, seq=128, vocab=8192, batch=16),
     "M": dict(layers=12, width=768, heads=12, seq=128, vocab=50257, batch=4),
+    "gpt2": dict(layers=12, width=768, heads=12, seq=1024, vocab=50257, batch=8),
 }
 
 
@@ -95,25 +96,37 @@ def measured(name, seconds, resident, raw):
 
 def run_evenkeel(name, arguments):
     command = [
-        arguments.evenkeel, "step", "--devices", f"cpu:{arguments.threads}", "--modes", arguments.mode,
+        arguments.evenkeel, "step", "--devices", arguments.devices, "--modes", arguments.mode,
         *shape_flags(name), "--steps", str(arguments.steps), "--warmup", str(arguments.warmup),
         "--optimizer", "adamw", "-o", "json"]
+    if arguments.tf32:
+        command.append("--tf32")
     document, resident = child(command, {}, arguments.timeout)
     if document.get("schema") != 1 or len(document.get("runs", [])) != 1:
         raise PeerError(f"expected schema 1 with one run: {document}")
     run = document["runs"][0]
-    if run["mode"] != arguments.mode or run["devices"] != arguments.threads:
+    if run["mode"] != arguments.mode or run["devices"] != (1 if on_gpu(arguments) else arguments.threads):
         raise PeerError(f"not the run that was asked for: {run}")
     return measured(name, run["step_seconds"], resident, run)
 
 
 def run_torch(name, arguments):
     command = [
-        PYTHON, os.path.join(PLACE, "torch_step.py"), "--config", name, *shape_flags(name),
+        sys.executable, os.path.join(PLACE, "torch_step.py"), "--config", name, *shape_flags(name),
         "--threads", str(arguments.threads), "--form", arguments.form,
         "--steps", str(arguments.steps), "--warmup", str(arguments.warmup)]
-    document, resident = child(command, torch_settings(), arguments.timeout)
+    settings = torch_settings()
+    if on_gpu(arguments):
+        command += ["--device", arguments.devices]
+        settings = {}
+    if arguments.tf32:
+        command.append("--tf32")
+    document, resident = child(command, settings, arguments.timeout)
     return measured(name, document["step_seconds"], resident, document)
+
+
+def on_gpu(arguments):
+    return arguments.devices.startswith("cuda")
 
 
 def spread(values):
@@ -149,8 +162,12 @@ def compare(name, arguments):
 
 
 def print_table(results, arguments):
-    print(f"Training step in f32 with AdamW, {arguments.threads} threads, {arguments.rounds} rounds of "
-          f"{arguments.warmup} + {arguments.steps} steps; PyTorch as `{arguments.form}`.\n")
+    place = arguments.devices if on_gpu(arguments) else f"{arguments.threads} threads"
+    products = ", products in TF32" if arguments.tf32 else ""
+    torch = results[0]["rounds"][0]["torch"]["output"]
+    print(f"Training step in f32{products}, with AdamW, {place}, {arguments.rounds} rounds of "
+          f"{arguments.warmup} + {arguments.steps} steps; PyTorch {torch['version']} as `{arguments.form}`, "
+          f"{'fused' if torch['fused_attention'] else 'plain'} attention.\n")
     print("| configuration | peer | step, median of rounds (min to max) "
           "| tokens/s | peak resident | ratio evenkeel/torch |")
     print("|---|---|---|---|---|---|")
@@ -174,20 +191,31 @@ def positive(text):
 
 def parse_arguments():
     parser = argparse.ArgumentParser(
-        prog="run", description="Hold evenkeel's training step against PyTorch's, in turns, on this machine's CPU.")
-    parser.add_argument("configurations", nargs="*", metavar="CONFIGURATION", help="S, M or both (default both)")
+        prog="run", description="Hold evenkeel's training step against PyTorch's, in turns, on this machine.")
+    parser.add_argument("configurations", nargs="*", metavar="CONFIGURATION", help="of S, M, gpt2 (default S and M; gpt2 on cuda)")
     parser.add_argument("--rounds", type=positive, default=5, help="processes of each (default 5)")
     parser.add_argument("--steps", type=positive, default=8, help="measured steps a process (default 8)")
     parser.add_argument("--warmup", type=positive, default=2, help="steps before them (default 2)")
-    parser.add_argument("--threads", type=positive, default=2, help="PyTorch threads = evenkeel devices (default 2)")
+    parser.add_argument("--threads", type=positive, default=2, help="PyTorch threads = evenkeel devices on the CPU (default 2)")
+    parser.add_argument("--devices", metavar="cuda:N", help="one GPU for both instead of the CPU")
+    parser.add_argument("--tf32", action="store_true", help="products in TF32, with --devices cuda:N")
     parser.add_argument("--mode", choices=["gather", "balanced", "replicated", "sharded"], default="sharded", help="evenkeel's mode")
-    parser.add_argument("--form", choices=["replicas", "lean", "stock"], default="replicas", help="how PyTorch does it")
+    parser.add_argument("--form", choices=["replicas", "lean", "stock"],
+                        help="how PyTorch does it (default replicas; on cuda there is only stock)")
     parser.add_argument("--torch-only", action="store_true", help="leave evenkeel out")
     parser.add_argument("--timeout", type=positive, default=600, help="seconds a process may take (default 600)")
     parser.add_argument("--export-json", metavar="FILE", help="write everything that was measured to FILE")
     parser.add_argument("--evenkeel", required=True, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    arguments.configurations = arguments.configurations or list(SHAPES)
+    if arguments.devices is not None and not re.fullmatch(r"cuda:\d+", arguments.devices):
+        parser.error(f"--devices is one GPU, such as cuda:0, not {arguments.devices}; --threads is for the CPU")
+    if arguments.tf32 and arguments.devices is None:
+        parser.error("--tf32 is about products on a GPU: --devices cuda:0")
+    arguments.configurations = arguments.configurations or (["gpt2"] if arguments.devices else ["S", "M"])
+    arguments.form = arguments.form or ("stock" if arguments.devices else "replicas")
+    if arguments.devices and arguments.form != "stock":
+        parser.error(f"--form {arguments.form} is for the CPU")
+    arguments.devices = arguments.devices or f"cpu:{arguments.threads}"
     for name in arguments.configurations:
         if name not in SHAPES:
             parser.error(f"no configuration {name}: there are {', '.join(SHAPES)}")
@@ -215,8 +243,9 @@ def main():
             "processor": processor(),
             "usable_cores": len(os.sched_getaffinity(0)),
             "kernel": platform.release(),
-            "torch_environment": torch_settings(),
-            "settings": {name: getattr(arguments, name) for name in ("rounds", "steps", "warmup", "threads", "mode", "form")},
+            "torch_environment": {} if on_gpu(arguments) else torch_settings(),
+            "settings": {name: getattr(arguments, name) for name in (
+                "rounds", "steps", "warmup", "threads", "devices", "tf32", "mode", "form")},
             "results": results,
         }
         with open(arguments.export_json, "w") as file:

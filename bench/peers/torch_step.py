@@ -1,14 +1,16 @@
-"""One GPT-2 training step in PyTorch on the CPU, timed: the peer that evenkeel's bench is held against.
+"""One GPT-2 training step in PyTorch, timed: the peer that evenkeel's bench is held against.
 
 The model is the pre-norm GPT-2 block stack with a head tied to the token embedding, and AdamW in f32. Everything
 here is PyTorch's own operators called from Python, arranged the quickest way that was found; README.md says what was
 tried. Start it through `run --torch-only`, which sets the environment that the libraries read when they load.
-Prints one line of JSON.
+On a GPU (`--device cuda`) there is one form, the stock one, with what PyTorch has for it: fused attention where
+there is scaled_dot_product_attention, fused AdamW, TF32 if asked for. Prints one line of JSON.
 """
 
 import argparse
 import concurrent.futures
 import copy
+import inspect
 import json
 import math
 import resource
@@ -22,12 +24,15 @@ import torch.nn.functional as F
 CONFIGURATIONS = {
     "S": dict(layers=4, width=256, heads=4, seq=128, vocab=8192, batch=16),
     "M": dict(layers=12, width=768, heads=12, seq=128, vocab=50257, batch=4),
+    "gpt2": dict(layers=12, width=768, heads=12, seq=1024, vocab=50257, batch=8),
 }
 
 LEARNING_RATE = 3e-4
 BETAS = (0.9, 0.999)
 EPSILON = 1e-8
 WEIGHT_DECAY = 0.01
+
+FUSED_ATTENTION = hasattr(F, "scaled_dot_product_attention")  # PyTorch 2
 
 
 class Block(torch.nn.Module):
@@ -53,6 +58,9 @@ class Block(torch.nn.Module):
         batch, seq, width = x.shape
         depth = width // self.heads
         qkv = self.qkv(x).view(batch, seq, 3, self.heads, depth).permute(2, 0, 3, 1, 4)
+        if FUSED_ATTENTION:
+            y = F.scaled_dot_product_attention(*qkv.unbind(0), is_causal=True)
+            return y.transpose(1, 2).reshape(batch, seq, width)
         q, k, v = qkv.reshape(3, batch * self.heads, seq, depth).unbind(0)
         scores = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=1.0 / math.sqrt(depth))
         y = torch.bmm(torch.softmax(scores, -1), v).view(batch, self.heads, seq, depth)
@@ -87,19 +95,24 @@ class Gpt(torch.nn.Module):
 class StockForm:
     """The step the way every tutorial writes it, with torch.optim.AdamW."""
 
-    def __init__(self, model, inputs, targets, threads):
+    def __init__(self, model, inputs, targets, threads, device):
         torch.set_num_threads(threads)
-        self.model, self.inputs, self.targets = model, inputs, targets
+        self.model, self.inputs, self.targets, self.device = model.to(device), inputs, targets, device
+        fused = {}
+        if device != "cpu" and "fused" in inspect.signature(torch.optim.AdamW).parameters:
+            fused = {"fused": True}
         self.optimizer = torch.optim.AdamW(
-            model.parameters(), lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY)
+            model.parameters(), lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY, **fused)
 
     def gradients(self):
+        """The loss stays on the device: whoever reads it waits."""
+        inputs, targets = self.inputs.to(self.device), self.targets.to(self.device)
         self.optimizer.zero_grad(set_to_none=True)
-        hidden = self.model(F.embedding(self.inputs, self.model.tokens))
+        hidden = self.model(F.embedding(inputs, self.model.tokens))
         logits = F.linear(hidden, self.model.tokens)
-        loss = F.cross_entropy(logits.view(-1, logits.shape[-1]), self.targets.view(-1))
+        loss = F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
         loss.backward()
-        return loss.item()
+        return loss.detach()
 
     def update(self):
         self.optimizer.step()
@@ -208,7 +221,7 @@ class LeanForm:
 
 def make_form(arguments, model, inputs, targets):
     if arguments.form == "stock":
-        return StockForm(model, inputs, targets, arguments.threads)
+        return StockForm(model, inputs, targets, arguments.threads, arguments.device)
     replicas = arguments.threads if arguments.form == "replicas" else 1
     return LeanForm(model, inputs, targets, arguments.threads, replicas, arguments.chunk)
 
@@ -221,7 +234,7 @@ def positive(text):
 
 
 def parse_arguments():
-    parser = argparse.ArgumentParser(description="Time one GPT training step in PyTorch on the CPU.")
+    parser = argparse.ArgumentParser(description="Time one GPT training step in PyTorch.")
     parser.add_argument("--config", choices=sorted(CONFIGURATIONS), default="S", help="shape (default S)")
     for name in CONFIGURATIONS["S"]:
         parser.add_argument("--" + name, type=positive, help="override the shape's " + name)
@@ -230,8 +243,11 @@ def parse_arguments():
     parser.add_argument("--warmup", type=int, default=2, help="steps before them (default 2)")
     parser.add_argument("--seed", type=int, default=1234)
     parser.add_argument("--text", metavar="FILE", help="take the tokens from this file's bytes, not at random")
-    parser.add_argument("--form", choices=["replicas", "lean", "stock"], default="replicas",
-                        help="one replica a thread, one replica with all threads, or the tutorial's step")
+    parser.add_argument("--device", default="cpu", help="cpu (default), cuda or cuda:N")
+    parser.add_argument("--tf32", action="store_true", help="products on cuda in TF32")
+    parser.add_argument("--form", choices=["replicas", "lean", "stock"], default=None,
+                        help="one replica a thread (default on cpu), one replica with all threads, or the tutorial's "
+                        "step (the only one on cuda)")
     parser.add_argument("--chunk", type=positive, default=1 << 19, help="elements AdamW takes at a time")
     arguments = parser.parse_args()
     shape = dict(CONFIGURATIONS[arguments.config])
@@ -240,6 +256,10 @@ def parse_arguments():
             shape[name] = getattr(arguments, name)
     if shape["width"] % shape["heads"]:
         parser.error("--width must be a multiple of --heads")
+    if arguments.form is None:
+        arguments.form = "replicas" if arguments.device == "cpu" else "stock"
+    if arguments.device != "cpu" and arguments.form != "stock":
+        parser.error(f"--form {arguments.form} is for the CPU")
     if arguments.text and shape["vocab"] < 256:
         parser.error("--text needs --vocab 256 or more")
     return arguments, shape
@@ -262,6 +282,9 @@ def make_batch(arguments, shape):
 
 def main():
     arguments, shape = parse_arguments()
+    if arguments.device != "cpu" and not torch.cuda.is_available():
+        sys.exit(f"torch_step: PyTorch {torch.__version__} sees no GPU")
+    torch.backends.cuda.matmul.allow_tf32 = arguments.tf32
     torch.manual_seed(arguments.seed)
     inputs, targets = make_batch(arguments, shape)
     model = Gpt(shape)
@@ -270,9 +293,10 @@ def main():
     seconds, split, losses = [], {"gradients": [], "optimizer": []}, []
     for number in range(arguments.warmup + arguments.steps):
         begin = time.perf_counter()
-        losses.append(form.gradients())
+        loss = form.gradients()
         middle = time.perf_counter()
         form.update()
+        losses.append(float(loss))  # on a GPU this waits for all that was queued
         end = time.perf_counter()
         if number >= arguments.warmup:
             seconds.append(end - begin)
@@ -286,12 +310,17 @@ def main():
         "version": torch.__version__,
         "config": dict(name=name, **shape),
         "form": arguments.form,
+        "device": arguments.device if arguments.device == "cpu" else torch.cuda.get_device_name(arguments.device),
+        "tf32": arguments.tf32,
+        "fused_attention": FUSED_ATTENTION,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "threads": arguments.threads,
         "warmup": arguments.warmup,
         "steps": arguments.steps,
         "step_seconds": {"median": median, "min": min(seconds), "max": max(seconds)},
-        "split_seconds": {name: statistics.median(values) for name, values in split.items()},
+        # A GPU works behind the host's back: only the whole step means something there.
+        "split_seconds": None if arguments.device != "cpu" else {
+            name: statistics.median(values) for name, values in split.items()},
         "tokens_per_second": shape["batch"] * shape["seq"] / median,
         "peak_resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "losses": losses,

@@ -132,7 +132,7 @@ EK_API void ek_event_free(ek_event *event);
 
 typedef struct ek_device_description {
   char name[64];  /* "cpu", "cuda:0" */
-  char text[256]; /* "Intel(R) Xeon(R), 2 cores, AVX-512" or why it cannot be used */
+  char text[256]; /* "Intel(R) Xeon(R), 2 cores, AVX-512, oneDNN" or why it cannot be used */
   bool available;
   int cores;             /* processors that the process may use; 0 where that means nothing */
   uint64_t memory_bytes; /* physical memory; 0 where that means nothing */

@@ -191,6 +191,53 @@ group_devices() {
   grep -q '^cpu,yes,' "$dir/out" || complain "no cpu in the list"
 }
 
+# On emulated devices, or real ones: what is measured, planned and said of them.
+group_cuda() {
+  local i k on=(--devices cuda:0x4@200MiB)
+  expect 0 memory "${small[@]}" "${on[@]}" -o json
+  for i in 0 1 2 3; do
+    for k in 0 1 2 3; do
+      same "planned peak of ${modes[i]}, device $k" \
+        "$(value runs.$i.devices.$k.peak_bytes)" "$(value runs.$i.devices.$k.planned_peak_bytes)"
+    done
+    holds "memory beside the peak" "$(value runs.$i.devices.0.outside_bytes) > 0"
+    holds "losses agree" "($(value runs.$i.losses.1) - $(value runs.0.losses.1)) ^ 2 < 1e-8"
+  done
+  local peak loss format
+  peak=$(value runs.1.devices.0.peak_bytes)
+  loss=$(value runs.1.losses.1)
+  expect 0 memory "${small[@]}" --devices plan-cuda:4 --modes balanced -o json
+  same "plan" "$(value runs.0.devices.0.peak_bytes)" "$peak"
+  expect 0 memory "${small[@]}" --devices cpu:4 --modes balanced -o json
+  holds "the same training as on cpu" "($(value runs.0.losses.1) - $loss) ^ 2 < 1e-8"
+  for format in table md csv; do
+    expect 0 memory "${small[@]}" "${on[@]}" --modes balanced,sharded -o $format
+    grep -q sharded "$dir/out" || complain "no mode in format $format"
+  done
+  expect 5 memory "${small[@]}" --devices "cuda:0x4@$((peak - 256))B" --modes balanced
+  says "does not fit"
+
+  expect 0 memory "${small[@]}" "${on[@]}" --modes balanced --tf32 --deterministic -o json
+  same tf32 "$(value config.tf32)" true
+  same deterministic "$(value config.deterministic)" true
+  expect 0 memory "${small[@]}" "${on[@]}" --modes balanced --tf32
+  grep -q ', TF32' "$dir/out" || complain "no TF32 in the heading"
+
+  expect 0 step "${small[@]}" --devices cuda:0@200MiB --devices cuda:0x2@200MiB --modes sharded -o json
+  same devices "$(value runs.1.devices)" 2
+  holds "tokens per second" "$(value runs.1.tokens_per_second) > 0"
+  for format in table md csv; do
+    expect 0 step "${small[@]}" --devices cuda:0@200MiB --modes sharded -o $format
+  done
+
+  expect 0 max-batch "${small[@]:0:10}" --devices "cuda:0x2@$((peak + 1048576))B" --modes balanced \
+    -o json
+  same "batch" "$(value runs.0.max_batch)" "$(value runs.0.planned_max_batch)"
+  holds "batch" "$(value runs.0.max_batch) >= 1"
+  expect 0 devices -o csv
+  grep -q '^cuda:0,yes,' "$dir/out" || complain "no cuda in the list"
+}
+
 group_usage() {
   expect 2
   says subcommand
@@ -211,6 +258,10 @@ group_usage() {
     [[ -s $dir/err ]] || complain "no message for: $line"
   done
   expect 2 devices --batch 3
+  expect 2 memory "${small[@]}" --devices cpu:2 --tf32
+  says "cuda"
+  expect 0 memory "${small[@]}" --devices plan:2 --modes balanced --tf32
+  expect 0 memory "${small[@]}" --devices cpu:2 --modes balanced --deterministic
   local command
   for command in memory max-batch step devices; do
     expect 0 $command --help

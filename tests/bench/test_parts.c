@@ -157,37 +157,39 @@ START_TEST(batches_repeat_and_wrap) {
 END_TEST
 
 START_TEST(tolerance_of_losses) {
-  /* sqrt(4 * 64) * (6 * 2 + 2) * 2^-24 */
-  ck_assert_double_eq_tol(loss_tolerance(64, 2, 0), 16 * 14 / 16777216.0, 1e-18);
-  ck_assert_double_eq_tol(loss_tolerance(64, 2, 4), 5 * 16 * 14 / 16777216.0, 1e-18);
+  /* sqrt(4 * 64) * (6 * 2 + 2) * 2^-24, or 2^-17 */
+  const struct precision precision = {64, 2, false}, tf32 = {64, 2, true};
+  ck_assert_double_eq_tol(loss_tolerance(&precision, 0), 16 * 14 * 0x1p-24, 1e-18);
+  ck_assert_double_eq_tol(loss_tolerance(&precision, 4), 5 * 16 * 14 * 0x1p-24, 1e-18);
+  ck_assert_double_eq_tol(loss_tolerance(&tf32, 0), 16 * 14 * 0x1p-17, 1e-18);
   const double left[] = {8, 7, 6};
   double right[] = {8, 7, 6};
   size_t where = 99;
-  ck_assert(losses_agree(&where, left, right, 3, 64, 2, 0));
-  right[1] = 7 * (1 + 1.9 * loss_tolerance(64, 2, 0));
-  ck_assert(losses_agree(&where, left, right, 3, 64, 2, 0));
-  right[1] = 7 * (1 + 2.1 * loss_tolerance(64, 2, 0));
-  ck_assert(!losses_agree(&where, left, right, 3, 64, 2, 0));
+  ck_assert(losses_agree(&where, left, right, 3, &precision, 0));
+  right[1] = 7 * (1 + 1.9 * loss_tolerance(&precision, 0));
+  ck_assert(losses_agree(&where, left, right, 3, &precision, 0));
+  right[1] = 7 * (1 + 2.1 * loss_tolerance(&precision, 0));
+  ck_assert(!losses_agree(&where, left, right, 3, &precision, 0));
   ck_assert_uint_eq(where, 1);
   right[1] = (double)NAN;
-  ck_assert(!losses_agree(&where, left, right, 3, 64, 2, 0));
+  ck_assert(!losses_agree(&where, left, right, 3, &precision, 0));
 }
 END_TEST
 
 /* The verdict that the program's exit code 3 comes from. */
 START_TEST(runs_that_disagree) {
   double left[] = {8, 7}, right[] = {8, 7.01};
-  const struct shape shape = {.layers = 2, .width = 64, .warmup = 1, .steps = 2};
+  const struct options options = {.shape = {.layers = 2, .width = 64, .warmup = 1, .steps = 2}};
   struct run runs[2] = {{.mode = EK_MODE_GATHER, .spec = "cpu:2", .losses = left, .steps = 2},
                         {.mode = EK_MODE_SHARDED, .spec = "cpu:2", .losses = right, .steps = 2}};
-  ck_assert_int_eq(compare_losses(runs, 2, &shape), EXIT_DISAGREE);
-  ck_assert_int_eq(compare_losses(runs, 1, &shape), EXIT_GOOD);
+  ck_assert_int_eq(compare_losses(runs, 2, &options), EXIT_DISAGREE);
+  ck_assert_int_eq(compare_losses(runs, 1, &options), EXIT_GOOD);
   right[1] = 7;
-  ck_assert_int_eq(compare_losses(runs, 2, &shape), EXIT_GOOD);
+  ck_assert_int_eq(compare_losses(runs, 2, &options), EXIT_GOOD);
   left[0] = right[0] = (double)NAN;
-  ck_assert_int_eq(compare_losses(runs, 2, &shape), EXIT_ERROR);
-  runs[0].counts_only = runs[1].counts_only = true;
-  ck_assert_int_eq(compare_losses(runs, 2, &shape), EXIT_GOOD);
+  ck_assert_int_eq(compare_losses(runs, 2, &options), EXIT_ERROR);
+  runs[0].kind.counts_only = runs[1].kind.counts_only = true;
+  ck_assert_int_eq(compare_losses(runs, 2, &options), EXIT_GOOD);
 }
 END_TEST
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# check_consumer.sh CMAKE BUILD CONSUMER CC CXX LIBDIR ONEDNN_INCLUDE_DIR ONEDNN_LIBRARY
-# Installs the build into a prefix of its own inside the build folder, moves that prefix, and builds
+# check_consumer.sh CMAKE BUILD CONSUMER CC CXX LIBDIR [ONEDNN_INCLUDE_DIR ONEDNN_LIBRARY]
+# (the last two if the library was built with oneDNN). Installs the build into a prefix of its own inside the build folder, moves that prefix, and builds
 # and runs the consumer in C and C++, shared and static, through CMake and through pkg-config.
 set -euo pipefail
 
@@ -10,8 +10,8 @@ consumer=$3
 cc=$4
 cxx=$5 # empty: no C++ compiler
 libdir=$6
-onednn_include=$7
-onednn_library=$8
+onednn_include=${7-}
+onednn_library=${8-} # empty: built without
 
 work=$build/tests/install/installed
 prefix=$work/prefix
@@ -52,8 +52,13 @@ run() { # PROGRAM: runs it and says how it is linked
 
 # --- find_package ---
 
-options=(-DCMAKE_BUILD_TYPE=Release "-DCMAKE_PREFIX_PATH=$prefix" "-DCMAKE_C_COMPILER=$cc"
-  "-DOneDNN_INCLUDE_DIR=$onednn_include" "-DOneDNN_LIBRARY=$onednn_library")
+options=(-DCMAKE_BUILD_TYPE=Release "-DCMAKE_PREFIX_PATH=$prefix" "-DCMAKE_C_COMPILER=$cc")
+if [[ -n $onednn_library ]]; then
+  options+=("-DOneDNN_INCLUDE_DIR=$onednn_include" "-DOneDNN_LIBRARY=$onednn_library")
+else
+  # Then nothing of what is installed may ask for it.
+  options+=(-DCMAKE_DISABLE_FIND_PACKAGE_OneDNN=ON)
+fi
 programs=(shared_c static_c)
 if [[ -n $cxx ]]; then
   options+=(-DWITH_CXX=ON "-DCMAKE_CXX_COMPILER=$cxx")
@@ -65,10 +70,12 @@ for program in "${programs[@]}"; do
   run "$work/cmake/$program"
 done
 
-# The shared library asks for nothing else: it is found where oneDNN is not.
-"$cmake" -S "$consumer" -B "$work/without" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_C_COMPILER="$cc" \
-  -DWITHOUT_ONEDNN=ON -DCMAKE_DISABLE_FIND_PACKAGE_OneDNN=ON >"$work/without.log"
-"$cmake" --build "$work/without" >>"$work/without.log"
+# The shared library asks for nothing else: it is found where the static one's oneDNN is not.
+if [[ -n $onednn_library ]]; then
+  "$cmake" -S "$consumer" -B "$work/without" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_C_COMPILER="$cc" \
+    -DWITHOUT_ONEDNN=ON -DCMAKE_DISABLE_FIND_PACKAGE_OneDNN=ON >"$work/without.log"
+  "$cmake" --build "$work/without" >>"$work/without.log"
+fi
 
 # --- pkg-config ---
 
@@ -82,19 +89,27 @@ read -ra shared <<<"$(pkg-config --libs evenkeel)"
 read -ra static <<<"$(pkg-config --static --libs evenkeel)"
 # "-levenkeel" means the shared library where both are installed.
 static=("${static[@]/#-levenkeel/-l:libevenkeel.a}")
-onednn_path=("-L$(dirname "$onednn_library")")
+# Where oneDNN lies, for the static library and for what the shared one loads.
+static_path=() shared_path=()
+if [[ -n $onednn_library ]]; then
+  static_path=("-L$(dirname "$onednn_library")")
+  shared_path=("-Wl,-rpath-link,$(dirname "$onednn_library")")
+elif [[ " ${static[*]} " == *" -ldnnl "* ]]; then
+  printf 'check_consumer: evenkeel.pc asks for oneDNN, which the library does not use\n' >&2
+  exit 1
+fi
 
 mkdir -p "$work/pkgconfig"
 cd "$work/pkgconfig"
 "$cc" -std=c11 -Wall -Wextra -Werror "${cflags[@]}" "$consumer/main.c" -o shared_c "${shared[@]}" \
-  -Wl,-rpath-link,"$(dirname "$onednn_library")"
-"$cc" -std=c11 "${cflags[@]}" "$consumer/main.c" -o static_c "${static[@]}" "${onednn_path[@]}"
+  "${shared_path[@]}"
+"$cc" -std=c11 "${cflags[@]}" "$consumer/main.c" -o static_c "${static[@]}" "${static_path[@]}"
 run "$work/pkgconfig/shared_c"
 run "$work/pkgconfig/static_c"
 if [[ -n $cxx ]]; then
   "$cxx" -std=c++17 -Wall -Wextra -Werror "${cflags[@]}" "$consumer/main.cc" -o shared_cc "${shared[@]}" \
-    -Wl,-rpath-link,"$(dirname "$onednn_library")"
-  "$cxx" -std=c++17 "${cflags[@]}" "$consumer/main.cc" -o static_cc "${static[@]}" "${onednn_path[@]}"
+    "${shared_path[@]}"
+  "$cxx" -std=c++17 "${cflags[@]}" "$consumer/main.cc" -o static_cc "${static[@]}" "${static_path[@]}"
   run "$work/pkgconfig/shared_cc"
   run "$work/pkgconfig/static_cc"
 fi

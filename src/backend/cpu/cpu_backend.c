@@ -128,8 +128,8 @@ static ek_status describe(ek_device_description *descriptions, size_t capacity, 
   if (ek__cpu_memory_size(&bytes, NULL) == EK_OK) it->memory_bytes = bytes;
   char name[128];
   processor_name(name, sizeof name);
-  (void)snprintf(it->text, sizeof it->text, "%s, %d core%s, %s", name, it->cores,
-                 it->cores == 1 ? "" : "s", ek__cpu_isa_name());
+  (void)snprintf(it->text, sizeof it->text, "%s, %d core%s, %s, %s", name, it->cores,
+                 it->cores == 1 ? "" : "s", ek__cpu_isa_name(), ek__cpu_products_name());
   return EK_OK;
 }
 

@@ -48,7 +48,8 @@ typedef void ek__range_function(const void *args, int64_t begin, int64_t end);
   X(sgd)                    /* elements; update_job */                                             \
   X(adamw)                  /* elements; update_job */                                             \
   X(square_norm)            /* chunks; norm_job */                                                 \
-  X(reduce)                 /* elements; reduce_args */
+  X(reduce)                 /* elements; reduce_args */                                            \
+  X(product)                /* rows of c; gemm */
 
 struct ek__cpu_functions {
 #define EK__CPU_MEMBER(name) ek__range_function *name;
@@ -127,7 +128,8 @@ const char *ek__cpu_isa_name(void);
 void ek__cpu_range(ek_stream *stream, ek__range_function *function, const void *args, int64_t count,
                    int64_t least);
 
-/* c = alpha a' b' + beta c on the calling thread alone; row-major with leading dimensions. */
+/* c = alpha a' b' + beta c on the calling thread alone; row-major with leading dimensions. All of
+ * m, n and k are at least 1. */
 struct ek__gemm {
   bool transpose_a, transpose_b;
   int64_t m, n, k;
@@ -143,12 +145,14 @@ struct ek__gemm {
 /* Threads of a team that a product is cut for at most. */
 #define EK__MAX_TEAM 256
 
+/* In f32; by oneDNN or by the range function `product`, as the library was built. */
+ek_status ek__cpu_sgemm(const struct ek__gemm *gemm);
+/* What ek__cpu_sgemm() is, for people. */
+const char *ek__cpu_products_name(void);
+
 /* One OpenMP thread for what this thread calls, until what was before is restored. */
 int ek__cpu_openmp_single(void);
 void ek__cpu_openmp_restore(int before);
-
-ek_status ek__cpu_sgemm(const struct ek__gemm *gemm);
-void ek__cpu_dgemm(const struct ek__gemm *gemm);
 
 /* ---- memory: cpu_memory.c ---- */
 

@@ -1,95 +1,11 @@
 /*
- * cpu_products.c - matrix products.
+ * cpu_products.c - matrix products: cut for the device's team, along the longer side of the result.
  *
- * f32: oneDNN's sgemm, one thread per call; the team cuts the result along its longer side, because
- * two one-thread products beat one two-thread product in most shapes. f64: a blocked loop in plain
- * C, for gradient checks.
+ * One thread's part in f32 is ek__cpu_sgemm(): oneDNN's (cpu_sgemm_onednn.c), because two of its
+ * one-thread products beat one two-thread product in most shapes, or, in a library that is built
+ * without oneDNN, our own (cpu_sgemm_own.c). In f64 it is a loop in plain C, for gradient checks.
  */
 #include "backend/cpu/cpu_internal.h"
-
-#include <oneapi/dnnl/dnnl.h>
-
-ek_status ek__cpu_sgemm(const struct ek__gemm *g) {
-  const int threads = ek__cpu_openmp_single();
-  const dnnl_status_t status =
-      dnnl_sgemm(g->transpose_a ? 'T' : 'N', g->transpose_b ? 'T' : 'N', g->m, g->n, g->k,
-                 (float)g->alpha, g->a, g->lda, g->b, g->ldb, (float)g->beta, g->c, g->ldc);
-  ek__cpu_openmp_restore(threads);
-  if (status == dnnl_success) return EK_OK;
-  const ek_status kind = status == dnnl_out_of_memory ? EK_ERR_OUT_OF_MEMORY : EK_ERR_INTERNAL;
-  return ek_error_set(kind, "matmul %lld x %lld x %lld: oneDNN gave status %d", (long long)g->m,
-                      (long long)g->n, (long long)g->k, (int)status);
-}
-
-/*
- * Two shapes are cut before oneDNN sees them, because its own blocking is weak there (2.6, with
- * AVX-512):
- *   - a turned and c narrow, as in the gradient of weights with few inputs: along k, by 128. Up to
- *     1.35 times as fast; with wide rows of a (a power of two) its packing is what costs.
- *   - c very wide and k short, as in the output layer of a small model: along n, by 2048. 1.1
- *     times as fast.
- */
-#define NARROW 384
-#define SHORT 512
-#define DEPTH_BLOCK 128
-#define COLUMN_BLOCK 2048
-
-static ek_status sgemm_by_depth(const struct ek__gemm *g) {
-  for (int64_t p = 0; p < g->k; p += DEPTH_BLOCK) {
-    struct ek__gemm part = *g;
-    part.k = g->k - p < DEPTH_BLOCK ? g->k - p : DEPTH_BLOCK;
-    part.a = (const float *)g->a + p * g->lda;
-    part.b = (const float *)g->b + (g->transpose_b ? p : p * g->ldb);
-    part.beta = p == 0 ? g->beta : 1.0;
-    EK_TRY(ek__cpu_sgemm(&part));
-  }
-  return EK_OK;
-}
-
-static ek_status sgemm_by_columns(const struct ek__gemm *g) {
-  for (int64_t j = 0; j < g->n; j += COLUMN_BLOCK) {
-    struct ek__gemm part = *g;
-    part.n = g->n - j < COLUMN_BLOCK ? g->n - j : COLUMN_BLOCK;
-    part.b = (const float *)g->b + (g->transpose_b ? j * g->ldb : j);
-    part.c = (float *)g->c + j;
-    EK_TRY(ek__cpu_sgemm(&part));
-  }
-  return EK_OK;
-}
-
-static ek_status sgemm_in_blocks(const struct ek__gemm *g) {
-  if (g->transpose_a && g->n <= NARROW && g->k > 2 * DEPTH_BLOCK) return sgemm_by_depth(g);
-  if (!g->transpose_a && g->n >= 2 * COLUMN_BLOCK && g->k <= SHORT) return sgemm_by_columns(g);
-  return ek__cpu_sgemm(g);
-}
-
-#define BLOCK 64
-
-/* c[m][n] += a' b' for one block of k. */
-static void dgemm_block(const struct ek__gemm *g, int64_t first, int64_t last) {
-  const double *a = g->a, *b = g->b;
-  for (int64_t i = 0; i < g->m; i++) {
-    double *c = (double *)g->c + i * g->ldc;
-    for (int64_t p = first; p < last; p++) {
-      const double factor = g->alpha * (g->transpose_a ? a[p * g->lda + i] : a[i * g->lda + p]);
-      if (g->transpose_b) {
-        for (int64_t j = 0; j < g->n; j++) c[j] += factor * b[j * g->ldb + p];
-      } else {
-        for (int64_t j = 0; j < g->n; j++) c[j] += factor * b[p * g->ldb + j];
-      }
-    }
-  }
-}
-
-void ek__cpu_dgemm(const struct ek__gemm *g) {
-  for (int64_t i = 0; i < g->m; i++) {
-    double *c = (double *)g->c + i * g->ldc;
-    for (int64_t j = 0; j < g->n; j++) c[j] = g->beta == 0.0 ? 0.0 : g->beta * c[j];
-  }
-  for (int64_t p = 0; p < g->k; p += BLOCK) dgemm_block(g, p, p + BLOCK < g->k ? p + BLOCK : g->k);
-}
-
-/* ---- the kernel ---- */
 
 struct product {
   const struct ek__matmul_args *args;
@@ -118,8 +34,8 @@ static ek_status multiply(const struct product *product, int64_t i0, int64_t i1,
   gemm.a = (const char *)args->a + (size_t)(args->transpose_a ? i0 : i0 * lda) * size;
   gemm.b = (const char *)args->b + (size_t)(args->transpose_b ? j0 * ldb : j0) * size;
   gemm.c = (char *)args->c + (size_t)(i0 * args->n + j0) * size;
-  if (args->type == EK_F32) return sgemm_in_blocks(&gemm);
-  ek__cpu_dgemm(&gemm);
+  if (args->type == EK_F32) return ek__cpu_sgemm(&gemm);
+  ek__cpu_functions(EK_F64)->product(&gemm, 0, gemm.m);
   return EK_OK;
 }
 

@@ -1,5 +1,5 @@
 /*
- * reference_layers.c - f64 layer normalisation, lookups and attention in plain C.
+ * reference_layers.c - f64 layer normalisation, lookups, attention and matrix products in plain C.
  */
 #include "backend/cpu/reference.h"
 
@@ -206,5 +206,37 @@ void ek__attention_backward_f64(const void *raw, int64_t begin, int64_t end) {
       memset(head.dv + i * head.step, 0, bytes);
     }
     for (int64_t i = 0; i < head.tokens; i++) attend_token_backward(&head, i);
+  }
+}
+
+/* ---- matrix products ---- */
+
+#define BLOCK 64
+
+/* c += alpha a' b' for steps first .. last - 1 of k. */
+static void add_products(const struct ek__gemm *g, int64_t begin, int64_t end, int64_t first,
+                         int64_t last) {
+  const double *a = g->a, *b = g->b;
+  for (int64_t i = begin; i < end; i++) {
+    double *c = (double *)g->c + i * g->ldc;
+    for (int64_t p = first; p < last; p++) {
+      const double factor = g->alpha * (g->transpose_a ? a[p * g->lda + i] : a[i * g->lda + p]);
+      if (g->transpose_b) {
+        for (int64_t j = 0; j < g->n; j++) c[j] += factor * b[j * g->ldb + p];
+      } else {
+        for (int64_t j = 0; j < g->n; j++) c[j] += factor * b[p * g->ldb + j];
+      }
+    }
+  }
+}
+
+void ek__product_f64(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__gemm *g = raw;
+  for (int64_t i = begin; i < end; i++) {
+    double *c = (double *)g->c + i * g->ldc;
+    for (int64_t j = 0; j < g->n; j++) c[j] = g->beta == 0.0 ? 0.0 : g->beta * c[j];
+  }
+  for (int64_t p = 0; p < g->k; p += BLOCK) {
+    add_products(g, begin, end, p, p + BLOCK < g->k ? p + BLOCK : g->k);
   }
 }

@@ -1,0 +1,121 @@
+/*
+ * kernels.c - which operations are measured, and what they are called with.
+ *
+ * Bytes are those of the floor that the head of each src/backend/cuda/cuda_*.cu names: every
+ * element read or written once. An operation that needs more passes than that shows as slower than
+ * a copy.
+ */
+#include "kernels.h"
+
+#include <stdlib.h>
+
+/* GPT-2: its vocabulary, and its width in the smallest of the models. */
+enum { CLASSES = 50257, WIDTH = 768 };
+
+static const ek_cross_entropy_terms plain_loss = {.ignore_index = -1};
+
+static ek_status call_copy(struct bed *bed) {
+  return ek_op_copy(bed->stream, &bed->large[1], &bed->large[0]);
+}
+
+static ek_status call_add(struct bed *bed) {
+  return ek_op_add(bed->stream, &bed->large[2], &bed->large[0], &bed->large[1]);
+}
+
+static ek_status call_adamw(struct bed *bed) {
+  const ek_adamw_terms terms = {.learning_rate = 3e-4,
+                                .beta1 = 0.9,
+                                .beta2 = 0.999,
+                                .epsilon = 1e-8,
+                                .weight_decay = 0.01,
+                                .decoupled = true,
+                                .step = 2}; /* the first step does not read the moments */
+  const ek_update_scale scale = {0};
+  return ek_op_adamw(bed->stream, &bed->large[0], &bed->large[1], &bed->large[2], &bed->large[3],
+                     &terms, &scale);
+}
+
+static ek_status call_layer_norm_forward(struct bed *bed) {
+  return ek_op_layer_norm_forward(bed->stream, &bed->large[1], &bed->per_row[0], &bed->per_row[1],
+                                  &bed->large[0], &bed->per_column[0], &bed->per_column[1], 1e-5);
+}
+
+static ek_status call_layer_norm_backward(struct bed *bed) {
+  return ek_op_layer_norm_backward(bed->stream, &bed->large[2], false, &bed->per_column[2], 0,
+                                   &bed->per_column[3], 0, &bed->large[1], &bed->large[0],
+                                   &bed->per_row[0], &bed->per_row[1], &bed->per_column[0]);
+}
+
+static ek_status call_cross_entropy_forward(struct bed *bed) {
+  return ek_op_cross_entropy_forward(bed->stream, &bed->per_row[0], &bed->per_row[1], &bed->totals,
+                                     &bed->large[0], &bed->targets, &plain_loss);
+}
+
+/* In place, as in training. What is there then are no logits, which does not matter to its speed.
+ */
+static ek_status call_cross_entropy_backward(struct bed *bed) {
+  return ek_op_cross_entropy_backward(bed->stream, &bed->large[0], &bed->large[0], &bed->per_row[1],
+                                      &bed->targets, &plain_loss, NULL, NULL);
+}
+
+const struct kernel copy_kernel = {
+    .name = "copy", .columns = 1, .bytes = 8, .large = 2, .call = call_copy};
+
+static const struct kernel kernels[] = {
+    {"cross_entropy_forward", CLASSES, 4, 1, 2, 0, true, call_cross_entropy_forward},
+    {"cross_entropy_backward", CLASSES, 8, 1, 2, 0, true, call_cross_entropy_backward},
+    {"layer_norm_forward", WIDTH, 8, 2, 2, 2, false, call_layer_norm_forward},
+    /* dx, 12, and in a pass of its own dgamma and dbeta, 8 */
+    {"layer_norm_backward", WIDTH, 20, 3, 2, 4, false, call_layer_norm_backward},
+    {"add", WIDTH, 12, 3, 0, 0, false, call_add},
+    {"adamw", WIDTH, 28, 4, 0, 0, false, call_adamw},
+};
+
+const struct kernel *kernel_at(size_t index) {
+  return index < sizeof kernels / sizeof kernels[0] ? &kernels[index] : NULL;
+}
+
+/* ---- what they are called with ---- */
+
+/* Random numbers between 0 and 1, the second moments of AdamW among them. */
+static ek_status make(ek_tensor *tensor, const struct bed *bed, int rank, const int64_t *shape) {
+  EK_TRY(ek_tensor_create(tensor, bed->device, EK_MEMORY_WORKSPACE, EK_F32, rank, shape));
+  if (bed->random == NULL) return ek_op_fill(bed->stream, tensor, 1.0);
+  ek_tensor host;
+  EK_TRY(ek_tensor_host(&host, (void *)(uintptr_t)bed->random, EK_F32, rank, shape));
+  return ek_tensor_copy(tensor, &host);
+}
+
+static ek_status make_targets(struct bed *bed) {
+  const int64_t totals[] = {2};
+  EK_TRY(ek_tensor_create(&bed->targets, bed->device, EK_MEMORY_WORKSPACE, EK_I32, 1, &bed->rows));
+  EK_TRY(ek_tensor_create(&bed->totals, bed->device, EK_MEMORY_WORKSPACE, EK_F64, 1, totals));
+  int32_t *targets = malloc((size_t)bed->rows * sizeof *targets);
+  if (!targets) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for the targets");
+  for (int64_t r = 0; r < bed->rows; r++) targets[r] = (int32_t)(r * 7919 % bed->columns);
+  ek_tensor host;
+  ek_status status = ek_tensor_host(&host, targets, EK_I32, 1, &bed->rows);
+  if (status == EK_OK) status = ek_tensor_copy(&bed->targets, &host);
+  free(targets);
+  return status;
+}
+
+ek_status bed_open(struct bed *bed, const struct kernel *kernel, int64_t elements) {
+  bed->columns = kernel->columns;
+  bed->rows = elements / kernel->columns > 0 ? elements / kernel->columns : 1;
+  const int64_t shape[] = {bed->rows, bed->columns};
+  for (int i = 0; i < kernel->large; i++) EK_TRY(make(&bed->large[i], bed, 2, shape));
+  for (int i = 0; i < kernel->per_row; i++) EK_TRY(make(&bed->per_row[i], bed, 1, &bed->rows));
+  for (int i = 0; i < kernel->per_column; i++) {
+    EK_TRY(make(&bed->per_column[i], bed, 1, &bed->columns));
+  }
+  return kernel->losses ? make_targets(bed) : EK_OK;
+}
+
+void bed_close(struct bed *bed) {
+  for (size_t i = 0; i < 4; i++) ek_tensor_free(&bed->large[i]);
+  for (size_t i = 0; i < 2; i++) ek_tensor_free(&bed->per_row[i]);
+  for (size_t i = 0; i < 4; i++) ek_tensor_free(&bed->per_column[i]);
+  ek_tensor_free(&bed->targets);
+  ek_tensor_free(&bed->totals);
+}

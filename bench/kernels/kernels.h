@@ -1,0 +1,46 @@
+/*
+ * kernels.h - the operations whose speed is bound by memory, ready to be called again and again.
+ *
+ * One row of the table in kernels.c is one operation: its shape for a given size, what it needs, a
+ * call, and how many bytes an element must move at least.
+ */
+#ifndef BENCH_KERNELS_H
+#define BENCH_KERNELS_H
+
+#include <evenkeel/evenkeel.h>
+
+/* What the operations are called with; a kernel uses the members that its setup makes. */
+struct bed {
+  ek_device *device;
+  ek_stream *stream;
+  const float *random;   /* in host memory, enough for a large tensor; NULL: ones will do */
+  int64_t rows, columns; /* of the large tensors */
+  ek_tensor large[4];    /* rows x columns each */
+  ek_tensor per_row[2], per_column[4];
+  ek_tensor targets, totals;
+};
+
+struct kernel {
+  const char *name;
+  int64_t columns; /* of the large tensors; rows follow from the size */
+  int bytes;       /* that an element of a large tensor must move at least */
+  int large;       /* how many large tensors there are */
+  int per_row, per_column;
+  bool losses; /* targets and totals are needed */
+  ek_status (*call)(struct bed *bed);
+};
+
+/* What the others are held against. */
+extern const struct kernel copy_kernel;
+/* NULL behind the last one. */
+const struct kernel *kernel_at(size_t index);
+
+/*
+ * Makes what the kernel needs for large tensors of about `elements` elements (whole rows, at least
+ * one). `bed` must be zero but for device, stream and random; bed_close() frees what was made, also
+ * after a failure.
+ */
+ek_status bed_open(struct bed *bed, const struct kernel *kernel, int64_t elements);
+void bed_close(struct bed *bed);
+
+#endif
