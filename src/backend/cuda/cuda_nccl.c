@@ -27,7 +27,8 @@ struct ek__cuda_clique {
   ncclComm_t communicators[EK_MAX_DEVICES];
   uint64_t queued[EK_MAX_DEVICES]; /* collectives; each belongs to its rank's worker */
   atomic_bool aborted;
-  bool broken; /* the last renewal failed */
+  atomic_bool failed; /* a call of a rank failed: who knows what it queued */
+  bool broken;        /* the last renewal failed */
 };
 
 static const struct ek__cuda_device *device_of(const struct ek__cuda_clique *clique, size_t rank) {
@@ -174,6 +175,7 @@ static void abort_all(struct ek__cuda_clique *clique) {
 static ek_status join_all(struct ek__cuda_clique *clique) {
   ncclUniqueId id;
   atomic_store(&clique->aborted, false);
+  atomic_store(&clique->failed, false);
   memset(clique->queued, 0, sizeof clique->queued);
   const ncclResult_t result = ncclGetUniqueId(&id);
   if (result != ncclSuccess) {
@@ -231,7 +233,7 @@ static bool torn(const struct ek__cuda_clique *clique) {
   for (size_t i = 1; i < clique->group->count; i++) {
     if (clique->queued[i] != clique->queued[0]) return true;
   }
-  return clique->broken || atomic_load(&clique->group->stuck);
+  return clique->broken || atomic_load(&clique->failed) || atomic_load(&clique->group->stuck);
 }
 
 static void clique_renew(void *self) {
@@ -358,7 +360,9 @@ static ek_status clique_run(void *self, ek_device *raw, const struct ek__collect
   if (collective->count == 0) return EK_OK;
   EK_TRY(ek__cuda_enter(device));
   clique->queued[call.rank]++;
-  return settle(clique, call.rank, issue(&call), names[collective->kind]);
+  const ek_status status = settle(clique, call.rank, issue(&call), names[collective->kind]);
+  if (status != EK_OK) atomic_store(&clique->failed, true);
+  return status;
 }
 
 static const struct ek__link link_table = {.name = "nccl",
