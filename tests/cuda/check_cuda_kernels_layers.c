@@ -228,17 +228,41 @@ START_TEST(bad_index) {
                                    .period = 1,
                                    .type = rig->type};
     kr_ok(ek__cuda_lookup_forward(rig->stream, &args, rig->bad));
-    ck_assert_int_eq(kr_bad(rig), EK__CUDA_BAD_INDEX);
+    ck_assert_uint_eq(kr_bad(rig).index, kr_bad_word(1, indices[i][1]));
     memcpy(y.host, table.host, 5 * sizeof(double));
     memcpy(y.host + 10, table.host + 5, 5 * sizeof(double));
     kr_check(rig, "rows around a bad index", &y, 0);
     args.y = table.device, args.table = y.device;
     kr_ok(ek__cuda_lookup_backward(rig->stream, &args, rig->bad));
-    ck_assert_int_eq(kr_bad(rig), EK__CUDA_BAD_INDEX);
+    ck_assert_uint_eq(kr_bad(rig).index, kr_bad_word(1, indices[i][1]));
     for (int k = 0; k < 10; k++) table.host[k] *= 2; /* its own rows were added: exact */
     kr_check(rig, "table around a bad index", &table, 0);
     kr_close(rig);
   }
+}
+END_TEST
+
+/* Of many bad rows the lowest is told, whichever thread comes first. */
+START_TEST(lowest_bad_index) {
+  enum { ROWS = 1000, LOWEST = 333 };
+  struct kr_rig *rig = kr_open(_i);
+  const struct kr_array table = kr_values(rig, 2 * 5, 1, 2), y = kr_poison(rig, ROWS * 5);
+  int32_t index[ROWS];
+  for (int i = 0; i < ROWS; i++) index[i] = i < LOWEST ? i % 2 : i % 7 - 9;
+  struct ek__lookup_args args = {.y = y.device,
+                                 .table = table.device,
+                                 .index = kr_bytes(rig, index, sizeof index),
+                                 .rows = ROWS,
+                                 .width = 5,
+                                 .entries = 2,
+                                 .period = 1,
+                                 .type = rig->type};
+  kr_ok(ek__cuda_lookup_forward(rig->stream, &args, rig->bad));
+  ck_assert_uint_eq(kr_bad(rig).index, kr_bad_word(LOWEST, index[LOWEST]));
+  args.y = table.device, args.table = y.device;
+  kr_ok(ek__cuda_lookup_backward(rig->stream, &args, rig->bad));
+  ck_assert_uint_eq(kr_bad(rig).index, kr_bad_word(LOWEST, index[LOWEST]));
+  kr_close(rig);
 }
 END_TEST
 
@@ -324,6 +348,7 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(table, lookup_backward, 0, KR_VARIANTS);
   tcase_add_loop_test(table, positions_backward, 0, KR_VARIANTS);
   tcase_add_loop_test(table, bad_index, 0, KR_VARIANTS);
+  tcase_add_loop_test(table, lowest_bad_index, 0, KR_VARIANTS);
   TCase *attend = ck_case(suite, "attention");
   tcase_add_loop_test(attend, attention, 0, KR_VARIANTS);
   tcase_add_loop_test(attend, large_scores, 0, KR_VARIANTS);

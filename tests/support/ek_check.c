@@ -30,6 +30,10 @@ TCase *ck_case(Suite *suite, const char *name) {
   return tcase;
 }
 
+ek_status ck_finish(ek_status status, ek_stream *stream) {
+  return status == EK_OK ? ek_stream_synchronize(stream) : status;
+}
+
 bool ck_contains(const char *text, const char *part) { return strstr(text, part) != NULL; }
 
 /* ---- random numbers: SplitMix64 (Steele, Lea, Flood 2014) ---- */

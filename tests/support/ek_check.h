@@ -60,6 +60,9 @@ TCase *ck_case(Suite *suite, const char *name);
 
 bool ck_contains(const char *text, const char *part);
 
+/* What an operation gave; where it was only queued, what the wait for its stream gives. */
+ek_status ck_finish(ek_status status, ek_stream *stream);
+
 /* ---- random numbers ---- */
 
 struct ck_random {

@@ -24,7 +24,7 @@ template <class T> struct loss {
   int64_t rows, classes;
   int32_t ignore_index;
   double smoothing;
-  int *bad;
+  unsigned long long *bad;
 
   __device__ bool counts(int32_t target) const { /* neither ignored nor out of range */
     return target != ignore_index && target >= 0 && target < classes;
@@ -125,7 +125,7 @@ __device__ void put_loss(const loss<T> &a, int64_t row, const T *x, const runnin
   const T log_sum = log(soft.sum), base = running<T>::base(soft.largest);
   const int32_t target = a.targets[row];
   a.lse[row] = base + log_sum;
-  if (a.wrong(target)) atomicCAS(a.bad, 0, (int)EK__CUDA_BAD_TARGET);
+  if (a.wrong(target)) report_bad(a.bad, row, target);
   double value = 0.0;
   if (a.counts(target)) {
     const double own = (1.0 - a.smoothing) * (double)a.weight(target);
@@ -207,7 +207,7 @@ template <class T> __global__ void __launch_bounds__(512) backward_kernel(loss<T
     const T *x = a.logits + row * a.classes;
     const int32_t target = a.targets[row];
     const bool counts = a.counts(target);
-    if (a.wrong(target) && threadIdx.x == 0) atomicCAS(a.bad, 0, (int)EK__CUDA_BAD_TARGET);
+    if (a.wrong(target) && threadIdx.x == 0) report_bad(a.bad, row, target);
     const double own = counts ? (1.0 - a.smoothing) * (double)a.weight(target) : 0.0;
     row_gradient<T> g;
     g.to = a.gradient + row * a.classes;
@@ -234,7 +234,7 @@ template <class T> struct weights_of {
 
 /* ---- launching ---- */
 
-template <class T> loss<T> loss_of(const struct ek__loss_args *args, int *bad) {
+template <class T> loss<T> loss_of(const struct ek__loss_args *args, struct ek__cuda_bad *bad) {
   loss<T> a = {};
   a.losses = static_cast<T *>(args->losses);
   a.lse = static_cast<T *>(args->lse);
@@ -248,7 +248,7 @@ template <class T> loss<T> loss_of(const struct ek__loss_args *args, int *bad) {
   a.classes = args->classes;
   a.ignore_index = args->ignore_index;
   a.smoothing = args->label_smoothing;
-  a.bad = bad;
+  a.bad = &bad->target;
   return a;
 }
 
@@ -263,7 +263,7 @@ unsigned blocks_of(int64_t rows) { return (unsigned)(rows < 0x7FFFFFFF ? rows : 
 
 template <class T>
 cudaError_t forward(cudaStream_t stream, const struct ek__loss_args *args, void *workspace,
-                    int *bad) {
+                    struct ek__cuda_bad *bad) {
   const loss<T> a = loss_of<T>(args, bad);
   if (a.rows > 0) {
     EK_LAUNCH(forward_kernel<T>, blocks_of(a.rows), threads_for(a.classes, PACK<T>), 0, stream, a);
@@ -275,7 +275,7 @@ cudaError_t forward(cudaStream_t stream, const struct ek__loss_args *args, void 
 
 template <class T>
 cudaError_t backward(cudaStream_t stream, const struct ek__loss_args *args, void *workspace,
-                     int *bad) {
+                     struct ek__cuda_bad *bad) {
   loss<T> a = loss_of<T>(args, bad);
   if (a.rows <= 0 || a.classes <= 0) return cudaSuccess;
   if (a.weights && a.smoothing != 0.0) { /* behind the partial sums of sum_up() */
@@ -292,14 +292,14 @@ cudaError_t backward(cudaStream_t stream, const struct ek__loss_args *args, void
 
 extern "C" cudaError_t ek__cuda_cross_entropy_forward(cudaStream_t stream,
                                                       const struct ek__loss_args *args,
-                                                      void *workspace, int *bad) {
+                                                      void *workspace, struct ek__cuda_bad *bad) {
   return with_type(
       args->type, [&](auto zero) { return forward<decltype(zero)>(stream, args, workspace, bad); });
 }
 
 extern "C" cudaError_t ek__cuda_cross_entropy_backward(cudaStream_t stream,
                                                        const struct ek__loss_args *args,
-                                                       void *workspace, int *bad) {
+                                                       void *workspace, struct ek__cuda_bad *bad) {
   return with_type(args->type, [&](auto zero) {
     return backward<decltype(zero)>(stream, args, workspace, bad);
   });
