@@ -63,11 +63,12 @@ struct ek__dropout_args {
 
 struct ek__layer_norm_args {
   void *y, *mean, *rstd; /* forward writes; backward reads mean and rstd */
+  void *sum;             /* forward: written and normalised in place of x, if there is a residual */
+  const void *residual;  /* or NULL: added to x by forward, to dx by backward */
   const void *x, *gamma, *beta;
   void *dx, *dgamma, *dbeta; /* backward writes; dx may be NULL */
   const void *dy;
   double epsilon, gamma_scale, beta_scale;
-  bool add_dx;
   int64_t rows, width;
   ek_type type;
 };

@@ -64,7 +64,7 @@ static ek_status gradients(ek_pass *pass, const ek_tensor *dy, const struct save
   EK_TRY(ek_pass_gradient(&dweight, &weight_scale, pass, WEIGHT));
   EK_TRY(ek_pass_gradient(&dbias, &bias_scale, pass, BIAS));
   if (dx != NULL) EK_TRY(ek__layer_result(dx, pass, &saved->x));
-  EK_TRY(ek_op_layer_norm_backward(ek_pass_stream(pass), dx, false, &dweight, weight_scale, &dbias,
+  EK_TRY(ek_op_layer_norm_backward(ek_pass_stream(pass), dx, NULL, &dweight, weight_scale, &dbias,
                                    bias_scale, dy, &saved->x, &saved->mean, &saved->rstd, &weight));
   EK_TRY(ek_pass_gradient_complete(pass, WEIGHT));
   return ek_pass_gradient_complete(pass, BIAS);

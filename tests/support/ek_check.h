@@ -186,7 +186,7 @@ double ck_weighed(const ek_tensor *tensor, const double *weights);
 
 /* ---- wrong arguments, one operation at a time ---- */
 
-enum { CK_OPERANDS = 8 };
+enum { CK_OPERANDS = 9 };
 
 struct ck_operand {
   const char *name;
