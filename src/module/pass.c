@@ -3,7 +3,8 @@
  *
  * `node` is the module that is running; calling a child makes the child's node the current one and
  * puts it back afterwards. So a module's parameter numbers, children and random stream are always
- * those of the node that it runs as.
+ * those of the node that it runs as. A module that does a child's work itself enters the child's
+ * node for as long (`outer` is then its own).
  *
  * Of every parameter the pass knows whether its gradient has been written in this step (`touched`:
  * the first to add overwrites instead, and nothing has to be zeroed before) and how many users have
@@ -26,6 +27,7 @@ enum stage { OPENED, RAN_FORWARD, RAN_BACKWARD, BROKEN };
 struct ek_pass {
   ek_replica *replica;
   const struct ek__node *node;
+  const struct ek__node *outer; /* NULL unless a module has entered a child */
   ek_pass_options options;
   enum stage stage;
   ek_tensor *saved;
@@ -79,6 +81,7 @@ ek_status ek_pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_option
   if (result == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a pass");
   result->options = *options;
   result->node = replica->layout.root;
+  result->outer = NULL;
   result->stage = OPENED;
   for (size_t i = 0; i < replica->layout.parameter_count; i++) {
     const struct ek__parameter *parameter = &replica->layout.parameters[i];
@@ -220,11 +223,13 @@ static void free_tensors(ek_tensor *tensors, size_t count) {
 static ek_status run_forward(ek_pass *pass, const struct ek__node *node, const ek_tensor *inputs,
                              ek_tensor *outputs) {
   const ek_module *module = node->module;
-  const struct ek__node *caller = pass->node;
+  const struct ek__node *caller = pass->node, *outer = pass->outer;
   memset(outputs, 0, module->outputs * sizeof *outputs);
   pass->node = node;
+  pass->outer = NULL;
   ek_status status = module->ops->forward(module, pass, inputs, outputs);
   pass->node = caller;
+  pass->outer = outer;
   for (size_t i = 0; i < module->outputs && status == EK_OK; i++) {
     if (!ek_tensor_exists(&outputs[i])) {
       status = ek_error_set(EK_ERR_STATE, "%s gave no output number %zu", module->ops->kind, i);
@@ -237,11 +242,13 @@ static ek_status run_forward(ek_pass *pass, const struct ek__node *node, const e
 static ek_status run_backward(ek_pass *pass, const struct ek__node *node,
                               const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
   const ek_module *module = node->module;
-  const struct ek__node *caller = pass->node;
+  const struct ek__node *caller = pass->node, *outer = pass->outer;
   if (grad_inputs != NULL) memset(grad_inputs, 0, module->inputs * sizeof *grad_inputs);
   pass->node = node;
+  pass->outer = NULL;
   const ek_status status = module->ops->backward(module, pass, grad_outputs, grad_inputs);
   pass->node = caller;
+  pass->outer = outer;
   if (status != EK_OK) free_tensors(grad_inputs, module->inputs);
   return status;
 }
@@ -270,6 +277,30 @@ ek_status ek_pass_backward(ek_pass *pass, size_t child, const ek_tensor *grad_ou
   if (pass == NULL || grad_outputs == NULL) return null_argument("ek_pass_backward");
   EK_TRY(child_node(&node, "ek_pass_backward", pass, child));
   return run_backward(pass, node, grad_outputs, grad_inputs);
+}
+
+ek_status ek_pass_enter(ek_pass *pass, size_t child) {
+  const struct ek__node *node = NULL;
+  if (pass == NULL) return null_argument("ek_pass_enter");
+  if (pass->outer != NULL) {
+    return ek_error_set(EK_ERR_STATE, "ek_pass_enter: %s is in a child already",
+                        pass->outer->module->ops->kind);
+  }
+  EK_TRY(child_node(&node, "ek_pass_enter", pass, child));
+  pass->outer = pass->node;
+  pass->node = node;
+  return EK_OK;
+}
+
+ek_status ek_pass_leave(ek_pass *pass) {
+  if (pass == NULL) return null_argument("ek_pass_leave");
+  if (pass->outer == NULL) {
+    return ek_error_set(EK_ERR_STATE, "ek_pass_leave: %s has entered no child",
+                        pass->node->module->ops->kind);
+  }
+  pass->node = pass->outer;
+  pass->outer = NULL;
+  return EK_OK;
 }
 
 static ek_status check_tensors(const char *who, const ek_pass *pass, const ek_tensor *tensors,
