@@ -100,6 +100,7 @@ struct ek__loss_args {
   const void *targets; /* cross-entropy: int32_t; squared error: the type of outputs */
   const void *class_weights;
   const double *scale;   /* on the device, or NULL */
+  double host_scale;     /* cross_entropy_gradient only, in place of scale and row_scale */
   const void *row_scale; /* or NULL */
   int64_t rows, classes; /* squared error: rows = count, classes = 1 */
   int32_t ignore_index;
@@ -165,6 +166,8 @@ struct ek__kernels { /* all required */
   ek_status (*attention_backward)(ek_stream *stream, const struct ek__attention_args *args);
   ek_status (*cross_entropy_forward)(ek_stream *stream, const struct ek__loss_args *args);
   ek_status (*cross_entropy_backward)(ek_stream *stream, const struct ek__loss_args *args);
+  /* forward, then backward */
+  ek_status (*cross_entropy_gradient)(ek_stream *stream, const struct ek__loss_args *args);
   ek_status (*squared_error_forward)(ek_stream *stream, const struct ek__loss_args *args);
   ek_status (*squared_error_backward)(ek_stream *stream, const struct ek__loss_args *args);
   ek_status (*combine_totals)(ek_stream *stream, const struct ek__combine_args *args);

@@ -108,6 +108,8 @@ cudaError_t ek__cuda_cross_entropy_forward(cudaStream_t stream, const struct ek_
                                            void *workspace, struct ek__cuda_bad *bad);
 cudaError_t ek__cuda_cross_entropy_backward(cudaStream_t stream, const struct ek__loss_args *args,
                                             void *workspace, struct ek__cuda_bad *bad);
+cudaError_t ek__cuda_cross_entropy_gradient(cudaStream_t stream, const struct ek__loss_args *args,
+                                            void *workspace, struct ek__cuda_bad *bad);
 cudaError_t ek__cuda_squared_error_forward(cudaStream_t stream, const struct ek__loss_args *args,
                                            void *workspace);
 cudaError_t ek__cuda_squared_error_backward(cudaStream_t stream, const struct ek__loss_args *args);

@@ -14,7 +14,8 @@
 #define BLOCK 2048 /* elements of a row looked at together: 8 KiB */
 
 ek__range_function EK_ISA_NAME(cross_entropy_forward), EK_ISA_NAME(cross_entropy_backward),
-    EK_ISA_NAME(squared_error_forward), EK_ISA_NAME(squared_error_backward);
+    EK_ISA_NAME(cross_entropy_gradient), EK_ISA_NAME(squared_error_forward),
+    EK_ISA_NAME(squared_error_backward);
 
 static float block_largest(const float *x, int64_t n) {
   vec best[4] = {v_set(-INFINITY), v_set(-INFINITY), v_set(-INFINITY), v_set(-INFINITY)};
@@ -151,6 +152,14 @@ void EK_ISA_NAME(cross_entropy_backward)(const void *raw, int64_t begin, int64_t
                  (float)(own + share * job->class_weight));
     if (share != 0.0) take_share(gradient, weights, classes, (float)share);
     gradient[targets[row]] -= (float)own;
+  }
+}
+
+/* A row is read again while it lies in the cache. */
+void EK_ISA_NAME(cross_entropy_gradient)(const void *raw, int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < end; row++) {
+    EK_ISA_NAME(cross_entropy_forward)(raw, row, row + 1);
+    EK_ISA_NAME(cross_entropy_backward)(raw, row, row + 1);
   }
 }
 
