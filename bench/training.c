@@ -28,6 +28,7 @@ static ek_status make_criterion(struct training *training) {
   EK_TRY(ek_cross_entropy_create(&training->loss, NULL));
   ek_data_parallel_criterion_options options = EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT;
   options.keep_outputs = training->task->shape->keep_outputs;
+  options.gradient_in_forward = !options.keep_outputs;
   return ek_data_parallel_criterion_open(&training->criterion, training->model, training->loss,
                                          &options);
 }

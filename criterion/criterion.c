@@ -150,6 +150,22 @@ ek_status ek_criterion_pass_gradient(ek_tensor *gradient, ek_criterion_pass *pas
                           output->shape);
 }
 
+bool ek_criterion_pass_gradient_now(double *scale, ek_criterion_pass *pass) {
+  if (scale == NULL || pass == NULL || !pass->gradient_allowed || pass->keep_outputs) return false;
+  const ek_criterion *criterion = pass->criterion;
+  if (pass->phase != EK__CRITERION_IN_FORWARD || pass->running != criterion ||
+      criterion->terms != 1 || criterion->reduction == EK_REDUCTION_NONE) {
+    return false;
+  }
+  for (size_t i = 0; i < criterion->outputs; i++) {
+    if (ek_tensor_holders(&pass->outputs[i]) != 1) return false;
+  }
+  /* With one term D / d is 1: ek_op_combine_totals(). */
+  *scale = criterion->coefficients == NULL ? 1.0 : criterion->coefficients[0];
+  pass->gradient_written = true;
+  return true;
+}
+
 ek_status ek_criterion_pass_losses(ek_criterion_pass *pass, const ek_tensor *losses) {
   if (pass == NULL) return no_pass();
   if (losses == NULL) return missing_argument(pass, "losses");

@@ -128,6 +128,7 @@ void ek_criterion_pass_reset(ek_criterion_pass *pass) {
   if (pass == NULL) return;
   while (pass->saved_count > 0) ek_tensor_free(&pass->saved[--pass->saved_count]);
   ek_tensor_free(&pass->losses);
+  pass->gradient_written = false;
   pass->phase = EK__CRITERION_IDLE;
 }
 
@@ -190,8 +191,8 @@ static ek_status no_pass(void) {
   return ek_error_set(EK_ERR_INVALID_ARGUMENT, "criterion pass: pass is NULL");
 }
 
-ek_status ek_criterion_pass_run_forward(ek_criterion_pass *pass, const ek_tensor *outputs,
-                                        const ek_tensor *targets, ek_tensor *totals) {
+static ek_status run_forward(ek_criterion_pass *pass, bool gradient, const ek_tensor *outputs,
+                             const ek_tensor *targets, ek_tensor *totals) {
   if (pass == NULL) return no_pass();
   const ek_criterion *criterion = pass->criterion;
   EK_TRY(check_tensors(pass, "output", outputs, criterion->outputs));
@@ -199,13 +200,26 @@ ek_status ek_criterion_pass_run_forward(ek_criterion_pass *pass, const ek_tensor
   EK_TRY(check_terms(pass, "totals", totals, 2));
   ek_criterion_pass_reset(pass);
   pass->phase = EK__CRITERION_IN_FORWARD;
+  pass->gradient_allowed = gradient;
+  pass->outputs = outputs;
   const ek_status status = criterion->ops->forward(criterion, pass, outputs, targets, totals);
+  pass->outputs = NULL;
   if (status != EK_OK) {
     ek_criterion_pass_reset(pass);
     return status;
   }
   pass->phase = EK__CRITERION_FORWARD_DONE;
   return EK_OK;
+}
+
+ek_status ek_criterion_pass_run_forward(ek_criterion_pass *pass, const ek_tensor *outputs,
+                                        const ek_tensor *targets, ek_tensor *totals) {
+  return run_forward(pass, false, outputs, targets, totals);
+}
+
+ek_status ek_criterion_pass_run_forward_gradient(ek_criterion_pass *pass, const ek_tensor *outputs,
+                                                 const ek_tensor *targets, ek_tensor *totals) {
+  return run_forward(pass, true, outputs, targets, totals);
 }
 
 static ek_status check_factors(const ek_criterion_pass *pass, const ek_tensor *factors) {
@@ -270,6 +284,15 @@ static ek_status check_backward(const ek_criterion_pass *pass, const ek_tensor *
   return EK_OK;
 }
 
+/* Forward has written the gradients over the outputs. */
+static ek_status share_outputs(const ek_criterion_pass *pass, const ek_tensor *outputs,
+                               ek_tensor *gradients) {
+  for (size_t i = 0; i < pass->criterion->outputs; i++) {
+    EK_TRY(ek_tensor_share(&gradients[i], &outputs[i]));
+  }
+  return EK_OK;
+}
+
 ek_status ek_criterion_pass_run_backward(ek_criterion_pass *pass, const ek_tensor *outputs,
                                          const ek_tensor *targets, const ek_tensor *scales,
                                          const ek_tensor *factors, ek_tensor *gradients) {
@@ -278,7 +301,9 @@ ek_status ek_criterion_pass_run_backward(ek_criterion_pass *pass, const ek_tenso
   const ek_criterion *criterion = pass->criterion;
   pass->phase = EK__CRITERION_IN_BACKWARD;
   pass->factors = factors;
-  ek_status status = criterion->ops->backward(criterion, pass, outputs, targets, scales, gradients);
+  ek_status status = pass->gradient_written ? share_outputs(pass, outputs, gradients)
+                                            : criterion->ops->backward(criterion, pass, outputs,
+                                                                       targets, scales, gradients);
   if (status == EK_OK) status = check_gradients(pass, outputs, gradients);
   if (status != EK_OK) {
     for (size_t i = 0; i < criterion->outputs; i++) ek_tensor_free(&gradients[i]);
@@ -287,6 +312,7 @@ ek_status ek_criterion_pass_run_backward(ek_criterion_pass *pass, const ek_tenso
    * losses stay, they belong to the forward. */
   while (pass->saved_count > 0) ek_tensor_free(&pass->saved[--pass->saved_count]);
   pass->factors = NULL;
+  pass->gradient_written = false;
   pass->phase = EK__CRITERION_IDLE;
   return status;
 }

@@ -21,6 +21,8 @@ struct ek_criterion_pass {
   ek_stream *stream;
   ek_type type;
   bool keep_outputs;
+  bool gradient_allowed; /* this forward may write the gradients over the outputs */
+  bool gradient_written; /* and the criterion has said that it does */
   enum ek__criterion_phase phase;
 
   /* The criterion whose function runs, and where its constants begin; `criterion` in between. */
@@ -28,7 +30,8 @@ struct ek_criterion_pass {
   size_t first_constant;
   ek_tensor constants[EK_MAX_CONSTANTS];
 
-  ek_tensor *saved; /* a stack */
+  const ek_tensor *outputs; /* during forward */
+  ek_tensor *saved;         /* a stack */
   size_t saved_count, saved_capacity;
 
   ek_tensor losses;         /* of the last forward, if it handed them over */

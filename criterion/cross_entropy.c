@@ -3,7 +3,8 @@
  *
  * Forward leaves one number per row behind, the logarithm of the sum of exponentials. Backward
  * computes the probabilities again from it and the logits and writes the gradient over the logits,
- * so that the loss takes no second array of the logits' size.
+ * so that the loss takes no second array of the logits' size. Where forward may do that already, it
+ * does both in one operation.
  */
 #include <evenkeel/cross_entropy.h>
 
@@ -19,7 +20,8 @@ struct cross_entropy {
   ek_criterion base;
   int32_t ignore_index;
   double label_smoothing;
-  ek_tensor weights; /* the only constant, if there is one */
+  bool scale_is_known; /* before the weight d of all devices is */
+  ek_tensor weights;   /* the only constant, if there is one */
   double *weight_values;
 };
 
@@ -46,13 +48,31 @@ static ek_status get_terms(ek_cross_entropy_terms *terms, ek_tensor *weights,
   return EK_OK;
 }
 
+/* The loss, and the gradient over the logits if this is the time for it: *written. */
+static ek_status compute(const struct cross_entropy *c, ek_criterion_pass *pass,
+                         const ek_tensor *logits, const ek_tensor *targets,
+                         const ek_cross_entropy_terms *terms, ek_tensor *losses, ek_tensor *lse,
+                         ek_tensor *totals, bool *written) {
+  ek_stream *stream = ek_criterion_pass_stream(pass);
+  double scale = 1.0;
+  *written = c->scale_is_known && ek_criterion_pass_gradient_now(&scale, pass);
+  if (!*written) {
+    return ek_op_cross_entropy_forward(stream, losses, lse, totals, logits, targets, terms);
+  }
+  ek_tensor gradient = *logits;
+  return ek_op_cross_entropy_gradient(stream, &gradient, losses, lse, totals, logits, targets,
+                                      terms, scale);
+}
+
 static ek_status forward(const ek_criterion *self, ek_criterion_pass *pass,
                          const ek_tensor *outputs, const ek_tensor *targets, ek_tensor *totals) {
+  const struct cross_entropy *c = (const struct cross_entropy *)self;
   const ek_tensor *logits = &outputs[0];
   ek_cross_entropy_terms terms;
   ek_tensor weights = {0}, losses = {0}, lse = {0};
-  EK_TRY(get_terms(&terms, &weights, (const struct cross_entropy *)self, pass, logits));
+  EK_TRY(get_terms(&terms, &weights, c, pass, logits));
 
+  bool written = false;
   ek_status status = EK_OK;
   EK_TRY_GOTO(status,
               ek_criterion_pass_create(&lse, pass, logits->type, logits->rank - 1, logits->shape),
@@ -62,13 +82,12 @@ static ek_status forward(const ek_criterion *self, ek_criterion_pass *pass,
       ek_criterion_pass_create(&losses, pass, logits->type, logits->rank - 1, logits->shape),
       cleanup);
   EK_TRY_GOTO(status,
-              ek_op_cross_entropy_forward(ek_criterion_pass_stream(pass), &losses, &lse, totals,
-                                          logits, &targets[0], &terms),
+              compute(c, pass, logits, &targets[0], &terms, &losses, &lse, totals, &written),
               cleanup);
   if (self->reduction == EK_REDUCTION_NONE) {
     EK_TRY_GOTO(status, ek_criterion_pass_losses(pass, &losses), cleanup);
   }
-  EK_TRY_GOTO(status, ek_criterion_pass_save(pass, &lse), cleanup);
+  if (!written) EK_TRY_GOTO(status, ek_criterion_pass_save(pass, &lse), cleanup);
 
 cleanup:
   ek_tensor_free(&losses);
@@ -110,6 +129,19 @@ static const ek_criterion_ops ops = {.size = sizeof(ek_criterion_ops),
                                      .free = release};
 
 /* ---- creation ---- */
+
+/*
+ * A step whose targets have no weight together (d = 0) counts for nothing, and so has gradient 0.
+ * Without smoothing each of its rows has; with smoothing a row has a gradient from the other
+ * classes even if its own weighs nothing, and only d tells.
+ */
+static bool scale_is_known(const ek_cross_entropy_options *o) {
+  if (o->class_weights == NULL || o->label_smoothing == 0.0) return true;
+  for (int64_t i = 0; i < o->classes; i++) {
+    if (o->class_weights[i] == 0.0) return false;
+  }
+  return true;
+}
 
 static ek_status check_weights(const ek_cross_entropy_options *o) {
   if (o->class_weights == NULL) return EK_OK;
@@ -178,6 +210,7 @@ ek_status ek_cross_entropy_create(ek_criterion **criterion,
   if (o.class_weights != NULL) EK_TRY_GOTO(status, keep_weights(c, &o), cleanup);
   c->ignore_index = o.ignore_index;
   c->label_smoothing = o.label_smoothing;
+  c->scale_is_known = scale_is_known(&o);
   *criterion = &c->base;
   return EK_OK;
 

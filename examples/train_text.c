@@ -54,7 +54,9 @@ static ek_status open_trainer(struct trainer *t, const struct settings *settings
   model.seed = SEED;
   EK_TRY(ek_data_parallel_model_open(&t->model, t->group, t->gpt, &model));
   EK_TRY(ek_cross_entropy_create(&t->loss, NULL));
-  EK_TRY(ek_data_parallel_criterion_open(&t->criterion, t->model, t->loss, NULL));
+  ek_data_parallel_criterion_options criterion = EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT;
+  criterion.gradient_in_forward = true;
+  EK_TRY(ek_data_parallel_criterion_open(&t->criterion, t->model, t->loss, &criterion));
 
   ek_adamw_options adamw = EK_ADAMW_OPTIONS_INIT;
   adamw.clip_norm = 1.0;
@@ -91,7 +93,7 @@ static void pick_batch(int32_t *inputs, int32_t *targets, const struct text *tex
   }
 }
 
-/* One step. The outputs hold the gradient after backward and are not needed any more. */
+/* One step. The outputs hold the gradient once the loss is known, and are not needed any more. */
 static ek_status train_step(struct trainer *t, const struct text *text, long step, double *loss) {
   int32_t input_ids[BATCH * WINDOW], target_ids[BATCH * WINDOW];
   pick_batch(input_ids, target_ids, text, step);

@@ -3,7 +3,8 @@
  *
  * Forward: every device that has rows computes its totals {s, d} per term; a device without rows
  * has zeros. One all-reduce of these few numbers gives every device the totals of all, from which
- * it combines the terms itself. Nothing of it waits for the host.
+ * it combines the terms itself. Nothing of it waits for the host. With gradient_in_forward the
+ * outputs may hold their gradients from then on; the criterion's pass knows.
  */
 #include <evenkeel/data_parallel_criterion.h>
 
@@ -30,6 +31,7 @@ struct ek_data_parallel_criterion {
 
   /* From forward to backward. */
   bool has_forward, has_loss;
+  bool with_gradient;       /* that forward was allowed to write over the outputs */
   uint64_t forward;         /* which of the model's forwards gave the outputs */
   const ek_shards *outputs; /* the caller's */
   ek_shards *targets;       /* one per target */
@@ -58,6 +60,11 @@ static ek_status check_open(ek_data_parallel_criterion **parallel,
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                         "ek_data_parallel_criterion_open: an argument is NULL, or the options were "
                         "not initialised with EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT");
+  }
+  if (options->keep_outputs && options->gradient_in_forward) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "ek_data_parallel_criterion_open: keep_outputs and gradient_in_forward, "
+                        "which overwrites them");
   }
   if (criterion->outputs != model->module->outputs) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s looks at %zu outputs, %s has %zu",
@@ -146,7 +153,9 @@ static ek_status forward_one(void *context, ek_device *device, size_t index) {
     ek_tensor outputs[EK_MAX_TENSORS], targets[EK_MAX_TENSORS];
     take_parts(outputs, self->outputs, self->criterion->outputs, index);
     take_parts(targets, self->targets, self->criterion->targets, index);
-    EK_TRY(ek_criterion_pass_run_forward(self->passes[index], outputs, targets, totals));
+    EK_TRY((self->with_gradient
+                ? ek_criterion_pass_run_forward_gradient
+                : ek_criterion_pass_run_forward)(self->passes[index], outputs, targets, totals));
   } else {
     EK_TRY(ek_op_zero(stream, totals));
   }
@@ -201,7 +210,15 @@ ek_status ek_data_parallel_criterion_forward(ek_data_parallel_criterion *paralle
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "criterion forward: an argument is NULL");
   }
   EK_TRY(check_forward(parallel, outputs, output_count, targets, target_count));
+  const ek_data_parallel_model *model = parallel->model;
+  const bool with_gradient = parallel->options.gradient_in_forward && model->has_forward;
+  if (with_gradient && parallel->has_forward && parallel->forward == model->forwards) {
+    return ek_error_set(EK_ERR_STATE,
+                        "criterion forward: with gradient_in_forward it has overwritten the "
+                        "outputs of the model's last forward already");
+  }
   drop_forward(parallel);
+  parallel->with_gradient = with_gradient;
   parallel->has_loss = false;
   parallel->outputs = outputs;
   ek_status status = EK_OK;

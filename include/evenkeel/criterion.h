@@ -8,7 +8,8 @@
  * ignored targets and a last, shorter batch (never a mean of means).
  *
  * The gradient overwrites the outputs, unless keep_outputs is asked for or somebody else still
- * holds them: then it has memory of its own, charged to `loss`.
+ * holds them: then it has memory of its own, charged to `loss`. Where its runner allows it, forward
+ * does so already, in the pass over memory that it makes anyway: ek_criterion_pass_gradient_now().
  *
  * Stock criteria: cross_entropy.h, mean_squared_error.h, weighted_sum.h. One of your own fills this
  * table; it needs nothing else.
@@ -100,6 +101,14 @@ EK_API EK_CHECKED ek_status ek_criterion_pass_take(ek_tensor *tensor, ek_criteri
 /* Where the gradient of an output belongs: the output itself or new memory. The caller owns it. */
 EK_API EK_CHECKED ek_status ek_criterion_pass_gradient(ek_tensor *gradient, ek_criterion_pass *pass,
                                                        const ek_tensor *output);
+/*
+ * In forward: true if the criterion is to write the gradients of all its outputs now, over the
+ * outputs themselves; its backward is not called then. *scale multiplies them, as scales[0] of
+ * backward would. That is so if the runner allows it, for a criterion of one term that is not
+ * another's child (a parent may scale it), whose reduction is not `none`, and whose outputs nobody
+ * else holds. A criterion that never asks has its backward called.
+ */
+EK_API bool ek_criterion_pass_gradient_now(double *scale, ek_criterion_pass *pass);
 /* Hands over every single loss (reduction `none`); the pass takes a reference. */
 EK_API EK_CHECKED ek_status ek_criterion_pass_losses(ek_criterion_pass *pass,
                                                      const ek_tensor *losses);
@@ -138,9 +147,17 @@ EK_API EK_CHECKED ek_status ek_criterion_pass_run_forward(ek_criterion_pass *pas
                                                           const ek_tensor *targets,
                                                           ek_tensor *totals);
 /*
- * Runs backward once for the last forward. `outputs` must be the only holders of their memory for
- * the gradient to overwrite them. factors: NULL, or one per loss (reduction `none`). gradients
- * (structs of zeros) belong to the caller.
+ * The same for a forward whose backward is to follow, and between the two of which nobody reads the
+ * outputs: they may hold their gradients afterwards. If it fails they may hold anything.
+ */
+EK_API EK_CHECKED ek_status ek_criterion_pass_run_forward_gradient(ek_criterion_pass *pass,
+                                                                   const ek_tensor *outputs,
+                                                                   const ek_tensor *targets,
+                                                                   ek_tensor *totals);
+/*
+ * Runs backward once for the last forward, with the same outputs. `outputs` must be the only
+ * holders of their memory for the gradient to overwrite them. factors: NULL, or one per loss
+ * (reduction `none`). gradients (structs of zeros) belong to the caller.
  */
 EK_API EK_CHECKED ek_status ek_criterion_pass_run_backward(
     ek_criterion_pass *pass, const ek_tensor *outputs, const ek_tensor *targets,

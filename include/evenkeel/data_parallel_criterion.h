@@ -26,9 +26,17 @@ typedef struct ek_data_parallel_criterion ek_data_parallel_criterion;
 typedef struct ek_data_parallel_criterion_options {
   size_t size;
   bool keep_outputs; /* the outputs survive backward; the gradient has memory of its own */
+  /*
+   * Between criterion forward and backward nobody reads the outputs: after a model's forward with
+   * gradient, a criterion that can writes the gradient over them in its own forward, which saves
+   * it a pass over memory (criterion.h, ek_criterion_pass_gradient_now()). When such a forward
+   * fails, the outputs may hold anything, and the step is dropped as always. Losses and gradients
+   * are the same to rounding. Not together with keep_outputs: EK_ERR_INVALID_ARGUMENT.
+   */
+  bool gradient_in_forward;
 } ek_data_parallel_criterion_options;
 #define EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT                                                    \
-  { sizeof(ek_data_parallel_criterion_options), false }
+  { sizeof(ek_data_parallel_criterion_options), false, false }
 
 /* For the outputs of `model`, which must outlive it. Keeps a reference to the criterion. */
 EK_API EK_CHECKED ek_status ek_data_parallel_criterion_open(
@@ -39,6 +47,7 @@ EK_API void ek_data_parallel_criterion_free(ek_data_parallel_criterion *parallel
 /*
  * outputs: what the model's forward gave, in order; they stay the caller's and must live until
  * backward is done. targets: host tensors (or on a device of the group), cut like the outputs.
+ * With gradient_in_forward a second time for the same forward of the model is EK_ERR_STATE.
  */
 EK_API EK_CHECKED ek_status ek_data_parallel_criterion_forward(ek_data_parallel_criterion *parallel,
                                                                ek_shards *outputs,

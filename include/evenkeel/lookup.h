@@ -17,7 +17,8 @@ extern "C" {
  *   index      i32, n elements          table      entries x width
  *   y          n x width                positions  at least `period` x width; period divides n
  * An index outside 0 .. entries - 1 is EK_ERR_INVALID_ARGUMENT with its place in the message on a
- * backend that runs at once; a backend that runs later reports it when the stream is waited for.
+ * backend that runs at once; a backend that runs later reports the lowest place of all calls when
+ * the stream is waited for; such a row of y is zeros, and such a row of dy is not added.
  */
 EK_API EK_CHECKED ek_status ek_op_lookup_forward(ek_stream *stream, ek_tensor *y,
                                                  const ek_tensor *table, const ek_tensor *index,

@@ -48,6 +48,18 @@ EK_API EK_CHECKED ek_status ek_op_cross_entropy_backward(
     const ek_tensor *row_scale);
 
 /*
+ * ek_op_cross_entropy_forward() and ek_op_cross_entropy_backward() in one: what is read for the
+ * loss is still near when the gradient wants it. scale is the host's; there is no row_scale.
+ * gradient may be the logits itself.
+ */
+EK_API EK_CHECKED ek_status ek_op_cross_entropy_gradient(ek_stream *stream, ek_tensor *gradient,
+                                                         ek_tensor *losses, ek_tensor *lse,
+                                                         ek_tensor *totals, const ek_tensor *logits,
+                                                         const ek_tensor *targets,
+                                                         const ek_cross_entropy_terms *terms,
+                                                         double scale);
+
+/*
  * l = (y - t)^2 for every element; s = sum of l, d = their number. losses (same shape as y; NULL:
  * not wanted) gets every l.
  */

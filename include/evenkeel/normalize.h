@@ -24,19 +24,29 @@ EK_API EK_CHECKED ek_status ek_op_layer_norm_forward(ek_stream *stream, ek_tenso
                                                      const ek_tensor *beta, double epsilon);
 
 /*
+ * sum = x + residual, and y = the layer norm of sum as above: a residual connection and the norm
+ * that follows it, in one pass over memory. sum may be x or residual itself; the backward is that
+ * of the layer norm, with sum as its x.
+ */
+EK_API EK_CHECKED ek_status ek_op_add_layer_norm_forward(ek_stream *stream, ek_tensor *y,
+                                                         ek_tensor *sum, ek_tensor *mean,
+                                                         ek_tensor *rstd, const ek_tensor *x,
+                                                         const ek_tensor *residual,
+                                                         const ek_tensor *gamma,
+                                                         const ek_tensor *beta, double epsilon);
+
+/*
  * With n = (x - mean) * rstd and g = dy * gamma, per row:
- *     dx     = rstd * (g - average(g) - n * average(g n))   [+ dx, if add_dx]
+ *     dx     = rstd * (g - average(g) - n * average(g n))   [+ residual, unless it is NULL]
  *     dgamma = gamma_scale * dgamma + sum over rows of dy * n
  *     dbeta  = beta_scale * dbeta + sum over rows of dy
- * dx may be dy itself unless add_dx. A scale of 0 does not read what was there. dx NULL: not
- * wanted.
+ * residual is the gradient that reaches x past the norm. dx may be dy, residual, or both of them. A
+ * scale of 0 does not read what was there. dx NULL: not wanted, and residual is not read.
  */
-EK_API EK_CHECKED ek_status ek_op_layer_norm_backward(ek_stream *stream, ek_tensor *dx, bool add_dx,
-                                                      ek_tensor *dgamma, double gamma_scale,
-                                                      ek_tensor *dbeta, double beta_scale,
-                                                      const ek_tensor *dy, const ek_tensor *x,
-                                                      const ek_tensor *mean, const ek_tensor *rstd,
-                                                      const ek_tensor *gamma);
+EK_API EK_CHECKED ek_status ek_op_layer_norm_backward(
+    ek_stream *stream, ek_tensor *dx, const ek_tensor *residual, ek_tensor *dgamma,
+    double gamma_scale, ek_tensor *dbeta, double beta_scale, const ek_tensor *dy,
+    const ek_tensor *x, const ek_tensor *mean, const ek_tensor *rstd, const ek_tensor *gamma);
 
 #ifdef __cplusplus
 }

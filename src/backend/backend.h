@@ -79,11 +79,12 @@ struct ek__dropout_args {
 
 struct ek__layer_norm_args {
   void *y, *mean, *rstd; /* forward writes; backward reads mean and rstd */
+  void *sum;             /* forward: written and normalised in place of x, if there is a residual */
+  const void *residual;  /* or NULL: added to x by forward, to dx by backward */
   const void *x, *gamma, *beta;
   void *dx, *dgamma, *dbeta; /* backward writes; dx may be NULL */
   const void *dy;
   double epsilon, gamma_scale, beta_scale;
-  bool add_dx;
   int64_t rows, width;
   ek_type type;
 };
@@ -115,6 +116,7 @@ struct ek__loss_args {
   const void *targets; /* cross-entropy: int32_t; squared error: the type of outputs */
   const void *class_weights;
   const double *scale;   /* on the device, or NULL */
+  double host_scale;     /* cross_entropy_gradient only, in place of scale and row_scale */
   const void *row_scale; /* or NULL */
   int64_t rows, classes; /* squared error: rows = count, classes = 1 */
   int32_t ignore_index;
@@ -183,6 +185,8 @@ struct ek__kernels { /* required, but for what is said to be optional */
   ek_status (*attention_backward)(ek_stream *stream, const struct ek__attention_args *args);
   ek_status (*cross_entropy_forward)(ek_stream *stream, const struct ek__loss_args *args);
   ek_status (*cross_entropy_backward)(ek_stream *stream, const struct ek__loss_args *args);
+  /* forward, then backward */
+  ek_status (*cross_entropy_gradient)(ek_stream *stream, const struct ek__loss_args *args);
   ek_status (*squared_error_forward)(ek_stream *stream, const struct ek__loss_args *args);
   ek_status (*squared_error_backward)(ek_stream *stream, const struct ek__loss_args *args);
   ek_status (*combine_totals)(ek_stream *stream, const struct ek__combine_args *args);

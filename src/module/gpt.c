@@ -73,47 +73,82 @@ static void free_children(struct children *children) {
 
 /* ---- one block ---- */
 
+/*
+ *     h = ln_1(x)    s = attention(h) + x    m = ln_2(s)    y = feed_forward(m) + s
+ *
+ * Each residual connection that meets a norm is one operation with it: s and m forward, ds and dx
+ * backward.
+ */
 struct block {
   ek_module base;
-  struct children children; /* the first `half` of them are the attention's branch */
-  size_t half;
+  struct children children; /* ln_1, attention, .., ln_2, the feed-forward's */
+  size_t ln_2;              /* its number */
 };
+enum { LN_1 };
 
 static ek_status block_parameters(const ek_module *self, ek_declaration *declaration) {
   return declare_children(&((const struct block *)self)->children, declaration);
 }
 
+/* Child number `norm`: sum += residual, if that is not NULL, and y = its layer norm. */
+static ek_status norm_forward(const struct block *m, ek_pass *pass, size_t norm, ek_tensor *sum,
+                              const ek_tensor *residual, ek_tensor *y) {
+  EK_TRY(ek_pass_enter(pass, norm));
+  EK_TRY(ek__layer_norm_forward(m->children.modules[norm], pass, sum, residual, y));
+  return ek_pass_leave(pass);
+}
+
+/* dx, if it is not NULL, = the child's gradient + residual. */
+static ek_status norm_backward(const struct block *m, ek_pass *pass, size_t norm,
+                               const ek_tensor *dy, const ek_tensor *residual, ek_tensor *dx) {
+  EK_TRY(ek_pass_enter(pass, norm));
+  EK_TRY(ek__layer_norm_backward(m->children.modules[norm], pass, dy, residual, dx));
+  return ek_pass_leave(pass);
+}
+
+/* The children behind norm number `norm`, up to number `end`. */
+static ek_status branch_forward(const struct block *m, ek_pass *pass, size_t norm, size_t end,
+                                const ek_tensor *x, ek_tensor *y) {
+  const size_t first = norm + 1;
+  return ek__chain_forward(pass, first, m->children.modules + first, end - first, x, y);
+}
+
+static ek_status branch_backward(const struct block *m, ek_pass *pass, size_t norm, size_t end,
+                                 const ek_tensor *dy, ek_tensor *dx) {
+  const size_t first = norm + 1;
+  return ek__chain_backward(pass, first, m->children.modules + first, end - first, dy, dx);
+}
+
 static ek_status block_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
                                ek_tensor *outputs) {
   const struct block *m = (const struct block *)self;
-  ek_module *const *modules = m->children.modules;
-  ek_tensor middle = {0};
-  ek_status status = ek__chain_forward(pass, 0, modules, m->half, inputs, &middle);
-  if (status == EK_OK) status = ek__residual_add(self, pass, &middle, &inputs[0]);
+  ek_tensor x = inputs[0], h = {0}, s = {0}, normal = {0};
+  ek_status status = norm_forward(m, pass, LN_1, &x, NULL, &h);
+  if (status == EK_OK) status = branch_forward(m, pass, LN_1, m->ln_2, &h, &s);
+  ek_tensor_free(&h);
+  if (status == EK_OK) status = norm_forward(m, pass, m->ln_2, &s, &inputs[0], &normal);
   if (status == EK_OK) {
-    status = ek__chain_forward(pass, m->half, modules + m->half, m->children.count - m->half,
-                               &middle, outputs);
+    status = branch_forward(m, pass, m->ln_2, m->children.count, &normal, outputs);
   }
-  if (status == EK_OK) status = ek__residual_add(self, pass, &outputs[0], &middle);
-  ek_tensor_free(&middle);
+  ek_tensor_free(&normal);
+  if (status == EK_OK) status = ek__residual_add(self, pass, &outputs[0], &s);
+  ek_tensor_free(&s);
   return status;
 }
 
 static ek_status block_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
                                 ek_tensor *grad_inputs) {
   const struct block *m = (const struct block *)self;
-  ek_module *const *modules = m->children.modules;
-  ek_tensor middle = {0};
-  ek_status status = ek__chain_backward(pass, m->half, modules + m->half,
-                                        m->children.count - m->half, grad_outputs, &middle);
-  if (status == EK_OK) status = ek__residual_add(self, pass, &middle, &grad_outputs[0]);
+  ek_tensor dnormal = {0}, ds = {0}, dh = {0};
+  ek_status status = branch_backward(m, pass, m->ln_2, m->children.count, grad_outputs, &dnormal);
   if (status == EK_OK) {
-    status = ek__chain_backward(pass, 0, modules, m->half, &middle, grad_inputs);
+    status = norm_backward(m, pass, m->ln_2, &dnormal, &grad_outputs[0], &ds);
   }
-  if (status == EK_OK && grad_inputs != NULL) {
-    status = ek__residual_add(self, pass, &grad_inputs[0], &middle);
-  }
-  ek_tensor_free(&middle);
+  ek_tensor_free(&dnormal);
+  if (status == EK_OK) status = branch_backward(m, pass, LN_1, m->ln_2, &ds, &dh);
+  if (status == EK_OK) status = norm_backward(m, pass, LN_1, &dh, &ds, grad_inputs);
+  ek_tensor_free(&dh);
+  ek_tensor_free(&ds);
   return status;
 }
 
@@ -139,7 +174,7 @@ static ek_status fill_block(struct block *m, const ek_gpt_options *o) {
   EK_TRY(ek_attention_create_with(&attention, o->width, o->heads, DEVIATION, last_deviation));
   add_child(children, "attention", attention);
   EK_TRY(add_dropout(children, "dropout_1", o->dropout));
-  m->half = children->count;
+  m->ln_2 = children->count;
 
   EK_TRY(add_layer_norm(children, "ln_2", o->width));
   EK_TRY(add_linear(children, "expand", o->width, 4 * o->width, true, DEVIATION));

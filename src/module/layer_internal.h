@@ -70,4 +70,17 @@ ek_status ek__linear_backward(const ek_module *self, ek_pass *pass, const ek_ten
 ek_status ek__residual_add(const ek_module *self, ek_pass *pass, ek_tensor *sum,
                            const ek_tensor *x);
 
+/* ---- layer_norm.c: these run as the layer norm `self`, which the caller has entered ---- */
+
+/*
+ * sum += residual as ek__residual_add() does, and y = the layer norm of sum. Without a residual
+ * (NULL) sum stays as it is. Saves what the module's forward would.
+ */
+ek_status ek__layer_norm_forward(const ek_module *self, ek_pass *pass, ek_tensor *sum,
+                                 const ek_tensor *residual, ek_tensor *y);
+
+/* The module's backward; dx, if it is not NULL, becomes a new tensor and includes residual. */
+ek_status ek__layer_norm_backward(const ek_module *self, ek_pass *pass, const ek_tensor *dy,
+                                  const ek_tensor *residual, ek_tensor *dx);
+
 #endif /* EK_LAYER_INTERNAL_H */

@@ -24,26 +24,27 @@ static ek_status layer_norm_parameters(const ek_module *self, ek_declaration *de
   return ek_declare_parameter(declaration, "bias", 1, shape, ek_initializer_zeros());
 }
 
-static ek_status layer_norm_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                                    ek_tensor *outputs) {
+/* x, or x + residual written to sum: y is its layer norm. */
+static ek_status normalize(const ek_module *self, ek_pass *pass, const ek_tensor *x,
+                           const ek_tensor *residual, ek_tensor *sum, ek_tensor *y) {
   const struct layer_norm *m = (const struct layer_norm *)self;
-  const ek_tensor *x = &inputs[0];
-  EK_TRY(ek__layer_check(self, pass, x, m->width));
-
+  ek_stream *stream = ek_pass_stream(pass);
   ek_tensor weight = {0}, bias = {0}, mean = {0}, rstd = {0};
   EK_TRY(ek_pass_parameter(&weight, pass, WEIGHT));
   EK_TRY(ek_pass_parameter(&bias, pass, BIAS));
-  EK_TRY(ek__layer_result(&outputs[0], pass, x));
+  EK_TRY(ek__layer_result(y, pass, x));
 
   const int64_t rows[] = {ek_tensor_count(x) / m->width};
   ek_status status = ek_pass_output(&mean, pass, ek_pass_type(pass), 1, rows);
   if (status != EK_OK) goto cleanup;
   EK_TRY_GOTO(status, ek_pass_output(&rstd, pass, ek_pass_type(pass), 1, rows), cleanup);
   EK_TRY_GOTO(status,
-              ek_op_layer_norm_forward(ek_pass_stream(pass), &outputs[0], &mean, &rstd, x, &weight,
-                                       &bias, m->epsilon),
+              residual == NULL
+                  ? ek_op_layer_norm_forward(stream, y, &mean, &rstd, x, &weight, &bias, m->epsilon)
+                  : ek_op_add_layer_norm_forward(stream, y, sum, &mean, &rstd, x, residual, &weight,
+                                                 &bias, m->epsilon),
               cleanup);
-  EK_TRY_GOTO(status, ek_pass_save(pass, x), cleanup);
+  EK_TRY_GOTO(status, ek_pass_save(pass, residual == NULL ? x : sum), cleanup);
   EK_TRY_GOTO(status, ek_pass_save(pass, &mean), cleanup);
   EK_TRY_GOTO(status, ek_pass_save(pass, &rstd), cleanup);
 cleanup:
@@ -52,36 +53,62 @@ cleanup:
   return status;
 }
 
+ek_status ek__layer_norm_forward(const ek_module *self, ek_pass *pass, ek_tensor *sum,
+                                 const ek_tensor *residual, ek_tensor *y) {
+  EK_TRY(ek__layer_check(self, pass, sum, ((const struct layer_norm *)self)->width));
+  if (residual == NULL) return normalize(self, pass, sum, NULL, NULL, y);
+  if (ek_tensor_holders(sum) == 1) return normalize(self, pass, sum, residual, sum, y);
+
+  ek_tensor fresh = {0};
+  EK_TRY(ek__layer_result(&fresh, pass, sum));
+  const ek_status status = normalize(self, pass, sum, residual, &fresh, y);
+  ek_tensor_free(status == EK_OK ? sum : &fresh);
+  if (status == EK_OK) *sum = fresh;
+  return status;
+}
+
+static ek_status layer_norm_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                                    ek_tensor *outputs) {
+  ek_tensor x = inputs[0];
+  return ek__layer_norm_forward(self, pass, &x, NULL, &outputs[0]);
+}
+
 struct saved {
   ek_tensor x, mean, rstd;
 };
 
-static ek_status gradients(ek_pass *pass, const ek_tensor *dy, const struct saved *saved,
-                           ek_tensor *dx) {
+static ek_status gradients(ek_pass *pass, const ek_tensor *dy, const ek_tensor *residual,
+                           const struct saved *saved, ek_tensor *dx) {
   ek_tensor weight = {0}, dweight = {0}, dbias = {0};
   double weight_scale = 0, bias_scale = 0;
   EK_TRY(ek_pass_parameter(&weight, pass, WEIGHT));
   EK_TRY(ek_pass_gradient(&dweight, &weight_scale, pass, WEIGHT));
   EK_TRY(ek_pass_gradient(&dbias, &bias_scale, pass, BIAS));
   if (dx != NULL) EK_TRY(ek__layer_result(dx, pass, &saved->x));
-  EK_TRY(ek_op_layer_norm_backward(ek_pass_stream(pass), dx, false, &dweight, weight_scale, &dbias,
-                                   bias_scale, dy, &saved->x, &saved->mean, &saved->rstd, &weight));
+  EK_TRY(ek_op_layer_norm_backward(ek_pass_stream(pass), dx, residual, &dweight, weight_scale,
+                                   &dbias, bias_scale, dy, &saved->x, &saved->mean, &saved->rstd,
+                                   &weight));
   EK_TRY(ek_pass_gradient_complete(pass, WEIGHT));
   return ek_pass_gradient_complete(pass, BIAS);
 }
 
-static ek_status layer_norm_backward(const ek_module *self, ek_pass *pass,
-                                     const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+ek_status ek__layer_norm_backward(const ek_module *self, ek_pass *pass, const ek_tensor *dy,
+                                  const ek_tensor *residual, ek_tensor *dx) {
   (void)self;
   struct saved saved = {{0}, {0}, {0}};
   ek_status status = ek_pass_take(&saved.rstd, pass);
   if (status == EK_OK) status = ek_pass_take(&saved.mean, pass);
   if (status == EK_OK) status = ek_pass_take(&saved.x, pass);
-  if (status == EK_OK) status = gradients(pass, &grad_outputs[0], &saved, grad_inputs);
+  if (status == EK_OK) status = gradients(pass, dy, residual, &saved, dx);
   ek_tensor_free(&saved.rstd);
   ek_tensor_free(&saved.mean);
   ek_tensor_free(&saved.x);
   return status;
+}
+
+static ek_status layer_norm_backward(const ek_module *self, ek_pass *pass,
+                                     const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+  return ek__layer_norm_backward(self, pass, &grad_outputs[0], NULL, grad_inputs);
 }
 
 static const ek_module_ops layer_norm_ops = {.size = sizeof(ek_module_ops),

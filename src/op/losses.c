@@ -100,6 +100,50 @@ ek_status ek_op_cross_entropy_backward(ek_stream *stream, ek_tensor *gradient,
   return op.kernels->cross_entropy_backward(stream, &args);
 }
 
+ek_status ek_op_cross_entropy_gradient(ek_stream *stream, ek_tensor *gradient, ek_tensor *losses,
+                                       ek_tensor *lse, ek_tensor *totals, const ek_tensor *logits,
+                                       const ek_tensor *targets,
+                                       const ek_cross_entropy_terms *terms, double scale) {
+  enum { GRADIENT, LOSSES, LSE, TOTALS, LOGITS, TARGETS, WEIGHTS, COUNT };
+  struct ek__op op;
+  if (terms == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "cross_entropy_gradient: terms is NULL");
+  }
+  const struct ek__operand operands[] = {
+      [GRADIENT] = {.name = "gradient",
+                    .tensor = gradient,
+                    .written = true,
+                    .may_be = EK__OPERAND(LOGITS)},
+      [LOSSES] = {.name = "losses", .tensor = losses, .written = true},
+      [LSE] = {.name = "lse", .tensor = lse, .written = true},
+      [TOTALS] = {.name = "totals", .tensor = totals, .kind = EK__OPERAND_F64, .written = true},
+      [LOGITS] = {.name = "logits", .tensor = logits},
+      [TARGETS] = {.name = "targets", .tensor = targets, .kind = EK__OPERAND_I32},
+      [WEIGHTS] = {.name = "class_weights", .tensor = terms->class_weights, .optional = true}};
+  EK_TRY(ek__op_begin(&op, "cross_entropy_gradient", stream, operands, COUNT));
+  EK_TRY(check_cross_entropy(&op, LOGITS, WEIGHTS, terms));
+  EK_TRY(ek__op_same(&op, GRADIENT, LOGITS));
+  EK_TRY(ek__op_fits(&op, TARGETS, op.rows[LOGITS], LOGITS));
+  EK_TRY(ek__op_fits(&op, LOSSES, op.rows[LOGITS], LOGITS));
+  EK_TRY(ek__op_fits(&op, LSE, op.rows[LOGITS], LOGITS));
+  EK_TRY(ek__op_exactly(&op, TOTALS, 2));
+  if (op.kernels == NULL) return EK_OK;
+  const struct ek__loss_args args = {.losses = losses->data,
+                                     .lse = lse->data,
+                                     .totals = totals->data,
+                                     .gradient = gradient->data,
+                                     .outputs = logits->data,
+                                     .targets = targets->data,
+                                     .class_weights = ek__op_data(terms->class_weights),
+                                     .host_scale = scale,
+                                     .rows = op.rows[LOGITS],
+                                     .classes = op.columns[LOGITS],
+                                     .ignore_index = terms->ignore_index,
+                                     .label_smoothing = terms->label_smoothing,
+                                     .type = op.type};
+  return op.kernels->cross_entropy_gradient(stream, &args);
+}
+
 ek_status ek_op_squared_error_forward(ek_stream *stream, ek_tensor *losses, ek_tensor *totals,
                                       const ek_tensor *y, const ek_tensor *target) {
   enum { LOSSES, TOTALS, Y, TARGET, COUNT };

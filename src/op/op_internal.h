@@ -14,7 +14,7 @@
 
 #include "device/device_internal.h"
 
-#define EK__OP_MAX_OPERANDS 8
+#define EK__OP_MAX_OPERANDS 9
 
 /* Fits "a x b x ..." of EK_MAX_RANK numbers of 19 digits. */
 #define EK__OP_SHAPE_TEXT 192

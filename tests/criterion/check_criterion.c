@@ -49,6 +49,88 @@ START_TEST(a_criterion_of_our_own) {
 }
 END_TEST
 
+/* In the place of the outputs at the end of forward, with the coefficient; backward hands it out.
+ */
+START_TEST(the_gradient_in_forward) {
+  struct ck_rig *rig = ck_rig_variant(_i);
+  const double outputs[] = {1, 2, 3}, targets[] = {2, 1, 1}, want[] = {5.5, 3.5};
+  const double gradient[] = {-0.5, 1, 2}, halves[] = {-0.25, 0.5, 1}, half = 0.5, other = 64;
+  ek_tensor *y = ck_tensor(rig, outputs, CK_SHAPE(1, COLUMNS));
+  ek_tensor *t = ck_tensor(rig, targets, CK_SHAPE(1, COLUMNS));
+  for (int scaled = 0; scaled < 2; scaled++) {
+    ek_criterion *c = ck_absolute_error(some_weights, EK_REDUCTION_MEAN, CK_NO_FAULT, NULL);
+    if (scaled == 1) c->coefficients = &half;
+    struct ck_loss loss = ck_loss_open(rig, c, false);
+    double totals[2];
+    ck_set(y, outputs);
+    ck_loss_forward_gradient(&loss, y, t, totals);
+    ck_within("totals", totals, want, NULL, 2);
+    ck_within("outputs", ck_read(rig, y), scaled ? halves : gradient, NULL, 3);
+    ck_loss_backward(&loss, y, t, &other, NULL); /* the scale came in forward */
+    ck_assert(loss.gradients[0].data == y->data);
+    ck_within("gradient", ck_read(rig, &loss.gradients[0]), scaled ? halves : gradient, NULL, 3);
+    ck_loss_drop(&loss);
+    ck_set(&loss.scales, &other);
+    ck_fails(ek_criterion_pass_run_backward(loss.pass, y, t, &loss.scales, NULL, loss.gradients),
+             EK_ERR_STATE, "without a forward");
+    /* Another forward is not bound by it, nor is one after a reset. */
+    ck_set(y, outputs);
+    ck_loss_forward_gradient(&loss, y, t, NULL);
+    ck_set(y, outputs);
+    ck_loss_forward(&loss, y, t, totals);
+    ck_within("outputs", ck_read(rig, y), outputs, NULL, 3);
+    ck_loss_backward(&loss, y, t, NULL, NULL);
+    ck_within("gradient", ck_read(rig, &loss.gradients[0]), gradient, NULL, 3);
+    ck_loss_close(&loss);
+  }
+  ck_rig_close(rig);
+}
+END_TEST
+
+static void stays(struct ck_rig *rig, struct ck_loss *loss, ek_tensor *y, const ek_tensor *t,
+                  const double *outputs) {
+  ck_loss_forward_gradient(loss, y, t, NULL);
+  for (size_t i = 0; i < loss->criterion->outputs; i++) {
+    ck_within("outputs", ck_read(rig, &y[i]), outputs, NULL, 3);
+  }
+  ck_loss_backward(loss, y, t, NULL, NULL);
+  ck_loss_close(loss);
+}
+
+/* Kept outputs, outputs that others hold, single losses, children, and two terms: not in forward.
+ */
+START_TEST(the_gradient_waits_for_backward) {
+  struct ck_rig *rig = ck_rig_variant(_i);
+  const double outputs[] = {1, 2, 3}, targets[] = {2, 1, 1};
+  ek_tensor y[2] = {*ck_tensor(rig, outputs, CK_SHAPE(1, 3)),
+                    *ck_tensor(rig, outputs, CK_SHAPE(1, 3))};
+  ek_tensor t[2] = {*ck_tensor(rig, targets, CK_SHAPE(1, 3)),
+                    *ck_tensor(rig, targets, CK_SHAPE(1, 3))};
+  ek_tensor held = {0};
+  double scale = 0;
+  struct ck_loss loss = ck_loss_open(
+      rig, ck_absolute_error(some_weights, EK_REDUCTION_MEAN, CK_NO_FAULT, NULL), true);
+  ck_assert(!ek_criterion_pass_gradient_now(&scale, loss.pass)); /* not in forward */
+  stays(rig, &loss, y, t, outputs);
+
+  loss = ck_loss_open(rig, ck_absolute_error(some_weights, EK_REDUCTION_MEAN, CK_NO_FAULT, NULL),
+                      false);
+  ck_ok(ek_tensor_share(&held, &y[0]));
+  stays(rig, &loss, y, t, outputs);
+  ek_tensor_free(&held);
+
+  loss = ck_loss_open(rig, ck_absolute_error(some_weights, EK_REDUCTION_NONE, CK_NO_FAULT, NULL),
+                      false);
+  stays(rig, &loss, y, t, outputs);
+  ck_set(&y[0], outputs);
+
+  loss = ck_loss_open(rig, ck_pair(some_weights, some_weights, 0, CK_NO_FAULT), false);
+  stays(rig, &loss, y, t, outputs);
+  ck_assert(!ek_criterion_pass_gradient_now(&scale, NULL));
+  ck_rig_close(rig);
+}
+END_TEST
+
 START_TEST(single_losses) {
   struct ck_rig *rig = ck_rig_variant(_i);
   const double outputs[] = {1, 2, 3}, targets[] = {2, 2.5, 1}, factors[] = {3, 0, 0.5};
@@ -240,6 +322,8 @@ START_TEST(faults_of_a_criterion_leave_nothing) {
     struct ck_loss loss = ck_loss_open(
         rig, ck_absolute_error(some_weights, EK_REDUCTION_MEAN, cases[i].fault, NULL), false);
     if (cases[i].fault == CK_FAILS_FORWARD) {
+      ck_fails(ek_criterion_pass_run_forward_gradient(loss.pass, x, t, &loss.totals),
+               cases[i].status, cases[i].text);
       ck_fails(ek_criterion_pass_run_forward(loss.pass, x, t, &loss.totals), cases[i].status,
                cases[i].text);
     } else {
@@ -360,6 +444,7 @@ START_TEST(bad_passes) {
                                 ek_criterion_pass_forward(NULL, NULL, 0, &t, &t, &t),
                                 ek_criterion_pass_backward(NULL, NULL, 0, &t, &t, &t, &t),
                                 ek_criterion_pass_run_forward(NULL, &t, &t, &t),
+                                ek_criterion_pass_run_forward_gradient(NULL, &t, &t, &t),
                                 ek_criterion_pass_run_backward(NULL, &t, &t, &t, NULL, &t),
                                 ek_criterion_pass_last_losses(&t, NULL)};
   for (size_t i = 0; i < sizeof statuses / sizeof statuses[0]; i++) {
@@ -422,6 +507,8 @@ static Suite *make_suite(void) {
   Suite *suite = suite_create("criterion");
   TCase *own = ck_case(suite, "own");
   tcase_add_loop_test(own, a_criterion_of_our_own, 0, CK_VARIANTS);
+  tcase_add_loop_test(own, the_gradient_in_forward, 0, CK_VARIANTS);
+  tcase_add_loop_test(own, the_gradient_waits_for_backward, 0, CK_VARIANTS);
   tcase_add_loop_test(own, single_losses, 0, CK_VARIANTS);
   tcase_add_loop_test(own, children_have_their_own_constants, 0, CK_VARIANTS);
   tcase_add_loop_test(own, floating_constants_take_the_type_of_the_model, 0, CK_VARIANTS);

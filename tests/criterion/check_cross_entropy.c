@@ -42,6 +42,10 @@ static ek_criterion *make(const ek_cross_entropy_options *options) {
   return criterion;
 }
 
+static uint64_t units(uint64_t bytes) {
+  return (bytes + EK_MEMORY_UNIT - 1) / EK_MEMORY_UNIT * EK_MEMORY_UNIT;
+}
+
 /* ---- values ---- */
 
 struct setting {
@@ -87,6 +91,35 @@ START_TEST(equals_the_formula) {
     want.gradient[i] *= scale;
   }
   ck_assert(ek_tensor_same_shape(&loss.gradients[0], b.x));
+  ck_within("gradient", ck_read(rig, &loss.gradients[0]), want.gradient, want.gradient_bound,
+            b.rows * b.classes);
+  ck_loss_close(&loss);
+  ck_rig_close(rig);
+}
+END_TEST
+
+/*
+ * The gradient that forward writes is the one of the formula. Where labels are smoothed and a class
+ * weighs nothing it has to wait: with d = 0 the step counts for nothing, and only d tells.
+ */
+START_TEST(the_gradient_in_forward) {
+  struct ck_rig *rig = ck_rig_variant(_i / SETTINGS);
+  struct batch b = make_batch(rig, _i % 2 == 0 ? 24 : 23, 37);
+  const ek_cross_entropy_options o = options_of(rig, &settings[_i % SETTINGS], b.classes);
+  struct ck_entropy want = ck_entropy(rig, b.logits, b.targets, b.rows, b.classes, &o);
+  struct ck_loss loss = ck_loss_open(rig, make(&o), false);
+  const bool waits = o.class_weights != NULL && o.label_smoothing > 0;
+  double totals[2];
+  ck_loss_forward_gradient(&loss, b.x, b.y, totals);
+  ck_within("s", &totals[0], &want.s, &want.s_bound, 1);
+  ck_assert_uint_eq(ck_loss_bytes(rig) > units((uint64_t)b.classes * ek_type_size(rig->type)),
+                    waits && b.rows > 0); /* lse beside the weights */
+  if (waits) {
+    ck_same_bits("outputs", ck_read(rig, b.x), b.logits, b.rows * b.classes);
+  } else {
+    ck_within("outputs", ck_read(rig, b.x), want.gradient, want.gradient_bound, b.rows * b.classes);
+  }
+  ck_loss_backward(&loss, b.x, b.y, NULL, NULL);
   ck_within("gradient", ck_read(rig, &loss.gradients[0]), want.gradient, want.gradient_bound,
             b.rows * b.classes);
   ck_loss_close(&loss);
@@ -253,10 +286,6 @@ START_TEST(constant_shifts_and_large_logits) {
 END_TEST
 
 /* ---- memory ---- */
-
-static uint64_t units(uint64_t bytes) {
-  return (bytes + EK_MEMORY_UNIT - 1) / EK_MEMORY_UNIT * EK_MEMORY_UNIT;
-}
 
 START_TEST(the_gradient_takes_the_place_of_the_outputs) {
   struct ck_rig *rig = ck_rig_variant(_i);
@@ -452,6 +481,7 @@ static Suite *make_suite(void) {
   Suite *suite = suite_create("cross_entropy");
   TCase *values = ck_case(suite, "values");
   tcase_add_loop_test(values, equals_the_formula, 0, SETTINGS * CK_VARIANTS);
+  tcase_add_loop_test(values, the_gradient_in_forward, 0, SETTINGS * CK_VARIANTS);
   tcase_add_test(values, equals_pytorch);
   tcase_add_loop_test(values, gradient_is_the_derivative, 0, SETTINGS);
   tcase_add_loop_test(values, all_ignored_is_zero_and_not_nan, 0, CK_VARIANTS);

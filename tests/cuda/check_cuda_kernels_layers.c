@@ -66,8 +66,41 @@ START_TEST(layer_norm_forward) {
 }
 END_TEST
 
-/* How dx is asked for: not, overwritten, added to, in the place of dy. */
-enum { DX_NONE, DX_WRITE, DX_ADD, DX_DY, DX_KINDS };
+/* Sums of numbers that halves of the type hold: exact, so that y is the norm of the same x. */
+START_TEST(layer_norm_of_a_sum) {
+  for (int i = 0; i < 3 * NORMS; i++) {
+    struct kr_rig *rig = kr_open(_i);
+    const int64_t rows = norms[i / 3][0], width = norms[i / 3][1], n = rows * width;
+    struct kr_array a[] = {
+        kr_poison(rig, n),       kr_poison(rig, rows),         kr_poison(rig, rows),
+        kr_values(rig, n, 1, 4), kr_values(rig, width, -2, 2), kr_values(rig, width, -2, 2)};
+    const struct kr_array residual = kr_values(rig, n, -1, 1);
+    for (int64_t k = 0; k < n; k++) {
+      a[3].host[k] = floor(a[3].host[k] * 256) / 256;
+      residual.host[k] = floor(residual.host[k] * 256) / 256;
+    }
+    kr_send(rig, &a[3]);
+    kr_send(rig, &residual);
+    const struct kr_array sum = i % 3 == 0 ? kr_poison(rig, n) : i % 3 == 1 ? a[3] : residual;
+    struct ek__layer_norm_args args = norm_args(a, true, rig->type, rows, width);
+    struct ek__layer_norm_args host = norm_args(a, false, EK_F64, rows, width);
+    args.sum = sum.device, args.residual = residual.device;
+    host.sum = sum.host, host.residual = residual.host;
+    kr_ok(ek__cuda_layer_norm_forward(rig->stream, &args));
+    ek__layer_norm_forward_f64(&host, 0, rows);
+    kr_check(rig, "sum", &sum, 0);
+    kr_check(rig, "y of a sum", &a[0], width > 1 ? 4 * ((double)width + 20) : 1);
+    const double *y = kr_fetch(rig, &a[0]);
+    args.x = sum.device, args.residual = NULL;
+    kr_ok(ek__cuda_layer_norm_forward(rig->stream, &args));
+    ck_same_bits("y of the sum alone", kr_fetch(rig, &a[0]), y, n);
+    kr_close(rig);
+  }
+}
+END_TEST
+
+/* How dx is asked for: not, overwritten, added to, in the place of dy, added to something else. */
+enum { DX_NONE, DX_WRITE, DX_ADD, DX_DY, DX_RESIDUAL, DX_KINDS };
 
 static void check_norm_backward(struct kr_rig *rig, int64_t rows, int64_t width, int kind) {
   const int64_t n = rows * width;
@@ -90,7 +123,10 @@ static void check_norm_backward(struct kr_rig *rig, int64_t rows, int64_t width,
   args.dy = dy.device, args.dgamma = dgamma.device, args.dbeta = dbeta.device;
   host.dy = dy.host, host.dgamma = dgamma.host, host.dbeta = dbeta.host;
   if (kind != DX_NONE) args.dx = dx.device, host.dx = dx.host;
-  args.add_dx = host.add_dx = kind == DX_ADD;
+  const struct kr_array residual = kind == DX_RESIDUAL ? kr_values(rig, n, -1, 1) : dx;
+  if (kind == DX_ADD || kind == DX_RESIDUAL) {
+    args.residual = residual.device, host.residual = residual.host;
+  }
   args.gamma_scale = host.gamma_scale = scale;
   args.beta_scale = host.beta_scale = 1;
   for (int64_t i = 0; i < width && scale == 0; i++) dgamma.host[i] = 0;
@@ -228,17 +264,41 @@ START_TEST(bad_index) {
                                    .period = 1,
                                    .type = rig->type};
     kr_ok(ek__cuda_lookup_forward(rig->stream, &args, rig->bad));
-    ck_assert_int_eq(kr_bad(rig), EK__CUDA_BAD_INDEX);
+    ck_assert_uint_eq(kr_bad(rig).index, kr_bad_word(1, indices[i][1]));
     memcpy(y.host, table.host, 5 * sizeof(double));
     memcpy(y.host + 10, table.host + 5, 5 * sizeof(double));
     kr_check(rig, "rows around a bad index", &y, 0);
     args.y = table.device, args.table = y.device;
     kr_ok(ek__cuda_lookup_backward(rig->stream, &args, rig->bad));
-    ck_assert_int_eq(kr_bad(rig), EK__CUDA_BAD_INDEX);
+    ck_assert_uint_eq(kr_bad(rig).index, kr_bad_word(1, indices[i][1]));
     for (int k = 0; k < 10; k++) table.host[k] *= 2; /* its own rows were added: exact */
     kr_check(rig, "table around a bad index", &table, 0);
     kr_close(rig);
   }
+}
+END_TEST
+
+/* Of many bad rows the lowest is told, whichever thread comes first. */
+START_TEST(lowest_bad_index) {
+  enum { ROWS = 1000, LOWEST = 333 };
+  struct kr_rig *rig = kr_open(_i);
+  const struct kr_array table = kr_values(rig, 2 * 5, 1, 2), y = kr_poison(rig, ROWS * 5);
+  int32_t index[ROWS];
+  for (int i = 0; i < ROWS; i++) index[i] = i < LOWEST ? i % 2 : i % 7 - 9;
+  struct ek__lookup_args args = {.y = y.device,
+                                 .table = table.device,
+                                 .index = kr_bytes(rig, index, sizeof index),
+                                 .rows = ROWS,
+                                 .width = 5,
+                                 .entries = 2,
+                                 .period = 1,
+                                 .type = rig->type};
+  kr_ok(ek__cuda_lookup_forward(rig->stream, &args, rig->bad));
+  ck_assert_uint_eq(kr_bad(rig).index, kr_bad_word(LOWEST, index[LOWEST]));
+  args.y = table.device, args.table = y.device;
+  kr_ok(ek__cuda_lookup_backward(rig->stream, &args, rig->bad));
+  ck_assert_uint_eq(kr_bad(rig).index, kr_bad_word(LOWEST, index[LOWEST]));
+  kr_close(rig);
 }
 END_TEST
 
@@ -318,12 +378,14 @@ static Suite *make_suite(void) {
   Suite *suite = suite_create("cuda_kernels_layers");
   TCase *norm = ck_case(suite, "layer norm");
   tcase_add_loop_test(norm, layer_norm_forward, 0, KR_VARIANTS);
+  tcase_add_loop_test(norm, layer_norm_of_a_sum, 0, KR_VARIANTS);
   tcase_add_loop_test(norm, layer_norm_backward, 0, KR_VARIANTS);
   TCase *table = ck_case(suite, "lookup");
   tcase_add_loop_test(table, lookup, 0, KR_VARIANTS);
   tcase_add_loop_test(table, lookup_backward, 0, KR_VARIANTS);
   tcase_add_loop_test(table, positions_backward, 0, KR_VARIANTS);
   tcase_add_loop_test(table, bad_index, 0, KR_VARIANTS);
+  tcase_add_loop_test(table, lowest_bad_index, 0, KR_VARIANTS);
   TCase *attend = ck_case(suite, "attention");
   tcase_add_loop_test(attend, attention, 0, KR_VARIANTS);
   tcase_add_loop_test(attend, large_scores, 0, KR_VARIANTS);

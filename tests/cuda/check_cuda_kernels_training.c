@@ -67,12 +67,12 @@ static struct entropy make_entropy(struct kr_rig *rig, const int64_t *size, int 
   return e;
 }
 
-/* lse is at most 5 + log(9001) and the loss a difference of it: 15 times what the terms err by. */
-static void check_entropy_forward(struct kr_rig *rig, struct entropy *e) {
+/* What a forward has written: lse is at most 5 + log(9001) and the loss a difference of it: 15
+ * times what the terms err by. */
+static void check_entropy_losses(struct kr_rig *rig, struct entropy *e) {
   double want[2] = {0, 0};
   const double steps = 15 * (40 + sqrt((double)e->host.classes));
   e->job.args = &e->host;
-  kr_ok(ek__cuda_cross_entropy_forward(rig->stream, &e->device, rig->workspace, rig->bad));
   ek__cross_entropy_forward_f64(&e->job, 0, e->host.rows);
   for (int64_t i = 0; i < e->host.rows; i++) {
     if (e->targets[i] == IGNORED) continue;
@@ -90,7 +90,8 @@ START_TEST(cross_entropy) {
   for (int i = 0; i < 4 * LOGITS; i++) {
     struct kr_rig *rig = kr_open(_i);
     struct entropy e = make_entropy(rig, logits[i / 4], i % 4);
-    check_entropy_forward(rig, &e);
+    kr_ok(ek__cuda_cross_entropy_forward(rig->stream, &e.device, rig->workspace, rig->bad));
+    check_entropy_losses(rig, &e);
     kr_send(rig, &e.lse);
     const bool in_place = e.host.classes > 4;
     if (in_place) e.device.gradient = e.x.device, e.gradient.device = e.x.device;
@@ -100,6 +101,39 @@ START_TEST(cross_entropy) {
     if (e.host.classes > 1) kr_check_small(rig, "gradient", &e.gradient, 400);
     kr_close(rig);
   }
+}
+END_TEST
+
+/* Both in one kernel, in place or not. */
+static void check_entropy_gradient(struct kr_rig *rig, const int64_t *size, int kind,
+                                   double scale) {
+  struct entropy e = make_entropy(rig, size, kind);
+  e.device.row_scale = e.host.row_scale = NULL;
+  e.device.scale = NULL;
+  e.device.host_scale = e.job.factor = scale;
+  const bool in_place = e.host.classes > 4;
+  if (in_place) e.device.gradient = e.x.device, e.gradient.device = e.x.device;
+  kr_ok(ek__cuda_cross_entropy_gradient(rig->stream, &e.device, rig->workspace, rig->bad));
+  check_entropy_losses(rig, &e);
+  ek__cross_entropy_backward_f64(&e.job, 0, e.host.rows);
+  if (e.host.classes > 1) kr_check_small(rig, "gradient", &e.gradient, 400);
+}
+
+START_TEST(cross_entropy_gradient) {
+  for (int i = 0; i < 4 * LOGITS; i++) {
+    struct kr_rig *rig = kr_open(_i);
+    check_entropy_gradient(rig, logits[i / 4], i % 4, i % 3 == 0 ? 1 : -0.37);
+    kr_close(rig);
+  }
+}
+END_TEST
+
+/* Rows so long that not all of them are under way at a time: a block takes several. */
+START_TEST(cross_entropy_gradient_in_turns) {
+  struct kr_rig *rig = kr_open(_i);
+  const int64_t size[] = {140, rig->type == EK_F32 ? 24001 : 12001};
+  check_entropy_gradient(rig, size, 3, 0.5);
+  kr_close(rig);
 }
 END_TEST
 
@@ -134,14 +168,18 @@ START_TEST(bad_target) {
   const int32_t targets[] = {0, 4, 1, -1, 2, IGNORED};
   e.device.targets = kr_bytes(rig, targets, sizeof targets);
   kr_ok(ek__cuda_cross_entropy_forward(rig->stream, &e.device, rig->workspace, rig->bad));
-  ck_assert_int_eq(kr_bad(rig), EK__CUDA_BAD_TARGET);
+  ck_assert_uint_eq(kr_bad(rig).target, kr_bad_word(1, 4)); /* of rows 1 and 3 */
   double totals[2];
   kr_fetch_bytes(rig, totals, e.totals, sizeof totals);
   ck_assert_double_eq(totals[1], 3);
   kr_ok(ek__cuda_cross_entropy_backward(rig->stream, &e.device, rig->workspace, rig->bad));
-  ck_assert_int_eq(kr_bad(rig), EK__CUDA_BAD_TARGET);
+  ck_assert_uint_eq(kr_bad(rig).target, kr_bad_word(1, 4)); /* of rows 1 and 3 */
   const double *gradient = kr_fetch(rig, &e.gradient);
   for (int c = 0; c < 4; c++) ck_assert_double_eq(gradient[4 + c], 0);
+  e.device.host_scale = 1;
+  kr_ok(ek__cuda_cross_entropy_gradient(rig->stream, &e.device, rig->workspace, rig->bad));
+  ck_assert_uint_eq(kr_bad(rig).target, kr_bad_word(1, 4));
+  ck_same_bits("gradient again", kr_fetch(rig, &e.gradient), gradient, 24);
   kr_close(rig);
 }
 END_TEST
@@ -363,6 +401,8 @@ static Suite *make_suite(void) {
   Suite *suite = suite_create("cuda_kernels_training");
   TCase *loss = ck_case(suite, "losses");
   tcase_add_loop_test(loss, cross_entropy, 0, KR_VARIANTS);
+  tcase_add_loop_test(loss, cross_entropy_gradient, 0, KR_VARIANTS);
+  tcase_add_loop_test(loss, cross_entropy_gradient_in_turns, 0, 2);
   tcase_add_loop_test(loss, special_logits, 0, KR_VARIANTS);
   tcase_add_loop_test(loss, bad_target, 0, KR_VARIANTS);
   tcase_add_loop_test(loss, squared_error, 0, KR_VARIANTS);

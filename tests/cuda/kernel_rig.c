@@ -8,6 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+static const struct ek__cuda_bad nothing_bad = {EK__CUDA_NOTHING_BAD, EK__CUDA_NOTHING_BAD};
+
 static size_t element(const struct kr_rig *rig) { return rig->type == EK_F32 ? 4 : 8; }
 
 int kr_run(Suite *(*make_suite)(void)) {
@@ -28,13 +30,13 @@ struct kr_rig *kr_open(int variant) {
   kr_ok(cudaStreamCreateWithFlags(&rig->stream, cudaStreamNonBlocking));
   kr_ok(cudaMalloc(&rig->workspace, EK__CUDA_WORKSPACE));
   kr_ok(cudaMemset(rig->workspace, 0xFF, EK__CUDA_WORKSPACE));
-  const int zero = 0;
-  rig->bad = kr_bytes(rig, &zero, sizeof zero);
+  rig->bad = kr_bytes(rig, &nothing_bad, sizeof nothing_bad);
   return rig;
 }
 
 void kr_close(struct kr_rig *rig) {
-  ck_assert_int_eq(kr_bad(rig), 0);
+  const struct ek__cuda_bad bad = kr_bad(rig);
+  ck_assert_mem_eq(&bad, &nothing_bad, sizeof bad);
   for (int i = 0; i < rig->devices; i++) kr_ok(cudaFree(rig->device[i]));
   for (int i = 0; i < rig->hosts; i++) free(rig->host[i]);
   kr_ok(cudaFree(rig->workspace));
@@ -113,12 +115,15 @@ double *kr_fetch(struct kr_rig *rig, const struct kr_array *array) {
   return values;
 }
 
-int kr_bad(struct kr_rig *rig) {
-  int bad = 0;
-  const int zero = 0;
+struct ek__cuda_bad kr_bad(struct kr_rig *rig) {
+  struct ek__cuda_bad bad = {0};
   kr_fetch_bytes(rig, &bad, rig->bad, sizeof bad);
-  kr_ok(cudaMemcpy(rig->bad, &zero, sizeof zero, cudaMemcpyHostToDevice));
+  kr_ok(cudaMemcpy(rig->bad, &nothing_bad, sizeof nothing_bad, cudaMemcpyHostToDevice));
   return bad;
+}
+
+unsigned long long kr_bad_word(int64_t row, int32_t value) {
+  return (unsigned long long)row << 32 | (uint32_t)value;
 }
 
 /* limit 0: equal. */

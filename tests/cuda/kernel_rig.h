@@ -43,7 +43,7 @@ struct kr_rig {
   int64_t shift; /* elements that arrays are moved by */
   cudaStream_t stream;
   void *workspace;
-  int *bad;
+  struct ek__cuda_bad *bad;
   struct ck_random random;
   void *host[KR_ARRAYS], *device[KR_ARRAYS];
   int hosts, devices;
@@ -85,7 +85,9 @@ void kr_send(struct kr_rig *rig, const struct kr_array *array);
 double *kr_fetch(struct kr_rig *rig, const struct kr_array *array);
 void kr_fetch_bytes(struct kr_rig *rig, void *bytes, const void *device, size_t size);
 /* Waits, gives what `bad` holds, and sets it back. */
-int kr_bad(struct kr_rig *rig);
+struct ek__cuda_bad kr_bad(struct kr_rig *rig);
+/* The word of `bad` for a row and the number found there. */
+unsigned long long kr_bad_word(int64_t row, int32_t value);
 
 /* Compares the two sides, with terms of size 1: see above. roundings 0: they must be equal. */
 void kr_check(struct kr_rig *rig, const char *what, const struct kr_array *array, double roundings);

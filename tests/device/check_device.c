@@ -129,15 +129,43 @@ START_TEST(other_refusals) {
   ek_group *group = NULL;
   ck_fails(ek_group_open(NULL, "cpu", NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
   ck_fails(ek_group_open(&group, NULL, NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
-  static const char *const cuda[] = {"cuda", "cuda:0-3", "cuda:0,1", "cuda:0x4@8GiB"};
-  for (int i = 0; i < 4; i++) {
-    ck_fails(ek_group_open(&group, cuda[i], NULL), EK_ERR_UNAVAILABLE, "cuda");
-  }
   ck_fails(ek_group_open(&group, "plan@1025TiB", NULL), EK_ERR_OUT_OF_MEMORY, "plan");
   static char longer[6000];
   memset(longer, '1', sizeof longer - 1);
   ck_fails(ek_group_open(&group, longer, NULL), EK_ERR_INVALID_ARGUMENT, "a backend");
   ck_assert_ptr_null(group);
+}
+END_TEST
+
+/* A number that no machine has, alone and among others. */
+START_TEST(a_gpu_that_is_not_there) {
+  static const char *const specs[] = {"cuda:4095", "cuda:0,4095", "cuda:4095x4@8GiB"};
+  ek_group *group = NULL;
+  for (int i = 0; i < 3; i++) {
+    ck_fails(ek_group_open(&group, specs[i], NULL), EK_ERR_UNAVAILABLE, "cuda: ");
+    ck_assert_ptr_null(group);
+  }
+}
+END_TEST
+
+/* "cuda" means those that the list calls available. */
+START_TEST(every_gpu_that_is_there) {
+  ek_device_description list[EK_MAX_DEVICES];
+  size_t count = 0, gpus = 0;
+  ck_ok(ek_device_list(list, EK_MAX_DEVICES, &count));
+  ck_assert_uint_le(count, EK_MAX_DEVICES);
+  for (size_t i = 0; i < count; i++) {
+    if (strncmp(list[i].name, "cuda", 4) == 0 && list[i].available) gpus++;
+  }
+  ek_group *group = NULL;
+  if (gpus == 0) {
+    ck_fails(ek_group_open(&group, "cuda", NULL), EK_ERR_UNAVAILABLE, "cuda: ");
+    ck_assert_ptr_null(group);
+  } else {
+    ck_ok(ek_group_open(&group, "cuda", NULL));
+    ck_assert_uint_eq(ek_group_size(group), gpus);
+    ek_group_close(group);
+  }
 }
 END_TEST
 
@@ -430,6 +458,8 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(strings, a_bad_string_is_refused_and_shown, 0,
                       (int)(sizeof bad / sizeof bad[0]));
   tcase_add_test(strings, other_refusals);
+  tcase_add_test(strings, a_gpu_that_is_not_there);
+  tcase_add_test(strings, every_gpu_that_is_there);
   TCase *groups = ck_case(suite, "groups");
   tcase_add_test(groups, options_are_checked_and_used);
   tcase_add_test(groups, cores_are_shared_evenly);

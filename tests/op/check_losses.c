@@ -14,6 +14,7 @@
  */
 #include <evenkeel/losses.h>
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "ck_op_calls.h"
@@ -41,13 +42,9 @@ static struct tensors upload(struct ck_rig *rig, const struct ck_loss *f) {
   return t;
 }
 
-static void check_loss(struct ck_rig *rig, struct ck_loss *f) {
-  ck_loss_reference(rig, f);
-  const struct tensors t = upload(rig, f);
-  ek_stream *s = rig->stream;
-  ck_ok(ek_op_cross_entropy_forward(s, t.losses, t.lse, t.totals, t.logits, t.targets, &t.terms));
-  const double *l = ck_read(rig, t.losses), *totals = ck_read(rig, t.totals);
-  double *lse = ck_read(rig, t.lse);
+static void check_forward(struct ck_rig *rig, const struct ck_loss *f, const struct tensors *t) {
+  const double *l = ck_read(rig, t->losses), *totals = ck_read(rig, t->totals);
+  double *lse = ck_read(rig, t->lse);
   for (int64_t r = 0; r < f->rows; r++) {
     if (f->targets[r] == CK_IGNORED) lse[r] = f->lse[r];
   }
@@ -55,7 +52,14 @@ static void check_loss(struct ck_rig *rig, struct ck_loss *f) {
   ck_within("lse", lse, f->lse, f->lse_bound, f->rows);
   ck_within("s", &totals[0], &f->s, &f->s_bound, 1);
   ck_within("d", &totals[1], &f->d, &f->d_bound, 1);
+}
 
+static void check_loss(struct ck_rig *rig, struct ck_loss *f) {
+  ck_loss_reference(rig, f);
+  const struct tensors t = upload(rig, f);
+  ek_stream *s = rig->stream;
+  ck_ok(ek_op_cross_entropy_forward(s, t.losses, t.lse, t.totals, t.logits, t.targets, &t.terms));
+  check_forward(rig, f, &t);
   ck_ok(ek_op_cross_entropy_backward(s, t.gradient, t.logits, t.lse, t.targets, &t.terms, t.scale,
                                      t.row_scale));
   const double *gradient = ck_read(rig, t.gradient);
@@ -63,6 +67,27 @@ static void check_loss(struct ck_rig *rig, struct ck_loss *f) {
   ck_ok(ek_op_cross_entropy_backward(s, t.logits, t.logits, t.lse, t.targets, &t.terms, t.scale,
                                      t.row_scale));
   ck_same_bits("gradient in place", ck_read(rig, t.logits), gradient, f->rows * f->classes);
+}
+
+/* Both in one: the same bounds, for the gradient in its own memory and over the logits. */
+static void check_gradient(struct ck_rig *rig, struct ck_loss *f) {
+  f->row_scale = NULL;
+  ck_loss_reference(rig, f);
+  const struct tensors t = upload(rig, f);
+  ek_tensor *places[] = {t.gradient, t.logits};
+  double *gradients[2];
+  for (int i = 0; i < 2; i++) {
+    ck_set(t.losses, NULL);
+    ck_set(t.lse, NULL);
+    ck_set(t.totals, NULL);
+    ck_ok(ek_op_cross_entropy_gradient(rig->stream, places[i], t.losses, t.lse, t.totals, t.logits,
+                                       t.targets, &t.terms, f->scale));
+    check_forward(rig, f, &t);
+    gradients[i] = ck_read(rig, places[i]);
+  }
+  ck_within("gradient with the loss", gradients[0], f->gradient, f->gradient_bound,
+            f->rows * f->classes);
+  ck_same_bits("gradient over the logits", gradients[1], gradients[0], f->rows * f->classes);
 }
 
 static const int64_t sizes[][2] = {{0, 4},    {1, 1},    {5, 2},   {17, 33},
@@ -79,6 +104,7 @@ START_TEST(cross_entropy) {
       if (how & 4) f.scale = 0.125, f.row_scale = ck_values(rig, f.rows, -2, 2);
       for (int64_t r = 0; (how & 8) && r < f.rows; r += 3) f.targets[r] = CK_IGNORED;
       check_loss(rig, &f);
+      check_gradient(rig, &f);
       ck_rig_close(rig);
     }
   }
@@ -100,6 +126,11 @@ START_TEST(all_targets_ignored) {
   ck_within("totals", ck_read(rig, t.totals), zero, NULL, 2);
   ck_within("losses", ck_read(rig, t.losses), zero, NULL, 9);
   ck_within("gradient", ck_read(rig, t.gradient), zero, NULL, 9 * 20);
+  ck_ok(ek_op_cross_entropy_gradient(rig->stream, t.logits, t.losses, t.lse, t.totals, t.logits,
+                                     t.targets, &t.terms, 2));
+  ck_within("totals", ck_read(rig, t.totals), zero, NULL, 2);
+  ck_within("losses", ck_read(rig, t.losses), zero, NULL, 9);
+  ck_within("gradient over the logits", ck_read(rig, t.logits), zero, NULL, 9 * 20);
   ck_rig_close(rig);
 }
 END_TEST
@@ -112,6 +143,7 @@ START_TEST(huge_logits) {
     for (int64_t i = 0; i < 8 * 50; i++) f.logits[i] = ck_round(rig, f.logits[i] * 2500);
     if (how & 2) f.weights = ck_values(rig, f.classes, 0.5, 2);
     check_loss(rig, &f);
+    check_gradient(rig, &f);
     ck_rig_close(rig);
   }
 }
@@ -126,6 +158,7 @@ START_TEST(logits_of_minus_infinity) {
     for (int64_t c = 10; c < 10 + r; c++) f.logits[r * 40 + c] = -HUGE_VAL;
   }
   check_loss(rig, &f);
+  check_gradient(rig, &f);
   ck_rig_close(rig);
 }
 END_TEST
@@ -165,17 +198,23 @@ START_TEST(bad_target_is_named) {
     struct ck_rig *rig = ck_rig_variant(_i);
     struct ck_loss f = ck_loss_make(rig, 40, 10);
     f.targets[2] = CK_IGNORED, f.targets[37] = wrong[w];
+    f.targets[39] = 99; /* the first of two is told */
     const struct tensors t = upload(rig, &f);
     ek_stream *s = rig->stream;
-    ek_status status =
-        ek_op_cross_entropy_forward(s, t.losses, t.lse, t.totals, t.logits, t.targets, &t.terms);
-    if (status == EK_OK) status = ek_stream_synchronize(s);
-    ck_assert_int_eq(status, EK_ERR_INVALID_ARGUMENT);
-    ck_assert_msg(ck_contains(ek_error_message(), "37"), "no place: %s", ek_error_message());
-    status = ek_op_cross_entropy_backward(s, t.gradient, t.logits, t.lse, t.targets, &t.terms, NULL,
-                                          NULL);
-    if (status == EK_OK) status = ek_stream_synchronize(s);
-    ck_assert_int_eq(status, EK_ERR_INVALID_ARGUMENT);
+    char text[80];
+    (void)snprintf(text, sizeof text, "cross_entropy: target %.0f at row 37 is outside", wrong[w]);
+    ck_fails(ck_finish(ek_op_cross_entropy_forward(s, t.losses, t.lse, t.totals, t.logits,
+                                                   t.targets, &t.terms),
+                       s),
+             EK_ERR_INVALID_ARGUMENT, text);
+    ck_fails(ck_finish(ek_op_cross_entropy_backward(s, t.gradient, t.logits, t.lse, t.targets,
+                                                    &t.terms, NULL, NULL),
+                       s),
+             EK_ERR_INVALID_ARGUMENT, text);
+    ck_fails(ck_finish(ek_op_cross_entropy_gradient(s, t.gradient, t.losses, t.lse, t.totals,
+                                                    t.logits, t.targets, &t.terms, 1),
+                       s),
+             EK_ERR_INVALID_ARGUMENT, text);
     ck_rig_close(rig);
   }
 }
@@ -296,6 +335,9 @@ START_TEST(bad_terms_and_huge_sizes) {
   ek_tensor *totals = ck_ghost(rig, EK_F64, CK_SHAPE(2));
   ck_ok(ek_op_cross_entropy_forward(s, losses, lse, totals, logits, targets, &terms));
   ck_ok(ek_op_cross_entropy_backward(s, logits, logits, lse, targets, &terms, NULL, NULL));
+  ck_ok(ek_op_cross_entropy_gradient(s, logits, losses, lse, totals, logits, targets, &terms, 1));
+  ck_fails(ek_op_cross_entropy_gradient(s, logits, losses, lse, totals, logits, targets, NULL, 1),
+           EK_ERR_INVALID_ARGUMENT, "cross_entropy_gradient: terms is NULL");
   ck_fails(ek_op_cross_entropy_forward(s, losses, lse, totals, logits, targets, NULL),
            EK_ERR_INVALID_ARGUMENT, "cross_entropy_forward: terms is NULL");
   ck_fails(ek_op_cross_entropy_backward(s, logits, logits, lse, targets, NULL, NULL, NULL),
@@ -307,11 +349,16 @@ START_TEST(bad_terms_and_huge_sizes) {
              EK_ERR_INVALID_ARGUMENT, "cross_entropy_forward: label_smoothing");
     ck_fails(ek_op_cross_entropy_backward(s, logits, logits, lse, targets, &terms, NULL, NULL),
              EK_ERR_INVALID_ARGUMENT, "cross_entropy_backward: label_smoothing");
+    ck_fails(
+        ek_op_cross_entropy_gradient(s, logits, losses, lse, totals, logits, targets, &terms, 1),
+        EK_ERR_INVALID_ARGUMENT, "cross_entropy_gradient: label_smoothing");
   }
   terms.label_smoothing = 0;
   ek_tensor *none = ck_ghost(rig, EK_F32, CK_SHAPE(rows, 0));
   ck_fails(ek_op_cross_entropy_forward(s, losses, lse, totals, none, targets, &terms), EK_ERR_SHAPE,
            "cross_entropy_forward: logits is 17179869184 x 0");
+  ck_fails(ek_op_cross_entropy_gradient(s, none, losses, lse, totals, none, targets, &terms, 1),
+           EK_ERR_SHAPE, "cross_entropy_gradient: logits is 17179869184 x 0");
   ck_fails(ek_op_cross_entropy_forward(s, losses, lse, targets, logits, targets, &terms),
            EK_ERR_TYPE, "cross_entropy_forward: totals is i32 but must be f64");
   ck_rig_close(rig);

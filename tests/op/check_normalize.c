@@ -11,7 +11,7 @@
  * as a difference of two sums would fail the rows that lie far from zero.
  *
  * Backward, with mean and rstd given, so that n has a relative error of 2 u:
- *   dx     rstd (4 u |g| + (W + 4) u avg|g| + |n| (W + 8) u avg|g n|) + 4 u |old dx|
+ *   dx     rstd (4 u |g| + (W + 4) u avg|g| + |n| (W + 8) u avg|g n|) + 4 u |residual|
  *   dgamma (R + 5) u (|scale old| + sum |dy n|) for R rows; dbeta likewise with sum |dy|
  */
 #include <evenkeel/normalize.h>
@@ -120,6 +120,41 @@ START_TEST(forward) {
 }
 END_TEST
 
+/* The sum is rounded once, and y is the norm of what was written, in whichever place. */
+START_TEST(forward_of_a_sum) {
+  static const double offsets[] = {0, 100};
+  for (int s = 0; s < 2 * SIZES; s++) {
+    struct ck_rig *rig = ck_rig_variant(_i);
+    struct norm f = make_norm(rig, sizes[s / 2][0], sizes[s / 2][1], offsets[s % 2]);
+    const int64_t n = f.rows * f.width;
+    const double *x = f.x, *residual = ck_values(rig, n, -3, 3);
+    f.x = ck_zeros(rig, n);
+    for (int64_t i = 0; i < n; i++) f.x[i] = ck_round(rig, x[i] + residual[i]);
+    forward_reference(rig, &f);
+    ek_tensor *tx = ck_tensor(rig, x, CK_SHAPE(f.rows, f.width));
+    ek_tensor *tresidual = ck_tensor(rig, residual, CK_SHAPE(f.rows, f.width));
+    ek_tensor *gamma = ck_tensor(rig, f.gamma, CK_SHAPE(f.width));
+    ek_tensor *beta = ck_tensor(rig, f.beta, CK_SHAPE(f.width));
+    ek_tensor *y = ck_poisoned(rig, CK_SHAPE(f.rows, f.width));
+    ek_tensor *mean = ck_poisoned(rig, CK_SHAPE(f.rows)),
+              *rstd = ck_poisoned(rig, CK_SHAPE(f.rows));
+    ek_tensor *sums[] = {ck_poisoned(rig, CK_SHAPE(f.rows, f.width)), tx, tresidual};
+    for (int place = 0; place < 3; place++) {
+      ck_set(tx, x);
+      ck_set(tresidual, residual);
+      ck_set(y, NULL);
+      ck_ok(ek_op_add_layer_norm_forward(rig->stream, y, sums[place], mean, rstd, tx, tresidual,
+                                         gamma, beta, f.epsilon));
+      ck_same_bits("sum", ck_read(rig, sums[place]), f.x, n);
+      ck_within("mean of a sum", ck_read(rig, mean), f.mean, f.mean_bound, f.rows);
+      ck_within("rstd of a sum", ck_read(rig, rstd), f.rstd, f.rstd_bound, f.rows);
+      ck_within("y of a sum", ck_read(rig, y), f.y, f.y_bound, n);
+    }
+    ck_rig_close(rig);
+  }
+}
+END_TEST
+
 /* A constant row has variance 0: n is 0 and y is beta. */
 START_TEST(constant_rows) {
   struct ck_rig *rig = ck_rig_variant(_i);
@@ -140,10 +175,10 @@ END_TEST
 
 struct slope {
   int64_t rows, width;
-  bool add_dx;
   double gamma_scale, beta_scale;
   const double *dy, *x, *mean, *rstd, *gamma;
-  const double *old_dx, *old_dgamma, *old_dbeta;
+  const double *residual; /* or NULL */
+  const double *old_dgamma, *old_dbeta;
   double *dx, *dx_bound, *dgamma, *dgamma_bound, *dbeta, *dbeta_bound;
 };
 
@@ -162,7 +197,7 @@ static void dx_reference(const struct ck_rig *rig, const struct slope *b) {
       const int64_t at = r * b->width + i;
       const long double n = ((long double)x[i] - b->mean[r]) * b->rstd[r];
       const long double g = (long double)dy[i] * b->gamma[i];
-      const double old = b->add_dx ? b->old_dx[at] : 0;
+      const double old = b->residual ? b->residual[at] : 0;
       const long double error =
           4 * u * fabsl(g) + (w + 4) * u * g_size / w + fabsl(n) * (w + 8) * u * gn_size / w;
       b->dx[at] = (double)(b->rstd[r] * (g - g_sum / w - n * gn_sum / w) + old);
@@ -196,7 +231,6 @@ static struct slope make_slope(struct ck_rig *rig, int64_t rows, int64_t width) 
                     .dy = ck_values(rig, n, -1, 1),
                     .x = ck_values(rig, n, 1, 4),
                     .gamma = ck_values(rig, width, -2, 2),
-                    .old_dx = ck_values(rig, n, -1, 1),
                     .old_dgamma = ck_values(rig, width, -1, 1),
                     .old_dbeta = ck_values(rig, width, -1, 1),
                     .dx = ck_zeros(rig, n),
@@ -215,21 +249,30 @@ static struct slope make_slope(struct ck_rig *rig, int64_t rows, int64_t width) 
   return b;
 }
 
-static void check_backward(struct ck_rig *rig, const struct slope *b, bool in_place, bool no_dx) {
+/* Where dx goes; IN_BOTH: dy is the residual too. */
+enum place { NOWHERE, IN_FRESH, IN_DY, IN_RESIDUAL, IN_BOTH };
+
+static void check_backward(struct ck_rig *rig, const struct slope *b, enum place place) {
   const int64_t n = b->rows * b->width;
   dx_reference(rig, b);
   column_reference(rig, b);
   ek_tensor *dy = ck_tensor(rig, b->dy, CK_SHAPE(b->rows, b->width));
-  ek_tensor *fresh = ck_tensor(rig, b->add_dx ? b->old_dx : NULL, CK_SHAPE(b->rows, b->width));
-  ek_tensor *dx = in_place ? dy : fresh;
+  ek_tensor *residual = place == IN_BOTH ? dy : NULL;
+  if (b->residual != NULL && place != IN_BOTH) {
+    residual = ck_tensor(rig, b->residual, CK_SHAPE(b->rows, b->width));
+  }
+  ek_tensor *dx = place == NOWHERE       ? NULL
+                  : place == IN_RESIDUAL ? residual
+                  : place == IN_FRESH    ? ck_poisoned(rig, CK_SHAPE(b->rows, b->width))
+                                         : dy;
   ek_tensor *dgamma =
       ck_tensor(rig, b->gamma_scale == 0 ? NULL : b->old_dgamma, CK_SHAPE(b->width));
   ek_tensor *dbeta = ck_tensor(rig, b->beta_scale == 0 ? NULL : b->old_dbeta, CK_SHAPE(b->width));
   ck_ok(ek_op_layer_norm_backward(
-      rig->stream, no_dx ? NULL : dx, b->add_dx, dgamma, b->gamma_scale, dbeta, b->beta_scale, dy,
+      rig->stream, dx, residual, dgamma, b->gamma_scale, dbeta, b->beta_scale, dy,
       ck_tensor(rig, b->x, CK_SHAPE(b->rows, b->width)), ck_tensor(rig, b->mean, CK_SHAPE(b->rows)),
       ck_tensor(rig, b->rstd, CK_SHAPE(b->rows)), ck_tensor(rig, b->gamma, CK_SHAPE(b->width))));
-  if (!no_dx) ck_within("dx", ck_read(rig, dx), b->dx, b->dx_bound, n);
+  if (dx != NULL) ck_within("dx", ck_read(rig, dx), b->dx, b->dx_bound, n);
   ck_within("dgamma", ck_read(rig, dgamma), b->dgamma, b->dgamma_bound, b->width);
   ck_within("dbeta", ck_read(rig, dbeta), b->dbeta, b->dbeta_bound, b->width);
 }
@@ -238,14 +281,19 @@ START_TEST(backward) {
   for (int s = 0; s < SIZES; s++) {
     struct ck_rig *rig = ck_rig_variant(_i);
     struct slope b = make_slope(rig, sizes[s][0], sizes[s][1]);
-    check_backward(rig, &b, false, false);
-    check_backward(rig, &b, true, false);
+    check_backward(rig, &b, IN_FRESH);
+    check_backward(rig, &b, IN_DY);
     b.gamma_scale = 1, b.beta_scale = 0;
-    check_backward(rig, &b, false, true);
+    check_backward(rig, &b, NOWHERE);
     b.gamma_scale = 0, b.beta_scale = 1;
-    check_backward(rig, &b, true, false);
-    b.add_dx = true, b.gamma_scale = 0.5, b.beta_scale = -2;
-    check_backward(rig, &b, false, false);
+    check_backward(rig, &b, IN_DY);
+    b.residual = ck_values(rig, b.rows * b.width, -1, 1);
+    b.gamma_scale = 0.5, b.beta_scale = -2;
+    check_backward(rig, &b, IN_FRESH);
+    check_backward(rig, &b, IN_RESIDUAL);
+    check_backward(rig, &b, IN_DY);
+    b.residual = b.dy;
+    check_backward(rig, &b, IN_BOTH);
     ck_rig_close(rig);
   }
 }
@@ -263,7 +311,7 @@ START_TEST(backward_repeats) {
   for (int pass = 0; pass < 2; pass++) {
     ek_tensor *dx = ck_poisoned(rig, CK_SHAPE(300, 65));
     ek_tensor *dgamma = ck_poisoned(rig, CK_SHAPE(65)), *dbeta = ck_poisoned(rig, CK_SHAPE(65));
-    ck_ok(ek_op_layer_norm_backward(rig->stream, dx, false, dgamma, 0, dbeta, 0, dy, x, mean, rstd,
+    ck_ok(ek_op_layer_norm_backward(rig->stream, dx, NULL, dgamma, 0, dbeta, 0, dy, x, mean, rstd,
                                     gamma));
     double *got[3] = {ck_read(rig, dx), ck_read(rig, dgamma), ck_read(rig, dbeta)};
     for (int k = 0; k < 3 && pass == 1; k++) {
@@ -309,7 +357,7 @@ START_TEST(gradients_by_differences) {
   ek_tensor *dx = ck_poisoned(rig, CK_SHAPE(rows, width));
   ek_tensor *dgamma = ck_poisoned(rig, CK_SHAPE(width)), *dbeta = ck_poisoned(rig, CK_SHAPE(width));
   ck_ok(ek_op_layer_norm_forward(rig->stream, f.y, f.mean, f.rstd, f.x, f.gamma, f.beta, 1e-5));
-  ck_ok(ek_op_layer_norm_backward(rig->stream, dx, false, dgamma, 0, dbeta, 0,
+  ck_ok(ek_op_layer_norm_backward(rig->stream, dx, NULL, dgamma, 0, dbeta, 0,
                                   ck_tensor(rig, dy, CK_SHAPE(rows, width)), f.x, f.mean, f.rstd,
                                   f.gamma));
   f.varied = f.x;
@@ -329,22 +377,16 @@ END_TEST
 static ek_status call_forward(ek_stream *s, ek_tensor *const *t) {
   return ek_op_layer_norm_forward(s, t[0], t[1], t[2], t[3], t[4], t[5], 1e-5);
 }
-static ek_status call_backward(ek_stream *s, ek_tensor *const *t) {
-  return ek_op_layer_norm_backward(s, t[0], false, t[1], 0, t[2], 1, t[3], t[4], t[5], t[6], t[7]);
+static ek_status call_add_forward(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_add_layer_norm_forward(s, t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7], 1e-5);
 }
-static ek_status call_backward_add(ek_stream *s, ek_tensor *const *t) {
-  return ek_op_layer_norm_backward(s, t[0], true, t[1], 0, t[2], 1, t[3], t[4], t[5], t[6], t[7]);
+static ek_status call_backward(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_layer_norm_backward(s, t[0], t[1], t[2], 0, t[3], 1, t[4], t[5], t[6], t[7], t[8]);
 }
 
 #define MATRIX .rank = 2, .shape = {3, 5}
 #define COLUMN .rank = 1, .shape = {3}
 #define ROW .rank = 1, .shape = {5}
-#define BACKWARD_REST                                                                              \
-  {.name = "dgamma", .written = true, ROW}, {.name = "dbeta", .written = true, ROW},               \
-      {.name = "dy", MATRIX}, {.name = "x", MATRIX}, {.name = "mean", COLUMN},                     \
-      {.name = "rstd", COLUMN}, {                                                                  \
-    .name = "gamma", ROW                                                                           \
-  }
 
 static const struct ck_operation operations[] = {
     {"layer_norm_forward",
@@ -356,14 +398,29 @@ static const struct ck_operation operations[] = {
       {.name = "x", MATRIX},
       {.name = "gamma", ROW},
       {.name = "beta", ROW}}},
+    {"add_layer_norm_forward",
+     call_add_forward,
+     8,
+     {{.name = "y", .written = true, MATRIX},
+      {.name = "sum", .written = true, .may_be = 1 << 4 | 1 << 5, MATRIX},
+      {.name = "mean", .written = true, COLUMN},
+      {.name = "rstd", .written = true, COLUMN},
+      {.name = "x", MATRIX},
+      {.name = "residual", MATRIX},
+      {.name = "gamma", ROW},
+      {.name = "beta", ROW}}},
     {"layer_norm_backward",
      call_backward,
-     8,
-     {{.name = "dx", .written = true, .optional = true, .may_be = 8, MATRIX}, BACKWARD_REST}},
-    {"layer_norm_backward",
-     call_backward_add,
-     8,
-     {{.name = "dx", .written = true, .optional = true, MATRIX}, BACKWARD_REST}},
+     9,
+     {{.name = "dx", .written = true, .optional = true, .may_be = 1 << 1 | 1 << 4, MATRIX},
+      {.name = "residual", .optional = true, MATRIX},
+      {.name = "dgamma", .written = true, ROW},
+      {.name = "dbeta", .written = true, ROW},
+      {.name = "dy", MATRIX},
+      {.name = "x", MATRIX},
+      {.name = "mean", COLUMN},
+      {.name = "rstd", COLUMN},
+      {.name = "gamma", ROW}}},
 };
 enum { OPERATIONS = sizeof operations / sizeof operations[0] };
 
@@ -390,6 +447,9 @@ START_TEST(bad_epsilon_and_huge_sizes) {
            EK_ERR_INVALID_ARGUMENT, "layer_norm_forward: epsilon");
   ck_fails(ek_op_layer_norm_forward(s, x, mean, rstd, x, gamma, gamma, NAN),
            EK_ERR_INVALID_ARGUMENT, "layer_norm_forward: epsilon");
+  ek_tensor *y = ck_ghost(rig, EK_F32, CK_SHAPE(rows, width));
+  ck_fails(ek_op_add_layer_norm_forward(s, y, x, mean, rstd, x, x, gamma, gamma, -1),
+           EK_ERR_INVALID_ARGUMENT, "add_layer_norm_forward: epsilon");
   ck_rig_close(rig);
 }
 END_TEST
@@ -398,6 +458,7 @@ static Suite *make_suite(void) {
   Suite *suite = suite_create("normalize");
   TCase *values = ck_case(suite, "values");
   tcase_add_loop_test(values, forward, 0, CK_VARIANTS);
+  tcase_add_loop_test(values, forward_of_a_sum, 0, CK_VARIANTS);
   tcase_add_loop_test(values, constant_rows, 0, CK_VARIANTS);
   tcase_add_loop_test(values, backward, 0, CK_VARIANTS);
   tcase_add_loop_test(values, backward_repeats, 0, CK_VARIANTS);

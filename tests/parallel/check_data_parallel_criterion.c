@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include <evenkeel/gather.h>
+#include <evenkeel/memory.h>
 
 #include "ck_training.h"
 
@@ -185,6 +186,116 @@ START_TEST(outputs_that_others_hold) {
 }
 END_TEST
 
+/* Outputs of device 0's part, in an array of the caller's. */
+static double *read_part(const struct forwarded *f, int64_t *size) {
+  const ek_tensor *part = &f->outputs[0].parts[0];
+  *size = ek_tensor_count(part);
+  double *values = calloc((size_t)*size, sizeof *values);
+  ck_assert_ptr_nonnull(values);
+  ck_get(values, part);
+  return values;
+}
+
+/*
+ * Losses and gradients over two uneven micro-batches are the same whether the gradient of the
+ * outputs is written in forward or in backward: the same formula, once with a scale that is 1 and
+ * once with c D / D; 1e-12 leaves ten thousand roundings of f64. Cross-entropy does it in forward,
+ * the workloads of several terms do not.
+ */
+START_TEST(the_gradient_in_forward) {
+  double *gradients[2], losses[2][2];
+  int64_t count = 0;
+  struct ck_training t;
+  for (int early = 0; early < 2; early++) {
+    struct ck_setup setup = setup_of(_i, EK_F64, "cpu:3");
+    setup.gradient_in_forward = early == 1;
+    ck_training_open(&t, &setup);
+    for (int micro = 0; micro < 2; micro++) { /* the second one leaves a device without rows */
+      struct ck_batch batch =
+          ck_batch_make(setup.workload, EK_F64, micro == 0 ? 7 : 2, 0.3, (uint64_t)(11 + micro));
+      ck_ok(ck_training_backward(&t, &batch, NULL, micro == 0, &losses[early][micro]));
+      ck_batch_free(&batch);
+    }
+    gradients[early] = ck_training_read(&t, CK_GRADIENTS, &count);
+    ck_training_close(&t);
+  }
+  for (int micro = 0; micro < 2; micro++) {
+    ck_assert_double_eq_tol(losses[1][micro], losses[0][micro], 1e-12 * fabs(losses[0][micro]));
+  }
+  ck_assert_double_le(ck_rel_l2(gradients[1], gradients[0], count), 1e-12);
+  free(gradients[0]);
+  free(gradients[1]);
+}
+END_TEST
+
+/* Overwritten by forward where a backward is to follow, and by one only; not in evaluation. */
+START_TEST(when_forward_overwrites) {
+  struct ck_setup setup = setup_of(_i, EK_F32, "cpu:3");
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.3, 9);
+  const bool writes = setup.workload->ignores; /* cross-entropy */
+  struct ck_training t;
+  struct forwarded f;
+  ek_forward_options evaluation = EK_FORWARD_OPTIONS_INIT;
+  evaluation.gradient = evaluation.training = false;
+  setup.gradient_in_forward = true;
+  ck_training_open(&t, &setup);
+  for (int trains = 0; trains < 2; trains++) {
+    int64_t size = 0;
+    memset(&f, 0, sizeof f);
+    ck_ok(ek_data_parallel_model_forward(t.model, f.outputs, batch.input, batch.inputs,
+                                         trains ? NULL : &evaluation));
+    double *before = read_part(&f, &size);
+    ck_ok(ek_data_parallel_criterion_forward(t.loss, f.outputs, t.module->outputs, batch.target,
+                                             batch.targets));
+    double *after = read_part(&f, &size);
+    const double change = ck_rel_l2(after, before, size);
+    ck_assert_msg(trains && writes ? change > 0.01 : change == 0, "changed by %g", change);
+    const ek_status again = ek_data_parallel_criterion_forward(t.loss, f.outputs, t.module->outputs,
+                                                               batch.target, batch.targets);
+    ck_assert_int_eq(again, trains ? EK_ERR_STATE : EK_OK);
+    if (trains) ck_ok(ek_data_parallel_criterion_backward(t.loss, t.model, NULL));
+    free(before);
+    free(after);
+    drop(&f, &t);
+  }
+  ck_training_close(&t);
+  ck_batch_free(&batch);
+}
+END_TEST
+
+/* Whatever allocation of a step fails, the parameters are those of before, and the next goes well.
+ */
+START_TEST(a_failure_with_the_gradient_in_forward) {
+  struct ck_setup setup = setup_of(_i, EK_F32, "cpu:3");
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.3, 10);
+  struct ck_training t;
+  int64_t count = 0;
+  setup.gradient_in_forward = true;
+  setup.optimizer = ck_clipped_adamw;
+  ck_training_open(&t, &setup);
+  ck_ok(ck_training_step(&t, &batch, NULL));
+  bool failed = true;
+  for (uint64_t n = 1; failed; n++) {
+    double *before = ck_training_read(&t, CK_VALUES, &count);
+    ck_assert_uint_lt(n, 1000);
+    ck_ok(ek_memory_fail_at(ek_group_device(t.group, 1), n));
+    const ek_status status = ck_training_step(&t, &batch, NULL);
+    ck_ok(ek_memory_fail_at(ek_group_device(t.group, 1), 0));
+    failed = status != EK_OK;
+    double *after = ck_training_read(&t, CK_VALUES, &count);
+    if (failed) {
+      ck_assert_int_eq(status, EK_ERR_OUT_OF_MEMORY);
+      ck_same_bits("parameters", after, before, count);
+    }
+    free(before);
+    free(after);
+  }
+  ck_ok(ck_training_step(&t, &batch, NULL));
+  ck_training_close(&t);
+  ck_batch_free(&batch);
+}
+END_TEST
+
 /* The totals are the same on every device, and are what the loss is made of. */
 START_TEST(totals_are_everywhere) {
   const struct ck_setup setup = setup_of(_i, EK_F32, "cpu:3");
@@ -316,6 +427,18 @@ START_TEST(wrong_targets) {
 }
 END_TEST
 
+START_TEST(kept_and_overwritten) {
+  struct ck_setup setup = setup_of(2, EK_F32, "cpu:3");
+  struct ck_training t;
+  ek_group *group = ck_open("cpu:3", 1);
+  setup.keep_outputs = setup.gradient_in_forward = true;
+  ck_fails(ck_training_try(&t, &setup, group), EK_ERR_INVALID_ARGUMENT,
+           "keep_outputs and gradient_in_forward");
+  ck_no_memory_held(group);
+  ek_group_close(group);
+}
+END_TEST
+
 static Suite *make_suite(void) {
   Suite *suite = suite_create("data-parallel criterion");
   TCase *right = ck_case(suite, "right"), *wrong = ck_case(suite, "wrong");
@@ -323,10 +446,14 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(right, single_losses_and_factors, 0, 2 * CK_PLACEMENTS);
   tcase_add_loop_test(right, outputs_are_kept_or_not, 0, CASES);
   tcase_add_test(right, outputs_that_others_hold);
+  tcase_add_loop_test(right, the_gradient_in_forward, 0, CASES);
+  tcase_add_loop_test(right, when_forward_overwrites, 0, CASES);
+  tcase_add_loop_test(right, a_failure_with_the_gradient_in_forward, 0, 2 * CK_PLACEMENTS);
   tcase_add_loop_test(right, totals_are_everywhere, 0, CASES);
   tcase_add_loop_test(wrong, calls_out_of_order, 0, CASES);
   tcase_add_loop_test(wrong, mean_and_sum_do_not_mix, 0, CASES);
   tcase_add_test(wrong, wrong_targets);
+  tcase_add_test(wrong, kept_and_overwritten);
   return suite;
 }
 

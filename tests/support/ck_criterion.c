@@ -44,6 +44,13 @@ void ck_loss_forward(struct ck_loss *loss, const ek_tensor *outputs, const ek_te
   if (totals != NULL) ck_get(totals, &loss->totals);
 }
 
+void ck_loss_forward_gradient(struct ck_loss *loss, const ek_tensor *outputs,
+                              const ek_tensor *targets, double *totals) {
+  ck_set(&loss->totals, NULL);
+  ck_ok(ek_criterion_pass_run_forward_gradient(loss->pass, outputs, targets, &loss->totals));
+  if (totals != NULL) ck_get(totals, &loss->totals);
+}
+
 void ck_loss_backward(struct ck_loss *loss, const ek_tensor *outputs, const ek_tensor *targets,
                       const double *scales, const ek_tensor *factors) {
   double ones[EK_MAX_TERMS];

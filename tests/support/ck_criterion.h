@@ -27,6 +27,10 @@ void ck_loss_close(struct ck_loss *loss);
 void ck_loss_forward(struct ck_loss *loss, const ek_tensor *outputs, const ek_tensor *targets,
                      double *totals);
 
+/* The same, and the criterion may write the gradients over the outputs. */
+void ck_loss_forward_gradient(struct ck_loss *loss, const ek_tensor *outputs,
+                              const ek_tensor *targets, double *totals);
+
 /* Backward with one scale per term (NULL: all 1); the gradients of before are freed first. */
 void ck_loss_backward(struct ck_loss *loss, const ek_tensor *outputs, const ek_tensor *targets,
                       const double *scales, const ek_tensor *factors);

@@ -105,6 +105,10 @@ static ek_status call_cross_entropy_backward(ek_stream *s, ek_tensor *const *t) 
   const ek_cross_entropy_terms terms = {-100, 0.1, t[4]};
   return ek_op_cross_entropy_backward(s, t[0], t[1], t[2], t[3], &terms, t[5], t[6]);
 }
+static ek_status call_cross_entropy_gradient(ek_stream *s, ek_tensor *const *t) {
+  const ek_cross_entropy_terms terms = {-100, 0.1, t[6]};
+  return ek_op_cross_entropy_gradient(s, t[0], t[1], t[2], t[3], t[4], t[5], &terms, 0.5);
+}
 static ek_status call_squared_forward(ek_stream *s, ek_tensor *const *t) {
   return ek_op_squared_error_forward(s, t[0], t[1], t[2], t[3]);
 }
@@ -135,6 +139,16 @@ const struct ck_operation ck_losses_calls[CK_LOSSES_CALLS] = {
       {.name = "class_weights", .optional = true, .rank = 1, .shape = {5}},
       {.name = "scale", .optional = true, .type = EK_F64, .rank = 1, .shape = {1}},
       {.name = "row_scale", .optional = true, ROWS}}},
+    {"cross_entropy_gradient",
+     call_cross_entropy_gradient,
+     7,
+     {{.name = "gradient", .written = true, .may_be = 1 << 4, LOGITS},
+      {.name = "losses", .written = true, ROWS},
+      {.name = "lse", .written = true, ROWS},
+      {.name = "totals", .type = EK_F64, .written = true, .rank = 1, .shape = {2}},
+      {.name = "logits", LOGITS},
+      {.name = "targets", .type = EK_I32, ROWS},
+      {.name = "class_weights", .optional = true, .rank = 1, .shape = {5}}}},
     {"squared_error_forward",
      call_squared_forward,
      4,

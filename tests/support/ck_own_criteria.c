@@ -20,11 +20,28 @@ static double *fetch(const ek_tensor *tensor) {
   return values;
 }
 
+/* The gradient of every loss over the outputs if it is the time for it, else saved for backward. */
+static ek_status keep_signs(ek_criterion_pass *pass, const ek_tensor *output, double *signs) {
+  double scale = 0;
+  if (ek_criterion_pass_gradient_now(&scale, pass)) {
+    ek_tensor gradient = *output;
+    for (int64_t i = 0; i < ek_tensor_count(output); i++) signs[i] *= scale;
+    ck_set(&gradient, signs);
+    return EK_OK;
+  }
+  ek_tensor saved = {0};
+  EK_TRY(ek_criterion_pass_create(&saved, pass, output->type, output->rank, output->shape));
+  ck_set(&saved, signs);
+  const ek_status status = ek_criterion_pass_save(pass, &saved);
+  ek_tensor_free(&saved);
+  return status;
+}
+
 static ek_status absolute_forward(const ek_criterion *self, ek_criterion_pass *pass,
                                   const ek_tensor *outputs, const ek_tensor *targets,
                                   ek_tensor *totals) {
   const struct ck_absolute_error *a = (const struct ck_absolute_error *)self;
-  ek_tensor weights = {0}, number = {0}, signs = {0};
+  ek_tensor weights = {0}, number = {0};
   EK_TRY(ek_criterion_pass_constant(&weights, pass, 0));
   EK_TRY(ek_criterion_pass_constant(&number, pass, 1));
   const int64_t count = ek_tensor_count(&outputs[0]);
@@ -40,13 +57,7 @@ static ek_status absolute_forward(const ek_criterion *self, ek_criterion_pass *p
     y[i] = w[i % COLUMNS] * (y[i] > t[i] ? 1 : -1);
   }
   ck_set(totals, sum);
-  ek_status status =
-      ek_criterion_pass_create(&signs, pass, outputs[0].type, outputs[0].rank, outputs[0].shape);
-  if (status == EK_OK) {
-    ck_set(&signs, y);
-    status = ek_criterion_pass_save(pass, &signs);
-    ek_tensor_free(&signs);
-  }
+  ek_status status = keep_signs(pass, &outputs[0], y);
   if (status == EK_OK && self->reduction == EK_REDUCTION_NONE) {
     ek_tensor kept = {0};
     status = ek_criterion_pass_create(&kept, pass, outputs[0].type, 1, &count);

@@ -62,6 +62,7 @@ static ek_status open_parts(struct ck_training *training) {
   const struct ck_setup *setup = &training->setup;
   ek_data_parallel_criterion_options loss = EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT;
   loss.keep_outputs = setup->keep_outputs;
+  loss.gradient_in_forward = setup->gradient_in_forward;
   EK_TRY(setup->workload->module(&training->module));
   EK_TRY(setup->workload->criterion(&training->criterion, setup->reduction));
   EK_TRY(ek_data_parallel_model_open(&training->model, training->group, training->module,

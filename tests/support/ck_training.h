@@ -21,7 +21,7 @@ struct ck_setup {
   const struct ck_workload *workload;
   const char *spec; /* of the group, where one is opened */
   ek_data_parallel_model_options options;
-  bool keep_outputs;
+  bool keep_outputs, gradient_in_forward;
   ek_reduction reduction;
   ek_status (*optimizer)(ek_optimizer **optimizer); /* NULL: none is opened */
 };

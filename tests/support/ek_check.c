@@ -28,6 +28,10 @@ TCase *ck_case(Suite *suite, const char *name) {
   return tcase;
 }
 
+ek_status ck_finish(ek_status status, ek_stream *stream) {
+  return status == EK_OK ? ek_stream_synchronize(stream) : status;
+}
+
 /* ---- random numbers: SplitMix64 (Steele, Lea, Flood 2014) ---- */
 
 uint64_t ck_seed(void) {

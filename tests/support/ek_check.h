@@ -63,6 +63,9 @@ TCase *ck_case(Suite *suite, const char *name);
  */
 bool ck_contains(const char *text, const char *part);
 
+/* What an operation gave; where it was only queued, what the wait for its stream gives. */
+ek_status ck_finish(ek_status status, ek_stream *stream);
+
 /* ---- random numbers ---- */
 
 struct ck_random {
@@ -203,7 +206,7 @@ double ck_weighed(const ek_tensor *tensor, const double *weights);
 
 /* ---- wrong arguments, one operation at a time ---- */
 
-enum { CK_OPERANDS = 8 };
+enum { CK_OPERANDS = 9 };
 
 struct ck_operand {
   const char *name;

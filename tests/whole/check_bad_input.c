@@ -138,7 +138,7 @@ START_TEST(wrong_options) {
     if (i == 4) m.type = EK_I32;
     ck_assert_int_eq(ek_data_parallel_model_open(&model, t->group, t->module, &m), bad);
   }
-  const ek_data_parallel_criterion_options c = {3, false};
+  const ek_data_parallel_criterion_options c = {3, false, false};
   const ek_data_parallel_optimizer_options o = {3, NULL};
   const ek_forward_options f = {3, NULL, true, true};
   const ek_backward_options w = {3, false, NULL, false};

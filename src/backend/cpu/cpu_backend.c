@@ -35,6 +35,7 @@ static const struct ek__kernels kernels = {
     .attention_backward = ek__cpu_attention_backward,
     .cross_entropy_forward = ek__cpu_cross_entropy_forward,
     .cross_entropy_backward = ek__cpu_cross_entropy_backward,
+    .cross_entropy_gradient = ek__cpu_cross_entropy_gradient,
     .squared_error_forward = ek__cpu_squared_error_forward,
     .squared_error_backward = ek__cpu_squared_error_backward,
     .combine_totals = ek__cpu_combine_totals,

@@ -43,6 +43,7 @@ typedef void ek__range_function(const void *args, int64_t begin, int64_t end);
   X(attention_backward)     /* heads of all samples; attention_job */                              \
   X(cross_entropy_forward)  /* rows; loss_job */                                                   \
   X(cross_entropy_backward) /* rows; loss_job */                                                   \
+  X(cross_entropy_gradient) /* rows; loss_job */                                                   \
   X(squared_error_forward)  /* chunks; loss_job */                                                 \
   X(squared_error_backward) /* elements; loss_job */                                               \
   X(sgd)                    /* elements; update_job */                                             \
@@ -74,7 +75,7 @@ struct ek__attention_job {
 
 struct ek__loss_job {
   const struct ek__loss_args *args;
-  double factor;       /* the device's scale, or 1 */
+  double factor;       /* the scale, or 1 */
   double class_weight; /* sum of all class weights */
   double *partials;    /* squared error: one sum per chunk of `chunk` elements */
   int64_t chunk;
@@ -185,6 +186,7 @@ ek_status ek__cpu_attention_forward(ek_stream *stream, const struct ek__attentio
 ek_status ek__cpu_attention_backward(ek_stream *stream, const struct ek__attention_args *args);
 ek_status ek__cpu_cross_entropy_forward(ek_stream *stream, const struct ek__loss_args *args);
 ek_status ek__cpu_cross_entropy_backward(ek_stream *stream, const struct ek__loss_args *args);
+ek_status ek__cpu_cross_entropy_gradient(ek_stream *stream, const struct ek__loss_args *args);
 ek_status ek__cpu_squared_error_forward(ek_stream *stream, const struct ek__loss_args *args);
 ek_status ek__cpu_squared_error_backward(ek_stream *stream, const struct ek__loss_args *args);
 ek_status ek__cpu_combine_totals(ek_stream *stream, const struct ek__combine_args *args);

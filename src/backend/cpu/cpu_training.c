@@ -41,12 +41,8 @@ static struct ek__loss_job loss_job(const struct ek__loss_args *args) {
   return job;
 }
 
-ek_status ek__cpu_cross_entropy_forward(ek_stream *stream, const struct ek__loss_args *args) {
-  EK_TRY(check_targets(args));
-  const struct ek__loss_job job = loss_job(args);
+static void total_losses(const struct ek__loss_args *args) {
   const int32_t *targets = args->targets;
-  ek__cpu_range(stream, ek__cpu_functions(args->type)->cross_entropy_forward, &job, args->rows,
-                ek__cpu_least_rows(args->classes));
   double sum = 0.0, weight = 0.0;
   for (int64_t row = 0; row < args->rows; row++) {
     if (targets[row] == args->ignore_index) continue;
@@ -55,6 +51,14 @@ ek_status ek__cpu_cross_entropy_forward(ek_stream *stream, const struct ek__loss
   }
   args->totals[0] = sum;
   args->totals[1] = weight;
+}
+
+ek_status ek__cpu_cross_entropy_forward(ek_stream *stream, const struct ek__loss_args *args) {
+  EK_TRY(check_targets(args));
+  const struct ek__loss_job job = loss_job(args);
+  ek__cpu_range(stream, ek__cpu_functions(args->type)->cross_entropy_forward, &job, args->rows,
+                ek__cpu_least_rows(args->classes));
+  total_losses(args);
   return EK_OK;
 }
 
@@ -63,6 +67,16 @@ ek_status ek__cpu_cross_entropy_backward(ek_stream *stream, const struct ek__los
   const struct ek__loss_job job = loss_job(args);
   ek__cpu_range(stream, ek__cpu_functions(args->type)->cross_entropy_backward, &job, args->rows,
                 ek__cpu_least_rows(args->classes));
+  return EK_OK;
+}
+
+ek_status ek__cpu_cross_entropy_gradient(ek_stream *stream, const struct ek__loss_args *args) {
+  EK_TRY(check_targets(args));
+  struct ek__loss_job job = loss_job(args);
+  job.factor = args->host_scale;
+  ek__cpu_range(stream, ek__cpu_functions(args->type)->cross_entropy_gradient, &job, args->rows,
+                ek__cpu_least_rows(args->classes));
+  total_losses(args);
   return EK_OK;
 }
 

@@ -16,6 +16,12 @@ void ek__layer_norm_forward_f64(const void *raw, int64_t begin, int64_t end) {
     const double *x = (const double *)args->x + row * width;
     double *y = (double *)args->y + row * width;
     double mean = 0.0, variance = 0.0;
+    if (args->residual) {
+      const double *residual = (const double *)args->residual + row * width;
+      double *sum = (double *)args->sum + row * width;
+      for (int64_t i = 0; i < width; i++) sum[i] = x[i] + residual[i];
+      x = sum;
+    }
     for (int64_t i = 0; i < width; i++) mean += x[i];
     mean /= (double)width;
     for (int64_t i = 0; i < width; i++) variance += (x[i] - mean) * (x[i] - mean);
@@ -44,6 +50,7 @@ static void norm_dx(const struct ek__layer_norm_args *args, int64_t row) {
   const double *dy = (const double *)args->dy + row * width;
   const double *x = (const double *)args->x + row * width, *gamma = args->gamma;
   const double mean = ((const double *)args->mean)[row], rstd = ((const double *)args->rstd)[row];
+  const double *residual = args->residual ? (const double *)args->residual + row * width : NULL;
   double *dx = (double *)args->dx + row * width;
   double average_g = 0.0, average_gn = 0.0;
   for (int64_t i = 0; i < width; i++) {
@@ -55,7 +62,7 @@ static void norm_dx(const struct ek__layer_norm_args *args, int64_t row) {
   for (int64_t i = 0; i < width; i++) {
     const double n = (x[i] - mean) * rstd;
     const double value = rstd * (dy[i] * gamma[i] - average_g - n * average_gn);
-    dx[i] = args->add_dx ? dx[i] + value : value;
+    dx[i] = residual ? residual[i] + value : value;
   }
 }
 

@@ -1,12 +1,13 @@
 /*
  * cuda_cross_entropy.cu - cross-entropy of rows of logits: one pass over their memory forward, one
- * read and one write backward, in place.
+ * read and one write backward, in place; and both in one kernel, which reads them from memory once.
  *
  * A block takes a row. Forward keeps a running largest value and sum of exponentials in each thread
  * (Milakov and Gimelshein 2018). A row need not start at 16 bytes (50257 classes): what comes
  * before the first such address and after the last is taken one by one. Floor in f32: forward 4
- * bytes a logit, backward 8. At 4.8 TB/s forward wants 1.2e12 exponentials a second, a third of
- * what the special function units of 132 multiprocessors give.
+ * bytes a logit, backward 8, both in one 8: a block comes back to its row while L2 still has it,
+ * for which the rows under way may not be too many. At 4.8 TB/s forward wants 1.2e12 exponentials a
+ * second, a third of what the special function units of 132 multiprocessors give.
  */
 #include "backend/cuda/cuda_total.cuh"
 
@@ -24,7 +25,7 @@ template <class T> struct loss {
   int64_t rows, classes;
   int32_t ignore_index;
   double smoothing;
-  int *bad;
+  unsigned long long *bad;
 
   __device__ bool counts(int32_t target) const { /* neither ignored nor out of range */
     return target != ignore_index && target >= 0 && target < classes;
@@ -119,13 +120,14 @@ template <class T> __device__ running<T> block_merge(running<T> mine, running<T>
   return mine;
 }
 
+/* Gives lse. */
 template <class T>
-__device__ void put_loss(const loss<T> &a, int64_t row, const T *x, const running<T> &soft,
-                         double weighted, double weight) {
+__device__ T put_loss(const loss<T> &a, int64_t row, const T *x, const running<T> &soft,
+                      double weighted, double weight) {
   const T log_sum = log(soft.sum), base = running<T>::base(soft.largest);
   const int32_t target = a.targets[row];
   a.lse[row] = base + log_sum;
-  if (a.wrong(target)) atomicCAS(a.bad, 0, (int)EK__CUDA_BAD_TARGET);
+  if (a.wrong(target)) report_bad(a.bad, row, target);
   double value = 0.0;
   if (a.counts(target)) {
     const double own = (1.0 - a.smoothing) * (double)a.weight(target);
@@ -136,6 +138,26 @@ __device__ void put_loss(const loss<T> &a, int64_t row, const T *x, const runnin
     }
   }
   a.losses[row] = (T)value;
+  return base + log_sum;
+}
+
+/* What a block finds out about a row; soft is thread 0's. */
+template <class T> struct row_sums {
+  running<T> soft;
+  double weighted, weight;
+};
+
+template <class T>
+__device__ __forceinline__ row_sums<T> sum_row(const loss<T> &a, const T *x, running<T> *scratch,
+                                               double *sums) {
+  row_terms<T> terms = {{-T(INFINITY), T(0)}, 0.0, 0.0, a.weights, a.smoothing != 0.0};
+  each_class(x, a.classes, terms);
+  row_sums<T> all = {block_merge(terms.soft, scratch), 0.0, 0.0};
+  if (a.smoothing != 0.0) {
+    all.weighted = block_sum(terms.weighted, sums);
+    all.weight = block_sum(terms.weight, sums);
+  }
+  return all;
 }
 
 template <class T> __global__ void __launch_bounds__(512) forward_kernel(loss<T> a) {
@@ -143,15 +165,8 @@ template <class T> __global__ void __launch_bounds__(512) forward_kernel(loss<T>
   __shared__ double sums[WARP];
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const T *x = a.logits + row * a.classes;
-    row_terms<T> terms = {{-T(INFINITY), T(0)}, 0.0, 0.0, a.weights, a.smoothing != 0.0};
-    each_class(x, a.classes, terms);
-    const running<T> soft = block_merge(terms.soft, scratch);
-    double weighted = 0.0, weight = 0.0;
-    if (a.smoothing != 0.0) {
-      weighted = block_sum(terms.weighted, sums);
-      weight = block_sum(terms.weight, sums);
-    }
-    if (threadIdx.x == 0) put_loss(a, row, x, soft, weighted, weight);
+    const row_sums<T> all = sum_row(a, x, scratch, sums);
+    if (threadIdx.x == 0) (void)put_loss(a, row, x, all.soft, all.weighted, all.weight);
   }
 }
 
@@ -198,29 +213,57 @@ template <class T> struct row_gradient {
   }
 };
 
+/* lse of the row, all_weights the sum of all class weights where labels are smoothed. */
+template <class T>
+__device__ __forceinline__ void put_gradient(const loss<T> &a, int64_t row, T lse,
+                                             double all_weights, double scale) {
+  const T *x = a.logits + row * a.classes;
+  const int32_t target = a.targets[row];
+  const bool counts = a.counts(target);
+  const double own = counts ? (1.0 - a.smoothing) * (double)a.weight(target) : 0.0;
+  const double share = a.smoothing / (double)a.classes;
+  row_gradient<T> g;
+  g.to = a.gradient + row * a.classes;
+  g.weights = a.weights;
+  g.lse = lse;
+  g.own = (T)own;
+  g.share = (T)share;
+  g.whole = (T)(own + (share != 0.0 ? share * all_weights : 0.0));
+  g.scale = (T)scale;
+  g.target = target;
+  g.ignored = !counts;
+  g.wide = reinterpret_cast<uintptr_t>(g.to) % 16 == reinterpret_cast<uintptr_t>(x) % 16;
+  each_class(x, a.classes, g);
+}
+
 template <class T> __global__ void __launch_bounds__(512) backward_kernel(loss<T> a) {
   const double factor = a.scale ? *a.scale : 1.0;
-  const double share = a.smoothing / (double)a.classes;
-  double whole = 0.0;
-  if (share != 0.0) whole = share * (a.all_weights ? *a.all_weights : (double)a.classes);
+  const double all_weights = a.all_weights ? *a.all_weights : (double)a.classes;
+  for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
+    const int32_t target = a.targets[row];
+    if (a.wrong(target) && threadIdx.x == 0) report_bad(a.bad, row, target);
+    const double scale = factor * (a.row_scale ? (double)a.row_scale[row] : 1.0);
+    put_gradient(a, row, a.lse[row], all_weights, scale);
+  }
+}
+
+/* ---- both ---- */
+
+constexpr int GRADIENT_THREADS = 1024;
+
+/* Thread 0 has read the target's logit before anybody writes over it, and writes lse again behind
+ * the barriers of the next row's sums. */
+template <class T>
+__global__ void __launch_bounds__(GRADIENT_THREADS) gradient_kernel(loss<T> a, double scale) {
+  __shared__ running<T> scratch[WARP];
+  __shared__ double sums[WARP];
+  __shared__ T lse;
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const T *x = a.logits + row * a.classes;
-    const int32_t target = a.targets[row];
-    const bool counts = a.counts(target);
-    if (a.wrong(target) && threadIdx.x == 0) atomicCAS(a.bad, 0, (int)EK__CUDA_BAD_TARGET);
-    const double own = counts ? (1.0 - a.smoothing) * (double)a.weight(target) : 0.0;
-    row_gradient<T> g;
-    g.to = a.gradient + row * a.classes;
-    g.weights = a.weights;
-    g.lse = a.lse[row];
-    g.own = (T)own;
-    g.share = (T)share;
-    g.whole = (T)(own + whole);
-    g.scale = (T)(factor * (a.row_scale ? (double)a.row_scale[row] : 1.0));
-    g.target = target;
-    g.ignored = !counts;
-    g.wide = reinterpret_cast<uintptr_t>(g.to) % 16 == reinterpret_cast<uintptr_t>(x) % 16;
-    each_class(x, a.classes, g);
+    const row_sums<T> all = sum_row(a, x, scratch, sums);
+    if (threadIdx.x == 0) lse = put_loss(a, row, x, all.soft, all.weighted, all.weight);
+    __syncthreads();
+    put_gradient(a, row, lse, all.weight, scale);
   }
 }
 
@@ -234,7 +277,7 @@ template <class T> struct weights_of {
 
 /* ---- launching ---- */
 
-template <class T> loss<T> loss_of(const struct ek__loss_args *args, int *bad) {
+template <class T> loss<T> loss_of(const struct ek__loss_args *args, struct ek__cuda_bad *bad) {
   loss<T> a = {};
   a.losses = static_cast<T *>(args->losses);
   a.lse = static_cast<T *>(args->lse);
@@ -248,22 +291,22 @@ template <class T> loss<T> loss_of(const struct ek__loss_args *args, int *bad) {
   a.classes = args->classes;
   a.ignore_index = args->ignore_index;
   a.smoothing = args->label_smoothing;
-  a.bad = bad;
+  a.bad = &bad->target;
   return a;
 }
 
 /* Enough threads for two packs each, in whole warps. */
-unsigned threads_for(int64_t classes, int pack_size) {
+unsigned threads_for(int64_t classes, int pack_size, int64_t most = 512) {
   const int64_t threads = (classes + 2 * pack_size - 1) / (2 * pack_size);
   const int64_t whole = (threads + WARP - 1) / WARP * WARP;
-  return (unsigned)(whole < (int64_t)WARP ? WARP : whole > 512 ? 512 : whole);
+  return (unsigned)(whole < (int64_t)WARP ? WARP : whole > most ? most : whole);
 }
 
 unsigned blocks_of(int64_t rows) { return (unsigned)(rows < 0x7FFFFFFF ? rows : 0x7FFFFFFF); }
 
 template <class T>
 cudaError_t forward(cudaStream_t stream, const struct ek__loss_args *args, void *workspace,
-                    int *bad) {
+                    struct ek__cuda_bad *bad) {
   const loss<T> a = loss_of<T>(args, bad);
   if (a.rows > 0) {
     EK_LAUNCH(forward_kernel<T>, blocks_of(a.rows), threads_for(a.classes, PACK<T>), 0, stream, a);
@@ -275,7 +318,7 @@ cudaError_t forward(cudaStream_t stream, const struct ek__loss_args *args, void 
 
 template <class T>
 cudaError_t backward(cudaStream_t stream, const struct ek__loss_args *args, void *workspace,
-                     int *bad) {
+                     struct ek__cuda_bad *bad) {
   loss<T> a = loss_of<T>(args, bad);
   if (a.rows <= 0 || a.classes <= 0) return cudaSuccess;
   if (a.weights && a.smoothing != 0.0) { /* behind the partial sums of sum_up() */
@@ -288,19 +331,48 @@ cudaError_t backward(cudaStream_t stream, const struct ek__loss_args *args, void
   return cudaGetLastError();
 }
 
+/* Rows under way: half of an L2 of 50 MB, but one for each of 132 multiprocessors at least. */
+unsigned gradient_blocks(int64_t rows, int64_t row_bytes) {
+  constexpr int64_t NEAR = (int64_t)24 << 20, LEAST = 132;
+  const int64_t fit = row_bytes > 0 ? NEAR / row_bytes / LEAST * LEAST : rows;
+  const int64_t blocks = fit < LEAST ? LEAST : fit;
+  return blocks_of(rows < blocks ? rows : blocks);
+}
+
+template <class T>
+cudaError_t gradient(cudaStream_t stream, const struct ek__loss_args *args, void *workspace,
+                     struct ek__cuda_bad *bad) {
+  const loss<T> a = loss_of<T>(args, bad);
+  if (a.rows > 0) {
+    EK_LAUNCH(gradient_kernel<T>, gradient_blocks(a.rows, a.classes * (int64_t)sizeof(T)),
+              threads_for(a.classes, PACK<T>, GRADIENT_THREADS), 0, stream, a, args->host_scale);
+    const cudaError_t status = cudaGetLastError();
+    if (status != cudaSuccess) return status;
+  }
+  return sum_up(stream, a.rows, totals_of<T>{args->totals, a}, workspace);
+}
+
 } // namespace
 
 extern "C" cudaError_t ek__cuda_cross_entropy_forward(cudaStream_t stream,
                                                       const struct ek__loss_args *args,
-                                                      void *workspace, int *bad) {
+                                                      void *workspace, struct ek__cuda_bad *bad) {
   return with_type(
       args->type, [&](auto zero) { return forward<decltype(zero)>(stream, args, workspace, bad); });
 }
 
 extern "C" cudaError_t ek__cuda_cross_entropy_backward(cudaStream_t stream,
                                                        const struct ek__loss_args *args,
-                                                       void *workspace, int *bad) {
+                                                       void *workspace, struct ek__cuda_bad *bad) {
   return with_type(args->type, [&](auto zero) {
     return backward<decltype(zero)>(stream, args, workspace, bad);
+  });
+}
+
+extern "C" cudaError_t ek__cuda_cross_entropy_gradient(cudaStream_t stream,
+                                                       const struct ek__loss_args *args,
+                                                       void *workspace, struct ek__cuda_bad *bad) {
+  return with_type(args->type, [&](auto zero) {
+    return gradient<decltype(zero)>(stream, args, workspace, bad);
   });
 }

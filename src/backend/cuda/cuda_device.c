@@ -35,7 +35,7 @@ static ek_status open_pinned(struct ek__cuda_device *device) {
   void *memory = NULL;
   EK_TRY(pinned(device, &memory, sizeof *device->bad));
   device->bad = memory;
-  *device->bad = 0;
+  *device->bad = (struct ek__cuda_bad){EK__CUDA_NOTHING_BAD, EK__CUDA_NOTHING_BAD};
   for (size_t i = 0; i < EK__CUDA_STAGES; i++) {
     EK_TRY(pinned(device, &memory, EK__CUDA_STAGE_BYTES));
     device->stages[i].memory = memory;

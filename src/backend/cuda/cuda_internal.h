@@ -54,7 +54,7 @@ struct ek__cuda_device {
   char name[32];
   uint64_t offset, capacity;         /* its part of the GPU's memory */
   struct ek__cuda_stream streams[2]; /* by ek_stream_kind */
-  int *bad;                          /* pinned: kernels report bad indices here */
+  struct ek__cuda_bad *bad;          /* pinned: kernels report bad indices here */
   cublasLtHandle_t products;
   struct ek__cuda_products *plans; /* cuda_products.c */
   char *workspace;                 /* EK__CUDA_DEVICE_BYTES: products, then kernels */

@@ -16,10 +16,10 @@
  *   - `workspace` is EK__CUDA_WORKSPACE bytes of device memory, aligned to 256 bytes, that nothing
  *     else uses from this call until the stream has passed it: one for each stream serves all.
  *     Nothing in it needs to be kept or set.
- *   - `bad` is one int that the device can write, zero before the first call. A kernel that meets
- * an index or target out of range sets it to one of EK__CUDA_BAD_...; the first one stays. Such a
- * row counts for nothing: it reads as zeros in a lookup and as ignored in a loss. Who waits for the
- *     stream looks, reports, and sets it back to zero.
+ *   - `bad` is memory that the device can write, EK__CUDA_NOTHING_BAD before the first call. A
+ *     kernel that meets an index or target out of range notes the row there. Such a row counts for
+ *     nothing: it reads as zeros in a lookup and as ignored in a loss. Who waits for the stream
+ *     looks, reports, and sets it back.
  */
 #ifndef EK_CUDA_KERNELS_H
 #define EK_CUDA_KERNELS_H
@@ -32,10 +32,16 @@
 #define EK__CUDA_MAX_HEAD_WIDTH 256
 #define EK__CUDA_MAX_POINTERS 64 /* sources, and as many destinations, of one reduce */
 
-enum {
-  EK__CUDA_BAD_INDEX = 1, /* lookup: an index outside the table */
-  EK__CUDA_BAD_TARGET = 2 /* cross-entropy: a target outside the classes */
+/*
+ * The lowest row with an index outside the table (lookup) and with a target outside the classes
+ * (cross-entropy) since somebody looked: row << 32 | index, or, from 2^31 rows on, the row alone
+ * with the highest bit set. So the smallest number is the lowest row, whoever writes it first.
+ */
+struct ek__cuda_bad {
+  unsigned long long index, target; /* the type of CUDA's atomic functions */
 };
+#define EK__CUDA_NOTHING_BAD (~0ull)
+#define EK__CUDA_ROW_ALONE (1ull << 63)
 
 /* to[i] = (to_type)from[i] for two of f32, f64, bf16, f16; rounds to nearest, ties to even. */
 struct ek__cuda_cast_args {
@@ -86,9 +92,9 @@ cudaError_t ek__cuda_layer_norm_backward(cudaStream_t stream,
 /* ---- cuda_lookup.cu ---- */
 
 cudaError_t ek__cuda_lookup_forward(cudaStream_t stream, const struct ek__lookup_args *args,
-                                    int *bad);
+                                    struct ek__cuda_bad *bad);
 cudaError_t ek__cuda_lookup_backward(cudaStream_t stream, const struct ek__lookup_args *args,
-                                     int *bad);
+                                     struct ek__cuda_bad *bad);
 cudaError_t ek__cuda_positions_backward(cudaStream_t stream, const struct ek__lookup_args *args);
 
 /* ---- cuda_attend.cu, cuda_attend_backward.cu ---- */
@@ -99,9 +105,11 @@ cudaError_t ek__cuda_attention_backward(cudaStream_t stream, const struct ek__at
 /* ---- cuda_cross_entropy.cu, cuda_squared_error.cu ---- */
 
 cudaError_t ek__cuda_cross_entropy_forward(cudaStream_t stream, const struct ek__loss_args *args,
-                                           void *workspace, int *bad);
+                                           void *workspace, struct ek__cuda_bad *bad);
 cudaError_t ek__cuda_cross_entropy_backward(cudaStream_t stream, const struct ek__loss_args *args,
-                                            void *workspace, int *bad);
+                                            void *workspace, struct ek__cuda_bad *bad);
+cudaError_t ek__cuda_cross_entropy_gradient(cudaStream_t stream, const struct ek__loss_args *args,
+                                            void *workspace, struct ek__cuda_bad *bad);
 cudaError_t ek__cuda_squared_error_forward(cudaStream_t stream, const struct ek__loss_args *args,
                                            void *workspace);
 cudaError_t ek__cuda_squared_error_backward(cudaStream_t stream, const struct ek__loss_args *args);

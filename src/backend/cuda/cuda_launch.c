@@ -35,6 +35,7 @@ SLOT(lookup_backward, ek__lookup_args, BAD)
 SLOT(positions_backward, ek__lookup_args, )
 SLOT(cross_entropy_forward, ek__loss_args, WORKSPACE BAD)
 SLOT(cross_entropy_backward, ek__loss_args, WORKSPACE BAD)
+SLOT(cross_entropy_gradient, ek__loss_args, WORKSPACE BAD)
 SLOT(squared_error_forward, ek__loss_args, WORKSPACE)
 SLOT(squared_error_backward, ek__loss_args, )
 SLOT(combine_totals, ek__combine_args, )
@@ -105,6 +106,7 @@ const struct ek__kernels ek__cuda_kernels = {
     .attention_backward = attend_backward,
     .cross_entropy_forward = cross_entropy_forward,
     .cross_entropy_backward = cross_entropy_backward,
+    .cross_entropy_gradient = cross_entropy_gradient,
     .squared_error_forward = squared_error_forward,
     .squared_error_backward = squared_error_backward,
     .combine_totals = combine_totals,

@@ -5,6 +5,8 @@
  * that memory is read once: the mean first, then the squares of what is left, from the registers.
  * Columns beyond what a team can hold are read again. Floor in f32: forward 8 bytes an element;
  * backward 12 for dx, and 8 more for dgamma and dbeta (cuda_columns.cu), which often come from L2.
+ * With a residual forward is 16, where an addition (12) before it would make 20, and backward 16,
+ * where one after it would make 24.
  */
 #include "backend/cuda/cuda_portable.cuh"
 
@@ -37,6 +39,23 @@ template <class T, int N> struct strip {
       if (place(k) < width) held[k] = load<N>(row + place(k));
     }
   }
+  /* The same of x + residual, which is written to `sum`: where this thread reads it again. */
+  __device__ strip(const T *x, const T *residual, T *sum, int64_t columns)
+      : row(sum), width(columns) {
+    EK_UNROLL
+    for (int k = 0; k < HELD; k++) {
+      if (place(k) < width) held[k] = add(x, residual, sum, place(k));
+    }
+    for (int64_t k = HELD; place(k) < width; k++) (void)add(x, residual, sum, place(k));
+  }
+  __device__ static pack<T, N> add(const T *x, const T *residual, T *sum, int64_t column) {
+    pack<T, N> value = load<N>(x + column);
+    const pack<T, N> more = load<N>(residual + column);
+    EK_UNROLL
+    for (int j = 0; j < N; j++) value.at[j] += more.at[j];
+    store<N>(sum + column, value);
+    return value;
+  }
   /* f(pack, first column) for each pack. */
   template <class F> __device__ void each(F f) const {
     EK_UNROLL
@@ -48,19 +67,26 @@ template <class T, int N> struct strip {
 };
 
 template <class T> struct forward {
-  T *y, *mean, *rstd;
-  const T *x, *gamma, *beta;
+  T *y, *sum, *mean, *rstd;
+  const T *x, *residual, *gamma, *beta;
   T epsilon;
   int64_t rows, width;
 };
 
-template <class T, int N>
+template <class T, int N, bool Add>
+__device__ __forceinline__ strip<T, N> forward_row(const forward<T> &a, int64_t row) {
+  const int64_t at = row * a.width;
+  if constexpr (Add) return strip<T, N>(a.x + at, a.residual + at, a.sum + at, a.width);
+  return strip<T, N>(a.x + at, a.width);
+}
+
+template <class T, int N, bool Add>
 __global__ void __launch_bounds__(MOST_THREADS) forward_kernel(forward<T> a) {
   __shared__ T scratch[WARP];
   const team<T> team = {scratch};
   const int64_t step = (int64_t)gridDim.x * blockDim.y;
   for (int64_t row = (int64_t)blockIdx.x * blockDim.y + threadIdx.y; row < a.rows; row += step) {
-    const strip<T, N> x(a.x + row * a.width, a.width);
+    const strip<T, N> x = forward_row<T, N, Add>(a, row);
     T sum = T(0), squares = T(0);
     x.each([&](const pack<T, N> &p, int64_t) {
       for (int j = 0; j < N; j++) sum += p.at[j];
@@ -88,7 +114,7 @@ __global__ void __launch_bounds__(MOST_THREADS) forward_kernel(forward<T> a) {
 
 template <class T> struct backward {
   T *dx;
-  const T *dy, *x, *mean, *rstd, *gamma;
+  const T *residual, *dy, *x, *mean, *rstd, *gamma;
   int64_t rows, width;
 };
 
@@ -104,7 +130,7 @@ __device__ __forceinline__ void slopes(pack<T, N> *g, pack<T, N> *n, const pack<
   }
 }
 
-/* dx may be dy: a pack of dy is read for the last time by the thread that writes it. */
+/* dx may be dy, or residual: a pack is read for the last time by the thread that writes it. */
 template <class T, int N, bool Add>
 __global__ void __launch_bounds__(MOST_THREADS) backward_kernel(backward<T> a) {
   __shared__ T scratch[WARP];
@@ -126,17 +152,16 @@ __global__ void __launch_bounds__(MOST_THREADS) backward_kernel(backward<T> a) {
     const T average_g = team.sum(sum_g) / (T)a.width;
     const T average_gn = team.sum(sum_gn) / (T)a.width;
     T *dx = a.dx + row * a.width;
-    dy.each(
-        [&](const pack<T, N> &p,
-            int64_t column) { /* x again: from L1 or L2 */
-                              pack<T, N> g, n, result = {};
-                              slopes(&g, &n, p, load<N>(x + column), a.gamma + column, mean, rstd);
-                              if (Add) result = load<N>(dx + column);
-                              for (int j = 0; j < N; j++) {
-                                result.at[j] += rstd * (g.at[j] - average_g - n.at[j] * average_gn);
-                              }
-                              store<N>(dx + column, result);
-        });
+    /* x again: from L1 or L2 */
+    dy.each([&](const pack<T, N> &p, int64_t column) {
+      pack<T, N> g, n, result = {};
+      slopes(&g, &n, p, load<N>(x + column), a.gamma + column, mean, rstd);
+      if (Add) result = load<N>(a.residual + row * a.width + column);
+      for (int j = 0; j < N; j++) {
+        result.at[j] += rstd * (g.at[j] - average_g - n.at[j] * average_gn);
+      }
+      store<N>(dx + column, result);
+    });
   }
 }
 
@@ -156,21 +181,24 @@ struct shape {
   }
 };
 
-template <class T>
+template <class T, bool Add>
 cudaError_t run_forward(cudaStream_t stream, const struct ek__layer_norm_args *args) {
   if (args->rows <= 0) return cudaSuccess;
   const forward<T> a = {static_cast<T *>(args->y),
+                        static_cast<T *>(args->sum),
                         static_cast<T *>(args->mean),
                         static_cast<T *>(args->rstd),
                         static_cast<const T *>(args->x),
+                        static_cast<const T *>(args->residual),
                         static_cast<const T *>(args->gamma),
                         static_cast<const T *>(args->beta),
                         (T)args->epsilon,
                         args->rows,
                         args->width};
-  const bool wide = args->width % PACK<T> == 0 && aligned(a.y, a.x, a.gamma, a.beta);
+  const bool wide =
+      args->width % PACK<T> == 0 && aligned(a.y, a.sum, a.x, a.residual, a.gamma, a.beta);
   const shape shape(args->rows, args->width, wide ? PACK<T> : 1);
-  const auto kernel = wide ? forward_kernel<T, PACK<T>> : forward_kernel<T, 1>;
+  const auto kernel = wide ? forward_kernel<T, PACK<T>, Add> : forward_kernel<T, 1, Add>;
   EK_LAUNCH(kernel, shape.blocks, shape.block, 0, stream, a);
   return cudaGetLastError();
 }
@@ -179,6 +207,7 @@ template <class T, bool Add>
 cudaError_t run_backward(cudaStream_t stream, const struct ek__layer_norm_args *args) {
   if (args->rows <= 0 || args->width <= 0) return cudaSuccess;
   const backward<T> a = {static_cast<T *>(args->dx),
+                         static_cast<const T *>(args->residual),
                          static_cast<const T *>(args->dy),
                          static_cast<const T *>(args->x),
                          static_cast<const T *>(args->mean),
@@ -186,7 +215,7 @@ cudaError_t run_backward(cudaStream_t stream, const struct ek__layer_norm_args *
                          static_cast<const T *>(args->gamma),
                          args->rows,
                          args->width};
-  const bool wide = args->width % PACK<T> == 0 && aligned(a.dx, a.dy, a.x, a.gamma);
+  const bool wide = args->width % PACK<T> == 0 && aligned(a.dx, a.residual, a.dy, a.x, a.gamma);
   const shape shape(args->rows, args->width, wide ? PACK<T> : 1);
   const auto kernel = wide ? backward_kernel<T, PACK<T>, Add> : backward_kernel<T, 1, Add>;
   EK_LAUNCH(kernel, shape.blocks, shape.block, 0, stream, a);
@@ -197,8 +226,11 @@ cudaError_t run_backward(cudaStream_t stream, const struct ek__layer_norm_args *
 
 extern "C" cudaError_t ek__cuda_layer_norm_forward(cudaStream_t stream,
                                                    const struct ek__layer_norm_args *args) {
-  return with_type(args->type,
-                   [&](auto zero) { return run_forward<decltype(zero)>(stream, args); });
+  return with_type(args->type, [&](auto zero) {
+    using T = decltype(zero);
+    return args->residual ? run_forward<T, true>(stream, args)
+                          : run_forward<T, false>(stream, args);
+  });
 }
 
 /* The columns before dx is written, which may be dy. */
@@ -209,7 +241,7 @@ extern "C" cudaError_t ek__cuda_layer_norm_backward(cudaStream_t stream,
   if (status != cudaSuccess || !args->dx) return status;
   return with_type(args->type, [&](auto zero) {
     using T = decltype(zero);
-    return args->add_dx ? run_backward<T, true>(stream, args)
-                        : run_backward<T, false>(stream, args);
+    return args->residual ? run_backward<T, true>(stream, args)
+                          : run_backward<T, false>(stream, args);
   });
 }

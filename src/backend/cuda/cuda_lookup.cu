@@ -17,7 +17,7 @@ template <class T> struct table {
   const T *entry, *positions;
   const int32_t *index;
   int64_t rows, width, entries, period;
-  int *bad;
+  unsigned long long *bad;
 };
 
 __device__ __forceinline__ bool in_table(int32_t index, int64_t entries) {
@@ -37,15 +37,16 @@ template <class T, int N> __global__ void __launch_bounds__(BLOCK) forward_kerne
         EK_UNROLL
         for (int j = 0; j < N; j++) value.at[j] += position.at[j];
       }
-    } else {
-      atomicCAS(a.bad, 0, (int)EK__CUDA_BAD_INDEX);
+    } else if (at.column == 0) {
+      report_bad(a.bad, at.row, index);
     }
     store<N>(a.y + at.row * a.width + column, value);
   }
 }
 
 template <class T>
-cudaError_t forward(cudaStream_t stream, const struct ek__lookup_args *args, int *bad) {
+cudaError_t forward(cudaStream_t stream, const struct ek__lookup_args *args,
+                    struct ek__cuda_bad *bad) {
   if (args->rows <= 0 || args->width <= 0) return cudaSuccess;
   const table<T> a = {static_cast<T *>(args->y),
                       static_cast<const T *>(args->table),
@@ -55,7 +56,7 @@ cudaError_t forward(cudaStream_t stream, const struct ek__lookup_args *args, int
                       args->width,
                       args->entries,
                       args->period,
-                      bad};
+                      &bad->index};
   const bool wide = args->width % PACK<T> == 0 && aligned(a.y, a.entry, a.positions);
   const auto kernel = wide ? forward_kernel<T, PACK<T>> : forward_kernel<T, 1>;
   EK_LAUNCH(kernel, blocks_for(args->rows * args->width / (wide ? PACK<T> : 1)), BLOCK, 0, stream,
@@ -74,7 +75,7 @@ template <class T> struct gradient {
   const T *dy;
   const int32_t *index;
   int64_t rows, width, entries;
-  int *bad;
+  unsigned long long *bad;
 };
 
 /* Where this thread's match goes in the block's list: matches of lower threads come first. */
@@ -130,8 +131,8 @@ template <class T> __global__ void __launch_bounds__(BLOCK) backward_kernel(grad
   for (int64_t first = 0; first < a.rows; first += BLOCK) {
     const int64_t row = first + threadIdx.x;
     const int32_t index = row < a.rows ? a.index[row] : 0;
-    const bool good = in_table(index, a.entries);
-    if (!good) atomicCAS(a.bad, 0, (int)EK__CUDA_BAD_INDEX);
+    const bool good = row >= a.rows || in_table(index, a.entries);
+    if (!good && blockIdx.x == 0 && blockIdx.y == 0) report_bad(a.bad, row, index);
     const bool match = good && row < a.rows && (unsigned)index % gridDim.x == blockIdx.x;
     int matches = 0;
     const int rank = rank_in_block(match, warps, &matches); /* its barrier frees the last list */
@@ -144,7 +145,8 @@ template <class T> __global__ void __launch_bounds__(BLOCK) backward_kernel(grad
 }
 
 template <class T>
-cudaError_t backward(cudaStream_t stream, const struct ek__lookup_args *args, int *bad) {
+cudaError_t backward(cudaStream_t stream, const struct ek__lookup_args *args,
+                     struct ek__cuda_bad *bad) {
   if (args->rows <= 0 || args->width <= 0) return cudaSuccess;
   const gradient<T> a = {static_cast<T *>(args->y),
                          static_cast<const T *>(args->table),
@@ -152,7 +154,7 @@ cudaError_t backward(cudaStream_t stream, const struct ek__lookup_args *args, in
                          args->rows,
                          args->width,
                          args->entries,
-                         bad};
+                         &bad->index};
   int64_t strips = args->entries < args->rows ? args->entries : args->rows;
   if (strips > STRIPS) strips = STRIPS;
   if (strips < 1) strips = 1;
@@ -196,13 +198,15 @@ template <class T> cudaError_t positions(cudaStream_t stream, const struct ek__l
 } // namespace
 
 extern "C" cudaError_t ek__cuda_lookup_forward(cudaStream_t stream,
-                                               const struct ek__lookup_args *args, int *bad) {
+                                               const struct ek__lookup_args *args,
+                                               struct ek__cuda_bad *bad) {
   return with_type(args->type,
                    [&](auto zero) { return forward<decltype(zero)>(stream, args, bad); });
 }
 
 extern "C" cudaError_t ek__cuda_lookup_backward(cudaStream_t stream,
-                                                const struct ek__lookup_args *args, int *bad) {
+                                                const struct ek__lookup_args *args,
+                                                struct ek__cuda_bad *bad) {
   return with_type(args->type,
                    [&](auto zero) { return backward<decltype(zero)>(stream, args, bad); });
 }

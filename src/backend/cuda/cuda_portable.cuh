@@ -100,6 +100,15 @@ struct walk {
   }
 };
 
+/* ---- what is out of range ---- */
+
+/* The lowest row stays; the one word for its kind of struct ek__cuda_bad. */
+__device__ __forceinline__ void report_bad(unsigned long long *bad, int64_t row, int32_t value) {
+  const unsigned long long place = (unsigned long long)row;
+  const bool both = place < EK__CUDA_ROW_ALONE >> 32;
+  atomicMin(bad, both ? place << 32 | (uint32_t)value : EK__CUDA_ROW_ALONE | place);
+}
+
 /* ---- sums; the order is that of a tree over the lanes, the same for all of them ---- */
 
 template <class T> __device__ __forceinline__ T warp_sum(T value) {

@@ -175,16 +175,33 @@ ek_status ek__cuda_finish_event(const struct ek__cuda_device *device, cudaEvent_
   return wait_until_done(device, NULL, event, what);
 }
 
+/* How an error calls what one word of struct ek__cuda_bad is about. */
+struct bad_words {
+  const char *op, *value, *place, *limits;
+};
+static const struct bad_words bad_index = {"lookup", "index", "position", "table"};
+static const struct bad_words bad_target = {"cross_entropy", "target", "row", "classes"};
+
+/* Forgets what it has told. */
+static ek_status check_bad(const struct ek__cuda_device *device, unsigned long long *word,
+                           struct bad_words words) {
+  const unsigned long long bad = __atomic_exchange_n(word, EK__CUDA_NOTHING_BAD, __ATOMIC_RELAXED);
+  if (bad == EK__CUDA_NOTHING_BAD) return EK_OK;
+  char value[16] = "";
+  if (bad < EK__CUDA_ROW_ALONE) (void)snprintf(value, sizeof value, " %d", (int)(int32_t)bad);
+  const unsigned long long row = bad < EK__CUDA_ROW_ALONE ? bad >> 32 : bad - EK__CUDA_ROW_ALONE;
+  return ek__cuda_host->error_set(EK_ERR_INVALID_ARGUMENT,
+                                  "%s: %s: %s%s at %s %llu is outside the %s", device->name,
+                                  words.op, words.value, value, words.place, row, words.limits);
+}
+
 static ek_status check_indices(struct ek__cuda_group *group) {
   ek_status status = EK_OK;
   for (size_t i = group->count; i-- > 0;) { /* the lowest device's message is the last */
     struct ek__cuda_device *device = &group->devices[i];
-    const int bad = __atomic_exchange_n(device->bad, 0, __ATOMIC_RELAXED);
-    if (bad == 0) continue;
-    status = ek__cuda_host->error_set(EK_ERR_INVALID_ARGUMENT, "%s: %s", device->name,
-                                      bad == EK__CUDA_BAD_TARGET
-                                          ? "cross_entropy: a target is outside the classes"
-                                          : "lookup: an index is outside the table");
+    const ek_status target = check_bad(device, &device->bad->target, bad_target);
+    const ek_status index = check_bad(device, &device->bad->index, bad_index);
+    status = index != EK_OK ? index : target != EK_OK ? target : status;
   }
   return status;
 }

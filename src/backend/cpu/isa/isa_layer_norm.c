@@ -2,8 +2,9 @@
  * isa_layer_norm.c - layer normalisation in f32.
  *
  * A row stays in the cache while it is read two or three times, so each direction is one pass over
- * memory. Backward adds the row's share of dgamma and dbeta in the same pass when one thread does
- * all rows; several threads would race for them and take columns of their own instead.
+ * memory; what is added to a row is added on the way. Backward adds the row's share of dgamma and
+ * dbeta in the same pass when one thread does all rows; several threads would race for them and
+ * take columns of their own instead.
  */
 #include "backend/cpu/cpu_internal.h"
 #include "backend/cpu/isa/vector.h"
@@ -22,6 +23,26 @@ static float row_sum(const float *x, int64_t width) {
     sum1 += v_load(x + i + W);
   }
   for (; i < width; i++) rest += x[i];
+  return v_sum(sum0 + sum1) + rest;
+}
+
+/* sum = x + residual, which sum may be; returns what row_sum(sum) would. */
+static float row_add(float *sum, const float *x, const float *residual, int64_t width) {
+  vec sum0 = {0}, sum1 = {0};
+  float rest = 0.0f;
+  int64_t i = 0;
+  for (; i + 2 * W <= width; i += 2 * W) {
+    const vec value0 = v_load(x + i) + v_load(residual + i);
+    const vec value1 = v_load(x + i + W) + v_load(residual + i + W);
+    v_store(sum + i, value0);
+    v_store(sum + i + W, value1);
+    sum0 += value0;
+    sum1 += value1;
+  }
+  for (; i < width; i++) {
+    sum[i] = x[i] + residual[i];
+    rest += sum[i];
+  }
   return v_sum(sum0 + sum1) + rest;
 }
 
@@ -45,7 +66,14 @@ void EK_ISA_NAME(layer_norm_forward)(const void *raw, int64_t begin, int64_t end
   for (int64_t row = begin; row < end; row++) {
     const float *x = (const float *)args->x + row * width;
     float *y = (float *)args->y + row * width;
-    const float mean = row_sum(x, width) / (float)width;
+    float mean = 0.0f;
+    if (args->residual) {
+      float *sum = (float *)args->sum + row * width;
+      mean = row_add(sum, x, (const float *)args->residual + row * width, width) / (float)width;
+      x = sum;
+    } else {
+      mean = row_sum(x, width) / (float)width;
+    }
     const float variance = row_squares(x, mean, width) / (float)width;
     const float rstd = 1.0f / sqrtf(variance + (float)args->epsilon);
     int64_t i = 0;
@@ -99,17 +127,18 @@ static void add_columns(const struct row *row, float *dgamma, float *dbeta) {
   }
 }
 
-static void write_dx(const struct row *row, float *dx, bool add, float g, float gn) {
+/* residual may be NULL, and dx may be it. */
+static void write_dx(const struct row *row, float *dx, const float *residual, float g, float gn) {
   int64_t i = 0;
   for (; i + W <= row->width; i += W) {
     const vec n = (v_load(row->x + i) - row->mean) * row->rstd;
     const vec value = (v_load(row->dy + i) * v_load(row->gamma + i) - g - n * gn) * row->rstd;
-    v_store(dx + i, add ? v_load(dx + i) + value : value);
+    v_store(dx + i, residual ? v_load(residual + i) + value : value);
   }
   for (; i < row->width; i++) {
     const float n = (row->x[i] - row->mean) * row->rstd;
     const float value = (row->dy[i] * row->gamma[i] - g - n * gn) * row->rstd;
-    dx[i] = add ? dx[i] + value : value;
+    dx[i] = residual ? residual[i] + value : value;
   }
 }
 
@@ -130,7 +159,10 @@ void EK_ISA_NAME(layer_norm_backward)(const void *raw, int64_t begin, int64_t en
     float g = 0.0f, gn = 0.0f;
     if (args->dx) row_averages(&row, &g, &gn);
     if (job->add_columns) add_columns(&row, args->dgamma, args->dbeta);
-    if (args->dx) write_dx(&row, (float *)args->dx + index * args->width, args->add_dx, g, gn);
+    if (!args->dx) continue;
+    const float *residual =
+        args->residual ? (const float *)args->residual + index * args->width : NULL;
+    write_dx(&row, (float *)args->dx + index * args->width, residual, g, gn);
   }
 }
 

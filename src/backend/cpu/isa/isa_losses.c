@@ -12,9 +12,11 @@
 #include <math.h>
 
 #define BLOCK 2048 /* elements of a row looked at together: 8 KiB */
+#define NEAR 16384 /* elements of rows that stay in the second cache: 64 KiB */
 
 ek__range_function EK_ISA_NAME(cross_entropy_forward), EK_ISA_NAME(cross_entropy_backward),
-    EK_ISA_NAME(squared_error_forward), EK_ISA_NAME(squared_error_backward);
+    EK_ISA_NAME(cross_entropy_gradient), EK_ISA_NAME(squared_error_forward),
+    EK_ISA_NAME(squared_error_backward);
 
 static float block_largest(const float *x, int64_t n) {
   vec best[4] = {v_set(-INFINITY), v_set(-INFINITY), v_set(-INFINITY), v_set(-INFINITY)};
@@ -151,6 +153,18 @@ void EK_ISA_NAME(cross_entropy_backward)(const void *raw, int64_t begin, int64_t
                  (float)(own + share * job->class_weight));
     if (share != 0.0) take_share(gradient, weights, classes, (float)share);
     gradient[targets[row]] -= (float)own;
+  }
+}
+
+/* Rows are read again while they lie in the cache; several short ones, so that the gradient of one
+ * does not wait for its logarithm. */
+void EK_ISA_NAME(cross_entropy_gradient)(const void *raw, int64_t begin, int64_t end) {
+  const int64_t classes = ((const struct ek__loss_job *)raw)->args->classes;
+  const int64_t rows = classes < NEAR ? NEAR / (classes + 1) + 1 : 1;
+  for (int64_t first = begin; first < end; first += rows) {
+    const int64_t last = end - first < rows ? end : first + rows;
+    EK_ISA_NAME(cross_entropy_forward)(raw, first, last);
+    EK_ISA_NAME(cross_entropy_backward)(raw, first, last);
   }
 }
 
