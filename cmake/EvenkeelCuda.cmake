@@ -5,9 +5,8 @@
 #
 # EVENKEEL_CUDA = AUTO builds it where nvcc, the CUDA runtime and cuBLASLt are found, ON insists, OFF
 # does not look. NCCL is used if it is there: it ships no CMake package, so it is found by hand.
-# OFF is the default as long as the backend is being built: docs/architecture.md, "The CUDA backend".
 
-set(EVENKEEL_CUDA OFF CACHE STRING "The CUDA backend: AUTO, ON or OFF")
+set(EVENKEEL_CUDA AUTO CACHE STRING "The CUDA backend: AUTO, ON or OFF")
 set_property(CACHE EVENKEEL_CUDA PROPERTY STRINGS AUTO ON OFF)
 
 set(evenkeel_cuda_dir "${PROJECT_SOURCE_DIR}/src/backend/cuda")

@@ -3,8 +3,8 @@
  * that names a device comes soon, the group can be closed, nothing is left behind, and a fresh
  * group works.
  *
- * A step of this model makes some hundred calls of each kind; EVENKEEL_TEST_EVERY=1 tests each one,
- * the default every fifth, beginning at a place that moves with the seed.
+ * What hangs costs the group's time limit: every tenth call does, beginning at a place that moves
+ * with the seed. EVENKEEL_TEST_EVERY=n tests every n-th call of both.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -28,9 +28,9 @@ static double seconds(void) {
   return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-static unsigned long stride(void) {
+static unsigned long stride(bool hang) {
   const char *text = getenv("EVENKEEL_TEST_EVERY");
-  const unsigned long every = text == NULL ? 5 : strtoul(text, NULL, 10);
+  const unsigned long every = text != NULL ? strtoul(text, NULL, 10) : hang ? 10 : 1;
   return every == 0 ? 1 : every;
 }
 
@@ -38,7 +38,7 @@ static unsigned long stride(void) {
 static ek_group *open_group(const char *spec, bool hang) {
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
   ek_group *group = NULL;
-  options.time_limit = hang ? 1 : 60;
+  options.time_limit = hang ? 0.2 : 60;
   ck_ok(ek_group_open(&group, spec, &options));
   return group;
 }
@@ -108,8 +108,7 @@ static void every_fault(enum cuemu_kind kind, bool hang, int number) {
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 5, 0, 3);
   for (int gpu = 0; gpu < groups[number % GROUPS].gpus; gpu++) {
     const unsigned long calls = calls_of_step(&setup, spec, gpu, kind, &batch);
-    /* What hangs costs a second each. */
-    const unsigned long every = stride() * (hang ? 10 : 1);
+    const unsigned long every = stride(hang);
     for (unsigned long n = 1 + ck_seed() % every; n <= calls; n += every) {
       one_fault(&setup, spec, gpu, kind, n, hang, &batch);
     }

@@ -171,7 +171,7 @@ static struct ck_results *measure(ek_status (*create)(ek_module **module), uint6
     ck_ok(ek_memory_reset_peak(bed->device));
     if (i == 0) (void)ck_bed_loss(bed);
     if (i == 1) results = ck_bed_backward(bed, true);
-    ck_ok(ek_memory_stats(&usage, bed->device));
+    ck_ok(ck_memory_stats(&usage, bed->device));
     peaks[i] = (usage.peak_bytes - before) / unit;
   }
   ck_bed_close(bed);
