@@ -13,6 +13,7 @@
 #define EK_BACKEND_H
 
 #include <evenkeel/device.h>
+#include <evenkeel/memory.h>
 #include <evenkeel/random.h>
 #include <evenkeel/tensor.h>
 
@@ -264,8 +265,8 @@ struct ek__backend {
    * as workspace before anything else; `workspace_give` gets them before the streams open. */
   uint64_t workspace_bytes;
   void (*workspace_give)(ek_device *device, void *address);
-  /* (optional: 0) bytes that the device costs beside its arena, as far as was measured. */
-  uint64_t (*outside_bytes)(const ek_device *device);
+  /* (optional: zeros) what the device costs beside its arena, measured by this call. */
+  ek_status (*memory_outside)(ek_memory_outside *outside, const ek_device *device);
 
   /* Required: a stream's backend part; `threads` compute on the device. */
   ek_status (*stream_open)(void **native, ek_device *device, ek_stream_kind kind, int threads);

@@ -31,7 +31,10 @@ struct ek__cuda_gpu {
   size_t first, count; /* its devices in the group */
   void *memory;        /* of all its devices */
   uint64_t bytes;
-  uint64_t outside; /* what the GPU holds beside it, for each device */
+  uint64_t outside; /* what the GPU held beside it when it was taken */
+  uint64_t loaded;  /* what code and communicators took of that: cuda_warm.c */
+  uint64_t reserve; /* what a default capacity leaves alone; 0 once a cap was given */
+  void *scratch;    /* EK__CUDA_DEVICE_BYTES while the GPU is warmed up, else NULL */
 };
 
 struct ek__cuda_stream {
@@ -79,6 +82,7 @@ struct ek__cuda_group {
   pthread_mutex_t failure_mutex;
   char failure[512];
   struct ek__cuda_clique *cliques; /* NCCL's communicators: under failure_mutex */
+  struct ek__cuda_clique *spare;   /* one of them that nobody has asked for yet */
 };
 
 /* ---- cuda_errors.c: every error of CUDA and its libraries in words ---- */
@@ -108,11 +112,23 @@ void ek__cuda_group_close(void *native);
 ek_status ek__cuda_device_prepare(struct ek__cuda_device *device);
 void ek__cuda_device_discard(struct ek__cuda_device *device);
 
+/* ---- cuda_warm.c: what is loaded later, loaded now ---- */
+
+/* Sets `loaded` and `reserve` of the group's GPUs. After a failure the GPUs may keep their scratch
+ * until ek__cuda_warm_end(). */
+ek_status ek__cuda_warm(struct ek__cuda_group *group);
+void ek__cuda_warm_end(struct ek__cuda_gpu *gpu);
+/* The GPU was reset. */
+void ek__cuda_warm_forget(int physical);
+
 /* ---- cuda_memory.c: the memory of the GPUs ---- */
 
-/* Measures what the GPU has left, takes the memory of its devices in one piece and cuts it. */
+/* Takes the memory of the GPU's devices in one piece and cuts it; `capacity` 0: an even part of
+ * what is free but for the reserve. */
 ek_status ek__cuda_memory_open(struct ek__cuda_group *group, struct ek__cuda_gpu *gpu,
                                uint64_t capacity);
+/* What the device costs beside its arena: its part of what the GPU holds. */
+ek_status ek__cuda_memory_outside(ek_memory_outside *outside, const ek_device *device);
 
 /* ---- cuda_stream.c ---- */
 
@@ -154,10 +170,17 @@ extern const struct ek__kernels ek__cuda_kernels;
 ek_status ek__cuda_matmul(ek_stream *stream, const struct ek__matmul_args *args);
 ek_status ek__cuda_products_open(struct ek__cuda_device *device);
 void ek__cuda_products_close(struct ek__cuda_device *device);
+/* Queues a product of each kind there is, on numbers at `memory`, which need no certain value. */
+ek_status ek__cuda_products_warm(const struct ek__cuda_stream *stream, void *memory);
 
 /* ---- cuda_nccl.c: NULL where it was built without NCCL ---- */
 
 extern const struct ek__link *const ek__cuda_nccl;
+/* Opens a communicator before anybody asks for one, and runs each collective on the scratch of the
+ * GPUs; the first who asks gets it. */
+ek_status ek__cuda_nccl_warm(struct ek__cuda_group *group);
+/* Closes it, if nobody has asked. */
+void ek__cuda_nccl_end(struct ek__cuda_group *group);
 /* True if NCCL has seen an error that no call has returned; what it was is written into `text`.
  * Called with the group's failure_mutex held. */
 bool ek__cuda_nccl_failed(const struct ek__cuda_group *group, char *text, size_t size);

@@ -217,6 +217,38 @@ cleanup:
   return status;
 }
 
+/* ---- before the first product ---- */
+
+/* The kinds that training has: y = x w' (+ bias), dx = dy w, dw += dy' x, in both types. */
+ek_status ek__cuda_products_warm(const struct ek__cuda_stream *stream, void *memory) {
+  enum { SIDE = 64 };
+  static const struct {
+    bool transpose_a, transpose_b, bias;
+    double beta;
+  } kinds[] = {{false, true, true, 0},  {false, true, false, 0},  {false, false, false, 0},
+               {true, false, false, 0}, {false, false, false, 1}, {true, false, false, 1}};
+  for (size_t i = 0; i < 2 * sizeof kinds / sizeof kinds[0]; i++) {
+    const size_t kind = i / 2;
+    const ek_type type = i % 2 == 0 ? EK_F32 : EK_F64;
+    char *const operands = memory;
+    const struct ek__matmul_args args = {.c = operands,
+                                         .a = operands + SIDE * SIDE * sizeof(double),
+                                         .b = operands + 2 * SIDE * SIDE * sizeof(double),
+                                         .m = SIDE,
+                                         .n = SIDE,
+                                         .k = SIDE,
+                                         .transpose_a = kinds[kind].transpose_a,
+                                         .transpose_b = kinds[kind].transpose_b,
+                                         .beta = kinds[kind].beta,
+                                         .bias = operands + 3 * SIDE * SIDE * sizeof(double),
+                                         .type = type};
+    bool done = false;
+    if (kinds[kind].bias && type != EK_F32) continue; /* a kernel adds it */
+    EK_TRY(try_product(&done, stream, &args, kinds[kind].bias));
+  }
+  return EK_OK;
+}
+
 /* ---- the kernel ---- */
 
 /* c = beta c where there is nothing to multiply. */
