@@ -25,17 +25,26 @@ static ek_status keep_timeline(struct run *run, struct training *training) {
   return EK_OK;
 }
 
+const char *run_planner(const ek_device *device) {
+  return strstr(ek_device_backend(device), "cuda") != NULL ? "plan-cuda" : "plan";
+}
+
 static void describe_group(struct run *run, const ek_group *group) {
   const ek_device *first = ek_group_device(group, 0);
   run->devices = ek_group_size(group);
+  run->planner = run_planner(first);
   run->threads = ek_device_threads(first);
   run->counts_only = ek_device_counts_only(first);
 }
 
-/* Peaks are read before anything is freed and after everything was done. */
+/* Peaks are read before anything is freed and after everything was done. A GPU that has failed no
+ * longer says what it holds. */
 static ek_status read_usage(struct run *run, const ek_group *group) {
   for (size_t k = 0; k < run->devices; k++) {
-    EK_TRY(ek_memory_stats(&run->usage[k], ek_group_device(group, k)));
+    const ek_device *device = ek_group_device(group, k);
+    EK_TRY(ek_memory_stats(&run->usage[k], device));
+    if (run->status != EK_OK && run->status != EK_ERR_OUT_OF_MEMORY) continue;
+    EK_TRY(ek_memory_measure_outside(&run->outside[k], device));
   }
   return EK_OK;
 }
@@ -99,7 +108,7 @@ void run_task(struct run *run, const struct task *task, const struct run_extras 
 
 void run_plan(struct run *run, const struct task *task, const struct run *like) {
   char spec[32];
-  snprintf(spec, sizeof spec, "plan:%zu", like->devices);
+  snprintf(spec, sizeof spec, "%s:%zu", like->planner, like->devices);
   struct task planned = *task;
   planned.spec = spec;
   planned.text = NULL;

@@ -11,13 +11,15 @@ struct run {
   ek_mode mode;
   const char *spec;
   size_t devices;
-  int threads;      /* of the first device */
-  bool counts_only; /* backend `plan`: no losses, no seconds */
-  ek_status status; /* EK_OK, or why it stopped; the figures below are those until then */
-  char *message;    /* of a status that is not EK_OK */
+  const char *planner; /* the backend that plans for this one */
+  int threads;         /* of the first device */
+  bool counts_only;    /* backend `plan`: no losses, no seconds */
+  ek_status status;    /* EK_OK, or why it stopped; the figures below are those until then */
+  char *message;       /* of a status that is not EK_OK */
   ek_memory_usage usage[EK_MAX_DEVICES];
-  double *losses, *seconds; /* of the measured steps */
-  size_t steps;             /* how many there are */
+  ek_memory_outside outside[EK_MAX_DEVICES]; /* at the end; zeros where there is no GPU */
+  double *losses, *seconds;                  /* of the measured steps */
+  size_t steps;                              /* how many there are */
   struct split *splits;
   size_t split_count;
   ek_memory_event *events; /* device 0's timeline, if it was asked for */
@@ -42,6 +44,10 @@ void run_task(struct run *run, const struct task *task, const struct run_extras 
 void run_plan(struct run *run, const struct task *task, const struct run *like);
 
 void run_free(struct run *run);
+
+/* "plan-cuda" for devices of CUDA, which keep a part of their memory for themselves, else "plan".
+ */
+const char *run_planner(const ek_device *device);
 
 struct summary run_seconds(const struct run *run);
 /* Of the median step; NaN for a run that only counts or that did not end. */

@@ -80,16 +80,16 @@ static void start_search(struct search *search, const struct options *options,
 }
 
 /* "plan:4@64MiB" for four devices and the "@64MiB" of the real string. */
-static char *planned_spec(const char *spec, size_t devices) {
+static char *planned_spec(const char *planner, const char *spec, size_t devices) {
   const char *cap = strchr(spec, '@');
   const size_t room = strlen(spec) + 32;
   char *planned = need_memory(room, 1);
-  snprintf(planned, room, "plan:%zu%s", devices, cap == NULL ? "" : cap);
+  snprintf(planned, room, "%s:%zu%s", planner, devices, cap == NULL ? "" : cap);
   return planned;
 }
 
 /* Devices, threads and kind of the real group. */
-static bool look_at_group(size_t *devices, int *threads, bool *counts_only,
+static bool look_at_group(size_t *devices, const char **planner, int *threads, bool *counts_only,
                           const struct options *options) {
   ek_group *group = NULL;
   ek_group_options how = EK_GROUP_OPTIONS_INIT;
@@ -99,6 +99,7 @@ static bool look_at_group(size_t *devices, int *threads, bool *counts_only,
     return false;
   }
   *devices = ek_group_size(group);
+  *planner = run_planner(ek_group_device(group, 0));
   *threads = ek_device_threads(ek_group_device(group, 0));
   *counts_only = ek_device_counts_only(ek_group_device(group, 0));
   ek_group_close(group);
@@ -108,15 +109,18 @@ static bool look_at_group(size_t *devices, int *threads, bool *counts_only,
 static enum exit_code search_mode(struct result *result, const struct options *options,
                                   const struct text *text, ek_mode mode) {
   size_t devices = 0;
+  const char *planner = NULL;
   int threads = 0;
   result->mode = mode;
-  if (!look_at_group(&devices, &threads, &result->counts_only, options)) return EXIT_ERROR;
+  if (!look_at_group(&devices, &planner, &threads, &result->counts_only, options)) {
+    return EXIT_ERROR;
+  }
   struct search real, plan;
   start_search(&real, options, text, mode);
   if (!result->counts_only && !find_largest(&result->batch, &real)) return EXIT_ERROR;
   result->attempts = real.attempts;
 
-  char *spec = planned_spec(options->specs[0], devices);
+  char *spec = planned_spec(planner, options->specs[0], devices);
   start_search(&plan, options, text, mode);
   plan.task.spec = spec;
   plan.task.text = NULL;
