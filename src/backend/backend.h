@@ -288,6 +288,18 @@ struct ek__backend {
   ek_status (*between)(ek_stream *stream, void *to, ek_device *source, const void *from,
                        size_t bytes);
 
+  /*
+   * (optional, all three: else `upload`) fills memory that was just taken, beside what the compute
+   * stream holds. `ticket`, asked when memory is given back, is where its users end; `send` gets it
+   * when the memory is filled again (0: it never had a user) and returns when `host` may be
+   * written. *arrival, set also when it fails, is for `arrive`, which lets the compute stream wait
+   * for the content; called as often as anybody likes. From any thread.
+   */
+  uint64_t (*ticket)(const ek_device *device);
+  ek_status (*send)(uint64_t *arrival, ek_device *device, void *to, const void *host, size_t bytes,
+                    uint64_t ticket);
+  ek_status (*arrive)(ek_device *device, uint64_t arrival);
+
   /* (optional: NULL) the group's own collectives; NULL is said to use those of
    * src/device/host_communicator.c, which queue `reduce` and `copy` on every device. */
   const struct ek__link *(*link_for)(void *group);

@@ -242,7 +242,7 @@ START_TEST(like_another) {
   ek_shards like = {0}, shards = {0};
   samples.shape[0] = 3; /* of 3 rows each */
   const int64_t sizes[DEVICES] = {1, 0, 2, 0};
-  ek_scatter_options options = {sizeof options, EK_SCATTER_SIZES, sizes, NULL};
+  ek_scatter_options options = {sizeof options, EK_SCATTER_SIZES, sizes, NULL, false};
   ck_ok(ek_scatter(&like, s.group, &samples, EK_MEMORY_INPUTS, &options));
   ck_ok(ek_scatter_like(&shards, &like, &s.host, EK_MEMORY_INPUTS));
   for (size_t k = 0; k < DEVICES; k++) {

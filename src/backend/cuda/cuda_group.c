@@ -175,7 +175,8 @@ static bool settle(const struct ek__cuda_group *group) {
   bool dry = true;
   for (size_t i = 0; i < group->count; i++) {
     const struct ek__cuda_device *device = &group->devices[i];
-    for (int kind = 0; kind < 2; kind++) dry = runs_dry(&device->streams[kind], deadline) && dry;
+    for (int kind = 0; kind < EK__CUDA_STREAMS; kind++)
+      dry = runs_dry(&device->streams[kind], deadline) && dry;
   }
   return dry;
 }

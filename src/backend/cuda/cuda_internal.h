@@ -6,8 +6,8 @@
  * opened, before its memory, so that the memory they cost can be measured.
  *
  * Threads: a device's worker queues its work; other threads copy to and from it, and the wait for a
- * stream may happen anywhere. So what a copy uses is under the device's mutex, and the rest belongs
- * to the worker, to opening and closing.
+ * stream may happen anywhere. So what copies use is under one of the device's mutexes, and the rest
+ * belongs to the worker, to opening and closing.
  */
 #ifndef EK_CUDA_INTERNAL_H
 #define EK_CUDA_INTERNAL_H
@@ -42,12 +42,28 @@ struct ek__cuda_stream {
   cudaStream_t handle;
 };
 
-/* Pinned memory on the way of a copy. */
+/* Beside those of ek_stream_kind: cuda_send.c. */
+enum { EK__CUDA_COPIES = EK_STREAM_COMMUNICATION + 1, EK__CUDA_STREAMS };
+
+/* Pinned memory on the way of copies, which all go on one stream. A batch of up to 8 MiB for a
+ * device is on its way without a wait of the host. */
 enum { EK__CUDA_STAGES = 4, EK__CUDA_STAGE_BYTES = 2 << 20 };
 struct ek__cuda_stage {
   char *memory;
   cudaEvent_t passed; /* the copy that used it last is over */
   bool used;
+};
+struct ek__cuda_ring {
+  struct ek__cuda_stage stages[EK__CUDA_STAGES];
+  size_t next;
+};
+
+/* Marks in a stream: cuda_send.c. */
+enum { EK__CUDA_MARKS = 8 };
+struct ek__cuda_marks {
+  _Atomic uint64_t made; /* the last number that was given */
+  cudaEvent_t events[EK__CUDA_MARKS];
+  uint64_t numbers[EK__CUDA_MARKS]; /* 0: not recorded */
 };
 
 struct ek__cuda_device {
@@ -55,18 +71,23 @@ struct ek__cuda_device {
   struct ek__cuda_gpu *gpu;
   size_t index;
   char name[32];
-  uint64_t offset, capacity;         /* its part of the GPU's memory */
-  struct ek__cuda_stream streams[2]; /* by ek_stream_kind */
-  int *bad;                          /* pinned: kernels report bad indices here */
+  uint64_t offset, capacity; /* its part of the GPU's memory */
+  struct ek__cuda_stream streams[EK__CUDA_STREAMS];
+  int *bad; /* pinned: kernels report bad indices here */
   cublasLtHandle_t products;
   struct ek__cuda_products *plans; /* cuda_products.c */
   char *workspace;                 /* EK__CUDA_DEVICE_BYTES: products, then kernels */
 
-  pthread_mutex_t mutex; /* the rest of this struct */
+  pthread_mutex_t mutex;
   bool mutex_open;
   cudaEvent_t ready, passed; /* of copies between devices: cuda_copy.c */
-  struct ek__cuda_stage stages[EK__CUDA_STAGES];
-  size_t next_stage;
+  struct ek__cuda_ring ring; /* of copies on the compute stream */
+
+  pthread_mutex_t send_mutex; /* the rest of this struct: cuda_send.c */
+  bool send_mutex_open;
+  struct ek__cuda_ring sending;
+  struct ek__cuda_marks used, arrived; /* in the compute stream; in that of copies */
+  uint64_t awaited;                    /* the mark of `arrived` that the compute stream waits for */
 };
 
 struct ek__cuda_group {
@@ -161,8 +182,19 @@ ek_status ek__cuda_stream_wait(ek_stream *stream, void *event);
 
 ek_status ek__cuda_upload(ek_stream *stream, void *to, const void *host, size_t bytes);
 ek_status ek__cuda_download(ek_stream *stream, void *host, const void *from, size_t bytes);
+/* The host's bytes to the device, through the stages of a ring that belongs to the stream. Their
+ * mutex is held. */
+ek_status ek__cuda_upload_pieces(const struct ek__cuda_stream *stream, struct ek__cuda_ring *ring,
+                                 char *to, const char *host, size_t bytes);
 ek_status ek__cuda_between(ek_stream *stream, void *to, ek_device *source, const void *from,
                            size_t bytes);
+
+/* ---- cuda_send.c ---- */
+
+uint64_t ek__cuda_ticket(const ek_device *device);
+ek_status ek__cuda_send(uint64_t *arrival, ek_device *device, void *to, const void *host,
+                        size_t bytes, uint64_t ticket);
+ek_status ek__cuda_arrive(ek_device *device, uint64_t arrival);
 
 /* ---- cuda_launch.c, cuda_products.c ---- */
 

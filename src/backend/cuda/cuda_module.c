@@ -73,6 +73,9 @@ static const struct ek__backend table = {
     .upload = ek__cuda_upload,
     .download = ek__cuda_download,
     .between = ek__cuda_between,
+    .ticket = ek__cuda_ticket,
+    .send = ek__cuda_send,
+    .arrive = ek__cuda_arrive,
     .link_for = link_for,
 };
 
