@@ -145,6 +145,48 @@ START_TEST(who_had_the_memory_has_done_with_it) {
 }
 END_TEST
 
+/* Two neighbours are given back, one long ago, one while a kernel still reads it; the memory of
+ * both becomes one tensor. */
+START_TEST(neighbours_wait_for_the_later_one) {
+  const int64_t count = 6400; /* whole units, so that the two are neighbours */
+  ek_group *group = ck_open("cuda:0@60MiB", 0);
+  ek_device *device = ek_group_device(group, 0);
+  ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
+  ek_tensor small = numbers_of(64, 0), host = numbers_of(count, 1);
+  ek_tensor both = numbers_of(2 * count, 4000);
+  ek_tensor place = {0}, pair[2] = {{0}}, z = {0};
+  ck_ok(ek_tensor_create_from(&place, device, EK_MEMORY_INPUTS, &small, false));
+  ek_tensor wall = on_device(device, 64);
+  for (int i = 0; i < 2; i++) {
+    ck_ok(ek_tensor_create_from(&pair[i], device, EK_MEMORY_INPUTS, &host, false));
+  }
+  ek_tensor y = on_device(device, count);
+  const void *first = pair[0].data;
+  const int late = _i; /* which of them is read late */
+  ek_tensor_free(&pair[1 - late]);
+  ek_tensor_free(&place); /* what is sent there marks the stream, behind both */
+  ck_ok(ek_tensor_create_from(&place, device, EK_MEMORY_INPUTS, &small, false));
+  ck_ok(ek_stream_synchronize(stream));
+  cuemu_hang(0, CUEMU_KERNEL, 1);
+  ck_ok(ek_op_scale(stream, &y, &pair[late], 2));
+  wait_until_something_hangs();
+  ek_tensor_free(&pair[late]);
+  ck_ok(ek_tensor_create_from(&z, device, EK_MEMORY_INPUTS, &both, true));
+  ck_assert_ptr_eq(z.data, first);
+  sleep_ms(30);
+  cuemu_release();
+  must_hold(&y, &host, 2);
+  must_hold(&z, &both, 1);
+  ek_tensor *tensors[] = {&place, &wall, &z, &y};
+  for (size_t i = 0; i < 4; i++) ek_tensor_free(tensors[i]);
+  free(small.data);
+  free(host.data);
+  free(both.data);
+  ek_group_close(group);
+  cuemu_reset();
+}
+END_TEST
+
 /* Content that nobody waited for does not overwrite what the next one put into its memory. */
 START_TEST(a_batch_that_is_dropped_on_its_way) {
   const int64_t count = 30000, longer = 40000;
@@ -297,6 +339,7 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(order, it_travels_while_the_device_computes, 0, 2);
   tcase_add_test(order, a_batch_is_scattered_while_the_devices_compute);
   tcase_add_loop_test(order, who_had_the_memory_has_done_with_it, 0, 4);
+  tcase_add_loop_test(order, neighbours_wait_for_the_later_one, 0, 2);
   tcase_add_loop_test(order, a_batch_that_is_dropped_on_its_way, 0, 2);
   tcase_add_loop_test(order, sending_and_freeing_in_any_order, 0, 2);
   TCase *failures = ck_case(suite, "failures");
