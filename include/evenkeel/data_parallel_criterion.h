@@ -48,9 +48,9 @@ EK_API EK_CHECKED ek_status ek_data_parallel_criterion_forward(ek_data_parallel_
 
 /*
  * The same with targets that are on their devices already: ek_scatter_like() of the inputs' shards,
- * or in mode gather all of them on the output device, as the outputs are. They must be cut at the
- * samples of the outputs: else EK_ERR_SHAPE. They stay the caller's, who may free them when this
- * returns.
+ * or in mode gather, where the outputs are on one device, ek_scatter() with all rows for that one.
+ * They must be cut at the samples of the outputs: else EK_ERR_SHAPE. They stay the caller's, who
+ * may free them when this returns.
  */
 EK_API EK_CHECKED ek_status ek_data_parallel_criterion_forward_shards(
     ek_data_parallel_criterion *parallel, ek_shards *outputs, size_t output_count,
