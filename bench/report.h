@@ -12,7 +12,7 @@
 #include "options.h"
 #include "run.h"
 
-enum { REPORT_TABLES = 2 };
+enum { REPORT_TABLES = 3 };
 
 struct report {
   json_t *json;

@@ -20,7 +20,43 @@ static double planned_peak(const struct memory_result *result, size_t device) {
   return (double)result->planned.usage[device].peak_bytes;
 }
 
+/* ---- what no ledger sees: context, libraries, NCCL, other programs ---- */
+
+/* Only a GPU says how much it has. */
+static bool has_outside(const struct memory_result *result, size_t device) {
+  return result->real.outside[device].total_bytes > 0;
+}
+
+/* What the GPU holds at the end; a device has its part where it shares one. */
+static uint64_t gpu_used(const ek_memory_outside *outside) {
+  return outside->total_bytes - outside->free_bytes;
+}
+
+/* The same from what was known at the start: the arena and what lay beside it then. */
+static uint64_t gpu_explained(const ek_memory_outside *outside) {
+  return gpu_used(outside) - outside->now_bytes + outside->opening_bytes;
+}
+
+/* How far the figure of the start is from what lies beside the arena at the end. */
+static double outside_off_percent(const ek_memory_outside *outside) {
+  const double now = (double)outside->now_bytes;
+  return 100 * fabs(now - (double)outside->opening_bytes) / now;
+}
+
 /* ---- JSON ---- */
+
+static json_t *outside_json(const struct memory_result *result, size_t device) {
+  const ek_memory_outside *outside = &result->real.outside[device];
+  if (!has_outside(result, device)) return json_null();
+  json_t *json = json_object();
+  put(json, "at_start_bytes", whole(outside->opening_bytes));
+  put(json, "at_end_bytes", whole(outside->now_bytes));
+  put(json, "off_percent", number_or_null(outside_off_percent(outside)));
+  put(json, "explained_bytes", whole(gpu_explained(outside)));
+  put(json, "gpu_used_bytes", whole(gpu_used(outside)));
+  put(json, "reserve_bytes", whole(outside->reserve_bytes));
+  return json;
+}
 
 static json_t *device_json(const struct memory_result *result, size_t device) {
   const ek_memory_usage *usage = &memory_shown(result)->usage[device];
@@ -32,12 +68,12 @@ static json_t *device_json(const struct memory_result *result, size_t device) {
                                       : json_null());
   put(json, "capacity_bytes", whole(result->real.usage[device].capacity_bytes));
   put(json, "unused_at_peak_bytes", whole(usage->unused_at_peak));
-  put(json, "outside_bytes", whole(result->real.usage[device].outside_bytes));
   json_t *categories = json_object();
   for (int c = 0; c < EK_MEMORY_CATEGORIES; c++) {
     put(categories, ek_memory_category_name((ek_memory_category)c), whole(usage->at_peak[c]));
   }
   put(json, "categories_at_peak", categories);
+  put(json, "outside", outside_json(result, device));
   return json;
 }
 
@@ -66,9 +102,10 @@ static struct grid *csv_head(void) {
   static const char *const first[] = {"mode", "device", "out_of_memory", "peak_bytes",
                                       "planned_peak_bytes"};
   static const char *const last[] = {
-      "unused_at_peak_bytes", "max_over_mean",    "max_over_min",      "first_over_rest",
-      "first_loss",           "last_loss",        "tokens_per_second", "step_seconds_median",
-      "step_seconds_min",     "step_seconds_max", "outside_bytes"};
+      "unused_at_peak_bytes", "max_over_mean",       "max_over_min",        "first_over_rest",
+      "first_loss",           "last_loss",           "tokens_per_second",   "step_seconds_median",
+      "step_seconds_min",     "step_seconds_max",    "outside_start_bytes", "outside_end_bytes",
+      "outside_off_percent",  "gpu_explained_bytes", "gpu_used_bytes",      "reserve_bytes"};
   for (size_t i = 0; i < sizeof first / sizeof first[0]; i++) grid_column(grid, first[i], true);
   for (int c = 0; c < EK_MEMORY_CATEGORIES; c++) {
     char heading[64];
@@ -77,6 +114,17 @@ static struct grid *csv_head(void) {
   }
   for (size_t i = 0; i < sizeof last / sizeof last[0]; i++) grid_column(grid, last[i], true);
   return grid;
+}
+
+static void csv_outside(struct grid *grid, const struct memory_result *result, size_t device) {
+  const ek_memory_outside *outside = &result->real.outside[device];
+  const bool there = has_outside(result, device);
+  const double figures[] = {(double)outside->opening_bytes, (double)outside->now_bytes,
+                            outside_off_percent(outside),   (double)gpu_explained(outside),
+                            (double)gpu_used(outside),      (double)outside->reserve_bytes};
+  for (size_t i = 0; i < sizeof figures / sizeof figures[0]; i++) {
+    grid_exact(grid, there ? figures[i] : (double)NAN);
+  }
 }
 
 static double loss_at(const struct run *run, bool last) {
@@ -106,7 +154,7 @@ static void csv_row(struct grid *grid, const struct memory_result *result, size_
   grid_exact(grid, seconds.median);
   grid_exact(grid, seconds.min);
   grid_exact(grid, seconds.max);
-  grid_exact(grid, (double)result->real.usage[device].outside_bytes);
+  csv_outside(grid, result, device);
 }
 
 /* ---- tables ---- */
@@ -139,18 +187,8 @@ static bool category_is_used(const struct memory_result *results, size_t count, 
   return false;
 }
 
-/* Memory of the device that no category holds: a CUDA context, for one. */
-static bool outside_is_known(const struct memory_result *results, size_t count) {
-  for (size_t i = 0; i < count; i++) {
-    for (size_t k = 0; k < results[i].real.kind.devices; k++) {
-      if (results[i].real.usage[k].outside_bytes > 0) return true;
-    }
-  }
-  return false;
-}
-
 static void peaks_row(struct grid *grid, const struct memory_result *result, size_t device,
-                      const bool used[EK_MEMORY_CATEGORIES], bool outside, struct unit unit) {
+                      const bool used[EK_MEMORY_CATEGORIES], struct unit unit) {
   const struct run *run = memory_shown(result);
   const ek_memory_usage *usage = &run->usage[device];
   grid_cell(grid, "%s", device == 0 ? ek_mode_name(run->mode) : "");
@@ -163,9 +201,6 @@ static void peaks_row(struct grid *grid, const struct memory_result *result, siz
   grid_number(grid, planned_peak(result, device) / unit.bytes, 2);
   for (int c = 0; c < EK_MEMORY_CATEGORIES; c++) {
     if (used[c]) grid_number(grid, (double)usage->at_peak[c] / unit.bytes, 2);
-  }
-  if (outside) {
-    grid_number(grid, (double)result->real.usage[device].outside_bytes / unit.bytes, 2);
   }
 }
 
@@ -186,11 +221,39 @@ static struct grid *peaks_table(const struct options *options, const struct memo
     used[c] = category_is_used(results, count, c);
     if (used[c]) grid_column(grid, ek_memory_category_name((ek_memory_category)c), false);
   }
-  const bool outside = outside_is_known(results, count);
-  if (outside) grid_column(grid, "beside the peak", false);
   for (size_t i = 0; i < count; i++) {
     const size_t devices = memory_shown(&results[i])->kind.devices;
-    for (size_t k = 0; k < devices; k++) peaks_row(grid, &results[i], k, used, outside, unit);
+    for (size_t k = 0; k < devices; k++) peaks_row(grid, &results[i], k, used, unit);
+  }
+  return grid;
+}
+
+/* NULL where no device is a GPU's. */
+static struct grid *outside_table(const struct memory_result *results, size_t count) {
+  const double mib = 1048576;
+  if (results[0].real.kind.devices == 0 || !has_outside(&results[0], 0)) return NULL;
+  struct grid *grid =
+      grid_create("Outside the ledger: context, libraries, NCCL, other programs; MiB "
+                  "of each device, not counted as unevenness");
+  static const char *const headings[] = {"at the start", "at the end", "off by %",
+                                         "explained",    "GPU says",   "reserve"};
+  grid_column(grid, "mode", true);
+  grid_column(grid, "device", false);
+  for (size_t i = 0; i < sizeof headings / sizeof headings[0]; i++) {
+    grid_column(grid, headings[i], false);
+  }
+  for (size_t i = 0; i < count; i++) {
+    for (size_t k = 0; k < results[i].real.kind.devices; k++) {
+      const ek_memory_outside *outside = &results[i].real.outside[k];
+      grid_cell(grid, "%s", k == 0 ? ek_mode_name(results[i].real.mode) : "");
+      grid_cell(grid, "%zu", k);
+      grid_number(grid, (double)outside->opening_bytes / mib, 2);
+      grid_number(grid, (double)outside->now_bytes / mib, 2);
+      grid_number(grid, outside_off_percent(outside), 2);
+      grid_number(grid, (double)gpu_explained(outside) / mib, 2);
+      grid_number(grid, (double)gpu_used(outside) / mib, 2);
+      grid_number(grid, (double)outside->reserve_bytes / mib, 2);
+    }
   }
   return grid;
 }
@@ -240,6 +303,7 @@ struct report report_memory(const struct options *options, const struct text *te
   put(report.json, "runs", runs);
   report.tables[0] = peaks_table(options, results, count);
   report.tables[1] = modes_table(options, results, count);
+  report.tables[2] = outside_table(results, count);
   return report;
 }
 

@@ -34,10 +34,14 @@ struct kind group_kind(const ek_group *group) {
                        .planner = cuda ? "plan-cuda" : "plan"};
 }
 
-/* Peaks are read before anything is freed and after everything was done. */
+/* Peaks are read before anything is freed and after everything was done. A GPU that has failed no
+ * longer says what it holds. */
 static ek_status read_usage(struct run *run, const ek_group *group) {
   for (size_t k = 0; k < run->kind.devices; k++) {
-    EK_TRY(ek_memory_stats(&run->usage[k], ek_group_device(group, k)));
+    const ek_device *device = ek_group_device(group, k);
+    EK_TRY(ek_memory_stats(&run->usage[k], device));
+    if (run->status != EK_OK && run->status != EK_ERR_OUT_OF_MEMORY) continue;
+    EK_TRY(ek_memory_measure_outside(&run->outside[k], device));
   }
   return EK_OK;
 }

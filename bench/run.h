@@ -23,8 +23,9 @@ struct run {
   ek_status status; /* EK_OK, or why it stopped; the figures below are those until then */
   char *message;    /* of a status that is not EK_OK */
   ek_memory_usage usage[EK_MAX_DEVICES];
-  double *losses, *seconds; /* of the measured steps */
-  size_t steps;             /* how many there are */
+  ek_memory_outside outside[EK_MAX_DEVICES]; /* at the end; zeros where there is no GPU */
+  double *losses, *seconds;                  /* of the measured steps */
+  size_t steps;                              /* how many there are */
   struct split *splits;
   size_t split_count;
   ek_memory_event *events; /* device 0's timeline, if it was asked for */

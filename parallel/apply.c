@@ -27,7 +27,10 @@ static ek_status forward_one(void *context, ek_device *device, size_t index) {
   if (job->passes[index] == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_apply_forward: there is no pass");
   }
-  for (size_t i = 0; i < job->input_count; i++) inputs[i] = job->inputs[i].parts[index];
+  for (size_t i = 0; i < job->input_count; i++) {
+    inputs[i] = job->inputs[i].parts[index];
+    EK_TRY(ek_tensor_arrive(&inputs[i]));
+  }
   EK_TRY(ek_pass_run_forward(job->passes[index], inputs, outputs));
   for (size_t i = 0; i < job->output_count; i++) job->outputs[i].parts[index] = outputs[i];
   return EK_OK;

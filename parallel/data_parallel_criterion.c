@@ -165,8 +165,8 @@ static ek_status forward_one(void *context, ek_device *device, size_t index) {
                               self->coefficients, self->criterion->reduction == EK_REDUCTION_MEAN);
 }
 
-static ek_status check_forward(const ek_data_parallel_criterion *self, const ek_shards *outputs,
-                               size_t output_count, const ek_tensor *targets, size_t target_count) {
+static ek_status check_outputs(const ek_data_parallel_criterion *self, const ek_shards *outputs,
+                               size_t output_count, size_t target_count) {
   if (output_count != self->criterion->outputs || target_count != self->criterion->targets) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                         "%s takes %zu outputs and %zu targets, not %zu and %zu",
@@ -184,23 +184,35 @@ static ek_status check_forward(const ek_data_parallel_criterion *self, const ek_
       }
     }
   }
-  for (size_t i = 0; i < target_count; i++) {
-    if (!ek_tensor_exists(&targets[i])) {
-      return ek_error_set(EK_ERR_INVALID_ARGUMENT, "there is no target number %zu", i);
-    }
-    if (targets[i].device != NULL && ek_device_group(targets[i].device) != self->model->group) {
-      return ek_error_set(EK_ERR_DEVICE, "target number %zu is on %s of another group", i,
-                          ek_device_name(targets[i].device));
-    }
-    const int64_t samples = outputs[0].samples[self->count];
-    const int64_t rows = targets[i].rank > 0 ? targets[i].shape[0] : -1;
-    if (rows < 0 || (samples == 0 ? rows != 0 : rows % samples != 0)) {
-      return ek_error_set(EK_ERR_SHAPE,
-                          "target number %zu has %lld rows, which is no multiple of %lld samples",
-                          i, (long long)rows, (long long)samples);
-    }
-  }
   return EK_OK;
+}
+
+/* The targets are in their place. */
+static ek_status run_forward(ek_data_parallel_criterion *self) {
+  EK_TRY(ek_group_apply(self->model->group, forward_one, self));
+  self->has_forward = self->has_loss = true;
+  self->forward = self->model->forwards;
+  return EK_OK;
+}
+
+static ek_status begin_forward(ek_data_parallel_criterion *self, ek_shards *outputs) {
+  const ek_data_parallel_model *model = self->model;
+  const bool with_gradient = self->options.gradient_in_forward && model->has_forward;
+  if (with_gradient && self->has_forward && self->forward == model->forwards) {
+    return ek_error_set(EK_ERR_STATE,
+                        "criterion forward: with gradient_in_forward it has overwritten the "
+                        "outputs of the model's last forward already");
+  }
+  drop_forward(self);
+  self->with_gradient = with_gradient;
+  self->has_loss = false;
+  self->outputs = outputs;
+  return EK_OK;
+}
+
+static void fail_forward(ek_data_parallel_criterion *self) {
+  drop_forward(self);
+  ek__model_end_step(self->model, false);
 }
 
 ek_status ek_data_parallel_criterion_forward(ek_data_parallel_criterion *parallel,
@@ -209,31 +221,39 @@ ek_status ek_data_parallel_criterion_forward(ek_data_parallel_criterion *paralle
   if (parallel == NULL || outputs == NULL || targets == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "criterion forward: an argument is NULL");
   }
-  EK_TRY(check_forward(parallel, outputs, output_count, targets, target_count));
-  const ek_data_parallel_model *model = parallel->model;
-  const bool with_gradient = parallel->options.gradient_in_forward && model->has_forward;
-  if (with_gradient && parallel->has_forward && parallel->forward == model->forwards) {
-    return ek_error_set(EK_ERR_STATE,
-                        "criterion forward: with gradient_in_forward it has overwritten the "
-                        "outputs of the model's last forward already");
-  }
-  drop_forward(parallel);
-  parallel->with_gradient = with_gradient;
-  parallel->has_loss = false;
-  parallel->outputs = outputs;
+  EK_TRY(check_outputs(parallel, outputs, output_count, target_count));
+  EK_TRY(ek__targets_check(parallel->model, outputs, targets, target_count));
+  EK_TRY(begin_forward(parallel, outputs));
   ek_status status = EK_OK;
   for (size_t i = 0; i < target_count; i++) {
     EK_TRY_GOTO(status,
                 ek_scatter_like(&parallel->targets[i], outputs, &targets[i], EK_MEMORY_INPUTS),
                 cleanup);
   }
-  EK_TRY_GOTO(status, ek_group_apply(parallel->model->group, forward_one, parallel), cleanup);
-  parallel->has_forward = parallel->has_loss = true;
-  parallel->forward = parallel->model->forwards;
+  EK_TRY_GOTO(status, run_forward(parallel), cleanup);
   return EK_OK;
 cleanup:
-  drop_forward(parallel);
-  ek__model_end_step(parallel->model, false);
+  fail_forward(parallel);
+  return status;
+}
+
+ek_status ek_data_parallel_criterion_forward_shards(ek_data_parallel_criterion *parallel,
+                                                    ek_shards *outputs, size_t output_count,
+                                                    const ek_shards *targets, size_t target_count) {
+  if (parallel == NULL || outputs == NULL || targets == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "criterion forward: an argument is NULL");
+  }
+  EK_TRY(check_outputs(parallel, outputs, output_count, target_count));
+  EK_TRY(ek__target_shards_check(parallel->model, outputs, targets, target_count));
+  EK_TRY(begin_forward(parallel, outputs));
+  ek_status status = EK_OK;
+  for (size_t i = 0; i < target_count; i++) {
+    EK_TRY_GOTO(status, ek__target_borrow(&parallel->targets[i], &targets[i]), cleanup);
+  }
+  EK_TRY_GOTO(status, run_forward(parallel), cleanup);
+  return EK_OK;
+cleanup:
+  fail_forward(parallel);
   return status;
 }
 

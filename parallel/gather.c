@@ -53,7 +53,7 @@ static ek_status make_plan(struct plan *plan, const char *who, const ek_shards *
   plan->like.rank = model->rank == 0 ? 1 : model->rank;
   memcpy(plan->like.shape, model->shape, sizeof plan->like.shape);
   plan->like.shape[0] = rows;
-  return EK_OK;
+  return ek_shards_arrive(shards); /* a part may become the beginning of the whole */
 }
 
 struct gather_job {

@@ -1,9 +1,9 @@
 /*
  * model_forward.c - the forward of a data-parallel model.
  *
- * Scatters the inputs, brings stale replicas up to date, and runs one pass per device that has
- * rows. The passes stay with the model until backward. In mode gather the outputs' rows go to one
- * device.
+ * Scatters the inputs (or takes parts that were scattered before), brings stale replicas up to
+ * date, and runs one pass per device that has rows. The passes stay with the model until backward.
+ * In mode gather the outputs' rows go to one device.
  */
 #include <string.h>
 
@@ -17,8 +17,8 @@ static bool is_broadcast(const ek_data_parallel_model *model, size_t input) {
   return (model->options.broadcast_inputs >> input & 1) != 0;
 }
 
-static ek_status check_inputs(const ek_data_parallel_model *model, const ek_tensor *inputs,
-                              size_t count, const ek_forward_options *options, size_t *lead) {
+static ek_status check_call(const ek_data_parallel_model *model, size_t count,
+                            const ek_forward_options *options) {
   if (options->size != sizeof *options) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                         "forward: options were not initialised with EK_FORWARD_OPTIONS_INIT");
@@ -27,6 +27,21 @@ static ek_status check_inputs(const ek_data_parallel_model *model, const ek_tens
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "forward: %s takes %zu inputs, not %zu",
                         model->module->ops->kind, model->module->inputs, count);
   }
+  if (model->stage == EK__STEP_REDUCED && options->gradient) {
+    return ek_error_set(EK_ERR_STATE,
+                        "forward: the step's last backward has run; the optimizer (or discard) is "
+                        "next");
+  }
+  return EK_OK;
+}
+
+static ek_status all_broadcast(void) {
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                      "forward: every input is broadcast; one must be cut");
+}
+
+static ek_status check_inputs(const ek_data_parallel_model *model, const ek_tensor *inputs,
+                              size_t count, size_t *lead) {
   *lead = count;
   for (size_t i = 0; i < count; i++) {
     if (!ek_tensor_exists(&inputs[i])) {
@@ -48,9 +63,62 @@ static ek_status check_inputs(const ek_data_parallel_model *model, const ek_tens
                           (long long)inputs[*lead].shape[0]);
     }
   }
-  if (*lead < count) return EK_OK;
-  return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                      "forward: every input is broadcast; one must be cut");
+  return *lead < count ? EK_OK : all_broadcast();
+}
+
+/* Parts of one device each, that hold what the cut says. */
+static ek_status check_parts(const ek_data_parallel_model *model, const ek_shards *input,
+                             size_t number) {
+  for (size_t k = 0; k < model->count; k++) {
+    const ek_tensor *part = &input->parts[k];
+    const int64_t rows = input->offsets[k + 1] - input->offsets[k];
+    if (!ek_tensor_exists(part) || part->device != ek_group_device(model->group, k)) {
+      return ek_error_set(EK_ERR_DEVICE,
+                          "forward: part number %zu of input number %zu is not on %s", k, number,
+                          ek_device_name(ek_group_device(model->group, k)));
+    }
+    if (!input->broadcast && (part->rank == 0 || rows < 0 || part->shape[0] != rows)) {
+      return ek_error_set(EK_ERR_SHAPE,
+                          "forward: part number %zu of input number %zu has not the %lld rows of "
+                          "the cut",
+                          k, number, (long long)rows);
+    }
+  }
+  return EK_OK;
+}
+
+static bool same_cut(const ek_shards *a, const ek_shards *b, size_t count) {
+  const size_t bytes = (count + 1) * sizeof *a->offsets;
+  return memcmp(a->offsets, b->offsets, bytes) == 0 && memcmp(a->samples, b->samples, bytes) == 0;
+}
+
+static ek_status check_shards(const ek_data_parallel_model *model, const ek_shards *inputs,
+                              size_t count, size_t *lead) {
+  *lead = count;
+  for (size_t i = 0; i < count; i++) {
+    if (inputs[i].group != model->group || inputs[i].count != model->count) {
+      return ek_error_set(EK_ERR_DEVICE, "forward: input number %zu is not of the model's group",
+                          i);
+    }
+    if (inputs[i].broadcast != is_broadcast(model, i)) {
+      return ek_error_set(EK_ERR_INVALID_ARGUMENT, "forward: input number %zu is %s", i,
+                          inputs[i].broadcast ? "broadcast, and the model cuts it"
+                                              : "cut, and the model broadcasts it");
+    }
+    EK_TRY(check_parts(model, &inputs[i], i));
+    if (is_broadcast(model, i)) continue;
+    if (*lead == count) *lead = i;
+    if (inputs[i].offsets[0] != 0 || !same_cut(&inputs[i], &inputs[*lead], model->count) ||
+        memcmp(inputs[i].offsets, inputs[i].samples,
+               (model->count + 1) * sizeof *inputs[i].offsets) != 0) {
+      return ek_error_set(
+          EK_ERR_SHAPE,
+          "forward: input number %zu is cut differently from number %zu, or has not "
+          "one row for each sample",
+          i, *lead);
+    }
+  }
+  return *lead < count ? EK_OK : all_broadcast();
 }
 
 static ek_status scatter_inputs(ek_shards *parts, ek_data_parallel_model *model,
@@ -155,6 +223,14 @@ static ek_status run_forward(ek_data_parallel_model *model, ek_shards *outputs,
   return EK_OK;
 }
 
+static void finish_forward(ek_data_parallel_model *model, int64_t samples,
+                           const ek_forward_options *options) {
+  model->forward_samples = samples;
+  model->has_forward = options->gradient;
+  model->forwards++;
+  if (!options->gradient) ek__model_drop_forward(model);
+}
+
 ek_status ek_data_parallel_model_forward(ek_data_parallel_model *model, ek_shards *outputs,
                                          const ek_tensor *inputs, size_t input_count,
                                          const ek_forward_options *options) {
@@ -164,12 +240,8 @@ ek_status ek_data_parallel_model_forward(ek_data_parallel_model *model, ek_shard
   }
   if (options == NULL) options = &defaults;
   size_t lead = 0;
-  EK_TRY(check_inputs(model, inputs, input_count, options, &lead));
-  if (model->stage == EK__STEP_REDUCED && options->gradient) {
-    return ek_error_set(EK_ERR_STATE,
-                        "forward: the step's last backward has run; the optimizer (or discard) is "
-                        "next");
-  }
+  EK_TRY(check_call(model, input_count, options));
+  EK_TRY(check_inputs(model, inputs, input_count, &lead));
   int64_t cut[EK_MAX_DEVICES + 1]; /* a wrong cut is bad input: it loses nothing */
   EK_TRY(ek_scatter_offsets(cut, inputs[lead].shape[0], model->count, options->scatter));
   ek_shards *parts = model->inputs;
@@ -177,12 +249,33 @@ ek_status ek_data_parallel_model_forward(ek_data_parallel_model *model, ek_shard
   ek_status status = EK_OK;
   EK_TRY_GOTO(status, scatter_inputs(parts, model, inputs, input_count, options->scatter), cleanup);
   EK_TRY_GOTO(status, run_forward(model, outputs, parts, lead, options), cleanup);
-  model->forward_samples = inputs[lead].shape[0];
-  model->has_forward = options->gradient;
-  model->forwards++;
-  if (!options->gradient) ek__model_drop_forward(model);
+  finish_forward(model, inputs[lead].shape[0], options);
 cleanup:
   for (size_t i = 0; i < input_count; i++) ek_shards_free(&parts[i]);
   if (status != EK_OK) ek__model_end_step(model, false);
   return status;
+}
+
+ek_status ek_data_parallel_model_forward_shards(ek_data_parallel_model *model, ek_shards *outputs,
+                                                const ek_shards *inputs, size_t input_count,
+                                                const ek_forward_options *options) {
+  static const ek_forward_options defaults = EK_FORWARD_OPTIONS_INIT;
+  if (model == NULL || outputs == NULL || inputs == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "forward: an argument is NULL");
+  }
+  if (options == NULL) options = &defaults;
+  size_t lead = 0;
+  EK_TRY(check_call(model, input_count, options));
+  if (options->scatter != NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "forward: shards are cut already");
+  }
+  EK_TRY(check_shards(model, inputs, input_count, &lead));
+  ek__model_drop_forward(model);
+  const ek_status status = run_forward(model, outputs, inputs, lead, options);
+  if (status != EK_OK) {
+    ek__model_end_step(model, false);
+    return status;
+  }
+  finish_forward(model, inputs[lead].samples[model->count], options);
+  return EK_OK;
 }

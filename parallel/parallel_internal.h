@@ -63,6 +63,14 @@ ek_status ek__model_read_flat(const ek_data_parallel_model *model, const ek_tens
 /* Elements first .. first + count - 1 of a flat buffer, a loan. */
 ek_tensor ek__flat_range(const ek_tensor *flat, int64_t first, int64_t count);
 
+/* Whether targets can be cut at the samples of the outputs; whether shards have been. */
+ek_status ek__targets_check(const ek_data_parallel_model *model, const ek_shards *outputs,
+                            const ek_tensor *targets, size_t target_count);
+ek_status ek__target_shards_check(const ek_data_parallel_model *model, const ek_shards *outputs,
+                                  const ek_shards *targets, size_t target_count);
+/* Refers to shards that stay the caller's, and lets them arrive. */
+ek_status ek__target_borrow(ek_shards *borrowed, const ek_shards *shards);
+
 /* Copies a few f64 of a device to the host. */
 ek_status ek__read_numbers(double *numbers, int64_t count, const ek_tensor *tensor);
 

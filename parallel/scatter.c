@@ -16,6 +16,16 @@ void ek_shards_free(ek_shards *shards) {
   memset(shards, 0, sizeof *shards);
 }
 
+ek_status ek_shards_arrive(const ek_shards *shards) {
+  if (shards == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_shards_arrive: shards may not be NULL");
+  }
+  for (size_t i = 0; i < shards->count; i++) {
+    if (ek_tensor_exists(&shards->parts[i])) EK_TRY(ek_tensor_arrive(&shards->parts[i]));
+  }
+  return EK_OK;
+}
+
 /* ---- the cut ---- */
 
 static void cut_even(int64_t *offsets, int64_t rows, int64_t count) {
@@ -143,10 +153,8 @@ static ek_status make_part(void *context, ek_device *device, size_t index) {
     shards->parts[index] = rows;
     return EK_OK;
   }
-  ek_tensor *part = &shards->parts[index];
-  ek_status status =
-      ek_tensor_create(part, device, job->category, rows.type, rows.rank, rows.shape);
-  if (status == EK_OK) status = ek_tensor_copy(part, &rows);
+  const ek_status status =
+      ek_tensor_create_from(&shards->parts[index], device, job->category, &rows, shards->ahead);
   ek_tensor_free(&rows);
   return status;
 }
@@ -208,6 +216,7 @@ ek_status ek_scatter(ek_shards *shards, ek_group *group, const ek_tensor *source
   EK_TRY(check_rows("ek_scatter", source));
   ek_shards made = {.group = group, .count = ek_group_size(group)};
   EK_TRY(ek_scatter_offsets(made.offsets, source->shape[0], made.count, options));
+  made.ahead = options != NULL && options->ahead;
   memcpy(made.samples, made.offsets, sizeof made.samples);
   return fill(shards, &made, source, category);
 }
@@ -225,7 +234,7 @@ ek_status ek_scatter_like(ek_shards *shards, const ek_shards *like, const ek_ten
     return ek_error_set(EK_ERR_SHAPE, "ek_scatter_like: %lld rows are no multiple of %lld samples",
                         (long long)rows, (long long)samples);
   }
-  ek_shards made = {.group = like->group, .count = like->count};
+  ek_shards made = {.group = like->group, .count = like->count, .ahead = like->ahead};
   memcpy(made.samples, like->samples, sizeof made.samples);
   for (size_t i = 0; i <= made.count; i++) made.offsets[i] = like->samples[i] * per_sample;
   return fill(shards, &made, source, category);

@@ -56,6 +56,16 @@ EK_API EK_CHECKED ek_status ek_data_parallel_criterion_forward(ek_data_parallel_
                                                                size_t target_count);
 
 /*
+ * The same with targets that are on their devices already: ek_scatter_like() of the inputs' shards,
+ * or in mode gather, where the outputs are on one device, ek_scatter() with all rows for that one.
+ * They must be cut at the samples of the outputs: else EK_ERR_SHAPE. They stay the caller's, who
+ * may free them when this returns.
+ */
+EK_API EK_CHECKED ek_status ek_data_parallel_criterion_forward_shards(
+    ek_data_parallel_criterion *parallel, ek_shards *outputs, size_t output_count,
+    const ek_shards *targets, size_t target_count);
+
+/*
  * The loss of the last forward over all devices: s / D for `mean` (0 if D is 0), s otherwise;
  * *weight (may be NULL) becomes D, 0 when every target was ignored. Waits for the devices. NaN on
  * `plan`. Of a step with several micro-batches ek_data_parallel_optimizer_step() gives the loss.

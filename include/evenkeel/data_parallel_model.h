@@ -105,6 +105,36 @@ EK_API EK_CHECKED ek_status ek_data_parallel_model_forward(ek_data_parallel_mode
                                                            size_t input_count,
                                                            const ek_forward_options *options);
 
+/*
+ * The same with inputs that are on their devices already, so that the next batch travels while this
+ * one computes. The results are the same, bit for bit.
+ *
+ *     ek_scatter_options early = EK_SCATTER_OPTIONS_INIT;
+ *     early.ahead = true;
+ *     EK_TRY(ek_scatter(&x, group, &first, EK_MEMORY_INPUTS, &early));
+ *     EK_TRY(ek_scatter_like(&t, &x, &first_targets, EK_MEMORY_INPUTS));
+ *     for (;;) {
+ *       // before this step's work: memory that is free now waits for the last step at most
+ *       EK_TRY(ek_scatter(&next_x, group, &next, EK_MEMORY_INPUTS, &early));
+ *       EK_TRY(ek_scatter_like(&next_t, &next_x, &next_targets, EK_MEMORY_INPUTS));
+ *       EK_TRY(ek_data_parallel_model_forward_shards(model, &outputs, &x, 1, NULL));
+ *       EK_TRY(ek_data_parallel_criterion_forward_shards(criterion, &outputs, 1, &t, 1));
+ *       ek_shards_free(&x), ek_shards_free(&t);
+ *       EK_TRY(ek_data_parallel_criterion_backward(criterion, model, NULL));
+ *       EK_TRY(ek_data_parallel_optimizer_step(optimizer, &result));
+ *       ek_shards_free(&outputs);
+ *       x = next_x, t = next_t;  // the references move
+ *     }
+ *
+ * inputs: one ek_shards of the model's group per input, a row for each sample, all with the same
+ * cut; whole on every device (ek_scatter_broadcast) where broadcast_inputs says so. They stay the
+ * caller's, who may free them when this returns. options->scatter is NULL. EK_ERR_SHAPE for a cut
+ * that does not fit, EK_ERR_DEVICE for a part that is elsewhere; nothing is lost then.
+ */
+EK_API EK_CHECKED ek_status ek_data_parallel_model_forward_shards(
+    ek_data_parallel_model *model, ek_shards *outputs, const ek_shards *inputs, size_t input_count,
+    const ek_forward_options *options);
+
 typedef struct ek_backward_options {
   size_t size;
   /*

@@ -64,6 +64,27 @@ typedef struct ek_memory_usage {
   uint64_t outside_bytes; /* beside the arena, as measured at opening (cuda: context, libraries) */
 } ek_memory_usage;
 
+/*
+ * What a device costs beside its arena, and no ledger can see: a driver's context, code, buffers of
+ * NCCL, what other programs hold. Bytes. Several devices of one GPU have equal parts of what the
+ * GPU says, so that the sum over them is exact: total_bytes is free_bytes plus the arenas (the
+ * devices' capacities) plus now_bytes. All zero where devices have no memory of their own (cpu,
+ * plan).
+ */
+typedef struct ek_memory_outside {
+  uint64_t opening_bytes; /* measured when the group was opened: outside_bytes of ek_memory_usage */
+  uint64_t now_bytes;     /* measured by this call */
+  uint64_t reserve_bytes; /* what a default capacity left free for more of it; 0 with a cap */
+  uint64_t free_bytes, total_bytes; /* what the GPU says now */
+} ek_memory_outside;
+
+/*
+ * Measures it, from any thread; takes some microseconds and waits for nothing. EK_ERR_UNAVAILABLE
+ * if the GPU cannot say.
+ */
+EK_API EK_CHECKED ek_status ek_memory_measure_outside(ek_memory_outside *outside,
+                                                      const ek_device *device);
+
 /* Reads a device's ledger; legal at any time, from any thread. Fails only on NULL. */
 EK_API EK_CHECKED ek_status ek_memory_stats(ek_memory_usage *usage, const ek_device *device);
 

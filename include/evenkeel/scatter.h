@@ -29,9 +29,16 @@ typedef struct ek_scatter_options {
   ek_scatter_kind kind;
   const int64_t *sizes;  /* one per device, for `sizes` */
   const double *weights; /* one per device, for `weights`: finite, >= 0, not all 0 */
+  /*
+   * The rows may still be on their way when the shards are first used: the next batch travels while
+   * this one computes. ek_shards_arrive() comes before anything uses them;
+   * ek_data_parallel_model_forward_shards() and ek_data_parallel_criterion_forward_shards() call
+   * it. The results are the same; where a copy is done at once (cpu) there is no difference at all.
+   */
+  bool ahead;
 } ek_scatter_options;
 #define EK_SCATTER_OPTIONS_INIT                                                                    \
-  { sizeof(ek_scatter_options), EK_SCATTER_EVEN, NULL, NULL }
+  { sizeof(ek_scatter_options), EK_SCATTER_EVEN, NULL, NULL, false }
 
 /*
  * One logical tensor as one part per device. parts[k] lies on device k and holds rows
@@ -43,6 +50,7 @@ typedef struct ek_shards {
   ek_group *group;
   size_t count;   /* of devices */
   bool broadcast; /* every device has the whole */
+  bool ahead;     /* made with `ahead` */
   ek_tensor parts[EK_MAX_DEVICES];
   int64_t offsets[EK_MAX_DEVICES + 1];
   int64_t samples[EK_MAX_DEVICES + 1];
@@ -50,6 +58,12 @@ typedef struct ek_shards {
 
 /* Drops all parts and makes the struct zero. NULL and zero structs are legal. */
 EK_API void ek_shards_free(ek_shards *shards);
+
+/*
+ * What is queued on the devices' compute streams from now on finds the rows of shards that were
+ * sent ahead. Legal for all shards, and as often as one likes. EK_ERR_INVALID_ARGUMENT for NULL.
+ */
+EK_API EK_CHECKED ek_status ek_shards_arrive(const ek_shards *shards);
 
 /*
  * The cut of `rows` over `count` devices: offsets[0 .. count]. Pure arithmetic. `options` NULL:
@@ -61,8 +75,9 @@ EK_API EK_CHECKED ek_status ek_scatter_offsets(int64_t *offsets, int64_t rows, s
 
 /*
  * Puts every device's rows on it, charged to `category`. The source is on the host or on a device
- * of the group; a part that lies on its device already is a view, not a copy. A scalar (rank 0)
- * cannot be cut: EK_ERR_SHAPE. On failure nothing is left behind.
+ * of the group; a part that lies on its device already is a view, not a copy. Host memory may be
+ * written again when the call returns. A scalar (rank 0) cannot be cut: EK_ERR_SHAPE. On failure
+ * nothing is left behind.
  */
 EK_API EK_CHECKED ek_status ek_scatter(ek_shards *shards, ek_group *group, const ek_tensor *source,
                                        ek_memory_category category,
@@ -71,7 +86,7 @@ EK_API EK_CHECKED ek_status ek_scatter(ek_shards *shards, ek_group *group, const
 /*
  * The same at the sample boundaries of `like`: rows that belong to the same samples go to the same
  * device. The number of rows must be a multiple of the number of samples (B * T targets against B
- * inputs): else EK_ERR_SHAPE.
+ * inputs): else EK_ERR_SHAPE. `ahead` is as in `like`.
  */
 EK_API EK_CHECKED ek_status ek_scatter_like(ek_shards *shards, const ek_shards *like,
                                             const ek_tensor *source, ek_memory_category category);

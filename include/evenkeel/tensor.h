@@ -113,6 +113,25 @@ EK_API EK_CHECKED ek_status ek_tensor_grow(bool *grown, ek_tensor *tensor, int64
  */
 EK_API EK_CHECKED ek_status ek_tensor_copy(ek_tensor *destination, const ek_tensor *source);
 
+/*
+ * A new tensor with type, shape and content of `source`, which is on the host or on a device of the
+ * group: ek_tensor_create() and ek_tensor_copy() in one. What comes from the host need not wait
+ * until the device has done what was queued on it before: where a device queues its work (cuda) it
+ * travels on a stream of its own. With `ahead` the compute stream does not wait for it either, so
+ * that it travels while a step computes: then ek_tensor_arrive() comes before anything is queued
+ * that uses the tensor. On failure nothing is left behind.
+ */
+EK_API EK_CHECKED ek_status ek_tensor_create_from(ek_tensor *tensor, ek_device *device,
+                                                  ek_memory_category category,
+                                                  const ek_tensor *source, bool ahead);
+
+/*
+ * What is queued on the compute stream of the tensor's device from now on finds the content that
+ * was sent ahead, also through other views of it. Legal for every tensor, as often as one likes;
+ * ek_tensor_copy() does it for both of its tensors. EK_ERR_INVALID_ARGUMENT for no tensor.
+ */
+EK_API EK_CHECKED ek_status ek_tensor_arrive(const ek_tensor *tensor);
+
 #ifdef __cplusplus
 }
 #endif

@@ -13,6 +13,7 @@
 #define EK_BACKEND_H
 
 #include <evenkeel/device.h>
+#include <evenkeel/memory.h>
 #include <evenkeel/random.h>
 #include <evenkeel/tensor.h>
 
@@ -287,8 +288,8 @@ struct ek__backend {
    * as workspace before anything else; `workspace_give` gets them before the streams open. */
   uint64_t workspace_bytes;
   void (*workspace_give)(ek_device *device, void *address);
-  /* (optional: 0) bytes that the device costs beside its arena, as far as was measured. */
-  uint64_t (*outside_bytes)(const ek_device *device);
+  /* (optional: zeros) what the device costs beside its arena, measured by this call. */
+  ek_status (*memory_outside)(ek_memory_outside *outside, const ek_device *device);
 
   /* Required: a stream's backend part; `threads` compute on the device. */
   ek_status (*stream_open)(void **native, ek_device *device, ek_stream_kind kind, int threads);
@@ -309,6 +310,18 @@ struct ek__backend {
   ek_status (*download)(ek_stream *stream, void *host, const void *device, size_t bytes);
   ek_status (*between)(ek_stream *stream, void *to, ek_device *source, const void *from,
                        size_t bytes);
+
+  /*
+   * (optional, all three: else `upload`) fills memory that was just taken, beside what the compute
+   * stream holds. `ticket`, asked when memory is given back, is where its users end; `send` gets it
+   * when the memory is filled again (0: it never had a user) and returns when `host` may be
+   * written. *arrival, set also when it fails, is for `arrive`, which lets the compute stream wait
+   * for the content; called as often as anybody likes. From any thread.
+   */
+  uint64_t (*ticket)(const ek_device *device);
+  ek_status (*send)(uint64_t *arrival, ek_device *device, void *to, const void *host, size_t bytes,
+                    uint64_t ticket);
+  ek_status (*arrive)(ek_device *device, uint64_t arrival);
 
   /* (optional: NULL) the group's own collectives; NULL is said to use those of
    * src/device/host_communicator.c, which queue `reduce` and `copy` on every device. */

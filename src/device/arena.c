@@ -152,6 +152,8 @@ static void split(struct ek__arena *arena, struct ek_memory *block, uint64_t byt
   struct ek_memory *rest = take_record(arena);
   rest->offset = block->offset + bytes;
   rest->bytes = block->bytes - bytes;
+  rest->ticket = block->ticket;
+  rest->arrival = block->arrival;
   rest->previous = block;
   rest->next = block->next;
   if (rest->next != NULL) rest->next->previous = rest;
@@ -163,6 +165,8 @@ static void split(struct ek__arena *arena, struct ek_memory *block, uint64_t byt
 static void swallow_next(struct ek__arena *arena, struct ek_memory *block) {
   struct ek_memory *next = block->next;
   block->bytes += next->bytes;
+  if (next->ticket > block->ticket) block->ticket = next->ticket;
+  if (next->arrival > block->arrival) block->arrival = next->arrival;
   block->next = next->next;
   if (block->next != NULL) block->next->previous = block;
   next->next = arena->spare;
@@ -189,6 +193,14 @@ static ek_status out_of_memory(struct ek__arena *arena, ek_memory_category categ
                       ek__ledger_size(total, sizeof total, arena->current_total), held);
 }
 
+/* Content that was sent into a block and that nobody waited for may still be on its way. */
+static ek_status let_arrive(struct ek__arena *arena, struct ek_memory *block) {
+  if (block->arrival == 0) return EK_OK;
+  EK_TRY(arena->backend->arrive(arena->device, block->arrival));
+  block->arrival = 0;
+  return EK_OK;
+}
+
 static ek_status take_locked(struct ek_memory **memory, struct ek__arena *arena,
                              ek_memory_category category, uint64_t bytes) {
   arena->serial++;
@@ -204,6 +216,7 @@ static ek_status take_locked(struct ek_memory **memory, struct ek__arena *arena,
   while (block != NULL && (block->used || block->bytes < bytes)) block = block->next;
   if (block == NULL) return out_of_memory(arena, category, bytes, "");
   EK_TRY(commit(arena, block->offset + bytes));
+  EK_TRY(let_arrive(arena, block));
   split(arena, block, bytes);
   block->used = true;
   block->address = (char *)arena->base + block->offset;
@@ -252,6 +265,7 @@ static ek_status extend_locked(bool *extended, struct ek_memory *memory, uint64_
                         ek_device_name(arena->device));
   }
   EK_TRY(commit(arena, memory->offset + bytes));
+  EK_TRY(let_arrive(arena, next));
   split(arena, next, more);
   /* A second growth since the peak leaves the size that the peak saw. */
   if (memory->grown_serial <= arena->peak_serial) memory->bytes_before = memory->bytes;
@@ -302,6 +316,7 @@ void ek__arena_drop(struct ek_memory *memory) {
   arena->current[category] -= memory->bytes;
   arena->current_total -= memory->bytes;
   memory->used = false;
+  memory->ticket = arena->backend->ticket == NULL ? 0 : arena->backend->ticket(arena->device);
   if (memory->next != NULL && !memory->next->used) swallow_next(arena, memory);
   if (memory->previous != NULL && !memory->previous->used) swallow_next(arena, memory->previous);
   record_event(arena, category, -bytes);

@@ -14,7 +14,13 @@
  *     held when it was first reached.
  *
  * A block's `category` and `serial` belong to the mutex too; `references` is atomic, and the holder
- * of a reference may read `address` and `bytes`.
+ * of a reference may read `address`, `bytes` and `ticket`. `arrival` is set by who took the block,
+ * before anybody else holds it.
+ *
+ * Memory is given back in the order of the device's compute stream: when its last holder lets go,
+ * all that uses it must have been queued there, or the compute stream must have been told to wait
+ * for it. So whoever takes it next may queue on the compute stream without a wait. Who writes it by
+ * another stream waits for its ticket; free blocks that merge have the largest of theirs.
  */
 #ifndef EK_ARENA_H
 #define EK_ARENA_H
@@ -32,6 +38,8 @@ struct ek_memory {
   uint64_t serial;       /* number of the allocation */
   uint64_t grown_serial; /* number of the allocation when it grew last; 0: never */
   uint64_t bytes_before; /* its size at the last peak, if it grew since then */
+  uint64_t ticket;       /* backend.h: of who had the memory before; 0: nobody */
+  uint64_t arrival;      /* of content that was sent into it; 0: none */
   ek_memory_category category;
   bool used;
   atomic_int references;

@@ -67,7 +67,9 @@ ek_status ek__device_open(ek_device **device, ek_group *group, const struct ek__
   }
   if (capacity == 0) EK_TRY_GOTO(status, backend->memory_size(&capacity, result), cleanup);
   EK_TRY_GOTO(status, ek__arena_open(&result->arena, result, backend, capacity), cleanup);
-  if (backend->outside_bytes != NULL) result->arena.outside = backend->outside_bytes(result);
+  ek_memory_outside outside;
+  EK_TRY_GOTO(status, ek_memory_measure_outside(&outside, result), cleanup);
+  result->arena.outside = outside.opening_bytes;
   EK_TRY_GOTO(status, take_workspace(result), cleanup);
   for (int kind = 0; kind < 2; kind++) {
     EK_TRY_GOTO(

@@ -1,5 +1,5 @@
 /*
- * memory.c - the ledger as text: names, sizes, the table of a group.
+ * memory.c - the ledger as text: names, sizes, the table of a group; and what lies beside it.
  *
  * The numbers themselves are kept by the arena.
  */
@@ -8,8 +8,10 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-#include "device/ledger.h"
 #include <evenkeel/device.h>
+
+#include "device/device_internal.h"
+#include "device/ledger.h"
 
 static const char *const category_names[EK_MEMORY_CATEGORIES] = {
 #define NAME(identifier, name) [identifier] = name,
@@ -44,6 +46,18 @@ void ek__ledger_describe(char *buffer, size_t size, const uint64_t bytes[EK_MEMO
                                  category_names[i], ek__ledger_size(text, sizeof text, bytes[i]));
     if (written > 0) used += (size_t)written;
   }
+}
+
+ek_status ek_memory_measure_outside(ek_memory_outside *outside, const ek_device *device) {
+  if (outside == NULL || device == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "ek_memory_measure_outside: outside and device may not be NULL");
+  }
+  const struct ek__backend *backend = ek__device_table(device);
+  ek_memory_outside result = {0};
+  if (backend->memory_outside != NULL) EK_TRY(backend->memory_outside(&result, device));
+  *outside = result;
+  return EK_OK;
 }
 
 /* A text that grows beyond its buffer is counted to its end. */

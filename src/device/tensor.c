@@ -233,6 +233,14 @@ ek_status ek_tensor_grow(bool *grown, ek_tensor *tensor, int64_t rows) {
   return EK_OK;
 }
 
+ek_status ek_tensor_arrive(const ek_tensor *tensor) {
+  if (!ek_tensor_exists(tensor)) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_tensor_arrive: there is no tensor");
+  }
+  if (tensor->memory == NULL || tensor->memory->arrival == 0) return EK_OK;
+  return ek__device_table(tensor->device)->arrive(tensor->device, tensor->memory->arrival);
+}
+
 static ek_status copy_bytes(const ek_tensor *to, const ek_tensor *from, size_t bytes) {
   ek_device *device = to->device != NULL ? to->device : from->device;
   if (device == NULL) {
@@ -280,5 +288,31 @@ ek_status ek_tensor_copy(ek_tensor *destination, const ek_tensor *source) {
   }
   const size_t bytes = ek_tensor_bytes(source);
   if (bytes == 0 || destination->data == source->data) return EK_OK;
+  EK_TRY(ek_tensor_arrive(destination));
+  EK_TRY(ek_tensor_arrive(source));
   return copy_bytes(destination, source, bytes);
+}
+
+/* The content of a tensor that nobody has used yet. */
+static ek_status fill_new(ek_tensor *tensor, const ek_tensor *source, bool ahead) {
+  const struct ek__backend *backend = ek__device_table(tensor->device);
+  if (source->device != NULL || backend->send == NULL) return ek_tensor_copy(tensor, source);
+  if (tensor->memory == NULL) return EK_OK; /* no elements */
+  EK_TRY(backend->send(&tensor->memory->arrival, tensor->device, tensor->data, source->data,
+                       ek_tensor_bytes(source), tensor->memory->ticket));
+  return ahead ? EK_OK : ek_tensor_arrive(tensor);
+}
+
+ek_status ek_tensor_create_from(ek_tensor *tensor, ek_device *device, ek_memory_category category,
+                                const ek_tensor *source, bool ahead) {
+  EK_TRY(check_pair("ek_tensor_create_from", tensor, source));
+  ek_tensor result = {0};
+  EK_TRY(ek_tensor_create(&result, device, category, source->type, source->rank, source->shape));
+  const ek_status status = fill_new(&result, source, ahead);
+  if (status != EK_OK) {
+    ek_tensor_free(&result);
+    return status;
+  }
+  *tensor = result;
+  return EK_OK;
 }

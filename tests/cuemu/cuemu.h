@@ -5,6 +5,9 @@
  *
  *   CUEMU_DEVICES            4        number of devices, 0 to 16
  *   CUEMU_MEMORY             1GiB     memory of each device; bytes, or with KiB MiB GiB
+ *   CUEMU_CONTEXT            2MiB     of it: what a context takes
+ *   CUEMU_CODE               0        of it: each kernel and kind of product when first used
+ *   CUEMU_NCCL               0        of it: a communicator, and again each kind of collective
  *   CUEMU_DRIVER             13000    version of the driver; 0: there is none
  *   CUEMU_PEER               1        0: no device can read another one's memory
  *   CUEMU_ORDER              0        of CUDA threads and blocks: 0 forward, 1 backward, 2 random
@@ -30,7 +33,8 @@ enum { CUEMU_MAX_DEVICES = 16 };
 
 struct cuemu_settings {
   int devices;
-  size_t memory; /* bytes of each device */
+  size_t memory; /* bytes of each device; of them: */
+  size_t context_bytes, code_bytes, nccl_bytes;
   int driver;
   bool peer;
   int order;
@@ -74,7 +78,8 @@ void cuemu_set_epilogues(unsigned bits);
 void cuemu_reset(void);
 
 struct cuemu_usage {
-  size_t bytes, peak_bytes; /* device memory */
+  size_t bytes, peak_bytes; /* device memory that was allocated */
+  size_t hidden_bytes;      /* code and communicators */
   unsigned long allocations, host_allocations, streams, events, blas_handles, communicators;
 };
 

@@ -507,6 +507,35 @@ START_TEST(the_table_fits_exactly) {
 }
 END_TEST
 
+/* What lies beside the arena is a GPU's matter; where a GPU is, its figures agree. */
+START_TEST(outside_is_measured) {
+  ek_group *group = ck_open(test_devices("cpu:2"), 0);
+  uint64_t capacities = 0, now = 0, left = 0, total = 0;
+  for (size_t k = 0; k < ek_group_size(group); k++) {
+    const ek_device *device = ek_group_device(group, k);
+    const ek_memory_usage usage = usage_of(device);
+    ek_memory_outside outside;
+    memset(&outside, 0xFF, sizeof outside);
+    ck_ok(ek_memory_measure_outside(&outside, device));
+    ck_assert_uint_eq(outside.opening_bytes, usage.outside_bytes);
+    capacities += usage.capacity_bytes;
+    now += outside.now_bytes;
+    left += outside.free_bytes;
+    total += outside.total_bytes;
+    if (strcmp(ek_device_backend(device), "cuda") != 0) {
+      ck_assert_uint_eq(outside.opening_bytes + outside.now_bytes + outside.reserve_bytes, 0);
+    }
+  }
+  if (total > 0) ck_assert_uint_eq(total, left + capacities + now);
+  ek_memory_outside none;
+  ck_fails(ek_memory_measure_outside(NULL, ek_group_device(group, 0)), EK_ERR_INVALID_ARGUMENT,
+           "ek_memory_measure_outside");
+  ck_fails(ek_memory_measure_outside(&none, NULL), EK_ERR_INVALID_ARGUMENT,
+           "ek_memory_measure_outside");
+  ek_group_close(group);
+}
+END_TEST
+
 START_TEST(wrong_arguments) {
   ek_group *group = ck_open("plan@1MiB", 1);
   ek_device *device = ek_group_device(group, 0);
@@ -547,6 +576,7 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(ledger, the_recorder_keeps_the_timeline, 0, 2);
   tcase_add_test(ledger, the_table_fits_exactly);
   tcase_add_test(ledger, wrong_arguments);
+  tcase_add_test(ledger, outside_is_measured);
   return suite;
 }
 

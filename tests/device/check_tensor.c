@@ -263,6 +263,70 @@ START_TEST(copies_go_in_all_directions) {
 }
 END_TEST
 
+START_TEST(made_from_another) {
+  ek_group *group = ck_open(test_devices("cpu:2@64MiB"), 1);
+  ek_device *device = ek_group_device(group, ek_group_size(group) - 1);
+  float from[24], to[24] = {0};
+  count_up(from, 24, 5);
+  for (int ahead = 0; ahead < 2; ahead++) {
+    ek_tensor source, sink, first = {0}, second = {0}, empty, made = {0};
+    ck_ok(ek_tensor_host(&source, from, EK_F32, CK_SHAPE(4, 6)));
+    ck_ok(ek_tensor_host(&sink, to, EK_F32, CK_SHAPE(4, 6)));
+    ck_ok(ek_tensor_create_from(&first, device, EK_MEMORY_INPUTS, &source, ahead == 1));
+    ck_assert(ek_tensor_same_shape(&first, &source));
+    ck_assert_ptr_eq(first.device, device);
+    ck_ok(ek_tensor_create_from(&second, ek_group_device(group, 0), EK_MEMORY_LOSS, &first,
+                                ahead == 1));
+    ck_ok(ek_tensor_arrive(&second));
+    ek_memory_usage usage;
+    ck_ok(ek_memory_stats(&usage, second.device));
+    ck_assert_uint_eq(usage.current[EK_MEMORY_LOSS], EK_MEMORY_UNIT);
+    memset(to, 0, sizeof to);
+    ck_ok(ek_tensor_copy(&sink, &second));
+    ck_assert_mem_eq(to, from, sizeof to);
+    ck_ok(ek_tensor_host(&empty, from, EK_F32, CK_SHAPE(0, 6)));
+    ck_ok(ek_tensor_create_from(&made, device, EK_MEMORY_INPUTS, &empty, ahead == 1));
+    ck_assert(ek_tensor_exists(&made) && made.data == NULL);
+    ck_ok(ek_tensor_arrive(&made));
+    ck_ok(ek_tensor_arrive(&source)); /* the host's are there */
+    ek_tensor_free(&first);
+    ek_tensor_free(&second);
+    ek_tensor_free(&made);
+    ck_no_memory_held(group);
+  }
+  ek_group_close(group);
+}
+END_TEST
+
+START_TEST(wrong_copies_into_new_tensors) {
+  ek_group *group = ck_open("plan:1@64KiB", 1), *other = ck_open("plan:1", 1);
+  ek_device *device = ek_group_device(group, 0);
+  float data[4] = {0};
+  ek_tensor host, nothing = {0}, foreign = {0}, made = {0};
+  ck_ok(ek_tensor_host(&host, data, EK_F32, CK_SHAPE(4)));
+  ck_ok(
+      ek_tensor_create(&foreign, ek_group_device(other, 0), EK_MEMORY_INPUTS, EK_F32, CK_SHAPE(4)));
+  ck_fails(ek_tensor_create_from(NULL, device, EK_MEMORY_INPUTS, &host, true),
+           EK_ERR_INVALID_ARGUMENT, "ek_tensor_create_from");
+  ck_fails(ek_tensor_create_from(&made, device, EK_MEMORY_INPUTS, &nothing, true),
+           EK_ERR_INVALID_ARGUMENT, "ek_tensor_create_from");
+  ck_fails(ek_tensor_create_from(&made, NULL, EK_MEMORY_INPUTS, &host, true),
+           EK_ERR_INVALID_ARGUMENT, "ek_tensor_create");
+  ck_fails(ek_tensor_create_from(&made, device, EK_MEMORY_INPUTS, &foreign, true), EK_ERR_DEVICE,
+           "different groups");
+  ck_ok(ek_memory_fail_at(device, 1));
+  ck_fails(ek_tensor_create_from(&made, device, EK_MEMORY_INPUTS, &host, true),
+           EK_ERR_OUT_OF_MEMORY, "inputs");
+  ck_assert(!ek_tensor_exists(&made));
+  ck_no_memory_held(group);
+  ck_fails(ek_tensor_arrive(NULL), EK_ERR_INVALID_ARGUMENT, "ek_tensor_arrive");
+  ck_fails(ek_tensor_arrive(&nothing), EK_ERR_INVALID_ARGUMENT, "ek_tensor_arrive");
+  ek_tensor_free(&foreign);
+  ek_group_close(other);
+  ek_group_close(group);
+}
+END_TEST
+
 START_TEST(copies_into_rows_leave_the_others) {
   ek_group *group = ck_open("cpu:1@1MiB", 1);
   const double zeros[30] = {0};
@@ -485,6 +549,8 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(references, growing_is_in_place_or_not_at_all, 0, 2);
   TCase *copies = ck_case(suite, "copies");
   tcase_add_test(copies, copies_go_in_all_directions);
+  tcase_add_test(copies, made_from_another);
+  tcase_add_test(copies, wrong_copies_into_new_tensors);
   tcase_add_test(copies, copies_into_rows_leave_the_others);
   tcase_add_test(copies, overlapping_host_arrays_may_be_copied);
   tcase_add_test(copies, plan_copies_leave_host_memory_alone);

@@ -181,13 +181,16 @@ START_TEST(from_the_host) {
   const int64_t sizes[DEVICES] = {0, 5, 1, 3};
   ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
   options.sizes = sizes;
-  for (int kind = 0; kind < 3; kind++) {
+  for (int i = 0; i < 6; i++) {
     ek_shards shards = {0};
-    options.kind = (ek_scatter_kind)kind;
+    options.kind = (ek_scatter_kind)(i % 3);
+    options.ahead = i >= 3;
     ck_ok(ek_scatter(&shards, s.group, &s.host, EK_MEMORY_OUTPUTS, &options));
     ck_assert_ptr_eq(shards.group, s.group);
     ck_assert_uint_eq(shards.count, DEVICES);
     ck_assert(!shards.broadcast);
+    ck_assert_int_eq(shards.ahead, options.ahead);
+    ck_ok(ek_shards_arrive(&shards));
     for (size_t k = 0; k < DEVICES; k++) {
       holds_rows(&shards, s.values, k);
       ck_assert_int_eq(shards.samples[k + 1], shards.offsets[k + 1]);
@@ -199,6 +202,9 @@ START_TEST(from_the_host) {
     ck_assert_ptr_null(shards.group);
   }
   ek_shards_free(NULL);
+  ck_fails(ek_shards_arrive(NULL), EK_ERR_INVALID_ARGUMENT, "ek_shards_arrive");
+  const ek_shards none = {0};
+  ck_ok(ek_shards_arrive(&none));
   close_source(&s);
 }
 END_TEST
@@ -242,7 +248,7 @@ START_TEST(like_another) {
   ek_shards like = {0}, shards = {0};
   samples.shape[0] = 3; /* of 3 rows each */
   const int64_t sizes[DEVICES] = {1, 0, 2, 0};
-  ek_scatter_options options = {sizeof options, EK_SCATTER_SIZES, sizes, NULL};
+  ek_scatter_options options = {sizeof options, EK_SCATTER_SIZES, sizes, NULL, false};
   ck_ok(ek_scatter(&like, s.group, &samples, EK_MEMORY_INPUTS, &options));
   ck_ok(ek_scatter_like(&shards, &like, &s.host, EK_MEMORY_INPUTS));
   for (size_t k = 0; k < DEVICES; k++) {

@@ -2,9 +2,11 @@
  * cuda_copy.c - copies between host and device, and between devices.
  *
  * To and from the host: through a ring of pinned pieces per device, in the order of the compute
- * stream. An upload returns when the last piece is filled, while the GPU may still be busy with
- * earlier work; a download when the last one has arrived. A piece is used again by the same stream
- * for a download without waiting (the stream keeps the order), for an upload when it has passed.
+ * stream (what goes into memory that was just taken has a stream and a ring of its own:
+ * cuda_send.c). An upload returns when the last piece is filled, while the GPU may still be busy
+ * with earlier work; a download when the last one has arrived. A piece is used again by the same
+ * stream for a download without waiting (the stream keeps the order), for an upload when it has
+ * passed.
  */
 #include <string.h>
 
@@ -14,9 +16,9 @@ static size_t piece_size(size_t left) {
   return left < EK__CUDA_STAGE_BYTES ? left : EK__CUDA_STAGE_BYTES;
 }
 
-static struct ek__cuda_stage *take_stage(struct ek__cuda_device *device) {
-  struct ek__cuda_stage *stage = &device->stages[device->next_stage];
-  device->next_stage = (device->next_stage + 1) % EK__CUDA_STAGES;
+static struct ek__cuda_stage *take_stage(struct ek__cuda_ring *ring) {
+  struct ek__cuda_stage *stage = &ring->stages[ring->next];
+  ring->next = (ring->next + 1) % EK__CUDA_STAGES;
   return stage;
 }
 
@@ -34,11 +36,11 @@ static ek_status pass(const struct ek__cuda_stream *stream, struct ek__cuda_stag
 
 /* ---- host to device ---- */
 
-static ek_status upload_locked(const struct ek__cuda_stream *stream, char *to, const char *host,
-                               size_t bytes) {
+ek_status ek__cuda_upload_pieces(const struct ek__cuda_stream *stream, struct ek__cuda_ring *ring,
+                                 char *to, const char *host, size_t bytes) {
   for (size_t done = 0; done < bytes;) {
     const size_t size = piece_size(bytes - done);
-    struct ek__cuda_stage *stage = take_stage(stream->device);
+    struct ek__cuda_stage *stage = take_stage(ring);
     if (stage->used) EK_TRY(ek__cuda_finish_event(stream->device, stage->passed, "upload"));
     memcpy(stage->memory, host + done, size);
     EK_TRY(pass(stream, stage, to + done, stage->memory, size, cudaMemcpyHostToDevice));
@@ -51,7 +53,7 @@ ek_status ek__cuda_upload(ek_stream *stream, void *to, const void *host, size_t 
   const struct ek__cuda_stream *it = ek__cuda_stream_of(stream);
   EK_TRY(ek__cuda_enter(it->device));
   pthread_mutex_lock(&it->device->mutex);
-  const ek_status status = upload_locked(it, to, host, bytes);
+  const ek_status status = ek__cuda_upload_pieces(it, &it->device->ring, to, host, bytes);
   pthread_mutex_unlock(&it->device->mutex);
   return status;
 }
@@ -65,7 +67,7 @@ static ek_status download_locked(const struct ek__cuda_stream *stream, char *hos
   while (done < bytes) {
     while (queued < bytes && under_way < EK__CUDA_STAGES) {
       const size_t size = piece_size(bytes - queued);
-      struct ek__cuda_stage *stage = take_stage(stream->device);
+      struct ek__cuda_stage *stage = take_stage(&stream->device->ring);
       EK_TRY(pass(stream, stage, stage->memory, from + queued, size, cudaMemcpyDeviceToHost));
       stages[(first + under_way++) % EK__CUDA_STAGES] = stage;
       queued += size;

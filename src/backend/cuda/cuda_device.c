@@ -14,7 +14,7 @@ static ek_status open_streams(struct ek__cuda_device *device) {
   int least = 0, greatest = 0;
   EK_TRY(ek__cuda_check(device, cudaDeviceGetStreamPriorityRange(&least, &greatest),
                         "cudaDeviceGetStreamPriorityRange"));
-  for (int kind = 0; kind < 2; kind++) {
+  for (int kind = 0; kind < EK__CUDA_STREAMS; kind++) {
     const int priority = kind == EK_STREAM_COMMUNICATION ? greatest : least;
     device->streams[kind].device = device;
     EK_TRY(ek__cuda_check(device,
@@ -31,17 +31,41 @@ static ek_status pinned(const struct ek__cuda_device *device, void **memory, siz
                         "cudaHostAlloc");
 }
 
+static ek_status open_ring(const struct ek__cuda_device *device, struct ek__cuda_ring *ring) {
+  void *memory = NULL;
+  for (size_t i = 0; i < EK__CUDA_STAGES; i++) {
+    EK_TRY(pinned(device, &memory, EK__CUDA_STAGE_BYTES));
+    ring->stages[i].memory = memory;
+    EK_TRY(open_event(device, &ring->stages[i].passed));
+  }
+  return EK_OK;
+}
+
+static void close_ring(struct ek__cuda_ring *ring) {
+  for (size_t i = 0; i < EK__CUDA_STAGES; i++) {
+    if (ring->stages[i].passed != NULL) (void)cudaEventDestroy(ring->stages[i].passed);
+    if (ring->stages[i].memory != NULL) (void)cudaFreeHost(ring->stages[i].memory);
+  }
+}
+
+static ek_status open_marks(const struct ek__cuda_device *device, struct ek__cuda_marks *marks) {
+  for (size_t i = 0; i < EK__CUDA_MARKS; i++) EK_TRY(open_event(device, &marks->events[i]));
+  return EK_OK;
+}
+
+static void close_marks(struct ek__cuda_marks *marks) {
+  for (size_t i = 0; i < EK__CUDA_MARKS; i++) {
+    if (marks->events[i] != NULL) (void)cudaEventDestroy(marks->events[i]);
+  }
+}
+
 static ek_status open_pinned(struct ek__cuda_device *device) {
   void *memory = NULL;
   EK_TRY(pinned(device, &memory, sizeof *device->bad));
   device->bad = memory;
   *device->bad = (struct ek__cuda_bad){EK__CUDA_NOTHING_BAD, EK__CUDA_NOTHING_BAD};
-  for (size_t i = 0; i < EK__CUDA_STAGES; i++) {
-    EK_TRY(pinned(device, &memory, EK__CUDA_STAGE_BYTES));
-    device->stages[i].memory = memory;
-    EK_TRY(open_event(device, &device->stages[i].passed));
-  }
-  return EK_OK;
+  EK_TRY(open_ring(device, &device->ring));
+  return open_ring(device, &device->sending);
 }
 
 ek_status ek__cuda_device_prepare(struct ek__cuda_device *device) {
@@ -49,25 +73,32 @@ ek_status ek__cuda_device_prepare(struct ek__cuda_device *device) {
     return ek__cuda_host->error_set(EK_ERR_OUT_OF_MEMORY, "%s: no mutex", device->name);
   }
   device->mutex_open = true;
+  if (pthread_mutex_init(&device->send_mutex, NULL) != 0) {
+    return ek__cuda_host->error_set(EK_ERR_OUT_OF_MEMORY, "%s: no mutex", device->name);
+  }
+  device->send_mutex_open = true;
   EK_TRY(ek__cuda_enter(device));
   EK_TRY(open_streams(device));
   EK_TRY(open_event(device, &device->ready));
   EK_TRY(open_event(device, &device->passed));
+  EK_TRY(open_marks(device, &device->used));
+  EK_TRY(open_marks(device, &device->arrived));
   EK_TRY(open_pinned(device));
   return ek__cuda_products_open(device);
 }
 
 void ek__cuda_device_discard(struct ek__cuda_device *device) {
   ek__cuda_products_close(device);
-  for (size_t i = 0; i < EK__CUDA_STAGES; i++) {
-    if (device->stages[i].passed != NULL) (void)cudaEventDestroy(device->stages[i].passed);
-    if (device->stages[i].memory != NULL) (void)cudaFreeHost(device->stages[i].memory);
-  }
+  close_ring(&device->sending);
+  close_ring(&device->ring);
   if (device->bad != NULL) (void)cudaFreeHost(device->bad);
+  close_marks(&device->arrived);
+  close_marks(&device->used);
   if (device->passed != NULL) (void)cudaEventDestroy(device->passed);
   if (device->ready != NULL) (void)cudaEventDestroy(device->ready);
-  for (int kind = 0; kind < 2; kind++) {
+  for (int kind = 0; kind < EK__CUDA_STREAMS; kind++) {
     if (device->streams[kind].handle != NULL) (void)cudaStreamDestroy(device->streams[kind].handle);
   }
+  if (device->send_mutex_open) pthread_mutex_destroy(&device->send_mutex);
   if (device->mutex_open) pthread_mutex_destroy(&device->mutex);
 }

@@ -2,8 +2,9 @@
  * cuda_group.c - opens and closes what the devices of a group share: their GPUs.
  *
  * Opening: the string's places become devices and GPUs; everything of the devices but their memory
- * is made; GPUs that must reach each other's memory are told to; what they have left is measured
- * and taken. Closing undoes it, also when a device has failed or work is stuck on a stream.
+ * is made; GPUs that must reach each other's memory are told to; what they will load is loaded;
+ * what they have left is measured and taken. Closing undoes it, also when a device has failed or
+ * work is stuck on a stream.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -121,6 +122,7 @@ static ek_status choose_communicator(struct ek__cuda_group *group) {
 static ek_status prepare(struct ek__cuda_group *group, uint64_t capacity) {
   for (size_t i = 0; i < group->count; i++) EK_TRY(ek__cuda_device_prepare(&group->devices[i]));
   EK_TRY(choose_communicator(group));
+  EK_TRY(ek__cuda_warm(group));
   for (size_t i = 0; i < group->gpu_count; i++) {
     EK_TRY(ek__cuda_memory_open(group, &group->gpus[i], capacity));
   }
@@ -173,7 +175,8 @@ static bool settle(const struct ek__cuda_group *group) {
   bool dry = true;
   for (size_t i = 0; i < group->count; i++) {
     const struct ek__cuda_device *device = &group->devices[i];
-    for (int kind = 0; kind < 2; kind++) dry = runs_dry(&device->streams[kind], deadline) && dry;
+    for (int kind = 0; kind < EK__CUDA_STREAMS; kind++)
+      dry = runs_dry(&device->streams[kind], deadline) && dry;
   }
   return dry;
 }
@@ -181,15 +184,20 @@ static bool settle(const struct ek__cuda_group *group) {
 static void close_gpu(struct ek__cuda_group *group, struct ek__cuda_gpu *gpu) {
   (void)cudaSetDevice(gpu->physical);
   for (size_t i = 0; i < gpu->count; i++) ek__cuda_device_discard(&group->devices[gpu->first + i]);
+  ek__cuda_warm_end(gpu);
   if (gpu->memory != NULL) (void)cudaFree(gpu->memory);
   /* A device that has failed gives the same error to everybody until it is reset. */
   const bool last = add_user(gpu->physical, (unsigned)-1) == 0;
-  if (last && cudaDeviceSynchronize() != cudaSuccess) (void)cudaDeviceReset();
+  if (last && cudaDeviceSynchronize() != cudaSuccess) {
+    (void)cudaDeviceReset();
+    ek__cuda_warm_forget(gpu->physical);
+  }
   (void)cudaGetLastError();
 }
 
 void ek__cuda_group_close(void *native) {
   struct ek__cuda_group *group = native;
+  ek__cuda_nccl_end(group);
   if (settle(group)) {
     for (size_t i = 0; i < group->gpu_count; i++) close_gpu(group, &group->gpus[i]);
     pthread_mutex_destroy(&group->failure_mutex);

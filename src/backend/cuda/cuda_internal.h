@@ -6,8 +6,8 @@
  * opened, before its memory, so that the memory they cost can be measured.
  *
  * Threads: a device's worker queues its work; other threads copy to and from it, and the wait for a
- * stream may happen anywhere. So what a copy uses is under the device's mutex, and the rest belongs
- * to the worker, to opening and closing.
+ * stream may happen anywhere. So what copies use is under one of the device's mutexes, and the rest
+ * belongs to the worker, to opening and closing.
  */
 #ifndef EK_CUDA_INTERNAL_H
 #define EK_CUDA_INTERNAL_H
@@ -31,7 +31,10 @@ struct ek__cuda_gpu {
   size_t first, count; /* its devices in the group */
   void *memory;        /* of all its devices */
   uint64_t bytes;
-  uint64_t outside; /* what the GPU holds beside it, for each device */
+  uint64_t outside; /* what the GPU held beside it when it was taken */
+  uint64_t loaded;  /* what code and communicators took of that: cuda_warm.c */
+  uint64_t reserve; /* what a default capacity leaves alone; 0 once a cap was given */
+  void *scratch;    /* EK__CUDA_DEVICE_BYTES while the GPU is warmed up, else NULL */
 };
 
 struct ek__cuda_stream {
@@ -39,12 +42,28 @@ struct ek__cuda_stream {
   cudaStream_t handle;
 };
 
-/* Pinned memory on the way of a copy. */
+/* Beside those of ek_stream_kind: cuda_send.c. */
+enum { EK__CUDA_COPIES = EK_STREAM_COMMUNICATION + 1, EK__CUDA_STREAMS };
+
+/* Pinned memory on the way of copies, which all go on one stream. A batch of up to 8 MiB for a
+ * device is on its way without a wait of the host. */
 enum { EK__CUDA_STAGES = 4, EK__CUDA_STAGE_BYTES = 2 << 20 };
 struct ek__cuda_stage {
   char *memory;
   cudaEvent_t passed; /* the copy that used it last is over */
   bool used;
+};
+struct ek__cuda_ring {
+  struct ek__cuda_stage stages[EK__CUDA_STAGES];
+  size_t next;
+};
+
+/* Marks in a stream: cuda_send.c. */
+enum { EK__CUDA_MARKS = 8 };
+struct ek__cuda_marks {
+  _Atomic uint64_t made; /* the last number that was given */
+  cudaEvent_t events[EK__CUDA_MARKS];
+  uint64_t numbers[EK__CUDA_MARKS]; /* 0: not recorded */
 };
 
 struct ek__cuda_device {
@@ -52,18 +71,23 @@ struct ek__cuda_device {
   struct ek__cuda_gpu *gpu;
   size_t index;
   char name[32];
-  uint64_t offset, capacity;         /* its part of the GPU's memory */
-  struct ek__cuda_stream streams[2]; /* by ek_stream_kind */
-  struct ek__cuda_bad *bad;          /* pinned: kernels report bad indices here */
+  uint64_t offset, capacity; /* its part of the GPU's memory */
+  struct ek__cuda_stream streams[EK__CUDA_STREAMS];
+  struct ek__cuda_bad *bad; /* pinned: kernels report bad indices here */
   cublasLtHandle_t products;
   struct ek__cuda_products *plans; /* cuda_products.c */
   char *workspace;                 /* EK__CUDA_DEVICE_BYTES: products, then kernels */
 
-  pthread_mutex_t mutex; /* the rest of this struct */
+  pthread_mutex_t mutex;
   bool mutex_open;
   cudaEvent_t ready, passed; /* of copies between devices: cuda_copy.c */
-  struct ek__cuda_stage stages[EK__CUDA_STAGES];
-  size_t next_stage;
+  struct ek__cuda_ring ring; /* of copies on the compute stream */
+
+  pthread_mutex_t send_mutex; /* the rest of this struct: cuda_send.c */
+  bool send_mutex_open;
+  struct ek__cuda_ring sending;
+  struct ek__cuda_marks used, arrived; /* in the compute stream; in that of copies */
+  uint64_t awaited;                    /* the mark of `arrived` that the compute stream waits for */
 };
 
 struct ek__cuda_group {
@@ -79,6 +103,7 @@ struct ek__cuda_group {
   pthread_mutex_t failure_mutex;
   char failure[512];
   struct ek__cuda_clique *cliques; /* NCCL's communicators: under failure_mutex */
+  struct ek__cuda_clique *spare;   /* one of them that nobody has asked for yet */
 };
 
 /* ---- cuda_errors.c: every error of CUDA and its libraries in words ---- */
@@ -108,11 +133,23 @@ void ek__cuda_group_close(void *native);
 ek_status ek__cuda_device_prepare(struct ek__cuda_device *device);
 void ek__cuda_device_discard(struct ek__cuda_device *device);
 
+/* ---- cuda_warm.c: what is loaded later, loaded now ---- */
+
+/* Sets `loaded` and `reserve` of the group's GPUs. After a failure the GPUs may keep their scratch
+ * until ek__cuda_warm_end(). */
+ek_status ek__cuda_warm(struct ek__cuda_group *group);
+void ek__cuda_warm_end(struct ek__cuda_gpu *gpu);
+/* The GPU was reset. */
+void ek__cuda_warm_forget(int physical);
+
 /* ---- cuda_memory.c: the memory of the GPUs ---- */
 
-/* Measures what the GPU has left, takes the memory of its devices in one piece and cuts it. */
+/* Takes the memory of the GPU's devices in one piece and cuts it; `capacity` 0: an even part of
+ * what is free but for the reserve. */
 ek_status ek__cuda_memory_open(struct ek__cuda_group *group, struct ek__cuda_gpu *gpu,
                                uint64_t capacity);
+/* What the device costs beside its arena: its part of what the GPU holds. */
+ek_status ek__cuda_memory_outside(ek_memory_outside *outside, const ek_device *device);
 
 /* ---- cuda_stream.c ---- */
 
@@ -145,8 +182,19 @@ ek_status ek__cuda_stream_wait(ek_stream *stream, void *event);
 
 ek_status ek__cuda_upload(ek_stream *stream, void *to, const void *host, size_t bytes);
 ek_status ek__cuda_download(ek_stream *stream, void *host, const void *from, size_t bytes);
+/* The host's bytes to the device, through the stages of a ring that belongs to the stream. Their
+ * mutex is held. */
+ek_status ek__cuda_upload_pieces(const struct ek__cuda_stream *stream, struct ek__cuda_ring *ring,
+                                 char *to, const char *host, size_t bytes);
 ek_status ek__cuda_between(ek_stream *stream, void *to, ek_device *source, const void *from,
                            size_t bytes);
+
+/* ---- cuda_send.c ---- */
+
+uint64_t ek__cuda_ticket(const ek_device *device);
+ek_status ek__cuda_send(uint64_t *arrival, ek_device *device, void *to, const void *host,
+                        size_t bytes, uint64_t ticket);
+ek_status ek__cuda_arrive(ek_device *device, uint64_t arrival);
 
 /* ---- cuda_launch.c, cuda_products.c, cuda_epilogues.c ---- */
 
@@ -169,10 +217,17 @@ ek_status ek__cuda_matmul(ek_stream *stream, const struct ek__matmul_args *args)
 ek_status ek__cuda_matmul_fused(bool *done, ek_stream *stream, const struct ek__fused_args *args);
 ek_status ek__cuda_products_open(struct ek__cuda_device *device);
 void ek__cuda_products_close(struct ek__cuda_device *device);
+/* Queues a product of each kind there is, on numbers at `memory`, which need no certain value. */
+ek_status ek__cuda_products_warm(const struct ek__cuda_stream *stream, void *memory);
 
 /* ---- cuda_nccl.c: NULL where it was built without NCCL ---- */
 
 extern const struct ek__link *const ek__cuda_nccl;
+/* Opens a communicator before anybody asks for one, and runs each collective on the scratch of the
+ * GPUs; the first who asks gets it. */
+ek_status ek__cuda_nccl_warm(struct ek__cuda_group *group);
+/* Closes it, if nobody has asked. */
+void ek__cuda_nccl_end(struct ek__cuda_group *group);
 /* True if NCCL has seen an error that no call has returned; what it was is written into `text`.
  * Called with the group's failure_mutex held. */
 bool ek__cuda_nccl_failed(const struct ek__cuda_group *group, char *text, size_t size);

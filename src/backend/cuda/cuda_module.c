@@ -42,10 +42,6 @@ static void workspace_give(ek_device *device, void *address) {
   ek__cuda_device_of(device)->workspace = address;
 }
 
-static uint64_t outside_bytes(const ek_device *device) {
-  return ek__cuda_device_of(device)->gpu->outside;
-}
-
 static const struct ek__link *link_for(void *raw) {
   const struct ek__cuda_group *group = raw;
   return group->nccl ? ek__cuda_nccl : NULL;
@@ -65,7 +61,7 @@ static const struct ek__backend table = {
     .memory_release = memory_release,
     .workspace_bytes = EK__CUDA_DEVICE_BYTES,
     .workspace_give = workspace_give,
-    .outside_bytes = outside_bytes,
+    .memory_outside = ek__cuda_memory_outside,
     .stream_open = ek__cuda_stream_open,
     .stream_close = ek__cuda_stream_close,
     .stream_handle = ek__cuda_stream_handle,
@@ -77,6 +73,9 @@ static const struct ek__backend table = {
     .upload = ek__cuda_upload,
     .download = ek__cuda_download,
     .between = ek__cuda_between,
+    .ticket = ek__cuda_ticket,
+    .send = ek__cuda_send,
+    .arrive = ek__cuda_arrive,
     .link_for = link_for,
 };
 

@@ -207,7 +207,7 @@ static void detach(struct ek__cuda_clique *clique) {
   pthread_mutex_unlock(&clique->group->failure_mutex);
 }
 
-static ek_status clique_open(void **self, void *group) {
+static ek_status open_new(struct ek__cuda_clique **opened, struct ek__cuda_group *group) {
   struct ek__cuda_clique *clique = ek__cuda_host->calloc(1, sizeof *clique);
   if (clique == NULL) {
     return ek__cuda_host->error_set(EK_ERR_OUT_OF_MEMORY, "cuda: no host memory for NCCL");
@@ -219,6 +219,17 @@ static ek_status clique_open(void **self, void *group) {
     return status;
   }
   attach(clique);
+  *opened = clique;
+  return EK_OK;
+}
+
+static ek_status clique_open(void **self, void *raw) {
+  struct ek__cuda_group *group = raw;
+  pthread_mutex_lock(&group->failure_mutex);
+  struct ek__cuda_clique *clique = group->spare;
+  group->spare = NULL;
+  pthread_mutex_unlock(&group->failure_mutex);
+  if (clique == NULL) EK_TRY(open_new(&clique, group));
   *self = clique;
   return EK_OK;
 }
@@ -229,11 +240,11 @@ static void clique_abort(void *self) {
 
 /* Whether collectives of some ranks wait for others that were never queued or will never end. */
 static bool torn(const struct ek__cuda_clique *clique) {
-  if (ek__cuda_check_gpus(clique->group) != EK_OK) return true;
+  if (clique->broken || ek__cuda_check_gpus(clique->group) != EK_OK) return true;
   for (size_t i = 1; i < clique->group->count; i++) {
     if (clique->queued[i] != clique->queued[0]) return true;
   }
-  return clique->broken || atomic_load(&clique->failed) || atomic_load(&clique->group->stuck);
+  return atomic_load(&clique->failed) || atomic_load(&clique->group->stuck);
 }
 
 static void clique_renew(void *self) {
@@ -365,6 +376,68 @@ static ek_status clique_run(void *self, ek_device *raw, const struct ek__collect
   return status;
 }
 
+/* ---- before the first collective ---- */
+
+/* Not ek__cuda_finish(): a rank that has failed lets the others wait on the GPU, until an abort. */
+static ek_status finish_rank(const struct ek__cuda_clique *clique, size_t rank) {
+  const struct ek__cuda_device *device = device_of(clique, rank);
+  const double since = ek__cuda_now();
+  for (unsigned asked = 0;; asked++) {
+    const cudaError_t error = ek__cuda_query(&device->streams[EK_STREAM_COMMUNICATION]);
+    if (error != cudaErrorNotReady) return ek__cuda_check(device, error, "opening NCCL");
+    if (atomic_load(&clique->aborted)) {
+      return ek__cuda_host->error_set(EK_ERR_ABORTED, "given up because another device failed");
+    }
+    if (ek__cuda_now() - since > clique->group->time_limit) {
+      return ek__cuda_host->error_set(EK_ERR_UNAVAILABLE,
+                                      "%s: opening NCCL: the first collectives do not end after %g "
+                                      "seconds",
+                                      device->name, clique->group->time_limit);
+    }
+    ek__cuda_pause(asked);
+  }
+}
+
+/* Every kind, small and as large as a bucket of gradients: NCCL has different ways for them. */
+static ek_status warm_rank(struct ek__cuda_clique *clique, size_t rank, const void *context) {
+  const int64_t ranks = (int64_t)clique->group->count;
+  const int64_t sizes[] = {16, ((int64_t)1 << 20) / ranks}; /* of a rank's part */
+  (void)context;
+  for (size_t i = 0; i < 2 * (EK__ALL_GATHER + 1); i++) {
+    int64_t offsets[EK_MAX_DEVICES + 1];
+    for (int64_t k = 0; k <= ranks; k++) offsets[k] = k * sizes[i % 2];
+    const struct ek__collective collective = {.kind = (enum ek__collective_kind)(i / 2),
+                                              .data = device_of(clique, rank)->gpu->scratch,
+                                              .count = offsets[ranks],
+                                              .type = EK_F32,
+                                              .offsets = offsets};
+    const struct call call = {.clique = clique,
+                              .rank = rank,
+                              .ranks = (size_t)ranks,
+                              .communicator = clique->communicators[rank],
+                              .stream =
+                                  device_of(clique, rank)->streams[EK_STREAM_COMMUNICATION].handle,
+                              .what = &collective,
+                              .type = ncclFloat32,
+                              .element = sizeof(float),
+                              .width = 1};
+    EK_TRY(settle(clique, rank, issue(&call), "opening NCCL"));
+  }
+  return finish_rank(clique, rank);
+}
+
+ek_status ek__cuda_nccl_warm(struct ek__cuda_group *group) {
+  EK_TRY(open_new(&group->spare, group));
+  const ek_status status = on_all_ranks(group->spare, warm_rank, NULL);
+  if (status != EK_OK) group->spare->broken = true; /* it ends by an abort */
+  return status;
+}
+
+void ek__cuda_nccl_end(struct ek__cuda_group *group) {
+  if (group->spare != NULL) clique_close(group->spare);
+  group->spare = NULL;
+}
+
 static const struct ek__link link_table = {.name = "nccl",
                                            .open = clique_open,
                                            .run = clique_run,
@@ -377,6 +450,13 @@ const struct ek__link *const ek__cuda_nccl = &link_table;
 #else
 
 const struct ek__link *const ek__cuda_nccl = NULL;
+
+ek_status ek__cuda_nccl_warm(struct ek__cuda_group *group) {
+  (void)group;
+  return EK_OK;
+}
+
+void ek__cuda_nccl_end(struct ek__cuda_group *group) { (void)group; }
 
 bool ek__cuda_nccl_failed(const struct ek__cuda_group *group, char *text, size_t size) {
   (void)group, (void)text, (void)size;

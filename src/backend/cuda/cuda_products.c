@@ -227,6 +227,53 @@ cleanup:
   return status;
 }
 
+/* ---- before the first product ---- */
+
+/* The kinds that training has, forward, backward, and for the parameters; f64 the plain ones. */
+static const struct {
+  bool transpose_a, transpose_b;
+  double beta;
+  cublasLtEpilogue_t epilogue;
+} kinds[] = {{false, true, 0, CUBLASLT_EPILOGUE_DEFAULT},
+             {false, false, 0, CUBLASLT_EPILOGUE_DEFAULT},
+             {true, false, 0, CUBLASLT_EPILOGUE_DEFAULT},
+             {false, false, 1, CUBLASLT_EPILOGUE_DEFAULT},
+             {true, false, 1, CUBLASLT_EPILOGUE_DEFAULT},
+             {false, true, 0, CUBLASLT_EPILOGUE_BIAS},
+             {false, true, 0, CUBLASLT_EPILOGUE_GELU_AUX_BIAS},
+             {false, false, 0, CUBLASLT_EPILOGUE_DGELU_BGRAD},
+             {true, false, 0, CUBLASLT_EPILOGUE_BGRADB},
+             {true, false, 1, CUBLASLT_EPILOGUE_BGRADB}};
+
+ek_status ek__cuda_products_warm(const struct ek__cuda_stream *stream, void *memory) {
+  enum { SIDE = 64, BYTES = SIDE * SIDE * sizeof(double) };
+  char *const at = memory;
+  for (size_t i = 0; i < 2 * sizeof kinds / sizeof kinds[0]; i++) {
+    const size_t kind = i / 2;
+    const bool plain = kinds[kind].epilogue == CUBLASLT_EPILOGUE_DEFAULT;
+    if (!plain && i % 2 == 1) continue;
+    const struct ek__matmul_args args = {.c = at,
+                                         .a = at + BYTES,
+                                         .b = at + 2 * BYTES,
+                                         .m = SIDE,
+                                         .n = SIDE,
+                                         .k = SIDE,
+                                         .transpose_a = kinds[kind].transpose_a,
+                                         .transpose_b = kinds[kind].transpose_b,
+                                         .beta = kinds[kind].beta,
+                                         .type = i % 2 == 0 ? EK_F32 : EK_F64};
+    const bool gelu = kinds[kind].epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS ||
+                      kinds[kind].epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD;
+    const struct ek__cuda_product what = {.args = &args,
+                                          .epilogue = kinds[kind].epilogue,
+                                          .vector = plain ? NULL : at + 3 * BYTES,
+                                          .aux = gelu ? at + 4 * BYTES : NULL};
+    bool done = false; /* what there is no algorithm for loads nothing */
+    EK_TRY(ek__cuda_multiply(&done, stream, &what));
+  }
+  return EK_OK;
+}
+
 /* ---- the kernel ---- */
 
 /* c = beta c where there is nothing to multiply. */

@@ -71,20 +71,17 @@ cudaError_t ek__cuda_query(const struct ek__cuda_stream *stream) {
 
 /* Appends what each device of the group is stuck in: the late one is the one to look at. */
 static void describe_streams(char *text, size_t size, const struct ek__cuda_group *group) {
+  static const char *const names[EK__CUDA_STREAMS] = {"compute", "communication", "copy"};
   size_t used = 0;
   for (size_t i = 0; i < group->count && used < size; i++) {
     const struct ek__cuda_device *device = &group->devices[i];
-    const struct ek__cuda_stream *streams = device->streams;
     (void)cudaSetDevice(device->gpu->physical);
-    const bool computes = ek__cuda_query(&streams[EK_STREAM_COMPUTE]) == cudaErrorNotReady;
-    const bool communicates =
-        ek__cuda_query(&streams[EK_STREAM_COMMUNICATION]) == cudaErrorNotReady;
-    if (!computes && !communicates) continue;
-    const int written =
-        snprintf(text + used, size - used, "%s%s's %s%s%s stream", used == 0 ? "" : ", ",
-                 device->name, computes ? "compute" : "", computes && communicates ? " and " : "",
-                 communicates ? "communication" : "");
-    if (written > 0) used += (size_t)written;
+    for (int kind = 0; kind < EK__CUDA_STREAMS && used < size; kind++) {
+      if (ek__cuda_query(&device->streams[kind]) != cudaErrorNotReady) continue;
+      const int written = snprintf(text + used, size - used, "%s%s's %s stream",
+                                   used == 0 ? "" : ", ", device->name, names[kind]);
+      if (written > 0) used += (size_t)written;
+    }
   }
 }
 
@@ -214,5 +211,9 @@ ek_status ek__cuda_check_group(struct ek__cuda_group *group) {
 ek_status ek__cuda_stream_synchronize(ek_stream *stream) {
   const struct ek__cuda_stream *it = ek__cuda_stream_of(stream);
   EK_TRY(ek__cuda_finish(it, "waiting for a stream"));
+  /* What was sent ahead belongs to the compute stream, though it does not wait for it yet. */
+  if (it == &it->device->streams[EK_STREAM_COMPUTE]) {
+    EK_TRY(ek__cuda_finish(&it->device->streams[EK__CUDA_COPIES], "waiting for copies"));
+  }
   return ek__cuda_check_group(it->device->group);
 }

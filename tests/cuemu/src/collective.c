@@ -132,6 +132,9 @@ static ncclResult_t check(ncclComm_t comm, const struct part *part, cudaStream_t
       !good_buffers(comm, part)) {
     return ncclInvalidArgument;
   }
+  const unsigned bit = 1u << part->kind;
+  if (!(comm->used_kinds & bit) && !cuemu_comm_takes(comm)) return ncclUnhandledCudaError;
+  comm->used_kinds |= bit;
   return ncclSuccess;
 }
 

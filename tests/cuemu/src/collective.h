@@ -59,6 +59,8 @@ struct request { /* a collective of one rank, on its way to the stream */
 struct ncclComm {
   struct clique *clique;
   int rank, device, references;
+  unsigned used_kinds; /* a bit for each kind of collective; each costs memory */
+  size_t hidden;       /* what it took on its device */
   bool blocking, aborted, finalizing;
   uint64_t next_number;
   int queued;     /* requests on streams, not yet done */
@@ -75,6 +77,7 @@ bool cuemu_perform(const struct collective *collective, int ranks);
 /* The clique's lock is not held by who calls these. */
 void cuemu_queue_request(struct request *request);
 void cuemu_unreference_comm(struct ncclComm *comm);
+bool cuemu_comm_takes(struct ncclComm *comm); /* cuemu_settings.nccl_bytes more */
 bool cuemu_in_group(void); /* between ncclGroupStart() and ncclGroupEnd() of this thread */
 
 #endif

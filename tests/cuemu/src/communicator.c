@@ -85,6 +85,12 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
   return ncclSuccess;
 }
 
+bool cuemu_comm_takes(struct ncclComm *comm) {
+  if (!cuemu_take_hidden(comm->device, cuemu_settings.nccl_bytes)) return false;
+  comm->hidden += cuemu_settings.nccl_bytes;
+  return true;
+}
+
 /* Adds the rank to its clique; the clique becomes invalid if two ranks share a device. */
 static ncclComm_t join(int ranks, ncclUniqueId id, int rank, int device, bool blocking) {
   uint64_t number;
@@ -93,6 +99,7 @@ static ncclComm_t join(int ranks, ncclUniqueId id, int rank, int device, bool bl
   ncclComm_t comm = cuemu_new(sizeof(*comm));
   *comm = (struct ncclComm){
       .clique = clique, .rank = rank, .device = device, .references = 1, .blocking = blocking};
+  (void)cuemu_comm_takes(comm); /* check_join() has seen that it fits */
   comm->pending_tail = &comm->pending;
   comm->polls = blocking ? 0 : cuemu_settings.nccl_polls;
   pthread_mutex_lock(&clique->mutex);
@@ -118,6 +125,8 @@ static void drop(ncclComm_t comm) {
   pthread_mutex_lock(&clique->mutex);
   if (clique->comm[comm->rank] == comm) clique->comm[comm->rank] = NULL;
   pthread_mutex_unlock(&clique->mutex);
+  cuemu_give_hidden(comm->device, comm->hidden);
+  comm->hidden = 0;
   cuemu_count(&cuemu_devices[comm->device].communicators_alive, -1);
   cuemu_unreference_comm(comm);
 }
@@ -139,6 +148,8 @@ static ncclResult_t wait_for_clique(ncclComm_t *comm) {
 static ncclResult_t check_join(int ranks, int rank, int device) {
   if (ranks < 1 || ranks > MAX_RANKS || rank < 0 || rank >= ranks) return ncclInvalidArgument;
   if (cuemu_enter() != cudaSuccess) return ncclUnhandledCudaError;
+  if (!cuemu_take_hidden(device, cuemu_settings.nccl_bytes)) return ncclUnhandledCudaError;
+  cuemu_give_hidden(device, cuemu_settings.nccl_bytes); /* join() takes it */
   int fault = cuemu_call(device, CUEMU_NCCL);
   return fault ? (ncclResult_t)fault : ncclSuccess;
 }

@@ -11,9 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Of each device's memory: what a real context takes, and a ledger cannot see. */
-#define CONTEXT_BYTES ((size_t)2 << 20)
-
 struct cuemu_settings cuemu_settings;
 struct cuemu_device cuemu_devices[CUEMU_MAX_DEVICES];
 
@@ -65,6 +62,9 @@ static void read_environment(void) {
   cuemu_settings = (struct cuemu_settings){
       .devices = devices > CUEMU_MAX_DEVICES ? CUEMU_MAX_DEVICES : (int)devices,
       .memory = bytes("CUEMU_MEMORY", (size_t)1 << 30),
+      .context_bytes = bytes("CUEMU_CONTEXT", (size_t)2 << 20),
+      .code_bytes = bytes("CUEMU_CODE", 0),
+      .nccl_bytes = bytes("CUEMU_NCCL", 0),
       .driver = (int)number("CUEMU_DRIVER", 13000),
       .peer = number("CUEMU_PEER", 1) != 0,
       .order = (int)number("CUEMU_ORDER", 0),
@@ -163,7 +163,8 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
   if (error != cudaSuccess) return cuemu_result(error);
   size_t total = cuemu_settings.memory;
   cuemu_lock();
-  size_t used = cuemu_devices[current_device].used + CONTEXT_BYTES;
+  const struct cuemu_device *d = &cuemu_devices[current_device];
+  size_t used = d->used + d->hidden + cuemu_settings.context_bytes;
   cuemu_unlock();
   *total_bytes = total;
   *free_bytes = used < total ? total - used : 0;
@@ -282,6 +283,7 @@ cudaError_t cudaDeviceReset(void) { /* streams and events of the caller stay his
   cuemu_drain_device(current_device);
   cuemu_close_default_stream(current_device);
   cuemu_free_device_memory(current_device);
+  cuemu_unload(current_device);
   atomic_store(&sticky[current_device], cudaSuccess);
   (void)cudaGetLastError();
   return cudaSuccess;

@@ -158,6 +158,7 @@ void cuemu_usage(int device, struct cuemu_usage *usage) {
   const struct cuemu_device *d = &cuemu_devices[device];
   *usage = (struct cuemu_usage){.bytes = d->used,
                                 .peak_bytes = d->peak,
+                                .hidden_bytes = d->hidden,
                                 .allocations = d->allocations,
                                 .host_allocations = host_allocations,
                                 .streams = d->streams_alive,

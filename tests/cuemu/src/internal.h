@@ -36,6 +36,7 @@ static inline unsigned cuemu_random(unsigned *state) { /* xorshift; the state is
 
 struct cuemu_device {
   size_t used, peak;
+  size_t hidden; /* hidden.c */
   unsigned long allocations, streams_alive, events_alive, handles_alive, communicators_alive;
   unsigned peers; /* a bit for each device whose access was enabled */
   struct CUstream_st *streams, *default_stream;
@@ -65,6 +66,15 @@ enum cuemu_place { CUEMU_PAGEABLE, CUEMU_PINNED, CUEMU_ON_DEVICE };
 enum cuemu_place cuemu_find(const void *pointer, size_t bytes, int *device, bool *whole);
 unsigned long cuemu_host_allocations(void);
 void cuemu_free_device_memory(int device);
+
+/* ---- hidden.c ---- */
+
+/* False if the device has not so much left. */
+bool cuemu_take_hidden(int device, size_t bytes);
+void cuemu_give_hidden(int device, size_t bytes);
+/* Makes sure that code is on a device; `code` is an address or any other number. */
+bool cuemu_load(int device, const void *code);
+void cuemu_unload(int device);
 
 /* ---- stream.c ---- */
 

@@ -72,7 +72,8 @@ static cudaError_t check(const void *kernel, dim3 grid, dim3 block, size_t share
       grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535) {
     return cudaErrorInvalidConfiguration;
   }
-  return shared_bytes > shared_limit(kernel, device) ? cudaErrorInvalidValue : cudaSuccess;
+  if (shared_bytes > shared_limit(kernel, device)) return cudaErrorInvalidValue;
+  return cuemu_load(device, kernel) ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 
 static cudaError_t run_kernel(cudaStream_t stream, void *argument) {

@@ -1,0 +1,274 @@
+/*
+ * check_cuda_reserve.c - memory of a GPU that the ledger cannot see, on emulated GPUs whose
+ * contexts, code and communicators cost something: what is left alone for it, that training then
+ * never runs out of it, and that what is reported explains what the GPU says, to the byte.
+ */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <evenkeel/communicator.h>
+#include <evenkeel/elementwise.h>
+
+#include "ck_training.h"
+#include "cuda_runtime_api.h"
+#include "cuemu.h"
+
+#define MIB ((uint64_t)1 << 20)
+#define GRANULE (2 * MIB)
+
+/* Odd sizes, so that a rounding in the wrong place shows. */
+enum { CONTEXT = 5000013, CODE = 300007, NCCL = 700001 };
+
+static void set_costs(void) {
+  struct cuemu_settings settings;
+  cuemu_get_settings(&settings);
+  settings.devices = 9;
+  settings.memory = 700 * MIB;
+  settings.context_bytes = CONTEXT;
+  settings.code_bytes = CODE;
+  settings.nccl_bytes = NCCL;
+  cuemu_set_settings(&settings);
+}
+
+/* What the GPU says. */
+static uint64_t free_bytes(int gpu, uint64_t *total) {
+  size_t left = 0, all = 0;
+  ck_assert_int_eq(cudaSetDevice(gpu), cudaSuccess);
+  ck_assert_int_eq(cudaMemGetInfo(&left, &all), cudaSuccess);
+  *total = all;
+  return left;
+}
+
+/* Code and communicators. */
+static uint64_t hidden_bytes(int gpu) {
+  struct cuemu_usage usage;
+  cuemu_usage(gpu, &usage);
+  return usage.hidden_bytes;
+}
+
+static const struct {
+  const char *spec;
+  int gpus;
+  size_t each; /* devices of a GPU */
+  bool nccl;
+} groups[] = {{"cuda:0", 1, 1, false},
+              {"cuda:0x3", 1, 3, false},
+              {"cuda:0-2", 3, 1, true},
+              {"cuda:0x2,1x2", 2, 2, false}};
+enum { GROUPS = sizeof groups / sizeof groups[0] };
+
+static uint64_t arenas_of(const ek_group *group, int number, int gpu) {
+  uint64_t sum = 0;
+  for (size_t k = 0; k < groups[number].each; k++) {
+    ek_memory_usage usage;
+    ck_ok(ek_memory_stats(&usage, ek_group_device(group, (size_t)gpu * groups[number].each + k)));
+    sum += usage.capacity_bytes;
+  }
+  return sum;
+}
+
+/* The parts of a GPU's devices, summed. */
+static ek_memory_outside outside_of(const ek_group *group, int number, int gpu) {
+  ek_memory_outside sum = {0};
+  for (size_t k = 0; k < groups[number].each; k++) {
+    const ek_device *device = ek_group_device(group, (size_t)gpu * groups[number].each + k);
+    ek_memory_outside part;
+    ek_memory_usage usage;
+    ck_ok(ek_memory_measure_outside(&part, device));
+    ck_ok(ek_memory_stats(&usage, device));
+    ck_assert_uint_eq(part.opening_bytes, usage.outside_bytes);
+    sum.opening_bytes += part.opening_bytes;
+    sum.now_bytes += part.now_bytes;
+    sum.reserve_bytes += part.reserve_bytes;
+    sum.free_bytes += part.free_bytes;
+    sum.total_bytes += part.total_bytes;
+  }
+  return sum;
+}
+
+START_TEST(a_default_capacity_leaves_the_reserve) {
+  ek_group *group = ck_open(groups[_i].spec, 0);
+  for (int gpu = 0; gpu < groups[_i].gpus; gpu++) {
+    const ek_memory_outside outside = outside_of(group, _i, gpu);
+    const uint64_t hidden = hidden_bytes(gpu), arenas = arenas_of(group, _i, gpu);
+    uint64_t total = 0;
+    const uint64_t left = free_bytes(gpu, &total);
+    ck_assert_uint_ge(hidden, CODE);
+    ck_assert_uint_eq(outside.reserve_bytes,
+                      (hidden + GRANULE - 1) / GRANULE * GRANULE + groups[_i].each * GRANULE);
+    /* All but the reserve is cut into arenas of whole units; the emulation charges 512 bytes. */
+    ck_assert_uint_ge(left, outside.reserve_bytes - 512);
+    ck_assert_uint_lt(left, outside.reserve_bytes + groups[_i].each * EK_MEMORY_UNIT);
+    ck_assert_uint_eq(outside.free_bytes, left);
+    ck_assert_uint_eq(outside.total_bytes, total);
+    ck_assert_uint_eq(outside.opening_bytes, total - left - arenas);
+    ck_assert_uint_eq(outside.now_bytes, outside.opening_bytes);
+    ck_assert_uint_ge(outside.opening_bytes, CONTEXT + hidden);
+    ck_assert_uint_lt(outside.opening_bytes, CONTEXT + hidden + 512);
+  }
+  ek_group_close(group);
+  ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
+}
+END_TEST
+
+/* With a second communicator, as a second model would open. */
+START_TEST(training_stays_within_the_reserve) {
+  const struct ck_setup setup = ck_setup_mode(ck_workload(_i / GROUPS % 2 == 0 ? "gpt" : "mlp"),
+                                              groups[_i % GROUPS].spec, (ek_mode)(_i / GROUPS / 2));
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 7, 0.2, 5);
+  ek_group *group = ck_open(setup.spec, 0);
+  struct ck_training training;
+  ek_communicator *second = NULL;
+  ck_ok(ck_training_try(&training, &setup, group));
+  ck_ok(ek_communicator_open(&second, group));
+  for (int step = 0; step < 2; step++) ck_ok(ck_training_step(&training, &batch, NULL));
+  ck_ok(ek_group_synchronize(group));
+  for (int gpu = 0; gpu < groups[_i % GROUPS].gpus; gpu++) {
+    const ek_memory_outside outside = outside_of(group, _i % GROUPS, gpu);
+    uint64_t total = 0;
+    const uint64_t left = free_bytes(gpu, &total);
+    ck_assert_uint_gt(left, 0);
+    ck_assert_uint_eq(outside.now_bytes, total - left - arenas_of(group, _i % GROUPS, gpu));
+    /* The kernels of the step were loaded at the opening; the forms of them that were not are the
+     * least part of what was left alone for them. */
+    ck_assert_uint_le(outside.now_bytes - outside.opening_bytes, outside.reserve_bytes / 2);
+  }
+  ek_communicator_close(second);
+  ck_training_close(&training);
+  ek_group_close(group);
+  ck_batch_free(&batch);
+  ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
+}
+END_TEST
+
+START_TEST(a_communicator_that_is_open_already_is_taken) {
+  ek_group *group = ck_open("cuda:0-1", 0);
+  struct cuemu_usage usage;
+  cuemu_usage(0, &usage);
+  ck_assert_uint_eq(usage.communicators, 1);
+  ek_communicator *first = NULL, *second = NULL;
+  ck_ok(ek_communicator_open(&first, group));
+  cuemu_usage(0, &usage);
+  ck_assert_uint_eq(usage.communicators, 1);
+  ck_ok(ek_communicator_open(&second, group));
+  cuemu_usage(0, &usage);
+  ck_assert_uint_eq(usage.communicators, 2);
+  ek_communicator_close(first);
+  ek_communicator_close(second);
+  ek_group_close(group);
+  ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
+}
+END_TEST
+
+/* A cap is not made smaller by a reserve: it may take the last byte. */
+START_TEST(a_cap_may_take_all_there_is) {
+  char spec[64];
+  uint64_t total = 0;
+  ek_group *group = ck_open("cuda:0@64MiB", 0);
+  const uint64_t most = 64 * MIB + free_bytes(0, &total) / 512 * 512;
+  ck_assert_uint_eq(outside_of(group, 0, 0).reserve_bytes, 0);
+  ek_group_close(group);
+  (void)snprintf(spec, sizeof spec, "cuda:0@%" PRIu64, most);
+  group = ck_open(spec, 0);
+  ck_assert_uint_lt(free_bytes(0, &total), 512);
+  ek_group_close(group);
+  (void)snprintf(spec, sizeof spec, "cuda:0@%" PRIu64, most + 512);
+  ck_fails(ek_group_open(&group, spec, NULL), EK_ERR_OUT_OF_MEMORY, "cuda:0");
+  ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
+}
+END_TEST
+
+/* A GPU that has failed is reset, and has lost its code: the next group measures again. */
+START_TEST(a_gpu_that_was_reset_loads_again) {
+  ek_group *group = ck_open("cuda:8", 0);
+  const uint64_t hidden = hidden_bytes(8);
+  ek_memory_outside before, after;
+  ck_ok(ek_memory_measure_outside(&before, ek_group_device(group, 0)));
+  cuemu_fail(8, CUEMU_KERNEL, 1, 0);
+  const double number[] = {1};
+  ek_tensor x = ck_upload(ek_group_device(group, 0), EK_F32, number, CK_SHAPE(1));
+  const ek_status status =
+      ek_op_fill(ek_device_stream(ek_group_device(group, 0), EK_STREAM_COMPUTE), &x, 2);
+  ck_assert(status != EK_OK || ek_group_synchronize(group) != EK_OK);
+  ck_fails(ek_memory_measure_outside(&after, ek_group_device(group, 0)), EK_ERR_UNAVAILABLE,
+           "cuda:8");
+  ek_tensor_free(&x);
+  ek_group_close(group);
+  ck_assert_uint_eq(hidden_bytes(8), 0);
+  cuemu_reset();
+  group = ck_open("cuda:8", 0);
+  ck_assert_uint_eq(hidden_bytes(8), hidden);
+  ck_ok(ek_memory_measure_outside(&after, ek_group_device(group, 0)));
+  ck_assert_uint_eq(after.reserve_bytes, before.reserve_bytes);
+  ek_group_close(group);
+}
+END_TEST
+
+/* ---- what can fail while a GPU loads ---- */
+
+static const struct {
+  enum cuemu_kind kind;
+  const char *spec; /* a GPU that no other test opens: nothing is loaded yet */
+  int gpu;
+} kinds[] = {{CUEMU_MEMORY, "cuda:3@40MiB", 3}, {CUEMU_COPY, "cuda:4@40MiB", 4},
+             {CUEMU_LAUNCH, "cuda:5@40MiB", 5}, {CUEMU_KERNEL, "cuda:6@40MiB", 6},
+             {CUEMU_BLAS, "cuda:7@40MiB", 7},   {CUEMU_NCCL, "cuda:0-1@40MiB", 1}};
+
+START_TEST(loading_fails) {
+  unsigned long n = 1;
+  for (;; n++) {
+    ek_group *group = NULL;
+    ek_group_options options = EK_GROUP_OPTIONS_INIT;
+    options.time_limit = 5;
+    cuemu_reset();
+    cuemu_fail(kinds[_i].gpu, kinds[_i].kind, n, 0);
+    ek_error_clear();
+    const ek_status status = ek_group_open(&group, kinds[_i].spec, &options);
+    if (status == EK_OK) {
+      ek_group_close(group);
+      break;
+    }
+    ck_assert_msg(ck_contains(ek_error_message(), "cuda:"), "%s", ek_error_message());
+    char text[512] = "";
+    ck_assert_msg(cuemu_leaks(text, sizeof text) == 0, "call %lu: %s", n, text);
+    ck_assert_uint_lt(n, 1000);
+  }
+  ck_assert_uint_gt(n, 1);
+  cuemu_reset();
+}
+END_TEST
+
+/* Too little for the code, or for the communicator. */
+START_TEST(no_room_to_load) {
+  struct cuemu_settings settings, small;
+  ek_group *group = NULL;
+  cuemu_get_settings(&settings);
+  small = settings;
+  small.memory = hidden_bytes(0) + CONTEXT + 36 * MIB + 1000 * 1000;
+  cuemu_set_settings(&small);
+  ck_fails(ek_group_open(&group, "cuda:0-1", NULL), EK_ERR_UNAVAILABLE, "NCCL");
+  ck_fails(ek_group_open(&group, "cuda:2x2", NULL), EK_ERR_OUT_OF_MEMORY, "cuda:2");
+  ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
+  cuemu_set_settings(&settings);
+  group = ck_open("cuda:0-2", 0);
+  ek_group_close(group);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  set_costs();
+  Suite *suite = suite_create("cuda reserve");
+  TCase *reserve = ck_case(suite, "reserve");
+  tcase_add_loop_test(reserve, a_default_capacity_leaves_the_reserve, 0, GROUPS);
+  tcase_add_loop_test(reserve, training_stays_within_the_reserve, 0, GROUPS * 2 * CK_MODES);
+  tcase_add_test(reserve, a_communicator_that_is_open_already_is_taken);
+  tcase_add_test(reserve, a_cap_may_take_all_there_is);
+  tcase_add_test(reserve, a_gpu_that_was_reset_loads_again);
+  TCase *failures = ck_case(suite, "failures");
+  tcase_add_loop_test(failures, loading_fails, 0, (int)(sizeof kinds / sizeof kinds[0]));
+  tcase_add_test(failures, no_room_to_load);
+  return suite;
+}
+
+CK_MAIN(make_suite)

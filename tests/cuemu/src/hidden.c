@@ -1,0 +1,72 @@
+/*
+ * hidden.c - device memory that no allocation accounts for: contexts, code, communicators.
+ *
+ * A context is there from the beginning. Code is loaded when it is first used and stays until the
+ * device is reset: each kernel, and each kind of product, costs cuemu_settings.code_bytes once. A
+ * communicator takes cuemu_settings.nccl_bytes when it joins, and as much again for each kind of
+ * collective that it is used for, until it ends.
+ */
+#include "internal.h"
+
+#include <stdlib.h>
+
+struct loaded { /* few; lives until the device is reset */
+  struct loaded *next;
+  const void *code;
+  int device;
+};
+
+static struct loaded *loaded;
+
+/* The lock is held. */
+static bool take(int device, size_t bytes) {
+  struct cuemu_device *d = &cuemu_devices[device];
+  const size_t used = cuemu_settings.context_bytes + d->used + d->hidden;
+  if (used > cuemu_settings.memory || bytes > cuemu_settings.memory - used) return false;
+  d->hidden += bytes;
+  return true;
+}
+
+bool cuemu_take_hidden(int device, size_t bytes) {
+  cuemu_lock();
+  const bool fits = take(device, bytes);
+  cuemu_unlock();
+  return fits;
+}
+
+void cuemu_give_hidden(int device, size_t bytes) {
+  cuemu_lock();
+  cuemu_devices[device].hidden -= bytes;
+  cuemu_unlock();
+}
+
+bool cuemu_load(int device, const void *code) {
+  if (!cuemu_settings.code_bytes) return true;
+  cuemu_lock();
+  struct loaded *l = loaded;
+  while (l && (l->device != device || l->code != code)) l = l->next;
+  const bool fits = l || take(device, cuemu_settings.code_bytes);
+  if (!l && fits) {
+    l = cuemu_new(sizeof(*l));
+    *l = (struct loaded){loaded, code, device};
+    loaded = l;
+  }
+  cuemu_unlock();
+  return fits;
+}
+
+void cuemu_unload(int device) {
+  cuemu_lock();
+  struct loaded **link = &loaded;
+  while (*link) {
+    struct loaded *l = *link;
+    if (l->device != device) {
+      link = &l->next;
+      continue;
+    }
+    *link = l->next;
+    cuemu_devices[device].hidden -= cuemu_settings.code_bytes;
+    free(l);
+  }
+  cuemu_unlock();
+}

@@ -1,0 +1,297 @@
+/*
+ * check_prefetch.c - training whose next batch is sent ahead is the training that scatters inside
+ * forward, bit for bit, in every placement; and shards that do not fit are refused without harm.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "ck_training.h"
+
+enum { STEPS = 3, SAMPLES = 11 };
+
+/* A batch on its devices. */
+struct sent {
+  ek_shards inputs[CK_BATCH_TENSORS], targets[CK_BATCH_TENSORS];
+};
+
+static void forget(struct sent *sent) {
+  for (size_t i = 0; i < CK_BATCH_TENSORS; i++) {
+    ek_shards_free(&sent->inputs[i]);
+    ek_shards_free(&sent->targets[i]);
+  }
+}
+
+/* Where the outputs will be: with the inputs, or in mode gather all on one device. */
+static ek_status send_targets(struct sent *sent, const struct ck_training *training,
+                              const struct ck_batch *batch, const ek_shards *lead,
+                              const ek_scatter_options *options) {
+  for (size_t i = 0; i < batch->targets; i++) {
+    if (training->setup.options.outputs == EK_OUTPUTS_STAY) {
+      EK_TRY(ek_scatter_like(&sent->targets[i], lead, &batch->target[i], EK_MEMORY_INPUTS));
+      continue;
+    }
+    int64_t sizes[EK_MAX_DEVICES] = {0};
+    sizes[training->setup.options.output_device] = batch->target[i].shape[0];
+    ek_scatter_options all = *options;
+    all.kind = EK_SCATTER_SIZES;
+    all.sizes = sizes;
+    EK_TRY(
+        ek_scatter(&sent->targets[i], training->group, &batch->target[i], EK_MEMORY_INPUTS, &all));
+  }
+  return EK_OK;
+}
+
+static ek_status send_batch(struct sent *sent, const struct ck_training *training,
+                            const struct ck_batch *batch, bool ahead) {
+  ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
+  options.ahead = ahead;
+  const ek_shards *lead = NULL;
+  memset(sent, 0, sizeof *sent);
+  for (size_t i = 0; i < batch->inputs; i++) {
+    if ((batch->broadcast >> i & 1) != 0) {
+      EK_TRY(ek_scatter_broadcast(&sent->inputs[i], training->group, &batch->input[i],
+                                  EK_MEMORY_INPUTS));
+    } else {
+      EK_TRY(ek_scatter(&sent->inputs[i], training->group, &batch->input[i], EK_MEMORY_INPUTS,
+                        &options));
+      lead = &sent->inputs[i];
+    }
+  }
+  return send_targets(sent, training, batch, lead, &options);
+}
+
+static ek_status step_of(struct ck_training *training, struct sent *sent,
+                         const struct ck_batch *batch, ek_step_result *result) {
+  ek_shards outputs[CK_BATCH_TENSORS] = {{0}};
+  const size_t count = training->module->outputs;
+  ek_status status = ek_data_parallel_model_forward_shards(training->model, outputs, sent->inputs,
+                                                           batch->inputs, NULL);
+  if (status == EK_OK) {
+    status = ek_data_parallel_criterion_forward_shards(training->loss, outputs, count,
+                                                       sent->targets, batch->targets);
+  }
+  forget(sent); /* what is still needed is held */
+  if (status == EK_OK) {
+    status = ek_data_parallel_criterion_backward(training->loss, training->model, NULL);
+  }
+  for (size_t i = 0; i < count; i++) ek_shards_free(&outputs[i]);
+  if (status != EK_OK) return status;
+  return ek_data_parallel_optimizer_step(training->optimizer, result);
+}
+
+static struct ck_setup setup_of(int number) {
+  const struct ck_workload *workload = &ck_workloads[number / CK_PLACEMENTS];
+  struct ck_setup setup = ck_setup_mode(workload, test_devices("cpu:3"), EK_MODE_BALANCED);
+  ck_setup_place(&setup, number % CK_PLACEMENTS);
+  setup.optimizer = ck_clipped_adamw;
+  return setup;
+}
+
+static struct ck_batch batch_of(const struct ck_setup *setup, int step) {
+  /* The last batch has fewer samples than there are devices. */
+  return ck_batch_make(setup->workload, EK_F32, step == STEPS - 1 ? 2 : SAMPLES, 0.2,
+                       (uint64_t)(90 + step));
+}
+
+START_TEST(the_same_training) {
+  const struct ck_setup setup = setup_of(_i);
+  struct ck_training plain, early;
+  ck_training_open(&plain, &setup);
+  ck_ok(ck_training_try(&early, &setup, plain.group));
+  ek_step_result want[STEPS], got[STEPS];
+  struct ck_batch batch[STEPS];
+  for (int step = 0; step < STEPS; step++) {
+    batch[step] = batch_of(&setup, step);
+    ck_ok(ck_training_step(&plain, &batch[step], &want[step]));
+  }
+  struct sent now, next;
+  ck_ok(send_batch(&now, &early, &batch[0], true));
+  for (int step = 0; step < STEPS; step++) {
+    memset(&next, 0, sizeof next);
+    if (step + 1 < STEPS) ck_ok(send_batch(&next, &early, &batch[step + 1], step % 2 == 0));
+    ck_ok(step_of(&early, &now, &batch[step], &got[step]));
+    now = next;
+  }
+  for (int step = 0; step < STEPS; step++) {
+    ck_same_bits("loss", &got[step].loss, &want[step].loss, 1);
+    ck_same_bits("weight", &got[step].weight, &want[step].weight, 1);
+    ck_batch_free(&batch[step]);
+  }
+  int64_t count = 0;
+  double *a = ck_training_read(&plain, CK_VALUES, &count);
+  double *b = ck_training_read(&early, CK_VALUES, &count);
+  ck_same_bits("parameter", b, a, count);
+  free(a);
+  free(b);
+  ek_data_parallel_optimizer_free(early.optimizer);
+  ek_optimizer_free(early.rule);
+  ek_data_parallel_criterion_free(early.loss);
+  ek_criterion_free(early.criterion);
+  ek_data_parallel_model_free(early.model);
+  ek_module_free(early.module);
+  ck_training_close(&plain);
+}
+END_TEST
+
+/* A plan has the peak of the real thing, with two batches at a time, too. */
+START_TEST(plan_has_the_same_peak) {
+  struct ck_setup setup = setup_of(_i);
+  ek_memory_usage usage[2];
+  for (int planned = 0; planned < 2; planned++) {
+    struct ck_training training;
+    if (planned == 1) setup.spec = "plan:3";
+    ck_training_open(&training, &setup);
+    struct ck_batch batch = batch_of(&setup, 0);
+    struct sent now, next;
+    ck_ok(send_batch(&now, &training, &batch, true));
+    for (int step = 0; step < 2; step++) {
+      ck_ok(send_batch(&next, &training, &batch, true));
+      ck_ok(step_of(&training, &now, &batch, NULL));
+      now = next;
+    }
+    forget(&now);
+    ck_ok(ek_memory_stats(&usage[planned], ek_group_device(training.group, 0)));
+    ck_batch_free(&batch);
+    ck_training_close(&training);
+  }
+  ck_assert_uint_eq(usage[0].peak_bytes, usage[1].peak_bytes);
+}
+END_TEST
+
+/* ---- what does not fit ---- */
+
+START_TEST(wrong_inputs_are_refused) {
+  const struct ck_setup setup =
+      ck_setup_mode(ck_workload("mixer"), test_devices("cpu:3"), EK_MODE_REPLICATED);
+  struct ck_training training;
+  ck_training_open(&training, &setup);
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 5);
+  struct sent sent;
+  ck_ok(send_batch(&sent, &training, &batch, true));
+  ek_data_parallel_model *model = training.model;
+  ek_shards outputs[CK_BATCH_TENSORS] = {{0}}, inputs[2] = {sent.inputs[0], sent.inputs[1]};
+  ek_scatter_options cut = EK_SCATTER_OPTIONS_INIT;
+  ek_forward_options options = EK_FORWARD_OPTIONS_INIT;
+#define REFUSED(wanted, text)                                                                      \
+  ck_fails(ek_data_parallel_model_forward_shards(model, outputs, inputs, 2, &options), wanted, text)
+  options.scatter = &cut;
+  REFUSED(EK_ERR_INVALID_ARGUMENT, "cut already");
+  options = (ek_forward_options)EK_FORWARD_OPTIONS_INIT;
+  options.size--;
+  REFUSED(EK_ERR_INVALID_ARGUMENT, "EK_FORWARD_OPTIONS_INIT");
+  options.size++;
+  ck_fails(ek_data_parallel_model_forward_shards(NULL, outputs, inputs, 2, NULL),
+           EK_ERR_INVALID_ARGUMENT, "NULL");
+  ck_fails(ek_data_parallel_model_forward_shards(model, outputs, NULL, 2, NULL),
+           EK_ERR_INVALID_ARGUMENT, "NULL");
+  ck_fails(ek_data_parallel_model_forward_shards(model, outputs, inputs, 1, NULL),
+           EK_ERR_INVALID_ARGUMENT, "takes 2 inputs");
+  inputs[1].group = NULL;
+  REFUSED(EK_ERR_DEVICE, "input number 1");
+  inputs[1] = sent.inputs[1];
+  inputs[1].broadcast = true;
+  REFUSED(EK_ERR_INVALID_ARGUMENT, "is broadcast");
+  inputs[1] = sent.inputs[1];
+  inputs[1].parts[0] = sent.inputs[1].parts[1];
+  REFUSED(EK_ERR_DEVICE, "part number 0 of input number 1");
+  inputs[1] = sent.inputs[1];
+  inputs[1].offsets[1]--;
+  REFUSED(EK_ERR_SHAPE, "rows of the cut");
+  inputs[1] = sent.inputs[1];
+  inputs[1].samples[1]--;
+  REFUSED(EK_ERR_SHAPE, "cut differently");
+  inputs[1] = sent.inputs[1];
+  /* Nothing was lost by all this. */
+  ck_ok(ek_data_parallel_model_forward_shards(model, outputs, inputs, 2, &options));
+  for (size_t i = 0; i < CK_BATCH_TENSORS; i++) ek_shards_free(&outputs[i]);
+  ck_ok(ek_data_parallel_model_discard(model));
+  forget(&sent);
+  ck_batch_free(&batch);
+  ck_training_close(&training);
+#undef REFUSED
+}
+END_TEST
+
+START_TEST(wrong_targets_are_refused) {
+  const struct ck_setup setup =
+      ck_setup_mode(ck_workload("gpt"), test_devices("cpu:3"), EK_MODE_REPLICATED);
+  struct ck_training training;
+  ck_training_open(&training, &setup);
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 5);
+  struct sent sent;
+  ck_ok(send_batch(&sent, &training, &batch, true));
+  ek_shards outputs = {0}, target = sent.targets[0];
+  ck_ok(ek_data_parallel_model_forward_shards(training.model, &outputs, sent.inputs, 1, NULL));
+#define REFUSED(wanted, text)                                                                      \
+  ck_fails(ek_data_parallel_criterion_forward_shards(training.loss, &outputs, 1, &target, 1),      \
+           wanted, text)
+  ck_fails(ek_data_parallel_criterion_forward_shards(training.loss, &outputs, 1, NULL, 1),
+           EK_ERR_INVALID_ARGUMENT, "NULL");
+  ck_fails(ek_data_parallel_criterion_forward_shards(training.loss, &outputs, 1, &target, 2),
+           EK_ERR_INVALID_ARGUMENT, "targets");
+  target.group = NULL;
+  REFUSED(EK_ERR_DEVICE, "target number 0");
+  target = sent.targets[0];
+  target.broadcast = true;
+  REFUSED(EK_ERR_SHAPE, "cut at the samples");
+  target = sent.targets[0];
+  target.offsets[1]++;
+  REFUSED(EK_ERR_SHAPE, "cut at the samples");
+  target = sent.targets[0];
+  target.parts[1] = sent.targets[0].parts[0];
+  REFUSED(EK_ERR_SHAPE, "part number 1 of target number 0");
+  target = sent.targets[0];
+  ck_ok(ek_data_parallel_criterion_forward_shards(training.loss, &outputs, 1, &target, 1));
+  forget(&sent);
+  ck_ok(ek_data_parallel_criterion_backward(training.loss, training.model, NULL));
+  ek_shards_free(&outputs);
+  ck_batch_free(&batch);
+  ck_training_close(&training);
+#undef REFUSED
+}
+END_TEST
+
+/* Memory that runs out at any allocation of a step leaves the shards whole and the step to be
+ * taken again. Steps of emulated GPUs are slow: every ninth there. */
+START_TEST(out_of_memory_at_every_allocation) {
+  struct ck_setup setup = setup_of(CK_PLACEMENTS + _i);
+  struct ck_training training;
+  ck_training_open(&training, &setup);
+  struct ck_batch batch = batch_of(&setup, 0);
+  ek_device *device = ek_group_device(training.group, 0);
+  const uint64_t stride = strcmp(ek_device_backend(device), "cuda") == 0 ? 9 : 1;
+  for (uint64_t n = 1;; n += stride) {
+    struct sent sent;
+    ck_assert_uint_lt(n, 10000);
+    ck_ok(ek_memory_fail_at(device, n));
+    ek_status status = send_batch(&sent, &training, &batch, n % 2 == 0);
+    if (status == EK_OK) status = step_of(&training, &sent, &batch, NULL);
+    forget(&sent);
+    if (status == EK_OK) break;
+    ck_assert_int_eq(status, EK_ERR_OUT_OF_MEMORY);
+    ck_ok(send_batch(&sent, &training, &batch, n % 2 == 0));
+    ck_ok(step_of(&training, &sent, &batch, NULL));
+  }
+  ck_ok(ek_memory_fail_at(device, 0));
+  ck_batch_free(&batch);
+  ck_training_close(&training);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("prefetch");
+  TCase *same = ck_case(suite, "same");
+  /* The programs' own modules compute on the host, in memory that must be the host's. */
+  const bool on_host = strncmp(test_devices("cpu:3"), "cpu", 3) == 0;
+  tcase_add_loop_test(same, the_same_training, 0, (on_host ? CK_WORKLOADS : 2) * CK_PLACEMENTS);
+  if (on_host) {
+    tcase_add_loop_test(same, plan_has_the_same_peak, 0, CK_WORKLOADS * CK_PLACEMENTS);
+  }
+  TCase *wrong = ck_case(suite, "wrong");
+  tcase_add_test(wrong, wrong_inputs_are_refused);
+  tcase_add_test(wrong, wrong_targets_are_refused);
+  tcase_add_loop_test(wrong, out_of_memory_at_every_allocation, 0, CK_PLACEMENTS);
+  return suite;
+}
+
+CK_MAIN(make_suite)
