@@ -29,14 +29,17 @@ struct shared_limit { /* set by cudaFuncSetAttribute(); never freed, there are f
 
 static struct shared_limit *limits;
 
+/* Called with the lock held; NULL if nothing was set. */
+static struct shared_limit *find_limit(const void *kernel, int device) {
+  struct shared_limit *l = limits;
+  while (l && (l->kernel != kernel || l->device != device)) l = l->next;
+  return l;
+}
+
 static size_t shared_limit(const void *kernel, int device) {
-  size_t bytes = SHARED_DEFAULT;
   cuemu_lock();
-  for (const struct shared_limit *l = limits; l; l = l->next) {
-    if (l->kernel != kernel || l->device != device) continue;
-    bytes = l->bytes > bytes ? l->bytes : bytes;
-    break;
-  }
+  const struct shared_limit *limit = find_limit(kernel, device);
+  const size_t bytes = limit && limit->bytes > SHARED_DEFAULT ? limit->bytes : SHARED_DEFAULT;
   cuemu_unlock();
   return bytes;
 }
@@ -50,10 +53,15 @@ cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute attr
       (size_t)value > SHARED_LIMIT) {
     return cuemu_result(cudaErrorInvalidValue);
   }
-  struct shared_limit *limit = cuemu_new(sizeof(*limit));
-  cuemu_lock(); /* the newest is found first */
-  *limit = (struct shared_limit){limits, kernel, cuemu_current_device(), (size_t)value};
-  limits = limit;
+  const int device = cuemu_current_device();
+  cuemu_lock();
+  struct shared_limit *limit = find_limit(kernel, device);
+  if (!limit) {
+    limit = cuemu_new(sizeof(*limit));
+    *limit = (struct shared_limit){limits, kernel, device, 0};
+    limits = limit;
+  }
+  limit->bytes = (size_t)value;
   cuemu_unlock();
   return cudaSuccess;
 }
