@@ -518,7 +518,7 @@ START_TEST(outside_is_measured) {
     memset(&outside, 0xFF, sizeof outside);
     ck_ok(ek_memory_measure_outside(&outside, device));
     ck_assert_uint_eq(outside.opening_bytes, usage.outside_bytes);
-    capacities += usage.capacity_bytes;
+    capacities += usage.capacity_bytes + own_bytes(device);
     now += outside.now_bytes;
     left += outside.free_bytes;
     total += outside.total_bytes;

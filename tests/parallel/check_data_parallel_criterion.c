@@ -34,6 +34,7 @@ static double *read_gradients(struct ck_training *t) {
 
 /* A sum is the mean times the weight, and its gradient is too. */
 START_TEST(a_sum_is_not_divided) {
+  if (!ck_part(_i)) return;
   struct ck_setup setup = setup_of(_i, EK_F64, "cpu:3"), alone = setup_of(_i, EK_F64, "cpu:1");
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F64, SAMPLES, 0.3, 1);
   struct ck_training one, many;
@@ -79,6 +80,7 @@ static void drop(struct forwarded *f, const struct ck_training *t) {
 
 /* Single losses, gathered, are the loss of `sum`; factors of 2 double the gradient. */
 START_TEST(single_losses_and_factors) {
+  if (!ck_part(_i)) return;
   struct ck_setup setup = setup_of(_i, EK_F64, "cpu:3");
   const int64_t rows = _i / CK_PLACEMENTS == 1 ? SAMPLES * 5 : SAMPLES;
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F64, SAMPLES, 0.3, 2);
@@ -131,6 +133,7 @@ END_TEST
 
 /* With keep_outputs they survive; without, they hold the gradient. Both give the same gradients. */
 START_TEST(outputs_are_kept_or_not) {
+  if (!ck_part(_i)) return;
   double *gradients[2];
   int64_t count = 0;
   struct ck_training t;
@@ -203,6 +206,7 @@ static double *read_part(const struct forwarded *f, int64_t *size) {
  * the workloads of several terms do not.
  */
 START_TEST(the_gradient_in_forward) {
+  if (!ck_part(_i)) return;
   double *gradients[2], losses[2][2];
   int64_t count = 0;
   struct ck_training t;
@@ -230,6 +234,7 @@ END_TEST
 
 /* Overwritten by forward where a backward is to follow, and by one only; not in evaluation. */
 START_TEST(when_forward_overwrites) {
+  if (!ck_part(_i)) return;
   struct ck_setup setup = setup_of(_i, EK_F32, "cpu:3");
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.3, 9);
   const bool writes = setup.workload->ignores; /* cross-entropy */
@@ -266,6 +271,7 @@ END_TEST
 /* Whatever allocation of a step fails, the parameters are those of before, and the next goes well.
  */
 START_TEST(a_failure_with_the_gradient_in_forward) {
+  if (!ck_part(_i)) return;
   struct ck_setup setup = setup_of(_i, EK_F32, "cpu:3");
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.3, 10);
   struct ck_training t;
@@ -298,6 +304,7 @@ END_TEST
 
 /* The totals are the same on every device, and are what the loss is made of. */
 START_TEST(totals_are_everywhere) {
+  if (!ck_part(_i)) return;
   const struct ck_setup setup = setup_of(_i, EK_F32, "cpu:3");
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.3, 5);
   struct ck_training t;
@@ -352,6 +359,7 @@ END_TEST
 
 /* Mean and sum in one step: refused, and what the mean had added is kept. */
 START_TEST(mean_and_sum_do_not_mix) {
+  if (!ck_part(_i)) return;
   const struct ck_setup setup = setup_of(_i, EK_F32, "cpu:3");
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 7);
   struct ck_training t;

@@ -22,6 +22,15 @@ int ck_run(Suite *suite) {
   return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
+bool ck_part(int number) {
+  const char *text = getenv("EVENKEEL_TEST_PART");
+  int part = 0, parts = 1;
+  if (text != NULL && (sscanf(text, "%d/%d", &part, &parts) != 2 || part >= parts || part < 0)) {
+    ck_abort_msg("EVENKEEL_TEST_PART is \"%s\", expected such as \"1/3\"", text);
+  }
+  return number % parts == part;
+}
+
 TCase *ck_case(Suite *suite, const char *name) {
   TCase *tcase = tcase_create(name);
   suite_add_tcase(suite, tcase);

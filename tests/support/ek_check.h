@@ -16,6 +16,7 @@
  * Environment:
  *   EVENKEEL_TEST_SEED     the seed of all generators; it is printed when a program starts
  *   EVENKEEL_TEST_DEVICES  the device string to test with instead of the default
+ *   EVENKEEL_TEST_PART     "1/3": of long loops every third case, beginning with number 1
  */
 #ifndef EK_CHECK_H
 #define EK_CHECK_H
@@ -35,6 +36,9 @@
 
 /* Runs a suite in this process (no fork: threads and sanitizers) and returns the exit code. */
 int ck_run(Suite *suite);
+
+/* Whether case `number` of a long loop is in the part that EVENKEEL_TEST_PART asks for. */
+bool ck_part(int number);
 
 /* A new test case of the suite. */
 TCase *ck_case(Suite *suite, const char *name);

@@ -89,7 +89,7 @@ START_TEST(the_process_holds_what_the_ledger_says) {
   static struct run run;
   run.rows = 1024 * MIB / (DEVICES * TENSORS) / 4;
   const int64_t before = resident();
-  ek_group *group = ck_open("cpu:2@600MiB", 1);
+  ek_group *group = ck_open_exactly("cpu:2@600MiB", 1);
   agree("opened", resident() - before, 0, 1024 * MIB); /* a capacity costs nothing */
   ck_ok(ek_group_apply(group, fill_all, &run));
   const int64_t ledger = on_ledgers(group);

@@ -102,6 +102,7 @@ static void train(double *losses, int order) {
 START_TEST(all_modes_learn_the_same) {
   static double losses[ORDERS][STEPS];
   for (int order = ORDERS; order-- > 0;) {
+    if (order < ORDERS - 1 && !ck_part(order)) continue;
     train(losses[order], order);
     for (int step = 0; step < STEPS; step++) {
       const double got = losses[order][step], want = losses[ORDERS - 1][step];
@@ -109,7 +110,7 @@ START_TEST(all_modes_learn_the_same) {
                     order, step, got, want);
     }
   }
-  const double first = losses[0][0], last = losses[0][STEPS - 1];
+  const double first = losses[ORDERS - 1][0], last = losses[ORDERS - 1][STEPS - 1];
   printf("loss %.3f -> %.3f in %d steps\n", first, last, STEPS);
   ck_assert_double_eq_tol(first, log(VOCABULARY), 0.3); /* nothing known: uniform */
   ck_assert_double_lt(last, STEPS >= 48 ? 0.5 * first : 0.8 * first);
