@@ -2,6 +2,7 @@
  * check_embedding.c - rows of a learned table by index, plus a learned position.
  */
 #include <math.h>
+#include <string.h>
 
 #include <evenkeel/embedding.h>
 
