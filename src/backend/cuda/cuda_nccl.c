@@ -25,7 +25,7 @@ struct ek__cuda_clique {
   struct ek__cuda_clique *next; /* of the group */
   struct ek__cuda_group *group;
   ncclComm_t communicators[EK_MAX_DEVICES];
-  uint64_t queued[EK_MAX_DEVICES]; /* collectives; each belongs to its rank's worker */
+  _Atomic uint64_t queued[EK_MAX_DEVICES]; /* collectives; each is written by its rank's worker */
   atomic_bool aborted;
   atomic_bool failed; /* a call of a rank failed: who knows what it queued */
   bool broken;        /* the last renewal failed */
@@ -46,6 +46,26 @@ static ek_status report(const struct ek__cuda_clique *clique, size_t rank, ncclR
                                   more == NULL ? "" : more);
 }
 
+/* Appends the ranks that have queued less than this one. */
+static void name_late(char *text, size_t size, const struct ek__cuda_clique *clique, size_t rank) {
+  size_t used = 0;
+  const uint64_t own = atomic_load(&clique->queued[rank]);
+  for (size_t i = 0; i < clique->group->count && used < size; i++) {
+    if (atomic_load(&clique->queued[i]) >= own) continue;
+    const int written = snprintf(text + used, size - used, "%s%s", used == 0 ? ": late is " : ", ",
+                                 device_of(clique, i)->name);
+    if (written > 0) used += (size_t)written;
+  }
+}
+
+static ek_status too_long(const struct ek__cuda_clique *clique, size_t rank, const char *call) {
+  char late[256] = "";
+  name_late(late, sizeof late, clique, rank);
+  return ek__cuda_host->error_set(
+      EK_ERR_UNAVAILABLE, "%s: %s: NCCL: not over after %g seconds: a peer has not come%s",
+      device_of(clique, rank)->name, call, clique->group->time_limit, late);
+}
+
 /* Waits until a call of this rank is over. */
 static ek_status settle(struct ek__cuda_clique *clique, size_t rank, ncclResult_t result,
                         const char *call) {
@@ -54,11 +74,7 @@ static ek_status settle(struct ek__cuda_clique *clique, size_t rank, ncclResult_
     if (atomic_load(&clique->aborted)) {
       return ek__cuda_host->error_set(EK_ERR_ABORTED, "given up because another device failed");
     }
-    if (ek__cuda_now() - since > clique->group->time_limit) {
-      return ek__cuda_host->error_set(
-          EK_ERR_UNAVAILABLE, "%s: %s: NCCL: not over after %g seconds: a peer has not come",
-          device_of(clique, rank)->name, call, clique->group->time_limit);
-    }
+    if (ek__cuda_now() - since > clique->group->time_limit) return too_long(clique, rank, call);
     ek__cuda_pause(asked);
     const ncclResult_t asking = ncclCommGetAsyncError(clique->communicators[rank], &result);
     if (asking != ncclSuccess) result = asking;
@@ -176,7 +192,7 @@ static ek_status join_all(struct ek__cuda_clique *clique) {
   ncclUniqueId id;
   atomic_store(&clique->aborted, false);
   atomic_store(&clique->failed, false);
-  memset(clique->queued, 0, sizeof clique->queued);
+  for (size_t i = 0; i < clique->group->count; i++) atomic_store(&clique->queued[i], 0);
   const ncclResult_t result = ncclGetUniqueId(&id);
   if (result != ncclSuccess) {
     return ek__cuda_host->error_set(EK_ERR_UNAVAILABLE, "cuda: ncclGetUniqueId: NCCL: %s",
