@@ -37,6 +37,7 @@ static struct ek__layer_norm_args norm_args(const struct kr_array a[6], bool dev
 START_TEST(layer_norm_forward) {
   static const double offsets[] = {0, 100};
   for (int i = 0; i < 2 * NORMS; i++) {
+    if (!ck_part(i)) continue;
     struct kr_rig *rig = kr_open(_i);
     const int64_t rows = norms[i / 2][0], width = norms[i / 2][1], n = rows * width;
     const double offset = offsets[i % 2], sum = (double)width + 20;
@@ -69,6 +70,7 @@ END_TEST
 /* Sums of numbers that halves of the type hold: exact, so that y is the norm of the same x. */
 START_TEST(layer_norm_of_a_sum) {
   for (int i = 0; i < 3 * NORMS; i++) {
+    if (!ck_part(i)) continue;
     struct kr_rig *rig = kr_open(_i);
     const int64_t rows = norms[i / 3][0], width = norms[i / 3][1], n = rows * width;
     struct kr_array a[] = {
@@ -145,6 +147,7 @@ static void check_norm_backward(struct kr_rig *rig, int64_t rows, int64_t width,
 
 START_TEST(layer_norm_backward) {
   for (int i = 0; i < DX_KINDS * NORMS; i++) {
+    if (!ck_part(i)) continue;
     const int64_t *size = norms[i / DX_KINDS];
     struct kr_rig *rig = kr_open(_i);
     check_norm_backward(rig, size[0], size[1], i % DX_KINDS);
@@ -172,6 +175,7 @@ static int32_t *draw_indices(struct kr_rig *rig, int64_t rows, int64_t entries) 
 
 START_TEST(lookup) {
   for (int i = 0; i < 2 * LOOKUPS; i++) {
+    if (!ck_part(i)) continue;
     const int64_t *s = lookups[i / 2], n = s[0] * s[1];
     struct kr_rig *rig = kr_open(_i);
     const int32_t *index = draw_indices(rig, s[0], s[2]);
@@ -199,6 +203,7 @@ END_TEST
 
 START_TEST(lookup_backward) {
   for (int i = 0; i < LOOKUPS; i++) {
+    if (!ck_part(i)) continue;
     const int64_t *s = lookups[i], n = s[0] * s[1];
     struct kr_rig *rig = kr_open(_i);
     const int32_t *index = draw_indices(rig, s[0], s[2]);
@@ -227,6 +232,7 @@ END_TEST
 
 START_TEST(positions_backward) {
   for (int i = 0; i < 2 * LOOKUPS; i++) {
+    if (!ck_part(i)) continue;
     const int64_t *s = lookups[i / 2];
     const int64_t rows = s[0] / s[3] * s[3], n = rows * s[1]; /* period divides the rows */
     struct kr_rig *rig = kr_open(_i);
@@ -348,6 +354,7 @@ static void check_attention(struct kr_rig *rig, const int64_t *s, double range) 
 
 START_TEST(attention) {
   for (int i = 0; i < ATTENDS; i++) {
+    if (!ck_part(i)) continue;
     struct kr_rig *rig = kr_open(_i);
     check_attention(rig, attends[i], 1);
     kr_close(rig);
