@@ -111,6 +111,7 @@ static void one_fault(const struct ck_setup *setup, const char *spec, int gpu, e
 }
 
 static void every_fault(enum cuemu_kind kind, bool hang, int number) {
+  if (!ck_part(number)) return;
   const char *spec = groups[number % GROUPS].spec;
   struct ck_setup setup =
       ck_setup_mode(ck_workload("mlp"), spec, (ek_mode)(number / GROUPS % CK_MODES));
