@@ -56,7 +56,7 @@ static struct counts count(enum operation operation, ek_type type, int64_t rows,
                            bool off, double beta) {
   struct ck_rig *rig = ck_rig_open(SPEC, type, 1);
   const struct counts before = counts_now();
-  ck_ok(call(rig, operation, rows, wide, off, beta));
+  ck_ok(call(rig, (enum operation)operation, rows, wide, off, beta));
   const struct counts after = counts_now();
   ck_rig_close(rig);
   return (struct counts){after.products - before.products, after.launches - before.launches};
@@ -67,7 +67,7 @@ START_TEST(one_call) {
   for (int operation = 0; operation < OPERATIONS; operation++) {
     for (int beta = 0; beta < 2; beta++) {
       const bool adds = beta != 0 && (operation == BACKWARD || operation == GRADIENTS);
-      const struct counts c = count(operation, EK_F32, 5, 16, false, beta);
+      const struct counts c = count((enum operation)operation, EK_F32, 5, 16, false, beta);
       ck_assert_uint_eq(c.products, 1);
       ck_assert_uint_eq(c.launches, adds ? 1 : 0);
     }
@@ -81,13 +81,14 @@ START_TEST(ineligible) {
   for (int operation = 0; operation < OPERATIONS; operation++) {
     const bool has_pre = operation != NO_PRE && operation != GRADIENTS;
     for (int64_t wide = 12; wide < 16; wide++) {
-      const struct counts odd = count(operation, EK_F32, 5, wide, false, 0);
+      const struct counts odd = count((enum operation)operation, EK_F32, 5, wide, false, 0);
       ck_assert_uint_eq(odd.products, 1);
       ck_assert_uint_eq(odd.launches > 0, has_pre);
     }
-    ck_assert_uint_eq(count(operation, EK_F32, 5, 16, true, 0).launches > 0, has_pre);
-    ck_assert_uint_gt(count(operation, EK_F64, 5, 16, false, 0).launches, 0);
-    ck_assert_uint_eq(count(operation, EK_F32, 0, 16, false, 0).products, 0);
+    ck_assert_uint_eq(count((enum operation)operation, EK_F32, 5, 16, true, 0).launches > 0,
+                      has_pre);
+    ck_assert_uint_gt(count((enum operation)operation, EK_F64, 5, 16, false, 0).launches, 0);
+    ck_assert_uint_eq(count((enum operation)operation, EK_F32, 0, 16, false, 0).products, 0);
   }
 }
 END_TEST
@@ -99,7 +100,7 @@ START_TEST(no_algorithm) {
     struct ck_rig *rig = ck_rig_open(SPEC, EK_F32, 1);
     for (int again = 0; again < 3; again++) {
       const struct counts before = counts_now();
-      ck_ok(call(rig, operation, 5, 16, false, 1));
+      ck_ok(call(rig, (enum operation)operation, 5, 16, false, 1));
       ck_assert_uint_eq(counts_now().products - before.products, 1);
       ck_assert_uint_gt(counts_now().launches, before.launches);
     }
