@@ -6,9 +6,23 @@
 #include <evenkeel/criterion.h>
 
 #include "core/alloc.h"
+#include "core/options.h"
 #include "criterion_pass.h"
 
 /* ---- the base ---- */
+
+static ek_status check_ops(const ek_criterion_ops *given) {
+  ek_criterion_ops ops = {.size = sizeof ops};
+  EK_TRY(ek__options_read(&ops, sizeof ops, given, "ek_criterion_ops"));
+  const char *missing = ops.kind == NULL       ? "kind"
+                        : ops.forward == NULL  ? "forward"
+                        : ops.backward == NULL ? "backward"
+                        : ops.free == NULL     ? "free"
+                                               : NULL;
+  if (missing == NULL) return EK_OK;
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: ops.%s is missing",
+                      ops.kind == NULL ? "criterion" : ops.kind, missing);
+}
 
 ek_status ek_criterion_init(ek_criterion *criterion, const ek_criterion_ops *ops, size_t outputs,
                             size_t targets, ek_reduction reduction) {
@@ -16,19 +30,8 @@ ek_status ek_criterion_init(ek_criterion *criterion, const ek_criterion_ops *ops
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "criterion: %s is NULL",
                         criterion == NULL ? "criterion" : "ops");
   }
-  const char *kind = ops->kind == NULL ? "criterion" : ops->kind;
-  if (ops->size < sizeof *ops) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: ops.size is %zu, expected %zu", kind,
-                        ops->size, sizeof *ops);
-  }
-  const char *missing = ops->kind == NULL       ? "kind"
-                        : ops->forward == NULL  ? "forward"
-                        : ops->backward == NULL ? "backward"
-                        : ops->free == NULL     ? "free"
-                                                : NULL;
-  if (missing != NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: ops.%s is missing", kind, missing);
-  }
+  EK_TRY(check_ops(ops));
+  const char *kind = ops->kind;
   if (outputs == 0) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: a criterion looks at one output or more",
                         kind);

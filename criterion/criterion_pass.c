@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/options.h"
 
 /* ---- constants ---- */
 
@@ -63,16 +64,9 @@ static ek_status put_constant(ek_criterion_pass *pass, size_t index) {
 
 /* ---- opening and freeing ---- */
 
-static ek_status check_options(ek_criterion_pass_options *o,
-                               const ek_criterion_pass_options *options) {
-  if (options != NULL) {
-    if (options->size < sizeof(size_t) || options->size > sizeof *o) {
-      return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                          "criterion pass: options.size is %zu, expected %zu", options->size,
-                          sizeof *o);
-    }
-    memcpy(o, options, options->size); /* a shorter struct is an older program's */
-  }
+static ek_status read_options(ek_criterion_pass_options *o,
+                              const ek_criterion_pass_options *options) {
+  EK_TRY(ek__options_read(o, sizeof *o, options, "ek_criterion_pass_options"));
   if (!is_floating(o->type)) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                         "criterion pass: options.type is %s, expected f32 "
@@ -93,7 +87,7 @@ ek_status ek_criterion_pass_open(ek_criterion_pass **pass, ek_device *device,
                         : criterion == NULL ? "criterion"
                                             : "criterion->ops");
   }
-  EK_TRY(check_options(&o, options));
+  EK_TRY(read_options(&o, options));
   if (criterion->constant_count > EK_MAX_CONSTANTS || criterion->terms < 1 ||
       criterion->terms > EK_MAX_TERMS ||
       (criterion->constant_count > 0 && criterion->constants == NULL)) {

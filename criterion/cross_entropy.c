@@ -15,6 +15,7 @@
 #include <evenkeel/losses.h>
 
 #include "core/alloc.h"
+#include "core/options.h"
 
 struct cross_entropy {
   ek_criterion base;
@@ -162,14 +163,7 @@ static ek_status check_weights(const ek_cross_entropy_options *o) {
 
 static ek_status read_options(ek_cross_entropy_options *o,
                               const ek_cross_entropy_options *options) {
-  if (options != NULL) {
-    if (options->size < sizeof(size_t) || options->size > sizeof *o) {
-      return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                          "cross_entropy: options.size is %zu, expected %zu", options->size,
-                          sizeof *o);
-    }
-    memcpy(o, options, options->size); /* a shorter struct is an older program's */
-  }
+  EK_TRY(ek__options_read(o, sizeof *o, options, "ek_cross_entropy_options"));
   if (!(o->label_smoothing >= 0.0 && o->label_smoothing <= 1.0)) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                         "cross_entropy: label_smoothing is %g, expected 0 <= e <= 1",

@@ -16,6 +16,7 @@
 #include <evenkeel/losses.h>
 
 #include "core/alloc.h"
+#include "core/options.h"
 #include "parallel_internal.h"
 
 struct ek_data_parallel_criterion {
@@ -56,10 +57,9 @@ static ek_status open_one(void *context, ek_device *device, size_t index) {
 static ek_status check_open(ek_data_parallel_criterion **parallel,
                             const ek_data_parallel_model *model, const ek_criterion *criterion,
                             const ek_data_parallel_criterion_options *options) {
-  if (parallel == NULL || model == NULL || criterion == NULL || options->size != sizeof *options) {
+  if (parallel == NULL || model == NULL || criterion == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_data_parallel_criterion_open: an argument is NULL, or the options were "
-                        "not initialised with EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT");
+                        "ek_data_parallel_criterion_open: an argument is NULL");
   }
   if (options->keep_outputs && options->gradient_in_forward) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
@@ -77,17 +77,16 @@ static ek_status check_open(ek_data_parallel_criterion **parallel,
 ek_status ek_data_parallel_criterion_open(ek_data_parallel_criterion **parallel,
                                           ek_data_parallel_model *model, ek_criterion *criterion,
                                           const ek_data_parallel_criterion_options *options) {
-  static const ek_data_parallel_criterion_options defaults =
-      EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT;
-  if (options == NULL) options = &defaults;
-  EK_TRY(check_open(parallel, model, criterion, options));
+  ek_data_parallel_criterion_options o = EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT;
+  EK_TRY(ek__options_read(&o, sizeof o, options, "ek_data_parallel_criterion_options"));
+  EK_TRY(check_open(parallel, model, criterion, &o));
   ek_data_parallel_criterion *self = ek__calloc(1, sizeof *self);
   if (self == NULL) {
     return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a data-parallel criterion");
   }
   self->model = model;
   self->criterion = ek_criterion_share(criterion);
-  self->options = *options;
+  self->options = o;
   self->count = model->count;
   for (size_t i = 0; i < criterion->terms; i++) {
     self->coefficients[i] = criterion->coefficients == NULL ? 1.0 : criterion->coefficients[i];
@@ -356,10 +355,9 @@ static void lay_out_gradients(ek_data_parallel_criterion *self) {
 static ek_status check_backward(const ek_data_parallel_criterion *self,
                                 const ek_data_parallel_model *model,
                                 const ek_criterion_backward_options *options) {
-  if (model != self->model || options->size != sizeof *options) {
+  if (model != self->model) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "criterion backward: another model, or options that were not initialised "
-                        "with EK_CRITERION_BACKWARD_OPTIONS_INIT");
+                        "criterion backward: the criterion was opened for another model");
   }
   if (!self->has_forward || !model->has_forward || self->forward != model->forwards) {
     return ek_error_set(EK_ERR_STATE,
@@ -384,15 +382,15 @@ static ek_status check_backward(const ek_data_parallel_criterion *self,
 ek_status ek_data_parallel_criterion_backward(ek_data_parallel_criterion *parallel,
                                               ek_data_parallel_model *model,
                                               const ek_criterion_backward_options *options) {
-  static const ek_criterion_backward_options defaults = EK_CRITERION_BACKWARD_OPTIONS_INIT;
+  ek_criterion_backward_options o = EK_CRITERION_BACKWARD_OPTIONS_INIT;
   if (parallel == NULL || model == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "criterion backward: an argument is NULL");
   }
-  if (options == NULL) options = &defaults;
-  EK_TRY(check_backward(parallel, model, options));
-  struct criterion_backward_job job = {parallel, options->factors};
+  EK_TRY(ek__options_read(&o, sizeof o, options, "ek_criterion_backward_options"));
+  EK_TRY(check_backward(parallel, model, &o));
+  struct criterion_backward_job job = {parallel, o.factors};
   ek_backward_options backward = EK_BACKWARD_OPTIONS_INIT;
-  backward.accumulate = options->accumulate;
+  backward.accumulate = o.accumulate;
   backward.totals = parallel->combined;
   backward.sum = parallel->criterion->reduction != EK_REDUCTION_MEAN;
   lay_out_gradients(parallel);

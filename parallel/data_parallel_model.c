@@ -13,6 +13,7 @@
 #include <evenkeel/replicate.h>
 
 #include "core/alloc.h"
+#include "core/options.h"
 #include "parallel_internal.h"
 
 /* ---- modes ---- */
@@ -52,6 +53,13 @@ ek_status ek_data_parallel_model_options_set_mode(ek_data_parallel_model_options
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "options may not be NULL, or there is no mode %d",
                         (int)mode);
   }
+  ek_data_parallel_model_options o = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  EK_TRY(ek__options_read(&o, sizeof o, options, "ek_data_parallel_model_options"));
+  if (options->size < offsetof(ek_data_parallel_model_options, output_device)) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "ek_data_parallel_model_options.size is %zu, which has no room for a mode",
+                        options->size);
+  }
   options->outputs = modes[mode].outputs;
   options->state = modes[mode].state;
   return EK_OK;
@@ -61,11 +69,12 @@ ek_status ek_data_parallel_model_options_set_mode(ek_data_parallel_model_options
 
 static ek_status check_options(const ek_data_parallel_model_options *options,
                                const ek_group *group) {
-  if (options->size != sizeof *options || (unsigned)options->outputs > EK_OUTPUTS_GATHER ||
+  if ((unsigned)options->outputs > EK_OUTPUTS_GATHER ||
       (unsigned)options->state > EK_STATE_SHARDED) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_data_parallel_model_open: options were not initialised with "
-                        "EK_DATA_PARALLEL_MODEL_OPTIONS_INIT, or there is no such placement");
+                        "ek_data_parallel_model_open: there is no placement %d of outputs or %d of "
+                        "state",
+                        (int)options->outputs, (int)options->state);
   }
   if (options->output_device >= ek_group_size(group)) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
@@ -101,13 +110,13 @@ static ek_status open_reducer(ek_data_parallel_model *model) {
 ek_status ek_data_parallel_model_open(ek_data_parallel_model **model, ek_group *group,
                                       ek_module *module,
                                       const ek_data_parallel_model_options *options) {
-  static const ek_data_parallel_model_options defaults = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  ek_data_parallel_model_options o = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   if (model == NULL || group == NULL || module == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                         "ek_data_parallel_model_open: model, group and module may not be NULL");
   }
-  if (options == NULL) options = &defaults;
-  EK_TRY(check_options(options, group));
+  EK_TRY(ek__options_read(&o, sizeof o, options, "ek_data_parallel_model_options"));
+  EK_TRY(check_options(&o, group));
   ek_data_parallel_model *result = ek__calloc(1, sizeof *result);
   if (result == NULL) {
     return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a data-parallel model");
@@ -115,7 +124,7 @@ ek_status ek_data_parallel_model_open(ek_data_parallel_model **model, ek_group *
   result->group = group;
   result->count = ek_group_size(group);
   result->module = ek_module_share(module);
-  result->options = *options;
+  result->options = o;
   ek_status status = EK_OK;
   result->inputs = ek__calloc(module->inputs, sizeof *result->inputs);
   result->part_shapes = ek__calloc(module->outputs, sizeof *result->part_shapes);

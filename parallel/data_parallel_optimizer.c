@@ -19,6 +19,7 @@
 #include <evenkeel/elementwise.h>
 
 #include "core/alloc.h"
+#include "core/options.h"
 #include "device/device_internal.h"
 #include "parallel_internal.h"
 
@@ -123,12 +124,10 @@ static ek_status open_one(void *context, ek_device *device, size_t index) {
 }
 
 static ek_status check_open(ek_data_parallel_optimizer **parallel,
-                            const ek_data_parallel_model *model, const ek_optimizer *optimizer,
-                            const ek_data_parallel_optimizer_options *options) {
-  if (parallel == NULL || model == NULL || optimizer == NULL || options->size != sizeof *options) {
+                            const ek_data_parallel_model *model, const ek_optimizer *optimizer) {
+  if (parallel == NULL || model == NULL || optimizer == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_data_parallel_optimizer_open: an argument is NULL, or the options were "
-                        "not initialised with EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT");
+                        "ek_data_parallel_optimizer_open: an argument is NULL");
   }
   return EK_OK;
 }
@@ -136,10 +135,9 @@ static ek_status check_open(ek_data_parallel_optimizer **parallel,
 ek_status ek_data_parallel_optimizer_open(ek_data_parallel_optimizer **parallel,
                                           ek_data_parallel_model *model, ek_optimizer *optimizer,
                                           const ek_data_parallel_optimizer_options *options) {
-  static const ek_data_parallel_optimizer_options defaults =
-      EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
-  if (options == NULL) options = &defaults;
-  EK_TRY(check_open(parallel, model, optimizer, options));
+  ek_data_parallel_optimizer_options o = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
+  EK_TRY(ek__options_read(&o, sizeof o, options, "ek_data_parallel_optimizer_options"));
+  EK_TRY(check_open(parallel, model, optimizer));
   ek_data_parallel_optimizer *self = ek__calloc(1, sizeof *self);
   if (self == NULL) {
     return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a data-parallel optimizer");
@@ -148,8 +146,8 @@ ek_status ek_data_parallel_optimizer_open(ek_data_parallel_optimizer **parallel,
   self->optimizer = ek_optimizer_share(optimizer);
   self->helpers = ek__device_table(ek_group_device(model->group, 0))->shared_memory;
   ek_status status = EK_OK;
-  if (options->schedule != NULL) {
-    self->schedule = *options->schedule;
+  if (o.schedule != NULL) {
+    self->schedule = *o.schedule;
   } else {
     EK_TRY_GOTO(status, ek_schedule_constant(&self->schedule, optimizer->learning_rate), cleanup);
   }

@@ -7,6 +7,7 @@
  */
 #include <evenkeel/elementwise.h>
 
+#include "core/options.h"
 #include "parallel_internal.h"
 
 struct backward_job {
@@ -96,10 +97,6 @@ static ek_status check_gradients(const ek_data_parallel_model *model, const ek_s
 
 static ek_status check_backward(const ek_data_parallel_model *model, const ek_shards *gradients,
                                 size_t count, const ek_backward_options *options) {
-  if (options->size != sizeof *options) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "backward: options were not initialised with EK_BACKWARD_OPTIONS_INIT");
-  }
   if (!model->has_forward) {
     return ek_error_set(EK_ERR_STATE, "backward: no forward with gradient has come before it");
   }
@@ -142,22 +139,22 @@ static ek_status scatter_gradients(ek_shards *parts, const ek_data_parallel_mode
 
 ek_status ek_data_parallel_model_backward(ek_data_parallel_model *model, const ek_shards *gradients,
                                           size_t count, const ek_backward_options *options) {
-  static const ek_backward_options defaults = EK_BACKWARD_OPTIONS_INIT;
+  ek_backward_options o = EK_BACKWARD_OPTIONS_INIT;
   if (model == NULL || gradients == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "backward: an argument is NULL");
   }
-  if (options == NULL) options = &defaults;
-  EK_TRY(check_backward(model, gradients, count, options));
+  EK_TRY(ek__options_read(&o, sizeof o, options, "ek_backward_options"));
+  EK_TRY(check_backward(model, gradients, count, &o));
   ek_status status = EK_OK;
-  struct backward_job job = {model, gradients, options};
+  struct backward_job job = {model, gradients, &o};
   if (model->options.outputs == EK_OUTPUTS_GATHER && model->forward_samples > 0) {
     EK_TRY_GOTO(status, scatter_gradients(model->part_gradients, model, gradients, count), cleanup);
     job.gradients = model->part_gradients;
   }
-  model->reducing = !options->accumulate;
+  model->reducing = !o.accumulate;
   EK_TRY_GOTO(status, ek_group_apply(model->group, backward_one, &job), cleanup);
-  model->divided = options->totals != NULL && !options->sum;
-  model->stage = options->accumulate ? EK__STEP_ACCUMULATED : EK__STEP_REDUCED;
+  model->divided = o.totals != NULL && !o.sum;
+  model->stage = o.accumulate ? EK__STEP_ACCUMULATED : EK__STEP_REDUCED;
   model->step_samples += model->forward_samples;
 cleanup:
   for (size_t i = 0; i < count; i++) ek_shards_free(&model->part_gradients[i]);

@@ -11,6 +11,7 @@
 #include <evenkeel/gather.h>
 #include <evenkeel/replicate.h>
 
+#include "core/options.h"
 #include "parallel_internal.h"
 
 static bool is_broadcast(const ek_data_parallel_model *model, size_t input) {
@@ -19,10 +20,6 @@ static bool is_broadcast(const ek_data_parallel_model *model, size_t input) {
 
 static ek_status check_call(const ek_data_parallel_model *model, size_t count,
                             const ek_forward_options *options) {
-  if (options->size != sizeof *options) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "forward: options were not initialised with EK_FORWARD_OPTIONS_INIT");
-  }
   if (count != model->module->inputs) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "forward: %s takes %zu inputs, not %zu",
                         model->module->ops->kind, model->module->inputs, count);
@@ -234,22 +231,22 @@ static void finish_forward(ek_data_parallel_model *model, int64_t samples,
 ek_status ek_data_parallel_model_forward(ek_data_parallel_model *model, ek_shards *outputs,
                                          const ek_tensor *inputs, size_t input_count,
                                          const ek_forward_options *options) {
-  static const ek_forward_options defaults = EK_FORWARD_OPTIONS_INIT;
+  ek_forward_options o = EK_FORWARD_OPTIONS_INIT;
   if (model == NULL || outputs == NULL || inputs == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "forward: an argument is NULL");
   }
-  if (options == NULL) options = &defaults;
+  EK_TRY(ek__options_read(&o, sizeof o, options, "ek_forward_options"));
   size_t lead = 0;
-  EK_TRY(check_call(model, input_count, options));
+  EK_TRY(check_call(model, input_count, &o));
   EK_TRY(check_inputs(model, inputs, input_count, &lead));
   int64_t cut[EK_MAX_DEVICES + 1]; /* a wrong cut is bad input: it loses nothing */
-  EK_TRY(ek_scatter_offsets(cut, inputs[lead].shape[0], model->count, options->scatter));
+  EK_TRY(ek_scatter_offsets(cut, inputs[lead].shape[0], model->count, o.scatter));
   ek_shards *parts = model->inputs;
   ek__model_drop_forward(model);
   ek_status status = EK_OK;
-  EK_TRY_GOTO(status, scatter_inputs(parts, model, inputs, input_count, options->scatter), cleanup);
-  EK_TRY_GOTO(status, run_forward(model, outputs, parts, lead, options), cleanup);
-  finish_forward(model, inputs[lead].shape[0], options);
+  EK_TRY_GOTO(status, scatter_inputs(parts, model, inputs, input_count, o.scatter), cleanup);
+  EK_TRY_GOTO(status, run_forward(model, outputs, parts, lead, &o), cleanup);
+  finish_forward(model, inputs[lead].shape[0], &o);
 cleanup:
   for (size_t i = 0; i < input_count; i++) ek_shards_free(&parts[i]);
   if (status != EK_OK) ek__model_end_step(model, false);
@@ -259,23 +256,23 @@ cleanup:
 ek_status ek_data_parallel_model_forward_shards(ek_data_parallel_model *model, ek_shards *outputs,
                                                 const ek_shards *inputs, size_t input_count,
                                                 const ek_forward_options *options) {
-  static const ek_forward_options defaults = EK_FORWARD_OPTIONS_INIT;
+  ek_forward_options o = EK_FORWARD_OPTIONS_INIT;
   if (model == NULL || outputs == NULL || inputs == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "forward: an argument is NULL");
   }
-  if (options == NULL) options = &defaults;
+  EK_TRY(ek__options_read(&o, sizeof o, options, "ek_forward_options"));
   size_t lead = 0;
-  EK_TRY(check_call(model, input_count, options));
-  if (options->scatter != NULL) {
+  EK_TRY(check_call(model, input_count, &o));
+  if (o.scatter != NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "forward: shards are cut already");
   }
   EK_TRY(check_shards(model, inputs, input_count, &lead));
   ek__model_drop_forward(model);
-  const ek_status status = run_forward(model, outputs, inputs, lead, options);
+  const ek_status status = run_forward(model, outputs, inputs, lead, &o);
   if (status != EK_OK) {
     ek__model_end_step(model, false);
     return status;
   }
-  finish_forward(model, inputs[lead].samples[model->count], options);
+  finish_forward(model, inputs[lead].samples[model->count], &o);
   return EK_OK;
 }

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/options.h"
 #include "parallel_internal.h"
 
 struct bucket {
@@ -85,14 +86,13 @@ static ek_status allocate(ek_reducer *reducer) {
 
 static ek_status check_open(ek_reducer **reducer, const ek_communicator *communicator,
                             const ek_group *group, ek_replica *const *replicas,
-                            const ek_reducer_options *options) {
+                            const ek_reducer_options *o) {
   if (reducer == NULL || communicator == NULL || group == NULL || replicas == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_reducer_open: an argument is NULL");
   }
-  if (options->size != sizeof *options || (unsigned)options->kind > EK_REDUCE_SCATTER) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_reducer_open: options were not initialised with "
-                        "EK_REDUCER_OPTIONS_INIT, or there is no such kind");
+  if ((unsigned)o->kind > EK_REDUCE_SCATTER) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_reducer_open: there is no kind %d",
+                        (int)o->kind);
   }
   for (size_t k = 0; k < ek_group_size(group); k++) {
     if (ek_replica_device(replicas[k]) != ek_group_device(group, k) ||
@@ -115,13 +115,13 @@ static ek_status check_open(ek_reducer **reducer, const ek_communicator *communi
 
 ek_status ek_reducer_open(ek_reducer **reducer, ek_communicator *communicator, ek_group *group,
                           ek_replica *const *replicas, const ek_reducer_options *options) {
-  static const ek_reducer_options defaults = EK_REDUCER_OPTIONS_INIT;
-  if (options == NULL) options = &defaults;
-  EK_TRY(check_open(reducer, communicator, group, replicas, options));
+  ek_reducer_options o = EK_REDUCER_OPTIONS_INIT;
+  EK_TRY(ek__options_read(&o, sizeof o, options, "ek_reducer_options"));
+  EK_TRY(check_open(reducer, communicator, group, replicas, &o));
   ek_reducer *result = ek__calloc(1, sizeof *result);
   if (result == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a reducer");
   result->communicator = communicator;
-  result->options = *options;
+  result->options = o;
   result->devices = ek_group_size(group);
   ek_status status = EK_OK;
   result->replicas = ek__calloc(result->devices, sizeof *result->replicas);

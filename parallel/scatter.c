@@ -8,6 +8,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "core/options.h"
 #include "core/sizes.h"
 
 void ek_shards_free(ek_shards *shards) {
@@ -97,35 +98,34 @@ static ek_status cut_weights(int64_t *offsets, int64_t rows, size_t count, const
 
 ek_status ek_scatter_offsets(int64_t *offsets, int64_t rows, size_t count,
                              const ek_scatter_options *options) {
-  static const ek_scatter_options defaults = EK_SCATTER_OPTIONS_INIT;
-  if (options == NULL) options = &defaults;
-  if (offsets == NULL || rows < 0 || count == 0 || count > EK_MAX_DEVICES ||
-      options->size != sizeof *options) {
-    return ek_error_set(
-        EK_ERR_INVALID_ARGUMENT,
-        "scatter: %lld rows over %zu devices, offsets are NULL, or the options were "
-        "not initialised with EK_SCATTER_OPTIONS_INIT",
-        (long long)rows, count);
+  ek_scatter_options o = EK_SCATTER_OPTIONS_INIT;
+  EK_TRY(ek__options_read(&o, sizeof o, options, "ek_scatter_options"));
+  if (offsets == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_scatter_offsets: offsets may not be NULL");
+  }
+  if (rows < 0 || count == 0 || count > EK_MAX_DEVICES) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "scatter: %lld rows over %zu devices, expected 0 or more over 1 to %d",
+                        (long long)rows, count, EK_MAX_DEVICES);
   }
   int64_t cut[EK_MAX_DEVICES + 1];
-  switch (options->kind) {
+  switch (o.kind) {
   case EK_SCATTER_EVEN: cut_even(cut, rows, (int64_t)count); break;
   case EK_SCATTER_CHUNK: cut_chunks(cut, rows, (int64_t)count); break;
   case EK_SCATTER_SIZES:
-    if (options->sizes == NULL) {
+    if (o.sizes == NULL) {
       return ek_error_set(EK_ERR_INVALID_ARGUMENT, "scatter: the sizes are missing");
     }
-    EK_TRY(cut_sizes(cut, rows, count, options->sizes));
+    EK_TRY(cut_sizes(cut, rows, count, o.sizes));
     break;
   case EK_SCATTER_WEIGHTS:
-    if (options->weights == NULL) {
+    if (o.weights == NULL) {
       return ek_error_set(EK_ERR_INVALID_ARGUMENT, "scatter: the weights are missing");
     }
-    EK_TRY(cut_weights(cut, rows, count, options->weights));
+    EK_TRY(cut_weights(cut, rows, count, o.weights));
     break;
   default:
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "scatter: there is no kind %d",
-                        (int)options->kind);
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "scatter: there is no kind %d", (int)o.kind);
   }
   memcpy(offsets, cut, (count + 1) * sizeof *offsets);
   return EK_OK;
@@ -212,11 +212,13 @@ static ek_status check_rows(const char *who, const ek_tensor *source) {
 
 ek_status ek_scatter(ek_shards *shards, ek_group *group, const ek_tensor *source,
                      ek_memory_category category, const ek_scatter_options *options) {
+  ek_scatter_options o = EK_SCATTER_OPTIONS_INIT;
+  EK_TRY(ek__options_read(&o, sizeof o, options, "ek_scatter_options"));
   EK_TRY(check_source("ek_scatter", shards, group, source));
   EK_TRY(check_rows("ek_scatter", source));
   ek_shards made = {.group = group, .count = ek_group_size(group)};
-  EK_TRY(ek_scatter_offsets(made.offsets, source->shape[0], made.count, options));
-  made.ahead = options != NULL && options->ahead;
+  EK_TRY(ek_scatter_offsets(made.offsets, source->shape[0], made.count, &o));
+  made.ahead = o.ahead;
   memcpy(made.samples, made.offsets, sizeof made.samples);
   return fill(shards, &made, source, category);
 }

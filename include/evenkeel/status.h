@@ -14,6 +14,13 @@
  *     }
  *
  * Output parameters come first. On failure they are left as they were.
+ *
+ * Options, and the tables of functions of a module, criterion or optimizer of your own, are structs
+ * whose first member is their `size`; EK_..._INIT (or sizeof) sets it. One rule holds for all of
+ * them: a smaller size is an older program's, whose struct ended there, and what it lacks takes its
+ * default. A size that is larger than the library's own struct, or smaller than the member `size`
+ * itself (0: the struct was not initialised), is EK_ERR_INVALID_ARGUMENT.
+ *
  * The library never prints and never exits.
  */
 #ifndef EVENKEEL_STATUS_H

@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/options.h"
 #include "core/error.h"
 #include "core/log_internal.h"
 #include "device/device_internal.h"
@@ -154,18 +155,17 @@ static ek_status find_backend(const struct ek__backend **backend, const char *na
   return EK_OK;
 }
 
-static ek_status check_options(const ek_group_options *options) {
-  if (options == NULL) return EK_OK;
-  if (options->size != sizeof *options || options->threads_per_device < 0 ||
-      options->threads_per_device > 1024) {
-    return ek_error_set(
-        EK_ERR_INVALID_ARGUMENT,
-        "ek_group_open: options were not initialised with EK_GROUP_OPTIONS_INIT, or "
-        "threads_per_device is not in 0..1024");
+static ek_status read_options(ek_group_options *o, const ek_group_options *options) {
+  EK_TRY(ek__options_read(o, sizeof *o, options, "ek_group_options"));
+  if (o->threads_per_device < 0 || o->threads_per_device > 1024) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "ek_group_open: options.threads_per_device is %d, expected 0 to 1024",
+                        o->threads_per_device);
   }
-  if (!(options->time_limit >= 0 && options->time_limit <= 1e9)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_group_open: time_limit is %g seconds",
-                        options->time_limit);
+  if (!(o->time_limit >= 0 && o->time_limit <= 1e9)) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "ek_group_open: options.time_limit is %g seconds, expected 0 to 1e9",
+                        o->time_limit);
   }
   return EK_OK;
 }
@@ -174,11 +174,10 @@ ek_status ek_group_open(ek_group **group, const char *spec, const ek_group_optio
   if (group == NULL || spec == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_group_open: group and spec may not be NULL");
   }
-  static const ek_group_options defaults = EK_GROUP_OPTIONS_INIT;
+  ek_group_options o = EK_GROUP_OPTIONS_INIT;
   struct ek__device_spec parsed;
   const struct ek__backend *backend = NULL;
-  EK_TRY(check_options(options));
-  if (options == NULL) options = &defaults;
+  EK_TRY(read_options(&o, options));
   EK_TRY(ek__device_spec_parse(&parsed, spec));
   EK_TRY(find_backend(&backend, parsed.backend));
   if (backend->resolve != NULL) EK_TRY(backend->resolve(&parsed));
@@ -195,9 +194,9 @@ ek_status ek_group_open(ek_group **group, const char *spec, const ek_group_optio
     status = ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a group");
     goto cleanup;
   }
-  EK_TRY_GOTO(status, threads_for(&threads, result->backend, parsed.count, options), cleanup);
+  EK_TRY_GOTO(status, threads_for(&threads, result->backend, parsed.count, &o), cleanup);
   if (backend->group_open != NULL) {
-    EK_TRY_GOTO(status, backend->group_open(&result->native, &parsed, options), cleanup);
+    EK_TRY_GOTO(status, backend->group_open(&result->native, &parsed, &o), cleanup);
   }
   for (; result->count < parsed.count; result->count++) {
     EK_TRY_GOTO(status,

@@ -18,6 +18,7 @@
 #include <evenkeel/sequential.h>
 
 #include "core/alloc.h"
+#include "core/options.h"
 #include "module/layer_internal.h"
 
 #define DEVIATION 0.02
@@ -294,18 +295,13 @@ static ek_status check_options(const ek_gpt_options *o) {
 }
 
 ek_status ek_gpt_create(ek_module **module, const ek_gpt_options *options) {
-  static const ek_gpt_options defaults = EK_GPT_OPTIONS_INIT;
-  const ek_gpt_options *o = options == NULL ? &defaults : options;
-  if (o->size != sizeof *o) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "gpt: options were not initialised with EK_GPT_OPTIONS_INIT (size %zu)",
-                        o->size);
-  }
-  EK_TRY(check_options(o));
+  ek_gpt_options o = EK_GPT_OPTIONS_INIT;
+  EK_TRY(ek__options_read(&o, sizeof o, options, "ek_gpt_options"));
+  EK_TRY(check_options(&o));
   ek_status status = EK_OK;
   struct gpt *m = ek__layer_create(&status, module, sizeof *m, &gpt_ops, 1, 1);
   if (m == NULL) return status;
-  status = fill_gpt(m, o);
+  status = fill_gpt(m, &o);
   if (status == EK_OK) {
     *module = &m->base;
   } else {

@@ -7,22 +7,38 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/options.h"
 #include "core/sizes.h"
 #include "module/layout.h"
 
+static ek_status check_ops(const ek_module_ops *given) {
+  ek_module_ops ops = {.size = sizeof ops};
+  EK_TRY(ek__options_read(&ops, sizeof ops, given, "ek_module_ops"));
+  const char *missing = ops.kind == NULL       ? "kind"
+                        : ops.forward == NULL  ? "forward"
+                        : ops.backward == NULL ? "backward"
+                        : ops.free == NULL     ? "free"
+                                               : NULL;
+  if (missing == NULL) return EK_OK;
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: ops.%s is missing",
+                      ops.kind == NULL ? "module" : ops.kind, missing);
+}
+
+static ek_status check_count(const char *kind, const char *what, size_t count) {
+  if (count >= 1 && count <= EK_MAX_TENSORS) return EK_OK;
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: a module has 1 to %d %s, not %zu", kind,
+                      EK_MAX_TENSORS, what, count);
+}
+
 ek_status ek_module_init(ek_module *module, const ek_module_ops *ops, size_t inputs,
                          size_t outputs) {
-  if (module == NULL || ops == NULL || ops->size != sizeof *ops || ops->kind == NULL ||
-      ops->forward == NULL || ops->backward == NULL || ops->free == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_module_init: module or ops is NULL, ops->size is wrong, or kind, "
-                        "forward, backward or free is missing");
+  if (module == NULL || ops == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_module_init: %s is NULL",
+                        module == NULL ? "module" : "ops");
   }
-  if (inputs == 0 || inputs > EK_MAX_TENSORS || outputs == 0 || outputs > EK_MAX_TENSORS) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_module_init: %s has %zu inputs and %zu outputs; 1 to %d are possible",
-                        ops->kind, inputs, outputs, EK_MAX_TENSORS);
-  }
+  EK_TRY(check_ops(ops));
+  EK_TRY(check_count(ops->kind, "inputs", inputs));
+  EK_TRY(check_count(ops->kind, "outputs", outputs));
   *module = (ek_module){.ops = ops, .inputs = inputs, .outputs = outputs, .references = 1};
   return EK_OK;
 }

@@ -20,6 +20,7 @@
 #include <evenkeel/elementwise.h>
 
 #include "core/alloc.h"
+#include "core/options.h"
 #include "module/replica_internal.h"
 
 enum stage { OPENED, RAN_FORWARD, RAN_BACKWARD, BROKEN };
@@ -64,28 +65,28 @@ void ek__pass_destroy(ek_pass *pass) {
 }
 
 ek_status ek_pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_options *options) {
-  static const ek_pass_options defaults = EK_PASS_OPTIONS_INIT;
+  ek_pass_options o = EK_PASS_OPTIONS_INIT;
   if (pass == NULL || replica == NULL) return null_argument("ek_pass_open");
-  if (options == NULL) options = &defaults;
-  if (options->size != sizeof *options || options->first_sample < 0) {
+  EK_TRY(ek__options_read(&o, sizeof o, options, "ek_pass_options"));
+  if (o.first_sample < 0) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_pass_open: options were not initialised with EK_PASS_OPTIONS_INIT, or "
-                        "first_sample is negative");
+                        "ek_pass_open: options.first_sample is %lld, expected 0 or more",
+                        (long long)o.first_sample);
   }
-  if (options->gradient && ek_tensor_count(&replica->gradients) < replica->layout.flat_count) {
+  if (o.gradient && ek_tensor_count(&replica->gradients) < replica->layout.flat_count) {
     return ek_error_set(EK_ERR_STATE, "ek_pass_open: the replica holds no gradients");
   }
   ek_pass *result = replica->spare;
   replica->spare = NULL;
   if (result == NULL) result = create(replica);
   if (result == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a pass");
-  result->options = *options;
+  result->options = o;
   result->node = replica->layout.root;
   result->outer = NULL;
   result->stage = OPENED;
   for (size_t i = 0; i < replica->layout.parameter_count; i++) {
     const struct ek__parameter *parameter = &replica->layout.parameters[i];
-    result->touched[i] = options->accumulate;
+    result->touched[i] = o.accumulate;
     result->waiting[i] = parameter->buffer ? 0 : parameter->users;
   }
   *pass = result;

@@ -13,6 +13,7 @@
 #include <evenkeel/random.h>
 
 #include "core/alloc.h"
+#include "core/options.h"
 #include "module/replica_internal.h"
 
 static ek_tensor view(const ek_tensor *flat, const struct ek__parameter *parameter) {
@@ -129,28 +130,26 @@ static ek_status create_flat(ek_tensor *flat, ek_replica *replica, ek_memory_cat
   return ek_op_zero(ek_device_stream(replica->device, EK_STREAM_COMPUTE), flat);
 }
 
-static ek_status check_options(const ek_replica_options *options) {
-  if (options->size != sizeof *options || (options->type != EK_F32 && options->type != EK_F64)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_replica_open: options were not initialised with "
-                        "EK_REPLICA_OPTIONS_INIT, or the type is not f32 or f64");
-  }
-  return EK_OK;
+static ek_status read_options(ek_replica_options *o, const ek_replica_options *options) {
+  EK_TRY(ek__options_read(o, sizeof *o, options, "ek_replica_options"));
+  if (o->type == EK_F32 || o->type == EK_F64) return EK_OK;
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                      "ek_replica_open: options.type is %s, expected f32 or f64",
+                      ek_type_name(o->type));
 }
 
 ek_status ek_replica_open(ek_replica **replica, ek_device *device, ek_module *module,
                           const ek_replica_options *options) {
-  static const ek_replica_options defaults = EK_REPLICA_OPTIONS_INIT;
+  ek_replica_options o = EK_REPLICA_OPTIONS_INIT;
   if (replica == NULL || device == NULL || module == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                         "ek_replica_open: replica, device and module may not be NULL");
   }
-  if (options == NULL) options = &defaults;
-  EK_TRY(check_options(options));
+  EK_TRY(read_options(&o, options));
   ek_replica *result = ek__calloc(1, sizeof *result);
   if (result == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a replica");
   result->device = device;
-  result->type = options->type;
+  result->type = o.type;
   result->module = ek_module_share(module);
   ek_status status = EK_OK;
   EK_TRY_GOTO(status, ek__layout_open(&result->layout, module), cleanup);
@@ -164,9 +163,9 @@ ek_status ek_replica_open(ek_replica **replica, ek_device *device, ek_module *mo
       cleanup);
   EK_TRY_GOTO(status,
               create_flat(&result->gradients, result, EK_MEMORY_GRADIENTS,
-                          options->gradients ? result->layout.flat_count : 0),
+                          o.gradients ? result->layout.flat_count : 0),
               cleanup);
-  if (options->initialize) EK_TRY_GOTO(status, initialize(result, options->seed), cleanup);
+  if (o.initialize) EK_TRY_GOTO(status, initialize(result, o.seed), cleanup);
   *replica = result;
   return EK_OK;
 cleanup:

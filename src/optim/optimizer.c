@@ -5,16 +5,16 @@
 
 #include <math.h>
 
-static ek_status check_ops(const ek_optimizer_ops *ops) {
-  const char *kind = ops->kind == NULL ? "optimizer" : ops->kind;
-  if (ops->size < sizeof *ops) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: ops.size is %zu, expected %zu", kind,
-                        ops->size, sizeof *ops);
-  }
-  const char *missing = ops->kind == NULL     ? "kind"
-                        : ops->update == NULL ? "update"
-                        : ops->free == NULL   ? "free"
-                                              : NULL;
+#include "core/options.h"
+
+static ek_status check_ops(const ek_optimizer_ops *given) {
+  ek_optimizer_ops ops = {.size = sizeof ops};
+  EK_TRY(ek__options_read(&ops, sizeof ops, given, "ek_optimizer_ops"));
+  const char *kind = ops.kind == NULL ? "optimizer" : ops.kind;
+  const char *missing = ops.kind == NULL     ? "kind"
+                        : ops.update == NULL ? "update"
+                        : ops.free == NULL   ? "free"
+                                             : NULL;
   if (missing == NULL) return EK_OK;
   return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: ops.%s is missing", kind, missing);
 }

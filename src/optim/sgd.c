@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/options.h"
 
 struct sgd {
   ek_optimizer base;
@@ -62,13 +63,7 @@ ek_status ek_sgd_create(ek_optimizer **optimizer, const ek_sgd_options *options)
   if (optimizer == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "sgd: optimizer is NULL");
   }
-  if (options != NULL) {
-    if (options->size < sizeof(size_t) || options->size > sizeof o) {
-      return ek_error_set(EK_ERR_INVALID_ARGUMENT, "sgd: options.size is %zu, expected %zu",
-                          options->size, sizeof o);
-    }
-    memcpy(&o, options, options->size); /* a shorter struct is an older program's */
-  }
+  EK_TRY(ek__options_read(&o, sizeof o, options, "ek_sgd_options"));
   EK_TRY(check_options(&o));
   struct sgd *s = ek__calloc(1, sizeof *s);
   if (s == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "sgd: the host has no memory");

@@ -365,7 +365,7 @@ START_TEST(bad_bases) {
            "criterion is NULL");
   ck_fails(ek_criterion_init(&c, NULL, 1, 1, EK_REDUCTION_MEAN), EK_ERR_INVALID_ARGUMENT,
            "ops is NULL");
-  ops.size = 8;
+  ops.size = sizeof ops + 1;
   ck_fails(ek_criterion_init(&c, &ops, 1, 1, EK_REDUCTION_MEAN), EK_ERR_INVALID_ARGUMENT, "size");
   ops = good;
   ops.kind = NULL;

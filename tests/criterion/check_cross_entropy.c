@@ -393,9 +393,11 @@ START_TEST(bad_options) {
   double w[] = {1, 2, 3};
   ck_fails(ek_cross_entropy_create(NULL, NULL), EK_ERR_INVALID_ARGUMENT, "criterion is NULL");
   o.size = 0;
-  ck_fails(ek_cross_entropy_create(&criterion, &o), EK_ERR_INVALID_ARGUMENT, "options.size");
+  ck_fails(ek_cross_entropy_create(&criterion, &o), EK_ERR_INVALID_ARGUMENT,
+           "ek_cross_entropy_options.size");
   o.size = sizeof o + 1;
-  ck_fails(ek_cross_entropy_create(&criterion, &o), EK_ERR_INVALID_ARGUMENT, "options.size");
+  ck_fails(ek_cross_entropy_create(&criterion, &o), EK_ERR_INVALID_ARGUMENT,
+           "ek_cross_entropy_options.size");
   o = good;
   const double smoothings[] = {-0.01, 1.01, (double)NAN, (double)INFINITY};
   for (size_t i = 0; i < 4; i++) {

@@ -177,7 +177,8 @@ START_TEST(options_are_checked_and_used) {
   options.threads_per_device = 1025;
   ck_fails(ek_group_open(&group, "cpu", &options), EK_ERR_INVALID_ARGUMENT, "threads_per_device");
   options = (ek_group_options){0};
-  ck_fails(ek_group_open(&group, "cpu", &options), EK_ERR_INVALID_ARGUMENT, "INIT");
+  ck_fails(ek_group_open(&group, "cpu", &options), EK_ERR_INVALID_ARGUMENT,
+           "ek_group_options.size is 0");
   ck_assert_ptr_null(group);
   for (int threads = 1; threads <= 5; threads += 2) {
     group = ck_open("cpu:2", threads);

@@ -3,6 +3,8 @@
 # source X.c under src/, parallel/ or criterion/, and one check tests/<folder>/check_X.c; evenkeel.h
 # leads to every public header; a check checks a header that exists.
 #
+# It also holds check_options.c to the list of structs that state their size.
+#
 # Exceptions follow from what is in a header: one without EK_API and without inline functions (it
 # holds macros, or includes others, as evenkeel.h) has neither source nor check; one with inline
 # functions alone needs no source.
@@ -63,6 +65,14 @@ while IFS= read -r check; do
   [[ $check == tests/whole/* || $check == tests/cuda/* || -e include/evenkeel/$name.h ]] ||
     complain "$check has no header include/evenkeel/$name.h"
 done < <(find tests -name 'check_*.c' | sort)
+
+# Every struct whose first member is its size is in the list of the program that checks the rule for it.
+while IFS= read -r name; do
+  grep -q "^  X($name," tests/whole/check_options.c ||
+    complain "tests/whole/check_options.c does not list $name"
+done < <(awk '/^typedef struct [a-z0-9_]+ \{$/ { name = $3; next }
+              /^  size_t size;/ && name != "" { print name }
+              { if ($0 !~ /^ *\/?\*/) name = "" }' include/evenkeel/*.h | sort)
 
 # Two sources of one name would make the name say nothing.
 while IFS= read -r name; do

@@ -179,7 +179,7 @@ START_TEST(refused) {
   ck_fails(ek_adamw_create(NULL, NULL), EK_ERR_INVALID_ARGUMENT, "optimizer is NULL");
   ek_adamw_options o = EK_ADAMW_OPTIONS_INIT;
   o.size = 1000;
-  ck_fails(ek_adamw_create(&optimizer, &o), EK_ERR_INVALID_ARGUMENT, "options.size");
+  ck_fails(ek_adamw_create(&optimizer, &o), EK_ERR_INVALID_ARGUMENT, "ek_adamw_options.size");
   const struct {
     const char *name;
     size_t offset;

@@ -87,7 +87,7 @@ START_TEST(refused) {
   ck_fails(ek_optimizer_init(NULL, &ops, 0, 1, 0), EK_ERR_INVALID_ARGUMENT, "optimizer is NULL");
   ck_fails(ek_optimizer_init(&o, NULL, 0, 1, 0), EK_ERR_INVALID_ARGUMENT, "ops is NULL");
   ops.size = 0;
-  ck_fails(ek_optimizer_init(&o, &ops, 0, 1, 0), EK_ERR_INVALID_ARGUMENT, "ops.size");
+  ck_fails(ek_optimizer_init(&o, &ops, 0, 1, 0), EK_ERR_INVALID_ARGUMENT, "ek_optimizer_ops.size");
   ops = sign_ops;
   ops.kind = NULL;
   ck_fails(ek_optimizer_init(&o, &ops, 0, 1, 0), EK_ERR_INVALID_ARGUMENT, "ops.kind");

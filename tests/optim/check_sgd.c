@@ -182,7 +182,7 @@ START_TEST(refused) {
   ck_fails(ek_sgd_create(NULL, NULL), EK_ERR_INVALID_ARGUMENT, "optimizer is NULL");
   ek_sgd_options o = EK_SGD_OPTIONS_INIT;
   o.size = 3;
-  ck_fails(ek_sgd_create(&optimizer, &o), EK_ERR_INVALID_ARGUMENT, "options.size");
+  ck_fails(ek_sgd_create(&optimizer, &o), EK_ERR_INVALID_ARGUMENT, "ek_sgd_options.size");
   const struct {
     const char *name;
     size_t offset;

@@ -311,7 +311,7 @@ START_TEST(wrong_openings_are_refused) {
            EK_ERR_INVALID_ARGUMENT, "kind");
   options.size = 1;
   ck_fails(ek_reducer_open(&made, b.communicator, b.group, b.replicas, &options),
-           EK_ERR_INVALID_ARGUMENT, "EK_REDUCER_OPTIONS_INIT");
+           EK_ERR_INVALID_ARGUMENT, "ek_reducer_options.size is 1");
   ek_replica_options without = EK_REPLICA_OPTIONS_INIT;
   without.gradients = false;
   for (size_t k = 0; k < 2; k++) {

@@ -115,7 +115,7 @@ START_TEST(senseless_cuts_are_refused) {
   refused(5, 0, NULL, "0 devices");
   refused(5, EK_MAX_DEVICES + 1, NULL, "65 devices");
   options.size = 3;
-  refused(5, 2, &options, "EK_SCATTER_OPTIONS_INIT");
+  refused(5, 2, &options, "ek_scatter_options.size is 3");
   options.size = sizeof options;
   options.kind = (ek_scatter_kind)9;
   refused(5, 2, &options, "kind 9");

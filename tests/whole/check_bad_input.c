@@ -144,15 +144,15 @@ START_TEST(wrong_options) {
   const ek_backward_options w = {3, false, NULL, false};
   const ek_criterion_backward_options l = {3, false, NULL};
   ck_fails(ek_data_parallel_criterion_open(&loss, t->model, t->criterion, &c),
-           EK_ERR_INVALID_ARGUMENT, "OPTIONS_INIT");
+           EK_ERR_INVALID_ARGUMENT, "_options.size is 3");
   ck_fails(ek_data_parallel_optimizer_open(&optimizer, t->model, t->rule, &o),
-           EK_ERR_INVALID_ARGUMENT, "OPTIONS_INIT");
+           EK_ERR_INVALID_ARGUMENT, "_options.size is 3");
   ck_fails(ek_data_parallel_model_forward(t->model, outputs, b.batch.input, 1, &f),
-           EK_ERR_INVALID_ARGUMENT, "OPTIONS_INIT");
+           EK_ERR_INVALID_ARGUMENT, "_options.size is 3");
   ck_fails(ek_data_parallel_model_backward(t->model, outputs, 1, &w), EK_ERR_INVALID_ARGUMENT,
-           "OPTIONS_INIT");
+           "_options.size is 3");
   ck_fails(ek_data_parallel_criterion_backward(t->loss, t->model, &l), EK_ERR_INVALID_ARGUMENT,
-           "OPTIONS_INIT");
+           "_options.size is 3");
   ek_criterion *three = NULL; /* looks at three outputs, the model has one */
   ck_ok(ck_workload("mixer")->criterion(&three, EK_REDUCTION_MEAN));
   ck_fails(ek_data_parallel_criterion_open(&loss, t->model, three, NULL), EK_ERR_INVALID_ARGUMENT,

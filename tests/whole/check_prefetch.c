@@ -177,9 +177,9 @@ START_TEST(wrong_inputs_are_refused) {
   options.scatter = &cut;
   REFUSED(EK_ERR_INVALID_ARGUMENT, "cut already");
   options = (ek_forward_options)EK_FORWARD_OPTIONS_INIT;
-  options.size--;
-  REFUSED(EK_ERR_INVALID_ARGUMENT, "EK_FORWARD_OPTIONS_INIT");
   options.size++;
+  REFUSED(EK_ERR_INVALID_ARGUMENT, "ek_forward_options.size");
+  options.size--;
   ck_fails(ek_data_parallel_model_forward_shards(NULL, outputs, inputs, 2, NULL),
            EK_ERR_INVALID_ARGUMENT, "NULL");
   ck_fails(ek_data_parallel_model_forward_shards(model, outputs, NULL, 2, NULL),

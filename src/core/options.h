@@ -1,0 +1,18 @@
+/*
+ * options.h - the one rule for structs whose first member is their size (status.h tells it).
+ */
+#ifndef EK_OPTIONS_H
+#define EK_OPTIONS_H
+
+#include <stddef.h>
+
+#include <evenkeel/status.h>
+
+/*
+ * Copies a program's struct over `local`, which has `size` bytes and holds the defaults. What an
+ * older program's smaller struct lacks keeps its default, and local's own size stays. `given` NULL:
+ * all defaults. `name` is the struct's, for the message.
+ */
+ek_status ek__options_read(void *local, size_t size, const void *given, const char *name);
+
+#endif /* EK_OPTIONS_H */

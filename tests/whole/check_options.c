@@ -1,0 +1,391 @@
+/*
+ * check_options.c - the rule for structs that state their size (status.h), for every one of them.
+ *
+ * STRUCTS lists them all; tests/install/check_layout.sh compares the list with the headers. Each is
+ * given to its function with its own size, with every size that is refused, and with every size
+ * that an older program could have: then the bytes behind that size are 0xFF, and must not be read.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <evenkeel/evenkeel.h>
+
+#include "ek_check.h"
+
+/* What the functions need: two devices that count, and one of each thing. */
+struct bench {
+  ek_group *group;
+  ek_module *module;
+  ek_criterion *loss;
+  ek_optimizer *rule;
+  ek_data_parallel_model *model;
+  ek_data_parallel_criterion *criterion;
+  ek_communicator *communicator;
+  ek_replica *replicas[2];
+  ek_tensor input, target;
+  float x[8], y[8];
+};
+
+static void bench_open(struct bench *b) {
+  const int64_t shape[] = {4, 2};
+  memset(b, 0, sizeof *b);
+  b->group = ck_open_exactly("plan:2", 1);
+  ck_ok(ek_linear_create(&b->module, 2, 2, true));
+  ck_ok(ek_mean_squared_error_create(&b->loss, EK_REDUCTION_MEAN));
+  ck_ok(ek_sgd_create(&b->rule, NULL));
+  ck_ok(ek_data_parallel_model_open(&b->model, b->group, b->module, NULL));
+  ck_ok(ek_data_parallel_criterion_open(&b->criterion, b->model, b->loss, NULL));
+  ck_ok(ek_communicator_open(&b->communicator, b->group));
+  for (size_t k = 0; k < 2; k++) {
+    ck_ok(ek_replica_open(&b->replicas[k], ek_group_device(b->group, k), b->module, NULL));
+  }
+  ck_ok(ek_tensor_host(&b->input, b->x, EK_F32, 2, shape));
+  ck_ok(ek_tensor_host(&b->target, b->y, EK_F32, 2, shape));
+}
+
+static void bench_close(struct bench *b) {
+  for (size_t k = 0; k < 2; k++) ek_replica_free(b->replicas[k]);
+  ek_communicator_close(b->communicator);
+  ek_data_parallel_criterion_free(b->criterion);
+  ek_data_parallel_model_free(b->model);
+  ek_optimizer_free(b->rule);
+  ek_criterion_free(b->loss);
+  ek_module_free(b->module);
+  ck_no_memory_held(b->group);
+  ek_group_close(b->group);
+}
+
+/* ---- one call for each struct: `o` is the struct ---- */
+
+static ek_status use_ek_group_options(struct bench *b, void *o) {
+  ek_group *group = NULL;
+  (void)b;
+  const ek_status status = ek_group_open(&group, "plan:1", o);
+  ek_group_close(group);
+  return status;
+}
+
+static ek_status use_ek_scatter_options(struct bench *b, void *o) {
+  ek_shards shards = {0};
+  int64_t offsets[3];
+  EK_TRY(ek_scatter_offsets(offsets, 4, 2, o));
+  ck_assert_int_eq(offsets[1], 2);
+  EK_TRY(ek_scatter(&shards, b->group, &b->input, EK_MEMORY_INPUTS, o));
+  ck_assert(!shards.ahead);
+  ek_shards_free(&shards);
+  /* Through the options of a forward it is the same struct, and the same rule. */
+  ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
+  forward.scatter = o;
+  EK_TRY(ek_data_parallel_model_forward(b->model, &shards, &b->input, 1, &forward));
+  ek_shards_free(&shards);
+  return EK_OK;
+}
+
+static ek_status use_ek_data_parallel_model_options(struct bench *b, void *o) {
+  ek_data_parallel_model *model = NULL;
+  const ek_status status = ek_data_parallel_model_open(&model, b->group, b->module, o);
+  ek_data_parallel_model_free(model);
+  return status;
+}
+
+static ek_status use_ek_forward_options(struct bench *b, void *o) {
+  ek_shards outputs = {0}, inputs = {0};
+  EK_TRY(ek_data_parallel_model_forward(b->model, &outputs, &b->input, 1, o));
+  ek_shards_free(&outputs);
+  ck_ok(ek_scatter(&inputs, b->group, &b->input, EK_MEMORY_INPUTS, NULL));
+  const ek_status status = ek_data_parallel_model_forward_shards(b->model, &outputs, &inputs, 1, o);
+  ek_shards_free(&inputs);
+  ek_shards_free(&outputs);
+  return status;
+}
+
+static ek_status use_ek_backward_options(struct bench *b, void *o) {
+  ek_shards outputs = {0};
+  ck_ok(ek_data_parallel_model_forward(b->model, &outputs, &b->input, 1, NULL));
+  const ek_status status = ek_data_parallel_model_backward(b->model, &outputs, 1, o);
+  ek_shards_free(&outputs);
+  ck_ok(ek_data_parallel_model_discard(b->model));
+  return status;
+}
+
+static ek_status use_ek_data_parallel_criterion_options(struct bench *b, void *o) {
+  ek_data_parallel_criterion *criterion = NULL;
+  const ek_status status = ek_data_parallel_criterion_open(&criterion, b->model, b->loss, o);
+  ek_data_parallel_criterion_free(criterion);
+  return status;
+}
+
+static ek_status use_ek_criterion_backward_options(struct bench *b, void *o) {
+  ek_shards outputs = {0};
+  ck_ok(ek_data_parallel_model_forward(b->model, &outputs, &b->input, 1, NULL));
+  ck_ok(ek_data_parallel_criterion_forward(b->criterion, &outputs, 1, &b->target, 1));
+  const ek_status status = ek_data_parallel_criterion_backward(b->criterion, b->model, o);
+  ek_shards_free(&outputs);
+  ck_ok(ek_data_parallel_model_discard(b->model));
+  return status;
+}
+
+static ek_status use_ek_data_parallel_optimizer_options(struct bench *b, void *o) {
+  ek_data_parallel_optimizer *optimizer = NULL;
+  const ek_status status = ek_data_parallel_optimizer_open(&optimizer, b->model, b->rule, o);
+  ek_data_parallel_optimizer_free(optimizer);
+  return status;
+}
+
+static ek_status use_ek_reducer_options(struct bench *b, void *o) {
+  ek_reducer *reducer = NULL;
+  const ek_status status = ek_reducer_open(&reducer, b->communicator, b->group, b->replicas, o);
+  ek_reducer_free(reducer);
+  return status;
+}
+
+static ek_status use_ek_replica_options(struct bench *b, void *o) {
+  ek_replica *replica = NULL;
+  const ek_status status = ek_replica_open(&replica, ek_group_device(b->group, 0), b->module, o);
+  ek_replica_free(replica);
+  return status;
+}
+
+static ek_status use_ek_pass_options(struct bench *b, void *o) {
+  ek_pass *pass = NULL;
+  const ek_status status = ek_pass_open(&pass, b->replicas[0], o);
+  ek_pass_free(pass);
+  return status;
+}
+
+static ek_status use_ek_criterion_pass_options(struct bench *b, void *o) {
+  ek_criterion_pass *pass = NULL;
+  const ek_status status = ek_criterion_pass_open(&pass, ek_group_device(b->group, 0), b->loss, o);
+  ek_criterion_pass_free(pass);
+  return status;
+}
+
+static ek_status use_ek_gpt_options(struct bench *b, void *o) {
+  ek_module *module = NULL;
+  (void)b;
+  const ek_status status = ek_gpt_create(&module, o);
+  ek_module_free(module);
+  return status;
+}
+
+static ek_status use_ek_cross_entropy_options(struct bench *b, void *o) {
+  ek_criterion *criterion = NULL;
+  (void)b;
+  const ek_status status = ek_cross_entropy_create(&criterion, o);
+  ek_criterion_free(criterion);
+  return status;
+}
+
+static ek_status use_ek_sgd_options(struct bench *b, void *o) {
+  ek_optimizer *optimizer = NULL;
+  (void)b;
+  const ek_status status = ek_sgd_create(&optimizer, o);
+  ek_optimizer_free(optimizer);
+  return status;
+}
+
+static ek_status use_ek_adamw_options(struct bench *b, void *o) {
+  ek_optimizer *optimizer = NULL;
+  (void)b;
+  const ek_status status = ek_adamw_create(&optimizer, o);
+  ek_optimizer_free(optimizer);
+  return status;
+}
+
+static ek_status use_ek_module_ops(struct bench *b, void *o) {
+  ek_module module;
+  (void)b;
+  return ek_module_init(&module, o, 1, 1);
+}
+
+static ek_status use_ek_criterion_ops(struct bench *b, void *o) {
+  ek_criterion criterion;
+  (void)b;
+  return ek_criterion_init(&criterion, o, 1, 1, EK_REDUCTION_MEAN);
+}
+
+static ek_status use_ek_optimizer_ops(struct bench *b, void *o) {
+  ek_optimizer optimizer;
+  (void)b;
+  return ek_optimizer_init(&optimizer, o, 0, 0, 0);
+}
+
+/* Nobody calls these. */
+static ek_status no_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                            ek_tensor *outputs) {
+  (void)self, (void)pass, (void)inputs, (void)outputs;
+  return EK_ERR_INTERNAL;
+}
+static void no_free(ek_module *self) { (void)self; }
+static ek_status no_totals(const ek_criterion *self, ek_criterion_pass *pass,
+                           const ek_tensor *outputs, const ek_tensor *targets, ek_tensor *totals) {
+  (void)self, (void)pass, (void)outputs, (void)targets, (void)totals;
+  return EK_ERR_INTERNAL;
+}
+static ek_status no_gradients(const ek_criterion *self, ek_criterion_pass *pass,
+                              const ek_tensor *outputs, const ek_tensor *targets,
+                              const ek_tensor *scales, ek_tensor *gradients) {
+  (void)self, (void)pass, (void)outputs, (void)targets, (void)scales, (void)gradients;
+  return EK_ERR_INTERNAL;
+}
+static void no_criterion_free(ek_criterion *self) { (void)self; }
+static ek_status no_update(const ek_optimizer *self, ek_stream *stream, const ek_update *update) {
+  (void)self, (void)stream, (void)update;
+  return EK_ERR_INTERNAL;
+}
+static void no_optimizer_free(ek_optimizer *self) { (void)self; }
+
+#define MODULE_OPS                                                                                 \
+  {                                                                                                \
+    .size = sizeof(ek_module_ops), .kind = "none", .forward = no_forward, .backward = no_forward,  \
+    .free = no_free                                                                                \
+  }
+#define CRITERION_OPS                                                                              \
+  {                                                                                                \
+    .size = sizeof(ek_criterion_ops), .kind = "none", .forward = no_totals,                        \
+    .backward = no_gradients, .free = no_criterion_free                                            \
+  }
+#define OPTIMIZER_OPS                                                                              \
+  {                                                                                                \
+    .size = sizeof(ek_optimizer_ops), .kind = "none", .update = no_update,                         \
+    .free = no_optimizer_free                                                                      \
+  }
+
+/*
+ * X(struct, initial value, the smallest size that does). Of options every size from that of the
+ * member `size` on; of a table every one that holds the functions without which it is none.
+ */
+#define OLDEST(type, last) (offsetof(type, last) + sizeof(((type *)NULL)->last))
+#define STRUCTS(X)                                                                                 \
+  X(ek_group_options, EK_GROUP_OPTIONS_INIT, sizeof(size_t))                                       \
+  X(ek_scatter_options, EK_SCATTER_OPTIONS_INIT, sizeof(size_t))                                   \
+  X(ek_data_parallel_model_options, EK_DATA_PARALLEL_MODEL_OPTIONS_INIT, sizeof(size_t))           \
+  X(ek_forward_options, EK_FORWARD_OPTIONS_INIT, sizeof(size_t))                                   \
+  X(ek_backward_options, EK_BACKWARD_OPTIONS_INIT, sizeof(size_t))                                 \
+  X(ek_data_parallel_criterion_options, EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT, sizeof(size_t))   \
+  X(ek_criterion_backward_options, EK_CRITERION_BACKWARD_OPTIONS_INIT, sizeof(size_t))             \
+  X(ek_data_parallel_optimizer_options, EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT, sizeof(size_t))   \
+  X(ek_reducer_options, EK_REDUCER_OPTIONS_INIT, sizeof(size_t))                                   \
+  X(ek_replica_options, EK_REPLICA_OPTIONS_INIT, sizeof(size_t))                                   \
+  X(ek_pass_options, EK_PASS_OPTIONS_INIT, sizeof(size_t))                                         \
+  X(ek_criterion_pass_options, EK_CRITERION_PASS_OPTIONS_INIT, sizeof(size_t))                     \
+  X(ek_gpt_options, EK_GPT_OPTIONS_INIT, sizeof(size_t))                                           \
+  X(ek_cross_entropy_options, EK_CROSS_ENTROPY_OPTIONS_INIT, sizeof(size_t))                       \
+  X(ek_sgd_options, EK_SGD_OPTIONS_INIT, sizeof(size_t))                                           \
+  X(ek_adamw_options, EK_ADAMW_OPTIONS_INIT, sizeof(size_t))                                       \
+  X(ek_module_ops, MODULE_OPS, OLDEST(ek_module_ops, free))                                        \
+  X(ek_criterion_ops, CRITERION_OPS, OLDEST(ek_criterion_ops, free))                               \
+  X(ek_optimizer_ops, OPTIMIZER_OPS, OLDEST(ek_optimizer_ops, free))
+
+/* Their first values, and how large they are with what lies behind: nothing. */
+#define INITIAL(type, init, oldest) static const type initial_##type = init;
+STRUCTS(INITIAL)
+
+static const struct row {
+  const char *name;
+  const void *initial;
+  size_t size, oldest;
+  ek_status (*use)(struct bench *b, void *o);
+} rows[] = {
+#define ROW(type, init, oldest) {#type, &initial_##type, sizeof(type), oldest, use_##type},
+    STRUCTS(ROW)};
+
+enum { ROWS = sizeof rows / sizeof rows[0] };
+
+/* A heap block of exactly the struct's size, so that a sanitizer sees what reads behind it. */
+static void *made(const struct row *row, size_t stated) {
+  unsigned char *o = malloc(row->size);
+  ck_assert_ptr_nonnull(o);
+  memset(o, 0xFF, row->size);
+  const size_t given = stated < row->size ? stated : row->size;
+  memcpy(o, row->initial, given);
+  memcpy(o, &stated, sizeof stated);
+  return o;
+}
+
+START_TEST(the_own_size_is_taken) {
+  struct bench b;
+  bench_open(&b);
+  void *o = made(&rows[_i], rows[_i].size);
+  ck_ok(rows[_i].use(&b, o));
+  free(o);
+  bench_close(&b);
+}
+END_TEST
+
+/* Members that end where they ended; what comes behind is not the older program's. */
+START_TEST(an_older_size_takes_defaults) {
+  struct bench b;
+  bench_open(&b);
+  const struct row *row = &rows[_i];
+  for (size_t size = row->oldest; size < row->size; size += sizeof(int)) {
+    void *o = made(row, size);
+    const ek_status status = row->use(&b, o);
+    ck_assert_msg(status == EK_OK, "%s with size %zu of %zu: %s", row->name, size, row->size,
+                  ek_error_message());
+    free(o);
+  }
+  bench_close(&b);
+}
+END_TEST
+
+START_TEST(other_sizes_are_refused) {
+  struct bench b;
+  bench_open(&b);
+  const struct row *row = &rows[_i];
+  const size_t sizes[] = {0, 1, sizeof(size_t) - 1, row->size + 1, 2 * row->size, SIZE_MAX};
+  for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+    char text[128];
+    snprintf(text, sizeof text, "%s.size is %zu, expected %zu", row->name, sizes[i], row->size);
+    void *o = made(row, row->size);
+    memcpy(o, &sizes[i], sizeof sizes[i]);
+    ck_fails(row->use(&b, o), EK_ERR_INVALID_ARGUMENT, text);
+    free(o);
+  }
+  bench_close(&b);
+}
+END_TEST
+
+START_TEST(a_table_without_its_functions_is_refused) {
+  struct bench b;
+  bench_open(&b);
+  const struct row *row = &rows[_i];
+  for (size_t size = sizeof(size_t); size < row->oldest; size += sizeof(void *)) {
+    void *o = made(row, size);
+    ck_fails(row->use(&b, o), EK_ERR_INVALID_ARGUMENT, "is missing");
+    free(o);
+  }
+  bench_close(&b);
+}
+END_TEST
+
+START_TEST(a_mode_is_set_by_the_same_rule) {
+  ek_data_parallel_model_options o = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  const size_t own = sizeof o;
+  o.size = offsetof(ek_data_parallel_model_options, output_device);
+  ck_ok(ek_data_parallel_model_options_set_mode(&o, EK_MODE_GATHER));
+  ck_assert_int_eq(o.outputs, EK_OUTPUTS_GATHER);
+  ck_assert_int_eq(o.state, EK_STATE_MASTER);
+  const size_t refused[] = {0, own + 1, offsetof(ek_data_parallel_model_options, state)};
+  for (size_t i = 0; i < 3; i++) {
+    o.size = refused[i];
+    ck_fails(ek_data_parallel_model_options_set_mode(&o, EK_MODE_SHARDED), EK_ERR_INVALID_ARGUMENT,
+             "ek_data_parallel_model_options.size");
+    ck_assert_int_eq(o.state, EK_STATE_MASTER);
+  }
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("options");
+  TCase *options = ck_case(suite, "size");
+  tcase_add_loop_test(options, the_own_size_is_taken, 0, ROWS);
+  tcase_add_loop_test(options, an_older_size_takes_defaults, 0, ROWS);
+  tcase_add_loop_test(options, other_sizes_are_refused, 0, ROWS);
+  tcase_add_loop_test(options, a_table_without_its_functions_is_refused, 0, ROWS);
+  tcase_add_test(options, a_mode_is_set_by_the_same_rule);
+  return suite;
+}
+
+CK_MAIN(make_suite)
