@@ -3,10 +3,11 @@
  *
  * Input i32 tokens [B, T], T <= sequence; output logits [B, T, vocabulary]. Pre-norm blocks:
  *     x = tokens.weight[token] + tokens.positions[t], dropout
- *     x = x + dropout(attention(layer norm(x)));  x = x + dropout(linear(GELU(linear(layer
- * norm(x))))) logits = head(layer norm(x)), the head without bias and, unless untied, with the
- * table of tokens as its weight (Radford et al. 2019). The second linear of each pair starts with
- * its deviation divided by sqrt(2 layers).
+ *     x = x + dropout(attention(layer norm(x)))
+ *     x = x + dropout(linear(GELU(linear(layer norm(x)))))
+ *     logits = head(layer norm(x))
+ * The head has no bias and, unless untied, the table of tokens as its weight (Radford et al. 2019).
+ * The second linear of each pair starts with its deviation divided by sqrt(2 layers).
  *
  * Parameters: tokens.weight, tokens.positions; for each block N = 0, 1, ... blocks.N. followed by
  *     ln_1.weight ln_1.bias attention.qkv.weight attention.qkv.bias attention.projection.weight

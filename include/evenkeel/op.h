@@ -6,7 +6,7 @@
  *
  * Rules for all operations
  *   - The first argument is the stream that the work is queued on; results are valid for work
- * queued later on it. Every tensor must be on that stream's device: EK_ERR_DEVICE.
+ *     queued later on it. Every tensor must be on that stream's device: EK_ERR_DEVICE.
  *   - Destinations come next, and are tensors that exist already: an operation allocates nothing.
  *   - "rows x columns" reads a tensor as a matrix: its last dimension is the columns, all others
  *     together are the rows.

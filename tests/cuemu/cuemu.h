@@ -15,7 +15,8 @@
  *   CUEMU_JITTER_US          0        wait up to so long before each operation of a stream
  *   CUEMU_NCCL_POLLS         1        how often a non-blocking NCCL call says ncclInProgress
  *   CUEMU_FAULT                       "fail kind device n [error]" or "hang kind device n",
- * separated by commas; kinds as below in lower case: memory copy ...
+ *                                     separated by commas; kinds as below in lower case:
+ *                                     memory copy ...
  *
  * All functions may be called from any thread.
  */

@@ -4,12 +4,15 @@
  * Bounds, with u the unit roundoff, d the head width, T the tokens; c = 1 / sqrt(d):
  *   s_ij = c q_i k_j          e_s = (d + 3) u c sum|q||k|, the largest of the row
  *   p_ij = exp(s_ij - lse_i)  relative e_p = 2 e_s + (T + 16 + 4 max|s|) u: the exponent errs by
- * e_s in s and in lse, by u |s| where it is rounded, and the sum of T terms, rescaled by the online
- * softmax, adds T u out                       e_p sum_j p |v| lse                       e_s + (T +
- * 16 + 2 max|s| + |lse|) u Backward gets out and lse rounded to the type, within the above: ds = p
- * (dp - D)           p (e_p |dp - D| + (d + 4) u (sum|dout||v| + sum|dout||out|)) dv sum_i |dout| p
- * (e_p + (T + 3) u) dq, dk                    c sum (|k| or |q|) (error of ds + (T + 4) u |ds|) The
- * bounds are doubled for the terms of second order.
+ *                             e_s in s and in lse, by u |s| where it is rounded, and the sum of T
+ *                             terms, rescaled by the online softmax, adds T u
+ *   out                       e_p sum_j p |v|
+ *   lse                       e_s + (T + 16 + 2 max|s| + |lse|) u
+ * Backward gets out and lse rounded to the type, within the above:
+ *   ds = p (dp - D)           p (e_p |dp - D| + (d + 4) u (sum|dout||v| + sum|dout||out|))
+ *   dv                        sum_i |dout| p (e_p + (T + 3) u)
+ *   dq, dk                    c sum (|k| or |q|) (error of ds + (T + 4) u |ds|)
+ * The bounds are doubled for the terms of second order.
  */
 #include <evenkeel/attend.h>
 #include <math.h>

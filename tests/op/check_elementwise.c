@@ -8,7 +8,8 @@
  *   column_sum            (R + 2) u (|beta y| + sum |x|) for R rows: any order of R additions;
  *                         equal for whole numbers
  *   gelu                  8 u |x|: t = tanh(z) has an absolute error of 2 u from tanh and of at
- * most 4 u max |z (1 - t^2)| = 1.8 u from z, times |x| / 2; 1 + t and two products round once each
+ *                         most 4 u max |z (1 - t^2)| = 1.8 u from z, times |x| / 2; 1 + t and two
+ *                         products round once each
  *   gelu backward         u |dy| (8 + 8 |x z'|): GELU' = (1 + t) / 2 + x z' (1 - t^2) / 2, and both
  *                         t and z err as above; 1 - t^2 is where that error is not damped
  *   dropout               3 u |y| where kept (1 - p, its inverse, the product), 0 elsewhere

@@ -3,9 +3,11 @@
  *
  * Bounds, with u the unit roundoff of the type, C classes, x a row's logits, M = max|x|:
  *   lse       e = (C + 8) u + u (2 M + |lse|): the exponents x - max are rounded, C terms are
- * added, the logarithm and the final sum round once each log p     e_c = e + u (|x_c| + 2 |lse|) l
- * (1 - s) w[y] e_y + s / C sum w e_c + (C + 4) u (all |terms|) s         sum of the rows' bounds +
- * n 2^-53 sum|l|: rows are added in double d         n 2^-53 sum w, equal where the weights are 1
+ *             added, the logarithm and the final sum round once each
+ *   log p     e_c = e + u (|x_c| + 2 |lse|)
+ *   l         (1 - s) w[y] e_y + s / C sum w e_c + (C + 4) u (all |terms|)
+ *   s         sum of the rows' bounds + n 2^-53 sum|l|: rows are added in double
+ *   d         n 2^-53 sum w, equal where the weights are 1
  *   gradient  |scale| ((1 - s) w[y] (p (e + 4 u + u |x - lse|) + 3 u |p - 1 or 0|)
  *                      + s / C (p W (e + (C + 6) u + u |x - lse|) + 3 u w)), W = sum of w
  *   squared   l: 3 u l, for y - t rounds once, relative to itself; the gradient: 4 u |g|;

@@ -2,7 +2,8 @@
  * ck_blend.h - a module of a program's own with two outputs, a broadcast input and a buffer.
  *
  * Inputs w [WIDTH] (the same on every device) and x [B, WIDTH]; parameters a, b [WIDTH] and a
- * buffer c [WIDTH] of halves: y0 = x * a * w + c        y1 = x + a * b
+ * buffer c [WIDTH] of halves:
+ *     y0 = x * a * w + c        y1 = x + a * b
  */
 #ifndef CK_BLEND_H
 #define CK_BLEND_H

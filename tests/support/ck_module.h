@@ -43,10 +43,11 @@ struct ck_module_case {
  *   gradients    of all parameters and floating inputs against central differences, in f64
  *   single       f32 results against f64 results
  *   protocol     two backwards add; grad_inputs NULL changes nothing else; each parameter is said
- * to be complete once, and does not change afterwards start        initial values depend on seed
- * and name, not on the device memory       a pass holds nothing when it should not failures every
- * allocation fails once; the error arrives and nothing is left behind plan         a device that
- * only counts takes exactly as much memory
+ *                to be complete once, and does not change afterwards
+ *   start        initial values depend on seed and name, not on the device
+ *   memory       a pass holds nothing when it should not
+ *   failures     every allocation fails once; the error arrives and nothing is left behind
+ *   plan         a device that only counts takes exactly as much memory
  */
 void ck_module_tests(Suite *suite, const struct ck_module_case *cases, int count);
 
@@ -67,10 +68,8 @@ struct ck_bed {
   double size;                       /* sum of |R * output| at the last ck_bed_loss() */
 };
 
-/*
- * Parameters, inputs and R are random numbers that both types hold exactly, the same ones for equal
- * cases.
- */
+/* Parameters, inputs and R are random numbers that both types hold exactly, the same for equal
+   cases. */
 struct ck_bed *ck_bed_open(const struct ck_module_case *module_case, ek_type type,
                            const char *spec);
 void ck_bed_close(struct ck_bed *bed);

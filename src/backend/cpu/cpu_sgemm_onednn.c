@@ -20,8 +20,8 @@ static ek_status sgemm(const struct ek__gemm *g) {
 }
 
 /*
- * Two shapes are cut before oneDNN sees them, because its own blocking is weak there (2.6, with
- * AVX-512):
+ * Two shapes are cut before oneDNN (2.6, with AVX-512) sees them, because its own blocking is weak
+ * there:
  *   - a turned and c narrow, as in the gradient of weights with few inputs: along k, by 128. Up to
  *     1.35 times as fast; with wide rows of a (a power of two) its packing is what costs.
  *   - c very wide and k short, as in the output layer of a small model: along n, by 2048. 1.1

@@ -2,8 +2,7 @@
  * cuemu_portable.h - launching kernels in C++ without <<<>>>.
  *
  *   EK_LAUNCH(kernel, grid, block, shared_bytes, stream, arguments...)   a statement, as <<<>>> is
- *   EK_DYNAMIC_SHARED(type, name)                                        type *name, 16-byte
- * aligned
+ *   EK_DYNAMIC_SHARED(type, name)                                        type *name, aligned to 16
  *
  * The kernel's arguments are converted to its parameter types and copied, as a launch does; the
  * block executor calls the kernel once for each CUDA thread. A failed launch is seen by
