@@ -75,8 +75,9 @@ set_target_properties(
              POSITION_INDEPENDENT_CODE ON
              CUDA_VISIBILITY_PRESET hidden
              LINK_DEPENDS "${evenkeel_cuda_map}"
-             BUILD_RPATH "${CUDAToolkit_LIBRARY_DIR}"
-             INSTALL_RPATH "${CUDAToolkit_LIBRARY_DIR}")
+             BUILD_WITH_INSTALL_RPATH ON # else CMake pads the path with empty entries: the working folder
+             INSTALL_RPATH "${CUDAToolkit_LIBRARY_DIR}"
+             INSTALL_RPATH_USE_LINK_PATH ON) # NCCL may lie elsewhere
 target_compile_options(evenkeel_cuda PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra>")
 foreach(target evenkeel_cuda_host evenkeel_cuda)
   target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}/include"

@@ -1,4 +1,4 @@
-# Compiler flags, for everything this project compiles. Two functions:
+# Compiler flags, for everything this project compiles: sanitizers, hardening, and two functions
 #   evenkeel_strict(target)         language level and warnings: library, tests, bench, examples
 #   evenkeel_library_flags(target)  the above and what only the library's own objects need
 #
@@ -14,6 +14,8 @@ if(EVENKEEL_COVERAGE)
   add_link_options(--coverage)
 endif()
 
+include("${CMAKE_CURRENT_LIST_DIR}/EvenkeelHardening.cmake")
+
 # Editors, clang-tidy and other tools read compile_commands.json.
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 
@@ -28,7 +30,8 @@ function(evenkeel_strict target)
                CXX_EXTENSIONS OFF)
   # Extensions are off, so the system interfaces (mmap, madvise, clock_gettime) are asked for by name.
   target_compile_definitions(${target} PRIVATE _POSIX_C_SOURCE=200809L _DEFAULT_SOURCE)
-  target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wconversion -Wshadow)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wconversion -Wshadow
+                                           -Wformat -Wformat-security)
   if(EVENKEEL_WERROR)
     target_compile_options(${target} PRIVATE -Werror)
   endif()

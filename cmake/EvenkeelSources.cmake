@@ -49,6 +49,10 @@ function(evenkeel_add_isa_objects dispatcher)
   # Contraction into fused multiply-add, no errno and no trapping are safe for results that may be
   # NaN or infinite. None of the flags lets the compiler reorder a sum.
   set(common -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math -Wno-psabi)
+  if(EVENKEEL_HARDENING_FORTIFY)
+    # At level 3 a vector's load by memcpy() becomes a call inside the loop.
+    list(APPEND common "SHELL:-U_FORTIFY_SOURCE -D_FORTIFY_SOURCE=2")
+  endif()
   set(baseline_flags "")
   set(avx2_flags -mavx2 -mfma -mf16c)
   set(avx512_flags -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c
