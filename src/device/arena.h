@@ -2,13 +2,14 @@
  * arena.h - one device's tensor memory and its ledger.
  *
  * The arena is a row of blocks, used and free, in address order. Requests are rounded up to
- * EK_MEMORY_UNIT and go into the first free block that is large enough; free neighbours merge at
- * once. Where a block lands depends on the sequence of requests alone, not on capacity or
+ * EK_MEMORY_UNIT and go into the first free block that is large enough (free_tree.h finds it); free
+ * neighbours merge at once. Where a block lands depends on the sequence of requests alone, not on capacity or
  * addresses, so a run repeats its addresses and its peak, and a `plan` device has those of a real
  * one.
  *
  * Invariants, all under `mutex`:
- *   - blocks cover 0 .. capacity without gaps; no two free blocks are neighbours;
+ *   - blocks cover 0 .. capacity without gaps; no two free blocks are neighbours; `free` has the
+ *     free ones;
  *   - current[c] is the sum of the used blocks of category c;
  *   - peak is the largest end of a used block since the last reset, and at_peak what the categories
  *     held when it was first reached.
@@ -33,6 +34,8 @@
 struct ek_memory {
   struct ek__arena *arena;
   struct ek_memory *previous, *next; /* neighbours by address; `next` also chains spare records */
+  struct ek_memory *left, *right;    /* of a free block: in the tree of free blocks */
+  uint64_t largest;                  /* of a free block: the largest in its part of the tree */
   char *address;
   uint64_t offset, bytes;
   uint64_t serial;       /* number of the allocation */
@@ -52,7 +55,8 @@ struct ek__arena {
   uint64_t capacity, committed;
   uint64_t fixed, outside; /* of the device itself: in the arena, and beside it */
   pthread_mutex_t mutex;
-  struct ek_memory *first; /* block at offset 0 */
+  struct ek_memory *last; /* the block with the highest address */
+  struct ek_memory *free; /* the tree of free blocks */
   struct ek_memory *spare; /* records that describe nothing */
   struct ek__slab *slabs;  /* memory of all records */
   uint64_t current[EK_MEMORY_CATEGORIES], current_total;

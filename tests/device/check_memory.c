@@ -209,6 +209,63 @@ START_TEST(the_arena_is_the_model) {
 }
 END_TEST
 
+/*
+ * The same with thousands of holes: the model is one flag per unit, searched from the front. Every
+ * second block is given back, in a random order, so that nothing merges at first; then blocks of
+ * random sizes come and go.
+ */
+enum { MANY = 6000, UNITS = 4 * MANY };
+
+static uint64_t first_run(const bool *used, uint64_t units) {
+  uint64_t run = 0;
+  for (uint64_t i = 0; i < UNITS; i++) {
+    run = used[i] ? 0 : run + 1;
+    if (run == units) return i + 1 - units;
+  }
+  return UINT64_MAX;
+}
+
+START_TEST(thousands_of_holes) {
+  static ek_tensor tensors[MANY];
+  static bool used[UNITS];
+  memset(tensors, 0, sizeof tensors);
+  memset(used, 0, sizeof used);
+  ek_group *group = ck_open_exactly("plan@6144000", 1); /* UNITS units */
+  ek_device *device = ek_group_device(group, 0);
+  struct ck_random random = ck_random_start(77);
+  char *base = NULL;
+  for (int step = 0; step < 4 * MANY; step++) {
+    const bool filling = step < MANY, thinning = !filling && step < 2 * MANY;
+    const int i = filling ? step : (int)ck_random_integer(&random, 0, MANY - 1);
+    ek_tensor *tensor = &tensors[thinning ? i / 2 * 2 : i];
+    if (ek_tensor_exists(tensor)) {
+      const uint64_t first = (uint64_t)((char *)tensor->data - base) / UNIT;
+      memset(used + first, 0, rounded(ek_tensor_bytes(tensor)) / UNIT);
+      ek_tensor_free(tensor);
+      continue;
+    }
+    if (thinning) continue;
+    const uint64_t units = filling ? (uint64_t)(step % 3) + 1 : (uint64_t)ck_random_integer(&random, 1, 5);
+    const uint64_t place = first_run(used, units);
+    const ek_status status = take(tensor, device, EK_MEMORY_INPUTS, units * UNIT);
+    if (place == UINT64_MAX) {
+      ck_assert_int_eq(status, EK_ERR_OUT_OF_MEMORY);
+      continue;
+    }
+    ck_ok(status);
+    if (base == NULL) base = tensor->data;
+    if ((uint64_t)((char *)tensor->data - base) != place * UNIT) {
+      ck_abort_msg("step %d: %" PRIu64 " units are at %td, not at %" PRIu64, step, units,
+                   ((char *)tensor->data - base) / UNIT, place);
+    }
+    memset(used + place, 1, units);
+  }
+  for (int i = 0; i < MANY; i++) ek_tensor_free(&tensors[i]);
+  ck_no_memory_held(group);
+  ek_group_close(group);
+}
+END_TEST
+
 /* ---- determinism and exact caps ---- */
 
 enum { STEPS = 400 };
@@ -303,6 +360,18 @@ START_TEST(out_of_memory_says_what_is_held) {
   ck_ok(take(&c, device, EK_MEMORY_OPTIMIZER, 3 << 20));
   ek_tensor_free(&b);
   ek_tensor_free(&c);
+  ek_group_close(group);
+}
+END_TEST
+
+/* A request one unit larger than the largest free block: both are 1.19 MiB. */
+START_TEST(out_of_memory_tells_sizes_apart) {
+  ek_group *group = ck_open_exactly("plan@1249792", 1);
+  ek_device *device = ek_group_device(group, 0);
+  ek_tensor tensor = {0};
+  ck_fails(take(&tensor, device, EK_MEMORY_INPUTS, 1250048), EK_ERR_OUT_OF_MEMORY,
+           "out of memory: 1.19 MiB (1250048 bytes) for inputs, largest free block 1.19 MiB "
+           "(1249792 bytes)");
   ek_group_close(group);
 }
 END_TEST
@@ -565,6 +634,8 @@ static Suite *make_suite(void) {
   Suite *suite = suite_create("memory");
   TCase *arena = ck_case(suite, "arena");
   tcase_add_loop_test(arena, the_arena_is_the_model, 0, 4);
+  tcase_add_test(arena, thousands_of_holes);
+  tcase_add_test(arena, out_of_memory_tells_sizes_apart);
   tcase_add_loop_test(arena, equal_runs_have_equal_addresses_and_peaks, 0, 10);
   tcase_add_loop_test(arena, a_cap_is_exact_to_one_unit, 0, 10);
   tcase_add_loop_test(arena, out_of_memory_says_what_is_held, 0, 2);
