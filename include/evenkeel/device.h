@@ -73,10 +73,13 @@ EK_API EK_CHECKED ek_status ek_group_open(ek_group **group, const char *spec,
                                           const ek_group_options *options);
 
 /*
- * Stops the workers and gives all memory back. Everything made on the group's devices must have
- * been freed before; what was not is reported to the log callback. NULL is legal.
+ * Stops the workers and gives all memory back. NULL is legal. A group that is still needed stays as
+ * it was, with a warning to the log callback:
+ * EK_ERR_STATE  a tensor, an event, a communicator or a model of the group was not freed; another
+ *               thread is using the group; called on one of its workers; or in a child of the
+ *               process that opened it, where there is nothing to stop
  */
-EK_API void ek_group_close(ek_group *group);
+EK_API ek_status ek_group_close(ek_group *group);
 
 EK_API size_t ek_group_size(const ek_group *group);                     /* 0 for NULL */
 EK_API ek_device *ek_group_device(const ek_group *group, size_t index); /* NULL outside */
@@ -92,7 +95,11 @@ typedef ek_status (*ek_apply_function)(void *context, ek_device *device, size_t 
  * Runs `function` on every device's worker at the same time and waits for all of them. Returns the
  * error of the lowest failing device, with that device's message behind the words
  * "replica K on DEVICE: ". A device that gave up only because another one failed (EK_ERR_ABORTED)
- * does not count as failing while another does. Not to be called from a worker: EK_ERR_STATE.
+ * does not count as failing while another does.
+ *
+ * Any thread may call it, several at once: jobs run one after the other in the order of the calls,
+ * and each caller gets the result of its own. Not from a worker of the same group, and not in a
+ * child of the process that opened the group: EK_ERR_STATE.
  */
 EK_API EK_CHECKED ek_status ek_group_apply(ek_group *group, ek_apply_function function,
                                            void *context);

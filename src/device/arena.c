@@ -12,6 +12,7 @@
 
 #include "core/alloc.h"
 #include "core/sizes.h"
+#include "device/device_internal.h"
 #include "device/free_tree.h"
 #include "device/ledger.h"
 
@@ -24,6 +25,16 @@ struct ek__slab {
 
 /* Real memory is made usable in steps of this size. */
 enum { COMMIT_STEP = 8 << 20 };
+
+/* A child of fork() may read what lies in the memory, and takes and gives back nothing: a thread of
+ * the parent may have held the mutex. */
+static ek_status check_process(const struct ek__arena *arena, const char *who) {
+  return ek__group_check(ek_device_group(arena->device), who);
+}
+
+static bool in_a_child(const struct ek__arena *arena) {
+  return ek__group_of_parent(ek_device_group(arena->device));
+}
 
 /* Makes sure that one spare record is there: a split needs it. */
 static bool reserve_record(struct ek__arena *arena) {
@@ -77,9 +88,8 @@ ek_status ek__arena_open(struct ek__arena *arena, ek_device *device,
   return EK_OK;
 }
 
-uint64_t ek__arena_close(struct ek__arena *arena) {
-  if (arena->slabs == NULL) return 0;
-  const uint64_t held = arena->current_total;
+void ek__arena_close(struct ek__arena *arena) {
+  if (arena->slabs == NULL) return;
   if (arena->capacity > 0) arena->backend->memory_release(arena->base, arena->capacity);
   while (arena->slabs != NULL) {
     struct ek__slab *slab = arena->slabs;
@@ -88,7 +98,6 @@ uint64_t ek__arena_close(struct ek__arena *arena) {
   }
   ek__free(arena->events);
   pthread_mutex_destroy(&arena->mutex);
-  return held;
 }
 
 /* ---- the ledger's side: called with the mutex held ---- */
@@ -185,16 +194,15 @@ static ek_status out_of_memory(struct ek__arena *arena, ek_memory_category categ
   char held[1024];
   ek__ledger_describe(held, sizeof held, arena->current);
   char wanted[32], free_text[32], capacity[32], total[32];
-  return ek_error_set(EK_ERR_OUT_OF_MEMORY,
-                      "%s: out of memory: %s%s (%llu bytes) for %s, largest free block %s (%llu "
-                      "bytes), capacity %s, held %s: %s",
-                      ek_device_name(arena->device), why,
-                      ek__ledger_size(wanted, sizeof wanted, bytes), (unsigned long long)bytes,
-                      ek_memory_category_name(category),
-                      ek__ledger_size(free_text, sizeof free_text, largest),
-                      (unsigned long long)largest,
-                      ek__ledger_size(capacity, sizeof capacity, arena->capacity),
-                      ek__ledger_size(total, sizeof total, arena->current_total), held);
+  return ek_error_set(
+      EK_ERR_OUT_OF_MEMORY,
+      "%s: out of memory: %s%s (%llu bytes) for %s, largest free block %s (%llu "
+      "bytes), capacity %s, held %s: %s",
+      ek_device_name(arena->device), why, ek__ledger_size(wanted, sizeof wanted, bytes),
+      (unsigned long long)bytes, ek_memory_category_name(category),
+      ek__ledger_size(free_text, sizeof free_text, largest), (unsigned long long)largest,
+      ek__ledger_size(capacity, sizeof capacity, arena->capacity),
+      ek__ledger_size(total, sizeof total, arena->current_total), held);
 }
 
 /* Content that was sent into a block and that nobody waited for may still be on its way. */
@@ -243,6 +251,7 @@ ek_status ek__arena_take(struct ek_memory **memory, struct ek__arena *arena,
     return ek_error_set(EK_ERR_OVERFLOW, "%s: %llu bytes do not fit in 63 bits",
                         ek_device_name(arena->device), (unsigned long long)bytes);
   }
+  EK_TRY(check_process(arena, "ek_tensor_create"));
   pthread_mutex_lock(&arena->mutex);
   const ek_status status = take_locked(memory, arena, category, rounded);
   pthread_mutex_unlock(&arena->mutex);
@@ -291,6 +300,7 @@ ek_status ek__arena_extend(bool *extended, struct ek_memory *memory, uint64_t by
                         ek_device_name(memory->arena->device), (unsigned long long)bytes);
   }
   struct ek__arena *arena = memory->arena;
+  EK_TRY(check_process(arena, "ek_tensor_grow"));
   pthread_mutex_lock(&arena->mutex);
   const ek_status status = extend_locked(extended, memory, rounded);
   pthread_mutex_unlock(&arena->mutex);
@@ -299,6 +309,7 @@ ek_status ek__arena_extend(bool *extended, struct ek_memory *memory, uint64_t by
 
 void ek__arena_charge(struct ek_memory *memory, ek_memory_category category) {
   struct ek__arena *arena = memory->arena;
+  if (in_a_child(arena)) return;
   pthread_mutex_lock(&arena->mutex);
   if (memory->category != category) {
     const uint64_t peak_bytes = bytes_in_peak(arena, memory);
@@ -315,6 +326,7 @@ void ek__arena_charge(struct ek_memory *memory, ek_memory_category category) {
 void ek__arena_drop(struct ek_memory *memory) {
   if (atomic_fetch_sub_explicit(&memory->references, 1, memory_order_acq_rel) != 1) return;
   struct ek__arena *arena = memory->arena;
+  if (in_a_child(arena)) return;
   pthread_mutex_lock(&arena->mutex);
   const ek_memory_category category = memory->category;
   const int64_t bytes = (int64_t)memory->bytes;
@@ -345,6 +357,7 @@ ek_status ek_memory_stats(ek_memory_usage *usage, const ek_device *device) {
                         "ek_memory_stats: usage and device may not be NULL");
   }
   struct ek__arena *arena = ek__device_arena(device);
+  EK_TRY(check_process(arena, "ek_memory_stats"));
   pthread_mutex_lock(&arena->mutex);
   *usage = (ek_memory_usage){.capacity_bytes = arena->capacity,
                              .current_bytes = arena->current_total,
@@ -364,6 +377,7 @@ ek_status ek_memory_reset_peak(ek_device *device) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_memory_reset_peak: device may not be NULL");
   }
   struct ek__arena *arena = ek__device_arena(device);
+  EK_TRY(check_process(arena, "ek_memory_reset_peak"));
   pthread_mutex_lock(&arena->mutex);
   arena->peak = height(arena);
   arena->peak_total = arena->current_total;
@@ -378,6 +392,7 @@ ek_status ek_memory_fail_at(ek_device *device, uint64_t n) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_memory_fail_at: device may not be NULL");
   }
   struct ek__arena *arena = ek__device_arena(device);
+  EK_TRY(check_process(arena, "ek_memory_fail_at"));
   pthread_mutex_lock(&arena->mutex);
   arena->fail_at = n == 0 ? 0 : arena->serial + n;
   pthread_mutex_unlock(&arena->mutex);
@@ -389,6 +404,7 @@ ek_status ek_memory_record_start(ek_device *device, size_t capacity) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_memory_record_start: device may not be NULL");
   }
   struct ek__arena *arena = ek__device_arena(device);
+  EK_TRY(check_process(arena, "ek_memory_record_start"));
   ek_memory_event *events = ek__calloc(capacity, sizeof *events);
   if (events == NULL) {
     return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory to record %zu events", capacity);
@@ -412,6 +428,7 @@ ek_status ek_memory_record_stop(const ek_memory_event **events, size_t *count, s
                         "ek_memory_record_stop: events, count and device may not be NULL");
   }
   struct ek__arena *arena = ek__device_arena(device);
+  EK_TRY(check_process(arena, "ek_memory_record_stop"));
   pthread_mutex_lock(&arena->mutex);
   const bool recording = arena->recording;
   if (recording) {

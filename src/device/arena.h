@@ -3,9 +3,9 @@
  *
  * The arena is a row of blocks, used and free, in address order. Requests are rounded up to
  * EK_MEMORY_UNIT and go into the first free block that is large enough (free_tree.h finds it); free
- * neighbours merge at once. Where a block lands depends on the sequence of requests alone, not on capacity or
- * addresses, so a run repeats its addresses and its peak, and a `plan` device has those of a real
- * one.
+ * neighbours merge at once. Where a block lands depends on the sequence of requests alone, not on
+ * capacity or addresses, so a run repeats its addresses and its peak, and a `plan` device has those
+ * of a real one.
  *
  * Invariants, all under `mutex`:
  *   - blocks cover 0 .. capacity without gaps; no two free blocks are neighbours; `free` has the
@@ -55,8 +55,8 @@ struct ek__arena {
   uint64_t capacity, committed;
   uint64_t fixed, outside; /* of the device itself: in the arena, and beside it */
   pthread_mutex_t mutex;
-  struct ek_memory *last; /* the block with the highest address */
-  struct ek_memory *free; /* the tree of free blocks */
+  struct ek_memory *last;  /* the block with the highest address */
+  struct ek_memory *free;  /* the tree of free blocks */
   struct ek_memory *spare; /* records that describe nothing */
   struct ek__slab *slabs;  /* memory of all records */
   uint64_t current[EK_MEMORY_CATEGORIES], current_total;
@@ -73,8 +73,8 @@ struct ek__arena {
 /* `capacity` is rounded down to whole units. */
 ek_status ek__arena_open(struct ek__arena *arena, ek_device *device,
                          const struct ek__backend *backend, uint64_t capacity);
-/* Bytes that were still held. */
-uint64_t ek__arena_close(struct ek__arena *arena);
+/* A zeroed arena is legal. */
+void ek__arena_close(struct ek__arena *arena);
 
 /* bytes > 0; the new block has one reference. */
 ek_status ek__arena_take(struct ek_memory **memory, struct ek__arena *arena,

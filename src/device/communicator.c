@@ -46,6 +46,7 @@ ek_status ek_communicator_open(ek_communicator **communicator, ek_group *group) 
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                         "ek_communicator_open: communicator and group may not be NULL");
   }
+  EK_TRY(ek__group_check(group, "ek_communicator_open"));
   ek_communicator *result = NULL;
   if (ek_device_counts_only(ek_group_device(group, 0))) {
     EK_TRY(count_open(&result, group));
@@ -60,7 +61,7 @@ ek_status ek_communicator_open(ek_communicator **communicator, ek_group *group) 
 }
 
 void ek_communicator_close(ek_communicator *communicator) {
-  if (communicator == NULL) return;
+  if (communicator == NULL || ek__group_of_parent(communicator->group)) return;
   ek__group_detach(communicator->group, &communicator->abortable);
   communicator->table->close(communicator);
 }
@@ -181,7 +182,6 @@ ek_status ek_communicator_wait(ek_communicator *communicator, ek_device *device)
 }
 
 void ek_communicator_abort(ek_communicator *communicator) {
-  if (communicator != NULL && communicator->table->abort != NULL) {
-    communicator->table->abort(communicator);
-  }
+  if (communicator == NULL || communicator->table->abort == NULL) return;
+  if (!ek__group_of_parent(communicator->group)) communicator->table->abort(communicator);
 }

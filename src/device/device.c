@@ -3,11 +3,11 @@
  */
 #include <evenkeel/device.h>
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "core/alloc.h"
-#include "core/log_internal.h"
 #include "device/arena.h"
 #include "device/device_internal.h"
 #include "device/ledger.h"
@@ -21,6 +21,7 @@ struct ek_device {
   void *native;                /* the backend's */
   struct ek_memory *workspace; /* the backend's part of the arena, or NULL */
   ek_stream *streams[2];       /* by ek_stream_kind */
+  atomic_int events;           /* that are not freed yet */
   struct ek__arena arena;
 };
 
@@ -89,14 +90,26 @@ void ek__device_close(ek_device *device) {
   ek__stream_close(device->streams[EK_STREAM_COMMUNICATION]);
   ek__stream_close(device->streams[EK_STREAM_COMPUTE]);
   if (device->workspace != NULL) ek__arena_drop(device->workspace);
-  const uint64_t held = ek__arena_close(&device->arena);
+  ek__arena_close(&device->arena);
   if (device->native != NULL) device->backend->device_close(device->native);
-  if (held > 0) {
-    char text[32];
-    ek__log(EK_LOG_WARNING, "%s: %s still held when the group was closed", device->name,
-            ek__ledger_size(text, sizeof text, held));
-  }
   ek__free(device);
+}
+
+ek_status ek__device_check_unused(const ek_device *device, const char *who) {
+  ek_memory_usage usage;
+  EK_TRY(ek_memory_stats(&usage, device));
+  usage.current[EK_MEMORY_WORKSPACE] -= usage.fixed_bytes;
+  if (usage.current_bytes > usage.fixed_bytes) {
+    char held[1024];
+    ek__ledger_describe(held, sizeof held, usage.current);
+    return ek_error_set(EK_ERR_STATE, "%s: tensors still lie on %s: %s", who, device->name, held);
+  }
+  if (atomic_load(&device->events) == 0) return EK_OK;
+  return ek_error_set(EK_ERR_STATE, "%s: an event of %s was not freed", who, device->name);
+}
+
+void ek__device_count_event(ek_device *device, int change) {
+  atomic_fetch_add(&device->events, change);
 }
 
 const struct ek__backend *ek__device_table(const ek_device *device) { return device->backend; }

@@ -10,6 +10,11 @@
 /* The backend of a device; never NULL. */
 const struct ek__backend *ek__device_table(const ek_device *device);
 
+/* EK_ERR_STATE in a child of the process that opened the group: there are no workers here, and a
+ * lock may be held for ever. */
+ek_status ek__group_check(const ek_group *group, const char *who);
+bool ek__group_of_parent(const ek_group *group);
+
 /* True on one of the group's worker threads. */
 bool ek__group_is_worker(const ek_group *group);
 
@@ -19,8 +24,12 @@ ek_device *ek__group_worker_device(const ek_group *group);
 /* Opens device number `index` of what a string named. */
 ek_status ek__device_open(ek_device **device, ek_group *group, const struct ek__backend *backend,
                           const struct ek__device_spec *spec, size_t index, int threads);
-/* Reports what is still held to the log. NULL is legal. */
+/* NULL is legal. */
 void ek__device_close(ek_device *device);
+/* EK_ERR_STATE while tensors lie on the device, or events are made for it. */
+ek_status ek__device_check_unused(const ek_device *device, const char *who);
+/* An event was made (+1) or freed (-1). */
+void ek__device_count_event(ek_device *device, int change);
 
 /* The CUDA backend, loaded at the first call; EK_ERR_UNAVAILABLE says why there is none. */
 ek_status ek__cuda_backend(const struct ek__backend **backend);

@@ -5,20 +5,31 @@
  * `job`; every worker runs it once and lowers `running`; the caller sleeps until `running` is 0.
  * Results lie in the workers' own records, which the caller reads only then.
  *
+ * Jobs run one after the other, whoever asks for them: a caller draws a number and waits until it
+ * is `served`. It keeps its turn from before it publishes its job until it has read the results and
+ * made the communicators new, so the collectives of two jobs never meet, and a failure reaches the
+ * caller whose job failed.
+ *
  * A worker whose function failed aborts the group's communicators before it reports, so that no
  * peer waits for it; when all have come back, the caller makes the communicators new.
  *
- * Lock: `mutex` guards job, running, stopping, function, context and the list of abortables. It is
- * never held while a job runs. A communicator's own lock is taken inside it (abort), never around
- * it.
+ * A child of fork() has no workers. Every function here that would wait for them, or take a lock
+ * that a thread of the parent may have held, refuses there (ek__group_check).
+ *
+ * Lock: `mutex` guards drawn, served, job, running, stopping, function, context and the list of
+ * abortables. It is never held while a job runs. A communicator's own lock is taken inside it
+ * (abort), never around it.
  */
 #include <pthread.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "core/alloc.h"
-#include "core/options.h"
 #include "core/error.h"
 #include "core/log_internal.h"
+#include "core/options.h"
+#include "core/process.h"
+#include "core/thread.h"
 #include "device/device_internal.h"
 #include "device/device_spec.h"
 
@@ -37,8 +48,11 @@ struct ek_group {
   char *spec;
   size_t count;
   struct worker workers[EK_MAX_DEVICES];
+  unsigned process; /* core/process.h: whose workers these are */
+  long process_id;  /* the same, for people */
   pthread_mutex_t mutex;
-  pthread_cond_t work, done;
+  pthread_cond_t work, done, turn;
+  uint64_t drawn, served; /* numbers of callers; equal: nobody has a job */
   uint64_t job;
   size_t running;
   bool stopping;
@@ -46,9 +60,6 @@ struct ek_group {
   void *context;
   struct ek__abortable *abortables;
 };
-
-/* Kernels keep their tiles on the stack. */
-enum { WORKER_STACK_BYTES = 8 << 20 };
 
 static _Thread_local ek_device *device_of_this_worker;
 
@@ -58,6 +69,15 @@ ek_device *ek__group_worker_device(const ek_group *group) {
 
 bool ek__group_is_worker(const ek_group *group) {
   return group != NULL && ek__group_worker_device(group) != NULL;
+}
+
+bool ek__group_of_parent(const ek_group *group) { return group->process != ek__process_number(); }
+
+ek_status ek__group_check(const ek_group *group, const char *who) {
+  if (!ek__group_of_parent(group)) return EK_OK;
+  return ek_error_set(EK_ERR_STATE,
+                      "%s: the group belongs to process %ld, this one is a child of it", who,
+                      group->process_id);
 }
 
 void ek__group_attach(ek_group *group, struct ek__abortable *abortable) {
@@ -110,24 +130,13 @@ static void *worker_main(void *argument) {
 }
 
 static ek_status start_workers(ek_group *group) {
-  pthread_attr_t attributes;
-  if (pthread_attr_init(&attributes) != 0) {
-    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no memory for thread attributes");
-  }
-  ek_status status = EK_OK;
-  int error = pthread_attr_setstacksize(&attributes, WORKER_STACK_BYTES);
-  for (size_t i = 0; i < group->count && error == 0; i++) {
+  for (size_t i = 0; i < group->count; i++) {
     struct worker *worker = &group->workers[i];
     worker->group = group;
-    error = pthread_create(&worker->thread, &attributes, worker_main, worker);
-    worker->started = error == 0;
+    EK_TRY(ek__thread_start(&worker->thread, EK__WORKER_STACK, worker_main, worker));
+    worker->started = true;
   }
-  if (error != 0) {
-    status =
-        ek_error_set(EK_ERR_OUT_OF_MEMORY, "cannot start a worker thread: %s", strerror(error));
-  }
-  pthread_attr_destroy(&attributes);
-  return status;
+  return EK_OK;
 }
 
 /* The cores are divided evenly; a device always has one thread. */
@@ -170,6 +179,38 @@ static ek_status read_options(ek_group_options *o, const ek_group_options *optio
   return EK_OK;
 }
 
+/* Stops the workers and frees everything; also a group that did not open to its end. */
+static void destroy(ek_group *group) {
+  pthread_mutex_lock(&group->mutex);
+  group->stopping = true;
+  pthread_cond_broadcast(&group->work);
+  pthread_mutex_unlock(&group->mutex);
+  for (size_t i = 0; i < group->count; i++) {
+    if (group->workers[i].started) pthread_join(group->workers[i].thread, NULL);
+  }
+  for (size_t i = 0; i < group->count; i++) ek__device_close(group->workers[i].device);
+  if (group->native != NULL) group->backend->group_close(group->native);
+  pthread_cond_destroy(&group->turn);
+  pthread_cond_destroy(&group->done);
+  pthread_cond_destroy(&group->work);
+  pthread_mutex_destroy(&group->mutex);
+  ek__free(group->spec);
+  ek__free(group);
+}
+
+static ek_status open_parts(ek_group *group, const struct ek__device_spec *spec,
+                            const ek_group_options *options) {
+  const struct ek__backend *backend = group->backend;
+  int threads = 1;
+  EK_TRY(threads_for(&threads, backend, spec->count, options));
+  if (backend->group_open != NULL) EK_TRY(backend->group_open(&group->native, spec, options));
+  for (; group->count < spec->count; group->count++) {
+    EK_TRY(ek__device_open(&group->workers[group->count].device, group, backend, spec, group->count,
+                           threads));
+  }
+  return start_workers(group);
+}
+
 ek_status ek_group_open(ek_group **group, const char *spec, const ek_group_options *options) {
   if (group == NULL || spec == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_group_open: group and spec may not be NULL");
@@ -181,53 +222,59 @@ ek_status ek_group_open(ek_group **group, const char *spec, const ek_group_optio
   EK_TRY(ek__device_spec_parse(&parsed, spec));
   EK_TRY(find_backend(&backend, parsed.backend));
   if (backend->resolve != NULL) EK_TRY(backend->resolve(&parsed));
+  EK_TRY(ek__process_watch());
   ek_group *result = ek__calloc(1, sizeof *result);
-  if (result == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a group");
+  char *text = ek__strdup(spec);
+  if (result == NULL || text == NULL) {
+    ek__free(result);
+    ek__free(text);
+    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a group");
+  }
+  result->spec = text;
+  result->backend = backend;
+  result->process = ek__process_number();
+  result->process_id = (long)getpid();
   pthread_mutex_init(&result->mutex, NULL);
   pthread_cond_init(&result->work, NULL);
   pthread_cond_init(&result->done, NULL);
-  result->backend = backend;
-  ek_status status = EK_OK;
-  int threads = 1;
-  result->spec = ek__strdup(spec);
-  if (result->spec == NULL) {
-    status = ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a group");
-    goto cleanup;
+  pthread_cond_init(&result->turn, NULL);
+  const ek_status status = open_parts(result, &parsed, &o);
+  if (status != EK_OK) {
+    destroy(result);
+    return status;
   }
-  EK_TRY_GOTO(status, threads_for(&threads, result->backend, parsed.count, &o), cleanup);
-  if (backend->group_open != NULL) {
-    EK_TRY_GOTO(status, backend->group_open(&result->native, &parsed, &o), cleanup);
-  }
-  for (; result->count < parsed.count; result->count++) {
-    EK_TRY_GOTO(status,
-                ek__device_open(&result->workers[result->count].device, result, backend, &parsed,
-                                result->count, threads),
-                cleanup);
-  }
-  EK_TRY_GOTO(status, start_workers(result), cleanup);
   *group = result;
   return EK_OK;
-cleanup:
-  ek_group_close(result);
-  return status;
 }
 
-void ek_group_close(ek_group *group) {
-  if (group == NULL) return;
+/* What would dangle or hang if the group went now. */
+static ek_status check_unused(ek_group *group) {
   pthread_mutex_lock(&group->mutex);
-  group->stopping = true;
-  pthread_cond_broadcast(&group->work);
+  const bool busy = group->drawn != group->served, communicators = group->abortables != NULL;
   pthread_mutex_unlock(&group->mutex);
-  for (size_t i = 0; i < group->count; i++) {
-    if (group->workers[i].started) pthread_join(group->workers[i].thread, NULL);
+  if (busy) {
+    return ek_error_set(EK_ERR_STATE, "ek_group_close: another thread is using the group");
   }
-  for (size_t i = 0; i < group->count; i++) ek__device_close(group->workers[i].device);
-  if (group->native != NULL) group->backend->group_close(group->native);
-  pthread_cond_destroy(&group->done);
-  pthread_cond_destroy(&group->work);
-  pthread_mutex_destroy(&group->mutex);
-  ek__free(group->spec);
-  ek__free(group);
+  for (size_t i = 0; i < group->count; i++) {
+    EK_TRY(ek__device_check_unused(group->workers[i].device, "ek_group_close"));
+  }
+  if (!communicators) return EK_OK;
+  return ek_error_set(EK_ERR_STATE, "ek_group_close: a model or a communicator is still open");
+}
+
+ek_status ek_group_close(ek_group *group) {
+  if (group == NULL) return EK_OK;
+  EK_TRY(ek__group_check(group, "ek_group_close"));
+  if (ek__group_is_worker(group)) {
+    return ek_error_set(EK_ERR_STATE, "ek_group_close: called from a worker of the same group");
+  }
+  const ek_status status = check_unused(group);
+  if (status != EK_OK) {
+    ek__log(EK_LOG_WARNING, "%s", ek_error_message()); /* many do not look at the status */
+    return status;
+  }
+  destroy(group);
+  return EK_OK;
 }
 
 void *ek__group_native(const ek_group *group) { return group->native; }
@@ -252,19 +299,19 @@ static const struct worker *first_failure(const ek_group *group) {
   return given_up;
 }
 
-ek_status ek_group_apply(ek_group *group, ek_apply_function function, void *context) {
-  if (group == NULL || function == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_group_apply: group and function may not be NULL");
+/* A message often begins with the device that it is about: said once is enough. */
+static ek_status tell(const struct worker *failed) {
+  const char *name = ek_device_name(failed->device), *message = failed->message;
+  const size_t length = strlen(name);
+  if (strncmp(message, name, length) == 0 && strncmp(message + length, ": ", 2) == 0) {
+    message += length + 2;
   }
-  if (ek__group_is_worker(group)) {
-    return ek_error_set(EK_ERR_STATE, "ek_group_apply: called from a worker of the same group");
-  }
-  pthread_mutex_lock(&group->mutex);
-  if (group->running != 0) {
-    pthread_mutex_unlock(&group->mutex);
-    return ek_error_set(EK_ERR_STATE, "ek_group_apply: another thread is using the group");
-  }
+  return ek_error_set(failed->status, "replica %zu on %s: %s", ek_device_index(failed->device),
+                      name, message);
+}
+
+/* Runs a job on all workers. Called and left with the mutex held, by the caller that is served. */
+static ek_status run_on_all(ek_group *group, ek_apply_function function, void *context) {
   group->function = function;
   group->context = context;
   group->running = group->count;
@@ -272,19 +319,35 @@ ek_status ek_group_apply(ek_group *group, ek_apply_function function, void *cont
   pthread_cond_broadcast(&group->work);
   while (group->running != 0) pthread_cond_wait(&group->done, &group->mutex);
   const struct worker *failed = first_failure(group);
-  if (failed != NULL) {
-    for (struct ek__abortable *a = group->abortables; a != NULL; a = a->next) a->renew(a);
-  }
-  pthread_mutex_unlock(&group->mutex);
   if (failed == NULL) return EK_OK;
-  return ek_error_set(failed->status, "replica %zu on %s: %s", ek_device_index(failed->device),
-                      ek_device_name(failed->device), failed->message);
+  for (struct ek__abortable *a = group->abortables; a != NULL; a = a->next) a->renew(a);
+  return tell(failed);
+}
+
+ek_status ek_group_apply(ek_group *group, ek_apply_function function, void *context) {
+  if (group == NULL || function == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "ek_group_apply: group and function may not be NULL");
+  }
+  EK_TRY(ek__group_check(group, "ek_group_apply"));
+  if (ek__group_is_worker(group)) {
+    return ek_error_set(EK_ERR_STATE, "ek_group_apply: called from a worker of the same group");
+  }
+  pthread_mutex_lock(&group->mutex);
+  const uint64_t number = group->drawn++;
+  while (group->served != number) pthread_cond_wait(&group->turn, &group->mutex);
+  const ek_status status = run_on_all(group, function, context);
+  group->served++;
+  if (group->served != group->drawn) pthread_cond_broadcast(&group->turn);
+  pthread_mutex_unlock(&group->mutex);
+  return status;
 }
 
 ek_status ek_group_synchronize(ek_group *group) {
   if (group == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_group_synchronize: group may not be NULL");
   }
+  EK_TRY(ek__group_check(group, "ek_group_synchronize"));
   for (size_t i = 0; i < group->count; i++) {
     for (int kind = 0; kind < 2; kind++) {
       EK_TRY(

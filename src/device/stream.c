@@ -83,6 +83,7 @@ ek_status ek_event_create(ek_event **event, ek_device *device) {
       return status;
     }
   }
+  ek__device_count_event(device, 1);
   *event = result;
   return EK_OK;
 }
@@ -116,5 +117,6 @@ void ek_event_free(ek_event *event) {
   if (event == NULL) return;
   const struct ek__backend *backend = ek__device_table(event->device);
   if (backend->event_close != NULL) backend->event_close(event->native);
+  ek__device_count_event(event->device, -1);
   ek__free(event);
 }

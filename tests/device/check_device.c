@@ -342,6 +342,29 @@ START_TEST(a_long_message_comes_through) {
 }
 END_TEST
 
+/* The device's name once, also where the message of a failure begins with it. */
+static ek_status take_too_much(void *context, ek_device *device, size_t index) {
+  ek_tensor tensor;
+  const int64_t count = (int64_t)1 << 40;
+  if (index == 0) return EK_OK;
+  if (context != NULL)
+    return ek_error_set(EK_ERR_IO, "%sx is another word", ek_device_name(device));
+  return ek_tensor_create(&tensor, device, EK_MEMORY_INPUTS, EK_F32, 1, &count);
+}
+
+START_TEST(a_failure_names_its_device_once) {
+  ek_group *group = ck_open("plan:2@1MiB", 1);
+  const char *name = ek_device_name(ek_group_device(group, 1));
+  char want[128];
+  (void)snprintf(want, sizeof want, "replica 1 on %s: out of memory: ", name);
+  ck_fails(ek_group_apply(group, take_too_much, NULL), EK_ERR_OUT_OF_MEMORY, want);
+  ck_assert(strncmp(ek_error_message(), want, strlen(want)) == 0);
+  (void)snprintf(want, sizeof want, "replica 1 on %s: %sx is", name, name);
+  ck_fails(ek_group_apply(group, take_too_much, group), EK_ERR_IO, want);
+  ck_ok(ek_group_close(group));
+}
+END_TEST
+
 struct nested {
   ek_group *group, *other;
   ek_status statuses[2], foreign[2];
@@ -472,6 +495,7 @@ static Suite *make_suite(void) {
   tcase_add_test(workers, apply_runs_once_on_each_worker_and_the_threads_stay);
   tcase_add_test(workers, the_lowest_failing_device_speaks);
   tcase_add_test(workers, a_long_message_comes_through);
+  tcase_add_test(workers, a_failure_names_its_device_once);
   tcase_add_test(workers, apply_from_a_worker_is_refused);
   TCase *streams = ck_case(suite, "streams");
   tcase_add_loop_test(streams, streams_and_events, 0, 2);

@@ -10,6 +10,10 @@
  * within microseconds, and then sleep. A sleeper counts itself under the mutex before it looks at
  * the ticket for the last time; the waker raises the ticket first and then looks for sleepers, both
  * sequentially consistent, so one of the two always sees the other.
+ *
+ * A caller that finds another one in the team does not wait: it does all parts itself. What a part
+ * does follows from its number alone, so the result is the same to the bit. A child of fork(),
+ * where there are no helpers, does the same.
  */
 #include "backend/cpu/team.h"
 
@@ -18,6 +22,8 @@
 #include <stdbool.h>
 
 #include "core/alloc.h"
+#include "core/process.h"
+#include "core/thread.h"
 
 /* About 20 microseconds: longer than the gap between two kernels, shorter than a time slice. */
 #define SPINS 2000
@@ -34,6 +40,8 @@ struct ek__team {
   void *arg;
   int parts;
   bool stop;
+  unsigned process; /* core/process.h: whose threads the helpers are */
+  atomic_bool busy; /* a caller is inside */
   atomic_uint ticket;
   atomic_int pending;  /* helpers that have not answered the current ticket */
   atomic_int sleepers; /* helpers that wait on `wake` */
@@ -107,6 +115,7 @@ ek_status ek__team_open(struct ek__team **result, int threads) {
   struct ek__team *team = ek__calloc(1, sizeof *team + helpers * sizeof team->helpers[0]);
   if (!team) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no memory for a team of threads");
   team->threads = threads;
+  team->process = ek__process_number();
   pthread_mutex_init(&team->mutex, NULL);
   pthread_cond_init(&team->wake, NULL);
   pthread_cond_init(&team->done, NULL);
@@ -114,10 +123,11 @@ ek_status ek__team_open(struct ek__team **result, int threads) {
     struct helper *helper = &team->helpers[i];
     helper->team = team;
     helper->part = i + 1;
-    if (pthread_create(&helper->thread, NULL, helper_main, helper) != 0) {
+    const ek_status status =
+        ek__thread_start(&helper->thread, EK__HELPER_STACK, helper_main, helper);
+    if (status != EK_OK) {
       ek__team_close(team);
-      return ek_error_set(EK_ERR_OUT_OF_MEMORY, "the system refused thread %d of %d of a device",
-                          i + 2, threads);
+      return status;
     }
     team->started++;
   }
@@ -145,6 +155,11 @@ void ek__team_run(struct ek__team *team, int parts, ek__team_function *function,
     function(arg, 0, 1);
     return;
   }
+  if (team->process != ek__process_number() ||
+      atomic_exchange_explicit(&team->busy, true, memory_order_acquire)) {
+    for (int part = 0; part < parts; part++) function(arg, part, parts);
+    return;
+  }
   team->function = function;
   team->arg = arg;
   team->parts = parts;
@@ -152,4 +167,5 @@ void ek__team_run(struct ek__team *team, int parts, ek__team_function *function,
   raise_ticket(team);
   function(arg, 0, parts);
   wait_for_answers(team);
+  atomic_store_explicit(&team->busy, false, memory_order_release);
 }

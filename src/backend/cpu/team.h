@@ -6,8 +6,8 @@
  * all are done. Which part does what follows from (part, parts) alone, so results repeat bit for
  * bit.
  *
- * Rules: one thread at a time runs a given team, and a function does not run its own team again.
- * With one thread, or one part, a run is a plain call.
+ * Any thread may run a team; while one does, others do all their parts themselves. Parts may not
+ * wait for each other. With one thread, or one part, a run is a plain call.
  */
 #ifndef EK_CPU_TEAM_H
 #define EK_CPU_TEAM_H

@@ -132,6 +132,9 @@ static ek_status first_error(const struct rank_job *jobs, size_t count) {
   return failed == NULL ? EK_OK : ek__cuda_host->error_set(failed->status, "%s", failed->message);
 }
 
+/* As core/thread.h says; NCCL's own functions run in it. */
+#define RANK_STACK ((size_t)8 << 20)
+
 static ek_status on_all_ranks(struct ek__cuda_clique *clique,
                               ek_status (*function)(struct ek__cuda_clique *, size_t, const void *),
                               const void *context) {
@@ -141,12 +144,16 @@ static ek_status on_all_ranks(struct ek__cuda_clique *clique,
     return ek__cuda_host->error_set(EK_ERR_OUT_OF_MEMORY, "cuda: no host memory for NCCL");
   }
   pthread_t threads[EK_MAX_DEVICES];
+  pthread_attr_t attributes;
   size_t started = 0;
-  for (; started < count; started++) {
+  const bool stated = pthread_attr_init(&attributes) == 0;
+  const bool right = stated && pthread_attr_setstacksize(&attributes, RANK_STACK) == 0;
+  for (; started < count && right; started++) {
     jobs[started] = (struct rank_job){
         .clique = clique, .rank = started, .function = function, .context = context};
-    if (pthread_create(&threads[started], NULL, rank_main, &jobs[started]) != 0) break;
+    if (pthread_create(&threads[started], &attributes, rank_main, &jobs[started]) != 0) break;
   }
+  if (stated) pthread_attr_destroy(&attributes);
   if (started < count) atomic_store(&clique->aborted, true);
   for (size_t i = 0; i < started; i++) pthread_join(threads[i], NULL);
   const ek_status status =

@@ -1,0 +1,240 @@
+/*
+ * check_callers.c - one group, several threads of the program.
+ *
+ * Jobs, collectives, scatters, copies and failures from several threads at once: every caller gets
+ * the result of its own job, with its own message, and its own numbers. And a training step gives
+ * the same bits while a loader scatters beside it.
+ */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <evenkeel/evenkeel.h>
+
+#include "ck_training.h"
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+enum { ROUNDS = 40 };
+#else
+enum { ROUNDS = 200 };
+#endif
+enum { CALLERS = 4, DEVICES = 3, ROWS = 24, WIDTH = 4096, NUMBERS = 1000 };
+
+/* ---- callers: they record, the test asserts when they have been joined ---- */
+
+struct caller {
+  ek_group *group;
+  int number, round;
+  pthread_t thread;
+  ek_communicator *communicator;
+  ek_tensor sums[DEVICES];
+  float values[ROWS * WIDTH], back[ROWS * WIDTH], numbers[NUMBERS];
+  char wrong[1024];
+};
+
+static void complain(struct caller *caller, const char *what) {
+  if (caller->wrong[0] != '\0') return;
+  (void)snprintf(caller->wrong, sizeof caller->wrong, "caller %d, round %d: %s: %s", caller->number,
+                 caller->round, what, ek_error_message());
+}
+
+static atomic_int inside[CALLERS]; /* workers that run a job of a caller */
+
+/* In a third of the rounds one device fails; its peers wait for it in a collective. */
+static ek_status job(struct caller *caller, ek_device *device, size_t index) {
+  for (int i = 0; i < CALLERS; i++) {
+    if (i != caller->number && atomic_load(&inside[i]) != 0) {
+      return ek_error_set(EK_ERR_INTERNAL, "beside a job of caller %d", i);
+    }
+  }
+  if (caller->round % 3 == 1 && index == (size_t)caller->round % DEVICES) {
+    return ek_error_set(EK_ERR_IO, "wanted by caller %d in round %d", caller->number,
+                        caller->round);
+  }
+  ek_tensor *sum = &caller->sums[index];
+  EK_TRY(ek_op_fill(ek_device_stream(device, EK_STREAM_COMPUTE), sum,
+                    (double)(caller->number + 1) * (double)(index + 1)));
+  EK_TRY(ek_communicator_all_reduce(caller->communicator, device, sum));
+  return ek_communicator_wait(caller->communicator, device);
+}
+
+static ek_status counted_job(void *context, ek_device *device, size_t index) {
+  struct caller *caller = context;
+  atomic_fetch_add(&inside[caller->number], 1);
+  const ek_status status = job(caller, device, index);
+  atomic_fetch_sub(&inside[caller->number], 1);
+  return status;
+}
+
+static void check_job(struct caller *caller) {
+  char want[128];
+  const ek_status status = ek_group_apply(caller->group, counted_job, caller);
+  if (caller->round % 3 == 1) {
+    (void)snprintf(want, sizeof want, ": wanted by caller %d in round %d", caller->number,
+                   caller->round);
+    if (status != EK_ERR_IO || strstr(ek_error_message(), want) == NULL)
+      complain(caller, "failure");
+    return;
+  }
+  if (status != EK_OK) {
+    complain(caller, "job");
+    return;
+  }
+  const int64_t count = NUMBERS;
+  ek_tensor host;
+  if (ek_tensor_host(&host, caller->numbers, EK_F32, 1, &count) != EK_OK ||
+      ek_tensor_copy(&host, &caller->sums[caller->round % DEVICES]) != EK_OK) {
+    complain(caller, "read");
+    return;
+  }
+  const float sum = (float)(caller->number + 1) * 6; /* 1 + 2 + 3 */
+  for (int i = 0; i < NUMBERS; i++) {
+    if (caller->numbers[i] != sum) complain(caller, "sum");
+  }
+}
+
+/* What a loader does, with enough rows that a device's threads share the copies. */
+static ek_status move(struct caller *caller) {
+  const int64_t shape[] = {ROWS, WIDTH};
+  ek_tensor host = {0}, back = {0}, copy = {0};
+  ek_shards shards = {0};
+  ek_status status = EK_OK;
+  memset(caller->back, 0xFF, sizeof caller->back);
+  EK_TRY(ek_tensor_host(&host, caller->values, EK_F32, 2, shape));
+  EK_TRY(ek_tensor_host(&back, caller->back, EK_F32, 2, shape));
+  EK_TRY_GOTO(status, ek_scatter(&shards, caller->group, &host, EK_MEMORY_INPUTS, NULL), cleanup);
+  EK_TRY_GOTO(status, ek_gather(&copy, &shards, 0, EK_MEMORY_OUTPUTS), cleanup);
+  EK_TRY_GOTO(status, ek_tensor_copy(&copy, &host), cleanup);
+  EK_TRY_GOTO(status, ek_tensor_copy(&back, &copy), cleanup);
+  EK_TRY_GOTO(status, ek_group_synchronize(caller->group), cleanup);
+cleanup:
+  ek_tensor_free(&copy);
+  ek_shards_free(&shards);
+  return status;
+}
+
+static void *call(void *argument) {
+  struct caller *caller = argument;
+  for (caller->round = 0; caller->round < ROUNDS && caller->wrong[0] == '\0'; caller->round++) {
+    check_job(caller);
+    if (caller->round % 4 != caller->number) continue;
+    if (move(caller) != EK_OK) complain(caller, "move");
+    if (memcmp(caller->values, caller->back, sizeof caller->back) != 0) complain(caller, "rows");
+  }
+  return NULL;
+}
+
+START_TEST(every_caller_gets_its_own) {
+  static struct caller callers[CALLERS];
+  memset(callers, 0, sizeof callers);
+  ek_group *group = ck_open("cpu:3", 2);
+  const int64_t count = NUMBERS;
+  for (int i = 0; i < CALLERS; i++) {
+    struct caller *caller = &callers[i];
+    caller->group = group;
+    caller->number = i;
+    for (int j = 0; j < ROWS * WIDTH; j++) caller->values[j] = (float)(j * CALLERS + i);
+    ck_ok(ek_communicator_open(&caller->communicator, group));
+    for (size_t k = 0; k < DEVICES; k++) {
+      ck_ok(ek_tensor_create(&caller->sums[k], ek_group_device(group, k), EK_MEMORY_COMMUNICATION,
+                             EK_F32, 1, &count));
+    }
+  }
+  int started = 0;
+  while (started < CALLERS &&
+         pthread_create(&callers[started].thread, NULL, call, &callers[started]) == 0) {
+    started++;
+  }
+  for (int i = 0; i < started; i++) (void)pthread_join(callers[i].thread, NULL);
+  ck_assert_int_eq(started, CALLERS);
+  for (int i = 0; i < CALLERS; i++) {
+    ck_assert_msg(callers[i].wrong[0] == '\0', "%s", callers[i].wrong);
+    ek_communicator_close(callers[i].communicator);
+    for (size_t k = 0; k < DEVICES; k++) ek_tensor_free(&callers[i].sums[k]);
+  }
+  ck_no_memory_held(group);
+  ck_ok(ek_group_close(group));
+}
+END_TEST
+
+/* ---- a loader beside a training ---- */
+
+enum { STEPS = 12, SAMPLES = 12 };
+
+struct loader {
+  ek_group *group;
+  atomic_bool stop;
+  int rounds;
+  char wrong[1024];
+};
+
+static void *load(void *argument) {
+  struct loader *loader = argument;
+  static float rows[SAMPLES * 8192];
+  const int64_t shape[] = {SAMPLES, 8192};
+  while (!atomic_load(&loader->stop) && loader->wrong[0] == '\0') {
+    ek_tensor host;
+    ek_shards shards = {0};
+    ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
+    options.ahead = loader->rounds % 2 == 0;
+    ek_status status = ek_tensor_host(&host, rows, EK_F32, 2, shape);
+    if (status == EK_OK) {
+      status = ek_scatter(&shards, loader->group, &host, EK_MEMORY_INPUTS, &options);
+    }
+    if (status != EK_OK) {
+      (void)snprintf(loader->wrong, sizeof loader->wrong, "loader: %s", ek_error_message());
+    }
+    ek_shards_free(&shards);
+    loader->rounds++;
+  }
+  return NULL;
+}
+
+static double *train(const struct ck_setup *setup, bool beside_a_loader, int64_t *count) {
+  struct ck_training training;
+  struct ck_batch batch = ck_batch_make(setup->workload, setup->options.type, SAMPLES, 0.2, 1);
+  ek_group *group = ck_open(setup->spec, 2);
+  ck_ok(ck_training_try(&training, setup, group));
+  static struct loader loader;
+  loader = (struct loader){.group = group};
+  pthread_t thread;
+  if (beside_a_loader) ck_assert_int_eq(pthread_create(&thread, NULL, load, &loader), 0);
+  ek_status status = EK_OK;
+  for (int i = 0; i < STEPS && status == EK_OK; i++) {
+    status = ck_training_step(&training, &batch, NULL);
+  }
+  char message[1024];
+  (void)snprintf(message, sizeof message, "%s", ek_error_message());
+  atomic_store(&loader.stop, true);
+  if (beside_a_loader) (void)pthread_join(thread, NULL);
+  ck_assert_msg(status == EK_OK, "step: %s", message);
+  ck_assert_msg(loader.wrong[0] == '\0', "%s", loader.wrong);
+  ck_assert(!beside_a_loader || loader.rounds > 0);
+  double *values = ck_training_read(&training, CK_VALUES, count);
+  ck_batch_free(&batch);
+  ck_training_close(&training);
+  ck_ok(ek_group_close(group));
+  return values;
+}
+
+START_TEST(a_loader_changes_no_bit) {
+  struct ck_setup setup = ck_setup_mode(ck_workload("gpt"), "cpu:3", (ek_mode)_i);
+  setup.optimizer = ck_clipped_adamw;
+  int64_t count = 0;
+  double *alone = train(&setup, false, &count), *beside = train(&setup, true, &count);
+  ck_same_bits("parameters", beside, alone, count);
+  free(beside);
+  free(alone);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("callers");
+  tcase_add_test(ck_case(suite, "callers"), every_caller_gets_its_own);
+  tcase_add_loop_test(ck_case(suite, "loader"), a_loader_changes_no_bit, 0, CK_MODES);
+  return suite;
+}
+
+CK_MAIN(make_suite)

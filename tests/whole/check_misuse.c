@@ -1,0 +1,134 @@
+/*
+ * check_misuse.c - what docs/misuse.md says is refused, as far as it belongs to no other test: the
+ * end of a group, and threads where they may not be.
+ */
+#include <pthread.h>
+#include <semaphore.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <evenkeel/evenkeel.h>
+
+#include "ck_training.h"
+
+static ek_status nothing(void *context, ek_device *device, size_t index) {
+  (void)context, (void)device, (void)index;
+  return EK_OK;
+}
+
+/* A refused close leaves a group that works. */
+static void refuses(ek_group *group, const char *text) {
+  ck_fails(ek_group_close(group), EK_ERR_STATE, text);
+  ck_ok(ek_group_apply(group, nothing, NULL));
+}
+
+START_TEST(a_group_is_closed_last) {
+  ek_group *group = ck_open(_i == 0 ? "cpu:2@8MiB" : "plan:2@8MiB", 1);
+  ek_device *device = ek_group_device(group, 1);
+  const char *name = _i == 0 ? "cpu:1" : "plan:1";
+  const int64_t count = 1000;
+  ek_tensor tensor = {0}, empty = {0};
+  ek_event *event = NULL;
+  ek_communicator *communicator = NULL;
+  ck_ok(ek_tensor_create(&tensor, device, EK_MEMORY_INPUTS, EK_F32, 1, &count));
+  ck_ok(ek_tensor_create(&empty, device, EK_MEMORY_INPUTS, EK_F32, 1, &(int64_t){0}));
+  refuses(group, name);
+  refuses(group, "inputs 4.00 KiB");
+  ek_tensor_free(&tensor);
+  ck_ok(ek_event_create(&event, device));
+  refuses(group, "event");
+  ek_event_free(event);
+  ck_ok(ek_communicator_open(&communicator, group));
+  refuses(group, "communicator");
+  ek_communicator_close(communicator);
+  ck_ok(ek_group_close(group));
+  ek_tensor_free(&empty); /* holds nothing of the group */
+}
+END_TEST
+
+START_TEST(a_model_keeps_its_group) {
+  struct ck_training training;
+  const struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:2", (ek_mode)_i);
+  ek_group *group = ck_open(setup.spec, 1);
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 5, 0.2, 1);
+  ck_ok(ck_training_try(&training, &setup, group));
+  ck_ok(ck_training_step(&training, &batch, NULL));
+  refuses(group, "ek_group_close: ");
+  ck_ok(ck_training_step(&training, &batch, NULL));
+  ck_training_close(&training);
+  ck_batch_free(&batch);
+  ck_ok(ek_group_close(group));
+}
+END_TEST
+
+static ek_status close_here(void *context, ek_device *device, size_t index) {
+  (void)index;
+  ek_status *statuses = context;
+  statuses[ek_device_index(device)] = ek_group_close(ek_device_group(device));
+  return EK_OK;
+}
+
+START_TEST(a_worker_does_not_close_its_group) {
+  ek_group *group = ck_open("cpu:2", 1);
+  ek_status statuses[2] = {EK_OK, EK_OK};
+  ck_ok(ek_group_apply(group, close_here, statuses));
+  ck_assert_int_eq(statuses[0], EK_ERR_STATE);
+  ck_assert_int_eq(statuses[1], EK_ERR_STATE);
+  ck_ok(ek_group_close(group));
+}
+END_TEST
+
+struct meeting {
+  ek_group *group;
+  sem_t inside, go_on;
+  ek_status status;
+};
+
+static ek_status meet(void *context, ek_device *device, size_t index) {
+  struct meeting *meeting = context;
+  (void)device;
+  if (index == 0) {
+    sem_post(&meeting->inside);
+    sem_wait(&meeting->go_on);
+  }
+  return EK_OK;
+}
+
+static void *apply_meet(void *argument) {
+  struct meeting *meeting = argument;
+  meeting->status = ek_group_apply(meeting->group, meet, meeting);
+  return NULL;
+}
+
+START_TEST(a_group_at_work_is_not_closed) {
+  struct meeting meeting = {.group = ck_open("cpu:2", 1), .status = EK_ERR_INTERNAL};
+  pthread_t thread;
+  ck_assert_int_eq(sem_init(&meeting.inside, 0, 0) | sem_init(&meeting.go_on, 0, 0), 0);
+  ck_assert_int_eq(pthread_create(&thread, NULL, apply_meet, &meeting), 0);
+  sem_wait(&meeting.inside);
+  ek_error_clear();
+  const ek_status status = ek_group_close(meeting.group);
+  char message[256];
+  (void)snprintf(message, sizeof message, "%s", ek_error_message());
+  sem_post(&meeting.go_on);
+  (void)pthread_join(thread, NULL);
+  ck_assert_int_eq(status, EK_ERR_STATE);
+  ck_assert(strstr(message, "another thread") != NULL);
+  ck_ok(meeting.status);
+  ck_ok(ek_group_close(meeting.group));
+  (void)sem_destroy(&meeting.inside);
+  (void)sem_destroy(&meeting.go_on);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("misuse");
+  TCase *ends = ck_case(suite, "the end");
+  tcase_add_loop_test(ends, a_group_is_closed_last, 0, 2);
+  tcase_add_loop_test(ends, a_model_keeps_its_group, 0, CK_MODES);
+  tcase_add_test(ends, a_worker_does_not_close_its_group);
+  tcase_add_test(ends, a_group_at_work_is_not_closed);
+  return suite;
+}
+
+CK_MAIN(make_suite)
