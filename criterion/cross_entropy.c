@@ -1,10 +1,10 @@
 /*
  * cross_entropy.c - cross-entropy of logits against class indices.
  *
- * Forward leaves one number per row behind, the logarithm of the sum of exponentials. Backward
- * computes the probabilities again from it and the logits and writes the gradient over the logits,
- * so that the loss takes no second array of the logits' size. Where forward may do that already, it
- * does both in one operation.
+ * Forward leaves two numbers per row behind, the largest logit and the sum of exponentials below
+ * it. Backward computes the probabilities again from them and the logits and writes the gradient
+ * over the logits, so that the loss takes no second array of the logits' size. Where forward may do
+ * that already, it does both in one operation.
  */
 #include <evenkeel/cross_entropy.h>
 
@@ -52,17 +52,17 @@ static ek_status get_terms(ek_cross_entropy_terms *terms, ek_tensor *weights,
 /* The loss, and the gradient over the logits if this is the time for it: *written. */
 static ek_status compute(const struct cross_entropy *c, ek_criterion_pass *pass,
                          const ek_tensor *logits, const ek_tensor *targets,
-                         const ek_cross_entropy_terms *terms, ek_tensor *losses, ek_tensor *lse,
-                         ek_tensor *totals, bool *written) {
+                         const ek_cross_entropy_terms *terms, ek_tensor *losses,
+                         ek_tensor *normalizer, ek_tensor *totals, bool *written) {
   ek_stream *stream = ek_criterion_pass_stream(pass);
   double scale = 1.0;
   *written = c->scale_is_known && ek_criterion_pass_gradient_now(&scale, pass);
   if (!*written) {
-    return ek_op_cross_entropy_forward(stream, losses, lse, totals, logits, targets, terms);
+    return ek_op_cross_entropy_forward(stream, losses, normalizer, totals, logits, targets, terms);
   }
   ek_tensor gradient = *logits;
-  return ek_op_cross_entropy_gradient(stream, &gradient, losses, lse, totals, logits, targets,
-                                      terms, scale);
+  return ek_op_cross_entropy_gradient(stream, &gradient, losses, normalizer, totals, logits,
+                                      targets, terms, scale);
 }
 
 static ek_status forward(const ek_criterion *self, ek_criterion_pass *pass,
@@ -70,29 +70,32 @@ static ek_status forward(const ek_criterion *self, ek_criterion_pass *pass,
   const struct cross_entropy *c = (const struct cross_entropy *)self;
   const ek_tensor *logits = &outputs[0];
   ek_cross_entropy_terms terms;
-  ek_tensor weights = {0}, losses = {0}, lse = {0};
+  ek_tensor weights = {0}, losses = {0}, normalizer = {0};
   EK_TRY(get_terms(&terms, &weights, c, pass, logits));
 
   bool written = false;
   ek_status status = EK_OK;
+  int64_t pairs[EK_MAX_RANK];
+  memcpy(pairs, logits->shape, sizeof pairs);
+  pairs[logits->rank - 1] = 2;
   EK_TRY_GOTO(status,
-              ek_criterion_pass_create(&lse, pass, logits->type, logits->rank - 1, logits->shape),
+              ek_criterion_pass_create(&normalizer, pass, logits->type, logits->rank, pairs),
               cleanup);
   EK_TRY_GOTO(
       status,
       ek_criterion_pass_create(&losses, pass, logits->type, logits->rank - 1, logits->shape),
       cleanup);
   EK_TRY_GOTO(status,
-              compute(c, pass, logits, &targets[0], &terms, &losses, &lse, totals, &written),
+              compute(c, pass, logits, &targets[0], &terms, &losses, &normalizer, totals, &written),
               cleanup);
   if (self->reduction == EK_REDUCTION_NONE) {
     EK_TRY_GOTO(status, ek_criterion_pass_losses(pass, &losses), cleanup);
   }
-  if (!written) EK_TRY_GOTO(status, ek_criterion_pass_save(pass, &lse), cleanup);
+  if (!written) EK_TRY_GOTO(status, ek_criterion_pass_save(pass, &normalizer), cleanup);
 
 cleanup:
   ek_tensor_free(&losses);
-  ek_tensor_free(&lse);
+  ek_tensor_free(&normalizer);
   return status;
 }
 
@@ -101,19 +104,19 @@ static ek_status backward(const ek_criterion *self, ek_criterion_pass *pass,
                           const ek_tensor *scales, ek_tensor *gradients) {
   const ek_tensor *logits = &outputs[0];
   ek_cross_entropy_terms terms;
-  ek_tensor weights = {0}, lse = {0}, factors = {0};
+  ek_tensor weights = {0}, normalizer = {0}, factors = {0};
   EK_TRY(get_terms(&terms, &weights, (const struct cross_entropy *)self, pass, logits));
   const bool with_factors = ek_criterion_pass_loss_factors(&factors, pass);
 
-  EK_TRY(ek_criterion_pass_take(&lse, pass));
+  EK_TRY(ek_criterion_pass_take(&normalizer, pass));
   ek_status status = EK_OK;
   EK_TRY_GOTO(status, ek_criterion_pass_gradient(&gradients[0], pass, logits), cleanup);
-  status =
-      ek_op_cross_entropy_backward(ek_criterion_pass_stream(pass), &gradients[0], logits, &lse,
-                                   &targets[0], &terms, scales, with_factors ? &factors : NULL);
+  status = ek_op_cross_entropy_backward(ek_criterion_pass_stream(pass), &gradients[0], logits,
+                                        &normalizer, &targets[0], &terms, scales,
+                                        with_factors ? &factors : NULL);
 
 cleanup:
-  ek_tensor_free(&lse);
+  ek_tensor_free(&normalizer);
   return status;
 }
 

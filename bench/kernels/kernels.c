@@ -47,14 +47,14 @@ static ek_status call_layer_norm_backward(struct bed *bed) {
 }
 
 static ek_status call_cross_entropy_forward(struct bed *bed) {
-  return ek_op_cross_entropy_forward(bed->stream, &bed->per_row[0], &bed->per_row[1], &bed->totals,
+  return ek_op_cross_entropy_forward(bed->stream, &bed->per_row[0], &bed->normalizer, &bed->totals,
                                      &bed->large[0], &bed->targets, &plain_loss);
 }
 
 /* In place, as in training. What is there then are no logits, which does not matter to its speed.
  */
 static ek_status call_cross_entropy_backward(struct bed *bed) {
-  return ek_op_cross_entropy_backward(bed->stream, &bed->large[0], &bed->large[0], &bed->per_row[1],
+  return ek_op_cross_entropy_backward(bed->stream, &bed->large[0], &bed->large[0], &bed->normalizer,
                                       &bed->targets, &plain_loss, NULL, NULL);
 }
 
@@ -62,8 +62,8 @@ const struct kernel copy_kernel = {
     .name = "copy", .columns = 1, .bytes = 8, .large = 2, .call = call_copy};
 
 static const struct kernel kernels[] = {
-    {"cross_entropy_forward", CLASSES, 4, 1, 2, 0, true, call_cross_entropy_forward},
-    {"cross_entropy_backward", CLASSES, 8, 1, 2, 0, true, call_cross_entropy_backward},
+    {"cross_entropy_forward", CLASSES, 4, 1, 1, 0, true, call_cross_entropy_forward},
+    {"cross_entropy_backward", CLASSES, 8, 1, 0, 0, true, call_cross_entropy_backward},
     {"layer_norm_forward", WIDTH, 8, 2, 2, 2, false, call_layer_norm_forward},
     /* dx, 12, and in a pass of its own dgamma and dbeta, 8 */
     {"layer_norm_backward", WIDTH, 20, 3, 2, 4, false, call_layer_norm_backward},
@@ -87,7 +87,8 @@ static ek_status make(ek_tensor *tensor, const struct bed *bed, int rank, const 
 }
 
 static ek_status make_targets(struct bed *bed) {
-  const int64_t totals[] = {2};
+  const int64_t totals[] = {2}, pairs[] = {bed->rows, 2};
+  EK_TRY(make(&bed->normalizer, bed, 2, pairs));
   EK_TRY(ek_tensor_create(&bed->targets, bed->device, EK_MEMORY_WORKSPACE, EK_I32, 1, &bed->rows));
   EK_TRY(ek_tensor_create(&bed->totals, bed->device, EK_MEMORY_WORKSPACE, EK_F64, 1, totals));
   int32_t *targets = malloc((size_t)bed->rows * sizeof *targets);
@@ -118,4 +119,5 @@ void bed_close(struct bed *bed) {
   for (size_t i = 0; i < 4; i++) ek_tensor_free(&bed->per_column[i]);
   ek_tensor_free(&bed->targets);
   ek_tensor_free(&bed->totals);
+  ek_tensor_free(&bed->normalizer);
 }

@@ -17,7 +17,7 @@ struct bed {
   int64_t rows, columns; /* of the large tensors */
   ek_tensor large[4];    /* rows x columns each */
   ek_tensor per_row[2], per_column[4];
-  ek_tensor targets, totals;
+  ek_tensor targets, totals, normalizer;
 };
 
 struct kernel {
@@ -26,7 +26,7 @@ struct kernel {
   int bytes;       /* that an element of a large tensor must move at least */
   int large;       /* how many large tensors there are */
   int per_row, per_column;
-  bool losses; /* targets and totals are needed */
+  bool losses; /* targets, totals and normalizer are needed */
   ek_status (*call)(struct bed *bed);
 };
 

@@ -27,12 +27,15 @@ typedef struct ek_cross_entropy_terms {
  * target and e the smoothing (the formula of PyTorch's CrossEntropyLoss):
  *     l = -(1 - e) w[y] log p[y] - e / classes * sum over c of w[c] log p[c]
  *     s = sum of l, d = sum of w[y], over the rows that are not ignored
- * losses and lse (one per row, the logits' type) are written; an ignored row has loss 0. One pass
- * over the logits' memory. A target outside 0 .. classes - 1 that is not ignored: as a bad index in
- * lookup.h.
+ * losses (one per row, the logits' type) is written; an ignored row has loss 0. normalizer (rows x
+ * 2, the logits' type) gets {m, z} of every row, m the largest logit and z the sum of e^(x - m), so
+ * that p[c] = e^(x[c] - m) / z: kept apart, so that what the logits of a row have in common costs
+ * no digits. One pass over the logits' memory. A logit of -infinity has probability 0; a row with
+ * NaN or +infinity, or with nothing but -infinity, has loss NaN. A target outside 0 .. classes - 1
+ * that is not ignored: as a bad index in lookup.h.
  */
 EK_API EK_CHECKED ek_status ek_op_cross_entropy_forward(ek_stream *stream, ek_tensor *losses,
-                                                        ek_tensor *lse, ek_tensor *totals,
+                                                        ek_tensor *normalizer, ek_tensor *totals,
                                                         const ek_tensor *logits,
                                                         const ek_tensor *targets,
                                                         const ek_cross_entropy_terms *terms);
@@ -43,7 +46,7 @@ EK_API EK_CHECKED ek_status ek_op_cross_entropy_forward(ek_stream *stream, ek_te
  * logits itself: one read and one write of that memory.
  */
 EK_API EK_CHECKED ek_status ek_op_cross_entropy_backward(
-    ek_stream *stream, ek_tensor *gradient, const ek_tensor *logits, const ek_tensor *lse,
+    ek_stream *stream, ek_tensor *gradient, const ek_tensor *logits, const ek_tensor *normalizer,
     const ek_tensor *targets, const ek_cross_entropy_terms *terms, const ek_tensor *scale,
     const ek_tensor *row_scale);
 
@@ -53,7 +56,7 @@ EK_API EK_CHECKED ek_status ek_op_cross_entropy_backward(
  * gradient may be the logits itself.
  */
 EK_API EK_CHECKED ek_status ek_op_cross_entropy_gradient(ek_stream *stream, ek_tensor *gradient,
-                                                         ek_tensor *losses, ek_tensor *lse,
+                                                         ek_tensor *losses, ek_tensor *normalizer,
                                                          ek_tensor *totals, const ek_tensor *logits,
                                                          const ek_tensor *targets,
                                                          const ek_cross_entropy_terms *terms,

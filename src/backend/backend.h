@@ -109,10 +109,10 @@ struct ek__attention_args {
 };
 
 struct ek__loss_args {
-  void *losses;   /* cross-entropy: rows; squared error: count, or NULL */
-  void *lse;      /* cross-entropy only */
-  double *totals; /* {s, d}, overwritten */
-  void *gradient; /* backward; may alias outputs */
+  void *losses;     /* cross-entropy: rows; squared error: count, or NULL */
+  void *normalizer; /* cross-entropy only: rows x {m, z} */
+  double *totals;   /* {s, d}, overwritten */
+  void *gradient;   /* backward; may alias outputs */
   const void *outputs;
   const void *targets; /* cross-entropy: int32_t; squared error: the type of outputs */
   const void *class_weights;

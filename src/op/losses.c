@@ -18,18 +18,18 @@ static ek_status check_cross_entropy(const struct ek__op *op, size_t logits, siz
   return ek__op_between(op, "label_smoothing", terms->label_smoothing, 0.0, 1.0);
 }
 
-ek_status ek_op_cross_entropy_forward(ek_stream *stream, ek_tensor *losses, ek_tensor *lse,
+ek_status ek_op_cross_entropy_forward(ek_stream *stream, ek_tensor *losses, ek_tensor *normalizer,
                                       ek_tensor *totals, const ek_tensor *logits,
                                       const ek_tensor *targets,
                                       const ek_cross_entropy_terms *terms) {
-  enum { LOSSES, LSE, TOTALS, LOGITS, TARGETS, WEIGHTS, COUNT };
+  enum { LOSSES, NORMALIZER, TOTALS, LOGITS, TARGETS, WEIGHTS, COUNT };
   struct ek__op op;
   if (terms == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "cross_entropy_forward: terms is NULL");
   }
   const struct ek__operand operands[] = {
       [LOSSES] = {.name = "losses", .tensor = losses, .written = true},
-      [LSE] = {.name = "lse", .tensor = lse, .written = true},
+      [NORMALIZER] = {.name = "normalizer", .tensor = normalizer, .written = true},
       [TOTALS] = {.name = "totals", .tensor = totals, .kind = EK__OPERAND_F64, .written = true},
       [LOGITS] = {.name = "logits", .tensor = logits},
       [TARGETS] = {.name = "targets", .tensor = targets, .kind = EK__OPERAND_I32},
@@ -38,11 +38,11 @@ ek_status ek_op_cross_entropy_forward(ek_stream *stream, ek_tensor *losses, ek_t
   EK_TRY(check_cross_entropy(&op, LOGITS, WEIGHTS, terms));
   EK_TRY(ek__op_fits(&op, TARGETS, op.rows[LOGITS], LOGITS));
   EK_TRY(ek__op_fits(&op, LOSSES, op.rows[LOGITS], LOGITS));
-  EK_TRY(ek__op_fits(&op, LSE, op.rows[LOGITS], LOGITS));
+  EK_TRY(ek__op_matrix(&op, NORMALIZER, op.rows[LOGITS], 2, "must be"));
   EK_TRY(ek__op_exactly(&op, TOTALS, 2));
   if (op.kernels == NULL) return EK_OK;
   const struct ek__loss_args args = {.losses = losses->data,
-                                     .lse = lse->data,
+                                     .normalizer = normalizer->data,
                                      .totals = totals->data,
                                      .outputs = logits->data,
                                      .targets = targets->data,
@@ -56,11 +56,11 @@ ek_status ek_op_cross_entropy_forward(ek_stream *stream, ek_tensor *losses, ek_t
 }
 
 ek_status ek_op_cross_entropy_backward(ek_stream *stream, ek_tensor *gradient,
-                                       const ek_tensor *logits, const ek_tensor *lse,
+                                       const ek_tensor *logits, const ek_tensor *normalizer,
                                        const ek_tensor *targets,
                                        const ek_cross_entropy_terms *terms, const ek_tensor *scale,
                                        const ek_tensor *row_scale) {
-  enum { GRADIENT, LOGITS, LSE, TARGETS, WEIGHTS, SCALE, ROW_SCALE, COUNT };
+  enum { GRADIENT, LOGITS, NORMALIZER, TARGETS, WEIGHTS, SCALE, ROW_SCALE, COUNT };
   struct ek__op op;
   if (terms == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "cross_entropy_backward: terms is NULL");
@@ -71,7 +71,7 @@ ek_status ek_op_cross_entropy_backward(ek_stream *stream, ek_tensor *gradient,
                     .written = true,
                     .may_be = EK__OPERAND(LOGITS)},
       [LOGITS] = {.name = "logits", .tensor = logits},
-      [LSE] = {.name = "lse", .tensor = lse},
+      [NORMALIZER] = {.name = "normalizer", .tensor = normalizer},
       [TARGETS] = {.name = "targets", .tensor = targets, .kind = EK__OPERAND_I32},
       [WEIGHTS] = {.name = "class_weights", .tensor = terms->class_weights, .optional = true},
       [SCALE] = {.name = "scale", .tensor = scale, .kind = EK__OPERAND_F64, .optional = true},
@@ -79,15 +79,15 @@ ek_status ek_op_cross_entropy_backward(ek_stream *stream, ek_tensor *gradient,
   EK_TRY(ek__op_begin(&op, "cross_entropy_backward", stream, operands, COUNT));
   EK_TRY(check_cross_entropy(&op, LOGITS, WEIGHTS, terms));
   EK_TRY(ek__op_same(&op, GRADIENT, LOGITS));
-  EK_TRY(ek__op_fits(&op, LSE, op.rows[LOGITS], LOGITS));
+  EK_TRY(ek__op_matrix(&op, NORMALIZER, op.rows[LOGITS], 2, "must be"));
   EK_TRY(ek__op_fits(&op, TARGETS, op.rows[LOGITS], LOGITS));
   EK_TRY(ek__op_exactly(&op, SCALE, 1));
   EK_TRY(ek__op_fits(&op, ROW_SCALE, op.rows[LOGITS], LOGITS));
   if (op.kernels == NULL) return EK_OK;
-  /* lse is not const in the struct because forward writes it: backward only reads it. */
+  /* normalizer is not const in the struct because forward writes it: backward only reads it. */
   const struct ek__loss_args args = {.gradient = gradient->data,
                                      .outputs = logits->data,
-                                     .lse = lse->data,
+                                     .normalizer = normalizer->data,
                                      .targets = targets->data,
                                      .class_weights = ek__op_data(terms->class_weights),
                                      .scale = ek__op_data(scale),
@@ -101,10 +101,10 @@ ek_status ek_op_cross_entropy_backward(ek_stream *stream, ek_tensor *gradient,
 }
 
 ek_status ek_op_cross_entropy_gradient(ek_stream *stream, ek_tensor *gradient, ek_tensor *losses,
-                                       ek_tensor *lse, ek_tensor *totals, const ek_tensor *logits,
-                                       const ek_tensor *targets,
+                                       ek_tensor *normalizer, ek_tensor *totals,
+                                       const ek_tensor *logits, const ek_tensor *targets,
                                        const ek_cross_entropy_terms *terms, double scale) {
-  enum { GRADIENT, LOSSES, LSE, TOTALS, LOGITS, TARGETS, WEIGHTS, COUNT };
+  enum { GRADIENT, LOSSES, NORMALIZER, TOTALS, LOGITS, TARGETS, WEIGHTS, COUNT };
   struct ek__op op;
   if (terms == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "cross_entropy_gradient: terms is NULL");
@@ -115,7 +115,7 @@ ek_status ek_op_cross_entropy_gradient(ek_stream *stream, ek_tensor *gradient, e
                     .written = true,
                     .may_be = EK__OPERAND(LOGITS)},
       [LOSSES] = {.name = "losses", .tensor = losses, .written = true},
-      [LSE] = {.name = "lse", .tensor = lse, .written = true},
+      [NORMALIZER] = {.name = "normalizer", .tensor = normalizer, .written = true},
       [TOTALS] = {.name = "totals", .tensor = totals, .kind = EK__OPERAND_F64, .written = true},
       [LOGITS] = {.name = "logits", .tensor = logits},
       [TARGETS] = {.name = "targets", .tensor = targets, .kind = EK__OPERAND_I32},
@@ -125,11 +125,11 @@ ek_status ek_op_cross_entropy_gradient(ek_stream *stream, ek_tensor *gradient, e
   EK_TRY(ek__op_same(&op, GRADIENT, LOGITS));
   EK_TRY(ek__op_fits(&op, TARGETS, op.rows[LOGITS], LOGITS));
   EK_TRY(ek__op_fits(&op, LOSSES, op.rows[LOGITS], LOGITS));
-  EK_TRY(ek__op_fits(&op, LSE, op.rows[LOGITS], LOGITS));
+  EK_TRY(ek__op_matrix(&op, NORMALIZER, op.rows[LOGITS], 2, "must be"));
   EK_TRY(ek__op_exactly(&op, TOTALS, 2));
   if (op.kernels == NULL) return EK_OK;
   const struct ek__loss_args args = {.losses = losses->data,
-                                     .lse = lse->data,
+                                     .normalizer = normalizer->data,
                                      .totals = totals->data,
                                      .gradient = gradient->data,
                                      .outputs = logits->data,

@@ -118,13 +118,14 @@ static ek_status call_squared_backward(ek_stream *s, ek_tensor *const *t) {
 
 #define LOGITS .rank = 2, .shape = {4, 5}
 #define ROWS .rank = 1, .shape = {4}
+#define PAIRS .rank = 2, .shape = {4, 2}
 
 const struct ck_operation ck_losses_calls[CK_LOSSES_CALLS] = {
     {"cross_entropy_forward",
      call_cross_entropy_forward,
      6,
      {{.name = "losses", .written = true, ROWS},
-      {.name = "lse", .written = true, ROWS},
+      {.name = "normalizer", .written = true, PAIRS},
       {.name = "totals", .type = EK_F64, .written = true, .rank = 1, .shape = {2}},
       {.name = "logits", LOGITS},
       {.name = "targets", .type = EK_I32, ROWS},
@@ -134,7 +135,7 @@ const struct ck_operation ck_losses_calls[CK_LOSSES_CALLS] = {
      7,
      {{.name = "gradient", .written = true, .may_be = 2, LOGITS},
       {.name = "logits", LOGITS},
-      {.name = "lse", ROWS},
+      {.name = "normalizer", PAIRS},
       {.name = "targets", .type = EK_I32, ROWS},
       {.name = "class_weights", .optional = true, .rank = 1, .shape = {5}},
       {.name = "scale", .optional = true, .type = EK_F64, .rank = 1, .shape = {1}},
@@ -144,7 +145,7 @@ const struct ck_operation ck_losses_calls[CK_LOSSES_CALLS] = {
      7,
      {{.name = "gradient", .written = true, .may_be = 1 << 4, LOGITS},
       {.name = "losses", .written = true, ROWS},
-      {.name = "lse", .written = true, ROWS},
+      {.name = "normalizer", .written = true, PAIRS},
       {.name = "totals", .type = EK_F64, .written = true, .rank = 1, .shape = {2}},
       {.name = "logits", LOGITS},
       {.name = "targets", .type = EK_I32, ROWS},

@@ -13,35 +13,30 @@ static long double weight_of(const struct ck_loss *f, int64_t c) {
 struct row {
   const double *x;
   int64_t y;
-  long double lse, error; /* error of lse */
+  long double m, z, error; /* the relative error of z */
 };
 
 static struct row read_row(const struct ck_loss *f, int64_t r, long double u) {
-  struct row row = {.x = f->logits + r * f->classes, .y = (int64_t)f->targets[r]};
-  long double largest = -HUGE_VALL, most = 0, sum = 0;
-  for (int64_t c = 0; c < f->classes; c++) {
-    largest = fmaxl(largest, row.x[c]);
-    if (isfinite(row.x[c])) most = fmaxl(most, fabs(row.x[c]));
-  }
-  for (int64_t c = 0; c < f->classes; c++) sum += expl(row.x[c] - largest);
-  row.lse = largest + logl(sum);
-  row.error = (long double)(f->classes + 8) * u + u * (2 * most + fabsl(row.lse));
+  struct row row = {.x = f->logits + r * f->classes, .y = (int64_t)f->targets[r], .m = -HUGE_VALL};
+  for (int64_t c = 0; c < f->classes; c++) row.m = fmaxl(row.m, row.x[c]);
+  for (int64_t c = 0; c < f->classes; c++) row.z += expl(row.x[c] - row.m);
+  row.error = (long double)(f->classes + 8) * u;
   return row;
 }
 
 static void loss_of_row(struct ck_loss *f, int64_t r, const struct row *row, long double u) {
   const long double w = weight_of(f, row->y);
   const long double hard = (1 - f->smoothing) * w, soft = f->smoothing / (double)f->classes;
-  long double l = hard == 0 ? 0 : hard * (row->lse - row->x[row->y]), size = fabsl(l);
-  long double error = hard * (row->error + u * (fabs(row->x[row->y]) + 2 * fabsl(row->lse)));
+  const long double log_z = logl(row->z), each = row->error + 2 * u * log_z;
+  long double l = hard == 0 ? 0 : hard * (log_z + (row->m - row->x[row->y]));
+  long double error = hard * each;
   for (int64_t c = 0; c < f->classes && soft != 0; c++) {
-    const long double term = soft * weight_of(f, c) * (row->lse - row->x[c]);
-    l += term;
-    size += fabsl(term);
-    error += soft * weight_of(f, c) * (row->error + u * (fabs(row->x[c]) + 2 * fabsl(row->lse)));
+    const long double weight = soft * weight_of(f, c);
+    if (weight != 0) l += weight * (log_z + (row->m - row->x[c]));
+    error += weight * each;
   }
   f->l[r] = (double)l;
-  f->l_bound[r] = (double)(error + (long double)(f->classes + 4) * u * size);
+  f->l_bound[r] = (double)(error + (long double)(f->classes + 4) * u * l); /* no term is negative */
   f->s += f->l[r];
   f->s_bound += f->l_bound[r] + (double)f->rows * 0x1p-53 * fabs(f->l[r]);
   f->d += (double)w;
@@ -55,11 +50,11 @@ static void gradient_of_row(struct ck_loss *f, int64_t r, const struct row *row,
   long double all = 0;
   for (int64_t c = 0; c < f->classes; c++) all += weight_of(f, c);
   for (int64_t c = 0; c < f->classes; c++) {
-    const long double p = expl(row->x[c] - row->lse), one = c == row->y ? 1 : 0;
-    const long double far = p == 0 ? 0 : fabsl(row->x[c] - row->lse);
+    const long double far = row->m - row->x[c], p = expl(-far) / row->z;
+    const long double one = c == row->y ? 1 : 0, far_error = p == 0 ? 0 : p * u * far;
     const long double error =
-        hard * (p * (row->error + 4 * u + u * far) + 3 * u * fabsl(p - one)) +
-        soft * (p * all * (row->error + (long double)(f->classes + 6) * u + u * far) +
+        hard * (p * (row->error + 4 * u) + far_error + 3 * u * fabsl(p - one)) +
+        soft * (all * (p * (row->error + (long double)(f->classes + 6) * u) + far_error) +
                 3 * u * weight_of(f, c)) +
         4 * u * (hard * fabsl(p - one) + soft * (p * all + weight_of(f, c)));
     f->gradient[r * f->classes + c] =
@@ -82,8 +77,9 @@ void ck_loss_reference(const struct ck_rig *rig, struct ck_loss *f) {
       memset(f->gradient + r * f->classes, 0, (size_t)f->classes * sizeof *f->gradient);
       memset(f->gradient_bound + r * f->classes, 0, (size_t)f->classes * sizeof *f->gradient);
     }
-    f->lse[r] = (double)row.lse;
-    f->lse_bound[r] = (double)row.error;
+    f->normalizer[2 * r] = (double)row.m; /* exact: its bound is 0 */
+    f->normalizer[2 * r + 1] = (double)row.z;
+    f->normalizer_bound[2 * r + 1] = (double)(row.error * row.z);
   }
 }
 
@@ -96,8 +92,8 @@ struct ck_loss ck_loss_make(struct ck_rig *rig, int64_t rows, int64_t classes) {
                       .targets = ck_integers(rig, rows, 0, classes - 1),
                       .l = ck_zeros(rig, rows),
                       .l_bound = ck_zeros(rig, rows),
-                      .lse = ck_zeros(rig, rows),
-                      .lse_bound = ck_zeros(rig, rows),
+                      .normalizer = ck_zeros(rig, 2 * rows),
+                      .normalizer_bound = ck_zeros(rig, 2 * rows),
                       .gradient = ck_zeros(rig, n),
                       .gradient_bound = ck_zeros(rig, n)};
   return f;

@@ -13,7 +13,8 @@ struct ck_loss {
   int64_t rows, classes;
   double smoothing, scale;
   double *logits, *targets, *weights, *row_scale; /* weights, row_scale may be NULL */
-  double *l, *l_bound, *lse, *lse_bound, *gradient, *gradient_bound;
+  double *l, *l_bound, *gradient, *gradient_bound;
+  double *normalizer, *normalizer_bound; /* rows x {m, z} */
   double s, s_bound, d, d_bound;
 };
 

@@ -7,12 +7,16 @@
 
 /* ---- losses ---- */
 
-static double log_sum_exp(const double *x, int64_t n) {
-  double largest = -INFINITY, sum = 0.0;
-  for (int64_t i = 0; i < n; i++) largest = fmax(largest, x[i]); /* passes over NaN */
-  if (largest == -INFINITY) largest = 0.0;
-  for (int64_t i = 0; i < n; i++) sum += exp(x[i] - largest);
-  return largest + log(sum);
+/* m, the largest of n logits, and z, the sum of e^(x - m). */
+struct normalizer {
+  double m, z;
+};
+
+static struct normalizer normalize_row(const double *x, int64_t n) {
+  struct normalizer all = {-INFINITY, 0.0};
+  for (int64_t i = 0; i < n; i++) all.m = fmax(all.m, x[i]); /* passes over NaN */
+  for (int64_t i = 0; i < n; i++) all.z += exp(x[i] - all.m);
+  return all;
 }
 
 static double weight_of(const struct ek__loss_args *args, int64_t c) {
@@ -23,17 +27,17 @@ void ek__cross_entropy_forward_f64(const void *raw, int64_t begin, int64_t end) 
   const struct ek__loss_args *args = ((const struct ek__loss_job *)raw)->args;
   const int32_t *targets = args->targets;
   const double smoothing = args->label_smoothing, share = smoothing / (double)args->classes;
-  double *losses = args->losses, *lse = args->lse;
+  double *losses = args->losses;
+  struct normalizer *normalizers = args->normalizer;
   for (int64_t row = begin; row < end; row++) {
     const double *x = (const double *)args->outputs + row * args->classes;
-    lse[row] = log_sum_exp(x, args->classes);
+    const struct normalizer all = normalizers[row] = normalize_row(x, args->classes);
     losses[row] = 0.0;
     if (targets[row] == args->ignore_index) continue;
-    const double weight = (1.0 - smoothing) * weight_of(args, targets[row]);
-    double loss = weight != 0.0 ? weight * (lse[row] - x[targets[row]]) : 0.0;
+    const double log_z = log(all.z), weight = (1.0 - smoothing) * weight_of(args, targets[row]);
+    double loss = ek__cpu_weigh(weight, log_z - (x[targets[row]] - all.m));
     for (int64_t c = 0; c < args->classes && share != 0.0; c++) {
-      const double w = weight_of(args, c);
-      if (w != 0.0) loss += share * w * (lse[row] - x[c]);
+      loss += ek__cpu_weigh(share * weight_of(args, c), log_z - (x[c] - all.m));
     }
     losses[row] = loss;
   }
@@ -43,18 +47,20 @@ void ek__cross_entropy_backward_f64(const void *raw, int64_t begin, int64_t end)
   const struct ek__loss_job *job = raw;
   const struct ek__loss_args *args = job->args;
   const int32_t *targets = args->targets;
-  const double *row_scale = args->row_scale, *lse = args->lse;
+  const struct normalizer *normalizers = args->normalizer;
+  const double *row_scale = args->row_scale;
   const double smoothing = args->label_smoothing, share = smoothing / (double)args->classes;
   for (int64_t row = begin; row < end; row++) {
     const double *x = (const double *)args->outputs + row * args->classes;
     double *gradient = (double *)args->gradient + row * args->classes;
+    const struct normalizer all = normalizers[row];
     const bool ignored = targets[row] == args->ignore_index;
     const double scale = job->factor * (row_scale ? row_scale[row] : 1.0);
     const double own = ignored ? 0.0 : (1.0 - smoothing) * weight_of(args, targets[row]);
     for (int64_t c = 0; c < args->classes; c++) {
       double value = 0.0;
       if (!ignored) {
-        value = exp(x[c] - lse[row]) * (own + share * job->class_weight);
+        value = exp(x[c] - all.m) / all.z * (own + share * job->class_weight);
         value -= share * weight_of(args, c) + (c == targets[row] ? own : 0.0);
       }
       gradient[c] = ignored ? 0.0 : scale * value;

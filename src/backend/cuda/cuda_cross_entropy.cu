@@ -3,7 +3,8 @@
  * read and one write backward, in place; and both in one kernel, which reads them from memory once.
  *
  * A block takes a row. Forward keeps a running largest value and sum of exponentials in each thread
- * (Milakov and Gimelshein 2018). A row need not start at 16 bytes (50257 classes): what comes
+ * (Milakov and Gimelshein 2018), and logits are only ever looked at below that, so that what they
+ * have in common costs no digits. A row need not start at 16 bytes (50257 classes): what comes
  * before the first such address and after the last is taken one by one. Floor in f32: forward 4
  * bytes a logit, backward 8, both in one 8: a block comes back to its row while L2 still has it,
  * for which the rows under way may not be too many. At 4.8 TB/s forward wants 1.2e12 exponentials a
@@ -15,8 +16,12 @@ using namespace ek__cuda;
 
 namespace {
 
+/* sum = the sum of e^(x - largest): what a row leaves behind for its gradient. */
+template <class T> struct normalizer { T largest, sum; };
+
 template <class T> struct loss {
-  T *losses, *lse, *gradient;
+  T *losses, *gradient;
+  normalizer<T> *normalizers;
   const T *logits;
   const int32_t *targets;
   const T *weights;
@@ -54,8 +59,9 @@ __device__ __forceinline__ void each_class(const T *x, int64_t n, F &f) {
 /* ---- forward ---- */
 
 /* sum of e^(x - base), base the largest x so far, or 0 while that is -infinity. */
-template <class T> struct running {
-  T largest, sum;
+template <class T> struct running : normalizer<T> {
+  using normalizer<T>::largest;
+  using normalizer<T>::sum;
   __device__ static T base(T largest) { return largest == -T(INFINITY) ? T(0) : largest; }
   __device__ void rise(T value) {
     if (!(value > largest)) return; /* NaN does not rise; its exponential shows it */
@@ -69,38 +75,46 @@ template <class T> struct running {
   }
 };
 
-/* One thread's part of a row, and sum w x and sum w in f64 when labels are smoothed. */
+/* One thread's part of a row; depth, the sum of w (base - x), and weight, that of w, in f64 and
+ * only when labels are smoothed. */
 template <class T> struct row_terms {
   running<T> soft;
-  double weighted, weight;
+  double depth, weight;
   const T *weights;
   bool smooth;
 
-  __device__ void smoothed(T x, int64_t c) {
+  __device__ void deepen(T from, T to) { depth += weight * ((double)to - (double)from); }
+  __device__ T rise(T value) {
+    const T from = running<T>::base(soft.largest);
+    if (!(value > soft.largest)) return from;
+    soft.rise(value);
+    if (smooth) deepen(from, value);
+    return value;
+  }
+  __device__ void smoothed(T x, int64_t c, T base) {
     const double w = weights ? (double)weights[c] : 1.0;
     if (w == 0.0) return; /* a class that counts for nothing may have an infinite logit */
-    weighted += w * (double)x;
+    depth += w * ((double)base - (double)x);
     weight += w;
   }
   __device__ void one(T x, int64_t c) {
-    soft.rise(x);
-    soft.sum += exp(x - running<T>::base(soft.largest));
-    if (smooth) smoothed(x, c);
+    const T base = rise(x);
+    soft.sum += exp(x - base);
+    if (smooth) smoothed(x, c, base);
   }
   __device__ void many(const pack<T, PACK<T>> &p, int64_t c) {
     T most = p.at[0];
     EK_UNROLL
     for (int j = 1; j < PACK<T>; j++) most = fmax(most, p.at[j]);
-    soft.rise(most);
-    const T base = running<T>::base(soft.largest);
+    const T base = rise(most);
     EK_UNROLL
     for (int j = 0; j < PACK<T>; j++) soft.sum += exp(p.at[j] - base);
     if (!smooth) return;
-    for (int j = 0; j < PACK<T>; j++) smoothed(p.at[j], c + j);
+    for (int j = 0; j < PACK<T>; j++) smoothed(p.at[j], c + j, base);
   }
 };
 
-/* Thread 0 gets the whole row's. */
+/* Every thread gets the whole row's: each warp's first lane merges what all warps have. */
 template <class T> __device__ running<T> block_merge(running<T> mine, running<T> *scratch) {
   const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
   for (int stage = 0; stage < 2; stage++) {
@@ -114,47 +128,51 @@ template <class T> __device__ running<T> block_merge(running<T> mine, running<T>
     __syncthreads();
     if (lane == 0) scratch[warp] = mine;
     __syncthreads();
-    const running<T> none = {-T(INFINITY), T(0)};
+    const running<T> none = {{-T(INFINITY), T(0)}};
     mine = lane < blockDim.x / WARP ? scratch[lane] : none;
   }
+  mine.largest = __shfl_sync(ALL_LANES, mine.largest, 0);
+  mine.sum = __shfl_sync(ALL_LANES, mine.sum, 0);
   return mine;
 }
 
-/* Gives lse. */
+/* What a block finds out about a row: see row_terms. */
+template <class T> struct row_sums {
+  running<T> soft;
+  double depth, weight;
+};
+
+/* weight * term, where 0 times an infinite term is 0. NaN shows. */
+__device__ __forceinline__ double weigh(double weight, double term) {
+  return weight == 0.0 && isinf(term) ? 0.0 : weight * term;
+}
+
 template <class T>
-__device__ T put_loss(const loss<T> &a, int64_t row, const T *x, const running<T> &soft,
-                      double weighted, double weight) {
-  const T log_sum = log(soft.sum), base = running<T>::base(soft.largest);
+__device__ void put_loss(const loss<T> &a, int64_t row, const T *x, const row_sums<T> &all) {
+  const double log_sum = (double)log(all.soft.sum);
   const int32_t target = a.targets[row];
-  a.lse[row] = base + log_sum;
+  a.normalizers[row] = all.soft;
   if (a.wrong(target)) report_bad(a.bad, row, target);
   double value = 0.0;
   if (a.counts(target)) {
     const double own = (1.0 - a.smoothing) * (double)a.weight(target);
-    if (own != 0.0) value = own * (double)((base - x[target]) + log_sum);
-    if (weight != 0.0) {
-      const double whole = weight * ((double)base + (double)log_sum) - weighted;
-      value += a.smoothing / (double)a.classes * whole;
+    value = weigh(own, log_sum - ((double)x[target] - (double)all.soft.largest));
+    if (a.smoothing != 0.0) {
+      value += a.smoothing / (double)a.classes * (all.weight * log_sum + all.depth);
     }
   }
   a.losses[row] = (T)value;
-  return base + log_sum;
 }
-
-/* What a block finds out about a row; soft is thread 0's. */
-template <class T> struct row_sums {
-  running<T> soft;
-  double weighted, weight;
-};
 
 template <class T>
 __device__ __forceinline__ row_sums<T> sum_row(const loss<T> &a, const T *x, running<T> *scratch,
                                                double *sums) {
-  row_terms<T> terms = {{-T(INFINITY), T(0)}, 0.0, 0.0, a.weights, a.smoothing != 0.0};
+  row_terms<T> terms = {{{-T(INFINITY), T(0)}}, 0.0, 0.0, a.weights, a.smoothing != 0.0};
   each_class(x, a.classes, terms);
   row_sums<T> all = {block_merge(terms.soft, scratch), 0.0, 0.0};
   if (a.smoothing != 0.0) {
-    all.weighted = block_sum(terms.weighted, sums);
+    terms.deepen(running<T>::base(terms.soft.largest), all.soft.largest);
+    all.depth = block_sum(terms.depth, sums);
     all.weight = block_sum(terms.weight, sums);
   }
   return all;
@@ -166,7 +184,7 @@ template <class T> __global__ void __launch_bounds__(512) forward_kernel(loss<T>
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const T *x = a.logits + row * a.classes;
     const row_sums<T> all = sum_row(a, x, scratch, sums);
-    if (threadIdx.x == 0) (void)put_loss(a, row, x, all.soft, all.weighted, all.weight);
+    if (threadIdx.x == 0) put_loss(a, row, x, all);
   }
 }
 
@@ -191,14 +209,14 @@ template <class T> struct totals_of {
 template <class T> struct row_gradient {
   T *to;
   const T *weights;
-  T lse, own, share, whole, scale; /* whole: what the row's softmax is multiplied with */
+  T largest, own, share, whole, scale; /* whole: what e^(x - largest) is multiplied with */
   int64_t target;
   bool ignored, wide;
 
   __device__ T value(T x, int64_t c) const {
     if (ignored) return T(0);
     const T taken = share * (weights ? weights[c] : T(1)) + (c == target ? own : T(0));
-    return scale * (exp(x - lse) * whole - taken);
+    return scale * (exp(x - largest) * whole - taken);
   }
   __device__ void one(T x, int64_t c) { to[c] = value(x, c); }
   __device__ void many(const pack<T, PACK<T>> &p, int64_t c) {
@@ -213,10 +231,11 @@ template <class T> struct row_gradient {
   }
 };
 
-/* lse of the row, all_weights the sum of all class weights where labels are smoothed. */
+/* all_weights: the sum of all class weights where labels are smoothed. */
 template <class T>
-__device__ __forceinline__ void put_gradient(const loss<T> &a, int64_t row, T lse,
-                                             double all_weights, double scale) {
+__device__ __forceinline__ void put_gradient(const loss<T> &a, int64_t row,
+                                             const normalizer<T> &soft, double all_weights,
+                                             double scale) {
   const T *x = a.logits + row * a.classes;
   const int32_t target = a.targets[row];
   const bool counts = a.counts(target);
@@ -225,10 +244,10 @@ __device__ __forceinline__ void put_gradient(const loss<T> &a, int64_t row, T ls
   row_gradient<T> g;
   g.to = a.gradient + row * a.classes;
   g.weights = a.weights;
-  g.lse = lse;
+  g.largest = soft.largest;
   g.own = (T)own;
   g.share = (T)share;
-  g.whole = (T)(own + (share != 0.0 ? share * all_weights : 0.0));
+  g.whole = (T)((own + (share != 0.0 ? share * all_weights : 0.0)) / (double)soft.sum);
   g.scale = (T)scale;
   g.target = target;
   g.ignored = !counts;
@@ -243,7 +262,7 @@ template <class T> __global__ void __launch_bounds__(512) backward_kernel(loss<T
     const int32_t target = a.targets[row];
     if (a.wrong(target) && threadIdx.x == 0) report_bad(a.bad, row, target);
     const double scale = factor * (a.row_scale ? (double)a.row_scale[row] : 1.0);
-    put_gradient(a, row, a.lse[row], all_weights, scale);
+    put_gradient(a, row, a.normalizers[row], all_weights, scale);
   }
 }
 
@@ -251,19 +270,17 @@ template <class T> __global__ void __launch_bounds__(512) backward_kernel(loss<T
 
 constexpr int GRADIENT_THREADS = 1024;
 
-/* Thread 0 has read the target's logit before anybody writes over it, and writes lse again behind
- * the barriers of the next row's sums. */
+/* Thread 0 has read the target's logit before anybody writes over it. */
 template <class T>
 __global__ void __launch_bounds__(GRADIENT_THREADS) gradient_kernel(loss<T> a, double scale) {
   __shared__ running<T> scratch[WARP];
   __shared__ double sums[WARP];
-  __shared__ T lse;
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const T *x = a.logits + row * a.classes;
     const row_sums<T> all = sum_row(a, x, scratch, sums);
-    if (threadIdx.x == 0) lse = put_loss(a, row, x, all.soft, all.weighted, all.weight);
+    if (threadIdx.x == 0) put_loss(a, row, x, all);
     __syncthreads();
-    put_gradient(a, row, lse, all.weight, scale);
+    put_gradient(a, row, all.soft, all.weight, scale);
   }
 }
 
@@ -280,7 +297,7 @@ template <class T> struct weights_of {
 template <class T> loss<T> loss_of(const struct ek__loss_args *args, struct ek__cuda_bad *bad) {
   loss<T> a = {};
   a.losses = static_cast<T *>(args->losses);
-  a.lse = static_cast<T *>(args->lse);
+  a.normalizers = static_cast<normalizer<T> *>(args->normalizer);
   a.gradient = static_cast<T *>(args->gradient);
   a.logits = static_cast<const T *>(args->outputs);
   a.targets = static_cast<const int32_t *>(args->targets);

@@ -162,7 +162,7 @@ static cudaError_t warm_attention(const struct place *at, ek_type type) {
 static cudaError_t warm_losses(const struct place *at, ek_type type) {
   const cudaStream_t stream = at->stream;
   const struct ek__loss_args entropy = {.losses = part(at, 0),
-                                        .lse = part(at, 1),
+                                        .normalizer = part(at, 1),
                                         .totals = part(at, 2),
                                         .gradient = part(at, 3),
                                         .outputs = part(at, 4),

@@ -3,8 +3,9 @@
  *
  * Cross-entropy reads a row once from memory: in blocks that fit the first cache, the largest
  * element, then the sum of exponentials below it, with an online correction of what was summed
- * before (Milakov and Gimelshein 2018). The gradient computes the exponentials again from lse: one
- * read and one write. Targets were checked before.
+ * before (Milakov and Gimelshein 2018). The gradient computes the exponentials again: one read and
+ * one write. Logits are only ever looked at below the row's largest, so that what they have in
+ * common costs no digits. Targets were checked before.
  */
 #include "backend/cpu/cpu_internal.h"
 #include "backend/cpu/isa/vector_exp.h"
@@ -46,8 +47,13 @@ static float block_exp_sum(const float *x, int64_t n, float largest) {
   return v_sum(sum0 + sum1);
 }
 
-/* log of the sum of e^x over a row. */
-static float row_lse(const float *x, int64_t classes) {
+/* m, the largest x of a row, and z, the sum of e^(x - m), which is 1 at least. Where m is infinite
+ * z is no number, or 0 for a row of -inf: then its logarithm minus (x - m) is no number either. */
+struct normalizer {
+  float m, z;
+};
+
+static struct normalizer normalize_row(const float *x, int64_t classes) {
   float largest = -INFINITY, sum = 0.0f;
   for (int64_t i = 0; i < classes; i += BLOCK) {
     const int64_t n = classes - i < BLOCK ? classes - i : BLOCK;
@@ -59,23 +65,23 @@ static float row_lse(const float *x, int64_t classes) {
     /* -inf minus -inf is no number; a block of -inf adds nothing, but a NaN in it must show. */
     sum += block_exp_sum(x + i, n, largest > -INFINITY ? largest : 0.0f);
   }
-  return largest > -INFINITY ? largest + logf(sum) : logf(sum);
+  return (struct normalizer){largest, sum};
 }
 
-/* Sum over c of w[c] x[c]; a class of weight 0 counts for nothing even where x is -inf. Blocks are
- * summed in f32 after a division by 4096 = 2^12, which keeps huge logits finite. */
-static double weighted_sum(const float *x, const float *w, int64_t classes) {
+/* Sum over c of w[c] (m - x[c]); a class of weight 0 counts for nothing even where x is -inf.
+ * Blocks are summed in f32 after a division by 4096 = 2^12, which keeps huge differences finite. */
+static double weighted_depth(const float *x, const float *w, int64_t classes, float m) {
   double total = 0.0;
   for (int64_t first = 0; first < classes; first += BLOCK) {
     const int64_t last = classes - first < BLOCK ? classes : first + BLOCK;
-    const vec zero = {0};
     vec sum = {0};
     for (int64_t i = first; i < last; i += W) {
       const int64_t n = last - i < W ? last - i : W;
-      vec value = (n == W ? v_load(x + i) : v_load_some(x + i, n, 0.0f)) * 0x1p-12f;
+      vec value = n == W ? v_load(x + i) : v_load_some(x + i, n, m);
+      value = m * 0x1p-12f - value * 0x1p-12f;
       if (w) {
         const vec weight = n == W ? v_load(w + i) : v_load_some(w + i, n, 0.0f);
-        value = v_less(zero, weight * weight, value * weight, zero);
+        value = (vec)((vec_i)(value * weight) & (weight != 0.0f));
       }
       sum += value;
     }
@@ -91,34 +97,35 @@ void EK_ISA_NAME(cross_entropy_forward)(const void *raw, int64_t begin, int64_t 
   const int32_t *targets = args->targets;
   const float *weights = args->class_weights;
   const double smoothing = args->label_smoothing, share = smoothing / (double)classes;
-  float *losses = args->losses, *lse = args->lse;
+  float *losses = args->losses;
+  struct normalizer *normalizers = args->normalizer;
   for (int64_t row = begin; row < end; row++) {
     const float *x = (const float *)args->outputs + row * classes;
-    lse[row] = row_lse(x, classes);
+    const struct normalizer all = normalizers[row] = normalize_row(x, classes);
     losses[row] = 0.0f;
     if (targets[row] == args->ignore_index) continue;
-    const double log_sum = (double)lse[row], own = (double)x[targets[row]];
+    const double log_z = (double)logf(all.z), own = (double)x[targets[row]] - (double)all.m;
     const double weight = (weights ? (double)weights[targets[row]] : 1.0) * (1.0 - smoothing);
-    double loss = weight != 0.0 ? weight * (log_sum - own) : 0.0; /* 0 times -inf is 0 here */
+    double loss = ek__cpu_weigh(weight, log_z - own);
     if (share != 0.0) {
-      loss += share * (log_sum * job->class_weight - weighted_sum(x, weights, classes));
+      const double depth = weighted_depth(x, weights, classes, all.m);
+      loss += share * (log_z * job->class_weight + depth);
     }
     losses[row] = (float)loss;
   }
 }
 
-/* gradient[c] = factor e^(x[c] - lse). */
-static void row_gradient(float *gradient, const float *x, int64_t classes, float lse,
-                         float factor) {
+/* gradient[c] = factor e^(x[c] - m). */
+static void row_gradient(float *gradient, const float *x, int64_t classes, float m, float factor) {
   int64_t i = 0;
   for (; i + 2 * W <= classes; i += 2 * W) {
-    const vec e0 = v_exp(v_load(x + i) - lse), e1 = v_exp(v_load(x + i + W) - lse);
+    const vec e0 = v_exp(v_load(x + i) - m), e1 = v_exp(v_load(x + i + W) - m);
     v_store(gradient + i, e0 * factor);
     v_store(gradient + i + W, e1 * factor);
   }
   for (; i < classes; i += W) {
     const int64_t n = classes - i < W ? classes - i : W;
-    v_store_some(gradient + i, v_exp(v_load_some(x + i, n, 0.0f) - lse) * factor, n);
+    v_store_some(gradient + i, v_exp(v_load_some(x + i, n, 0.0f) - m) * factor, n);
   }
 }
 
@@ -149,8 +156,9 @@ void EK_ISA_NAME(cross_entropy_backward)(const void *raw, int64_t begin, int64_t
     const double own =
         (weights ? (double)weights[targets[row]] : 1.0) * (1.0 - args->label_smoothing) * scale;
     const double share = args->label_smoothing / (double)classes * scale;
-    row_gradient(gradient, x, classes, ((const float *)args->lse)[row],
-                 (float)(own + share * job->class_weight));
+    const struct normalizer all = ((const struct normalizer *)args->normalizer)[row];
+    const double whole = own + share * job->class_weight; /* what the row's softmax is times */
+    row_gradient(gradient, x, classes, all.m, (float)(whole / (double)all.z));
     if (share != 0.0) take_share(gradient, weights, classes, (float)share);
     gradient[targets[row]] -= (float)own;
   }
