@@ -63,22 +63,28 @@ static ek_status cut_sizes(int64_t *offsets, int64_t rows, size_t count, const i
 
 /* Whole shares first, then one row each to the largest remainders, lower devices first. */
 static ek_status cut_weights(int64_t *offsets, int64_t rows, size_t count, const double *weights) {
-  double sum = 0;
+  double largest = 0;
   for (size_t i = 0; i < count; i++) {
     if (!isfinite(weights[i]) || weights[i] < 0) {
       return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                           "scatter: weight %g of device number %zu is negative or not finite",
                           weights[i], i);
     }
-    sum += weights[i];
+    if (weights[i] > largest) largest = weights[i];
   }
-  if (!(sum > 0) || !isfinite(sum)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "scatter: the weights sum to %g", sum);
+  if (!(largest > 0)) return ek_error_set(EK_ERR_INVALID_ARGUMENT, "scatter: all weights are 0");
+  /* Times a power of two, which rounds nothing, so that the sum is finite for any weights. */
+  int exponent = 0;
+  double scaled[EK_MAX_DEVICES], sum = 0;
+  (void)frexp(largest, &exponent);
+  for (size_t i = 0; i < count; i++) {
+    scaled[i] = ldexp(weights[i], -exponent);
+    sum += scaled[i];
   }
   int64_t sizes[EK_MAX_DEVICES], left = rows;
   double remainders[EK_MAX_DEVICES];
   for (size_t i = 0; i < count; i++) {
-    const double share = (double)rows * (weights[i] / sum);
+    const double share = (double)rows * (scaled[i] / sum);
     /* A double near 2^63 may be more than there is, or more than an int64_t can be. */
     sizes[i] = share >= (double)left ? left : (int64_t)floor(share);
     remainders[i] = weights[i] > 0 ? share - (double)sizes[i] : -HUGE_VAL;
