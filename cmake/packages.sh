@@ -20,6 +20,7 @@ declare -A packages_debian=(
   [libc]=libc6-dev
   [g++]=g++
   [clang]=clang
+  [fuzzer]=libclang-rt-dev
   [pkg-config]=pkg-config
   [onednn]=libdnnl-dev
   [jansson]=libjansson-dev
@@ -35,6 +36,7 @@ declare -A packages_purpose=(
   [libc]="the C library's headers"
   [g++]="the tests of the headers from C++ and the CUDA module"
   [clang]="the build with a second compiler"
+  [fuzzer]="the search with random inputs, tests/fuzz"
   [pkg-config]="the test of evenkeel.pc"
   [onednn]="oneDNN's matrix products on the CPU, for which the library's own are taken"
   [jansson]="evenkeel-bench and its tests"
@@ -80,6 +82,13 @@ packages_carried() {
   return 1
 }
 
+# True if clang is there and makes a program out of a harness: its runtime is a package of its own.
+packages_fuzzes() {
+  command -v clang >/dev/null &&
+    printf 'int LLVMFuzzerTestOneInput(const char *d, unsigned long n) { return !d && n; }\n' |
+    clang -x c - -o /dev/null -fsanitize=fuzzer,address,undefined 2>/dev/null
+}
+
 packages_have() {
   case $1 in
     onednn) packages_carried oneapi/dnnl/dnnl.h || packages_compiles oneapi/dnnl/dnnl.h -ldnnl ;;
@@ -88,6 +97,7 @@ packages_have() {
         { command -v pkg-config >/dev/null && pkg-config --exists "$1"; }
       ;;
     libc) packages_compiles stdio.h ;;
+    fuzzer) packages_fuzzes ;;
     argp) packages_compiles argp.h ;;
     *) command -v "$1" >/dev/null ;;
   esac
