@@ -133,6 +133,8 @@ EK_API EK_CHECKED ek_status ek_event_record(ek_event *event, ek_stream *stream);
 /* Work queued on `stream` from now on waits for the last recorded point (none: waits for nothing).
  */
 EK_API EK_CHECKED ek_status ek_stream_wait(ek_stream *stream, const ek_event *event);
+/* Waits on the host until the work before the last recorded point is done. */
+EK_API EK_CHECKED ek_status ek_event_synchronize(const ek_event *event);
 EK_API void ek_event_free(ek_event *event);
 
 /* ---- what there is ---- */

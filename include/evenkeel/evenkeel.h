@@ -14,6 +14,7 @@
  *     op.h         operations for your own layers
  *     scatter.h, gather.h, replicate.h, apply.h, reduce.h, communicator.h
  *                  the parts that data parallelism is made of
+ *     fault.h, host_memory.h                     failures on purpose, for tests of a program
  */
 #ifndef EVENKEEL_EVENKEEL_H
 #define EVENKEEL_EVENKEEL_H
@@ -26,6 +27,7 @@
 #include <evenkeel/data_parallel_model.h>
 #include <evenkeel/data_parallel_optimizer.h>
 #include <evenkeel/device.h>
+#include <evenkeel/fault.h>
 #include <evenkeel/gather.h>
 #include <evenkeel/gpt.h>
 #include <evenkeel/host_memory.h>

@@ -301,6 +301,8 @@ struct ek__backend {
   ek_status (*event_open)(void **native, ek_device *device);
   void (*event_close)(void *native);
   ek_status (*event_record)(void *event, ek_stream *stream);
+  /* (optional: as stream_synchronize) lets the host wait for an event that was recorded. */
+  ek_status (*event_synchronize)(void *event, ek_device *device);
   ek_status (*stream_wait)(ek_stream *stream, void *event);
 
   /* (optional: nothing is copied) host to device, device to host, device to device; complete for

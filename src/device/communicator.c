@@ -5,6 +5,7 @@
 
 #include "core/alloc.h"
 #include "device/communicator_internal.h"
+#include "device/fault_internal.h"
 
 /* ---- the counting communicator: nothing moves, so nothing waits ---- */
 
@@ -82,7 +83,7 @@ static ek_status check_call(const char *who, const ek_communicator *communicator
     return ek_error_set(EK_ERR_DEVICE, "%s: %s is not of the communicator's group", who,
                         ek_device_name(device));
   }
-  return EK_OK;
+  return ek__fault_point(device, who);
 }
 
 static ek_status check_tensor(const char *who, const ek_device *device, const ek_tensor *tensor,

@@ -10,6 +10,7 @@
 #include "core/alloc.h"
 #include "device/arena.h"
 #include "device/device_internal.h"
+#include "device/fault_internal.h"
 #include "device/ledger.h"
 
 struct ek_device {
@@ -22,6 +23,7 @@ struct ek_device {
   struct ek_memory *workspace; /* the backend's part of the arena, or NULL */
   ek_stream *streams[2];       /* by ek_stream_kind */
   atomic_int events;           /* that are not freed yet */
+  struct ek__fault fault;      /* of a test */
   struct ek__arena arena;
 };
 
@@ -119,6 +121,11 @@ void *ek__device_native(const ek_device *device) { return device->native; }
 struct ek__arena *ek__device_arena(const ek_device *device) {
   /* The ledger of a device may be read and its peak reset through a pointer to const. */
   return (struct ek__arena *)(uintptr_t)&device->arena;
+}
+
+struct ek__fault *ek__device_fault(const ek_device *device) {
+  /* A test arms a device through whatever pointer it has. */
+  return (struct ek__fault *)(uintptr_t)&device->fault;
 }
 
 size_t ek_device_index(const ek_device *device) { return device == NULL ? 0 : device->index; }

@@ -7,6 +7,7 @@
 #include "backend/backend.h"
 #include "core/alloc.h"
 #include "device/device_internal.h"
+#include "device/fault_internal.h"
 
 struct ek_stream {
   ek_device *device;
@@ -60,6 +61,7 @@ ek_status ek_stream_synchronize(ek_stream *stream) {
   if (stream == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_stream_synchronize: stream may not be NULL");
   }
+  EK_TRY(ek__fault_point(stream->device, "waiting for a stream"));
   const struct ek__backend *backend = ek__device_table(stream->device);
   return backend->stream_synchronize == NULL ? EK_OK : backend->stream_synchronize(stream);
 }
@@ -97,6 +99,7 @@ ek_status ek_event_record(ek_event *event, ek_stream *stream) {
     return ek_error_set(EK_ERR_DEVICE, "ek_event_record: event of %s, stream of %s",
                         ek_device_name(event->device), ek_device_name(stream->device));
   }
+  EK_TRY(ek__fault_point(event->device, "event"));
   const struct ek__backend *backend = ek__device_table(event->device);
   if (backend->event_record != NULL) EK_TRY(backend->event_record(event->native, stream));
   event->recorded = true;
@@ -111,6 +114,15 @@ ek_status ek_stream_wait(ek_stream *stream, const ek_event *event) {
   const struct ek__backend *backend = ek__device_table(stream->device);
   if (!event->recorded || backend->stream_wait == NULL) return EK_OK;
   return backend->stream_wait(stream, event->native);
+}
+
+ek_status ek_event_synchronize(const ek_event *event) {
+  if (event == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_event_synchronize: event may not be NULL");
+  }
+  const struct ek__backend *backend = ek__device_table(event->device);
+  if (!event->recorded || backend->event_synchronize == NULL) return EK_OK;
+  return backend->event_synchronize(event->native, event->device);
 }
 
 void ek_event_free(ek_event *event) {

@@ -9,6 +9,7 @@
 #include "core/sizes.h"
 #include "device/arena.h"
 #include "device/device_internal.h"
+#include "device/fault_internal.h"
 
 size_t ek_type_size(ek_type type) {
   switch (type) {
@@ -247,6 +248,7 @@ static ek_status copy_bytes(const ek_tensor *to, const ek_tensor *from, size_t b
     memmove(to->data, from->data, bytes); /* the caller's arrays may overlap */
     return EK_OK;
   }
+  EK_TRY(ek__fault_point(device, "copy"));
   const struct ek__backend *backend = ek__device_table(device);
   ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
   /* Where the work is done at once it is done by the thread that calls, so it must be on that
@@ -298,6 +300,7 @@ static ek_status fill_new(ek_tensor *tensor, const ek_tensor *source, bool ahead
   const struct ek__backend *backend = ek__device_table(tensor->device);
   if (source->device != NULL || backend->send == NULL) return ek_tensor_copy(tensor, source);
   if (tensor->memory == NULL) return EK_OK; /* no elements */
+  EK_TRY(ek__fault_point(tensor->device, "copy"));
   EK_TRY(backend->send(&tensor->memory->arrival, tensor->device, tensor->data, source->data,
                        ek_tensor_bytes(source), tensor->memory->ticket));
   return ahead ? EK_OK : ek_tensor_arrive(tensor);

@@ -7,6 +7,7 @@
 #include <stdio.h>
 
 #include "core/sizes.h"
+#include "device/fault_internal.h"
 
 const char *ek__op_shape_text(char text[EK__OP_SHAPE_TEXT], const ek_tensor *tensor) {
   if (tensor->rank == 0) {
@@ -154,6 +155,7 @@ ek_status ek__op_begin(struct ek__op *op, const char *name, ek_stream *stream,
   }
   if (stream == NULL) return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: stream is NULL", name);
   const ek_device *device = ek_stream_device(stream);
+  EK_TRY(ek__fault_point(device, name));
   op->kernels = ek__device_table(device)->kernels;
   for (size_t i = 0; i < count; i++) {
     op->operand[i] = operands[i];

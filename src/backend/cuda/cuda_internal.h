@@ -176,6 +176,7 @@ ek_status ek__cuda_stream_synchronize(ek_stream *stream);
 ek_status ek__cuda_event_open(void **native, ek_device *device);
 void ek__cuda_event_close(void *native);
 ek_status ek__cuda_event_record(void *event, ek_stream *stream);
+ek_status ek__cuda_event_synchronize(void *event, ek_device *device);
 ek_status ek__cuda_stream_wait(ek_stream *stream, void *event);
 
 /* ---- cuda_copy.c ---- */

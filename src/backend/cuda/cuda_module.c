@@ -69,6 +69,7 @@ static const struct ek__backend table = {
     .event_open = ek__cuda_event_open,
     .event_close = ek__cuda_event_close,
     .event_record = ek__cuda_event_record,
+    .event_synchronize = ek__cuda_event_synchronize,
     .stream_wait = ek__cuda_stream_wait,
     .upload = ek__cuda_upload,
     .download = ek__cuda_download,

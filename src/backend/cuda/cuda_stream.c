@@ -208,6 +208,10 @@ ek_status ek__cuda_check_group(struct ek__cuda_group *group) {
   return check_indices(group);
 }
 
+ek_status ek__cuda_event_synchronize(void *event, ek_device *device) {
+  return ek__cuda_finish_event(ek__cuda_device_of(device), event, "waiting for an event");
+}
+
 ek_status ek__cuda_stream_synchronize(ek_stream *stream) {
   const struct ek__cuda_stream *it = ek__cuda_stream_of(stream);
   EK_TRY(ek__cuda_finish(it, "waiting for a stream"));

@@ -1,0 +1,37 @@
+/*
+ * fault.h - a switch for tests of what happens when work on a device fails.
+ *
+ * Memory has switches of its own: ek_memory_fail_at() for a device's, ek_host_memory_fail_at() for
+ * the host's. This one is for everything else that a device is asked to do: operations, copies,
+ * collectives, events and waiting for a stream. A program, or a module of its own, that calls
+ * through evenkeel can be tested with each of these failing once:
+ *
+ *     for (uint64_t n = 1;; n++) {
+ *       EK_TRY(ek_fault_at(device, n, EK_ERR_UNAVAILABLE));
+ *       const ek_status status = step();
+ *       EK_TRY(ek_fault_at(device, 0, EK_OK));
+ *       if (status == EK_OK) break;     // a step makes fewer calls than n
+ *       ...                             // is everything as it was? does the next step work?
+ *     }
+ */
+#ifndef EVENKEEL_FAULT_H
+#define EVENKEEL_FAULT_H
+
+#include <evenkeel/device.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/*
+ * The n-th piece of work on `device` from now on (n = 1 is the next) is not done: the call that
+ * asks for it returns `status`, once. n = 0 takes it back. From any thread.
+ * EK_ERR_INVALID_ARGUMENT for a device of NULL, or for n > 0 with EK_OK.
+ */
+EK_API EK_CHECKED ek_status ek_fault_at(ek_device *device, uint64_t n, ek_status status);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* EVENKEEL_FAULT_H */
