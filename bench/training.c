@@ -44,8 +44,11 @@ static ek_status make_optimizer(struct training *training) {
     options.learning_rate = 3e-4;
     EK_TRY(ek_adamw_create(&training->rule, &options));
   }
+  /* The peers compute no norm either where nothing clips. */
+  ek_data_parallel_optimizer_options options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
+  options.gradient_norm = false;
   return ek_data_parallel_optimizer_open(&training->optimizer, training->model, training->rule,
-                                         NULL);
+                                         &options);
 }
 
 /*

@@ -5,6 +5,9 @@
 
 #include <string.h>
 
+#include "core/alloc.h"
+#include "parallel_internal.h"
+
 struct apply_job {
   ek_shards *outputs;
   size_t output_count;
@@ -85,8 +88,8 @@ static ek_status check(const ek_shards *outputs, size_t output_count, ek_pass *c
   return EK_OK;
 }
 
-ek_status ek_apply_forward(ek_shards *outputs, size_t output_count, ek_pass *const *passes,
-                           const ek_shards *inputs, size_t input_count) {
+ek_status ek__apply_forward(ek_shards *outputs, size_t output_count, ek_pass *const *passes,
+                            const ek_shards *inputs, size_t input_count) {
   EK_TRY(check(outputs, output_count, passes, inputs, input_count));
   struct apply_job job = {outputs, output_count, passes, inputs, input_count, &inputs[0]};
   for (size_t i = input_count; i-- > 0;) {
@@ -102,5 +105,18 @@ ek_status ek_apply_forward(ek_shards *outputs, size_t output_count, ek_pass *con
     status = finish_output(&outputs[i], &job);
   }
   for (size_t i = 0; i < output_count && status != EK_OK; i++) ek_shards_free(&outputs[i]);
+  return status;
+}
+
+ek_status ek_apply_forward(ek_shards *outputs, size_t output_count, ek_pass *const *passes,
+                           const ek_shards *inputs, size_t input_count) {
+  EK_TRY(check(outputs, output_count, passes, inputs, input_count));
+  ek_shards *made = ek__calloc(output_count, sizeof *made);
+  if (made == NULL) {
+    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "ek_apply_forward: no host memory for the outputs");
+  }
+  const ek_status status = ek__apply_forward(made, output_count, passes, inputs, input_count);
+  if (status == EK_OK) memcpy(outputs, made, output_count * sizeof *made);
+  ek__free(made);
   return status;
 }

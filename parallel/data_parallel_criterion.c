@@ -5,6 +5,9 @@
  * has zeros. One all-reduce of these few numbers gives every device the totals of all, from which
  * it combines the terms itself. Nothing of it waits for the host. With gradient_in_forward the
  * outputs may hold their gradients from then on; the criterion's pass knows.
+ *
+ * Outputs carry the number of the forward that made them. The criterion remembers that number, and
+ * its backward, in criterion_backward.c, refuses any other forward's pass.
  */
 #include <evenkeel/data_parallel_criterion.h>
 
@@ -17,27 +20,7 @@
 
 #include "core/alloc.h"
 #include "core/options.h"
-#include "parallel_internal.h"
-
-struct ek_data_parallel_criterion {
-  ek_data_parallel_model *model;
-  ek_criterion *criterion;
-  ek_data_parallel_criterion_options options;
-  size_t count; /* of devices */
-  double coefficients[EK_MAX_TERMS];
-  ek_criterion_pass *passes[EK_MAX_DEVICES];
-  ek_tensor totals[EK_MAX_DEVICES];   /* f64 [terms, 2], of all devices after forward */
-  ek_tensor combined[EK_MAX_DEVICES]; /* f64 {s, D} */
-  ek_tensor scales[EK_MAX_DEVICES];   /* f64 [terms] */
-
-  /* From forward to backward. */
-  bool has_forward, has_loss;
-  bool with_gradient;       /* that forward was allowed to write over the outputs */
-  uint64_t forward;         /* which of the model's forwards gave the outputs */
-  const ek_shards *outputs; /* the caller's */
-  ek_shards *targets;       /* one per target */
-  ek_shards *gradients;     /* one per output, during backward */
-};
+#include "criterion_internal.h"
 
 /* ---- opening and closing ---- */
 
@@ -51,6 +34,12 @@ static ek_status open_one(void *context, ek_device *device, size_t index) {
   EK_TRY(ek_tensor_create(&self->totals[index], device, EK_MEMORY_LOSS, EK_F64, 2, totals));
   EK_TRY(ek_tensor_create(&self->combined[index], device, EK_MEMORY_LOSS, EK_F64, 1, combined));
   EK_TRY(ek_tensor_create(&self->scales[index], device, EK_MEMORY_LOSS, EK_F64, 1, &terms));
+  if (ek__criterion_keeps_terms(self)) {
+    EK_TRY(ek_tensor_create(&self->step_totals[index], device, EK_MEMORY_LOSS, EK_F64, 2, totals));
+    EK_TRY(
+        ek_tensor_create(&self->step_combined[index], device, EK_MEMORY_LOSS, EK_F64, 1, combined));
+    EK_TRY(ek_tensor_create(&self->step_scales[index], device, EK_MEMORY_LOSS, EK_F64, 1, &terms));
+  }
   return ek_criterion_pass_open(&self->passes[index], device, self->criterion, &options);
 }
 
@@ -80,6 +69,7 @@ ek_status ek_data_parallel_criterion_open(ek_data_parallel_criterion **parallel,
   ek_data_parallel_criterion_options o = EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT;
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_data_parallel_criterion_options"));
   EK_TRY(check_open(parallel, model, criterion, &o));
+  EK_TRY(ek__model_check(model));
   ek_data_parallel_criterion *self = ek__calloc(1, sizeof *self);
   if (self == NULL) {
     return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a data-parallel criterion");
@@ -106,7 +96,7 @@ cleanup:
   return status;
 }
 
-static void drop_forward(ek_data_parallel_criterion *self) {
+void ek__criterion_drop_forward(ek_data_parallel_criterion *self) {
   for (size_t k = 0; k < self->count; k++) ek_criterion_pass_reset(self->passes[k]);
   for (size_t i = 0; i < self->criterion->targets && self->targets != NULL; i++) {
     ek_shards_free(&self->targets[i]);
@@ -120,9 +110,13 @@ static void drop_forward(ek_data_parallel_criterion *self) {
 
 void ek_data_parallel_criterion_free(ek_data_parallel_criterion *parallel) {
   if (parallel == NULL) return;
-  drop_forward(parallel);
+  if (parallel->model->before_update_context == parallel) parallel->model->before_update = NULL;
+  ek__criterion_drop_forward(parallel);
   for (size_t k = 0; k < parallel->count; k++) {
     ek_criterion_pass_free(parallel->passes[k]);
+    ek_tensor_free(&parallel->step_scales[k]);
+    ek_tensor_free(&parallel->step_combined[k]);
+    ek_tensor_free(&parallel->step_totals[k]);
     ek_tensor_free(&parallel->scales[k]);
     ek_tensor_free(&parallel->combined[k]);
     ek_tensor_free(&parallel->totals[k]);
@@ -135,23 +129,15 @@ void ek_data_parallel_criterion_free(ek_data_parallel_criterion *parallel) {
 
 /* ---- forward ---- */
 
-static bool has_rows(const ek_shards *outputs, size_t index) {
-  return outputs[0].offsets[index] < outputs[0].offsets[index + 1];
-}
-
-static void take_parts(ek_tensor *parts, const ek_shards *shards, size_t count, size_t index) {
-  for (size_t i = 0; i < count; i++) parts[i] = shards[i].parts[index];
-}
-
 static ek_status forward_one(void *context, ek_device *device, size_t index) {
   ek_data_parallel_criterion *self = context;
   ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
   ek_communicator *communicator = self->model->communicator;
   ek_tensor *totals = &self->totals[index];
-  if (has_rows(self->outputs, index)) {
+  if (ek__criterion_has_rows(self->outputs, index)) {
     ek_tensor outputs[EK_MAX_TENSORS], targets[EK_MAX_TENSORS];
-    take_parts(outputs, self->outputs, self->criterion->outputs, index);
-    take_parts(targets, self->targets, self->criterion->targets, index);
+    ek__criterion_parts(outputs, self->outputs, self->criterion->outputs, index);
+    ek__criterion_parts(targets, self->targets, self->criterion->targets, index);
     EK_TRY((self->with_gradient
                 ? ek_criterion_pass_run_forward_gradient
                 : ek_criterion_pass_run_forward)(self->passes[index], outputs, targets, totals));
@@ -177,7 +163,7 @@ static ek_status check_outputs(const ek_data_parallel_criterion *self, const ek_
       return ek_error_set(EK_ERR_DEVICE, "output number %zu is not of the model's group", i);
     }
     for (size_t k = 0; k < self->count; k++) {
-      if ((outputs[i].offsets[k] < outputs[i].offsets[k + 1]) != has_rows(outputs, k)) {
+      if ((outputs[i].offsets[k] < outputs[i].offsets[k + 1]) != ek__criterion_has_rows(outputs, k)) {
         return ek_error_set(EK_ERR_SHAPE, "output number %zu lies on other devices than number 0",
                             i);
       }
@@ -186,31 +172,60 @@ static ek_status check_outputs(const ek_data_parallel_criterion *self, const ek_
   return EK_OK;
 }
 
-/* The targets are in their place. */
-static ek_status run_forward(ek_data_parallel_criterion *self) {
-  EK_TRY(ek_group_apply(self->model->group, forward_one, self));
-  self->has_forward = self->has_loss = true;
-  self->forward = self->model->forwards;
+/*
+ * All outputs of one forward, in their order, none of them overwritten; *forward becomes its
+ * number, 0 for tensors that a program has made itself.
+ */
+static ek_status check_origin(uint64_t *forward, const ek_shards *outputs, size_t count) {
+  *forward = outputs[0].forward;
+  for (size_t i = 0; i < count; i++) {
+    if (outputs[i].forward != *forward || (*forward != 0 && outputs[i].output != i)) {
+      return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                          "criterion forward: output number %zu is not output number %zu of the "
+                          "forward that gave output number 0",
+                          i, i);
+    }
+    if (outputs[i].overwritten) {
+      return ek_error_set(EK_ERR_STATE,
+                          "criterion forward: a criterion has written the gradient over output "
+                          "number %zu",
+                          i);
+    }
+  }
   return EK_OK;
 }
 
-static ek_status begin_forward(ek_data_parallel_criterion *self, ek_shards *outputs) {
+/* Everything that is checked before anything is changed. */
+static ek_status check_forward(const ek_data_parallel_criterion *self, const ek_shards *outputs,
+                               size_t output_count, size_t target_count) {
+  uint64_t forward = 0;
+  EK_TRY(ek__model_check(self->model));
+  EK_TRY(check_outputs(self, outputs, output_count, target_count));
+  return check_origin(&forward, outputs, output_count);
+}
+
+static void begin_forward(ek_data_parallel_criterion *self, ek_shards *outputs) {
   const ek_data_parallel_model *model = self->model;
-  const bool with_gradient = self->options.gradient_in_forward && model->has_forward;
-  if (with_gradient && self->has_forward && self->forward == model->forwards) {
-    return ek_error_set(EK_ERR_STATE,
-                        "criterion forward: with gradient_in_forward it has overwritten the "
-                        "outputs of the model's last forward already");
-  }
-  drop_forward(self);
-  self->with_gradient = with_gradient;
+  ek__criterion_drop_forward(self);
+  self->with_gradient = self->options.gradient_in_forward && model->pending != 0 &&
+                        outputs[0].forward == model->pending;
   self->has_loss = false;
   self->outputs = outputs;
+  self->forward = outputs[0].forward;
+}
+
+/* The targets are in their place. */
+static ek_status run_forward(ek_data_parallel_criterion *self) {
+  for (size_t i = 0; i < self->criterion->outputs; i++) {
+    self->outputs[i].overwritten = self->with_gradient;
+  }
+  EK_TRY(ek_group_apply(self->model->group, forward_one, self));
+  self->has_forward = self->has_loss = true;
   return EK_OK;
 }
 
 static void fail_forward(ek_data_parallel_criterion *self) {
-  drop_forward(self);
+  ek__criterion_drop_forward(self);
   ek__model_end_step(self->model, false);
 }
 
@@ -220,9 +235,9 @@ ek_status ek_data_parallel_criterion_forward(ek_data_parallel_criterion *paralle
   if (parallel == NULL || outputs == NULL || targets == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "criterion forward: an argument is NULL");
   }
-  EK_TRY(check_outputs(parallel, outputs, output_count, target_count));
+  EK_TRY(check_forward(parallel, outputs, output_count, target_count));
   EK_TRY(ek__targets_check(parallel->model, outputs, targets, target_count));
-  EK_TRY(begin_forward(parallel, outputs));
+  begin_forward(parallel, outputs);
   ek_status status = EK_OK;
   for (size_t i = 0; i < target_count; i++) {
     EK_TRY_GOTO(status,
@@ -242,9 +257,9 @@ ek_status ek_data_parallel_criterion_forward_shards(ek_data_parallel_criterion *
   if (parallel == NULL || outputs == NULL || targets == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "criterion forward: an argument is NULL");
   }
-  EK_TRY(check_outputs(parallel, outputs, output_count, target_count));
+  EK_TRY(check_forward(parallel, outputs, output_count, target_count));
   EK_TRY(ek__target_shards_check(parallel->model, outputs, targets, target_count));
-  EK_TRY(begin_forward(parallel, outputs));
+  begin_forward(parallel, outputs);
   ek_status status = EK_OK;
   for (size_t i = 0; i < target_count; i++) {
     EK_TRY_GOTO(status, ek__target_borrow(&parallel->targets[i], &targets[i]), cleanup);
@@ -263,6 +278,7 @@ ek_status ek_data_parallel_criterion_loss(double *loss, double *weight,
   if (loss == NULL || parallel == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "criterion loss: an argument is NULL");
   }
+  EK_TRY(ek__model_check(parallel->model));
   if (!parallel->has_loss) {
     return ek_error_set(EK_ERR_STATE, "criterion loss: no forward has come before it");
   }
@@ -283,6 +299,7 @@ ek_status ek_data_parallel_criterion_losses(ek_shards *losses,
   if (losses == NULL || parallel == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "criterion losses: an argument is NULL");
   }
+  EK_TRY(ek__model_check(parallel->model));
   if (!parallel->has_forward || parallel->criterion->reduction != EK_REDUCTION_NONE) {
     return ek_error_set(EK_ERR_STATE,
                         "criterion losses: no forward with reduction `none` has come before it");
@@ -292,7 +309,7 @@ ek_status ek_data_parallel_criterion_losses(ek_shards *losses,
     ek_tensor part = {
         .device = ek_group_device(made.group, k), .type = parallel->model->options.type, .rank = 1};
     ek_status status = EK_OK;
-    if (has_rows(parallel->outputs, k)) {
+    if (ek__criterion_has_rows(parallel->outputs, k)) {
       status = ek_criterion_pass_last_losses(&part, parallel->passes[k]);
       if (status == EK_OK) status = ek_tensor_share(&made.parts[k], &part);
     } else {
@@ -312,96 +329,4 @@ ek_status ek_data_parallel_criterion_losses(ek_shards *losses,
 
 const ek_tensor *ek_data_parallel_criterion_totals(const ek_data_parallel_criterion *parallel) {
   return parallel == NULL ? NULL : parallel->combined;
-}
-
-/* ---- backward ---- */
-
-struct criterion_backward_job {
-  ek_data_parallel_criterion *self;
-  const ek_shards *factors;
-};
-
-static ek_status backward_one(void *context, ek_device *device, size_t index) {
-  const struct criterion_backward_job *job = context;
-  ek_data_parallel_criterion *self = job->self;
-  const size_t count = self->criterion->outputs;
-  ek_tensor outputs[EK_MAX_TENSORS], targets[EK_MAX_TENSORS], gradients[EK_MAX_TENSORS] = {{0}};
-  (void)device;
-  if (!has_rows(self->outputs, index)) return EK_OK;
-  take_parts(outputs, self->outputs, count, index);
-  take_parts(targets, self->targets, self->criterion->targets, index);
-  EK_TRY(ek_criterion_pass_run_backward(self->passes[index], outputs, targets, &self->scales[index],
-                                        job->factors == NULL ? NULL : &job->factors->parts[index],
-                                        gradients));
-  for (size_t i = 0; i < count; i++) self->gradients[i].parts[index] = gradients[i];
-  return EK_OK;
-}
-
-/* Gradients lie where the outputs do; a part without rows is an output's without a holder. */
-static void lay_out_gradients(ek_data_parallel_criterion *self) {
-  for (size_t i = 0; i < self->criterion->outputs; i++) {
-    ek_shards *gradient = &self->gradients[i];
-    *gradient = self->outputs[i];
-    for (size_t k = 0; k < self->count; k++) {
-      if (has_rows(self->outputs, k)) {
-        memset(&gradient->parts[k], 0, sizeof gradient->parts[k]);
-      } else {
-        gradient->parts[k].memory = NULL;
-      }
-    }
-  }
-}
-
-static ek_status check_backward(const ek_data_parallel_criterion *self,
-                                const ek_data_parallel_model *model,
-                                const ek_criterion_backward_options *options) {
-  if (model != self->model) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "criterion backward: the criterion was opened for another model");
-  }
-  if (!self->has_forward || !model->has_forward || self->forward != model->forwards) {
-    return ek_error_set(EK_ERR_STATE,
-                        "criterion backward: the model's last forward was without gradient, or the "
-                        "criterion has not seen its outputs");
-  }
-  const bool divided = self->criterion->reduction == EK_REDUCTION_MEAN;
-  if (model->stage != EK__STEP_EMPTY && model->divided != divided) {
-    return ek_error_set(EK_ERR_STATE,
-                        "criterion backward: reduction `mean` and others cannot be added up in one "
-                        "step");
-  }
-  if (options->factors != NULL && (self->criterion->reduction != EK_REDUCTION_NONE ||
-                                   options->factors->group != model->group)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "criterion backward: factors go with reduction `none`, in the model's "
-                        "group");
-  }
-  return EK_OK;
-}
-
-ek_status ek_data_parallel_criterion_backward(ek_data_parallel_criterion *parallel,
-                                              ek_data_parallel_model *model,
-                                              const ek_criterion_backward_options *options) {
-  ek_criterion_backward_options o = EK_CRITERION_BACKWARD_OPTIONS_INIT;
-  if (parallel == NULL || model == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "criterion backward: an argument is NULL");
-  }
-  EK_TRY(ek__options_read(&o, sizeof o, options, "ek_criterion_backward_options"));
-  EK_TRY(check_backward(parallel, model, &o));
-  struct criterion_backward_job job = {parallel, o.factors};
-  ek_backward_options backward = EK_BACKWARD_OPTIONS_INIT;
-  backward.accumulate = o.accumulate;
-  backward.totals = parallel->combined;
-  backward.sum = parallel->criterion->reduction != EK_REDUCTION_MEAN;
-  lay_out_gradients(parallel);
-  ek_status status = EK_OK;
-  EK_TRY_GOTO(status, ek_group_apply(model->group, backward_one, &job), cleanup);
-  EK_TRY_GOTO(status,
-              ek_data_parallel_model_backward(model, parallel->gradients,
-                                              parallel->criterion->outputs, &backward),
-              cleanup);
-cleanup:
-  drop_forward(parallel);
-  if (status != EK_OK) ek__model_end_step(model, false);
-  return status;
 }

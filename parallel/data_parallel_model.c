@@ -2,8 +2,9 @@
  * data_parallel_model.c - a module over all devices of a group: modes, opening, closing, steps.
  *
  * Forward and backward are in model_forward.c and model_backward.c, parameters by name in
- * model_parameters.c. The passes live from forward to backward. Whatever fails after work has begun
- * drops them and what the step had accumulated; parameters are not touched by either.
+ * model_parameters.c, and model_torn.c knows what becomes of an update that fails. The passes live
+ * from forward to backward. Whatever fails after work has begun drops them and what the step had
+ * accumulated; parameters are not touched by either.
  */
 #include <evenkeel/data_parallel_model.h>
 
@@ -127,13 +128,16 @@ ek_status ek_data_parallel_model_open(ek_data_parallel_model **model, ek_group *
   result->options = o;
   ek_status status = EK_OK;
   result->inputs = ek__calloc(module->inputs, sizeof *result->inputs);
+  result->made = ek__calloc(module->outputs, sizeof *result->made);
   result->part_shapes = ek__calloc(module->outputs, sizeof *result->part_shapes);
   result->part_gradients = ek__calloc(module->outputs, sizeof *result->part_gradients);
-  if (result->inputs == NULL || result->part_shapes == NULL || result->part_gradients == NULL) {
+  if (result->inputs == NULL || result->made == NULL || result->part_shapes == NULL ||
+      result->part_gradients == NULL) {
     status = ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a data-parallel model");
     goto cleanup;
   }
   EK_TRY_GOTO(status, ek_communicator_open(&result->communicator, group), cleanup);
+  ek__model_watch(result);
   EK_TRY_GOTO(status, ek_group_apply(group, open_replica, result), cleanup);
   EK_TRY_GOTO(status, open_reducer(result), cleanup);
   EK_TRY_GOTO(status, ek_replicate(result->communicator, group, result->replicas), cleanup);
@@ -149,7 +153,7 @@ void ek__model_drop_forward(ek_data_parallel_model *model) {
     ek_pass_free(model->passes[k]);
     model->passes[k] = NULL;
   }
-  model->has_forward = false;
+  model->pending = 0;
 }
 
 void ek_data_parallel_model_free(ek_data_parallel_model *model) {
@@ -160,9 +164,11 @@ void ek_data_parallel_model_free(ek_data_parallel_model *model) {
     ek_tensor_free(&model->totals[k]);
     ek_replica_free(model->replicas[k]);
   }
+  ek__model_unwatch(model);
   ek_communicator_close(model->communicator);
   ek__free(model->part_gradients);
   ek__free(model->part_shapes);
+  ek__free(model->made);
   ek__free(model->inputs);
   ek_module_free(model->module);
   ek__free(model);
@@ -182,6 +188,8 @@ void ek__model_end_step(ek_data_parallel_model *model, bool taken) {
   ek__model_drop_forward(model);
   model->stage = EK__STEP_EMPTY;
   model->step_samples = 0;
+  model->micro_batches = 0;
+  model->before_update = NULL;
   if (!taken) return;
   model->step++;
   if (model->options.state == EK_STATE_MASTER) model->replicas_stale = true;
@@ -192,6 +200,7 @@ ek_status ek_data_parallel_model_discard(ek_data_parallel_model *model) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                         "ek_data_parallel_model_discard: model may not be NULL");
   }
+  EK_TRY(ek__model_check(model));
   ek__model_end_step(model, false);
   return EK_OK;
 }

@@ -8,8 +8,9 @@
  * Where all devices lie in one address space, the master's ranges are cut into one part per device
  * and every worker updates its part of device 0's memory, so that no worker idles.
  *
- * All memory is taken when it is opened, and nothing is written before everything that can fail has
- * been done: a step that fails leaves parameters and state as they were.
+ * All memory is taken when it is opened, and nothing is written before everything that can be known
+ * to fail has been done: a step that fails so leaves parameters and state as they were. A failure
+ * inside the update itself leaves the model torn (model_torn.c).
  */
 #include <evenkeel/data_parallel_optimizer.h>
 
@@ -27,6 +28,7 @@ struct ek_data_parallel_optimizer {
   ek_data_parallel_model *model;
   ek_optimizer *optimizer;
   ek_schedule schedule;
+  bool norm, refuse;             /* options: gradient_norm, refuse_not_finite */
   bool helpers;                  /* every worker updates a part of device 0's memory */
   int64_t owned[EK_MAX_DEVICES]; /* elements of each device's state */
   ek_tensor states[EK_MAX_DEVICES][EK_MAX_OPTIMIZER_STATES];
@@ -138,12 +140,15 @@ ek_status ek_data_parallel_optimizer_open(ek_data_parallel_optimizer **parallel,
   ek_data_parallel_optimizer_options o = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_data_parallel_optimizer_options"));
   EK_TRY(check_open(parallel, model, optimizer));
+  EK_TRY(ek__model_check(model));
   ek_data_parallel_optimizer *self = ek__calloc(1, sizeof *self);
   if (self == NULL) {
     return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a data-parallel optimizer");
   }
   self->model = model;
   self->optimizer = ek_optimizer_share(optimizer);
+  self->norm = o.gradient_norm;
+  self->refuse = o.refuse_not_finite;
   self->helpers = ek__device_table(ek_group_device(model->group, 0))->shared_memory;
   ek_status status = EK_OK;
   if (o.schedule != NULL) {
@@ -197,6 +202,7 @@ static ek_status update_ranges(ek_data_parallel_optimizer *self, ek_device *devi
   update.scale.totals = model->divided ? &model->totals[index] : NULL;
   update.scale.clip_norm = self->optimizer->clip_norm;
   if (update.scale.clip_norm > 0) update.scale.square_norm = &self->square_norms[index];
+  ek__model_update_begins(self->model);
   int64_t done = share.buckets ? 0 : share.first; /* elements of the state before this range */
   for (size_t i = 0; i < share.ranges; i++) {
     int64_t first = 0, last = 0;
@@ -251,18 +257,24 @@ static ek_status step_one(void *context, ek_device *device, size_t index) {
 
 /* ---- the step, for the caller ---- */
 
-static ek_status read_result(ek_step_result *result, const ek_data_parallel_optimizer *self) {
+static ek_status read_result(ek_step_result *result, const ek_data_parallel_optimizer *self,
+                             bool norm) {
   const ek_data_parallel_model *model = self->model;
   double totals[2] = {NAN, NAN}, square_norm = NAN;
   EK_TRY(ek__read_numbers(totals, 2, &model->totals[0]));
-  if (self->optimizer->clip_norm > 0)
-    EK_TRY(ek__read_numbers(&square_norm, 1, &self->square_norms[0]));
+  if (norm) EK_TRY(ek__read_numbers(&square_norm, 1, &self->square_norms[0]));
   const double weight = model->divided ? totals[1] : 0;
   result->empty = model->divided && totals[1] == 0;
   result->weight = weight;
   result->loss = !model->divided ? totals[0] : result->empty ? 0 : totals[0] / weight;
-  result->gradient_norm = sqrt(square_norm);
-  if (model->divided) result->gradient_norm = result->empty ? 0 : result->gradient_norm / weight;
+  result->gradient_norm = -1;
+  if (norm) {
+    result->gradient_norm = sqrt(square_norm);
+    if (model->divided) result->gradient_norm = result->empty ? 0 : result->gradient_norm / weight;
+  }
+  /* Of a `plan` device nothing is known, and nothing is wrong. */
+  const bool counts = ek_device_counts_only(ek_group_device(model->group, 0));
+  result->finite = counts || (isfinite(result->loss) && isfinite(result->gradient_norm));
   result->learning_rate = ek_schedule_rate(&self->schedule, self->steps);
   result->step = self->steps + 1;
   return EK_OK;
@@ -276,13 +288,26 @@ ek_status ek_data_parallel_optimizer_step(ek_data_parallel_optimizer *parallel,
   ek_data_parallel_model *model = parallel->model;
   ek_step_result read = {0};
   ek_status status = EK_OK;
+  EK_TRY(ek__model_check(model));
   EK_TRY(ek__model_reduce(model));
-  if (parallel->optimizer->clip_norm > 0) {
-    EK_TRY_GOTO(status, ek_group_apply(model->group, prepare_one, parallel), cleanup);
+  const bool wanted = result != NULL || parallel->refuse;
+  const bool norm =
+      parallel->optimizer->clip_norm > 0 || parallel->refuse || (wanted && parallel->norm);
+  if (model->before_update != NULL) {
+    EK_TRY_GOTO(status, model->before_update(model->before_update_context), cleanup);
   }
-  if (result != NULL) EK_TRY_GOTO(status, read_result(&read, parallel), cleanup);
+  if (norm) EK_TRY_GOTO(status, ek_group_apply(model->group, prepare_one, parallel), cleanup);
+  if (wanted) EK_TRY_GOTO(status, read_result(&read, parallel, norm), cleanup);
+  if (parallel->refuse && !read.finite) {
+    status = ek_error_set(EK_ERR_NOT_FINITE,
+                          "optimizer step: the loss is %g and the norm of the gradient %g: nothing "
+                          "was updated, and the step is dropped",
+                          read.loss, read.gradient_norm);
+    goto cleanup;
+  }
   /* From here on parameters are written; nothing below takes memory. */
   EK_TRY_GOTO(status, ek_group_apply(model->group, step_one, parallel), cleanup);
+  ek__model_update_ended(model);
   parallel->steps++;
   if (result != NULL) *result = read;
 cleanup:
@@ -295,6 +320,7 @@ ek_status ek_data_parallel_optimizer_set_learning_rate(ek_data_parallel_optimize
   if (parallel == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "set_learning_rate: optimizer may not be NULL");
   }
+  EK_TRY(ek__model_check(parallel->model));
   return ek_schedule_constant(&parallel->schedule, learning_rate);
 }
 
@@ -309,6 +335,7 @@ ek_status ek_data_parallel_optimizer_state(const ek_data_parallel_optimizer *par
                         "optimizer state: an argument is NULL, or there is no state number %zu",
                         state);
   }
+  EK_TRY(ek__model_check(parallel->model));
   if (parallel->steps == 0) {
     return ek_error_set(EK_ERR_STATE, "optimizer state: no step has been taken");
   }

@@ -21,7 +21,7 @@ static ek_status add_totals(const struct backward_job *job, ek_device *device, s
   ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
   ek_tensor *totals = &model->totals[index];
   const ek_tensor *more = job->options->totals == NULL ? NULL : &job->options->totals[index];
-  if (model->stage == EK__STEP_EMPTY) {
+  if (model->stage == EK__STEP_EMPTY || job->options->running) {
     return more == NULL ? ek_op_zero(stream, totals) : ek_op_copy(stream, totals, more);
   }
   return more == NULL ? EK_OK : ek_op_add(stream, totals, totals, more);
@@ -86,6 +86,12 @@ static ek_status check_gradients(const ek_data_parallel_model *model, const ek_s
   const bool gathered = model->options.outputs == EK_OUTPUTS_GATHER;
   for (size_t i = 0; i < count; i++) {
     const ek_shards *gradient = &gradients[i], *shape = &model->part_shapes[i];
+    if (gradient->forward != 0 && (gradient->forward != model->pending || gradient->output != i)) {
+      return ek_error_set(EK_ERR_STATE,
+                          "backward: gradient number %zu is not of output number %zu of the model's "
+                          "last forward",
+                          i, i);
+    }
     if (gradient->group != model->group ||
         !(gathered ? whole_fits : parts_fit)(model, gradient, shape)) {
       return ek_error_set(EK_ERR_SHAPE,
@@ -97,14 +103,23 @@ static ek_status check_gradients(const ek_data_parallel_model *model, const ek_s
 
 static ek_status check_backward(const ek_data_parallel_model *model, const ek_shards *gradients,
                                 size_t count, const ek_backward_options *options) {
-  if (!model->has_forward) {
+  EK_TRY(ek__model_check(model));
+  if (model->pending == 0) {
     return ek_error_set(EK_ERR_STATE, "backward: no forward with gradient has come before it");
+  }
+  if (options->running && options->totals == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "backward: running totals that are not there");
   }
   const bool divided = options->totals != NULL && !options->sum;
   if (model->stage != EK__STEP_EMPTY && model->divided != divided) {
     return ek_error_set(EK_ERR_STATE,
                         "backward: gradients that are to be divided by a weight and gradients that "
                         "are not cannot be added up in one step");
+  }
+  if (model->stage != EK__STEP_EMPTY && model->running != options->running) {
+    return ek_error_set(EK_ERR_STATE,
+                        "backward: totals of the step so far and totals of a micro-batch cannot be "
+                        "put together");
   }
   for (size_t k = 0; k < model->count && options->totals != NULL; k++) {
     const ek_tensor *totals = &options->totals[k];
@@ -155,6 +170,8 @@ ek_status ek_data_parallel_model_backward(ek_data_parallel_model *model, const e
   EK_TRY_GOTO(status, ek_group_apply(model->group, backward_one, &job), cleanup);
   model->divided = o.totals != NULL && !o.sum;
   model->stage = o.accumulate ? EK__STEP_ACCUMULATED : EK__STEP_REDUCED;
+  model->running = o.running;
+  model->micro_batches++;
   model->step_samples += model->forward_samples;
 cleanup:
   for (size_t i = 0; i < count; i++) ek_shards_free(&model->part_gradients[i]);

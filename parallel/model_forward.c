@@ -5,14 +5,17 @@
  * date, and runs one pass per device that has rows. The passes stay with the model until backward.
  * In mode gather the outputs' rows go to one device.
  */
+#include <stdatomic.h>
 #include <string.h>
 
-#include <evenkeel/apply.h>
 #include <evenkeel/gather.h>
 #include <evenkeel/replicate.h>
 
 #include "core/options.h"
 #include "parallel_internal.h"
+
+/* Forwards of all models of the process: no two have the same number, and none has 0. */
+static _Atomic uint64_t forwards;
 
 static bool is_broadcast(const ek_data_parallel_model *model, size_t input) {
   return (model->options.broadcast_inputs >> input & 1) != 0;
@@ -20,6 +23,7 @@ static bool is_broadcast(const ek_data_parallel_model *model, size_t input) {
 
 static ek_status check_call(const ek_data_parallel_model *model, size_t count,
                             const ek_forward_options *options) {
+  EK_TRY(ek__model_check(model));
   if (count != model->module->inputs) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "forward: %s takes %zu inputs, not %zu",
                         model->module->ops->kind, model->module->inputs, count);
@@ -203,13 +207,14 @@ static ek_status gather_output(ek_data_parallel_model *model, ek_shards *output)
   return EK_OK;
 }
 
-static ek_status run_forward(ek_data_parallel_model *model, ek_shards *outputs,
-                             const ek_shards *inputs, size_t lead,
+/* The outputs end up in model->made. */
+static ek_status run_forward(ek_data_parallel_model *model, const ek_shards *inputs, size_t lead,
                              const ek_forward_options *options) {
   const size_t count = model->module->outputs;
+  ek_shards *outputs = model->made;
   EK_TRY(refresh_replicas(model, options->training));
   EK_TRY(open_passes(model, &inputs[lead], options));
-  EK_TRY(ek_apply_forward(outputs, count, model->passes, inputs, model->module->inputs));
+  EK_TRY(ek__apply_forward(outputs, count, model->passes, inputs, model->module->inputs));
   for (size_t i = 0; i < count; i++) remember(&model->part_shapes[i], &outputs[i]);
   for (size_t i = 0; i < count && model->options.outputs == EK_OUTPUTS_GATHER; i++) {
     const ek_status status = gather_output(model, &outputs[i]);
@@ -220,12 +225,20 @@ static ek_status run_forward(ek_data_parallel_model *model, ek_shards *outputs,
   return EK_OK;
 }
 
-static void finish_forward(ek_data_parallel_model *model, int64_t samples,
+/* Nothing fails any more: the outputs become the caller's. */
+static void finish_forward(ek_data_parallel_model *model, ek_shards *outputs, int64_t samples,
                            const ek_forward_options *options) {
   model->forward_samples = samples;
-  model->has_forward = options->gradient;
-  model->forwards++;
+  model->last_forward = atomic_fetch_add(&forwards, 1) + 1;
+  model->last_gradient = options->gradient;
   if (!options->gradient) ek__model_drop_forward(model);
+  model->pending = options->gradient ? model->last_forward : 0;
+  for (size_t i = 0; i < model->module->outputs; i++) {
+    outputs[i] = model->made[i];
+    outputs[i].forward = model->last_forward;
+    outputs[i].output = i;
+    memset(&model->made[i], 0, sizeof model->made[i]);
+  }
 }
 
 ek_status ek_data_parallel_model_forward(ek_data_parallel_model *model, ek_shards *outputs,
@@ -245,8 +258,8 @@ ek_status ek_data_parallel_model_forward(ek_data_parallel_model *model, ek_shard
   ek__model_drop_forward(model);
   ek_status status = EK_OK;
   EK_TRY_GOTO(status, scatter_inputs(parts, model, inputs, input_count, o.scatter), cleanup);
-  EK_TRY_GOTO(status, run_forward(model, outputs, parts, lead, &o), cleanup);
-  finish_forward(model, inputs[lead].shape[0], &o);
+  EK_TRY_GOTO(status, run_forward(model, parts, lead, &o), cleanup);
+  finish_forward(model, outputs, inputs[lead].shape[0], &o);
 cleanup:
   for (size_t i = 0; i < input_count; i++) ek_shards_free(&parts[i]);
   if (status != EK_OK) ek__model_end_step(model, false);
@@ -268,11 +281,11 @@ ek_status ek_data_parallel_model_forward_shards(ek_data_parallel_model *model, e
   }
   EK_TRY(check_shards(model, inputs, input_count, &lead));
   ek__model_drop_forward(model);
-  const ek_status status = run_forward(model, outputs, inputs, lead, &o);
+  const ek_status status = run_forward(model, inputs, lead, &o);
   if (status != EK_OK) {
     ek__model_end_step(model, false);
     return status;
   }
-  finish_forward(model, inputs[lead].samples[model->count], &o);
+  finish_forward(model, outputs, inputs[lead].samples[model->count], &o);
   return EK_OK;
 }

@@ -13,7 +13,7 @@ static ek_status check(const char *who, const ek_data_parallel_model *model, con
   if (model == NULL || name == NULL || host == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: an argument is NULL", who);
   }
-  return EK_OK;
+  return ek__model_check(model);
 }
 
 static ek_status check_host(const char *who, const ek_parameter_info *info, const ek_tensor *host) {
@@ -70,10 +70,13 @@ ek_status ek_data_parallel_model_set(ek_data_parallel_model *model, const char *
   EK_TRY(check("set", model, name, host));
   EK_TRY(ek_replica_find(&info, model->replicas[0], name));
   EK_TRY(check_host("set", &info, host));
+  /* As with an update: a copy that fails may leave the devices apart. */
+  ek__model_update_begins(model);
   for (size_t k = 0; k < model->count; k++) {
     EK_TRY(ek_replica_find(&info, model->replicas[k], name));
     EK_TRY(ek_tensor_copy(&info.value, host));
   }
+  ek__model_update_ended(model);
   return EK_OK;
 }
 

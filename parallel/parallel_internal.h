@@ -4,10 +4,14 @@
 #ifndef EK_PARALLEL_INTERNAL_H
 #define EK_PARALLEL_INTERNAL_H
 
+#include <stdatomic.h>
+
 #include <evenkeel/communicator.h>
 #include <evenkeel/data_parallel_model.h>
 #include <evenkeel/pass.h>
 #include <evenkeel/reduce.h>
+
+#include "device/device_internal.h"
 
 /* What the gradients of the running step are. */
 enum ek__step_stage {
@@ -26,10 +30,12 @@ struct ek_data_parallel_model {
   ek_reducer *reducer;
   ek_pass *passes[EK_MAX_DEVICES]; /* of a forward whose backward has not come */
   ek_shards *inputs;               /* scratch of a forward: one per input */
+  ek_shards *made;                 /* scratch of a forward: one per output */
   ek_shards *part_shapes;          /* of the last forward: one per output, where its rows lie */
   ek_shards *part_gradients;       /* scratch of a backward from gathered gradients */
-  bool has_forward;
-  uint64_t forwards;       /* how many there were: tells whose outputs a criterion saw */
+  uint64_t last_forward;   /* number of the last forward; its outputs carry it */
+  uint64_t pending;        /* the same while its backward may still come, else 0 */
+  bool last_gradient;      /* it was with gradient */
   int64_t forward_samples; /* rows of that forward */
   bool replicas_stale;     /* state `master`: device 0 is ahead of the others */
   bool buffers_stale;      /* a training forward has run: device 0's go to the others */
@@ -39,9 +45,36 @@ struct ek_data_parallel_model {
   enum ek__step_stage stage;
   bool divided;                     /* its gradients will be divided by D */
   uint32_t step;                    /* steps taken */
+  bool running;                     /* its totals come whole with each micro-batch */
+  uint32_t micro_batches;           /* backwards so far */
   int64_t step_samples;             /* samples of its micro-batches so far */
   ek_tensor totals[EK_MAX_DEVICES]; /* f64 {s, D}, the same on every device */
+  /* (optional) asked before the update whether the gradients are what they should be. */
+  ek_status (*before_update)(void *context);
+  void *before_update_context;
+
+  /*
+   * Whether the update is whole: model_torn.c. Set by workers, cleared by the model's thread.
+   */
+  atomic_bool torn;
+  struct ek__abortable watch;
 };
+
+/* ---- model_torn.c ---- */
+
+/* EK_ERR_TORN, with the one sentence there is for it, if an update failed halfway; else EK_OK. */
+ek_status ek__model_check(const ek_data_parallel_model *model);
+/* Called before anybody writes parameters or state, and when all that was asked for is queued. */
+void ek__model_update_begins(ek_data_parallel_model *model);
+void ek__model_update_ended(ek_data_parallel_model *model);
+/* From now on failures of the group's jobs are watched; until the second call. */
+void ek__model_watch(ek_data_parallel_model *model);
+void ek__model_unwatch(ek_data_parallel_model *model);
+
+/* ---- apply.c: ek_apply_forward() into scratch that a failure may leave as it likes ---- */
+
+ek_status ek__apply_forward(ek_shards *made, size_t output_count, ek_pass *const *passes,
+                            const ek_shards *inputs, size_t input_count);
 
 /* Brings the step's gradients to stage reduced. EK_ERR_STATE if there are none. */
 ek_status ek__model_reduce(ek_data_parallel_model *model);

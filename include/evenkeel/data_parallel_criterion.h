@@ -47,7 +47,8 @@ EK_API void ek_data_parallel_criterion_free(ek_data_parallel_criterion *parallel
 /*
  * outputs: what the model's forward gave, in order; they stay the caller's and must live until
  * backward is done. targets: host tensors (or on a device of the group), cut like the outputs.
- * With gradient_in_forward a second time for the same forward of the model is EK_ERR_STATE.
+ * EK_ERR_STATE for outputs that hold their gradient by now. Outputs of an earlier forward, or
+ * tensors of the program's own, give a loss, but have no backward.
  */
 EK_API EK_CHECKED ek_status ek_data_parallel_criterion_forward(ek_data_parallel_criterion *parallel,
                                                                ek_shards *outputs,
@@ -85,13 +86,26 @@ typedef struct ek_criterion_backward_options {
   size_t size;
   bool accumulate;          /* as in ek_backward_options */
   const ek_shards *factors; /* for `none`: one factor per loss, as the losses lie; NULL: all 1 */
+  /*
+   * For a criterion of several terms with reduction `mean` (weighted_sum.h) in a step of several
+   * micro-batches: the weight D of each term over all of them, the same numbers with each
+   * micro-batch. For cross-entropy that is the number of targets that are not ignored, or the sum
+   * of their class weights; for mean squared error the number of elements. The update compares
+   * them with what the targets weighed: EK_ERR_INVALID_ARGUMENT, and nothing is updated.
+   *
+   * NULL is right where each micro-batch weighs the terms in the same ratios. Where it does not,
+   * the gradients of micro-batches that are gone cannot be mended any more: EK_ERR_STATE.
+   * Criteria of one term need no weights.
+   */
+  const double *weights;
 } ek_criterion_backward_options;
 #define EK_CRITERION_BACKWARD_OPTIONS_INIT                                                         \
-  { sizeof(ek_criterion_backward_options), false, NULL }
+  { sizeof(ek_criterion_backward_options), false, NULL, NULL }
 
 /*
  * The gradient of the outputs and the model's backward. Without keep_outputs the outputs hold the
- * gradient afterwards. Once per forward.
+ * gradient afterwards. Once per forward. EK_ERR_STATE, with the reason, if the outputs that
+ * criterion forward saw are not those of the model's last forward with gradient.
  */
 EK_API EK_CHECKED ek_status ek_data_parallel_criterion_backward(
     ek_data_parallel_criterion *parallel, ek_data_parallel_model *model,

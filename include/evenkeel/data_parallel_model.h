@@ -11,8 +11,14 @@
  * one device would with the whole batch.
  *
  * A training step is forward, criterion, backward, optimizer; it is a transaction: when any of them
- * fails, parameters, optimizer state and random masks are what they were before the step, what the
- * step had accumulated is dropped, and the step can be started again.
+ * fails before the update, parameters, optimizer state and random masks are what they were before
+ * the step, what the step had accumulated is dropped, and the step can be started again.
+ *
+ * A failure inside the update itself (a device that dies, a rule of the program's own that returns
+ * an error) may leave it half made. Then the model is torn: every later call for it, its criteria
+ * and its optimizers returns EK_ERR_TORN. Free them, open them again, and set the parameters from
+ * where they were saved. Where devices work by themselves (cuda) the failure may come to light in a
+ * later call, which returns it; from the next call on it is EK_ERR_TORN.
  *
  * The functions here are called from one thread, which is not a worker.
  */
@@ -95,6 +101,8 @@ typedef struct ek_forward_options {
 /*
  * Scatters the inputs (host tensors, or on a device of the group), runs the module, and gives one
  * ek_shards per output of the module, in order, owned by the caller and to be freed after backward.
+ * They carry the number of this forward. What `outputs` held before is not freed; on failure it is
+ * left as it was.
  * In mode gather only the part of output_device has rows. Scattered inputs must have equal numbers
  * of rows; at least one input must be scattered. A forward whose backward never comes is dropped by
  * the next one.
@@ -149,15 +157,18 @@ typedef struct ek_backward_options {
    */
   const ek_tensor *totals;
   bool sum; /* the loss is a sum: totals give the loss of the step, but nothing is divided */
+  /* The totals are those of the whole step so far, this micro-batch included: they replace the
+   * earlier ones instead of being added. The same in all micro-batches of a step. */
+  bool running;
 } ek_backward_options;
 #define EK_BACKWARD_OPTIONS_INIT                                                                   \
-  { sizeof(ek_backward_options), false, NULL, false }
+  { sizeof(ek_backward_options), false, NULL, false, false }
 
 /*
  * Backward of the last forward from the gradients of its outputs, one ek_shards per output, laid
  * out as forward gave them. ek_data_parallel_criterion_backward() calls it; a program with a loss
  * of its own calls it directly. Gradients of the same step are all divided or all not: else
- * EK_ERR_STATE.
+ * EK_ERR_STATE. EK_ERR_STATE too for shards that are outputs of another forward than the last.
  */
 EK_API EK_CHECKED ek_status ek_data_parallel_model_backward(ek_data_parallel_model *model,
                                                             const ek_shards *gradients,

@@ -20,9 +20,21 @@ typedef struct ek_data_parallel_optimizer ek_data_parallel_optimizer;
 typedef struct ek_data_parallel_optimizer_options {
   size_t size;
   const ek_schedule *schedule; /* copied; NULL: the optimizer's own learning rate */
+  /*
+   * The norm of the gradient is computed for every result, so that `finite` speaks of the gradient
+   * too: one more read of it. An optimizer that clips computes it in any case; false leaves it out
+   * where nothing else needs it.
+   */
+  bool gradient_norm;
+  /*
+   * A step whose loss or gradient is not finite is refused before anything is written:
+   * EK_ERR_NOT_FINITE, and parameters and state are what they were before the step. The host waits
+   * for the gradient in each step then, also without a result.
+   */
+  bool refuse_not_finite;
 } ek_data_parallel_optimizer_options;
 #define EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT                                                    \
-  { sizeof(ek_data_parallel_optimizer_options), NULL }
+  { sizeof(ek_data_parallel_optimizer_options), NULL, true, false }
 
 /* Makes the state. All memory that a step needs is taken here. The model must outlive it. */
 EK_API EK_CHECKED ek_status ek_data_parallel_optimizer_open(
@@ -33,15 +45,22 @@ EK_API void ek_data_parallel_optimizer_free(ek_data_parallel_optimizer *parallel
 typedef struct ek_step_result {
   double loss;          /* of the step: sum s / D, over all devices and micro-batches */
   double weight;        /* D; 0 if nothing was divided */
-  double gradient_norm; /* before clipping, after the division; NaN if nothing clips */
+  double gradient_norm; /* before clipping, after the division; -1 if it was not computed */
   double learning_rate;
   int64_t step; /* 1 after the first */
   bool empty;   /* every target was ignored: loss and gradient were taken as 0 */
+  /*
+   * The loss and the norm of the gradient, if it was computed, are neither NaN nor infinite. When
+   * they are, the update has been made all the same, unless refuse_not_finite is set.
+   */
+  bool finite;
 } ek_step_result;
 
 /*
  * Updates the parameters from the gradients of the step and starts the next. EK_ERR_STATE if no
  * backward has come since the last step. *result may be NULL, then nothing waits for the devices.
+ * EK_ERR_TORN: an earlier update failed halfway (data_parallel_model.h). A failure in here may be
+ * what tears the model; the next call tells.
  */
 EK_API EK_CHECKED ek_status ek_data_parallel_optimizer_step(ek_data_parallel_optimizer *parallel,
                                                             ek_step_result *result);

@@ -45,12 +45,19 @@ typedef struct ek_scatter_options {
  * offsets[k] .. offsets[k+1] - 1; samples[k] .. samples[k+1] - 1 are the samples of the batch that
  * these rows belong to (equal to the rows unless a sample has several rows). A struct of zeros is
  * "none". The struct holds references; ek_shards_free() drops them.
+ *
+ * What a model's forward gives knows where it comes from, so that the gradient of other outputs is
+ * never taken for this one's: `forward` is a number that no two forwards of a process share, and
+ * `output` says which of the module's outputs it is. Other tensors have 0 there.
  */
 typedef struct ek_shards {
   ek_group *group;
   size_t count;   /* of devices */
   bool broadcast; /* every device has the whole */
   bool ahead;     /* made with `ahead` */
+  bool overwritten; /* an output over which a criterion has written its gradient */
+  uint64_t forward;
+  size_t output;
   ek_tensor parts[EK_MAX_DEVICES];
   int64_t offsets[EK_MAX_DEVICES + 1];
   int64_t samples[EK_MAX_DEVICES + 1];

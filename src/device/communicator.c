@@ -33,7 +33,8 @@ static ek_status count_open(ek_communicator **communicator, ek_group *group) {
 
 /* ---- opening and closing ---- */
 
-static void abort_one(struct ek__abortable *abortable) {
+static void abort_one(struct ek__abortable *abortable, bool ended_well) {
+  (void)ended_well;
   ek_communicator_abort((ek_communicator *)(void *)abortable);
 }
 

@@ -41,10 +41,13 @@ ek_status ek__stream_open(ek_stream **stream, ek_device *device, const struct ek
                           ek_stream_kind kind, int threads);
 void ek__stream_close(ek_stream *stream);
 
-/* A group knows its communicators, so that a failing worker wakes those that wait for it. */
+/*
+ * A group knows its communicators, so that a failing worker wakes those that wait for it, and its
+ * models. ended_well: what earlier jobs had queued on the devices was done, and without an error.
+ */
 struct ek__abortable {
   struct ek__abortable *next; /* belongs to the group's mutex */
-  void (*abort)(struct ek__abortable *self);
+  void (*abort)(struct ek__abortable *self, bool ended_well);
   void (*renew)(struct ek__abortable *self); /* called when no worker runs */
 };
 void ek__group_attach(ek_group *group, struct ek__abortable *abortable);

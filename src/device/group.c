@@ -11,7 +11,12 @@
  * caller whose job failed.
  *
  * A worker whose function failed aborts the group's communicators before it reports, so that no
- * peer waits for it; when all have come back, the caller makes the communicators new.
+ * peer waits for it; when all have come back, the caller makes the communicators new. Where devices
+ * work by themselves (cuda), collectives of earlier jobs, which have returned, may still be on their
+ * way, and an abort would cut them off. So a job's end is marked by an event on each device's
+ * compute stream, which has waited for the device's collectives, and a worker that failed waits for
+ * the job before its own to end on all devices. That needs nobody's help: all devices have queued
+ * all of it. Whoever is told of the abort is told whether it ended well.
  *
  * A child of fork() has no workers. Every function here that would wait for them, or take a lock
  * that a thread of the parent may have held, refuses there (ek__group_check).
@@ -40,6 +45,7 @@ struct worker {
   bool started;
   ek_status status;
   char message[EK__MESSAGE_SIZE];
+  ek_event *ends[2]; /* of the last two jobs, by their number's last bit; a job sets its own */
 };
 
 struct ek_group {
@@ -95,17 +101,32 @@ void ek__group_detach(ek_group *group, struct ek__abortable *abortable) {
   pthread_mutex_unlock(&group->mutex);
 }
 
-static void run_job(struct worker *worker, ek_apply_function function, void *context) {
+static bool ended_well(const ek_group *group, uint64_t job) {
+  bool well = true;
+  for (size_t i = 0; i < group->count; i++) {
+    well = ek_event_synchronize(group->workers[i].ends[job & 1]) == EK_OK && well;
+  }
+  return well;
+}
+
+static void run_job(struct worker *worker, uint64_t job, ek_apply_function function,
+                    void *context) {
+  ek_group *group = worker->group;
   ek_error_clear();
   worker->status = function(context, worker->device, ek_device_index(worker->device));
+  if (worker->status == EK_OK) {
+    worker->status = ek_event_record(worker->ends[job & 1],
+                                     ek_device_stream(worker->device, EK_STREAM_COMPUTE));
+  }
   if (worker->status == EK_OK) return;
   const char *message = ek_error_message();
   if (message[0] == '\0') message = ek_status_text(worker->status);
   const size_t length = strlen(message);
   memcpy(worker->message, message, length + 1);
-  pthread_mutex_lock(&worker->group->mutex);
-  for (struct ek__abortable *a = worker->group->abortables; a != NULL; a = a->next) a->abort(a);
-  pthread_mutex_unlock(&worker->group->mutex);
+  const bool well = ended_well(group, job - 1);
+  pthread_mutex_lock(&group->mutex);
+  for (struct ek__abortable *a = group->abortables; a != NULL; a = a->next) a->abort(a, well);
+  pthread_mutex_unlock(&group->mutex);
 }
 
 static void *worker_main(void *argument) {
@@ -121,7 +142,7 @@ static void *worker_main(void *argument) {
     const ek_apply_function function = group->function;
     void *context = group->context;
     pthread_mutex_unlock(&group->mutex);
-    run_job(worker, function, context);
+    run_job(worker, seen, function, context);
     pthread_mutex_lock(&group->mutex);
     if (--group->running == 0) pthread_cond_signal(&group->done);
   }
@@ -188,6 +209,11 @@ static void destroy(ek_group *group) {
   for (size_t i = 0; i < group->count; i++) {
     if (group->workers[i].started) pthread_join(group->workers[i].thread, NULL);
   }
+  for (size_t i = 0; i < 2 * group->count; i++) {
+    struct worker *worker = &group->workers[i / 2];
+    if (worker->ends[i % 2] != NULL) ek__device_count_event(worker->device, 1);
+    ek_event_free(worker->ends[i % 2]);
+  }
   for (size_t i = 0; i < group->count; i++) ek__device_close(group->workers[i].device);
   if (group->native != NULL) group->backend->group_close(group->native);
   pthread_cond_destroy(&group->turn);
@@ -207,6 +233,11 @@ static ek_status open_parts(ek_group *group, const struct ek__device_spec *spec,
   for (; group->count < spec->count; group->count++) {
     EK_TRY(ek__device_open(&group->workers[group->count].device, group, backend, spec, group->count,
                            threads));
+  }
+  for (size_t i = 0; i < 2 * group->count; i++) {
+    struct worker *worker = &group->workers[i / 2];
+    EK_TRY(ek_event_create(&worker->ends[i % 2], worker->device));
+    ek__device_count_event(worker->device, -1); /* not one of those that a program must free */
   }
   return start_workers(group);
 }

@@ -1,7 +1,9 @@
 /*
  * check_cuda_faults.c - every fault at every call of a training step, on each GPU in turn: an error
  * that names a device comes soon, the group can be closed, nothing is left behind, and a fresh
- * group works.
+ * group works. What is still usable is not silently wrong: the model is torn and says so, or
+ * parameters, states and replicas are what they were, bit for bit, and the step that is tried again
+ * equals an undisturbed one.
  *
  * A step makes some hundred calls of each kind. Every fourth fails, and every sixteenth hangs,
  * which costs the group's time limit, beginning at a place that moves with the seed; fewer where a
@@ -13,7 +15,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "ck_training.h"
+#include "ck_snapshot.h"
 #include "cuemu.h"
 
 static const struct {
@@ -62,30 +64,54 @@ static void no_leaks(const char *when) {
   if (cuemu_leaks(text, sizeof text) != 0) ck_abort_msg("%s: %s", when, text);
 }
 
-/* Calls of the kind that a step makes on a GPU, with the opening of the model before it. */
-static unsigned long calls_of_step(const struct ck_setup *setup, const char *spec, int gpu,
-                                   enum cuemu_kind kind, const struct ck_batch *batch) {
+/* Calls of the kind that a second step makes on a GPU; *next is what it leaves. */
+static unsigned long calls_of_step(struct ck_snapshot *next, const struct ck_setup *setup,
+                                   const char *spec, int gpu, enum cuemu_kind kind,
+                                   const struct ck_batch *batch) {
   struct ck_training training;
   ek_group *group = open_group(spec, false);
   ck_ok(ck_training_try(&training, setup, group));
+  ck_ok(whole_step(&training, batch));
   const unsigned long before = cuemu_calls(gpu, kind);
   ck_ok(whole_step(&training, batch));
   const unsigned long calls = cuemu_calls(gpu, kind) - before;
+  *next = ck_snapshot_take(&training);
   ck_training_close(&training);
   ek_group_close(group);
   no_leaks("a step without faults");
   return calls;
 }
 
+/*
+ * After a fault that is over. A device whose kernel died, or a group that gave up waiting, refuses
+ * everything, which is fine.
+ */
+static void never_silent(const char *what, struct ck_training *training,
+                         const struct ck_snapshot *before, const struct ck_snapshot *next,
+                         const struct ck_batch *batch) {
+  if (ek_group_synchronize(training->group) != EK_OK || ck_training_is_torn(training)) return;
+  struct ck_snapshot after = ck_snapshot_take(training);
+  ck_snapshot_same(what, &after, before);
+  ck_snapshot_drop(&after);
+  if (whole_step(training, batch) != EK_OK) {
+    ck_abort_msg("%s, tried again: %s", what, ek_error_message());
+  }
+  after = ck_snapshot_take(training);
+  ck_snapshot_same(what, &after, next);
+  ck_snapshot_drop(&after);
+}
+
 static void one_fault(const struct ck_setup *setup, const char *spec, int gpu, enum cuemu_kind kind,
-                      unsigned long n, bool hang, const struct ck_batch *batch) {
+                      unsigned long n, bool hang, const struct ck_snapshot *next,
+                      const struct ck_batch *batch) {
   char what[128];
   (void)snprintf(what, sizeof what, "%s: %s number %lu of %s on GPU %d", spec,
                  hang ? "hang" : "failure", n, kind_names[kind], gpu);
   struct ck_training training;
   ek_group *group = open_group(spec, hang);
   ck_ok(ck_training_try(&training, setup, group));
-  ck_ok(ek_group_synchronize(group));
+  ck_ok(whole_step(&training, batch));
+  struct ck_snapshot before = ck_snapshot_take(&training);
   hang ? cuemu_hang(gpu, kind, n) : cuemu_fail(gpu, kind, n, 0);
   const double since = seconds();
   ek_error_clear();
@@ -96,11 +122,15 @@ static void one_fault(const struct ck_setup *setup, const char *spec, int gpu, e
   if (status == EK_OK || took > 2 || !ck_contains(ek_error_message(), device)) {
     ck_abort_msg("%s: %s after %.2f s: %s", what, ek_status_name(status), took, ek_error_message());
   }
+  /* A GPU forgets nothing: whoever asks it next is told again. */
+  if (kind == CUEMU_KERNEL && !hang) ck_assert_int_ne(whole_step(&training, batch), EK_OK);
   if (hang) cuemu_release(); /* so that the memory can go */
+  cuemu_reset();
+  never_silent(what, &training, &before, next, batch);
+  ck_snapshot_drop(&before);
   ck_training_close(&training);
   ek_group_close(group);
   no_leaks(what);
-  cuemu_reset();
 
   group = open_group(spec, false);
   ck_ok(ck_training_try(&training, setup, group));
@@ -117,11 +147,13 @@ static void every_fault(enum cuemu_kind kind, bool hang, int number) {
       ck_setup_mode(ck_workload("mlp"), spec, (ek_mode)(number / GROUPS % CK_MODES));
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 5, 0, 3);
   for (int gpu = 0; gpu < groups[number % GROUPS].gpus; gpu++) {
-    const unsigned long calls = calls_of_step(&setup, spec, gpu, kind, &batch);
+    struct ck_snapshot next;
+    const unsigned long calls = calls_of_step(&next, &setup, spec, gpu, kind, &batch);
     const unsigned long every = stride(hang);
     for (unsigned long n = 1 + ck_seed() % every; n <= calls; n += every) {
-      one_fault(&setup, spec, gpu, kind, n, hang, &batch);
+      one_fault(&setup, spec, gpu, kind, n, hang, &next, &batch);
     }
+    ck_snapshot_drop(&next);
   }
   ck_batch_free(&batch);
 }

@@ -339,17 +339,20 @@ START_TEST(calls_out_of_order) {
   ck_training_open(&t, &setup);
   ck_fails(ek_data_parallel_criterion_loss(&loss, NULL, t.loss), EK_ERR_STATE, "no forward");
   ck_fails(ek_data_parallel_criterion_losses(&losses, t.loss), EK_ERR_STATE, "none");
-  ck_fails(ek_data_parallel_criterion_backward(t.loss, t.model, NULL), EK_ERR_STATE, "forward");
+  ck_fails(ek_data_parallel_criterion_backward(t.loss, t.model, NULL), EK_ERR_STATE,
+           "no criterion forward has come");
   forward(&f, &t, &batch);
   ck_fails(ek_data_parallel_criterion_losses(&losses, t.loss), EK_ERR_STATE, "none");
-  drop(&f, &t); /* another forward of the model: the criterion has not seen its outputs */
+  drop(&f, &t); /* another forward of the model: the criterion saw those of the first */
   memset(&g, 0, sizeof g);
   ck_ok(ek_data_parallel_model_forward(t.model, g.outputs, batch.input, batch.inputs, NULL));
-  ck_fails(ek_data_parallel_criterion_backward(t.loss, t.model, NULL), EK_ERR_STATE, "not seen");
+  ck_fails(ek_data_parallel_criterion_backward(t.loss, t.model, NULL), EK_ERR_STATE,
+           "not of the model's last forward");
   drop(&g, &t);
   forward(&f, &t, &batch);
   ck_ok(ek_data_parallel_criterion_backward(t.loss, t.model, NULL));
-  ck_fails(ek_data_parallel_criterion_backward(t.loss, t.model, NULL), EK_ERR_STATE, "forward");
+  ck_fails(ek_data_parallel_criterion_backward(t.loss, t.model, NULL), EK_ERR_STATE,
+           "has run already");
   ck_ok(ek_data_parallel_criterion_loss(&loss, NULL, t.loss)); /* still known */
   drop(&f, &t);
   ck_training_close(&t);

@@ -18,7 +18,7 @@
 #include <evenkeel/adamw.h>
 #include <evenkeel/sgd.h>
 
-#include "ck_training.h"
+#include "ck_snapshot.h"
 
 enum { STEPS = 20, SAMPLES = 9 };
 
@@ -111,11 +111,7 @@ static void twenty_steps(const struct ck_setup *setup, int rule) {
   if (setup->options.state != EK_STATE_MASTER) ck_training_replicas_agree(&many);
   for (int step = 0; step < STEPS; step++) {
     ck_assert_double_eq_tol(b.loss[step], a.loss[step], allowed * fabs(a.loss[step]));
-    if (one.rule->clip_norm == 0) {
-      ck_assert(isnan(b.norm[step]));
-    } else {
-      ck_assert_double_eq_tol(b.norm[step], a.norm[step], 10 * allowed * a.norm[step]);
-    }
+    ck_assert_double_eq_tol(b.norm[step], a.norm[step], 10 * allowed * a.norm[step]);
   }
   ck_training_close(&one);
   ck_training_close(&many);
@@ -232,6 +228,93 @@ START_TEST(steps_without_result) {
 }
 END_TEST
 
+/* ---- numbers that are not finite ---- */
+
+/* The model's first input becomes `value` in one element of one sample. */
+static ek_status step_with(struct ck_training *t, struct ck_batch *batch, double value,
+                           ek_step_result *result) {
+  float *x = batch->input[0].data;
+  const float kept = x[9];
+  x[9] = (float)value;
+  const ek_status status = ck_training_step(t, batch, result);
+  x[9] = kept;
+  return status;
+}
+
+static ek_status plain_sgd(ek_optimizer **optimizer) { return ek_sgd_create(optimizer, NULL); }
+
+/* The result says so, with clipping and without; a finite step after a fresh opening says yes. */
+START_TEST(not_finite_is_said) {
+  struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", (ek_mode)(_i / 2));
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 4);
+  if (_i % 2 == 0) setup.optimizer = plain_sgd;
+  const double values[] = {NAN, INFINITY, 1};
+  for (int i = 0; i < 3; i++) {
+    struct ck_training t;
+    ek_step_result result;
+    ck_training_open(&t, &setup);
+    ck_ok(step_with(&t, &batch, values[i], &result));
+    ck_assert_int_eq(result.finite, i == 2);
+    ck_assert_int_eq(isfinite(result.gradient_norm) && result.gradient_norm >= 0, i == 2);
+    ck_training_close(&t);
+  }
+  ck_batch_free(&batch);
+}
+END_TEST
+
+/* With the option nothing is written, and the next step is as if the bad one had not been. */
+START_TEST(not_finite_is_refused) {
+  const struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", (ek_mode)_i);
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 4);
+  struct ck_training t, other;
+  ek_data_parallel_optimizer_options options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
+  options.refuse_not_finite = true;
+  ck_training_open(&t, &setup);
+  ck_training_open(&other, &setup);
+  ek_data_parallel_optimizer_free(t.optimizer);
+  t.optimizer = NULL;
+  ck_ok(ek_data_parallel_optimizer_open(&t.optimizer, t.model, t.rule, &options));
+  for (int step = 0; step < 4; step++) {
+    ek_step_result result = {.step = -1};
+    ck_fails(step_with(&t, &batch, step % 2 == 0 ? NAN : INFINITY, step < 2 ? &result : NULL),
+             EK_ERR_NOT_FINITE, "nothing was updated");
+    ck_assert_int_eq(result.step, -1);
+    ck_ok(ck_training_step(&t, &batch, &result));
+    ck_ok(ck_training_step(&other, &batch, NULL));
+    struct ck_snapshot a = ck_snapshot_take(&t), b = ck_snapshot_take(&other);
+    ck_snapshot_same("after a refused step", &a, &b);
+    ck_snapshot_drop(&a);
+    ck_snapshot_drop(&b);
+  }
+  ck_training_close(&t);
+  ck_training_close(&other);
+  ck_batch_free(&batch);
+}
+END_TEST
+
+/* Left out where nothing needs it, it is told from every norm there is. */
+START_TEST(a_norm_that_is_not_computed) {
+  struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", (ek_mode)_i);
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 4);
+  struct ck_training t;
+  ek_step_result result;
+  ek_data_parallel_optimizer_options options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
+  options.gradient_norm = false;
+  setup.optimizer = plain_sgd;
+  ck_training_open(&t, &setup);
+  ek_data_parallel_optimizer_free(t.optimizer);
+  t.optimizer = NULL;
+  ck_ok(ek_data_parallel_optimizer_open(&t.optimizer, t.model, t.rule, &options));
+  ck_ok(ck_training_step(&t, &batch, &result));
+  ck_assert_double_eq(result.gradient_norm, -1);
+  ck_assert(result.finite);
+  ck_ok(step_with(&t, &batch, NAN, &result)); /* the loss shows it */
+  ck_assert(!result.finite);
+  ck_training_close(&t);
+  ck_batch_free(&batch);
+}
+END_TEST
+
 START_TEST(calls_out_of_order) {
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", (ek_mode)_i);
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 3);
@@ -274,6 +357,9 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(rest, clipping_by_the_whole_gradient, 0, CK_PLACEMENTS);
   tcase_add_loop_test(rest, schedules, 0, CK_MODES);
   tcase_add_loop_test(rest, steps_without_result, 0, CK_MODES);
+  tcase_add_loop_test(rest, not_finite_is_said, 0, 2 * CK_MODES);
+  tcase_add_loop_test(rest, not_finite_is_refused, 0, CK_MODES);
+  tcase_add_loop_test(rest, a_norm_that_is_not_computed, 0, CK_MODES);
   tcase_add_loop_test(rest, calls_out_of_order, 0, CK_MODES);
   return suite;
 }

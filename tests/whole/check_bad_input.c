@@ -138,11 +138,11 @@ START_TEST(wrong_options) {
     if (i == 4) m.type = EK_I32;
     ck_assert_int_eq(ek_data_parallel_model_open(&model, t->group, t->module, &m), bad);
   }
-  const ek_data_parallel_criterion_options c = {3, false, false};
-  const ek_data_parallel_optimizer_options o = {3, NULL};
-  const ek_forward_options f = {3, NULL, true, true};
-  const ek_backward_options w = {3, false, NULL, false};
-  const ek_criterion_backward_options l = {3, false, NULL};
+  const ek_data_parallel_criterion_options c = {.size = 3};
+  const ek_data_parallel_optimizer_options o = {.size = 3};
+  const ek_forward_options f = {.size = 3};
+  const ek_backward_options w = {.size = 3};
+  const ek_criterion_backward_options l = {.size = 3};
   ck_fails(ek_data_parallel_criterion_open(&loss, t->model, t->criterion, &c),
            EK_ERR_INVALID_ARGUMENT, "_options.size is 3");
   ck_fails(ek_data_parallel_optimizer_open(&optimizer, t->model, t->rule, &o),

@@ -1,0 +1,217 @@
+/*
+ * check_order.c - calls in an order that would give a wrong gradient are refused, each with its own
+ * reason, and the right order goes on afterwards as if they had not been made.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "ck_snapshot.h"
+
+enum { SAMPLES = 7 };
+
+struct bed {
+  struct ck_training t;
+  struct ck_batch batch[2];
+  ek_shards out[2][CK_BATCH_TENSORS]; /* of a forward of each batch */
+};
+
+static void bed_open(struct bed *bed, const char *workload, ek_mode mode) {
+  const struct ck_setup setup = ck_setup_mode(ck_workload(workload), "cpu:3", mode);
+  memset(bed, 0, sizeof *bed);
+  for (int i = 0; i < 2; i++) {
+    bed->batch[i] = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 40 + (uint64_t)i);
+  }
+  ck_training_open(&bed->t, &setup);
+}
+
+static void bed_drop(struct bed *bed, int i) {
+  for (size_t j = 0; j < CK_BATCH_TENSORS; j++) ek_shards_free(&bed->out[i][j]);
+}
+
+static void bed_close(struct bed *bed) {
+  for (int i = 0; i < 2; i++) {
+    bed_drop(bed, i);
+    ck_batch_free(&bed->batch[i]);
+  }
+  ck_training_close(&bed->t);
+}
+
+static ek_status forward(struct bed *bed, int i, const ek_forward_options *options) {
+  return ek_data_parallel_model_forward(bed->t.model, bed->out[i], bed->batch[i].input,
+                                        bed->batch[i].inputs, options);
+}
+
+static ek_status loss_forward(struct bed *bed, int i) {
+  return ek_data_parallel_criterion_forward(bed->t.loss, bed->out[i], bed->t.module->outputs,
+                                            bed->batch[i].target, bed->batch[i].targets);
+}
+
+static ek_status loss_backward(struct bed *bed) {
+  return ek_data_parallel_criterion_backward(bed->t.loss, bed->t.model, NULL);
+}
+
+/* The gradient of batch 0, undisturbed; and whether it is what a disturbed bed gives now. */
+static void same_as_undisturbed(struct bed *bed, const char *workload, ek_mode mode) {
+  struct bed fresh;
+  int64_t count = 0;
+  bed_open(&fresh, workload, mode);
+  ck_ok(ck_training_backward(&fresh.t, &fresh.batch[0], NULL, false, NULL));
+  ck_ok(ck_training_backward(&bed->t, &bed->batch[0], NULL, false, NULL));
+  double *want = ck_training_read(&fresh.t, CK_GRADIENTS, &count);
+  double *got = ck_training_read(&bed->t, CK_GRADIENTS, NULL);
+  ck_same_bits("gradient", got, want, count);
+  free(want);
+  free(got);
+  bed_close(&fresh);
+}
+
+/* forward(A), forward(B), criterion(A's outputs), backward: B's pass would get A's gradient. */
+START_TEST(outputs_of_an_earlier_forward) {
+  struct bed bed;
+  double loss[2] = {0, 0};
+  bed_open(&bed, "mlp", (ek_mode)_i);
+  ck_ok(forward(&bed, 0, NULL));
+  ck_ok(loss_forward(&bed, 0));
+  ck_ok(ek_data_parallel_criterion_loss(&loss[0], NULL, bed.t.loss));
+  ck_ok(forward(&bed, 1, NULL));
+  ck_ok(loss_forward(&bed, 0)); /* the loss of A is what it was */
+  ck_ok(ek_data_parallel_criterion_loss(&loss[1], NULL, bed.t.loss));
+  ck_assert_double_eq(loss[0], loss[1]);
+  ck_fails(loss_backward(&bed), EK_ERR_STATE, "not of the model's last forward");
+  ck_ok(loss_forward(&bed, 1)); /* nothing was lost: B goes on */
+  ck_ok(loss_backward(&bed));
+  ck_ok(ek_data_parallel_optimizer_step(bed.t.optimizer, NULL));
+  bed_close(&bed);
+}
+END_TEST
+
+START_TEST(each_reason) {
+  struct bed bed;
+  ek_forward_options without = EK_FORWARD_OPTIONS_INIT;
+  without.gradient = false;
+  bed_open(&bed, "mlp", (ek_mode)_i);
+  ck_fails(loss_backward(&bed), EK_ERR_STATE, "no criterion forward");
+  ck_ok(forward(&bed, 0, &without));
+  ck_ok(loss_forward(&bed, 0));
+  ck_fails(loss_backward(&bed), EK_ERR_STATE, "without gradient");
+  bed_drop(&bed, 0);
+  ck_ok(forward(&bed, 0, NULL));
+  ck_ok(loss_forward(&bed, 0));
+  bed_drop(&bed, 0);
+  ck_fails(loss_backward(&bed), EK_ERR_STATE, "freed or replaced");
+  ck_ok(forward(&bed, 0, NULL));
+  ck_ok(loss_forward(&bed, 0));
+  ck_ok(ek_data_parallel_model_discard(bed.t.model));
+  ck_fails(loss_backward(&bed), EK_ERR_STATE, "has run, or was dropped");
+  bed_drop(&bed, 0);
+  ck_ok(forward(&bed, 0, NULL));
+  ck_ok(loss_forward(&bed, 0));
+  ck_ok(loss_backward(&bed));
+  ck_fails(loss_backward(&bed), EK_ERR_STATE, "has run already");
+  ck_fails(loss_forward(&bed, 0), EK_ERR_STATE, "written the gradient over output number 0");
+  ck_ok(ek_data_parallel_model_discard(bed.t.model));
+  bed_drop(&bed, 0);
+  same_as_undisturbed(&bed, "mlp", (ek_mode)_i);
+  bed_close(&bed);
+}
+END_TEST
+
+/* Another model of the same module, in the same group. */
+START_TEST(outputs_of_another_model) {
+  struct bed bed;
+  struct ck_training other;
+  bed_open(&bed, "mlp", (ek_mode)_i);
+  ck_ok(ck_training_try(&other, &bed.t.setup, bed.t.group));
+  ck_ok(forward(&bed, 0, NULL));
+  ck_ok(ek_data_parallel_model_forward(other.model, bed.out[1], bed.batch[1].input,
+                                       bed.batch[1].inputs, NULL));
+  ck_ok(ek_data_parallel_criterion_forward(other.loss, bed.out[0], 1, bed.batch[0].target, 1));
+  ck_fails(ek_data_parallel_criterion_backward(other.loss, other.model, NULL), EK_ERR_STATE,
+           "not of the model's last forward");
+  ck_fails(ek_data_parallel_model_backward(bed.t.model, bed.out[1], 1, NULL), EK_ERR_STATE,
+           "gradient number 0");
+  ek_data_parallel_criterion_free(other.loss);
+  ek_data_parallel_optimizer_free(other.optimizer);
+  ek_data_parallel_model_free(other.model);
+  ek_module_free(other.module);
+  ek_criterion_free(other.criterion);
+  ek_optimizer_free(other.rule);
+  bed_drop(&bed, 0);
+  bed_drop(&bed, 1);
+  same_as_undisturbed(&bed, "mlp", (ek_mode)_i);
+  bed_close(&bed);
+}
+END_TEST
+
+/* Two outputs of one shape in the wrong order: each would get the other's gradient. */
+START_TEST(outputs_that_are_swapped) {
+  struct bed bed;
+  ek_shards keep;
+  bed_open(&bed, "mixer", (ek_mode)_i);
+  ck_ok(forward(&bed, 0, NULL));
+  ek_shards *out = bed.out[0];
+  keep = out[0], out[0] = out[1], out[1] = keep;
+  ck_fails(loss_forward(&bed, 0), EK_ERR_INVALID_ARGUMENT, "is not output number 0");
+  keep = out[0], out[0] = out[1], out[1] = keep;
+  ck_ok(loss_forward(&bed, 0));
+  keep = out[0], out[0] = out[1], out[1] = keep;
+  ck_fails(loss_backward(&bed), EK_ERR_STATE, "freed or replaced");
+  keep = out[0], out[0] = out[1], out[1] = keep;
+  ck_ok(loss_backward(&bed));
+  bed_close(&bed);
+}
+END_TEST
+
+/* Tensors that a program made itself have a loss and no backward. */
+START_TEST(outputs_of_ones_own) {
+  struct bed bed;
+  double loss = 0;
+  bed_open(&bed, "mlp", EK_MODE_REPLICATED);
+  ck_ok(forward(&bed, 0, NULL));
+  ek_shards *own = &bed.out[0][0];
+  own->forward = 0;
+  ck_ok(loss_forward(&bed, 0));
+  ck_ok(ek_data_parallel_criterion_loss(&loss, NULL, bed.t.loss));
+  ck_fails(loss_backward(&bed), EK_ERR_STATE, "come from no forward");
+  bed_close(&bed);
+}
+END_TEST
+
+/* A forward that fails, early or late, leaves what `outputs` holds. */
+START_TEST(a_failing_forward_leaves_outputs) {
+  struct bed bed;
+  ek_shards held[CK_BATCH_TENSORS];
+  bed_open(&bed, "mixer", (ek_mode)_i);
+  ck_ok(forward(&bed, 0, NULL));
+  memcpy(held, bed.out[0], sizeof held);
+  bool failed = true;
+  for (uint64_t n = 1; failed; n++) {
+    ek_shards kept[CK_BATCH_TENSORS];
+    memcpy(kept, bed.out[0], sizeof kept);
+    ck_ok(ek_memory_fail_at(ek_group_device(bed.t.group, 1), n));
+    const ek_status status = forward(&bed, 0, NULL);
+    ck_ok(ek_memory_fail_at(ek_group_device(bed.t.group, 1), 0));
+    failed = status != EK_OK;
+    if (failed) {
+      ck_assert_int_eq(status, EK_ERR_OUT_OF_MEMORY);
+      ck_assert_mem_eq(kept, bed.out[0], sizeof kept);
+    }
+  }
+  for (size_t i = 0; i < CK_BATCH_TENSORS; i++) ek_shards_free(&held[i]);
+  bed_close(&bed);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("order");
+  TCase *core = ck_case(suite, "order");
+  tcase_add_loop_test(core, outputs_of_an_earlier_forward, 0, CK_MODES);
+  tcase_add_loop_test(core, each_reason, 0, CK_MODES);
+  tcase_add_loop_test(core, outputs_of_another_model, 0, CK_MODES);
+  tcase_add_loop_test(core, outputs_that_are_swapped, 0, CK_MODES);
+  tcase_add_test(core, outputs_of_ones_own);
+  tcase_add_loop_test(core, a_failing_forward_leaves_outputs, 0, CK_MODES);
+  return suite;
+}
+
+CK_MAIN(make_suite)

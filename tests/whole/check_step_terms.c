@@ -1,0 +1,240 @@
+/*
+ * check_step_terms.c - a loss of several mean terms over the micro-batches of a step is that of one
+ * batch, with unequal numbers of ignored targets: loss, weight and gradient. Where the library
+ * cannot know the weights of the whole step it refuses; it never gives a mean of means.
+ *
+ * Tolerances: as for micro-batches of one term (docs/numerics.md, Data parallelism).
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <evenkeel/cross_entropy.h>
+#include <evenkeel/mean_squared_error.h>
+#include <evenkeel/weighted_sum.h>
+
+#include "ck_mixer.h"
+#include "ck_training.h"
+
+enum { SAMPLES = 11, TERMS = 3, IGNORED = -100 };
+
+/* ---- three outputs, of which two are logits ---- */
+
+static const double class_weights[CK_MIXER_WIDTH] = {0.5, 2, 0.25};
+
+static ek_status entropy(ek_criterion **criterion, ek_reduction reduction, bool weights) {
+  ek_cross_entropy_options o = EK_CROSS_ENTROPY_OPTIONS_INIT;
+  o.reduction = reduction;
+  o.ignore_index = IGNORED;
+  o.class_weights = weights ? class_weights : NULL;
+  o.classes = weights ? CK_MIXER_WIDTH : 0;
+  return ek_cross_entropy_create(criterion, &o);
+}
+
+static ek_status three_terms(ek_criterion **criterion, ek_reduction reduction) {
+  static const double coefficients[TERMS] = {1, 0.5, 2};
+  ek_criterion *terms[TERMS] = {NULL};
+  ck_ok(entropy(&terms[0], reduction, false));
+  ck_ok(ek_mean_squared_error_create(&terms[1], reduction));
+  ck_ok(entropy(&terms[2], reduction, true));
+  const ek_status status = ek_weighted_sum_create(criterion, terms, coefficients, TERMS);
+  for (int i = 0; i < TERMS; i++) ek_criterion_free(terms[i]);
+  return status;
+}
+
+static void shapes(struct ck_batch *batch, ek_type type, int64_t samples) {
+  ck_workload("mixer")->shapes(batch, type, samples);
+  for (size_t i = 0; i < TERMS; i += 2) {
+    batch->target[i] = (ek_tensor){.type = EK_I32, .rank = 1, .shape = {samples}};
+  }
+}
+
+static struct ck_workload workload(void) {
+  struct ck_workload w = *ck_workload("mixer");
+  w.criterion = three_terms;
+  w.shapes = shapes;
+  w.classes = 3; /* of the width and the kinds the smaller */
+  w.ignores = true;
+  return w;
+}
+
+/* What the targets of a batch weigh in each term. */
+static void weigh(double weights[TERMS], const struct ck_batch *batch) {
+  memset(weights, 0, TERMS * sizeof *weights);
+  weights[1] = (double)(batch->samples * CK_MIXER_WIDTH);
+  for (int64_t i = 0; i < batch->samples; i++) {
+    const int32_t a = ((const int32_t *)batch->target[0].data)[i];
+    const int32_t b = ((const int32_t *)batch->target[2].data)[i];
+    if (a != IGNORED) weights[0] += 1;
+    if (b != IGNORED) weights[2] += class_weights[b];
+  }
+}
+
+/* One micro-batch; `weights` may be NULL. */
+static ek_status micro_batch(struct ck_training *t, const struct ck_batch *batch, int64_t first,
+                             int64_t count, bool more, const double *weights) {
+  const struct ck_batch part = ck_batch_samples(batch, first, count);
+  ek_shards outputs[TERMS] = {{0}};
+  ek_criterion_backward_options options = EK_CRITERION_BACKWARD_OPTIONS_INIT;
+  options.accumulate = more;
+  options.weights = weights;
+  ek_status status =
+      ek_data_parallel_model_forward(t->model, outputs, part.input, part.inputs, NULL);
+  if (status == EK_OK) {
+    status = ek_data_parallel_criterion_forward(t->loss, outputs, TERMS, part.target, part.targets);
+  }
+  if (status == EK_OK) status = ek_data_parallel_criterion_backward(t->loss, t->model, &options);
+  for (int i = 0; i < TERMS; i++) ek_shards_free(&outputs[i]);
+  return status;
+}
+
+struct bed {
+  struct ck_workload workload;
+  struct ck_setup setup;
+  struct ck_batch batch;
+  struct ck_training t;
+};
+
+static void bed_open(struct bed *bed, ek_type type, ek_mode mode, double ignored) {
+  bed->workload = workload();
+  bed->setup = ck_setup_mode(&bed->workload, "cpu:3", mode);
+  bed->setup.options.type = type;
+  bed->batch = ck_batch_make(&bed->workload, type, SAMPLES, ignored, 61);
+  ck_training_open(&bed->t, &bed->setup);
+}
+
+static void bed_close(struct bed *bed) {
+  ck_training_close(&bed->t);
+  ck_batch_free(&bed->batch);
+}
+
+/* ---- */
+
+/* With the weights given, uneven micro-batches give what one batch gives. */
+START_TEST(uneven_micro_batches) {
+  struct bed bed, one;
+  double weights[TERMS];
+  ek_step_result got, want;
+  const ek_type type = _i % 2 == 0 ? EK_F32 : EK_F64;
+  const double allowed = type == EK_F32 ? 1e-6 : 1e-12;
+  int64_t count = 0;
+  bed_open(&bed, type, (ek_mode)(_i / 2), 0.4);
+  bed_open(&one, type, (ek_mode)(_i / 2), 0.4);
+  weigh(weights, &bed.batch);
+  for (int step = 0; step < 2; step++) { /* the weights of a step are forgotten with it */
+    ck_ok(micro_batch(&bed.t, &bed.batch, 0, 2, true, weights));
+    ck_ok(micro_batch(&bed.t, &bed.batch, 2, 8, true, weights));
+    ck_ok(micro_batch(&bed.t, &bed.batch, 10, 1, false, weights));
+    ck_ok(micro_batch(&one.t, &one.batch, 0, SAMPLES, false, NULL));
+    double *a = ck_training_read(&bed.t, CK_GRADIENTS, &count);
+    double *b = ck_training_read(&one.t, CK_GRADIENTS, NULL);
+    const double error = ck_rel_l2(a, b, count);
+    ck_assert_double_le(error, step == 0 ? allowed : 10 * allowed);
+    free(a);
+    free(b);
+    ck_ok(ek_data_parallel_optimizer_step(bed.t.optimizer, &got));
+    ck_ok(ek_data_parallel_optimizer_step(one.t.optimizer, &want));
+    ck_assert_double_eq_tol(got.loss, want.loss, 10 * allowed * fabs(want.loss));
+    ck_assert_double_eq(got.weight, want.weight);
+  }
+  bed_close(&bed);
+  bed_close(&one);
+}
+END_TEST
+
+/* Without them the second micro-batch is refused, and the step can be made in one batch. */
+START_TEST(unknown_weights_are_refused) {
+  struct bed bed;
+  ek_step_result result;
+  bed_open(&bed, EK_F32, (ek_mode)_i, 0.4);
+  ck_ok(micro_batch(&bed.t, &bed.batch, 0, 2, true, NULL));
+  ck_fails(micro_batch(&bed.t, &bed.batch, 2, 9, false, NULL), EK_ERR_STATE, "options.weights");
+  ck_fails(ek_data_parallel_optimizer_step(bed.t.optimizer, NULL), EK_ERR_STATE, "no backward");
+  ck_ok(micro_batch(&bed.t, &bed.batch, 0, SAMPLES, false, NULL));
+  ck_ok(ek_data_parallel_optimizer_step(bed.t.optimizer, &result));
+  bed_close(&bed);
+}
+END_TEST
+
+/* Nothing ignored: micro-batches of any size weigh the terms in the same ratios, up to class
+ * weights, which are left out here by giving all targets one class. */
+START_TEST(equal_ratios_need_no_weights) {
+  struct bed bed, one;
+  int64_t count = 0;
+  bed_open(&bed, EK_F64, (ek_mode)_i, 0);
+  bed_open(&one, EK_F64, (ek_mode)_i, 0);
+  struct bed *both[] = {&bed, &one};
+  for (int b = 0; b < 2; b++) {
+    for (int i = 0; i < SAMPLES; i++) ((int32_t *)both[b]->batch.target[2].data)[i] = 1;
+  }
+  ck_ok(micro_batch(&bed.t, &bed.batch, 0, 7, true, NULL));
+  ck_ok(micro_batch(&bed.t, &bed.batch, 7, 4, false, NULL));
+  ck_ok(micro_batch(&one.t, &one.batch, 0, SAMPLES, false, NULL));
+  double *a = ck_training_read(&bed.t, CK_GRADIENTS, &count);
+  double *b = ck_training_read(&one.t, CK_GRADIENTS, NULL);
+  ck_assert_double_le(ck_rel_l2(a, b, count), 1e-12);
+  free(a);
+  free(b);
+  bed_close(&bed);
+  bed_close(&one);
+}
+END_TEST
+
+/* Weights that are not those of the targets update nothing. */
+START_TEST(wrong_weights) {
+  struct bed bed;
+  double weights[TERMS], other[TERMS];
+  bed_open(&bed, EK_F32, (ek_mode)_i, 0.4);
+  weigh(weights, &bed.batch);
+  memcpy(other, weights, sizeof other);
+  other[2] += 0.25;
+  ck_ok(micro_batch(&bed.t, &bed.batch, 0, 4, true, other));
+  ck_ok(micro_batch(&bed.t, &bed.batch, 4, 7, false, other));
+  double *before = ck_training_read(&bed.t, CK_VALUES, NULL);
+  int64_t count = 0;
+  ck_fails(ek_data_parallel_optimizer_step(bed.t.optimizer, NULL), EK_ERR_INVALID_ARGUMENT,
+           "term number 2");
+  double *after = ck_training_read(&bed.t, CK_VALUES, &count);
+  ck_same_bits("values", after, before, count);
+  free(before);
+  free(after);
+  ck_ok(micro_batch(&bed.t, &bed.batch, 0, 4, true, weights));
+  ck_fails(micro_batch(&bed.t, &bed.batch, 4, 3, true, other), EK_ERR_INVALID_ARGUMENT,
+           "the same for all");
+  ck_fails(micro_batch(&bed.t, &bed.batch, 4, 3, true, NULL), EK_ERR_INVALID_ARGUMENT,
+           "came with weights");
+  other[0] = NAN;
+  ck_fails(micro_batch(&bed.t, &bed.batch, 4, 3, true, other), EK_ERR_INVALID_ARGUMENT,
+           "weight number 0");
+  ck_ok(micro_batch(&bed.t, &bed.batch, 4, 7, true, weights)); /* refused calls lost nothing */
+  ck_ok(ek_data_parallel_optimizer_step(bed.t.optimizer, NULL));
+  bed_close(&bed);
+}
+END_TEST
+
+/* Two criteria of several terms cannot share a step. */
+START_TEST(another_loss_in_the_step) {
+  struct bed bed;
+  struct ck_training other;
+  bed_open(&bed, EK_F32, EK_MODE_REPLICATED, 0);
+  other = bed.t;
+  ck_ok(ek_data_parallel_criterion_open(&other.loss, bed.t.model, bed.t.criterion, NULL));
+  ck_ok(micro_batch(&bed.t, &bed.batch, 0, 4, true, NULL));
+  ck_fails(micro_batch(&other, &bed.batch, 4, 7, false, NULL), EK_ERR_STATE, "another loss");
+  ek_data_parallel_criterion_free(other.loss);
+  bed_close(&bed);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("terms of a step");
+  TCase *core = ck_case(suite, "terms");
+  tcase_add_loop_test(core, uneven_micro_batches, 0, 2 * CK_MODES);
+  tcase_add_loop_test(core, unknown_weights_are_refused, 0, CK_MODES);
+  tcase_add_loop_test(core, equal_ratios_need_no_weights, 0, CK_MODES);
+  tcase_add_loop_test(core, wrong_weights, 0, CK_MODES);
+  tcase_add_test(core, another_loss_in_the_step);
+  return suite;
+}
+
+CK_MAIN(make_suite)

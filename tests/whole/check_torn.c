@@ -1,0 +1,235 @@
+/*
+ * check_torn.c - every call of a step fails once, on each device and in each mode, and it is never
+ * silent: either parameters, optimizer state and every replica are what they were, bit for bit, and
+ * the step that is tried again equals an undisturbed one; or the model is torn and says so to every
+ * later call, with one status and one sentence.
+ *
+ * tests/cuda/check_cuda_faults.c does the same with the failures of emulated GPUs.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <evenkeel/fault.h>
+
+#include "ck_snapshot.h"
+
+enum { DEVICES = 3, SAMPLES = 7 };
+
+#if defined(__SANITIZE_THREAD__)
+enum { STRIDE = 7 };
+#elif defined(__SANITIZE_ADDRESS__)
+enum { STRIDE = 3 };
+#else
+enum { STRIDE = 1 };
+#endif
+
+/* Opening takes long on GPUs; another seed begins elsewhere. */
+static uint64_t stride(void) {
+  return strncmp(test_devices("cpu"), "cuda", 4) == 0 ? 11 * STRIDE : STRIDE;
+}
+
+/* ---- each piece of work ---- */
+
+struct count {
+  int kept, torn;
+};
+
+/* One step in which piece n of a device's work fails; false when a step has fewer. */
+static bool fails_at(struct ck_training *t, const struct ck_batch *batch, size_t device, uint64_t n,
+                     struct count *count) {
+  ek_step_result result = {.step = -1};
+  char where[64];
+  (void)snprintf(where, sizeof where, "piece %d of device %d", (int)n, (int)device);
+  struct ck_snapshot before = ck_snapshot_take(t);
+  ck_ok(ek_fault_at(ek_group_device(t->group, device), n, EK_ERR_UNAVAILABLE));
+  const ek_status status = ck_training_step(t, batch, &result);
+  ck_ok(ek_fault_at(ek_group_device(t->group, device), 0, EK_OK));
+  if (status != EK_OK) {
+    ck_assert_msg(status == EK_ERR_UNAVAILABLE, "%s gave %s: %s", where, ek_status_name(status),
+                  ek_error_message());
+    ck_assert_msg(ck_contains(ek_error_message(), "asked for by a test"), "%s: %s", where,
+                  ek_error_message());
+    ck_assert_int_eq(result.step, -1);
+    if (ck_training_is_torn(t)) {
+      count->torn++;
+    } else {
+      struct ck_snapshot after = ck_snapshot_take(t);
+      ck_snapshot_same(where, &after, &before);
+      ck_snapshot_drop(&after);
+      count->kept++;
+    }
+  }
+  ck_snapshot_drop(&before);
+  return status != EK_OK;
+}
+
+/* `disturbed` is opened anew when it is torn, and so is `other`, which is never disturbed. */
+static void every_piece(const struct ck_setup *setup, const struct ck_batch *batch, size_t device,
+                        struct count *count) {
+  struct ck_training disturbed, other;
+  ck_training_open(&disturbed, setup);
+  ck_training_open(&other, setup);
+  ck_ok(ck_training_step(&disturbed, batch, NULL));
+  ck_ok(ck_training_step(&other, batch, NULL));
+  bool failed = true;
+  for (uint64_t n = 1 + ck_seed() % stride(); failed; n += stride()) {
+    const int torn = count->torn;
+    failed = fails_at(&disturbed, batch, device, n, count);
+    if (count->torn > torn) {
+      ck_training_close(&disturbed);
+      ck_training_close(&other);
+      ck_training_open(&disturbed, setup);
+      ck_training_open(&other, setup);
+      failed = true;
+    }
+    if (failed) ck_ok(ck_training_step(&disturbed, batch, NULL));
+    ck_ok(ck_training_step(&other, batch, NULL));
+    struct ck_snapshot a = ck_snapshot_take(&disturbed), b = ck_snapshot_take(&other);
+    ck_snapshot_same("retried step", &a, &b);
+    ck_snapshot_drop(&a);
+    ck_snapshot_drop(&b);
+  }
+  ck_training_close(&disturbed);
+  ck_training_close(&other);
+}
+
+START_TEST(each_piece_of_work) {
+  if (!ck_part(_i)) return;
+  struct ck_setup setup =
+      ck_setup_mode(ck_workload(_i % 2 == 0 ? "mlp" : "mixer"), "cpu:3", EK_MODE_GATHER);
+  ck_setup_place(&setup, _i / 2);
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.2, 31);
+  struct count count = {0, 0};
+  for (size_t device = 0; device < DEVICES; device++) every_piece(&setup, &batch, device, &count);
+  if (stride() == 1) {
+    ck_assert_int_gt(count.kept, 50);
+    ck_assert_int_gt(count.torn, 0);
+  }
+  ck_batch_free(&batch);
+}
+END_TEST
+
+/* ---- an update rule that fails ---- */
+
+struct moody {
+  ek_optimizer base;
+  size_t device; /* on which it fails */
+  int64_t step;
+  bool half; /* half of the range is written before it fails */
+};
+
+static ek_status moody_update(const ek_optimizer *self, ek_stream *stream, const ek_update *u) {
+  const struct moody *m = (const struct moody *)self;
+  const bool fails = u->step == m->step && ek_device_index(ek_stream_device(stream)) == m->device;
+  const ek_sgd_terms terms = {.learning_rate = 0.5, .first = true};
+  ek_tensor p = *u->parameters, g = *u->gradients;
+  if (fails && m->half) p.shape[0] = g.shape[0] = p.shape[0] / 2;
+  if (!fails || m->half) EK_TRY(ek_op_sgd(stream, &p, NULL, &g, &terms, &u->scale));
+  return fails ? ek_error_set(EK_ERR_IO, "the rule is in a mood") : EK_OK;
+}
+
+static void moody_free(ek_optimizer *self) { free(self); }
+
+static const ek_optimizer_ops moody_ops = {
+    .size = sizeof(ek_optimizer_ops), .kind = "moody", .update = moody_update, .free = moody_free};
+
+static struct moody *moody_next; /* what the set-up's function is to make */
+
+static ek_status moody_create(ek_optimizer **optimizer) {
+  struct moody *m = malloc(sizeof *m);
+  if (m == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no memory");
+  *m = *moody_next;
+  *optimizer = &m->base;
+  return ek_optimizer_init(&m->base, &moody_ops, 0, 0.5, 0);
+}
+
+/* The step fails; the model is torn, whichever device it was; a fresh one goes on. */
+START_TEST(a_rule_that_fails) {
+  struct moody mood = {.device = (size_t)_i % DEVICES, .step = 2, .half = _i / DEVICES % 2 == 1};
+  const ek_mode mode = (ek_mode)(_i / DEVICES / 2);
+  moody_next = &mood;
+  struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", mode);
+  setup.optimizer = moody_create;
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.2, 32);
+  struct ck_training t;
+  ck_training_open(&t, &setup);
+  ck_ok(ck_training_step(&t, &batch, NULL));
+  /* With a master on GPUs device 0 alone updates. */
+  const ek_status status = ck_training_step(&t, &batch, NULL);
+  const bool alone = setup.options.state == EK_STATE_MASTER && mood.device != 0;
+  if (status == EK_OK) {
+    ck_assert(alone && strcmp(ek_device_backend(ek_group_device(t.group, 0)), "cuda") == 0);
+  } else {
+    ck_assert_int_eq(status, EK_ERR_IO);
+    ck_assert(ck_contains(ek_error_message(), "mood"));
+    ck_assert(ck_training_is_torn(&t));
+  }
+  ck_training_close(&t);
+  ck_training_open(&t, &setup);
+  ck_ok(ck_training_step(&t, &batch, NULL));
+  ck_training_close(&t);
+  ck_batch_free(&batch);
+}
+END_TEST
+
+/* ---- writing a parameter ---- */
+
+/* The copy to device 1 fails when device 0 has it: torn. A wrong call changes nothing. */
+START_TEST(set_fails_halfway) {
+  struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", EK_MODE_REPLICATED);
+  struct ck_training t;
+  ek_tensor host = {0};
+  float numbers[7 * 19] = {1};
+  ck_training_open(&t, &setup);
+  ck_ok(ek_data_parallel_model_describe(t.model, "0.weight", &host));
+  host.data = numbers;
+  ck_fails(ek_data_parallel_model_set(t.model, "0.wait", &host), EK_ERR_NOT_FOUND, "0.wait");
+  ck_assert(!ck_training_is_torn(&t));
+  ck_ok(ek_fault_at(ek_group_device(t.group, 1), 1, EK_ERR_UNAVAILABLE));
+  ck_fails(ek_data_parallel_model_set(t.model, "0.weight", &host), EK_ERR_UNAVAILABLE, "copy");
+  ck_assert(ck_training_is_torn(&t));
+  ck_training_close(&t);
+}
+END_TEST
+
+/* ---- a failure of somebody else's job on the same group leaves a finished update alone ---- */
+
+static ek_status refuse(void *context, ek_device *device, size_t index) {
+  (void)context, (void)device;
+  return index == 1 ? ek_error_set(EK_ERR_IO, "not this one") : EK_OK;
+}
+
+START_TEST(a_foreign_failure) {
+  struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", (ek_mode)_i);
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.2, 33);
+  struct ck_training t, other;
+  ck_training_open(&t, &setup);
+  ck_training_open(&other, &setup);
+  for (int step = 0; step < 3; step++) {
+    ck_ok(ck_training_step(&t, &batch, NULL));
+    ck_fails(ek_group_apply(t.group, refuse, NULL), EK_ERR_IO, "not this one");
+    ck_assert(!ck_training_is_torn(&t));
+    ck_ok(ck_training_step(&other, &batch, NULL));
+  }
+  struct ck_snapshot a = ck_snapshot_take(&t), b = ck_snapshot_take(&other);
+  ck_snapshot_same("with failures between the steps", &a, &b);
+  ck_snapshot_drop(&a);
+  ck_snapshot_drop(&b);
+  ck_training_close(&t);
+  ck_training_close(&other);
+  ck_batch_free(&batch);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("torn");
+  tcase_add_loop_test(ck_case(suite, "pieces"), each_piece_of_work, 0, 2 * CK_PLACEMENTS);
+  TCase *rest = ck_case(suite, "rest");
+  tcase_add_loop_test(rest, a_rule_that_fails, 0, CK_MODES * DEVICES * 2);
+  tcase_add_test(rest, set_fails_halfway);
+  tcase_add_loop_test(rest, a_foreign_failure, 0, CK_MODES);
+  return suite;
+}
+
+CK_MAIN(make_suite)
