@@ -7,6 +7,7 @@
 
 #include "core/alloc.h"
 #include "core/options.h"
+#include "device/types.h"
 #include "criterion_pass.h"
 
 /* ---- the base ---- */
@@ -24,6 +25,43 @@ static ek_status check_ops(const ek_criterion_ops *given) {
                       ops.kind == NULL ? "criterion" : ops.kind, missing);
 }
 
+static ek_status check_count(const char *kind, const char *what, size_t count, size_t least,
+                             size_t most) {
+  if (count >= least && count <= most) return EK_OK;
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: a criterion has %zu to %zu %s, not %zu", kind,
+                      least, most, what, count);
+}
+
+ek_status ek__criterion_count(struct ek__criterion_counts *counts, const ek_criterion *criterion) {
+  if (criterion->ops == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "a criterion without functions: ek_criterion_init() was not called");
+  }
+  const char *kind = criterion->ops->kind;
+  EK_TRY(check_count(kind, "outputs", criterion->outputs, 1, EK_MAX_TENSORS));
+  EK_TRY(check_count(kind, "targets", criterion->targets, 0, EK_MAX_TENSORS));
+  EK_TRY(check_count(kind, "terms", criterion->terms, 1, EK_MAX_TERMS));
+  EK_TRY(check_count(kind, "constants", criterion->constant_count, 0, EK_MAX_CONSTANTS));
+  if (criterion->constant_count > 0 && criterion->constants == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: %zu constants, but `constants` is NULL", kind,
+                        criterion->constant_count);
+  }
+  *counts = (struct ek__criterion_counts){criterion->outputs, criterion->targets, criterion->terms,
+                                          criterion->constant_count};
+  return EK_OK;
+}
+
+ek_status ek__criterion_unchanged(const ek_criterion *criterion,
+                                  const struct ek__criterion_counts *counts) {
+  if (criterion->outputs == counts->outputs && criterion->targets == counts->targets &&
+      criterion->terms == counts->terms && criterion->constant_count == counts->constants) {
+    return EK_OK;
+  }
+  return ek_error_set(EK_ERR_STATE,
+                      "%s: outputs, targets, terms or constants were changed while it was in use",
+                      criterion->ops->kind);
+}
+
 ek_status ek_criterion_init(ek_criterion *criterion, const ek_criterion_ops *ops, size_t outputs,
                             size_t targets, ek_reduction reduction) {
   if (criterion == NULL || ops == NULL) {
@@ -32,21 +70,20 @@ ek_status ek_criterion_init(ek_criterion *criterion, const ek_criterion_ops *ops
   }
   EK_TRY(check_ops(ops));
   const char *kind = ops->kind;
-  if (outputs == 0) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: a criterion looks at one output or more",
-                        kind);
-  }
   if (reduction != EK_REDUCTION_MEAN && reduction != EK_REDUCTION_SUM &&
       reduction != EK_REDUCTION_NONE) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: there is no reduction %d", kind,
                         (int)reduction);
   }
-  *criterion = (ek_criterion){.ops = ops,
-                              .outputs = outputs,
-                              .targets = targets,
-                              .terms = 1,
-                              .reduction = reduction,
-                              .references = 1};
+  const ek_criterion made = {.ops = ops,
+                             .outputs = outputs,
+                             .targets = targets,
+                             .terms = 1,
+                             .reduction = reduction,
+                             .references = 1};
+  struct ek__criterion_counts counts;
+  EK_TRY(ek__criterion_count(&counts, &made));
+  *criterion = made;
   return EK_OK;
 }
 
@@ -195,6 +232,9 @@ bool ek_criterion_pass_loss_factors(ek_tensor *factors, const ek_criterion_pass 
 static ek_status check_child(const ek_criterion_pass *pass, const ek_criterion *child,
                              size_t first_constant) {
   if (child == NULL) return missing_argument(pass, "child");
+  struct ek__criterion_counts counts;
+  EK_TRY(ek__criterion_count(&counts, child));
+  EK_TRY(ek__types_check(EK__TABLE_TYPES(child->ops), pass->type, child->ops->kind));
   const size_t there = pass->running->constant_count;
   if (first_constant > there || child->constant_count > there - first_constant) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,

@@ -9,6 +9,7 @@
 
 #include "core/alloc.h"
 #include "core/options.h"
+#include "device/types.h"
 
 /* ---- constants ---- */
 
@@ -80,34 +81,28 @@ ek_status ek_criterion_pass_open(ek_criterion_pass **pass, ek_device *device,
                                  ek_criterion *criterion,
                                  const ek_criterion_pass_options *options) {
   ek_criterion_pass_options o = EK_CRITERION_PASS_OPTIONS_INIT;
-  if (pass == NULL || device == NULL || criterion == NULL || criterion->ops == NULL) {
+  if (pass == NULL || device == NULL || criterion == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "criterion pass: %s is NULL",
-                        pass == NULL        ? "pass"
-                        : device == NULL    ? "device"
-                        : criterion == NULL ? "criterion"
-                                            : "criterion->ops");
+                        pass == NULL     ? "pass"
+                        : device == NULL ? "device"
+                                         : "criterion");
   }
   EK_TRY(read_options(&o, options));
-  if (criterion->constant_count > EK_MAX_CONSTANTS || criterion->terms < 1 ||
-      criterion->terms > EK_MAX_TERMS ||
-      (criterion->constant_count > 0 && criterion->constants == NULL)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "%s: %zu terms and %zu constants%s, at most %d and %d are possible",
-                        criterion->ops->kind, criterion->terms, criterion->constant_count,
-                        criterion->constants == NULL ? " (none given)" : "", EK_MAX_TERMS,
-                        EK_MAX_CONSTANTS);
-  }
+  struct ek__criterion_counts counts;
+  EK_TRY(ek__criterion_count(&counts, criterion));
+  EK_TRY(ek__types_check(EK__TABLE_TYPES(criterion->ops), o.type, criterion->ops->kind));
   ek_criterion_pass *p = ek__calloc(1, sizeof *p);
   if (p == NULL) {
     return ek_error_set(EK_ERR_OUT_OF_MEMORY, "criterion pass: the host has no memory");
   }
   p->criterion = ek_criterion_share(criterion);
+  p->counts = counts;
   p->running = criterion;
   p->device = device;
   p->stream = ek_device_stream(device, EK_STREAM_COMPUTE);
   p->type = o.type;
   p->keep_outputs = o.keep_outputs;
-  for (size_t i = 0; i < criterion->constant_count; i++) {
+  for (size_t i = 0; i < counts.constants; i++) {
     const ek_status status = put_constant(p, i);
     if (status != EK_OK) {
       ek_criterion_pass_free(p);
@@ -172,7 +167,7 @@ static ek_status check_terms(const ek_criterion_pass *pass, const char *what,
     return ek_error_set(EK_ERR_TYPE, "%s: %s is %s, expected f64", kind, what,
                         ek_type_name(tensor->type));
   }
-  const int64_t terms = (int64_t)pass->criterion->terms;
+  const int64_t terms = (int64_t)pass->counts.terms;
   if (tensor->rank != rank || tensor->shape[0] != terms || (rank == 2 && tensor->shape[1] != 2)) {
     return ek_error_set(
         EK_ERR_SHAPE, "%s: %s has rank %d and %" PRId64 " elements, expected %" PRId64 "%s", kind,
@@ -189,8 +184,9 @@ static ek_status run_forward(ek_criterion_pass *pass, bool gradient, const ek_te
                              const ek_tensor *targets, ek_tensor *totals) {
   if (pass == NULL) return no_pass();
   const ek_criterion *criterion = pass->criterion;
-  EK_TRY(check_tensors(pass, "output", outputs, criterion->outputs));
-  EK_TRY(check_tensors(pass, "target", targets, criterion->targets));
+  EK_TRY(ek__criterion_unchanged(criterion, &pass->counts));
+  EK_TRY(check_tensors(pass, "output", outputs, pass->counts.outputs));
+  EK_TRY(check_tensors(pass, "target", targets, pass->counts.targets));
   EK_TRY(check_terms(pass, "totals", totals, 2));
   ek_criterion_pass_reset(pass);
   pass->phase = EK__CRITERION_IN_FORWARD;
@@ -244,7 +240,7 @@ static ek_status check_factors(const ek_criterion_pass *pass, const ek_tensor *f
 /* A criterion of the program's own may forget one. */
 static ek_status check_gradients(const ek_criterion_pass *pass, const ek_tensor *outputs,
                                  const ek_tensor *gradients) {
-  for (size_t i = 0; i < pass->criterion->outputs; i++) {
+  for (size_t i = 0; i < pass->counts.outputs; i++) {
     EK_TRY(check_tensor(pass, "gradient", i, &gradients[i]));
     if (!ek_tensor_same_shape(&gradients[i], &outputs[i])) {
       return ek_error_set(EK_ERR_SHAPE, "%s: gradient %zu has not the shape and type of its output",
@@ -262,14 +258,15 @@ static ek_status check_backward(const ek_criterion_pass *pass, const ek_tensor *
     return ek_error_set(EK_ERR_STATE, "%s: backward without a forward before it",
                         criterion->ops->kind);
   }
-  EK_TRY(check_tensors(pass, "output", outputs, criterion->outputs));
-  EK_TRY(check_tensors(pass, "target", targets, criterion->targets));
+  EK_TRY(ek__criterion_unchanged(criterion, &pass->counts));
+  EK_TRY(check_tensors(pass, "output", outputs, pass->counts.outputs));
+  EK_TRY(check_tensors(pass, "target", targets, pass->counts.targets));
   EK_TRY(check_terms(pass, "scales", scales, 1));
   EK_TRY(check_factors(pass, factors));
   if (gradients == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: gradients is NULL", criterion->ops->kind);
   }
-  for (size_t i = 0; i < criterion->outputs; i++) {
+  for (size_t i = 0; i < pass->counts.outputs; i++) {
     if (ek_tensor_exists(&gradients[i])) {
       return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: gradient %zu is not a struct of zeros",
                           criterion->ops->kind, i);
@@ -281,7 +278,7 @@ static ek_status check_backward(const ek_criterion_pass *pass, const ek_tensor *
 /* Forward has written the gradients over the outputs. */
 static ek_status share_outputs(const ek_criterion_pass *pass, const ek_tensor *outputs,
                                ek_tensor *gradients) {
-  for (size_t i = 0; i < pass->criterion->outputs; i++) {
+  for (size_t i = 0; i < pass->counts.outputs; i++) {
     EK_TRY(ek_tensor_share(&gradients[i], &outputs[i]));
   }
   return EK_OK;
@@ -300,7 +297,7 @@ ek_status ek_criterion_pass_run_backward(ek_criterion_pass *pass, const ek_tenso
                                                                        targets, scales, gradients);
   if (status == EK_OK) status = check_gradients(pass, outputs, gradients);
   if (status != EK_OK) {
-    for (size_t i = 0; i < criterion->outputs; i++) ek_tensor_free(&gradients[i]);
+    for (size_t i = 0; i < pass->counts.outputs; i++) ek_tensor_free(&gradients[i]);
   }
   /* The outputs may be overwritten by now: whatever happened, there is no second backward. The
    * losses stay, they belong to the forward. */

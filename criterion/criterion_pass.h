@@ -15,8 +15,25 @@ enum ek__criterion_phase {
   EK__CRITERION_IN_BACKWARD
 };
 
+/*
+ * How much of everything a criterion has. They are members that a program can write at any time,
+ * and arrays are laid out by them: so they are checked and copied where arrays are made, and
+ * compared where these are used.
+ */
+struct ek__criterion_counts {
+  size_t outputs, targets, terms, constants;
+};
+
+/* EK_ERR_INVALID_ARGUMENT unless all are within their bounds; *counts may then be relied on. */
+ek_status ek__criterion_count(struct ek__criterion_counts *counts, const ek_criterion *criterion);
+
+/* EK_ERR_STATE unless they are what they were. */
+ek_status ek__criterion_unchanged(const ek_criterion *criterion,
+                                  const struct ek__criterion_counts *counts);
+
 struct ek_criterion_pass {
   ek_criterion *criterion; /* a reference of its own */
+  struct ek__criterion_counts counts;
   ek_device *device;
   ek_stream *stream;
   ek_type type;

@@ -130,7 +130,8 @@ static const ek_criterion_ops ops = {.size = sizeof(ek_criterion_ops),
                                      .kind = "cross_entropy",
                                      .forward = forward,
                                      .backward = backward,
-                                     .free = release};
+                                     .free = release,
+                                     .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 /* ---- creation ---- */
 

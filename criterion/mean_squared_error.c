@@ -60,7 +60,8 @@ static const ek_criterion_ops ops = {.size = sizeof(ek_criterion_ops),
                                      .kind = "mean_squared_error",
                                      .forward = forward,
                                      .backward = backward,
-                                     .free = release};
+                                     .free = release,
+                                     .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 ek_status ek_mean_squared_error_create(ek_criterion **criterion, ek_reduction reduction) {
   if (criterion == NULL) {

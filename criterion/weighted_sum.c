@@ -10,9 +10,11 @@
 #include <math.h>
 
 #include "core/alloc.h"
+#include "criterion_pass.h"
 
 struct part {
-  ek_criterion *criterion;               /* a reference of its own */
+  ek_criterion *criterion; /* a reference of its own */
+  struct ek__criterion_counts counts;
   size_t output, target, term, constant; /* where its own begin */
 };
 
@@ -30,7 +32,8 @@ static ek_status forward(const ek_criterion *self, ek_criterion_pass *pass,
   for (size_t i = 0; i < w->count; i++) {
     const struct part *p = &w->parts[i];
     ek_tensor own = {0};
-    EK_TRY(ek_tensor_rows(&own, totals, (int64_t)p->term, (int64_t)p->criterion->terms));
+    EK_TRY(ek__criterion_unchanged(p->criterion, &p->counts));
+    EK_TRY(ek_tensor_rows(&own, totals, (int64_t)p->term, (int64_t)p->counts.terms));
     const ek_status status = ek_criterion_pass_forward(
         pass, p->criterion, p->constant, outputs + p->output, targets + p->target, &own);
     ek_tensor_free(&own);
@@ -47,7 +50,8 @@ static ek_status backward(const ek_criterion *self, ek_criterion_pass *pass,
   for (size_t i = w->count; i-- > 0;) {
     const struct part *p = &w->parts[i];
     ek_tensor own = {0};
-    EK_TRY(ek_tensor_rows(&own, scales, (int64_t)p->term, (int64_t)p->criterion->terms));
+    EK_TRY(ek__criterion_unchanged(p->criterion, &p->counts));
+    EK_TRY(ek_tensor_rows(&own, scales, (int64_t)p->term, (int64_t)p->counts.terms));
     const ek_status status =
         ek_criterion_pass_backward(pass, p->criterion, p->constant, outputs + p->output,
                                    targets + p->target, &own, gradients + p->output);
@@ -68,19 +72,18 @@ static const ek_criterion_ops ops = {.size = sizeof(ek_criterion_ops),
                                      .kind = "weighted_sum",
                                      .forward = forward,
                                      .backward = backward,
-                                     .free = release};
+                                     .free = release,
+                                     .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 /* ---- creation ---- */
 
 static ek_status check_part(const ek_criterion *part, size_t index, ek_reduction reduction,
                             double coefficient) {
-  if (part == NULL || part->ops == NULL) {
+  struct ek__criterion_counts counts;
+  if (part == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "weighted_sum: terms[%zu] is NULL", index);
   }
-  if (part->terms < 1) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "weighted_sum: terms[%zu] (%s) yields no {s, d}",
-                        index, part->ops->kind);
-  }
+  EK_TRY(ek__criterion_count(&counts, part));
   if (part->reduction == EK_REDUCTION_NONE) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                         "weighted_sum: terms[%zu] (%s) has reduction none, expected mean or sum",
@@ -101,6 +104,13 @@ static ek_status check_part(const ek_criterion *part, size_t index, ek_reduction
   return EK_OK;
 }
 
+/* What they have together; each sum stays small, because each part's own counts are. */
+static ek_status check_sum(const char *what, size_t count, size_t most) {
+  if (count <= most) return EK_OK;
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                      "weighted_sum: the terms have more than %zu %s together", most, what);
+}
+
 /* Checks each part, and that together they do not have too much of anything. */
 static ek_status check_parts(ek_criterion *const *parts, const double *coefficients, size_t count) {
   if (parts == NULL || coefficients == NULL) {
@@ -108,21 +118,14 @@ static ek_status check_parts(ek_criterion *const *parts, const double *coefficie
                         parts == NULL ? "terms" : "coefficients");
   }
   if (count == 0) return ek_error_set(EK_ERR_INVALID_ARGUMENT, "weighted_sum: there are no terms");
-  size_t terms = 0, constants = 0;
+  struct ek__criterion_counts sum = {0};
   for (size_t i = 0; i < count; i++) {
     EK_TRY(check_part(parts[i], i, parts[0] == NULL ? EK_REDUCTION_MEAN : parts[0]->reduction,
                       coefficients[i]));
-    terms += parts[i]->terms;
-    constants += parts[i]->constant_count;
-    if (terms > EK_MAX_TERMS) {
-      return ek_error_set(EK_ERR_INVALID_ARGUMENT, "weighted_sum: more than %d terms",
-                          EK_MAX_TERMS);
-    }
-    if (constants > EK_MAX_CONSTANTS) {
-      return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                          "weighted_sum: the terms have more than %d constants together",
-                          EK_MAX_CONSTANTS);
-    }
+    EK_TRY(check_sum("terms", sum.terms += parts[i]->terms, EK_MAX_TERMS));
+    EK_TRY(check_sum("constants", sum.constants += parts[i]->constant_count, EK_MAX_CONSTANTS));
+    EK_TRY(check_sum("outputs", sum.outputs += parts[i]->outputs, EK_MAX_TENSORS));
+    EK_TRY(check_sum("targets", sum.targets += parts[i]->targets, EK_MAX_TENSORS));
   }
   return EK_OK;
 }
@@ -139,10 +142,13 @@ static ek_status append(struct weighted_sum *w, ek_criterion *criterion, double 
     }
     w->coefficients[base->terms + j] = coefficient * inner;
   }
-  for (size_t j = 0; j < criterion->constant_count; j++) {
+  struct ek__criterion_counts counts;
+  EK_TRY(ek__criterion_count(&counts, criterion));
+  for (size_t j = 0; j < counts.constants; j++) {
     w->constants[base->constant_count + j] = criterion->constants[j];
   }
   w->parts[w->count++] = (struct part){.criterion = ek_criterion_share(criterion),
+                                       .counts = counts,
                                        .output = base->outputs,
                                        .target = base->targets,
                                        .term = base->terms,

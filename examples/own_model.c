@@ -165,7 +165,8 @@ static const ek_module_ops network_ops = {.size = sizeof(ek_module_ops),
                                           .parameters = network_parameters,
                                           .forward = network_forward,
                                           .backward = network_backward,
-                                          .free = network_free};
+                                          .free = network_free,
+                                          .types = EK_TYPES_F32}; /* the loops read floats */
 
 static ek_status network_create(ek_module **module, int64_t in, int64_t hidden, int64_t out) {
   struct network *n = calloc(1, sizeof *n);

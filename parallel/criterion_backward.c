@@ -218,6 +218,7 @@ static ek_status check_turn(const ek_data_parallel_criterion *self,
 static ek_status check_backward(const ek_data_parallel_criterion *self,
                                 const ek_data_parallel_model *model,
                                 const ek_criterion_backward_options *options) {
+  EK_TRY(ek__criterion_unchanged(self->criterion, &self->counts));
   if (model != self->model) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                         "criterion backward: the criterion was opened for another model");

@@ -7,11 +7,13 @@
 
 #include <evenkeel/data_parallel_criterion.h>
 
+#include "../criterion/criterion_pass.h"
 #include "parallel_internal.h"
 
 struct ek_data_parallel_criterion {
   ek_data_parallel_model *model;
   ek_criterion *criterion;
+  struct ek__criterion_counts counts; /* of the criterion, when it was opened */
   ek_data_parallel_criterion_options options;
   size_t count; /* of devices */
   double coefficients[EK_MAX_TERMS];

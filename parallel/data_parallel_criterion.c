@@ -43,7 +43,8 @@ static ek_status open_one(void *context, ek_device *device, size_t index) {
   return ek_criterion_pass_open(&self->passes[index], device, self->criterion, &options);
 }
 
-static ek_status check_open(ek_data_parallel_criterion **parallel,
+static ek_status check_open(struct ek__criterion_counts *counts,
+                            ek_data_parallel_criterion **parallel,
                             const ek_data_parallel_model *model, const ek_criterion *criterion,
                             const ek_data_parallel_criterion_options *options) {
   if (parallel == NULL || model == NULL || criterion == NULL) {
@@ -55,6 +56,7 @@ static ek_status check_open(ek_data_parallel_criterion **parallel,
                         "ek_data_parallel_criterion_open: keep_outputs and gradient_in_forward, "
                         "which overwrites them");
   }
+  EK_TRY(ek__criterion_count(counts, criterion));
   if (criterion->outputs != model->module->outputs) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s looks at %zu outputs, %s has %zu",
                         criterion->ops->kind, criterion->outputs, model->module->ops->kind,
@@ -68,13 +70,15 @@ ek_status ek_data_parallel_criterion_open(ek_data_parallel_criterion **parallel,
                                           const ek_data_parallel_criterion_options *options) {
   ek_data_parallel_criterion_options o = EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT;
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_data_parallel_criterion_options"));
-  EK_TRY(check_open(parallel, model, criterion, &o));
+  struct ek__criterion_counts counts;
+  EK_TRY(check_open(&counts, parallel, model, criterion, &o));
   EK_TRY(ek__model_check(model));
   ek_data_parallel_criterion *self = ek__calloc(1, sizeof *self);
   if (self == NULL) {
     return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a data-parallel criterion");
   }
   self->model = model;
+  self->counts = counts;
   self->criterion = ek_criterion_share(criterion);
   self->options = o;
   self->count = model->count;
@@ -98,10 +102,10 @@ cleanup:
 
 void ek__criterion_drop_forward(ek_data_parallel_criterion *self) {
   for (size_t k = 0; k < self->count; k++) ek_criterion_pass_reset(self->passes[k]);
-  for (size_t i = 0; i < self->criterion->targets && self->targets != NULL; i++) {
+  for (size_t i = 0; i < self->counts.targets && self->targets != NULL; i++) {
     ek_shards_free(&self->targets[i]);
   }
-  for (size_t i = 0; i < self->criterion->outputs && self->gradients != NULL; i++) {
+  for (size_t i = 0; i < self->counts.outputs && self->gradients != NULL; i++) {
     ek_shards_free(&self->gradients[i]);
   }
   self->outputs = NULL;
@@ -152,6 +156,7 @@ static ek_status forward_one(void *context, ek_device *device, size_t index) {
 
 static ek_status check_outputs(const ek_data_parallel_criterion *self, const ek_shards *outputs,
                                size_t output_count, size_t target_count) {
+  EK_TRY(ek__criterion_unchanged(self->criterion, &self->counts));
   if (output_count != self->criterion->outputs || target_count != self->criterion->targets) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                         "%s takes %zu outputs and %zu targets, not %zu and %zu",
@@ -282,7 +287,7 @@ ek_status ek_data_parallel_criterion_loss(double *loss, double *weight,
   if (!parallel->has_loss) {
     return ek_error_set(EK_ERR_STATE, "criterion loss: no forward has come before it");
   }
-  const size_t terms = parallel->criterion->terms;
+  const size_t terms = parallel->counts.terms;
   double combined[2] = {NAN, NAN}, totals[2 * EK_MAX_TERMS] = {0};
   EK_TRY(ek__read_numbers(combined, 2, &parallel->combined[0]));
   EK_TRY(ek__read_numbers(totals, 2 * (int64_t)terms, &parallel->totals[0]));

@@ -15,6 +15,7 @@
 
 #include "core/alloc.h"
 #include "core/options.h"
+#include "module/layout.h"
 #include "parallel_internal.h"
 
 /* ---- modes ---- */
@@ -118,6 +119,7 @@ ek_status ek_data_parallel_model_open(ek_data_parallel_model **model, ek_group *
   }
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_data_parallel_model_options"));
   EK_TRY(check_options(&o, group));
+  EK_TRY(ek__module_check(module));
   ek_data_parallel_model *result = ek__calloc(1, sizeof *result);
   if (result == NULL) {
     return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a data-parallel model");

@@ -22,6 +22,7 @@
 #include "core/alloc.h"
 #include "core/options.h"
 #include "device/device_internal.h"
+#include "device/types.h"
 #include "parallel_internal.h"
 
 struct ek_data_parallel_optimizer {
@@ -31,6 +32,7 @@ struct ek_data_parallel_optimizer {
   bool norm, refuse;             /* options: gradient_norm, refuse_not_finite */
   bool helpers;                  /* every worker updates a part of device 0's memory */
   int64_t owned[EK_MAX_DEVICES]; /* elements of each device's state */
+  size_t state_count;            /* of the rule, when it was opened */
   ek_tensor states[EK_MAX_DEVICES][EK_MAX_OPTIMIZER_STATES];
   ek_tensor square_norms[EK_MAX_DEVICES]; /* f64, of the whole gradient */
   int64_t steps;
@@ -118,7 +120,7 @@ static ek_status open_one(void *context, ek_device *device, size_t index) {
   } else {
     self->owned[index] = flat_count(model);
   }
-  for (size_t i = 0; i < self->optimizer->states; i++) {
+  for (size_t i = 0; i < self->state_count; i++) {
     EK_TRY(ek_tensor_create(&self->states[index][i], device, EK_MEMORY_OPTIMIZER,
                             model->options.type, 1, &self->owned[index]));
   }
@@ -131,6 +133,14 @@ static ek_status check_open(ek_data_parallel_optimizer **parallel,
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                         "ek_data_parallel_optimizer_open: an argument is NULL");
   }
+  if (optimizer->ops == NULL || optimizer->states > EK_MAX_OPTIMIZER_STATES) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "ek_data_parallel_optimizer_open: the optimizer has %zu states, expected 0 "
+                        "to %d, or is not what ek_optimizer_init() made of it",
+                        optimizer->states, EK_MAX_OPTIMIZER_STATES);
+  }
+  EK_TRY(
+      ek__types_check(EK__TABLE_TYPES(optimizer->ops), model->options.type, optimizer->ops->kind));
   return EK_OK;
 }
 
@@ -149,6 +159,7 @@ ek_status ek_data_parallel_optimizer_open(ek_data_parallel_optimizer **parallel,
   self->optimizer = ek_optimizer_share(optimizer);
   self->norm = o.gradient_norm;
   self->refuse = o.refuse_not_finite;
+  self->state_count = optimizer->states;
   self->helpers = ek__device_table(ek_group_device(model->group, 0))->shared_memory;
   ek_status status = EK_OK;
   if (o.schedule != NULL) {
@@ -210,7 +221,7 @@ static ek_status update_ranges(ek_data_parallel_optimizer *self, ek_device *devi
     ek_tensor states[EK_MAX_OPTIMIZER_STATES];
     ek_tensor parameters = ek__flat_range(ek_replica_parameters(replica), first, last - first);
     const ek_tensor gradients = ek__flat_range(ek_replica_gradients(replica), first, last - first);
-    for (size_t s = 0; s < self->optimizer->states; s++) {
+    for (size_t s = 0; s < self->state_count; s++) {
       states[s] = ek__flat_range(&self->states[share.owner][s], done, last - first);
     }
     update.parameters = &parameters;
@@ -330,7 +341,7 @@ int64_t ek_data_parallel_optimizer_steps(const ek_data_parallel_optimizer *paral
 
 ek_status ek_data_parallel_optimizer_state(const ek_data_parallel_optimizer *parallel,
                                            const char *name, size_t state, ek_tensor *host) {
-  if (parallel == NULL || name == NULL || host == NULL || state >= parallel->optimizer->states) {
+  if (parallel == NULL || name == NULL || host == NULL || state >= parallel->state_count) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                         "optimizer state: an argument is NULL, or there is no state number %zu",
                         state);

@@ -8,6 +8,7 @@
 #include <evenkeel/elementwise.h>
 
 #include "core/options.h"
+#include "module/replica_internal.h"
 #include "parallel_internal.h"
 
 struct backward_job {
@@ -79,6 +80,7 @@ static bool whole_fits(const ek_data_parallel_model *model, const ek_shards *gra
 
 static ek_status check_gradients(const ek_data_parallel_model *model, const ek_shards *gradients,
                                  size_t count) {
+  EK_TRY(ek__layout_check(&model->replicas[0]->layout)); /* arrays are laid out by its counts */
   if (count != model->module->outputs) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "backward: %s has %zu outputs, not %zu",
                         model->module->ops->kind, model->module->outputs, count);

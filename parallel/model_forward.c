@@ -12,6 +12,7 @@
 #include <evenkeel/replicate.h>
 
 #include "core/options.h"
+#include "module/replica_internal.h"
 #include "parallel_internal.h"
 
 /* Forwards of all models of the process: no two have the same number, and none has 0. */
@@ -24,6 +25,7 @@ static bool is_broadcast(const ek_data_parallel_model *model, size_t input) {
 static ek_status check_call(const ek_data_parallel_model *model, size_t count,
                             const ek_forward_options *options) {
   EK_TRY(ek__model_check(model));
+  EK_TRY(ek__layout_check(&model->replicas[0]->layout)); /* arrays are laid out by its counts */
   if (count != model->module->inputs) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "forward: %s takes %zu inputs, not %zu",
                         model->module->ops->kind, model->module->inputs, count);

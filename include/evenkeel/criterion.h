@@ -56,27 +56,38 @@ typedef struct ek_criterion_ops {
 
   /* Required. */
   void (*free)(ek_criterion *self);
+
+  /*
+   * (optional) fallback: EK_TYPES_F32. The types of outputs that it takes, as a set: EK_TYPES_F32 |
+   * EK_TYPES_F64. For a model of another type it is EK_ERR_UNSUPPORTED: where its pass is opened,
+   * or, for a criterion that is another's child, where that runs it.
+   */
+  unsigned types;
 } ek_criterion_ops;
 
-/* The first member of every criterion's struct. */
+/*
+ * The first member of every criterion's struct. Its maker sets what comes after `targets`, and
+ * changes nothing once it is in use. A count that is out of bounds is EK_ERR_INVALID_ARGUMENT where
+ * a pass is opened, one that was changed since then EK_ERR_STATE where it runs.
+ */
 struct ek_criterion {
   const ek_criterion_ops *ops;
-  size_t outputs; /* how many outputs of the model it looks at */
-  size_t targets;
-  size_t terms; /* pairs {s, d}; 1 but for weighted sums */
+  size_t outputs; /* how many outputs of the model it looks at: 1 to EK_MAX_TENSORS */
+  size_t targets; /* 0 to EK_MAX_TENSORS */
+  size_t terms;   /* pairs {s, d}; 1 but for weighted sums */
   ek_reduction reduction;
   /* Factors of the terms in the loss; NULL: all 1. */
   const double *coefficients;
   /* Host tensors that are put on every device once: class weights, say. Floating ones take the type
    * of the model. */
   const ek_tensor *constants;
-  size_t constant_count;
+  size_t constant_count; /* 0 to EK_MAX_CONSTANTS */
   int references;
 };
 
 /*
  * Fills the base with one reference, one term and no constants.
- * EK_ERR_INVALID_ARGUMENT for NULL or a required slot that is missing.
+ * EK_ERR_INVALID_ARGUMENT for NULL, a required slot that is missing, or more than EK_MAX_TENSORS.
  */
 EK_API EK_CHECKED ek_status ek_criterion_init(ek_criterion *criterion, const ek_criterion_ops *ops,
                                               size_t outputs, size_t targets,

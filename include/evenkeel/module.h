@@ -63,18 +63,23 @@ typedef struct ek_module_ops {
 
   /* Required. Frees the description itself, after the last reference is gone. */
   void (*free)(ek_module *self);
+
+  /*
+   * (optional) fallback: EK_TYPES_F32. The types that forward and backward compute in, as a set:
+   * EK_TYPES_F32 | EK_TYPES_F64. A model is opened in a type that all of its modules know:
+   * EK_ERR_UNSUPPORTED names one that does not. So a kernel that reads every tensor as floats never
+   * sees doubles.
+   */
+  unsigned types;
 } ek_module_ops;
 
-/* The first member of every module's struct. */
+/* The first member of every module's struct. Nothing of it changes while the module is in use. */
 struct ek_module {
   const ek_module_ops *ops;
-  size_t inputs;  /* how many tensors go in */
-  size_t outputs; /* how many come out */
+  size_t inputs;  /* how many tensors go in: 1 to EK_MAX_TENSORS */
+  size_t outputs; /* how many come out: 1 to EK_MAX_TENSORS */
   int references; /* kept by the library */
 };
-
-/* The most inputs or outputs of one module. */
-#define EK_MAX_TENSORS 16
 
 /*
  * Fills the base of a new module with one reference. `ops` must stay valid for the module's life.

@@ -35,6 +35,9 @@ typedef struct ek_optimizer_ops {
   ek_status (*update)(const ek_optimizer *self, ek_stream *stream, const ek_update *update);
   /* Required. */
   void (*free)(ek_optimizer *self);
+  /* (optional) fallback: EK_TYPES_F32. The types that it updates, as a set: EK_TYPES_F32 |
+   * EK_TYPES_F64. For a model of another type it is EK_ERR_UNSUPPORTED. */
+  unsigned types;
 } ek_optimizer_ops;
 
 struct ek_optimizer {

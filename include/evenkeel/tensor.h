@@ -30,6 +30,10 @@ extern "C" {
 
 #define EK_MAX_RANK 8
 
+/* The most tensors that go into one module or come out of it, and the most outputs or targets that
+ * one criterion looks at. */
+#define EK_MAX_TENSORS 16
+
 typedef enum ek_type {
   EK_F32 = 1,
   EK_F64 = 2,
@@ -37,6 +41,10 @@ typedef enum ek_type {
   EK_F16 = 4,  /* storage only, so far */
   EK_I32 = 5
 } ek_type;
+
+/* Sets of types, for what a module, a criterion or an optimizer computes in. */
+#define EK_TYPES_F32 (1u << EK_F32)
+#define EK_TYPES_F64 (1u << EK_F64)
 
 typedef struct ek_memory ek_memory; /* a counted piece of a device's arena */
 

@@ -15,4 +15,8 @@
  */
 ek_status ek__options_read(void *local, size_t size, const void *given, const char *name);
 
+/* Whether a program's table reaches to the end of `slot`: an older one may end before. */
+#define EK__TABLE_HAS(table, slot)                                                                 \
+  ((size_t)((const char *)(&(table)->slot + 1) - (const char *)(table)) <= (table)->size)
+
 #endif /* EK_OPTIONS_H */

@@ -111,7 +111,8 @@ static const ek_module_ops attention_ops = {.size = sizeof(ek_module_ops),
                                             .parameters = attention_parameters,
                                             .forward = attention_forward,
                                             .backward = attention_backward,
-                                            .free = attention_free};
+                                            .free = attention_free,
+                                            .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 static ek_status check_sizes(int64_t width, int heads, double deviation,
                              double projection_deviation) {

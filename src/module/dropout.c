@@ -38,7 +38,8 @@ static const ek_module_ops dropout_ops = {.size = sizeof(ek_module_ops),
                                           .kind = "dropout",
                                           .forward = dropout_forward,
                                           .backward = dropout_backward,
-                                          .free = ek__layer_free};
+                                          .free = ek__layer_free,
+                                          .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 ek_status ek_dropout_create(ek_module **module, double p) {
   if (!(p >= 0.0 && p < 1.0)) {

@@ -111,7 +111,8 @@ static const ek_module_ops embedding_ops = {.size = sizeof(ek_module_ops),
                                             .parameters = embedding_parameters,
                                             .forward = embedding_forward,
                                             .backward = embedding_backward,
-                                            .free = ek__layer_free};
+                                            .free = ek__layer_free,
+                                            .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 ek_status ek_embedding_create(ek_module **module, int64_t entries, int64_t width,
                               int64_t positions) {

@@ -36,7 +36,8 @@ static const ek_module_ops gelu_ops = {.size = sizeof(ek_module_ops),
                                        .kind = "gelu",
                                        .forward = gelu_forward,
                                        .backward = gelu_backward,
-                                       .free = ek__layer_free};
+                                       .free = ek__layer_free,
+                                       .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 bool ek__is_gelu(const ek_module *module) { return module->ops == &gelu_ops; }
 

@@ -164,7 +164,8 @@ static const ek_module_ops block_ops = {.size = sizeof(ek_module_ops),
                                         .parameters = block_parameters,
                                         .forward = block_forward,
                                         .backward = block_backward,
-                                        .free = block_free};
+                                        .free = block_free,
+                                        .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 static ek_status fill_block(struct block *m, const ek_gpt_options *o) {
   /* The sum over the residual branches keeps its variance (Radford et al. 2019). */
@@ -255,7 +256,8 @@ static const ek_module_ops gpt_ops = {.size = sizeof(ek_module_ops),
                                       .parameters = gpt_parameters,
                                       .forward = gpt_forward,
                                       .backward = gpt_backward,
-                                      .free = gpt_free};
+                                      .free = gpt_free,
+                                      .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 static ek_status fill_gpt(struct gpt *m, const ek_gpt_options *o) {
   struct children *children = &m->children;

@@ -116,7 +116,8 @@ static const ek_module_ops layer_norm_ops = {.size = sizeof(ek_module_ops),
                                              .parameters = layer_norm_parameters,
                                              .forward = layer_norm_forward,
                                              .backward = layer_norm_backward,
-                                             .free = ek__layer_free};
+                                             .free = ek__layer_free,
+                                             .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 ek_status ek_layer_norm_create(ek_module **module, int64_t width, double epsilon) {
   if (width <= 0) {

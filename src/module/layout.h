@@ -31,30 +31,47 @@ struct ek__name { /* a full name and the parameter that it stands for */
 
 struct ek__node {
   ek_module *module;
-  uint32_t stream; /* for random keys */
+  const struct ek__node *parent; /* NULL: the root */
+  const char *name;              /* in its parent, which owns it */
+  struct ek__node *next;         /* all nodes of a layout, in any order */
+  size_t inputs, outputs;        /* of the module when it was walked: what arrays are laid out by */
+  uint32_t stream;               /* for random keys */
   size_t *parameters, parameter_count, parameter_capacity;
   struct ek__node **children;
   size_t child_count, child_capacity;
-  char **child_names; /* while building: to refuse a name twice */
+  char **child_names;
   size_t child_name_capacity;
 };
 
 struct ek__layout {
-  struct ek__node *root;
+  struct ek__node *root, *nodes;
   struct ek__parameter *parameters;
   size_t parameter_count, parameter_capacity;
   struct ek__name *names;
   size_t name_count;
   int64_t flat_count;   /* elements of the flat parameters, padding included */
   int64_t buffer_count; /* elements of the flat buffers */
+  ek_type type;         /* that the modules will compute in */
   uint32_t node_count;
 };
 
 /* Flat offsets are multiples of this many elements. */
 enum { EK__FLAT_ALIGNMENT = 16 };
 
-ek_status ek__layout_open(struct ek__layout *layout, ek_module *module);
+/* The longest path of a node or parameter, with a final NUL: it bounds how deep modules nest. */
+enum { EK__PATH_SIZE = 512 };
+
+/* EK_ERR_INVALID_ARGUMENT if a program's module is not what ek_module_init() made of it, or has
+ * more inputs or outputs than arrays have room for. */
+ek_status ek__module_check(const ek_module *module);
+
+/* EK_ERR_UNSUPPORTED if one of the modules does not compute in `type`. */
+ek_status ek__layout_open(struct ek__layout *layout, ek_module *module, ek_type type);
 void ek__layout_close(struct ek__layout *layout);
+/* EK_ERR_STATE if a module has not the inputs and outputs any more that it was walked with. */
+ek_status ek__layout_check(const struct ek__layout *layout);
+/* What messages call a module: "blocks.3.mlp (sequential)", or its kind for the root. */
+const char *ek__node_path(char path[EK__PATH_SIZE], const struct ek__node *node);
 /* EK_ERR_NOT_FOUND. */
 ek_status ek__layout_find(size_t *parameter, const struct ek__layout *layout, const char *name);
 

@@ -116,7 +116,8 @@ static const ek_module_ops linear_ops = {.size = sizeof(ek_module_ops),
                                          .parameters = linear_parameters,
                                          .forward = linear_forward,
                                          .backward = linear_backward,
-                                         .free = ek__layer_free};
+                                         .free = ek__layer_free,
+                                         .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 bool ek__is_linear(const ek_module *module) { return module->ops == &linear_ops; }
 bool ek__linear_has_bias(const ek_module *module) { return ((const struct linear *)module)->bias; }

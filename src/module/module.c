@@ -9,6 +9,7 @@
 #include "core/alloc.h"
 #include "core/options.h"
 #include "core/sizes.h"
+#include "device/types.h"
 #include "module/layout.h"
 
 static ek_status check_ops(const ek_module_ops *given) {
@@ -62,16 +63,14 @@ struct ek_declaration {
   const char *kind;
 };
 
-enum { PATH_SIZE = 512 };
-
 static ek_status no_memory(void) {
   return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a module's layout");
 }
 
-static ek_status full_name(char path[PATH_SIZE], const ek_declaration *declaration,
+static ek_status full_name(char path[EK__PATH_SIZE], const ek_declaration *declaration,
                            const char *name) {
-  const int length = snprintf(path, PATH_SIZE, "%s%s", declaration->path, name);
-  if (length < 0 || length >= PATH_SIZE) {
+  const int length = snprintf(path, EK__PATH_SIZE, "%s%s", declaration->path, name);
+  if (length < 0 || length >= EK__PATH_SIZE) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: the name %s%.32s... is too long",
                         declaration->kind, declaration->path, name);
   }
@@ -98,7 +97,7 @@ static const struct ek__parameter *declared(const struct ek__layout *layout, con
 
 /* Checks a name and gives its full path. Only the node's own parameters can clash with it: names of
  * other nodes have another path. */
-static ek_status check_name(char path[PATH_SIZE], const ek_declaration *declaration,
+static ek_status check_name(char path[EK__PATH_SIZE], const ek_declaration *declaration,
                             const char *name) {
   if (declaration == NULL || name == NULL || name[0] == '\0' || strchr(name, '.') != NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
@@ -143,7 +142,7 @@ static ek_status check_parameter(int64_t *count, const ek_declaration *declarati
 
 static ek_status declare(ek_declaration *declaration, const char *name, int rank,
                          const int64_t *shape, ek_initializer initializer, bool buffer) {
-  char path[PATH_SIZE];
+  char path[EK__PATH_SIZE];
   int64_t count = 0;
   EK_TRY(check_name(path, declaration, name));
   EK_TRY(check_parameter(&count, declaration, path, rank, shape));
@@ -183,20 +182,31 @@ ek_status ek_declare_buffer(ek_declaration *declaration, const char *name, int r
   return declare(declaration, name, rank, shape, initializer, true);
 }
 
-static struct ek__node *node_create(struct ek__layout *layout, ek_module *module) {
-  struct ek__node *node = ek__calloc(1, sizeof *node);
-  if (node == NULL) return NULL;
-  node->module = module;
-  node->stream = layout->node_count++;
-  return node;
+ek_status ek__module_check(const ek_module *module) {
+  if (module->ops == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "a module without functions: ek_module_init() was not called");
+  }
+  EK_TRY(check_count(module->ops->kind, "inputs", module->inputs));
+  return check_count(module->ops->kind, "outputs", module->outputs);
+}
+
+static ek_status node_create(struct ek__node **node, struct ek__layout *layout, ek_module *module) {
+  EK_TRY(ek__module_check(module));
+  struct ek__node *made = ek__calloc(1, sizeof *made);
+  if (made == NULL) return no_memory();
+  made->module = module;
+  made->inputs = module->inputs;
+  made->outputs = module->outputs;
+  made->stream = layout->node_count++;
+  made->next = layout->nodes;
+  layout->nodes = made;
+  *node = made;
+  return EK_OK;
 }
 
 static void node_free(struct ek__node *node) {
-  if (node == NULL) return;
-  for (size_t i = 0; i < node->child_count; i++) {
-    node_free(node->children[i]);
-    ek__free(node->child_names[i]);
-  }
+  for (size_t i = 0; i < node->child_count; i++) ek__free(node->child_names[i]);
   ek__free(node->child_names);
   ek__free(node->children);
   ek__free(node->parameters);
@@ -204,13 +214,16 @@ static void node_free(struct ek__node *node) {
 }
 
 static ek_status walk(struct ek__layout *layout, struct ek__node *node, const char *path) {
+  char where[EK__PATH_SIZE];
   ek_declaration declaration = {layout, node, path, node->module->ops->kind};
+  EK_TRY(ek__types_check(EK__TABLE_TYPES(node->module->ops), layout->type,
+                         ek__node_path(where, node)));
   if (node->module->ops->parameters == NULL) return EK_OK;
   return node->module->ops->parameters(node->module, &declaration);
 }
 
 ek_status ek_declare_module(ek_declaration *declaration, const char *name, ek_module *child) {
-  char path[PATH_SIZE], below[PATH_SIZE];
+  char path[EK__PATH_SIZE], below[EK__PATH_SIZE];
   EK_TRY(check_name(path, declaration, name));
   if (child == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: the child %s is NULL", declaration->kind,
@@ -231,12 +244,12 @@ ek_status ek_declare_module(ek_declaration *declaration, const char *name, ek_mo
                 sizeof *node->child_names)) {
     return no_memory();
   }
+  struct ek__node *made = NULL;
+  EK_TRY(node_create(&made, declaration->layout, child));
   char *copy = ek__strdup(name);
-  struct ek__node *made = copy == NULL ? NULL : node_create(declaration->layout, child);
-  if (made == NULL) {
-    ek__free(copy);
-    return no_memory();
-  }
+  if (copy == NULL) return no_memory();
+  made->parent = node;
+  made->name = copy;
   node->child_names[node->child_count] = copy;
   node->children[node->child_count++] = made;
   return walk(declaration->layout, made, below);
@@ -251,7 +264,7 @@ ek_status ek_declare_tie(ek_declaration *declaration, const char *name, const ch
   if (declaration == NULL || name == NULL || source == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_declare_tie: an argument is NULL");
   }
-  char path[PATH_SIZE], source_path[PATH_SIZE];
+  char path[EK__PATH_SIZE], source_path[EK__PATH_SIZE];
   EK_TRY(full_name(path, declaration, name));
   EK_TRY(full_name(source_path, declaration, source));
   struct ek__layout *layout = declaration->layout;
@@ -279,11 +292,12 @@ ek_status ek_declare_tie(ek_declaration *declaration, const char *name, const ch
 
 /* ---- the layout ---- */
 
-static void renumber(struct ek__node *node, const size_t *numbers) {
-  for (size_t i = 0; i < node->parameter_count; i++) {
-    node->parameters[i] = numbers[node->parameters[i]];
+static void renumber(const struct ek__layout *layout, const size_t *numbers) {
+  for (const struct ek__node *node = layout->nodes; node != NULL; node = node->next) {
+    for (size_t i = 0; i < node->parameter_count; i++) {
+      node->parameters[i] = numbers[node->parameters[i]];
+    }
   }
-  for (size_t i = 0; i < node->child_count; i++) renumber(node->children[i], numbers);
 }
 
 /* Gives every parameter its place in declaration order. */
@@ -323,15 +337,16 @@ static ek_status settle(struct ek__layout *layout) {
     if (layout->parameters[i].alias == i) layout->parameters[kept++] = layout->parameters[i];
   }
   layout->parameter_count = kept; /* names own the strings from here on */
-  renumber(layout->root, numbers);
+  renumber(layout, numbers);
   ek__free(numbers);
   return place(layout);
 }
 
-ek_status ek__layout_open(struct ek__layout *layout, ek_module *module) {
+ek_status ek__layout_open(struct ek__layout *layout, ek_module *module, ek_type type) {
   memset(layout, 0, sizeof *layout);
-  layout->root = node_create(layout, module);
-  ek_status status = layout->root == NULL ? no_memory() : walk(layout, layout->root, "");
+  layout->type = type;
+  ek_status status = node_create(&layout->root, layout, module);
+  if (status == EK_OK) status = walk(layout, layout->root, "");
   if (status == EK_OK) status = settle(layout);
   if (status != EK_OK) ek__layout_close(layout);
   return status;
@@ -345,8 +360,43 @@ void ek__layout_close(struct ek__layout *layout) {
   }
   ek__free(layout->names);
   ek__free(layout->parameters);
-  node_free(layout->root);
+  while (layout->nodes != NULL) {
+    struct ek__node *node = layout->nodes;
+    layout->nodes = node->next;
+    node_free(node);
+  }
   memset(layout, 0, sizeof *layout);
+}
+
+ek_status ek__layout_check(const struct ek__layout *layout) {
+  for (const struct ek__node *node = layout->nodes; node != NULL; node = node->next) {
+    if (node->module->inputs == node->inputs && node->module->outputs == node->outputs) continue;
+    char path[EK__PATH_SIZE];
+    return ek_error_set(EK_ERR_STATE,
+                        "%s: inputs or outputs were changed to %zu and %zu after it was opened "
+                        "with %zu and %zu",
+                        ek__node_path(path, node), node->module->inputs, node->module->outputs,
+                        node->inputs, node->outputs);
+  }
+  return EK_OK;
+}
+
+/* Writes the names from the root down to `node`; returns how much of the path is filled. */
+static size_t append_names(char path[EK__PATH_SIZE], const struct ek__node *node) {
+  if (node->parent == NULL) return 0;
+  size_t used = append_names(path, node->parent);
+  const int written =
+      snprintf(path + used, EK__PATH_SIZE - used, "%s%s", used == 0 ? "" : ".", node->name);
+  if (written > 0) used += (size_t)written;
+  return used < EK__PATH_SIZE ? used : EK__PATH_SIZE - 1;
+}
+
+const char *ek__node_path(char path[EK__PATH_SIZE], const struct ek__node *node) {
+  const char *kind = node->module->ops->kind;
+  if (node->parent == NULL) return kind;
+  const size_t used = append_names(path, node);
+  snprintf(path + used, EK__PATH_SIZE - used, " (%s)", kind);
+  return path;
 }
 
 ek_status ek__layout_find(size_t *parameter, const struct ek__layout *layout, const char *name) {

@@ -36,7 +36,8 @@ static const ek_module_ops relu_ops = {.size = sizeof(ek_module_ops),
                                        .kind = "relu",
                                        .forward = relu_forward,
                                        .backward = relu_backward,
-                                       .free = ek__layer_free};
+                                       .free = ek__layer_free,
+                                       .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 ek_status ek_relu_create(ek_module **module) {
   ek_status status = EK_OK;

@@ -152,7 +152,7 @@ ek_status ek_replica_open(ek_replica **replica, ek_device *device, ek_module *mo
   result->type = o.type;
   result->module = ek_module_share(module);
   ek_status status = EK_OK;
-  EK_TRY_GOTO(status, ek__layout_open(&result->layout, module), cleanup);
+  EK_TRY_GOTO(status, ek__layout_open(&result->layout, module, o.type), cleanup);
   EK_TRY_GOTO(
       status,
       create_flat(&result->parameters, result, EK_MEMORY_PARAMETERS, result->layout.flat_count),

@@ -42,7 +42,8 @@ static const ek_module_ops residual_ops = {.size = sizeof(ek_module_ops),
                                            .parameters = residual_parameters,
                                            .forward = residual_forward,
                                            .backward = residual_backward,
-                                           .free = residual_free};
+                                           .free = residual_free,
+                                           .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 ek_status ek_residual_create(ek_module **module, ek_module *inner) {
   if (inner == NULL) {

@@ -48,7 +48,8 @@ static const ek_module_ops sequential_ops = {.size = sizeof(ek_module_ops),
                                              .parameters = sequential_parameters,
                                              .forward = sequential_forward,
                                              .backward = sequential_backward,
-                                             .free = sequential_free};
+                                             .free = sequential_free,
+                                             .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 static ek_status check_modules(ek_module *const *modules, size_t count) {
   if (modules == NULL || count == 0) {

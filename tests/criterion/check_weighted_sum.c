@@ -287,8 +287,20 @@ START_TEST(refused) {
   ck_fails(ek_weighted_sum_create(&w, terms, NULL, 2), EK_ERR_INVALID_ARGUMENT,
            "coefficients is NULL");
   ck_fails(ek_weighted_sum_create(&w, terms, c, 0), EK_ERR_INVALID_ARGUMENT, "no terms");
-  ck_fails(ek_weighted_sum_create(&w, terms, c, EK_MAX_TERMS + 1), EK_ERR_INVALID_ARGUMENT,
-           "more than 64 terms");
+  ck_fails(ek_weighted_sum_create(&w, terms, c, EK_MAX_TENSORS + 1), EK_ERR_INVALID_ARGUMENT,
+           "more than 16 outputs");
+  mean->terms = 5; /* as a criterion of a program's own may have */
+  ck_fails(ek_weighted_sum_create(&w, terms, c, 13), EK_ERR_INVALID_ARGUMENT, "more than 64 terms");
+  mean->terms = 0;
+  ck_fails(ek_weighted_sum_create(&w, terms, c, 1), EK_ERR_INVALID_ARGUMENT, "1 to 64 terms");
+  mean->terms = 1;
+  mean->outputs = 0;
+  ck_fails(ek_weighted_sum_create(&w, terms, c, 1), EK_ERR_INVALID_ARGUMENT, "1 to 16 outputs");
+  mean->outputs = 1;
+  mean->targets = 9;
+  ck_fails(ek_weighted_sum_create(&w, terms, c, 2), EK_ERR_INVALID_ARGUMENT,
+           "more than 16 targets");
+  mean->targets = 1;
   terms[1] = NULL;
   ck_fails(ek_weighted_sum_create(&w, terms, c, 2), EK_ERR_INVALID_ARGUMENT, "terms[1] is NULL");
   ck_fails(ek_weighted_sum_create(&w, &terms[1], c, 1), EK_ERR_INVALID_ARGUMENT,
@@ -310,11 +322,11 @@ START_TEST(refused) {
   ck_assert_int_eq(mean->references, 1);
 
   /* As many as there may be, one more through nesting, and a product that overflows. */
-  ck_ok(ek_weighted_sum_create(&w, terms, c, EK_MAX_TERMS));
-  ck_assert_uint_eq(w->terms, EK_MAX_TERMS);
-  ck_assert_int_eq(mean->references, 1 + EK_MAX_TERMS);
+  ck_ok(ek_weighted_sum_create(&w, terms, c, EK_MAX_TENSORS));
+  ck_assert_uint_eq(w->terms, EK_MAX_TENSORS);
+  ck_assert_int_eq(mean->references, 1 + EK_MAX_TENSORS);
   ek_criterion *more[] = {mean, w}, *outer = NULL;
-  ck_fails(ek_weighted_sum_create(&outer, more, c, 2), EK_ERR_INVALID_ARGUMENT, "64 terms");
+  ck_fails(ek_weighted_sum_create(&outer, more, c, 2), EK_ERR_INVALID_ARGUMENT, "16 outputs");
   ek_criterion_free(w);
   ck_assert_int_eq(mean->references, 1);
   const double huge = 1e200;
@@ -325,9 +337,11 @@ START_TEST(refused) {
   ek_criterion_free(w);
 
   ek_criterion *weighted = entropy(weights_a, 4);
-  for (size_t i = 0; i <= EK_MAX_CONSTANTS; i++) terms[i] = weighted;
-  ck_fails(ek_weighted_sum_create(&w, terms, c, EK_MAX_CONSTANTS + 1), EK_ERR_INVALID_ARGUMENT,
+  weighted->constant_count = 9;
+  terms[0] = terms[1] = weighted;
+  ck_fails(ek_weighted_sum_create(&w, terms, c, 2), EK_ERR_INVALID_ARGUMENT,
            "more than 16 constants");
+  weighted->constant_count = 1;
   ek_criterion_free(weighted);
   ek_criterion_free(mean);
   ek_criterion_free(sum);

@@ -88,7 +88,8 @@ static const ek_module_ops blend_ops = {.size = sizeof(ek_module_ops),
                                         .parameters = blend_parameters,
                                         .forward = blend_forward,
                                         .backward = blend_backward,
-                                        .free = blend_free};
+                                        .free = blend_free,
+                                        .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 ek_status ck_blend_create(ek_module **module) {
   ek_module *m = calloc(1, sizeof *m);

@@ -90,7 +90,8 @@ static const ek_module_ops mixer_ops = {.size = sizeof(ek_module_ops),
                                         .parameters = mixer_parameters,
                                         .forward = mixer_forward,
                                         .backward = mixer_backward,
-                                        .free = plain_free};
+                                        .free = plain_free,
+                                        .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 ek_status ck_mixer_create(ek_module **module) {
   ek_module *m = calloc(1, sizeof *m);
@@ -145,7 +146,8 @@ static const ek_module_ops twice_ops = {.size = sizeof(ek_module_ops),
                                         .parameters = twice_parameters,
                                         .forward = twice_forward,
                                         .backward = twice_backward,
-                                        .free = twice_free};
+                                        .free = twice_free,
+                                        .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 ek_status ck_mixer_twice_create(ek_module **module) {
   struct twice *m = calloc(1, sizeof *m);

@@ -111,7 +111,8 @@ static const ek_criterion_ops absolute_ops = {.size = sizeof(ek_criterion_ops),
                                               .kind = "absolute",
                                               .forward = absolute_forward,
                                               .backward = absolute_backward,
-                                              .free = absolute_free};
+                                              .free = absolute_free,
+                                              .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 /* `weights` lives as long as the criterion. */
 ek_criterion *ck_absolute_error(double *weights, ek_reduction reduction, enum ck_fault fault,
@@ -182,7 +183,8 @@ static const ek_criterion_ops pair_ops = {.size = sizeof(ek_criterion_ops),
                                           .kind = "pair",
                                           .forward = pair_forward,
                                           .backward = pair_backward,
-                                          .free = pair_free};
+                                          .free = pair_free,
+                                          .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 ek_criterion *ck_pair(double *first, double *second, size_t shift, enum ck_fault fault) {
   struct pair *p = calloc(1, sizeof *p);

@@ -36,7 +36,8 @@ static const ek_module_ops probe_ops = {.size = sizeof(ek_module_ops),
                                         .parameters = probe_parameters,
                                         .forward = probe_forward,
                                         .backward = probe_backward,
-                                        .free = probe_free};
+                                        .free = probe_free,
+                                        .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 /* ---- a pass over it ---- */
 

@@ -73,7 +73,8 @@ static const ek_module_ops visitor_ops = {.size = sizeof(ek_module_ops),
                                           .parameters = visitor_parameters,
                                           .forward = visitor_forward,
                                           .backward = visitor_backward,
-                                          .free = visitor_free};
+                                          .free = visitor_free,
+                                          .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 ek_status ck_visitor_create(ek_module **module) {
   struct visitor *m = calloc(1, sizeof *m);

@@ -1,0 +1,340 @@
+/*
+ * check_contract.c - modules, criteria and optimizers of a program's own that break their contract.
+ *
+ * Counts that lay out arrays are checked where something is opened and again where it runs; a model
+ * is not opened in a type that one of its parts does not know. Nothing is lost by either: the same
+ * training goes on when the mistake is taken back.
+ */
+#include <stdio.h>
+
+#include <evenkeel/evenkeel.h>
+
+#include "ck_own_criteria.h"
+#include "ck_training.h"
+
+enum { SAMPLES = 4 };
+
+static double some_weights[CK_ABSOLUTE_COLUMNS] = {1, 2, 0.5};
+
+/* A training over two devices with one step behind it, and a batch. */
+struct bench {
+  struct ck_training t;
+  struct ck_batch batch;
+};
+
+static void bench_open(struct bench *b, const char *workload, ek_mode mode) {
+  struct ck_setup setup = ck_setup_mode(ck_workload(workload), "cpu:2", mode);
+  ck_training_open(&b->t, &setup);
+  b->batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0, 1);
+  ck_ok(ck_training_step(&b->t, &b->batch, NULL));
+}
+
+static void bench_close(struct bench *b) {
+  ck_ok(ck_training_step(&b->t, &b->batch, NULL));
+  ck_batch_free(&b->batch);
+  ck_training_close(&b->t);
+}
+
+/* ---- counts ---- */
+
+/* Members of a criterion that a program can write after ek_criterion_init(), and values that do not
+ * fit the library's arrays. */
+static const struct count {
+  size_t offset;
+  size_t value;
+  const char *text;
+} counts[] = {
+    {offsetof(ek_criterion, outputs), 0, "outputs"},
+    {offsetof(ek_criterion, outputs), EK_MAX_TENSORS + 1, "outputs"},
+    {offsetof(ek_criterion, outputs), SIZE_MAX, "outputs"},
+    {offsetof(ek_criterion, targets), EK_MAX_TENSORS + 1, "targets"},
+    {offsetof(ek_criterion, targets), SIZE_MAX, "targets"},
+    {offsetof(ek_criterion, terms), 0, "terms"},
+    {offsetof(ek_criterion, terms), EK_MAX_TERMS + 1, "terms"},
+    {offsetof(ek_criterion, terms), SIZE_MAX, "terms"},
+    {offsetof(ek_criterion, constant_count), EK_MAX_CONSTANTS + 1, "constants"},
+    {offsetof(ek_criterion, constant_count), SIZE_MAX, "constants"},
+};
+
+enum { COUNTS = sizeof counts / sizeof counts[0] };
+
+static size_t *member(ek_criterion *criterion, const struct count *count) {
+  return (size_t *)(void *)((char *)criterion + count->offset);
+}
+
+START_TEST(a_criterion_is_not_made_with_counts_out_of_bounds) {
+  ek_criterion *made = ck_absolute_error(some_weights, EK_REDUCTION_MEAN, CK_NO_FAULT, NULL);
+  ek_criterion c;
+  const ek_criterion_ops *ops = made->ops;
+  const size_t out = EK_MAX_TENSORS + 1;
+  ck_fails(ek_criterion_init(&c, ops, out, 1, EK_REDUCTION_MEAN), EK_ERR_INVALID_ARGUMENT,
+           "1 to 16 outputs, not 17");
+  ck_fails(ek_criterion_init(&c, ops, 1, out, EK_REDUCTION_MEAN), EK_ERR_INVALID_ARGUMENT,
+           "0 to 16 targets, not 17");
+  ck_ok(ek_criterion_init(&c, ops, EK_MAX_TENSORS, EK_MAX_TENSORS, EK_REDUCTION_MEAN));
+  ek_criterion_free(made);
+}
+END_TEST
+
+START_TEST(a_criterion_is_not_opened_with_counts_out_of_bounds) {
+  struct bench b;
+  bench_open(&b, "mlp", EK_MODE_REPLICATED);
+  ek_criterion *c = ck_absolute_error(some_weights, EK_REDUCTION_MEAN, CK_NO_FAULT, NULL);
+  ek_data_parallel_criterion *loss = NULL;
+  ek_criterion_pass *pass = NULL;
+  *member(c, &counts[_i]) = counts[_i].value;
+  ck_fails(ek_data_parallel_criterion_open(&loss, b.t.model, c, NULL), EK_ERR_INVALID_ARGUMENT,
+           counts[_i].text);
+  ck_fails(ek_criterion_pass_open(&pass, ek_group_device(b.t.group, 0), c, NULL),
+           EK_ERR_INVALID_ARGUMENT, counts[_i].text);
+  ek_criterion *sum = NULL;
+  const double one = 1;
+  ck_fails(ek_weighted_sum_create(&sum, &c, &one, 1), EK_ERR_INVALID_ARGUMENT, counts[_i].text);
+  ek_criterion_free(c);
+  bench_close(&b);
+}
+END_TEST
+
+/* Every call of a step in turn meets counts that were changed behind its back. */
+START_TEST(a_criterion_whose_counts_change_is_refused) {
+  struct bench b;
+  bench_open(&b, "mlp", (ek_mode)(_i % CK_MODES));
+  const struct count *count = &counts[_i / CK_MODES];
+  size_t *changed = member(b.t.criterion, count);
+  const size_t good = *changed;
+  ek_shards outputs = {0};
+  double loss = 0;
+  ck_ok(ek_data_parallel_model_forward(b.t.model, &outputs, b.batch.input, 1, NULL));
+  *changed = count->value;
+  ck_fails(ek_data_parallel_criterion_forward(b.t.loss, &outputs, 1, b.batch.target, 1),
+           EK_ERR_STATE, "were changed");
+  *changed = good;
+  ck_ok(ek_data_parallel_criterion_forward(b.t.loss, &outputs, 1, b.batch.target, 1));
+  *changed = count->value;
+  ck_ok(ek_data_parallel_criterion_loss(&loss, NULL, b.t.loss));
+  ck_fails(ek_data_parallel_criterion_backward(b.t.loss, b.t.model, NULL), EK_ERR_STATE,
+           "were changed");
+  *changed = good;
+  ck_ok(ek_data_parallel_criterion_backward(b.t.loss, b.t.model, NULL));
+  ck_ok(ek_data_parallel_optimizer_step(b.t.optimizer, NULL));
+  ek_shards_free(&outputs);
+  /* What is freed goes by the counts that were there when it was made. */
+  *changed = count->value;
+  ek_data_parallel_criterion_free(b.t.loss);
+  *changed = good;
+  ck_ok(ek_data_parallel_criterion_open(&b.t.loss, b.t.model, b.t.criterion, NULL));
+  bench_close(&b);
+}
+END_TEST
+
+/* A part of a weighted sum changes; the sum's own counts do not. */
+START_TEST(a_part_whose_counts_change_is_refused) {
+  struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
+  ek_criterion *part = NULL, *sum = NULL;
+  const double one = 1;
+  ck_ok(ek_mean_squared_error_create(&part, EK_REDUCTION_MEAN));
+  ck_ok(ek_weighted_sum_create(&sum, &part, &one, 1));
+  ek_criterion_pass *pass = NULL;
+  ck_ok(ek_criterion_pass_open(&pass, rig->device, sum, NULL));
+  ek_tensor *y = ck_tensor(rig, ck_zeros(rig, 4), CK_SHAPE(2, 2));
+  ek_tensor *totals = ck_blank(rig, EK_F64, CK_SHAPE(1, 2));
+  part->terms = EK_MAX_TERMS;
+  ck_fails(ek_criterion_pass_run_forward(pass, y, y, totals), EK_ERR_STATE, "were changed");
+  part->terms = 1;
+  part->outputs = EK_MAX_TENSORS;
+  ck_fails(ek_criterion_pass_run_forward(pass, y, y, totals), EK_ERR_STATE, "were changed");
+  part->outputs = 1;
+  ck_ok(ek_criterion_pass_run_forward(pass, y, y, totals));
+  ek_criterion_pass_free(pass);
+  ek_criterion_free(sum);
+  ek_criterion_free(part);
+  ck_rig_close(rig);
+}
+END_TEST
+
+static const size_t module_counts[] = {0, EK_MAX_TENSORS + 1, SIZE_MAX};
+
+START_TEST(a_module_is_not_opened_with_counts_out_of_bounds) {
+  ek_group *group = ck_open("cpu:2", 1);
+  ek_module *inner = NULL, *module = NULL;
+  ck_ok(ek_linear_create(&inner, 3, 3, true));
+  ck_ok(ek_sequential_create(&module, &inner, 1));
+  size_t *changed = _i % 2 == 0 ? &inner->inputs : &inner->outputs;
+  *changed = module_counts[_i / 2];
+  ek_data_parallel_model *model = NULL;
+  ck_fails(ek_data_parallel_model_open(&model, group, module, NULL), EK_ERR_INVALID_ARGUMENT,
+           _i % 2 == 0 ? "1 to 16 inputs" : "1 to 16 outputs");
+  ck_fails(ek_data_parallel_model_open(&model, group, inner, NULL), EK_ERR_INVALID_ARGUMENT,
+           _i % 2 == 0 ? "1 to 16 inputs" : "1 to 16 outputs");
+  *changed = 1;
+  const ek_module_ops *ops = inner->ops;
+  inner->ops = NULL;
+  ck_fails(ek_data_parallel_model_open(&model, group, module, NULL), EK_ERR_INVALID_ARGUMENT,
+           "ek_module_init() was not called");
+  inner->ops = ops;
+  ck_ok(ek_data_parallel_model_open(&model, group, module, NULL));
+  ek_data_parallel_model_free(model);
+  ek_module_free(inner);
+  ek_module_free(module);
+  ek_group_close(group);
+}
+END_TEST
+
+START_TEST(a_module_whose_counts_change_is_refused) {
+  struct bench b;
+  bench_open(&b, "mlp", (ek_mode)(_i % CK_MODES));
+  const int way = _i / CK_MODES;
+  size_t *changed = way % 2 == 0 ? &b.t.module->inputs : &b.t.module->outputs;
+  const size_t wrong = module_counts[way / 2];
+  ek_shards outputs = {0};
+  *changed = wrong;
+  ck_fails(ek_data_parallel_model_forward(b.t.model, &outputs, b.batch.input, 1, NULL),
+           EK_ERR_STATE, "sequential: inputs or outputs were changed");
+  *changed = 1;
+  ck_ok(ek_data_parallel_model_forward(b.t.model, &outputs, b.batch.input, 1, NULL));
+  ck_ok(ek_data_parallel_criterion_forward(b.t.loss, &outputs, 1, b.batch.target, 1));
+  *changed = wrong;
+  ck_fails(ek_data_parallel_criterion_backward(b.t.loss, b.t.model, NULL), EK_ERR_STATE,
+           "sequential: inputs or outputs were changed");
+  *changed = 1;
+  ek_shards_free(&outputs);
+  bench_close(&b);
+}
+END_TEST
+
+/* ---- types ---- */
+
+/* A module that says nothing of types, or only f32. */
+static ek_status pass_on(const ek_module *self, ek_pass *pass, const ek_tensor *from,
+                         ek_tensor *to) {
+  (void)self, (void)pass;
+  return ek_tensor_share(&to[0], &from[0]);
+}
+static ek_status pass_back(const ek_module *self, ek_pass *pass, const ek_tensor *from,
+                           ek_tensor *to) {
+  (void)self, (void)pass;
+  return to == NULL ? EK_OK : ek_tensor_share(&to[0], &from[0]);
+}
+static void keep(ek_module *self) { (void)self; }
+
+static const ek_module_ops tables[] = {
+    {sizeof(ek_module_ops), "silent", NULL, pass_on, pass_back, keep, 0},
+    {sizeof(ek_module_ops), "single", NULL, pass_on, pass_back, keep, EK_TYPES_F32},
+    /* An older program's: the table ends before `types`, which must not be read. */
+    {offsetof(ek_module_ops, types), "older", NULL, pass_on, pass_back, keep, EK_TYPES_F64},
+    {sizeof(ek_module_ops), "double", NULL, pass_on, pass_back, keep, EK_TYPES_F64},
+    {sizeof(ek_module_ops), "strange", NULL, pass_on, pass_back, keep, 1u << EK_I32},
+    {sizeof(ek_module_ops), "both", NULL, pass_on, pass_back, keep, EK_TYPES_F32 | EK_TYPES_F64},
+};
+
+enum { TABLES = sizeof tables / sizeof tables[0] };
+
+static ek_status open_with(ek_group *group, ek_module *own, ek_type type) {
+  ek_module *linear = NULL, *inner = NULL, *outer = NULL;
+  ek_data_parallel_model *model = NULL;
+  ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  options.type = type;
+  ck_ok(ek_linear_create(&linear, 3, 3, true));
+  ck_ok(ek_sequential_create(&inner, (ek_module *[]){linear, own}, 2));
+  ck_ok(ek_residual_create(&outer, inner));
+  const ek_status status = ek_data_parallel_model_open(&model, group, outer, &options);
+  ek_data_parallel_model_free(model);
+  ek_module_free(outer);
+  ek_module_free(inner);
+  ek_module_free(linear);
+  return status;
+}
+
+START_TEST(a_model_is_opened_in_a_type_that_its_modules_know) {
+  ek_group *group = ck_open("cpu:2", 1);
+  ek_module own;
+  ck_ok(ek_module_init(&own, &tables[_i], 1, 1));
+  static const bool knows[TABLES][2] = {{true, false}, {true, false},  {true, false},
+                                        {false, true}, {false, false}, {true, true}};
+  const char *kind = tables[_i].kind;
+  for (int wide = 0; wide < 2; wide++) {
+    char text[128];
+    snprintf(text, sizeof text, "inner.1 (%s) computes in ", kind);
+    const ek_type type = wide ? EK_F64 : EK_F32;
+    if (knows[_i][wide]) {
+      ck_ok(open_with(group, &own, type));
+    } else {
+      ck_fails(open_with(group, &own, type), EK_ERR_UNSUPPORTED, text);
+      ck_fails(open_with(group, &own, type), EK_ERR_UNSUPPORTED,
+               wide ? "not in f64" : "not in f32");
+    }
+  }
+  ck_no_memory_held(group);
+  ek_group_close(group);
+}
+END_TEST
+
+START_TEST(a_criterion_and_an_optimizer_know_the_type) {
+  struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
+  ek_module *module = NULL;
+  ek_data_parallel_model *model = NULL;
+  ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  options.type = EK_F64;
+  ck_ok(ek_linear_create(&module, 3, 3, true));
+  ck_ok(ek_data_parallel_model_open(&model, rig->group, module, &options));
+
+  ek_criterion *loss = ck_absolute_error(some_weights, EK_REDUCTION_MEAN, CK_NO_FAULT, NULL);
+  ek_criterion_ops loss_ops = *loss->ops;
+  loss_ops.types = 0;
+  loss->ops = &loss_ops;
+  ek_data_parallel_criterion *criterion = NULL;
+  ck_fails(ek_data_parallel_criterion_open(&criterion, model, loss, NULL), EK_ERR_UNSUPPORTED,
+           "absolute computes in f32, not in f64");
+
+  /* As the child of one that knows both it is found when it is first run. */
+  ek_criterion *sum = NULL;
+  const double one = 1;
+  ck_ok(ek_weighted_sum_create(&sum, &loss, &one, 1));
+  ek_criterion_pass *pass = NULL;
+  ek_criterion_pass_options wide = EK_CRITERION_PASS_OPTIONS_INIT;
+  wide.type = EK_F64;
+  ck_ok(ek_criterion_pass_open(&pass, rig->device, sum, &wide));
+  ek_tensor *y = ck_tensor(rig, ck_zeros(rig, 6), CK_SHAPE(2, 3));
+  ek_tensor *totals = ck_blank(rig, EK_F64, CK_SHAPE(1, 2));
+  ck_fails(ek_criterion_pass_run_forward(pass, y, y, totals), EK_ERR_UNSUPPORTED,
+           "absolute computes in f32, not in f64");
+  ek_criterion_pass_free(pass);
+
+  ek_optimizer *rule = NULL;
+  ck_ok(ek_sgd_create(&rule, NULL));
+  ek_optimizer_ops rule_ops = *rule->ops;
+  const ek_optimizer_ops *stock = rule->ops;
+  rule_ops.size = offsetof(ek_optimizer_ops, types);
+  rule->ops = &rule_ops;
+  ek_data_parallel_optimizer *optimizer = NULL;
+  ck_fails(ek_data_parallel_optimizer_open(&optimizer, model, rule, NULL), EK_ERR_UNSUPPORTED,
+           "sgd computes in f32, not in f64");
+  rule->ops = stock;
+  ck_ok(ek_data_parallel_optimizer_open(&optimizer, model, rule, NULL));
+  ek_data_parallel_optimizer_free(optimizer);
+
+  ek_optimizer_free(rule);
+  ek_criterion_free(sum);
+  ek_criterion_free(loss);
+  ek_data_parallel_model_free(model);
+  ek_module_free(module);
+  ck_rig_close(rig);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("contract");
+  TCase *numbers = ck_case(suite, "counts");
+  tcase_add_test(numbers, a_criterion_is_not_made_with_counts_out_of_bounds);
+  tcase_add_loop_test(numbers, a_criterion_is_not_opened_with_counts_out_of_bounds, 0, COUNTS);
+  tcase_add_loop_test(numbers, a_criterion_whose_counts_change_is_refused, 0, COUNTS * CK_MODES);
+  tcase_add_test(numbers, a_part_whose_counts_change_is_refused);
+  tcase_add_loop_test(numbers, a_module_is_not_opened_with_counts_out_of_bounds, 0, 6);
+  tcase_add_loop_test(numbers, a_module_whose_counts_change_is_refused, 0, 6 * CK_MODES);
+  TCase *types = ck_case(suite, "types");
+  tcase_add_loop_test(types, a_model_is_opened_in_a_type_that_its_modules_know, 0, TABLES);
+  tcase_add_test(types, a_criterion_and_an_optimizer_know_the_type);
+  return suite;
+}
+
+CK_MAIN(make_suite)
