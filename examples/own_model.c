@@ -82,8 +82,7 @@ static ek_status network_forward(const ek_module *self, ek_pass *pass, const ek_
   const struct network *n = (const struct network *)self;
   const ek_tensor *x = &inputs[0];
   if (x->type != EK_F32 || x->rank != 2 || x->shape[1] != n->in) {
-    return ek_error_set(EK_ERR_SHAPE, "network: expected f32 input with %lld columns",
-                        (long long)n->in);
+    return ek_error_set(EK_ERR_SHAPE, "expected f32 input with %lld columns", (long long)n->in);
   }
   const int64_t rows = x->shape[0]; /* this device's share of the batch */
   const int64_t hidden_shape[] = {rows, n->hidden}, out_shape[] = {rows, n->out};

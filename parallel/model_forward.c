@@ -156,6 +156,7 @@ static ek_status open_passes(ek_data_parallel_model *model, const ek_shards *lea
   for (size_t k = 0; k < model->count; k++) {
     if (lead->samples[k] == lead->samples[k + 1]) continue;
     pass.first_sample = model->step_samples + lead->samples[k];
+    pass.samples = lead->samples[k + 1] - lead->samples[k];
     EK_TRY(ek_pass_open(&model->passes[k], model->replicas[k], &pass));
   }
   return EK_OK;

@@ -21,6 +21,10 @@
  *     scale_module *m = calloc(1, sizeof *m);
  *     EK_TRY(ek_module_init(&m->base, &scale_ops, 1, 1));
  *
+ * When a function of the table fails, the path of the module in the model and its kind are put
+ * before the message, once: "blocks.3.mlp.0 (linear), forward: input has 5 columns, expected 6". So
+ * a message of your own need not name its module.
+ *
  * docs/own-model.md walks through a whole one.
  */
 #ifndef EVENKEEL_MODULE_H
@@ -48,6 +52,11 @@ typedef struct ek_module_ops {
    * structs of zeros) with tensors that hold a reference: ek_pass_output(), or a share of an input.
    * What backward needs goes to ek_pass_save(). On failure outputs that were made may stay behind:
    * the caller frees them.
+   *
+   * When it returns, every output must be there, on the pass's device, and of the pass's type unless
+   * it is of integers; workspace must be free. Of the module that is the model, outputs in a pass
+   * with gradient are floating, and their rows (dimension 0; a scalar has none) a multiple of the
+   * samples. What is wrong is an error that names the module.
    */
   ek_status (*forward)(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
                        ek_tensor *outputs);
@@ -55,8 +64,9 @@ typedef struct ek_module_ops {
   /*
    * Required. Takes back what forward saved, in reverse order, with ek_pass_take(); adds into the
    * gradients of its parameters; fills grad_inputs (NULL: none is wanted) with one new tensor per
-   * floating input. An input of integers keeps its struct of zeros. grad_outputs are loans and must
-   * not be written.
+   * floating input, of its type and shape. An input of integers keeps its struct of zeros.
+   * grad_outputs are loans and must not be written. It takes back all that its forward saved and
+   * nothing else, and frees its workspace: this is checked when it returns.
    */
   ek_status (*backward)(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
                         ek_tensor *grad_inputs);

@@ -52,7 +52,7 @@ EK_API EK_CHECKED ek_status ek_pass_gradient_complete(ek_pass *pass, size_t inde
 EK_API EK_CHECKED ek_status ek_pass_output(ek_tensor *tensor, ek_pass *pass, ek_type type, int rank,
                                            const int64_t *shape);
 
-/* The same, charged to `workspace`: to be freed before the function returns. */
+/* The same, charged to `workspace`: to be freed before the function returns, else EK_ERR_STATE. */
 EK_API EK_CHECKED ek_status ek_pass_workspace(ek_tensor *tensor, ek_pass *pass, ek_type type,
                                               int rank, const int64_t *shape);
 
@@ -62,7 +62,8 @@ EK_API EK_CHECKED ek_status ek_pass_workspace(ek_tensor *tensor, ek_pass *pass, 
  */
 EK_API EK_CHECKED ek_status ek_pass_save(ek_pass *pass, const ek_tensor *tensor);
 
-/* Pops the last saved tensor; the caller owns it and frees it. EK_ERR_STATE if there is none. */
+/* Pops the last saved tensor; the caller owns it and frees it. EK_ERR_STATE if there is none that
+ * this module, or a child of it, has saved. */
 EK_API EK_CHECKED ek_status ek_pass_take(ek_tensor *tensor, ek_pass *pass);
 
 /* ---- for a module: children ---- */
@@ -71,7 +72,11 @@ EK_API EK_CHECKED ek_status ek_pass_take(ek_tensor *tensor, ek_pass *pass);
 EK_API EK_CHECKED ek_status ek_pass_forward(ek_pass *pass, size_t child, const ek_tensor *inputs,
                                             ek_tensor *outputs);
 
-/* The child's backward; children must be called in the reverse order of their forwards. */
+/*
+ * The child's backward; children must be called in the reverse order of their forwards, when what
+ * was saved after the child's forward has been taken back: else EK_ERR_STATE. grad_outputs have
+ * types and shapes of the child's outputs; that of an output of integers is not looked at.
+ */
 EK_API EK_CHECKED ek_status ek_pass_backward(ek_pass *pass, size_t child,
                                              const ek_tensor *grad_outputs, ek_tensor *grad_inputs);
 
@@ -112,9 +117,10 @@ typedef struct ek_pass_options {
   int64_t first_sample;               /* see ek_pass_first_sample() */
   ek_pass_complete_function complete; /* may be NULL */
   void *context;
+  int64_t samples; /* of this device: the outputs' rows must be a multiple; 0: not known */
 } ek_pass_options;
 #define EK_PASS_OPTIONS_INIT                                                                       \
-  { sizeof(ek_pass_options), true, true, false, 0, 0, 0, NULL, NULL }
+  { sizeof(ek_pass_options), true, true, false, 0, 0, 0, NULL, NULL, 0 }
 
 /* `options` NULL gives the defaults. The replica must outlive the pass. */
 EK_API EK_CHECKED ek_status ek_pass_open(ek_pass **pass, ek_replica *replica,

@@ -9,6 +9,7 @@
 #include "core/error.h"
 
 static _Thread_local char last_message[EK__MESSAGE_SIZE];
+static _Thread_local uint64_t message_number;
 
 const char *ek_status_name(ek_status status) {
   switch (status) {
@@ -34,7 +35,10 @@ const char *ek_error_message(void) { return last_message; }
 
 void ek_error_clear(void) { last_message[0] = '\0'; }
 
+uint64_t ek__error_number(void) { return message_number; }
+
 ek_status ek_error_set(ek_status status, const char *format, ...) {
+  message_number++;
   if (format == NULL) {
     snprintf(last_message, sizeof last_message, "%s", ek_status_text(status));
     return status;

@@ -54,10 +54,9 @@ static ek_status attend(const struct attention *m, ek_pass *pass, const ek_tenso
 static ek_status attention_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
                                    ek_tensor *outputs) {
   const struct attention *m = (const struct attention *)self;
-  EK_TRY(ek__layer_check(self, pass, &inputs[0], m->width));
+  EK_TRY(ek__layer_check(pass, &inputs[0], m->width));
   if (inputs[0].rank != 3) {
-    return ek_error_set(EK_ERR_SHAPE,
-                        "attention: input has rank %d, expected 3 (samples, tokens, width)",
+    return ek_error_set(EK_ERR_SHAPE, "input has rank %d, expected 3 (samples, tokens, width)",
                         inputs[0].rank);
   }
   struct saved s = {{0}, {0}, {0}};

@@ -24,7 +24,7 @@ static ek_status apply(const struct dropout *m, ek_pass *pass, ek_tensor *y, con
 
 static ek_status dropout_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
                                  ek_tensor *outputs) {
-  EK_TRY(ek__layer_check(self, pass, &inputs[0], -1));
+  EK_TRY(ek__layer_check(pass, &inputs[0], -1));
   return apply((const struct dropout *)self, pass, &outputs[0], &inputs[0]);
 }
 

@@ -34,21 +34,19 @@ static int64_t tokens_of(const ek_tensor *index) { return index->rank == 2 ? ind
 
 static ek_status check_index(const struct embedding *m, const ek_tensor *index) {
   if (!ek_tensor_exists(index)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "embedding: there is no input");
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "there is no input");
   }
   if (index->type != EK_I32) {
-    return ek_error_set(EK_ERR_TYPE, "embedding: input is %s, expected i32",
-                        ek_type_name(index->type));
+    return ek_error_set(EK_ERR_TYPE, "input is %s, expected i32", ek_type_name(index->type));
   }
   if (index->rank != 1 && index->rank != 2) {
-    return ek_error_set(EK_ERR_SHAPE,
-                        "embedding: input has rank %d, expected 1 or 2 (samples, tokens)",
+    return ek_error_set(EK_ERR_SHAPE, "input has rank %d, expected 1 or 2 (samples, tokens)",
                         index->rank);
   }
   if (m->positions > 0 && tokens_of(index) > m->positions) {
-    return ek_error_set(
-        EK_ERR_SHAPE, "embedding: samples have %" PRId64 " tokens, there are %" PRId64 " positions",
-        tokens_of(index), m->positions);
+    return ek_error_set(EK_ERR_SHAPE,
+                        "samples have %" PRId64 " tokens, there are %" PRId64 " positions",
+                        tokens_of(index), m->positions);
   }
   return EK_OK;
 }

@@ -132,7 +132,7 @@ static ek_status block_forward(const ek_module *self, ek_pass *pass, const ek_te
     status = branch_forward(m, pass, m->ln_2, m->children.count, &normal, outputs);
   }
   ek_tensor_free(&normal);
-  if (status == EK_OK) status = ek__residual_add(self, pass, &outputs[0], &s);
+  if (status == EK_OK) status = ek__residual_add(pass, &outputs[0], &s);
   ek_tensor_free(&s);
   return status;
 }
@@ -231,7 +231,7 @@ static ek_status gpt_parameters(const ek_module *self, ek_declaration *declarati
 static ek_status gpt_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
                              ek_tensor *outputs) {
   if (ek_tensor_exists(&inputs[0]) && inputs[0].rank != 2) {
-    return ek_error_set(EK_ERR_SHAPE, "gpt: input has rank %d, expected 2 (samples, tokens)",
+    return ek_error_set(EK_ERR_SHAPE, "input has rank %d, expected 2 (samples, tokens)",
                         inputs[0].rank);
   }
   const struct children *children = &((const struct gpt *)self)->children;

@@ -29,23 +29,21 @@ void *ek__layer_create(ek_status *status, ek_module *const *module, size_t size,
 
 void ek__layer_free(ek_module *self) { ek__free(self); }
 
-ek_status ek__layer_check(const ek_module *self, const ek_pass *pass, const ek_tensor *input,
-                          int64_t columns) {
-  const char *kind = self->ops->kind;
+ek_status ek__layer_check(const ek_pass *pass, const ek_tensor *input, int64_t columns) {
   if (!ek_tensor_exists(input)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: there is no input", kind);
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "there is no input");
   }
   if (input->type != ek_pass_type(pass)) {
-    return ek_error_set(EK_ERR_TYPE, "%s: input is %s, expected %s", kind,
-                        ek_type_name(input->type), ek_type_name(ek_pass_type(pass)));
+    return ek_error_set(EK_ERR_TYPE, "input is %s, expected %s", ek_type_name(input->type),
+                        ek_type_name(ek_pass_type(pass)));
   }
   if (input->rank < 1) {
-    return ek_error_set(EK_ERR_SHAPE, "%s: input has rank 0, expected at least 1", kind);
+    return ek_error_set(EK_ERR_SHAPE, "input has rank 0, expected at least 1");
   }
   const int64_t found = input->shape[input->rank - 1];
   if (columns >= 0 && found != columns) {
-    return ek_error_set(EK_ERR_SHAPE, "%s: input has %" PRId64 " columns, expected %" PRId64, kind,
-                        found, columns);
+    return ek_error_set(EK_ERR_SHAPE, "input has %" PRId64 " columns, expected %" PRId64, found,
+                        columns);
   }
   return EK_OK;
 }
@@ -54,11 +52,9 @@ ek_status ek__layer_result(ek_tensor *tensor, ek_pass *pass, const ek_tensor *li
   return ek_pass_output(tensor, pass, ek_pass_type(pass), like->rank, like->shape);
 }
 
-ek_status ek__residual_add(const ek_module *self, ek_pass *pass, ek_tensor *sum,
-                           const ek_tensor *x) {
+ek_status ek__residual_add(ek_pass *pass, ek_tensor *sum, const ek_tensor *x) {
   if (!ek_tensor_same_shape(sum, x)) {
-    return ek_error_set(EK_ERR_SHAPE, "%s: the inner module changes the shape or type of its input",
-                        self->ops->kind);
+    return ek_error_set(EK_ERR_SHAPE, "the inner module changes the shape or type of its input");
   }
   ek_stream *stream = ek_pass_stream(pass);
   if (ek_tensor_holders(sum) == 1) return ek_op_add(stream, sum, sum, x);

@@ -23,8 +23,7 @@ void ek__layer_free(ek_module *self);
  * EK_ERR_TYPE unless `input` is of the pass's type, EK_ERR_SHAPE unless its last dimension is
  * `columns` (< 0: any) and there is a dimension at all.
  */
-ek_status ek__layer_check(const ek_module *self, const ek_pass *pass, const ek_tensor *input,
-                          int64_t columns);
+ek_status ek__layer_check(const ek_pass *pass, const ek_tensor *input, int64_t columns);
 
 /* A new tensor of the shape of `like` and of the pass's type. */
 ek_status ek__layer_result(ek_tensor *tensor, ek_pass *pass, const ek_tensor *like);
@@ -67,8 +66,7 @@ ek_status ek__linear_backward(const ek_module *self, ek_pass *pass, const ek_ten
  * sum += x, in place if the caller is the only one who holds `sum`, else into a new tensor that
  * replaces it: somebody may have saved it, or it may be x itself.
  */
-ek_status ek__residual_add(const ek_module *self, ek_pass *pass, ek_tensor *sum,
-                           const ek_tensor *x);
+ek_status ek__residual_add(ek_pass *pass, ek_tensor *sum, const ek_tensor *x);
 
 /* ---- layer_norm.c: these run as the layer norm `self`, which the caller has entered ---- */
 

@@ -55,7 +55,7 @@ cleanup:
 
 ek_status ek__layer_norm_forward(const ek_module *self, ek_pass *pass, ek_tensor *sum,
                                  const ek_tensor *residual, ek_tensor *y) {
-  EK_TRY(ek__layer_check(self, pass, sum, ((const struct layer_norm *)self)->width));
+  EK_TRY(ek__layer_check(pass, sum, ((const struct layer_norm *)self)->width));
   if (residual == NULL) return normalize(self, pass, sum, NULL, NULL, y);
   if (ek_tensor_holders(sum) == 1) return normalize(self, pass, sum, residual, sum, y);
 

@@ -29,7 +29,7 @@ static ek_status linear_parameters(const ek_module *self, ek_declaration *declar
 static ek_status prepare(const ek_module *self, ek_pass *pass, const ek_tensor *x,
                          ek_tensor *weight, ek_tensor *bias, ek_tensor *shape) {
   const struct linear *m = (const struct linear *)self;
-  EK_TRY(ek__layer_check(self, pass, x, m->in));
+  EK_TRY(ek__layer_check(pass, x, m->in));
   EK_TRY(ek_pass_parameter(weight, pass, EK__LINEAR_WEIGHT));
   if (m->bias) EK_TRY(ek_pass_parameter(bias, pass, EK__LINEAR_BIAS));
   *shape = *x;

@@ -1,10 +1,11 @@
 /*
  * pass.c - one forward and its backward on one device.
  *
- * `node` is the module that is running; calling a child makes the child's node the current one and
- * puts it back afterwards. So a module's parameter numbers, children and random stream are always
- * those of the node that it runs as. A module that does a child's work itself enters the child's
- * node for as long (`outer` is then its own).
+ * `running` is the module whose function runs; calling a child makes the child's node the running
+ * one and puts the old one back afterwards. So a module's parameter numbers, children and random
+ * stream are always those of the node that it runs as. A module that does a child's work itself
+ * enters the child's node for as long (`outer` is then its own). What a function gives and leaves
+ * behind is checked when it returns: contract.c.
  *
  * Of every parameter the pass knows whether its gradient has been written in this step (`touched`:
  * the first to add overwrites instead, and nothing has to be zeroed before) and how many users have
@@ -20,22 +21,9 @@
 #include <evenkeel/elementwise.h>
 
 #include "core/alloc.h"
+#include "core/error.h"
 #include "core/options.h"
-#include "module/replica_internal.h"
-
-enum stage { OPENED, RAN_FORWARD, RAN_BACKWARD, BROKEN };
-
-struct ek_pass {
-  ek_replica *replica;
-  const struct ek__node *node;
-  const struct ek__node *outer; /* NULL unless a module has entered a child */
-  ek_pass_options options;
-  enum stage stage;
-  ek_tensor *saved;
-  size_t saved_count, saved_capacity;
-  bool *touched;     /* per parameter of the replica */
-  uint32_t *waiting; /* per parameter: users that have not said that they are done */
-};
+#include "module/pass_internal.h"
 
 static ek_status null_argument(const char *who) {
   return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: an argument is NULL", who);
@@ -59,6 +47,8 @@ static ek_pass *create(ek_replica *replica) {
 void ek__pass_destroy(ek_pass *pass) {
   if (pass == NULL) return;
   ek__free(pass->saved);
+  ek__free(pass->frames);
+  ek__free(pass->extents);
   ek__free(pass->touched);
   ek__free(pass->waiting);
   ek__free(pass);
@@ -68,10 +58,11 @@ ek_status ek_pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_option
   ek_pass_options o = EK_PASS_OPTIONS_INIT;
   if (pass == NULL || replica == NULL) return null_argument("ek_pass_open");
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_pass_options"));
-  if (o.first_sample < 0) {
+  if (o.first_sample < 0 || o.samples < 0) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_pass_open: options.first_sample is %lld, expected 0 or more",
-                        (long long)o.first_sample);
+                        "ek_pass_open: options.first_sample is %lld, samples %lld; expected 0 or "
+                        "more",
+                        (long long)o.first_sample, (long long)o.samples);
   }
   if (o.gradient && ek_tensor_count(&replica->gradients) < replica->layout.flat_count) {
     return ek_error_set(EK_ERR_STATE, "ek_pass_open: the replica holds no gradients");
@@ -81,9 +72,10 @@ ek_status ek_pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_option
   if (result == NULL) result = create(replica);
   if (result == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a pass");
   result->options = o;
-  result->node = replica->layout.root;
-  result->outer = NULL;
-  result->stage = OPENED;
+  result->running = (struct ek__running){.node = replica->layout.root};
+  result->frame_count = result->extent_count = 0;
+  result->named = 0;
+  result->stage = EK__PASS_OPENED;
   for (size_t i = 0; i < replica->layout.parameter_count; i++) {
     const struct ek__parameter *parameter = &replica->layout.parameters[i];
     result->touched[i] = o.accumulate;
@@ -108,11 +100,11 @@ void ek_pass_free(ek_pass *pass) {
 
 static ek_status global_index(size_t *global, const char *who, const ek_pass *pass, size_t index) {
   if (pass == NULL) return null_argument(who);
-  if (index >= pass->node->parameter_count) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: %s has no parameter number %zu", who,
-                        pass->node->module->ops->kind, index);
+  if (index >= pass->running.node->parameter_count) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: there is no parameter number %zu", who,
+                        index);
   }
-  *global = pass->node->parameters[index];
+  *global = pass->running.node->parameters[index];
   return EK_OK;
 }
 
@@ -191,6 +183,12 @@ ek_status ek_pass_output(ek_tensor *tensor, ek_pass *pass, ek_type type, int ran
 ek_status ek_pass_workspace(ek_tensor *tensor, ek_pass *pass, ek_type type, int rank,
                             const int64_t *shape) {
   if (tensor == NULL || pass == NULL) return null_argument("ek_pass_workspace");
+  if (!pass->running.workspace) {
+    ek_memory_usage usage;
+    EK_TRY(ek_memory_stats(&usage, pass->replica->device));
+    pass->running.workspace = true;
+    pass->running.workspace_before = usage.current[EK_MEMORY_WORKSPACE];
+  }
   return ek_tensor_create(tensor, pass->replica->device, EK_MEMORY_WORKSPACE, type, rank, shape);
 }
 
@@ -207,9 +205,8 @@ ek_status ek_pass_save(ek_pass *pass, const ek_tensor *tensor) {
 
 ek_status ek_pass_take(ek_tensor *tensor, ek_pass *pass) {
   if (tensor == NULL || pass == NULL) return null_argument("ek_pass_take");
-  if (pass->saved_count == 0) {
-    return ek_error_set(EK_ERR_STATE, "%s takes more tensors back than were saved",
-                        pass->node->module->ops->kind);
+  if (pass->saved_count <= pass->running.floor) {
+    return ek_error_set(EK_ERR_STATE, "it takes more tensors back than it saved");
   }
   *tensor = pass->saved[--pass->saved_count];
   return EK_OK;
@@ -224,43 +221,53 @@ static void free_tensors(ek_tensor *tensors, size_t count) {
 static ek_status run_forward(ek_pass *pass, const struct ek__node *node, const ek_tensor *inputs,
                              ek_tensor *outputs) {
   const ek_module *module = node->module;
-  const struct ek__node *caller = pass->node, *outer = pass->outer;
-  memset(outputs, 0, module->outputs * sizeof *outputs);
-  pass->node = node;
-  pass->outer = NULL;
+  const struct ek__running caller = pass->running;
+  size_t frame = EK__NO_FRAME;
+  memset(outputs, 0, node->outputs * sizeof *outputs);
+  EK_TRY(ek__frame_push(&frame, pass, node, inputs));
+  const size_t saved = pass->saved_count;
+  pass->running = (struct ek__running){.node = node, .floor = saved, .frames = pass->frame_count};
+  const uint64_t errors = ek__error_number();
   ek_status status = module->ops->forward(module, pass, inputs, outputs);
-  pass->node = caller;
-  pass->outer = outer;
-  for (size_t i = 0; i < module->outputs && status == EK_OK; i++) {
-    if (!ek_tensor_exists(&outputs[i])) {
-      status = ek_error_set(EK_ERR_STATE, "%s gave no output number %zu", module->ops->kind, i);
-    }
+  if (status == EK_OK) status = ek__check_forward(pass, node, frame, outputs);
+  if (status != EK_OK) {
+    ek__name_failure(pass, "forward", status, errors);
+    free_tensors(outputs, node->outputs);
+    if (frame != EK__NO_FRAME) ek__frame_drop(pass, frame);
   }
-  if (status != EK_OK) free_tensors(outputs, module->outputs);
+  pass->running = caller;
   return status;
 }
 
 static ek_status run_backward(ek_pass *pass, const struct ek__node *node,
                               const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
   const ek_module *module = node->module;
-  const struct ek__node *caller = pass->node, *outer = pass->outer;
-  if (grad_inputs != NULL) memset(grad_inputs, 0, module->inputs * sizeof *grad_inputs);
-  pass->node = node;
-  pass->outer = NULL;
-  const ek_status status = module->ops->backward(module, pass, grad_outputs, grad_inputs);
-  pass->node = caller;
-  pass->outer = outer;
-  if (status != EK_OK) free_tensors(grad_inputs, module->inputs);
+  const struct ek__running caller = pass->running;
+  const size_t frame = ek__frame_find(pass, node);
+  if (grad_inputs != NULL) memset(grad_inputs, 0, node->inputs * sizeof *grad_inputs);
+  if (frame != EK__NO_FRAME) EK_TRY(ek__check_grad_outputs(pass, frame, grad_outputs));
+  pass->running = (struct ek__running){
+      .node = node,
+      .floor = frame == EK__NO_FRAME ? caller.floor : pass->frames[frame].below,
+      .frames = frame == EK__NO_FRAME ? pass->frame_count : frame + 1};
+  const uint64_t errors = ek__error_number();
+  ek_status status = module->ops->backward(module, pass, grad_outputs, grad_inputs);
+  if (status == EK_OK) status = ek__check_backward(pass, node, frame, grad_inputs);
+  if (status != EK_OK) {
+    ek__name_failure(pass, "backward", status, errors);
+    free_tensors(grad_inputs, node->inputs);
+  }
+  if (frame != EK__NO_FRAME) ek__frame_drop(pass, frame);
+  pass->running = caller;
   return status;
 }
 
 static ek_status child_node(const struct ek__node **node, const char *who, const ek_pass *pass,
                             size_t child) {
-  if (child >= pass->node->child_count) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: %s has no child number %zu", who,
-                        pass->node->module->ops->kind, child);
+  if (child >= pass->running.node->child_count) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: there is no child number %zu", who, child);
   }
-  *node = pass->node->children[child];
+  *node = pass->running.node->children[child];
   return EK_OK;
 }
 
@@ -269,6 +276,7 @@ ek_status ek_pass_forward(ek_pass *pass, size_t child, const ek_tensor *inputs,
   const struct ek__node *node = NULL;
   if (pass == NULL || inputs == NULL || outputs == NULL) return null_argument("ek_pass_forward");
   EK_TRY(child_node(&node, "ek_pass_forward", pass, child));
+  EK_TRY(ek__check_tensors("ek_pass_forward", pass, inputs, node->inputs));
   return run_forward(pass, node, inputs, outputs);
 }
 
@@ -283,49 +291,32 @@ ek_status ek_pass_backward(ek_pass *pass, size_t child, const ek_tensor *grad_ou
 ek_status ek_pass_enter(ek_pass *pass, size_t child) {
   const struct ek__node *node = NULL;
   if (pass == NULL) return null_argument("ek_pass_enter");
-  if (pass->outer != NULL) {
-    return ek_error_set(EK_ERR_STATE, "ek_pass_enter: %s is in a child already",
-                        pass->outer->module->ops->kind);
+  if (pass->running.outer != NULL) {
+    return ek_error_set(EK_ERR_STATE, "ek_pass_enter: it is in a child already");
   }
   EK_TRY(child_node(&node, "ek_pass_enter", pass, child));
-  pass->outer = pass->node;
-  pass->node = node;
+  pass->running.outer = pass->running.node;
+  pass->running.node = node;
   return EK_OK;
 }
 
 ek_status ek_pass_leave(ek_pass *pass) {
   if (pass == NULL) return null_argument("ek_pass_leave");
-  if (pass->outer == NULL) {
-    return ek_error_set(EK_ERR_STATE, "ek_pass_leave: %s has entered no child",
-                        pass->node->module->ops->kind);
+  if (pass->running.outer == NULL) {
+    return ek_error_set(EK_ERR_STATE, "ek_pass_leave: it has entered no child");
   }
-  pass->node = pass->outer;
-  pass->outer = NULL;
-  return EK_OK;
-}
-
-static ek_status check_tensors(const char *who, const ek_pass *pass, const ek_tensor *tensors,
-                               size_t count) {
-  for (size_t i = 0; i < count; i++) {
-    if (!ek_tensor_exists(&tensors[i])) {
-      return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: there is no tensor number %zu", who, i);
-    }
-    if (tensors[i].device != pass->replica->device) {
-      return ek_error_set(EK_ERR_DEVICE, "%s: tensor number %zu is on %s, the replica on %s", who,
-                          i, ek_device_name(tensors[i].device),
-                          ek_device_name(pass->replica->device));
-    }
-  }
+  pass->running.node = pass->running.outer;
+  pass->running.outer = NULL;
   return EK_OK;
 }
 
 /* What comes out of the root is the model's output, unless it is only an input under another name.
  */
-static ek_status charge_outputs(const ek_module *module, const ek_tensor *inputs,
+static ek_status charge_outputs(const struct ek__node *root, const ek_tensor *inputs,
                                 ek_tensor *outputs) {
-  for (size_t i = 0; i < module->outputs; i++) {
+  for (size_t i = 0; i < root->outputs; i++) {
     bool is_input = false;
-    for (size_t j = 0; j < module->inputs; j++) {
+    for (size_t j = 0; j < root->inputs; j++) {
       is_input = is_input || outputs[i].memory == inputs[j].memory;
     }
     if (!is_input) EK_TRY(ek_tensor_charge(&outputs[i], EK_MEMORY_OUTPUTS));
@@ -337,19 +328,20 @@ ek_status ek_pass_run_forward(ek_pass *pass, const ek_tensor *inputs, ek_tensor 
   if (pass == NULL || inputs == NULL || outputs == NULL) {
     return null_argument("ek_pass_run_forward");
   }
-  if (pass->stage != OPENED) {
+  if (pass->stage != EK__PASS_OPENED) {
     return ek_error_set(EK_ERR_STATE, "ek_pass_run_forward: this pass has run before");
   }
   const struct ek__node *root = pass->replica->layout.root;
-  EK_TRY(check_tensors("ek_pass_run_forward", pass, inputs, root->module->inputs));
-  pass->stage = BROKEN;
+  EK_TRY(ek__layout_check(&pass->replica->layout));
+  EK_TRY(ek__check_tensors("ek_pass_run_forward", pass, inputs, root->inputs));
+  pass->stage = EK__PASS_BROKEN;
   EK_TRY(run_forward(pass, root, inputs, outputs));
-  const ek_status status = charge_outputs(root->module, inputs, outputs);
+  const ek_status status = charge_outputs(root, inputs, outputs);
   if (status != EK_OK) {
-    free_tensors(outputs, root->module->outputs);
+    free_tensors(outputs, root->outputs);
     return status;
   }
-  pass->stage = RAN_FORWARD;
+  pass->stage = EK__PASS_RAN_FORWARD;
   return EK_OK;
 }
 
@@ -366,25 +358,22 @@ static ek_status complete_rest(ek_pass *pass) {
 ek_status ek_pass_run_backward(ek_pass *pass, const ek_tensor *grad_outputs,
                                ek_tensor *grad_inputs) {
   if (pass == NULL || grad_outputs == NULL) return null_argument("ek_pass_run_backward");
-  if (pass->stage != RAN_FORWARD || !pass->options.gradient) {
+  if (pass->stage != EK__PASS_RAN_FORWARD || !pass->options.gradient) {
     return ek_error_set(EK_ERR_STATE,
                         "ek_pass_run_backward: no forward with gradient has run before it, or the "
                         "backward has run already");
   }
   const struct ek__node *root = pass->replica->layout.root;
-  EK_TRY(check_tensors("ek_pass_run_backward", pass, grad_outputs, root->module->outputs));
-  pass->stage = BROKEN;
+  EK_TRY(ek__layout_check(&pass->replica->layout));
+  EK_TRY(ek__check_tensors("ek_pass_run_backward", pass, grad_outputs, root->outputs));
+  pass->stage = EK__PASS_BROKEN;
   EK_TRY(run_backward(pass, root, grad_outputs, grad_inputs));
-  ek_status status = complete_rest(pass);
-  if (status == EK_OK && pass->saved_count > 0) {
-    status = ek_error_set(EK_ERR_STATE, "%s left %zu saved tensors behind in backward",
-                          root->module->ops->kind, pass->saved_count);
-  }
+  const ek_status status = complete_rest(pass);
   if (status != EK_OK) {
-    free_tensors(grad_inputs, root->module->inputs);
+    free_tensors(grad_inputs, root->inputs);
     return status;
   }
-  pass->stage = RAN_BACKWARD;
+  pass->stage = EK__PASS_RAN_BACKWARD;
   return EK_OK;
 }
 
@@ -415,7 +404,7 @@ ek_random_key ek_pass_random(const ek_pass *pass) {
   if (pass == NULL) return key;
   key.seed = pass->options.seed;
   key.step = pass->options.step;
-  key.stream = pass->node->stream;
+  key.stream = pass->running.node->stream;
   return key;
 }
 

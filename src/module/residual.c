@@ -19,16 +19,18 @@ static ek_status residual_parameters(const ek_module *self, ek_declaration *decl
 
 static ek_status residual_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
                                   ek_tensor *outputs) {
-  EK_TRY(ek__layer_check(self, pass, &inputs[0], -1));
+  (void)self;
+  EK_TRY(ek__layer_check(pass, &inputs[0], -1));
   EK_TRY(ek_pass_forward(pass, INNER, inputs, outputs));
-  return ek__residual_add(self, pass, &outputs[0], &inputs[0]);
+  return ek__residual_add(pass, &outputs[0], &inputs[0]);
 }
 
 static ek_status residual_backward(const ek_module *self, ek_pass *pass,
                                    const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+  (void)self;
   EK_TRY(ek_pass_backward(pass, INNER, grad_outputs, grad_inputs));
   if (grad_inputs == NULL) return EK_OK;
-  return ek__residual_add(self, pass, &grad_inputs[0], &grad_outputs[0]);
+  return ek__residual_add(pass, &grad_inputs[0], &grad_outputs[0]);
 }
 
 static void residual_free(ek_module *self) {

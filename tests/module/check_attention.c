@@ -149,11 +149,12 @@ START_TEST(bad_input) {
   ck_host_failures(create_two);
 
   ck_ok(create_two(&module));
-  ck_forward_fails(module, EK_ERR_SHAPE, "attention: input has 5 columns, expected 6", EK_F32,
-                   CK_SHAPE(2, 3, 5));
-  ck_forward_fails(module, EK_ERR_SHAPE, "attention: input has rank 2, expected 3", EK_F32,
+  ck_forward_fails(module, EK_ERR_SHAPE, "attention, forward: input has 5 columns, expected 6",
+                   EK_F32, CK_SHAPE(2, 3, 5));
+  ck_forward_fails(module, EK_ERR_SHAPE, "attention, forward: input has rank 2, expected 3", EK_F32,
                    CK_SHAPE(2, 6));
-  ck_forward_fails(module, EK_ERR_TYPE, "attention: input is f64", EK_F64, CK_SHAPE(2, 3, 6));
+  ck_forward_fails(module, EK_ERR_TYPE, "attention, forward: input is f64", EK_F64,
+                   CK_SHAPE(2, 3, 6));
   ek_module_free(module);
   ck_ok(ek_attention_create(&module, INT64_MAX / 4, 1));
   ck_replica_fails(module, "plan:1", EK_ERR_OVERFLOW, "");

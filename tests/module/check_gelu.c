@@ -42,7 +42,8 @@ START_TEST(bad_input) {
   ck_fails(ek_gelu_create(NULL), EK_ERR_INVALID_ARGUMENT, "gelu");
   ck_host_failures(ek_gelu_create);
   ck_ok(ek_gelu_create(&module));
-  ck_forward_fails(module, EK_ERR_TYPE, "gelu: input is i32, expected f32", EK_I32, CK_SHAPE(2, 3));
+  ck_forward_fails(module, EK_ERR_TYPE, "gelu, forward: input is i32, expected f32", EK_I32,
+                   CK_SHAPE(2, 3));
   ek_module_free(module);
 }
 END_TEST

@@ -88,9 +88,10 @@ START_TEST(bad_input) {
   ck_host_failures(create_small);
 
   ck_ok(create_small(&module));
-  ck_forward_fails(module, EK_ERR_SHAPE, "layer_norm: input has 5 columns, expected 6", EK_F32,
-                   CK_SHAPE(2, 5));
-  ck_forward_fails(module, EK_ERR_TYPE, "layer_norm: input is f64", EK_F64, CK_SHAPE(2, 6));
+  ck_forward_fails(module, EK_ERR_SHAPE, "layer_norm, forward: input has 5 columns, expected 6",
+                   EK_F32, CK_SHAPE(2, 5));
+  ck_forward_fails(module, EK_ERR_TYPE, "layer_norm, forward: input is f64", EK_F64,
+                   CK_SHAPE(2, 6));
   ek_module_free(module);
   ck_ok(ek_layer_norm_create(&module, INT64_MAX, 1e-5));
   ck_replica_fails(module, "plan:1", EK_ERR_OVERFLOW, "");

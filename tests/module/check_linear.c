@@ -117,12 +117,12 @@ START_TEST(bad_input) {
   ck_host_failures(create_plain);
 
   ck_ok(ek_linear_create(&module, 7, 2, true));
-  ck_forward_fails(module, EK_ERR_SHAPE, "linear: input has 5 columns, expected 7", EK_F32,
+  ck_forward_fails(module, EK_ERR_SHAPE, "linear, forward: input has 5 columns, expected 7", EK_F32,
                    CK_SHAPE(4, 5));
-  ck_forward_fails(module, EK_ERR_SHAPE, "linear: input has rank 0", EK_F32, 0, NULL);
-  ck_forward_fails(module, EK_ERR_TYPE, "linear: input is f64, expected f32", EK_F64,
+  ck_forward_fails(module, EK_ERR_SHAPE, "linear, forward: input has rank 0", EK_F32, 0, NULL);
+  ck_forward_fails(module, EK_ERR_TYPE, "linear, forward: input is f64, expected f32", EK_F64,
                    CK_SHAPE(4, 7));
-  ck_forward_fails(module, EK_ERR_TYPE, "linear: input is i32", EK_I32, CK_SHAPE(4, 7));
+  ck_forward_fails(module, EK_ERR_TYPE, "linear, forward: input is i32", EK_I32, CK_SHAPE(4, 7));
   ek_module_free(module);
 
   ck_ok(ek_linear_create(&module, INT64_MAX, INT64_MAX, true));

@@ -98,8 +98,8 @@ START_TEST(bad_input) {
   ck_replica_fails(module, "plan:1", EK_ERR_OVERFLOW, "");
   ek_module_free(module);
   ck_ok(create_relu(&module));
-  ck_forward_fails(module, EK_ERR_SHAPE, "linear: input has 4 columns, expected 3", EK_F32,
-                   CK_SHAPE(2, 4));
+  ck_forward_fails(module, EK_ERR_SHAPE, "(linear), forward: input has 4 columns, expected 3",
+                   EK_F32, CK_SHAPE(2, 4));
   ek_module_free(module);
 }
 END_TEST

@@ -237,9 +237,9 @@ END_TEST
 
 static ek_status wrong_numbers(ek_pass *pass, const ek_tensor *dy) {
   ek_tensor t = {0}, out = {0};
-  ck_fails(ek_pass_parameter(&t, pass, 3), EK_ERR_INVALID_ARGUMENT, "probe");
-  ck_fails(ek_pass_gradient(&t, NULL, pass, 3), EK_ERR_INVALID_ARGUMENT, "probe");
-  ck_fails(ek_pass_gradient_complete(pass, SIZE_MAX), EK_ERR_INVALID_ARGUMENT, "probe");
+  ck_fails(ek_pass_parameter(&t, pass, 3), EK_ERR_INVALID_ARGUMENT, "no parameter number 3");
+  ck_fails(ek_pass_gradient(&t, NULL, pass, 3), EK_ERR_INVALID_ARGUMENT, "no parameter number 3");
+  ck_fails(ek_pass_gradient_complete(pass, SIZE_MAX), EK_ERR_INVALID_ARGUMENT, "no parameter");
   ck_fails(ek_pass_gradient(&t, NULL, pass, 2), EK_ERR_INVALID_ARGUMENT, "c is a buffer");
   ck_fails(ek_pass_backward(pass, 0, dy, &out), EK_ERR_INVALID_ARGUMENT, "no child");
   ck_fails(ek_pass_forward(pass, 0, dy, &out), EK_ERR_INVALID_ARGUMENT, "no child");
@@ -358,7 +358,8 @@ START_TEST(wrong_shape_names_the_module) {
   ek_pass *pass = NULL;
   ek_tensor outputs[2] = {{0}}, inputs[2] = {bed->input[1], bed->input[1]};
   ck_ok(ek_pass_open(&pass, bed->replica, NULL));
-  ck_fails(ek_pass_run_forward(pass, inputs, outputs), EK_ERR_SHAPE, "mixer: expected [B, 3]");
+  ck_fails(ek_pass_run_forward(pass, inputs, outputs), EK_ERR_SHAPE,
+           "mixer, forward: expected [B, 3]");
   ek_pass_free(pass);
   ck_bed_close(bed);
 }

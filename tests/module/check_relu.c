@@ -45,7 +45,8 @@ START_TEST(bad_input) {
   ck_fails(ek_relu_create(NULL), EK_ERR_INVALID_ARGUMENT, "relu");
   ck_host_failures(ek_relu_create);
   ck_ok(ek_relu_create(&module));
-  ck_forward_fails(module, EK_ERR_TYPE, "relu: input is i32, expected f32", EK_I32, CK_SHAPE(2, 3));
+  ck_forward_fails(module, EK_ERR_TYPE, "relu, forward: input is i32, expected f32", EK_I32,
+                   CK_SHAPE(2, 3));
   ek_module_free(module);
 }
 END_TEST

@@ -120,9 +120,9 @@ START_TEST(bad_input) {
   ck_assert_ptr_null(module);
   ck_ok(ek_residual_create(&module, inner));
   ek_module_free(inner);
-  ck_forward_fails(module, EK_ERR_SHAPE, "residual: the inner module changes the shape", EK_F32,
-                   CK_SHAPE(2, 3));
-  ck_forward_fails(module, EK_ERR_TYPE, "residual: input is i32", EK_I32, CK_SHAPE(2, 3));
+  ck_forward_fails(module, EK_ERR_SHAPE, "residual, forward: the inner module changes the shape",
+                   EK_F32, CK_SHAPE(2, 3));
+  ck_forward_fails(module, EK_ERR_TYPE, "residual, forward: input is i32", EK_I32, CK_SHAPE(2, 3));
   ek_module_free(module);
   ck_host_failures(create_twice);
 }

@@ -23,7 +23,7 @@ static ek_status mixer_forward(const ek_module *self, ek_pass *pass, const ek_te
   ek_tensor table, loans[2] = {inputs[0], inputs[1]};
   (void)self;
   if (x->rank != 2 || x->shape[1] != N || kind->rank != 1 || kind->shape[0] != x->shape[0]) {
-    return ek_error_set(EK_ERR_SHAPE, "mixer: expected [B, %d] and [B]", N);
+    return ek_error_set(EK_ERR_SHAPE, "expected [B, %d] and [B]", N);
   }
   EK_TRY(ek_pass_parameter(&table, pass, 0));
   EK_TRY(ek_pass_output(&outputs[0], pass, ek_pass_type(pass), 2, x->shape));
@@ -95,7 +95,7 @@ static const ek_module_ops mixer_ops = {.size = sizeof(ek_module_ops),
 
 ek_status ck_mixer_create(ek_module **module) {
   ek_module *m = calloc(1, sizeof *m);
-  if (m == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "mixer: no memory");
+  if (m == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no memory");
   *module = m;
   return ek_module_init(m, &mixer_ops, 2, 2);
 }

@@ -26,11 +26,11 @@ static ek_status visitor_forward(const ek_module *self, ek_pass *pass, const ek_
   (void)self;
   ek_tensor t = {0};
   const uint32_t own_stream = ek_pass_random(pass).stream;
-  ck_fails(ek_pass_leave(pass), EK_ERR_STATE, "visitor has entered no child");
-  ck_fails(ek_pass_enter(pass, 1), EK_ERR_INVALID_ARGUMENT, "visitor has no child number 1");
+  ck_fails(ek_pass_leave(pass), EK_ERR_STATE, "it has entered no child");
+  ck_fails(ek_pass_enter(pass, 1), EK_ERR_INVALID_ARGUMENT, "no child number 1");
   EK_TRY(ek_pass_enter(pass, 0));
-  ck_fails(ek_pass_enter(pass, 0), EK_ERR_STATE, "visitor is in a child already");
-  ck_fails(ek_pass_parameter(&t, pass, 1), EK_ERR_INVALID_ARGUMENT, "linear has no parameter");
+  ck_fails(ek_pass_enter(pass, 0), EK_ERR_STATE, "it is in a child already");
+  ck_fails(ek_pass_parameter(&t, pass, 1), EK_ERR_INVALID_ARGUMENT, "no parameter number 1");
   ck_assert_uint_ne(ek_pass_random(pass).stream, own_stream);
   EK_TRY(ek_pass_parameter(&t, pass, 0));
   ck_assert_int_eq(t.rank, 2);

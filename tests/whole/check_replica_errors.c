@@ -48,7 +48,7 @@ static ek_status product_forward(const ek_module *self, ek_pass *pass, const ek_
   const size_t device = ek_device_index(ek_pass_device(pass));
   ek_tensor buffer, p[LAYERS], x = inputs[0];
   (void)self;
-  if (device == trouble.forward) return ek_error_set(EK_ERR_IO, "the test gives up in forward");
+  if (device == trouble.forward) return ek_error_set(EK_ERR_IO, "the test gives up");
   EK_TRY(ek_pass_parameter(&buffer, pass, LAYERS));
   for (int i = 0; i < LAYERS; i++) EK_TRY(ek_pass_parameter(&p[i], pass, (size_t)i));
   EK_TRY(ek_pass_output(&outputs[0], pass, ek_pass_type(pass), 2, inputs[0].shape));
@@ -94,7 +94,7 @@ static ek_status product_backward(const ek_module *self, ek_pass *pass,
   ek_status status = ek_pass_take(&x, pass);
   for (int i = LAYERS; status == EK_OK && i-- > 0;) {
     if (fails && LAYERS - 1 - i == trouble.after) {
-      status = ek_error_set(EK_ERR_IO, "the test gives up in backward");
+      status = ek_error_set(EK_ERR_IO, "the test gives up");
     } else {
       status = layer_backward(pass, i, &x, grad_outputs[0]);
     }
@@ -183,7 +183,7 @@ START_TEST(an_error_in_forward) {
   open_bench(&b, _i);
   for (size_t device = 0; device < DEVICES; device++) {
     trouble.forward = device;
-    fails_and_recovers(&b, device, "the test gives up in forward");
+    fails_and_recovers(&b, device, "product, forward: the test gives up");
   }
   close_bench(&b);
 }
@@ -197,7 +197,7 @@ START_TEST(an_error_in_backward) {
     for (int after = 0; after < LAYERS; after += 2) {
       trouble.backward = device;
       trouble.after = after;
-      fails_and_recovers(&b, device, "the test gives up in backward");
+      fails_and_recovers(&b, device, "product, backward: the test gives up");
     }
   }
   close_bench(&b);
@@ -211,10 +211,10 @@ START_TEST(an_error_drops_what_was_accumulated) {
   ck_ok(ck_training_backward(&b.training, &b.batch, NULL, true, NULL));
   trouble.backward = 2;
   trouble.after = 3;
-  fails_and_recovers(&b, 2, "the test gives up in backward");
+  fails_and_recovers(&b, 2, "product, backward: the test gives up");
   ck_ok(ck_training_backward(&b.training, &b.batch, NULL, true, NULL));
   trouble.forward = 1;
-  fails_and_recovers(&b, 1, "the test gives up in forward");
+  fails_and_recovers(&b, 1, "product, forward: the test gives up");
   close_bench(&b);
 }
 END_TEST

@@ -1,0 +1,236 @@
+/*
+ * contract.c - what a module must give and take back, checked when its function returns.
+ *
+ * A module of a program's own may forget an output, give memory of the host, take back less than it
+ * saved or keep its workspace. Whoever comes next would crash over it or be blamed for it, so every
+ * forward and backward is checked at once and the message names the module.
+ *
+ * For that a pass with gradient remembers a frame per forward: how many tensors were saved before
+ * and after it, and types and shapes of what went in and came out (not the tensors: nothing is held
+ * longer). A backward looks up the frame of its forward and drops it, together with those of
+ * children whose backward was never called because the module did their work itself
+ * (ek_pass_enter()). The tables stay with the pass, so that a step allocates nothing once they have
+ * grown.
+ */
+#include <evenkeel/pass.h>
+
+#include <string.h>
+
+#include "core/alloc.h"
+#include "core/error.h"
+#include "device/ledger.h"
+#include "module/pass_internal.h"
+#include "op/op_internal.h"
+
+/* ---- single tensors ---- */
+
+static const char *place_of(const ek_tensor *tensor) {
+  return tensor->device == NULL ? "in host memory" : ek_device_name(tensor->device);
+}
+
+/* `what` is "input", "output", ...; the message leaves out whose, which stands before it. */
+static ek_status check_place(const char *who, const char *what, size_t index, const ek_pass *pass,
+                             const ek_tensor *tensor) {
+  if (tensor->device == pass->replica->device) return EK_OK;
+  return ek_error_set(EK_ERR_DEVICE, "%s%s number %zu is %s%s, expected on %s", who, what, index,
+                      tensor->device == NULL ? "" : "on ", place_of(tensor),
+                      ek_device_name(pass->replica->device));
+}
+
+ek_status ek__check_tensors(const char *who, const ek_pass *pass, const ek_tensor *tensors,
+                            size_t count) {
+  for (size_t i = 0; i < count; i++) {
+    if (!ek_tensor_exists(&tensors[i])) {
+      return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: there is no tensor number %zu", who, i);
+    }
+    if (tensors[i].rank < 0 || tensors[i].rank > EK_MAX_RANK) {
+      return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: tensor number %zu has rank %d", who, i,
+                          tensors[i].rank);
+    }
+    if (tensors[i].device != pass->replica->device) {
+      return ek_error_set(EK_ERR_DEVICE, "%s: tensor number %zu is %s%s, the replica on %s", who, i,
+                          tensors[i].device == NULL ? "" : "on ", place_of(&tensors[i]),
+                          ek_device_name(pass->replica->device));
+    }
+  }
+  return EK_OK;
+}
+
+static bool is_floating(ek_type type) { return type != EK_I32; }
+
+static struct ek__extent extent_of(const ek_tensor *tensor) {
+  struct ek__extent extent = {.type = tensor->type, .rank = tensor->rank};
+  memcpy(extent.shape, tensor->shape, sizeof extent.shape);
+  return extent;
+}
+
+/* A tensor that must be as large and of the type as `extent`: a gradient and what it belongs to. */
+static ek_status check_extent(const char *what, size_t index, const ek_tensor *tensor,
+                              const struct ek__extent *extent) {
+  ek_tensor wanted = {.type = extent->type, .rank = extent->rank};
+  memcpy(wanted.shape, extent->shape, sizeof wanted.shape);
+  if (tensor->type != wanted.type) {
+    return ek_error_set(EK_ERR_TYPE, "%s number %zu is %s, expected %s", what, index,
+                        ek_type_name(tensor->type), ek_type_name(wanted.type));
+  }
+  if (tensor->rank >= 0 && tensor->rank <= EK_MAX_RANK && ek_tensor_same_shape(tensor, &wanted)) {
+    return EK_OK;
+  }
+  char is[EK__OP_SHAPE_TEXT], expected[EK__OP_SHAPE_TEXT];
+  return ek_error_set(EK_ERR_SHAPE, "%s number %zu is [%s], expected [%s]", what, index,
+                      ek__op_shape_text(is, tensor), ek__op_shape_text(expected, &wanted));
+}
+
+/* ---- frames ---- */
+
+ek_status ek__frame_push(size_t *frame, ek_pass *pass, const struct ek__node *node,
+                         const ek_tensor *inputs) {
+  *frame = EK__NO_FRAME;
+  if (!pass->options.gradient) return EK_OK;
+  const size_t extents = pass->extent_count, more = node->inputs + node->outputs;
+  if (!ek__grow(&pass->frames, &pass->frame_capacity, pass->frame_count + 1,
+                sizeof *pass->frames) ||
+      !ek__grow(&pass->extents, &pass->extent_capacity, extents + more, sizeof *pass->extents)) {
+    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for the frames of a pass");
+  }
+  for (size_t i = 0; i < node->inputs; i++) pass->extents[extents + i] = extent_of(&inputs[i]);
+  pass->extent_count += more;
+  *frame = pass->frame_count++;
+  pass->frames[*frame] = (struct ek__frame){
+      .node = node, .below = pass->saved_count, .above = pass->saved_count, .extents = extents};
+  return EK_OK;
+}
+
+size_t ek__frame_find(const ek_pass *pass, const struct ek__node *node) {
+  for (size_t i = pass->frame_count; i-- > pass->running.frames;) {
+    if (pass->frames[i].node == node) return i;
+  }
+  return EK__NO_FRAME;
+}
+
+void ek__frame_drop(ek_pass *pass, size_t frame) {
+  const struct ek__frame *dropped = &pass->frames[frame];
+  while (pass->saved_count > dropped->below) ek_tensor_free(&pass->saved[--pass->saved_count]);
+  pass->extent_count = dropped->extents;
+  pass->frame_count = frame;
+}
+
+/* ---- when a function returns ---- */
+
+/*
+ * Workspace is to be free when the function that took it returns. The ledger tells: on a device
+ * that is at work nobody else takes memory of this category.
+ */
+static ek_status check_workspace(const ek_pass *pass) {
+  if (!pass->running.workspace) return EK_OK;
+  ek_memory_usage usage;
+  EK_TRY(ek_memory_stats(&usage, pass->replica->device));
+  const uint64_t now = usage.current[EK_MEMORY_WORKSPACE], before = pass->running.workspace_before;
+  if (now <= before) return EK_OK;
+  char size[32];
+  return ek_error_set(EK_ERR_STATE, "%s of workspace were not freed before it returned",
+                      ek__ledger_size(size, sizeof size, now - before));
+}
+
+static ek_status check_output(const ek_pass *pass, const struct ek__node *node, size_t index,
+                              const ek_tensor *output) {
+  if (!ek_tensor_exists(output)) {
+    return ek_error_set(EK_ERR_STATE, "it gave no output number %zu", index);
+  }
+  EK_TRY(check_place("", "output", index, pass, output));
+  if (output->rank < 0 || output->rank > EK_MAX_RANK) {
+    return ek_error_set(EK_ERR_SHAPE, "output number %zu has rank %d", index, output->rank);
+  }
+  if (is_floating(output->type) && output->type != pass->replica->type) {
+    return ek_error_set(EK_ERR_TYPE, "output number %zu is %s, expected %s", index,
+                        ek_type_name(output->type), ek_type_name(pass->replica->type));
+  }
+  if (node->parent != NULL) return EK_OK;
+  if (!is_floating(output->type) && pass->options.gradient) {
+    return ek_error_set(EK_ERR_TYPE, "output number %zu is %s, which has no gradient", index,
+                        ek_type_name(output->type));
+  }
+  const int64_t samples = pass->options.samples, rows = output->rank == 0 ? 0 : output->shape[0];
+  if (samples == 0 || output->rank == 0 || (rows > 0 && rows % samples == 0)) return EK_OK;
+  return ek_error_set(EK_ERR_SHAPE,
+                      "output number %zu has %lld rows, expected a multiple of the %lld samples",
+                      index, (long long)rows, (long long)samples);
+}
+
+ek_status ek__check_forward(ek_pass *pass, const struct ek__node *node, size_t frame,
+                            const ek_tensor *outputs) {
+  for (size_t i = 0; i < node->outputs; i++) {
+    EK_TRY(check_output(pass, node, i, &outputs[i]));
+  }
+  EK_TRY(check_workspace(pass));
+  if (frame == EK__NO_FRAME) return EK_OK;
+  struct ek__extent *extents = &pass->extents[pass->frames[frame].extents + node->inputs];
+  for (size_t i = 0; i < node->outputs; i++) extents[i] = extent_of(&outputs[i]);
+  pass->frames[frame].above = pass->saved_count;
+  return EK_OK;
+}
+
+ek_status ek__check_grad_outputs(const ek_pass *pass, size_t frame, const ek_tensor *grad_outputs) {
+  const struct ek__frame *of = &pass->frames[frame];
+  const struct ek__extent *extents = &pass->extents[of->extents + of->node->inputs];
+  char path[EK__PATH_SIZE];
+  if (pass->saved_count > of->above) {
+    return ek_error_set(EK_ERR_STATE,
+                        "backward of %s: tensors that were saved after its forward are still "
+                        "there: %zu",
+                        ek__node_path(path, of->node), pass->saved_count - of->above);
+  }
+  if (pass->saved_count < of->above) {
+    return ek_error_set(EK_ERR_STATE,
+                        "backward of %s: tensors that its forward saved are gone: %zu",
+                        ek__node_path(path, of->node), of->above - pass->saved_count);
+  }
+  for (size_t i = 0; i < of->node->outputs; i++) {
+    if (!is_floating(extents[i].type)) continue;
+    if (!ek_tensor_exists(&grad_outputs[i])) {
+      return ek_error_set(EK_ERR_INVALID_ARGUMENT, "backward of %s: there is no tensor number %zu",
+                          ek__node_path(path, of->node), i);
+    }
+    EK_TRY(check_place("", "the gradient of output", i, pass, &grad_outputs[i]));
+    EK_TRY(check_extent("the gradient of output", i, &grad_outputs[i], &extents[i]));
+  }
+  return EK_OK;
+}
+
+static ek_status check_grad_input(const ek_pass *pass, size_t index, const ek_tensor *gradient,
+                                  const struct ek__extent *input) {
+  static const char *const what = "the gradient of input";
+  const bool exists = ek_tensor_exists(gradient);
+  if (input != NULL && exists != is_floating(input->type)) {
+    return ek_error_set(EK_ERR_STATE,
+                        exists ? "%s number %zu was given, but the input is %s"
+                               : "%s number %zu was not given; the input is %s",
+                        what, index, ek_type_name(input->type));
+  }
+  if (!exists) return EK_OK;
+  EK_TRY(check_place("", what, index, pass, gradient));
+  return input == NULL ? EK_OK : check_extent(what, index, gradient, input);
+}
+
+ek_status ek__check_backward(const ek_pass *pass, const struct ek__node *node, size_t frame,
+                             const ek_tensor *grad_inputs) {
+  const struct ek__extent *inputs =
+      frame == EK__NO_FRAME ? NULL : &pass->extents[pass->frames[frame].extents];
+  for (size_t i = 0; grad_inputs != NULL && i < node->inputs; i++) {
+    EK_TRY(check_grad_input(pass, i, &grad_inputs[i], inputs == NULL ? NULL : &inputs[i]));
+  }
+  EK_TRY(check_workspace(pass));
+  if (frame == EK__NO_FRAME || pass->saved_count == pass->frames[frame].below) return EK_OK;
+  return ek_error_set(EK_ERR_STATE, "it left saved tensors behind (activations): %zu",
+                      pass->saved_count - pass->frames[frame].below);
+}
+
+void ek__name_failure(ek_pass *pass, const char *function, ek_status status, uint64_t before) {
+  const uint64_t now = ek__error_number();
+  if (now != before && now == pass->named) return;
+  char path[EK__PATH_SIZE];
+  /* A function that failed without a word has left some older failure's message. */
+  ek_error_set(status, "%s, %s: %s", ek__node_path(path, pass->running.node), function,
+               now == before ? ek_status_text(status) : ek_error_message());
+  pass->named = ek__error_number();
+}

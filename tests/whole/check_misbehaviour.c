@@ -1,0 +1,535 @@
+/*
+ * check_misbehaviour.c - modules of a program's own that give or take back the wrong things.
+ *
+ * Each fault is found when the function that has it returns, on the device where it happens, and
+ * the message names the module by path and kind, once. The step that met it is lost and nothing
+ * else: afterwards training goes on as if it had never been.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <evenkeel/evenkeel.h>
+
+#include "ck_training.h"
+
+enum { SAMPLES = 5, WIDTH = 4 }; /* 3 and 2 samples on two devices */
+
+/* ---- a module that does what it is told ---- */
+
+enum fault {
+  NO_FAULT,
+  /* forward */
+  NO_OUTPUT,
+  HOST_OUTPUT,
+  OTHER_DEVICE_OUTPUT,
+  OTHER_TYPE_OUTPUT,
+  FORWARD_WORKSPACE,
+  TAKES_IN_FORWARD,
+  FAILS,
+  FAILS_WITHOUT_A_WORD,
+  /* backward */
+  NO_GRADIENT,
+  HOST_GRADIENT,
+  OTHER_DEVICE_GRADIENT,
+  OTHER_TYPE_GRADIENT,
+  OTHER_SHAPE_GRADIENT,
+  SHORT_GRADIENT,
+  TAKES_TOO_LITTLE,
+  TAKES_TOO_MUCH,
+  BACKWARD_WORKSPACE,
+  FAILS_BACK,
+  /* as a model */
+  FEWER_ROWS,
+  NO_ROWS,
+  INTEGERS,
+  FAULTS
+};
+
+struct fiend {
+  ek_module base;
+  enum fault fault;
+  size_t device; /* where; SIZE_MAX: everywhere */
+};
+
+/* What was leaked, one slot per device, so that a test can free it. */
+static ek_tensor leaked[2];
+static float host_numbers[SAMPLES * WIDTH];
+
+static enum fault fault_of(const ek_module *self, const ek_pass *pass) {
+  const struct fiend *f = (const struct fiend *)self;
+  const bool here = f->device == SIZE_MAX || f->device == ek_device_index(ek_pass_device(pass));
+  return here ? f->fault : NO_FAULT;
+}
+
+static ek_status on_other_device(ek_tensor *tensor, ek_pass *pass, const ek_tensor *like) {
+  ek_device *device = ek_pass_device(pass);
+  ek_group *group = ek_device_group(device);
+  return ek_tensor_create(tensor, ek_group_device(group, 1 - ek_device_index(device)),
+                          EK_MEMORY_ACTIVATIONS, like->type, like->rank, like->shape);
+}
+
+static ek_status leak(ek_pass *pass) {
+  const int64_t shape[] = {100};
+  return ek_pass_workspace(&leaked[ek_device_index(ek_pass_device(pass))], pass, EK_F32, 1, shape);
+}
+
+static ek_status fiend_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                               ek_tensor *outputs) {
+  const ek_tensor *x = &inputs[0];
+  ek_tensor taken = {0};
+  int64_t fewer[] = {x->shape[0] - 1, WIDTH}, none[] = {0, WIDTH};
+  EK_TRY(ek_pass_save(pass, x));
+  EK_TRY(ek_pass_save(pass, x));
+  switch (fault_of(self, pass)) {
+  case NO_OUTPUT: return EK_OK;
+  case HOST_OUTPUT: return ek_tensor_host(&outputs[0], host_numbers, x->type, x->rank, x->shape);
+  case OTHER_DEVICE_OUTPUT: return on_other_device(&outputs[0], pass, x);
+  case OTHER_TYPE_OUTPUT: return ek_pass_output(&outputs[0], pass, EK_F64, x->rank, x->shape);
+  case FORWARD_WORKSPACE: EK_TRY(leak(pass)); break;
+  case TAKES_IN_FORWARD:
+    for (int i = 0; i < 3; i++) {
+      EK_TRY(ek_pass_take(&taken, pass));
+      ek_tensor_free(&taken);
+    }
+    break;
+  case FAILS: return ek_error_set(EK_ERR_IO, "the disk is gone");
+  case FAILS_WITHOUT_A_WORD: return EK_ERR_IO;
+  case FEWER_ROWS: return ek_pass_output(&outputs[0], pass, x->type, 2, fewer);
+  case NO_ROWS: return ek_pass_output(&outputs[0], pass, x->type, 2, none);
+  case INTEGERS: return ek_pass_output(&outputs[0], pass, EK_I32, x->rank, x->shape);
+  default: break;
+  }
+  return ek_tensor_share(&outputs[0], x);
+}
+
+static ek_status fiend_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
+                                ek_tensor *grad_inputs) {
+  const ek_tensor *dy = &grad_outputs[0];
+  const enum fault fault = fault_of(self, pass);
+  const int takes = fault == TAKES_TOO_LITTLE ? 1 : fault == TAKES_TOO_MUCH ? 3 : 2;
+  const int64_t turned[] = {WIDTH, dy->shape[0]}, fewer[] = {dy->shape[0] - 1, WIDTH};
+  ek_tensor taken = {0};
+  for (int i = 0; i < takes; i++) {
+    EK_TRY(ek_pass_take(&taken, pass));
+    ek_tensor_free(&taken);
+  }
+  if (fault == BACKWARD_WORKSPACE) EK_TRY(leak(pass));
+  if (fault == FAILS_BACK) return ek_error_set(EK_ERR_IO, "the disk is gone again");
+  if (grad_inputs == NULL) return EK_OK;
+  switch (fault) {
+  case NO_GRADIENT: return EK_OK;
+  case HOST_GRADIENT:
+    return ek_tensor_host(&grad_inputs[0], host_numbers, dy->type, dy->rank, dy->shape);
+  case OTHER_DEVICE_GRADIENT: return on_other_device(&grad_inputs[0], pass, dy);
+  case OTHER_TYPE_GRADIENT:
+    return ek_pass_output(&grad_inputs[0], pass, EK_F64, dy->rank, dy->shape);
+  case OTHER_SHAPE_GRADIENT: return ek_pass_output(&grad_inputs[0], pass, dy->type, 2, turned);
+  case SHORT_GRADIENT: return ek_pass_output(&grad_inputs[0], pass, dy->type, 2, fewer);
+  default: return ek_tensor_share(&grad_inputs[0], dy);
+  }
+}
+
+static void fiend_free(ek_module *self) { free(self); }
+
+static const ek_module_ops fiend_ops = {.size = sizeof(ek_module_ops),
+                                        .kind = "fiend",
+                                        .forward = fiend_forward,
+                                        .backward = fiend_backward,
+                                        .free = fiend_free,
+                                        .types = EK_TYPES_F32 | EK_TYPES_F64};
+
+static struct fiend *fiend_create(void) {
+  struct fiend *f = calloc(1, sizeof *f);
+  ck_assert_ptr_nonnull(f);
+  ck_ok(ek_module_init(&f->base, &fiend_ops, 1, 1));
+  return f;
+}
+
+/* ---- a training with it inside ---- */
+
+struct bench {
+  ek_group *group;
+  struct fiend *fiend;
+  ek_module *module;
+  ek_criterion *loss;
+  ek_optimizer *rule;
+  ek_data_parallel_model *model;
+  ek_data_parallel_criterion *criterion;
+  ek_data_parallel_optimizer *optimizer;
+  float x[SAMPLES * WIDTH], t[SAMPLES * WIDTH];
+};
+
+/* linear, {fiend}, linear: the fiend is "1.0". Or nothing but the fiend. */
+static ek_module *surround(ek_module *fiend) {
+  ek_module *first = NULL, *inner = NULL, *last = NULL, *whole = NULL;
+  ck_ok(ek_linear_create(&first, WIDTH, WIDTH, true));
+  ck_ok(ek_linear_create(&last, WIDTH, WIDTH, true));
+  ck_ok(ek_sequential_create(&inner, &fiend, 1));
+  ck_ok(ek_sequential_create(&whole, (ek_module *[]){first, inner, last}, 3));
+  ek_module_free(first);
+  ek_module_free(inner);
+  ek_module_free(last);
+  return whole;
+}
+
+static void bench_open(struct bench *b, ek_mode mode, bool surrounded) {
+  *b = (struct bench){.group = ck_open("cpu:2", 1)};
+  struct ck_random random = ck_random_start(1);
+  for (int i = 0; i < SAMPLES * WIDTH; i++) {
+    b->x[i] = (float)ck_random_integer(&random, -3, 3);
+    b->t[i] = (float)ck_random_integer(&random, -3, 3);
+  }
+  b->fiend = fiend_create();
+  b->module = surrounded ? surround(&b->fiend->base) : ek_module_share(&b->fiend->base);
+  ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  ck_ok(ek_data_parallel_model_options_set_mode(&options, mode));
+  ck_ok(ek_mean_squared_error_create(&b->loss, EK_REDUCTION_MEAN));
+  ck_ok(ek_adamw_create(&b->rule, NULL));
+  ck_ok(ek_data_parallel_model_open(&b->model, b->group, b->module, &options));
+  ck_ok(ek_data_parallel_criterion_open(&b->criterion, b->model, b->loss, NULL));
+  ck_ok(ek_data_parallel_optimizer_open(&b->optimizer, b->model, b->rule, NULL));
+}
+
+static void bench_close(struct bench *b) {
+  ek_data_parallel_optimizer_free(b->optimizer);
+  ek_data_parallel_criterion_free(b->criterion);
+  ek_data_parallel_model_free(b->model);
+  ek_optimizer_free(b->rule);
+  ek_criterion_free(b->loss);
+  ek_module_free(b->module);
+  ek_module_free(&b->fiend->base);
+  ck_no_memory_held(b->group);
+  ek_group_close(b->group);
+}
+
+static ek_status step(struct bench *b, double *loss) {
+  const int64_t shape[] = {SAMPLES, WIDTH};
+  ek_tensor x, t;
+  ek_shards outputs = {0};
+  ek_step_result result = {0};
+  ck_ok(ek_tensor_host(&x, b->x, EK_F32, 2, shape));
+  ck_ok(ek_tensor_host(&t, b->t, EK_F32, 2, shape));
+  EK_TRY(ek_data_parallel_model_forward(b->model, &outputs, &x, 1, NULL));
+  ek_status status = ek_data_parallel_criterion_forward(b->criterion, &outputs, 1, &t, 1);
+  if (status == EK_OK) status = ek_data_parallel_criterion_backward(b->criterion, b->model, NULL);
+  if (status == EK_OK) status = ek_data_parallel_optimizer_step(b->optimizer, &result);
+  ek_shards_free(&outputs);
+  *loss = result.loss;
+  return status;
+}
+
+/* The losses of three steps that nothing disturbs. */
+static void undisturbed(double losses[3], ek_mode mode) {
+  struct bench b;
+  bench_open(&b, mode, true);
+  for (int i = 0; i < 3; i++) ck_ok(step(&b, &losses[i]));
+  bench_close(&b);
+}
+
+static const struct {
+  enum fault fault;
+  ek_status status;
+  const char *function, *text;
+} faults[] = {
+    {NO_OUTPUT, EK_ERR_STATE, "forward", "it gave no output number 0"},
+    {HOST_OUTPUT, EK_ERR_DEVICE, "forward", "output number 0 is in host memory, expected on "},
+    {OTHER_DEVICE_OUTPUT, EK_ERR_DEVICE, "forward", "output number 0 is on "},
+    {OTHER_TYPE_OUTPUT, EK_ERR_TYPE, "forward", "output number 0 is f64, expected f32"},
+    {FORWARD_WORKSPACE, EK_ERR_STATE, "forward", "512 B of workspace were not freed"},
+    {TAKES_IN_FORWARD, EK_ERR_STATE, "forward", "it takes more tensors back than it saved"},
+    {FAILS, EK_ERR_IO, "forward", "the disk is gone"},
+    {FAILS_WITHOUT_A_WORD, EK_ERR_IO, "forward", "the operating system refused to read or write"},
+    {NO_GRADIENT, EK_ERR_STATE, "backward", "the gradient of input number 0 was not given"},
+    {HOST_GRADIENT, EK_ERR_DEVICE, "backward",
+     "the gradient of input number 0 is in host memory, expected on "},
+    {OTHER_DEVICE_GRADIENT, EK_ERR_DEVICE, "backward", "the gradient of input number 0 is on "},
+    {OTHER_TYPE_GRADIENT, EK_ERR_TYPE, "backward",
+     "the gradient of input number 0 is f64, expected f32"},
+    {OTHER_SHAPE_GRADIENT, EK_ERR_SHAPE, "backward", "the gradient of input number 0 is [4 x "},
+    {SHORT_GRADIENT, EK_ERR_SHAPE, "backward", " x 4], expected ["},
+    {TAKES_TOO_LITTLE, EK_ERR_STATE, "backward", "it left saved tensors behind (activations): 1"},
+    {TAKES_TOO_MUCH, EK_ERR_STATE, "backward", "it takes more tensors back than it saved"},
+    {BACKWARD_WORKSPACE, EK_ERR_STATE, "backward", "512 B of workspace were not freed"},
+    {FAILS_BACK, EK_ERR_IO, "backward", "the disk is gone again"},
+};
+
+enum { INNER_FAULTS = sizeof faults / sizeof faults[0] };
+
+static int occurrences(const char *text, const char *part) {
+  int count = 0;
+  for (const char *at = text; (at = strstr(at, part)) != NULL; at++) count++;
+  return count;
+}
+
+/* Every fault in every mode, on either device and on both. */
+START_TEST(a_fault_is_named_and_costs_the_step_alone) {
+  const ek_mode mode = (ek_mode)(_i % CK_MODES);
+  const size_t devices[] = {0, 1, SIZE_MAX};
+  const int which = _i / CK_MODES;
+  double want[3], got = 0;
+  char text[160];
+  undisturbed(want, mode);
+  for (size_t d = 0; d < 3; d++) {
+    struct bench b;
+    bench_open(&b, mode, true);
+    ck_ok(step(&b, &got));
+    b.fiend->fault = faults[which].fault;
+    b.fiend->device = devices[d];
+    snprintf(text, sizeof text, "1.0 (fiend), %s: ", faults[which].function);
+    ek_error_clear();
+    const ek_status status = step(&b, &got);
+    const char *message = ek_error_message();
+    ck_assert_msg(status == faults[which].status, "fault %d gave %s: %s", (int)faults[which].fault,
+                  ek_status_name(status), message);
+    ck_assert_msg(strstr(message, text) != NULL && strstr(message, faults[which].text) != NULL,
+                  "fault %d: \"%s\" does not say \"%s\" and \"%s\"", (int)faults[which].fault,
+                  message, text, faults[which].text);
+    ck_assert_msg(occurrences(message, "fiend") == 1 && occurrences(message, "sequential") == 0,
+                  "named more than once: %s", message);
+    for (size_t k = 0; k < 2; k++) ek_tensor_free(&leaked[k]);
+    b.fiend->fault = NO_FAULT;
+    for (int i = 1; i < 3; i++) {
+      ck_ok(step(&b, &got));
+      ck_assert_double_eq(got, want[i]);
+    }
+    bench_close(&b);
+  }
+}
+END_TEST
+
+/* What comes out of a model must fit its samples, and have a gradient. */
+START_TEST(a_root_gives_rows_for_its_samples) {
+  static const struct {
+    enum fault fault;
+    ek_status status;
+    const char *text;
+  } roots[] = {
+      {FEWER_ROWS, EK_ERR_SHAPE, "fiend, forward: output number 0 has 2 rows, expected a multiple"},
+      {NO_ROWS, EK_ERR_SHAPE, "of the 3 samples"},
+      {INTEGERS, EK_ERR_TYPE, "fiend, forward: output number 0 is i32, which has no gradient"},
+      {HOST_OUTPUT, EK_ERR_DEVICE, "fiend, forward: output number 0 is in host memory"},
+      {NO_OUTPUT, EK_ERR_STATE, "fiend, forward: it gave no output number 0"},
+  };
+  struct bench b;
+  double loss = 0;
+  const ek_mode mode = (ek_mode)(_i % CK_MODES);
+  bench_open(&b, mode, false);
+  b.fiend->fault = roots[_i / CK_MODES].fault;
+  b.fiend->device = 0;
+  ck_fails(step(&b, &loss), roots[_i / CK_MODES].status, roots[_i / CK_MODES].text);
+  b.fiend->fault = NO_FAULT;
+  ck_ok(step(&b, &loss));
+  bench_close(&b);
+}
+END_TEST
+
+/* Nobody follows: integers may come out. */
+START_TEST(a_root_without_gradient_may_give_integers) {
+  struct bench b;
+  bench_open(&b, EK_MODE_REPLICATED, false);
+  const int64_t shape[] = {SAMPLES, WIDTH};
+  ek_tensor x;
+  ek_shards outputs = {0};
+  ek_forward_options options = EK_FORWARD_OPTIONS_INIT;
+  options.gradient = false;
+  b.fiend->fault = INTEGERS;
+  b.fiend->device = SIZE_MAX;
+  ck_ok(ek_tensor_host(&x, b.x, EK_F32, 2, shape));
+  ck_ok(ek_data_parallel_model_forward(b.model, &outputs, &x, 1, &options));
+  ck_assert_int_eq(outputs.parts[1].type, EK_I32);
+  ek_shards_free(&outputs);
+  bench_close(&b);
+}
+END_TEST
+
+/* The device is full within a module: its path is named, and the device once. */
+START_TEST(a_full_device_names_the_module) {
+  struct bench b;
+  double loss = 0;
+  bench_open(&b, EK_MODE_REPLICATED, true);
+  ck_ok(step(&b, &loss));
+  int named = 0;
+  for (uint64_t n = 1; n < 200; n++) {
+    ck_ok(ek_memory_fail_at(ek_group_device(b.group, 1), n));
+    ek_error_clear();
+    const ek_status status = step(&b, &loss);
+    ck_ok(ek_memory_fail_at(ek_group_device(b.group, 1), 0));
+    if (status == EK_OK) break;
+    ck_assert_int_eq(status, EK_ERR_OUT_OF_MEMORY);
+    const char *message = ek_error_message();
+    if (strstr(message, "0 (linear), forward: ") != NULL) named |= 1;
+    if (strstr(message, "2 (linear), forward: ") != NULL) named |= 2;
+    if (strstr(message, "2 (linear), backward: ") != NULL) named |= 4;
+    ck_assert_int_le(occurrences(message, "(linear)"), 1);
+    ck_assert_int_eq(occurrences(message, "sequential"), 0);
+  }
+  ck_assert_int_eq(named, 7);
+  bench_close(&b);
+}
+END_TEST
+
+/* ---- modules made of modules ---- */
+
+enum parent_fault {
+  PARENT_GOOD,
+  PARENT_SAVES_AFTER,    /* saves behind the child's forward, and does not take it back before */
+  PARENT_TAKES_CHILD,    /* takes what the child saved */
+  PARENT_SKIPS_CHILD,    /* never calls the child's backward */
+  PARENT_NO_INPUT,       /* runs the child on nothing */
+  PARENT_HOST_INPUT,     /* on host memory */
+  PARENT_NO_GRADIENT,    /* gives its backward nothing */
+  PARENT_OTHER_GRADIENT, /* a gradient of another shape */
+  PARENT_RECOVERS,       /* runs the child once more after it has failed */
+  PARENT_FAULTS
+};
+
+struct parent {
+  ek_module base;
+  enum parent_fault fault;
+  struct fiend *child;
+};
+
+static ek_status parent_parameters(const ek_module *self, ek_declaration *declaration) {
+  return ek_declare_module(declaration, "child", &((const struct parent *)self)->child->base);
+}
+
+static ek_status parent_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                                ek_tensor *outputs) {
+  const struct parent *p = (const struct parent *)self;
+  ek_tensor other = {0};
+  if (p->fault == PARENT_HOST_INPUT) {
+    EK_TRY(ek_tensor_host(&other, host_numbers, EK_F32, 2, inputs[0].shape));
+  }
+  const bool wrong = p->fault == PARENT_NO_INPUT || p->fault == PARENT_HOST_INPUT;
+  if (p->fault == PARENT_RECOVERS) {
+    p->child->fault = FAILS;
+    const ek_status failed = ek_pass_forward(pass, 0, inputs, outputs);
+    p->child->fault = NO_FAULT;
+    if (failed != EK_ERR_IO) return EK_ERR_INTERNAL;
+  }
+  EK_TRY(ek_pass_forward(pass, 0, wrong ? &other : inputs, outputs));
+  return p->fault == PARENT_SAVES_AFTER ? ek_pass_save(pass, &outputs[0]) : EK_OK;
+}
+
+static ek_status parent_backward(const ek_module *self, ek_pass *pass,
+                                 const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+  const struct parent *p = (const struct parent *)self;
+  ek_tensor other = {0}, taken = {0};
+  if (p->fault == PARENT_SKIPS_CHILD) return ek_tensor_share(&grad_inputs[0], &grad_outputs[0]);
+  if (p->fault == PARENT_TAKES_CHILD) {
+    EK_TRY(ek_pass_take(&taken, pass));
+    ek_tensor_free(&taken);
+  }
+  const int64_t shape[] = {1, WIDTH};
+  if (p->fault == PARENT_OTHER_GRADIENT) EK_TRY(ek_pass_output(&other, pass, EK_F32, 2, shape));
+  const bool wrong = p->fault == PARENT_OTHER_GRADIENT || p->fault == PARENT_NO_GRADIENT;
+  const ek_status status = ek_pass_backward(pass, 0, wrong ? &other : grad_outputs, grad_inputs);
+  ek_tensor_free(&other);
+  return status;
+}
+
+static void parent_free(ek_module *self) { (void)self; }
+
+static const ek_module_ops parent_ops = {.size = sizeof(ek_module_ops),
+                                         .kind = "parent",
+                                         .parameters = parent_parameters,
+                                         .forward = parent_forward,
+                                         .backward = parent_backward,
+                                         .free = parent_free,
+                                         .types = EK_TYPES_F32};
+
+/* A forward and a backward by hand of {parent {child}}; what the one that fails says. */
+static ek_status run_parent(struct parent *p, ek_device *device) {
+  ek_module *root = NULL, *module = &p->base;
+  ek_replica *replica = NULL;
+  ek_pass *pass = NULL;
+  ck_ok(ek_sequential_create(&root, &module, 1));
+  ck_ok(ek_replica_open(&replica, device, root, NULL));
+  ck_ok(ek_pass_open(&pass, replica, NULL));
+  ek_tensor x = ck_upload(device, EK_F32, NULL, CK_SHAPE(3, WIDTH)), y = {0}, dx = {0};
+  ek_status status = ek_pass_run_forward(pass, &x, &y);
+  if (status == EK_OK) status = ek_pass_run_backward(pass, &x, &dx);
+  ck_assert(status == EK_OK || !ek_tensor_exists(&dx));
+  ek_tensor_free(&x);
+  ek_tensor_free(&y);
+  ek_tensor_free(&dx);
+  ek_pass_free(pass);
+  ek_replica_free(replica);
+  ek_module_free(root);
+  return status;
+}
+
+START_TEST(a_parent_is_named_for_what_it_does_to_its_child) {
+  static const struct {
+    ek_status status;
+    const char *text;
+  } want[PARENT_FAULTS] = {
+      [PARENT_GOOD] = {EK_OK, ""},
+      [PARENT_SAVES_AFTER] =
+          {EK_ERR_STATE, "0 (parent), backward: backward of 0.child (fiend): tensors that were "
+                         "saved after its forward are still there: 1"},
+      [PARENT_TAKES_CHILD] = {EK_ERR_STATE,
+                              "0 (parent), backward: backward of 0.child (fiend): tensors that its "
+                              "forward saved are gone: 1"},
+      [PARENT_SKIPS_CHILD] =
+          {EK_ERR_STATE, "0 (parent), backward: it left saved tensors behind (activations): 2"},
+      [PARENT_NO_INPUT] = {EK_ERR_INVALID_ARGUMENT,
+                           "0 (parent), forward: ek_pass_forward: there is no tensor number 0"},
+      [PARENT_HOST_INPUT] = {EK_ERR_DEVICE, "0 (parent), forward: ek_pass_forward: tensor number 0 "
+                                            "is in host memory"},
+      [PARENT_NO_GRADIENT] = {EK_ERR_INVALID_ARGUMENT,
+                              "0 (parent), backward: backward of 0.child (fiend): there is no "
+                              "tensor number 0"},
+      [PARENT_OTHER_GRADIENT] = {EK_ERR_SHAPE,
+                                 "0 (parent), backward: the gradient of output number 0 is [1 x "
+                                 "4], expected [3 x 4]"},
+      [PARENT_RECOVERS] = {EK_OK, ""},
+  };
+  ek_group *group = ck_open("cpu:1", 1);
+  struct parent p = {.fault = (enum parent_fault)_i, .child = fiend_create()};
+  p.child->device = SIZE_MAX;
+  ck_ok(ek_module_init(&p.base, &parent_ops, 1, 1));
+  if (want[_i].status == EK_OK) {
+    ck_ok(run_parent(&p, ek_group_device(group, 0)));
+  } else {
+    ck_fails(run_parent(&p, ek_group_device(group, 0)), want[_i].status, want[_i].text);
+  }
+  ek_module_free(&p.child->base);
+  ck_no_memory_held(group);
+  ek_group_close(group);
+}
+END_TEST
+
+/* ---- what the checks cost ---- */
+
+/* The tables of a pass have grown in the first step; a later one asks the host for no memory. */
+START_TEST(a_step_takes_no_memory_of_the_host) {
+  struct bench b;
+  double loss = 0;
+  bench_open(&b, (ek_mode)_i, true);
+  for (int i = 0; i < 2; i++) ck_ok(step(&b, &loss));
+  for (int i = 0; i < 3; i++) {
+    ek_host_memory_fail_at(1);
+    ck_ok(step(&b, &loss));
+  }
+  ek_host_memory_fail_at(0);
+  bench_close(&b);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("misbehaviour");
+  TCase *inner = ck_case(suite, "modules");
+  tcase_add_loop_test(inner, a_fault_is_named_and_costs_the_step_alone, 0, INNER_FAULTS * CK_MODES);
+  tcase_add_loop_test(inner, a_root_gives_rows_for_its_samples, 0, 5 * CK_MODES);
+  tcase_add_test(inner, a_root_without_gradient_may_give_integers);
+  tcase_add_test(inner, a_full_device_names_the_module);
+  TCase *parents = ck_case(suite, "parents");
+  tcase_add_loop_test(parents, a_parent_is_named_for_what_it_does_to_its_child, 0, PARENT_FAULTS);
+  TCase *cost = ck_case(suite, "cost");
+  tcase_add_loop_test(cost, a_step_takes_no_memory_of_the_host, 0, CK_MODES);
+  return suite;
+}
+
+CK_MAIN(make_suite)
