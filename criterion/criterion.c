@@ -92,12 +92,24 @@ ek_criterion *ek_criterion_share(ek_criterion *criterion) {
   return criterion;
 }
 
+/* One after the other and not within one another, as modules are: a nest takes no stack. */
+static _Thread_local bool freeing;
+static _Thread_local ek_criterion *to_free;
+
 void ek_criterion_free(ek_criterion *criterion) {
   if (criterion == NULL) return;
   /* Whoever drops the last reference must see what the others did before they dropped theirs. */
-  if (__atomic_sub_fetch(&criterion->references, 1, __ATOMIC_ACQ_REL) == 0) {
-    criterion->ops->free(criterion);
+  if (__atomic_sub_fetch(&criterion->references, 1, __ATOMIC_ACQ_REL) != 0) return;
+  criterion->next = to_free;
+  to_free = criterion;
+  if (freeing) return;
+  freeing = true;
+  while (to_free != NULL) {
+    ek_criterion *next = to_free;
+    to_free = next->next;
+    next->ops->free(next);
   }
+  freeing = false;
 }
 
 /* ---- for a criterion: where it runs and what it may use ---- */
@@ -235,6 +247,10 @@ static ek_status check_child(const ek_criterion_pass *pass, const ek_criterion *
   struct ek__criterion_counts counts;
   EK_TRY(ek__criterion_count(&counts, child));
   EK_TRY(ek__types_check(EK__TABLE_TYPES(child->ops), pass->type, child->ops->kind));
+  if (pass->depth == EK_MAX_CRITERION_DEPTH) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: criteria nest deeper than %d", kind_of(pass),
+                        EK_MAX_CRITERION_DEPTH);
+  }
   const size_t there = pass->running->constant_count;
   if (first_constant > there || child->constant_count > there - first_constant) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
@@ -245,18 +261,31 @@ static ek_status check_child(const ek_criterion_pass *pass, const ek_criterion *
   return EK_OK;
 }
 
+/* The child's function runs: what it asks the pass for is its own. */
+static const ek_criterion *begin_child(ek_criterion_pass *pass, const ek_criterion *child,
+                                       size_t first_constant) {
+  const ek_criterion *parent = pass->running;
+  pass->running = child;
+  pass->first_constant += first_constant;
+  pass->depth++;
+  return parent;
+}
+
+static void end_child(ek_criterion_pass *pass, const ek_criterion *parent, size_t first_constant) {
+  pass->depth--;
+  pass->first_constant -= first_constant;
+  pass->running = parent;
+}
+
 ek_status ek_criterion_pass_forward(ek_criterion_pass *pass, const ek_criterion *child,
                                     size_t first_constant, const ek_tensor *outputs,
                                     const ek_tensor *targets, ek_tensor *totals) {
   if (pass == NULL) return no_pass();
   EK_TRY(check_phase(pass, EK__CRITERION_IN_FORWARD, "a child's forward was asked for"));
   EK_TRY(check_child(pass, child, first_constant));
-  const ek_criterion *parent = pass->running;
-  pass->running = child;
-  pass->first_constant += first_constant;
+  const ek_criterion *parent = begin_child(pass, child, first_constant);
   const ek_status status = child->ops->forward(child, pass, outputs, targets, totals);
-  pass->first_constant -= first_constant;
-  pass->running = parent;
+  end_child(pass, parent, first_constant);
   return status;
 }
 
@@ -267,11 +296,8 @@ ek_status ek_criterion_pass_backward(ek_criterion_pass *pass, const ek_criterion
   if (pass == NULL) return no_pass();
   EK_TRY(check_phase(pass, EK__CRITERION_IN_BACKWARD, "a child's backward was asked for"));
   EK_TRY(check_child(pass, child, first_constant));
-  const ek_criterion *parent = pass->running;
-  pass->running = child;
-  pass->first_constant += first_constant;
+  const ek_criterion *parent = begin_child(pass, child, first_constant);
   const ek_status status = child->ops->backward(child, pass, outputs, targets, scales, gradients);
-  pass->first_constant -= first_constant;
-  pass->running = parent;
+  end_child(pass, parent, first_constant);
   return status;
 }

@@ -44,6 +44,7 @@ struct ek_criterion_pass {
 
   /* The criterion whose function runs, and where its constants begin; `criterion` in between. */
   const ek_criterion *running;
+  int depth; /* of it: 0 for `criterion` */
   size_t first_constant;
   ek_tensor constants[EK_MAX_CONSTANTS];
 

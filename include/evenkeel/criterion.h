@@ -54,7 +54,8 @@ typedef struct ek_criterion_ops {
   ek_status (*backward)(const ek_criterion *self, ek_criterion_pass *pass, const ek_tensor *outputs,
                         const ek_tensor *targets, const ek_tensor *scales, ek_tensor *gradients);
 
-  /* Required. */
+  /* Required. Drops its references to children, too; these are freed when it returns, as in
+   * module.h. */
   void (*free)(ek_criterion *self);
 
   /*
@@ -82,7 +83,8 @@ struct ek_criterion {
    * of the model. */
   const ek_tensor *constants;
   size_t constant_count; /* 0 to EK_MAX_CONSTANTS */
-  int references;
+  int references;        /* kept by the library, as is the next one */
+  ek_criterion *next;
 };
 
 /*
@@ -126,6 +128,9 @@ EK_API EK_CHECKED ek_status ek_criterion_pass_losses(ek_criterion_pass *pass,
 /* In backward, the factor of every single loss that the caller of a `none` criterion gave; false if
  * there is none (then all are 1). The tensor is a loan. */
 EK_API bool ek_criterion_pass_loss_factors(ek_tensor *factors, const ek_criterion_pass *pass);
+
+/* The deepest that criteria made of others may nest: EK_ERR_INVALID_ARGUMENT beyond. */
+#define EK_MAX_CRITERION_DEPTH 64
 
 /* For a criterion made of others: the child's forward and backward within the same pass. */
 EK_API EK_CHECKED ek_status ek_criterion_pass_forward(ek_criterion_pass *pass,

@@ -71,7 +71,11 @@ typedef struct ek_module_ops {
   ek_status (*backward)(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
                         ek_tensor *grad_inputs);
 
-  /* Required. Frees the description itself, after the last reference is gone. */
+  /*
+   * Required. Frees the description itself, after the last reference is gone, and drops its
+   * references to children. A child whose last one that was is freed when this returns, so that
+   * nesting takes no stack: it has memory of its own.
+   */
   void (*free)(ek_module *self);
 
   /*
@@ -88,7 +92,8 @@ struct ek_module {
   const ek_module_ops *ops;
   size_t inputs;  /* how many tensors go in: 1 to EK_MAX_TENSORS */
   size_t outputs; /* how many come out: 1 to EK_MAX_TENSORS */
-  int references; /* kept by the library */
+  int references; /* kept by the library, as is the next one */
+  ek_module *next;
 };
 
 /*
@@ -101,7 +106,7 @@ EK_API EK_CHECKED ek_status ek_module_init(ek_module *module, const ek_module_op
 /* Takes another reference and returns `module` (NULL for NULL). Safe from any thread. */
 EK_API ek_module *ek_module_share(ek_module *module);
 
-/* Drops a reference; the last one frees the module. NULL is legal. */
+/* Drops a reference; the last one frees the module, and then its children. NULL is legal. */
 EK_API void ek_module_free(ek_module *module);
 
 /* ---- declaring, inside `parameters` ---- */

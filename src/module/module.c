@@ -49,9 +49,26 @@ ek_module *ek_module_share(ek_module *module) {
   return module;
 }
 
+/*
+ * A parent's `free` drops its children, whose `free` drop theirs: called within one another, a deep
+ * nest would overflow the stack. So a thread that is freeing one already puts it into a queue.
+ */
+static _Thread_local bool freeing;
+static _Thread_local ek_module *to_free;
+
 void ek_module_free(ek_module *module) {
   if (module == NULL) return;
-  if (__atomic_fetch_sub(&module->references, 1, __ATOMIC_ACQ_REL) == 1) module->ops->free(module);
+  if (__atomic_fetch_sub(&module->references, 1, __ATOMIC_ACQ_REL) != 1) return;
+  module->next = to_free;
+  to_free = module;
+  if (freeing) return;
+  freeing = true;
+  while (to_free != NULL) {
+    ek_module *next = to_free;
+    to_free = next->next;
+    next->ops->free(next);
+  }
+  freeing = false;
 }
 
 /* ---- declarations ---- */
