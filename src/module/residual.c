@@ -48,8 +48,8 @@ static const ek_module_ops residual_ops = {.size = sizeof(ek_module_ops),
                                            .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 ek_status ek_residual_create(ek_module **module, ek_module *inner) {
-  if (inner == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "residual: inner module is NULL");
+  if (inner == NULL || inner->ops == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "residual: inner module is NULL, or no module");
   }
   if (inner->inputs != 1 || inner->outputs != 1) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,

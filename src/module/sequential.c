@@ -56,8 +56,9 @@ static ek_status check_modules(ek_module *const *modules, size_t count) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "sequential: there is no module");
   }
   for (size_t i = 0; i < count; i++) {
-    if (modules[i] == NULL) {
-      return ek_error_set(EK_ERR_INVALID_ARGUMENT, "sequential: module %zu is NULL", i);
+    if (modules[i] == NULL || modules[i]->ops == NULL) {
+      return ek_error_set(EK_ERR_INVALID_ARGUMENT, "sequential: module %zu is NULL, or no module",
+                          i);
     }
     if (i > 0 && modules[i]->inputs != modules[i - 1]->outputs) {
       return ek_error_set(EK_ERR_INVALID_ARGUMENT,

@@ -322,6 +322,24 @@ START_TEST(a_criterion_and_an_optimizer_know_the_type) {
 }
 END_TEST
 
+/* ---- names ---- */
+
+START_TEST(a_full_device_names_the_criterion) {
+  struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
+  ek_criterion *c = ck_absolute_error(some_weights, EK_REDUCTION_MEAN, CK_NO_FAULT, NULL);
+  ek_criterion_pass *pass = NULL;
+  ck_ok(ek_criterion_pass_open(&pass, rig->device, c, NULL));
+  ek_tensor *y = ck_tensor(rig, ck_zeros(rig, 6), CK_SHAPE(2, 3));
+  ek_tensor *totals = ck_blank(rig, EK_F64, CK_SHAPE(1, 2));
+  ck_ok(ek_memory_fail_at(rig->device, 1));
+  ck_fails(ek_criterion_pass_run_forward(pass, y, y, totals), EK_ERR_OUT_OF_MEMORY, "absolute: ");
+  ck_ok(ek_memory_fail_at(rig->device, 0));
+  ek_criterion_pass_free(pass);
+  ek_criterion_free(c);
+  ck_rig_close(rig);
+}
+END_TEST
+
 static Suite *make_suite(void) {
   Suite *suite = suite_create("contract");
   TCase *numbers = ck_case(suite, "counts");
@@ -331,9 +349,10 @@ static Suite *make_suite(void) {
   tcase_add_test(numbers, a_part_whose_counts_change_is_refused);
   tcase_add_loop_test(numbers, a_module_is_not_opened_with_counts_out_of_bounds, 0, 6);
   tcase_add_loop_test(numbers, a_module_whose_counts_change_is_refused, 0, 6 * CK_MODES);
-  TCase *types = ck_case(suite, "types");
+  TCase *types = ck_case(suite, "types and names");
   tcase_add_loop_test(types, a_model_is_opened_in_a_type_that_its_modules_know, 0, TABLES);
   tcase_add_test(types, a_criterion_and_an_optimizer_know_the_type);
+  tcase_add_test(types, a_full_device_names_the_criterion);
   return suite;
 }
 

@@ -1,8 +1,8 @@
 /*
  * check_nesting.c - modules and criteria within one another, deeper than any stack.
  *
- * They are made and freed one after the other (three million were tried); what would have to run within one another is refused
- * with a status.
+ * They are made and freed one after the other (three million were tried); what would have to run
+ * within one another is refused with a status.
  */
 #include <stdlib.h>
 
