@@ -43,4 +43,8 @@ function(evenkeel_library_flags target)
   target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}/include"
                                                "${PROJECT_SOURCE_DIR}/src")
   target_link_libraries(${target} PRIVATE Threads::Threads)
+  if(NOT EVENKEEL_SANITIZE)
+    # A program may call the library on a small stack; large tiles lie in scratch (cpu/team.h).
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:C>:-Wframe-larger-than=16384>)
+  endif()
 endfunction()

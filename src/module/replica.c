@@ -38,7 +38,7 @@ ek_tensor ek__replica_gradient(const ek_replica *replica, size_t parameter) {
 
 /* ---- initial values ---- */
 
-enum { CHUNK = 4096 }; /* elements computed at a time; a multiple of 4 */
+enum { CHUNK = 1024 }; /* elements computed at a time; a multiple of 4 */
 
 /* 32 bits that depend on a name: FNV-1a (Fowler, Noll, Vo). */
 static uint32_t hash_name(const char *name) {

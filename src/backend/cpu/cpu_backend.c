@@ -70,13 +70,26 @@ static void run_part(void *raw, int part, int parts) {
   if (begin < end) job->function(job->args, begin, end);
 }
 
+/* As many threads as have enough to do. */
+static int parts_of(const struct ek__team *team, int64_t count, int64_t least) {
+  const int64_t most = count / least;
+  const int threads = ek__team_threads(team);
+  return most < 1 ? 1 : most < threads ? (int)most : threads;
+}
+
+void ek__cpu_range_with_scratch(ek_stream *stream, ek__range_function *function, const void *args,
+                                int64_t count) {
+  if (count <= 0) return;
+  struct ek__team *team = ek__stream_backend(stream);
+  struct range_job job = {function, args, count, 1};
+  ek__team_run_with_scratch(team, parts_of(team, count, 1), run_part, &job);
+}
+
 void ek__cpu_range(ek_stream *stream, ek__range_function *function, const void *args, int64_t count,
                    int64_t least) {
   if (count <= 0) return;
   struct ek__team *team = ek__stream_backend(stream);
-  const int64_t most = count / least;
-  const int threads = ek__team_threads(team);
-  const int parts = most < threads ? (int)most : threads;
+  const int parts = parts_of(team, count, least);
   if (parts <= 1) {
     function(args, 0, count);
     return;

@@ -40,8 +40,8 @@ typedef void ek__range_function(const void *args, int64_t begin, int64_t end);
   X(lookup_forward)         /* rows; lookup_args */                                                \
   X(lookup_backward)        /* columns; lookup_args */                                             \
   X(positions_backward)     /* positions; lookup_args */                                           \
-  X(attention_forward)      /* heads of all samples; attention_job */                              \
-  X(attention_backward)     /* heads of all samples; attention_job */                              \
+  X(attention_forward)      /* heads of all samples; attention_job; needs scratch */               \
+  X(attention_backward)     /* heads of all samples; attention_job; needs scratch */               \
   X(cross_entropy_forward)  /* rows; loss_job */                                                   \
   X(cross_entropy_backward) /* rows; loss_job */                                                   \
   X(cross_entropy_gradient) /* rows; loss_job */                                                   \
@@ -51,7 +51,7 @@ typedef void ek__range_function(const void *args, int64_t begin, int64_t end);
   X(adamw)                  /* elements; update_job */                                             \
   X(square_norm)            /* chunks; norm_job */                                                 \
   X(reduce)                 /* elements; reduce_args */                                            \
-  X(product)                /* rows of c; gemm */
+  X(product)                /* rows of c; gemm; needs scratch */
 
 struct ek__cpu_functions {
 #define EK__CPU_MEMBER(name) ek__range_function *name;
@@ -135,6 +135,10 @@ const char *ek__cpu_isa_name(void);
  */
 void ek__cpu_range(ek_stream *stream, ek__range_function *function, const void *args, int64_t count,
                    int64_t least);
+
+/* The same for range functions that need scratch (team.h), with at least one item per thread. */
+void ek__cpu_range_with_scratch(ek_stream *stream, ek__range_function *function, const void *args,
+                                int64_t count);
 
 /* c = alpha a' b' + beta c on the calling thread alone; row-major with leading dimensions. All of
  * m, n and k are at least 1. */

@@ -70,7 +70,7 @@ static ek_status add_product(ek_stream *stream, const struct ek__matmul_args *ar
   if (work < 1e6) parts = 1;
   if (parts > longest) parts = longest > 1 ? (int)longest : 1;
   if (parts > EK__MAX_TEAM) parts = EK__MAX_TEAM;
-  ek__team_run(team, parts, multiply_part, &product);
+  ek__team_run_with_scratch(team, parts, multiply_part, &product);
   for (int part = 0; part < parts; part++) {
     if (product.status[part] != EK_OK) {
       return ek_error_set(product.status[part], "matmul failed in thread %d of the device", part);

@@ -12,8 +12,9 @@
  * sequentially consistent, so one of the two always sees the other.
  *
  * A caller that finds another one in the team does not wait: it does all parts itself. What a part
- * does follows from its number alone, so the result is the same to the bit. A child of fork(),
- * where there are no helpers, does the same.
+ * does follows from its number alone, so the result is the same to the bit. Only who needs scratch
+ * waits, because there is one for the caller. A child of fork(), where there are no helpers and
+ * `inside` may be locked for ever, does all parts itself.
  */
 #include "backend/cpu/team.h"
 
@@ -31,6 +32,7 @@
 struct helper {
   pthread_t thread;
   struct ek__team *team;
+  struct ek__scratch *scratch;
   int part;
 };
 
@@ -40,8 +42,10 @@ struct ek__team {
   void *arg;
   int parts;
   bool stop;
-  unsigned process; /* core/process.h: whose threads the helpers are */
-  atomic_bool busy; /* a caller is inside */
+  unsigned process;            /* core/process.h: whose threads the helpers are */
+  pthread_mutex_t inside;      /* held by the caller that runs the team */
+  void *memory;                /* of all scratch */
+  struct ek__scratch *scratch; /* of the caller that is inside */
   atomic_uint ticket;
   atomic_int pending;  /* helpers that have not answered the current ticket */
   atomic_int sleepers; /* helpers that wait on `wake` */
@@ -50,6 +54,12 @@ struct ek__team {
   pthread_cond_t wake, done;
   struct helper helpers[];
 };
+
+static _Thread_local struct ek__scratch *scratch_of_this_thread;
+
+struct ek__scratch *ek__team_scratch(void) {
+  return scratch_of_this_thread;
+}
 
 static inline void relax(void) {
 #if defined(__x86_64__) || defined(__i386__)
@@ -81,6 +91,7 @@ static void *helper_main(void *raw) {
   const struct helper *helper = raw;
   struct ek__team *team = helper->team;
   unsigned seen = 0;
+  scratch_of_this_thread = helper->scratch;
   for (;;) {
     wait_for_ticket(team, seen);
     seen++;
@@ -110,26 +121,43 @@ static void wait_for_answers(struct ek__team *team) {
   pthread_mutex_unlock(&team->mutex);
 }
 
+/* One more than there are threads, to have room to align them. */
+static ek_status open_scratch(struct ek__team *team) {
+  const size_t size = sizeof(struct ek__scratch);
+  team->memory = ek__calloc((size_t)team->threads + 1, size);
+  if (!team->memory) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no memory for a team of threads");
+  const uintptr_t start = ((uintptr_t)team->memory + 63) / 64 * 64;
+  team->scratch = (struct ek__scratch *)start;
+  for (int i = 0; i < team->threads - 1; i++) team->helpers[i].scratch = team->scratch + i + 1;
+  return EK_OK;
+}
+
+static ek_status start_helpers(struct ek__team *team) {
+  for (int i = 0; i < team->threads - 1; i++) {
+    struct helper *helper = &team->helpers[i];
+    helper->team = team;
+    helper->part = i + 1;
+    EK_TRY(ek__thread_start(&helper->thread, EK__HELPER_STACK, helper_main, helper));
+    team->started++;
+  }
+  return EK_OK;
+}
+
 ek_status ek__team_open(struct ek__team **result, int threads) {
   const size_t helpers = (size_t)(threads - 1);
   struct ek__team *team = ek__calloc(1, sizeof *team + helpers * sizeof team->helpers[0]);
   if (!team) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no memory for a team of threads");
   team->threads = threads;
   team->process = ek__process_number();
+  pthread_mutex_init(&team->inside, NULL);
   pthread_mutex_init(&team->mutex, NULL);
   pthread_cond_init(&team->wake, NULL);
   pthread_cond_init(&team->done, NULL);
-  for (int i = 0; i < threads - 1; i++) {
-    struct helper *helper = &team->helpers[i];
-    helper->team = team;
-    helper->part = i + 1;
-    const ek_status status =
-        ek__thread_start(&helper->thread, EK__HELPER_STACK, helper_main, helper);
-    if (status != EK_OK) {
-      ek__team_close(team);
-      return status;
-    }
-    team->started++;
+  ek_status status = open_scratch(team);
+  if (status == EK_OK) status = start_helpers(team);
+  if (status != EK_OK) {
+    ek__team_close(team);
+    return status;
   }
   *result = team;
   return EK_OK;
@@ -145,21 +173,20 @@ void ek__team_close(struct ek__team *team) {
   pthread_cond_destroy(&team->done);
   pthread_cond_destroy(&team->wake);
   pthread_mutex_destroy(&team->mutex);
+  pthread_mutex_destroy(&team->inside);
+  ek__free(team->memory);
   ek__free(team);
 }
 
 int ek__team_threads(const struct ek__team *team) { return team->threads; }
 
-void ek__team_run(struct ek__team *team, int parts, ek__team_function *function, void *arg) {
-  if (parts <= 1) {
-    function(arg, 0, 1);
-    return;
-  }
-  if (team->process != ek__process_number() ||
-      atomic_exchange_explicit(&team->busy, true, memory_order_acquire)) {
-    for (int part = 0; part < parts; part++) function(arg, part, parts);
-    return;
-  }
+/* All parts on this thread. */
+static void run_here(int parts, ek__team_function *function, void *arg) {
+  for (int part = 0; part < parts; part++) function(arg, part, parts);
+}
+
+/* By the caller that is inside. */
+static void run_together(struct ek__team *team, int parts, ek__team_function *function, void *arg) {
   team->function = function;
   team->arg = arg;
   team->parts = parts;
@@ -167,5 +194,29 @@ void ek__team_run(struct ek__team *team, int parts, ek__team_function *function,
   raise_ticket(team);
   function(arg, 0, parts);
   wait_for_answers(team);
-  atomic_store_explicit(&team->busy, false, memory_order_release);
+}
+
+void ek__team_run(struct ek__team *team, int parts, ek__team_function *function, void *arg) {
+  if (parts <= 1 || team->process != ek__process_number() ||
+      pthread_mutex_trylock(&team->inside) != 0) {
+    run_here(parts, function, arg);
+    return;
+  }
+  run_together(team, parts, function, arg);
+  pthread_mutex_unlock(&team->inside);
+}
+
+void ek__team_run_with_scratch(struct ek__team *team, int parts, ek__team_function *function,
+                               void *arg) {
+  const bool child = team->process != ek__process_number();
+  struct ek__scratch *before = scratch_of_this_thread;
+  if (!child) pthread_mutex_lock(&team->inside);
+  scratch_of_this_thread = team->scratch;
+  if (child || parts <= 1) {
+    run_here(parts, function, arg);
+  } else {
+    run_together(team, parts, function, arg);
+  }
+  scratch_of_this_thread = before;
+  if (!child) pthread_mutex_unlock(&team->inside);
 }

@@ -8,6 +8,10 @@
  *
  * Any thread may run a team; while one does, others do all their parts themselves. Parts may not
  * wait for each other. With one thread, or one part, a run is a plain call.
+ *
+ * Tiles that are too large for a stack lie in scratch memory, of which every thread of a team has
+ * its own. Functions that need it are run by ek__team_run_with_scratch(), which waits for other
+ * callers.
  */
 #ifndef EK_CPU_TEAM_H
 #define EK_CPU_TEAM_H
@@ -25,10 +29,19 @@ ek_status ek__team_open(struct ek__team **team, int threads);
 /* Stops and joins the helpers. NULL is legal. */
 void ek__team_close(struct ek__team *team);
 
+struct ek__scratch { /* what one thread needs at a time; a product may be part of attention */
+  _Alignas(64) char tiles[64 << 10];   /* isa_attend.c */
+  _Alignas(64) char panels[152 << 10]; /* isa_products.c */
+};
+
 int ek__team_threads(const struct ek__team *team);
 
 /* 1 <= parts <= threads. */
 void ek__team_run(struct ek__team *team, int parts, ek__team_function *function, void *arg);
+void ek__team_run_with_scratch(struct ek__team *team, int parts, ek__team_function *function,
+                               void *arg);
+/* Of the calling thread, while it runs a part of ek__team_run_with_scratch(). */
+struct ek__scratch *ek__team_scratch(void);
 
 /*
  * The piece of 0 .. count - 1 that belongs to a part. Pieces begin at multiples of `grain`, so that

@@ -1,7 +1,7 @@
 /*
  * isa_attend.c - causal self-attention in f32, one head of one sample at a time.
  *
- * Scores live in a tile of ROWS queries by COLUMNS keys on the stack and never in memory. Tiles
+ * Scores live in a tile of ROWS queries by COLUMNS keys, in scratch and never in memory. Tiles
  * above the diagonal are not computed. The products of tiles read straight from qkv and write
  * straight to the results, by their leading dimensions, so nothing is copied.
  *   forward   per tile of queries: over the tiles of keys, an online softmax
@@ -20,6 +20,15 @@
 ek__range_function EK_ISA_NAME(attention_forward), EK_ISA_NAME(attention_backward);
 
 typedef float tile[ROWS][COLUMNS];
+
+struct tiles {
+  _Alignas(64) tile p, dp;
+};
+_Static_assert(sizeof(struct tiles) <= sizeof((struct ek__scratch *)0)->tiles, "scratch");
+
+static struct tiles *tiles_of_this_thread(void) {
+  return (struct tiles *)(void *)ek__team_scratch()->tiles;
+}
 
 /* One head of one sample. */
 struct head {
@@ -186,7 +195,7 @@ static void softmax_tile(const struct head *head, tile t, struct online *online,
 }
 
 static void forward_rows(const struct head *head, int64_t query, int64_t rows) {
-  tile t;
+  float(*t)[COLUMNS] = tiles_of_this_thread()->p;
   struct online online;
   for (int64_t r = 0; r < rows; r++) {
     online.largest[r] = -INFINITY;
@@ -252,7 +261,8 @@ static void slope_row(float *dp, float *p, float lse, float delta, float scale, 
 }
 
 static void backward_rows(const struct head *head, int64_t query, int64_t rows) {
-  tile p, dp;
+  struct tiles *tiles = tiles_of_this_thread();
+  float(*p)[COLUMNS] = tiles->p, (*dp)[COLUMNS] = tiles->dp;
   float delta[ROWS];
   const float *q = head->q + query * head->step, *dout = head->dout + query * head->out_step;
   for (int64_t r = 0; r < rows; r++) {

@@ -35,6 +35,8 @@ struct panels {
   _Alignas(64) float b[COLUMNS * DEPTH];
 };
 
+_Static_assert(sizeof(struct panels) <= sizeof((struct ek__scratch *)0)->panels, "scratch");
+
 /* Part of a or b: element (line, p) lies at x + line * line_step + p * depth_step. */
 struct view {
   const float *x;
@@ -119,18 +121,18 @@ void EK_ISA_NAME(product)(const void *raw, int64_t begin, int64_t end) {
   const struct ek__gemm *g = raw;
   const int64_t a_line = g->transpose_a ? 1 : g->lda, a_depth = g->transpose_a ? g->lda : 1;
   const int64_t b_line = g->transpose_b ? g->ldb : 1, b_depth = g->transpose_b ? 1 : g->ldb;
-  struct panels panels;
+  struct panels *panels = (struct panels *)(void *)ek__team_scratch()->panels;
   for (int64_t j = 0; j < g->n; j += COLUMNS) {
     for (int64_t p = 0; p < g->k; p += DEPTH) {
       const int64_t depth = at_most(g->k - p, DEPTH);
       const struct view b = {(const float *)g->b + j * b_line + p * b_depth, b_line, b_depth,
                              at_most(g->n - j, COLUMNS), depth};
-      pack(panels.b, WIDE, &b);
+      pack(panels->b, WIDE, &b);
       for (int64_t i = begin; i < end; i += LINES) {
         const struct view a = {(const float *)g->a + i * a_line + p * a_depth, a_line, a_depth,
                                at_most(end - i, LINES), depth};
-        pack(panels.a, ROWS, &a);
-        multiply_blocks(g, (float *)g->c + i * g->ldc + j, p == 0 ? g->beta : 1.0, &panels, &a, &b);
+        pack(panels->a, ROWS, &a);
+        multiply_blocks(g, (float *)g->c + i * g->ldc + j, p == 0 ? g->beta : 1.0, panels, &a, &b);
       }
     }
   }
