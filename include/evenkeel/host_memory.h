@@ -1,8 +1,9 @@
 /*
  * host_memory.h - a switch for tests of what happens when the host runs out of memory.
  *
- * The library takes a little memory of the host for descriptions and tables, never for tensors, and
- * none inside a training step that has run before.
+ * The library takes a little memory of the host for descriptions and tables, address space for the
+ * arenas of CPU devices, and threads; none of it inside a training step that has run before. (What
+ * oneDNN takes during a product is its own, and is not counted here.)
  */
 #ifndef EVENKEEL_HOST_MEMORY_H
 #define EVENKEEL_HOST_MEMORY_H
@@ -15,8 +16,8 @@
 extern "C" {
 #endif
 
-/* The n-th such allocation of the process from now on fails once (n = 1 is the next); 0 takes it
- * back. The call that needed it returns EK_ERR_OUT_OF_MEMORY. */
+/* The n-th time from now on that the library asks the system for one of these, it fails (n = 1 is
+ * the next); 0 takes it back. The call that needed it returns EK_ERR_OUT_OF_MEMORY. */
 EK_API void ek_host_memory_fail_at(uint64_t n);
 
 #ifdef __cplusplus

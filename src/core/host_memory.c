@@ -11,8 +11,7 @@
 
 static _Atomic uint64_t fail_countdown;
 
-/* True when this call is the one that a test wants to fail. */
-static bool must_fail(void) {
+bool ek__host_call_fails(void) {
   uint64_t left = atomic_load_explicit(&fail_countdown, memory_order_relaxed);
   while (left != 0) {
     if (atomic_compare_exchange_weak(&fail_countdown, &left, left - 1)) return left == 1;
@@ -21,7 +20,7 @@ static bool must_fail(void) {
 }
 
 void *ek__calloc(size_t count, size_t size) {
-  if (must_fail()) return NULL;
+  if (ek__host_call_fails()) return NULL;
   if (count == 0 || size == 0) count = size = 1;
   return calloc(count, size);
 }

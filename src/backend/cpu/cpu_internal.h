@@ -162,8 +162,11 @@ ek_status ek__cpu_sgemm(const struct ek__gemm *gemm);
 /* What ek__cpu_sgemm() is, for people. */
 const char *ek__cpu_products_name(void);
 
+/* Called when a device is opened, before the first product: what fails only once fails here. */
+ek_status ek__cpu_products_prepare(void);
+
 /* One OpenMP thread for what this thread calls, until what was before is restored. */
-int ek__cpu_openmp_single(void);
+ek_status ek__cpu_openmp_single(int *before);
 void ek__cpu_openmp_restore(int before);
 
 /* ---- memory: cpu_memory.c ---- */
@@ -172,6 +175,8 @@ ek_status ek__cpu_memory_size(uint64_t *bytes, const ek_device *device);
 ek_status ek__cpu_memory_reserve(void **base, uint64_t bytes, const ek_device *device);
 ek_status ek__cpu_memory_commit(void *base, uint64_t bytes);
 void ek__cpu_memory_release(void *base, uint64_t bytes);
+/* EK_OK if the system gives so many bytes now; they are given back. */
+ek_status ek__cpu_memory_probe(uint64_t bytes);
 
 /* ---- the kernels of the table ---- */
 

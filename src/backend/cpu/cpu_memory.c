@@ -12,6 +12,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "core/alloc.h"
+
 #define HUGE_PAGE ((uint64_t)2 << 20)
 
 static ek_status refused(const char *what, uint64_t bytes) {
@@ -29,6 +31,12 @@ ek_status ek__cpu_memory_size(uint64_t *bytes, const ek_device *device) {
   return EK_OK;
 }
 
+static char *map(uint64_t bytes, int protection, int flags) {
+  errno = ENOMEM; /* what a test's failure says */
+  if (ek__host_call_fails()) return MAP_FAILED;
+  return mmap(NULL, (size_t)bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
+}
+
 /* The bytes that a range of `bytes` really takes: whole huge pages. */
 static uint64_t whole(uint64_t bytes) { return (bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE; }
 
@@ -39,8 +47,7 @@ ek_status ek__cpu_memory_reserve(void **base, uint64_t bytes, const ek_device *d
     return refused("reserve address space of", bytes);
   }
   const uint64_t size = whole(bytes ? bytes : 1);
-  char *start = mmap(NULL, (size_t)(size + HUGE_PAGE), PROT_NONE,
-                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  char *start = map(size + HUGE_PAGE, PROT_NONE, MAP_NORESERVE);
   if (start == MAP_FAILED) return refused("reserve address space of", bytes);
   const uint64_t before = (HUGE_PAGE - (uintptr_t)start % HUGE_PAGE) % HUGE_PAGE;
   if (before > 0) (void)munmap(start, (size_t)before);
@@ -50,9 +57,17 @@ ek_status ek__cpu_memory_reserve(void **base, uint64_t bytes, const ek_device *d
   return EK_OK;
 }
 
+ek_status ek__cpu_memory_probe(uint64_t bytes) {
+  char *start = map(bytes, PROT_READ | PROT_WRITE, 0);
+  if (start == MAP_FAILED) return refused("provide", bytes);
+  (void)munmap(start, (size_t)bytes);
+  return EK_OK;
+}
+
 ek_status ek__cpu_memory_commit(void *base, uint64_t bytes) {
   if (bytes == 0) return EK_OK;
-  if (mprotect(base, (size_t)whole(bytes), PROT_READ | PROT_WRITE) != 0) {
+  errno = ENOMEM; /* what a test's failure says */
+  if (ek__host_call_fails() || mprotect(base, (size_t)whole(bytes), PROT_READ | PROT_WRITE) != 0) {
     return refused("provide", bytes);
   }
   return EK_OK;

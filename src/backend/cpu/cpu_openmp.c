@@ -5,6 +5,9 @@
  * bring our own threads, so the number must be 1 during a product, and what it was afterwards: the
  * thread may be the program's own. The OpenMP runtime is the one that oneDNN was linked with
  * (libgomp, libomp), or none; it is found by name at run time, so that the library depends on none.
+ *
+ * For the first number that a thread sets, libgomp takes some hundred bytes, and ends the process
+ * where it gets none. So the thread asks for more than that first.
  */
 #define _GNU_SOURCE /* RTLD_DEFAULT */
 #include "backend/cpu/cpu_internal.h"
@@ -12,6 +15,8 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <string.h>
+
+#include "core/alloc.h"
 
 static pthread_once_t looked = PTHREAD_ONCE_INIT;
 static int (*get_max_threads)(void);
@@ -26,12 +31,19 @@ static void look(void) {
   memcpy(&set_num_threads, &set, sizeof set);
 }
 
-int ek__cpu_openmp_single(void) {
+ek_status ek__cpu_openmp_single(int *before) {
+  static _Thread_local bool known; /* to OpenMP: this thread */
   pthread_once(&looked, look);
-  if (!set_num_threads) return 1;
-  const int before = get_max_threads();
-  if (before != 1) set_num_threads(1);
-  return before;
+  *before = set_num_threads ? get_max_threads() : 1;
+  if (*before == 1) return EK_OK;
+  if (!known) {
+    void *probe = ek__calloc(1, 4096);
+    if (!probe) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a matrix product");
+    ek__free(probe);
+    known = true;
+  }
+  set_num_threads(1);
+  return EK_OK;
 }
 
 void ek__cpu_openmp_restore(int before) {

@@ -1,14 +1,25 @@
 /*
  * cpu_sgemm_onednn.c - one thread's matrix product in f32 by oneDNN; compiled where that is there.
+ *
+ * oneDNN writes its machine code at the first product of a process, all of it whatever the shape,
+ * and does not survive a lack of memory while it does (2.6: std::bad_alloc, which may not pass
+ * through C, or a null pointer that is written to). So the first product is one of ours, when the
+ * first device is opened and before any program relies on it, and only where the system has just
+ * given several times what it takes. From then on a product asks for scratch memory alone, and
+ * says so when it gets none.
  */
 #include "backend/cpu/cpu_internal.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
 
 #include <oneapi/dnnl/dnnl.h>
 
 const char *ek__cpu_products_name(void) { return "oneDNN"; }
 
 static ek_status sgemm(const struct ek__gemm *g) {
-  const int threads = ek__cpu_openmp_single();
+  int threads = 1;
+  EK_TRY(ek__cpu_openmp_single(&threads));
   const dnnl_status_t status =
       dnnl_sgemm(g->transpose_a ? 'T' : 'N', g->transpose_b ? 'T' : 'N', g->m, g->n, g->k,
                  (float)g->alpha, g->a, g->lda, g->b, g->ldb, (float)g->beta, g->c, g->ldc);
@@ -59,4 +70,43 @@ ek_status ek__cpu_sgemm(const struct ek__gemm *g) {
   if (g->transpose_a && g->n <= NARROW && g->k > 2 * DEPTH_BLOCK) return sgemm_by_depth(g);
   if (!g->transpose_a && g->n >= 2 * COLUMN_BLOCK && g->k <= SHORT) return sgemm_by_columns(g);
   return sgemm(g);
+}
+
+/* oneDNN's code and tables take 6 MiB (2.6), partly maps of their own. */
+#define CUSHION ((uint64_t)24 << 20)
+
+static ek_status first_products(void) {
+  static const float a[4] = {1, 2, 3, 4}, b[4] = {5, 6, 7, 8};
+  float c[4] = {0};
+  for (int i = 0; i < 16; i++) {
+    const struct ek__gemm gemm = {.transpose_a = (i & 1) != 0,
+                                  .transpose_b = (i & 2) != 0,
+                                  .m = (i & 4) != 0 ? 1 : 2,
+                                  .n = (i & 8) != 0 ? 1 : 2,
+                                  .k = 2,
+                                  .alpha = 1,
+                                  .a = a,
+                                  .lda = 2,
+                                  .b = b,
+                                  .ldb = 2,
+                                  .c = c,
+                                  .ldc = 2};
+    EK_TRY(sgemm(&gemm));
+  }
+  return EK_OK;
+}
+
+ek_status ek__cpu_products_prepare(void) {
+  static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+  static atomic_bool prepared;
+  if (atomic_load(&prepared)) return EK_OK;
+  pthread_mutex_lock(&mutex);
+  ek_status status = EK_OK;
+  if (!atomic_load(&prepared)) {
+    status = ek__cpu_memory_probe(CUSHION);
+    if (status == EK_OK) status = first_products();
+    atomic_store(&prepared, status == EK_OK);
+  }
+  pthread_mutex_unlock(&mutex);
+  return status;
 }

@@ -6,6 +6,8 @@
 
 const char *ek__cpu_products_name(void) { return "own matrix products"; }
 
+ek_status ek__cpu_products_prepare(void) { return EK_OK; }
+
 ek_status ek__cpu_sgemm(const struct ek__gemm *g) {
   ek__cpu_functions(EK_F32)->product(g, 0, g->m);
   return EK_OK;
