@@ -145,7 +145,7 @@ static ek_status check_output(const ek_pass *pass, const struct ek__node *node, 
     return ek_error_set(EK_ERR_TYPE, "output number %zu is %s, expected %s", index,
                         ek_type_name(output->type), ek_type_name(pass->replica->type));
   }
-  if (node->parent != NULL) return EK_OK;
+  if (node->path != NULL) return EK_OK;
   if (!is_floating(output->type) && pass->options.gradient) {
     return ek_error_set(EK_ERR_TYPE, "output number %zu is %s, which has no gradient", index,
                         ek_type_name(output->type));

@@ -13,8 +13,10 @@
 
 #include <evenkeel/module.h>
 
+#include "module/names.h"
+
 struct ek__parameter {
-  char *name; /* full name */
+  const char *name; /* full name; belongs to the layout's names */
   int rank;
   int64_t shape[EK_MAX_RANK];
   int64_t count, offset; /* elements; offset in the flat parameters or buffers */
@@ -24,36 +26,29 @@ struct ek__parameter {
   size_t alias;   /* while building: the parameter it was tied to, else itself */
 };
 
-struct ek__name { /* a full name and the parameter that it stands for */
-  char *name;
-  size_t parameter;
-};
-
 struct ek__node {
   ek_module *module;
-  const struct ek__node *parent; /* NULL: the root */
-  const char *name;              /* in its parent, which owns it */
-  struct ek__node *next;         /* all nodes of a layout, in any order */
-  size_t inputs, outputs;        /* of the module when it was walked: what arrays are laid out by */
-  uint32_t stream;               /* for random keys */
+  const char *path;       /* from the root, which has NULL; the layout's names own it */
+  struct ek__node *next;  /* all nodes of a layout, in any order */
+  size_t inputs, outputs; /* of the module when it was walked: what arrays are laid out by */
+  uint32_t stream;        /* for random keys */
   size_t *parameters, parameter_count, parameter_capacity;
   struct ek__node **children;
   size_t child_count, child_capacity;
-  char **child_names;
-  size_t child_name_capacity;
 };
 
 struct ek__layout {
   struct ek__node *root, *nodes;
   struct ek__parameter *parameters;
   size_t parameter_count, parameter_capacity;
-  struct ek__name *names;
-  size_t name_count;
-  int64_t flat_count;   /* elements of the flat parameters, padding included */
-  int64_t buffer_count; /* elements of the flat buffers */
-  ek_type type;         /* that the modules will compute in */
+  struct ek__names names; /* of parameters, their number; of modules, EK__NO_PARAMETER */
+  int64_t flat_count;     /* elements of the flat parameters, padding included */
+  int64_t buffer_count;   /* elements of the flat buffers */
+  ek_type type;           /* that the modules will compute in */
   uint32_t node_count;
 };
+
+#define EK__NO_PARAMETER SIZE_MAX
 
 /* Flat offsets are multiples of this many elements. */
 enum { EK__FLAT_ALIGNMENT = 16 };

@@ -94,26 +94,15 @@ static ek_status full_name(char path[EK__PATH_SIZE], const ek_declaration *decla
   return EK_OK;
 }
 
-static bool has_child(const struct ek__node *node, const char *name) {
-  for (size_t i = 0; i < node->child_count; i++) {
-    if (strcmp(node->child_names[i], name) == 0) return true;
-  }
-  return false;
-}
-
 static const struct ek__parameter *declared(const struct ek__layout *layout, const char *path,
                                             size_t *index) {
-  for (size_t i = 0; i < layout->parameter_count; i++) {
-    if (strcmp(layout->parameters[i].name, path) == 0) {
-      *index = i;
-      return &layout->parameters[i];
-    }
-  }
-  return NULL;
+  const struct ek__name *name = ek__names_find(&layout->names, path);
+  if (name == NULL || name->value == EK__NO_PARAMETER) return NULL;
+  *index = name->value;
+  return &layout->parameters[name->value];
 }
 
-/* Checks a name and gives its full path. Only the node's own parameters can clash with it: names of
- * other nodes have another path. */
+/* Checks a name and gives its full path, which no parameter and no module has yet. */
 static ek_status check_name(char path[EK__PATH_SIZE], const ek_declaration *declaration,
                             const char *name) {
   if (declaration == NULL || name == NULL || name[0] == '\0' || strchr(name, '.') != NULL) {
@@ -124,13 +113,7 @@ static ek_status check_name(char path[EK__PATH_SIZE], const ek_declaration *decl
                         name == NULL ? "" : name);
   }
   EK_TRY(full_name(path, declaration, name));
-  const struct ek__node *node = declaration->node;
-  bool taken = has_child(node, name);
-  for (size_t i = 0; i < node->parameter_count; i++) {
-    const struct ek__parameter *other = &declaration->layout->parameters[node->parameters[i]];
-    taken = taken || strcmp(other->name, path) == 0;
-  }
-  if (taken) {
+  if (ek__names_find(&declaration->layout->names, path) != NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: the name %s is declared twice",
                         declaration->kind, path);
   }
@@ -176,13 +159,14 @@ static ek_status declare(ek_declaration *declaration, const char *name, int rank
     return no_memory();
   }
   struct ek__parameter *parameter = &layout->parameters[layout->parameter_count];
-  *parameter = (struct ek__parameter){.name = ek__strdup(path),
-                                      .rank = rank,
-                                      .count = count,
-                                      .initializer = initializer,
-                                      .buffer = buffer,
-                                      .users = 1,
-                                      .alias = layout->parameter_count};
+  *parameter =
+      (struct ek__parameter){.name = ek__names_add(&layout->names, path, layout->parameter_count),
+                             .rank = rank,
+                             .count = count,
+                             .initializer = initializer,
+                             .buffer = buffer,
+                             .users = 1,
+                             .alias = layout->parameter_count};
   if (parameter->name == NULL) return no_memory();
   if (rank > 0) memcpy(parameter->shape, shape, (size_t)rank * sizeof *shape);
   node->parameters[node->parameter_count++] = layout->parameter_count++;
@@ -223,8 +207,6 @@ static ek_status node_create(struct ek__node **node, struct ek__layout *layout, 
 }
 
 static void node_free(struct ek__node *node) {
-  for (size_t i = 0; i < node->child_count; i++) ek__free(node->child_names[i]);
-  ek__free(node->child_names);
   ek__free(node->children);
   ek__free(node->parameters);
   ek__free(node);
@@ -255,19 +237,15 @@ ek_status ek_declare_module(ek_declaration *declaration, const char *name, ek_mo
                         declaration->kind, path);
   }
   struct ek__node *node = declaration->node;
+  const char *kept = NULL;
   if (!ek__grow(&node->children, &node->child_capacity, node->child_count + 1,
                 sizeof *node->children) ||
-      !ek__grow(&node->child_names, &node->child_name_capacity, node->child_count + 1,
-                sizeof *node->child_names)) {
+      (kept = ek__names_add(&declaration->layout->names, path, EK__NO_PARAMETER)) == NULL) {
     return no_memory();
   }
   struct ek__node *made = NULL;
   EK_TRY(node_create(&made, declaration->layout, child));
-  char *copy = ek__strdup(name);
-  if (copy == NULL) return no_memory();
-  made->parent = node;
-  made->name = copy;
-  node->child_names[node->child_count] = copy;
+  made->path = kept;
   node->children[node->child_count++] = made;
   return walk(declaration->layout, made, below);
 }
@@ -332,28 +310,25 @@ static ek_status place(struct ek__layout *layout) {
   return EK_OK;
 }
 
-/* Drops the parameters that were tied to others, keeping their names. */
+/* Drops the parameters that were tied to others; their names then stand for those. */
 static ek_status settle(struct ek__layout *layout) {
   const size_t count = layout->parameter_count;
   size_t *numbers = ek__calloc(count, sizeof *numbers);
-  layout->names = ek__calloc(count, sizeof *layout->names);
-  if (numbers == NULL || layout->names == NULL) {
-    ek__free(numbers);
-    return no_memory();
-  }
+  if (numbers == NULL) return no_memory();
   size_t kept = 0;
   for (size_t i = 0; i < count; i++) {
     if (layout->parameters[i].alias == i) numbers[i] = kept++;
   }
   for (size_t i = 0; i < count; i++) numbers[i] = numbers[resolve(layout, i)];
-  for (size_t i = 0; i < count; i++) {
-    layout->names[layout->name_count++] = (struct ek__name){layout->parameters[i].name, numbers[i]};
+  for (size_t i = 0; i < layout->names.capacity; i++) {
+    struct ek__name *name = &layout->names.places[i];
+    if (name->name != NULL && name->value != EK__NO_PARAMETER) name->value = numbers[name->value];
   }
   kept = 0;
   for (size_t i = 0; i < count; i++) {
     if (layout->parameters[i].alias == i) layout->parameters[kept++] = layout->parameters[i];
   }
-  layout->parameter_count = kept; /* names own the strings from here on */
+  layout->parameter_count = kept;
   renumber(layout, numbers);
   ek__free(numbers);
   return place(layout);
@@ -370,12 +345,7 @@ ek_status ek__layout_open(struct ek__layout *layout, ek_module *module, ek_type 
 }
 
 void ek__layout_close(struct ek__layout *layout) {
-  if (layout->name_count > 0) {
-    for (size_t i = 0; i < layout->name_count; i++) ek__free(layout->names[i].name);
-  } else {
-    for (size_t i = 0; i < layout->parameter_count; i++) ek__free(layout->parameters[i].name);
-  }
-  ek__free(layout->names);
+  ek__names_close(&layout->names);
   ek__free(layout->parameters);
   while (layout->nodes != NULL) {
     struct ek__node *node = layout->nodes;
@@ -398,30 +368,14 @@ ek_status ek__layout_check(const struct ek__layout *layout) {
   return EK_OK;
 }
 
-/* Writes the names from the root down to `node`; returns how much of the path is filled. */
-static size_t append_names(char path[EK__PATH_SIZE], const struct ek__node *node) {
-  if (node->parent == NULL) return 0;
-  size_t used = append_names(path, node->parent);
-  const int written =
-      snprintf(path + used, EK__PATH_SIZE - used, "%s%s", used == 0 ? "" : ".", node->name);
-  if (written > 0) used += (size_t)written;
-  return used < EK__PATH_SIZE ? used : EK__PATH_SIZE - 1;
-}
-
 const char *ek__node_path(char path[EK__PATH_SIZE], const struct ek__node *node) {
   const char *kind = node->module->ops->kind;
-  if (node->parent == NULL) return kind;
-  const size_t used = append_names(path, node);
-  snprintf(path + used, EK__PATH_SIZE - used, " (%s)", kind);
+  if (node->path == NULL) return kind;
+  snprintf(path, EK__PATH_SIZE, "%s (%s)", node->path, kind);
   return path;
 }
 
 ek_status ek__layout_find(size_t *parameter, const struct ek__layout *layout, const char *name) {
-  for (size_t i = 0; i < layout->name_count; i++) {
-    if (strcmp(layout->names[i].name, name) == 0) {
-      *parameter = layout->names[i].parameter;
-      return EK_OK;
-    }
-  }
+  if (declared(layout, name, parameter) != NULL) return EK_OK;
   return ek_error_set(EK_ERR_NOT_FOUND, "there is no parameter named \"%s\"", name);
 }

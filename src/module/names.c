@@ -1,0 +1,61 @@
+/*
+ * names.c - open addressing with a step of one; a name is never taken out.
+ */
+#include "module/names.h"
+
+#include <stdint.h>
+#include <string.h>
+
+#include "core/alloc.h"
+
+/* FNV-1a (Fowler, Noll, Vo). */
+static uint64_t hash(const char *name) {
+  uint64_t value = UINT64_C(14695981039346656037);
+  for (; *name != '\0'; name++) value = (value ^ (unsigned char)*name) * UINT64_C(1099511628211);
+  return value;
+}
+
+/* Where the name is, or the empty place where it would be. */
+static struct ek__name *place_of(const struct ek__names *names, const char *name) {
+  size_t at = (size_t)hash(name) & (names->capacity - 1);
+  while (names->places[at].name != NULL && strcmp(names->places[at].name, name) != 0) {
+    at = (at + 1) & (names->capacity - 1);
+  }
+  return &names->places[at];
+}
+
+static bool make_room(struct ek__names *names) {
+  if (names->count < names->capacity / 2) return true;
+  struct ek__names larger = {.capacity = names->capacity == 0 ? 16 : 2 * names->capacity,
+                             .count = names->count};
+  larger.places = ek__calloc(larger.capacity, sizeof *larger.places);
+  if (larger.places == NULL) return false;
+  for (size_t i = 0; i < names->capacity; i++) {
+    const struct ek__name *it = &names->places[i];
+    if (it->name != NULL) *place_of(&larger, it->name) = *it;
+  }
+  ek__free(names->places);
+  *names = larger;
+  return true;
+}
+
+const char *ek__names_add(struct ek__names *names, const char *name, size_t value) {
+  if (!make_room(names)) return NULL;
+  char *copy = ek__strdup(name);
+  if (copy == NULL) return NULL;
+  *place_of(names, name) = (struct ek__name){copy, value};
+  names->count++;
+  return copy;
+}
+
+struct ek__name *ek__names_find(const struct ek__names *names, const char *name) {
+  if (names->capacity == 0) return NULL;
+  struct ek__name *place = place_of(names, name);
+  return place->name == NULL ? NULL : place;
+}
+
+void ek__names_close(struct ek__names *names) {
+  for (size_t i = 0; i < names->capacity; i++) ek__free(names->places[i].name);
+  ek__free(names->places);
+  *names = (struct ek__names){0};
+}
