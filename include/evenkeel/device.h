@@ -15,6 +15,11 @@
  *     cuda:0x4@8GiB    four logical devices that share GPU 0, each capped at 8 GiB
  *     cuda:0x2,1x2     two on each of two GPUs
  *
+ * Without a cap a CPU device may fill the machine's memory. In a container with a memory limit
+ * (Linux control groups) the devices of a group share what is free of that evenly, less a sixteenth
+ * of it and 16 MiB for the rest of the process: a request that does not fit fails, and nobody is
+ * killed.
+ *
  * Without a cap a CUDA device takes an even part of what its GPU has free when the group is opened,
  * all at once; so a second group on the same GPU needs caps.
  *
@@ -144,7 +149,7 @@ typedef struct ek_device_description {
   char text[256]; /* "Intel(R) Xeon(R), 2 cores, AVX-512, oneDNN" or why it cannot be used */
   bool available;
   int cores;             /* processors that the process may use; 0 where that means nothing */
-  uint64_t memory_bytes; /* physical memory; 0 where that means nothing */
+  uint64_t memory_bytes; /* of the machine, or of its container; 0 where that means nothing */
 } ek_device_description;
 
 /*

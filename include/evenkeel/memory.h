@@ -53,7 +53,7 @@ typedef enum ek_memory_category {
 EK_API const char *ek_memory_category_name(ek_memory_category category);
 
 typedef struct ek_memory_usage {
-  uint64_t capacity_bytes; /* the cap; what the machine has where none was given */
+  uint64_t capacity_bytes; /* the cap; what there is where none was given: device.h */
   uint64_t current_bytes;  /* held now, all categories */
   uint64_t peak_bytes;     /* the arena's height: the smallest capacity that would have done */
   uint64_t unused_at_peak; /* holes between blocks at that moment */

@@ -274,7 +274,7 @@ struct ek__backend {
   ek_status (*device_open)(void **native, void *group, ek_device *device);
   void (*device_close)(void *native);
 
-  /* Required: the capacity of a device without a cap, in bytes. */
+  /* Required: the capacity of a device without a cap, in bytes; its group has all its devices. */
   ek_status (*memory_size)(uint64_t *bytes, const ek_device *device);
 
   /* Required: *base becomes the address of `bytes` of address space for a device's arena. */

@@ -68,8 +68,10 @@ static ek_status read_size(uint64_t *bytes, const char **at, const char *text) {
   uint64_t whole = 0, fraction = 0, scale = 1, unit = 1;
   if (!is_digit(**at)) return wrong(text, place, "a size");
   for (; is_digit(**at); (*at)++) {
-    if (whole > INT64_MAX / 10 - 1) return wrong(text, place, "a size that fits in 63 bits");
-    whole = whole * 10 + (uint64_t)(**at - '0');
+    if (__builtin_mul_overflow(whole, UINT64_C(10), &whole) ||
+        __builtin_add_overflow(whole, (uint64_t)(**at - '0'), &whole)) {
+      return wrong(text, place, "a size that fits in 63 bits");
+    }
   }
   if (**at == '.') {
     (*at)++;
@@ -80,7 +82,9 @@ static ek_status read_size(uint64_t *bytes, const char **at, const char *text) {
       scale *= 10;
     }
   }
+  const char *end = *at;
   EK_TRY(read_unit(&unit, at, text));
+  if (*at == end && **at == ' ') return wrong(text, end, "no space: the unit follows the number");
   uint64_t total = 0;
   if (__builtin_mul_overflow(whole, unit, &total) ||
       __builtin_add_overflow(total, fraction * (unit / scale) + fraction * (unit % scale) / scale,

@@ -230,9 +230,9 @@ static ek_status open_parts(ek_group *group, const struct ek__device_spec *spec,
   int threads = 1;
   EK_TRY(threads_for(&threads, backend, spec->count, options));
   if (backend->group_open != NULL) EK_TRY(backend->group_open(&group->native, spec, options));
-  for (; group->count < spec->count; group->count++) {
-    EK_TRY(ek__device_open(&group->workers[group->count].device, group, backend, spec, group->count,
-                           threads));
+  group->count = spec->count;
+  for (size_t i = 0; i < group->count; i++) {
+    EK_TRY(ek__device_open(&group->workers[i].device, group, backend, spec, i, threads));
   }
   for (size_t i = 0; i < 2 * group->count; i++) {
     struct worker *worker = &group->workers[i / 2];

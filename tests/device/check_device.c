@@ -99,7 +99,9 @@ static const struct {
     {"cpu:4@1mib", "a unit", 7},
     {"cpu:4@1MiBs", "a unit", 7},
     {"cpu:4@1M", "a unit", 7},
-    {"cpu:4@1024 MiB", "the end", 10},
+    {"cpu:4@1024 MiB", "no space", 10},
+    {"cpu:4@5 MB", "no space", 7},
+    {"cpu:4@1MiB MiB", "the end", 10},
     {"cpu:4@1MiB ", "the end", 10},
     {"cpu:4@1MiB:4", "the end", 10},
     {"cpu:4@0", "at least 256 bytes", 6},
@@ -108,6 +110,8 @@ static const struct {
     {"plan@8388608TiB", "fits in 63 bits", 5},
     {"plan@16777216TiB", "fits in 63 bits", 5},
     {"plan@9223372036854775808", "fits in 63 bits", 5},
+    {"plan@18446744073709551616", "fits in 63 bits", 5},
+    {"plan@18446744073709551610", "fits in 63 bits", 5},
     {"plan@99999999999999999999999999TiB", "fits in 63 bits", 5},
 };
 
@@ -130,6 +134,11 @@ START_TEST(other_refusals) {
   ck_fails(ek_group_open(NULL, "cpu", NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
   ck_fails(ek_group_open(&group, NULL, NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
   ck_fails(ek_group_open(&group, "plan@1025TiB", NULL), EK_ERR_OUT_OF_MEMORY, "plan");
+  /* 2^63 - 1 is a size; there is only no such memory. */
+  ck_fails(ek_group_open(&group, "cpu:1@9223372036854775807", NULL), EK_ERR_OUT_OF_MEMORY,
+           "9223372036854775552 bytes");
+  ck_fails(ek_group_open(&group, "plan:1@9223372036854775807", NULL), EK_ERR_OUT_OF_MEMORY,
+           "at most");
   static char longer[6000];
   memset(longer, '1', sizeof longer - 1);
   ck_fails(ek_group_open(&group, longer, NULL), EK_ERR_INVALID_ARGUMENT, "a backend");

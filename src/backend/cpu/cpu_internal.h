@@ -171,6 +171,7 @@ void ek__cpu_openmp_restore(int before);
 
 /* ---- memory: cpu_memory.c ---- */
 
+/* Of a device of an open group; for NULL what the process may have in all. */
 ek_status ek__cpu_memory_size(uint64_t *bytes, const ek_device *device);
 ek_status ek__cpu_memory_reserve(void **base, uint64_t bytes, const ek_device *device);
 ek_status ek__cpu_memory_commit(void *base, uint64_t bytes);

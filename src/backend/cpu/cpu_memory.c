@@ -1,6 +1,10 @@
 /*
  * cpu_memory.c - address space and pages for the arenas of CPU devices; the library's only mmap.
  *
+ * A device without a cap may have what the machine has. In a container with a memory limit all
+ * devices of a group together may have what is free of that, less a reserve: what the machine would
+ * refuse, or swap, is there a reason to be killed.
+ *
  * An arena reserves its whole capacity as address space, which costs nothing, and makes it usable
  * from the front as it grows. Bases are aligned to 2 MiB and the kernel is asked for huge pages,
  * because a fresh page of 4 KiB costs several times what its use costs.
@@ -12,6 +16,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "backend/cpu/cpu_limits.h"
 #include "core/alloc.h"
 
 #define HUGE_PAGE ((uint64_t)2 << 20)
@@ -21,13 +26,25 @@ static ek_status refused(const char *what, uint64_t bytes) {
                       (unsigned long long)bytes, strerror(errno));
 }
 
+/* The part of a container's memory that arenas may fill: the rest of the process grows too (stacks,
+ * oneDNN's scratch, pages that are huge), and who goes over the limit is killed. */
+static uint64_t for_arenas(const struct ek__cpu_limit *limit) {
+  const uint64_t reserve = limit->bytes / 16 + ((uint64_t)16 << 20);
+  return limit->free > 2 * reserve ? limit->free - reserve : limit->free / 2;
+}
+
 ek_status ek__cpu_memory_size(uint64_t *bytes, const ek_device *device) {
-  (void)device;
   const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
   if (pages <= 0 || page <= 0) {
     return ek_error_set(EK_ERR_UNAVAILABLE, "the system does not tell its memory size");
   }
   *bytes = (uint64_t)pages * (uint64_t)page;
+  const struct ek__cpu_limit limit = ek__cpu_memory_limit("");
+  if (limit.bytes >= *bytes) return EK_OK;
+  *bytes = limit.bytes;
+  if (device == NULL) return EK_OK;
+  const uint64_t share = for_arenas(&limit) / ek_group_size(ek_device_group(device));
+  *bytes = share < EK_MEMORY_UNIT ? EK_MEMORY_UNIT : share;
   return EK_OK;
 }
 

@@ -1,0 +1,192 @@
+/*
+ * cpu_limits.c - the memory limit of a container: Linux control groups, version 2 and version 1.
+ *
+ * /proc/self/cgroup says in which group the process is, one line for version 2 ("0::/a/b") and one
+ * for each hierarchy of version 1 ("4:memory:/a/b"). /proc/self/mountinfo says where a hierarchy is
+ * mounted, and which of its folders is at the mount point: in a container often the group itself,
+ * so that the process sees no group above its own. A limit holds for all groups below, so every
+ * folder from the group's up to the mount point is looked at.
+ *
+ * Whatever cannot be read or understood is no limit: the file system may be mounted elsewhere, or
+ * not at all.
+ */
+#include "backend/cpu/cpu_limits.h"
+
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { LINE = 2048, PATH = 3072 };
+
+/* The names of one version's files. */
+struct files {
+  const char *limit, *used, *cache; /* cache: the line of memory.stat */
+};
+static const struct files version2 = {"memory.max", "memory.current", "inactive_file "};
+static const struct files version1 = {"memory.limit_in_bytes", "memory.usage_in_bytes",
+                                      "total_inactive_file "};
+
+/* ---- files ---- */
+
+/* The next line without its end; a line that is too long is skipped. */
+static bool read_line(char line[LINE], FILE *file) {
+  bool whole = true;
+  while (fgets(line, LINE, file) != NULL) {
+    const size_t length = strcspn(line, "\n");
+    const bool ended = line[length] == '\n' || feof(file);
+    line[length] = '\0';
+    if (ended && whole) return true;
+    whole = ended;
+  }
+  return false;
+}
+
+/* A number, if the text begins with one; "max" is none. */
+static bool parse_number(uint64_t *value, const char *text) {
+  if (text[0] < '0' || text[0] > '9') return false;
+  *value = strtoull(text, NULL, 10);
+  return true;
+}
+
+/* The number behind `key` at the start of a line of a file; the first line's for "". */
+static bool read_number(uint64_t *value, const char *folder, const char *name, const char *key) {
+  char path[PATH + 64], line[LINE];
+  (void)snprintf(path, sizeof path, "%s/%s", folder, name);
+  FILE *file = fopen(path, "re");
+  if (file == NULL) return false;
+  bool found = false;
+  while (!found && read_line(line, file)) {
+    if (strncmp(line, key, strlen(key)) != 0) continue;
+    found = parse_number(value, line + strlen(key));
+    if (key[0] == '\0') break;
+  }
+  (void)fclose(file);
+  return found;
+}
+
+/* ---- where the group is ---- */
+
+/* Whether `word` is one of the words of `list`, which commas separate. */
+static bool has_word(const char *list, const char *word) {
+  const size_t length = strlen(word);
+  for (const char *at = list; at != NULL; at = strchr(at, ',')) {
+    if (*at == ',') at++;
+    if (strncmp(at, word, length) == 0 && (at[length] == ',' || at[length] == '\0')) return true;
+  }
+  return false;
+}
+
+/* The path of the process's group: "" for the controllers of version 2, "memory" for version 1. */
+static bool find_group(char group[LINE], const char *root, const char *controller) {
+  char path[PATH], line[LINE];
+  (void)snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
+  FILE *file = fopen(path, "re");
+  if (file == NULL) return false;
+  bool found = false;
+  while (!found && read_line(line, file)) {
+    char *controllers = strchr(line, ':');
+    char *name = controllers == NULL ? NULL : strchr(controllers + 1, ':');
+    if (name == NULL) continue;
+    *name++ = '\0';
+    found = controller[0] == '\0' ? controllers[1] == '\0' : has_word(controllers + 1, controller);
+    if (found) memcpy(group, name, strlen(name) + 1);
+  }
+  (void)fclose(file);
+  return found;
+}
+
+/* Takes \040 and other octal numbers in a path back, in place. */
+static void unescape(char *text) {
+  char *to = text;
+  for (const char *from = text; *from != '\0'; to++) {
+    if (from[0] == '\\' && from[1] >= '0' && from[1] <= '3' && from[2] >= '0' && from[2] <= '7' &&
+        from[3] >= '0' && from[3] <= '7') {
+      *to = (char)((from[1] - '0') * 64 + (from[2] - '0') * 8 + (from[3] - '0'));
+      from += 4;
+    } else {
+      *to = *from++;
+    }
+  }
+  *to = '\0';
+}
+
+/* A line of mountinfo: "31 23 0:28 /root /point options - type source options". */
+static bool parse_mount(char *line, char **folder, char **point, const char *type,
+                        const char *option) {
+  char *rest = strstr(line, " - "), *save = NULL, *words[5] = {NULL};
+  if (rest == NULL) return false;
+  *rest = '\0';
+  char *word = strtok_r(line, " ", &save);
+  for (int i = 0; i < 5 && word != NULL; i++, word = strtok_r(NULL, " ", &save)) words[i] = word;
+  const char *found_type = strtok_r(rest + 3, " ", &save);
+  const char *source = strtok_r(NULL, " ", &save), *options = strtok_r(NULL, " ", &save);
+  if (words[4] == NULL || found_type == NULL || strcmp(found_type, type) != 0) return false;
+  if (option[0] != '\0' && (source == NULL || options == NULL || !has_word(options, option))) {
+    return false;
+  }
+  *folder = words[3];
+  *point = words[4];
+  unescape(*folder);
+  unescape(*point);
+  return true;
+}
+
+/* What of the group's path lies below `folder`, which is what the mount point shows; "" if the
+ * group is not there, as when the process has another root than the mount. */
+static const char *below(const char *group, const char *folder) {
+  const size_t length = strcmp(folder, "/") == 0 ? 0 : strlen(folder);
+  if (strncmp(group, folder, length) != 0) return "";
+  const char *rest = group + length;
+  return rest[0] == '/' && rest[1] != '\0' && strncmp(rest, "/..", 3) != 0 ? rest : "";
+}
+
+/* ---- limits ---- */
+
+static void look_at(struct ek__cpu_limit *limit, const char *folder, const struct files *files) {
+  uint64_t bytes = 0, used = 0, cache = 0;
+  /* Version 1 says that there is none by a number near 2^63. */
+  if (!read_number(&bytes, folder, files->limit, "") || bytes >= UINT64_C(1) << 62) return;
+  (void)read_number(&used, folder, files->used, "");
+  (void)read_number(&cache, folder, "memory.stat", files->cache);
+  used -= cache < used ? cache : used;
+  const uint64_t left = used < bytes ? bytes - used : 0;
+  if (bytes < limit->bytes) limit->bytes = bytes;
+  if (left < limit->free) limit->free = left;
+}
+
+/* The group's folder and those above it, up to the mount point. */
+static void climb(struct ek__cpu_limit *limit, const char *root, const char *point,
+                  const char *group, const struct files *files) {
+  char folder[PATH];
+  const size_t top = strlen(root) + strlen(point);
+  const int length = snprintf(folder, sizeof folder, "%s%s%s", root, point, group);
+  if (length < 0 || (size_t)length >= sizeof folder) return;
+  for (;;) {
+    look_at(limit, folder, files);
+    char *slash = strrchr(folder, '/');
+    if (slash == NULL || (size_t)(slash - folder) < top) return;
+    *slash = '\0';
+  }
+}
+
+static void look_for(struct ek__cpu_limit *limit, const char *root, const char *type,
+                     const char *controller, const struct files *files) {
+  char group[LINE], path[PATH], line[LINE], *folder = NULL, *point = NULL;
+  if (!find_group(group, root, controller)) return;
+  (void)snprintf(path, sizeof path, "%s/proc/self/mountinfo", root);
+  FILE *file = fopen(path, "re");
+  if (file == NULL) return;
+  while (read_line(line, file)) {
+    if (!parse_mount(line, &folder, &point, type, controller)) continue;
+    climb(limit, root, point, below(group, folder), files);
+  }
+  (void)fclose(file);
+}
+
+struct ek__cpu_limit ek__cpu_memory_limit(const char *root) {
+  struct ek__cpu_limit limit = {UINT64_MAX, UINT64_MAX};
+  look_for(&limit, root, "cgroup2", "", &version2);
+  look_for(&limit, root, "cgroup", "memory", &version1);
+  return limit;
+}
