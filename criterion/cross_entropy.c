@@ -21,8 +21,7 @@ struct cross_entropy {
   ek_criterion base;
   int32_t ignore_index;
   double label_smoothing;
-  bool scale_is_known; /* before the weight d of all devices is */
-  ek_tensor weights;   /* the only constant, if there is one */
+  ek_tensor weights; /* the only constant, if there is one */
   double *weight_values;
 };
 
@@ -50,13 +49,12 @@ static ek_status get_terms(ek_cross_entropy_terms *terms, ek_tensor *weights,
 }
 
 /* The loss, and the gradient over the logits if this is the time for it: *written. */
-static ek_status compute(const struct cross_entropy *c, ek_criterion_pass *pass,
-                         const ek_tensor *logits, const ek_tensor *targets,
+static ek_status compute(ek_criterion_pass *pass, const ek_tensor *logits, const ek_tensor *targets,
                          const ek_cross_entropy_terms *terms, ek_tensor *losses,
                          ek_tensor *normalizer, ek_tensor *totals, bool *written) {
   ek_stream *stream = ek_criterion_pass_stream(pass);
   double scale = 1.0;
-  *written = c->scale_is_known && ek_criterion_pass_gradient_now(&scale, pass);
+  *written = ek_criterion_pass_gradient_now(&scale, pass);
   if (!*written) {
     return ek_op_cross_entropy_forward(stream, losses, normalizer, totals, logits, targets, terms);
   }
@@ -86,7 +84,7 @@ static ek_status forward(const ek_criterion *self, ek_criterion_pass *pass,
       ek_criterion_pass_create(&losses, pass, logits->type, logits->rank - 1, logits->shape),
       cleanup);
   EK_TRY_GOTO(status,
-              compute(c, pass, logits, &targets[0], &terms, &losses, &normalizer, totals, &written),
+              compute(pass, logits, &targets[0], &terms, &losses, &normalizer, totals, &written),
               cleanup);
   if (self->reduction == EK_REDUCTION_NONE) {
     EK_TRY_GOTO(status, ek_criterion_pass_losses(pass, &losses), cleanup);
@@ -134,19 +132,6 @@ static const ek_criterion_ops ops = {.size = sizeof(ek_criterion_ops),
                                      .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 /* ---- creation ---- */
-
-/*
- * A step whose targets have no weight together (d = 0) counts for nothing, and so has gradient 0.
- * Without smoothing each of its rows has; with smoothing a row has a gradient from the other
- * classes even if its own weighs nothing, and only d tells.
- */
-static bool scale_is_known(const ek_cross_entropy_options *o) {
-  if (o->class_weights == NULL || o->label_smoothing == 0.0) return true;
-  for (int64_t i = 0; i < o->classes; i++) {
-    if (o->class_weights[i] == 0.0) return false;
-  }
-  return true;
-}
 
 static ek_status check_weights(const ek_cross_entropy_options *o) {
   if (o->class_weights == NULL) return EK_OK;
@@ -208,7 +193,6 @@ ek_status ek_cross_entropy_create(ek_criterion **criterion,
   if (o.class_weights != NULL) EK_TRY_GOTO(status, keep_weights(c, &o), cleanup);
   c->ignore_index = o.ignore_index;
   c->label_smoothing = o.label_smoothing;
-  c->scale_is_known = scale_is_known(&o);
   *criterion = &c->base;
   return EK_OK;
 

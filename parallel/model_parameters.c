@@ -116,7 +116,7 @@ ek_status ek__model_read_flat(const ek_data_parallel_model *model, const ek_tens
 static ek_status read_factor(double *factor, const ek_data_parallel_model *model) {
   double totals[2] = {0, 1};
   EK_TRY(ek__read_numbers(totals, 2, &model->totals[0]));
-  *factor = !model->divided ? 1.0 : totals[1] > 0 ? 1.0 / totals[1] : 0.0;
+  *factor = !model->divided ? 1.0 : totals[1] == 0 ? 0.0 : 1.0 / totals[1];
   return EK_OK;
 }
 

@@ -3,9 +3,9 @@
  *
  * The gradient in memory is the plain sum over everything since the last step. What it must be
  * multiplied with is on the device too, so that no host waits in the middle of a step:
- *     g = gradient * (totals ? (d > 0 ? 1 / d : 0) : 1) * clip
+ *     g = gradient * (totals ? (d == 0 ? 0 : 1 / d) : 1) * clip
  *     clip = 1 if clip_norm is 0, else min(1, clip_norm / (norm + 1e-6)),
- *     norm = sqrt(square_norm) * (totals ? 1 / d : 1)            (torch.nn.utils.clip_grad_norm_)
+ *     norm = sqrt(square_norm) * (totals ? 1 / |d| : 1)           (torch.nn.utils.clip_grad_norm_)
  *
  * See op.h for the rules that hold for all operations.
  */

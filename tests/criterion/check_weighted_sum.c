@@ -192,11 +192,27 @@ START_TEST(combining) {
   const double nothing[] = {0, 0, 0, 0}, zeros[] = {0, 0};
   combine(rig, combined, scales, nothing, c, 2, true);
   ck_within("combined", combined, zeros, NULL, 2);
-  ck_within("scales", scales, zeros, NULL, 2);
+  ck_within("scales", scales, c, NULL, 2);
+  /* targets that all weigh nothing, and losses of them by label smoothing: for other micro-batches
+   */
+  const double weightless[] = {3, 0, 4, 0}, kept[] = {2 * 3 + 0.5 * 4, 0};
+  combine(rig, combined, scales, weightless, c, 2, true);
+  ck_within("combined", combined, kept, NULL, 2);
+  ck_within("scales", scales, c, NULL, 2);
   /* a loss that is not a number may not hide */
   const double broken[] = {(double)NAN, 2, 1, 2};
   combine(rig, combined, scales, broken, c, 2, true);
   ck_assert(isnan(combined[0]) && combined[1] == 2);
+  /* neither may a weight, wherever it stands, nor the loss of a term without weight */
+  for (int j = 0; j < 3; j++) {
+    double lost[] = {1, 2, 1, 3, 1, 0};
+    lost[2 * j + (j < 2)] = NAN;
+    combine(rig, combined, scales, lost, c, 3, true);
+    ck_assert(isnan(combined[0]) && (j == 2 || isnan(combined[1])));
+  }
+  const double alone[] = {1, NAN};
+  combine(rig, combined, scales, alone, c, 1, true);
+  ck_assert(isnan(combined[0] / combined[1]));
   ck_rig_close(rig);
 }
 END_TEST

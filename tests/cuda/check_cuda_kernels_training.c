@@ -274,7 +274,7 @@ enum { TOTALS = 1, CLIP = 2, FIRST = 4, SECOND_WAY = 8, NESTEROV = 16 };
 
 /* As the reference has it, and updates.h. */
 static double factor_of(int kind, double weight, double square_norm, double clip_norm) {
-  const double share = kind & TOTALS ? (weight > 0 ? 1 / weight : 0) : 1;
+  const double share = kind & TOTALS ? (weight == 0 ? 0 : 1 / weight) : 1;
   if (!(kind & CLIP)) return share;
   const double clip = clip_norm / (sqrt(square_norm) * share + 1e-6);
   return clip > 1 ? share : share * clip;

@@ -14,6 +14,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include <evenkeel/cross_entropy.h>
+
 #include "ck_training.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -229,11 +231,83 @@ START_TEST(all_ignored_is_empty) {
 }
 END_TEST
 
+/* ---- targets that weigh nothing ---- */
+
+static const double class_weights[] = {0, 1.5, 0.25, 2, 0};
+
+/* With smoothed labels a target of class 0 or 4 has a loss, and a gradient, but no weight. */
+static ek_status smoothed(ek_criterion **criterion, ek_reduction reduction) {
+  ek_cross_entropy_options options = EK_CROSS_ENTROPY_OPTIONS_INIT;
+  options.reduction = reduction;
+  options.label_smoothing = 0.2;
+  options.class_weights = class_weights;
+  options.classes = 5;
+  return ek_cross_entropy_create(criterion, &options);
+}
+
+/* The step's gradient and result of samples 0 .. samples - 1 in micro-batches of `size`. */
+static double *weightless_step(struct ck_training *t, const struct ck_batch *batch, int64_t samples,
+                               int64_t size, ek_step_result *result, int64_t *count) {
+  for (int64_t first = 0; first < samples; first += size) {
+    const struct ck_batch part = ck_batch_samples(batch, first, size);
+    ck_ok(ck_training_backward(t, &part, NULL, first + size < samples, NULL));
+  }
+  double *gradients = ck_training_read(t, CK_GRADIENTS, count);
+  ck_ok(ek_data_parallel_optimizer_step(t->optimizer, result));
+  return gradients;
+}
+
+/* A micro-batch without weight counts as it would in one batch, as the first and as the last; alone
+ * it is empty, for nothing can be divided by its weight. */
+START_TEST(targets_without_weight) {
+  enum { SAMPLES = 12 };
+  struct ck_workload workload = *ck_workload("mlp");
+  workload.criterion = smoothed;
+  for (int how = 0; how < 4; how++) {
+    struct ck_setup alone = ck_setup_mode(&workload, "cpu:1", EK_MODE_REPLICATED);
+    struct ck_setup setup = ck_setup_mode(&workload, "cpu:3", (ek_mode)_i);
+    alone.options.type = setup.options.type = EK_F64;
+    setup.gradient_in_forward = how / 2 == 1;
+    struct ck_batch batch = ck_batch_make(&workload, EK_F64, SAMPLES, 0, 21);
+    int32_t *targets = batch.target[0].data;
+    for (int i = 0; i < SAMPLES; i++) {
+      const bool weightless = how % 2 == 0 ? i < SAMPLES / 2 : i >= SAMPLES / 2;
+      targets[i] = weightless ? i % 2 * 4 : 1 + i % 3;
+    }
+    struct ck_training one, many;
+    ek_step_result want, got;
+    int64_t count = 0;
+    ck_training_open(&one, &alone);
+    ck_training_open(&many, &setup);
+    double *whole = weightless_step(&one, &batch, SAMPLES, SAMPLES, &want, &count);
+    for (int64_t size = 2; size <= SAMPLES; size *= size == 2 ? 3 : 2) {
+      ck_training_close(&many); /* parameters as they were */
+      ck_training_open(&many, &setup);
+      double *parts = weightless_step(&many, &batch, SAMPLES, size, &got, &count);
+      ck_assert_double_eq_tol(got.loss, want.loss, 1e-12 * want.loss);
+      ck_assert_double_eq_tol(got.weight, want.weight, 1e-12 * want.weight);
+      ck_assert_double_le(ck_rel_l2(parts, whole, count), 1e-12);
+      free(parts);
+    }
+    const struct ck_batch part = ck_batch_samples(&batch, how % 2 == 0 ? 0 : SAMPLES / 2, 6);
+    double *nothing = weightless_step(&many, &part, 6, 3, &got, &count);
+    ck_assert(got.empty && got.loss == 0 && got.weight == 0 && got.gradient_norm == 0);
+    for (int64_t i = 0; i < count; i++) ck_assert_double_eq(nothing[i], 0);
+    free(nothing);
+    free(whole);
+    ck_training_close(&one);
+    ck_training_close(&many);
+    ck_batch_free(&batch);
+  }
+}
+END_TEST
+
 static Suite *make_suite(void) {
   Suite *suite = suite_create("equality");
   tcase_add_loop_test(ck_case(suite, "one batch"), many_equal_one, 0, VARIANTS);
   tcase_add_loop_test(ck_case(suite, "micro-batches"), accumulation_equals_one_batch, 0, VARIANTS);
   tcase_add_loop_test(ck_case(suite, "ignored"), all_ignored_is_empty, 0, CK_MODES);
+  tcase_add_loop_test(ck_case(suite, "weightless"), targets_without_weight, 0, CK_MODES);
   return suite;
 }
 

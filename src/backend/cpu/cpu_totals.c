@@ -3,6 +3,15 @@
  */
 #include "backend/cpu/cpu_internal.h"
 
+#include <math.h>
+
+/* D / d of a term. It is 1 for the only term of an ordinary loss, whose s then stays as it is, also
+ * where its d is 0: D is then that of other micro-batches. */
+static double ratio(double largest, double d) {
+  if (d == largest) return 1.0;
+  return d == 0.0 ? 0.0 : largest / d;
+}
+
 ek_status ek__cpu_combine_totals(ek_stream *stream, const struct ek__combine_args *args) {
   (void)stream;
   const double *c = args->coefficients;
@@ -17,16 +26,15 @@ ek_status ek__cpu_combine_totals(ek_stream *stream, const struct ek__combine_arg
     args->combined[1] = 1.0;
     return EK_OK;
   }
-  double largest = 0.0;
-  for (size_t j = 0; j < args->terms; j++) {
-    if (totals[2 * j + 1] > largest) largest = totals[2 * j + 1];
+  double largest = args->terms > 0 ? totals[1] : 0.0;
+  for (size_t j = 1; j < args->terms; j++) { /* a NaN is larger than all */
+    const double d = totals[2 * j + 1];
+    if (d > largest || isnan(d)) largest = d;
   }
   double sum = 0.0;
   for (size_t j = 0; j < args->terms; j++) {
-    const double d = totals[2 * j + 1];
-    /* D / d first: it is 1 for the only term of an ordinary loss, whose s then stays as it is. */
-    args->scales[j] = d == 0.0 ? 0.0 : c[j] * (largest / d);
-    if (d != 0.0) sum += args->scales[j] * totals[2 * j];
+    args->scales[j] = c[j] * ratio(largest, totals[2 * j + 1]);
+    sum += args->scales[j] * totals[2 * j];
   }
   args->combined[0] = sum;
   args->combined[1] = largest;

@@ -113,9 +113,9 @@ ek_status ek__cpu_squared_error_backward(ek_stream *stream, const struct ek__los
 /* What the gradient in memory is multiplied with: updates.h. */
 static double gradient_factor(const struct ek__update_args *args) {
   double share = 1.0;
-  if (args->totals) share = args->totals[1] > 0.0 ? 1.0 / args->totals[1] : 0.0;
+  if (args->totals) share = args->totals[1] == 0.0 ? 0.0 : 1.0 / args->totals[1];
   if (args->clip_norm == 0.0 || !args->square_norm) return share;
-  const double norm = sqrt(*args->square_norm) * share;
+  const double norm = sqrt(*args->square_norm) * fabs(share);
   const double clip = args->clip_norm / (norm + 1e-6);
   return clip > 1.0 ? share : share * clip; /* not by fmin: a NaN norm must show */
 }

@@ -72,18 +72,24 @@ struct terms {
   bool divide;
 };
 
+/* D / d of a term. It is 1 for the only term of an ordinary loss, whose s then stays as it is, also
+ * where its d is 0: D is then that of other micro-batches. */
+__device__ double ratio(double largest, double d) {
+  if (d == largest) return 1.0;
+  return d == 0.0 ? 0.0 : largest / d;
+}
+
 __global__ void combine_kernel(const terms a) {
-  double largest = 0.0, sum = 0.0;
-  for (int j = 0; j < a.count; j++) {
-    if (a.totals[2 * j + 1] > largest) largest = a.totals[2 * j + 1];
+  double largest = a.count > 0 ? a.totals[1] : 0.0, sum = 0.0;
+  for (int j = 1; j < a.count; j++) { /* a NaN is larger than all */
+    const double d = a.totals[2 * j + 1];
+    if (d > largest || isnan(d)) largest = d;
   }
   for (int j = 0; j < a.count; j++) {
-    const double s = a.totals[2 * j], d = a.totals[2 * j + 1];
     double scale = a.coefficients[j];
-    /* D / d first: it is 1 for the only term of an ordinary loss, whose s then stays as it is. */
-    if (a.divide) scale = d == 0.0 ? 0.0 : scale * (largest / d);
+    if (a.divide) scale *= ratio(largest, a.totals[2 * j + 1]);
     a.scales[j] = scale;
-    if (!a.divide || d != 0.0) sum += scale * s;
+    sum += scale * a.totals[2 * j];
   }
   a.combined[0] = sum;
   a.combined[1] = a.divide ? largest : 1.0;

@@ -18,9 +18,9 @@ struct gradient_scale {
   /* updates.h */
   __device__ double factor() const {
     double share = 1.0;
-    if (totals) share = totals[1] > 0.0 ? 1.0 / totals[1] : 0.0;
+    if (totals) share = totals[1] == 0.0 ? 0.0 : 1.0 / totals[1];
     if (clip_norm == 0.0 || !square_norm) return share;
-    const double norm = sqrt(*square_norm) * share;
+    const double norm = sqrt(*square_norm) * fabs(share);
     const double clip = clip_norm / (norm + 1e-6);
     return clip > 1.0 ? share : share * clip; /* not by fmin: a NaN norm must show */
   }
