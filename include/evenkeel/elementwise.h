@@ -49,19 +49,21 @@ EK_API EK_CHECKED ek_status ek_op_column_sum(ek_stream *stream, ek_tensor *y, co
 EK_API EK_CHECKED ek_status ek_op_gelu_forward(ek_stream *stream, ek_tensor *y, ek_tensor *x,
                                                const ek_tensor *bias);
 
-/* dx = dy * GELU'(x); dx may be dy itself. */
+/* dx = dy * GELU'(x), NaN for an infinite x; dx may be dy itself. */
 EK_API EK_CHECKED ek_status ek_op_gelu_backward(ek_stream *stream, ek_tensor *dx,
                                                 const ek_tensor *dy, const ek_tensor *x);
 
 /* y = max(x, 0), NaN stays NaN; y may be x itself. */
 EK_API EK_CHECKED ek_status ek_op_relu_forward(ek_stream *stream, ek_tensor *y, const ek_tensor *x);
 
-/* dx = dy where y > 0, else 0, for the y that forward gave; dx may be dy itself. */
+/* dx = dy where y > 0, NaN where y is NaN, else 0, for the y that forward gave; dx may be dy itself.
+ */
 EK_API EK_CHECKED ek_status ek_op_relu_backward(ek_stream *stream, ek_tensor *dx,
                                                 const ek_tensor *dy, const ek_tensor *y);
 
 /*
- * Dropout, forward and (with dy for x) backward: y = x / (1 - p) where the element is kept, else 0.
+ * Dropout, forward and (with dy for x) backward: y = x / (1 - p) where the element is kept, else
+ * 0 times x.
  * Dimension 0 counts samples; element i of local sample s is kept if
  * ek_random_unit(bits[i % 4]) >= p for the bits of (key, first_sample + s, i / 4): random.h.
  * 0 <= p < 1. y may be x itself.

@@ -17,6 +17,8 @@
  *   - The order of every sum is fixed by the shapes and the number of threads of the device: the
  *     same call gives the same bits.
  *   - Tensors without elements are legal.
+ *   - A NaN or an infinity is not hidden: what IEEE arithmetic makes of the formula is what comes
+ *     out. Zeros come only from where a formula selects: ReLU, an ignored target, a later token.
  *   - A destination may not overlap a source unless the function says so.
  */
 #ifndef EVENKEEL_OP_H

@@ -253,7 +253,7 @@ START_TEST(relu_forward_and_backward) {
     double *y = ck_zeros(rig, n), *dx = ck_zeros(rig, n);
     for (int64_t i = 0; i < n; i++) {
       y[i] = x[i] < 0 ? 0 : x[i];
-      dx[i] = y[i] > 0 ? dy[i] : 0;
+      dx[i] = isnan(y[i]) ? NAN : y[i] > 0 ? dy[i] : 0;
     }
     ek_tensor *tx = ck_tensor(rig, x, CK_SHAPE(n)), *tdy = ck_tensor(rig, dy, CK_SHAPE(n));
     ek_tensor *ty = ck_poisoned(rig, CK_SHAPE(n)), *tdx = ck_poisoned(rig, CK_SHAPE(n));

@@ -41,7 +41,7 @@ void ek__relu_backward_f64(const void *raw, int64_t begin, int64_t end) {
   const struct ek__elementwise_args *args = raw;
   const double *dy = args->a, *y = args->b;
   double *dx = args->y;
-  for (int64_t i = begin; i < end; i++) dx[i] = y[i] > 0.0 ? dy[i] : 0.0;
+  for (int64_t i = begin; i < end; i++) dx[i] = y[i] > 0.0 ? dy[i] : y[i] <= 0.0 ? 0.0 : y[i];
 }
 
 void ek__add_bias_f64(const void *raw, int64_t begin, int64_t end) {
@@ -89,8 +89,9 @@ void ek__gelu_backward_f64(const void *raw, int64_t begin, int64_t end) {
   const double *dy = args->dy, *all = args->x;
   double *dx = args->y;
   for (int64_t i = begin; i < end; i++) {
-    /* Beyond 40 the slope is 0 or 1, and nothing here overflows. NaN goes through. */
-    const double x = all[i] < -40.0 ? -40.0 : all[i] > 40.0 ? 40.0 : all[i];
+    /* Beyond 40 the slope is 0 or 1, and nothing here overflows. NaN goes through, and an infinite
+     * x, whose result forward may have been no number, becomes one. */
+    const double x = (all[i] < -40.0 ? -40.0 : all[i] > 40.0 ? 40.0 : all[i]) + (all[i] - all[i]);
     const double s = gelu_share(x);
     const double slope = root_2_over_pi * (1.0 + 3.0 * 0.044715 * x * x);
     dx[i] = dy[i] * (s + x * s * (1.0 - s) * 2.0 * slope);
@@ -110,6 +111,6 @@ void ek__dropout_f64(const void *raw, int64_t begin, int64_t end) {
       ek_random_bits(args->key, (uint32_t)(args->first_sample + sample), (uint32_t)known, bits);
     }
     const bool keep = (double)ek_random_unit(bits[element % 4]) >= args->p;
-    y[i] = keep ? x[i] / (1.0 - args->p) : 0.0;
+    y[i] = keep ? x[i] / (1.0 - args->p) : x[i] * 0.0;
   }
 }

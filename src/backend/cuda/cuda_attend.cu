@@ -59,11 +59,12 @@ template <class T, int HEAD> struct rows_so_far {
         most = fmax(most, score[i][j]);
       }
       most = row_max(most);
-      const T kept = exp(largest[i] - most); /* 0 in the first tile */
+      const T base = most == -T(INFINITY) ? T(0) : most; /* -inf less -inf is no number */
+      const T kept = exp(largest[i] - base);             /* 0 in the first tile */
       EK_UNROLL
       for (int j = 0; j < t::M; j++) {
         const bool seen = key + threadIdx.x + SIDE * j <= row;
-        const T e = seen ? exp(score[i][j] - most) : T(0);
+        const T e = seen ? exp(score[i][j] - base) : T(0);
         shared[(threadIdx.y + SIDE * i) * t::SCORE_STRIDE + threadIdx.x + SIDE * j] = e;
         added += e;
       }

@@ -55,8 +55,7 @@ __global__ void __launch_bounds__(BLOCK)
       pack<T, N> value = load<N>(x + first + j);
       EK_UNROLL
       for (int i = 0; i < N; i++) {
-        const bool keep = bits[j + i] >> 8 >= mask.threshold;
-        value.at[i] = keep ? value.at[i] * mask.factor : T(0);
+        value.at[i] *= bits[j + i] >> 8 >= mask.threshold ? mask.factor : T(0);
       }
       store<N>(y + first + j, value);
     }

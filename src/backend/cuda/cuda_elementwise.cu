@@ -35,7 +35,9 @@ template <class T> struct relu {
 
 template <class T> struct relu_slope {
   static constexpr int inputs = 2;
-  __device__ T operator()(T dy, T y) const { return y > T(0) ? dy : T(0); }
+  __device__ T operator()(T dy, T y) const { /* NaN passes on */
+    return y > T(0) ? dy : y <= T(0) ? T(0) : y;
+  }
 };
 
 /* ---- casts: 16-bit types are bits here, so that every compiler gives the same ones ---- */

@@ -24,8 +24,9 @@ template <class T> struct gelu {
 template <class T> struct gelu_slope {
   static constexpr int inputs = 2;
   __device__ T operator()(T dy, T x) const {
-    /* Beyond 40 the slope is 0 or 1, and nothing here overflows. NaN goes through. */
-    x = x < T(-40) ? T(-40) : x > T(40) ? T(40) : x;
+    /* Beyond 40 the slope is 0 or 1, and nothing here overflows. NaN goes through, and an infinite x,
+     * whose result forward may have been no number, becomes one. */
+    x = (x < T(-40) ? T(-40) : x > T(40) ? T(40) : x) + (x - x);
     const T s = gelu_share(x);
     const T slope = T(0.79788456080286535588) * (T(1) + T(3 * 0.044715) * x * x);
     return dy * (s + x * s * (T(1) - s) * T(2) * slope);

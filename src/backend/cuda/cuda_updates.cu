@@ -91,7 +91,7 @@ template <class T> struct adam {
   bool first;
   __device__ bool reads() const { return !first; }
   __device__ void operator()(T &p, T &m, T &v, T g) const {
-    g += decay * p;
+    if (decay != T(0)) g += decay * p;
     m = beta1 * m + rest1 * g; /* at the first step m and v are zero here, not read */
     v = beta2 * v + rest2 * g * g;
     p = keep * p - rate * m / (sqrt(v) * root + epsilon);

@@ -22,7 +22,7 @@ struct mask {
 };
 
 static inline float drop_one(const struct mask *mask, float x, uint32_t bits) {
-  return bits >> 8 >= mask->threshold ? x * mask->factor : 0.0f;
+  return x * (bits >> 8 >= mask->threshold ? mask->factor : 0.0f);
 }
 
 /* Elements first .. last - 1, all within one block. */
@@ -58,7 +58,7 @@ static inline void random_bits(const struct mask *mask, uint32_t block, vec_u bi
 
 static inline vec drop(const struct mask *mask, vec x, vec_u bits) {
   const vec_i kept = (vec_i)(bits >> 8) >= (int32_t)mask->threshold;
-  return (vec)((vec_i)(x * mask->factor) & kept);
+  return x * (vec)((vec_i)v_set(mask->factor) & kept);
 }
 
 /* Elements first .. last - 1 of one sample; y and x point at its element 0. */

@@ -65,8 +65,11 @@ void EK_ISA_NAME(relu_backward)(const void *raw, int64_t begin, int64_t end) {
   const float *dy = args->a, *y = args->b;
   const vec zero = {0};
   int64_t i = begin;
-  for (; i + W <= end; i += W) v_store(dx + i, v_less(zero, v_load(y + i), v_load(dy + i), zero));
-  for (; i < end; i++) dx[i] = y[i] > 0.0f ? dy[i] : 0.0f;
+  for (; i + W <= end; i += W) { /* where y is not above 0, its relu: 0, or NaN */
+    const vec value = v_load(y + i);
+    v_store(dx + i, v_less(zero, value, v_load(dy + i), v_max(zero, value)));
+  }
+  for (; i < end; i++) dx[i] = y[i] > 0.0f ? dy[i] : y[i] <= 0.0f ? 0.0f : y[i];
 }
 
 void EK_ISA_NAME(add_bias)(const void *raw, int64_t begin, int64_t end) {

@@ -55,7 +55,8 @@ struct adam {
 static inline void adam_step(const struct adam *adam, float *p, float *m, float *v, const float *g,
                              int64_t i, int64_t n, bool first) {
   const vec old = get(p, i, n);
-  const vec gradient = get(g, i, n) * adam->factor + old * adam->decay;
+  vec gradient = get(g, i, n) * adam->factor;
+  if (adam->decay != 0.0f) gradient += old * adam->decay;
   vec mean = gradient * adam->rest1, square = gradient * gradient * adam->rest2;
   if (!first) {
     mean += get(m, i, n) * adam->beta1;

@@ -1,0 +1,360 @@
+/*
+ * check_op.c - rules of op.h that hold for all operations.
+ *
+ * NaN and infinity: each operation is called with one element of one operand NaN, +inf or -inf and
+ * all others between 0.1 and 2. The table says how many elements of the results are then not
+ * finite: as many as IEEE arithmetic makes of the operation's formula. What a formula selects
+ * (ReLU, a beta of 0) or divides by infinity may be finite; the table shows where. Cross-entropy
+ * has a test of its own in check_losses.c.
+ */
+#include <math.h>
+#include <stdio.h>
+
+#include <evenkeel/op.h>
+
+#include "ek_check.h"
+
+/* R x C: whole vectors of every instruction set and a rest. T tokens of one head, D wide. */
+enum { R = 3, C = 37, K = 5, T = 6, D = 8, MOST = 10 };
+
+enum use { IN, OUT, INOUT };
+
+struct operand {
+  int64_t rows, columns;
+  int reach[3]; /* not finite in all results if one element is NaN, +inf, -inf; -1: not tried */
+  enum use use;
+  ek_type type; /* 0: the rig's */
+  double low, high;
+};
+
+struct operation {
+  const char *name;
+  ek_status (*call)(ek_stream *stream, ek_tensor *const *t);
+  bool at_least; /* a product with a tile of zeros may spread it: 0 times infinity is NaN */
+  struct operand operand[MOST];
+};
+
+#define MATRIX .rows = R, .columns = C
+#define ROW .rows = 1, .columns = C
+#define COLUMN .rows = 1, .columns = R
+#define POSITIVE .low = 0.5, .high = 2
+#define RESULT .use = OUT, .reach = {-1, -1, -1}
+#define ALL(n) .reach = {n, n, n}
+
+/* ---- the calls ---- */
+
+#define CALL(name, ...)                                                                            \
+  static ek_status name(ek_stream *s, ek_tensor *const *t) { return __VA_ARGS__; }
+
+static const ek_random_key key = {1, 2, 3};
+static const ek_sgd_terms sgd = {.learning_rate = 0.1, .momentum = 0.9, .weight_decay = 0.1};
+static const ek_adamw_terms adam = {.learning_rate = 0.1,
+                                    .beta1 = 0.9,
+                                    .beta2 = 0.99,
+                                    .epsilon = 1e-8,
+                                    .weight_decay = 0.1,
+                                    .decoupled = true,
+                                    .step = 2};
+
+CALL(add, ek_op_add(s, t[0], t[1], t[2]))
+CALL(scale, ek_op_scale(s, t[0], t[1], 0.0))
+CALL(add_bias, ek_op_add_bias(s, t[0], t[1]))
+CALL(column_sum, ek_op_column_sum(s, t[0], t[1], 1.0))
+CALL(column_sum_anew, ek_op_column_sum(s, t[0], t[1], 0.0))
+CALL(gelu_forward, ek_op_gelu_forward(s, t[0], t[1], NULL))
+CALL(gelu_bias_forward, ek_op_gelu_forward(s, t[0], t[1], t[2]))
+CALL(gelu_backward, ek_op_gelu_backward(s, t[0], t[1], t[2]))
+CALL(relu_forward, ek_op_relu_forward(s, t[0], t[1]))
+CALL(relu_backward, ek_op_relu_backward(s, t[0], t[1], t[2]))
+CALL(dropout, ek_op_dropout(s, t[0], t[1], 0.5, key, 0))
+CALL(layer_norm_forward, ek_op_layer_norm_forward(s, t[0], t[1], t[2], t[3], t[4], t[5], 1e-5))
+CALL(add_layer_norm_forward,
+     ek_op_add_layer_norm_forward(s, t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7], 1e-5))
+CALL(layer_norm_backward,
+     ek_op_layer_norm_backward(s, t[0], t[1], t[2], 1, t[3], 0, t[4], t[5], t[6], t[7], t[8]))
+CALL(lookup_forward, ek_op_lookup_forward(s, t[0], t[1], t[2], t[3], R))
+CALL(lookup_backward, ek_op_lookup_backward(s, t[0], t[1], t[2]))
+CALL(positions_backward, ek_op_positions_backward(s, t[0], t[1], R, 1.0))
+CALL(positions_anew, ek_op_positions_backward(s, t[0], t[1], R, 0.0))
+CALL(matmul, ek_op_matmul(s, t[0], t[1], false, t[2], false, 1.0))
+CALL(matmul_anew, ek_op_matmul(s, t[0], t[1], true, t[2], true, 0.0))
+CALL(linear, ek_op_linear(s, t[0], t[1], t[2], t[3]))
+CALL(linear_gelu, ek_op_linear_gelu(s, t[0], t[1], t[2], t[3], t[4]))
+CALL(gelu_linear_backward, ek_op_gelu_linear_backward(s, t[0], t[1], 0, t[2], t[3], t[4]))
+CALL(linear_gradients, ek_op_linear_gradients(s, t[0], 0, t[1], 1, t[2], t[3]))
+CALL(squared_forward, ek_op_squared_error_forward(s, t[0], t[1], t[2], t[3]))
+CALL(squared_backward, ek_op_squared_error_backward(s, t[0], t[1], t[2], t[3], t[4]))
+CALL(square_norm, ek_op_square_norm(s, t[0], t[1], 1.0))
+CALL(square_norm_anew, ek_op_square_norm(s, t[0], t[1], 0.0))
+CALL(update_sgd, ek_op_sgd(s, t[0], t[1], t[2], &sgd,
+                           &(ek_update_scale){.totals = t[3], .square_norm = t[4], .clip_norm = 1}))
+CALL(update_adamw, ek_op_adamw(s, t[0], t[1], t[2], t[3], &adam, &(ek_update_scale){t[4], t[5], 1}))
+
+/* B x T x 3C and B x heads x T, which a table of rows and columns does not tell. */
+static ek_tensor cube(const ek_tensor *t, int64_t d0, int64_t d1, int64_t d2) {
+  ek_tensor shaped = *t;
+  shaped.rank = 3;
+  shaped.shape[0] = d0, shaped.shape[1] = d1, shaped.shape[2] = d2;
+  return shaped;
+}
+static ek_status attention_forward(ek_stream *s, ek_tensor *const *t) {
+  ek_tensor out = cube(t[0], 1, T, D), lse = cube(t[1], 1, 1, T), qkv = cube(t[2], 1, T, 3 * D);
+  return ek_op_attention_forward(s, &out, &lse, &qkv, 1);
+}
+static ek_status attention_backward(ek_stream *s, ek_tensor *const *t) {
+  ek_tensor dqkv = cube(t[0], 1, T, 3 * D), dout = cube(t[1], 1, T, D);
+  ek_tensor qkv = cube(t[2], 1, T, 3 * D), out = cube(t[3], 1, T, D), lse = cube(t[4], 1, 1, T);
+  return ek_op_attention_backward(s, &dqkv, &dout, &qkv, &out, &lse, 1);
+}
+
+/* ---- the table ---- */
+
+/* Row 1 of each operand is the one that is hit; of attention token 3, which tokens 3 .. 5 see. The
+ * index of a lookup is 0 everywhere, of which every position makes one row. */
+static const struct operation operations[] = {
+    {"add", add, false, {{MATRIX, RESULT}, {MATRIX, ALL(1)}, {MATRIX, ALL(1)}}},
+    {"scale by 0", scale, false, {{MATRIX, RESULT}, {MATRIX, ALL(1)}}},
+    {"add_bias", add_bias, false, {{MATRIX, ALL(1), .use = INOUT}, {ROW, ALL(R)}}},
+    {"column_sum", column_sum, false, {{ROW, ALL(1), .use = INOUT}, {MATRIX, ALL(1)}}},
+    {"column_sum, beta 0", column_sum_anew, false, {{ROW, RESULT}, {MATRIX, ALL(1)}}},
+    {"gelu_forward", gelu_forward, false, {{MATRIX, RESULT}, {MATRIX, ALL(1)}}},
+    {"gelu_forward with bias",
+     gelu_bias_forward,
+     false,
+     {{MATRIX, RESULT}, {MATRIX, ALL(2), .use = INOUT}, {ROW, ALL(2 * R)}}},
+    {"gelu_backward", gelu_backward, false, {{MATRIX, RESULT}, {MATRIX, ALL(1)}, {MATRIX, ALL(1)}}},
+    {"relu_forward", relu_forward, false, {{MATRIX, RESULT}, {MATRIX, .reach = {1, 1, 0}}}},
+    {"relu_backward",
+     relu_backward,
+     false,
+     {{MATRIX, RESULT}, {MATRIX, ALL(1)}, {MATRIX, .reach = {1, 0, 0}, POSITIVE}}},
+    {"dropout", dropout, false, {{MATRIX, RESULT}, {MATRIX, ALL(1)}}},
+    {"layer_norm_forward",
+     layer_norm_forward,
+     false,
+     {{MATRIX, RESULT},
+      {COLUMN, RESULT},
+      {COLUMN, RESULT},
+      {MATRIX, ALL(C + 2)},
+      {ROW, ALL(R)},
+      {ROW, ALL(R)}}},
+    {"add_layer_norm_forward",
+     add_layer_norm_forward,
+     false,
+     {{MATRIX, RESULT},
+      {MATRIX, RESULT},
+      {COLUMN, RESULT},
+      {COLUMN, RESULT},
+      {MATRIX, ALL(C + 3)},
+      {MATRIX, ALL(C + 3)},
+      {ROW, ALL(R)},
+      {ROW, ALL(R)}}},
+    {"layer_norm_backward",
+     layer_norm_backward,
+     false,
+     {{MATRIX, RESULT},
+      {MATRIX, ALL(1)},
+      {ROW, ALL(1), .use = INOUT},
+      {ROW, RESULT},
+      {MATRIX, ALL(C + 2)},
+      {MATRIX, ALL(C + 1)},
+      {COLUMN, ALL(2 * C)},
+      {COLUMN, ALL(2 * C), POSITIVE},
+      {ROW, ALL(R *C)}}},
+    {"lookup_forward",
+     lookup_forward,
+     false,
+     {{MATRIX, RESULT},
+      {.rows = 1, .columns = C, ALL(R)},
+      {COLUMN, .type = EK_I32, .reach = {-1, -1, -1}},
+      {MATRIX, ALL(1)}}},
+    {"lookup_backward",
+     lookup_backward,
+     false,
+     {{.rows = 1, .columns = C, ALL(1), .use = INOUT},
+      {MATRIX, ALL(1)},
+      {COLUMN, .type = EK_I32, .reach = {-1, -1, -1}}}},
+    {"positions_backward",
+     positions_backward,
+     false,
+     {{MATRIX, ALL(1), .use = INOUT}, {.rows = 2 * R, .columns = C, ALL(1)}}},
+    {"positions_backward, beta 0",
+     positions_anew,
+     false,
+     {{MATRIX, RESULT}, {.rows = 2 * R, .columns = C, ALL(1)}}},
+    {"matmul",
+     matmul,
+     false,
+     {{MATRIX, ALL(1), .use = INOUT},
+      {.rows = R, .columns = K, ALL(C)},
+      {.rows = K, .columns = C, ALL(R)}}},
+    {"matmul of transposes, beta 0",
+     matmul_anew,
+     false,
+     {{MATRIX, RESULT}, {.rows = K, .columns = R, ALL(C)}, {.rows = C, .columns = K, ALL(R)}}},
+    {"linear",
+     linear,
+     false,
+     {{MATRIX, RESULT},
+      {.rows = R, .columns = K, ALL(C)},
+      {.rows = C, .columns = K, ALL(R)},
+      {ROW, ALL(R)}}},
+    {"linear_gelu",
+     linear_gelu,
+     false,
+     {{MATRIX, RESULT},
+      {MATRIX, RESULT},
+      {.rows = R, .columns = K, ALL(2 * C)},
+      {.rows = C, .columns = K, ALL(2 * R)},
+      {ROW, ALL(2 * R)}}},
+    {"gelu_linear_backward",
+     gelu_linear_backward,
+     false,
+     {{MATRIX, RESULT},
+      {ROW, RESULT},
+      {.rows = R, .columns = K, ALL(2 * C)},
+      {.rows = K, .columns = C, ALL(R + 1)},
+      {MATRIX, ALL(2)}}},
+    {"linear_gradients",
+     linear_gradients,
+     false,
+     {{.rows = K, .columns = C, RESULT},
+      {.rows = 1, .columns = K, ALL(1), .use = INOUT},
+      {.rows = R, .columns = K, ALL(C + 1)},
+      {MATRIX, ALL(K)}}},
+    {"squared_error_forward",
+     squared_forward,
+     false,
+     {{MATRIX, RESULT},
+      {.rows = 1, .columns = 2, .type = EK_F64, RESULT},
+      {MATRIX, ALL(2)},
+      {MATRIX, ALL(2)}}},
+    {"squared_error_backward",
+     squared_backward,
+     false,
+     {{MATRIX, RESULT},
+      {MATRIX, ALL(1)},
+      {MATRIX, ALL(1)},
+      {.rows = 1, .columns = 1, .type = EK_F64, ALL(R *C)},
+      {MATRIX, ALL(1)}}},
+    {"square_norm",
+     square_norm,
+     false,
+     {{.rows = 1, .columns = 1, .type = EK_F64, ALL(1), .use = INOUT}, {MATRIX, ALL(1)}}},
+    {"square_norm, beta 0",
+     square_norm_anew,
+     false,
+     {{.rows = 1, .columns = 1, .type = EK_F64, RESULT}, {MATRIX, ALL(1)}}},
+    /* The sum s of the totals is not used; 1 / d and clip_norm / norm of an infinite one are 0. */
+    {"sgd",
+     update_sgd,
+     false,
+     {{MATRIX, ALL(2), .use = INOUT},
+      {MATRIX, ALL(2), .use = INOUT},
+      {MATRIX, ALL(2)},
+      {.rows = 1, .columns = 2, .type = EK_F64, POSITIVE, .reach = {2 * R * C, 0, 0}},
+      {.rows = 1, .columns = 1, .type = EK_F64, POSITIVE, .reach = {2 * R * C, 0, 2 * R *C}}}},
+    /* m / sqrt(v) is 0 for an infinite v. */
+    {"adamw",
+     update_adamw,
+     false,
+     {{MATRIX, ALL(1), .use = INOUT},
+      {MATRIX, ALL(2), .use = INOUT},
+      {MATRIX, .reach = {2, 1, 2}, .use = INOUT, POSITIVE},
+      {MATRIX, ALL(3)},
+      {.rows = 1, .columns = 2, .type = EK_F64, POSITIVE, .reach = {3 * R * C, 0, 0}},
+      {.rows = 1, .columns = 1, .type = EK_F64, POSITIVE, .reach = {3 * R * C, 0, 3 * R *C}}}},
+    /* The last column that is hit is a value of token 3, the other one a query's element. */
+    {"attention_forward",
+     attention_forward,
+     true,
+     {{.rows = T, .columns = D, RESULT},
+      {.rows = 1, .columns = T, RESULT},
+      {.rows = T, .columns = 3 * D, POSITIVE, ALL(3)}}},
+    {"attention_backward",
+     attention_backward,
+     true,
+     {{.rows = T, .columns = 3 * D, RESULT},
+      {.rows = T, .columns = D, ALL(5 * D + 4)},
+      {.rows = T, .columns = 3 * D, POSITIVE, ALL(4)},
+      {.rows = T, .columns = D, ALL(5 * D)},
+      {.rows = 1, .columns = T, .reach = {9 * D, 0, 9 * D}}}},
+};
+enum { OPERATIONS = sizeof operations / sizeof operations[0] };
+
+/* ---- running it ---- */
+
+static int64_t count_of(const struct operand *o) { return o->rows * o->columns; }
+
+static ek_tensor *make(struct ck_rig *rig, const struct operand *o) {
+  const ek_type type = o->type == 0 ? rig->type : o->type;
+  return o->rows == 1 ? ck_blank(rig, type, CK_SHAPE(o->columns))
+                      : ck_blank(rig, type, CK_SHAPE(o->rows, o->columns));
+}
+
+static void fill(struct ck_rig *rig, ek_tensor *t, const struct operand *o, double *values) {
+  const double high = o->low == o->high ? 1 : o->high;
+  for (int64_t i = 0; i < count_of(o); i++) {
+    const double value = ck_random_uniform(&rig->random, o->low, high);
+    values[i] = o->type == EK_I32 ? 0 : o->use == OUT ? NAN : fmax(value, 0.1);
+  }
+  ck_set(t, values);
+}
+
+static int not_finite(const ek_tensor *t, double *values) {
+  int found = 0;
+  ck_get(values, t);
+  for (int64_t i = 0; i < ek_tensor_count(t); i++) found += !isfinite(values[i]);
+  return found;
+}
+
+/* One call with one element of operand `hit` as it should not be. */
+static void run(struct ck_rig *rig, const struct operation *operation, ek_tensor *const *t, int hit,
+                int kind, int64_t column) {
+  static const double special[] = {NAN, HUGE_VAL, -HUGE_VAL};
+  const struct operand *target = &operation->operand[hit];
+  double values[2 * R * C];
+  for (int i = 0; i < MOST && t[i] != NULL; i++) {
+    fill(rig, t[i], &operation->operand[i], values);
+    if (i != hit) continue;
+    values[target->rows / 2 * target->columns + column] = special[kind];
+    ck_set(t[i], values);
+  }
+  ck_ok(operation->call(rig->stream, t));
+  int found = 0;
+  for (int i = 0; i < MOST && t[i] != NULL; i++) {
+    if (operation->operand[i].use != IN) found += not_finite(t[i], values);
+  }
+  const int want = target->reach[kind];
+  ck_assert_msg(found == want || (operation->at_least && found > want),
+                "%s, operand %d, column %d, %g: %d results are not finite, expected %d",
+                operation->name, hit, (int)column, special[kind], found, want);
+}
+
+START_TEST(nothing_is_hidden) {
+  const struct operation *operation = &operations[_i / CK_VARIANTS];
+  struct ck_rig *rig = ck_rig_variant(_i % CK_VARIANTS);
+  ek_tensor *t[MOST] = {NULL};
+  int operands = 0;
+  for (; operands < MOST && count_of(&operation->operand[operands]) > 0; operands++) {
+    t[operands] = make(rig, &operation->operand[operands]);
+  }
+  for (int hit = 0; hit < operands; hit++) {
+    const struct operand *target = &operation->operand[hit];
+    for (int kind = 0; kind < 3; kind++) {
+      if (target->reach[kind] < 0) continue;
+      run(rig, operation, t, hit, kind, target->columns - 1);
+      if (target->columns > 5) run(rig, operation, t, hit, kind, 5);
+    }
+  }
+  ck_rig_close(rig);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("op");
+  tcase_add_loop_test(ck_case(suite, "not finite"), nothing_is_hidden, 0, OPERATIONS * CK_VARIANTS);
+  return suite;
+}
+
+CK_MAIN(make_suite)
