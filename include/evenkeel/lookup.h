@@ -16,6 +16,7 @@ extern "C" {
  * y[i] = table[index[i]] (+ positions[i % period], if positions is not NULL).
  *   index      i32, n elements          table      entries x width
  *   y          n x width                positions  at least `period` x width; period divides n
+ * A table without entries is EK_ERR_SHAPE unless n is 0.
  * An index outside 0 .. entries - 1 is EK_ERR_INVALID_ARGUMENT with its place in the message on a
  * backend that runs at once; a backend that runs later reports the lowest place of all calls when
  * the stream is waited for; such a row of y is zeros, and such a row of dy is not added.

@@ -16,7 +16,7 @@ extern "C" {
  * y = (x - mean) * rstd * gamma + beta over each row of `width` elements, with
  * mean = sum x / width and rstd = 1 / sqrt(sum (x - mean)^2 / width + epsilon)
  * (Ba, Kiros, Hinton 2016). mean and rstd, one per row, are stored for the backward. y may be x
- * itself.
+ * itself. Rows of no elements are EK_ERR_SHAPE, here and below.
  */
 EK_API EK_CHECKED ek_status ek_op_layer_norm_forward(ek_stream *stream, ek_tensor *y,
                                                      ek_tensor *mean, ek_tensor *rstd,

@@ -16,7 +16,8 @@
  *     names the operation and both shapes. Nothing was written then.
  *   - The order of every sum is fixed by the shapes and the number of threads of the device: the
  *     same call gives the same bits.
- *   - Tensors without elements are legal.
+ *   - Tensors without elements are legal. Where no destination has any, nothing is done; sums over no
+ *     rows are 0.
  *   - A NaN or an infinity is not hidden: what IEEE arithmetic makes of the formula is what comes
  *     out. Zeros come only from where a formula selects: ReLU, an ignored target, a later token.
  *   - A destination may not overlap a source unless the function says so.

@@ -211,7 +211,7 @@ ek_status ek_op_dropout(ek_stream *stream, ek_tensor *y, const ek_tensor *x, dou
                         p);
   }
   const int64_t elements = ek__op_elements(&op, X);
-  const int64_t samples = x->rank == 0 ? 1 : x->shape[0];
+  const int64_t samples = elements == 0 ? 0 : x->rank == 0 ? 1 : x->shape[0];
   const int64_t per_sample = elements == 0 ? 0 : elements / samples;
   EK_TRY(check_dropout_range(samples, per_sample, first_sample));
   if (op.kernels == NULL) return EK_OK;

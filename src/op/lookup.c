@@ -28,6 +28,13 @@ static ek_status check_period(const struct ek__op *op, size_t table, size_t widt
   return EK_OK;
 }
 
+/* No index is right for a table without entries, also where nothing would be read or added. */
+static ek_status check_entries(const struct ek__op *op, size_t table, int64_t rows) {
+  if (rows == 0 || op->rows[table] > 0) return EK_OK;
+  return ek_error_set(EK_ERR_SHAPE, "%s: %s is 0 x %" PRId64 ", which has no entries", op->name,
+                      op->operand[table].name, op->columns[table]);
+}
+
 ek_status ek_op_lookup_forward(ek_stream *stream, ek_tensor *y, const ek_tensor *table,
                                const ek_tensor *index, const ek_tensor *positions, int64_t period) {
   enum { Y, TABLE, INDEX, POSITIONS, COUNT };
@@ -40,6 +47,7 @@ ek_status ek_op_lookup_forward(ek_stream *stream, ek_tensor *y, const ek_tensor 
   EK_TRY(ek__op_begin(&op, "lookup_forward", stream, operands, COUNT));
   const int64_t rows = ek__op_elements(&op, INDEX);
   EK_TRY(ek__op_matrix(&op, Y, rows, op.columns[TABLE], "index and table make"));
+  EK_TRY(check_entries(&op, TABLE, rows));
   if (positions != NULL) EK_TRY(check_period(&op, POSITIONS, TABLE, period, rows));
   if (op.kernels == NULL) return EK_OK;
   const struct ek__lookup_args args = {.y = y->data,
@@ -65,6 +73,7 @@ ek_status ek_op_lookup_backward(ek_stream *stream, ek_tensor *dtable, const ek_t
   EK_TRY(ek__op_begin(&op, "lookup_backward", stream, operands, COUNT));
   const int64_t rows = ek__op_elements(&op, INDEX);
   EK_TRY(ek__op_matrix(&op, DY, rows, op.columns[DTABLE], "index and dtable make"));
+  EK_TRY(check_entries(&op, DTABLE, rows));
   if (op.kernels == NULL) return EK_OK;
   const struct ek__lookup_args args = {.y = dtable->data,
                                        .table = dy->data,

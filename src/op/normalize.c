@@ -3,9 +3,17 @@
  */
 #include <evenkeel/normalize.h>
 
+#include <inttypes.h>
 #include <math.h>
 
 #include "op/op_internal.h"
+
+/* A row of no elements has no mean. */
+static ek_status check_width(const struct ek__op *op, size_t x) {
+  if (op->rows[x] == 0 || op->columns[x] > 0) return EK_OK;
+  return ek_error_set(EK_ERR_SHAPE, "%s: %s is %" PRId64 " x 0, which has nothing to normalise",
+                      op->name, op->operand[x].name, op->rows[x]);
+}
 
 ek_status ek_op_layer_norm_forward(ek_stream *stream, ek_tensor *y, ek_tensor *mean,
                                    ek_tensor *rstd, const ek_tensor *x, const ek_tensor *gamma,
@@ -20,6 +28,7 @@ ek_status ek_op_layer_norm_forward(ek_stream *stream, ek_tensor *y, ek_tensor *m
       [GAMMA] = {.name = "gamma", .tensor = gamma},
       [BETA] = {.name = "beta", .tensor = beta}};
   EK_TRY(ek__op_begin(&op, "layer_norm_forward", stream, operands, COUNT));
+  EK_TRY(check_width(&op, X));
   EK_TRY(ek__op_same(&op, Y, X));
   EK_TRY(ek__op_fits(&op, MEAN, op.rows[X], X));
   EK_TRY(ek__op_fits(&op, RSTD, op.rows[X], X));
@@ -58,6 +67,7 @@ ek_status ek_op_add_layer_norm_forward(ek_stream *stream, ek_tensor *y, ek_tenso
                                          [GAMMA] = {.name = "gamma", .tensor = gamma},
                                          [BETA] = {.name = "beta", .tensor = beta}};
   EK_TRY(ek__op_begin(&op, "add_layer_norm_forward", stream, operands, COUNT));
+  EK_TRY(check_width(&op, X));
   EK_TRY(ek__op_same(&op, Y, X));
   EK_TRY(ek__op_same(&op, SUM, X));
   EK_TRY(ek__op_same(&op, RESIDUAL, X));
@@ -104,6 +114,7 @@ ek_status ek_op_layer_norm_backward(ek_stream *stream, ek_tensor *dx, const ek_t
       [RSTD] = {.name = "rstd", .tensor = rstd},
       [GAMMA] = {.name = "gamma", .tensor = gamma}};
   EK_TRY(ek__op_begin(&op, "layer_norm_backward", stream, operands, COUNT));
+  EK_TRY(check_width(&op, X));
   EK_TRY(ek__op_same(&op, DY, X));
   if (dx != NULL) EK_TRY(ek__op_same(&op, DX, X));
   if (residual != NULL) EK_TRY(ek__op_same(&op, RESIDUAL, X));

@@ -147,6 +147,16 @@ static ek_status check_overlap(const struct ek__op *op, size_t i) {
   return EK_OK;
 }
 
+/* A kernel would walk over the rows of 2^58 x 0 for nothing. What is empty but reduced into
+ * something, such as a bias gradient of no rows, has a destination with elements. */
+static bool nothing_to_write(const struct ek__op *op) {
+  for (size_t i = 0; i < op->count; i++) {
+    const struct ek__operand *y = &op->operand[i];
+    if (y->written && y->tensor != NULL && ek__op_elements(op, i) > 0) return false;
+  }
+  return true;
+}
+
 ek_status ek__op_begin(struct ek__op *op, const char *name, ek_stream *stream,
                        const struct ek__operand *operands, size_t count) {
   *op = (struct ek__op){.name = name, .count = count};
@@ -167,6 +177,7 @@ ek_status ek__op_begin(struct ek__op *op, const char *name, ek_stream *stream,
   for (size_t i = 0; i < count; i++) {
     if (operands[i].written && operands[i].tensor != NULL) EK_TRY(check_overlap(op, i));
   }
+  if (nothing_to_write(op)) op->kernels = NULL;
   return EK_OK;
 }
 

@@ -7,7 +7,8 @@
  * left to the operation is how the shapes must fit, in calls of the functions below, and the
  * dispatch to the backend. Every message starts with the operation's name.
  *
- * If op.kernels is NULL after that (backend `plan`) the operation is done.
+ * If op.kernels is NULL after that (backend `plan`, or no destination has elements) the operation is
+ * done.
  */
 #ifndef EK_OP_INTERNAL_H
 #define EK_OP_INTERNAL_H
@@ -38,7 +39,7 @@ struct ek__operand {
 
 struct ek__op {
   const char *name;
-  const struct ek__kernels *kernels; /* NULL: the backend only counts */
+  const struct ek__kernels *kernels; /* NULL: there is nothing to compute */
   ek_type type;                      /* of all EK__OPERAND_FLOAT operands */
   size_t count;
   struct ek__operand operand[EK__OP_MAX_OPERANDS];

@@ -8,14 +8,15 @@
  * has a test of its own in check_losses.c.
  */
 #include <math.h>
-#include <stdio.h>
+#include <string.h>
 
 #include <evenkeel/op.h>
 
 #include "ek_check.h"
 
-/* R x C: whole vectors of every instruction set and a rest. T tokens of one head, D wide. */
-enum { R = 3, C = 37, K = 5, T = 6, D = 8, MOST = 10 };
+/* R x C: whole vectors of every instruction set and a rest. R is a multiple of a period. T tokens
+ * of one head, D wide. */
+enum { R = 4, C = 37, K = 5, PERIOD = 2, T = 6, D = 8, MOST = 10, MOST_ELEMENTS = 8 * C };
 
 enum use { IN, OUT, INOUT };
 
@@ -72,10 +73,10 @@ CALL(add_layer_norm_forward,
      ek_op_add_layer_norm_forward(s, t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7], 1e-5))
 CALL(layer_norm_backward,
      ek_op_layer_norm_backward(s, t[0], t[1], t[2], 1, t[3], 0, t[4], t[5], t[6], t[7], t[8]))
-CALL(lookup_forward, ek_op_lookup_forward(s, t[0], t[1], t[2], t[3], R))
+CALL(lookup_forward, ek_op_lookup_forward(s, t[0], t[1], t[2], t[3], PERIOD))
 CALL(lookup_backward, ek_op_lookup_backward(s, t[0], t[1], t[2]))
-CALL(positions_backward, ek_op_positions_backward(s, t[0], t[1], R, 1.0))
-CALL(positions_anew, ek_op_positions_backward(s, t[0], t[1], R, 0.0))
+CALL(positions_backward, ek_op_positions_backward(s, t[0], t[1], PERIOD, 1.0))
+CALL(positions_anew, ek_op_positions_backward(s, t[0], t[1], PERIOD, 0.0))
 CALL(matmul, ek_op_matmul(s, t[0], t[1], false, t[2], false, 1.0))
 CALL(matmul_anew, ek_op_matmul(s, t[0], t[1], true, t[2], true, 0.0))
 CALL(linear, ek_op_linear(s, t[0], t[1], t[2], t[3]))
@@ -109,8 +110,8 @@ static ek_status attention_backward(ek_stream *s, ek_tensor *const *t) {
 
 /* ---- the table ---- */
 
-/* Row 1 of each operand is the one that is hit; of attention token 3, which tokens 3 .. 5 see. The
- * index of a lookup is 0 everywhere, of which every position makes one row. */
+/* The middle row of each operand is the one that is hit; of attention token 3, which tokens 3 .. 5
+ * see. The index of a lookup is 0 everywhere, of which every position makes one row. */
 static const struct operation operations[] = {
     {"add", add, false, {{MATRIX, RESULT}, {MATRIX, ALL(1)}, {MATRIX, ALL(1)}}},
     {"scale by 0", scale, false, {{MATRIX, RESULT}, {MATRIX, ALL(1)}}},
@@ -167,7 +168,7 @@ static const struct operation operations[] = {
      {{MATRIX, RESULT},
       {.rows = 1, .columns = C, ALL(R)},
       {COLUMN, .type = EK_I32, .reach = {-1, -1, -1}},
-      {MATRIX, ALL(1)}}},
+      {.rows = PERIOD, .columns = C, ALL(R / PERIOD)}}},
     {"lookup_backward",
      lookup_backward,
      false,
@@ -177,11 +178,11 @@ static const struct operation operations[] = {
     {"positions_backward",
      positions_backward,
      false,
-     {{MATRIX, ALL(1), .use = INOUT}, {.rows = 2 * R, .columns = C, ALL(1)}}},
+     {{.rows = PERIOD, .columns = C, ALL(1), .use = INOUT}, {MATRIX, ALL(1)}}},
     {"positions_backward, beta 0",
      positions_anew,
      false,
-     {{MATRIX, RESULT}, {.rows = 2 * R, .columns = C, ALL(1)}}},
+     {{.rows = PERIOD, .columns = C, RESULT}, {MATRIX, ALL(1)}}},
     {"matmul",
      matmul,
      false,
@@ -313,7 +314,7 @@ static void run(struct ck_rig *rig, const struct operation *operation, ek_tensor
                 int kind, int64_t column) {
   static const double special[] = {NAN, HUGE_VAL, -HUGE_VAL};
   const struct operand *target = &operation->operand[hit];
-  double values[2 * R * C];
+  double values[MOST_ELEMENTS];
   for (int i = 0; i < MOST && t[i] != NULL; i++) {
     fill(rig, t[i], &operation->operand[i], values);
     if (i != hit) continue;
@@ -351,9 +352,116 @@ START_TEST(nothing_is_hidden) {
 }
 END_TEST
 
+/* ---- tensors without elements ---- */
+
+static int64_t resized(int64_t size, int64_t rows, int64_t columns) {
+  return size == R ? rows : size == C ? columns : size == K && columns == 0 ? 0 : size;
+}
+
+/* The operation with another number of rows and columns: what it gives, if it has such sizes. */
+static ek_status run_empty(struct ck_rig *rig, const struct operation *operation, ek_tensor **t,
+                           int64_t rows, int64_t columns) {
+  struct operand o[MOST];
+  for (int i = 0; i < MOST && count_of(&operation->operand[i]) > 0; i++) {
+    o[i] = operation->operand[i];
+    o[i].rows = resized(o[i].rows, rows, columns),
+    o[i].columns = resized(o[i].columns, rows, columns);
+    if (o[i].columns > C || (o[i].rows > C && o[i].columns > 0)) return EK_OK; /* one per row */
+    t[i] = make(rig, &o[i]);
+    double values[MOST_ELEMENTS];
+    fill(rig, t[i], &o[i], values);
+  }
+  return operation->call(rig->stream, t);
+}
+
+/* 2^58 rows of nothing are no work; the time limit of a test says so. */
+START_TEST(rows_of_nothing) {
+  const struct operation *operation = &operations[_i / CK_VARIANTS];
+  struct ck_rig *rig = ck_rig_variant(_i % CK_VARIANTS);
+  ek_tensor *t[MOST] = {NULL};
+  ck_ok(run_empty(rig, operation, t, INT64_C(1) << 58, 0));
+  ck_rig_close(rig);
+}
+END_TEST
+
+/* No rows: sums over them are 0, and what they are added to stays. */
+START_TEST(sums_of_no_rows) {
+  const struct operation *operation = &operations[_i / CK_VARIANTS];
+  struct ck_rig *rig = ck_rig_variant(_i % CK_VARIANTS);
+  ek_tensor *t[MOST] = {NULL};
+  ck_ok(run_empty(rig, operation, t, 0, C));
+  for (int i = 0; i < MOST && t[i] != NULL; i++) {
+    const double *values = ck_read(rig, t[i]);
+    for (int64_t k = 0; k < ek_tensor_count(t[i]); k++) {
+      ck_assert_msg(operation->operand[i].use != OUT || values[k] == 0 || operation->at_least,
+                    "%s: %g in a sum of no rows", operation->name, values[k]);
+      ck_assert_msg(isfinite(values[k]), "%s, operand %d", operation->name, i);
+    }
+  }
+  ck_rig_close(rig);
+}
+END_TEST
+
+/* Rows of no columns, which nobody can normalise. */
+START_TEST(no_columns) {
+  const struct operation *operation = &operations[_i / CK_VARIANTS];
+  struct ck_rig *rig = ck_rig_variant(_i % CK_VARIANTS);
+  ek_tensor *t[MOST] = {NULL};
+  if (strstr(operation->name, "layer_norm") != NULL) {
+    ck_fails(run_empty(rig, operation, t, R, 0), EK_ERR_SHAPE,
+             "4 x 0, which has nothing to normalise");
+  } else {
+    ck_ok(run_empty(rig, operation, t, R, 0));
+  }
+  ck_rig_close(rig);
+}
+END_TEST
+
+/* What the table does not have: cubes, classes, and tables without entries. */
+START_TEST(other_empty_shapes) {
+  struct ck_rig *rig = ck_rig_variant(_i);
+  ek_stream *s = rig->stream;
+  const int64_t many = INT64_C(1) << 52;
+  const ek_cross_entropy_terms terms = {-1, 0.1, NULL};
+  double zero[2] = {0, 0};
+  for (int way = 0; way < 3; way++) {
+    const int64_t batch = way == 0 ? many : 0, tokens = way == 1 ? many : 0,
+                  width = way == 2 ? 0 : 8;
+    ek_tensor *qkv = ck_blank(rig, rig->type, CK_SHAPE(batch, tokens, 3 * width));
+    ek_tensor *out = ck_blank(rig, rig->type, CK_SHAPE(batch, tokens, width));
+    ek_tensor *lse = ck_blank(rig, rig->type, CK_SHAPE(batch, 2, tokens));
+    ck_ok(ek_op_attention_forward(s, out, lse, qkv, 2));
+    ek_tensor *dqkv = ck_blank(rig, rig->type, CK_SHAPE(batch, tokens, 3 * width));
+    ck_ok(ek_op_attention_backward(s, dqkv, out, qkv, out, lse, 2));
+  }
+  ek_tensor *logits = ck_blank(rig, rig->type, CK_SHAPE(0, many));
+  ek_tensor *losses = ck_blank(rig, rig->type, CK_SHAPE(0)),
+            *totals = ck_blank(rig, EK_F64, CK_SHAPE(2));
+  ek_tensor *pairs = ck_blank(rig, rig->type, CK_SHAPE(0, 2)),
+            *none = ck_blank(rig, EK_I32, CK_SHAPE(0));
+  ck_ok(ek_op_cross_entropy_forward(s, losses, pairs, totals, logits, none, &terms));
+  ck_within("totals", ck_read(rig, totals), zero, NULL, 2);
+  ck_ok(ek_op_cross_entropy_backward(s, logits, logits, pairs, none, &terms, NULL, NULL));
+  ck_ok(ek_op_cross_entropy_gradient(s, logits, losses, pairs, totals, logits, none, &terms, 1));
+  ek_tensor *table = ck_blank(rig, rig->type, CK_SHAPE(0, 3)),
+            *index = ck_tensor_of(rig, EK_I32, zero, CK_SHAPE(2));
+  ek_tensor *y = ck_blank(rig, rig->type, CK_SHAPE(2, 3));
+  ck_fails(ek_op_lookup_forward(s, y, table, index, NULL, 1), EK_ERR_SHAPE,
+           "table is 0 x 3, which has no entries");
+  ck_fails(ek_op_lookup_backward(s, table, y, index), EK_ERR_SHAPE,
+           "dtable is 0 x 3, which has no entries");
+  ck_rig_close(rig);
+}
+END_TEST
+
 static Suite *make_suite(void) {
   Suite *suite = suite_create("op");
   tcase_add_loop_test(ck_case(suite, "not finite"), nothing_is_hidden, 0, OPERATIONS * CK_VARIANTS);
+  TCase *empty = ck_case(suite, "empty");
+  tcase_add_loop_test(empty, rows_of_nothing, 0, OPERATIONS * CK_VARIANTS);
+  tcase_add_loop_test(empty, sums_of_no_rows, 0, OPERATIONS * CK_VARIANTS);
+  tcase_add_loop_test(empty, no_columns, 0, OPERATIONS * CK_VARIANTS);
+  tcase_add_loop_test(empty, other_empty_shapes, 0, CK_VARIANTS);
   return suite;
 }
 

@@ -113,7 +113,9 @@ void EK_ISA_NAME(column_sum)(const void *raw, int64_t begin, int64_t end) {
   for (int64_t first = begin; first < end; first += SUM_COLUMNS) {
     const int64_t n = end - first < SUM_COLUMNS ? end - first : SUM_COLUMNS;
     memset(sums, 0, (size_t)n * sizeof *sums);
-    add_rows(sums, (const float *)args->a + first, args->rows, args->columns, n);
+    if (args->rows > 0) { /* else there is no memory */
+      add_rows(sums, (const float *)args->a + first, args->rows, args->columns, n);
+    }
     for (int64_t c = 0; c < n; c++) {
       y[first + c] = beta == 0.0f ? sums[c] : beta * y[first + c] + sums[c];
     }
