@@ -10,6 +10,7 @@
 
 #include "core/options.h"
 #include "core/sizes.h"
+#include "device/device_internal.h"
 
 void ek_shards_free(ek_shards *shards) {
   if (shards == NULL) return;
@@ -162,6 +163,10 @@ static ek_status make_part(void *context, ek_device *device, size_t index) {
   const ek_status status =
       ek_tensor_create_from(&shards->parts[index], device, job->category, &rows, shards->ahead);
   ek_tensor_free(&rows);
+  if (status == EK_OK && !shards->broadcast) {
+    ek__tensor_cut_from(&shards->parts[index],
+                        shards->offsets[index] * ek_tensor_row_count(job->source));
+  }
   return status;
 }
 

@@ -96,7 +96,8 @@ struct ek__lookup_args {
   const int32_t *index;
   const void *positions; /* or NULL */
   int64_t rows, width, entries, period;
-  double beta; /* positions_backward */
+  int64_t first; /* in the batch, of the first index: for messages */
+  double beta;   /* positions_backward */
   ek_type type;
 };
 
@@ -120,6 +121,7 @@ struct ek__loss_args {
   double host_scale;     /* cross_entropy_gradient only, in place of scale and row_scale */
   const void *row_scale; /* or NULL */
   int64_t rows, classes; /* squared error: rows = count, classes = 1 */
+  int64_t first_row;     /* in the batch, of the first target: for messages */
   int32_t ignore_index;
   double label_smoothing;
   ek_type type;

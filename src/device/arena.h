@@ -43,6 +43,7 @@ struct ek_memory {
   uint64_t bytes_before; /* its size at the last peak, if it grew since then */
   uint64_t ticket;       /* backend.h: of who had the memory before; 0: nobody */
   uint64_t arrival;      /* of content that was sent into it; 0: none */
+  uintptr_t whole;       /* where the tensor that it was cut from would begin; 0: it was not cut */
   ek_memory_category category;
   bool used;
   atomic_int references;

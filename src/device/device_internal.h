@@ -36,6 +36,12 @@ ek_status ek__cuda_backend(const struct ek__backend **backend);
 /* Whether an earlier call has loaded it. */
 bool ek__cuda_loaded(void);
 
+/* tensor.c: says that the tensor's memory is a part of a larger one, from element `first` on; and
+ * what number an element has in the larger one: first, for the first. For messages, so that they
+ * count rows of the batch and not of a shard. 0 where nothing was said. */
+void ek__tensor_cut_from(const ek_tensor *tensor, int64_t first);
+int64_t ek__tensor_first(const ek_tensor *tensor);
+
 /* stream.c */
 ek_status ek__stream_open(ek_stream **stream, ek_device *device, const struct ek__backend *backend,
                           ek_stream_kind kind, int threads);

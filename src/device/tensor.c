@@ -79,6 +79,7 @@ ek_status ek_tensor_create(ek_tensor *tensor, ek_device *device, ek_memory_categ
   if (bytes > 0) {
     EK_TRY(ek__arena_take(&result.memory, ek__device_arena(device), category, (uint64_t)bytes));
     result.data = result.memory->address;
+    result.memory->whole = 0;
   }
   *tensor = result;
   return EK_OK;
@@ -134,6 +135,17 @@ ek_status ek_tensor_rows(ek_tensor *view, const ek_tensor *source, int64_t first
   if (result.data != NULL) result.data = (char *)result.data + (size_t)first * row_bytes;
   *view = result;
   return EK_OK;
+}
+
+void ek__tensor_cut_from(const ek_tensor *tensor, int64_t first) {
+  if (tensor->memory == NULL) return;
+  tensor->memory->whole = (uintptr_t)tensor->data - (uintptr_t)first * ek_type_size(tensor->type);
+}
+
+int64_t ek__tensor_first(const ek_tensor *tensor) {
+  if (tensor->memory == NULL || tensor->memory->whole == 0) return 0;
+  const uintptr_t bytes = (uintptr_t)tensor->data - tensor->memory->whole;
+  return (int64_t)(bytes / ek_type_size(tensor->type));
 }
 
 ek_status ek_tensor_reshape(ek_tensor *view, const ek_tensor *source, int rank,

@@ -49,6 +49,7 @@ ek_status ek_op_cross_entropy_forward(ek_stream *stream, ek_tensor *losses, ek_t
                                      .class_weights = ek__op_data(terms->class_weights),
                                      .rows = op.rows[LOGITS],
                                      .classes = op.columns[LOGITS],
+                                     .first_row = ek__tensor_first(targets),
                                      .ignore_index = terms->ignore_index,
                                      .label_smoothing = terms->label_smoothing,
                                      .type = op.type};
@@ -94,6 +95,7 @@ ek_status ek_op_cross_entropy_backward(ek_stream *stream, ek_tensor *gradient,
                                      .row_scale = ek__op_data(row_scale),
                                      .rows = op.rows[LOGITS],
                                      .classes = op.columns[LOGITS],
+                                     .first_row = ek__tensor_first(targets),
                                      .ignore_index = terms->ignore_index,
                                      .label_smoothing = terms->label_smoothing,
                                      .type = op.type};
@@ -138,6 +140,7 @@ ek_status ek_op_cross_entropy_gradient(ek_stream *stream, ek_tensor *gradient, e
                                      .host_scale = scale,
                                      .rows = op.rows[LOGITS],
                                      .classes = op.columns[LOGITS],
+                                     .first_row = ek__tensor_first(targets),
                                      .ignore_index = terms->ignore_index,
                                      .label_smoothing = terms->label_smoothing,
                                      .type = op.type};

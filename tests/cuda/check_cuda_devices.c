@@ -221,7 +221,7 @@ START_TEST(a_bad_index_is_told_by_who_waits) {
   ek_tensor y = ck_upload(device, EK_F32, NULL, CK_SHAPE(3, 2));
   ck_ok(ek_op_lookup_forward(stream, &y, &rows, &index, NULL, 0));
   ck_fails(ek_stream_synchronize(stream), EK_ERR_INVALID_ARGUMENT,
-           "cuda:0#1: lookup: index 5 at position 2 is outside");
+           "cuda:0#1: lookup: index 5 at position 2 of the batch is outside");
   ck_ok(ek_stream_synchronize(stream)); /* told once */
   ek_tensor_free(&y);
   ek_tensor_free(&rows);

@@ -158,7 +158,8 @@ START_TEST(bad_index_is_named) {
     ek_tensor *table = ck_poisoned(rig, CK_SHAPE(7, 2)), *y = ck_poisoned(rig, CK_SHAPE(5, 2));
     ek_tensor *tindex = ck_tensor_of(rig, EK_I32, index, CK_SHAPE(5));
     char text[80];
-    (void)snprintf(text, sizeof text, "lookup: index %.0f at position 3 is outside", wrong[w]);
+    (void)snprintf(text, sizeof text, "lookup: index %.0f at position 3 of the batch is outside",
+                   wrong[w]);
     ck_fails(ck_finish(ek_op_lookup_forward(rig->stream, y, table, tindex, NULL, 0), rig->stream),
              EK_ERR_INVALID_ARGUMENT, text);
     ck_fails(ck_finish(ek_op_lookup_backward(rig->stream, table, y, tindex), rig->stream),

@@ -281,7 +281,7 @@ START_TEST(bad_target_is_named) {
     const struct tensors t = upload(rig, &f);
     ek_stream *s = rig->stream;
     char text[80];
-    (void)snprintf(text, sizeof text, "cross_entropy: target %.0f at row 37 is outside", wrong[w]);
+    (void)snprintf(text, sizeof text, "cross_entropy: target %.0f at row 37 of the batch is outside", wrong[w]);
     ck_fails(ck_finish(ek_op_cross_entropy_forward(s, t.losses, t.normalizer, t.totals, t.logits,
                                                    t.targets, &t.terms),
                        s),

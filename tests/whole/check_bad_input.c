@@ -241,6 +241,30 @@ END_TEST
 
 /* ---- gradients ---- */
 
+/* A wrong token and a wrong target are named by their place in the batch, wherever it was cut, and
+ * the step can go on. A GPU finds them later, but before the loss is read. */
+START_TEST(wrong_numbers_are_counted_over_the_batch) {
+  enum { TOKENS = 5, PLACE = 3 * TOKENS + 1 };
+  struct bench b;
+  for (int target = 0; target < 2; target++) {
+    open_bench(&b, "gpt", _i);
+    int32_t *numbers = target == 1 ? b.batch.target[0].data : b.batch.input[0].data;
+    const int32_t right = numbers[PLACE];
+    double loss = 0;
+    numbers[PLACE] = numbers[PLACE + TOKENS] = 99; /* the first of two is told */
+    ck_fails(ck_training_backward(&b.t, &b.batch, NULL, true, &loss), bad,
+             target == 1 ? "cross_entropy: target 99 at row 16 of the batch"
+                         : "lookup: index 99 at position 16 of the batch");
+    numbers[PLACE] = numbers[PLACE + TOKENS] = right;
+    ck_ok(ek_data_parallel_model_discard(b.t.model));
+    ck_ok(ck_training_backward(&b.t, &b.batch, NULL, false, &loss));
+    free(b.want);
+    ck_training_close(&b.t);
+    ck_batch_free(&b.batch);
+  }
+}
+END_TEST
+
 START_TEST(wrong_gradients) {
   struct bench b;
   open_bench(&b, "mlp", _i);
@@ -330,6 +354,7 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(tcase, wrong_inputs, 0, CK_PLACEMENTS);
   tcase_add_loop_test(tcase, every_input_broadcast, 0, CK_MODES);
   tcase_add_loop_test(tcase, inputs_that_the_module_refuses, 0, CK_PLACEMENTS);
+  tcase_add_loop_test(tcase, wrong_numbers_are_counted_over_the_batch, 0, CK_PLACEMENTS);
   tcase_add_loop_test(tcase, wrong_gradients, 0, CK_PLACEMENTS);
   tcase_add_loop_test(sizes, huge_batches, 0, CK_PLACEMENTS);
   tcase_add_loop_test(sizes, more_than_31_bits, 0, CK_MODES);

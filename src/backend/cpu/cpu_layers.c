@@ -45,8 +45,9 @@ static ek_status check_index(const struct ek__lookup_args *args) {
   for (int64_t i = 0; i < args->rows; i++) {
     if (args->index[i] < 0 || args->index[i] >= args->entries) {
       return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                          "lookup: index %d at position %lld is outside 0..%lld", args->index[i],
-                          (long long)i, (long long)(args->entries - 1));
+                          "lookup: index %d at position %lld of the batch is outside 0..%lld",
+                          args->index[i], (long long)(args->first + i),
+                          (long long)(args->entries - 1));
     }
   }
   return EK_OK;

@@ -20,8 +20,9 @@ static ek_status check_targets(const struct ek__loss_args *args) {
     if (targets[i] == args->ignore_index) continue;
     if (targets[i] < 0 || targets[i] >= args->classes) {
       return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                          "cross_entropy: target %d at row %lld is outside 0..%lld", targets[i],
-                          (long long)i, (long long)(args->classes - 1));
+                          "cross_entropy: target %d at row %lld of the batch is outside 0..%lld",
+                          targets[i], (long long)(args->first_row + i),
+                          (long long)(args->classes - 1));
     }
   }
   return EK_OK;

@@ -27,7 +27,7 @@ template <class T> struct loss {
   const T *weights;
   const double *scale, *all_weights; /* all_weights: their sum, on the device, or NULL */
   const T *row_scale;
-  int64_t rows, classes;
+  int64_t rows, classes, first_row;
   int32_t ignore_index;
   double smoothing;
   unsigned long long *bad;
@@ -152,7 +152,7 @@ __device__ void put_loss(const loss<T> &a, int64_t row, const T *x, const row_su
   const double log_sum = (double)log(all.soft.sum);
   const int32_t target = a.targets[row];
   a.normalizers[row] = all.soft;
-  if (a.wrong(target)) report_bad(a.bad, row, target);
+  if (a.wrong(target)) report_bad(a.bad, a.first_row + row, target);
   double value = 0.0;
   if (a.counts(target)) {
     const double own = (1.0 - a.smoothing) * (double)a.weight(target);
@@ -260,7 +260,7 @@ template <class T> __global__ void __launch_bounds__(512) backward_kernel(loss<T
   const double all_weights = a.all_weights ? *a.all_weights : (double)a.classes;
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const int32_t target = a.targets[row];
-    if (a.wrong(target) && threadIdx.x == 0) report_bad(a.bad, row, target);
+    if (a.wrong(target) && threadIdx.x == 0) report_bad(a.bad, a.first_row + row, target);
     const double scale = factor * (a.row_scale ? (double)a.row_scale[row] : 1.0);
     put_gradient(a, row, a.normalizers[row], all_weights, scale);
   }
@@ -306,6 +306,7 @@ template <class T> loss<T> loss_of(const struct ek__loss_args *args, struct ek__
   a.row_scale = static_cast<const T *>(args->row_scale);
   a.rows = args->rows;
   a.classes = args->classes;
+  a.first_row = args->first_row;
   a.ignore_index = args->ignore_index;
   a.smoothing = args->label_smoothing;
   a.bad = &bad->target;

@@ -33,7 +33,7 @@
 #define EK__CUDA_MAX_POINTERS 64 /* sources, and as many destinations, of one reduce */
 
 /*
- * The lowest row with an index outside the table (lookup) and with a target outside the classes
+ * The lowest row of the batch (first_row, first of the arguments) with an index outside the table (lookup) and with a target outside the classes
  * (cross-entropy) since somebody looked: row << 32 | index, or, from 2^31 rows on, the row alone
  * with the highest bit set. So the smallest number is the lowest row, whoever writes it first.
  */

@@ -16,7 +16,7 @@ template <class T> struct table {
   T *y;
   const T *entry, *positions;
   const int32_t *index;
-  int64_t rows, width, entries, period;
+  int64_t rows, width, entries, period, first;
   unsigned long long *bad;
 };
 
@@ -38,7 +38,7 @@ template <class T, int N> __global__ void __launch_bounds__(BLOCK) forward_kerne
         for (int j = 0; j < N; j++) value.at[j] += position.at[j];
       }
     } else if (at.column == 0) {
-      report_bad(a.bad, at.row, index);
+      report_bad(a.bad, a.first + at.row, index);
     }
     store<N>(a.y + at.row * a.width + column, value);
   }
@@ -56,6 +56,7 @@ cudaError_t forward(cudaStream_t stream, const struct ek__lookup_args *args,
                       args->width,
                       args->entries,
                       args->period,
+                      args->first,
                       &bad->index};
   const bool wide = args->width % PACK<T> == 0 && aligned(a.y, a.entry, a.positions);
   const auto kernel = wide ? forward_kernel<T, PACK<T>> : forward_kernel<T, 1>;
@@ -74,7 +75,7 @@ template <class T> struct gradient {
   T *dtable;
   const T *dy;
   const int32_t *index;
-  int64_t rows, width, entries;
+  int64_t rows, width, entries, first;
   unsigned long long *bad;
 };
 
@@ -132,7 +133,7 @@ template <class T> __global__ void __launch_bounds__(BLOCK) backward_kernel(grad
     const int64_t row = first + threadIdx.x;
     const int32_t index = row < a.rows ? a.index[row] : 0;
     const bool good = row >= a.rows || in_table(index, a.entries);
-    if (!good && blockIdx.x == 0 && blockIdx.y == 0) report_bad(a.bad, row, index);
+    if (!good && blockIdx.x == 0 && blockIdx.y == 0) report_bad(a.bad, a.first + row, index);
     const bool match = good && row < a.rows && (unsigned)index % gridDim.x == blockIdx.x;
     int matches = 0;
     const int rank = rank_in_block(match, warps, &matches); /* its barrier frees the last list */
@@ -154,6 +155,7 @@ cudaError_t backward(cudaStream_t stream, const struct ek__lookup_args *args,
                          args->rows,
                          args->width,
                          args->entries,
+                         args->first,
                          &bad->index};
   int64_t strips = args->entries < args->rows ? args->entries : args->rows;
   if (strips > STRIPS) strips = STRIPS;

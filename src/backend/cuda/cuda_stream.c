@@ -187,9 +187,9 @@ static ek_status check_bad(const struct ek__cuda_device *device, unsigned long l
   char value[16] = "";
   if (bad < EK__CUDA_ROW_ALONE) (void)snprintf(value, sizeof value, " %d", (int)(int32_t)bad);
   const unsigned long long row = bad < EK__CUDA_ROW_ALONE ? bad >> 32 : bad - EK__CUDA_ROW_ALONE;
-  return ek__cuda_host->error_set(EK_ERR_INVALID_ARGUMENT,
-                                  "%s: %s: %s%s at %s %llu is outside the %s", device->name,
-                                  words.op, words.value, value, words.place, row, words.limits);
+  return ek__cuda_host->error_set(
+      EK_ERR_INVALID_ARGUMENT, "%s: %s: %s%s at %s %llu of the batch is outside the %s",
+      device->name, words.op, words.value, value, words.place, row, words.limits);
 }
 
 static ek_status check_indices(struct ek__cuda_group *group) {
