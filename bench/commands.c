@@ -3,7 +3,6 @@
  */
 #include "commands.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -56,15 +55,9 @@ static enum exit_code check_spec(struct found *found, const struct options *opti
   return check_scatter(options, spec, kind.devices);
 }
 
-/* So that an hour's result is not lost to a folder that does not exist. */
-static bool check_file(const char *path) {
-  if (path == NULL) return true;
-  FILE *file = fopen(path, "a");
-  if (file == NULL) {
-    say_error("cannot write %s: %s", path, strerror(errno));
-    return false;
-  }
-  return fclose(file) == 0;
+bool prepare_outputs(const struct options *options) {
+  return output_prepare(options->export_json) && output_prepare(options->export_csv) &&
+         output_prepare(options->timeline);
 }
 
 enum exit_code prepare(struct text *text, const struct options *options) {
@@ -78,8 +71,7 @@ enum exit_code prepare(struct text *text, const struct options *options) {
     say_error("--tf32 is about products on cuda devices, and none is among --devices");
     return EXIT_USAGE;
   }
-  if (!check_file(options->export_json) || !check_file(options->export_csv) ||
-      !check_file(options->timeline) || !text_read(text, options->data, options->data_count)) {
+  if (!prepare_outputs(options) || !text_read(text, options->data, options->data_count)) {
     return EXIT_ERROR;
   }
   /* Devices that only count read no tokens. */

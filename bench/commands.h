@@ -20,6 +20,9 @@ enum exit_code run_devices(const struct options *options);
  */
 enum exit_code prepare(struct text *text, const struct options *options);
 
+/* Of that the files, so that an hour's result is not lost to a folder that does not exist. */
+bool prepare_outputs(const struct options *options);
+
 /* The task of one mode on one of the device strings; `text` as prepare() filled it. */
 struct task make_task(const struct options *options, const struct text *text, const char *spec,
                       ek_mode mode);

@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "commands.h"
+#include "report.h"
 #include "terminal.h"
 
 const char *argp_program_version = "evenkeel-bench " EK_VERSION_STRING;
@@ -82,6 +83,8 @@ static void on_log(void *context, ek_log_level level, const char *line) {
 
 int main(int argc, char **argv) {
   argp_err_exit_status = EXIT_USAGE;
+  output_watch_standard();
+  report_prepare();
   struct choice choice = {COMMAND_MEMORY, 0};
   if (argp_parse(&top, argc, argv, ARGP_IN_ORDER, NULL, &choice) != 0) return EXIT_USAGE;
 

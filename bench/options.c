@@ -262,6 +262,12 @@ static error_t parse_training(int key, char *text, struct argp_state *state) {
   }
 }
 
+/* The last of several counts. */
+static void set_output(struct output **output, const char *path) {
+  output_free(*output);
+  *output = output_create(path);
+}
+
 static error_t parse_memory(int key, char *text, struct argp_state *state) {
   struct options *options = ((struct reading *)state->input)->options;
   switch (key) {
@@ -270,7 +276,7 @@ static error_t parse_memory(int key, char *text, struct argp_state *state) {
       argp_error(state, "--fail-above wants a ratio, not \"%s\"", text);
     }
     return 0;
-  case KEY_TIMELINE: options->timeline = text; return 0;
+  case KEY_TIMELINE: set_output(&options->timeline, text); return 0;
   default: return ARGP_ERR_UNKNOWN;
   }
 }
@@ -290,8 +296,8 @@ static error_t parse_output(int key, char *text, struct argp_state *state) {
     return 0;
   case 'q': options->quiet = true; return 0;
   case 'h': argp_state_help(state, stdout, ARGP_HELP_STD_HELP); return 0;
-  case KEY_EXPORT_JSON: options->export_json = text; return 0;
-  case KEY_EXPORT_CSV: options->export_csv = text; return 0;
+  case KEY_EXPORT_JSON: set_output(&options->export_json, text); return 0;
+  case KEY_EXPORT_CSV: set_output(&options->export_csv, text); return 0;
   default: return ARGP_ERR_UNKNOWN;
   }
 }
@@ -359,5 +365,8 @@ void options_parse(struct options *options, enum command command, int argc, char
 
 void options_free(struct options *options) {
   free(options->data);
+  output_free(options->timeline);
+  output_free(options->export_json);
+  output_free(options->export_csv);
   memset(options, 0, sizeof *options);
 }

@@ -4,6 +4,7 @@
 #ifndef BENCH_OPTIONS_H
 #define BENCH_OPTIONS_H
 
+#include "output.h"
 #include "parse.h"
 #include "presets.h"
 
@@ -46,9 +47,9 @@ struct options {
   bool tf32, deterministic;
   /* what comes of it */
   double fail_above; /* negative: never */
-  const char *timeline;
+  struct output *timeline;
   enum format format;
-  const char *export_json, *export_csv;
+  struct output *export_json, *export_csv;
   bool quiet;
 };
 

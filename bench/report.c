@@ -4,21 +4,26 @@
  */
 #include "report.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
 
+/* jansson says NULL for want of memory and for text that is not UTF-8. Here memory that runs out
+   ends the program where it is wanted, so that NULL means the text. */
+static void *json_memory(size_t bytes) { return need_more(NULL, bytes, 1); }
+
+void report_prepare(void) { json_set_alloc_funcs(json_memory, free); }
+
 void put(json_t *object, const char *key, json_t *value) {
   if (value != NULL && json_object_set_new(object, key, value) == 0) return;
-  say_error("no JSON for \"%s\": the host is out of memory, or a name is not UTF-8", key);
+  say_error("no JSON for \"%s\": a name is not UTF-8", key);
   exit(EXIT_ERROR);
 }
 
 void append(json_t *array, json_t *value) {
   if (value != NULL && json_array_append_new(array, value) == 0) return;
-  say_error("no JSON: the host is out of memory, or a name is not UTF-8");
+  say_error("no JSON: a name is not UTF-8");
   exit(EXIT_ERROR);
 }
 
@@ -107,9 +112,17 @@ json_t *report_start(const struct options *options, const struct text *text) {
   return json;
 }
 
-static void write_json(const struct report *report, FILE *file) {
-  json_dumpf(report->json, file, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
+/* All of it or nothing: it is put together before a byte is written. */
+static bool write_json(const struct report *report, FILE *file) {
+  char *text = json_dumps(report->json, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
+  if (text == NULL) {
+    say_error("the result cannot be put into JSON");
+    return false;
+  }
+  fputs(text, file);
   fputc('\n', file);
+  free(text);
+  return true;
 }
 
 static void write_tables(const struct report *report, FILE *file, bool markdown) {
@@ -123,32 +136,20 @@ static void write_tables(const struct report *report, FILE *file, bool markdown)
   }
 }
 
-static void write_format(const struct report *report, FILE *file, enum format format) {
+static bool write_format(const struct report *report, FILE *file, enum format format) {
   switch (format) {
-  case FORMAT_TABLE: write_tables(report, file, false); return;
-  case FORMAT_MARKDOWN: write_tables(report, file, true); return;
-  case FORMAT_CSV: grid_write_csv(report->csv, file); return;
-  case FORMAT_JSON: write_json(report, file); return;
+  case FORMAT_TABLE: write_tables(report, file, false); break;
+  case FORMAT_MARKDOWN: write_tables(report, file, true); break;
+  case FORMAT_CSV: grid_write_csv(report->csv, file); break;
+  case FORMAT_JSON: return write_json(report, file);
   }
+  return true;
 }
 
-/* A full disk shows only when the buffer is written out. */
-static bool finish(FILE *file, const char *name, bool close_it) {
-  errno = 0;
-  bool good = fflush(file) == 0 && ferror(file) == 0;
-  if (close_it) good = fclose(file) == 0 && good;
-  if (!good) say_error("cannot write %s: %s", name, strerror(errno));
-  return good;
-}
-
-static bool write_file(const struct report *report, const char *path, enum format format) {
-  FILE *file = fopen(path, "w");
-  if (file == NULL) {
-    say_error("cannot write %s: %s", path, strerror(errno));
-    return false;
-  }
-  write_format(report, file, format);
-  return finish(file, path, true);
+static bool write_file(const struct report *report, struct output *output, enum format format) {
+  if (output == NULL) return true;
+  FILE *file = output_begin(output);
+  return file != NULL && output_end(output, write_format(report, file, format));
 }
 
 /* The most memory that the process has held so far; Linux counts it in KiB. */
@@ -161,14 +162,10 @@ static uint64_t peak_resident_bytes(void) {
 bool report_write(struct report *report, const struct options *options) {
   progress_clear();
   put(report->json, "peak_resident_bytes", whole(peak_resident_bytes()));
-  write_format(report, stdout, options->format);
-  bool good = finish(stdout, "standard output", false);
-  if (options->export_json != NULL) {
-    good = write_file(report, options->export_json, FORMAT_JSON) && good;
-  }
-  if (options->export_csv != NULL) {
-    good = write_file(report, options->export_csv, FORMAT_CSV) && good;
-  }
+  bool good = write_format(report, stdout, options->format);
+  (void)fflush(stdout); /* before a file that may lead there; output.c looks whether it worked */
+  good = write_file(report, options->export_json, FORMAT_JSON) && good;
+  good = write_file(report, options->export_csv, FORMAT_CSV) && good;
   json_decref(report->json);
   grid_free(report->csv);
   for (size_t i = 0; i < REPORT_TABLES; i++) grid_free(report->tables[i]);

@@ -25,6 +25,8 @@ bool report_write(struct report *report, const struct options *options);
 
 /* ---- pieces of JSON; memory that runs out ends the program ---- */
 
+/* Before the first of them. */
+void report_prepare(void);
 /* {"schema": 1, "command": ..., "config": {...}} of a training command. */
 json_t *report_start(const struct options *options, const struct text *text);
 /* Puts `value` (its reference is taken over) into an object or at the end of an array. */

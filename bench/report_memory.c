@@ -3,7 +3,6 @@
  */
 #include "report_memory.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -307,12 +306,9 @@ struct report report_memory(const struct options *options, const struct text *te
   return report;
 }
 
-bool report_timeline(const char *path, const struct memory_result *results, size_t count) {
-  FILE *file = fopen(path, "w");
-  if (file == NULL) {
-    say_error("cannot write %s: %s", path, strerror(errno));
-    return false;
-  }
+bool report_timeline(struct output *output, const struct memory_result *results, size_t count) {
+  FILE *file = output == NULL ? NULL : output_begin(output);
+  if (file == NULL) return output == NULL;
   fputs("mode,nanoseconds,category,delta_bytes,current_bytes,height_bytes\n", file);
   for (size_t i = 0; i < count; i++) {
     const struct run *run = &results[i].real;
@@ -324,12 +320,9 @@ bool report_timeline(const char *path, const struct memory_result *results, size
               (unsigned long long)event->height_bytes);
     }
     if (run->events_dropped > 0) {
-      say_error("%s: the last %zu events of mode %s found no room", path, run->events_dropped,
+      say_error("--timeline: the last %zu events of mode %s found no room", run->events_dropped,
                 ek_mode_name(run->mode));
     }
   }
-  const bool good = ferror(file) == 0;
-  if (fclose(file) == 0 && good) return true;
-  say_error("cannot write %s: %s", path, strerror(errno));
-  return false;
+  return output_end(output, true);
 }

@@ -53,6 +53,7 @@ static struct report make_report(const ek_device_description *devices, size_t co
 }
 
 enum exit_code run_devices(const struct options *options) {
+  if (!prepare_outputs(options)) return EXIT_ERROR;
   size_t count = 0;
   if (ek_device_list(NULL, 0, &count) != EK_OK) {
     say_error("%s", ek_error_message());

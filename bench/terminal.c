@@ -18,6 +18,8 @@ enum { BAR_CELLS = 24 };
 
 const char *terminal_program = "evenkeel-bench";
 
+const char *volatile terminal_unfinished;
+
 static const char erase_line[] = "\r\033[K";
 
 static bool people; /* stderr is a terminal and may be written to freely */
@@ -30,6 +32,7 @@ static void on_signal(int number) {
     const ssize_t written = write(STDERR_FILENO, erase_line, sizeof erase_line - 1);
     (void)written; /* nothing can be done about it here */
   }
+  if (terminal_unfinished != NULL) (void)unlink(terminal_unfinished);
   /* SA_RESETHAND has put the default action back. */
   raise(number);
 }

@@ -19,6 +19,9 @@
 /* What errors begin with: "evenkeel-bench", if the program does not set it before. */
 extern const char *terminal_program;
 
+/* A file that is not whole yet, or NULL: a signal that ends the program removes it. */
+extern const char *volatile terminal_unfinished;
+
 /* Looks at stderr and the environment; makes Ctrl-C clear the bar before it ends the program. */
 void terminal_start(bool quiet);
 

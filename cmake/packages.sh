@@ -47,8 +47,9 @@ declare -A packages_purpose=(
 declare -A packages_carriable=([onednn]=1 [jansson]=1 [check]=1)
 packages_left_out=()
 
+# On stderr: standard output is for results.
 packages_say() {
-  printf '[setup] %s\n' "$*"
+  printf '[setup] %s\n' "$*" >&2
 }
 
 packages_compiler() {
@@ -188,7 +189,7 @@ packages_need() {
   packages_have ninja || packages_have make || essential+=("ninja or make")
   if ((${#essential[@]} > 0)); then
     local IFS=,
-    packages_say "cannot build without: ${essential[*]}" >&2
+    packages_say "cannot build without: ${essential[*]}"
     return 1
   fi
 }

@@ -12,9 +12,12 @@
 
 #include "grid.h"
 #include "kernels.h"
+#include "output.h"
 #include "parse.h"
 #include "statistics.h"
 #include "terminal.h"
+
+const char *argp_program_version = "evenkeel-kernels " EK_VERSION_STRING;
 
 /* A measurement lasts about so long: launches are hidden, and the clock's error is. */
 #define SECONDS 0.02
@@ -190,6 +193,7 @@ int main(int argc, char **argv) {
   struct settings settings = {"cpu", 256, 15, grid_write_table};
   argp_err_exit_status = EXIT_USAGE;
   terminal_program = "evenkeel-kernels";
+  output_watch_standard();
   if (argp_parse(&argp, argc, argv, 0, NULL, &settings) != 0) return EXIT_USAGE;
   ek_group *group = NULL;
   if (ek_group_open(&group, settings.devices, NULL) != EK_OK) {

@@ -296,15 +296,82 @@ group_data() {
   expect 1 memory "${small[@]}" --export-json "$dir/no/such/folder"
   says "cannot write"
   silent
-  if [[ -e /dev/full ]]; then
-    local code=0
-    "$bench" devices >/dev/full 2>"$dir/err" || code=$?
-    same "exit code of a full disk" "$code" 1
-    says "cannot write standard output"
-  fi
 }
 
-# A run on a terminal: stderr is one, stdout a file.
+# Files are there whole or not at all; nothing waits for a reader that is not there.
+group_output() {
+  local code=0 line run=(memory "${small[@]}" --devices cpu:2 --modes gather)
+  # A pipe that nobody reads: refused before the run. One with a reader gets all of it.
+  mkfifo "$dir/pipe"
+  for line in --export-json --export-csv --timeline; do
+    expect 1 "${run[@]}" $line "$dir/pipe"
+    says "nobody reads this pipe"
+    silent
+  done
+  expect 1 devices --export-json "$dir/pipe"
+  cat "$dir/pipe" >"$dir/read" &
+  expect 0 "${run[@]}" --export-json "$dir/pipe"
+  wait $!
+  same "what a pipe's reader gets" "$("$read_json" "$dir/read" runs.0.mode)" gather
+
+  # Ctrl-C: what was there is there, and nothing else.
+  mkdir "$dir/folder"
+  printf 'old' >"$dir/folder/old"
+  chmod 640 "$dir/folder/old"
+  timeout --preserve-status -s INT 1 "$bench" memory --steps 1000000 --export-json \
+    "$dir/folder/new" --export-csv "$dir/folder/old" >"$dir/out" 2>"$dir/err" || code=$?
+  same "exit code of Ctrl-C" "$code" 130
+  same "files after Ctrl-C" "$(ls -A "$dir/folder")" old
+  same "the old file after Ctrl-C" "$(cat "$dir/folder/old")" old
+
+  # The new file takes the place of the old one, with its rights, behind a link as well.
+  ln -s old "$dir/folder/link"
+  expect 0 "${run[@]}" --export-csv "$dir/folder/link"
+  same "lines behind the link" "$(wc -l <"$dir/folder/old")" 3
+  same "rights" "$(stat -c %a "$dir/folder/old")" 640
+  same "files" "$(cd "$dir/folder" && printf '%s ' *)" "link old "
+  [[ -L $dir/folder/link ]] || complain "the link is a file now"
+  (cd "$dir/folder" && "$bench" devices --export-csv here >/dev/null)
+  [[ -s $dir/folder/here ]] || complain "no file in the working folder"
+  for line in "$dir" "$dir/folder/" "$dir/none/file" "$dir/folder/here/file" ""; do
+    expect 1 "${run[@]}" --export-json "$line"
+    says "cannot write"
+    silent
+  done
+
+  # Standard output by its name, as a file and as a pipe.
+  "$bench" devices -o csv --export-csv /dev/stdout >"$dir/out"
+  same "times that standard output got it" "$(grep -c '^cpu,yes,' "$dir/out")" 2
+  same "times that a pipe got it" \
+    "$("$bench" devices -o csv --export-csv /dev/stdout | grep -c '^cpu,yes,')" 2
+
+  [[ -e /dev/full ]] || return 0
+  for line in devices --help --version "memory --help" --usage; do
+    code=0
+    "$bench" $line >/dev/full 2>"$dir/err" || code=$?
+    same "exit code of $line to a full disk" "$code" 1
+    says "cannot write standard output"
+  done
+  expect 1 devices --export-json /dev/full
+  says "cannot write /dev/full"
+}
+
+# bench/run as in a fresh clone, with a build that does nothing: what it says is not on stdout.
+group_run() {
+  local source
+  source=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+  mkdir -p "$dir/bench" "$dir/cmake" "$dir/build/release/bench" "$dir/bin"
+  cp "$source/bench/run" "$dir/bench"
+  cp "$source/cmake/packages.sh" "$dir/cmake"
+  ln -s "$bench" "$dir/build/release/bench/evenkeel-bench"
+  printf '#!/bin/sh\n' >"$dir/bin/cmake"
+  chmod +x "$dir/bin/cmake"
+  PATH=$dir/bin:$PATH "$dir/bench/run" devices -o json >"$dir/out" 2>"$dir/err" ||
+    complain "bench/run ends with $?"
+  says "[setup] building"
+  same command "$(value command)" devices
+}
+
 # On emulated GPUs, on which the code of a kernel and a communicator take memory.
 group_outside() {
   local k run
@@ -336,6 +403,7 @@ group_outside() {
   same "largest batch" "$(value runs.0.max_batch)" "$(value runs.0.planned_max_batch)"
 }
 
+# A run on a terminal: stderr is one, stdout a file.
 on_terminal() { # ARGUMENT...
   local words
   words=$(printf '%q ' "$bench" "$@")

@@ -32,6 +32,14 @@ for name in cross_entropy_forward cross_entropy_backward layer_norm_forward laye
 done
 "$kernels" --mib 1 --rounds 1 -o md | grep -q '^| adamw |' || fail "no Markdown"
 
+if [[ -e /dev/full ]]; then
+  for line in --help --version '--mib 1 --rounds 1'; do
+    code=0
+    # shellcheck disable=SC2086 # several words
+    "$kernels" $line >/dev/full 2>/dev/null || code=$?
+    ((code == 1)) || fail "exit code $code from $line to a full disk"
+  done
+fi
 refused 2 --devices cpu:2
 refused 2 --devices plan:1
 refused 2 --mib 0
