@@ -5,11 +5,19 @@
  * has rows, and sums {s, d} over the devices in their order. With the outputs of mode gather it
  * runs on the one device that has them.
  *
- *     EK_TRY(ek_data_parallel_model_forward(model, &outputs, &tokens, 1, NULL));
- *     EK_TRY(ek_data_parallel_criterion_forward(criterion, &outputs, 1, &targets, 1));
- *     EK_TRY(ek_data_parallel_criterion_backward(criterion, model, NULL));
- *     EK_TRY(ek_data_parallel_optimizer_step(optimizer, &result));   // result.loss
- *     ek_shards_free(&outputs);
+ *     ek_shards outputs = {0};
+ *     ek_step_result result;
+ *     ek_status status;
+ *     EK_TRY_GOTO(status, ek_data_parallel_model_forward(model, &outputs, &tokens, 1, NULL),
+ *                 cleanup);
+ *     EK_TRY_GOTO(status, ek_data_parallel_criterion_forward(criterion, &outputs, 1, &targets, 1),
+ *                 cleanup);
+ *     EK_TRY_GOTO(status, ek_data_parallel_criterion_backward(criterion, model, NULL), cleanup);
+ *     EK_TRY_GOTO(status, ek_data_parallel_optimizer_step(optimizer, &result), cleanup);
+ *     *loss = result.loss;
+ *   cleanup:
+ *     ek_shards_free(&outputs);   // also after a failure, or the next step has less memory
+ *     return status;
  */
 #ifndef EVENKEEL_DATA_PARALLEL_CRITERION_H
 #define EVENKEEL_DATA_PARALLEL_CRITERION_H

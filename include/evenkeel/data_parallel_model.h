@@ -117,22 +117,39 @@ EK_API EK_CHECKED ek_status ek_data_parallel_model_forward(ek_data_parallel_mode
  * The same with inputs that are on their devices already, so that the next batch travels while this
  * one computes. The results are the same, bit for bit.
  *
+ *     ek_shards x[2] = {{0}}, t[2] = {{0}}, outputs = {0};   // this batch and the next, in turns
  *     ek_scatter_options early = EK_SCATTER_OPTIONS_INIT;
  *     early.ahead = true;
- *     EK_TRY(ek_scatter(&x, group, &first, EK_MEMORY_INPUTS, &early));
- *     EK_TRY(ek_scatter_like(&t, &x, &first_targets, EK_MEMORY_INPUTS));
- *     for (;;) {
- *       // before this step's work: memory that is free now waits for the last step at most
- *       EK_TRY(ek_scatter(&next_x, group, &next, EK_MEMORY_INPUTS, &early));
- *       EK_TRY(ek_scatter_like(&next_t, &next_x, &next_targets, EK_MEMORY_INPUTS));
- *       EK_TRY(ek_data_parallel_model_forward_shards(model, &outputs, &x, 1, NULL));
- *       EK_TRY(ek_data_parallel_criterion_forward_shards(criterion, &outputs, 1, &t, 1));
- *       ek_shards_free(&x), ek_shards_free(&t);
- *       EK_TRY(ek_data_parallel_criterion_backward(criterion, model, NULL));
- *       EK_TRY(ek_data_parallel_optimizer_step(optimizer, &result));
+ *     ek_status status;
+ *     EK_TRY_GOTO(status, ek_scatter(&x[0], group, &inputs[0], EK_MEMORY_INPUTS, &early), cleanup);
+ *     EK_TRY_GOTO(status, ek_scatter_like(&t[0], &x[0], &targets[0], EK_MEMORY_INPUTS), cleanup);
+ *     for (int i = 0; i < steps; i++) {
+ *       ek_shards *const xi = &x[i % 2], *const ti = &t[i % 2];
+ *       if (i + 1 < steps) {
+ *         // before this step's work: memory that is free now waits for the last step at most
+ *         ek_shards *const xn = &x[(i + 1) % 2], *const tn = &t[(i + 1) % 2];
+ *         EK_TRY_GOTO(status, ek_scatter(xn, group, &inputs[i + 1], EK_MEMORY_INPUTS, &early),
+ *                     cleanup);
+ *         EK_TRY_GOTO(status, ek_scatter_like(tn, xn, &targets[i + 1], EK_MEMORY_INPUTS), cleanup);
+ *       }
+ *       EK_TRY_GOTO(status, ek_data_parallel_model_forward_shards(model, &outputs, xi, 1, NULL),
+ *                   cleanup);
+ *       EK_TRY_GOTO(status,
+ *                   ek_data_parallel_criterion_forward_shards(criterion, &outputs, 1, ti, 1),
+ *                   cleanup);
+ *       ek_shards_free(xi);
+ *       ek_shards_free(ti);
+ *       EK_TRY_GOTO(status, ek_data_parallel_criterion_backward(criterion, model, NULL), cleanup);
+ *       EK_TRY_GOTO(status, ek_data_parallel_optimizer_step(optimizer, NULL), cleanup);
  *       ek_shards_free(&outputs);
- *       x = next_x, t = next_t;  // the references move
  *     }
+ *   cleanup:
+ *     for (int k = 0; k < 2; k++) {
+ *       ek_shards_free(&x[k]);
+ *       ek_shards_free(&t[k]);
+ *     }
+ *     ek_shards_free(&outputs);
+ *     return status;
  *
  * inputs: one ek_shards of the model's group per input, a row for each sample, all with the same
  * cut; whole on every device (ek_scatter_broadcast) where broadcast_inputs says so. They stay the

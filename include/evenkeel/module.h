@@ -18,8 +18,15 @@
  *       .size = sizeof(ek_module_ops), .kind = "scale", .parameters = scale_parameters,
  *       .forward = scale_forward, .backward = scale_backward, .free = scale_free};
  *
- *     scale_module *m = calloc(1, sizeof *m);
- *     EK_TRY(ek_module_init(&m->base, &scale_ops, 1, 1));
+ *     ek_status scale_create(ek_module **module, int64_t width) {
+ *       scale_module *m = calloc(1, sizeof *m);
+ *       if (m == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "scale: no memory");
+ *       m->width = width;
+ *       const ek_status status = ek_module_init(&m->base, &scale_ops, 1, 1);
+ *       if (status == EK_OK) *module = &m->base;
+ *       else free(m);
+ *       return status;
+ *     }
  *
  * When a function of the table fails, the path of the module in the model and its kind are put
  * before the message, once: "blocks.3.mlp.0 (linear), forward: input has 5 columns, expected 6". So

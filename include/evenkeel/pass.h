@@ -7,11 +7,17 @@
  * Most programs never open one: ek_data_parallel_model does it on every device. To run a module on
  * a single device by hand:
  *
- *     EK_TRY(ek_pass_open(&pass, replica, NULL));
- *     EK_TRY(ek_pass_run_forward(pass, inputs, outputs));
- *     ... gradients of the outputs ...
- *     EK_TRY(ek_pass_run_backward(pass, grad_outputs, NULL));
+ *     ek_pass *pass = NULL;
+ *     ek_tensor y = {0};
+ *     ek_status status;
+ *     EK_TRY_GOTO(status, ek_pass_open(&pass, replica, NULL), cleanup);
+ *     EK_TRY_GOTO(status, ek_pass_run_forward(pass, &x, &y), cleanup);
+ *     EK_TRY_GOTO(status, make_gradient(&y), cleanup);   // over y, say
+ *     EK_TRY_GOTO(status, ek_pass_run_backward(pass, &y, NULL), cleanup);
+ *   cleanup:
+ *     ek_tensor_free(&y);
  *     ek_pass_free(pass);
+ *     return status;
  *
  * A pass belongs to one thread at a time.
  */

@@ -13,8 +13,9 @@
  *     const int64_t shape[] = {32, 128};
  *     ek_tensor x = {0};
  *     EK_TRY(ek_tensor_create(&x, device, EK_MEMORY_INPUTS, EK_F32, 2, shape));
- *     ...
+ *     const ek_status status = use(&x);
  *     ek_tensor_free(&x);
+ *     return status;
  *
  * A struct of zeros is "no tensor"; ek_tensor_exists() tells. A tensor may have no elements (a
  * shard without rows): it exists, and its data may be NULL.

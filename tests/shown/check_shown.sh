@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# check_shown.sh BLOCKS TEST EXAMPLE: every piece of C that README.md, docs/ and the headers show, one
+# file each in the folder BLOCKS, is included by the source TEST or stands, line by line, in EXAMPLE,
+# which TEST includes as a whole: so all of it is compiled and run. The files that README.md points to
+# exist.
+set -euo pipefail
+
+blocks=$1 test=$2 example=$3
+failed=0
+
+# Without indentation, each line ended by a mark.
+squeezed() { sed '/^#line /d; s/^ *//; s/ *$//' "$1" | tr '\n' '\036'; }
+
+count=0
+whole=$(squeezed "$example")
+for block in "$blocks"/*.inc; do
+  count=$((count + 1))
+  grep -qF "\"${block##*/}\"" "$test" && continue
+  [[ $whole == *"$(squeezed "$block")"* ]] && continue
+  printf 'check_shown: %s is shown and not tested\n' "$(sed -n '1s/#line //p' "$block")" >&2
+  failed=1
+done
+((count > 0)) || { printf 'check_shown: nothing is shown\n' >&2 && exit 1; }
+
+cd "$(dirname "$example")/.."
+while IFS= read -r target; do
+  [[ -e ${target%%#*} ]] || {
+    printf 'check_shown: README.md points to %s, which does not exist\n' "$target" >&2
+    failed=1
+  }
+done < <(grep -oE '\]\([^):]+\)' README.md | sed 's/^](//; s/)$//')
+
+((failed == 0)) && printf 'check_shown: %d pieces\n' "$count"
+exit "$failed"

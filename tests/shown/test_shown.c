@@ -1,0 +1,457 @@
+/*
+ * test_shown.c - the code of README.md, docs/ and the headers, run with every allocation failing.
+ *
+ * extract.awk makes a file of each piece; here they are included, each in a function of its own, with
+ * the variables that it speaks of. check_shown.sh looks that none is left out. Pieces that stand in
+ * examples/own_model.c are run there: the example is included as well.
+ *
+ * Each allocation on a device and on the host fails once. The error must come out, nothing may be
+ * held afterwards that was not held before, and the same code must succeed when it is run again.
+ */
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <evenkeel/evenkeel.h>
+
+#include "ek_check.h"
+
+enum { STEPS_SHOWN = 3, SAMPLES_SHOWN = 5, WIDTH = 3, SEQUENCE = 4, VOCABULARY = 11 };
+
+/* ---- what shown code calls, where it opens and closes a group by itself ---- */
+
+static struct {
+  uint64_t fail_at; /* allocation of `device` after opening; 0: none */
+  size_t device;
+  int open;      /* groups */
+  uint64_t held; /* when they were closed */
+} opened;
+
+static uint64_t held_on(const ek_group *group) {
+  uint64_t bytes = 0;
+  for (size_t k = 0; k < ek_group_size(group); k++) {
+    ek_memory_usage usage;
+    ck_ok(ek_memory_stats(&usage, ek_group_device(group, k)));
+    bytes += usage.current_bytes;
+  }
+  return bytes;
+}
+
+static ek_status open_shown(ek_group **group, const char *spec, const ek_group_options *options) {
+  EK_TRY(ek_group_open(group, spec, options));
+  opened.open++;
+  return ek_memory_fail_at(ek_group_device(*group, opened.device), opened.fail_at);
+}
+
+static void close_shown(ek_group *group) {
+  if (group == NULL) return;
+  opened.open--;
+  opened.held += held_on(group);
+  ek_group_close(group);
+}
+
+/* A smaller one than the default, which has 124 million parameters. */
+static ek_status create_gpt(ek_module **module, const ek_gpt_options *options) {
+  ck_assert_ptr_null(options);
+  ek_gpt_options small = EK_GPT_OPTIONS_INIT;
+  small.vocabulary = VOCABULARY;
+  small.sequence = SEQUENCE;
+  small.width = 4;
+  small.heads = 1;
+  small.layers = 1;
+  return ek_gpt_create(module, &small);
+}
+
+static int lines; /* that were printed */
+
+static int print_shown(const char *format, ...) {
+  char line[200];
+  va_list arguments;
+  va_start(arguments, format);
+  const int length = vsnprintf(line, sizeof line, format, arguments);
+  va_end(arguments);
+  lines++;
+  return length;
+}
+
+#define ek_group_open open_shown
+#define ek_group_close close_shown
+#define ek_gpt_create create_gpt
+#define printf print_shown
+#define SHOWN_REST ((void)0)
+
+/* ---- the pieces ---- */
+
+#define train train_readme
+#include "README_1.inc"
+#undef train
+
+#define main own_model_main
+#include "own_model.c"
+#undef main
+
+static int shown_status(void) {
+#include "status_1.inc"
+  ek_group_close(group);
+  return 0;
+}
+
+static ek_status shown_message(int columns) {
+#include "status_2.inc"
+}
+
+static ek_status use(ek_tensor *x) {
+  return ek_op_fill(ek_device_stream(x->device, EK_STREAM_COMPUTE), x, 1.0);
+}
+
+static ek_status shown_tensor(ek_device *device) {
+#include "tensor_1.inc"
+}
+
+#if __has_include(<evenkeel/fault.h>)
+static ek_status shown_fault(ek_device *device) {
+#define step() shown_tensor(device)
+#include "fault_1.inc"
+#undef step
+  return EK_OK;
+}
+#else
+static ek_status shown_fault(ek_device *device) { return shown_tensor(device); }
+#endif
+
+/* module.h: y[r][c] = x[r][c] factor[c] */
+
+static ek_status scale_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                               ek_tensor *outputs);
+static ek_status scale_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
+                                ek_tensor *grad_inputs);
+static void scale_free(ek_module *self) { free(self); }
+
+#include "module_1.inc"
+
+static ek_status scale_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                               ek_tensor *outputs) {
+  const int64_t width = ((const scale_module *)self)->width;
+  ek_tensor factor;
+  EK_TRY(ek_pass_parameter(&factor, pass, 0));
+  EK_TRY(ek_pass_output(&outputs[0], pass, EK_F32, 2, inputs[0].shape));
+  for (int64_t i = 0; i < inputs[0].shape[0] * width; i++) {
+    floats(&outputs[0])[i] = floats(&inputs[0])[i] * floats(&factor)[i % width];
+  }
+  return ek_pass_save(pass, &inputs[0]);
+}
+
+static ek_status scale_gradient(ek_pass *pass, const ek_tensor *dy, const ek_tensor *x) {
+  const int64_t width = x->shape[1];
+  ek_tensor dw;
+  double beta = 0;
+#define W2 0
+#include "own_model_8.inc"
+#undef W2
+  if (beta != 1) return ek_error_set(EK_ERR_INTERNAL, "the second call finds beta %g", beta);
+  for (int64_t i = 0; i < x->shape[0] * width; i++) {
+    floats(&dw)[i % width] += floats(dy)[i] * floats(x)[i];
+  }
+  return EK_OK;
+}
+
+static ek_status scale_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
+                                ek_tensor *grad_inputs) {
+  (void)self;
+  ek_tensor x = {0};
+  EK_TRY(ek_pass_take(&x, pass));
+  const ek_status status = scale_gradient(pass, &grad_outputs[0], &x);
+  ek_tensor_free(&x);
+  if (status != EK_OK || grad_inputs == NULL) return status;
+  return ek_error_set(EK_ERR_INTERNAL, "nobody should want this gradient");
+}
+
+/* docs/own-model.md: a module around another one */
+
+struct wrapper {
+  ek_module base;
+  ek_module *encoder;
+};
+
+static ek_status wrapper_parameters(const ek_module *self, ek_declaration *declaration) {
+  const struct wrapper *m = (const struct wrapper *)self;
+#include "own_model_12.inc"
+  return EK_OK;
+}
+
+static ek_status wrapper_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                                 ek_tensor *outputs) {
+  (void)self;
+  const int64_t row = 0;
+  const uint32_t block = 0;
+  uint32_t bits[4];
+#include "own_model_11.inc"
+  ek_tensor *hidden = outputs;
+#include "own_model_13.inc"
+  return EK_OK;
+}
+
+static ek_status wrapper_backward(const ek_module *self, ek_pass *pass,
+                                  const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+  (void)self;
+  const ek_tensor *grad_hidden = grad_outputs;
+#include "own_model_14.inc"
+  return EK_OK;
+}
+
+static void wrapper_free(ek_module *self) {
+  ek_module_free(((struct wrapper *)self)->encoder);
+  free(self);
+}
+
+static const ek_module_ops wrapper_ops = {.size = sizeof(ek_module_ops),
+                                          .kind = "wrapper",
+                                          .parameters = wrapper_parameters,
+                                          .forward = wrapper_forward,
+                                          .backward = wrapper_backward,
+                                          .free = wrapper_free};
+
+/* data_parallel_criterion.h, data_parallel_model.h, pass.h: on what is open already */
+
+struct scene {
+  ek_group *group;
+  ek_data_parallel_model *model;
+  ek_data_parallel_criterion *criterion;
+  ek_data_parallel_optimizer *optimizer;
+  ek_module *module;
+  ek_criterion *loss;
+  ek_optimizer *rule;
+  float numbers[STEPS_SHOWN][SAMPLES_SHOWN * WIDTH];
+  ek_tensor inputs[STEPS_SHOWN], targets[STEPS_SHOWN];
+};
+
+static ek_status one_step(double *loss, ek_data_parallel_model *model,
+                          ek_data_parallel_criterion *criterion,
+                          ek_data_parallel_optimizer *optimizer, const ek_tensor tokens,
+                          const ek_tensor targets) {
+#include "data_parallel_criterion_1.inc"
+}
+
+static ek_status shown_step(struct scene *s) {
+  double loss = -1;
+  EK_TRY(one_step(&loss, s->model, s->criterion, s->optimizer, s->inputs[0], s->targets[0]));
+  ck_assert_double_ge(loss, 0);
+  return EK_OK;
+}
+
+static ek_status steps_ahead(ek_group *group, ek_data_parallel_model *model,
+                             ek_data_parallel_criterion *criterion,
+                             ek_data_parallel_optimizer *optimizer, const ek_tensor *inputs,
+                             const ek_tensor *targets, int steps) {
+#include "data_parallel_model_1.inc"
+}
+
+static ek_status shown_ahead(struct scene *s) {
+  return steps_ahead(s->group, s->model, s->criterion, s->optimizer, s->inputs, s->targets,
+                     STEPS_SHOWN);
+}
+
+static ek_status make_gradient(ek_tensor *y) { return use(y); }
+
+static ek_status by_hand(const ek_tensor x, ek_replica *replica) {
+#include "pass_1.inc"
+}
+
+static ek_status shown_pass(struct scene *s) {
+  ek_tensor x = {0};
+  ek_device *device = ek_group_device(s->group, 0);
+  EK_TRY(ek_tensor_create(&x, device, EK_MEMORY_INPUTS, EK_F32, 2, s->inputs[0].shape));
+  ek_status status = use(&x);
+  if (status == EK_OK) status = by_hand(x, ek_data_parallel_model_replica(s->model, 0));
+  ek_tensor_free(&x);
+  return status;
+}
+
+static ek_status shown_tensors(struct scene *s) {
+  return shown_tensor(ek_group_device(s->group, 0));
+}
+
+#undef ek_group_open
+#undef ek_group_close
+#undef ek_gpt_create
+#undef printf
+
+/* ---- failures in what opens and closes everything by itself ---- */
+
+static ek_status run_readme(void) {
+  static int32_t numbers[SAMPLES_SHOWN * SEQUENCE];
+  const int64_t shape[] = {SAMPLES_SHOWN, SEQUENCE};
+  for (int i = 0; i < SAMPLES_SHOWN * SEQUENCE; i++) numbers[i] = i * 7 % VOCABULARY;
+  ek_tensor batch[2];
+  for (int i = 0; i < 2; i++) EK_TRY(ek_tensor_host(&batch[i], numbers, EK_I32, 2, shape));
+  return train_readme(batch, batch, 2);
+}
+
+/* The example's own functions, with two of its steps instead of all. */
+static ek_status run_own_model(void) {
+  static float samples[SAMPLES * IN], targets[SAMPLES];
+  const int64_t x_shape[] = {SAMPLES, IN}, target_shape[] = {SAMPLES, 1};
+  ek_tensor x, target;
+  double loss;
+  make_samples(samples, targets);
+  EK_TRY(ek_tensor_host(&x, samples, EK_F32, 2, x_shape));
+  EK_TRY(ek_tensor_host(&target, targets, EK_F32, 2, target_shape));
+  struct training training = {0};
+  ek_status status = open_training(&training);
+  for (int i = 0; i < 2 && status == EK_OK; i++) status = step(&training, &x, &target, &loss);
+  close_training(&training);
+  return status;
+}
+
+static ek_status run_status(void) { return shown_status() == 0 ? EK_OK : EK_ERR_OUT_OF_MEMORY; }
+
+static const struct {
+  const char *name;
+  ek_status (*run)(void);
+} programs[] = {{"README.md", run_readme}, {"own_model.c", run_own_model}, {"status.h", run_status}};
+enum { PROGRAMS = sizeof programs / sizeof programs[0] };
+
+static ek_status run_program(int program, const char *what, uint64_t n) {
+  const ek_status status = programs[program].run();
+  ck_assert_msg(status == EK_OK || status == EK_ERR_OUT_OF_MEMORY, "%s, %s %d: %s: %s",
+                programs[program].name, what, (int)n, ek_status_name(status), ek_error_message());
+  ck_assert_msg(opened.open == 0 && opened.held == 0,
+                "%s, %s %d: %d groups stay open, %llu bytes were held at their end",
+                programs[program].name, what, (int)n, opened.open, (unsigned long long)opened.held);
+  return status;
+}
+
+START_TEST(programs_end_with_nothing_held) {
+  uint64_t n = 1;
+  ck_ok(run_program(_i, "nothing", 0));
+  for (opened.device = 0; opened.device < 4; opened.device += 3) {
+    for (n = 1; programs[_i].run != run_status; n++) {
+      opened.fail_at = n;
+      if (run_program(_i, "device allocation", n) == EK_OK) break;
+    }
+    ck_assert_msg(programs[_i].run == run_status || n > 10, "%d allocations", (int)n);
+    opened.fail_at = 0;
+  }
+  opened.device = 0;
+  for (n = 1;; n++) {
+    ek_host_memory_fail_at(n);
+    const ek_status status = run_program(_i, "host allocation", n);
+    ek_host_memory_fail_at(0);
+    if (status == EK_OK) break;
+  }
+  ck_assert_uint_gt(n, 10);
+}
+END_TEST
+
+/* ---- failures on what is open already ---- */
+
+static ek_module *make_module(void) {
+  struct wrapper *m = calloc(1, sizeof *m);
+  ck_assert_ptr_nonnull(m);
+  ck_ok(scale_create(&m->encoder, WIDTH));
+  ck_ok(ek_module_init(&m->base, &wrapper_ops, 1, 1));
+  return &m->base;
+}
+
+static void scene_open(struct scene *s) {
+  const int64_t shape[] = {SAMPLES_SHOWN, WIDTH};
+  for (int i = 0; i < STEPS_SHOWN; i++) {
+    for (int j = 0; j < SAMPLES_SHOWN * WIDTH; j++) s->numbers[i][j] = (float)((i + j) % 5 - 2);
+    ck_ok(ek_tensor_host(&s->inputs[i], s->numbers[i], EK_F32, 2, shape));
+    s->targets[i] = s->inputs[i];
+  }
+  s->module = make_module();
+  ck_ok(ek_group_open(&s->group, "cpu:3", NULL));
+  ck_ok(ek_data_parallel_model_open(&s->model, s->group, s->module, NULL));
+  ck_ok(ek_mean_squared_error_create(&s->loss, EK_REDUCTION_MEAN));
+  ck_ok(ek_data_parallel_criterion_open(&s->criterion, s->model, s->loss, NULL));
+  ck_ok(ek_sgd_create(&s->rule, NULL));
+  ck_ok(ek_data_parallel_optimizer_open(&s->optimizer, s->model, s->rule, NULL));
+}
+
+static void scene_close(struct scene *s) {
+  ek_data_parallel_optimizer_free(s->optimizer);
+  ek_data_parallel_criterion_free(s->criterion);
+  ek_data_parallel_model_free(s->model);
+  ek_optimizer_free(s->rule);
+  ek_criterion_free(s->loss);
+  ek_module_free(s->module);
+  ck_assert_uint_eq(held_on(s->group), 0);
+  ek_group_close(s->group);
+}
+
+static const struct {
+  const char *name;
+  ek_status (*run)(struct scene *s);
+  uint64_t allocations; /* at least so many on device 0 */
+} pieces[] = {{"data_parallel_criterion.h", shown_step, 3},
+              {"data_parallel_model.h", shown_ahead, 9},
+              {"pass.h", shown_pass, 2},
+              {"tensor.h", shown_tensors, 1}};
+enum { PIECES = sizeof pieces / sizeof pieces[0] };
+
+/* True if it failed, as it should, and left everything as it was; then it succeeds. */
+static bool fails_well(struct scene *s, int piece, const char *what, uint64_t n, uint64_t before,
+                       ek_status status) {
+  if (status == EK_OK) return false;
+  ck_assert_msg(status == EK_ERR_OUT_OF_MEMORY, "%s, %s %d: %s: %s", pieces[piece].name, what,
+                (int)n, ek_status_name(status), ek_error_message());
+  const uint64_t after = held_on(s->group);
+  ck_assert_msg(after == before, "%s, %s %d: %llu bytes are held, %llu were", pieces[piece].name,
+                what, (int)n, (unsigned long long)after, (unsigned long long)before);
+  ck_ok(pieces[piece].run(s));
+  ck_assert_uint_eq(held_on(s->group), before);
+  return true;
+}
+
+START_TEST(pieces_leave_nothing_behind) {
+  static struct scene s;
+  scene_open(&s);
+  ck_ok(pieces[_i].run(&s));
+  const uint64_t held = held_on(s.group);
+  for (size_t k = 0; k < 3; k++) {
+    ek_device *device = ek_group_device(s.group, k);
+    uint64_t n = 1;
+    for (bool failed = true; failed; n++) {
+      ck_ok(ek_memory_fail_at(device, n));
+      const ek_status status = pieces[_i].run(&s);
+      ck_ok(ek_memory_fail_at(device, 0));
+      failed = fails_well(&s, _i, "device allocation", n, held, status);
+    }
+    ck_assert_msg(k > 0 || n > pieces[_i].allocations, "only %d allocations", (int)n);
+  }
+  bool failed = true;
+  for (uint64_t n = 1; failed; n++) {
+    ek_host_memory_fail_at(n);
+    const ek_status status = pieces[_i].run(&s);
+    ek_host_memory_fail_at(0);
+    failed = fails_well(&s, _i, "host allocation", n, held, status);
+  }
+  scene_close(&s);
+}
+END_TEST
+
+START_TEST(the_rest) {
+  ck_fails(shown_message(3), EK_ERR_SHAPE, "mixer: expected 3 columns");
+  lines = 0;
+  ck_ok(run_readme());
+  ck_assert_int_eq(lines, 2);
+  lines = 0;
+  ck_assert_int_eq(own_model_main(), 0);
+  ck_assert_int_gt(lines, 5);
+  ek_group *group = ck_open_exactly("cpu:1", 0);
+  ck_ok(shown_fault(ek_group_device(group, 0)));
+  ek_group_close(group);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("shown");
+  TCase *tests = ck_case(suite, "shown");
+  tcase_add_loop_test(tests, programs_end_with_nothing_held, 0, PROGRAMS);
+  tcase_add_loop_test(tests, pieces_leave_nothing_behind, 0, PIECES);
+  tcase_add_test(tests, the_rest);
+  return suite;
+}
+
+CK_MAIN(make_suite)
