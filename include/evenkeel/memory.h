@@ -92,8 +92,8 @@ EK_API EK_CHECKED ek_status ek_memory_stats(ek_memory_usage *usage, const ek_dev
 EK_API EK_CHECKED ek_status ek_memory_reset_peak(ek_device *device);
 
 /*
- * Writes a table of all devices of a group (a row per category, a column per device, bytes at the
- * peak in MiB) as text with a final newline. Writes at most `size` bytes with the final NUL; the
+ * Writes a table of all devices of a group (a row per category, a column per device; what was held
+ * at the peak, each size with its unit) as text with a final newline. Writes at most `size` bytes with the final NUL; the
  * number of bytes that the whole text needs, NUL included, goes to *needed (which may be NULL).
  * `buffer` may be NULL when `size` is 0.
  */

@@ -47,6 +47,8 @@ static const struct {
              {"GB", UINT64_C(1000000000)},
              {"TB", UINT64_C(1000000000000)}};
 
+#define UNITS "a unit (B KiB MiB GiB TiB KB MB GB TB)"
+
 static ek_status read_unit(uint64_t *unit, const char **at, const char *text) {
   size_t length = 0;
   while (is_letter((*at)[length])) length++;
@@ -59,7 +61,7 @@ static ek_status read_unit(uint64_t *unit, const char **at, const char *text) {
       return EK_OK;
     }
   }
-  return wrong(text, *at, "a unit (B KiB MiB GiB TiB KB MB GB TB)");
+  return wrong(text, *at, UNITS);
 }
 
 /* Digits and unit without rounding: the fraction is kept as a numerator over a power of ten. */
@@ -82,9 +84,12 @@ static ek_status read_size(uint64_t *bytes, const char **at, const char *text) {
       scale *= 10;
     }
   }
-  const char *end = *at;
+  const char *behind = *at;
   EK_TRY(read_unit(&unit, at, text));
-  if (*at == end && **at == ' ') return wrong(text, end, "no space: the unit follows the number");
+  /* What is wrong behind the number must not pass for a number that is too small. */
+  if (**at != '\0') {
+    return wrong(text, *at, *at > behind ? "the end" : "the end, or right behind the number " UNITS);
+  }
   uint64_t total = 0;
   if (__builtin_mul_overflow(whole, unit, &total) ||
       __builtin_add_overflow(total, fraction * (unit / scale) + fraction * (unit % scale) / scale,

@@ -7,6 +7,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 #include <evenkeel/device.h>
 
@@ -77,12 +78,23 @@ static void append(struct text *text, const char *format, ...) {
   if (written > 0) text->used += (size_t)written;
 }
 
-static void append_row(struct text *text, const char *name, const ek_memory_usage *usages,
-                       size_t count, size_t offset) {
-  append(text, "%-14s", name);
-  for (size_t i = 0; i < count; i++) {
+/* No size is longer than "1023.99 MiB" and no name of a row than 13 letters. */
+enum { NAME_COLUMN = 13, SIZE_COLUMN = 11 };
+
+/* A device's column is as wide as its name, if that is wider than a size. */
+static int column_width(const ek_group *group, size_t device) {
+  const int name = (int)strlen(ek_device_name(ek_group_device(group, device)));
+  return name > SIZE_COLUMN ? name : SIZE_COLUMN;
+}
+
+/* Each size in the unit that suits it: bytes beside a capacity of terabytes must be seen. */
+static void append_row(struct text *text, const char *name, const ek_group *group,
+                       const ek_memory_usage *usages, size_t offset) {
+  append(text, "%-*s", NAME_COLUMN, name);
+  for (size_t i = 0; i < ek_group_size(group); i++) {
     const uint64_t bytes = *(const uint64_t *)(const void *)((const char *)&usages[i] + offset);
-    append(text, " %12.2f", (double)bytes / (1024.0 * 1024.0));
+    char number[32];
+    append(text, "  %*s", column_width(group, i), ek__ledger_size(number, sizeof number, bytes));
   }
   append(text, "\n");
 }
@@ -98,23 +110,23 @@ ek_status ek_memory_format(char *buffer, size_t size, size_t *needed, const ek_g
     EK_TRY(ek_memory_stats(&usages[i], ek_group_device(group, i)));
   }
   struct text text = {buffer, size, 0};
-  append(&text, "%-14s", "MiB at peak");
+  append(&text, "%-*s", NAME_COLUMN, "at the peak");
   for (size_t i = 0; i < count; i++) {
-    append(&text, " %12s", ek_device_name(ek_group_device(group, i)));
+    append(&text, "  %*s", column_width(group, i), ek_device_name(ek_group_device(group, i)));
   }
   append(&text, "\n");
   for (size_t c = 0; c < EK_MEMORY_CATEGORIES; c++) {
-    append_row(&text, category_names[c], usages, count,
+    append_row(&text, category_names[c], group, usages,
                offsetof(ek_memory_usage, at_peak) + c * sizeof(uint64_t));
   }
-  append_row(&text, "unused", usages, count, offsetof(ek_memory_usage, unused_at_peak));
-  append_row(&text, "peak", usages, count, offsetof(ek_memory_usage, peak_bytes));
-  append_row(&text, "held now", usages, count, offsetof(ek_memory_usage, current_bytes));
-  append_row(&text, "capacity", usages, count, offsetof(ek_memory_usage, capacity_bytes));
+  append_row(&text, "unused", group, usages, offsetof(ek_memory_usage, unused_at_peak));
+  append_row(&text, "peak", group, usages, offsetof(ek_memory_usage, peak_bytes));
+  append_row(&text, "held now", group, usages, offsetof(ek_memory_usage, current_bytes));
+  append_row(&text, "capacity", group, usages, offsetof(ek_memory_usage, capacity_bytes));
   bool outside = false;
   for (size_t i = 0; i < count; i++) outside = outside || usages[i].outside_bytes > 0;
   if (outside) {
-    append_row(&text, "outside", usages, count, offsetof(ek_memory_usage, outside_bytes));
+    append_row(&text, "outside", group, usages, offsetof(ek_memory_usage, outside_bytes));
   }
   if (needed != NULL) *needed = text.used + 1;
   return EK_OK;

@@ -556,7 +556,8 @@ START_TEST(the_table_fits_exactly) {
   ck_assert_uint_eq(again, needed);
   ck_assert_uint_eq(strlen(text), needed - 1);
   ck_assert_int_eq(text[needed - 2], '\n');
-  static const char *const parts[] = {"plan:0", "plan:2", "5.00", "1024.00", "unused", "peak"};
+  static const char *const parts[] = {"plan:0",   "plan:2", "5.00 MiB",
+                                      "1.00 GiB", "unused", "peak"};
   for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++)
     ck_assert(ck_contains(text, parts[i]));
   for (int c = 0; c < EK_MEMORY_CATEGORIES; c++) {
@@ -572,6 +573,26 @@ START_TEST(the_table_fits_exactly) {
   }
   free(text);
   free(cut);
+  ek_tensor_free(&tensor);
+  ek_group_close(group);
+}
+END_TEST
+
+/* Small sizes beside large ones are seen, and all lines end in one column. */
+START_TEST(the_table_is_aligned) {
+  static const char *const specs[] = {"plan:2@1024TiB", "plan-cuda:11@300GiB", "plan:3@256B"};
+  ek_group *group = ck_open_exactly(specs[_i], 1);
+  ek_tensor tensor = {0};
+  ck_ok(take(&tensor, ek_group_device(group, 1), EK_MEMORY_LOSS, 256));
+  char text[8192];
+  ck_ok(ek_memory_format(text, sizeof text, NULL, group));
+  const char *loss = strstr(text, "\nloss ");
+  ck_assert_ptr_nonnull(loss);
+  ck_assert_msg(strstr(loss, " 256 B") < strchr(loss + 1, '\n'), "no 256 bytes in\n%s", text);
+  const size_t width = (size_t)(strchr(text, '\n') - text);
+  for (const char *line = text; *line != '\0'; line += width + 1) {
+    ck_assert_msg(strcspn(line, "\n") == width, "columns are broken in\n%s", text);
+  }
   ek_tensor_free(&tensor);
   ek_group_close(group);
 }
@@ -647,6 +668,7 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(ledger, the_nth_allocation_fails_once, 0, 2);
   tcase_add_loop_test(ledger, the_recorder_keeps_the_timeline, 0, 2);
   tcase_add_test(ledger, the_table_fits_exactly);
+  tcase_add_loop_test(ledger, the_table_is_aligned, 0, 3);
   tcase_add_test(ledger, wrong_arguments);
   tcase_add_test(ledger, outside_is_measured);
   return suite;
