@@ -1,0 +1,504 @@
+/*
+ * fuzz_operations.c - one call of one public operation, with operands that may not fit.
+ *
+ * Every operand is a view into the middle of a larger block, between two guards. The input chooses
+ * sizes (also 0), contents, and up to three misfits: another type, shape, rank or device, an
+ * operand that is absent, a tensor used twice, two that overlap, a parameter out of range. Then
+ *
+ *   - a failure has a status and a message, and no byte of any operand has changed;
+ *   - a success leaves guards and sources as they were;
+ *   - the same call on operands that lie apart, between other guards, gives the same bits: nothing
+ *     is read that does not belong to the call, and a destination that may be a source may be it;
+ *   - where the contents are tame, the call in f64, which other kernels compute, gives nearly the
+ *     same;
+ *   - `plan` says what `cpu` says.
+ */
+#include <limits.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "operations_table.h"
+
+enum { GUARD = 64, MOST_BYTES = 1 << 19 };
+
+/* An operand as it is built: a block, and what the call gets. */
+struct piece {
+  ek_type type;
+  int rank;
+  int64_t shape[EK_MAX_RANK];
+  int64_t guard;    /* elements before and behind */
+  ek_tensor block;  /* guard, elements, guard */
+  ek_tensor tensor; /* the elements */
+  ek_tensor given;  /* what the call gets; no reference of its own */
+};
+
+struct call {
+  const struct operation *operation;
+  struct parameters parameters;
+  ek_group *group;
+  ek_stream *stream;
+  struct piece piece[MOST_OPERANDS];
+  ek_tensor *t[MOST_OPERANDS]; /* NULL, or &piece[..].given */
+  int same[MOST_OPERANDS];     /* the operand whose memory it uses, itself if its own */
+  bool apart;                  /* no operand lies in the memory of another */
+  bool tame;                   /* small finite contents and parameters */
+};
+
+/* ---- decisions: sizes, contents, parameters ---- */
+
+struct sizes {
+  int64_t r, c, k, e, p, b, t, h, j;
+};
+
+static int64_t read_size(struct fuzz_input *input) {
+  const uint8_t byte = fuzz_byte(input);
+  return byte < 192 ? byte % 8 : byte % 70;
+}
+
+static struct sizes read_sizes(struct fuzz_input *input, bool heads) {
+  struct sizes it;
+  it.r = read_size(input);
+  it.c = read_size(input);
+  it.k = read_size(input);
+  it.e = read_size(input);
+  it.p = 1 + fuzz_choice(input, 5);
+  it.b = fuzz_choice(input, 4);
+  it.t = read_size(input);
+  it.h = 1 + fuzz_choice(input, 4);
+  it.j = fuzz_byte(input) % MOST_TERMS;
+  it.r -= it.r % it.p;
+  if (heads) it.c = it.h * (it.c % 20);
+  return it;
+}
+
+static int64_t size_of(const struct sizes *sizes, char letter) {
+  switch (letter) {
+  case 'R': return sizes->r;
+  case 'C': return sizes->c;
+  case 'K': return sizes->k;
+  case 'E': return sizes->e;
+  case 'P': return sizes->p;
+  case 'B': return sizes->b;
+  case 'T': return sizes->t;
+  case 'H': return sizes->h;
+  case 'J': return sizes->j;
+  case 'Q': return 3 * sizes->c;
+  default: return letter - '0';
+  }
+}
+
+static double read_parameter(struct fuzz_input *input, bool *tame) {
+  const uint8_t byte = fuzz_byte(input);
+  if (byte < 224) return (byte % 32) / 32.0;
+  const double value = fuzz_real(input);
+  *tame = *tame && fabs(value) <= 256;
+  return value;
+}
+
+static void read_parameters(struct call *call, const struct sizes *sizes,
+                            struct fuzz_input *input) {
+  static const int64_t odd[] = {0, -1, INT64_MIN, INT64_MAX, 1 << 20, 3};
+  static const int odd_heads[] = {0, -1, INT_MIN, INT_MAX, 1 << 20, 3};
+  struct parameters *p = &call->parameters;
+  for (size_t i = 0; i < 6; i++) p->real[i] = read_parameter(input, &call->tame);
+  p->chance = read_parameter(input, &call->tame);
+  p->epsilon = 1e-3 + read_parameter(input, &call->tame);
+  p->period = sizes->p;
+  p->step = 1 + fuzz_byte(input) % 4;
+  p->heads = (int)sizes->h;
+  p->ignore_index = fuzz_one_in(input, 2) ? 0 : -100;
+  for (size_t i = 0; i < 3; i++) p->flag[i] = fuzz_one_in(input, 2);
+  p->key = (ek_random_key){fuzz_byte(input), fuzz_byte(input), fuzz_byte(input)};
+  for (size_t i = 0; i < MOST_TERMS; i++) p->coefficients[i] = 1 + (double)(i % 5) / 4;
+  if (!fuzz_one_in(input, 16)) return;
+  const int pick = fuzz_choice(input, 6);
+  p->without_terms = pick == 5;
+  if (pick == 0) p->period = odd[fuzz_choice(input, 6)];
+  if (pick == 1) p->step = odd[fuzz_choice(input, 6)];
+  if (pick == 2) p->first_sample = odd[fuzz_choice(input, 6)];
+  if (pick == 3) p->heads = odd_heads[fuzz_choice(input, 6)];
+  if (pick == 4) p->ignore_index = fuzz_one_in(input, 2) ? INT32_MIN : INT32_MAX;
+}
+
+/* ---- operands ---- */
+
+static int64_t count_of(const struct piece *piece) {
+  int64_t count = 1;
+  for (int d = 0; d < piece->rank; d++) count *= piece->shape[d];
+  return count;
+}
+
+static ek_tensor host_view(void *bytes, ek_type type, int64_t count) {
+  ek_tensor host;
+  FUZZ_OK(ek_tensor_host(&host, bytes, type, 1, &count));
+  return host;
+}
+
+static void upload(const ek_tensor *tensor, void *bytes) {
+  const ek_tensor host = host_view(bytes, tensor->type, ek_tensor_count(tensor));
+  ek_tensor to = *tensor;
+  FUZZ_OK(ek_tensor_copy(&to, &host));
+}
+
+static void download(void *bytes, const ek_tensor *tensor) {
+  ek_tensor host = host_view(bytes, tensor->type, ek_tensor_count(tensor));
+  FUZZ_OK(ek_tensor_copy(&host, tensor));
+}
+
+/* The block of a piece on `device`, all of it filled with `filling`. */
+static void make_piece(struct piece *piece, ek_device *device, uint8_t filling) {
+  static unsigned char bytes[MOST_BYTES];
+  const int64_t count = count_of(piece), all = count + 2 * piece->guard;
+  FUZZ_OK(ek_tensor_create(&piece->block, device, EK_MEMORY_WORKSPACE, piece->type, 1, &all));
+  FUZZ_EXPECT(ek_tensor_bytes(&piece->block) <= sizeof bytes,
+              "the harness made too large a tensor");
+  memset(bytes, filling, ek_tensor_bytes(&piece->block));
+  upload(&piece->block, bytes);
+  ek_tensor flat = {0};
+  FUZZ_OK(ek_tensor_rows(&flat, &piece->block, piece->guard, count));
+  FUZZ_OK(ek_tensor_reshape(&piece->tensor, &flat, piece->rank, piece->shape));
+  ek_tensor_free(&flat);
+  piece->given = piece->tensor;
+}
+
+static void free_piece(struct piece *piece) {
+  ek_tensor_free(&piece->tensor);
+  ek_tensor_free(&piece->block);
+}
+
+/* Small numbers out of the input, repeated with a drift when they end. */
+static void fill_content(struct call *call, int i, const struct sizes *sizes,
+                         struct fuzz_input *input) {
+  static unsigned char bytes[MOST_BYTES];
+  const struct operand *operand = &call->operation->operand[i];
+  const struct piece *piece = &call->piece[i];
+  const int64_t count = count_of(piece);
+  const uint8_t start = fuzz_byte(input), stride = fuzz_byte(input);
+  const int64_t below = operand->index_below != 0 ? size_of(sizes, operand->index_below) : 0;
+  const bool wild = fuzz_one_in(input, 16);
+  if (wild) call->tame = false;
+  for (int64_t n = 0; n < count; n++) {
+    const uint8_t byte = (uint8_t)(start + stride * n + n / 7);
+    double value = ((int)(byte % 33) - 16) / 8.0;
+    if (operand->not_negative) value = fabs(value);
+    if (wild && n % 5 == 0) value = fuzz_real(input);
+    const int32_t index = wild && n % 5 == 0 ? (int32_t)fuzz_int(input, INT32_MIN, INT32_MAX)
+                          : below > 0        ? (int32_t)(byte % below)
+                                             : 0;
+    const float single = (float)value;
+    const uint16_t half = byte;
+    switch (piece->type) {
+    case EK_F32: memcpy(bytes + 4 * n, &single, 4); break;
+    case EK_F64: memcpy(bytes + 8 * n, &value, 8); break;
+    case EK_I32: memcpy(bytes + 4 * n, &index, 4); break;
+    default: memcpy(bytes + 2 * n, &half, 2); break;
+    }
+  }
+  upload(&piece->tensor, bytes);
+}
+
+static void describe_piece(struct call *call, int i, ek_type type, const struct sizes *sizes) {
+  const struct operand *operand = &call->operation->operand[i];
+  struct piece *piece = &call->piece[i];
+  piece->type = operand->type == 0 ? type : operand->type;
+  piece->rank = (int)strlen(operand->shape);
+  for (int d = 0; d < piece->rank; d++) piece->shape[d] = size_of(sizes, operand->shape[d]);
+}
+
+/* ---- misfits ---- */
+
+/* Before the operand is made: it will be a legal tensor, but perhaps not a fitting one. */
+static void change_description(struct piece *piece, struct fuzz_input *input) {
+  static const ek_type types[] = {EK_F32, EK_F64, EK_BF16, EK_F16, EK_I32};
+  switch (fuzz_choice(input, 5)) {
+  case 0: piece->type = types[fuzz_choice(input, 5)]; break;
+  case 1: /* a size */
+    if (piece->rank > 0) piece->shape[fuzz_choice(input, piece->rank)] = read_size(input);
+    break;
+  case 2: /* one more dimension of 1, which often fits */
+    if (piece->rank == EK_MAX_RANK) break;
+    memmove(piece->shape + 1, piece->shape, (size_t)piece->rank * sizeof piece->shape[0]);
+    piece->shape[0] = 1;
+    piece->rank++;
+    break;
+  case 3: /* all in one row */
+    piece->shape[0] = count_of(piece);
+    piece->rank = 1;
+    break;
+  case 4: /* a scalar */ piece->rank = 0; break;
+  }
+}
+
+/* After it was made: the struct that the call gets is not the one that was made. */
+static void change_struct(struct call *call, int i, struct fuzz_input *input) {
+  static const int64_t sizes[] = {-1, INT64_MIN, INT64_MAX, INT64_C(1) << 61};
+  static const int ranks[] = {-1, EK_MAX_RANK + 1, INT_MIN, INT_MAX};
+  ek_tensor *given = &call->piece[i].given;
+  switch (fuzz_choice(input, 7)) {
+  case 0: call->t[i] = NULL; break;
+  case 1: memset(given, 0, sizeof *given); break;
+  case 2: given->rank = ranks[fuzz_choice(input, 4)]; break;
+  case 3: /* bytes that do not fit in 63 bits, or a negative size */
+    given->rank = 2;
+    given->shape[0] = sizes[fuzz_choice(input, 4)];
+    given->shape[1] = 4;
+    break;
+  case 4: /* host memory */
+    given->device = NULL;
+    given->memory = NULL;
+    break;
+  case 5: given->type = (ek_type)(fuzz_one_in(input, 2) ? 0 : 6 + fuzz_byte(input)); break;
+  case 6: given->data = NULL; break;
+  }
+}
+
+/* Operand i lies where another one lies, exactly or a little behind it. */
+static void change_place(struct call *call, int i, struct fuzz_input *input) {
+  const int j = fuzz_choice(input, call->operation->count);
+  const struct piece *other = &call->piece[j];
+  if (i == j || call->t[i] == NULL || call->t[j] == NULL || !ek_tensor_exists(&other->given))
+    return;
+  if (call->same[i] != i || call->same[j] != j) return;
+  for (int k = 0; k < call->operation->count; k++) {
+    if (k != i && call->same[k] == i) return; /* somebody lies in i already */
+  }
+  ek_tensor given = other->tensor;
+  if (fuzz_one_in(input, 3)) {
+    if (count_of(other) != count_of(&call->piece[i]) || other->guard == 0) return;
+    given.data = (char *)given.data + ek_type_size(given.type) * (1 + fuzz_byte(input) % 2u);
+    call->apart = false;
+  }
+  call->piece[i].given = given;
+  call->same[i] = j;
+}
+
+/* ---- what must be true ---- */
+
+static void *copy_block(const struct piece *piece) {
+  void *bytes = malloc(ek_tensor_bytes(&piece->block) + 1);
+  FUZZ_EXPECT(bytes != NULL, "the harness has no memory");
+  download(bytes, &piece->block);
+  return bytes;
+}
+
+static size_t size_before(const struct piece *piece) {
+  return (size_t)piece->guard * ek_type_size(piece->type);
+}
+
+static void take_blocks(void **blocks, const struct call *call) {
+  for (int i = 0; i < call->operation->count; i++) blocks[i] = copy_block(&call->piece[i]);
+}
+
+static void free_blocks(void **blocks, const struct call *call) {
+  for (int i = 0; i < call->operation->count; i++) free(blocks[i]);
+}
+
+/* Is the memory of operand i a destination? */
+static bool may_change(const struct call *call, int i) {
+  for (int k = 0; k < call->operation->count; k++) {
+    if (call->t[k] != NULL && call->same[k] == i && call->operation->operand[k].written)
+      return true;
+  }
+  return false;
+}
+
+/* On a failure nothing changed; on success only the elements of destinations. */
+static void check_unchanged(const struct call *call, void *const *before, ek_status status) {
+  for (int i = 0; i < call->operation->count; i++) {
+    const struct piece *piece = &call->piece[i];
+    const size_t all = ek_tensor_bytes(&piece->block), guard = size_before(piece);
+    const char *why = status == EK_OK ? "a success" : ek_status_name(status);
+    unsigned char *after = copy_block(piece);
+    if (status != EK_OK || !may_change(call, i)) {
+      FUZZ_EXPECT(memcmp(before[i], after, all) == 0, "%s: %s of %s changed", why,
+                  call->operation->operand[i].name, call->operation->name);
+    } else {
+      FUZZ_EXPECT(
+          memcmp(before[i], after, guard) == 0 &&
+              memcmp((unsigned char *)before[i] + all - guard, after + all - guard, guard) == 0,
+          "%s of %s: written outside", call->operation->operand[i].name, call->operation->name);
+    }
+    free(after);
+  }
+}
+
+/* The same call with every operand in a block of its own, of `type` instead of f32. */
+static void make_apart(struct call *other, const struct call *call, void *const *before,
+                       ek_type type) {
+  static unsigned char bytes[MOST_BYTES];
+  *other = *call;
+  for (int i = 0; i < call->operation->count; i++) {
+    const struct piece *source = &call->piece[call->same[i]];
+    struct piece *piece = &other->piece[i];
+    const int64_t count = count_of(source);
+    *piece = *source;
+    piece->block = piece->tensor = (ek_tensor){0};
+    if (piece->type == EK_F32) piece->type = type;
+    piece->guard = 16; /* so that what is behind an operand is at another distance */
+    make_piece(piece, call->piece[i].block.device, 0x5a);
+    const char *from = (const char *)before[call->same[i]] + size_before(source);
+    if (piece->type == source->type) {
+      memcpy(bytes, from, (size_t)count * ek_type_size(piece->type));
+    } else {
+      for (int64_t n = 0; n < count; n++) {
+        float single;
+        memcpy(&single, from + 4 * n, 4);
+        const double value = (double)single;
+        memcpy(bytes + 8 * n, &value, 8);
+      }
+    }
+    upload(&piece->tensor, bytes);
+    other->same[i] = i;
+    other->t[i] = call->t[i] == NULL ? NULL : &piece->given;
+  }
+}
+
+static void free_pieces(struct call *call) {
+  for (int i = 0; i < call->operation->count; i++) free_piece(&call->piece[i]);
+}
+
+/* The first destination that lies in the memory of operand i. */
+static int destination_in(const struct call *call, int i) {
+  for (int k = 0; k < call->operation->count; k++) {
+    if (call->t[k] != NULL && call->same[k] == i && call->operation->operand[k].written) return k;
+  }
+  return -1;
+}
+
+static void check_bits(const struct call *call, const struct call *other) {
+  static unsigned char left[MOST_BYTES], right[MOST_BYTES];
+  for (int i = 0; i < call->operation->count; i++) {
+    const int k = destination_in(call, i);
+    if (k < 0) continue;
+    download(left, &call->piece[i].tensor);
+    download(right, &other->piece[k].tensor);
+    FUZZ_EXPECT(memcmp(left, right, ek_tensor_bytes(&call->piece[i].tensor)) == 0,
+                "%s of %s has other bits when the operands lie apart",
+                call->operation->operand[k].name, call->operation->name);
+  }
+}
+
+/* f32 against f64: only that it is the same computation, tests/op has the tolerances. */
+static void check_nearly(const struct call *call, const struct call *other) {
+  static float left[MOST_BYTES / 4];
+  static double right[MOST_BYTES / 8];
+  for (int i = 0; i < call->operation->count; i++) {
+    const int k = destination_in(call, i);
+    if (k < 0 || call->piece[i].type != EK_F32) continue;
+    const int64_t count = count_of(&call->piece[i]);
+    double largest = 1;
+    download(left, &call->piece[i].tensor);
+    download(right, &other->piece[k].tensor);
+    for (int64_t n = 0; n < count; n++) largest = fmax(largest, fabs(right[n]));
+    for (int64_t n = 0; n < count; n++) {
+      FUZZ_EXPECT(!isfinite(right[n]) || largest > 1e6 ||
+                      fabs((double)left[n] - right[n]) <= 1e-2 * largest,
+                  "%s of %s is %g in f32 and %g in f64", call->operation->operand[k].name,
+                  call->operation->name, (double)left[n], right[n]);
+    }
+  }
+}
+
+static void check_again(const struct call *call, void *const *before) {
+  static struct call other;
+  make_apart(&other, call, before, EK_F32);
+  FUZZ_OK(call->operation->call(call->stream, other.t, &call->parameters));
+  check_bits(call, &other);
+  free_pieces(&other);
+  if (!call->tame || !call->apart) return;
+  make_apart(&other, call, before, EK_F64);
+  FUZZ_OK(call->operation->call(call->stream, other.t, &call->parameters));
+  check_nearly(call, &other);
+  free_pieces(&other);
+}
+
+/* What a hand-written struct says of its device is said of one of `plan`. */
+static void check_plan(const struct call *call, ek_status expected) {
+  static struct call other;
+  ek_group *group = fuzz_group("plan:2", 1);
+  other = *call;
+  for (int i = 0; i < call->operation->count; i++) {
+    struct piece *piece = &other.piece[i];
+    const size_t index = ek_device_index(call->piece[i].block.device);
+    piece->block = piece->tensor = (ek_tensor){0};
+    make_piece(piece, ek_group_device(group, index), 0);
+  }
+  for (int i = 0; i < call->operation->count; i++) {
+    const struct piece *source = &call->piece[call->same[i]];
+    struct piece *piece = &other.piece[i];
+    const ptrdiff_t shift = (char *)call->piece[i].given.data - (char *)source->tensor.data;
+    void *data = call->piece[i].given.data == NULL
+                     ? NULL
+                     : (char *)other.piece[call->same[i]].tensor.data + shift;
+    ek_device *device =
+        call->piece[i].given.device == NULL ? NULL : other.piece[call->same[i]].tensor.device;
+    piece->given = call->piece[i].given;
+    piece->given.data = data;
+    piece->given.device = device;
+    other.t[i] = call->t[i] == NULL ? NULL : &piece->given;
+  }
+  ek_stream *stream = ek_device_stream(ek_group_device(group, 0), EK_STREAM_COMPUTE);
+  const ek_status status =
+      call->operation->call(call->stream == NULL ? NULL : stream, other.t, &call->parameters);
+  free_pieces(&other);
+  fuzz_expect_nothing_held(group);
+  /* Only a kernel sees an index that is outside, or misses memory. */
+  FUZZ_EXPECT(status == expected || (status == EK_OK && expected == EK_ERR_INVALID_ARGUMENT),
+              "%s: %s on plan and %s on cpu", call->operation->name, ek_status_name(status),
+              ek_status_name(expected));
+}
+
+/* ---- one call ---- */
+
+static void read_call(struct call *call, struct fuzz_input *input) {
+  *call = (struct call){.apart = true, .tame = true};
+  call->operation = &operations[fuzz_byte(input) % operation_count];
+  call->group = fuzz_group("cpu:2", 1 + fuzz_choice(input, 3));
+  ek_device *device = ek_group_device(call->group, 0);
+  call->stream = ek_device_stream(device, EK_STREAM_COMPUTE);
+  const ek_type type = fuzz_one_in(input, 4) ? EK_F64 : EK_F32;
+  const struct sizes sizes = read_sizes(input, strncmp(call->operation->name, "attention", 9) == 0);
+  read_parameters(call, &sizes, input);
+  const int count = call->operation->count;
+  for (int i = 0; i < count; i++) describe_piece(call, i, type, &sizes);
+  const int misfits = fuzz_choice(input, 8);
+  if (misfits == 1 || misfits == 2) {
+    change_description(&call->piece[fuzz_choice(input, count)], input);
+  }
+  for (int i = 0; i < count; i++) {
+    const bool elsewhere = misfits == 3 && fuzz_one_in(input, 8);
+    call->piece[i].guard = GUARD;
+    make_piece(&call->piece[i], ek_group_device(call->group, elsewhere), 0xa5);
+    fill_content(call, i, &sizes, input);
+    call->same[i] = i;
+    call->t[i] = &call->piece[i].given;
+    if (call->operation->operand[i].optional && fuzz_one_in(input, 2)) call->t[i] = NULL;
+  }
+  if (misfits == 2 || misfits == 4 || misfits == 5) {
+    change_place(call, fuzz_choice(input, count), input);
+  }
+  if (misfits == 5 || misfits == 6) {
+    call->apart = false; /* cannot be built again from its description */
+    change_struct(call, fuzz_choice(input, count), input);
+  }
+  if (misfits == 7 && fuzz_one_in(input, 8)) call->stream = NULL;
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  static struct call call;
+  struct fuzz_input input = fuzz_input(data, size);
+  void *before[MOST_OPERANDS];
+  read_call(&call, &input);
+  take_blocks(before, &call);
+  ek_error_clear();
+  const ek_status status = call.operation->call(call.stream, call.t, &call.parameters);
+  fuzz_expect_explained(status);
+  check_unchanged(&call, before, status);
+  if (status == EK_OK && call.apart) check_again(&call, before);
+  check_plan(&call, status);
+  free_blocks(before, &call);
+  free_pieces(&call);
+  fuzz_expect_nothing_held(call.group);
+  return 0;
+}

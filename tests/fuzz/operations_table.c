@@ -1,0 +1,351 @@
+/*
+ * operations_table.c - see operations_table.h.
+ */
+#include "operations_table.h"
+
+#define CALL(name)                                                                                 \
+  static ek_status call_##name(ek_stream *s, ek_tensor *const *t, const struct parameters *p)
+
+/* ---- elementwise.h ---- */
+
+CALL(zero) { return (void)p, ek_op_zero(s, t[0]); }
+CALL(fill) { return ek_op_fill(s, t[0], p->real[0]); }
+CALL(copy) { return (void)p, ek_op_copy(s, t[0], t[1]); }
+CALL(add) { return (void)p, ek_op_add(s, t[0], t[1], t[2]); }
+CALL(scale) { return ek_op_scale(s, t[0], t[1], p->real[0]); }
+CALL(add_bias) { return (void)p, ek_op_add_bias(s, t[0], t[1]); }
+CALL(column_sum) { return ek_op_column_sum(s, t[0], t[1], p->real[0]); }
+CALL(gelu_forward) { return (void)p, ek_op_gelu_forward(s, t[0], t[1], t[2]); }
+CALL(gelu_backward) { return (void)p, ek_op_gelu_backward(s, t[0], t[1], t[2]); }
+CALL(relu_forward) { return (void)p, ek_op_relu_forward(s, t[0], t[1]); }
+CALL(relu_backward) { return (void)p, ek_op_relu_backward(s, t[0], t[1], t[2]); }
+CALL(dropout) { return ek_op_dropout(s, t[0], t[1], p->chance, p->key, p->first_sample); }
+
+/* ---- products.h ---- */
+
+CALL(matmul) { return ek_op_matmul(s, t[0], t[1], false, t[2], false, p->real[0]); }
+CALL(matmul_a) { return ek_op_matmul(s, t[0], t[1], true, t[2], false, p->real[0]); }
+CALL(matmul_b) { return ek_op_matmul(s, t[0], t[1], false, t[2], true, p->real[0]); }
+CALL(matmul_ab) { return ek_op_matmul(s, t[0], t[1], true, t[2], true, p->real[0]); }
+CALL(linear) { return (void)p, ek_op_linear(s, t[0], t[1], t[2], t[3]); }
+CALL(linear_gelu) { return (void)p, ek_op_linear_gelu(s, t[0], t[1], t[2], t[3], t[4]); }
+CALL(gelu_linear_backward) {
+  return ek_op_gelu_linear_backward(s, t[0], t[1], p->real[0], t[2], t[3], t[4]);
+}
+CALL(linear_gradients) {
+  return ek_op_linear_gradients(s, t[0], p->real[0], t[1], p->real[1], t[2], t[3]);
+}
+
+/* ---- normalize.h, lookup.h, attend.h ---- */
+
+CALL(layer_norm_forward) {
+  return ek_op_layer_norm_forward(s, t[0], t[1], t[2], t[3], t[4], t[5], p->epsilon);
+}
+CALL(add_layer_norm_forward) {
+  return ek_op_add_layer_norm_forward(s, t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7],
+                                      p->epsilon);
+}
+CALL(layer_norm_backward) {
+  return ek_op_layer_norm_backward(s, t[0], t[1], t[2], p->real[0], t[3], p->real[1], t[4], t[5],
+                                   t[6], t[7], t[8]);
+}
+CALL(lookup_forward) { return ek_op_lookup_forward(s, t[0], t[1], t[2], t[3], p->period); }
+CALL(lookup_backward) { return (void)p, ek_op_lookup_backward(s, t[0], t[1], t[2]); }
+CALL(positions_backward) { return ek_op_positions_backward(s, t[0], t[1], p->period, p->real[0]); }
+CALL(attention_forward) { return ek_op_attention_forward(s, t[0], t[1], t[2], p->heads); }
+CALL(attention_backward) {
+  return ek_op_attention_backward(s, t[0], t[1], t[2], t[3], t[4], p->heads);
+}
+
+/* ---- losses.h ---- */
+
+#define TERMS(weights)                                                                             \
+  const ek_cross_entropy_terms terms = {p->ignore_index, p->chance, weights}, *const given =       \
+                                                                                  p->without_terms \
+                                                                                      ? NULL       \
+                                                                                      : &terms
+
+CALL(cross_entropy_forward) {
+  TERMS(t[5]);
+  return ek_op_cross_entropy_forward(s, t[0], t[1], t[2], t[3], t[4], given);
+}
+CALL(cross_entropy_backward) {
+  TERMS(t[4]);
+  return ek_op_cross_entropy_backward(s, t[0], t[1], t[2], t[3], given, t[5], t[6]);
+}
+CALL(cross_entropy_gradient) {
+  TERMS(t[6]);
+  return ek_op_cross_entropy_gradient(s, t[0], t[1], t[2], t[3], t[4], t[5], given, p->real[0]);
+}
+CALL(squared_error_forward) {
+  return (void)p, ek_op_squared_error_forward(s, t[0], t[1], t[2], t[3]);
+}
+CALL(squared_error_backward) {
+  return (void)p, ek_op_squared_error_backward(s, t[0], t[1], t[2], t[3], t[4]);
+}
+CALL(combine_totals) {
+  return ek_op_combine_totals(s, t[0], t[1], t[2], p->without_terms ? NULL : p->coefficients,
+                              p->flag[0]);
+}
+
+/* ---- updates.h ---- */
+
+CALL(sgd) {
+  const ek_sgd_terms terms = {p->real[0], p->real[1], p->real[2],
+                              p->real[3], p->flag[0], p->flag[1]};
+  const ek_update_scale scale = {t[3], t[4], p->real[4]};
+  return ek_op_sgd(s, t[0], t[1], t[2], p->without_terms ? NULL : &terms,
+                   p->flag[2] ? NULL : &scale);
+}
+CALL(adamw) {
+  const ek_adamw_terms terms = {p->real[0], p->real[1], p->real[2], p->epsilon,
+                                p->real[3], p->flag[0], p->step};
+  const ek_update_scale scale = {t[4], t[5], p->real[4]};
+  return ek_op_adamw(s, t[0], t[1], t[2], t[3], p->without_terms ? NULL : &terms,
+                     p->flag[2] ? NULL : &scale);
+}
+CALL(square_norm) { return ek_op_square_norm(s, t[0], t[1], p->real[0]); }
+
+/* ---- the table ---- */
+
+#define WRITTEN .written = true
+#define OPTIONAL .optional = true
+#define F64 .type = EK_F64
+#define I32 .type = EK_I32
+
+const struct operation operations[] = {
+    {"zero", call_zero, 1, {{.name = "y", .shape = "RC", WRITTEN}}},
+    {"fill", call_fill, 1, {{.name = "y", .shape = "RC", WRITTEN}}},
+    {"copy", call_copy, 2, {{.name = "y", .shape = "RC", WRITTEN}, {.name = "x", .shape = "RC"}}},
+    {"add",
+     call_add,
+     3,
+     {{.name = "y", .shape = "RC", WRITTEN},
+      {.name = "a", .shape = "RC"},
+      {.name = "b", .shape = "RC"}}},
+    {"scale", call_scale, 2, {{.name = "y", .shape = "RC", WRITTEN}, {.name = "x", .shape = "RC"}}},
+    {"add_bias",
+     call_add_bias,
+     2,
+     {{.name = "x", .shape = "RC", WRITTEN}, {.name = "bias", .shape = "C"}}},
+    {"column_sum",
+     call_column_sum,
+     2,
+     {{.name = "y", .shape = "C", WRITTEN}, {.name = "x", .shape = "RC"}}},
+    {"gelu_forward",
+     call_gelu_forward,
+     3,
+     {{.name = "y", .shape = "RC", WRITTEN},
+      {.name = "x", .shape = "RC", WRITTEN},
+      {.name = "bias", .shape = "C", OPTIONAL}}},
+    {"gelu_backward",
+     call_gelu_backward,
+     3,
+     {{.name = "dx", .shape = "RC", WRITTEN},
+      {.name = "dy", .shape = "RC"},
+      {.name = "x", .shape = "RC"}}},
+    {"relu_forward",
+     call_relu_forward,
+     2,
+     {{.name = "y", .shape = "RC", WRITTEN}, {.name = "x", .shape = "RC"}}},
+    {"relu_backward",
+     call_relu_backward,
+     3,
+     {{.name = "dx", .shape = "RC", WRITTEN},
+      {.name = "dy", .shape = "RC"},
+      {.name = "y", .shape = "RC"}}},
+    {"dropout",
+     call_dropout,
+     2,
+     {{.name = "y", .shape = "RC", WRITTEN}, {.name = "x", .shape = "RC"}}},
+    {"matmul",
+     call_matmul,
+     3,
+     {{.name = "c", .shape = "RC", WRITTEN},
+      {.name = "a", .shape = "RK"},
+      {.name = "b", .shape = "KC"}}},
+    {"matmul",
+     call_matmul_a,
+     3,
+     {{.name = "c", .shape = "RC", WRITTEN},
+      {.name = "a", .shape = "KR"},
+      {.name = "b", .shape = "KC"}}},
+    {"matmul",
+     call_matmul_b,
+     3,
+     {{.name = "c", .shape = "RC", WRITTEN},
+      {.name = "a", .shape = "RK"},
+      {.name = "b", .shape = "CK"}}},
+    {"matmul",
+     call_matmul_ab,
+     3,
+     {{.name = "c", .shape = "RC", WRITTEN},
+      {.name = "a", .shape = "KR"},
+      {.name = "b", .shape = "CK"}}},
+    {"linear",
+     call_linear,
+     4,
+     {{.name = "y", .shape = "RC", WRITTEN},
+      {.name = "x", .shape = "RK"},
+      {.name = "w", .shape = "CK"},
+      {.name = "bias", .shape = "C", OPTIONAL}}},
+    {"linear_gelu",
+     call_linear_gelu,
+     5,
+     {{.name = "y", .shape = "RC", WRITTEN},
+      {.name = "pre", .shape = "RC", WRITTEN, OPTIONAL},
+      {.name = "x", .shape = "RK"},
+      {.name = "w", .shape = "CK"},
+      {.name = "bias", .shape = "C", OPTIONAL}}},
+    {"gelu_linear_backward",
+     call_gelu_linear_backward,
+     5,
+     {{.name = "dpre", .shape = "RC", WRITTEN},
+      {.name = "dbias", .shape = "C", WRITTEN, OPTIONAL},
+      {.name = "dy", .shape = "RK"},
+      {.name = "w", .shape = "KC"},
+      {.name = "pre", .shape = "RC"}}},
+    {"linear_gradients",
+     call_linear_gradients,
+     4,
+     {{.name = "dw", .shape = "CK", WRITTEN},
+      {.name = "dbias", .shape = "C", WRITTEN, OPTIONAL},
+      {.name = "dy", .shape = "RC"},
+      {.name = "x", .shape = "RK"}}},
+    {"layer_norm_forward",
+     call_layer_norm_forward,
+     6,
+     {{.name = "y", .shape = "RC", WRITTEN},
+      {.name = "mean", .shape = "R", WRITTEN},
+      {.name = "rstd", .shape = "R", WRITTEN},
+      {.name = "x", .shape = "RC"},
+      {.name = "gamma", .shape = "C"},
+      {.name = "beta", .shape = "C"}}},
+    {"add_layer_norm_forward",
+     call_add_layer_norm_forward,
+     8,
+     {{.name = "y", .shape = "RC", WRITTEN},
+      {.name = "sum", .shape = "RC", WRITTEN},
+      {.name = "mean", .shape = "R", WRITTEN},
+      {.name = "rstd", .shape = "R", WRITTEN},
+      {.name = "x", .shape = "RC"},
+      {.name = "residual", .shape = "RC"},
+      {.name = "gamma", .shape = "C"},
+      {.name = "beta", .shape = "C"}}},
+    {"layer_norm_backward",
+     call_layer_norm_backward,
+     9,
+     {{.name = "dx", .shape = "RC", WRITTEN, OPTIONAL},
+      {.name = "residual", .shape = "RC", OPTIONAL},
+      {.name = "dgamma", .shape = "C", WRITTEN},
+      {.name = "dbeta", .shape = "C", WRITTEN},
+      {.name = "dy", .shape = "RC"},
+      {.name = "x", .shape = "RC"},
+      {.name = "mean", .shape = "R"},
+      {.name = "rstd", .shape = "R"},
+      {.name = "gamma", .shape = "C"}}},
+    {"lookup_forward",
+     call_lookup_forward,
+     4,
+     {{.name = "y", .shape = "RC", WRITTEN},
+      {.name = "table", .shape = "EC"},
+      {.name = "index", .shape = "R", I32, .index_below = 'E'},
+      {.name = "positions", .shape = "PC", OPTIONAL}}},
+    {"lookup_backward",
+     call_lookup_backward,
+     3,
+     {{.name = "dtable", .shape = "EC", WRITTEN},
+      {.name = "dy", .shape = "RC"},
+      {.name = "index", .shape = "R", I32, .index_below = 'E'}}},
+    {"positions_backward",
+     call_positions_backward,
+     2,
+     {{.name = "dpositions", .shape = "PC", WRITTEN}, {.name = "dy", .shape = "RC"}}},
+    {"attention_forward",
+     call_attention_forward,
+     3,
+     {{.name = "out", .shape = "BTC", WRITTEN},
+      {.name = "lse", .shape = "BHT", WRITTEN},
+      {.name = "qkv", .shape = "BTQ"}}},
+    {"attention_backward",
+     call_attention_backward,
+     5,
+     {{.name = "dqkv", .shape = "BTQ", WRITTEN},
+      {.name = "dout", .shape = "BTC"},
+      {.name = "qkv", .shape = "BTQ"},
+      {.name = "out", .shape = "BTC"},
+      {.name = "lse", .shape = "BHT"}}},
+    {"cross_entropy_forward",
+     call_cross_entropy_forward,
+     6,
+     {{.name = "losses", .shape = "R", WRITTEN},
+      {.name = "lse", .shape = "R", WRITTEN},
+      {.name = "totals", .shape = "2", F64, WRITTEN},
+      {.name = "logits", .shape = "RC"},
+      {.name = "targets", .shape = "R", I32, .index_below = 'C'},
+      {.name = "class_weights", .shape = "C", OPTIONAL, .not_negative = true}}},
+    {"cross_entropy_backward",
+     call_cross_entropy_backward,
+     7,
+     {{.name = "gradient", .shape = "RC", WRITTEN},
+      {.name = "logits", .shape = "RC"},
+      {.name = "lse", .shape = "R"},
+      {.name = "targets", .shape = "R", I32, .index_below = 'C'},
+      {.name = "class_weights", .shape = "C", OPTIONAL, .not_negative = true},
+      {.name = "scale", .shape = "1", F64, OPTIONAL},
+      {.name = "row_scale", .shape = "R", OPTIONAL}}},
+    {"cross_entropy_gradient",
+     call_cross_entropy_gradient,
+     7,
+     {{.name = "gradient", .shape = "RC", WRITTEN},
+      {.name = "losses", .shape = "R", WRITTEN},
+      {.name = "lse", .shape = "R", WRITTEN},
+      {.name = "totals", .shape = "2", F64, WRITTEN},
+      {.name = "logits", .shape = "RC"},
+      {.name = "targets", .shape = "R", I32, .index_below = 'C'},
+      {.name = "class_weights", .shape = "C", OPTIONAL, .not_negative = true}}},
+    {"squared_error_forward",
+     call_squared_error_forward,
+     4,
+     {{.name = "losses", .shape = "RC", WRITTEN, OPTIONAL},
+      {.name = "totals", .shape = "2", F64, WRITTEN},
+      {.name = "y", .shape = "RC"},
+      {.name = "target", .shape = "RC"}}},
+    {"squared_error_backward",
+     call_squared_error_backward,
+     5,
+     {{.name = "gradient", .shape = "RC", WRITTEN},
+      {.name = "y", .shape = "RC"},
+      {.name = "target", .shape = "RC"},
+      {.name = "scale", .shape = "1", F64, OPTIONAL},
+      {.name = "element_scale", .shape = "RC", OPTIONAL}}},
+    {"combine_totals",
+     call_combine_totals,
+     3,
+     {{.name = "combined", .shape = "2", F64, WRITTEN},
+      {.name = "scales", .shape = "J", F64, WRITTEN},
+      {.name = "totals", .shape = "J2", F64, .not_negative = true}}},
+    {"sgd",
+     call_sgd,
+     5,
+     {{.name = "parameters", .shape = "RC", WRITTEN},
+      {.name = "momentum_buffer", .shape = "RC", WRITTEN, OPTIONAL},
+      {.name = "gradients", .shape = "RC"},
+      {.name = "totals", .shape = "2", F64, OPTIONAL, .not_negative = true},
+      {.name = "square_norm", .shape = "1", F64, OPTIONAL, .not_negative = true}}},
+    {"adamw",
+     call_adamw,
+     6,
+     {{.name = "parameters", .shape = "RC", WRITTEN},
+      {.name = "m", .shape = "RC", WRITTEN},
+      {.name = "v", .shape = "RC", WRITTEN, .not_negative = true},
+      {.name = "gradients", .shape = "RC"},
+      {.name = "totals", .shape = "2", F64, OPTIONAL, .not_negative = true},
+      {.name = "square_norm", .shape = "1", F64, OPTIONAL, .not_negative = true}}},
+    {"square_norm",
+     call_square_norm,
+     2,
+     {{.name = "result", .shape = "1", F64, WRITTEN}, {.name = "x", .shape = "RC"}}},
+};
+
+const size_t operation_count = sizeof operations / sizeof operations[0];
