@@ -16,7 +16,7 @@ struct reading {
   bool modelled; /* not a cuda string */
   bool good;
   size_t devices;
-  unsigned __int128 bytes; /* 0: not given */
+  fuzz_wide bytes; /* 0: not given */
 };
 
 /* Takes `word` from the front of *text. */
@@ -28,16 +28,16 @@ static bool take(const char **text, const char *word) {
 }
 
 /* A run of digits; stops counting when it is out of reach of everything. */
-static bool take_digits(const char **text, unsigned __int128 *value, int *count) {
+static bool take_digits(const char **text, fuzz_wide *value, int *count) {
   *value = 0;
   *count = 0;
   for (; **text >= '0' && **text <= '9'; (*text)++, (*count)++) {
-    if (*value < (unsigned __int128)1 << 70) *value = *value * 10 + (unsigned)(**text - '0');
+    if (*value < (fuzz_wide)1 << 70) *value = *value * 10 + (**text - '0');
   }
   return *count > 0;
 }
 
-static unsigned __int128 take_unit(const char **text) {
+static fuzz_wide take_unit(const char **text) {
   static const struct {
     const char *name;
     uint64_t bytes;
@@ -52,21 +52,21 @@ static unsigned __int128 take_unit(const char **text) {
 }
 
 /* size = digits ["." digits] [unit]; digits behind the sixth after the point do not count. */
-static bool take_size(const char **text, unsigned __int128 *bytes) {
-  unsigned __int128 whole = 0, fraction = 0;
+static bool take_size(const char **text, fuzz_wide *bytes) {
+  fuzz_wide whole = 0, fraction = 0;
   uint64_t scale = 1;
   int digits = 0;
   if (!take_digits(text, &whole, &digits)) return false;
   if (take(text, ".")) {
     const char *first = *text;
-    unsigned __int128 ignored = 0;
+    fuzz_wide ignored = 0;
     if (!take_digits(text, &ignored, &digits)) return false;
     for (int i = 0; i < digits && i < 6; i++, scale *= 10) {
-      fraction = fraction * 10 + (unsigned)(first[i] - '0');
+      fraction = fraction * 10 + (first[i] - '0');
     }
   }
-  const unsigned __int128 unit = take_unit(text);
-  *bytes = whole * unit + fraction * unit / scale;
+  const fuzz_wide unit = take_unit(text);
+  *bytes = whole * unit + fraction * unit / (fuzz_wide)scale;
   return *bytes >= EK_MEMORY_UNIT && *bytes <= INT64_MAX;
 }
 
@@ -77,7 +77,7 @@ static struct reading read_spec(const char *text) {
     return it;
   }
   if (take(&text, ":")) {
-    unsigned __int128 devices = 0;
+    fuzz_wide devices = 0;
     int digits = 0;
     if (!take_digits(&text, &devices, &digits)) return it;
     if (devices < 1 || devices > EK_MAX_DEVICES) return it;

@@ -71,7 +71,7 @@ static void read_cut(struct cut *cut, struct fuzz_input *input) {
 /* ---- the model ---- */
 
 static bool legal_sizes(const struct cut *cut) {
-  __int128 total = 0;
+  fuzz_wide total = 0;
   for (size_t i = 0; i < cut->count; i++) {
     if (cut->sizes[i] < 0) return false;
     total += cut->sizes[i];
@@ -103,11 +103,11 @@ static bool legal(const struct cut *cut) {
 
 /* Rows of device i; never called for weights. */
 static int64_t expected_rows(const struct cut *cut, size_t i) {
-  const __int128 rows = cut->rows, count = (__int128)cut->count, at = (__int128)i;
+  const fuzz_wide rows = cut->rows, count = (fuzz_wide)cut->count, at = (fuzz_wide)i;
   const ek_scatter_kind kind = cut->with_options ? cut->options.kind : EK_SCATTER_EVEN;
   if (kind == EK_SCATTER_SIZES) return cut->sizes[i];
   if (kind == EK_SCATTER_EVEN) return (int64_t)(rows / count + (at < rows % count));
-  const __int128 chunk = (rows + count - 1) / count, left = rows - chunk * at;
+  const fuzz_wide chunk = (rows + count - 1) / count, left = rows - chunk * at;
   return (int64_t)(left <= 0 ? 0 : left < chunk ? left : chunk);
 }
 
