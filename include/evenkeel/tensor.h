@@ -18,7 +18,8 @@
  *     return status;
  *
  * A struct of zeros is "no tensor"; ek_tensor_exists() tells. A tensor may have no elements (a
- * shard without rows): it exists, and its data may be NULL.
+ * shard without rows): it exists and holds no memory. On a device its data is an address all the
+ * same, at which nothing is; on the host it may be NULL.
  */
 #ifndef EVENKEEL_TENSOR_H
 #define EVENKEEL_TENSOR_H

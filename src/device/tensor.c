@@ -76,8 +76,11 @@ ek_status ek_tensor_create(ek_tensor *tensor, ek_device *device, ek_memory_categ
   EK_TRY(measure(&bytes, "ek_tensor_create", type, rank, shape));
   ek_tensor result = {.device = device, .type = type};
   set_shape(&result, rank, shape);
+  struct ek__arena *arena = ek__device_arena(device);
+  /* A kernel that steps over rows of no elements computes addresses, and NULL + 0 is undefined. */
+  result.data = arena->base;
   if (bytes > 0) {
-    EK_TRY(ek__arena_take(&result.memory, ek__device_arena(device), category, (uint64_t)bytes));
+    EK_TRY(ek__arena_take(&result.memory, arena, category, (uint64_t)bytes));
     result.data = result.memory->address;
     result.memory->whole = 0;
   }
