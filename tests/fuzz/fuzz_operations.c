@@ -265,8 +265,9 @@ static void change_place(struct call *call, int i, struct fuzz_input *input) {
   }
   ek_tensor given = other->tensor;
   if (fuzz_one_in(input, 3)) {
-    if (count_of(other) != count_of(&call->piece[i]) || other->guard == 0) return;
-    given.data = (char *)given.data + ek_type_size(given.type) * (1 + fuzz_byte(input) % 2u);
+    const int64_t shift = 1 + fuzz_byte(input) % 2;
+    if (count_of(other) != count_of(&call->piece[i]) || count_of(other) <= shift) return;
+    given.data = (char *)given.data + ek_type_size(given.type) * (size_t)shift;
     call->apart = false;
   }
   call->piece[i].given = given;

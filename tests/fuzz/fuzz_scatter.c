@@ -52,7 +52,8 @@ static void read_weights(struct cut *cut, struct fuzz_input *input) {
 
 static void read_cut(struct cut *cut, struct fuzz_input *input) {
   static const size_t wrong_counts[] = {0, EK_MAX_DEVICES + 1, SIZE_MAX};
-  static const size_t wrong_sizes[] = {0, sizeof(ek_scatter_options) + 1, SIZE_MAX};
+  static const size_t odd_sizes[] = {0, sizeof(ek_scatter_options) + 1, SIZE_MAX, 7,
+                                     sizeof(size_t)};
   *cut = (struct cut){.options = EK_SCATTER_OPTIONS_INIT};
   cut->rows = read_rows(input);
   cut->count = 1 + (size_t)fuzz_choice(input, fuzz_one_in(input, 4) ? EK_MAX_DEVICES : 5);
@@ -65,7 +66,11 @@ static void read_cut(struct cut *cut, struct fuzz_input *input) {
   if (cut->options.kind == EK_SCATTER_WEIGHTS) read_weights(cut, input);
   if (!fuzz_one_in(input, 16)) cut->options.sizes = cut->sizes;
   if (!fuzz_one_in(input, 16)) cut->options.weights = cut->weights;
-  if (fuzz_one_in(input, 32)) cut->options.size = wrong_sizes[fuzz_choice(input, 3)];
+  if (fuzz_one_in(input, 32)) {
+    cut->options.size = odd_sizes[fuzz_choice(input, 5)];
+    /* An old program's: nothing else is read. */
+    if (cut->options.size == sizeof(size_t)) cut->options.kind = EK_SCATTER_EVEN;
+  }
 }
 
 /* ---- the model ---- */
@@ -91,7 +96,7 @@ static bool legal_weights(const struct cut *cut) {
 static bool legal(const struct cut *cut) {
   if (cut->rows < 0 || cut->count == 0 || cut->count > EK_MAX_DEVICES) return false;
   if (!cut->with_options) return true;
-  if (cut->options.size != sizeof cut->options) return false;
+  if (cut->options.size != sizeof cut->options) return cut->options.size == sizeof(size_t);
   switch (cut->options.kind) {
   case EK_SCATTER_EVEN:
   case EK_SCATTER_CHUNK: return true;

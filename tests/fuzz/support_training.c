@@ -115,8 +115,10 @@ unsigned char *fuzz_training_state(const struct fuzz_training *training, size_t 
   const size_t count = ek_data_parallel_model_parameter_count(training->model);
   for (size_t i = 0; i < count; i++) {
     const char *name = ek_data_parallel_model_parameter_name(training->model, i);
+    ek_parameter_info info;
+    FUZZ_OK(ek_replica_find(&info, ek_data_parallel_model_replica(training->model, 0), name));
     append(&bytes, size, training, name, -1);
-    if (ek_data_parallel_optimizer_steps(training->optimizer) == 0) continue;
+    if (info.buffer || ek_data_parallel_optimizer_steps(training->optimizer) == 0) continue;
     for (size_t s = 0; s < training->rule->states; s++) {
       append(&bytes, size, training, name, (long)s);
     }
