@@ -10,7 +10,7 @@
  *   - what failed inside the update lets no later step pass over replicas that differ;
  *   - when all is freed, the devices hold nothing.
  *
- * Another part makes modules, criteria and rules with counts and slots that cannot be.
+ * misbehaviour_construction.c makes modules, criteria and rules with counts and slots that cannot be.
  */
 #include <math.h>
 #include <stdio.h>
@@ -191,6 +191,10 @@ static void try_scene(struct fuzz_input *input) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   struct fuzz_input input = fuzz_input(data, size);
-  try_scene(&input);
+  if (fuzz_one_in(&input, 3)) {
+    misbehaviour_construction(&input);
+  } else {
+    try_scene(&input);
+  }
   return 0;
 }

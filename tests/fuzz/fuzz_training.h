@@ -6,7 +6,7 @@
 
 #include "fuzz_devices.h"
 
-enum { FUZZ_BATCH_TENSORS = 3 };
+enum { FUZZ_BATCH_TENSORS = EK_MAX_TENSORS };
 
 struct fuzz_training {
   ek_group *group;

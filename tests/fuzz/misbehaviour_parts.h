@@ -60,4 +60,7 @@ ek_status misbehaving_rule(ek_optimizer **rule);
 /* Frees what was leaked. */
 void misbehaviour_clean(void);
 
+/* Makes all three with numbers that may be wrong, and runs what was taken. */
+void misbehaviour_construction(struct fuzz_input *input);
+
 #endif /* MISBEHAVIOUR_PARTS_H */
