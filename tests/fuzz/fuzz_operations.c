@@ -1,5 +1,5 @@
 /*
- * fuzz_operations.c - one call of one public operation, with operands that may not fit.
+ * fuzz_operations.c - calls of public operations with operands that may not fit.
  *
  * Every operand is a view into the middle of a larger block, between two guards. The input chooses
  * sizes (also 0), contents, and up to three misfits: another type, shape, rank or device, an
@@ -488,11 +488,10 @@ static void read_call(struct call *call, struct fuzz_input *input) {
   if (misfits == 7 && fuzz_one_in(input, 8)) call->stream = NULL;
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+static void try_call(struct fuzz_input *input) {
   static struct call call;
-  struct fuzz_input input = fuzz_input(data, size);
   void *before[MOST_OPERANDS];
-  read_call(&call, &input);
+  read_call(&call, input);
   take_blocks(before, &call);
   ek_error_clear();
   const ek_status status = call.operation->call(call.stream, call.t, &call.parameters);
@@ -503,5 +502,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   free_blocks(before, &call);
   free_pieces(&call);
   fuzz_expect_nothing_held(call.group);
+}
+
+/* Several calls an input: so the few inputs that are kept reach most of what there is. */
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
+  enum { MOST_CALLS = 8 };
+  struct fuzz_input input = fuzz_input(data, size);
+  for (int i = 0; i < MOST_CALLS && (i == 0 || fuzz_left(&input) > 0); i++) try_call(&input);
   return 0;
 }
