@@ -14,6 +14,10 @@ const char *ek__op_shape_text(char text[EK__OP_SHAPE_TEXT], const ek_tensor *ten
     snprintf(text, EK__OP_SHAPE_TEXT, "one element");
     return text;
   }
+  if (tensor->rank < 0 || tensor->rank > EK_MAX_RANK) { /* a struct that somebody filled by hand */
+    snprintf(text, EK__OP_SHAPE_TEXT, "of rank %d", tensor->rank);
+    return text;
+  }
   size_t used = 0;
   for (int d = 0; d < tensor->rank && used < EK__OP_SHAPE_TEXT; d++) {
     const int wrote = snprintf(text + used, EK__OP_SHAPE_TEXT - used, "%s%" PRId64,
