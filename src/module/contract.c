@@ -132,6 +132,39 @@ static ek_status check_workspace(const ek_pass *pass) {
                       ek__ledger_size(size, sizeof size, now - before));
 }
 
+/* How many of the tensors lie in `memory`. */
+static int uses(const ek_memory *memory, const ek_tensor *tensors, size_t count) {
+  int found = 0;
+  for (size_t i = 0; i < count; i++) found += tensors[i].memory == memory;
+  return found;
+}
+
+/*
+ * Every tensor that is given holds a reference of its own. y = x holds none: then there are fewer
+ * than those of the tensors that were given, of what the function has saved, and of the caller, whose
+ * loan it is. Such a tensor is made none, or the caller's reference would be dropped with it.
+ */
+static ek_status check_references(const ek_pass *pass, const char *what, ek_tensor *given,
+                                  size_t count, const ek_tensor *loans, size_t loan_count) {
+  for (size_t i = 0; i < count; i++) {
+    const ek_memory *memory = given[i].memory;
+    if (memory == NULL) continue;
+    const bool lent = uses(memory, loans, loan_count) > 0;
+    int expected = uses(memory, given, count) + lent;
+    if (lent && pass->saved_count > pass->running.floor) {
+      expected +=
+          uses(memory, pass->saved + pass->running.floor, pass->saved_count - pass->running.floor);
+    }
+    if (ek_tensor_holders(&given[i]) >= expected) continue;
+    given[i] = (ek_tensor){0};
+    return ek_error_set(EK_ERR_STATE,
+                        "%s number %zu holds no reference: it is a copy of a struct, where "
+                        "ek_tensor_share() would have made a tensor",
+                        what, i);
+  }
+  return EK_OK;
+}
+
 static ek_status check_output(const ek_pass *pass, const struct ek__node *node, size_t index,
                               const ek_tensor *output) {
   if (!ek_tensor_exists(output)) {
@@ -158,7 +191,8 @@ static ek_status check_output(const ek_pass *pass, const struct ek__node *node, 
 }
 
 ek_status ek__check_forward(ek_pass *pass, const struct ek__node *node, size_t frame,
-                            const ek_tensor *outputs) {
+                            const ek_tensor *inputs, ek_tensor *outputs) {
+  EK_TRY(check_references(pass, "output", outputs, node->outputs, inputs, node->inputs));
   for (size_t i = 0; i < node->outputs; i++) {
     EK_TRY(check_output(pass, node, i, &outputs[i]));
   }
@@ -213,9 +247,13 @@ static ek_status check_grad_input(const ek_pass *pass, size_t index, const ek_te
 }
 
 ek_status ek__check_backward(const ek_pass *pass, const struct ek__node *node, size_t frame,
-                             const ek_tensor *grad_inputs) {
+                             const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
   const struct ek__extent *inputs =
       frame == EK__NO_FRAME ? NULL : &pass->extents[pass->frames[frame].extents];
+  if (grad_inputs != NULL) {
+    EK_TRY(check_references(pass, "the gradient of input", grad_inputs, node->inputs, grad_outputs,
+                            node->outputs));
+  }
   for (size_t i = 0; grad_inputs != NULL && i < node->inputs; i++) {
     EK_TRY(check_grad_input(pass, i, &grad_inputs[i], inputs == NULL ? NULL : &inputs[i]));
   }
@@ -229,8 +267,9 @@ void ek__name_failure(ek_pass *pass, const char *function, ek_status status, uin
   const uint64_t now = ek__error_number();
   if (now != before && now == pass->named) return;
   char path[EK__PATH_SIZE];
-  /* A function that failed without a word has left some older failure's message. */
+  /* A function that failed without a word has left some older failure's message, or none. */
+  const bool silent = now == before || ek_error_message()[0] == '\0';
   ek_error_set(status, "%s, %s: %s", ek__node_path(path, pass->running.node), function,
-               now == before ? ek_status_text(status) : ek_error_message());
+               silent ? ek_status_text(status) : ek_error_message());
   pass->named = ek__error_number();
 }

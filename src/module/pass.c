@@ -229,7 +229,7 @@ static ek_status run_forward(ek_pass *pass, const struct ek__node *node, const e
   pass->running = (struct ek__running){.node = node, .floor = saved, .frames = pass->frame_count};
   const uint64_t errors = ek__error_number();
   ek_status status = module->ops->forward(module, pass, inputs, outputs);
-  if (status == EK_OK) status = ek__check_forward(pass, node, frame, outputs);
+  if (status == EK_OK) status = ek__check_forward(pass, node, frame, inputs, outputs);
   if (status != EK_OK) {
     ek__name_failure(pass, "forward", status, errors);
     free_tensors(outputs, node->outputs);
@@ -252,7 +252,7 @@ static ek_status run_backward(ek_pass *pass, const struct ek__node *node,
       .frames = frame == EK__NO_FRAME ? pass->frame_count : frame + 1};
   const uint64_t errors = ek__error_number();
   ek_status status = module->ops->backward(module, pass, grad_outputs, grad_inputs);
-  if (status == EK_OK) status = ek__check_backward(pass, node, frame, grad_inputs);
+  if (status == EK_OK) status = ek__check_backward(pass, node, frame, grad_outputs, grad_inputs);
   if (status != EK_OK) {
     ek__name_failure(pass, "backward", status, errors);
     free_tensors(grad_inputs, node->inputs);
@@ -366,6 +366,7 @@ ek_status ek_pass_run_backward(ek_pass *pass, const ek_tensor *grad_outputs,
   const struct ek__node *root = pass->replica->layout.root;
   EK_TRY(ek__layout_check(&pass->replica->layout));
   EK_TRY(ek__check_tensors("ek_pass_run_backward", pass, grad_outputs, root->outputs));
+  EK_TRY(ek__check_grad_outputs(pass, ek__frame_find(pass, root), grad_outputs));
   pass->stage = EK__PASS_BROKEN;
   EK_TRY(run_backward(pass, root, grad_outputs, grad_inputs));
   const ek_status status = complete_rest(pass);

@@ -71,12 +71,12 @@ void ek__frame_drop(ek_pass *pass, size_t frame);
 
 /* What the running module's forward has given and left behind; its frame learns the outputs. */
 ek_status ek__check_forward(ek_pass *pass, const struct ek__node *node, size_t frame,
-                            const ek_tensor *outputs);
+                            const ek_tensor *inputs, ek_tensor *outputs);
 /* What its caller hands to a backward, and that the stack is as its forward left it. */
 ek_status ek__check_grad_outputs(const ek_pass *pass, size_t frame, const ek_tensor *grad_outputs);
 /* What the backward has given and left behind. */
 ek_status ek__check_backward(const ek_pass *pass, const struct ek__node *node, size_t frame,
-                             const ek_tensor *grad_inputs);
+                             const ek_tensor *grad_outputs, ek_tensor *grad_inputs);
 
 /*
  * Puts the running module's path and kind before the message of a failure, unless a module within

@@ -24,6 +24,8 @@ enum fault {
   HOST_OUTPUT,
   OTHER_DEVICE_OUTPUT,
   OTHER_TYPE_OUTPUT,
+  COPIED_OUTPUT,
+  DROPPED_OUTPUT,
   FORWARD_WORKSPACE,
   TAKES_IN_FORWARD,
   FAILS,
@@ -35,6 +37,7 @@ enum fault {
   OTHER_TYPE_GRADIENT,
   OTHER_SHAPE_GRADIENT,
   SHORT_GRADIENT,
+  COPIED_GRADIENT,
   TAKES_TOO_LITTLE,
   TAKES_TOO_MUCH,
   BACKWARD_WORKSPACE,
@@ -86,6 +89,12 @@ static ek_status fiend_forward(const ek_module *self, ek_pass *pass, const ek_te
   case HOST_OUTPUT: return ek_tensor_host(&outputs[0], host_numbers, x->type, x->rank, x->shape);
   case OTHER_DEVICE_OUTPUT: return on_other_device(&outputs[0], pass, x);
   case OTHER_TYPE_OUTPUT: return ek_pass_output(&outputs[0], pass, EK_F64, x->rank, x->shape);
+  case COPIED_OUTPUT: outputs[0] = *x; return EK_OK;
+  case DROPPED_OUTPUT:
+    EK_TRY(ek_pass_output(&outputs[0], pass, x->type, x->rank, x->shape));
+    taken = outputs[0];
+    ek_tensor_free(&taken);
+    return EK_OK;
   case FORWARD_WORKSPACE: EK_TRY(leak(pass)); break;
   case TAKES_IN_FORWARD:
     for (int i = 0; i < 3; i++) {
@@ -125,6 +134,7 @@ static ek_status fiend_backward(const ek_module *self, ek_pass *pass, const ek_t
   case OTHER_TYPE_GRADIENT:
     return ek_pass_output(&grad_inputs[0], pass, EK_F64, dy->rank, dy->shape);
   case OTHER_SHAPE_GRADIENT: return ek_pass_output(&grad_inputs[0], pass, dy->type, 2, turned);
+  case COPIED_GRADIENT: grad_inputs[0] = *dy; return EK_OK;
   case SHORT_GRADIENT: return ek_pass_output(&grad_inputs[0], pass, dy->type, 2, fewer);
   default: return ek_tensor_share(&grad_inputs[0], dy);
   }
@@ -236,6 +246,8 @@ static const struct {
     {HOST_OUTPUT, EK_ERR_DEVICE, "forward", "output number 0 is in host memory, expected on "},
     {OTHER_DEVICE_OUTPUT, EK_ERR_DEVICE, "forward", "output number 0 is on "},
     {OTHER_TYPE_OUTPUT, EK_ERR_TYPE, "forward", "output number 0 is f64, expected f32"},
+    {COPIED_OUTPUT, EK_ERR_STATE, "forward", "output number 0 holds no reference"},
+    {DROPPED_OUTPUT, EK_ERR_STATE, "forward", "output number 0 holds no reference"},
     {FORWARD_WORKSPACE, EK_ERR_STATE, "forward", "512 B of workspace were not freed"},
     {TAKES_IN_FORWARD, EK_ERR_STATE, "forward", "it takes more tensors back than it saved"},
     {FAILS, EK_ERR_IO, "forward", "the disk is gone"},
@@ -248,6 +260,7 @@ static const struct {
      "the gradient of input number 0 is f64, expected f32"},
     {OTHER_SHAPE_GRADIENT, EK_ERR_SHAPE, "backward", "the gradient of input number 0 is [4 x "},
     {SHORT_GRADIENT, EK_ERR_SHAPE, "backward", " x 4], expected ["},
+    {COPIED_GRADIENT, EK_ERR_STATE, "backward", "input number 0 holds no reference"},
     {TAKES_TOO_LITTLE, EK_ERR_STATE, "backward", "it left saved tensors behind (activations): 1"},
     {TAKES_TOO_MUCH, EK_ERR_STATE, "backward", "it takes more tensors back than it saved"},
     {BACKWARD_WORKSPACE, EK_ERR_STATE, "backward", "512 B of workspace were not freed"},
