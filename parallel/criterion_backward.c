@@ -256,6 +256,7 @@ ek_status ek_data_parallel_criterion_backward(ek_data_parallel_criterion *parall
   if (parallel == NULL || model == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "criterion backward: an argument is NULL");
   }
+  EK__MODEL_ENTER(parallel->model, "criterion backward");
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_criterion_backward_options"));
   EK_TRY(check_backward(parallel, model, &o));
   const bool keeps_terms = ek__criterion_keeps_terms(parallel);

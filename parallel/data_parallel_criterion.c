@@ -240,6 +240,7 @@ ek_status ek_data_parallel_criterion_forward(ek_data_parallel_criterion *paralle
   if (parallel == NULL || outputs == NULL || targets == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "criterion forward: an argument is NULL");
   }
+  EK__MODEL_ENTER(parallel->model, "criterion forward");
   EK_TRY(check_forward(parallel, outputs, output_count, target_count));
   EK_TRY(ek__targets_check(parallel->model, outputs, targets, target_count));
   begin_forward(parallel, outputs);
@@ -262,6 +263,7 @@ ek_status ek_data_parallel_criterion_forward_shards(ek_data_parallel_criterion *
   if (parallel == NULL || outputs == NULL || targets == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "criterion forward: an argument is NULL");
   }
+  EK__MODEL_ENTER(parallel->model, "criterion forward");
   EK_TRY(check_forward(parallel, outputs, output_count, target_count));
   EK_TRY(ek__target_shards_check(parallel->model, outputs, targets, target_count));
   begin_forward(parallel, outputs);
@@ -283,6 +285,7 @@ ek_status ek_data_parallel_criterion_loss(double *loss, double *weight,
   if (loss == NULL || parallel == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "criterion loss: an argument is NULL");
   }
+  EK__MODEL_ENTER(parallel->model, "criterion loss");
   EK_TRY(ek__model_check(parallel->model));
   if (!parallel->has_loss) {
     return ek_error_set(EK_ERR_STATE, "criterion loss: no forward has come before it");
@@ -304,6 +307,7 @@ ek_status ek_data_parallel_criterion_losses(ek_shards *losses,
   if (losses == NULL || parallel == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "criterion losses: an argument is NULL");
   }
+  EK__MODEL_ENTER(parallel->model, "criterion losses");
   EK_TRY(ek__model_check(parallel->model));
   if (!parallel->has_forward || parallel->criterion->reduction != EK_REDUCTION_NONE) {
     return ek_error_set(EK_ERR_STATE,

@@ -202,6 +202,7 @@ ek_status ek_data_parallel_model_discard(ek_data_parallel_model *model) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                         "ek_data_parallel_model_discard: model may not be NULL");
   }
+  EK__MODEL_ENTER(model, "discard");
   EK_TRY(ek__model_check(model));
   ek__model_end_step(model, false);
   return EK_OK;

@@ -297,6 +297,7 @@ ek_status ek_data_parallel_optimizer_step(ek_data_parallel_optimizer *parallel,
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "optimizer step: optimizer may not be NULL");
   }
   ek_data_parallel_model *model = parallel->model;
+  EK__MODEL_ENTER(model, "optimizer step");
   ek_step_result read = {0};
   ek_status status = EK_OK;
   EK_TRY(ek__model_check(model));
@@ -331,6 +332,7 @@ ek_status ek_data_parallel_optimizer_set_learning_rate(ek_data_parallel_optimize
   if (parallel == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "set_learning_rate: optimizer may not be NULL");
   }
+  EK__MODEL_ENTER(parallel->model, "set_learning_rate");
   EK_TRY(ek__model_check(parallel->model));
   return ek_schedule_constant(&parallel->schedule, learning_rate);
 }
@@ -346,6 +348,7 @@ ek_status ek_data_parallel_optimizer_state(const ek_data_parallel_optimizer *par
                         "optimizer state: an argument is NULL, or there is no state number %zu",
                         state);
   }
+  EK__MODEL_ENTER(parallel->model, "optimizer state");
   EK_TRY(ek__model_check(parallel->model));
   if (parallel->steps == 0) {
     return ek_error_set(EK_ERR_STATE, "optimizer state: no step has been taken");

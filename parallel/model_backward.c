@@ -160,6 +160,7 @@ ek_status ek_data_parallel_model_backward(ek_data_parallel_model *model, const e
   if (model == NULL || gradients == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "backward: an argument is NULL");
   }
+  EK__MODEL_ENTER(model, "backward");
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_backward_options"));
   EK_TRY(check_backward(model, gradients, count, &o));
   ek_status status = EK_OK;

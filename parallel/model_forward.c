@@ -251,6 +251,7 @@ ek_status ek_data_parallel_model_forward(ek_data_parallel_model *model, ek_shard
   if (model == NULL || outputs == NULL || inputs == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "forward: an argument is NULL");
   }
+  EK__MODEL_ENTER(model, "forward");
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_forward_options"));
   size_t lead = 0;
   EK_TRY(check_call(model, input_count, &o));
@@ -276,6 +277,7 @@ ek_status ek_data_parallel_model_forward_shards(ek_data_parallel_model *model, e
   if (model == NULL || outputs == NULL || inputs == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "forward: an argument is NULL");
   }
+  EK__MODEL_ENTER(model, "forward");
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_forward_options"));
   size_t lead = 0;
   EK_TRY(check_call(model, input_count, &o));

@@ -59,6 +59,7 @@ ek_status ek_data_parallel_model_get(const ek_data_parallel_model *model, const 
                                      ek_tensor *host) {
   ek_parameter_info info;
   EK_TRY(check("get", model, name, host));
+  EK__MODEL_ENTER(model, "get");
   EK_TRY(ek_replica_find(&info, model->replicas[0], name));
   EK_TRY(check_host("get", &info, host));
   return ek_tensor_copy(host, &info.value);
@@ -68,6 +69,7 @@ ek_status ek_data_parallel_model_set(ek_data_parallel_model *model, const char *
                                      const ek_tensor *host) {
   ek_parameter_info info;
   EK_TRY(check("set", model, name, host));
+  EK__MODEL_ENTER(model, "set");
   EK_TRY(ek_replica_find(&info, model->replicas[0], name));
   EK_TRY(check_host("set", &info, host));
   /* As with an update: a copy that fails may leave the devices apart. */
@@ -124,6 +126,7 @@ ek_status ek_data_parallel_model_gradient(const ek_data_parallel_model *model, c
                                           ek_tensor *host) {
   ek_parameter_info info;
   EK_TRY(check("gradient", model, name, host));
+  EK__MODEL_ENTER(model, "gradient");
   EK_TRY(ek_replica_find(&info, model->replicas[0], name));
   if (info.buffer) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "gradient: %s is a buffer", info.name);

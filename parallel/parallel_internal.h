@@ -11,6 +11,7 @@
 #include <evenkeel/pass.h>
 #include <evenkeel/reduce.h>
 
+#include "core/owner.h"
 #include "device/device_internal.h"
 
 /* What the gradients of the running step are. */
@@ -21,6 +22,7 @@ enum ek__step_stage {
 };
 
 struct ek_data_parallel_model {
+  struct ek__owner owner; /* of the model, and of the criteria and optimizers opened for it */
   ek_group *group;
   size_t count;
   ek_module *module;
@@ -59,6 +61,11 @@ struct ek_data_parallel_model {
   atomic_bool torn;
   struct ek__abortable watch;
 };
+
+/* Among the first lines of every public function that works on a model or on what was opened for
+ * it: EK_ERR_STATE while another thread is in one of them. */
+#define EK__MODEL_ENTER(model, who)                                                                \
+  EK__OWNER_ENTER((struct ek__owner *)(uintptr_t) & (model)->owner, who, "the model")
 
 /* ---- model_torn.c ---- */
 

@@ -20,7 +20,8 @@
  * where they were saved. Where devices work by themselves (cuda) the failure may come to light in a
  * later call, which returns it; from the next call on it is EK_ERR_TORN.
  *
- * The functions here are called from one thread, which is not a worker.
+ * A model, and the criteria and optimizers opened for it, belong to one thread at a time, which is
+ * not a worker: while one is in a function of theirs, another gets EK_ERR_STATE.
  */
 #ifndef EVENKEEL_DATA_PARALLEL_MODEL_H
 #define EVENKEEL_DATA_PARALLEL_MODEL_H

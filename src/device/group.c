@@ -94,6 +94,7 @@ void ek__group_attach(ek_group *group, struct ek__abortable *abortable) {
 }
 
 void ek__group_detach(ek_group *group, struct ek__abortable *abortable) {
+  if (ek__group_of_parent(group)) return;
   pthread_mutex_lock(&group->mutex);
   struct ek__abortable **link = &group->abortables;
   while (*link != NULL && *link != abortable) link = &(*link)->next;

@@ -4,8 +4,10 @@
  */
 #include <pthread.h>
 #include <semaphore.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include <evenkeel/evenkeel.h>
 
@@ -121,6 +123,56 @@ START_TEST(a_group_at_work_is_not_closed) {
 }
 END_TEST
 
+/* ---- a model ---- */
+
+struct intruder {
+  struct ck_training *training;
+  const struct ck_batch *batch;
+  atomic_bool *stop;
+  atomic_int *refused;
+};
+
+/* Steps again and again in a model in which another thread does the same. */
+static void *intrude(void *argument) {
+  struct intruder *it = argument;
+  while (!atomic_load(it->stop)) {
+    if (ck_training_step(it->training, it->batch, NULL) == EK_OK) continue;
+    if (strstr(ek_error_message(), "another thread is using the model") != NULL) {
+      atomic_fetch_add(it->refused, 1);
+    }
+  }
+  return NULL;
+}
+
+/* Two threads that do not know of each other spoil each other's steps, and are told so. */
+START_TEST(a_model_belongs_to_one_thread) {
+  const struct timespec moment = {.tv_nsec = 1000000};
+  const struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:2", EK_MODE_SHARDED);
+  struct ck_training training;
+  atomic_bool stop = false;
+  atomic_int refused = 0;
+  ek_group *group = ck_open(setup.spec, 1);
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 5, 0.2, 1);
+  ck_ok(ck_training_try(&training, &setup, group));
+  struct intruder intruder = {&training, &batch, &stop, &refused};
+  pthread_t threads[2];
+  int started = 0;
+  while (started < 2 && pthread_create(&threads[started], NULL, intrude, &intruder) == 0) {
+    started++;
+  }
+  for (int i = 0; i < 20000 && atomic_load(&refused) == 0; i++) (void)nanosleep(&moment, NULL);
+  atomic_store(&stop, true);
+  for (int i = 0; i < started; i++) (void)pthread_join(threads[i], NULL);
+  ck_assert_int_eq(started, 2);
+  ck_assert_int_gt(atomic_load(&refused), 0);
+  ck_ok(ek_data_parallel_model_discard(training.model));
+  ck_ok(ck_training_step(&training, &batch, NULL));
+  ck_training_close(&training);
+  ck_batch_free(&batch);
+  ck_ok(ek_group_close(group));
+}
+END_TEST
+
 static Suite *make_suite(void) {
   Suite *suite = suite_create("misuse");
   TCase *ends = ck_case(suite, "the end");
@@ -128,6 +180,7 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(ends, a_model_keeps_its_group, 0, CK_MODES);
   tcase_add_test(ends, a_worker_does_not_close_its_group);
   tcase_add_test(ends, a_group_at_work_is_not_closed);
+  tcase_add_test(ck_case(suite, "a model"), a_model_belongs_to_one_thread);
   return suite;
 }
 
