@@ -15,6 +15,8 @@
  *     scatter.h, gather.h, replicate.h, apply.h, reduce.h, communicator.h
  *                  the parts that data parallelism is made of
  *     fault.h, host_memory.h                     failures on purpose, for tests of a program
+ *
+ * What is refused of threads, fork(), order and ownership, and what cannot be seen: docs/misuse.md.
  */
 #ifndef EVENKEEL_EVENKEEL_H
 #define EVENKEEL_EVENKEEL_H
