@@ -158,46 +158,55 @@ struct ek__reduce_args { /* every destination[j][i] = sum over s of sources[s][i
   ek_type type; /* f32, f64 */
 };
 
-/* ---- kernels ---- */
+/* ---- kernels ----
+ *
+ * The one list of them. KERNEL(name, arguments) makes the slot `name` here and, in every backend
+ * that computes, the prototype of its function for it and the entry of its table: a kernel that a
+ * backend has not does not compile or link. OPTIONAL(name, arguments) makes the slot alone, which a
+ * table may leave NULL.
+ */
 
-struct ek__kernels { /* required, but for what is said to be optional */
-  ek_status (*zero)(ek_stream *stream, void *y, size_t bytes);
-  ek_status (*copy)(ek_stream *stream, void *y, const void *x, size_t bytes);
-  ek_status (*fill)(ek_stream *stream, const struct ek__elementwise_args *args);
-  ek_status (*add)(ek_stream *stream, const struct ek__elementwise_args *args);
-  ek_status (*scale)(ek_stream *stream, const struct ek__elementwise_args *args);
-  ek_status (*relu_forward)(ek_stream *stream,
-                            const struct ek__elementwise_args *args); /* y, a=x */
-  ek_status (*relu_backward)(ek_stream *stream,
-                             const struct ek__elementwise_args *args); /* y=dx, a=dy, b=y */
-  ek_status (*add_bias)(ek_stream *stream, const struct ek__matrix_args *args);
-  ek_status (*column_sum)(ek_stream *stream, const struct ek__matrix_args *args);
-  ek_status (*gelu_forward)(ek_stream *stream, const struct ek__gelu_args *args);
-  ek_status (*gelu_backward)(ek_stream *stream, const struct ek__gelu_args *args);
-  ek_status (*dropout)(ek_stream *stream, const struct ek__dropout_args *args);
-  ek_status (*matmul)(ek_stream *stream, const struct ek__matmul_args *args);
-  /* (optional) fallback: matmul, gelu_forward, gelu_backward, column_sum; also where *done, false
-   * before, stays false: the backend has nothing for these arguments and has queued nothing. */
-  ek_status (*matmul_fused)(bool *done, ek_stream *stream, const struct ek__fused_args *args);
-  ek_status (*layer_norm_forward)(ek_stream *stream, const struct ek__layer_norm_args *args);
-  ek_status (*layer_norm_backward)(ek_stream *stream, const struct ek__layer_norm_args *args);
-  ek_status (*lookup_forward)(ek_stream *stream, const struct ek__lookup_args *args);
-  ek_status (*lookup_backward)(ek_stream *stream, const struct ek__lookup_args *args);
-  ek_status (*positions_backward)(ek_stream *stream, const struct ek__lookup_args *args);
-  ek_status (*attention_forward)(ek_stream *stream, const struct ek__attention_args *args);
-  ek_status (*attention_backward)(ek_stream *stream, const struct ek__attention_args *args);
-  ek_status (*cross_entropy_forward)(ek_stream *stream, const struct ek__loss_args *args);
-  ek_status (*cross_entropy_backward)(ek_stream *stream, const struct ek__loss_args *args);
-  /* forward, then backward */
-  ek_status (*cross_entropy_gradient)(ek_stream *stream, const struct ek__loss_args *args);
-  ek_status (*squared_error_forward)(ek_stream *stream, const struct ek__loss_args *args);
-  ek_status (*squared_error_backward)(ek_stream *stream, const struct ek__loss_args *args);
-  ek_status (*combine_totals)(ek_stream *stream, const struct ek__combine_args *args);
-  ek_status (*sgd)(ek_stream *stream, const struct ek__update_args *args);
-  ek_status (*adamw)(ek_stream *stream, const struct ek__update_args *args);
-  /* *result = beta * *result + sum of a^2; y is a double, value is beta */
-  ek_status (*square_norm)(ek_stream *stream, const struct ek__elementwise_args *args);
-  ek_status (*reduce)(ek_stream *stream, const struct ek__reduce_args *args);
+#define EK__ARGS(kind) (ek_stream * stream, const struct ek__##kind##_args *args)
+
+#define EK__KERNEL_LIST(KERNEL, OPTIONAL)                                                          \
+  KERNEL(zero, (ek_stream * stream, void *y, size_t bytes))                                        \
+  KERNEL(copy, (ek_stream * stream, void *y, const void *x, size_t bytes))                         \
+  KERNEL(fill, EK__ARGS(elementwise))                                                              \
+  KERNEL(add, EK__ARGS(elementwise))                                                               \
+  KERNEL(scale, EK__ARGS(elementwise))                                                             \
+  KERNEL(relu_forward, EK__ARGS(elementwise))  /* a = x */                                         \
+  KERNEL(relu_backward, EK__ARGS(elementwise)) /* y = dx, a = dy, b = y */                         \
+  KERNEL(add_bias, EK__ARGS(matrix))                                                               \
+  KERNEL(column_sum, EK__ARGS(matrix))                                                             \
+  KERNEL(gelu_forward, EK__ARGS(gelu))                                                             \
+  KERNEL(gelu_backward, EK__ARGS(gelu))                                                            \
+  KERNEL(dropout, EK__ARGS(dropout))                                                               \
+  KERNEL(matmul, EK__ARGS(matmul))                                                                 \
+  /* Fallback: matmul, gelu_forward, gelu_backward, column_sum; also where *done, false before,    \
+   * stays false: the backend has nothing for these arguments and has queued nothing. */           \
+  OPTIONAL(matmul_fused, (bool *done, ek_stream *stream, const struct ek__fused_args *args))       \
+  KERNEL(layer_norm_forward, EK__ARGS(layer_norm))                                                 \
+  KERNEL(layer_norm_backward, EK__ARGS(layer_norm))                                                \
+  KERNEL(lookup_forward, EK__ARGS(lookup))                                                         \
+  KERNEL(lookup_backward, EK__ARGS(lookup))                                                        \
+  KERNEL(positions_backward, EK__ARGS(lookup))                                                     \
+  KERNEL(attention_forward, EK__ARGS(attention))                                                   \
+  KERNEL(attention_backward, EK__ARGS(attention))                                                  \
+  KERNEL(cross_entropy_forward, EK__ARGS(loss))                                                    \
+  KERNEL(cross_entropy_backward, EK__ARGS(loss))                                                   \
+  KERNEL(cross_entropy_gradient, EK__ARGS(loss)) /* forward, then backward */                      \
+  KERNEL(squared_error_forward, EK__ARGS(loss))                                                    \
+  KERNEL(squared_error_backward, EK__ARGS(loss))                                                   \
+  KERNEL(combine_totals, EK__ARGS(combine))                                                        \
+  KERNEL(sgd, EK__ARGS(update))                                                                    \
+  KERNEL(adamw, EK__ARGS(update))                                                                  \
+  KERNEL(square_norm, EK__ARGS(elementwise)) /* y is a double: value * y + the sum of a^2 */       \
+  KERNEL(reduce, EK__ARGS(reduce))
+
+struct ek__kernels {
+#define EK__SLOT(name, arguments) ek_status(*name) arguments;
+  EK__KERNEL_LIST(EK__SLOT, EK__SLOT)
+#undef EK__SLOT
 };
 
 /* ---- the backend ---- */

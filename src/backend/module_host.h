@@ -12,9 +12,12 @@
 
 #include "backend/backend.h"
 
+/* Of the tables that the module gives: a slot more or less on one side shows. */
+#define EK__BACKEND_SIZE (sizeof(struct ek__backend) + sizeof(struct ek__kernels))
+
 struct ek__module_host {
   size_t size;         /* sizeof this struct */
-  size_t backend_size; /* sizeof(struct ek__backend) */
+  size_t backend_size; /* EK__BACKEND_SIZE */
   const char *version; /* EK_VERSION_STRING */
   ek_status (*error_set)(ek_status status, const char *format, ...) EK_PRINTF(2, 3);
   const char *(*error_message)(void);

@@ -31,7 +31,7 @@
 #endif
 
 static const struct ek__module_host host = {.size = sizeof host,
-                                            .backend_size = sizeof(struct ek__backend),
+                                            .backend_size = EK__BACKEND_SIZE,
                                             .version = EK_VERSION_STRING,
                                             .error_set = ek_error_set,
                                             .error_message = ek_error_message,

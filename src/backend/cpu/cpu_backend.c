@@ -13,37 +13,8 @@
 #include <unistd.h>
 
 static const struct ek__kernels kernels = {
-    .zero = ek__cpu_zero,
-    .copy = ek__cpu_copy,
-    .fill = ek__cpu_fill,
-    .add = ek__cpu_add,
-    .scale = ek__cpu_scale,
-    .relu_forward = ek__cpu_relu_forward,
-    .relu_backward = ek__cpu_relu_backward,
-    .add_bias = ek__cpu_add_bias,
-    .column_sum = ek__cpu_column_sum,
-    .gelu_forward = ek__cpu_gelu_forward,
-    .gelu_backward = ek__cpu_gelu_backward,
-    .dropout = ek__cpu_dropout,
-    .matmul = ek__cpu_matmul,
-    .layer_norm_forward = ek__cpu_layer_norm_forward,
-    .layer_norm_backward = ek__cpu_layer_norm_backward,
-    .lookup_forward = ek__cpu_lookup_forward,
-    .lookup_backward = ek__cpu_lookup_backward,
-    .positions_backward = ek__cpu_positions_backward,
-    .attention_forward = ek__cpu_attention_forward,
-    .attention_backward = ek__cpu_attention_backward,
-    .cross_entropy_forward = ek__cpu_cross_entropy_forward,
-    .cross_entropy_backward = ek__cpu_cross_entropy_backward,
-    .cross_entropy_gradient = ek__cpu_cross_entropy_gradient,
-    .squared_error_forward = ek__cpu_squared_error_forward,
-    .squared_error_backward = ek__cpu_squared_error_backward,
-    .combine_totals = ek__cpu_combine_totals,
-    .sgd = ek__cpu_sgd,
-    .adamw = ek__cpu_adamw,
-    .square_norm = ek__cpu_square_norm,
-    .reduce = ek__cpu_reduce,
-};
+#define ENTRY(name, arguments) .name = ek__cpu_##name,
+    EK__KERNEL_LIST(ENTRY, EK__CPU_NOTHING)};
 
 /* ---- streams ---- */
 

@@ -38,59 +38,20 @@ ek_status ek__cpu_copy(ek_stream *stream, void *y, const void *x, size_t bytes) 
   return EK_OK;
 }
 
-ek_status ek__cpu_fill(ek_stream *stream, const struct ek__elementwise_args *args) {
-  ek__cpu_range(stream, ek__cpu_functions(args->type)->fill, args, args->count, EK__CPU_LEAST);
-  return EK_OK;
-}
+/* ek__cpu_<name>: its range functions over `count`, at least `least` for each thread. */
+#define RANGE(name, kind, count, least)                                                            \
+  ek_status ek__cpu_##name EK__ARGS(kind) {                                                        \
+    ek__cpu_range(stream, ek__cpu_functions(args->type)->name, args, count, least);                \
+    return EK_OK;                                                                                  \
+  }
 
-ek_status ek__cpu_add(ek_stream *stream, const struct ek__elementwise_args *args) {
-  ek__cpu_range(stream, ek__cpu_functions(args->type)->add, args, args->count, EK__CPU_LEAST);
-  return EK_OK;
-}
-
-ek_status ek__cpu_scale(ek_stream *stream, const struct ek__elementwise_args *args) {
-  ek__cpu_range(stream, ek__cpu_functions(args->type)->scale, args, args->count, EK__CPU_LEAST);
-  return EK_OK;
-}
-
-ek_status ek__cpu_relu_forward(ek_stream *stream, const struct ek__elementwise_args *args) {
-  ek__cpu_range(stream, ek__cpu_functions(args->type)->relu_forward, args, args->count,
-                EK__CPU_LEAST);
-  return EK_OK;
-}
-
-ek_status ek__cpu_relu_backward(ek_stream *stream, const struct ek__elementwise_args *args) {
-  ek__cpu_range(stream, ek__cpu_functions(args->type)->relu_backward, args, args->count,
-                EK__CPU_LEAST);
-  return EK_OK;
-}
-
-ek_status ek__cpu_add_bias(ek_stream *stream, const struct ek__matrix_args *args) {
-  ek__cpu_range(stream, ek__cpu_functions(args->type)->add_bias, args, args->rows,
-                ek__cpu_least_rows(args->columns));
-  return EK_OK;
-}
-
-ek_status ek__cpu_column_sum(ek_stream *stream, const struct ek__matrix_args *args) {
-  ek__cpu_range(stream, ek__cpu_functions(args->type)->column_sum, args, args->columns,
-                ek__cpu_least_columns(args->rows));
-  return EK_OK;
-}
-
-ek_status ek__cpu_gelu_forward(ek_stream *stream, const struct ek__gelu_args *args) {
-  ek__cpu_range(stream, ek__cpu_functions(args->type)->gelu_forward, args, args->rows,
-                ek__cpu_least_rows(args->columns));
-  return EK_OK;
-}
-
-ek_status ek__cpu_gelu_backward(ek_stream *stream, const struct ek__gelu_args *args) {
-  ek__cpu_range(stream, ek__cpu_functions(args->type)->gelu_backward, args,
-                args->rows * args->columns, EK__CPU_LEAST);
-  return EK_OK;
-}
-
-ek_status ek__cpu_dropout(ek_stream *stream, const struct ek__dropout_args *args) {
-  ek__cpu_range(stream, ek__cpu_functions(args->type)->dropout, args,
-                args->samples * args->per_sample, EK__CPU_LEAST);
-  return EK_OK;
-}
+RANGE(fill, elementwise, args->count, EK__CPU_LEAST)
+RANGE(add, elementwise, args->count, EK__CPU_LEAST)
+RANGE(scale, elementwise, args->count, EK__CPU_LEAST)
+RANGE(relu_forward, elementwise, args->count, EK__CPU_LEAST)
+RANGE(relu_backward, elementwise, args->count, EK__CPU_LEAST)
+RANGE(add_bias, matrix, args->rows, ek__cpu_least_rows(args->columns))
+RANGE(column_sum, matrix, args->columns, ek__cpu_least_columns(args->rows))
+RANGE(gelu_forward, gelu, args->rows, ek__cpu_least_rows(args->columns))
+RANGE(gelu_backward, gelu, args->rows * args->columns, EK__CPU_LEAST)
+RANGE(dropout, dropout, args->samples * args->per_sample, EK__CPU_LEAST)

@@ -179,37 +179,10 @@ void ek__cpu_memory_release(void *base, uint64_t bytes);
 /* EK_OK if the system gives so many bytes now; they are given back. */
 ek_status ek__cpu_memory_probe(uint64_t bytes);
 
-/* ---- the kernels of the table ---- */
+/* ---- the kernels of the table: ek__cpu_<name>, each in one of cpu_*.c ---- */
 
-ek_status ek__cpu_zero(ek_stream *stream, void *y, size_t bytes);
-ek_status ek__cpu_copy(ek_stream *stream, void *y, const void *x, size_t bytes);
-ek_status ek__cpu_fill(ek_stream *stream, const struct ek__elementwise_args *args);
-ek_status ek__cpu_add(ek_stream *stream, const struct ek__elementwise_args *args);
-ek_status ek__cpu_scale(ek_stream *stream, const struct ek__elementwise_args *args);
-ek_status ek__cpu_relu_forward(ek_stream *stream, const struct ek__elementwise_args *args);
-ek_status ek__cpu_relu_backward(ek_stream *stream, const struct ek__elementwise_args *args);
-ek_status ek__cpu_add_bias(ek_stream *stream, const struct ek__matrix_args *args);
-ek_status ek__cpu_column_sum(ek_stream *stream, const struct ek__matrix_args *args);
-ek_status ek__cpu_gelu_forward(ek_stream *stream, const struct ek__gelu_args *args);
-ek_status ek__cpu_gelu_backward(ek_stream *stream, const struct ek__gelu_args *args);
-ek_status ek__cpu_dropout(ek_stream *stream, const struct ek__dropout_args *args);
-ek_status ek__cpu_matmul(ek_stream *stream, const struct ek__matmul_args *args);
-ek_status ek__cpu_layer_norm_forward(ek_stream *stream, const struct ek__layer_norm_args *args);
-ek_status ek__cpu_layer_norm_backward(ek_stream *stream, const struct ek__layer_norm_args *args);
-ek_status ek__cpu_lookup_forward(ek_stream *stream, const struct ek__lookup_args *args);
-ek_status ek__cpu_lookup_backward(ek_stream *stream, const struct ek__lookup_args *args);
-ek_status ek__cpu_positions_backward(ek_stream *stream, const struct ek__lookup_args *args);
-ek_status ek__cpu_attention_forward(ek_stream *stream, const struct ek__attention_args *args);
-ek_status ek__cpu_attention_backward(ek_stream *stream, const struct ek__attention_args *args);
-ek_status ek__cpu_cross_entropy_forward(ek_stream *stream, const struct ek__loss_args *args);
-ek_status ek__cpu_cross_entropy_backward(ek_stream *stream, const struct ek__loss_args *args);
-ek_status ek__cpu_cross_entropy_gradient(ek_stream *stream, const struct ek__loss_args *args);
-ek_status ek__cpu_squared_error_forward(ek_stream *stream, const struct ek__loss_args *args);
-ek_status ek__cpu_squared_error_backward(ek_stream *stream, const struct ek__loss_args *args);
-ek_status ek__cpu_combine_totals(ek_stream *stream, const struct ek__combine_args *args);
-ek_status ek__cpu_sgd(ek_stream *stream, const struct ek__update_args *args);
-ek_status ek__cpu_adamw(ek_stream *stream, const struct ek__update_args *args);
-ek_status ek__cpu_square_norm(ek_stream *stream, const struct ek__elementwise_args *args);
-ek_status ek__cpu_reduce(ek_stream *stream, const struct ek__reduce_args *args);
+#define EK__CPU_PROTOTYPE(name, arguments) ek_status ek__cpu_##name arguments;
+#define EK__CPU_NOTHING(name, arguments)
+EK__KERNEL_LIST(EK__CPU_PROTOTYPE, EK__CPU_NOTHING)
 
 #endif /* EK_CPU_INTERNAL_H */

@@ -44,7 +44,7 @@ static cublasLtEpilogue_t epilogue_for(const struct ek__fused_args *args) {
   return CUBLASLT_EPILOGUE_BGRADB;
 }
 
-ek_status ek__cuda_matmul_fused(bool *done, ek_stream *stream, const struct ek__fused_args *args) {
+ek_status ek__cuda_slot_matmul_fused(bool *done, ek_stream *stream, const struct ek__fused_args *args) {
   const struct ek__cuda_stream *it = ek__cuda_stream_of(stream);
   const struct ek__matmul_args *product = &args->product;
   const int64_t count = args->epilogue == EK__EPILOGUE_SUMS ? product->m : product->n;
@@ -68,5 +68,5 @@ ek_status ek__cuda_matmul_fused(bool *done, ek_stream *stream, const struct ek__
                                       .columns = count,
                                       .value = args->sums_beta,
                                       .type = product->type};
-  return ek__cuda_kernels.column_sum(stream, &sum);
+  return ek__cuda_slot_column_sum(stream, &sum);
 }

@@ -201,6 +201,10 @@ ek_status ek__cuda_arrive(ek_device *device, uint64_t arrival);
 
 extern const struct ek__kernels ek__cuda_kernels;
 
+/* ek__cuda_slot_<name> of every kernel. */
+#define EK__CUDA_SLOT_PROTOTYPE(name, arguments) ek_status ek__cuda_slot_##name arguments;
+EK__KERNEL_LIST(EK__CUDA_SLOT_PROTOTYPE, EK__CUDA_SLOT_PROTOTYPE)
+
 /* A product and what cuBLASLt does with it. Its matrices are ours read by columns: what is a row to
  * it is a column of c. */
 struct ek__cuda_product {
@@ -214,8 +218,6 @@ struct ek__cuda_product {
 ek_status ek__cuda_multiply(bool *done, const struct ek__cuda_stream *stream,
                             const struct ek__cuda_product *what);
 
-ek_status ek__cuda_matmul(ek_stream *stream, const struct ek__matmul_args *args);
-ek_status ek__cuda_matmul_fused(bool *done, ek_stream *stream, const struct ek__fused_args *args);
 ek_status ek__cuda_products_open(struct ek__cuda_device *device);
 void ek__cuda_products_close(struct ek__cuda_device *device);
 /* Queues a product of each kind there is, on numbers at `memory`, which need no certain value. */

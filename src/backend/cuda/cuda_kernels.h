@@ -33,9 +33,10 @@
 #define EK__CUDA_MAX_POINTERS 64 /* sources, and as many destinations, of one reduce */
 
 /*
- * The lowest row of the batch (first_row, first of the arguments) with an index outside the table (lookup) and with a target outside the classes
- * (cross-entropy) since somebody looked: row << 32 | index, or, from 2^31 rows on, the row alone
- * with the highest bit set. So the smallest number is the lowest row, whoever writes it first.
+ * The lowest row of the batch (first_row, first of the arguments) with an index outside the table
+ * (lookup) and with a target outside the classes (cross-entropy) since somebody looked: row << 32 |
+ * index, or, from 2^31 rows on, the row alone with the highest bit set. So the smallest number is
+ * the lowest row, whoever writes it first.
  */
 struct ek__cuda_bad {
   unsigned long long index, target; /* the type of CUDA's atomic functions */
@@ -55,76 +56,54 @@ struct ek__cuda_cast_args {
 extern "C" {
 #endif
 
-/* ---- cuda_elementwise.cu ---- */
+/*
+ * LAUNCHER(name, kind, more): cudaError_t ek__cuda_<name>(stream, args of that kind, and more).
+ * Each is in the .cu file of its family.
+ */
+#define EK__CUDA_LAUNCHER_LIST(LAUNCHER)                                                           \
+  LAUNCHER(fill, elementwise, NOTHING)                                                             \
+  LAUNCHER(add, elementwise, NOTHING)                                                              \
+  LAUNCHER(scale, elementwise, NOTHING)                                                            \
+  LAUNCHER(relu_forward, elementwise, NOTHING)                                                     \
+  LAUNCHER(relu_backward, elementwise, NOTHING)                                                    \
+  LAUNCHER(add_bias, matrix, NOTHING)                                                              \
+  LAUNCHER(column_sum, matrix, WORKSPACE)                                                          \
+  LAUNCHER(gelu_forward, gelu, NOTHING)                                                            \
+  LAUNCHER(gelu_backward, gelu, NOTHING)                                                           \
+  LAUNCHER(dropout, dropout, NOTHING)                                                              \
+  LAUNCHER(layer_norm_forward, layer_norm, NOTHING)                                                \
+  LAUNCHER(layer_norm_backward, layer_norm, WORKSPACE)                                             \
+  LAUNCHER(lookup_forward, lookup, BAD)                                                            \
+  LAUNCHER(lookup_backward, lookup, BAD)                                                           \
+  LAUNCHER(positions_backward, lookup, NOTHING)                                                    \
+  LAUNCHER(attention_forward, attention, HEAD)                                                     \
+  LAUNCHER(attention_backward, attention, HEAD)                                                    \
+  LAUNCHER(cross_entropy_forward, loss, WORKSPACE_BAD)                                             \
+  LAUNCHER(cross_entropy_backward, loss, WORKSPACE_BAD)                                            \
+  LAUNCHER(cross_entropy_gradient, loss, WORKSPACE_BAD)                                            \
+  LAUNCHER(squared_error_forward, loss, WORKSPACE)                                                 \
+  LAUNCHER(squared_error_backward, loss, NOTHING)                                                  \
+  LAUNCHER(combine_totals, combine, NOTHING)                                                       \
+  LAUNCHER(sgd, update, NOTHING)                                                                   \
+  LAUNCHER(adamw, update, NOTHING)                                                                 \
+  LAUNCHER(square_norm, elementwise, WORKSPACE)                                                    \
+  /* Pointers may be of other devices of the process, with peer access. */                         \
+  LAUNCHER(reduce, reduce, NOTHING)
 
-cudaError_t ek__cuda_fill(cudaStream_t stream, const struct ek__elementwise_args *args);
-cudaError_t ek__cuda_add(cudaStream_t stream, const struct ek__elementwise_args *args);
-cudaError_t ek__cuda_scale(cudaStream_t stream, const struct ek__elementwise_args *args);
-cudaError_t ek__cuda_relu_forward(cudaStream_t stream, const struct ek__elementwise_args *args);
-cudaError_t ek__cuda_relu_backward(cudaStream_t stream, const struct ek__elementwise_args *args);
+#define EK__CUDA_PARAMETERS_NOTHING
+#define EK__CUDA_PARAMETERS_HEAD /* no more; the slot checks the width of a head */
+#define EK__CUDA_PARAMETERS_WORKSPACE , void *workspace
+#define EK__CUDA_PARAMETERS_BAD , struct ek__cuda_bad *bad
+#define EK__CUDA_PARAMETERS_WORKSPACE_BAD , void *workspace, struct ek__cuda_bad *bad
+#define EK__CUDA_PROTOTYPE(name, kind, more)                                                       \
+  cudaError_t ek__cuda_##name(cudaStream_t stream,                                                 \
+                              const struct ek__##kind##_args *args EK__CUDA_PARAMETERS_##more);
+EK__CUDA_LAUNCHER_LIST(EK__CUDA_PROTOTYPE)
+
+/* Not slots: a cast, and dgamma and dbeta of layer_norm_backward, which calls it. */
 cudaError_t ek__cuda_cast(cudaStream_t stream, const struct ek__cuda_cast_args *args);
-
-/* ---- cuda_gelu.cu: bias and GELU ---- */
-
-cudaError_t ek__cuda_add_bias(cudaStream_t stream, const struct ek__matrix_args *args);
-cudaError_t ek__cuda_gelu_forward(cudaStream_t stream, const struct ek__gelu_args *args);
-cudaError_t ek__cuda_gelu_backward(cudaStream_t stream, const struct ek__gelu_args *args);
-
-/* ---- cuda_dropout.cu ---- */
-
-cudaError_t ek__cuda_dropout(cudaStream_t stream, const struct ek__dropout_args *args);
-
-/* ---- cuda_columns.cu ---- */
-
-cudaError_t ek__cuda_column_sum(cudaStream_t stream, const struct ek__matrix_args *args,
-                                void *workspace);
-/* dgamma and dbeta of layer_norm_backward; ek__cuda_layer_norm_backward() calls it. */
 cudaError_t ek__cuda_layer_norm_columns(cudaStream_t stream, const struct ek__layer_norm_args *args,
                                         void *workspace);
-
-/* ---- cuda_layer_norm.cu ---- */
-
-cudaError_t ek__cuda_layer_norm_forward(cudaStream_t stream,
-                                        const struct ek__layer_norm_args *args);
-cudaError_t ek__cuda_layer_norm_backward(cudaStream_t stream,
-                                         const struct ek__layer_norm_args *args, void *workspace);
-
-/* ---- cuda_lookup.cu ---- */
-
-cudaError_t ek__cuda_lookup_forward(cudaStream_t stream, const struct ek__lookup_args *args,
-                                    struct ek__cuda_bad *bad);
-cudaError_t ek__cuda_lookup_backward(cudaStream_t stream, const struct ek__lookup_args *args,
-                                     struct ek__cuda_bad *bad);
-cudaError_t ek__cuda_positions_backward(cudaStream_t stream, const struct ek__lookup_args *args);
-
-/* ---- cuda_attend.cu, cuda_attend_backward.cu ---- */
-
-cudaError_t ek__cuda_attention_forward(cudaStream_t stream, const struct ek__attention_args *args);
-cudaError_t ek__cuda_attention_backward(cudaStream_t stream, const struct ek__attention_args *args);
-
-/* ---- cuda_cross_entropy.cu, cuda_squared_error.cu ---- */
-
-cudaError_t ek__cuda_cross_entropy_forward(cudaStream_t stream, const struct ek__loss_args *args,
-                                           void *workspace, struct ek__cuda_bad *bad);
-cudaError_t ek__cuda_cross_entropy_backward(cudaStream_t stream, const struct ek__loss_args *args,
-                                            void *workspace, struct ek__cuda_bad *bad);
-cudaError_t ek__cuda_cross_entropy_gradient(cudaStream_t stream, const struct ek__loss_args *args,
-                                            void *workspace, struct ek__cuda_bad *bad);
-cudaError_t ek__cuda_squared_error_forward(cudaStream_t stream, const struct ek__loss_args *args,
-                                           void *workspace);
-cudaError_t ek__cuda_squared_error_backward(cudaStream_t stream, const struct ek__loss_args *args);
-cudaError_t ek__cuda_combine_totals(cudaStream_t stream, const struct ek__combine_args *args);
-
-/* ---- cuda_updates.cu ---- */
-
-cudaError_t ek__cuda_sgd(cudaStream_t stream, const struct ek__update_args *args);
-cudaError_t ek__cuda_adamw(cudaStream_t stream, const struct ek__update_args *args);
-cudaError_t ek__cuda_square_norm(cudaStream_t stream, const struct ek__elementwise_args *args,
-                                 void *workspace);
-
-/* ---- cuda_reduce.cu: pointers may be of other devices of the process, with peer access ---- */
-
-cudaError_t ek__cuda_reduce(cudaStream_t stream, const struct ek__reduce_args *args);
 
 #ifdef __cplusplus
 }

@@ -283,11 +283,11 @@ static ek_status scale_only(ek_stream *stream, const struct ek__matmul_args *arg
                                              .count = args->m * args->n,
                                              .value = args->beta,
                                              .type = args->type};
-  return args->beta == 0 ? ek__cuda_kernels.fill(stream, &scale)
-                         : ek__cuda_kernels.scale(stream, &scale);
+  return args->beta == 0 ? ek__cuda_slot_fill(stream, &scale)
+                         : ek__cuda_slot_scale(stream, &scale);
 }
 
-ek_status ek__cuda_matmul(ek_stream *stream, const struct ek__matmul_args *args) {
+ek_status ek__cuda_slot_matmul(ek_stream *stream, const struct ek__matmul_args *args) {
   const struct ek__cuda_stream *it = ek__cuda_stream_of(stream);
   if (args->m == 0 || args->n == 0) return EK_OK;
   EK_TRY(ek__cuda_enter(it->device));
@@ -312,5 +312,5 @@ ek_status ek__cuda_matmul(ek_stream *stream, const struct ek__matmul_args *args)
   if (args->bias == NULL) return EK_OK;
   const struct ek__matrix_args bias = {
       .y = args->c, .b = args->bias, .rows = args->m, .columns = args->n, .type = args->type};
-  return ek__cuda_kernels.add_bias(stream, &bias);
+  return ek__cuda_slot_add_bias(stream, &bias);
 }

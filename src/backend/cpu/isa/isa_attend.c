@@ -9,15 +9,13 @@
  *   backward  the same tiles from lse: P = e^(S - lse), dP = dO V^T, dS = P (dP - delta),
  *             delta = the row's sum of dO O; dV += P^T dO, dK += dS^T Q, dQ += dS K
  */
-#include "backend/cpu/cpu_internal.h"
+#include "backend/cpu/isa/isa.h"
 #include "backend/cpu/isa/vector_exp.h"
 
 #include <math.h>
 
 #define ROWS 64
 #define COLUMNS 128
-
-ek__range_function EK_ISA_NAME(attention_forward), EK_ISA_NAME(attention_backward);
 
 typedef float tile[ROWS][COLUMNS];
 

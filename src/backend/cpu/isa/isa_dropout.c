@@ -5,14 +5,11 @@
  * The state lives in 64-bit words whose upper halves hold rubbish: the widening product looks at
  * the lower halves only. unit(bits) >= p is (bits >> 8) >= ceil(2^24 p), exactly, in integers.
  */
-#include "backend/cpu/cpu_internal.h"
-#include "backend/cpu/isa/vector.h"
+#include "backend/cpu/isa/isa.h"
 
 #include <math.h>
 
 #define BLOCKS (W / 2) /* blocks of four elements in a vector of wide words */
-
-ek__range_function EK_ISA_NAME(dropout);
 
 struct mask {
   ek_random_key key;

@@ -4,12 +4,7 @@
  * All but the sum are bound by memory; plain loops over whole vectors with a scalar tail reach that
  * bound. A destination may be a source itself, so nothing is `restrict`.
  */
-#include "backend/cpu/cpu_internal.h"
-#include "backend/cpu/isa/vector.h"
-
-ek__range_function EK_ISA_NAME(fill), EK_ISA_NAME(add), EK_ISA_NAME(scale),
-    EK_ISA_NAME(relu_forward), EK_ISA_NAME(relu_backward), EK_ISA_NAME(add_bias),
-    EK_ISA_NAME(column_sum);
+#include "backend/cpu/isa/isa.h"
 
 /* From this many elements on (8 MiB) a fill goes past the caches, which could not hold it anyway
  * and would read what is overwritten: twice as fast. */

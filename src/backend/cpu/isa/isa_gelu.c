@@ -5,13 +5,11 @@
  * precision where tanh(u) is close to -1. With s = 1 / (1 + e^(-2u)):
  *     GELU' = s + x s (1 - s) 2 u',   u = sqrt(2/pi) (x + 0.044715 x^3)
  */
-#include "backend/cpu/cpu_internal.h"
+#include "backend/cpu/isa/isa.h"
 #include "backend/cpu/isa/vector_exp.h"
 
 #define TWO_ROOT 1.5957691216057308f /* 2 sqrt(2/pi) */
 #define CUBE 0.044715f
-
-ek__range_function EK_ISA_NAME(gelu_forward), EK_ISA_NAME(gelu_backward);
 
 static inline vec gelu(vec x) {
   const vec minus_2u = x * (x * x * (-TWO_ROOT * CUBE) - TWO_ROOT);

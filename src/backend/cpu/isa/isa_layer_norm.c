@@ -6,13 +6,9 @@
  * dbeta in the same pass when one thread does all rows; several threads would race for them and
  * take columns of their own instead.
  */
-#include "backend/cpu/cpu_internal.h"
-#include "backend/cpu/isa/vector.h"
+#include "backend/cpu/isa/isa.h"
 
 #include <math.h>
-
-ek__range_function EK_ISA_NAME(layer_norm_forward), EK_ISA_NAME(layer_norm_backward),
-    EK_ISA_NAME(layer_norm_columns);
 
 static float row_sum(const float *x, int64_t width) {
   vec sum0 = {0}, sum1 = {0};

@@ -2,11 +2,7 @@
  * isa_lookup.c - rows of a table by index in f32, and the sums of their gradients. Indices were
  * checked before.
  */
-#include "backend/cpu/cpu_internal.h"
-#include "backend/cpu/isa/vector.h"
-
-ek__range_function EK_ISA_NAME(lookup_forward), EK_ISA_NAME(lookup_backward),
-    EK_ISA_NAME(positions_backward);
+#include "backend/cpu/isa/isa.h"
 
 static inline void add_row(float *y, const float *x, int64_t n) {
   int64_t i = 0;

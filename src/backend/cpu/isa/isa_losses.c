@@ -7,17 +7,13 @@
  * one write. Logits are only ever looked at below the row's largest, so that what they have in
  * common costs no digits. Targets were checked before.
  */
-#include "backend/cpu/cpu_internal.h"
+#include "backend/cpu/isa/isa.h"
 #include "backend/cpu/isa/vector_exp.h"
 
 #include <math.h>
 
 #define BLOCK 2048 /* elements of a row looked at together: 8 KiB */
 #define NEAR 16384 /* elements of rows that stay in the second cache: 64 KiB */
-
-ek__range_function EK_ISA_NAME(cross_entropy_forward), EK_ISA_NAME(cross_entropy_backward),
-    EK_ISA_NAME(cross_entropy_gradient), EK_ISA_NAME(squared_error_forward),
-    EK_ISA_NAME(squared_error_backward);
 
 static float block_largest(const float *x, int64_t n) {
   vec best[4] = {v_set(-INFINITY), v_set(-INFINITY), v_set(-INFINITY), v_set(-INFINITY)};

@@ -11,10 +11,7 @@
  * An element of c is the sum in the order of k, by blocks of DEPTH: its bits depend neither on the
  * number of threads nor on its place in the matrix.
  */
-#include "backend/cpu/cpu_internal.h"
-#include "backend/cpu/isa/vector.h"
-
-ek__range_function EK_ISA_NAME(product);
+#include "backend/cpu/isa/isa.h"
 
 /* Two accumulators for each row must fit into the registers: 32 of them, or 16. */
 #if W == 16

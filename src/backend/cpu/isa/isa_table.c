@@ -1,11 +1,7 @@
 /*
  * isa_table.c - the f32 range functions of one instruction set, as a table for the dispatcher.
  */
-#include "backend/cpu/cpu_internal.h"
-#include "backend/cpu/isa/vector.h"
-
-#define DECLARE(name) ek__range_function EK_ISA_NAME(name);
-EK__CPU_FUNCTION_LIST(DECLARE)
+#include "backend/cpu/isa/isa.h"
 
 extern const struct ek__cpu_functions EK_ISA_NAME(cpu_functions);
 const struct ek__cpu_functions EK_ISA_NAME(cpu_functions) = {

@@ -2,13 +2,9 @@
  * isa_updates.c - optimizer updates and sums over flat ranges in f32. All are bound by memory, so
  * each does its work in one pass.
  */
-#include "backend/cpu/cpu_internal.h"
-#include "backend/cpu/isa/vector.h"
+#include "backend/cpu/isa/isa.h"
 
 #include <math.h>
-
-ek__range_function EK_ISA_NAME(sgd), EK_ISA_NAME(adamw), EK_ISA_NAME(square_norm),
-    EK_ISA_NAME(reduce);
 
 /* One vector of each array from `i` on, or the last n elements of it. */
 static inline vec get(const float *p, int64_t i, int64_t n) {
