@@ -28,11 +28,11 @@ static const char *place_of(const ek_tensor *tensor) {
   return tensor->device == NULL ? "in host memory" : ek_device_name(tensor->device);
 }
 
-/* `what` is "input", "output", ...; the message leaves out whose, which stands before it. */
-static ek_status check_place(const char *who, const char *what, size_t index, const ek_pass *pass,
+/* Messages here do not say whose tensor it is: ek__name_failure() puts that before them. */
+static ek_status check_place(const char *what, size_t index, const ek_pass *pass,
                              const ek_tensor *tensor) {
   if (tensor->device == pass->replica->device) return EK_OK;
-  return ek_error_set(EK_ERR_DEVICE, "%s%s number %zu is %s%s, expected on %s", who, what, index,
+  return ek_error_set(EK_ERR_DEVICE, "%s number %zu is %s%s, expected on %s", what, index,
                       tensor->device == NULL ? "" : "on ", place_of(tensor),
                       ek_device_name(pass->replica->device));
 }
@@ -170,7 +170,7 @@ static ek_status check_output(const ek_pass *pass, const struct ek__node *node, 
   if (!ek_tensor_exists(output)) {
     return ek_error_set(EK_ERR_STATE, "it gave no output number %zu", index);
   }
-  EK_TRY(check_place("", "output", index, pass, output));
+  EK_TRY(check_place("output", index, pass, output));
   if (output->rank < 0 || output->rank > EK_MAX_RANK) {
     return ek_error_set(EK_ERR_SHAPE, "output number %zu has rank %d", index, output->rank);
   }
@@ -204,31 +204,35 @@ ek_status ek__check_forward(ek_pass *pass, const struct ek__node *node, size_t f
   return EK_OK;
 }
 
-ek_status ek__check_grad_outputs(const ek_pass *pass, size_t frame, const ek_tensor *grad_outputs) {
-  const struct ek__frame *of = &pass->frames[frame];
+static ek_status check_grad_outputs(const ek_pass *pass, const struct ek__frame *of,
+                                    const ek_tensor *grad_outputs) {
+  static const char *const what = "the gradient of output";
   const struct ek__extent *extents = &pass->extents[of->extents + of->node->inputs];
-  char path[EK__PATH_SIZE];
-  if (pass->saved_count > of->above) {
-    return ek_error_set(EK_ERR_STATE,
-                        "backward of %s: tensors that were saved after its forward are still "
-                        "there: %zu",
-                        ek__node_path(path, of->node), pass->saved_count - of->above);
-  }
-  if (pass->saved_count < of->above) {
-    return ek_error_set(EK_ERR_STATE,
-                        "backward of %s: tensors that its forward saved are gone: %zu",
-                        ek__node_path(path, of->node), of->above - pass->saved_count);
+  if (pass->saved_count != of->above) {
+    const bool more = pass->saved_count > of->above;
+    return ek_error_set(EK_ERR_STATE, "tensors that %s: %zu",
+                        more ? "were saved after its forward are still there"
+                             : "its forward saved are gone",
+                        more ? pass->saved_count - of->above : of->above - pass->saved_count);
   }
   for (size_t i = 0; i < of->node->outputs; i++) {
     if (!is_floating(extents[i].type)) continue;
     if (!ek_tensor_exists(&grad_outputs[i])) {
-      return ek_error_set(EK_ERR_INVALID_ARGUMENT, "backward of %s: there is no tensor number %zu",
-                          ek__node_path(path, of->node), i);
+      return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s number %zu is not there", what, i);
     }
-    EK_TRY(check_place("", "the gradient of output", i, pass, &grad_outputs[i]));
-    EK_TRY(check_extent("the gradient of output", i, &grad_outputs[i], &extents[i]));
+    EK_TRY(check_place(what, i, pass, &grad_outputs[i]));
+    EK_TRY(check_extent(what, i, &grad_outputs[i], &extents[i]));
   }
   return EK_OK;
+}
+
+ek_status ek__check_grad_outputs(const ek_pass *pass, size_t frame, const ek_tensor *grad_outputs) {
+  const struct ek__frame *of = &pass->frames[frame];
+  const ek_status status = check_grad_outputs(pass, of, grad_outputs);
+  if (status == EK_OK) return EK_OK;
+  char path[EK__PATH_SIZE];
+  return ek_error_set(status, "backward of %s: %s", ek__node_path(path, of->node),
+                      ek_error_message());
 }
 
 static ek_status check_grad_input(const ek_pass *pass, size_t index, const ek_tensor *gradient,
@@ -242,7 +246,7 @@ static ek_status check_grad_input(const ek_pass *pass, size_t index, const ek_te
                         what, index, ek_type_name(input->type));
   }
   if (!exists) return EK_OK;
-  EK_TRY(check_place("", what, index, pass, gradient));
+  EK_TRY(check_place(what, index, pass, gradient));
   return input == NULL ? EK_OK : check_extent(what, index, gradient, input);
 }
 

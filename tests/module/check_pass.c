@@ -376,7 +376,10 @@ START_TEST(bad_input) {
   ck_fails(ek_pass_open(&pass, s.replica, &options), EK_ERR_INVALID_ARGUMENT, "");
   options.size = sizeof options;
   options.first_sample = -1;
-  ck_fails(ek_pass_open(&pass, s.replica, &options), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_open(&pass, s.replica, &options), EK_ERR_INVALID_ARGUMENT, "first_sample is -1");
+  options.first_sample = 0;
+  options.samples = -2;
+  ck_fails(ek_pass_open(&pass, s.replica, &options), EK_ERR_INVALID_ARGUMENT, "samples -2");
   ck_assert_ptr_null(pass);
 
   float data[2] = {0, 0};
@@ -392,6 +395,13 @@ START_TEST(bad_input) {
   ck_fails(ek_pass_run_backward(s.pass, NULL, NULL), EK_ERR_INVALID_ARGUMENT, "");
   ck_fails(ek_pass_run_backward(s.pass, &none, NULL), EK_ERR_INVALID_ARGUMENT, "");
   ck_fails(ek_pass_run_backward(s.pass, &host, NULL), EK_ERR_DEVICE, "");
+  ek_tensor turned = ck_upload(s.device, EK_F32, NULL, CK_SHAPE(2, 1));
+  ek_tensor wide = ck_upload(s.device, EK_F64, NULL, CK_SHAPE(1, 2));
+  ck_fails(ek_pass_run_backward(s.pass, &turned, NULL), EK_ERR_SHAPE,
+           "backward of probe: the gradient of output number 0 is [2 x 1], expected [1 x 2]");
+  ck_fails(ek_pass_run_backward(s.pass, &wide, NULL), EK_ERR_TYPE, "is f64, expected f32");
+  ek_tensor_free(&turned);
+  ek_tensor_free(&wide);
   ck_ok(ek_pass_run_backward(s.pass, &s.x, NULL));
   ck_probe_close(&s);
 }

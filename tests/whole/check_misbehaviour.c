@@ -492,11 +492,11 @@ START_TEST(a_parent_is_named_for_what_it_does_to_its_child) {
       [PARENT_HOST_INPUT] = {EK_ERR_DEVICE, "0 (parent), forward: ek_pass_forward: tensor number 0 "
                                             "is in host memory"},
       [PARENT_NO_GRADIENT] = {EK_ERR_INVALID_ARGUMENT,
-                              "0 (parent), backward: backward of 0.child (fiend): there is no "
-                              "tensor number 0"},
-      [PARENT_OTHER_GRADIENT] = {EK_ERR_SHAPE,
-                                 "0 (parent), backward: the gradient of output number 0 is [1 x "
-                                 "4], expected [3 x 4]"},
+                              "0 (parent), backward: backward of 0.child (fiend): the gradient of "
+                              "output number 0 is not there"},
+      [PARENT_OTHER_GRADIENT] =
+          {EK_ERR_SHAPE, "0 (parent), backward: backward of 0.child (fiend): the gradient of "
+                         "output number 0 is [1 x 4], expected [3 x 4]"},
       [PARENT_RECOVERS] = {EK_OK, ""},
   };
   ek_group *group = ck_open("cpu:1", 1);
