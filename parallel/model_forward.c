@@ -210,6 +210,27 @@ static ek_status gather_output(ek_data_parallel_model *model, ek_shards *output)
   return EK_OK;
 }
 
+/* Each device's pass has seen whole samples; all of them must have as many rows. */
+static ek_status check_rows(const ek_data_parallel_model *model, size_t index,
+                            const ek_shards *output) {
+  size_t first = 0; /* the device that `per_sample` was seen on */
+  int64_t per_sample = 0;
+  for (size_t k = 0; k < output->count; k++) {
+    const int64_t samples = output->samples[k + 1] - output->samples[k];
+    if (samples == 0 || output->parts[k].rank == 0) continue;
+    const int64_t rows = output->parts[k].shape[0] / samples;
+    if (per_sample == 0) first = k, per_sample = rows;
+    if (rows == per_sample) continue;
+    return ek_error_set(EK_ERR_SHAPE,
+                        "%s, forward: output number %zu has %lld rows per sample on %s and %lld "
+                        "on %s",
+                        model->module->ops->kind, index, (long long)per_sample,
+                        ek_device_name(ek_group_device(model->group, first)), (long long)rows,
+                        ek_device_name(ek_group_device(model->group, k)));
+  }
+  return EK_OK;
+}
+
 /* The outputs end up in model->made. */
 static ek_status run_forward(ek_data_parallel_model *model, const ek_shards *inputs, size_t lead,
                              const ek_forward_options *options) {
@@ -218,6 +239,12 @@ static ek_status run_forward(ek_data_parallel_model *model, const ek_shards *inp
   EK_TRY(refresh_replicas(model, options->training));
   EK_TRY(open_passes(model, &inputs[lead], options));
   EK_TRY(ek__apply_forward(outputs, count, model->passes, inputs, model->module->inputs));
+  for (size_t i = 0; i < count; i++) {
+    const ek_status status = check_rows(model, i, &outputs[i]);
+    if (status == EK_OK) continue;
+    for (size_t j = 0; j < count; j++) ek_shards_free(&outputs[j]);
+    return status;
+  }
   for (size_t i = 0; i < count; i++) remember(&model->part_shapes[i], &outputs[i]);
   for (size_t i = 0; i < count && model->options.outputs == EK_OUTPUTS_GATHER; i++) {
     const ek_status status = gather_output(model, &outputs[i]);

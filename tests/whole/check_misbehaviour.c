@@ -45,6 +45,7 @@ enum fault {
   /* as a model */
   FEWER_ROWS,
   NO_ROWS,
+  TWICE_THE_ROWS,
   INTEGERS,
   FAULTS
 };
@@ -81,7 +82,8 @@ static ek_status fiend_forward(const ek_module *self, ek_pass *pass, const ek_te
                                ek_tensor *outputs) {
   const ek_tensor *x = &inputs[0];
   ek_tensor taken = {0};
-  int64_t fewer[] = {x->shape[0] - 1, WIDTH}, none[] = {0, WIDTH};
+  const int64_t fewer[] = {x->shape[0] - 1, WIDTH}, none[] = {0, WIDTH};
+  const int64_t twice[] = {2 * x->shape[0], WIDTH};
   EK_TRY(ek_pass_save(pass, x));
   EK_TRY(ek_pass_save(pass, x));
   switch (fault_of(self, pass)) {
@@ -105,6 +107,7 @@ static ek_status fiend_forward(const ek_module *self, ek_pass *pass, const ek_te
   case FAILS: return ek_error_set(EK_ERR_IO, "the disk is gone");
   case FAILS_WITHOUT_A_WORD: return EK_ERR_IO;
   case FEWER_ROWS: return ek_pass_output(&outputs[0], pass, x->type, 2, fewer);
+  case TWICE_THE_ROWS: return ek_pass_output(&outputs[0], pass, x->type, 2, twice);
   case NO_ROWS: return ek_pass_output(&outputs[0], pass, x->type, 2, none);
   case INTEGERS: return ek_pass_output(&outputs[0], pass, EK_I32, x->rank, x->shape);
   default: break;
@@ -319,6 +322,8 @@ START_TEST(a_root_gives_rows_for_its_samples) {
     const char *text;
   } roots[] = {
       {FEWER_ROWS, EK_ERR_SHAPE, "fiend, forward: output number 0 has 2 rows, expected a multiple"},
+      {TWICE_THE_ROWS, EK_ERR_SHAPE,
+       "fiend, forward: output number 0 has 2 rows per sample on cpu:0 and 1 on cpu:1"},
       {NO_ROWS, EK_ERR_SHAPE, "of the 3 samples"},
       {INTEGERS, EK_ERR_TYPE, "fiend, forward: output number 0 is i32, which has no gradient"},
       {HOST_OUTPUT, EK_ERR_DEVICE, "fiend, forward: output number 0 is in host memory"},
@@ -535,7 +540,7 @@ static Suite *make_suite(void) {
   Suite *suite = suite_create("misbehaviour");
   TCase *inner = ck_case(suite, "modules");
   tcase_add_loop_test(inner, a_fault_is_named_and_costs_the_step_alone, 0, INNER_FAULTS * CK_MODES);
-  tcase_add_loop_test(inner, a_root_gives_rows_for_its_samples, 0, 5 * CK_MODES);
+  tcase_add_loop_test(inner, a_root_gives_rows_for_its_samples, 0, 6 * CK_MODES);
   tcase_add_test(inner, a_root_without_gradient_may_give_integers);
   tcase_add_test(inner, a_full_device_names_the_module);
   TCase *parents = ck_case(suite, "parents");
