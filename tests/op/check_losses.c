@@ -155,6 +155,7 @@ END_TEST
 START_TEST(logits_with_something_in_common) {
   static const double offsets[] = {0, 1e4, -1e4, 1e6, -1e6, 3e7};
   for (int how = 0; how < 6 * 8; how++) {
+    if (!ck_part(how)) continue;
     struct ck_rig *rig = ck_rig_variant(_i);
     struct ck_loss f = ck_loss_make(rig, 5, 37);
     const double offset = offsets[how / 8] * (0x1p-24 / rig->unit); /* as bad for f64 */
@@ -246,6 +247,7 @@ START_TEST(nan_is_not_hidden) {
   static const double bad[] = {NAN, HUGE_VAL, -HUGE_VAL};
   static const double smoothings[] = {0, 0.3, 1};
   for (int how = 0; how < 3 * 3 * 4; how++) {
+    if (!ck_part(how)) continue;
     struct ck_rig *rig = ck_rig_variant(_i);
     struct ck_loss f = ck_loss_make(rig, 3, 50);
     const double value = bad[how % 3];
