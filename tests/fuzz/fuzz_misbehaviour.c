@@ -51,18 +51,20 @@ static bool must_fail(const struct scene *scene) {
   case FAILS:
   case FAILS_SILENTLY:
   case ODD_STATUS: return true;
+  case NO_MEMORY:
+    if (scene->on_plan) return false; /* nothing is read there */
+    break;
   case MISSING:
   case OTHER_TYPE:
   case FEWER_ROWS:
   case ON_THE_HOST:
-  case NO_MEMORY:
-  case ODD_STRUCT:
-    /* Of what goes into the model no gradient is wanted. */
-    return scene->place == PLACE_FORWARD || scene->place == PLACE_LOSS_BACKWARD ||
-           (scene->place == PLACE_BACKWARD && !scene->alone);
+  case ODD_STRUCT: break;
   case TAKES_MORE: return scene->place != PLACE_UPDATE;
   default: return false;
   }
+  /* Of what goes into the model no gradient is wanted. */
+  return scene->place == PLACE_FORWARD || scene->place == PLACE_LOSS_BACKWARD ||
+         (scene->place == PLACE_BACKWARD && !scene->alone);
 }
 
 /* ---- a training ---- */

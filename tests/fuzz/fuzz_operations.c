@@ -72,6 +72,15 @@ static struct sizes read_sizes(struct fuzz_input *input, bool heads) {
   return it;
 }
 
+/* Rows of no columns, more than can be counted in any time; where no operand has rows alone. */
+static void make_endless(struct sizes *sizes, const struct operation *operation) {
+  for (int i = 0; i < operation->count; i++) {
+    if (strchr(operation->operand[i].shape, 'C') == NULL) return;
+  }
+  sizes->r = INT64_C(1) << 58;
+  sizes->c = 0;
+}
+
 static int64_t size_of(const struct sizes *sizes, char letter) {
   switch (letter) {
   case 'R': return sizes->r;
@@ -461,7 +470,8 @@ static void read_call(struct call *call, struct fuzz_input *input) {
   ek_device *device = ek_group_device(call->group, 0);
   call->stream = ek_device_stream(device, EK_STREAM_COMPUTE);
   const ek_type type = fuzz_one_in(input, 4) ? EK_F64 : EK_F32;
-  const struct sizes sizes = read_sizes(input, strncmp(call->operation->name, "attention", 9) == 0);
+  struct sizes sizes = read_sizes(input, strncmp(call->operation->name, "attention", 9) == 0);
+  if (fuzz_one_in(input, 32)) make_endless(&sizes, call->operation);
   read_parameters(call, &sizes, input);
   const int count = call->operation->count;
   for (int i = 0; i < count; i++) describe_piece(call, i, type, &sizes);
