@@ -10,6 +10,7 @@
 #include "core/alloc.h"
 #include "core/error.h"
 #include "core/options.h"
+#include "device/flaw.h"
 #include "device/types.h"
 
 /* ---- constants ---- */
@@ -145,7 +146,10 @@ static ek_status check_tensor(const ek_criterion_pass *pass, const char *what, s
                         tensor->device == NULL ? "" : ek_device_name(tensor->device),
                         ek_device_name(pass->device));
   }
-  return EK_OK;
+  char text[EK__FLAW_TEXT];
+  const char *flaw = ek__tensor_flaw(text, tensor);
+  if (flaw == NULL) return EK_OK;
+  return ek_error_set(EK_ERR_SHAPE, "%s: %s %zu has %s", kind, what, index, flaw);
 }
 
 static ek_status check_tensors(const ek_criterion_pass *pass, const char *what,

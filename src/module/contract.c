@@ -18,6 +18,7 @@
 
 #include "core/alloc.h"
 #include "core/error.h"
+#include "device/flaw.h"
 #include "device/ledger.h"
 #include "module/pass_internal.h"
 #include "op/op_internal.h"
@@ -31,10 +32,15 @@ static const char *place_of(const ek_tensor *tensor) {
 /* Messages here do not say whose tensor it is: ek__name_failure() puts that before them. */
 static ek_status check_place(const char *what, size_t index, const ek_pass *pass,
                              const ek_tensor *tensor) {
-  if (tensor->device == pass->replica->device) return EK_OK;
-  return ek_error_set(EK_ERR_DEVICE, "%s number %zu is %s%s, expected on %s", what, index,
-                      tensor->device == NULL ? "" : "on ", place_of(tensor),
-                      ek_device_name(pass->replica->device));
+  if (tensor->device != pass->replica->device) {
+    return ek_error_set(EK_ERR_DEVICE, "%s number %zu is %s%s, expected on %s", what, index,
+                        tensor->device == NULL ? "" : "on ", place_of(tensor),
+                        ek_device_name(pass->replica->device));
+  }
+  char text[EK__FLAW_TEXT];
+  const char *flaw = ek__tensor_flaw(text, tensor);
+  if (flaw == NULL) return EK_OK;
+  return ek_error_set(EK_ERR_SHAPE, "%s number %zu has %s", what, index, flaw);
 }
 
 ek_status ek__check_tensors(const char *who, const ek_pass *pass, const ek_tensor *tensors,
@@ -43,14 +49,15 @@ ek_status ek__check_tensors(const char *who, const ek_pass *pass, const ek_tenso
     if (!ek_tensor_exists(&tensors[i])) {
       return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: there is no tensor number %zu", who, i);
     }
-    if (tensors[i].rank < 0 || tensors[i].rank > EK_MAX_RANK) {
-      return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: tensor number %zu has rank %d", who, i,
-                          tensors[i].rank);
-    }
     if (tensors[i].device != pass->replica->device) {
       return ek_error_set(EK_ERR_DEVICE, "%s: tensor number %zu is %s%s, the replica on %s", who, i,
                           tensors[i].device == NULL ? "" : "on ", place_of(&tensors[i]),
                           ek_device_name(pass->replica->device));
+    }
+    char text[EK__FLAW_TEXT];
+    const char *flaw = ek__tensor_flaw(text, &tensors[i]);
+    if (flaw != NULL) {
+      return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: tensor number %zu has %s", who, i, flaw);
     }
   }
   return EK_OK;
@@ -73,9 +80,7 @@ static ek_status check_extent(const char *what, size_t index, const ek_tensor *t
     return ek_error_set(EK_ERR_TYPE, "%s number %zu is %s, expected %s", what, index,
                         ek_type_name(tensor->type), ek_type_name(wanted.type));
   }
-  if (tensor->rank >= 0 && tensor->rank <= EK_MAX_RANK && ek_tensor_same_shape(tensor, &wanted)) {
-    return EK_OK;
-  }
+  if (ek_tensor_same_shape(tensor, &wanted)) return EK_OK;
   char is[EK__OP_SHAPE_TEXT], expected[EK__OP_SHAPE_TEXT];
   return ek_error_set(EK_ERR_SHAPE, "%s number %zu is [%s], expected [%s]", what, index,
                       ek__op_shape_text(is, tensor), ek__op_shape_text(expected, &wanted));
@@ -171,9 +176,6 @@ static ek_status check_output(const ek_pass *pass, const struct ek__node *node, 
     return ek_error_set(EK_ERR_STATE, "it gave no output number %zu", index);
   }
   EK_TRY(check_place("output", index, pass, output));
-  if (output->rank < 0 || output->rank > EK_MAX_RANK) {
-    return ek_error_set(EK_ERR_SHAPE, "output number %zu has rank %d", index, output->rank);
-  }
   if (is_floating(output->type) && output->type != pass->replica->type) {
     return ek_error_set(EK_ERR_TYPE, "output number %zu is %s, expected %s", index,
                         ek_type_name(output->type), ek_type_name(pass->replica->type));

@@ -26,6 +26,9 @@ enum fault {
   OTHER_TYPE_OUTPUT,
   COPIED_OUTPUT,
   DROPPED_OUTPUT,
+  OUTPUT_WITHOUT_MEMORY,
+  OUTPUT_OF_RANK_9,
+  OUTPUT_OF_NEGATIVE_SIZE,
   FORWARD_WORKSPACE,
   TAKES_IN_FORWARD,
   FAILS,
@@ -38,6 +41,8 @@ enum fault {
   OTHER_SHAPE_GRADIENT,
   SHORT_GRADIENT,
   COPIED_GRADIENT,
+  GRADIENT_WITHOUT_MEMORY,
+  GRADIENT_OF_RANK_9,
   TAKES_TOO_LITTLE,
   TAKES_TOO_MUCH,
   BACKWARD_WORKSPACE,
@@ -97,6 +102,18 @@ static ek_status fiend_forward(const ek_module *self, ek_pass *pass, const ek_te
     taken = outputs[0];
     ek_tensor_free(&taken);
     return EK_OK;
+  case OUTPUT_WITHOUT_MEMORY:
+    EK_TRY(ek_pass_output(&outputs[0], pass, x->type, x->rank, x->shape));
+    outputs[0].data = NULL;
+    return EK_OK;
+  case OUTPUT_OF_RANK_9:
+    EK_TRY(ek_pass_output(&outputs[0], pass, x->type, x->rank, x->shape));
+    outputs[0].rank = EK_MAX_RANK + 1;
+    return EK_OK;
+  case OUTPUT_OF_NEGATIVE_SIZE:
+    EK_TRY(ek_pass_output(&outputs[0], pass, x->type, x->rank, x->shape));
+    outputs[0].shape[1] = -1;
+    return EK_OK;
   case FORWARD_WORKSPACE: EK_TRY(leak(pass)); break;
   case TAKES_IN_FORWARD:
     for (int i = 0; i < 3; i++) {
@@ -138,6 +155,14 @@ static ek_status fiend_backward(const ek_module *self, ek_pass *pass, const ek_t
     return ek_pass_output(&grad_inputs[0], pass, EK_F64, dy->rank, dy->shape);
   case OTHER_SHAPE_GRADIENT: return ek_pass_output(&grad_inputs[0], pass, dy->type, 2, turned);
   case COPIED_GRADIENT: grad_inputs[0] = *dy; return EK_OK;
+  case GRADIENT_WITHOUT_MEMORY:
+    EK_TRY(ek_pass_output(&grad_inputs[0], pass, dy->type, dy->rank, dy->shape));
+    grad_inputs[0].data = NULL;
+    return EK_OK;
+  case GRADIENT_OF_RANK_9:
+    EK_TRY(ek_pass_output(&grad_inputs[0], pass, dy->type, dy->rank, dy->shape));
+    grad_inputs[0].rank = EK_MAX_RANK + 1;
+    return EK_OK;
   case SHORT_GRADIENT: return ek_pass_output(&grad_inputs[0], pass, dy->type, 2, fewer);
   default: return ek_tensor_share(&grad_inputs[0], dy);
   }
@@ -251,6 +276,10 @@ static const struct {
     {OTHER_TYPE_OUTPUT, EK_ERR_TYPE, "forward", "output number 0 is f64, expected f32"},
     {COPIED_OUTPUT, EK_ERR_STATE, "forward", "output number 0 holds no reference"},
     {DROPPED_OUTPUT, EK_ERR_STATE, "forward", "output number 0 holds no reference"},
+    {OUTPUT_WITHOUT_MEMORY, EK_ERR_SHAPE, "forward",
+     "output number 0 has elements but no memory"},
+    {OUTPUT_OF_RANK_9, EK_ERR_SHAPE, "forward", "output number 0 has rank 9"},
+    {OUTPUT_OF_NEGATIVE_SIZE, EK_ERR_SHAPE, "forward", "output number 0 has size -1 of dimension 1"},
     {FORWARD_WORKSPACE, EK_ERR_STATE, "forward", "512 B of workspace were not freed"},
     {TAKES_IN_FORWARD, EK_ERR_STATE, "forward", "it takes more tensors back than it saved"},
     {FAILS, EK_ERR_IO, "forward", "the disk is gone"},
@@ -264,6 +293,9 @@ static const struct {
     {OTHER_SHAPE_GRADIENT, EK_ERR_SHAPE, "backward", "the gradient of input number 0 is [4 x "},
     {SHORT_GRADIENT, EK_ERR_SHAPE, "backward", " x 4], expected ["},
     {COPIED_GRADIENT, EK_ERR_STATE, "backward", "input number 0 holds no reference"},
+    {GRADIENT_WITHOUT_MEMORY, EK_ERR_SHAPE, "backward",
+     "the gradient of input number 0 has elements but no memory"},
+    {GRADIENT_OF_RANK_9, EK_ERR_SHAPE, "backward", "the gradient of input number 0 has rank 9"},
     {TAKES_TOO_LITTLE, EK_ERR_STATE, "backward", "it left saved tensors behind (activations): 1"},
     {TAKES_TOO_MUCH, EK_ERR_STATE, "backward", "it takes more tensors back than it saved"},
     {BACKWARD_WORKSPACE, EK_ERR_STATE, "backward", "512 B of workspace were not freed"},

@@ -1,0 +1,30 @@
+/*
+ * flaw.c - looks at the struct of a tensor: see flaw.h.
+ */
+#include "device/flaw.h"
+
+#include <stdio.h>
+
+#include "core/sizes.h"
+
+const char *ek__tensor_flaw(char text[EK__FLAW_TEXT], const ek_tensor *tensor) {
+  if (tensor->rank < 0 || tensor->rank > EK_MAX_RANK) {
+    snprintf(text, EK__FLAW_TEXT, "rank %d", tensor->rank);
+    return text;
+  }
+  int64_t bytes = (int64_t)ek_type_size(tensor->type);
+  bool empty = false, fits = true;
+  for (int d = 0; d < tensor->rank; d++) {
+    if (tensor->shape[d] < 0) {
+      snprintf(text, EK__FLAW_TEXT, "size %lld of dimension %d", (long long)tensor->shape[d], d);
+      return text;
+    }
+    empty = empty || tensor->shape[d] == 0;
+    if (tensor->shape[d] > 0) fits = fits && ek__multiply(&bytes, bytes, tensor->shape[d]);
+  }
+  if (!fits) return "bytes that do not fit in 63 bits";
+  if (tensor->data == NULL && !empty && !ek_device_counts_only(tensor->device)) {
+    return "elements but no memory";
+  }
+  return NULL;
+}
