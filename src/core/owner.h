@@ -35,6 +35,6 @@ static inline void ek__owner_leave_at(struct ek__owner **owner) { ek__owner_leav
 
 #define EK__OWNER_ENTER(owner, who, what)                                                          \
   EK_TRY(ek__owner_enter(owner, who, what));                                                       \
-  __attribute__((cleanup(ek__owner_leave_at))) struct ek__owner *ek_entered_ = (owner)
+  __attribute__((cleanup(ek__owner_leave_at), unused)) struct ek__owner *ek_entered_ = (owner)
 
 #endif /* EK_OWNER_H */
