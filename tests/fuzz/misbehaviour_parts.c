@@ -59,11 +59,13 @@ static ek_status spoil(ek_tensor *result, enum misdeed misdeed, ek_device *devic
     ek_group *group = ek_device_group(device);
     device = ek_group_device(group, (ek_device_index(device) + 1) % ek_group_size(group));
   }
-  if (misdeed == NO_MEMORY || misdeed == ODD_STRUCT) {
-    leak(result); /* the struct is damaged, its memory is not lost */
-    if (misdeed == NO_MEMORY) result->data = NULL;
-    if (misdeed == ODD_STRUCT) result->rank = EK_MAX_RANK + 1;
-    result->memory = NULL;
+  if (misdeed == NO_MEMORY) { /* of its own: nothing to read from, but a reference */
+    result->data = NULL;
+    return EK_OK;
+  }
+  if (misdeed == ODD_STRUCT) {
+    if (shape[0] % 2 == 0) result->shape[1] = -1;
+    if (shape[0] % 2 == 1) result->rank = EK_MAX_RANK + 1;
     return EK_OK;
   }
   ek_tensor_free(result);
@@ -216,6 +218,7 @@ static void module_free(ek_module *base) {
 
 ek_status misbehaving_module(ek_module **module, bool with_child) {
   static const ek_module_ops ops = {.size = sizeof(ek_module_ops),
+                                    .types = EK_TYPES_F32 | EK_TYPES_F64,
                                     .kind = "misbehaving",
                                     .parameters = module_parameters,
                                     .forward = module_forward,
@@ -302,6 +305,7 @@ static void loss_free(ek_criterion *self) { free(self); }
 
 ek_status misbehaving_criterion(ek_criterion **criterion) {
   static const ek_criterion_ops ops = {.size = sizeof(ek_criterion_ops),
+                                       .types = EK_TYPES_F32 | EK_TYPES_F64,
                                        .kind = "misbehaving",
                                        .forward = loss_forward,
                                        .backward = loss_backward,
@@ -329,6 +333,7 @@ static void rule_free(ek_optimizer *self) { free(self); }
 
 ek_status misbehaving_rule(ek_optimizer **rule) {
   static const ek_optimizer_ops ops = {.size = sizeof(ek_optimizer_ops),
+                                       .types = EK_TYPES_F32 | EK_TYPES_F64,
                                        .kind = "misbehaving",
                                        .update = rule_update,
                                        .free = rule_free};

@@ -47,7 +47,7 @@ void fuzz_expect_nothing_held(const ek_group *group) {
 }
 
 void fuzz_expect_explained(ek_status status) {
-  FUZZ_EXPECT(status >= EK_OK && status <= EK_ERR_INTERNAL, "a status of %d", (int)status);
+  FUZZ_EXPECT(strcmp(ek_status_name(status), "EK_ERR_UNKNOWN") != 0, "a status of %d", (int)status);
   FUZZ_EXPECT(status == EK_OK || ek_error_message()[0] != '\0', "%s without a message",
               ek_status_name(status));
   FUZZ_EXPECT(status != EK_ERR_INTERNAL, "%s", ek_error_message());
