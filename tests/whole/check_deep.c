@@ -33,6 +33,7 @@ static ek_status stack_of(ek_module **module, size_t layers) {
     status = ek_linear_create(&children[i], WIDTH, WIDTH, true);
   }
   if (status == EK_OK) status = ek_sequential_create(module, children, layers);
+  for (size_t i = 0; i < layers; i++) ek_module_free(children[i]);
   free(children);
   return status;
 }
