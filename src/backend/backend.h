@@ -2,7 +2,7 @@
  * backend.h - the table that a backend is.
  *
  * A backend is one `static const struct ek__backend` with designated initialisers. Each slot says
- * whether it is required or what happens without it. Only the wrappers in src/op and src/device
+ * whether it is required (EK__BACKEND_REQUIRED takes these) or what happens without it. Only the wrappers in src/op and src/device
  * call slots; they have checked every argument before, so a slot checks nothing that they check.
  *
  * Kernels get a struct of plain pointers and sizes. They run on the stream of their device; the CPU
@@ -163,7 +163,10 @@ struct ek__reduce_args { /* every destination[j][i] = sum over s of sources[s][i
  * The one list of them. KERNEL(name, arguments) makes the slot `name` here and, in every backend
  * that computes, the prototype of its function for it and the entry of its table: a kernel that a
  * backend has not does not compile or link. OPTIONAL(name, arguments) makes the slot alone, which a
- * table may leave NULL.
+ * table may leave NULL:
+ *   matmul_fused   Fallback: matmul, gelu_forward, gelu_backward, column_sum; also where *done, false
+ *                  before, stays false: the backend has nothing for these arguments and has queued
+ *                  nothing.
  */
 
 #define EK__ARGS(kind) (ek_stream * stream, const struct ek__##kind##_args *args)
@@ -182,8 +185,6 @@ struct ek__reduce_args { /* every destination[j][i] = sum over s of sources[s][i
   KERNEL(gelu_backward, EK__ARGS(gelu))                                                            \
   KERNEL(dropout, EK__ARGS(dropout))                                                               \
   KERNEL(matmul, EK__ARGS(matmul))                                                                 \
-  /* Fallback: matmul, gelu_forward, gelu_backward, column_sum; also where *done, false before,    \
-   * stays false: the backend has nothing for these arguments and has queued nothing. */           \
   OPTIONAL(matmul_fused, (bool *done, ek_stream *stream, const struct ek__fused_args *args))       \
   KERNEL(layer_norm_forward, EK__ARGS(layer_norm))                                                 \
   KERNEL(layer_norm_backward, EK__ARGS(layer_norm))                                                \
@@ -268,8 +269,8 @@ struct ek__backend {
   /* (optional) without kernels the backend only counts: operations succeed at once. */
   const struct ek__kernels *kernels;
 
-  /* Required: all devices of the backend lie in one address space, so that any worker may run a
-   * kernel over any device's memory. */
+  /* (optional: false) all devices of the backend lie in one address space, so that any worker may
+   * run a kernel over any device's memory. */
   bool shared_memory;
 
   /* Required: describes what there is; never fails for a missing device, says so in `text`. */
@@ -340,6 +341,13 @@ struct ek__backend {
    * src/device/host_communicator.c, which queue `reduce` and `copy` on every device. */
   const struct ek__link *(*link_for)(void *group);
 };
+
+/* The required slots of a table, none of which can be left out. */
+#define EK__BACKEND_REQUIRED(NAME, DESCRIBE, MEMORY_SIZE, MEMORY_RESERVE, MEMORY_RELEASE,          \
+                             STREAM_OPEN, STREAM_CLOSE)                                            \
+  .name = (NAME), .describe = (DESCRIBE), .memory_size = (MEMORY_SIZE),                            \
+  .memory_reserve = (MEMORY_RESERVE), .memory_release = (MEMORY_RELEASE),                          \
+  .stream_open = (STREAM_OPEN), .stream_close = (STREAM_CLOSE)
 
 extern const struct ek__backend ek__cpu_backend;
 extern const struct ek__backend ek__plan_backend;

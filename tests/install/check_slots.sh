@@ -2,8 +2,9 @@
 # check_slots.sh TREE CC STATIC_LIBRARY [LIBRARY...]: a kernel that a backend has not does not build.
 #
 # EK__KERNEL_LIST in src/backend/backend.h makes the slots, the prototypes and the tables. Here it
-# gets a row too many, which the CPU backend cannot fill, and loses one, which an operation calls. As
-# a control the list as it is compiles and links in the same way.
+# gets a row too many, which the CPU backend cannot fill, and loses one, which an operation calls; and
+# the CPU backend's table loses a slot that EK__BACKEND_REQUIRED takes. As a control both as they are
+# compile and link in the same way.
 set -euo pipefail
 
 tree=$1 cc=$2 library=$3
@@ -17,15 +18,16 @@ complain() {
   failed=1
 }
 
-# build SED_SCRIPT: the CPU backend's table and an operation over a changed list, linked with the
-# library; the compiler's words are in $work/words.
+# build LIST TABLE: the CPU backend's table and an operation over backend.h, each changed by a script
+# for sed, and linked with the library; the compiler's words are in $work/words.
 build() {
   mkdir -p "$work/backend"
   sed -E "$1" "$tree/src/backend/backend.h" > "$work/backend/backend.h"
+  sed -E "$2" "$tree/src/backend/cpu/cpu_backend.c" > "$work/table.c"
   local flags=(-std=c11 -D_POSIX_C_SOURCE=200809L -D_DEFAULT_SOURCE -fPIC -I "$work" -I "$tree/src"
                -I "$tree/include")
   {
-    "$cc" "${flags[@]}" -c "$tree/src/backend/cpu/cpu_backend.c" -o "$work/table.o" &&
+    "$cc" "${flags[@]}" -c "$work/table.c" -o "$work/table.o" &&
       "$cc" "${flags[@]}" -c "$tree/src/op/elementwise.c" -o "$work/op.o" &&
       "$cc" -shared -Wl,-z,defs "$work/table.o" "$work/op.o" "$library" "${libraries[@]}" \
         -o "$work/linked.so"
@@ -33,23 +35,27 @@ build() {
 }
 libraries=("$@" -lpthread -lm -ldl)
 
-if ! build ''; then
+if ! build '' ''; then
   cat "$work/words" >&2
   complain 'the list as it is does not build'
 fi
 
-if build 's/^  KERNEL\(add, /  KERNEL(forgotten, EK__ARGS(elementwise))&/'; then
+if build 's/^  KERNEL\(add, /  KERNEL(forgotten, EK__ARGS(elementwise))&/' ''; then
   complain 'a slot that no backend fills builds'
 elif ! grep -q 'ek__cpu_forgotten' "$work/words"; then
   cat "$work/words" >&2
   complain 'it is not the forgotten kernel that is missed'
 fi
 
-if build '/^  KERNEL\(relu_forward, /d'; then
+if build '/^  KERNEL\(relu_forward, /d' ''; then
   complain 'an operation without its slot builds'
 elif ! grep -q 'relu_forward' "$work/words"; then
   cat "$work/words" >&2
   complain 'it is not relu_forward that is missed'
+fi
+
+if build '' 's/ek__cpu_memory_release, //'; then
+  complain 'a table without a required slot builds'
 fi
 
 # Nobody adds a slot or fills a table beside the list.

@@ -120,16 +120,11 @@ static ek_status describe(ek_device_description *descriptions, size_t capacity, 
 }
 
 const struct ek__backend ek__cpu_backend = {
-    .name = "cpu",
+    EK__BACKEND_REQUIRED("cpu", describe, ek__cpu_memory_size, ek__cpu_memory_reserve,
+                         ek__cpu_memory_release, stream_open, stream_close),
     .kernels = &kernels,
     .shared_memory = true,
-    .describe = describe,
-    .memory_size = ek__cpu_memory_size,
-    .memory_reserve = ek__cpu_memory_reserve,
     .memory_commit = ek__cpu_memory_commit,
-    .memory_release = ek__cpu_memory_release,
-    .stream_open = stream_open,
-    .stream_close = stream_close,
     .upload = upload,
     .download = download,
     .between = between,

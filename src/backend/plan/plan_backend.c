@@ -61,11 +61,11 @@ static ek_status stream_open(void **native, ek_device *device, ek_stream_kind ki
 
 static void stream_close(void *native) { (void)native; }
 
-#define PLAN_SLOTS                                                                                 \
-  .describe = describe, .memory_size = memory_size, .memory_reserve = memory_reserve,              \
-  .memory_release = memory_release, .stream_open = stream_open, .stream_close = stream_close
+#define PLAN(name)                                                                                 \
+  EK__BACKEND_REQUIRED(name, describe, memory_size, memory_reserve, memory_release, stream_open,   \
+                       stream_close)
 
-const struct ek__backend ek__plan_backend = {.name = "plan", .shared_memory = true, PLAN_SLOTS};
+const struct ek__backend ek__plan_backend = {PLAN("plan"), .shared_memory = true};
 
-const struct ek__backend ek__plan_cuda_backend = {
-    .name = "plan-cuda", .workspace_bytes = EK__CUDA_DEVICE_BYTES, PLAN_SLOTS};
+const struct ek__backend ek__plan_cuda_backend = {PLAN("plan-cuda"),
+                                                  .workspace_bytes = EK__CUDA_DEVICE_BYTES};
