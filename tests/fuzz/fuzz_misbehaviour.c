@@ -91,7 +91,8 @@ static void open_scene(struct fuzz_training *training, const struct scene *scene
   FUZZ_OK(fuzz_training_open(training, &scene->setup));
 }
 
-static ek_status step(struct fuzz_training *training, const struct scene *scene, int number) {
+static ek_status step_result(struct fuzz_training *training, const struct scene *scene, int number,
+                             ek_step_result *result) {
   static double x[MOST_ROWS * WIDTH], t[MOST_ROWS * WIDTH];
   static float x32[MOST_ROWS * WIDTH], t32[MOST_ROWS * WIDTH];
   const bool wide = scene->setup.model.type == EK_F64;
@@ -106,9 +107,13 @@ static ek_status step(struct fuzz_training *training, const struct scene *scene,
   const ek_type type = scene->setup.model.type;
   FUZZ_OK(ek_tensor_host(&batch.input[0], wide ? (void *)x : (void *)x32, type, 2, shape));
   FUZZ_OK(ek_tensor_host(&batch.target[0], wide ? (void *)t : (void *)t32, type, 2, shape));
-  ek_step_result result;
   ek_error_clear();
-  return fuzz_training_step(training, &batch, 1, &result);
+  return fuzz_training_step(training, &batch, 1, result);
+}
+
+static ek_status step(struct fuzz_training *training, const struct scene *scene, int number) {
+  ek_step_result result;
+  return step_result(training, scene, number, &result);
 }
 
 static void expect_state(const struct fuzz_training *training, const unsigned char *expected,
@@ -142,6 +147,22 @@ static void after_refusal(struct fuzz_training *training, const struct scene *sc
   fuzz_training_close(&other);
 }
 
+/* An infinity is seen where the loss has it, and in the gradient where somebody looks. */
+static void expect_not_finite(const struct scene *scene, ek_status status,
+                              const ek_step_result *result) {
+  const ek_data_parallel_optimizer_options *options = &scene->setup.optimizer;
+  const bool in_loss = scene->place == PLACE_FORWARD || scene->place == PLACE_LOSS;
+  if (scene->on_plan || scene->place == PLACE_UPDATE) return; /* seen in the next step's loss */
+  if (options->refuse_not_finite) {
+    FUZZ_EXPECT(status == EK_ERR_NOT_FINITE, "infinity was not refused: %s",
+                ek_status_name(status));
+    return;
+  }
+  FUZZ_EXPECT(status == EK_OK, "infinity: %s", ek_error_message());
+  FUZZ_EXPECT(!result->finite || (!in_loss && !options->gradient_norm),
+              "infinity, and the step says that all is finite");
+}
+
 static void try_scene(struct fuzz_input *input) {
   const struct scene scene = read_scene(input);
   struct fuzz_training training;
@@ -155,7 +176,8 @@ static void try_scene(struct fuzz_input *input) {
   trouble.place = scene.place;
   trouble.devices = scene.troubled;
   trouble.misdeed = scene.misdeed;
-  const ek_status status = step(&training, &scene, 1);
+  ek_step_result result = {0};
+  const ek_status status = step_result(&training, &scene, 1, &result);
   trouble.misdeed = NO_MISDEED;
   /* A status that only the caller's own code knows is forwarded as it is. */
   if (scene.misdeed != ODD_STATUS) fuzz_expect_explained(status);
@@ -163,6 +185,7 @@ static void try_scene(struct fuzz_input *input) {
   FUZZ_EXPECT(done || status == EK_OK, "nothing was wrong, and yet: %s", ek_error_message());
   FUZZ_EXPECT(!done || !must_fail(&scene) || status != EK_OK, "misdeed %d at %d was taken",
               (int)scene.misdeed, (int)scene.place);
+  if (done && scene.misdeed == INFINITIES) expect_not_finite(&scene, status, &result);
   if (status != EK_OK && scene.place == PLACE_UPDATE) {
     after_update(&training, &scene);
   } else if (status != EK_OK) {

@@ -22,9 +22,10 @@ struct fuzz_training {
 struct fuzz_setup {
   ek_data_parallel_model_options model;
   ek_data_parallel_criterion_options criterion;
+  ek_data_parallel_optimizer_options optimizer;
 };
 
-/* A mode, a type, buckets and where gradients go. */
+/* A mode, a type, buckets, where gradients go and what is asked of them. */
 struct fuzz_setup fuzz_setup(struct fuzz_input *input);
 
 /* One micro-batch in host memory. */

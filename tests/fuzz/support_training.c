@@ -8,7 +8,8 @@
 
 struct fuzz_setup fuzz_setup(struct fuzz_input *input) {
   struct fuzz_setup setup = {.model = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT,
-                             .criterion = EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT};
+                             .criterion = EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT,
+                             .optimizer = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT};
   FUZZ_OK(ek_data_parallel_model_options_set_mode(&setup.model, (ek_mode)fuzz_choice(input, 4)));
   setup.model.seed = 7;
   setup.model.type = fuzz_one_in(input, 4) ? EK_F64 : EK_F32;
@@ -16,6 +17,9 @@ struct fuzz_setup fuzz_setup(struct fuzz_input *input) {
   const int gradient = fuzz_choice(input, 3);
   setup.criterion.keep_outputs = gradient == 1;
   setup.criterion.gradient_in_forward = gradient == 2;
+  const int look = fuzz_choice(input, 3);
+  setup.optimizer.gradient_norm = look != 1;
+  setup.optimizer.refuse_not_finite = look == 2;
   return setup;
 }
 
@@ -38,10 +42,10 @@ ek_status fuzz_training_open(struct fuzz_training *training, const struct fuzz_s
               ek_data_parallel_criterion_open(&training->loss, training->model, training->criterion,
                                               &setup->criterion),
               cleanup);
-  EK_TRY_GOTO(
-      status,
-      ek_data_parallel_optimizer_open(&training->optimizer, training->model, training->rule, NULL),
-      cleanup);
+  EK_TRY_GOTO(status,
+              ek_data_parallel_optimizer_open(&training->optimizer, training->model, training->rule,
+                                              &setup->optimizer),
+              cleanup);
   return EK_OK;
 cleanup:
   close_parallel(training);
