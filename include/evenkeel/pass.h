@@ -74,7 +74,8 @@ EK_API EK_CHECKED ek_status ek_pass_take(ek_tensor *tensor, ek_pass *pass);
 
 /* ---- for a module: children ---- */
 
-/* Runs child number `child` with its own inputs and outputs; the caller owns the outputs. */
+/* Runs child number `child` with its own inputs and outputs, which are overwritten with tensors that
+ * the caller owns, or stay as they were. */
 EK_API EK_CHECKED ek_status ek_pass_forward(ek_pass *pass, size_t child, const ek_tensor *inputs,
                                             ek_tensor *outputs);
 
@@ -135,8 +136,8 @@ EK_API EK_CHECKED ek_status ek_pass_open(ek_pass **pass, ek_replica *replica,
 /* The replica's module, a loan. */
 EK_API ek_module *ek_pass_module(const ek_pass *pass);
 
-/* Runs the replica's module. `outputs` (structs of zeros) belong to the caller; on failure none is
- * left and the pass is only good to be freed. */
+/* Runs the replica's module. `outputs` are overwritten with tensors that the caller owns; on failure
+ * they stay as they were, and the pass is only good to be freed. */
 EK_API EK_CHECKED ek_status ek_pass_run_forward(ek_pass *pass, const ek_tensor *inputs,
                                                 ek_tensor *outputs);
 

@@ -218,21 +218,25 @@ static void free_tensors(ek_tensor *tensors, size_t count) {
   for (size_t i = 0; tensors != NULL && i < count; i++) ek_tensor_free(&tensors[i]);
 }
 
+/* What a function gives becomes the caller's when all of it is right: until then it lies here. */
 static ek_status run_forward(ek_pass *pass, const struct ek__node *node, const ek_tensor *inputs,
                              ek_tensor *outputs) {
   const ek_module *module = node->module;
   const struct ek__running caller = pass->running;
+  ek_tensor given[EK_MAX_TENSORS];
   size_t frame = EK__NO_FRAME;
-  memset(outputs, 0, node->outputs * sizeof *outputs);
+  memset(given, 0, node->outputs * sizeof *given);
   EK_TRY(ek__frame_push(&frame, pass, node, inputs));
   const size_t saved = pass->saved_count;
   pass->running = (struct ek__running){.node = node, .floor = saved, .frames = pass->frame_count};
   const uint64_t errors = ek__error_number();
-  ek_status status = module->ops->forward(module, pass, inputs, outputs);
-  if (status == EK_OK) status = ek__check_forward(pass, node, frame, inputs, outputs);
-  if (status != EK_OK) {
+  ek_status status = module->ops->forward(module, pass, inputs, given);
+  if (status == EK_OK) status = ek__check_forward(pass, node, frame, inputs, given);
+  if (status == EK_OK) {
+    memcpy(outputs, given, node->outputs * sizeof *given);
+  } else {
     ek__name_failure(pass, "forward", status, errors);
-    free_tensors(outputs, node->outputs);
+    free_tensors(given, node->outputs);
     if (frame != EK__NO_FRAME) ek__frame_drop(pass, frame);
   }
   pass->running = caller;
@@ -244,18 +248,21 @@ static ek_status run_backward(ek_pass *pass, const struct ek__node *node,
   const ek_module *module = node->module;
   const struct ek__running caller = pass->running;
   const size_t frame = ek__frame_find(pass, node);
-  if (grad_inputs != NULL) memset(grad_inputs, 0, node->inputs * sizeof *grad_inputs);
+  ek_tensor given[EK_MAX_TENSORS], *const wanted = grad_inputs == NULL ? NULL : given;
+  memset(given, 0, node->inputs * sizeof *given);
   if (frame != EK__NO_FRAME) EK_TRY(ek__check_grad_outputs(pass, frame, grad_outputs));
   pass->running = (struct ek__running){
       .node = node,
       .floor = frame == EK__NO_FRAME ? caller.floor : pass->frames[frame].below,
       .frames = frame == EK__NO_FRAME ? pass->frame_count : frame + 1};
   const uint64_t errors = ek__error_number();
-  ek_status status = module->ops->backward(module, pass, grad_outputs, grad_inputs);
-  if (status == EK_OK) status = ek__check_backward(pass, node, frame, grad_outputs, grad_inputs);
+  ek_status status = module->ops->backward(module, pass, grad_outputs, wanted);
+  if (status == EK_OK) status = ek__check_backward(pass, node, frame, grad_outputs, wanted);
   if (status != EK_OK) {
     ek__name_failure(pass, "backward", status, errors);
-    free_tensors(grad_inputs, node->inputs);
+    free_tensors(wanted, node->inputs);
+  } else if (wanted != NULL) {
+    memcpy(grad_inputs, given, node->inputs * sizeof *given);
   }
   if (frame != EK__NO_FRAME) ek__frame_drop(pass, frame);
   pass->running = caller;
@@ -335,12 +342,14 @@ ek_status ek_pass_run_forward(ek_pass *pass, const ek_tensor *inputs, ek_tensor 
   EK_TRY(ek__layout_check(&pass->replica->layout));
   EK_TRY(ek__check_tensors("ek_pass_run_forward", pass, inputs, root->inputs));
   pass->stage = EK__PASS_BROKEN;
-  EK_TRY(run_forward(pass, root, inputs, outputs));
-  const ek_status status = charge_outputs(root, inputs, outputs);
+  ek_tensor given[EK_MAX_TENSORS];
+  EK_TRY(run_forward(pass, root, inputs, given));
+  const ek_status status = charge_outputs(root, inputs, given);
   if (status != EK_OK) {
-    free_tensors(outputs, root->outputs);
+    free_tensors(given, root->outputs);
     return status;
   }
+  memcpy(outputs, given, root->outputs * sizeof *given);
   pass->stage = EK__PASS_RAN_FORWARD;
   return EK_OK;
 }
@@ -368,12 +377,14 @@ ek_status ek_pass_run_backward(ek_pass *pass, const ek_tensor *grad_outputs,
   EK_TRY(ek__check_tensors("ek_pass_run_backward", pass, grad_outputs, root->outputs));
   EK_TRY(ek__check_grad_outputs(pass, ek__frame_find(pass, root), grad_outputs));
   pass->stage = EK__PASS_BROKEN;
-  EK_TRY(run_backward(pass, root, grad_outputs, grad_inputs));
+  ek_tensor given[EK_MAX_TENSORS], *const wanted = grad_inputs == NULL ? NULL : given;
+  EK_TRY(run_backward(pass, root, grad_outputs, wanted));
   const ek_status status = complete_rest(pass);
   if (status != EK_OK) {
-    free_tensors(grad_inputs, root->inputs);
+    free_tensors(wanted, root->inputs);
     return status;
   }
+  if (wanted != NULL) memcpy(grad_inputs, given, root->inputs * sizeof *given);
   pass->stage = EK__PASS_RAN_BACKWARD;
   return EK_OK;
 }
