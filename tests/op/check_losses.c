@@ -176,6 +176,7 @@ END_TEST
 START_TEST(logits_of_many_magnitudes) {
   static const double some[] = {1e6, 1e6 - 1, -1e6, 0, 1e-3, 1e6 - 0.5, -3e4, 1e30, -1e30, 1e6};
   for (int how = 0; how < 8; how++) {
+    if (!ck_part(how)) continue;
     struct ck_rig *rig = ck_rig_variant(_i);
     struct ck_loss f = ck_loss_make(rig, 12, how & 4 ? 2100 : 10);
     if (how & 1) f.smoothing = 0.1;
