@@ -116,8 +116,8 @@ static void run_job(struct worker *worker, uint64_t job, ek_apply_function funct
   ek_error_clear();
   worker->status = function(context, worker->device, ek_device_index(worker->device));
   if (worker->status == EK_OK) {
-    worker->status = ek_event_record(worker->ends[job & 1],
-                                     ek_device_stream(worker->device, EK_STREAM_COMPUTE));
+    worker->status =
+        ek_event_record(worker->ends[job & 1], ek_device_stream(worker->device, EK_STREAM_COMPUTE));
   }
   if (worker->status == EK_OK) return;
   const char *message = ek_error_message();
@@ -287,11 +287,13 @@ static ek_status check_unused(ek_group *group) {
   if (busy) {
     return ek_error_set(EK_ERR_STATE, "ek_group_close: another thread is using the group");
   }
+  if (communicators) {
+    return ek_error_set(EK_ERR_STATE, "ek_group_close: a model or a communicator is still open");
+  }
   for (size_t i = 0; i < group->count; i++) {
     EK_TRY(ek__device_check_unused(group->workers[i].device, "ek_group_close"));
   }
-  if (!communicators) return EK_OK;
-  return ek_error_set(EK_ERR_STATE, "ek_group_close: a model or a communicator is still open");
+  return EK_OK;
 }
 
 ek_status ek_group_close(ek_group *group) {
