@@ -85,10 +85,11 @@ typedef struct ek_memory_outside {
 EK_API EK_CHECKED ek_status ek_memory_measure_outside(ek_memory_outside *outside,
                                                       const ek_device *device);
 
-/* Reads a device's ledger; legal at any time, from any thread. Fails only on NULL. */
+/* Reads a device's ledger; legal at any time, from any thread. Fails only on NULL, and in a child of
+ * the process that opened the group (EK_ERR_STATE). */
 EK_API EK_CHECKED ek_status ek_memory_stats(ek_memory_usage *usage, const ek_device *device);
 
-/* Starts a new peak at what is held now. Fails only on NULL. */
+/* Starts a new peak at what is held now. Fails like ek_memory_stats(). */
 EK_API EK_CHECKED ek_status ek_memory_reset_peak(ek_device *device);
 
 /*

@@ -12,7 +12,7 @@
  *
  * A worker whose function failed aborts the group's communicators before it reports, so that no
  * peer waits for it; when all have come back, the caller makes the communicators new. Where devices
- * work by themselves (cuda), collectives of earlier jobs, which have returned, may still be on their
+ * work by themselves (cuda), collectives of earlier jobs, which have returned, may still be on the
  * way, and an abort would cut them off. So a job's end is marked by an event on each device's
  * compute stream, which has waited for the device's collectives, and a worker that failed waits for
  * the job before its own to end on all devices. That needs nobody's help: all devices have queued
