@@ -55,7 +55,7 @@ static struct plan read_plan(struct fuzz_input *input) {
   plan.failure.moment = fuzz_choice(input, (int)plan.steps + 3) - 1;
   plan.failure.host = fuzz_one_in(input, 2);
   plan.failure.device = (size_t)fuzz_choice(input, (int)plan.devices);
-  plan.failure.number = 1 + fuzz_byte(input);
+  plan.failure.number = 1 + (uint64_t)fuzz_byte(input) % (fuzz_one_in(input, 2) ? 16 : 256);
   plan.batches = *input;
   for (size_t i = 0; i < 2 * plan.steps * plan.batch_count; i++) (void)fuzz_byte(input);
   plan.model = *input;
@@ -98,6 +98,21 @@ static ek_status run_step(struct run *run, size_t step, ek_step_result *result) 
   return fuzz_training_step(&run->training, batch, run->plan->batch_count, result);
 }
 
+/* A forward that nobody goes back from, in between: it must leave no trace in the training. */
+static void evaluate(struct run *run) {
+  static struct stack_memory memory;
+  struct fuzz_batch batch;
+  struct fuzz_input input = run->plan->batches;
+  stack_batch(&batch, &memory, &run->shape, run->classes, run->plan->setup.model.type, &input);
+  ek_forward_options options = EK_FORWARD_OPTIONS_INIT;
+  options.gradient = false;
+  options.training = false;
+  ek_shards outputs = {0};
+  fuzz_expect_explained(ek_data_parallel_model_forward(run->training.model, &outputs, batch.input,
+                                                       batch.inputs, &options));
+  ek_shards_free(&outputs);
+}
+
 static ek_status do_moment(struct run *run, int moment, ek_step_result *result) {
   if (moment == 0) return make_parts(run);
   if (moment == 1) return fuzz_training_open(&run->training, &run->plan->setup);
@@ -134,6 +149,7 @@ static void do_disturbed(struct run *run, int moment, ek_step_result *result) {
               "%s, and the state has changed", ek_status_name(status));
   free(before);
   free(after);
+  evaluate(run);
 }
 
 static void close_run(struct run *run) {
