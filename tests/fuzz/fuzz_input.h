@@ -3,7 +3,8 @@
  *
  * A harness takes one decision after the other from its input; behind the end of the input every
  * decision is 0. So every input is a legal one, short inputs are simple cases, and make 0 the
- * plainest choice when you add one.
+ * plainest choice when you add one. One decision a statement: C does not say which of two arguments
+ * or initializers is evaluated first, and an input must mean the same for every compiler.
  */
 #ifndef FUZZ_INPUT_H
 #define FUZZ_INPUT_H

@@ -118,7 +118,9 @@ static void read_parameters(struct call *call, const struct sizes *sizes,
   p->heads = (int)sizes->h;
   p->ignore_index = fuzz_one_in(input, 2) ? 0 : -100;
   for (size_t i = 0; i < 3; i++) p->flag[i] = fuzz_one_in(input, 2);
-  p->key = (ek_random_key){fuzz_byte(input), fuzz_byte(input), fuzz_byte(input)};
+  p->key.seed = fuzz_byte(input);
+  p->key.step = fuzz_byte(input);
+  p->key.stream = fuzz_byte(input);
   for (size_t i = 0; i < MOST_TERMS; i++) p->coefficients[i] = 1 + (double)(i % 5) / 4;
   if (!fuzz_one_in(input, 16)) return;
   const int pick = fuzz_choice(input, 6);
@@ -224,7 +226,10 @@ static void change_description(struct piece *piece, struct fuzz_input *input) {
   switch (endless ? 0 : fuzz_choice(input, 5)) {
   case 0: piece->type = types[fuzz_choice(input, 5)]; break;
   case 1: /* a size */
-    if (piece->rank > 0) piece->shape[fuzz_choice(input, piece->rank)] = read_size(input);
+    if (piece->rank > 0) {
+      const int d = fuzz_choice(input, piece->rank);
+      piece->shape[d] = read_size(input);
+    }
     break;
   case 2: /* one more dimension of 1, which often fits */
     if (piece->rank == EK_MAX_RANK) break;

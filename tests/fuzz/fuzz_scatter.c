@@ -40,7 +40,9 @@ static void read_sizes(struct cut *cut, struct fuzz_input *input) {
     left -= cut->sizes[i];
   }
   /* One that does not fit. */
-  if (fuzz_one_in(input, 4)) cut->sizes[fuzz_byte(input) % EK_MAX_DEVICES] = read_rows(input);
+  if (!fuzz_one_in(input, 4)) return;
+  const size_t odd = fuzz_byte(input) % EK_MAX_DEVICES;
+  cut->sizes[odd] = read_rows(input);
 }
 
 static void read_weights(struct cut *cut, struct fuzz_input *input) {

@@ -55,7 +55,8 @@ static struct plan read_plan(struct fuzz_input *input) {
   plan.failure.moment = fuzz_choice(input, (int)plan.steps + 3) - 1;
   plan.failure.host = fuzz_one_in(input, 2);
   plan.failure.device = (size_t)fuzz_choice(input, (int)plan.devices);
-  plan.failure.number = 1 + (uint64_t)fuzz_byte(input) % (fuzz_one_in(input, 2) ? 16 : 256);
+  plan.failure.number = 1 + fuzz_byte(input);
+  if (fuzz_one_in(input, 2)) plan.failure.number %= 16; /* 0: never */
   plan.batches = *input;
   for (size_t i = 0; i < 2 * plan.steps * plan.batch_count; i++) (void)fuzz_byte(input);
   plan.model = *input;

@@ -41,8 +41,9 @@ static ek_status declare_one(ek_declaration *declaration, ek_module *child,
     shape[d] = sizes[fuzz_one_in(input, 8) ? fuzz_choice(input, 7) : fuzz_choice(input, 2)];
   }
   const int rank = ranks[fuzz_one_in(input, 4) ? fuzz_choice(input, 6) : fuzz_choice(input, 3)];
-  const ek_initializer initializer = {(ek_initializer_kind)fuzz_choice(input, 5), fuzz_real(input),
-                                      fuzz_real(input)};
+  ek_initializer initializer = {.kind = (ek_initializer_kind)fuzz_choice(input, 5)};
+  initializer.a = fuzz_real(input);
+  initializer.b = fuzz_real(input);
   const int64_t *given = fuzz_one_in(input, 16) ? NULL : shape;
   if (kind == 5) return ek_declare_buffer(declaration, name, rank, given, initializer);
   return ek_declare_parameter(declaration, name, rank, given, initializer);
@@ -106,7 +107,8 @@ static ek_status make_module(ek_module **module, struct fuzz_input *input) {
   if (missing == 8) ops.size = sizeof ops - 1;
   struct odd_module *self = calloc(1, sizeof *self);
   FUZZ_EXPECT(self != NULL, "the harness has no memory");
-  const ek_status status = ek_module_init(&self->base, &ops, read_count(input), read_count(input));
+  const size_t inputs = read_count(input), outputs = read_count(input);
+  const ek_status status = ek_module_init(&self->base, &ops, inputs, outputs);
   if (status != EK_OK) {
     free(self);
     return status;
@@ -156,9 +158,9 @@ static ek_status make_criterion(ek_criterion **criterion, size_t outputs,
   ek_criterion *self = calloc(1, sizeof *self);
   FUZZ_EXPECT(self != NULL, "the harness has no memory");
   const size_t looks_at = fuzz_one_in(input, 4) ? read_count(input) : outputs;
-  const ek_status status =
-      ek_criterion_init(self, &ops, looks_at, read_count(input),
-                        (ek_reduction)(fuzz_one_in(input, 8) ? fuzz_byte(input) : 0));
+  const size_t targets = read_count(input);
+  const ek_reduction reduction = (ek_reduction)(fuzz_one_in(input, 8) ? fuzz_byte(input) : 0);
+  const ek_status status = ek_criterion_init(self, &ops, looks_at, targets, reduction);
   if (status != EK_OK) {
     free(self);
     return status;
@@ -195,8 +197,9 @@ static ek_status make_rule(ek_optimizer **rule, struct fuzz_input *input) {
   static const size_t states[] = {0, 1, 4, 5, SIZE_MAX};
   ek_optimizer *self = calloc(1, sizeof *self);
   FUZZ_EXPECT(self != NULL, "the harness has no memory");
-  const ek_status status = ek_optimizer_init(self, &ops, states[fuzz_choice(input, 5)],
-                                             fuzz_real(input), fuzz_real(input));
+  const size_t count = states[fuzz_choice(input, 5)];
+  const double rate = fuzz_real(input), clip_norm = fuzz_real(input);
+  const ek_status status = ek_optimizer_init(self, &ops, count, rate, clip_norm);
   if (status == EK_OK) {
     *rule = self;
   } else {

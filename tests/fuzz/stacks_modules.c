@@ -16,7 +16,9 @@ static ek_status make_stack(ek_module **module, int64_t *width, bool rank_3, int
                             struct fuzz_input *input);
 
 static ek_status make_mlp(ek_module **module, int64_t *width, struct fuzz_input *input) {
-  const int64_t sizes[] = {*width, read_width(input), read_width(input)};
+  int64_t sizes[3] = {*width};
+  sizes[1] = read_width(input);
+  sizes[2] = read_width(input);
   const size_t count = 2 + (size_t)fuzz_choice(input, 2);
   *width = sizes[count - 1];
   return ek_mlp_create(module, sizes, count, (ek_activation)fuzz_choice(input, 2));
