@@ -11,6 +11,7 @@
  */
 #include "executor.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -129,11 +130,15 @@ static void thread_gone(struct block *b) {
   if (b->live && b->barrier.waiting == b->live) release_barrier(b);
 }
 
+/* Not inlined: a fiber may go on in another thread than it stopped in, so that the address of this
+   variable must not be kept. */
+static __attribute__((noinline)) struct block *block_of_this_thread(void) { return cuemu_block; }
+
 /* What runs on a fiber: one CUDA thread after the other. */
 static void thread_main(void) {
   cuemu_fiber_entered();
   for (;;) {
-    struct block *b = cuemu_block;
+    struct block *b = block_of_this_thread();
     cuemu_acquire(&b->begin_sync);
     b->body(b->closure);
     cuemu_release_to(&b->end_sync);
@@ -257,13 +262,25 @@ static uint64_t common_divisor(uint64_t a, uint64_t b) {
   return a;
 }
 
+/* A worker's block goes to the next one when it ends: to make a thousand fibers takes longer than
+   most kernels, under ThreadSanitizer seconds. There are never more than workers at a time. */
+static pthread_mutex_t pool_mutex = PTHREAD_MUTEX_INITIALIZER;
+static struct block *pool;
+
+static struct block *take_block(void) {
+  pthread_mutex_lock(&pool_mutex);
+  struct block *b = pool;
+  if (b) pool = b->next;
+  pthread_mutex_unlock(&pool_mutex);
+  if (!b) b = cuemu_new(sizeof(*b));
+  cuemu_fiber_adopt(&b->main);
+  b->random = 88172645u;
+  return b;
+}
+
 static struct block *prepare(const char *kernel, dim3 block) {
+  if (!cuemu_block) cuemu_block = take_block();
   struct block *b = cuemu_block;
-  if (!b) {
-    b = cuemu_block = cuemu_new(sizeof(*b));
-    cuemu_fiber_adopt(&b->main);
-    b->random = 88172645u;
-  }
   b->kernel = kernel;
   b->threads = (int)(block.x * block.y * block.z);
   b->warps = (b->threads + WARP_LANES - 1) / WARP_LANES;
@@ -313,9 +330,9 @@ cudaError_t cuemu_run_grid(const char *name, void (*body)(void *), void *closure
 void cuemu_executor_exit(void) {
   struct block *b = cuemu_block;
   if (!b) return;
-  for (int i = 0; i < b->fibers; i++) {
-    if (b->fiber[i]) cuemu_fiber_free(b->fiber[i]);
-  }
-  free(b);
   cuemu_block = NULL;
+  pthread_mutex_lock(&pool_mutex);
+  b->next = pool;
+  pool = b;
+  pthread_mutex_unlock(&pool_mutex);
 }

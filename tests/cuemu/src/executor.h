@@ -53,6 +53,7 @@ struct barrier {
 };
 
 struct block {
+  struct block *next; /* of those that no worker has */
   const char *kernel;
   void (*body)(void *);
   void *closure;

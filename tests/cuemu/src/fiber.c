@@ -127,17 +127,6 @@ void cuemu_fiber_restart(struct cuemu_fiber *fiber) {
   prepare(fiber);
 }
 
-void cuemu_fiber_free(struct cuemu_fiber *fiber) {
-#ifdef CUEMU_ASAN /* the addresses will be somebody else's */
-  __asan_unpoison_memory_region(fiber->stack, fiber->bytes);
-#endif
-#ifdef CUEMU_TSAN
-  __tsan_destroy_fiber(fiber->tsan_fiber);
-#endif
-  (void)munmap(fiber->stack - GUARD_BYTES, fiber->bytes + GUARD_BYTES);
-  free(fiber);
-}
-
 void cuemu_fiber_switch(struct cuemu_fiber *from, struct cuemu_fiber *to) {
 #ifdef CUEMU_ASAN
   __sanitizer_start_switch_fiber(&from->asan_stack, to->stack, to->bytes);

@@ -1,8 +1,8 @@
 /*
  * fiber.h - stacks that one thread of the system switches between.
  *
- * A fiber belongs to the thread that made it and never runs on another one: thread-local variables
- * keep their addresses. Every switch is told to the sanitizers. ThreadSanitizer is told that a
+ * A fiber belongs to one thread as long as a kernel runs on it: the kernel's thread-local variables
+ * keep their addresses. Between kernels its block may go to another thread. Every switch is told to the sanitizers. ThreadSanitizer is told that a
  * switch orders nothing, so that what CUDA does not order stays a race; cuemu_acquire() and
  * cuemu_release_to() say what is ordered. This file and the executor are compiled without
  * -fsanitize=thread (and with CUEMU_TSAN): the bookkeeping of the scheduler is not the program's.
@@ -42,7 +42,6 @@ struct cuemu_fiber *cuemu_fiber_new(void (*entry)(void), int number);
 
 /* Forgets whatever runs on the fiber: it begins anew at its entry. */
 void cuemu_fiber_restart(struct cuemu_fiber *fiber);
-void cuemu_fiber_free(struct cuemu_fiber *fiber);
 void cuemu_fiber_switch(struct cuemu_fiber *from, struct cuemu_fiber *to);
 void cuemu_fiber_entered(void);
 
