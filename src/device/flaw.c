@@ -6,6 +6,15 @@
 #include <stdio.h>
 
 #include "core/sizes.h"
+#include "device/arena.h"
+
+/* Whether the memory that a tensor holds has room for all of it, from where its data begins. */
+static bool inside(const ek_tensor *tensor, uint64_t bytes) {
+  if (tensor->memory == NULL || tensor->data == NULL) return true;
+  /* Unsigned: an address before the memory counts as far behind it. */
+  const uint64_t offset = (uintptr_t)tensor->data - (uintptr_t)tensor->memory->address;
+  return offset <= tensor->memory->bytes && bytes <= tensor->memory->bytes - offset;
+}
 
 const char *ek__tensor_flaw(char text[EK__FLAW_TEXT], const ek_tensor *tensor) {
   if (tensor->rank < 0 || tensor->rank > EK_MAX_RANK) {
@@ -23,6 +32,7 @@ const char *ek__tensor_flaw(char text[EK__FLAW_TEXT], const ek_tensor *tensor) {
     if (tensor->shape[d] > 0) fits = fits && ek__multiply(&bytes, bytes, tensor->shape[d]);
   }
   if (!fits) return "bytes that do not fit in 63 bits";
+  if (!empty && !inside(tensor, (uint64_t)bytes)) return "elements outside of its memory";
   if (tensor->data == NULL && !empty && !ek_device_counts_only(tensor->device)) {
     return "elements but no memory";
   }

@@ -29,6 +29,8 @@ enum fault {
   OUTPUT_WITHOUT_MEMORY,
   OUTPUT_OF_RANK_9,
   OUTPUT_OF_NEGATIVE_SIZE,
+  OUTPUT_OUTSIDE_OF_MEMORY,
+  OUTPUT_OF_NO_TYPE,
   FORWARD_WORKSPACE,
   TAKES_IN_FORWARD,
   FAILS,
@@ -96,6 +98,14 @@ static ek_status fiend_forward(const ek_module *self, ek_pass *pass, const ek_te
   case HOST_OUTPUT: return ek_tensor_host(&outputs[0], host_numbers, x->type, x->rank, x->shape);
   case OTHER_DEVICE_OUTPUT: return on_other_device(&outputs[0], pass, x);
   case OTHER_TYPE_OUTPUT: return ek_pass_output(&outputs[0], pass, EK_F64, x->rank, x->shape);
+  case OUTPUT_OUTSIDE_OF_MEMORY:
+    EK_TRY(ek_pass_output(&outputs[0], pass, x->type, x->rank, x->shape));
+    outputs[0].shape[0] += 1000;
+    return EK_OK;
+  case OUTPUT_OF_NO_TYPE:
+    EK_TRY(ek_pass_output(&outputs[0], pass, x->type, x->rank, x->shape));
+    outputs[0].type = (ek_type)77;
+    return EK_OK;
   case COPIED_OUTPUT: outputs[0] = *x; return EK_OK;
   case DROPPED_OUTPUT:
     EK_TRY(ek_pass_output(&outputs[0], pass, x->type, x->rank, x->shape));
@@ -276,10 +286,13 @@ static const struct {
     {OTHER_TYPE_OUTPUT, EK_ERR_TYPE, "forward", "output number 0 is f64, expected f32"},
     {COPIED_OUTPUT, EK_ERR_STATE, "forward", "output number 0 holds no reference"},
     {DROPPED_OUTPUT, EK_ERR_STATE, "forward", "output number 0 holds no reference"},
-    {OUTPUT_WITHOUT_MEMORY, EK_ERR_SHAPE, "forward",
-     "output number 0 has elements but no memory"},
+    {OUTPUT_WITHOUT_MEMORY, EK_ERR_SHAPE, "forward", "output number 0 has elements but no memory"},
     {OUTPUT_OF_RANK_9, EK_ERR_SHAPE, "forward", "output number 0 has rank 9"},
-    {OUTPUT_OF_NEGATIVE_SIZE, EK_ERR_SHAPE, "forward", "output number 0 has size -1 of dimension 1"},
+    {OUTPUT_OUTSIDE_OF_MEMORY, EK_ERR_SHAPE, "forward",
+     "output number 0 has elements outside of its memory"},
+    {OUTPUT_OF_NO_TYPE, EK_ERR_STATE, "forward", "it gave no output number 0"},
+    {OUTPUT_OF_NEGATIVE_SIZE, EK_ERR_SHAPE, "forward",
+     "output number 0 has size -1 of dimension 1"},
     {FORWARD_WORKSPACE, EK_ERR_STATE, "forward", "512 B of workspace were not freed"},
     {TAKES_IN_FORWARD, EK_ERR_STATE, "forward", "it takes more tensors back than it saved"},
     {FAILS, EK_ERR_IO, "forward", "the disk is gone"},
