@@ -12,6 +12,8 @@
 #include <report.h>
 #include <terminal.h>
 
+enum { RECORDS = 12 }; /* of a report: enough for arrays and objects to grow */
+
 /* realloc() by --wrap of the linker: call number `failing` gives nothing; 0: none fails. */
 static size_t failing, calls;
 void *__real_realloc(void *old, size_t bytes); /* NOLINT: the linker's names */
@@ -27,7 +29,7 @@ static struct report make_report(void) {
   report.tables[0] = grid_create("Names");
   grid_column(report.tables[0], "name", true);
   json_t *names = json_array();
-  for (int i = 0; i < 40; i++) {
+  for (int i = 0; i < RECORDS; i++) {
     json_t *object = json_object();
     put(object, "name", json_string("cpu"));
     put(object, "value", number_or_null(0.1 * i));
@@ -77,7 +79,7 @@ static long size_of(const char *path) {
 
 static bool is_json(const char *path) {
   json_t *json = json_load_file(path, 0, NULL);
-  const bool whole = json_array_size(json_object_get(json, "names")) == 40;
+  const bool whole = json_array_size(json_object_get(json, "names")) == RECORDS;
   json_decref(json);
   return whole;
 }
@@ -101,7 +103,7 @@ START_TEST(a_report_is_whole_or_not_there) {
       ck_assert_msg(size_of(out) == 0 || written, "allocation %zu: part of it", failures + 1);
     }
   }
-  ck_assert_msg(failures > 100, "only %zu allocations failed", failures);
+  ck_assert_msg(failures > 60, "only %zu allocations failed", failures);
   (void)unlink(file);
   (void)unlink(out);
   ck_assert_msg(rmdir(folder) == 0, "something is left in %s", folder);
