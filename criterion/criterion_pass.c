@@ -5,7 +5,6 @@
 #include "criterion_pass.h"
 
 #include <inttypes.h>
-#include <string.h>
 
 #include "core/alloc.h"
 #include "core/error.h"
@@ -185,16 +184,6 @@ static ek_status no_pass(void) {
   return ek_error_set(EK_ERR_INVALID_ARGUMENT, "criterion pass: pass is NULL");
 }
 
-/* A failure that does not begin with the criterion's kind (the device is full, an operation refuses)
- * gets it put before; one without a word gets the text of its status. */
-static void name_failure(const ek_criterion_pass *pass, ek_status status, uint64_t before) {
-  const char *kind = pass->criterion->ops->kind;
-  const bool silent = ek__error_number() == before;
-  const char *text = silent ? ek_status_text(status) : ek_error_message();
-  if (!silent && strncmp(text, kind, strlen(kind)) == 0) return;
-  ek_error_set(status, "%s: %s", kind, text);
-}
-
 static ek_status run_forward(ek_criterion_pass *pass, bool gradient, const ek_tensor *outputs,
                              const ek_tensor *targets, ek_tensor *totals) {
   if (pass == NULL) return no_pass();
@@ -211,7 +200,7 @@ static ek_status run_forward(ek_criterion_pass *pass, bool gradient, const ek_te
   const ek_status status = criterion->ops->forward(criterion, pass, outputs, targets, totals);
   pass->outputs = NULL;
   if (status != EK_OK) {
-    name_failure(pass, status, errors);
+    ek__error_name(criterion->ops->kind, status, errors);
     ek_criterion_pass_reset(pass);
     return status;
   }
@@ -315,7 +304,7 @@ ek_status ek_criterion_pass_run_backward(ek_criterion_pass *pass, const ek_tenso
                                                                        targets, scales, gradients);
   if (status == EK_OK) status = check_gradients(pass, outputs, gradients);
   if (status != EK_OK) {
-    name_failure(pass, status, errors);
+    ek__error_name(criterion->ops->kind, status, errors);
     for (size_t i = 0; i < pass->counts.outputs; i++) ek_tensor_free(&gradients[i]);
   }
   /* The outputs may be overwritten by now: whatever happened, there is no second backward. The

@@ -20,6 +20,7 @@
 #include <evenkeel/elementwise.h>
 
 #include "core/alloc.h"
+#include "core/error.h"
 #include "core/options.h"
 #include "device/device_internal.h"
 #include "device/types.h"
@@ -204,6 +205,15 @@ static ek_status sum_squares(const ek_data_parallel_optimizer *self, ek_device *
   return ek_communicator_wait(self->model->communicator, device);
 }
 
+/* The rule may be a program's own: a failure is named after it. */
+static ek_status run_rule(const ek_optimizer *rule, ek_device *device, const ek_update *update) {
+  const uint64_t errors = ek__error_number();
+  const ek_status status =
+      rule->ops->update(rule, ek_device_stream(device, EK_STREAM_COMPUTE), update);
+  if (status != EK_OK) ek__error_name(rule->ops->kind, status, errors);
+  return status;
+}
+
 static ek_status update_ranges(ek_data_parallel_optimizer *self, ek_device *device, size_t index) {
   const ek_data_parallel_model *model = self->model;
   const struct share share = update_share(self, index);
@@ -228,10 +238,7 @@ static ek_status update_ranges(ek_data_parallel_optimizer *self, ek_device *devi
     update.gradients = &gradients;
     update.states = states;
     done += last - first;
-    if (first < last) {
-      EK_TRY(self->optimizer->ops->update(self->optimizer,
-                                          ek_device_stream(device, EK_STREAM_COMPUTE), &update));
-    }
+    if (first < last) EK_TRY(run_rule(self->optimizer, device, &update));
   }
   return EK_OK;
 }

@@ -4,7 +4,9 @@
 #include <evenkeel/status.h>
 
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "core/error.h"
 
@@ -51,4 +53,15 @@ ek_status ek_error_set(ek_status status, const char *format, ...) {
   va_end(arguments);
   snprintf(last_message, sizeof last_message, "%s", text);
   return status;
+}
+
+const char *ek__error_words(ek_status status, uint64_t before) {
+  const bool silent = message_number == before || last_message[0] == '\0';
+  return silent ? ek_status_text(status) : last_message;
+}
+
+void ek__error_name(const char *kind, ek_status status, uint64_t before) {
+  const char *words = ek__error_words(status, before);
+  if (words == last_message && strncmp(words, kind, strlen(kind)) == 0) return;
+  ek_error_set(status, "%s: %s", kind, words);
 }

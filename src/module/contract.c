@@ -273,9 +273,7 @@ void ek__name_failure(ek_pass *pass, const char *function, ek_status status, uin
   const uint64_t now = ek__error_number();
   if (now != before && now == pass->named) return;
   char path[EK__PATH_SIZE];
-  /* A function that failed without a word has left some older failure's message, or none. */
-  const bool silent = now == before || ek_error_message()[0] == '\0';
   ek_error_set(status, "%s, %s: %s", ek__node_path(path, pass->running.node), function,
-               silent ? ek_status_text(status) : ek_error_message());
+               ek__error_words(status, before));
   pass->named = ek__error_number();
 }
