@@ -333,15 +333,24 @@ static const struct worker *first_failure(const ek_group *group) {
   return given_up;
 }
 
-/* A message often begins with the device that it is about: said once is enough. */
+/* The first "DEVICE: " of a message, at its beginning or behind what was put before it; else NULL. */
+static const char *find_name(const char *message, const char *name) {
+  const size_t length = strlen(name);
+  for (const char *at = message; (at = strstr(at, name)) != NULL; at += length) {
+    const bool begins = at == message || (at - message >= 2 && strncmp(at - 2, ": ", 2) == 0);
+    if (begins && strncmp(at + length, ": ", 2) == 0) return at;
+  }
+  return NULL;
+}
+
+/* A message often names the device that it is about: said once is enough. */
 static ek_status tell(const struct worker *failed) {
   const char *name = ek_device_name(failed->device), *message = failed->message;
-  const size_t length = strlen(name);
-  if (strncmp(message, name, length) == 0 && strncmp(message + length, ": ", 2) == 0) {
-    message += length + 2;
-  }
-  return ek_error_set(failed->status, "replica %zu on %s: %s", ek_device_index(failed->device),
-                      name, message);
+  const char *again = find_name(message, name);
+  const char *rest = again == NULL ? message : again + strlen(name) + 2;
+  const int before = again == NULL ? 0 : (int)(again - message);
+  return ek_error_set(failed->status, "replica %zu on %s: %.*s%s", ek_device_index(failed->device),
+                      name, before, message, rest);
 }
 
 /* Runs a job on all workers. Called and left with the mutex held, by the caller that is served. */

@@ -355,13 +355,17 @@ START_TEST(a_long_message_comes_through) {
 }
 END_TEST
 
-/* The device's name once, also where the message of a failure begins with it. */
+/* The device's name once, also where the message of a failure begins with it, or has it behind
+ * what a module put before it. `context` is a format for the name; NULL: memory runs out. */
 static ek_status take_too_much(void *context, ek_device *device, size_t index) {
   ek_tensor tensor;
   const int64_t count = (int64_t)1 << 40;
+  const char *words = context, *name = ek_device_name(device);
   if (index == 0) return EK_OK;
-  if (context != NULL)
-    return ek_error_set(EK_ERR_IO, "%sx is another word", ek_device_name(device));
+  if (words != NULL) {
+    const char *place = strchr(words, '@');
+    return ek_error_set(EK_ERR_IO, "%.*s%s%s", (int)(place - words), words, name, place + 1);
+  }
   return ek_tensor_create(&tensor, device, EK_MEMORY_INPUTS, EK_F32, 1, &count);
 }
 
@@ -372,8 +376,13 @@ START_TEST(a_failure_names_its_device_once) {
   (void)snprintf(want, sizeof want, "replica 1 on %s: out of memory: ", name);
   ck_fails(ek_group_apply(group, take_too_much, NULL), EK_ERR_OUT_OF_MEMORY, want);
   ck_assert(strncmp(ek_error_message(), want, strlen(want)) == 0);
-  (void)snprintf(want, sizeof want, "replica 1 on %s: %sx is", name, name);
-  ck_fails(ek_group_apply(group, take_too_much, group), EK_ERR_IO, want);
+  char another[] = "@x: another word", between[] = "mlp, forward: @: full", inside[] = "to @: no";
+  (void)snprintf(want, sizeof want, "replica 1 on %s: %sx: another word", name, name);
+  ck_fails(ek_group_apply(group, take_too_much, another), EK_ERR_IO, want);
+  (void)snprintf(want, sizeof want, "replica 1 on %s: mlp, forward: full", name);
+  ck_fails(ek_group_apply(group, take_too_much, between), EK_ERR_IO, want);
+  (void)snprintf(want, sizeof want, "replica 1 on %s: to %s: no", name, name);
+  ck_fails(ek_group_apply(group, take_too_much, inside), EK_ERR_IO, want);
   ck_ok(ek_group_close(group));
 }
 END_TEST
