@@ -64,14 +64,20 @@ static ek_status check_weights(const ek_data_parallel_criterion *self, const dou
 /* This micro-batch weighs the terms as the ones before it did, or nothing has come before it. */
 static ek_status check_ratios(ek_data_parallel_criterion *self) {
   const size_t terms = self->criterion->terms;
-  double totals[2 * EK_MAX_TERMS] = {0}, own[EK_MAX_TERMS], sum = 0;
+  double totals[2 * EK_MAX_TERMS] = {0}, own[EK_MAX_TERMS], sum = 0, weight = 0;
   size_t reference = 0;
   EK_TRY(ek__read_numbers(totals, 2 * (int64_t)terms, &self->totals[0]));
   for (size_t j = 0; j < terms; j++) {
     own[j] = totals[2 * j + 1];
-    sum += fabs(totals[2 * j]) + own[j];
+    sum += fabs(totals[2 * j]);
+    weight += own[j];
   }
-  if (sum == 0) return EK_OK; /* it adds nothing to anything */
+  if (sum == 0 && weight == 0) return EK_OK; /* it adds nothing to anything */
+  if (weight == 0) {
+    return ek_error_set(EK_ERR_STATE,
+                        "criterion backward: the targets of this micro-batch have losses and weigh "
+                        "nothing: how its terms are to be scaled only options.weights can tell");
+  }
   const bool first = largest(self->weights, terms, &reference) == 0;
   for (size_t j = 0; j < terms && !first; j++) {
     if (nearly_equal(own[j] * self->weights[reference], own[reference] * self->weights[j])) continue;

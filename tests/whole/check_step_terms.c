@@ -212,6 +212,47 @@ START_TEST(wrong_weights) {
 }
 END_TEST
 
+/* ---- losses without weight ---- */
+
+/* Smoothed cross-entropies in which class 1 weighs nothing. */
+static ek_status smoothed_terms(ek_criterion **criterion, ek_reduction reduction) {
+  static const double coefficients[TERMS] = {1, 1, 1}, weightless[CK_MIXER_WIDTH] = {1, 0, 2};
+  ek_criterion *terms[TERMS] = {NULL};
+  ek_cross_entropy_options o = EK_CROSS_ENTROPY_OPTIONS_INIT;
+  o.reduction = reduction;
+  o.label_smoothing = 0.25;
+  o.class_weights = weightless;
+  o.classes = CK_MIXER_WIDTH;
+  for (int i = 0; i < TERMS; i++) ck_ok(ek_cross_entropy_create(&terms[i], &o));
+  const ek_status status = ek_weighted_sum_create(criterion, terms, coefficients, TERMS);
+  for (int i = 0; i < TERMS; i++) ek_criterion_free(terms[i]);
+  return status;
+}
+
+static void labels(struct ck_batch *batch, ek_type type, int64_t samples) {
+  shapes(batch, type, samples);
+  batch->target[1] = batch->target[0];
+}
+
+/* {s, 0} in a micro-batch: nobody knows yet how its terms are to be scaled. */
+START_TEST(losses_without_weight) {
+  struct bed bed;
+  bed.workload = workload();
+  bed.workload.criterion = smoothed_terms;
+  bed.workload.shapes = labels;
+  bed.setup = ck_setup_mode(&bed.workload, "cpu:3", (ek_mode)_i);
+  bed.batch = ck_batch_make(&bed.workload, EK_F32, SAMPLES, 0, 61);
+  for (int i = 0; i < TERMS; i++) {
+    for (int row = 0; row < 4; row++) ((int32_t *)bed.batch.target[i].data)[row] = 1;
+  }
+  ck_training_open(&bed.t, &bed.setup);
+  ck_fails(micro_batch(&bed.t, &bed.batch, 0, 4, true, NULL), EK_ERR_STATE, "weigh nothing");
+  ck_ok(micro_batch(&bed.t, &bed.batch, 0, SAMPLES, false, NULL));
+  ck_ok(ek_data_parallel_optimizer_step(bed.t.optimizer, NULL));
+  bed_close(&bed);
+}
+END_TEST
+
 /* Two criteria of several terms cannot share a step. */
 START_TEST(another_loss_in_the_step) {
   struct bed bed;
@@ -233,6 +274,7 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(core, unknown_weights_are_refused, 0, CK_MODES);
   tcase_add_loop_test(core, equal_ratios_need_no_weights, 0, CK_MODES);
   tcase_add_loop_test(core, wrong_weights, 0, CK_MODES);
+  tcase_add_loop_test(core, losses_without_weight, 0, CK_MODES);
   tcase_add_test(core, another_loss_in_the_step);
   return suite;
 }
