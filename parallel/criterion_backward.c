@@ -80,7 +80,8 @@ static ek_status check_ratios(ek_data_parallel_criterion *self) {
   }
   const bool first = largest(self->weights, terms, &reference) == 0;
   for (size_t j = 0; j < terms && !first; j++) {
-    if (nearly_equal(own[j] * self->weights[reference], own[reference] * self->weights[j])) continue;
+    if (nearly_equal(own[j] * self->weights[reference], own[reference] * self->weights[j]))
+      continue;
     return ek_error_set(EK_ERR_STATE,
                         "criterion backward: terms number %zu and %zu weigh %g and %g in this "
                         "micro-batch, %g and %g in the earlier ones of the step: with unequal "
@@ -148,7 +149,8 @@ static ek_status add_terms(const struct criterion_backward_job *job, ek_stream *
   EK_TRY(self->micro_batches == 0 ? ek_op_copy(stream, step, totals)
                                   : ek_op_add(stream, step, step, totals));
   if (self->weights_given) {
-    EK_TRY(ek_op_combine_totals(stream, combined, &self->scales[index], totals, job->scales, false));
+    EK_TRY(
+        ek_op_combine_totals(stream, combined, &self->scales[index], totals, job->scales, false));
   }
   return ek_op_combine_totals(stream, combined, &self->step_scales[index], step, self->coefficients,
                               true);
@@ -206,7 +208,8 @@ static ek_status check_turn(const ek_data_parallel_criterion *self,
     return out_of_turn("the outputs that criterion forward saw come from no forward of a model");
   }
   if (self->forward != model->last_forward) {
-    return out_of_turn("the outputs that criterion forward saw are not of the model's last forward");
+    return out_of_turn(
+        "the outputs that criterion forward saw are not of the model's last forward");
   }
   if (model->pending == 0) {
     return out_of_turn(model->last_gradient

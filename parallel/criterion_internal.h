@@ -24,10 +24,10 @@ struct ek_data_parallel_criterion {
 
   /* From forward to backward. */
   bool has_forward, has_loss;
-  bool with_gradient; /* that forward was allowed to write over the outputs */
-  uint64_t forward;   /* the number that its outputs carry: of the model's forward; 0: none */
-  ek_shards *outputs; /* the caller's */
-  ek_shards *targets; /* one per target */
+  bool with_gradient;   /* that forward was allowed to write over the outputs */
+  uint64_t forward;     /* the number that its outputs carry: of the model's forward; 0: none */
+  ek_shards *outputs;   /* the caller's */
+  ek_shards *targets;   /* one per target */
   ek_shards *gradients; /* one per output, during backward */
 
   /* Several terms with reduction `mean` (else empty): the step so far, this micro-batch included.

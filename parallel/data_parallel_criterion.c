@@ -168,7 +168,8 @@ static ek_status check_outputs(const ek_data_parallel_criterion *self, const ek_
       return ek_error_set(EK_ERR_DEVICE, "output number %zu is not of the model's group", i);
     }
     for (size_t k = 0; k < self->count; k++) {
-      if ((outputs[i].offsets[k] < outputs[i].offsets[k + 1]) != ek__criterion_has_rows(outputs, k)) {
+      if ((outputs[i].offsets[k] < outputs[i].offsets[k + 1]) !=
+          ek__criterion_has_rows(outputs, k)) {
         return ek_error_set(EK_ERR_SHAPE, "output number %zu lies on other devices than number 0",
                             i);
       }

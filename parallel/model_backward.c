@@ -89,10 +89,11 @@ static ek_status check_gradients(const ek_data_parallel_model *model, const ek_s
   for (size_t i = 0; i < count; i++) {
     const ek_shards *gradient = &gradients[i], *shape = &model->part_shapes[i];
     if (gradient->forward != 0 && (gradient->forward != model->pending || gradient->output != i)) {
-      return ek_error_set(EK_ERR_STATE,
-                          "backward: gradient number %zu is not of output number %zu of the model's "
-                          "last forward",
-                          i, i);
+      return ek_error_set(
+          EK_ERR_STATE,
+          "backward: gradient number %zu is not of output number %zu of the model's "
+          "last forward",
+          i, i);
     }
     if (gradient->group != model->group ||
         !(gathered ? whole_fits : parts_fit)(model, gradient, shape)) {

@@ -35,13 +35,13 @@ struct ek_data_parallel_model {
   ek_shards *made;                 /* scratch of a forward: one per output */
   ek_shards *part_shapes;          /* of the last forward: one per output, where its rows lie */
   ek_shards *part_gradients;       /* scratch of a backward from gathered gradients */
-  uint64_t last_forward;   /* number of the last forward; its outputs carry it */
-  uint64_t pending;        /* the same while its backward may still come, else 0 */
-  bool last_gradient;      /* it was with gradient */
-  int64_t forward_samples; /* rows of that forward */
-  bool replicas_stale;     /* state `master`: device 0 is ahead of the others */
-  bool buffers_stale;      /* a training forward has run: device 0's go to the others */
-  bool reducing;           /* read by workers: this backward is the step's last */
+  uint64_t last_forward;           /* number of the last forward; its outputs carry it */
+  uint64_t pending;                /* the same while its backward may still come, else 0 */
+  bool last_gradient;              /* it was with gradient */
+  int64_t forward_samples;         /* rows of that forward */
+  bool replicas_stale;             /* state `master`: device 0 is ahead of the others */
+  bool buffers_stale;              /* a training forward has run: device 0's go to the others */
+  bool reducing;                   /* read by workers: this backward is the step's last */
 
   /* The running step. */
   enum ek__step_stage stage;

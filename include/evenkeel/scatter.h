@@ -52,9 +52,9 @@ typedef struct ek_scatter_options {
  */
 typedef struct ek_shards {
   ek_group *group;
-  size_t count;   /* of devices */
-  bool broadcast; /* every device has the whole */
-  bool ahead;     /* made with `ahead` */
+  size_t count;     /* of devices */
+  bool broadcast;   /* every device has the whole */
+  bool ahead;       /* made with `ahead` */
   bool overwritten; /* an output over which a criterion has written its gradient */
   uint64_t forward;
   size_t output;
