@@ -90,7 +90,6 @@ static ek_status check(const ek_shards *outputs, size_t output_count, ek_pass *c
 
 ek_status ek__apply_forward(ek_shards *outputs, size_t output_count, ek_pass *const *passes,
                             const ek_shards *inputs, size_t input_count) {
-  EK_TRY(check(outputs, output_count, passes, inputs, input_count));
   struct apply_job job = {outputs, output_count, passes, inputs, input_count, &inputs[0]};
   for (size_t i = input_count; i-- > 0;) {
     if (!inputs[i].broadcast) job.lead = &inputs[i];

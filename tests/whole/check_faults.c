@@ -14,7 +14,7 @@
 #include <evenkeel/host_memory.h>
 #include <evenkeel/memory.h>
 
-#include "ck_training.h"
+#include "ck_snapshot.h"
 
 enum { DEVICES = 3, SAMPLES = 7 };
 
@@ -38,38 +38,6 @@ static double seconds(void) {
   return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-/* ---- what must not change ---- */
-
-struct snapshot {
-  double *numbers[3]; /* values and both states */
-  int64_t count;
-  uint64_t held[DEVICES];
-};
-
-static struct snapshot take(const struct ck_training *training) {
-  static const enum ck_numbers kinds[] = {CK_VALUES, CK_STATE_0, CK_STATE_1};
-  struct snapshot shot;
-  for (int i = 0; i < 3; i++) shot.numbers[i] = ck_training_read(training, kinds[i], &shot.count);
-  for (size_t k = 0; k < DEVICES; k++) {
-    ek_memory_usage usage;
-    ck_ok(ck_memory_stats(&usage, ek_group_device(training->group, k)));
-    shot.held[k] = usage.current_bytes;
-  }
-  return shot;
-}
-
-static void drop(struct snapshot *shot) {
-  for (int i = 0; i < 3; i++) free(shot->numbers[i]);
-}
-
-static void same(const char *what, const struct snapshot *a, const struct snapshot *b) {
-  for (int i = 0; i < 3; i++) ck_same_bits(what, a->numbers[i], b->numbers[i], a->count);
-  for (size_t k = 0; k < DEVICES; k++) {
-    ck_assert_msg(a->held[k] == b->held[k], "%s: device %zu holds %llu bytes, before %llu", what, k,
-                  (unsigned long long)a->held[k], (unsigned long long)b->held[k]);
-  }
-}
-
 /* ---- devices ---- */
 
 /* A step of two micro-batches, the second shorter; its buckets are reduced in the second backward.
@@ -87,24 +55,24 @@ static bool fails_at(struct ck_training *training, const struct ck_batch *batch,
                      uint64_t n) {
   ek_device *victim = ek_group_device(training->group, device);
   char where[64];
-  struct snapshot before = take(training);
+  struct ck_snapshot before = ck_snapshot_take(training);
   ck_ok(ek_memory_fail_at(victim, n));
   const double start = seconds();
   const ek_status status = step(training, batch);
   const double spent = seconds() - start;
   ck_ok(ek_memory_fail_at(victim, 0));
   if (status != EK_OK) {
-    struct snapshot after = take(training);
+    struct ck_snapshot after = ck_snapshot_take(training);
     snprintf(where, sizeof where, "allocation %d of device %d", (int)n, (int)device);
     ck_assert_msg(status == EK_ERR_OUT_OF_MEMORY, "%s gave %s: %s", where, ek_status_name(status),
                   ek_error_message());
     ck_assert_msg(ck_contains(ek_error_message(), ek_device_name(victim)), "%s: %s", where,
                   ek_error_message());
     ck_assert_double_lt(spent, patience());
-    same(where, &after, &before);
-    drop(&after);
+    ck_snapshot_same(where, &after, &before);
+    ck_snapshot_drop(&after);
   }
-  drop(&before);
+  ck_snapshot_drop(&before);
   return status != EK_OK;
 }
 
@@ -118,10 +86,10 @@ static void every_allocation(struct ck_training *disturbed, struct ck_training *
     failed = fails_at(disturbed, batch, device, n);
     if (failed) ck_ok(step(disturbed, batch));
     ck_ok(step(other, batch));
-    struct snapshot a = take(disturbed), b = take(other);
-    same("retried step", &a, &b);
-    drop(&a);
-    drop(&b);
+    struct ck_snapshot a = ck_snapshot_take(disturbed), b = ck_snapshot_take(other);
+    ck_snapshot_same("retried step", &a, &b);
+    ck_snapshot_drop(&a);
+    ck_snapshot_drop(&b);
   }
   ck_assert_uint_gt(n, 5);
 }
