@@ -49,7 +49,7 @@ static enum exit_code check_spec(struct found *found, const struct options *opti
     return status == EK_ERR_INVALID_ARGUMENT ? EXIT_USAGE : EXIT_ERROR;
   }
   const struct kind kind = group_kind(group);
-  ek_group_close(group);
+  ek_group_free(group);
   if (!kind.counts_only) found->computes = true;
   if (kind.counts_only || strcmp(kind.planner, "plan-cuda") == 0) found->tf32 = true;
   return check_scatter(options, spec, kind.devices);

@@ -74,7 +74,7 @@ static void put_shape(json_t *config, const struct options *options) {
 static json_t *machine_json(void) {
   ek_device_description description;
   size_t count = 0;
-  if (ek_device_list(&description, 1, &count) != EK_OK || count == 0) return json_null();
+  if (ek_device_list(&description, &count, 1) != EK_OK || count == 0) return json_null();
   return file_name(description.text);
 }
 

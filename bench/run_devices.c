@@ -55,13 +55,13 @@ static struct report make_report(const ek_device_description *devices, size_t co
 enum exit_code run_devices(const struct options *options) {
   if (!prepare_outputs(options)) return EXIT_ERROR;
   size_t count = 0;
-  if (ek_device_list(NULL, 0, &count) != EK_OK) {
+  if (ek_device_list(NULL, &count, 0) != EK_OK) {
     say_error("%s", ek_error_message());
     return EXIT_ERROR;
   }
   const size_t room = count;
   ek_device_description *devices = need_memory(room, sizeof *devices);
-  if (ek_device_list(devices, room, &count) != EK_OK) {
+  if (ek_device_list(devices, &count, room) != EK_OK) {
     say_error("%s", ek_error_message());
     free(devices);
     return EXIT_ERROR;

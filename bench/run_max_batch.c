@@ -97,7 +97,7 @@ static bool look_at_group(struct kind *kind, const struct options *options) {
     return false;
   }
   *kind = group_kind(group);
-  ek_group_close(group);
+  ek_group_free(group);
   return true;
 }
 

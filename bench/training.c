@@ -88,7 +88,7 @@ void training_close(struct training *training) {
   ek_module_free(training->module);
   free(training->inputs);
   free(training->targets);
-  ek_group_close(training->group);
+  ek_group_free(training->group);
   memset(training, 0, sizeof *training);
 }
 
@@ -128,7 +128,7 @@ static ek_status compute_gradients(struct training *training, bool accumulate,
   ek_shards outputs = {0};
   ek_status status = EK_OK;
   EK_TRY_GOTO(status,
-              ek_data_parallel_model_forward(training->model, &outputs, &inputs, 1, &forward),
+              ek_data_parallel_model_forward(&outputs, training->model, &inputs, 1, &forward),
               cleanup);
   EK_TRY_GOTO(status, take_lap(training, split == NULL ? NULL : &split->forward, &since), cleanup);
   EK_TRY_GOTO(status,
@@ -148,7 +148,7 @@ ek_status training_step(struct training *training, double *loss, double *seconds
   const double start = clock_seconds();
   EK_TRY(compute_gradients(training, false, NULL));
   ek_step_result result = {0};
-  EK_TRY(ek_data_parallel_optimizer_step(training->optimizer, &result));
+  EK_TRY(ek_data_parallel_optimizer_step(&result, training->optimizer));
   EK_TRY(ek_group_synchronize(training->group));
   *seconds = clock_seconds() - start;
   *loss = result.loss;
@@ -161,7 +161,7 @@ ek_status training_step_split(struct training *training, struct split *split) {
   EK_TRY(ek_data_parallel_model_discard(training->model));
   EK_TRY(compute_gradients(training, false, split));
   double since = clock_seconds();
-  EK_TRY(ek_data_parallel_optimizer_step(training->optimizer, NULL));
+  EK_TRY(ek_data_parallel_optimizer_step(NULL, training->optimizer));
   EK_TRY(take_lap(training, &split->optimizer, &since));
   split->reduce = split->backward > without.backward ? split->backward - without.backward : 0;
   split->backward -= split->reduce;

@@ -41,9 +41,9 @@ static ek_status two_heads_forward(const ek_module *self, ek_pass *pass, const e
                                    ek_tensor *outputs) {
   (void)self;
   ek_tensor hidden = {0};
-  EK_TRY(ek_pass_forward(pass, TRUNK, inputs, &hidden));
-  ek_status status = ek_pass_forward(pass, RING_HEAD, &hidden, &outputs[0]);
-  if (status == EK_OK) status = ek_pass_forward(pass, DIRECTION_HEAD, &hidden, &outputs[1]);
+  EK_TRY(ek_pass_child_forward(&hidden, pass, TRUNK, inputs));
+  ek_status status = ek_pass_child_forward(&outputs[0], pass, RING_HEAD, &hidden);
+  if (status == EK_OK) status = ek_pass_child_forward(&outputs[1], pass, DIRECTION_HEAD, &hidden);
   ek_tensor_free(&hidden);
   return status;
 }
@@ -54,11 +54,12 @@ static ek_status two_heads_backward(const ek_module *self, ek_pass *pass,
   (void)self;
   ek_status status = EK_OK;
   ek_tensor sum = {0}, other = {0};
-  EK_TRY_GOTO(status, ek_pass_backward(pass, DIRECTION_HEAD, &grad_outputs[1], &sum), cleanup);
-  EK_TRY_GOTO(status, ek_pass_backward(pass, RING_HEAD, &grad_outputs[0], &other), cleanup);
+  EK_TRY_GOTO(status, ek_pass_child_backward(&sum, pass, DIRECTION_HEAD, &grad_outputs[1]),
+              cleanup);
+  EK_TRY_GOTO(status, ek_pass_child_backward(&other, pass, RING_HEAD, &grad_outputs[0]), cleanup);
   EK_TRY_GOTO(status, ek_op_add(ek_pass_stream(pass), &sum, &sum, &other), cleanup);
   ek_tensor_free(&other);
-  EK_TRY_GOTO(status, ek_pass_backward(pass, TRUNK, &sum, grad_inputs), cleanup);
+  EK_TRY_GOTO(status, ek_pass_child_backward(grad_inputs, pass, TRUNK, &sum), cleanup);
 cleanup:
   ek_tensor_free(&other);
   ek_tensor_free(&sum);
@@ -133,7 +134,7 @@ static void close_trainer(struct trainer *t) {
   for (int i = 0; i < 2; i++) ek_criterion_free(t->terms[i]);
   ek_data_parallel_model_free(t->model);
   ek_module_free(t->module);
-  ek_group_close(t->group);
+  ek_group_free(t->group);
 }
 
 /* 61 points do not divide by four devices: 16, 15, 15, 15. The loss is exact all the same. */
@@ -169,11 +170,11 @@ static ek_status train_step(struct trainer *t, struct batch *batch, double *loss
   ek_shards outputs[2];
   memset(outputs, 0, sizeof outputs);
   ek_step_result result;
-  EK_TRY_GOTO(status, ek_data_parallel_model_forward(t->model, outputs, &points, 1, NULL), cleanup);
+  EK_TRY_GOTO(status, ek_data_parallel_model_forward(outputs, t->model, &points, 1, NULL), cleanup);
   EK_TRY_GOTO(status, ek_data_parallel_criterion_forward(t->criterion, outputs, 2, targets, 2),
               cleanup);
   EK_TRY_GOTO(status, ek_data_parallel_criterion_backward(t->criterion, t->model, NULL), cleanup);
-  EK_TRY_GOTO(status, ek_data_parallel_optimizer_step(t->optimizer, &result), cleanup);
+  EK_TRY_GOTO(status, ek_data_parallel_optimizer_step(&result, t->optimizer), cleanup);
   *loss = result.loss;
 cleanup:
   for (int i = 0; i < 2; i++) ek_shards_free(&outputs[i]);
@@ -197,7 +198,7 @@ static ek_status evaluate(struct trainer *t, double *correct, double *squared_er
   options.training = false;
   ek_shards outputs[2];
   memset(outputs, 0, sizeof outputs);
-  EK_TRY(ek_data_parallel_model_forward(t->model, outputs, &points, 1, &options));
+  EK_TRY(ek_data_parallel_model_forward(outputs, t->model, &points, 1, &options));
   ek_status status = ek_gather_host(&ring, &outputs[0]);
   if (status == EK_OK) status = ek_gather_host(&direction, &outputs[1]);
   for (int i = 0; i < 2; i++) ek_shards_free(&outputs[i]);

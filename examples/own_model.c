@@ -227,20 +227,20 @@ static void close_training(struct training *t) {
   ek_criterion_free(t->criterion);
   ek_data_parallel_model_free(t->model);
   ek_module_free(t->module);
-  ek_group_close(t->group);
+  ek_group_free(t->group);
 }
 
 static ek_status step(struct training *t, const ek_tensor *x, const ek_tensor *target,
                       double *loss) {
   ek_shards outputs = {0};
   ek_step_result result = {0};
-  EK_TRY(ek_data_parallel_model_forward(t->model, &outputs, x, 1, NULL));
+  EK_TRY(ek_data_parallel_model_forward(&outputs, t->model, x, 1, NULL));
   ek_status status =
       ek_data_parallel_criterion_forward(t->parallel_criterion, &outputs, 1, target, 1);
   if (status == EK_OK) {
     status = ek_data_parallel_criterion_backward(t->parallel_criterion, t->model, NULL);
   }
-  if (status == EK_OK) status = ek_data_parallel_optimizer_step(t->parallel_optimizer, &result);
+  if (status == EK_OK) status = ek_data_parallel_optimizer_step(&result, t->parallel_optimizer);
   ek_shards_free(&outputs);
   *loss = result.loss;
   return status;

@@ -76,7 +76,7 @@ static void close_trainer(struct trainer *t) {
   ek_criterion_free(t->loss);
   ek_data_parallel_model_free(t->model);
   ek_module_free(t->gpt);
-  ek_group_close(t->group);
+  ek_group_free(t->group);
 }
 
 /* Windows at random places; the target of each byte is the one behind it. */
@@ -105,12 +105,12 @@ static ek_status train_step(struct trainer *t, const struct text *text, long ste
   ek_status status = EK_OK;
   ek_shards outputs = {0};
   ek_step_result result;
-  EK_TRY_GOTO(status, ek_data_parallel_model_forward(t->model, &outputs, &inputs, 1, NULL),
+  EK_TRY_GOTO(status, ek_data_parallel_model_forward(&outputs, t->model, &inputs, 1, NULL),
               cleanup);
   EK_TRY_GOTO(status, ek_data_parallel_criterion_forward(t->criterion, &outputs, 1, &targets, 1),
               cleanup);
   EK_TRY_GOTO(status, ek_data_parallel_criterion_backward(t->criterion, t->model, NULL), cleanup);
-  EK_TRY_GOTO(status, ek_data_parallel_optimizer_step(t->optimizer, &result), cleanup);
+  EK_TRY_GOTO(status, ek_data_parallel_optimizer_step(&result, t->optimizer), cleanup);
   *loss = result.loss;
 cleanup:
   ek_shards_free(&outputs);
@@ -167,7 +167,7 @@ static ek_status next_byte(struct trainer *t, int32_t *window, uint32_t number, 
   EK_TRY(ek_tensor_host(&whole, logits, EK_F32, 3, output_shape));
 
   ek_shards outputs = {0};
-  EK_TRY(ek_data_parallel_model_forward(t->model, &outputs, &input, 1, &options));
+  EK_TRY(ek_data_parallel_model_forward(&outputs, t->model, &input, 1, &options));
   const ek_status status = ek_gather_host(&whole, &outputs);
   ek_shards_free(&outputs);
   EK_TRY(status);

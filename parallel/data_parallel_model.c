@@ -167,7 +167,7 @@ void ek_data_parallel_model_free(ek_data_parallel_model *model) {
     ek_replica_free(model->replicas[k]);
   }
   ek__model_unwatch(model);
-  ek_communicator_close(model->communicator);
+  ek_communicator_free(model->communicator);
   ek__free(model->part_gradients);
   ek__free(model->part_shapes);
   ek__free(model->made);

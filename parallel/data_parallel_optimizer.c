@@ -298,8 +298,8 @@ static ek_status read_result(ek_step_result *result, const ek_data_parallel_opti
   return EK_OK;
 }
 
-ek_status ek_data_parallel_optimizer_step(ek_data_parallel_optimizer *parallel,
-                                          ek_step_result *result) {
+ek_status ek_data_parallel_optimizer_step(ek_step_result *result,
+                                          ek_data_parallel_optimizer *parallel) {
   if (parallel == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "optimizer step: optimizer may not be NULL");
   }
@@ -348,8 +348,9 @@ int64_t ek_data_parallel_optimizer_steps(const ek_data_parallel_optimizer *paral
   return parallel == NULL ? 0 : parallel->steps;
 }
 
-ek_status ek_data_parallel_optimizer_state(const ek_data_parallel_optimizer *parallel,
-                                           const char *name, size_t state, ek_tensor *host) {
+ek_status ek_data_parallel_optimizer_state(ek_tensor *host,
+                                           const ek_data_parallel_optimizer *parallel,
+                                           const char *name, size_t state) {
   if (parallel == NULL || name == NULL || host == NULL || state >= parallel->state_count) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                         "optimizer state: an argument is NULL, or there is no state number %zu",

@@ -37,7 +37,7 @@ static ek_status backward_one(void *context, ek_device *device, size_t index) {
     for (size_t i = 0; i < model->module->outputs; i++) {
       gradients[i] = job->gradients[i].parts[index];
     }
-    EK_TRY(ek_pass_run_backward(model->passes[index], gradients, NULL));
+    EK_TRY(ek_pass_run_backward(NULL, model->passes[index], gradients));
   } else if (model->stage == EK__STEP_EMPTY) {
     ek_tensor flat = *ek_replica_gradients(model->replicas[index]);
     EK_TRY(ek_op_zero(ek_device_stream(device, EK_STREAM_COMPUTE), &flat));

@@ -238,7 +238,7 @@ static ek_status run_forward(ek_data_parallel_model *model, const ek_shards *inp
   ek_shards *outputs = model->made;
   EK_TRY(refresh_replicas(model, options->training));
   EK_TRY(open_passes(model, &inputs[lead], options));
-  EK_TRY(ek__apply_forward(outputs, count, model->passes, inputs, model->module->inputs));
+  EK_TRY(ek__parallel_apply(outputs, count, model->passes, inputs, model->module->inputs));
   for (size_t i = 0; i < count; i++) {
     const ek_status status = check_rows(model, i, &outputs[i]);
     if (status == EK_OK) continue;
@@ -271,7 +271,7 @@ static void finish_forward(ek_data_parallel_model *model, ek_shards *outputs, in
   }
 }
 
-ek_status ek_data_parallel_model_forward(ek_data_parallel_model *model, ek_shards *outputs,
+ek_status ek_data_parallel_model_forward(ek_shards *outputs, ek_data_parallel_model *model,
                                          const ek_tensor *inputs, size_t input_count,
                                          const ek_forward_options *options) {
   ek_forward_options o = EK_FORWARD_OPTIONS_INIT;
@@ -297,7 +297,7 @@ cleanup:
   return status;
 }
 
-ek_status ek_data_parallel_model_forward_shards(ek_data_parallel_model *model, ek_shards *outputs,
+ek_status ek_data_parallel_model_forward_shards(ek_shards *outputs, ek_data_parallel_model *model,
                                                 const ek_shards *inputs, size_t input_count,
                                                 const ek_forward_options *options) {
   ek_forward_options o = EK_FORWARD_OPTIONS_INIT;

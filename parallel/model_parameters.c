@@ -44,8 +44,8 @@ const char *ek_data_parallel_model_parameter_name(const ek_data_parallel_model *
   return ek_replica_parameter(&info, model->replicas[0], index) == EK_OK ? info.name : NULL;
 }
 
-ek_status ek_data_parallel_model_describe(const ek_data_parallel_model *model, const char *name,
-                                          ek_tensor *like) {
+ek_status ek_data_parallel_model_describe(ek_tensor *like, const ek_data_parallel_model *model,
+                                          const char *name) {
   ek_parameter_info info;
   EK_TRY(check("describe", model, name, like));
   EK_TRY(ek_replica_find(&info, model->replicas[0], name));
@@ -55,8 +55,8 @@ ek_status ek_data_parallel_model_describe(const ek_data_parallel_model *model, c
   return EK_OK;
 }
 
-ek_status ek_data_parallel_model_get(const ek_data_parallel_model *model, const char *name,
-                                     ek_tensor *host) {
+ek_status ek_data_parallel_model_get(ek_tensor *host, const ek_data_parallel_model *model,
+                                     const char *name) {
   ek_parameter_info info;
   EK_TRY(check("get", model, name, host));
   EK__MODEL_ENTER(model, "get");
@@ -122,8 +122,8 @@ static ek_status read_factor(double *factor, const ek_data_parallel_model *model
   return EK_OK;
 }
 
-ek_status ek_data_parallel_model_gradient(const ek_data_parallel_model *model, const char *name,
-                                          ek_tensor *host) {
+ek_status ek_data_parallel_model_gradient(ek_tensor *host, const ek_data_parallel_model *model,
+                                          const char *name) {
   ek_parameter_info info;
   EK_TRY(check("gradient", model, name, host));
   EK__MODEL_ENTER(model, "gradient");

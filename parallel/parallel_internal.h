@@ -78,11 +78,11 @@ void ek__model_update_ended(ek_data_parallel_model *model);
 void ek__model_watch(ek_data_parallel_model *model);
 void ek__model_unwatch(ek_data_parallel_model *model);
 
-/* ---- apply.c: ek_apply_forward() with arguments that were checked, into scratch that a failure may
- * leave as it likes ---- */
+/* ---- parallel_apply.c: ek_parallel_apply() with arguments that were checked, into scratch that a
+ * failure may leave as it likes ---- */
 
-ek_status ek__apply_forward(ek_shards *made, size_t output_count, ek_pass *const *passes,
-                            const ek_shards *inputs, size_t input_count);
+ek_status ek__parallel_apply(ek_shards *made, size_t output_count, ek_pass *const *passes,
+                             const ek_shards *inputs, size_t input_count);
 
 /* Brings the step's gradients to stage reduced. EK_ERR_STATE if there are none. */
 ek_status ek__model_reduce(ek_data_parallel_model *model);

@@ -165,7 +165,7 @@ static ek_status make_part(void *context, ek_device *device, size_t index) {
   ek_tensor_free(&rows);
   if (status == EK_OK && !shards->broadcast) {
     ek__tensor_cut_from(&shards->parts[index],
-                        shards->offsets[index] * ek_tensor_row_count(job->source));
+                        shards->offsets[index] * ek_tensor_row_elements(job->source));
   }
   return status;
 }

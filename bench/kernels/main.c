@@ -202,13 +202,13 @@ int main(int argc, char **argv) {
   }
   if (ek_group_size(group) != 1 || ek_device_counts_only(ek_group_device(group, 0))) {
     say_error("--devices %s: one device that computes is wanted", settings.devices);
-    ek_group_close(group);
+    ek_group_free(group);
     return EXIT_USAGE;
   }
   float *random = make_random(settings.mib * 262144);
   const ek_status status = run(&settings, group, random);
   if (status != EK_OK) say_error("%s", ek_error_message());
   free(random);
-  ek_group_close(group);
+  ek_group_free(group);
   return status == EK_OK ? 0 : EXIT_WRONG;
 }

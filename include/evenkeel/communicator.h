@@ -33,7 +33,7 @@ typedef struct ek_communicator ek_communicator;
  * that counts. `nccl` sums in an order of its own.
  */
 EK_API EK_CHECKED ek_status ek_communicator_open(ek_communicator **communicator, ek_group *group);
-EK_API void ek_communicator_close(ek_communicator *communicator);
+EK_API void ek_communicator_free(ek_communicator *communicator);
 EK_API const char *ek_communicator_name(const ek_communicator *communicator);
 
 /* Everybody's tensor becomes that of device number `root`. */

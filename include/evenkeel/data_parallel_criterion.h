@@ -8,12 +8,12 @@
  *     ek_shards outputs = {0};
  *     ek_step_result result;
  *     ek_status status;
- *     EK_TRY_GOTO(status, ek_data_parallel_model_forward(model, &outputs, &tokens, 1, NULL),
+ *     EK_TRY_GOTO(status, ek_data_parallel_model_forward(&outputs, model, &tokens, 1, NULL),
  *                 cleanup);
  *     EK_TRY_GOTO(status, ek_data_parallel_criterion_forward(criterion, &outputs, 1, &targets, 1),
  *                 cleanup);
  *     EK_TRY_GOTO(status, ek_data_parallel_criterion_backward(criterion, model, NULL), cleanup);
- *     EK_TRY_GOTO(status, ek_data_parallel_optimizer_step(optimizer, &result), cleanup);
+ *     EK_TRY_GOTO(status, ek_data_parallel_optimizer_step(&result, optimizer), cleanup);
  *     *loss = result.loss;
  *   cleanup:
  *     ek_shards_free(&outputs);   // also after a failure, or the next step has less memory

@@ -108,8 +108,8 @@ typedef struct ek_forward_options {
  * of rows; at least one input must be scattered. A forward whose backward never comes is dropped by
  * the next one.
  */
-EK_API EK_CHECKED ek_status ek_data_parallel_model_forward(ek_data_parallel_model *model,
-                                                           ek_shards *outputs,
+EK_API EK_CHECKED ek_status ek_data_parallel_model_forward(ek_shards *outputs,
+                                                           ek_data_parallel_model *model,
                                                            const ek_tensor *inputs,
                                                            size_t input_count,
                                                            const ek_forward_options *options);
@@ -133,7 +133,7 @@ EK_API EK_CHECKED ek_status ek_data_parallel_model_forward(ek_data_parallel_mode
  *                     cleanup);
  *         EK_TRY_GOTO(status, ek_scatter_like(tn, xn, &targets[i + 1], EK_MEMORY_INPUTS), cleanup);
  *       }
- *       EK_TRY_GOTO(status, ek_data_parallel_model_forward_shards(model, &outputs, xi, 1, NULL),
+ *       EK_TRY_GOTO(status, ek_data_parallel_model_forward_shards(&outputs, model, xi, 1, NULL),
  *                   cleanup);
  *       EK_TRY_GOTO(status,
  *                   ek_data_parallel_criterion_forward_shards(criterion, &outputs, 1, ti, 1),
@@ -141,7 +141,7 @@ EK_API EK_CHECKED ek_status ek_data_parallel_model_forward(ek_data_parallel_mode
  *       ek_shards_free(xi);
  *       ek_shards_free(ti);
  *       EK_TRY_GOTO(status, ek_data_parallel_criterion_backward(criterion, model, NULL), cleanup);
- *       EK_TRY_GOTO(status, ek_data_parallel_optimizer_step(optimizer, NULL), cleanup);
+ *       EK_TRY_GOTO(status, ek_data_parallel_optimizer_step(NULL, optimizer), cleanup);
  *       ek_shards_free(&outputs);
  *     }
  *   cleanup:
@@ -158,7 +158,7 @@ EK_API EK_CHECKED ek_status ek_data_parallel_model_forward(ek_data_parallel_mode
  * that does not fit, EK_ERR_DEVICE for a part that is elsewhere; nothing is lost then.
  */
 EK_API EK_CHECKED ek_status ek_data_parallel_model_forward_shards(
-    ek_data_parallel_model *model, ek_shards *outputs, const ek_shards *inputs, size_t input_count,
+    ek_shards *outputs, ek_data_parallel_model *model, const ek_shards *inputs, size_t input_count,
     const ek_forward_options *options);
 
 typedef struct ek_backward_options {
@@ -203,19 +203,22 @@ EK_API size_t ek_data_parallel_model_parameter_count(const ek_data_parallel_mode
 EK_API const char *ek_data_parallel_model_parameter_name(const ek_data_parallel_model *model,
                                                          size_t index);
 /* The shape and the type of a parameter, as a host tensor without data. */
-EK_API EK_CHECKED ek_status ek_data_parallel_model_describe(const ek_data_parallel_model *model,
-                                                            const char *name, ek_tensor *like);
+EK_API EK_CHECKED ek_status ek_data_parallel_model_describe(ek_tensor *like,
+                                                            const ek_data_parallel_model *model,
+                                                            const char *name);
 /* Reads or writes a whole parameter from or to host memory of its type and size. */
-EK_API EK_CHECKED ek_status ek_data_parallel_model_get(const ek_data_parallel_model *model,
-                                                       const char *name, ek_tensor *host);
+EK_API EK_CHECKED ek_status ek_data_parallel_model_get(ek_tensor *host,
+                                                       const ek_data_parallel_model *model,
+                                                       const char *name);
 EK_API EK_CHECKED ek_status ek_data_parallel_model_set(ek_data_parallel_model *model,
                                                        const char *name, const ek_tensor *host);
 /*
  * Reads the gradient of a step, summed over all devices and micro-batches and divided by D, between
  * the last backward of the step and the optimizer. EK_ERR_STATE at other times.
  */
-EK_API EK_CHECKED ek_status ek_data_parallel_model_gradient(const ek_data_parallel_model *model,
-                                                            const char *name, ek_tensor *host);
+EK_API EK_CHECKED ek_status ek_data_parallel_model_gradient(ek_tensor *host,
+                                                            const ek_data_parallel_model *model,
+                                                            const char *name);
 
 #ifdef __cplusplus
 }

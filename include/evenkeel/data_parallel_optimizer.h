@@ -62,8 +62,8 @@ typedef struct ek_step_result {
  * EK_ERR_TORN: an earlier update failed halfway (data_parallel_model.h). A failure in here may be
  * what tears the model; the next call tells.
  */
-EK_API EK_CHECKED ek_status ek_data_parallel_optimizer_step(ek_data_parallel_optimizer *parallel,
-                                                            ek_step_result *result);
+EK_API EK_CHECKED ek_status ek_data_parallel_optimizer_step(ek_step_result *result,
+                                                            ek_data_parallel_optimizer *parallel);
 
 /* Replaces the rate (and the schedule) from the next step on. */
 EK_API EK_CHECKED ek_status ek_data_parallel_optimizer_set_learning_rate(
@@ -77,7 +77,7 @@ EK_API int64_t ek_data_parallel_optimizer_steps(const ek_data_parallel_optimizer
  * files and for comparisons. EK_ERR_STATE before the first step.
  */
 EK_API EK_CHECKED ek_status ek_data_parallel_optimizer_state(
-    const ek_data_parallel_optimizer *parallel, const char *name, size_t state, ek_tensor *host);
+    ek_tensor *host, const ek_data_parallel_optimizer *parallel, const char *name, size_t state);
 
 #ifdef __cplusplus
 }

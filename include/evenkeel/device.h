@@ -69,7 +69,7 @@ typedef struct ek_group_options {
 
 /*
  * Opens the devices that `spec` names and starts their workers. `options` NULL gives the defaults.
- * The caller owns *group and frees it with ek_group_close().
+ * The caller owns *group and frees it with ek_group_free().
  * EK_ERR_INVALID_ARGUMENT  the string is wrong; the message shows where
  * EK_ERR_UNAVAILABLE       the backend cannot be used here
  * EK_ERR_OUT_OF_MEMORY     the host refused memory or threads
@@ -84,7 +84,7 @@ EK_API EK_CHECKED ek_status ek_group_open(ek_group **group, const char *spec,
  *               thread is using the group; called on one of its workers; or in a child of the
  *               process that opened it, where there is nothing to stop
  */
-EK_API ek_status ek_group_close(ek_group *group);
+EK_API ek_status ek_group_free(ek_group *group);
 
 EK_API size_t ek_group_size(const ek_group *group);                     /* 0 for NULL */
 EK_API ek_device *ek_group_device(const ek_group *group, size_t index); /* NULL outside */
@@ -156,8 +156,8 @@ typedef struct ek_device_description {
  * Fills at most `capacity` descriptions, one or more per backend, available or not, and stores how
  * many there are in *count. `descriptions` may be NULL when `capacity` is 0.
  */
-EK_API EK_CHECKED ek_status ek_device_list(ek_device_description *descriptions, size_t capacity,
-                                           size_t *count);
+EK_API EK_CHECKED ek_status ek_device_list(ek_device_description *descriptions, size_t *count,
+                                           size_t capacity);
 
 #ifdef __cplusplus
 }

@@ -12,7 +12,7 @@
  *     sgd.h, adamw.h, schedule.h                 optimizers
  *     module.h, pass.h, replica.h, criterion.h, optimizer.h         to write your own
  *     op.h         operations for your own layers
- *     scatter.h, gather.h, replicate.h, apply.h, reduce.h, communicator.h
+ *     scatter.h, gather.h, replicate.h, parallel_apply.h, reduce.h, communicator.h
  *                  the parts that data parallelism is made of
  *     fault.h, host_memory.h                     failures on purpose, for tests of a program
  *
@@ -22,7 +22,7 @@
 #define EVENKEEL_EVENKEEL_H
 
 #include <evenkeel/adamw.h>
-#include <evenkeel/apply.h>
+#include <evenkeel/parallel_apply.h>
 #include <evenkeel/communicator.h>
 #include <evenkeel/cross_entropy.h>
 #include <evenkeel/data_parallel_criterion.h>

@@ -11,9 +11,9 @@
  *     ek_tensor y = {0};
  *     ek_status status;
  *     EK_TRY_GOTO(status, ek_pass_open(&pass, replica, NULL), cleanup);
- *     EK_TRY_GOTO(status, ek_pass_run_forward(pass, &x, &y), cleanup);
+ *     EK_TRY_GOTO(status, ek_pass_run_forward(&y, pass, &x), cleanup);
  *     EK_TRY_GOTO(status, make_gradient(&y), cleanup);   // over y, say
- *     EK_TRY_GOTO(status, ek_pass_run_backward(pass, &y, NULL), cleanup);
+ *     EK_TRY_GOTO(status, ek_pass_run_backward(NULL, pass, &y), cleanup);
  *   cleanup:
  *     ek_tensor_free(&y);
  *     ek_pass_free(pass);
@@ -76,16 +76,16 @@ EK_API EK_CHECKED ek_status ek_pass_take(ek_tensor *tensor, ek_pass *pass);
 
 /* Runs child number `child` with its own inputs and outputs, which are overwritten with tensors that
  * the caller owns, or stay as they were. */
-EK_API EK_CHECKED ek_status ek_pass_forward(ek_pass *pass, size_t child, const ek_tensor *inputs,
-                                            ek_tensor *outputs);
+EK_API EK_CHECKED ek_status ek_pass_child_forward(ek_tensor *outputs, ek_pass *pass, size_t child,
+                                                  const ek_tensor *inputs);
 
 /*
  * The child's backward; children must be called in the reverse order of their forwards, when what
  * was saved after the child's forward has been taken back: else EK_ERR_STATE. grad_outputs have
  * types and shapes of the child's outputs; that of an output of integers is not looked at.
  */
-EK_API EK_CHECKED ek_status ek_pass_backward(ek_pass *pass, size_t child,
-                                             const ek_tensor *grad_outputs, ek_tensor *grad_inputs);
+EK_API EK_CHECKED ek_status ek_pass_child_backward(ek_tensor *grad_inputs, ek_pass *pass,
+                                                   size_t child, const ek_tensor *grad_outputs);
 
 /*
  * For a module that does the work of its child number `child` itself, because two children are
@@ -138,15 +138,15 @@ EK_API ek_module *ek_pass_module(const ek_pass *pass);
 
 /* Runs the replica's module. `outputs` are overwritten with tensors that the caller owns; on failure
  * they stay as they were, and the pass is only good to be freed. */
-EK_API EK_CHECKED ek_status ek_pass_run_forward(ek_pass *pass, const ek_tensor *inputs,
-                                                ek_tensor *outputs);
+EK_API EK_CHECKED ek_status ek_pass_run_forward(ek_tensor *outputs, ek_pass *pass,
+                                                const ek_tensor *inputs);
 
 /*
  * Runs the backward; once per forward. Afterwards the gradient of every parameter is defined: one
  * that no module touched is zero (if not `accumulate`). grad_inputs as in the module table.
  */
-EK_API EK_CHECKED ek_status ek_pass_run_backward(ek_pass *pass, const ek_tensor *grad_outputs,
-                                                 ek_tensor *grad_inputs);
+EK_API EK_CHECKED ek_status ek_pass_run_backward(ek_tensor *grad_inputs, ek_pass *pass,
+                                                 const ek_tensor *grad_outputs);
 
 /* Frees the pass and what is still saved in it. NULL is legal. */
 EK_API void ek_pass_free(ek_pass *pass);

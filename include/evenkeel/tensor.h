@@ -96,7 +96,7 @@ EK_API bool ek_tensor_exists(const ek_tensor *tensor);
 EK_API int64_t ek_tensor_count(const ek_tensor *tensor); /* number of elements */
 EK_API size_t ek_tensor_bytes(const ek_tensor *tensor);  /* bytes of its elements */
 /* Elements of one row of dimension 0 (1 for a rank-0 or rank-1 tensor). */
-EK_API int64_t ek_tensor_row_count(const ek_tensor *tensor);
+EK_API int64_t ek_tensor_row_elements(const ek_tensor *tensor);
 /* How many references there are to the memory behind a tensor; 0 for a host or empty tensor. */
 EK_API int ek_tensor_holders(const ek_tensor *tensor);
 /* True if type, rank and shape are equal. */

@@ -62,7 +62,7 @@ ek_status ek_communicator_open(ek_communicator **communicator, ek_group *group) 
   return EK_OK;
 }
 
-void ek_communicator_close(ek_communicator *communicator) {
+void ek_communicator_free(ek_communicator *communicator) {
   if (communicator == NULL || ek__group_of_parent(communicator->group)) return;
   ek__group_detach(communicator->group, &communicator->abortable);
   communicator->table->close(communicator);

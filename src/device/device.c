@@ -184,7 +184,7 @@ static ek_status add_cuda(struct list *list) {
   return EK_OK;
 }
 
-ek_status ek_device_list(ek_device_description *descriptions, size_t capacity, size_t *count) {
+ek_status ek_device_list(ek_device_description *descriptions, size_t *count, size_t capacity) {
   if (count == NULL || (descriptions == NULL && capacity > 0)) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                         "ek_device_list: descriptions and count may not be NULL");

@@ -285,22 +285,22 @@ static ek_status check_unused(ek_group *group) {
   const bool busy = group->drawn != group->served, communicators = group->abortables != NULL;
   pthread_mutex_unlock(&group->mutex);
   if (busy) {
-    return ek_error_set(EK_ERR_STATE, "ek_group_close: another thread is using the group");
+    return ek_error_set(EK_ERR_STATE, "ek_group_free: another thread is using the group");
   }
   if (communicators) {
-    return ek_error_set(EK_ERR_STATE, "ek_group_close: a model or a communicator is still open");
+    return ek_error_set(EK_ERR_STATE, "ek_group_free: a model or a communicator is still open");
   }
   for (size_t i = 0; i < group->count; i++) {
-    EK_TRY(ek__device_check_unused(group->workers[i].device, "ek_group_close"));
+    EK_TRY(ek__device_check_unused(group->workers[i].device, "ek_group_free"));
   }
   return EK_OK;
 }
 
-ek_status ek_group_close(ek_group *group) {
+ek_status ek_group_free(ek_group *group) {
   if (group == NULL) return EK_OK;
-  EK_TRY(ek__group_check(group, "ek_group_close"));
+  EK_TRY(ek__group_check(group, "ek_group_free"));
   if (ek__group_is_worker(group)) {
-    return ek_error_set(EK_ERR_STATE, "ek_group_close: called from a worker of the same group");
+    return ek_error_set(EK_ERR_STATE, "ek_group_free: called from a worker of the same group");
   }
   const ek_status status = check_unused(group);
   if (status != EK_OK) {

@@ -131,7 +131,7 @@ ek_status ek_tensor_rows(ek_tensor *view, const ek_tensor *source, int64_t first
                         "ek_tensor_rows: rows %lld + %lld of a tensor with %lld rows",
                         (long long)first, (long long)count, (long long)source->shape[0]);
   }
-  const size_t row_bytes = (size_t)ek_tensor_row_count(source) * ek_type_size(source->type);
+  const size_t row_bytes = (size_t)ek_tensor_row_elements(source) * ek_type_size(source->type);
   ek_tensor result;
   EK_TRY(ek_tensor_share(&result, source));
   result.shape[0] = count;
@@ -193,7 +193,7 @@ size_t ek_tensor_bytes(const ek_tensor *tensor) {
                                   : 0;
 }
 
-int64_t ek_tensor_row_count(const ek_tensor *tensor) {
+int64_t ek_tensor_row_elements(const ek_tensor *tensor) {
   int64_t count = 1;
   if (tensor == NULL) return 0;
   for (int i = 1; i < tensor->rank; i++) count *= tensor->shape[i];

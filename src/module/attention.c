@@ -41,7 +41,7 @@ static void saved_free(struct saved *saved) {
 
 static ek_status attend(const struct attention *m, ek_pass *pass, const ek_tensor *x,
                         struct saved *s) {
-  EK_TRY(ek_pass_forward(pass, QKV, x, &s->qkv));
+  EK_TRY(ek_pass_child_forward(&s->qkv, pass, QKV, x));
   const int64_t lse_shape[] = {x->shape[0], m->heads, x->shape[1]};
   EK_TRY(ek__layer_result(&s->out, pass, x));
   EK_TRY(ek_pass_output(&s->lse, pass, ek_pass_type(pass), 3, lse_shape));
@@ -64,7 +64,7 @@ static ek_status attention_forward(const ek_module *self, ek_pass *pass, const e
   /* Before the projection takes memory: without a backward nobody else holds these two. */
   ek_tensor_free(&s.lse);
   ek_tensor_free(&s.qkv);
-  if (status == EK_OK) status = ek_pass_forward(pass, PROJECTION, &s.out, outputs);
+  if (status == EK_OK) status = ek_pass_child_forward(outputs, pass, PROJECTION, &s.out);
   saved_free(&s);
   return status;
 }
@@ -88,12 +88,12 @@ static ek_status attend_backward(const struct attention *m, ek_pass *pass, const
 static ek_status attention_backward(const ek_module *self, ek_pass *pass,
                                     const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
   ek_tensor dout = {0}, dqkv = {0};
-  ek_status status = ek_pass_backward(pass, PROJECTION, grad_outputs, &dout);
+  ek_status status = ek_pass_child_backward(&dout, pass, PROJECTION, grad_outputs);
   if (status == EK_OK) {
     status = attend_backward((const struct attention *)self, pass, &dout, &dqkv);
   }
   ek_tensor_free(&dout);
-  if (status == EK_OK) status = ek_pass_backward(pass, QKV, &dqkv, grad_inputs);
+  if (status == EK_OK) status = ek_pass_child_backward(grad_inputs, pass, QKV, &dqkv);
   ek_tensor_free(&dqkv);
   return status;
 }

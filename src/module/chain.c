@@ -41,7 +41,7 @@ ek_status ek__chain_forward(ek_pass *pass, size_t first, ek_module *const *modul
     const ek_tensor *from = i == 0 ? inputs : held;
     ran = i + 1 < count && ek__is_linear(modules[i]) && ek__is_gelu(modules[i + 1]) ? 2 : 1;
     status = ran == 2 ? linear_gelu(pass, first + i, modules[i], from, results)
-                      : ek_pass_forward(pass, first + i, from, results);
+                      : ek_pass_child_forward(results, pass, first + i, from);
     free_all(held);
     if (status != EK_OK) {
       free_all(results);
@@ -111,7 +111,7 @@ ek_status ek__chain_backward(ek_pass *pass, size_t first, ek_module *const *modu
     } else if (bias_done) {
       status = linear_without_bias(pass, child, modules[last], from, to);
     } else {
-      status = ek_pass_backward(pass, child, from, to);
+      status = ek_pass_child_backward(to, pass, child, from);
     }
     bias_done = ran == 2;
     free_all(held);

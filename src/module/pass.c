@@ -278,20 +278,21 @@ static ek_status child_node(const struct ek__node **node, const char *who, const
   return EK_OK;
 }
 
-ek_status ek_pass_forward(ek_pass *pass, size_t child, const ek_tensor *inputs,
-                          ek_tensor *outputs) {
+ek_status ek_pass_child_forward(ek_tensor *outputs, ek_pass *pass, size_t child,
+                                const ek_tensor *inputs) {
   const struct ek__node *node = NULL;
-  if (pass == NULL || inputs == NULL || outputs == NULL) return null_argument("ek_pass_forward");
-  EK_TRY(child_node(&node, "ek_pass_forward", pass, child));
-  EK_TRY(ek__check_tensors("ek_pass_forward", pass, inputs, node->inputs));
+  if (pass == NULL || inputs == NULL || outputs == NULL)
+    return null_argument("ek_pass_child_forward");
+  EK_TRY(child_node(&node, "ek_pass_child_forward", pass, child));
+  EK_TRY(ek__check_tensors("ek_pass_child_forward", pass, inputs, node->inputs));
   return run_forward(pass, node, inputs, outputs);
 }
 
-ek_status ek_pass_backward(ek_pass *pass, size_t child, const ek_tensor *grad_outputs,
-                           ek_tensor *grad_inputs) {
+ek_status ek_pass_child_backward(ek_tensor *grad_inputs, ek_pass *pass, size_t child,
+                                 const ek_tensor *grad_outputs) {
   const struct ek__node *node = NULL;
-  if (pass == NULL || grad_outputs == NULL) return null_argument("ek_pass_backward");
-  EK_TRY(child_node(&node, "ek_pass_backward", pass, child));
+  if (pass == NULL || grad_outputs == NULL) return null_argument("ek_pass_child_backward");
+  EK_TRY(child_node(&node, "ek_pass_child_backward", pass, child));
   return run_backward(pass, node, grad_outputs, grad_inputs);
 }
 
@@ -331,7 +332,7 @@ static ek_status charge_outputs(const struct ek__node *root, const ek_tensor *in
   return EK_OK;
 }
 
-ek_status ek_pass_run_forward(ek_pass *pass, const ek_tensor *inputs, ek_tensor *outputs) {
+ek_status ek_pass_run_forward(ek_tensor *outputs, ek_pass *pass, const ek_tensor *inputs) {
   if (pass == NULL || inputs == NULL || outputs == NULL) {
     return null_argument("ek_pass_run_forward");
   }
@@ -364,8 +365,8 @@ static ek_status complete_rest(ek_pass *pass) {
   return EK_OK;
 }
 
-ek_status ek_pass_run_backward(ek_pass *pass, const ek_tensor *grad_outputs,
-                               ek_tensor *grad_inputs) {
+ek_status ek_pass_run_backward(ek_tensor *grad_inputs, ek_pass *pass,
+                               const ek_tensor *grad_outputs) {
   if (pass == NULL || grad_outputs == NULL) return null_argument("ek_pass_run_backward");
   if (pass->stage != EK__PASS_RAN_FORWARD || !pass->options.gradient) {
     return ek_error_set(EK_ERR_STATE,

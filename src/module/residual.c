@@ -21,14 +21,14 @@ static ek_status residual_forward(const ek_module *self, ek_pass *pass, const ek
                                   ek_tensor *outputs) {
   (void)self;
   EK_TRY(ek__layer_check(pass, &inputs[0], -1));
-  EK_TRY(ek_pass_forward(pass, INNER, inputs, outputs));
+  EK_TRY(ek_pass_child_forward(outputs, pass, INNER, inputs));
   return ek__residual_add(pass, &outputs[0], &inputs[0]);
 }
 
 static ek_status residual_backward(const ek_module *self, ek_pass *pass,
                                    const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
   (void)self;
-  EK_TRY(ek_pass_backward(pass, INNER, grad_outputs, grad_inputs));
+  EK_TRY(ek_pass_child_backward(grad_inputs, pass, INNER, grad_outputs));
   if (grad_inputs == NULL) return EK_OK;
   return ek__residual_add(pass, &grad_inputs[0], &grad_outputs[0]);
 }

@@ -30,7 +30,7 @@ static ek_status open_and_close(void *context) {
   ek_group *group = NULL;
   const ek_status status = ek_group_open(&group, context, NULL);
   if (status != EK_OK && group != NULL) return EK_ERR_INTERNAL; /* left as it was */
-  ek_group_close(group);
+  ek_group_free(group);
   return status;
 }
 
@@ -64,7 +64,7 @@ END_TEST
 static ek_status open_communicator(void *context) {
   ek_communicator *communicator = NULL;
   EK_TRY(ek_communicator_open(&communicator, context));
-  ek_communicator_close(communicator);
+  ek_communicator_free(communicator);
   return EK_OK;
 }
 
@@ -84,7 +84,7 @@ START_TEST(communicators_events_and_recorders) {
   ck_assert_int_eq(fail_until_it_works(open_communicator, group), 1);
   ck_assert_int_eq(fail_until_it_works(create_event, group), 1);
   ck_assert_int_eq(fail_until_it_works(record, group), 1);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 
@@ -101,7 +101,7 @@ START_TEST(a_failed_restart_keeps_the_recording) {
   ck_ok(ek_memory_record_stop(&events, &count, NULL, device));
   ck_assert_uint_eq(count, 1);
   ek_tensor_free(&tensor);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 
@@ -140,7 +140,7 @@ START_TEST(many_tensors) {
   ek_host_memory_fail_at(0);
   for (int i = 0; i < TENSORS; i++) ek_tensor_free(&tensors[i]);
   ck_no_memory_held(group);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 

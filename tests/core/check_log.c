@@ -33,7 +33,7 @@ static void close_with(int64_t bytes) {
     ck_ok(ek_tensor_create(&tensor, ek_group_device(group, 1), EK_MEMORY_OUTPUTS, EK_F32, 1,
                            (const int64_t[]){bytes / 4}));
   }
-  ek_group_close(group);
+  ek_group_free(group);
 }
 
 START_TEST(held_memory_is_reported) {
@@ -114,7 +114,7 @@ static void *leak_rounds(void *argument) {
             EK_OK) {
       atomic_store(failed, true);
     }
-    ek_group_close(group);
+    ek_group_free(group);
   }
   return NULL;
 }

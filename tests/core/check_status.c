@@ -62,7 +62,7 @@ START_TEST(a_success_leaves_the_message) {
   ck_assert_int_eq(ek_error_set(EK_ERR_TYPE, "kept"), EK_ERR_TYPE);
   ek_group *group = NULL;
   ck_ok(ek_group_open(&group, "plan:1", NULL));
-  ek_group_close(group);
+  ek_group_free(group);
   ck_assert_str_eq(ek_error_message(), "kept");
 }
 END_TEST

@@ -330,7 +330,7 @@ START_TEST(the_loss_of_a_large_vocabulary_is_small) {
   ek_tensor_free(&x);
   ek_tensor_free(&y);
   ck_no_memory_held(group);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 

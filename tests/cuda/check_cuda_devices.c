@@ -38,7 +38,7 @@ START_TEST(a_string_names_devices) {
   ck_assert_str_eq(ek_device_backend(ek_group_device(group, 0)), "cuda");
   ck_assert_ptr_nonnull(
       ek_stream_native(ek_device_stream(ek_group_device(group, 0), EK_STREAM_COMPUTE)));
-  ek_group_close(group);
+  ek_group_free(group);
   ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
 }
 END_TEST
@@ -89,13 +89,13 @@ START_TEST(why_cuda_cannot_be_used) {
   ck_fails(ek_group_open(&group, "cuda", NULL), EK_ERR_UNAVAILABLE, "no GPU is visible");
   ek_device_description list[8];
   size_t count = 0;
-  ck_ok(ek_device_list(list, 8, &count));
+  ck_ok(ek_device_list(list, &count, 8));
   ck_assert_uint_eq(count, 3);
   ck_assert(!list[2].available);
   ck_assert(ck_contains(list[2].text, "no GPU is visible"));
   cuemu_set_settings(&settings);
   ck_fails(ek_group_open(&group, "cuda:0,17", NULL), EK_ERR_UNAVAILABLE, "no GPU number 17");
-  ck_ok(ek_device_list(list, 8, &count));
+  ck_ok(ek_device_list(list, &count, 8));
   ck_assert_uint_eq(count, 2 + (size_t)settings.devices);
   ck_assert(list[2].available && list[2].memory_bytes > 0);
 }
@@ -121,7 +121,7 @@ START_TEST(memory_is_cut_exactly) {
     ek_tensor_free(&rest);
   }
   ck_ok(ek_group_synchronize(group));
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 
@@ -132,8 +132,8 @@ START_TEST(a_cap_that_does_not_fit) {
   ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
   group = ck_open("cuda:0x4@64MiB", 0);
   ek_group *other = ck_open("cuda:0x2@64MiB", 0); /* with caps there is room for two */
-  ek_group_close(other);
-  ek_group_close(group);
+  ek_group_free(other);
+  ek_group_free(group);
 }
 END_TEST
 
@@ -171,7 +171,7 @@ START_TEST(copies_of_any_size) {
     free(back);
     free(numbers);
   }
-  ek_group_close(group);
+  ek_group_free(group);
   ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
 }
 END_TEST
@@ -207,7 +207,7 @@ START_TEST(events_order_streams) {
   ek_event_free(event);
   ek_tensor_free(&x);
   ek_tensor_free(&y);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 
@@ -226,7 +226,7 @@ START_TEST(a_bad_index_is_told_by_who_waits) {
   ek_tensor_free(&y);
   ek_tensor_free(&rows);
   ek_tensor_free(&index);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 

@@ -77,7 +77,7 @@ static unsigned long calls_of_step(struct ck_snapshot *next, const struct ck_set
   const unsigned long calls = cuemu_calls(gpu, kind) - before;
   *next = ck_snapshot_take(&training);
   ck_training_close(&training);
-  ek_group_close(group);
+  ek_group_free(group);
   no_leaks("a step without faults");
   return calls;
 }
@@ -127,7 +127,7 @@ static void one_fault(const struct ck_setup *setup, const char *spec, int gpu, e
   if (!hang) never_silent(what, &training, &before, next, batch);
   ck_snapshot_drop(&before);
   ck_training_close(&training);
-  ek_group_close(group);
+  ek_group_free(group);
   no_leaks(what);
 
   group = open_group(spec, false);
@@ -135,7 +135,7 @@ static void one_fault(const struct ck_setup *setup, const char *spec, int gpu, e
   if (whole_step(&training, batch) != EK_OK)
     ck_abort_msg("%s, after it: %s", what, ek_error_message());
   ck_training_close(&training);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 
 static void every_fault(enum cuemu_kind kind, bool hang, int number) {
@@ -182,7 +182,7 @@ START_TEST(opening_fails) {
     cuemu_fail(0, CUEMU_MEMORY, n, 0);
     const ek_status status = ek_group_open(&group, spec, NULL);
     if (status == EK_OK) {
-      ek_group_close(group);
+      ek_group_free(group);
       break;
     }
     ck_assert_int_eq(status, EK_ERR_OUT_OF_MEMORY);

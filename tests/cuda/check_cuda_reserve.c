@@ -107,7 +107,7 @@ START_TEST(a_default_capacity_leaves_the_reserve) {
     ck_assert_uint_ge(outside.opening_bytes, CONTEXT + hidden);
     ck_assert_uint_lt(outside.opening_bytes, CONTEXT + hidden + 512);
   }
-  ek_group_close(group);
+  ek_group_free(group);
   ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
 }
 END_TEST
@@ -135,9 +135,9 @@ START_TEST(training_stays_within_the_reserve) {
      * least part of what was left alone for them. */
     ck_assert_uint_le(outside.now_bytes - outside.opening_bytes, outside.reserve_bytes / 2);
   }
-  ek_communicator_close(second);
+  ek_communicator_free(second);
   ck_training_close(&training);
-  ek_group_close(group);
+  ek_group_free(group);
   ck_batch_free(&batch);
   ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
 }
@@ -155,9 +155,9 @@ START_TEST(a_communicator_that_is_open_already_is_taken) {
   ck_ok(ek_communicator_open(&second, group));
   cuemu_usage(0, &usage);
   ck_assert_uint_eq(usage.communicators, 2);
-  ek_communicator_close(first);
-  ek_communicator_close(second);
-  ek_group_close(group);
+  ek_communicator_free(first);
+  ek_communicator_free(second);
+  ek_group_free(group);
   ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
 }
 END_TEST
@@ -169,11 +169,11 @@ START_TEST(a_cap_may_take_all_there_is) {
   ek_group *group = ck_open("cuda:0@64MiB", 0);
   const uint64_t most = 64 * MIB + free_bytes(0, &total) / 512 * 512;
   ck_assert_uint_eq(outside_of(group, 0, 0).reserve_bytes, 0);
-  ek_group_close(group);
+  ek_group_free(group);
   (void)snprintf(spec, sizeof spec, "cuda:0@%" PRIu64, most);
   group = ck_open(spec, 0);
   ck_assert_uint_lt(free_bytes(0, &total), 512);
-  ek_group_close(group);
+  ek_group_free(group);
   (void)snprintf(spec, sizeof spec, "cuda:0@%" PRIu64, most + 512);
   ck_fails(ek_group_open(&group, spec, NULL), EK_ERR_OUT_OF_MEMORY, "cuda:0");
   ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
@@ -195,14 +195,14 @@ START_TEST(a_gpu_that_was_reset_loads_again) {
   ck_fails(ek_memory_measure_outside(&after, ek_group_device(group, 0)), EK_ERR_UNAVAILABLE,
            "cuda:8");
   ek_tensor_free(&x);
-  ek_group_close(group);
+  ek_group_free(group);
   ck_assert_uint_eq(hidden_bytes(8), 0);
   cuemu_reset();
   group = ck_open("cuda:8", 0);
   ck_assert_uint_eq(hidden_bytes(8), hidden);
   ck_ok(ek_memory_measure_outside(&after, ek_group_device(group, 0)));
   ck_assert_uint_eq(after.reserve_bytes, before.reserve_bytes);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 
@@ -227,7 +227,7 @@ START_TEST(loading_fails) {
     ek_error_clear();
     const ek_status status = ek_group_open(&group, kinds[_i].spec, &options);
     if (status == EK_OK) {
-      ek_group_close(group);
+      ek_group_free(group);
       break;
     }
     ck_assert_msg(ck_contains(ek_error_message(), "cuda:"), "%s", ek_error_message());
@@ -253,7 +253,7 @@ START_TEST(no_room_to_load) {
   ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
   cuemu_set_settings(&settings);
   group = ck_open("cuda:0-2", 0);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 

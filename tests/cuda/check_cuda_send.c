@@ -75,7 +75,7 @@ START_TEST(it_travels_while_the_device_computes) {
   ek_tensor_free(&sent);
   ek_tensor_free(&y);
   free(host.data);
-  ek_group_close(group);
+  ek_group_free(group);
   cuemu_reset();
   ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
 }
@@ -109,7 +109,7 @@ START_TEST(a_batch_is_scattered_while_the_devices_compute) {
   ek_tensor_free(&y);
   free(whole.data);
   free(host.data);
-  ek_group_close(group);
+  ek_group_free(group);
   cuemu_reset();
 }
 END_TEST
@@ -140,7 +140,7 @@ START_TEST(who_had_the_memory_has_done_with_it) {
   ek_tensor_free(&y);
   free(first.data);
   free(second.data);
-  ek_group_close(group);
+  ek_group_free(group);
   cuemu_reset();
 }
 END_TEST
@@ -182,7 +182,7 @@ START_TEST(neighbours_wait_for_the_later_one) {
   free(small.data);
   free(host.data);
   free(both.data);
-  ek_group_close(group);
+  ek_group_free(group);
   cuemu_reset();
 }
 END_TEST
@@ -216,7 +216,7 @@ START_TEST(a_batch_that_is_dropped_on_its_way) {
   ek_tensor_free(&next);
   free(host.data);
   free(seven.data);
-  ek_group_close(group);
+  ek_group_free(group);
   cuemu_reset();
 }
 END_TEST
@@ -270,7 +270,7 @@ START_TEST(sending_and_freeing_in_any_order) {
   }
   for (size_t i = 0; i < KEPT; i++) look_at(&kept[i]);
   ck_no_memory_held(group);
-  ek_group_close(group);
+  ek_group_free(group);
   ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
 }
 END_TEST
@@ -304,7 +304,7 @@ START_TEST(every_copy_of_a_scatter_fails) {
   ck_assert_uint_eq(n, 11); /* 20 MiB in pieces of 2 MiB */
   free(whole.data);
   free(host.data);
-  ek_group_close(group);
+  ek_group_free(group);
   cuemu_reset();
   ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
 }
@@ -323,7 +323,7 @@ START_TEST(a_copy_hangs) {
   cuemu_release();
   ek_tensor_free(&sent);
   free(host.data);
-  ek_group_close(group);
+  ek_group_free(group);
   cuemu_reset();
   ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
 }

@@ -55,7 +55,7 @@ static struct run train(const struct ck_setup *setup) {
     ek_step_result result;
     ck_ok(ck_training_backward(&training, &batch, NULL, false, NULL));
     if (step == 0) run.gradients = ck_training_read(&training, CK_GRADIENTS, &run.count);
-    ck_ok(ek_data_parallel_optimizer_step(training.optimizer, &result));
+    ck_ok(ek_data_parallel_optimizer_step(&result, training.optimizer));
     run.losses[step] = result.loss;
     ck_batch_free(&batch);
   }

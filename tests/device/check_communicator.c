@@ -67,9 +67,9 @@ static void close_bed(struct bed *bed) {
     free(bed->values[i]);
   }
   free(bed->got);
-  ek_communicator_close(bed->communicator);
+  ek_communicator_free(bed->communicator);
   ck_no_memory_held(bed->group);
-  ek_group_close(bed->group);
+  ek_group_free(bed->group);
 }
 
 static void upload_values(struct bed *bed) {
@@ -341,7 +341,7 @@ START_TEST(several_communicators_at_once) {
     check_result(&beds[1]);
   }
   for (size_t i = 0; i < 4; i++) ek_tensor_free(&beds[1].tensors[i]);
-  ek_communicator_close(beds[1].communicator);
+  ek_communicator_free(beds[1].communicator);
   close_bed(&beds[0]);
 }
 END_TEST
@@ -529,7 +529,7 @@ START_TEST(wrong_arguments) {
   ck_fails(ek_communicator_wait(c, foreign), EK_ERR_DEVICE, "wait");
   ck_assert_str_eq(ek_communicator_name(NULL), "");
   ek_communicator_abort(NULL);
-  ek_communicator_close(NULL);
+  ek_communicator_free(NULL);
   ek_tensor_free(&ints);
   bed.kind = ALL_REDUCE;
   ck_ok(ek_group_apply(bed.group, once, &bed)); /* none of them was queued */

@@ -13,7 +13,7 @@ START_TEST(bad_arguments) {
   ck_fails(ek_fault_at(NULL, 1, EK_ERR_UNAVAILABLE), EK_ERR_INVALID_ARGUMENT, "device");
   ck_fails(ek_fault_at(ek_group_device(group, 0), 1, EK_OK), EK_ERR_INVALID_ARGUMENT, "EK_OK");
   ck_ok(ek_fault_at(ek_group_device(group, 0), 0, EK_OK));
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 
@@ -44,7 +44,7 @@ START_TEST(each_kind) {
   ck_ok(ek_event_synchronize(event));
   ek_event_free(event);
   ek_tensor_free(&x);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 
@@ -68,7 +68,7 @@ START_TEST(counts) {
   ck_ok(ek_fault_at(ek_group_device(group, 1), 0, EK_OK));
   ck_ok(ek_op_zero(streams[1], &x[1]));
   for (size_t k = 0; k < 2; k++) ek_tensor_free(&x[k]);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 
@@ -100,8 +100,8 @@ START_TEST(collectives) {
     ck_ok(ek_group_apply(group, sum, &job));
   }
   for (size_t k = 0; k < 2; k++) ek_tensor_free(&x[k]);
-  ek_communicator_close(job.communicator);
-  ek_group_close(group);
+  ek_communicator_free(job.communicator);
+  ek_group_free(group);
 }
 END_TEST
 

@@ -47,7 +47,7 @@ static ek_status play(struct trace *trace, const char *spec, uint64_t seed) {
   trace->peak = ck_usage_of(device).peak_bytes;
   for (int i = 0; i < 40; i++) ek_tensor_free(&tensors[i]);
   ck_no_memory_held(group);
-  ek_group_close(group);
+  ek_group_free(group);
   return status;
 }
 
@@ -110,7 +110,7 @@ START_TEST(out_of_memory_says_what_is_held) {
   ck_ok(ck_take(&c, device, EK_MEMORY_OPTIMIZER, 3 << 20));
   ek_tensor_free(&b);
   ek_tensor_free(&c);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 
@@ -122,7 +122,7 @@ START_TEST(out_of_memory_tells_sizes_apart) {
   ck_fails(ck_take(&tensor, device, EK_MEMORY_INPUTS, 1250048), EK_ERR_OUT_OF_MEMORY,
            "out of memory: 1.19 MiB (1250048 bytes) for inputs, largest free block 1.19 MiB "
            "(1249792 bytes)");
-  ck_ok(ek_group_close(group));
+  ck_ok(ek_group_free(group));
 }
 END_TEST
 
@@ -141,7 +141,7 @@ START_TEST(huge_requests_fail_cleanly) {
   }
   ck_assert_uint_eq(ck_usage_of(device).peak_bytes, 0);
   ck_assert_uint_eq(ck_usage_of(device).allocations, 0);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 
@@ -179,7 +179,7 @@ START_TEST(holes_are_unused_at_the_peak_and_charge_reaches_back) {
   ek_tensor_free(&c);
   ck_ok(ek_memory_reset_peak(device));
   ck_assert_uint_eq(ck_usage_of(device).peak_bytes, 0);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 
@@ -203,7 +203,7 @@ START_TEST(growing_twice_below_the_peak_keeps_its_record) {
   ck_assert_uint_eq(usage.at_peak[EK_MEMORY_LOSS], 4096);
   ck_assert_uint_eq(usage.current[EK_MEMORY_OUTPUTS], 2048);
   ek_tensor_free(&a);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 
@@ -235,7 +235,7 @@ START_TEST(the_nth_allocation_fails_once) {
   ck_assert_int_eq(other.shape[0], 1);
   ek_tensor_free(&other);
   ck_no_memory_held(group);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 
@@ -286,7 +286,7 @@ START_TEST(the_recorder_keeps_the_timeline) {
   ck_ok(ek_memory_record_start(device, 3)); /* replaces it */
   ck_ok(ek_memory_record_stop(&e, &count, NULL, device));
   ck_assert_uint_eq(count, 0);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 
@@ -322,7 +322,7 @@ START_TEST(the_table_fits_exactly) {
   free(text);
   free(cut);
   ek_tensor_free(&tensor);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 
@@ -342,7 +342,7 @@ START_TEST(the_table_is_aligned) {
     ck_assert_msg(strcspn(line, "\n") == width, "columns are broken in\n%s", text);
   }
   ek_tensor_free(&tensor);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 
@@ -371,7 +371,7 @@ START_TEST(outside_is_measured) {
            "ek_memory_measure_outside");
   ck_fails(ek_memory_measure_outside(&none, NULL), EK_ERR_INVALID_ARGUMENT,
            "ek_memory_measure_outside");
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 
@@ -396,7 +396,7 @@ START_TEST(wrong_arguments) {
   ck_assert_str_eq(ek_memory_category_name(EK_MEMORY_WORKSPACE), "workspace");
   ck_assert_str_eq(ek_memory_category_name(EK_MEMORY_CATEGORIES), "unknown");
   ck_assert_str_eq(ek_memory_category_name((ek_memory_category)-1), "unknown");
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 

@@ -46,7 +46,7 @@ START_TEST(create_says_what_it_is) {
     ck_assert_int_eq(t.type, types[i]);
     ck_assert_int_eq(ek_tensor_count(&t), 105);
     ck_assert_uint_eq(ek_tensor_bytes(&t), 105 * ek_type_size(types[i]));
-    ck_assert_int_eq(ek_tensor_row_count(&t), 35);
+    ck_assert_int_eq(ek_tensor_row_elements(&t), 35);
     ck_assert_int_eq(ek_tensor_holders(&t), 1);
     ck_assert_uint_eq(held(device), (ek_tensor_bytes(&t) + 255) / 256 * 256);
     ek_tensor_free(&t);
@@ -56,9 +56,9 @@ START_TEST(create_says_what_it_is) {
   ek_tensor scalar = {0}, deep = {0}, row = {0};
   ck_ok(ek_tensor_create(&scalar, device, EK_MEMORY_LOSS, EK_F64, 0, NULL));
   ck_assert_int_eq(ek_tensor_count(&scalar), 1);
-  ck_assert_int_eq(ek_tensor_row_count(&scalar), 1);
+  ck_assert_int_eq(ek_tensor_row_elements(&scalar), 1);
   ck_ok(ek_tensor_create(&row, device, EK_MEMORY_LOSS, EK_F64, CK_SHAPE(9)));
-  ck_assert_int_eq(ek_tensor_row_count(&row), 1);
+  ck_assert_int_eq(ek_tensor_row_elements(&row), 1);
   ck_ok(ek_tensor_create(&deep, device, EK_MEMORY_LOSS, EK_I32, CK_SHAPE(1, 2, 1, 2, 1, 2, 1, 2)));
   ck_assert_int_eq(ek_tensor_count(&deep), 16);
   ek_tensor_free(&scalar);
@@ -66,7 +66,7 @@ START_TEST(create_says_what_it_is) {
   ek_tensor_free(&row);
   ek_tensor_free(NULL);
   ck_no_memory_held(group);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 
@@ -77,7 +77,7 @@ START_TEST(nothing_is_asked_of_nothing) {
   ck_assert_int_eq(ek_tensor_count(&none), 0);
   ck_assert_uint_eq(ek_tensor_bytes(NULL), 0);
   ck_assert_uint_eq(ek_tensor_bytes(&none), 0);
-  ck_assert_int_eq(ek_tensor_row_count(NULL), 0);
+  ck_assert_int_eq(ek_tensor_row_elements(NULL), 0);
   ck_assert_int_eq(ek_tensor_holders(NULL), 0);
   ck_assert_int_eq(ek_tensor_holders(&none), 0);
   ck_assert(!ek_tensor_same_shape(NULL, &none));
@@ -108,7 +108,7 @@ START_TEST(a_tensor_without_elements_exists_and_holds_nothing) {
   ck_assert(ek_tensor_exists(&t));
   ck_assert_int_eq(ek_tensor_count(&t), 0);
   ck_assert_uint_eq(ek_tensor_bytes(&t), 0);
-  ck_assert_int_eq(ek_tensor_row_count(&t), 5);
+  ck_assert_int_eq(ek_tensor_row_elements(&t), 5);
   ck_assert_int_eq(ek_tensor_holders(&t), 0);
   ck_assert_uint_eq(held(device), 0);
   ck_ok(ek_tensor_host(&host, NULL, EK_F32, CK_SHAPE(7, 0)));
@@ -125,7 +125,7 @@ START_TEST(a_tensor_without_elements_exists_and_holds_nothing) {
   ck_assert_int_eq(t.shape[0], 0);
   ek_tensor_free(&u);
   ek_tensor_free(&t);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 
@@ -153,7 +153,7 @@ START_TEST(views_keep_the_memory_alive) {
   ck_assert_uint_eq(held(device), 100 * 64 * 4);
   ek_tensor_free(&flat);
   ck_assert_uint_eq(held(device), 0);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 
@@ -219,7 +219,7 @@ START_TEST(growing_is_in_place_or_not_at_all) {
   ck_assert_int_eq(view.shape[0], 10);
   ek_tensor_free(&view);
   ck_no_memory_held(group);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 
@@ -259,7 +259,7 @@ START_TEST(copies_go_in_all_directions) {
   ek_tensor_free(&first);
   ek_tensor_free(&second);
   ek_tensor_free(&again);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 
@@ -295,7 +295,7 @@ START_TEST(made_from_another) {
     ek_tensor_free(&made);
     ck_no_memory_held(group);
   }
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 
@@ -323,8 +323,8 @@ START_TEST(wrong_copies_into_new_tensors) {
   ck_fails(ek_tensor_arrive(NULL), EK_ERR_INVALID_ARGUMENT, "ek_tensor_arrive");
   ck_fails(ek_tensor_arrive(&nothing), EK_ERR_INVALID_ARGUMENT, "ek_tensor_arrive");
   ek_tensor_free(&foreign);
-  ek_group_close(other);
-  ek_group_close(group);
+  ek_group_free(other);
+  ek_group_free(group);
 }
 END_TEST
 
@@ -342,7 +342,7 @@ START_TEST(copies_into_rows_leave_the_others) {
   for (int i = 0; i < 30; i++) ck_assert(got[i] == (i >= 12 && i < 18 ? i - 11 : 0));
   ek_tensor_free(&view);
   ek_tensor_free(&t);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 
@@ -373,7 +373,7 @@ START_TEST(plan_copies_leave_host_memory_alone) {
   ck_assert(memcmp(data, before, sizeof data) == 0);
   ek_tensor_free(&a);
   ek_tensor_free(&b);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 
@@ -386,7 +386,7 @@ START_TEST(large_tensors_are_nothing_special) {
   ck_ok(ek_tensor_create(&t, device, EK_MEMORY_OUTPUTS, EK_F32, CK_SHAPE(32, 2048, 151936)));
   ck_assert_int_eq(ek_tensor_count(&t), INT64_C(32) * 2048 * 151936);
   ck_assert_uint_eq(ek_tensor_bytes(&t), UINT64_C(32) * 2048 * 151936 * 4);
-  ck_assert_int_eq(ek_tensor_row_count(&t), INT64_C(2048) * 151936);
+  ck_assert_int_eq(ek_tensor_row_elements(&t), INT64_C(2048) * 151936);
   ck_assert_uint_eq(held(device), ek_tensor_bytes(&t));
   ck_ok(ek_tensor_rows(&view, &t, 31, 1));
   ck_assert_uint_eq((uintptr_t)view.data - (uintptr_t)t.data, UINT64_C(31) * 2048 * 151936 * 4);
@@ -401,7 +401,7 @@ START_TEST(large_tensors_are_nothing_special) {
     ek_tensor_free(&t);
   }
   ck_no_memory_held(group);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 
@@ -428,7 +428,7 @@ START_TEST(products_that_do_not_fit) {
 #undef OVERFLOWS
   ck_assert(memcmp(&t, &none, sizeof t) == 0);
   ck_assert_uint_eq(held(device), 0);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 
@@ -462,7 +462,7 @@ START_TEST(wrong_makers) {
   ck_assert_int_eq(ek_tensor_host(&t, x, EK_F32, 2, negative), wrong);
   ck_assert(!ek_tensor_exists(&t));
   ck_no_memory_held(group);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 
@@ -507,7 +507,7 @@ START_TEST(wrong_views) {
   ek_tensor_free(&t);
   ek_tensor_free(&scalar);
   ck_no_memory_held(group);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 
@@ -531,8 +531,8 @@ START_TEST(wrong_copies) {
   ck_fails(ek_tensor_copy(&t, &foreign), EK_ERR_DEVICE, "different groups");
   ek_tensor_free(&t);
   ek_tensor_free(&foreign);
-  ek_group_close(group);
-  ek_group_close(other);
+  ek_group_free(group);
+  ek_group_free(other);
 }
 END_TEST
 

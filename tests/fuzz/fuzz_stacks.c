@@ -109,7 +109,7 @@ static void evaluate(struct run *run) {
   options.gradient = false;
   options.training = false;
   ek_shards outputs = {0};
-  fuzz_expect_explained(ek_data_parallel_model_forward(run->training.model, &outputs, batch.input,
+  fuzz_expect_explained(ek_data_parallel_model_forward(&outputs, run->training.model, batch.input,
                                                        batch.inputs, &options));
   ek_shards_free(&outputs);
 }

@@ -102,9 +102,9 @@ static void odd_calls(ek_pass *pass) {
   status = ek_pass_gradient_complete(pass, 99);
   status = ek_pass_leave(pass);
   status = ek_pass_enter(pass, 99);
-  status = ek_pass_forward(pass, 99, &tensor, &tensor);
-  status = ek_pass_backward(pass, 99, &tensor, &tensor);
-  status = ek_pass_run_backward(pass, &tensor, NULL);
+  status = ek_pass_child_forward(&tensor, pass, 99, &tensor);
+  status = ek_pass_child_backward(&tensor, pass, 99, &tensor);
+  status = ek_pass_run_backward(NULL, pass, &tensor);
   status = ek_pass_save(pass, &tensor);
   (void)status;
 }
@@ -134,9 +134,9 @@ static ek_status run_child(const struct module *self, ek_pass *pass, const ek_te
     EK_TRY(ek_pass_output(y, pass, x->type, x->rank, x->shape));
     return ek_op_copy(ek_pass_stream(pass), y, x);
   }
-  if (misdeed == CHILD_TWICE) EK_TRY(ek_pass_forward(pass, 0, x, &first));
+  if (misdeed == CHILD_TWICE) EK_TRY(ek_pass_child_forward(&first, pass, 0, x));
   ek_tensor_free(&first);
-  return ek_pass_forward(pass, 0, x, y);
+  return ek_pass_child_forward(y, pass, 0, x);
 }
 
 static ek_status module_forward(const ek_module *base, ek_pass *pass, const ek_tensor *inputs,
@@ -166,11 +166,11 @@ static ek_status child_backward(const struct module *self, ek_pass *pass, const 
     return ek_op_copy(ek_pass_stream(pass), dx, dy);
   }
   if (misdeed == CHILD_TWICE) {
-    const ek_status status = ek_pass_backward(pass, 0, dy, &first);
+    const ek_status status = ek_pass_child_backward(&first, pass, 0, dy);
     ek_tensor_free(&first);
     EK_TRY(status);
   }
-  return ek_pass_backward(pass, 0, dy, dx);
+  return ek_pass_child_backward(dx, pass, 0, dy);
 }
 
 static ek_status module_backward(const ek_module *base, ek_pass *pass,

@@ -72,7 +72,7 @@ static ek_status run_batch(struct fuzz_training *training, const struct fuzz_bat
   backward.accumulate = accumulate;
   ek_status status = EK_OK;
   EK_TRY_GOTO(status,
-              ek_data_parallel_model_forward(training->model, outputs, batch->input, batch->inputs,
+              ek_data_parallel_model_forward(outputs, training->model, batch->input, batch->inputs,
                                              &forward),
               cleanup);
   EK_TRY_GOTO(status,
@@ -92,23 +92,23 @@ ek_status fuzz_training_step(struct fuzz_training *training, const struct fuzz_b
   for (size_t i = 0; i < count; i++) {
     EK_TRY(run_batch(training, &batch[i], i + 1 < count));
   }
-  return ek_data_parallel_optimizer_step(training->optimizer, result);
+  return ek_data_parallel_optimizer_step(result, training->optimizer);
 }
 
 /* Appends a parameter (state < 0) or one of its states. */
 static void append(unsigned char **bytes, size_t *size, const struct fuzz_training *training,
                    const char *name, long state) {
   ek_tensor host;
-  FUZZ_OK(ek_data_parallel_model_describe(training->model, name, &host));
+  FUZZ_OK(ek_data_parallel_model_describe(&host, training->model, name));
   const size_t more = ek_tensor_bytes(&host);
   *bytes = realloc(*bytes, *size + more + 1);
   FUZZ_EXPECT(*bytes != NULL, "the harness has no memory");
   memset(*bytes + *size, 0, more);
   host.data = *bytes + *size;
   if (state < 0) {
-    FUZZ_OK(ek_data_parallel_model_get(training->model, name, &host));
+    FUZZ_OK(ek_data_parallel_model_get(&host, training->model, name));
   } else {
-    FUZZ_OK(ek_data_parallel_optimizer_state(training->optimizer, name, (size_t)state, &host));
+    FUZZ_OK(ek_data_parallel_optimizer_state(&host, training->optimizer, name, (size_t)state));
   }
   *size += more;
 }

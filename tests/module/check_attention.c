@@ -129,7 +129,7 @@ START_TEST(initial_values) {
   }
   ek_replica_free(replica);
   ek_module_free(module);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 

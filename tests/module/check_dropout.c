@@ -36,7 +36,7 @@ static void run_rows(double *y, struct ck_bed *bed, int64_t first, int64_t count
   ek_tensor rows = {0}, out = {0};
   ck_ok(ek_tensor_rows(&rows, &bed->input[0], first, count));
   ck_ok(ek_pass_open(&pass, bed->replica, &options));
-  ck_ok(ek_pass_run_forward(pass, &rows, &out));
+  ck_ok(ek_pass_run_forward(&out, pass, &rows));
   ck_get(y, &out);
   ek_tensor_free(&out);
   ek_tensor_free(&rows);
@@ -141,10 +141,10 @@ START_TEST(identity) {
   ek_pass *pass = NULL;
   ek_tensor y = {0}, dx = {0};
   ck_ok(ek_pass_open(&pass, bed->replica, &bed->options));
-  ck_ok(ek_pass_run_forward(pass, bed->input, &y));
+  ck_ok(ek_pass_run_forward(&y, pass, bed->input));
   ck_assert_ptr_eq(y.data, bed->input[0].data);
   ck_assert_int_eq(ek_tensor_holders(&y), 2);
-  ck_ok(ek_pass_run_backward(pass, bed->grad_output, &dx));
+  ck_ok(ek_pass_run_backward(&dx, pass, bed->grad_output));
   ck_assert_ptr_eq(dx.data, bed->grad_output[0].data);
   ek_tensor_free(&y);
   ek_tensor_free(&dx);

@@ -185,9 +185,9 @@ static void run_rows(struct ck_bed *bed, int64_t first, int64_t count, bool accu
   ck_ok(ek_tensor_rows(&tokens, &bed->input[0], first, count));
   ck_ok(ek_tensor_rows(&gradient, &bed->grad_output[0], first, count));
   ck_ok(ek_pass_open(&pass, bed->replica, &options));
-  ck_ok(ek_pass_run_forward(pass, &tokens, &logits));
+  ck_ok(ek_pass_run_forward(&logits, pass, &tokens));
   ek_tensor_free(&logits);
-  ck_ok(ek_pass_run_backward(pass, &gradient, NULL));
+  ck_ok(ek_pass_run_backward(NULL, pass, &gradient));
   ek_tensor_free(&tokens);
   ek_tensor_free(&gradient);
   ek_pass_free(pass);
@@ -227,7 +227,7 @@ START_TEST(defaults) {
   ek_replica_free(replica);
   ek_module_free(module);
   ck_no_memory_held(group);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 
@@ -269,7 +269,7 @@ START_TEST(initial_values) {
   }
   ek_replica_free(replica);
   ek_module_free(module);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 

@@ -71,7 +71,7 @@ START_TEST(initial_values) {
   ck_within("bias", values, (const double[]){0, 0, 0, 0, 0, 0}, NULL, 6);
   ek_replica_free(replica);
   ek_module_free(module);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 

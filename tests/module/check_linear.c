@@ -71,7 +71,7 @@ static void read_start(ek_module *module, const char *name, double *values) {
   ck_ok(ek_replica_find(&info, replica, name));
   ck_get(values, &info.value);
   ek_replica_free(replica);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 
 START_TEST(initial_values) {
@@ -181,9 +181,9 @@ START_TEST(large) {
   ck_ok(ek_replica_open(&replica, ek_group_device(group, 0), module, NULL));
   ck_ok(ek_tensor_create(&x, ek_group_device(group, 0), EK_MEMORY_INPUTS, EK_F32, 3, shape));
   ck_ok(ek_pass_open(&pass, replica, NULL));
-  ck_ok(ek_pass_run_forward(pass, &x, &y));
+  ck_ok(ek_pass_run_forward(&y, pass, &x));
   ck_assert_int_eq(ek_tensor_count(&y), INT64_C(32) * 2048 * 40000);
-  ck_ok(ek_pass_run_backward(pass, &y, &dx));
+  ck_ok(ek_pass_run_backward(&dx, pass, &y));
   ck_assert(ek_tensor_same_shape(&x, &dx));
   ek_tensor_free(&x);
   ek_tensor_free(&y);
@@ -192,7 +192,7 @@ START_TEST(large) {
   ek_replica_free(replica);
   ek_module_free(module);
   ck_no_memory_held(group);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 

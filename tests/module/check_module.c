@@ -124,7 +124,7 @@ START_TEST(replica_keeps_a_reference) {
   ck_assert_ptr_eq(ek_replica_module(replica), &module.base);
   ek_replica_free(replica);
   ck_assert_int_eq(module.freed, 1);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 
@@ -299,7 +299,7 @@ START_TEST(right_declaration) {
   ek_module_free(&module.base);
   ek_module_free(child);
   ck_no_memory_held(group);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 

@@ -42,8 +42,8 @@ static const struct ck_module_case cases[] = {
 };
 
 static void run(struct ck_probe *s) {
-  ck_ok(ek_pass_run_forward(s->pass, &s->x, &s->y));
-  ck_ok(ek_pass_run_backward(s->pass, &s->x, &s->dx));
+  ck_ok(ek_pass_run_forward(&s->y, s->pass, &s->x));
+  ck_ok(ek_pass_run_backward(&s->dx, s->pass, &s->x));
 }
 
 /* ---- the stack ---- */
@@ -90,8 +90,8 @@ END_TEST
 
 START_TEST(stack_empty) {
   struct ck_probe s = ck_probe_open(save_three, take_too_many);
-  ck_ok(ek_pass_run_forward(s.pass, &s.x, &s.y));
-  ck_fails(ek_pass_run_backward(s.pass, &s.x, &s.dx), EK_ERR_STATE, "probe");
+  ck_ok(ek_pass_run_forward(&s.y, s.pass, &s.x));
+  ck_fails(ek_pass_run_backward(&s.dx, s.pass, &s.x), EK_ERR_STATE, "probe");
   ck_assert(!ek_tensor_exists(&s.dx));
   ck_probe_close(&s);
 }
@@ -100,8 +100,8 @@ END_TEST
 /* What was saved and not taken back is found, and freed with the pass. */
 START_TEST(stack_left_over) {
   struct ck_probe s = ck_probe_open(save_three, NULL);
-  ck_ok(ek_pass_run_forward(s.pass, &s.x, &s.y));
-  ck_fails(ek_pass_run_backward(s.pass, &s.x, &s.dx), EK_ERR_STATE, "4");
+  ck_ok(ek_pass_run_forward(&s.y, s.pass, &s.x));
+  ck_fails(ek_pass_run_backward(&s.dx, s.pass, &s.x), EK_ERR_STATE, "4");
   ck_assert(!ek_tensor_exists(&s.dx));
   ck_probe_close(&s);
 }
@@ -111,11 +111,11 @@ END_TEST
 
 START_TEST(order) {
   struct ck_probe s = ck_probe_open(NULL, NULL);
-  ck_fails(ek_pass_run_backward(s.pass, &s.x, NULL), EK_ERR_STATE, "");
+  ck_fails(ek_pass_run_backward(NULL, s.pass, &s.x), EK_ERR_STATE, "");
   run(&s);
-  ck_fails(ek_pass_run_backward(s.pass, &s.x, NULL), EK_ERR_STATE, "");
+  ck_fails(ek_pass_run_backward(NULL, s.pass, &s.x), EK_ERR_STATE, "");
   ek_tensor again = {0};
-  ck_fails(ek_pass_run_forward(s.pass, &s.x, &again), EK_ERR_STATE, "");
+  ck_fails(ek_pass_run_forward(&again, s.pass, &s.x), EK_ERR_STATE, "");
   ck_assert(!ek_tensor_exists(&again));
   ck_probe_close(&s);
 }
@@ -128,8 +128,8 @@ START_TEST(no_backward_without_gradient) {
   ek_pass_free(s.pass);
   ck_ok(ek_pass_open(&s.pass, s.replica, &options));
   ck_assert(!ek_pass_wants_gradient(s.pass));
-  ck_ok(ek_pass_run_forward(s.pass, &s.x, &s.y));
-  ck_fails(ek_pass_run_backward(s.pass, &s.x, NULL), EK_ERR_STATE, "");
+  ck_ok(ek_pass_run_forward(&s.y, s.pass, &s.x));
+  ck_fails(ek_pass_run_backward(NULL, s.pass, &s.x), EK_ERR_STATE, "");
   ck_probe_close(&s);
 }
 END_TEST
@@ -241,8 +241,8 @@ static ek_status wrong_numbers(ek_pass *pass, const ek_tensor *dy) {
   ck_fails(ek_pass_gradient(&t, NULL, pass, 3), EK_ERR_INVALID_ARGUMENT, "no parameter number 3");
   ck_fails(ek_pass_gradient_complete(pass, SIZE_MAX), EK_ERR_INVALID_ARGUMENT, "no parameter");
   ck_fails(ek_pass_gradient(&t, NULL, pass, 2), EK_ERR_INVALID_ARGUMENT, "c is a buffer");
-  ck_fails(ek_pass_backward(pass, 0, dy, &out), EK_ERR_INVALID_ARGUMENT, "no child");
-  ck_fails(ek_pass_forward(pass, 0, dy, &out), EK_ERR_INVALID_ARGUMENT, "no child");
+  ck_fails(ek_pass_child_backward(&out, pass, 0, dy), EK_ERR_INVALID_ARGUMENT, "no child");
+  ck_fails(ek_pass_child_forward(&out, pass, 0, dy), EK_ERR_INVALID_ARGUMENT, "no child");
   ck_fails(ek_pass_gradient(NULL, NULL, pass, 0), EK_ERR_INVALID_ARGUMENT, "");
   ck_fails(ek_pass_parameter(NULL, pass, 0), EK_ERR_INVALID_ARGUMENT, "");
   ck_fails(ek_pass_take(NULL, pass), EK_ERR_INVALID_ARGUMENT, "");
@@ -313,20 +313,20 @@ static ek_status fails(ek_pass *pass, const ek_tensor *x) {
 START_TEST(error_in_forward) {
   struct ck_probe s = ck_probe_open(fails, NULL);
   ek_tensor kept = s.x;
-  ck_fails(ek_pass_run_forward(s.pass, &s.x, &kept), EK_ERR_UNSUPPORTED,
+  ck_fails(ek_pass_run_forward(&kept, s.pass, &s.x), EK_ERR_UNSUPPORTED,
            "probe: no smoking on a Tuesday");
   ck_assert_mem_eq(&kept, &s.x, sizeof kept);
   ck_assert_int_eq(ek_tensor_holders(&s.x), 1);
-  ck_fails(ek_pass_run_backward(s.pass, &s.x, NULL), EK_ERR_STATE, "");
+  ck_fails(ek_pass_run_backward(NULL, s.pass, &s.x), EK_ERR_STATE, "");
   ck_probe_close(&s);
 }
 END_TEST
 
 START_TEST(error_in_backward) {
   struct ck_probe s = ck_probe_open(save_three, fails);
-  ck_ok(ek_pass_run_forward(s.pass, &s.x, &s.y));
+  ck_ok(ek_pass_run_forward(&s.y, s.pass, &s.x));
   ek_tensor kept = s.x;
-  ck_fails(ek_pass_run_backward(s.pass, &s.x, &kept), EK_ERR_UNSUPPORTED,
+  ck_fails(ek_pass_run_backward(&kept, s.pass, &s.x), EK_ERR_UNSUPPORTED,
            "probe: no smoking on a Tuesday");
   ck_assert_mem_eq(&kept, &s.x, sizeof kept);
   ck_probe_close(&s);
@@ -347,8 +347,8 @@ START_TEST(error_in_complete) {
   options.context = &calls;
   ek_pass_free(s.pass);
   ck_ok(ek_pass_open(&s.pass, s.replica, &options));
-  ck_ok(ek_pass_run_forward(s.pass, &s.x, &s.y));
-  ck_fails(ek_pass_run_backward(s.pass, &s.x, &s.dx), EK_ERR_ABORTED, "the others are gone");
+  ck_ok(ek_pass_run_forward(&s.y, s.pass, &s.x));
+  ck_fails(ek_pass_run_backward(&s.dx, s.pass, &s.x), EK_ERR_ABORTED, "the others are gone");
   ck_assert(!ek_tensor_exists(&s.dx));
   ck_assert_int_eq(calls, 1);
   ck_probe_close(&s);
@@ -360,7 +360,7 @@ START_TEST(wrong_shape_names_the_module) {
   ek_pass *pass = NULL;
   ek_tensor outputs[2] = {{0}}, inputs[2] = {bed->input[1], bed->input[1]};
   ck_ok(ek_pass_open(&pass, bed->replica, NULL));
-  ck_fails(ek_pass_run_forward(pass, inputs, outputs), EK_ERR_SHAPE,
+  ck_fails(ek_pass_run_forward(outputs, pass, inputs), EK_ERR_SHAPE,
            "mixer, forward: expected [B, 3]");
   ek_pass_free(pass);
   ck_bed_close(bed);
@@ -387,24 +387,24 @@ START_TEST(bad_input) {
   float data[2] = {0, 0};
   ek_tensor host;
   ck_ok(ek_tensor_host(&host, data, EK_F32, CK_SHAPE(1, 2)));
-  ck_fails(ek_pass_run_forward(NULL, &s.x, &s.y), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_run_forward(s.pass, NULL, &s.y), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_run_forward(s.pass, &s.x, NULL), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_run_forward(s.pass, &none, &s.y), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_run_forward(s.pass, &host, &s.y), EK_ERR_DEVICE, "");
-  ck_ok(ek_pass_run_forward(s.pass, &s.x, &s.y)); /* the pass is as good as new */
-  ck_fails(ek_pass_run_backward(NULL, &s.x, NULL), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_run_backward(s.pass, NULL, NULL), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_run_backward(s.pass, &none, NULL), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_run_backward(s.pass, &host, NULL), EK_ERR_DEVICE, "");
+  ck_fails(ek_pass_run_forward(&s.y, NULL, &s.x), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_run_forward(&s.y, s.pass, NULL), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_run_forward(NULL, s.pass, &s.x), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_run_forward(&s.y, s.pass, &none), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_run_forward(&s.y, s.pass, &host), EK_ERR_DEVICE, "");
+  ck_ok(ek_pass_run_forward(&s.y, s.pass, &s.x)); /* the pass is as good as new */
+  ck_fails(ek_pass_run_backward(NULL, NULL, &s.x), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_run_backward(NULL, s.pass, NULL), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_run_backward(NULL, s.pass, &none), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_run_backward(NULL, s.pass, &host), EK_ERR_DEVICE, "");
   ek_tensor turned = ck_upload(s.device, EK_F32, NULL, CK_SHAPE(2, 1));
   ek_tensor wide = ck_upload(s.device, EK_F64, NULL, CK_SHAPE(1, 2));
-  ck_fails(ek_pass_run_backward(s.pass, &turned, NULL), EK_ERR_SHAPE,
+  ck_fails(ek_pass_run_backward(NULL, s.pass, &turned), EK_ERR_SHAPE,
            "backward of probe: the gradient of output number 0 is [2 x 1], expected [1 x 2]");
-  ck_fails(ek_pass_run_backward(s.pass, &wide, NULL), EK_ERR_TYPE, "is f64, expected f32");
+  ck_fails(ek_pass_run_backward(NULL, s.pass, &wide), EK_ERR_TYPE, "is f64, expected f32");
   ek_tensor_free(&turned);
   ek_tensor_free(&wide);
-  ck_ok(ek_pass_run_backward(s.pass, &s.x, NULL));
+  ck_ok(ek_pass_run_backward(NULL, s.pass, &s.x));
   ck_probe_close(&s);
 }
 END_TEST
@@ -418,8 +418,8 @@ START_TEST(null_pass) {
   ck_fails(ek_pass_workspace(&t, NULL, EK_F32, 0, NULL), EK_ERR_INVALID_ARGUMENT, "");
   ck_fails(ek_pass_save(NULL, &t), EK_ERR_INVALID_ARGUMENT, "");
   ck_fails(ek_pass_take(&t, NULL), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_forward(NULL, 0, &t, &t), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_backward(NULL, 0, &t, &t), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_child_forward(&t, NULL, 0, &t), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_child_backward(&t, NULL, 0, &t), EK_ERR_INVALID_ARGUMENT, "");
   ck_fails(ek_pass_enter(NULL, 0), EK_ERR_INVALID_ARGUMENT, "");
   ck_fails(ek_pass_leave(NULL), EK_ERR_INVALID_ARGUMENT, "");
   ck_assert_ptr_null(ek_pass_device(NULL));
@@ -447,7 +447,7 @@ START_TEST(no_gradients_in_the_replica) {
   ek_pass_free(pass);
   ek_replica_free(replica);
   ek_module_free(module);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 

@@ -40,7 +40,7 @@ static struct bench bench_open(const char *spec, ek_module *module) {
 static void bench_close(struct bench *bench) {
   ek_module_free(bench->module);
   ck_no_memory_held(bench->group);
-  ek_group_close(bench->group);
+  ek_group_free(bench->group);
 }
 
 static double *read_all(const ek_tensor *tensor) {

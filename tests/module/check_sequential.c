@@ -127,7 +127,7 @@ START_TEST(results_are_freed_early) {
   const uint64_t before = usage.current_bytes;
   ck_ok(ek_memory_reset_peak(device));
   ck_ok(ek_pass_open(&pass, replica, &options));
-  ck_ok(ek_pass_run_forward(pass, &x, &y));
+  ck_ok(ek_pass_run_forward(&y, pass, &x));
   ck_ok(ck_memory_stats(&usage, device));
   ck_assert_uint_eq(usage.peak_bytes, before + 2 * 2560);
   ek_pass_free(pass);
@@ -136,7 +136,7 @@ START_TEST(results_are_freed_early) {
   ek_replica_free(replica);
   ek_module_free(module);
   for (int i = 0; i < 8; i++) ek_module_free(relu[i]);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 

@@ -51,7 +51,7 @@ START_TEST(a_sum_is_not_divided) {
   double *want = read_gradients(&one), *got = ck_training_read(&many, CK_GRADIENTS, NULL);
   ck_training_compare("sum", &many, got, want, 1e-12, NULL);
   ek_step_result result;
-  ck_ok(ek_data_parallel_optimizer_step(many.optimizer, &result));
+  ck_ok(ek_data_parallel_optimizer_step(&result, many.optimizer));
   ck_assert_double_eq(result.loss, loss);
   ck_assert_double_eq(result.weight, 0);
   ck_assert(!result.empty);
@@ -69,7 +69,7 @@ struct forwarded {
 
 static void forward(struct forwarded *f, struct ck_training *t, const struct ck_batch *batch) {
   memset(f, 0, sizeof *f);
-  ck_ok(ek_data_parallel_model_forward(t->model, f->outputs, batch->input, batch->inputs, NULL));
+  ck_ok(ek_data_parallel_model_forward(f->outputs, t->model, batch->input, batch->inputs, NULL));
   ck_ok(ek_data_parallel_criterion_forward(t->loss, f->outputs, t->module->outputs, batch->target,
                                            batch->targets));
 }
@@ -247,7 +247,7 @@ START_TEST(when_forward_overwrites) {
   for (int trains = 0; trains < 2; trains++) {
     int64_t size = 0;
     memset(&f, 0, sizeof f);
-    ck_ok(ek_data_parallel_model_forward(t.model, f.outputs, batch.input, batch.inputs,
+    ck_ok(ek_data_parallel_model_forward(f.outputs, t.model, batch.input, batch.inputs,
                                          trains ? NULL : &evaluation));
     double *before = read_part(&f, &size);
     ck_ok(ek_data_parallel_criterion_forward(t.loss, f.outputs, t.module->outputs, batch.target,
@@ -345,7 +345,7 @@ START_TEST(calls_out_of_order) {
   ck_fails(ek_data_parallel_criterion_losses(&losses, t.loss), EK_ERR_STATE, "none");
   drop(&f, &t); /* another forward of the model: the criterion saw those of the first */
   memset(&g, 0, sizeof g);
-  ck_ok(ek_data_parallel_model_forward(t.model, g.outputs, batch.input, batch.inputs, NULL));
+  ck_ok(ek_data_parallel_model_forward(g.outputs, t.model, batch.input, batch.inputs, NULL));
   ck_fails(ek_data_parallel_criterion_backward(t.loss, t.model, NULL), EK_ERR_STATE,
            "not of the model's last forward");
   drop(&g, &t);
@@ -410,7 +410,7 @@ START_TEST(wrong_targets) {
   scalar.rank = 0;
   ck_training_open(&t, &setup);
   ck_ok(ck_training_backward(&t, &batch, NULL, true, NULL));
-  ck_ok(ek_data_parallel_model_forward(t.model, outputs, batch.input, 1, NULL));
+  ck_ok(ek_data_parallel_model_forward(outputs, t.model, batch.input, 1, NULL));
   const struct {
     const ek_tensor *target;
     ek_status status;
@@ -432,7 +432,7 @@ START_TEST(wrong_targets) {
   free(gradients);
   ek_shards_free(&outputs[0]);
   ek_tensor_free(&foreign);
-  ek_group_close(elsewhere);
+  ek_group_free(elsewhere);
   ck_training_close(&t);
   ck_batch_free(&batch);
 }
@@ -446,7 +446,7 @@ START_TEST(kept_and_overwritten) {
   ck_fails(ck_training_try(&t, &setup, group), EK_ERR_INVALID_ARGUMENT,
            "keep_outputs and gradient_in_forward");
   ck_no_memory_held(group);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 

@@ -94,10 +94,10 @@ START_TEST(outputs_lie_where_they_should) {
   scatter.sizes = uneven;
   ck_training_open(&one, &alone);
   ck_training_open(&many, &setup);
-  ck_ok(ek_data_parallel_model_forward(one.model, want, batch.input, batch.inputs, NULL));
+  ck_ok(ek_data_parallel_model_forward(want, one.model, batch.input, batch.inputs, NULL));
   for (int cut = 0; cut < 2; cut++) {
     forward.scatter = cut == 0 ? NULL : &scatter;
-    ck_ok(ek_data_parallel_model_forward(many.model, got, batch.input, batch.inputs, &forward));
+    ck_ok(ek_data_parallel_model_forward(got, many.model, batch.input, batch.inputs, &forward));
     for (size_t i = 0; i < many.module->outputs; i++) {
       lies_right(&got[i], &many, cut == 0 ? even : uneven);
       double *a = whole(&got[i]), *b = whole(&want[i]);
@@ -126,11 +126,11 @@ START_TEST(inputs_on_a_device) {
   forward.gradient = false;
   ck_training_open(&t, &setup);
   ek_device *home = ek_group_device(t.group, 1);
-  ck_ok(ek_data_parallel_model_forward(t.model, host, batch.input, 1, &forward));
+  ck_ok(ek_data_parallel_model_forward(host, t.model, batch.input, 1, &forward));
   ck_ok(ek_tensor_create(&input, home, EK_MEMORY_WORKSPACE, EK_F32, 2, batch.input[0].shape));
   ck_ok(ek_tensor_copy(&input, &batch.input[0]));
   ck_ok(ek_memory_reset_peak(home));
-  ck_ok(ek_data_parallel_model_forward(t.model, device, &input, 1, &forward));
+  ck_ok(ek_data_parallel_model_forward(device, t.model, &input, 1, &forward));
   ck_ok(ck_memory_stats(&usage, home));
   ck_assert_uint_eq(usage.at_peak[EK_MEMORY_INPUTS], 0);
   double *a = whole(&host[0]), *b = whole(&device[0]);
@@ -162,7 +162,7 @@ START_TEST(no_gradient_forward) {
     ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
     forward.gradient = false;
     forward.training = i == 2;
-    ck_ok(ek_data_parallel_model_forward(t.model, output, batch.input, 1, &forward));
+    ck_ok(ek_data_parallel_model_forward(output, t.model, batch.input, 1, &forward));
     values[i] = whole(&output[0]);
     ck_fails(ek_data_parallel_model_backward(t.model, output, 1, NULL), EK_ERR_STATE,
              "no forward with gradient");
@@ -186,7 +186,7 @@ END_TEST
 /* The outputs themselves as gradients: of half the sum of squares. Nothing is divided. */
 static double *own_backward(struct ck_training *t, const struct ck_batch *batch, int64_t *count) {
   ek_shards outputs[CK_BATCH_TENSORS] = {{0}};
-  ck_ok(ek_data_parallel_model_forward(t->model, outputs, batch->input, batch->inputs, NULL));
+  ck_ok(ek_data_parallel_model_forward(outputs, t->model, batch->input, batch->inputs, NULL));
   ck_ok(ek_data_parallel_model_backward(t->model, outputs, t->module->outputs, NULL));
   free_outputs(outputs, t);
   return ck_training_read(t, CK_GRADIENTS, count);
@@ -226,7 +226,7 @@ START_TEST(no_parameters) {
   ck_ok(ek_data_parallel_model_open(&model, group, relu, &options));
   ck_assert_uint_eq(ek_data_parallel_model_parameter_count(model), 0);
   ck_ok(ek_tensor_host(&input, numbers, EK_F32, CK_SHAPE(4, 1)));
-  ck_ok(ek_data_parallel_model_forward(model, &output, &input, 1, NULL));
+  ck_ok(ek_data_parallel_model_forward(&output, model, &input, 1, NULL));
   double *values = whole(&output);
   for (int i = 0; i < 4; i++) ck_assert_double_eq(values[i], i % 2 == 0 ? 0 : i + 1);
   free(values);
@@ -235,7 +235,7 @@ START_TEST(no_parameters) {
   ek_data_parallel_model_free(model);
   ek_module_free(relu);
   ck_no_memory_held(group);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 
@@ -246,8 +246,8 @@ START_TEST(parameters_by_name) {
   struct ck_training t;
   ck_training_open(&t, &setup);
   ek_tensor like = {0}, tied = {0};
-  ck_ok(ek_data_parallel_model_describe(t.model, "tokens.weight", &like));
-  ck_ok(ek_data_parallel_model_describe(t.model, "head.weight", &tied)); /* another name of it */
+  ck_ok(ek_data_parallel_model_describe(&like, t.model, "tokens.weight"));
+  ck_ok(ek_data_parallel_model_describe(&tied, t.model, "head.weight")); /* another name of it */
   ck_assert(ek_tensor_same_shape(&like, &tied));
   ck_assert(like.device == NULL && like.data == NULL && like.shape[0] == 13 && like.shape[1] == 8);
   float numbers[13 * 8], back[13 * 8] = {0};
@@ -255,7 +255,7 @@ START_TEST(parameters_by_name) {
   like.data = numbers;
   ck_ok(ek_data_parallel_model_set(t.model, "tokens.weight", &like));
   like.data = back;
-  ck_ok(ek_data_parallel_model_get(t.model, "head.weight", &like));
+  ck_ok(ek_data_parallel_model_get(&like, t.model, "head.weight"));
   ck_assert_mem_eq(numbers, back, sizeof numbers);
   ck_training_replicas_agree(&t);
   ck_assert_ptr_null(ek_data_parallel_model_parameter_name(t.model, 9999));
@@ -290,15 +290,15 @@ START_TEST(wrong_names_and_tensors) {
                {"a", NULL, EK_ERR_INVALID_ARGUMENT},
                {NULL, &good, EK_ERR_INVALID_ARGUMENT}};
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-    ck_assert_int_eq(ek_data_parallel_model_get(t.model, cases[i].name, cases[i].tensor),
+    ck_assert_int_eq(ek_data_parallel_model_get(cases[i].tensor, t.model, cases[i].name),
                      cases[i].status);
     ck_assert_int_eq(ek_data_parallel_model_set(t.model, cases[i].name, cases[i].tensor),
                      cases[i].status);
   }
-  ck_fails(ek_data_parallel_model_describe(t.model, "a.b", &good), EK_ERR_NOT_FOUND, "a.b");
-  ck_fails(ek_data_parallel_model_gradient(t.model, "a", &good), EK_ERR_STATE, "last backward");
-  ck_fails(ek_data_parallel_model_gradient(t.model, "c", &good), EK_ERR_INVALID_ARGUMENT, "buffer");
-  ck_ok(ek_data_parallel_model_get(t.model, "c", &good)); /* buffers have values */
+  ck_fails(ek_data_parallel_model_describe(&good, t.model, "a.b"), EK_ERR_NOT_FOUND, "a.b");
+  ck_fails(ek_data_parallel_model_gradient(&good, t.model, "a"), EK_ERR_STATE, "last backward");
+  ck_fails(ek_data_parallel_model_gradient(&good, t.model, "c"), EK_ERR_INVALID_ARGUMENT, "buffer");
+  ck_ok(ek_data_parallel_model_get(&good, t.model, "c")); /* buffers have values */
   ck_assert_double_eq(((const float *)good.data)[0], 0.5);
   ck_training_close(&t);
 }

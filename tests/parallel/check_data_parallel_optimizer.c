@@ -156,7 +156,7 @@ START_TEST(clipping_by_the_whole_gradient) {
   double *want = ck_training_read(&t, CK_VALUES, &count);
   ck_ok(ck_training_backward(&t, &batch, NULL, false, NULL));
   double *gradients = ck_training_read(&t, CK_GRADIENTS, NULL);
-  ck_ok(ek_data_parallel_optimizer_step(t.optimizer, &result));
+  ck_ok(ek_data_parallel_optimizer_step(&result, t.optimizer));
   for (int64_t i = 0; i < count; i++) square += gradients[i] * gradients[i];
   const double norm = sqrt(square), clip = 0.01 / (norm + 1e-6);
   ck_assert_double_lt(clip, 1);
@@ -190,7 +190,7 @@ START_TEST(schedules) {
   for (int step = 0; step < 8; step++) {
     ek_step_result result;
     ck_ok(ck_training_backward(&t, &batch, NULL, false, NULL));
-    ck_ok(ek_data_parallel_optimizer_step(optimizer, &result));
+    ck_ok(ek_data_parallel_optimizer_step(&result, optimizer));
     const double rate = step < 7 ? ek_schedule_rate(&schedule, step) : 0.125;
     ck_assert_double_eq(result.learning_rate, rate);
     if (step == 6) ck_ok(ek_data_parallel_optimizer_set_learning_rate(optimizer, 0.125));
@@ -323,28 +323,28 @@ START_TEST(calls_out_of_order) {
   ek_tensor host = {0};
   float numbers[7 * 19];
   ck_training_open(&t, &setup);
-  ck_ok(ek_data_parallel_model_describe(t.model, "0.weight", &host));
+  ck_ok(ek_data_parallel_model_describe(&host, t.model, "0.weight"));
   host.data = numbers;
-  ck_fails(ek_data_parallel_optimizer_step(t.optimizer, NULL), EK_ERR_STATE, "no backward");
-  ck_fails(ek_data_parallel_optimizer_state(t.optimizer, "0.weight", 0, &host), EK_ERR_STATE,
+  ck_fails(ek_data_parallel_optimizer_step(NULL, t.optimizer), EK_ERR_STATE, "no backward");
+  ck_fails(ek_data_parallel_optimizer_state(&host, t.optimizer, "0.weight", 0), EK_ERR_STATE,
            "no step");
   ck_ok(ck_training_backward(&t, &batch, NULL, false, NULL));
-  ck_fails(ek_data_parallel_model_forward(t.model, output, batch.input, 1, NULL), EK_ERR_STATE,
+  ck_fails(ek_data_parallel_model_forward(output, t.model, batch.input, 1, NULL), EK_ERR_STATE,
            "optimizer");
-  ck_ok(ek_data_parallel_model_gradient(t.model, "0.weight", &host));
-  ck_ok(ek_data_parallel_optimizer_step(t.optimizer, NULL));
-  ck_fails(ek_data_parallel_model_gradient(t.model, "0.weight", &host), EK_ERR_STATE, "backward");
-  ck_ok(ek_data_parallel_optimizer_state(t.optimizer, "0.weight", 1, &host));
-  ck_fails(ek_data_parallel_optimizer_state(t.optimizer, "0.weight", 2, &host),
+  ck_ok(ek_data_parallel_model_gradient(&host, t.model, "0.weight"));
+  ck_ok(ek_data_parallel_optimizer_step(NULL, t.optimizer));
+  ck_fails(ek_data_parallel_model_gradient(&host, t.model, "0.weight"), EK_ERR_STATE, "backward");
+  ck_ok(ek_data_parallel_optimizer_state(&host, t.optimizer, "0.weight", 1));
+  ck_fails(ek_data_parallel_optimizer_state(&host, t.optimizer, "0.weight", 2),
            EK_ERR_INVALID_ARGUMENT, "state number 2");
-  ck_fails(ek_data_parallel_optimizer_state(t.optimizer, "0.height", 0, &host), EK_ERR_NOT_FOUND,
+  ck_fails(ek_data_parallel_optimizer_state(&host, t.optimizer, "0.height", 0), EK_ERR_NOT_FOUND,
            "0.height");
   host.shape[0]--;
-  ck_fails(ek_data_parallel_optimizer_state(t.optimizer, "0.weight", 0, &host), EK_ERR_SHAPE,
+  ck_fails(ek_data_parallel_optimizer_state(&host, t.optimizer, "0.weight", 0), EK_ERR_SHAPE,
            "0.weight");
   ck_ok(ck_training_backward(&t, &batch, NULL, true, NULL)); /* only accumulated: a step is fine */
-  ck_fails(ek_data_parallel_model_gradient(t.model, "0.weight", &host), EK_ERR_STATE, "backward");
-  ck_ok(ek_data_parallel_optimizer_step(t.optimizer, NULL));
+  ck_fails(ek_data_parallel_model_gradient(&host, t.model, "0.weight"), EK_ERR_STATE, "backward");
+  ck_ok(ek_data_parallel_optimizer_step(NULL, t.optimizer));
   ck_training_close(&t);
   ck_batch_free(&batch);
 }

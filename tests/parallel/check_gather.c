@@ -33,7 +33,7 @@ static void open_bench(struct bench *b, const int64_t *sizes) {
 static void close_bench(struct bench *b) {
   ek_shards_free(&b->shards);
   ck_no_memory_held(b->group);
-  ek_group_close(b->group);
+  ek_group_free(b->group);
 }
 
 static void holds_all(const struct bench *b, const ek_tensor *whole, size_t device) {
@@ -132,7 +132,7 @@ START_TEST(scalars_become_a_vector) {
     ek_tensor_free(&whole);
   }
   ck_no_memory_held(group);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 
@@ -149,7 +149,7 @@ START_TEST(no_rows_at_all) {
   ck_ok(ek_gather_host(&host, &shards));
   ek_tensor_free(&whole);
   ek_shards_free(&shards);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 

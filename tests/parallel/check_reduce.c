@@ -44,9 +44,9 @@ static void close_bench(struct bench *b) {
   ek_reducer_free(b->reducer);
   for (size_t k = 0; k < b->devices; k++) ek_replica_free(b->replicas[k]);
   ek_module_free(b->module);
-  ek_communicator_close(b->communicator);
+  ek_communicator_free(b->communicator);
   ck_no_memory_held(b->group);
-  ek_group_close(b->group);
+  ek_group_free(b->group);
 }
 
 /* ---- layout ---- */
@@ -222,9 +222,9 @@ static ek_status train(void *context, ek_device *device, size_t index) {
     status = ek_tensor_create(&tokens, device, EK_MEMORY_INPUTS, EK_I32, 2, shape);
   }
   if (status == EK_OK) status = ek_op_zero(stream, &tokens);
-  if (status == EK_OK) status = ek_pass_run_forward(pass, &tokens, &logits);
+  if (status == EK_OK) status = ek_pass_run_forward(&logits, pass, &tokens);
   if (status == EK_OK)
-    status = ek_pass_run_backward(pass, &logits, NULL); /* any gradient will do */
+    status = ek_pass_run_backward(NULL, pass, &logits); /* any gradient will do */
   if (status == EK_OK) status = ek_reducer_finish(b->reducer, device);
   ek_tensor_free(&logits);
   ek_tensor_free(&tokens);
@@ -283,7 +283,7 @@ START_TEST(wrong_use_is_refused) {
   ek_group *other = ck_open("cpu:2", 1);
   ck_fails(ek_reducer_start(b.reducer, ek_group_device(other, 0)), EK_ERR_INVALID_ARGUMENT,
            "not of it");
-  ek_group_close(other);
+  ek_group_free(other);
   ck_assert_uint_eq(ek_reducer_bucket_count(NULL), 0);
   ck_assert_uint_eq(ek_reducer_overlapped(NULL, 0), 0);
   ck_assert_uint_eq(ek_reducer_overlapped(b.reducer, 2), 0);

@@ -34,9 +34,9 @@ static void open_bench(struct bench *b, ek_type type) {
 static void close_bench(struct bench *b) {
   for (size_t k = 0; k < DEVICES; k++) ek_replica_free(b->replicas[k]);
   ek_module_free(b->module);
-  ek_communicator_close(b->communicator);
+  ek_communicator_free(b->communicator);
   ck_no_memory_held(b->group);
-  ek_group_close(b->group);
+  ek_group_free(b->group);
 }
 
 static double *numbers(const ek_tensor *flat) {
@@ -102,7 +102,7 @@ START_TEST(wrong_replicas_are_refused) {
   ck_fails(ek_replicate(b.communicator, b.group, list), EK_ERR_INVALID_ARGUMENT, "number 2");
   ek_group *elsewhere = ck_open("cpu:4", 1);
   ck_fails(ek_replicate(b.communicator, elsewhere, b.replicas), EK_ERR_DEVICE, "number 0");
-  ek_group_close(elsewhere);
+  ek_group_free(elsewhere);
   ek_replica_free(wide);
   ek_replica_free(other);
   ek_module_free(module);

@@ -174,7 +174,7 @@ static struct source *open_source(struct source *source) {
 
 static void close_source(struct source *source) {
   ck_no_memory_held(source->group);
-  ek_group_close(source->group);
+  ek_group_free(source->group);
 }
 
 START_TEST(from_the_host) {
@@ -316,7 +316,7 @@ START_TEST(wrong_sources_are_refused) {
            "replica 2 on cpu:2");
   ck_assert_mem_eq(&shards, &before, sizeof shards);
   ek_tensor_free(&foreign);
-  ek_group_close(other);
+  ek_group_free(other);
   close_source(&s);
 }
 END_TEST

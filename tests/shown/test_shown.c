@@ -47,7 +47,7 @@ static void close_shown(ek_group *group) {
   if (group == NULL) return;
   opened.open--;
   opened.held += held_on(group);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 
 /* A smaller one than the default, which has 124 million parameters. */
@@ -75,7 +75,7 @@ static int print_shown(const char *format, ...) {
 }
 
 #define ek_group_open open_shown
-#define ek_group_close close_shown
+#define ek_group_free close_shown
 #define ek_gpt_create create_gpt
 #undef printf /* with _FORTIFY_SOURCE it may be a macro */
 #define printf print_shown
@@ -93,7 +93,7 @@ static int print_shown(const char *format, ...) {
 
 static int shown_status(void) {
 #include "status_1.inc"
-  ek_group_close(group);
+  ek_group_free(group);
   return 0;
 }
 
@@ -273,7 +273,7 @@ static ek_status shown_tensors(struct scene *s) {
 }
 
 #undef ek_group_open
-#undef ek_group_close
+#undef ek_group_free
 #undef ek_gpt_create
 #undef printf
 
@@ -309,7 +309,8 @@ static ek_status run_status(void) { return shown_status() == 0 ? EK_OK : EK_ERR_
 static const struct {
   const char *name;
   ek_status (*run)(void);
-} programs[] = {{"README.md", run_readme}, {"own_model.c", run_own_model}, {"status.h", run_status}};
+} programs[] = {
+    {"README.md", run_readme}, {"own_model.c", run_own_model}, {"status.h", run_status}};
 enum { PROGRAMS = sizeof programs / sizeof programs[0] };
 
 static ek_status run_program(int program, const char *what, uint64_t n) {
@@ -378,7 +379,7 @@ static void scene_close(struct scene *s) {
   ek_criterion_free(s->loss);
   ek_module_free(s->module);
   ck_assert_uint_eq(held_on(s->group), 0);
-  ek_group_close(s->group);
+  ek_group_free(s->group);
 }
 
 static const struct {
@@ -442,7 +443,7 @@ START_TEST(the_rest) {
   ck_assert_int_gt(lines, 5);
   ek_group *group = ck_open_exactly("cpu:1", 0);
   ck_ok(shown_fault(ek_group_device(group, 0)));
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 

@@ -194,7 +194,7 @@ void ck_bad_inputs(const struct ck_operation *operation, const char *spec) {
     for (int i = 0; i < operation->count; i++) ek_tensor_free(&trial.tensor[i]);
     ck_no_memory_held(trial.group);
     ck_no_memory_held(trial.foreign);
-    ek_group_close(trial.group);
-    ek_group_close(trial.foreign);
+    ek_group_free(trial.group);
+    ek_group_free(trial.foreign);
   }
 }

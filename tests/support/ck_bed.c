@@ -61,7 +61,7 @@ static void make_factors(struct ck_bed *bed, struct ck_random *random) {
   ek_pass *pass = NULL;
   ek_tensor outputs[CK_MODULE_TENSORS] = {{0}}, shapes[CK_MODULE_TENSORS];
   ck_ok(ek_pass_open(&pass, bed->replica, &bed->options));
-  ck_ok(ek_pass_run_forward(pass, bed->input, outputs));
+  ck_ok(ek_pass_run_forward(outputs, pass, bed->input));
   memcpy(shapes, outputs, sizeof shapes);
   for (size_t i = 0; i < bed->outputs; i++) ek_tensor_free(&outputs[i]);
   ek_pass_free(pass);
@@ -113,7 +113,7 @@ void ck_bed_close(struct ck_bed *bed) {
   ek_replica_free(bed->replica);
   ek_module_free(bed->module);
   ck_no_memory_held(bed->group);
-  ek_group_close(bed->group);
+  ek_group_free(bed->group);
   free(bed);
 }
 
@@ -123,7 +123,7 @@ double ck_bed_loss(struct ck_bed *bed) {
   ek_pass *pass = NULL;
   ek_tensor outputs[CK_MODULE_TENSORS] = {{0}};
   ck_ok(ek_pass_open(&pass, bed->replica, &options));
-  ck_ok(ek_pass_run_forward(pass, bed->input, outputs));
+  ck_ok(ek_pass_run_forward(outputs, pass, bed->input));
   long double loss = 0, size = 0;
   for (size_t i = 0; i < bed->outputs; i++) {
     const int64_t count = ek_tensor_count(&outputs[i]);
@@ -168,11 +168,11 @@ struct ck_results *ck_bed_backward(struct ck_bed *bed, bool grad_inputs) {
   ek_tensor outputs[CK_MODULE_TENSORS] = {{0}}, gradients[CK_MODULE_TENSORS] = {{0}};
   if (!bed->options.accumulate) poison_gradients(bed);
   ck_ok(ek_pass_open(&pass, bed->replica, &bed->options));
-  ck_ok(ek_pass_run_forward(pass, bed->input, outputs));
+  ck_ok(ek_pass_run_forward(outputs, pass, bed->input));
   for (size_t i = 0; i < bed->outputs; i++) {
     results->output[i] = take_values(&outputs[i], &results->output_count[i]);
   }
-  ck_ok(ek_pass_run_backward(pass, bed->grad_output, grad_inputs ? gradients : NULL));
+  ck_ok(ek_pass_run_backward(grad_inputs ? gradients : NULL, pass, bed->grad_output));
   for (size_t i = 0; i < bed->inputs && grad_inputs; i++) {
     ck_assert_msg(ek_tensor_exists(&gradients[i]) == (bed->input[i].type != EK_I32),
                   "%s: input %zu", bed->is->name, i);
@@ -227,13 +227,13 @@ void ck_forward_fails(ek_module *module, ek_status wanted, const char *text, ek_
   double *nothing = zeros(ek_tensor_count(&input));
   ck_set(&input, nothing);
   free(nothing);
-  ck_fails(ek_pass_run_forward(pass, &input, outputs), wanted, text);
+  ck_fails(ek_pass_run_forward(outputs, pass, &input), wanted, text);
   for (size_t i = 0; i < CK_MODULE_TENSORS; i++) ck_assert(!ek_tensor_exists(&outputs[i]));
   ek_tensor_free(&input);
   ek_pass_free(pass);
   ek_replica_free(replica);
   ck_no_memory_held(group);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 
 void ck_replica_fails(ek_module *module, const char *spec, ek_status wanted, const char *text) {
@@ -242,7 +242,7 @@ void ck_replica_fails(ek_module *module, const char *spec, ek_status wanted, con
   ck_fails(ek_replica_open(&replica, ek_group_device(group, 0), module, NULL), wanted, text);
   ck_assert_ptr_null(replica);
   ck_no_memory_held(group);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 
 void ck_host_failures(ek_status (*create)(ek_module **module)) {

@@ -117,10 +117,10 @@ static ek_status twice_forward(const ek_module *self, ek_pass *pass, const ek_te
                                ek_tensor *outputs) {
   (void)self;
   ek_tensor middle[2] = {{0}};
-  EK_TRY(ek_pass_forward(pass, 0, inputs, middle));
+  EK_TRY(ek_pass_child_forward(middle, pass, 0, inputs));
   outputs[2] = middle[1];
   const ek_tensor second[2] = {middle[0], inputs[1]};
-  const ek_status status = ek_pass_forward(pass, 1, second, outputs);
+  const ek_status status = ek_pass_child_forward(outputs, pass, 1, second);
   ek_tensor_free(&middle[0]);
   return status;
 }
@@ -129,9 +129,9 @@ static ek_status twice_backward(const ek_module *self, ek_pass *pass, const ek_t
                                 ek_tensor *grad_inputs) {
   (void)self;
   ek_tensor middle[2] = {{0}};
-  EK_TRY(ek_pass_backward(pass, 1, grad_outputs, middle));
+  EK_TRY(ek_pass_child_backward(middle, pass, 1, grad_outputs));
   const ek_tensor first[2] = {middle[0], grad_outputs[2]};
-  const ek_status status = ek_pass_backward(pass, 0, first, grad_inputs);
+  const ek_status status = ek_pass_child_backward(grad_inputs, pass, 0, first);
   ek_tensor_free(&middle[0]);
   return status;
 }

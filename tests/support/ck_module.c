@@ -238,7 +238,7 @@ START_TEST(start) {
   ek_replica_free(second);
   ek_module_free(module);
   ck_no_memory_held(group);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 
@@ -274,16 +274,16 @@ START_TEST(memory) {
   ek_pass_options options = bed->options;
   options.gradient = false;
   ck_ok(ek_pass_open(&pass, bed->replica, &options));
-  ck_ok(ek_pass_run_forward(pass, bed->input, outputs));
+  ck_ok(ek_pass_run_forward(outputs, pass, bed->input));
   ck_assert_uint_eq(ck_bed_held(bed), before + held_by(outputs, bed->outputs, bed));
   free_tensors(outputs);
   ck_assert_uint_eq(ck_bed_held(bed), before);
   ek_pass_free(pass);
 
   ck_ok(ek_pass_open(&pass, bed->replica, &bed->options));
-  ck_ok(ek_pass_run_forward(pass, bed->input, outputs));
+  ck_ok(ek_pass_run_forward(outputs, pass, bed->input));
   free_tensors(outputs);
-  ck_ok(ek_pass_run_backward(pass, bed->grad_output, gradients));
+  ck_ok(ek_pass_run_backward(gradients, pass, bed->grad_output));
   ck_assert_uint_eq(ck_bed_held(bed), before + held_by(gradients, bed->inputs, bed));
   free_tensors(gradients);
   ck_assert_uint_eq(ck_bed_held(bed), before);
@@ -291,7 +291,7 @@ START_TEST(memory) {
 
   /* A pass that is given up between forward and backward. */
   ck_ok(ek_pass_open(&pass, bed->replica, &bed->options));
-  ck_ok(ek_pass_run_forward(pass, bed->input, outputs));
+  ck_ok(ek_pass_run_forward(outputs, pass, bed->input));
   free_tensors(outputs);
   ck_assert_uint_eq((ck_bed_held(bed) - before) / EK_MEMORY_UNIT, bed->is->saved);
   ek_pass_free(pass);
@@ -307,11 +307,11 @@ static bool fail_at(struct ck_bed *bed, uint64_t n) {
   ck_ok(ek_pass_open(&pass, bed->replica, &bed->options));
   ck_ok(ek_memory_fail_at(bed->device, n));
   ek_error_clear();
-  ek_status status = ek_pass_run_forward(pass, bed->input, outputs);
+  ek_status status = ek_pass_run_forward(outputs, pass, bed->input);
   for (size_t i = 0; status != EK_OK && i < CK_MODULE_TENSORS; i++) {
     ck_assert(!ek_tensor_exists(&outputs[i]));
   }
-  if (status == EK_OK) status = ek_pass_run_backward(pass, bed->grad_output, gradients);
+  if (status == EK_OK) status = ek_pass_run_backward(gradients, pass, bed->grad_output);
   ck_assert(status == EK_OK || status == EK_ERR_OUT_OF_MEMORY);
   ck_assert(status == EK_OK || strlen(ek_error_message()) > 0);
   ck_ok(ek_memory_fail_at(bed->device, 0));
@@ -342,8 +342,8 @@ START_TEST(plan) {
     ek_tensor outputs[CK_MODULE_TENSORS] = {{0}}, gradients[CK_MODULE_TENSORS] = {{0}};
     ek_pass *pass = NULL;
     ck_ok(ek_pass_open(&pass, bed->replica, &bed->options));
-    ck_ok(ek_pass_run_forward(pass, bed->input, outputs));
-    ck_ok(ek_pass_run_backward(pass, bed->grad_output, gradients));
+    ck_ok(ek_pass_run_forward(outputs, pass, bed->input));
+    ck_ok(ek_pass_run_backward(gradients, pass, bed->grad_output));
     ck_ok(ck_memory_stats(&usage[k], bed->device));
     free_tensors(outputs);
     free_tensors(gradients);

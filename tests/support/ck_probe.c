@@ -63,5 +63,5 @@ void ck_probe_close(struct ck_probe *s) {
   ek_replica_free(s->replica);
   ek_module_free(&s->probe->base);
   ck_no_memory_held(s->group);
-  ek_group_close(s->group);
+  ek_group_free(s->group);
 }

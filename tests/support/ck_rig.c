@@ -29,7 +29,7 @@ void ck_rig_close(struct ck_rig *rig) {
   for (size_t i = 0; i < rig->tensors; i++) ek_tensor_free(&rig->tensor[i]);
   for (size_t i = 0; i < rig->arrays; i++) free(rig->array[i]);
   ck_no_memory_held(rig->group);
-  ek_group_close(rig->group);
+  ek_group_free(rig->group);
   free(rig);
 }
 

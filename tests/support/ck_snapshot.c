@@ -68,15 +68,15 @@ static ek_status call(struct ck_training *t, int which) {
   ek_status status = EK_OK;
   switch (which) {
   case 0:
-    status = ek_data_parallel_model_forward(t->model, outputs, batch.input, batch.inputs, NULL);
+    status = ek_data_parallel_model_forward(outputs, t->model, batch.input, batch.inputs, NULL);
     break;
   case 1: status = ek_data_parallel_model_backward(t->model, outputs, 1, NULL); break;
-  case 2: status = ek_data_parallel_model_get(t->model, name, &host); break;
+  case 2: status = ek_data_parallel_model_get(&host, t->model, name); break;
   case 3: status = ek_data_parallel_model_discard(t->model); break;
   case 4: status = ek_data_parallel_criterion_backward(t->loss, t->model, NULL); break;
   case 5: status = ek_data_parallel_criterion_loss(&loss, NULL, t->loss); break;
-  case 6: status = ek_data_parallel_optimizer_step(t->optimizer, NULL); break;
-  case 7: status = ek_data_parallel_optimizer_state(t->optimizer, name, 0, &host); break;
+  case 6: status = ek_data_parallel_optimizer_step(NULL, t->optimizer); break;
+  case 7: status = ek_data_parallel_optimizer_state(&host, t->optimizer, name, 0); break;
   case 8:
     status = ek_data_parallel_optimizer_open(&optimizer, t->model, t->rule, NULL);
     ek_data_parallel_optimizer_free(optimizer);

@@ -101,7 +101,7 @@ static uint64_t fixed_bytes(int gpu) {
   (void)snprintf(spec, sizeof spec, "cuda:%d@64MiB", gpu);
   ck_ok(ek_group_open(&group, spec, NULL));
   ck_ok(ek_memory_stats(&usage, ek_group_device(group, 0)));
-  ek_group_close(group);
+  ek_group_free(group);
   return known = usage.fixed_bytes;
 }
 

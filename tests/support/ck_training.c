@@ -95,7 +95,7 @@ void ck_training_open(struct ck_training *training, const struct ck_setup *setup
 void ck_training_close(struct ck_training *training) {
   free_parts(training);
   ck_no_memory_held(training->group);
-  if (training->owns_group) ek_group_close(training->group);
+  if (training->owns_group) ek_group_free(training->group);
   memset(training, 0, sizeof *training);
 }
 
@@ -109,7 +109,7 @@ ek_status ck_training_backward(struct ck_training *training, const struct ck_bat
   ek_criterion_backward_options backward = EK_CRITERION_BACKWARD_OPTIONS_INIT;
   forward.scatter = scatter;
   backward.accumulate = accumulate;
-  ek_status status = ek_data_parallel_model_forward(training->model, outputs, batch->input,
+  ek_status status = ek_data_parallel_model_forward(outputs, training->model, batch->input,
                                                     batch->inputs, &forward);
   if (status == EK_OK) {
     status = ek_data_parallel_criterion_forward(training->loss, outputs, count, batch->target,
@@ -128,7 +128,7 @@ ek_status ck_training_backward(struct ck_training *training, const struct ck_bat
 ek_status ck_training_step(struct ck_training *training, const struct ck_batch *batch,
                            ek_step_result *result) {
   EK_TRY(ck_training_backward(training, batch, NULL, false, NULL));
-  return ek_data_parallel_optimizer_step(training->optimizer, result);
+  return ek_data_parallel_optimizer_step(result, training->optimizer);
 }
 
 /* ---- numbers ---- */
@@ -147,10 +147,10 @@ static ek_parameter_info info_of(const struct ck_training *training, size_t inde
 static ek_status read_one(const struct ck_training *training, enum ck_numbers numbers,
                           const char *name, ek_tensor *host) {
   switch (numbers) {
-  case CK_VALUES: return ek_data_parallel_model_get(training->model, name, host);
-  case CK_GRADIENTS: return ek_data_parallel_model_gradient(training->model, name, host);
-  case CK_STATE_0: return ek_data_parallel_optimizer_state(training->optimizer, name, 0, host);
-  case CK_STATE_1: return ek_data_parallel_optimizer_state(training->optimizer, name, 1, host);
+  case CK_VALUES: return ek_data_parallel_model_get(host, training->model, name);
+  case CK_GRADIENTS: return ek_data_parallel_model_gradient(host, training->model, name);
+  case CK_STATE_0: return ek_data_parallel_optimizer_state(host, training->optimizer, name, 0);
+  case CK_STATE_1: return ek_data_parallel_optimizer_state(host, training->optimizer, name, 1);
   }
   return ek_error_set(EK_ERR_INTERNAL, "no such numbers");
 }
@@ -158,7 +158,7 @@ static ek_status read_one(const struct ck_training *training, enum ck_numbers nu
 static void read_parameter(double *values, const struct ck_training *training,
                            enum ck_numbers numbers, const char *name, int64_t count) {
   ek_tensor host = {0};
-  must(ek_data_parallel_model_describe(training->model, name, &host));
+  must(ek_data_parallel_model_describe(&host, training->model, name));
   float *single = calloc((size_t)count, sizeof *single);
   ck_assert_ptr_nonnull(single);
   host.data = host.type == EK_F32 ? (void *)single : (void *)values;

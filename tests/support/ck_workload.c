@@ -171,8 +171,8 @@ static ek_tensor part(const ek_tensor *tensor, int64_t samples, int64_t first, i
   if (samples == 0) return result;
   const int64_t rows = tensor->shape[0] / samples; /* of one sample */
   result.shape[0] = rows * count;
-  result.data = (char *)tensor->data +
-                (size_t)(rows * first * ek_tensor_row_count(tensor)) * ek_type_size(tensor->type);
+  result.data = (char *)tensor->data + (size_t)(rows * first * ek_tensor_row_elements(tensor)) *
+                                           ek_type_size(tensor->type);
   return result;
 }
 

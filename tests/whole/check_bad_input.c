@@ -66,19 +66,19 @@ START_TEST(null_is_refused) {
   const ek_status got[] = {ek_data_parallel_model_open(NULL, t->group, t->module, NULL),
                            ek_data_parallel_model_open(&model, NULL, t->module, NULL),
                            ek_data_parallel_model_open(&model, t->group, NULL, NULL),
-                           ek_data_parallel_model_forward(NULL, shards, x, 1, NULL),
-                           ek_data_parallel_model_forward(t->model, NULL, x, 1, NULL),
-                           ek_data_parallel_model_forward(t->model, shards, NULL, 1, NULL),
+                           ek_data_parallel_model_forward(shards, NULL, x, 1, NULL),
+                           ek_data_parallel_model_forward(NULL, t->model, x, 1, NULL),
+                           ek_data_parallel_model_forward(shards, t->model, NULL, 1, NULL),
                            ek_data_parallel_model_backward(NULL, shards, 1, NULL),
                            ek_data_parallel_model_backward(t->model, NULL, 1, NULL),
                            ek_data_parallel_model_discard(NULL),
-                           ek_data_parallel_model_describe(NULL, "0.weight", &host),
-                           ek_data_parallel_model_describe(t->model, NULL, &host),
-                           ek_data_parallel_model_describe(t->model, "0.weight", NULL),
-                           ek_data_parallel_model_get(NULL, "0.weight", &host),
+                           ek_data_parallel_model_describe(&host, NULL, "0.weight"),
+                           ek_data_parallel_model_describe(&host, t->model, NULL),
+                           ek_data_parallel_model_describe(NULL, t->model, "0.weight"),
+                           ek_data_parallel_model_get(&host, NULL, "0.weight"),
                            ek_data_parallel_model_set(NULL, "0.weight", &host),
-                           ek_data_parallel_model_gradient(NULL, "0.weight", &host),
-                           ek_data_parallel_model_gradient(t->model, NULL, &host),
+                           ek_data_parallel_model_gradient(&host, NULL, "0.weight"),
+                           ek_data_parallel_model_gradient(&host, t->model, NULL),
                            ek_data_parallel_criterion_open(NULL, t->model, t->criterion, NULL),
                            ek_data_parallel_criterion_open(&loss, NULL, t->criterion, NULL),
                            ek_data_parallel_criterion_open(&loss, t->model, NULL, NULL),
@@ -96,9 +96,9 @@ START_TEST(null_is_refused) {
                            ek_data_parallel_optimizer_open(&optimizer, t->model, NULL, NULL),
                            ek_data_parallel_optimizer_step(NULL, NULL),
                            ek_data_parallel_optimizer_set_learning_rate(NULL, 1),
-                           ek_data_parallel_optimizer_state(NULL, "0.weight", 0, &host),
-                           ek_data_parallel_optimizer_state(t->optimizer, NULL, 0, &host),
-                           ek_data_parallel_optimizer_state(t->optimizer, "0.weight", 0, NULL)};
+                           ek_data_parallel_optimizer_state(&host, NULL, "0.weight", 0),
+                           ek_data_parallel_optimizer_state(&host, t->optimizer, NULL, 0),
+                           ek_data_parallel_optimizer_state(NULL, t->optimizer, "0.weight", 0)};
   for (size_t i = 0; i < sizeof got / sizeof got[0]; i++) {
     ck_assert_msg(got[i] == bad, "call %zu gave %s", i, ek_status_name(got[i]));
   }
@@ -147,7 +147,7 @@ START_TEST(wrong_options) {
            EK_ERR_INVALID_ARGUMENT, "_options.size is 3");
   ck_fails(ek_data_parallel_optimizer_open(&optimizer, t->model, t->rule, &o),
            EK_ERR_INVALID_ARGUMENT, "_options.size is 3");
-  ck_fails(ek_data_parallel_model_forward(t->model, outputs, b.batch.input, 1, &f),
+  ck_fails(ek_data_parallel_model_forward(outputs, t->model, b.batch.input, 1, &f),
            EK_ERR_INVALID_ARGUMENT, "_options.size is 3");
   ck_fails(ek_data_parallel_model_backward(t->model, outputs, 1, &w), EK_ERR_INVALID_ARGUMENT,
            "_options.size is 3");
@@ -184,19 +184,19 @@ START_TEST(wrong_inputs) {
     if (i == 2) x[1].shape[0] = SAMPLES - 1;
     if (i == 3) x[0] = foreign;
     if (i == 4) x[0].shape[0] = INT64_MAX;
-    ck_assert_int_eq(ek_data_parallel_model_forward(t->model, outputs, x, 2, NULL), wanted[i]);
+    ck_assert_int_eq(ek_data_parallel_model_forward(outputs, t->model, x, 2, NULL), wanted[i]);
   }
   memcpy(x, b.batch.input, sizeof x);
-  ck_fails(ek_data_parallel_model_forward(t->model, outputs, x, 1, NULL), EK_ERR_INVALID_ARGUMENT,
+  ck_fails(ek_data_parallel_model_forward(outputs, t->model, x, 1, NULL), EK_ERR_INVALID_ARGUMENT,
            "takes 2 inputs, not 1");
   ek_scatter_options cut = {sizeof cut, EK_SCATTER_SIZES, (const int64_t[]){1, 2, 4}, NULL, false};
   ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
   forward.scatter = &cut;
-  ck_fails(ek_data_parallel_model_forward(t->model, outputs, x, 2, &forward),
+  ck_fails(ek_data_parallel_model_forward(outputs, t->model, x, 2, &forward),
            EK_ERR_INVALID_ARGUMENT, "size");
   ck_assert_mem_eq(outputs, before, sizeof outputs);
   ek_tensor_free(&foreign);
-  ek_group_close(elsewhere);
+  ek_group_free(elsewhere);
   close_bench(&b);
 }
 END_TEST
@@ -208,7 +208,7 @@ START_TEST(every_input_broadcast) {
   ek_shards output[1] = {{0}};
   setup.options.broadcast_inputs = UINT64_MAX;
   ck_training_open(&t, &setup);
-  ck_fails(ek_data_parallel_model_forward(t.model, output, batch.input, 1, NULL),
+  ck_fails(ek_data_parallel_model_forward(output, t.model, batch.input, 1, NULL),
            EK_ERR_INVALID_ARGUMENT, "one must be cut");
   ck_training_close(&t);
   ck_batch_free(&batch);
@@ -273,7 +273,7 @@ START_TEST(wrong_gradients) {
   ek_backward_options options = EK_BACKWARD_OPTIONS_INIT;
   options.totals = ek_data_parallel_criterion_totals(t->loss);
   ck_fails(ek_data_parallel_model_backward(t->model, outputs, 1, NULL), EK_ERR_STATE, "no forward");
-  ck_ok(ek_data_parallel_model_forward(t->model, outputs, b.batch.input, 1, NULL));
+  ck_ok(ek_data_parallel_model_forward(outputs, t->model, b.batch.input, 1, NULL));
   for (int i = 0; i < 6; i++) {
     ek_shards wrong = outputs[0];
     if (i == 0) memset(&wrong, 0, sizeof wrong);
@@ -313,7 +313,7 @@ START_TEST(huge_batches) {
     ek_shards output[1] = {{0}};
     ek_tensor x = small.input[0];
     x.shape[0] = samples[i];
-    const ek_status status = ek_data_parallel_model_forward(t.model, output, &x, 1, NULL);
+    const ek_status status = ek_data_parallel_model_forward(output, t.model, &x, 1, NULL);
     ck_assert_msg(status == EK_ERR_OVERFLOW || status == EK_ERR_OUT_OF_MEMORY, "%s: %s",
                   ek_status_name(status), ek_error_message());
     ck_assert(!ek_tensor_exists(&output[0].parts[0]));
@@ -333,10 +333,10 @@ START_TEST(more_than_31_bits) {
   ek_tensor x = batch.input[0], y = batch.target[0];
   ck_training_open(&t, &setup);
   x.shape[0] = y.shape[0] = INT64_C(3) << 29; /* 5 classes: 2.5 x 2^30 logits on each */
-  ck_ok(ek_data_parallel_model_forward(t.model, output, &x, 1, NULL));
+  ck_ok(ek_data_parallel_model_forward(output, t.model, &x, 1, NULL));
   ck_ok(ek_data_parallel_criterion_forward(t.loss, output, 1, &y, 1));
   ck_ok(ek_data_parallel_criterion_backward(t.loss, t.model, NULL));
-  ck_ok(ek_data_parallel_optimizer_step(t.optimizer, NULL));
+  ck_ok(ek_data_parallel_optimizer_step(NULL, t.optimizer));
   double loss = 0;
   ck_ok(ek_data_parallel_criterion_loss(&loss, NULL, t.loss));
   ck_assert(isnan(loss)); /* as the header says of `plan` */

@@ -151,11 +151,11 @@ START_TEST(every_caller_gets_its_own) {
   ck_assert_int_eq(started, CALLERS);
   for (int i = 0; i < CALLERS; i++) {
     ck_assert_msg(callers[i].wrong[0] == '\0', "%s", callers[i].wrong);
-    ek_communicator_close(callers[i].communicator);
+    ek_communicator_free(callers[i].communicator);
     for (size_t k = 0; k < DEVICES; k++) ek_tensor_free(&callers[i].sums[k]);
   }
   ck_no_memory_held(group);
-  ck_ok(ek_group_close(group));
+  ck_ok(ek_group_free(group));
 }
 END_TEST
 
@@ -215,7 +215,7 @@ static double *train(const struct ck_setup *setup, bool beside_a_loader, int64_t
   double *values = ck_training_read(&training, CK_VALUES, count);
   ck_batch_free(&batch);
   ck_training_close(&training);
-  ck_ok(ek_group_close(group));
+  ck_ok(ek_group_free(group));
   return values;
 }
 

@@ -104,7 +104,7 @@ START_TEST(a_criterion_whose_counts_change_is_refused) {
   const size_t good = *changed;
   ek_shards outputs = {0};
   double loss = 0;
-  ck_ok(ek_data_parallel_model_forward(b.t.model, &outputs, b.batch.input, 1, NULL));
+  ck_ok(ek_data_parallel_model_forward(&outputs, b.t.model, b.batch.input, 1, NULL));
   *changed = count->value;
   ck_fails(ek_data_parallel_criterion_forward(b.t.loss, &outputs, 1, b.batch.target, 1),
            EK_ERR_STATE, "were changed");
@@ -116,7 +116,7 @@ START_TEST(a_criterion_whose_counts_change_is_refused) {
            "were changed");
   *changed = good;
   ck_ok(ek_data_parallel_criterion_backward(b.t.loss, b.t.model, NULL));
-  ck_ok(ek_data_parallel_optimizer_step(b.t.optimizer, NULL));
+  ck_ok(ek_data_parallel_optimizer_step(NULL, b.t.optimizer));
   ek_shards_free(&outputs);
   /* What is freed goes by the counts that were there when it was made. */
   *changed = count->value;
@@ -176,7 +176,7 @@ START_TEST(a_module_is_not_opened_with_counts_out_of_bounds) {
   ek_data_parallel_model_free(model);
   ek_module_free(inner);
   ek_module_free(module);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 
@@ -188,10 +188,10 @@ START_TEST(a_module_whose_counts_change_is_refused) {
   const size_t wrong = module_counts[way / 2];
   ek_shards outputs = {0};
   *changed = wrong;
-  ck_fails(ek_data_parallel_model_forward(b.t.model, &outputs, b.batch.input, 1, NULL),
+  ck_fails(ek_data_parallel_model_forward(&outputs, b.t.model, b.batch.input, 1, NULL),
            EK_ERR_STATE, "sequential: inputs or outputs were changed");
   *changed = 1;
-  ck_ok(ek_data_parallel_model_forward(b.t.model, &outputs, b.batch.input, 1, NULL));
+  ck_ok(ek_data_parallel_model_forward(&outputs, b.t.model, b.batch.input, 1, NULL));
   ck_ok(ek_data_parallel_criterion_forward(b.t.loss, &outputs, 1, b.batch.target, 1));
   *changed = wrong;
   ck_fails(ek_data_parallel_criterion_backward(b.t.loss, b.t.model, NULL), EK_ERR_STATE,
@@ -265,7 +265,7 @@ START_TEST(a_model_is_opened_in_a_type_that_its_modules_know) {
     }
   }
   ck_no_memory_held(group);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 

@@ -60,10 +60,10 @@ static uint64_t plan(size_t layers, ek_mode mode) {
   for (int i = 0; i < 2; i++) {
     ek_shards outputs;
     ek_step_result result;
-    ck_ok(ek_data_parallel_model_forward(model, &outputs, &batch, 1, NULL));
+    ck_ok(ek_data_parallel_model_forward(&outputs, model, &batch, 1, NULL));
     ck_ok(ek_data_parallel_criterion_forward(loss, &outputs, 1, &batch, 1));
     ck_ok(ek_data_parallel_criterion_backward(loss, model, NULL));
-    ck_ok(ek_data_parallel_optimizer_step(optimizer, &result));
+    ck_ok(ek_data_parallel_optimizer_step(&result, optimizer));
     ek_shards_free(&outputs);
   }
   ek_memory_usage usage;
@@ -74,7 +74,7 @@ static uint64_t plan(size_t layers, ek_mode mode) {
   ek_optimizer_free(rule);
   ek_criterion_free(criterion);
   ek_module_free(module);
-  ck_ok(ek_group_close(group));
+  ck_ok(ek_group_free(group));
   return usage.peak_bytes;
 }
 

@@ -218,7 +218,7 @@ START_TEST(all_ignored_is_empty) {
     double *gradients = ck_training_read(&training, CK_GRADIENTS, &count);
     for (int64_t i = 0; i < count; i++) ck_assert_double_eq(gradients[i], 0);
     ek_step_result result;
-    ck_ok(ek_data_parallel_optimizer_step(training.optimizer, &result));
+    ck_ok(ek_data_parallel_optimizer_step(&result, training.optimizer));
     ck_assert(result.empty && result.loss == 0 && result.weight == 0 && result.step == 1);
     ck_assert_double_eq(result.gradient_norm, 0);
     double *values = ck_training_read(&training, CK_VALUES, &count);
@@ -253,7 +253,7 @@ static double *weightless_step(struct ck_training *t, const struct ck_batch *bat
     ck_ok(ck_training_backward(t, &part, NULL, first + size < samples, NULL));
   }
   double *gradients = ck_training_read(t, CK_GRADIENTS, count);
-  ck_ok(ek_data_parallel_optimizer_step(t->optimizer, result));
+  ck_ok(ek_data_parallel_optimizer_step(result, t->optimizer));
   return gradients;
 }
 

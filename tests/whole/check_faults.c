@@ -48,7 +48,7 @@ static ek_status step(struct ck_training *training, const struct ck_batch *batch
   ek_step_result result;
   EK_TRY(ck_training_backward(training, &first, NULL, true, NULL));
   EK_TRY(ck_training_backward(training, &second, NULL, false, NULL));
-  return ek_data_parallel_optimizer_step(training->optimizer, &result);
+  return ek_data_parallel_optimizer_step(&result, training->optimizer);
 }
 
 static bool fails_at(struct ck_training *training, const struct ck_batch *batch, size_t device,
@@ -132,7 +132,7 @@ START_TEST(device_allocations_of_open) {
       ck_no_memory_held(group);
     }
   }
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 
@@ -151,7 +151,7 @@ static ek_status open_and_step(const struct ck_setup *setup, const struct ck_bat
     ck_training_close(&training);
   }
   ck_no_memory_held(group);
-  ek_group_close(group);
+  ek_group_free(group);
   return status;
 }
 

@@ -179,7 +179,7 @@ START_TEST(the_arena_is_the_model) {
   ck_ok(ck_take(&all, model.device, EK_MEMORY_INPUTS, model.capacity));
   ck_assert_ptr_eq(all.data, model.base);
   ek_tensor_free(&all);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 
@@ -237,7 +237,7 @@ START_TEST(thousands_of_holes) {
   }
   for (int i = 0; i < MANY; i++) ek_tensor_free(&tensors[i]);
   ck_no_memory_held(group);
-  ck_ok(ek_group_close(group));
+  ck_ok(ek_group_free(group));
 }
 END_TEST
 

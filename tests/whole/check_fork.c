@@ -47,7 +47,7 @@ static ek_status open_own(void) {
   ek_group *own = NULL;
   EK_TRY(ek_group_open(&own, "cpu:2", NULL));
   EK_TRY(ek_group_apply(own, nothing, NULL));
-  EK_TRY(ek_group_close(own));
+  EK_TRY(ek_group_free(own));
 #endif
   return EK_OK;
 }
@@ -62,7 +62,7 @@ static int child(struct scene *scene) {
   (void)snprintf(owner, sizeof owner, "belongs to process %ld", (long)getppid());
   if (!refused(ek_group_apply(scene->group, nothing, NULL), owner)) return 1;
   if (!refused(ck_training_step(&scene->training, &scene->batch, NULL), owner)) return 2;
-  if (!refused(ek_group_close(scene->group), owner)) return 3;
+  if (!refused(ek_group_free(scene->group), owner)) return 3;
   if (!refused(ek_group_synchronize(scene->group), owner)) return 4;
   if (!refused(ek_tensor_create(&more, device, EK_MEMORY_INPUTS, EK_F32, 1, &count), owner)) {
     return 5;
@@ -70,7 +70,7 @@ static int child(struct scene *scene) {
   if (!refused(ek_memory_stats(&usage, device), owner)) return 6;
   if (!refused(ek_communicator_open(&communicator, scene->group), owner)) return 7;
   ek_communicator_abort(scene->communicator);
-  ek_communicator_close(scene->communicator);
+  ek_communicator_free(scene->communicator);
   /* An operation, cut for the threads of a device that are not here. */
   if (ek_op_fill(ek_device_stream(device, EK_STREAM_COMPUTE), &scene->tensor, 3.0) != EK_OK) {
     return 8;
@@ -138,10 +138,10 @@ START_TEST(a_child_is_refused) {
   ck_assert_ptr_null(failed);
   ck_ok(ck_training_step(&scene.training, &scene.batch, NULL));
   ek_tensor_free(&scene.tensor);
-  ek_communicator_close(scene.communicator);
+  ek_communicator_free(scene.communicator);
   ck_training_close(&scene.training);
   ck_batch_free(&scene.batch);
-  ck_ok(ek_group_close(scene.group));
+  ck_ok(ek_group_free(scene.group));
 }
 END_TEST
 

@@ -48,7 +48,7 @@ static void measure(ek_memory_usage usage[DEVICES], const struct ck_setup *setup
   ek_group *group = ck_open(spec, 1);
   ck_ok(train(setup, group, batch));
   for (size_t k = 0; k < DEVICES; k++) ck_ok(ck_memory_stats(&usage[k], ek_group_device(group, k)));
-  ek_group_close(group);
+  ek_group_free(group);
 }
 
 static void same_peaks(const ek_memory_usage *planned, const ek_memory_usage *real,
@@ -116,7 +116,7 @@ START_TEST(capacity_is_exact) {
           ck_fails(train(&setup, group, &batch), EK_ERR_OUT_OF_MEMORY, "replica ");
         }
         ck_no_memory_held(group);
-        ek_group_close(group);
+        ek_group_free(group);
       }
     }
     ck_batch_free(&batch);

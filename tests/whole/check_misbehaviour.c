@@ -248,7 +248,7 @@ static void bench_close(struct bench *b) {
   ek_module_free(b->module);
   ek_module_free(&b->fiend->base);
   ck_no_memory_held(b->group);
-  ek_group_close(b->group);
+  ek_group_free(b->group);
 }
 
 static ek_status step(struct bench *b, double *loss) {
@@ -258,10 +258,10 @@ static ek_status step(struct bench *b, double *loss) {
   ek_step_result result = {0};
   ck_ok(ek_tensor_host(&x, b->x, EK_F32, 2, shape));
   ck_ok(ek_tensor_host(&t, b->t, EK_F32, 2, shape));
-  EK_TRY(ek_data_parallel_model_forward(b->model, &outputs, &x, 1, NULL));
+  EK_TRY(ek_data_parallel_model_forward(&outputs, b->model, &x, 1, NULL));
   ek_status status = ek_data_parallel_criterion_forward(b->criterion, &outputs, 1, &t, 1);
   if (status == EK_OK) status = ek_data_parallel_criterion_backward(b->criterion, b->model, NULL);
-  if (status == EK_OK) status = ek_data_parallel_optimizer_step(b->optimizer, &result);
+  if (status == EK_OK) status = ek_data_parallel_optimizer_step(&result, b->optimizer);
   ek_shards_free(&outputs);
   *loss = result.loss;
   return status;
@@ -399,7 +399,7 @@ START_TEST(a_root_without_gradient_may_give_integers) {
   b.fiend->fault = INTEGERS;
   b.fiend->device = SIZE_MAX;
   ck_ok(ek_tensor_host(&x, b.x, EK_F32, 2, shape));
-  ck_ok(ek_data_parallel_model_forward(b.model, &outputs, &x, 1, &options));
+  ck_ok(ek_data_parallel_model_forward(&outputs, b.model, &x, 1, &options));
   ck_assert_int_eq(outputs.parts[1].type, EK_I32);
   ek_shards_free(&outputs);
   bench_close(&b);
@@ -467,11 +467,11 @@ static ek_status parent_forward(const ek_module *self, ek_pass *pass, const ek_t
   const bool wrong = p->fault == PARENT_NO_INPUT || p->fault == PARENT_HOST_INPUT;
   if (p->fault == PARENT_RECOVERS) {
     p->child->fault = FAILS;
-    const ek_status failed = ek_pass_forward(pass, 0, inputs, outputs);
+    const ek_status failed = ek_pass_child_forward(outputs, pass, 0, inputs);
     p->child->fault = NO_FAULT;
     if (failed != EK_ERR_IO) return EK_ERR_INTERNAL;
   }
-  EK_TRY(ek_pass_forward(pass, 0, wrong ? &other : inputs, outputs));
+  EK_TRY(ek_pass_child_forward(outputs, pass, 0, wrong ? &other : inputs));
   return p->fault == PARENT_SAVES_AFTER ? ek_pass_save(pass, &outputs[0]) : EK_OK;
 }
 
@@ -487,7 +487,8 @@ static ek_status parent_backward(const ek_module *self, ek_pass *pass,
   const int64_t shape[] = {1, WIDTH};
   if (p->fault == PARENT_OTHER_GRADIENT) EK_TRY(ek_pass_output(&other, pass, EK_F32, 2, shape));
   const bool wrong = p->fault == PARENT_OTHER_GRADIENT || p->fault == PARENT_NO_GRADIENT;
-  const ek_status status = ek_pass_backward(pass, 0, wrong ? &other : grad_outputs, grad_inputs);
+  const ek_status status =
+      ek_pass_child_backward(grad_inputs, pass, 0, wrong ? &other : grad_outputs);
   ek_tensor_free(&other);
   return status;
 }
@@ -511,8 +512,8 @@ static ek_status run_parent(struct parent *p, ek_device *device) {
   ck_ok(ek_replica_open(&replica, device, root, NULL));
   ck_ok(ek_pass_open(&pass, replica, NULL));
   ek_tensor x = ck_upload(device, EK_F32, NULL, CK_SHAPE(3, WIDTH)), y = {0}, dx = {0};
-  ek_status status = ek_pass_run_forward(pass, &x, &y);
-  if (status == EK_OK) status = ek_pass_run_backward(pass, &x, &dx);
+  ek_status status = ek_pass_run_forward(&y, pass, &x);
+  if (status == EK_OK) status = ek_pass_run_backward(&dx, pass, &x);
   ck_assert(status == EK_OK || !ek_tensor_exists(&dx));
   ek_tensor_free(&x);
   ek_tensor_free(&y);
@@ -537,10 +538,12 @@ START_TEST(a_parent_is_named_for_what_it_does_to_its_child) {
                               "forward saved are gone: 1"},
       [PARENT_SKIPS_CHILD] =
           {EK_ERR_STATE, "0 (parent), backward: it left saved tensors behind (activations): 2"},
-      [PARENT_NO_INPUT] = {EK_ERR_INVALID_ARGUMENT,
-                           "0 (parent), forward: ek_pass_forward: there is no tensor number 0"},
-      [PARENT_HOST_INPUT] = {EK_ERR_DEVICE, "0 (parent), forward: ek_pass_forward: tensor number 0 "
-                                            "is in host memory"},
+      [PARENT_NO_INPUT] =
+          {EK_ERR_INVALID_ARGUMENT,
+           "0 (parent), forward: ek_pass_child_forward: there is no tensor number 0"},
+      [PARENT_HOST_INPUT] = {EK_ERR_DEVICE,
+                             "0 (parent), forward: ek_pass_child_forward: tensor number 0 "
+                             "is in host memory"},
       [PARENT_NO_GRADIENT] = {EK_ERR_INVALID_ARGUMENT,
                               "0 (parent), backward: backward of 0.child (fiend): the gradient of "
                               "output number 0 is not there"},
@@ -560,7 +563,7 @@ START_TEST(a_parent_is_named_for_what_it_does_to_its_child) {
   }
   ek_module_free(&p.child->base);
   ck_no_memory_held(group);
-  ek_group_close(group);
+  ek_group_free(group);
 }
 END_TEST
 

@@ -20,7 +20,7 @@ static ek_status nothing(void *context, ek_device *device, size_t index) {
 
 /* A refused close leaves a group that works. */
 static void refuses(ek_group *group, const char *text) {
-  ck_fails(ek_group_close(group), EK_ERR_STATE, text);
+  ck_fails(ek_group_free(group), EK_ERR_STATE, text);
   ck_ok(ek_group_apply(group, nothing, NULL));
 }
 
@@ -42,8 +42,8 @@ START_TEST(a_group_is_closed_last) {
   ek_event_free(event);
   ck_ok(ek_communicator_open(&communicator, group));
   refuses(group, "communicator");
-  ek_communicator_close(communicator);
-  ck_ok(ek_group_close(group));
+  ek_communicator_free(communicator);
+  ck_ok(ek_group_free(group));
   ek_tensor_free(&empty); /* holds nothing of the group */
 }
 END_TEST
@@ -55,18 +55,18 @@ START_TEST(a_model_keeps_its_group) {
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 5, 0.2, 1);
   ck_ok(ck_training_try(&training, &setup, group));
   ck_ok(ck_training_step(&training, &batch, NULL));
-  refuses(group, "ek_group_close: ");
+  refuses(group, "ek_group_free: ");
   ck_ok(ck_training_step(&training, &batch, NULL));
   ck_training_close(&training);
   ck_batch_free(&batch);
-  ck_ok(ek_group_close(group));
+  ck_ok(ek_group_free(group));
 }
 END_TEST
 
 static ek_status close_here(void *context, ek_device *device, size_t index) {
   (void)index;
   ek_status *statuses = context;
-  statuses[ek_device_index(device)] = ek_group_close(ek_device_group(device));
+  statuses[ek_device_index(device)] = ek_group_free(ek_device_group(device));
   return EK_OK;
 }
 
@@ -76,7 +76,7 @@ START_TEST(a_worker_does_not_close_its_group) {
   ck_ok(ek_group_apply(group, close_here, statuses));
   ck_assert_int_eq(statuses[0], EK_ERR_STATE);
   ck_assert_int_eq(statuses[1], EK_ERR_STATE);
-  ck_ok(ek_group_close(group));
+  ck_ok(ek_group_free(group));
 }
 END_TEST
 
@@ -109,7 +109,7 @@ START_TEST(a_group_at_work_is_not_closed) {
   ck_assert_int_eq(pthread_create(&thread, NULL, apply_meet, &meeting), 0);
   sem_wait(&meeting.inside);
   ek_error_clear();
-  const ek_status status = ek_group_close(meeting.group);
+  const ek_status status = ek_group_free(meeting.group);
   char message[256];
   (void)snprintf(message, sizeof message, "%s", ek_error_message());
   sem_post(&meeting.go_on);
@@ -117,7 +117,7 @@ START_TEST(a_group_at_work_is_not_closed) {
   ck_assert_int_eq(status, EK_ERR_STATE);
   ck_assert(strstr(message, "another thread") != NULL);
   ck_ok(meeting.status);
-  ck_ok(ek_group_close(meeting.group));
+  ck_ok(ek_group_free(meeting.group));
   (void)sem_destroy(&meeting.inside);
   (void)sem_destroy(&meeting.go_on);
 }
@@ -169,7 +169,7 @@ START_TEST(a_model_belongs_to_one_thread) {
   ck_ok(ck_training_step(&training, &batch, NULL));
   ck_training_close(&training);
   ck_batch_free(&batch);
-  ck_ok(ek_group_close(group));
+  ck_ok(ek_group_free(group));
 }
 END_TEST
 

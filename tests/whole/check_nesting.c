@@ -25,7 +25,7 @@ START_TEST(three_hundred_thousand_modules) {
   ck_fails(ek_data_parallel_model_open(&model, group, outer, NULL), EK_ERR_INVALID_ARGUMENT,
            "is too long");
   ck_no_memory_held(group);
-  ek_group_close(group);
+  ek_group_free(group);
   ek_module_free(outer);
 }
 END_TEST

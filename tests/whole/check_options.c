@@ -46,14 +46,14 @@ static void bench_open(struct bench *b) {
 
 static void bench_close(struct bench *b) {
   for (size_t k = 0; k < 2; k++) ek_replica_free(b->replicas[k]);
-  ek_communicator_close(b->communicator);
+  ek_communicator_free(b->communicator);
   ek_data_parallel_criterion_free(b->criterion);
   ek_data_parallel_model_free(b->model);
   ek_optimizer_free(b->rule);
   ek_criterion_free(b->loss);
   ek_module_free(b->module);
   ck_no_memory_held(b->group);
-  ek_group_close(b->group);
+  ek_group_free(b->group);
 }
 
 /* ---- one call for each struct: `o` is the struct ---- */
@@ -62,7 +62,7 @@ static ek_status use_ek_group_options(struct bench *b, void *o) {
   ek_group *group = NULL;
   (void)b;
   const ek_status status = ek_group_open(&group, "plan:1", o);
-  ek_group_close(group);
+  ek_group_free(group);
   return status;
 }
 
@@ -77,7 +77,7 @@ static ek_status use_ek_scatter_options(struct bench *b, void *o) {
   /* Through the options of a forward it is the same struct, and the same rule. */
   ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
   forward.scatter = o;
-  EK_TRY(ek_data_parallel_model_forward(b->model, &shards, &b->input, 1, &forward));
+  EK_TRY(ek_data_parallel_model_forward(&shards, b->model, &b->input, 1, &forward));
   ek_shards_free(&shards);
   return EK_OK;
 }
@@ -91,10 +91,10 @@ static ek_status use_ek_data_parallel_model_options(struct bench *b, void *o) {
 
 static ek_status use_ek_forward_options(struct bench *b, void *o) {
   ek_shards outputs = {0}, inputs = {0};
-  EK_TRY(ek_data_parallel_model_forward(b->model, &outputs, &b->input, 1, o));
+  EK_TRY(ek_data_parallel_model_forward(&outputs, b->model, &b->input, 1, o));
   ek_shards_free(&outputs);
   ck_ok(ek_scatter(&inputs, b->group, &b->input, EK_MEMORY_INPUTS, NULL));
-  const ek_status status = ek_data_parallel_model_forward_shards(b->model, &outputs, &inputs, 1, o);
+  const ek_status status = ek_data_parallel_model_forward_shards(&outputs, b->model, &inputs, 1, o);
   ek_shards_free(&inputs);
   ek_shards_free(&outputs);
   return status;
@@ -102,7 +102,7 @@ static ek_status use_ek_forward_options(struct bench *b, void *o) {
 
 static ek_status use_ek_backward_options(struct bench *b, void *o) {
   ek_shards outputs = {0};
-  ck_ok(ek_data_parallel_model_forward(b->model, &outputs, &b->input, 1, NULL));
+  ck_ok(ek_data_parallel_model_forward(&outputs, b->model, &b->input, 1, NULL));
   const ek_status status = ek_data_parallel_model_backward(b->model, &outputs, 1, o);
   ek_shards_free(&outputs);
   ck_ok(ek_data_parallel_model_discard(b->model));
@@ -118,7 +118,7 @@ static ek_status use_ek_data_parallel_criterion_options(struct bench *b, void *o
 
 static ek_status use_ek_criterion_backward_options(struct bench *b, void *o) {
   ek_shards outputs = {0};
-  ck_ok(ek_data_parallel_model_forward(b->model, &outputs, &b->input, 1, NULL));
+  ck_ok(ek_data_parallel_model_forward(&outputs, b->model, &b->input, 1, NULL));
   ck_ok(ek_data_parallel_criterion_forward(b->criterion, &outputs, 1, &b->target, 1));
   const ek_status status = ek_data_parallel_criterion_backward(b->criterion, b->model, o);
   ek_shards_free(&outputs);

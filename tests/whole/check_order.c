@@ -37,7 +37,7 @@ static void bed_close(struct bed *bed) {
 }
 
 static ek_status forward(struct bed *bed, int i, const ek_forward_options *options) {
-  return ek_data_parallel_model_forward(bed->t.model, bed->out[i], bed->batch[i].input,
+  return ek_data_parallel_model_forward(bed->out[i], bed->t.model, bed->batch[i].input,
                                         bed->batch[i].inputs, options);
 }
 
@@ -80,7 +80,7 @@ START_TEST(outputs_of_an_earlier_forward) {
   ck_fails(loss_backward(&bed), EK_ERR_STATE, "not of the model's last forward");
   ck_ok(loss_forward(&bed, 1)); /* nothing was lost: B goes on */
   ck_ok(loss_backward(&bed));
-  ck_ok(ek_data_parallel_optimizer_step(bed.t.optimizer, NULL));
+  ck_ok(ek_data_parallel_optimizer_step(NULL, bed.t.optimizer));
   bed_close(&bed);
 }
 END_TEST
@@ -123,7 +123,7 @@ START_TEST(outputs_of_another_model) {
   bed_open(&bed, "mlp", (ek_mode)_i);
   ck_ok(ck_training_try(&other, &bed.t.setup, bed.t.group));
   ck_ok(forward(&bed, 0, NULL));
-  ck_ok(ek_data_parallel_model_forward(other.model, bed.out[1], bed.batch[1].input,
+  ck_ok(ek_data_parallel_model_forward(bed.out[1], other.model, bed.batch[1].input,
                                        bed.batch[1].inputs, NULL));
   ck_ok(ek_data_parallel_criterion_forward(other.loss, bed.out[0], 1, bed.batch[0].target, 1));
   ck_fails(ek_data_parallel_criterion_backward(other.loss, other.model, NULL), EK_ERR_STATE,

@@ -64,7 +64,7 @@ static ek_status step_of(struct ck_training *training, struct sent *sent,
                          const struct ck_batch *batch, ek_step_result *result) {
   ek_shards outputs[CK_BATCH_TENSORS] = {{0}};
   const size_t count = training->module->outputs;
-  ek_status status = ek_data_parallel_model_forward_shards(training->model, outputs, sent->inputs,
+  ek_status status = ek_data_parallel_model_forward_shards(outputs, training->model, sent->inputs,
                                                            batch->inputs, NULL);
   if (status == EK_OK) {
     status = ek_data_parallel_criterion_forward_shards(training->loss, outputs, count,
@@ -76,7 +76,7 @@ static ek_status step_of(struct ck_training *training, struct sent *sent,
   }
   for (size_t i = 0; i < count; i++) ek_shards_free(&outputs[i]);
   if (status != EK_OK) return status;
-  return ek_data_parallel_optimizer_step(training->optimizer, result);
+  return ek_data_parallel_optimizer_step(result, training->optimizer);
 }
 
 static struct ck_setup setup_of(int number) {
@@ -173,18 +173,18 @@ START_TEST(wrong_inputs_are_refused) {
   ek_scatter_options cut = EK_SCATTER_OPTIONS_INIT;
   ek_forward_options options = EK_FORWARD_OPTIONS_INIT;
 #define REFUSED(wanted, text)                                                                      \
-  ck_fails(ek_data_parallel_model_forward_shards(model, outputs, inputs, 2, &options), wanted, text)
+  ck_fails(ek_data_parallel_model_forward_shards(outputs, model, inputs, 2, &options), wanted, text)
   options.scatter = &cut;
   REFUSED(EK_ERR_INVALID_ARGUMENT, "cut already");
   options = (ek_forward_options)EK_FORWARD_OPTIONS_INIT;
   options.size++;
   REFUSED(EK_ERR_INVALID_ARGUMENT, "ek_forward_options.size");
   options.size--;
-  ck_fails(ek_data_parallel_model_forward_shards(NULL, outputs, inputs, 2, NULL),
+  ck_fails(ek_data_parallel_model_forward_shards(outputs, NULL, inputs, 2, NULL),
            EK_ERR_INVALID_ARGUMENT, "NULL");
-  ck_fails(ek_data_parallel_model_forward_shards(model, outputs, NULL, 2, NULL),
+  ck_fails(ek_data_parallel_model_forward_shards(outputs, model, NULL, 2, NULL),
            EK_ERR_INVALID_ARGUMENT, "NULL");
-  ck_fails(ek_data_parallel_model_forward_shards(model, outputs, inputs, 1, NULL),
+  ck_fails(ek_data_parallel_model_forward_shards(outputs, model, inputs, 1, NULL),
            EK_ERR_INVALID_ARGUMENT, "takes 2 inputs");
   inputs[1].group = NULL;
   REFUSED(EK_ERR_DEVICE, "input number 1");
@@ -202,7 +202,7 @@ START_TEST(wrong_inputs_are_refused) {
   REFUSED(EK_ERR_SHAPE, "cut differently");
   inputs[1] = sent.inputs[1];
   /* Nothing was lost by all this. */
-  ck_ok(ek_data_parallel_model_forward_shards(model, outputs, inputs, 2, &options));
+  ck_ok(ek_data_parallel_model_forward_shards(outputs, model, inputs, 2, &options));
   for (size_t i = 0; i < CK_BATCH_TENSORS; i++) ek_shards_free(&outputs[i]);
   ck_ok(ek_data_parallel_model_discard(model));
   forget(&sent);
@@ -221,7 +221,7 @@ START_TEST(wrong_targets_are_refused) {
   struct sent sent;
   ck_ok(send_batch(&sent, &training, &batch, true));
   ek_shards outputs = {0}, target = sent.targets[0];
-  ck_ok(ek_data_parallel_model_forward_shards(training.model, &outputs, sent.inputs, 1, NULL));
+  ck_ok(ek_data_parallel_model_forward_shards(&outputs, training.model, sent.inputs, 1, NULL));
 #define REFUSED(wanted, text)                                                                      \
   ck_fails(ek_data_parallel_criterion_forward_shards(training.loss, &outputs, 1, &target, 1),      \
            wanted, text)

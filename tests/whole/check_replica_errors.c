@@ -167,7 +167,7 @@ static void fails_and_recovers(struct bench *b, size_t device, const char *what)
   ck_fails(ck_training_backward(&b->training, &b->batch, NULL, false, NULL), EK_ERR_IO, text);
   ck_assert_double_lt(seconds() - start, patience);
   no_trouble();
-  ck_fails(ek_data_parallel_optimizer_step(b->training.optimizer, NULL), EK_ERR_STATE, "gradient");
+  ck_fails(ek_data_parallel_optimizer_step(NULL, b->training.optimizer), EK_ERR_STATE, "gradient");
   int64_t count = 0;
   ck_ok(ck_training_step(&b->training, &b->batch, NULL));
   ck_ok(ck_training_step(&b->other, &b->batch, NULL));
@@ -227,7 +227,7 @@ static void forward_shows(struct ck_training *t, const struct ck_batch *zeros, b
   ek_forward_options options = EK_FORWARD_OPTIONS_INIT;
   options.gradient = false;
   options.training = training;
-  ck_ok(ek_data_parallel_model_forward(t->model, output, zeros->input, 1, &options));
+  ck_ok(ek_data_parallel_model_forward(output, t->model, zeros->input, 1, &options));
   for (size_t k = 0; k < DEVICES; k++) {
     const ek_tensor *part = &output[0].parts[k];
     double *values = calloc((size_t)ek_tensor_count(part) + 1, sizeof *values);
@@ -257,7 +257,7 @@ START_TEST(buffers_come_from_the_first_device) {
   float numbers[N];
   ek_tensor host;
   ck_ok(ek_tensor_host(&host, numbers, EK_F32, CK_SHAPE(N)));
-  ck_ok(ek_data_parallel_model_get(b.training.model, "b", &host));
+  ck_ok(ek_data_parallel_model_get(&host, b.training.model, "b"));
   for (int i = 0; i < N; i++) ck_assert_float_eq(numbers[i], 4);
   ck_batch_free(&zeros);
   close_bench(&b);

@@ -99,7 +99,7 @@ START_TEST(the_process_holds_what_the_ledger_says) {
     for (int i = 0; i < TENSORS; i++) ek_tensor_free(&run.tensors[d][i]);
   }
   ck_no_memory_held(group);
-  ek_group_close(group);
+  ek_group_free(group);
   agree("closed", resident() - before, 0, ledger);
 }
 END_TEST

@@ -79,7 +79,7 @@ static ek_status micro_batch(struct ck_training *t, const struct ck_batch *batch
   options.accumulate = more;
   options.weights = weights;
   ek_status status =
-      ek_data_parallel_model_forward(t->model, outputs, part.input, part.inputs, NULL);
+      ek_data_parallel_model_forward(outputs, t->model, part.input, part.inputs, NULL);
   if (status == EK_OK) {
     status = ek_data_parallel_criterion_forward(t->loss, outputs, TERMS, part.target, part.targets);
   }
@@ -132,8 +132,8 @@ START_TEST(uneven_micro_batches) {
     ck_assert_double_le(error, step == 0 ? allowed : 10 * allowed);
     free(a);
     free(b);
-    ck_ok(ek_data_parallel_optimizer_step(bed.t.optimizer, &got));
-    ck_ok(ek_data_parallel_optimizer_step(one.t.optimizer, &want));
+    ck_ok(ek_data_parallel_optimizer_step(&got, bed.t.optimizer));
+    ck_ok(ek_data_parallel_optimizer_step(&want, one.t.optimizer));
     ck_assert_double_eq_tol(got.loss, want.loss, 10 * allowed * fabs(want.loss));
     ck_assert_double_eq(got.weight, want.weight);
   }
@@ -149,9 +149,9 @@ START_TEST(unknown_weights_are_refused) {
   bed_open(&bed, EK_F32, (ek_mode)_i, 0.4);
   ck_ok(micro_batch(&bed.t, &bed.batch, 0, 2, true, NULL));
   ck_fails(micro_batch(&bed.t, &bed.batch, 2, 9, false, NULL), EK_ERR_STATE, "options.weights");
-  ck_fails(ek_data_parallel_optimizer_step(bed.t.optimizer, NULL), EK_ERR_STATE, "no backward");
+  ck_fails(ek_data_parallel_optimizer_step(NULL, bed.t.optimizer), EK_ERR_STATE, "no backward");
   ck_ok(micro_batch(&bed.t, &bed.batch, 0, SAMPLES, false, NULL));
-  ck_ok(ek_data_parallel_optimizer_step(bed.t.optimizer, &result));
+  ck_ok(ek_data_parallel_optimizer_step(&result, bed.t.optimizer));
   bed_close(&bed);
 }
 END_TEST
@@ -192,7 +192,7 @@ START_TEST(wrong_weights) {
   ck_ok(micro_batch(&bed.t, &bed.batch, 4, 7, false, other));
   double *before = ck_training_read(&bed.t, CK_VALUES, NULL);
   int64_t count = 0;
-  ck_fails(ek_data_parallel_optimizer_step(bed.t.optimizer, NULL), EK_ERR_INVALID_ARGUMENT,
+  ck_fails(ek_data_parallel_optimizer_step(NULL, bed.t.optimizer), EK_ERR_INVALID_ARGUMENT,
            "term number 2");
   double *after = ck_training_read(&bed.t, CK_VALUES, &count);
   ck_same_bits("values", after, before, count);
@@ -207,7 +207,7 @@ START_TEST(wrong_weights) {
   ck_fails(micro_batch(&bed.t, &bed.batch, 4, 3, true, other), EK_ERR_INVALID_ARGUMENT,
            "weight number 0");
   ck_ok(micro_batch(&bed.t, &bed.batch, 4, 7, true, weights)); /* refused calls lost nothing */
-  ck_ok(ek_data_parallel_optimizer_step(bed.t.optimizer, NULL));
+  ck_ok(ek_data_parallel_optimizer_step(NULL, bed.t.optimizer));
   bed_close(&bed);
 }
 END_TEST
@@ -248,7 +248,7 @@ START_TEST(losses_without_weight) {
   ck_training_open(&bed.t, &bed.setup);
   ck_fails(micro_batch(&bed.t, &bed.batch, 0, 4, true, NULL), EK_ERR_STATE, "weigh nothing");
   ck_ok(micro_batch(&bed.t, &bed.batch, 0, SAMPLES, false, NULL));
-  ck_ok(ek_data_parallel_optimizer_step(bed.t.optimizer, NULL));
+  ck_ok(ek_data_parallel_optimizer_step(NULL, bed.t.optimizer));
   bed_close(&bed);
 }
 END_TEST

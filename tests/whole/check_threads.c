@@ -38,7 +38,7 @@ START_TEST(many_workers_copy_to_one_device) {
     ek_shards_free(&shards);
   }
   ck_no_memory_held(group);
-  ek_group_close(group);
+  ek_group_free(group);
   free(back);
   free(source);
 }
@@ -56,7 +56,7 @@ static double *train(const struct ck_setup *setup, int threads, int64_t *count) 
   double *values = ck_training_read(&training, CK_VALUES, count);
   ck_batch_free(&batch);
   ck_training_close(&training);
-  ek_group_close(group);
+  ek_group_free(group);
   return values;
 }
 

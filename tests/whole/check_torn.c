@@ -182,7 +182,7 @@ START_TEST(set_fails_halfway) {
   ek_tensor host = {0};
   float numbers[7 * 19] = {1};
   ck_training_open(&t, &setup);
-  ck_ok(ek_data_parallel_model_describe(t.model, "0.weight", &host));
+  ck_ok(ek_data_parallel_model_describe(&host, t.model, "0.weight"));
   host.data = numbers;
   ck_fails(ek_data_parallel_model_set(t.model, "0.wait", &host), EK_ERR_NOT_FOUND, "0.wait");
   ck_assert(!ck_training_is_torn(&t));

@@ -11,7 +11,7 @@ int main(void) {
     return 1;
   }
   const size_t size = ek_group_size(group);
-  ek_group_close(group);
+  ek_group_free(group);
   if (size != 2) return 1;
   printf("evenkeel %s from C: %s\n", EK_VERSION_STRING, ek_status_text(EK_OK));
   return strcmp(ek_status_name(EK_OK), "EK_OK") != 0;

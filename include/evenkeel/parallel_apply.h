@@ -1,8 +1,8 @@
 /*
- * apply.h - the same forward on every device at once.
+ * parallel_apply.h - the same forward on every device at once.
  */
-#ifndef EVENKEEL_APPLY_H
-#define EVENKEEL_APPLY_H
+#ifndef EVENKEEL_PARALLEL_APPLY_H
+#define EVENKEEL_PARALLEL_APPLY_H
 
 #include <evenkeel/pass.h>
 #include <evenkeel/scatter.h>
@@ -18,12 +18,12 @@ extern "C" {
  * a part without rows. The error is that of ek_group_apply(): lowest device, its own message; the
  * outputs stay as they were then.
  */
-EK_API EK_CHECKED ek_status ek_apply_forward(ek_shards *outputs, size_t output_count,
-                                             ek_pass *const *passes, const ek_shards *inputs,
-                                             size_t input_count);
+EK_API EK_CHECKED ek_status ek_parallel_apply(ek_shards *outputs, size_t output_count,
+                                              ek_pass *const *passes, const ek_shards *inputs,
+                                              size_t input_count);
 
 #ifdef __cplusplus
 }
 #endif
 
-#endif /* EVENKEEL_APPLY_H */
+#endif /* EVENKEEL_PARALLEL_APPLY_H */

@@ -1,7 +1,7 @@
 /*
- * apply.c - the same forward on every device at once.
+ * parallel_apply.c - the same forward on every device at once.
  */
-#include <evenkeel/apply.h>
+#include <evenkeel/parallel_apply.h>
 
 #include <string.h>
 
@@ -28,13 +28,13 @@ static ek_status forward_one(void *context, ek_device *device, size_t index) {
   (void)device;
   if (!works(job, index)) return EK_OK;
   if (job->passes[index] == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_apply_forward: there is no pass");
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_parallel_apply: there is no pass");
   }
   for (size_t i = 0; i < job->input_count; i++) {
     inputs[i] = job->inputs[i].parts[index];
     EK_TRY(ek_tensor_arrive(&inputs[i]));
   }
-  EK_TRY(ek_pass_run_forward(job->passes[index], inputs, outputs));
+  EK_TRY(ek_pass_run_forward(outputs, job->passes[index], inputs));
   for (size_t i = 0; i < job->output_count; i++) job->outputs[i].parts[index] = outputs[i];
   return EK_OK;
 }
@@ -67,12 +67,12 @@ static ek_status check(const ek_shards *outputs, size_t output_count, ek_pass *c
   if (outputs == NULL || passes == NULL || inputs == NULL || input_count == 0 ||
       input_count > EK_MAX_TENSORS || output_count == 0 || output_count > EK_MAX_TENSORS) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_apply_forward: an argument is NULL, or %zu inputs and %zu outputs",
+                        "ek_parallel_apply: an argument is NULL, or %zu inputs and %zu outputs",
                         input_count, output_count);
   }
   for (size_t i = 0; i < input_count; i++) {
     if (inputs[i].group == NULL || inputs[i].group != inputs[0].group) {
-      return ek_error_set(EK_ERR_DEVICE, "ek_apply_forward: input number %zu is of another group",
+      return ek_error_set(EK_ERR_DEVICE, "ek_parallel_apply: input number %zu is of another group",
                           i);
     }
   }
@@ -80,7 +80,7 @@ static ek_status check(const ek_shards *outputs, size_t output_count, ek_pass *c
     const ek_module *module = ek_pass_module(passes[k]);
     if (module != NULL && (module->inputs != input_count || module->outputs != output_count)) {
       return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                          "ek_apply_forward: %s has %zu inputs and %zu outputs, not %zu and %zu",
+                          "ek_parallel_apply: %s has %zu inputs and %zu outputs, not %zu and %zu",
                           module->ops->kind, module->inputs, module->outputs, input_count,
                           output_count);
     }
@@ -88,8 +88,8 @@ static ek_status check(const ek_shards *outputs, size_t output_count, ek_pass *c
   return EK_OK;
 }
 
-ek_status ek__apply_forward(ek_shards *outputs, size_t output_count, ek_pass *const *passes,
-                            const ek_shards *inputs, size_t input_count) {
+ek_status ek__parallel_apply(ek_shards *outputs, size_t output_count, ek_pass *const *passes,
+                             const ek_shards *inputs, size_t input_count) {
   struct apply_job job = {outputs, output_count, passes, inputs, input_count, &inputs[0]};
   for (size_t i = input_count; i-- > 0;) {
     if (!inputs[i].broadcast) job.lead = &inputs[i];
@@ -107,14 +107,14 @@ ek_status ek__apply_forward(ek_shards *outputs, size_t output_count, ek_pass *co
   return status;
 }
 
-ek_status ek_apply_forward(ek_shards *outputs, size_t output_count, ek_pass *const *passes,
-                           const ek_shards *inputs, size_t input_count) {
+ek_status ek_parallel_apply(ek_shards *outputs, size_t output_count, ek_pass *const *passes,
+                            const ek_shards *inputs, size_t input_count) {
   EK_TRY(check(outputs, output_count, passes, inputs, input_count));
   ek_shards *made = ek__calloc(output_count, sizeof *made);
   if (made == NULL) {
-    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "ek_apply_forward: no host memory for the outputs");
+    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "ek_parallel_apply: no host memory for the outputs");
   }
-  const ek_status status = ek__apply_forward(made, output_count, passes, inputs, input_count);
+  const ek_status status = ek__parallel_apply(made, output_count, passes, inputs, input_count);
   if (status == EK_OK) memcpy(outputs, made, output_count * sizeof *made);
   ek__free(made);
   return status;

@@ -1,10 +1,10 @@
 /*
- * check_apply.c - the same forward on every device at once.
+ * check_parallel_apply.c - the same forward on every device at once.
  */
 #include <stdlib.h>
 #include <string.h>
 
-#include <evenkeel/apply.h>
+#include <evenkeel/parallel_apply.h>
 
 #include "ck_blend.h"
 #include "ek_check.h"
@@ -50,7 +50,7 @@ static void close_bench(struct bench *b) {
   }
   ek_module_free(b->module);
   ck_no_memory_held(b->group);
-  ek_group_close(b->group);
+  ek_group_free(b->group);
 }
 
 static double parameter(const struct bench *b, const char *name, int64_t i) {
@@ -70,7 +70,7 @@ START_TEST(outputs_in_order) {
     ek_pass_free(b.passes[2]);
     b.passes[2] = NULL;
   }
-  ck_ok(ek_apply_forward(b.outputs, 2, b.passes, b.inputs, 2));
+  ck_ok(ek_parallel_apply(b.outputs, 2, b.passes, b.inputs, 2));
   for (size_t o = 0; o < 2; o++) {
     ck_assert_uint_eq(b.outputs[o].count, DEVICES);
     for (size_t k = 0; k < DEVICES; k++) {
@@ -99,7 +99,7 @@ START_TEST(errors_leave_nothing) {
   struct bench b;
   open_bench(&b, 7);
   ek_shards wrong[2] = {b.inputs[1], b.inputs[0]}; /* swapped */
-  ck_fails(ek_apply_forward(b.outputs, 2, b.passes, wrong, 2), EK_ERR_SHAPE,
+  ck_fails(ek_parallel_apply(b.outputs, 2, b.passes, wrong, 2), EK_ERR_SHAPE,
            "replica 0 on cpu:0: blend");
   ck_assert(!ek_tensor_exists(&b.outputs[0].parts[0]));
   for (size_t k = 0; k < DEVICES; k++) { /* a pass that failed is only good to be freed */
@@ -107,7 +107,7 @@ START_TEST(errors_leave_nothing) {
     ck_ok(ek_pass_open(&b.passes[k], b.replicas[k], NULL));
   }
   ck_ok(ek_memory_fail_at(ek_group_device(b.group, 1), 2));
-  ck_fails(ek_apply_forward(b.outputs, 2, b.passes, b.inputs, 2), EK_ERR_OUT_OF_MEMORY,
+  ck_fails(ek_parallel_apply(b.outputs, 2, b.passes, b.inputs, 2), EK_ERR_OUT_OF_MEMORY,
            "replica 1 on cpu:1");
   ck_assert(!ek_tensor_exists(&b.outputs[0].parts[0]));
   close_bench(&b);
@@ -120,20 +120,20 @@ START_TEST(wrong_arguments_are_refused) {
   ek_shards none[2] = {{0}};
   ek_pass *missing[DEVICES] = {b.passes[0], NULL, b.passes[2]};
   const ek_status bad = EK_ERR_INVALID_ARGUMENT;
-  ck_assert_int_eq(ek_apply_forward(NULL, 2, b.passes, b.inputs, 2), bad);
-  ck_assert_int_eq(ek_apply_forward(b.outputs, 2, NULL, b.inputs, 2), bad);
-  ck_assert_int_eq(ek_apply_forward(b.outputs, 2, b.passes, NULL, 2), bad);
-  ck_fails(ek_apply_forward(b.outputs, 2, b.passes, b.inputs, 0), EK_ERR_INVALID_ARGUMENT,
+  ck_assert_int_eq(ek_parallel_apply(NULL, 2, b.passes, b.inputs, 2), bad);
+  ck_assert_int_eq(ek_parallel_apply(b.outputs, 2, NULL, b.inputs, 2), bad);
+  ck_assert_int_eq(ek_parallel_apply(b.outputs, 2, b.passes, NULL, 2), bad);
+  ck_fails(ek_parallel_apply(b.outputs, 2, b.passes, b.inputs, 0), EK_ERR_INVALID_ARGUMENT,
            "0 inputs");
-  ck_fails(ek_apply_forward(b.outputs, 99, b.passes, b.inputs, 2), EK_ERR_INVALID_ARGUMENT,
+  ck_fails(ek_parallel_apply(b.outputs, 99, b.passes, b.inputs, 2), EK_ERR_INVALID_ARGUMENT,
            "99 outputs");
-  ck_fails(ek_apply_forward(b.outputs, 2, b.passes, none, 2), EK_ERR_DEVICE, "number 0");
-  ck_fails(ek_apply_forward(b.outputs, 1, b.passes, b.inputs, 2), EK_ERR_INVALID_ARGUMENT,
+  ck_fails(ek_parallel_apply(b.outputs, 2, b.passes, none, 2), EK_ERR_DEVICE, "number 0");
+  ck_fails(ek_parallel_apply(b.outputs, 1, b.passes, b.inputs, 2), EK_ERR_INVALID_ARGUMENT,
            "2 outputs");
-  ck_fails(ek_apply_forward(b.outputs, 2, b.passes, b.inputs, 1), EK_ERR_INVALID_ARGUMENT,
+  ck_fails(ek_parallel_apply(b.outputs, 2, b.passes, b.inputs, 1), EK_ERR_INVALID_ARGUMENT,
            "2 inputs");
-  ck_fails(ek_apply_forward(b.outputs, 2, missing, b.inputs, 2), EK_ERR_INVALID_ARGUMENT,
-           "replica 1 on cpu:1: ek_apply_forward: there is no pass");
+  ck_fails(ek_parallel_apply(b.outputs, 2, missing, b.inputs, 2), EK_ERR_INVALID_ARGUMENT,
+           "replica 1 on cpu:1: ek_parallel_apply: there is no pass");
   close_bench(&b);
 }
 END_TEST
