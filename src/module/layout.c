@@ -1,0 +1,316 @@
+/*
+ * layout.c - the walk through a module's declarations, and what they add up to.
+ *
+ * Declarations are checked when they are made and name what is wrong by its full name. Ties are
+ * kept as aliases while the walk goes on; when it has ended, parameters that were tied to others are
+ * dropped (settle) and the rest get their places in declaration order (place).
+ */
+#include "module/layout.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "core/alloc.h"
+#include "core/error.h"
+#include "core/sizes.h"
+#include "device/types.h"
+
+/* ---- declarations ---- */
+
+struct ek_declaration {
+  struct ek__layout *layout;
+  struct ek__node *node;
+  const char *path; /* of the node: "" or "blocks.0." */
+  const char *kind;
+};
+
+static ek_status no_memory(void) {
+  return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a module's layout");
+}
+
+static ek_status full_name(char path[EK__PATH_SIZE], const ek_declaration *declaration,
+                           const char *name) {
+  const int length = snprintf(path, EK__PATH_SIZE, "%s%s", declaration->path, name);
+  if (length < 0 || length >= EK__PATH_SIZE) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: the name %s%.32s... is too long",
+                        declaration->kind, declaration->path, name);
+  }
+  return EK_OK;
+}
+
+static const struct ek__parameter *declared(const struct ek__layout *layout, const char *path,
+                                            size_t *index) {
+  const struct ek__name *name = ek__names_find(&layout->names, path);
+  if (name == NULL || name->value == EK__NO_PARAMETER) return NULL;
+  *index = name->value;
+  return &layout->parameters[name->value];
+}
+
+/* Checks a name and gives its full path, which no parameter and no module has yet. */
+static ek_status check_name(char path[EK__PATH_SIZE], const ek_declaration *declaration,
+                            const char *name) {
+  if (declaration == NULL || name == NULL || name[0] == '\0' || strchr(name, '.') != NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "%s: a declaration needs a name that is not empty and has no dot, not "
+                        "\"%.64s\"",
+                        declaration == NULL ? "no declaration" : declaration->kind,
+                        name == NULL ? "" : name);
+  }
+  EK_TRY(full_name(path, declaration, name));
+  if (ek__names_find(&declaration->layout->names, path) != NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: the name %s is declared twice",
+                        declaration->kind, path);
+  }
+  return EK_OK;
+}
+
+static ek_status check_parameter(int64_t *count, const ek_declaration *declaration,
+                                 const char *path, int rank, const int64_t *shape) {
+  if (rank < 0 || rank > EK_MAX_RANK || (rank > 0 && shape == NULL)) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: %s has rank %d or no shape",
+                        declaration->kind, path, rank);
+  }
+  *count = 1;
+  for (int i = 0; i < rank; i++) {
+    if (shape[i] <= 0) {
+      return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: size %lld of dimension %d of %s",
+                          declaration->kind, (long long)shape[i], i, path);
+    }
+    if (!ek__multiply(count, *count, shape[i]) || *count > INT64_MAX / 16) {
+      return ek_error_set(EK_ERR_OVERFLOW, "%s: the sizes' product of %s does not fit in 63 bits",
+                          declaration->kind, path);
+    }
+  }
+  return EK_OK;
+}
+
+static ek_status declare(ek_declaration *declaration, const char *name, int rank,
+                         const int64_t *shape, ek_initializer initializer, bool buffer) {
+  char path[EK__PATH_SIZE];
+  int64_t count = 0;
+  EK_TRY(check_name(path, declaration, name));
+  EK_TRY(check_parameter(&count, declaration, path, rank, shape));
+  if ((unsigned)initializer.kind > EK_INITIALIZER_UNIFORM) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: there is no initializer %d for %s",
+                        declaration->kind, (int)initializer.kind, path);
+  }
+  struct ek__layout *layout = declaration->layout;
+  struct ek__node *node = declaration->node;
+  if (!ek__grow(&layout->parameters, &layout->parameter_capacity, layout->parameter_count + 1,
+                sizeof *layout->parameters) ||
+      !ek__grow(&node->parameters, &node->parameter_capacity, node->parameter_count + 1,
+                sizeof *node->parameters)) {
+    return no_memory();
+  }
+  struct ek__parameter *parameter = &layout->parameters[layout->parameter_count];
+  *parameter =
+      (struct ek__parameter){.name = ek__names_add(&layout->names, path, layout->parameter_count),
+                             .rank = rank,
+                             .count = count,
+                             .initializer = initializer,
+                             .buffer = buffer,
+                             .users = 1,
+                             .alias = layout->parameter_count};
+  if (parameter->name == NULL) return no_memory();
+  if (rank > 0) memcpy(parameter->shape, shape, (size_t)rank * sizeof *shape);
+  node->parameters[node->parameter_count++] = layout->parameter_count++;
+  return EK_OK;
+}
+
+ek_status ek_declare_parameter(ek_declaration *declaration, const char *name, int rank,
+                               const int64_t *shape, ek_initializer initializer) {
+  return declare(declaration, name, rank, shape, initializer, false);
+}
+
+ek_status ek_declare_buffer(ek_declaration *declaration, const char *name, int rank,
+                            const int64_t *shape, ek_initializer initializer) {
+  return declare(declaration, name, rank, shape, initializer, true);
+}
+
+static ek_status node_create(struct ek__node **node, struct ek__layout *layout, ek_module *module) {
+  EK_TRY(ek__module_check(module));
+  struct ek__node *made = ek__calloc(1, sizeof *made);
+  if (made == NULL) return no_memory();
+  made->module = module;
+  made->inputs = module->inputs;
+  made->outputs = module->outputs;
+  made->stream = layout->node_count++;
+  made->next = layout->nodes;
+  layout->nodes = made;
+  *node = made;
+  return EK_OK;
+}
+
+static void node_free(struct ek__node *node) {
+  ek__free(node->children);
+  ek__free(node->parameters);
+  ek__free(node);
+}
+
+static ek_status walk(struct ek__layout *layout, struct ek__node *node, const char *path) {
+  char where[EK__PATH_SIZE];
+  ek_declaration declaration = {layout, node, path, node->module->ops->kind};
+  EK_TRY(ek__types_check(EK__TABLE_TYPES(node->module->ops), layout->type,
+                         ek__node_path(where, node)));
+  if (node->module->ops->parameters == NULL) return EK_OK;
+  return node->module->ops->parameters(node->module, &declaration);
+}
+
+ek_status ek_declare_module(ek_declaration *declaration, const char *name, ek_module *child) {
+  char path[EK__PATH_SIZE], below[EK__PATH_SIZE];
+  EK_TRY(check_name(path, declaration, name));
+  if (child == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: the child %s is NULL", declaration->kind,
+                        path);
+  }
+  EK_TRY(full_name(below, declaration, ""));
+  const int length = snprintf(below, sizeof below, "%s.", path);
+  if (length < 0 || (size_t)length >= sizeof below) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "%s: the name %s is too long; does a module hold "
+                        "itself?",
+                        declaration->kind, path);
+  }
+  struct ek__node *node = declaration->node;
+  const char *kept = NULL;
+  if (!ek__grow(&node->children, &node->child_capacity, node->child_count + 1,
+                sizeof *node->children) ||
+      (kept = ek__names_add(&declaration->layout->names, path, EK__NO_PARAMETER)) == NULL) {
+    return no_memory();
+  }
+  struct ek__node *made = NULL;
+  EK_TRY(node_create(&made, declaration->layout, child));
+  made->path = kept;
+  node->children[node->child_count++] = made;
+  return walk(declaration->layout, made, below);
+}
+
+static size_t resolve(const struct ek__layout *layout, size_t index) {
+  while (layout->parameters[index].alias != index) index = layout->parameters[index].alias;
+  return index;
+}
+
+ek_status ek_declare_tie(ek_declaration *declaration, const char *name, const char *source) {
+  if (declaration == NULL || name == NULL || source == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_declare_tie: an argument is NULL");
+  }
+  char path[EK__PATH_SIZE], source_path[EK__PATH_SIZE];
+  EK_TRY(full_name(path, declaration, name));
+  EK_TRY(full_name(source_path, declaration, source));
+  struct ek__layout *layout = declaration->layout;
+  size_t to = 0, from = 0;
+  const struct ek__parameter *a = declared(layout, path, &to);
+  const struct ek__parameter *b = declared(layout, source_path, &from);
+  if (a == NULL || b == NULL) {
+    return ek_error_set(EK_ERR_NOT_FOUND, "%s: cannot tie %s to %s: %s was not declared before",
+                        declaration->kind, path, source_path, a == NULL ? path : source_path);
+  }
+  from = resolve(layout, from);
+  if (resolve(layout, to) != to || from == to) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: %s is tied already", declaration->kind, path);
+  }
+  bool same = a->rank == b->rank && a->buffer == b->buffer;
+  for (int i = 0; same && i < a->rank; i++) same = a->shape[i] == b->shape[i];
+  if (!same) {
+    return ek_error_set(EK_ERR_SHAPE, "%s: cannot tie %s to %s: their shapes differ",
+                        declaration->kind, path, source_path);
+  }
+  layout->parameters[to].alias = from;
+  layout->parameters[from].users += layout->parameters[to].users;
+  return EK_OK;
+}
+
+/* ---- the layout ---- */
+
+static void renumber(const struct ek__layout *layout, const size_t *numbers) {
+  for (const struct ek__node *node = layout->nodes; node != NULL; node = node->next) {
+    for (size_t i = 0; i < node->parameter_count; i++) {
+      node->parameters[i] = numbers[node->parameters[i]];
+    }
+  }
+}
+
+/* Gives every parameter its place in declaration order. */
+static ek_status place(struct ek__layout *layout) {
+  for (size_t i = 0; i < layout->parameter_count; i++) {
+    struct ek__parameter *parameter = &layout->parameters[i];
+    int64_t *end = parameter->buffer ? &layout->buffer_count : &layout->flat_count;
+    uint64_t padded = 0;
+    parameter->offset = *end;
+    if (!ek__round_up(&padded, (uint64_t)parameter->count, EK__FLAT_ALIGNMENT) ||
+        !ek__add(end, *end, (int64_t)padded) || *end > INT64_MAX / 16) {
+      return ek_error_set(EK_ERR_OVERFLOW, "the model's parameters do not fit in 63 bits");
+    }
+  }
+  return EK_OK;
+}
+
+/* Drops the parameters that were tied to others; their names then stand for those. */
+static ek_status settle(struct ek__layout *layout) {
+  const size_t count = layout->parameter_count;
+  size_t *numbers = ek__calloc(count, sizeof *numbers);
+  if (numbers == NULL) return no_memory();
+  size_t kept = 0;
+  for (size_t i = 0; i < count; i++) {
+    if (layout->parameters[i].alias == i) numbers[i] = kept++;
+  }
+  for (size_t i = 0; i < count; i++) numbers[i] = numbers[resolve(layout, i)];
+  for (size_t i = 0; i < layout->names.capacity; i++) {
+    struct ek__name *name = &layout->names.places[i];
+    if (name->name != NULL && name->value != EK__NO_PARAMETER) name->value = numbers[name->value];
+  }
+  kept = 0;
+  for (size_t i = 0; i < count; i++) {
+    if (layout->parameters[i].alias == i) layout->parameters[kept++] = layout->parameters[i];
+  }
+  layout->parameter_count = kept;
+  renumber(layout, numbers);
+  ek__free(numbers);
+  return place(layout);
+}
+
+ek_status ek__layout_open(struct ek__layout *layout, ek_module *module, ek_type type) {
+  memset(layout, 0, sizeof *layout);
+  layout->type = type;
+  ek_status status = node_create(&layout->root, layout, module);
+  if (status == EK_OK) status = walk(layout, layout->root, "");
+  if (status == EK_OK) status = settle(layout);
+  if (status != EK_OK) ek__layout_close(layout);
+  return status;
+}
+
+void ek__layout_close(struct ek__layout *layout) {
+  ek__names_close(&layout->names);
+  ek__free(layout->parameters);
+  while (layout->nodes != NULL) {
+    struct ek__node *node = layout->nodes;
+    layout->nodes = node->next;
+    node_free(node);
+  }
+  memset(layout, 0, sizeof *layout);
+}
+
+ek_status ek__layout_check(const struct ek__layout *layout) {
+  for (const struct ek__node *node = layout->nodes; node != NULL; node = node->next) {
+    if (node->module->inputs == node->inputs && node->module->outputs == node->outputs) continue;
+    char path[EK__PATH_SIZE];
+    return ek_error_set(EK_ERR_STATE,
+                        "%s: inputs or outputs were changed to %zu and %zu after it was opened "
+                        "with %zu and %zu",
+                        ek__node_path(path, node), node->module->inputs, node->module->outputs,
+                        node->inputs, node->outputs);
+  }
+  return EK_OK;
+}
+
+const char *ek__node_path(char path[EK__PATH_SIZE], const struct ek__node *node) {
+  const char *kind = node->module->ops->kind;
+  if (node->path == NULL) return kind;
+  snprintf(path, EK__PATH_SIZE, "%s (%s)", node->path, kind);
+  return path;
+}
+
+ek_status ek__layout_find(size_t *parameter, const struct ek__layout *layout, const char *name) {
+  if (declared(layout, name, parameter) != NULL) return EK_OK;
+  return ek_error_set(EK_ERR_NOT_FOUND, "there is no parameter named \"%s\"", name);
+}
