@@ -18,7 +18,10 @@
 #include "report.h"
 #include "terminal.h"
 
-const char *argp_program_version = "evenkeel-bench " EK_VERSION_STRING;
+static void print_version(FILE *stream, struct argp_state *state) {
+  (void)state;
+  fprintf(stream, "evenkeel-bench %s (libevenkeel %s)\n", EK_VERSION_STRING, ek_version_string());
+}
 
 static const struct {
   const char *name;
@@ -82,6 +85,7 @@ static void on_log(void *context, ek_log_level level, const char *line) {
 }
 
 int main(int argc, char **argv) {
+  argp_program_version_hook = print_version;
   argp_err_exit_status = EXIT_USAGE;
   output_watch_standard();
   report_prepare();

@@ -104,7 +104,7 @@ json_t *report_start(const struct options *options, const struct text *text) {
   put(config, "data_bytes", whole(text->length));
   put(config, "data_tokens", text->tokens != NULL ? whole(text->token_count) : json_null());
   put(config, "machine", machine_json());
-  put(config, "version", json_string(EK_VERSION_STRING));
+  put(config, "version", json_string(ek_version_string()));
   json_t *json = json_object();
   put(json, "schema", json_integer(1));
   put(json, "command", json_string(command_name(options->command)));

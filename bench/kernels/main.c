@@ -17,7 +17,10 @@
 #include "statistics.h"
 #include "terminal.h"
 
-const char *argp_program_version = "evenkeel-kernels " EK_VERSION_STRING;
+static void print_version(FILE *stream, struct argp_state *state) {
+  (void)state;
+  fprintf(stream, "evenkeel-kernels %s (libevenkeel %s)\n", EK_VERSION_STRING, ek_version_string());
+}
 
 /* A measurement lasts about so long: launches are hidden, and the clock's error is. */
 #define SECONDS 0.02
@@ -182,6 +185,7 @@ static error_t parse(int key, char *text, struct argp_state *state) {
 }
 
 int main(int argc, char **argv) {
+  argp_program_version_hook = print_version;
   static const struct argp argp = {
       options,
       parse,

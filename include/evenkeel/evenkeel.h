@@ -15,6 +15,7 @@
  *     scatter.h, gather.h, replicate.h, parallel_apply.h, reduce.h, communicator.h
  *                  the parts that data parallelism is made of
  *     fault.h, host_memory.h                     failures on purpose, for tests of a program
+ *     version.h    of the headers and of the library that runs
  *
  * What is refused of threads, fork(), order and ownership, and what cannot be seen: docs/misuse.md.
  */

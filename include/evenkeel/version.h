@@ -1,8 +1,22 @@
 /*
- * version.h - the version of these headers.
+ * version.h - the version of these headers, and of the library that runs.
+ *
+ * A program is compiled against one version (the macros) and may load another one (the functions):
+ *
+ *     if (ek_version() / 100 != EK_VERSION / 100) refuse();  // another major or minor version
+ *
+ * Versions that differ in the last number alone fit together. Before 1.0 another minor version may
+ * have other functions, structs and tables: the program must be compiled again. An options struct
+ * that the library does not know (a newer, larger one) is refused at run time in any case.
  */
 #ifndef EVENKEEL_VERSION_H
 #define EVENKEEL_VERSION_H
+
+#include <evenkeel/export.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
 
 /* The one place where the version is written down; the build reads it from here. */
 #define EK_VERSION_MAJOR 0
@@ -21,5 +35,13 @@
   EK_VERSION_TEXT_(major) "." EK_VERSION_TEXT_(minor) "." EK_VERSION_TEXT_(patch)
 #define EK_VERSION_TEXT_(x) #x
 /* clang-format on */
+
+/* EK_VERSION and EK_VERSION_STRING of the library at run time; the string is static. */
+EK_API int ek_version(void);
+EK_API const char *ek_version_string(void);
+
+#ifdef __cplusplus
+}
+#endif
 
 #endif /* EVENKEEL_VERSION_H */

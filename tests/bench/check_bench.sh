@@ -269,6 +269,7 @@ group_usage() {
   expect 0 --help
   grep -q 'Exit codes' "$dir/out" || complain "no exit codes in the help"
   expect 0 --version
+  grep -q '^evenkeel-bench [0-9.]* (libevenkeel [0-9.]*)$' "$dir/out" || complain "no versions"
   expect 1 memory "${small[@]}" --devices cuda
   # More than any machine has: refused, not crashed.
   expect 5 memory --layers 1 --width 1048576 --heads 1 --vocab 2147483647 --batch 1 --seq 1 \

@@ -13,6 +13,7 @@ int main(void) {
   const size_t size = ek_group_size(group);
   ek_group_free(group);
   if (size != 2) return 1;
-  printf("evenkeel %s from C: %s\n", EK_VERSION_STRING, ek_status_text(EK_OK));
+  if (ek_version() != EK_VERSION) return 1;
+  printf("evenkeel %s from C: %s\n", ek_version_string(), ek_status_text(EK_OK));
   return strcmp(ek_status_name(EK_OK), "EK_OK") != 0;
 }

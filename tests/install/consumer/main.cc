@@ -13,6 +13,6 @@ int main() {
   }
   const std::unique_ptr<ek_group, decltype(&ek_group_free)> group(opened, &ek_group_free);
   if (ek_group_size(group.get()) != 2) return 1;
-  std::cout << "evenkeel " << EK_VERSION_STRING << " from C++: " << ek_status_text(EK_OK) << '\n';
+  std::cout << "evenkeel " << ek_version_string() << " from C++: " << ek_status_text(EK_OK) << '\n';
   return std::strcmp(ek_status_name(EK_OK), "EK_OK") != 0;
 }
