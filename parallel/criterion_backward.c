@@ -177,19 +177,23 @@ static ek_status backward_one(void *context, ek_device *device, size_t index) {
 }
 
 /* Gradients lie where the outputs do; a part without rows is an output's without a holder. */
-static void lay_out_gradients(ek_data_parallel_criterion *self) {
+static ek_status lay_out_gradients(ek_data_parallel_criterion *self) {
   for (size_t i = 0; i < self->criterion->outputs; i++) {
-    ek_shards *gradient = &self->gradients[i];
-    *gradient = self->outputs[i];
+    ek_shards *gradient = &self->gradients[i], *output = &self->outputs[i];
+    EK_TRY(ek_shards_create(gradient, output->group));
+    const size_t offsets = (output->count + 1) * sizeof *output->offsets;
+    memcpy(gradient->offsets, output->offsets, offsets);
+    memcpy(gradient->samples, output->samples, offsets);
+    gradient->forward = output->forward;
+    gradient->output = output->output;
     for (size_t k = 0; k < self->count; k++) {
-      if (ek__criterion_has_rows(self->outputs, k)) {
-        memset(&gradient->parts[k], 0, sizeof gradient->parts[k]);
-      } else {
-        gradient->parts[k].memory = NULL;
-      }
+      if (ek__criterion_has_rows(self->outputs, k)) continue;
+      gradient->parts[k] = output->parts[k];
+      gradient->parts[k].memory = NULL;
     }
-    self->outputs[i].overwritten = self->outputs[i].overwritten || !self->options.keep_outputs;
+    output->overwritten = output->overwritten || !self->options.keep_outputs;
   }
+  return EK_OK;
 }
 
 /* ---- whether it is this forward's turn ---- */
@@ -220,6 +224,7 @@ static ek_status check_turn(const ek_data_parallel_criterion *self,
     if (self->outputs[i].forward != self->forward || self->outputs[i].output != i) {
       return out_of_turn("the outputs were freed or replaced after criterion forward");
     }
+    EK_TRY(ek__shards_check("criterion backward: an output", &self->outputs[i]));
   }
   return EK_OK;
 }
@@ -243,6 +248,9 @@ static ek_status check_backward(const ek_data_parallel_criterion *self,
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                         "criterion backward: factors go with reduction `none`, in the model's "
                         "group");
+  }
+  if (options->factors != NULL) {
+    EK_TRY(ek__shards_check("criterion backward: factors", options->factors));
   }
   if (!ek__criterion_keeps_terms(self)) return EK_OK; /* weights would change nothing */
   if (model->stage != EK__STEP_EMPTY && self->micro_batches != model->micro_batches) {
@@ -277,7 +285,7 @@ ek_status ek_data_parallel_criterion_backward(ek_data_parallel_criterion *parall
   backward.sum = parallel->criterion->reduction != EK_REDUCTION_MEAN;
   ek_status status = EK_OK;
   if (keeps_terms) EK_TRY_GOTO(status, begin_terms(parallel, &job, &o), cleanup);
-  lay_out_gradients(parallel);
+  EK_TRY_GOTO(status, lay_out_gradients(parallel), cleanup);
   EK_TRY_GOTO(status, ek_group_apply(model->group, backward_one, &job), cleanup);
   EK_TRY_GOTO(status,
               ek_data_parallel_model_backward(model, parallel->gradients,

@@ -41,9 +41,10 @@ static bool fits(const ek_shards *target, const ek_shards *outputs, size_t count
 ek_status ek__target_shards_check(const ek_data_parallel_model *model, const ek_shards *outputs,
                                   const ek_shards *targets, size_t target_count) {
   for (size_t i = 0; i < target_count; i++) {
-    if (targets[i].group != model->group || targets[i].count != model->count) {
+    if (targets[i].group != model->group) {
       return ek_error_set(EK_ERR_DEVICE, "target number %zu is not of the model's group", i);
     }
+    EK_TRY(ek__shards_check("criterion forward: a target", &targets[i]));
     if (!fits(&targets[i], outputs, model->count)) {
       return ek_error_set(EK_ERR_SHAPE,
                           "target number %zu is not cut at the samples of the outputs", i);
@@ -65,9 +66,12 @@ ek_status ek__target_shards_check(const ek_data_parallel_model *model, const ek_
 }
 
 ek_status ek__target_borrow(ek_shards *borrowed, const ek_shards *shards) {
-  ek_shards made = *shards;
+  ek_shards made;
+  EK_TRY(ek_shards_create(&made, shards->group));
+  const size_t offsets = (made.count + 1) * sizeof *made.offsets;
+  memcpy(made.offsets, shards->offsets, offsets);
+  memcpy(made.samples, shards->samples, offsets);
   ek_status status = ek_shards_arrive(shards);
-  memset(made.parts, 0, sizeof made.parts);
   for (size_t k = 0; k < made.count && status == EK_OK; k++) {
     status = ek_tensor_share(&made.parts[k], &shards->parts[k]);
   }

@@ -167,6 +167,7 @@ static ek_status check_outputs(const ek_data_parallel_criterion *self, const ek_
     if (outputs[i].group != self->model->group) {
       return ek_error_set(EK_ERR_DEVICE, "output number %zu is not of the model's group", i);
     }
+    EK_TRY(ek__shards_check("criterion forward: an output", &outputs[i]));
     for (size_t k = 0; k < self->count; k++) {
       if ((outputs[i].offsets[k] < outputs[i].offsets[k + 1]) !=
           ek__criterion_has_rows(outputs, k)) {
@@ -314,7 +315,9 @@ ek_status ek_data_parallel_criterion_losses(ek_shards *losses,
     return ek_error_set(EK_ERR_STATE,
                         "criterion losses: no forward with reduction `none` has come before it");
   }
-  ek_shards made = {.group = parallel->model->group, .count = parallel->count};
+  EK_TRY(ek__shards_check("criterion losses: the outputs", parallel->outputs));
+  ek_shards made;
+  EK_TRY(ek_shards_create(&made, parallel->model->group));
   for (size_t k = 0; k < parallel->count; k++) {
     ek_tensor part = {
         .device = ek_group_device(made.group, k), .type = parallel->model->options.type, .rank = 1};
@@ -332,7 +335,7 @@ ek_status ek_data_parallel_criterion_losses(ek_shards *losses,
     const int64_t rows = made.parts[k].rank == 0 ? 1 : made.parts[k].shape[0];
     made.offsets[k + 1] = made.offsets[k] + rows;
   }
-  memcpy(made.samples, parallel->outputs[0].samples, sizeof made.samples);
+  memcpy(made.samples, parallel->outputs[0].samples, (made.count + 1) * sizeof *made.samples);
   *losses = made;
   return EK_OK;
 }

@@ -129,14 +129,8 @@ ek_status ek_data_parallel_model_open(ek_data_parallel_model **model, ek_group *
   result->module = ek_module_share(module);
   result->options = o;
   ek_status status = EK_OK;
-  result->inputs = ek__calloc(module->inputs, sizeof *result->inputs);
-  result->made = ek__calloc(module->outputs, sizeof *result->made);
-  result->part_shapes = ek__calloc(module->outputs, sizeof *result->part_shapes);
-  result->part_gradients = ek__calloc(module->outputs, sizeof *result->part_gradients);
-  if (result->inputs == NULL || result->made == NULL || result->part_shapes == NULL ||
-      result->part_gradients == NULL) {
-    status = ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a data-parallel model");
-    goto cleanup;
+  for (size_t i = 0; i < module->outputs; i++) {
+    EK_TRY_GOTO(status, ek_shards_create(&result->part_shapes[i], group), cleanup);
   }
   EK_TRY_GOTO(status, ek_communicator_open(&result->communicator, group), cleanup);
   ek__model_watch(result);
@@ -168,10 +162,7 @@ void ek_data_parallel_model_free(ek_data_parallel_model *model) {
   }
   ek__model_unwatch(model);
   ek_communicator_free(model->communicator);
-  ek__free(model->part_gradients);
-  ek__free(model->part_shapes);
-  ek__free(model->made);
-  ek__free(model->inputs);
+  for (size_t i = 0; i < EK_MAX_TENSORS; i++) ek_shards_free(&model->part_shapes[i]);
   ek_module_free(model->module);
   ek__free(model);
 }

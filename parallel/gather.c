@@ -8,6 +8,8 @@
 
 #include <string.h>
 
+#include "parallel_internal.h"
+
 /* A part that takes part: it exists and has rows, or is a scalar. */
 static bool has_rows(const ek_tensor *part) {
   return ek_tensor_exists(part) && (part->rank == 0 || part->shape[0] > 0);
@@ -28,9 +30,7 @@ static bool fits(const ek_tensor *a, const ek_tensor *b) {
 }
 
 static ek_status make_plan(struct plan *plan, const char *who, const ek_shards *shards) {
-  if (shards == NULL || shards->group == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: there are no shards", who);
-  }
+  EK_TRY(ek__shards_check(who, shards));
   memset(plan, 0, sizeof *plan);
   const ek_tensor *model = NULL, *any = NULL;
   int64_t rows = 0;

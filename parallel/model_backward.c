@@ -95,6 +95,7 @@ static ek_status check_gradients(const ek_data_parallel_model *model, const ek_s
           "last forward",
           i, i);
     }
+    if (gradient->group == model->group) EK_TRY(ek__shards_check("backward", gradient));
     if (gradient->group != model->group ||
         !(gathered ? whole_fits : parts_fit)(model, gradient, shape)) {
       return ek_error_set(EK_ERR_SHAPE,
@@ -165,10 +166,11 @@ ek_status ek_data_parallel_model_backward(ek_data_parallel_model *model, const e
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_backward_options"));
   EK_TRY(check_backward(model, gradients, count, &o));
   ek_status status = EK_OK;
+  ek_shards parts[EK_MAX_TENSORS] = {{0}}; /* of gathered gradients */
   struct backward_job job = {model, gradients, &o};
   if (model->options.outputs == EK_OUTPUTS_GATHER && model->forward_samples > 0) {
-    EK_TRY_GOTO(status, scatter_gradients(model->part_gradients, model, gradients, count), cleanup);
-    job.gradients = model->part_gradients;
+    EK_TRY_GOTO(status, scatter_gradients(parts, model, gradients, count), cleanup);
+    job.gradients = parts;
   }
   model->reducing = !o.accumulate;
   EK_TRY_GOTO(status, ek_group_apply(model->group, backward_one, &job), cleanup);
@@ -178,7 +180,7 @@ ek_status ek_data_parallel_model_backward(ek_data_parallel_model *model, const e
   model->micro_batches++;
   model->step_samples += model->forward_samples;
 cleanup:
-  for (size_t i = 0; i < count; i++) ek_shards_free(&model->part_gradients[i]);
+  for (size_t i = 0; i < count; i++) ek_shards_free(&parts[i]);
   ek__model_drop_forward(model);
   if (status != EK_OK) ek__model_end_step(model, false);
   return status;

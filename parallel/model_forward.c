@@ -99,10 +99,11 @@ static ek_status check_shards(const ek_data_parallel_model *model, const ek_shar
                               size_t count, size_t *lead) {
   *lead = count;
   for (size_t i = 0; i < count; i++) {
-    if (inputs[i].group != model->group || inputs[i].count != model->count) {
+    if (inputs[i].group != model->group) {
       return ek_error_set(EK_ERR_DEVICE, "forward: input number %zu is not of the model's group",
                           i);
     }
+    EK_TRY(ek__shards_check("forward", &inputs[i]));
     if (inputs[i].broadcast != is_broadcast(model, i)) {
       return ek_error_set(EK_ERR_INVALID_ARGUMENT, "forward: input number %zu is %s", i,
                           inputs[i].broadcast ? "broadcast, and the model cuts it"
@@ -176,38 +177,43 @@ static ek_status refresh_replicas(ek_data_parallel_model *model, bool training) 
 
 /* Remembers where the rows of an output lie, without holding it. */
 static void remember(ek_shards *shape, const ek_shards *output) {
-  *shape = *output;
+  const size_t offsets = (output->count + 1) * sizeof *output->offsets;
+  memcpy(shape->offsets, output->offsets, offsets);
+  memcpy(shape->samples, output->samples, offsets);
   for (size_t k = 0; k < output->count; k++) {
+    shape->parts[k] = output->parts[k];
     shape->parts[k].memory = NULL;
     shape->parts[k].data = NULL;
   }
 }
 
+/* All rows on one device, none on the others. */
 static ek_status gather_output(ek_data_parallel_model *model, ek_shards *output) {
-  ek_shards parts = *output;
-  ek_shards whole = {.group = output->group, .count = output->count};
   const size_t target = model->options.output_device;
-  memset(output, 0, sizeof *output);
-  const int64_t samples = parts.samples[parts.count];
-  EK_TRY(ek_gather_move(&whole.parts[target], &parts, target, EK_MEMORY_OUTPUTS));
-  const ek_tensor *made = &whole.parts[target];
+  const int64_t samples = output->samples[output->count];
+  ek_shards whole;
+  EK_TRY(ek_shards_create(&whole, output->group));
+  ek_tensor *made = &whole.parts[target];
+  ek_status status = EK_OK;
+  EK_TRY_GOTO(status, ek_gather_move(made, output, target, EK_MEMORY_OUTPUTS), cleanup);
   for (size_t k = 0; k < whole.count; k++) {
     if (k != target) {
       int64_t shape[EK_MAX_RANK];
       memcpy(shape, made->shape, sizeof shape);
       shape[0] = 0;
-      const ek_status status = ek_tensor_create(&whole.parts[k], ek_group_device(whole.group, k),
-                                                EK_MEMORY_OUTPUTS, made->type, made->rank, shape);
-      if (status != EK_OK) {
-        ek_shards_free(&whole);
-        return status;
-      }
+      EK_TRY_GOTO(status,
+                  ek_tensor_create(&whole.parts[k], ek_group_device(whole.group, k),
+                                   EK_MEMORY_OUTPUTS, made->type, made->rank, shape),
+                  cleanup);
     }
     whole.offsets[k + 1] = k < target ? 0 : made->shape[0];
     whole.samples[k + 1] = k < target ? 0 : samples;
   }
   *output = whole;
   return EK_OK;
+cleanup:
+  ek_shards_free(&whole);
+  return status;
 }
 
 /* Each device's pass has seen whole samples; all of them must have as many rows. */
@@ -231,44 +237,42 @@ static ek_status check_rows(const ek_data_parallel_model *model, size_t index,
   return EK_OK;
 }
 
-/* The outputs end up in model->made. */
-static ek_status run_forward(ek_data_parallel_model *model, const ek_shards *inputs, size_t lead,
-                             const ek_forward_options *options) {
+static ek_status make_outputs(ek_shards *outputs, ek_data_parallel_model *model,
+                              const ek_shards *inputs, size_t lead,
+                              const ek_forward_options *options) {
   const size_t count = model->module->outputs;
-  ek_shards *outputs = model->made;
   EK_TRY(refresh_replicas(model, options->training));
   EK_TRY(open_passes(model, &inputs[lead], options));
   EK_TRY(ek__parallel_apply(outputs, count, model->passes, inputs, model->module->inputs));
+  for (size_t i = 0; i < count; i++) EK_TRY(check_rows(model, i, &outputs[i]));
   for (size_t i = 0; i < count; i++) {
-    const ek_status status = check_rows(model, i, &outputs[i]);
-    if (status == EK_OK) continue;
-    for (size_t j = 0; j < count; j++) ek_shards_free(&outputs[j]);
-    return status;
-  }
-  for (size_t i = 0; i < count; i++) remember(&model->part_shapes[i], &outputs[i]);
-  for (size_t i = 0; i < count && model->options.outputs == EK_OUTPUTS_GATHER; i++) {
-    const ek_status status = gather_output(model, &outputs[i]);
-    if (status == EK_OK) continue;
-    for (size_t j = 0; j < count; j++) ek_shards_free(&outputs[j]);
-    return status;
+    remember(&model->part_shapes[i], &outputs[i]);
+    if (model->options.outputs == EK_OUTPUTS_GATHER) EK_TRY(gather_output(model, &outputs[i]));
   }
   return EK_OK;
 }
 
-/* Nothing fails any more: the outputs become the caller's. */
-static void finish_forward(ek_data_parallel_model *model, ek_shards *outputs, int64_t samples,
-                           const ek_forward_options *options) {
-  model->forward_samples = samples;
+/* The outputs become the caller's if all went well. */
+static ek_status run_forward(ek_shards *outputs, ek_data_parallel_model *model,
+                             const ek_shards *inputs, size_t lead,
+                             const ek_forward_options *options) {
+  ek_shards made[EK_MAX_TENSORS] = {{0}};
+  const ek_status status = make_outputs(made, model, inputs, lead, options);
+  if (status != EK_OK) {
+    for (size_t i = 0; i < model->module->outputs; i++) ek_shards_free(&made[i]);
+    return status;
+  }
+  model->forward_samples = inputs[lead].samples[model->count];
   model->last_forward = atomic_fetch_add(&forwards, 1) + 1;
   model->last_gradient = options->gradient;
   if (!options->gradient) ek__model_drop_forward(model);
   model->pending = options->gradient ? model->last_forward : 0;
   for (size_t i = 0; i < model->module->outputs; i++) {
-    outputs[i] = model->made[i];
+    outputs[i] = made[i];
     outputs[i].forward = model->last_forward;
     outputs[i].output = i;
-    memset(&model->made[i], 0, sizeof model->made[i]);
   }
+  return EK_OK;
 }
 
 ek_status ek_data_parallel_model_forward(ek_shards *outputs, ek_data_parallel_model *model,
@@ -285,12 +289,11 @@ ek_status ek_data_parallel_model_forward(ek_shards *outputs, ek_data_parallel_mo
   EK_TRY(check_inputs(model, inputs, input_count, &lead));
   int64_t cut[EK_MAX_DEVICES + 1]; /* a wrong cut is bad input: it loses nothing */
   EK_TRY(ek_scatter_offsets(cut, inputs[lead].shape[0], model->count, o.scatter));
-  ek_shards *parts = model->inputs;
+  ek_shards parts[EK_MAX_TENSORS] = {{0}};
   ek__model_drop_forward(model);
   ek_status status = EK_OK;
   EK_TRY_GOTO(status, scatter_inputs(parts, model, inputs, input_count, o.scatter), cleanup);
-  EK_TRY_GOTO(status, run_forward(model, parts, lead, &o), cleanup);
-  finish_forward(model, outputs, inputs[lead].shape[0], &o);
+  EK_TRY_GOTO(status, run_forward(outputs, model, parts, lead, &o), cleanup);
 cleanup:
   for (size_t i = 0; i < input_count; i++) ek_shards_free(&parts[i]);
   if (status != EK_OK) ek__model_end_step(model, false);
@@ -313,11 +316,7 @@ ek_status ek_data_parallel_model_forward_shards(ek_shards *outputs, ek_data_para
   }
   EK_TRY(check_shards(model, inputs, input_count, &lead));
   ek__model_drop_forward(model);
-  const ek_status status = run_forward(model, inputs, lead, &o);
-  if (status != EK_OK) {
-    ek__model_end_step(model, false);
-    return status;
-  }
-  finish_forward(model, outputs, inputs[lead].samples[model->count], &o);
-  return EK_OK;
+  const ek_status status = run_forward(outputs, model, inputs, lead, &o);
+  if (status != EK_OK) ek__model_end_step(model, false);
+  return status;
 }

@@ -5,7 +5,6 @@
 
 #include <string.h>
 
-#include "core/alloc.h"
 #include "parallel_internal.h"
 
 struct apply_job {
@@ -58,7 +57,7 @@ static ek_status finish_output(ek_shards *output, const struct apply_job *job) {
     }
     output->offsets[i + 1] = output->offsets[i] + (part->rank == 0 ? 1 : part->shape[0]);
   }
-  memcpy(output->samples, job->lead->samples, sizeof output->samples);
+  memcpy(output->samples, job->lead->samples, (output->count + 1) * sizeof *output->samples);
   return EK_OK;
 }
 
@@ -71,7 +70,8 @@ static ek_status check(const ek_shards *outputs, size_t output_count, ek_pass *c
                         input_count, output_count);
   }
   for (size_t i = 0; i < input_count; i++) {
-    if (inputs[i].group == NULL || inputs[i].group != inputs[0].group) {
+    EK_TRY(ek__shards_check("ek_parallel_apply: an input", &inputs[i]));
+    if (inputs[i].group != inputs[0].group) {
       return ek_error_set(EK_ERR_DEVICE, "ek_parallel_apply: input number %zu is of another group",
                           i);
     }
@@ -94,12 +94,12 @@ ek_status ek__parallel_apply(ek_shards *outputs, size_t output_count, ek_pass *c
   for (size_t i = input_count; i-- > 0;) {
     if (!inputs[i].broadcast) job.lead = &inputs[i];
   }
-  for (size_t i = 0; i < output_count; i++) {
-    memset(&outputs[i], 0, sizeof outputs[i]);
-    outputs[i].group = inputs[0].group;
-    outputs[i].count = inputs[0].count;
+  ek_status status = EK_OK;
+  memset(outputs, 0, output_count * sizeof *outputs);
+  for (size_t i = 0; i < output_count && status == EK_OK; i++) {
+    status = ek_shards_create(&outputs[i], inputs[0].group);
   }
-  ek_status status = ek_group_apply(inputs[0].group, forward_one, &job);
+  if (status == EK_OK) status = ek_group_apply(inputs[0].group, forward_one, &job);
   for (size_t i = 0; i < output_count && status == EK_OK; i++) {
     status = finish_output(&outputs[i], &job);
   }
@@ -110,12 +110,8 @@ ek_status ek__parallel_apply(ek_shards *outputs, size_t output_count, ek_pass *c
 ek_status ek_parallel_apply(ek_shards *outputs, size_t output_count, ek_pass *const *passes,
                             const ek_shards *inputs, size_t input_count) {
   EK_TRY(check(outputs, output_count, passes, inputs, input_count));
-  ek_shards *made = ek__calloc(output_count, sizeof *made);
-  if (made == NULL) {
-    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "ek_parallel_apply: no host memory for the outputs");
-  }
-  const ek_status status = ek__parallel_apply(made, output_count, passes, inputs, input_count);
-  if (status == EK_OK) memcpy(outputs, made, output_count * sizeof *made);
-  ek__free(made);
-  return status;
+  ek_shards made[EK_MAX_TENSORS];
+  EK_TRY(ek__parallel_apply(made, output_count, passes, inputs, input_count));
+  memcpy(outputs, made, output_count * sizeof *made);
+  return EK_OK;
 }

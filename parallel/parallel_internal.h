@@ -30,18 +30,15 @@ struct ek_data_parallel_model {
   ek_communicator *communicator;
   ek_replica *replicas[EK_MAX_DEVICES];
   ek_reducer *reducer;
-  ek_pass *passes[EK_MAX_DEVICES]; /* of a forward whose backward has not come */
-  ek_shards *inputs;               /* scratch of a forward: one per input */
-  ek_shards *made;                 /* scratch of a forward: one per output */
-  ek_shards *part_shapes;          /* of the last forward: one per output, where its rows lie */
-  ek_shards *part_gradients;       /* scratch of a backward from gathered gradients */
-  uint64_t last_forward;           /* number of the last forward; its outputs carry it */
-  uint64_t pending;                /* the same while its backward may still come, else 0 */
-  bool last_gradient;              /* it was with gradient */
-  int64_t forward_samples;         /* rows of that forward */
-  bool replicas_stale;             /* state `master`: device 0 is ahead of the others */
-  bool buffers_stale;              /* a training forward has run: device 0's go to the others */
-  bool reducing;                   /* read by workers: this backward is the step's last */
+  ek_pass *passes[EK_MAX_DEVICES];       /* of a forward whose backward has not come */
+  ek_shards part_shapes[EK_MAX_TENSORS]; /* where the rows of the last forward's outputs lie */
+  uint64_t last_forward;                 /* number of the last forward; its outputs carry it */
+  uint64_t pending;                      /* the same while its backward may still come, else 0 */
+  bool last_gradient;                    /* it was with gradient */
+  int64_t forward_samples;               /* rows of that forward */
+  bool replicas_stale;                   /* state `master`: device 0 is ahead of the others */
+  bool buffers_stale; /* a training forward has run: device 0's go to the others */
+  bool reducing;      /* read by workers: this backward is the step's last */
 
   /* The running step. */
   enum ek__step_stage stage;
@@ -77,6 +74,11 @@ void ek__model_update_ended(ek_data_parallel_model *model);
 /* From now on failures of the group's jobs are watched; until the second call. */
 void ek__model_watch(ek_data_parallel_model *model);
 void ek__model_unwatch(ek_data_parallel_model *model);
+
+/* ---- shards.c ---- */
+
+/* EK_ERR_INVALID_ARGUMENT for NULL and zero structs, EK_ERR_STATE for a copy of freed shards. */
+ek_status ek__shards_check(const char *who, const ek_shards *shards);
 
 /* ---- parallel_apply.c: ek_parallel_apply() with arguments that were checked, into scratch that a
  * failure may leave as it likes ---- */

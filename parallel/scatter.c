@@ -10,23 +10,7 @@
 
 #include "core/options.h"
 #include "core/sizes.h"
-#include "device/device_internal.h"
-
-void ek_shards_free(ek_shards *shards) {
-  if (shards == NULL) return;
-  for (size_t i = 0; i < shards->count; i++) ek_tensor_free(&shards->parts[i]);
-  memset(shards, 0, sizeof *shards);
-}
-
-ek_status ek_shards_arrive(const ek_shards *shards) {
-  if (shards == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_shards_arrive: shards may not be NULL");
-  }
-  for (size_t i = 0; i < shards->count; i++) {
-    if (ek_tensor_exists(&shards->parts[i])) EK_TRY(ek_tensor_arrive(&shards->parts[i]));
-  }
-  return EK_OK;
-}
+#include "parallel_internal.h"
 
 /* ---- the cut ---- */
 
@@ -170,17 +154,17 @@ static ek_status make_part(void *context, ek_device *device, size_t index) {
   return status;
 }
 
-/* Fills the parts of shards whose group, offsets and samples are set. */
+/* Fills the parts of shards whose offsets and samples are set; `made` becomes the caller's. */
 static ek_status fill(ek_shards *shards, ek_shards *made, const ek_tensor *source,
                       ek_memory_category category) {
   struct scatter_job job = {made, source, category};
   const ek_status status = ek_group_apply(made->group, make_part, &job);
-  if (status != EK_OK) {
+  if (status == EK_OK) {
+    *shards = *made;
+  } else {
     ek_shards_free(made);
-    return status;
   }
-  *shards = *made;
-  return EK_OK;
+  return status;
 }
 
 /* A struct that a caller filled by hand may hold anything. */
@@ -227,18 +211,21 @@ ek_status ek_scatter(ek_shards *shards, ek_group *group, const ek_tensor *source
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_scatter_options"));
   EK_TRY(check_source("ek_scatter", shards, group, source));
   EK_TRY(check_rows("ek_scatter", source));
-  ek_shards made = {.group = group, .count = ek_group_size(group)};
-  EK_TRY(ek_scatter_offsets(made.offsets, source->shape[0], made.count, &o));
+  ek_shards made;
+  EK_TRY(ek_shards_create(&made, group));
+  const ek_status status = ek_scatter_offsets(made.offsets, source->shape[0], made.count, &o);
+  if (status != EK_OK) {
+    ek_shards_free(&made);
+    return status;
+  }
   made.ahead = o.ahead;
-  memcpy(made.samples, made.offsets, sizeof made.samples);
+  memcpy(made.samples, made.offsets, (made.count + 1) * sizeof *made.samples);
   return fill(shards, &made, source, category);
 }
 
 ek_status ek_scatter_like(ek_shards *shards, const ek_shards *like, const ek_tensor *source,
                           ek_memory_category category) {
-  if (like == NULL || like->group == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_scatter_like: there are no shards to follow");
-  }
+  EK_TRY(ek__shards_check("ek_scatter_like: what is to be followed", like));
   EK_TRY(check_source("ek_scatter_like", shards, like->group, source));
   EK_TRY(check_rows("ek_scatter_like", source));
   const int64_t rows = source->shape[0], samples = like->samples[like->count];
@@ -247,15 +234,21 @@ ek_status ek_scatter_like(ek_shards *shards, const ek_shards *like, const ek_ten
     return ek_error_set(EK_ERR_SHAPE, "ek_scatter_like: %lld rows are no multiple of %lld samples",
                         (long long)rows, (long long)samples);
   }
-  ek_shards made = {.group = like->group, .count = like->count, .ahead = like->ahead};
-  memcpy(made.samples, like->samples, sizeof made.samples);
-  for (size_t i = 0; i <= made.count; i++) made.offsets[i] = like->samples[i] * per_sample;
+  ek_shards made;
+  EK_TRY(ek_shards_create(&made, like->group));
+  made.ahead = like->ahead;
+  for (size_t i = 0; i <= made.count; i++) {
+    made.samples[i] = like->samples[i];
+    made.offsets[i] = like->samples[i] * per_sample;
+  }
   return fill(shards, &made, source, category);
 }
 
 ek_status ek_scatter_broadcast(ek_shards *shards, ek_group *group, const ek_tensor *source,
                                ek_memory_category category) {
   EK_TRY(check_source("ek_scatter_broadcast", shards, group, source));
-  ek_shards made = {.group = group, .count = ek_group_size(group), .broadcast = true};
+  ek_shards made;
+  EK_TRY(ek_shards_create(&made, group));
+  made.broadcast = true;
   return fill(shards, &made, source, category);
 }

@@ -80,7 +80,7 @@ EK_API EK_CHECKED ek_status ek_group_open(ek_group **group, const char *spec,
 /*
  * Stops the workers and gives all memory back. NULL is legal. A group that is still needed stays as
  * it was, with a warning to the log callback:
- * EK_ERR_STATE  a tensor, an event, a communicator or a model of the group was not freed; another
+ * EK_ERR_STATE  a tensor, shards, an event, a communicator or a model of the group was not freed; another
  *               thread is using the group; called on one of its workers; or in a child of the
  *               process that opened it, where there is nothing to stop
  */

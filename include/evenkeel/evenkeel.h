@@ -12,7 +12,7 @@
  *     sgd.h, adamw.h, schedule.h                 optimizers
  *     module.h, pass.h, replica.h, criterion.h, optimizer.h         to write your own
  *     op.h         operations for your own layers
- *     scatter.h, gather.h, replicate.h, parallel_apply.h, reduce.h, communicator.h
+ *     shards.h, scatter.h, gather.h, replicate.h, parallel_apply.h, reduce.h, communicator.h
  *                  the parts that data parallelism is made of
  *     fault.h, host_memory.h                     failures on purpose, for tests of a program
  *     version.h    of the headers and of the library that runs

@@ -1,5 +1,5 @@
 /*
- * scatter.h - one tensor as one shard per device, cut along dimension 0.
+ * scatter.h - puts one tensor on all devices as shards, cut along dimension 0.
  *
  *     even     sizes differ by at most one, larger first (9 rows over 4 devices: 3 2 2 2)
  *     chunk    torch's: ceil(rows / n) until they are used up (9 over 4: 3 3 3 0)
@@ -11,7 +11,7 @@
 #ifndef EVENKEEL_SCATTER_H
 #define EVENKEEL_SCATTER_H
 
-#include <evenkeel/tensor.h>
+#include <evenkeel/shards.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -39,38 +39,6 @@ typedef struct ek_scatter_options {
 } ek_scatter_options;
 #define EK_SCATTER_OPTIONS_INIT                                                                    \
   { sizeof(ek_scatter_options), EK_SCATTER_EVEN, NULL, NULL, false }
-
-/*
- * One logical tensor as one part per device. parts[k] lies on device k and holds rows
- * offsets[k] .. offsets[k+1] - 1; samples[k] .. samples[k+1] - 1 are the samples of the batch that
- * these rows belong to (equal to the rows unless a sample has several rows). A struct of zeros is
- * "none". The struct holds references; ek_shards_free() drops them.
- *
- * What a model's forward gives knows where it comes from, so that the gradient of other outputs is
- * never taken for this one's: `forward` is a number that no two forwards of a process share, and
- * `output` says which of the module's outputs it is. Other tensors have 0 there.
- */
-typedef struct ek_shards {
-  ek_group *group;
-  size_t count;     /* of devices */
-  bool broadcast;   /* every device has the whole */
-  bool ahead;       /* made with `ahead` */
-  bool overwritten; /* an output over which a criterion has written its gradient */
-  uint64_t forward;
-  size_t output;
-  ek_tensor parts[EK_MAX_DEVICES];
-  int64_t offsets[EK_MAX_DEVICES + 1];
-  int64_t samples[EK_MAX_DEVICES + 1];
-} ek_shards;
-
-/* Drops all parts and makes the struct zero. NULL and zero structs are legal. */
-EK_API void ek_shards_free(ek_shards *shards);
-
-/*
- * What is queued on the devices' compute streams from now on finds the rows of shards that were
- * sent ahead. Legal for all shards, and as often as one likes. EK_ERR_INVALID_ARGUMENT for NULL.
- */
-EK_API EK_CHECKED ek_status ek_shards_arrive(const ek_shards *shards);
 
 /*
  * The cut of `rows` over `count` devices: offsets[0 .. count]. Pure arithmetic. `options` NULL:

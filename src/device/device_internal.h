@@ -6,6 +6,7 @@
 #define EK_DEVICE_INTERNAL_H
 
 #include "backend/backend.h"
+#include "device/host_blocks.h"
 
 /* The backend of a device; never NULL. */
 const struct ek__backend *ek__device_table(const ek_device *device);
@@ -17,6 +18,9 @@ bool ek__group_of_parent(const ek_group *group);
 
 /* True on one of the group's worker threads. */
 bool ek__group_is_worker(const ek_group *group);
+
+/* The group's blocks of host memory; a group whose blocks are lent is not freed. */
+struct ek__host_blocks *ek__group_blocks(ek_group *group);
 
 /* The device whose worker is calling; NULL on any other thread. */
 ek_device *ek__group_worker_device(const ek_group *group);

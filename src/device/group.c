@@ -65,6 +65,7 @@ struct ek_group {
   ek_apply_function function;
   void *context;
   struct ek__abortable *abortables;
+  struct ek__host_blocks blocks; /* has a lock of its own */
 };
 
 static _Thread_local ek_device *device_of_this_worker;
@@ -217,6 +218,7 @@ static void destroy(ek_group *group) {
   }
   for (size_t i = 0; i < group->count; i++) ek__device_close(group->workers[i].device);
   if (group->native != NULL) group->backend->group_close(group->native);
+  ek__host_blocks_close(&group->blocks);
   pthread_cond_destroy(&group->turn);
   pthread_cond_destroy(&group->done);
   pthread_cond_destroy(&group->work);
@@ -270,6 +272,7 @@ ek_status ek_group_open(ek_group **group, const char *spec, const ek_group_optio
   pthread_cond_init(&result->work, NULL);
   pthread_cond_init(&result->done, NULL);
   pthread_cond_init(&result->turn, NULL);
+  ek__host_blocks_open(&result->blocks);
   const ek_status status = open_parts(result, &parsed, &o);
   if (status != EK_OK) {
     destroy(result);
@@ -293,6 +296,9 @@ static ek_status check_unused(ek_group *group) {
   for (size_t i = 0; i < group->count; i++) {
     EK_TRY(ek__device_check_unused(group->workers[i].device, "ek_group_free"));
   }
+  if (ek__host_blocks_lent(&group->blocks) > 0) {
+    return ek_error_set(EK_ERR_STATE, "ek_group_free: shards of the group were not freed");
+  }
   return EK_OK;
 }
 
@@ -312,6 +318,10 @@ ek_status ek_group_free(ek_group *group) {
 }
 
 void *ek__group_native(const ek_group *group) { return group->native; }
+
+struct ek__host_blocks *ek__group_blocks(ek_group *group) {
+  return &group->blocks;
+}
 
 size_t ek_group_size(const ek_group *group) { return group == NULL ? 0 : group->count; }
 

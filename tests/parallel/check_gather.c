@@ -114,7 +114,8 @@ END_TEST
 /* torch warns that it unsqueezes scalars: here too they become a vector. */
 START_TEST(scalars_become_a_vector) {
   ek_group *group = ck_open("cpu:3", 1);
-  ek_shards shards = {.group = group, .count = DEVICES};
+  ek_shards shards = {0};
+  ck_ok(ek_shards_create(&shards, group));
   for (size_t k = 0; k < DEVICES; k++) {
     const double value = (double)k + 0.25;
     shards.parts[k] = ck_upload(ek_group_device(group, k), EK_F64, &value, 0, NULL);
@@ -183,7 +184,8 @@ END_TEST
 START_TEST(wrong_arguments_are_refused) {
   struct bench b;
   open_bench(&b, cuts[0]);
-  ek_shards none = {0}, hollow = {.group = b.group, .count = DEVICES};
+  ek_shards none = {0}, hollow = {0};
+  ck_ok(ek_shards_create(&hollow, b.group));
   ek_tensor whole = {0}, host, small, wrong, on_device = b.shards.parts[0];
   double numbers[ROWS * COLUMNS] = {0};
   const ek_memory_category c = EK_MEMORY_OUTPUTS;

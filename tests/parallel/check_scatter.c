@@ -203,10 +203,6 @@ START_TEST(from_the_host) {
     ek_shards_free(&shards);
     ck_assert_ptr_null(shards.group);
   }
-  ek_shards_free(NULL);
-  ck_fails(ek_shards_arrive(NULL), EK_ERR_INVALID_ARGUMENT, "ek_shards_arrive");
-  const ek_shards none = {0};
-  ck_ok(ek_shards_arrive(&none));
   close_source(&s);
 }
 END_TEST

@@ -192,14 +192,21 @@ START_TEST(wrong_inputs_are_refused) {
   inputs[1].broadcast = true;
   REFUSED(EK_ERR_INVALID_ARGUMENT, "is broadcast");
   inputs[1] = sent.inputs[1];
-  inputs[1].parts[0] = sent.inputs[1].parts[1];
+  const ek_tensor right = inputs[1].parts[0]; /* what is behind a copy is the shards' own */
+  inputs[1].parts[0] = inputs[1].parts[1];
   REFUSED(EK_ERR_DEVICE, "part number 0 of input number 1");
-  inputs[1] = sent.inputs[1];
+  inputs[1].parts[0] = right;
   inputs[1].offsets[1]--;
   REFUSED(EK_ERR_SHAPE, "rows of the cut");
-  inputs[1] = sent.inputs[1];
+  inputs[1].offsets[1]++;
   inputs[1].samples[1]--;
   REFUSED(EK_ERR_SHAPE, "cut differently");
+  inputs[1].samples[1]++;
+  ek_shards freed;
+  ck_ok(ek_shards_create(&freed, training.group));
+  inputs[1] = freed;
+  ek_shards_free(&freed);
+  REFUSED(EK_ERR_STATE, "freed through a copy");
   inputs[1] = sent.inputs[1];
   /* Nothing was lost by all this. */
   ck_ok(ek_data_parallel_model_forward_shards(outputs, model, inputs, 2, &options));
@@ -237,10 +244,11 @@ START_TEST(wrong_targets_are_refused) {
   target = sent.targets[0];
   target.offsets[1]++;
   REFUSED(EK_ERR_SHAPE, "cut at the samples");
-  target = sent.targets[0];
-  target.parts[1] = sent.targets[0].parts[0];
+  target.offsets[1]--;
+  const ek_tensor right = target.parts[1]; /* what is behind a copy is the shards' own */
+  target.parts[1] = target.parts[0];
   REFUSED(EK_ERR_SHAPE, "part number 1 of target number 0");
-  target = sent.targets[0];
+  target.parts[1] = right;
   ck_ok(ek_data_parallel_criterion_forward_shards(training.loss, &outputs, 1, &target, 1));
   forget(&sent);
   ck_ok(ek_data_parallel_criterion_backward(training.loss, training.model, NULL));

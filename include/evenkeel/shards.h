@@ -1,0 +1,64 @@
+/*
+ * shards.h - one logical tensor as one part per device.
+ *
+ * parts[k] lies on device k and holds rows offsets[k] .. offsets[k+1] - 1; samples[k] ..
+ * samples[k+1] - 1 are the samples of the batch that these rows belong to (equal to the rows unless
+ * a sample has several rows). parts has `count` entries, offsets and samples have count + 1.
+ *
+ * A struct of zeros is "none" and has no entries to read. Parts, offsets and samples of all others
+ * lie in one block of the host's memory, which the group lends and keeps for the next shards when
+ * it comes back, so that a step that runs again allocates nothing. A program may write them.
+ *
+ * Who owns what: the block belongs to the shards, and with it one reference for each part.
+ * ek_shards_free() drops both, and a group with shards is not freed. A copy of the struct (b = a) is
+ * the same shards a second time and not other ones: what is written through one is read through the
+ * other, and one of the two is freed. The other is stale from then on: to free it is harmless, and
+ * whatever else is asked of it is EK_ERR_STATE.
+ *
+ * What a model's forward gives knows where it comes from, so that the gradient of other outputs is
+ * never taken for this one's: `forward` is a number that no two forwards of a process share, and
+ * `output` says which of the module's outputs it is. Other tensors have 0 there.
+ */
+#ifndef EVENKEEL_SHARDS_H
+#define EVENKEEL_SHARDS_H
+
+#include <evenkeel/tensor.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct ek_shards {
+  ek_group *group;
+  size_t count; /* of devices */
+  ek_tensor *parts;
+  int64_t *offsets;
+  int64_t *samples;
+  uint64_t forward;
+  size_t output;
+  uint64_t ticket;  /* of the block; nothing to read or write */
+  bool broadcast;   /* every device has the whole */
+  bool ahead;       /* made with `ahead` */
+  bool overwritten; /* an output over which a criterion has written its gradient */
+} ek_shards;
+
+/*
+ * Shards to be filled by hand: no part exists, all offsets and samples are 0.
+ * EK_ERR_OUT_OF_MEMORY  the host refused memory
+ */
+EK_API EK_CHECKED ek_status ek_shards_create(ek_shards *shards, ek_group *group);
+
+/* Drops all parts and makes the struct zero. NULL and zero structs are legal. */
+EK_API void ek_shards_free(ek_shards *shards);
+
+/*
+ * What is queued on the devices' compute streams from now on finds the rows of shards that were
+ * sent ahead. Legal for all shards, and as often as one likes. EK_ERR_INVALID_ARGUMENT for NULL.
+ */
+EK_API EK_CHECKED ek_status ek_shards_arrive(const ek_shards *shards);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* EVENKEEL_SHARDS_H */

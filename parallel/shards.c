@@ -1,0 +1,73 @@
+/*
+ * shards.c - parts, offsets and samples in one block that the group lends.
+ *
+ * Invariant: ticket is that of the block as long as the shards own it. The group gives every loan a
+ * ticket of its own, so that a copy of the struct whose block was given back is told from its owner
+ * also when somebody else has the block.
+ */
+#include <evenkeel/shards.h>
+
+#include <string.h>
+
+#include "core/log_internal.h"
+#include "parallel_internal.h"
+
+ek_status ek_shards_create(ek_shards *shards, ek_group *group) {
+  if (shards == NULL || group == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "ek_shards_create: shards and group may not be NULL");
+  }
+  EK_TRY(ek__group_check(group, "ek_shards_create"));
+  const size_t count = ek_group_size(group);
+  const size_t parts = count * sizeof(ek_tensor), numbers = (count + 1) * sizeof(int64_t);
+  uint64_t ticket = 0;
+  char *block = ek__host_block_take(&ticket, ek__group_blocks(group), parts + 2 * numbers);
+  if (block == NULL) {
+    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for the shards of %zu devices",
+                        count);
+  }
+  *shards = (ek_shards){.group = group,
+                        .count = count,
+                        .parts = (ek_tensor *)(void *)block,
+                        .offsets = (int64_t *)(void *)(block + parts),
+                        .samples = (int64_t *)(void *)(block + parts + numbers),
+                        .ticket = ticket};
+  return EK_OK;
+}
+
+static bool stale(const ek_shards *shards) {
+  return shards->parts == NULL || !ek__host_block_lent(shards->parts, shards->ticket);
+}
+
+void ek_shards_free(ek_shards *shards) {
+  if (shards == NULL) return;
+  if (shards->group != NULL && !stale(shards)) {
+    for (size_t i = 0; i < shards->count; i++) ek_tensor_free(&shards->parts[i]);
+    if (!ek__group_of_parent(shards->group)) {
+      ek__host_block_give(ek__group_blocks(shards->group), shards->parts);
+    }
+  } else if (shards->group != NULL) {
+    ek__log(EK_LOG_WARNING, "ek_shards_free: the shards were freed through a copy of the struct");
+  }
+  memset(shards, 0, sizeof *shards);
+}
+
+ek_status ek__shards_check(const char *who, const ek_shards *shards) {
+  if (shards == NULL || shards->group == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: there are no shards", who);
+  }
+  if (!stale(shards)) return EK_OK;
+  return ek_error_set(EK_ERR_STATE, "%s: the shards were freed through a copy of the struct", who);
+}
+
+ek_status ek_shards_arrive(const ek_shards *shards) {
+  if (shards == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_shards_arrive: shards may not be NULL");
+  }
+  if (shards->group == NULL) return EK_OK;
+  EK_TRY(ek__shards_check("ek_shards_arrive", shards));
+  for (size_t i = 0; i < shards->count; i++) {
+    if (ek_tensor_exists(&shards->parts[i])) EK_TRY(ek_tensor_arrive(&shards->parts[i]));
+  }
+  return EK_OK;
+}
