@@ -169,6 +169,13 @@ EK_API EK_CHECKED ek_status ek_declare_module(ek_declaration *declaration, const
                                               ek_module *child);
 
 /*
+ * Declares child number 0 for a module that stands in the place of its child, such as one that runs
+ * it again in backward: the names of its parameters, their initial values and its random numbers
+ * are as if the child stood there alone. EK_ERR_INVALID_ARGUMENT if there is a child already.
+ */
+EK_API EK_CHECKED ek_status ek_declare_wrapped(ek_declaration *declaration, ek_module *child);
+
+/*
  * Makes two parameters one: from now on `name` stands for the memory of `source`. Both are paths
  * from this module ("head.weight", "tokens.weight"), both declared before, of the same shape. The
  * gradient is the sum over both uses and is complete when all users have said so.

@@ -63,8 +63,8 @@ EK_API EK_CHECKED ek_status ek_pass_workspace(ek_tensor *tensor, ek_pass *pass, 
                                               int rank, const int64_t *shape);
 
 /*
- * Pushes a reference to `tensor` on the pass's stack, for backward; the caller keeps its own. In a
- * pass without gradient nothing is kept.
+ * Pushes a reference to `tensor` on the pass's stack, for backward; the caller keeps its own. Where
+ * ek_pass_wants_gradient() is false nothing is kept.
  */
 EK_API EK_CHECKED ek_status ek_pass_save(ek_pass *pass, const ek_tensor *tensor);
 
@@ -80,8 +80,34 @@ EK_API EK_CHECKED ek_status ek_pass_child_forward(ek_tensor *outputs, ek_pass *p
                                                   const ek_tensor *inputs);
 
 /*
+ * The same, otherwise than the module itself runs. With `save` false nothing of it is kept for
+ * backward, as in a pass without gradient: before its backward it must run again, as recomputation
+ * does. In forward: run the child without saving, and save its inputs. In backward: take them back,
+ * run the child, free what it gave, run its backward.
+ *
+ * What a backward runs forward is recomputed: ek_pass_is_recomputing(), and random numbers are those
+ * of the first time. It gives the same bits if nothing that it reads has changed.
+ *
+ * With `type` the child and its children run in f32 or f64, whatever the pass does: its floating
+ * inputs and the gradients of its outputs are to be of that type. EK_ERR_UNSUPPORTED for one that
+ * does not compute in it, or that asks for a parameter: these have the replica's type.
+ */
+typedef struct ek_child_options {
+  size_t size;
+  bool save;
+  ek_type type; /* 0: that of the module that calls */
+} ek_child_options;
+#define EK_CHILD_OPTIONS_INIT                                                                      \
+  { sizeof(ek_child_options), true, (ek_type)0 }
+
+EK_API EK_CHECKED ek_status ek_pass_child_forward_with(ek_tensor *outputs, ek_pass *pass,
+                                                       size_t child, const ek_tensor *inputs,
+                                                       const ek_child_options *options);
+
+/*
  * The child's backward; children must be called in the reverse order of their forwards, when what
- * was saved after the child's forward has been taken back: else EK_ERR_STATE. grad_outputs have
+ * was saved after the child's forward has been taken back: else EK_ERR_STATE, as when the child's
+ * last forward ran without saving. grad_outputs have
  * types and shapes of the child's outputs; that of an output of integers is not looked at.
  */
 EK_API EK_CHECKED ek_status ek_pass_child_backward(ek_tensor *grad_inputs, ek_pass *pass,
@@ -104,6 +130,9 @@ EK_API ek_stream *ek_pass_stream(const ek_pass *pass);   /* the compute stream *
 EK_API ek_type ek_pass_type(const ek_pass *pass);        /* of floating activations */
 EK_API bool ek_pass_wants_gradient(const ek_pass *pass); /* false: no backward follows */
 EK_API bool ek_pass_is_training(const ek_pass *pass);    /* false: dropout is off */
+/* In a forward: it has run before, and a backward runs it again. What a training forward changes in
+ * its buffers (running statistics, counters) has been changed: leave them alone. */
+EK_API bool ek_pass_is_recomputing(const ek_pass *pass);
 /* The key of the running module in this step; every module has a stream of its own. */
 EK_API ek_random_key ek_pass_random(const ek_pass *pass);
 /* The number, in the global batch, of the sample that is row 0 of this device's inputs. */

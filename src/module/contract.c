@@ -5,11 +5,12 @@
  * saved or keep its workspace. Whoever comes next would crash over it or be blamed for it, so every
  * forward and backward is checked at once and the message names the module.
  *
- * For that a pass with gradient remembers a frame per forward: how many tensors were saved before
- * and after it, and types and shapes of what went in and came out (not the tensors: nothing is held
- * longer). A backward looks up the frame of its forward and drops it, together with those of
+ * For that a pass with gradient keeps a record per forward: how many tensors were saved before and
+ * after it, and types and shapes of what went in and came out (not the tensors: nothing is held
+ * longer). A backward looks up the record of its forward and drops it, together with those of
  * children whose backward was never called because the module did their work itself
- * (ek_pass_enter()). The tables stay with the pass, so that a step allocates nothing once they have
+ * (ek_pass_enter()). A forward that ran without saving has a record too, so that its backward is
+ * refused until it has run again; what it calls has none. The tables stay with the pass, so that a step allocates nothing once they have
  * grown.
  */
 #include <evenkeel/pass.h>
@@ -86,38 +87,41 @@ static ek_status check_extent(const char *what, size_t index, const ek_tensor *t
                       ek__op_shape_text(is, tensor), ek__op_shape_text(expected, &wanted));
 }
 
-/* ---- frames ---- */
+/* ---- records ---- */
 
-ek_status ek__frame_push(size_t *frame, ek_pass *pass, const struct ek__node *node,
-                         const ek_tensor *inputs) {
-  *frame = EK__NO_FRAME;
-  if (!pass->options.gradient) return EK_OK;
+ek_status ek__record_push(size_t *record, ek_pass *pass, const struct ek__frame *of,
+                          const ek_tensor *inputs) {
+  const struct ek__node *node = of->node;
   const size_t extents = pass->extent_count, more = node->inputs + node->outputs;
-  if (!ek__grow(&pass->frames, &pass->frame_capacity, pass->frame_count + 1,
-                sizeof *pass->frames) ||
+  if (!ek__grow(&pass->records, &pass->record_capacity, pass->record_count + 1,
+                sizeof *pass->records) ||
       !ek__grow(&pass->extents, &pass->extent_capacity, extents + more, sizeof *pass->extents)) {
-    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for the frames of a pass");
+    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for the records of a pass");
   }
   for (size_t i = 0; i < node->inputs; i++) pass->extents[extents + i] = extent_of(&inputs[i]);
   pass->extent_count += more;
-  *frame = pass->frame_count++;
-  pass->frames[*frame] = (struct ek__frame){
-      .node = node, .below = pass->saved_count, .above = pass->saved_count, .extents = extents};
+  *record = pass->record_count++;
+  pass->records[*record] = (struct ek__record){.node = node,
+                                               .saved = of->saving,
+                                               .type = of->type,
+                                               .below = pass->saved_count,
+                                               .above = pass->saved_count,
+                                               .extents = extents};
   return EK_OK;
 }
 
-size_t ek__frame_find(const ek_pass *pass, const struct ek__node *node) {
-  for (size_t i = pass->frame_count; i-- > pass->running.frames;) {
-    if (pass->frames[i].node == node) return i;
+size_t ek__record_find(const ek_pass *pass, const struct ek__node *node) {
+  for (size_t i = pass->record_count; i-- > pass->frame->records;) {
+    if (pass->records[i].node == node) return i;
   }
-  return EK__NO_FRAME;
+  return EK__NO_RECORD;
 }
 
-void ek__frame_drop(ek_pass *pass, size_t frame) {
-  const struct ek__frame *dropped = &pass->frames[frame];
+void ek__record_drop(ek_pass *pass, size_t record) {
+  const struct ek__record *dropped = &pass->records[record];
   while (pass->saved_count > dropped->below) ek_tensor_free(&pass->saved[--pass->saved_count]);
   pass->extent_count = dropped->extents;
-  pass->frame_count = frame;
+  pass->record_count = record;
 }
 
 /* ---- when a function returns ---- */
@@ -127,10 +131,10 @@ void ek__frame_drop(ek_pass *pass, size_t frame) {
  * that is at work nobody else takes memory of this category.
  */
 static ek_status check_workspace(const ek_pass *pass) {
-  if (!pass->running.workspace) return EK_OK;
+  if (!pass->frame->workspace) return EK_OK;
   ek_memory_usage usage;
   EK_TRY(ek_memory_stats(&usage, pass->replica->device));
-  const uint64_t now = usage.current[EK_MEMORY_WORKSPACE], before = pass->running.workspace_before;
+  const uint64_t now = usage.current[EK_MEMORY_WORKSPACE], before = pass->frame->workspace_before;
   if (now <= before) return EK_OK;
   char size[32];
   return ek_error_set(EK_ERR_STATE, "%s of workspace were not freed before it returned",
@@ -156,9 +160,9 @@ static ek_status check_references(const ek_pass *pass, const char *what, ek_tens
     if (memory == NULL) continue;
     const bool lent = uses(memory, loans, loan_count) > 0;
     int expected = uses(memory, given, count) + lent;
-    if (lent && pass->saved_count > pass->running.floor) {
+    if (lent && pass->saved_count > pass->frame->floor) {
       expected +=
-          uses(memory, pass->saved + pass->running.floor, pass->saved_count - pass->running.floor);
+          uses(memory, pass->saved + pass->frame->floor, pass->saved_count - pass->frame->floor);
     }
     if (ek_tensor_holders(&given[i]) >= expected) continue;
     given[i] = (ek_tensor){0};
@@ -176,11 +180,11 @@ static ek_status check_output(const ek_pass *pass, const struct ek__node *node, 
     return ek_error_set(EK_ERR_STATE, "it gave no output number %zu", index);
   }
   EK_TRY(check_place("output", index, pass, output));
-  if (is_floating(output->type) && output->type != pass->replica->type) {
+  if (is_floating(output->type) && output->type != pass->frame->type) {
     return ek_error_set(EK_ERR_TYPE, "output number %zu is %s, expected %s", index,
-                        ek_type_name(output->type), ek_type_name(pass->replica->type));
+                        ek_type_name(output->type), ek_type_name(pass->frame->type));
   }
-  if (node->path != NULL) return EK_OK;
+  if (node != pass->replica->layout.root) return EK_OK;
   if (!is_floating(output->type) && pass->options.gradient) {
     return ek_error_set(EK_ERR_TYPE, "output number %zu is %s, which has no gradient", index,
                         ek_type_name(output->type));
@@ -192,24 +196,27 @@ static ek_status check_output(const ek_pass *pass, const struct ek__node *node, 
                       index, (long long)rows, (long long)samples);
 }
 
-ek_status ek__check_forward(ek_pass *pass, const struct ek__node *node, size_t frame,
+ek_status ek__check_forward(ek_pass *pass, const struct ek__node *node, size_t record,
                             const ek_tensor *inputs, ek_tensor *outputs) {
   EK_TRY(check_references(pass, "output", outputs, node->outputs, inputs, node->inputs));
   for (size_t i = 0; i < node->outputs; i++) {
     EK_TRY(check_output(pass, node, i, &outputs[i]));
   }
   EK_TRY(check_workspace(pass));
-  if (frame == EK__NO_FRAME) return EK_OK;
-  struct ek__extent *extents = &pass->extents[pass->frames[frame].extents + node->inputs];
+  if (record == EK__NO_RECORD) return EK_OK;
+  struct ek__extent *extents = &pass->extents[pass->records[record].extents + node->inputs];
   for (size_t i = 0; i < node->outputs; i++) extents[i] = extent_of(&outputs[i]);
-  pass->frames[frame].above = pass->saved_count;
+  pass->records[record].above = pass->saved_count;
   return EK_OK;
 }
 
-static ek_status check_grad_outputs(const ek_pass *pass, const struct ek__frame *of,
+static ek_status check_grad_outputs(const ek_pass *pass, const struct ek__record *of,
                                     const ek_tensor *grad_outputs) {
   static const char *const what = "the gradient of output";
   const struct ek__extent *extents = &pass->extents[of->extents + of->node->inputs];
+  if (!of->saved) {
+    return ek_error_set(EK_ERR_STATE, "its forward ran without saving, and has not run again");
+  }
   if (pass->saved_count != of->above) {
     const bool more = pass->saved_count > of->above;
     return ek_error_set(EK_ERR_STATE, "tensors that %s: %zu",
@@ -228,8 +235,9 @@ static ek_status check_grad_outputs(const ek_pass *pass, const struct ek__frame 
   return EK_OK;
 }
 
-ek_status ek__check_grad_outputs(const ek_pass *pass, size_t frame, const ek_tensor *grad_outputs) {
-  const struct ek__frame *of = &pass->frames[frame];
+ek_status ek__check_grad_outputs(const ek_pass *pass, size_t record,
+                                 const ek_tensor *grad_outputs) {
+  const struct ek__record *of = &pass->records[record];
   const ek_status status = check_grad_outputs(pass, of, grad_outputs);
   if (status == EK_OK) return EK_OK;
   char path[EK__PATH_SIZE];
@@ -252,10 +260,10 @@ static ek_status check_grad_input(const ek_pass *pass, size_t index, const ek_te
   return input == NULL ? EK_OK : check_extent(what, index, gradient, input);
 }
 
-ek_status ek__check_backward(const ek_pass *pass, const struct ek__node *node, size_t frame,
+ek_status ek__check_backward(const ek_pass *pass, const struct ek__node *node, size_t record,
                              const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
   const struct ek__extent *inputs =
-      frame == EK__NO_FRAME ? NULL : &pass->extents[pass->frames[frame].extents];
+      record == EK__NO_RECORD ? NULL : &pass->extents[pass->records[record].extents];
   if (grad_inputs != NULL) {
     EK_TRY(check_references(pass, "the gradient of input", grad_inputs, node->inputs, grad_outputs,
                             node->outputs));
@@ -264,16 +272,16 @@ ek_status ek__check_backward(const ek_pass *pass, const struct ek__node *node, s
     EK_TRY(check_grad_input(pass, i, &grad_inputs[i], inputs == NULL ? NULL : &inputs[i]));
   }
   EK_TRY(check_workspace(pass));
-  if (frame == EK__NO_FRAME || pass->saved_count == pass->frames[frame].below) return EK_OK;
+  if (record == EK__NO_RECORD || pass->saved_count == pass->records[record].below) return EK_OK;
   return ek_error_set(EK_ERR_STATE, "it left saved tensors behind (activations): %zu",
-                      pass->saved_count - pass->frames[frame].below);
+                      pass->saved_count - pass->records[record].below);
 }
 
 void ek__name_failure(ek_pass *pass, const char *function, ek_status status, uint64_t before) {
   const uint64_t now = ek__error_number();
   if (now != before && now == pass->named) return;
   char path[EK__PATH_SIZE];
-  ek_error_set(status, "%s, %s: %s", ek__node_path(path, pass->running.node), function,
+  ek_error_set(status, "%s, %s: %s", ek__node_path(path, pass->frame->node), function,
                ek__error_words(status, before));
   pass->named = ek__error_number();
 }

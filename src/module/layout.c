@@ -22,6 +22,7 @@ struct ek_declaration {
   struct ek__node *node;
   const char *path; /* of the node: "" or "blocks.0." */
   const char *kind;
+  int depth; /* of the node */
 };
 
 static ek_status no_memory(void) {
@@ -134,7 +135,6 @@ static ek_status node_create(struct ek__node **node, struct ek__layout *layout, 
   made->module = module;
   made->inputs = module->inputs;
   made->outputs = module->outputs;
-  made->stream = layout->node_count++;
   made->next = layout->nodes;
   layout->nodes = made;
   *node = made;
@@ -147,13 +147,25 @@ static void node_free(struct ek__node *node) {
   ek__free(node);
 }
 
-static ek_status walk(struct ek__layout *layout, struct ek__node *node, const char *path) {
+static ek_status walk(struct ek__layout *layout, struct ek__node *node, const char *path,
+                      int depth) {
   char where[EK__PATH_SIZE];
-  ek_declaration declaration = {layout, node, path, node->module->ops->kind};
+  ek_declaration declaration = {layout, node, path, node->module->ops->kind, depth};
   EK_TRY(ek__types_check(EK__TABLE_TYPES(node->module->ops), layout->type,
                          ek__node_path(where, node)));
   if (node->module->ops->parameters == NULL) return EK_OK;
   return node->module->ops->parameters(node->module, &declaration);
+}
+
+static ek_status add_child(struct ek__node **made, ek_declaration *declaration, ek_module *child) {
+  struct ek__node *node = declaration->node;
+  if (!ek__grow(&node->children, &node->child_capacity, node->child_count + 1,
+                sizeof *node->children)) {
+    return no_memory();
+  }
+  EK_TRY(node_create(made, declaration->layout, child));
+  node->children[node->child_count++] = *made;
+  return EK_OK;
 }
 
 ek_status ek_declare_module(ek_declaration *declaration, const char *name, ek_module *child) {
@@ -163,7 +175,6 @@ ek_status ek_declare_module(ek_declaration *declaration, const char *name, ek_mo
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: the child %s is NULL", declaration->kind,
                         path);
   }
-  EK_TRY(full_name(below, declaration, ""));
   const int length = snprintf(below, sizeof below, "%s.", path);
   if (length < 0 || (size_t)length >= sizeof below) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
@@ -171,18 +182,32 @@ ek_status ek_declare_module(ek_declaration *declaration, const char *name, ek_mo
                         "itself?",
                         declaration->kind, path);
   }
-  struct ek__node *node = declaration->node;
-  const char *kept = NULL;
-  if (!ek__grow(&node->children, &node->child_capacity, node->child_count + 1,
-                sizeof *node->children) ||
-      (kept = ek__names_add(&declaration->layout->names, path, EK__NO_PARAMETER)) == NULL) {
-    return no_memory();
-  }
+  struct ek__layout *layout = declaration->layout;
   struct ek__node *made = NULL;
-  EK_TRY(node_create(&made, declaration->layout, child));
+  const char *kept = ek__names_add(&layout->names, path, EK__NO_PARAMETER);
+  if (kept == NULL) return no_memory();
+  EK_TRY(add_child(&made, declaration, child));
   made->path = kept;
-  node->children[node->child_count++] = made;
-  return walk(declaration->layout, made, below);
+  made->stream = layout->node_count++;
+  return walk(layout, made, below, declaration->depth + 1);
+}
+
+ek_status ek_declare_wrapped(ek_declaration *declaration, ek_module *child) {
+  if (declaration == NULL || child == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_declare_wrapped: an argument is NULL");
+  }
+  struct ek__node *node = declaration->node, *made = NULL;
+  if (node->child_count > 0 || declaration->depth >= EK__PATH_SIZE / 2) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        node->child_count > 0
+                            ? "%s: it has children, and wraps another one"
+                            : "%s: it is wrapped too often; does a module hold itself?",
+                        declaration->kind);
+  }
+  EK_TRY(add_child(&made, declaration, child));
+  made->path = node->path;
+  made->stream = node->stream;
+  return walk(declaration->layout, made, declaration->path, declaration->depth + 1);
 }
 
 static size_t resolve(const struct ek__layout *layout, size_t index) {
@@ -273,7 +298,10 @@ ek_status ek__layout_open(struct ek__layout *layout, ek_module *module, ek_type 
   memset(layout, 0, sizeof *layout);
   layout->type = type;
   ek_status status = node_create(&layout->root, layout, module);
-  if (status == EK_OK) status = walk(layout, layout->root, "");
+  if (status == EK_OK) {
+    layout->root->stream = layout->node_count++;
+    status = walk(layout, layout->root, "", 0);
+  }
   if (status == EK_OK) status = settle(layout);
   if (status != EK_OK) ek__layout_close(layout);
   return status;

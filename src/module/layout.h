@@ -4,7 +4,8 @@
  * Walking the declarations of a module gives a tree of nodes, one per use of a module, and one list
  * of parameters. A node knows its module, its children, and which parameter each of its own numbers
  * stands for; two numbers that were tied stand for the same parameter. A child that is used twice
- * has two nodes and two sets of parameters.
+ * has two nodes and two sets of parameters. A wrapped child has its parent's path and random stream,
+ * so that all names and numbers are as if the wrapper were not there.
  *
  * A layout is immutable once built and holds no tensors.
  */
@@ -28,7 +29,7 @@ struct ek__parameter {
 
 struct ek__node {
   ek_module *module;
-  const char *path;       /* from the root, which has NULL; the layout's names own it */
+  const char *path;       /* NULL for the root and what it wraps; the layout's names own it */
   struct ek__node *next;  /* all nodes of a layout, in any order */
   size_t inputs, outputs; /* of the module when it was walked: what arrays are laid out by */
   uint32_t stream;        /* for random keys */

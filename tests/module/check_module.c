@@ -221,6 +221,18 @@ static ek_status tie_nothing(ek_declaration *d, ek_module *child) {
   EK_TRY(ek_declare_module(d, "layer", child));
   return ek_declare_tie(d, NULL, "layer.weight");
 }
+static ek_status wrap_second(ek_declaration *d, ek_module *child) {
+  EK_TRY(ek_declare_module(d, "layer", child));
+  return ek_declare_wrapped(d, child);
+}
+static ek_status wrap_nothing(ek_declaration *d, ek_module *child) {
+  (void)child;
+  return ek_declare_wrapped(d, NULL);
+}
+static ek_status wrap_same_name(ek_declaration *d, ek_module *child) {
+  EK_TRY(parameter(d, "weight", 2, two_three));
+  return ek_declare_wrapped(d, child); /* weight and bias */
+}
 static ek_status own_error(ek_declaration *d, ek_module *child) {
   (void)d, (void)child;
   return ek_error_set(EK_ERR_IO, "declarer: no such table on this %s", "shelf");
@@ -250,6 +262,9 @@ static const struct {
     {tie_unknown_source, EK_ERR_NOT_FOUND, "layers.weight"},
     {tie_other_shape, EK_ERR_SHAPE, "weight"},
     {tie_nothing, EK_ERR_INVALID_ARGUMENT, ""},
+    {wrap_second, EK_ERR_INVALID_ARGUMENT, "it has children, and wraps another one"},
+    {wrap_nothing, EK_ERR_INVALID_ARGUMENT, "NULL"},
+    {wrap_same_name, EK_ERR_INVALID_ARGUMENT, "weight is declared twice"},
     {own_error, EK_ERR_IO, "declarer: no such table on this shelf"},
 };
 
@@ -310,8 +325,52 @@ START_TEST(no_declaration) {
   ck_fails(ek_declare_parameter(NULL, "a", 2, two_three, zeros), EK_ERR_INVALID_ARGUMENT, "");
   ck_fails(ek_declare_buffer(NULL, "a", 2, two_three, zeros), EK_ERR_INVALID_ARGUMENT, "");
   ck_fails(ek_declare_module(NULL, "a", child), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_declare_wrapped(NULL, child), EK_ERR_INVALID_ARGUMENT, "");
   ck_fails(ek_declare_tie(NULL, "a", "b"), EK_ERR_INVALID_ARGUMENT, "");
   ek_module_free(child);
+}
+END_TEST
+
+/* A wrapper has the names of what it wraps, its own and ties beside them. */
+static ek_status wrap_and_add(ek_declaration *d, ek_module *child) {
+  EK_TRY(ek_declare_wrapped(d, child));
+  EK_TRY(ek_declare_parameter(d, "scale", 2, two_three, ek_initializer_ones()));
+  return ek_declare_tie(d, "scale", "weight");
+}
+
+START_TEST(wrapped) {
+  ek_module *child = NULL;
+  ck_ok(ek_linear_create(&child, 3, 2, true));
+  struct declarer module = {.declare = wrap_and_add, .child = child};
+  ck_ok(ek_module_init(&module.base, &declarer_ops, 1, 1));
+  ek_group *group = ck_open("cpu:1", 1);
+  ek_replica *replica = NULL, *alone = NULL;
+  ck_ok(ek_replica_open(&replica, ek_group_device(group, 0), &module.base, NULL));
+  ck_ok(ek_replica_open(&alone, ek_group_device(group, 0), child, NULL));
+  ck_assert_uint_eq(ek_replica_parameter_count(replica), 2);
+  for (size_t i = 0; i < 2; i++) {
+    ek_parameter_info mine, its;
+    double a[6], b[6];
+    ck_ok(ek_replica_parameter(&mine, replica, i));
+    ck_ok(ek_replica_parameter(&its, alone, i));
+    ck_assert_str_eq(mine.name, its.name);
+    ck_get(a, &mine.value);
+    ck_get(b, &its.value);
+    ck_same_bits(its.name, a, b, ek_tensor_count(&its.value));
+  }
+  ek_replica_free(replica);
+  ek_replica_free(alone);
+  ek_module_free(&module.base);
+  /* One that wraps itself has no end. */
+  module = (struct declarer){.declare = ek_declare_wrapped};
+  ck_ok(ek_module_init(&module.base, &declarer_ops, 1, 1));
+  module.child = &module.base;
+  ck_fails(ek_replica_open(&replica, ek_group_device(group, 0), &module.base, NULL),
+           EK_ERR_INVALID_ARGUMENT, "does a module hold itself?");
+  ek_module_free(&module.base);
+  ek_module_free(child);
+  ck_no_memory_held(group);
+  ek_group_free(group);
 }
 END_TEST
 
@@ -325,6 +384,7 @@ static Suite *make_suite(void) {
   tcase = ck_case(suite, "declarations");
   tcase_add_loop_test(tcase, wrong_declaration, 0, (int)(sizeof wrong / sizeof *wrong));
   tcase_add_test(tcase, right_declaration);
+  tcase_add_test(tcase, wrapped);
   tcase_add_test(tcase, no_declaration);
   return suite;
 }

@@ -419,12 +419,14 @@ START_TEST(null_pass) {
   ck_fails(ek_pass_save(NULL, &t), EK_ERR_INVALID_ARGUMENT, "");
   ck_fails(ek_pass_take(&t, NULL), EK_ERR_INVALID_ARGUMENT, "");
   ck_fails(ek_pass_child_forward(&t, NULL, 0, &t), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_child_forward_with(&t, NULL, 0, &t, NULL), EK_ERR_INVALID_ARGUMENT, "");
   ck_fails(ek_pass_child_backward(&t, NULL, 0, &t), EK_ERR_INVALID_ARGUMENT, "");
   ck_fails(ek_pass_enter(NULL, 0), EK_ERR_INVALID_ARGUMENT, "");
   ck_fails(ek_pass_leave(NULL), EK_ERR_INVALID_ARGUMENT, "");
   ck_assert_ptr_null(ek_pass_device(NULL));
   ck_assert_ptr_null(ek_pass_stream(NULL));
-  ck_assert(!ek_pass_wants_gradient(NULL) && !ek_pass_is_training(NULL));
+  ck_assert(!ek_pass_wants_gradient(NULL) && !ek_pass_is_training(NULL) &&
+            !ek_pass_is_recomputing(NULL));
   ck_assert_int_eq(ek_pass_first_sample(NULL), 0);
   ck_assert_uint_eq(ek_pass_random(NULL).seed, 0);
   ek_pass_free(NULL);

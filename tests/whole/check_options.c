@@ -154,6 +154,58 @@ static ek_status use_ek_pass_options(struct bench *b, void *o) {
   return status;
 }
 
+/* A module that hands the struct on. */
+struct caller {
+  ek_module base;
+  ek_module *child;
+  void *child_options;
+};
+
+static ek_status caller_parameters(const ek_module *self, ek_declaration *declaration) {
+  return ek_declare_wrapped(declaration, ((const struct caller *)self)->child);
+}
+
+static ek_status caller_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                                ek_tensor *outputs) {
+  const struct caller *m = (const struct caller *)self;
+  return ek_pass_child_forward_with(outputs, pass, 0, inputs, m->child_options);
+}
+
+static ek_status caller_backward(const ek_module *self, ek_pass *pass,
+                                 const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+  (void)self;
+  return ek_pass_child_backward(grad_inputs, pass, 0, grad_outputs);
+}
+
+static void caller_free(ek_module *self) { (void)self; }
+
+static ek_status use_caller(const struct bench *b, struct caller *m) {
+  static const ek_module_ops ops = {.size = sizeof(ek_module_ops),
+                                    .kind = "caller",
+                                    .parameters = caller_parameters,
+                                    .forward = caller_forward,
+                                    .backward = caller_backward,
+                                    .free = caller_free};
+  ek_device *device = ek_group_device(b->group, 0);
+  ek_replica *replica = NULL;
+  ek_pass *pass = NULL;
+  ek_tensor x = ck_upload(device, EK_F32, NULL, CK_SHAPE(4, 2)), y = {0};
+  m->child = b->module;
+  ck_ok(ek_module_init(&m->base, &ops, 1, 1));
+  ek_status status = ek_replica_open(&replica, device, &m->base, NULL);
+  if (status == EK_OK) status = ek_pass_open(&pass, replica, NULL);
+  if (status == EK_OK) status = ek_pass_run_forward(&y, pass, &x);
+  ek_tensor_free(&y);
+  ek_tensor_free(&x);
+  ek_pass_free(pass);
+  ek_replica_free(replica);
+  return status;
+}
+
+static ek_status use_ek_child_options(struct bench *b, void *o) {
+  return use_caller(b, &(struct caller){.child_options = o});
+}
+
 static ek_status use_ek_criterion_pass_options(struct bench *b, void *o) {
   ek_criterion_pass *pass = NULL;
   const ek_status status = ek_criterion_pass_open(&pass, ek_group_device(b->group, 0), b->loss, o);
@@ -269,6 +321,7 @@ static void no_optimizer_free(ek_optimizer *self) { (void)self; }
   X(ek_reducer_options, EK_REDUCER_OPTIONS_INIT, sizeof(size_t))                                   \
   X(ek_replica_options, EK_REPLICA_OPTIONS_INIT, sizeof(size_t))                                   \
   X(ek_pass_options, EK_PASS_OPTIONS_INIT, sizeof(size_t))                                         \
+  X(ek_child_options, EK_CHILD_OPTIONS_INIT, sizeof(size_t))                                       \
   X(ek_criterion_pass_options, EK_CRITERION_PASS_OPTIONS_INIT, sizeof(size_t))                     \
   X(ek_gpt_options, EK_GPT_OPTIONS_INIT, sizeof(size_t))                                           \
   X(ek_cross_entropy_options, EK_CROSS_ENTROPY_OPTIONS_INIT, sizeof(size_t))                       \

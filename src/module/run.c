@@ -1,0 +1,223 @@
+/*
+ * run.c - runs modules: the stack of frames.
+ *
+ * A frame is a function of a module that runs: the node it runs as, whether it saves, in which type
+ * it computes. A module that calls a child puts a frame on top, which goes when the child's function
+ * returns; so parameter numbers, children and random numbers are always those of the node that runs.
+ * A module that does a child's work itself enters the child's node for as long (`outer` is then its
+ * own). A frame inherits from the one below what its caller does not ask for otherwise: a child of a
+ * module that runs without saving does not save, and what a backward runs forward is recomputed.
+ *
+ * What a function gives and leaves behind is checked when it returns: contract.c, which keeps a
+ * record of each forward whose backward has not come.
+ */
+#include <string.h>
+
+#include "core/error.h"
+#include "core/options.h"
+#include "device/types.h"
+#include "module/pass_internal.h"
+
+static void free_tensors(ek_tensor *tensors, size_t count) {
+  for (size_t i = 0; tensors != NULL && i < count; i++) ek_tensor_free(&tensors[i]);
+}
+
+/* ---- one function of one module ---- */
+
+static ek_status check_type(const ek_pass *pass, const struct ek__node *node, ek_type type) {
+  if (type == pass->replica->type) return EK_OK; /* asked when it was opened */
+  char path[EK__PATH_SIZE];
+  return ek__types_check(EK__TABLE_TYPES(node->module->ops), type, ek__node_path(path, node));
+}
+
+/* What a function gives becomes the caller's when all of it is right: until then it lies here. */
+static ek_status run_forward(ek_pass *pass, const struct ek__node *node, const ek_tensor *inputs,
+                             ek_tensor *outputs, const ek_child_options *options) {
+  const ek_module *module = node->module;
+  struct ek__frame *caller = pass->frame, frame = {.node = node, .backward = caller->backward};
+  ek_tensor given[EK_MAX_TENSORS];
+  size_t record = EK__NO_RECORD;
+  memset(given, 0, node->outputs * sizeof *given);
+  frame.type = options->type != 0 ? options->type : caller->type;
+  frame.saving = caller->saving && options->save;
+  EK_TRY(check_type(pass, node, frame.type));
+  if (caller->saving) EK_TRY(ek__record_push(&record, pass, &frame, inputs));
+  frame.floor = pass->saved_count;
+  frame.records = pass->record_count;
+  pass->frame = &frame;
+  const uint64_t errors = ek__error_number();
+  ek_status status = module->ops->forward(module, pass, inputs, given);
+  if (status == EK_OK) status = ek__check_forward(pass, node, record, inputs, given);
+  if (status == EK_OK) {
+    memcpy(outputs, given, node->outputs * sizeof *given);
+  } else {
+    ek__name_failure(pass, "forward", status, errors);
+    free_tensors(given, node->outputs);
+    if (record != EK__NO_RECORD) ek__record_drop(pass, record);
+  }
+  pass->frame = caller;
+  return status;
+}
+
+static ek_status run_backward(ek_pass *pass, const struct ek__node *node,
+                              const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+  const ek_module *module = node->module;
+  const size_t record = ek__record_find(pass, node);
+  struct ek__frame *caller = pass->frame, frame = {.node = node,
+                                                   .backward = true,
+                                                   .saving = true,
+                                                   .type = caller->type,
+                                                   .floor = caller->floor,
+                                                   .records = pass->record_count};
+  ek_tensor given[EK_MAX_TENSORS], *const wanted = grad_inputs == NULL ? NULL : given;
+  memset(given, 0, node->inputs * sizeof *given);
+  if (record != EK__NO_RECORD) {
+    EK_TRY(ek__check_grad_outputs(pass, record, grad_outputs));
+    frame.type = pass->records[record].type;
+    frame.floor = pass->records[record].below;
+    frame.records = record + 1;
+  }
+  pass->frame = &frame;
+  const uint64_t errors = ek__error_number();
+  ek_status status = module->ops->backward(module, pass, grad_outputs, wanted);
+  if (status == EK_OK) status = ek__check_backward(pass, node, record, grad_outputs, wanted);
+  if (status != EK_OK) {
+    ek__name_failure(pass, "backward", status, errors);
+    free_tensors(wanted, node->inputs);
+  } else if (wanted != NULL) {
+    memcpy(grad_inputs, given, node->inputs * sizeof *given);
+  }
+  if (record != EK__NO_RECORD) ek__record_drop(pass, record);
+  pass->frame = caller;
+  return status;
+}
+
+/* ---- children ---- */
+
+static ek_status child_node(const struct ek__node **node, const char *who, const ek_pass *pass,
+                            size_t child) {
+  if (child >= pass->frame->node->child_count) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: there is no child number %zu", who, child);
+  }
+  *node = pass->frame->node->children[child];
+  return EK_OK;
+}
+
+ek_status ek_pass_child_forward_with(ek_tensor *outputs, ek_pass *pass, size_t child,
+                                     const ek_tensor *inputs, const ek_child_options *options) {
+  static const char *const who = "ek_pass_child_forward";
+  const struct ek__node *node = NULL;
+  ek_child_options o = EK_CHILD_OPTIONS_INIT;
+  if (pass == NULL || inputs == NULL || outputs == NULL) return ek__pass_null(who);
+  EK_TRY(ek__options_read(&o, sizeof o, options, "ek_child_options"));
+  if (o.type != 0 && o.type != EK_F32 && o.type != EK_F64) {
+    return ek_error_set(EK_ERR_UNSUPPORTED, "%s: a child runs in f32 or f64, not in %s", who,
+                        ek_type_name(o.type));
+  }
+  EK_TRY(child_node(&node, who, pass, child));
+  EK_TRY(ek__check_tensors(who, pass, inputs, node->inputs));
+  return run_forward(pass, node, inputs, outputs, &o);
+}
+
+ek_status ek_pass_child_forward(ek_tensor *outputs, ek_pass *pass, size_t child,
+                                const ek_tensor *inputs) {
+  return ek_pass_child_forward_with(outputs, pass, child, inputs, NULL);
+}
+
+ek_status ek_pass_child_backward(ek_tensor *grad_inputs, ek_pass *pass, size_t child,
+                                 const ek_tensor *grad_outputs) {
+  const struct ek__node *node = NULL;
+  if (pass == NULL || grad_outputs == NULL) return ek__pass_null("ek_pass_child_backward");
+  EK_TRY(child_node(&node, "ek_pass_child_backward", pass, child));
+  if (!pass->frame->saving) {
+    return ek_error_set(EK_ERR_STATE, "ek_pass_child_backward: no gradient is wanted");
+  }
+  return run_backward(pass, node, grad_outputs, grad_inputs);
+}
+
+ek_status ek_pass_enter(ek_pass *pass, size_t child) {
+  const struct ek__node *node = NULL;
+  if (pass == NULL) return ek__pass_null("ek_pass_enter");
+  if (pass->frame->outer != NULL) {
+    return ek_error_set(EK_ERR_STATE, "ek_pass_enter: it is in a child already");
+  }
+  EK_TRY(child_node(&node, "ek_pass_enter", pass, child));
+  pass->frame->outer = pass->frame->node;
+  pass->frame->node = node;
+  return EK_OK;
+}
+
+ek_status ek_pass_leave(ek_pass *pass) {
+  if (pass == NULL) return ek__pass_null("ek_pass_leave");
+  if (pass->frame->outer == NULL) {
+    return ek_error_set(EK_ERR_STATE, "ek_pass_leave: it has entered no child");
+  }
+  pass->frame->node = pass->frame->outer;
+  pass->frame->outer = NULL;
+  return EK_OK;
+}
+
+/* ---- the whole model ---- */
+
+/* What comes out of the root is the model's output, unless it is only an input under another name.
+ */
+static ek_status charge_outputs(const struct ek__node *root, const ek_tensor *inputs,
+                                ek_tensor *outputs) {
+  for (size_t i = 0; i < root->outputs; i++) {
+    bool is_input = false;
+    for (size_t j = 0; j < root->inputs; j++) {
+      is_input = is_input || outputs[i].memory == inputs[j].memory;
+    }
+    if (!is_input) EK_TRY(ek_tensor_charge(&outputs[i], EK_MEMORY_OUTPUTS));
+  }
+  return EK_OK;
+}
+
+ek_status ek_pass_run_forward(ek_tensor *outputs, ek_pass *pass, const ek_tensor *inputs) {
+  if (pass == NULL || inputs == NULL || outputs == NULL) {
+    return ek__pass_null("ek_pass_run_forward");
+  }
+  if (pass->stage != EK__PASS_OPENED) {
+    return ek_error_set(EK_ERR_STATE, "ek_pass_run_forward: this pass has run before");
+  }
+  const ek_child_options options = EK_CHILD_OPTIONS_INIT;
+  const struct ek__node *root = pass->replica->layout.root;
+  EK_TRY(ek__layout_check(&pass->replica->layout));
+  EK_TRY(ek__check_tensors("ek_pass_run_forward", pass, inputs, root->inputs));
+  pass->stage = EK__PASS_BROKEN;
+  ek_tensor given[EK_MAX_TENSORS];
+  EK_TRY(run_forward(pass, root, inputs, given, &options));
+  const ek_status status = charge_outputs(root, inputs, given);
+  if (status != EK_OK) {
+    free_tensors(given, root->outputs);
+    return status;
+  }
+  memcpy(outputs, given, root->outputs * sizeof *given);
+  pass->stage = EK__PASS_RAN_FORWARD;
+  return EK_OK;
+}
+
+ek_status ek_pass_run_backward(ek_tensor *grad_inputs, ek_pass *pass,
+                               const ek_tensor *grad_outputs) {
+  if (pass == NULL || grad_outputs == NULL) return ek__pass_null("ek_pass_run_backward");
+  if (pass->stage != EK__PASS_RAN_FORWARD || !pass->options.gradient) {
+    return ek_error_set(EK_ERR_STATE,
+                        "ek_pass_run_backward: no forward with gradient has run before it, or the "
+                        "backward has run already");
+  }
+  const struct ek__node *root = pass->replica->layout.root;
+  EK_TRY(ek__layout_check(&pass->replica->layout));
+  EK_TRY(ek__check_tensors("ek_pass_run_backward", pass, grad_outputs, root->outputs));
+  EK_TRY(ek__check_grad_outputs(pass, ek__record_find(pass, root), grad_outputs));
+  pass->stage = EK__PASS_BROKEN;
+  ek_tensor given[EK_MAX_TENSORS], *const wanted = grad_inputs == NULL ? NULL : given;
+  EK_TRY(run_backward(pass, root, grad_outputs, wanted));
+  const ek_status status = ek__pass_complete_rest(pass);
+  if (status != EK_OK) {
+    free_tensors(wanted, root->inputs);
+    return status;
+  }
+  if (wanted != NULL) memcpy(grad_inputs, given, root->inputs * sizeof *given);
+  pass->stage = EK__PASS_RAN_BACKWARD;
+  return EK_OK;
+}

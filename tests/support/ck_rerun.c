@@ -1,0 +1,200 @@
+/*
+ * ck_rerun.c - modules that run their child otherwise than they run themselves: see ck_rerun.h.
+ */
+#include "ck_rerun.h"
+
+#include <stdlib.h>
+
+#include "ck_mirror.h"
+
+struct wrapper {
+  ek_module base;
+  ek_module *child;
+  enum ck_rerun_flaw flaw;
+};
+
+static ek_status wrapper_parameters(const ek_module *self, ek_declaration *declaration) {
+  return ek_declare_wrapped(declaration, ((const struct wrapper *)self)->child);
+}
+
+static void wrapper_free(ek_module *self) {
+  ek_module_free(((struct wrapper *)self)->child);
+  free(self);
+}
+
+static ek_status wrapper_create(ek_module **module, ek_module *child, const ek_module_ops *ops,
+                                enum ck_rerun_flaw flaw) {
+  struct wrapper *m = calloc(1, sizeof *m);
+  if (m == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "wrapper: no memory");
+  const ek_status status = ek_module_init(&m->base, ops, child->inputs, child->outputs);
+  if (status != EK_OK) {
+    free(m);
+    return status;
+  }
+  m->child = ek_module_share(child);
+  m->flaw = flaw;
+  *module = &m->base;
+  return EK_OK;
+}
+
+static void free_all(ek_tensor *tensors, size_t count) {
+  for (size_t i = 0; i < count; i++) ek_tensor_free(&tensors[i]);
+}
+
+/* ---- rerun ---- */
+
+static ek_status rerun_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                               ek_tensor *outputs) {
+  const enum ck_rerun_flaw flaw = ((const struct wrapper *)self)->flaw;
+  ek_child_options options = EK_CHILD_OPTIONS_INIT;
+  options.save = false;
+  if (flaw == CK_RERUN_IN_BF16) options.type = EK_BF16;
+  if (flaw == CK_RERUN_IN_F64) options.type = EK_F64;
+  EK_TRY(ek_pass_child_forward_with(outputs, pass, 0, inputs, &options));
+  for (size_t i = 0; i < self->inputs; i++) EK_TRY(ek_pass_save(pass, &inputs[i]));
+  return EK_OK;
+}
+
+static ek_status run_again(const ek_module *self, ek_pass *pass, const ek_tensor *inputs) {
+  const enum ck_rerun_flaw flaw = ((const struct wrapper *)self)->flaw;
+  ek_tensor outputs[EK_MAX_TENSORS] = {{0}}, shorter = inputs[0];
+  if (flaw == CK_RERUN_NOT) return EK_OK;
+  if (flaw == CK_RERUN_SHORTER) shorter.shape[0]--;
+  for (int i = 0; i < (flaw == CK_RERUN_TWICE ? 2 : 1); i++) {
+    EK_TRY(ek_pass_child_forward(outputs, pass, 0, flaw == CK_RERUN_SHORTER ? &shorter : inputs));
+    free_all(outputs, self->outputs);
+  }
+  return EK_OK;
+}
+
+static ek_status rerun_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
+                                ek_tensor *grad_inputs) {
+  ek_tensor inputs[EK_MAX_TENSORS] = {{0}};
+  ek_status status = EK_OK;
+  for (size_t i = self->inputs; i-- > 0 && status == EK_OK;) {
+    status = ek_pass_take(&inputs[i], pass);
+  }
+  if (status == EK_OK) status = run_again(self, pass, inputs);
+  free_all(inputs, self->inputs);
+  if (status != EK_OK || ((const struct wrapper *)self)->flaw == CK_RERUN_NO_BACKWARD) {
+    return status;
+  }
+  return ek_pass_child_backward(grad_inputs, pass, 0, grad_outputs);
+}
+
+static const ek_module_ops rerun_ops = {.size = sizeof(ek_module_ops),
+                                        .kind = "rerun",
+                                        .parameters = wrapper_parameters,
+                                        .forward = rerun_forward,
+                                        .backward = rerun_backward,
+                                        .free = wrapper_free,
+                                        .types = EK_TYPES_F32 | EK_TYPES_F64};
+
+ek_status ck_rerun_create(ek_module **module, ek_module *child) {
+  return ck_rerun_create_wrong(module, child, CK_RERUN_RIGHT);
+}
+
+ek_status ck_rerun_create_wrong(ek_module **module, ek_module *child, enum ck_rerun_flaw flaw) {
+  return wrapper_create(module, child, &rerun_ops, flaw);
+}
+
+/* ---- widen ---- */
+
+/* A copy of x in another type. */
+static ek_status convert(ek_tensor *y, ek_pass *pass, ek_type type, const ek_tensor *x) {
+  ek_tensor loan = *x;
+  struct ck_mirrors m;
+  EK_TRY(ek_pass_output(y, pass, type, x->rank, x->shape));
+  const ek_status status = ck_mirrors_open(&m, 1, (ek_tensor *[]){y, &loan}, 2);
+  for (int64_t i = 0; status == EK_OK && i < ek_tensor_count(x); i++) {
+    ck_put(&m.host[0], i, ck_at(&m.host[1], i));
+  }
+  return ck_mirrors_close(&m, status);
+}
+
+static ek_status widen_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                               ek_tensor *outputs) {
+  ek_tensor x = {0}, y = {0};
+  ek_child_options options = EK_CHILD_OPTIONS_INIT;
+  options.type = EK_F64;
+  (void)self;
+  ek_status status = convert(&x, pass, EK_F64, &inputs[0]);
+  if (status == EK_OK) status = ek_pass_child_forward_with(&y, pass, 0, &x, &options);
+  ek_tensor_free(&x);
+  if (status == EK_OK) status = convert(&outputs[0], pass, ek_pass_type(pass), &y);
+  ek_tensor_free(&y);
+  return status;
+}
+
+static ek_status widen_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
+                                ek_tensor *grad_inputs) {
+  ek_tensor dy = {0}, dx = {0};
+  (void)self;
+  ek_status status = convert(&dy, pass, EK_F64, &grad_outputs[0]);
+  if (status == EK_OK) {
+    status = ek_pass_child_backward(grad_inputs == NULL ? NULL : &dx, pass, 0, &dy);
+  }
+  ek_tensor_free(&dy);
+  if (status == EK_OK && grad_inputs != NULL) {
+    status = convert(&grad_inputs[0], pass, ek_pass_type(pass), &dx);
+  }
+  ek_tensor_free(&dx);
+  return status;
+}
+
+static const ek_module_ops widen_ops = {.size = sizeof(ek_module_ops),
+                                        .kind = "widen",
+                                        .parameters = wrapper_parameters,
+                                        .forward = widen_forward,
+                                        .backward = widen_backward,
+                                        .free = wrapper_free,
+                                        .types = EK_TYPES_F32 | EK_TYPES_F64};
+
+ek_status ck_widen_create(ek_module **module, ek_module *child) {
+  return wrapper_create(module, child, &widen_ops, CK_RERUN_RIGHT);
+}
+
+/* ---- counter ---- */
+
+static ek_status counter_parameters(const ek_module *self, ek_declaration *declaration) {
+  (void)self;
+  return ek_declare_buffer(declaration, "count", 1, (const int64_t[]){3}, ek_initializer_zeros());
+}
+
+static ek_status counter_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                                 ek_tensor *outputs) {
+  const int place = ek_pass_is_recomputing(pass) ? 2 : ek_pass_wants_gradient(pass) ? 0 : 1;
+  ek_tensor count = {0};
+  struct ck_mirrors m;
+  (void)self;
+  EK_TRY(ek_tensor_share(&outputs[0], &inputs[0]));
+  EK_TRY(ek_pass_parameter(&count, pass, 0));
+  const ek_status status = ck_mirrors_open(&m, 1, (ek_tensor *[]){&count}, 1);
+  if (status == EK_OK) ck_put(&m.host[0], place, ck_at(&m.host[0], place) + 1);
+  return ck_mirrors_close(&m, status);
+}
+
+static ek_status counter_backward(const ek_module *self, ek_pass *pass,
+                                  const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+  (void)self, (void)pass;
+  return grad_inputs == NULL ? EK_OK : ek_tensor_share(&grad_inputs[0], &grad_outputs[0]);
+}
+
+static void counter_free(ek_module *self) { free(self); }
+
+static const ek_module_ops counter_ops = {.size = sizeof(ek_module_ops),
+                                          .kind = "counter",
+                                          .parameters = counter_parameters,
+                                          .forward = counter_forward,
+                                          .backward = counter_backward,
+                                          .free = counter_free,
+                                          .types = EK_TYPES_F32 | EK_TYPES_F64};
+
+ek_status ck_counter_create(ek_module **module) {
+  ek_module *m = calloc(1, sizeof *m);
+  if (m == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "counter: no memory");
+  const ek_status status = ek_module_init(m, &counter_ops, 1, 1);
+  if (status == EK_OK) *module = m;
+  if (status != EK_OK) free(m);
+  return status;
+}
