@@ -6,6 +6,7 @@
 #ifndef EVENKEEL_ELEMENTWISE_H
 #define EVENKEEL_ELEMENTWISE_H
 
+#include <evenkeel/activation_list.h>
 #include <evenkeel/random.h>
 #include <evenkeel/tensor.h>
 
@@ -41,25 +42,21 @@ EK_API EK_CHECKED ek_status ek_op_column_sum(ek_stream *stream, ek_tensor *y, co
                                              double beta);
 
 /*
- * GELU in its tanh form (Hendrycks and Gimpel 2016):
- *     y = x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))
- * y may be x itself. `bias` (NULL: none) is added first: x[r][c] becomes x[r][c] + bias[c] and is
- * written back, so that it is what the backward needs.
+ * y = f(x) for the activation f; y may be x itself. `bias` (NULL: none) is added first: x[r][c]
+ * becomes x[r][c] + bias[c] and is written back, so that it is what a backward over x needs.
  */
-EK_API EK_CHECKED ek_status ek_op_gelu_forward(ek_stream *stream, ek_tensor *y, ek_tensor *x,
-                                               const ek_tensor *bias);
+EK_API EK_CHECKED ek_status ek_op_activation_forward(ek_stream *stream, ek_tensor *y, ek_tensor *x,
+                                                     const ek_tensor *bias, ek_activation kind);
 
-/* dx = dy * GELU'(x), NaN for an infinite x; dx may be dy itself. */
-EK_API EK_CHECKED ek_status ek_op_gelu_backward(ek_stream *stream, ek_tensor *dx,
-                                                const ek_tensor *dy, const ek_tensor *x);
-
-/* y = max(x, 0), NaN stays NaN; y may be x itself. */
-EK_API EK_CHECKED ek_status ek_op_relu_forward(ek_stream *stream, ek_tensor *y, const ek_tensor *x);
-
-/* dx = dy where y > 0, NaN where y is NaN, else 0, for the y that forward gave; dx may be dy itself.
+/*
+ * dx = dy * f'(x); dx may be dy itself. `kept` is forward's y if ek_activation_keeps_result(), else
+ * its x.
  */
-EK_API EK_CHECKED ek_status ek_op_relu_backward(ek_stream *stream, ek_tensor *dx,
-                                                const ek_tensor *dy, const ek_tensor *y);
+EK_API EK_CHECKED ek_status ek_op_activation_backward(ek_stream *stream, ek_tensor *dx,
+                                                      const ek_tensor *dy, const ek_tensor *kept,
+                                                      ek_activation kind);
+
+EK_API bool ek_activation_keeps_result(ek_activation kind);
 
 /*
  * Dropout, forward and (with dy for x) backward: y = x / (1 - p) where the element is kept, else

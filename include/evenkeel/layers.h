@@ -8,13 +8,12 @@
 #ifndef EVENKEEL_LAYERS_H
 #define EVENKEEL_LAYERS_H
 
+#include <evenkeel/activation.h>
 #include <evenkeel/attention.h>
 #include <evenkeel/dropout.h>
 #include <evenkeel/embedding.h>
-#include <evenkeel/gelu.h>
 #include <evenkeel/layer_norm.h>
 #include <evenkeel/linear.h>
-#include <evenkeel/relu.h>
 #include <evenkeel/residual.h>
 #include <evenkeel/sequential.h>
 

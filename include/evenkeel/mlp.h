@@ -6,13 +6,12 @@
 #ifndef EVENKEEL_MLP_H
 #define EVENKEEL_MLP_H
 
+#include <evenkeel/activation_list.h>
 #include <evenkeel/module.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-typedef enum ek_activation { EK_ACTIVATION_RELU = 0, EK_ACTIVATION_GELU = 1 } ek_activation;
 
 /* count >= 2 sizes give count - 1 linear layers with bias. */
 EK_API EK_CHECKED ek_status ek_mlp_create(ek_module **module, const int64_t *sizes, size_t count,

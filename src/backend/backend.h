@@ -12,6 +12,7 @@
 #ifndef EK_BACKEND_H
 #define EK_BACKEND_H
 
+#include <evenkeel/activation_list.h>
 #include <evenkeel/device.h>
 #include <evenkeel/memory.h>
 #include <evenkeel/random.h>
@@ -62,8 +63,9 @@ struct ek__matrix_args { /* add_bias: y[r][c] += b[c]; column_sum: y[c] = value 
   ek_type type;
 };
 
-struct ek__gelu_args { /* forward: x += bias if any; y = gelu(x). backward: y = dy * gelu'(x) */
-  void *y, *x;
+struct ek__activation_args { /* forward: x += bias if any; y = f(x). backward: y = dy * f'(x) */
+  ek_activation kind;        /* f */
+  void *y, *x;               /* backward: x is what activation_list.h says is kept */
   const void *bias, *dy;
   int64_t rows, columns;
   ek_type type;
@@ -164,8 +166,8 @@ struct ek__reduce_args { /* every destination[j][i] = sum over s of sources[s][i
  * that computes, the prototype of its function for it and the entry of its table: a kernel that a
  * backend has not does not compile or link. OPTIONAL(name, arguments) makes the slot alone, which a
  * table may leave NULL:
- *   matmul_fused   Fallback: matmul, gelu_forward, gelu_backward, column_sum; also where *done, false
- *                  before, stays false: the backend has nothing for these arguments and has queued
+ *   matmul_fused   Fallback: matmul, activations, column_sum; also where *done, false before,
+ *                  stays false: the backend has nothing for these arguments and has queued
  *                  nothing.
  */
 
@@ -177,12 +179,10 @@ struct ek__reduce_args { /* every destination[j][i] = sum over s of sources[s][i
   KERNEL(fill, EK__ARGS(elementwise))                                                              \
   KERNEL(add, EK__ARGS(elementwise))                                                               \
   KERNEL(scale, EK__ARGS(elementwise))                                                             \
-  KERNEL(relu_forward, EK__ARGS(elementwise))  /* a = x */                                         \
-  KERNEL(relu_backward, EK__ARGS(elementwise)) /* y = dx, a = dy, b = y */                         \
   KERNEL(add_bias, EK__ARGS(matrix))                                                               \
   KERNEL(column_sum, EK__ARGS(matrix))                                                             \
-  KERNEL(gelu_forward, EK__ARGS(gelu))                                                             \
-  KERNEL(gelu_backward, EK__ARGS(gelu))                                                            \
+  KERNEL(activation_forward, EK__ARGS(activation))                                                 \
+  KERNEL(activation_backward, EK__ARGS(activation))                                                \
   KERNEL(dropout, EK__ARGS(dropout))                                                               \
   KERNEL(matmul, EK__ARGS(matmul))                                                                 \
   OPTIONAL(matmul_fused, (bool *done, ek_stream *stream, const struct ek__fused_args *args))       \

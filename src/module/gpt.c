@@ -12,7 +12,7 @@
 #include <evenkeel/attention.h>
 #include <evenkeel/dropout.h>
 #include <evenkeel/embedding.h>
-#include <evenkeel/gelu.h>
+#include <evenkeel/activation.h>
 #include <evenkeel/layer_norm.h>
 #include <evenkeel/linear.h>
 #include <evenkeel/sequential.h>
@@ -181,7 +181,7 @@ static ek_status fill_block(struct block *m, const ek_gpt_options *o) {
   EK_TRY(add_layer_norm(children, "ln_2", o->width));
   EK_TRY(add_linear(children, "expand", o->width, 4 * o->width, true, DEVIATION));
   ek_module *gelu = NULL;
-  EK_TRY(ek_gelu_create(&gelu));
+  EK_TRY(ek_activation_create(&gelu, EK_ACTIVATION_GELU));
   add_child(children, "gelu", gelu);
   EK_TRY(add_linear(children, "contract", 4 * o->width, o->width, true, last_deviation));
   return add_dropout(children, "dropout_2", o->dropout);

@@ -41,7 +41,7 @@ ek_status ek__chain_forward(ek_pass *pass, size_t first, ek_module *const *modul
 ek_status ek__chain_backward(ek_pass *pass, size_t first, ek_module *const *modules, size_t count,
                              const ek_tensor *grad_outputs, ek_tensor *grad_inputs);
 
-/* ---- linear.c, gelu.c: what a chain does in one go ---- */
+/* ---- linear.c, activation.c: what a chain does in one go ---- */
 
 bool ek__is_gelu(const ek_module *module);
 bool ek__is_linear(const ek_module *module);

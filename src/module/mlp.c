@@ -4,9 +4,8 @@
  */
 #include <evenkeel/mlp.h>
 
-#include <evenkeel/gelu.h>
+#include <evenkeel/activation.h>
 #include <evenkeel/linear.h>
-#include <evenkeel/relu.h>
 #include <evenkeel/sequential.h>
 
 #include "core/alloc.h"
@@ -16,8 +15,7 @@ static ek_status make_layers(ek_module **layers, const int64_t *sizes, size_t co
   for (size_t i = 0; i + 1 < count; i++) {
     EK_TRY(ek_linear_create(&layers[2 * i], sizes[i], sizes[i + 1], true));
     if (i + 2 == count) break;
-    ek_module **between = &layers[2 * i + 1];
-    EK_TRY(activation == EK_ACTIVATION_GELU ? ek_gelu_create(between) : ek_relu_create(between));
+    EK_TRY(ek_activation_create(&layers[2 * i + 1], activation));
   }
   return EK_OK;
 }
@@ -30,9 +28,6 @@ ek_status ek_mlp_create(ek_module **module, const int64_t *sizes, size_t count,
   }
   if (count < 2) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "mlp: %zu sizes, expected 2 or more", count);
-  }
-  if (activation != EK_ACTIVATION_RELU && activation != EK_ACTIVATION_GELU) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "mlp: there is no activation %d", (int)activation);
   }
   /* A caller's array of `count` sizes exists, so twice as many pointers cannot overflow. */
   const size_t layer_count = 2 * (count - 1) - 1;

@@ -105,79 +105,71 @@ ek_status ek_op_column_sum(ek_stream *stream, ek_tensor *y, const ek_tensor *x, 
   return op.kernels->column_sum(stream, &args);
 }
 
-ek_status ek_op_gelu_forward(ek_stream *stream, ek_tensor *y, ek_tensor *x, const ek_tensor *bias) {
+/* ---- activations ---- */
+
+static const struct {
+  const char *forward, *backward; /* the names of the operations */
+  bool keeps_result;
+} activations[] = {
+#define RESULT true
+#define INPUT false
+#define ROW(NAME, name, kept) [EK_ACTIVATION_##NAME] = {#name "_forward", #name "_backward", kept},
+    EK_ACTIVATION_LIST(ROW)};
+
+static ek_status check_activation(ek_activation kind) {
+  if ((size_t)kind < sizeof activations / sizeof activations[0]) return EK_OK;
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "there is no activation %d", (int)kind);
+}
+
+bool ek_activation_keeps_result(ek_activation kind) {
+  return (size_t)kind < sizeof activations / sizeof activations[0] &&
+         activations[kind].keeps_result;
+}
+
+ek_status ek_op_activation_forward(ek_stream *stream, ek_tensor *y, ek_tensor *x,
+                                   const ek_tensor *bias, ek_activation kind) {
   enum { Y, X, BIAS, COUNT };
   struct ek__op op;
+  EK_TRY(check_activation(kind));
   const struct ek__operand operands[] = {
       [Y] = {.name = "y", .tensor = y, .written = true, .may_be = EK__OPERAND(X)},
       [X] = {.name = "x", .tensor = x, .written = bias != NULL},
       [BIAS] = {.name = "bias", .tensor = bias, .optional = true}};
-  EK_TRY(ek__op_begin(&op, "gelu_forward", stream, operands, COUNT));
+  EK_TRY(ek__op_begin(&op, activations[kind].forward, stream, operands, COUNT));
   EK_TRY(ek__op_same(&op, Y, X));
   EK_TRY(ek__op_fits(&op, BIAS, op.columns[X], X));
   if (op.kernels == NULL) return EK_OK;
-  const struct ek__gelu_args args = {.y = y->data,
-                                     .x = x->data,
-                                     .bias = ek__op_data(bias),
-                                     .rows = op.rows[X],
-                                     .columns = op.columns[X],
-                                     .type = op.type};
-  return op.kernels->gelu_forward(stream, &args);
+  const struct ek__activation_args args = {.kind = kind,
+                                           .y = y->data,
+                                           .x = x->data,
+                                           .bias = ek__op_data(bias),
+                                           .rows = op.rows[X],
+                                           .columns = op.columns[X],
+                                           .type = op.type};
+  return op.kernels->activation_forward(stream, &args);
 }
 
-ek_status ek_op_gelu_backward(ek_stream *stream, ek_tensor *dx, const ek_tensor *dy,
-                              const ek_tensor *x) {
-  enum { DX, DY, X, COUNT };
+ek_status ek_op_activation_backward(ek_stream *stream, ek_tensor *dx, const ek_tensor *dy,
+                                    const ek_tensor *kept, ek_activation kind) {
+  enum { DX, DY, KEPT, COUNT };
   struct ek__op op;
+  EK_TRY(check_activation(kind));
   const struct ek__operand operands[] = {
       [DX] = {.name = "dx", .tensor = dx, .written = true, .may_be = EK__OPERAND(DY)},
       [DY] = {.name = "dy", .tensor = dy},
-      [X] = {.name = "x", .tensor = x}};
-  EK_TRY(ek__op_begin(&op, "gelu_backward", stream, operands, COUNT));
-  EK_TRY(ek__op_same(&op, DY, X));
-  EK_TRY(ek__op_same(&op, DX, X));
+      [KEPT] = {.name = activations[kind].keeps_result ? "y" : "x", .tensor = kept}};
+  EK_TRY(ek__op_begin(&op, activations[kind].backward, stream, operands, COUNT));
+  EK_TRY(ek__op_same(&op, DY, KEPT));
+  EK_TRY(ek__op_same(&op, DX, KEPT));
   if (op.kernels == NULL) return EK_OK;
-  const struct ek__gelu_args args = {.y = dx->data,
-                                     .x = x->data,
-                                     .dy = dy->data,
-                                     .rows = op.rows[X],
-                                     .columns = op.columns[X],
-                                     .type = op.type};
-  return op.kernels->gelu_backward(stream, &args);
-}
-
-ek_status ek_op_relu_forward(ek_stream *stream, ek_tensor *y, const ek_tensor *x) {
-  enum { Y, X, COUNT };
-  struct ek__op op;
-  const struct ek__operand operands[] = {
-      [Y] = {.name = "y", .tensor = y, .written = true, .may_be = EK__OPERAND(X)},
-      [X] = {.name = "x", .tensor = x}};
-  EK_TRY(ek__op_begin(&op, "relu_forward", stream, operands, COUNT));
-  EK_TRY(ek__op_same(&op, Y, X));
-  if (op.kernels == NULL) return EK_OK;
-  const struct ek__elementwise_args args = {
-      .y = y->data, .a = x->data, .count = ek__op_elements(&op, X), .type = op.type};
-  return op.kernels->relu_forward(stream, &args);
-}
-
-ek_status ek_op_relu_backward(ek_stream *stream, ek_tensor *dx, const ek_tensor *dy,
-                              const ek_tensor *y) {
-  enum { DX, DY, Y, COUNT };
-  struct ek__op op;
-  const struct ek__operand operands[] = {
-      [DX] = {.name = "dx", .tensor = dx, .written = true, .may_be = EK__OPERAND(DY)},
-      [DY] = {.name = "dy", .tensor = dy},
-      [Y] = {.name = "y", .tensor = y}};
-  EK_TRY(ek__op_begin(&op, "relu_backward", stream, operands, COUNT));
-  EK_TRY(ek__op_same(&op, DY, Y));
-  EK_TRY(ek__op_same(&op, DX, Y));
-  if (op.kernels == NULL) return EK_OK;
-  const struct ek__elementwise_args args = {.y = dx->data,
-                                            .a = dy->data,
-                                            .b = y->data,
-                                            .count = ek__op_elements(&op, Y),
-                                            .type = op.type};
-  return op.kernels->relu_backward(stream, &args);
+  const struct ek__activation_args args = {.kind = kind,
+                                           .y = dx->data,
+                                           .x = kept->data,
+                                           .dy = dy->data,
+                                           .rows = op.rows[KEPT],
+                                           .columns = op.columns[KEPT],
+                                           .type = op.type};
+  return op.kernels->activation_backward(stream, &args);
 }
 
 /* Samples and blocks of four elements are 32-bit words of the random key: see random.h. */

@@ -91,8 +91,11 @@ static ek_status sum_columns(const struct ek__kernels *kernels, ek_stream *strea
 static ek_status unfused(const struct ek__kernels *kernels, ek_stream *stream,
                          const struct ek__fused_args *args) {
   struct ek__matmul_args product = args->product;
-  struct ek__gelu_args gelu = {
-      .y = product.c, .rows = product.m, .columns = product.n, .type = product.type};
+  struct ek__activation_args gelu = {.kind = EK_ACTIVATION_GELU,
+                                     .y = product.c,
+                                     .rows = product.m,
+                                     .columns = product.n,
+                                     .type = product.type};
   switch (args->epilogue) {
   case EK__EPILOGUE_GELU: /* GELU adds the bias as it reads */
     if (args->pre != NULL) product.c = args->pre;
@@ -100,12 +103,12 @@ static ek_status unfused(const struct ek__kernels *kernels, ek_stream *stream,
     gelu.x = product.c;
     gelu.bias = args->product.bias;
     EK_TRY(kernels->matmul(stream, &product));
-    return kernels->gelu_forward(stream, &gelu);
+    return kernels->activation_forward(stream, &gelu);
   case EK__EPILOGUE_GELU_BACKWARD:
     gelu.dy = product.c;
     gelu.x = args->pre;
     EK_TRY(kernels->matmul(stream, &product));
-    EK_TRY(kernels->gelu_backward(stream, &gelu));
+    EK_TRY(kernels->activation_backward(stream, &gelu));
     return sum_columns(kernels, stream, args, product.c, product.m, product.n);
   case EK__EPILOGUE_SUMS: break;
   }

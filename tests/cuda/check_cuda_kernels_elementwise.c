@@ -39,8 +39,6 @@ START_TEST(maps) {
   check_map(_i, "fill", ek__cuda_fill, ek__fill_f64, 1);
   check_map(_i, "add", ek__cuda_add, ek__add_f64, 1);
   check_map(_i, "scale", ek__cuda_scale, ek__scale_f64, 2);
-  check_map(_i, "relu", ek__cuda_relu_forward, ek__relu_forward_f64, 0);
-  check_map(_i, "relu backward", ek__cuda_relu_backward, ek__relu_backward_f64, 0);
 }
 END_TEST
 
@@ -51,12 +49,17 @@ START_TEST(special_values) {
   const double special[] = {NAN, -HUGE_VAL, HUGE_VAL, -0.0}, relu[] = {NAN, 0, HUGE_VAL, -0.0};
   memcpy(x.host, special, sizeof special);
   kr_send(rig, &x);
-  const struct ek__elementwise_args forward = {y.device, x.device, NULL, 4, 0, rig->type};
-  kr_ok(ek__cuda_relu_forward(rig->stream, &forward));
+  struct ek__activation_args args = {.kind = EK_ACTIVATION_RELU,
+                                     .y = y.device,
+                                     .x = x.device,
+                                     .dy = x.device,
+                                     .rows = 1,
+                                     .columns = 4,
+                                     .type = rig->type};
+  kr_ok(ek__cuda_activation_forward(rig->stream, &args));
   ck_within("relu", kr_fetch(rig, &y), relu, NULL, 4);
   const double slope[] = {NAN, 0, HUGE_VAL, 0};
-  const struct ek__elementwise_args backward = {y.device, x.device, x.device, 4, 0, rig->type};
-  kr_ok(ek__cuda_relu_backward(rig->stream, &backward));
+  kr_ok(ek__cuda_activation_backward(rig->stream, &args));
   ck_within("relu backward", kr_fetch(rig, &y), slope, NULL, 4);
   kr_close(rig);
 }
@@ -80,36 +83,50 @@ START_TEST(bias) {
 }
 END_TEST
 
-/* u errs by 6 of its own u, |u| <= 7 here: the exponential by 2 * 6 * 7; then 8 more. */
-START_TEST(gelu) {
-  for (int i = 0; i < 2 * SHAPES; i++) {
+/* GELU: u errs by 6 of its own u, |u| <= 7 here: the exponential by 2 * 6 * 7; then 8 more. */
+static const struct {
+  const char *name;
+  ek_activation kind;
+  bool keeps_result;
+  double forward, backward; /* roundings */
+} activations[] = {{"relu", EK_ACTIVATION_RELU, true, 1, 0},
+                   {"gelu", EK_ACTIVATION_GELU, false, 100, 120}};
+enum { ACTIVATIONS = sizeof activations / sizeof activations[0] };
+
+START_TEST(activation) {
+  for (int i = 0; i < 2 * SHAPES * ACTIVATIONS; i++) {
     if (!ck_part(i)) continue;
     struct kr_rig *rig = kr_open(_i);
-    const int64_t rows = shapes[i / 2][0], columns = shapes[i / 2][1], n = rows * columns;
+    const int64_t rows = shapes[i / 2 % SHAPES][0], columns = shapes[i / 2 % SHAPES][1];
+    const int64_t n = rows * columns, of = i / 2 / SHAPES;
     const struct kr_array x = kr_values(rig, n, -3, 3), b = kr_values(rig, columns, -1, 1);
     const struct kr_array y = kr_poison(rig, n), dy = kr_values(rig, n, -1, 1);
-    struct ek__gelu_args args = {.y = y.device,
-                                 .x = x.device,
-                                 .bias = i % 2 == 0 ? b.device : NULL,
-                                 .rows = rows,
-                                 .columns = columns,
-                                 .type = rig->type};
-    struct ek__gelu_args reference = args;
+    struct ek__activation_args args = {.kind = activations[of].kind,
+                                       .y = y.device,
+                                       .x = x.device,
+                                       .bias = i % 2 == 0 ? b.device : NULL,
+                                       .rows = rows,
+                                       .columns = columns,
+                                       .type = rig->type};
+    struct ek__activation_args reference = args;
     reference.y = y.host;
     reference.x = x.host;
     reference.bias = i % 2 == 0 ? b.host : NULL;
-    kr_ok(ek__cuda_gelu_forward(rig->stream, &args));
-    ek__gelu_forward_f64(&reference, 0, rows);
+    kr_ok(ek__cuda_activation_forward(rig->stream, &args));
+    ek__activation_forward_f64(&reference, 0, reference.bias ? rows : n);
     kr_check(rig, "x + bias", &x, 1);
-    kr_check(rig, "gelu", &y, 100);
-    kr_send(rig, &x); /* rounded, on the device; the slope moves by less than that */
+    kr_check(rig, activations[of].name, &y, activations[of].forward);
+    const struct kr_array *kept = activations[of].keeps_result ? &y : &x;
+    kr_send(rig, kept); /* rounded, on the device; the slope moves by less than that */
+    args.x = kept->device;
     args.y = dy.device;
     args.dy = dy.device;
+    reference.x = kept->host;
     reference.y = dy.host;
     reference.dy = dy.host;
-    kr_ok(ek__cuda_gelu_backward(rig->stream, &args));
-    ek__gelu_backward_f64(&reference, 0, n);
-    kr_check(rig, "gelu backward", &dy, 120);
+    kr_ok(ek__cuda_activation_backward(rig->stream, &args));
+    ek__activation_backward_f64(&reference, 0, n);
+    kr_check(rig, activations[of].name, &dy, activations[of].backward);
     kr_close(rig);
   }
 }
@@ -260,7 +277,7 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(ck_case(suite, "maps"), maps, 0, KR_VARIANTS);
   tcase_add_loop_test(ck_case(suite, "special values"), special_values, 0, KR_VARIANTS);
   tcase_add_loop_test(ck_case(suite, "bias"), bias, 0, KR_VARIANTS);
-  tcase_add_loop_test(ck_case(suite, "gelu"), gelu, 0, KR_VARIANTS);
+  tcase_add_loop_test(ck_case(suite, "activation"), activation, 0, KR_VARIANTS);
   tcase_add_loop_test(ck_case(suite, "dropout"), dropout, 0, KR_VARIANTS);
   tcase_add_loop_test(ck_case(suite, "column sum"), column_sum, 0, KR_VARIANTS);
   TCase *cast = ck_case(suite, "casts");

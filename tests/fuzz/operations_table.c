@@ -15,10 +15,18 @@ CALL(add) { return (void)p, ek_op_add(s, t[0], t[1], t[2]); }
 CALL(scale) { return ek_op_scale(s, t[0], t[1], p->real[0]); }
 CALL(add_bias) { return (void)p, ek_op_add_bias(s, t[0], t[1]); }
 CALL(column_sum) { return ek_op_column_sum(s, t[0], t[1], p->real[0]); }
-CALL(gelu_forward) { return (void)p, ek_op_gelu_forward(s, t[0], t[1], t[2]); }
-CALL(gelu_backward) { return (void)p, ek_op_gelu_backward(s, t[0], t[1], t[2]); }
-CALL(relu_forward) { return (void)p, ek_op_relu_forward(s, t[0], t[1]); }
-CALL(relu_backward) { return (void)p, ek_op_relu_backward(s, t[0], t[1], t[2]); }
+CALL(gelu_forward) {
+  return (void)p, ek_op_activation_forward(s, t[0], t[1], t[2], EK_ACTIVATION_GELU);
+}
+CALL(gelu_backward) {
+  return (void)p, ek_op_activation_backward(s, t[0], t[1], t[2], EK_ACTIVATION_GELU);
+}
+CALL(relu_forward) {
+  return (void)p, ek_op_activation_forward(s, t[0], t[1], NULL, EK_ACTIVATION_RELU);
+}
+CALL(relu_backward) {
+  return (void)p, ek_op_activation_backward(s, t[0], t[1], t[2], EK_ACTIVATION_RELU);
+}
 CALL(dropout) { return ek_op_dropout(s, t[0], t[1], p->chance, p->key, p->first_sample); }
 
 /* ---- products.h ---- */

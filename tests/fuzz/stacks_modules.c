@@ -53,20 +53,20 @@ static ek_status make_layer(ek_module **module, int64_t *width, bool rank_3, int
   const int pick = fuzz_choice(input, 9);
   if (fuzz_one_in(input, 16)) in = read_width(input); /* perhaps a misfit */
   switch (pick) {
-  case 1: return ek_gelu_create(module);
-  case 2: return ek_relu_create(module);
+  case 1: return ek_activation_create(module, EK_ACTIVATION_GELU);
+  case 2: return ek_activation_create(module, EK_ACTIVATION_RELU);
   case 3: return ek_dropout_create(module, fuzz_choice(input, 4) / 4.0);
   case 4: return ek_layer_norm_create(module, in, 1e-5);
   case 5: return make_mlp(module, width, input);
   case 6:
     if (depth < MOST_DEPTH) return make_residual(module, width, rank_3, depth, input);
-    return ek_gelu_create(module);
+    return ek_activation_create(module, EK_ACTIVATION_GELU);
   case 7:
     if (rank_3) return make_attention(module, width, input);
-    return ek_relu_create(module);
+    return ek_activation_create(module, EK_ACTIVATION_RELU);
   case 8:
     if (depth < MOST_DEPTH) return make_stack(module, width, rank_3, depth + 1, input);
-    return ek_gelu_create(module);
+    return ek_activation_create(module, EK_ACTIVATION_GELU);
   default:
     *width = read_width(input);
     return ek_linear_create(module, in, *width, fuzz_one_in(input, 2));

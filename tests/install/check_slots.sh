@@ -47,11 +47,11 @@ elif ! grep -q 'ek__cpu_forgotten' "$work/words"; then
   complain 'it is not the forgotten kernel that is missed'
 fi
 
-if build '/^  KERNEL\(relu_forward, /d' ''; then
+if build '/^  KERNEL\(activation_forward, /d' ''; then
   complain 'an operation without its slot builds'
-elif ! grep -q 'relu_forward' "$work/words"; then
+elif ! grep -q 'activation_forward' "$work/words"; then
   cat "$work/words" >&2
-  complain 'it is not relu_forward that is missed'
+  complain 'it is not activation_forward that is missed'
 fi
 
 if build '' 's/ek__cpu_memory_release, //'; then
@@ -59,7 +59,7 @@ if build '' 's/ek__cpu_memory_release, //'; then
 fi
 
 # Nobody adds a slot or fills a table beside the list.
-if grep -nE '^ *\.(relu_forward|matmul|sgd) = ' -r "$tree/src/backend" >&2; then
+if grep -nE '^ *\.(activation_forward|matmul|sgd) = ' -r "$tree/src/backend" >&2; then
   complain 'a table of kernels is written by hand'
 fi
 

@@ -3,7 +3,7 @@
  */
 #include <evenkeel/linear.h>
 #include <evenkeel/mlp.h>
-#include <evenkeel/relu.h>
+#include <evenkeel/activation.h>
 #include <evenkeel/sequential.h>
 
 #include "ck_module.h"
@@ -41,7 +41,7 @@ static const struct ck_module_case cases[] = {
 static ek_status create_by_hand(ek_module **module) {
   ek_module *layers[3] = {NULL, NULL, NULL};
   ek_status status = ek_linear_create(&layers[0], 3, 5, true);
-  if (status == EK_OK) status = ek_relu_create(&layers[1]);
+  if (status == EK_OK) status = ek_activation_create(&layers[1], EK_ACTIVATION_RELU);
   if (status == EK_OK) status = ek_linear_create(&layers[2], 5, 4, true);
   if (status == EK_OK) status = ek_sequential_create(module, layers, 3);
   for (int i = 0; i < 3; i++) ek_module_free(layers[i]);

@@ -8,7 +8,7 @@
 #include <evenkeel/gpt.h>
 #include <evenkeel/host_memory.h>
 #include <evenkeel/linear.h>
-#include <evenkeel/relu.h>
+#include <evenkeel/activation.h>
 #include <evenkeel/sequential.h>
 
 #include "ck_module.h"
@@ -154,7 +154,7 @@ END_TEST
 START_TEST(values_depend_on_names) {
   struct bench bench = bench_open("cpu:1", NULL);
   ek_module *relu = NULL, *linear = NULL, *longer = NULL;
-  ck_ok(ek_relu_create(&relu));
+  ck_ok(ek_activation_create(&relu, EK_ACTIVATION_RELU));
   ck_ok(ek_linear_create(&linear, 4, 4, false));
   ck_ok(ek_sequential_create(&bench.module, (ek_module *[]){relu, linear}, 2));
   ck_ok(ek_sequential_create(&longer, (ek_module *[]){linear, linear}, 2));
@@ -189,7 +189,7 @@ END_TEST
 
 START_TEST(without_parameters) {
   struct bench bench = bench_open("cpu:1", NULL);
-  ck_ok(ek_relu_create(&bench.module));
+  ck_ok(ek_activation_create(&bench.module, EK_ACTIVATION_RELU));
   ek_replica *replica = NULL;
   ck_ok(ek_replica_open(&replica, bench.device, bench.module, NULL));
   ck_assert_uint_eq(ek_replica_parameter_count(replica), 0);

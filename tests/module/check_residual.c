@@ -3,7 +3,7 @@
  */
 #include <evenkeel/dropout.h>
 #include <evenkeel/linear.h>
-#include <evenkeel/relu.h>
+#include <evenkeel/activation.h>
 #include <evenkeel/residual.h>
 
 #include "ck_module.h"
@@ -22,7 +22,7 @@ static ek_status create_linear(ek_module **module) {
 
 static ek_status create_relu(ek_module **module) {
   ek_module *inner = NULL;
-  EK_TRY(ek_relu_create(&inner));
+  EK_TRY(ek_activation_create(&inner, EK_ACTIVATION_RELU));
   return wrap(module, inner);
 }
 

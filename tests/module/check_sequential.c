@@ -1,9 +1,8 @@
 /*
  * check_sequential.c - modules one after the other.
  */
-#include <evenkeel/gelu.h>
+#include <evenkeel/activation.h>
 #include <evenkeel/linear.h>
-#include <evenkeel/relu.h>
 #include <evenkeel/sequential.h>
 
 #include "ck_module.h"
@@ -18,7 +17,7 @@ static ek_status wrap(ek_module **module, ek_module **modules, size_t count, ek_
 static ek_status create_three(ek_module **module) {
   ek_module *modules[3] = {NULL, NULL, NULL};
   ek_status status = ek_linear_create(&modules[0], 3, 4, true);
-  if (status == EK_OK) status = ek_gelu_create(&modules[1]);
+  if (status == EK_OK) status = ek_activation_create(&modules[1], EK_ACTIVATION_GELU);
   if (status == EK_OK) status = ek_linear_create(&modules[2], 4, 2, false);
   return wrap(module, modules, 3, status);
 }
@@ -32,7 +31,8 @@ static ek_status create_layers(ek_module **module, const char *letters) {
   for (; letters[count] != '\0' && status == EK_OK; count++) {
     const char letter = letters[count];
     ek_module *made = NULL;
-    status = letter == 'g' ? ek_gelu_create(&made) : ek_linear_create(&made, 3, 3, letter != 'n');
+    status = letter == 'g' ? ek_activation_create(&made, EK_ACTIVATION_GELU)
+                           : ek_linear_create(&made, 3, 3, letter != 'n');
     if (letter == 'L') {
       status = wrap(&modules[count], &made, 1, status);
     } else {
@@ -109,7 +109,7 @@ END_TEST
 /* Without gradient no more than two results are alive at any time. */
 START_TEST(results_are_freed_early) {
   ek_module *relu[8] = {NULL}, *module = NULL;
-  for (int i = 0; i < 8; i++) ck_ok(ek_relu_create(&relu[i]));
+  for (int i = 0; i < 8; i++) ck_ok(ek_activation_create(&relu[i], EK_ACTIVATION_RELU));
   ck_ok(ek_sequential_create(&module, relu, 8));
   ek_group *group = ck_open("cpu:1", 1);
   ek_device *device = ek_group_device(group, 0);
@@ -152,7 +152,7 @@ static ek_status create_feed_forward(ek_module **module, bool hidden) {
   } else {
     modules[0] = expand;
   }
-  if (status == EK_OK) status = ek_gelu_create(&modules[1]);
+  if (status == EK_OK) status = ek_activation_create(&modules[1], EK_ACTIVATION_GELU);
   if (status == EK_OK) status = ek_linear_create(&modules[2], WIDE, NARROW, true);
   return wrap(module, modules, 3, status);
 }
@@ -221,7 +221,7 @@ static const ek_module_ops never_ops = {.size = sizeof(ek_module_ops),
 
 START_TEST(bad_input) {
   ek_module *module = NULL, *relu = NULL, two;
-  ck_ok(ek_relu_create(&relu));
+  ck_ok(ek_activation_create(&relu, EK_ACTIVATION_RELU));
   ck_ok(ek_module_init(&two, &never_ops, 2, 2));
   ek_module *with_null[] = {relu, NULL};
   ek_module *not_fitting[] = {relu, &two};

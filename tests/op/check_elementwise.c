@@ -10,7 +10,7 @@
  *   gelu                  8 u |x|: t = tanh(z) has an absolute error of 2 u from tanh and of at
  *                         most 4 u max |z (1 - t^2)| = 1.8 u from z, times |x| / 2; 1 + t and two
  *                         products round once each
- *   gelu backward         u |dy| (8 + 8 |x z'|): GELU' = (1 + t) / 2 + x z' (1 - t^2) / 2, and both
+ *   gelu's slope          u |dy| (8 + 8 |x z'|): GELU' = (1 + t) / 2 + x z' (1 - t^2) / 2, and both
  *                         t and z err as above; 1 - t^2 is where that error is not damped
  *   dropout               3 u |y| where kept (1 - p, its inverse, the product), 0 elsewhere
  */
@@ -143,130 +143,161 @@ START_TEST(column_sums) {
 }
 END_TEST
 
-/* ---- GELU ---- */
+/* ---- activations ---- */
+
+static long double relu(long double x) { return x < 0 ? 0 : x; }
+static long double relu_slope(long double x) { return isnan(x) ? x : x > 0; }
+static double nothing(double x) { return (void)x, 0; }
 
 static const long double root_two_over_pi = 0.797884560802865355879892119868763737L;
 
 static long double gelu(long double x) {
   return x / 2 * (1 + tanhl(root_two_over_pi * (x + 0.044715L * x * x * x)));
 }
-
 static long double gelu_slope(long double x) {
   const long double t = tanhl(root_two_over_pi * (x + 0.044715L * x * x * x));
   const long double dz = root_two_over_pi * (1 + 3 * 0.044715L * x * x);
   return (1 + t) / 2 + x / 2 * (1 - t * t) * dz;
 }
+static double gelu_bound(double x) { return 8 * fabs(x); }
+static double gelu_slope_bound(double x) {
+  const double near = fmin(fabs(x), 10); /* beyond, t is 1 and the second term is 0 */
+  return 8 + 8 * near * (double)root_two_over_pi * (1 + 3 * 0.044715 * near * near);
+}
 
-START_TEST(gelu_forward) {
+/* Bounds in units of u, that of the slope for dy = 1. */
+static const struct activation {
+  const char *name;
+  ek_activation kind;
+  long double (*f)(long double x), (*slope)(long double x);
+  double (*bound)(double x), (*slope_bound)(double x);
+} activations[] = {
+#define ACTIVATION(NAME, name, bound, slope_bound)                                                 \
+  { #name, EK_ACTIVATION_##NAME, name, name##_slope, bound, slope_bound }
+    ACTIVATION(RELU, relu, nothing, nothing),
+    ACTIVATION(GELU, gelu, gelu_bound, gelu_slope_bound),
+};
+enum { ACTIVATIONS = sizeof activations / sizeof activations[0] };
+
+/* Far out, where an exponential overflows or nothing is left of one; the edge; nearly nothing. */
+static void put_special(const struct ck_rig *rig, double *x, int64_t n) {
+  static const double special[] = {1e4, -1e4, 0, 0x1p-100, -0x1p-130, 3e38, -3e38, 90, -90, NAN};
+  enum { SPECIAL = sizeof special / sizeof special[0] };
+  for (int i = 0; i < SPECIAL && n > SPECIAL; i++) x[i] = ck_round(rig, special[i]);
+}
+
+static void activation_forward(const struct activation *of, struct ck_rig *rig, int64_t rows,
+                               int64_t columns) {
+  const int64_t n = rows * columns;
+  double *x = ck_values(rig, n, -8, 8), *bias = ck_values(rig, columns, -1, 1);
+  put_special(rig, x, n);
+  double *want = ck_zeros(rig, n), *bound = ck_zeros(rig, n);
+  for (int64_t i = 0; i < n; i++) {
+    want[i] = (double)of->f(x[i]);
+    bound[i] = rig->unit * of->bound(x[i]);
+  }
+  ek_tensor *tx = ck_tensor(rig, x, CK_SHAPE(rows, columns));
+  ek_tensor *y = ck_poisoned(rig, CK_SHAPE(rows, columns));
+  ck_ok(ek_op_activation_forward(rig->stream, y, tx, NULL, of->kind));
+  ck_within(of->name, ck_read(rig, y), want, bound, n);
+  ck_same_bits("x", ck_read(rig, tx), x, n);
+  ck_ok(ek_op_activation_forward(rig->stream, tx, tx, NULL, of->kind));
+  ck_same_bits("in place", ck_read(rig, tx), ck_read(rig, y), n);
+
+  ck_set(tx, x);
+  ck_set(y, NULL);
+  ek_tensor *tbias = ck_tensor(rig, bias, CK_SHAPE(columns));
+  ck_ok(ek_op_activation_forward(rig->stream, y, tx, tbias, of->kind));
+  const double *sum = ck_read(rig, tx);
+  for (int64_t i = 0; i < n; i++) {
+    const double exact = x[i] + bias[i % columns];
+    ck_assert(isnan(exact) || fabs(sum[i] - exact) <= 2 * rig->unit * fabs(exact));
+    want[i] = (double)of->f(sum[i]);
+    bound[i] = rig->unit * of->bound(sum[i]);
+  }
+  ck_within("with bias", ck_read(rig, y), want, bound, n);
+}
+
+static void activation_backward(const struct activation *of, struct ck_rig *rig, int64_t rows,
+                                int64_t columns) {
+  const int64_t n = rows * columns;
+  double *x = ck_values(rig, n, -8, 8), *dy = ck_values(rig, n, -2, 2);
+  put_special(rig, x, n);
+  double *want = ck_zeros(rig, n), *bound = ck_zeros(rig, n);
+  for (int64_t i = 0; i < n; i++) {
+    want[i] = (double)(dy[i] * of->slope(x[i]));
+    bound[i] = rig->unit * fabs(dy[i]) * of->slope_bound(x[i]);
+  }
+  ek_tensor *tx = ck_tensor(rig, x, CK_SHAPE(rows, columns));
+  ek_tensor *tdy = ck_tensor(rig, dy, CK_SHAPE(rows, columns));
+  ek_tensor *dx = ck_poisoned(rig, CK_SHAPE(rows, columns));
+  if (ek_activation_keeps_result(of->kind)) {
+    ck_ok(ek_op_activation_forward(rig->stream, tx, tx, NULL, of->kind));
+  }
+  ck_ok(ek_op_activation_backward(rig->stream, dx, tdy, tx, of->kind));
+  ck_within(of->name, ck_read(rig, dx), want, bound, n);
+  ck_ok(ek_op_activation_backward(rig->stream, tdy, tdy, tx, of->kind));
+  ck_same_bits("backward in place", ck_read(rig, tdy), ck_read(rig, dx), n);
+}
+
+START_TEST(activations_both_ways) {
   for (int c = 0; c < MATRICES; c++) {
-    const int64_t rows = matrices[c][0], columns = matrices[c][1], n = rows * columns;
-    struct ck_rig *rig = ck_rig_variant(_i);
-    double *x = ck_values(rig, n, -8, 8), *bias = ck_values(rig, columns, -1, 1);
-    if (n > 40) x[0] = 1e4, x[1] = -1e4, x[2] = 0, x[3] = 0x1p-100, x[4] = NAN;
-    double *want = ck_zeros(rig, n), *bound = ck_zeros(rig, n);
-    for (int64_t i = 0; i < n; i++) {
-      want[i] = (double)gelu(x[i]);
-      bound[i] = 8 * rig->unit * fabs(x[i]);
-    }
-    ek_tensor *tx = ck_tensor(rig, x, CK_SHAPE(rows, columns));
-    ek_tensor *y = ck_poisoned(rig, CK_SHAPE(rows, columns));
-    ck_ok(ek_op_gelu_forward(rig->stream, y, tx, NULL));
-    ck_within("gelu", ck_read(rig, y), want, bound, n);
-    ck_same_bits("gelu's x", ck_read(rig, tx), x, n);
-    ck_ok(ek_op_gelu_forward(rig->stream, tx, tx, NULL));
-    ck_same_bits("gelu in place", ck_read(rig, tx), ck_read(rig, y), n);
-
-    ck_set(tx, x);
-    ck_set(y, NULL);
-    ck_ok(ek_op_gelu_forward(rig->stream, y, tx, ck_tensor(rig, bias, CK_SHAPE(columns))));
-    const double *sum = ck_read(rig, tx);
-    for (int64_t i = 0; i < n; i++) {
-      const double exact = x[i] + bias[i % columns];
-      ck_assert(isnan(exact) || fabs(sum[i] - exact) <= 2 * rig->unit * fabs(exact));
-      want[i] = (double)gelu(sum[i]);
-      bound[i] = 8 * rig->unit * fabs(sum[i]);
-    }
-    ck_within("gelu with bias", ck_read(rig, y), want, bound, n);
+    struct ck_rig *rig = ck_rig_variant(_i % CK_VARIANTS);
+    activation_forward(&activations[_i / CK_VARIANTS], rig, matrices[c][0], matrices[c][1]);
+    activation_backward(&activations[_i / CK_VARIANTS], rig, matrices[c][0], matrices[c][1]);
     ck_rig_close(rig);
   }
 }
 END_TEST
 
-START_TEST(gelu_backward) {
-  for (int c = 0; c < MATRICES; c++) {
-    const int64_t rows = matrices[c][0], columns = matrices[c][1], n = rows * columns;
-    struct ck_rig *rig = ck_rig_variant(_i);
-    double *x = ck_values(rig, n, -8, 8), *dy = ck_values(rig, n, -2, 2);
-    if (n > 40) x[0] = 1e4, x[1] = -1e4, x[2] = 0, x[3] = 0x1p-100;
-    double *want = ck_zeros(rig, n), *bound = ck_zeros(rig, n);
-    for (int64_t i = 0; i < n; i++) {
-      const double near = fmin(fabs(x[i]), 10); /* beyond, t is 1 and the second term is 0 */
-      const double dz = (double)root_two_over_pi * (1 + 3 * 0.044715 * near * near);
-      want[i] = (double)(dy[i] * gelu_slope(x[i]));
-      bound[i] = rig->unit * fabs(dy[i]) * (8 + 8 * near * dz);
-    }
-    ek_tensor *tx = ck_tensor(rig, x, CK_SHAPE(rows, columns));
-    ek_tensor *tdy = ck_tensor(rig, dy, CK_SHAPE(rows, columns));
-    ek_tensor *dx = ck_poisoned(rig, CK_SHAPE(rows, columns));
-    ck_ok(ek_op_gelu_backward(rig->stream, dx, tdy, tx));
-    ck_within("gelu backward", ck_read(rig, dx), want, bound, n);
-    ck_ok(ek_op_gelu_backward(rig->stream, tdy, tdy, tx));
-    ck_same_bits("gelu backward in place", ck_read(rig, tdy), ck_read(rig, dx), n);
-    ck_rig_close(rig);
-  }
-}
-END_TEST
-
-struct gelu_context {
+struct activation_context {
   struct ck_rig *rig;
   ek_tensor *x, *y;
   const double *dy;
+  ek_activation kind;
 };
 
-static double gelu_function(void *context, const double *x) {
-  const struct gelu_context *g = context;
+static double activation_function(void *context, const double *x) {
+  const struct activation_context *g = context;
   ck_set(g->x, x);
-  ck_ok(ek_op_gelu_forward(g->rig->stream, g->y, g->x, NULL));
+  ck_ok(ek_op_activation_forward(g->rig->stream, g->y, g->x, NULL, g->kind));
   return ck_weighed(g->y, g->dy);
 }
 
-START_TEST(gelu_gradient_by_differences) {
+START_TEST(activation_gradient_by_differences) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
   double *x = ck_values(rig, 20, -3, 3), *dy = ck_values(rig, 20, -1, 1);
-  struct gelu_context context = {rig, ck_tensor(rig, x, CK_SHAPE(4, 5)),
-                                 ck_poisoned(rig, CK_SHAPE(4, 5)), dy};
+  struct activation_context context = {rig, ck_tensor(rig, x, CK_SHAPE(4, 5)),
+                                       ck_poisoned(rig, CK_SHAPE(4, 5)), dy, activations[_i].kind};
   ek_tensor *dx = ck_poisoned(rig, CK_SHAPE(4, 5));
-  ck_ok(ek_op_gelu_backward(rig->stream, dx, ck_tensor(rig, dy, CK_SHAPE(4, 5)), context.x));
-  ck_gradient(rig, "gelu", gelu_function, &context, x, ck_read(rig, dx), 20, 20);
+  (void)activation_function(&context, x);
+  ck_ok(ek_op_activation_backward(rig->stream, dx, ck_tensor(rig, dy, CK_SHAPE(4, 5)),
+                                  ek_activation_keeps_result(context.kind) ? context.y : context.x,
+                                  context.kind));
+  ck_gradient(rig, activations[_i].name, activation_function, &context, x, ck_read(rig, dx), 20,
+              20);
   ck_rig_close(rig);
 }
 END_TEST
 
-/* ---- ReLU ---- */
-
-START_TEST(relu_forward_and_backward) {
-  for (int c = 0; c < COUNTS; c++) {
-    const int64_t n = counts[c];
-    struct ck_rig *rig = ck_rig_variant(_i);
-    double *x = ck_values(rig, n, -1, 1), *dy = ck_values(rig, n, -1, 1);
-    if (n > 3) x[0] = NAN, x[1] = 0, x[2] = HUGE_VAL, x[3] = -HUGE_VAL;
-    double *y = ck_zeros(rig, n), *dx = ck_zeros(rig, n);
-    for (int64_t i = 0; i < n; i++) {
-      y[i] = x[i] < 0 ? 0 : x[i];
-      dx[i] = isnan(y[i]) ? NAN : y[i] > 0 ? dy[i] : 0;
-    }
-    ek_tensor *tx = ck_tensor(rig, x, CK_SHAPE(n)), *tdy = ck_tensor(rig, dy, CK_SHAPE(n));
-    ek_tensor *ty = ck_poisoned(rig, CK_SHAPE(n)), *tdx = ck_poisoned(rig, CK_SHAPE(n));
-    ck_ok(ek_op_relu_forward(rig->stream, ty, tx));
-    ck_within("relu", ck_read(rig, ty), y, NULL, n);
-    ck_ok(ek_op_relu_backward(rig->stream, tdx, tdy, ty));
-    ck_within("relu backward", ck_read(rig, tdx), dx, NULL, n);
-    ck_ok(ek_op_relu_forward(rig->stream, tx, tx));
-    ck_within("relu in place", ck_read(rig, tx), y, NULL, n);
-    ck_ok(ek_op_relu_backward(rig->stream, tdy, tdy, ty));
-    ck_within("relu backward in place", ck_read(rig, tdy), dx, NULL, n);
-    ck_rig_close(rig);
-  }
+/* What the public list says of infinities, and a slope of 0 that lets no infinite gradient through. */
+START_TEST(activations_of_infinities) {
+  struct ck_rig *rig = ck_rig_variant(_i);
+  enum { N = 3 };
+  const double x[N] = {HUGE_VAL, -HUGE_VAL, NAN}, dy[N] = {HUGE_VAL, HUGE_VAL, 1};
+  ek_tensor *tx = ck_tensor(rig, x, CK_SHAPE(N)), *tdy = ck_tensor(rig, dy, CK_SHAPE(N));
+  ek_tensor *y = ck_poisoned(rig, CK_SHAPE(N)), *dx = ck_poisoned(rig, CK_SHAPE(N));
+  ck_ok(ek_op_activation_forward(rig->stream, y, tx, NULL, EK_ACTIVATION_RELU));
+  ck_within("relu", ck_read(rig, y), (const double[]){HUGE_VAL, 0, NAN}, NULL, N);
+  ck_ok(ek_op_activation_backward(rig->stream, dx, tdy, y, EK_ACTIVATION_RELU));
+  ck_within("relu", ck_read(rig, dx), (const double[]){HUGE_VAL, 0, NAN}, NULL, N);
+  ck_ok(ek_op_activation_backward(rig->stream, dx, tdy, tx, EK_ACTIVATION_GELU));
+  ck_within("gelu", ck_read(rig, dx), (const double[]){NAN, NAN, NAN}, NULL, N);
+  ck_fails(ek_op_activation_forward(rig->stream, y, tx, NULL, (ek_activation)99),
+           EK_ERR_INVALID_ARGUMENT, "activation 99");
+  ck_fails(ek_op_activation_backward(rig->stream, dx, tdy, tx, (ek_activation)-1),
+           EK_ERR_INVALID_ARGUMENT, "activation -1");
+  ck_rig_close(rig);
 }
 END_TEST
 
@@ -383,7 +414,7 @@ START_TEST(huge_sizes) {
   ck_ok(ek_op_add(s, y, x, x));
   ck_ok(ek_op_column_sum(s, row, x, 0.0));
   ck_ok(ek_op_add_bias(s, x, row));
-  ck_ok(ek_op_gelu_forward(s, y, x, row));
+  ck_ok(ek_op_activation_forward(s, y, x, row, EK_ACTIVATION_GELU));
   ck_ok(ek_op_dropout(s, y, x, 0.5, key, 0));
   ck_fails(ek_op_add(s, y, x, wide), EK_ERR_SHAPE,
            "add: b is 3 x 2147483650 but a is 3 x 2147483649");
@@ -403,10 +434,9 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(values, add_and_scale, 0, CK_VARIANTS);
   tcase_add_loop_test(values, bias_is_added_to_every_row, 0, CK_VARIANTS);
   tcase_add_loop_test(values, column_sums, 0, CK_VARIANTS);
-  tcase_add_loop_test(values, gelu_forward, 0, CK_VARIANTS);
-  tcase_add_loop_test(values, gelu_backward, 0, CK_VARIANTS);
-  tcase_add_test(values, gelu_gradient_by_differences);
-  tcase_add_loop_test(values, relu_forward_and_backward, 0, CK_VARIANTS);
+  tcase_add_loop_test(values, activations_both_ways, 0, ACTIVATIONS * CK_VARIANTS);
+  tcase_add_loop_test(values, activation_gradient_by_differences, 0, ACTIVATIONS);
+  tcase_add_loop_test(values, activations_of_infinities, 0, CK_VARIANTS);
   tcase_add_loop_test(values, dropout_keeps_what_the_bits_say, 0, CK_VARIANTS);
   tcase_add_loop_test(values, dropout_of_a_slice_is_a_slice_of_dropout, 0, CK_VARIANTS);
   tcase_add_loop_test(values, dropout_keeps_the_right_share, 0, CK_VARIANTS);

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #include <evenkeel/gather.h>
-#include <evenkeel/relu.h>
+#include <evenkeel/activation.h>
 
 #include "ck_blend.h"
 #include "ck_training.h"
@@ -222,7 +222,7 @@ START_TEST(no_parameters) {
   ek_tensor input;
   ek_shards output = {0};
   ck_ok(ek_data_parallel_model_options_set_mode(&options, (ek_mode)_i));
-  ck_ok(ek_relu_create(&relu));
+  ck_ok(ek_activation_create(&relu, EK_ACTIVATION_RELU));
   ck_ok(ek_data_parallel_model_open(&model, group, relu, &options));
   ck_assert_uint_eq(ek_data_parallel_model_parameter_count(model), 0);
   ck_ok(ek_tensor_host(&input, numbers, EK_F32, CK_SHAPE(4, 1)));

@@ -24,16 +24,16 @@ static ek_status call_column_sum(ek_stream *s, ek_tensor *const *t) {
   return ek_op_column_sum(s, t[0], t[1], 0.0);
 }
 static ek_status call_gelu_forward(ek_stream *s, ek_tensor *const *t) {
-  return ek_op_gelu_forward(s, t[0], t[1], t[2]);
+  return ek_op_activation_forward(s, t[0], t[1], t[2], EK_ACTIVATION_GELU);
 }
 static ek_status call_gelu_backward(ek_stream *s, ek_tensor *const *t) {
-  return ek_op_gelu_backward(s, t[0], t[1], t[2]);
+  return ek_op_activation_backward(s, t[0], t[1], t[2], EK_ACTIVATION_GELU);
 }
 static ek_status call_relu_forward(ek_stream *s, ek_tensor *const *t) {
-  return ek_op_relu_forward(s, t[0], t[1]);
+  return ek_op_activation_forward(s, t[0], t[1], NULL, EK_ACTIVATION_RELU);
 }
 static ek_status call_relu_backward(ek_stream *s, ek_tensor *const *t) {
-  return ek_op_relu_backward(s, t[0], t[1], t[2]);
+  return ek_op_activation_backward(s, t[0], t[1], t[2], EK_ACTIVATION_RELU);
 }
 static ek_status call_dropout(ek_stream *s, ek_tensor *const *t) {
   return ek_op_dropout(s, t[0], t[1], 0.5, (ek_random_key){1, 2, 3}, 0);

@@ -9,7 +9,7 @@
 
 #include <evenkeel/attention.h>
 #include <evenkeel/dropout.h>
-#include <evenkeel/gelu.h>
+#include <evenkeel/activation.h>
 #include <evenkeel/linear.h>
 #include <evenkeel/mlp.h>
 #include <evenkeel/sequential.h>
@@ -44,7 +44,7 @@ static ek_status chain(ek_module **module, ek_module **parts, size_t count) {
 static ek_status model(ek_module **module, int inner, int outer) {
   ek_module *p[6] = {NULL}, *middle = NULL;
   ck_ok(ek_linear_create(&p[0], WIDTH, WIDTH, true));
-  ck_ok(ek_gelu_create(&p[1]));
+  ck_ok(ek_activation_create(&p[1], EK_ACTIVATION_GELU));
   ck_ok(ek_dropout_create(&p[2], 0.25));
   ck_ok(ck_counter_create(&p[3]));
   ck_ok(ek_linear_create(&p[4], WIDTH, WIDTH, true));
@@ -87,7 +87,7 @@ static ek_status widen(ek_module **module, ek_module *child) {
 
 static ek_status wide_gelu(ek_module **module) {
   ek_module *gelu = NULL;
-  ck_ok(ek_gelu_create(&gelu));
+  ck_ok(ek_activation_create(&gelu, EK_ACTIVATION_GELU));
   return widen(module, gelu);
 }
 
@@ -223,7 +223,7 @@ START_TEST(type_of_a_child) {
   ck_ok(ek_linear_create(&child, 3, 3, true));
   ck_ok(widen(&module, child));
   ck_fails(run_alone(module), EK_ERR_UNSUPPORTED, "weight is f32, and the module runs in f64");
-  ck_ok(ek_gelu_create(&child));
+  ck_ok(ek_activation_create(&child, EK_ACTIVATION_GELU));
   ek_module_ops single = *child->ops;
   single.types = EK_TYPES_F32;
   child->ops = &single;

@@ -14,7 +14,7 @@ enum { MODULES = 300000, CRITERIA = 200000 };
 
 START_TEST(three_hundred_thousand_modules) {
   ek_module *inner = NULL, *outer = NULL;
-  ck_ok(ek_relu_create(&inner));
+  ck_ok(ek_activation_create(&inner, EK_ACTIVATION_RELU));
   for (int i = 0; i < MODULES; i++) {
     ck_ok(ek_residual_create(&outer, inner));
     ek_module_free(inner);
@@ -33,7 +33,7 @@ END_TEST
 /* A shared one in the middle survives the outer half. */
 START_TEST(a_shared_module_survives) {
   ek_module *inner = NULL, *outer = NULL, *shared = NULL;
-  ck_ok(ek_relu_create(&inner));
+  ck_ok(ek_activation_create(&inner, EK_ACTIVATION_RELU));
   for (int i = 0; i < 1000; i++) {
     ck_ok(ek_residual_create(&outer, inner));
     ek_module_free(inner);

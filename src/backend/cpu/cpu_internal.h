@@ -27,12 +27,10 @@ typedef void ek__range_function(const void *args, int64_t begin, int64_t end);
   X(fill)                   /* elements; elementwise_args */                                       \
   X(add)                    /* elements; elementwise_args */                                       \
   X(scale)                  /* elements; elementwise_args */                                       \
-  X(relu_forward)           /* elements; elementwise_args */                                       \
-  X(relu_backward)          /* elements; elementwise_args */                                       \
   X(add_bias)               /* rows; matrix_args */                                                \
   X(column_sum)             /* columns; matrix_args */                                             \
-  X(gelu_forward)           /* rows; gelu_args */                                                  \
-  X(gelu_backward)          /* elements; gelu_args */                                              \
+  X(activation_forward)     /* elements, with a bias rows; activation_args */                      \
+  X(activation_backward)    /* elements; activation_args */                                        \
   X(dropout)                /* elements of all samples; dropout_args */                            \
   X(layer_norm_forward)     /* rows; layer_norm_args */                                            \
   X(layer_norm_backward)    /* rows: dx, and dgamma and dbeta if asked; layer_norm_job */          \

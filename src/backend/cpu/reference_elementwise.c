@@ -30,20 +30,6 @@ void ek__scale_f64(const void *raw, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; i++) y[i] = x[i] * args->value;
 }
 
-void ek__relu_forward_f64(const void *raw, int64_t begin, int64_t end) {
-  const struct ek__elementwise_args *args = raw;
-  const double *x = args->a;
-  double *y = args->y;
-  for (int64_t i = begin; i < end; i++) y[i] = x[i] < 0.0 ? 0.0 : x[i]; /* NaN stays */
-}
-
-void ek__relu_backward_f64(const void *raw, int64_t begin, int64_t end) {
-  const struct ek__elementwise_args *args = raw;
-  const double *dy = args->a, *y = args->b;
-  double *dx = args->y;
-  for (int64_t i = begin; i < end; i++) dx[i] = y[i] > 0.0 ? dy[i] : y[i] <= 0.0 ? 0.0 : y[i];
-}
-
 void ek__add_bias_f64(const void *raw, int64_t begin, int64_t end) {
   const struct ek__matrix_args *args = raw;
   const double *bias = args->b;
@@ -64,6 +50,11 @@ void ek__column_sum_f64(const void *raw, int64_t begin, int64_t end) {
   }
 }
 
+/* ---- activations: <name>(x), and <name>_back(dy, what is kept) ---- */
+
+static double relu(double x) { return x < 0.0 ? 0.0 : x; } /* NaN stays */
+static double relu_back(double dy, double y) { return y > 0.0 ? dy : y <= 0.0 ? 0.0 : y; }
+
 static const double root_2_over_pi = 0.79788456080286535588;
 
 /* s = 1 / (1 + e^(-2u)) = (1 + tanh(u)) / 2 */
@@ -71,31 +62,38 @@ static double gelu_share(double x) {
   return 1.0 / (1.0 + exp(-2.0 * root_2_over_pi * (x + 0.044715 * x * x * x)));
 }
 
-void ek__gelu_forward_f64(const void *raw, int64_t begin, int64_t end) {
-  const struct ek__gelu_args *args = raw;
+static double gelu(double x) { return x * gelu_share(x); }
+static double gelu_back(double dy, double any) {
+  /* Beyond 40 the slope is 0 or 1, and nothing here overflows. NaN goes through, and an infinite x,
+   * whose result forward may have been no number, becomes one. */
+  const double x = (any < -40.0 ? -40.0 : any > 40.0 ? 40.0 : any) + (any - any);
+  const double s = gelu_share(x);
+  const double slope = root_2_over_pi * (1.0 + 3.0 * 0.044715 * x * x);
+  return dy * (s + x * s * (1.0 - s) * 2.0 * slope);
+}
+
+static const struct {
+  double (*forward)(double x), (*backward)(double dy, double kept);
+} activations[] = {
+#define ROW(NAME, name, kept) [EK_ACTIVATION_##NAME] = {name, name##_back},
+    EK_ACTIVATION_LIST(ROW)};
+
+void ek__activation_forward_f64(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__activation_args *args = raw;
   const double *bias = args->bias;
-  for (int64_t row = begin; row < end; row++) {
-    double *x = (double *)args->x + row * args->columns;
-    double *y = (double *)args->y + row * args->columns;
-    for (int64_t c = 0; c < args->columns; c++) {
-      if (bias) x[c] += bias[c];
-      y[c] = x[c] * gelu_share(x[c]);
-    }
+  const int64_t per_item = bias ? args->columns : 1;
+  double *x = args->x, *y = args->y;
+  for (int64_t i = begin * per_item; i < end * per_item; i++) {
+    if (bias) x[i] += bias[i % per_item];
+    y[i] = activations[args->kind].forward(x[i]);
   }
 }
 
-void ek__gelu_backward_f64(const void *raw, int64_t begin, int64_t end) {
-  const struct ek__gelu_args *args = raw;
-  const double *dy = args->dy, *all = args->x;
+void ek__activation_backward_f64(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__activation_args *args = raw;
+  const double *dy = args->dy, *kept = args->x;
   double *dx = args->y;
-  for (int64_t i = begin; i < end; i++) {
-    /* Beyond 40 the slope is 0 or 1, and nothing here overflows. NaN goes through, and an infinite
-     * x, whose result forward may have been no number, becomes one. */
-    const double x = (all[i] < -40.0 ? -40.0 : all[i] > 40.0 ? 40.0 : all[i]) + (all[i] - all[i]);
-    const double s = gelu_share(x);
-    const double slope = root_2_over_pi * (1.0 + 3.0 * 0.044715 * x * x);
-    dx[i] = dy[i] * (s + x * s * (1.0 - s) * 2.0 * slope);
-  }
+  for (int64_t i = begin; i < end; i++) dx[i] = activations[args->kind].backward(dy[i], kept[i]);
 }
 
 void ek__dropout_f64(const void *raw, int64_t begin, int64_t end) {

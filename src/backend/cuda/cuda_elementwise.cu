@@ -1,5 +1,5 @@
 /*
- * cuda_elementwise.cu - fill, add, scale, ReLU and casts.
+ * cuda_elementwise.cu - fill, add, scale and casts.
  *
  * All are bound by memory: f32 reads and writes 4 bytes each, so add moves 12 bytes an element.
  */
@@ -26,18 +26,6 @@ template <class T> struct times {
   static constexpr int inputs = 1;
   T factor;
   __device__ T operator()(T a, T) const { return a * factor; }
-};
-
-template <class T> struct relu {
-  static constexpr int inputs = 1;
-  __device__ T operator()(T x, T) const { return x < T(0) ? T(0) : x; } /* NaN stays */
-};
-
-template <class T> struct relu_slope {
-  static constexpr int inputs = 2;
-  __device__ T operator()(T dy, T y) const { /* NaN passes on */
-    return y > T(0) ? dy : y <= T(0) ? T(0) : y;
-  }
 };
 
 /* ---- casts: 16-bit types are bits here, so that every compiler gives the same ones ---- */
@@ -160,22 +148,6 @@ extern "C" cudaError_t ek__cuda_scale(cudaStream_t stream,
   return with_type(args->type, [&](auto zero) {
     using T = decltype(zero);
     return map<T>(stream, args->y, args->a, NULL, args->count, times<T>{(T)args->value});
-  });
-}
-
-extern "C" cudaError_t ek__cuda_relu_forward(cudaStream_t stream,
-                                             const struct ek__elementwise_args *args) {
-  return with_type(args->type, [&](auto zero) {
-    using T = decltype(zero);
-    return map<T>(stream, args->y, args->a, NULL, args->count, relu<T>{});
-  });
-}
-
-extern "C" cudaError_t ek__cuda_relu_backward(cudaStream_t stream,
-                                              const struct ek__elementwise_args *args) {
-  return with_type(args->type, [&](auto zero) {
-    using T = decltype(zero);
-    return map<T>(stream, args->y, args->a, args->b, args->count, relu_slope<T>{});
   });
 }
 

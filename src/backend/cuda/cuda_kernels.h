@@ -64,12 +64,10 @@ extern "C" {
   LAUNCHER(fill, elementwise, NOTHING)                                                             \
   LAUNCHER(add, elementwise, NOTHING)                                                              \
   LAUNCHER(scale, elementwise, NOTHING)                                                            \
-  LAUNCHER(relu_forward, elementwise, NOTHING)                                                     \
-  LAUNCHER(relu_backward, elementwise, NOTHING)                                                    \
   LAUNCHER(add_bias, matrix, NOTHING)                                                              \
   LAUNCHER(column_sum, matrix, WORKSPACE)                                                          \
-  LAUNCHER(gelu_forward, gelu, NOTHING)                                                            \
-  LAUNCHER(gelu_backward, gelu, NOTHING)                                                           \
+  LAUNCHER(activation_forward, activation, NOTHING)                                                \
+  LAUNCHER(activation_backward, activation, NOTHING)                                               \
   LAUNCHER(dropout, dropout, NOTHING)                                                              \
   LAUNCHER(layer_norm_forward, layer_norm, NOTHING)                                                \
   LAUNCHER(layer_norm_backward, layer_norm, WORKSPACE)                                             \

@@ -81,13 +81,6 @@ static cudaError_t warm_elements(const struct place *at, ek_type type) {
                                          .rows = ROWS,
                                          .columns = WIDTH,
                                          .type = type};
-  struct ek__gelu_args gelu = {.y = part(at, 0),
-                               .x = part(at, 1),
-                               .bias = part(at, 2),
-                               .dy = part(at, 3),
-                               .rows = ROWS,
-                               .columns = WIDTH,
-                               .type = type};
   const struct ek__dropout_args dropout = {.y = part(at, 0),
                                            .x = part(at, 1),
                                            .samples = ROWS,
@@ -96,10 +89,31 @@ static cudaError_t warm_elements(const struct place *at, ek_type type) {
                                            .type = type};
   return FIRST_ERROR(
       ek__cuda_fill(stream, &flat), ek__cuda_add(stream, &flat), ek__cuda_scale(stream, &flat),
-      ek__cuda_relu_forward(stream, &flat), ek__cuda_relu_backward(stream, &flat),
       ek__cuda_add_bias(stream, &matrix), ek__cuda_column_sum(stream, &matrix, at->workspace),
-      ek__cuda_gelu_forward(stream, &gelu), ek__cuda_gelu_backward(stream, &gelu),
       ek__cuda_dropout(stream, &dropout), ek__cuda_square_norm(stream, &flat, at->workspace));
+}
+
+/* Each activation with a bias, without one, and back. */
+static cudaError_t warm_activations(const struct place *at, ek_type type) {
+  static const ek_activation kinds[] = {
+#define KIND(NAME, name, kept) EK_ACTIVATION_##NAME,
+      EK_ACTIVATION_LIST(KIND)};
+  for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+    struct ek__activation_args args = {.kind = kinds[i],
+                                       .y = part(at, 0),
+                                       .x = part(at, 1),
+                                       .dy = part(at, 3),
+                                       .rows = ROWS,
+                                       .columns = WIDTH,
+                                       .type = type};
+    struct ek__activation_args with_bias = args;
+    with_bias.bias = part(at, 2);
+    const cudaError_t error = FIRST_ERROR(ek__cuda_activation_forward(at->stream, &args),
+                                          ek__cuda_activation_forward(at->stream, &with_bias),
+                                          ek__cuda_activation_backward(at->stream, &args));
+    if (error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
 }
 
 static cudaError_t warm_layers(const struct place *at, ek_type type) {
@@ -216,9 +230,9 @@ static ek_status warm_kernels(const struct place *at) {
   EK_TRY(ek__cuda_check(at->device, cudaMemsetAsync(at->data, 0, (size_t)PARTS * PART, at->stream),
                         "cudaMemsetAsync"));
   for (size_t i = 0; i < 2; i++) {
-    const cudaError_t error = FIRST_ERROR(warm_elements(at, types[i]), warm_layers(at, types[i]),
-                                          warm_attention(at, types[i]), warm_losses(at, types[i]),
-                                          warm_training(at, types[i]));
+    const cudaError_t error = FIRST_ERROR(
+        warm_elements(at, types[i]), warm_activations(at, types[i]), warm_layers(at, types[i]),
+        warm_attention(at, types[i]), warm_losses(at, types[i]), warm_training(at, types[i]));
     EK_TRY(ek__cuda_check(at->device, error, "loading the kernels"));
   }
   return EK_OK;

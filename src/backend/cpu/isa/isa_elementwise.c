@@ -45,28 +45,6 @@ void EK_ISA_NAME(scale)(const void *raw, int64_t begin, int64_t end) {
   for (; i < end; i++) y[i] = a[i] * factor;
 }
 
-void EK_ISA_NAME(relu_forward)(const void *raw, int64_t begin, int64_t end) {
-  const struct ek__elementwise_args *args = raw;
-  float *y = args->y;
-  const float *x = args->a;
-  int64_t i = begin;
-  for (; i + W <= end; i += W) v_store(y + i, v_max((vec){0}, v_load(x + i))); /* NaN stays */
-  for (; i < end; i++) y[i] = x[i] < 0.0f ? 0.0f : x[i];
-}
-
-void EK_ISA_NAME(relu_backward)(const void *raw, int64_t begin, int64_t end) {
-  const struct ek__elementwise_args *args = raw;
-  float *dx = args->y;
-  const float *dy = args->a, *y = args->b;
-  const vec zero = {0};
-  int64_t i = begin;
-  for (; i + W <= end; i += W) { /* where y is not above 0, its relu: 0, or NaN */
-    const vec value = v_load(y + i);
-    v_store(dx + i, v_less(zero, value, v_load(dy + i), v_max(zero, value)));
-  }
-  for (; i < end; i++) dx[i] = y[i] > 0.0f ? dy[i] : y[i] <= 0.0f ? 0.0f : y[i];
-}
-
 void EK_ISA_NAME(add_bias)(const void *raw, int64_t begin, int64_t end) {
   const struct ek__matrix_args *args = raw;
   const int64_t columns = args->columns;

@@ -1,0 +1,24 @@
+/*
+ * activation.h - the pointwise activations of activation_list.h as modules.
+ *
+ * One input of any shape with at least one dimension, one output of the same shape. What backward
+ * needs is saved: the output where that is enough (ReLU), because the next layer is likely to save
+ * it too and the input can go then, else the input.
+ */
+#ifndef EVENKEEL_ACTIVATION_H
+#define EVENKEEL_ACTIVATION_H
+
+#include <evenkeel/activation_list.h>
+#include <evenkeel/module.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+EK_API EK_CHECKED ek_status ek_activation_create(ek_module **module, ek_activation activation);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* EVENKEEL_ACTIVATION_H */

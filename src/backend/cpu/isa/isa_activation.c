@@ -1,0 +1,109 @@
+/*
+ * isa_activation.c - the pointwise activations in f32, with a bias.
+ *
+ * Each is two functions of vectors, <name>(x) and <name>_back(dy, what is kept), which the loops
+ * below are made for: one set of loops for each row of activation_list.h, because the compiler puts
+ * a function that it is told by name into the loop and keeps the constants in registers. The last
+ * elements go through the same functions as the others.
+ */
+#include "backend/cpu/isa/isa.h"
+#include "backend/cpu/isa/vector_exp.h"
+
+/* ---- formulas ---- */
+
+static inline vec relu(vec x) { return v_max((vec){0}, x); } /* NaN stays */
+static inline vec relu_back(vec dy, vec y) { /* where y is not above 0, its relu: 0, or NaN */
+  const vec zero = {0};
+  return v_less(zero, y, dy, v_max(zero, y));
+}
+
+/*
+ * x/2 (1 + tanh(u)) = x / (1 + e^(-2u)), which needs one exponential and keeps its relative
+ * precision where tanh(u) is close to -1. With s = 1 / (1 + e^(-2u)):
+ *     GELU' = s + x s (1 - s) 2 u',   u = sqrt(2/pi) (x + 0.044715 x^3)
+ */
+#define TWO_ROOT 1.5957691216057308f /* 2 sqrt(2/pi) */
+#define CUBE 0.044715f
+
+static inline vec gelu(vec x) {
+  const vec minus_2u = x * (x * x * (-TWO_ROOT * CUBE) - TWO_ROOT);
+  return x / (v_exp(minus_2u) + 1.0f);
+}
+
+static inline vec gelu_back(vec dy, vec x) {
+  /* Beyond 12 the slope is 0 or 1 to the last bit, and nothing here overflows. NaN goes through, and
+   * an infinite x, whose result forward may have been no number, becomes one. */
+  x = v_max(v_set(-12.0f), v_min(v_set(12.0f), x)) + (x - x);
+  const vec square = x * x;
+  const vec e = v_exp(x * (square * (-TWO_ROOT * CUBE) - TWO_ROOT));
+  const vec s = 1.0f / (e + 1.0f);
+  const vec slope_2u = square * (3.0f * TWO_ROOT * CUBE) + TWO_ROOT;
+  return dy * (s + x * slope_2u * s * (1.0f - s));
+}
+
+/* ---- loops: inlined by force, or each element would cost a call ---- */
+
+#define FORCED static inline __attribute__((always_inline))
+
+FORCED void row(float *y, const float *x, int64_t n, vec (*f)(vec)) {
+  int64_t i = 0;
+  for (; i + W <= n; i += W) v_store(y + i, f(v_load(x + i)));
+  if (i < n) v_store_some(y + i, f(v_load_some(x + i, n - i, 0.0f)), n - i);
+}
+
+FORCED void bias_row(float *y, float *x, const float *bias, int64_t n, vec (*f)(vec)) {
+  int64_t i = 0;
+  for (; i + W <= n; i += W) {
+    const vec v = v_load(x + i) + v_load(bias + i);
+    v_store(x + i, v);
+    v_store(y + i, f(v));
+  }
+  if (i < n) {
+    const vec v = v_load_some(x + i, n - i, 0.0f) + v_load_some(bias + i, n - i, 0.0f);
+    v_store_some(x + i, v, n - i);
+    v_store_some(y + i, f(v), n - i);
+  }
+}
+
+FORCED void forward(const struct ek__activation_args *args, int64_t begin, int64_t end,
+                    vec (*f)(vec)) {
+  float *x = args->x, *y = args->y;
+  const int64_t columns = args->columns;
+  if (args->bias == NULL) {
+    row(y + begin, x + begin, end - begin, f);
+    return;
+  }
+  for (int64_t r = begin; r < end; r++) {
+    bias_row(y + r * columns, x + r * columns, args->bias, columns, f);
+  }
+}
+
+FORCED void backward(const struct ek__activation_args *args, int64_t begin, int64_t end,
+                     vec (*f)(vec, vec)) {
+  const float *x = args->x, *dy = args->dy;
+  float *dx = args->y;
+  int64_t i = begin;
+  for (; i + W <= end; i += W) v_store(dx + i, f(v_load(dy + i), v_load(x + i)));
+  if (i < end) {
+    const int64_t n = end - i;
+    v_store_some(dx + i, f(v_load_some(dy + i, n, 0.0f), v_load_some(x + i, n, 0.0f)), n);
+  }
+}
+
+void EK_ISA_NAME(activation_forward)(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__activation_args *args = raw;
+  switch (args->kind) {
+#define FORWARD(NAME, name, kept)                                                                  \
+  case EK_ACTIVATION_##NAME: forward(args, begin, end, name); return;
+    EK_ACTIVATION_LIST(FORWARD)
+  }
+}
+
+void EK_ISA_NAME(activation_backward)(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__activation_args *args = raw;
+  switch (args->kind) {
+#define BACKWARD(NAME, name, kept)                                                                 \
+  case EK_ACTIVATION_##NAME: backward(args, begin, end, name##_back); return;
+    EK_ACTIVATION_LIST(BACKWARD)
+  }
+}

@@ -1,0 +1,135 @@
+/*
+ * cuda_activation.cu - a bias for every row, and the pointwise activations with and without one.
+ *
+ * Each is a struct of two functions: forward(x), and backward(dy, what is kept). Floor in f32:
+ * add_bias 8 bytes an element, forward 8 (12 with a bias, x is written back), backward 12; the
+ * exponential of each element hides behind that.
+ */
+#include "backend/cuda/cuda_map.cuh"
+
+#include <type_traits>
+
+using namespace ek__cuda;
+
+namespace {
+
+/* ---- formulas ---- */
+
+template <class T> struct relu {
+  static __device__ __forceinline__ T forward(T x) { return x < T(0) ? T(0) : x; } /* NaN stays */
+  static __device__ __forceinline__ T backward(T dy, T y) { /* NaN passes on */
+    return y > T(0) ? dy : y <= T(0) ? T(0) : y;
+  }
+};
+
+template <class T> struct gelu {
+  /* s = 1 / (1 + e^(-2u)) = (1 + tanh(u)) / 2 with u = sqrt(2/pi) (x + 0.044715 x^3) */
+  static __device__ __forceinline__ T share(T x) {
+    const T root_2_over_pi = T(0.79788456080286535588);
+    return T(1) / (T(1) + exp(T(-2) * root_2_over_pi * (x + T(0.044715) * x * x * x)));
+  }
+  static __device__ __forceinline__ T forward(T x) { return x * share(x); }
+  static __device__ __forceinline__ T backward(T dy, T x) {
+    /* Beyond 40 the slope is 0 or 1, and nothing here overflows. NaN goes through, and an infinite x,
+     * whose result forward may have been no number, becomes one. */
+    x = (x < T(-40) ? T(-40) : x > T(40) ? T(40) : x) + (x - x);
+    const T s = share(x);
+    const T slope = T(0.79788456080286535588) * (T(1) + T(3 * 0.044715) * x * x);
+    return dy * (s + x * s * (T(1) - s) * T(2) * slope);
+  }
+};
+
+/* ---- kernels; A is one of the above ---- */
+
+template <class T, class A> struct forward_of {
+  static constexpr int inputs = 1;
+  __device__ T operator()(T x, T) const { return A::forward(x); }
+};
+
+template <class T, class A> struct backward_of {
+  static constexpr int inputs = 2;
+  __device__ T operator()(T dy, T kept) const { return A::backward(dy, kept); }
+};
+
+/* x += bias; y = A(x), or nothing more for A = void. A pack lies within one row: columns is a
+ * multiple of N. */
+template <class T, int N, class A>
+__global__ void __launch_bounds__(BLOCK)
+    bias_kernel(T *y, T *x, const T *bias, int64_t count, int64_t columns) {
+  walk at(columns / N);
+  for (int64_t i = thread_index() * N; i < count; i += thread_count() * N, at.next()) {
+    pack<T, N> value = load<N>(x + i);
+    const pack<T, N> added = load<N>(bias + at.column * N);
+    EK_UNROLL
+    for (int j = 0; j < N; j++) value.at[j] += added.at[j];
+    store<N>(x + i, value);
+    if constexpr (!std::is_void<A>::value) {
+      pack<T, N> result;
+      EK_UNROLL
+      for (int j = 0; j < N; j++) result.at[j] = A::forward(value.at[j]);
+      store<N>(y + i, result); /* y may be x: last */
+    }
+  }
+}
+
+template <class T, class A>
+cudaError_t add_bias(cudaStream_t stream, void *y, void *x, const void *bias, int64_t rows,
+                     int64_t columns) {
+  const int64_t count = rows * columns;
+  if (count <= 0) return cudaSuccess;
+  const bool wide = columns % PACK<T> == 0 && aligned(y, x, bias);
+  const unsigned blocks = blocks_for(wide ? count / PACK<T> : count);
+  const auto kernel = wide ? bias_kernel<T, PACK<T>, A> : bias_kernel<T, 1, A>;
+  EK_LAUNCH(kernel, blocks, BLOCK, 0, stream, static_cast<T *>(y), static_cast<T *>(x),
+            static_cast<const T *>(bias), count, columns);
+  return cudaGetLastError();
+}
+
+template <class T, class A>
+cudaError_t forward(cudaStream_t stream, const struct ek__activation_args *args) {
+  if (args->bias) {
+    return add_bias<T, A>(stream, args->y, args->x, args->bias, args->rows, args->columns);
+  }
+  return map<T>(stream, args->y, args->x, NULL, args->rows * args->columns, forward_of<T, A>{});
+}
+
+template <class T, class A>
+cudaError_t backward(cudaStream_t stream, const struct ek__activation_args *args) {
+  const int64_t count = args->rows * args->columns;
+  return map<T>(stream, args->y, args->dy, args->x, count, backward_of<T, A>{});
+}
+
+} // namespace
+
+extern "C" cudaError_t ek__cuda_add_bias(cudaStream_t stream, const struct ek__matrix_args *args) {
+  return with_type(args->type, [&](auto zero) {
+    return add_bias<decltype(zero), void>(stream, args->y, args->y, args->b, args->rows,
+                                          args->columns);
+  });
+}
+
+extern "C" cudaError_t ek__cuda_activation_forward(cudaStream_t stream,
+                                                   const struct ek__activation_args *args) {
+  return with_type(args->type, [&](auto zero) {
+    using T = decltype(zero);
+    switch (args->kind) {
+#define FORWARD(NAME, name, kept)                                                                  \
+  case EK_ACTIVATION_##NAME: return forward<T, name<T>>(stream, args);
+      EK_ACTIVATION_LIST(FORWARD)
+    }
+    return cudaErrorInvalidValue;
+  });
+}
+
+extern "C" cudaError_t ek__cuda_activation_backward(cudaStream_t stream,
+                                                    const struct ek__activation_args *args) {
+  return with_type(args->type, [&](auto zero) {
+    using T = decltype(zero);
+    switch (args->kind) {
+#define BACKWARD(NAME, name, kept)                                                                 \
+  case EK_ACTIVATION_##NAME: return backward<T, name<T>>(stream, args);
+      EK_ACTIVATION_LIST(BACKWARD)
+    }
+    return cudaErrorInvalidValue;
+  });
+}

@@ -1,0 +1,70 @@
+/*
+ * activation.c - the pointwise activations as modules: one table of functions each, from the list.
+ */
+#include <evenkeel/activation.h>
+
+#include <evenkeel/elementwise.h>
+
+#include "module/layer_internal.h"
+
+struct activation {
+  ek_module base;
+  ek_activation kind;
+};
+
+static ek_activation kind_of(const ek_module *self) {
+  return ((const struct activation *)self)->kind;
+}
+
+static ek_status activation_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                                    ek_tensor *outputs) {
+  EK_TRY(ek__layer_check(pass, &inputs[0], -1));
+  ek_tensor x = inputs[0]; /* a loan; without a bias the operation does not write it */
+  EK_TRY(ek__layer_result(&outputs[0], pass, &x));
+  EK_TRY(ek_op_activation_forward(ek_pass_stream(pass), &outputs[0], &x, NULL, kind_of(self)));
+  return ek_pass_save(pass, ek_activation_keeps_result(kind_of(self)) ? &outputs[0] : &x);
+}
+
+static ek_status activation_backward(const ek_module *self, ek_pass *pass,
+                                     const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+  ek_tensor kept = {0};
+  EK_TRY(ek_pass_take(&kept, pass));
+  ek_status status = EK_OK;
+  if (grad_inputs != NULL) {
+    status = ek__layer_result(&grad_inputs[0], pass, &kept);
+    if (status == EK_OK) {
+      status = ek_op_activation_backward(ek_pass_stream(pass), &grad_inputs[0], &grad_outputs[0],
+                                         &kept, kind_of(self));
+    }
+  }
+  ek_tensor_free(&kept);
+  return status;
+}
+
+static const ek_module_ops activation_ops[] = {
+#define OPS(NAME, name, kept)                                                                      \
+  [EK_ACTIVATION_##NAME] = {.size = sizeof(ek_module_ops),                                         \
+                            .kind = #name,                                                         \
+                            .forward = activation_forward,                                         \
+                            .backward = activation_backward,                                       \
+                            .free = ek__layer_free,                                                \
+                            .types = EK_TYPES_F32 | EK_TYPES_F64},
+    EK_ACTIVATION_LIST(OPS)};
+
+bool ek__is_gelu(const ek_module *module) {
+  return module->ops == &activation_ops[EK_ACTIVATION_GELU];
+}
+
+ek_status ek_activation_create(ek_module **module, ek_activation activation) {
+  if ((size_t)activation >= sizeof activation_ops / sizeof activation_ops[0]) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "activation: there is no activation %d",
+                        (int)activation);
+  }
+  ek_status status = EK_OK;
+  struct activation *created =
+      ek__layer_create(&status, module, sizeof *created, &activation_ops[activation], 1, 1);
+  if (created == NULL) return status;
+  created->kind = activation;
+  *module = &created->base;
+  return EK_OK;
+}

@@ -1,0 +1,93 @@
+/*
+ * check_activation.c - the pointwise activations as modules.
+ */
+#include <math.h>
+
+#include <evenkeel/activation.h>
+
+#include "ck_module.h"
+
+#define CREATE(NAME, name, kept)                                                                   \
+  static ek_status name(ek_module **module) {                                                      \
+    return ek_activation_create(module, EK_ACTIVATION_##NAME);                                     \
+  }
+EK_ACTIVATION_LIST(CREATE)
+
+/* `depth` is that of the formula's roundings; ReLU saves its output, which the caller may hold. The
+ * gap keeps finite differences away from ReLU's edge at zero. */
+#define CASE(of, rounds, kept, ...)                                                                \
+  {                                                                                                \
+    .name = #of, .create = of, .inputs = 1, .input = {__VA_ARGS__}, .longest = 1, .depth = rounds, \
+    .saved = kept                                                                                  \
+  }
+
+static const struct ck_module_case cases[] = {
+    CASE(relu, 1, 1, {0, 2, {3, 5}, -1, 1, 0.01}),
+    CASE(relu, 1, 1, {0, 3, {2, 2, 3}, -1, 1, 0.01}),
+    CASE(gelu, 4, 0, {0, 2, {3, 7}, -4, 4, 0}),
+    CASE(gelu, 4, 0, {0, 1, {21}, -30, 30, 0}),
+};
+
+START_TEST(gelu_formula) {
+  struct ck_bed *bed = ck_bed_open(&cases[2], EK_F64, test_devices("cpu:1"));
+  struct ck_results *r = ck_bed_backward(bed, false);
+  const double factor = sqrt(2.0 / 3.14159265358979323846);
+  for (int i = 0; i < 21; i++) {
+    const double x = bed->value[0][i];
+    const double y = 0.5 * x * (1 + tanh(factor * (x + 0.044715 * x * x * x)));
+    /* 1 + tanh cancels for negative x: the bound is one of |x|, not of |y|. */
+    ck_assert_double_le(fabs(r->output[0][i] - y), 8 * 0x1p-53 * fabs(x));
+  }
+  ck_results_free(r);
+  ck_bed_close(bed);
+}
+END_TEST
+
+START_TEST(relu_values) {
+  static const struct ck_module_case is = CASE(relu, 1, 1, {0, 2, {1, 6}, -1, 1, 0});
+  struct ck_bed *bed = ck_bed_open(&is, EK_F32, test_devices("cpu:1"));
+  ck_set(&bed->input[0], (const double[]){-1, -0.0, 0, 2, (double)INFINITY, (double)NAN});
+  ck_set(&bed->grad_output[0], (const double[]){3, 4, 5, 6, 7, 8});
+  struct ck_results *r = ck_bed_backward(bed, true);
+  ck_within("y", r->output[0], (const double[]){0, 0, 0, 2, (double)INFINITY, (double)NAN}, NULL,
+            6);
+  ck_within("dx", r->grad_input[0], (const double[]){0, 0, 0, 6, 7}, NULL, 5);
+  ck_results_free(r);
+  ck_bed_close(bed);
+}
+END_TEST
+
+#define KIND(NAME, name, kept)                                                                     \
+  {name, EK_ACTIVATION_##NAME, #name ": module is NULL",                                           \
+   #name ", forward: input is i32, expected f32"},
+static const struct {
+  ek_status (*create)(ek_module **module);
+  ek_activation kind;
+  const char *no_module, *no_float;
+} kinds[] = {EK_ACTIVATION_LIST(KIND)};
+enum { KINDS = sizeof kinds / sizeof kinds[0] };
+
+START_TEST(bad_input) {
+  ek_module *module = NULL;
+  ck_fails(ek_activation_create(NULL, kinds[_i].kind), EK_ERR_INVALID_ARGUMENT,
+           kinds[_i].no_module);
+  ck_fails(ek_activation_create(&module, (ek_activation)99), EK_ERR_INVALID_ARGUMENT,
+           "activation 99");
+  ck_host_failures(kinds[_i].create);
+  ck_ok(kinds[_i].create(&module));
+  ck_forward_fails(module, EK_ERR_TYPE, kinds[_i].no_float, EK_I32, CK_SHAPE(2, 3));
+  ek_module_free(module);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("activation");
+  ck_module_tests(suite, cases, (int)(sizeof cases / sizeof *cases));
+  TCase *tcase = ck_case(suite, "activation");
+  tcase_add_test(tcase, gelu_formula);
+  tcase_add_test(tcase, relu_values);
+  tcase_add_loop_test(tcase, bad_input, 0, KINDS);
+  return suite;
+}
+
+CK_MAIN(make_suite)
