@@ -129,6 +129,13 @@ ek_status ek_data_parallel_model_open(ek_data_parallel_model **model, ek_group *
   result->module = ek_module_share(module);
   result->options = o;
   ek_status status = EK_OK;
+  result->replicas = ek__calloc(result->count, sizeof *result->replicas);
+  result->passes = ek__calloc(result->count, sizeof *result->passes);
+  result->totals = ek__calloc(result->count, sizeof *result->totals);
+  if (result->replicas == NULL || result->passes == NULL || result->totals == NULL) {
+    status = ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a data-parallel model");
+    goto cleanup;
+  }
   for (size_t i = 0; i < module->outputs; i++) {
     EK_TRY_GOTO(status, ek_shards_create(&result->part_shapes[i], group), cleanup);
   }
@@ -145,7 +152,7 @@ cleanup:
 }
 
 void ek__model_drop_forward(ek_data_parallel_model *model) {
-  for (size_t k = 0; k < model->count; k++) {
+  for (size_t k = 0; k < model->count && model->passes != NULL; k++) {
     ek_pass_free(model->passes[k]);
     model->passes[k] = NULL;
   }
@@ -157,9 +164,12 @@ void ek_data_parallel_model_free(ek_data_parallel_model *model) {
   ek__model_drop_forward(model);
   ek_reducer_free(model->reducer);
   for (size_t k = 0; k < model->count; k++) {
-    ek_tensor_free(&model->totals[k]);
-    ek_replica_free(model->replicas[k]);
+    if (model->totals != NULL) ek_tensor_free(&model->totals[k]);
+    if (model->replicas != NULL) ek_replica_free(model->replicas[k]);
   }
+  ek__free(model->totals);
+  ek__free(model->passes);
+  ek__free(model->replicas);
   ek__model_unwatch(model);
   ek_communicator_free(model->communicator);
   for (size_t i = 0; i < EK_MAX_TENSORS; i++) ek_shards_free(&model->part_shapes[i]);

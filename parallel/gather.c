@@ -15,11 +15,16 @@ static bool has_rows(const ek_tensor *part) {
   return ek_tensor_exists(part) && (part->rank == 0 || part->shape[0] > 0);
 }
 
-/* The shape of the whole, and where each part begins in it. */
-struct plan {
-  ek_tensor like; /* type, rank and shape of the whole */
-  int64_t first[EK_MAX_DEVICES];
-};
+static int64_t rows_of(const ek_tensor *part) {
+  return !has_rows(part) ? 0 : part->rank == 0 ? 1 : part->shape[0];
+}
+
+/* Where a part begins in the whole. */
+static int64_t first_row(const ek_shards *shards, size_t index) {
+  int64_t first = 0;
+  for (size_t i = 0; i < index; i++) first += rows_of(&shards->parts[i]);
+  return first;
+}
 
 static bool fits(const ek_tensor *a, const ek_tensor *b) {
   if (a->type != b->type || a->rank != b->rank) return false;
@@ -29,14 +34,12 @@ static bool fits(const ek_tensor *a, const ek_tensor *b) {
   return true;
 }
 
-static ek_status make_plan(struct plan *plan, const char *who, const ek_shards *shards) {
+/* Type, rank and shape of the whole. */
+static ek_status measure(ek_tensor *whole, const char *who, const ek_shards *shards) {
   EK_TRY(ek__shards_check(who, shards));
-  memset(plan, 0, sizeof *plan);
   const ek_tensor *model = NULL, *any = NULL;
-  int64_t rows = 0;
   for (size_t i = 0; i < shards->count; i++) {
     const ek_tensor *part = &shards->parts[i];
-    plan->first[i] = rows;
     if (any == NULL && ek_tensor_exists(part)) any = part;
     if (!has_rows(part)) continue;
     if (model == NULL) model = part;
@@ -45,32 +48,27 @@ static ek_status make_plan(struct plan *plan, const char *who, const ek_shards *
                           "%s: the part on %s has another type or other dimensions than the first",
                           who, ek_device_name(part->device));
     }
-    rows += part->rank == 0 ? 1 : part->shape[0];
   }
   if (model == NULL) model = any;
   if (model == NULL) return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: the shards are empty", who);
-  plan->like.type = model->type;
-  plan->like.rank = model->rank == 0 ? 1 : model->rank;
-  memcpy(plan->like.shape, model->shape, sizeof plan->like.shape);
-  plan->like.shape[0] = rows;
+  *whole = (ek_tensor){.type = model->type, .rank = model->rank == 0 ? 1 : model->rank};
+  memcpy(whole->shape, model->shape, sizeof whole->shape);
+  whole->shape[0] = first_row(shards, shards->count);
   return ek_shards_arrive(shards); /* a part may become the beginning of the whole */
 }
 
 struct gather_job {
   const ek_shards *shards;
-  const struct plan *plan;
   ek_tensor *whole;
-  size_t skip; /* a part that is in place already */
 };
 
 static ek_status copy_part(void *context, ek_device *device, size_t index) {
   (void)device;
   const struct gather_job *job = context;
   const ek_tensor *part = &job->shards->parts[index];
-  if (!has_rows(part) || index == job->skip) return EK_OK;
+  if (!has_rows(part)) return EK_OK;
   ek_tensor rows = {0};
-  EK_TRY(ek_tensor_rows(&rows, job->whole, job->plan->first[index],
-                        part->rank == 0 ? 1 : part->shape[0]));
+  EK_TRY(ek_tensor_rows(&rows, job->whole, first_row(job->shards, index), rows_of(part)));
   const ek_status status = ek_tensor_copy(&rows, part);
   ek_tensor_free(&rows);
   return status;
@@ -88,13 +86,12 @@ static ek_status check_target(const char *who, const ek_tensor *whole, const ek_
 
 ek_status ek_gather(ek_tensor *whole, const ek_shards *shards, size_t device,
                     ek_memory_category category) {
-  struct plan plan;
+  ek_tensor like, result = {0};
   EK_TRY(check_target("ek_gather", whole, shards, device));
-  EK_TRY(make_plan(&plan, "ek_gather", shards));
-  ek_tensor result = {0};
-  EK_TRY(ek_tensor_create(&result, ek_group_device(shards->group, device), category, plan.like.type,
-                          plan.like.rank, plan.like.shape));
-  struct gather_job job = {shards, &plan, &result, SIZE_MAX};
+  EK_TRY(measure(&like, "ek_gather", shards));
+  EK_TRY(ek_tensor_create(&result, ek_group_device(shards->group, device), category, like.type,
+                          like.rank, like.shape));
+  struct gather_job job = {shards, &result};
   const ek_status status = ek_group_apply(shards->group, copy_part, &job);
   if (status != EK_OK) {
     ek_tensor_free(&result);
@@ -104,34 +101,36 @@ ek_status ek_gather(ek_tensor *whole, const ek_shards *shards, size_t device,
   return EK_OK;
 }
 
-/* Makes the target's own part longer if it begins the whole and has room behind it. */
-static ek_status try_in_place(ek_tensor *result, ek_shards *shards, size_t device,
-                              const struct plan *plan, ek_memory_category category) {
+/*
+ * Makes the target's own part longer if it begins the whole and has room behind it. The memory is
+ * the result's then; the part still says where its rows are, which need not be copied.
+ */
+static ek_status try_in_place(ek_tensor *result, ek_shards *shards, size_t device, int64_t rows,
+                              ek_memory_category category) {
   ek_tensor *own = &shards->parts[device];
+  const int64_t own_rows = rows_of(own);
   bool grown = false;
-  if (!has_rows(own) || own->rank == 0 || plan->first[device] != 0) return EK_OK;
-  EK_TRY(ek_tensor_grow(&grown, own, plan->like.shape[0]));
+  if (own_rows == 0 || own->rank == 0 || first_row(shards, device) != 0) return EK_OK;
+  EK_TRY(ek_tensor_grow(&grown, own, rows));
   if (!grown) return EK_OK;
-  EK_TRY(ek_tensor_charge(own, category));
   *result = *own;
-  memset(own, 0, sizeof *own);
-  return EK_OK;
+  own->memory = NULL;
+  own->shape[0] = own_rows;
+  return ek_tensor_charge(result, category);
 }
 
 ek_status ek_gather_move(ek_tensor *whole, ek_shards *shards, size_t device,
                          ek_memory_category category) {
-  struct plan plan;
-  ek_tensor result = {0};
+  ek_tensor like, result = {0};
   ek_status status = EK_OK;
-  struct gather_job job = {shards, &plan, &result, device};
+  struct gather_job job = {shards, &result};
   EK_TRY_GOTO(status, check_target("ek_gather_move", whole, shards, device), cleanup);
-  EK_TRY_GOTO(status, make_plan(&plan, "ek_gather_move", shards), cleanup);
-  EK_TRY_GOTO(status, try_in_place(&result, shards, device, &plan, category), cleanup);
+  EK_TRY_GOTO(status, measure(&like, "ek_gather_move", shards), cleanup);
+  EK_TRY_GOTO(status, try_in_place(&result, shards, device, like.shape[0], category), cleanup);
   if (!ek_tensor_exists(&result)) {
-    job.skip = SIZE_MAX;
     EK_TRY_GOTO(status,
                 ek_tensor_create(&result, ek_group_device(shards->group, device), category,
-                                 plan.like.type, plan.like.rank, plan.like.shape),
+                                 like.type, like.rank, like.shape),
                 cleanup);
   }
   EK_TRY_GOTO(status, ek_group_apply(shards->group, copy_part, &job), cleanup);
@@ -144,21 +143,20 @@ cleanup:
 }
 
 ek_status ek_gather_host(ek_tensor *whole, const ek_shards *shards) {
-  struct plan plan;
-  EK_TRY(make_plan(&plan, "ek_gather_host", shards));
+  ek_tensor like;
+  EK_TRY(measure(&like, "ek_gather_host", shards));
   if (!ek_tensor_exists(whole) || whole->device != NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_gather_host: there is no host tensor");
   }
-  if (whole->type != plan.like.type) {
+  if (whole->type != like.type) {
     return ek_error_set(EK_ERR_TYPE, "ek_gather_host: the parts are %s, the host tensor is %s",
-                        ek_type_name(plan.like.type), ek_type_name(whole->type));
+                        ek_type_name(like.type), ek_type_name(whole->type));
   }
-  if (ek_tensor_count(whole) != ek_tensor_count(&plan.like)) {
+  if (ek_tensor_count(whole) != ek_tensor_count(&like)) {
     return ek_error_set(EK_ERR_SHAPE, "ek_gather_host: %lld elements into a tensor of %lld",
-                        (long long)ek_tensor_count(&plan.like), (long long)ek_tensor_count(whole));
+                        (long long)ek_tensor_count(&like), (long long)ek_tensor_count(whole));
   }
-  ek_tensor target = plan.like;
-  target.data = whole->data;
-  struct gather_job job = {shards, &plan, &target, SIZE_MAX};
+  like.data = whole->data;
+  struct gather_job job = {shards, &like};
   return ek_group_apply(shards->group, copy_part, &job);
 }

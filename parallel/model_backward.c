@@ -5,6 +5,8 @@
  * sums them over the devices meanwhile. A device without rows takes part in every collective with a
  * gradient of zeros. Gradients of gathered outputs are cut where the forward's rows came from.
  */
+#include <string.h>
+
 #include <evenkeel/elementwise.h>
 
 #include "core/options.h"
@@ -142,12 +144,9 @@ static ek_status scatter_gradients(ek_shards *parts, const ek_data_parallel_mode
   for (size_t i = 0; i < count; i++) {
     const ek_shards *shape = &model->part_shapes[i];
     const ek_tensor *whole = &gradients[i].parts[model->options.output_device];
-    int64_t sizes[EK_MAX_DEVICES];
-    for (size_t k = 0; k < model->count; k++) sizes[k] = shape->offsets[k + 1] - shape->offsets[k];
-    ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
-    options.kind = EK_SCATTER_SIZES;
-    options.sizes = sizes;
-    EK_TRY(ek_scatter(&parts[i], model->group, whole, EK_MEMORY_LOSS, &options));
+    EK_TRY(ek_shards_create(&parts[i], model->group));
+    memcpy(parts[i].offsets, shape->offsets, (model->count + 1) * sizeof *shape->offsets);
+    EK_TRY(ek__scatter_fill(&parts[i], whole, EK_MEMORY_LOSS));
     for (size_t k = 0; k < model->count; k++) {
       /* Scalars were gathered to a vector: each is a scalar again. */
       parts[i].parts[k].rank = shape->parts[k].rank;

@@ -6,6 +6,7 @@
  * In mode gather the outputs' rows go to one device.
  */
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <evenkeel/gather.h>
@@ -38,40 +39,19 @@ static ek_status check_call(const ek_data_parallel_model *model, size_t count,
   return EK_OK;
 }
 
-static ek_status all_broadcast(void) {
-  return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                      "forward: every input is broadcast; one must be cut");
-}
-
-static ek_status check_inputs(const ek_data_parallel_model *model, const ek_tensor *inputs,
-                              size_t count, size_t *lead) {
-  *lead = count;
-  for (size_t i = 0; i < count; i++) {
-    if (!ek_tensor_exists(&inputs[i])) {
-      return ek_error_set(EK_ERR_INVALID_ARGUMENT, "forward: there is no input number %zu", i);
-    }
-    if (inputs[i].device != NULL && ek_device_group(inputs[i].device) != model->group) {
-      return ek_error_set(EK_ERR_DEVICE, "forward: input number %zu is on %s of another group", i,
-                          ek_device_name(inputs[i].device));
-    }
-    if (is_broadcast(model, i)) continue;
-    if (inputs[i].rank == 0) {
-      return ek_error_set(EK_ERR_SHAPE, "forward: input number %zu is a scalar and cannot be cut",
-                          i);
-    }
-    if (*lead == count) *lead = i;
-    if (inputs[i].shape[0] != inputs[*lead].shape[0]) {
-      return ek_error_set(EK_ERR_SHAPE, "forward: input number %zu has %lld rows, number %zu %lld",
-                          i, (long long)inputs[i].shape[0], *lead,
-                          (long long)inputs[*lead].shape[0]);
-    }
-  }
-  return *lead < count ? EK_OK : all_broadcast();
-}
-
-/* Parts of one device each, that hold what the cut says. */
+/* Shards of the caller's: parts of one device each, that hold what the cut says. */
 static ek_status check_parts(const ek_data_parallel_model *model, const ek_shards *input,
                              size_t number) {
+  if (input->group != model->group) {
+    return ek_error_set(EK_ERR_DEVICE, "forward: input number %zu is not of the model's group",
+                        number);
+  }
+  EK_TRY(ek__shards_check("forward", input));
+  if (input->broadcast != is_broadcast(model, number)) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "forward: input number %zu is %s", number,
+                        input->broadcast ? "broadcast, and the model cuts it"
+                                         : "cut, and the model broadcasts it");
+  }
   for (size_t k = 0; k < model->count; k++) {
     const ek_tensor *part = &input->parts[k];
     const int64_t rows = input->offsets[k + 1] - input->offsets[k];
@@ -90,52 +70,29 @@ static ek_status check_parts(const ek_data_parallel_model *model, const ek_shard
   return EK_OK;
 }
 
-static bool same_cut(const ek_shards *a, const ek_shards *b, size_t count) {
-  const size_t bytes = (count + 1) * sizeof *a->offsets;
-  return memcmp(a->offsets, b->offsets, bytes) == 0 && memcmp(a->samples, b->samples, bytes) == 0;
-}
-
-static ek_status check_shards(const ek_data_parallel_model *model, const ek_shards *inputs,
-                              size_t count, size_t *lead) {
+/* All inputs are cut alike, with one row for each sample. *lead: the first that is cut. */
+static ek_status check_cuts(size_t *lead, const ek_data_parallel_model *model,
+                            const ek_shards *inputs) {
+  const size_t count = model->module->inputs;
+  const size_t bytes = (model->count + 1) * sizeof *inputs->offsets;
   *lead = count;
   for (size_t i = 0; i < count; i++) {
-    if (inputs[i].group != model->group) {
-      return ek_error_set(EK_ERR_DEVICE, "forward: input number %zu is not of the model's group",
-                          i);
-    }
-    EK_TRY(ek__shards_check("forward", &inputs[i]));
-    if (inputs[i].broadcast != is_broadcast(model, i)) {
-      return ek_error_set(EK_ERR_INVALID_ARGUMENT, "forward: input number %zu is %s", i,
-                          inputs[i].broadcast ? "broadcast, and the model cuts it"
-                                              : "cut, and the model broadcasts it");
-    }
-    EK_TRY(check_parts(model, &inputs[i], i));
-    if (is_broadcast(model, i)) continue;
+    const ek_shards *input = &inputs[i];
+    if (input->broadcast) continue;
     if (*lead == count) *lead = i;
-    if (inputs[i].offsets[0] != 0 || !same_cut(&inputs[i], &inputs[*lead], model->count) ||
-        memcmp(inputs[i].offsets, inputs[i].samples,
-               (model->count + 1) * sizeof *inputs[i].offsets) != 0) {
+    if (input->offsets[0] != 0 || memcmp(input->offsets, inputs[*lead].offsets, bytes) != 0 ||
+        memcmp(input->offsets, input->samples, bytes) != 0) {
       return ek_error_set(
           EK_ERR_SHAPE,
-          "forward: input number %zu is cut differently from number %zu, or has not "
-          "one row for each sample",
-          i, *lead);
+          "forward: input number %zu is cut differently from number %zu (%lld rows, %lld), or has "
+          "not one row for each sample",
+          i, *lead, (long long)input->offsets[model->count],
+          (long long)inputs[*lead].offsets[model->count]);
     }
   }
-  return *lead < count ? EK_OK : all_broadcast();
-}
-
-static ek_status scatter_inputs(ek_shards *parts, ek_data_parallel_model *model,
-                                const ek_tensor *inputs, size_t count,
-                                const ek_scatter_options *scatter) {
-  for (size_t i = 0; i < count; i++) {
-    if (is_broadcast(model, i)) {
-      EK_TRY(ek_scatter_broadcast(&parts[i], model->group, &inputs[i], EK_MEMORY_INPUTS));
-    } else {
-      EK_TRY(ek_scatter(&parts[i], model->group, &inputs[i], EK_MEMORY_INPUTS, scatter));
-    }
-  }
-  return EK_OK;
+  if (*lead < count) return EK_OK;
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                      "forward: every input is broadcast; one must be cut");
 }
 
 static ek_status tell_reducer(void *context, ek_pass *pass, size_t parameter) {
@@ -275,6 +232,45 @@ static ek_status run_forward(ek_shards *outputs, ek_data_parallel_model *model,
   return EK_OK;
 }
 
+/* Inputs that are to be cut: how, but not yet the parts. */
+static ek_status lay_inputs(ek_shards *parts, const ek_data_parallel_model *model,
+                            const ek_tensor *inputs, const ek_scatter_options *scatter) {
+  for (size_t i = 0; i < model->module->inputs; i++) {
+    char who[48];
+    (void)snprintf(who, sizeof who, "forward: input number %zu", i);
+    EK_TRY(
+        ek__scatter_lay(&parts[i], who, model->group, &inputs[i], is_broadcast(model, i), scatter));
+  }
+  return EK_OK;
+}
+
+/* Of whole inputs, or of shards that were cut before. What is wrong with the arguments is seen
+ * before anything is lost; whatever fails later drops the step. */
+static ek_status forward(ek_shards *outputs, ek_data_parallel_model *model, const ek_tensor *whole,
+                         const ek_shards *cut, const ek_forward_options *options) {
+  ek_shards parts[EK_MAX_TENSORS] = {{0}};
+  const ek_shards *inputs = cut == NULL ? parts : cut;
+  const size_t count = model->module->inputs;
+  size_t lead = 0;
+  bool begun = false;
+  ek_status status = EK_OK;
+  for (size_t i = 0; i < count && cut != NULL; i++) EK_TRY(check_parts(model, &cut[i], i));
+  if (cut == NULL) {
+    EK_TRY_GOTO(status, lay_inputs(parts, model, whole, options->scatter), cleanup);
+  }
+  EK_TRY_GOTO(status, check_cuts(&lead, model, inputs), cleanup);
+  ek__model_drop_forward(model);
+  begun = true;
+  for (size_t i = 0; i < count && cut == NULL; i++) {
+    EK_TRY_GOTO(status, ek__scatter_fill(&parts[i], &whole[i], EK_MEMORY_INPUTS), cleanup);
+  }
+  EK_TRY_GOTO(status, run_forward(outputs, model, inputs, lead, options), cleanup);
+cleanup:
+  for (size_t i = 0; i < count; i++) ek_shards_free(&parts[i]);
+  if (status != EK_OK && begun) ek__model_end_step(model, false);
+  return status;
+}
+
 ek_status ek_data_parallel_model_forward(ek_shards *outputs, ek_data_parallel_model *model,
                                          const ek_tensor *inputs, size_t input_count,
                                          const ek_forward_options *options) {
@@ -284,20 +280,8 @@ ek_status ek_data_parallel_model_forward(ek_shards *outputs, ek_data_parallel_mo
   }
   EK__MODEL_ENTER(model, "forward");
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_forward_options"));
-  size_t lead = 0;
   EK_TRY(check_call(model, input_count, &o));
-  EK_TRY(check_inputs(model, inputs, input_count, &lead));
-  int64_t cut[EK_MAX_DEVICES + 1]; /* a wrong cut is bad input: it loses nothing */
-  EK_TRY(ek_scatter_offsets(cut, inputs[lead].shape[0], model->count, o.scatter));
-  ek_shards parts[EK_MAX_TENSORS] = {{0}};
-  ek__model_drop_forward(model);
-  ek_status status = EK_OK;
-  EK_TRY_GOTO(status, scatter_inputs(parts, model, inputs, input_count, o.scatter), cleanup);
-  EK_TRY_GOTO(status, run_forward(outputs, model, parts, lead, &o), cleanup);
-cleanup:
-  for (size_t i = 0; i < input_count; i++) ek_shards_free(&parts[i]);
-  if (status != EK_OK) ek__model_end_step(model, false);
-  return status;
+  return forward(outputs, model, inputs, NULL, &o);
 }
 
 ek_status ek_data_parallel_model_forward_shards(ek_shards *outputs, ek_data_parallel_model *model,
@@ -309,14 +293,9 @@ ek_status ek_data_parallel_model_forward_shards(ek_shards *outputs, ek_data_para
   }
   EK__MODEL_ENTER(model, "forward");
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_forward_options"));
-  size_t lead = 0;
   EK_TRY(check_call(model, input_count, &o));
   if (o.scatter != NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "forward: shards are cut already");
   }
-  EK_TRY(check_shards(model, inputs, input_count, &lead));
-  ek__model_drop_forward(model);
-  const ek_status status = run_forward(outputs, model, inputs, lead, &o);
-  if (status != EK_OK) ek__model_end_step(model, false);
-  return status;
+  return forward(outputs, model, NULL, inputs, &o);
 }

@@ -28,9 +28,9 @@ struct ek_data_parallel_model {
   ek_module *module;
   ek_data_parallel_model_options options;
   ek_communicator *communicator;
-  ek_replica *replicas[EK_MAX_DEVICES];
+  ek_replica **replicas; /* these three: one per device */
   ek_reducer *reducer;
-  ek_pass *passes[EK_MAX_DEVICES];       /* of a forward whose backward has not come */
+  ek_pass **passes;                      /* of a forward whose backward has not come */
   ek_shards part_shapes[EK_MAX_TENSORS]; /* where the rows of the last forward's outputs lie */
   uint64_t last_forward;                 /* number of the last forward; its outputs carry it */
   uint64_t pending;                      /* the same while its backward may still come, else 0 */
@@ -42,12 +42,12 @@ struct ek_data_parallel_model {
 
   /* The running step. */
   enum ek__step_stage stage;
-  bool divided;                     /* its gradients will be divided by D */
-  uint32_t step;                    /* steps taken */
-  bool running;                     /* its totals come whole with each micro-batch */
-  uint32_t micro_batches;           /* backwards so far */
-  int64_t step_samples;             /* samples of its micro-batches so far */
-  ek_tensor totals[EK_MAX_DEVICES]; /* f64 {s, D}, the same on every device */
+  bool divided;           /* its gradients will be divided by D */
+  uint32_t step;          /* steps taken */
+  bool running;           /* its totals come whole with each micro-batch */
+  uint32_t micro_batches; /* backwards so far */
+  int64_t step_samples;   /* samples of its micro-batches so far */
+  ek_tensor *totals;      /* f64 {s, D}, the same on every device */
   /* (optional) asked before the update whether the gradients are what they should be. */
   ek_status (*before_update)(void *context);
   void *before_update_context;
@@ -79,6 +79,15 @@ void ek__model_unwatch(ek_data_parallel_model *model);
 
 /* EK_ERR_INVALID_ARGUMENT for NULL and zero structs, EK_ERR_STATE for a copy of freed shards. */
 ek_status ek__shards_check(const char *who, const ek_shards *shards);
+
+/* ---- scatter.c: ek_scatter() in two steps ---- */
+
+/* Checks everything and cuts; the parts do not exist yet. `who` begins the messages. */
+ek_status ek__scatter_lay(ek_shards *shards, const char *who, ek_group *group,
+                          const ek_tensor *source, bool broadcast,
+                          const ek_scatter_options *options);
+/* Makes the parts at the offsets of the shards, which keep what there is if it fails. */
+ek_status ek__scatter_fill(ek_shards *shards, const ek_tensor *source, ek_memory_category category);
 
 /* ---- parallel_apply.c: ek_parallel_apply() with arguments that were checked, into scratch that a
  * failure may leave as it likes ---- */

@@ -26,65 +26,69 @@ static void cut_chunks(int64_t *offsets, int64_t rows, int64_t count) {
   }
 }
 
-static ek_status cut_sizes(int64_t *offsets, int64_t rows, size_t count, const int64_t *sizes) {
-  int64_t total = 0;
-  offsets[0] = 0;
+static ek_status check_sizes(int64_t rows, size_t count, const int64_t *sizes) {
+  int64_t left = rows;
   for (size_t i = 0; i < count; i++) {
-    if (sizes[i] < 0 || sizes[i] > rows - total) {
+    if (sizes[i] < 0 || sizes[i] > left) {
       return ek_error_set(
           EK_ERR_INVALID_ARGUMENT,
           "scatter: size %lld of device number %zu is negative or more than what is "
           "left of %lld rows",
           (long long)sizes[i], i, (long long)rows);
     }
-    total += sizes[i];
-    offsets[i + 1] = total;
+    left -= sizes[i];
   }
-  if (total == rows) return EK_OK;
+  if (left == 0) return EK_OK;
   return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                      "scatter: the sizes sum to %lld, there are %lld rows", (long long)total,
-                      (long long)rows);
+                      "scatter: the sizes sum to %lld, there are %lld rows",
+                      (long long)(rows - left), (long long)rows);
 }
 
-/* Whole shares first, then one row each to the largest remainders, lower devices first. */
-static ek_status cut_weights(int64_t *offsets, int64_t rows, size_t count, const double *weights) {
-  double largest = 0;
+static void cut_sizes(int64_t *offsets, size_t count, const int64_t *sizes) {
+  offsets[0] = 0;
+  for (size_t i = 0; i < count; i++) offsets[i + 1] = offsets[i] + sizes[i];
+}
+
+static ek_status check_weights(size_t count, const double *weights) {
+  bool some = false;
   for (size_t i = 0; i < count; i++) {
     if (!isfinite(weights[i]) || weights[i] < 0) {
       return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                           "scatter: weight %g of device number %zu is negative or not finite",
                           weights[i], i);
     }
-    if (weights[i] > largest) largest = weights[i];
+    some = some || weights[i] > 0;
   }
-  if (!(largest > 0)) return ek_error_set(EK_ERR_INVALID_ARGUMENT, "scatter: all weights are 0");
+  if (some) return EK_OK;
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "scatter: all weights are 0");
+}
+
+/* Whole shares first, then one row each to the largest remainders, lower devices first. */
+static void cut_weights(int64_t *offsets, int64_t rows, size_t count, const double *weights) {
+  double largest = 0, sum = 0;
+  for (size_t i = 0; i < count; i++) largest = fmax(largest, weights[i]);
   /* Times a power of two, which rounds nothing, so that the sum is finite for any weights. */
   int exponent = 0;
-  double scaled[EK_MAX_DEVICES], sum = 0;
   (void)frexp(largest, &exponent);
+  for (size_t i = 0; i < count; i++) sum += ldexp(weights[i], -exponent);
+#define SHARE(i) ((double)rows * (ldexp(weights[i], -exponent) / sum))
+  int64_t *const sizes = offsets + 1, left = rows;
   for (size_t i = 0; i < count; i++) {
-    scaled[i] = ldexp(weights[i], -exponent);
-    sum += scaled[i];
-  }
-  int64_t sizes[EK_MAX_DEVICES], left = rows;
-  double remainders[EK_MAX_DEVICES];
-  for (size_t i = 0; i < count; i++) {
-    const double share = (double)rows * (scaled[i] / sum);
     /* A double near 2^63 may be more than there is, or more than an int64_t can be. */
-    sizes[i] = share >= (double)left ? left : (int64_t)floor(share);
-    remainders[i] = weights[i] > 0 ? share - (double)sizes[i] : -HUGE_VAL;
+    sizes[i] = SHARE(i) >= (double)left ? left : (int64_t)floor(SHARE(i));
     left -= sizes[i];
   }
-  while (left > 0) {
+  for (; left > 0; left--) {
     size_t best = 0;
-    for (size_t i = 1; i < count; i++) {
-      if (remainders[i] > remainders[best]) best = i;
+    double most = -HUGE_VAL;
+    for (size_t i = 0; i < count; i++) {
+      const double remainder = SHARE(i) - (double)sizes[i];
+      if (weights[i] > 0 && remainder > most) best = i, most = remainder;
     }
     sizes[best]++;
-    remainders[best] -= 1;
-    left--;
   }
-  return cut_sizes(offsets, rows, count, sizes);
+#undef SHARE
+  cut_sizes(offsets, count, sizes);
 }
 
 ek_status ek_scatter_offsets(int64_t *offsets, int64_t rows, size_t count,
@@ -94,32 +98,30 @@ ek_status ek_scatter_offsets(int64_t *offsets, int64_t rows, size_t count,
   if (offsets == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_scatter_offsets: offsets may not be NULL");
   }
-  if (rows < 0 || count == 0 || count > EK_MAX_DEVICES) {
+  if (rows < 0 || count == 0 || count >= SIZE_MAX / sizeof *offsets) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "scatter: %lld rows over %zu devices, expected 0 or more over 1 to %d",
-                        (long long)rows, count, EK_MAX_DEVICES);
+                        "scatter: %lld rows over %zu devices, expected 0 or more over 1 or more",
+                        (long long)rows, count);
   }
-  int64_t cut[EK_MAX_DEVICES + 1];
   switch (o.kind) {
-  case EK_SCATTER_EVEN: cut_even(cut, rows, (int64_t)count); break;
-  case EK_SCATTER_CHUNK: cut_chunks(cut, rows, (int64_t)count); break;
+  case EK_SCATTER_EVEN: cut_even(offsets, rows, (int64_t)count); return EK_OK;
+  case EK_SCATTER_CHUNK: cut_chunks(offsets, rows, (int64_t)count); return EK_OK;
   case EK_SCATTER_SIZES:
     if (o.sizes == NULL) {
       return ek_error_set(EK_ERR_INVALID_ARGUMENT, "scatter: the sizes are missing");
     }
-    EK_TRY(cut_sizes(cut, rows, count, o.sizes));
-    break;
+    EK_TRY(check_sizes(rows, count, o.sizes));
+    cut_sizes(offsets, count, o.sizes);
+    return EK_OK;
   case EK_SCATTER_WEIGHTS:
     if (o.weights == NULL) {
       return ek_error_set(EK_ERR_INVALID_ARGUMENT, "scatter: the weights are missing");
     }
-    EK_TRY(cut_weights(cut, rows, count, o.weights));
-    break;
-  default:
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "scatter: there is no kind %d", (int)o.kind);
+    EK_TRY(check_weights(count, o.weights));
+    cut_weights(offsets, rows, count, o.weights);
+    return EK_OK;
   }
-  memcpy(offsets, cut, (count + 1) * sizeof *offsets);
-  return EK_OK;
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "scatter: there is no kind %d", (int)o.kind);
 }
 
 /* ---- the parts ---- */
@@ -154,11 +156,16 @@ static ek_status make_part(void *context, ek_device *device, size_t index) {
   return status;
 }
 
-/* Fills the parts of shards whose offsets and samples are set; `made` becomes the caller's. */
+ek_status ek__scatter_fill(ek_shards *shards, const ek_tensor *source,
+                           ek_memory_category category) {
+  struct scatter_job job = {shards, source, category};
+  return ek_group_apply(shards->group, make_part, &job);
+}
+
+/* What was laid out becomes the caller's, if it can be filled. */
 static ek_status fill(ek_shards *shards, ek_shards *made, const ek_tensor *source,
                       ek_memory_category category) {
-  struct scatter_job job = {made, source, category};
-  const ek_status status = ek_group_apply(made->group, make_part, &job);
+  const ek_status status = ek__scatter_fill(made, source, category);
   if (status == EK_OK) {
     *shards = *made;
   } else {
@@ -191,7 +198,7 @@ static ek_status check_size(const char *who, const ek_tensor *source) {
 static ek_status check_source(const char *who, const ek_shards *shards, const ek_group *group,
                               const ek_tensor *source) {
   if (shards == NULL || group == NULL || !ek_tensor_exists(source)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: shards, group or source is missing", who);
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: the shards, the group or the source is missing", who);
   }
   if (source->device != NULL && ek_device_group(source->device) != group) {
     return ek_error_set(EK_ERR_DEVICE, "%s: the source is on %s, which is of another group", who,
@@ -205,21 +212,33 @@ static ek_status check_rows(const char *who, const ek_tensor *source) {
   return ek_error_set(EK_ERR_SHAPE, "%s: a scalar cannot be cut", who);
 }
 
-ek_status ek_scatter(ek_shards *shards, ek_group *group, const ek_tensor *source,
-                     ek_memory_category category, const ek_scatter_options *options) {
+ek_status ek__scatter_lay(ek_shards *shards, const char *who, ek_group *group,
+                          const ek_tensor *source, bool broadcast,
+                          const ek_scatter_options *options) {
   ek_scatter_options o = EK_SCATTER_OPTIONS_INIT;
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_scatter_options"));
-  EK_TRY(check_source("ek_scatter", shards, group, source));
-  EK_TRY(check_rows("ek_scatter", source));
+  EK_TRY(check_source(who, shards, group, source));
+  if (!broadcast) EK_TRY(check_rows(who, source));
   ek_shards made;
   EK_TRY(ek_shards_create(&made, group));
-  const ek_status status = ek_scatter_offsets(made.offsets, source->shape[0], made.count, &o);
-  if (status != EK_OK) {
-    ek_shards_free(&made);
-    return status;
-  }
-  made.ahead = o.ahead;
+  made.broadcast = broadcast;
+  made.ahead = o.ahead && !broadcast;
+  ek_status status = EK_OK;
+  if (!broadcast) status = ek_scatter_offsets(made.offsets, source->shape[0], made.count, &o);
   memcpy(made.samples, made.offsets, (made.count + 1) * sizeof *made.samples);
+  if (status == EK_OK) {
+    *shards = made;
+  } else {
+    ek_shards_free(&made);
+  }
+  return status;
+}
+
+ek_status ek_scatter(ek_shards *shards, ek_group *group, const ek_tensor *source,
+                     ek_memory_category category, const ek_scatter_options *options) {
+  ek_shards made;
+  if (shards == NULL) return check_source("ek_scatter", shards, group, source);
+  EK_TRY(ek__scatter_lay(&made, "ek_scatter", group, source, false, options));
   return fill(shards, &made, source, category);
 }
 
@@ -246,9 +265,8 @@ ek_status ek_scatter_like(ek_shards *shards, const ek_shards *like, const ek_ten
 
 ek_status ek_scatter_broadcast(ek_shards *shards, ek_group *group, const ek_tensor *source,
                                ek_memory_category category) {
-  EK_TRY(check_source("ek_scatter_broadcast", shards, group, source));
   ek_shards made;
-  EK_TRY(ek_shards_create(&made, group));
-  made.broadcast = true;
+  if (shards == NULL) return check_source("ek_scatter_broadcast", shards, group, source);
+  EK_TRY(ek__scatter_lay(&made, "ek_scatter_broadcast", group, source, true, NULL));
   return fill(shards, &made, source, category);
 }

@@ -53,7 +53,7 @@ static void read_weights(struct cut *cut, struct fuzz_input *input) {
 }
 
 static void read_cut(struct cut *cut, struct fuzz_input *input) {
-  static const size_t wrong_counts[] = {0, EK_MAX_DEVICES + 1, SIZE_MAX};
+  static const size_t wrong_counts[] = {0, SIZE_MAX / 8, SIZE_MAX};
   static const size_t odd_sizes[] = {0, sizeof(ek_scatter_options) + 1, SIZE_MAX, 7,
                                      sizeof(size_t)};
   *cut = (struct cut){.options = EK_SCATTER_OPTIONS_INIT};

@@ -51,6 +51,30 @@ START_TEST(known_cuts) {
 }
 END_TEST
 
+/* The arithmetic knows no largest number of devices. */
+START_TEST(cuts_over_many) {
+  enum { MANY = 1000 };
+  static int64_t offsets[MANY + 1], sizes[MANY];
+  static double weights[MANY];
+  ek_scatter_options options = {sizeof options, EK_SCATTER_EVEN, sizes, weights, false};
+  for (int i = 0; i < MANY; i++) sizes[i] = i % 3, weights[i] = i % 2;
+  for (int kind = EK_SCATTER_EVEN; kind <= EK_SCATTER_WEIGHTS; kind++) {
+    options.kind = (ek_scatter_kind)kind;
+    const int64_t rows = kind == EK_SCATTER_SIZES ? MANY / 3 * 3 : 2500;
+    ck_ok(ek_scatter_offsets(offsets, rows, MANY, &options));
+    ck_assert_int_eq(offsets[0], 0);
+    ck_assert_int_eq(offsets[MANY], rows);
+    for (int i = 0; i < MANY; i++) {
+      const int64_t got = offsets[i + 1] - offsets[i];
+      if (kind == EK_SCATTER_EVEN) ck_assert_int_eq(got, 2 + (i < 500));
+      if (kind == EK_SCATTER_CHUNK) ck_assert_int_eq(got, i < 833 ? 3 : i == 833);
+      if (kind == EK_SCATTER_SIZES) ck_assert_int_eq(got, sizes[i]);
+      if (kind == EK_SCATTER_WEIGHTS) ck_assert_int_eq(got, 5 * (i % 2));
+    }
+  }
+}
+END_TEST
+
 /* For all small cases: every row once, in order; even within one row; chunks as torch cuts them. */
 START_TEST(cuts_cover_all_rows) {
   struct ck_random random = ck_random_start(1);
@@ -115,7 +139,7 @@ START_TEST(senseless_cuts_are_refused) {
   ck_fails(ek_scatter_offsets(NULL, 5, 2, NULL), EK_ERR_INVALID_ARGUMENT, "scatter");
   refused(-1, 2, NULL, "-1 rows");
   refused(5, 0, NULL, "0 devices");
-  refused(5, EK_MAX_DEVICES + 1, NULL, "65 devices");
+  refused(5, SIZE_MAX, NULL, "devices");
   options.size = 3;
   refused(5, 2, &options, "ek_scatter_options.size is 3");
   options.size = sizeof options;
@@ -321,6 +345,7 @@ static Suite *make_suite(void) {
   Suite *suite = suite_create("scatter");
   TCase *cuts = ck_case(suite, "cuts"), *parts = ck_case(suite, "parts");
   tcase_add_test(cuts, known_cuts);
+  tcase_add_test(cuts, cuts_over_many);
   tcase_add_test(cuts, cuts_cover_all_rows);
   tcase_add_test(cuts, huge_numbers_of_rows);
   tcase_add_test(cuts, senseless_cuts_are_refused);

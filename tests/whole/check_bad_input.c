@@ -177,7 +177,7 @@ START_TEST(wrong_inputs) {
   ek_tensor x[2];
   for (int i = 0; i < 5; i++) {
     static const ek_status wanted[] = {EK_ERR_INVALID_ARGUMENT, EK_ERR_SHAPE, EK_ERR_SHAPE,
-                                       EK_ERR_DEVICE, EK_ERR_SHAPE};
+                                       EK_ERR_DEVICE, EK_ERR_OVERFLOW};
     memcpy(x, b.batch.input, sizeof x);
     if (i == 0) memset(&x[1], 0, sizeof x[1]);
     if (i == 1) x[1].rank = 0;
