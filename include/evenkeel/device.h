@@ -55,9 +55,10 @@ typedef struct ek_group_options {
   bool allow_tf32;    /* cuda: products of f32 with 10 bits of mantissa, several times as fast */
   bool deterministic; /* cuda: sums between GPUs in the order of the devices, see below */
   double time_limit;  /* cuda: seconds that a collective may take; 0: 600 */
+  bool debug_memory;  /* new tensors are NaN, writes beside them are found, see below */
 } ek_group_options;
 #define EK_GROUP_OPTIONS_INIT                                                                      \
-  { sizeof(ek_group_options), 0, false, false, 0 }
+  { sizeof(ek_group_options), 0, false, false, 0, false }
 
 /*
  * `deterministic`: the communicator `peer`, which sums in the order of the devices, also between
@@ -65,6 +66,17 @@ typedef struct ek_group_options {
  * algorithm (NCCL_ALGO=Ring, NCCL_PROTO=Simple, NCCL_NVLS_ENABLE=0 are set in the environment of
  * the process, unless they are there): the same machine then gives the same bits, in an order of
  * its own. Logical devices of one GPU always use `peer`.
+ *
+ * `debug_memory`: new tensors are filled with NaN (integers: 2147483647), so that a module which
+ * reads memory that it has not written gives NaN, which ek_step_result.finite shows. Each tensor
+ * lies between two guards of EK_MEMORY_UNIT bytes; they are looked at when its memory is given back
+ * and at ek_group_synchronize(). One that was overwritten is EK_ERR_OVERRUN: from
+ * ek_group_synchronize() at once; what a free finds goes to the log callback, and the next call of
+ * the group that has a status returns it and does nothing else. The message says category, size,
+ * device and place; each tensor is reported once. Guards are charged with their tensor, on devices
+ * that only count as well: peaks are larger than without the option, and planned peaks are the real
+ * ones. Costs a fill of every new tensor; on cuda also two waits for every free, and batches do not
+ * travel while a step computes.
  */
 
 /*

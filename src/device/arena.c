@@ -14,6 +14,7 @@
 #include "core/sizes.h"
 #include "device/device_internal.h"
 #include "device/free_tree.h"
+#include "device/guard.h"
 #include "device/ledger.h"
 
 /* Records come in slabs, so that a step that ran before allocates nothing on the host. */
@@ -231,7 +232,9 @@ static ek_status take_locked(struct ek_memory **memory, struct ek__arena *arena,
   ek__free_tree_remove(&arena->free, block);
   split(arena, block, bytes);
   block->used = true;
-  block->address = (char *)arena->base + block->offset;
+  block->guard = arena->guard;
+  block->address = (char *)arena->base + block->offset + block->guard;
+  block->watched = block->reported = false;
   block->category = category;
   block->serial = arena->serial;
   block->grown_serial = 0;
@@ -244,17 +247,56 @@ static ek_status take_locked(struct ek_memory **memory, struct ek__arena *arena,
   return EK_OK;
 }
 
-ek_status ek__arena_take(struct ek_memory **memory, struct ek__arena *arena,
-                         ek_memory_category category, uint64_t bytes) {
-  uint64_t rounded = 0;
-  if (!ek__round_up(&rounded, bytes, EK_MEMORY_UNIT) || rounded > INT64_MAX) {
+static void give_back(struct ek_memory *memory) {
+  struct ek__arena *arena = memory->arena;
+  pthread_mutex_lock(&arena->mutex);
+  const ek_memory_category category = memory->category;
+  const int64_t bytes = (int64_t)memory->bytes;
+  arena->current[category] -= memory->bytes;
+  arena->current_total -= memory->bytes;
+  memory->used = false;
+  memory->ticket = arena->backend->ticket == NULL ? 0 : arena->backend->ticket(arena->device);
+  struct ek_memory *block = memory, *before = memory->previous;
+  if (block->next != NULL && !block->next->used) {
+    ek__free_tree_remove(&arena->free, block->next);
+    swallow_next(arena, block);
+  }
+  if (before != NULL && !before->used) {
+    ek__free_tree_remove(&arena->free, before);
+    swallow_next(arena, before);
+    block = before;
+  }
+  ek__free_tree_insert(&arena->free, block);
+  record_event(arena, category, -bytes);
+  pthread_mutex_unlock(&arena->mutex);
+}
+
+/* The bytes of a block for a tensor of `bytes`. */
+static ek_status whole_units(uint64_t *rounded, const struct ek__arena *arena, uint64_t bytes) {
+  uint64_t result = 0;
+  if (!ek__round_up(&result, bytes, EK_MEMORY_UNIT) || result > INT64_MAX - 2 * arena->guard) {
     return ek_error_set(EK_ERR_OVERFLOW, "%s: %llu bytes do not fit in 63 bits",
                         ek_device_name(arena->device), (unsigned long long)bytes);
   }
+  *rounded = result + 2 * arena->guard;
+  return EK_OK;
+}
+
+ek_status ek__arena_take(struct ek_memory **memory, struct ek__arena *arena,
+                         ek_memory_category category, uint64_t bytes) {
+  uint64_t rounded = 0;
+  struct ek_memory *block = NULL;
+  EK_TRY(whole_units(&rounded, arena, bytes));
   EK_TRY(check_process(arena, "ek_tensor_create"));
   pthread_mutex_lock(&arena->mutex);
-  const ek_status status = take_locked(memory, arena, category, rounded);
+  ek_status status = take_locked(&block, arena, category, rounded);
   pthread_mutex_unlock(&arena->mutex);
+  if (status == EK_OK && block->guard > 0) {
+    block->wanted = bytes;
+    status = ek__guard_paint(block, 0);
+    if (status != EK_OK) give_back(block);
+  }
+  if (status == EK_OK) *memory = block;
   return status;
 }
 
@@ -295,16 +337,17 @@ static ek_status extend_locked(bool *extended, struct ek_memory *memory, uint64_
 
 ek_status ek__arena_extend(bool *extended, struct ek_memory *memory, uint64_t bytes) {
   uint64_t rounded = 0;
-  if (!ek__round_up(&rounded, bytes, EK_MEMORY_UNIT)) {
-    return ek_error_set(EK_ERR_OVERFLOW, "%s: %llu bytes do not fit in 63 bits",
-                        ek_device_name(memory->arena->device), (unsigned long long)bytes);
-  }
   struct ek__arena *arena = memory->arena;
+  EK_TRY(whole_units(&rounded, arena, bytes));
   EK_TRY(check_process(arena, "ek_tensor_grow"));
   pthread_mutex_lock(&arena->mutex);
   const ek_status status = extend_locked(extended, memory, rounded);
+  if (*extended) memory->watched = false; /* its end lies elsewhere */
   pthread_mutex_unlock(&arena->mutex);
-  return status;
+  if (status != EK_OK || !*extended || memory->guard == 0) return status;
+  const uint64_t kept = memory->wanted;
+  memory->wanted = bytes;
+  return ek__guard_paint(memory, kept);
 }
 
 void ek__arena_charge(struct ek_memory *memory, ek_memory_category category) {
@@ -325,28 +368,9 @@ void ek__arena_charge(struct ek_memory *memory, ek_memory_category category) {
 
 void ek__arena_drop(struct ek_memory *memory) {
   if (atomic_fetch_sub_explicit(&memory->references, 1, memory_order_acq_rel) != 1) return;
-  struct ek__arena *arena = memory->arena;
-  if (in_a_child(arena)) return;
-  pthread_mutex_lock(&arena->mutex);
-  const ek_memory_category category = memory->category;
-  const int64_t bytes = (int64_t)memory->bytes;
-  arena->current[category] -= memory->bytes;
-  arena->current_total -= memory->bytes;
-  memory->used = false;
-  memory->ticket = arena->backend->ticket == NULL ? 0 : arena->backend->ticket(arena->device);
-  struct ek_memory *block = memory, *before = memory->previous;
-  if (block->next != NULL && !block->next->used) {
-    ek__free_tree_remove(&arena->free, block->next);
-    swallow_next(arena, block);
-  }
-  if (before != NULL && !before->used) {
-    ek__free_tree_remove(&arena->free, before);
-    swallow_next(arena, before);
-    block = before;
-  }
-  ek__free_tree_insert(&arena->free, block);
-  record_event(arena, category, -bytes);
-  pthread_mutex_unlock(&arena->mutex);
+  if (in_a_child(memory->arena)) return;
+  if (memory->guard > 0) ek__guard_close(memory);
+  give_back(memory);
 }
 
 /* ---- the ledger's public side: memory.h ---- */

@@ -43,7 +43,10 @@ struct ek_memory {
   uint64_t bytes_before; /* its size at the last peak, if it grew since then */
   uint64_t ticket;       /* backend.h: of who had the memory before; 0: nobody */
   uint64_t arrival;      /* of content that was sent into it; 0: none */
-  uintptr_t whole;       /* where the tensor that it was cut from would begin; 0: it was not cut */
+  uint64_t guard;        /* guard.h: bytes of the block before `address`, and at its end; 0: none */
+  uint64_t wanted;       /* of a guarded block: bytes of the tensor */
+  bool watched, reported;
+  uintptr_t whole; /* where the tensor that it was cut from would begin; 0: it was not cut */
   ek_memory_category category;
   bool used;
   atomic_int references;
@@ -65,6 +68,9 @@ struct ek__arena {
   uint64_t serial, peak_serial; /* requests so far, those that failed included */
   uint64_t made;                /* requests that succeeded */
   uint64_t fail_at;             /* fail the allocation with this serial; 0: none */
+  uint64_t guard;               /* of new blocks; fixed before the first tensor */
+  ek_status noted;              /* guard.h: what a free has found */
+  char noted_words[512];
   ek_memory_event *events;
   size_t event_count, event_capacity, events_dropped;
   uint64_t event_start;
@@ -85,6 +91,11 @@ ek_status ek__arena_extend(bool *extended, struct ek_memory *memory, uint64_t by
 void ek__arena_charge(struct ek_memory *memory, ek_memory_category category);
 /* Drops a reference; the last one gives the block back. */
 void ek__arena_drop(struct ek_memory *memory);
+
+/* What a block has for its tensor, from `address` on. */
+static inline uint64_t ek__arena_room(const struct ek_memory *memory) {
+  return memory->bytes - 2 * memory->guard;
+}
 
 /* Of a device: device.c. */
 struct ek__arena *ek__device_arena(const ek_device *device);

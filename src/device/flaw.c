@@ -13,7 +13,8 @@ static bool inside(const ek_tensor *tensor, uint64_t bytes) {
   if (tensor->memory == NULL || tensor->data == NULL) return true;
   /* Unsigned: an address before the memory counts as far behind it. */
   const uint64_t offset = (uintptr_t)tensor->data - (uintptr_t)tensor->memory->address;
-  return offset <= tensor->memory->bytes && bytes <= tensor->memory->bytes - offset;
+  const uint64_t room = ek__arena_room(tensor->memory);
+  return offset <= room && bytes <= room - offset;
 }
 
 const char *ek__tensor_flaw(char text[EK__FLAW_TEXT], const ek_tensor *tensor) {

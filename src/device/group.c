@@ -37,6 +37,7 @@
 #include "core/thread.h"
 #include "device/device_internal.h"
 #include "device/device_spec.h"
+#include "device/guard.h"
 
 struct worker {
   ek_group *group;
@@ -236,6 +237,7 @@ static ek_status open_parts(ek_group *group, const struct ek__device_spec *spec,
   group->count = spec->count;
   for (size_t i = 0; i < group->count; i++) {
     EK_TRY(ek__device_open(&group->workers[i].device, group, backend, spec, i, threads));
+    if (options->debug_memory) ek__guard_start(group->workers[i].device);
   }
   for (size_t i = 0; i < 2 * group->count; i++) {
     struct worker *worker = &group->workers[i / 2];
@@ -377,6 +379,13 @@ static ek_status run_on_all(ek_group *group, ek_apply_function function, void *c
   return tell(failed);
 }
 
+static ek_status check_guards(const ek_group *group, ek_status (*check)(struct ek__arena *arena)) {
+  for (size_t i = 0; i < group->count; i++) {
+    EK_TRY(check(ek__device_arena(group->workers[i].device)));
+  }
+  return EK_OK;
+}
+
 ek_status ek_group_apply(ek_group *group, ek_apply_function function, void *context) {
   if (group == NULL || function == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
@@ -386,6 +395,7 @@ ek_status ek_group_apply(ek_group *group, ek_apply_function function, void *cont
   if (ek__group_is_worker(group)) {
     return ek_error_set(EK_ERR_STATE, "ek_group_apply: called from a worker of the same group");
   }
+  EK_TRY(check_guards(group, ek__guard_noted));
   pthread_mutex_lock(&group->mutex);
   const uint64_t number = group->drawn++;
   while (group->served != number) pthread_cond_wait(&group->turn, &group->mutex);
@@ -407,5 +417,5 @@ ek_status ek_group_synchronize(ek_group *group) {
           ek_stream_synchronize(ek_device_stream(group->workers[i].device, (ek_stream_kind)kind)));
     }
   }
-  return EK_OK;
+  return check_guards(group, ek__guard_check);
 }

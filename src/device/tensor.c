@@ -227,7 +227,7 @@ static bool covers_its_memory(const ek_tensor *tensor) {
   uint64_t rounded = 0;
   return tensor->memory != NULL && tensor->data == tensor->memory->address &&
          ek__round_up(&rounded, ek_tensor_bytes(tensor), EK_MEMORY_UNIT) &&
-         rounded == tensor->memory->bytes;
+         rounded == ek__arena_room(tensor->memory);
 }
 
 ek_status ek_tensor_grow(bool *grown, ek_tensor *tensor, int64_t rows) {
@@ -314,7 +314,8 @@ ek_status ek_tensor_copy(ek_tensor *destination, const ek_tensor *source) {
 static ek_status fill_new(ek_tensor *tensor, const ek_tensor *source, bool ahead) {
   const struct ek__backend *backend = ek__device_table(tensor->device);
   if (source->device != NULL || backend->send == NULL) return ek_tensor_copy(tensor, source);
-  if (tensor->memory == NULL) return EK_OK; /* no elements */
+  if (tensor->memory == NULL) return EK_OK;                             /* no elements */
+  if (tensor->memory->guard > 0) return ek_tensor_copy(tensor, source); /* behind the NaNs */
   EK_TRY(ek__fault_point(tensor->device, "copy"));
   EK_TRY(backend->send(&tensor->memory->arrival, tensor->device, tensor->data, source->data,
                        ek_tensor_bytes(source), tensor->memory->ticket));

@@ -1,0 +1,302 @@
+/*
+ * check_debug_memory.c - groups with `debug_memory`: new tensors are NaN, what is written beside
+ * one is found, and training is what it is without, with planned peaks.
+ */
+#include <math.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <evenkeel/log.h>
+#include <evenkeel/mean_squared_error.h>
+#include <evenkeel/pass.h>
+
+#include "ck_arena.h"
+#include "ck_mirror.h"
+#include "ck_training.h"
+
+static ek_group *open_debug(const char *spec) {
+  ek_group *group = NULL;
+  ek_group_options options = EK_GROUP_OPTIONS_INIT;
+  options.threads_per_device = 1;
+  options.debug_memory = true;
+  ck_ok(ek_group_open(&group, ck_spec(spec), &options));
+  return group;
+}
+
+/* ---- what new tensors hold ---- */
+
+START_TEST(new_tensors_are_nan) {
+  static const ek_type types[] = {EK_F32, EK_F64, EK_I32};
+  ek_group *group = open_debug("cpu:1");
+  for (int64_t count = 1; count < 200; count += 66) {
+    for (size_t t = 0; t < 3; t++) {
+      ek_tensor tensor = {0};
+      double values[200] = {0};
+      ck_ok(ek_tensor_create(&tensor, ek_group_device(group, 0), EK_MEMORY_OUTPUTS, types[t], 1,
+                             &count));
+      ck_assert_uint_eq((uintptr_t)tensor.data % EK_MEMORY_UNIT, 0);
+      ck_get(values, &tensor);
+      for (int64_t i = 0; i < count; i++) {
+        ck_assert(types[t] == EK_I32 ? values[i] == 2147483647.0 : isnan(values[i]));
+      }
+      ek_tensor_free(&tensor);
+    }
+  }
+  ck_ok(ek_group_synchronize(group));
+  ck_no_memory_held(group);
+  ck_ok(ek_group_free(group));
+}
+END_TEST
+
+/* Memory that was used before is NaN again, and what a tensor that grew held before stays. */
+START_TEST(old_memory_is_nan_again_and_growth_keeps) {
+  ek_group *group = open_debug("cpu:1");
+  const int64_t rows = 65, more = 300;
+  double values[300];
+  for (int round = 0; round < 2; round++) {
+    bool grown = false;
+    ek_tensor tensor = {0};
+    ck_ok(
+        ek_tensor_create(&tensor, ek_group_device(group, 0), EK_MEMORY_OUTPUTS, EK_F32, 1, &rows));
+    ck_get(values, &tensor);
+    for (int64_t i = 0; i < rows; i++) ck_assert(isnan(values[i]));
+    for (int64_t i = 0; i < rows; i++) values[i] = (double)i;
+    ck_set(&tensor, values);
+    ck_ok(ek_tensor_grow(&grown, &tensor, more));
+    ck_assert(grown);
+    ck_get(values, &tensor);
+    for (int64_t i = 0; i < more; i++) ck_assert(i < rows ? values[i] == i : isnan(values[i]));
+    ck_ok(ek_group_synchronize(group));
+    ek_tensor_free(&tensor);
+  }
+  ck_ok(ek_group_synchronize(group));
+  ck_ok(ek_group_free(group));
+}
+END_TEST
+
+/* ---- what is written beside a tensor ---- */
+
+/* Two bytes of zeros, `offset` bytes from where the tensor begins. */
+static void write_beside(const ek_tensor *tensor, int64_t offset) {
+  static const int64_t one = 1;
+  uint16_t zero = 0;
+  ek_tensor host, place = *tensor; /* a loan */
+  ck_ok(ek_tensor_host(&host, &zero, EK_F16, 1, &one));
+  place.data = (char *)tensor->data + offset;
+  place.type = EK_F16;
+  place.rank = 1;
+  place.shape[0] = 1;
+  ck_ok(ek_tensor_copy(&place, &host));
+}
+
+static void keep_line(void *context, ek_log_level level, const char *line) {
+  ck_assert_int_eq(level, EK_LOG_WARNING);
+  (void)snprintf(context, 512, "%s", line);
+}
+
+static const int64_t counts[] = {1, 3, 128, 129};
+
+/* Elements of f16; each place before and behind, near and far. */
+static int64_t place_of(int place, int64_t bytes) {
+  const int64_t places[] = {-2, -EK_MEMORY_UNIT, bytes, bytes + EK_MEMORY_UNIT - 2};
+  return places[place];
+}
+static const char *const words[] = {
+    "outputs: 1 byte before its beginning", "outputs: 255 bytes before its beginning",
+    "outputs: 1 byte behind its end", "outputs: 255 bytes behind its end"};
+
+static ek_status nothing(void *context, ek_device *device, size_t index) {
+  (void)device, (void)index;
+  ++*(atomic_int *)context;
+  return EK_OK;
+}
+
+START_TEST(a_write_beside_a_tensor_is_found_when_it_is_freed) {
+  const int64_t count = counts[_i / 4];
+  char line[512] = "";
+  atomic_int runs = 0;
+  ek_group *group = open_debug("cpu:2");
+  ek_tensor tensor = {0};
+  ck_ok(ek_tensor_create(&tensor, ek_group_device(group, 1), EK_MEMORY_OUTPUTS, EK_F16, 1, &count));
+  write_beside(&tensor, place_of(_i % 4, 2 * count));
+  ek_log_set(keep_line, line, EK_LOG_DEBUG);
+  ek_error_set(EK_ERR_SHAPE, "said before");
+  ek_tensor_free(&tensor);
+  ck_assert_str_eq(ek_error_message(), "said before");
+  ek_log_set(NULL, NULL, EK_LOG_DEBUG);
+  ck_assert_msg(ck_contains(line, words[_i % 4]) && ck_contains(line, "cpu:1"), "%s", line);
+  if (_i / 4 % 2 == 0) {
+    ck_fails(ek_group_synchronize(group), EK_ERR_OVERRUN, words[_i % 4]);
+  } else {
+    ck_fails(ek_group_apply(group, nothing, &runs), EK_ERR_OVERRUN, words[_i % 4]);
+    ck_assert_int_eq(runs, 0);
+  }
+  ck_ok(ek_group_apply(group, nothing, &runs)); /* said once */
+  ck_assert_int_eq(runs, 2);
+  ck_ok(ek_group_synchronize(group));
+  ck_ok(ek_group_free(group));
+}
+END_TEST
+
+START_TEST(a_write_beside_a_tensor_is_found_by_synchronize) {
+  const int64_t count = counts[_i / 4];
+  ek_group *group = open_debug("cpu:2");
+  ek_tensor tensors[3] = {{0}};
+  for (int i = 0; i < 3; i++) {
+    ck_ok(ek_tensor_create(&tensors[i], ek_group_device(group, 1), EK_MEMORY_OUTPUTS, EK_F16, 1,
+                           &count));
+  }
+  ck_ok(ek_group_synchronize(group));
+  write_beside(&tensors[1], place_of(_i % 4, 2 * count));
+  ck_fails(ek_group_synchronize(group), EK_ERR_OVERRUN, words[_i % 4]);
+  ck_assert(ck_contains(ek_error_message(), "cpu:1"));
+  for (int i = 0; i < 3; i++) ek_tensor_free(&tensors[i]);
+  ck_ok(ek_group_synchronize(group)); /* said once */
+  ck_ok(ek_group_free(group));
+}
+END_TEST
+
+/* ---- training ---- */
+
+static double *train(const struct ck_setup *setup, ek_group *group, int64_t *count,
+                     ek_step_result *result) {
+  const struct ck_workload *workload = setup->workload;
+  struct ck_training training;
+  ck_ok(ck_training_try(&training, setup, group));
+  for (uint64_t step = 0; step < 3; step++) {
+    struct ck_batch batch = ck_batch_make(workload, EK_F32, step == 1 ? 1 : 7, 0.2, step);
+    ck_ok(ck_training_step(&training, &batch, result));
+    ck_batch_free(&batch);
+  }
+  ck_ok(ek_group_synchronize(group));
+  double *values = ck_training_read(&training, CK_VALUES, count);
+  ck_training_close(&training);
+  return values;
+}
+
+/* Same bits with and without; and no memory is used before it was written. */
+START_TEST(training_is_the_same) {
+  struct ck_setup setup =
+      ck_setup_mode(&ck_workloads[_i / CK_MODES], "cpu:3", (ek_mode)(_i % CK_MODES));
+  ek_group *plain = ck_open("cpu:3", 1), *debug = open_debug("cpu:3");
+  int64_t count = 0;
+  ek_step_result result;
+  double *want = train(&setup, plain, &count, &result);
+  double *got = train(&setup, debug, &count, &result);
+  ck_assert(result.finite);
+  ck_same_bits(setup.workload->name, got, want, count);
+  free(want);
+  free(got);
+  ck_ok(ek_group_free(plain));
+  ck_ok(ek_group_free(debug));
+}
+END_TEST
+
+START_TEST(peaks_are_the_planned_ones) {
+  struct ck_setup setup = ck_setup_mode(ck_workload("gpt"), "cpu:3", (ek_mode)_i);
+  ek_memory_usage usage[2][3];
+  for (int k = 0; k < 2; k++) {
+    ek_group *group = open_debug(k == 0 ? "cpu:3" : "plan:3");
+    struct ck_training training;
+    struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 7, 0, 1);
+    ck_ok(ck_training_try(&training, &setup, group));
+    ck_ok(ck_training_step(&training, &batch, NULL));
+    for (size_t i = 0; i < 3; i++) usage[k][i] = ck_usage_of(ek_group_device(group, i));
+    ck_training_close(&training);
+    ck_batch_free(&batch);
+    ck_ok(ek_group_free(group));
+  }
+  for (size_t i = 0; i < 3; i++) {
+    ck_assert_uint_eq(usage[0][i].peak_bytes, usage[1][i].peak_bytes);
+    ck_assert_mem_eq(usage[0][i].at_peak, usage[1][i].at_peak, sizeof usage[0][i].at_peak);
+  }
+}
+END_TEST
+
+/* ---- a module that reads what it has not written ---- */
+
+static ek_status forgetful_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                                   ek_tensor *outputs) {
+  ek_tensor sums = {0}, out = {0};
+  const int64_t one = 1;
+  struct ck_mirrors m = {0};
+  (void)self;
+  EK_TRY(ek_pass_output(&out, pass, EK_F32, inputs->rank, inputs->shape));
+  outputs[0] = out;
+  EK_TRY(ek_pass_workspace(&sums, pass, EK_F32, 1, &one));
+  ek_status status = ck_mirrors_open(&m, 1, (ek_tensor *[]){&out, &sums}, 2);
+  for (int64_t i = 0; status == EK_OK && i < ek_tensor_count(&out); i++) {
+    ck_put(&m.host[0], i, ck_at(&m.host[1], 0)); /* a sum that nobody began with zero */
+  }
+  status = ck_mirrors_close(&m, status);
+  ek_tensor_free(&sums);
+  return status;
+}
+
+static ek_status forgetful_backward(const ek_module *self, ek_pass *pass,
+                                    const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+  (void)self, (void)pass;
+  return grad_inputs == NULL ? EK_OK : ek_tensor_share(&grad_inputs[0], &grad_outputs[0]);
+}
+
+static ek_status forgetful_parameters(const ek_module *self, ek_declaration *declaration) {
+  const int64_t one = 1;
+  (void)self;
+  return ek_declare_parameter(declaration, "w", 1, &one, ek_initializer_ones());
+}
+
+static void forgetful_free(ek_module *self) { free(self); }
+
+static ek_status create_forgetful(ek_module **module) {
+  static const ek_module_ops ops = {.size = sizeof ops,
+                                    .kind = "forgetful",
+                                    .parameters = forgetful_parameters,
+                                    .forward = forgetful_forward,
+                                    .backward = forgetful_backward,
+                                    .free = forgetful_free};
+  *module = calloc(1, sizeof **module);
+  ck_assert_ptr_nonnull(*module);
+  return ek_module_init(*module, &ops, 1, 1);
+}
+
+static ek_status squared_error(ek_criterion **criterion, ek_reduction reduction) {
+  return ek_mean_squared_error_create(criterion, reduction);
+}
+
+START_TEST(undefined_memory_shows_in_the_step_result) {
+  static const struct ck_workload workload = {
+      .name = "forgetful", .module = create_forgetful, .criterion = squared_error};
+  struct ck_setup setup = ck_setup_mode(&workload, "cpu:2", EK_MODE_REPLICATED);
+  struct ck_training training;
+  ek_group *group = open_debug("cpu:2");
+  float numbers[8] = {0};
+  struct ck_batch batch = {.samples = 4, .inputs = 1, .targets = 1};
+  ck_ok(ek_tensor_host(&batch.input[0], numbers, EK_F32, CK_SHAPE(4, 2)));
+  batch.target[0] = batch.input[0];
+  ek_step_result result;
+  ck_ok(ck_training_try(&training, &setup, group));
+  ck_ok(ck_training_step(&training, &batch, &result));
+  ck_assert(!result.finite);
+  ck_assert(isnan(result.loss));
+  ck_training_close(&training);
+  ck_ok(ek_group_free(group));
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("debug memory");
+  TCase *tensors = ck_case(suite, "tensors");
+  tcase_add_test(tensors, new_tensors_are_nan);
+  tcase_add_test(tensors, old_memory_is_nan_again_and_growth_keeps);
+  tcase_add_loop_test(tensors, a_write_beside_a_tensor_is_found_when_it_is_freed, 0, 16);
+  tcase_add_loop_test(tensors, a_write_beside_a_tensor_is_found_by_synchronize, 0, 16);
+  TCase *training = ck_case(suite, "training");
+  tcase_add_loop_test(training, training_is_the_same, 0, CK_WORKLOADS * CK_MODES);
+  tcase_add_loop_test(training, peaks_are_the_planned_ones, 0, CK_MODES);
+  tcase_add_test(training, undefined_memory_shows_in_the_step_result);
+  return suite;
+}
+
+CK_MAIN(make_suite)
