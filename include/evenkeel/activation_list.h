@@ -15,10 +15,13 @@
  *   relu  max(x, 0); NaN stays NaN. Its gradient is dy where y > 0, NaN where y is NaN, else 0
  *   gelu  in its tanh form (Hendrycks and Gimpel 2016):
  *         x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))). Its gradient is NaN for an infinite x
+ *   silu  x / (1 + e^-x), also called swish (Elfwing, Uchibe and Doya 2017). NaN for x = -infinity,
+ *         its gradient for any infinite x
  */
 #define EK_ACTIVATION_LIST(X)                                                                      \
   X(RELU, relu, RESULT)                                                                            \
-  X(GELU, gelu, INPUT)
+  X(GELU, gelu, INPUT)                                                                             \
+  X(SILU, silu, INPUT)
 
 typedef enum ek_activation {
 #define EK_ACTIVATION_ENUM(NAME, name, kept) EK_ACTIVATION_##NAME,

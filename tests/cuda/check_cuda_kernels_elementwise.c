@@ -90,7 +90,8 @@ static const struct {
   bool keeps_result;
   double forward, backward; /* roundings */
 } activations[] = {{"relu", EK_ACTIVATION_RELU, true, 1, 0},
-                   {"gelu", EK_ACTIVATION_GELU, false, 100, 120}};
+                   {"gelu", EK_ACTIVATION_GELU, false, 100, 120},
+                   {"silu", EK_ACTIVATION_SILU, false, 16, 32}};
 enum { ACTIVATIONS = sizeof activations / sizeof activations[0] };
 
 START_TEST(activation) {

@@ -22,10 +22,9 @@ EK_ACTIVATION_LIST(CREATE)
   }
 
 static const struct ck_module_case cases[] = {
-    CASE(relu, 1, 1, {0, 2, {3, 5}, -1, 1, 0.01}),
-    CASE(relu, 1, 1, {0, 3, {2, 2, 3}, -1, 1, 0.01}),
-    CASE(gelu, 4, 0, {0, 2, {3, 7}, -4, 4, 0}),
-    CASE(gelu, 4, 0, {0, 1, {21}, -30, 30, 0}),
+    CASE(relu, 1, 1, {0, 2, {3, 5}, -1, 1, 0.01}), CASE(relu, 1, 1, {0, 3, {2, 2, 3}, -1, 1, 0.01}),
+    CASE(gelu, 4, 0, {0, 2, {3, 7}, -4, 4, 0}),    CASE(gelu, 4, 0, {0, 1, {21}, -30, 30, 0}),
+    CASE(silu, 4, 0, {0, 2, {3, 7}, -4, 4, 0}),    CASE(silu, 4, 0, {0, 1, {21}, -30, 30, 0}),
 };
 
 START_TEST(gelu_formula) {
@@ -54,6 +53,32 @@ START_TEST(relu_values) {
   ck_within("dx", r->grad_input[0], (const double[]){0, 0, 0, 6, 7}, NULL, 5);
   ck_results_free(r);
   ck_bed_close(bed);
+}
+END_TEST
+
+/* Of x sigmoid(x) and its derivative, from 50 decimal digits. */
+START_TEST(silu_values) {
+  static const struct ck_module_case is = CASE(silu, 4, 0, {0, 2, {1, 6}, -1, 1, 0});
+  static const double x[] = {-20, -5, -0.5, 0, 1, 20};
+  static const double y[] = {-4.122307236380407e-08, -0.03346425462142428,
+                             -0.18877033439907273,   0.0,
+                             0.7310585786300049,     19.99999995877693},
+                      dx[] = {-3.9161918660646786e-08, -0.02654743242966592,
+                              0.2600388126973482,      0.5,
+                              0.9276705118714867,      1.0000000391619186};
+  for (int f64 = 0; f64 < 2; f64++) {
+    struct ck_bed *bed = ck_bed_open(&is, f64 ? EK_F64 : EK_F32, test_devices("cpu:1"));
+    const double unit = f64 ? 0x1p-53 : 0x1p-24;
+    ck_set(&bed->input[0], x);
+    ck_set(&bed->grad_output[0], (const double[]){1, 1, 1, 1, 1, 1});
+    struct ck_results *r = ck_bed_backward(bed, true);
+    for (int i = 0; i < 6; i++) {
+      ck_assert_double_le(fabs(r->output[0][i] - y[i]), 8 * unit * fabs(y[i]));
+      ck_assert_double_le(fabs(r->grad_input[0][i] - dx[i]), 12 * unit * fabs(x[i]) + 8 * unit);
+    }
+    ck_results_free(r);
+    ck_bed_close(bed);
+  }
 }
 END_TEST
 
@@ -86,6 +111,7 @@ static Suite *make_suite(void) {
   TCase *tcase = ck_case(suite, "activation");
   tcase_add_test(tcase, gelu_formula);
   tcase_add_test(tcase, relu_values);
+  tcase_add_test(tcase, silu_values);
   tcase_add_loop_test(tcase, bad_input, 0, KINDS);
   return suite;
 }

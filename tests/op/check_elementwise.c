@@ -12,6 +12,9 @@
  *                         products round once each
  *   gelu's slope          u |dy| (8 + 8 |x z'|): GELU' = (1 + t) / 2 + x z' (1 - t^2) / 2, and both
  *                         t and z err as above; 1 - t^2 is where that error is not damped
+ *   silu                  8 u |y|: the exponential 2 u, the sum and the quotient round once; below
+ *                         -88 the f32 exponential overflows to a result of 0 in place of 2^-121
+ *   silu's slope          u (8 s + 12 |x| s (1 - s)): as many roundings in each of the two terms
  *   dropout               3 u |y| where kept (1 - p, its inverse, the product), 0 elsewhere
  */
 #include <evenkeel/elementwise.h>
@@ -165,6 +168,17 @@ static double gelu_slope_bound(double x) {
   return 8 + 8 * near * (double)root_two_over_pi * (1 + 3 * 0.044715 * near * near);
 }
 
+static long double silu(long double x) { return x / (1 + expl(-x)); }
+static long double silu_slope(long double x) {
+  const long double e = expl(-fabsl(x)), share = 1 / (1 + e);
+  return (x < 0 ? e * share : share) + x * (e * share * share);
+}
+static double silu_bound(double x) { return 8 * fabs((double)silu(x)) + 0x1p-96; }
+static double silu_slope_bound(double x) {
+  const double e = exp(-fabs(x)), share = 1 / (1 + e);
+  return 8 * (x < 0 ? e * share : share) + 12 * fabs(x) * e * share * share + 0x1p-96;
+}
+
 /* Bounds in units of u, that of the slope for dy = 1. */
 static const struct activation {
   const char *name;
@@ -176,6 +190,7 @@ static const struct activation {
   { #name, EK_ACTIVATION_##NAME, name, name##_slope, bound, slope_bound }
     ACTIVATION(RELU, relu, nothing, nothing),
     ACTIVATION(GELU, gelu, gelu_bound, gelu_slope_bound),
+    ACTIVATION(SILU, silu, silu_bound, silu_slope_bound),
 };
 enum { ACTIVATIONS = sizeof activations / sizeof activations[0] };
 
@@ -293,6 +308,10 @@ START_TEST(activations_of_infinities) {
   ck_within("relu", ck_read(rig, dx), (const double[]){HUGE_VAL, 0, NAN}, NULL, N);
   ck_ok(ek_op_activation_backward(rig->stream, dx, tdy, tx, EK_ACTIVATION_GELU));
   ck_within("gelu", ck_read(rig, dx), (const double[]){NAN, NAN, NAN}, NULL, N);
+  ck_ok(ek_op_activation_forward(rig->stream, y, tx, NULL, EK_ACTIVATION_SILU));
+  ck_within("silu", ck_read(rig, y), (const double[]){HUGE_VAL, NAN, NAN}, NULL, N);
+  ck_ok(ek_op_activation_backward(rig->stream, dx, tdy, tx, EK_ACTIVATION_SILU));
+  ck_within("silu", ck_read(rig, dx), (const double[]){NAN, NAN, NAN}, NULL, N);
   ck_fails(ek_op_activation_forward(rig->stream, y, tx, NULL, (ek_activation)99),
            EK_ERR_INVALID_ARGUMENT, "activation 99");
   ck_fails(ek_op_activation_backward(rig->stream, dx, tdy, tx, (ek_activation)-1),

@@ -72,6 +72,12 @@ static double gelu_back(double dy, double any) {
   return dy * (s + x * s * (1.0 - s) * 2.0 * slope);
 }
 
+static double silu(double x) { return x / (1.0 + exp(-x)); }
+static double silu_back(double dy, double x) {
+  /* f' = s (1 + x (1 - s)) with s = 1 / (1 + e^-x), and 1 - s = 1 / (1 + e^x) */
+  return dy * (1.0 / (1.0 + exp(-x))) * (1.0 + x / (1.0 + exp(x)));
+}
+
 static const struct {
   double (*forward)(double x), (*backward)(double dy, double kept);
 } activations[] = {

@@ -39,6 +39,15 @@ template <class T> struct gelu {
   }
 };
 
+template <class T> struct silu {
+  static __device__ __forceinline__ T forward(T x) { return x / (T(1) + exp(-x)); }
+  static __device__ __forceinline__ T backward(T dy, T x) {
+    /* s + x s (1 - s), s = 1 / (1 + e^-x), by e^-|x|, which does not overflow */
+    const T e = exp(-fabs(x)), share = T(1) / (T(1) + e);
+    return dy * ((x < T(0) ? e * share : share) + x * (e * share * share));
+  }
+};
+
 /* ---- kernels; A is one of the above ---- */
 
 template <class T, class A> struct forward_of {

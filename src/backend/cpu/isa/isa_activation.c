@@ -41,6 +41,17 @@ static inline vec gelu_back(vec dy, vec x) {
   return dy * (s + x * slope_2u * s * (1.0f - s));
 }
 
+/*
+ * SiLU' = s + x s (1 - s) with s = 1 / (1 + e^-x). By e = e^-|x|, which does not overflow,
+ *     s = 1 / (1 + e) for x >= 0, e / (1 + e) else,   s (1 - s) = e / (1 + e)^2
+ */
+static inline vec silu(vec x) { return x / (v_exp(-x) + 1.0f); }
+static inline vec silu_back(vec dy, vec x) {
+  const vec e = v_exp(-v_max(x, -x)), share = 1.0f / (e + 1.0f);
+  const vec s = v_less(x, (vec){0}, e * share, share);
+  return dy * (s + x * (e * share * share));
+}
+
 /* ---- loops: inlined by force, or each element would cost a call ---- */
 
 #define FORCED static inline __attribute__((always_inline))
