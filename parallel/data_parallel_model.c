@@ -15,7 +15,7 @@
 
 #include "core/alloc.h"
 #include "core/options.h"
-#include "module/layout.h"
+#include "module/replica_internal.h"
 #include "parallel_internal.h"
 
 /* ---- modes ---- */
@@ -159,17 +159,37 @@ void ek__model_drop_forward(ek_data_parallel_model *model) {
   model->pending = 0;
 }
 
+static ek_status free_replica(void *context, ek_device *device, size_t index) {
+  ek_replica **replicas = context;
+  (void)device;
+  ek_replica_free(replicas[index]);
+  replicas[index] = NULL;
+  return EK_OK;
+}
+
+void ek__replicas_free(ek_group *group, ek_replica **replicas) {
+  bool stateful = false;
+  if (replicas == NULL) return;
+  for (size_t k = 0; k < ek_group_size(group); k++) {
+    stateful = stateful || (replicas[k] != NULL && replicas[k]->layout.stateful);
+  }
+  /* Refused in a child of fork(), which has no workers. */
+  const ek_status status = stateful ? ek_group_apply(group, free_replica, replicas) : EK_OK;
+  (void)status;
+  for (size_t k = 0; k < ek_group_size(group); k++) ek_replica_free(replicas[k]);
+  ek__free(replicas);
+}
+
 void ek_data_parallel_model_free(ek_data_parallel_model *model) {
   if (model == NULL) return;
   ek__model_drop_forward(model);
   ek_reducer_free(model->reducer);
-  for (size_t k = 0; k < model->count; k++) {
-    if (model->totals != NULL) ek_tensor_free(&model->totals[k]);
-    if (model->replicas != NULL) ek_replica_free(model->replicas[k]);
+  for (size_t k = 0; k < model->count && model->totals != NULL; k++) {
+    ek_tensor_free(&model->totals[k]);
   }
   ek__free(model->totals);
   ek__free(model->passes);
-  ek__free(model->replicas);
+  ek__replicas_free(model->group, model->replicas);
   ek__model_unwatch(model);
   ek_communicator_free(model->communicator);
   for (size_t i = 0; i < EK_MAX_TENSORS; i++) ek_shards_free(&model->part_shapes[i]);

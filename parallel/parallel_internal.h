@@ -98,6 +98,10 @@ ek_status ek__parallel_apply(ek_shards *made, size_t output_count, ek_pass *cons
 /* Brings the step's gradients to stage reduced. EK_ERR_STATE if there are none. */
 ek_status ek__model_reduce(ek_data_parallel_model *model);
 
+/* Frees the replicas of a group and their array (NULL is legal); on its workers where modules keep
+ * state, which is closed where it was opened. */
+void ek__replicas_free(ek_group *group, ek_replica **replicas);
+
 /* Drops the passes of a forward whose backward has not come. */
 void ek__model_drop_forward(ek_data_parallel_model *model);
 

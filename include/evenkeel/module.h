@@ -92,6 +92,23 @@ typedef struct ek_module_ops {
    * sees doubles.
    */
   unsigned types;
+
+  /*
+   * (optional) fallback: no state. What this module keeps on one device for foreign code that it
+   * calls: handles, graphs, caches. Called once for each use of the module in each replica, parents
+   * first, in the thread that opens the replica: of a data-parallel model, the device's worker.
+   * *state, NULL at first, is what ek_pass_state() gives to forward and backward of that use, and what
+   * close takes; no two threads are ever in it. Memory that it takes from the device counts as held
+   * until close.
+   */
+  ek_status (*open)(const ek_module *self, void **state, ek_device *device);
+
+  /*
+   * (optional) fallback: nothing. Called for each open that succeeded, in the reverse order, when the
+   * replica is freed, and when a later open fails: in the thread that does so, or on the device's
+   * worker for a data-parallel model.
+   */
+  void (*close)(const ek_module *self, void *state, ek_device *device);
 } ek_module_ops;
 
 /* The first member of every module's struct. Nothing of it changes while the module is in use. */
@@ -121,27 +138,35 @@ EK_API void ek_module_free(ek_module *module);
 typedef enum ek_initializer_kind {
   EK_INITIALIZER_CONSTANT = 0,
   EK_INITIALIZER_NORMAL = 1,
-  EK_INITIALIZER_UNIFORM = 2
+  EK_INITIALIZER_UNIFORM = 2,
+  EK_INITIALIZER_VALUES = 3
 } ek_initializer_kind;
 
-/* constant: a. normal: mean a, standard deviation b. uniform: in [a, b). */
+/* constant: a. normal: mean a, standard deviation b. uniform: in [a, b). values: these. */
 typedef struct ek_initializer {
   ek_initializer_kind kind;
   double a, b;
+  const double *values;
 } ek_initializer;
 
 static inline ek_initializer ek_initializer_constant(double value) {
-  const ek_initializer initializer = {EK_INITIALIZER_CONSTANT, value, 0};
+  const ek_initializer initializer = {EK_INITIALIZER_CONSTANT, value, 0, NULL};
   return initializer;
 }
 static inline ek_initializer ek_initializer_zeros(void) { return ek_initializer_constant(0); }
 static inline ek_initializer ek_initializer_ones(void) { return ek_initializer_constant(1); }
 static inline ek_initializer ek_initializer_normal(double mean, double deviation) {
-  const ek_initializer initializer = {EK_INITIALIZER_NORMAL, mean, deviation};
+  const ek_initializer initializer = {EK_INITIALIZER_NORMAL, mean, deviation, NULL};
   return initializer;
 }
 static inline ek_initializer ek_initializer_uniform(double low, double high) {
-  const ek_initializer initializer = {EK_INITIALIZER_UNIFORM, low, high};
+  const ek_initializer initializer = {EK_INITIALIZER_UNIFORM, low, high, NULL};
+  return initializer;
+}
+/* As many as the parameter has elements, row by row, converted to its type. A loan: the array must
+ * live as long as the module. */
+static inline ek_initializer ek_initializer_values(const double *values) {
+  const ek_initializer initializer = {EK_INITIALIZER_VALUES, 0, 0, values};
   return initializer;
 }
 
@@ -154,6 +179,21 @@ static inline ek_initializer ek_initializer_uniform(double low, double high) {
 EK_API EK_CHECKED ek_status ek_declare_parameter(ek_declaration *declaration, const char *name,
                                                  int rank, const int64_t *shape,
                                                  ek_initializer initializer);
+
+/* What is asked of an optimizer for a parameter. Of tied parameters the source's holds. */
+typedef struct ek_parameter_options {
+  size_t size;
+  bool no_decay; /* weight decay leaves it alone: biases and weights of norms */
+  bool frozen;   /* no update changes it, and it counts in no norm */
+} ek_parameter_options;
+#define EK_PARAMETER_OPTIONS_INIT                                                                  \
+  { sizeof(ek_parameter_options), false, false }
+
+/* The same with options; NULL gives the defaults. */
+EK_API EK_CHECKED ek_status ek_declare_parameter_with(ek_declaration *declaration, const char *name,
+                                                      int rank, const int64_t *shape,
+                                                      ek_initializer initializer,
+                                                      const ek_parameter_options *options);
 
 /*
  * Declares a buffer: numbered with the parameters in one sequence and read with
@@ -177,8 +217,8 @@ EK_API EK_CHECKED ek_status ek_declare_wrapped(ek_declaration *declaration, ek_m
 
 /*
  * Makes two parameters one: from now on `name` stands for the memory of `source`. Both are paths
- * from this module ("head.weight", "tokens.weight"), both declared before, of the same shape. The
- * gradient is the sum over both uses and is complete when all users have said so.
+ * from this module ("head.weight", "tokens.weight"), both declared before, of the same shape. Initial
+ * values and options are the source's. The gradient is the sum over both uses and is complete when all users have said so.
  */
 EK_API EK_CHECKED ek_status ek_declare_tie(ek_declaration *declaration, const char *name,
                                            const char *source);

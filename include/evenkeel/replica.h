@@ -49,6 +49,7 @@ typedef struct ek_parameter_info {
   ek_tensor gradient; /* a loan; a struct of zeros for a buffer */
   int64_t offset;     /* of its first element in the flat buffer */
   bool buffer;
+  bool no_decay, frozen; /* as it was declared: ek_parameter_options */
 } ek_parameter_info;
 
 /* Number of parameters and buffers; a tied parameter counts once, under its source's name. */

@@ -20,8 +20,11 @@ struct layer_norm {
 
 static ek_status layer_norm_parameters(const ek_module *self, ek_declaration *declaration) {
   const int64_t shape[] = {((const struct layer_norm *)self)->width};
-  EK_TRY(ek_declare_parameter(declaration, "weight", 1, shape, ek_initializer_ones()));
-  return ek_declare_parameter(declaration, "bias", 1, shape, ek_initializer_zeros());
+  ek_parameter_options options = EK_PARAMETER_OPTIONS_INIT;
+  options.no_decay = true;
+  EK_TRY(
+      ek_declare_parameter_with(declaration, "weight", 1, shape, ek_initializer_ones(), &options));
+  return ek_declare_parameter_with(declaration, "bias", 1, shape, ek_initializer_zeros(), &options);
 }
 
 /* x, or x + residual written to sum: y is its layer norm. */

@@ -12,6 +12,7 @@
 
 #include "core/alloc.h"
 #include "core/error.h"
+#include "core/options.h"
 #include "core/sizes.h"
 #include "device/types.h"
 
@@ -85,16 +86,24 @@ static ek_status check_parameter(int64_t *count, const ek_declaration *declarati
   return EK_OK;
 }
 
-static ek_status declare(ek_declaration *declaration, const char *name, int rank,
-                         const int64_t *shape, ek_initializer initializer, bool buffer) {
-  char path[EK__PATH_SIZE];
-  int64_t count = 0;
-  EK_TRY(check_name(path, declaration, name));
-  EK_TRY(check_parameter(&count, declaration, path, rank, shape));
-  if ((unsigned)initializer.kind > EK_INITIALIZER_UNIFORM) {
+static ek_status check_initializer(const ek_declaration *declaration, const char *path,
+                                   const ek_initializer *initializer) {
+  if ((unsigned)initializer->kind > EK_INITIALIZER_VALUES) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: there is no initializer %d for %s",
-                        declaration->kind, (int)initializer.kind, path);
+                        declaration->kind, (int)initializer->kind, path);
   }
+  if (initializer->kind != EK_INITIALIZER_VALUES || initializer->values != NULL) return EK_OK;
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: the initial values of %s are NULL",
+                      declaration->kind, path);
+}
+
+/* `given` has what of a parameter does not follow from name and shape. */
+static ek_status declare(ek_declaration *declaration, const char *name, int rank,
+                         const int64_t *shape, struct ek__parameter given) {
+  char path[EK__PATH_SIZE];
+  EK_TRY(check_name(path, declaration, name));
+  EK_TRY(check_parameter(&given.count, declaration, path, rank, shape));
+  EK_TRY(check_initializer(declaration, path, &given.initializer));
   struct ek__layout *layout = declaration->layout;
   struct ek__node *node = declaration->node;
   if (!ek__grow(&layout->parameters, &layout->parameter_capacity, layout->parameter_count + 1,
@@ -103,29 +112,36 @@ static ek_status declare(ek_declaration *declaration, const char *name, int rank
                 sizeof *node->parameters)) {
     return no_memory();
   }
-  struct ek__parameter *parameter = &layout->parameters[layout->parameter_count];
-  *parameter =
-      (struct ek__parameter){.name = ek__names_add(&layout->names, path, layout->parameter_count),
-                             .rank = rank,
-                             .count = count,
-                             .initializer = initializer,
-                             .buffer = buffer,
-                             .users = 1,
-                             .alias = layout->parameter_count};
-  if (parameter->name == NULL) return no_memory();
-  if (rank > 0) memcpy(parameter->shape, shape, (size_t)rank * sizeof *shape);
+  given.name = ek__names_add(&layout->names, path, layout->parameter_count);
+  if (given.name == NULL) return no_memory();
+  given.rank = rank;
+  given.users = 1;
+  given.alias = layout->parameter_count;
+  if (rank > 0) memcpy(given.shape, shape, (size_t)rank * sizeof *shape);
+  layout->parameters[layout->parameter_count] = given;
   node->parameters[node->parameter_count++] = layout->parameter_count++;
   return EK_OK;
 }
 
+ek_status ek_declare_parameter_with(ek_declaration *declaration, const char *name, int rank,
+                                    const int64_t *shape, ek_initializer initializer,
+                                    const ek_parameter_options *options) {
+  ek_parameter_options o = EK_PARAMETER_OPTIONS_INIT;
+  EK_TRY(ek__options_read(&o, sizeof o, options, "ek_parameter_options"));
+  return declare(declaration, name, rank, shape,
+                 (struct ek__parameter){
+                     .initializer = initializer, .no_decay = o.no_decay, .frozen = o.frozen});
+}
+
 ek_status ek_declare_parameter(ek_declaration *declaration, const char *name, int rank,
                                const int64_t *shape, ek_initializer initializer) {
-  return declare(declaration, name, rank, shape, initializer, false);
+  return ek_declare_parameter_with(declaration, name, rank, shape, initializer, NULL);
 }
 
 ek_status ek_declare_buffer(ek_declaration *declaration, const char *name, int rank,
                             const int64_t *shape, ek_initializer initializer) {
-  return declare(declaration, name, rank, shape, initializer, true);
+  return declare(declaration, name, rank, shape,
+                 (struct ek__parameter){.initializer = initializer, .buffer = true});
 }
 
 static ek_status node_create(struct ek__node **node, struct ek__layout *layout, ek_module *module) {
@@ -316,6 +332,43 @@ void ek__layout_close(struct ek__layout *layout) {
     node_free(node);
   }
   memset(layout, 0, sizeof *layout);
+}
+
+/* ---- what modules keep on the device ---- */
+
+static ek_status open_state(struct ek__layout *layout, struct ek__node *node, ek_device *device) {
+  const ek_module_ops *ops = node->module->ops;
+  if (EK__TABLE_HAS(ops, open) && ops->open != NULL) {
+    layout->stateful = true;
+    const uint64_t errors = ek__error_number();
+    const ek_status status = ops->open(node->module, &node->state, device);
+    if (status != EK_OK) {
+      char path[EK__PATH_SIZE];
+      return ek_error_set(status, "%s, open: %s", ek__node_path(path, node),
+                          ek__error_words(status, errors));
+    }
+    node->opened = true;
+  }
+  for (size_t i = 0; i < node->child_count; i++) {
+    EK_TRY(open_state(layout, node->children[i], device));
+  }
+  return EK_OK;
+}
+
+ek_status ek__layout_open_states(struct ek__layout *layout, ek_device *device) {
+  const ek_status status = open_state(layout, layout->root, device);
+  if (status != EK_OK) ek__layout_close_states(layout, device);
+  return status;
+}
+
+void ek__layout_close_states(struct ek__layout *layout, ek_device *device) {
+  for (struct ek__node *node = layout->nodes; node != NULL; node = node->next) {
+    const ek_module_ops *ops = node->module->ops;
+    if (node->opened && EK__TABLE_HAS(ops, close) && ops->close != NULL) {
+      ops->close(node->module, node->state, device);
+    }
+    node->opened = false;
+  }
 }
 
 ek_status ek__layout_check(const struct ek__layout *layout) {

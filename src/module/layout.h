@@ -7,7 +7,8 @@
  * has two nodes and two sets of parameters. A wrapped child has its parent's path and random stream,
  * so that all names and numbers are as if the wrapper were not there.
  *
- * A layout is immutable once built and holds no tensors.
+ * A layout belongs to one replica and is immutable once built, but for the state that modules keep
+ * (ek__layout_open_states). It holds no tensors.
  */
 #ifndef EK_LAYOUT_H
 #define EK_LAYOUT_H
@@ -22,7 +23,7 @@ struct ek__parameter {
   int64_t shape[EK_MAX_RANK];
   int64_t count, offset; /* elements; offset in the flat parameters or buffers */
   ek_initializer initializer;
-  bool buffer;
+  bool buffer, no_decay, frozen;
   uint32_t users; /* nodes that say when the gradient is complete */
   size_t alias;   /* while building: the parameter it was tied to, else itself */
 };
@@ -30,9 +31,11 @@ struct ek__parameter {
 struct ek__node {
   ek_module *module;
   const char *path;       /* NULL for the root and what it wraps; the layout's names own it */
-  struct ek__node *next;  /* all nodes of a layout, in any order */
+  struct ek__node *next;  /* all nodes of a layout, the last walked first */
   size_t inputs, outputs; /* of the module when it was walked: what arrays are laid out by */
   uint32_t stream;        /* for random keys */
+  bool opened;            /* by its module, whose state is the next */
+  void *state;
   size_t *parameters, parameter_count, parameter_capacity;
   struct ek__node **children;
   size_t child_count, child_capacity;
@@ -47,6 +50,7 @@ struct ek__layout {
   int64_t buffer_count;   /* elements of the flat buffers */
   ek_type type;           /* that the modules will compute in */
   uint32_t node_count;
+  bool stateful; /* a module of it keeps state: replicas are freed where they were opened */
 };
 
 #define EK__NO_PARAMETER SIZE_MAX
@@ -63,7 +67,12 @@ ek_status ek__module_check(const ek_module *module);
 
 /* EK_ERR_UNSUPPORTED if one of the modules does not compute in `type`. */
 ek_status ek__layout_open(struct ek__layout *layout, ek_module *module, ek_type type);
+/* States of modules must be closed. */
 void ek__layout_close(struct ek__layout *layout);
+/* Calls the modules' `open`, parents first, and `close`, in the reverse order; the first failure
+ * closes what was opened. */
+ek_status ek__layout_open_states(struct ek__layout *layout, ek_device *device);
+void ek__layout_close_states(struct ek__layout *layout, ek_device *device);
 /* EK_ERR_STATE if a module has not the inputs and outputs any more that it was walked with. */
 ek_status ek__layout_check(const struct ek__layout *layout);
 /* What messages call a module: "blocks.3.mlp (sequential)", or its kind for the root. */

@@ -22,7 +22,9 @@ static ek_status linear_parameters(const ek_module *self, ek_declaration *declar
   const int64_t shape[] = {m->out, m->in};
   EK_TRY(ek_declare_parameter(declaration, "weight", 2, shape, m->weight_start));
   if (!m->bias) return EK_OK;
-  return ek_declare_parameter(declaration, "bias", 1, shape, m->bias_start);
+  ek_parameter_options options = EK_PARAMETER_OPTIONS_INIT;
+  options.no_decay = true;
+  return ek_declare_parameter_with(declaration, "bias", 1, shape, m->bias_start, &options);
 }
 
 /* Checks x and gets the parameters; `shape` is a tensor of the output's shape, without memory. */

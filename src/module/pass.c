@@ -245,6 +245,8 @@ bool ek_pass_is_training(const ek_pass *pass) { return pass != NULL && pass->opt
 
 bool ek_pass_is_recomputing(const ek_pass *pass) { return pass != NULL && pass->frame->backward; }
 
+void *ek_pass_state(const ek_pass *pass) { return pass == NULL ? NULL : pass->frame->node->state; }
+
 ek_random_key ek_pass_random(const ek_pass *pass) {
   ek_random_key key = {0, 0, 0};
   if (pass == NULL) return key;

@@ -1,16 +1,11 @@
 /*
  * replica.c - flat parameters, gradients and buffers of a module on one device.
- *
- * Initial values are computed on the host, in the order of the elements, from (seed, name): they
- * are the same on every backend and for every number of devices.
  */
 #include <evenkeel/replica.h>
 
-#include <math.h>
 #include <string.h>
 
 #include <evenkeel/elementwise.h>
-#include <evenkeel/random.h>
 
 #include "core/alloc.h"
 #include "core/options.h"
@@ -36,87 +31,11 @@ ek_tensor ek__replica_gradient(const ek_replica *replica, size_t parameter) {
   return view(&replica->gradients, &replica->layout.parameters[parameter]);
 }
 
-/* ---- initial values ---- */
-
-enum { CHUNK = 1024 }; /* elements computed at a time; a multiple of 4 */
-
-/* 32 bits that depend on a name: FNV-1a (Fowler, Noll, Vo). */
-static uint32_t hash_name(const char *name) {
-  uint32_t hash = 2166136261u;
-  for (; *name != '\0'; name++) hash = (hash ^ (unsigned char)*name) * 16777619u;
-  return hash;
-}
-
-/* Two independent normal numbers from two words: Box and Muller 1958. */
-static void normal_pair(double result[2], uint32_t a, uint32_t b) {
-  const double two_pi = 6.283185307179586;
-  const double radius = sqrt(-2.0 * log(((double)a + 1.0) / 4294967296.0));
-  const double angle = two_pi * ((double)b / 4294967296.0);
-  result[0] = radius * cos(angle);
-  result[1] = radius * sin(angle);
-}
-
-static void four_values(double values[4], const ek_initializer *initializer, ek_random_key key,
-                        int64_t block) {
-  uint32_t bits[4];
-  ek_random_bits(key, (uint32_t)(block >> 32), (uint32_t)block, bits);
-  if (initializer->kind == EK_INITIALIZER_UNIFORM) {
-    for (int i = 0; i < 4; i++) {
-      values[i] =
-          initializer->a + (initializer->b - initializer->a) * (double)ek_random_unit(bits[i]);
-    }
-    return;
-  }
-  normal_pair(values, bits[0], bits[1]);
-  normal_pair(values + 2, bits[2], bits[3]);
-  for (int i = 0; i < 4; i++) values[i] = initializer->a + initializer->b * values[i];
-}
-
-static void compute_chunk(void *chunk, ek_type type, int64_t first, int64_t count,
-                          const ek_initializer *initializer, ek_random_key key) {
-  for (int64_t i = 0; i < count; i += 4) {
-    double values[4];
-    four_values(values, initializer, key, (first + i) / 4);
-    for (int64_t j = 0; j < 4 && i + j < count; j++) {
-      if (type == EK_F32) {
-        ((float *)chunk)[i + j] = (float)values[j];
-      } else {
-        ((double *)chunk)[i + j] = values[j];
-      }
-    }
-  }
-}
-
-static ek_status upload_random(ek_tensor *value, const struct ek__parameter *parameter,
-                               uint64_t seed) {
-  double chunk[CHUNK];
-  const ek_random_key key = {seed, UINT32_MAX, hash_name(parameter->name)};
-  ek_tensor part = *value;
-  part.rank = 1;
-  for (int64_t first = 0; first < parameter->count; first += CHUNK) {
-    const int64_t left = parameter->count - first;
-    const int64_t count = left < CHUNK ? left : CHUNK;
-    compute_chunk(chunk, value->type, first, count, &parameter->initializer, key);
-    ek_tensor host;
-    EK_TRY(ek_tensor_host(&host, chunk, value->type, 1, &count));
-    part.shape[0] = count;
-    part.data = (char *)value->data + (size_t)first * ek_type_size(value->type);
-    EK_TRY(ek_tensor_copy(&part, &host));
-  }
-  return EK_OK;
-}
-
 static ek_status initialize(ek_replica *replica, uint64_t seed) {
   if (ek_device_counts_only(replica->device)) return EK_OK;
-  ek_stream *stream = ek_device_stream(replica->device, EK_STREAM_COMPUTE);
   for (size_t i = 0; i < replica->layout.parameter_count; i++) {
-    const struct ek__parameter *parameter = &replica->layout.parameters[i];
     ek_tensor value = ek__replica_value(replica, i);
-    if (parameter->initializer.kind == EK_INITIALIZER_CONSTANT) {
-      EK_TRY(ek_op_fill(stream, &value, parameter->initializer.a));
-    } else {
-      EK_TRY(upload_random(&value, parameter, seed));
-    }
+    EK_TRY(ek__initial_values(&value, &replica->layout.parameters[i], seed));
   }
   return EK_OK;
 }
@@ -166,6 +85,7 @@ ek_status ek_replica_open(ek_replica **replica, ek_device *device, ek_module *mo
                           o.gradients ? result->layout.flat_count : 0),
               cleanup);
   if (o.initialize) EK_TRY_GOTO(status, initialize(result, o.seed), cleanup);
+  EK_TRY_GOTO(status, ek__layout_open_states(&result->layout, device), cleanup);
   *replica = result;
   return EK_OK;
 cleanup:
@@ -175,6 +95,7 @@ cleanup:
 
 void ek_replica_free(ek_replica *replica) {
   if (replica == NULL) return;
+  ek__layout_close_states(&replica->layout, replica->device);
   ek__pass_destroy(replica->spare);
   ek_tensor_free(&replica->gradients);
   ek_tensor_free(&replica->buffers);
@@ -225,7 +146,9 @@ ek_status ek_replica_parameter(ek_parameter_info *info, const ek_replica *replic
   *info = (ek_parameter_info){.name = parameter->name,
                               .value = ek__replica_value(replica, index),
                               .offset = parameter->offset,
-                              .buffer = parameter->buffer};
+                              .buffer = parameter->buffer,
+                              .no_decay = parameter->no_decay,
+                              .frozen = parameter->frozen};
   if (!parameter->buffer && ek_tensor_count(&replica->gradients) > 0) {
     info->gradient = ek__replica_gradient(replica, index);
   }

@@ -22,6 +22,10 @@ struct ek_replica {
 ek_tensor ek__replica_value(const ek_replica *replica, size_t parameter);
 ek_tensor ek__replica_gradient(const ek_replica *replica, size_t parameter);
 
+/* Fills a parameter of a replica, or a buffer: initial_values.c. */
+ek_status ek__initial_values(ek_tensor *value, const struct ek__parameter *parameter,
+                             uint64_t seed);
+
 /* Frees what a spare pass holds: pass.c. */
 void ek__pass_destroy(ek_pass *pass);
 

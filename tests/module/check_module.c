@@ -200,9 +200,13 @@ static ek_status huge_sum(ek_declaration *d, ek_module *child) {
   return parameter(d, "c", 1, shape);
 }
 static ek_status unknown_start(ek_declaration *d, ek_module *child) {
-  const ek_initializer initializer = {(ek_initializer_kind)9, 0, 0};
+  const ek_initializer initializer = {(ek_initializer_kind)9, 0, 0, NULL};
   (void)child;
   return ek_declare_parameter(d, "weight", 2, two_three, initializer);
+}
+static ek_status null_values(ek_declaration *d, ek_module *child) {
+  (void)child;
+  return ek_declare_buffer(d, "weight", 2, two_three, ek_initializer_values(NULL));
 }
 static ek_status tie_unknown_name(ek_declaration *d, ek_module *child) {
   EK_TRY(ek_declare_module(d, "layer", child));
@@ -258,6 +262,7 @@ static const struct {
     {huge, EK_ERR_OVERFLOW, ""},
     {huge_sum, EK_ERR_OVERFLOW, ""},
     {unknown_start, EK_ERR_INVALID_ARGUMENT, ""},
+    {null_values, EK_ERR_INVALID_ARGUMENT, "the initial values of weight are NULL"},
     {tie_unknown_name, EK_ERR_NOT_FOUND, "layer.nothing"},
     {tie_unknown_source, EK_ERR_NOT_FOUND, "layers.weight"},
     {tie_other_shape, EK_ERR_SHAPE, "weight"},

@@ -171,6 +171,87 @@ START_TEST(values_depend_on_names) {
 }
 END_TEST
 
+/* Biases and the weights of norms are declared to be without weight decay. */
+START_TEST(decay) {
+  struct bench bench = bench_open("plan:1", tiny_gpt());
+  ek_replica *replica = NULL;
+  ck_ok(ek_replica_open(&replica, bench.device, bench.module, NULL));
+  for (size_t i = 0; i < ek_replica_parameter_count(replica); i++) {
+    ek_parameter_info info;
+    ck_ok(ek_replica_parameter(&info, replica, i));
+    ck_assert_msg(info.no_decay == (info.value.rank == 1), "%s", info.name);
+    ck_assert(!info.frozen);
+  }
+  ek_replica_free(replica);
+  bench_close(&bench);
+}
+END_TEST
+
+/* ---- declarations with options and values ---- */
+
+enum { MANY = 2051 }; /* more than are converted at a time, and no multiple of 4 */
+static double many[MANY];
+
+static ek_status declare_all(const ek_module *self, ek_declaration *d) {
+  static const int64_t size[] = {MANY};
+  ek_parameter_options options = EK_PARAMETER_OPTIONS_INIT;
+  (void)self;
+  options.frozen = true;
+  EK_TRY(ek_declare_parameter_with(d, "frozen", 1, size, ek_initializer_values(many), &options));
+  EK_TRY(ek_declare_parameter(d, "tied", 1, size, ek_initializer_zeros()));
+  EK_TRY(ek_declare_tie(d, "tied", "frozen"));
+  options = (ek_parameter_options)EK_PARAMETER_OPTIONS_INIT;
+  options.no_decay = true;
+  EK_TRY(ek_declare_parameter_with(d, "whole", 1, size, ek_initializer_zeros(), &options));
+  EK_TRY(ek_declare_parameter_with(d, "plain", 1, size, ek_initializer_zeros(), NULL));
+  EK_TRY(ek_declare_tie(d, "whole", "plain"));
+  return ek_declare_buffer(d, "buffer", 1, size, ek_initializer_values(many));
+}
+
+static ek_status no_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                            ek_tensor *outputs) {
+  (void)self, (void)pass, (void)inputs, (void)outputs;
+  return EK_ERR_INTERNAL;
+}
+
+static void no_free(ek_module *self) { (void)self; }
+
+static const ek_module_ops declaring = {.size = sizeof(ek_module_ops),
+                                        .kind = "declaring",
+                                        .parameters = declare_all,
+                                        .forward = no_forward,
+                                        .backward = no_forward,
+                                        .free = no_free,
+                                        .types = EK_TYPES_F32 | EK_TYPES_F64};
+
+/* Of tied parameters the source's options and values hold. */
+START_TEST(options_and_values) {
+  struct bench bench = bench_open("cpu:1", NULL);
+  ek_module module;
+  ek_replica *replica = NULL;
+  ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
+  options.type = _i == 0 ? EK_F32 : EK_F64;
+  for (int i = 0; i < MANY; i++) many[i] = i / 3.0;
+  ck_ok(ek_module_init(&module, &declaring, 1, 1));
+  ck_ok(ek_replica_open(&replica, bench.device, &module, &options));
+  static const char *const names[] = {"frozen", "tied", "whole", "plain", "buffer"};
+  for (int n = 0; n < 5; n++) {
+    ek_parameter_info info;
+    ck_ok(ek_replica_find(&info, replica, names[n]));
+    ck_assert_int_eq(info.frozen, n < 2);
+    ck_assert(!info.no_decay);
+    double *values = read_all(&info.value);
+    for (int i = 0; i < MANY; i++) {
+      const double expected = options.type == EK_F32 ? (double)(float)many[i] : many[i];
+      if (values[i] != (n < 2 || n == 4 ? expected : 0)) ck_abort_msg("%s[%d]", names[n], i);
+    }
+    free(values);
+  }
+  ek_replica_free(replica);
+  bench_close(&bench);
+}
+END_TEST
+
 START_TEST(without_gradients) {
   struct bench bench = bench_open("cpu:1", tiny_gpt());
   ek_replica *replica = NULL;
@@ -283,6 +364,8 @@ static Suite *make_suite(void) {
   tcase_add_test(tcase, find);
   tcase_add_test(tcase, seeds);
   tcase_add_test(tcase, values_depend_on_names);
+  tcase_add_test(tcase, decay);
+  tcase_add_loop_test(tcase, options_and_values, 0, 2);
   tcase_add_test(tcase, without_gradients);
   tcase_add_test(tcase, without_parameters);
   tcase_add_test(tcase, charges);

@@ -217,14 +217,19 @@ static ek_status pass_back(const ek_module *self, ek_pass *pass, const ek_tensor
 }
 static void keep(ek_module *self) { (void)self; }
 
+#define TABLE(bytes, name, set)                                                                    \
+  {                                                                                                \
+    .size = bytes, .kind = name, .forward = pass_on, .backward = pass_back, .free = keep,          \
+    .types = set                                                                                   \
+  }
 static const ek_module_ops tables[] = {
-    {sizeof(ek_module_ops), "silent", NULL, pass_on, pass_back, keep, 0},
-    {sizeof(ek_module_ops), "single", NULL, pass_on, pass_back, keep, EK_TYPES_F32},
+    TABLE(sizeof(ek_module_ops), "silent", 0),
+    TABLE(sizeof(ek_module_ops), "single", EK_TYPES_F32),
     /* An older program's: the table ends before `types`, which must not be read. */
-    {offsetof(ek_module_ops, types), "older", NULL, pass_on, pass_back, keep, EK_TYPES_F64},
-    {sizeof(ek_module_ops), "double", NULL, pass_on, pass_back, keep, EK_TYPES_F64},
-    {sizeof(ek_module_ops), "strange", NULL, pass_on, pass_back, keep, 1u << EK_I32},
-    {sizeof(ek_module_ops), "both", NULL, pass_on, pass_back, keep, EK_TYPES_F32 | EK_TYPES_F64},
+    TABLE(offsetof(ek_module_ops, types), "older", EK_TYPES_F64),
+    TABLE(sizeof(ek_module_ops), "double", EK_TYPES_F64),
+    TABLE(sizeof(ek_module_ops), "strange", 1u << EK_I32),
+    TABLE(sizeof(ek_module_ops), "both", EK_TYPES_F32 | EK_TYPES_F64),
 };
 
 enum { TABLES = sizeof tables / sizeof tables[0] };

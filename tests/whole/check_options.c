@@ -158,11 +158,14 @@ static ek_status use_ek_pass_options(struct bench *b, void *o) {
 struct caller {
   ek_module base;
   ek_module *child;
-  void *child_options;
+  void *child_options, *parameter_options;
 };
 
 static ek_status caller_parameters(const ek_module *self, ek_declaration *declaration) {
-  return ek_declare_wrapped(declaration, ((const struct caller *)self)->child);
+  const struct caller *m = (const struct caller *)self;
+  EK_TRY(ek_declare_wrapped(declaration, m->child));
+  return ek_declare_parameter_with(declaration, "unused", 0, NULL, ek_initializer_zeros(),
+                                   m->parameter_options);
 }
 
 static ek_status caller_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
@@ -204,6 +207,10 @@ static ek_status use_caller(const struct bench *b, struct caller *m) {
 
 static ek_status use_ek_child_options(struct bench *b, void *o) {
   return use_caller(b, &(struct caller){.child_options = o});
+}
+
+static ek_status use_ek_parameter_options(struct bench *b, void *o) {
+  return use_caller(b, &(struct caller){.parameter_options = o});
 }
 
 static ek_status use_ek_criterion_pass_options(struct bench *b, void *o) {
@@ -322,6 +329,7 @@ static void no_optimizer_free(ek_optimizer *self) { (void)self; }
   X(ek_replica_options, EK_REPLICA_OPTIONS_INIT, sizeof(size_t))                                   \
   X(ek_pass_options, EK_PASS_OPTIONS_INIT, sizeof(size_t))                                         \
   X(ek_child_options, EK_CHILD_OPTIONS_INIT, sizeof(size_t))                                       \
+  X(ek_parameter_options, EK_PARAMETER_OPTIONS_INIT, sizeof(size_t))                               \
   X(ek_criterion_pass_options, EK_CRITERION_PASS_OPTIONS_INIT, sizeof(size_t))                     \
   X(ek_gpt_options, EK_GPT_OPTIONS_INIT, sizeof(size_t))                                           \
   X(ek_cross_entropy_options, EK_CROSS_ENTROPY_OPTIONS_INIT, sizeof(size_t))                       \
