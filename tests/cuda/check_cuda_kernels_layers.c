@@ -314,7 +314,7 @@ END_TEST
 static const int64_t attends[][4] = {{0, 4, 1, 4},    {1, 0, 2, 4},    {1, 1, 1, 1},
                                      {2, 3, 2, 5},    {1, 17, 1, 64},  {1, 65, 2, 33},
                                      {2, 130, 1, 16}, {1, 70, 2, 128}, {1, 40, 1, 100},
-                                     {1, 67, 1, 256}, {1, 33, 1, 130}};
+                                     {1, 67, 1, 256}, {1, 33, 1, 130}, {1, 33, 2, 32}};
 enum { ATTENDS = sizeof attends / sizeof attends[0] };
 
 /* A score errs by (d + 3) u of its terms; its exponential, rescaled along T keys, by that and T. */

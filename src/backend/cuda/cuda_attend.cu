@@ -3,8 +3,8 @@
  * 2018; Dao et al. 2022).
  *
  * A block has one tile of queries of one head and walks over the tiles of keys up to its own. Each
- * thread keeps largest score and sum of exponentials of its rows; the sixteen threads of a row hold
- * the same ones. Keys and values take turns in one buffer, so that more blocks fit.
+ * thread keeps largest score and sum of exponentials of its rows; the threads of a row hold the same
+ * ones. Keys and values take turns in one buffer, so that more blocks fit.
  */
 #include "backend/cuda/cuda_attend.cuh"
 
@@ -12,8 +12,8 @@ using namespace ek__cuda;
 
 namespace {
 
-/* Over the sixteen threads of a row, which are half a warp. */
-template <class T> __device__ __forceinline__ T row_max(T value) {
+/* Over the threads of a row, SIDE neighbours of a warp. */
+template <int SIDE, class T> __device__ __forceinline__ T row_max(T value) {
   EK_UNROLL
   for (int distance = SIDE / 2; distance > 0; distance /= 2) {
     value = fmax(value, __shfl_xor_sync(ALL_LANES, value, distance));
@@ -21,7 +21,7 @@ template <class T> __device__ __forceinline__ T row_max(T value) {
   return value;
 }
 
-template <class T> __device__ __forceinline__ T row_sum(T value) {
+template <int SIDE, class T> __device__ __forceinline__ T row_sum(T value) {
   EK_UNROLL
   for (int distance = SIDE / 2; distance > 0; distance /= 2) {
     value += __shfl_xor_sync(ALL_LANES, value, distance);
@@ -50,25 +50,25 @@ template <class T, int HEAD> struct rows_so_far {
                                        int64_t key, T scale) {
     EK_UNROLL
     for (int i = 0; i < t::M; i++) {
-      const int64_t row = query + threadIdx.y + SIDE * i;
+      const int64_t row = query + threadIdx.y + t::SIDE * i;
       T most = largest[i], added = T(0);
       EK_UNROLL
       for (int j = 0; j < t::M; j++) {
-        const bool seen = key + threadIdx.x + SIDE * j <= row;
+        const bool seen = key + threadIdx.x + t::SIDE * j <= row;
         score[i][j] = seen ? score[i][j] * scale : -T(INFINITY);
         most = fmax(most, score[i][j]);
       }
-      most = row_max(most);
+      most = row_max<t::SIDE>(most);
       const T base = most == -T(INFINITY) ? T(0) : most; /* -inf less -inf is no number */
       const T kept = exp(largest[i] - base);             /* 0 in the first tile */
       EK_UNROLL
       for (int j = 0; j < t::M; j++) {
-        const bool seen = key + threadIdx.x + SIDE * j <= row;
+        const bool seen = key + threadIdx.x + t::SIDE * j <= row;
         const T e = seen ? exp(score[i][j] - base) : T(0);
-        shared[(threadIdx.y + SIDE * i) * t::SCORE_STRIDE + threadIdx.x + SIDE * j] = e;
+        shared[(threadIdx.y + t::SIDE * i) * t::SCORE_STRIDE + threadIdx.x + t::SIDE * j] = e;
         added += e;
       }
-      sum[i] = sum[i] * kept + row_sum(added);
+      sum[i] = sum[i] * kept + row_sum<t::SIDE>(added);
       largest[i] = most;
       out.times(i, kept);
     }
@@ -76,7 +76,7 @@ template <class T, int HEAD> struct rows_so_far {
 };
 
 template <class T, int HEAD>
-__global__ void __launch_bounds__(SIDE *SIDE) forward_kernel(attended<T> a) {
+__global__ void __launch_bounds__((tiling<T, HEAD>::THREADS)) forward_kernel(attended<T> a) {
   using t = tiling<T, HEAD>;
   EK_DYNAMIC_SHARED(T, memory);
   T *const queries = memory, *const other = queries + t::TILE, *const scores = other + t::TILE;
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(SIDE *SIDE) forward_kernel(attended<T> a) {
   }
   EK_UNROLL
   for (int i = 0; i < t::M; i++) {
-    const int64_t row = query + threadIdx.y + SIDE * i;
+    const int64_t row = query + threadIdx.y + t::SIDE * i;
     rows.out.times(i, T(1) / rows.sum[i]);
     if (threadIdx.x == 0 && row < a.tokens) {
       a.lse[a.in_lse(head) + row] = rows.largest[i] + log(rows.sum[i]);
@@ -113,8 +113,8 @@ template <class T, int HEAD>
 cudaError_t forward(cudaStream_t stream, const struct ek__attention_args *args) {
   using t = tiling<T, HEAD>;
   const attended<T> a = attended_of<T>(args, t::B);
-  return launch_tiles<T>(stream, forward_kernel<T, HEAD>, a.tiles * args->batch * args->heads,
-                         2 * t::TILE + t::SCORES, a);
+  return launch_tiles<T, HEAD>(stream, forward_kernel<T, HEAD>, a.tiles * args->batch * args->heads,
+                               2 * t::TILE + t::SCORES, a);
 }
 
 } // namespace

@@ -1,13 +1,15 @@
 /*
  * cuda_attend.cuh - tiles of causal attention, shared by forward and backward.
  *
- * A block of 16 x 16 threads works on square tiles of B = 16 M tokens. Products of tiles are done
- * in registers: a thread (tx, ty) has the rows ty + 16 i (i < M) and, of a tile of scores, the
- * columns tx + 16 j (j < M); of a tile as wide as a head, PACK neighbouring columns from (tx + 16
+ * A block of SIDE x SIDE threads works on square tiles of B = SIDE M tokens. Products of tiles are
+ * done in registers: a thread (tx, ty) has the rows ty + SIDE i (i < M) and, of a tile of scores, the
+ * columns tx + SIDE j (j < M); of a tile as wide as a head, PACK neighbouring columns from (tx + SIDE
  * n) * PACK on (n < W). One packed read from shared memory serves M rows or columns.
  *
- * Tiles lie in shared memory with a padded row, so that the sixteen threads of a row read from
- * different banks. A head is padded to 64, 128 or 256 columns with zeros, a tile to B rows.
+ * Tiles lie in shared memory with a padded row, so that the threads of a row read from different
+ * banks. A head is padded to 32, 64, 128 or 256 columns with zeros, a tile to B rows. SIDE is 16, and
+ * 8 for heads of up to 32, whose rows are shared by 8 threads: padded to 64 they would cost twice the
+ * arithmetic, and short sequences are padded to half as many tokens.
  *
  * Floor, in f32 without tensor cores: 4 d multiply-adds for each pair of tokens forward (two
  * products of width d), 14 backward (seven products: scores and dP are computed in each of its two
@@ -21,11 +23,11 @@
 
 namespace ek__cuda {
 
-constexpr int SIDE = 16; /* the block is SIDE x SIDE threads */
-
 /* M: rows of a thread, so that all tiles of the backward fit into 163 KiB (sm_80). */
 template <class T, int HEAD> struct tiling {
   static constexpr int WIDTH = HEAD;
+  static constexpr int SIDE = HEAD <= 32 ? 8 : 16;
+  static constexpr int THREADS = SIDE * SIDE; /* of a block */
   static constexpr int M = (HEAD <= 128 ? 4 : 2) * 4 / (int)sizeof(T);
   static constexpr int B = SIDE * M; /* tokens of a tile */
   static constexpr int N = PACK<T>;
@@ -67,7 +69,7 @@ __device__ void load_tile(T *tile, const T *from, int64_t stride, int64_t first,
   using t = tiling<T, HEAD>;
   constexpr int PACKS = HEAD / t::N;
   const int thread = (int)thread_in_block();
-  for (int i = thread; i < t::B * PACKS; i += SIDE * SIDE) {
+  for (int i = thread; i < t::B * PACKS; i += t::THREADS) {
     const int row = i / PACKS, column = i % PACKS * t::N;
     const T *p = from + (first + row) * stride + column;
     pack<T, t::N> value = {};
@@ -99,9 +101,9 @@ __device__ __forceinline__ void dot_rows(part_of_scores<T, HEAD> &product, const
   for (int k = 0; k < HEAD; k += t::N) {
     pack<T, t::N> left[t::M], right[t::M];
     EK_UNROLL
-    for (int i = 0; i < t::M; i++) left[i] = load<t::N>(rows + i * SIDE * t::STRIDE + k);
+    for (int i = 0; i < t::M; i++) left[i] = load<t::N>(rows + i * t::SIDE * t::STRIDE + k);
     EK_UNROLL
-    for (int j = 0; j < t::M; j++) right[j] = load<t::N>(columns + j * SIDE * t::STRIDE + k);
+    for (int j = 0; j < t::M; j++) right[j] = load<t::N>(columns + j * t::SIDE * t::STRIDE + k);
     EK_UNROLL
     for (int i = 0; i < t::M; i++) {
       EK_UNROLL
@@ -133,7 +135,7 @@ template <class T, int HEAD> struct share_of_tile {
     for (int k = 0; k < t::B; k += t::N) {
       pack<T, t::N> left[t::M];
       EK_UNROLL
-      for (int i = 0; i < t::M; i++) left[i] = load<t::N>(rows + i * SIDE * t::SCORE_STRIDE + k);
+      for (int i = 0; i < t::M; i++) left[i] = load<t::N>(rows + i * t::SIDE * t::SCORE_STRIDE + k);
       EK_UNROLL
       for (int e = 0; e < t::N; e++) add_row(left, e, tile + (k + e) * t::STRIDE);
     }
@@ -143,7 +145,7 @@ template <class T, int HEAD> struct share_of_tile {
   __device__ __forceinline__ void add_row(const pack<T, t::N> (&left)[t::M], int e, const T *row) {
     EK_UNROLL
     for (int n = 0; n < t::W; n++) {
-      const pack<T, t::N> right = load<t::N>(row + (threadIdx.x + SIDE * n) * t::N);
+      const pack<T, t::N> right = load<t::N>(row + (threadIdx.x + t::SIDE * n) * t::N);
       EK_UNROLL
       for (int i = 0; i < t::M; i++) {
         EK_UNROLL
@@ -164,11 +166,11 @@ template <class T, int HEAD> struct share_of_tile {
   __device__ void put(T *to, int64_t stride, int64_t first, const attended<T> &a) const {
     EK_UNROLL
     for (int i = 0; i < t::M; i++) {
-      const int64_t row = first + threadIdx.y + SIDE * i;
+      const int64_t row = first + threadIdx.y + t::SIDE * i;
       if (row >= a.tokens) continue;
       EK_UNROLL
       for (int n = 0; n < t::W; n++) {
-        const int column = (int)(threadIdx.x + SIDE * n) * t::N;
+        const int column = (int)(threadIdx.x + t::SIDE * n) * t::N;
         T *p = to + row * stride + column;
         if (a.wide && column < a.width) {
           store<t::N>(p, at[i][n]);
@@ -189,6 +191,7 @@ template <class T, int HEAD> struct share_of_tile {
 template <class F> inline cudaError_t with_tiling(const struct ek__attention_args *args, F f) {
   return with_type(args->type, [&](auto zero) {
     using T = decltype(zero);
+    if (args->head_width <= 32) return f(zero, tiling<T, 32>());
     if (args->head_width <= 64) return f(zero, tiling<T, 64>());
     if (args->head_width <= 128) return f(zero, tiling<T, 128>());
     if (args->head_width <= EK__CUDA_MAX_HEAD_WIDTH) return f(zero, tiling<T, 256>());
@@ -213,8 +216,8 @@ inline attended<T> attended_of(const struct ek__attention_args *args, int tokens
   return a;
 }
 
-/* Blocks of SIDE x SIDE threads with more than 48 KiB of shared memory, which must be asked for. */
-template <class T>
+/* Blocks with more than 48 KiB of shared memory, which must be asked for. */
+template <class T, int HEAD>
 inline cudaError_t launch_tiles(cudaStream_t stream, void (*kernel)(attended<T>), int64_t blocks,
                                 int shared_elements, const attended<T> &a) {
   const int bytes = shared_elements * (int)sizeof(T);
@@ -222,7 +225,8 @@ inline cudaError_t launch_tiles(cudaStream_t stream, void (*kernel)(attended<T>)
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (status != cudaSuccess) return status;
   if (blocks > 0x7FFFFFFF) return cudaErrorInvalidValue;
-  EK_LAUNCH(kernel, (unsigned)blocks, dim3(SIDE, SIDE), (size_t)bytes, stream, a);
+  constexpr int side = tiling<T, HEAD>::SIDE;
+  EK_LAUNCH(kernel, (unsigned)blocks, dim3(side, side), (size_t)bytes, stream, a);
   return cudaGetLastError();
 }
 

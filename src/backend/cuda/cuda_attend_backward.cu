@@ -31,10 +31,10 @@ __global__ void __launch_bounds__(BLOCK) delta_kernel(attended<T> a, int64_t row
 }
 
 /* lse and delta of B queries from `first` on; past the end 0, where p and ds are cut anyway. */
-template <class T>
-__device__ void load_terms(T *lse, T *delta, int64_t head, int64_t first, int count,
-                           const attended<T> &a) {
-  for (int i = (int)thread_in_block(); i < count; i += SIDE * SIDE) {
+template <class T, int HEAD>
+__device__ void load_terms(T *lse, T *delta, int64_t head, int64_t first, const attended<T> &a) {
+  using t = tiling<T, HEAD>;
+  for (int i = (int)thread_in_block(); i < t::B; i += t::THREADS) {
     const bool there = first + i < a.tokens;
     lse[i] = there ? a.lse[a.in_lse(head) + first + i] : T(0);
     delta[i] = there ? a.dqkv[a.in_qkv(head) + (first + i) * a.stride()] : T(0);
@@ -56,7 +56,8 @@ __device__ __forceinline__ void put_scores(T *shared, const part_of_scores<T, HE
   for (int i = 0; i < t::M; i++) {
     EK_UNROLL
     for (int j = 0; j < t::M; j++) {
-      shared[(threadIdx.y + SIDE * i) * t::SCORE_STRIDE + threadIdx.x + SIDE * j] = score[i][j];
+      shared[(threadIdx.y + t::SIDE * i) * t::SCORE_STRIDE + threadIdx.x + t::SIDE * j] =
+          score[i][j];
     }
   }
 }
@@ -76,7 +77,7 @@ template <class T, int HEAD> struct places {
 
 /* Rows of scores are keys here, columns queries. */
 template <class T, int HEAD>
-__global__ void __launch_bounds__(SIDE *SIDE) keys_kernel(attended<T> a) {
+__global__ void __launch_bounds__((tiling<T, HEAD>::THREADS)) keys_kernel(attended<T> a) {
   using t = tiling<T, HEAD>;
   EK_DYNAMIC_SHARED(T, memory);
   const places<T, HEAD> at(memory);
@@ -93,7 +94,7 @@ __global__ void __launch_bounds__(SIDE *SIDE) keys_kernel(attended<T> a) {
     T p[t::M][t::M], ds[t::M][t::M];
     load_tile<T, HEAD>(q, from, a.stride(), query, a);
     load_tile<T, HEAD>(dout, slopes, a.channels(), query, a);
-    load_terms(at.lse, at.delta, head, query, t::B, a);
+    load_terms<T, HEAD>(at.lse, at.delta, head, query, a);
     __syncthreads();
     dot_rows<T, HEAD>(p, k, q);
     dot_rows<T, HEAD>(ds, v, dout);
@@ -101,8 +102,8 @@ __global__ void __launch_bounds__(SIDE *SIDE) keys_kernel(attended<T> a) {
     for (int i = 0; i < t::M; i++) {
       EK_UNROLL
       for (int j = 0; j < t::M; j++) {
-        const int column = (int)threadIdx.x + SIDE * j;
-        const int64_t row = key + threadIdx.y + SIDE * i;
+        const int column = (int)threadIdx.x + t::SIDE * j;
+        const int64_t row = key + threadIdx.y + t::SIDE * i;
         const bool seen = row <= query + column && query + column < a.tokens;
         pair(&p[i][j], &ds[i][j], a.scale, at.lse[column], at.delta[column], seen);
       }
@@ -123,7 +124,7 @@ __global__ void __launch_bounds__(SIDE *SIDE) keys_kernel(attended<T> a) {
 
 /* Rows of scores are queries, columns keys. */
 template <class T, int HEAD>
-__global__ void __launch_bounds__(SIDE *SIDE) queries_kernel(attended<T> a) {
+__global__ void __launch_bounds__((tiling<T, HEAD>::THREADS)) queries_kernel(attended<T> a) {
   using t = tiling<T, HEAD>;
   EK_DYNAMIC_SHARED(T, memory);
   const places<T, HEAD> at(memory);
@@ -135,7 +136,7 @@ __global__ void __launch_bounds__(SIDE *SIDE) queries_kernel(attended<T> a) {
   dq.clear();
   load_tile<T, HEAD>(q, from, a.stride(), query, a);
   load_tile<T, HEAD>(dout, a.dout + a.in_out(head), a.channels(), query, a);
-  load_terms(at.lse, at.delta, head, query, t::B, a);
+  load_terms<T, HEAD>(at.lse, at.delta, head, query, a);
   for (int64_t key = 0; key <= query; key += t::B) {
     T p[t::M][t::M], ds[t::M][t::M];
     load_tile<T, HEAD>(k, from + a.channels(), a.stride(), key, a);
@@ -145,10 +146,10 @@ __global__ void __launch_bounds__(SIDE *SIDE) queries_kernel(attended<T> a) {
     dot_rows<T, HEAD>(ds, dout, v);
     EK_UNROLL
     for (int i = 0; i < t::M; i++) {
-      const int row = (int)threadIdx.y + SIDE * i;
+      const int row = (int)threadIdx.y + t::SIDE * i;
       EK_UNROLL
       for (int j = 0; j < t::M; j++) {
-        const int64_t column = key + threadIdx.x + SIDE * j;
+        const int64_t column = key + threadIdx.x + t::SIDE * j;
         const bool seen = column <= query + row && query + row < a.tokens;
         pair(&p[i][j], &ds[i][j], a.scale, at.lse[row], at.delta[row], seen);
       }
@@ -170,9 +171,9 @@ cudaError_t backward(cudaStream_t stream, const struct ek__attention_args *args)
   cudaError_t status = cudaGetLastError();
   if (status != cudaSuccess) return status;
   const int elements = places<T, HEAD>::ELEMENTS;
-  status = launch_tiles<T>(stream, keys_kernel<T, HEAD>, a.tiles * heads, elements, a);
+  status = launch_tiles<T, HEAD>(stream, keys_kernel<T, HEAD>, a.tiles * heads, elements, a);
   if (status != cudaSuccess) return status;
-  return launch_tiles<T>(stream, queries_kernel<T, HEAD>, a.tiles * heads, elements, a);
+  return launch_tiles<T, HEAD>(stream, queries_kernel<T, HEAD>, a.tiles * heads, elements, a);
 }
 
 } // namespace

@@ -153,9 +153,9 @@ static cudaError_t warm_layers(const struct place *at, ek_type type) {
                      ek__cuda_positions_backward(stream, &lookup));
 }
 
-/* The kernels are made for heads of up to 64, 128 and 256. */
+/* The kernels are made for heads of up to 32, 64, 128 and 256. */
 static cudaError_t warm_attention(const struct place *at, ek_type type) {
-  for (int64_t head = 64; head <= EK__CUDA_MAX_HEAD_WIDTH; head *= 2) {
+  for (int64_t head = 32; head <= EK__CUDA_MAX_HEAD_WIDTH; head *= 2) {
     const struct ek__attention_args args = {.out = part(at, 0),
                                             .lse = part(at, 1),
                                             .dqkv = part(at, 2),
