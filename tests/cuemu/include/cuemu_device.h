@@ -36,10 +36,11 @@ constexpr int warpSize = 32;
 enum cuemu_warp_operation { CUEMU_WARP_SYNC, CUEMU_WARP_SHUFFLE, CUEMU_WARP_BALLOT };
 
 extern "C" {
-/* Initial-exec: read in every kernel's every index; 48 bytes of the static block are enough. */
+/* Initial-exec: read in every kernel's every index; 52 bytes of the static block are enough. */
 #define CUEMU_BUILTIN extern __thread __attribute__((tls_model("initial-exec")))
 CUEMU_BUILTIN uint3 threadIdx, blockIdx;
 CUEMU_BUILTIN dim3 blockDim, gridDim;
+CUEMU_BUILTIN int cuemu_lane;
 #undef CUEMU_BUILTIN
 
 void cuemu_syncthreads(const char *file, int line);
@@ -47,7 +48,6 @@ int cuemu_syncthreads_reduce(int what, int predicate, const char *file, int line
 uint64_t cuemu_warp(enum cuemu_warp_operation operation, uint32_t mask, uint64_t value, int source,
                     const char *file, int line);
 uint32_t cuemu_active_mask(void);
-int cuemu_lane(void);
 void cuemu_trap(const char *file, int line);
 }
 
@@ -73,7 +73,7 @@ struct place { /* where a warp function was called; the default argument is eval
   }
 };
 
-static inline int segment(int width) { return cuemu_lane() & ~(width - 1); }
+static inline int segment(int width) { return cuemu_lane & ~(width - 1); }
 
 template <class T> static inline T shuffle(unsigned mask, T value, int source, place at) {
   static_assert(sizeof(T) <= sizeof(uint64_t), "a shuffle moves at most eight bytes");
@@ -117,24 +117,24 @@ static inline T __shfl_sync(unsigned mask, T value, int source, int width = 32,
 template <class T>
 static inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32,
                                cuemu::place at = cuemu::place::here()) {
-  int source = cuemu_lane() - (int)delta;
-  return cuemu::shuffle(mask, value, source < cuemu::segment(width) ? cuemu_lane() : source, at);
+  int source = cuemu_lane - (int)delta;
+  return cuemu::shuffle(mask, value, source < cuemu::segment(width) ? cuemu_lane : source, at);
 }
 
 template <class T>
 static inline T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32,
                                  cuemu::place at = cuemu::place::here()) {
-  int source = cuemu_lane() + (int)delta;
+  int source = cuemu_lane + (int)delta;
   bool outside = source >= cuemu::segment(width) + width;
-  return cuemu::shuffle(mask, value, outside ? cuemu_lane() : source, at);
+  return cuemu::shuffle(mask, value, outside ? cuemu_lane : source, at);
 }
 
 template <class T>
 static inline T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32,
                                 cuemu::place at = cuemu::place::here()) {
-  int source = cuemu_lane() ^ lanes;
+  int source = cuemu_lane ^ lanes;
   bool outside = source >= cuemu::segment(width) + width;
-  return cuemu::shuffle(mask, value, outside ? cuemu_lane() : source, at);
+  return cuemu::shuffle(mask, value, outside ? cuemu_lane : source, at);
 }
 
 #endif

@@ -16,12 +16,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define INITIAL_EXEC __attribute__((tls_model("initial-exec")))
-__thread INITIAL_EXEC uint3 threadIdx, blockIdx;
-__thread INITIAL_EXEC dim3 blockDim, gridDim;
-__thread INITIAL_EXEC struct block *cuemu_block;
-
-enum { ORDER_FORWARD, ORDER_BACKWARD, ORDER_RANDOM };
+CUEMU_THREAD_LOCAL uint3 threadIdx, blockIdx;
+CUEMU_THREAD_LOCAL dim3 blockDim, gridDim;
+CUEMU_THREAD_LOCAL struct block *cuemu_block;
+CUEMU_THREAD_LOCAL int cuemu_lane;
 
 /* ---- choosing ---- */
 
@@ -33,8 +31,7 @@ static int choose_lane(struct block *b, uint32_t lanes) {
   return (int)(((unsigned)__builtin_ctz(turned) + turn) & 31);
 }
 
-/* A thread that can run, of the current warp if there is one; -1 if there is none. */
-static int choose_thread(struct block *b) {
+int cuemu_choose_in_order(struct block *b) {
   int first = b->current / WARP_LANES;
   if (b->current < 0) first = b->order == ORDER_BACKWARD ? b->warps - 1 : 0;
   if (b->order == ORDER_RANDOM) first = (int)(cuemu_random(&b->random) % (unsigned)b->warps);
@@ -44,15 +41,6 @@ static int choose_thread(struct block *b) {
     if (lanes) return w * WARP_LANES + choose_lane(b, lanes);
   }
   return -1;
-}
-
-static void set_current(struct block *b, int thread) {
-  b->current = thread;
-  unsigned t = (unsigned)thread;
-  threadIdx.x = t % blockDim.x;
-  t /= blockDim.x;
-  threadIdx.y = t % blockDim.y;
-  threadIdx.z = t / blockDim.y;
 }
 
 /* ---- fibers ---- */
@@ -86,30 +74,34 @@ static void put_fiber(struct block *b, struct cuemu_fiber *fiber) {
   b->idle = fiber;
 }
 
-static void switch_to(struct block *b, struct cuemu_fiber *fiber) {
-  struct cuemu_fiber *from = b->running;
-  if (from == fiber) return;
-  b->running = fiber;
-  cuemu_fiber_switch(from, fiber);
+/* Goes on with the thread; the running fiber has none of its own any more. */
+static void go_on_with(struct block *b, int thread) {
+  uint32_t bit = 1u << (thread % WARP_LANES);
+  if (!(b->warp[thread / WARP_LANES].unstarted & bit)) {
+    put_fiber(b, b->running);
+    cuemu_resume(b, thread);
+    return;
+  }
+  cuemu_set_current(b, thread);
+  b->current_warp->unstarted &= ~bit;
+  /* else thread_main() starts it here */
+  if (b->fiber_per_thread) cuemu_switch_to(b, take_fiber(b, thread));
 }
 
-/* Goes on with the thread; `free_fiber`: the running fiber has none of its own. */
-static void go_on_with(struct block *b, int thread, bool free_fiber) {
-  struct warp *warp = &b->warp[thread / WARP_LANES];
-  uint32_t bit = 1u << (thread % WARP_LANES);
-  struct cuemu_fiber *fiber;
-  if (warp->unstarted & bit) {
-    warp->unstarted &= ~bit;
-    set_current(b, thread);
-    if (free_fiber && !b->fiber_per_thread) return; /* thread_main() starts it here */
-    fiber = take_fiber(b, thread);
+static void start(struct block *b, int thread) {
+  cuemu_set_current(b, thread);
+  b->current_warp->unstarted &= ~(1u << (thread % WARP_LANES));
+  cuemu_switch_to(b, take_fiber(b, thread));
+}
+
+void cuemu_go_on(struct block *b, struct place place) {
+  int next = cuemu_choose_thread(b);
+  if (next < 0) cuemu_fail_block("all threads wait, and not for the same", place);
+  if (b->warp[next / WARP_LANES].ready >> (next % WARP_LANES) & 1) {
+    cuemu_resume(b, next);
   } else {
-    warp->ready &= ~bit;
-    set_current(b, thread);
-    fiber = b->bound[thread];
-    if (free_fiber) put_fiber(b, b->running);
+    start(b, next);
   }
-  switch_to(b, fiber);
 }
 
 /* ---- threads ---- */
@@ -123,16 +115,31 @@ static void release_barrier(struct block *b) {
 }
 
 static void thread_gone(struct block *b) {
-  struct warp *warp = &b->warp[b->current / WARP_LANES];
+  struct warp *warp = b->current_warp;
   warp->live &= ~(1u << (b->current % WARP_LANES));
   b->live--;
   cuemu_warp_lane_gone(warp);
   if (b->live && b->barrier.waiting == b->live) release_barrier(b);
 }
 
-/* Not inlined: a fiber may go on in another thread than it stopped in, so that the address of this
-   variable must not be kept. */
+/* Not inlined, as the next one is not: a fiber may go on in another thread than it stopped in, so that
+   addresses of thread-local variables must not be kept. */
 static __attribute__((noinline)) struct block *block_of_this_thread(void) { return cuemu_block; }
+
+/* The current thread has ended: goes on with another one, here or on that one's fiber. */
+static __attribute__((noinline)) void end_thread(struct block *b) {
+  cuemu_release_to(&b->end_sync);
+  thread_gone(b);
+  int next = cuemu_choose_thread(b);
+  if (next >= 0) {
+    go_on_with(b, next);
+  } else if (b->live) {
+    cuemu_fail_block("the other threads wait for one that has ended", (struct place){"?", 0});
+  } else {
+    put_fiber(b, b->running);
+    cuemu_switch_to(b, &b->main);
+  }
+}
 
 /* What runs on a fiber: one CUDA thread after the other. */
 static void thread_main(void) {
@@ -141,29 +148,8 @@ static void thread_main(void) {
     struct block *b = block_of_this_thread();
     cuemu_acquire(&b->begin_sync);
     b->body(b->closure);
-    cuemu_release_to(&b->end_sync);
-    thread_gone(b);
-    int next = choose_thread(b);
-    if (next >= 0) {
-      go_on_with(b, next, true);
-    } else if (b->live) {
-      cuemu_fail_block("the other threads wait for one that has ended", (struct place){"?", 0});
-    } else {
-      put_fiber(b, b->running);
-      switch_to(b, &b->main);
-    }
+    end_thread(b);
   }
-}
-
-void cuemu_wait_here(struct place place) {
-  struct block *b = cuemu_block;
-  int thread = b->current;
-  cuemu_release_to(&b->end_sync); /* in case it never goes on */
-  b->bound[thread] = b->running;
-  b->waits_at[thread] = place;
-  int next = choose_thread(b);
-  if (next < 0) cuemu_fail_block("all threads wait, and not for the same", place);
-  go_on_with(b, next, false);
 }
 
 void cuemu_fail_block(const char *why, struct place place) {
@@ -179,7 +165,7 @@ void cuemu_fail_block(const char *why, struct place place) {
             b->waits_at[t].line);
     told++;
   }
-  switch_to(b, &b->main);
+  cuemu_switch_to(b, &b->main);
   __builtin_unreachable();
 }
 
@@ -191,7 +177,8 @@ int cuemu_syncthreads_reduce(int what, int predicate, const char *file, int line
   struct place place = {file, line};
   unsigned mine = barrier->generation & 1;
   if (barrier->waiting == 0) barrier->place = place;
-  if (barrier->place.line != line || strcmp(barrier->place.file, file) != 0) {
+  if (barrier->place.line != line ||
+      (barrier->place.file != file && strcmp(barrier->place.file, file) != 0)) {
     cuemu_fail_block("divergent barrier: other threads wait at another one", place);
   }
   cuemu_release_to(&barrier->sync[mine]);
@@ -199,9 +186,9 @@ int cuemu_syncthreads_reduce(int what, int predicate, const char *file, int line
   barrier->sum[mine] += predicate;
   if (++barrier->waiting == b->live) {
     release_barrier(b);
-    b->warp[b->current / WARP_LANES].ready &= ~(1u << (b->current % WARP_LANES));
+    b->current_warp->ready &= ~(1u << (b->current % WARP_LANES));
   } else {
-    cuemu_wait_here(place);
+    cuemu_wait_here(b, place);
   }
   cuemu_acquire(&barrier->sync[mine]);
   if (what == '&') return barrier->sum[mine] == barrier->arrived[mine];
@@ -238,7 +225,7 @@ static void run_block(struct block *b) {
   begin_block(b);
   b->running = &b->main;
   cuemu_release_to(&b->begin_sync);
-  go_on_with(b, choose_thread(b), false);
+  start(b, cuemu_choose_in_order(b));
   cuemu_acquire(&b->end_sync);
 }
 
@@ -278,12 +265,24 @@ static struct block *take_block(void) {
   return b;
 }
 
+static void index_threads(struct block *b, dim3 shape) {
+  if (shape.x == b->indexed.x && shape.y == b->indexed.y && shape.z == b->indexed.z) return;
+  b->indexed = shape;
+  uint3 *index = b->index;
+  for (unsigned z = 0; z < shape.z; z++) {
+    for (unsigned y = 0; y < shape.y; y++) {
+      for (unsigned x = 0; x < shape.x; x++) *index++ = (uint3){x, y, z};
+    }
+  }
+}
+
 static struct block *prepare(const char *kernel, dim3 block) {
   if (!cuemu_block) cuemu_block = take_block();
   struct block *b = cuemu_block;
   b->kernel = kernel;
   b->threads = (int)(block.x * block.y * block.z);
   b->warps = (b->threads + WARP_LANES - 1) / WARP_LANES;
+  index_threads(b, block);
   b->order = __atomic_load_n(&cuemu_settings.order, __ATOMIC_RELAXED);
   b->error = cudaSuccess;
   if (b->fiber_per_thread != cuemu_settings.fiber_per_thread) {

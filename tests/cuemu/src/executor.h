@@ -6,7 +6,8 @@
  * fiber whose stack it is on; a fiber whose thread has ended takes the next unstarted one, so that
  * kernels without barriers never switch stacks.
  *
- * Everything here belongs to one worker thread: there are no locks.
+ * Everything here belongs to one worker thread: there are no locks. What every barrier and every
+ * shuffle of every CUDA thread goes through is inline: tests spend most of their time there.
  */
 #ifndef CUEMU_EXECUTOR_H
 #define CUEMU_EXECUTOR_H
@@ -21,6 +22,8 @@ enum { WARP_LANES = 32, MAX_THREADS = 1024, MAX_WARPS = MAX_THREADS / WARP_LANES
 enum { SYNC_SLOTS = 64 };
 
 enum cuemu_warp_operation { CUEMU_WARP_SYNC, CUEMU_WARP_SHUFFLE, CUEMU_WARP_BALLOT };
+
+enum { ORDER_FORWARD, ORDER_BACKWARD, ORDER_RANDOM };
 
 struct place { /* in a source */
   const char *file;
@@ -58,9 +61,12 @@ struct block {
   void (*body)(void *);
   void *closure;
   int threads, warps, live, current;
+  struct warp *current_warp;
   int order;
   bool fiber_per_thread;
   unsigned random;
+  dim3 indexed; /* the shape that `index` is for */
+  uint3 index[MAX_THREADS];
   cudaError_t error;
   struct warp warp[MAX_WARPS];
   struct barrier barrier;
@@ -74,13 +80,62 @@ struct block {
   char begin_sync, end_sync;
 };
 
-extern __thread struct block *cuemu_block;
+#define CUEMU_THREAD_LOCAL __thread __attribute__((tls_model("initial-exec")))
+extern CUEMU_THREAD_LOCAL struct block *cuemu_block;
+extern CUEMU_THREAD_LOCAL uint3 threadIdx;
+extern CUEMU_THREAD_LOCAL int cuemu_lane;
 
-/* The current CUDA thread waits until somebody sets its bit in `ready`. */
-void cuemu_wait_here(struct place place);
 /* The kernel has failed: says why and leaves the block, never to come back. */
 __attribute__((noreturn)) void cuemu_fail_block(const char *why, struct place place);
 /* A lane of the warp has gone: what waited only for it goes on. */
 void cuemu_warp_lane_gone(struct warp *warp);
+/* A thread that can run, of the current warp if there is one; -1 if there is none. */
+int cuemu_choose_in_order(struct block *b);
+/* Goes on with the next thread, while the current one, which is at `place`, waits. */
+void cuemu_go_on(struct block *b, struct place place);
+
+static inline void cuemu_set_current(struct block *b, int thread) {
+  b->current = thread;
+  b->current_warp = &b->warp[thread / WARP_LANES];
+  threadIdx = b->index[thread];
+  cuemu_lane = thread % WARP_LANES;
+}
+
+static inline void cuemu_switch_to(struct block *b, struct cuemu_fiber *fiber) {
+  struct cuemu_fiber *from = b->running;
+  if (from == fiber) return;
+  b->running = fiber;
+  cuemu_fiber_switch(from, fiber);
+}
+
+static inline int cuemu_choose_thread(struct block *b) {
+  const uint32_t lanes = b->current_warp->ready | b->current_warp->unstarted;
+  if (b->order == ORDER_FORWARD && lanes) {
+    return (b->current & ~(WARP_LANES - 1)) + __builtin_ctz(lanes);
+  }
+  return cuemu_choose_in_order(b);
+}
+
+/* Goes on with a ready thread. */
+static inline void cuemu_resume(struct block *b, int thread) {
+  cuemu_set_current(b, thread);
+  b->current_warp->ready &= ~(1u << (thread % WARP_LANES));
+  cuemu_switch_to(b, b->bound[thread]);
+}
+
+/* The current CUDA thread waits until somebody sets its bit in `ready`. */
+static inline void cuemu_wait_here(struct block *b, struct place place) {
+  const int thread = b->current;
+  cuemu_release_to(&b->end_sync); /* in case it never goes on */
+  b->bound[thread] = b->running;
+  b->waits_at[thread] = place;
+  const uint32_t ready = b->current_warp->ready;
+  if (b->order == ORDER_FORWARD && ready &&
+      !b->current_warp->unstarted) { /* as it nearly always is */
+    cuemu_resume(b, (thread & ~(WARP_LANES - 1)) + __builtin_ctz(ready));
+  } else {
+    cuemu_go_on(b, place);
+  }
+}
 
 #endif

@@ -14,11 +14,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#ifndef __has_feature
-#define __has_feature(feature) 0
-#endif
-#if defined(__SANITIZE_ADDRESS__) || __has_feature(address_sanitizer)
-#define CUEMU_ASAN 1
+#ifdef CUEMU_ASAN
 void __sanitizer_start_switch_fiber(void **save, const void *stack, size_t bytes);
 void __sanitizer_finish_switch_fiber(void *saved, const void **old_stack, size_t *old_bytes);
 void __asan_unpoison_memory_region(void const volatile *address, size_t bytes);
@@ -40,8 +36,7 @@ static void fail(const char *what) {
 }
 
 #ifndef CUEMU_UCONTEXT
-/* Saves the callee-saved registers and the stack pointer, and goes on where `load` was saved. */
-void cuemu_switch_stack(void **save, void *load);
+void cuemu_switch_stack(void **save, void *load); /* see fiber.h */
 __asm__(".text\n"
         ".globl cuemu_switch_stack\n"
         ".hidden cuemu_switch_stack\n"
@@ -127,6 +122,7 @@ void cuemu_fiber_restart(struct cuemu_fiber *fiber) {
   prepare(fiber);
 }
 
+#if defined(CUEMU_UCONTEXT) || defined(CUEMU_ASAN) || defined(CUEMU_TSAN)
 void cuemu_fiber_switch(struct cuemu_fiber *from, struct cuemu_fiber *to) {
 #ifdef CUEMU_ASAN
   __sanitizer_start_switch_fiber(&from->asan_stack, to->stack, to->bytes);
@@ -143,6 +139,7 @@ void cuemu_fiber_switch(struct cuemu_fiber *from, struct cuemu_fiber *to) {
   __sanitizer_finish_switch_fiber(from->asan_stack, NULL, NULL);
 #endif
 }
+#endif
 
 void cuemu_fiber_entered(void) {
 #ifdef CUEMU_ASAN

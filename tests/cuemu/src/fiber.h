@@ -15,6 +15,12 @@
 #if !defined(__x86_64__) && !defined(CUEMU_UCONTEXT)
 #define CUEMU_UCONTEXT 1
 #endif
+#ifndef __has_feature
+#define __has_feature(feature) 0
+#endif
+#if defined(__SANITIZE_ADDRESS__) || __has_feature(address_sanitizer)
+#define CUEMU_ASAN 1
+#endif
 #ifdef CUEMU_UCONTEXT
 #include <ucontext.h>
 #endif
@@ -42,8 +48,16 @@ struct cuemu_fiber *cuemu_fiber_new(void (*entry)(void), int number);
 
 /* Forgets whatever runs on the fiber: it begins anew at its entry. */
 void cuemu_fiber_restart(struct cuemu_fiber *fiber);
-void cuemu_fiber_switch(struct cuemu_fiber *from, struct cuemu_fiber *to);
 void cuemu_fiber_entered(void);
+#if defined(CUEMU_UCONTEXT) || defined(CUEMU_ASAN) || defined(CUEMU_TSAN)
+void cuemu_fiber_switch(struct cuemu_fiber *from, struct cuemu_fiber *to);
+#else
+/* Saves the callee-saved registers and the stack pointer, and goes on where `load` was saved. */
+__attribute__((visibility("hidden"))) void cuemu_switch_stack(void **save, void *load);
+static inline void cuemu_fiber_switch(struct cuemu_fiber *from, struct cuemu_fiber *to) {
+  cuemu_switch_stack(&from->top, to->top);
+}
+#endif
 
 #ifdef CUEMU_TSAN
 void __tsan_acquire(void *);

@@ -33,15 +33,16 @@ size_t cuemu_nccl_element_bytes(ncclDataType_t type) {
 
 /* `sums` is the type that sums and products are computed in: unsigned for integers, which may
  * overflow */
+#define COMBINE_BY(expression)                                                                     \
+  for (size_t i = 0; i < count; i++) result[i] = expression;                                       \
+  break
 #define COMBINE(name, type, sums)                                                                  \
   static void name(type *result, const type *x, size_t count, ncclRedOp_t op) {                    \
-    for (size_t i = 0; i < count; i++) {                                                           \
-      switch (op) {                                                                                \
-      case ncclProd: result[i] = (type)((sums)result[i] * (sums)x[i]); break;                      \
-      case ncclMax: result[i] = LARGER(result[i], x[i]); break;                                    \
-      case ncclMin: result[i] = SMALLER(result[i], x[i]); break;                                   \
-      default: result[i] = (type)((sums)result[i] + (sums)x[i]); break;                            \
-      }                                                                                            \
+    switch (op) {                                                                                  \
+    case ncclProd: COMBINE_BY((type)((sums)result[i] * (sums)x[i]));                               \
+    case ncclMax: COMBINE_BY(LARGER(result[i], x[i]));                                             \
+    case ncclMin: COMBINE_BY(SMALLER(result[i], x[i]));                                            \
+    default: COMBINE_BY((type)((sums)result[i] + (sums)x[i]));                                     \
     }                                                                                              \
   }
 COMBINE(combine_int8, int8_t, unsigned)

@@ -11,11 +11,7 @@
  */
 #include "executor.h"
 
-int cuemu_lane(void) { return cuemu_block->current % WARP_LANES; }
-
-uint32_t cuemu_active_mask(void) {
-  return cuemu_block->warp[cuemu_block->current / WARP_LANES].live;
-}
+uint32_t cuemu_active_mask(void) { return cuemu_block->current_warp->live; }
 
 static uint64_t ballot(const struct warp *warp, uint32_t arrived) {
   uint64_t votes = 0;
@@ -25,7 +21,13 @@ static uint64_t ballot(const struct warp *warp, uint32_t arrived) {
   return votes;
 }
 
-static void complete(struct warp *warp, struct rendezvous *r) {
+static __attribute__((noinline)) void complete(struct warp *warp, struct rendezvous *r) {
+  if (r->operation == CUEMU_WARP_SHUFFLE && r->arrived == ~(uint32_t)0) { /* nearly always */
+    for (int lane = 0; lane < WARP_LANES; lane++) warp->out[lane] = warp->in[warp->source[lane]];
+    warp->ready = r->arrived;
+    *r = warp->rendezvous[--warp->rendezvous_count];
+    return;
+  }
   uint64_t votes = r->operation == CUEMU_WARP_BALLOT ? ballot(warp, r->arrived) : 0;
   for (int lane = 0; lane < WARP_LANES; lane++) {
     if (!(r->arrived >> lane & 1)) continue;
@@ -48,8 +50,10 @@ void cuemu_warp_lane_gone(struct warp *warp) {
   }
 }
 
-static struct rendezvous *meet(struct warp *warp, enum cuemu_warp_operation operation,
-                               uint32_t mask, struct place place) {
+/* The rendezvous of the mask, a new one for its first lane. */
+static __attribute__((noinline)) struct rendezvous *meet(struct warp *warp,
+                                                         enum cuemu_warp_operation operation,
+                                                         uint32_t mask, struct place place) {
   for (int i = 0; i < warp->rendezvous_count; i++) {
     struct rendezvous *r = &warp->rendezvous[i];
     if (r->mask == mask) {
@@ -67,12 +71,15 @@ static struct rendezvous *meet(struct warp *warp, enum cuemu_warp_operation oper
 uint64_t cuemu_warp(enum cuemu_warp_operation operation, uint32_t mask, uint64_t value, int source,
                     const char *file, int line) {
   struct block *b = cuemu_block;
-  struct warp *warp = &b->warp[b->current / WARP_LANES];
+  struct warp *warp = b->current_warp;
   struct place place = {file, line};
-  int lane = b->current % WARP_LANES;
+  int lane = cuemu_lane;
   uint32_t bit = 1u << lane;
   if (!(mask & bit)) cuemu_fail_block("a lane calls with a mask that it is not in", place);
-  struct rendezvous *r = meet(warp, operation, mask, place);
+  struct rendezvous *r = &warp->rendezvous[0];
+  if (warp->rendezvous_count != 1 || r->mask != mask || r->operation != operation) {
+    r = meet(warp, operation, mask, place);
+  }
   char *sync = &warp->sync[r->slot];
   cuemu_release_to(sync);
   warp->in[lane] = value;
@@ -82,7 +89,7 @@ uint64_t cuemu_warp(enum cuemu_warp_operation operation, uint32_t mask, uint64_t
     complete(warp, r);
     warp->ready &= ~bit;
   } else {
-    cuemu_wait_here(place);
+    cuemu_wait_here(b, place);
   }
   cuemu_acquire(sync);
   return warp->out[lane];
