@@ -28,6 +28,9 @@ size_t cuemu_nccl_element_bytes(ncclDataType_t type) {
   }
 }
 
+/* Bytes that are worked on at a time, so that they stay in the cache. */
+#define PIECE ((size_t)32 << 10)
+
 #define LARGER(a, b) ((a) < (b) ? (b) : (a))
 #define SMALLER(a, b) ((b) < (a) ? (b) : (a))
 
@@ -94,22 +97,29 @@ static void scale(void *x, size_t count, ncclDataType_t type, int ranks) {
   }
 }
 
-static void reduce(const struct collective *c, int ranks, size_t count, void *result) {
-  const struct part *first = &c->part[0];
-  size_t bytes = count * cuemu_nccl_element_bytes(first->type);
-  memcpy(result, first->send, bytes);
-  if (first->op != ncclAvg) {
-    for (int r = 1; r < ranks; r++) combine(result, c->part[r].send, count, first->type, first->op);
-    return;
-  }
-  void *scaled = cuemu_new(bytes);
-  scale(result, count, first->type, ranks);
+/* The sum over all ranks of `count` elements from element `first` on; `scaled` is room for them. */
+static void reduce(const struct collective *c, int ranks, size_t first, size_t count, char *result,
+                   char *scaled) {
+  const struct part *part = c->part;
+  const size_t element = cuemu_nccl_element_bytes(part->type), bytes = count * element;
+  memcpy(result, (const char *)part[0].send + first * element, bytes);
+  if (part->op == ncclAvg) scale(result, count, part->type, ranks);
   for (int r = 1; r < ranks; r++) {
-    memcpy(scaled, c->part[r].send, bytes);
-    scale(scaled, count, first->type, ranks);
-    combine(result, scaled, count, first->type, ncclSum);
+    const char *from = (const char *)part[r].send + first * element;
+    if (part->op == ncclAvg) {
+      memcpy(scaled, from, bytes);
+      scale(scaled, count, part->type, ranks);
+      from = scaled;
+    }
+    combine(result, from, count, part->type, part->op == ncclAvg ? ncclSum : part->op);
   }
-  free(scaled);
+}
+
+/* What is there already is not written: a backend that opens sends megabytes of zeros, which lie in
+ * pages that the system need not give as long as they are only read. */
+static void put(void *receive, size_t at, const char *from, size_t bytes) {
+  char *to = (char *)receive + at;
+  if (to != from && memcmp(to, from, bytes) != 0) memcpy(to, from, bytes);
 }
 
 static bool fits_together(const struct collective *c, int ranks) {
@@ -124,26 +134,50 @@ static bool fits_together(const struct collective *c, int ranks) {
   return true;
 }
 
-bool cuemu_perform(const struct collective *c, int ranks) {
-  if (!fits_together(c, ranks)) return false;
-  const struct part *first = &c->part[0];
-  size_t bytes = first->count * cuemu_nccl_element_bytes(first->type);
-  size_t all = (size_t)ranks * first->count;
-  char *result = cuemu_new((size_t)ranks * bytes); /* receivers may be senders too */
-  switch (first->kind) {
+/* Element `first` and those after it, of `whose` rank's block where each rank has its own. A receiver
+ * may be a sender too, in place: each element is read before it is written, and not again. */
+static void perform_piece(const struct collective *c, int ranks, int whose, size_t first,
+                          size_t count, char *room) {
+  const struct part *part = c->part;
+  const size_t element = cuemu_nccl_element_bytes(part->type), bytes = count * element;
+  const size_t block = (size_t)whose * part->count;
+  const char *send = (const char *)part[whose].send + first * element;
+  char *scaled = room + PIECE;
+  switch (part->kind) {
   case ALL_REDUCE:
-  case REDUCE: reduce(c, ranks, first->count, result); break;
-  case REDUCE_SCATTER: reduce(c, ranks, all, result); break;
-  case BROADCAST: memcpy(result, c->part[first->root].send, bytes); break;
+    reduce(c, ranks, first, count, room, scaled);
+    for (int r = 0; r < ranks; r++) put(part[r].receive, first * element, room, bytes);
+    break;
+  case REDUCE:
+    reduce(c, ranks, first, count, room, scaled);
+    put(part[part->root].receive, first * element, room, bytes);
+    break;
+  case REDUCE_SCATTER:
+    reduce(c, ranks, block + first, count, room, scaled);
+    put(part[whose].receive, first * element, room, bytes);
+    break;
+  case BROADCAST:
+    for (int r = 0; r < ranks; r++) put(part[r].receive, first * element, send, bytes);
+    break;
   case ALL_GATHER:
-    for (int r = 0; r < ranks; r++) memcpy(result + (size_t)r * bytes, c->part[r].send, bytes);
+    for (int r = 0; r < ranks; r++) put(part[r].receive, (block + first) * element, send, bytes);
     break;
   }
-  for (int r = 0; r < ranks; r++) {
-    const char *from = first->kind == REDUCE_SCATTER ? result + (size_t)r * bytes : result;
-    if (first->kind == REDUCE && r != first->root) continue;
-    memcpy(c->part[r].receive, from, first->kind == ALL_GATHER ? (size_t)ranks * bytes : bytes);
+}
+
+bool cuemu_perform(const struct collective *c, int ranks) {
+  if (!fits_together(c, ranks)) return false;
+  const struct part *part = c->part;
+  const bool blocks = part->kind == REDUCE_SCATTER || part->kind == ALL_GATHER;
+  const int begin = blocks ? 0 : part->root, end = blocks ? ranks : begin + 1;
+  const size_t most = PIECE / cuemu_nccl_element_bytes(part->type);
+  char *room = cuemu_new(2 * PIECE);
+  for (int whose = begin; whose < end; whose++) {
+    for (size_t first = 0; first < part->count; first += most) {
+      const size_t left = part->count - first;
+      perform_piece(c, ranks, whose, first, left < most ? left : most, room);
+    }
   }
-  free(result);
+  free(room);
   return true;
 }
