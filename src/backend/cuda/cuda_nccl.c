@@ -421,10 +421,15 @@ static ek_status finish_rank(const struct ek__cuda_clique *clique, size_t rank) 
   }
 }
 
-/* Every kind, small and as large as a bucket of gradients: NCCL has different ways for them. */
+/* Elements, as many as a bucket of gradients has; a build for another NCCL may say less. */
+#ifndef EK__CUDA_LARGE_COLLECTIVE
+#define EK__CUDA_LARGE_COLLECTIVE ((int64_t)1 << 20)
+#endif
+
+/* Every kind, small and large: NCCL has different ways for them. */
 static ek_status warm_rank(struct ek__cuda_clique *clique, size_t rank, const void *context) {
   const int64_t ranks = (int64_t)clique->group->count;
-  const int64_t sizes[] = {16, ((int64_t)1 << 20) / ranks}; /* of a rank's part */
+  const int64_t sizes[] = {16, EK__CUDA_LARGE_COLLECTIVE / ranks}; /* of a rank's part */
   (void)context;
   for (size_t i = 0; i < 2 * (EK__ALL_GATHER + 1); i++) {
     int64_t offsets[EK_MAX_DEVICES + 1];
