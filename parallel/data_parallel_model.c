@@ -1,8 +1,8 @@
 /*
  * data_parallel_model.c - a module over all devices of a group: modes, opening, closing, steps.
  *
- * Forward and backward are in model_forward.c and model_backward.c, parameters by name in
- * model_parameters.c, and model_torn.c knows what becomes of an update that fails. The passes live
+ * Forward and backward are in model_forward.c and model_backward.c, state and gradients by name in
+ * state.c, and model_torn.c knows what becomes of an update that fails. The passes live
  * from forward to backward. Whatever fails after work has begun drops them and what the step had
  * accumulated; parameters are not touched by either.
  */
@@ -143,6 +143,12 @@ ek_status ek_data_parallel_model_open(ek_data_parallel_model **model, ek_group *
   ek__model_watch(result);
   EK_TRY_GOTO(status, ek_group_apply(group, open_replica, result), cleanup);
   EK_TRY_GOTO(status, open_reducer(result), cleanup);
+  result->written =
+      ek__calloc(ek_replica_parameter_count(result->replicas[0]) + 2, sizeof *result->written);
+  if (result->written == NULL) {
+    status = ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a data-parallel model");
+    goto cleanup;
+  }
   EK_TRY_GOTO(status, ek_replicate(result->communicator, group, result->replicas), cleanup);
   *model = result;
   return EK_OK;
@@ -193,6 +199,7 @@ void ek_data_parallel_model_free(ek_data_parallel_model *model) {
   ek__model_unwatch(model);
   ek_communicator_free(model->communicator);
   for (size_t i = 0; i < EK_MAX_TENSORS; i++) ek_shards_free(&model->part_shapes[i]);
+  ek__free(model->written);
   ek_module_free(model->module);
   ek__free(model);
 }

@@ -108,7 +108,7 @@ static ek_status open_passes(ek_data_parallel_model *model, const ek_shards *lea
   pass.training = options->training;
   pass.accumulate = model->stage != EK__STEP_EMPTY;
   pass.seed = model->options.seed;
-  pass.step = model->step;
+  pass.step = (uint32_t)model->step;
   pass.complete = tell_reducer;
   pass.context = model;
   for (size_t k = 0; k < model->count; k++) {

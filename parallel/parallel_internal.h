@@ -21,6 +21,8 @@ enum ek__step_stage {
   EK__STEP_REDUCED      /* the devices' sums are where the state placement wants them */
 };
 
+struct ek_data_parallel_optimizer;
+
 struct ek_data_parallel_model {
   struct ek__owner owner; /* of the model, and of the criteria and optimizers opened for it */
   ek_group *group;
@@ -39,11 +41,12 @@ struct ek_data_parallel_model {
   bool replicas_stale;                   /* state `master`: device 0 is ahead of the others */
   bool buffers_stale; /* a training forward has run: device 0's go to the others */
   bool reducing;      /* read by workers: this backward is the step's last */
+  struct ek_data_parallel_optimizer *optimizer; /* the one that is open for it */
 
   /* The running step. */
   enum ek__step_stage stage;
   bool divided;           /* its gradients will be divided by D */
-  uint32_t step;          /* steps taken */
+  int64_t step;           /* steps taken */
   bool running;           /* its totals come whole with each micro-batch */
   uint32_t micro_batches; /* backwards so far */
   int64_t step_samples;   /* samples of its micro-batches so far */
@@ -52,10 +55,13 @@ struct ek_data_parallel_model {
   ek_status (*before_update)(void *context);
   void *before_update_context;
 
-  /*
-   * Whether the update is whole: model_torn.c. Set by workers, cleared by the model's thread.
-   */
-  atomic_bool torn;
+  /* Whether the update is whole: model_torn.c. */
+  atomic_bool updating;   /* set by workers, cleared by the model's thread */
+  _Atomic uint64_t tears; /* how often it tore */
+  uint64_t mended;        /* so many of them are over */
+  uint64_t *written;      /* per parameter and buffer, step, seed: ek__model_written() */
+  uint64_t mending;       /* the tear that entries are being written after */
+  size_t written_count;   /* entries since then */
   struct ek__abortable watch;
 };
 
@@ -71,6 +77,12 @@ ek_status ek__model_check(const ek_data_parallel_model *model);
 /* Called before anybody writes parameters or state, and when all that was asked for is queued. */
 void ek__model_update_begins(ek_data_parallel_model *model);
 void ek__model_update_ended(ek_data_parallel_model *model);
+/*
+ * A write of an entry of the state (state.c) begins: *tear becomes the number of the tear that it
+ * mends a part of, 0 for a good model. It has ended well; *written is the entry's own.
+ */
+void ek__model_write_begins(uint64_t *tear, ek_data_parallel_model *model);
+void ek__model_write_ended(ek_data_parallel_model *model, uint64_t tear, uint64_t *written);
 /* From now on failures of the group's jobs are watched; until the second call. */
 void ek__model_watch(ek_data_parallel_model *model);
 void ek__model_unwatch(ek_data_parallel_model *model);
@@ -108,13 +120,8 @@ void ek__model_drop_forward(ek_data_parallel_model *model);
 /* The step is over: the next one begins. `taken` if parameters were updated. */
 void ek__model_end_step(ek_data_parallel_model *model, bool taken);
 
-/*
- * Copies elements of one flat buffer to host memory: for state placement `sharded` from the devices
- * that own them, else from device 0. flats[k] has the whole layout if `whole`, else only what
- * device k owns, in the order of the buckets.
- */
-ek_status ek__model_read_flat(const ek_data_parallel_model *model, const ek_tensor *const *flats,
-                              bool whole, int64_t offset, ek_tensor *host);
+/* Its optimizer is being freed: the run is over, the next one begins with step 0. */
+void ek__model_lose_optimizer(ek_data_parallel_model *model);
 
 /* Elements first .. first + count - 1 of a flat buffer, a loan. */
 ek_tensor ek__flat_range(const ek_tensor *flat, int64_t first, int64_t count);

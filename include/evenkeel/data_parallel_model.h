@@ -16,11 +16,11 @@
  *
  * A failure inside the update itself (a device that dies, a rule of the program's own that returns
  * an error) may leave it half made. Then the model is torn: every later call for it, its criteria
- * and its optimizers returns EK_ERR_TORN. Free them, open them again, and set the parameters from
- * where they were saved. Where devices work by themselves (cuda) the failure may come to light in a
+ * and its optimizer returns EK_ERR_TORN, until all of its state was written (state.h), or they are
+ * freed and opened again. Where devices work by themselves (cuda) the failure may come to light in a
  * later call, which returns it; from the next call on it is EK_ERR_TORN.
  *
- * A model, and the criteria and optimizers opened for it, belong to one thread at a time, which is
+ * A model, and the criteria and the optimizer opened for it, belong to one thread at a time, which is
  * not a worker: while one is in a function of theirs, another gets EK_ERR_STATE.
  */
 #ifndef EVENKEEL_DATA_PARALLEL_MODEL_H
@@ -196,25 +196,10 @@ EK_API EK_CHECKED ek_status ek_data_parallel_model_backward(ek_data_parallel_mod
 /* Drops what was accumulated since the last step. */
 EK_API EK_CHECKED ek_status ek_data_parallel_model_discard(ek_data_parallel_model *model);
 
-/* ---- parameters by name ("blocks.0.attention.qkv.weight") ---- */
-
-EK_API size_t ek_data_parallel_model_parameter_count(const ek_data_parallel_model *model);
-/* NULL outside. */
-EK_API const char *ek_data_parallel_model_parameter_name(const ek_data_parallel_model *model,
-                                                         size_t index);
-/* The shape and the type of a parameter, as a host tensor without data. */
-EK_API EK_CHECKED ek_status ek_data_parallel_model_describe(ek_tensor *like,
-                                                            const ek_data_parallel_model *model,
-                                                            const char *name);
-/* Reads or writes a whole parameter from or to host memory of its type and size. */
-EK_API EK_CHECKED ek_status ek_data_parallel_model_get(ek_tensor *host,
-                                                       const ek_data_parallel_model *model,
-                                                       const char *name);
-EK_API EK_CHECKED ek_status ek_data_parallel_model_set(ek_data_parallel_model *model,
-                                                       const char *name, const ek_tensor *host);
 /*
  * Reads the gradient of a step, summed over all devices and micro-batches and divided by D, between
- * the last backward of the step and the optimizer. EK_ERR_STATE at other times.
+ * the last backward of the step and the optimizer, into host memory as ek_state_read() does.
+ * EK_ERR_STATE at other times.
  */
 EK_API EK_CHECKED ek_status ek_data_parallel_model_gradient(ek_tensor *host,
                                                             const ek_data_parallel_model *model,

@@ -36,7 +36,11 @@ typedef struct ek_data_parallel_optimizer_options {
 #define EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT                                                    \
   { sizeof(ek_data_parallel_optimizer_options), NULL, true, false }
 
-/* Makes the state. All memory that a step needs is taken here. The model must outlive it. */
+/*
+ * Makes the state (state.h). All memory that a step needs is taken here. The model must outlive it,
+ * and has one optimizer at a time: EK_ERR_STATE. Freeing it ends the run: the model's count of
+ * steps, which schedule and random masks follow, is 0 again.
+ */
 EK_API EK_CHECKED ek_status ek_data_parallel_optimizer_open(
     ek_data_parallel_optimizer **parallel, ek_data_parallel_model *model, ek_optimizer *optimizer,
     const ek_data_parallel_optimizer_options *options);
@@ -69,15 +73,8 @@ EK_API EK_CHECKED ek_status ek_data_parallel_optimizer_step(ek_step_result *resu
 EK_API EK_CHECKED ek_status ek_data_parallel_optimizer_set_learning_rate(
     ek_data_parallel_optimizer *parallel, double learning_rate);
 
-/* Steps taken so far. */
+/* Steps taken so far, "run/step" of state.h. */
 EK_API int64_t ek_data_parallel_optimizer_steps(const ek_data_parallel_optimizer *parallel);
-
-/*
- * State buffer `state` of the parameter `name`, whole, into host memory of its type and size: for
- * files and for comparisons. EK_ERR_STATE before the first step.
- */
-EK_API EK_CHECKED ek_status ek_data_parallel_optimizer_state(
-    ek_tensor *host, const ek_data_parallel_optimizer *parallel, const char *name, size_t state);
 
 #ifdef __cplusplus
 }

@@ -7,6 +7,7 @@
  *     memory.h     the ledger                    tensor.h    shapes over memory
  *     data_parallel_model.h, data_parallel_criterion.h, data_parallel_optimizer.h
  *                  the training loop
+ *     state.h      all that a run has become, by name, read and written
  *     gpt.h, mlp.h, layers.h                     stock models and layers
  *     cross_entropy.h, mean_squared_error.h, weighted_sum.h         losses
  *     sgd.h, adamw.h, schedule.h                 optimizers
@@ -46,6 +47,7 @@
 #include <evenkeel/replicate.h>
 #include <evenkeel/schedule.h>
 #include <evenkeel/sgd.h>
+#include <evenkeel/state.h>
 #include <evenkeel/status.h>
 #include <evenkeel/tensor.h>
 #include <evenkeel/version.h>

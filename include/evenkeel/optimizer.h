@@ -22,7 +22,7 @@ typedef struct ek_optimizer ek_optimizer;
 typedef struct ek_update {
   ek_tensor *parameters;
   const ek_tensor *gradients;
-  ek_tensor *states; /* optimizer->states of them; undefined memory at step 1 */
+  ek_tensor *states; /* optimizer->states of them; not to be read at step 1 */
   int64_t step;      /* 1 for the first */
   double learning_rate;
   ek_update_scale scale;
@@ -38,6 +38,9 @@ typedef struct ek_optimizer_ops {
   /* (optional) fallback: EK_TYPES_F32. The types that it updates, as a set: EK_TYPES_F32 |
    * EK_TYPES_F64. For a model of another type it is EK_ERR_UNSUPPORTED. */
   unsigned types;
+  /* (optional) fallback: "0", "1" ... What the states are called in the names of state.h ("m"), as
+   * many as there are, without a slash; like `kind` at most 60 characters of each count. */
+  const char *const *state_names;
 } ek_optimizer_ops;
 
 struct ek_optimizer {

@@ -48,7 +48,8 @@ extern "C" {
   X(EK_ERR_IO, 11, "the operating system refused to read or write")                                \
   X(EK_ERR_ABORTED, 12, "given up because another device failed")                                  \
   X(EK_ERR_INTERNAL, 13, "evenkeel broke a rule of its own")                                       \
-  X(EK_ERR_TORN, 14, "an update failed halfway: the model must be opened again")                   \
+  X(EK_ERR_TORN, 14,                                                                               \
+    "an update failed halfway: the model must be opened again, or all of its state set")           \
   X(EK_ERR_NOT_FINITE, 15, "the loss or a gradient is NaN or infinite")                            \
   X(EK_ERR_OVERRUN, 16, "memory beside a tensor was overwritten")
 

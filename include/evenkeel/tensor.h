@@ -41,7 +41,8 @@ typedef enum ek_type {
   EK_F64 = 2,
   EK_BF16 = 3, /* storage only, so far */
   EK_F16 = 4,  /* storage only, so far */
-  EK_I32 = 5
+  EK_I32 = 5,
+  EK_I64 = 6 /* storage only */
 } ek_type;
 
 /* Sets of types, for what a module, a criterion or an optimizer computes in. */

@@ -15,7 +15,8 @@ size_t ek_type_size(ek_type type) {
   switch (type) {
   case EK_F32:
   case EK_I32: return 4;
-  case EK_F64: return 8;
+  case EK_F64:
+  case EK_I64: return 8;
   case EK_BF16:
   case EK_F16: return 2;
   }
@@ -29,6 +30,7 @@ const char *ek_type_name(ek_type type) {
   case EK_BF16: return "bf16";
   case EK_F16: return "f16";
   case EK_I32: return "i32";
+  case EK_I64: return "i64";
   }
   return "no type";
 }

@@ -64,7 +64,7 @@ ek_status ek__check_tensors(const char *who, const ek_pass *pass, const ek_tenso
   return EK_OK;
 }
 
-static bool is_floating(ek_type type) { return type != EK_I32; }
+static bool is_floating(ek_type type) { return type != EK_I32 && type != EK_I64; }
 
 static struct ek__extent extent_of(const ek_tensor *tensor) {
   struct ek__extent extent = {.type = tensor->type, .rank = tensor->rank};

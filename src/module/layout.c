@@ -51,10 +51,10 @@ static const struct ek__parameter *declared(const struct ek__layout *layout, con
 /* Checks a name and gives its full path, which no parameter and no module has yet. */
 static ek_status check_name(char path[EK__PATH_SIZE], const ek_declaration *declaration,
                             const char *name) {
-  if (declaration == NULL || name == NULL || name[0] == '\0' || strchr(name, '.') != NULL) {
+  if (declaration == NULL || name == NULL || name[0] == '\0' || strpbrk(name, "./") != NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "%s: a declaration needs a name that is not empty and has no dot, not "
-                        "\"%.64s\"",
+                        "%s: a declaration needs a name that is not empty and has no dot or slash, "
+                        "not \"%.64s\"",
                         declaration == NULL ? "no declaration" : declaration->kind,
                         name == NULL ? "" : name);
   }

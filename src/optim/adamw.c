@@ -35,11 +35,14 @@ static ek_status update_range(const ek_optimizer *self, ek_stream *stream,
 
 static void release(ek_optimizer *self) { ek__free(self); }
 
+static const char *const state_names[] = {"m", "v"};
+
 static const ek_optimizer_ops ops = {.size = sizeof(ek_optimizer_ops),
                                      .kind = "adamw",
                                      .update = update_range,
                                      .free = release,
-                                     .types = EK_TYPES_F32 | EK_TYPES_F64};
+                                     .types = EK_TYPES_F32 | EK_TYPES_F64,
+                                     .state_names = state_names};
 
 static ek_status check_beta(const char *name, double beta) {
   if (beta >= 0.0 && beta < 1.0) return EK_OK;

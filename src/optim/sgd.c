@@ -34,11 +34,14 @@ static ek_status update_range(const ek_optimizer *self, ek_stream *stream,
 
 static void release(ek_optimizer *self) { ek__free(self); }
 
+static const char *const state_names[] = {"momentum"};
+
 static const ek_optimizer_ops ops = {.size = sizeof(ek_optimizer_ops),
                                      .kind = "sgd",
                                      .update = update_range,
                                      .free = release,
-                                     .types = EK_TYPES_F32 | EK_TYPES_F64};
+                                     .types = EK_TYPES_F32 | EK_TYPES_F64,
+                                     .state_names = state_names};
 
 static ek_status check_options(const ek_sgd_options *o) {
   if (!(o->momentum >= 0.0 && isfinite(o->momentum))) {

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const ek_type types[] = {EK_F32, EK_F64, EK_BF16, EK_F16, EK_I32};
+static const ek_type types[] = {EK_F32, EK_F64, EK_BF16, EK_F16, EK_I32, EK_I64};
 enum { TYPES = sizeof types / sizeof types[0] };
 
 /* A spec for loops over both backends: 0 cpu, 1 plan. */
@@ -21,14 +21,14 @@ static uint64_t held(const ek_device *device) {
 }
 
 START_TEST(types_have_names_and_sizes) {
-  static const char *const names[] = {"f32", "f64", "bf16", "f16", "i32"};
-  static const size_t sizes[] = {4, 8, 2, 2, 4};
+  static const char *const names[] = {"f32", "f64", "bf16", "f16", "i32", "i64"};
+  static const size_t sizes[] = {4, 8, 2, 2, 4, 8};
   for (int i = 0; i < TYPES; i++) {
     ck_assert_str_eq(ek_type_name(types[i]), names[i]);
     ck_assert_uint_eq(ek_type_size(types[i]), sizes[i]);
   }
   ck_assert_uint_eq(ek_type_size((ek_type)0), 0);
-  ck_assert_uint_eq(ek_type_size((ek_type)6), 0);
+  ck_assert_uint_eq(ek_type_size((ek_type)7), 0);
   ck_assert_ptr_nonnull(ek_type_name((ek_type)99));
 }
 END_TEST
@@ -448,7 +448,7 @@ START_TEST(wrong_makers) {
   ck_assert_int_eq(ek_tensor_create(&t, device, EK_MEMORY_CATEGORIES, EK_F32, 2, shape), wrong);
   ck_assert_int_eq(ek_tensor_create(&t, device, (ek_memory_category)-1, EK_F32, 2, shape), wrong);
   ck_assert_int_eq(ek_tensor_create(&t, device, inputs, (ek_type)0, 2, shape), wrong);
-  ck_assert_int_eq(ek_tensor_create(&t, device, inputs, (ek_type)6, 2, shape), wrong);
+  ck_assert_int_eq(ek_tensor_create(&t, device, inputs, (ek_type)7, 2, shape), wrong);
   ck_assert_int_eq(ek_tensor_create(&t, device, inputs, EK_F32, -1, shape), wrong);
   ck_assert_int_eq(ek_tensor_create(&t, device, inputs, EK_F32, 9, shape), wrong);
   ck_assert_int_eq(ek_tensor_create(&t, device, inputs, EK_F32, 1, NULL), wrong);

@@ -95,37 +95,20 @@ ek_status fuzz_training_step(struct fuzz_training *training, const struct fuzz_b
   return ek_data_parallel_optimizer_step(result, training->optimizer);
 }
 
-/* Appends a parameter (state < 0) or one of its states. */
-static void append(unsigned char **bytes, size_t *size, const struct fuzz_training *training,
-                   const char *name, long state) {
-  ek_tensor host;
-  FUZZ_OK(ek_data_parallel_model_describe(&host, training->model, name));
-  const size_t more = ek_tensor_bytes(&host);
-  *bytes = realloc(*bytes, *size + more + 1);
-  FUZZ_EXPECT(*bytes != NULL, "the harness has no memory");
-  memset(*bytes + *size, 0, more);
-  host.data = *bytes + *size;
-  if (state < 0) {
-    FUZZ_OK(ek_data_parallel_model_get(&host, training->model, name));
-  } else {
-    FUZZ_OK(ek_data_parallel_optimizer_state(&host, training->optimizer, name, (size_t)state));
-  }
-  *size += more;
-}
-
 unsigned char *fuzz_training_state(const struct fuzz_training *training, size_t *size) {
   unsigned char *bytes = NULL;
   *size = 0;
-  const size_t count = ek_data_parallel_model_parameter_count(training->model);
-  for (size_t i = 0; i < count; i++) {
-    const char *name = ek_data_parallel_model_parameter_name(training->model, i);
-    ek_parameter_info info;
-    FUZZ_OK(ek_replica_find(&info, ek_data_parallel_model_replica(training->model, 0), name));
-    append(&bytes, size, training, name, -1);
-    if (info.buffer || ek_data_parallel_optimizer_steps(training->optimizer) == 0) continue;
-    for (size_t s = 0; s < training->rule->states; s++) {
-      append(&bytes, size, training, name, (long)s);
-    }
+  for (size_t i = 0; i < ek_state_count(training->model); i++) {
+    ek_state_info info;
+    FUZZ_OK(ek_state_entry(&info, training->model, i));
+    ek_tensor host = info.like;
+    const size_t more = ek_tensor_bytes(&host);
+    bytes = realloc(bytes, *size + more + 1);
+    FUZZ_EXPECT(bytes != NULL, "the harness has no memory");
+    memset(bytes + *size, 0, more);
+    host.data = bytes + *size;
+    FUZZ_OK(ek_state_read(&host, training->model, info.name));
+    *size += more;
   }
   return bytes;
 }

@@ -224,7 +224,10 @@ START_TEST(no_parameters) {
   ck_ok(ek_data_parallel_model_options_set_mode(&options, (ek_mode)_i));
   ck_ok(ek_activation_create(&relu, EK_ACTIVATION_RELU));
   ck_ok(ek_data_parallel_model_open(&model, group, relu, &options));
-  ck_assert_uint_eq(ek_data_parallel_model_parameter_count(model), 0);
+  ck_assert_uint_eq(ek_state_count(model), 2); /* step and seed */
+  ck_assert_ptr_eq(ek_data_parallel_model_group(model), group);
+  ck_assert_ptr_nonnull(ek_data_parallel_model_replica(model, 2));
+  ck_assert_ptr_null(ek_data_parallel_model_replica(model, 3));
   ck_ok(ek_tensor_host(&input, numbers, EK_F32, CK_SHAPE(4, 1)));
   ck_ok(ek_data_parallel_model_forward(&output, model, &input, 1, NULL));
   double *values = whole(&output);
@@ -239,83 +242,16 @@ START_TEST(no_parameters) {
 }
 END_TEST
 
-/* ---- parameters by name ---- */
-
-START_TEST(parameters_by_name) {
-  const struct ck_setup setup = setup_of("gpt", _i);
-  struct ck_training t;
-  ck_training_open(&t, &setup);
-  ek_tensor like = {0}, tied = {0};
-  ck_ok(ek_data_parallel_model_describe(&like, t.model, "tokens.weight"));
-  ck_ok(ek_data_parallel_model_describe(&tied, t.model, "head.weight")); /* another name of it */
-  ck_assert(ek_tensor_same_shape(&like, &tied));
-  ck_assert(like.device == NULL && like.data == NULL && like.shape[0] == 13 && like.shape[1] == 8);
-  float numbers[13 * 8], back[13 * 8] = {0};
-  for (int i = 0; i < 13 * 8; i++) numbers[i] = (float)i;
-  like.data = numbers;
-  ck_ok(ek_data_parallel_model_set(t.model, "tokens.weight", &like));
-  like.data = back;
-  ck_ok(ek_data_parallel_model_get(&like, t.model, "head.weight"));
-  ck_assert_mem_eq(numbers, back, sizeof numbers);
-  ck_training_replicas_agree(&t);
-  ck_assert_ptr_null(ek_data_parallel_model_parameter_name(t.model, 9999));
-  ck_assert_str_eq(ek_data_parallel_model_parameter_name(t.model, 0), "tokens.weight");
-  ck_assert_ptr_eq(ek_data_parallel_model_group(t.model), t.group);
-  ck_assert_ptr_nonnull(ek_data_parallel_model_replica(t.model, 2));
-  ck_assert_ptr_null(ek_data_parallel_model_replica(t.model, 3));
-  ck_training_close(&t);
-}
-END_TEST
-
-START_TEST(wrong_names_and_tensors) {
-  const struct ck_setup setup = setup_of("blend", 3);
-  struct ck_training t;
-  ck_training_open(&t, &setup);
-  double numbers[CK_BLEND_WIDTH + 1] = {0};
-  ek_tensor good, typed, sized, absent = {0};
-  const ek_tensor there = *ek_replica_parameters(ek_data_parallel_model_replica(t.model, 0));
-  ek_tensor remote = there;
-  ck_ok(ek_tensor_host(&good, numbers, EK_F32, CK_SHAPE(CK_BLEND_WIDTH)));
-  ck_ok(ek_tensor_host(&typed, numbers, EK_F64, CK_SHAPE(CK_BLEND_WIDTH)));
-  ck_ok(ek_tensor_host(&sized, numbers, EK_F32, CK_SHAPE(CK_BLEND_WIDTH + 1)));
-  const struct {
-    const char *name;
-    ek_tensor *tensor;
-    ek_status status;
-  } cases[] = {{"nobody", &good, EK_ERR_NOT_FOUND},
-               {"a", &typed, EK_ERR_TYPE},
-               {"a", &sized, EK_ERR_SHAPE},
-               {"a", &absent, EK_ERR_INVALID_ARGUMENT},
-               {"a", &remote, EK_ERR_INVALID_ARGUMENT},
-               {"a", NULL, EK_ERR_INVALID_ARGUMENT},
-               {NULL, &good, EK_ERR_INVALID_ARGUMENT}};
-  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-    ck_assert_int_eq(ek_data_parallel_model_get(cases[i].tensor, t.model, cases[i].name),
-                     cases[i].status);
-    ck_assert_int_eq(ek_data_parallel_model_set(t.model, cases[i].name, cases[i].tensor),
-                     cases[i].status);
-  }
-  ck_fails(ek_data_parallel_model_describe(&good, t.model, "a.b"), EK_ERR_NOT_FOUND, "a.b");
-  ck_fails(ek_data_parallel_model_gradient(&good, t.model, "a"), EK_ERR_STATE, "last backward");
-  ck_fails(ek_data_parallel_model_gradient(&good, t.model, "c"), EK_ERR_INVALID_ARGUMENT, "buffer");
-  ck_ok(ek_data_parallel_model_get(&good, t.model, "c")); /* buffers have values */
-  ck_assert_double_eq(((const float *)good.data)[0], 0.5);
-  ck_training_close(&t);
-}
-END_TEST
-
 static Suite *make_suite(void) {
   Suite *suite = suite_create("data-parallel model");
-  TCase *forward = ck_case(suite, "forward"), *names = ck_case(suite, "names");
+  TCase *forward = ck_case(suite, "forward");
   const int cases = CK_WORKLOADS * CK_PLACEMENTS;
-  tcase_add_test(names, modes_have_names);
   tcase_add_loop_test(forward, outputs_lie_where_they_should, 0, cases);
   tcase_add_test(forward, inputs_on_a_device);
   tcase_add_loop_test(forward, no_gradient_forward, 0, CK_PLACEMENTS);
   tcase_add_loop_test(forward, a_loss_of_ones_own, 0, cases);
   tcase_add_loop_test(forward, no_parameters, 0, CK_MODES);
-  tcase_add_loop_test(names, parameters_by_name, 0, CK_MODES);
-  tcase_add_test(names, wrong_names_and_tensors);
+  tcase_add_test(forward, modes_have_names);
   return suite;
 }
 

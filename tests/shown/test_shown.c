@@ -252,6 +252,13 @@ static ek_status shown_ahead(struct scene *s) {
                      STEPS_SHOWN);
 }
 
+static ek_status copy_state(const ek_data_parallel_model *from, ek_data_parallel_model *to) {
+#include "state_1.inc"
+  return EK_OK;
+}
+
+static ek_status shown_state(struct scene *s) { return copy_state(s->model, s->model); }
+
 static ek_status make_gradient(ek_tensor *y) { return use(y); }
 
 static ek_status by_hand(const ek_tensor x, ek_replica *replica) {
@@ -389,6 +396,7 @@ static const struct {
 } pieces[] = {{"data_parallel_criterion.h", shown_step, 3},
               {"data_parallel_model.h", shown_ahead, 9},
               {"pass.h", shown_pass, 2},
+              {"state.h", shown_state, 0},
               {"tensor.h", shown_tensors, 1}};
 enum { PIECES = sizeof pieces / sizeof pieces[0] };
 

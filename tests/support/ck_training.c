@@ -3,6 +3,7 @@
  */
 #include "ck_training.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -144,21 +145,35 @@ static ek_parameter_info info_of(const struct ck_training *training, size_t inde
   return info;
 }
 
+ek_tensor ck_like(const struct ck_training *training, const char *name) {
+  ek_state_info info;
+  must(ek_state_find(&info, training->model, name));
+  return info.like;
+}
+
+const char *ck_state_name(const struct ck_training *training, const char *parameter, int state) {
+  static char name[EK_STATE_NAME_SIZE];
+  const ek_optimizer_ops *ops = training->rule->ops;
+  (void)snprintf(name, sizeof name, "%s/%s/%s", ops->kind, ops->state_names[state], parameter);
+  return name;
+}
+
 static ek_status read_one(const struct ck_training *training, enum ck_numbers numbers,
                           const char *name, ek_tensor *host) {
   switch (numbers) {
-  case CK_VALUES: return ek_data_parallel_model_get(host, training->model, name);
+  case CK_VALUES: return ek_state_read(host, training->model, name);
   case CK_GRADIENTS: return ek_data_parallel_model_gradient(host, training->model, name);
-  case CK_STATE_0: return ek_data_parallel_optimizer_state(host, training->optimizer, name, 0);
-  case CK_STATE_1: return ek_data_parallel_optimizer_state(host, training->optimizer, name, 1);
+  case CK_STATE_0:
+  case CK_STATE_1:
+    return ek_state_read(host, training->model,
+                         ck_state_name(training, name, numbers == CK_STATE_1));
   }
   return ek_error_set(EK_ERR_INTERNAL, "no such numbers");
 }
 
 static void read_parameter(double *values, const struct ck_training *training,
                            enum ck_numbers numbers, const char *name, int64_t count) {
-  ek_tensor host = {0};
-  must(ek_data_parallel_model_describe(&host, training->model, name));
+  ek_tensor host = ck_like(training, name);
   float *single = calloc((size_t)count, sizeof *single);
   ck_assert_ptr_nonnull(single);
   host.data = host.type == EK_F32 ? (void *)single : (void *)values;
@@ -169,7 +184,8 @@ static void read_parameter(double *values, const struct ck_training *training,
 
 double *ck_training_read(const struct ck_training *training, enum ck_numbers numbers,
                          int64_t *count) {
-  const size_t parameters = ek_data_parallel_model_parameter_count(training->model);
+  const size_t parameters =
+      ek_replica_parameter_count(ek_data_parallel_model_replica(training->model, 0));
   int64_t total = 0;
   for (size_t i = 0; i < parameters; i++) {
     const ek_parameter_info info = info_of(training, i);
@@ -190,7 +206,8 @@ double *ck_training_read(const struct ck_training *training, enum ck_numbers num
 
 size_t ck_training_errors(double errors[CK_MOST_PARAMETERS], const struct ck_training *training,
                           const double *got, const double *want) {
-  const size_t parameters = ek_data_parallel_model_parameter_count(training->model);
+  const size_t parameters =
+      ek_replica_parameter_count(ek_data_parallel_model_replica(training->model, 0));
   int64_t first = 0;
   size_t known = 0;
   for (size_t i = 0; i < parameters; i++) {

@@ -12,6 +12,7 @@
 
 #include <evenkeel/data_parallel_criterion.h>
 #include <evenkeel/data_parallel_optimizer.h>
+#include <evenkeel/state.h>
 
 #include "ck_workload.h"
 
@@ -62,6 +63,11 @@ ek_status ck_training_backward(struct ck_training *training, const struct ck_bat
 /* The same, then the optimizer; result may be NULL. */
 ek_status ck_training_step(struct ck_training *training, const struct ck_batch *batch,
                            ek_step_result *result);
+
+/* The type and the shape of an entry of the state, as a host tensor without data. */
+ek_tensor ck_like(const struct ck_training *training, const char *name);
+/* The name of a parameter's state. */
+const char *ck_state_name(const struct ck_training *training, const char *parameter, int state);
 
 /* Numbers of all parameters, one after the other. The caller frees the array. */
 enum ck_numbers { CK_VALUES, CK_GRADIENTS, CK_STATE_0, CK_STATE_1 };

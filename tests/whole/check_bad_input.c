@@ -60,6 +60,7 @@ START_TEST(null_is_refused) {
   ek_data_parallel_model *model = NULL;
   ek_data_parallel_criterion *loss = NULL;
   ek_data_parallel_optimizer *optimizer = NULL;
+  ek_state_info info;
   open_bench(&b, "mlp", _i);
   struct ck_training *t = &b.t;
   const ek_tensor *x = b.batch.input, *y = b.batch.target;
@@ -72,11 +73,19 @@ START_TEST(null_is_refused) {
                            ek_data_parallel_model_backward(NULL, shards, 1, NULL),
                            ek_data_parallel_model_backward(t->model, NULL, 1, NULL),
                            ek_data_parallel_model_discard(NULL),
-                           ek_data_parallel_model_describe(&host, NULL, "0.weight"),
-                           ek_data_parallel_model_describe(&host, t->model, NULL),
-                           ek_data_parallel_model_describe(NULL, t->model, "0.weight"),
-                           ek_data_parallel_model_get(&host, NULL, "0.weight"),
-                           ek_data_parallel_model_set(NULL, "0.weight", &host),
+                           ek_state_entry(&info, NULL, 0),
+                           ek_state_entry(&info, t->model, 9999),
+                           ek_state_entry(NULL, t->model, 0),
+                           ek_state_find(&info, NULL, "0.weight"),
+                           ek_state_find(&info, t->model, NULL),
+                           ek_state_find(NULL, t->model, "0.weight"),
+                           ek_state_read(&host, NULL, "0.weight"),
+                           ek_state_read(&host, t->model, NULL),
+                           ek_state_read(NULL, t->model, "0.weight"),
+                           ek_state_read(&host, t->model, "0.weight"), /* no data */
+                           ek_state_write(NULL, "0.weight", &host),
+                           ek_state_write(t->model, NULL, &host),
+                           ek_state_write(t->model, "0.weight", NULL),
                            ek_data_parallel_model_gradient(&host, NULL, "0.weight"),
                            ek_data_parallel_model_gradient(&host, t->model, NULL),
                            ek_data_parallel_criterion_open(NULL, t->model, t->criterion, NULL),
@@ -95,10 +104,7 @@ START_TEST(null_is_refused) {
                            ek_data_parallel_optimizer_open(&optimizer, NULL, t->rule, NULL),
                            ek_data_parallel_optimizer_open(&optimizer, t->model, NULL, NULL),
                            ek_data_parallel_optimizer_step(NULL, NULL),
-                           ek_data_parallel_optimizer_set_learning_rate(NULL, 1),
-                           ek_data_parallel_optimizer_state(&host, NULL, "0.weight", 0),
-                           ek_data_parallel_optimizer_state(&host, t->optimizer, NULL, 0),
-                           ek_data_parallel_optimizer_state(NULL, t->optimizer, "0.weight", 0)};
+                           ek_data_parallel_optimizer_set_learning_rate(NULL, 1)};
   for (size_t i = 0; i < sizeof got / sizeof got[0]; i++) {
     ck_assert_msg(got[i] == bad, "call %zu gave %s", i, ek_status_name(got[i]));
   }
@@ -109,8 +115,7 @@ START_TEST(null_is_refused) {
   ek_data_parallel_optimizer_free(NULL);
   ck_assert_ptr_null(ek_data_parallel_model_group(NULL));
   ck_assert_ptr_null(ek_data_parallel_model_replica(NULL, 0));
-  ck_assert_uint_eq(ek_data_parallel_model_parameter_count(NULL), 0);
-  ck_assert_ptr_null(ek_data_parallel_model_parameter_name(NULL, 0));
+  ck_assert_uint_eq(ek_state_count(NULL), 0);
   ck_assert_ptr_null(ek_data_parallel_criterion_totals(NULL));
   ck_assert_int_eq(ek_data_parallel_optimizer_steps(NULL), 0);
   close_bench(&b);

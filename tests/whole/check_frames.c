@@ -140,7 +140,7 @@ static void check_counts(const struct ck_training *training, const double *expec
   float got[3];
   ek_tensor host;
   ck_ok(ek_tensor_host(&host, got, EK_F32, 1, (const int64_t[]){3}));
-  ck_ok(ek_data_parallel_model_get(&host, training->model, "1.3.count"));
+  ck_ok(ek_state_read(&host, training->model, "1.3.count"));
   for (int i = 0; i < 3; i++) ck_assert_msg(got[i] == expected[i], "count %d: %g", i, got[i]);
 }
 

@@ -257,7 +257,7 @@ START_TEST(buffers_come_from_the_first_device) {
   float numbers[N];
   ek_tensor host;
   ck_ok(ek_tensor_host(&host, numbers, EK_F32, CK_SHAPE(N)));
-  ck_ok(ek_data_parallel_model_get(&host, b.training.model, "b"));
+  ck_ok(ek_state_read(&host, b.training.model, "b"));
   for (int i = 0; i < N; i++) ck_assert_float_eq(numbers[i], 4);
   ck_batch_free(&zeros);
   close_bench(&b);

@@ -2,7 +2,8 @@
  * check_torn.c - every call of a step fails once, on each device and in each mode, and it is never
  * silent: either parameters, optimizer state and every replica are what they were, bit for bit, and
  * the step that is tried again equals an undisturbed one; or the model is torn and says so to every
- * later call, with one status and one sentence.
+ * later call, with one status and one sentence, until all of its state was written: then it goes on
+ * like the undisturbed one.
  *
  * tests/cuda/check_cuda_faults.c does the same with the failures of emulated GPUs.
  */
@@ -13,6 +14,7 @@
 #include <evenkeel/fault.h>
 
 #include "ck_snapshot.h"
+#include "ck_state.h"
 
 enum { DEVICES = 3, SAMPLES = 7 };
 
@@ -64,7 +66,15 @@ static bool fails_at(struct ck_training *t, const struct ck_batch *batch, size_t
   return status != EK_OK;
 }
 
-/* `disturbed` is opened anew when it is torn, and so is `other`, which is never disturbed. */
+/* Writing all of its state makes a torn model good. */
+static void mend(struct ck_training *t, const struct ck_state *state) {
+  ck_ok(ck_state_put(t->model, state));
+  struct ck_state now = ck_state_take(t->model);
+  ck_state_same("mended", &now, state);
+  ck_state_drop(&now);
+}
+
+/* `disturbed` is mended when it is torn; `other` is never disturbed. */
 static void every_piece(const struct ck_setup *setup, const struct ck_batch *batch, size_t device,
                         struct count *count) {
   struct ck_training disturbed, other;
@@ -75,14 +85,10 @@ static void every_piece(const struct ck_setup *setup, const struct ck_batch *bat
   bool failed = true;
   for (uint64_t n = 1 + ck_seed() % stride(); failed; n += stride()) {
     const int torn = count->torn;
+    struct ck_state state = ck_state_take(disturbed.model);
     failed = fails_at(&disturbed, batch, device, n, count);
-    if (count->torn > torn) {
-      ck_training_close(&disturbed);
-      ck_training_close(&other);
-      ck_training_open(&disturbed, setup);
-      ck_training_open(&other, setup);
-      failed = true;
-    }
+    if (count->torn > torn) mend(&disturbed, &state);
+    ck_state_drop(&state);
     if (failed) ck_ok(ck_training_step(&disturbed, batch, NULL));
     ck_ok(ck_training_step(&other, batch, NULL));
     struct ck_snapshot a = ck_snapshot_take(&disturbed), b = ck_snapshot_take(&other);
@@ -173,22 +179,45 @@ START_TEST(a_rule_that_fails) {
 }
 END_TEST
 
-/* ---- writing a parameter ---- */
+/* ---- writing state ---- */
+
+/* Any entry that is missing keeps it torn, also when another was written twice; a second tear asks
+ * for all of them again. */
+static void mend_in_part(struct ck_training *t, const struct ck_state *state) {
+  for (size_t missing = 0; missing < state->count; missing++) {
+    for (size_t i = 0; i < state->count; i++) {
+      if (i != missing) ck_ok(ek_state_write(t->model, state->info[i].name, &state->host[i]));
+    }
+    ck_assert(ck_training_is_torn(t));
+    if (missing + 1 == state->count) break;
+    const ek_tensor *host = &state->host[missing == 0];
+    ck_ok(ek_fault_at(ek_group_device(t->group, 0), 1, EK_ERR_UNAVAILABLE));
+    ck_fails(ek_state_write(t->model, state->info[missing == 0].name, host), EK_ERR_UNAVAILABLE,
+             "copy");
+  }
+  const size_t last = state->count - 1;
+  ck_ok(ek_state_write(t->model, state->info[last].name, &state->host[last]));
+  struct ck_state now = ck_state_take(t->model);
+  ck_state_same("mended", &now, state);
+  ck_state_drop(&now);
+}
 
 /* The copy to device 1 fails when device 0 has it: torn. A wrong call changes nothing. */
 START_TEST(set_fails_halfway) {
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", EK_MODE_REPLICATED);
   struct ck_training t;
-  ek_tensor host = {0};
   float numbers[7 * 19] = {1};
   ck_training_open(&t, &setup);
-  ck_ok(ek_data_parallel_model_describe(&host, t.model, "0.weight"));
+  struct ck_state state = ck_state_take(t.model);
+  ek_tensor host = ck_like(&t, "0.weight");
   host.data = numbers;
-  ck_fails(ek_data_parallel_model_set(t.model, "0.wait", &host), EK_ERR_NOT_FOUND, "0.wait");
+  ck_fails(ek_state_write(t.model, "0.wait", &host), EK_ERR_NOT_FOUND, "0.wait");
   ck_assert(!ck_training_is_torn(&t));
   ck_ok(ek_fault_at(ek_group_device(t.group, 1), 1, EK_ERR_UNAVAILABLE));
-  ck_fails(ek_data_parallel_model_set(t.model, "0.weight", &host), EK_ERR_UNAVAILABLE, "copy");
+  ck_fails(ek_state_write(t.model, "0.weight", &host), EK_ERR_UNAVAILABLE, "copy");
   ck_assert(ck_training_is_torn(&t));
+  mend_in_part(&t, &state);
+  ck_state_drop(&state);
   ck_training_close(&t);
 }
 END_TEST

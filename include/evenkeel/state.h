@@ -1,0 +1,98 @@
+/*
+ * state.h - everything that a training run has become, by name: read and written in host memory.
+ *
+ * An entry is a piece of the state of a data-parallel model and of the optimizer that is open for
+ * it. All modes and any number of devices have the same entries of the same shapes, so what one run
+ * gave another takes, whatever either of them runs on.
+ *
+ *     name                               what
+ *     blocks.0.mlp.0.weight              a parameter, or a buffer
+ *     adamw/m/blocks.0.mlp.0.weight      a state of the optimizer's rule: KIND/STATE/PARAMETER
+ *     run/step                           i64: steps taken; the masks and the schedule follow it
+ *     run/seed                           i64: the 64 bits of the seed of random masks
+ *
+ * Tied parameters are one entry, under the name of their source; the other name finds it too. The
+ * last two are numbers of the host, also for a model on `plan` devices; what lies on such devices
+ * is neither read nor written, and the host's memory stays as it is. Not state, and to be given
+ * again: the module, the options (mode, type, schedule, the rule's constants) and the data.
+ *
+ * All of a run into memory of the program's, and from there into another:
+ *
+ *     for (size_t i = 0; i < ek_state_count(from); i++) {
+ *       ek_state_info info;
+ *       EK_TRY(ek_state_entry(&info, from, i));
+ *       ek_tensor host = info.like;
+ *       host.data = calloc((size_t)ek_tensor_count(&host) + 1, ek_type_size(host.type));
+ *       if (host.data == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no memory");
+ *       ek_status status = ek_state_read(&host, from, info.name);
+ *       if (status == EK_OK) status = ek_state_write(to, info.name, &host);
+ *       free(host.data);
+ *       EK_TRY(status);
+ *     }
+ *
+ * Steps that are taken from there on equal those of a run that was never interrupted: bit for bit
+ * with the same mode and devices, else to rounding (docs/numerics.md). Copy between steps: what a
+ * step has accumulated is no state.
+ *
+ * A torn model (EK_ERR_TORN) cannot be read. It can be written, and is good again when every entry
+ * that ek_state_count() counts was written since it tore. What its last step had accumulated is
+ * dropped then. Where a device is dead for good a write fails, and so does every call.
+ */
+#ifndef EVENKEEL_STATE_H
+#define EVENKEEL_STATE_H
+
+#include <evenkeel/data_parallel_model.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum ek_state_kind {
+  EK_STATE_KIND_PARAMETER = 0,
+  EK_STATE_KIND_BUFFER = 1,
+  EK_STATE_KIND_OPTIMIZER = 2, /* zeros before the first step, which does not read them */
+  EK_STATE_KIND_STEP = 3,
+  EK_STATE_KIND_SEED = 4
+} ek_state_kind;
+
+/* The longest name, with a final NUL. */
+#define EK_STATE_NAME_SIZE 640
+
+typedef struct ek_state_info {
+  char name[EK_STATE_NAME_SIZE];
+  ek_state_kind kind;
+  /*
+   * Master: on device 0. Replicated: a copy on every device (or, of step and seed, on the host).
+   * Sharded: every device has a part.
+   */
+  ek_state_placement placement;
+  ek_tensor like; /* its type and shape, as a host tensor without data */
+} ek_state_info;
+
+/* Entries of the model, and of the optimizer that is open for it; 0 for NULL. */
+EK_API size_t ek_state_count(const ek_data_parallel_model *model);
+/* Parameters and buffers in the order of their declaration, the states of the rule one after the
+ * other, step, seed. EK_ERR_INVALID_ARGUMENT outside. */
+EK_API EK_CHECKED ek_status ek_state_entry(ek_state_info *info, const ek_data_parallel_model *model,
+                                           size_t index);
+/* EK_ERR_NOT_FOUND. */
+EK_API EK_CHECKED ek_status ek_state_find(ek_state_info *info, const ek_data_parallel_model *model,
+                                          const char *name);
+
+/*
+ * Copies a whole entry into, or from, host memory of its type and of its shape, or flat: rank 1
+ * with as many elements. A write that fails on the way to the devices tears the model, as a failed
+ * update does. What a running step has computed by then stays as it is.
+ * EK_ERR_NOT_FOUND  no such entry
+ * EK_ERR_TYPE, EK_ERR_SHAPE  the host tensor is not like the entry; nothing was touched
+ */
+EK_API EK_CHECKED ek_status ek_state_read(ek_tensor *host, const ek_data_parallel_model *model,
+                                          const char *name);
+EK_API EK_CHECKED ek_status ek_state_write(ek_data_parallel_model *model, const char *name,
+                                           const ek_tensor *host);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* EVENKEEL_STATE_H */

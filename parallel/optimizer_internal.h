@@ -1,0 +1,50 @@
+/*
+ * optimizer_internal.h - a data-parallel optimizer from the inside: data_parallel_optimizer.c has
+ * its steps, optimizer_pieces.c who updates what, state.c reads and writes what it keeps.
+ */
+#ifndef EK_OPTIMIZER_INTERNAL_H
+#define EK_OPTIMIZER_INTERNAL_H
+
+#include <evenkeel/data_parallel_optimizer.h>
+
+#include "parallel_internal.h"
+
+/* Elements first .. last - 1 of the flat parameters and gradients. */
+struct ek__piece {
+  int64_t first, last;
+  int64_t state; /* where their elements begin in the owner's state */
+};
+
+struct ek__pieces {
+  struct ek__piece *list;
+  size_t count;
+};
+
+/* What a device's worker does in a step, and what the device keeps. */
+struct ek__optimizer_device {
+  size_t owner; /* number of the device whose memory the worker updates: its own, or the master's */
+  struct ek__pieces updates; /* of that memory */
+  struct ek__pieces norms;   /* whose squares it sums: every element is in those of one worker */
+  int64_t owned;             /* elements of the device's state: of all pieces that it owns */
+  ek_tensor states[EK_MAX_OPTIMIZER_STATES];
+  ek_tensor square_norm; /* f64, of the whole gradient */
+  int64_t *offsets;      /* scratch of an all-gather: one more than there are devices */
+};
+
+struct ek_data_parallel_optimizer {
+  ek_data_parallel_model *model;
+  ek_optimizer *optimizer;
+  ek_schedule schedule;
+  bool norm, refuse;  /* options: gradient_norm, refuse_not_finite */
+  bool helpers;       /* every worker updates a part of device 0's memory */
+  size_t state_count; /* of the rule, when it was opened */
+  struct ek__optimizer_device *devices;
+  size_t *parameters, parameter_count; /* those that it updates, by their numbers in a replica */
+  uint64_t *written;                   /* per state and such parameter: ek__model_written() */
+};
+
+/* Fills the pieces, owners and counts of all devices; what was made stays for free on failure. */
+ek_status ek__optimizer_cut(ek_data_parallel_optimizer *optimizer);
+void ek__optimizer_cut_free(ek_data_parallel_optimizer *optimizer);
+
+#endif /* EK_OPTIMIZER_INTERNAL_H */

@@ -1,0 +1,360 @@
+/*
+ * state.c - the state of a model and its optimizer, by name; and gradients by name.
+ *
+ * An entry is found once, by its number or by its name, and knows from then on where its numbers
+ * lie: in the flat buffers of replicas, in the pieces that devices own of an optimizer's state
+ * (optimizer_pieces.c), or in the model itself.
+ */
+#include <evenkeel/state.h>
+
+#include <stdio.h>
+#include <string.h>
+
+#include "core/options.h"
+#include "module/replica_internal.h"
+#include "optimizer_internal.h"
+
+/* ---- entries ---- */
+
+struct entry {
+  ek_state_kind kind;
+  size_t parameter; /* its number; of kinds without one, the place of its mark in model->written */
+  size_t state;     /* of the rule */
+  ek_parameter_info info; /* of the parameter, on device 0 */
+};
+
+static const char step_name[] = "run/step", seed_name[] = "run/seed";
+
+static size_t parameters_of(const ek_data_parallel_model *model) {
+  return ek_replica_parameter_count(model->replicas[0]);
+}
+
+static size_t states_of(const ek_data_parallel_model *model) {
+  return model->optimizer == NULL ? 0 : model->optimizer->state_count;
+}
+
+size_t ek_state_count(const ek_data_parallel_model *model) {
+  if (model == NULL) return 0;
+  const size_t updated = model->optimizer == NULL ? 0 : model->optimizer->parameter_count;
+  return parameters_of(model) + states_of(model) * updated + 2;
+}
+
+/* "adamw/m/": what stands before the parameter's name. */
+static void prefix_of(char prefix[EK_STATE_NAME_SIZE], const ek_optimizer *rule, size_t state) {
+  static const char *const numbers[EK_MAX_OPTIMIZER_STATES] = {"0", "1", "2", "3"};
+  const bool named = EK__TABLE_HAS(rule->ops, state_names) && rule->ops->state_names != NULL;
+  (void)snprintf(prefix, EK_STATE_NAME_SIZE, "%.60s/%.60s/", rule->ops->kind,
+                 named ? rule->ops->state_names[state] : numbers[state]);
+}
+
+/* A parameter, a buffer, or a state of it. */
+static ek_status of_parameter(struct entry *entry, const ek_data_parallel_model *model,
+                              size_t parameter) {
+  entry->parameter = parameter;
+  EK_TRY(ek_replica_parameter(&entry->info, model->replicas[0], parameter));
+  if (entry->kind == EK_STATE_KIND_PARAMETER && entry->info.buffer) {
+    entry->kind = EK_STATE_KIND_BUFFER;
+  }
+  return EK_OK;
+}
+
+static ek_status entry_at(struct entry *entry, const ek_data_parallel_model *model, size_t index) {
+  const size_t parameters = parameters_of(model);
+  *entry = (struct entry){.kind = EK_STATE_KIND_PARAMETER};
+  if (index < parameters) return of_parameter(entry, model, index);
+  size_t rest = index - parameters;
+  const size_t updated = model->optimizer == NULL ? 0 : model->optimizer->parameter_count;
+  if (rest < states_of(model) * updated) {
+    entry->kind = EK_STATE_KIND_OPTIMIZER;
+    entry->state = rest / updated;
+    return of_parameter(entry, model, model->optimizer->parameters[rest % updated]);
+  }
+  rest -= states_of(model) * updated;
+  entry->kind = rest == 0 ? EK_STATE_KIND_STEP : EK_STATE_KIND_SEED;
+  entry->parameter = parameters + rest;
+  return EK_OK;
+}
+
+static ek_status entry_named(struct entry *entry, const ek_data_parallel_model *model,
+                             const char *name) {
+  *entry = (struct entry){.kind = EK_STATE_KIND_PARAMETER};
+  const char *parameter = name;
+  const size_t entries = ek_state_count(model);
+  if (strcmp(name, step_name) == 0) return entry_at(entry, model, entries - 2);
+  if (strcmp(name, seed_name) == 0) return entry_at(entry, model, entries - 1);
+  for (size_t s = 0; s < states_of(model); s++) {
+    char prefix[EK_STATE_NAME_SIZE];
+    prefix_of(prefix, model->optimizer->optimizer, s);
+    if (strncmp(name, prefix, strlen(prefix)) != 0) continue;
+    entry->kind = EK_STATE_KIND_OPTIMIZER;
+    entry->state = s;
+    parameter = name + strlen(prefix);
+  }
+  size_t index = 0;
+  EK_TRY(ek__layout_find(&index, &model->replicas[0]->layout, parameter));
+  EK_TRY(of_parameter(entry, model, index));
+  if (entry->kind != EK_STATE_KIND_OPTIMIZER || !entry->info.buffer) return EK_OK;
+  return ek_error_set(EK_ERR_NOT_FOUND, "there is no state %s: %s is a buffer", name, parameter);
+}
+
+static ek_tensor like_of(const struct entry *entry) {
+  ek_tensor like = {.type = EK_I64};
+  if (entry->kind == EK_STATE_KIND_STEP || entry->kind == EK_STATE_KIND_SEED) return like;
+  like = entry->info.value;
+  like.data = NULL;
+  like.device = NULL;
+  return like;
+}
+
+static void describe(ek_state_info *info, const ek_data_parallel_model *model,
+                     const struct entry *entry) {
+  const ek_state_placement state = model->options.state;
+  const bool sharded = entry->kind == EK_STATE_KIND_OPTIMIZER || state == EK_STATE_MASTER;
+  *info = (ek_state_info){.kind = entry->kind,
+                          .placement = sharded ? state : EK_STATE_REPLICATED,
+                          .like = like_of(entry)};
+  switch (entry->kind) {
+  case EK_STATE_KIND_OPTIMIZER:
+    prefix_of(info->name, model->optimizer->optimizer, entry->state);
+    break;
+  case EK_STATE_KIND_STEP:
+  case EK_STATE_KIND_SEED:
+    info->placement = EK_STATE_REPLICATED;
+    (void)snprintf(info->name, sizeof info->name, "%s",
+                   entry->kind == EK_STATE_KIND_STEP ? step_name : seed_name);
+    return;
+  case EK_STATE_KIND_PARAMETER:
+  case EK_STATE_KIND_BUFFER: break;
+  }
+  const size_t length = strlen(info->name);
+  (void)snprintf(info->name + length, sizeof info->name - length, "%s", entry->info.name);
+}
+
+ek_status ek_state_entry(ek_state_info *info, const ek_data_parallel_model *model, size_t index) {
+  if (info == NULL || index >= ek_state_count(model)) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "ek_state_entry: info or model is NULL, or there is no entry number %zu",
+                        index);
+  }
+  EK__MODEL_ENTER(model, "ek_state_entry");
+  struct entry entry;
+  EK_TRY(entry_at(&entry, model, index));
+  describe(info, model, &entry);
+  return EK_OK;
+}
+
+ek_status ek_state_find(ek_state_info *info, const ek_data_parallel_model *model,
+                        const char *name) {
+  if (info == NULL || model == NULL || name == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_state_find: an argument is NULL");
+  }
+  EK__MODEL_ENTER(model, "ek_state_find");
+  struct entry entry;
+  EK_TRY(entry_named(&entry, model, name));
+  describe(info, model, &entry);
+  return EK_OK;
+}
+
+/* ---- copying ---- */
+
+/* Between `count` elements of a flat buffer and their place in the host's tensor. */
+static ek_status copy_range(const ek_tensor *flat, int64_t first, ek_tensor *host,
+                            int64_t host_first, int64_t count, bool write) {
+  ek_tensor device = ek__flat_range(flat, first, count);
+  ek_tensor part = ek__flat_range(host, host_first, count);
+  return write ? ek_tensor_copy(&device, &part) : ek_tensor_copy(&part, &device);
+}
+
+/* The part of elements offset .. offset + count - 1 that lies in first .. last - 1. */
+static bool meet(int64_t *from, int64_t *to, int64_t offset, int64_t count, int64_t first,
+                 int64_t last) {
+  *from = first > offset ? first : offset;
+  *to = last < offset + count ? last : offset + count;
+  return *from < *to;
+}
+
+/* Reads from device 0, writes to all. */
+static ek_status copy_value(const ek_data_parallel_model *model, const struct entry *entry,
+                            ek_tensor *host, bool write) {
+  for (size_t k = 0; k < (write ? model->count : 1); k++) {
+    const ek_replica *replica = model->replicas[k];
+    EK_TRY(copy_range(entry->info.buffer ? ek_replica_buffers(replica)
+                                         : ek_replica_parameters(replica),
+                      entry->info.offset, host, 0, ek_tensor_count(host), write));
+  }
+  return EK_OK;
+}
+
+static ek_status copy_state(const ek_data_parallel_model *model, const struct entry *entry,
+                            ek_tensor *host, bool write) {
+  const struct ek__optimizer_device *devices = model->optimizer->devices;
+  const bool copies = model->options.state == EK_STATE_REPLICATED;
+  for (size_t k = 0; k < (copies && !write ? 1 : model->count); k++) {
+    const ek_tensor *flat = &devices[devices[k].owner].states[entry->state];
+    for (size_t i = 0; i < devices[k].updates.count; i++) {
+      const struct ek__piece *piece = &devices[k].updates.list[i];
+      int64_t from = 0, to = 0;
+      if (!meet(&from, &to, entry->info.offset, ek_tensor_count(host), piece->first, piece->last)) {
+        continue;
+      }
+      EK_TRY(copy_range(flat, piece->state + from - piece->first, host, from - entry->info.offset,
+                        to - from, write));
+    }
+  }
+  return EK_OK;
+}
+
+static ek_status copy_number(ek_data_parallel_model *model, const struct entry *entry,
+                             ek_tensor *host, bool write) {
+  const bool step = entry->kind == EK_STATE_KIND_STEP;
+  int64_t number = step ? model->step : (int64_t)model->options.seed;
+  if (!write) {
+    memcpy(host->data, &number, sizeof number);
+    return EK_OK;
+  }
+  memcpy(&number, host->data, sizeof number);
+  if (step) {
+    model->step = number;
+  } else {
+    model->options.seed = (uint64_t)number;
+  }
+  return EK_OK;
+}
+
+static ek_status copy_entry(ek_data_parallel_model *model, const struct entry *entry,
+                            ek_tensor *host, bool write) {
+  switch (entry->kind) {
+  case EK_STATE_KIND_OPTIMIZER: return copy_state(model, entry, host, write);
+  case EK_STATE_KIND_STEP:
+  case EK_STATE_KIND_SEED: return copy_number(model, entry, host, write);
+  case EK_STATE_KIND_PARAMETER:
+  case EK_STATE_KIND_BUFFER: break;
+  }
+  return copy_value(model, entry, host, write);
+}
+
+/* ---- reading and writing ---- */
+
+static ek_status check_host(const char *who, const char *name, const ek_tensor *like,
+                            const ek_tensor *host) {
+  if (!ek_tensor_exists(host) || host->device != NULL ||
+      (host->data == NULL && ek_tensor_count(host) > 0)) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: there is no host tensor for %s", who, name);
+  }
+  if (host->type != like->type) {
+    return ek_error_set(EK_ERR_TYPE, "%s: %s is %s, the host tensor is %s", who, name,
+                        ek_type_name(like->type), ek_type_name(host->type));
+  }
+  if (ek_tensor_same_shape(host, like) ||
+      (host->rank == 1 && host->shape[0] == ek_tensor_count(like))) {
+    return EK_OK;
+  }
+  return ek_error_set(EK_ERR_SHAPE,
+                      "%s: %s has rank %d and %lld elements, the host tensor rank %d and %lld, or "
+                      "another shape",
+                      who, name, like->rank, (long long)ek_tensor_count(like), host->rank,
+                      (long long)ek_tensor_count(host));
+}
+
+ek_status ek_state_read(ek_tensor *host, const ek_data_parallel_model *model, const char *name) {
+  if (host == NULL || model == NULL || name == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_state_read: an argument is NULL");
+  }
+  EK__MODEL_ENTER(model, "ek_state_read");
+  EK_TRY(ek__model_check(model));
+  struct entry entry;
+  EK_TRY(entry_named(&entry, model, name));
+  const ek_tensor like = like_of(&entry);
+  EK_TRY(check_host("ek_state_read", name, &like, host));
+  return copy_entry((ek_data_parallel_model *)(uintptr_t)model, &entry, host, false);
+}
+
+static ek_status check_number(const struct entry *entry, const ek_tensor *host) {
+  int64_t number = 0;
+  if (entry->kind != EK_STATE_KIND_STEP) return EK_OK;
+  memcpy(&number, host->data, sizeof number);
+  if (number >= 0 && number < INT64_MAX) return EK_OK;
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_state_write: %s cannot be %lld", step_name,
+                      (long long)number);
+}
+
+ek_status ek_state_write(ek_data_parallel_model *model, const char *name, const ek_tensor *host) {
+  if (model == NULL || name == NULL || host == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_state_write: an argument is NULL");
+  }
+  EK__MODEL_ENTER(model, "ek_state_write");
+  struct entry entry;
+  EK_TRY(entry_named(&entry, model, name));
+  const ek_tensor like = like_of(&entry);
+  EK_TRY(check_host("ek_state_write", name, &like, host));
+  EK_TRY(check_number(&entry, host));
+  uint64_t tear = 0;
+  ek_tensor from = *host;
+  ek__model_write_begins(&tear, model);
+  EK_TRY(copy_entry(model, &entry, &from, true));
+  uint64_t *written = entry.kind == EK_STATE_KIND_OPTIMIZER
+                          ? &model->optimizer->written[entry.state * parameters_of(model)]
+                          : model->written;
+  ek__model_write_ended(model, tear, &written[entry.parameter]);
+  return EK_OK;
+}
+
+/* ---- gradients ---- */
+
+/* Of sharded gradients each device has its part of every bucket, of others device 0 has all. */
+static ek_status read_gradient(ek_tensor *host, const ek_data_parallel_model *model,
+                               int64_t offset) {
+  const int64_t count = ek_tensor_count(host);
+  if (model->options.state != EK_STATE_SHARDED) {
+    return copy_range(ek_replica_gradients(model->replicas[0]), offset, host, 0, count, false);
+  }
+  for (size_t b = 0; b < ek_reducer_bucket_count(model->reducer); b++) {
+    for (size_t k = 0; k < model->count; k++) {
+      int64_t first = 0, last = 0, from = 0, to = 0;
+      EK_TRY(ek_reducer_range(&first, &last, model->reducer, b, k));
+      if (!meet(&from, &to, offset, count, first, last)) continue;
+      EK_TRY(copy_range(ek_replica_gradients(model->replicas[k]), from, host, from - offset,
+                        to - from, false));
+    }
+  }
+  return EK_OK;
+}
+
+/* What the optimizer would multiply with: 1 / D, or 1. */
+static ek_status read_factor(double *factor, const ek_data_parallel_model *model) {
+  double totals[2] = {0, 1};
+  EK_TRY(ek__read_numbers(totals, 2, &model->totals[0]));
+  *factor = !model->divided ? 1.0 : totals[1] == 0 ? 0.0 : 1.0 / totals[1];
+  return EK_OK;
+}
+
+ek_status ek_data_parallel_model_gradient(ek_tensor *host, const ek_data_parallel_model *model,
+                                          const char *name) {
+  if (model == NULL || name == NULL || host == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "gradient: an argument is NULL");
+  }
+  EK__MODEL_ENTER(model, "gradient");
+  EK_TRY(ek__model_check(model));
+  ek_parameter_info info;
+  EK_TRY(ek_replica_find(&info, model->replicas[0], name));
+  if (info.buffer) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "gradient: %s is a buffer", info.name);
+  }
+  if (model->stage != EK__STEP_REDUCED) {
+    return ek_error_set(EK_ERR_STATE, "gradient: the step's last backward has not run");
+  }
+  EK_TRY(check_host("gradient", name, &info.value, host));
+  EK_TRY(read_gradient(host, model, info.offset));
+  double factor = 1;
+  EK_TRY(read_factor(&factor, model));
+  if (ek_device_counts_only(ek_group_device(model->group, 0))) return EK_OK;
+  const int64_t count = ek_tensor_count(host);
+  for (int64_t i = 0; i < count && factor != 1.0; i++) {
+    if (host->type == EK_F32) {
+      ((float *)host->data)[i] = (float)((double)((float *)host->data)[i] * factor);
+    } else {
+      ((double *)host->data)[i] *= factor;
+    }
+  }
+  return EK_OK;
+}

@@ -1,0 +1,348 @@
+/*
+ * check_state.c - the state by name: a run that was carried through host memory goes on as if it
+ * had never stopped.
+ *
+ * Where mode and devices are the same, every entry is the same to the bit. Elsewhere the tolerance
+ * is that of check_data_parallel_optimizer.c, for fewer steps: 1e-5 in f32 and 1e-11 in f64, ten
+ * times that for the states of the rule. The gpt is compared in f64 alone there, for the reason
+ * that is given there.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include <evenkeel/adamw.h>
+#include <evenkeel/fault.h>
+#include <evenkeel/host_memory.h>
+#include <evenkeel/sgd.h>
+
+#include "ck_blend.h"
+#include "ck_state.h"
+#include "ck_training.h"
+
+enum { SAMPLES = 7, STEPS = 6, STOP = 3 };
+
+/* ---- entries ---- */
+
+static struct ck_setup setup_of(const char *workload, int placement) {
+  struct ck_setup setup = ck_setup_mode(ck_workload(workload), "cpu:3", EK_MODE_GATHER);
+  ck_setup_place(&setup, placement);
+  return setup;
+}
+
+START_TEST(entries) {
+  const struct ck_setup setup = setup_of("gpt", _i);
+  const ek_state_placement state = setup.options.state;
+  struct ck_training t;
+  ck_training_open(&t, &setup);
+  const size_t count = ek_state_count(t.model);
+  const size_t parameters = ek_replica_parameter_count(ek_data_parallel_model_replica(t.model, 0));
+  ck_assert_uint_eq(count, 3 * parameters + 2);
+  for (size_t i = 0; i < count; i++) {
+    ek_state_info at, named;
+    ck_ok(ek_state_entry(&at, t.model, i));
+    ck_ok(ek_state_find(&named, t.model, at.name));
+    ck_assert_str_eq(at.name, named.name);
+    ck_assert_int_eq(at.kind, named.kind);
+    ck_assert_int_eq(at.placement, named.placement);
+    ck_assert(ek_tensor_same_shape(&at.like, &named.like));
+    ck_assert(at.like.data == NULL && at.like.device == NULL && at.like.memory == NULL);
+    ck_assert_int_eq(at.kind, i < parameters       ? EK_STATE_KIND_PARAMETER
+                              : i < 3 * parameters ? EK_STATE_KIND_OPTIMIZER
+                              : i == count - 2     ? EK_STATE_KIND_STEP
+                                                   : EK_STATE_KIND_SEED);
+    const bool shared = at.kind != EK_STATE_KIND_OPTIMIZER && state != EK_STATE_MASTER;
+    ck_assert_int_eq(at.placement, shared || i >= 3 * parameters ? EK_STATE_REPLICATED : state);
+  }
+  ek_state_info info;
+  ck_ok(ek_state_entry(&info, t.model, 0));
+  ck_assert_str_eq(info.name, "tokens.weight");
+  ck_assert(info.like.rank == 2 && info.like.shape[0] == 13 && info.like.shape[1] == 8);
+  ck_ok(ek_state_find(&info, t.model, "adamw/v/head.weight")); /* another name of it */
+  ck_assert_str_eq(info.name, "adamw/v/tokens.weight");
+  ck_ok(ek_state_find(&info, t.model, "run/seed"));
+  ck_assert(info.like.type == EK_I64 && info.like.rank == 0);
+  ck_fails(ek_state_find(&info, t.model, "adamw/w/head.weight"), EK_ERR_NOT_FOUND, "adamw/w");
+  ck_fails(ek_state_find(&info, t.model, "adamw/m/step"), EK_ERR_NOT_FOUND, "step");
+  ck_fails(ek_state_entry(&info, t.model, count), EK_ERR_INVALID_ARGUMENT, "no entry");
+  ek_data_parallel_optimizer_free(t.optimizer);
+  t.optimizer = NULL;
+  ck_assert_uint_eq(ek_state_count(t.model), parameters + 2);
+  ck_fails(ek_state_find(&info, t.model, "adamw/m/tokens.weight"), EK_ERR_NOT_FOUND, "adamw");
+  ck_training_close(&t);
+}
+END_TEST
+
+START_TEST(values_by_name) {
+  const struct ck_setup setup = setup_of("gpt", _i);
+  struct ck_training t;
+  ck_training_open(&t, &setup);
+  float numbers[13 * 8], back[13 * 8] = {0};
+  for (int i = 0; i < 13 * 8; i++) numbers[i] = (float)i;
+  const char *const names[] = {"tokens.weight", "adamw/m/tokens.weight", "adamw/v/tokens.weight"};
+  for (int i = 0; i < 3; i++) {
+    ek_tensor host = ck_like(&t, names[i]), flat;
+    host.data = numbers;
+    ck_ok(ek_state_write(t.model, names[i], &host));
+    ck_ok(ek_tensor_host(&flat, back, EK_F32, CK_SHAPE(13 * 8)));
+    ck_ok(ek_state_read(&flat, t.model, names[i]));
+    ck_assert_mem_eq(numbers, back, sizeof numbers);
+    memset(back, 0, sizeof back);
+    host.data = back;
+    ck_ok(ek_state_read(&host, t.model, i == 0 ? "head.weight" : names[i]));
+    ck_assert_mem_eq(numbers, back, sizeof numbers);
+  }
+  ck_training_replicas_agree(&t);
+  ck_training_close(&t);
+}
+END_TEST
+
+START_TEST(wrong_names_and_tensors) {
+  const struct ck_setup setup = setup_of("blend", 3);
+  struct ck_training t;
+  ck_training_open(&t, &setup);
+  double numbers[CK_BLEND_WIDTH + 1] = {0};
+  int64_t number = -1;
+  ek_tensor good, typed, sized, turned, step, absent = {0};
+  const ek_tensor there = *ek_replica_parameters(ek_data_parallel_model_replica(t.model, 0));
+  ek_tensor remote = there;
+  ck_ok(ek_tensor_host(&good, numbers, EK_F32, CK_SHAPE(CK_BLEND_WIDTH)));
+  ck_ok(ek_tensor_host(&typed, numbers, EK_F64, CK_SHAPE(CK_BLEND_WIDTH)));
+  ck_ok(ek_tensor_host(&sized, numbers, EK_F32, CK_SHAPE(CK_BLEND_WIDTH + 1)));
+  ck_ok(ek_tensor_host(&turned, numbers, EK_F32, CK_SHAPE(CK_BLEND_WIDTH, 1)));
+  ck_ok(ek_tensor_host(&step, &number, EK_I64, 0, NULL));
+  const struct {
+    const char *name;
+    ek_tensor *tensor;
+    ek_status status;
+  } cases[] = {{"nobody", &good, EK_ERR_NOT_FOUND},
+               {"a.b", &good, EK_ERR_NOT_FOUND},
+               {"adamw/m/c", &good, EK_ERR_NOT_FOUND}, /* a buffer */
+               {"a", &typed, EK_ERR_TYPE},
+               {"a", &sized, EK_ERR_SHAPE},
+               {"a", &turned, EK_ERR_SHAPE},
+               {"adamw/m/a", &turned, EK_ERR_SHAPE},
+               {"a", &absent, EK_ERR_INVALID_ARGUMENT},
+               {"a", &remote, EK_ERR_INVALID_ARGUMENT},
+               {"a", NULL, EK_ERR_INVALID_ARGUMENT},
+               {NULL, &good, EK_ERR_INVALID_ARGUMENT},
+               {"run/step", &good, EK_ERR_TYPE}};
+  struct ck_state before = ck_state_take(t.model);
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    ck_assert_int_eq(ek_state_read(cases[i].tensor, t.model, cases[i].name), cases[i].status);
+    ck_assert_int_eq(ek_state_write(t.model, cases[i].name, cases[i].tensor), cases[i].status);
+  }
+  ck_fails(ek_state_write(t.model, "run/step", &step), EK_ERR_INVALID_ARGUMENT, "-1");
+  struct ck_state after = ck_state_take(t.model);
+  ck_state_same("after wrong calls", &after, &before);
+  ck_state_drop(&before);
+  ck_state_drop(&after);
+  ck_fails(ek_data_parallel_model_gradient(&good, t.model, "a"), EK_ERR_STATE, "last backward");
+  ck_fails(ek_data_parallel_model_gradient(&good, t.model, "c"), EK_ERR_INVALID_ARGUMENT, "buffer");
+  ck_ok(ek_state_read(&good, t.model, "c")); /* buffers have values */
+  ck_assert_double_eq(((const float *)good.data)[0], 0.5);
+  ck_training_close(&t);
+}
+END_TEST
+
+/* ---- a run that is carried ---- */
+
+static ek_status momentum(ek_optimizer **optimizer) {
+  ek_sgd_options options = EK_SGD_OPTIONS_INIT;
+  options.momentum = 0.9;
+  options.dampening = 0.5; /* the first step is another one */
+  options.weight_decay = 0.01;
+  options.clip_norm = 0.5;
+  return ek_sgd_create(optimizer, &options);
+}
+
+static void open_run(struct ck_training *t, const struct ck_setup *setup) {
+  ek_data_parallel_optimizer_options options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
+  ek_schedule schedule;
+  ck_training_open(t, setup);
+  ek_data_parallel_optimizer_free(t->optimizer);
+  t->optimizer = NULL;
+  ck_ok(ek_schedule_warmup_cosine(&schedule, 0.02, 0.001, 2, STEPS));
+  options.schedule = &schedule;
+  ck_ok(ek_data_parallel_optimizer_open(&t->optimizer, t->model, t->rule, &options));
+}
+
+/* Steps first .. last - 1 of the run, of two micro-batches each. */
+static void go(struct ck_training *t, int first, int last) {
+  for (int step = first; step < last; step++) {
+    ek_step_result result;
+    struct ck_batch batch =
+        ck_batch_make(t->setup.workload, t->setup.options.type, SAMPLES, 0.2, (uint64_t)step + 50);
+    const struct ck_batch a = ck_batch_samples(&batch, 0, SAMPLES - 3);
+    const struct ck_batch b = ck_batch_samples(&batch, SAMPLES - 3, 3);
+    ck_ok(ck_training_backward(t, &a, NULL, true, NULL));
+    ck_ok(ck_training_step(t, &b, &result));
+    ck_assert_int_eq(result.step, step + 1);
+    ck_batch_free(&batch);
+  }
+}
+
+/* Runs `setup` to the end, and a second time as far as STOP and from there on as `other`. */
+static void carry(const struct ck_setup *setup, const struct ck_setup *other, bool same) {
+  const double allowed = setup->options.type == EK_F32 ? 1e-5 : 1e-11;
+  struct ck_training whole, begun, resumed;
+  struct ck_setup fresh = *other;
+  fresh.options.seed = 12345; /* other initial values, and the masks of another run */
+  open_run(&whole, setup);
+  go(&whole, 0, STEPS);
+  open_run(&begun, setup);
+  go(&begun, 0, STOP);
+  struct ck_state carried = ck_state_take(begun.model);
+  ck_training_close(&begun);
+  open_run(&resumed, &fresh);
+  if (setup->options.type == EK_F32) go(&resumed, 0, 1); /* it need not be new */
+  ck_ok(ck_state_put(resumed.model, &carried));
+  ck_assert_int_eq(ek_data_parallel_optimizer_steps(resumed.optimizer), STOP);
+  go(&resumed, STOP, STEPS);
+  struct ck_state got = ck_state_take(resumed.model), want = ck_state_take(whole.model);
+  if (same) {
+    ck_state_same("resumed", &got, &want);
+  } else {
+    ck_state_close("resumed elsewhere", &got, &want, allowed);
+  }
+  ck_state_drop(&got);
+  ck_state_drop(&want);
+  ck_state_drop(&carried);
+  ck_training_close(&resumed);
+  ck_training_close(&whole);
+}
+
+static struct ck_setup run_setup(int number) {
+  struct ck_setup setup =
+      ck_setup_mode(&ck_workloads[number % CK_WORKLOADS], "cpu:3", EK_MODE_GATHER);
+  const bool gpt = strcmp(setup.workload->name, "gpt") == 0;
+  setup.options.type = gpt || number / CK_WORKLOADS % 2 == 0 ? EK_F64 : EK_F32;
+  if (number / CK_WORKLOADS / 2 % 2 == 1) setup.optimizer = momentum;
+  return setup;
+}
+enum { RUNS = 4 * CK_WORKLOADS };
+
+START_TEST(resumed_alike) {
+  if (!ck_part(_i)) return;
+  struct ck_setup setup = run_setup(_i);
+  for (int placement = 0; placement < CK_PLACEMENTS; placement++) {
+    ck_setup_place(&setup, placement);
+    if (_i == 1 && placement % 2 == 0) setup.options.type = EK_F32; /* the gpt, too */
+    carry(&setup, &setup, true);
+  }
+}
+END_TEST
+
+START_TEST(resumed_elsewhere) {
+  if (!ck_part(_i)) return;
+  static const char *const specs[CK_PLACEMENTS] = {"cpu:1", "cpu:2", "cpu:4",
+                                                   "cpu:2", "cpu:3", "cpu:1"};
+  struct ck_setup setup = run_setup(_i), other = setup;
+  for (int placement = 0; placement < CK_PLACEMENTS; placement++) {
+    ck_setup_place(&setup, placement);
+    ck_setup_place(&other, (placement + 1 + _i) % CK_PLACEMENTS);
+    other.spec = specs[placement];
+    carry(&setup, &other, false);
+  }
+}
+END_TEST
+
+/* The count of steps ends with the optimizer, and the next one begins a run. */
+START_TEST(a_second_optimizer) {
+  const struct ck_setup setup = setup_of("mlp", _i);
+  struct ck_training t;
+  int64_t step = 9;
+  ek_tensor host;
+  ck_ok(ek_tensor_host(&host, &step, EK_I64, 0, NULL));
+  ck_training_open(&t, &setup);
+  go(&t, 0, 2);
+  ek_data_parallel_optimizer_free(t.optimizer);
+  ck_ok(ek_state_read(&host, t.model, "run/step"));
+  ck_assert_int_eq(step, 0);
+  step = 4; /* said before there is an optimizer, too */
+  ck_ok(ek_state_write(t.model, "run/step", &host));
+  ck_ok(ek_data_parallel_optimizer_open(&t.optimizer, t.model, t.rule, NULL));
+  go(&t, 4, 5);
+  ck_training_close(&t);
+}
+END_TEST
+
+/* ---- devices that only count ---- */
+
+START_TEST(plan_devices) {
+  struct ck_setup setup = setup_of("gpt", _i);
+  setup.spec = "plan:3";
+  struct ck_training t;
+  ck_training_open(&t, &setup);
+  for (size_t i = 0; i < ek_state_count(t.model); i++) {
+    ek_state_info info;
+    ck_ok(ek_state_entry(&info, t.model, i));
+    double numbers[600];
+    ek_tensor host = info.like;
+    ck_assert_uint_le(ek_tensor_bytes(&host), sizeof numbers);
+    memset(numbers, 0x11, sizeof numbers);
+    host.data = numbers;
+    ck_ok(ek_state_write(t.model, info.name, &host));
+    memset(numbers, 0x22, sizeof numbers);
+    ck_ok(ek_state_read(&host, t.model, info.name));
+    const unsigned char *byte = (const unsigned char *)numbers;
+    ck_assert_int_eq(byte[0], info.kind >= EK_STATE_KIND_STEP ? 0x11 : 0x22);
+  }
+  ck_training_close(&t);
+}
+END_TEST
+
+/* ---- faults ---- */
+
+/* No call takes host memory. Each piece of work of a device fails once: a read leaves the model
+ * good; a write may leave it torn, and writing everything once more mends it. */
+START_TEST(faults) {
+  const struct ck_setup setup = setup_of("mlp", _i);
+  struct ck_training t;
+  open_run(&t, &setup);
+  go(&t, 0, 1);
+  struct ck_state state = ck_state_take(t.model);
+  int failures = 0;
+  for (size_t device = 0; device < 3; device++) {
+    for (uint64_t n = 1; n < 40; n += 5) {
+      ck_ok(ek_fault_at(ek_group_device(t.group, device), n, EK_ERR_UNAVAILABLE));
+      ek_host_memory_fail_at(1);
+      const ek_status status = ck_state_put(t.model, &state);
+      ek_host_memory_fail_at(0);
+      ck_ok(ek_fault_at(ek_group_device(t.group, device), 0, EK_OK));
+      failures += status != EK_OK;
+      ck_assert(status == EK_OK || status == EK_ERR_UNAVAILABLE);
+      ek_tensor host = state.host[0];
+      ck_assert_int_eq(ek_state_read(&host, t.model, state.info[0].name),
+                       status == EK_OK ? EK_OK : EK_ERR_TORN);
+      ck_ok(ck_state_put(t.model, &state));
+      ck_ok(ek_fault_at(ek_group_device(t.group, device), 1 + n / 5, EK_ERR_UNAVAILABLE));
+      for (size_t i = 0; i < state.count; i++) {
+        const ek_status read = ek_state_read(&state.host[i], t.model, state.info[i].name);
+        ck_assert(read == EK_OK || read == EK_ERR_UNAVAILABLE);
+      }
+      ck_ok(ek_fault_at(ek_group_device(t.group, device), 0, EK_OK));
+    }
+  }
+  ck_assert_int_gt(failures, 0);
+  ck_training_replicas_agree(&t);
+  go(&t, 1, 2);
+  ck_state_drop(&state);
+  ck_training_close(&t);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("state");
+  TCase *names = ck_case(suite, "names"), *carried = ck_case(suite, "carried");
+  tcase_add_loop_test(names, entries, 0, CK_PLACEMENTS);
+  tcase_add_loop_test(names, values_by_name, 0, CK_PLACEMENTS);
+  tcase_add_test(names, wrong_names_and_tensors);
+  tcase_add_loop_test(carried, resumed_alike, 0, RUNS);
+  tcase_add_loop_test(carried, resumed_elsewhere, 0, RUNS);
+  tcase_add_loop_test(carried, a_second_optimizer, 0, CK_PLACEMENTS);
+  tcase_add_loop_test(names, plan_devices, 0, CK_PLACEMENTS);
+  tcase_add_loop_test(names, faults, 0, CK_PLACEMENTS);
+  return suite;
+}
+
+CK_MAIN(make_suite)

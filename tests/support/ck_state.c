@@ -1,0 +1,93 @@
+/*
+ * ck_state.c - all of a training's state in host memory: see ck_state.h.
+ */
+#include "ck_state.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ck_ok() for inner loops: Check writes to a file for every assertion, true ones too. */
+static void must(ek_status status) {
+  if (status != EK_OK) ck_abort_msg("%s: %s", ek_status_name(status), ek_error_message());
+}
+
+static void *room(size_t bytes) {
+  void *memory = calloc(1, bytes + 1);
+  ck_assert_ptr_nonnull(memory);
+  return memory;
+}
+
+struct ck_state ck_state_take(const ek_data_parallel_model *model) {
+  struct ck_state state = {.count = ek_state_count(model)};
+  state.info = room(state.count * sizeof *state.info);
+  state.host = room(state.count * sizeof *state.host);
+  for (size_t i = 0; i < state.count; i++) {
+    must(ek_state_entry(&state.info[i], model, i));
+    state.host[i] = state.info[i].like;
+    state.host[i].data = room(ek_tensor_bytes(&state.host[i]));
+    must(ek_state_read(&state.host[i], model, state.info[i].name));
+  }
+  return state;
+}
+
+ek_status ck_state_put(ek_data_parallel_model *model, const struct ck_state *state) {
+  for (size_t i = state->count; i-- > 0;) {
+    EK_TRY(ek_state_write(model, state->info[i].name, &state->host[i]));
+  }
+  return EK_OK;
+}
+
+static void same_entries(const char *what, const struct ck_state *a, const struct ck_state *b) {
+  if (a->count != b->count) ck_abort_msg("%s: %zu entries and %zu", what, a->count, b->count);
+  for (size_t i = 0; i < a->count; i++) {
+    if (strcmp(a->info[i].name, b->info[i].name) != 0 || a->info[i].kind != b->info[i].kind ||
+        !ek_tensor_same_shape(&a->host[i], &b->host[i])) {
+      ck_abort_msg("%s: entry %s is not entry %s", what, a->info[i].name, b->info[i].name);
+    }
+  }
+}
+
+void ck_state_same(const char *what, const struct ck_state *a, const struct ck_state *b) {
+  same_entries(what, a, b);
+  for (size_t i = 0; i < a->count; i++) {
+    if (memcmp(a->host[i].data, b->host[i].data, ek_tensor_bytes(&a->host[i])) != 0) {
+      ck_abort_msg("%s: %s differs", what, a->info[i].name);
+    }
+  }
+}
+
+static double *doubles(const ek_tensor *host) {
+  const int64_t count = ek_tensor_count(host);
+  double *values = room((size_t)count * sizeof *values);
+  for (int64_t i = 0; i < count; i++) {
+    values[i] = host->type == EK_F32   ? (double)((float *)host->data)[i]
+                : host->type == EK_F64 ? ((double *)host->data)[i]
+                                       : (double)((int64_t *)host->data)[i];
+  }
+  return values;
+}
+
+void ck_state_close(const char *what, const struct ck_state *got, const struct ck_state *want,
+                    double allowed) {
+  same_entries(what, got, want);
+  for (size_t i = 0; i < got->count; i++) {
+    double *a = doubles(&got->host[i]), *b = doubles(&want->host[i]);
+    const double error = ck_rel_l2(a, b, ek_tensor_count(&got->host[i]));
+    const bool number = got->host[i].type == EK_I64;
+    const double most = number                                         ? 0
+                        : got->info[i].kind == EK_STATE_KIND_OPTIMIZER ? 10 * allowed
+                                                                       : allowed;
+    if (!(error <= most)) {
+      ck_abort_msg("%s: %s is off by %.3g, allowed are %.3g", what, got->info[i].name, error, most);
+    }
+    free(a);
+    free(b);
+  }
+}
+
+void ck_state_drop(struct ck_state *state) {
+  for (size_t i = 0; i < state->count; i++) free(state->host[i].data);
+  free(state->host);
+  free(state->info);
+  memset(state, 0, sizeof *state);
+}
