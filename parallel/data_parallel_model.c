@@ -91,7 +91,7 @@ static ek_status open_replica(void *context, ek_device *device, size_t index) {
   ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
   options.type = model->options.type;
   options.seed = model->options.seed;
-  options.initialize = index == 0;
+  options.initialize = ek_communicator_first_rank(model->communicator) + index == 0;
   EK_TRY(ek_replica_open(&model->replicas[index], device, model->module, &options));
   const int64_t shape[] = {2};
   EK_TRY(ek_tensor_create(&model->totals[index], device, EK_MEMORY_LOSS, EK_F64, 1, shape));

@@ -177,7 +177,7 @@ ek_status ek_data_parallel_model_backward(ek_data_parallel_model *model, const e
   model->stage = o.accumulate ? EK__STEP_ACCUMULATED : EK__STEP_REDUCED;
   model->running = o.running;
   model->micro_batches++;
-  model->step_samples += model->forward_samples;
+  model->step_samples += model->batch_samples;
 cleanup:
   for (size_t i = 0; i < count; i++) ek_shards_free(&parts[i]);
   ek__model_drop_forward(model);

@@ -113,7 +113,7 @@ static ek_status open_passes(ek_data_parallel_model *model, const ek_shards *lea
   pass.context = model;
   for (size_t k = 0; k < model->count; k++) {
     if (lead->samples[k] == lead->samples[k + 1]) continue;
-    pass.first_sample = model->step_samples + lead->samples[k];
+    pass.first_sample = model->step_samples + options->first_sample + lead->samples[k];
     pass.samples = lead->samples[k + 1] - lead->samples[k];
     EK_TRY(ek_pass_open(&model->passes[k], model->replicas[k], &pass));
   }
@@ -220,6 +220,8 @@ static ek_status run_forward(ek_shards *outputs, ek_data_parallel_model *model,
     return status;
   }
   model->forward_samples = inputs[lead].samples[model->count];
+  model->batch_samples =
+      options->batch_samples == 0 ? model->forward_samples : options->batch_samples;
   model->last_forward = atomic_fetch_add(&forwards, 1) + 1;
   model->last_gradient = options->gradient;
   if (!options->gradient) ek__model_drop_forward(model);
@@ -230,6 +232,19 @@ static ek_status run_forward(ek_shards *outputs, ek_data_parallel_model *model,
     outputs[i].output = i;
   }
   return EK_OK;
+}
+
+/* This call's samples among those of the batch, and of the step. */
+static ek_status check_place(const ek_data_parallel_model *model, int64_t samples,
+                             const ek_forward_options *options) {
+  const int64_t all = options->batch_samples == 0 ? samples : options->batch_samples;
+  if (all < samples || options->first_sample < 0 || options->first_sample > all - samples) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "forward: %lld samples from number %lld on in a batch of %lld",
+                        (long long)samples, (long long)options->first_sample, (long long)all);
+  }
+  if (all <= INT64_MAX - model->step_samples) return EK_OK;
+  return ek_error_set(EK_ERR_OVERFLOW, "forward: the step's samples do not fit in 63 bits");
 }
 
 /* Inputs that are to be cut: how, but not yet the parts. */
@@ -259,6 +274,7 @@ static ek_status forward(ek_shards *outputs, ek_data_parallel_model *model, cons
     EK_TRY_GOTO(status, lay_inputs(parts, model, whole, options->scatter), cleanup);
   }
   EK_TRY_GOTO(status, check_cuts(&lead, model, inputs), cleanup);
+  EK_TRY_GOTO(status, check_place(model, inputs[lead].samples[model->count], options), cleanup);
   ek__model_drop_forward(model);
   begun = true;
   for (size_t i = 0; i < count && cut == NULL; i++) {

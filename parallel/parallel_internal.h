@@ -37,7 +37,8 @@ struct ek_data_parallel_model {
   uint64_t last_forward;                 /* number of the last forward; its outputs carry it */
   uint64_t pending;                      /* the same while its backward may still come, else 0 */
   bool last_gradient;                    /* it was with gradient */
-  int64_t forward_samples;               /* rows of that forward */
+  int64_t forward_samples;               /* rows of that forward, here */
+  int64_t batch_samples;                 /* of all processes */
   bool replicas_stale;                   /* state `master`: device 0 is ahead of the others */
   bool buffers_stale; /* a training forward has run: device 0's go to the others */
   bool reducing;      /* read by workers: this backward is the step's last */
@@ -49,7 +50,7 @@ struct ek_data_parallel_model {
   int64_t step;           /* steps taken */
   bool running;           /* its totals come whole with each micro-batch */
   uint32_t micro_batches; /* backwards so far */
-  int64_t step_samples;   /* samples of its micro-batches so far */
+  int64_t step_samples;   /* of its micro-batches so far, of all processes */
   ek_tensor *totals;      /* f64 {s, D}, the same on every device */
   /* (optional) asked before the update whether the gradients are what they should be. */
   ek_status (*before_update)(void *context);

@@ -11,12 +11,13 @@
 
 #include "core/alloc.h"
 #include "core/options.h"
+#include "core/sizes.h"
 #include "parallel_internal.h"
 
 struct bucket {
-  int64_t first, last;                 /* elements of the flat buffer */
-  uint32_t parameters;                 /* how many complete it */
-  int64_t offsets[EK_MAX_DEVICES + 1]; /* device k owns first + offsets[k] .. offsets[k + 1] */
+  int64_t first, last; /* elements of the flat buffer */
+  uint32_t parameters; /* how many complete it */
+  int64_t *offsets;    /* rank r owns first + offsets[r] .. first + offsets[r + 1] - 1 */
 };
 
 struct progress {    /* of one device in this round */
@@ -28,22 +29,14 @@ struct progress {    /* of one device in this round */
 struct ek_reducer {
   ek_communicator *communicator;
   ek_reducer_options options;
-  size_t devices;
-  ek_replica **replicas;
+  size_t devices, ranks; /* of this process, of the world */
+  ek_replica **replicas; /* of the devices */
   struct bucket *buckets;
   size_t bucket_count;
-  size_t *bucket_of; /* per parameter of the replica */
-  struct progress progress[EK_MAX_DEVICES];
+  int64_t *offsets;          /* of all buckets */
+  size_t *bucket_of;         /* per parameter of the replica */
+  struct progress *progress; /* of the devices */
 };
-
-/* Device k's share of a bucket, in units that keep vectors aligned. */
-static void cut_bucket(struct bucket *bucket, size_t devices) {
-  const int64_t count = bucket->last - bucket->first, units = (count + 15) / 16;
-  for (size_t k = 0; k <= devices; k++) {
-    const int64_t end = units * (int64_t)k / (int64_t)devices * 16;
-    bucket->offsets[k] = end < count ? end : count;
-  }
-}
 
 /* Whole parameters from the last to the first, until a bucket is large enough. */
 static ek_status make_buckets(ek_reducer *reducer) {
@@ -62,9 +55,12 @@ static ek_status make_buckets(ek_reducer *reducer) {
     const bool large =
         (uint64_t)(end - info.offset) * (uint64_t)element >= reducer->options.bucket_bytes;
     if (!large && info.offset > 0) continue;
-    struct bucket *bucket = &reducer->buckets[reducer->bucket_count++];
-    *bucket = (struct bucket){.first = info.offset, .last = end, .parameters = members};
-    cut_bucket(bucket, reducer->devices);
+    int64_t *offsets = &reducer->offsets[reducer->bucket_count * (reducer->ranks + 1)];
+    for (size_t r = 0; r <= reducer->ranks; r++) {
+      offsets[r] = ek__part_begin(end - info.offset, r, reducer->ranks);
+    }
+    reducer->buckets[reducer->bucket_count++] = (struct bucket){
+        .first = info.offset, .last = end, .parameters = members, .offsets = offsets};
     end = info.offset;
     members = 0;
   }
@@ -74,8 +70,11 @@ static ek_status make_buckets(ek_reducer *reducer) {
 static ek_status allocate(ek_reducer *reducer) {
   const size_t parameters = ek_replica_parameter_count(reducer->replicas[0]);
   reducer->buckets = ek__calloc(parameters, sizeof *reducer->buckets);
+  reducer->offsets = ek__calloc(parameters, (reducer->ranks + 1) * sizeof *reducer->offsets);
   reducer->bucket_of = ek__calloc(parameters, sizeof *reducer->bucket_of);
-  bool enough = reducer->buckets != NULL && reducer->bucket_of != NULL;
+  reducer->progress = ek__calloc(reducer->devices, sizeof *reducer->progress);
+  bool enough = reducer->buckets != NULL && reducer->offsets != NULL &&
+                reducer->bucket_of != NULL && reducer->progress != NULL;
   for (size_t k = 0; k < reducer->devices && enough; k++) {
     reducer->progress[k].waiting = ek__calloc(parameters, sizeof(uint32_t));
     enough = reducer->progress[k].waiting != NULL;
@@ -123,6 +122,7 @@ ek_status ek_reducer_open(ek_reducer **reducer, ek_communicator *communicator, e
   result->communicator = communicator;
   result->options = o;
   result->devices = ek_group_size(group);
+  result->ranks = ek_communicator_world_size(communicator);
   ek_status status = EK_OK;
   result->replicas = ek__calloc(result->devices, sizeof *result->replicas);
   if (result->replicas == NULL) {
@@ -141,8 +141,12 @@ cleanup:
 
 void ek_reducer_free(ek_reducer *reducer) {
   if (reducer == NULL) return;
-  for (size_t k = 0; k < reducer->devices; k++) ek__free(reducer->progress[k].waiting);
+  for (size_t k = 0; k < reducer->devices && reducer->progress != NULL; k++) {
+    ek__free(reducer->progress[k].waiting);
+  }
+  ek__free(reducer->progress);
   ek__free(reducer->bucket_of);
+  ek__free(reducer->offsets);
   ek__free(reducer->buckets);
   ek__free(reducer->replicas);
   ek__free(reducer);
@@ -153,28 +157,27 @@ size_t ek_reducer_bucket_count(const ek_reducer *reducer) {
 }
 
 ek_status ek_reducer_range(int64_t *first, int64_t *last, const ek_reducer *reducer, size_t bucket,
-                           size_t device) {
+                           size_t rank) {
   if (first == NULL || last == NULL || reducer == NULL || bucket >= reducer->bucket_count ||
-      device >= reducer->devices) {
-    return ek_error_set(
-        EK_ERR_INVALID_ARGUMENT,
-        "ek_reducer_range: an argument is NULL, or there is no bucket %zu on device "
-        "number %zu",
-        bucket, device);
+      rank >= reducer->ranks) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "ek_reducer_range: an argument is NULL, or there is no bucket %zu on rank "
+                        "%zu",
+                        bucket, rank);
   }
   const struct bucket *b = &reducer->buckets[bucket];
   switch (reducer->options.kind) {
   case EK_REDUCE_TO_FIRST:
     *first = b->first;
-    *last = device == 0 ? b->last : b->first;
+    *last = rank == 0 ? b->last : b->first;
     break;
   case EK_REDUCE_TO_ALL:
     *first = b->first;
     *last = b->last;
     break;
   case EK_REDUCE_SCATTER:
-    *first = b->first + b->offsets[device];
-    *last = b->first + b->offsets[device + 1];
+    *first = b->first + b->offsets[rank];
+    *last = b->first + b->offsets[rank + 1];
     break;
   }
   return EK_OK;

@@ -1,5 +1,5 @@
 /*
- * replicate.c - makes replicas equal to the first one, with one broadcast for each flat buffer.
+ * replicate.c - makes replicas equal to that of rank 0, with one broadcast for each flat buffer.
  */
 #include <evenkeel/replicate.h>
 

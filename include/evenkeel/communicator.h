@@ -1,12 +1,15 @@
 /*
  * communicator.h - collectives between the devices of a group.
  *
+ * Device k of the group has the rank first_rank + k of world_size: a communicator may lead to the
+ * devices of other processes too (device.h, ek_group_options). Roots and offsets count ranks.
+ *
  * Every device calls the same collectives in the same order, each on its own worker thread (inside
  * ek_group_apply()). A call queues the work on the device's communication stream, behind what its
  * compute stream holds so far, and returns; the tensors must stay untouched until
  * ek_communicator_wait(), which makes the compute stream wait for all of the device's collectives.
  *
- * Sums are taken in the order of the devices, at the width of the type: the same call gives the
+ * Sums are taken in the order of the ranks, at the width of the type: the same call gives the
  * same bits. Tensors are f32 or f64 (broadcast and all-gather: any type), with equal numbers of
  * elements on all devices; a difference is EK_ERR_SHAPE on every device.
  *
@@ -35,8 +38,10 @@ typedef struct ek_communicator ek_communicator;
 EK_API EK_CHECKED ek_status ek_communicator_open(ek_communicator **communicator, ek_group *group);
 EK_API void ek_communicator_free(ek_communicator *communicator);
 EK_API const char *ek_communicator_name(const ek_communicator *communicator);
+EK_API size_t ek_communicator_first_rank(const ek_communicator *communicator); /* 0 for NULL */
+EK_API size_t ek_communicator_world_size(const ek_communicator *communicator); /* 0 for NULL */
 
-/* Everybody's tensor becomes that of device number `root`. */
+/* Everybody's tensor becomes that of rank `root`. */
 EK_API EK_CHECKED ek_status ek_communicator_broadcast(ek_communicator *communicator,
                                                       ek_device *device, ek_tensor *tensor,
                                                       size_t root);
@@ -47,15 +52,14 @@ EK_API EK_CHECKED ek_status ek_communicator_reduce(ek_communicator *communicator
 EK_API EK_CHECKED ek_status ek_communicator_all_reduce(ek_communicator *communicator,
                                                        ek_device *device, ek_tensor *tensor);
 /*
- * Device k's elements offsets[k] .. offsets[k+1] - 1 become the sum of everybody's; its other
- * elements stay. `offsets` has one entry more than there are devices, starts with 0, does not fall,
- * ends with the number of elements, is the same on all devices, and is read before the call
- * returns.
+ * Elements offsets[r] .. offsets[r+1] - 1 of rank r become the sum of everybody's; its other
+ * elements stay. `offsets` has one entry more than there are ranks, starts with 0, does not fall,
+ * ends with the number of elements, is the same on all ranks, and is read before the call returns.
  */
 EK_API EK_CHECKED ek_status ek_communicator_reduce_scatter(ek_communicator *communicator,
                                                            ek_device *device, ek_tensor *tensor,
                                                            const int64_t *offsets);
-/* Everybody gets device k's elements offsets[k] .. offsets[k+1] - 1, for every k. */
+/* Everybody gets elements offsets[r] .. offsets[r+1] - 1 of rank r, for every r. */
 EK_API EK_CHECKED ek_status ek_communicator_all_gather(ek_communicator *communicator,
                                                        ek_device *device, ek_tensor *tensor,
                                                        const int64_t *offsets);

@@ -95,9 +95,14 @@ typedef struct ek_forward_options {
   const ek_scatter_options *scatter; /* NULL: even */
   bool gradient;                     /* a backward follows */
   bool training;                     /* dropout is on */
+  /*
+   * Where several processes, or several models, take parts of one batch: its number of samples (0:
+   * this call's are all) and which of them is the first here. Random masks are those of the whole.
+   */
+  int64_t batch_samples, first_sample;
 } ek_forward_options;
 #define EK_FORWARD_OPTIONS_INIT                                                                    \
-  { sizeof(ek_forward_options), NULL, true, true }
+  { sizeof(ek_forward_options), NULL, true, true, 0, 0 }
 
 /*
  * Scatters the inputs (host tensors, or on a device of the group), runs the module, and gives one

@@ -56,9 +56,18 @@ typedef struct ek_group_options {
   bool deterministic; /* cuda: sums between GPUs in the order of the devices, see below */
   double time_limit;  /* cuda: seconds that a collective may take; 0: 600 */
   bool debug_memory;  /* new tensors are NaN, writes beside them are found, see below */
+  size_t world_size;  /* devices of all processes that train together; 0: those of the group */
+  size_t first_rank;  /* of them, the number of the group's device 0 */
 } ek_group_options;
 #define EK_GROUP_OPTIONS_INIT                                                                      \
-  { sizeof(ek_group_options), 0, false, false, 0, false }
+  { sizeof(ek_group_options), 0, false, false, 0, false, 0, 0 }
+
+/*
+ * A device has an index in its group, and a rank in the world: the devices of all processes that
+ * train one model, process by process. Collectives, ownership of parts of the state and numbers of
+ * samples count over the world. Several processes are not yet implemented: a world that is larger
+ * than the group is EK_ERR_UNAVAILABLE but for `plan`, which counts what one process of it needs.
+ */
 
 /*
  * `deterministic`: the communicator `peer`, which sums in the order of the devices, also between
@@ -83,7 +92,7 @@ typedef struct ek_group_options {
  * Opens the devices that `spec` names and starts their workers. `options` NULL gives the defaults.
  * The caller owns *group and frees it with ek_group_free().
  * EK_ERR_INVALID_ARGUMENT  the string is wrong; the message shows where
- * EK_ERR_UNAVAILABLE       the backend cannot be used here
+ * EK_ERR_UNAVAILABLE       the backend cannot be used here, or not by several processes
  * EK_ERR_OUT_OF_MEMORY     the host refused memory or threads
  */
 EK_API EK_CHECKED ek_status ek_group_open(ek_group **group, const char *spec,

@@ -19,9 +19,9 @@ extern "C" {
 typedef struct ek_reducer ek_reducer;
 
 typedef enum ek_reduce_kind {
-  EK_REDUCE_TO_FIRST = 0, /* device 0 has the sum */
+  EK_REDUCE_TO_FIRST = 0, /* rank 0 has the sum */
   EK_REDUCE_TO_ALL = 1,   /* every device has it */
-  EK_REDUCE_SCATTER = 2   /* device k has its part of every bucket: ek_reducer_range() */
+  EK_REDUCE_SCATTER = 2   /* rank r has its part of every bucket: ek_reducer_range() */
 } ek_reduce_kind;
 
 typedef struct ek_reducer_options {
@@ -39,10 +39,9 @@ EK_API EK_CHECKED ek_status ek_reducer_open(ek_reducer **reducer, ek_communicato
 EK_API void ek_reducer_free(ek_reducer *reducer);
 
 EK_API size_t ek_reducer_bucket_count(const ek_reducer *reducer);
-/* Elements first .. last - 1 of the flat buffer that device number `device` owns of a bucket. */
+/* Elements first .. last - 1 of the flat buffer that a rank owns of a bucket. */
 EK_API EK_CHECKED ek_status ek_reducer_range(int64_t *first, int64_t *last,
-                                             const ek_reducer *reducer, size_t bucket,
-                                             size_t device);
+                                             const ek_reducer *reducer, size_t bucket, size_t rank);
 
 /* On the device's worker: a new round begins. */
 EK_API EK_CHECKED ek_status ek_reducer_start(ek_reducer *reducer, ek_device *device);

@@ -5,6 +5,7 @@
 #define EK_SIZES_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 /* *result = a * b for a, b >= 0; false if it does not fit in 63 bits. */
@@ -22,6 +23,16 @@ static inline bool ek__round_up(uint64_t *result, uint64_t bytes, uint64_t unit)
   if (bytes > UINT64_MAX - (unit - 1)) return false;
   *result = (bytes + unit - 1) & ~(unit - 1);
   return true;
+}
+
+/*
+ * Where part number `part` of `count` elements begins if they are cut into `parts` equal ones, in
+ * units of 16 so that vectors stay aligned; the end for part == parts.
+ */
+static inline int64_t ek__part_begin(int64_t count, size_t part, size_t parts) {
+  const int64_t units = count / 16 + (count % 16 != 0), n = (int64_t)parts, k = (int64_t)part;
+  const int64_t unit = units / n * k + units % n * k / n; /* units * k / n that cannot overflow */
+  return unit < units ? unit * 16 : count;
 }
 
 #endif /* EK_SIZES_H */

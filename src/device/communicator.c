@@ -72,6 +72,14 @@ const char *ek_communicator_name(const ek_communicator *communicator) {
   return communicator == NULL ? "" : communicator->table->name;
 }
 
+size_t ek_communicator_first_rank(const ek_communicator *communicator) {
+  return communicator == NULL ? 0 : ek__group_first_rank(communicator->group);
+}
+
+size_t ek_communicator_world_size(const ek_communicator *communicator) {
+  return communicator == NULL ? 0 : ek__group_world_size(communicator->group);
+}
+
 /* ---- collectives ---- */
 
 static ek_status check_call(const char *who, const ek_communicator *communicator,
@@ -104,9 +112,9 @@ static ek_status check_tensor(const char *who, const ek_device *device, const ek
 
 static ek_status check_offsets(const char *who, const ek_communicator *communicator,
                                const ek_tensor *tensor, const int64_t *offsets) {
-  const size_t devices = ek_group_size(communicator->group);
-  bool right = offsets != NULL && offsets[0] == 0 && offsets[devices] == ek_tensor_count(tensor);
-  for (size_t i = 0; right && i < devices; i++) right = offsets[i] <= offsets[i + 1];
+  const size_t ranks = ek_communicator_world_size(communicator);
+  bool right = offsets != NULL && offsets[0] == 0 && offsets[ranks] == ek_tensor_count(tensor);
+  for (size_t i = 0; right && i < ranks; i++) right = offsets[i] <= offsets[i + 1];
   if (right) return EK_OK;
   return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                       "%s: offsets must rise from 0 to the number of elements (%lld)", who,
@@ -129,8 +137,8 @@ static ek_status start_rooted(const char *who, ek_communicator *communicator, ek
                               enum ek__collective_kind kind, const ek_tensor *tensor, size_t root) {
   EK_TRY(check_call(who, communicator, device));
   EK_TRY(check_tensor(who, device, tensor, kind == EK__REDUCE));
-  if (root >= ek_group_size(communicator->group)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: there is no device number %zu", who, root);
+  if (root >= ek_communicator_world_size(communicator)) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: there is no rank %zu", who, root);
   }
   return start(communicator, device, kind, tensor, root, NULL);
 }

@@ -16,6 +16,10 @@ const struct ek__backend *ek__device_table(const ek_device *device);
 ek_status ek__group_check(const ek_group *group, const char *who);
 bool ek__group_of_parent(const ek_group *group);
 
+/* The group's place among the devices of all processes: ek_group_options. */
+size_t ek__group_first_rank(const ek_group *group);
+size_t ek__group_world_size(const ek_group *group);
+
 /* True on one of the group's worker threads. */
 bool ek__group_is_worker(const ek_group *group);
 

@@ -54,6 +54,7 @@ struct ek_group {
   void *native; /* the backend's */
   char *spec;
   size_t count;
+  size_t first_rank, world_size; /* of the devices of all processes */
   struct worker workers[EK_MAX_DEVICES];
   unsigned process; /* core/process.h: whose workers these are */
   long process_id;  /* the same, for people */
@@ -188,6 +189,25 @@ static ek_status find_backend(const struct ek__backend **backend, const char *na
   return EK_OK;
 }
 
+/* The group's place among the devices of all processes. */
+static ek_status take_ranks(ek_group *group, const ek_group_options *options) {
+  const size_t world = options->world_size == 0 ? group->count : options->world_size;
+  if (world < group->count || options->first_rank > world - group->count) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "ek_group_open: %zu devices from rank %zu on in a world of %zu",
+                        group->count, options->first_rank, world);
+  }
+  if (world != group->count && group->backend->kernels != NULL) {
+    return ek_error_set(EK_ERR_UNAVAILABLE,
+                        "ek_group_open: %s devices of several processes are not yet implemented; "
+                        "`plan` counts for one of them",
+                        group->backend->name);
+  }
+  group->first_rank = options->first_rank;
+  group->world_size = world;
+  return EK_OK;
+}
+
 static ek_status read_options(ek_group_options *o, const ek_group_options *options) {
   EK_TRY(ek__options_read(o, sizeof *o, options, "ek_group_options"));
   if (o->threads_per_device < 0 || o->threads_per_device > 1024) {
@@ -232,9 +252,10 @@ static ek_status open_parts(ek_group *group, const struct ek__device_spec *spec,
                             const ek_group_options *options) {
   const struct ek__backend *backend = group->backend;
   int threads = 1;
+  group->count = spec->count;
+  EK_TRY(take_ranks(group, options));
   EK_TRY(threads_for(&threads, backend, spec->count, options));
   if (backend->group_open != NULL) EK_TRY(backend->group_open(&group->native, spec, options));
-  group->count = spec->count;
   for (size_t i = 0; i < group->count; i++) {
     EK_TRY(ek__device_open(&group->workers[i].device, group, backend, spec, i, threads));
     if (options->debug_memory) ek__guard_start(group->workers[i].device);
@@ -320,6 +341,10 @@ ek_status ek_group_free(ek_group *group) {
 }
 
 void *ek__group_native(const ek_group *group) { return group->native; }
+
+size_t ek__group_first_rank(const ek_group *group) { return group->first_rank; }
+
+size_t ek__group_world_size(const ek_group *group) { return group->world_size; }
 
 struct ek__host_blocks *ek__group_blocks(ek_group *group) {
   return &group->blocks;

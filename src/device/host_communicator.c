@@ -9,6 +9,8 @@
  * sources in the order of the devices. So the load is even, sums have a fixed order, and a rank
  * never holds a copy of anything.
  *
+ * The world of this communicator is one process: a rank is a device's index in its group.
+ *
  * Every rank meets the collectives in the same order. rank r has queued[r] of them and has done its
  * part of finished[r]; a slot is over, and its memory may be touched again, when all ranks have
  * finished it: the smallest finished[] is the number of collectives that are over.
@@ -31,6 +33,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/sizes.h"
 #include "device/communicator_internal.h"
 
 enum { RING = 64 };
@@ -83,16 +86,6 @@ static ek_status given_up(const struct host_communicator *self, size_t rank) {
   return ek_error_set(EK_ERR_ABORTED, "given up because another device failed");
 }
 
-/* Part number `rank` of `count` elements, in units of a cache line's worth. */
-static void part_of(int64_t *first, int64_t *last, int64_t count, size_t rank, size_t ranks) {
-  const int64_t units = (count + 15) / 16;
-  const int64_t share = units / (int64_t)ranks, rest = units % (int64_t)ranks, r = (int64_t)rank;
-  *first = (share * r + (r < rest ? r : rest)) * 16;
-  *last = *first + (share + (r < rest ? 1 : 0)) * 16;
-  if (*last > count) *last = count;
-  if (*first > count) *first = count;
-}
-
 static char *element(const struct slot *slot, size_t rank, int64_t index) {
   return (char *)slot->data[rank] + (size_t)index * ek_type_size(slot->collective.type);
 }
@@ -129,8 +122,8 @@ static ek_status do_part(struct host_communicator *self, const struct slot *slot
                          ek_device *device) {
   const size_t rank = ek_device_index(device), ranks = self->ranks;
   const size_t root = slot->collective.root;
-  int64_t first = 0, last = 0;
-  part_of(&first, &last, slot->collective.count, rank, ranks);
+  int64_t first = ek__part_begin(slot->collective.count, rank, ranks);
+  int64_t last = ek__part_begin(slot->collective.count, rank + 1, ranks);
   switch (slot->collective.kind) {
   case EK__BROADCAST:
     for (size_t i = 0; i < ranks && first < last; i++) {

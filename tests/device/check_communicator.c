@@ -517,8 +517,8 @@ START_TEST(wrong_arguments) {
            ek_device_name(ek_group_device(bed.group, 1)));
   ck_fails(ek_communicator_all_reduce(c, device, &ints), EK_ERR_TYPE, "i32");
   ck_fails(ek_communicator_reduce(c, device, &ints, 0), EK_ERR_TYPE, "i32");
-  ck_fails(ek_communicator_reduce(c, device, t, 2), EK_ERR_INVALID_ARGUMENT, "device number 2");
-  ck_fails(ek_communicator_broadcast(c, device, t, 2), EK_ERR_INVALID_ARGUMENT, "device number 2");
+  ck_fails(ek_communicator_reduce(c, device, t, 2), EK_ERR_INVALID_ARGUMENT, "no rank 2");
+  ck_fails(ek_communicator_broadcast(c, device, t, 2), EK_ERR_INVALID_ARGUMENT, "no rank 2");
   ck_fails(ek_communicator_reduce_scatter(c, device, &ints, offsets), EK_ERR_TYPE, "i32");
   ck_fails(ek_communicator_reduce_scatter(c, device, t, NULL), EK_ERR_INVALID_ARGUMENT, "offsets");
   ck_fails(ek_communicator_all_gather(c, device, t, late), EK_ERR_INVALID_ARGUMENT, "offsets");

@@ -11,7 +11,7 @@
 
 #include "ck_training.h"
 
-enum { MOST = 5 };
+enum { MOST = 6 };
 
 struct bench {
   ek_group *group;
@@ -107,6 +107,51 @@ START_TEST(buckets_go_backwards) {
     ck_assert_uint_eq(buckets, ek_replica_parameter_count(b.replicas[0]));
   }
   close_bench(&b);
+}
+END_TEST
+
+/* Ownership counts ranks: each of three processes of two devices has the cut of one with six. */
+START_TEST(ranges_count_over_the_world) {
+  struct bench whole;
+  open_bench(&whole, "cpu:6", "gpt", EK_REDUCE_SCATTER, bucket_sizes[_i]);
+  const size_t buckets = ek_reducer_bucket_count(whole.reducer);
+  for (size_t first_rank = 0; first_rank < 6; first_rank += 2) {
+    ek_group_options options = EK_GROUP_OPTIONS_INIT;
+    options.world_size = 6;
+    options.first_rank = first_rank;
+    ek_group *group = NULL;
+    ek_communicator *communicator = NULL;
+    ek_replica *replicas[2] = {NULL, NULL};
+    ek_reducer *reducer = NULL;
+    ck_ok(ek_group_open(&group, "plan:2", &options));
+    ck_ok(ek_communicator_open(&communicator, group));
+    for (size_t k = 0; k < 2; k++) {
+      ck_ok(ek_replica_open(&replicas[k], ek_group_device(group, k), whole.module, NULL));
+    }
+    for (int kind = 0; kind < 3; kind++) {
+      ek_reducer_options cut = EK_REDUCER_OPTIONS_INIT;
+      cut.kind = (ek_reduce_kind)kind;
+      cut.bucket_bytes = bucket_sizes[_i];
+      ck_ok(ek_reducer_open(&reducer, communicator, group, replicas, &cut));
+      ck_assert_uint_eq(ek_reducer_bucket_count(reducer), buckets);
+      for (size_t i = 0; i < buckets * 6; i++) {
+        int64_t first = -1, last = -1, want_first = -2, want_last = -2;
+        ck_ok(ek_reducer_range(&first, &last, reducer, i / 6, i % 6));
+        ck_ok(ek_reducer_range(&want_first, &want_last, whole.reducer, i / 6, i % 6));
+        if (kind == EK_REDUCE_TO_FIRST) ck_assert_int_eq(first == last, i % 6 != 0);
+        if (kind != EK_REDUCE_SCATTER) continue;
+        ck_assert_int_eq(first, want_first);
+        ck_assert_int_eq(last, want_last);
+      }
+      ck_fails(ek_reducer_range(&(int64_t){0}, &(int64_t){0}, reducer, 0, 6),
+               EK_ERR_INVALID_ARGUMENT, "rank 6");
+      ek_reducer_free(reducer);
+    }
+    for (size_t k = 0; k < 2; k++) ek_replica_free(replicas[k]);
+    ek_communicator_free(communicator);
+    ek_group_free(group);
+  }
+  close_bench(&whole);
 }
 END_TEST
 
@@ -275,7 +320,7 @@ START_TEST(wrong_use_is_refused) {
   ck_assert_int_eq(ek_reducer_range(&first, NULL, b.reducer, 0, 0), bad);
   ck_assert_int_eq(ek_reducer_range(&first, &last, NULL, 0, 0), bad);
   ck_fails(ek_reducer_range(&first, &last, b.reducer, 2, 0), EK_ERR_INVALID_ARGUMENT, "bucket 2");
-  ck_fails(ek_reducer_range(&first, &last, b.reducer, 0, 2), EK_ERR_INVALID_ARGUMENT, "number 2");
+  ck_fails(ek_reducer_range(&first, &last, b.reducer, 0, 2), EK_ERR_INVALID_ARGUMENT, "rank 2");
   ck_assert_int_eq(ek_reducer_start(NULL, device), bad);
   ck_assert_int_eq(ek_reducer_start(b.reducer, NULL), bad);
   ck_assert_int_eq(ek_reducer_complete(NULL, device, 0), bad);
@@ -331,6 +376,7 @@ static Suite *make_suite(void) {
   TCase *wrong = ck_case(suite, "wrong");
   tcase_add_loop_test(layout, buckets_cover_the_flat_buffer, 0, SIZES);
   tcase_add_loop_test(layout, buckets_go_backwards, 0, SIZES);
+  tcase_add_loop_test(layout, ranges_count_over_the_world, 0, SIZES);
   tcase_add_loop_test(sums, sums_are_right, 0, 3);
   tcase_add_loop_test(sums, a_failure_frees_the_others, 0, 3);
   tcase_add_test(sums, reduction_overlaps_backward);
