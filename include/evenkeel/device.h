@@ -141,6 +141,28 @@ EK_API int ek_device_threads(const ek_device *device); /* threads that compute o
 /* True if kernels only count (backend `plan`): nothing may be read from or written to memory. */
 EK_API bool ek_device_counts_only(const ek_device *device);
 
+/*
+ * Called for the iterations begin .. end - 1 of a loop, for several such ranges at the same time.
+ * Returns a status; the message of a failure is the one of ek_error_set().
+ */
+typedef ek_status (*ek_range_function)(void *context, int64_t begin, int64_t end);
+
+/*
+ * Runs a loop of your own over 0 .. count - 1 on the threads that compute on a CPU device: one range
+ * for each, about equally long, cut by `count` and ek_device_threads() alone, so that results repeat
+ * bit for bit. Returns when all ranges are done; of those that failed, the status and the message of
+ * the first in the order of the loop. Ranges may not wait for each other. No memory is allocated.
+ *
+ * Any thread may call it, also `function` itself: a caller that finds the device's threads busy runs
+ * all ranges one after the other. They have stacks of 1 MiB.
+ *
+ * EK_ERR_INVALID_ARGUMENT  NULL (`context` may be), or a negative count
+ * EK_ERR_UNSUPPORTED       the device does not compute on the host's threads (cuda)
+ * On a device that only counts nothing is called.
+ */
+EK_API EK_CHECKED ek_status ek_device_parallel_for(ek_device *device, int64_t count,
+                                                   ek_range_function function, void *context);
+
 /* ---- streams and events ---- */
 
 typedef enum ek_stream_kind { EK_STREAM_COMPUTE = 0, EK_STREAM_COMMUNICATION = 1 } ek_stream_kind;

@@ -303,6 +303,11 @@ struct ek__backend {
   /* (optional: zeros) what the device costs beside its arena, measured by this call. */
   ek_status (*memory_outside)(ek_memory_outside *outside, const ek_device *device);
 
+  /* (optional: not supported, or nothing to do if there are no kernels) a program's loop, cut into
+   * one range for each thread of the stream: device.h. */
+  ek_status (*parallel_for)(ek_stream *stream, int64_t count, ek_range_function function,
+                            void *context);
+
   /* Required: a stream's backend part; `threads` compute on the device. */
   ek_status (*stream_open)(void **native, ek_device *device, ek_stream_kind kind, int threads);
   void (*stream_close)(void *native);

@@ -146,6 +146,25 @@ bool ek_device_counts_only(const ek_device *device) {
   return device != NULL && device->backend->kernels == NULL;
 }
 
+ek_status ek_device_parallel_for(ek_device *device, int64_t count, ek_range_function function,
+                                 void *context) {
+  if (device == NULL || function == NULL || count < 0) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "ek_device_parallel_for: device and function may not be NULL, nor count "
+                        "negative (%lld)",
+                        (long long)count);
+  }
+  EK_TRY(ek__fault_point(device, "ek_device_parallel_for"));
+  const struct ek__backend *backend = device->backend;
+  if (backend->parallel_for == NULL && backend->kernels != NULL) {
+    return ek_error_set(EK_ERR_UNSUPPORTED,
+                        "ek_device_parallel_for: %s does not compute on the host's threads",
+                        device->name);
+  }
+  if (count == 0 || backend->kernels == NULL) return EK_OK;
+  return backend->parallel_for(device->streams[EK_STREAM_COMPUTE], count, function, context);
+}
+
 ek_stream *ek_device_stream(const ek_device *device, ek_stream_kind kind) {
   if (device == NULL || (unsigned)kind > EK_STREAM_COMMUNICATION) return NULL;
   return device->streams[kind];

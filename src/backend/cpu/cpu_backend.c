@@ -8,9 +8,12 @@
  */
 #include "backend/cpu/cpu_internal.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
+
+#include "core/error.h"
 
 static const struct ek__kernels kernels = {
 #define ENTRY(name, arguments) .name = ek__cpu_##name,
@@ -71,6 +74,46 @@ void ek__cpu_range(ek_stream *stream, ek__range_function *function, const void *
   ek__team_run(team, parts, run_part, &job);
 }
 
+/* ---- loops of a program's own ---- */
+
+struct own_job {
+  ek_range_function function;
+  void *context;
+  int64_t count;
+  pthread_mutex_t mutex; /* of what follows: the first range that failed */
+  int part;
+  ek_status status;
+  char message[EK__MESSAGE_SIZE];
+};
+
+static void run_own_part(void *raw, int part, int parts) {
+  struct own_job *job = raw;
+  int64_t begin = 0, end = 0;
+  ek__team_piece(job->count, 1, part, parts, &begin, &end);
+  const uint64_t before = ek__error_number();
+  const ek_status status = job->function(job->context, begin, end);
+  if (status == EK_OK) return;
+  pthread_mutex_lock(&job->mutex);
+  if (job->status == EK_OK || part < job->part) {
+    job->part = part;
+    job->status = status;
+    (void)snprintf(job->message, sizeof job->message, "%s", ek__error_words(status, before));
+  }
+  pthread_mutex_unlock(&job->mutex);
+}
+
+static ek_status parallel_for(ek_stream *stream, int64_t count, ek_range_function function,
+                              void *context) {
+  struct ek__team *team = ek__stream_backend(stream);
+  struct own_job job = {.function = function,
+                        .context = context,
+                        .count = count,
+                        .mutex = PTHREAD_MUTEX_INITIALIZER,
+                        .status = EK_OK};
+  ek__team_run(team, parts_of(team, count, 1), run_own_part, &job);
+  return job.status == EK_OK ? EK_OK : ek_error_set(job.status, "%s", job.message);
+}
+
 /* ---- copies ---- */
 
 static ek_status upload(ek_stream *stream, void *device, const void *host, size_t bytes) {
@@ -125,6 +168,7 @@ const struct ek__backend ek__cpu_backend = {
     .kernels = &kernels,
     .shared_memory = true,
     .memory_commit = ek__cpu_memory_commit,
+    .parallel_for = parallel_for,
     .upload = upload,
     .download = download,
     .between = between,
