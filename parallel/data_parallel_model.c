@@ -142,6 +142,9 @@ ek_status ek_data_parallel_model_open(ek_data_parallel_model **model, ek_group *
   EK_TRY_GOTO(status, ek_communicator_open(&result->communicator, group), cleanup);
   ek__model_watch(result);
   EK_TRY_GOTO(status, ek_group_apply(group, open_replica, result), cleanup);
+  if (result->replicas[0]->layout.collective) {
+    EK_TRY_GOTO(status, ek_communicator_open(&result->inner, group), cleanup);
+  }
   EK_TRY_GOTO(status, open_reducer(result), cleanup);
   result->written =
       ek__calloc(ek_replica_parameter_count(result->replicas[0]) + 2, sizeof *result->written);
@@ -197,6 +200,7 @@ void ek_data_parallel_model_free(ek_data_parallel_model *model) {
   ek__free(model->passes);
   ek__replicas_free(model->group, model->replicas);
   ek__model_unwatch(model);
+  ek_communicator_free(model->inner);
   ek_communicator_free(model->communicator);
   for (size_t i = 0; i < EK_MAX_TENSORS; i++) ek_shards_free(&model->part_shapes[i]);
   ek__free(model->written);

@@ -3,7 +3,7 @@
  *
  * Runs the passes of the last forward back. Each says which gradients are complete, and the reducer
  * sums them over the devices meanwhile. A device without rows takes part in every collective with a
- * gradient of zeros. Gradients of gathered outputs are cut where the forward's rows came from.
+ * gradient of zeros; where modules have collectives of their own it runs them with no rows. Gradients of gathered outputs are cut where the forward's rows came from.
  */
 #include <string.h>
 
@@ -30,16 +30,48 @@ static ek_status add_totals(const struct backward_job *job, ek_device *device, s
   return more == NULL ? EK_OK : ek_op_add(stream, totals, totals, more);
 }
 
+static bool has_rows(const ek_shards *shape, size_t index) {
+  return shape->samples[index] < shape->samples[index + 1];
+}
+
+/* Of a device without rows, which runs for the sake of its collectives: tensors without elements, or
+ * the zero of a scalar; *zero holds their memory. */
+static ek_status no_gradients(ek_tensor *gradients, ek_tensor *zero, const struct backward_job *job,
+                              ek_device *device, size_t index) {
+  const ek_data_parallel_model *model = job->model;
+  EK_TRY(ek_tensor_create(zero, device, EK_MEMORY_LOSS, model->options.type, 0, NULL));
+  EK_TRY(ek_op_zero(ek_device_stream(device, EK_STREAM_COMPUTE), zero));
+  for (size_t i = 0; i < model->module->outputs; i++) {
+    const ek_shards *shape = &model->part_shapes[i];
+    gradients[i] = shape->parts[index];
+    for (size_t k = 0; k < model->count; k++) {
+      if (shape->parts[k].rank == 0) gradients[i] = *zero;
+    }
+  }
+  return EK_OK;
+}
+
+static ek_status run_backward(const struct backward_job *job, ek_device *device, size_t index) {
+  const ek_data_parallel_model *model = job->model;
+  ek_tensor gradients[EK_MAX_TENSORS], zero = {0};
+  ek_status status = EK_OK;
+  for (size_t i = 0; i < model->module->outputs; i++) {
+    gradients[i] = job->gradients[i].parts[index];
+  }
+  if (!has_rows(&model->part_shapes[0], index)) {
+    status = no_gradients(gradients, &zero, job, device, index);
+  }
+  if (status == EK_OK) status = ek_pass_run_backward(NULL, model->passes[index], gradients);
+  ek_tensor_free(&zero);
+  return status;
+}
+
 static ek_status backward_one(void *context, ek_device *device, size_t index) {
   const struct backward_job *job = context;
   ek_data_parallel_model *model = job->model;
   if (model->reducing) EK_TRY(ek_reducer_start(model->reducer, device));
   if (model->passes[index] != NULL) {
-    ek_tensor gradients[EK_MAX_TENSORS];
-    for (size_t i = 0; i < model->module->outputs; i++) {
-      gradients[i] = job->gradients[i].parts[index];
-    }
-    EK_TRY(ek_pass_run_backward(NULL, model->passes[index], gradients));
+    EK_TRY(run_backward(job, device, index));
   } else if (model->stage == EK__STEP_EMPTY) {
     ek_tensor flat = *ek_replica_gradients(model->replicas[index]);
     EK_TRY(ek_op_zero(ek_device_stream(device, EK_STREAM_COMPUTE), &flat));
@@ -53,8 +85,8 @@ static bool parts_fit(const ek_data_parallel_model *model, const ek_shards *grad
                       const ek_shards *shape) {
   for (size_t k = 0; k < model->count; k++) {
     const ek_tensor *part = &gradient->parts[k];
-    if (model->passes[k] != NULL && (part->device != ek_group_device(model->group, k) ||
-                                     !ek_tensor_same_shape(part, &shape->parts[k]))) {
+    if (has_rows(shape, k) && (part->device != ek_group_device(model->group, k) ||
+                               !ek_tensor_same_shape(part, &shape->parts[k]))) {
       return false;
     }
   }
@@ -72,7 +104,7 @@ static bool whole_fits(const ek_data_parallel_model *model, const ek_shards *gra
   }
   for (size_t k = 0; k < model->count; k++) {
     ek_tensor part = shape->parts[k];
-    if (model->passes[k] == NULL) continue;
+    if (!has_rows(shape, k)) continue;
     if (part.rank == 0) part.rank = 1;
     part.shape[0] = whole->shape[0];
     if (!ek_tensor_same_shape(whole, &part)) return false;

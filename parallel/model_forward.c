@@ -111,8 +111,9 @@ static ek_status open_passes(ek_data_parallel_model *model, const ek_shards *lea
   pass.step = (uint32_t)model->step;
   pass.complete = tell_reducer;
   pass.context = model;
+  pass.communicator = model->inner;
   for (size_t k = 0; k < model->count; k++) {
-    if (lead->samples[k] == lead->samples[k + 1]) continue;
+    if (lead->samples[k] == lead->samples[k + 1] && model->inner == NULL) continue;
     pass.first_sample = model->step_samples + options->first_sample + lead->samples[k];
     pass.samples = lead->samples[k + 1] - lead->samples[k];
     EK_TRY(ek_pass_open(&model->passes[k], model->replicas[k], &pass));
@@ -180,7 +181,15 @@ static ek_status check_rows(const ek_data_parallel_model *model, size_t index,
   int64_t per_sample = 0;
   for (size_t k = 0; k < output->count; k++) {
     const int64_t samples = output->samples[k + 1] - output->samples[k];
-    if (samples == 0 || output->parts[k].rank == 0) continue;
+    if (output->parts[k].rank == 0) continue;
+    if (samples == 0 && output->parts[k].shape[0] > 0) {
+      return ek_error_set(EK_ERR_SHAPE,
+                          "%s, forward: output number %zu has %lld rows on %s, which "
+                          "has no samples",
+                          model->module->ops->kind, index, (long long)output->parts[k].shape[0],
+                          ek_device_name(ek_group_device(model->group, k)));
+    }
+    if (samples == 0) continue;
     const int64_t rows = output->parts[k].shape[0] / samples;
     if (per_sample == 0) first = k, per_sample = rows;
     if (rows == per_sample) continue;

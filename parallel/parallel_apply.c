@@ -13,11 +13,11 @@ struct apply_job {
   ek_pass *const *passes;
   const ek_shards *inputs;
   size_t input_count;
-  const ek_shards *lead; /* the input whose rows decide which devices work */
+  const ek_shards *lead; /* the input whose rows decide which devices work: those with rows */
 };
 
-/* A device works if it has rows of the lead; of a broadcast one everybody has. */
-static bool works(const struct apply_job *job, size_t index) {
+/* Of a broadcast one everybody has. */
+static bool has_rows(const struct apply_job *job, size_t index) {
   return job->lead->broadcast || job->lead->offsets[index] < job->lead->offsets[index + 1];
 }
 
@@ -25,7 +25,8 @@ static ek_status forward_one(void *context, ek_device *device, size_t index) {
   const struct apply_job *job = context;
   ek_tensor inputs[EK_MAX_TENSORS], outputs[EK_MAX_TENSORS] = {{0}};
   (void)device;
-  if (!works(job, index)) return EK_OK;
+  const bool rows = has_rows(job, index);
+  if (!rows && !ek_pass_is_collective(job->passes[index])) return EK_OK;
   if (job->passes[index] == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_parallel_apply: there is no pass");
   }
@@ -34,7 +35,11 @@ static ek_status forward_one(void *context, ek_device *device, size_t index) {
     EK_TRY(ek_tensor_arrive(&inputs[i]));
   }
   EK_TRY(ek_pass_run_forward(outputs, job->passes[index], inputs));
-  for (size_t i = 0; i < job->output_count; i++) job->outputs[i].parts[index] = outputs[i];
+  for (size_t i = 0; i < job->output_count; i++) {
+    /* A scalar would count as a row. */
+    if (!rows && outputs[i].rank == 0) ek_tensor_free(&outputs[i]);
+    job->outputs[i].parts[index] = outputs[i];
+  }
   return EK_OK;
 }
 

@@ -30,7 +30,8 @@ struct ek_data_parallel_model {
   ek_module *module;
   ek_data_parallel_model_options options;
   ek_communicator *communicator;
-  ek_replica **replicas; /* these three: one per device */
+  ek_communicator *inner; /* for collectives of modules; NULL if none of them declares any */
+  ek_replica **replicas;  /* these three: one per device */
   ek_reducer *reducer;
   ek_pass **passes;                      /* of a forward whose backward has not come */
   ek_shards part_shapes[EK_MAX_TENSORS]; /* where the rows of the last forward's outputs lie */

@@ -109,6 +109,14 @@ typedef struct ek_module_ops {
    * worker for a data-parallel model.
    */
   void (*close)(const ek_module *self, void *state, ek_device *device);
+
+  /*
+   * (optional) fallback: false. Forward or backward call ek_pass_all_reduce(). A data-parallel model
+   * with such a module runs on every device, with inputs of no rows where there are none: there
+   * forward and backward meet the same collectives, outputs have no rows (a scalar is dropped), and
+   * gradients get nothing added.
+   */
+  bool collective;
 } ek_module_ops;
 
 /* The first member of every module's struct. Nothing of it changes while the module is in use. */

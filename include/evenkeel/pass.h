@@ -24,6 +24,7 @@
 #ifndef EVENKEEL_PASS_H
 #define EVENKEEL_PASS_H
 
+#include <evenkeel/communicator.h>
 #include <evenkeel/module.h>
 #include <evenkeel/random.h>
 #include <evenkeel/replica.h>
@@ -123,6 +124,16 @@ EK_API EK_CHECKED ek_status ek_pass_child_backward(ek_tensor *grad_inputs, ek_pa
 EK_API EK_CHECKED ek_status ek_pass_enter(ek_pass *pass, size_t child);
 EK_API EK_CHECKED ek_status ek_pass_leave(ek_pass *pass);
 
+/* ---- for a module: the other devices ---- */
+
+/*
+ * tensor (f32 or f64, of the same shape on all devices) becomes its sum over all devices of the
+ * model, in their order; what is queued on the compute stream afterwards sees the sum. Every device
+ * must make the same calls in the same order. For a module whose table declares `collective`, else
+ * EK_ERR_STATE. In a pass without a communicator the sum is that over one device.
+ */
+EK_API EK_CHECKED ek_status ek_pass_all_reduce(ek_pass *pass, ek_tensor *tensor);
+
 /* ---- for a module: where and how it runs ---- */
 
 EK_API ek_device *ek_pass_device(const ek_pass *pass);
@@ -156,9 +167,11 @@ typedef struct ek_pass_options {
   ek_pass_complete_function complete; /* may be NULL */
   void *context;
   int64_t samples; /* of this device: the outputs' rows must be a multiple; 0: not known */
+  ek_communicator
+      *communicator; /* a loan for ek_pass_all_reduce(), and nothing else; may be NULL */
 } ek_pass_options;
 #define EK_PASS_OPTIONS_INIT                                                                       \
-  { sizeof(ek_pass_options), true, true, false, 0, 0, 0, NULL, NULL, 0 }
+  { sizeof(ek_pass_options), true, true, false, 0, 0, 0, NULL, NULL, 0, NULL }
 
 /* `options` NULL gives the defaults. The replica must outlive the pass. */
 EK_API EK_CHECKED ek_status ek_pass_open(ek_pass **pass, ek_replica *replica,
@@ -166,6 +179,9 @@ EK_API EK_CHECKED ek_status ek_pass_open(ek_pass **pass, ek_replica *replica,
 
 /* The replica's module, a loan. */
 EK_API ek_module *ek_pass_module(const ek_pass *pass);
+
+/* A module of it declares `collective`: it must run on every device at once, also without rows. */
+EK_API bool ek_pass_is_collective(const ek_pass *pass);
 
 /* Runs the replica's module. `outputs` are overwritten with tensors that the caller owns; on failure
  * they stay as they were, and the pass is only good to be freed. */

@@ -169,6 +169,7 @@ static ek_status walk(struct ek__layout *layout, struct ek__node *node, const ch
   ek_declaration declaration = {layout, node, path, node->module->ops->kind, depth};
   EK_TRY(ek__types_check(EK__TABLE_TYPES(node->module->ops), layout->type,
                          ek__node_path(where, node)));
+  layout->collective = layout->collective || ek__is_collective(node->module);
   if (node->module->ops->parameters == NULL) return EK_OK;
   return node->module->ops->parameters(node->module, &declaration);
 }

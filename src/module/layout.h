@@ -50,7 +50,8 @@ struct ek__layout {
   int64_t buffer_count;   /* elements of the flat buffers */
   ek_type type;           /* that the modules will compute in */
   uint32_t node_count;
-  bool stateful; /* a module of it keeps state: replicas are freed where they were opened */
+  bool collective; /* a module of it does */
+  bool stateful;   /* a module of it keeps state: replicas are freed where they were opened */
 };
 
 #define EK__NO_PARAMETER SIZE_MAX
@@ -64,6 +65,9 @@ enum { EK__PATH_SIZE = 512 };
 /* EK_ERR_INVALID_ARGUMENT if a program's module is not what ek_module_init() made of it, or has
  * more inputs or outputs than arrays have room for. */
 ek_status ek__module_check(const ek_module *module);
+
+/* Whether its table declares so. */
+bool ek__is_collective(const ek_module *module);
 
 /* EK_ERR_UNSUPPORTED if one of the modules does not compute in `type`. */
 ek_status ek__layout_open(struct ek__layout *layout, ek_module *module, ek_type type);

@@ -47,6 +47,10 @@ ek_status ek__module_check(const ek_module *module) {
   return check_count(module->ops->kind, "outputs", module->outputs);
 }
 
+bool ek__is_collective(const ek_module *module) {
+  return EK__TABLE_HAS(module->ops, collective) && module->ops->collective;
+}
+
 ek_module *ek_module_share(ek_module *module) {
   if (module != NULL) __atomic_fetch_add(&module->references, 1, __ATOMIC_RELAXED);
   return module;

@@ -223,6 +223,28 @@ ek_status ek_pass_take(ek_tensor *tensor, ek_pass *pass) {
   return EK_OK;
 }
 
+/* ---- the other devices ---- */
+
+ek_status ek_pass_all_reduce(ek_pass *pass, ek_tensor *tensor) {
+  static const char *const who = "ek_pass_all_reduce";
+  if (pass == NULL || tensor == NULL) return ek__pass_null(who);
+  if (!ek__is_collective(pass->frame->node->module)) {
+    return ek_error_set(EK_ERR_STATE, "%s: the module's table does not declare `collective`", who);
+  }
+  EK_TRY(ek__check_tensors(who, pass, tensor, 1));
+  if (tensor->type != EK_F32 && tensor->type != EK_F64) {
+    return ek_error_set(EK_ERR_TYPE, "%s: cannot sum %s", who, ek_type_name(tensor->type));
+  }
+  ek_communicator *communicator = pass->options.communicator;
+  if (communicator == NULL) return EK_OK;
+  EK_TRY(ek_communicator_all_reduce(communicator, pass->replica->device, tensor));
+  return ek_communicator_wait(communicator, pass->replica->device);
+}
+
+bool ek_pass_is_collective(const ek_pass *pass) {
+  return pass != NULL && pass->replica->layout.collective;
+}
+
 /* ---- where and how it runs ---- */
 
 ek_module *ek_pass_module(const ek_pass *pass) {

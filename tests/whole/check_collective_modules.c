@@ -1,0 +1,280 @@
+/*
+ * check_collective_modules.c - modules with collectives of their own: a batch normalisation whose
+ * statistics are of the whole batch gives the same on any number of devices, also where some have no
+ * rows, and a device that fails keeps nobody waiting.
+ *
+ * The first sums are over whole numbers and exact. Others, of at most 64 terms, are taken in another
+ * order on another number of devices: 64 * 2^-53 of the sum of magnitudes, which three layers and
+ * three steps amplify by less than 100; 1e-12 is allowed.
+ */
+#include <math.h>
+#include <stdlib.h>
+
+#include <evenkeel/linear.h>
+#include <evenkeel/mean_squared_error.h>
+#include <evenkeel/sequential.h>
+#include <evenkeel/sgd.h>
+
+#include "ck_batch_norm.h"
+#include "ck_module.h"
+#include "ck_rerun.h"
+#include "ck_training.h"
+
+enum { IN = 4, WIDTH = 6, OUT = 2 };
+
+/* ---- the model ---- */
+
+/* batch norm, linear, batch norm, linear; `again`: each batch norm is recomputed. */
+static ek_status model(ek_module **module, bool again) {
+  ek_module *p[4] = {NULL};
+  ck_ok(ck_batch_norm_create(&p[0], IN));
+  ck_ok(ek_linear_create(&p[1], IN, WIDTH, false));
+  ck_ok(ck_batch_norm_create(&p[2], WIDTH));
+  ck_ok(ek_linear_create(&p[3], WIDTH, OUT, true));
+  for (int i = 0; i < 4 && again; i += 2) {
+    ek_module *inner = p[i];
+    ck_ok(ck_rerun_create(&p[i], inner));
+    ek_module_free(inner);
+  }
+  const ek_status status = ek_sequential_create(module, p, 4);
+  for (int i = 0; i < 4; i++) ek_module_free(p[i]);
+  return status;
+}
+
+static ek_status normalized(ek_module **module) { return model(module, false); }
+static ek_status recomputed(ek_module **module) { return model(module, true); }
+
+static ek_status squared_error(ek_criterion **criterion, ek_reduction reduction) {
+  return ek_mean_squared_error_create(criterion, reduction);
+}
+
+static void shapes(struct ck_batch *batch, ek_type type, int64_t samples) {
+  batch->inputs = batch->targets = 1;
+  batch->input[0] = (ek_tensor){.type = type, .rank = 2, .shape = {samples, IN}};
+  batch->target[0] = (ek_tensor){.type = type, .rank = 2, .shape = {samples, OUT}};
+}
+
+static ek_status sgd(ek_optimizer **optimizer) {
+  ek_sgd_options options = EK_SGD_OPTIONS_INIT;
+  options.learning_rate = 0.125;
+  return ek_sgd_create(optimizer, &options);
+}
+
+static const struct ck_workload workloads[] = {
+    {"batch norm", normalized, squared_error, shapes, 0, false, 0},
+    {"batch norm, recomputed", recomputed, squared_error, shapes, 0, false, 0}};
+
+static struct ck_setup setup_of(const struct ck_workload *workload, const char *spec,
+                                int placement) {
+  struct ck_setup setup = ck_setup_mode(workload, spec, EK_MODE_REPLICATED);
+  ck_setup_place(&setup, placement);
+  setup.options.type = EK_F64;
+  setup.optimizer = sgd;
+  return setup;
+}
+
+/* Inputs are made whole numbers. */
+static struct ck_batch batch_of(const struct ck_workload *workload, int64_t samples,
+                                uint64_t stream) {
+  struct ck_batch batch = ck_batch_make(workload, EK_F64, samples, 0, stream);
+  double *x = batch.input[0].data;
+  for (int64_t i = 0; i < samples * IN; i++) x[i] = floor(8 * x[i]);
+  return batch;
+}
+
+/* A step of two micro-batches: of 7 samples, and of 2, which leaves devices without rows. */
+static ek_status step(struct ck_training *training, uint64_t stream) {
+  struct ck_batch first = batch_of(training->setup.workload, 7, 2 * stream);
+  struct ck_batch second = batch_of(training->setup.workload, 2, 2 * stream + 1);
+  ek_status status = ck_training_backward(training, &first, NULL, true, NULL);
+  if (status == EK_OK) status = ck_training_step(training, &second, NULL);
+  ck_batch_free(&first);
+  ck_batch_free(&second);
+  return status;
+}
+
+/* Parameters after three steps, and buffers behind them. */
+enum { BUFFERS = 2 * IN + 2 * WIDTH + 2 };
+static double *numbers_of(const struct ck_training *training, int64_t *count) {
+  static const struct {
+    const char *name;
+    int64_t count;
+  } buffers[] = {{"0.mean", IN},    {"0.variance", IN},    {"0.batches", 1},
+                 {"2.mean", WIDTH}, {"2.variance", WIDTH}, {"2.batches", 1}};
+  double *values = ck_training_read(training, CK_VALUES, count);
+  values = realloc(values, (size_t)(*count + BUFFERS) * sizeof *values);
+  ck_assert_ptr_nonnull(values);
+  for (int i = 0; i < 6; i++) {
+    ek_tensor host;
+    ck_ok(ek_tensor_host(&host, values + *count, EK_F64, 1, &buffers[i].count));
+    ck_ok(ek_state_read(&host, training->model, buffers[i].name));
+    *count += buffers[i].count;
+  }
+  return values;
+}
+
+static double *trained(const struct ck_setup *setup, int64_t *count) {
+  struct ck_training training;
+  ck_training_open(&training, setup);
+  for (uint64_t s = 0; s < 3; s++) ck_ok(step(&training, s));
+  double *values = numbers_of(&training, count);
+  ck_training_close(&training);
+  return values;
+}
+
+/* ---- tests ---- */
+
+static const char *const specs[] = {"cpu:2", "cpu:3", "cpu:5"};
+enum { SPECS = 3 };
+
+START_TEST(any_number_of_devices) {
+  const int placement = _i / SPECS;
+  const struct ck_setup alone = setup_of(&workloads[0], "cpu:1", EK_MODE_REPLICATED);
+  const struct ck_setup many = setup_of(&workloads[_i % 2], specs[_i % SPECS], placement);
+  int64_t count = 0, others = 0;
+  double *want = trained(&alone, &count), *got = trained(&many, &others);
+  ck_assert_int_eq(count, others);
+  ck_assert_msg(want[count - 1] == 6 && got[count - 1] == 6, "6 batches were %g and %g",
+                want[count - 1], got[count - 1]);
+  const double error = ck_rel_l2(got, want, count);
+  ck_assert_msg(error <= 1e-12, "%s over %s, %s: off by %.3g", many.workload->name, many.spec,
+                ck_placement_name(placement), error);
+  free(want);
+  free(got);
+}
+END_TEST
+
+/* Evaluation uses what training has left, and asks nobody. */
+START_TEST(evaluation) {
+  const struct ck_setup setup = setup_of(&workloads[0], "cpu:3", EK_MODE_SHARDED);
+  struct ck_training training;
+  ck_training_open(&training, &setup);
+  ck_ok(step(&training, 0));
+  double before[BUFFERS] = {0};
+  int64_t count = 0;
+  double *values = numbers_of(&training, &count);
+  for (int i = 0; i < BUFFERS; i++) before[i] = values[count - BUFFERS + i];
+  free(values);
+  ek_forward_options options = EK_FORWARD_OPTIONS_INIT;
+  options.training = options.gradient = false;
+  struct ck_batch batch = batch_of(&workloads[0], 2, 9);
+  ek_shards y = {0};
+  ck_ok(ek_data_parallel_model_forward(&y, training.model, batch.input, 1, &options));
+  ck_assert_int_eq(y.offsets[3], 2);
+  ck_assert_int_eq(y.parts[2].shape[0], 0);
+  ek_shards_free(&y);
+  ck_batch_free(&batch);
+  values = numbers_of(&training, &count);
+  ck_same_bits("buffers", values + count - BUFFERS, before, BUFFERS);
+  free(values);
+  ck_training_close(&training);
+}
+END_TEST
+
+/* A device that only counts takes as much memory as one that computes. */
+START_TEST(plan) {
+  uint64_t peaks[2][3];
+  for (int i = 0; i < 2; i++) {
+    const struct ck_setup setup =
+        setup_of(&workloads[_i], i == 0 ? "cpu:3" : "plan:3", EK_MODE_SHARDED);
+    struct ck_training training;
+    ck_training_open(&training, &setup);
+    ck_ok(step(&training, 0));
+    for (size_t k = 0; k < 3; k++) {
+      ek_memory_usage usage;
+      ck_ok(ck_memory_stats(&usage, ek_group_device(training.group, k)));
+      peaks[i][k] = usage.peak_bytes;
+    }
+    ck_training_close(&training);
+  }
+  for (size_t k = 0; k < 3; k++) ck_assert_uint_eq(peaks[0][k], peaks[1][k]);
+}
+END_TEST
+
+/* Each allocation of a step fails once, on each device in turn: an error that names the device,
+ * nobody waits, and the next step goes on. */
+START_TEST(failures) {
+  const struct ck_setup setup = setup_of(&workloads[_i / 3], "cpu:3", EK_MODE_REPLICATED);
+  struct ck_training training;
+  ck_training_open(&training, &setup);
+  ek_device *device = ek_group_device(training.group, (size_t)(_i % 3));
+  uint64_t n = 1;
+  for (;; n++) {
+    ck_assert_uint_lt(n, 500);
+    ck_ok(ek_memory_fail_at(device, n));
+    const ek_status status = step(&training, 0);
+    ck_ok(ek_memory_fail_at(device, 0));
+    if (status == EK_OK) break;
+    ck_assert_int_eq(status, EK_ERR_OUT_OF_MEMORY);
+    ck_assert(ck_contains(ek_error_message(), ek_device_name(device)));
+  }
+  ck_assert_uint_gt(n, 10);
+  ck_training_close(&training);
+}
+END_TEST
+
+START_TEST(undeclared) {
+  ek_module *module = NULL;
+  ck_ok(ck_batch_norm_create_undeclared(&module, 3));
+  ck_forward_fails(module, EK_ERR_STATE,
+                   "undeclared, forward: ek_pass_all_reduce: the module's table does not declare "
+                   "`collective`",
+                   EK_F32, CK_SHAPE(4, 3));
+}
+END_TEST
+
+/* The part of a device without rows is none of the output's. */
+START_TEST(scalars) {
+  static const double x[3] = {2, 4, 9};
+  ek_group *group = ck_open("cpu:5", 1);
+  ek_module *module = NULL;
+  ek_data_parallel_model *trained_model = NULL;
+  ek_shards y = {0};
+  ek_tensor input;
+  float values[3];
+  for (int i = 0; i < 3; i++) values[i] = (float)x[i];
+  ck_ok(ck_spread_create(&module));
+  ck_ok(ek_data_parallel_model_open(&trained_model, group, module, NULL));
+  ck_ok(ek_tensor_host(&input, values, EK_F32, 2, (const int64_t[]){3, 1}));
+  ck_ok(ek_data_parallel_model_forward(&y, trained_model, &input, 1, NULL));
+  ck_assert_int_eq(y.offsets[5], 3);
+  for (size_t k = 0; k < 3; k++) {
+    double got = 0;
+    ck_get(&got, &y.parts[k]);
+    ck_assert_double_eq(got, x[k] - 3);
+  }
+  ck_ok(ek_data_parallel_model_backward(trained_model, &y, 1, NULL));
+  ek_shards_free(&y);
+  ek_data_parallel_model_free(trained_model);
+  ek_module_free(module);
+  ck_no_memory_held(group);
+  ek_group_free(group);
+}
+END_TEST
+
+static ek_status norm_alone(ek_module **module) { return ck_batch_norm_create(module, 3); }
+
+/* By hand and alone: sums over one device. */
+static const struct ck_module_case cases[] = {{.name = "batch norm",
+                                               .create = norm_alone,
+                                               .inputs = 1,
+                                               .input = {{0, 2, {5, 3}, -2, 2, 0}},
+                                               .longest = 15,
+                                               .depth = 8,
+                                               .saved = 1}};
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("collective_modules");
+  TCase *tcase = ck_case(suite, "devices");
+  tcase_add_loop_test(tcase, any_number_of_devices, 0, CK_PLACEMENTS * SPECS);
+  tcase_add_test(tcase, evaluation);
+  tcase_add_loop_test(tcase, plan, 0, 2);
+  tcase_add_test(tcase, scalars);
+  tcase = ck_case(suite, "errors");
+  tcase_add_loop_test(tcase, failures, 0, 6);
+  tcase_add_test(tcase, undeclared);
+  ck_module_tests(suite, cases, 1);
+  return suite;
+}
+
+CK_MAIN(make_suite)
