@@ -97,44 +97,28 @@ static ek_status create_two_heads(ek_module **module) {
 
 /* ---- the training ---- */
 
-struct trainer {
-  ek_group *group;
-  ek_module *module;
-  ek_data_parallel_model *model;
-  ek_criterion *terms[2], *loss;
-  ek_data_parallel_criterion *criterion;
-  ek_optimizer *adamw;
-  ek_data_parallel_optimizer *optimizer;
-};
-
-static ek_status open_trainer(struct trainer *t) {
-  EK_TRY(ek_group_open(&t->group, "cpu:4", NULL));
-  EK_TRY(create_two_heads(&t->module));
-  ek_data_parallel_model_options model = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
-  model.seed = SEED;
-  EK_TRY(ek_data_parallel_model_open(&t->model, t->group, t->module, &model));
-
+static ek_status open_trainer(ek_trainer **trainer) {
+  ek_module *module = NULL;
+  ek_criterion *terms[2] = {NULL}, *loss = NULL;
+  ek_optimizer *rule = NULL;
+  ek_status status = EK_OK;
   const double coefficients[] = {1.0, 0.5};
-  EK_TRY(ek_cross_entropy_create(&t->terms[0], NULL));
-  EK_TRY(ek_mean_squared_error_create(&t->terms[1], EK_REDUCTION_MEAN));
-  EK_TRY(ek_weighted_sum_create(&t->loss, t->terms, coefficients, 2));
-  EK_TRY(ek_data_parallel_criterion_open(&t->criterion, t->model, t->loss, NULL));
-
   ek_adamw_options adamw = EK_ADAMW_OPTIONS_INIT;
   adamw.learning_rate = 1e-2;
-  EK_TRY(ek_adamw_create(&t->adamw, &adamw));
-  return ek_data_parallel_optimizer_open(&t->optimizer, t->model, t->adamw, NULL);
-}
-
-static void close_trainer(struct trainer *t) {
-  ek_data_parallel_optimizer_free(t->optimizer);
-  ek_optimizer_free(t->adamw);
-  ek_data_parallel_criterion_free(t->criterion);
-  ek_criterion_free(t->loss);
-  for (int i = 0; i < 2; i++) ek_criterion_free(t->terms[i]);
-  ek_data_parallel_model_free(t->model);
-  ek_module_free(t->module);
-  ek_group_free(t->group);
+  EK_TRY_GOTO(status, create_two_heads(&module), cleanup);
+  EK_TRY_GOTO(status, ek_cross_entropy_create(&terms[0], NULL), cleanup);
+  EK_TRY_GOTO(status, ek_mean_squared_error_create(&terms[1], EK_REDUCTION_MEAN), cleanup);
+  EK_TRY_GOTO(status, ek_weighted_sum_create(&loss, terms, coefficients, 2), cleanup);
+  EK_TRY_GOTO(status, ek_adamw_create(&rule, &adamw), cleanup);
+  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
+  options.seed = SEED;
+  status = ek_trainer_open(trainer, "cpu:4", module, loss, rule, &options);
+cleanup: /* the trainer keeps what it needs of them */
+  ek_optimizer_free(rule);
+  ek_criterion_free(loss);
+  for (int i = 0; i < 2; i++) ek_criterion_free(terms[i]);
+  ek_module_free(module);
+  return status;
 }
 
 /* 61 points do not divide by four devices: 16, 15, 15, 15. The loss is exact all the same. */
@@ -158,7 +142,7 @@ static void make_batch(struct batch *batch, uint32_t step) {
   }
 }
 
-static ek_status train_step(struct trainer *t, struct batch *batch, double *loss) {
+static ek_status train_step(ek_trainer *trainer, struct batch *batch, double *loss) {
   const int64_t point_shape[] = {BATCH, POINT}, ring_shape[] = {BATCH};
   const int64_t direction_shape[] = {BATCH, DIRECTION};
   ek_tensor points, targets[2];
@@ -166,23 +150,14 @@ static ek_status train_step(struct trainer *t, struct batch *batch, double *loss
   EK_TRY(ek_tensor_host(&targets[0], batch->rings, EK_I32, 1, ring_shape));
   EK_TRY(ek_tensor_host(&targets[1], batch->directions, EK_F32, 2, direction_shape));
 
-  ek_status status = EK_OK;
-  ek_shards outputs[2];
-  memset(outputs, 0, sizeof outputs);
   ek_step_result result;
-  EK_TRY_GOTO(status, ek_data_parallel_model_forward(outputs, t->model, &points, 1, NULL), cleanup);
-  EK_TRY_GOTO(status, ek_data_parallel_criterion_forward(t->criterion, outputs, 2, targets, 2),
-              cleanup);
-  EK_TRY_GOTO(status, ek_data_parallel_criterion_backward(t->criterion, t->model, NULL), cleanup);
-  EK_TRY_GOTO(status, ek_data_parallel_optimizer_step(&result, t->optimizer), cleanup);
+  EK_TRY(ek_trainer_step(&result, trainer, &points, 1, targets, 2));
   *loss = result.loss;
-cleanup:
-  for (int i = 0; i < 2; i++) ek_shards_free(&outputs[i]);
-  return status;
+  return EK_OK;
 }
 
 /* How good each output is by itself, on points that were never trained on. */
-static ek_status evaluate(struct trainer *t, double *correct, double *squared_error) {
+static ek_status evaluate(ek_trainer *trainer, double *correct, double *squared_error) {
   struct batch batch;
   make_batch(&batch, UINT32_MAX);
   const int64_t point_shape[] = {BATCH, POINT}, ring_shape[] = {BATCH, RINGS};
@@ -193,12 +168,9 @@ static ek_status evaluate(struct trainer *t, double *correct, double *squared_er
   EK_TRY(ek_tensor_host(&ring, rings, EK_F32, 2, ring_shape));
   EK_TRY(ek_tensor_host(&direction, directions, EK_F32, 2, direction_shape));
 
-  ek_forward_options options = EK_FORWARD_OPTIONS_INIT;
-  options.gradient = false;
-  options.training = false;
   ek_shards outputs[2];
   memset(outputs, 0, sizeof outputs);
-  EK_TRY(ek_data_parallel_model_forward(outputs, t->model, &points, 1, &options));
+  EK_TRY(ek_trainer_predict(outputs, trainer, &points, 1));
   ek_status status = ek_gather_host(&ring, &outputs[0]);
   if (status == EK_OK) status = ek_gather_host(&direction, &outputs[1]);
   for (int i = 0; i < 2; i++) ek_shards_free(&outputs[i]);
@@ -217,17 +189,16 @@ static ek_status evaluate(struct trainer *t, double *correct, double *squared_er
   return EK_OK;
 }
 
-static ek_status run(struct trainer *t, int *learnt) {
+static ek_status run(ek_trainer *trainer, int *learnt) {
   double before[2], after[2], loss = 0;
-  EK_TRY(open_trainer(t));
-  EK_TRY(evaluate(t, &before[0], &before[1]));
+  EK_TRY(evaluate(trainer, &before[0], &before[1]));
   for (uint32_t step = 0; step < STEPS; step++) {
     struct batch batch;
     make_batch(&batch, step);
-    EK_TRY(train_step(t, &batch, &loss));
+    EK_TRY(train_step(trainer, &batch, &loss));
     if (step == 0 || (step + 1) % 50 == 0) printf("step %3u  loss %.4f\n", step + 1, loss);
   }
-  EK_TRY(evaluate(t, &after[0], &after[1]));
+  EK_TRY(evaluate(trainer, &after[0], &after[1]));
   printf("rings right: %.0f %% -> %.0f %%   squared error of the direction: %.4f -> %.4f\n",
          100 * before[0], 100 * after[0], before[1], after[1]);
   *learnt = after[0] > before[0] && after[1] < before[1];
@@ -235,14 +206,15 @@ static ek_status run(struct trainer *t, int *learnt) {
 }
 
 int main(void) {
-  struct trainer trainer = {0};
+  ek_trainer *trainer = NULL;
   int learnt = 0;
-  const ek_status status = run(&trainer, &learnt);
+  ek_status status = open_trainer(&trainer);
+  if (status == EK_OK) status = run(trainer, &learnt);
   if (status != EK_OK) {
     fprintf(stderr, "multi_output: %s: %s\n", ek_status_name(status), ek_error_message());
   } else if (!learnt) {
     fprintf(stderr, "multi_output: one of the two losses did not fall\n");
   }
-  close_trainer(&trainer);
+  (void)ek_trainer_free(trainer);
   return status == EK_OK && learnt ? 0 : 1;
 }

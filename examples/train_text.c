@@ -27,19 +27,13 @@ struct text {
   size_t length;
 };
 
-/* Everything that training needs; each part is freed by its own function, NULL included. */
-struct trainer {
-  ek_group *group;
-  ek_module *gpt;
-  ek_data_parallel_model *model;
-  ek_criterion *loss;
-  ek_data_parallel_criterion *criterion;
-  ek_optimizer *adamw;
-  ek_data_parallel_optimizer *optimizer;
-};
-
-static ek_status open_trainer(struct trainer *t, const struct settings *settings) {
-  EK_TRY(ek_group_open(&t->group, settings->devices, NULL));
+/* Opens a trainer, which keeps what it needs of the parts. */
+static ek_status open_trainer(ek_trainer **trainer, const struct settings *settings) {
+  ek_module *module = NULL;
+  ek_criterion *loss = NULL;
+  ek_optimizer *rule = NULL;
+  ek_schedule schedule;
+  ek_status status = EK_OK;
 
   ek_gpt_options gpt = EK_GPT_OPTIONS_INIT;
   gpt.vocabulary = BYTES;
@@ -48,35 +42,23 @@ static ek_status open_trainer(struct trainer *t, const struct settings *settings
   gpt.layers = 2;
   gpt.heads = 4;
   gpt.dropout = 0.05;
-  EK_TRY(ek_gpt_create(&t->gpt, &gpt));
-
-  ek_data_parallel_model_options model = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
-  model.seed = SEED;
-  EK_TRY(ek_data_parallel_model_open(&t->model, t->group, t->gpt, &model));
-  EK_TRY(ek_cross_entropy_create(&t->loss, NULL));
-  ek_data_parallel_criterion_options criterion = EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT;
-  criterion.gradient_in_forward = true;
-  EK_TRY(ek_data_parallel_criterion_open(&t->criterion, t->model, t->loss, &criterion));
-
   ek_adamw_options adamw = EK_ADAMW_OPTIONS_INIT;
   adamw.clip_norm = 1.0;
-  EK_TRY(ek_adamw_create(&t->adamw, &adamw));
-  ek_schedule schedule;
-  const int64_t warmup = settings->steps / 10;
-  EK_TRY(ek_schedule_warmup_cosine(&schedule, 4e-3, 4e-4, warmup, settings->steps));
-  ek_data_parallel_optimizer_options options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
-  options.schedule = &schedule;
-  return ek_data_parallel_optimizer_open(&t->optimizer, t->model, t->adamw, &options);
-}
+  const int64_t steps = settings->steps;
+  EK_TRY_GOTO(status, ek_gpt_create(&module, &gpt), cleanup);
+  EK_TRY_GOTO(status, ek_cross_entropy_create(&loss, NULL), cleanup);
+  EK_TRY_GOTO(status, ek_adamw_create(&rule, &adamw), cleanup);
+  EK_TRY_GOTO(status, ek_schedule_warmup_cosine(&schedule, 4e-3, 4e-4, steps / 10, steps), cleanup);
 
-static void close_trainer(struct trainer *t) {
-  ek_data_parallel_optimizer_free(t->optimizer);
-  ek_optimizer_free(t->adamw);
-  ek_data_parallel_criterion_free(t->criterion);
-  ek_criterion_free(t->loss);
-  ek_data_parallel_model_free(t->model);
-  ek_module_free(t->gpt);
-  ek_group_free(t->group);
+  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
+  options.seed = SEED;
+  options.schedule = &schedule;
+  status = ek_trainer_open(trainer, settings->devices, module, loss, rule, &options);
+cleanup:
+  ek_optimizer_free(rule);
+  ek_criterion_free(loss);
+  ek_module_free(module);
+  return status;
 }
 
 /* Windows at random places; the target of each byte is the one behind it. */
@@ -93,39 +75,28 @@ static void pick_batch(int32_t *inputs, int32_t *targets, const struct text *tex
   }
 }
 
-/* One step. The outputs hold the gradient once the loss is known, and are not needed any more. */
-static ek_status train_step(struct trainer *t, const struct text *text, long step, double *loss) {
+static ek_status train_step(ek_trainer *trainer, const struct text *text, long step, double *loss) {
   int32_t input_ids[BATCH * WINDOW], target_ids[BATCH * WINDOW];
   pick_batch(input_ids, target_ids, text, step);
   const int64_t shape[] = {BATCH, WINDOW};
   ek_tensor inputs, targets;
   EK_TRY(ek_tensor_host(&inputs, input_ids, EK_I32, 2, shape));
   EK_TRY(ek_tensor_host(&targets, target_ids, EK_I32, 2, shape));
-
-  ek_status status = EK_OK;
-  ek_shards outputs = {0};
   ek_step_result result;
-  EK_TRY_GOTO(status, ek_data_parallel_model_forward(&outputs, t->model, &inputs, 1, NULL),
-              cleanup);
-  EK_TRY_GOTO(status, ek_data_parallel_criterion_forward(t->criterion, &outputs, 1, &targets, 1),
-              cleanup);
-  EK_TRY_GOTO(status, ek_data_parallel_criterion_backward(t->criterion, t->model, NULL), cleanup);
-  EK_TRY_GOTO(status, ek_data_parallel_optimizer_step(&result, t->optimizer), cleanup);
+  EK_TRY(ek_trainer_step(&result, trainer, &inputs, 1, &targets, 1));
   *loss = result.loss;
-cleanup:
-  ek_shards_free(&outputs);
-  return status;
+  return EK_OK;
 }
 
 /* Trains, prints the loss ten times, and tells whether it fell. */
-static ek_status train(struct trainer *t, const struct settings *settings, const struct text *text,
-                       int *fell) {
+static ek_status train(ek_trainer *trainer, const struct settings *settings,
+                       const struct text *text, int *fell) {
   const long steps = settings->steps;
   const long part = steps < 20 ? 1 : steps / 10;
   double first = 0, last = 0, mean = 0;
   for (long step = 0; step < steps; step++) {
     double loss = 0;
-    EK_TRY(train_step(t, text, step, &loss));
+    EK_TRY(train_step(trainer, text, step, &loss));
     mean += loss / (double)part;
     if ((step + 1) % part != 0) continue;
     printf("step %5ld  loss %.4f\n", step + 1, mean);
@@ -154,20 +125,16 @@ static int32_t draw(const float *logits, uint32_t bits) {
   return BYTES - 1;
 }
 
-/* The byte that the model writes behind `window`: a forward without gradient and without dropout.
- */
-static ek_status next_byte(struct trainer *t, int32_t *window, uint32_t number, int32_t *byte) {
+/* The byte that the model writes behind `window`. */
+static ek_status next_byte(ek_trainer *trainer, int32_t *window, uint32_t number, int32_t *byte) {
   static float logits[WINDOW * BYTES];
   const int64_t input_shape[] = {1, WINDOW}, output_shape[] = {1, WINDOW, BYTES};
-  ek_forward_options options = EK_FORWARD_OPTIONS_INIT;
-  options.gradient = false;
-  options.training = false;
   ek_tensor input, whole;
   EK_TRY(ek_tensor_host(&input, window, EK_I32, 2, input_shape));
   EK_TRY(ek_tensor_host(&whole, logits, EK_F32, 3, output_shape));
 
   ek_shards outputs = {0};
-  EK_TRY(ek_data_parallel_model_forward(&outputs, t->model, &input, 1, &options));
+  EK_TRY(ek_trainer_predict(&outputs, trainer, &input, 1));
   const ek_status status = ek_gather_host(&whole, &outputs);
   ek_shards_free(&outputs);
   EK_TRY(status);
@@ -183,7 +150,7 @@ static void print_byte(int32_t byte) {
 }
 
 /* Starts from the first bytes of the text, and lets the model write the rest. */
-static ek_status continue_text(struct trainer *t, const struct text *text) {
+static ek_status continue_text(ek_trainer *trainer, const struct text *text) {
   int32_t window[WINDOW];
   for (size_t i = 0; i < WINDOW; i++) window[i] = text->bytes[i];
   printf("\n--- the text, and how the model goes on ---\n");
@@ -191,7 +158,7 @@ static ek_status continue_text(struct trainer *t, const struct text *text) {
   printf("|");
   for (uint32_t i = 0; i < CONTINUATION; i++) {
     int32_t byte = 0;
-    EK_TRY(next_byte(t, window, i, &byte));
+    EK_TRY(next_byte(trainer, window, i, &byte));
     print_byte(byte);
     memmove(window, window + 1, (WINDOW - 1) * sizeof window[0]);
     window[WINDOW - 1] = byte;
@@ -243,20 +210,20 @@ int main(int argc, char **argv) {
     return 2;
   }
   struct text text = {0};
-  struct trainer trainer = {0};
+  ek_trainer *trainer = NULL;
   int fell = 0;
   ek_status status = EK_ERR_IO;
   if (!read_text(&text, settings.path)) goto cleanup;
   EK_TRY_GOTO(status, open_trainer(&trainer, &settings), report);
-  EK_TRY_GOTO(status, train(&trainer, &settings, &text, &fell), report);
-  EK_TRY_GOTO(status, continue_text(&trainer, &text), report);
+  EK_TRY_GOTO(status, train(trainer, &settings, &text, &fell), report);
+  EK_TRY_GOTO(status, continue_text(trainer, &text), report);
   if (!fell) fprintf(stderr, "train_text: the loss did not fall\n");
 report:
   if (status != EK_OK) {
     fprintf(stderr, "train_text: %s: %s\n", ek_status_name(status), ek_error_message());
   }
 cleanup:
-  close_trainer(&trainer);
+  (void)ek_trainer_free(trainer);
   free(text.bytes);
   return status == EK_OK && fell ? 0 : 1;
 }

@@ -5,6 +5,8 @@
  * has rows, and sums {s, d} over the devices in their order. With the outputs of mode gather it
  * runs on the one device that has them.
  *
+ * A step, as ek_trainer_step() (trainer.h) makes it with gradient_in_forward:
+ *
  *     ek_shards outputs = {0};
  *     ek_step_result result;
  *     ek_status status;

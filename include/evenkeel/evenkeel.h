@@ -5,9 +5,9 @@
  *
  *     status.h     errors                        device.h    devices, groups, workers, streams
  *     memory.h     the ledger                    tensor.h    shapes over memory
+ *     trainer.h    the training loop             state.h     all that a run has become, by name
  *     data_parallel_model.h, data_parallel_criterion.h, data_parallel_optimizer.h
- *                  the training loop
- *     state.h      all that a run has become, by name, read and written
+ *                  what it is made of, for more than it does
  *     gpt.h, mlp.h, layers.h                     stock models and layers
  *     cross_entropy.h, mean_squared_error.h, weighted_sum.h         losses
  *     sgd.h, adamw.h, schedule.h                 optimizers
@@ -50,6 +50,7 @@
 #include <evenkeel/state.h>
 #include <evenkeel/status.h>
 #include <evenkeel/tensor.h>
+#include <evenkeel/trainer.h>
 #include <evenkeel/version.h>
 #include <evenkeel/weighted_sum.h>
 

@@ -62,6 +62,24 @@ static ek_status create_gpt(ek_module **module, const ek_gpt_options *options) {
   return ek_gpt_create(module, &small);
 }
 
+/* A trainer opens a group too. */
+static ek_status open_trainer_shown(ek_trainer **trainer, const char *spec, ek_module *module,
+                                    ek_criterion *criterion, ek_optimizer *optimizer,
+                                    const ek_trainer_options *options) {
+  ek_trainer_options o = EK_TRAINER_OPTIONS_INIT;
+  if (options != NULL) o = *options;
+  EK_TRY(open_shown(&o.group, spec, NULL));
+  const ek_status status = ek_trainer_open(trainer, NULL, module, criterion, optimizer, &o);
+  if (status != EK_OK) close_shown(o.group);
+  return status;
+}
+
+static void close_trainer_shown(ek_trainer *trainer) {
+  ek_group *group = ek_trainer_group(trainer);
+  (void)ek_trainer_free(trainer);
+  close_shown(group);
+}
+
 static int lines; /* that were printed */
 
 static int print_shown(const char *format, ...) {
@@ -77,6 +95,8 @@ static int print_shown(const char *format, ...) {
 #define ek_group_open open_shown
 #define ek_group_free close_shown
 #define ek_gpt_create create_gpt
+#define ek_trainer_open open_trainer_shown
+#define ek_trainer_free close_trainer_shown
 #undef printf /* with _FORTIFY_SOURCE it may be a macro */
 #define printf print_shown
 #define SHOWN_REST ((void)0)
@@ -90,6 +110,11 @@ static int print_shown(const char *format, ...) {
 #define main own_model_main
 #include "own_model.c"
 #undef main
+
+static ek_status train_longer(const ek_tensor *tokens, const ek_tensor *targets, int steps) {
+  double validation = 0;
+#include "trainer_1.inc"
+}
 
 static int shown_status(void) {
 #include "status_1.inc"
@@ -282,18 +307,24 @@ static ek_status shown_tensors(struct scene *s) {
 #undef ek_group_open
 #undef ek_group_free
 #undef ek_gpt_create
+#undef ek_trainer_open
+#undef ek_trainer_free
 #undef printf
 
 /* ---- failures in what opens and closes everything by itself ---- */
 
-static ek_status run_readme(void) {
+static ek_status run_training(ek_status (*trains)(const ek_tensor *tokens, const ek_tensor *targets,
+                                                  int steps)) {
   static int32_t numbers[SAMPLES_SHOWN * SEQUENCE];
   const int64_t shape[] = {SAMPLES_SHOWN, SEQUENCE};
   for (int i = 0; i < SAMPLES_SHOWN * SEQUENCE; i++) numbers[i] = i * 7 % VOCABULARY;
   ek_tensor batch[2];
   for (int i = 0; i < 2; i++) EK_TRY(ek_tensor_host(&batch[i], numbers, EK_I32, 2, shape));
-  return train_readme(batch, batch, 2);
+  return trains(batch, batch, 2);
 }
+
+static ek_status run_readme(void) { return run_training(train_readme); }
+static ek_status run_trainer(void) { return run_training(train_longer); }
 
 /* The example's own functions, with two of its steps instead of all. */
 static ek_status run_own_model(void) {
@@ -316,8 +347,10 @@ static ek_status run_status(void) { return shown_status() == 0 ? EK_OK : EK_ERR_
 static const struct {
   const char *name;
   ek_status (*run)(void);
-} programs[] = {
-    {"README.md", run_readme}, {"own_model.c", run_own_model}, {"status.h", run_status}};
+} programs[] = {{"README.md", run_readme},
+                {"trainer.h", run_trainer},
+                {"own_model.c", run_own_model},
+                {"status.h", run_status}};
 enum { PROGRAMS = sizeof programs / sizeof programs[0] };
 
 static ek_status run_program(int program, const char *what, uint64_t n) {
@@ -445,7 +478,8 @@ START_TEST(the_rest) {
   ck_fails(shown_message(3), EK_ERR_SHAPE, "mixer: expected 3 columns");
   lines = 0;
   ck_ok(run_readme());
-  ck_assert_int_eq(lines, 2);
+  ck_ok(run_trainer());
+  ck_assert_int_eq(lines, 2 + 3);
   lines = 0;
   ck_assert_int_eq(own_model_main(), 0);
   ck_assert_int_gt(lines, 5);

@@ -133,6 +133,13 @@ static ek_status use_ek_data_parallel_optimizer_options(struct bench *b, void *o
   return status;
 }
 
+static ek_status use_ek_trainer_options(struct bench *b, void *o) {
+  ek_trainer *trainer = NULL;
+  const ek_status status = ek_trainer_open(&trainer, "plan:2", b->module, b->loss, b->rule, o);
+  if (trainer != NULL) ck_ok(ek_trainer_free(trainer));
+  return status;
+}
+
 static ek_status use_ek_reducer_options(struct bench *b, void *o) {
   ek_reducer *reducer = NULL;
   const ek_status status = ek_reducer_open(&reducer, b->communicator, b->group, b->replicas, o);
@@ -325,6 +332,7 @@ static void no_optimizer_free(ek_optimizer *self) { (void)self; }
   X(ek_data_parallel_criterion_options, EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT, sizeof(size_t))   \
   X(ek_criterion_backward_options, EK_CRITERION_BACKWARD_OPTIONS_INIT, sizeof(size_t))             \
   X(ek_data_parallel_optimizer_options, EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT, sizeof(size_t))   \
+  X(ek_trainer_options, EK_TRAINER_OPTIONS_INIT, sizeof(size_t))                                   \
   X(ek_reducer_options, EK_REDUCER_OPTIONS_INIT, sizeof(size_t))                                   \
   X(ek_replica_options, EK_REPLICA_OPTIONS_INIT, sizeof(size_t))                                   \
   X(ek_pass_options, EK_PASS_OPTIONS_INIT, sizeof(size_t))                                         \

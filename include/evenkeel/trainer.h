@@ -1,0 +1,128 @@
+/*
+ * trainer.h - a model, its loss and its optimizer over the devices of a group, as one object.
+ *
+ *     ek_module *gpt = NULL;
+ *     ek_criterion *loss = NULL;
+ *     ek_optimizer *adamw = NULL;
+ *     ek_trainer *trainer = NULL;
+ *     ek_schedule schedule;
+ *     ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
+ *     ek_status status;
+ *     EK_TRY_GOTO(status, ek_gpt_create(&gpt, NULL), cleanup);              // what is computed
+ *     EK_TRY_GOTO(status, ek_cross_entropy_create(&loss, NULL), cleanup);   // what is wanted
+ *     EK_TRY_GOTO(status, ek_adamw_create(&adamw, NULL), cleanup);          // how to get there
+ *     EK_TRY_GOTO(status, ek_schedule_warmup_cosine(&schedule, 6e-4, 6e-5, 1, steps), cleanup);
+ *     options.mode = EK_MODE_SHARDED;
+ *     options.schedule = &schedule;
+ *     EK_TRY_GOTO(status, ek_trainer_open(&trainer, "cpu:4", gpt, loss, adamw, &options), cleanup);
+ *     for (int i = 0; i < steps; i++) {
+ *       ek_step_result result;
+ *       EK_TRY_GOTO(status, ek_trainer_step(&result, trainer, &tokens[i], 1, &targets[i], 1),
+ *                   cleanup);
+ *       printf("step %lld: loss %.4f\n", (long long)result.step, result.loss);
+ *     }
+ *     EK_TRY_GOTO(status, ek_trainer_evaluate(&validation, NULL, trainer, tokens, 1, targets, 1),
+ *                 cleanup);
+ *     printf("validation: %.4f\n", validation);
+ *   cleanup:
+ *     ek_trainer_free(trainer);
+ *     ek_optimizer_free(adamw);
+ *     ek_criterion_free(loss);
+ *     ek_module_free(gpt);
+ *     return status;
+ *
+ * Batches are tensors in host memory (or on a device of the group), rows first; they are cut over
+ * the devices evenly, or nearly so. The devices string names what to train on: "cpu:4", "cuda",
+ * "cuda:0-3", "plan:8@80GiB" (device.h).
+ *
+ * A trainer calls public functions and keeps nothing to itself: it is the pair
+ * ek_data_parallel_model and ek_data_parallel_criterion with ek_data_parallel_optimizer, which a
+ * program that wants more calls itself, from its parts or from the start: several micro-batches a
+ * step, batches that travel while a step computes, outputs that are looked at before backward
+ * (data_parallel_criterion.h, data_parallel_model.h). State is read and written by name with
+ * ek_trainer_model() (state.h).
+ *
+ * A trainer and its parts belong to one thread at a time: another gets EK_ERR_STATE.
+ */
+#ifndef EVENKEEL_TRAINER_H
+#define EVENKEEL_TRAINER_H
+
+#include <evenkeel/data_parallel_criterion.h>
+#include <evenkeel/data_parallel_model.h>
+#include <evenkeel/data_parallel_optimizer.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct ek_trainer ek_trainer;
+
+typedef struct ek_trainer_options {
+  size_t size;
+  ek_mode mode;
+  ek_type type;                /* EK_F32, or EK_F64 for checks */
+  uint64_t seed;               /* initial values and random masks */
+  const ek_schedule *schedule; /* copied; NULL: the optimizer's own learning rate */
+  uint64_t broadcast_inputs;   /* bit i: input i goes whole to every device */
+  bool refuse_not_finite;      /* data_parallel_optimizer.h */
+  ek_group *group;             /* of the program's, which outlives the trainer; `devices` is NULL */
+  const ek_group_options *group_options; /* how it opens `devices` (threads, for one); NULL */
+} ek_trainer_options;
+#define EK_TRAINER_OPTIONS_INIT                                                                    \
+  { sizeof(ek_trainer_options), EK_MODE_REPLICATED, EK_F32, 0, NULL, 0, false, NULL, NULL }
+
+/*
+ * Opens the group and the three parts on it. Module, criterion and optimizer stay the program's; it
+ * may free them at once. The gradient is computed in the criterion's forward and overwrites the
+ * outputs, unless the reduction is `none`. `options` NULL gives the defaults (mode replicated).
+ */
+EK_API EK_CHECKED ek_status ek_trainer_open(ek_trainer **trainer, const char *devices,
+                                            ek_module *module, ek_criterion *criterion,
+                                            ek_optimizer *optimizer,
+                                            const ek_trainer_options *options);
+
+/*
+ * Frees the parts, and the group if the trainer opened it. NULL is legal.
+ * EK_ERR_STATE  the group is still needed (ek_group_free()): outputs of ek_trainer_predict() were
+ *               not freed, for one. The parts are gone; free what is left and call it again
+ */
+EK_API ek_status ek_trainer_free(ek_trainer *trainer);
+
+/*
+ * One step: forward, loss, backward, update. *result may be NULL, then nothing waits for the
+ * devices. A step that fails leaves parameters, state and masks as they were, holds no memory, and
+ * may be tried again; what a program had accumulated through the parts is dropped. After EK_ERR_TORN
+ * see state.h.
+ */
+EK_API EK_CHECKED ek_status ek_trainer_step(ek_step_result *result, ek_trainer *trainer,
+                                            const ek_tensor *inputs, size_t input_count,
+                                            const ek_tensor *targets, size_t target_count);
+
+/*
+ * The loss of a batch without gradient and with training off (no dropout); nothing is updated.
+ * *weight, which may be NULL, is what the loss was divided by (data_parallel_criterion.h): over
+ * several batches the loss is sum(loss * weight) / sum(weight). Waits for the devices.
+ */
+EK_API EK_CHECKED ek_status ek_trainer_evaluate(double *loss, double *weight, ek_trainer *trainer,
+                                                const ek_tensor *inputs, size_t input_count,
+                                                const ek_tensor *targets, size_t target_count);
+
+/*
+ * The outputs of a batch, one ek_shards per output of the module, without gradient and with
+ * training off. They are the caller's, as those of ek_data_parallel_model_forward();
+ * ek_gather_host() (gather.h) puts the rows of one into host memory.
+ */
+EK_API EK_CHECKED ek_status ek_trainer_predict(ek_shards *outputs, ek_trainer *trainer,
+                                               const ek_tensor *inputs, size_t input_count);
+
+/* The parts, loans. NULL for NULL. */
+EK_API ek_group *ek_trainer_group(const ek_trainer *trainer);
+EK_API ek_data_parallel_model *ek_trainer_model(const ek_trainer *trainer);
+EK_API ek_data_parallel_criterion *ek_trainer_criterion(const ek_trainer *trainer);
+EK_API ek_data_parallel_optimizer *ek_trainer_optimizer(const ek_trainer *trainer);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* EVENKEEL_TRAINER_H */

@@ -1,0 +1,195 @@
+/*
+ * trainer.c - a model, its loss and its optimizer in one object, over public functions alone.
+ *
+ * The outputs of a step live in the trainer from forward to backward and are freed on every path. A
+ * step that fails after its forward drops that, so that no activations are held until the next one.
+ */
+#include <evenkeel/trainer.h>
+
+#include <stdio.h>
+
+#include "core/alloc.h"
+#include "core/options.h"
+#include "core/owner.h"
+
+struct ek_trainer {
+  struct ek__owner owner;
+  ek_group *group;
+  bool owns_group;
+  size_t output_count;
+  ek_shards *outputs; /* of the running step, else zeros */
+  ek_data_parallel_model *model;
+  ek_data_parallel_criterion *criterion;
+  ek_data_parallel_optimizer *optimizer;
+};
+
+/* ---- opening and closing ---- */
+
+static ek_status check_open(ek_trainer **trainer, const char *devices, const ek_module *module,
+                            const ek_criterion *criterion, const ek_optimizer *optimizer,
+                            const ek_trainer_options *o) {
+  if (trainer == NULL || module == NULL || criterion == NULL || optimizer == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_trainer_open: an argument is NULL");
+  }
+  if ((devices == NULL) == (o->group == NULL) || (o->group != NULL && o->group_options != NULL)) {
+    return ek_error_set(
+        EK_ERR_INVALID_ARGUMENT,
+        "ek_trainer_open: either a string of devices, with options.group_options or "
+        "without, or options.group");
+  }
+  return EK_OK;
+}
+
+static ek_status open_parts(ek_trainer *self, ek_module *module, ek_criterion *criterion,
+                            ek_optimizer *optimizer, const ek_trainer_options *o) {
+  ek_data_parallel_model_options model = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  ek_data_parallel_criterion_options loss = EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT;
+  ek_data_parallel_optimizer_options update = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
+  EK_TRY(ek_data_parallel_model_options_set_mode(&model, o->mode));
+  model.type = o->type;
+  model.seed = o->seed;
+  model.broadcast_inputs = o->broadcast_inputs;
+  loss.gradient_in_forward = criterion->reduction != EK_REDUCTION_NONE;
+  update.schedule = o->schedule;
+  update.refuse_not_finite = o->refuse_not_finite;
+  EK_TRY(ek_data_parallel_model_open(&self->model, self->group, module, &model));
+  EK_TRY(ek_data_parallel_criterion_open(&self->criterion, self->model, criterion, &loss));
+  return ek_data_parallel_optimizer_open(&self->optimizer, self->model, optimizer, &update);
+}
+
+ek_status ek_trainer_open(ek_trainer **trainer, const char *devices, ek_module *module,
+                          ek_criterion *criterion, ek_optimizer *optimizer,
+                          const ek_trainer_options *options) {
+  ek_trainer_options o = EK_TRAINER_OPTIONS_INIT;
+  EK_TRY(ek__options_read(&o, sizeof o, options, "ek_trainer_options"));
+  EK_TRY(check_open(trainer, devices, module, criterion, optimizer, &o));
+  ek_trainer *self = ek__calloc(1, sizeof *self);
+  if (self == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a trainer");
+  ek_status status = EK_OK;
+  self->group = o.group;
+  self->output_count = module->outputs;
+  self->outputs = ek__calloc(module->outputs, sizeof *self->outputs);
+  if (self->outputs == NULL) {
+    status = ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a trainer");
+    goto cleanup;
+  }
+  if (o.group == NULL)
+    EK_TRY_GOTO(status, ek_group_open(&self->group, devices, o.group_options), cleanup);
+  self->owns_group = o.group == NULL;
+  EK_TRY_GOTO(status, open_parts(self, module, criterion, optimizer, &o), cleanup);
+  *trainer = self;
+  return EK_OK;
+cleanup:
+  (void)ek_trainer_free(self);
+  return status;
+}
+
+static void free_outputs(ek_trainer *self) {
+  for (size_t i = 0; i < self->output_count && self->outputs != NULL; i++) {
+    ek_shards_free(&self->outputs[i]);
+  }
+}
+
+ek_status ek_trainer_free(ek_trainer *trainer) {
+  if (trainer == NULL) return EK_OK;
+  EK_TRY(ek__owner_enter(&trainer->owner, "ek_trainer_free", "the trainer"));
+  free_outputs(trainer);
+  ek_data_parallel_optimizer_free(trainer->optimizer);
+  ek_data_parallel_criterion_free(trainer->criterion);
+  ek_data_parallel_model_free(trainer->model);
+  trainer->optimizer = NULL;
+  trainer->criterion = NULL;
+  trainer->model = NULL;
+  const ek_status status = trainer->owns_group ? ek_group_free(trainer->group) : EK_OK;
+  ek__owner_leave(&trainer->owner);
+  if (status != EK_OK) return status;
+  ek__free(trainer->outputs);
+  ek__free(trainer);
+  return EK_OK;
+}
+
+/* ---- steps ---- */
+
+static ek_status check_call(const char *who, const ek_trainer *trainer, const ek_tensor *inputs,
+                            const ek_tensor *targets) {
+  if (trainer == NULL || inputs == NULL || targets == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: an argument is NULL", who);
+  }
+  if (trainer->optimizer != NULL) return EK_OK;
+  return ek_error_set(EK_ERR_STATE, "%s: the trainer was freed, but for its group", who);
+}
+
+/* Drops the forward of a step that has failed. The message stays the step's. */
+static ek_status drop_step(ek_trainer *self, ek_status status) {
+  char message[4096];
+  (void)snprintf(message, sizeof message, "%s", ek_error_message());
+  free_outputs(self);
+  if (ek_data_parallel_model_discard(self->model) == EK_OK) return status;
+  return ek_error_set(status, "%s", message);
+}
+
+ek_status ek_trainer_step(ek_step_result *result, ek_trainer *trainer, const ek_tensor *inputs,
+                          size_t input_count, const ek_tensor *targets, size_t target_count) {
+  EK_TRY(check_call("ek_trainer_step", trainer, inputs, targets));
+  EK__OWNER_ENTER(&trainer->owner, "ek_trainer_step", "the trainer");
+  ek_shards *outputs = trainer->outputs;
+  EK_TRY(ek_data_parallel_model_forward(outputs, trainer->model, inputs, input_count, NULL));
+  ek_status status = EK_OK;
+  EK_TRY_GOTO(status,
+              ek_data_parallel_criterion_forward(trainer->criterion, outputs, trainer->output_count,
+                                                 targets, target_count),
+              cleanup);
+  EK_TRY_GOTO(status, ek_data_parallel_criterion_backward(trainer->criterion, trainer->model, NULL),
+              cleanup);
+  EK_TRY_GOTO(status, ek_data_parallel_optimizer_step(result, trainer->optimizer), cleanup);
+  free_outputs(trainer);
+  return EK_OK;
+cleanup:
+  return drop_step(trainer, status);
+}
+
+static ek_status forward_only(ek_shards *outputs, ek_trainer *self, const ek_tensor *inputs,
+                              size_t input_count) {
+  ek_forward_options options = EK_FORWARD_OPTIONS_INIT;
+  options.gradient = false;
+  options.training = false;
+  return ek_data_parallel_model_forward(outputs, self->model, inputs, input_count, &options);
+}
+
+ek_status ek_trainer_evaluate(double *loss, double *weight, ek_trainer *trainer,
+                              const ek_tensor *inputs, size_t input_count, const ek_tensor *targets,
+                              size_t target_count) {
+  EK_TRY(check_call("ek_trainer_evaluate", loss == NULL ? NULL : trainer, inputs, targets));
+  EK__OWNER_ENTER(&trainer->owner, "ek_trainer_evaluate", "the trainer");
+  EK_TRY(forward_only(trainer->outputs, trainer, inputs, input_count));
+  ek_status status = ek_data_parallel_criterion_forward(
+      trainer->criterion, trainer->outputs, trainer->output_count, targets, target_count);
+  if (status == EK_OK) status = ek_data_parallel_criterion_loss(loss, weight, trainer->criterion);
+  free_outputs(trainer);
+  return status;
+}
+
+ek_status ek_trainer_predict(ek_shards *outputs, ek_trainer *trainer, const ek_tensor *inputs,
+                             size_t input_count) {
+  EK_TRY(check_call("ek_trainer_predict", outputs == NULL ? NULL : trainer, inputs, inputs));
+  EK__OWNER_ENTER(&trainer->owner, "ek_trainer_predict", "the trainer");
+  return forward_only(outputs, trainer, inputs, input_count);
+}
+
+/* ---- parts ---- */
+
+ek_group *ek_trainer_group(const ek_trainer *trainer) {
+  return trainer == NULL ? NULL : trainer->group;
+}
+
+ek_data_parallel_model *ek_trainer_model(const ek_trainer *trainer) {
+  return trainer == NULL ? NULL : trainer->model;
+}
+
+ek_data_parallel_criterion *ek_trainer_criterion(const ek_trainer *trainer) {
+  return trainer == NULL ? NULL : trainer->criterion;
+}
+
+ek_data_parallel_optimizer *ek_trainer_optimizer(const ek_trainer *trainer) {
+  return trainer == NULL ? NULL : trainer->optimizer;
+}

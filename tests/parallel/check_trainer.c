@@ -1,0 +1,368 @@
+/*
+ * check_trainer.c - a trainer does what its parts do: bit for bit what the calls of the pair give
+ * that stand in data_parallel_criterion.h.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include <evenkeel/fault.h>
+#include <evenkeel/gather.h>
+#include <evenkeel/host_memory.h>
+#include <evenkeel/trainer.h>
+
+#include "ck_state.h"
+#include "ck_training.h"
+
+enum { SAMPLES = 7, STEPS = 3 };
+
+struct bench {
+  struct ck_setup setup;
+  ek_mode mode;
+  ek_module *module;
+  ek_criterion *criterion;
+  ek_optimizer *rule;
+  ek_trainer *trainer;
+  struct ck_batch batch;
+};
+
+/* The same as ck_training_open() of the set-up makes. */
+static ek_status open_on(struct bench *b, const char *devices, ek_group *group) {
+  const struct ck_setup *setup = &b->setup;
+  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
+  ek_group_options threads = EK_GROUP_OPTIONS_INIT;
+  threads.threads_per_device = 1;
+  options.mode = b->mode;
+  options.type = setup->options.type;
+  options.seed = setup->options.seed;
+  options.broadcast_inputs = setup->options.broadcast_inputs;
+  options.group = group;
+  if (group == NULL) options.group_options = &threads;
+  return ek_trainer_open(&b->trainer, devices, b->module, b->criterion, b->rule, &options);
+}
+
+static void make_parts(struct bench *b, const char *workload, ek_mode mode) {
+  *b = (struct bench){.setup = ck_setup_mode(ck_workload(workload), "cpu:3", mode), .mode = mode};
+  const ek_data_parallel_model_options defaults = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  b->setup.options.bucket_bytes = defaults.bucket_bytes;
+  b->setup.gradient_in_forward = true;
+  ck_ok(b->setup.workload->module(&b->module));
+  ck_ok(b->setup.workload->criterion(&b->criterion, EK_REDUCTION_MEAN));
+  ck_ok(b->setup.optimizer(&b->rule));
+  b->batch = ck_batch_make(b->setup.workload, b->setup.options.type, SAMPLES, 0.2, 5);
+}
+
+static void open_bench(struct bench *b, const char *workload, ek_mode mode) {
+  make_parts(b, workload, mode);
+  ck_ok(open_on(b, ck_spec("cpu:3"), NULL));
+}
+
+static void free_parts(struct bench *b) {
+  ek_optimizer_free(b->rule);
+  ek_criterion_free(b->criterion);
+  ek_module_free(b->module);
+  ck_batch_free(&b->batch);
+}
+
+static void close_bench(struct bench *b) {
+  ck_ok(ek_trainer_free(b->trainer));
+  free_parts(b);
+}
+
+static ek_status step(struct bench *b, ek_step_result *result) {
+  return ek_trainer_step(result, b->trainer, b->batch.input, b->batch.inputs, b->batch.target,
+                         b->batch.targets);
+}
+
+static ek_status evaluate(struct bench *b, double *loss, double *weight) {
+  return ek_trainer_evaluate(loss, weight, b->trainer, b->batch.input, b->batch.inputs,
+                             b->batch.target, b->batch.targets);
+}
+
+static uint64_t held(const struct bench *b) {
+  uint64_t bytes = 0;
+  const ek_group *group = ek_trainer_group(b->trainer);
+  for (size_t k = 0; k < ek_group_size(group); k++) {
+    ek_memory_usage usage;
+    ck_ok(ek_memory_stats(&usage, ek_group_device(group, k)));
+    bytes += usage.current_bytes;
+  }
+  return bytes;
+}
+
+/* ---- the same as by hand ---- */
+
+START_TEST(equals_the_calls_of_its_parts) {
+  struct bench b;
+  struct ck_training t;
+  open_bench(&b, ck_workloads[_i / CK_MODES].name, (ek_mode)(_i % CK_MODES));
+  ck_training_open(&t, &b.setup);
+  for (int i = 0; i < STEPS; i++) {
+    ek_step_result got, want;
+    double loss = 0, weight = 0;
+    ck_ok(step(&b, &got));
+    ck_ok(ck_training_step(&t, &b.batch, &want));
+    ck_assert(got.loss == want.loss && got.weight == want.weight && got.step == want.step);
+    ck_assert(got.gradient_norm == want.gradient_norm && got.finite);
+    ck_ok(evaluate(&b, &loss, i == 0 ? NULL : &weight)); /* changes nothing */
+    ck_assert(i == 0 || weight > 0);
+  }
+  ck_ok(step(&b, NULL));
+  ck_ok(ck_training_step(&t, &b.batch, NULL));
+  struct ck_state got = ck_state_take(ek_trainer_model(b.trainer)), want = ck_state_take(t.model);
+  ck_state_same("trainer", &got, &want);
+  ck_state_drop(&got);
+  ck_state_drop(&want);
+  ck_training_close(&t);
+  close_bench(&b);
+}
+END_TEST
+
+/* The loss of the parts of a batch, put together, is that of the whole; no mask is drawn. */
+START_TEST(evaluation_and_prediction) {
+  struct bench b;
+  open_bench(&b, "gpt", (ek_mode)_i);
+  double loss = 0, again = 0, weight = 0, sum = 0, all = 0;
+  ck_ok(step(&b, NULL));
+  ck_ok(evaluate(&b, &loss, &weight));
+  ck_ok(evaluate(&b, &again, NULL));
+  ck_assert_double_eq(loss, again);
+  for (int64_t first = 0; first < SAMPLES; first += 4) {
+    const struct ck_batch part =
+        ck_batch_samples(&b.batch, first, SAMPLES - first < 4 ? SAMPLES - first : 4);
+    double s = 0, d = 0;
+    ck_ok(ek_trainer_evaluate(&s, &d, b.trainer, part.input, 1, part.target, 1));
+    sum += s * d;
+    all += d;
+  }
+  ck_assert_double_eq(all, weight);
+  ck_assert_double_eq_tol(sum / all, loss, 1e-6 * loss); /* f32, about 50 terms: 50 u */
+
+  ek_shards outputs = {0};
+  ck_ok(ek_trainer_predict(&outputs, b.trainer, b.batch.input, 1));
+  ek_data_parallel_criterion *criterion = ek_trainer_criterion(b.trainer);
+  ck_ok(ek_data_parallel_criterion_forward(criterion, &outputs, 1, b.batch.target, 1));
+  ck_ok(ek_data_parallel_criterion_loss(&again, NULL, criterion));
+  ck_assert_double_eq(loss, again);
+  ck_fails(ek_data_parallel_criterion_backward(criterion, ek_trainer_model(b.trainer), NULL),
+           EK_ERR_STATE, "");
+  ek_shards_free(&outputs);
+  const uint64_t before = held(&b); /* the criterion keeps the targets of its last forward */
+  ck_ok(evaluate(&b, &again, NULL));
+  ck_assert_uint_eq(held(&b), before);
+  ck_ok(step(&b, NULL));
+  close_bench(&b);
+}
+END_TEST
+
+/* Reduction `none` keeps its outputs until backward; what was evaluated is gone. */
+START_TEST(every_loss_for_itself) {
+  struct bench b;
+  ek_shards losses = {0};
+  ek_step_result result;
+  double loss = 0;
+  make_parts(&b, "mlp", (ek_mode)_i);
+  ek_criterion_free(b.criterion);
+  ck_ok(b.setup.workload->criterion(&b.criterion, EK_REDUCTION_NONE));
+  ck_ok(open_on(&b, ck_spec("cpu:3"), NULL));
+  ck_ok(step(&b, &result));
+  ck_assert(result.finite && result.loss > 0);
+  ck_ok(evaluate(&b, &loss, NULL));
+  ek_data_parallel_criterion *criterion = ek_trainer_criterion(b.trainer);
+  ck_assert_int_ne(ek_data_parallel_criterion_losses(&losses, criterion), EK_OK);
+  close_bench(&b);
+}
+END_TEST
+
+/* ---- ownership ---- */
+
+START_TEST(a_group_of_the_programs) {
+  struct bench b;
+  ek_group *group = ck_open("cpu:3", 1);
+  make_parts(&b, "mlp", EK_MODE_SHARDED);
+  ck_ok(open_on(&b, NULL, group));
+  ck_assert_ptr_eq(ek_trainer_group(b.trainer), group);
+  ck_ok(step(&b, NULL));
+  close_bench(&b);
+  ck_no_memory_held(group);
+  ek_group_free(group);
+}
+END_TEST
+
+/* The description may go when the trainer is open, and outputs outlive the parts. */
+START_TEST(who_goes_first) {
+  struct bench b;
+  ek_shards outputs = {0};
+  open_bench(&b, "mlp", EK_MODE_BALANCED);
+  ek_module_free(b.module);
+  ek_criterion_free(b.criterion);
+  ek_optimizer_free(b.rule);
+  b.module = NULL;
+  b.criterion = NULL;
+  b.rule = NULL;
+  ck_ok(step(&b, NULL));
+  ck_ok(ek_trainer_predict(&outputs, b.trainer, b.batch.input, 1));
+  ck_fails(ek_trainer_free(b.trainer), EK_ERR_STATE, "");
+  ck_fails(step(&b, NULL), EK_ERR_STATE, "was freed");
+  ck_assert_ptr_null(ek_trainer_model(b.trainer));
+  ek_shards_free(&outputs);
+  close_bench(&b);
+  ck_ok(ek_trainer_free(NULL));
+}
+END_TEST
+
+/* ---- what is refused ---- */
+
+START_TEST(misuse) {
+  struct bench b;
+  double loss = 0;
+  ek_shards outputs[4] = {{0}};
+  ek_group *group = ck_open("cpu:2", 1);
+  ek_trainer *trainer = NULL;
+  open_bench(&b, "mlp", (ek_mode)_i);
+  ek_trainer_options o = EK_TRAINER_OPTIONS_INIT;
+  ek_group_options g = EK_GROUP_OPTIONS_INIT;
+  const ek_status bad = EK_ERR_INVALID_ARGUMENT;
+  const char *spec = ck_spec("cpu:2");
+  ck_fails(ek_trainer_open(NULL, spec, b.module, b.criterion, b.rule, NULL), bad, "NULL");
+  ck_fails(ek_trainer_open(&trainer, spec, NULL, b.criterion, b.rule, NULL), bad, "NULL");
+  ck_fails(ek_trainer_open(&trainer, spec, b.module, NULL, b.rule, NULL), bad, "NULL");
+  ck_fails(ek_trainer_open(&trainer, spec, b.module, b.criterion, NULL, NULL), bad, "NULL");
+  ck_fails(ek_trainer_open(&trainer, NULL, b.module, b.criterion, b.rule, NULL), bad, "either");
+  ck_fails(ek_trainer_open(&trainer, "gpu!", b.module, b.criterion, b.rule, NULL), bad, "gpu!");
+  o.group = group;
+  ck_fails(ek_trainer_open(&trainer, spec, b.module, b.criterion, b.rule, &o), bad, "either");
+  o.group_options = &g;
+  ck_fails(ek_trainer_open(&trainer, NULL, b.module, b.criterion, b.rule, &o), bad, "either");
+  o.group_options = NULL;
+  o.mode = (ek_mode)7;
+  ck_fails(ek_trainer_open(&trainer, NULL, b.module, b.criterion, b.rule, &o), bad, "mode 7");
+  ck_assert_ptr_null(trainer);
+  ek_group_free(group);
+
+  const ek_tensor *x = b.batch.input, *y = b.batch.target;
+  ck_fails(ek_trainer_step(NULL, NULL, x, 1, y, 1), bad, "NULL");
+  ck_fails(ek_trainer_step(NULL, b.trainer, NULL, 1, y, 1), bad, "NULL");
+  ck_fails(ek_trainer_step(NULL, b.trainer, x, 1, NULL, 1), bad, "NULL");
+  ck_fails(ek_trainer_evaluate(NULL, NULL, b.trainer, x, 1, y, 1), bad, "NULL");
+  ck_fails(ek_trainer_predict(NULL, b.trainer, x, 1), bad, "NULL");
+  ck_fails(ek_trainer_predict(outputs, NULL, x, 1), bad, "NULL");
+  ck_assert_ptr_null(ek_trainer_group(NULL));
+  ck_assert_ptr_null(ek_trainer_model(NULL));
+  ck_assert_ptr_null(ek_trainer_criterion(NULL));
+  ck_assert_ptr_null(ek_trainer_optimizer(NULL));
+
+  /* Wrong batches: nothing is held, nothing has changed, and the words are the part's. */
+  struct ck_batch fewer = ck_batch_samples(&b.batch, 0, SAMPLES - 1);
+  struct ck_state before = ck_state_take(ek_trainer_model(b.trainer));
+  const uint64_t bytes = held(&b);
+  ck_fails(ek_trainer_step(NULL, b.trainer, x, 2, y, 1), bad, "takes 1 inputs");
+  ck_fails(ek_trainer_step(NULL, b.trainer, x, 1, y, 2), bad, "1 targets");
+  ck_fails(ek_trainer_step(NULL, b.trainer, x, 1, fewer.target, 1), EK_ERR_SHAPE, "");
+  ck_fails(ek_trainer_evaluate(&loss, NULL, b.trainer, x, 1, fewer.target, 1), EK_ERR_SHAPE, "");
+  ck_assert_uint_eq(held(&b), bytes);
+  struct ck_state after = ck_state_take(ek_trainer_model(b.trainer));
+  ck_state_same("after wrong batches", &after, &before);
+  ck_state_drop(&before);
+  ck_state_drop(&after);
+  ck_ok(step(&b, NULL));
+  close_bench(&b);
+}
+END_TEST
+
+/* ---- failures ---- */
+
+/* A step in which something fails leaves everything as it was, or the model torn, and says why. */
+static bool fails_well(struct bench *b, struct ck_training *other, ek_status status, uint64_t bytes,
+                       const struct ck_state *before) {
+  ek_data_parallel_model *model = ek_trainer_model(b->trainer);
+  const bool failed = status != EK_OK;
+  if (failed) {
+    ck_assert_msg(status == EK_ERR_OUT_OF_MEMORY || status == EK_ERR_UNAVAILABLE, "%s: %s",
+                  ek_status_name(status), ek_error_message());
+    ck_assert_msg(ck_contains(ek_error_message(), "asked for by a test") ||
+                      ck_contains(ek_error_message(), "memory"),
+                  "%s", ek_error_message());
+    if (ek_data_parallel_model_discard(model) == EK_ERR_TORN) {
+      ck_ok(ck_state_put(model, before));
+    } else {
+      ck_assert_uint_eq(held(b), bytes);
+    }
+    struct ck_state after = ck_state_take(model);
+    ck_state_same("a step that failed", &after, before);
+    ck_state_drop(&after);
+    ck_ok(step(b, NULL));
+  }
+  ck_ok(ck_training_step(other, &b->batch, NULL));
+  struct ck_state got = ck_state_take(model), want = ck_state_take(other->model);
+  ck_state_same("the step that was tried again", &got, &want);
+  ck_state_drop(&got);
+  ck_state_drop(&want);
+  return failed;
+}
+
+enum { WORK, DEVICE_MEMORY, HOST_MEMORY, FAILURES };
+
+static ek_status arm(const struct bench *b, int what, uint64_t n) {
+  ek_device *device = ek_group_device(ek_trainer_group(b->trainer), 1);
+  if (what == WORK) return ek_fault_at(device, n, n == 0 ? EK_OK : EK_ERR_UNAVAILABLE);
+  if (what == DEVICE_MEMORY) return ek_memory_fail_at(device, n);
+  ek_host_memory_fail_at(n);
+  return EK_OK;
+}
+
+START_TEST(each_call_fails_once) {
+  const int what = _i % FAILURES;
+  /* Opening takes long on GPUs, and their work has many pieces. */
+  const uint64_t stride = strncmp(test_devices("cpu"), "cuda", 4) == 0 ? 17 : what == WORK ? 5 : 1;
+  struct bench b;
+  struct ck_training other;
+  open_bench(&b, "mlp", (ek_mode)(_i / FAILURES));
+  ck_training_open(&other, &b.setup);
+  ck_ok(step(&b, NULL));
+  ck_ok(ck_training_step(&other, &b.batch, NULL));
+  const uint64_t bytes = held(&b);
+  bool failed = true;
+  for (uint64_t n = 1; failed; n += stride) {
+    struct ck_state before = ck_state_take(ek_trainer_model(b.trainer));
+    ck_ok(arm(&b, what, n));
+    const ek_status status = step(&b, NULL);
+    ck_ok(arm(&b, what, 0));
+    failed = fails_well(&b, &other, status, bytes, &before);
+    ck_state_drop(&before);
+  }
+  ck_training_close(&other);
+  close_bench(&b);
+}
+END_TEST
+
+START_TEST(opening_fails_at_each_allocation) {
+  struct bench b;
+  make_parts(&b, "mlp", EK_MODE_SHARDED);
+  uint64_t n = 1;
+  for (ek_status status = EK_ERR_OUT_OF_MEMORY; status != EK_OK; n++) {
+    ek_host_memory_fail_at(n);
+    status = open_on(&b, ck_spec("plan:3"), NULL);
+    ek_host_memory_fail_at(0);
+    ck_assert(status == EK_OK || status == EK_ERR_OUT_OF_MEMORY);
+    ck_assert((status == EK_OK) == (b.trainer != NULL));
+  }
+  ck_assert_uint_gt(n, 20);
+  close_bench(&b);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("trainer");
+  TCase *same = ck_case(suite, "same"), *refused = ck_case(suite, "refused");
+  tcase_add_loop_test(same, equals_the_calls_of_its_parts, 0, CK_WORKLOADS * CK_MODES);
+  tcase_add_loop_test(same, evaluation_and_prediction, 0, CK_MODES);
+  tcase_add_loop_test(same, every_loss_for_itself, 0, CK_MODES);
+  tcase_add_test(refused, a_group_of_the_programs);
+  tcase_add_test(refused, who_goes_first);
+  tcase_add_loop_test(refused, misuse, 0, CK_MODES);
+  tcase_add_loop_test(refused, each_call_fails_once, 0, CK_MODES * FAILURES);
+  tcase_add_test(refused, opening_fails_at_each_allocation);
+  return suite;
+}
+
+CK_MAIN(make_suite)
