@@ -7,12 +7,14 @@
  * The tolerances (docs/numerics.md, "Data parallelism"): both sides add the same products, grouped
  * otherwise. The loss and the gradient of all parameters together agree to 16 units of roundoff of
  * f32: 16 * 2^-24 < 1e-6. So does each parameter's, unless its terms nearly cancel: then what f32
- * knows of it is seen from the distance e of one device's f32 to its f64, and 4 e is allowed (a
- * triangle of two such errors, with a factor of 2 for luck), where e itself may be 1e-5 at most.
+ * knows of it is seen from the distance e of one device's f32 to f64, and 4 e is allowed (a
+ * triangle of two such errors, with a factor of 2 for luck), where e itself may be 1e-5 at most. The
+ * f64 is always the CPU's: it is the truth, whoever computes it.
  */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <evenkeel/cross_entropy.h>
 
@@ -42,24 +44,62 @@ static double *gradients_of(struct ck_training *training, const struct ck_batch 
   return gradients;
 }
 
-/* One device, all samples at once; `fine` is the same in f64. */
-static struct answer reference(struct ck_training *one, struct ck_training *fine, int64_t samples,
-                               double ignore, uint64_t stream) {
+/* One device with all samples at once, and the truth; answers are computed when they are asked for. */
+struct reference {
+  struct ck_training one, fine;
+  struct ck_batch batch[MOST_SAMPLES + 1];
+  struct answer answer[MOST_SAMPLES + 1];
+};
+
+static struct ck_setup setup_of(int variant, const char *spec, int placement, size_t device) {
+  const struct ck_workload *workload = &ck_workloads[variant / 2];
+  struct ck_setup setup = ck_setup_mode(workload, spec, EK_MODE_REPLICATED);
+  ck_setup_place(&setup, placement);
+  setup.options.type = variant % 2 == 0 ? EK_F32 : EK_F64;
+  setup.options.output_device = device;
+  setup.keep_outputs = device % 2 == 1;
+  setup.optimizer = NULL;
+  return setup;
+}
+
+static void reference_open(struct reference *reference, int variant) {
+  const struct ck_setup setup = setup_of(variant, "cpu:1", 2, 0);
+  const struct ck_setup fine = setup_of(variant | 1, "cpu:1", 2, 0);
+  memset(reference, 0, sizeof *reference);
+  ck_training_open(&reference->one, &setup);
+  ck_ok(ck_training_try(&reference->fine, &fine, ck_open_exactly("cpu:1", 1)));
+  reference->fine.owns_group = true;
+}
+
+static void reference_close(struct reference *reference) {
+  for (int64_t b = 0; b <= MOST_SAMPLES; b++) {
+    free(reference->answer[b].gradients);
+    ck_batch_free(&reference->batch[b]);
+  }
+  ck_training_close(&reference->fine);
+  ck_training_close(&reference->one);
+}
+
+/* The answer for reference->batch[samples], which is made. */
+static const struct answer *answer_of(struct reference *reference, int64_t samples, double ignore,
+                                      uint64_t stream) {
+  struct ck_training *const one = &reference->one;
+  struct answer *const answer = &reference->answer[samples];
+  if (answer->gradients != NULL) return answer;
   const ek_type type = one->setup.options.type;
-  struct answer answer;
-  struct ck_batch batch = ck_batch_make(one->setup.workload, type, samples, ignore, stream);
+  struct ck_batch *const batch = &reference->batch[samples];
   struct ck_batch exact = ck_batch_make(one->setup.workload, EK_F64, samples, ignore, stream);
   double loss = 0;
-  answer.gradients = gradients_of(one, &batch, &answer.loss, &answer.count);
-  double *truth = gradients_of(fine, &exact, &loss, NULL);
-  const size_t known = ck_training_errors(answer.allowed, one, answer.gradients, truth);
+  *batch = ck_batch_make(one->setup.workload, type, samples, ignore, stream);
+  answer->gradients = gradients_of(one, batch, &answer->loss, &answer->count);
+  double *truth = gradients_of(&reference->fine, &exact, &loss, NULL);
+  const size_t known = ck_training_errors(answer->allowed, one, answer->gradients, truth);
   for (size_t i = 0; i < known; i++) {
-    ck_assert_double_le(answer.allowed[i], 1e-5);
-    answer.allowed[i] = fmax(4 * answer.allowed[i], tolerance(type));
+    ck_assert_double_le(answer->allowed[i], 1e-5);
+    answer->allowed[i] = fmax(4 * answer->allowed[i], tolerance(type));
   }
   free(truth);
   ck_batch_free(&exact);
-  ck_batch_free(&batch);
   return answer;
 }
 
@@ -108,19 +148,8 @@ static void one_batch(struct ck_training *many, const struct ck_batch *batch,
   if (batch->samples % 7 == 3) repeats(what, many, batch, &scatter.options);
 }
 
-static struct ck_setup setup_of(int variant, const char *spec, int placement, size_t device) {
-  const struct ck_workload *workload = &ck_workloads[variant / 2];
-  struct ck_setup setup = ck_setup_mode(workload, spec, EK_MODE_REPLICATED);
-  ck_setup_place(&setup, placement);
-  setup.options.type = variant % 2 == 0 ? EK_F32 : EK_F64;
-  setup.options.output_device = device;
-  setup.keep_outputs = device % 2 == 1;
-  setup.optimizer = NULL;
-  return setup;
-}
-
-static void all_batches(int variant, size_t devices, int placement, const struct ck_batch *batches,
-                        const struct answer *answers, struct ck_random *random) {
+static void all_batches(int variant, size_t devices, int placement, struct reference *reference,
+                        struct ck_random *random) {
   char spec[16];
   snprintf(spec, sizeof spec, "cpu:%zu", devices);
   /* Outputs are gathered on each device in turn. */
@@ -129,38 +158,25 @@ static void all_batches(int variant, size_t devices, int placement, const struct
   struct ck_training many;
   ck_training_open(&many, &setup);
   for (int64_t samples = 0; samples <= 4 * (int64_t)devices + 1; samples += BATCH_STRIDE) {
-    one_batch(&many, &batches[samples], &answers[samples], random, ck_placement_name(placement));
+    /* The batch of 13 has only targets that are ignored. */
+    const double ignore = samples == 13 ? 1.0 : ignored;
+    const struct answer *want = answer_of(reference, samples, ignore, (uint64_t)samples);
+    one_batch(&many, &reference->batch[samples], want, random, ck_placement_name(placement));
   }
   ck_training_close(&many);
 }
 
 START_TEST(many_equal_one) {
-  struct ck_batch batches[MOST_SAMPLES + 1];
-  struct answer answers[MOST_SAMPLES + 1];
+  struct reference reference;
   struct ck_random random = ck_random_start(1000 + (uint64_t)_i);
-  const struct ck_setup setup = setup_of(_i, "cpu:1", 2, 0);
-  const struct ck_setup fine_setup = setup_of(_i | 1, "cpu:1", 2, 0);
-  struct ck_training one, fine;
-  ck_training_open(&one, &setup);
-  ck_training_open(&fine, &fine_setup);
-  for (int64_t b = 0; b <= MOST_SAMPLES; b++) {
-    /* The batch of 13 has only targets that are ignored. */
-    const double ignore = b == 13 ? 1.0 : ignored;
-    batches[b] = ck_batch_make(setup.workload, setup.options.type, b, ignore, (uint64_t)b);
-    answers[b] = reference(&one, &fine, b, ignore, (uint64_t)b);
-  }
+  reference_open(&reference, _i);
   for (size_t devices = 1; devices <= MOST_DEVICES; devices += DEVICE_STRIDE) {
     for (int placement = 0; placement < CK_PLACEMENTS; placement++) {
       if (!ck_part((int)devices * CK_PLACEMENTS + placement + _i)) continue;
-      all_batches(_i, devices, placement, batches, answers, &random);
+      all_batches(_i, devices, placement, &reference, &random);
     }
   }
-  for (int64_t b = 0; b <= MOST_SAMPLES; b++) {
-    free(answers[b].gradients);
-    ck_batch_free(&batches[b]);
-  }
-  ck_training_close(&fine);
-  ck_training_close(&one);
+  reference_close(&reference);
 }
 END_TEST
 
@@ -168,13 +184,11 @@ END_TEST
  */
 START_TEST(accumulation_equals_one_batch) {
   enum { SAMPLES = 11 };
-  const struct ck_setup setup = setup_of(_i, "cpu:1", 2, 0);
-  const struct ck_setup fine_setup = setup_of(_i | 1, "cpu:1", 2, 0);
-  struct ck_batch batch = ck_batch_make(setup.workload, setup.options.type, SAMPLES, ignored, 77);
-  struct ck_training one, fine, many;
-  ck_training_open(&one, &setup);
-  ck_training_open(&fine, &fine_setup);
-  const struct answer want = reference(&one, &fine, SAMPLES, ignored, 77);
+  struct reference reference;
+  struct ck_training many;
+  reference_open(&reference, _i);
+  const struct answer *want = answer_of(&reference, SAMPLES, ignored, 77);
+  const struct ck_batch *batch = &reference.batch[SAMPLES];
   for (int placement = 0; placement < CK_PLACEMENTS; placement++) {
     if (!ck_part(placement + _i)) continue;
     const struct ck_setup other = setup_of(_i, "cpu:3", placement, 1);
@@ -183,22 +197,19 @@ START_TEST(accumulation_equals_one_batch) {
       double sum = 0, weights = 0;
       for (int64_t first = 0; first < SAMPLES; first += size) {
         const int64_t count = first + size < SAMPLES ? size : SAMPLES - first;
-        const struct ck_batch part = ck_batch_samples(&batch, first, count);
+        const struct ck_batch part = ck_batch_samples(batch, first, count);
         double loss = 0, weight = 0;
         ck_ok(ck_training_backward(&many, &part, NULL, first + count < SAMPLES, &loss));
         ck_ok(ek_data_parallel_criterion_loss(&loss, &weight, many.loss));
         sum += loss * weight;
         weights += weight;
       }
-      close_to("accumulated", &many, &want, sum / weights);
+      close_to("accumulated", &many, want, sum / weights);
       ck_ok(ek_data_parallel_model_discard(many.model));
     }
     ck_training_close(&many);
   }
-  free(want.gradients);
-  ck_training_close(&fine);
-  ck_training_close(&one);
-  ck_batch_free(&batch);
+  reference_close(&reference);
 }
 END_TEST
 
