@@ -219,10 +219,11 @@ struct ek__device_place {
 
 /* What the device string says: device_spec.c. */
 struct ek__device_spec {
-  char backend[16];
-  size_t count;      /* of devices; 0: all there are, only before `resolve` */
-  uint64_t capacity; /* of each device; 0: not given */
-  struct ek__device_place places[EK_MAX_DEVICES]; /* cuda only */
+  const struct ek__backend_name *backend; /* src/device/backends.h */
+  size_t count;                           /* of devices; 0: all there are, only before `resolve` */
+  uint64_t capacity;                      /* of each device; 0: not given */
+  struct ek__device_place *places;        /* one per device where the string numbers them, or NULL */
+  size_t room;                            /* how many `places` has room for */
 };
 
 /* ---- collectives: communicator.h says what they do ---- */

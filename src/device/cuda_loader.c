@@ -21,6 +21,7 @@
 #include "backend/module_host.h"
 #include "core/alloc.h"
 #include "core/log_internal.h"
+#include "device/cuda_loader.h"
 #include "device/device_internal.h"
 
 #define FILE_NAME "libevenkeel_cuda.so"

@@ -1,5 +1,5 @@
 /*
- * device.c - one device: its name, its arena and its two streams; and the list of what there is.
+ * device.c - one device: its name, its arena and its two streams.
  */
 #include <evenkeel/device.h>
 
@@ -29,9 +29,9 @@ struct ek_device {
 
 /* "cpu:1", "cuda:0", "cuda:0#2" for the third of several on one GPU. */
 static void set_name(ek_device *device, const struct ek__device_spec *spec) {
-  const struct ek__device_place *place = &spec->places[device->index];
+  const struct ek__device_place *place = spec->places == NULL ? NULL : &spec->places[device->index];
   const char *backend = device->backend->name;
-  if (place->parts == 0) {
+  if (place == NULL) {
     snprintf(device->name, sizeof device->name, "%s:%zu", backend, device->index);
   } else if (place->parts == 1) {
     snprintf(device->name, sizeof device->name, "%s:%d", backend, place->physical);
@@ -168,50 +168,4 @@ ek_status ek_device_parallel_for(ek_device *device, int64_t count, ek_range_func
 ek_stream *ek_device_stream(const ek_device *device, ek_stream_kind kind) {
   if (device == NULL || (unsigned)kind > EK_STREAM_COMMUNICATION) return NULL;
   return device->streams[kind];
-}
-
-/* ---- what there is ---- */
-
-struct list {
-  ek_device_description *descriptions;
-  size_t capacity, count;
-};
-
-static ek_status add_backend(struct list *list, const struct ek__backend *backend) {
-  const size_t room = list->count < list->capacity ? list->capacity - list->count : 0;
-  size_t found = 0;
-  EK_TRY(backend->describe(room > 0 ? list->descriptions + list->count : NULL, room, &found));
-  list->count += found;
-  return EK_OK;
-}
-
-/* A backend that cannot be used still has its line, which says why; the thread's message stays. */
-static ek_status add_cuda(struct list *list) {
-  /* To say "one more" to a program that has no room for it, 200 MB need not be loaded. */
-  const bool asked = list->capacity == 0 || list->count < list->capacity || ek__cuda_loaded();
-  const struct ek__backend *cuda = NULL;
-  if (asked && ek__cuda_backend(&cuda) == EK_OK) return add_backend(list, cuda);
-  if (list->count < list->capacity) {
-    ek_device_description *line = &list->descriptions[list->count];
-    *line = (ek_device_description){.name = "cuda"};
-    const char *why = ek_error_message();
-    const size_t skip = strncmp(why, "cuda: ", 6) == 0 ? 6 : 0;
-    snprintf(line->text, sizeof line->text, "%s", why + skip);
-  }
-  ek_error_clear();
-  list->count++;
-  return EK_OK;
-}
-
-ek_status ek_device_list(ek_device_description *descriptions, size_t *count, size_t capacity) {
-  if (count == NULL || (descriptions == NULL && capacity > 0)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_device_list: descriptions and count may not be NULL");
-  }
-  struct list list = {descriptions, capacity, 0};
-  EK_TRY(add_backend(&list, &ek__cpu_backend));
-  EK_TRY(add_backend(&list, &ek__plan_backend));
-  EK_TRY(add_cuda(&list));
-  *count = list.count;
-  return EK_OK;
 }

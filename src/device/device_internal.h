@@ -39,11 +39,6 @@ ek_status ek__device_check_unused(const ek_device *device, const char *who);
 /* An event was made (+1) or freed (-1). */
 void ek__device_count_event(ek_device *device, int change);
 
-/* The CUDA backend, loaded at the first call; EK_ERR_UNAVAILABLE says why there is none. */
-ek_status ek__cuda_backend(const struct ek__backend **backend);
-/* Whether an earlier call has loaded it. */
-bool ek__cuda_loaded(void);
-
 /* tensor.c: says that the tensor's memory is a part of a larger one, from element `first` on; and
  * what number an element has in the larger one: first, for the first. For messages, so that they
  * count rows of the batch and not of a shard. 0 where nothing was said. */

@@ -8,9 +8,17 @@
  */
 #include "device/device_spec.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include <evenkeel/device.h>
+
+#include "core/alloc.h"
+#include "device/backends.h"
+
+/* More are a slip of the finger. Nothing else in the library knows a largest number. */
+enum { MOST_DEVICES = 64 };
+#define TOO_MANY "at most 64 devices"
 
 static ek_status wrong(const char *text, const char *place, const char *expected) {
   return ek_error_set(EK_ERR_INVALID_ARGUMENT, "device string: expected %s\n  %s\n  %*s^", expected,
@@ -27,7 +35,7 @@ static ek_status read_count(size_t *count, const char **at, const char *text) {
   if (!is_digit(**at)) return wrong(text, place, "a number of devices");
   for (; is_digit(**at); (*at)++) {
     value = value * 10 + (size_t)(**at - '0');
-    if (value > EK_MAX_DEVICES) return wrong(text, place, "at most 64 devices");
+    if (value > MOST_DEVICES) return wrong(text, place, TOO_MANY);
   }
   if (value == 0) return wrong(text, place, "at least one device");
   *count = value;
@@ -88,7 +96,8 @@ static ek_status read_size(uint64_t *bytes, const char **at, const char *text) {
   EK_TRY(read_unit(&unit, at, text));
   /* What is wrong behind the number must not pass for a number that is too small. */
   if (**at != '\0') {
-    return wrong(text, *at, *at > behind ? "the end" : "the end, or right behind the number " UNITS);
+    return wrong(text, *at,
+                 *at > behind ? "the end" : "the end, or right behind the number " UNITS);
   }
   uint64_t total = 0;
   if (__builtin_mul_overflow(whole, unit, &total) ||
@@ -125,7 +134,7 @@ static ek_status add_gpu(struct ek__device_spec *spec, int physical, size_t part
       return wrong(text, place, "each GPU once (two devices on GPU 0 are 0x2)");
     }
   }
-  if (parts > EK_MAX_DEVICES - spec->count) return wrong(text, place, "at most 64 devices");
+  if (parts > spec->room - spec->count) return wrong(text, place, TOO_MANY);
   for (size_t part = 0; part < parts; part++) {
     spec->places[spec->count++] =
         (struct ek__device_place){.physical = physical, .part = (int)part, .parts = (int)parts};
@@ -163,39 +172,55 @@ static ek_status read_gpus(struct ek__device_spec *spec, const char **at, const 
 /* ---- the whole ---- */
 
 static ek_status read_backend(struct ek__device_spec *spec, const char **at, const char *text) {
-  static const char *const names[] = {"cpu", "plan", "cuda", "plan-cuda"};
   size_t length = 0;
   while (is_letter(text[length]) || (length > 0 && text[length] == '-')) length++;
-  for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
-    if (strlen(names[i]) == length && strncmp(names[i], text, length) == 0) {
-      memcpy(spec->backend, text, length);
-      *at = text + length;
-      return EK_OK;
-    }
+  spec->backend = ek__backend_named(text, length);
+  if (spec->backend == NULL) {
+    char names[64], expected[80];
+    snprintf(expected, sizeof expected, "a backend (%s)", ek__backend_names(names, sizeof names));
+    return wrong(text, text, expected);
   }
-  return wrong(text, text, "a backend (cpu, plan, cuda)");
+  *at = text + length;
+  return EK_OK;
+}
+
+static ek_status read_devices(struct ek__device_spec *spec, const char **at, const char *text) {
+  if (!spec->backend->numbered) {
+    spec->count = 1;
+    if (**at != ':') return EK_OK;
+    (*at)++;
+    return read_count(&spec->count, at, text);
+  }
+  spec->room = MOST_DEVICES;
+  spec->places = ek__calloc(spec->room, sizeof *spec->places);
+  if (spec->places == NULL) {
+    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a list of devices");
+  }
+  return **at == ':' ? read_gpus(spec, at, text) : EK_OK;
+}
+
+static ek_status read_all(struct ek__device_spec *spec, const char *text) {
+  const char *at = text;
+  EK_TRY(read_backend(spec, &at, text));
+  EK_TRY(read_devices(spec, &at, text));
+  if (*at == '@') {
+    at++;
+    EK_TRY(read_size(&spec->capacity, &at, text));
+  }
+  if (*at == '\0') return EK_OK;
+  return wrong(text, at,
+               spec->backend->numbered ? "the end, \",GPU\" or \"@size\""
+                                       : "the end, \":count\" or \"@size\"");
 }
 
 ek_status ek__device_spec_parse(struct ek__device_spec *spec, const char *text) {
-  struct ek__device_spec result = {.count = 1};
-  const char *at = text;
-  EK_TRY(read_backend(&result, &at, text));
-  const bool cuda = strcmp(result.backend, "cuda") == 0;
-  if (cuda) {
-    result.count = 0;
-    if (*at == ':') EK_TRY(read_gpus(&result, &at, text));
-  } else if (*at == ':') {
-    at++;
-    EK_TRY(read_count(&result.count, &at, text));
-  }
-  if (*at == '@') {
-    at++;
-    EK_TRY(read_size(&result.capacity, &at, text));
-  }
-  if (*at != '\0') {
-    return wrong(text, at,
-                 cuda ? "the end, \",GPU\" or \"@size\"" : "the end, \":count\" or \"@size\"");
-  }
-  *spec = result;
-  return EK_OK;
+  *spec = (struct ek__device_spec){0};
+  const ek_status status = read_all(spec, text);
+  if (status != EK_OK) ek__device_spec_free(spec);
+  return status;
+}
+
+void ek__device_spec_free(struct ek__device_spec *spec) {
+  ek__free(spec->places);
+  *spec = (struct ek__device_spec){0};
 }

@@ -35,6 +35,7 @@
 #include "core/options.h"
 #include "core/process.h"
 #include "core/thread.h"
+#include "device/backends.h"
 #include "device/device_internal.h"
 #include "device/device_spec.h"
 #include "device/guard.h"
@@ -55,7 +56,7 @@ struct ek_group {
   char *spec;
   size_t count;
   size_t first_rank, world_size; /* of the devices of all processes */
-  struct worker workers[EK_MAX_DEVICES];
+  struct worker *workers;
   unsigned process; /* core/process.h: whose workers these are */
   long process_id;  /* the same, for people */
   pthread_mutex_t mutex;
@@ -181,14 +182,6 @@ static ek_status threads_for(int *threads, const struct ek__backend *backend, si
   return EK_OK;
 }
 
-static ek_status find_backend(const struct ek__backend **backend, const char *name) {
-  if (strcmp(name, "cuda") == 0) return ek__cuda_backend(backend);
-  *backend = strcmp(name, "plan") == 0        ? &ek__plan_backend
-             : strcmp(name, "plan-cuda") == 0 ? &ek__plan_cuda_backend
-                                              : &ek__cpu_backend;
-  return EK_OK;
-}
-
 /* The group's place among the devices of all processes. */
 static ek_status take_ranks(ek_group *group, const ek_group_options *options) {
   const size_t world = options->world_size == 0 ? group->count : options->world_size;
@@ -244,6 +237,7 @@ static void destroy(ek_group *group) {
   pthread_cond_destroy(&group->done);
   pthread_cond_destroy(&group->work);
   pthread_mutex_destroy(&group->mutex);
+  ek__free(group->workers);
   ek__free(group->spec);
   ek__free(group);
 }
@@ -268,26 +262,14 @@ static ek_status open_parts(ek_group *group, const struct ek__device_spec *spec,
   return start_workers(group);
 }
 
-ek_status ek_group_open(ek_group **group, const char *spec, const ek_group_options *options) {
-  if (group == NULL || spec == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_group_open: group and spec may not be NULL");
-  }
-  ek_group_options o = EK_GROUP_OPTIONS_INIT;
-  struct ek__device_spec parsed;
+static ek_status open_named(ek_group **group, const char *text, struct ek__device_spec *spec,
+                            const ek_group_options *options) {
   const struct ek__backend *backend = NULL;
-  EK_TRY(read_options(&o, options));
-  EK_TRY(ek__device_spec_parse(&parsed, spec));
-  EK_TRY(find_backend(&backend, parsed.backend));
-  if (backend->resolve != NULL) EK_TRY(backend->resolve(&parsed));
+  EK_TRY(ek__backend_load(&backend, spec->backend));
+  if (backend->resolve != NULL) EK_TRY(backend->resolve(spec));
   EK_TRY(ek__process_watch());
   ek_group *result = ek__calloc(1, sizeof *result);
-  char *text = ek__strdup(spec);
-  if (result == NULL || text == NULL) {
-    ek__free(result);
-    ek__free(text);
-    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a group");
-  }
-  result->spec = text;
+  if (result == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a group");
   result->backend = backend;
   result->process = ek__process_number();
   result->process_id = (long)getpid();
@@ -296,13 +278,30 @@ ek_status ek_group_open(ek_group **group, const char *spec, const ek_group_optio
   pthread_cond_init(&result->done, NULL);
   pthread_cond_init(&result->turn, NULL);
   ek__host_blocks_open(&result->blocks);
-  const ek_status status = open_parts(result, &parsed, &o);
-  if (status != EK_OK) {
+  result->spec = ek__strdup(text);
+  result->workers = ek__calloc(spec->count, sizeof *result->workers);
+  const ek_status status = result->spec == NULL || result->workers == NULL
+                               ? ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a group")
+                               : open_parts(result, spec, options);
+  if (status == EK_OK) {
+    *group = result;
+  } else {
     destroy(result);
-    return status;
   }
-  *group = result;
-  return EK_OK;
+  return status;
+}
+
+ek_status ek_group_open(ek_group **group, const char *spec, const ek_group_options *options) {
+  if (group == NULL || spec == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_group_open: group and spec may not be NULL");
+  }
+  ek_group_options o = EK_GROUP_OPTIONS_INIT;
+  struct ek__device_spec parsed;
+  EK_TRY(read_options(&o, options));
+  EK_TRY(ek__device_spec_parse(&parsed, spec));
+  const ek_status status = open_named(group, spec, &parsed, &o);
+  ek__device_spec_free(&parsed);
+  return status;
 }
 
 /* What would dangle or hang if the group went now. */

@@ -11,9 +11,9 @@
  *
  * The world of this communicator is one process: a rank is a device's index in its group.
  *
- * Every rank meets the collectives in the same order. rank r has queued[r] of them and has done its
- * part of finished[r]; a slot is over, and its memory may be touched again, when all ranks have
- * finished it: the smallest finished[] is the number of collectives that are over.
+ * Every rank meets the collectives in the same order. rank[r] has queued so many of them and has done its
+ * part of so many (finished); a slot is over, and its memory may be touched again, when all ranks have
+ * finished it: the smallest `finished` is the number of collectives that are over.
  *
  * Devices that queue their work (`queues`: the backend has events) do the same, and every step of
  * it means "was queued": a rank arrives by recording an event behind what its compute stream holds;
@@ -40,11 +40,19 @@ enum { RING = 64 };
 
 struct slot {
   struct ek__collective collective; /* of the first to arrive; data and offsets are not used */
-  int64_t offsets[EK_MAX_DEVICES + 1];
-  void *data[EK_MAX_DEVICES];
+  int64_t *offsets;                 /* one more than there are ranks */
+  void **data;                      /* of each rank */
+  ek_event **ready;                 /* of each rank */
   size_t arrived;
   bool mismatch; /* the ranks did not mean the same collective */
-  ek_event *ready[EK_MAX_DEVICES];
+};
+
+struct rank {
+  uint64_t queued, finished; /* collectives */
+  uint64_t waited;           /* those that the compute stream has waited for */
+  ek_event *done;
+  void **pointers; /* scratch for the arguments of a sum: one per rank */
+  const void **sources;
 };
 
 struct host_communicator {
@@ -55,18 +63,21 @@ struct host_communicator {
   size_t ranks;
   pthread_mutex_t mutex;
   pthread_cond_t changed; /* the last arrival, the last finish, an abort */
-  uint64_t queued[EK_MAX_DEVICES], finished[EK_MAX_DEVICES];
   bool aborted;
-  bool queues;                     /* the devices compute later; else nothing below is used */
-  uint64_t waited[EK_MAX_DEVICES]; /* collectives that the compute stream has waited for */
-  ek_event *done[EK_MAX_DEVICES];
+  bool queues; /* the devices compute later; else there are no events */
+  struct rank *rank;
   struct slot ring[RING];
+  /* What the slots and ranks point to. */
+  int64_t *offsets;
+  void **pointers;
+  const void **sources;
+  ek_event **events;
 };
 
 static uint64_t over(const struct host_communicator *self) {
-  uint64_t least = self->finished[0];
+  uint64_t least = self->rank[0].finished;
   for (size_t i = 1; i < self->ranks; i++) {
-    if (self->finished[i] < least) least = self->finished[i];
+    if (self->rank[i].finished < least) least = self->rank[i].finished;
   }
   return least;
 }
@@ -79,7 +90,7 @@ static ek_status misfit(void) {
 /* Why `rank` cannot go on after an abort. A misfit that all have arrived at is everybody's error,
  * also of those who see the abort by the first that noticed it. Called with the mutex held. */
 static ek_status given_up(const struct host_communicator *self, size_t rank) {
-  for (uint64_t i = self->finished[rank]; i < self->queued[rank]; i++) {
+  for (uint64_t i = self->rank[rank].finished; i < self->rank[rank].queued; i++) {
     const struct slot *slot = &self->ring[i % RING];
     if (slot->mismatch && slot->arrived == self->ranks) return misfit();
   }
@@ -96,13 +107,14 @@ static ek_stream *part_stream(const ek_device *device) {
   return ek_device_stream(device, queues ? EK_STREAM_COMMUNICATION : EK_STREAM_COMPUTE);
 }
 
-static ek_status sum_part(ek_device *device, const struct slot *slot, size_t ranks, int64_t first,
-                          int64_t last, size_t destination_first, size_t destination_count) {
-  void *pointers[EK_MAX_DEVICES];
-  const void *sources[EK_MAX_DEVICES];
-  for (size_t i = 0; i < ranks; i++) sources[i] = pointers[i] = element(slot, i, first);
-  const struct ek__reduce_args args = {.destinations = pointers + destination_first,
-                                       .sources = sources,
+static ek_status sum_part(const struct host_communicator *self, ek_device *device,
+                          const struct slot *slot, int64_t first, int64_t last,
+                          size_t destination_first, size_t destination_count) {
+  const struct rank *own = &self->rank[ek_device_index(device)];
+  const size_t ranks = self->ranks;
+  for (size_t i = 0; i < ranks; i++) own->sources[i] = own->pointers[i] = element(slot, i, first);
+  const struct ek__reduce_args args = {.destinations = own->pointers + destination_first,
+                                       .sources = own->sources,
                                        .destination_count = destination_count,
                                        .source_count = ranks,
                                        .count = last - first,
@@ -131,12 +143,12 @@ static ek_status do_part(struct host_communicator *self, const struct slot *slot
     }
     return EK_OK;
   case EK__REDUCE:
-    return first == last ? EK_OK : sum_part(device, slot, ranks, first, last, root, 1);
+    return first == last ? EK_OK : sum_part(self, device, slot, first, last, root, 1);
   case EK__ALL_REDUCE:
-    return first == last ? EK_OK : sum_part(device, slot, ranks, first, last, 0, ranks);
+    return first == last ? EK_OK : sum_part(self, device, slot, first, last, 0, ranks);
   case EK__REDUCE_SCATTER:
     first = slot->offsets[rank], last = slot->offsets[rank + 1];
-    return first == last ? EK_OK : sum_part(device, slot, ranks, first, last, rank, 1);
+    return first == last ? EK_OK : sum_part(self, device, slot, first, last, rank, 1);
   case EK__ALL_GATHER:
     for (size_t i = 0; i < ranks; i++) {
       first = slot->offsets[i], last = slot->offsets[i + 1];
@@ -163,14 +175,14 @@ static ek_status queue_part(struct host_communicator *self, const struct slot *s
   } else {
     EK_TRY(do_part(self, slot, device));
   }
-  return ek_event_record(self->done[rank], stream);
+  return ek_event_record(self->rank[rank].done, stream);
 }
 
 /* Does this rank's parts that are ready. Called and left with the mutex held. */
 static ek_status work_off(struct host_communicator *self, ek_device *device) {
   const size_t rank = ek_device_index(device);
-  while (!self->aborted && self->finished[rank] < self->queued[rank]) {
-    const struct slot *slot = &self->ring[self->finished[rank] % RING];
+  while (!self->aborted && self->rank[rank].finished < self->rank[rank].queued) {
+    const struct slot *slot = &self->ring[self->rank[rank].finished % RING];
     if (slot->arrived < self->ranks) return EK_OK;
     if (slot->mismatch) return misfit();
     pthread_mutex_unlock(&self->mutex);
@@ -180,7 +192,7 @@ static ek_status work_off(struct host_communicator *self, ek_device *device) {
     if (status == EK_ERR_ABORTED && self->aborted) return given_up(self, rank);
     if (status != EK_OK) return status;
     const uint64_t before = over(self);
-    self->finished[rank]++;
+    self->rank[rank].finished++;
     if (over(self) != before) pthread_cond_broadcast(&self->changed);
   }
   return self->aborted ? given_up(self, rank) : EK_OK;
@@ -199,10 +211,11 @@ static bool same_collective(const struct slot *slot, const struct ek__collective
 
 static void arrive(struct host_communicator *self, size_t rank,
                    const struct ek__collective *collective) {
-  struct slot *slot = &self->ring[self->queued[rank] % RING];
+  struct slot *slot = &self->ring[self->rank[rank].queued % RING];
   /* The first to arrive is the first whose queue got this far. */
   bool first = true;
-  for (size_t i = 0; i < self->ranks; i++) first = first && self->queued[i] <= self->queued[rank];
+  for (size_t i = 0; i < self->ranks; i++)
+    first = first && self->rank[i].queued <= self->rank[rank].queued;
   if (first) {
     slot->collective = *collective;
     slot->arrived = 0;
@@ -214,7 +227,7 @@ static void arrive(struct host_communicator *self, size_t rank,
     slot->mismatch = true;
   }
   slot->data[rank] = collective->data;
-  self->queued[rank]++;
+  self->rank[rank].queued++;
   if (++slot->arrived == self->ranks) pthread_cond_broadcast(&self->changed);
 }
 
@@ -224,14 +237,14 @@ static ek_status host_start(ek_communicator *base, ek_device *device,
   const size_t rank = ek_device_index(device);
   pthread_mutex_lock(&self->mutex);
   ek_status status = self->aborted ? given_up(self, rank) : EK_OK;
-  while (status == EK_OK && self->queued[rank] - over(self) >= RING) {
+  while (status == EK_OK && self->rank[rank].queued - over(self) >= RING) {
     status = work_off(self, device);
-    if (status == EK_OK && self->queued[rank] - over(self) >= RING) {
+    if (status == EK_OK && self->rank[rank].queued - over(self) >= RING) {
       pthread_cond_wait(&self->changed, &self->mutex);
     }
   }
   if (status == EK_OK && self->queues) {
-    status = ek_event_record(self->ring[self->queued[rank] % RING].ready[rank],
+    status = ek_event_record(self->ring[self->rank[rank].queued % RING].ready[rank],
                              ek_device_stream(device, EK_STREAM_COMPUTE));
   }
   if (status == EK_OK) arrive(self, rank, collective);
@@ -252,17 +265,17 @@ static ek_status host_wait(ek_communicator *base, ek_device *device) {
   const size_t rank = ek_device_index(device);
   pthread_mutex_lock(&self->mutex);
   ek_status status = work_off(self, device);
-  while (status == EK_OK && over(self) < self->queued[rank]) {
+  while (status == EK_OK && over(self) < self->rank[rank].queued) {
     pthread_cond_wait(&self->changed, &self->mutex);
     status = work_off(self, device);
   }
-  const bool more = self->queues && self->waited[rank] != self->queued[rank];
+  const bool more = self->queues && self->rank[rank].waited != self->rank[rank].queued;
   pthread_mutex_unlock(&self->mutex);
   for (size_t i = 0; i < self->ranks && more && status == EK_OK; i++) {
     if (self->link != NULL && i != rank) continue;
-    status = ek_stream_wait(ek_device_stream(device, EK_STREAM_COMPUTE), self->done[i]);
+    status = ek_stream_wait(ek_device_stream(device, EK_STREAM_COMPUTE), self->rank[i].done);
   }
-  if (status == EK_OK) self->waited[rank] = self->queued[rank]; /* this rank's alone */
+  if (status == EK_OK) self->rank[rank].waited = self->rank[rank].queued; /* this rank's alone */
   return status;
 }
 
@@ -291,21 +304,26 @@ static void host_renew(ek_communicator *base) {
   if (self->queues) drain(self);
   pthread_mutex_lock(&self->mutex);
   self->aborted = false;
-  memset(self->queued, 0, sizeof self->queued);
-  memset(self->finished, 0, sizeof self->finished);
-  memset(self->waited, 0, sizeof self->waited);
+  for (size_t i = 0; i < self->ranks; i++) {
+    self->rank[i].queued = self->rank[i].finished = self->rank[i].waited = 0;
+  }
   pthread_mutex_unlock(&self->mutex);
 }
 
 static void host_close(ek_communicator *base) {
   struct host_communicator *self = (struct host_communicator *)base;
   if (self->linked != NULL) self->link->close(self->linked);
-  for (size_t i = 0; i < self->ranks; i++) {
-    ek_event_free(self->done[i]);
-    for (size_t k = 0; k < RING; k++) ek_event_free(self->ring[k].ready[i]);
+  for (size_t i = 0; i < self->ranks && self->rank != NULL; i++) ek_event_free(self->rank[i].done);
+  for (size_t i = 0; i < RING * self->ranks && self->events != NULL; i++) {
+    ek_event_free(self->events[i]);
   }
   pthread_cond_destroy(&self->changed);
   pthread_mutex_destroy(&self->mutex);
+  ek__free(self->events);
+  ek__free(self->sources);
+  ek__free(self->pointers);
+  ek__free(self->offsets);
+  ek__free(self->rank);
   ek__free(self);
 }
 
@@ -325,10 +343,33 @@ static ek_status open_queue(struct host_communicator *self) {
   self->table.name = self->link == NULL ? "peer" : self->link->name;
   for (size_t i = 0; i < self->ranks; i++) {
     ek_device *device = ek_group_device(group, i);
-    EK_TRY(ek_event_create(&self->done[i], device));
+    EK_TRY(ek_event_create(&self->rank[i].done, device));
     for (size_t k = 0; k < RING; k++) EK_TRY(ek_event_create(&self->ring[k].ready[i], device));
   }
   return self->link == NULL ? EK_OK : self->link->open(&self->linked, ek__group_native(group));
+}
+
+static ek_status allocate(struct host_communicator *self) {
+  const size_t ranks = self->ranks;
+  self->rank = ek__calloc(ranks, sizeof *self->rank);
+  self->offsets = ek__calloc(RING, (ranks + 1) * sizeof *self->offsets);
+  self->pointers = ek__calloc((RING + ranks) * ranks, sizeof *self->pointers);
+  self->sources = ek__calloc(ranks * ranks, sizeof *self->sources);
+  self->events = ek__calloc(RING * ranks, sizeof *self->events);
+  if (self->rank == NULL || self->offsets == NULL || self->pointers == NULL ||
+      self->sources == NULL || self->events == NULL) {
+    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a communicator");
+  }
+  for (size_t i = 0; i < RING; i++) {
+    self->ring[i].offsets = self->offsets + i * (ranks + 1);
+    self->ring[i].data = self->pointers + i * ranks;
+    self->ring[i].ready = self->events + i * ranks;
+  }
+  for (size_t i = 0; i < ranks; i++) {
+    self->rank[i].pointers = self->pointers + (RING + i) * ranks;
+    self->rank[i].sources = self->sources + i * ranks;
+  }
+  return EK_OK;
 }
 
 ek_status ek__host_communicator_open(ek_communicator **communicator, ek_group *group) {
@@ -343,7 +384,8 @@ ek_status ek__host_communicator_open(ek_communicator **communicator, ek_group *g
   self->queues = ek__device_table(ek_group_device(group, 0))->event_open != NULL;
   pthread_mutex_init(&self->mutex, NULL);
   pthread_cond_init(&self->changed, NULL);
-  const ek_status status = self->queues ? open_queue(self) : EK_OK;
+  ek_status status = allocate(self);
+  if (status == EK_OK && self->queues) status = open_queue(self);
   if (status != EK_OK) {
     host_close(&self->base);
     return status;

@@ -11,6 +11,7 @@
 
 #include <evenkeel/device.h>
 
+#include "core/alloc.h"
 #include "device/device_internal.h"
 #include "device/ledger.h"
 
@@ -99,16 +100,9 @@ static void append_row(struct text *text, const char *name, const ek_group *grou
   append(text, "\n");
 }
 
-ek_status ek_memory_format(char *buffer, size_t size, size_t *needed, const ek_group *group) {
-  if (group == NULL || (buffer == NULL && size > 0)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_memory_format: group and buffer may not be NULL");
-  }
+static void format(char *buffer, size_t size, size_t *needed, const ek_group *group,
+                   const ek_memory_usage *usages) {
   const size_t count = ek_group_size(group);
-  ek_memory_usage usages[EK_MAX_DEVICES];
-  for (size_t i = 0; i < count; i++) {
-    EK_TRY(ek_memory_stats(&usages[i], ek_group_device(group, i)));
-  }
   struct text text = {buffer, size, 0};
   append(&text, "%-*s", NAME_COLUMN, "at the peak");
   for (size_t i = 0; i < count; i++) {
@@ -129,5 +123,21 @@ ek_status ek_memory_format(char *buffer, size_t size, size_t *needed, const ek_g
     append_row(&text, "outside", group, usages, offsetof(ek_memory_usage, outside_bytes));
   }
   if (needed != NULL) *needed = text.used + 1;
-  return EK_OK;
+}
+
+ek_status ek_memory_format(char *buffer, size_t size, size_t *needed, const ek_group *group) {
+  if (group == NULL || (buffer == NULL && size > 0)) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "ek_memory_format: group and buffer may not be NULL");
+  }
+  const size_t count = ek_group_size(group);
+  ek_memory_usage *usages = ek__calloc(count, sizeof *usages);
+  if (usages == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a table");
+  ek_status status = EK_OK;
+  for (size_t i = 0; i < count && status == EK_OK; i++) {
+    status = ek_memory_stats(&usages[i], ek_group_device(group, i));
+  }
+  if (status == EK_OK) format(buffer, size, needed, group, usages);
+  ek__free(usages);
+  return status;
 }

@@ -129,16 +129,33 @@ static ek_status prepare(struct ek__cuda_group *group, uint64_t capacity) {
   return EK_OK;
 }
 
+static void free_group(struct ek__cuda_group *group) {
+  if (group == NULL) return;
+  ek__cuda_host->free(group->gpus);
+  ek__cuda_host->free(group->devices);
+  ek__cuda_host->free(group);
+}
+
+static struct ek__cuda_group *allocate(size_t count) {
+  struct ek__cuda_group *group = ek__cuda_host->calloc(1, sizeof *group);
+  if (group == NULL) return NULL;
+  group->devices = ek__cuda_host->calloc(count, sizeof *group->devices);
+  group->gpus = ek__cuda_host->calloc(count, sizeof *group->gpus);
+  if (group->devices != NULL && group->gpus != NULL) return group;
+  free_group(group);
+  return NULL;
+}
+
 ek_status ek__cuda_group_open(void **native, const struct ek__device_spec *spec,
                               const ek_group_options *options) {
-  struct ek__cuda_group *group = ek__cuda_host->calloc(1, sizeof *group);
+  struct ek__cuda_group *group = allocate(spec->count);
   if (group == NULL) {
     return ek__cuda_host->error_set(EK_ERR_OUT_OF_MEMORY, "cuda: no host memory for a group");
   }
   group->options = *options;
   group->time_limit = options->time_limit > 0 ? options->time_limit : 600;
   if (pthread_mutex_init(&group->failure_mutex, NULL) != 0) {
-    ek__cuda_host->free(group);
+    free_group(group);
     return ek__cuda_host->error_set(EK_ERR_OUT_OF_MEMORY, "cuda: no mutex");
   }
   place_devices(group, spec);
@@ -201,7 +218,7 @@ void ek__cuda_group_close(void *native) {
   if (settle(group)) {
     for (size_t i = 0; i < group->gpu_count; i++) close_gpu(group, &group->gpus[i]);
     pthread_mutex_destroy(&group->failure_mutex);
-    ek__cuda_host->free(group);
+    free_group(group);
     return;
   }
   ek__cuda_host->log(EK_LOG_WARNING,

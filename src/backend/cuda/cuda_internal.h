@@ -32,6 +32,7 @@ struct ek__cuda_gpu {
   void *memory;        /* of all its devices */
   uint64_t bytes;
   uint64_t outside; /* what the GPU held beside it when it was taken */
+  uint64_t before;  /* free memory before communicators were opened */
   uint64_t loaded;  /* what code and communicators took of that: cuda_warm.c */
   uint64_t reserve; /* what a default capacity leaves alone; 0 once a cap was given */
   void *scratch;    /* EK__CUDA_DEVICE_BYTES while the GPU is warmed up, else NULL */
@@ -92,8 +93,8 @@ struct ek__cuda_device {
 
 struct ek__cuda_group {
   size_t count, gpu_count;
-  struct ek__cuda_device devices[EK_MAX_DEVICES];
-  struct ek__cuda_gpu gpus[EK_MAX_DEVICES];
+  struct ek__cuda_device *devices;
+  struct ek__cuda_gpu *gpus;
   ek_group_options options;
   double time_limit; /* seconds */
   bool nccl;         /* collectives go through NCCL, else over everybody's memory */

@@ -77,7 +77,7 @@ ek_status ek__cuda_resolve(struct ek__device_spec *spec) {
   int found = 0;
   EK_TRY(ek__cuda_count(&found));
   if (spec->count == 0) {
-    for (int i = 0; i < found && i < EK_MAX_DEVICES; i++) {
+    for (int i = 0; i < found && (size_t)i < spec->room; i++) {
       spec->places[spec->count++] = (struct ek__device_place){.physical = i, .parts = 1};
     }
   }

@@ -24,8 +24,8 @@
 struct ek__cuda_clique {
   struct ek__cuda_clique *next; /* of the group */
   struct ek__cuda_group *group;
-  ncclComm_t communicators[EK_MAX_DEVICES];
-  _Atomic uint64_t queued[EK_MAX_DEVICES]; /* collectives; each is written by its rank's worker */
+  ncclComm_t *communicators; /* of each rank */
+  _Atomic uint64_t *queued;  /* collectives of each rank, written by its worker */
   atomic_bool aborted;
   atomic_bool failed; /* a call of a rank failed: who knows what it queued */
   bool broken;        /* the last renewal failed */
@@ -105,6 +105,7 @@ struct rank_job {
   size_t rank;
   ek_status (*function)(struct ek__cuda_clique *clique, size_t rank, const void *context);
   const void *context;
+  pthread_t thread;
   ek_status status;
   char message[512];
 };
@@ -143,7 +144,6 @@ static ek_status on_all_ranks(struct ek__cuda_clique *clique,
   if (jobs == NULL) {
     return ek__cuda_host->error_set(EK_ERR_OUT_OF_MEMORY, "cuda: no host memory for NCCL");
   }
-  pthread_t threads[EK_MAX_DEVICES];
   pthread_attr_t attributes;
   size_t started = 0;
   const bool stated = pthread_attr_init(&attributes) == 0;
@@ -151,11 +151,11 @@ static ek_status on_all_ranks(struct ek__cuda_clique *clique,
   for (; started < count && right; started++) {
     jobs[started] = (struct rank_job){
         .clique = clique, .rank = started, .function = function, .context = context};
-    if (pthread_create(&threads[started], &attributes, rank_main, &jobs[started]) != 0) break;
+    if (pthread_create(&jobs[started].thread, &attributes, rank_main, &jobs[started]) != 0) break;
   }
   if (stated) pthread_attr_destroy(&attributes);
   if (started < count) atomic_store(&clique->aborted, true);
-  for (size_t i = 0; i < started; i++) pthread_join(threads[i], NULL);
+  for (size_t i = 0; i < started; i++) pthread_join(jobs[i].thread, NULL);
   const ek_status status =
       started < count ? ek__cuda_host->error_set(EK_ERR_OUT_OF_MEMORY, "cuda: no thread for NCCL")
                       : first_error(jobs, count);
@@ -230,15 +230,32 @@ static void detach(struct ek__cuda_clique *clique) {
   pthread_mutex_unlock(&clique->group->failure_mutex);
 }
 
-static ek_status open_new(struct ek__cuda_clique **opened, struct ek__cuda_group *group) {
+static void free_clique(struct ek__cuda_clique *clique) {
+  if (clique == NULL) return;
+  ek__cuda_host->free((void *)clique->queued);
+  ek__cuda_host->free(clique->communicators);
+  ek__cuda_host->free(clique);
+}
+
+static struct ek__cuda_clique *allocate(size_t count) {
   struct ek__cuda_clique *clique = ek__cuda_host->calloc(1, sizeof *clique);
+  if (clique == NULL) return NULL;
+  clique->communicators = ek__cuda_host->calloc(count, sizeof *clique->communicators);
+  clique->queued = ek__cuda_host->calloc(count, sizeof *clique->queued);
+  if (clique->communicators != NULL && clique->queued != NULL) return clique;
+  free_clique(clique);
+  return NULL;
+}
+
+static ek_status open_new(struct ek__cuda_clique **opened, struct ek__cuda_group *group) {
+  struct ek__cuda_clique *clique = allocate(group->count);
   if (clique == NULL) {
     return ek__cuda_host->error_set(EK_ERR_OUT_OF_MEMORY, "cuda: no host memory for NCCL");
   }
   clique->group = group;
   const ek_status status = join_all(clique);
   if (status != EK_OK) {
-    ek__cuda_host->free(clique);
+    free_clique(clique);
     return status;
   }
   attach(clique);
@@ -287,7 +304,7 @@ static void clique_close(void *self) {
   struct ek__cuda_clique *clique = self;
   detach(clique);
   if (torn(clique) || on_all_ranks(clique, leave_rank, NULL) != EK_OK) abort_all(clique);
-  ek__cuda_host->free(clique);
+  free_clique(clique);
 }
 
 /* ---- collectives ---- */
@@ -429,10 +446,14 @@ static ek_status finish_rank(const struct ek__cuda_clique *clique, size_t rank) 
 /* Every kind, small and large: NCCL has different ways for them. */
 static ek_status warm_rank(struct ek__cuda_clique *clique, size_t rank, const void *context) {
   const int64_t ranks = (int64_t)clique->group->count;
+  int64_t *offsets = ek__cuda_host->calloc((size_t)ranks + 1, sizeof *offsets);
+  if (offsets == NULL) {
+    return ek__cuda_host->error_set(EK_ERR_OUT_OF_MEMORY, "cuda: no host memory for NCCL");
+  }
+  ek_status status = EK_OK;
   const int64_t sizes[] = {16, EK__CUDA_LARGE_COLLECTIVE / ranks}; /* of a rank's part */
   (void)context;
-  for (size_t i = 0; i < 2 * (EK__ALL_GATHER + 1); i++) {
-    int64_t offsets[EK_MAX_DEVICES + 1];
+  for (size_t i = 0; i < 2 * (EK__ALL_GATHER + 1) && status == EK_OK; i++) {
     for (int64_t k = 0; k <= ranks; k++) offsets[k] = k * sizes[i % 2];
     const struct ek__collective collective = {.kind = (enum ek__collective_kind)(i / 2),
                                               .data = device_of(clique, rank)->gpu->scratch,
@@ -449,9 +470,10 @@ static ek_status warm_rank(struct ek__cuda_clique *clique, size_t rank, const vo
                               .type = ncclFloat32,
                               .element = sizeof(float),
                               .width = 1};
-    EK_TRY(settle(clique, rank, issue(&call), "opening NCCL"));
+    status = settle(clique, rank, issue(&call), "opening NCCL");
   }
-  return finish_rank(clique, rank);
+  ek__cuda_host->free(offsets);
+  return status == EK_OK ? finish_rank(clique, rank) : status;
 }
 
 ek_status ek__cuda_nccl_warm(struct ek__cuda_group *group) {

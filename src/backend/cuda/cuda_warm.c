@@ -287,12 +287,15 @@ void ek__cuda_warm_end(struct ek__cuda_gpu *gpu) {
 }
 
 static ek_status warm_communicator(struct ek__cuda_group *group) {
-  uint64_t before[EK_MAX_DEVICES], after = 0;
-  for (size_t i = 0; i < group->gpu_count; i++) EK_TRY(read_free(&before[i], &group->gpus[i]));
+  for (size_t i = 0; i < group->gpu_count; i++) {
+    EK_TRY(read_free(&group->gpus[i].before, &group->gpus[i]));
+  }
   EK_TRY(ek__cuda_nccl_warm(group));
   for (size_t i = 0; i < group->gpu_count; i++) {
-    EK_TRY(read_free(&after, &group->gpus[i]));
-    group->gpus[i].loaded += before[i] > after ? before[i] - after : 0;
+    struct ek__cuda_gpu *gpu = &group->gpus[i];
+    uint64_t after = 0;
+    EK_TRY(read_free(&after, gpu));
+    gpu->loaded += gpu->before > after ? gpu->before - after : 0;
   }
   return EK_OK;
 }
