@@ -27,27 +27,26 @@ ek_status ek__pass_null(const char *who) {
 
 /* ---- opening and closing ---- */
 
-static ek_pass *create(ek_replica *replica) {
-  ek_pass *pass = ek__calloc(1, sizeof *pass);
-  if (pass == NULL) return NULL;
-  pass->replica = replica;
-  pass->touched = ek__calloc(replica->layout.parameter_count, sizeof *pass->touched);
-  pass->waiting = ek__calloc(replica->layout.parameter_count, sizeof *pass->waiting);
-  if (pass->touched == NULL || pass->waiting == NULL) {
-    ek__pass_destroy(pass);
-    return NULL;
-  }
-  return pass;
-}
-
-void ek__pass_destroy(ek_pass *pass) {
-  if (pass == NULL) return;
+static void destroy(struct ek__spare *spare) {
+  ek_pass *pass = (ek_pass *)spare;
   ek__free(pass->saved);
   ek__free(pass->records);
   ek__free(pass->extents);
   ek__free(pass->touched);
   ek__free(pass->waiting);
   ek__free(pass);
+}
+
+static ek_pass *create(ek_replica *replica) {
+  ek_pass *pass = ek__calloc(1, sizeof *pass);
+  if (pass == NULL) return NULL;
+  pass->spare.free = destroy;
+  pass->replica = replica;
+  pass->touched = ek__calloc(replica->layout.parameter_count, sizeof *pass->touched);
+  pass->waiting = ek__calloc(replica->layout.parameter_count, sizeof *pass->waiting);
+  if (pass->touched != NULL && pass->waiting != NULL) return pass;
+  destroy(&pass->spare);
+  return NULL;
 }
 
 ek_status ek_pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_options *options) {
@@ -63,7 +62,7 @@ ek_status ek_pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_option
   if (o.gradient && ek_tensor_count(&replica->gradients) < replica->layout.flat_count) {
     return ek_error_set(EK_ERR_STATE, "ek_pass_open: the replica holds no gradients");
   }
-  ek_pass *result = replica->spare;
+  ek_pass *result = (ek_pass *)replica->spare;
   replica->spare = NULL;
   if (result == NULL) result = create(replica);
   if (result == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a pass");
@@ -88,9 +87,9 @@ void ek_pass_free(ek_pass *pass) {
   /* In the order that backward would have: the arena sees the same sequence either way. */
   while (pass->saved_count > 0) ek_tensor_free(&pass->saved[--pass->saved_count]);
   if (pass->replica->spare == NULL) {
-    pass->replica->spare = pass;
+    pass->replica->spare = &pass->spare;
   } else {
-    ek__pass_destroy(pass);
+    destroy(&pass->spare);
   }
 }
 

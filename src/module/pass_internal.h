@@ -44,6 +44,7 @@ struct ek__record {
 };
 
 struct ek_pass {
+  struct ek__spare spare; /* once it was freed; the replica keeps it, tables included */
   ek_replica *replica;
   ek_pass_options options;
   enum ek__pass_stage stage;

@@ -96,7 +96,7 @@ cleanup:
 void ek_replica_free(ek_replica *replica) {
   if (replica == NULL) return;
   ek__layout_close_states(&replica->layout, replica->device);
-  ek__pass_destroy(replica->spare);
+  if (replica->spare != NULL) replica->spare->free(replica->spare);
   ek_tensor_free(&replica->gradients);
   ek_tensor_free(&replica->buffers);
   ek_tensor_free(&replica->parameters);

@@ -9,13 +9,18 @@
 
 #include "module/layout.h"
 
+/* What a user of the replica leaves with it, to be freed with it: first member of its struct. */
+struct ek__spare {
+  void (*free)(struct ek__spare *spare);
+};
+
 struct ek_replica {
   ek_device *device;
   ek_module *module;
   ek_type type;
   struct ek__layout layout;
   ek_tensor parameters, gradients, buffers; /* flat */
-  ek_pass *spare; /* a pass that was freed: the next step allocates nothing on the host */
+  struct ek__spare *spare; /* a pass that was freed: the next step allocates nothing on the host */
 };
 
 /* Views without references of their own. */
@@ -25,8 +30,5 @@ ek_tensor ek__replica_gradient(const ek_replica *replica, size_t parameter);
 /* Fills a parameter of a replica, or a buffer: initial_values.c. */
 ek_status ek__initial_values(ek_tensor *value, const struct ek__parameter *parameter,
                              uint64_t seed);
-
-/* Frees what a spare pass holds: pass.c. */
-void ek__pass_destroy(ek_pass *pass);
 
 #endif /* EK_REPLICA_INTERNAL_H */
