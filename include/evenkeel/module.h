@@ -37,6 +37,7 @@
 #ifndef EVENKEEL_MODULE_H
 #define EVENKEEL_MODULE_H
 
+#include <evenkeel/activation_list.h>
 #include <evenkeel/tensor.h>
 
 #ifdef __cplusplus
@@ -46,6 +47,20 @@ extern "C" {
 typedef struct ek_module ek_module;
 typedef struct ek_declaration ek_declaration;
 typedef struct ek_pass ek_pass;
+
+typedef enum ek_formula_kind {
+  EK_FORMULA_NONE = 0,
+  EK_FORMULA_ACTIVATION = 1, /* y = the activation of x, element by element */
+  EK_FORMULA_LINEAR = 2      /* y = x W^T + b */
+} ek_formula_kind;
+
+/* What a module of one input x and one output y computes. */
+typedef struct ek_formula {
+  ek_formula_kind kind;
+  ek_activation activation;
+  size_t weight, bias; /* numbers of the parameters W [out, in] and b [out] */
+  bool has_bias;
+} ek_formula;
 
 typedef struct ek_module_ops {
   size_t size;      /* sizeof(ek_module_ops) */
@@ -117,6 +132,14 @@ typedef struct ek_module_ops {
    * gradients get nothing added.
    */
   bool collective;
+
+  /*
+   * (optional) fallback: nothing is known. Fills a struct of zeros with what this module computes, if
+   * that is all it does: then a sequential may do its work in one go with a neighbour's and call
+   * neither forward nor backward. A module that stands in the place of its child and adds nothing to
+   * it gives the child's, by ek_module_formula().
+   */
+  void (*formula)(const ek_module *self, ek_formula *formula);
 } ek_module_ops;
 
 /* The first member of every module's struct. Nothing of it changes while the module is in use. */
@@ -140,6 +163,9 @@ EK_API ek_module *ek_module_share(ek_module *module);
 
 /* Drops a reference; the last one frees the module, and then its children. NULL is legal. */
 EK_API void ek_module_free(ek_module *module);
+
+/* What it declares; kind EK_FORMULA_NONE if that is nothing, or it has several inputs or outputs. */
+EK_API void ek_module_formula(ek_formula *formula, const ek_module *module);
 
 /* ---- declaring, inside `parameters` ---- */
 
@@ -219,7 +245,8 @@ EK_API EK_CHECKED ek_status ek_declare_module(ek_declaration *declaration, const
 /*
  * Declares child number 0 for a module that stands in the place of its child, such as one that runs
  * it again in backward: the names of its parameters, their initial values and its random numbers
- * are as if the child stood there alone. EK_ERR_INVALID_ARGUMENT if there is a child already.
+ * are as if the child stood there alone. The child's parameters are the module's too, and take its
+ * next numbers. EK_ERR_INVALID_ARGUMENT if there is a child already.
  */
 EK_API EK_CHECKED ek_status ek_declare_wrapped(ek_declaration *declaration, ek_module *child);
 

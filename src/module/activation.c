@@ -16,6 +16,10 @@ static ek_activation kind_of(const ek_module *self) {
   return ((const struct activation *)self)->kind;
 }
 
+static void activation_formula(const ek_module *self, ek_formula *formula) {
+  *formula = (ek_formula){.kind = EK_FORMULA_ACTIVATION, .activation = kind_of(self)};
+}
+
 static ek_status activation_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
                                     ek_tensor *outputs) {
   EK_TRY(ek__layer_check(pass, &inputs[0], -1));
@@ -48,12 +52,9 @@ static const ek_module_ops activation_ops[] = {
                             .forward = activation_forward,                                         \
                             .backward = activation_backward,                                       \
                             .free = ek__layer_free,                                                \
-                            .types = EK_TYPES_F32 | EK_TYPES_F64},
+                            .types = EK_TYPES_F32 | EK_TYPES_F64,                                  \
+                            .formula = activation_formula},
     EK_ACTIVATION_LIST(OPS)};
-
-bool ek__is_gelu(const ek_module *module) {
-  return module->ops == &activation_ops[EK_ACTIVATION_GELU];
-}
 
 ek_status ek_activation_create(ek_module **module, ek_activation activation) {
   if ((size_t)activation >= sizeof activation_ops / sizeof activation_ops[0]) {

@@ -2,7 +2,7 @@
  * gpt.c - a decoder of GPT-2's shape.
  *
  * A block is a module of its own with named children, so that parameters are called
- * "blocks.0.ln_1.weight"; blocks and model run their children as a chain (layer_internal.h).
+ * "blocks.0.ln_1.weight"; blocks and model run their children as a chain (chain.h).
  */
 #include <evenkeel/gpt.h>
 
@@ -19,7 +19,9 @@
 
 #include "core/alloc.h"
 #include "core/options.h"
+#include "module/chain.h"
 #include "module/layer_internal.h"
+#include "module/residual_norm.h"
 
 #define DEVIATION 0.02
 #define EPSILON 1e-5
@@ -92,18 +94,18 @@ static ek_status block_parameters(const ek_module *self, ek_declaration *declara
 }
 
 /* Child number `norm`: sum += residual, if that is not NULL, and y = its layer norm. */
-static ek_status norm_forward(const struct block *m, ek_pass *pass, size_t norm, ek_tensor *sum,
-                              const ek_tensor *residual, ek_tensor *y) {
+static ek_status norm_forward(ek_pass *pass, size_t norm, ek_tensor *sum, const ek_tensor *residual,
+                              ek_tensor *y) {
   EK_TRY(ek_pass_enter(pass, norm));
-  EK_TRY(ek__layer_norm_forward(m->children.modules[norm], pass, sum, residual, y));
+  EK_TRY(ek__layer_norm_forward(pass, EPSILON, sum, residual, y));
   return ek_pass_leave(pass);
 }
 
 /* dx, if it is not NULL, = the child's gradient + residual. */
-static ek_status norm_backward(const struct block *m, ek_pass *pass, size_t norm,
-                               const ek_tensor *dy, const ek_tensor *residual, ek_tensor *dx) {
+static ek_status norm_backward(ek_pass *pass, size_t norm, const ek_tensor *dy,
+                               const ek_tensor *residual, ek_tensor *dx) {
   EK_TRY(ek_pass_enter(pass, norm));
-  EK_TRY(ek__layer_norm_backward(m->children.modules[norm], pass, dy, residual, dx));
+  EK_TRY(ek__layer_norm_backward(pass, dy, residual, dx));
   return ek_pass_leave(pass);
 }
 
@@ -124,10 +126,10 @@ static ek_status block_forward(const ek_module *self, ek_pass *pass, const ek_te
                                ek_tensor *outputs) {
   const struct block *m = (const struct block *)self;
   ek_tensor x = inputs[0], h = {0}, s = {0}, normal = {0};
-  ek_status status = norm_forward(m, pass, LN_1, &x, NULL, &h);
+  ek_status status = norm_forward(pass, LN_1, &x, NULL, &h);
   if (status == EK_OK) status = branch_forward(m, pass, LN_1, m->ln_2, &h, &s);
   ek_tensor_free(&h);
-  if (status == EK_OK) status = norm_forward(m, pass, m->ln_2, &s, &inputs[0], &normal);
+  if (status == EK_OK) status = norm_forward(pass, m->ln_2, &s, &inputs[0], &normal);
   if (status == EK_OK) {
     status = branch_forward(m, pass, m->ln_2, m->children.count, &normal, outputs);
   }
@@ -143,11 +145,11 @@ static ek_status block_backward(const ek_module *self, ek_pass *pass, const ek_t
   ek_tensor dnormal = {0}, ds = {0}, dh = {0};
   ek_status status = branch_backward(m, pass, m->ln_2, m->children.count, grad_outputs, &dnormal);
   if (status == EK_OK) {
-    status = norm_backward(m, pass, m->ln_2, &dnormal, &grad_outputs[0], &ds);
+    status = norm_backward(pass, m->ln_2, &dnormal, &grad_outputs[0], &ds);
   }
   ek_tensor_free(&dnormal);
   if (status == EK_OK) status = branch_backward(m, pass, LN_1, m->ln_2, &ds, &dh);
-  if (status == EK_OK) status = norm_backward(m, pass, LN_1, &dh, &ds, grad_inputs);
+  if (status == EK_OK) status = norm_backward(pass, LN_1, &dh, &ds, grad_inputs);
   ek_tensor_free(&dh);
   ek_tensor_free(&ds);
   return status;

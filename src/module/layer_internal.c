@@ -1,11 +1,9 @@
 /*
- * layer_internal.c - what the stock layers share.
+ * layer_internal.c - what every stock layer begins with.
  */
 #include "module/layer_internal.h"
 
 #include <inttypes.h>
-
-#include <evenkeel/elementwise.h>
 
 #include "core/alloc.h"
 
@@ -50,19 +48,4 @@ ek_status ek__layer_check(const ek_pass *pass, const ek_tensor *input, int64_t c
 
 ek_status ek__layer_result(ek_tensor *tensor, ek_pass *pass, const ek_tensor *like) {
   return ek_pass_output(tensor, pass, ek_pass_type(pass), like->rank, like->shape);
-}
-
-ek_status ek__residual_add(ek_pass *pass, ek_tensor *sum, const ek_tensor *x) {
-  if (!ek_tensor_same_shape(sum, x)) {
-    return ek_error_set(EK_ERR_SHAPE, "the inner module changes the shape or type of its input");
-  }
-  ek_stream *stream = ek_pass_stream(pass);
-  if (ek_tensor_holders(sum) == 1) return ek_op_add(stream, sum, sum, x);
-
-  ek_tensor fresh = {0};
-  EK_TRY(ek__layer_result(&fresh, pass, x));
-  const ek_status status = ek_op_add(stream, &fresh, sum, x);
-  ek_tensor_free(status == EK_OK ? sum : &fresh);
-  if (status == EK_OK) *sum = fresh;
-  return status;
 }

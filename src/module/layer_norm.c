@@ -9,6 +9,7 @@
 #include <evenkeel/normalize.h>
 
 #include "module/layer_internal.h"
+#include "module/residual_norm.h"
 
 enum { WEIGHT, BIAS };
 
@@ -28,24 +29,24 @@ static ek_status layer_norm_parameters(const ek_module *self, ek_declaration *de
 }
 
 /* x, or x + residual written to sum: y is its layer norm. */
-static ek_status normalize(const ek_module *self, ek_pass *pass, const ek_tensor *x,
+static ek_status normalize(ek_pass *pass, double epsilon, const ek_tensor *x,
                            const ek_tensor *residual, ek_tensor *sum, ek_tensor *y) {
-  const struct layer_norm *m = (const struct layer_norm *)self;
   ek_stream *stream = ek_pass_stream(pass);
   ek_tensor weight = {0}, bias = {0}, mean = {0}, rstd = {0};
   EK_TRY(ek_pass_parameter(&weight, pass, WEIGHT));
   EK_TRY(ek_pass_parameter(&bias, pass, BIAS));
+  EK_TRY(ek__layer_check(pass, x, weight.shape[0]));
   EK_TRY(ek__layer_result(y, pass, x));
 
-  const int64_t rows[] = {ek_tensor_count(x) / m->width};
+  const int64_t rows[] = {ek_tensor_count(x) / weight.shape[0]};
   ek_status status = ek_pass_output(&mean, pass, ek_pass_type(pass), 1, rows);
   if (status != EK_OK) goto cleanup;
   EK_TRY_GOTO(status, ek_pass_output(&rstd, pass, ek_pass_type(pass), 1, rows), cleanup);
   EK_TRY_GOTO(status,
               residual == NULL
-                  ? ek_op_layer_norm_forward(stream, y, &mean, &rstd, x, &weight, &bias, m->epsilon)
+                  ? ek_op_layer_norm_forward(stream, y, &mean, &rstd, x, &weight, &bias, epsilon)
                   : ek_op_add_layer_norm_forward(stream, y, sum, &mean, &rstd, x, residual, &weight,
-                                                 &bias, m->epsilon),
+                                                 &bias, epsilon),
               cleanup);
   EK_TRY_GOTO(status, ek_pass_save(pass, residual == NULL ? x : sum), cleanup);
   EK_TRY_GOTO(status, ek_pass_save(pass, &mean), cleanup);
@@ -56,15 +57,14 @@ cleanup:
   return status;
 }
 
-ek_status ek__layer_norm_forward(const ek_module *self, ek_pass *pass, ek_tensor *sum,
+ek_status ek__layer_norm_forward(ek_pass *pass, double epsilon, ek_tensor *sum,
                                  const ek_tensor *residual, ek_tensor *y) {
-  EK_TRY(ek__layer_check(pass, sum, ((const struct layer_norm *)self)->width));
-  if (residual == NULL) return normalize(self, pass, sum, NULL, NULL, y);
-  if (ek_tensor_holders(sum) == 1) return normalize(self, pass, sum, residual, sum, y);
+  if (residual == NULL) return normalize(pass, epsilon, sum, NULL, NULL, y);
+  if (ek_tensor_holders(sum) == 1) return normalize(pass, epsilon, sum, residual, sum, y);
 
   ek_tensor fresh = {0};
   EK_TRY(ek__layer_result(&fresh, pass, sum));
-  const ek_status status = normalize(self, pass, sum, residual, &fresh, y);
+  const ek_status status = normalize(pass, epsilon, sum, residual, &fresh, y);
   ek_tensor_free(status == EK_OK ? sum : &fresh);
   if (status == EK_OK) *sum = fresh;
   return status;
@@ -73,7 +73,8 @@ ek_status ek__layer_norm_forward(const ek_module *self, ek_pass *pass, ek_tensor
 static ek_status layer_norm_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
                                     ek_tensor *outputs) {
   ek_tensor x = inputs[0];
-  return ek__layer_norm_forward(self, pass, &x, NULL, &outputs[0]);
+  return ek__layer_norm_forward(pass, ((const struct layer_norm *)self)->epsilon, &x, NULL,
+                                &outputs[0]);
 }
 
 struct saved {
@@ -95,9 +96,8 @@ static ek_status gradients(ek_pass *pass, const ek_tensor *dy, const ek_tensor *
   return ek_pass_gradient_complete(pass, BIAS);
 }
 
-ek_status ek__layer_norm_backward(const ek_module *self, ek_pass *pass, const ek_tensor *dy,
-                                  const ek_tensor *residual, ek_tensor *dx) {
-  (void)self;
+ek_status ek__layer_norm_backward(ek_pass *pass, const ek_tensor *dy, const ek_tensor *residual,
+                                  ek_tensor *dx) {
   struct saved saved = {{0}, {0}, {0}};
   ek_status status = ek_pass_take(&saved.rstd, pass);
   if (status == EK_OK) status = ek_pass_take(&saved.mean, pass);
@@ -111,7 +111,8 @@ ek_status ek__layer_norm_backward(const ek_module *self, ek_pass *pass, const ek
 
 static ek_status layer_norm_backward(const ek_module *self, ek_pass *pass,
                                      const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
-  return ek__layer_norm_backward(self, pass, &grad_outputs[0], NULL, grad_inputs);
+  (void)self;
+  return ek__layer_norm_backward(pass, &grad_outputs[0], NULL, grad_inputs);
 }
 
 static const ek_module_ops layer_norm_ops = {.size = sizeof(ek_module_ops),

@@ -97,6 +97,16 @@ static ek_status check_initializer(const ek_declaration *declaration, const char
                       declaration->kind, path);
 }
 
+/* The node's next parameter is number `parameter` of the layout. */
+static ek_status add_number(struct ek__node *node, size_t parameter) {
+  if (!ek__grow(&node->parameters, &node->parameter_capacity, node->parameter_count + 1,
+                sizeof *node->parameters)) {
+    return no_memory();
+  }
+  node->parameters[node->parameter_count++] = parameter;
+  return EK_OK;
+}
+
 /* `given` has what of a parameter does not follow from name and shape. */
 static ek_status declare(ek_declaration *declaration, const char *name, int rank,
                          const int64_t *shape, struct ek__parameter given) {
@@ -105,11 +115,8 @@ static ek_status declare(ek_declaration *declaration, const char *name, int rank
   EK_TRY(check_parameter(&given.count, declaration, path, rank, shape));
   EK_TRY(check_initializer(declaration, path, &given.initializer));
   struct ek__layout *layout = declaration->layout;
-  struct ek__node *node = declaration->node;
   if (!ek__grow(&layout->parameters, &layout->parameter_capacity, layout->parameter_count + 1,
-                sizeof *layout->parameters) ||
-      !ek__grow(&node->parameters, &node->parameter_capacity, node->parameter_count + 1,
-                sizeof *node->parameters)) {
+                sizeof *layout->parameters)) {
     return no_memory();
   }
   given.name = ek__names_add(&layout->names, path, layout->parameter_count);
@@ -119,8 +126,7 @@ static ek_status declare(ek_declaration *declaration, const char *name, int rank
   given.alias = layout->parameter_count;
   if (rank > 0) memcpy(given.shape, shape, (size_t)rank * sizeof *shape);
   layout->parameters[layout->parameter_count] = given;
-  node->parameters[node->parameter_count++] = layout->parameter_count++;
-  return EK_OK;
+  return add_number(declaration->node, layout->parameter_count++);
 }
 
 ek_status ek_declare_parameter_with(ek_declaration *declaration, const char *name, int rank,
@@ -224,7 +230,9 @@ ek_status ek_declare_wrapped(ek_declaration *declaration, ek_module *child) {
   EK_TRY(add_child(&made, declaration, child));
   made->path = node->path;
   made->stream = node->stream;
-  return walk(declaration->layout, made, declaration->path, declaration->depth + 1);
+  EK_TRY(walk(declaration->layout, made, declaration->path, declaration->depth + 1));
+  for (size_t i = 0; i < made->parameter_count; i++) EK_TRY(add_number(node, made->parameters[i]));
+  return EK_OK;
 }
 
 static size_t resolve(const struct ek__layout *layout, size_t index) {

@@ -51,6 +51,14 @@ bool ek__is_collective(const ek_module *module) {
   return EK__TABLE_HAS(module->ops, collective) && module->ops->collective;
 }
 
+void ek_module_formula(ek_formula *formula, const ek_module *module) {
+  *formula = (ek_formula){.kind = EK_FORMULA_NONE};
+  if (module == NULL || module->inputs != 1 || module->outputs != 1) return;
+  if (EK__TABLE_HAS(module->ops, formula) && module->ops->formula != NULL) {
+    module->ops->formula(module, formula);
+  }
+}
+
 ek_module *ek_module_share(ek_module *module) {
   if (module != NULL) __atomic_fetch_add(&module->references, 1, __ATOMIC_RELAXED);
   return module;

@@ -3,8 +3,11 @@
  */
 #include <evenkeel/residual.h>
 
+#include <evenkeel/elementwise.h>
+
 #include "core/alloc.h"
 #include "module/layer_internal.h"
+#include "module/residual_norm.h"
 
 enum { INNER };
 
@@ -12,6 +15,21 @@ struct residual {
   ek_module base;
   ek_module *inner;
 };
+
+ek_status ek__residual_add(ek_pass *pass, ek_tensor *sum, const ek_tensor *x) {
+  if (!ek_tensor_same_shape(sum, x)) {
+    return ek_error_set(EK_ERR_SHAPE, "the inner module changes the shape or type of its input");
+  }
+  ek_stream *stream = ek_pass_stream(pass);
+  if (ek_tensor_holders(sum) == 1) return ek_op_add(stream, sum, sum, x);
+
+  ek_tensor fresh = {0};
+  EK_TRY(ek__layer_result(&fresh, pass, x));
+  const ek_status status = ek_op_add(stream, &fresh, sum, x);
+  ek_tensor_free(status == EK_OK ? sum : &fresh);
+  if (status == EK_OK) *sum = fresh;
+  return status;
+}
 
 static ek_status residual_parameters(const ek_module *self, ek_declaration *declaration) {
   return ek_declare_module(declaration, "inner", ((const struct residual *)self)->inner);

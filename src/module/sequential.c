@@ -6,6 +6,7 @@
 #include <stdio.h>
 
 #include "core/alloc.h"
+#include "module/chain.h"
 #include "module/layer_internal.h"
 
 struct sequential {

@@ -1,6 +1,8 @@
 /*
  * check_sequential.c - modules one after the other.
  */
+#include <stdlib.h>
+
 #include <evenkeel/activation.h>
 #include <evenkeel/linear.h>
 #include <evenkeel/sequential.h>
@@ -201,7 +203,7 @@ START_TEST(joined_equals_one_by_one) {
 }
 END_TEST
 
-/* Modules that are never run, for their numbers of inputs and outputs. */
+/* Modules that are never run. */
 static ek_status never_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
                                ek_tensor *outputs) {
   (void)self, (void)pass, (void)inputs, (void)outputs;
@@ -218,6 +220,137 @@ static const ek_module_ops never_ops = {.size = sizeof(ek_module_ops),
                                         .forward = never_forward,
                                         .backward = never_backward,
                                         .free = never_free};
+
+/* ---- modules of a program's own that say what they compute ---- */
+
+/* A linear, GELU, or what its child is. */
+struct declared {
+  ek_module base;
+  ek_formula formula;
+  int64_t in, out;
+  ek_module *child;
+};
+
+static ek_status declared_parameters(const ek_module *self, ek_declaration *d) {
+  const struct declared *m = (const struct declared *)self;
+  const int64_t weight[] = {m->out, m->in};
+  const ek_initializer start = ek_initializer_zeros();
+  if (m->child != NULL) return ek_declare_wrapped(d, m->child);
+  if (m->formula.kind != EK_FORMULA_LINEAR) return EK_OK;
+  EK_TRY(ek_declare_parameter(d, "bias", 1, weight, start));
+  return ek_declare_parameter(d, "weight", 2, weight, start);
+}
+
+static void declared_formula(const ek_module *self, ek_formula *formula) {
+  const struct declared *m = (const struct declared *)self;
+  ck_assert_int_eq(formula->kind, EK_FORMULA_NONE);
+  if (m->child != NULL) ek_module_formula(formula, m->child);
+  if (m->child == NULL) *formula = m->formula;
+}
+
+static void declared_free(ek_module *self) {
+  ek_module_free(((struct declared *)self)->child);
+  free(self);
+}
+
+static const ek_module_ops declared_ops = {.size = sizeof(ek_module_ops),
+                                           .kind = "declared",
+                                           .parameters = declared_parameters,
+                                           .forward = never_forward,
+                                           .backward = never_backward,
+                                           .free = declared_free,
+                                           .types = EK_TYPES_F32 | EK_TYPES_F64,
+                                           .formula = declared_formula};
+
+static struct declared *declare(ek_formula_kind kind, int64_t in, int64_t out) {
+  struct declared *m = calloc(1, sizeof *m);
+  ck_assert_ptr_nonnull(m);
+  ck_ok(ek_module_init(&m->base, &declared_ops, 1, 1));
+  m->formula = (ek_formula){kind, EK_ACTIVATION_GELU, 1, 0, true};
+  m->in = in;
+  m->out = out;
+  return m;
+}
+
+static ek_status create_own(ek_module **module) {
+  ek_module *modules[] = {&declare(EK_FORMULA_LINEAR, NARROW, WIDE)->base,
+                          &declare(EK_FORMULA_ACTIVATION, 0, 0)->base,
+                          &declare(EK_FORMULA_LINEAR, WIDE, NARROW)->base};
+  return wrap(module, modules, 3, EK_OK);
+}
+
+/* The stock layers, the first two wrapped, the linear twice. */
+static ek_status create_wrapped(ek_module **module) {
+  struct declared *wrapper[3];
+  for (int i = 0; i < 3; i++) wrapper[i] = declare(EK_FORMULA_NONE, 0, 0);
+  ck_ok(ek_linear_create(&wrapper[0]->child, NARROW, WIDE, true));
+  wrapper[1]->child = &wrapper[0]->base;
+  ck_ok(ek_activation_create(&wrapper[2]->child, EK_ACTIVATION_GELU));
+  ek_module *modules[3] = {&wrapper[1]->base, &wrapper[2]->base, NULL};
+  ck_ok(ek_linear_create(&modules[2], WIDE, NARROW, true));
+  return wrap(module, modules, 3, EK_OK);
+}
+
+/* Forward and backward of `create` on the parameters of the stock layers. */
+static struct ck_results *run_with(const struct ck_bed *stock, ek_status (*create)(ek_module **)) {
+  struct ck_module_case is = *stock->is;
+  is.create = create;
+  struct ck_bed *bed = ck_bed_open(&is, EK_F32, test_devices("cpu:1"));
+  for (size_t i = 0; i < ek_replica_parameter_count(stock->replica); i++) {
+    ek_parameter_info info;
+    double values[NARROW * WIDE];
+    ck_ok(ek_replica_parameter(&info, stock->replica, i));
+    ck_get(values, &info.value);
+    ck_bed_set(bed, info.name, values);
+  }
+  struct ck_results *results = ck_bed_backward(bed, true);
+  for (size_t i = 0; i < ek_replica_parameter_count(stock->replica); i++) {
+    ek_parameter_info info, mine;
+    double want[NARROW * WIDE], got[NARROW * WIDE];
+    ck_ok(ek_replica_parameter(&info, stock->replica, i));
+    ck_ok(ek_replica_find(&mine, bed->replica, info.name));
+    ck_get(want, &info.gradient);
+    ck_get(got, &mine.gradient);
+    ck_same_bits(info.name, got, want, ek_tensor_count(&info.gradient));
+  }
+  ck_bed_close(bed);
+  return results;
+}
+
+/* Neither of their functions is called, and each bit is that of the stock layers. */
+START_TEST(declared_modules_are_joined) {
+  const struct ck_module_case is = {
+      .create = create_joined, .inputs = 1, .input = {{0, 2, {5, NARROW}, -1, 1, 0}}};
+  struct ck_bed *stock = ck_bed_open(&is, EK_F32, test_devices("cpu:1"));
+  struct ck_results *want = ck_bed_backward(stock, true);
+  struct ck_results *got = run_with(stock, _i == 0 ? create_own : create_wrapped);
+  ck_same_bits("y", got->output[0], want->output[0], want->output_count[0]);
+  ck_same_bits("dx", got->grad_input[0], want->grad_input[0], want->input_count[0]);
+  ck_results_free(got);
+  ck_results_free(want);
+  ck_bed_close(stock);
+}
+END_TEST
+
+/* What is declared is not believed: parameters are looked at. */
+START_TEST(wrong_formula) {
+  struct declared *linear = declare(EK_FORMULA_LINEAR, 3, 2);
+  ek_module *module = NULL,
+            *modules[] = {&linear->base, &declare(EK_FORMULA_ACTIVATION, 0, 0)->base};
+  if (_i == 0) linear->formula.weight = 2;
+  if (_i == 1) linear->formula.weight = 0;
+  ck_ok(wrap(&module, modules, 2, EK_OK));
+  ck_forward_fails(module, _i == 0 ? EK_ERR_INVALID_ARGUMENT : EK_ERR_SHAPE,
+                   _i == 0   ? "0 (declared), forward: ek_pass_parameter: there is no parameter"
+                   : _i == 1 ? "0 (declared), forward: its weight has rank 1"
+                             : "0 (declared), forward: input has 4 columns, expected 3",
+                   EK_F32, CK_SHAPE(2, 4));
+  ek_module_free(module);
+  ek_formula formula = {.kind = EK_FORMULA_LINEAR};
+  ek_module_formula(&formula, NULL);
+  ck_assert_int_eq(formula.kind, EK_FORMULA_NONE);
+}
+END_TEST
 
 START_TEST(bad_input) {
   ek_module *module = NULL, *relu = NULL, two;
@@ -257,6 +390,8 @@ static Suite *make_suite(void) {
   tcase_add_test(tcase, names);
   tcase_add_test(tcase, results_are_freed_early);
   tcase_add_test(tcase, joined_equals_one_by_one);
+  tcase_add_loop_test(tcase, declared_modules_are_joined, 0, 2);
+  tcase_add_loop_test(tcase, wrong_formula, 0, 3);
   tcase_add_test(tcase, bad_input);
   return suite;
 }

@@ -1,0 +1,89 @@
+/*
+ * product.c - y = x W^T + b and its way back: what a linear does, and a chain in its place.
+ */
+#include "module/product.h"
+
+#include <evenkeel/products.h>
+
+#include "module/layer_internal.h"
+
+/* Gets the parameters and checks x; `shape` is a tensor of the output's shape, without memory. */
+static ek_status prepare(const ek_formula *linear, ek_pass *pass, const ek_tensor *x,
+                         ek_tensor *weight, ek_tensor *bias, ek_tensor *shape) {
+  EK_TRY(ek_pass_parameter(weight, pass, linear->weight));
+  if (linear->has_bias) EK_TRY(ek_pass_parameter(bias, pass, linear->bias));
+  if (weight->rank != 2) {
+    return ek_error_set(EK_ERR_SHAPE, "its weight has rank %d, expected 2 (out, in)", weight->rank);
+  }
+  EK_TRY(ek__layer_check(pass, x, weight->shape[1]));
+  *shape = *x;
+  shape->shape[shape->rank - 1] = weight->shape[0];
+  return EK_OK;
+}
+
+ek_status ek__product_forward(const ek_formula *linear, ek_pass *pass, const ek_tensor *x,
+                              ek_tensor *y) {
+  ek_tensor weight = {0}, bias = {0}, shape;
+  EK_TRY(prepare(linear, pass, x, &weight, &bias, &shape));
+  EK_TRY(ek__layer_result(y, pass, &shape));
+  EK_TRY(ek_op_linear(ek_pass_stream(pass), y, x, &weight, linear->has_bias ? &bias : NULL));
+  return ek_pass_save(pass, x);
+}
+
+static ek_status gelu_of_product(const ek_formula *linear, ek_pass *pass, const ek_tensor *x,
+                                 ek_tensor *pre, ek_tensor *y) {
+  const bool keep = ek_pass_wants_gradient(pass);
+  ek_tensor weight = {0}, bias = {0}, shape;
+  EK_TRY(prepare(linear, pass, x, &weight, &bias, &shape));
+  if (keep) EK_TRY(ek__layer_result(pre, pass, &shape));
+  EK_TRY(ek__layer_result(y, pass, &shape));
+  EK_TRY(ek_op_linear_gelu(ek_pass_stream(pass), y, keep ? pre : NULL, x, &weight,
+                           linear->has_bias ? &bias : NULL));
+  if (!keep) return EK_OK;
+  EK_TRY(ek_pass_save(pass, x));
+  return ek_pass_save(pass, pre);
+}
+
+ek_status ek__product_gelu_forward(const ek_formula *linear, ek_pass *pass, const ek_tensor *x,
+                                   ek_tensor *y) {
+  ek_tensor pre = {0};
+  const ek_status status = gelu_of_product(linear, pass, x, &pre, y);
+  ek_tensor_free(&pre);
+  return status;
+}
+
+/* dW (+)= dy^T x and db (+)= the column sums of dy. */
+static ek_status add_gradients(const ek_formula *linear, ek_pass *pass, const ek_tensor *dy,
+                               const ek_tensor *x, bool bias_done) {
+  ek_tensor weight = {0}, bias = {0};
+  double weight_beta = 0, bias_beta = 0;
+  const bool with_bias = linear->has_bias && !bias_done;
+  EK_TRY(ek_pass_gradient(&weight, &weight_beta, pass, linear->weight));
+  if (with_bias) EK_TRY(ek_pass_gradient(&bias, &bias_beta, pass, linear->bias));
+  EK_TRY(ek_op_linear_gradients(ek_pass_stream(pass), &weight, weight_beta,
+                                with_bias ? &bias : NULL, bias_beta, dy, x));
+  EK_TRY(ek_pass_gradient_complete(pass, linear->weight));
+  return linear->has_bias ? ek_pass_gradient_complete(pass, linear->bias) : EK_OK;
+}
+
+ek_status ek__product_gradients(const ek_formula *linear, ek_pass *pass, const ek_tensor *dy,
+                                bool bias_done) {
+  ek_tensor x = {0};
+  EK_TRY(ek_pass_take(&x, pass));
+  const ek_status status = add_gradients(linear, pass, dy, &x, bias_done);
+  ek_tensor_free(&x);
+  return status;
+}
+
+ek_status ek__product_backward(const ek_formula *linear, ek_pass *pass, const ek_tensor *dy,
+                               ek_tensor *dx, bool bias_done) {
+  /* The parameters first: their reduction over the devices can start, and x is not needed beside
+   * dx, which is as large. */
+  EK_TRY(ek__product_gradients(linear, pass, dy, bias_done));
+  if (dx == NULL) return EK_OK;
+  ek_tensor weight = {0}, shape = *dy;
+  EK_TRY(ek_pass_parameter(&weight, pass, linear->weight));
+  shape.shape[shape.rank - 1] = weight.shape[1];
+  EK_TRY(ek__layer_result(dx, pass, &shape));
+  return ek_op_matmul(ek_pass_stream(pass), dx, dy, false, &weight, false, 0.0);
+}
