@@ -14,6 +14,7 @@
 #include <evenkeel/replicate.h>
 
 #include "core/alloc.h"
+#include "core/error.h"
 #include "core/options.h"
 #include "module/replica_internal.h"
 #include "parallel_internal.h"
@@ -36,9 +37,7 @@ const char *ek_mode_name(ek_mode mode) {
 }
 
 ek_status ek_mode_parse(ek_mode *mode, const char *name) {
-  if (mode == NULL || name == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_mode_parse: an argument is NULL");
-  }
+  EK__NOT_NULL("ek_mode_parse", mode, name);
   for (unsigned i = 0; i < MODES; i++) {
     if (strcmp(modes[i].name, name) == 0) {
       *mode = (ek_mode)i;
@@ -113,10 +112,7 @@ ek_status ek_data_parallel_model_open(ek_data_parallel_model **model, ek_group *
                                       ek_module *module,
                                       const ek_data_parallel_model_options *options) {
   ek_data_parallel_model_options o = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
-  if (model == NULL || group == NULL || module == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_data_parallel_model_open: model, group and module may not be NULL");
-  }
+  EK__NOT_NULL("ek_data_parallel_model_open", model, group, module);
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_data_parallel_model_options"));
   EK_TRY(check_options(&o, group));
   EK_TRY(ek__module_check(module));
@@ -230,10 +226,7 @@ void ek__model_end_step(ek_data_parallel_model *model, bool taken) {
 }
 
 ek_status ek_data_parallel_model_discard(ek_data_parallel_model *model) {
-  if (model == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_data_parallel_model_discard: model may not be NULL");
-  }
+  EK__NOT_NULL("ek_data_parallel_model_discard", model);
   EK__MODEL_ENTER(model, "discard");
   EK_TRY(ek__model_check(model));
   ek__model_end_step(model, false);

@@ -81,10 +81,7 @@ ek_status ek_data_parallel_optimizer_open(ek_data_parallel_optimizer **parallel,
                                           const ek_data_parallel_optimizer_options *options) {
   ek_data_parallel_optimizer_options o = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_data_parallel_optimizer_options"));
-  if (parallel == NULL || model == NULL || optimizer == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_data_parallel_optimizer_open: an argument is NULL");
-  }
+  EK__NOT_NULL("ek_data_parallel_optimizer_open", parallel, model, optimizer);
   EK__MODEL_ENTER(model, "optimizer open");
   EK_TRY(check_open(model, optimizer));
   ek_data_parallel_optimizer *self = ek__calloc(1, sizeof *self);
@@ -239,9 +236,7 @@ static ek_status read_result(ek_step_result *result, const ek_data_parallel_opti
 
 ek_status ek_data_parallel_optimizer_step(ek_step_result *result,
                                           ek_data_parallel_optimizer *parallel) {
-  if (parallel == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "optimizer step: optimizer may not be NULL");
-  }
+  EK__NOT_NULL("optimizer step", parallel);
   ek_data_parallel_model *model = parallel->model;
   EK__MODEL_ENTER(model, "optimizer step");
   ek_step_result read = {0};
@@ -274,9 +269,7 @@ cleanup:
 
 ek_status ek_data_parallel_optimizer_set_learning_rate(ek_data_parallel_optimizer *parallel,
                                                        double learning_rate) {
-  if (parallel == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "set_learning_rate: optimizer may not be NULL");
-  }
+  EK__NOT_NULL("set_learning_rate", parallel);
   EK__MODEL_ENTER(parallel->model, "set_learning_rate");
   EK_TRY(ek__model_check(parallel->model));
   return ek_schedule_constant(&parallel->schedule, learning_rate);

@@ -9,6 +9,7 @@
 
 #include <evenkeel/elementwise.h>
 
+#include "core/error.h"
 #include "core/options.h"
 #include "module/replica_internal.h"
 #include "parallel_internal.h"
@@ -190,9 +191,7 @@ static ek_status scatter_gradients(ek_shards *parts, const ek_data_parallel_mode
 ek_status ek_data_parallel_model_backward(ek_data_parallel_model *model, const ek_shards *gradients,
                                           size_t count, const ek_backward_options *options) {
   ek_backward_options o = EK_BACKWARD_OPTIONS_INIT;
-  if (model == NULL || gradients == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "backward: an argument is NULL");
-  }
+  EK__NOT_NULL("backward", model, gradients);
   EK__MODEL_ENTER(model, "backward");
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_backward_options"));
   EK_TRY(check_backward(model, gradients, count, &o));

@@ -12,6 +12,7 @@
 #include <evenkeel/gather.h>
 #include <evenkeel/replicate.h>
 
+#include "core/error.h"
 #include "core/options.h"
 #include "module/replica_internal.h"
 #include "parallel_internal.h"
@@ -300,9 +301,7 @@ ek_status ek_data_parallel_model_forward(ek_shards *outputs, ek_data_parallel_mo
                                          const ek_tensor *inputs, size_t input_count,
                                          const ek_forward_options *options) {
   ek_forward_options o = EK_FORWARD_OPTIONS_INIT;
-  if (model == NULL || outputs == NULL || inputs == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "forward: an argument is NULL");
-  }
+  EK__NOT_NULL("forward", model, outputs, inputs);
   EK__MODEL_ENTER(model, "forward");
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_forward_options"));
   EK_TRY(check_call(model, input_count, &o));
@@ -313,9 +312,7 @@ ek_status ek_data_parallel_model_forward_shards(ek_shards *outputs, ek_data_para
                                                 const ek_shards *inputs, size_t input_count,
                                                 const ek_forward_options *options) {
   ek_forward_options o = EK_FORWARD_OPTIONS_INIT;
-  if (model == NULL || outputs == NULL || inputs == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "forward: an argument is NULL");
-  }
+  EK__NOT_NULL("forward", model, outputs, inputs);
   EK__MODEL_ENTER(model, "forward");
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_forward_options"));
   EK_TRY(check_call(model, input_count, &o));

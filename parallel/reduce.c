@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/error.h"
 #include "core/options.h"
 #include "core/sizes.h"
 #include "parallel_internal.h"
@@ -86,9 +87,7 @@ static ek_status allocate(ek_reducer *reducer) {
 static ek_status check_open(ek_reducer **reducer, const ek_communicator *communicator,
                             const ek_group *group, ek_replica *const *replicas,
                             const ek_reducer_options *o) {
-  if (reducer == NULL || communicator == NULL || group == NULL || replicas == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_reducer_open: an argument is NULL");
-  }
+  EK__NOT_NULL("ek_reducer_open", reducer, communicator, group, replicas);
   if ((unsigned)o->kind > EK_REDUCE_SCATTER) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_reducer_open: there is no kind %d",
                         (int)o->kind);

@@ -3,6 +3,8 @@
  */
 #include <evenkeel/replicate.h>
 
+#include "core/error.h"
+
 struct replicate_job {
   ek_communicator *communicator;
   ek_replica *const *replicas;
@@ -25,9 +27,7 @@ static ek_status replicate_one(void *context, ek_device *device, size_t index) {
 
 ek_status ek_replicate(ek_communicator *communicator, ek_group *group,
                        ek_replica *const *replicas) {
-  if (communicator == NULL || group == NULL || replicas == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_replicate: an argument is NULL");
-  }
+  EK__NOT_NULL("ek_replicate", communicator, group, replicas);
   for (size_t i = 0; i < ek_group_size(group); i++) {
     if (replicas[i] == NULL || ek_replica_device(replicas[i]) != ek_group_device(group, i)) {
       return ek_error_set(EK_ERR_DEVICE, "ek_replicate: replica number %zu is missing or not on %s",

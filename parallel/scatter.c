@@ -8,6 +8,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "core/error.h"
 #include "core/options.h"
 #include "core/sizes.h"
 #include "parallel_internal.h"
@@ -95,9 +96,7 @@ ek_status ek_scatter_offsets(int64_t *offsets, int64_t rows, size_t count,
                              const ek_scatter_options *options) {
   ek_scatter_options o = EK_SCATTER_OPTIONS_INIT;
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_scatter_options"));
-  if (offsets == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_scatter_offsets: offsets may not be NULL");
-  }
+  EK__NOT_NULL("ek_scatter_offsets", offsets);
   if (rows < 0 || count == 0 || count >= SIZE_MAX / sizeof *offsets) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                         "scatter: %lld rows over %zu devices, expected 0 or more over 1 or more",
@@ -198,7 +197,8 @@ static ek_status check_size(const char *who, const ek_tensor *source) {
 static ek_status check_source(const char *who, const ek_shards *shards, const ek_group *group,
                               const ek_tensor *source) {
   if (shards == NULL || group == NULL || !ek_tensor_exists(source)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: the shards, the group or the source is missing", who);
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "%s: the shards, the group or the source is missing", who);
   }
   if (source->device != NULL && ek_device_group(source->device) != group) {
     return ek_error_set(EK_ERR_DEVICE, "%s: the source is on %s, which is of another group", who,

@@ -9,14 +9,12 @@
 
 #include <string.h>
 
+#include "core/error.h"
 #include "core/log_internal.h"
 #include "parallel_internal.h"
 
 ek_status ek_shards_create(ek_shards *shards, ek_group *group) {
-  if (shards == NULL || group == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_shards_create: shards and group may not be NULL");
-  }
+  EK__NOT_NULL("ek_shards_create", shards, group);
   EK_TRY(ek__group_check(group, "ek_shards_create"));
   const size_t count = ek_group_size(group);
   const size_t parts = count * sizeof(ek_tensor), numbers = (count + 1) * sizeof(int64_t);
@@ -61,9 +59,7 @@ ek_status ek__shards_check(const char *who, const ek_shards *shards) {
 }
 
 ek_status ek_shards_arrive(const ek_shards *shards) {
-  if (shards == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_shards_arrive: shards may not be NULL");
-  }
+  EK__NOT_NULL("ek_shards_arrive", shards);
   if (shards->group == NULL) return EK_OK;
   EK_TRY(ek__shards_check("ek_shards_arrive", shards));
   for (size_t i = 0; i < shards->count; i++) {

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/error.h"
 #include "core/options.h"
 #include "module/replica_internal.h"
 #include "optimizer_internal.h"
@@ -145,9 +146,7 @@ ek_status ek_state_entry(ek_state_info *info, const ek_data_parallel_model *mode
 
 ek_status ek_state_find(ek_state_info *info, const ek_data_parallel_model *model,
                         const char *name) {
-  if (info == NULL || model == NULL || name == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_state_find: an argument is NULL");
-  }
+  EK__NOT_NULL("ek_state_find", info, model, name);
   EK__MODEL_ENTER(model, "ek_state_find");
   struct entry entry;
   EK_TRY(entry_named(&entry, model, name));
@@ -257,9 +256,7 @@ static ek_status check_host(const char *who, const char *name, const ek_tensor *
 }
 
 ek_status ek_state_read(ek_tensor *host, const ek_data_parallel_model *model, const char *name) {
-  if (host == NULL || model == NULL || name == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_state_read: an argument is NULL");
-  }
+  EK__NOT_NULL("ek_state_read", host, model, name);
   EK__MODEL_ENTER(model, "ek_state_read");
   EK_TRY(ek__model_check(model));
   struct entry entry;
@@ -279,9 +276,7 @@ static ek_status check_number(const struct entry *entry, const ek_tensor *host) 
 }
 
 ek_status ek_state_write(ek_data_parallel_model *model, const char *name, const ek_tensor *host) {
-  if (model == NULL || name == NULL || host == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_state_write: an argument is NULL");
-  }
+  EK__NOT_NULL("ek_state_write", model, name, host);
   EK__MODEL_ENTER(model, "ek_state_write");
   struct entry entry;
   EK_TRY(entry_named(&entry, model, name));
@@ -330,9 +325,7 @@ static ek_status read_factor(double *factor, const ek_data_parallel_model *model
 
 ek_status ek_data_parallel_model_gradient(ek_tensor *host, const ek_data_parallel_model *model,
                                           const char *name) {
-  if (model == NULL || name == NULL || host == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "gradient: an argument is NULL");
-  }
+  EK__NOT_NULL("gradient", model, name, host);
   EK__MODEL_ENTER(model, "gradient");
   EK_TRY(ek__model_check(model));
   ek_parameter_info info;

@@ -9,6 +9,7 @@
 #include <stdio.h>
 
 #include "core/alloc.h"
+#include "core/error.h"
 #include "core/options.h"
 #include "core/owner.h"
 
@@ -28,9 +29,7 @@ struct ek_trainer {
 static ek_status check_open(ek_trainer **trainer, const char *devices, const ek_module *module,
                             const ek_criterion *criterion, const ek_optimizer *optimizer,
                             const ek_trainer_options *o) {
-  if (trainer == NULL || module == NULL || criterion == NULL || optimizer == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_trainer_open: an argument is NULL");
-  }
+  EK__NOT_NULL("ek_trainer_open", trainer, module, criterion, optimizer);
   if ((devices == NULL) == (o->group == NULL) || (o->group != NULL && o->group_options != NULL)) {
     return ek_error_set(
         EK_ERR_INVALID_ARGUMENT,
@@ -112,9 +111,7 @@ ek_status ek_trainer_free(ek_trainer *trainer) {
 
 static ek_status check_call(const char *who, const ek_trainer *trainer, const ek_tensor *inputs,
                             const ek_tensor *targets) {
-  if (trainer == NULL || inputs == NULL || targets == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: an argument is NULL", who);
-  }
+  EK__NOT_NULL(who, trainer, inputs, targets);
   if (trainer->optimizer != NULL) return EK_OK;
   return ek_error_set(EK_ERR_STATE, "%s: the trainer was freed, but for its group", who);
 }

@@ -1,10 +1,12 @@
 /*
  * error.h - messages from the inside: the size of one, for those who carry it from one thread to
- * another, and what a function of a program's own has said when it failed.
+ * another, what a function of a program's own has said when it failed, and the one sentence that
+ * there is about arguments that are NULL.
  */
 #ifndef EK_ERROR_H
 #define EK_ERROR_H
 
+#include <stddef.h>
 #include <stdint.h>
 
 #include <evenkeel/status.h>
@@ -21,5 +23,18 @@ const char *ek__error_words(ek_status status, uint64_t before);
 
 /* Lets these words begin with `kind`, unless they do. */
 void ek__error_name(const char *kind, ek_status status, uint64_t before);
+
+/*
+ * Returns EK_ERR_INVALID_ARGUMENT from the enclosing function if one of these pointers is NULL:
+ * EK__NOT_NULL("ek_x", group, spec) says "ek_x: spec is NULL".
+ */
+#define EK__NOT_NULL(who, ...)                                                                     \
+  do {                                                                                             \
+    const void *const ek_given_[] = {__VA_ARGS__};                                                 \
+    EK_TRY(ek__not_null(who, #__VA_ARGS__, ek_given_, sizeof ek_given_ / sizeof *ek_given_));      \
+  } while (0)
+
+/* `names` are as many as there are pointers, separated by ", ". */
+ek_status ek__not_null(const char *who, const char *names, const void *const *given, size_t count);
 
 #endif /* EK_ERROR_H */

@@ -4,6 +4,7 @@
  * Nothing here walks the row: a model of 100,000 layers holds as many blocks. A request costs the
  * logarithm of the number of free blocks, everything else a few neighbours.
  */
+#include "core/error.h"
 #include "device/arena.h"
 
 #include <stdio.h>
@@ -376,10 +377,7 @@ void ek__arena_drop(struct ek_memory *memory) {
 /* ---- the ledger's public side: memory.h ---- */
 
 ek_status ek_memory_stats(ek_memory_usage *usage, const ek_device *device) {
-  if (usage == NULL || device == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_memory_stats: usage and device may not be NULL");
-  }
+  EK__NOT_NULL("ek_memory_stats", usage, device);
   struct ek__arena *arena = ek__device_arena(device);
   EK_TRY(check_process(arena, "ek_memory_stats"));
   pthread_mutex_lock(&arena->mutex);
@@ -397,9 +395,7 @@ ek_status ek_memory_stats(ek_memory_usage *usage, const ek_device *device) {
 }
 
 ek_status ek_memory_reset_peak(ek_device *device) {
-  if (device == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_memory_reset_peak: device may not be NULL");
-  }
+  EK__NOT_NULL("ek_memory_reset_peak", device);
   struct ek__arena *arena = ek__device_arena(device);
   EK_TRY(check_process(arena, "ek_memory_reset_peak"));
   pthread_mutex_lock(&arena->mutex);
@@ -412,9 +408,7 @@ ek_status ek_memory_reset_peak(ek_device *device) {
 }
 
 ek_status ek_memory_fail_at(ek_device *device, uint64_t n) {
-  if (device == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_memory_fail_at: device may not be NULL");
-  }
+  EK__NOT_NULL("ek_memory_fail_at", device);
   struct ek__arena *arena = ek__device_arena(device);
   EK_TRY(check_process(arena, "ek_memory_fail_at"));
   pthread_mutex_lock(&arena->mutex);
@@ -424,9 +418,7 @@ ek_status ek_memory_fail_at(ek_device *device, uint64_t n) {
 }
 
 ek_status ek_memory_record_start(ek_device *device, size_t capacity) {
-  if (device == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_memory_record_start: device may not be NULL");
-  }
+  EK__NOT_NULL("ek_memory_record_start", device);
   struct ek__arena *arena = ek__device_arena(device);
   EK_TRY(check_process(arena, "ek_memory_record_start"));
   ek_memory_event *events = ek__calloc(capacity, sizeof *events);
@@ -447,10 +439,7 @@ ek_status ek_memory_record_start(ek_device *device, size_t capacity) {
 
 ek_status ek_memory_record_stop(const ek_memory_event **events, size_t *count, size_t *dropped,
                                 ek_device *device) {
-  if (events == NULL || count == NULL || device == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_memory_record_stop: events, count and device may not be NULL");
-  }
+  EK__NOT_NULL("ek_memory_record_stop", events, count, device);
   struct ek__arena *arena = ek__device_arena(device);
   EK_TRY(check_process(arena, "ek_memory_record_stop"));
   pthread_mutex_lock(&arena->mutex);

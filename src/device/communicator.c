@@ -4,6 +4,7 @@
 #include <evenkeel/communicator.h>
 
 #include "core/alloc.h"
+#include "core/error.h"
 #include "device/communicator_internal.h"
 #include "device/fault_internal.h"
 
@@ -44,10 +45,7 @@ static void renew_one(struct ek__abortable *abortable) {
 }
 
 ek_status ek_communicator_open(ek_communicator **communicator, ek_group *group) {
-  if (communicator == NULL || group == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_communicator_open: communicator and group may not be NULL");
-  }
+  EK__NOT_NULL("ek_communicator_open", communicator, group);
   EK_TRY(ek__group_check(group, "ek_communicator_open"));
   ek_communicator *result = NULL;
   if (ek_device_counts_only(ek_group_device(group, 0))) {
@@ -84,10 +82,7 @@ size_t ek_communicator_world_size(const ek_communicator *communicator) {
 
 static ek_status check_call(const char *who, const ek_communicator *communicator,
                             const ek_device *device) {
-  if (communicator == NULL || device == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: communicator and device may not be NULL",
-                        who);
-  }
+  EK__NOT_NULL(who, communicator, device);
   if (ek_device_group(device) != communicator->group) {
     return ek_error_set(EK_ERR_DEVICE, "%s: %s is not of the communicator's group", who,
                         ek_device_name(device));

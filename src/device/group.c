@@ -292,9 +292,7 @@ static ek_status open_named(ek_group **group, const char *text, struct ek__devic
 }
 
 ek_status ek_group_open(ek_group **group, const char *spec, const ek_group_options *options) {
-  if (group == NULL || spec == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_group_open: group and spec may not be NULL");
-  }
+  EK__NOT_NULL("ek_group_open", group, spec);
   ek_group_options o = EK_GROUP_OPTIONS_INIT;
   struct ek__device_spec parsed;
   EK_TRY(read_options(&o, options));
@@ -431,9 +429,7 @@ ek_status ek_group_apply(ek_group *group, ek_apply_function function, void *cont
 }
 
 ek_status ek_group_synchronize(ek_group *group) {
-  if (group == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_group_synchronize: group may not be NULL");
-  }
+  EK__NOT_NULL("ek_group_synchronize", group);
   EK_TRY(ek__group_check(group, "ek_group_synchronize"));
   for (size_t i = 0; i < group->count; i++) {
     for (int kind = 0; kind < 2; kind++) {

@@ -12,6 +12,7 @@
 #include <evenkeel/device.h>
 
 #include "core/alloc.h"
+#include "core/error.h"
 #include "device/device_internal.h"
 #include "device/ledger.h"
 
@@ -51,10 +52,7 @@ void ek__ledger_describe(char *buffer, size_t size, const uint64_t bytes[EK_MEMO
 }
 
 ek_status ek_memory_measure_outside(ek_memory_outside *outside, const ek_device *device) {
-  if (outside == NULL || device == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_memory_measure_outside: outside and device may not be NULL");
-  }
+  EK__NOT_NULL("ek_memory_measure_outside", outside, device);
   const struct ek__backend *backend = ek__device_table(device);
   ek_memory_outside result = {0};
   if (backend->memory_outside != NULL) EK_TRY(backend->memory_outside(&result, device));

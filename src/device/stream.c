@@ -6,6 +6,7 @@
  */
 #include "backend/backend.h"
 #include "core/alloc.h"
+#include "core/error.h"
 #include "device/device_internal.h"
 #include "device/fault_internal.h"
 
@@ -58,19 +59,14 @@ void *ek_stream_native(const ek_stream *stream) {
 }
 
 ek_status ek_stream_synchronize(ek_stream *stream) {
-  if (stream == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_stream_synchronize: stream may not be NULL");
-  }
+  EK__NOT_NULL("ek_stream_synchronize", stream);
   EK_TRY(ek__fault_point(stream->device, "waiting for a stream"));
   const struct ek__backend *backend = ek__device_table(stream->device);
   return backend->stream_synchronize == NULL ? EK_OK : backend->stream_synchronize(stream);
 }
 
 ek_status ek_event_create(ek_event **event, ek_device *device) {
-  if (event == NULL || device == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_event_create: event and device may not be NULL");
-  }
+  EK__NOT_NULL("ek_event_create", event, device);
   ek_event *result = ek__calloc(1, sizeof *result);
   if (result == NULL) {
     return ek_error_set(EK_ERR_OUT_OF_MEMORY, "%s: no host memory for an event",
@@ -91,10 +87,7 @@ ek_status ek_event_create(ek_event **event, ek_device *device) {
 }
 
 ek_status ek_event_record(ek_event *event, ek_stream *stream) {
-  if (event == NULL || stream == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_event_record: event and stream may not be NULL");
-  }
+  EK__NOT_NULL("ek_event_record", event, stream);
   if (event->device != stream->device) {
     return ek_error_set(EK_ERR_DEVICE, "ek_event_record: event of %s, stream of %s",
                         ek_device_name(event->device), ek_device_name(stream->device));
@@ -107,19 +100,14 @@ ek_status ek_event_record(ek_event *event, ek_stream *stream) {
 }
 
 ek_status ek_stream_wait(ek_stream *stream, const ek_event *event) {
-  if (event == NULL || stream == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_stream_wait: stream and event may not be NULL");
-  }
+  EK__NOT_NULL("ek_stream_wait", event, stream);
   const struct ek__backend *backend = ek__device_table(stream->device);
   if (!event->recorded || backend->stream_wait == NULL) return EK_OK;
   return backend->stream_wait(stream, event->native);
 }
 
 ek_status ek_event_synchronize(const ek_event *event) {
-  if (event == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_event_synchronize: event may not be NULL");
-  }
+  EK__NOT_NULL("ek_event_synchronize", event);
   const struct ek__backend *backend = ek__device_table(event->device);
   if (!event->recorded || backend->event_synchronize == NULL) return EK_OK;
   return backend->event_synchronize(event->native, event->device);

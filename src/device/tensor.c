@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/error.h"
 #include "core/sizes.h"
 #include "device/arena.h"
 #include "device/device_internal.h"
@@ -92,9 +93,7 @@ ek_status ek_tensor_create(ek_tensor *tensor, ek_device *device, ek_memory_categ
 
 ek_status ek_tensor_host(ek_tensor *tensor, void *data, ek_type type, int rank,
                          const int64_t *shape) {
-  if (tensor == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_tensor_host: tensor may not be NULL");
-  }
+  EK__NOT_NULL("ek_tensor_host", tensor);
   int64_t bytes = 0;
   EK_TRY(measure(&bytes, "ek_tensor_host", type, rank, shape));
   if (bytes > 0 && data == NULL) {

@@ -241,9 +241,7 @@ static size_t resolve(const struct ek__layout *layout, size_t index) {
 }
 
 ek_status ek_declare_tie(ek_declaration *declaration, const char *name, const char *source) {
-  if (declaration == NULL || name == NULL || source == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_declare_tie: an argument is NULL");
-  }
+  EK__NOT_NULL("ek_declare_tie", declaration, name, source);
   char path[EK__PATH_SIZE], source_path[EK__PATH_SIZE];
   EK_TRY(full_name(path, declaration, name));
   EK_TRY(full_name(source_path, declaration, source));

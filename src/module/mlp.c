@@ -9,6 +9,7 @@
 #include <evenkeel/sequential.h>
 
 #include "core/alloc.h"
+#include "core/error.h"
 
 static ek_status make_layers(ek_module **layers, const int64_t *sizes, size_t count,
                              ek_activation activation) {
@@ -22,10 +23,7 @@ static ek_status make_layers(ek_module **layers, const int64_t *sizes, size_t co
 
 ek_status ek_mlp_create(ek_module **module, const int64_t *sizes, size_t count,
                         ek_activation activation) {
-  if (module == NULL || sizes == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "mlp: %s is NULL",
-                        module == NULL ? "module" : "sizes");
-  }
+  EK__NOT_NULL("mlp", module, sizes);
   if (count < 2) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "mlp: %zu sizes, expected 2 or more", count);
   }

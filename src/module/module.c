@@ -3,6 +3,7 @@
  */
 #include <evenkeel/module.h>
 
+#include "core/error.h"
 #include "core/options.h"
 #include "module/layout.h"
 
@@ -27,10 +28,7 @@ static ek_status check_count(const char *kind, const char *what, size_t count) {
 
 ek_status ek_module_init(ek_module *module, const ek_module_ops *ops, size_t inputs,
                          size_t outputs) {
-  if (module == NULL || ops == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_module_init: %s is NULL",
-                        module == NULL ? "module" : "ops");
-  }
+  EK__NOT_NULL("ek_module_init", module, ops);
   EK_TRY(check_ops(ops));
   EK_TRY(check_count(ops->kind, "inputs", inputs));
   EK_TRY(check_count(ops->kind, "outputs", outputs));

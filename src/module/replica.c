@@ -8,6 +8,7 @@
 #include <evenkeel/elementwise.h>
 
 #include "core/alloc.h"
+#include "core/error.h"
 #include "core/options.h"
 #include "module/replica_internal.h"
 
@@ -60,10 +61,7 @@ static ek_status read_options(ek_replica_options *o, const ek_replica_options *o
 ek_status ek_replica_open(ek_replica **replica, ek_device *device, ek_module *module,
                           const ek_replica_options *options) {
   ek_replica_options o = EK_REPLICA_OPTIONS_INIT;
-  if (replica == NULL || device == NULL || module == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_replica_open: replica, device and module may not be NULL");
-  }
+  EK__NOT_NULL("ek_replica_open", replica, device, module);
   EK_TRY(read_options(&o, options));
   ek_replica *result = ek__calloc(1, sizeof *result);
   if (result == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a replica");
@@ -156,9 +154,7 @@ ek_status ek_replica_parameter(ek_parameter_info *info, const ek_replica *replic
 }
 
 ek_status ek_replica_find(ek_parameter_info *info, const ek_replica *replica, const char *name) {
-  if (info == NULL || replica == NULL || name == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_replica_find: an argument is NULL");
-  }
+  EK__NOT_NULL("ek_replica_find", info, replica, name);
   size_t index = 0;
   EK_TRY(ek__layout_find(&index, &replica->layout, name));
   return ek_replica_parameter(info, replica, index);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/error.h"
 #include "core/options.h"
 
 struct adamw {
@@ -66,9 +67,7 @@ static ek_status check_options(const ek_adamw_options *o) {
 
 ek_status ek_adamw_create(ek_optimizer **optimizer, const ek_adamw_options *options) {
   ek_adamw_options o = EK_ADAMW_OPTIONS_INIT;
-  if (optimizer == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "adamw: optimizer is NULL");
-  }
+  EK__NOT_NULL("adamw", optimizer);
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_adamw_options"));
   EK_TRY(check_options(&o));
   struct adamw *a = ek__calloc(1, sizeof *a);

@@ -5,6 +5,7 @@
 
 #include <math.h>
 
+#include "core/error.h"
 #include "core/options.h"
 
 static ek_status check_ops(const ek_optimizer_ops *given) {
@@ -27,10 +28,7 @@ static ek_status check_number(const char *kind, const char *name, double value) 
 
 ek_status ek_optimizer_init(ek_optimizer *optimizer, const ek_optimizer_ops *ops, size_t states,
                             double learning_rate, double clip_norm) {
-  if (optimizer == NULL || ops == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "optimizer: %s is NULL",
-                        optimizer == NULL ? "optimizer" : "ops");
-  }
+  EK__NOT_NULL("optimizer", optimizer, ops);
   EK_TRY(check_ops(ops));
   if (states > EK_MAX_OPTIMIZER_STATES) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: %zu states, at most %d are possible",

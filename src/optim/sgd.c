@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/error.h"
 #include "core/options.h"
 
 struct sgd {
@@ -66,9 +67,7 @@ static ek_status check_options(const ek_sgd_options *o) {
 
 ek_status ek_sgd_create(ek_optimizer **optimizer, const ek_sgd_options *options) {
   ek_sgd_options o = EK_SGD_OPTIONS_INIT;
-  if (optimizer == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "sgd: optimizer is NULL");
-  }
+  EK__NOT_NULL("sgd", optimizer);
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_sgd_options"));
   EK_TRY(check_options(&o));
   struct sgd *s = ek__calloc(1, sizeof *s);
