@@ -18,7 +18,19 @@
 #include <evenkeel/random.h>
 #include <evenkeel/tensor.h>
 
-/* ---- arguments of kernels; rows, columns and counts are in elements ---- */
+/*
+ * What the numbers of a call are. Today both are the same, f32 or f64. For values of 16 bits `sum`
+ * is f32: a backend then has another entry where it chooses a kernel by its types.
+ */
+struct ek__types {
+  ek_type value; /* activations, their gradients, and parameters as a layer sees them */
+  ek_type sum;   /* arithmetic, and what is added up: statistics, losses, gradients of parameters */
+};
+
+/* ---- arguments of kernels; rows, columns and counts are in elements ----
+ *
+ * A void pointer is to values, unless the comment says that it is to sums.
+ */
 
 struct ek__matmul_args { /* c[m][n] = a' b' + beta c; a' is m x k, b' is k x n; row-major, dense */
   void *c;
@@ -27,7 +39,8 @@ struct ek__matmul_args { /* c[m][n] = a' b' + beta c; a' is m x k, b' is k x n; 
   bool transpose_a, transpose_b; /* a is stored k x m; b is stored n x k */
   double beta;
   const void *bias; /* n elements to be added to each row of c, or NULL */
-  ek_type type;
+  struct ek__types types;
+  bool gradient; /* c is that of a weight, a sum */
 };
 
 /* What a backend may do to a product before its result is in memory, or with an operand that it
@@ -42,7 +55,7 @@ struct ek__fused_args {
   struct ek__matmul_args product; /* beta is 0 but for SUMS, bias NULL but for GELU */
   enum ek__epilogue epilogue;
   void *pre;        /* m x n: written by GELU, or NULL; read by GELU_BACKWARD */
-  void *sums;       /* n elements, or m for SUMS; NULL: none wanted, not for SUMS */
+  void *sums;       /* sums: n elements, or m for SUMS; NULL: none wanted, not for SUMS */
   double sums_beta; /* sums = sums_beta sums + .. */
 };
 
@@ -51,16 +64,16 @@ struct ek__elementwise_args { /* which of them are used depends on the kernel */
   const void *a, *b;
   int64_t count;
   double value; /* fill, scale, column_sum's beta */
-  ek_type type;
+  struct ek__types types;
 };
 
-struct ek__matrix_args { /* add_bias: y[r][c] += b[c]; column_sum: y[c] = value y[c] + sum a[r][c]
-                          */
-  void *y;
+struct
+    ek__matrix_args { /* add_bias: y[r][c] += b[c]. column_sum: y[c] = value y[c] + sum a[r][c] */
+  void *y;            /* column_sum: sums */
   const void *a, *b;
   int64_t rows, columns;
   double value;
-  ek_type type;
+  struct ek__types types;
 };
 
 struct ek__activation_args { /* forward: x += bias if any; y = f(x). backward: y = dy * f'(x) */
@@ -68,7 +81,7 @@ struct ek__activation_args { /* forward: x += bias if any; y = f(x). backward: y
   void *y, *x;               /* backward: x is what activation_list.h says is kept */
   const void *bias, *dy;
   int64_t rows, columns;
-  ek_type type;
+  struct ek__types types;
 };
 
 struct ek__dropout_args {
@@ -77,56 +90,59 @@ struct ek__dropout_args {
   int64_t samples, per_sample, first_sample;
   double p;
   ek_random_key key;
-  ek_type type;
+  struct ek__types types;
 };
 
 struct ek__layer_norm_args {
-  void *y, *mean, *rstd; /* forward writes; backward reads mean and rstd */
-  void *sum;             /* forward: written and normalised in place of x, if there is a residual */
-  const void *residual;  /* or NULL: added to x by forward, to dx by backward */
+  void *y;
+  void *mean, *rstd;    /* sums: forward writes, backward reads */
+  void *sum;            /* forward: written and normalised in place of x, if there is a residual */
+  const void *residual; /* or NULL: added to x by forward, to dx by backward */
   const void *x, *gamma, *beta;
-  void *dx, *dgamma, *dbeta; /* backward writes; dx may be NULL */
+  void *dx;             /* backward writes; may be NULL */
+  void *dgamma, *dbeta; /* sums: backward writes */
   const void *dy;
   double epsilon, gamma_scale, beta_scale;
   int64_t rows, width;
-  ek_type type;
+  struct ek__types types;
 };
 
 struct ek__lookup_args {
-  void *y;           /* forward: y; backward: dtable or dpositions */
+  void *y;           /* forward: y; backward: sums, dtable or dpositions */
   const void *table; /* forward: table; backward: dy */
   const int32_t *index;
   const void *positions; /* or NULL */
   int64_t rows, width, entries, period;
   int64_t first; /* in the batch, of the first index: for messages */
   double beta;   /* positions_backward */
-  ek_type type;
+  struct ek__types types;
 };
 
 struct ek__attention_args {
-  void *out, *lse; /* forward writes; backward reads */
-  void *dqkv;      /* backward writes */
+  void *out;  /* forward writes; backward reads */
+  void *lse;  /* sums: the same */
+  void *dqkv; /* backward writes */
   const void *qkv, *dout;
   int64_t batch, tokens, heads, head_width;
-  ek_type type;
+  struct ek__types types;
 };
 
 struct ek__loss_args {
-  void *losses;     /* cross-entropy: rows; squared error: count, or NULL */
-  void *normalizer; /* cross-entropy only: rows x {m, z} */
+  void *losses;     /* sums. cross-entropy: rows; squared error: count, or NULL */
+  void *normalizer; /* sums. cross-entropy only: rows x {m, z} */
   double *totals;   /* {s, d}, overwritten */
   void *gradient;   /* backward; may alias outputs */
   const void *outputs;
-  const void *targets; /* cross-entropy: int32_t; squared error: the type of outputs */
-  const void *class_weights;
-  const double *scale;   /* on the device, or NULL */
-  double host_scale;     /* cross_entropy_gradient only, in place of scale and row_scale */
-  const void *row_scale; /* or NULL */
-  int64_t rows, classes; /* squared error: rows = count, classes = 1 */
-  int64_t first_row;     /* in the batch, of the first target: for messages */
+  const void *targets;       /* cross-entropy: int32_t; squared error: the type of outputs */
+  const void *class_weights; /* sums, or NULL */
+  const double *scale;       /* on the device, or NULL */
+  double host_scale;         /* cross_entropy_gradient only, in place of scale and row_scale */
+  const void *row_scale;     /* sums, or NULL */
+  int64_t rows, classes;     /* squared error: rows = count, classes = 1 */
+  int64_t first_row;         /* in the batch, of the first target: for messages */
   int32_t ignore_index;
   double label_smoothing;
-  ek_type type;
+  struct ek__types types;
 };
 
 struct ek__combine_args { /* losses.h, ek_op_combine_totals() */
@@ -137,7 +153,7 @@ struct ek__combine_args { /* losses.h, ek_op_combine_totals() */
   bool divide;
 };
 
-struct ek__update_args {
+struct ek__update_args {     /* all pointers are to sums */
   void *p, *state0, *state1; /* SGD: momentum (or NULL); AdamW: m, v */
   const void *g;
   int64_t count;
@@ -149,7 +165,7 @@ struct ek__update_args {
   double beta1, beta2, epsilon;    /* AdamW */
   double correction1, correction2; /* AdamW: 1 - beta^step */
   bool nesterov, decoupled, first;
-  ek_type type;
+  struct ek__types types;
 };
 
 struct ek__reduce_args { /* every destination[j][i] = sum over s of sources[s][i], s in order */

@@ -43,58 +43,48 @@ static ek_status check_cube(const struct ek__op *op, size_t i, size_t j, int64_t
                       ek__op_shape_text(wanted_text, &wanted));
 }
 
-ek_status ek_op_attention_forward(ek_stream *stream, ek_tensor *out, ek_tensor *lse,
-                                  const ek_tensor *qkv, int heads) {
-  enum { OUT, LSE, QKV, COUNT };
+/* Forward writes out and lse; backward reads them, and dqkv and dout are there. */
+static ek_status attention(ek_stream *stream, const char *name, const ek_tensor *dqkv,
+                           const ek_tensor *dout, const ek_tensor *qkv, const ek_tensor *out,
+                           const ek_tensor *lse, int heads, bool backward) {
+  enum { DQKV, DOUT, QKV, OUT, LSE, COUNT };
   struct ek__op op;
-  const struct ek__operand operands[] = {[OUT] = {.name = "out", .tensor = out, .written = true},
-                                         [LSE] = {.name = "lse", .tensor = lse, .written = true},
-                                         [QKV] = {.name = "qkv", .tensor = qkv}};
-  EK_TRY(ek__op_begin(&op, "attention_forward", stream, operands, COUNT));
+  struct ek__operand operands[] = {[DQKV] = EK__WRITE(dqkv, VALUE, 0),
+                                   [DOUT] = EK__READ(dout, VALUE),
+                                   [QKV] = EK__READ(qkv, VALUE),
+                                   [OUT] = EK__READ(out, VALUE),
+                                   [LSE] = EK__READ(lse, SUM)};
+  operands[DQKV].optional = operands[DOUT].optional = !backward;
+  operands[OUT].written = operands[LSE].written = !backward;
+  EK_TRY(ek__op_begin(&op, name, stream, operands, COUNT));
   struct sizes s = {0};
   EK_TRY(read_sizes(&s, &op, qkv, heads));
+  if (backward) EK_TRY(check_cube(&op, DQKV, QKV, s.batch, s.tokens, 3 * s.channels));
+  if (backward) EK_TRY(check_cube(&op, DOUT, QKV, s.batch, s.tokens, s.channels));
   EK_TRY(check_cube(&op, OUT, QKV, s.batch, s.tokens, s.channels));
   EK_TRY(check_cube(&op, LSE, QKV, s.batch, heads, s.tokens));
   if (op.kernels == NULL) return EK_OK;
   const struct ek__attention_args args = {.out = out->data,
                                           .lse = lse->data,
+                                          .dqkv = ek__op_data(dqkv),
                                           .qkv = qkv->data,
+                                          .dout = ek__op_data(dout),
                                           .batch = s.batch,
                                           .tokens = s.tokens,
                                           .heads = heads,
                                           .head_width = s.channels / heads,
-                                          .type = op.type};
-  return op.kernels->attention_forward(stream, &args);
+                                          .types = op.types};
+  return backward ? op.kernels->attention_backward(stream, &args)
+                  : op.kernels->attention_forward(stream, &args);
+}
+
+ek_status ek_op_attention_forward(ek_stream *stream, ek_tensor *out, ek_tensor *lse,
+                                  const ek_tensor *qkv, int heads) {
+  return attention(stream, "attention_forward", NULL, NULL, qkv, out, lse, heads, false);
 }
 
 ek_status ek_op_attention_backward(ek_stream *stream, ek_tensor *dqkv, const ek_tensor *dout,
                                    const ek_tensor *qkv, const ek_tensor *out, const ek_tensor *lse,
                                    int heads) {
-  enum { DQKV, DOUT, QKV, OUT, LSE, COUNT };
-  struct ek__op op;
-  const struct ek__operand operands[] = {[DQKV] = {.name = "dqkv", .tensor = dqkv, .written = true},
-                                         [DOUT] = {.name = "dout", .tensor = dout},
-                                         [QKV] = {.name = "qkv", .tensor = qkv},
-                                         [OUT] = {.name = "out", .tensor = out},
-                                         [LSE] = {.name = "lse", .tensor = lse}};
-  EK_TRY(ek__op_begin(&op, "attention_backward", stream, operands, COUNT));
-  struct sizes s = {0};
-  EK_TRY(read_sizes(&s, &op, qkv, heads));
-  EK_TRY(check_cube(&op, DQKV, QKV, s.batch, s.tokens, 3 * s.channels));
-  EK_TRY(check_cube(&op, DOUT, QKV, s.batch, s.tokens, s.channels));
-  EK_TRY(check_cube(&op, OUT, QKV, s.batch, s.tokens, s.channels));
-  EK_TRY(check_cube(&op, LSE, QKV, s.batch, heads, s.tokens));
-  if (op.kernels == NULL) return EK_OK;
-  /* The struct is shared with forward, which writes out and lse: backward only reads them. */
-  const struct ek__attention_args args = {.out = out->data,
-                                          .lse = lse->data,
-                                          .dqkv = dqkv->data,
-                                          .qkv = qkv->data,
-                                          .dout = dout->data,
-                                          .batch = s.batch,
-                                          .tokens = s.tokens,
-                                          .heads = heads,
-                                          .head_width = s.channels / heads,
-                                          .type = op.type};
-  return op.kernels->attention_backward(stream, &args);
+  return attention(stream, "attention_backward", dqkv, dout, qkv, out, lse, heads, true);
 }

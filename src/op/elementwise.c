@@ -9,8 +9,7 @@
 
 ek_status ek_op_zero(ek_stream *stream, ek_tensor *y) {
   struct ek__op op;
-  const struct ek__operand operands[] = {
-      {.name = "y", .tensor = y, .kind = EK__OPERAND_ANY, .written = true}};
+  const struct ek__operand operands[] = {EK__WRITE(y, ANY, 0)};
   EK_TRY(ek__op_begin(&op, "zero", stream, operands, 1));
   if (op.kernels == NULL) return EK_OK;
   return op.kernels->zero(stream, y->data, ek_tensor_bytes(y));
@@ -18,20 +17,18 @@ ek_status ek_op_zero(ek_stream *stream, ek_tensor *y) {
 
 ek_status ek_op_fill(ek_stream *stream, ek_tensor *y, double value) {
   struct ek__op op;
-  const struct ek__operand operands[] = {{.name = "y", .tensor = y, .written = true}};
+  const struct ek__operand operands[] = {EK__WRITE(y, VALUE, 0)};
   EK_TRY(ek__op_begin(&op, "fill", stream, operands, 1));
   if (op.kernels == NULL) return EK_OK;
   const struct ek__elementwise_args args = {
-      .y = y->data, .count = ek__op_elements(&op, 0), .value = value, .type = op.type};
+      .y = y->data, .count = ek__op_elements(&op, 0), .value = value, .types = op.types};
   return op.kernels->fill(stream, &args);
 }
 
 ek_status ek_op_copy(ek_stream *stream, ek_tensor *y, const ek_tensor *x) {
   enum { Y, X, COUNT };
   struct ek__op op;
-  const struct ek__operand operands[] = {
-      [Y] = {.name = "y", .tensor = y, .kind = EK__OPERAND_ANY, .written = true},
-      [X] = {.name = "x", .tensor = x, .kind = EK__OPERAND_ANY}};
+  const struct ek__operand operands[] = {[Y] = EK__WRITE(y, ANY, 0), [X] = EK__READ(x, ANY)};
   EK_TRY(ek__op_begin(&op, "copy", stream, operands, COUNT));
   if (y->type != x->type) {
     return ek_error_set(EK_ERR_TYPE, "copy: y is %s but x is %s", ek_type_name(y->type),
@@ -45,16 +42,18 @@ ek_status ek_op_copy(ek_stream *stream, ek_tensor *y, const ek_tensor *x) {
 ek_status ek_op_add(ek_stream *stream, ek_tensor *y, const ek_tensor *a, const ek_tensor *b) {
   enum { Y, A, B, COUNT };
   struct ek__op op;
-  const struct ek__operand operands[] = {
-      [Y] = {.name = "y", .tensor = y, .written = true, .may_be = EK__OPERAND(A) | EK__OPERAND(B)},
-      [A] = {.name = "a", .tensor = a},
-      [B] = {.name = "b", .tensor = b}};
+  const struct ek__operand operands[] = {[Y] = EK__WRITE(y, VALUE, EK__OPERAND(A) | EK__OPERAND(B)),
+                                         [A] = EK__READ(a, VALUE),
+                                         [B] = EK__READ(b, VALUE)};
   EK_TRY(ek__op_begin(&op, "add", stream, operands, COUNT));
   EK_TRY(ek__op_same(&op, B, A));
   EK_TRY(ek__op_same(&op, Y, A));
   if (op.kernels == NULL) return EK_OK;
-  const struct ek__elementwise_args args = {
-      .y = y->data, .a = a->data, .b = b->data, .count = ek__op_elements(&op, Y), .type = op.type};
+  const struct ek__elementwise_args args = {.y = y->data,
+                                            .a = a->data,
+                                            .b = b->data,
+                                            .count = ek__op_elements(&op, Y),
+                                            .types = op.types};
   return op.kernels->add(stream, &args);
 }
 
@@ -62,8 +61,7 @@ ek_status ek_op_scale(ek_stream *stream, ek_tensor *y, const ek_tensor *x, doubl
   enum { Y, X, COUNT };
   struct ek__op op;
   const struct ek__operand operands[] = {
-      [Y] = {.name = "y", .tensor = y, .written = true, .may_be = EK__OPERAND(X)},
-      [X] = {.name = "x", .tensor = x}};
+      [Y] = EK__WRITE(y, VALUE, EK__OPERAND(X)), [X] = EK__READ(x, VALUE)};
   EK_TRY(ek__op_begin(&op, "scale", stream, operands, COUNT));
   EK_TRY(ek__op_same(&op, Y, X));
   if (op.kernels == NULL) return EK_OK;
@@ -71,7 +69,7 @@ ek_status ek_op_scale(ek_stream *stream, ek_tensor *y, const ek_tensor *x, doubl
                                             .a = x->data,
                                             .count = ek__op_elements(&op, Y),
                                             .value = factor,
-                                            .type = op.type};
+                                            .types = op.types};
   return op.kernels->scale(stream, &args);
 }
 
@@ -79,20 +77,22 @@ ek_status ek_op_add_bias(ek_stream *stream, ek_tensor *x, const ek_tensor *bias)
   enum { X, BIAS, COUNT };
   struct ek__op op;
   const struct ek__operand operands[] = {
-      [X] = {.name = "x", .tensor = x, .written = true}, [BIAS] = {.name = "bias", .tensor = bias}};
+      [X] = EK__WRITE(x, VALUE, 0), [BIAS] = EK__READ(bias, VALUE)};
   EK_TRY(ek__op_begin(&op, "add_bias", stream, operands, COUNT));
   EK_TRY(ek__op_fits(&op, BIAS, op.columns[X], X));
   if (op.kernels == NULL) return EK_OK;
-  const struct ek__matrix_args args = {
-      .y = x->data, .b = bias->data, .rows = op.rows[X], .columns = op.columns[X], .type = op.type};
+  const struct ek__matrix_args args = {.y = x->data,
+                                       .b = bias->data,
+                                       .rows = op.rows[X],
+                                       .columns = op.columns[X],
+                                       .types = op.types};
   return op.kernels->add_bias(stream, &args);
 }
 
 ek_status ek_op_column_sum(ek_stream *stream, ek_tensor *y, const ek_tensor *x, double beta) {
   enum { Y, X, COUNT };
   struct ek__op op;
-  const struct ek__operand operands[] = {
-      [Y] = {.name = "y", .tensor = y, .written = true}, [X] = {.name = "x", .tensor = x}};
+  const struct ek__operand operands[] = {[Y] = EK__WRITE(y, SUM, 0), [X] = EK__READ(x, VALUE)};
   EK_TRY(ek__op_begin(&op, "column_sum", stream, operands, COUNT));
   EK_TRY(ek__op_fits(&op, Y, op.columns[X], X));
   if (op.kernels == NULL) return EK_OK;
@@ -101,7 +101,7 @@ ek_status ek_op_column_sum(ek_stream *stream, ek_tensor *y, const ek_tensor *x, 
                                        .rows = op.rows[X],
                                        .columns = op.columns[X],
                                        .value = beta,
-                                       .type = op.type};
+                                       .types = op.types};
   return op.kernels->column_sum(stream, &args);
 }
 
@@ -131,10 +131,9 @@ ek_status ek_op_activation_forward(ek_stream *stream, ek_tensor *y, ek_tensor *x
   enum { Y, X, BIAS, COUNT };
   struct ek__op op;
   EK_TRY(check_activation(kind));
-  const struct ek__operand operands[] = {
-      [Y] = {.name = "y", .tensor = y, .written = true, .may_be = EK__OPERAND(X)},
-      [X] = {.name = "x", .tensor = x, .written = bias != NULL},
-      [BIAS] = {.name = "bias", .tensor = bias, .optional = true}};
+  const struct ek__operand operands[] = {[Y] = EK__WRITE(y, VALUE, EK__OPERAND(X)),
+                                         [X] = {.name = "x", .tensor = x, .written = bias != NULL},
+                                         [BIAS] = EK__MAY_READ(bias, VALUE)};
   EK_TRY(ek__op_begin(&op, activations[kind].forward, stream, operands, COUNT));
   EK_TRY(ek__op_same(&op, Y, X));
   EK_TRY(ek__op_fits(&op, BIAS, op.columns[X], X));
@@ -145,7 +144,7 @@ ek_status ek_op_activation_forward(ek_stream *stream, ek_tensor *y, ek_tensor *x
                                            .bias = ek__op_data(bias),
                                            .rows = op.rows[X],
                                            .columns = op.columns[X],
-                                           .type = op.type};
+                                           .types = op.types};
   return op.kernels->activation_forward(stream, &args);
 }
 
@@ -155,8 +154,8 @@ ek_status ek_op_activation_backward(ek_stream *stream, ek_tensor *dx, const ek_t
   struct ek__op op;
   EK_TRY(check_activation(kind));
   const struct ek__operand operands[] = {
-      [DX] = {.name = "dx", .tensor = dx, .written = true, .may_be = EK__OPERAND(DY)},
-      [DY] = {.name = "dy", .tensor = dy},
+      [DX] = EK__WRITE(dx, VALUE, EK__OPERAND(DY)),
+      [DY] = EK__READ(dy, VALUE),
       [KEPT] = {.name = activations[kind].keeps_result ? "y" : "x", .tensor = kept}};
   EK_TRY(ek__op_begin(&op, activations[kind].backward, stream, operands, COUNT));
   EK_TRY(ek__op_same(&op, DY, KEPT));
@@ -168,7 +167,7 @@ ek_status ek_op_activation_backward(ek_stream *stream, ek_tensor *dx, const ek_t
                                            .dy = dy->data,
                                            .rows = op.rows[KEPT],
                                            .columns = op.columns[KEPT],
-                                           .type = op.type};
+                                           .types = op.types};
   return op.kernels->activation_backward(stream, &args);
 }
 
@@ -194,8 +193,7 @@ ek_status ek_op_dropout(ek_stream *stream, ek_tensor *y, const ek_tensor *x, dou
   enum { Y, X, COUNT };
   struct ek__op op;
   const struct ek__operand operands[] = {
-      [Y] = {.name = "y", .tensor = y, .written = true, .may_be = EK__OPERAND(X)},
-      [X] = {.name = "x", .tensor = x}};
+      [Y] = EK__WRITE(y, VALUE, EK__OPERAND(X)), [X] = EK__READ(x, VALUE)};
   EK_TRY(ek__op_begin(&op, "dropout", stream, operands, COUNT));
   EK_TRY(ek__op_same(&op, Y, X));
   if (!(p >= 0.0 && p < 1.0)) {
@@ -214,6 +212,6 @@ ek_status ek_op_dropout(ek_stream *stream, ek_tensor *y, const ek_tensor *x, dou
                                         .first_sample = first_sample,
                                         .p = p,
                                         .key = key,
-                                        .type = op.type};
+                                        .types = op.types};
   return op.kernels->dropout(stream, &args);
 }

@@ -39,11 +39,10 @@ ek_status ek_op_lookup_forward(ek_stream *stream, ek_tensor *y, const ek_tensor 
                                const ek_tensor *index, const ek_tensor *positions, int64_t period) {
   enum { Y, TABLE, INDEX, POSITIONS, COUNT };
   struct ek__op op;
-  const struct ek__operand operands[] = {
-      [Y] = {.name = "y", .tensor = y, .written = true},
-      [TABLE] = {.name = "table", .tensor = table},
-      [INDEX] = {.name = "index", .tensor = index, .kind = EK__OPERAND_I32},
-      [POSITIONS] = {.name = "positions", .tensor = positions, .optional = true}};
+  const struct ek__operand operands[] = {[Y] = EK__WRITE(y, VALUE, 0),
+                                         [TABLE] = EK__READ(table, VALUE),
+                                         [INDEX] = EK__READ(index, I32),
+                                         [POSITIONS] = EK__MAY_READ(positions, VALUE)};
   EK_TRY(ek__op_begin(&op, "lookup_forward", stream, operands, COUNT));
   const int64_t rows = ek__op_elements(&op, INDEX);
   EK_TRY(ek__op_matrix(&op, Y, rows, op.columns[TABLE], "index and table make"));
@@ -59,7 +58,7 @@ ek_status ek_op_lookup_forward(ek_stream *stream, ek_tensor *y, const ek_tensor 
                                        .width = op.columns[TABLE],
                                        .entries = op.rows[TABLE],
                                        .period = positions == NULL ? 1 : period,
-                                       .type = op.type};
+                                       .types = op.types};
   return op.kernels->lookup_forward(stream, &args);
 }
 
@@ -67,10 +66,9 @@ ek_status ek_op_lookup_backward(ek_stream *stream, ek_tensor *dtable, const ek_t
                                 const ek_tensor *index) {
   enum { DTABLE, DY, INDEX, COUNT };
   struct ek__op op;
-  const struct ek__operand operands[] = {
-      [DTABLE] = {.name = "dtable", .tensor = dtable, .written = true},
-      [DY] = {.name = "dy", .tensor = dy},
-      [INDEX] = {.name = "index", .tensor = index, .kind = EK__OPERAND_I32}};
+  const struct ek__operand operands[] = {[DTABLE] = EK__WRITE(dtable, SUM, 0),
+                                         [DY] = EK__READ(dy, VALUE),
+                                         [INDEX] = EK__READ(index, I32)};
   EK_TRY(ek__op_begin(&op, "lookup_backward", stream, operands, COUNT));
   const int64_t rows = ek__op_elements(&op, INDEX);
   EK_TRY(ek__op_matrix(&op, DY, rows, op.columns[DTABLE], "index and dtable make"));
@@ -84,7 +82,7 @@ ek_status ek_op_lookup_backward(ek_stream *stream, ek_tensor *dtable, const ek_t
                                        .width = op.columns[DTABLE],
                                        .entries = op.rows[DTABLE],
                                        .period = 1,
-                                       .type = op.type};
+                                       .types = op.types};
   return op.kernels->lookup_backward(stream, &args);
 }
 
@@ -93,8 +91,7 @@ ek_status ek_op_positions_backward(ek_stream *stream, ek_tensor *dpositions, con
   enum { DPOSITIONS, DY, COUNT };
   struct ek__op op;
   const struct ek__operand operands[] = {
-      [DPOSITIONS] = {.name = "dpositions", .tensor = dpositions, .written = true},
-      [DY] = {.name = "dy", .tensor = dy}};
+      [DPOSITIONS] = EK__WRITE(dpositions, SUM, 0), [DY] = EK__READ(dy, VALUE)};
   EK_TRY(ek__op_begin(&op, "positions_backward", stream, operands, COUNT));
   EK_TRY(check_period(&op, DPOSITIONS, DY, period, op.rows[DY]));
   if (op.kernels == NULL) return EK_OK;
@@ -105,6 +102,6 @@ ek_status ek_op_positions_backward(ek_stream *stream, ek_tensor *dpositions, con
                                        .entries = op.rows[DPOSITIONS],
                                        .period = period,
                                        .beta = beta,
-                                       .type = op.type};
+                                       .types = op.types};
   return op.kernels->positions_backward(stream, &args);
 }

@@ -15,21 +15,28 @@ static ek_status check_width(const struct ek__op *op, size_t x) {
                       op->name, op->operand[x].name, op->rows[x]);
 }
 
-ek_status ek_op_layer_norm_forward(ek_stream *stream, ek_tensor *y, ek_tensor *mean,
-                                   ek_tensor *rstd, const ek_tensor *x, const ek_tensor *gamma,
-                                   const ek_tensor *beta, double epsilon) {
-  enum { Y, MEAN, RSTD, X, GAMMA, BETA, COUNT };
+/* Without `adds` sum and residual are NULL, and it is the norm of x itself. */
+static ek_status forward(ek_stream *stream, const char *name, ek_tensor *y, ek_tensor *sum,
+                         ek_tensor *mean, ek_tensor *rstd, const ek_tensor *x,
+                         const ek_tensor *residual, const ek_tensor *gamma, const ek_tensor *beta,
+                         double epsilon, bool adds) {
+  enum { Y, SUM, MEAN, RSTD, X, RESIDUAL, GAMMA, BETA, COUNT };
   struct ek__op op;
-  const struct ek__operand operands[] = {
-      [Y] = {.name = "y", .tensor = y, .written = true, .may_be = EK__OPERAND(X)},
-      [MEAN] = {.name = "mean", .tensor = mean, .written = true},
-      [RSTD] = {.name = "rstd", .tensor = rstd, .written = true},
-      [X] = {.name = "x", .tensor = x},
-      [GAMMA] = {.name = "gamma", .tensor = gamma},
-      [BETA] = {.name = "beta", .tensor = beta}};
-  EK_TRY(ek__op_begin(&op, "layer_norm_forward", stream, operands, COUNT));
+  struct ek__operand operands[] = {
+      [Y] = EK__WRITE(y, VALUE, adds ? 0 : EK__OPERAND(X)),
+      [SUM] = EK__WRITE(sum, VALUE, EK__OPERAND(X) | EK__OPERAND(RESIDUAL)),
+      [MEAN] = EK__WRITE(mean, SUM, 0),
+      [RSTD] = EK__WRITE(rstd, SUM, 0),
+      [X] = EK__READ(x, VALUE),
+      [RESIDUAL] = EK__READ(residual, VALUE),
+      [GAMMA] = EK__READ(gamma, VALUE),
+      [BETA] = EK__READ(beta, VALUE)};
+  operands[SUM].optional = operands[RESIDUAL].optional = !adds;
+  EK_TRY(ek__op_begin(&op, name, stream, operands, COUNT));
   EK_TRY(check_width(&op, X));
   EK_TRY(ek__op_same(&op, Y, X));
+  if (adds) EK_TRY(ek__op_same(&op, SUM, X));
+  if (adds) EK_TRY(ek__op_same(&op, RESIDUAL, X));
   EK_TRY(ek__op_fits(&op, MEAN, op.rows[X], X));
   EK_TRY(ek__op_fits(&op, RSTD, op.rows[X], X));
   EK_TRY(ek__op_fits(&op, GAMMA, op.columns[X], X));
@@ -37,59 +44,33 @@ ek_status ek_op_layer_norm_forward(ek_stream *stream, ek_tensor *y, ek_tensor *m
   EK_TRY(ek__op_between(&op, "epsilon", epsilon, 0.0, HUGE_VAL));
   if (op.kernels == NULL) return EK_OK;
   const struct ek__layer_norm_args args = {.y = y->data,
+                                           .sum = ek__op_data(sum),
                                            .mean = mean->data,
                                            .rstd = rstd->data,
                                            .x = x->data,
+                                           .residual = ek__op_data(residual),
                                            .gamma = gamma->data,
                                            .beta = beta->data,
                                            .epsilon = epsilon,
                                            .rows = op.rows[X],
                                            .width = op.columns[X],
-                                           .type = op.type};
+                                           .types = op.types};
   return op.kernels->layer_norm_forward(stream, &args);
+}
+
+ek_status ek_op_layer_norm_forward(ek_stream *stream, ek_tensor *y, ek_tensor *mean,
+                                   ek_tensor *rstd, const ek_tensor *x, const ek_tensor *gamma,
+                                   const ek_tensor *beta, double epsilon) {
+  return forward(stream, "layer_norm_forward", y, NULL, mean, rstd, x, NULL, gamma, beta, epsilon,
+                 false);
 }
 
 ek_status ek_op_add_layer_norm_forward(ek_stream *stream, ek_tensor *y, ek_tensor *sum,
                                        ek_tensor *mean, ek_tensor *rstd, const ek_tensor *x,
                                        const ek_tensor *residual, const ek_tensor *gamma,
                                        const ek_tensor *beta, double epsilon) {
-  enum { Y, SUM, MEAN, RSTD, X, RESIDUAL, GAMMA, BETA, COUNT };
-  struct ek__op op;
-  const struct ek__operand operands[] = {[Y] = {.name = "y", .tensor = y, .written = true},
-                                         [SUM] = {.name = "sum",
-                                                  .tensor = sum,
-                                                  .written = true,
-                                                  .may_be = EK__OPERAND(X) | EK__OPERAND(RESIDUAL)},
-                                         [MEAN] = {.name = "mean", .tensor = mean, .written = true},
-                                         [RSTD] = {.name = "rstd", .tensor = rstd, .written = true},
-                                         [X] = {.name = "x", .tensor = x},
-                                         [RESIDUAL] = {.name = "residual", .tensor = residual},
-                                         [GAMMA] = {.name = "gamma", .tensor = gamma},
-                                         [BETA] = {.name = "beta", .tensor = beta}};
-  EK_TRY(ek__op_begin(&op, "add_layer_norm_forward", stream, operands, COUNT));
-  EK_TRY(check_width(&op, X));
-  EK_TRY(ek__op_same(&op, Y, X));
-  EK_TRY(ek__op_same(&op, SUM, X));
-  EK_TRY(ek__op_same(&op, RESIDUAL, X));
-  EK_TRY(ek__op_fits(&op, MEAN, op.rows[X], X));
-  EK_TRY(ek__op_fits(&op, RSTD, op.rows[X], X));
-  EK_TRY(ek__op_fits(&op, GAMMA, op.columns[X], X));
-  EK_TRY(ek__op_fits(&op, BETA, op.columns[X], X));
-  EK_TRY(ek__op_between(&op, "epsilon", epsilon, 0.0, HUGE_VAL));
-  if (op.kernels == NULL) return EK_OK;
-  const struct ek__layer_norm_args args = {.y = y->data,
-                                           .sum = sum->data,
-                                           .mean = mean->data,
-                                           .rstd = rstd->data,
-                                           .x = x->data,
-                                           .residual = residual->data,
-                                           .gamma = gamma->data,
-                                           .beta = beta->data,
-                                           .epsilon = epsilon,
-                                           .rows = op.rows[X],
-                                           .width = op.columns[X],
-                                           .type = op.type};
-  return op.kernels->layer_norm_forward(stream, &args);
+  return forward(stream, "add_layer_norm_forward", y, sum, mean, rstd, x, residual, gamma, beta,
+                 epsilon, true);
 }
 
 ek_status ek_op_layer_norm_backward(ek_stream *stream, ek_tensor *dx, const ek_tensor *residual,
@@ -100,19 +81,15 @@ ek_status ek_op_layer_norm_backward(ek_stream *stream, ek_tensor *dx, const ek_t
   enum { DX, RESIDUAL, DGAMMA, DBETA, DY, X, MEAN, RSTD, GAMMA, COUNT };
   struct ek__op op;
   const struct ek__operand operands[] = {
-      [DX] = {.name = "dx",
-              .tensor = dx,
-              .written = true,
-              .optional = true,
-              .may_be = EK__OPERAND(DY) | EK__OPERAND(RESIDUAL)},
-      [RESIDUAL] = {.name = "residual", .tensor = residual, .optional = true},
-      [DGAMMA] = {.name = "dgamma", .tensor = dgamma, .written = true},
-      [DBETA] = {.name = "dbeta", .tensor = dbeta, .written = true},
-      [DY] = {.name = "dy", .tensor = dy},
-      [X] = {.name = "x", .tensor = x},
-      [MEAN] = {.name = "mean", .tensor = mean},
-      [RSTD] = {.name = "rstd", .tensor = rstd},
-      [GAMMA] = {.name = "gamma", .tensor = gamma}};
+      [DX] = EK__MAY_WRITE(dx, VALUE, EK__OPERAND(DY) | EK__OPERAND(RESIDUAL)),
+      [RESIDUAL] = EK__MAY_READ(residual, VALUE),
+      [DGAMMA] = EK__WRITE(dgamma, SUM, 0),
+      [DBETA] = EK__WRITE(dbeta, SUM, 0),
+      [DY] = EK__READ(dy, VALUE),
+      [X] = EK__READ(x, VALUE),
+      [MEAN] = EK__READ(mean, SUM),
+      [RSTD] = EK__READ(rstd, SUM),
+      [GAMMA] = EK__READ(gamma, VALUE)};
   EK_TRY(ek__op_begin(&op, "layer_norm_backward", stream, operands, COUNT));
   EK_TRY(check_width(&op, X));
   EK_TRY(ek__op_same(&op, DY, X));
@@ -137,6 +114,6 @@ ek_status ek_op_layer_norm_backward(ek_stream *stream, ek_tensor *dx, const ek_t
                                            .beta_scale = beta_scale,
                                            .rows = op.rows[X],
                                            .width = op.columns[X],
-                                           .type = op.type};
+                                           .types = op.types};
   return op.kernels->layer_norm_backward(stream, &args);
 }

@@ -89,37 +89,43 @@ static ek_status check_device(const struct ek__op *op, size_t i, const ek_device
   return EK_OK;
 }
 
-static ek_status check_type(struct ek__op *op, size_t i) {
+static ek_status wrong_type(const struct ek__op *op, size_t i, const char *wanted) {
+  return ek_error_set(EK_ERR_TYPE, "%s: %s is %s but must be %s", op->name, op->operand[i].name,
+                      ek_type_name(op->operand[i].tensor->type), wanted);
+}
+
+/* That the type is one of its role; check_types() compares it with the others. */
+static ek_status check_type(const struct ek__op *op, size_t i) {
   const struct ek__operand *operand = &op->operand[i];
   const ek_type type = operand->tensor->type;
-  const char *wanted = NULL;
-  switch (operand->kind) {
-  case EK__OPERAND_ANY:
-    if (ek_type_size(type) == 0) wanted = "a type of tensor.h";
-    break;
-  case EK__OPERAND_F64:
-    if (type != EK_F64) wanted = "f64";
-    break;
-  case EK__OPERAND_I32:
-    if (type != EK_I32) wanted = "i32";
-    break;
-  case EK__OPERAND_FLOAT:
-    if (type == EK_BF16 || type == EK_F16) {
-      return ek_error_set(EK_ERR_UNSUPPORTED, "%s: %s is %s, which is for storage only", op->name,
-                          operand->name, ek_type_name(type));
-    }
-    if (type != EK_F32 && type != EK_F64) {
-      wanted = "f32 or f64";
-    } else if (op->type == 0) {
-      op->type = type;
-    } else if (op->type != type) {
-      wanted = ek_type_name(op->type);
-    }
-    break;
+  switch (operand->role) {
+  case EK__ANY: return ek_type_size(type) != 0 ? EK_OK : wrong_type(op, i, "a type of tensor.h");
+  case EK__F64: return type == EK_F64 ? EK_OK : wrong_type(op, i, "f64");
+  case EK__I32: return type == EK_I32 ? EK_OK : wrong_type(op, i, "i32");
+  case EK__VALUE:
+  case EK__SUM: break;
   }
-  if (wanted == NULL) return EK_OK;
-  return ek_error_set(EK_ERR_TYPE, "%s: %s is %s but must be %s", op->name, operand->name,
-                      ek_type_name(type), wanted);
+  if (type == EK_F32 || type == EK_F64) return EK_OK;
+  if (type != EK_BF16 && type != EK_F16) return wrong_type(op, i, "f32 or f64");
+  return ek_error_set(EK_ERR_UNSUPPORTED, "%s: %s is %s, which is for storage only", op->name,
+                      operand->name, ek_type_name(type));
+}
+
+/* The first value says the types of a call; without one the first sum does. */
+static ek_status check_types(struct ek__op *op) {
+  for (int role = EK__VALUE; role <= EK__SUM; role++) {
+    for (size_t i = 0; i < op->count; i++) {
+      const struct ek__operand *operand = &op->operand[i];
+      if (operand->tensor == NULL || (int)operand->role != role) continue;
+      const ek_type type = operand->tensor->type;
+      if (op->types.value == 0) {
+        op->types = (struct ek__types){.value = type, .sum = type == EK_F64 ? EK_F64 : EK_F32};
+      }
+      const ek_type wanted = role == EK__SUM ? op->types.sum : op->types.value;
+      if (type != wanted) return wrong_type(op, i, ek_type_name(wanted));
+    }
+  }
+  return EK_OK;
 }
 
 static bool overlaps(const ek_tensor *a, const ek_tensor *b) {
@@ -178,6 +184,7 @@ ek_status ek__op_begin(struct ek__op *op, const char *name, ek_stream *stream,
     EK_TRY(check_device(op, i, device));
     EK_TRY(check_type(op, i));
   }
+  EK_TRY(check_types(op));
   for (size_t i = 0; i < count; i++) {
     if (operands[i].written && operands[i].tensor != NULL) EK_TRY(check_overlap(op, i));
   }

@@ -20,27 +20,42 @@
 /* Fits "a x b x ..." of EK_MAX_RANK numbers of 19 digits. */
 #define EK__OP_SHAPE_TEXT 192
 
-enum ek__operand_kind {
-  EK__OPERAND_FLOAT = 0, /* f32 or f64, one type for all of them in a call */
-  EK__OPERAND_F64,
-  EK__OPERAND_I32,
-  EK__OPERAND_ANY
+/* What an operand is for, which says its type: struct ek__types in backend/backend.h. */
+enum ek__operand_role {
+  EK__VALUE = 0, /* activations, their gradients, parameters as layers see them: types.value */
+  EK__SUM,       /* statistics, losses, gradients of parameters, optimizer's state: types.sum */
+  EK__F64,
+  EK__I32,
+  EK__ANY
 };
 
 struct ek__operand {
   const char *name; /* as the header calls it */
   const ek_tensor *tensor;
-  enum ek__operand_kind kind;
+  enum ek__operand_role role;
   bool written;
   bool optional;   /* NULL is legal */
   unsigned may_be; /* bit i: a destination that may be operand i itself */
 };
 #define EK__OPERAND(index) (1u << (index))
 
+/* Rows of the table: `x` is the variable and the name; the others say what may_be and optional are. */
+#define EK__READ(x, role_)                                                                         \
+  { .name = #x, .tensor = (x), .role = EK__##role_ }
+#define EK__MAY_READ(x, role_)                                                                     \
+  { .name = #x, .tensor = (x), .role = EK__##role_, .optional = true }
+#define EK__WRITE(x, role_, may_be_)                                                               \
+  { .name = #x, .tensor = (x), .role = EK__##role_, .written = true, .may_be = (may_be_) }
+#define EK__MAY_WRITE(x, role_, may_be_)                                                           \
+  {                                                                                                \
+    .name = #x, .tensor = (x), .role = EK__##role_, .written = true, .optional = true,             \
+    .may_be = (may_be_)                                                                            \
+  }
+
 struct ek__op {
   const char *name;
   const struct ek__kernels *kernels; /* NULL: there is nothing to compute */
-  ek_type type;                      /* of all EK__OPERAND_FLOAT operands */
+  struct ek__types types;
   size_t count;
   struct ek__operand operand[EK__OP_MAX_OPERANDS];
   /* Each operand read as rows x columns: see op.h. */
@@ -51,7 +66,7 @@ struct ek__op {
  * Fills *op and makes the checks named above. Fails with
  *   EK_ERR_INVALID_ARGUMENT  NULL, absent or damaged tensors, forbidden overlap
  *   EK_ERR_DEVICE            a tensor is in host memory or on a foreign device
- *   EK_ERR_TYPE              a type that is not the operand's, or two floating types
+ *   EK_ERR_TYPE              a type that is not that of the operand's role
  *   EK_ERR_UNSUPPORTED       bf16 or f16 where the operation computes
  *   EK_ERR_OVERFLOW          a count of elements that does not fit
  */

@@ -19,9 +19,8 @@ ek_status ek_op_matmul(ek_stream *stream, ek_tensor *c, const ek_tensor *a, bool
                        const ek_tensor *b, bool transpose_b, double beta) {
   enum { C, A, B, COUNT };
   struct ek__op op;
-  const struct ek__operand operands[] = {[C] = {.name = "c", .tensor = c, .written = true},
-                                         [A] = {.name = "a", .tensor = a},
-                                         [B] = {.name = "b", .tensor = b}};
+  const struct ek__operand operands[] = {
+      [C] = EK__WRITE(c, VALUE, 0), [A] = EK__READ(a, VALUE), [B] = EK__READ(b, VALUE)};
   EK_TRY(ek__op_begin(&op, "matmul", stream, operands, COUNT));
   const int64_t m = transpose_a ? op.columns[A] : op.rows[A];
   const int64_t k = transpose_a ? op.rows[A] : op.columns[A];
@@ -43,7 +42,7 @@ ek_status ek_op_matmul(ek_stream *stream, ek_tensor *c, const ek_tensor *a, bool
                                        .transpose_a = transpose_a,
                                        .transpose_b = transpose_b,
                                        .beta = beta,
-                                       .type = op.type};
+                                       .types = op.types};
   return op.kernels->matmul(stream, &args);
 }
 
@@ -51,11 +50,10 @@ ek_status ek_op_linear(ek_stream *stream, ek_tensor *y, const ek_tensor *x, cons
                        const ek_tensor *bias) {
   enum { Y, X, W, BIAS, COUNT };
   struct ek__op op;
-  const struct ek__operand operands[] = {
-      [Y] = {.name = "y", .tensor = y, .written = true},
-      [X] = {.name = "x", .tensor = x},
-      [W] = {.name = "w", .tensor = w},
-      [BIAS] = {.name = "bias", .tensor = bias, .optional = true}};
+  const struct ek__operand operands[] = {[Y] = EK__WRITE(y, VALUE, 0),
+                                         [X] = EK__READ(x, VALUE),
+                                         [W] = EK__READ(w, VALUE),
+                                         [BIAS] = EK__MAY_READ(bias, VALUE)};
   EK_TRY(ek__op_begin(&op, "linear", stream, operands, COUNT));
   if (op.columns[W] != op.columns[X]) return unlike(&op, X, W);
   EK_TRY(ek__op_matrix(&op, Y, op.rows[X], op.rows[W], "x w^T is"));
@@ -69,7 +67,7 @@ ek_status ek_op_linear(ek_stream *stream, ek_tensor *y, const ek_tensor *x, cons
                                        .k = op.columns[X],
                                        .transpose_b = true,
                                        .bias = ek__op_data(bias),
-                                       .type = op.type};
+                                       .types = op.types};
   return op.kernels->matmul(stream, &args);
 }
 
@@ -83,7 +81,7 @@ static ek_status sum_columns(const struct ek__kernels *kernels, ek_stream *strea
                                       .rows = rows,
                                       .columns = columns,
                                       .value = args->sums_beta,
-                                      .type = args->product.type};
+                                      .types = args->product.types};
   return args->sums == NULL ? EK_OK : kernels->column_sum(stream, &sum);
 }
 
@@ -95,7 +93,7 @@ static ek_status unfused(const struct ek__kernels *kernels, ek_stream *stream,
                                      .y = product.c,
                                      .rows = product.m,
                                      .columns = product.n,
-                                     .type = product.type};
+                                     .types = product.types};
   switch (args->epilogue) {
   case EK__EPILOGUE_GELU: /* GELU adds the bias as it reads */
     if (args->pre != NULL) product.c = args->pre;
@@ -127,12 +125,11 @@ ek_status ek_op_linear_gelu(ek_stream *stream, ek_tensor *y, ek_tensor *pre, con
                             const ek_tensor *w, const ek_tensor *bias) {
   enum { Y, PRE, X, W, BIAS, COUNT };
   struct ek__op op;
-  const struct ek__operand operands[] = {
-      [Y] = {.name = "y", .tensor = y, .written = true},
-      [PRE] = {.name = "pre", .tensor = pre, .written = true, .optional = true},
-      [X] = {.name = "x", .tensor = x},
-      [W] = {.name = "w", .tensor = w},
-      [BIAS] = {.name = "bias", .tensor = bias, .optional = true}};
+  const struct ek__operand operands[] = {[Y] = EK__WRITE(y, VALUE, 0),
+                                         [PRE] = EK__MAY_WRITE(pre, VALUE, 0),
+                                         [X] = EK__READ(x, VALUE),
+                                         [W] = EK__READ(w, VALUE),
+                                         [BIAS] = EK__MAY_READ(bias, VALUE)};
   EK_TRY(ek__op_begin(&op, "linear_gelu", stream, operands, COUNT));
   if (op.columns[W] != op.columns[X]) return unlike(&op, X, W);
   EK_TRY(ek__op_matrix(&op, Y, op.rows[X], op.rows[W], "x w^T is"));
@@ -147,7 +144,7 @@ ek_status ek_op_linear_gelu(ek_stream *stream, ek_tensor *y, ek_tensor *pre, con
                                                   .k = op.columns[X],
                                                   .transpose_b = true,
                                                   .bias = ek__op_data(bias),
-                                                  .type = op.type},
+                                                  .types = op.types},
                                       .epilogue = EK__EPILOGUE_GELU,
                                       .pre = ek__op_data(pre)};
   return multiply(op.kernels, stream, &args);
@@ -158,12 +155,11 @@ ek_status ek_op_gelu_linear_backward(ek_stream *stream, ek_tensor *dpre, ek_tens
                                      const ek_tensor *pre) {
   enum { DPRE, DBIAS, DY, W, PRE, COUNT };
   struct ek__op op;
-  const struct ek__operand operands[] = {
-      [DPRE] = {.name = "dpre", .tensor = dpre, .written = true},
-      [DBIAS] = {.name = "dbias", .tensor = dbias, .written = true, .optional = true},
-      [DY] = {.name = "dy", .tensor = dy},
-      [W] = {.name = "w", .tensor = w},
-      [PRE] = {.name = "pre", .tensor = pre}};
+  const struct ek__operand operands[] = {[DPRE] = EK__WRITE(dpre, VALUE, 0),
+                                         [DBIAS] = EK__MAY_WRITE(dbias, SUM, 0),
+                                         [DY] = EK__READ(dy, VALUE),
+                                         [W] = EK__READ(w, VALUE),
+                                         [PRE] = EK__READ(pre, VALUE)};
   EK_TRY(ek__op_begin(&op, "gelu_linear_backward", stream, operands, COUNT));
   if (op.columns[DY] != op.rows[W]) return unlike(&op, DY, W);
   EK_TRY(ek__op_matrix(&op, PRE, op.rows[DY], op.columns[W], "dy w is"));
@@ -176,7 +172,7 @@ ek_status ek_op_gelu_linear_backward(ek_stream *stream, ek_tensor *dpre, ek_tens
                                                   .m = op.rows[DY],
                                                   .n = op.columns[W],
                                                   .k = op.columns[DY],
-                                                  .type = op.type},
+                                                  .types = op.types},
                                       .epilogue = EK__EPILOGUE_GELU_BACKWARD,
                                       .pre = pre->data,
                                       .sums = ek__op_data(dbias),
@@ -189,11 +185,10 @@ ek_status ek_op_linear_gradients(ek_stream *stream, ek_tensor *dw, double weight
                                  const ek_tensor *x) {
   enum { DW, DBIAS, DY, X, COUNT };
   struct ek__op op;
-  const struct ek__operand operands[] = {
-      [DW] = {.name = "dw", .tensor = dw, .written = true},
-      [DBIAS] = {.name = "dbias", .tensor = dbias, .written = true, .optional = true},
-      [DY] = {.name = "dy", .tensor = dy},
-      [X] = {.name = "x", .tensor = x}};
+  const struct ek__operand operands[] = {[DW] = EK__WRITE(dw, SUM, 0),
+                                         [DBIAS] = EK__MAY_WRITE(dbias, SUM, 0),
+                                         [DY] = EK__READ(dy, VALUE),
+                                         [X] = EK__READ(x, VALUE)};
   EK_TRY(ek__op_begin(&op, "linear_gradients", stream, operands, COUNT));
   if (op.rows[DY] != op.rows[X]) return unlike(&op, DY, X);
   EK_TRY(ek__op_matrix(&op, DW, op.columns[DY], op.columns[X], "dy^T x is"));
@@ -207,7 +202,8 @@ ek_status ek_op_linear_gradients(ek_stream *stream, ek_tensor *dw, double weight
                                                   .k = op.rows[DY],
                                                   .transpose_a = true,
                                                   .beta = weight_beta,
-                                                  .type = op.type},
+                                                  .types = op.types,
+                                                  .gradient = true},
                                       .epilogue = EK__EPILOGUE_SUMS,
                                       .sums = ek__op_data(dbias),
                                       .sums_beta = bias_beta};

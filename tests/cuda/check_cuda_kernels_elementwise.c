@@ -15,7 +15,8 @@ static const int64_t shapes[][2] = {{0, 4},   {3, 0},   {1, 1},    {5, 3},   {7,
                                     {2, 260}, {70, 33}, {130, 64}, {2100, 3}};
 enum { SHAPES = sizeof shapes / sizeof shapes[0] };
 
-typedef cudaError_t launcher(cudaStream_t stream, const struct ek__elementwise_args *args);
+typedef cudaError_t launcher(const struct ek__cuda_place *at,
+                             const struct ek__elementwise_args *args);
 
 /* One kernel y = f(a, b); `alias` 1: y is a. */
 static void check_map(int variant, const char *what, launcher *launch,
@@ -26,9 +27,9 @@ static void check_map(int variant, const char *what, launcher *launch,
     const int64_t n = counts[i / 2];
     const struct kr_array a = kr_values(rig, n, -2, 2), b = kr_values(rig, n, -2, 2);
     const struct kr_array y = i % 2 == 0 ? kr_poison(rig, n) : a;
-    struct ek__elementwise_args args = {y.device, a.device, b.device, n, -1.7, rig->type};
-    kr_ok(launch(rig->stream, &args));
-    args = (struct ek__elementwise_args){y.host, a.host, b.host, n, -1.7, EK_F64};
+    struct ek__elementwise_args args = {y.device, a.device, b.device, n, -1.7, rig->types};
+    kr_ok(launch(&rig->at, &args));
+    args = (struct ek__elementwise_args){y.host, a.host, b.host, n, -1.7, {EK_F64, EK_F64}};
     reference(&args, 0, n);
     kr_check(rig, what, &y, roundings);
     kr_close(rig);
@@ -55,11 +56,11 @@ START_TEST(special_values) {
                                      .dy = x.device,
                                      .rows = 1,
                                      .columns = 4,
-                                     .type = rig->type};
-  kr_ok(ek__cuda_activation_forward(rig->stream, &args));
+                                     .types = rig->types};
+  kr_ok(ek__cuda_activation_forward(&rig->at, &args));
   ck_within("relu", kr_fetch(rig, &y), relu, NULL, 4);
   const double slope[] = {NAN, 0, HUGE_VAL, 0};
-  kr_ok(ek__cuda_activation_backward(rig->stream, &args));
+  kr_ok(ek__cuda_activation_backward(&rig->at, &args));
   ck_within("relu backward", kr_fetch(rig, &y), slope, NULL, 4);
   kr_close(rig);
 }
@@ -73,8 +74,8 @@ START_TEST(bias) {
     const struct kr_array y = kr_values(rig, rows * columns, -2, 2);
     const struct kr_array b = kr_values(rig, columns, -2, 2);
     struct ek__matrix_args args = {
-        .y = y.device, .b = b.device, .rows = rows, .columns = columns, .type = rig->type};
-    kr_ok(ek__cuda_add_bias(rig->stream, &args));
+        .y = y.device, .b = b.device, .rows = rows, .columns = columns, .types = rig->types};
+    kr_ok(ek__cuda_add_bias(&rig->at, &args));
     args = (struct ek__matrix_args){.y = y.host, .b = b.host, .columns = columns};
     ek__add_bias_f64(&args, 0, rows);
     kr_check(rig, "bias", &y, 1);
@@ -108,12 +109,12 @@ START_TEST(activation) {
                                        .bias = i % 2 == 0 ? b.device : NULL,
                                        .rows = rows,
                                        .columns = columns,
-                                       .type = rig->type};
+                                       .types = rig->types};
     struct ek__activation_args reference = args;
     reference.y = y.host;
     reference.x = x.host;
     reference.bias = i % 2 == 0 ? b.host : NULL;
-    kr_ok(ek__cuda_activation_forward(rig->stream, &args));
+    kr_ok(ek__cuda_activation_forward(&rig->at, &args));
     ek__activation_forward_f64(&reference, 0, reference.bias ? rows : n);
     kr_check(rig, "x + bias", &x, 1);
     kr_check(rig, activations[of].name, &y, activations[of].forward);
@@ -125,7 +126,7 @@ START_TEST(activation) {
     reference.x = kept->host;
     reference.y = dy.host;
     reference.dy = dy.host;
-    kr_ok(ek__cuda_activation_backward(rig->stream, &args));
+    kr_ok(ek__cuda_activation_backward(&rig->at, &args));
     ek__activation_backward_f64(&reference, 0, n);
     kr_check(rig, activations[of].name, &dy, activations[of].backward);
     kr_close(rig);
@@ -148,8 +149,8 @@ START_TEST(dropout) {
                                     .first_sample = 0xFFFFFFFE, /* wraps, as a 32-bit number does */
                                     .p = rates[i % 4],
                                     .key = {0x123456789ABCDEF0u, 7, 9},
-                                    .type = rig->type};
-    kr_ok(ek__cuda_dropout(rig->stream, &args));
+                                    .types = rig->types};
+    kr_ok(ek__cuda_dropout(&rig->at, &args));
     args.y = y.host;
     args.x = x.host;
     ek__dropout_f64(&args, 0, n);
@@ -175,8 +176,8 @@ START_TEST(column_sum) {
                                    .rows = rows,
                                    .columns = columns,
                                    .value = beta,
-                                   .type = rig->type};
-    kr_ok(ek__cuda_column_sum(rig->stream, &args, rig->workspace));
+                                   .types = rig->types};
+    kr_ok(ek__cuda_column_sum(&rig->at, &args));
     args.y = y.host;
     args.a = x.host;
     ek__column_sum_f64(&args, 0, columns);
@@ -194,7 +195,7 @@ static double cast_one(struct kr_rig *rig, ek_type to, double value, ek_type by)
   void *third = kr_bytes(rig, &bits, sizeof bits), *last = kr_bytes(rig, &bits, sizeof bits);
   const struct ek__cuda_cast_args steps[] = {
       {second, first, 1, by, EK_F64}, {third, second, 1, to, by}, {last, third, 1, EK_F64, to}};
-  for (int i = 0; i < 3; i++) kr_ok(ek__cuda_cast(rig->stream, &steps[i]));
+  for (int i = 0; i < 3; i++) kr_ok(ek__cuda_cast(rig->at.stream, &steps[i]));
   kr_fetch_bytes(rig, &value, last, sizeof value);
   return value;
 }
@@ -250,8 +251,8 @@ START_TEST(all_16_bit_numbers) {
   const struct ek__cuda_cast_args in = {to, middle.device, 65536, type, EK_F32};
   kr_ok(cudaMemset(to, 0, sizeof all));
   kr_ok(cudaDeviceSynchronize());
-  kr_ok(ek__cuda_cast(rig->stream, &out));
-  kr_ok(ek__cuda_cast(rig->stream, &in));
+  kr_ok(ek__cuda_cast(rig->at.stream, &out));
+  kr_ok(ek__cuda_cast(rig->at.stream, &in));
   kr_fetch_bytes(rig, back, to, sizeof back);
   for (int i = 0; i < 65536; i++) {
     const bool nan = (all[i] & 0x7FFF) > infinity;
@@ -265,10 +266,10 @@ END_TEST
 /* A type that is not computed is refused, and nothing is queued. */
 START_TEST(wrong_types) {
   struct kr_rig *rig = kr_open(0);
-  const struct ek__elementwise_args args = {.count = 1, .type = EK_BF16};
+  const struct ek__elementwise_args args = {.count = 1, .types = {EK_BF16, EK_BF16}};
   const struct ek__cuda_cast_args cast = {.count = 1, .to_type = EK_F32, .from_type = EK_I32};
-  ck_assert_int_eq(ek__cuda_fill(rig->stream, &args), cudaErrorInvalidValue);
-  ck_assert_int_eq(ek__cuda_cast(rig->stream, &cast), cudaErrorInvalidValue);
+  ck_assert_int_eq(ek__cuda_fill(&rig->at, &args), cudaErrorInvalidValue);
+  ck_assert_int_eq(ek__cuda_cast(rig->at.stream, &cast), cudaErrorInvalidValue);
   kr_close(rig);
 }
 END_TEST

@@ -26,7 +26,7 @@ static struct ek__layer_norm_args norm_args(const struct kr_array a[6], bool dev
                                       .epsilon = 1e-5,
                                       .rows = rows,
                                       .width = width,
-                                      .type = type};
+                                      .types = {type, type}};
 #undef SIDE
 }
 
@@ -49,7 +49,7 @@ START_TEST(layer_norm_forward) {
                                  kr_values(rig, width, -2, 2)};
     struct ek__layer_norm_args args = norm_args(a, true, rig->type, rows, width);
     const struct ek__layer_norm_args host = norm_args(a, false, EK_F64, rows, width);
-    kr_ok(ek__cuda_layer_norm_forward(rig->stream, &args));
+    kr_ok(ek__cuda_layer_norm_forward(&rig->at, &args));
     ek__layer_norm_forward_f64(&host, 0, rows);
     if (width > 1) {
       kr_check(rig, "y", &a[0], sum * (1 + offset));
@@ -60,7 +60,7 @@ START_TEST(layer_norm_forward) {
     }
     const double *y = kr_fetch(rig, &a[0]);
     args.y = a[3].device; /* in place */
-    kr_ok(ek__cuda_layer_norm_forward(rig->stream, &args));
+    kr_ok(ek__cuda_layer_norm_forward(&rig->at, &args));
     ck_same_bits("y in place", kr_fetch(rig, &a[3]), y, n);
     kr_close(rig);
   }
@@ -88,13 +88,13 @@ START_TEST(layer_norm_of_a_sum) {
     struct ek__layer_norm_args host = norm_args(a, false, EK_F64, rows, width);
     args.sum = sum.device, args.residual = residual.device;
     host.sum = sum.host, host.residual = residual.host;
-    kr_ok(ek__cuda_layer_norm_forward(rig->stream, &args));
+    kr_ok(ek__cuda_layer_norm_forward(&rig->at, &args));
     ek__layer_norm_forward_f64(&host, 0, rows);
     kr_check(rig, "sum", &sum, 0);
     kr_check(rig, "y of a sum", &a[0], width > 1 ? 4 * ((double)width + 20) : 1);
     const double *y = kr_fetch(rig, &a[0]);
     args.x = sum.device, args.residual = NULL;
-    kr_ok(ek__cuda_layer_norm_forward(rig->stream, &args));
+    kr_ok(ek__cuda_layer_norm_forward(&rig->at, &args));
     ck_same_bits("y of the sum alone", kr_fetch(rig, &a[0]), y, n);
     kr_close(rig);
   }
@@ -134,7 +134,7 @@ static void check_norm_backward(struct kr_rig *rig, int64_t rows, int64_t width,
   for (int64_t i = 0; i < width && scale == 0; i++) dgamma.host[i] = 0;
   for (int64_t i = 0; i < width; i++) dgamma.host[i] *= scale;
   const struct ek__layer_norm_job job = {&host, true};
-  kr_ok(ek__cuda_layer_norm_backward(rig->stream, &args, rig->workspace));
+  kr_ok(ek__cuda_layer_norm_backward(&rig->at, &args));
   ek__layer_norm_backward_f64(&job, 0, rows);
   if (width > 1) {
     /* 300: rstd and mean arrive rounded, and x - mean is a third of x. dx of two columns is zero
@@ -190,8 +190,8 @@ START_TEST(lookup) {
                                    .width = s[1],
                                    .entries = s[2],
                                    .period = s[3],
-                                   .type = rig->type};
-    kr_ok(ek__cuda_lookup_forward(rig->stream, &args, rig->bad));
+                                   .types = rig->types};
+    kr_ok(ek__cuda_lookup_forward(&rig->at, &args));
     args.y = y.host, args.table = table.host, args.index = index;
     args.positions = i % 2 == 0 ? positions.host : NULL;
     ek__lookup_forward_f64(&args, 0, s[0]);
@@ -215,13 +215,13 @@ START_TEST(lookup_backward) {
                                          .rows = s[0],
                                          .width = s[1],
                                          .entries = s[2],
-                                         .type = rig->type};
+                                         .types = rig->types};
     struct ek__lookup_args host = args;
     host.y = table.host, host.table = dy.host, host.index = index;
-    kr_ok(ek__cuda_lookup_backward(rig->stream, &args, rig->bad));
+    kr_ok(ek__cuda_lookup_backward(&rig->at, &args));
     const double *first = kr_fetch(rig, &table);
     kr_send(rig, &table); /* the old ones again */
-    kr_ok(ek__cuda_lookup_backward(rig->stream, &args, rig->bad));
+    kr_ok(ek__cuda_lookup_backward(&rig->at, &args));
     ck_same_bits("dtable again", kr_fetch(rig, &table), first, table.count);
     ek__lookup_backward_f64(&host, 0, s[1]);
     kr_check(rig, "dtable", &table, (double)s[0] + 1);
@@ -245,8 +245,8 @@ START_TEST(positions_backward) {
                                    .width = s[1],
                                    .period = s[3],
                                    .beta = i % 2 == 0 ? 0 : -0.5,
-                                   .type = rig->type};
-    kr_ok(ek__cuda_positions_backward(rig->stream, &args));
+                                   .types = rig->types};
+    kr_ok(ek__cuda_positions_backward(&rig->at, &args));
     args.y = y.host, args.table = dy.host;
     ek__positions_backward_f64(&args, 0, s[3]);
     kr_check(rig, "dpositions", &y, (double)(rows / s[3]) + 2);
@@ -268,14 +268,14 @@ START_TEST(bad_index) {
                                    .width = 5,
                                    .entries = 2,
                                    .period = 1,
-                                   .type = rig->type};
-    kr_ok(ek__cuda_lookup_forward(rig->stream, &args, rig->bad));
+                                   .types = rig->types};
+    kr_ok(ek__cuda_lookup_forward(&rig->at, &args));
     ck_assert_uint_eq(kr_bad(rig).index, kr_bad_word(1, indices[i][1]));
     memcpy(y.host, table.host, 5 * sizeof(double));
     memcpy(y.host + 10, table.host + 5, 5 * sizeof(double));
     kr_check(rig, "rows around a bad index", &y, 0);
     args.y = table.device, args.table = y.device;
-    kr_ok(ek__cuda_lookup_backward(rig->stream, &args, rig->bad));
+    kr_ok(ek__cuda_lookup_backward(&rig->at, &args));
     ck_assert_uint_eq(kr_bad(rig).index, kr_bad_word(1, indices[i][1]));
     for (int k = 0; k < 10; k++) table.host[k] *= 2; /* its own rows were added: exact */
     kr_check(rig, "table around a bad index", &table, 0);
@@ -298,11 +298,11 @@ START_TEST(lowest_bad_index) {
                                  .width = 5,
                                  .entries = 2,
                                  .period = 1,
-                                 .type = rig->type};
-  kr_ok(ek__cuda_lookup_forward(rig->stream, &args, rig->bad));
+                                 .types = rig->types};
+  kr_ok(ek__cuda_lookup_forward(&rig->at, &args));
   ck_assert_uint_eq(kr_bad(rig).index, kr_bad_word(LOWEST, index[LOWEST]));
   args.y = table.device, args.table = y.device;
-  kr_ok(ek__cuda_lookup_backward(rig->stream, &args, rig->bad));
+  kr_ok(ek__cuda_lookup_backward(&rig->at, &args));
   ck_assert_uint_eq(kr_bad(rig).index, kr_bad_word(LOWEST, index[LOWEST]));
   kr_close(rig);
 }
@@ -333,22 +333,22 @@ static void check_attention(struct kr_rig *rig, const int64_t *s, double range) 
                                           .tokens = s[1],
                                           .heads = s[2],
                                           .head_width = s[3],
-                                          .type = rig->type};
+                                          .types = rig->types};
   struct ek__attention_args host = args;
   host.out = out.host, host.lse = lse.host, host.dqkv = dqkv.host;
   host.qkv = qkv.host, host.dout = dout.host;
   const struct ek__attention_job job = {.args = &host};
-  kr_ok(ek__cuda_attention_forward(rig->stream, &args));
+  kr_ok(ek__cuda_attention_forward(&rig->at, &args));
   ek__attention_forward_f64(&job, 0, s[1] > 0 ? s[0] * s[2] : 0);
   kr_check_small(rig, "out", &out, steps);
   kr_check(rig, "lse", &lse, steps);
   kr_send(rig, &out);
   kr_send(rig, &lse);
-  kr_ok(ek__cuda_attention_backward(rig->stream, &args));
+  kr_ok(ek__cuda_attention_backward(&rig->at, &args));
   ek__attention_backward_f64(&job, 0, s[1] > 0 ? s[0] * s[2] : 0);
   kr_check_small(rig, "dqkv", &dqkv, 2 * steps);
   const double *first = kr_fetch(rig, &dqkv);
-  kr_ok(ek__cuda_attention_backward(rig->stream, &args));
+  kr_ok(ek__cuda_attention_backward(&rig->at, &args));
   ck_same_bits("dqkv again", kr_fetch(rig, &dqkv), first, 3 * n);
 }
 
@@ -374,9 +374,9 @@ END_TEST
 START_TEST(too_wide) {
   struct kr_rig *rig = kr_open(_i);
   const struct ek__attention_args args = {
-      .batch = 1, .tokens = 1, .heads = 1, .head_width = 257, .type = rig->type};
-  ck_assert_int_eq(ek__cuda_attention_forward(rig->stream, &args), cudaErrorInvalidValue);
-  ck_assert_int_eq(ek__cuda_attention_backward(rig->stream, &args), cudaErrorInvalidValue);
+      .batch = 1, .tokens = 1, .heads = 1, .head_width = 257, .types = rig->types};
+  ck_assert_int_eq(ek__cuda_attention_forward(&rig->at, &args), cudaErrorInvalidValue);
+  ck_assert_int_eq(ek__cuda_attention_backward(&rig->at, &args), cudaErrorInvalidValue);
   kr_close(rig);
 }
 END_TEST

@@ -61,13 +61,13 @@ static struct entropy make_entropy(struct kr_rig *rig, const int64_t *size, int 
                                   .classes = classes,
                                   .ignore_index = IGNORED,
                                   .label_smoothing = kind & SMOOTH ? 0.1 : 0,
-                                  .type = EK_F64};
+                                  .types = {EK_F64, EK_F64}};
   e.device = e.host;
   e.device.losses = e.losses.device, e.device.normalizer = e.normalizer.device;
   e.device.gradient = e.gradient.device, e.device.outputs = e.x.device;
   e.device.targets = kr_bytes(rig, targets, (size_t)rows * sizeof *targets);
   e.device.totals = e.totals;
-  e.device.type = rig->type;
+  e.device.types = rig->types;
   e.job = (struct ek__loss_job){.factor = 1, .class_weight = (double)classes};
   if (kind & WEIGHED) {
     e.host.class_weights = e.weights.host, e.device.class_weights = e.weights.device;
@@ -104,12 +104,12 @@ START_TEST(cross_entropy) {
     if (!ck_part(i)) continue;
     struct kr_rig *rig = kr_open(_i);
     struct entropy e = make_entropy(rig, logits[i / 4], kind_of(i));
-    kr_ok(ek__cuda_cross_entropy_forward(rig->stream, &e.device, rig->workspace, rig->bad));
+    kr_ok(ek__cuda_cross_entropy_forward(&rig->at, &e.device));
     check_entropy_losses(rig, &e);
     kr_send(rig, &e.normalizer);
     const bool in_place = e.host.classes > 4;
     if (in_place) e.device.gradient = e.x.device, e.gradient.device = e.x.device;
-    kr_ok(ek__cuda_cross_entropy_backward(rig->stream, &e.device, rig->workspace, rig->bad));
+    kr_ok(ek__cuda_cross_entropy_backward(&rig->at, &e.device));
     ek__cross_entropy_backward_f64(&e.job, 0, e.host.rows);
     /* p - 1 loses what p has: 200 for p next to 1, and the exponent's size. */
     if (e.host.classes > 1) kr_check_small(rig, "gradient", &e.gradient, 400);
@@ -127,7 +127,7 @@ static void check_entropy_gradient(struct kr_rig *rig, const int64_t *size, int 
   e.device.host_scale = e.job.factor = scale;
   const bool in_place = e.host.classes > 4;
   if (in_place) e.device.gradient = e.x.device, e.gradient.device = e.x.device;
-  kr_ok(ek__cuda_cross_entropy_gradient(rig->stream, &e.device, rig->workspace, rig->bad));
+  kr_ok(ek__cuda_cross_entropy_gradient(&rig->at, &e.device));
   check_entropy_losses(rig, &e);
   ek__cross_entropy_backward_f64(&e.job, 0, e.host.rows);
   if (e.host.classes > 1) kr_check_small(rig, "gradient", &e.gradient, 400);
@@ -166,7 +166,7 @@ START_TEST(special_logits) {
   for (int i = 0; i < 6; i++) ((int32_t *)(void *)(uintptr_t)e.targets)[i] = i == 5 ? IGNORED : 2;
   e.device.targets = kr_bytes(rig, e.targets, 6 * sizeof(int32_t));
   e.job.args = &e.host;
-  kr_ok(ek__cuda_cross_entropy_forward(rig->stream, &e.device, rig->workspace, rig->bad));
+  kr_ok(ek__cuda_cross_entropy_forward(&rig->at, &e.device));
   ek__cross_entropy_forward_f64(&e.job, 0, 6);
   double bound[6];
   double pairs[12] = {0};
@@ -184,17 +184,17 @@ START_TEST(bad_target) {
   struct entropy e = make_entropy(rig, size, 0);
   const int32_t targets[] = {0, 4, 1, -1, 2, IGNORED};
   e.device.targets = kr_bytes(rig, targets, sizeof targets);
-  kr_ok(ek__cuda_cross_entropy_forward(rig->stream, &e.device, rig->workspace, rig->bad));
+  kr_ok(ek__cuda_cross_entropy_forward(&rig->at, &e.device));
   ck_assert_uint_eq(kr_bad(rig).target, kr_bad_word(1, 4)); /* of rows 1 and 3 */
   double totals[2];
   kr_fetch_bytes(rig, totals, e.totals, sizeof totals);
   ck_assert_double_eq(totals[1], 3);
-  kr_ok(ek__cuda_cross_entropy_backward(rig->stream, &e.device, rig->workspace, rig->bad));
+  kr_ok(ek__cuda_cross_entropy_backward(&rig->at, &e.device));
   ck_assert_uint_eq(kr_bad(rig).target, kr_bad_word(1, 4)); /* of rows 1 and 3 */
   const double *gradient = kr_fetch(rig, &e.gradient);
   for (int c = 0; c < 4; c++) ck_assert_double_eq(gradient[4 + c], 0);
   e.device.host_scale = 1;
-  kr_ok(ek__cuda_cross_entropy_gradient(rig->stream, &e.device, rig->workspace, rig->bad));
+  kr_ok(ek__cuda_cross_entropy_gradient(&rig->at, &e.device));
   ck_assert_uint_eq(kr_bad(rig).target, kr_bad_word(1, 4));
   ck_same_bits("gradient again", kr_fetch(rig, &e.gradient), gradient, 24);
   kr_close(rig);
@@ -226,8 +226,8 @@ START_TEST(squared_error) {
                                  .row_scale = all ? factor.device : NULL,
                                  .rows = n,
                                  .classes = 1,
-                                 .type = rig->type};
-    kr_ok(ek__cuda_squared_error_forward(rig->stream, &args, rig->workspace));
+                                 .types = rig->types};
+    kr_ok(ek__cuda_squared_error_forward(&rig->at, &args));
     struct ek__loss_args host = args;
     host.losses = losses.host, host.gradient = y.host, host.outputs = y.host;
     host.targets = t.host, host.row_scale = all ? factor.host : NULL;
@@ -235,7 +235,7 @@ START_TEST(squared_error) {
     ek__squared_error_forward_f64(&job, 0, 1);
     if (all) kr_check(rig, "losses", &losses, 4);
     kr_check_doubles(rig, "totals", totals, want, 2, 4 * rig->unit + (double)n * 0x1p-53);
-    kr_ok(ek__cuda_squared_error_backward(rig->stream, &args));
+    kr_ok(ek__cuda_squared_error_backward(&rig->at, &args));
     ek__squared_error_backward_f64(&job, 0, n);
     kr_check(rig, "gradient", &y, 5);
     kr_close(rig);
@@ -259,7 +259,7 @@ START_TEST(combine_totals) {
     args.totals = kr_bytes(rig, totals, (size_t)(2 * terms) * sizeof *totals);
     args.scales = kr_bytes(rig, totals, (size_t)terms * sizeof *totals);
     args.combined = kr_bytes(rig, combined, sizeof combined);
-    kr_ok(ek__cuda_combine_totals(rig->stream, &args));
+    kr_ok(ek__cuda_combine_totals(&rig->at, &args));
     ck_ok(ek__cpu_combine_totals(NULL, &host));
     kr_check_doubles(rig, "combined", args.combined, combined, 2, 100 * 0x1p-53);
     kr_check_doubles(rig, "scales", args.scales, scales, terms, 4 * 0x1p-53);
@@ -309,11 +309,11 @@ static void check_update(struct kr_rig *rig, int64_t n, int kind, bool adam) {
       .nesterov = kind & NESTEROV,
       .decoupled = kind & SECOND_WAY,
       .first = kind & FIRST,
-      .type = rig->type};
+      .types = rig->types};
   struct ek__update_args host = args;
   host.p = p.host, host.g = g.host, host.state0 = state ? s0.host : NULL, host.state1 = s1.host;
   const struct ek__update_job job = {&host, factor_of(kind, totals[1], square_norm, 0.5)};
-  kr_ok(adam ? ek__cuda_adamw(rig->stream, &args) : ek__cuda_sgd(rig->stream, &args));
+  kr_ok(adam ? ek__cuda_adamw(&rig->at, &args) : ek__cuda_sgd(&rig->at, &args));
   (adam ? ek__adamw_f64 : ek__sgd_f64)(&job, 0, n);
   kr_check(rig, "p", &p, 40);
   if (state && (adam || args.momentum != 0)) kr_check(rig, "first state", &s0, 12);
@@ -341,8 +341,8 @@ START_TEST(square_norm) {
     const double beta = i % 2 == 0 ? 0 : -0.5;
     double *result = kr_bytes(rig, &want, sizeof want);
     const struct ek__elementwise_args args = {
-        .y = result, .a = x.device, .count = n, .value = beta, .type = rig->type};
-    kr_ok(ek__cuda_square_norm(rig->stream, &args, rig->workspace));
+        .y = result, .a = x.device, .count = n, .value = beta, .types = rig->types};
+    kr_ok(ek__cuda_square_norm(&rig->at, &args));
     want = beta == 0 ? 0 : beta * want;
     for (int64_t k = 0; k < n; k++) want += x.host[k] * x.host[k];
     kr_check_doubles(rig, "square norm", result, &want, 1, (double)(n + 2) * 0x1p-53);
@@ -380,7 +380,7 @@ static void check_reduce(struct kr_rig *rig, const int *kind, int64_t n) {
   }
   const struct ek__reduce_args args = {destinations,    sources, (size_t)kind[1],
                                        (size_t)kind[0], n,       rig->type};
-  kr_ok(ek__cuda_reduce(rig->stream, &args));
+  kr_ok(ek__cuda_reduce(&rig->at, &args));
   for (int d = 0; d < kind[1]; d++) {
     const struct kr_array array = {want, destinations[d], n};
     kr_check(rig, "reduced", &array, 0);
@@ -409,10 +409,10 @@ START_TEST(reduce_order) {
   const void *const up[] = {x[0].device, x[1].device, x[2].device};
   const void *const down[] = {x[2].device, x[1].device, x[0].device};
   struct ek__reduce_args args = {to, up, 1, 3, 1, rig->type};
-  kr_ok(ek__cuda_reduce(rig->stream, &args));
+  kr_ok(ek__cuda_reduce(&rig->at, &args));
   ck_assert_double_eq(*kr_fetch(rig, &y), 1);
   args.sources = down;
-  kr_ok(ek__cuda_reduce(rig->stream, &args));
+  kr_ok(ek__cuda_reduce(&rig->at, &args));
   ck_assert_double_eq(*kr_fetch(rig, &y), 1 + 2 * u);
   kr_close(rig);
 }

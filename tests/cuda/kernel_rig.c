@@ -24,13 +24,14 @@ struct kr_rig *kr_open(int variant) {
   struct kr_rig *rig = calloc(1, sizeof *rig);
   ck_assert_ptr_nonnull(rig);
   rig->type = variant % 2 == 0 ? EK_F32 : EK_F64;
+  rig->types = (struct ek__types){rig->type, rig->type};
   rig->unit = variant % 2 == 0 ? 0x1p-24 : 0x1p-53;
   rig->shift = KR_VARIANTS == 2 ? variant : variant / 2 % 2;
   rig->random = ck_random_start(1000 + stream++);
-  kr_ok(cudaStreamCreateWithFlags(&rig->stream, cudaStreamNonBlocking));
-  kr_ok(cudaMalloc(&rig->workspace, EK__CUDA_WORKSPACE));
-  kr_ok(cudaMemset(rig->workspace, 0xFF, EK__CUDA_WORKSPACE));
-  rig->bad = kr_bytes(rig, &nothing_bad, sizeof nothing_bad);
+  kr_ok(cudaStreamCreateWithFlags(&rig->at.stream, cudaStreamNonBlocking));
+  kr_ok(cudaMalloc(&rig->at.workspace, EK__CUDA_WORKSPACE));
+  kr_ok(cudaMemset(rig->at.workspace, 0xFF, EK__CUDA_WORKSPACE));
+  rig->at.bad = kr_bytes(rig, &nothing_bad, sizeof nothing_bad);
   return rig;
 }
 
@@ -39,8 +40,8 @@ void kr_close(struct kr_rig *rig) {
   ck_assert_mem_eq(&bad, &nothing_bad, sizeof bad);
   for (int i = 0; i < rig->devices; i++) kr_ok(cudaFree(rig->device[i]));
   for (int i = 0; i < rig->hosts; i++) free(rig->host[i]);
-  kr_ok(cudaFree(rig->workspace));
-  kr_ok(cudaStreamDestroy(rig->stream));
+  kr_ok(cudaFree(rig->at.workspace));
+  kr_ok(cudaStreamDestroy(rig->at.stream));
   free(rig);
 }
 
@@ -97,7 +98,7 @@ struct kr_array kr_values(struct kr_rig *rig, int64_t count, double low, double 
 }
 
 void kr_fetch_bytes(struct kr_rig *rig, void *bytes, const void *device, size_t size) {
-  kr_ok(cudaStreamSynchronize(rig->stream));
+  kr_ok(cudaStreamSynchronize(rig->at.stream));
   if (size > 0) kr_ok(cudaMemcpy(bytes, device, size, cudaMemcpyDeviceToHost));
 }
 
@@ -117,8 +118,8 @@ double *kr_fetch(struct kr_rig *rig, const struct kr_array *array) {
 
 struct ek__cuda_bad kr_bad(struct kr_rig *rig) {
   struct ek__cuda_bad bad = {0};
-  kr_fetch_bytes(rig, &bad, rig->bad, sizeof bad);
-  kr_ok(cudaMemcpy(rig->bad, &nothing_bad, sizeof nothing_bad, cudaMemcpyHostToDevice));
+  kr_fetch_bytes(rig, &bad, rig->at.bad, sizeof bad);
+  kr_ok(cudaMemcpy(rig->at.bad, &nothing_bad, sizeof nothing_bad, cudaMemcpyHostToDevice));
   return bad;
 }
 

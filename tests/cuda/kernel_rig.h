@@ -39,11 +39,10 @@ enum { KR_ARRAYS = 64 };
 
 struct kr_rig {
   ek_type type;
-  double unit;   /* 2^-24 or 2^-53 */
-  int64_t shift; /* elements that arrays are moved by */
-  cudaStream_t stream;
-  void *workspace;
-  struct ek__cuda_bad *bad;
+  double unit;            /* 2^-24 or 2^-53 */
+  int64_t shift;          /* elements that arrays are moved by */
+  struct ek__types types; /* both are type */
+  struct ek__cuda_place at;
   struct ck_random random;
   void *host[KR_ARRAYS], *device[KR_ARRAYS];
   int hosts, devices;

@@ -52,8 +52,9 @@ static void choose(void) {
   (void)allowed;
 }
 
-const struct ek__cpu_functions *ek__cpu_functions(ek_type type) {
-  if (type == EK_F64) return &ek__cpu_functions_f64;
+/* Values and sums have one type in both tables: see struct ek__types. */
+const struct ek__cpu_functions *ek__cpu_functions(struct ek__types types) {
+  if (types.value == EK_F64) return &ek__cpu_functions_f64;
   pthread_once(&chosen, choose);
   return choice.functions;
 }

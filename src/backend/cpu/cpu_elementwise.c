@@ -23,9 +23,9 @@ static void copy_range(const void *raw, int64_t begin, int64_t end) {
 /* Whole floats are left to fill, which is faster over large ranges. */
 ek_status ek__cpu_zero(ek_stream *stream, void *y, size_t bytes) {
   if ((uintptr_t)y % sizeof(float) == 0 && bytes % sizeof(float) == 0) {
-    return ek__cpu_fill(stream,
-                        &(struct ek__elementwise_args){
-                            .y = y, .count = (int64_t)(bytes / sizeof(float)), .type = EK_F32});
+    return ek__cpu_fill(
+        stream, &(struct ek__elementwise_args){
+                    .y = y, .count = (int64_t)(bytes / sizeof(float)), .types = {EK_F32, EK_F32}});
   }
   const struct bytes args = {y, NULL};
   ek__cpu_range(stream, zero_range, &args, (int64_t)bytes, 4 * EK__CPU_LEAST);
@@ -41,7 +41,7 @@ ek_status ek__cpu_copy(ek_stream *stream, void *y, const void *x, size_t bytes) 
 /* ek__cpu_<name>: its range functions over `count`, at least `least` for each thread. */
 #define RANGE(name, kind, count, least)                                                            \
   ek_status ek__cpu_##name EK__ARGS(kind) {                                                        \
-    ek__cpu_range(stream, ek__cpu_functions(args->type)->name, args, count, least);                \
+    ek__cpu_range(stream, ek__cpu_functions(args->types)->name, args, count, least);               \
     return EK_OK;                                                                                  \
   }
 

@@ -120,11 +120,11 @@ static inline int64_t ek__cpu_least_columns(int64_t rows) {
   return least < 64 ? 64 : least;
 }
 
-/* The range functions for EK_F32 (best instruction set there is) or EK_F64. */
-const struct ek__cpu_functions *ek__cpu_functions(ek_type type);
+/* The range functions for f32 (best instruction set there is) or f64. */
+const struct ek__cpu_functions *ek__cpu_functions(struct ek__types types);
 /* Processors that this process may use, at least 1. */
 int ek__cpu_cores(void);
-/* "AVX-512", "AVX2" or "baseline": what ek__cpu_functions(EK_F32) runs on. */
+/* "AVX-512", "AVX2" or "baseline": what the f32 functions run on. */
 const char *ek__cpu_isa_name(void);
 
 /*

@@ -6,7 +6,7 @@
 /* ---- layer normalisation ---- */
 
 ek_status ek__cpu_layer_norm_forward(ek_stream *stream, const struct ek__layer_norm_args *args) {
-  ek__cpu_range(stream, ek__cpu_functions(args->type)->layer_norm_forward, args, args->rows,
+  ek__cpu_range(stream, ek__cpu_functions(args->types)->layer_norm_forward, args, args->rows,
                 ek__cpu_least_rows(args->width));
   return EK_OK;
 }
@@ -14,7 +14,7 @@ ek_status ek__cpu_layer_norm_forward(ek_stream *stream, const struct ek__layer_n
 /* y = factor * y, or 0 without a look at y. */
 static void prepare_sum(ek_stream *stream, void *y, double factor, int64_t count, ek_type type) {
   const struct ek__elementwise_args args = {
-      .y = y, .a = y, .count = count, .value = factor, .type = type};
+      .y = y, .a = y, .count = count, .value = factor, .types = {type, type}};
   if (factor == 0.0) {
     (void)ek__cpu_fill(stream, &args);
   } else if (factor != 1.0) {
@@ -23,9 +23,9 @@ static void prepare_sum(ek_stream *stream, void *y, double factor, int64_t count
 }
 
 ek_status ek__cpu_layer_norm_backward(ek_stream *stream, const struct ek__layer_norm_args *args) {
-  const struct ek__cpu_functions *functions = ek__cpu_functions(args->type);
-  prepare_sum(stream, args->dgamma, args->gamma_scale, args->width, args->type);
-  prepare_sum(stream, args->dbeta, args->beta_scale, args->width, args->type);
+  const struct ek__cpu_functions *functions = ek__cpu_functions(args->types);
+  prepare_sum(stream, args->dgamma, args->gamma_scale, args->width, args->types.sum);
+  prepare_sum(stream, args->dbeta, args->beta_scale, args->width, args->types.sum);
   const bool alone = ek__team_threads(ek__stream_backend(stream)) == 1;
   const struct ek__layer_norm_job job = {args, alone};
   if (!alone) { /* before dx is written, which may be dy */
@@ -55,21 +55,21 @@ static ek_status check_index(const struct ek__lookup_args *args) {
 
 ek_status ek__cpu_lookup_forward(ek_stream *stream, const struct ek__lookup_args *args) {
   EK_TRY(check_index(args));
-  ek__cpu_range(stream, ek__cpu_functions(args->type)->lookup_forward, args, args->rows,
+  ek__cpu_range(stream, ek__cpu_functions(args->types)->lookup_forward, args, args->rows,
                 ek__cpu_least_rows(args->width));
   return EK_OK;
 }
 
 ek_status ek__cpu_lookup_backward(ek_stream *stream, const struct ek__lookup_args *args) {
   EK_TRY(check_index(args));
-  ek__cpu_range(stream, ek__cpu_functions(args->type)->lookup_backward, args, args->width,
+  ek__cpu_range(stream, ek__cpu_functions(args->types)->lookup_backward, args, args->width,
                 ek__cpu_least_columns(args->rows));
   return EK_OK;
 }
 
 ek_status ek__cpu_positions_backward(ek_stream *stream, const struct ek__lookup_args *args) {
   const int64_t repeats = args->period > 0 ? args->rows / args->period : 0;
-  ek__cpu_range(stream, ek__cpu_functions(args->type)->positions_backward, args, args->period,
+  ek__cpu_range(stream, ek__cpu_functions(args->types)->positions_backward, args, args->period,
                 ek__cpu_least_rows(args->width * (repeats + 1)));
   return EK_OK;
 }
@@ -87,9 +87,9 @@ static ek_status attend(ek_stream *stream, const struct ek__attention_args *args
 }
 
 ek_status ek__cpu_attention_forward(ek_stream *stream, const struct ek__attention_args *args) {
-  return attend(stream, args, ek__cpu_functions(args->type)->attention_forward);
+  return attend(stream, args, ek__cpu_functions(args->types)->attention_forward);
 }
 
 ek_status ek__cpu_attention_backward(ek_stream *stream, const struct ek__attention_args *args) {
-  return attend(stream, args, ek__cpu_functions(args->type)->attention_backward);
+  return attend(stream, args, ek__cpu_functions(args->types)->attention_backward);
 }

@@ -34,8 +34,8 @@ static ek_status multiply(const struct product *product, int64_t i0, int64_t i1,
   gemm.a = (const char *)args->a + (size_t)(args->transpose_a ? i0 : i0 * lda) * size;
   gemm.b = (const char *)args->b + (size_t)(args->transpose_b ? j0 * ldb : j0) * size;
   gemm.c = (char *)args->c + (size_t)(i0 * args->n + j0) * size;
-  if (args->type == EK_F32) return ek__cpu_sgemm(&gemm);
-  ek__cpu_functions(EK_F64)->product(&gemm, 0, gemm.m);
+  if (args->types.value == EK_F32) return ek__cpu_sgemm(&gemm);
+  ek__cpu_functions(args->types)->product(&gemm, 0, gemm.m);
   return EK_OK;
 }
 
@@ -55,15 +55,14 @@ static ek_status scale_only(ek_stream *stream, const struct ek__matmul_args *arg
                                              .a = args->c,
                                              .count = args->m * args->n,
                                              .value = args->beta,
-                                             .type = args->type};
+                                             .types = args->types};
   return args->beta == 0.0 ? ek__cpu_fill(stream, &scale) : ek__cpu_scale(stream, &scale);
 }
 
 static ek_status add_product(ek_stream *stream, const struct ek__matmul_args *args) {
   struct ek__team *team = ek__stream_backend(stream);
-  struct product product = {.args = args,
-                            .size = args->type == EK_F64 ? sizeof(double) : sizeof(float),
-                            .by_rows = args->m >= args->n};
+  struct product product = {
+      .args = args, .size = ek_type_size(args->types.value), .by_rows = args->m >= args->n};
   const double work = (double)args->m * (double)args->n * (double)args->k;
   const int64_t longest = (args->m > args->n ? args->m : args->n) / 16;
   int parts = ek__team_threads(team);
@@ -83,8 +82,9 @@ ek_status ek__cpu_matmul(ek_stream *stream, const struct ek__matmul_args *args) 
   if (args->m == 0 || args->n == 0) return EK_OK;
   EK_TRY(args->k == 0 ? scale_only(stream, args) : add_product(stream, args));
   if (!args->bias) return EK_OK;
-  return ek__cpu_add_bias(
-      stream,
-      &(struct ek__matrix_args){
-          .y = args->c, .b = args->bias, .rows = args->m, .columns = args->n, .type = args->type});
+  return ek__cpu_add_bias(stream, &(struct ek__matrix_args){.y = args->c,
+                                                            .b = args->bias,
+                                                            .rows = args->m,
+                                                            .columns = args->n,
+                                                            .types = args->types});
 }

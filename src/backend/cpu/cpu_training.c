@@ -35,7 +35,7 @@ static struct ek__loss_job loss_job(const struct ek__loss_args *args) {
     if (args->class_weights) {
       job.class_weight = 0.0;
       for (int64_t c = 0; c < args->classes; c++) {
-        job.class_weight += element(args->class_weights, c, args->type);
+        job.class_weight += element(args->class_weights, c, args->types.sum);
       }
     }
   }
@@ -47,8 +47,9 @@ static void total_losses(const struct ek__loss_args *args) {
   double sum = 0.0, weight = 0.0;
   for (int64_t row = 0; row < args->rows; row++) {
     if (targets[row] == args->ignore_index) continue;
-    sum += element(args->losses, row, args->type);
-    weight += args->class_weights ? element(args->class_weights, targets[row], args->type) : 1.0;
+    sum += element(args->losses, row, args->types.sum);
+    weight +=
+        args->class_weights ? element(args->class_weights, targets[row], args->types.sum) : 1.0;
   }
   args->totals[0] = sum;
   args->totals[1] = weight;
@@ -57,7 +58,7 @@ static void total_losses(const struct ek__loss_args *args) {
 ek_status ek__cpu_cross_entropy_forward(ek_stream *stream, const struct ek__loss_args *args) {
   EK_TRY(check_targets(args));
   const struct ek__loss_job job = loss_job(args);
-  ek__cpu_range(stream, ek__cpu_functions(args->type)->cross_entropy_forward, &job, args->rows,
+  ek__cpu_range(stream, ek__cpu_functions(args->types)->cross_entropy_forward, &job, args->rows,
                 ek__cpu_least_rows(args->classes));
   total_losses(args);
   return EK_OK;
@@ -66,7 +67,7 @@ ek_status ek__cpu_cross_entropy_forward(ek_stream *stream, const struct ek__loss
 ek_status ek__cpu_cross_entropy_backward(ek_stream *stream, const struct ek__loss_args *args) {
   EK_TRY(check_targets(args));
   const struct ek__loss_job job = loss_job(args);
-  ek__cpu_range(stream, ek__cpu_functions(args->type)->cross_entropy_backward, &job, args->rows,
+  ek__cpu_range(stream, ek__cpu_functions(args->types)->cross_entropy_backward, &job, args->rows,
                 ek__cpu_least_rows(args->classes));
   return EK_OK;
 }
@@ -75,7 +76,7 @@ ek_status ek__cpu_cross_entropy_gradient(ek_stream *stream, const struct ek__los
   EK_TRY(check_targets(args));
   struct ek__loss_job job = loss_job(args);
   job.factor = args->host_scale;
-  ek__cpu_range(stream, ek__cpu_functions(args->type)->cross_entropy_gradient, &job, args->rows,
+  ek__cpu_range(stream, ek__cpu_functions(args->types)->cross_entropy_gradient, &job, args->rows,
                 ek__cpu_least_rows(args->classes));
   total_losses(args);
   return EK_OK;
@@ -95,7 +96,7 @@ ek_status ek__cpu_squared_error_forward(ek_stream *stream, const struct ek__loss
   double partials[EK__MAX_CHUNKS];
   const struct ek__loss_job job = {
       .args = args, .partials = partials, .chunk = ek__cpu_chunk(args->rows)};
-  ek__cpu_range(stream, ek__cpu_functions(args->type)->squared_error_forward, &job,
+  ek__cpu_range(stream, ek__cpu_functions(args->types)->squared_error_forward, &job,
                 chunks_of(args->rows, job.chunk), ek__cpu_least_rows(job.chunk));
   args->totals[0] = sum_of(partials, args->rows, job.chunk);
   args->totals[1] = (double)args->rows;
@@ -104,7 +105,7 @@ ek_status ek__cpu_squared_error_forward(ek_stream *stream, const struct ek__loss
 
 ek_status ek__cpu_squared_error_backward(ek_stream *stream, const struct ek__loss_args *args) {
   const struct ek__loss_job job = {.args = args, .factor = args->scale ? *args->scale : 1.0};
-  ek__cpu_range(stream, ek__cpu_functions(args->type)->squared_error_backward, &job, args->rows,
+  ek__cpu_range(stream, ek__cpu_functions(args->types)->squared_error_backward, &job, args->rows,
                 EK__CPU_LEAST);
   return EK_OK;
 }
@@ -123,13 +124,13 @@ static double gradient_factor(const struct ek__update_args *args) {
 
 ek_status ek__cpu_sgd(ek_stream *stream, const struct ek__update_args *args) {
   const struct ek__update_job job = {args, gradient_factor(args)};
-  ek__cpu_range(stream, ek__cpu_functions(args->type)->sgd, &job, args->count, EK__CPU_LEAST);
+  ek__cpu_range(stream, ek__cpu_functions(args->types)->sgd, &job, args->count, EK__CPU_LEAST);
   return EK_OK;
 }
 
 ek_status ek__cpu_adamw(ek_stream *stream, const struct ek__update_args *args) {
   const struct ek__update_job job = {args, gradient_factor(args)};
-  ek__cpu_range(stream, ek__cpu_functions(args->type)->adamw, &job, args->count, EK__CPU_LEAST);
+  ek__cpu_range(stream, ek__cpu_functions(args->types)->adamw, &job, args->count, EK__CPU_LEAST);
   return EK_OK;
 }
 
@@ -140,7 +141,7 @@ ek_status ek__cpu_square_norm(ek_stream *stream, const struct ek__elementwise_ar
                                    .count = args->count,
                                    .chunk = ek__cpu_chunk(args->count),
                                    .partials = partials};
-  ek__cpu_range(stream, ek__cpu_functions(args->type)->square_norm, &job,
+  ek__cpu_range(stream, ek__cpu_functions(args->types)->square_norm, &job,
                 chunks_of(args->count, job.chunk), ek__cpu_least_rows(job.chunk));
   const double sum = sum_of(partials, args->count, job.chunk);
   *result = args->value == 0.0 ? sum : args->value * *result + sum;
@@ -148,6 +149,7 @@ ek_status ek__cpu_square_norm(ek_stream *stream, const struct ek__elementwise_ar
 }
 
 ek_status ek__cpu_reduce(ek_stream *stream, const struct ek__reduce_args *args) {
-  ek__cpu_range(stream, ek__cpu_functions(args->type)->reduce, args, args->count, EK__CPU_LEAST);
+  ek__cpu_range(stream, ek__cpu_functions((struct ek__types){args->type, args->type})->reduce, args,
+                args->count, EK__CPU_LEAST);
   return EK_OK;
 }

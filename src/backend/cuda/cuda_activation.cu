@@ -50,19 +50,19 @@ template <class T> struct silu {
 
 /* ---- kernels; A is one of the above ---- */
 
-template <class T, class A> struct forward_of {
+template <class S, class A> struct forward_of {
   static constexpr int inputs = 1;
-  __device__ T operator()(T x, T) const { return A::forward(x); }
+  __device__ S operator()(S x, S) const { return A::forward(x); }
 };
 
-template <class T, class A> struct backward_of {
+template <class S, class A> struct backward_of {
   static constexpr int inputs = 2;
-  __device__ T operator()(T dy, T kept) const { return A::backward(dy, kept); }
+  __device__ S operator()(S dy, S kept) const { return A::backward(dy, kept); }
 };
 
 /* x += bias; y = A(x), or nothing more for A = void. A pack lies within one row: columns is a
  * multiple of N. */
-template <class T, int N, class A>
+template <class T, class S, int N, class A>
 __global__ void __launch_bounds__(BLOCK)
     bias_kernel(T *y, T *x, const T *bias, int64_t count, int64_t columns) {
   walk at(columns / N);
@@ -70,75 +70,70 @@ __global__ void __launch_bounds__(BLOCK)
     pack<T, N> value = load<N>(x + i);
     const pack<T, N> added = load<N>(bias + at.column * N);
     EK_UNROLL
-    for (int j = 0; j < N; j++) value.at[j] += added.at[j];
+    for (int j = 0; j < N; j++) value.at[j] = T(S(value.at[j]) + S(added.at[j]));
     store<N>(x + i, value);
     if constexpr (!std::is_void<A>::value) {
       pack<T, N> result;
       EK_UNROLL
-      for (int j = 0; j < N; j++) result.at[j] = A::forward(value.at[j]);
+      for (int j = 0; j < N; j++) result.at[j] = T(A::forward(S(value.at[j])));
       store<N>(y + i, result); /* y may be x: last */
     }
   }
 }
 
-template <class T, class A>
-cudaError_t add_bias(cudaStream_t stream, void *y, void *x, const void *bias, int64_t rows,
-                     int64_t columns) {
+template <class T, class S, class A>
+cudaError_t with_bias(cudaStream_t stream, void *y, void *x, const void *bias, int64_t rows,
+                      int64_t columns) {
   const int64_t count = rows * columns;
   if (count <= 0) return cudaSuccess;
   const bool wide = columns % PACK<T> == 0 && aligned(y, x, bias);
   const unsigned blocks = blocks_for(wide ? count / PACK<T> : count);
-  const auto kernel = wide ? bias_kernel<T, PACK<T>, A> : bias_kernel<T, 1, A>;
+  const auto kernel = wide ? bias_kernel<T, S, PACK<T>, A> : bias_kernel<T, S, 1, A>;
   EK_LAUNCH(kernel, blocks, BLOCK, 0, stream, static_cast<T *>(y), static_cast<T *>(x),
             static_cast<const T *>(bias), count, columns);
   return cudaGetLastError();
 }
 
-template <class T, class A>
-cudaError_t forward(cudaStream_t stream, const struct ek__activation_args *args) {
-  if (args->bias) {
-    return add_bias<T, A>(stream, args->y, args->x, args->bias, args->rows, args->columns);
-  }
-  return map<T>(stream, args->y, args->x, NULL, args->rows * args->columns, forward_of<T, A>{});
+template <class T, class S>
+cudaError_t add_bias(const struct ek__cuda_place *at, const struct ek__matrix_args *args) {
+  return with_bias<T, S, void>(at->stream, args->y, args->y, args->b, args->rows, args->columns);
 }
 
-template <class T, class A>
-cudaError_t backward(cudaStream_t stream, const struct ek__activation_args *args) {
-  const int64_t count = args->rows * args->columns;
-  return map<T>(stream, args->y, args->dy, args->x, count, backward_of<T, A>{});
+/* f(A()) for the activation A. */
+template <class S, class F> cudaError_t with_activation(ek_activation kind, F f) {
+  switch (kind) {
+#define CASE(NAME, name, kept)                                                                     \
+  case EK_ACTIVATION_##NAME: return f(name<S>());
+    EK_ACTIVATION_LIST(CASE)
+  }
+  return cudaErrorInvalidValue;
+}
+
+template <class T, class S>
+cudaError_t activation_forward(const struct ek__cuda_place *at,
+                               const struct ek__activation_args *args) {
+  return with_activation<S>(args->kind, [&](auto activation) {
+    using A = decltype(activation);
+    if (args->bias) {
+      return with_bias<T, S, A>(at->stream, args->y, args->x, args->bias, args->rows,
+                                args->columns);
+    }
+    return map<T, S>(at->stream, args->y, args->x, NULL, args->rows * args->columns,
+                     forward_of<S, A>{});
+  });
+}
+
+template <class T, class S>
+cudaError_t activation_backward(const struct ek__cuda_place *at,
+                                const struct ek__activation_args *args) {
+  return with_activation<S>(args->kind, [&](auto activation) {
+    return map<T, S>(at->stream, args->y, args->dy, args->x, args->rows * args->columns,
+                     backward_of<S, decltype(activation)>{});
+  });
 }
 
 } // namespace
 
-extern "C" cudaError_t ek__cuda_add_bias(cudaStream_t stream, const struct ek__matrix_args *args) {
-  return with_type(args->type, [&](auto zero) {
-    return add_bias<decltype(zero), void>(stream, args->y, args->y, args->b, args->rows,
-                                          args->columns);
-  });
-}
-
-extern "C" cudaError_t ek__cuda_activation_forward(cudaStream_t stream,
-                                                   const struct ek__activation_args *args) {
-  return with_type(args->type, [&](auto zero) {
-    using T = decltype(zero);
-    switch (args->kind) {
-#define FORWARD(NAME, name, kept)                                                                  \
-  case EK_ACTIVATION_##NAME: return forward<T, name<T>>(stream, args);
-      EK_ACTIVATION_LIST(FORWARD)
-    }
-    return cudaErrorInvalidValue;
-  });
-}
-
-extern "C" cudaError_t ek__cuda_activation_backward(cudaStream_t stream,
-                                                    const struct ek__activation_args *args) {
-  return with_type(args->type, [&](auto zero) {
-    using T = decltype(zero);
-    switch (args->kind) {
-#define BACKWARD(NAME, name, kept)                                                                 \
-  case EK_ACTIVATION_##NAME: return backward<T, name<T>>(stream, args);
-      EK_ACTIVATION_LIST(BACKWARD)
-    }
-    return cudaErrorInvalidValue;
-  });
-}
+EK_CUDA_LAUNCHER(add_bias, matrix)
+EK_CUDA_LAUNCHER(activation_forward, activation)
+EK_CUDA_LAUNCHER(activation_backward, activation)

@@ -119,10 +119,10 @@ cudaError_t forward(cudaStream_t stream, const struct ek__attention_args *args) 
 
 } // namespace
 
-extern "C" cudaError_t ek__cuda_attention_forward(cudaStream_t stream,
+extern "C" cudaError_t ek__cuda_attention_forward(const struct ek__cuda_place *at,
                                                   const struct ek__attention_args *args) {
   if (args->batch * args->heads * args->tokens * args->head_width <= 0) return cudaSuccess;
   return with_tiling(args, [&](auto zero, auto head) {
-    return forward<decltype(zero), decltype(head)::WIDTH>(stream, args);
+    return forward<decltype(zero), decltype(head)::WIDTH>(at->stream, args);
   });
 }

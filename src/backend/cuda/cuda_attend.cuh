@@ -187,9 +187,9 @@ template <class T, int HEAD> struct share_of_tile {
 
 /* ---- launching ---- */
 
-/* Calls f with the tiling for the type and the width of a head. */
+/* Values and sums are of one type here. Calls f with the tiling for the type and the width of a head. */
 template <class F> inline cudaError_t with_tiling(const struct ek__attention_args *args, F f) {
-  return with_type(args->type, [&](auto zero) {
+  return with_types(args->types, [&](auto zero, auto) {
     using T = decltype(zero);
     if (args->head_width <= 32) return f(zero, tiling<T, 32>());
     if (args->head_width <= 64) return f(zero, tiling<T, 64>());

@@ -178,10 +178,10 @@ cudaError_t backward(cudaStream_t stream, const struct ek__attention_args *args)
 
 } // namespace
 
-extern "C" cudaError_t ek__cuda_attention_backward(cudaStream_t stream,
+extern "C" cudaError_t ek__cuda_attention_backward(const struct ek__cuda_place *at,
                                                    const struct ek__attention_args *args) {
   if (args->batch * args->heads * args->tokens * args->head_width <= 0) return cudaSuccess;
   return with_tiling(args, [&](auto zero, auto head) {
-    return backward<decltype(zero), decltype(head)::WIDTH>(stream, args);
+    return backward<decltype(zero), decltype(head)::WIDTH>(at->stream, args);
   });
 }

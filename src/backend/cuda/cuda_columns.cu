@@ -16,45 +16,46 @@ constexpr int LINES = 8; /* warps of a block */
 constexpr int64_t MOST_CHUNKS = 64, LEAST_ROWS = 32;
 
 /* What one element adds to each of `sums` sums of its column. */
-template <class T> struct plain {
+template <class T, class S> struct plain {
   static constexpr int sums = 1;
   const T *x;
   int64_t columns;
-  __device__ void add(T sum[], int64_t row, int64_t column) const {
-    sum[0] += x[row * columns + column];
+  __device__ void add(S sum[], int64_t row, int64_t column) const {
+    sum[0] += S(x[row * columns + column]);
   }
 };
 
-template <class T> struct norm_gradient {
+template <class T, class S> struct norm_gradient {
   static constexpr int sums = 2;
-  const T *dy, *x, *mean, *rstd;
+  const T *dy, *x;
+  const S *mean, *rstd;
   int64_t columns;
-  __device__ void add(T sum[], int64_t row, int64_t column) const {
-    const T slope = dy[row * columns + column];
-    sum[0] += slope * (x[row * columns + column] - mean[row]) * rstd[row];
+  __device__ void add(S sum[], int64_t row, int64_t column) const {
+    const S slope = S(dy[row * columns + column]);
+    sum[0] += slope * (S(x[row * columns + column]) - mean[row]) * rstd[row];
     sum[1] += slope;
   }
 };
 
 /* y = scale y + sum; y is not read where scale is 0. */
-template <class T> struct target {
-  T *y0, *y1, scale0, scale1;
-  __device__ void put(int which, int64_t column, T sum) const {
-    T *to = (which == 0 ? y0 : y1) + column;
-    const T scale = which == 0 ? scale0 : scale1;
-    *to = scale == T(0) ? sum : scale * *to + sum;
+template <class S> struct target {
+  S *y0, *y1, scale0, scale1;
+  __device__ void put(int which, int64_t column, S sum) const {
+    S *to = (which == 0 ? y0 : y1) + column;
+    const S scale = which == 0 ? scale0 : scale1;
+    *to = scale == S(0) ? sum : scale * *to + sum;
   }
 };
 
 /* Block (x, y): columns 32 x .., rows y * chunk .. With one chunk there is nothing left to add. */
-template <class T, class F>
+template <class S, class F>
 __global__ void __launch_bounds__(WARP *LINES)
-    column_kernel(target<T> target, T *partial, F f, int64_t rows, int64_t columns, int64_t chunk) {
-  __shared__ T lines[F::sums][LINES][WARP];
+    column_kernel(target<S> target, S *partial, F f, int64_t rows, int64_t columns, int64_t chunk) {
+  __shared__ S lines[F::sums][LINES][WARP];
   const int64_t column = (int64_t)blockIdx.x * WARP + threadIdx.x;
   const int64_t first = blockIdx.y * chunk;
   const int64_t last = rows - first < chunk ? rows : first + chunk;
-  T sum[F::sums] = {};
+  S sum[F::sums] = {};
   if (column < columns) {
     EK_UNROLL_BY(4)
     for (int64_t row = first + threadIdx.y; row < last; row += LINES) f.add(sum, row, column);
@@ -63,7 +64,7 @@ __global__ void __launch_bounds__(WARP *LINES)
   __syncthreads();
   if (threadIdx.y >= F::sums || column >= columns) return;
   const int which = (int)threadIdx.y;
-  T total = T(0);
+  S total = S(0);
   for (int i = 0; i < LINES; i++) total += lines[which][i][threadIdx.x];
   if (gridDim.y == 1) {
     target.put(which, column, total);
@@ -72,57 +73,54 @@ __global__ void __launch_bounds__(WARP *LINES)
   }
 }
 
-template <class T, int Sums>
+template <class S, int Sums>
 __global__ void __launch_bounds__(BLOCK)
-    finish_kernel(target<T> target, const T *partial, int64_t columns, int chunks) {
+    finish_kernel(target<S> target, const S *partial, int64_t columns, int chunks) {
   for (int64_t i = thread_index(); i < Sums * columns; i += thread_count()) {
-    T total = T(0);
+    S total = S(0);
     for (int k = 0; k < chunks; k++) total += partial[k * Sums * columns + i];
     target.put((int)(i / columns), i % columns, total);
   }
 }
 
-template <class T, class F>
-cudaError_t sum_columns(cudaStream_t stream, const target<T> &target, F f, int64_t rows,
+template <class S, class F>
+cudaError_t sum_columns(cudaStream_t stream, const target<S> &target, F f, int64_t rows,
                         int64_t columns, void *workspace) {
   if (columns <= 0) return cudaSuccess;
-  const int64_t room = (int64_t)(EK__CUDA_WORKSPACE / sizeof(T)) / (F::sums * columns);
+  const int64_t room = (int64_t)(EK__CUDA_WORKSPACE / sizeof(S)) / (F::sums * columns);
   const int64_t most = room < 1 ? 1 : room < MOST_CHUNKS ? room : MOST_CHUNKS;
   int64_t chunk = (rows + most - 1) / most;
   if (chunk < LEAST_ROWS) chunk = LEAST_ROWS;
   const int64_t chunks = rows > 0 ? (rows + chunk - 1) / chunk : 1;
-  T *partial = static_cast<T *>(workspace);
-  EK_LAUNCH((column_kernel<T, F>), dim3((unsigned)((columns + WARP - 1) / WARP), (unsigned)chunks),
+  S *partial = static_cast<S *>(workspace);
+  EK_LAUNCH((column_kernel<S, F>), dim3((unsigned)((columns + WARP - 1) / WARP), (unsigned)chunks),
             dim3(WARP, LINES), 0, stream, target, partial, f, rows, columns, chunk);
   const cudaError_t status = cudaGetLastError();
   if (status != cudaSuccess || chunks == 1) return status;
-  EK_LAUNCH((finish_kernel<T, F::sums>), blocks_for(F::sums * columns), BLOCK, 0, stream, target,
+  EK_LAUNCH((finish_kernel<S, F::sums>), blocks_for(F::sums * columns), BLOCK, 0, stream, target,
             partial, columns, (int)chunks);
   return cudaGetLastError();
 }
 
+template <class T, class S>
+cudaError_t column_sum(const struct ek__cuda_place *at, const struct ek__matrix_args *args) {
+  const target<S> target = {static_cast<S *>(args->y), NULL, (S)args->value, S(0)};
+  const plain<T, S> f = {static_cast<const T *>(args->a), args->columns};
+  return sum_columns(at->stream, target, f, args->rows, args->columns, at->workspace);
+}
+
+template <class T, class S>
+cudaError_t layer_norm_columns(const struct ek__cuda_place *at,
+                               const struct ek__layer_norm_args *args) {
+  const target<S> target = {static_cast<S *>(args->dgamma), static_cast<S *>(args->dbeta),
+                            (S)args->gamma_scale, (S)args->beta_scale};
+  const norm_gradient<T, S> f = {static_cast<const T *>(args->dy), static_cast<const T *>(args->x),
+                                 static_cast<const S *>(args->mean),
+                                 static_cast<const S *>(args->rstd), args->width};
+  return sum_columns(at->stream, target, f, args->rows, args->width, at->workspace);
+}
+
 } // namespace
 
-extern "C" cudaError_t ek__cuda_column_sum(cudaStream_t stream, const struct ek__matrix_args *args,
-                                           void *workspace) {
-  return with_type(args->type, [&](auto zero) {
-    using T = decltype(zero);
-    const target<T> target = {static_cast<T *>(args->y), NULL, (T)args->value, T(0)};
-    const plain<T> f = {static_cast<const T *>(args->a), args->columns};
-    return sum_columns(stream, target, f, args->rows, args->columns, workspace);
-  });
-}
-
-extern "C" cudaError_t ek__cuda_layer_norm_columns(cudaStream_t stream,
-                                                   const struct ek__layer_norm_args *args,
-                                                   void *workspace) {
-  return with_type(args->type, [&](auto zero) {
-    using T = decltype(zero);
-    const target<T> target = {static_cast<T *>(args->dgamma), static_cast<T *>(args->dbeta),
-                              (T)args->gamma_scale, (T)args->beta_scale};
-    const norm_gradient<T> f = {static_cast<const T *>(args->dy), static_cast<const T *>(args->x),
-                                static_cast<const T *>(args->mean),
-                                static_cast<const T *>(args->rstd), args->width};
-    return sum_columns(stream, target, f, args->rows, args->width, workspace);
-  });
-}
+EK_CUDA_LAUNCHER(column_sum, matrix)
+EK_CUDA_LAUNCHER(layer_norm_columns, layer_norm)

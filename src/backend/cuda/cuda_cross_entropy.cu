@@ -17,16 +17,17 @@ using namespace ek__cuda;
 namespace {
 
 /* sum = the sum of e^(x - largest): what a row leaves behind for its gradient. */
-template <class T> struct normalizer { T largest, sum; };
+template <class S> struct normalizer { S largest, sum; };
 
-template <class T> struct loss {
-  T *losses, *gradient;
-  normalizer<T> *normalizers;
+template <class T, class S> struct loss {
+  S *losses;
+  T *gradient;
+  normalizer<S> *normalizers;
   const T *logits;
   const int32_t *targets;
-  const T *weights;
+  const S *weights;
   const double *scale, *all_weights; /* all_weights: their sum, on the device, or NULL */
-  const T *row_scale;
+  const S *row_scale;
   int64_t rows, classes, first_row;
   int32_t ignore_index;
   double smoothing;
@@ -36,7 +37,7 @@ template <class T> struct loss {
     return target != ignore_index && target >= 0 && target < classes;
   }
   __device__ bool wrong(int32_t target) const { return target != ignore_index && !counts(target); }
-  __device__ T weight(int64_t c) const { return weights ? weights[c] : T(1); }
+  __device__ S weight(int64_t c) const { return weights ? weights[c] : S(1); }
 };
 
 /* ---- a row, 16 bytes at a time, by the threads of a block ---- */
@@ -59,17 +60,17 @@ __device__ __forceinline__ void each_class(const T *x, int64_t n, F &f) {
 /* ---- forward ---- */
 
 /* sum of e^(x - base), base the largest x so far, or 0 while that is -infinity. */
-template <class T> struct running : normalizer<T> {
-  using normalizer<T>::largest;
-  using normalizer<T>::sum;
-  __device__ static T base(T largest) { return largest == -T(INFINITY) ? T(0) : largest; }
-  __device__ void rise(T value) {
+template <class S> struct running : normalizer<S> {
+  using normalizer<S>::largest;
+  using normalizer<S>::sum;
+  __device__ static S base(S largest) { return largest == -S(INFINITY) ? S(0) : largest; }
+  __device__ void rise(S value) {
     if (!(value > largest)) return; /* NaN does not rise; its exponential shows it */
     sum *= exp(largest - value);
     largest = value;
   }
-  __device__ void merge(T other_largest, T other_sum) {
-    const T most = other_largest > largest ? other_largest : largest, from = base(most);
+  __device__ void merge(S other_largest, S other_sum) {
+    const S most = other_largest > largest ? other_largest : largest, from = base(most);
     sum = sum * exp(largest - from) + other_sum * exp(other_largest - from);
     largest = most;
   }
@@ -77,58 +78,58 @@ template <class T> struct running : normalizer<T> {
 
 /* One thread's part of a row; depth, the sum of w (base - x), and weight, that of w, in f64 and
  * only when labels are smoothed. */
-template <class T> struct row_terms {
-  running<T> soft;
+template <class T, class S> struct row_terms {
+  running<S> soft;
   double depth, weight;
-  const T *weights;
+  const S *weights;
   bool smooth;
 
-  __device__ void deepen(T from, T to) { depth += weight * ((double)to - (double)from); }
-  __device__ T rise(T value) {
-    const T from = running<T>::base(soft.largest);
+  __device__ void deepen(S from, S to) { depth += weight * ((double)to - (double)from); }
+  __device__ S rise(S value) {
+    const S from = running<S>::base(soft.largest);
     if (!(value > soft.largest)) return from;
     soft.rise(value);
     if (smooth) deepen(from, value);
     return value;
   }
-  __device__ void smoothed(T x, int64_t c, T base) {
+  __device__ void smoothed(S x, int64_t c, S base) {
     const double w = weights ? (double)weights[c] : 1.0;
     if (w == 0.0) return; /* a class that counts for nothing may have an infinite logit */
     depth += w * ((double)base - (double)x);
     weight += w;
   }
-  __device__ void one(T x, int64_t c) {
-    const T base = rise(x);
+  __device__ void one(T value, int64_t c) {
+    const S x = S(value), base = rise(x);
     soft.sum += exp(x - base);
     if (smooth) smoothed(x, c, base);
   }
   __device__ void many(const pack<T, PACK<T>> &p, int64_t c) {
-    T most = p.at[0];
+    S most = S(p.at[0]);
     EK_UNROLL
-    for (int j = 1; j < PACK<T>; j++) most = fmax(most, p.at[j]);
-    const T base = rise(most);
+    for (int j = 1; j < PACK<T>; j++) most = fmax(most, S(p.at[j]));
+    const S base = rise(most);
     EK_UNROLL
-    for (int j = 0; j < PACK<T>; j++) soft.sum += exp(p.at[j] - base);
+    for (int j = 0; j < PACK<T>; j++) soft.sum += exp(S(p.at[j]) - base);
     if (!smooth) return;
-    for (int j = 0; j < PACK<T>; j++) smoothed(p.at[j], c + j, base);
+    for (int j = 0; j < PACK<T>; j++) smoothed(S(p.at[j]), c + j, base);
   }
 };
 
 /* Every thread gets the whole row's: each warp's first lane merges what all warps have. */
-template <class T> __device__ running<T> block_merge(running<T> mine, running<T> *scratch) {
+template <class S> __device__ running<S> block_merge(running<S> mine, running<S> *scratch) {
   const unsigned lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
   for (int stage = 0; stage < 2; stage++) {
     EK_UNROLL
     for (int distance = WARP / 2; distance > 0; distance /= 2) {
-      const T largest = __shfl_down_sync(ALL_LANES, mine.largest, distance);
-      const T sum = __shfl_down_sync(ALL_LANES, mine.sum, distance);
+      const S largest = __shfl_down_sync(ALL_LANES, mine.largest, distance);
+      const S sum = __shfl_down_sync(ALL_LANES, mine.sum, distance);
       if (lane + distance < WARP) mine.merge(largest, sum);
     }
     if (stage == 1) break;
     __syncthreads();
     if (lane == 0) scratch[warp] = mine;
     __syncthreads();
-    const running<T> none = {{-T(INFINITY), T(0)}};
+    const running<S> none = {{-S(INFINITY), S(0)}};
     mine = lane < blockDim.x / WARP ? scratch[lane] : none;
   }
   mine.largest = __shfl_sync(ALL_LANES, mine.largest, 0);
@@ -137,8 +138,8 @@ template <class T> __device__ running<T> block_merge(running<T> mine, running<T>
 }
 
 /* What a block finds out about a row: see row_terms. */
-template <class T> struct row_sums {
-  running<T> soft;
+template <class S> struct row_sums {
+  running<S> soft;
   double depth, weight;
 };
 
@@ -147,8 +148,8 @@ __device__ __forceinline__ double weigh(double weight, double term) {
   return weight == 0.0 && isinf(term) ? 0.0 : weight * term;
 }
 
-template <class T>
-__device__ void put_loss(const loss<T> &a, int64_t row, const T *x, const row_sums<T> &all) {
+template <class T, class S>
+__device__ void put_loss(const loss<T, S> &a, int64_t row, const T *x, const row_sums<S> &all) {
   const double log_sum = (double)log(all.soft.sum);
   const int32_t target = a.targets[row];
   a.normalizers[row] = all.soft;
@@ -161,37 +162,37 @@ __device__ void put_loss(const loss<T> &a, int64_t row, const T *x, const row_su
       value += a.smoothing / (double)a.classes * (all.weight * log_sum + all.depth);
     }
   }
-  a.losses[row] = (T)value;
+  a.losses[row] = (S)value;
 }
 
-template <class T>
-__device__ __forceinline__ row_sums<T> sum_row(const loss<T> &a, const T *x, running<T> *scratch,
+template <class T, class S>
+__device__ __forceinline__ row_sums<S> sum_row(const loss<T, S> &a, const T *x, running<S> *scratch,
                                                double *sums) {
-  row_terms<T> terms = {{{-T(INFINITY), T(0)}}, 0.0, 0.0, a.weights, a.smoothing != 0.0};
+  row_terms<T, S> terms = {{{-S(INFINITY), S(0)}}, 0.0, 0.0, a.weights, a.smoothing != 0.0};
   each_class(x, a.classes, terms);
-  row_sums<T> all = {block_merge(terms.soft, scratch), 0.0, 0.0};
+  row_sums<S> all = {block_merge(terms.soft, scratch), 0.0, 0.0};
   if (a.smoothing != 0.0) {
-    terms.deepen(running<T>::base(terms.soft.largest), all.soft.largest);
+    terms.deepen(running<S>::base(terms.soft.largest), all.soft.largest);
     all.depth = block_sum(terms.depth, sums);
     all.weight = block_sum(terms.weight, sums);
   }
   return all;
 }
 
-template <class T> __global__ void __launch_bounds__(512) forward_kernel(loss<T> a) {
-  __shared__ running<T> scratch[WARP];
+template <class T, class S> __global__ void __launch_bounds__(512) forward_kernel(loss<T, S> a) {
+  __shared__ running<S> scratch[WARP];
   __shared__ double sums[WARP];
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const T *x = a.logits + row * a.classes;
-    const row_sums<T> all = sum_row(a, x, scratch, sums);
+    const row_sums<S> all = sum_row(a, x, scratch, sums);
     if (threadIdx.x == 0) put_loss(a, row, x, all);
   }
 }
 
-template <class T> struct totals_of {
+template <class T, class S> struct totals_of {
   static constexpr int sums = 2;
   double *totals;
-  loss<T> a;
+  loss<T, S> a;
   __device__ void add(double sum[], int64_t row) const {
     const int32_t target = a.targets[row];
     if (!a.counts(target)) return;
@@ -206,17 +207,17 @@ template <class T> struct totals_of {
 
 /* ---- backward ---- */
 
-template <class T> struct row_gradient {
+template <class T, class S> struct row_gradient {
   T *to;
-  const T *weights;
-  T largest, own, share, whole, scale; /* whole: what e^(x - largest) is multiplied with */
+  const S *weights;
+  S largest, own, share, whole, scale; /* whole: what e^(x - largest) is multiplied with */
   int64_t target;
   bool ignored, wide;
 
   __device__ T value(T x, int64_t c) const {
     if (ignored) return T(0);
-    const T taken = share * (weights ? weights[c] : T(1)) + (c == target ? own : T(0));
-    return scale * (exp(x - largest) * whole - taken);
+    const S taken = share * (weights ? weights[c] : S(1)) + (c == target ? own : S(0));
+    return T(scale * (exp(S(x) - largest) * whole - taken));
   }
   __device__ void one(T x, int64_t c) { to[c] = value(x, c); }
   __device__ void many(const pack<T, PACK<T>> &p, int64_t c) {
@@ -232,30 +233,30 @@ template <class T> struct row_gradient {
 };
 
 /* all_weights: the sum of all class weights where labels are smoothed. */
-template <class T>
-__device__ __forceinline__ void put_gradient(const loss<T> &a, int64_t row,
-                                             const normalizer<T> &soft, double all_weights,
+template <class T, class S>
+__device__ __forceinline__ void put_gradient(const loss<T, S> &a, int64_t row,
+                                             const normalizer<S> &soft, double all_weights,
                                              double scale) {
   const T *x = a.logits + row * a.classes;
   const int32_t target = a.targets[row];
   const bool counts = a.counts(target);
   const double own = counts ? (1.0 - a.smoothing) * (double)a.weight(target) : 0.0;
   const double share = a.smoothing / (double)a.classes;
-  row_gradient<T> g;
+  row_gradient<T, S> g;
   g.to = a.gradient + row * a.classes;
   g.weights = a.weights;
   g.largest = soft.largest;
-  g.own = (T)own;
-  g.share = (T)share;
-  g.whole = (T)((own + (share != 0.0 ? share * all_weights : 0.0)) / (double)soft.sum);
-  g.scale = (T)scale;
+  g.own = (S)own;
+  g.share = (S)share;
+  g.whole = (S)((own + (share != 0.0 ? share * all_weights : 0.0)) / (double)soft.sum);
+  g.scale = (S)scale;
   g.target = target;
   g.ignored = !counts;
   g.wide = reinterpret_cast<uintptr_t>(g.to) % 16 == reinterpret_cast<uintptr_t>(x) % 16;
   each_class(x, a.classes, g);
 }
 
-template <class T> __global__ void __launch_bounds__(512) backward_kernel(loss<T> a) {
+template <class T, class S> __global__ void __launch_bounds__(512) backward_kernel(loss<T, S> a) {
   const double factor = a.scale ? *a.scale : 1.0;
   const double all_weights = a.all_weights ? *a.all_weights : (double)a.classes;
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
@@ -271,45 +272,46 @@ template <class T> __global__ void __launch_bounds__(512) backward_kernel(loss<T
 constexpr int GRADIENT_THREADS = 1024;
 
 /* Thread 0 has read the target's logit before anybody writes over it. */
-template <class T>
-__global__ void __launch_bounds__(GRADIENT_THREADS) gradient_kernel(loss<T> a, double scale) {
-  __shared__ running<T> scratch[WARP];
+template <class T, class S>
+__global__ void __launch_bounds__(GRADIENT_THREADS) gradient_kernel(loss<T, S> a, double scale) {
+  __shared__ running<S> scratch[WARP];
   __shared__ double sums[WARP];
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const T *x = a.logits + row * a.classes;
-    const row_sums<T> all = sum_row(a, x, scratch, sums);
+    const row_sums<S> all = sum_row(a, x, scratch, sums);
     if (threadIdx.x == 0) put_loss(a, row, x, all);
     __syncthreads();
     put_gradient(a, row, all.soft, all.weight, scale);
   }
 }
 
-template <class T> struct weights_of {
+template <class S> struct weights_of {
   static constexpr int sums = 1;
   double *sum_of_all;
-  const T *weights;
+  const S *weights;
   __device__ void add(double sum[], int64_t c) const { sum[0] += (double)weights[c]; }
   __device__ void finish(const double sum[]) const { *sum_of_all = sum[0]; }
 };
 
 /* ---- launching ---- */
 
-template <class T> loss<T> loss_of(const struct ek__loss_args *args, struct ek__cuda_bad *bad) {
-  loss<T> a = {};
-  a.losses = static_cast<T *>(args->losses);
-  a.normalizers = static_cast<normalizer<T> *>(args->normalizer);
+template <class T, class S>
+loss<T, S> loss_of(const struct ek__cuda_place *at, const struct ek__loss_args *args) {
+  loss<T, S> a = {};
+  a.losses = static_cast<S *>(args->losses);
+  a.normalizers = static_cast<normalizer<S> *>(args->normalizer);
   a.gradient = static_cast<T *>(args->gradient);
   a.logits = static_cast<const T *>(args->outputs);
   a.targets = static_cast<const int32_t *>(args->targets);
-  a.weights = static_cast<const T *>(args->class_weights);
+  a.weights = static_cast<const S *>(args->class_weights);
   a.scale = args->scale;
-  a.row_scale = static_cast<const T *>(args->row_scale);
+  a.row_scale = static_cast<const S *>(args->row_scale);
   a.rows = args->rows;
   a.classes = args->classes;
   a.first_row = args->first_row;
   a.ignore_index = args->ignore_index;
   a.smoothing = args->label_smoothing;
-  a.bad = &bad->target;
+  a.bad = &at->bad->target;
   return a;
 }
 
@@ -322,33 +324,6 @@ unsigned threads_for(int64_t classes, int pack_size, int64_t most = 512) {
 
 unsigned blocks_of(int64_t rows) { return (unsigned)(rows < 0x7FFFFFFF ? rows : 0x7FFFFFFF); }
 
-template <class T>
-cudaError_t forward(cudaStream_t stream, const struct ek__loss_args *args, void *workspace,
-                    struct ek__cuda_bad *bad) {
-  const loss<T> a = loss_of<T>(args, bad);
-  if (a.rows > 0) {
-    EK_LAUNCH(forward_kernel<T>, blocks_of(a.rows), threads_for(a.classes, PACK<T>), 0, stream, a);
-    const cudaError_t status = cudaGetLastError();
-    if (status != cudaSuccess) return status;
-  }
-  return sum_up(stream, a.rows, totals_of<T>{args->totals, a}, workspace);
-}
-
-template <class T>
-cudaError_t backward(cudaStream_t stream, const struct ek__loss_args *args, void *workspace,
-                     struct ek__cuda_bad *bad) {
-  loss<T> a = loss_of<T>(args, bad);
-  if (a.rows <= 0 || a.classes <= 0) return cudaSuccess;
-  if (a.weights && a.smoothing != 0.0) { /* behind the partial sums of sum_up() */
-    double *all = static_cast<double *>(workspace) + MOST_PARTIALS;
-    a.all_weights = all;
-    const cudaError_t status = sum_up(stream, a.classes, weights_of<T>{all, a.weights}, workspace);
-    if (status != cudaSuccess) return status;
-  }
-  EK_LAUNCH(backward_kernel<T>, blocks_of(a.rows), threads_for(a.classes, PACK<T>), 0, stream, a);
-  return cudaGetLastError();
-}
-
 /* Rows under way: half of an L2 of 50 MB, but one for each of 132 multiprocessors at least. */
 unsigned gradient_blocks(int64_t rows, int64_t row_bytes) {
   constexpr int64_t NEAR = (int64_t)24 << 20, LEAST = 132;
@@ -357,40 +332,55 @@ unsigned gradient_blocks(int64_t rows, int64_t row_bytes) {
   return blocks_of(rows < blocks ? rows : blocks);
 }
 
-template <class T>
-cudaError_t gradient(cudaStream_t stream, const struct ek__loss_args *args, void *workspace,
-                     struct ek__cuda_bad *bad) {
-  const loss<T> a = loss_of<T>(args, bad);
+template <class T, class S>
+cudaError_t add_totals(const struct ek__cuda_place *at, const loss<T, S> &a, double *totals) {
+  const cudaError_t status = cudaGetLastError();
+  if (status != cudaSuccess) return status;
+  return sum_up(at->stream, a.rows, totals_of<T, S>{totals, a}, at->workspace);
+}
+
+template <class T, class S>
+cudaError_t cross_entropy_forward(const struct ek__cuda_place *at,
+                                  const struct ek__loss_args *args) {
+  const loss<T, S> a = loss_of<T, S>(at, args);
   if (a.rows > 0) {
-    EK_LAUNCH(gradient_kernel<T>, gradient_blocks(a.rows, a.classes * (int64_t)sizeof(T)),
-              threads_for(a.classes, PACK<T>, GRADIENT_THREADS), 0, stream, a, args->host_scale);
-    const cudaError_t status = cudaGetLastError();
+    EK_LAUNCH((forward_kernel<T, S>), blocks_of(a.rows), threads_for(a.classes, PACK<T>), 0,
+              at->stream, a);
+  }
+  return add_totals(at, a, args->totals);
+}
+
+template <class T, class S>
+cudaError_t cross_entropy_backward(const struct ek__cuda_place *at,
+                                   const struct ek__loss_args *args) {
+  loss<T, S> a = loss_of<T, S>(at, args);
+  if (a.rows <= 0 || a.classes <= 0) return cudaSuccess;
+  if (a.weights && a.smoothing != 0.0) { /* behind the partial sums of sum_up() */
+    double *all = static_cast<double *>(at->workspace) + MOST_PARTIALS;
+    a.all_weights = all;
+    const cudaError_t status =
+        sum_up(at->stream, a.classes, weights_of<S>{all, a.weights}, at->workspace);
     if (status != cudaSuccess) return status;
   }
-  return sum_up(stream, a.rows, totals_of<T>{args->totals, a}, workspace);
+  EK_LAUNCH((backward_kernel<T, S>), blocks_of(a.rows), threads_for(a.classes, PACK<T>), 0,
+            at->stream, a);
+  return cudaGetLastError();
+}
+
+template <class T, class S>
+cudaError_t cross_entropy_gradient(const struct ek__cuda_place *at,
+                                   const struct ek__loss_args *args) {
+  const loss<T, S> a = loss_of<T, S>(at, args);
+  if (a.rows > 0) {
+    EK_LAUNCH((gradient_kernel<T, S>), gradient_blocks(a.rows, a.classes * (int64_t)sizeof(T)),
+              threads_for(a.classes, PACK<T>, GRADIENT_THREADS), 0, at->stream, a,
+              args->host_scale);
+  }
+  return add_totals(at, a, args->totals);
 }
 
 } // namespace
 
-extern "C" cudaError_t ek__cuda_cross_entropy_forward(cudaStream_t stream,
-                                                      const struct ek__loss_args *args,
-                                                      void *workspace, struct ek__cuda_bad *bad) {
-  return with_type(
-      args->type, [&](auto zero) { return forward<decltype(zero)>(stream, args, workspace, bad); });
-}
-
-extern "C" cudaError_t ek__cuda_cross_entropy_backward(cudaStream_t stream,
-                                                       const struct ek__loss_args *args,
-                                                       void *workspace, struct ek__cuda_bad *bad) {
-  return with_type(args->type, [&](auto zero) {
-    return backward<decltype(zero)>(stream, args, workspace, bad);
-  });
-}
-
-extern "C" cudaError_t ek__cuda_cross_entropy_gradient(cudaStream_t stream,
-                                                       const struct ek__loss_args *args,
-                                                       void *workspace, struct ek__cuda_bad *bad) {
-  return with_type(args->type, [&](auto zero) {
-    return gradient<decltype(zero)>(stream, args, workspace, bad);
-  });
-}
+EK_CUDA_LAUNCHER(cross_entropy_forward, loss)
+EK_CUDA_LAUNCHER(cross_entropy_backward, loss)
+EK_CUDA_LAUNCHER(cross_entropy_gradient, loss)

@@ -33,17 +33,17 @@ __device__ __forceinline__ void random_bits(ek_random_key key, uint32_t sample, 
   bits[3] = c3;
 }
 
-template <class T> struct mask {
+template <class S> struct mask {
   ek_random_key key;
   uint32_t first_sample;
   uint32_t threshold; /* unit(bits) >= p is bits >> 8 >= ceil(2^24 p), exactly */
-  T factor;           /* 1 / (1 - p) */
+  S factor;           /* 1 / (1 - p) */
 };
 
 /* N > 1: samples are whole packs, N divides 4. y may be x. */
-template <class T, int N>
+template <class T, class S, int N>
 __global__ void __launch_bounds__(BLOCK)
-    dropout_kernel(T *y, const T *x, int64_t samples, int64_t per_sample, mask<T> mask) {
+    dropout_kernel(T *y, const T *x, int64_t samples, int64_t per_sample, mask<S> mask) {
   for (walk at((per_sample + 3) / 4); at.row < samples; at.next()) {
     uint32_t bits[4];
     random_bits(mask.key, mask.first_sample + (uint32_t)at.row, (uint32_t)at.column, bits);
@@ -55,20 +55,21 @@ __global__ void __launch_bounds__(BLOCK)
       pack<T, N> value = load<N>(x + first + j);
       EK_UNROLL
       for (int i = 0; i < N; i++) {
-        value.at[i] *= bits[j + i] >> 8 >= mask.threshold ? mask.factor : T(0);
+        value.at[i] = T(S(value.at[i]) * (bits[j + i] >> 8 >= mask.threshold ? mask.factor : S(0)));
       }
       store<N>(y + first + j, value);
     }
   }
 }
 
-template <class T> cudaError_t dropout(cudaStream_t stream, const struct ek__dropout_args *args) {
+template <class T, class S>
+cudaError_t dropout(const struct ek__cuda_place *at, const struct ek__dropout_args *args) {
   if (args->samples <= 0 || args->per_sample <= 0) return cudaSuccess;
-  const mask<T> mask = {args->key, (uint32_t)args->first_sample,
-                        (uint32_t)ceil(args->p * 16777216.0), (T)(1.0 / (1.0 - args->p))};
+  const mask<S> mask = {args->key, (uint32_t)args->first_sample,
+                        (uint32_t)ceil(args->p * 16777216.0), (S)(1.0 / (1.0 - args->p))};
   const bool wide = args->per_sample % 4 == 0 && aligned(args->y, args->x);
-  const auto kernel = wide ? dropout_kernel<T, PACK<T>> : dropout_kernel<T, 1>;
-  EK_LAUNCH(kernel, blocks_for(args->samples * ((args->per_sample + 3) / 4)), BLOCK, 0, stream,
+  const auto kernel = wide ? dropout_kernel<T, S, PACK<T>> : dropout_kernel<T, S, 1>;
+  EK_LAUNCH(kernel, blocks_for(args->samples * ((args->per_sample + 3) / 4)), BLOCK, 0, at->stream,
             static_cast<T *>(args->y), static_cast<const T *>(args->x), args->samples,
             args->per_sample, mask);
   return cudaGetLastError();
@@ -76,6 +77,4 @@ template <class T> cudaError_t dropout(cudaStream_t stream, const struct ek__dro
 
 } // namespace
 
-extern "C" cudaError_t ek__cuda_dropout(cudaStream_t stream, const struct ek__dropout_args *args) {
-  return with_type(args->type, [&](auto zero) { return dropout<decltype(zero)>(stream, args); });
-}
+EK_CUDA_LAUNCHER(dropout, dropout)

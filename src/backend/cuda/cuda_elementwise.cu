@@ -11,22 +11,37 @@ using namespace ek__cuda;
 
 namespace {
 
-template <class T> struct fill_with {
+template <class S> struct fill_with {
   static constexpr int inputs = 0;
-  T value;
-  __device__ T operator()(T, T) const { return value; }
+  S value;
+  __device__ S operator()(S, S) const { return value; }
 };
 
-template <class T> struct sum_of {
+template <class S> struct sum_of {
   static constexpr int inputs = 2;
-  __device__ T operator()(T a, T b) const { return a + b; }
+  __device__ S operator()(S a, S b) const { return a + b; }
 };
 
-template <class T> struct times {
+template <class S> struct times {
   static constexpr int inputs = 1;
-  T factor;
-  __device__ T operator()(T a, T) const { return a * factor; }
+  S factor;
+  __device__ S operator()(S a, S) const { return a * factor; }
 };
+
+template <class T, class S>
+cudaError_t fill(const struct ek__cuda_place *at, const struct ek__elementwise_args *args) {
+  return map<T, S>(at->stream, args->y, NULL, NULL, args->count, fill_with<S>{(S)args->value});
+}
+
+template <class T, class S>
+cudaError_t add(const struct ek__cuda_place *at, const struct ek__elementwise_args *args) {
+  return map<T, S>(at->stream, args->y, args->a, args->b, args->count, sum_of<S>{});
+}
+
+template <class T, class S>
+cudaError_t scale(const struct ek__cuda_place *at, const struct ek__elementwise_args *args) {
+  return map<T, S>(at->stream, args->y, args->a, NULL, args->count, times<S>{(S)args->value});
+}
 
 /* ---- casts: 16-bit types are bits here, so that every compiler gives the same ones ---- */
 
@@ -129,27 +144,9 @@ template <class To> cudaError_t cast_from(cudaStream_t stream, const ek__cuda_ca
 
 /* ---- launchers ---- */
 
-extern "C" cudaError_t ek__cuda_fill(cudaStream_t stream, const struct ek__elementwise_args *args) {
-  return with_type(args->type, [&](auto zero) {
-    using T = decltype(zero);
-    return map<T>(stream, args->y, NULL, NULL, args->count, fill_with<T>{(T)args->value});
-  });
-}
-
-extern "C" cudaError_t ek__cuda_add(cudaStream_t stream, const struct ek__elementwise_args *args) {
-  return with_type(args->type, [&](auto zero) {
-    using T = decltype(zero);
-    return map<T>(stream, args->y, args->a, args->b, args->count, sum_of<T>{});
-  });
-}
-
-extern "C" cudaError_t ek__cuda_scale(cudaStream_t stream,
-                                      const struct ek__elementwise_args *args) {
-  return with_type(args->type, [&](auto zero) {
-    using T = decltype(zero);
-    return map<T>(stream, args->y, args->a, NULL, args->count, times<T>{(T)args->value});
-  });
-}
+EK_CUDA_LAUNCHER(fill, elementwise)
+EK_CUDA_LAUNCHER(add, elementwise)
+EK_CUDA_LAUNCHER(scale, elementwise)
 
 extern "C" cudaError_t ek__cuda_cast(cudaStream_t stream, const struct ek__cuda_cast_args *args) {
   if (args->count <= 0) return cudaSuccess;

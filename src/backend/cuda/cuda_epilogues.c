@@ -24,7 +24,7 @@ enum { AUX_COLUMNS = 8, AUX_BYTES = 16 };
 
 static bool fits(const struct ek__fused_args *args) {
   const struct ek__matmul_args *product = &args->product;
-  if (product->type != EK_F32 || product->m == 0 || product->n == 0 || product->k == 0)
+  if (product->types.value != EK_F32 || product->m == 0 || product->n == 0 || product->k == 0)
     return false;
   return args->pre == NULL ||
          (product->n % AUX_COLUMNS == 0 && (uintptr_t)args->pre % AUX_BYTES == 0);
@@ -44,7 +44,8 @@ static cublasLtEpilogue_t epilogue_for(const struct ek__fused_args *args) {
   return CUBLASLT_EPILOGUE_BGRADB;
 }
 
-ek_status ek__cuda_slot_matmul_fused(bool *done, ek_stream *stream, const struct ek__fused_args *args) {
+ek_status ek__cuda_slot_matmul_fused(bool *done, ek_stream *stream,
+                                     const struct ek__fused_args *args) {
   const struct ek__cuda_stream *it = ek__cuda_stream_of(stream);
   const struct ek__matmul_args *product = &args->product;
   const int64_t count = args->epilogue == EK__EPILOGUE_SUMS ? product->m : product->n;
@@ -67,6 +68,6 @@ ek_status ek__cuda_slot_matmul_fused(bool *done, ek_stream *stream, const struct
                                       .rows = 1,
                                       .columns = count,
                                       .value = args->sums_beta,
-                                      .type = product->type};
+                                      .types = product->types};
   return ek__cuda_slot_column_sum(stream, &sum);
 }

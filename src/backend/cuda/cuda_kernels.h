@@ -9,7 +9,7 @@
  *
  *   - A launcher returns what the launch said (cudaSuccess, or why nothing was queued); it never
  *     waits for the device. It works on the current device, which must be the stream's.
- *   - cudaErrorInvalidValue: a type that the kernel does not compute, a head wider than
+ *   - cudaErrorInvalidValue: types that the kernel does not compute, a head wider than
  *     EK__CUDA_MAX_HEAD_WIDTH, or more pointers than EK__CUDA_MAX_POINTERS.
  *   - The order of every sum depends on the arguments' sizes alone: the same call gives the same
  *     bits on every device and in every run.
@@ -44,6 +44,13 @@ struct ek__cuda_bad {
 #define EK__CUDA_NOTHING_BAD (~0ull)
 #define EK__CUDA_ROW_ALONE (1ull << 63)
 
+/* Where a kernel works: see above. Not every kernel needs a workspace or `bad`. */
+struct ek__cuda_place {
+  cudaStream_t stream;
+  void *workspace;
+  struct ek__cuda_bad *bad;
+};
+
 /* to[i] = (to_type)from[i] for two of f32, f64, bf16, f16; rounds to nearest, ties to even. */
 struct ek__cuda_cast_args {
   void *to;
@@ -56,52 +63,44 @@ struct ek__cuda_cast_args {
 extern "C" {
 #endif
 
-/*
- * LAUNCHER(name, kind, more): cudaError_t ek__cuda_<name>(stream, args of that kind, and more).
- * Each is in the .cu file of its family.
- */
+/* LAUNCHER(name, kind): each is in the .cu file of its family. */
 #define EK__CUDA_LAUNCHER_LIST(LAUNCHER)                                                           \
-  LAUNCHER(fill, elementwise, NOTHING)                                                             \
-  LAUNCHER(add, elementwise, NOTHING)                                                              \
-  LAUNCHER(scale, elementwise, NOTHING)                                                            \
-  LAUNCHER(add_bias, matrix, NOTHING)                                                              \
-  LAUNCHER(column_sum, matrix, WORKSPACE)                                                          \
-  LAUNCHER(activation_forward, activation, NOTHING)                                                \
-  LAUNCHER(activation_backward, activation, NOTHING)                                               \
-  LAUNCHER(dropout, dropout, NOTHING)                                                              \
-  LAUNCHER(layer_norm_forward, layer_norm, NOTHING)                                                \
-  LAUNCHER(layer_norm_backward, layer_norm, WORKSPACE)                                             \
-  LAUNCHER(lookup_forward, lookup, BAD)                                                            \
-  LAUNCHER(lookup_backward, lookup, BAD)                                                           \
-  LAUNCHER(positions_backward, lookup, NOTHING)                                                    \
-  LAUNCHER(attention_forward, attention, HEAD)                                                     \
-  LAUNCHER(attention_backward, attention, HEAD)                                                    \
-  LAUNCHER(cross_entropy_forward, loss, WORKSPACE_BAD)                                             \
-  LAUNCHER(cross_entropy_backward, loss, WORKSPACE_BAD)                                            \
-  LAUNCHER(cross_entropy_gradient, loss, WORKSPACE_BAD)                                            \
-  LAUNCHER(squared_error_forward, loss, WORKSPACE)                                                 \
-  LAUNCHER(squared_error_backward, loss, NOTHING)                                                  \
-  LAUNCHER(combine_totals, combine, NOTHING)                                                       \
-  LAUNCHER(sgd, update, NOTHING)                                                                   \
-  LAUNCHER(adamw, update, NOTHING)                                                                 \
-  LAUNCHER(square_norm, elementwise, WORKSPACE)                                                    \
+  LAUNCHER(fill, elementwise)                                                                      \
+  LAUNCHER(add, elementwise)                                                                       \
+  LAUNCHER(scale, elementwise)                                                                     \
+  LAUNCHER(add_bias, matrix)                                                                       \
+  LAUNCHER(column_sum, matrix)                                                                     \
+  LAUNCHER(activation_forward, activation)                                                         \
+  LAUNCHER(activation_backward, activation)                                                        \
+  LAUNCHER(dropout, dropout)                                                                       \
+  LAUNCHER(layer_norm_forward, layer_norm)                                                         \
+  LAUNCHER(layer_norm_backward, layer_norm)                                                        \
+  LAUNCHER(lookup_forward, lookup)                                                                 \
+  LAUNCHER(lookup_backward, lookup)                                                                \
+  LAUNCHER(positions_backward, lookup)                                                             \
+  LAUNCHER(attention_forward, attention)                                                           \
+  LAUNCHER(attention_backward, attention)                                                          \
+  LAUNCHER(cross_entropy_forward, loss)                                                            \
+  LAUNCHER(cross_entropy_backward, loss)                                                           \
+  LAUNCHER(cross_entropy_gradient, loss)                                                           \
+  LAUNCHER(squared_error_forward, loss)                                                            \
+  LAUNCHER(squared_error_backward, loss)                                                           \
+  LAUNCHER(combine_totals, combine)                                                                \
+  LAUNCHER(sgd, update)                                                                            \
+  LAUNCHER(adamw, update)                                                                          \
+  LAUNCHER(square_norm, elementwise)                                                               \
   /* Pointers may be of other devices of the process, with peer access. */                         \
-  LAUNCHER(reduce, reduce, NOTHING)
+  LAUNCHER(reduce, reduce)
 
-#define EK__CUDA_PARAMETERS_NOTHING
-#define EK__CUDA_PARAMETERS_HEAD /* no more; the slot checks the width of a head */
-#define EK__CUDA_PARAMETERS_WORKSPACE , void *workspace
-#define EK__CUDA_PARAMETERS_BAD , struct ek__cuda_bad *bad
-#define EK__CUDA_PARAMETERS_WORKSPACE_BAD , void *workspace, struct ek__cuda_bad *bad
-#define EK__CUDA_PROTOTYPE(name, kind, more)                                                       \
-  cudaError_t ek__cuda_##name(cudaStream_t stream,                                                 \
-                              const struct ek__##kind##_args *args EK__CUDA_PARAMETERS_##more);
+#define EK__CUDA_PROTOTYPE(name, kind)                                                             \
+  cudaError_t ek__cuda_##name(const struct ek__cuda_place *at,                                     \
+                              const struct ek__##kind##_args *args);
 EK__CUDA_LAUNCHER_LIST(EK__CUDA_PROTOTYPE)
 
 /* Not slots: a cast, and dgamma and dbeta of layer_norm_backward, which calls it. */
 cudaError_t ek__cuda_cast(cudaStream_t stream, const struct ek__cuda_cast_args *args);
-cudaError_t ek__cuda_layer_norm_columns(cudaStream_t stream, const struct ek__layer_norm_args *args,
-                                        void *workspace);
+cudaError_t ek__cuda_layer_norm_columns(const struct ek__cuda_place *at,
+                                        const struct ek__layer_norm_args *args);
 
 #ifdef __cplusplus
 }

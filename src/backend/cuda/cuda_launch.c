@@ -7,33 +7,32 @@ _Static_assert(EK__CUDA_KERNEL_BYTES >= EK__CUDA_WORKSPACE, "the kernels' worksp
 
 /* ---- slots that launch kernels of ours ---- */
 
-#define VALUES_NOTHING
-#define VALUES_HEAD
-#define VALUES_WORKSPACE , ek__cuda_kernel_workspace(device)
-#define VALUES_BAD , device->bad
-#define VALUES_WORKSPACE_BAD , ek__cuda_kernel_workspace(device), device->bad
-
-#define CHECK_NOTHING
-#define CHECK_WORKSPACE
-#define CHECK_BAD
-#define CHECK_WORKSPACE_BAD
-#define CHECK_HEAD EK_TRY(check_head(device, args))
-
-static ek_status check_head(const struct ek__cuda_device *device,
-                            const struct ek__attention_args *args) {
+static ek_status check_head(const struct ek__cuda_device *device, const void *raw) {
+  const struct ek__attention_args *args = raw;
   if (args->head_width <= EK__CUDA_MAX_HEAD_WIDTH) return EK_OK;
   return ek__cuda_host->error_set(
       EK_ERR_UNSUPPORTED, "%s: attention: a head is %lld wide; the kernels go up to %d",
       device->name, (long long)args->head_width, EK__CUDA_MAX_HEAD_WIDTH);
 }
 
-#define LAUNCHING_SLOT(name, kind, more)                                                           \
+static ek_status check_nothing(const struct ek__cuda_device *device, const void *raw) {
+  (void)device;
+  (void)raw;
+  return EK_OK;
+}
+
+/* What a kernel cannot do, by the kind of its arguments. */
+#define CHECK(args)                                                                                \
+  _Generic(*(args), struct ek__attention_args : check_head, default : check_nothing)
+
+#define LAUNCHING_SLOT(name, kind)                                                                 \
   ek_status ek__cuda_slot_##name EK__ARGS(kind) {                                                  \
     const struct ek__cuda_stream *it = ek__cuda_stream_of(stream);                                 \
     const struct ek__cuda_device *device = it->device;                                             \
-    CHECK_##more;                                                                                  \
+    const struct ek__cuda_place at = {it->handle, ek__cuda_kernel_workspace(device), device->bad}; \
+    EK_TRY(CHECK(args)(device, args));                                                             \
     EK_TRY(ek__cuda_enter(device));                                                                \
-    return ek__cuda_check(device, ek__cuda_##name(it->handle, args VALUES_##more), #name);         \
+    return ek__cuda_check(device, ek__cuda_##name(&at, args), #name);                              \
   }
 EK__CUDA_LAUNCHER_LIST(LAUNCHING_SLOT)
 

@@ -19,15 +19,15 @@ constexpr int ROWS = 4; /* rows of a block while a team is a warp */
 constexpr int MOST_THREADS = 512;
 
 /* A team's place and its sums. Threads: x within the team, y which team of the block. */
-template <class T> struct team {
-  T *scratch;
-  __device__ T sum(T value) const {
+template <class S> struct team {
+  S *scratch;
+  __device__ S sum(S value) const {
     return blockDim.x == WARP ? warp_sum(value) : block_sum(value, scratch);
   }
 };
 
 /* All packs of a row that are this thread's: those that are held, then, read again, the rest. */
-template <class T, int N> struct strip {
+template <class T, class S, int N> struct strip {
   pack<T, N> held[HELD];
   const T *row;
   int64_t width;
@@ -52,7 +52,7 @@ template <class T, int N> struct strip {
     pack<T, N> value = load<N>(x + column);
     const pack<T, N> more = load<N>(residual + column);
     EK_UNROLL
-    for (int j = 0; j < N; j++) value.at[j] += more.at[j];
+    for (int j = 0; j < N; j++) value.at[j] = T(S(value.at[j]) + S(more.at[j]));
     store<N>(sum + column, value);
     return value;
   }
@@ -66,42 +66,43 @@ template <class T, int N> struct strip {
   }
 };
 
-template <class T> struct forward {
-  T *y, *sum, *mean, *rstd;
+template <class T, class S> struct forward {
+  T *y, *sum;
+  S *mean, *rstd;
   const T *x, *residual, *gamma, *beta;
-  T epsilon;
+  S epsilon;
   int64_t rows, width;
 };
 
-template <class T, int N, bool Add>
-__device__ __forceinline__ strip<T, N> forward_row(const forward<T> &a, int64_t row) {
+template <class T, class S, int N, bool Add>
+__device__ __forceinline__ strip<T, S, N> forward_row(const forward<T, S> &a, int64_t row) {
   const int64_t at = row * a.width;
-  if constexpr (Add) return strip<T, N>(a.x + at, a.residual + at, a.sum + at, a.width);
-  return strip<T, N>(a.x + at, a.width);
+  if constexpr (Add) return strip<T, S, N>(a.x + at, a.residual + at, a.sum + at, a.width);
+  return strip<T, S, N>(a.x + at, a.width);
 }
 
-template <class T, int N, bool Add>
-__global__ void __launch_bounds__(MOST_THREADS) forward_kernel(forward<T> a) {
-  __shared__ T scratch[WARP];
-  const team<T> team = {scratch};
+template <class T, class S, int N, bool Add>
+__global__ void __launch_bounds__(MOST_THREADS) forward_kernel(forward<T, S> a) {
+  __shared__ S scratch[WARP];
+  const team<S> team = {scratch};
   const int64_t step = (int64_t)gridDim.x * blockDim.y;
   for (int64_t row = (int64_t)blockIdx.x * blockDim.y + threadIdx.y; row < a.rows; row += step) {
-    const strip<T, N> x = forward_row<T, N, Add>(a, row);
-    T sum = T(0), squares = T(0);
+    const strip<T, S, N> x = forward_row<T, S, N, Add>(a, row);
+    S sum = S(0), squares = S(0);
     x.each([&](const pack<T, N> &p, int64_t) {
-      for (int j = 0; j < N; j++) sum += p.at[j];
+      for (int j = 0; j < N; j++) sum += S(p.at[j]);
     });
-    const T mean = team.sum(sum) / (T)a.width;
+    const S mean = team.sum(sum) / (S)a.width;
     x.each([&](const pack<T, N> &p, int64_t) {
-      for (int j = 0; j < N; j++) squares += (p.at[j] - mean) * (p.at[j] - mean);
+      for (int j = 0; j < N; j++) squares += (S(p.at[j]) - mean) * (S(p.at[j]) - mean);
     });
-    const T rstd = T(1) / sqrt(team.sum(squares) / (T)a.width + a.epsilon);
+    const S rstd = S(1) / sqrt(team.sum(squares) / (S)a.width + a.epsilon);
     T *y = a.y + row * a.width;
     x.each([&](const pack<T, N> &p, int64_t column) {
       const pack<T, N> gamma = load<N>(a.gamma + column), beta = load<N>(a.beta + column);
       pack<T, N> result;
       for (int j = 0; j < N; j++) {
-        result.at[j] = (p.at[j] - mean) * rstd * gamma.at[j] + beta.at[j];
+        result.at[j] = T((S(p.at[j]) - mean) * rstd * S(gamma.at[j]) + S(beta.at[j]));
       }
       store<N>(y + column, result);
     });
@@ -112,53 +113,55 @@ __global__ void __launch_bounds__(MOST_THREADS) forward_kernel(forward<T> a) {
   }
 }
 
-template <class T> struct backward {
+template <class T, class S> struct backward {
   T *dx;
-  const T *residual, *dy, *x, *mean, *rstd, *gamma;
+  const T *residual, *dy, *x, *gamma;
+  const S *mean, *rstd;
   int64_t rows, width;
 };
 
 /* g = dy gamma and n = (x - mean) rstd of the columns of one pack. */
-template <class T, int N>
-__device__ __forceinline__ void slopes(pack<T, N> *g, pack<T, N> *n, const pack<T, N> &dy,
-                                       const pack<T, N> &x, const T *gamma, T mean, T rstd) {
+template <class T, class S, int N>
+__device__ __forceinline__ void slopes(pack<S, N> *g, pack<S, N> *n, const pack<T, N> &dy,
+                                       const pack<T, N> &x, const T *gamma, S mean, S rstd) {
   const pack<T, N> factor = load<N>(gamma);
   EK_UNROLL
   for (int j = 0; j < N; j++) {
-    g->at[j] = dy.at[j] * factor.at[j];
-    n->at[j] = (x.at[j] - mean) * rstd;
+    g->at[j] = S(dy.at[j]) * S(factor.at[j]);
+    n->at[j] = (S(x.at[j]) - mean) * rstd;
   }
 }
 
 /* dx may be dy, or residual: a pack is read for the last time by the thread that writes it. */
-template <class T, int N, bool Add>
-__global__ void __launch_bounds__(MOST_THREADS) backward_kernel(backward<T> a) {
-  __shared__ T scratch[WARP];
-  const team<T> team = {scratch};
+template <class T, class S, int N, bool Add>
+__global__ void __launch_bounds__(MOST_THREADS) backward_kernel(backward<T, S> a) {
+  __shared__ S scratch[WARP];
+  const team<S> team = {scratch};
   const int64_t step = (int64_t)gridDim.x * blockDim.y;
   for (int64_t row = (int64_t)blockIdx.x * blockDim.y + threadIdx.y; row < a.rows; row += step) {
-    const T mean = a.mean[row], rstd = a.rstd[row];
+    const S mean = a.mean[row], rstd = a.rstd[row];
     const T *x = a.x + row * a.width;
-    const strip<T, N> dy(a.dy + row * a.width, a.width);
-    T sum_g = T(0), sum_gn = T(0);
+    const strip<T, S, N> dy(a.dy + row * a.width, a.width);
+    S sum_g = S(0), sum_gn = S(0);
     dy.each([&](const pack<T, N> &p, int64_t column) {
-      pack<T, N> g, n;
+      pack<S, N> g, n;
       slopes(&g, &n, p, load<N>(x + column), a.gamma + column, mean, rstd);
       for (int j = 0; j < N; j++) {
         sum_g += g.at[j];
         sum_gn += g.at[j] * n.at[j];
       }
     });
-    const T average_g = team.sum(sum_g) / (T)a.width;
-    const T average_gn = team.sum(sum_gn) / (T)a.width;
+    const S average_g = team.sum(sum_g) / (S)a.width;
+    const S average_gn = team.sum(sum_gn) / (S)a.width;
     T *dx = a.dx + row * a.width;
     /* x again: from L1 or L2 */
     dy.each([&](const pack<T, N> &p, int64_t column) {
-      pack<T, N> g, n, result = {};
+      pack<S, N> g, n;
+      pack<T, N> result = {};
       slopes(&g, &n, p, load<N>(x + column), a.gamma + column, mean, rstd);
       if (Add) result = load<N>(a.residual + row * a.width + column);
       for (int j = 0; j < N; j++) {
-        result.at[j] += rstd * (g.at[j] - average_g - n.at[j] * average_gn);
+        result.at[j] = T(S(result.at[j]) + rstd * (g.at[j] - average_g - n.at[j] * average_gn));
       }
       store<N>(dx + column, result);
     });
@@ -181,67 +184,65 @@ struct shape {
   }
 };
 
-template <class T, bool Add>
+template <class T, class S, bool Add>
 cudaError_t run_forward(cudaStream_t stream, const struct ek__layer_norm_args *args) {
   if (args->rows <= 0) return cudaSuccess;
-  const forward<T> a = {static_cast<T *>(args->y),
-                        static_cast<T *>(args->sum),
-                        static_cast<T *>(args->mean),
-                        static_cast<T *>(args->rstd),
-                        static_cast<const T *>(args->x),
-                        static_cast<const T *>(args->residual),
-                        static_cast<const T *>(args->gamma),
-                        static_cast<const T *>(args->beta),
-                        (T)args->epsilon,
-                        args->rows,
-                        args->width};
+  const forward<T, S> a = {static_cast<T *>(args->y),
+                           static_cast<T *>(args->sum),
+                           static_cast<S *>(args->mean),
+                           static_cast<S *>(args->rstd),
+                           static_cast<const T *>(args->x),
+                           static_cast<const T *>(args->residual),
+                           static_cast<const T *>(args->gamma),
+                           static_cast<const T *>(args->beta),
+                           (S)args->epsilon,
+                           args->rows,
+                           args->width};
   const bool wide =
       args->width % PACK<T> == 0 && aligned(a.y, a.sum, a.x, a.residual, a.gamma, a.beta);
   const shape shape(args->rows, args->width, wide ? PACK<T> : 1);
-  const auto kernel = wide ? forward_kernel<T, PACK<T>, Add> : forward_kernel<T, 1, Add>;
+  const auto kernel = wide ? forward_kernel<T, S, PACK<T>, Add> : forward_kernel<T, S, 1, Add>;
   EK_LAUNCH(kernel, shape.blocks, shape.block, 0, stream, a);
   return cudaGetLastError();
 }
 
-template <class T, bool Add>
+template <class T, class S, bool Add>
 cudaError_t run_backward(cudaStream_t stream, const struct ek__layer_norm_args *args) {
   if (args->rows <= 0 || args->width <= 0) return cudaSuccess;
-  const backward<T> a = {static_cast<T *>(args->dx),
-                         static_cast<const T *>(args->residual),
-                         static_cast<const T *>(args->dy),
-                         static_cast<const T *>(args->x),
-                         static_cast<const T *>(args->mean),
-                         static_cast<const T *>(args->rstd),
-                         static_cast<const T *>(args->gamma),
-                         args->rows,
-                         args->width};
+  const backward<T, S> a = {static_cast<T *>(args->dx),
+                            static_cast<const T *>(args->residual),
+                            static_cast<const T *>(args->dy),
+                            static_cast<const T *>(args->x),
+                            static_cast<const T *>(args->gamma),
+                            static_cast<const S *>(args->mean),
+                            static_cast<const S *>(args->rstd),
+                            args->rows,
+                            args->width};
   const bool wide = args->width % PACK<T> == 0 && aligned(a.dx, a.residual, a.dy, a.x, a.gamma);
   const shape shape(args->rows, args->width, wide ? PACK<T> : 1);
-  const auto kernel = wide ? backward_kernel<T, PACK<T>, Add> : backward_kernel<T, 1, Add>;
+  const auto kernel = wide ? backward_kernel<T, S, PACK<T>, Add> : backward_kernel<T, S, 1, Add>;
   EK_LAUNCH(kernel, shape.blocks, shape.block, 0, stream, a);
   return cudaGetLastError();
+}
+
+template <class T, class S>
+cudaError_t layer_norm_forward(const struct ek__cuda_place *at,
+                               const struct ek__layer_norm_args *args) {
+  return args->residual ? run_forward<T, S, true>(at->stream, args)
+                        : run_forward<T, S, false>(at->stream, args);
+}
+
+/* The columns before dx is written, which may be dy. */
+template <class T, class S>
+cudaError_t layer_norm_backward(const struct ek__cuda_place *at,
+                                const struct ek__layer_norm_args *args) {
+  const cudaError_t status = ek__cuda_layer_norm_columns(at, args);
+  if (status != cudaSuccess || !args->dx) return status;
+  return args->residual ? run_backward<T, S, true>(at->stream, args)
+                        : run_backward<T, S, false>(at->stream, args);
 }
 
 } // namespace
 
-extern "C" cudaError_t ek__cuda_layer_norm_forward(cudaStream_t stream,
-                                                   const struct ek__layer_norm_args *args) {
-  return with_type(args->type, [&](auto zero) {
-    using T = decltype(zero);
-    return args->residual ? run_forward<T, true>(stream, args)
-                          : run_forward<T, false>(stream, args);
-  });
-}
-
-/* The columns before dx is written, which may be dy. */
-extern "C" cudaError_t ek__cuda_layer_norm_backward(cudaStream_t stream,
-                                                    const struct ek__layer_norm_args *args,
-                                                    void *workspace) {
-  const cudaError_t status = ek__cuda_layer_norm_columns(stream, args, workspace);
-  if (status != cudaSuccess || !args->dx) return status;
-  return with_type(args->type, [&](auto zero) {
-    using T = decltype(zero);
-    return args->residual ? run_backward<T, true>(stream, args)
-                          : run_backward<T, false>(stream, args);
-  });
-}
+EK_CUDA_LAUNCHER(layer_norm_forward, layer_norm)
+EK_CUDA_LAUNCHER(layer_norm_backward, layer_norm)

@@ -24,7 +24,8 @@ __device__ __forceinline__ bool in_table(int32_t index, int64_t entries) {
   return index >= 0 && index < entries;
 }
 
-template <class T, int N> __global__ void __launch_bounds__(BLOCK) forward_kernel(table<T> a) {
+template <class T, class S, int N>
+__global__ void __launch_bounds__(BLOCK) forward_kernel(table<T> a) {
   for (walk at(a.width / N); at.row < a.rows; at.next()) {
     const int32_t index = a.index[at.row];
     const int64_t column = at.column * N;
@@ -35,7 +36,7 @@ template <class T, int N> __global__ void __launch_bounds__(BLOCK) forward_kerne
         const T *from = a.positions + at.row % a.period * a.width + column;
         const pack<T, N> position = load<N>(from);
         EK_UNROLL
-        for (int j = 0; j < N; j++) value.at[j] += position.at[j];
+        for (int j = 0; j < N; j++) value.at[j] = T(S(value.at[j]) + S(position.at[j]));
       }
     } else if (at.column == 0) {
       report_bad(a.bad, a.first + at.row, index);
@@ -44,9 +45,8 @@ template <class T, int N> __global__ void __launch_bounds__(BLOCK) forward_kerne
   }
 }
 
-template <class T>
-cudaError_t forward(cudaStream_t stream, const struct ek__lookup_args *args,
-                    struct ek__cuda_bad *bad) {
+template <class T, class S>
+cudaError_t lookup_forward(const struct ek__cuda_place *at, const struct ek__lookup_args *args) {
   if (args->rows <= 0 || args->width <= 0) return cudaSuccess;
   const table<T> a = {static_cast<T *>(args->y),
                       static_cast<const T *>(args->table),
@@ -57,11 +57,11 @@ cudaError_t forward(cudaStream_t stream, const struct ek__lookup_args *args,
                       args->entries,
                       args->period,
                       args->first,
-                      &bad->index};
+                      &at->bad->index};
   const bool wide = args->width % PACK<T> == 0 && aligned(a.y, a.entry, a.positions);
-  const auto kernel = wide ? forward_kernel<T, PACK<T>> : forward_kernel<T, 1>;
-  EK_LAUNCH(kernel, blocks_for(args->rows * args->width / (wide ? PACK<T> : 1)), BLOCK, 0, stream,
-            a);
+  const auto kernel = wide ? forward_kernel<T, S, PACK<T>> : forward_kernel<T, S, 1>;
+  EK_LAUNCH(kernel, blocks_for(args->rows * args->width / (wide ? PACK<T> : 1)), BLOCK, 0,
+            at->stream, a);
   return cudaGetLastError();
 }
 
@@ -71,8 +71,8 @@ constexpr int COLUMNS = 4;       /* of a thread: COLUMNS * BLOCK of a block */
 constexpr int AHEAD = 4;         /* rows of dy that are read before the first is added */
 constexpr int64_t STRIPS = 1024; /* parts of the table at most; entry e belongs to e % strips */
 
-template <class T> struct gradient {
-  T *dtable;
+template <class T, class S> struct gradient {
+  S *dtable;
   const T *dy;
   const int32_t *index;
   int64_t rows, width, entries, first;
@@ -95,20 +95,20 @@ __device__ int rank_in_block(bool match, int *warps, int *matches) {
 }
 
 /* Adds AHEAD listed rows or fewer; a thread owns its columns, so their order is the list's. */
-template <class T>
-__device__ __forceinline__ void add_rows(const gradient<T> &a, const int64_t *list, int count,
+template <class T, class S>
+__device__ __forceinline__ void add_rows(const gradient<T, S> &a, const int64_t *list, int count,
                                          int64_t first_column) {
   EK_UNROLL
   for (int c = 0; c < COLUMNS; c++) {
     const int64_t column = first_column + c * BLOCK;
     if (column >= a.width) break;
-    T slope[AHEAD];
+    S slope[AHEAD];
     EK_UNROLL
     for (int k = 0; k < AHEAD; k++) {
-      if (k < count) slope[k] = a.dy[list[k] * a.width + column];
+      if (k < count) slope[k] = S(a.dy[list[k] * a.width + column]);
     }
     int64_t open = a.index[list[0]]; /* the entry that `sum` is of */
-    T sum = a.dtable[open * a.width + column];
+    S sum = a.dtable[open * a.width + column];
     EK_UNROLL
     for (int k = 0; k < AHEAD; k++) {
       if (k >= count) break;
@@ -125,7 +125,8 @@ __device__ __forceinline__ void add_rows(const gradient<T> &a, const int64_t *li
 }
 
 /* Block (x, y): the entries e with e % gridDim.x == x, COLUMNS * BLOCK columns from y on. */
-template <class T> __global__ void __launch_bounds__(BLOCK) backward_kernel(gradient<T> a) {
+template <class T, class S>
+__global__ void __launch_bounds__(BLOCK) backward_kernel(gradient<T, S> a) {
   __shared__ int64_t list[BLOCK];
   __shared__ int warps[BLOCK / WARP];
   const int64_t column = (int64_t)blockIdx.y * COLUMNS * BLOCK + threadIdx.x;
@@ -145,75 +146,62 @@ template <class T> __global__ void __launch_bounds__(BLOCK) backward_kernel(grad
   }
 }
 
-template <class T>
-cudaError_t backward(cudaStream_t stream, const struct ek__lookup_args *args,
-                     struct ek__cuda_bad *bad) {
+template <class T, class S>
+cudaError_t lookup_backward(const struct ek__cuda_place *at, const struct ek__lookup_args *args) {
   if (args->rows <= 0 || args->width <= 0) return cudaSuccess;
-  const gradient<T> a = {static_cast<T *>(args->y),
-                         static_cast<const T *>(args->table),
-                         args->index,
-                         args->rows,
-                         args->width,
-                         args->entries,
-                         args->first,
-                         &bad->index};
+  const gradient<T, S> a = {static_cast<S *>(args->y),
+                            static_cast<const T *>(args->table),
+                            args->index,
+                            args->rows,
+                            args->width,
+                            args->entries,
+                            args->first,
+                            &at->bad->index};
   int64_t strips = args->entries < args->rows ? args->entries : args->rows;
   if (strips > STRIPS) strips = STRIPS;
   if (strips < 1) strips = 1;
   const int64_t parts = (args->width + COLUMNS * BLOCK - 1) / (COLUMNS * BLOCK);
-  EK_LAUNCH(backward_kernel<T>, dim3((unsigned)strips, (unsigned)parts), BLOCK, 0, stream, a);
+  EK_LAUNCH((backward_kernel<T, S>), dim3((unsigned)strips, (unsigned)parts), BLOCK, 0, at->stream,
+            a);
   return cudaGetLastError();
 }
 
 /* ---- positions ---- */
 
-template <class T, int N>
+template <class T, class S, int N>
 __global__ void __launch_bounds__(BLOCK)
-    positions_kernel(T *y, const T *dy, int64_t rows, int64_t width, int64_t period, T beta) {
+    positions_kernel(S *y, const T *dy, int64_t rows, int64_t width, int64_t period, S beta) {
   for (walk at(width / N); at.row < period; at.next()) {
     const int64_t place = at.row * width + at.column * N;
-    pack<T, N> sum = {};
+    pack<S, N> sum = {};
     EK_UNROLL_BY(4)
     for (int64_t row = at.row; row < rows; row += period) {
       const pack<T, N> slope = load<N>(dy + row * width + at.column * N);
-      for (int j = 0; j < N; j++) sum.at[j] += slope.at[j];
+      for (int j = 0; j < N; j++) sum.at[j] += S(slope.at[j]);
     }
-    if (beta != T(0)) {
-      const pack<T, N> before = load<N>(y + place);
+    if (beta != S(0)) {
+      const pack<S, N> before = load<N>(y + place);
       for (int j = 0; j < N; j++) sum.at[j] += beta * before.at[j];
     }
     store<N>(y + place, sum);
   }
 }
 
-template <class T> cudaError_t positions(cudaStream_t stream, const struct ek__lookup_args *args) {
+template <class T, class S>
+cudaError_t positions_backward(const struct ek__cuda_place *at,
+                               const struct ek__lookup_args *args) {
   if (args->period <= 0 || args->width <= 0) return cudaSuccess;
-  T *y = static_cast<T *>(args->y);
+  S *y = static_cast<S *>(args->y);
   const T *dy = static_cast<const T *>(args->table);
-  const bool wide = args->width % PACK<T> == 0 && aligned(y, dy);
-  const auto kernel = wide ? positions_kernel<T, PACK<T>> : positions_kernel<T, 1>;
-  EK_LAUNCH(kernel, blocks_for(args->period * args->width / (wide ? PACK<T> : 1)), BLOCK, 0, stream,
-            y, dy, args->rows, args->width, args->period, (T)args->beta);
+  const bool wide = args->width % PACK<S> == 0 && aligned(y, dy);
+  const auto kernel = wide ? positions_kernel<T, S, PACK<S>> : positions_kernel<T, S, 1>;
+  EK_LAUNCH(kernel, blocks_for(args->period * args->width / (wide ? PACK<S> : 1)), BLOCK, 0,
+            at->stream, y, dy, args->rows, args->width, args->period, (S)args->beta);
   return cudaGetLastError();
 }
 
 } // namespace
 
-extern "C" cudaError_t ek__cuda_lookup_forward(cudaStream_t stream,
-                                               const struct ek__lookup_args *args,
-                                               struct ek__cuda_bad *bad) {
-  return with_type(args->type,
-                   [&](auto zero) { return forward<decltype(zero)>(stream, args, bad); });
-}
-
-extern "C" cudaError_t ek__cuda_lookup_backward(cudaStream_t stream,
-                                                const struct ek__lookup_args *args,
-                                                struct ek__cuda_bad *bad) {
-  return with_type(args->type,
-                   [&](auto zero) { return backward<decltype(zero)>(stream, args, bad); });
-}
-
-extern "C" cudaError_t ek__cuda_positions_backward(cudaStream_t stream,
-                                                   const struct ek__lookup_args *args) {
-  return with_type(args->type, [&](auto zero) { return positions<decltype(zero)>(stream, args); });
-}
+EK_CUDA_LAUNCHER(lookup_forward, lookup)
+EK_CUDA_LAUNCHER(lookup_backward, lookup)
+EK_CUDA_LAUNCHER(positions_backward, lookup)

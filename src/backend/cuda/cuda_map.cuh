@@ -1,5 +1,5 @@
 /*
- * cuda_map.cuh - y[i] = f(a[i], b[i]) over a flat range, 16 bytes at a time where all pointers are
+ * cuda_map.cuh - y[i] = f(a[i], b[i]) over a flat range, in the type of sums, 16 bytes at a time where all pointers are
  * aligned, with the rest one by one.
  *
  * Floor: bytes read and written over the bandwidth of the memory.
@@ -12,7 +12,7 @@
 namespace ek__cuda {
 
 /* F::inputs says how many of a and b are read. y may be one of them. */
-template <class T, int N, class F>
+template <class T, class S, int N, class F>
 __global__ void __launch_bounds__(BLOCK)
     map_kernel(T *y, const T *a, const T *b, int64_t count, F f) {
   const int64_t packs = count / N;
@@ -21,21 +21,21 @@ __global__ void __launch_bounds__(BLOCK)
     if (F::inputs > 0) x0 = load<N>(a + i * N);
     if (F::inputs > 1) x1 = load<N>(b + i * N);
     EK_UNROLL
-    for (int j = 0; j < N; j++) result.at[j] = f(x0.at[j], x1.at[j]);
+    for (int j = 0; j < N; j++) result.at[j] = T(f(S(x0.at[j]), S(x1.at[j])));
     store<N>(y + i * N, result);
   }
   for (int64_t i = packs * N + thread_index(); i < count; i += thread_count()) {
-    y[i] = f(F::inputs > 0 ? a[i] : T(0), F::inputs > 1 ? b[i] : T(0));
+    y[i] = T(f(F::inputs > 0 ? S(a[i]) : S(0), F::inputs > 1 ? S(b[i]) : S(0)));
   }
 }
 
-template <class T, class F>
+template <class T, class S, class F>
 inline cudaError_t map(cudaStream_t stream, void *y, const void *a, const void *b, int64_t count,
                        F f) {
   if (count <= 0) return cudaSuccess;
   const bool wide = aligned(y, F::inputs > 0 ? a : NULL, F::inputs > 1 ? b : NULL);
   const unsigned blocks = blocks_for(wide ? count / PACK<T> : count);
-  const auto kernel = wide ? map_kernel<T, PACK<T>, F> : map_kernel<T, 1, F>;
+  const auto kernel = wide ? map_kernel<T, S, PACK<T>, F> : map_kernel<T, S, 1, F>;
   EK_LAUNCH(kernel, blocks, BLOCK, 0, stream, static_cast<T *>(y), static_cast<const T *>(a),
             static_cast<const T *>(b), count, f);
   return cudaGetLastError();

@@ -134,14 +134,23 @@ template <class T> __device__ __forceinline__ T block_sum(T value, T *scratch) {
   return warp_sum(lane < warps ? scratch[lane] : T(0));
 }
 
-/* ---- dispatch over the type of the elements ---- */
+/* ---- launchers ---- */
 
-/* Calls f(T()) for f32 or f64 and gives what it gives. */
-template <class F> inline cudaError_t with_type(ek_type type, F f) {
-  if (type == EK_F32) return f(float());
-  if (type == EK_F64) return f(double());
+/* Calls f(V(), S()) for the types of values and of sums, and gives what it gives. */
+template <class F> inline cudaError_t with_types(struct ek__types types, F f) {
+  if (types.value == EK_F32 && types.sum == EK_F32) return f(float(), float());
+  if (types.value == EK_F64 && types.sum == EK_F64) return f(double(), double());
   return cudaErrorInvalidValue;
 }
+
+/* The launcher of cuda_kernels.h, from a template of its name over both types. */
+#define EK_CUDA_LAUNCHER(name, kind)                                                               \
+  extern "C" cudaError_t ek__cuda_##name(const struct ek__cuda_place *at,                          \
+                                         const struct ek__##kind##_args *args) {                   \
+    return with_types(args->types, [&](auto value, auto sum) {                                     \
+      return name<decltype(value), decltype(sum)>(at, args);                                       \
+    });                                                                                            \
+  }
 
 } // namespace ek__cuda
 

@@ -67,7 +67,7 @@ static struct shape shape_of(const struct ek__cuda_product *what) {
   return (struct shape){.m = args->m,
                         .n = args->n,
                         .k = args->k,
-                        .type = (uint32_t)args->type,
+                        .type = (uint32_t)args->types.value,
                         .transpose_a = args->transpose_a,
                         .transpose_b = args->transpose_b,
                         .has_beta = args->beta != 0,
@@ -110,7 +110,7 @@ static ek_status describe_epilogue(const struct product *product,
 
 static ek_status describe(struct product *product, const struct ek__cuda_product *what) {
   const struct ek__matmul_args *args = what->args;
-  const bool wide = args->type == EK_F64;
+  const bool wide = args->types.value == EK_F64;
   const bool tf32 = product->device->group->options.allow_tf32;
   const cublasComputeType_t compute = wide   ? CUBLAS_COMPUTE_64F
                                       : tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32
@@ -198,7 +198,7 @@ static ek_status multiply(const struct product *product, const struct plan *plan
                           const struct ek__matmul_args *args, cudaStream_t stream) {
   const double one = 1, beta = args->beta;
   const float one_f = 1, beta_f = (float)beta;
-  const bool wide = args->type == EK_F64;
+  const bool wide = args->types.value == EK_F64;
   return ek__cuda_check_blas(
       product->device,
       cublasLtMatmul(product->device->products, product->description,
@@ -261,7 +261,8 @@ ek_status ek__cuda_products_warm(const struct ek__cuda_stream *stream, void *mem
                                          .transpose_a = kinds[kind].transpose_a,
                                          .transpose_b = kinds[kind].transpose_b,
                                          .beta = kinds[kind].beta,
-                                         .type = i % 2 == 0 ? EK_F32 : EK_F64};
+                                         .types = i % 2 == 0 ? (struct ek__types){EK_F32, EK_F32}
+                                                             : (struct ek__types){EK_F64, EK_F64}};
     const bool gelu = kinds[kind].epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS ||
                       kinds[kind].epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD;
     const struct ek__cuda_product what = {.args = &args,
@@ -282,9 +283,8 @@ static ek_status scale_only(ek_stream *stream, const struct ek__matmul_args *arg
                                              .a = args->c,
                                              .count = args->m * args->n,
                                              .value = args->beta,
-                                             .type = args->type};
-  return args->beta == 0 ? ek__cuda_slot_fill(stream, &scale)
-                         : ek__cuda_slot_scale(stream, &scale);
+                                             .types = args->types};
+  return args->beta == 0 ? ek__cuda_slot_fill(stream, &scale) : ek__cuda_slot_scale(stream, &scale);
 }
 
 ek_status ek__cuda_slot_matmul(ek_stream *stream, const struct ek__matmul_args *args) {
@@ -296,7 +296,7 @@ ek_status ek__cuda_slot_matmul(ek_stream *stream, const struct ek__matmul_args *
     EK_TRY(scale_only(stream, args));
   } else {
     /* cuBLASLt adds a bias to f32, not to f64. */
-    if (args->bias != NULL && args->type == EK_F32) {
+    if (args->bias != NULL && args->types.value == EK_F32) {
       const struct ek__cuda_product with_bias = {args, CUBLASLT_EPILOGUE_BIAS, args->bias, NULL};
       EK_TRY(ek__cuda_multiply(&done, it, &with_bias));
       if (done) return EK_OK;
@@ -311,6 +311,6 @@ ek_status ek__cuda_slot_matmul(ek_stream *stream, const struct ek__matmul_args *
   }
   if (args->bias == NULL) return EK_OK;
   const struct ek__matrix_args bias = {
-      .y = args->c, .b = args->bias, .rows = args->m, .columns = args->n, .type = args->type};
+      .y = args->c, .b = args->bias, .rows = args->m, .columns = args->n, .types = args->types};
   return ek__cuda_slot_add_bias(stream, &bias);
 }

@@ -66,6 +66,8 @@ template <class T> cudaError_t reduce(cudaStream_t stream, const struct ek__redu
 
 } // namespace
 
-extern "C" cudaError_t ek__cuda_reduce(cudaStream_t stream, const struct ek__reduce_args *args) {
-  return with_type(args->type, [&](auto zero) { return reduce<decltype(zero)>(stream, args); });
+extern "C" cudaError_t ek__cuda_reduce(const struct ek__cuda_place *at,
+                                       const struct ek__reduce_args *args) {
+  return with_types({args->type, args->type},
+                    [&](auto zero, auto) { return reduce<decltype(zero)>(at->stream, args); });
 }

@@ -9,14 +9,14 @@ using namespace ek__cuda;
 
 namespace {
 
-template <class T> struct squares {
+template <class T, class S> struct squares {
   static constexpr int sums = 1;
   double *totals;
-  T *losses;
+  S *losses;
   const T *y, *target;
   int64_t count;
   __device__ void add(double sum[], int64_t i) const {
-    const T difference = y[i] - target[i], l = difference * difference;
+    const S difference = S(y[i]) - S(target[i]), l = difference * difference;
     if (losses) losses[i] = l;
     sum[0] += (double)l;
   }
@@ -26,39 +26,53 @@ template <class T> struct squares {
   }
 };
 
-template <class T> struct gradient {
+template <class T, class S> struct gradient {
   T *to;
-  const T *y, *target, *element_scale;
+  const T *y, *target;
+  const S *element_scale;
   const double *scale;
   int64_t count;
 };
 
-template <class T, int N> __global__ void __launch_bounds__(BLOCK) gradient_kernel(gradient<T> a) {
+template <class T, class S, int N>
+__global__ void __launch_bounds__(BLOCK) gradient_kernel(gradient<T, S> a) {
   const double factor = 2.0 * (a.scale ? *a.scale : 1.0);
   for (int64_t i = thread_index() * N; i < a.count; i += thread_count() * N) {
     const pack<T, N> y = load<N>(a.y + i), target = load<N>(a.target + i);
-    pack<T, N> scale = {}, result;
+    pack<S, N> scale = {};
+    pack<T, N> result;
     if (a.element_scale) scale = load<N>(a.element_scale + i);
     EK_UNROLL
     for (int j = 0; j < N; j++) {
-      const T all = (T)(a.element_scale ? factor * (double)scale.at[j] : factor);
-      result.at[j] = all * (y.at[j] - target.at[j]);
+      const S all = (S)(a.element_scale ? factor * (double)scale.at[j] : factor);
+      result.at[j] = T(all * (S(y.at[j]) - S(target.at[j])));
     }
     store<N>(a.to + i, result);
   }
 }
 
-template <class T> cudaError_t backward(cudaStream_t stream, const struct ek__loss_args *args) {
+template <class T, class S>
+cudaError_t squared_error_forward(const struct ek__cuda_place *at,
+                                  const struct ek__loss_args *args) {
+  const squares<T, S> f = {args->totals, static_cast<S *>(args->losses),
+                           static_cast<const T *>(args->outputs),
+                           static_cast<const T *>(args->targets), args->rows};
+  return sum_up(at->stream, args->rows, f, at->workspace);
+}
+
+template <class T, class S>
+cudaError_t squared_error_backward(const struct ek__cuda_place *at,
+                                   const struct ek__loss_args *args) {
   if (args->rows <= 0) return cudaSuccess;
-  const gradient<T> a = {static_cast<T *>(args->gradient),
-                         static_cast<const T *>(args->outputs),
-                         static_cast<const T *>(args->targets),
-                         static_cast<const T *>(args->row_scale),
-                         args->scale,
-                         args->rows};
+  const gradient<T, S> a = {static_cast<T *>(args->gradient),
+                            static_cast<const T *>(args->outputs),
+                            static_cast<const T *>(args->targets),
+                            static_cast<const S *>(args->row_scale),
+                            args->scale,
+                            args->rows};
   const bool wide = a.count % PACK<T> == 0 && aligned(a.to, a.y, a.target, a.element_scale);
-  const auto kernel = wide ? gradient_kernel<T, PACK<T>> : gradient_kernel<T, 1>;
-  EK_LAUNCH(kernel, blocks_for(a.count / (wide ? PACK<T> : 1)), BLOCK, 0, stream, a);
+  const auto kernel = wide ? gradient_kernel<T, S, PACK<T>> : gradient_kernel<T, S, 1>;
+  EK_LAUNCH(kernel, blocks_for(a.count / (wide ? PACK<T> : 1)), BLOCK, 0, at->stream, a);
   return cudaGetLastError();
 }
 
@@ -97,24 +111,10 @@ __global__ void combine_kernel(const terms a) {
 
 } // namespace
 
-extern "C" cudaError_t ek__cuda_squared_error_forward(cudaStream_t stream,
-                                                      const struct ek__loss_args *args,
-                                                      void *workspace) {
-  return with_type(args->type, [&](auto zero) {
-    using T = decltype(zero);
-    const squares<T> f = {args->totals, static_cast<T *>(args->losses),
-                          static_cast<const T *>(args->outputs),
-                          static_cast<const T *>(args->targets), args->rows};
-    return sum_up(stream, args->rows, f, workspace);
-  });
-}
+EK_CUDA_LAUNCHER(squared_error_forward, loss)
+EK_CUDA_LAUNCHER(squared_error_backward, loss)
 
-extern "C" cudaError_t ek__cuda_squared_error_backward(cudaStream_t stream,
-                                                       const struct ek__loss_args *args) {
-  return with_type(args->type, [&](auto zero) { return backward<decltype(zero)>(stream, args); });
-}
-
-extern "C" cudaError_t ek__cuda_combine_totals(cudaStream_t stream,
+extern "C" cudaError_t ek__cuda_combine_totals(const struct ek__cuda_place *at,
                                                const struct ek__combine_args *args) {
   terms a = {};
   if (args->terms > sizeof a.coefficients / sizeof a.coefficients[0]) return cudaErrorInvalidValue;
@@ -124,6 +124,6 @@ extern "C" cudaError_t ek__cuda_combine_totals(cudaStream_t stream,
   for (size_t j = 0; j < args->terms; j++) a.coefficients[j] = args->coefficients[j];
   a.count = (int)args->terms;
   a.divide = args->divide;
-  EK_LAUNCH(combine_kernel, 1, 1, 0, stream, a);
+  EK_LAUNCH(combine_kernel, 1, 1, 0, at->stream, a);
   return cudaGetLastError();
 }

@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(BLOCK) update_kernel(arrays<T> a, gradient_sca
   }
 }
 
-template <class T> struct sgd {
+template <class T> struct plain_sgd {
   static constexpr int states = 0;
   T rate, decay;
   __device__ bool reads() const { return false; }
@@ -99,7 +99,7 @@ template <class T> struct adam {
 };
 
 template <class T, class F>
-cudaError_t run(cudaStream_t stream, const struct ek__update_args *args, F f) {
+cudaError_t run(const struct ek__cuda_place *at, const struct ek__update_args *args, F f) {
   if (args->count <= 0) return cudaSuccess;
   const arrays<T> a = {static_cast<T *>(args->p), static_cast<T *>(args->state0),
                        static_cast<T *>(args->state1), static_cast<const T *>(args->g),
@@ -108,7 +108,7 @@ cudaError_t run(cudaStream_t stream, const struct ek__update_args *args, F f) {
   const bool wide =
       aligned(a.p, a.g, F::states > 0 ? a.state0 : NULL, F::states > 1 ? a.state1 : NULL);
   const auto kernel = wide ? update_kernel<T, PACK<T>, F> : update_kernel<T, 1, F>;
-  EK_LAUNCH(kernel, blocks_for(a.count / (wide ? PACK<T> : 1)), BLOCK, 0, stream, a, scale, f);
+  EK_LAUNCH(kernel, blocks_for(a.count / (wide ? PACK<T> : 1)), BLOCK, 0, at->stream, a, scale, f);
   return cudaGetLastError();
 }
 
@@ -138,35 +138,29 @@ template <class T> struct square_sum {
   }
 };
 
+template <class, class S>
+cudaError_t sgd(const struct ek__cuda_place *at, const struct ek__update_args *args) {
+  const S rate = (S)args->learning_rate, decay = (S)args->weight_decay;
+  if (!args->state0 || args->momentum == 0.0) return run<S>(at, args, plain_sgd<S>{rate, decay});
+  return run<S>(at, args,
+                sgd_momentum<S>{rate, decay, (S)args->momentum, (S)(1.0 - args->dampening),
+                                args->nesterov, args->first});
+}
+
+template <class, class S>
+cudaError_t adamw(const struct ek__cuda_place *at, const struct ek__update_args *args) {
+  return run<S>(at, args, adam_of<S>(args));
+}
+
+template <class T, class>
+cudaError_t square_norm(const struct ek__cuda_place *at, const struct ek__elementwise_args *args) {
+  const square_sum<T> f = {static_cast<double *>(args->y), static_cast<const T *>(args->a),
+                           args->value};
+  return sum_up(at->stream, args->count, f, at->workspace);
+}
+
 } // namespace
 
-extern "C" cudaError_t ek__cuda_sgd(cudaStream_t stream, const struct ek__update_args *args) {
-  return with_type(args->type, [&](auto zero) {
-    using T = decltype(zero);
-    const T rate = (T)args->learning_rate, decay = (T)args->weight_decay;
-    if (!args->state0 || args->momentum == 0.0) {
-      return run<T>(stream, args, sgd<T>{rate, decay});
-    }
-    return run<T>(stream, args,
-                  sgd_momentum<T>{rate, decay, (T)args->momentum, (T)(1.0 - args->dampening),
-                                  args->nesterov, args->first});
-  });
-}
-
-extern "C" cudaError_t ek__cuda_adamw(cudaStream_t stream, const struct ek__update_args *args) {
-  return with_type(args->type, [&](auto zero) {
-    using T = decltype(zero);
-    return run<T>(stream, args, adam_of<T>(args));
-  });
-}
-
-extern "C" cudaError_t ek__cuda_square_norm(cudaStream_t stream,
-                                            const struct ek__elementwise_args *args,
-                                            void *workspace) {
-  return with_type(args->type, [&](auto zero) {
-    using T = decltype(zero);
-    const square_sum<T> f = {static_cast<double *>(args->y), static_cast<const T *>(args->a),
-                             args->value};
-    return sum_up(stream, args->count, f, workspace);
-  });
-}
+EK_CUDA_LAUNCHER(sgd, update)
+EK_CUDA_LAUNCHER(adamw, update)
+EK_CUDA_LAUNCHER(square_norm, elementwise)

@@ -45,195 +45,135 @@ static ek_status read_free(uint64_t *bytes, const struct ek__cuda_gpu *gpu) {
 
 /* ---- kernels: a matrix of a few numbers, all zero, in all roles ---- */
 
-enum { ROWS = 2, WIDTH = 16, TOKENS = 4 };
+enum { ROWS = 4, WIDTH = 16, PART = 64 << 10, PARTS = 8 };
 
-struct place {
-  cudaStream_t stream;
-  char *data; /* zeros; parts of PART bytes */
-  void *workspace;
-  const struct ek__cuda_device *device;
+/* One of each kind of arguments. What is read as an index or a target lies where nothing writes. */
+struct samples {
+  struct ek__elementwise_args elementwise;
+  struct ek__matrix_args matrix;
+  struct ek__activation_args activation;
+  struct ek__dropout_args dropout;
+  struct ek__layer_norm_args layer_norm;
+  struct ek__lookup_args lookup;
+  struct ek__attention_args attention;
+  struct ek__loss_args loss;
+  struct ek__combine_args combine;
+  struct ek__update_args update;
+  struct ek__reduce_args reduce;
 };
-enum { PART = 64 << 10, PARTS = 8 };
 
-static void *part(const struct place *at, int number) { return at->data + (size_t)number * PART; }
+static struct samples samples_of(void *const part[PARTS], ek_type type) {
+  const struct ek__types types = {type, type};
+  return (struct samples){
+      .elementwise = {part[0], part[1], part[2], (int64_t)ROWS * WIDTH, 1, types},
+      .matrix = {part[0], part[1], part[2], ROWS, WIDTH, 0, types},
+      .activation = {.y = part[0],
+                     .x = part[1],
+                     .dy = part[3],
+                     .rows = ROWS,
+                     .columns = WIDTH,
+                     .types = types},
+      .dropout = {.y = part[0],
+                  .x = part[1],
+                  .samples = ROWS,
+                  .per_sample = WIDTH,
+                  .p = 0.5,
+                  .types = types},
+      .layer_norm = {.y = part[0],
+                     .mean = part[1],
+                     .rstd = part[2],
+                     .sum = part[3],
+                     .x = part[3],
+                     .gamma = part[4],
+                     .beta = part[4],
+                     .dx = part[0],
+                     .dgamma = part[5],
+                     .dbeta = part[6],
+                     .dy = part[3],
+                     .epsilon = 1,
+                     .rows = ROWS,
+                     .width = WIDTH,
+                     .types = types},
+      .lookup = {.y = part[0],
+                 .table = part[1],
+                 .index = part[7],
+                 .positions = part[2],
+                 .rows = ROWS,
+                 .width = WIDTH,
+                 .entries = ROWS,
+                 .period = 1,
+                 .types = types},
+      .attention = {.out = part[0],
+                    .lse = part[1],
+                    .dqkv = part[2],
+                    .qkv = part[3],
+                    .dout = part[4],
+                    .batch = 1,
+                    .tokens = ROWS,
+                    .heads = 1,
+                    .head_width = 32,
+                    .types = types},
+      .loss = {.losses = part[0],
+               .normalizer = part[1],
+               .totals = part[2],
+               .gradient = part[3],
+               .outputs = part[4],
+               .targets = part[7],
+               .rows = ROWS,
+               .classes = WIDTH,
+               .ignore_index = -1,
+               .types = types},
+      .combine = {part[0], part[1], part[2], {1}, 1, true},
+      .update = {.p = part[0],
+                 .state0 = part[1],
+                 .state1 = part[2],
+                 .g = part[3],
+                 .count = WIDTH,
+                 .epsilon = 1,
+                 .correction1 = 1,
+                 .correction2 = 1,
+                 .types = types},
+      .reduce = {&part[0], (const void *const *)&part[1], 1, 1, WIDTH, type}};
+}
 
-static cudaError_t first_error(const cudaError_t *errors, size_t count) {
-  for (size_t i = 0; i < count; i++) {
-    if (errors[i] != cudaSuccess) return errors[i];
+/* Runs ek__cuda_<name> over its sample, unless something failed before. */
+#define WARM(name, kind)                                                                           \
+  if (error == cudaSuccess) error = ek__cuda_##name(at, &of->kind);
+
+/* All kernels, and then those that have more than one form. */
+static cudaError_t warm_samples(const struct ek__cuda_place *at, struct samples *of,
+                                void *const part[PARTS]) {
+  cudaError_t error = cudaSuccess;
+  EK__CUDA_LAUNCHER_LIST(WARM)
+  of->layer_norm.residual = part[7];
+  WARM(layer_norm_forward, layer_norm)
+  WARM(layer_norm_backward, layer_norm)
+  for (of->attention.head_width = 64; of->attention.head_width <= EK__CUDA_MAX_HEAD_WIDTH;
+       of->attention.head_width *= 2) {
+    WARM(attention_forward, attention)
+    WARM(attention_backward, attention)
   }
-  return cudaSuccess;
-}
-#define FIRST_ERROR(...)                                                                           \
-  first_error((const cudaError_t[]){__VA_ARGS__},                                                  \
-              sizeof((const cudaError_t[]){__VA_ARGS__}) / sizeof(cudaError_t))
-
-static cudaError_t warm_elements(const struct place *at, ek_type type) {
-  const cudaStream_t stream = at->stream;
-  const struct ek__elementwise_args flat = {.y = part(at, 0),
-                                            .a = part(at, 1),
-                                            .b = part(at, 2),
-                                            .count = (int64_t)ROWS * WIDTH,
-                                            .value = 1,
-                                            .type = type};
-  const struct ek__matrix_args matrix = {.y = part(at, 0),
-                                         .a = part(at, 1),
-                                         .b = part(at, 2),
-                                         .rows = ROWS,
-                                         .columns = WIDTH,
-                                         .type = type};
-  const struct ek__dropout_args dropout = {.y = part(at, 0),
-                                           .x = part(at, 1),
-                                           .samples = ROWS,
-                                           .per_sample = WIDTH,
-                                           .p = 0.5,
-                                           .type = type};
-  return FIRST_ERROR(
-      ek__cuda_fill(stream, &flat), ek__cuda_add(stream, &flat), ek__cuda_scale(stream, &flat),
-      ek__cuda_add_bias(stream, &matrix), ek__cuda_column_sum(stream, &matrix, at->workspace),
-      ek__cuda_dropout(stream, &dropout), ek__cuda_square_norm(stream, &flat, at->workspace));
+#define ACTIVATION(NAME, name, kept)                                                               \
+  of->activation.kind = EK_ACTIVATION_##NAME;                                                      \
+  of->activation.bias = NULL;                                                                      \
+  WARM(activation_forward, activation)                                                             \
+  WARM(activation_backward, activation)                                                            \
+  of->activation.bias = part[2];                                                                   \
+  WARM(activation_forward, activation)
+  EK_ACTIVATION_LIST(ACTIVATION)
+  return error;
 }
 
-/* Each activation with a bias, without one, and back. */
-static cudaError_t warm_activations(const struct place *at, ek_type type) {
-  static const ek_activation kinds[] = {
-#define KIND(NAME, name, kept) EK_ACTIVATION_##NAME,
-      EK_ACTIVATION_LIST(KIND)};
-  for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
-    struct ek__activation_args args = {.kind = kinds[i],
-                                       .y = part(at, 0),
-                                       .x = part(at, 1),
-                                       .dy = part(at, 3),
-                                       .rows = ROWS,
-                                       .columns = WIDTH,
-                                       .type = type};
-    struct ek__activation_args with_bias = args;
-    with_bias.bias = part(at, 2);
-    const cudaError_t error = FIRST_ERROR(ek__cuda_activation_forward(at->stream, &args),
-                                          ek__cuda_activation_forward(at->stream, &with_bias),
-                                          ek__cuda_activation_backward(at->stream, &args));
-    if (error != cudaSuccess) return error;
-  }
-  return cudaSuccess;
-}
-
-static cudaError_t warm_layers(const struct place *at, ek_type type) {
-  const cudaStream_t stream = at->stream;
-  const struct ek__layer_norm_args norm = {.y = part(at, 0),
-                                           .mean = part(at, 1),
-                                           .rstd = part(at, 2),
-                                           .x = part(at, 3),
-                                           .gamma = part(at, 4),
-                                           .beta = part(at, 4),
-                                           .dx = part(at, 0),
-                                           .dgamma = part(at, 5),
-                                           .dbeta = part(at, 6),
-                                           .dy = part(at, 3),
-                                           .epsilon = 1,
-                                           .rows = ROWS,
-                                           .width = WIDTH,
-                                           .type = type};
-  struct ek__layer_norm_args of_a_sum = norm;
-  of_a_sum.sum = part(at, 3);
-  of_a_sum.residual = part(at, 7);
-  const struct ek__lookup_args lookup = {.y = part(at, 0),
-                                         .table = part(at, 1),
-                                         .index = part(at, 7),
-                                         .positions = part(at, 2),
-                                         .rows = ROWS,
-                                         .width = WIDTH,
-                                         .entries = ROWS,
-                                         .period = 1,
-                                         .type = type};
-  return FIRST_ERROR(ek__cuda_layer_norm_forward(stream, &norm),
-                     ek__cuda_layer_norm_backward(stream, &norm, at->workspace),
-                     ek__cuda_layer_norm_forward(stream, &of_a_sum),
-                     ek__cuda_layer_norm_backward(stream, &of_a_sum, at->workspace),
-                     ek__cuda_lookup_forward(stream, &lookup, at->device->bad),
-                     ek__cuda_lookup_backward(stream, &lookup, at->device->bad),
-                     ek__cuda_positions_backward(stream, &lookup));
-}
-
-/* The kernels are made for heads of up to 32, 64, 128 and 256. */
-static cudaError_t warm_attention(const struct place *at, ek_type type) {
-  for (int64_t head = 32; head <= EK__CUDA_MAX_HEAD_WIDTH; head *= 2) {
-    const struct ek__attention_args args = {.out = part(at, 0),
-                                            .lse = part(at, 1),
-                                            .dqkv = part(at, 2),
-                                            .qkv = part(at, 3),
-                                            .dout = part(at, 4),
-                                            .batch = 1,
-                                            .tokens = TOKENS,
-                                            .heads = 1,
-                                            .head_width = head,
-                                            .type = type};
-    const cudaError_t error = FIRST_ERROR(ek__cuda_attention_forward(at->stream, &args),
-                                          ek__cuda_attention_backward(at->stream, &args));
-    if (error != cudaSuccess) return error;
-  }
-  return cudaSuccess;
-}
-
-static cudaError_t warm_losses(const struct place *at, ek_type type) {
-  const cudaStream_t stream = at->stream;
-  const struct ek__loss_args entropy = {.losses = part(at, 0),
-                                        .normalizer = part(at, 1),
-                                        .totals = part(at, 2),
-                                        .gradient = part(at, 3),
-                                        .outputs = part(at, 4),
-                                        .targets = part(at, 7),
-                                        .rows = ROWS,
-                                        .classes = WIDTH,
-                                        .ignore_index = -1,
-                                        .type = type};
-  struct ek__loss_args squared = entropy;
-  squared.rows = (int64_t)ROWS * WIDTH;
-  squared.classes = 1;
-  squared.targets = part(at, 5);
-  const struct ek__combine_args combine = {.combined = part(at, 0),
-                                           .scales = part(at, 1),
-                                           .totals = part(at, 2),
-                                           .coefficients = {1},
-                                           .terms = 1,
-                                           .divide = true};
-  return FIRST_ERROR(
-      ek__cuda_cross_entropy_forward(stream, &entropy, at->workspace, at->device->bad),
-      ek__cuda_cross_entropy_backward(stream, &entropy, at->workspace, at->device->bad),
-      ek__cuda_cross_entropy_gradient(stream, &entropy, at->workspace, at->device->bad),
-      ek__cuda_squared_error_forward(stream, &squared, at->workspace),
-      ek__cuda_squared_error_backward(stream, &squared), ek__cuda_combine_totals(stream, &combine));
-}
-
-static cudaError_t warm_training(const struct place *at, ek_type type) {
-  const struct ek__update_args update = {.p = part(at, 0),
-                                         .state0 = part(at, 1),
-                                         .state1 = part(at, 2),
-                                         .g = part(at, 3),
-                                         .count = WIDTH,
-                                         .epsilon = 1,
-                                         .correction1 = 1,
-                                         .correction2 = 1,
-                                         .type = type};
-  void *destination = part(at, 0);
-  const void *source = part(at, 1);
-  const struct ek__reduce_args reduce = {.destinations = &destination,
-                                         .sources = &source,
-                                         .destination_count = 1,
-                                         .source_count = 1,
-                                         .count = WIDTH,
-                                         .type = type};
-  return FIRST_ERROR(ek__cuda_sgd(at->stream, &update), ek__cuda_adamw(at->stream, &update),
-                     ek__cuda_reduce(at->stream, &reduce));
-}
-
-static ek_status warm_kernels(const struct place *at) {
+static ek_status warm_kernels(const struct ek__cuda_device *device, const struct ek__cuda_place *at,
+                              char *zeros) {
   static const ek_type types[] = {EK_F32, EK_F64};
-  EK_TRY(ek__cuda_check(at->device, cudaMemsetAsync(at->data, 0, (size_t)PARTS * PART, at->stream),
+  void *part[PARTS];
+  for (int i = 0; i < PARTS; i++) part[i] = zeros + (size_t)i * PART;
+  EK_TRY(ek__cuda_check(device, cudaMemsetAsync(zeros, 0, (size_t)PARTS * PART, at->stream),
                         "cudaMemsetAsync"));
   for (size_t i = 0; i < 2; i++) {
-    const cudaError_t error = FIRST_ERROR(
-        warm_elements(at, types[i]), warm_activations(at, types[i]), warm_layers(at, types[i]),
-        warm_attention(at, types[i]), warm_losses(at, types[i]), warm_training(at, types[i]));
-    EK_TRY(ek__cuda_check(at->device, error, "loading the kernels"));
+    struct samples samples = samples_of(part, types[i]);
+    EK_TRY(ek__cuda_check(device, warm_samples(at, &samples, part), "loading the kernels"));
   }
   return EK_OK;
 }
@@ -243,12 +183,11 @@ static ek_status warm_kernels(const struct place *at) {
 /* On the first device of the GPU, in memory that the arenas have later. */
 static ek_status load_code(struct ek__cuda_gpu *gpu, struct ek__cuda_device *device) {
   char *scratch = gpu->scratch;
-  const struct place at = {.stream = device->streams[EK_STREAM_COMPUTE].handle,
-                           .data = scratch,
-                           .workspace = scratch + EK__CUDA_PRODUCT_BYTES,
-                           .device = device};
+  const struct ek__cuda_place at = {.stream = device->streams[EK_STREAM_COMPUTE].handle,
+                                    .workspace = scratch + EK__CUDA_PRODUCT_BYTES,
+                                    .bad = device->bad};
   EK_TRY(ek__cuda_enter(device));
-  EK_TRY(warm_kernels(&at));
+  EK_TRY(warm_kernels(device, &at, scratch));
   device->workspace = scratch; /* products work here, on numbers in the kernels' part */
   const ek_status status =
       ek__cuda_products_warm(&device->streams[EK_STREAM_COMPUTE], scratch + EK__CUDA_PRODUCT_BYTES);
