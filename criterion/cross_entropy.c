@@ -21,40 +21,46 @@ struct cross_entropy {
   ek_criterion base;
   int32_t ignore_index;
   double label_smoothing;
-  ek_tensor weights; /* the only constant, if there is one */
-  double *weight_values;
+  double *weights; /* NULL: all 1 */
+  int64_t classes; /* of them */
 };
 
-/* Fills what the operations want; *weights is where the constant's tensor is kept meanwhile. */
+static ek_status declare(const ek_module *self, ek_declaration *declaration) {
+  const struct cross_entropy *c = (const struct cross_entropy *)self;
+  if (c->weights == NULL) return EK_OK;
+  return ek_declare_buffer(declaration, "class_weights", 1, &c->classes,
+                           ek_initializer_values(c->weights));
+}
+
+/* Fills what the operations want; *weights is where the tensor of the weights is kept meanwhile. */
 static ek_status get_terms(ek_cross_entropy_terms *terms, ek_tensor *weights,
-                           const struct cross_entropy *c, ek_criterion_pass *pass,
-                           const ek_tensor *logits) {
+                           const struct cross_entropy *c, ek_pass *pass, const ek_tensor *logits) {
   if (logits->rank < 1) {
-    return ek_error_set(EK_ERR_SHAPE, "cross_entropy: the logits have rank 0, expected classes as "
-                                      "the last dimension");
+    return ek_error_set(EK_ERR_SHAPE,
+                        "the logits have rank 0, expected classes as the last dimension");
   }
   *terms = (ek_cross_entropy_terms){.ignore_index = c->ignore_index,
                                     .label_smoothing = c->label_smoothing};
-  if (c->weight_values == NULL) return EK_OK;
-  EK_TRY(ek_criterion_pass_constant(weights, pass, 0));
+  if (c->weights == NULL) return EK_OK;
   const int64_t classes = logits->shape[logits->rank - 1];
-  if (weights->shape[0] != classes) {
+  if (c->classes != classes) {
     return ek_error_set(EK_ERR_SHAPE,
-                        "cross_entropy: the logits have %" PRId64 " classes, but there "
-                        "are %" PRId64 " class weights",
-                        classes, weights->shape[0]);
+                        "the logits have %" PRId64 " classes, but there are %" PRId64
+                        " class weights",
+                        classes, c->classes);
   }
+  EK_TRY(ek_pass_parameter(weights, pass, 0));
   terms->class_weights = weights;
   return EK_OK;
 }
 
 /* The loss, and the gradient over the logits if this is the time for it: *written. */
-static ek_status compute(ek_criterion_pass *pass, const ek_tensor *logits, const ek_tensor *targets,
+static ek_status compute(ek_pass *pass, const ek_tensor *logits, const ek_tensor *targets,
                          const ek_cross_entropy_terms *terms, ek_tensor *losses,
                          ek_tensor *normalizer, ek_tensor *totals, bool *written) {
-  ek_stream *stream = ek_criterion_pass_stream(pass);
+  ek_stream *stream = ek_pass_stream(pass);
   double scale = 1.0;
-  *written = ek_criterion_pass_gradient_now(&scale, pass);
+  *written = ek_pass_gradient_now(&scale, pass);
   if (!*written) {
     return ek_op_cross_entropy_forward(stream, losses, normalizer, totals, logits, targets, terms);
   }
@@ -63,33 +69,31 @@ static ek_status compute(ek_criterion_pass *pass, const ek_tensor *logits, const
                                       targets, terms, scale);
 }
 
-static ek_status forward(const ek_criterion *self, ek_criterion_pass *pass,
-                         const ek_tensor *outputs, const ek_tensor *targets, ek_tensor *totals) {
-  const struct cross_entropy *c = (const struct cross_entropy *)self;
-  const ek_tensor *logits = &outputs[0];
+static ek_status forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                         ek_tensor *outputs) {
+  const ek_tensor *logits = &inputs[0], *targets = &inputs[1];
   ek_cross_entropy_terms terms;
   ek_tensor weights = {0}, losses = {0}, normalizer = {0};
-  EK_TRY(get_terms(&terms, &weights, c, pass, logits));
+  EK_TRY(get_terms(&terms, &weights, (const struct cross_entropy *)self, pass, logits));
+  EK_TRY(ek_pass_totals(&outputs[0], pass));
 
   bool written = false;
   ek_status status = EK_OK;
   int64_t pairs[EK_MAX_RANK];
   memcpy(pairs, logits->shape, sizeof pairs);
   pairs[logits->rank - 1] = 2;
-  EK_TRY_GOTO(status,
-              ek_criterion_pass_create(&normalizer, pass, logits->type, logits->rank, pairs),
+  EK_TRY_GOTO(status, ek_pass_output(&normalizer, pass, logits->type, logits->rank, pairs),
               cleanup);
-  EK_TRY_GOTO(
-      status,
-      ek_criterion_pass_create(&losses, pass, logits->type, logits->rank - 1, logits->shape),
-      cleanup);
-  EK_TRY_GOTO(status,
-              compute(pass, logits, &targets[0], &terms, &losses, &normalizer, totals, &written),
+  EK_TRY_GOTO(status, ek_pass_output(&losses, pass, logits->type, logits->rank - 1, logits->shape),
               cleanup);
-  if (self->reduction == EK_REDUCTION_NONE) {
-    EK_TRY_GOTO(status, ek_criterion_pass_losses(pass, &losses), cleanup);
-  }
-  if (!written) EK_TRY_GOTO(status, ek_criterion_pass_save(pass, &normalizer), cleanup);
+  EK_TRY_GOTO(status,
+              compute(pass, logits, targets, &terms, &losses, &normalizer, &outputs[0], &written),
+              cleanup);
+  if (self->outputs == 2) EK_TRY_GOTO(status, ek_tensor_share(&outputs[1], &losses), cleanup);
+  if (written) goto cleanup;
+  EK_TRY_GOTO(status, ek_pass_save(pass, logits), cleanup);
+  EK_TRY_GOTO(status, ek_pass_save(pass, targets), cleanup);
+  EK_TRY_GOTO(status, ek_pass_save(pass, &normalizer), cleanup);
 
 cleanup:
   ek_tensor_free(&losses);
@@ -97,39 +101,44 @@ cleanup:
   return status;
 }
 
-static ek_status backward(const ek_criterion *self, ek_criterion_pass *pass,
-                          const ek_tensor *outputs, const ek_tensor *targets,
-                          const ek_tensor *scales, ek_tensor *gradients) {
-  const ek_tensor *logits = &outputs[0];
+static ek_status backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
+                          ek_tensor *grad_inputs) {
+  const ek_tensor scale = ek_criterion_scale(&grad_outputs[0], 0);
+  const bool single = self->outputs == 2; /* with a factor for each loss */
   ek_cross_entropy_terms terms;
-  ek_tensor weights = {0}, normalizer = {0}, factors = {0};
-  EK_TRY(get_terms(&terms, &weights, (const struct cross_entropy *)self, pass, logits));
-  const bool with_factors = ek_criterion_pass_loss_factors(&factors, pass);
-
-  EK_TRY(ek_criterion_pass_take(&normalizer, pass));
+  ek_tensor logits = {0}, targets = {0}, normalizer = {0}, weights = {0};
   ek_status status = EK_OK;
-  EK_TRY_GOTO(status, ek_criterion_pass_gradient(&gradients[0], pass, logits), cleanup);
-  status = ek_op_cross_entropy_backward(ek_criterion_pass_stream(pass), &gradients[0], logits,
-                                        &normalizer, &targets[0], &terms, scales,
-                                        with_factors ? &factors : NULL);
+  EK_TRY_GOTO(status, ek_pass_take(&normalizer, pass), cleanup);
+  EK_TRY_GOTO(status, ek_pass_take(&targets, pass), cleanup);
+  EK_TRY_GOTO(status, ek_pass_take(&logits, pass), cleanup);
+  if (grad_inputs == NULL) goto cleanup;
+  EK_TRY_GOTO(status,
+              get_terms(&terms, &weights, (const struct cross_entropy *)self, pass, &logits),
+              cleanup);
+  EK_TRY_GOTO(status, ek_pass_input_gradient(&grad_inputs[0], pass, &logits), cleanup);
+  status = ek_op_cross_entropy_backward(ek_pass_stream(pass), &grad_inputs[0], &logits, &normalizer,
+                                        &targets, &terms, single ? NULL : &scale,
+                                        single ? &grad_outputs[1] : NULL);
 
 cleanup:
+  ek_tensor_free(&logits);
+  ek_tensor_free(&targets);
   ek_tensor_free(&normalizer);
   return status;
 }
 
-static void release(ek_criterion *self) {
-  struct cross_entropy *c = (struct cross_entropy *)self;
-  ek__free(c->weight_values);
-  ek__free(c);
+static void release(ek_module *self) {
+  ek__free(((struct cross_entropy *)self)->weights);
+  ek__free(self);
 }
 
-static const ek_criterion_ops ops = {.size = sizeof(ek_criterion_ops),
-                                     .kind = "cross_entropy",
-                                     .forward = forward,
-                                     .backward = backward,
-                                     .free = release,
-                                     .types = EK_TYPES_F32 | EK_TYPES_F64};
+static const ek_module_ops ops = {.size = sizeof(ek_module_ops),
+                                  .kind = "cross_entropy",
+                                  .parameters = declare,
+                                  .forward = forward,
+                                  .backward = backward,
+                                  .free = release,
+                                  .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 /* ---- creation ---- */
 
@@ -163,17 +172,13 @@ static ek_status read_options(ek_cross_entropy_options *o,
 
 static ek_status keep_weights(struct cross_entropy *c, const ek_cross_entropy_options *o) {
   const size_t classes = (size_t)o->classes;
-  c->weight_values = ek__calloc(classes, sizeof(double));
-  if (c->weight_values == NULL) {
+  c->weights = ek__calloc(classes, sizeof(double));
+  if (c->weights == NULL) {
     return ek_error_set(EK_ERR_OUT_OF_MEMORY,
-                        "cross_entropy: the host has no memory for %zu class "
-                        "weights",
-                        classes);
+                        "cross_entropy: the host has no memory for %zu class weights", classes);
   }
-  memcpy(c->weight_values, o->class_weights, classes * sizeof(double));
-  EK_TRY(ek_tensor_host(&c->weights, c->weight_values, EK_F64, 1, &o->classes));
-  c->base.constants = &c->weights;
-  c->base.constant_count = 1;
+  memcpy(c->weights, o->class_weights, classes * sizeof(double));
+  c->classes = o->classes;
   return EK_OK;
 }
 
@@ -197,6 +202,6 @@ ek_status ek_cross_entropy_create(ek_criterion **criterion,
   return EK_OK;
 
 cleanup:
-  release(&c->base);
+  release(&c->base.base);
   return status;
 }

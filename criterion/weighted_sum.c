@@ -1,21 +1,22 @@
 /*
  * weighted_sum.c - several losses for several outputs.
  *
- * The parts are any criteria, weighted sums among them. A part with k terms of its own (1 but for
- * weighted sums) takes the next k rows of the totals, the next k scales and coefficients, and the
- * next constants, so that terms and coefficients of nested sums come out flat.
+ * The parts are any criteria, weighted sums among them, and the children "0", "1", ... of the sum. A
+ * part with k terms of its own (1 but for weighted sums) takes the next k rows of the totals and the
+ * next k coefficients, so that terms and coefficients of nested sums come out flat.
  */
 #include <evenkeel/weighted_sum.h>
 
 #include <math.h>
+#include <stdio.h>
+#include <string.h>
 
 #include "core/alloc.h"
-#include "criterion_pass.h"
 
 struct part {
   ek_criterion *criterion; /* a reference of its own */
-  struct ek__criterion_counts counts;
-  size_t output, target, term, constant; /* where its own begin */
+  size_t outputs, targets,
+      terms; /* how many it had when the sum was made: what it is laid out by */
 };
 
 struct weighted_sum {
@@ -23,77 +24,105 @@ struct weighted_sum {
   struct part *parts;
   size_t count;
   double coefficients[EK_MAX_TERMS];
-  ek_tensor constants[EK_MAX_CONSTANTS]; /* copies of the parts': loans */
 };
 
-static ek_status forward(const ek_criterion *self, ek_criterion_pass *pass,
-                         const ek_tensor *outputs, const ek_tensor *targets, ek_tensor *totals) {
+static ek_status declare(const ek_module *self, ek_declaration *declaration) {
   const struct weighted_sum *w = (const struct weighted_sum *)self;
   for (size_t i = 0; i < w->count; i++) {
     const struct part *p = &w->parts[i];
-    ek_tensor own = {0};
-    EK_TRY(ek__criterion_unchanged(p->criterion, &p->counts));
-    EK_TRY(ek_tensor_rows(&own, totals, (int64_t)p->term, (int64_t)p->counts.terms));
-    const ek_status status = ek_criterion_pass_forward(
-        pass, p->criterion, p->constant, outputs + p->output, targets + p->target, &own);
-    ek_tensor_free(&own);
-    if (status != EK_OK) return status;
+    ek_module *child = &p->criterion->base;
+    char name[24];
+    if (child->inputs != p->outputs + p->targets || child->targets != p->targets ||
+        child->terms != p->terms || child->outputs != 1) {
+      return ek_error_set(EK_ERR_STATE,
+                          "weighted_sum: outputs, targets or terms of terms[%zu] (%s) were changed "
+                          "after the sum was made",
+                          i, child->ops->kind);
+    }
+    snprintf(name, sizeof name, "%zu", i);
+    EK_TRY(ek_declare_module(declaration, name, child));
   }
   return EK_OK;
 }
 
-static ek_status backward(const ek_criterion *self, ek_criterion_pass *pass,
-                          const ek_tensor *outputs, const ek_tensor *targets,
-                          const ek_tensor *scales, ek_tensor *gradients) {
+static ek_status forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                         ek_tensor *outputs) {
   const struct weighted_sum *w = (const struct weighted_sum *)self;
-  /* Backwards, because the parts share one stack. */
-  for (size_t i = w->count; i-- > 0;) {
+  const ek_tensor *output = inputs, *target = inputs + ek_criterion_outputs(&w->base);
+  int64_t term = 0;
+  EK_TRY(ek_pass_totals(&outputs[0], pass));
+  for (size_t i = 0; i < w->count; i++) {
     const struct part *p = &w->parts[i];
-    ek_tensor own = {0};
-    EK_TRY(ek__criterion_unchanged(p->criterion, &p->counts));
-    EK_TRY(ek_tensor_rows(&own, scales, (int64_t)p->term, (int64_t)p->counts.terms));
-    const ek_status status =
-        ek_criterion_pass_backward(pass, p->criterion, p->constant, outputs + p->output,
-                                   targets + p->target, &own, gradients + p->output);
-    ek_tensor_free(&own);
+    ek_tensor own[EK_MAX_INPUTS] = {{0}}, rows = {0}, totals[EK_MAX_TENSORS] = {{0}};
+    ek_child_options options = EK_CHILD_OPTIONS_INIT;
+    memcpy(own, output, p->outputs * sizeof *own);
+    memcpy(own + p->outputs, target, p->targets * sizeof *own);
+    EK_TRY(ek_tensor_rows(&rows, &outputs[0], term, (int64_t)p->terms));
+    options.totals = &rows;
+    const ek_status status = ek_pass_child_forward_with(totals, pass, i, own, &options);
+    ek_tensor_free(&totals[0]);
+    ek_tensor_free(&rows);
     if (status != EK_OK) return status;
+    output += p->outputs;
+    target += p->targets;
+    term += (int64_t)p->terms;
   }
   return EK_OK;
 }
 
-static void release(ek_criterion *self) {
+static ek_status backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
+                          ek_tensor *grad_inputs) {
+  const struct weighted_sum *w = (const struct weighted_sum *)self;
+  size_t output = ek_criterion_outputs(&w->base);
+  int64_t term = (int64_t)self->terms;
+  for (size_t i = w->count; i-- > 0;) { /* backwards, because the parts share one stack */
+    const struct part *p = &w->parts[i];
+    ek_tensor scales = {0}, own[EK_MAX_INPUTS] = {{0}};
+    output -= p->outputs;
+    term -= (int64_t)p->terms;
+    EK_TRY(ek_tensor_rows(&scales, &grad_outputs[0], term, (int64_t)p->terms));
+    const ek_status status =
+        ek_pass_child_backward(grad_inputs == NULL ? NULL : own, pass, i, &scales);
+    ek_tensor_free(&scales);
+    if (status != EK_OK) return status;
+    if (grad_inputs != NULL) memcpy(grad_inputs + output, own, p->outputs * sizeof *own);
+  }
+  return EK_OK;
+}
+
+static void release(ek_module *self) {
   struct weighted_sum *w = (struct weighted_sum *)self;
   for (size_t i = 0; i < w->count; i++) ek_criterion_free(w->parts[i].criterion);
   ek__free(w->parts);
   ek__free(w);
 }
 
-static const ek_criterion_ops ops = {.size = sizeof(ek_criterion_ops),
-                                     .kind = "weighted_sum",
-                                     .forward = forward,
-                                     .backward = backward,
-                                     .free = release,
-                                     .types = EK_TYPES_F32 | EK_TYPES_F64};
+static const ek_module_ops ops = {.size = sizeof(ek_module_ops),
+                                  .kind = "weighted_sum",
+                                  .parameters = declare,
+                                  .forward = forward,
+                                  .backward = backward,
+                                  .free = release,
+                                  .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 /* ---- creation ---- */
 
 static ek_status check_part(const ek_criterion *part, size_t index, ek_reduction reduction,
                             double coefficient) {
-  struct ek__criterion_counts counts;
   if (part == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "weighted_sum: terms[%zu] is NULL", index);
   }
-  EK_TRY(ek__criterion_count(&counts, part));
+  EK_TRY(ek_criterion_check(part));
+  const char *kind = part->base.ops->kind;
   if (part->reduction == EK_REDUCTION_NONE) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                         "weighted_sum: terms[%zu] (%s) has reduction none, expected mean or sum",
-                        index, part->ops->kind);
+                        index, kind);
   }
   if (part->reduction != reduction) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                         "weighted_sum: terms[%zu] (%s) has reduction %s, but terms[0] has %s",
-                        index, part->ops->kind,
-                        part->reduction == EK_REDUCTION_SUM ? "sum" : "mean",
+                        index, kind, part->reduction == EK_REDUCTION_SUM ? "sum" : "mean",
                         reduction == EK_REDUCTION_SUM ? "sum" : "mean");
   }
   if (!isfinite(coefficient)) {
@@ -118,55 +147,47 @@ static ek_status check_parts(ek_criterion *const *parts, const double *coefficie
                         parts == NULL ? "terms" : "coefficients");
   }
   if (count == 0) return ek_error_set(EK_ERR_INVALID_ARGUMENT, "weighted_sum: there are no terms");
-  struct ek__criterion_counts sum = {0};
+  size_t outputs = 0, targets = 0, terms = 0;
   for (size_t i = 0; i < count; i++) {
     EK_TRY(check_part(parts[i], i, parts[0] == NULL ? EK_REDUCTION_MEAN : parts[0]->reduction,
                       coefficients[i]));
-    EK_TRY(check_sum("terms", sum.terms += parts[i]->terms, EK_MAX_TERMS));
-    EK_TRY(check_sum("constants", sum.constants += parts[i]->constant_count, EK_MAX_CONSTANTS));
-    EK_TRY(check_sum("outputs", sum.outputs += parts[i]->outputs, EK_MAX_TENSORS));
-    EK_TRY(check_sum("targets", sum.targets += parts[i]->targets, EK_MAX_TENSORS));
+    EK_TRY(check_sum("terms", terms += parts[i]->base.terms, EK_MAX_TERMS));
+    EK_TRY(check_sum("outputs", outputs += ek_criterion_outputs(parts[i]), EK_MAX_TENSORS));
+    EK_TRY(check_sum("targets", targets += parts[i]->base.targets, EK_MAX_TENSORS));
   }
   return EK_OK;
 }
 
 /* Appends a part to those that are there; the base counts how much of everything they take. */
 static ek_status append(struct weighted_sum *w, ek_criterion *criterion, double coefficient) {
-  ek_criterion *base = &w->base;
-  for (size_t j = 0; j < criterion->terms; j++) {
+  ek_module *base = &w->base.base;
+  const struct part part = {.criterion = criterion,
+                            .outputs = ek_criterion_outputs(criterion),
+                            .targets = criterion->base.targets,
+                            .terms = criterion->base.terms};
+  for (size_t j = 0; j < part.terms; j++) {
     const double inner = criterion->coefficients == NULL ? 1.0 : criterion->coefficients[j];
     if (!isfinite(coefficient * inner)) {
       return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                           "weighted_sum: coefficients[%zu] times %g of the nested %s is not finite",
-                          w->count, inner, criterion->ops->kind);
+                          w->count, inner, criterion->base.ops->kind);
     }
     w->coefficients[base->terms + j] = coefficient * inner;
   }
-  struct ek__criterion_counts counts;
-  EK_TRY(ek__criterion_count(&counts, criterion));
-  for (size_t j = 0; j < counts.constants; j++) {
-    w->constants[base->constant_count + j] = criterion->constants[j];
-  }
-  w->parts[w->count++] = (struct part){.criterion = ek_criterion_share(criterion),
-                                       .counts = counts,
-                                       .output = base->outputs,
-                                       .target = base->targets,
-                                       .term = base->terms,
-                                       .constant = base->constant_count};
-  base->outputs += criterion->outputs;
-  base->targets += criterion->targets;
-  base->terms += criterion->terms;
-  base->constant_count += criterion->constant_count;
+  w->parts[w->count] = part;
+  ek_criterion_share(w->parts[w->count++].criterion);
+  base->inputs += part.outputs + part.targets;
+  base->targets += part.targets;
+  base->terms += part.terms;
   return EK_OK;
 }
 
 static ek_status fill(struct weighted_sum *w, ek_criterion *const *parts,
                       const double *coefficients, size_t count) {
   EK_TRY(ek_criterion_init(&w->base, &ops, 1, 0, parts[0]->reduction));
-  w->base.outputs = 0;
-  w->base.terms = 0;
+  w->base.base.inputs = 0;
+  w->base.base.terms = 0;
   w->base.coefficients = w->coefficients;
-  w->base.constants = w->constants;
   for (size_t i = 0; i < count; i++) EK_TRY(append(w, parts[i], coefficients[i]));
   return EK_OK;
 }
@@ -189,7 +210,7 @@ ek_status ek_weighted_sum_create(ek_criterion **criterion, ek_criterion *const *
     status = fill(w, terms, coefficients, count);
   }
   if (status != EK_OK) {
-    release(&w->base);
+    release(&w->base.base);
     return status;
   }
   *criterion = &w->base;

@@ -27,7 +27,8 @@
 
 struct criterion_backward_job {
   ek_data_parallel_criterion *self;
-  const ek_shards *factors;
+  const ek_shards *factors;    /* NULL: all 1 */
+  ek_shards *gradients;        /* one per output */
   double scales[EK_MAX_TERMS]; /* if the weights were given: the factors that they make */
 };
 
@@ -45,7 +46,7 @@ static double largest(const double *values, size_t count, size_t *index) {
 }
 
 static ek_status check_weights(const ek_data_parallel_criterion *self, const double *weights) {
-  const size_t terms = self->criterion->terms;
+  const size_t terms = self->terms;
   for (size_t j = 0; j < terms; j++) {
     if (!(weights[j] >= 0 && isfinite(weights[j]))) {
       return ek_error_set(EK_ERR_INVALID_ARGUMENT, "criterion backward: weight number %zu is %g", j,
@@ -63,10 +64,10 @@ static ek_status check_weights(const ek_data_parallel_criterion *self, const dou
 
 /* This micro-batch weighs the terms as the ones before it did, or nothing has come before it. */
 static ek_status check_ratios(ek_data_parallel_criterion *self) {
-  const size_t terms = self->criterion->terms;
+  const size_t terms = self->terms;
   double totals[2 * EK_MAX_TERMS] = {0}, own[EK_MAX_TERMS], sum = 0, weight = 0;
   size_t reference = 0;
-  EK_TRY(ek__read_numbers(totals, 2 * (int64_t)terms, &self->totals[0]));
+  EK_TRY(ek__read_numbers(totals, 2 * (int64_t)terms, &self->devices[0].totals));
   for (size_t j = 0; j < terms; j++) {
     own[j] = totals[2 * j + 1];
     sum += fabs(totals[2 * j]);
@@ -97,9 +98,9 @@ static ek_status check_ratios(ek_data_parallel_criterion *self) {
 /* Before the update: the weights that were given are what the step's targets weighed. */
 static ek_status verify_weights(void *context) {
   ek_data_parallel_criterion *self = context;
-  const size_t terms = self->criterion->terms;
+  const size_t terms = self->terms;
   double totals[2 * EK_MAX_TERMS] = {0};
-  EK_TRY(ek__read_numbers(totals, 2 * (int64_t)terms, &self->step_totals[0]));
+  EK_TRY(ek__read_numbers(totals, 2 * (int64_t)terms, &self->devices[0].step_totals));
   for (size_t j = 0; j < terms; j++) {
     if (nearly_equal(totals[2 * j + 1], self->weights[j])) continue;
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
@@ -113,8 +114,8 @@ static ek_status verify_weights(void *context) {
 /* c[j] L / W[j], L the largest of the weights; what weighs nothing counts for nothing. */
 static void scales_of_weights(double *scales, const ek_data_parallel_criterion *self) {
   size_t index = 0;
-  const double most = largest(self->weights, self->criterion->terms, &index);
-  for (size_t j = 0; j < self->criterion->terms; j++) {
+  const double most = largest(self->weights, self->terms, &index);
+  for (size_t j = 0; j < self->terms; j++) {
     scales[j] = self->weights[j] > 0 ? self->coefficients[j] * (most / self->weights[j]) : 0;
   }
 }
@@ -125,7 +126,7 @@ static ek_status begin_terms(ek_data_parallel_criterion *self, struct criterion_
   if (model->stage == EK__STEP_EMPTY) {
     self->micro_batches = 0;
     self->weights_given = options->weights != NULL;
-    for (size_t j = 0; j < self->criterion->terms; j++) {
+    for (size_t j = 0; j < self->terms; j++) {
       self->weights[j] = self->weights_given ? options->weights[j] : 0;
     }
   }
@@ -144,42 +145,74 @@ static ek_status begin_terms(ek_data_parallel_criterion *self, struct criterion_
 static ek_status add_terms(const struct criterion_backward_job *job, ek_stream *stream,
                            size_t index) {
   ek_data_parallel_criterion *self = job->self;
-  ek_tensor *step = &self->step_totals[index], *combined = &self->step_combined[index];
-  const ek_tensor *totals = &self->totals[index];
+  struct ek__criterion_device *own = &self->devices[index];
+  ek_tensor *step = &own->step_totals, *combined = &self->step_combined[index];
+  const ek_tensor *totals = &own->totals;
   EK_TRY(self->micro_batches == 0 ? ek_op_copy(stream, step, totals)
                                   : ek_op_add(stream, step, step, totals));
   if (self->weights_given) {
-    EK_TRY(
-        ek_op_combine_totals(stream, combined, &self->scales[index], totals, job->scales, false));
+    EK_TRY(ek_op_combine_totals(stream, combined, &own->scales, totals, job->scales, false));
   }
-  return ek_op_combine_totals(stream, combined, &self->step_scales[index], step, self->coefficients,
-                              true);
+  return ek_op_combine_totals(stream, combined, &own->step_scales, step, self->coefficients, true);
 }
 
 /* ---- the gradient of the outputs ---- */
 
+/* The gradient of single losses: the factors, times the coefficient. */
+static ek_status make_factors(ek_tensor *made, const struct criterion_backward_job *job,
+                              ek_device *device, size_t index) {
+  const ek_tensor *losses = &job->self->devices[index].losses;
+  const double coefficient = job->self->coefficients[0];
+  ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
+  ek_tensor given = {0};
+  if (job->factors != NULL) {
+    const ek_tensor *factors = &job->factors->parts[index];
+    if (ek_tensor_count(factors) != ek_tensor_count(losses)) {
+      return ek_error_set(EK_ERR_SHAPE, "criterion backward: %lld factors for %lld losses",
+                          (long long)ek_tensor_count(factors), (long long)ek_tensor_count(losses));
+    }
+    EK_TRY(ek_tensor_reshape(&given, factors, losses->rank, losses->shape));
+    if (coefficient == 1) {
+      *made = given;
+      return EK_OK;
+    }
+  }
+  ek_status status =
+      ek_tensor_create(made, device, EK_MEMORY_LOSS, losses->type, losses->rank, losses->shape);
+  if (status == EK_OK) {
+    status = job->factors == NULL ? ek_op_fill(stream, made, coefficient)
+                                  : ek_op_scale(stream, made, &given, coefficient);
+  }
+  ek_tensor_free(&given);
+  return status;
+}
+
 static ek_status backward_one(void *context, ek_device *device, size_t index) {
   const struct criterion_backward_job *job = context;
   ek_data_parallel_criterion *self = job->self;
-  const size_t count = self->criterion->outputs;
-  ek_tensor outputs[EK_MAX_TENSORS], targets[EK_MAX_TENSORS], gradients[EK_MAX_TENSORS] = {{0}};
+  struct ek__criterion_device *own = &self->devices[index];
+  ek_tensor results[EK_MAX_INPUTS] = {{0}}, factors = {0};
   if (ek__criterion_keeps_terms(self)) {
     EK_TRY(add_terms(job, ek_device_stream(device, EK_STREAM_COMPUTE), index));
   }
-  if (!ek__criterion_has_rows(self->outputs, index)) return EK_OK;
-  ek__criterion_parts(outputs, self->outputs, count, index);
-  ek__criterion_parts(targets, self->targets, self->criterion->targets, index);
-  EK_TRY(ek_criterion_pass_run_backward(self->passes[index], outputs, targets, &self->scales[index],
-                                        job->factors == NULL ? NULL : &job->factors->parts[index],
-                                        gradients));
-  for (size_t i = 0; i < count; i++) self->gradients[i].parts[index] = gradients[i];
-  return EK_OK;
+  if (!ek__criterion_has_rows(self->seen, index)) return EK_OK;
+  if (self->of_model) return ek_tensor_share(&job->gradients[0].parts[index], &own->scales);
+  ek_status status = EK_OK;
+  if (self->reduction == EK_REDUCTION_NONE) {
+    EK_TRY_GOTO(status, make_factors(&factors, job, device, index), cleanup);
+  }
+  const ek_tensor gradients[] = {own->scales, factors};
+  EK_TRY_GOTO(status, ek_pass_run_backward(results, own->pass, gradients), cleanup);
+  for (size_t i = 0; i < self->outputs; i++) job->gradients[i].parts[index] = results[i];
+cleanup:
+  ek_tensor_free(&factors);
+  return status;
 }
 
 /* Gradients lie where the outputs do; a part without rows is an output's without a holder. */
-static ek_status lay_out_gradients(ek_data_parallel_criterion *self) {
-  for (size_t i = 0; i < self->criterion->outputs; i++) {
-    ek_shards *gradient = &self->gradients[i], *output = &self->outputs[i];
+static ek_status lay_out_gradients(ek_shards *gradients, const ek_data_parallel_criterion *self) {
+  for (size_t i = 0; i < self->outputs; i++) {
+    ek_shards *gradient = &gradients[i], *output = &self->seen[i];
     EK_TRY(ek_shards_create(gradient, output->group));
     const size_t offsets = (output->count + 1) * sizeof *output->offsets;
     memcpy(gradient->offsets, output->offsets, offsets);
@@ -187,11 +220,11 @@ static ek_status lay_out_gradients(ek_data_parallel_criterion *self) {
     gradient->forward = output->forward;
     gradient->output = output->output;
     for (size_t k = 0; k < self->count; k++) {
-      if (ek__criterion_has_rows(self->outputs, k)) continue;
+      if (ek__criterion_has_rows(self->seen, k)) continue;
       gradient->parts[k] = output->parts[k];
       gradient->parts[k].memory = NULL;
     }
-    output->overwritten = output->overwritten || !self->options.keep_outputs;
+    if (!self->of_model && !self->options.keep_outputs) output->overwritten = true;
   }
   return EK_OK;
 }
@@ -220,11 +253,11 @@ static ek_status check_turn(const ek_data_parallel_criterion *self,
                            ? "the backward of the model's last forward has run, or was dropped"
                            : "the model's last forward was without gradient");
   }
-  for (size_t i = 0; i < self->criterion->outputs; i++) {
-    if (self->outputs[i].forward != self->forward || self->outputs[i].output != i) {
+  for (size_t i = 0; i < self->outputs; i++) {
+    if (self->seen[i].forward != self->forward || self->seen[i].output != i) {
       return out_of_turn("the outputs were freed or replaced after criterion forward");
     }
-    EK_TRY(ek__shards_check("criterion backward: an output", &self->outputs[i]));
+    EK_TRY(ek__shards_check("criterion backward: an output", &self->seen[i]));
   }
   return EK_OK;
 }
@@ -232,19 +265,19 @@ static ek_status check_turn(const ek_data_parallel_criterion *self,
 static ek_status check_backward(const ek_data_parallel_criterion *self,
                                 const ek_data_parallel_model *model,
                                 const ek_criterion_backward_options *options) {
-  EK_TRY(ek__criterion_unchanged(self->criterion, &self->counts));
+  EK_TRY(ek__criterion_unchanged(self));
   if (model != self->model) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                         "criterion backward: the criterion was opened for another model");
   }
   EK_TRY(ek__model_check(model));
   EK_TRY(check_turn(self, model));
-  const bool divided = self->criterion->reduction == EK_REDUCTION_MEAN;
+  const bool divided = self->reduction == EK_REDUCTION_MEAN;
   if (model->stage != EK__STEP_EMPTY && model->divided != divided) {
     return out_of_turn("reduction `mean` and others cannot be added up in one step");
   }
-  if (options->factors != NULL && (self->criterion->reduction != EK_REDUCTION_NONE ||
-                                   options->factors->group != model->group)) {
+  if (options->factors != NULL &&
+      (self->reduction != EK_REDUCTION_NONE || options->factors->group != model->group)) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                         "criterion backward: factors go with reduction `none`, in the model's "
                         "group");
@@ -277,22 +310,23 @@ ek_status ek_data_parallel_criterion_backward(ek_data_parallel_criterion *parall
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_criterion_backward_options"));
   EK_TRY(check_backward(parallel, model, &o));
   const bool keeps_terms = ek__criterion_keeps_terms(parallel);
-  struct criterion_backward_job job = {parallel, o.factors, {0}};
+  ek_shards gradients[EK_MAX_TENSORS] = {{0}};
+  struct criterion_backward_job job = {parallel, o.factors, gradients, {0}};
   ek_backward_options backward = EK_BACKWARD_OPTIONS_INIT;
   backward.accumulate = o.accumulate;
   backward.totals = keeps_terms ? parallel->step_combined : parallel->combined;
   backward.running = keeps_terms;
-  backward.sum = parallel->criterion->reduction != EK_REDUCTION_MEAN;
+  backward.sum = parallel->reduction != EK_REDUCTION_MEAN;
   ek_status status = EK_OK;
   if (keeps_terms) EK_TRY_GOTO(status, begin_terms(parallel, &job, &o), cleanup);
-  EK_TRY_GOTO(status, lay_out_gradients(parallel), cleanup);
+  EK_TRY_GOTO(status, lay_out_gradients(gradients, parallel), cleanup);
   EK_TRY_GOTO(status, ek_group_apply(model->group, backward_one, &job), cleanup);
   EK_TRY_GOTO(status,
-              ek_data_parallel_model_backward(model, parallel->gradients,
-                                              parallel->criterion->outputs, &backward),
+              ek_data_parallel_model_backward(model, gradients, parallel->outputs, &backward),
               cleanup);
   parallel->micro_batches = model->micro_batches;
 cleanup:
+  for (size_t i = 0; i < parallel->outputs; i++) ek_shards_free(&gradients[i]);
   ek__criterion_drop_forward(parallel);
   if (status != EK_OK) ek__model_end_step(model, false);
   return status;

@@ -7,53 +7,59 @@
 
 #include <evenkeel/data_parallel_criterion.h>
 
-#include "../criterion/criterion_pass.h"
 #include "parallel_internal.h"
+
+/* What lies on one device. */
+struct ek__criterion_device {
+  ek_replica *replica; /* of the criterion; NULL if the model computes its loss itself */
+  ek_pass *pass;       /* of a forward whose backward may still come */
+  ek_tensor totals;    /* f64 [terms, 2], of all devices after forward */
+  ek_tensor scales;    /* f64 [terms, 2], {scale, 0}: the gradient of totals */
+  ek_tensor losses;    /* reduction `none`: every single one of the last forward */
+  /* Several terms with reduction `mean` (else empty): the step so far, this micro-batch included. */
+  ek_tensor step_totals; /* f64 [terms, 2]: {S, D} of every term */
+  ek_tensor step_scales; /* scratch, f64 [terms, 2] */
+};
 
 struct ek_data_parallel_criterion {
   ek_data_parallel_model *model;
+  ek_data_parallel_criterion *next; /* of those that are open for the model */
   ek_criterion *criterion;
-  struct ek__criterion_counts counts; /* of the criterion, when it was opened */
+  bool of_model; /* the model computes its loss itself: the criterion is its module */
+  /* Of the criterion, when it was opened: what arrays are laid out by. */
+  size_t outputs, targets, terms;
+  ek_reduction reduction;
+  double coefficients[EK_MAX_TERMS];
   ek_data_parallel_criterion_options options;
   size_t count; /* of devices */
-  double coefficients[EK_MAX_TERMS];
-  ek_criterion_pass *passes[EK_MAX_DEVICES];
-  ek_tensor totals[EK_MAX_DEVICES];   /* f64 [terms, 2], of all devices after forward */
-  ek_tensor combined[EK_MAX_DEVICES]; /* f64 {s, D} */
-  ek_tensor scales[EK_MAX_DEVICES];   /* f64 [terms] */
+  struct ek__criterion_device *devices;
+  ek_tensor *combined;      /* one per device: f64 {s, D} of the last forward */
+  ek_tensor *step_combined; /* the same of the step so far */
 
   /* From forward to backward. */
   bool has_forward, has_loss;
-  bool with_gradient;   /* that forward was allowed to write over the outputs */
-  uint64_t forward;     /* the number that its outputs carry: of the model's forward; 0: none */
-  ek_shards *outputs;   /* the caller's */
-  ek_shards *targets;   /* one per target */
-  ek_shards *gradients; /* one per output, during backward */
+  bool gradient;      /* the model's backward may follow that forward */
+  bool with_gradient; /* and it was allowed to write over the outputs */
+  uint64_t forward;   /* the number that its outputs carry: of the model's forward; 0: none */
+  ek_shards *seen;    /* the outputs, the caller's */
 
-  /* Several terms with reduction `mean` (else empty): the step so far, this micro-batch included.
-   */
-  ek_tensor step_totals[EK_MAX_DEVICES];   /* f64 [terms, 2]: {S, D} of every term */
-  ek_tensor step_combined[EK_MAX_DEVICES]; /* f64 {s, D}: of the terms together */
-  ek_tensor step_scales[EK_MAX_DEVICES];   /* scratch, f64 [terms] */
-  uint32_t micro_batches;                  /* of the step, whose totals these are */
-  double weights[EK_MAX_TERMS];            /* of the step, as they were given or seen first */
+  /* Several terms over several micro-batches. */
+  uint32_t micro_batches;       /* of the step, whose totals these are */
+  double weights[EK_MAX_TERMS]; /* of the step, as they were given or seen first */
   bool weights_given;
 };
 
 /* Whether the weights of its terms are kept apart over the micro-batches of a step. */
 static inline bool ek__criterion_keeps_terms(const ek_data_parallel_criterion *self) {
-  return self->criterion->terms > 1 && self->criterion->reduction == EK_REDUCTION_MEAN;
+  return self->terms > 1 && self->reduction == EK_REDUCTION_MEAN;
 }
 
 static inline bool ek__criterion_has_rows(const ek_shards *outputs, size_t index) {
   return outputs[0].offsets[index] < outputs[0].offsets[index + 1];
 }
 
-/* Part `index` of each of `count` shards. */
-static inline void ek__criterion_parts(ek_tensor *parts, const ek_shards *shards, size_t count,
-                                       size_t index) {
-  for (size_t i = 0; i < count; i++) parts[i] = shards[i].parts[index];
-}
+/* EK_ERR_STATE if the criterion is not any more what it was when it was opened. */
+ek_status ek__criterion_unchanged(const ek_data_parallel_criterion *self);
 
 /* Forgets the last forward, but for its loss. */
 void ek__criterion_drop_forward(ek_data_parallel_criterion *self);

@@ -1,17 +1,21 @@
 /*
  * data_parallel_criterion.c - the loss where the outputs are, summed over the devices.
  *
- * Forward: every device that has rows computes its totals {s, d} per term; a device without rows
- * has zeros. One all-reduce of these few numbers gives every device the totals of all, from which
- * it combines the terms itself. Nothing of it waits for the host. With gradient_in_forward the
- * outputs may hold their gradients from then on; the criterion's pass knows.
+ * Every device has a replica of the criterion, without gradients. Forward: every device that has
+ * rows computes its totals {s, d} per term in a pass; a device without rows has zeros. One
+ * all-reduce of these few numbers gives every device the totals of all, from which it combines the
+ * terms itself. Nothing of it waits for the host. With gradient_in_forward the outputs may hold
+ * their gradients from then on; the pass knows. Where the model computes its loss itself, its
+ * outputs are the totals, and there are no replicas and no passes.
  *
  * Outputs carry the number of the forward that made them. The criterion remembers that number, and
- * its backward, in criterion_backward.c, refuses any other forward's pass.
+ * its backward, in criterion_backward.c, refuses any other forward's pass. What its passes hold is
+ * dropped with the forward of the model.
  */
 #include <evenkeel/data_parallel_criterion.h>
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <evenkeel/communicator.h>
@@ -21,48 +25,81 @@
 #include "core/alloc.h"
 #include "core/options.h"
 #include "criterion_internal.h"
+#include "module/replica_internal.h"
 
 /* ---- opening and closing ---- */
 
-static ek_status open_one(void *context, ek_device *device, size_t index) {
-  ek_data_parallel_criterion *self = context;
-  const int64_t terms = (int64_t)self->criterion->terms;
-  const int64_t totals[] = {terms, 2}, combined[] = {2};
-  ek_criterion_pass_options options = EK_CRITERION_PASS_OPTIONS_INIT;
-  options.keep_outputs = self->options.keep_outputs;
+static ek_status open_replica(ek_data_parallel_criterion *self, ek_device *device, size_t index) {
+  struct ek__criterion_device *own = &self->devices[index];
+  ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
   options.type = self->model->options.type;
-  EK_TRY(ek_tensor_create(&self->totals[index], device, EK_MEMORY_LOSS, EK_F64, 2, totals));
-  EK_TRY(ek_tensor_create(&self->combined[index], device, EK_MEMORY_LOSS, EK_F64, 1, combined));
-  EK_TRY(ek_tensor_create(&self->scales[index], device, EK_MEMORY_LOSS, EK_F64, 1, &terms));
-  if (ek__criterion_keeps_terms(self)) {
-    EK_TRY(ek_tensor_create(&self->step_totals[index], device, EK_MEMORY_LOSS, EK_F64, 2, totals));
-    EK_TRY(
-        ek_tensor_create(&self->step_combined[index], device, EK_MEMORY_LOSS, EK_F64, 1, combined));
-    EK_TRY(ek_tensor_create(&self->step_scales[index], device, EK_MEMORY_LOSS, EK_F64, 1, &terms));
-  }
-  return ek_criterion_pass_open(&self->passes[index], device, self->criterion, &options);
+  options.gradients = false;
+  EK_TRY(ek_replica_open(&own->replica, device, &self->criterion->base, &options));
+  const bool collective = own->replica->layout.collective;
+  if (!collective && ek_tensor_count(ek_replica_parameters(own->replica)) == 0) return EK_OK;
+  return ek_error_set(EK_ERR_UNSUPPORTED,
+                      "%s has %s: that works in one module with the model, see "
+                      "ek_with_criterion_create()",
+                      self->criterion->base.ops->kind,
+                      collective ? "collectives of its own" : "parameters");
 }
 
-static ek_status check_open(struct ek__criterion_counts *counts,
-                            ek_data_parallel_criterion **parallel,
+static ek_status open_one(void *context, ek_device *device, size_t index) {
+  ek_data_parallel_criterion *self = context;
+  struct ek__criterion_device *own = &self->devices[index];
+  const int64_t totals[] = {(int64_t)self->terms, 2}, combined[] = {2};
+  EK_TRY(ek_tensor_create(&own->totals, device, EK_MEMORY_LOSS, EK_F64, 2, totals));
+  EK_TRY(ek_tensor_create(&self->combined[index], device, EK_MEMORY_LOSS, EK_F64, 1, combined));
+  EK_TRY(ek_tensor_create(&own->scales, device, EK_MEMORY_LOSS, EK_F64, 2, totals));
+  if (ek__criterion_keeps_terms(self)) {
+    EK_TRY(ek_tensor_create(&own->step_totals, device, EK_MEMORY_LOSS, EK_F64, 2, totals));
+    EK_TRY(
+        ek_tensor_create(&self->step_combined[index], device, EK_MEMORY_LOSS, EK_F64, 1, combined));
+    EK_TRY(ek_tensor_create(&own->step_scales, device, EK_MEMORY_LOSS, EK_F64, 2, totals));
+  }
+  return self->of_model ? EK_OK : open_replica(self, device, index);
+}
+
+static ek_status check_open(ek_data_parallel_criterion **parallel,
                             const ek_data_parallel_model *model, const ek_criterion *criterion,
                             const ek_data_parallel_criterion_options *options) {
-  if (parallel == NULL || model == NULL || criterion == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_data_parallel_criterion_open: an argument is NULL");
+  if (parallel == NULL || model == NULL || (criterion == NULL) != (model->module->terms > 0)) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_data_parallel_criterion_open: %s",
+                        criterion == NULL || parallel == NULL || model == NULL
+                            ? "an argument is NULL"
+                            : "the model computes its loss itself: the criterion must be NULL");
   }
   if (options->keep_outputs && options->gradient_in_forward) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                         "ek_data_parallel_criterion_open: keep_outputs and gradient_in_forward, "
                         "which overwrites them");
   }
-  EK_TRY(ek__criterion_count(counts, criterion));
-  if (criterion->outputs != model->module->outputs) {
+  if (criterion == NULL) return EK_OK;
+  EK_TRY(ek_criterion_check(criterion));
+  if (ek_criterion_outputs(criterion) != model->module->outputs) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s looks at %zu outputs, %s has %zu",
-                        criterion->ops->kind, criterion->outputs, model->module->ops->kind,
-                        model->module->outputs);
+                        criterion->base.ops->kind, ek_criterion_outputs(criterion),
+                        model->module->ops->kind, model->module->outputs);
   }
   return EK_OK;
+}
+
+/* Copies what arrays are laid out by. */
+static void describe(ek_data_parallel_criterion *self, ek_data_parallel_model *model,
+                     ek_criterion *criterion) {
+  self->model = model;
+  self->count = model->count;
+  self->of_model = criterion == NULL;
+  /* A module with terms is the first member of a criterion. */
+  self->criterion = ek_criterion_share(self->of_model ? (ek_criterion *)model->module : criterion);
+  self->outputs = model->module->outputs;
+  self->targets = self->of_model ? 0 : criterion->base.targets;
+  self->terms = self->criterion->base.terms;
+  self->reduction = self->criterion->reduction;
+  for (size_t i = 0; i < self->terms; i++) {
+    const double *coefficients = self->criterion->coefficients;
+    self->coefficients[i] = coefficients == NULL ? 1.0 : coefficients[i];
+  }
 }
 
 ek_status ek_data_parallel_criterion_open(ek_data_parallel_criterion **parallel,
@@ -70,26 +107,23 @@ ek_status ek_data_parallel_criterion_open(ek_data_parallel_criterion **parallel,
                                           const ek_data_parallel_criterion_options *options) {
   ek_data_parallel_criterion_options o = EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT;
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_data_parallel_criterion_options"));
-  struct ek__criterion_counts counts;
-  EK_TRY(check_open(&counts, parallel, model, criterion, &o));
+  EK_TRY(check_open(parallel, model, criterion, &o));
+  EK__MODEL_ENTER(model, "criterion open");
   EK_TRY(ek__model_check(model));
+  ek_status status = EK_ERR_OUT_OF_MEMORY;
   ek_data_parallel_criterion *self = ek__calloc(1, sizeof *self);
   if (self == NULL) {
-    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a data-parallel criterion");
+    return ek_error_set(status, "no host memory for a data-parallel criterion");
   }
-  self->model = model;
-  self->counts = counts;
-  self->criterion = ek_criterion_share(criterion);
+  describe(self, model, criterion);
   self->options = o;
-  self->count = model->count;
-  for (size_t i = 0; i < criterion->terms; i++) {
-    self->coefficients[i] = criterion->coefficients == NULL ? 1.0 : criterion->coefficients[i];
-  }
-  ek_status status = EK_OK;
-  self->targets = ek__calloc(criterion->targets, sizeof *self->targets);
-  self->gradients = ek__calloc(criterion->outputs, sizeof *self->gradients);
-  if (self->targets == NULL || self->gradients == NULL) {
-    status = ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a data-parallel criterion");
+  self->next = model->criteria;
+  model->criteria = self;
+  self->devices = ek__calloc(self->count, sizeof *self->devices);
+  self->combined = ek__calloc(self->count, sizeof *self->combined);
+  self->step_combined = ek__calloc(self->count, sizeof *self->step_combined);
+  if (self->devices == NULL || self->combined == NULL || self->step_combined == NULL) {
+    ek_error_set(status, "no host memory for a data-parallel criterion");
     goto cleanup;
   }
   EK_TRY_GOTO(status, ek_group_apply(model->group, open_one, self), cleanup);
@@ -100,68 +134,121 @@ cleanup:
   return status;
 }
 
+void ek__criteria_drop_passes(ek_data_parallel_criterion *first) {
+  for (ek_data_parallel_criterion *self = first; self != NULL; self = self->next) {
+    for (size_t k = 0; k < self->count && self->devices != NULL; k++) {
+      ek_pass_free(self->devices[k].pass);
+      self->devices[k].pass = NULL;
+    }
+  }
+}
+
 void ek__criterion_drop_forward(ek_data_parallel_criterion *self) {
-  for (size_t k = 0; k < self->count; k++) ek_criterion_pass_reset(self->passes[k]);
-  for (size_t i = 0; i < self->counts.targets && self->targets != NULL; i++) {
-    ek_shards_free(&self->targets[i]);
+  for (size_t k = 0; k < self->count && self->devices != NULL; k++) {
+    ek_pass_free(self->devices[k].pass);
+    self->devices[k].pass = NULL;
+    ek_tensor_free(&self->devices[k].losses);
   }
-  for (size_t i = 0; i < self->counts.outputs && self->gradients != NULL; i++) {
-    ek_shards_free(&self->gradients[i]);
-  }
-  self->outputs = NULL;
+  self->seen = NULL;
   self->has_forward = false;
+}
+
+static void free_device(struct ek__criterion_device *own) {
+  ek_replica_free(own->replica);
+  ek_tensor_free(&own->step_scales);
+  ek_tensor_free(&own->step_totals);
+  ek_tensor_free(&own->scales);
+  ek_tensor_free(&own->totals);
 }
 
 void ek_data_parallel_criterion_free(ek_data_parallel_criterion *parallel) {
   if (parallel == NULL) return;
+  ek_data_parallel_criterion **link = &parallel->model->criteria;
+  while (*link != parallel) link = &(*link)->next;
+  *link = parallel->next;
   if (parallel->model->before_update_context == parallel) parallel->model->before_update = NULL;
   ek__criterion_drop_forward(parallel);
   for (size_t k = 0; k < parallel->count; k++) {
-    ek_criterion_pass_free(parallel->passes[k]);
-    ek_tensor_free(&parallel->step_scales[k]);
-    ek_tensor_free(&parallel->step_combined[k]);
-    ek_tensor_free(&parallel->step_totals[k]);
-    ek_tensor_free(&parallel->scales[k]);
-    ek_tensor_free(&parallel->combined[k]);
-    ek_tensor_free(&parallel->totals[k]);
+    if (parallel->devices != NULL) free_device(&parallel->devices[k]);
+    if (parallel->combined != NULL) ek_tensor_free(&parallel->combined[k]);
+    if (parallel->step_combined != NULL) ek_tensor_free(&parallel->step_combined[k]);
   }
-  ek__free(parallel->gradients);
-  ek__free(parallel->targets);
+  ek__free(parallel->step_combined);
+  ek__free(parallel->combined);
+  ek__free(parallel->devices);
   ek_criterion_free(parallel->criterion);
   ek__free(parallel);
 }
 
 /* ---- forward ---- */
 
+struct criterion_forward_job {
+  ek_data_parallel_criterion *self;
+  const ek_shards *targets; /* cut like the outputs */
+};
+
+/* The totals of this device. */
+static ek_status run_pass(const struct criterion_forward_job *job, size_t index) {
+  ek_data_parallel_criterion *self = job->self;
+  const ek_data_parallel_model *model = self->model;
+  struct ek__criterion_device *own = &self->devices[index];
+  ek_tensor inputs[EK_MAX_INPUTS], results[EK_MAX_TENSORS] = {{0}};
+  for (size_t i = 0; i < self->outputs; i++) inputs[i] = self->seen[i].parts[index];
+  for (size_t i = 0; i < self->targets; i++) {
+    inputs[self->outputs + i] = job->targets[i].parts[index];
+  }
+  ek_pass_options options = EK_PASS_OPTIONS_INIT;
+  options.gradient = self->gradient;
+  options.training = false;
+  options.seed = model->options.seed;
+  options.step = (uint32_t)model->step;
+  if (self->forward == model->last_forward) {
+    options.first_sample = model->first_sample + self->seen[0].samples[index];
+  }
+  options.overwrite_inputs = !self->options.keep_outputs;
+  options.gradient_now = self->with_gradient ? self->coefficients[0] : 0;
+  options.totals = &own->totals;
+  EK_TRY(ek_pass_open(&own->pass, own->replica, &options));
+  EK_TRY(ek_pass_run_forward(results, own->pass, inputs));
+  ek_tensor_free(&results[0]); /* they lie where they were wanted */
+  own->losses = results[1];
+  if (self->gradient) return EK_OK;
+  ek_pass_free(own->pass);
+  own->pass = NULL;
+  return EK_OK;
+}
+
 static ek_status forward_one(void *context, ek_device *device, size_t index) {
-  ek_data_parallel_criterion *self = context;
+  const struct criterion_forward_job *job = context;
+  ek_data_parallel_criterion *self = job->self;
   ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
   ek_communicator *communicator = self->model->communicator;
-  ek_tensor *totals = &self->totals[index];
-  if (ek__criterion_has_rows(self->outputs, index)) {
-    ek_tensor outputs[EK_MAX_TENSORS], targets[EK_MAX_TENSORS];
-    ek__criterion_parts(outputs, self->outputs, self->criterion->outputs, index);
-    ek__criterion_parts(targets, self->targets, self->criterion->targets, index);
-    EK_TRY((self->with_gradient
-                ? ek_criterion_pass_run_forward_gradient
-                : ek_criterion_pass_run_forward)(self->passes[index], outputs, targets, totals));
-  } else {
+  ek_tensor *totals = &self->devices[index].totals;
+  if (!ek__criterion_has_rows(self->seen, index)) {
     EK_TRY(ek_op_zero(stream, totals));
+  } else if (self->of_model) {
+    EK_TRY(ek_op_copy(stream, totals, &self->seen[0].parts[index]));
+  } else {
+    EK_TRY(run_pass(job, index));
   }
   EK_TRY(ek_communicator_all_reduce(communicator, device, totals));
   EK_TRY(ek_communicator_wait(communicator, device));
-  return ek_op_combine_totals(stream, &self->combined[index], &self->scales[index], totals,
-                              self->coefficients, self->criterion->reduction == EK_REDUCTION_MEAN);
+  return ek_op_combine_totals(stream, &self->combined[index], &self->devices[index].scales, totals,
+                              self->coefficients, self->reduction == EK_REDUCTION_MEAN);
+}
+
+ek_status ek__criterion_unchanged(const ek_data_parallel_criterion *self) {
+  return ek__layout_check(self->of_model ? &self->model->replicas[0]->layout
+                                         : &self->devices[0].replica->layout);
 }
 
 static ek_status check_outputs(const ek_data_parallel_criterion *self, const ek_shards *outputs,
                                size_t output_count, size_t target_count) {
-  EK_TRY(ek__criterion_unchanged(self->criterion, &self->counts));
-  if (output_count != self->criterion->outputs || target_count != self->criterion->targets) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "%s takes %zu outputs and %zu targets, not %zu and %zu",
-                        self->criterion->ops->kind, self->criterion->outputs,
-                        self->criterion->targets, output_count, target_count);
+  EK_TRY(ek__criterion_unchanged(self));
+  if (output_count != self->outputs || target_count != self->targets) {
+    return ek_error_set(
+        EK_ERR_INVALID_ARGUMENT, "%s takes %zu outputs and %zu targets, not %zu and %zu",
+        self->criterion->base.ops->kind, self->outputs, self->targets, output_count, target_count);
   }
   for (size_t i = 0; i < output_count; i++) {
     if (outputs[i].group != self->model->group) {
@@ -179,14 +266,12 @@ static ek_status check_outputs(const ek_data_parallel_criterion *self, const ek_
   return EK_OK;
 }
 
-/*
- * All outputs of one forward, in their order, none of them overwritten; *forward becomes its
- * number, 0 for tensors that a program has made itself.
- */
-static ek_status check_origin(uint64_t *forward, const ek_shards *outputs, size_t count) {
-  *forward = outputs[0].forward;
+/* All outputs of one forward, in their order, none of them overwritten. Tensors that a program has
+ * made itself have the number 0. */
+static ek_status check_origin(const ek_shards *outputs, size_t count) {
   for (size_t i = 0; i < count; i++) {
-    if (outputs[i].forward != *forward || (*forward != 0 && outputs[i].output != i)) {
+    if (outputs[i].forward != outputs[0].forward ||
+        (outputs[0].forward != 0 && outputs[i].output != i)) {
       return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                           "criterion forward: output number %zu is not output number %zu of the "
                           "forward that gave output number 0",
@@ -202,82 +287,71 @@ static ek_status check_origin(uint64_t *forward, const ek_shards *outputs, size_
   return EK_OK;
 }
 
-/* Everything that is checked before anything is changed. */
-static ek_status check_forward(const ek_data_parallel_criterion *self, const ek_shards *outputs,
-                               size_t output_count, size_t target_count) {
-  uint64_t forward = 0;
-  EK_TRY(ek__model_check(self->model));
-  EK_TRY(check_outputs(self, outputs, output_count, target_count));
-  return check_origin(&forward, outputs, output_count);
-}
-
 static void begin_forward(ek_data_parallel_criterion *self, ek_shards *outputs) {
   const ek_data_parallel_model *model = self->model;
   ek__criterion_drop_forward(self);
-  self->with_gradient = self->options.gradient_in_forward && model->pending != 0 &&
-                        outputs[0].forward == model->pending;
-  self->has_loss = false;
-  self->outputs = outputs;
+  self->seen = outputs;
   self->forward = outputs[0].forward;
+  self->gradient = model->pending != 0 && self->forward == model->pending;
+  self->with_gradient = self->gradient && self->options.gradient_in_forward && !self->of_model;
+  self->has_loss = false;
 }
 
-/* The targets are in their place. */
-static ek_status run_forward(ek_data_parallel_criterion *self) {
-  for (size_t i = 0; i < self->criterion->outputs; i++) {
-    self->outputs[i].overwritten = self->with_gradient;
+/* Targets come as tensors that are to be cut, or as shards that were. */
+static ek_status forward(ek_data_parallel_criterion *self, ek_shards *outputs, size_t output_count,
+                         const ek_tensor *tensors, const ek_shards *shards, size_t target_count) {
+  ek_data_parallel_model *model = self->model;
+  EK_TRY(ek__model_check(model));
+  EK_TRY(check_outputs(self, outputs, output_count, target_count));
+  EK_TRY(check_origin(outputs, output_count));
+  if (shards != NULL) EK_TRY(ek__target_shards_check(model, outputs, shards, target_count));
+  ek_shards cut[EK_MAX_TENSORS] = {{0}};
+  struct criterion_forward_job job = {self, shards == NULL ? cut : shards};
+  bool begun = false;
+  ek_status status = EK_OK;
+  for (size_t i = 0; i < target_count && shards == NULL; i++) {
+    char who[64];
+    (void)snprintf(who, sizeof who, "criterion forward: target number %zu", i);
+    EK_TRY_GOTO(status, ek__scatter_lay_like(&cut[i], who, outputs, &tensors[i]), cleanup);
   }
-  EK_TRY(ek_group_apply(self->model->group, forward_one, self));
+  begin_forward(self, outputs);
+  begun = true;
+  for (size_t i = 0; i < target_count; i++) {
+    EK_TRY_GOTO(status,
+                shards != NULL ? ek_shards_arrive(&shards[i])
+                               : ek__scatter_fill(&cut[i], &tensors[i], EK_MEMORY_INPUTS),
+                cleanup);
+  }
+  for (size_t i = 0; i < output_count; i++) outputs[i].overwritten = self->with_gradient;
+  EK_TRY_GOTO(status, ek_group_apply(model->group, forward_one, &job), cleanup);
   self->has_forward = self->has_loss = true;
-  return EK_OK;
-}
-
-static void fail_forward(ek_data_parallel_criterion *self) {
-  ek__criterion_drop_forward(self);
-  ek__model_end_step(self->model, false);
+cleanup:
+  for (size_t i = 0; i < target_count; i++) ek_shards_free(&cut[i]);
+  if (status != EK_OK && begun) {
+    ek__criterion_drop_forward(self);
+    ek__model_end_step(model, false);
+  }
+  return status;
 }
 
 ek_status ek_data_parallel_criterion_forward(ek_data_parallel_criterion *parallel,
                                              ek_shards *outputs, size_t output_count,
                                              const ek_tensor *targets, size_t target_count) {
-  if (parallel == NULL || outputs == NULL || targets == NULL) {
+  if (parallel == NULL || outputs == NULL || (targets == NULL && target_count > 0)) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "criterion forward: an argument is NULL");
   }
   EK__MODEL_ENTER(parallel->model, "criterion forward");
-  EK_TRY(check_forward(parallel, outputs, output_count, target_count));
-  EK_TRY(ek__targets_check(parallel->model, outputs, targets, target_count));
-  begin_forward(parallel, outputs);
-  ek_status status = EK_OK;
-  for (size_t i = 0; i < target_count; i++) {
-    EK_TRY_GOTO(status,
-                ek_scatter_like(&parallel->targets[i], outputs, &targets[i], EK_MEMORY_INPUTS),
-                cleanup);
-  }
-  EK_TRY_GOTO(status, run_forward(parallel), cleanup);
-  return EK_OK;
-cleanup:
-  fail_forward(parallel);
-  return status;
+  return forward(parallel, outputs, output_count, targets, NULL, target_count);
 }
 
 ek_status ek_data_parallel_criterion_forward_shards(ek_data_parallel_criterion *parallel,
                                                     ek_shards *outputs, size_t output_count,
                                                     const ek_shards *targets, size_t target_count) {
-  if (parallel == NULL || outputs == NULL || targets == NULL) {
+  if (parallel == NULL || outputs == NULL || (targets == NULL && target_count > 0)) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "criterion forward: an argument is NULL");
   }
   EK__MODEL_ENTER(parallel->model, "criterion forward");
-  EK_TRY(check_forward(parallel, outputs, output_count, target_count));
-  EK_TRY(ek__target_shards_check(parallel->model, outputs, targets, target_count));
-  begin_forward(parallel, outputs);
-  ek_status status = EK_OK;
-  for (size_t i = 0; i < target_count; i++) {
-    EK_TRY_GOTO(status, ek__target_borrow(&parallel->targets[i], &targets[i]), cleanup);
-  }
-  EK_TRY_GOTO(status, run_forward(parallel), cleanup);
-  return EK_OK;
-cleanup:
-  fail_forward(parallel);
-  return status;
+  return forward(parallel, outputs, output_count, NULL, targets, target_count);
 }
 
 /* ---- the loss ---- */
@@ -292,14 +366,14 @@ ek_status ek_data_parallel_criterion_loss(double *loss, double *weight,
   if (!parallel->has_loss) {
     return ek_error_set(EK_ERR_STATE, "criterion loss: no forward has come before it");
   }
-  const size_t terms = parallel->counts.terms;
+  const size_t terms = parallel->terms;
   double combined[2] = {NAN, NAN}, totals[2 * EK_MAX_TERMS] = {0};
   EK_TRY(ek__read_numbers(combined, 2, &parallel->combined[0]));
-  EK_TRY(ek__read_numbers(totals, 2 * (int64_t)terms, &parallel->totals[0]));
+  EK_TRY(ek__read_numbers(totals, 2 * (int64_t)terms, &parallel->devices[0].totals));
   double most = 0;
   for (size_t i = 0; i < terms; i++) most = fmax(most, totals[2 * i + 1]);
   if (weight != NULL) *weight = most;
-  const bool mean = parallel->criterion->reduction == EK_REDUCTION_MEAN;
+  const bool mean = parallel->reduction == EK_REDUCTION_MEAN;
   *loss = !mean ? combined[0] : combined[1] == 0 ? 0.0 : combined[0] / combined[1];
   return EK_OK;
 }
@@ -311,31 +385,28 @@ ek_status ek_data_parallel_criterion_losses(ek_shards *losses,
   }
   EK__MODEL_ENTER(parallel->model, "criterion losses");
   EK_TRY(ek__model_check(parallel->model));
-  if (!parallel->has_forward || parallel->criterion->reduction != EK_REDUCTION_NONE) {
+  if (!parallel->has_forward || parallel->reduction != EK_REDUCTION_NONE) {
     return ek_error_set(EK_ERR_STATE,
                         "criterion losses: no forward with reduction `none` has come before it");
   }
-  EK_TRY(ek__shards_check("criterion losses: the outputs", parallel->outputs));
+  EK_TRY(ek__shards_check("criterion losses: the outputs", parallel->seen));
   ek_shards made;
   EK_TRY(ek_shards_create(&made, parallel->model->group));
   for (size_t k = 0; k < parallel->count; k++) {
     ek_tensor part = {
         .device = ek_group_device(made.group, k), .type = parallel->model->options.type, .rank = 1};
-    ek_status status = EK_OK;
-    if (ek__criterion_has_rows(parallel->outputs, k)) {
-      status = ek_criterion_pass_last_losses(&part, parallel->passes[k]);
-      if (status == EK_OK) status = ek_tensor_share(&made.parts[k], &part);
-    } else {
-      made.parts[k] = part;
-    }
-    if (status != EK_OK) {
-      ek_shards_free(&made);
-      return status;
+    made.parts[k] = part;
+    if (ek__criterion_has_rows(parallel->seen, k)) {
+      const ek_status status = ek_tensor_share(&made.parts[k], &parallel->devices[k].losses);
+      if (status != EK_OK) {
+        ek_shards_free(&made);
+        return status;
+      }
     }
     const int64_t rows = made.parts[k].rank == 0 ? 1 : made.parts[k].shape[0];
     made.offsets[k + 1] = made.offsets[k] + rows;
   }
-  memcpy(made.samples, parallel->outputs[0].samples, (made.count + 1) * sizeof *made.samples);
+  memcpy(made.samples, parallel->seen[0].samples, (made.count + 1) * sizeof *made.samples);
   *losses = made;
   return EK_OK;
 }

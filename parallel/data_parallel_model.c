@@ -68,8 +68,8 @@ ek_status ek_data_parallel_model_options_set_mode(ek_data_parallel_model_options
 
 /* ---- opening and closing ---- */
 
-static ek_status check_options(const ek_data_parallel_model_options *options,
-                               const ek_group *group) {
+static ek_status check_options(const ek_data_parallel_model_options *options, const ek_group *group,
+                               const ek_module *module) {
   if ((unsigned)options->outputs > EK_OUTPUTS_GATHER ||
       (unsigned)options->state > EK_STATE_SHARDED) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
@@ -81,6 +81,18 @@ static ek_status check_options(const ek_data_parallel_model_options *options,
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                         "ek_data_parallel_model_open: there is no device number %zu",
                         options->output_device);
+  }
+  EK_TRY(ek__module_check(module));
+  if (module->targets > 0 && options->broadcast_inputs >> (module->inputs - module->targets) != 0) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "ek_data_parallel_model_open: broadcast_inputs names a target");
+  }
+  if (module->terms > 0 && module->outputs > 1) {
+    return ek_error_set(
+        EK_ERR_UNSUPPORTED,
+        "ek_data_parallel_model_open: %s gives single losses; a model that computes "
+        "its loss itself has reduction mean or sum",
+        module->ops->kind);
   }
   return EK_OK;
 }
@@ -114,8 +126,8 @@ ek_status ek_data_parallel_model_open(ek_data_parallel_model **model, ek_group *
   ek_data_parallel_model_options o = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   EK__NOT_NULL("ek_data_parallel_model_open", model, group, module);
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_data_parallel_model_options"));
-  EK_TRY(check_options(&o, group));
-  EK_TRY(ek__module_check(module));
+  EK_TRY(check_options(&o, group, module));
+  if (module->terms > 0) o.outputs = EK_OUTPUTS_STAY; /* totals have no rows to gather */
   ek_data_parallel_model *result = ek__calloc(1, sizeof *result);
   if (result == NULL) {
     return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a data-parallel model");
@@ -161,6 +173,7 @@ void ek__model_drop_forward(ek_data_parallel_model *model) {
     ek_pass_free(model->passes[k]);
     model->passes[k] = NULL;
   }
+  ek__criteria_drop_passes(model->criteria);
   model->pending = 0;
 }
 

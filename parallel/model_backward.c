@@ -59,7 +59,7 @@ static ek_status run_backward(const struct backward_job *job, ek_device *device,
   for (size_t i = 0; i < model->module->outputs; i++) {
     gradients[i] = job->gradients[i].parts[index];
   }
-  if (!has_rows(&model->part_shapes[0], index)) {
+  if (!has_rows(&model->part_shapes[0], index) && model->module->terms == 0) {
     status = no_gradients(gradients, &zero, job, device, index);
   }
   if (status == EK_OK) status = ek_pass_run_backward(NULL, model->passes[index], gradients);

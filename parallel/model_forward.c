@@ -71,10 +71,15 @@ static ek_status check_parts(const ek_data_parallel_model *model, const ek_shard
   return EK_OK;
 }
 
-/* All inputs are cut alike, with one row for each sample. *lead: the first that is cut. */
+static size_t first_target(const ek_data_parallel_model *model) {
+  return model->module->inputs - model->module->targets;
+}
+
+/* All inputs are cut alike, with one row for each sample, and targets at these samples. *lead: the
+ * first that is cut. */
 static ek_status check_cuts(size_t *lead, const ek_data_parallel_model *model,
                             const ek_shards *inputs) {
-  const size_t count = model->module->inputs;
+  const size_t count = first_target(model);
   const size_t bytes = (model->count + 1) * sizeof *inputs->offsets;
   *lead = count;
   for (size_t i = 0; i < count; i++) {
@@ -91,9 +96,18 @@ static ek_status check_cuts(size_t *lead, const ek_data_parallel_model *model,
           (long long)inputs[*lead].offsets[model->count]);
     }
   }
-  if (*lead < count) return EK_OK;
-  return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                      "forward: every input is broadcast; one must be cut");
+  if (*lead == count) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "forward: every input is broadcast; one must be cut");
+  }
+  for (size_t i = count; i < model->module->inputs; i++) {
+    if (ek__target_fits(&inputs[i], &inputs[*lead])) continue;
+    return ek_error_set(EK_ERR_SHAPE,
+                        "forward: input number %zu, a target, is not cut at the samples of input "
+                        "number %zu",
+                        i, *lead);
+  }
+  return EK_OK;
 }
 
 static ek_status tell_reducer(void *context, ek_pass *pass, size_t parameter) {
@@ -211,7 +225,9 @@ static ek_status make_outputs(ek_shards *outputs, ek_data_parallel_model *model,
   EK_TRY(refresh_replicas(model, options->training));
   EK_TRY(open_passes(model, &inputs[lead], options));
   EK_TRY(ek__parallel_apply(outputs, count, model->passes, inputs, model->module->inputs));
-  for (size_t i = 0; i < count; i++) EK_TRY(check_rows(model, i, &outputs[i]));
+  for (size_t i = 0; i < count && model->module->terms == 0; i++) {
+    EK_TRY(check_rows(model, i, &outputs[i]));
+  }
   for (size_t i = 0; i < count; i++) {
     remember(&model->part_shapes[i], &outputs[i]);
     if (model->options.outputs == EK_OUTPUTS_GATHER) EK_TRY(gather_output(model, &outputs[i]));
@@ -230,6 +246,7 @@ static ek_status run_forward(ek_shards *outputs, ek_data_parallel_model *model,
     return status;
   }
   model->forward_samples = inputs[lead].samples[model->count];
+  model->first_sample = model->step_samples + options->first_sample;
   model->batch_samples =
       options->batch_samples == 0 ? model->forward_samples : options->batch_samples;
   model->last_forward = atomic_fetch_add(&forwards, 1) + 1;
@@ -260,11 +277,17 @@ static ek_status check_place(const ek_data_parallel_model *model, int64_t sample
 /* Inputs that are to be cut: how, but not yet the parts. */
 static ek_status lay_inputs(ek_shards *parts, const ek_data_parallel_model *model,
                             const ek_tensor *inputs, const ek_scatter_options *scatter) {
+  size_t lead = 0; /* targets are cut at its samples */
   for (size_t i = 0; i < model->module->inputs; i++) {
     char who[48];
     (void)snprintf(who, sizeof who, "forward: input number %zu", i);
+    if (i >= first_target(model) && !parts[lead].broadcast) {
+      EK_TRY(ek__scatter_lay_like(&parts[i], who, &parts[lead], &inputs[i]));
+      continue;
+    }
     EK_TRY(
         ek__scatter_lay(&parts[i], who, model->group, &inputs[i], is_broadcast(model, i), scatter));
+    if (parts[lead].broadcast) lead = i;
   }
   return EK_OK;
 }
@@ -273,7 +296,7 @@ static ek_status lay_inputs(ek_shards *parts, const ek_data_parallel_model *mode
  * before anything is lost; whatever fails later drops the step. */
 static ek_status forward(ek_shards *outputs, ek_data_parallel_model *model, const ek_tensor *whole,
                          const ek_shards *cut, const ek_forward_options *options) {
-  ek_shards parts[EK_MAX_TENSORS] = {{0}};
+  ek_shards parts[EK_MAX_INPUTS] = {{0}};
   const ek_shards *inputs = cut == NULL ? parts : cut;
   const size_t count = model->module->inputs;
   size_t lead = 0;

@@ -23,7 +23,7 @@ static bool has_rows(const struct apply_job *job, size_t index) {
 
 static ek_status forward_one(void *context, ek_device *device, size_t index) {
   const struct apply_job *job = context;
-  ek_tensor inputs[EK_MAX_TENSORS], outputs[EK_MAX_TENSORS] = {{0}};
+  ek_tensor inputs[EK_MAX_INPUTS], outputs[EK_MAX_TENSORS] = {{0}};
   (void)device;
   const bool rows = has_rows(job, index);
   if (!rows && !ek_pass_is_collective(job->passes[index])) return EK_OK;
@@ -69,7 +69,7 @@ static ek_status finish_output(ek_shards *output, const struct apply_job *job) {
 static ek_status check(const ek_shards *outputs, size_t output_count, ek_pass *const *passes,
                        const ek_shards *inputs, size_t input_count) {
   if (outputs == NULL || passes == NULL || inputs == NULL || input_count == 0 ||
-      input_count > EK_MAX_TENSORS || output_count == 0 || output_count > EK_MAX_TENSORS) {
+      input_count > EK_MAX_INPUTS || output_count == 0 || output_count > EK_MAX_TENSORS) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                         "ek_parallel_apply: an argument is NULL, or %zu inputs and %zu outputs",
                         input_count, output_count);

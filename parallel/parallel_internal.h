@@ -33,12 +33,14 @@ struct ek_data_parallel_model {
   ek_communicator *inner; /* for collectives of modules; NULL if none of them declares any */
   ek_replica **replicas;  /* these three: one per device */
   ek_reducer *reducer;
-  ek_pass **passes;                      /* of a forward whose backward has not come */
+  struct ek_data_parallel_criterion *criteria; /* those that are open for it */
+  ek_pass **passes;                            /* of a forward whose backward has not come */
   ek_shards part_shapes[EK_MAX_TENSORS]; /* where the rows of the last forward's outputs lie */
   uint64_t last_forward;                 /* number of the last forward; its outputs carry it */
   uint64_t pending;                      /* the same while its backward may still come, else 0 */
   bool last_gradient;                    /* it was with gradient */
   int64_t forward_samples;               /* rows of that forward, here */
+  int64_t first_sample;                  /* of them, among the step's of all processes */
   int64_t batch_samples;                 /* of all processes */
   bool replicas_stale;                   /* state `master`: device 0 is ahead of the others */
   bool buffers_stale; /* a training forward has run: device 0's go to the others */
@@ -100,6 +102,9 @@ ek_status ek__shards_check(const char *who, const ek_shards *shards);
 ek_status ek__scatter_lay(ek_shards *shards, const char *who, ek_group *group,
                           const ek_tensor *source, bool broadcast,
                           const ek_scatter_options *options);
+/* The same at the samples of `like`. */
+ek_status ek__scatter_lay_like(ek_shards *shards, const char *who, const ek_shards *like,
+                               const ek_tensor *source);
 /* Makes the parts at the offsets of the shards, which keep what there is if it fails. */
 ek_status ek__scatter_fill(ek_shards *shards, const ek_tensor *source, ek_memory_category category);
 
@@ -128,13 +133,15 @@ void ek__model_lose_optimizer(ek_data_parallel_model *model);
 /* Elements first .. first + count - 1 of a flat buffer, a loan. */
 ek_tensor ek__flat_range(const ek_tensor *flat, int64_t first, int64_t count);
 
-/* Whether targets can be cut at the samples of the outputs; whether shards have been. */
-ek_status ek__targets_check(const ek_data_parallel_model *model, const ek_shards *outputs,
-                            const ek_tensor *targets, size_t target_count);
+/* ---- criterion_targets.c ---- */
+
+/* Whether a target is cut at the samples of `like`, whole samples each. */
+bool ek__target_fits(const ek_shards *target, const ek_shards *like);
+/* Whether targets are, and lie where they should. */
 ek_status ek__target_shards_check(const ek_data_parallel_model *model, const ek_shards *outputs,
                                   const ek_shards *targets, size_t target_count);
-/* Refers to shards that stay the caller's, and lets them arrive. */
-ek_status ek__target_borrow(ek_shards *borrowed, const ek_shards *shards);
+/* Drops what the passes of these criteria hold: their backward does not come. */
+void ek__criteria_drop_passes(struct ek_data_parallel_criterion *first);
 
 /* Copies a few f64 of a device to the host. */
 ek_status ek__read_numbers(double *numbers, int64_t count, const ek_tensor *tensor);

@@ -242,15 +242,14 @@ ek_status ek_scatter(ek_shards *shards, ek_group *group, const ek_tensor *source
   return fill(shards, &made, source, category);
 }
 
-ek_status ek_scatter_like(ek_shards *shards, const ek_shards *like, const ek_tensor *source,
-                          ek_memory_category category) {
-  EK_TRY(ek__shards_check("ek_scatter_like: what is to be followed", like));
-  EK_TRY(check_source("ek_scatter_like", shards, like->group, source));
-  EK_TRY(check_rows("ek_scatter_like", source));
+ek_status ek__scatter_lay_like(ek_shards *shards, const char *who, const ek_shards *like,
+                               const ek_tensor *source) {
+  EK_TRY(check_source(who, shards, like->group, source));
+  EK_TRY(check_rows(who, source));
   const int64_t rows = source->shape[0], samples = like->samples[like->count];
   const int64_t per_sample = samples == 0 ? 0 : rows / samples;
   if (per_sample * samples != rows) {
-    return ek_error_set(EK_ERR_SHAPE, "ek_scatter_like: %lld rows are no multiple of %lld samples",
+    return ek_error_set(EK_ERR_SHAPE, "%s: %lld rows are no multiple of %lld samples", who,
                         (long long)rows, (long long)samples);
   }
   ek_shards made;
@@ -260,6 +259,16 @@ ek_status ek_scatter_like(ek_shards *shards, const ek_shards *like, const ek_ten
     made.samples[i] = like->samples[i];
     made.offsets[i] = like->samples[i] * per_sample;
   }
+  *shards = made;
+  return EK_OK;
+}
+
+ek_status ek_scatter_like(ek_shards *shards, const ek_shards *like, const ek_tensor *source,
+                          ek_memory_category category) {
+  ek_shards made;
+  EK_TRY(ek__shards_check("ek_scatter_like: what is to be followed", like));
+  if (shards == NULL) return check_source("ek_scatter_like", shards, like->group, source);
+  EK_TRY(ek__scatter_lay_like(&made, "ek_scatter_like", like, source));
   return fill(shards, &made, source, category);
 }
 

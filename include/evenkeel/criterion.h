@@ -1,189 +1,111 @@
 /*
- * criterion.h - a loss on one device.
+ * criterion.h - a loss on one device: a module whose inputs are outputs of a model and targets.
  *
- * A criterion is an immutable description, like a module. On each device that has rows it turns the
- * model's outputs and the targets into a sum s of weighted losses and the weight d that it summed
- * over; the gradient is that of s. The division by D, the sum of d over all devices and
- * micro-batches of a step, happens once, in the optimizer; so the loss is exact for uneven shards,
- * ignored targets and a last, shorter batch (never a mean of means).
+ * On each device that has rows a criterion turns them into `totals`: for each of its terms a sum s
+ * of weighted losses and the weight d that it summed over. The division by D, the sum of d over all
+ * devices and micro-batches of a step, happens once, in the optimizer; so the loss is exact for
+ * uneven shards, ignored targets and a last, shorter batch (never a mean of means).
  *
- * The gradient overwrites the outputs, unless keep_outputs is asked for or somebody else still
- * holds them: then it has memory of its own, charged to `loss`. Where its runner allows it, forward
- * does so already, in the pass over memory that it makes anyway: ek_criterion_pass_gradient_now().
+ * Stock criteria: cross_entropy.h, mean_squared_error.h, weighted_sum.h. with_criterion.h makes one
+ * module of a model and its loss, which may then own parameters. One of your own fills the table of
+ * module.h, and what holds for modules holds for it. The absolute error, say:
  *
- * Stock criteria: cross_entropy.h, mean_squared_error.h, weighted_sum.h. One of your own fills this
- * table; it needs nothing else.
+ *     static ek_status forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+ *                              ek_tensor *outputs) {
+ *       const ek_tensor *y = &inputs[0], *t = &inputs[1];   // one output of the model, one target
+ *       (void)self;
+ *       EK_TRY(ek_pass_totals(&outputs[0], pass));
+ *       EK_TRY(absolute_sum(ek_pass_stream(pass), &outputs[0], y, t));   // {sum |y - t|, count}
+ *       EK_TRY(ek_pass_save(pass, y));
+ *       return ek_pass_save(pass, t);
+ *     }
+ *
+ *     static ek_status backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
+ *                               ek_tensor *grad_inputs) {
+ *       const ek_tensor scale = ek_criterion_scale(&grad_outputs[0], 0);
+ *       ek_tensor y = {0}, t = {0};
+ *       (void)self;
+ *       ek_status status = ek_pass_take(&t, pass);   // in reverse order
+ *       if (status == EK_OK) status = ek_pass_take(&y, pass);
+ *       if (status == EK_OK) status = ek_pass_input_gradient(&grad_inputs[0], pass, &y);
+ *       if (status == EK_OK) status = absolute_signs(ek_pass_stream(pass), &grad_inputs[0], &y, &t,
+ *                                                    &scale);   // scale * sign(y - t)
+ *       ek_tensor_free(&y);
+ *       ek_tensor_free(&t);
+ *       return status;
+ *     }
+ *
+ * Its maker calls ek_criterion_init(&c->base, &ops, 1, 1, EK_REDUCTION_MEAN). Then
+ *
+ * - output 0 is totals, f64 [terms, 2], a row {s, d} for each term;
+ * - the gradient of totals that backward gets has the same shape: {scale, 0} for each term. The
+ *   gradient of s with respect to an input is to be multiplied with the scale;
+ * - targets have no gradient: their structs in grad_inputs stay zeros;
+ * - with reduction `none` there is a second output, every single loss, of any shape; its gradient
+ *   holds a factor for each, and that of totals is not looked at;
+ * - ek_pass_input_gradient() puts the gradient over the model's output, unless somebody else holds
+ *   that or the runner wants to keep it. A forward that reads the outputs anyway can write it then
+ *   already: ek_pass_gradient_now();
+ * - what a criterion makes is charged to `loss`. Constants (class weights) are buffers with
+ *   ek_initializer_values(); criteria made of others declare them as children.
+ *
+ * ek_data_parallel_criterion runs a criterion beside the model, on replicas of its own: there it may
+ * have no parameters, and its buffers are constants (ek_pass_is_training() is false).
  */
 #ifndef EVENKEEL_CRITERION_H
 #define EVENKEEL_CRITERION_H
 
-#include <evenkeel/tensor.h>
+#include <evenkeel/pass.h>
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-typedef struct ek_criterion ek_criterion;
-typedef struct ek_criterion_pass ek_criterion_pass;
-
 typedef enum ek_reduction {
   EK_REDUCTION_MEAN = 0, /* sum s / sum d over everything */
   EK_REDUCTION_SUM = 1,  /* sum s, not divided */
-  EK_REDUCTION_NONE = 2  /* every loss is kept (ek_criterion_pass_losses()); not divided */
+  EK_REDUCTION_NONE = 2  /* every loss is an output; not divided */
 } ek_reduction;
 
-/* The most constants of one criterion, and the most terms of a weighted sum. */
-#define EK_MAX_CONSTANTS 16
-#define EK_MAX_TERMS 64
-
-typedef struct ek_criterion_ops {
-  size_t size;
-  const char *kind; /* "cross_entropy"; used in messages */
-
-  /*
-   * Required. Overwrites totals, f64 [terms, 2] on the device: a pair {s, d} per term. `outputs`
-   * and `targets` are loans. What backward needs goes to ek_criterion_pass_save().
-   */
-  ek_status (*forward)(const ek_criterion *self, ek_criterion_pass *pass, const ek_tensor *outputs,
-                       const ek_tensor *targets, ek_tensor *totals);
-
-  /*
-   * Required. Fills `gradients` (one per output) with tensors from ek_criterion_pass_gradient().
-   * scales, f64 [terms] on the device, multiplies the gradient of each term.
-   */
-  ek_status (*backward)(const ek_criterion *self, ek_criterion_pass *pass, const ek_tensor *outputs,
-                        const ek_tensor *targets, const ek_tensor *scales, ek_tensor *gradients);
-
-  /* Required. Drops its references to children, too; these are freed when it returns, as in
-   * module.h. */
-  void (*free)(ek_criterion *self);
-
-  /*
-   * (optional) fallback: EK_TYPES_F32. The types of outputs that it takes, as a set: EK_TYPES_F32 |
-   * EK_TYPES_F64. For a model of another type it is EK_ERR_UNSUPPORTED: where its pass is opened,
-   * or, for a criterion that is another's child, where that runs it.
-   */
-  unsigned types;
-} ek_criterion_ops;
-
 /*
- * The first member of every criterion's struct. Its maker sets what comes after `targets`, and
- * changes nothing once it is in use. A count that is out of bounds is EK_ERR_INVALID_ARGUMENT where
- * a pass is opened, one that was changed since then EK_ERR_STATE where it runs.
+ * The first member of every criterion's struct. Its maker may set base.terms and coefficients after
+ * ek_criterion_init(), and changes nothing once it is in use.
  */
-struct ek_criterion {
-  const ek_criterion_ops *ops;
-  size_t outputs; /* how many outputs of the model it looks at: 1 to EK_MAX_TENSORS */
-  size_t targets; /* 0 to EK_MAX_TENSORS */
-  size_t terms;   /* pairs {s, d}; 1 but for weighted sums */
+typedef struct ek_criterion {
+  ek_module base; /* of base.inputs the last base.targets are targets; base.terms rows of totals */
   ek_reduction reduction;
-  /* Factors of the terms in the loss; NULL: all 1. */
-  const double *coefficients;
-  /* Host tensors that are put on every device once: class weights, say. Floating ones take the type
-   * of the model. */
-  const ek_tensor *constants;
-  size_t constant_count; /* 0 to EK_MAX_CONSTANTS */
-  int references;        /* kept by the library, as is the next one */
-  ek_criterion *next;
-};
+  const double *coefficients; /* factors of the terms in the loss; NULL: all 1 */
+} ek_criterion;
 
 /*
- * Fills the base with one reference, one term and no constants.
- * EK_ERR_INVALID_ARGUMENT for NULL, a required slot that is missing, or more than EK_MAX_TENSORS.
+ * Fills the base with one reference and one term. `outputs`: how many of a model it looks at, 1 to
+ * EK_MAX_TENSORS; `targets`: 0 to EK_MAX_TENSORS. EK_ERR_INVALID_ARGUMENT for other numbers, NULL,
+ * or a required slot that is missing.
  */
-EK_API EK_CHECKED ek_status ek_criterion_init(ek_criterion *criterion, const ek_criterion_ops *ops,
+EK_API EK_CHECKED ek_status ek_criterion_init(ek_criterion *criterion, const ek_module_ops *ops,
                                               size_t outputs, size_t targets,
                                               ek_reduction reduction);
+/* As those of modules. */
 EK_API ek_criterion *ek_criterion_share(ek_criterion *criterion);
 EK_API void ek_criterion_free(ek_criterion *criterion);
 
-/* ---- for a criterion: what its pass gives ---- */
+/* EK_ERR_INVALID_ARGUMENT if a number of it has been set out of its bounds; for who lays out arrays
+ * by them. */
+EK_API EK_CHECKED ek_status ek_criterion_check(const ek_criterion *criterion);
 
-EK_API ek_device *ek_criterion_pass_device(const ek_criterion_pass *pass);
-EK_API ek_stream *ek_criterion_pass_stream(const ek_criterion_pass *pass);
-/* Constant number `index` on this device: a loan. */
-EK_API EK_CHECKED ek_status ek_criterion_pass_constant(ek_tensor *constant, ek_criterion_pass *pass,
-                                                       size_t index);
-/* New memory charged to `loss`; the caller owns it. */
-EK_API EK_CHECKED ek_status ek_criterion_pass_create(ek_tensor *tensor, ek_criterion_pass *pass,
-                                                     ek_type type, int rank, const int64_t *shape);
-/* A stack, as in pass.h. */
-EK_API EK_CHECKED ek_status ek_criterion_pass_save(ek_criterion_pass *pass,
-                                                   const ek_tensor *tensor);
-EK_API EK_CHECKED ek_status ek_criterion_pass_take(ek_tensor *tensor, ek_criterion_pass *pass);
-/* Where the gradient of an output belongs: the output itself or new memory. The caller owns it. */
-EK_API EK_CHECKED ek_status ek_criterion_pass_gradient(ek_tensor *gradient, ek_criterion_pass *pass,
-                                                       const ek_tensor *output);
-/*
- * In forward: true if the criterion is to write the gradients of all its outputs now, over the
- * outputs themselves; its backward is not called then. *scale multiplies them, as scales[0] of
- * backward would. That is so if the runner allows it, for a criterion of one term that is not
- * another's child (a parent may scale it), whose reduction is not `none`, and whose outputs nobody
- * else holds. A criterion that never asks has its backward called.
+/* Inputs that are outputs of a model. */
+static inline size_t ek_criterion_outputs(const ek_criterion *criterion) {
+  return criterion->base.inputs - criterion->base.targets;
+}
+
+/* The scale of a term in the gradient of totals, as operations want it (losses.h): one f64, a loan.
  */
-EK_API bool ek_criterion_pass_gradient_now(double *scale, ek_criterion_pass *pass);
-/* Hands over every single loss (reduction `none`); the pass takes a reference. */
-EK_API EK_CHECKED ek_status ek_criterion_pass_losses(ek_criterion_pass *pass,
-                                                     const ek_tensor *losses);
-/* In backward, the factor of every single loss that the caller of a `none` criterion gave; false if
- * there is none (then all are 1). The tensor is a loan. */
-EK_API bool ek_criterion_pass_loss_factors(ek_tensor *factors, const ek_criterion_pass *pass);
-
-/* The deepest that criteria made of others may nest: EK_ERR_INVALID_ARGUMENT beyond. */
-#define EK_MAX_CRITERION_DEPTH 64
-
-/* For a criterion made of others: the child's forward and backward within the same pass. */
-EK_API EK_CHECKED ek_status ek_criterion_pass_forward(ek_criterion_pass *pass,
-                                                      const ek_criterion *child,
-                                                      size_t first_constant,
-                                                      const ek_tensor *outputs,
-                                                      const ek_tensor *targets, ek_tensor *totals);
-EK_API EK_CHECKED ek_status
-ek_criterion_pass_backward(ek_criterion_pass *pass, const ek_criterion *child,
-                           size_t first_constant, const ek_tensor *outputs,
-                           const ek_tensor *targets, const ek_tensor *scales, ek_tensor *gradients);
-
-/* ---- for whoever runs one (ek_data_parallel_criterion does) ---- */
-
-typedef struct ek_criterion_pass_options {
-  size_t size;
-  bool keep_outputs;
-  ek_type type; /* of the model: the type that floating constants take */
-} ek_criterion_pass_options;
-#define EK_CRITERION_PASS_OPTIONS_INIT                                                             \
-  { sizeof(ek_criterion_pass_options), false, EK_F32 }
-
-/* Puts the constants on the device; the pass serves many batches, one after the other. */
-EK_API EK_CHECKED ek_status ek_criterion_pass_open(ek_criterion_pass **pass, ek_device *device,
-                                                   ek_criterion *criterion,
-                                                   const ek_criterion_pass_options *options);
-/* Runs forward; `totals` is f64 [terms, 2]. What an earlier forward saved is dropped. */
-EK_API EK_CHECKED ek_status ek_criterion_pass_run_forward(ek_criterion_pass *pass,
-                                                          const ek_tensor *outputs,
-                                                          const ek_tensor *targets,
-                                                          ek_tensor *totals);
-/*
- * The same for a forward whose backward is to follow, and between the two of which nobody reads the
- * outputs: they may hold their gradients afterwards. If it fails they may hold anything.
- */
-EK_API EK_CHECKED ek_status ek_criterion_pass_run_forward_gradient(ek_criterion_pass *pass,
-                                                                   const ek_tensor *outputs,
-                                                                   const ek_tensor *targets,
-                                                                   ek_tensor *totals);
-/*
- * Runs backward once for the last forward, with the same outputs. `outputs` must be the only
- * holders of their memory for the gradient to overwrite them. factors: NULL, or one per loss
- * (reduction `none`). gradients (structs of zeros) belong to the caller.
- */
-EK_API EK_CHECKED ek_status ek_criterion_pass_run_backward(
-    ek_criterion_pass *pass, const ek_tensor *outputs, const ek_tensor *targets,
-    const ek_tensor *scales, const ek_tensor *factors, ek_tensor *gradients);
-/* The losses of the last forward of a `none` criterion; a loan. EK_ERR_STATE if there are none. */
-EK_API EK_CHECKED ek_status ek_criterion_pass_last_losses(ek_tensor *losses,
-                                                          const ek_criterion_pass *pass);
-/* Drops what the last forward saved. NULL is legal. */
-EK_API void ek_criterion_pass_reset(ek_criterion_pass *pass);
-EK_API void ek_criterion_pass_free(ek_criterion_pass *pass);
+static inline ek_tensor ek_criterion_scale(const ek_tensor *grad_totals, size_t term) {
+  ek_tensor scale = *grad_totals;
+  scale.rank = 0;
+  if (scale.data != NULL) scale.data = (double *)scale.data + 2 * term;
+  return scale;
+}
 
 #ifdef __cplusplus
 }

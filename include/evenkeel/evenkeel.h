@@ -10,6 +10,7 @@
  *                  what it is made of, for more than it does
  *     gpt.h, mlp.h, layers.h                     stock models and layers
  *     cross_entropy.h, mean_squared_error.h, weighted_sum.h         losses
+ *     with_criterion.h                                             a model and its loss in one
  *     sgd.h, adamw.h, schedule.h                 optimizers
  *     module.h, pass.h, replica.h, criterion.h, optimizer.h         to write your own
  *     op.h         operations for your own layers
@@ -53,5 +54,6 @@
 #include <evenkeel/trainer.h>
 #include <evenkeel/version.h>
 #include <evenkeel/weighted_sum.h>
+#include <evenkeel/with_criterion.h>
 
 #endif /* EVENKEEL_EVENKEEL_H */

@@ -76,9 +76,10 @@ typedef struct ek_module_ops {
    * the caller frees them.
    *
    * When it returns, every output must be there, on the pass's device, and of the pass's type unless
-   * it is of integers; workspace must be free. Of the module that is the model, outputs in a pass
-   * with gradient are floating, and their rows (dimension 0; a scalar has none) a multiple of the
-   * samples. What is wrong is an error that names the module.
+   * it is of integers or a criterion's totals; workspace must be free. Of the module that is the
+   * model, outputs in a pass with gradient are floating, and their rows (dimension 0; a scalar has
+   * none, nor have totals) a multiple of the samples. What is wrong is an error that names the
+   * module.
    */
   ek_status (*forward)(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
                        ek_tensor *outputs);
@@ -86,9 +87,9 @@ typedef struct ek_module_ops {
   /*
    * Required. Takes back what forward saved, in reverse order, with ek_pass_take(); adds into the
    * gradients of its parameters; fills grad_inputs (NULL: none is wanted) with one new tensor per
-   * floating input, of its type and shape. An input of integers keeps its struct of zeros.
-   * grad_outputs are loans and must not be written. It takes back all that its forward saved and
-   * nothing else, and frees its workspace: this is checked when it returns.
+   * floating input that is no target, of its type and shape. Inputs of integers and targets keep
+   * their structs of zeros. grad_outputs are loans and must not be written. It takes back all that
+   * its forward saved and nothing else, and frees its workspace: this is checked when it returns.
    */
   ek_status (*backward)(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
                         ek_tensor *grad_inputs);
@@ -142,17 +143,25 @@ typedef struct ek_module_ops {
   void (*formula)(const ek_module *self, ek_formula *formula);
 } ek_module_ops;
 
-/* The first member of every module's struct. Nothing of it changes while the module is in use. */
+/*
+ * The first member of every module's struct. The maker of a module that looks at targets counts them
+ * into inputs and targets after ek_module_init(). Nothing of it changes while the module is in use.
+ */
 struct ek_module {
   const ek_module_ops *ops;
-  size_t inputs;  /* how many tensors go in: 1 to EK_MAX_TENSORS */
+  size_t inputs;  /* how many tensors go in: 1 to EK_MAX_TENSORS, and the targets */
   size_t outputs; /* how many come out: 1 to EK_MAX_TENSORS */
+  size_t targets; /* how many of the inputs, the last ones, are targets: 0 to EK_MAX_TENSORS */
+  size_t terms;   /* rows of totals, which output 0 is then: of a criterion (criterion.h), else 0 */
   int references; /* kept by the library, as is the next one */
   ek_module *next;
 };
 
+/* The most terms of a criterion. */
+#define EK_MAX_TERMS 64
+
 /*
- * Fills the base of a new module with one reference. `ops` must stay valid for the module's life.
+ * Fills the base of a new module with one reference, no targets and no terms. `ops` must stay valid for the module's life.
  * EK_ERR_INVALID_ARGUMENT for NULL, a required slot that is missing, or more than EK_MAX_TENSORS.
  */
 EK_API EK_CHECKED ek_status ek_module_init(ek_module *module, const ek_module_ops *ops,

@@ -55,7 +55,8 @@ EK_API EK_CHECKED ek_status ek_pass_gradient_complete(ek_pass *pass, size_t inde
 
 /* ---- for a module: memory ---- */
 
-/* A new tensor for a result: an output or the gradient of an input. The caller owns it. */
+/* A new tensor for a result: an output or the gradient of an input. The caller owns it. What a
+ * criterion makes is charged to `loss`. */
 EK_API EK_CHECKED ek_status ek_pass_output(ek_tensor *tensor, ek_pass *pass, ek_type type, int rank,
                                            const int64_t *shape);
 
@@ -72,6 +73,31 @@ EK_API EK_CHECKED ek_status ek_pass_save(ek_pass *pass, const ek_tensor *tensor)
 /* Pops the last saved tensor; the caller owns it and frees it. EK_ERR_STATE if there is none that
  * this module, or a child of it, has saved. */
 EK_API EK_CHECKED ek_status ek_pass_take(ek_tensor *tensor, ek_pass *pass);
+
+/*
+ * In backward, for a module that has taken back an input it saved: where the gradient of that input
+ * belongs. That is the input itself if nobody needs it any more: nobody else holds it, or only the
+ * runner of the pass, who allows it (ek_pass_options.overwrite_inputs). Else it is a new tensor. The
+ * caller owns it.
+ */
+EK_API EK_CHECKED ek_status ek_pass_input_gradient(ek_tensor *gradient, ek_pass *pass,
+                                                   const ek_tensor *input);
+
+/* ---- for a criterion (criterion.h) ---- */
+
+/* A tensor for its totals, f64 [terms, 2], undefined: a new one, or where its runner or its parent
+ * wants them. The caller owns it. EK_ERR_STATE for a module that is no criterion. */
+EK_API EK_CHECKED ek_status ek_pass_totals(ek_tensor *totals, ek_pass *pass);
+
+/*
+ * In forward, before it saves anything: true if the criterion is to write the gradients of all its
+ * inputs that are no targets now, over these inputs, and to add those of its parameters; its
+ * backward is not called then, and what it saves is dropped. *scale multiplies them, as the scale in
+ * backward would. That is so if the runner allows it (ek_pass_options.gradient_now), for a criterion
+ * of one term that is not another module's child (which may scale it), whose reduction is not
+ * `none`, and whose inputs nobody else holds. A criterion that never asks has its backward called.
+ */
+EK_API bool ek_pass_gradient_now(double *scale, ek_pass *pass);
 
 /* ---- for a module: children ---- */
 
@@ -96,10 +122,11 @@ EK_API EK_CHECKED ek_status ek_pass_child_forward(ek_tensor *outputs, ek_pass *p
 typedef struct ek_child_options {
   size_t size;
   bool save;
-  ek_type type; /* 0: that of the module that calls */
+  ek_type type;            /* 0: that of the module that calls */
+  const ek_tensor *totals; /* where the totals of a criterion go; NULL: new memory */
 } ek_child_options;
 #define EK_CHILD_OPTIONS_INIT                                                                      \
-  { sizeof(ek_child_options), true, (ek_type)0 }
+  { sizeof(ek_child_options), true, (ek_type)0, NULL }
 
 EK_API EK_CHECKED ek_status ek_pass_child_forward_with(ek_tensor *outputs, ek_pass *pass,
                                                        size_t child, const ek_tensor *inputs,
@@ -169,9 +196,18 @@ typedef struct ek_pass_options {
   int64_t samples; /* of this device: the outputs' rows must be a multiple; 0: not known */
   ek_communicator
       *communicator; /* a loan for ek_pass_all_reduce(), and nothing else; may be NULL */
+  /*
+   * The runner keeps the inputs that are no targets, one reference each, until backward has run, and
+   * nobody else looks at them: they may hold their gradients then.
+   */
+  bool overwrite_inputs;
+  /* Not 0: a criterion's forward may write them there already, times this number. If such a forward
+   * fails, the inputs may hold anything. */
+  double gradient_now;
+  const ek_tensor *totals; /* where the totals of a criterion go; NULL: new memory */
 } ek_pass_options;
 #define EK_PASS_OPTIONS_INIT                                                                       \
-  { sizeof(ek_pass_options), true, true, false, 0, 0, 0, NULL, NULL, 0, NULL }
+  { sizeof(ek_pass_options), true, true, false, 0, 0, 0, NULL, NULL, 0, NULL, false, 0, NULL }
 
 /* `options` NULL gives the defaults. The replica must outlive the pass. */
 EK_API EK_CHECKED ek_status ek_pass_open(ek_pass **pass, ek_replica *replica,

@@ -158,7 +158,7 @@ static ek_status check_references(const ek_pass *pass, const char *what, ek_tens
   for (size_t i = 0; i < count; i++) {
     const ek_memory *memory = given[i].memory;
     if (memory == NULL) continue;
-    const bool lent = uses(memory, loans, loan_count) > 0;
+    const bool lent = uses(memory, loans, loan_count) > 0 || ek__pass_was_lent(pass, memory);
     int expected = uses(memory, given, count) + lent;
     if (lent && pass->saved_count > pass->frame->floor) {
       expected +=
@@ -174,11 +174,23 @@ static ek_status check_references(const ek_pass *pass, const char *what, ek_tens
   return EK_OK;
 }
 
+ek_status ek__check_totals(const ek_pass *pass, const struct ek__node *node,
+                           const ek_tensor *totals) {
+  const struct ek__extent wanted = {.type = EK_F64, .rank = 2, .shape = {(int64_t)node->terms, 2}};
+  if (node->terms == 0) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s is no criterion and has no totals",
+                        node->module->ops->kind);
+  }
+  EK_TRY(check_place("totals, output", 0, pass, totals));
+  return check_extent("totals, output", 0, totals, &wanted);
+}
+
 static ek_status check_output(const ek_pass *pass, const struct ek__node *node, size_t index,
                               const ek_tensor *output) {
   if (!ek_tensor_exists(output)) {
     return ek_error_set(EK_ERR_STATE, "it gave no output number %zu", index);
   }
+  if (index == 0 && node->terms > 0) return ek__check_totals(pass, node, output);
   EK_TRY(check_place("output", index, pass, output));
   if (is_floating(output->type) && output->type != pass->frame->type) {
     return ek_error_set(EK_ERR_TYPE, "output number %zu is %s, expected %s", index,
@@ -246,14 +258,14 @@ ek_status ek__check_grad_outputs(const ek_pass *pass, size_t record,
 }
 
 static ek_status check_grad_input(const ek_pass *pass, size_t index, const ek_tensor *gradient,
-                                  const struct ek__extent *input) {
+                                  const struct ek__extent *input, bool is_target) {
   static const char *const what = "the gradient of input";
   const bool exists = ek_tensor_exists(gradient);
-  if (input != NULL && exists != is_floating(input->type)) {
+  if (input != NULL && exists != (is_floating(input->type) && !is_target)) {
     return ek_error_set(EK_ERR_STATE,
                         exists ? "%s number %zu was given, but the input is %s"
                                : "%s number %zu was not given; the input is %s",
-                        what, index, ek_type_name(input->type));
+                        what, index, is_target ? "a target" : ek_type_name(input->type));
   }
   if (!exists) return EK_OK;
   EK_TRY(check_place(what, index, pass, gradient));
@@ -269,7 +281,8 @@ ek_status ek__check_backward(const ek_pass *pass, const struct ek__node *node, s
                             node->outputs));
   }
   for (size_t i = 0; grad_inputs != NULL && i < node->inputs; i++) {
-    EK_TRY(check_grad_input(pass, i, &grad_inputs[i], inputs == NULL ? NULL : &inputs[i]));
+    EK_TRY(check_grad_input(pass, i, &grad_inputs[i], inputs == NULL ? NULL : &inputs[i],
+                            i >= node->inputs - node->targets));
   }
   EK_TRY(check_workspace(pass));
   if (record == EK__NO_RECORD || pass->saved_count == pass->records[record].below) return EK_OK;

@@ -157,6 +157,8 @@ static ek_status node_create(struct ek__node **node, struct ek__layout *layout, 
   made->module = module;
   made->inputs = module->inputs;
   made->outputs = module->outputs;
+  made->targets = module->targets;
+  made->terms = module->terms;
   made->next = layout->nodes;
   layout->nodes = made;
   *node = made;
@@ -380,13 +382,17 @@ void ek__layout_close_states(struct ek__layout *layout, ek_device *device) {
 
 ek_status ek__layout_check(const struct ek__layout *layout) {
   for (const struct ek__node *node = layout->nodes; node != NULL; node = node->next) {
-    if (node->module->inputs == node->inputs && node->module->outputs == node->outputs) continue;
+    const ek_module *m = node->module;
+    if (m->inputs == node->inputs && m->outputs == node->outputs && m->targets == node->targets &&
+        m->terms == node->terms) {
+      continue;
+    }
     char path[EK__PATH_SIZE];
     return ek_error_set(EK_ERR_STATE,
                         "%s: inputs or outputs were changed to %zu and %zu after it was opened "
-                        "with %zu and %zu",
-                        ek__node_path(path, node), node->module->inputs, node->module->outputs,
-                        node->inputs, node->outputs);
+                        "with %zu and %zu, targets and terms to %zu and %zu from %zu and %zu",
+                        ek__node_path(path, node), m->inputs, m->outputs, node->inputs,
+                        node->outputs, m->targets, m->terms, node->targets, node->terms);
   }
   return EK_OK;
 }

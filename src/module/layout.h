@@ -30,11 +30,11 @@ struct ek__parameter {
 
 struct ek__node {
   ek_module *module;
-  const char *path;       /* NULL for the root and what it wraps; the layout's names own it */
-  struct ek__node *next;  /* all nodes of a layout, the last walked first */
-  size_t inputs, outputs; /* of the module when it was walked: what arrays are laid out by */
-  uint32_t stream;        /* for random keys */
-  bool opened;            /* by its module, whose state is the next */
+  const char *path;      /* NULL for the root and what it wraps; the layout's names own it */
+  struct ek__node *next; /* all nodes of a layout, the last walked first */
+  size_t inputs, outputs, targets, terms; /* of the module when it was walked: arrays go by them */
+  uint32_t stream;                        /* for random keys */
+  bool opened;                            /* by its module, whose state is the next */
   void *state;
   size_t *parameters, parameter_count, parameter_capacity;
   struct ek__node **children;
@@ -63,7 +63,7 @@ enum { EK__FLAT_ALIGNMENT = 16 };
 enum { EK__PATH_SIZE = 512 };
 
 /* EK_ERR_INVALID_ARGUMENT if a program's module is not what ek_module_init() made of it, or has
- * more inputs or outputs than arrays have room for. */
+ * more of anything than arrays have room for. */
 ek_status ek__module_check(const ek_module *module);
 
 /* Whether its table declares so. */
@@ -77,7 +77,7 @@ void ek__layout_close(struct ek__layout *layout);
  * closes what was opened. */
 ek_status ek__layout_open_states(struct ek__layout *layout, ek_device *device);
 void ek__layout_close_states(struct ek__layout *layout, ek_device *device);
-/* EK_ERR_STATE if a module has not the inputs and outputs any more that it was walked with. */
+/* EK_ERR_STATE if a module has not as much of everything any more as when it was walked. */
 ek_status ek__layout_check(const struct ek__layout *layout);
 /* What messages call a module: "blocks.3.mlp (sequential)", or its kind for the root. */
 const char *ek__node_path(char path[EK__PATH_SIZE], const struct ek__node *node);

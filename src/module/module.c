@@ -20,19 +20,29 @@ static ek_status check_ops(const ek_module_ops *given) {
                       ops.kind == NULL ? "module" : ops.kind, missing);
 }
 
-static ek_status check_count(const char *kind, const char *what, size_t count) {
-  if (count >= 1 && count <= EK_MAX_TENSORS) return EK_OK;
-  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: a module has 1 to %d %s, not %zu", kind,
-                      EK_MAX_TENSORS, what, count);
+static ek_status check_count(const char *kind, const char *what, size_t count, size_t least,
+                             size_t most) {
+  if (count >= least && count <= most) return EK_OK;
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: a module has %zu to %zu %s, not %zu", kind,
+                      least, most, what, count);
+}
+
+static ek_status check_counts(const ek_module *module) {
+  const char *kind = module->ops->kind;
+  EK_TRY(check_count(kind, "targets", module->targets, 0, EK_MAX_TENSORS));
+  EK_TRY(check_count(kind, "inputs", module->inputs, module->targets + 1,
+                     module->targets + EK_MAX_TENSORS));
+  EK_TRY(check_count(kind, "terms", module->terms, 0, EK_MAX_TERMS));
+  return check_count(kind, "outputs", module->outputs, 1, EK_MAX_TENSORS);
 }
 
 ek_status ek_module_init(ek_module *module, const ek_module_ops *ops, size_t inputs,
                          size_t outputs) {
   EK__NOT_NULL("ek_module_init", module, ops);
   EK_TRY(check_ops(ops));
-  EK_TRY(check_count(ops->kind, "inputs", inputs));
-  EK_TRY(check_count(ops->kind, "outputs", outputs));
-  *module = (ek_module){.ops = ops, .inputs = inputs, .outputs = outputs, .references = 1};
+  const ek_module made = {.ops = ops, .inputs = inputs, .outputs = outputs, .references = 1};
+  EK_TRY(check_counts(&made));
+  *module = made;
   return EK_OK;
 }
 
@@ -41,8 +51,7 @@ ek_status ek__module_check(const ek_module *module) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                         "a module without functions: ek_module_init() was not called");
   }
-  EK_TRY(check_count(module->ops->kind, "inputs", module->inputs));
-  return check_count(module->ops->kind, "outputs", module->outputs);
+  return check_counts(module);
 }
 
 bool ek__is_collective(const ek_module *module) {

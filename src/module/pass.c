@@ -72,6 +72,9 @@ ek_status ek_pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_option
   result->frame = &result->outermost;
   result->record_count = result->extent_count = 0;
   result->named = 0;
+  result->inputs = NULL;
+  memset(result->lent, 0, sizeof result->lent);
+  result->gradient_written = false;
   result->stage = EK__PASS_OPENED;
   for (size_t i = 0; i < replica->layout.parameter_count; i++) {
     const struct ek__parameter *parameter = &replica->layout.parameters[i];
@@ -187,7 +190,9 @@ ek_status ek__pass_complete_rest(ek_pass *pass) {
 ek_status ek_pass_output(ek_tensor *tensor, ek_pass *pass, ek_type type, int rank,
                          const int64_t *shape) {
   if (tensor == NULL || pass == NULL) return ek__pass_null("ek_pass_output");
-  return ek_tensor_create(tensor, pass->replica->device, EK_MEMORY_ACTIVATIONS, type, rank, shape);
+  const bool loss = pass->frame->node->terms > 0;
+  return ek_tensor_create(tensor, pass->replica->device,
+                          loss ? EK_MEMORY_LOSS : EK_MEMORY_ACTIVATIONS, type, rank, shape);
 }
 
 ek_status ek_pass_workspace(ek_tensor *tensor, ek_pass *pass, ek_type type, int rank,
@@ -242,6 +247,53 @@ ek_status ek_pass_all_reduce(ek_pass *pass, ek_tensor *tensor) {
 
 bool ek_pass_is_collective(const ek_pass *pass) {
   return pass != NULL && pass->replica->layout.collective;
+}
+
+/* ---- losses, and gradients in the place of what they belong to ---- */
+
+ek_status ek_pass_totals(ek_tensor *totals, ek_pass *pass) {
+  if (totals == NULL || pass == NULL) return ek__pass_null("ek_pass_totals");
+  const int64_t shape[] = {(int64_t)pass->frame->node->terms, 2};
+  if (shape[0] == 0) return ek_error_set(EK_ERR_STATE, "ek_pass_totals: this is no criterion");
+  if (pass->frame->totals != NULL && pass->frame->outer == NULL)
+    return ek_tensor_share(totals, pass->frame->totals);
+  return ek_pass_output(totals, pass, EK_F64, 2, shape);
+}
+
+bool ek__pass_was_lent(const ek_pass *pass, const ek_memory *memory) {
+  for (size_t i = 0; i < EK_MAX_TENSORS && memory != NULL; i++) {
+    if (pass->lent[i] == memory) return true;
+  }
+  return false;
+}
+
+ek_status ek_pass_input_gradient(ek_tensor *gradient, ek_pass *pass, const ek_tensor *input) {
+  static const char *const who = "ek_pass_input_gradient";
+  if (gradient == NULL || pass == NULL || !ek_tensor_exists(input)) return ek__pass_null(who);
+  if (!pass->frame->backward) {
+    return ek_error_set(EK_ERR_STATE, "%s: this is no backward", who);
+  }
+  const int others = ek_tensor_holders(input) - 1;
+  const int runner = ek__pass_was_lent(pass, input->memory) ? 1 : 0;
+  if (input->memory != NULL && others <= runner) return ek_tensor_share(gradient, input);
+  return ek_pass_output(gradient, pass, input->type, input->rank, input->shape);
+}
+
+bool ek_pass_gradient_now(double *scale, ek_pass *pass) {
+  if (scale == NULL || pass == NULL || pass->options.gradient_now == 0 || pass->inputs == NULL) {
+    return false;
+  }
+  const struct ek__node *root = pass->replica->layout.root;
+  if (pass->frame->node != root || root->terms != 1 || root->outputs != 1 ||
+      !pass->options.gradient || !pass->options.overwrite_inputs) {
+    return false;
+  }
+  for (size_t i = 0; i < root->inputs - root->targets; i++) {
+    if (ek_tensor_holders(&pass->inputs[i]) != 1) return false;
+  }
+  *scale = pass->options.gradient_now;
+  pass->gradient_written = true;
+  return true;
 }
 
 /* ---- where and how it runs ---- */

@@ -1,6 +1,6 @@
 /*
- * pass_internal.h - a pass from the inside: shared by pass.c, what it gives to a module, run.c, which runs
- * modules, and contract.c, which checks what they do.
+ * pass_internal.h - a pass from the inside: shared by pass.c, what it gives to a module, run.c,
+ * which runs modules, and contract.c, which checks what they do.
  */
 #ifndef EK_PASS_INTERNAL_H
 #define EK_PASS_INTERNAL_H
@@ -28,6 +28,7 @@ struct ek__frame {
   ek_type type;                 /* of floating activations */
   bool saving;                  /* a backward of its own follows, or this is one */
   bool backward;                /* this is a backward, or runs within one */
+  const ek_tensor *totals;      /* NULL, or where its caller wants them */
   size_t floor;                 /* saved tensors below are not its own */
   size_t records;               /* records below are not its children's */
   bool workspace;               /* it has taken some, and this much was held before: */
@@ -48,7 +49,10 @@ struct ek_pass {
   ek_replica *replica;
   ek_pass_options options;
   enum ek__pass_stage stage;
-  struct ek__frame outermost, *frame; /* the top; those below are on the C stack */
+  struct ek__frame outermost, *frame;    /* the top; those below are on the C stack */
+  const ek_tensor *inputs;               /* of the root, while its forward runs */
+  const ek_memory *lent[EK_MAX_TENSORS]; /* where they lie, if their gradients may lie there, too */
+  bool gradient_written; /* forward has written the gradients of the root's inputs */
   ek_tensor *saved;
   size_t saved_count, saved_capacity;
   struct ek__record *records;
@@ -66,6 +70,9 @@ struct ek_pass {
 /* EK_ERR_INVALID_ARGUMENT. */
 ek_status ek__pass_null(const char *who);
 
+/* Whether an input of the root lies there that its runner keeps until backward. */
+bool ek__pass_was_lent(const ek_pass *pass, const ek_memory *memory);
+
 /* Every parameter that no module has spoken of is complete now. */
 ek_status ek__pass_complete_rest(ek_pass *pass);
 
@@ -81,6 +88,9 @@ size_t ek__record_find(const ek_pass *pass, const struct ek__node *node);
 /* Forgets the record and those above it; what was saved since it began is dropped. */
 void ek__record_drop(ek_pass *pass, size_t record);
 
+/* A place for the totals of a forward of `node` is right. */
+ek_status ek__check_totals(const ek_pass *pass, const struct ek__node *node,
+                           const ek_tensor *totals);
 /* What the forward on top has given and left behind; its record learns the outputs. */
 ek_status ek__check_forward(ek_pass *pass, const struct ek__node *node, size_t record,
                             const ek_tensor *inputs, ek_tensor *outputs);

@@ -13,6 +13,8 @@
  */
 #include <string.h>
 
+#include <evenkeel/elementwise.h>
+
 #include "core/error.h"
 #include "core/options.h"
 #include "device/types.h"
@@ -30,6 +32,19 @@ static ek_status check_type(const ek_pass *pass, const struct ek__node *node, ek
   return ek__types_check(EK__TABLE_TYPES(node->module->ops), type, ek__node_path(path, node));
 }
 
+/* A criterion that has not asked ek_pass_totals() has put them elsewhere. */
+static ek_status place_totals(ek_pass *pass, ek_tensor *given, const ek_tensor *totals) {
+  if (totals == NULL || (given->memory == totals->memory && given->data == totals->data)) {
+    return EK_OK;
+  }
+  ek_tensor placed = {0};
+  EK_TRY(ek_tensor_share(&placed, totals));
+  const ek_status status = ek_op_copy(ek_pass_stream(pass), &placed, given);
+  ek_tensor_free(status == EK_OK ? given : &placed);
+  if (status == EK_OK) *given = placed;
+  return status;
+}
+
 /* What a function gives becomes the caller's when all of it is right: until then it lies here. */
 static ek_status run_forward(ek_pass *pass, const struct ek__node *node, const ek_tensor *inputs,
                              ek_tensor *outputs, const ek_child_options *options) {
@@ -40,6 +55,8 @@ static ek_status run_forward(ek_pass *pass, const struct ek__node *node, const e
   memset(given, 0, node->outputs * sizeof *given);
   frame.type = options->type != 0 ? options->type : caller->type;
   frame.saving = caller->saving && options->save;
+  frame.totals = options->totals;
+  if (options->totals != NULL) EK_TRY(ek__check_totals(pass, node, options->totals));
   EK_TRY(check_type(pass, node, frame.type));
   if (caller->saving) EK_TRY(ek__record_push(&record, pass, &frame, inputs));
   frame.floor = pass->saved_count;
@@ -48,6 +65,7 @@ static ek_status run_forward(ek_pass *pass, const struct ek__node *node, const e
   const uint64_t errors = ek__error_number();
   ek_status status = module->ops->forward(module, pass, inputs, given);
   if (status == EK_OK) status = ek__check_forward(pass, node, record, inputs, given);
+  if (status == EK_OK) status = place_totals(pass, given, options->totals);
   if (status == EK_OK) {
     memcpy(outputs, given, node->outputs * sizeof *given);
   } else {
@@ -69,7 +87,7 @@ static ek_status run_backward(ek_pass *pass, const struct ek__node *node,
                                                    .type = caller->type,
                                                    .floor = caller->floor,
                                                    .records = pass->record_count};
-  ek_tensor given[EK_MAX_TENSORS], *const wanted = grad_inputs == NULL ? NULL : given;
+  ek_tensor given[EK_MAX_INPUTS], *const wanted = grad_inputs == NULL ? NULL : given;
   memset(given, 0, node->inputs * sizeof *given);
   if (record != EK__NO_RECORD) {
     EK_TRY(ek__check_grad_outputs(pass, record, grad_outputs));
@@ -163,13 +181,35 @@ ek_status ek_pass_leave(ek_pass *pass) {
  */
 static ek_status charge_outputs(const struct ek__node *root, const ek_tensor *inputs,
                                 ek_tensor *outputs) {
-  for (size_t i = 0; i < root->outputs; i++) {
+  for (size_t i = 0; i < root->outputs && root->terms == 0; i++) {
     bool is_input = false;
     for (size_t j = 0; j < root->inputs; j++) {
       is_input = is_input || outputs[i].memory == inputs[j].memory;
     }
     if (!is_input) EK_TRY(ek_tensor_charge(&outputs[i], EK_MEMORY_OUTPUTS));
   }
+  return EK_OK;
+}
+
+/* The inputs hold their gradients, and nobody's backward will run: they are all that is saved. */
+static ek_status keep_inputs(ek_pass *pass, const struct ek__node *root, const ek_tensor *inputs) {
+  while (pass->saved_count > 0) ek_tensor_free(&pass->saved[--pass->saved_count]);
+  for (size_t i = 0; i < root->inputs - root->targets; i++) EK_TRY(ek_pass_save(pass, &inputs[i]));
+  pass->records[ek__record_find(pass, root)].above = pass->saved_count;
+  return EK_OK;
+}
+
+static ek_status give_inputs(ek_pass *pass, const struct ek__node *root, ek_tensor *grad_inputs) {
+  if (grad_inputs != NULL) memset(grad_inputs, 0, root->inputs * sizeof *grad_inputs);
+  for (size_t i = root->inputs - root->targets; i-- > 0;) {
+    ek_tensor *saved = &pass->saved[--pass->saved_count];
+    if (grad_inputs == NULL) {
+      ek_tensor_free(saved);
+    } else {
+      grad_inputs[i] = *saved;
+    }
+  }
+  ek__record_drop(pass, ek__record_find(pass, root));
   return EK_OK;
 }
 
@@ -180,14 +220,22 @@ ek_status ek_pass_run_forward(ek_tensor *outputs, ek_pass *pass, const ek_tensor
   if (pass->stage != EK__PASS_OPENED) {
     return ek_error_set(EK_ERR_STATE, "ek_pass_run_forward: this pass has run before");
   }
-  const ek_child_options options = EK_CHILD_OPTIONS_INIT;
+  ek_child_options options = EK_CHILD_OPTIONS_INIT;
   const struct ek__node *root = pass->replica->layout.root;
   EK_TRY(ek__layout_check(&pass->replica->layout));
   EK_TRY(ek__check_tensors("ek_pass_run_forward", pass, inputs, root->inputs));
   pass->stage = EK__PASS_BROKEN;
   ek_tensor given[EK_MAX_TENSORS];
-  EK_TRY(run_forward(pass, root, inputs, given, &options));
-  const ek_status status = charge_outputs(root, inputs, given);
+  options.totals = pass->options.totals;
+  for (size_t i = 0; i < root->inputs - root->targets && pass->options.overwrite_inputs; i++) {
+    pass->lent[i] = inputs[i].memory;
+  }
+  pass->inputs = inputs;
+  ek_status status = run_forward(pass, root, inputs, given, &options);
+  pass->inputs = NULL;
+  EK_TRY(status);
+  status = charge_outputs(root, inputs, given);
+  if (status == EK_OK && pass->gradient_written) status = keep_inputs(pass, root, inputs);
   if (status != EK_OK) {
     free_tensors(given, root->outputs);
     return status;
@@ -210,8 +258,9 @@ ek_status ek_pass_run_backward(ek_tensor *grad_inputs, ek_pass *pass,
   EK_TRY(ek__check_tensors("ek_pass_run_backward", pass, grad_outputs, root->outputs));
   EK_TRY(ek__check_grad_outputs(pass, ek__record_find(pass, root), grad_outputs));
   pass->stage = EK__PASS_BROKEN;
-  ek_tensor given[EK_MAX_TENSORS], *const wanted = grad_inputs == NULL ? NULL : given;
-  EK_TRY(run_backward(pass, root, grad_outputs, wanted));
+  ek_tensor given[EK_MAX_INPUTS], *const wanted = grad_inputs == NULL ? NULL : given;
+  EK_TRY(pass->gradient_written ? give_inputs(pass, root, wanted)
+                                : run_backward(pass, root, grad_outputs, wanted));
   const ek_status status = ek__pass_complete_rest(pass);
   if (status != EK_OK) {
     free_tensors(wanted, root->inputs);

@@ -179,7 +179,7 @@ ek_status ek_op_combine_totals(ek_stream *stream, ek_tensor *combined, ek_tensor
   EK_TRY(ek__op_begin(&op, "combine_totals", stream, operands, COUNT));
   const int64_t terms = op.rows[TOTALS];
   EK_TRY(ek__op_matrix(&op, TOTALS, terms, 2, "must be"));
-  EK_TRY(ek__op_fits(&op, SCALES, terms, TOTALS));
+  EK_TRY(ek__op_same(&op, SCALES, TOTALS));
   EK_TRY(ek__op_exactly(&op, COMBINED, 2));
   struct ek__combine_args args = {
       .combined = combined->data, .scales = scales->data, .totals = totals->data, .divide = divide};

@@ -248,7 +248,8 @@ START_TEST(combine_totals) {
     struct kr_rig *rig = kr_open(0);
     const int64_t terms = i / 2;
     struct ek__combine_args args = {.terms = (size_t)terms, .divide = i % 2 == 0};
-    double *totals = kr_zeros(rig, 2 * terms), *scales = kr_zeros(rig, terms), combined[2] = {0, 0};
+    double *totals = kr_zeros(rig, 2 * terms), *scales = kr_zeros(rig, 2 * terms),
+           combined[2] = {0, 0};
     for (int64_t j = 0; j < terms; j++) {
       args.coefficients[j] = ck_random_uniform(&rig->random, 0, 1);
       totals[2 * j] = ck_random_uniform(&rig->random, 1, 2);
@@ -257,12 +258,12 @@ START_TEST(combine_totals) {
     struct ek__combine_args host = args;
     host.totals = totals, host.scales = scales, host.combined = combined;
     args.totals = kr_bytes(rig, totals, (size_t)(2 * terms) * sizeof *totals);
-    args.scales = kr_bytes(rig, totals, (size_t)terms * sizeof *totals);
+    args.scales = kr_bytes(rig, totals, (size_t)(2 * terms) * sizeof *totals);
     args.combined = kr_bytes(rig, combined, sizeof combined);
     kr_ok(ek__cuda_combine_totals(&rig->at, &args));
     ck_ok(ek__cpu_combine_totals(NULL, &host));
     kr_check_doubles(rig, "combined", args.combined, combined, 2, 100 * 0x1p-53);
-    kr_check_doubles(rig, "scales", args.scales, scales, terms, 4 * 0x1p-53);
+    kr_check_doubles(rig, "scales", args.scales, scales, 2 * terms, 4 * 0x1p-53);
     kr_close(rig);
   }
 }

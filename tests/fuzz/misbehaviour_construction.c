@@ -121,62 +121,77 @@ static ek_status make_module(ek_module **module, struct fuzz_input *input) {
 
 /* ---- the criterion ---- */
 
-static ek_status loss_forward(const ek_criterion *self, ek_criterion_pass *pass,
-                              const ek_tensor *outputs, const ek_tensor *targets,
-                              ek_tensor *totals) {
-  (void)self;
-  (void)outputs;
-  (void)targets;
-  return ek_op_fill(ek_criterion_pass_stream(pass), totals, 1.0);
-}
+/* Class weights and the like: as many buffers as there may be, of values that are there or not. */
+struct odd_criterion {
+  ek_criterion base;
+  size_t buffers;
+  const double *values;
+};
 
-static ek_status loss_backward(const ek_criterion *self, ek_criterion_pass *pass,
-                               const ek_tensor *outputs, const ek_tensor *targets,
-                               const ek_tensor *scales, ek_tensor *gradients) {
-  (void)targets;
-  (void)scales;
-  for (size_t i = 0; i < self->outputs; i++) {
-    EK_TRY(ek_criterion_pass_gradient(&gradients[i], pass, &outputs[i]));
-    EK_TRY(ek_op_zero(ek_criterion_pass_stream(pass), &gradients[i]));
+static ek_status loss_parameters(const ek_module *self, ek_declaration *declaration) {
+  const struct odd_criterion *c = (const struct odd_criterion *)self;
+  static const char *const names[] = {"a", "b", "c", "d"};
+  static const int64_t shape[] = {2};
+  for (size_t i = 0; i < c->buffers; i++) {
+    EK_TRY(ek_declare_buffer(declaration, names[i], 1, shape, ek_initializer_values(c->values)));
   }
   return EK_OK;
 }
 
-static void loss_free(ek_criterion *self) { free(self); }
+static ek_status loss_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                              ek_tensor *outputs) {
+  EK_TRY(ek_pass_totals(&outputs[0], pass));
+  EK_TRY(ek_op_fill(ek_pass_stream(pass), &outputs[0], 1.0));
+  if (self->outputs == 2) EK_TRY(ek_tensor_share(&outputs[1], &inputs[0]));
+  for (size_t i = 0; i < self->inputs - self->targets; i++) EK_TRY(ek_pass_save(pass, &inputs[i]));
+  return EK_OK;
+}
+
+static ek_status loss_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
+                               ek_tensor *grad_inputs) {
+  (void)grad_outputs;
+  for (size_t i = self->inputs - self->targets; i-- > 0;) {
+    ek_tensor output = {0};
+    EK_TRY(ek_pass_take(&output, pass));
+    ek_status status = ek_pass_input_gradient(&grad_inputs[i], pass, &output);
+    if (status == EK_OK) status = ek_op_zero(ek_pass_stream(pass), &grad_inputs[i]);
+    ek_tensor_free(&output);
+    if (status != EK_OK) return status;
+  }
+  return EK_OK;
+}
+
+static void loss_free(ek_module *self) { free(self); }
 
 static ek_status make_criterion(ek_criterion **criterion, size_t outputs,
                                 struct fuzz_input *input) {
-  static const ek_criterion_ops ops = {.size = sizeof(ek_criterion_ops),
-                                       .kind = "odd",
-                                       .forward = loss_forward,
-                                       .backward = loss_backward,
-                                       .free = loss_free};
+  static const ek_module_ops ops = {.size = sizeof(ek_module_ops),
+                                    .kind = "odd",
+                                    .parameters = loss_parameters,
+                                    .forward = loss_forward,
+                                    .backward = loss_backward,
+                                    .free = loss_free};
   static const size_t terms[] = {2, 64, 65, 0, 70, SIZE_MAX};
   static double coefficients[MOST_COEFFICIENTS];
-  static ek_tensor constants[MOST_COUNT];
-  static float values[2] = {1, 2};
-  ek_criterion *self = calloc(1, sizeof *self);
+  static const double values[2] = {1, 2};
+  struct odd_criterion *self = calloc(1, sizeof *self);
   FUZZ_EXPECT(self != NULL, "the harness has no memory");
   const size_t looks_at = fuzz_one_in(input, 4) ? read_count(input) : outputs;
   const size_t targets = read_count(input);
   const ek_reduction reduction = (ek_reduction)(fuzz_one_in(input, 8) ? fuzz_byte(input) : 0);
-  const ek_status status = ek_criterion_init(self, &ops, looks_at, targets, reduction);
+  const ek_status status = ek_criterion_init(&self->base, &ops, looks_at, targets, reduction);
   if (status != EK_OK) {
     free(self);
     return status;
   }
-  const int64_t shape[] = {2};
   for (size_t i = 0; i < MOST_COEFFICIENTS; i++) coefficients[i] = 1;
   if (fuzz_one_in(input, 8)) coefficients[0] = fuzz_real(input);
-  for (size_t i = 0; i < MOST_COUNT; i++) {
-    FUZZ_OK(ek_tensor_host(&constants[i], values, EK_F32, 1, shape));
-  }
-  if (fuzz_one_in(input, 8)) constants[0] = (ek_tensor){0};
-  if (fuzz_one_in(input, 4)) self->terms = terms[fuzz_choice(input, 6)];
-  if (!fuzz_one_in(input, 4)) self->coefficients = coefficients;
-  if (!fuzz_one_in(input, 8)) self->constants = constants;
-  if (fuzz_one_in(input, 4)) self->constant_count = read_count(input);
-  *criterion = self;
+  const bool without_values = fuzz_one_in(input, 8);
+  if (fuzz_one_in(input, 4)) self->base.base.terms = terms[fuzz_choice(input, 6)];
+  if (!fuzz_one_in(input, 4)) self->base.coefficients = coefficients;
+  if (!fuzz_one_in(input, 8) && !without_values) self->values = values;
+  if (fuzz_one_in(input, 4)) self->buffers = read_count(input) % 5;
+  *criterion = &self->base;
   return EK_OK;
 }
 
@@ -214,7 +229,7 @@ static ek_status run_step(struct fuzz_training *training) {
   static double values[ROWS * WIDTH];
   const int64_t shape[] = {ROWS, WIDTH};
   struct fuzz_batch batch = {.inputs = training->module->inputs,
-                             .targets = training->criterion->targets};
+                             .targets = training->criterion->base.targets};
   for (size_t i = 0; i < batch.inputs; i++) {
     FUZZ_OK(ek_tensor_host(&batch.input[i], values, EK_F32, 2, shape));
   }

@@ -234,82 +234,85 @@ ek_status misbehaving_module(ek_module **module, bool with_child) {
 
 /* ---- the criterion ---- */
 
-static ek_status leak_loss(ek_criterion_pass *pass) {
+/* A result of a criterion, which nobody frees. */
+static ek_status leak_loss(ek_pass *pass) {
   const int64_t shape[] = {3};
   ek_tensor tensor = {0};
-  EK_TRY(ek_criterion_pass_create(&tensor, pass, EK_F32, 1, shape));
+  EK_TRY(ek_pass_output(&tensor, pass, EK_F32, 1, shape));
   leak(&tensor);
   return EK_OK;
 }
 
-static ek_status take_more_loss(ek_criterion_pass *pass, enum misdeed misdeed) {
-  ek_tensor tensor = {0};
-  ek_status status = EK_OK;
-  for (int i = 0; i < 8 && status == EK_OK; i++) {
-    status = ek_criterion_pass_take(&tensor, pass);
-    ek_tensor_free(&tensor);
-  }
-  return misdeed == TAKES_MORE ? status : EK_OK;
-}
-
-static void odd_loss_calls(ek_criterion_pass *pass) {
+static void odd_loss_calls(ek_pass *pass) {
   ek_tensor tensor = {0};
   double scale = 0;
-  ek_status status = ek_criterion_pass_constant(&tensor, pass, 99);
-  status = ek_criterion_pass_losses(pass, &tensor);
-  status = ek_criterion_pass_save(pass, &tensor);
-  (void)ek_criterion_pass_gradient_now(&scale, pass); /* and writes none */
-  (void)ek_criterion_pass_loss_factors(&tensor, pass);
+  ek_status status = ek_pass_parameter(&tensor, pass, 99);
+  status = ek_pass_save(pass, &tensor);
+  status = ek_pass_input_gradient(&tensor, pass, &tensor);
+  (void)ek_pass_gradient_now(&scale, pass); /* and writes none */
   (void)status;
 }
 
-static ek_status loss_forward(const ek_criterion *self, ek_criterion_pass *pass,
-                              const ek_tensor *outputs, const ek_tensor *targets,
-                              ek_tensor *totals) {
-  const enum misdeed misdeed = misdeed_at(PLACE_LOSS, ek_criterion_pass_device(pass));
-  ek_stream *stream = ek_criterion_pass_stream(pass);
+static ek_status loss_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                              ek_tensor *outputs) {
+  const enum misdeed misdeed = misdeed_at(PLACE_LOSS, ek_pass_device(pass));
+  ek_stream *stream = ek_pass_stream(pass);
   (void)self;
   if (misdeed == ODD_CALLS) odd_loss_calls(pass);
   if (misdeed == LEAKS) EK_TRY(leak_loss(pass));
-  if (misdeed == TAKES_MORE || misdeed == TAKES_QUIETLY) EK_TRY(take_more_loss(pass, misdeed));
-  EK_TRY(ek_criterion_pass_save(pass, &targets[0]));
-  if (misdeed == SAVES_MORE) EK_TRY(ek_criterion_pass_save(pass, &targets[0]));
+  if (misdeed == TAKES_MORE || misdeed == TAKES_QUIETLY) EK_TRY(take_more(pass, misdeed));
+  EK_TRY(ek_pass_save(pass, &inputs[0]));
+  EK_TRY(ek_pass_save(pass, &inputs[1]));
+  if (misdeed == SAVES_MORE) EK_TRY(ek_pass_save(pass, &inputs[1]));
   if (is_failure(misdeed)) return fail(misdeed);
-  EK_TRY(ek_op_squared_error_forward(stream, NULL, totals, &outputs[0], &targets[0]));
-  return misdeed == INFINITIES ? ek_op_fill(stream, totals, HUGE_VAL) : EK_OK;
+  EK_TRY(ek_pass_totals(&outputs[0], pass));
+  EK_TRY(ek_op_squared_error_forward(stream, NULL, &outputs[0], &inputs[0], &inputs[1]));
+  return misdeed == INFINITIES ? ek_op_fill(stream, &outputs[0], HUGE_VAL) : EK_OK;
 }
 
-static ek_status loss_backward(const ek_criterion *self, ek_criterion_pass *pass,
-                               const ek_tensor *outputs, const ek_tensor *targets,
-                               const ek_tensor *scales, ek_tensor *gradients) {
-  ek_device *device = ek_criterion_pass_device(pass);
+static ek_status compute_gradient(ek_pass *pass, ek_tensor *gradient, const ek_tensor *y,
+                                  const ek_tensor *target, const ek_tensor *scales) {
+  const ek_tensor scale = ek_criterion_scale(scales, 0);
+  EK_TRY(ek_pass_input_gradient(gradient, pass, y));
+  return ek_op_squared_error_backward(ek_pass_stream(pass), gradient, y, target, &scale, NULL);
+}
+
+static ek_status loss_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
+                               ek_tensor *grad_inputs) {
+  ek_device *device = ek_pass_device(pass);
   const enum misdeed misdeed = misdeed_at(PLACE_LOSS_BACKWARD, device);
-  ek_tensor saved = {0};
+  ek_tensor target = {0}, y = {0};
+  ek_status status = EK_OK;
   (void)self;
   if (misdeed == ODD_CALLS) odd_loss_calls(pass);
   if (misdeed == LEAKS) EK_TRY(leak_loss(pass));
-  if (misdeed == TAKES_MORE || misdeed == TAKES_QUIETLY) EK_TRY(take_more_loss(pass, misdeed));
-  if (misdeed == SHARES) return ek_tensor_share(&gradients[0], &targets[0]);
-  if (misdeed != SAVES_MORE && misdeed != TAKES_QUIETLY) {
-    EK_TRY(ek_criterion_pass_take(&saved, pass));
-    ek_tensor_free(&saved);
+  if (misdeed == TAKES_MORE || misdeed == TAKES_QUIETLY) EK_TRY(take_more(pass, misdeed));
+  if (misdeed == SAVES_MORE) return EK_OK; /* and takes nothing back */
+  EK_TRY_GOTO(status, ek_pass_take(&target, pass), cleanup);
+  EK_TRY_GOTO(status, ek_pass_take(&y, pass), cleanup);
+  if (misdeed == SHARES) {
+    status = ek_tensor_share(&grad_inputs[0], &target);
+    goto cleanup;
   }
-  EK_TRY(ek_criterion_pass_gradient(&gradients[0], pass, &outputs[0]));
-  if (is_failure(misdeed)) return fail(misdeed);
-  EK_TRY(ek_op_squared_error_backward(ek_criterion_pass_stream(pass), &gradients[0], &outputs[0],
-                                      &targets[0], scales, NULL));
-  return spoils(misdeed) ? spoil(&gradients[0], misdeed, device) : EK_OK;
+  EK_TRY_GOTO(status, compute_gradient(pass, &grad_inputs[0], &y, &target, &grad_outputs[0]),
+              cleanup);
+  if (is_failure(misdeed)) status = fail(misdeed);
+cleanup:
+  ek_tensor_free(&target);
+  ek_tensor_free(&y);
+  if (status != EK_OK) return status;
+  return spoils(misdeed) ? spoil(&grad_inputs[0], misdeed, device) : EK_OK;
 }
 
-static void loss_free(ek_criterion *self) { free(self); }
+static void loss_free(ek_module *self) { free(self); }
 
 ek_status misbehaving_criterion(ek_criterion **criterion) {
-  static const ek_criterion_ops ops = {.size = sizeof(ek_criterion_ops),
-                                       .types = EK_TYPES_F32 | EK_TYPES_F64,
-                                       .kind = "misbehaving",
-                                       .forward = loss_forward,
-                                       .backward = loss_backward,
-                                       .free = loss_free};
+  static const ek_module_ops ops = {.size = sizeof(ek_module_ops),
+                                    .types = EK_TYPES_F32 | EK_TYPES_F64,
+                                    .kind = "misbehaving",
+                                    .forward = loss_forward,
+                                    .backward = loss_backward,
+                                    .free = loss_free};
   *criterion = calloc(1, sizeof **criterion);
   FUZZ_EXPECT(*criterion != NULL, "the harness has no memory");
   return ek_criterion_init(*criterion, &ops, 1, 1, EK_REDUCTION_MEAN);

@@ -331,7 +331,7 @@ const struct operation operations[] = {
      call_combine_totals,
      3,
      {{.name = "combined", .shape = "2", F64, WRITTEN},
-      {.name = "scales", .shape = "J", F64, WRITTEN},
+      {.name = "scales", .shape = "J2", F64, WRITTEN},
       {.name = "totals", .shape = "J2", F64, .not_negative = true}}},
     {"sgd",
      call_sgd,

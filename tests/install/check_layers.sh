@@ -24,7 +24,7 @@ declare -A uses=(
   [module]="core device op"
   [optim]="core device op"
   [io]="core device op module optim"
-  [criterion]="core device op"
+  [criterion]="core device op module"
   [parallel]="core device backend op module optim io criterion"
 )
 

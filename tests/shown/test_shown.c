@@ -237,6 +237,32 @@ static const ek_module_ops wrapper_ops = {.size = sizeof(ek_module_ops),
                                           .backward = wrapper_backward,
                                           .free = wrapper_free};
 
+/* criterion.h: a criterion of the program's own, with the square for the absolute value */
+
+static ek_status absolute_sum(ek_stream *stream, ek_tensor *totals, const ek_tensor *y,
+                              const ek_tensor *t) {
+  return ek_op_squared_error_forward(stream, NULL, totals, y, t);
+}
+
+static ek_status absolute_signs(ek_stream *stream, ek_tensor *gradient, const ek_tensor *y,
+                                const ek_tensor *t, const ek_tensor *scale) {
+  return ek_op_squared_error_backward(stream, gradient, y, t, scale, NULL);
+}
+
+#define forward shown_loss_forward
+#define backward shown_loss_backward
+#include "criterion_1.inc"
+#undef forward
+#undef backward
+
+static void shown_loss_free(ek_module *self) { free(self); }
+
+static const ek_module_ops shown_loss_ops = {.size = sizeof(ek_module_ops),
+                                             .kind = "absolute",
+                                             .forward = shown_loss_forward,
+                                             .backward = shown_loss_backward,
+                                             .free = shown_loss_free};
+
 /* data_parallel_criterion.h, data_parallel_model.h, pass.h: on what is open already */
 
 struct scene {
@@ -270,6 +296,32 @@ static ek_status steps_ahead(ek_group *group, ek_data_parallel_model *model,
                              ek_data_parallel_optimizer *optimizer, const ek_tensor *inputs,
                              const ek_tensor *targets, int steps) {
 #include "data_parallel_model_1.inc"
+}
+
+/* with_criterion.h, around the criterion of criterion.h */
+static ek_status one_module(ek_group *group, ek_module *model, ek_criterion *criterion,
+                            const ek_tensor inputs, const ek_tensor targets) {
+  ek_module *whole = NULL;
+  ek_data_parallel_model *m = NULL;
+  ek_data_parallel_criterion *c = NULL;
+  ek_shards totals = {0};
+  ek_status status;
+#include "with_criterion_1.inc"
+cleanup:
+  ek_shards_free(&totals);
+  ek_data_parallel_criterion_free(c);
+  ek_data_parallel_model_free(m);
+  ek_module_free(whole);
+  return status;
+}
+
+static ek_status shown_whole(struct scene *s) {
+  ek_criterion *criterion = calloc(1, sizeof *criterion);
+  ck_assert_ptr_nonnull(criterion);
+  ck_ok(ek_criterion_init(criterion, &shown_loss_ops, 1, 1, EK_REDUCTION_MEAN));
+  const ek_status status = one_module(s->group, s->module, criterion, s->inputs[0], s->targets[0]);
+  ek_criterion_free(criterion);
+  return status;
 }
 
 static ek_status shown_ahead(struct scene *s) {
@@ -430,6 +482,7 @@ static const struct {
               {"data_parallel_model.h", shown_ahead, 9},
               {"pass.h", shown_pass, 2},
               {"state.h", shown_state, 0},
+              {"with_criterion.h, criterion.h", shown_whole, 10},
               {"tensor.h", shown_tensors, 1}};
 enum { PIECES = sizeof pieces / sizeof pieces[0] };
 

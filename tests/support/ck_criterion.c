@@ -3,29 +3,42 @@
  */
 #include "ck_criterion.h"
 
+#include <evenkeel/elementwise.h>
 #include <evenkeel/host_memory.h>
 #include <evenkeel/memory.h>
 
-static ek_tensor terms_tensor(const struct ck_rig *rig, const ek_criterion *criterion, int rank) {
-  const int64_t shape[] = {(int64_t)criterion->terms, 2};
+static ek_tensor terms_tensor(const struct ck_rig *rig, const ek_criterion *criterion) {
+  const int64_t shape[] = {(int64_t)criterion->base.terms, 2};
   ek_tensor tensor = {0};
-  ck_ok(ek_tensor_create(&tensor, rig->device, EK_MEMORY_WORKSPACE, EK_F64, rank, shape));
+  ck_ok(ek_tensor_create(&tensor, rig->device, EK_MEMORY_WORKSPACE, EK_F64, 2, shape));
   return tensor;
 }
 
-struct ck_loss ck_loss_open(struct ck_rig *rig, ek_criterion *criterion, bool keep_outputs) {
-  struct ck_loss loss = {.criterion = criterion};
-  ek_criterion_pass_options options = EK_CRITERION_PASS_OPTIONS_INIT;
-  options.keep_outputs = keep_outputs;
+static ek_status open_replica(ek_replica **replica, const struct ck_rig *rig,
+                              ek_criterion *criterion) {
+  ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
   options.type = rig->type;
-  ck_assert_uint_le(criterion->outputs, CK_LOSS_OUTPUTS);
-  ck_ok(ek_criterion_pass_open(&loss.pass, rig->device, criterion, &options));
-  loss.totals = terms_tensor(rig, criterion, 2);
-  loss.scales = terms_tensor(rig, criterion, 1);
+  options.gradients = false;
+  return ek_replica_open(replica, rig->device, &criterion->base, &options);
+}
+
+struct ck_loss ck_loss_open(struct ck_rig *rig, ek_criterion *criterion, bool keep_outputs) {
+  struct ck_loss loss = {.criterion = criterion, .keep_outputs = keep_outputs};
+  ck_assert_uint_le(ek_criterion_outputs(criterion), CK_LOSS_OUTPUTS);
+  ck_ok(open_replica(&loss.replica, rig, criterion));
+  loss.totals = terms_tensor(rig, criterion);
+  loss.scales = terms_tensor(rig, criterion);
   return loss;
 }
 
+static void drop_pass(struct ck_loss *loss) {
+  ek_pass_free(loss->pass);
+  loss->pass = NULL;
+  ek_tensor_free(&loss->losses);
+}
+
 void ck_loss_drop(struct ck_loss *loss) {
+  drop_pass(loss);
   for (size_t i = 0; i < CK_LOSS_OUTPUTS; i++) ek_tensor_free(&loss->gradients[i]);
 }
 
@@ -33,32 +46,87 @@ void ck_loss_close(struct ck_loss *loss) {
   ck_loss_drop(loss);
   ek_tensor_free(&loss->totals);
   ek_tensor_free(&loss->scales);
-  ek_criterion_pass_free(loss->pass);
+  ek_replica_free(loss->replica);
   ek_criterion_free(loss->criterion);
+}
+
+ek_status ck_loss_try_forward(struct ck_loss *loss, const ek_tensor *outputs,
+                              const ek_tensor *targets, bool now) {
+  const ek_criterion *c = loss->criterion;
+  ek_tensor inputs[EK_MAX_INPUTS] = {{0}}, results[EK_MAX_TENSORS] = {{0}};
+  ek_pass_options options = EK_PASS_OPTIONS_INIT;
+  options.training = false;
+  options.overwrite_inputs = !loss->keep_outputs;
+  options.totals = &loss->totals;
+  if (now) options.gradient_now = c->coefficients == NULL ? 1 : c->coefficients[0];
+  drop_pass(loss);
+  for (size_t i = 0; i < ek_criterion_outputs(c); i++) inputs[i] = outputs[i];
+  for (size_t i = 0; i < c->base.targets; i++) inputs[ek_criterion_outputs(c) + i] = targets[i];
+  EK_TRY(ek_pass_open(&loss->pass, loss->replica, &options));
+  EK_TRY(ek_pass_run_forward(results, loss->pass, inputs));
+  ck_assert(results[0].data == loss->totals.data);
+  ek_tensor_free(&results[0]);
+  loss->losses = results[1];
+  return EK_OK;
+}
+
+static void forward(struct ck_loss *loss, const ek_tensor *outputs, const ek_tensor *targets,
+                    double *totals, bool now) {
+  ck_set(&loss->totals, NULL); /* forward overwrites what is there */
+  ck_ok(ck_loss_try_forward(loss, outputs, targets, now));
+  if (totals != NULL) ck_get(totals, &loss->totals);
 }
 
 void ck_loss_forward(struct ck_loss *loss, const ek_tensor *outputs, const ek_tensor *targets,
                      double *totals) {
-  ck_set(&loss->totals, NULL); /* forward overwrites what is there */
-  ck_ok(ek_criterion_pass_run_forward(loss->pass, outputs, targets, &loss->totals));
-  if (totals != NULL) ck_get(totals, &loss->totals);
+  forward(loss, outputs, targets, totals, false);
 }
 
 void ck_loss_forward_gradient(struct ck_loss *loss, const ek_tensor *outputs,
                               const ek_tensor *targets, double *totals) {
-  ck_set(&loss->totals, NULL);
-  ck_ok(ek_criterion_pass_run_forward_gradient(loss->pass, outputs, targets, &loss->totals));
-  if (totals != NULL) ck_get(totals, &loss->totals);
+  forward(loss, outputs, targets, totals, true);
 }
 
-void ck_loss_backward(struct ck_loss *loss, const ek_tensor *outputs, const ek_tensor *targets,
-                      const double *scales, const ek_tensor *factors) {
-  double ones[EK_MAX_TERMS];
-  for (size_t i = 0; i < EK_MAX_TERMS; i++) ones[i] = 1.0;
-  ck_loss_drop(loss);
-  ck_set(&loss->scales, scales == NULL ? ones : scales);
-  ck_ok(ek_criterion_pass_run_backward(loss->pass, outputs, targets, &loss->scales, factors,
-                                       loss->gradients));
+/* The gradient of the losses: the factors, or the first scale for each. */
+static ek_status make_factors(ek_tensor *made, const struct ck_loss *loss,
+                              const ek_tensor *factors) {
+  const ek_tensor *losses = &loss->losses;
+  if (!ek_tensor_exists(losses)) return EK_OK;
+  if (factors != NULL && ek_tensor_count(factors) == ek_tensor_count(losses)) {
+    return ek_tensor_reshape(made, factors, losses->rank, losses->shape);
+  }
+  if (factors != NULL) return ek_tensor_share(made, factors); /* it will be refused */
+  EK_TRY(ek_tensor_create(made, losses->device, EK_MEMORY_WORKSPACE, losses->type, losses->rank,
+                          losses->shape));
+  double scales[2 * EK_MAX_TERMS];
+  ck_get(scales, &loss->scales);
+  return ek_op_fill(ek_device_stream(made->device, EK_STREAM_COMPUTE), made, scales[0]);
+}
+
+ek_status ck_loss_try_backward(struct ck_loss *loss, const ek_tensor *factors) {
+  ek_tensor made = {0}, results[EK_MAX_INPUTS] = {{0}};
+  for (size_t i = 0; i < CK_LOSS_OUTPUTS; i++) ek_tensor_free(&loss->gradients[i]);
+  EK_TRY(make_factors(&made, loss, factors));
+  const ek_tensor gradients[] = {loss->scales, made};
+  const ek_status status = ek_pass_run_backward(results, loss->pass, gradients);
+  ek_tensor_free(&made);
+  if (status != EK_OK) return status;
+  for (size_t i = 0; i < loss->criterion->base.inputs; i++) {
+    const bool target = i >= ek_criterion_outputs(loss->criterion);
+    ck_assert_int_eq(ek_tensor_exists(&results[i]), !target);
+    if (!target) loss->gradients[i] = results[i];
+  }
+  return EK_OK;
+}
+
+void ck_loss_backward(struct ck_loss *loss, const double *scales, const ek_tensor *factors) {
+  double pairs[2 * EK_MAX_TERMS] = {0};
+  for (size_t i = 0; i < EK_MAX_TERMS; i++) pairs[2 * i] = 1.0;
+  for (size_t i = 0; i < loss->criterion->base.terms && scales != NULL; i++) {
+    pairs[2 * i] = scales[i];
+  }
+  ck_set(&loss->scales, pairs);
+  ck_ok(ck_loss_try_backward(loss, factors));
 }
 
 uint64_t ck_loss_bytes(const struct ck_rig *rig) {
@@ -85,27 +153,20 @@ struct attempt {
 };
 
 static ek_status attempt(struct attempt *a) {
-  ek_tensor gradients[CK_LOSS_OUTPUTS] = {{0}};
-  ek_criterion_pass *pass = NULL;
-  ek_criterion_pass_options options = EK_CRITERION_PASS_OPTIONS_INIT;
-  options.type = a->rig->type;
-  options.keep_outputs = true; /* so that the gradient's allocation can fail too */
+  /* Kept outputs, so that the gradient's allocation can fail too. */
+  struct ck_loss loss = {
+      .criterion = a->criterion, .keep_outputs = true, .totals = a->totals, .scales = a->scales};
   ek_status status = EK_OK;
-  EK_TRY_GOTO(status, ek_criterion_pass_open(&pass, a->rig->device, a->criterion, &options),
-              cleanup);
-  EK_TRY_GOTO(status, ek_criterion_pass_run_forward(pass, a->outputs, a->targets, &a->totals),
-              cleanup);
-  EK_TRY_GOTO(
-      status,
-      ek_criterion_pass_run_backward(pass, a->outputs, a->targets, &a->scales, NULL, gradients),
-      cleanup);
+  EK_TRY_GOTO(status, open_replica(&loss.replica, a->rig, a->criterion), cleanup);
+  EK_TRY_GOTO(status, ck_loss_try_forward(&loss, a->outputs, a->targets, false), cleanup);
+  EK_TRY_GOTO(status, ck_loss_try_backward(&loss, NULL), cleanup);
 
 cleanup:
   for (size_t i = 0; i < CK_LOSS_OUTPUTS; i++) {
-    ck_assert_msg(status == EK_OK || !ek_tensor_exists(&gradients[i]), "a gradient was left");
-    ek_tensor_free(&gradients[i]);
+    ck_assert_msg(status == EK_OK || !ek_tensor_exists(&loss.gradients[i]), "a gradient was left");
   }
-  ek_criterion_pass_free(pass);
+  ck_loss_drop(&loss);
+  ek_replica_free(loss.replica);
   return status;
 }
 
@@ -127,7 +188,7 @@ static void all_failures(struct attempt *a, bool host) {
     fail_at(a->rig, host, 0);
     ck_ok(ck_memory_stats(&after, a->rig->device));
     ck_assert_uint_eq(after.current_bytes, before.current_bytes);
-    ck_assert_int_eq(a->criterion->references, 1);
+    ck_assert_int_eq(a->criterion->base.references, 1);
     if (status == EK_OK) break;
     ck_assert_msg(status == EK_ERR_OUT_OF_MEMORY, "failure %d: %s", (int)n, ek_error_message());
     ck_assert_str_ne(ek_error_message(), "");
@@ -136,10 +197,10 @@ static void all_failures(struct attempt *a, bool host) {
 
 void ck_loss_failures(struct ck_rig *rig, ek_criterion *criterion, const ek_tensor *outputs,
                       const ek_tensor *targets) {
-  const double ones[EK_MAX_TERMS] = {1.0};
+  const double ones[2 * EK_MAX_TERMS] = {1.0};
   struct attempt a = {.rig = rig, .criterion = criterion, .outputs = outputs, .targets = targets};
-  a.totals = terms_tensor(rig, criterion, 2);
-  a.scales = terms_tensor(rig, criterion, 1);
+  a.totals = terms_tensor(rig, criterion);
+  a.scales = terms_tensor(rig, criterion);
   ck_set(&a.scales, ones);
   all_failures(&a, false);
   all_failures(&a, true);

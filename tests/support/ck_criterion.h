@@ -12,12 +12,14 @@ enum { CK_LOSS_OUTPUTS = 4 };
 
 struct ck_loss {
   ek_criterion *criterion;
-  ek_criterion_pass *pass;
-  ek_tensor totals, scales;
+  ek_replica *replica;
+  ek_pass *pass; /* of the last forward */
+  bool keep_outputs;
+  ek_tensor totals, scales, losses; /* losses: of the last forward with reduction `none` */
   ek_tensor gradients[CK_LOSS_OUTPUTS];
 };
 
-/* Opens a pass of the rig's type; the loss owns `criterion` from now on. */
+/* Opens a replica of the rig's type; the loss owns `criterion` from now on. */
 struct ck_loss ck_loss_open(struct ck_rig *rig, ek_criterion *criterion, bool keep_outputs);
 
 /* Frees all of it, and the criterion. */
@@ -31,11 +33,17 @@ void ck_loss_forward(struct ck_loss *loss, const ek_tensor *outputs, const ek_te
 void ck_loss_forward_gradient(struct ck_loss *loss, const ek_tensor *outputs,
                               const ek_tensor *targets, double *totals);
 
-/* Backward with one scale per term (NULL: all 1); the gradients of before are freed first. */
-void ck_loss_backward(struct ck_loss *loss, const ek_tensor *outputs, const ek_tensor *targets,
-                      const double *scales, const ek_tensor *factors);
+/* What both do, with what comes of it; `now`: the gradients may be written. */
+ek_status ck_loss_try_forward(struct ck_loss *loss, const ek_tensor *outputs,
+                              const ek_tensor *targets, bool now);
 
-/* Drops the gradients, so that nobody but the caller holds the outputs. */
+/* Backward with one scale per term (NULL: all 1); the gradients of before are freed first. */
+void ck_loss_backward(struct ck_loss *loss, const double *scales, const ek_tensor *factors);
+
+/* The same with the scales that there are. */
+ek_status ck_loss_try_backward(struct ck_loss *loss, const ek_tensor *factors);
+
+/* Drops the gradients and the pass, so that nobody but the caller holds the outputs. */
 void ck_loss_drop(struct ck_loss *loss);
 
 /* Bytes that the rig's device holds now in category `loss`. */

@@ -21,112 +21,114 @@ static double *fetch(const ek_tensor *tensor) {
 }
 
 /* The gradient of every loss over the outputs if it is the time for it, else saved for backward. */
-static ek_status keep_signs(ek_criterion_pass *pass, const ek_tensor *output, double *signs) {
+static ek_status keep_signs(ek_pass *pass, const ek_tensor *output, double *signs) {
   double scale = 0;
-  if (ek_criterion_pass_gradient_now(&scale, pass)) {
+  if (ek_pass_gradient_now(&scale, pass)) {
     ek_tensor gradient = *output;
     for (int64_t i = 0; i < ek_tensor_count(output); i++) signs[i] *= scale;
     ck_set(&gradient, signs);
     return EK_OK;
   }
   ek_tensor saved = {0};
-  EK_TRY(ek_criterion_pass_create(&saved, pass, output->type, output->rank, output->shape));
+  EK_TRY(ek_pass_output(&saved, pass, output->type, output->rank, output->shape));
   ck_set(&saved, signs);
-  const ek_status status = ek_criterion_pass_save(pass, &saved);
+  ek_status status = ek_pass_save(pass, output);
+  if (status == EK_OK) status = ek_pass_save(pass, &saved);
   ek_tensor_free(&saved);
   return status;
 }
 
-static ek_status absolute_forward(const ek_criterion *self, ek_criterion_pass *pass,
-                                  const ek_tensor *outputs, const ek_tensor *targets,
-                                  ek_tensor *totals) {
+static ek_status absolute_declare(const ek_module *self, ek_declaration *declaration) {
   const struct ck_absolute_error *a = (const struct ck_absolute_error *)self;
-  ek_tensor weights = {0}, number = {0};
-  EK_TRY(ek_criterion_pass_constant(&weights, pass, 0));
-  EK_TRY(ek_criterion_pass_constant(&number, pass, 1));
-  const int64_t count = ek_tensor_count(&outputs[0]);
-  double *y = fetch(&outputs[0]), *t = fetch(&targets[0]), *w = fetch(&weights);
-  double *n = fetch(&number);
+  const int64_t shape[] = {COLUMNS};
+  return ek_declare_buffer(declaration, "weights", 1, shape, ek_initializer_values(a->weights));
+}
+
+static ek_status absolute_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                                  ek_tensor *outputs) {
+  const struct ck_absolute_error *a = (const struct ck_absolute_error *)self;
+  const int64_t count = ek_tensor_count(&inputs[0]), pair[] = {1, 2};
+  ek_tensor weights = {0};
+  EK_TRY(ek_pass_parameter(&weights, pass, 0));
+  EK_TRY(a->fault == CK_OWN_TOTALS ? ek_pass_output(&outputs[0], pass, EK_F64, 2, pair)
+                                   : ek_pass_totals(&outputs[0], pass));
+  if (self->outputs == 2) EK_TRY(ek_pass_output(&outputs[1], pass, inputs[0].type, 1, &count));
+  double *y = fetch(&inputs[0]), *t = fetch(&inputs[1]), *w = fetch(&weights);
   double sum[2] = {0, 0};
   double *losses = calloc((size_t)count, sizeof *losses);
-  ck_assert_int_eq((int32_t)n[0], a->number);
   for (int64_t i = 0; i < count; i++) {
     losses[i] = w[i % COLUMNS] * fabs(y[i] - t[i]);
     sum[0] += losses[i];
     sum[1] += w[i % COLUMNS];
     y[i] = w[i % COLUMNS] * (y[i] > t[i] ? 1 : -1);
   }
-  ck_set(totals, sum);
-  ek_status status = keep_signs(pass, &outputs[0], y);
-  if (status == EK_OK && self->reduction == EK_REDUCTION_NONE) {
-    ek_tensor kept = {0};
-    status = ek_criterion_pass_create(&kept, pass, outputs[0].type, 1, &count);
-    if (status == EK_OK) {
-      ck_set(&kept, losses);
-      status = ek_criterion_pass_losses(pass, &kept);
-      ek_tensor_free(&kept);
-    }
-  }
-  free(y), free(t), free(w), free(n), free(losses);
+  ck_set(&outputs[0], sum);
+  if (self->outputs == 2) ck_set(&outputs[1], losses);
+  const ek_status status = keep_signs(pass, &inputs[0], y);
+  free(y), free(t), free(w), free(losses);
   if (status != EK_OK) return status;
   return a->fault == CK_FAILS_FORWARD ? ek_error_set(EK_ERR_UNSUPPORTED, "absolute: no") : EK_OK;
 }
 
-static ek_status absolute_backward(const ek_criterion *self, ek_criterion_pass *pass,
-                                   const ek_tensor *outputs, const ek_tensor *targets,
-                                   const ek_tensor *scales, ek_tensor *gradients) {
-  (void)targets;
+static ek_status absolute_backward(const ek_module *self, ek_pass *pass,
+                                   const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
   const struct ck_absolute_error *a = (const struct ck_absolute_error *)self;
   if (a->fault == CK_NO_GRADIENT) return EK_OK;
   if (a->fault == CK_WRONG_GRADIENT) {
     const int64_t shape[] = {1};
-    return ek_criterion_pass_create(&gradients[0], pass, EK_F32, 1, shape);
+    return ek_pass_output(&grad_inputs[0], pass, ek_pass_type(pass), 1, shape);
   }
-  ek_tensor signs = {0}, given = {0};
-  EK_TRY(ek_criterion_pass_take(&signs, pass));
-  double *g = fetch(&signs), *scale = fetch(scales), *factors = NULL;
-  if (ek_criterion_pass_loss_factors(&given, pass)) factors = fetch(&given);
+  ek_tensor signs = {0}, output = {0};
+  EK_TRY(ek_pass_take(&signs, pass));
+  EK_TRY(ek_pass_take(&output, pass));
+  double *g = fetch(&signs), scale = 1, *factors = NULL;
+  const ek_tensor given = ek_criterion_scale(&grad_outputs[0], 0);
+  if (self->outputs == 2) {
+    factors = fetch(&grad_outputs[1]);
+  } else {
+    ck_get(&scale, &given);
+  }
   ek_tensor_free(&signs);
-  for (int64_t i = 0; i < ek_tensor_count(&outputs[0]); i++) {
-    g[i] *= scale[0] * (factors == NULL ? 1.0 : factors[i]);
+  for (int64_t i = 0; i < ek_tensor_count(&output); i++) {
+    g[i] *= factors == NULL ? scale : factors[i];
   }
-  ek_status status = ek_criterion_pass_gradient(&gradients[0], pass, &outputs[0]);
-  if (status == EK_OK) ck_set(&gradients[0], g);
-  free(g), free(scale), free(factors);
-  if (status == EK_OK && a->fault == CK_TAKES_TOO_MUCH)
-    status = ek_criterion_pass_take(&signs, pass);
+  ek_status status = ek_pass_input_gradient(&grad_inputs[0], pass, &output);
+  if (status == EK_OK) ck_set(&grad_inputs[0], g);
+  ek_tensor_free(&output);
+  free(g), free(factors);
+  if (status == EK_OK && a->fault == CK_TARGET_GRADIENT) {
+    status = ek_pass_output(&grad_inputs[1], pass, grad_inputs[0].type, grad_inputs[0].rank,
+                            grad_inputs[0].shape);
+  }
+  if (status == EK_OK && a->fault == CK_TAKES_TOO_MUCH) status = ek_pass_take(&signs, pass);
   if (status == EK_OK && a->fault == CK_FAILS_BACKWARD) {
     status = ek_error_set(EK_ERR_UNSUPPORTED, "absolute: not back");
   }
   return status;
 }
 
-static void absolute_free(ek_criterion *self) {
+static void absolute_free(ek_module *self) {
   struct ck_absolute_error *a = (struct ck_absolute_error *)self;
   if (a->freed != NULL) ++*a->freed;
   free(a);
 }
 
-static const ek_criterion_ops absolute_ops = {.size = sizeof(ek_criterion_ops),
-                                              .kind = "absolute",
-                                              .forward = absolute_forward,
-                                              .backward = absolute_backward,
-                                              .free = absolute_free,
-                                              .types = EK_TYPES_F32 | EK_TYPES_F64};
+static const ek_module_ops absolute_ops = {.size = sizeof(ek_module_ops),
+                                           .kind = "absolute",
+                                           .parameters = absolute_declare,
+                                           .forward = absolute_forward,
+                                           .backward = absolute_backward,
+                                           .free = absolute_free,
+                                           .types = EK_TYPES_F32 | EK_TYPES_F64};
 
-/* `weights` lives as long as the criterion. */
-ek_criterion *ck_absolute_error(double *weights, ek_reduction reduction, enum ck_fault fault,
+ek_criterion *ck_absolute_error(const double *weights, ek_reduction reduction, enum ck_fault fault,
                                 int *freed) {
   struct ck_absolute_error *a = calloc(1, sizeof *a);
   ck_assert_ptr_nonnull(a);
+  ck_ok(ek_criterion_init(&a->base, &absolute_ops, 1, 1, reduction));
   a->fault = fault;
   a->freed = freed;
-  a->number = 41;
-  ck_ok(ek_criterion_init(&a->base, &absolute_ops, 1, 1, reduction));
-  ck_ok(ek_tensor_host(&a->constants[0], weights, EK_F64, CK_SHAPE(COLUMNS)));
-  ck_ok(ek_tensor_host(&a->constants[1], &a->number, EK_I32, 0, NULL));
-  a->base.constants = a->constants;
-  a->base.constant_count = 2;
+  a->weights = weights;
   return &a->base;
 }
 
@@ -135,67 +137,71 @@ ek_criterion *ck_absolute_error(double *weights, ek_reduction reduction, enum ck
 struct pair {
   ek_criterion base;
   ek_criterion *children[2];
-  ek_tensor constants[4];
-  size_t shift; /* added to where the second child's constants begin */
 };
 
-static ek_status pair_forward(const ek_criterion *self, ek_criterion_pass *pass,
-                              const ek_tensor *outputs, const ek_tensor *targets,
-                              ek_tensor *totals) {
+static ek_status pair_declare(const ek_module *self, ek_declaration *declaration) {
   const struct pair *p = (const struct pair *)self;
+  EK_TRY(ek_declare_module(declaration, "first", &p->children[0]->base));
+  EK_TRY(ek_declare_buffer(declaration, "own", 0, NULL, ek_initializer_constant(41)));
+  return ek_declare_module(declaration, "second", &p->children[1]->base);
+}
+
+static ek_status pair_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                              ek_tensor *outputs) {
+  (void)self;
+  EK_TRY(ek_pass_totals(&outputs[0], pass));
   for (size_t i = 0; i < 2; i++) {
-    ek_tensor own = {0};
-    EK_TRY(ek_tensor_rows(&own, totals, (int64_t)i, 1));
-    const ek_status status = ek_criterion_pass_forward(pass, p->children[i], i * 2 + i * p->shift,
-                                                       &outputs[i], &targets[i], &own);
-    ek_tensor_free(&own);
+    const ek_tensor own[] = {inputs[i], inputs[2 + i]};
+    ek_tensor rows = {0}, totals = {0};
+    ek_child_options options = EK_CHILD_OPTIONS_INIT;
+    EK_TRY(ek_tensor_rows(&rows, &outputs[0], (int64_t)i, 1));
+    options.totals = &rows;
+    const ek_status status = ek_pass_child_forward_with(&totals, pass, i, own, &options);
+    ek_tensor_free(&totals);
+    ek_tensor_free(&rows);
     if (status != EK_OK) return status;
   }
-  ek_tensor first = {0};
-  EK_TRY(ek_criterion_pass_constant(&first, pass, 3)); /* its own scope again */
-  ck_assert_int_eq(first.type, EK_I32);
+  ek_tensor number = {0};
+  EK_TRY(ek_pass_parameter(&number, pass, 0)); /* its own scope again */
+  ck_assert_int_eq(number.rank, 0);
   return EK_OK;
 }
 
-static ek_status pair_backward(const ek_criterion *self, ek_criterion_pass *pass,
-                               const ek_tensor *outputs, const ek_tensor *targets,
-                               const ek_tensor *scales, ek_tensor *gradients) {
-  const struct pair *p = (const struct pair *)self;
+static ek_status pair_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
+                               ek_tensor *grad_inputs) {
+  (void)self;
   for (size_t i = 2; i-- > 0;) {
-    ek_tensor own = {0};
-    EK_TRY(ek_tensor_rows(&own, scales, (int64_t)i, 1));
-    const ek_status status = ek_criterion_pass_backward(pass, p->children[i], i * 2, &outputs[i],
-                                                        &targets[i], &own, &gradients[i]);
-    ek_tensor_free(&own);
+    ek_tensor rows = {0}, own[2] = {{0}};
+    EK_TRY(ek_tensor_rows(&rows, &grad_outputs[0], (int64_t)i, 1));
+    const ek_status status = ek_pass_child_backward(own, pass, i, &rows);
+    ek_tensor_free(&rows);
     if (status != EK_OK) return status;
+    grad_inputs[i] = own[0];
   }
   return EK_OK;
 }
 
-static void pair_free(ek_criterion *self) {
+static void pair_free(ek_module *self) {
   struct pair *p = (struct pair *)self;
   ek_criterion_free(p->children[0]);
   ek_criterion_free(p->children[1]);
   free(p);
 }
 
-static const ek_criterion_ops pair_ops = {.size = sizeof(ek_criterion_ops),
-                                          .kind = "pair",
-                                          .forward = pair_forward,
-                                          .backward = pair_backward,
-                                          .free = pair_free,
-                                          .types = EK_TYPES_F32 | EK_TYPES_F64};
+static const ek_module_ops pair_ops = {.size = sizeof(ek_module_ops),
+                                       .kind = "pair",
+                                       .parameters = pair_declare,
+                                       .forward = pair_forward,
+                                       .backward = pair_backward,
+                                       .free = pair_free,
+                                       .types = EK_TYPES_F32 | EK_TYPES_F64};
 
-ek_criterion *ck_pair(double *first, double *second, size_t shift, enum ck_fault fault) {
+ek_criterion *ck_pair(const double *first, const double *second, enum ck_fault fault) {
   struct pair *p = calloc(1, sizeof *p);
   ck_assert_ptr_nonnull(p);
   ck_ok(ek_criterion_init(&p->base, &pair_ops, 2, 2, EK_REDUCTION_SUM));
-  p->children[0] = ck_absolute_error(first, EK_REDUCTION_SUM, CK_NO_FAULT, NULL);
+  p->children[0] = ck_absolute_error(first, EK_REDUCTION_SUM, CK_OWN_TOTALS, NULL);
   p->children[1] = ck_absolute_error(second, EK_REDUCTION_SUM, fault, NULL);
-  for (size_t i = 0; i < 4; i++) p->constants[i] = p->children[i / 2]->constants[i % 2];
-  p->shift = shift;
-  p->base.constants = p->constants;
-  p->base.constant_count = 4;
-  p->base.terms = 2;
+  p->base.base.terms = 2;
   return &p->base;
 }

@@ -14,7 +14,7 @@
 
 enum { SAMPLES = 4 };
 
-static double some_weights[CK_ABSOLUTE_COLUMNS] = {1, 2, 0.5};
+static const double some_weights[CK_ABSOLUTE_COLUMNS] = {1, 2, 0.5};
 
 /* A training over two devices with one step behind it, and a batch. */
 struct bench {
@@ -44,16 +44,16 @@ static const struct count {
   size_t value;
   const char *text;
 } counts[] = {
-    {offsetof(ek_criterion, outputs), 0, "outputs"},
-    {offsetof(ek_criterion, outputs), EK_MAX_TENSORS + 1, "outputs"},
-    {offsetof(ek_criterion, outputs), SIZE_MAX, "outputs"},
-    {offsetof(ek_criterion, targets), EK_MAX_TENSORS + 1, "targets"},
-    {offsetof(ek_criterion, targets), SIZE_MAX, "targets"},
-    {offsetof(ek_criterion, terms), 0, "terms"},
-    {offsetof(ek_criterion, terms), EK_MAX_TERMS + 1, "terms"},
-    {offsetof(ek_criterion, terms), SIZE_MAX, "terms"},
-    {offsetof(ek_criterion, constant_count), EK_MAX_CONSTANTS + 1, "constants"},
-    {offsetof(ek_criterion, constant_count), SIZE_MAX, "constants"},
+    {offsetof(ek_module, inputs), 0, "outputs of a model"},
+    {offsetof(ek_module, inputs), EK_MAX_INPUTS, "outputs of a model"},
+    {offsetof(ek_module, inputs), SIZE_MAX, "outputs of a model"},
+    {offsetof(ek_module, targets), EK_MAX_TENSORS + 1, "targets"},
+    {offsetof(ek_module, targets), SIZE_MAX, "targets"},
+    {offsetof(ek_module, outputs), 0, "results"},
+    {offsetof(ek_module, outputs), SIZE_MAX, "results"},
+    {offsetof(ek_module, terms), 0, "terms"},
+    {offsetof(ek_module, terms), EK_MAX_TERMS + 1, "terms"},
+    {offsetof(ek_module, terms), SIZE_MAX, "terms"},
 };
 
 enum { COUNTS = sizeof counts / sizeof counts[0] };
@@ -65,10 +65,10 @@ static size_t *member(ek_criterion *criterion, const struct count *count) {
 START_TEST(a_criterion_is_not_made_with_counts_out_of_bounds) {
   ek_criterion *made = ck_absolute_error(some_weights, EK_REDUCTION_MEAN, CK_NO_FAULT, NULL);
   ek_criterion c;
-  const ek_criterion_ops *ops = made->ops;
+  const ek_module_ops *ops = made->base.ops;
   const size_t out = EK_MAX_TENSORS + 1;
   ck_fails(ek_criterion_init(&c, ops, out, 1, EK_REDUCTION_MEAN), EK_ERR_INVALID_ARGUMENT,
-           "1 to 16 outputs, not 17");
+           "1 to 16 outputs of a model, not 17");
   ck_fails(ek_criterion_init(&c, ops, 1, out, EK_REDUCTION_MEAN), EK_ERR_INVALID_ARGUMENT,
            "0 to 16 targets, not 17");
   ck_ok(ek_criterion_init(&c, ops, EK_MAX_TENSORS, EK_MAX_TENSORS, EK_REDUCTION_MEAN));
@@ -81,12 +81,9 @@ START_TEST(a_criterion_is_not_opened_with_counts_out_of_bounds) {
   bench_open(&b, "mlp", EK_MODE_REPLICATED);
   ek_criterion *c = ck_absolute_error(some_weights, EK_REDUCTION_MEAN, CK_NO_FAULT, NULL);
   ek_data_parallel_criterion *loss = NULL;
-  ek_criterion_pass *pass = NULL;
   *member(c, &counts[_i]) = counts[_i].value;
   ck_fails(ek_data_parallel_criterion_open(&loss, b.t.model, c, NULL), EK_ERR_INVALID_ARGUMENT,
            counts[_i].text);
-  ck_fails(ek_criterion_pass_open(&pass, ek_group_device(b.t.group, 0), c, NULL),
-           EK_ERR_INVALID_ARGUMENT, counts[_i].text);
   ek_criterion *sum = NULL;
   const double one = 1;
   ck_fails(ek_weighted_sum_create(&sum, &c, &one, 1), EK_ERR_INVALID_ARGUMENT, counts[_i].text);
@@ -134,18 +131,36 @@ START_TEST(a_part_whose_counts_change_is_refused) {
   const double one = 1;
   ck_ok(ek_mean_squared_error_create(&part, EK_REDUCTION_MEAN));
   ck_ok(ek_weighted_sum_create(&sum, &part, &one, 1));
-  ek_criterion_pass *pass = NULL;
-  ck_ok(ek_criterion_pass_open(&pass, rig->device, sum, NULL));
-  ek_tensor *y = ck_tensor(rig, ck_zeros(rig, 4), CK_SHAPE(2, 2));
-  ek_tensor *totals = ck_blank(rig, EK_F64, CK_SHAPE(1, 2));
-  part->terms = EK_MAX_TERMS;
-  ck_fails(ek_criterion_pass_run_forward(pass, y, y, totals), EK_ERR_STATE, "were changed");
-  part->terms = 1;
-  part->outputs = EK_MAX_TENSORS;
-  ck_fails(ek_criterion_pass_run_forward(pass, y, y, totals), EK_ERR_STATE, "were changed");
-  part->outputs = 1;
-  ck_ok(ek_criterion_pass_run_forward(pass, y, y, totals));
-  ek_criterion_pass_free(pass);
+  ek_replica *replica = NULL;
+  ek_pass *pass = NULL;
+  ek_tensor y = *ck_tensor(rig, ck_zeros(rig, 4), CK_SHAPE(2, 2)), totals = {0};
+  const ek_tensor inputs[] = {y, y};
+  size_t *const changed[] = {&part->base.terms, &part->base.inputs, &part->base.targets};
+  for (int late = 0; late < 2; late++) { /* before the sum is opened, or after */
+    if (late == 1) ck_ok(ek_replica_open(&replica, rig->device, &sum->base, NULL));
+    for (size_t i = 0; i < 3; i++) {
+      const size_t good = *changed[i];
+      *changed[i] = 0;
+      if (late == 0) {
+        ck_assert_int_ne(ek_replica_open(&replica, rig->device, &sum->base, NULL), EK_OK);
+      } else {
+        ck_ok(ek_pass_open(&pass, replica, NULL));
+        ck_fails(ek_pass_run_forward(&totals, pass, inputs), EK_ERR_STATE, "were changed");
+        ek_pass_free(pass);
+      }
+      *changed[i] = EK_MAX_TERMS;
+      if (late == 0) {
+        ck_fails(ek_replica_open(&replica, rig->device, &sum->base, NULL), EK_ERR_STATE,
+                 "terms[0] (mean_squared_error) were changed");
+      }
+      *changed[i] = good;
+    }
+  }
+  ck_ok(ek_pass_open(&pass, replica, NULL));
+  ck_ok(ek_pass_run_forward(&totals, pass, inputs));
+  ek_tensor_free(&totals);
+  ek_pass_free(pass);
+  ek_replica_free(replica);
   ek_criterion_free(sum);
   ek_criterion_free(part);
   ck_rig_close(rig);
@@ -284,26 +299,19 @@ START_TEST(a_criterion_and_an_optimizer_know_the_type) {
   ck_ok(ek_data_parallel_model_open(&model, rig->group, module, &options));
 
   ek_criterion *loss = ck_absolute_error(some_weights, EK_REDUCTION_MEAN, CK_NO_FAULT, NULL);
-  ek_criterion_ops loss_ops = *loss->ops;
+  ek_module_ops loss_ops = *loss->base.ops;
   loss_ops.types = 0;
-  loss->ops = &loss_ops;
+  loss->base.ops = &loss_ops;
   ek_data_parallel_criterion *criterion = NULL;
   ck_fails(ek_data_parallel_criterion_open(&criterion, model, loss, NULL), EK_ERR_UNSUPPORTED,
            "absolute computes in f32, not in f64");
 
-  /* As the child of one that knows both it is found when it is first run. */
+  /* As the child of one that knows both it is found, too. */
   ek_criterion *sum = NULL;
   const double one = 1;
   ck_ok(ek_weighted_sum_create(&sum, &loss, &one, 1));
-  ek_criterion_pass *pass = NULL;
-  ek_criterion_pass_options wide = EK_CRITERION_PASS_OPTIONS_INIT;
-  wide.type = EK_F64;
-  ck_ok(ek_criterion_pass_open(&pass, rig->device, sum, &wide));
-  ek_tensor *y = ck_tensor(rig, ck_zeros(rig, 6), CK_SHAPE(2, 3));
-  ek_tensor *totals = ck_blank(rig, EK_F64, CK_SHAPE(1, 2));
-  ck_fails(ek_criterion_pass_run_forward(pass, y, y, totals), EK_ERR_UNSUPPORTED,
-           "absolute computes in f32, not in f64");
-  ek_criterion_pass_free(pass);
+  ck_fails(ek_data_parallel_criterion_open(&criterion, model, sum, NULL), EK_ERR_UNSUPPORTED,
+           "0 (absolute) computes in f32, not in f64");
 
   ek_optimizer *rule = NULL;
   ck_ok(ek_sgd_create(&rule, NULL));
@@ -332,14 +340,17 @@ END_TEST
 START_TEST(a_full_device_names_the_criterion) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
   ek_criterion *c = ck_absolute_error(some_weights, EK_REDUCTION_MEAN, CK_NO_FAULT, NULL);
-  ek_criterion_pass *pass = NULL;
-  ck_ok(ek_criterion_pass_open(&pass, rig->device, c, NULL));
-  ek_tensor *y = ck_tensor(rig, ck_zeros(rig, 6), CK_SHAPE(2, 3));
-  ek_tensor *totals = ck_blank(rig, EK_F64, CK_SHAPE(1, 2));
+  ek_replica *replica = NULL;
+  ek_pass *pass = NULL;
+  ck_ok(ek_replica_open(&replica, rig->device, &c->base, NULL));
+  ck_ok(ek_pass_open(&pass, replica, NULL));
+  const ek_tensor y = *ck_tensor(rig, ck_zeros(rig, 6), CK_SHAPE(2, 3)), inputs[] = {y, y};
+  ek_tensor totals = {0};
   ck_ok(ek_memory_fail_at(rig->device, 1));
-  ck_fails(ek_criterion_pass_run_forward(pass, y, y, totals), EK_ERR_OUT_OF_MEMORY, "absolute: ");
+  ck_fails(ek_pass_run_forward(&totals, pass, inputs), EK_ERR_OUT_OF_MEMORY, "absolute, forward: ");
   ck_ok(ek_memory_fail_at(rig->device, 0));
-  ek_criterion_pass_free(pass);
+  ek_pass_free(pass);
+  ek_replica_free(replica);
   ek_criterion_free(c);
   ck_rig_close(rig);
 }

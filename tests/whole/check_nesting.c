@@ -10,7 +10,8 @@
 
 #include "ek_check.h"
 
-enum { MODULES = 300000, CRITERIA = 200000 };
+/* A path of 511 bytes has room for 255 names "0.", of which the innermost takes one. */
+enum { MODULES = 300000, CRITERIA = 200000, DEEPEST = 255 };
 
 START_TEST(three_hundred_thousand_modules) {
   ek_module *inner = NULL, *outer = NULL;
@@ -56,33 +57,36 @@ struct nest {
   int *freed;
 };
 
-static ek_status nest_forward(const ek_criterion *self, ek_criterion_pass *pass,
-                              const ek_tensor *outputs, const ek_tensor *targets,
-                              ek_tensor *totals) {
-  return ek_criterion_pass_forward(pass, ((const struct nest *)self)->inner, 0, outputs, targets,
-                                   totals);
+static ek_status nest_declare(const ek_module *self, ek_declaration *declaration) {
+  return ek_declare_module(declaration, "0", &((const struct nest *)self)->inner->base);
 }
 
-static ek_status nest_backward(const ek_criterion *self, ek_criterion_pass *pass,
-                               const ek_tensor *outputs, const ek_tensor *targets,
-                               const ek_tensor *scales, ek_tensor *gradients) {
-  return ek_criterion_pass_backward(pass, ((const struct nest *)self)->inner, 0, outputs, targets,
-                                    scales, gradients);
+static ek_status nest_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                              ek_tensor *outputs) {
+  (void)self;
+  return ek_pass_child_forward(outputs, pass, 0, inputs);
 }
 
-static void nest_free(ek_criterion *self) {
+static ek_status nest_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
+                               ek_tensor *grad_inputs) {
+  (void)self;
+  return ek_pass_child_backward(grad_inputs, pass, 0, grad_outputs);
+}
+
+static void nest_free(ek_module *self) {
   struct nest *n = (struct nest *)self;
   ek_criterion_free(n->inner);
   ++*n->freed;
   free(n);
 }
 
-static const ek_criterion_ops nest_ops = {.size = sizeof(ek_criterion_ops),
-                                          .kind = "nest",
-                                          .forward = nest_forward,
-                                          .backward = nest_backward,
-                                          .free = nest_free,
-                                          .types = EK_TYPES_F32};
+static const ek_module_ops nest_ops = {.size = sizeof(ek_module_ops),
+                                       .kind = "nest",
+                                       .parameters = nest_declare,
+                                       .forward = nest_forward,
+                                       .backward = nest_backward,
+                                       .free = nest_free,
+                                       .types = EK_TYPES_F32};
 
 /* `depth` nests around a mean squared error. */
 static ek_criterion *nested(int depth, int *freed) {
@@ -100,18 +104,22 @@ static ek_criterion *nested(int depth, int *freed) {
 }
 
 static ek_status run(struct ck_rig *rig, ek_criterion *criterion) {
-  ek_criterion_pass *pass = NULL;
-  ek_tensor *y = ck_tensor(rig, ck_zeros(rig, 4), CK_SHAPE(2, 2)), gradient = {0};
-  ek_tensor *target = ck_tensor(rig, ck_zeros(rig, 4), CK_SHAPE(2, 2));
-  ek_tensor *totals = ck_blank(rig, EK_F64, CK_SHAPE(1, 2));
-  ek_tensor *scales = ck_tensor_of(rig, EK_F64, ck_zeros(rig, 1), CK_SHAPE(1));
-  ck_ok(ek_criterion_pass_open(&pass, rig->device, criterion, NULL));
-  ek_status status = ek_criterion_pass_run_forward(pass, y, target, totals);
+  ek_replica *replica = NULL;
+  ek_pass *pass = NULL;
+  ek_tensor inputs[] = {*ck_tensor(rig, ck_zeros(rig, 4), CK_SHAPE(2, 2)),
+                        *ck_tensor(rig, ck_zeros(rig, 4), CK_SHAPE(2, 2))};
+  ek_tensor *scales = ck_tensor_of(rig, EK_F64, ck_zeros(rig, 2), CK_SHAPE(1, 2));
+  ek_tensor totals = {0}, gradients[2] = {{0}};
+  ek_status status = ek_replica_open(&replica, rig->device, &criterion->base, NULL);
   if (status == EK_OK) {
-    status = ek_criterion_pass_run_backward(pass, y, target, scales, NULL, &gradient);
+    ck_ok(ek_pass_open(&pass, replica, NULL));
+    ck_ok(ek_pass_run_forward(&totals, pass, inputs));
+    ck_ok(ek_pass_run_backward(gradients, pass, scales));
   }
-  ek_tensor_free(&gradient);
-  ek_criterion_pass_free(pass);
+  ek_tensor_free(&gradients[0]);
+  ek_tensor_free(&totals);
+  ek_pass_free(pass);
+  ek_replica_free(replica);
   return status;
 }
 
@@ -119,25 +127,26 @@ START_TEST(two_hundred_thousand_criteria) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
   int freed = 0;
   ek_criterion *criterion = nested(CRITERIA, &freed);
-  ck_fails(run(rig, criterion), EK_ERR_INVALID_ARGUMENT, "nest deeper than 64");
+  ck_fails(run(rig, criterion), EK_ERR_INVALID_ARGUMENT, "is too long");
   ek_criterion_free(criterion);
   ck_assert_int_eq(freed, CRITERIA);
   ck_rig_close(rig);
 }
 END_TEST
 
+/* They nest as deep as modules do: as far as a path reaches. */
 START_TEST(as_deep_as_there_may_be) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
   int freed = 0;
-  ek_criterion *criterion = nested(EK_MAX_CRITERION_DEPTH, &freed), *sum = NULL;
+  ek_criterion *criterion = nested(DEEPEST, &freed), *sum = NULL;
   ck_ok(run(rig, criterion));
   const double one = 1;
   ck_ok(ek_weighted_sum_create(&sum, &criterion, &one, 1));
-  ck_fails(run(rig, sum), EK_ERR_INVALID_ARGUMENT, "nest deeper than 64");
+  ck_fails(run(rig, sum), EK_ERR_INVALID_ARGUMENT, "is too long");
   ck_ok(run(rig, criterion));
   ek_criterion_free(sum);
   ek_criterion_free(criterion);
-  ck_assert_int_eq(freed, EK_MAX_CRITERION_DEPTH);
+  ck_assert_int_eq(freed, DEEPEST);
   ck_rig_close(rig);
 }
 END_TEST

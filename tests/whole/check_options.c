@@ -220,13 +220,6 @@ static ek_status use_ek_parameter_options(struct bench *b, void *o) {
   return use_caller(b, &(struct caller){.parameter_options = o});
 }
 
-static ek_status use_ek_criterion_pass_options(struct bench *b, void *o) {
-  ek_criterion_pass *pass = NULL;
-  const ek_status status = ek_criterion_pass_open(&pass, ek_group_device(b->group, 0), b->loss, o);
-  ek_criterion_pass_free(pass);
-  return status;
-}
-
 static ek_status use_ek_gpt_options(struct bench *b, void *o) {
   ek_module *module = NULL;
   (void)b;
@@ -265,12 +258,6 @@ static ek_status use_ek_module_ops(struct bench *b, void *o) {
   return ek_module_init(&module, o, 1, 1);
 }
 
-static ek_status use_ek_criterion_ops(struct bench *b, void *o) {
-  ek_criterion criterion;
-  (void)b;
-  return ek_criterion_init(&criterion, o, 1, 1, EK_REDUCTION_MEAN);
-}
-
 static ek_status use_ek_optimizer_ops(struct bench *b, void *o) {
   ek_optimizer optimizer;
   (void)b;
@@ -284,18 +271,6 @@ static ek_status no_forward(const ek_module *self, ek_pass *pass, const ek_tenso
   return EK_ERR_INTERNAL;
 }
 static void no_free(ek_module *self) { (void)self; }
-static ek_status no_totals(const ek_criterion *self, ek_criterion_pass *pass,
-                           const ek_tensor *outputs, const ek_tensor *targets, ek_tensor *totals) {
-  (void)self, (void)pass, (void)outputs, (void)targets, (void)totals;
-  return EK_ERR_INTERNAL;
-}
-static ek_status no_gradients(const ek_criterion *self, ek_criterion_pass *pass,
-                              const ek_tensor *outputs, const ek_tensor *targets,
-                              const ek_tensor *scales, ek_tensor *gradients) {
-  (void)self, (void)pass, (void)outputs, (void)targets, (void)scales, (void)gradients;
-  return EK_ERR_INTERNAL;
-}
-static void no_criterion_free(ek_criterion *self) { (void)self; }
 static ek_status no_update(const ek_optimizer *self, ek_stream *stream, const ek_update *update) {
   (void)self, (void)stream, (void)update;
   return EK_ERR_INTERNAL;
@@ -306,11 +281,6 @@ static void no_optimizer_free(ek_optimizer *self) { (void)self; }
   {                                                                                                \
     .size = sizeof(ek_module_ops), .kind = "none", .forward = no_forward, .backward = no_forward,  \
     .free = no_free                                                                                \
-  }
-#define CRITERION_OPS                                                                              \
-  {                                                                                                \
-    .size = sizeof(ek_criterion_ops), .kind = "none", .forward = no_totals,                        \
-    .backward = no_gradients, .free = no_criterion_free                                            \
   }
 #define OPTIMIZER_OPS                                                                              \
   {                                                                                                \
@@ -338,13 +308,11 @@ static void no_optimizer_free(ek_optimizer *self) { (void)self; }
   X(ek_pass_options, EK_PASS_OPTIONS_INIT, sizeof(size_t))                                         \
   X(ek_child_options, EK_CHILD_OPTIONS_INIT, sizeof(size_t))                                       \
   X(ek_parameter_options, EK_PARAMETER_OPTIONS_INIT, sizeof(size_t))                               \
-  X(ek_criterion_pass_options, EK_CRITERION_PASS_OPTIONS_INIT, sizeof(size_t))                     \
   X(ek_gpt_options, EK_GPT_OPTIONS_INIT, sizeof(size_t))                                           \
   X(ek_cross_entropy_options, EK_CROSS_ENTROPY_OPTIONS_INIT, sizeof(size_t))                       \
   X(ek_sgd_options, EK_SGD_OPTIONS_INIT, sizeof(size_t))                                           \
   X(ek_adamw_options, EK_ADAMW_OPTIONS_INIT, sizeof(size_t))                                       \
   X(ek_module_ops, MODULE_OPS, OLDEST(ek_module_ops, free))                                        \
-  X(ek_criterion_ops, CRITERION_OPS, OLDEST(ek_criterion_ops, free))                               \
   X(ek_optimizer_ops, OPTIMIZER_OPS, OLDEST(ek_optimizer_ops, free))
 
 /* Their first values, and how large they are with what lies behind: nothing. */

@@ -12,6 +12,11 @@ static double ratio(double largest, double d) {
   return d == 0.0 ? 0.0 : largest / d;
 }
 
+static void write_scale(const struct ek__combine_args *args, size_t term, double scale) {
+  args->scales[2 * term] = scale;
+  args->scales[2 * term + 1] = 0.0;
+}
+
 ek_status ek__cpu_combine_totals(ek_stream *stream, const struct ek__combine_args *args) {
   (void)stream;
   const double *c = args->coefficients;
@@ -20,7 +25,7 @@ ek_status ek__cpu_combine_totals(ek_stream *stream, const struct ek__combine_arg
     double sum = 0.0;
     for (size_t j = 0; j < args->terms; j++) {
       sum += c[j] * totals[2 * j];
-      args->scales[j] = c[j];
+      write_scale(args, j, c[j]);
     }
     args->combined[0] = sum;
     args->combined[1] = 1.0;
@@ -33,8 +38,9 @@ ek_status ek__cpu_combine_totals(ek_stream *stream, const struct ek__combine_arg
   }
   double sum = 0.0;
   for (size_t j = 0; j < args->terms; j++) {
-    args->scales[j] = c[j] * ratio(largest, totals[2 * j + 1]);
-    sum += args->scales[j] * totals[2 * j];
+    const double scale = c[j] * ratio(largest, totals[2 * j + 1]);
+    write_scale(args, j, scale);
+    sum += scale * totals[2 * j];
   }
   args->combined[0] = sum;
   args->combined[1] = largest;

@@ -102,7 +102,8 @@ __global__ void combine_kernel(const terms a) {
   for (int j = 0; j < a.count; j++) {
     double scale = a.coefficients[j];
     if (a.divide) scale *= ratio(largest, a.totals[2 * j + 1]);
-    a.scales[j] = scale;
+    a.scales[2 * j] = scale;
+    a.scales[2 * j + 1] = 0.0;
     sum += scale * a.totals[2 * j];
   }
   a.combined[0] = sum;

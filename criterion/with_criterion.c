@@ -1,0 +1,133 @@
+/*
+ * with_criterion.c - a model and its loss as one module, which is a criterion that looks at the
+ * model's inputs.
+ *
+ * What the model gives is charged to `outputs`, as if it were the model alone. Between forward and
+ * backward nobody holds it but those who have saved it, so the loss can write its gradient there.
+ */
+#include <evenkeel/with_criterion.h>
+
+#include <string.h>
+
+#include "core/alloc.h"
+
+enum { MODEL, CRITERION }; /* the children */
+
+struct with_criterion {
+  ek_criterion base;
+  ek_module *model; /* references of its own, to both */
+  ek_criterion *criterion;
+  size_t inputs, outputs, targets; /* of the model and the criterion when it was made */
+};
+
+static ek_status declare(const ek_module *self, ek_declaration *declaration) {
+  const struct with_criterion *w = (const struct with_criterion *)self;
+  const ek_module *loss = &w->criterion->base;
+  if (w->model->inputs != w->inputs || w->model->outputs != w->outputs ||
+      loss->inputs != w->outputs + w->targets || loss->targets != w->targets ||
+      loss->terms != self->terms || loss->outputs != 1) {
+    return ek_error_set(EK_ERR_STATE,
+                        "with_criterion: %s or %s was changed after they were put together",
+                        w->model->ops->kind, loss->ops->kind);
+  }
+  EK_TRY(ek_declare_wrapped(declaration, w->model));
+  return ek_declare_module(declaration, "criterion", &w->criterion->base);
+}
+
+/* What is only an input under another name stays what it is. */
+static ek_status charge(ek_tensor *output, const ek_tensor *inputs, size_t count) {
+  for (size_t i = 0; i < count; i++) {
+    if (output->memory == inputs[i].memory) return EK_OK;
+  }
+  return ek_tensor_charge(output, EK_MEMORY_OUTPUTS);
+}
+
+static ek_status forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                         ek_tensor *outputs) {
+  const struct with_criterion *w = (const struct with_criterion *)self;
+  ek_tensor given[EK_MAX_INPUTS] = {{0}}, totals[EK_MAX_TENSORS] = {{0}}, place = {0};
+  ek_child_options options = EK_CHILD_OPTIONS_INIT;
+  ek_status status = EK_OK;
+  EK_TRY_GOTO(status, ek_pass_child_forward(given, pass, MODEL, inputs), cleanup);
+  for (size_t i = 0; i < w->outputs; i++) {
+    EK_TRY_GOTO(status, charge(&given[i], inputs, w->inputs), cleanup);
+  }
+  memcpy(given + w->outputs, inputs + w->inputs, w->targets * sizeof *given);
+  EK_TRY_GOTO(status, ek_pass_totals(&place, pass), cleanup);
+  options.totals = &place;
+  EK_TRY_GOTO(status, ek_pass_child_forward_with(totals, pass, CRITERION, given, &options),
+              cleanup);
+  outputs[0] = totals[0];
+cleanup:
+  ek_tensor_free(&place);
+  for (size_t i = 0; i < w->outputs; i++) ek_tensor_free(&given[i]);
+  return status;
+}
+
+static ek_status backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
+                          ek_tensor *grad_inputs) {
+  const struct with_criterion *w = (const struct with_criterion *)self;
+  ek_tensor gradients[EK_MAX_INPUTS] = {{0}};
+  ek_status status = ek_pass_child_backward(gradients, pass, CRITERION, grad_outputs);
+  if (status == EK_OK) status = ek_pass_child_backward(grad_inputs, pass, MODEL, gradients);
+  for (size_t i = 0; i < w->outputs; i++) ek_tensor_free(&gradients[i]);
+  return status;
+}
+
+static void release(ek_module *self) {
+  struct with_criterion *w = (struct with_criterion *)self;
+  ek_module_free(w->model);
+  ek_criterion_free(w->criterion);
+  ek__free(w);
+}
+
+static const ek_module_ops ops = {.size = sizeof(ek_module_ops),
+                                  .kind = "with_criterion",
+                                  .parameters = declare,
+                                  .forward = forward,
+                                  .backward = backward,
+                                  .free = release,
+                                  .types = EK_TYPES_F32 | EK_TYPES_F64};
+
+static ek_status check(ek_module *const *module, const ek_module *model,
+                       const ek_criterion *criterion) {
+  if (module == NULL || model == NULL || model->ops == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "with_criterion: module or model is NULL");
+  }
+  EK_TRY(ek_criterion_check(criterion));
+  const char *kind = criterion->base.ops->kind;
+  if (model->terms > 0 || model->targets > 0) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "with_criterion: %s has targets or a loss itself",
+                        model->ops->kind);
+  }
+  if (criterion->reduction == EK_REDUCTION_NONE) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "with_criterion: %s has reduction none", kind);
+  }
+  if (ek_criterion_outputs(criterion) == model->outputs) return EK_OK;
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                      "with_criterion: %s looks at %zu outputs, %s has %zu", kind,
+                      ek_criterion_outputs(criterion), model->ops->kind, model->outputs);
+}
+
+ek_status ek_with_criterion_create(ek_module **module, ek_module *model, ek_criterion *criterion) {
+  EK_TRY(check(module, model, criterion));
+  struct with_criterion *w = ek__calloc(1, sizeof *w);
+  if (w == NULL) {
+    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "with_criterion: the host has no memory");
+  }
+  const ek_status status = ek_criterion_init(&w->base, &ops, model->inputs, criterion->base.targets,
+                                             criterion->reduction);
+  if (status != EK_OK) {
+    ek__free(w);
+    return status;
+  }
+  w->base.base.terms = criterion->base.terms;
+  w->base.coefficients = criterion->coefficients;
+  w->model = ek_module_share(model);
+  w->criterion = ek_criterion_share(criterion);
+  w->inputs = model->inputs;
+  w->outputs = model->outputs;
+  w->targets = criterion->base.targets;
+  *module = &w->base.base;
+  return EK_OK;
+}

@@ -1,0 +1,42 @@
+/*
+ * with_criterion.h - a model and its loss as one module.
+ *
+ * The pair of data_parallel_model.h and data_parallel_criterion.h keeps the two apart. One module of
+ * both is what a loss with parameters of its own wants (a temperature, centres of classes): they are
+ * then parameters of the model, with gradients, optimizer state and names, in every mode. Its inputs
+ * are those of the model and then the targets, its only output is totals:
+ *
+ *     EK_TRY_GOTO(status, ek_with_criterion_create(&whole, model, criterion), cleanup);
+ *     EK_TRY_GOTO(status, ek_data_parallel_model_open(&m, group, whole, NULL), cleanup);
+ *     EK_TRY_GOTO(status, ek_data_parallel_criterion_open(&c, m, NULL, NULL), cleanup);
+ *     // a step: targets are cut at the samples of the inputs
+ *     const ek_tensor batch[] = {inputs, targets};
+ *     EK_TRY_GOTO(status, ek_data_parallel_model_forward(&totals, m, batch, 2, NULL), cleanup);
+ *     EK_TRY_GOTO(status, ek_data_parallel_criterion_forward(c, &totals, 1, NULL, 0), cleanup);
+ *     EK_TRY_GOTO(status, ek_data_parallel_criterion_backward(c, m, NULL), cleanup);
+ *
+ * Losses and gradients are those of the pair. A module of a program's own that computes its loss
+ * itself is an ek_criterion, too (criterion.h), and is trained in the same way.
+ */
+#ifndef EVENKEEL_WITH_CRITERION_H
+#define EVENKEEL_WITH_CRITERION_H
+
+#include <evenkeel/criterion.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/*
+ * Keeps references of its own to both. Names in the model stay as they are; those in the criterion
+ * begin with "criterion.". EK_ERR_INVALID_ARGUMENT for NULL, a criterion that looks at another
+ * number of outputs or has reduction `none`, a model that computes its loss itself.
+ */
+EK_API EK_CHECKED ek_status ek_with_criterion_create(ek_module **module, ek_module *model,
+                                                     ek_criterion *criterion);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* EVENKEEL_WITH_CRITERION_H */

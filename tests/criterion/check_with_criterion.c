@@ -1,0 +1,509 @@
+/*
+ * check_with_criterion.c - a model and its loss as one module: the same numbers as the pair, a loss
+ * with parameters of its own over any number of devices, by its memory, and what is refused.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <evenkeel/evenkeel.h>
+
+#include "ck_own_criteria.h"
+#include "ek_check.h"
+
+enum { IN = 3, OUT = 4, SEQUENCE = 2 };
+
+/* ---- a loss that learns: (y + b - t)^2 with a bias b for each column ---- */
+
+struct biased {
+  ek_criterion base;
+};
+
+static ek_status biased_declare(const ek_module *self, ek_declaration *declaration) {
+  const int64_t shape[] = {OUT};
+  (void)self;
+  return ek_declare_parameter(declaration, "bias", 1, shape, ek_initializer_constant(0.25));
+}
+
+static ek_status biased_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                                ek_tensor *outputs) {
+  const ek_tensor *y = &inputs[0], *target = &inputs[1];
+  ek_stream *stream = ek_pass_stream(pass);
+  ek_tensor bias = {0}, z = {0};
+  ek_status status = EK_OK;
+  (void)self;
+  EK_TRY(ek_pass_parameter(&bias, pass, 0));
+  EK_TRY(ek_pass_totals(&outputs[0], pass));
+  EK_TRY(ek_pass_output(&z, pass, y->type, y->rank, y->shape));
+  EK_TRY_GOTO(status, ek_op_copy(stream, &z, y), cleanup);
+  EK_TRY_GOTO(status, ek_op_add_bias(stream, &z, &bias), cleanup);
+  EK_TRY_GOTO(status, ek_op_squared_error_forward(stream, NULL, &outputs[0], &z, target), cleanup);
+  EK_TRY_GOTO(status, ek_pass_save(pass, &z), cleanup);
+  EK_TRY_GOTO(status, ek_pass_save(pass, target), cleanup);
+cleanup:
+  ek_tensor_free(&z);
+  return status;
+}
+
+static ek_status biased_backward(const ek_module *self, ek_pass *pass,
+                                 const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+  const ek_tensor scale = ek_criterion_scale(&grad_outputs[0], 0);
+  ek_stream *stream = ek_pass_stream(pass);
+  ek_tensor z = {0}, target = {0}, bias = {0};
+  double beta = 0;
+  ek_status status = EK_OK;
+  (void)self;
+  EK_TRY_GOTO(status, ek_pass_take(&target, pass), cleanup);
+  EK_TRY_GOTO(status, ek_pass_take(&z, pass), cleanup);
+  EK_TRY_GOTO(status, ek_pass_input_gradient(&grad_inputs[0], pass, &z), cleanup);
+  ck_assert(grad_inputs[0].data == z.data); /* nobody else needs it */
+  EK_TRY_GOTO(status,
+              ek_op_squared_error_backward(stream, &grad_inputs[0], &z, &target, &scale, NULL),
+              cleanup);
+  EK_TRY_GOTO(status, ek_pass_gradient(&bias, &beta, pass, 0), cleanup);
+  status = ek_op_column_sum(stream, &bias, &grad_inputs[0], beta);
+cleanup:
+  ek_tensor_free(&z);
+  ek_tensor_free(&target);
+  return status;
+}
+
+static void biased_free(ek_module *self) { free(self); }
+
+static const ek_module_ops biased_ops = {.size = sizeof(ek_module_ops),
+                                         .kind = "biased",
+                                         .parameters = biased_declare,
+                                         .forward = biased_forward,
+                                         .backward = biased_backward,
+                                         .free = biased_free,
+                                         .types = EK_TYPES_F32 | EK_TYPES_F64};
+
+static ek_criterion *biased(void) {
+  struct biased *b = calloc(1, sizeof *b);
+  ck_assert_ptr_nonnull(b);
+  ck_ok(ek_criterion_init(&b->base, &biased_ops, 1, 1, EK_REDUCTION_MEAN));
+  return &b->base;
+}
+
+/* ---- a training of one module ---- */
+
+struct training {
+  ek_group *group;
+  ek_module *module;
+  ek_data_parallel_model *model;
+  ek_data_parallel_criterion *loss;
+  ek_data_parallel_optimizer *optimizer;
+};
+
+static ek_module *linear(void) {
+  ek_module *module = NULL;
+  ck_ok(ek_linear_create(&module, IN, OUT, true));
+  return module;
+}
+
+/* Takes over the references. */
+static ek_module *together(ek_module *model, ek_criterion *criterion) {
+  ek_module *module = NULL;
+  ck_ok(ek_with_criterion_create(&module, model, criterion));
+  ek_module_free(model);
+  ek_criterion_free(criterion);
+  return module;
+}
+
+/* Takes over `module`; criterion NULL: it computes its loss itself. */
+static struct training training_open(const char *spec, ek_mode mode, ek_module *module,
+                                     ek_criterion *criterion) {
+  struct training t = {.group = ck_open(spec, 1), .module = module};
+  ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  options.type = EK_F64;
+  options.seed = 5;
+  ck_ok(ek_data_parallel_model_options_set_mode(&options, mode));
+  ck_ok(ek_data_parallel_model_open(&t.model, t.group, module, &options));
+  ck_ok(ek_data_parallel_criterion_open(&t.loss, t.model, criterion, NULL));
+  ek_optimizer *rule = NULL;
+  ck_ok(ek_adamw_create(&rule, NULL));
+  ck_ok(ek_data_parallel_optimizer_open(&t.optimizer, t.model, rule, NULL));
+  ek_optimizer_free(rule);
+  return t;
+}
+
+static void training_close(struct training *t) {
+  ek_data_parallel_optimizer_free(t->optimizer);
+  ek_data_parallel_criterion_free(t->loss);
+  ek_data_parallel_model_free(t->model);
+  ek_module_free(t->module);
+  ck_no_memory_held(t->group);
+  ek_group_free(t->group);
+}
+
+/* `rows` samples of SEQUENCE rows each: IN numbers in, OUT numbers or one class as targets. */
+enum { MOST_ROWS = 8 };
+struct batch {
+  double x[MOST_ROWS * SEQUENCE * IN], t[MOST_ROWS * SEQUENCE * OUT];
+  int32_t classes[MOST_ROWS * SEQUENCE];
+  ek_tensor input, target;
+};
+
+static void batch_make(struct batch *b, int64_t rows, bool classes, uint64_t number) {
+  struct ck_random random = ck_random_start(number);
+  const int64_t in[] = {rows, SEQUENCE, IN}, out[] = {rows, SEQUENCE, OUT};
+  const int64_t flat[] = {rows * SEQUENCE};
+  for (int i = 0; i < MOST_ROWS * SEQUENCE * IN; i++) b->x[i] = ck_random_uniform(&random, -1, 1);
+  for (int i = 0; i < MOST_ROWS * SEQUENCE * OUT; i++) b->t[i] = ck_random_uniform(&random, -1, 1);
+  for (int i = 0; i < MOST_ROWS * SEQUENCE; i++) {
+    b->classes[i] = (int32_t)ck_random_integer(&random, -1, OUT - 1); /* -1 is ignored */
+  }
+  ck_ok(ek_tensor_host(&b->input, b->x, EK_F64, 3, in));
+  if (classes) { /* several rows for each sample */
+    ck_ok(ek_tensor_host(&b->target, b->classes, EK_I32, 1, flat));
+  } else {
+    ck_ok(ek_tensor_host(&b->target, b->t, EK_F64, 3, out));
+  }
+}
+
+/* Forward, loss and backward. With `cut` the inputs are scattered before. */
+static void backward(struct training *t, const struct batch *b, bool accumulate, bool cut,
+                     double *loss) {
+  ek_shards outputs = {0}, shards[2] = {{0}};
+  const ek_tensor inputs[] = {b->input, b->target};
+  const bool pair = t->module->terms == 0;
+  ek_criterion_backward_options options = EK_CRITERION_BACKWARD_OPTIONS_INIT;
+  options.accumulate = accumulate;
+  if (cut) {
+    ck_ok(ek_scatter(&shards[0], t->group, &inputs[0], EK_MEMORY_INPUTS, NULL));
+    ck_ok(ek_scatter_like(&shards[1], &shards[0], &inputs[1], EK_MEMORY_INPUTS));
+    ck_ok(ek_data_parallel_model_forward_shards(&outputs, t->model, shards, 2, NULL));
+  } else {
+    ck_ok(ek_data_parallel_model_forward(&outputs, t->model, inputs, pair ? 1 : 2, NULL));
+  }
+  ck_ok(ek_data_parallel_criterion_forward(t->loss, &outputs, 1, pair ? &b->target : NULL, pair));
+  if (loss != NULL) ck_ok(ek_data_parallel_criterion_loss(loss, NULL, t->loss));
+  ck_ok(ek_data_parallel_criterion_backward(t->loss, t->model, &options));
+  ek_shards_free(&shards[0]);
+  ek_shards_free(&shards[1]);
+  ek_shards_free(&outputs);
+}
+
+enum { WEIGHTS = IN * OUT + OUT, NUMBERS = WEIGHTS + OUT, STEPS = 3 };
+
+static void read_parameter(double *numbers, const struct training *t, const char *name,
+                           bool gradient) {
+  ek_state_info info;
+  ck_ok(ek_state_find(&info, t->model, name));
+  info.like.data = numbers;
+  ck_ok(gradient ? ek_data_parallel_model_gradient(&info.like, t->model, name)
+                 : ek_state_read(&info.like, t->model, name));
+}
+
+/* Steps of uneven micro-batches, one of them smaller than the group; then all numbers, and the loss
+ * of the last step. */
+static double train(struct training *t, bool classes, bool cut, double numbers[NUMBERS]) {
+  static const int64_t rows[] = {5, 1, 7, 2, 3, 8};
+  ek_step_result result;
+  struct batch b;
+  for (int step = 0; step < STEPS; step++) {
+    for (int micro = 0; micro < 2; micro++) {
+      batch_make(&b, rows[2 * step + micro], classes, (uint64_t)(2 * step + micro));
+      backward(t, &b, micro == 0, cut, NULL);
+    }
+    ck_ok(ek_data_parallel_optimizer_step(&result, t->optimizer));
+  }
+  memset(numbers, 0, NUMBERS * sizeof *numbers);
+  read_parameter(numbers, t, "weight", false);
+  read_parameter(numbers + (size_t)(IN * OUT), t, "bias", false);
+  ek_state_info info;
+  if (ek_state_find(&info, t->model, "criterion.bias") == EK_OK) {
+    read_parameter(numbers + WEIGHTS, t, "criterion.bias", false);
+  }
+  return result.loss;
+}
+
+/* ---- the same numbers as the pair ---- */
+
+static ek_criterion *entropy(void) {
+  static const double weights[OUT] = {1, 0.5, 2, 0.25};
+  ek_criterion *criterion = NULL;
+  ek_cross_entropy_options options = EK_CROSS_ENTROPY_OPTIONS_INIT;
+  options.ignore_index = -1;
+  options.class_weights = weights;
+  options.classes = OUT;
+  ck_ok(ek_cross_entropy_create(&criterion, &options));
+  return criterion;
+}
+
+/* Bit for bit: the same operations in the same order. Class weights are the model's buffer now. */
+START_TEST(equals_the_pair) {
+  const ek_mode mode = (ek_mode)_i;
+  double numbers[2][NUMBERS], losses[2];
+  for (int one = 0; one < 2; one++) {
+    ek_criterion *criterion = entropy();
+    struct training t = one ? training_open("cpu:3", mode, together(linear(), criterion), NULL)
+                            : training_open("cpu:3", mode, linear(), criterion);
+    if (!one) ek_criterion_free(criterion);
+    losses[one] = train(&t, true, false, numbers[one]);
+    training_close(&t);
+  }
+  ck_same_bits("loss", &losses[1], &losses[0], 1);
+  ck_same_bits("parameters", numbers[1], numbers[0], WEIGHTS);
+}
+END_TEST
+
+START_TEST(terms_and_coefficients) {
+  double numbers[2][NUMBERS], losses[2];
+  for (int one = 0; one < 2; one++) {
+    ek_criterion *term = entropy(), *sum = NULL;
+    const double coefficient = 0.5;
+    ck_ok(ek_weighted_sum_create(&sum, &term, &coefficient, 1));
+    ek_criterion_free(term);
+    struct training t =
+        one ? training_open("cpu:2", EK_MODE_REPLICATED, together(linear(), sum), NULL)
+            : training_open("cpu:2", EK_MODE_REPLICATED, linear(), sum);
+    if (!one) ek_criterion_free(sum);
+    losses[one] = train(&t, true, false, numbers[one]);
+    training_close(&t);
+  }
+  ck_same_bits("loss", &losses[1], &losses[0], 1);
+  ck_same_bits("parameters", numbers[1], numbers[0], WEIGHTS);
+}
+END_TEST
+
+/* ---- a loss with parameters ---- */
+
+/* Sums in another order: 1e-12 leaves ten thousand roundings of f64. */
+START_TEST(trains_the_same_over_any_devices) {
+  const ek_mode mode = (ek_mode)(_i / 2);
+  static const char *const specs[] = {"cpu:1", "cpu:2", "cpu:3"};
+  double want[NUMBERS], got[NUMBERS], want_loss = 0;
+  for (int k = 0; k < 3; k++) {
+    struct training t = training_open(specs[k], mode, together(linear(), biased()), NULL);
+    const double loss = train(&t, false, _i % 2 == 1, got);
+    training_close(&t);
+    if (k == 0) {
+      want_loss = loss;
+      memcpy(want, got, sizeof want);
+      for (int c = 0; c < OUT; c++) ck_assert(want[WEIGHTS + c] != 0.25); /* it has learned */
+    }
+    ck_assert_double_eq_tol(loss, want_loss, 1e-12 * fabs(want_loss));
+    ck_assert_double_le(ck_rel_l2(got, want, NUMBERS), 1e-12);
+  }
+}
+END_TEST
+
+static double loss_at(struct training *t, const struct batch *b, const double *bias) {
+  ek_shards outputs = {0};
+  const ek_tensor inputs[] = {b->input, b->target};
+  const int64_t shape[] = {OUT};
+  ek_forward_options options = EK_FORWARD_OPTIONS_INIT;
+  double values[OUT], loss = 0;
+  ek_tensor host;
+  memcpy(values, bias, sizeof values);
+  options.gradient = options.training = false;
+  ck_ok(ek_tensor_host(&host, values, EK_F64, 1, shape));
+  ck_ok(ek_state_write(t->model, "criterion.bias", &host));
+  ck_ok(ek_data_parallel_model_forward(&outputs, t->model, inputs, 2, &options));
+  ck_ok(ek_data_parallel_criterion_forward(t->loss, &outputs, 1, NULL, 0));
+  ck_ok(ek_data_parallel_criterion_loss(&loss, NULL, t->loss));
+  ek_shards_free(&outputs);
+  return loss;
+}
+
+/* The loss is quadratic in the bias, so a central difference has no error but rounding: that of two
+ * losses of size 1 over a step of 2e-3 stays below 1e-12. */
+START_TEST(gradient_is_the_derivative) {
+  struct training t = training_open("cpu:3", EK_MODE_BALANCED, together(linear(), biased()), NULL);
+  struct batch b;
+  double gradient[OUT], bias[OUT];
+  const double h = 1e-3;
+  batch_make(&b, 7, false, 3);
+  backward(&t, &b, false, false, NULL);
+  read_parameter(gradient, &t, "criterion.bias", true);
+  ck_ok(ek_data_parallel_model_discard(t.model));
+  for (int c = 0; c < OUT; c++) {
+    for (int i = 0; i < OUT; i++) bias[i] = 0.25;
+    bias[c] = 0.25 + h;
+    const double above = loss_at(&t, &b, bias);
+    bias[c] = 0.25 - h;
+    const double below = loss_at(&t, &b, bias);
+    ck_assert_double_eq_tol(gradient[c], (above - below) / (2 * h), 1e-12);
+  }
+  training_close(&t);
+}
+END_TEST
+
+/* ---- memory ---- */
+
+/* Logits lie on the device once, as the pair has them, and the loss adds little. */
+START_TEST(logits_lie_there_once) {
+  ek_group *group = ck_open("plan:2@16GiB", 1);
+  ek_module *head = NULL;
+  ek_criterion *criterion = NULL;
+  ek_data_parallel_model *model = NULL;
+  ek_data_parallel_criterion *loss = NULL;
+  ek_shards outputs = {0};
+  ek_memory_usage usage;
+  const int64_t in[] = {64, 8}, targets[] = {64};
+  float x[64 * 8] = {0};
+  int32_t y[64] = {0};
+  ek_tensor inputs[2];
+  ck_ok(ek_linear_create(&head, 8, 1000000, false));
+  ck_ok(ek_cross_entropy_create(&criterion, NULL));
+  ek_module *module = together(head, criterion);
+  ck_ok(ek_data_parallel_model_open(&model, group, module, NULL));
+  ck_ok(ek_data_parallel_criterion_open(&loss, model, NULL, NULL));
+  ck_ok(ek_tensor_host(&inputs[0], x, EK_F32, 2, in));
+  ck_ok(ek_tensor_host(&inputs[1], y, EK_I32, 1, targets));
+  ck_ok(ek_data_parallel_model_forward(&outputs, model, inputs, 2, NULL));
+  ck_ok(ek_data_parallel_criterion_forward(loss, &outputs, 1, NULL, 0));
+  ck_ok(ek_data_parallel_criterion_backward(loss, model, NULL));
+  ck_ok(ck_memory_stats(&usage, ek_group_device(group, 0)));
+  ck_assert_uint_eq(usage.at_peak[EK_MEMORY_OUTPUTS], 32u * 1000000u * 4u);
+  ck_assert_uint_le(usage.at_peak[EK_MEMORY_LOSS], 8 * EK_MEMORY_UNIT);
+  ek_shards_free(&outputs);
+  ek_data_parallel_criterion_free(loss);
+  ek_data_parallel_model_free(model);
+  ek_module_free(module);
+  ck_no_memory_held(group);
+  ek_group_free(group);
+}
+END_TEST
+
+/* ---- what is refused ---- */
+
+START_TEST(parts_that_do_not_fit) {
+  ek_module *model = linear(), *module = NULL, *whole = NULL;
+  ek_criterion *criterion = entropy(), *single = NULL;
+  const double weights[CK_ABSOLUTE_COLUMNS] = {1, 1, 1};
+  ek_criterion *two = ck_pair(weights, weights, CK_NO_FAULT);
+  ck_ok(ek_mean_squared_error_create(&single, EK_REDUCTION_NONE));
+  ck_fails(ek_with_criterion_create(NULL, model, criterion), EK_ERR_INVALID_ARGUMENT, "NULL");
+  ck_fails(ek_with_criterion_create(&module, NULL, criterion), EK_ERR_INVALID_ARGUMENT, "NULL");
+  ck_fails(ek_with_criterion_create(&module, model, NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
+  ck_fails(ek_with_criterion_create(&module, model, single), EK_ERR_INVALID_ARGUMENT,
+           "reduction none");
+  ck_fails(ek_with_criterion_create(&module, model, two), EK_ERR_INVALID_ARGUMENT,
+           "looks at 2 outputs, linear has 1");
+  ek_host_memory_fail_at(1);
+  ck_fails(ek_with_criterion_create(&module, model, criterion), EK_ERR_OUT_OF_MEMORY, "memory");
+  ek_host_memory_fail_at(0);
+  ck_assert_int_eq(model->references, 1);
+  ck_ok(ek_with_criterion_create(&whole, model, criterion));
+  ck_fails(ek_with_criterion_create(&module, whole, criterion), EK_ERR_INVALID_ARGUMENT,
+           "a loss itself");
+  ck_assert_ptr_null(module);
+
+  ek_group *group = ck_open("cpu:2", 1);
+  ek_data_parallel_model *parallel = NULL;
+  criterion->base.terms = 2; /* after they were put together */
+  ck_fails(ek_data_parallel_model_open(&parallel, group, whole, NULL), EK_ERR_STATE,
+           "cross_entropy was changed");
+  criterion->base.terms = 1;
+  ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  options.broadcast_inputs = 2;
+  ck_fails(ek_data_parallel_model_open(&parallel, group, whole, &options), EK_ERR_INVALID_ARGUMENT,
+           "names a target");
+  ck_fails(ek_data_parallel_model_open(&parallel, group, &single->base, NULL), EK_ERR_UNSUPPORTED,
+           "single losses");
+  ck_assert_ptr_null(parallel);
+  ek_group_free(group);
+  ek_module_free(whole);
+  ek_module_free(model);
+  ek_criterion_free(two);
+  ek_criterion_free(single);
+  ek_criterion_free(criterion);
+}
+END_TEST
+
+/* The pair has nobody who would train the parameters of a loss. */
+START_TEST(pairs_that_do_not_fit) {
+  ek_criterion *learns = biased(), *plain = entropy();
+  struct training t = training_open("cpu:2", EK_MODE_SHARDED, linear(), plain);
+  struct training whole =
+      training_open("cpu:2", EK_MODE_SHARDED, together(linear(), biased()), NULL);
+  ek_data_parallel_criterion *loss = NULL;
+  ck_fails(ek_data_parallel_criterion_open(&loss, t.model, learns, NULL), EK_ERR_UNSUPPORTED,
+           "biased has parameters: that works in one module with the model");
+  ck_fails(ek_data_parallel_criterion_open(&loss, t.model, NULL, NULL), EK_ERR_INVALID_ARGUMENT,
+           "an argument is NULL");
+  ck_fails(ek_data_parallel_criterion_open(&loss, whole.model, plain, NULL),
+           EK_ERR_INVALID_ARGUMENT, "computes its loss itself");
+  ck_assert_ptr_null(loss);
+  ek_criterion_free(plain);
+  ek_criterion_free(learns);
+  training_close(&whole);
+  training_close(&t);
+}
+END_TEST
+
+/* Bad targets lose nothing: what was accumulated is still there. */
+START_TEST(wrong_targets) {
+  struct training t =
+      training_open("cpu:3", EK_MODE_REPLICATED, together(linear(), entropy()), NULL);
+  struct batch b, few;
+  ek_shards outputs = {0}, shards[2] = {{0}};
+  batch_make(&b, 5, true, 1);
+  batch_make(&few, 4, true, 2);
+  backward(&t, &b, true, false, NULL);
+  const ek_tensor uneven[] = {b.input, few.target}; /* 8 rows, 5 samples */
+  ck_fails(ek_data_parallel_model_forward(&outputs, t.model, uneven, 2, NULL), EK_ERR_SHAPE,
+           "input number 1: 8 rows are no multiple of 5 samples");
+  ck_ok(ek_scatter(&shards[0], t.group, &b.input, EK_MEMORY_INPUTS, NULL));
+  ck_ok(ek_scatter(&shards[1], t.group, &b.target, EK_MEMORY_INPUTS, NULL)); /* 10 rows: 4 3 3 */
+  ck_fails(ek_data_parallel_model_forward_shards(&outputs, t.model, shards, 2, NULL), EK_ERR_SHAPE,
+           "a target, is not cut at the samples");
+  ek_shards_free(&shards[0]);
+  ek_shards_free(&shards[1]);
+  backward(&t, &b, false, false, NULL);
+  ck_ok(ek_data_parallel_optimizer_step(NULL, t.optimizer));
+  training_close(&t);
+}
+END_TEST
+
+/* Whatever allocation of a step fails, the parameters are those of before, and the next goes well.
+ */
+START_TEST(a_failure_anywhere) {
+  struct training t =
+      training_open("cpu:2", EK_MODE_REPLICATED, together(linear(), biased()), NULL);
+  struct batch b;
+  double before[OUT], after[OUT];
+  batch_make(&b, 5, false, 4);
+  const ek_tensor inputs[] = {b.input, b.target};
+  ek_status status = EK_ERR_OUT_OF_MEMORY;
+  for (uint64_t n = 1; status != EK_OK; n++) {
+    ek_shards outputs = {0};
+    ck_assert_uint_lt(n, 100);
+    read_parameter(before, &t, "criterion.bias", false);
+    ck_ok(ek_memory_fail_at(ek_group_device(t.group, 1), n));
+    status = ek_data_parallel_model_forward(&outputs, t.model, inputs, 2, NULL);
+    if (status == EK_OK) {
+      status = ek_data_parallel_criterion_forward(t.loss, &outputs, 1, NULL, 0);
+    }
+    if (status == EK_OK) status = ek_data_parallel_criterion_backward(t.loss, t.model, NULL);
+    if (status == EK_OK) status = ek_data_parallel_optimizer_step(NULL, t.optimizer);
+    ck_ok(ek_memory_fail_at(ek_group_device(t.group, 1), 0));
+    ek_shards_free(&outputs);
+    if (status == EK_OK) break;
+    ck_assert_int_eq(status, EK_ERR_OUT_OF_MEMORY);
+    read_parameter(after, &t, "criterion.bias", false);
+    ck_same_bits("bias", after, before, OUT);
+  }
+  training_close(&t);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("with_criterion");
+  TCase *values = ck_case(suite, "values");
+  tcase_add_loop_test(values, equals_the_pair, 0, 4);
+  tcase_add_test(values, terms_and_coefficients);
+  tcase_add_loop_test(values, trains_the_same_over_any_devices, 0, 8);
+  tcase_add_test(values, gradient_is_the_derivative);
+  tcase_add_test(ck_case(suite, "memory"), logits_lie_there_once);
+  TCase *refused = ck_case(suite, "refused");
+  tcase_add_test(refused, parts_that_do_not_fit);
+  tcase_add_test(refused, pairs_that_do_not_fit);
+  tcase_add_test(refused, wrong_targets);
+  tcase_add_test(refused, a_failure_anywhere);
+  return suite;
+}
+
+CK_MAIN(make_suite)
