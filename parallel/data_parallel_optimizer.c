@@ -20,6 +20,7 @@
 #include "core/options.h"
 #include "device/device_internal.h"
 #include "device/types.h"
+#include "module/replica_internal.h"
 #include "optimizer_internal.h"
 
 /* ---- opening and closing ---- */
@@ -41,12 +42,13 @@ static ek_status open_one(void *context, ek_device *device, size_t index) {
 static ek_status make_tables(ek_data_parallel_optimizer *self) {
   const ek_replica *replica = self->model->replicas[0];
   const size_t count = ek_replica_parameter_count(replica), devices = self->model->count;
+  const size_t ranks = ek_communicator_world_size(self->model->communicator);
   self->devices = ek__calloc(devices, sizeof *self->devices);
   self->parameters = ek__calloc(count, sizeof *self->parameters);
   self->written = ek__calloc(count, self->state_count * sizeof *self->written);
   bool enough = self->devices != NULL && self->parameters != NULL && self->written != NULL;
   for (size_t k = 0; k < devices && enough; k++) {
-    self->devices[k].offsets = ek__calloc(devices + 1, sizeof *self->devices[k].offsets);
+    self->devices[k].offsets = ek__calloc(ranks + 1, sizeof *self->devices[k].offsets);
     enough = self->devices[k].offsets != NULL;
   }
   if (!enough) {
@@ -55,7 +57,7 @@ static ek_status make_tables(ek_data_parallel_optimizer *self) {
   for (size_t i = 0; i < count; i++) {
     ek_parameter_info info;
     EK_TRY(ek_replica_parameter(&info, replica, i));
-    if (!info.buffer) self->parameters[self->parameter_count++] = i;
+    if (!info.buffer && !info.frozen) self->parameters[self->parameter_count++] = i;
   }
   return ek__optimizer_cut(self);
 }
@@ -174,6 +176,7 @@ static ek_status update_pieces(ek_data_parallel_optimizer *self, ek_device *devi
     for (size_t s = 0; s < self->state_count; s++) {
       states[s] = ek__flat_range(&self->devices[own->owner].states[s], piece->state, count);
     }
+    update.no_decay = piece->no_decay;
     update.parameters = &parameters;
     update.gradients = &gradients;
     update.states = states;
@@ -186,17 +189,20 @@ static ek_status update_pieces(ek_data_parallel_optimizer *self, ek_device *devi
 static ek_status share_parameters(const ek_data_parallel_optimizer *self, ek_device *device,
                                   size_t index) {
   const ek_data_parallel_model *model = self->model;
+  const size_t ranks = ek_communicator_world_size(model->communicator);
+  const int64_t frozen = model->replicas[0]->layout.groups[EK__GROUP_NO_DECAY];
   int64_t *offsets = self->devices[index].offsets;
   for (size_t b = 0; b < ek_reducer_bucket_count(model->reducer); b++) {
     int64_t begin = 0;
-    for (size_t k = 0; k < model->count; k++) {
+    for (size_t r = 0; r < ranks; r++) {
       int64_t first = 0, last = 0;
-      EK_TRY(ek_reducer_range(&first, &last, model->reducer, b, k));
-      if (k == 0) begin = first;
-      offsets[k + 1] = last - begin;
+      EK_TRY(ek_reducer_range(&first, &last, model->reducer, b, r));
+      if (r == 0) begin = first;
+      offsets[r + 1] = last - begin;
     }
+    if (begin + offsets[ranks] <= frozen) continue;
     ek_tensor bucket =
-        ek__flat_range(ek_replica_parameters(model->replicas[index]), begin, offsets[model->count]);
+        ek__flat_range(ek_replica_parameters(model->replicas[index]), begin, offsets[ranks]);
     EK_TRY(ek_communicator_all_gather(model->communicator, device, &bucket, offsets));
   }
   return ek_communicator_wait(model->communicator, device);

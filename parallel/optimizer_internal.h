@@ -13,6 +13,7 @@
 struct ek__piece {
   int64_t first, last;
   int64_t state; /* where their elements begin in the owner's state */
+  bool no_decay;
 };
 
 struct ek__pieces {
@@ -28,7 +29,7 @@ struct ek__optimizer_device {
   int64_t owned;             /* elements of the device's state: of all pieces that it owns */
   ek_tensor states[EK_MAX_OPTIMIZER_STATES];
   ek_tensor square_norm; /* f64, of the whole gradient */
-  int64_t *offsets;      /* scratch of an all-gather: one more than there are devices */
+  int64_t *offsets;      /* scratch of an all-gather: one more than there are ranks */
 };
 
 struct ek_data_parallel_optimizer {
@@ -39,7 +40,7 @@ struct ek_data_parallel_optimizer {
   bool helpers;       /* every worker updates a part of device 0's memory */
   size_t state_count; /* of the rule, when it was opened */
   struct ek__optimizer_device *devices;
-  size_t *parameters, parameter_count; /* those that it updates, by their numbers in a replica */
+  size_t *parameters, parameter_count; /* those that it updates, not frozen: numbers in a replica */
   uint64_t *written;                   /* per state and such parameter: ek__model_written() */
 };
 

@@ -6,55 +6,71 @@
  * lie in one address space, the master's ranges are cut into one part per device and every worker
  * updates its part of device 0's memory, so that no worker idles.
  *
- * The state of a device's ranges lies end to end, in their order, in flat buffers of its own. All
+ * Flat buffers hold parameters by what an optimizer is asked for them (module/layout.h): frozen
+ * ones first, which belong to no range, then those without decay, then the others. So a range is
+ * at most two pieces, and a model of hundreds of weights and biases takes one launch more than a
+ * model without biases.
+ *
+ * The state of a device's pieces lies end to end, in their order, in flat buffers of its own. All
  * of it is worked out when the optimizer is opened.
  */
 #include "core/alloc.h"
+#include "core/sizes.h"
+#include "module/replica_internal.h"
 #include "optimizer_internal.h"
 
-static int64_t flat_count(const ek_data_parallel_model *model) {
-  return ek_tensor_count(ek_replica_parameters(model->replicas[0]));
-}
-
-/* Part number `part` of all elements, in units of a vector. */
-static struct ek__piece cut(int64_t count, size_t part, size_t parts) {
-  const int64_t units = (count + 15) / 16;
-  const int64_t first = units * (int64_t)part / (int64_t)parts * 16;
-  const int64_t last = units * (int64_t)(part + 1) / (int64_t)parts * 16;
-  return (struct ek__piece){.first = first < count ? first : count,
-                            .last = last < count ? last : count};
-}
-
-/* Worker `index` has so many ranges to update (or to sum), of which this is number `range`. */
+/* *share, empty so far, becomes range number `range` of those that worker `index` updates (or
+ * sums). */
 static ek_status share_of(struct ek__piece *share, const ek_data_parallel_optimizer *self,
                           size_t index, size_t range, bool norm) {
   const ek_data_parallel_model *model = self->model;
-  const int64_t count = flat_count(model);
+  const struct ek__layout *layout = &model->replicas[0]->layout;
+  const int64_t begin = layout->groups[EK__GROUP_NO_DECAY], end = layout->flat_count;
+  const size_t first_rank = ek_communicator_first_rank(model->communicator);
+  size_t part = 0, parts = 1;
   switch (model->options.state) {
   case EK_STATE_SHARDED:
-    return ek_reducer_range(&share->first, &share->last, model->reducer, range, index);
-  case EK_STATE_REPLICATED: *share = cut(count, norm ? index : 0, norm ? model->count : 1); break;
+    EK_TRY(
+        ek_reducer_range(&share->first, &share->last, model->reducer, range, first_rank + index));
+    if (share->first < begin) share->first = begin;
+    return EK_OK;
+  case EK_STATE_REPLICATED:
+    if (!norm) break;
+    part = first_rank + index;
+    parts = ek_communicator_world_size(model->communicator);
+    break;
   case EK_STATE_MASTER:
-    *share = self->helpers ? cut(count, index, model->count)
-                           : (struct ek__piece){.last = index == 0 ? count : 0};
+    if (first_rank > 0 || (index > 0 && !self->helpers)) return EK_OK;
+    part = index;
+    parts = self->helpers ? model->count : 1;
     break;
   }
+  share->first = begin + ek__part_begin(end - begin, part, parts);
+  share->last = begin + ek__part_begin(end - begin, part + 1, parts);
   return EK_OK;
+}
+
+static void append(struct ek__pieces *pieces, int64_t first, int64_t last, bool no_decay) {
+  if (first >= last) return;
+  pieces->list[pieces->count++] =
+      (struct ek__piece){.first = first, .last = last, .no_decay = no_decay};
 }
 
 static ek_status make_pieces(struct ek__pieces *pieces, const ek_data_parallel_optimizer *self,
                              size_t index, bool norm) {
   const ek_data_parallel_model *model = self->model;
+  const int64_t decay = norm ? 0 : model->replicas[0]->layout.groups[EK__GROUP_DECAY];
   const size_t shares =
       model->options.state == EK_STATE_SHARDED ? ek_reducer_bucket_count(model->reducer) : 1;
-  pieces->list = ek__calloc(shares, sizeof *pieces->list);
-  if (pieces->list == NULL && shares > 0) {
+  pieces->list = ek__calloc(shares, 2 * sizeof *pieces->list);
+  if (pieces->list == NULL) {
     return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for the ranges of an optimizer");
   }
   for (size_t i = 0; i < shares; i++) {
     struct ek__piece share = {0};
     EK_TRY(share_of(&share, self, index, i, norm));
-    if (share.first < share.last) pieces->list[pieces->count++] = share;
+    append(pieces, share.first, share.last < decay ? share.last : decay, true);
+    append(pieces, share.first > decay ? share.first : decay, share.last, false);
   }
   return EK_OK;
 }

@@ -13,6 +13,7 @@
 #include "core/error.h"
 #include "core/options.h"
 #include "core/sizes.h"
+#include "module/layout.h"
 #include "parallel_internal.h"
 
 struct bucket {
@@ -39,18 +40,20 @@ struct ek_reducer {
   struct progress *progress; /* of the devices */
 };
 
-/* Whole parameters from the last to the first, until a bucket is large enough. */
+/* Whole parameters from the end of the flat buffer to its beginning, until a bucket is large enough.
+ */
 static ek_status make_buckets(ek_reducer *reducer) {
   const ek_replica *replica = reducer->replicas[0];
   const size_t parameters = ek_replica_parameter_count(replica);
   const int64_t element = (int64_t)ek_type_size(ek_replica_type(replica));
   int64_t end = ek_tensor_count(ek_replica_gradients(replica));
   uint32_t members = 0;
-  for (size_t i = parameters; i-- > 0;) {
+  for (size_t place = EK__GROUPS * parameters; place-- > 0;) {
+    const size_t i = place % parameters;
     ek_parameter_info info;
     EK_TRY(ek_replica_parameter(&info, replica, i));
-    reducer->bucket_of[i] = SIZE_MAX; /* a buffer is in none */
-    if (info.buffer) continue;
+    if (info.buffer) reducer->bucket_of[i] = SIZE_MAX; /* it is in none */
+    if (info.buffer || ek__group_of(info.no_decay, info.frozen) != place / parameters) continue;
     reducer->bucket_of[i] = reducer->bucket_count;
     members++;
     const bool large =

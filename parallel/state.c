@@ -94,8 +94,11 @@ static ek_status entry_named(struct entry *entry, const ek_data_parallel_model *
   size_t index = 0;
   EK_TRY(ek__layout_find(&index, &model->replicas[0]->layout, parameter));
   EK_TRY(of_parameter(entry, model, index));
-  if (entry->kind != EK_STATE_KIND_OPTIMIZER || !entry->info.buffer) return EK_OK;
-  return ek_error_set(EK_ERR_NOT_FOUND, "there is no state %s: %s is a buffer", name, parameter);
+  if (entry->kind != EK_STATE_KIND_OPTIMIZER || !(entry->info.buffer || entry->info.frozen)) {
+    return EK_OK;
+  }
+  return ek_error_set(EK_ERR_NOT_FOUND, "there is no state %s: %s is %s", name, parameter,
+                      entry->info.buffer ? "a buffer" : "frozen");
 }
 
 static ek_tensor like_of(const struct entry *entry) {
@@ -303,10 +306,11 @@ static ek_status read_gradient(ek_tensor *host, const ek_data_parallel_model *mo
   if (model->options.state != EK_STATE_SHARDED) {
     return copy_range(ek_replica_gradients(model->replicas[0]), offset, host, 0, count, false);
   }
+  const size_t rank = ek_communicator_first_rank(model->communicator);
   for (size_t b = 0; b < ek_reducer_bucket_count(model->reducer); b++) {
     for (size_t k = 0; k < model->count; k++) {
       int64_t first = 0, last = 0, from = 0, to = 0;
-      EK_TRY(ek_reducer_range(&first, &last, model->reducer, b, k));
+      EK_TRY(ek_reducer_range(&first, &last, model->reducer, b, rank + k));
       if (!meet(&from, &to, offset, count, first, last)) continue;
       EK_TRY(copy_range(ek_replica_gradients(model->replicas[k]), from, host, from - offset,
                         to - from, false));

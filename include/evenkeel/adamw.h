@@ -15,7 +15,7 @@ typedef struct ek_adamw_options {
   double learning_rate; /* >= 0 */
   double beta1, beta2;  /* 0 <= beta < 1 */
   double epsilon;       /* > 0 */
-  double weight_decay;  /* >= 0 */
+  double weight_decay;  /* >= 0; not of parameters declared no_decay (module.h): biases, norms */
   bool coupled;         /* true: Adam, the decay is added to the gradient */
   double clip_norm;     /* 0: no clipping */
 } ek_adamw_options;

@@ -47,9 +47,10 @@ EK_API EK_CHECKED ek_status ek_data_parallel_optimizer_open(
 EK_API void ek_data_parallel_optimizer_free(ek_data_parallel_optimizer *parallel);
 
 typedef struct ek_step_result {
-  double loss;          /* of the step: sum s / D, over all devices and micro-batches */
-  double weight;        /* D; 0 if nothing was divided */
-  double gradient_norm; /* before clipping, after the division; -1 if it was not computed */
+  double loss;   /* of the step: sum s / D, over all devices and micro-batches */
+  double weight; /* D; 0 if nothing was divided */
+  /* Before clipping, after the division, without frozen parameters; -1 if it was not computed. */
+  double gradient_norm;
   double learning_rate;
   int64_t step; /* 1 after the first */
   bool empty;   /* every target was ignored: loss and gradient were taken as 0 */

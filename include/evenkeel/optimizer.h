@@ -24,6 +24,7 @@ typedef struct ek_update {
   const ek_tensor *gradients;
   ek_tensor *states; /* optimizer->states of them; not to be read at step 1 */
   int64_t step;      /* 1 for the first */
+  bool no_decay;     /* weight decay leaves these parameters alone (ek_parameter_options) */
   double learning_rate;
   ek_update_scale scale;
 } ek_update;

@@ -1,7 +1,8 @@
 /*
  * replica.h - one device's parameters and gradients for a module.
  *
- * All parameters lie in one flat buffer in declaration order, all gradients in another one of the
+ * All parameters lie in one flat buffer: frozen ones, then those without decay, then the others
+ * (ek_parameter_options), each group in declaration order. All gradients lie in another one of the
  * same layout; each parameter starts at a multiple of 16 elements, and the elements between are
  * zeros. Broadcast, buckets, shards, clipping and the optimizer work on ranges of the flat buffers;
  * a module sees tensors into them.

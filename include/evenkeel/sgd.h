@@ -15,7 +15,7 @@ typedef struct ek_sgd_options {
   double learning_rate; /* >= 0 */
   double momentum;      /* >= 0; 0: no state */
   double dampening;
-  double weight_decay; /* >= 0 */
+  double weight_decay; /* >= 0; not of parameters declared no_decay (module.h): biases, norms */
   bool nesterov;       /* wants momentum > 0 and dampening 0 */
   double clip_norm;    /* 0: no clipping */
 } ek_sgd_options;

@@ -3,7 +3,7 @@
  *
  * Declarations are checked when they are made and name what is wrong by its full name. Ties are
  * kept as aliases while the walk goes on; when it has ended, parameters that were tied to others are
- * dropped (settle) and the rest get their places in declaration order (place).
+ * dropped (settle) and the rest get their places (place).
  */
 #include "module/layout.h"
 
@@ -280,16 +280,24 @@ static void renumber(const struct ek__layout *layout, const size_t *numbers) {
   }
 }
 
-/* Gives every parameter its place in declaration order. */
+static ek_status place_at(struct ek__parameter *parameter, int64_t *end) {
+  uint64_t padded = 0;
+  parameter->offset = *end;
+  if (ek__round_up(&padded, (uint64_t)parameter->count, EK__FLAT_ALIGNMENT) &&
+      ek__add(end, *end, (int64_t)padded) && *end <= INT64_MAX / 16) {
+    return EK_OK;
+  }
+  return ek_error_set(EK_ERR_OVERFLOW, "the model's parameters do not fit in 63 bits");
+}
+
+/* Gives every parameter its place: group by group, and in a group in declaration order. */
 static ek_status place(struct ek__layout *layout) {
-  for (size_t i = 0; i < layout->parameter_count; i++) {
-    struct ek__parameter *parameter = &layout->parameters[i];
-    int64_t *end = parameter->buffer ? &layout->buffer_count : &layout->flat_count;
-    uint64_t padded = 0;
-    parameter->offset = *end;
-    if (!ek__round_up(&padded, (uint64_t)parameter->count, EK__FLAT_ALIGNMENT) ||
-        !ek__add(end, *end, (int64_t)padded) || *end > INT64_MAX / 16) {
-      return ek_error_set(EK_ERR_OVERFLOW, "the model's parameters do not fit in 63 bits");
+  for (enum ek__group group = 0; group < EK__GROUPS; group++) {
+    layout->groups[group] = layout->flat_count;
+    for (size_t i = 0; i < layout->parameter_count; i++) {
+      struct ek__parameter *p = &layout->parameters[i];
+      if (ek__group_of(p->no_decay, p->frozen) != group) continue;
+      EK_TRY(place_at(p, p->buffer ? &layout->buffer_count : &layout->flat_count));
     }
   }
   return EK_OK;

@@ -17,6 +17,18 @@
 
 #include "module/names.h"
 
+/*
+ * Flat parameters lie in groups of what is asked of an optimizer for them, so that each group is
+ * one range: an update takes one call for it. Frozen ones come first, so that what is updated is
+ * one range too. The small group of biases and norms lies before the large one, whose gradients are
+ * complete from the end on while backward goes on (reduce.c); its own are with the first layer's.
+ */
+enum ek__group { EK__GROUP_FROZEN, EK__GROUP_NO_DECAY, EK__GROUP_DECAY, EK__GROUPS };
+
+static inline enum ek__group ek__group_of(bool no_decay, bool frozen) {
+  return frozen ? EK__GROUP_FROZEN : no_decay ? EK__GROUP_NO_DECAY : EK__GROUP_DECAY;
+}
+
 struct ek__parameter {
   const char *name; /* full name; belongs to the layout's names */
   int rank;
@@ -45,10 +57,11 @@ struct ek__layout {
   struct ek__node *root, *nodes;
   struct ek__parameter *parameters;
   size_t parameter_count, parameter_capacity;
-  struct ek__names names; /* of parameters, their number; of modules, EK__NO_PARAMETER */
-  int64_t flat_count;     /* elements of the flat parameters, padding included */
-  int64_t buffer_count;   /* elements of the flat buffers */
-  ek_type type;           /* that the modules will compute in */
+  struct ek__names names;     /* of parameters, their number; of modules, EK__NO_PARAMETER */
+  int64_t flat_count;         /* elements of the flat parameters, padding included */
+  int64_t groups[EK__GROUPS]; /* where each of them begins */
+  int64_t buffer_count;       /* elements of the flat buffers */
+  ek_type type;               /* that the modules will compute in */
   uint32_t node_count;
   bool collective; /* a module of it does */
   bool stateful;   /* a module of it keeps state: replicas are freed where they were opened */

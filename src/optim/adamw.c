@@ -27,7 +27,7 @@ static ek_status update_range(const ek_optimizer *self, ek_stream *stream,
                                 .beta1 = a->beta1,
                                 .beta2 = a->beta2,
                                 .epsilon = a->epsilon,
-                                .weight_decay = a->weight_decay,
+                                .weight_decay = update->no_decay ? 0 : a->weight_decay,
                                 .decoupled = !a->coupled,
                                 .step = update->step};
   return ek_op_adamw(stream, update->parameters, &update->states[0], &update->states[1],

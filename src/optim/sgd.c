@@ -26,7 +26,7 @@ static ek_status update_range(const ek_optimizer *self, ek_stream *stream,
   const ek_sgd_terms terms = {.learning_rate = update->learning_rate,
                               .momentum = s->momentum,
                               .dampening = s->dampening,
-                              .weight_decay = s->weight_decay,
+                              .weight_decay = update->no_decay ? 0 : s->weight_decay,
                               .nesterov = s->nesterov,
                               .first = update->step <= 1};
   return ek_op_sgd(stream, update->parameters, self->states > 0 ? &update->states[0] : NULL,
