@@ -10,23 +10,16 @@
 #include <evenkeel/linear.h>
 #include <evenkeel/pass.h>
 
-#include "core/alloc.h"
+#include "module/composite.h"
 #include "module/layer_internal.h"
 
 enum { QKV, PROJECTION };
 
 struct attention {
-  ek_module base;
+  struct ek__composite base;
   int64_t width;
   int heads;
-  ek_module *qkv, *projection;
 };
-
-static ek_status attention_parameters(const ek_module *self, ek_declaration *declaration) {
-  const struct attention *m = (const struct attention *)self;
-  EK_TRY(ek_declare_module(declaration, "qkv", m->qkv));
-  return ek_declare_module(declaration, "projection", m->projection);
-}
 
 /* What the backward of the attention operation reads, and the projection's input with it. */
 struct saved {
@@ -98,19 +91,12 @@ static ek_status attention_backward(const ek_module *self, ek_pass *pass,
   return status;
 }
 
-static void attention_free(ek_module *self) {
-  struct attention *m = (struct attention *)self;
-  ek_module_free(m->qkv);
-  ek_module_free(m->projection);
-  ek__free(m);
-}
-
 static const ek_module_ops attention_ops = {.size = sizeof(ek_module_ops),
                                             .kind = "attention",
-                                            .parameters = attention_parameters,
+                                            .parameters = ek__composite_parameters,
                                             .forward = attention_forward,
                                             .backward = attention_backward,
-                                            .free = attention_free,
+                                            .free = ek__composite_free,
                                             .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 static ek_status check_sizes(int64_t width, int heads, double deviation,
@@ -131,6 +117,14 @@ static ek_status check_sizes(int64_t width, int heads, double deviation,
   return EK_OK;
 }
 
+static ek_status add_linear(struct attention *m, const char *name, int64_t columns,
+                            double deviation) {
+  ek_module *linear = NULL;
+  EK_TRY(ek_linear_create_with(&linear, m->width, columns, true,
+                               ek_initializer_normal(0.0, deviation)));
+  return ek__composite_add(&m->base, name, linear);
+}
+
 ek_status ek_attention_create_with(ek_module **module, int64_t width, int heads, double deviation,
                                    double projection_deviation) {
   EK_TRY(check_sizes(width, heads, deviation, projection_deviation));
@@ -139,18 +133,9 @@ ek_status ek_attention_create_with(ek_module **module, int64_t width, int heads,
   if (m == NULL) return status;
   m->width = width;
   m->heads = heads;
-  status =
-      ek_linear_create_with(&m->qkv, width, 3 * width, true, ek_initializer_normal(0.0, deviation));
-  if (status == EK_OK) {
-    status = ek_linear_create_with(&m->projection, width, width, true,
-                                   ek_initializer_normal(0.0, projection_deviation));
-  }
-  if (status != EK_OK) {
-    ek_module_free(&m->base);
-    return status;
-  }
-  *module = &m->base;
-  return EK_OK;
+  status = add_linear(m, "qkv", 3 * width, deviation);
+  if (status == EK_OK) status = add_linear(m, "projection", width, projection_deviation);
+  return ek__composite_finish(module, &m->base, status);
 }
 
 ek_status ek_attention_create(ek_module **module, int64_t width, int heads) {

@@ -1,5 +1,6 @@
 /*
- * chain.c - children one after the other, some of them in one go.
+ * chain.c - children one after the other, some of them in one go: what a sequential, a GPT and its
+ * blocks are.
  *
  * What modules compute they declare (ek_formula), so a program's own and wrapped ones take part. A
  * linear with GELU behind it is a *pair*, and runs as one operation. Where another linear follows, so
@@ -9,11 +10,10 @@
  * Of a module that takes part neither function is called, in neither direction: what is saved, and
  * when, is the chain's affair alone.
  */
-#include "module/chain.h"
-
 #include <evenkeel/elementwise.h>
 #include <evenkeel/products.h>
 
+#include "module/composite.h"
 #include "module/layer_internal.h"
 #include "module/product.h"
 
@@ -33,18 +33,18 @@ static void move_all(ek_tensor *to, ek_tensor *from, size_t count) {
 
 struct chain {
   ek_pass *pass;
-  size_t first, count; /* children: `modules` are their descriptions */
-  ek_module *const *modules;
+  const struct ek__child *children; /* the first is the module's child number `first` */
+  size_t first, count;
 };
 
 static bool is_linear(ek_formula *formula, const struct chain *chain, size_t i) {
-  ek_module_formula(formula, chain->modules[i]);
+  ek_module_formula(formula, chain->children[i].module);
   return formula->kind == EK_FORMULA_LINEAR;
 }
 
 static bool is_gelu(const struct chain *chain, size_t i) {
   ek_formula formula;
-  ek_module_formula(&formula, chain->modules[i]);
+  ek_module_formula(&formula, chain->children[i].module);
   return formula.kind == EK_FORMULA_ACTIVATION && formula.activation == EK_ACTIVATION_GELU;
 }
 
@@ -78,9 +78,9 @@ static ek_status step_forward(const struct chain *chain, size_t i, size_t *ran,
   return ek_pass_leave(chain->pass);
 }
 
-ek_status ek__chain_forward(ek_pass *pass, size_t first, ek_module *const *modules, size_t count,
-                            const ek_tensor *inputs, ek_tensor *outputs) {
-  const struct chain chain = {pass, first, count, modules};
+ek_status ek__chain_forward(const struct ek__composite *m, ek_pass *pass, size_t first,
+                            size_t count, const ek_tensor *inputs, ek_tensor *outputs) {
+  const struct chain chain = {pass, m->children + first, first, count};
   ek_tensor held[EK_MAX_TENSORS] = {{0}}; /* what the module before gave; empty for the first */
   size_t ran = 0;
   for (size_t i = 0; i < count; i += ran) {
@@ -91,7 +91,8 @@ ek_status ek__chain_forward(ek_pass *pass, size_t first, ek_module *const *modul
       free_all(results);
       return status;
     }
-    move_all(i + ran == count ? outputs : held, results, modules[i + ran - 1]->outputs);
+    move_all(i + ran == count ? outputs : held, results,
+             chain.children[i + ran - 1].module->outputs);
   }
   return EK_OK;
 }
@@ -110,7 +111,7 @@ static ek_status gelu_linear(const struct chain *chain, size_t i, const ek_formu
   EK_TRY(ek__product_gradients(linear, pass, dy, bias_done));
   EK_TRY(ek_pass_parameter(&weight, pass, linear->weight));
   EK_TRY(ek_pass_leave(pass));
-  ek_module_formula(&before, chain->modules[i - 2]);
+  ek_module_formula(&before, chain->children[i - 2].module);
   if (before.has_bias) {
     EK_TRY(enter(chain, i - 2));
     EK_TRY(ek_pass_gradient(&dbias, &beta, pass, before.bias));
@@ -159,9 +160,9 @@ static ek_status step_backward(const struct chain *chain, size_t i, const ek_for
   return ek_pass_child_backward(to, chain->pass, chain->first + i, from);
 }
 
-ek_status ek__chain_backward(ek_pass *pass, size_t first, ek_module *const *modules, size_t count,
-                             const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
-  const struct chain chain = {pass, first, count, modules};
+ek_status ek__chain_backward(const struct ek__composite *m, ek_pass *pass, size_t first,
+                             size_t count, const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+  const struct chain chain = {pass, m->children + first, first, count};
   ek_tensor held[EK_MAX_TENSORS] = {{0}};
   bool bias_done = false;
   size_t ran = 0;
@@ -180,7 +181,8 @@ ek_status ek__chain_backward(ek_pass *pass, size_t first, ek_module *const *modu
       return status;
     }
     if (to != NULL)
-      move_all(left == ran ? grad_inputs : held, results, modules[left - ran]->inputs);
+      move_all(left == ran ? grad_inputs : held, results,
+               chain.children[left - ran].module->inputs);
   }
   return EK_OK;
 }

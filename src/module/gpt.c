@@ -2,7 +2,7 @@
  * gpt.c - a decoder of GPT-2's shape.
  *
  * A block is a module of its own with named children, so that parameters are called
- * "blocks.0.ln_1.weight"; blocks and model run their children as a chain (chain.h).
+ * "blocks.0.ln_1.weight"; blocks and model run their children as a chain (composite.h).
  */
 #include <evenkeel/gpt.h>
 
@@ -19,59 +19,31 @@
 
 #include "core/alloc.h"
 #include "core/options.h"
-#include "module/chain.h"
+#include "module/composite.h"
 #include "module/layer_internal.h"
 #include "module/residual_norm.h"
 
 #define DEVIATION 0.02
 #define EPSILON 1e-5
 
-/* Named children in the order in which they run. */
-struct children {
-  size_t count;
-  const char *names[8];
-  ek_module *modules[8];
-};
-
-/* Takes over the caller's reference. */
-static void add_child(struct children *children, const char *name, ek_module *module) {
-  children->names[children->count] = name;
-  children->modules[children->count] = module;
-  children->count++;
-}
-
-static ek_status add_dropout(struct children *children, const char *name, double p) {
+static ek_status add_dropout(struct ek__composite *m, const char *name, double p) {
   if (p == 0.0) return EK_OK;
   ek_module *dropout = NULL;
   EK_TRY(ek_dropout_create(&dropout, p));
-  add_child(children, name, dropout);
-  return EK_OK;
+  return ek__composite_add(m, name, dropout);
 }
 
-static ek_status add_layer_norm(struct children *children, const char *name, int64_t width) {
+static ek_status add_layer_norm(struct ek__composite *m, const char *name, int64_t width) {
   ek_module *norm = NULL;
   EK_TRY(ek_layer_norm_create(&norm, width, EPSILON));
-  add_child(children, name, norm);
-  return EK_OK;
+  return ek__composite_add(m, name, norm);
 }
 
-static ek_status add_linear(struct children *children, const char *name, int64_t in, int64_t out,
+static ek_status add_linear(struct ek__composite *m, const char *name, int64_t in, int64_t out,
                             bool bias, double deviation) {
   ek_module *linear = NULL;
   EK_TRY(ek_linear_create_with(&linear, in, out, bias, ek_initializer_normal(0.0, deviation)));
-  add_child(children, name, linear);
-  return EK_OK;
-}
-
-static ek_status declare_children(const struct children *children, ek_declaration *declaration) {
-  for (size_t i = 0; i < children->count; i++) {
-    EK_TRY(ek_declare_module(declaration, children->names[i], children->modules[i]));
-  }
-  return EK_OK;
-}
-
-static void free_children(struct children *children) {
-  for (size_t i = 0; i < children->count; i++) ek_module_free(children->modules[i]);
+  return ek__composite_add(m, name, linear);
 }
 
 /* ---- one block ---- */
@@ -83,15 +55,10 @@ static void free_children(struct children *children) {
  * backward.
  */
 struct block {
-  ek_module base;
-  struct children children; /* ln_1, attention, .., ln_2, the feed-forward's */
-  size_t ln_2;              /* its number */
+  struct ek__composite base; /* ln_1, attention, .., ln_2, the feed-forward's */
+  size_t ln_2;               /* its number */
 };
 enum { LN_1 };
-
-static ek_status block_parameters(const ek_module *self, ek_declaration *declaration) {
-  return declare_children(&((const struct block *)self)->children, declaration);
-}
 
 /* Child number `norm`: sum += residual, if that is not NULL, and y = its layer norm. */
 static ek_status norm_forward(ek_pass *pass, size_t norm, ek_tensor *sum, const ek_tensor *residual,
@@ -112,14 +79,12 @@ static ek_status norm_backward(ek_pass *pass, size_t norm, const ek_tensor *dy,
 /* The children behind norm number `norm`, up to number `end`. */
 static ek_status branch_forward(const struct block *m, ek_pass *pass, size_t norm, size_t end,
                                 const ek_tensor *x, ek_tensor *y) {
-  const size_t first = norm + 1;
-  return ek__chain_forward(pass, first, m->children.modules + first, end - first, x, y);
+  return ek__chain_forward(&m->base, pass, norm + 1, end - norm - 1, x, y);
 }
 
 static ek_status branch_backward(const struct block *m, ek_pass *pass, size_t norm, size_t end,
                                  const ek_tensor *dy, ek_tensor *dx) {
-  const size_t first = norm + 1;
-  return ek__chain_backward(pass, first, m->children.modules + first, end - first, dy, dx);
+  return ek__chain_backward(&m->base, pass, norm + 1, end - norm - 1, dy, dx);
 }
 
 static ek_status block_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
@@ -131,7 +96,7 @@ static ek_status block_forward(const ek_module *self, ek_pass *pass, const ek_te
   ek_tensor_free(&h);
   if (status == EK_OK) status = norm_forward(pass, m->ln_2, &s, &inputs[0], &normal);
   if (status == EK_OK) {
-    status = branch_forward(m, pass, m->ln_2, m->children.count, &normal, outputs);
+    status = branch_forward(m, pass, m->ln_2, m->base.count, &normal, outputs);
   }
   ek_tensor_free(&normal);
   if (status == EK_OK) status = ek__residual_add(pass, &outputs[0], &s);
@@ -143,7 +108,7 @@ static ek_status block_backward(const ek_module *self, ek_pass *pass, const ek_t
                                 ek_tensor *grad_inputs) {
   const struct block *m = (const struct block *)self;
   ek_tensor dnormal = {0}, ds = {0}, dh = {0};
-  ek_status status = branch_backward(m, pass, m->ln_2, m->children.count, grad_outputs, &dnormal);
+  ek_status status = branch_backward(m, pass, m->ln_2, m->base.count, grad_outputs, &dnormal);
   if (status == EK_OK) {
     status = norm_backward(pass, m->ln_2, &dnormal, &grad_outputs[0], &ds);
   }
@@ -155,51 +120,39 @@ static ek_status block_backward(const ek_module *self, ek_pass *pass, const ek_t
   return status;
 }
 
-static void block_free(ek_module *self) {
-  struct block *m = (struct block *)self;
-  free_children(&m->children);
-  ek__free(m);
-}
-
 static const ek_module_ops block_ops = {.size = sizeof(ek_module_ops),
                                         .kind = "gpt_block",
-                                        .parameters = block_parameters,
+                                        .parameters = ek__composite_parameters,
                                         .forward = block_forward,
                                         .backward = block_backward,
-                                        .free = block_free,
+                                        .free = ek__composite_free,
                                         .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 static ek_status fill_block(struct block *m, const ek_gpt_options *o) {
   /* The sum over the residual branches keeps its variance (Radford et al. 2019). */
   const double last_deviation = DEVIATION / sqrt(2.0 * o->layers);
-  struct children *children = &m->children;
-  EK_TRY(add_layer_norm(children, "ln_1", o->width));
+  struct ek__composite *block = &m->base;
+  EK_TRY(add_layer_norm(block, "ln_1", o->width));
   ek_module *attention = NULL;
   EK_TRY(ek_attention_create_with(&attention, o->width, o->heads, DEVIATION, last_deviation));
-  add_child(children, "attention", attention);
-  EK_TRY(add_dropout(children, "dropout_1", o->dropout));
-  m->ln_2 = children->count;
+  EK_TRY(ek__composite_add(block, "attention", attention));
+  EK_TRY(add_dropout(block, "dropout_1", o->dropout));
+  m->ln_2 = block->count;
 
-  EK_TRY(add_layer_norm(children, "ln_2", o->width));
-  EK_TRY(add_linear(children, "expand", o->width, 4 * o->width, true, DEVIATION));
+  EK_TRY(add_layer_norm(block, "ln_2", o->width));
+  EK_TRY(add_linear(block, "expand", o->width, 4 * o->width, true, DEVIATION));
   ek_module *gelu = NULL;
   EK_TRY(ek_activation_create(&gelu, EK_ACTIVATION_GELU));
-  add_child(children, "gelu", gelu);
-  EK_TRY(add_linear(children, "contract", 4 * o->width, o->width, true, last_deviation));
-  return add_dropout(children, "dropout_2", o->dropout);
+  EK_TRY(ek__composite_add(block, "gelu", gelu));
+  EK_TRY(add_linear(block, "contract", 4 * o->width, o->width, true, last_deviation));
+  return add_dropout(block, "dropout_2", o->dropout);
 }
 
 static ek_status block_create(ek_module **module, const ek_gpt_options *o) {
   ek_status status = EK_OK;
   struct block *m = ek__layer_create(&status, module, sizeof *m, &block_ops, 1, 1);
   if (m == NULL) return status;
-  status = fill_block(m, o);
-  if (status == EK_OK) {
-    *module = &m->base;
-  } else {
-    ek_module_free(&m->base);
-  }
-  return status;
+  return ek__composite_finish(module, &m->base, fill_block(m, o));
 }
 
 static ek_status blocks_create(ek_module **module, const ek_gpt_options *o) {
@@ -219,15 +172,14 @@ static ek_status blocks_create(ek_module **module, const ek_gpt_options *o) {
 /* ---- the model ---- */
 
 struct gpt {
-  ek_module base;
-  struct children children;
+  struct ek__composite base;
   bool untied;
 };
 
 static ek_status gpt_parameters(const ek_module *self, ek_declaration *declaration) {
-  const struct gpt *m = (const struct gpt *)self;
-  EK_TRY(declare_children(&m->children, declaration));
-  return m->untied ? EK_OK : ek_declare_tie(declaration, "head.weight", "tokens.weight");
+  EK_TRY(ek__composite_parameters(self, declaration));
+  if (((const struct gpt *)self)->untied) return EK_OK;
+  return ek_declare_tie(declaration, "head.weight", "tokens.weight");
 }
 
 static ek_status gpt_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
@@ -236,21 +188,15 @@ static ek_status gpt_forward(const ek_module *self, ek_pass *pass, const ek_tens
     return ek_error_set(EK_ERR_SHAPE, "input has rank %d, expected 2 (samples, tokens)",
                         inputs[0].rank);
   }
-  const struct children *children = &((const struct gpt *)self)->children;
-  return ek__chain_forward(pass, 0, children->modules, children->count, inputs, outputs);
+  const struct ek__composite *m = (const struct ek__composite *)self;
+  return ek__chain_forward(m, pass, 0, m->count, inputs, outputs);
 }
 
 static ek_status gpt_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
                               ek_tensor *grad_inputs) {
   (void)grad_inputs; /* tokens have no gradient */
-  const struct children *children = &((const struct gpt *)self)->children;
-  return ek__chain_backward(pass, 0, children->modules, children->count, grad_outputs, NULL);
-}
-
-static void gpt_free(ek_module *self) {
-  struct gpt *m = (struct gpt *)self;
-  free_children(&m->children);
-  ek__free(m);
+  const struct ek__composite *m = (const struct ek__composite *)self;
+  return ek__chain_backward(m, pass, 0, m->count, grad_outputs, NULL);
 }
 
 static const ek_module_ops gpt_ops = {.size = sizeof(ek_module_ops),
@@ -258,23 +204,22 @@ static const ek_module_ops gpt_ops = {.size = sizeof(ek_module_ops),
                                       .parameters = gpt_parameters,
                                       .forward = gpt_forward,
                                       .backward = gpt_backward,
-                                      .free = gpt_free,
+                                      .free = ek__composite_free,
                                       .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 static ek_status fill_gpt(struct gpt *m, const ek_gpt_options *o) {
-  struct children *children = &m->children;
-  ek_module *tokens = NULL;
+  struct ek__composite *gpt = &m->base;
+  ek_module *tokens = NULL, *blocks = NULL;
   EK_TRY(ek_embedding_create(&tokens, o->vocabulary, o->width, o->sequence));
-  add_child(children, "tokens", tokens);
-  EK_TRY(add_dropout(children, "dropout", o->dropout));
+  EK_TRY(ek__composite_add(gpt, "tokens", tokens));
+  EK_TRY(add_dropout(gpt, "dropout", o->dropout));
   if (o->layers > 0) {
-    ek_module *blocks = NULL;
     EK_TRY(blocks_create(&blocks, o));
-    add_child(children, "blocks", blocks);
+    EK_TRY(ek__composite_add(gpt, "blocks", blocks));
   }
-  EK_TRY(add_layer_norm(children, "norm", o->width));
+  EK_TRY(add_layer_norm(gpt, "norm", o->width));
   m->untied = o->untied;
-  return add_linear(children, "head", o->width, o->vocabulary, false, DEVIATION);
+  return add_linear(gpt, "head", o->width, o->vocabulary, false, DEVIATION);
 }
 
 static ek_status check_options(const ek_gpt_options *o) {
@@ -305,11 +250,5 @@ ek_status ek_gpt_create(ek_module **module, const ek_gpt_options *options) {
   ek_status status = EK_OK;
   struct gpt *m = ek__layer_create(&status, module, sizeof *m, &gpt_ops, 1, 1);
   if (m == NULL) return status;
-  status = fill_gpt(m, &o);
-  if (status == EK_OK) {
-    *module = &m->base;
-  } else {
-    ek_module_free(&m->base);
-  }
-  return status;
+  return ek__composite_finish(module, &m->base, fill_gpt(m, &o));
 }

@@ -5,16 +5,11 @@
 
 #include <evenkeel/elementwise.h>
 
-#include "core/alloc.h"
+#include "module/composite.h"
 #include "module/layer_internal.h"
 #include "module/residual_norm.h"
 
 enum { INNER };
-
-struct residual {
-  ek_module base;
-  ek_module *inner;
-};
 
 ek_status ek__residual_add(ek_pass *pass, ek_tensor *sum, const ek_tensor *x) {
   if (!ek_tensor_same_shape(sum, x)) {
@@ -29,10 +24,6 @@ ek_status ek__residual_add(ek_pass *pass, ek_tensor *sum, const ek_tensor *x) {
   ek_tensor_free(status == EK_OK ? sum : &fresh);
   if (status == EK_OK) *sum = fresh;
   return status;
-}
-
-static ek_status residual_parameters(const ek_module *self, ek_declaration *declaration) {
-  return ek_declare_module(declaration, "inner", ((const struct residual *)self)->inner);
 }
 
 static ek_status residual_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
@@ -51,18 +42,12 @@ static ek_status residual_backward(const ek_module *self, ek_pass *pass,
   return ek__residual_add(pass, &grad_inputs[0], &grad_outputs[0]);
 }
 
-static void residual_free(ek_module *self) {
-  struct residual *m = (struct residual *)self;
-  ek_module_free(m->inner);
-  ek__free(m);
-}
-
 static const ek_module_ops residual_ops = {.size = sizeof(ek_module_ops),
                                            .kind = "residual",
-                                           .parameters = residual_parameters,
+                                           .parameters = ek__composite_parameters,
                                            .forward = residual_forward,
                                            .backward = residual_backward,
-                                           .free = residual_free,
+                                           .free = ek__composite_free,
                                            .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 ek_status ek_residual_create(ek_module **module, ek_module *inner) {
@@ -75,9 +60,7 @@ ek_status ek_residual_create(ek_module **module, ek_module *inner) {
                         inner->ops->kind, inner->inputs, inner->outputs);
   }
   ek_status status = EK_OK;
-  struct residual *m = ek__layer_create(&status, module, sizeof *m, &residual_ops, 1, 1);
+  struct ek__composite *m = ek__layer_create(&status, module, sizeof *m, &residual_ops, 1, 1);
   if (m == NULL) return status;
-  m->inner = ek_module_share(inner);
-  *module = &m->base;
-  return EK_OK;
+  return ek__composite_finish(module, m, ek__composite_add(m, "inner", ek_module_share(inner)));
 }

@@ -3,53 +3,27 @@
  */
 #include <evenkeel/sequential.h>
 
-#include <stdio.h>
-
-#include "core/alloc.h"
-#include "module/chain.h"
+#include "module/composite.h"
 #include "module/layer_internal.h"
-
-struct sequential {
-  ek_module base;
-  size_t count;
-  ek_module **modules;
-};
-
-static ek_status sequential_parameters(const ek_module *self, ek_declaration *declaration) {
-  const struct sequential *m = (const struct sequential *)self;
-  for (size_t i = 0; i < m->count; i++) {
-    char name[24];
-    snprintf(name, sizeof name, "%zu", i);
-    EK_TRY(ek_declare_module(declaration, name, m->modules[i]));
-  }
-  return EK_OK;
-}
 
 static ek_status sequential_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
                                     ek_tensor *outputs) {
-  const struct sequential *m = (const struct sequential *)self;
-  return ek__chain_forward(pass, 0, m->modules, m->count, inputs, outputs);
+  const struct ek__composite *m = (const struct ek__composite *)self;
+  return ek__chain_forward(m, pass, 0, m->count, inputs, outputs);
 }
 
 static ek_status sequential_backward(const ek_module *self, ek_pass *pass,
                                      const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
-  const struct sequential *m = (const struct sequential *)self;
-  return ek__chain_backward(pass, 0, m->modules, m->count, grad_outputs, grad_inputs);
-}
-
-static void sequential_free(ek_module *self) {
-  struct sequential *m = (struct sequential *)self;
-  for (size_t i = 0; i < m->count; i++) ek_module_free(m->modules[i]);
-  ek__free(m->modules);
-  ek__free(m);
+  const struct ek__composite *m = (const struct ek__composite *)self;
+  return ek__chain_backward(m, pass, 0, m->count, grad_outputs, grad_inputs);
 }
 
 static const ek_module_ops sequential_ops = {.size = sizeof(ek_module_ops),
                                              .kind = "sequential",
-                                             .parameters = sequential_parameters,
+                                             .parameters = ek__composite_parameters,
                                              .forward = sequential_forward,
                                              .backward = sequential_backward,
-                                             .free = sequential_free,
+                                             .free = ek__composite_free,
                                              .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 static ek_status check_modules(ek_module *const *modules, size_t count) {
@@ -74,16 +48,11 @@ static ek_status check_modules(ek_module *const *modules, size_t count) {
 ek_status ek_sequential_create(ek_module **module, ek_module *const *modules, size_t count) {
   EK_TRY(check_modules(modules, count));
   ek_status status = EK_OK;
-  struct sequential *m = ek__layer_create(&status, module, sizeof *m, &sequential_ops,
-                                          modules[0]->inputs, modules[count - 1]->outputs);
+  struct ek__composite *m = ek__layer_create(&status, module, sizeof *m, &sequential_ops,
+                                             modules[0]->inputs, modules[count - 1]->outputs);
   if (m == NULL) return status;
-  m->modules = ek__calloc(count, sizeof(ek_module *));
-  if (m->modules == NULL) {
-    ek_module_free(&m->base);
-    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "sequential: the host has no memory for %zu modules",
-                        count);
+  for (size_t i = 0; i < count && status == EK_OK; i++) {
+    status = ek__composite_add(m, NULL, ek_module_share(modules[i]));
   }
-  for (; m->count < count; m->count++) m->modules[m->count] = ek_module_share(modules[m->count]);
-  *module = &m->base;
-  return EK_OK;
+  return ek__composite_finish(module, m, status);
 }

@@ -1,0 +1,41 @@
+/*
+ * composite.h - stock layers that are made of other modules.
+ */
+#ifndef EK_COMPOSITE_H
+#define EK_COMPOSITE_H
+
+#include <evenkeel/pass.h>
+
+/* The first member of such a layer's struct. Children are numbered in the order of being added. */
+struct ek__composite {
+  ek_module base;
+  struct ek__child {
+    const char *name; /* NULL: its number */
+    ek_module *module;
+  } * children;
+  size_t count, capacity;
+};
+
+/* Takes over the caller's reference to `child`, also when it fails. */
+ek_status ek__composite_add(struct ek__composite *m, const char *name, ek_module *child);
+
+/* Slots of its table. */
+ek_status ek__composite_parameters(const ek_module *self, ek_declaration *declaration);
+void ek__composite_free(ek_module *self);
+
+/* The end of creating one: hands it to the caller, or frees it if `status` is a failure. */
+ek_status ek__composite_finish(ek_module **module, struct ek__composite *m, ek_status status);
+
+/*
+ * Runs children first .. first + count - 1 of the running module `m`, each with the outputs of the
+ * one before; count > 0. A result between two of them is freed as soon as the second has run. In
+ * chain.c.
+ */
+ek_status ek__chain_forward(const struct ek__composite *m, ek_pass *pass, size_t first,
+                            size_t count, const ek_tensor *inputs, ek_tensor *outputs);
+
+/* The backward of the above; grad_inputs as in the module table. */
+ek_status ek__chain_backward(const struct ek__composite *m, ek_pass *pass, size_t first,
+                             size_t count, const ek_tensor *grad_outputs, ek_tensor *grad_inputs);
+
+#endif /* EK_COMPOSITE_H */
