@@ -220,6 +220,7 @@ START_TEST(undeclared) {
                    "undeclared, forward: ek_pass_all_reduce: the module's table does not declare "
                    "`collective`",
                    EK_F32, CK_SHAPE(4, 3));
+  ek_module_free(module);
 }
 END_TEST
 
