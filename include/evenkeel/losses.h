@@ -20,9 +20,14 @@ typedef struct ek_cross_entropy_terms {
   double label_smoothing; /* 0 <= e <= 1 */
   const ek_tensor
       *class_weights; /* `classes` elements of the logits' type on the device; NULL: 1 */
+  int64_t classes;    /* the first so many columns of the logits; 0: all of them */
 } ek_cross_entropy_terms;
 
 /*
+ * Rows may be wider than there are classes, such as those of a vocabulary that was made longer for
+ * the sake of the products: what is behind the first `classes` columns counts for nothing, whatever
+ * it is, and has the gradient 0. Below, the logits are those that count.
+ *
  * For rows x classes logits and one i32 target per row, with p = softmax(row), weights w, y the
  * target and e the smoothing (the formula of PyTorch's CrossEntropyLoss):
  *     l = -(1 - e) w[y] log p[y] - e / classes * sum over c of w[c] log p[c]

@@ -138,8 +138,9 @@ struct ek__loss_args {
   const double *scale;       /* on the device, or NULL */
   double host_scale;         /* cross_entropy_gradient only, in place of scale and row_scale */
   const void *row_scale;     /* sums, or NULL */
-  int64_t rows, classes;     /* squared error: rows = count, classes = 1 */
-  int64_t first_row;         /* in the batch, of the first target: for messages */
+  int64_t rows, classes;     /* squared error: rows = count, and these are 1 */
+  int64_t columns;   /* of outputs and gradient; behind `classes` of them nothing is looked at */
+  int64_t first_row; /* in the batch, of the first target: for messages */
   int32_t ignore_index;
   double label_smoothing;
   struct ek__types types;

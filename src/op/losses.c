@@ -41,7 +41,13 @@ static ek_status cross_entropy(ek_stream *stream, const char *name, enum directi
       [SCALE] = ROW(scale, F64, .optional = true),
       [ROW_SCALE] = ROW(row_scale, SUM, .optional = true)};
   EK_TRY(ek__op_begin(&op, name, stream, operands, COUNT));
-  const int64_t rows = op.rows[LOGITS], classes = op.columns[LOGITS];
+  const int64_t rows = op.rows[LOGITS], columns = op.columns[LOGITS];
+  const int64_t classes = terms->classes == 0 ? columns : terms->classes;
+  if (classes < 0 || classes > columns) {
+    return ek_error_set(EK_ERR_SHAPE,
+                        "%s: classes is %" PRId64 " but logits is %" PRId64 " x %" PRId64, name,
+                        classes, rows, columns);
+  }
   if (rows > 0 && classes == 0) {
     return ek_error_set(EK_ERR_SHAPE, "%s: logits is %" PRId64 " x 0, which has no classes", name,
                         rows);
@@ -68,6 +74,7 @@ static ek_status cross_entropy(ek_stream *stream, const char *name, enum directi
                                      .row_scale = ek__op_data(of->row_scale),
                                      .rows = rows,
                                      .classes = classes,
+                                     .columns = columns,
                                      .first_row = ek__tensor_first(of->targets),
                                      .ignore_index = terms->ignore_index,
                                      .label_smoothing = terms->label_smoothing,
@@ -138,6 +145,7 @@ ek_status ek_op_squared_error_forward(ek_stream *stream, ek_tensor *losses, ek_t
                                      .targets = target->data,
                                      .rows = ek__op_elements(&op, Y),
                                      .classes = 1,
+                                     .columns = 1,
                                      .types = op.types};
   return op.kernels->squared_error_forward(stream, &args);
 }
@@ -165,6 +173,7 @@ ek_status ek_op_squared_error_backward(ek_stream *stream, ek_tensor *gradient, c
                                      .row_scale = ek__op_data(element_scale),
                                      .rows = ek__op_elements(&op, Y),
                                      .classes = 1,
+                                     .columns = 1,
                                      .types = op.types};
   return op.kernels->squared_error_backward(stream, &args);
 }

@@ -59,6 +59,7 @@ static struct entropy make_entropy(struct kr_rig *rig, const int64_t *size, int 
                                   .targets = targets,
                                   .rows = rows,
                                   .classes = classes,
+                                  .columns = classes,
                                   .ignore_index = IGNORED,
                                   .label_smoothing = kind & SMOOTH ? 0.1 : 0,
                                   .types = {EK_F64, EK_F64}};
@@ -226,6 +227,7 @@ START_TEST(squared_error) {
                                  .row_scale = all ? factor.device : NULL,
                                  .rows = n,
                                  .classes = 1,
+                                 .columns = 1,
                                  .types = rig->types};
     kr_ok(ek__cuda_squared_error_forward(&rig->at, &args));
     struct ek__loss_args host = args;

@@ -68,7 +68,7 @@ CALL(attention_backward) {
 /* ---- losses.h ---- */
 
 #define TERMS(weights)                                                                             \
-  const ek_cross_entropy_terms terms = {p->ignore_index, p->chance, weights}, *const given =       \
+  const ek_cross_entropy_terms terms = {p->ignore_index, p->chance, weights, 0}, *const given =       \
                                                                                   p->without_terms \
                                                                                       ? NULL       \
                                                                                       : &terms

@@ -112,6 +112,98 @@ START_TEST(cross_entropy) {
 }
 END_TEST
 
+/*
+ * The first columns of wider rows: what is behind them may be anything, and gets zeros. The wide rows
+ * begin at the same alignment as those of a copy, so that every kernel does the same arithmetic and
+ * the bits are those of the copy; other widths keep the bounds.
+ */
+static void check_padded(struct ck_rig *rig, struct ck_loss *f, int64_t columns, bool same) {
+  const int64_t rows = f->rows, classes = f->classes, n = rows * columns;
+  static const double rubbish[] = {NAN, HUGE_VAL, -HUGE_VAL, 1e30, 0};
+  ck_loss_reference(rig, f);
+  const struct tensors t = upload(rig, f);
+  struct tensors wide = upload(rig, f);
+  double *logits = ck_zeros(rig, n), *want = ck_zeros(rig, n), *bound = ck_zeros(rig, n);
+  wide.terms.classes = classes;
+  for (int pass = 0; pass < 3; pass++) { /* apart, in place, both in one */
+    for (int64_t i = 0; i < n; i++) {
+      const int64_t c = i % columns, from = i / columns * classes + c;
+      logits[i] = c < classes ? f->logits[from] : rubbish[i % 5];
+      want[i] = c < classes ? f->gradient[from] : 0;
+      bound[i] = c < classes ? f->gradient_bound[from] : 0;
+    }
+    wide.logits = ck_tensor(rig, logits, CK_SHAPE(rows, columns));
+    wide.gradient = pass == 0 ? ck_poisoned(rig, CK_SHAPE(rows, columns)) : wide.logits;
+    const struct tensors *calls[] = {&t, &wide};
+    for (int i = 0; i < 2; i++) {
+      const struct tensors *it = calls[i];
+      if (pass < 2) {
+        ck_ok(ek_op_cross_entropy_forward(rig->stream, it->losses, it->normalizer, it->totals,
+                                          it->logits, it->targets, &it->terms));
+        ck_ok(ek_op_cross_entropy_backward(rig->stream, it->gradient, it->logits, it->normalizer,
+                                           it->targets, &it->terms, it->scale, it->row_scale));
+      } else {
+        ck_ok(ek_op_cross_entropy_gradient(rig->stream, it->gradient, it->losses, it->normalizer,
+                                           it->totals, it->logits, it->targets, &it->terms,
+                                           f->scale));
+      }
+      check_forward(rig, f, it);
+    }
+    const double *gradient = ck_read(rig, wide.gradient), *narrow = ck_read(rig, t.gradient);
+    ck_within("gradient of wide rows", gradient, want, bound, n);
+    if (!same) continue;
+    ck_same_bits("losses", ck_read(rig, wide.losses), ck_read(rig, t.losses), rows);
+    ck_same_bits("totals", ck_read(rig, wide.totals), ck_read(rig, t.totals), 2);
+    for (int64_t r = 0; r < rows; r++) {
+      ck_same_bits("gradient", gradient + r * columns, narrow + r * classes, classes);
+    }
+  }
+}
+
+START_TEST(classes_are_the_first_columns) {
+  static const int64_t widths[][3] = {{5, 8, 12}, {3, 2056, 2064}, {4, 33, 40}, {6, 1, 7}};
+  for (int how = 0; how < 4 * 4; how++) {
+    struct ck_rig *rig = ck_rig_variant(_i);
+    const int64_t *size = widths[how / 4];
+    struct ck_loss f = ck_loss_make(rig, size[0], size[1]);
+    if (how & 1) f.weights = ck_values(rig, f.classes, 0.25, 4);
+    if (how & 2) f.smoothing = 0.1;
+    f.targets[1] = CK_IGNORED;
+    check_padded(rig, &f, size[2], how / 4 < 2);
+    ck_rig_close(rig);
+  }
+}
+END_TEST
+
+START_TEST(bad_classes) {
+  struct ck_rig *rig = ck_rig_variant(_i);
+  struct ck_loss f = ck_loss_make(rig, 3, 8);
+  struct tensors t = upload(rig, &f);
+  f.targets[0] = f.targets[1] = 0;
+  f.targets[2] = 6; /* a column that is none of the classes */
+  ck_set(t.targets, f.targets);
+  t.terms.classes = 6;
+  ck_fails(ck_finish(ek_op_cross_entropy_forward(rig->stream, t.losses, t.normalizer, t.totals,
+                                                 t.logits, t.targets, &t.terms),
+                     rig->stream),
+           EK_ERR_INVALID_ARGUMENT, "target 6 at row 2");
+  f.targets[0] = f.targets[1] = f.targets[2] = 5;
+  ck_set(t.targets, f.targets);
+  t.terms.class_weights = ck_tensor(rig, f.logits, CK_SHAPE(8));
+  ck_fails(ek_op_cross_entropy_forward(rig->stream, t.losses, t.normalizer, t.totals, t.logits,
+                                       t.targets, &t.terms),
+           EK_ERR_SHAPE, "class_weights");
+  t.terms.class_weights = NULL;
+  for (int64_t classes = -1; classes <= 9; classes += 10) {
+    t.terms.classes = classes;
+    ck_fails(ek_op_cross_entropy_backward(rig->stream, t.gradient, t.logits, t.normalizer,
+                                          t.targets, &t.terms, NULL, NULL),
+             EK_ERR_SHAPE, "logits is 3 x 8");
+  }
+  ck_rig_close(rig);
+}
+END_TEST
+
 START_TEST(all_targets_ignored) {
   struct ck_rig *rig = ck_rig_variant(_i);
   struct ck_loss f = ck_loss_make(rig, 9, 20);
@@ -284,7 +376,8 @@ START_TEST(bad_target_is_named) {
     const struct tensors t = upload(rig, &f);
     ek_stream *s = rig->stream;
     char text[80];
-    (void)snprintf(text, sizeof text, "cross_entropy: target %.0f at row 37 of the batch is outside", wrong[w]);
+    (void)snprintf(text, sizeof text,
+                   "cross_entropy: target %.0f at row 37 of the batch is outside", wrong[w]);
     ck_fails(ck_finish(ek_op_cross_entropy_forward(s, t.losses, t.normalizer, t.totals, t.logits,
                                                    t.targets, &t.terms),
                        s),
@@ -408,7 +501,7 @@ END_TEST
 START_TEST(bad_terms_and_huge_sizes) {
   struct ck_rig *rig = ck_rig_open(CK_HUGE_PLAN, EK_F32, 1);
   const int64_t rows = INT64_C(1) << 34, classes = INT64_C(1) << 26;
-  ek_cross_entropy_terms terms = {CK_IGNORED, 0, NULL};
+  ek_cross_entropy_terms terms = {CK_IGNORED, 0, NULL, 0};
   ek_stream *s = rig->stream;
   ek_tensor *logits = ck_ghost(rig, EK_F32, CK_SHAPE(rows, classes));
   ek_tensor *losses = ck_ghost(rig, EK_F32, CK_SHAPE(rows));
@@ -455,6 +548,8 @@ static Suite *make_suite(void) {
   Suite *suite = suite_create("losses");
   TCase *values = ck_case(suite, "values");
   tcase_add_loop_test(values, cross_entropy, 0, CK_VARIANTS);
+  tcase_add_loop_test(values, classes_are_the_first_columns, 0, CK_VARIANTS);
+  tcase_add_loop_test(values, bad_classes, 0, CK_VARIANTS);
   tcase_add_loop_test(values, all_targets_ignored, 0, CK_VARIANTS);
   tcase_add_loop_test(values, huge_logits, 0, CK_VARIANTS);
   tcase_add_loop_test(values, logits_with_something_in_common, 0, CK_VARIANTS);

@@ -422,7 +422,7 @@ START_TEST(other_empty_shapes) {
   struct ck_rig *rig = ck_rig_variant(_i);
   ek_stream *s = rig->stream;
   const int64_t many = INT64_C(1) << 52;
-  const ek_cross_entropy_terms terms = {-1, 0.1, NULL};
+  const ek_cross_entropy_terms terms = {-1, 0.1, NULL, 0};
   double zero[2] = {0, 0};
   for (int way = 0; way < 3; way++) {
     const int64_t batch = way == 0 ? many : 0, tokens = way == 1 ? many : 0,

@@ -98,15 +98,15 @@ const struct ck_operation ck_elementwise_calls[CK_ELEMENTWISE_CALLS] = {
 /* ---- losses.h ---- */
 
 static ek_status call_cross_entropy_forward(ek_stream *s, ek_tensor *const *t) {
-  const ek_cross_entropy_terms terms = {-100, 0.1, t[5]};
+  const ek_cross_entropy_terms terms = {-100, 0.1, t[5], 0};
   return ek_op_cross_entropy_forward(s, t[0], t[1], t[2], t[3], t[4], &terms);
 }
 static ek_status call_cross_entropy_backward(ek_stream *s, ek_tensor *const *t) {
-  const ek_cross_entropy_terms terms = {-100, 0.1, t[4]};
+  const ek_cross_entropy_terms terms = {-100, 0.1, t[4], 0};
   return ek_op_cross_entropy_backward(s, t[0], t[1], t[2], t[3], &terms, t[5], t[6]);
 }
 static ek_status call_cross_entropy_gradient(ek_stream *s, ek_tensor *const *t) {
-  const ek_cross_entropy_terms terms = {-100, 0.1, t[6]};
+  const ek_cross_entropy_terms terms = {-100, 0.1, t[6], 0};
   return ek_op_cross_entropy_gradient(s, t[0], t[1], t[2], t[3], t[4], t[5], &terms, 0.5);
 }
 static ek_status call_squared_forward(ek_stream *s, ek_tensor *const *t) {

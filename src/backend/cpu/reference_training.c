@@ -30,7 +30,7 @@ void ek__cross_entropy_forward_f64(const void *raw, int64_t begin, int64_t end) 
   double *losses = args->losses;
   struct normalizer *normalizers = args->normalizer;
   for (int64_t row = begin; row < end; row++) {
-    const double *x = (const double *)args->outputs + row * args->classes;
+    const double *x = (const double *)args->outputs + row * args->columns;
     const struct normalizer all = normalizers[row] = normalize_row(x, args->classes);
     losses[row] = 0.0;
     if (targets[row] == args->ignore_index) continue;
@@ -51,19 +51,20 @@ void ek__cross_entropy_backward_f64(const void *raw, int64_t begin, int64_t end)
   const double *row_scale = args->row_scale;
   const double smoothing = args->label_smoothing, share = smoothing / (double)args->classes;
   for (int64_t row = begin; row < end; row++) {
-    const double *x = (const double *)args->outputs + row * args->classes;
-    double *gradient = (double *)args->gradient + row * args->classes;
+    const double *x = (const double *)args->outputs + row * args->columns;
+    double *gradient = (double *)args->gradient + row * args->columns;
     const struct normalizer all = normalizers[row];
     const bool ignored = targets[row] == args->ignore_index;
     const double scale = job->factor * (row_scale ? row_scale[row] : 1.0);
     const double own = ignored ? 0.0 : (1.0 - smoothing) * weight_of(args, targets[row]);
-    for (int64_t c = 0; c < args->classes; c++) {
+    for (int64_t c = 0; c < args->columns; c++) {
+      const bool counts = !ignored && c < args->classes;
       double value = 0.0;
-      if (!ignored) {
+      if (counts) {
         value = exp(x[c] - all.m) / all.z * (own + share * job->class_weight);
         value -= share * weight_of(args, c) + (c == targets[row] ? own : 0.0);
       }
-      gradient[c] = ignored ? 0.0 : scale * value;
+      gradient[c] = counts ? scale * value : 0.0;
     }
   }
 }

@@ -28,7 +28,7 @@ template <class T, class S> struct loss {
   const S *weights;
   const double *scale, *all_weights; /* all_weights: their sum, on the device, or NULL */
   const S *row_scale;
-  int64_t rows, classes, first_row;
+  int64_t rows, classes, columns, first_row;
   int32_t ignore_index;
   double smoothing;
   unsigned long long *bad;
@@ -183,7 +183,7 @@ template <class T, class S> __global__ void __launch_bounds__(512) forward_kerne
   __shared__ running<S> scratch[WARP];
   __shared__ double sums[WARP];
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
-    const T *x = a.logits + row * a.classes;
+    const T *x = a.logits + row * a.columns;
     const row_sums<S> all = sum_row(a, x, scratch, sums);
     if (threadIdx.x == 0) put_loss(a, row, x, all);
   }
@@ -237,13 +237,13 @@ template <class T, class S>
 __device__ __forceinline__ void put_gradient(const loss<T, S> &a, int64_t row,
                                              const normalizer<S> &soft, double all_weights,
                                              double scale) {
-  const T *x = a.logits + row * a.classes;
+  const T *x = a.logits + row * a.columns;
   const int32_t target = a.targets[row];
   const bool counts = a.counts(target);
   const double own = counts ? (1.0 - a.smoothing) * (double)a.weight(target) : 0.0;
   const double share = a.smoothing / (double)a.classes;
   row_gradient<T, S> g;
-  g.to = a.gradient + row * a.classes;
+  g.to = a.gradient + row * a.columns;
   g.weights = a.weights;
   g.largest = soft.largest;
   g.own = (S)own;
@@ -254,6 +254,7 @@ __device__ __forceinline__ void put_gradient(const loss<T, S> &a, int64_t row,
   g.ignored = !counts;
   g.wide = reinterpret_cast<uintptr_t>(g.to) % 16 == reinterpret_cast<uintptr_t>(x) % 16;
   each_class(x, a.classes, g);
+  for (int64_t c = a.classes + threadIdx.x; c < a.columns; c += blockDim.x) g.to[c] = T(0);
 }
 
 template <class T, class S> __global__ void __launch_bounds__(512) backward_kernel(loss<T, S> a) {
@@ -277,7 +278,7 @@ __global__ void __launch_bounds__(GRADIENT_THREADS) gradient_kernel(loss<T, S> a
   __shared__ running<S> scratch[WARP];
   __shared__ double sums[WARP];
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
-    const T *x = a.logits + row * a.classes;
+    const T *x = a.logits + row * a.columns;
     const row_sums<S> all = sum_row(a, x, scratch, sums);
     if (threadIdx.x == 0) put_loss(a, row, x, all);
     __syncthreads();
@@ -308,6 +309,7 @@ loss<T, S> loss_of(const struct ek__cuda_place *at, const struct ek__loss_args *
   a.row_scale = static_cast<const S *>(args->row_scale);
   a.rows = args->rows;
   a.classes = args->classes;
+  a.columns = args->columns;
   a.first_row = args->first_row;
   a.ignore_index = args->ignore_index;
   a.smoothing = args->label_smoothing;
@@ -372,7 +374,7 @@ cudaError_t cross_entropy_gradient(const struct ek__cuda_place *at,
                                    const struct ek__loss_args *args) {
   const loss<T, S> a = loss_of<T, S>(at, args);
   if (a.rows > 0) {
-    EK_LAUNCH((gradient_kernel<T, S>), gradient_blocks(a.rows, a.classes * (int64_t)sizeof(T)),
+    EK_LAUNCH((gradient_kernel<T, S>), gradient_blocks(a.rows, a.columns * (int64_t)sizeof(T)),
               threads_for(a.classes, PACK<T>, GRADIENT_THREADS), 0, at->stream, a,
               args->host_scale);
   }

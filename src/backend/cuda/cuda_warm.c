@@ -121,6 +121,7 @@ static struct samples samples_of(void *const part[PARTS], ek_type type) {
                .targets = part[7],
                .rows = ROWS,
                .classes = WIDTH,
+               .columns = WIDTH,
                .ignore_index = -1,
                .types = types},
       .combine = {part[0], part[1], part[2], {1}, 1, true},

@@ -89,14 +89,14 @@ static double weighted_depth(const float *x, const float *w, int64_t classes, fl
 void EK_ISA_NAME(cross_entropy_forward)(const void *raw, int64_t begin, int64_t end) {
   const struct ek__loss_job *job = raw;
   const struct ek__loss_args *args = job->args;
-  const int64_t classes = args->classes;
+  const int64_t classes = args->classes, columns = args->columns;
   const int32_t *targets = args->targets;
   const float *weights = args->class_weights;
   const double smoothing = args->label_smoothing, share = smoothing / (double)classes;
   float *losses = args->losses;
   struct normalizer *normalizers = args->normalizer;
   for (int64_t row = begin; row < end; row++) {
-    const float *x = (const float *)args->outputs + row * classes;
+    const float *x = (const float *)args->outputs + row * columns;
     const struct normalizer all = normalizers[row] = normalize_row(x, classes);
     losses[row] = 0.0f;
     if (targets[row] == args->ignore_index) continue;
@@ -138,14 +138,14 @@ static void take_share(float *gradient, const float *weights, int64_t classes, f
 void EK_ISA_NAME(cross_entropy_backward)(const void *raw, int64_t begin, int64_t end) {
   const struct ek__loss_job *job = raw;
   const struct ek__loss_args *args = job->args;
-  const int64_t classes = args->classes;
+  const int64_t classes = args->classes, columns = args->columns;
   const int32_t *targets = args->targets;
   const float *weights = args->class_weights, *row_scale = args->row_scale;
   for (int64_t row = begin; row < end; row++) {
-    const float *x = (const float *)args->outputs + row * classes;
-    float *gradient = (float *)args->gradient + row * classes;
+    const float *x = (const float *)args->outputs + row * columns;
+    float *gradient = (float *)args->gradient + row * columns;
     if (targets[row] == args->ignore_index) {
-      memset(gradient, 0, (size_t)classes * sizeof *gradient);
+      memset(gradient, 0, (size_t)columns * sizeof *gradient);
       continue;
     }
     const double scale = job->factor * (row_scale ? (double)row_scale[row] : 1.0);
@@ -157,6 +157,7 @@ void EK_ISA_NAME(cross_entropy_backward)(const void *raw, int64_t begin, int64_t
     row_gradient(gradient, x, classes, all.m, (float)(whole / (double)all.z));
     if (share != 0.0) take_share(gradient, weights, classes, (float)share);
     gradient[targets[row]] -= (float)own;
+    memset(gradient + classes, 0, (size_t)(columns - classes) * sizeof *gradient);
   }
 }
 
