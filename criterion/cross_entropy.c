@@ -22,7 +22,7 @@ struct cross_entropy {
   int32_t ignore_index;
   double label_smoothing;
   double *weights; /* NULL: all 1 */
-  int64_t classes; /* of them */
+  int64_t classes; /* of them, and the columns that count; 0: all columns */
 };
 
 static ek_status declare(const ek_module *self, ek_declaration *declaration) {
@@ -40,15 +40,15 @@ static ek_status get_terms(ek_cross_entropy_terms *terms, ek_tensor *weights,
                         "the logits have rank 0, expected classes as the last dimension");
   }
   *terms = (ek_cross_entropy_terms){.ignore_index = c->ignore_index,
-                                    .label_smoothing = c->label_smoothing};
-  if (c->weights == NULL) return EK_OK;
-  const int64_t classes = logits->shape[logits->rank - 1];
-  if (c->classes != classes) {
+                                    .label_smoothing = c->label_smoothing,
+                                    .classes = c->classes};
+  const int64_t columns = logits->shape[logits->rank - 1];
+  if (c->classes > columns) {
     return ek_error_set(EK_ERR_SHAPE,
-                        "the logits have %" PRId64 " classes, but there are %" PRId64
-                        " class weights",
-                        classes, c->classes);
+                        "the logits have %" PRId64 " columns, but there are %" PRId64 " classes",
+                        columns, c->classes);
   }
+  if (c->weights == NULL) return EK_OK;
   EK_TRY(ek_pass_parameter(weights, pass, 0));
   terms->class_weights = weights;
   return EK_OK;
@@ -167,6 +167,9 @@ static ek_status read_options(ek_cross_entropy_options *o,
                         "cross_entropy: label_smoothing is %g, expected 0 <= e <= 1",
                         o->label_smoothing);
   }
+  if (o->classes < 0) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "cross_entropy: classes is %" PRId64, o->classes);
+  }
   return check_weights(o);
 }
 
@@ -178,7 +181,6 @@ static ek_status keep_weights(struct cross_entropy *c, const ek_cross_entropy_op
                         "cross_entropy: the host has no memory for %zu class weights", classes);
   }
   memcpy(c->weights, o->class_weights, classes * sizeof(double));
-  c->classes = o->classes;
   return EK_OK;
 }
 
@@ -196,6 +198,7 @@ ek_status ek_cross_entropy_create(ek_criterion **criterion,
   ek_status status = EK_OK;
   EK_TRY_GOTO(status, ek_criterion_init(&c->base, &ops, 1, 1, o.reduction), cleanup);
   if (o.class_weights != NULL) EK_TRY_GOTO(status, keep_weights(c, &o), cleanup);
+  c->classes = o.classes;
   c->ignore_index = o.ignore_index;
   c->label_smoothing = o.label_smoothing;
   *criterion = &c->base;

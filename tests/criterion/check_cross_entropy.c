@@ -209,6 +209,43 @@ START_TEST(gradient_is_the_derivative) {
 }
 END_TEST
 
+/* The loss over the first columns of wider rows is that over a copy of them, also where the rest is no
+ * number; the gradient of the rest is 0. */
+START_TEST(padding_columns_count_for_nothing) {
+  enum { WIDE = 48 };
+  struct ck_rig *rig = ck_rig_variant(_i / SETTINGS);
+  struct batch b = make_batch(rig, 24, 36);
+  ek_cross_entropy_options o = options_of(rig, &settings[_i % SETTINGS], b.classes);
+  const int64_t n = b.rows * WIDE;
+  double *logits = ck_zeros(rig, n), *want = ck_zeros(rig, n), totals[2], wide_totals[2];
+  struct ck_loss narrow = ck_loss_open(rig, make(&o), false);
+  ck_loss_forward(&narrow, b.x, b.y, totals);
+  ck_loss_backward(&narrow, NULL, NULL);
+  const double *gradient = ck_read(rig, &narrow.gradients[0]);
+  for (int64_t i = 0; i < n; i++) {
+    const int64_t c = i % WIDE, from = i / WIDE * b.classes + c;
+    logits[i] = c < b.classes ? b.logits[from] : c % 2 == 0 ? NAN : HUGE_VAL;
+    want[i] = c < b.classes ? gradient[from] : 0;
+  }
+  o.classes = b.classes;
+  for (int in_forward = 0; in_forward < 2; in_forward++) {
+    const ek_tensor *x = ck_tensor(rig, logits, CK_SHAPE(b.rows / 4, 4, WIDE));
+    struct ck_loss wide = ck_loss_open(rig, make(&o), false);
+    if (in_forward) {
+      ck_loss_forward_gradient(&wide, x, b.y, wide_totals);
+    } else {
+      ck_loss_forward(&wide, x, b.y, wide_totals);
+    }
+    ck_loss_backward(&wide, NULL, NULL);
+    ck_same_bits("totals", wide_totals, totals, 2);
+    ck_within("gradient", ck_read(rig, &wide.gradients[0]), want, NULL, n);
+    ck_loss_close(&wide);
+  }
+  ck_loss_close(&narrow);
+  ck_rig_close(rig);
+}
+END_TEST
+
 START_TEST(all_ignored_is_zero_and_not_nan) {
   struct ck_rig *rig = ck_rig_variant(_i);
   struct batch b = make_batch(rig, 8, 5);
@@ -395,6 +432,9 @@ START_TEST(bad_options) {
   o.reduction = (ek_reduction)3;
   ck_fails(ek_cross_entropy_create(&criterion, &o), EK_ERR_INVALID_ARGUMENT, "reduction");
   o = good;
+  o.classes = -1;
+  ck_fails(ek_cross_entropy_create(&criterion, &o), EK_ERR_INVALID_ARGUMENT, "classes is -1");
+  o = good;
   o.class_weights = w;
   ck_fails(ek_cross_entropy_create(&criterion, &o), EK_ERR_INVALID_ARGUMENT, "classes is 0");
   o.classes = 3;
@@ -416,18 +456,18 @@ END_TEST
 START_TEST(bad_batches) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
   struct batch b = make_batch(rig, 6, 5);
-  static const double weights[] = {1, 1, 1, 1};
+  static const double weights[] = {1, 1, 1, 1, 1, 1};
   ek_cross_entropy_options o = EK_CROSS_ENTROPY_OPTIONS_INIT;
   struct ck_loss plain = ck_loss_open(rig, make(&o), false);
   o.class_weights = weights;
-  o.classes = 4;
+  o.classes = 6;
   struct ck_loss weighted = ck_loss_open(rig, make(&o), false);
   const ek_tensor *scalar = ck_poisoned(rig, 0, NULL);
   const ek_tensor *few = ck_tensor_of(rig, EK_I32, b.targets, CK_SHAPE(5));
   const ek_tensor *floating = ck_tensor(rig, b.targets, CK_SHAPE(6));
 
   ck_fails(ck_loss_try_forward(&weighted, b.x, b.y, false), EK_ERR_SHAPE,
-           "5 classes, but there are 4 class weights");
+           "5 columns, but there are 6 classes");
   ck_fails(ck_loss_try_forward(&plain, scalar, b.y, false), EK_ERR_SHAPE, "rank 0");
   ck_fails(ck_loss_try_forward(&plain, b.x, few, false), EK_ERR_SHAPE, "targets");
   ck_fails(ck_loss_try_forward(&plain, b.x, floating, false), EK_ERR_TYPE, "targets");
@@ -467,6 +507,7 @@ static Suite *make_suite(void) {
   TCase *values = ck_case(suite, "values");
   tcase_add_loop_test(values, equals_the_formula, 0, SETTINGS * CK_VARIANTS);
   tcase_add_loop_test(values, the_gradient_in_forward, 0, SETTINGS * CK_VARIANTS);
+  tcase_add_loop_test(values, padding_columns_count_for_nothing, 0, SETTINGS * CK_VARIANTS);
   tcase_add_test(values, equals_pytorch);
   tcase_add_loop_test(values, gradient_is_the_derivative, 0, SETTINGS);
   tcase_add_loop_test(values, all_ignored_is_zero_and_not_nan, 0, CK_VARIANTS);
