@@ -31,41 +31,52 @@ static ek_status network_parameters(const ek_module *self, ek_declaration *decla
   return ek_declare_parameter(declaration, "b2", 1, &n->out, ek_initializer_zeros());
 }
 
-/* ---- the arithmetic: plain loops ---- */
+/* ---- the arithmetic: plain loops, on the device's threads ---- */
 
-/* y[r][o] = b[o] + sum of w[o][i] x[r][i] */
-static void affine(float *y, const float *x, const float *w, const float *b, int64_t rows,
-                   int64_t in, int64_t out) {
-  for (int64_t r = 0; r < rows; r++) {
-    for (int64_t o = 0; o < out; o++) {
-      float sum = b[o];
-      for (int64_t i = 0; i < in; i++) sum += w[o * in + i] * x[r * in + i];
-      y[r * out + o] = sum;
+struct
+    affine { /* y = x w' + b, and its gradients; a range is a part of the rows or of the outputs */
+  float *y, *dw, *db, *dx;
+  const float *x, *w, *b, *dy;
+  int64_t rows, in, out;
+};
+
+/* y[r][o] = b[o] + sum of w[o][i] x[r][i], for some rows */
+static ek_status affine(void *context, int64_t begin, int64_t end) {
+  const struct affine *a = context;
+  for (int64_t r = begin; r < end; r++) {
+    for (int64_t o = 0; o < a->out; o++) {
+      float sum = a->b[o];
+      for (int64_t i = 0; i < a->in; i++) sum += a->w[o * a->in + i] * a->x[r * a->in + i];
+      a->y[r * a->out + o] = sum;
     }
   }
+  return EK_OK;
 }
 
-/* dw[o][i] += dy[r][o] x[r][i] and db[o] += dy[r][o], over all rows */
-static void affine_parameters(float *dw, float *db, const float *dy, const float *x, int64_t rows,
-                              int64_t in, int64_t out) {
-  for (int64_t r = 0; r < rows; r++) {
-    for (int64_t o = 0; o < out; o++) {
-      db[o] += dy[r * out + o];
-      for (int64_t i = 0; i < in; i++) dw[o * in + i] += dy[r * out + o] * x[r * in + i];
+/* dw[o][i] += dy[r][o] x[r][i] and db[o] += dy[r][o], over all rows, for some outputs */
+static ek_status affine_parameters(void *context, int64_t begin, int64_t end) {
+  const struct affine *a = context;
+  for (int64_t o = begin; o < end; o++) {
+    for (int64_t r = 0; r < a->rows; r++) {
+      const float dy = a->dy[r * a->out + o];
+      a->db[o] += dy;
+      for (int64_t i = 0; i < a->in; i++) a->dw[o * a->in + i] += dy * a->x[r * a->in + i];
     }
   }
+  return EK_OK;
 }
 
-/* dx[r][i] = sum of dy[r][o] w[o][i] */
-static void affine_input(float *dx, const float *dy, const float *w, int64_t rows, int64_t in,
-                         int64_t out) {
-  for (int64_t r = 0; r < rows; r++) {
-    for (int64_t i = 0; i < in; i++) {
+/* dx[r][i] = sum of dy[r][o] w[o][i], for some rows */
+static ek_status affine_input(void *context, int64_t begin, int64_t end) {
+  const struct affine *a = context;
+  for (int64_t r = begin; r < end; r++) {
+    for (int64_t i = 0; i < a->in; i++) {
       float sum = 0;
-      for (int64_t o = 0; o < out; o++) sum += dy[r * out + o] * w[o * in + i];
-      dx[r * in + i] = sum;
+      for (int64_t o = 0; o < a->out; o++) sum += a->dy[r * a->out + o] * a->w[o * a->in + i];
+      a->dx[r * a->in + i] = sum;
     }
   }
+  return EK_OK;
 }
 
 /* ---- forward ---- */
@@ -86,69 +97,82 @@ static ek_status network_forward(const ek_module *self, ek_pass *pass, const ek_
   }
   const int64_t rows = x->shape[0]; /* this device's share of the batch */
   const int64_t hidden_shape[] = {rows, n->hidden}, out_shape[] = {rows, n->out};
+  ek_device *device = ek_pass_device(pass);
+  const bool compute = !ek_device_counts_only(device);
   ek_tensor p[4], h = {0};
+  ek_status status;
   EK_TRY(get_parameters(p, pass));
   EK_TRY(ek_pass_output(&outputs[0], pass, EK_F32, 2, out_shape));
   EK_TRY(ek_pass_output(&h, pass, EK_F32, 2, hidden_shape));
-  if (!ek_device_counts_only(ek_pass_device(pass))) {
-    affine(floats(&h), floats(x), floats(&p[W1]), floats(&p[B1]), rows, n->in, n->hidden);
-    for (int64_t i = 0; i < rows * n->hidden; i++) floats(&h)[i] = tanhf(floats(&h)[i]);
-    affine(floats(&outputs[0]), floats(&h), floats(&p[W2]), floats(&p[B2]), rows, n->hidden,
-           n->out);
-  }
-  ek_status status = ek_pass_save(pass, x);
-  if (status == EK_OK) status = ek_pass_save(pass, &h);
+  struct affine first = {.y = floats(&h), .x = floats(x), .w = floats(&p[W1]), .b = floats(&p[B1])};
+  first.in = n->in;
+  first.out = n->hidden;
+  EK_TRY_GOTO(status, ek_device_parallel_for(device, rows, affine, &first), cleanup);
+  for (int64_t i = 0; compute && i < rows * n->hidden; i++) floats(&h)[i] = tanhf(floats(&h)[i]);
+  struct affine second = {.x = floats(&h), .w = floats(&p[W2]), .b = floats(&p[B2])};
+  second.y = floats(&outputs[0]);
+  second.in = n->hidden;
+  second.out = n->out;
+  EK_TRY_GOTO(status, ek_device_parallel_for(device, rows, affine, &second), cleanup);
+  EK_TRY_GOTO(status, ek_pass_save(pass, x), cleanup);
+  EK_TRY_GOTO(status, ek_pass_save(pass, &h), cleanup);
+cleanup:
   ek_tensor_free(&h); /* the stack has a reference of its own */
   return status;
 }
 
 /* ---- backward ---- */
 
+/* Adds to the gradients of a layer's two parameters, and says that they are complete. */
+static ek_status add_gradients(struct affine *layer, ek_pass *pass, size_t w, size_t b) {
+  ek_tensor dw, db;
+  EK_TRY(ek_pass_gradient(&dw, NULL, pass, w)); /* zeroed before its first use in a step */
+  EK_TRY(ek_pass_gradient(&db, NULL, pass, b));
+  layer->dw = floats(&dw);
+  layer->db = floats(&db);
+  EK_TRY(ek_device_parallel_for(ek_pass_device(pass), layer->out, affine_parameters, layer));
+  EK_TRY(ek_pass_gradient_complete(pass, w));
+  return ek_pass_gradient_complete(pass, b);
+}
+
 /* The layers from the last to the first; each one's gradients are complete as soon as they are. */
 static ek_status network_gradients(const struct network *n, ek_pass *pass, const ek_tensor *dy,
                                    const ek_tensor *x, const ek_tensor *h, ek_tensor *dh,
                                    ek_tensor *dx) {
   const int64_t rows = x->shape[0];
-  const bool compute = !ek_device_counts_only(ek_pass_device(pass));
-  ek_tensor p[4], dw, db;
+  ek_device *device = ek_pass_device(pass);
+  const bool compute = !ek_device_counts_only(device);
+  ek_tensor p[4];
   EK_TRY(get_parameters(p, pass));
-
-  EK_TRY(ek_pass_gradient(&dw, NULL, pass, W2)); /* zeroed before the first use in a step */
-  EK_TRY(ek_pass_gradient(&db, NULL, pass, B2));
-  if (compute) {
-    affine_parameters(floats(&dw), floats(&db), floats(dy), floats(h), rows, n->hidden, n->out);
-    affine_input(floats(dh), floats(dy), floats(&p[W2]), rows, n->hidden, n->out);
-    for (int64_t i = 0; i < rows * n->hidden; i++) {
-      floats(dh)[i] *= 1 - floats(h)[i] * floats(h)[i];
-    }
+  struct affine second = {.x = floats(h), .w = floats(&p[W2]), .dy = floats(dy), .rows = rows};
+  second.dx = floats(dh);
+  second.in = n->hidden;
+  second.out = n->out;
+  EK_TRY(add_gradients(&second, pass, W2, B2));
+  EK_TRY(ek_device_parallel_for(device, rows, affine_input, &second));
+  for (int64_t i = 0; compute && i < rows * n->hidden; i++) {
+    floats(dh)[i] *= 1 - floats(h)[i] * floats(h)[i];
   }
-  EK_TRY(ek_pass_gradient_complete(pass, W2));
-  EK_TRY(ek_pass_gradient_complete(pass, B2));
-
-  EK_TRY(ek_pass_gradient(&dw, NULL, pass, W1));
-  EK_TRY(ek_pass_gradient(&db, NULL, pass, B1));
-  if (compute) {
-    affine_parameters(floats(&dw), floats(&db), floats(dh), floats(x), rows, n->in, n->hidden);
-  }
-  EK_TRY(ek_pass_gradient_complete(pass, W1));
-  EK_TRY(ek_pass_gradient_complete(pass, B1));
-
+  struct affine first = {.x = floats(x), .w = floats(&p[W1]), .dy = floats(dh), .rows = rows};
+  first.in = n->in;
+  first.out = n->hidden;
+  EK_TRY(add_gradients(&first, pass, W1, B1));
   if (dx == NULL) return EK_OK; /* nobody asks for the input's gradient */
   EK_TRY(ek_pass_output(dx, pass, EK_F32, 2, x->shape));
-  if (compute) affine_input(floats(dx), floats(dh), floats(&p[W1]), rows, n->in, n->hidden);
-  return EK_OK;
+  first.dx = floats(dx);
+  return ek_device_parallel_for(device, rows, affine_input, &first);
 }
 
 static ek_status network_backward(const ek_module *self, ek_pass *pass,
                                   const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
   ek_tensor x = {0}, h = {0}, dh = {0};
-  ek_status status = ek_pass_take(&h, pass); /* in reverse order */
-  if (status == EK_OK) status = ek_pass_take(&x, pass);
-  if (status == EK_OK) status = ek_pass_workspace(&dh, pass, EK_F32, 2, h.shape);
-  if (status == EK_OK) {
-    status = network_gradients((const struct network *)self, pass, &grad_outputs[0], &x, &h, &dh,
-                               grad_inputs);
-  }
+  ek_status status;
+  EK_TRY_GOTO(status, ek_pass_take(&h, pass), cleanup); /* in reverse order */
+  EK_TRY_GOTO(status, ek_pass_take(&x, pass), cleanup);
+  EK_TRY_GOTO(status, ek_pass_workspace(&dh, pass, EK_F32, 2, h.shape), cleanup);
+  status = network_gradients((const struct network *)self, pass, &grad_outputs[0], &x, &h, &dh,
+                             grad_inputs);
+cleanup:
   ek_tensor_free(&dh);
   ek_tensor_free(&x);
   ek_tensor_free(&h);
@@ -195,6 +219,13 @@ static void make_samples(float x[SAMPLES * IN], float t[SAMPLES]) {
     x[IN * i + 1] = (float)b;
     t[i] = (float)(sin(3 * a) * b);
   }
+}
+
+/* Gradients, memory, rows and devices, before anything is trained. */
+static ek_status check_network(ek_module *module) {
+  const ek_check_input x = {.rank = 2, .shape = {6, IN}, .low = -1, .high = 1};
+  EK_TRY(ek_module_check(module, "cpu:2", &x, 1, NULL));
+  return EK_OK;
 }
 
 struct training {
@@ -254,6 +285,7 @@ static ek_status train(struct training *t, double *first, double *last) {
   EK_TRY(ek_tensor_host(&x, samples, EK_F32, 2, x_shape));
   EK_TRY(ek_tensor_host(&target, targets, EK_F32, 2, target_shape));
   EK_TRY(open_training(t));
+  EK_TRY(check_network(t->module));
   for (int i = 0; i < STEPS; i++) {
     EK_TRY(step(t, &x, &target, last));
     if (i == 0) *first = *last;

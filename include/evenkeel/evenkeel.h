@@ -13,6 +13,7 @@
  *     with_criterion.h                                             a model and its loss in one
  *     sgd.h, adamw.h, schedule.h                 optimizers
  *     module.h, pass.h, replica.h, criterion.h, optimizer.h         to write your own
+ *     module_check.h                             whether a module of yours does what it must
  *     op.h         operations for your own layers
  *     shards.h, scatter.h, gather.h, replicate.h, parallel_apply.h, reduce.h, communicator.h
  *                  the parts that data parallelism is made of
@@ -41,6 +42,7 @@
 #include <evenkeel/mean_squared_error.h>
 #include <evenkeel/memory.h>
 #include <evenkeel/mlp.h>
+#include <evenkeel/module_check.h>
 #include <evenkeel/op.h>
 #include <evenkeel/pass.h>
 #include <evenkeel/random.h>

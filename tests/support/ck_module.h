@@ -39,15 +39,8 @@ struct ck_module_case {
 };
 
 /*
- * Adds to the suite, for each case:
- *   gradients    of all parameters and floating inputs against central differences, in f64
- *   single       f32 results against f64 results
- *   protocol     two backwards add; grad_inputs NULL changes nothing else; each parameter is said
- *                to be complete once, and does not change afterwards
- *   start        initial values depend on seed and name, not on the device
- *   memory       a pass holds nothing when it should not
- *   failures     every allocation fails once; the error arrives and nothing is left behind
- *   plan         a device that only counts takes exactly as much memory
+ * Adds to the suite, for each case: every check of ek_module_check(), and `memory`: a pass holds what
+ * it must and nothing else.
  */
 void ck_module_tests(Suite *suite, const struct ck_module_case *cases, int count);
 

@@ -154,6 +154,12 @@ static ek_status use_ek_replica_options(struct bench *b, void *o) {
   return status;
 }
 
+static ek_status use_ek_module_check_options(struct bench *b, void *o) {
+  ek_check_input x = {.rank = b->input.rank, .low = -1, .high = 1};
+  memcpy(x.shape, b->input.shape, sizeof x.shape);
+  return ek_module_check(b->module, "plan:1", &x, 1, o);
+}
+
 static ek_status use_ek_pass_options(struct bench *b, void *o) {
   ek_pass *pass = NULL;
   const ek_status status = ek_pass_open(&pass, b->replicas[0], o);
@@ -305,6 +311,7 @@ static void no_optimizer_free(ek_optimizer *self) { (void)self; }
   X(ek_trainer_options, EK_TRAINER_OPTIONS_INIT, sizeof(size_t))                                   \
   X(ek_reducer_options, EK_REDUCER_OPTIONS_INIT, sizeof(size_t))                                   \
   X(ek_replica_options, EK_REPLICA_OPTIONS_INIT, sizeof(size_t))                                   \
+  X(ek_module_check_options, EK_MODULE_CHECK_OPTIONS_INIT, sizeof(size_t))                         \
   X(ek_pass_options, EK_PASS_OPTIONS_INIT, sizeof(size_t))                                         \
   X(ek_child_options, EK_CHILD_OPTIONS_INIT, sizeof(size_t))                                       \
   X(ek_parameter_options, EK_PARAMETER_OPTIONS_INIT, sizeof(size_t))                               \

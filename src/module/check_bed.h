@@ -1,0 +1,94 @@
+/*
+ * check_bed.h - runs a module for ek_module_check(), on rows of inputs that it makes, and brings
+ * what comes out to the host as doubles.
+ *
+ * Inputs, parameters and the factors R of the outputs are functions of the seed and of an element's
+ * number alone, so every cut of the rows and every type sees the same ones; they are numbers that
+ * f32 holds. The loss is the sum of R * output, hence R the gradient of the outputs. For a criterion
+ * these are its totals, whose weights have no gradient, or the losses of rows where it gives them.
+ */
+#ifndef EK_CHECK_BED_H
+#define EK_CHECK_BED_H
+
+#include <evenkeel/communicator.h>
+#include <evenkeel/module_check.h>
+#include <evenkeel/pass.h>
+
+/* The most inputs of a module, targets included. */
+enum { EK__CHECK_INPUTS = 2 * EK_MAX_TENSORS };
+
+struct ek__values {
+  double *data; /* NULL: there are none */
+  int64_t count;
+};
+
+/* What one run gave. */
+struct ek__results {
+  struct ek__values output[EK_MAX_TENSORS], grad_input[EK__CHECK_INPUTS];
+  struct ek__values gradient; /* flat, as in the replica */
+};
+
+struct ek__trial {
+  const int64_t *offsets; /* samples, one more than there are devices; NULL: all on device 0 */
+  bool training, gradient, backward, grad_inputs, accumulate;
+  bool empty;    /* device 0 runs also without rows */
+  bool together; /* over all devices: a collective module sums over them */
+  bool inspect;  /* what the module may not write is compared */
+  uint32_t step;
+  uint64_t fail_at;                   /* this allocation of the pass fails; 0: none */
+  ek_pass_complete_function complete; /* with the part of the device as context */
+};
+
+struct ek__bed;
+
+struct ek__bed_part { /* one device */
+  struct ek__bed *bed;
+  ek_replica *replica;
+  struct ek__results results;
+  struct ek__values seen; /* gradients when they were said to be complete */
+  int *completions;       /* by parameter */
+  double size;            /* sum of |R * output| */
+  double loss;
+};
+
+struct ek__bed {
+  ek_module *module;
+  const ek_check_input *inputs;
+  const ek_module_check_options *options;
+  ek_type type;
+  ek_group *group;
+  ek_communicator *communicator; /* of a collective module */
+  bool collective;
+  size_t devices;
+  int64_t samples;
+  int64_t *offsets; /* for a trial; zeros */
+  struct ek__values input[EK__CHECK_INPUTS], parameters;
+  struct ek__bed_part *parts;
+  const struct ek__trial *trial; /* that runs */
+};
+
+/* Opens a group of its own and a replica on each device. EK_ERR_UNSUPPORTED if the module does not
+ * compute in `type`. A bed of zeros may be closed. */
+ek_status ek__bed_open(struct ek__bed *bed, ek_module *module, const char *devices, ek_type type,
+                       const ek_check_input *inputs, const ek_module_check_options *options);
+/* Gives all replicas the parameters of the options. Before that they hold initial values. */
+ek_status ek__bed_prepare(struct ek__bed *bed);
+ek_status ek__bed_close(struct ek__bed *bed, ek_status status);
+
+/* Runs the module; results lie in the parts until the next run. */
+ek_status ek__bed_run(struct ek__bed *bed, const struct ek__trial *trial);
+
+/* The results of the last run, put together: rows one after the other, gradients added. *results are
+ * the caller's to free. */
+ek_status ek__bed_collect(struct ek__results *results, struct ek__bed *bed);
+void ek__results_free(struct ek__results *results);
+
+/* Writes the bed's parameter number `index` to device 0. */
+ek_status ek__bed_store(struct ek__bed *bed, size_t index);
+
+/* Copies between a tensor of f32, f64 or i32 and doubles. */
+ek_status ek__bed_read(double *values, const ek_tensor *tensor);
+
+ek_status ek__bed_values(struct ek__values *values, int64_t count);
+
+#endif /* EK_CHECK_BED_H */

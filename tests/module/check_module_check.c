@@ -1,0 +1,382 @@
+/*
+ * check_module_check.c - ek_module_check() passes a right module and names what a wrong one does.
+ *
+ * The module is y = w x, element by element, with as many faults as there are checks.
+ */
+#include <evenkeel/module_check.h>
+
+#include <math.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <evenkeel/activation.h>
+#include <evenkeel/cross_entropy.h>
+#include <evenkeel/host_memory.h>
+#include <evenkeel/layers.h>
+#include <evenkeel/pass.h>
+#include <evenkeel/sequential.h>
+
+#include "ck_batch_norm.h"
+#include "ck_mirror.h"
+#include "ek_check.h"
+
+enum fault {
+  NONE,
+  GRADIENT,
+  GRAD_INPUT,
+  NOT_ADDED,
+  UNDEFINED,
+  OVERRUN,
+  COUNTER,
+  WRITES_INPUT,
+  DEPENDS_ON_GRAD_INPUTS,
+  COMPLETE_TOO_EARLY,
+  EVALUATES_OTHERWISE,
+  MIXES_ROWS,
+  NAN_WITHOUT_ROWS,
+  FORGETS,
+  OWN_ERROR,
+  OTHER_PLAN,
+  OTHER_TYPE,
+  FAILS,
+  FAULTS
+};
+
+struct product {
+  ek_module base;
+  enum fault fault;
+  atomic_int *calls;
+};
+
+enum { WIDTH = 3, SAMPLES = 5 };
+
+static ek_status product_parameters(const ek_module *self, ek_declaration *declaration) {
+  const int64_t width = WIDTH;
+  (void)self;
+  return ek_declare_parameter(declaration, "w", 1, &width, ek_initializer_normal(0, 1));
+}
+
+static ek_tensor kept; /* what a forgetful module keeps */
+
+/* What is beside the arithmetic. */
+static ek_status misbehave(const struct product *p, ek_pass *pass, const ek_tensor *x,
+                           ek_tensor *y) {
+  const bool plan = ek_device_counts_only(ek_pass_device(pass));
+  ek_tensor spare = {0};
+  uint8_t zeros[8] = {0};
+  switch (p->fault) {
+  case FORGETS:
+    if (plan || ek_tensor_exists(&kept)) return EK_OK;
+    return ek_pass_output(&kept, pass, EK_F32, CK_SHAPE(1));
+  case OTHER_PLAN:
+    if (!plan) EK_TRY(ek_pass_workspace(&spare, pass, EK_F32, CK_SHAPE(5)));
+    ek_tensor_free(&spare);
+    return EK_OK;
+  case OWN_ERROR:
+    if (ek_pass_workspace(&spare, pass, EK_F32, CK_SHAPE(5)) != EK_OK) {
+      return ek_error_set(EK_ERR_INTERNAL, "something else");
+    }
+    ek_tensor_free(&spare);
+    return EK_OK;
+  case OVERRUN: {
+    ek_tensor host, behind = *y; /* one element behind its end */
+    if (plan) return EK_OK;
+    EK_TRY(ek_tensor_host(&host, zeros, y->type, CK_SHAPE(1)));
+    behind.data = (char *)y->data + ek_tensor_bytes(y);
+    behind.rank = 1;
+    behind.shape[0] = 1;
+    return ek_tensor_copy(&behind, &host);
+  }
+  case WRITES_INPUT: {
+    ek_tensor host, loan = *x;
+    if (plan) return EK_OK;
+    EK_TRY(ek_tensor_rows(&loan, x, 0, x->shape[0] > 0));
+    EK_TRY(ek_tensor_host(&host, (double[WIDTH]){0}, x->type, 2, loan.shape));
+    const ek_status status = ek_tensor_copy(&loan, &host);
+    ek_tensor_free(&loan);
+    return status;
+  }
+  case FAILS: return ek_error_set(EK_ERR_UNSUPPORTED, "words of its own");
+  default: return EK_OK;
+  }
+}
+
+static ek_status product_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                                 ek_tensor *outputs) {
+  const struct product *p = (const struct product *)self;
+  ek_tensor w, x = inputs[0], y = {0};
+  struct ck_mirrors m = {0};
+  EK_TRY(ek_pass_parameter(&w, pass, 0));
+  EK_TRY(ek_pass_output(&y, pass, x.type, 2, x.shape));
+  outputs[0] = y;
+  EK_TRY(misbehave(p, pass, &x, &y));
+  ek_status status = ck_mirrors_open(&m, 1, (ek_tensor *[]){&y, &x, &w}, 3);
+  const int calls = status == EK_OK ? atomic_fetch_add(p->calls, 1) : 0;
+  for (int64_t i = 0; status == EK_OK && i < ek_tensor_count(&x); i++) {
+    double value = ck_at(&m.host[1], i) * ck_at(&m.host[2], i % WIDTH);
+    if (p->fault == UNDEFINED && i == 4) value += 0 * ck_at(&m.host[0], i);
+    if (p->fault == COUNTER) value += calls;
+    if (p->fault == EVALUATES_OTHERWISE && !ek_pass_is_training(pass)) value *= 0.5;
+    if (p->fault == MIXES_ROWS) value += 0.1 * (double)x.shape[0];
+    if (p->fault == OTHER_TYPE && x.type == EK_F32) value *= 2;
+    ck_put(&m.host[0], i, value);
+  }
+  status = ck_mirrors_close(&m, status);
+  return status == EK_OK ? ek_pass_save(pass, &inputs[0]) : status;
+}
+
+static ek_status product_backward(const ek_module *self, ek_pass *pass,
+                                  const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+  const struct product *p = (const struct product *)self;
+  ek_tensor w, dw, x = {0}, dx = {0}, dy = grad_outputs[0];
+  double beta = 0;
+  struct ck_mirrors m = {0};
+  EK_TRY(ek_pass_take(&x, pass));
+  ek_status status;
+  EK_TRY_GOTO(status, ek_pass_parameter(&w, pass, 0), cleanup);
+  EK_TRY_GOTO(status, ek_pass_gradient(&dw, &beta, pass, 0), cleanup);
+  EK_TRY_GOTO(status, ek_pass_output(&dx, pass, x.type, 2, x.shape), cleanup);
+  if (p->fault == COMPLETE_TOO_EARLY) {
+    EK_TRY_GOTO(status, ek_pass_gradient_complete(pass, 0), cleanup);
+  }
+  EK_TRY_GOTO(status, ck_mirrors_open(&m, 2, (ek_tensor *[]){&dw, &dx, &dy, &x, &w}, 5), cleanup);
+  for (int64_t i = 0; i < WIDTH; i++) {
+    const double before = beta == 0 || p->fault == NOT_ADDED ? 0 : ck_at(&m.host[0], i);
+    ck_put(&m.host[0], i, before);
+  }
+  double scale = p->fault == GRADIENT ? 1.001 : 1;
+  if (p->fault == DEPENDS_ON_GRAD_INPUTS && grad_inputs == NULL) scale = 2;
+  for (int64_t i = 0; i < ek_tensor_count(&x); i++) {
+    const double of_w = scale * ck_at(&m.host[2], i) * ck_at(&m.host[3], i);
+    ck_put(&m.host[0], i % WIDTH, ck_at(&m.host[0], i % WIDTH) + of_w);
+    const double of_x = ck_at(&m.host[2], i) * ck_at(&m.host[4], i % WIDTH);
+    ck_put(&m.host[1], i, p->fault == GRAD_INPUT && i == 7 ? of_x + 0.25 : of_x);
+  }
+  if (p->fault == NAN_WITHOUT_ROWS && x.shape[0] == 0) ck_put(&m.host[0], 0, NAN);
+  status = ck_mirrors_close(&m, EK_OK);
+  if (status == EK_OK && grad_inputs != NULL) {
+    grad_inputs[0] = dx;
+    dx = (ek_tensor){0};
+  }
+cleanup:
+  ek_tensor_free(&x);
+  ek_tensor_free(&dx);
+  return status;
+}
+
+static void product_free(ek_module *self) {
+  free(((struct product *)self)->calls);
+  free(self);
+}
+
+static ek_module *make_product(enum fault fault, unsigned types) {
+  static const unsigned both = EK_TYPES_F32 | EK_TYPES_F64;
+  static const ek_module_ops wide = {sizeof wide,
+                                     "product",
+                                     product_parameters,
+                                     product_forward,
+                                     product_backward,
+                                     product_free,
+                                     .types = EK_TYPES_F32 | EK_TYPES_F64};
+  static const ek_module_ops narrow = {sizeof narrow,        "product",        product_parameters,
+                                       product_forward,      product_backward, product_free,
+                                       .types = EK_TYPES_F32};
+  struct product *p = calloc(1, sizeof *p);
+  ck_assert_ptr_nonnull(p);
+  p->fault = fault;
+  p->calls = calloc(1, sizeof *p->calls);
+  ck_assert_ptr_nonnull(p->calls);
+  ck_ok(ek_module_init(&p->base, types == both ? &wide : &narrow, 1, 1));
+  return &p->base;
+}
+
+static const ek_check_input rows = {.rank = 2, .shape = {SAMPLES, WIDTH}, .low = -1, .high = 1};
+
+struct reports {
+  int count;
+  ek_check last;
+  double worst;
+};
+
+static void note(void *context, ek_check check, double error) {
+  struct reports *reports = context;
+  reports->count++;
+  reports->last = check;
+  if (error > reports->worst) reports->worst = error;
+}
+
+/* ---- what passes ---- */
+
+START_TEST(a_right_module_passes) {
+  static const char *const devices[] = {"cpu:1", "cpu:2", "cpu:7"};
+  struct reports reports = {0};
+  ek_module_check_options options = EK_MODULE_CHECK_OPTIONS_INIT;
+  options.report = note;
+  options.context = &reports;
+  options.longest = 1;
+  options.depth = 8;
+  ek_module *module = make_product(NONE, _i % 2 == 0 ? EK_TYPES_F32 | EK_TYPES_F64 : EK_TYPES_F32);
+  ck_ok(ek_module_check(module, ck_spec(devices[_i / 2]), &rows, 1, &options));
+  ck_assert_int_eq(reports.count, EK_CHECKS);
+  ck_assert(reports.worst > 0 && reports.worst <= 1);
+  ek_module_free(module);
+}
+END_TEST
+
+/* Stock layers with an edge and random numbers, and defaults for everything. */
+START_TEST(a_stock_model_passes) {
+  ek_module *layers[4] = {NULL}, *model = NULL;
+  const ek_check_input x = {.rank = 2, .shape = {4, 3}, .low = -1, .high = 1};
+  ck_ok(ek_linear_create(&layers[0], 3, 6, true));
+  ck_ok(ek_activation_create(&layers[1], EK_ACTIVATION_GELU));
+  ck_ok(ek_dropout_create(&layers[2], 0.3));
+  ck_ok(ek_linear_create(&layers[3], 6, 2, true));
+  ck_ok(ek_sequential_create(&model, layers, 4));
+  for (int i = 0; i < 4; i++) ek_module_free(layers[i]);
+  ck_ok(ek_module_check(model, ck_spec("cpu:3"), &x, 1, NULL));
+  ek_module_free(model);
+}
+END_TEST
+
+/* It sums over all devices, those without rows included. */
+START_TEST(a_collective_module_passes) {
+  ek_module *module = NULL;
+  ck_ok(ck_batch_norm_create(&module, WIDTH));
+  ck_ok(ek_module_check(module, ck_spec(_i == 0 ? "cpu:2" : "cpu:7"), &rows, 1, NULL));
+  ek_module_free(module);
+}
+END_TEST
+
+/* Criteria are modules: logits and classes, with sums of losses or the loss of each row. */
+START_TEST(a_criterion_passes) {
+  ek_criterion *criterion = NULL;
+  ek_cross_entropy_options options = EK_CROSS_ENTROPY_OPTIONS_INIT;
+  options.reduction = _i == 0 ? EK_REDUCTION_MEAN : EK_REDUCTION_NONE;
+  options.ignore_index = 2;
+  options.label_smoothing = 0.1;
+  const ek_check_input both[] = {{.rank = 2, .shape = {7, 4}, .low = -2, .high = 2},
+                                 {.type = EK_I32, .rank = 1, .shape = {7}, .low = 0, .high = 3}};
+  ck_ok(ek_cross_entropy_create(&criterion, &options));
+  ck_ok(ek_module_check(&criterion->base, ck_spec("cpu:3"), both, 2, NULL));
+  ek_criterion_free(criterion);
+}
+END_TEST
+
+/* ---- what is found ---- */
+
+static const struct {
+  ek_status status;
+  const char *check, *words;
+} found[FAULTS] = {
+    [GRADIENT] = {EK_ERR_MISMATCH, "(differences)", "gradient of w against differences, element"},
+    [GRAD_INPUT] = {EK_ERR_MISMATCH, "(differences)",
+                    "gradient of input 0 against differences, "
+                    "element 7:"},
+    [NOT_ADDED] = {EK_ERR_MISMATCH, "(accumulate)", "gradient of w, element"},
+    [UNDEFINED] = {EK_ERR_MISMATCH, "(repeat)", "output 0, element 4: nan"},
+    [OVERRUN] = {EK_ERR_OVERRUN, "", "behind its end"},
+    [COUNTER] = {EK_ERR_MISMATCH, "(repeat)", "output 0, element"},
+    [WRITES_INPUT] = {EK_ERR_MISMATCH, "(repeat)", "input 0 was written: element 0 was"},
+    [DEPENDS_ON_GRAD_INPUTS] = {EK_ERR_MISMATCH, "(grad_inputs)", "gradient of w, element"},
+    [COMPLETE_TOO_EARLY] = {EK_ERR_MISMATCH, "(complete)", "gradient of w, when it was said"},
+    [EVALUATES_OTHERWISE] = {EK_ERR_MISMATCH, "(evaluation)", "output 0, element"},
+    [MIXES_ROWS] = {EK_ERR_MISMATCH, "(devices)", "output 0, element"},
+    [NAN_WITHOUT_ROWS] = {EK_ERR_MISMATCH, "(rows)", "gradient of w, element 0: nan"},
+    [FORGETS] = {EK_ERR_MISMATCH, "(repeat)", "bytes are still held"},
+    [OWN_ERROR] = {EK_ERR_MISMATCH, "(memory)", "something else"},
+    [OTHER_PLAN] = {EK_ERR_MISMATCH, "(plan)", "of the ledger is"},
+    [OTHER_TYPE] = {EK_ERR_MISMATCH, "(types)", "output 0, element"},
+    [FAILS] = {EK_ERR_UNSUPPORTED, "(repeat)", "words of its own"},
+};
+
+START_TEST(a_wrong_module_is_named) {
+  ek_module *module = make_product((enum fault)_i, EK_TYPES_F32 | EK_TYPES_F64);
+  const ek_status status = ek_module_check(module, ck_spec("cpu:2"), &rows, 1, NULL);
+  ek_tensor_free(&kept);
+  ck_assert_msg(status == found[_i].status, "fault %d gave %s: %s", _i, ek_status_name(status),
+                ek_error_message());
+  ck_assert_msg(strstr(ek_error_message(), found[_i].check) != NULL &&
+                    strstr(ek_error_message(), found[_i].words) != NULL &&
+                    strstr(ek_error_message(), "of product") != NULL,
+                "fault %d: %s", _i, ek_error_message());
+  ek_module_free(module);
+}
+END_TEST
+
+/* In f32 a gradient that is wrong by a quarter shows too; what is left out is not looked at. */
+START_TEST(f32_alone_and_checks_left_out) {
+  ek_module_check_options options = EK_MODULE_CHECK_OPTIONS_INIT;
+  options.longest = 5;
+  ek_module *module = make_product(GRAD_INPUT, EK_TYPES_F32);
+  ck_fails(ek_module_check(module, ck_spec("cpu:1"), &rows, 1, &options), EK_ERR_MISMATCH,
+           "(differences)");
+  options.left_out = 1u << EK_CHECK_DIFFERENCES;
+  ck_ok(ek_module_check(module, ck_spec("cpu:1"), &rows, 1, &options));
+  ek_module_free(module);
+}
+END_TEST
+
+/* Every allocation on the host fails once. */
+START_TEST(the_host_runs_out_of_memory) {
+  ek_module_check_options options = EK_MODULE_CHECK_OPTIONS_INIT;
+  options.left_out = ~(1u << EK_CHECK_REPEAT | 1u << EK_CHECK_PLAN | 1u << EK_CHECK_START);
+  ek_module *module = make_product(NONE, EK_TYPES_F32);
+  const char *devices = ck_spec("cpu:2");
+  ek_status status = EK_ERR_OUT_OF_MEMORY;
+  for (uint64_t n = 1; status != EK_OK; n++) {
+    ek_host_memory_fail_at(n);
+    status = ek_module_check(module, devices, &rows, 1, &options);
+    ek_host_memory_fail_at(0);
+    ck_assert_msg(status == EK_OK || status == EK_ERR_OUT_OF_MEMORY, "%d: %s: %s", (int)n,
+                  ek_status_name(status), ek_error_message());
+    ck_assert_uint_lt(n, 10000);
+  }
+  ek_module_free(module);
+}
+END_TEST
+
+START_TEST(wrong_arguments) {
+  ek_module *module = make_product(NONE, EK_TYPES_F32);
+  const char *devices = ck_spec("cpu:1");
+  ek_check_input x = rows;
+  ek_module_check_options options = EK_MODULE_CHECK_OPTIONS_INIT;
+  ck_fails(ek_module_check(NULL, devices, &x, 1, NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
+  ck_fails(ek_module_check(module, devices, NULL, 1, NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
+  ck_fails(ek_module_check(module, devices, &x, 2, NULL), EK_ERR_INVALID_ARGUMENT, "inputs");
+  ck_fails(ek_module_check(module, "gpu", &x, 1, NULL), EK_ERR_INVALID_ARGUMENT, "gpu");
+  x.shape[0] = 0;
+  ck_fails(ek_module_check(module, devices, &x, 1, NULL), EK_ERR_INVALID_ARGUMENT, "input 0");
+  x = rows;
+  x.rank = 9;
+  ck_fails(ek_module_check(module, devices, &x, 1, NULL), EK_ERR_INVALID_ARGUMENT, "rank");
+  x = rows;
+  x.low = 2;
+  ck_fails(ek_module_check(module, devices, &x, 1, NULL), EK_ERR_INVALID_ARGUMENT, "low");
+  x = rows;
+  x.type = EK_F16;
+  ck_fails(ek_module_check(module, devices, &x, 1, NULL), EK_ERR_INVALID_ARGUMENT, "type");
+  options.longest = 0;
+  ck_fails(ek_module_check(module, devices, &rows, 1, &options), EK_ERR_INVALID_ARGUMENT,
+           "longest is 0");
+  ck_assert_str_eq(ek_check_name(EK_CHECK_PLAN), "plan");
+  ck_assert_str_eq(ek_check_name(EK_CHECKS), "unknown");
+  ek_module_free(module);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("module check");
+  TCase *tcase = ck_case(suite, "modules");
+  tcase_add_loop_test(tcase, a_right_module_passes, 0, 6);
+  tcase_add_test(tcase, a_stock_model_passes);
+  tcase_add_loop_test(tcase, a_collective_module_passes, 0, 2);
+  tcase_add_loop_test(tcase, a_criterion_passes, 0, 2);
+  tcase_add_loop_test(tcase, a_wrong_module_is_named, GRADIENT, FAULTS);
+  tcase_add_test(tcase, f32_alone_and_checks_left_out);
+  tcase_add_test(tcase, the_host_runs_out_of_memory);
+  tcase_add_test(tcase, wrong_arguments);
+  return suite;
+}
+
+CK_MAIN(make_suite)
