@@ -1,4 +1,5 @@
-# What `cmake --install` puts in place: headers, both libraries, the CMake package, evenkeel.pc.
+# What `cmake --install` puts in place: headers, both libraries, the CMake package, evenkeel.pc; the
+# pages and the examples, in the folders in which they point to each other.
 include(CMakePackageConfigHelpers)
 
 set(evenkeel_cmakedir "${CMAKE_INSTALL_LIBDIR}/cmake/evenkeel")
@@ -8,7 +9,14 @@ install(TARGETS evenkeel EXPORT evenkeel-targets)
 install(TARGETS evenkeel_static EXPORT evenkeel-static-targets)
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/evenkeel" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}"
         FILES_MATCHING PATTERN "*.h")
-install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" DESTINATION "${CMAKE_INSTALL_DOCDIR}")
+install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" "${PROJECT_SOURCE_DIR}/README.md"
+        DESTINATION "${CMAKE_INSTALL_DOCDIR}")
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/docs" DESTINATION "${CMAKE_INSTALL_DOCDIR}"
+        FILES_MATCHING PATTERN "*.md" PATTERN "results" EXCLUDE)
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/examples" DESTINATION "${CMAKE_INSTALL_DOCDIR}"
+        FILES_MATCHING PATTERN "*.c")
+install(FILES "${PROJECT_SOURCE_DIR}/cmake/examples.cmake"
+        DESTINATION "${CMAKE_INSTALL_DOCDIR}/examples" RENAME CMakeLists.txt)
 
 foreach(set evenkeel-targets evenkeel-static-targets)
   install(EXPORT ${set} NAMESPACE evenkeel:: DESTINATION "${evenkeel_cmakedir}")

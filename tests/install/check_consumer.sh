@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # check_consumer.sh CMAKE BUILD CONSUMER CC CXX LIBDIR [ONEDNN_INCLUDE_DIR ONEDNN_LIBRARY]
 # (the last two if the library was built with oneDNN). Installs the build into a prefix of its own inside the build folder, moves that prefix, and builds
-# and runs the consumer in C and C++, shared and static, through CMake and through pkg-config.
+# and runs the consumer in C and C++, shared and static, and the installed examples, through CMake and
+# through pkg-config.
 set -euo pipefail
 
 cmake=$1
@@ -77,6 +78,27 @@ if [[ -n $onednn_library ]]; then
   "$cmake" --build "$work/without" >>"$work/without.log"
 fi
 
+# --- the installed examples, and the pages beside them ---
+
+examples=$(dirname "$(find "$prefix" -path '*/examples/CMakeLists.txt')")
+for page in README.md docs/own-model.md docs/architecture.md examples/own_model.c; do
+  [[ -s $examples/../$page ]] || { printf 'check_consumer: %s is not installed\n' "$page" >&2; exit 1; }
+done
+"$cmake" -S "$examples" -B "$work/examples" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_C_COMPILER="$cc" \
+  -DCMAKE_DISABLE_FIND_PACKAGE_OneDNN=ON >"$work/examples.log"
+"$cmake" --build "$work/examples" >>"$work/examples.log"
+run_example() { # PROGRAM [ARGUMENT...]
+  LD_LIBRARY_PATH="$lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" "$@" >>"$work/examples.log"
+}
+for source in "$examples"/*.c; do
+  name=$(basename "$source" .c)
+  case $name in
+    train_text) run_example "$work/examples/$name" "$source" ;;
+    *) run_example "$work/examples/$name" ;;
+  esac
+  printf 'examples/%s: runs\n' "$name"
+done
+
 # --- pkg-config ---
 
 if ! command -v pkg-config >/dev/null; then
@@ -106,6 +128,8 @@ cd "$work/pkgconfig"
 "$cc" -std=c11 "${cflags[@]}" "$consumer/main.c" -o static_c "${static[@]}" "${static_path[@]}"
 run "$work/pkgconfig/shared_c"
 run "$work/pkgconfig/static_c"
+"$cc" -std=c11 "${cflags[@]}" "$examples/own_model.c" -o own_model "${shared[@]}" -lm "${shared_path[@]}"
+run_example ./own_model
 if [[ -n $cxx ]]; then
   "$cxx" -std=c++17 -Wall -Wextra -Werror "${cflags[@]}" "$consumer/main.cc" -o shared_cc "${shared[@]}" \
     "${shared_path[@]}"

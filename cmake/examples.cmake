@@ -1,0 +1,23 @@
+# The examples against an installed evenkeel, one program for each source. Installed as CMakeLists.txt
+# beside them:
+#
+#     cmake -S PREFIX/share/doc/evenkeel/examples -B build -DCMAKE_PREFIX_PATH=PREFIX
+#     cmake --build build
+#
+# Without CMake: cc -std=c11 own_model.c -o own_model $(pkg-config --cflags --libs evenkeel) -lm
+cmake_minimum_required(VERSION 3.25)
+project(evenkeel_examples LANGUAGES C)
+
+find_package(evenkeel CONFIG REQUIRED)
+
+set(CMAKE_C_STANDARD 11)
+set(CMAKE_C_EXTENSIONS OFF)
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release)
+endif()
+file(GLOB sources "${CMAKE_CURRENT_SOURCE_DIR}/*.c")
+foreach(source IN LISTS sources)
+  cmake_path(GET source STEM name)
+  add_executable(${name} "${source}")
+  target_link_libraries(${name} PRIVATE evenkeel::evenkeel m)
+endforeach()
