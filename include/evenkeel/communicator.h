@@ -17,7 +17,7 @@
  * without having waited for its own, keeps them waiting: all devices must do the same.
  *
  * When a device's function fails inside ek_group_apply(), the group aborts its communicators: peers
- * that wait return EK_ERR_ABORTED. Afterwards the communicator is as new.
+ * that wait return EK_ERR_ABORTED. Afterwards the communicator is reset.
  */
 #ifndef EVENKEEL_COMMUNICATOR_H
 #define EVENKEEL_COMMUNICATOR_H
@@ -52,14 +52,14 @@ EK_API EK_CHECKED ek_status ek_communicator_reduce(ek_communicator *communicator
 EK_API EK_CHECKED ek_status ek_communicator_all_reduce(ek_communicator *communicator,
                                                        ek_device *device, ek_tensor *tensor);
 /*
- * Elements offsets[r] .. offsets[r+1] - 1 of rank r become the sum of everybody's; its other
+ * Elements offsets[r] .. offsets[r+1] - 1 of rank r become the sum over all ranks; its other
  * elements stay. `offsets` has one entry more than there are ranks, starts with 0, does not fall,
  * ends with the number of elements, is the same on all ranks, and is read before the call returns.
  */
 EK_API EK_CHECKED ek_status ek_communicator_reduce_scatter(ek_communicator *communicator,
                                                            ek_device *device, ek_tensor *tensor,
                                                            const int64_t *offsets);
-/* Everybody gets elements offsets[r] .. offsets[r+1] - 1 of rank r, for every r. */
+/* Every rank gets elements offsets[r] .. offsets[r+1] - 1 of rank r, for every r. */
 EK_API EK_CHECKED ek_status ek_communicator_all_gather(ek_communicator *communicator,
                                                        ek_device *device, ek_tensor *tensor,
                                                        const int64_t *offsets);

@@ -37,7 +37,7 @@ typedef struct ek_data_parallel_criterion_options {
   size_t size;
   bool keep_outputs; /* the outputs survive backward; the gradient has memory of its own */
   /*
-   * Between criterion forward and backward nobody reads the outputs: after a model's forward with
+   * The outputs are not read between criterion forward and backward: after a model's forward with
    * gradient, a criterion that can writes the gradient over them in its own forward, which saves
    * it a pass over memory (criterion.h, ek_criterion_pass_gradient_now()). When such a forward
    * fails, the outputs may hold anything, and the step is dropped as always. Losses and gradients

@@ -17,8 +17,8 @@
  * A failure inside the update itself (a device that dies, a rule of the program's own that returns
  * an error) may leave it half made. Then the model is torn: every later call for it, its criteria
  * and its optimizer returns EK_ERR_TORN, until all of its state was written (state.h), or they are
- * freed and opened again. Where devices work by themselves (cuda) the failure may come to light in a
- * later call, which returns it; from the next call on it is EK_ERR_TORN.
+ * freed and opened again. Where devices run asynchronously (cuda), a later call may detect the
+ * failure and return it; from the next call on it is EK_ERR_TORN.
  *
  * A model, and the criteria and the optimizer opened for it, belong to one thread at a time, which is
  * not a worker: while one is in a function of theirs, another gets EK_ERR_STATE.

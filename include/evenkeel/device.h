@@ -9,7 +9,7 @@
  *     cpu              one CPU device with all cores
  *     plan:8@80GiB     eight devices that only count: no memory, no arithmetic, the same decisions,
  *                      hence the same peaks to the byte; "does it fit?" in milliseconds
- *     plan-cuda:8      the same, with the workspace that each `cuda` device keeps for itself
+ *     plan-cuda:8      the same, plus the workspace that each `cuda` device reserves
  *     cuda             every GPU of the machine, when the CUDA module is installed
  *     cuda:0-3         some of them; also cuda:0,2
  *     cuda:0x4@8GiB    four logical devices that share GPU 0, each capped at 8 GiB
@@ -17,8 +17,8 @@
  *
  * Without a cap a CPU device may fill the machine's memory. In a container with a memory limit
  * (Linux control groups) the devices of a group share what is free of that evenly, less a sixteenth
- * of it and 16 MiB for the rest of the process: a request that does not fit fails, and nobody is
- * killed.
+ * of it and 16 MiB for the rest of the process: a request that does not fit fails, and the
+ * process is not killed.
  *
  * Without a cap a CUDA device takes an even part of what its GPU has free when the group is opened,
  * all at once; so a second group on the same GPU needs caps.

@@ -1,7 +1,7 @@
 /*
- * log.h - what the library would like to say while it works.
+ * log.h - log lines of the library.
  *
- * Without a callback nothing is said. The callback may be called from any of the library's threads,
+ * Without a callback nothing is logged. The callback may be called from any of the library's threads,
  * one call at a time; it must not call back into evenkeel. `line` has no newline and is valid
  * during the call only.
  */

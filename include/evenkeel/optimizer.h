@@ -1,7 +1,7 @@
 /*
  * optimizer.h - an update rule over flat ranges, as an immutable description.
  *
- * The state (momentum, moments) lives with whoever runs it, ek_data_parallel_optimizer, as flat
+ * The state (momentum, moments) belongs to the ek_data_parallel_optimizer that runs the rule: flat
  * buffers of the ranges that a device owns. Stock rules: sgd.h, adamw.h.
  */
 #ifndef EVENKEEL_OPTIMIZER_H

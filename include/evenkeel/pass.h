@@ -178,7 +178,7 @@ EK_API ek_random_key ek_pass_random(const ek_pass *pass);
 /* The number, in the global batch, of the sample that is row 0 of this device's inputs. */
 EK_API int64_t ek_pass_first_sample(const ek_pass *pass);
 
-/* ---- for whoever runs a module ---- */
+/* ---- for code that runs a module ---- */
 
 /* Told of each parameter of the replica whose gradient is complete. */
 typedef ek_status (*ek_pass_complete_function)(void *context, ek_pass *pass, size_t parameter);

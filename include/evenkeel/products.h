@@ -1,5 +1,5 @@
 /*
- * products.h - matrix products, alone and with what comes before or behind them in a network.
+ * products.h - matrix products, alone and with what comes before or after them in a network.
  *
  * See op.h for the rules that hold for all operations. A backend may do the combined ones in one
  * go; sums are then in another order than those of the single operations.

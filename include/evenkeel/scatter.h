@@ -2,7 +2,7 @@
  * scatter.h - puts one tensor on all devices as shards, cut along dimension 0.
  *
  *     even     sizes differ by at most one, larger first (9 rows over 4 devices: 3 2 2 2)
- *     chunk    torch's: ceil(rows / n) until they are used up (9 over 4: 3 3 3 0)
+ *     chunk    ceil(rows / n) each while rows remain, as torch.chunk does (9 over 4: 3 3 3 0)
  *     sizes    given by the caller; their sum must be the number of rows
  *     weights  proportional to the given weights, for unequal devices, by largest remainder
  *

@@ -9,7 +9,7 @@
  * lie in one block of the host's memory, which the group lends and keeps for the next shards when
  * it comes back, so that a step that runs again allocates nothing. A program may write them.
  *
- * Who owns what: the block belongs to the shards, and with it one reference for each part.
+ * Ownership: the block belongs to the shards, and with it one reference for each part.
  * ek_shards_free() drops both, and a group with shards is not freed. A copy of the struct (b = a) is
  * the same shards a second time and not other ones: what is written through one is read through the
  * other, and one of the two is freed. The other is stale from then on: to free it is harmless, and

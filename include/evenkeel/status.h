@@ -51,7 +51,7 @@ extern "C" {
   X(EK_ERR_TORN, 14,                                                                               \
     "an update failed halfway: the model must be opened again, or all of its state set")           \
   X(EK_ERR_NOT_FINITE, 15, "the loss or a gradient is NaN or infinite")                            \
-  X(EK_ERR_OVERRUN, 16, "memory beside a tensor was overwritten")                                \
+  X(EK_ERR_OVERRUN, 16, "memory beside a tensor was overwritten")                                  \
   X(EK_ERR_MISMATCH, 17, "two results that must agree do not")
 
 typedef enum ek_status {

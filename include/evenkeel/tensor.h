@@ -140,7 +140,7 @@ EK_API EK_CHECKED ek_status ek_tensor_create_from(ek_tensor *tensor, ek_device *
 
 /*
  * What is queued on the compute stream of the tensor's device from now on finds the content that
- * was sent ahead, also through other views of it. Legal for every tensor, as often as one likes;
+ * was sent ahead, also through other views of it. Legal for every tensor, any number of times;
  * ek_tensor_copy() does it for both of its tensors. EK_ERR_INVALID_ARGUMENT for no tensor.
  */
 EK_API EK_CHECKED ek_status ek_tensor_arrive(const ek_tensor *tensor);
