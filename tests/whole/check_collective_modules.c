@@ -14,6 +14,7 @@
 #include <evenkeel/mean_squared_error.h>
 #include <evenkeel/sequential.h>
 #include <evenkeel/sgd.h>
+#include <evenkeel/with_criterion.h>
 
 #include "ck_batch_norm.h"
 #include "ck_module.h"
@@ -144,6 +145,50 @@ START_TEST(any_number_of_devices) {
 }
 END_TEST
 
+/* The same steps with the loss inside the model: targets are inputs, also of devices without rows. */
+static double *trained_whole(const char *spec, int64_t *count) {
+  struct ck_training t = {.setup = setup_of(&workloads[0], spec, EK_MODE_REPLICATED)};
+  ek_module *inner = NULL;
+  t.group = ck_open(spec, 1);
+  ck_ok(normalized(&inner));
+  ck_ok(ek_mean_squared_error_create(&t.criterion, EK_REDUCTION_MEAN));
+  ck_ok(ek_with_criterion_create(&t.module, inner, t.criterion));
+  ek_module_free(inner);
+  ck_ok(sgd(&t.rule));
+  ck_ok(ek_data_parallel_model_open(&t.model, t.group, t.module, &t.setup.options));
+  ck_ok(ek_data_parallel_criterion_open(&t.loss, t.model, NULL, NULL));
+  ck_ok(ek_data_parallel_optimizer_open(&t.optimizer, t.model, t.rule, NULL));
+  for (uint64_t i = 0; i < 6; i++) {
+    struct ck_batch batch = batch_of(&workloads[0], i % 2 == 0 ? 7 : 2, i);
+    const ek_tensor inputs[] = {batch.input[0], batch.target[0]};
+    ek_criterion_backward_options backward = EK_CRITERION_BACKWARD_OPTIONS_INIT;
+    ek_shards totals = {0};
+    backward.accumulate = i % 2 == 0;
+    ck_ok(ek_data_parallel_model_forward(&totals, t.model, inputs, 2, NULL));
+    ck_ok(ek_data_parallel_criterion_forward(t.loss, &totals, 1, NULL, 0));
+    ck_ok(ek_data_parallel_criterion_backward(t.loss, t.model, &backward));
+    ek_shards_free(&totals);
+    if (i % 2 == 1) ck_ok(ek_data_parallel_optimizer_step(NULL, t.optimizer));
+    ck_batch_free(&batch);
+  }
+  double *values = numbers_of(&t, count);
+  t.owns_group = true;
+  ck_training_close(&t);
+  return values;
+}
+
+START_TEST(with_the_loss_inside) {
+  const struct ck_setup alone = setup_of(&workloads[0], "cpu:1", EK_MODE_REPLICATED);
+  int64_t count = 0, others = 0;
+  double *want = trained(&alone, &count),
+         *got = trained_whole(_i == 0 ? "cpu:1" : "cpu:5", &others);
+  ck_assert_int_eq(count, others);
+  ck_assert_double_le(ck_rel_l2(got, want, count), 1e-12);
+  free(want);
+  free(got);
+}
+END_TEST
+
 /* Evaluation uses what training has left, and asks nobody. */
 START_TEST(evaluation) {
   const struct ck_setup setup = setup_of(&workloads[0], "cpu:3", EK_MODE_SHARDED);
@@ -268,6 +313,7 @@ static Suite *make_suite(void) {
   Suite *suite = suite_create("collective_modules");
   TCase *tcase = ck_case(suite, "devices");
   tcase_add_loop_test(tcase, any_number_of_devices, 0, CK_PLACEMENTS * SPECS);
+  tcase_add_loop_test(tcase, with_the_loss_inside, 0, 2);
   tcase_add_test(tcase, evaluation);
   tcase_add_loop_test(tcase, plan, 0, 2);
   tcase_add_test(tcase, scalars);
