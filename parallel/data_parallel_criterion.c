@@ -134,15 +134,6 @@ cleanup:
   return status;
 }
 
-void ek__criteria_drop_passes(ek_data_parallel_criterion *first) {
-  for (ek_data_parallel_criterion *self = first; self != NULL; self = self->next) {
-    for (size_t k = 0; k < self->count && self->devices != NULL; k++) {
-      ek_pass_free(self->devices[k].pass);
-      self->devices[k].pass = NULL;
-    }
-  }
-}
-
 void ek__criterion_drop_forward(ek_data_parallel_criterion *self) {
   for (size_t k = 0; k < self->count && self->devices != NULL; k++) {
     ek_pass_free(self->devices[k].pass);

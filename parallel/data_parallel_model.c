@@ -168,15 +168,6 @@ cleanup:
   return status;
 }
 
-void ek__model_drop_forward(ek_data_parallel_model *model) {
-  for (size_t k = 0; k < model->count && model->passes != NULL; k++) {
-    ek_pass_free(model->passes[k]);
-    model->passes[k] = NULL;
-  }
-  ek__criteria_drop_passes(model->criteria);
-  model->pending = 0;
-}
-
 static ek_status free_replica(void *context, ek_device *device, size_t index) {
   ek_replica **replicas = context;
   (void)device;
@@ -226,17 +217,6 @@ ek_replica *ek_data_parallel_model_replica(const ek_data_parallel_model *model, 
 }
 
 /* ---- the step ---- */
-
-void ek__model_end_step(ek_data_parallel_model *model, bool taken) {
-  ek__model_drop_forward(model);
-  model->stage = EK__STEP_EMPTY;
-  model->step_samples = 0;
-  model->micro_batches = 0;
-  model->before_update = NULL;
-  if (!taken) return;
-  model->step++;
-  if (model->options.state == EK_STATE_MASTER) model->replicas_stale = true;
-}
 
 ek_status ek_data_parallel_model_discard(ek_data_parallel_model *model) {
   EK__NOT_NULL("ek_data_parallel_model_discard", model);

@@ -14,8 +14,6 @@
  * every device has queued all of it. Tears are counted, so that one that the group tells of while
  * state is being written is not taken for the one that the writing mends.
  */
-#include <evenkeel/state.h>
-
 #include "parallel_internal.h"
 
 static bool is_torn(const ek_data_parallel_model *model) {
@@ -46,7 +44,8 @@ void ek__model_write_begins(uint64_t *tear, ek_data_parallel_model *model) {
   ek__model_update_begins(model); /* as with an update: a copy that fails leaves devices apart */
 }
 
-void ek__model_write_ended(ek_data_parallel_model *model, uint64_t tear, uint64_t *written) {
+void ek__model_write_ended(ek_data_parallel_model *model, uint64_t tear, uint64_t *written,
+                           size_t entries) {
   ek__model_update_ended(model);
   if (tear == 0) return;
   if (model->mending != tear) {
@@ -55,7 +54,7 @@ void ek__model_write_ended(ek_data_parallel_model *model, uint64_t tear, uint64_
   }
   if (*written != tear) model->written_count++;
   *written = tear;
-  if (model->written_count < ek_state_count(model)) return;
+  if (model->written_count < entries) return;
   ek__model_end_step(model, false);
   model->mended = tear;
 }

@@ -86,7 +86,8 @@ void ek__model_update_ended(ek_data_parallel_model *model);
  * mends a part of, 0 for a good model. It has ended well; *written is the entry's own.
  */
 void ek__model_write_begins(uint64_t *tear, ek_data_parallel_model *model);
-void ek__model_write_ended(ek_data_parallel_model *model, uint64_t tear, uint64_t *written);
+void ek__model_write_ended(ek_data_parallel_model *model, uint64_t tear, uint64_t *written,
+                           size_t entries);
 /* From now on failures of the group's jobs are watched; until the second call. */
 void ek__model_watch(ek_data_parallel_model *model);
 void ek__model_unwatch(ek_data_parallel_model *model);
@@ -140,8 +141,6 @@ bool ek__target_fits(const ek_shards *target, const ek_shards *like);
 /* Whether targets are, and lie where they should. */
 ek_status ek__target_shards_check(const ek_data_parallel_model *model, const ek_shards *outputs,
                                   const ek_shards *targets, size_t target_count);
-/* Drops what the passes of these criteria hold: their backward does not come. */
-void ek__criteria_drop_passes(struct ek_data_parallel_criterion *first);
 
 /* Copies a few f64 of a device to the host. */
 ek_status ek__read_numbers(double *numbers, int64_t count, const ek_tensor *tensor);

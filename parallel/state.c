@@ -293,7 +293,7 @@ ek_status ek_state_write(ek_data_parallel_model *model, const char *name, const 
   uint64_t *written = entry.kind == EK_STATE_KIND_OPTIMIZER
                           ? &model->optimizer->written[entry.state * parameters_of(model)]
                           : model->written;
-  ek__model_write_ended(model, tear, &written[entry.parameter]);
+  ek__model_write_ended(model, tear, &written[entry.parameter], ek_state_count(model));
   return EK_OK;
 }
 

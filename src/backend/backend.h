@@ -301,11 +301,11 @@ struct ek__backend {
   ek_status (*group_open)(void **native, const struct ek__device_spec *spec,
                           const ek_group_options *options);
   void (*group_close)(void *native);
-  ek_status (*device_open)(void **native, void *group, ek_device *device);
+  ek_status (*device_open)(void **native, void *group, size_t index);
   void (*device_close)(void *native);
 
-  /* Required: the capacity of a device without a cap, in bytes; its group has all its devices. */
-  ek_status (*memory_size)(uint64_t *bytes, const ek_device *device);
+  /* Required: the capacity of a device without a cap, in bytes, if its group has `devices`. */
+  ek_status (*memory_size)(uint64_t *bytes, const ek_device *device, size_t devices);
 
   /* Required: *base becomes the address of `bytes` of address space for a device's arena. */
   ek_status (*memory_reserve)(void **base, uint64_t bytes, const ek_device *device);
@@ -376,10 +376,22 @@ extern const struct ek__backend ek__cpu_backend;
 extern const struct ek__backend ek__plan_backend;
 extern const struct ek__backend ek__plan_cuda_backend; /* counts what `cuda` would take */
 
-/* The backend part of a stream, for the backend itself (defined in src/device/stream.c). */
-void *ek__stream_backend(const ek_stream *stream);
-/* What the backend made of a device and of its group (defined in src/device). */
-void *ek__device_native(const ek_device *device);
-void *ek__group_native(const ek_group *group);
+/*
+ * What a stream and a device begin with: what the backend made of them. So a backend finds its own
+ * part without a call to the layer above, which knows the backends.
+ */
+struct ek__stream_head {
+  void *native;
+};
+struct ek__device_head {
+  void *native;
+};
+
+static inline void *ek__stream_backend(const ek_stream *stream) {
+  return ((const struct ek__stream_head *)(const void *)stream)->native;
+}
+static inline void *ek__device_native(const ek_device *device) {
+  return ((const struct ek__device_head *)(const void *)device)->native;
+}
 
 #endif /* EK_BACKEND_H */

@@ -24,15 +24,6 @@ struct ek__module_host {
   void (*log)(ek_log_level level, const char *format, ...) EK_PRINTF(2, 3);
   void *(*calloc)(size_t count, size_t size);
   void (*free)(void *memory);
-  const char *(*device_name)(const ek_device *device);
-  size_t (*device_index)(const ek_device *device);
-  ek_stream *(*device_stream)(const ek_device *device, ek_stream_kind kind);
-  size_t (*group_size)(const ek_group *group);
-  ek_device *(*group_device)(const ek_group *group, size_t index);
-  void *(*device_native)(const ek_device *device);
-  void *(*group_native)(const ek_group *group);
-  ek_device *(*stream_device)(const ek_stream *stream);
-  void *(*stream_backend)(const ek_stream *stream);
   size_t (*type_size)(ek_type type);
 };
 

@@ -5,7 +5,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdbool.h>
+#include <unistd.h>
 
 static atomic_uint forks;
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -26,3 +26,18 @@ ek_status ek__process_watch(void) {
 }
 
 unsigned ek__process_number(void) { return atomic_load_explicit(&forks, memory_order_relaxed); }
+
+struct ek__process ek__process_this(void) {
+  return (struct ek__process){ek__process_number(), (long)getpid()};
+}
+
+bool ek__process_is_child(const struct ek__process *owner) {
+  return owner->number != ek__process_number();
+}
+
+ek_status ek__process_check(const struct ek__process *owner, const char *who) {
+  if (!ek__process_is_child(owner)) return EK_OK;
+  return ek_error_set(EK_ERR_STATE,
+                      "%s: the group belongs to process %ld, this one is a child of it", who,
+                      owner->id);
+}

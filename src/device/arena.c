@@ -31,11 +31,11 @@ enum { COMMIT_STEP = 8 << 20 };
 /* A child of fork() may read what lies in the memory, and takes and gives back nothing: a thread of
  * the parent may have held the mutex. */
 static ek_status check_process(const struct ek__arena *arena, const char *who) {
-  return ek__group_check(ek_device_group(arena->device), who);
+  return ek__process_check(&arena->process, who);
 }
 
 static bool in_a_child(const struct ek__arena *arena) {
-  return ek__group_of_parent(ek_device_group(arena->device));
+  return ek__process_is_child(&arena->process);
 }
 
 /* Makes sure that one spare record is there: a split needs it. */
@@ -63,6 +63,7 @@ static struct ek_memory *take_record(struct ek__arena *arena) {
 ek_status ek__arena_open(struct ek__arena *arena, ek_device *device,
                          const struct ek__backend *backend, uint64_t capacity) {
   memset(arena, 0, sizeof *arena);
+  arena->process = ek__process_this();
   arena->device = device;
   arena->backend = backend;
   arena->capacity = capacity & ~(uint64_t)(EK_MEMORY_UNIT - 1);

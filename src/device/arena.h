@@ -30,6 +30,7 @@
 #include <stdatomic.h>
 
 #include "backend/backend.h"
+#include "core/process.h"
 
 struct ek_memory {
   struct ek__arena *arena;
@@ -55,6 +56,7 @@ struct ek_memory {
 struct ek__arena {
   ek_device *device;
   const struct ek__backend *backend;
+  struct ek__process process; /* that opened it */
   void *base;
   uint64_t capacity, committed;
   uint64_t fixed, outside; /* of the device itself: in the arena, and beside it */

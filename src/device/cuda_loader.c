@@ -22,7 +22,6 @@
 #include "core/alloc.h"
 #include "core/log_internal.h"
 #include "device/cuda_loader.h"
-#include "device/device_internal.h"
 
 #define FILE_NAME "libevenkeel_cuda.so"
 #define PATH_SIZE 4096
@@ -39,15 +38,6 @@ static const struct ek__module_host host = {.size = sizeof host,
                                             .log = ek__log,
                                             .calloc = ek__calloc,
                                             .free = ek__free,
-                                            .device_name = ek_device_name,
-                                            .device_index = ek_device_index,
-                                            .device_stream = ek_device_stream,
-                                            .group_size = ek_group_size,
-                                            .group_device = ek_group_device,
-                                            .device_native = ek__device_native,
-                                            .group_native = ek__group_native,
-                                            .stream_device = ek_stream_device,
-                                            .stream_backend = ek__stream_backend,
                                             .type_size = ek_type_size};
 
 /* The loaded module. A failure is not kept: the next call looks again. */

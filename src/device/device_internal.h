@@ -30,8 +30,10 @@ struct ek__host_blocks *ek__group_blocks(ek_group *group);
 ek_device *ek__group_worker_device(const ek_group *group);
 
 /* Opens device number `index` of what a string named. */
-ek_status ek__device_open(ek_device **device, ek_group *group, const struct ek__backend *backend,
-                          const struct ek__device_spec *spec, size_t index, int threads);
+void *ek__group_native(const ek_group *group); /* what the backend made of it, or NULL */
+ek_status ek__device_open(ek_device **device, ek_group *group, void *group_native,
+                          const struct ek__backend *backend, const struct ek__device_spec *spec,
+                          size_t index, int threads);
 /* NULL is legal. */
 void ek__device_close(ek_device *device);
 /* EK_ERR_STATE while tensors lie on the device, or events are made for it. */

@@ -27,7 +27,6 @@
  */
 #include <pthread.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "core/alloc.h"
 #include "core/error.h"
@@ -57,8 +56,7 @@ struct ek_group {
   size_t count;
   size_t first_rank, world_size; /* of the devices of all processes */
   struct worker *workers;
-  unsigned process; /* core/process.h: whose workers these are */
-  long process_id;  /* the same, for people */
+  struct ek__process process; /* whose workers these are */
   pthread_mutex_t mutex;
   pthread_cond_t work, done, turn;
   uint64_t drawn, served; /* numbers of callers; equal: nobody has a job */
@@ -81,13 +79,10 @@ bool ek__group_is_worker(const ek_group *group) {
   return group != NULL && ek__group_worker_device(group) != NULL;
 }
 
-bool ek__group_of_parent(const ek_group *group) { return group->process != ek__process_number(); }
+bool ek__group_of_parent(const ek_group *group) { return ek__process_is_child(&group->process); }
 
 ek_status ek__group_check(const ek_group *group, const char *who) {
-  if (!ek__group_of_parent(group)) return EK_OK;
-  return ek_error_set(EK_ERR_STATE,
-                      "%s: the group belongs to process %ld, this one is a child of it", who,
-                      group->process_id);
+  return ek__process_check(&group->process, who);
 }
 
 void ek__group_attach(ek_group *group, struct ek__abortable *abortable) {
@@ -251,7 +246,8 @@ static ek_status open_parts(ek_group *group, const struct ek__device_spec *spec,
   EK_TRY(threads_for(&threads, backend, spec->count, options));
   if (backend->group_open != NULL) EK_TRY(backend->group_open(&group->native, spec, options));
   for (size_t i = 0; i < group->count; i++) {
-    EK_TRY(ek__device_open(&group->workers[i].device, group, backend, spec, i, threads));
+    EK_TRY(ek__device_open(&group->workers[i].device, group, group->native, backend, spec, i,
+                           threads));
     if (options->debug_memory) ek__guard_start(group->workers[i].device);
   }
   for (size_t i = 0; i < 2 * group->count; i++) {
@@ -271,8 +267,7 @@ static ek_status open_named(ek_group **group, const char *text, struct ek__devic
   ek_group *result = ek__calloc(1, sizeof *result);
   if (result == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a group");
   result->backend = backend;
-  result->process = ek__process_number();
-  result->process_id = (long)getpid();
+  result->process = ek__process_this();
   pthread_mutex_init(&result->mutex, NULL);
   pthread_cond_init(&result->work, NULL);
   pthread_cond_init(&result->done, NULL);

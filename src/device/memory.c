@@ -1,5 +1,5 @@
 /*
- * memory.c - the ledger as text: names, sizes, the table of a group; and what lies beside it.
+ * memory.c - the table of what the devices of a group hold, and what lies beside it.
  *
  * The numbers themselves are kept by the arena.
  */
@@ -15,41 +15,6 @@
 #include "core/error.h"
 #include "device/device_internal.h"
 #include "device/ledger.h"
-
-static const char *const category_names[EK_MEMORY_CATEGORIES] = {
-#define NAME(identifier, name) [identifier] = name,
-    EK_MEMORY_CATEGORY_LIST(NAME)
-#undef NAME
-};
-
-const char *ek_memory_category_name(ek_memory_category category) {
-  if ((unsigned)category >= EK_MEMORY_CATEGORIES) return "unknown";
-  return category_names[category];
-}
-
-const char *ek__ledger_size(char *buffer, size_t size, uint64_t bytes) {
-  static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
-  double value = (double)bytes;
-  size_t unit = 0;
-  while (value >= 1024 && unit + 1 < sizeof units / sizeof units[0]) {
-    value /= 1024;
-    unit++;
-  }
-  snprintf(buffer, size, unit == 0 ? "%.0f %s" : "%.2f %s", value, units[unit]);
-  return buffer;
-}
-
-void ek__ledger_describe(char *buffer, size_t size, const uint64_t bytes[EK_MEMORY_CATEGORIES]) {
-  size_t used = 0;
-  snprintf(buffer, size, "nothing");
-  for (size_t i = 0; i < EK_MEMORY_CATEGORIES && used < size; i++) {
-    if (bytes[i] == 0) continue;
-    char text[32];
-    const int written = snprintf(buffer + used, size - used, "%s%s %s", used == 0 ? "" : ", ",
-                                 category_names[i], ek__ledger_size(text, sizeof text, bytes[i]));
-    if (written > 0) used += (size_t)written;
-  }
-}
 
 ek_status ek_memory_measure_outside(ek_memory_outside *outside, const ek_device *device) {
   EK__NOT_NULL("ek_memory_measure_outside", outside, device);
@@ -108,7 +73,7 @@ static void format(char *buffer, size_t size, size_t *needed, const ek_group *gr
   }
   append(&text, "\n");
   for (size_t c = 0; c < EK_MEMORY_CATEGORIES; c++) {
-    append_row(&text, category_names[c], group, usages,
+    append_row(&text, ek_memory_category_name((ek_memory_category)c), group, usages,
                offsetof(ek_memory_usage, at_peak) + c * sizeof(uint64_t));
   }
   append_row(&text, "unused", group, usages, offsetof(ek_memory_usage, unused_at_peak));

@@ -11,9 +11,9 @@
 #include "device/fault_internal.h"
 
 struct ek_stream {
+  struct ek__stream_head head; /* first: what the backend made of it */
   ek_device *device;
   ek_stream_kind kind;
-  void *native;
 };
 
 struct ek_event {
@@ -31,7 +31,7 @@ ek_status ek__stream_open(ek_stream **stream, ek_device *device, const struct ek
   }
   result->device = device;
   result->kind = kind;
-  const ek_status status = backend->stream_open(&result->native, device, kind, threads);
+  const ek_status status = backend->stream_open(&result->head.native, device, kind, threads);
   if (status != EK_OK) {
     ek__free(result);
     return status;
@@ -42,11 +42,9 @@ ek_status ek__stream_open(ek_stream **stream, ek_device *device, const struct ek
 
 void ek__stream_close(ek_stream *stream) {
   if (stream == NULL) return;
-  ek__device_table(stream->device)->stream_close(stream->native);
+  ek__device_table(stream->device)->stream_close(stream->head.native);
   ek__free(stream);
 }
-
-void *ek__stream_backend(const ek_stream *stream) { return stream->native; }
 
 ek_device *ek_stream_device(const ek_stream *stream) {
   return stream == NULL ? NULL : stream->device;
@@ -55,7 +53,7 @@ ek_device *ek_stream_device(const ek_stream *stream) {
 void *ek_stream_native(const ek_stream *stream) {
   if (stream == NULL) return NULL;
   const struct ek__backend *backend = ek__device_table(stream->device);
-  return backend->stream_handle == NULL ? NULL : backend->stream_handle(stream->native);
+  return backend->stream_handle == NULL ? NULL : backend->stream_handle(stream->head.native);
 }
 
 ek_status ek_stream_synchronize(ek_stream *stream) {
@@ -119,4 +117,26 @@ void ek_event_free(ek_event *event) {
   if (backend->event_close != NULL) backend->event_close(event->native);
   ek__device_count_event(event->device, -1);
   ek__free(event);
+}
+
+/* ---- a program's own loops ---- */
+
+ek_status ek_device_parallel_for(ek_device *device, int64_t count, ek_range_function function,
+                                 void *context) {
+  if (device == NULL || function == NULL || count < 0) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "ek_device_parallel_for: device and function may not be NULL, nor count "
+                        "negative (%lld)",
+                        (long long)count);
+  }
+  EK_TRY(ek__fault_point(device, "ek_device_parallel_for"));
+  const struct ek__backend *backend = ek__device_table(device);
+  if (backend->parallel_for == NULL && backend->kernels != NULL) {
+    return ek_error_set(EK_ERR_UNSUPPORTED,
+                        "ek_device_parallel_for: %s does not compute on the host's threads",
+                        ek_device_name(device));
+  }
+  if (count == 0 || backend->kernels == NULL) return EK_OK;
+  return backend->parallel_for(ek_device_stream(device, EK_STREAM_COMPUTE), count, function,
+                               context);
 }

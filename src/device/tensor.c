@@ -12,30 +12,6 @@
 #include "device/device_internal.h"
 #include "device/fault_internal.h"
 
-size_t ek_type_size(ek_type type) {
-  switch (type) {
-  case EK_F32:
-  case EK_I32: return 4;
-  case EK_F64:
-  case EK_I64: return 8;
-  case EK_BF16:
-  case EK_F16: return 2;
-  }
-  return 0;
-}
-
-const char *ek_type_name(ek_type type) {
-  switch (type) {
-  case EK_F32: return "f32";
-  case EK_F64: return "f64";
-  case EK_BF16: return "bf16";
-  case EK_F16: return "f16";
-  case EK_I32: return "i32";
-  case EK_I64: return "i64";
-  }
-  return "no type";
-}
-
 /* Checks a shape and counts its bytes, without overflow. */
 static ek_status measure(int64_t *bytes, const char *who, ek_type type, int rank,
                          const int64_t *shape) {

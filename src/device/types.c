@@ -1,7 +1,31 @@
 /*
- * types.c - sets of element types.
+ * types.c - element types and sets of them.
  */
 #include "device/types.h"
+
+size_t ek_type_size(ek_type type) {
+  switch (type) {
+  case EK_F32:
+  case EK_I32: return 4;
+  case EK_F64:
+  case EK_I64: return 8;
+  case EK_BF16:
+  case EK_F16: return 2;
+  }
+  return 0;
+}
+
+const char *ek_type_name(ek_type type) {
+  switch (type) {
+  case EK_F32: return "f32";
+  case EK_F64: return "f64";
+  case EK_BF16: return "bf16";
+  case EK_F16: return "f16";
+  case EK_I32: return "i32";
+  case EK_I64: return "i64";
+  }
+  return "no type";
+}
 
 ek_status ek__types_check(unsigned types, ek_type type, const char *who) {
   if ((types >> type & 1u) != 0) return EK_OK;

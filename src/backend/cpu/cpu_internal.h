@@ -137,6 +137,8 @@ void ek__cpu_range(ek_stream *stream, ek__range_function *function, const void *
 /* The same for range functions that need scratch (team.h), with at least one item per thread. */
 void ek__cpu_range_with_scratch(ek_stream *stream, ek__range_function *function, const void *args,
                                 int64_t count);
+ek_status ek__cpu_parallel_for(ek_stream *stream, int64_t count, ek_range_function function,
+                               void *context);
 
 /* c = alpha a' b' + beta c on the calling thread alone; row-major with leading dimensions. All of
  * m, n and k are at least 1. */
@@ -170,7 +172,7 @@ void ek__cpu_openmp_restore(int before);
 /* ---- memory: cpu_memory.c ---- */
 
 /* Of a device of an open group; for NULL what the process may have in all. */
-ek_status ek__cpu_memory_size(uint64_t *bytes, const ek_device *device);
+ek_status ek__cpu_memory_size(uint64_t *bytes, const ek_device *device, size_t devices);
 ek_status ek__cpu_memory_reserve(void **base, uint64_t bytes, const ek_device *device);
 ek_status ek__cpu_memory_commit(void *base, uint64_t bytes);
 void ek__cpu_memory_release(void *base, uint64_t bytes);

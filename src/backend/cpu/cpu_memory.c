@@ -33,7 +33,7 @@ static uint64_t for_arenas(const struct ek__cpu_limit *limit) {
   return limit->free > 2 * reserve ? limit->free - reserve : limit->free / 2;
 }
 
-ek_status ek__cpu_memory_size(uint64_t *bytes, const ek_device *device) {
+ek_status ek__cpu_memory_size(uint64_t *bytes, const ek_device *device, size_t devices) {
   const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
   if (pages <= 0 || page <= 0) {
     return ek_error_set(EK_ERR_UNAVAILABLE, "the system does not tell its memory size");
@@ -42,8 +42,8 @@ ek_status ek__cpu_memory_size(uint64_t *bytes, const ek_device *device) {
   const struct ek__cpu_limit limit = ek__cpu_memory_limit("");
   if (limit.bytes >= *bytes) return EK_OK;
   *bytes = limit.bytes;
-  if (device == NULL) return EK_OK;
-  const uint64_t share = for_arenas(&limit) / ek_group_size(ek_device_group(device));
+  if (device == NULL) return EK_OK; /* of the machine */
+  const uint64_t share = for_arenas(&limit) / devices;
   *bytes = share < EK_MEMORY_UNIT ? EK_MEMORY_UNIT : share;
   return EK_OK;
 }

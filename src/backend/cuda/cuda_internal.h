@@ -239,7 +239,7 @@ bool ek__cuda_nccl_failed(const struct ek__cuda_group *group, char *text, size_t
 /* ---- small things ---- */
 
 static inline struct ek__cuda_stream *ek__cuda_stream_of(const ek_stream *stream) {
-  return ek__cuda_host->stream_backend(stream);
+  return ek__stream_backend(stream);
 }
 
 /* Of EK__CUDA_KERNEL_BYTES, for what runs on the device's compute stream. */
@@ -248,7 +248,7 @@ static inline void *ek__cuda_kernel_workspace(const struct ek__cuda_device *devi
 }
 
 static inline struct ek__cuda_device *ek__cuda_device_of(const ek_device *device) {
-  return ek__cuda_host->device_native(device);
+  return ek__device_native(device);
 }
 
 #endif /* EK_CUDA_INTERNAL_H */

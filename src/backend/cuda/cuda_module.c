@@ -9,16 +9,17 @@
 
 const struct ek__module_host *ek__cuda_host;
 
-static ek_status device_open(void **native, void *raw, ek_device *device) {
+static ek_status device_open(void **native, void *raw, size_t index) {
   struct ek__cuda_group *group = raw;
-  *native = &group->devices[ek__cuda_host->device_index(device)];
+  *native = &group->devices[index];
   return EK_OK;
 }
 
 /* Devices are part of their group. */
 static void device_close(void *native) { (void)native; }
 
-static ek_status memory_size(uint64_t *bytes, const ek_device *device) {
+static ek_status memory_size(uint64_t *bytes, const ek_device *device, size_t devices) {
+  (void)devices;
   *bytes = ek__cuda_device_of(device)->capacity;
   return EK_OK;
 }

@@ -28,7 +28,8 @@ static ek_status describe(ek_device_description *descriptions, size_t capacity, 
   return EK_OK;
 }
 
-static ek_status memory_size(uint64_t *bytes, const ek_device *device) {
+static ek_status memory_size(uint64_t *bytes, const ek_device *device, size_t devices) {
+  (void)devices;
   (void)device;
   *bytes = MEMORY_BYTES;
   return EK_OK;

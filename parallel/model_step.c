@@ -1,0 +1,31 @@
+/*
+ * model_step.c - the end of a step, and of a forward that has no backward: the passes of the model
+ * and of its criteria go.
+ */
+#include "criterion_internal.h"
+
+static void drop_pass(ek_pass **pass) {
+  ek_pass_free(*pass);
+  *pass = NULL;
+}
+
+void ek__model_drop_forward(ek_data_parallel_model *model) {
+  for (size_t k = 0; k < model->count && model->passes != NULL; k++) {
+    drop_pass(&model->passes[k]);
+  }
+  for (ek_data_parallel_criterion *it = model->criteria; it != NULL; it = it->next) {
+    for (size_t k = 0; k < it->count && it->devices != NULL; k++) drop_pass(&it->devices[k].pass);
+  }
+  model->pending = 0;
+}
+
+void ek__model_end_step(ek_data_parallel_model *model, bool taken) {
+  ek__model_drop_forward(model);
+  model->stage = EK__STEP_EMPTY;
+  model->step_samples = 0;
+  model->micro_batches = 0;
+  model->before_update = NULL;
+  if (!taken) return;
+  model->step++;
+  if (model->options.state == EK_STATE_MASTER) model->replicas_stale = true;
+}

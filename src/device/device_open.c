@@ -1,0 +1,94 @@
+/*
+ * device_open.c - opens and closes a device: its name, its arena and its two streams.
+ */
+#include <stdio.h>
+
+#include "core/alloc.h"
+#include "device/device_struct.h"
+#include "device/ledger.h"
+
+/* "cpu:1", "cuda:0", "cuda:0#2" for the third of several on one GPU. */
+static void set_name(ek_device *device, const struct ek__device_spec *spec) {
+  const struct ek__device_place *place = spec->places == NULL ? NULL : &spec->places[device->index];
+  const char *backend = device->backend->name;
+  if (place == NULL) {
+    snprintf(device->name, sizeof device->name, "%s:%zu", backend, device->index);
+  } else if (place->parts == 1) {
+    snprintf(device->name, sizeof device->name, "%s:%d", backend, place->physical);
+  } else {
+    snprintf(device->name, sizeof device->name, "%s:%d#%d", backend, place->physical, place->part);
+  }
+}
+
+/* The part of the arena that the backend needs; it lies in front of everything else. */
+static ek_status take_workspace(ek_device *device) {
+  const struct ek__backend *backend = device->backend;
+  if (backend->workspace_bytes == 0) return EK_OK;
+  EK_TRY(ek__arena_take(&device->workspace, &device->arena, EK_MEMORY_WORKSPACE,
+                        backend->workspace_bytes));
+  device->arena.fixed = device->workspace->bytes;
+  if (backend->workspace_give != NULL) backend->workspace_give(device, device->workspace->address);
+  return EK_OK;
+}
+
+ek_status ek__device_open(ek_device **device, ek_group *group, void *group_native,
+                          const struct ek__backend *backend, const struct ek__device_spec *spec,
+                          size_t index, int threads) {
+  ek_device *result = ek__calloc(1, sizeof *result);
+  if (result == NULL) {
+    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for %s:%zu", backend->name, index);
+  }
+  result->group = group;
+  result->backend = backend;
+  result->index = index;
+  result->threads = threads;
+  set_name(result, spec);
+  ek_status status = EK_OK;
+  uint64_t capacity = spec->capacity;
+  if (backend->device_open != NULL) {
+    EK_TRY_GOTO(status, backend->device_open(&result->head.native, group_native, index), cleanup);
+  }
+  if (capacity == 0)
+    EK_TRY_GOTO(status, backend->memory_size(&capacity, result, spec->count), cleanup);
+  EK_TRY_GOTO(status, ek__arena_open(&result->arena, result, backend, capacity), cleanup);
+  ek_memory_outside outside = {0};
+  if (backend->memory_outside != NULL) {
+    EK_TRY_GOTO(status, backend->memory_outside(&outside, result), cleanup);
+  }
+  result->arena.outside = outside.opening_bytes;
+  EK_TRY_GOTO(status, take_workspace(result), cleanup);
+  for (int kind = 0; kind < 2; kind++) {
+    EK_TRY_GOTO(
+        status,
+        ek__stream_open(&result->streams[kind], result, backend, (ek_stream_kind)kind, threads),
+        cleanup);
+  }
+  *device = result;
+  return EK_OK;
+cleanup:
+  ek__device_close(result);
+  return status;
+}
+
+void ek__device_close(ek_device *device) {
+  if (device == NULL) return;
+  ek__stream_close(device->streams[EK_STREAM_COMMUNICATION]);
+  ek__stream_close(device->streams[EK_STREAM_COMPUTE]);
+  if (device->workspace != NULL) ek__arena_drop(device->workspace);
+  ek__arena_close(&device->arena);
+  if (device->head.native != NULL) device->backend->device_close(device->head.native);
+  ek__free(device);
+}
+
+ek_status ek__device_check_unused(const ek_device *device, const char *who) {
+  ek_memory_usage usage;
+  EK_TRY(ek_memory_stats(&usage, device));
+  usage.current[EK_MEMORY_WORKSPACE] -= usage.fixed_bytes;
+  if (usage.current_bytes > usage.fixed_bytes) {
+    char held[1024];
+    ek__ledger_describe(held, sizeof held, usage.current);
+    return ek_error_set(EK_ERR_STATE, "%s: tensors still lie on %s: %s", who, device->name, held);
+  }
+  if (atomic_load(&device->events) == 0) return EK_OK;
+  return ek_error_set(EK_ERR_STATE, "%s: an event of %s was not freed", who, device->name);
+}

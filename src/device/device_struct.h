@@ -1,0 +1,28 @@
+/*
+ * device_struct.h - what a device is made of, for device.c, which reads it, and device_open.c, which
+ * makes it.
+ */
+#ifndef EK_DEVICE_STRUCT_H
+#define EK_DEVICE_STRUCT_H
+
+#include <stdatomic.h>
+
+#include "device/arena.h"
+#include "device/device_internal.h"
+#include "device/fault_internal.h"
+
+struct ek_device {
+  struct ek__device_head head; /* first: what the backend made of it */
+  ek_group *group;
+  const struct ek__backend *backend;
+  size_t index;
+  int threads;
+  char name[32];
+  struct ek_memory *workspace; /* the backend's part of the arena, or NULL */
+  ek_stream *streams[2];       /* by ek_stream_kind */
+  atomic_int events;           /* that are not freed yet */
+  struct ek__fault fault;      /* of a test */
+  struct ek__arena arena;
+};
+
+#endif /* EK_DEVICE_STRUCT_H */
