@@ -272,7 +272,8 @@ struct ek__link {
   ek_status (*open)(void **self, void *group);
   /* Required: queues the device's part on its communication stream; on the device's worker. */
   ek_status (*run)(void *self, ek_device *device, const struct ek__collective *collective);
-  /* Required: from any thread; calls of `run` that wait for others return EK_ERR_ABORTED. */
+  /* Required: from any thread, waits for nothing; calls of `run` that wait for others return
+   * EK_ERR_ABORTED. */
   void (*abort)(void *self);
   /* Required: makes it as new after an abort; no worker runs. */
   void (*renew)(void *self);

@@ -283,9 +283,10 @@ static void host_abort(ek_communicator *base) {
   struct host_communicator *self = (struct host_communicator *)base;
   pthread_mutex_lock(&self->mutex);
   self->aborted = true;
+  /* Before anybody wakes: after that it may be made new, and the abort would hit what comes next. */
+  if (self->link != NULL) self->link->abort(self->linked);
   pthread_cond_broadcast(&self->changed);
   pthread_mutex_unlock(&self->mutex);
-  if (self->link != NULL) self->link->abort(self->linked);
 }
 
 /* Parts that were queued before the abort may still write other ranks' memory: they must be over
