@@ -239,8 +239,8 @@ struct ek__device_spec {
   const struct ek__backend_name *backend; /* src/device/backends.h */
   size_t count;                           /* of devices; 0: all there are, only before `resolve` */
   uint64_t capacity;                      /* of each device; 0: not given */
-  struct ek__device_place *places;        /* one per device where the string numbers them, or NULL */
-  size_t room;                            /* how many `places` has room for */
+  struct ek__device_place *places; /* one per device where the string numbers them, or NULL */
+  size_t room;                     /* how many `places` has room for */
 };
 
 /* ---- collectives: communicator.h says what they do ---- */
@@ -376,6 +376,19 @@ struct ek__backend {
 extern const struct ek__backend ek__cpu_backend;
 extern const struct ek__backend ek__plan_backend;
 extern const struct ek__backend ek__plan_cuda_backend; /* counts what `cuda` would take */
+
+/* Bytes of one element; 0 for a value outside the list. */
+static inline size_t ek__type_size(ek_type type) {
+  switch (type) {
+  case EK_F32:
+  case EK_I32: return 4;
+  case EK_F64:
+  case EK_I64: return 8;
+  case EK_BF16:
+  case EK_F16: return 2;
+  }
+  return 0;
+}
 
 /*
  * What a stream and a device begin with: what the backend made of them. So a backend finds its own

@@ -24,7 +24,6 @@ struct ek__module_host {
   void (*log)(ek_log_level level, const char *format, ...) EK_PRINTF(2, 3);
   void *(*calloc)(size_t count, size_t size);
   void (*free)(void *memory);
-  size_t (*type_size)(ek_type type);
 };
 
 /*

@@ -37,8 +37,7 @@ static const struct ek__module_host host = {.size = sizeof host,
                                             .error_message = ek_error_message,
                                             .log = ek__log,
                                             .calloc = ek__calloc,
-                                            .free = ek__free,
-                                            .type_size = ek_type_size};
+                                            .free = ek__free};
 
 /* The loaded module. A failure is not kept: the next call looks again. */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;

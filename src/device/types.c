@@ -3,17 +3,9 @@
  */
 #include "device/types.h"
 
-size_t ek_type_size(ek_type type) {
-  switch (type) {
-  case EK_F32:
-  case EK_I32: return 4;
-  case EK_F64:
-  case EK_I64: return 8;
-  case EK_BF16:
-  case EK_F16: return 2;
-  }
-  return 0;
-}
+#include "backend/backend.h"
+
+size_t ek_type_size(ek_type type) { return ek__type_size(type); }
 
 const char *ek_type_name(ek_type type) {
   switch (type) {

@@ -260,13 +260,6 @@ ek_status ek_pass_totals(ek_tensor *totals, ek_pass *pass) {
   return ek_pass_output(totals, pass, EK_F64, 2, shape);
 }
 
-bool ek__pass_was_lent(const ek_pass *pass, const ek_memory *memory) {
-  for (size_t i = 0; i < EK_MAX_TENSORS && memory != NULL; i++) {
-    if (pass->lent[i] == memory) return true;
-  }
-  return false;
-}
-
 ek_status ek_pass_input_gradient(ek_tensor *gradient, ek_pass *pass, const ek_tensor *input) {
   static const char *const who = "ek_pass_input_gradient";
   if (gradient == NULL || pass == NULL || !ek_tensor_exists(input)) return ek__pass_null(who);

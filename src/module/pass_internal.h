@@ -71,7 +71,12 @@ struct ek_pass {
 ek_status ek__pass_null(const char *who);
 
 /* Whether an input of the root lies there that its runner keeps until backward. */
-bool ek__pass_was_lent(const ek_pass *pass, const ek_memory *memory);
+static inline bool ek__pass_was_lent(const ek_pass *pass, const ek_memory *memory) {
+  for (size_t i = 0; i < EK_MAX_TENSORS && memory != NULL; i++) {
+    if (pass->lent[i] == memory) return true;
+  }
+  return false;
+}
 
 /* Every parameter that no module has spoken of is complete now. */
 ek_status ek__pass_complete_rest(ek_pass *pass);

@@ -62,7 +62,7 @@ static ek_status scale_only(ek_stream *stream, const struct ek__matmul_args *arg
 static ek_status add_product(ek_stream *stream, const struct ek__matmul_args *args) {
   struct ek__team *team = ek__stream_backend(stream);
   struct product product = {
-      .args = args, .size = ek_type_size(args->types.value), .by_rows = args->m >= args->n};
+      .args = args, .size = ek__type_size(args->types.value), .by_rows = args->m >= args->n};
   const double work = (double)args->m * (double)args->n * (double)args->k;
   const int64_t longest = (args->m > args->n ? args->m : args->n) / 16;
   int parts = ek__team_threads(team);

@@ -389,7 +389,7 @@ static ek_status clique_run(void *self, ek_device *raw, const struct ek__collect
                                       [EK__ALL_GATHER] = "all_gather"};
   struct ek__cuda_clique *clique = self;
   struct ek__cuda_device *device = ek__cuda_device_of(raw);
-  const size_t element = ek__cuda_host->type_size(collective->type);
+  const size_t element = ek__type_size(collective->type);
   const bool sums = collective->type == EK_F32 || collective->type == EK_F64;
   const struct call call = {.clique = clique,
                             .rank = device->index,
