@@ -3,6 +3,8 @@
  */
 #include <evenkeel/criterion.h>
 
+#include "core/error.h"
+
 static ek_status check_count(const char *kind, const char *what, size_t count, size_t least,
                              size_t most) {
   if (count >= least && count <= most) return EK_OK;
@@ -11,11 +13,10 @@ static ek_status check_count(const char *kind, const char *what, size_t count, s
 }
 
 ek_status ek_criterion_check(const ek_criterion *criterion) {
-  if (criterion == NULL || criterion->base.ops == NULL) {
+  EK__NOT_NULL("criterion", criterion);
+  if (criterion->base.ops == NULL) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        criterion == NULL
-                            ? "criterion: criterion is NULL"
-                            : "a criterion without functions: ek_criterion_init() was not called");
+                        "a criterion without functions: ek_criterion_init() was not called");
   }
   const ek_module *base = &criterion->base;
   const size_t outputs = base->inputs > base->targets ? base->inputs - base->targets : 0;
@@ -29,10 +30,7 @@ ek_status ek_criterion_check(const ek_criterion *criterion) {
 
 ek_status ek_criterion_init(ek_criterion *criterion, const ek_module_ops *ops, size_t outputs,
                             size_t targets, ek_reduction reduction) {
-  if (criterion == NULL || ops == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_criterion_init: %s is NULL",
-                        criterion == NULL ? "criterion" : "ops");
-  }
+  EK__NOT_NULL("ek_criterion_init", criterion, ops);
   ek_criterion made = {.reduction = reduction};
   EK_TRY(ek_module_init(&made.base, ops, 1, reduction == EK_REDUCTION_NONE ? 2 : 1));
   if ((unsigned)reduction > EK_REDUCTION_NONE) {

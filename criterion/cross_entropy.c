@@ -15,6 +15,7 @@
 #include <evenkeel/losses.h>
 
 #include "core/alloc.h"
+#include "core/error.h"
 #include "core/options.h"
 
 struct cross_entropy {
@@ -187,9 +188,7 @@ static ek_status keep_weights(struct cross_entropy *c, const ek_cross_entropy_op
 ek_status ek_cross_entropy_create(ek_criterion **criterion,
                                   const ek_cross_entropy_options *options) {
   ek_cross_entropy_options o = EK_CROSS_ENTROPY_OPTIONS_INIT;
-  if (criterion == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "cross_entropy: criterion is NULL");
-  }
+  EK__NOT_NULL("cross_entropy", criterion);
   EK_TRY(read_options(&o, options));
   struct cross_entropy *c = ek__calloc(1, sizeof *c);
   if (c == NULL) {

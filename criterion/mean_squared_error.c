@@ -9,6 +9,7 @@
 #include <evenkeel/losses.h>
 
 #include "core/alloc.h"
+#include "core/error.h"
 
 /* The operation would accept 2 x 6 against 4 x 3 flattened; a loss of that would be a mistake. */
 static ek_status check_target(const ek_tensor *y, const ek_tensor *target) {
@@ -59,9 +60,7 @@ static const ek_module_ops ops = {.size = sizeof(ek_module_ops),
                                   .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 ek_status ek_mean_squared_error_create(ek_criterion **criterion, ek_reduction reduction) {
-  if (criterion == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "mean_squared_error: criterion is NULL");
-  }
+  EK__NOT_NULL("mean_squared_error", criterion);
   ek_criterion *c = ek__calloc(1, sizeof *c);
   if (c == NULL) {
     return ek_error_set(EK_ERR_OUT_OF_MEMORY, "mean_squared_error: the host has no memory");

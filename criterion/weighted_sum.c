@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/error.h"
 
 struct part {
   ek_criterion *criterion; /* a reference of its own */
@@ -142,10 +143,6 @@ static ek_status check_sum(const char *what, size_t count, size_t most) {
 
 /* Checks each part, and that together they do not have too much of anything. */
 static ek_status check_parts(ek_criterion *const *parts, const double *coefficients, size_t count) {
-  if (parts == NULL || coefficients == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "weighted_sum: %s is NULL",
-                        parts == NULL ? "terms" : "coefficients");
-  }
   if (count == 0) return ek_error_set(EK_ERR_INVALID_ARGUMENT, "weighted_sum: there are no terms");
   size_t outputs = 0, targets = 0, terms = 0;
   for (size_t i = 0; i < count; i++) {
@@ -194,9 +191,7 @@ static ek_status fill(struct weighted_sum *w, ek_criterion *const *parts,
 
 ek_status ek_weighted_sum_create(ek_criterion **criterion, ek_criterion *const *terms,
                                  const double *coefficients, size_t count) {
-  if (criterion == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "weighted_sum: criterion is NULL");
-  }
+  EK__NOT_NULL("weighted_sum", criterion, terms, coefficients);
   EK_TRY(check_parts(terms, coefficients, count));
   struct weighted_sum *w = ek__calloc(1, sizeof *w);
   if (w == NULL) {

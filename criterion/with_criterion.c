@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/error.h"
 
 enum { MODEL, CRITERION }; /* the children */
 
@@ -89,11 +90,7 @@ static const ek_module_ops ops = {.size = sizeof(ek_module_ops),
                                   .free = release,
                                   .types = EK_TYPES_F32 | EK_TYPES_F64};
 
-static ek_status check(ek_module *const *module, const ek_module *model,
-                       const ek_criterion *criterion) {
-  if (module == NULL || model == NULL || model->ops == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "with_criterion: module or model is NULL");
-  }
+static ek_status check(const ek_module *model, const ek_criterion *criterion) {
   EK_TRY(ek_criterion_check(criterion));
   const char *kind = criterion->base.ops->kind;
   if (model->terms > 0 || model->targets > 0) {
@@ -110,7 +107,8 @@ static ek_status check(ek_module *const *module, const ek_module *model,
 }
 
 ek_status ek_with_criterion_create(ek_module **module, ek_module *model, ek_criterion *criterion) {
-  EK_TRY(check(module, model, criterion));
+  EK__NOT_NULL("with_criterion", module, model, criterion);
+  EK_TRY(check(model, criterion));
   struct with_criterion *w = ek__calloc(1, sizeof *w);
   if (w == NULL) {
     return ek_error_set(EK_ERR_OUT_OF_MEMORY, "with_criterion: the host has no memory");

@@ -22,6 +22,7 @@
 #include <evenkeel/elementwise.h>
 #include <evenkeel/losses.h>
 
+#include "core/error.h"
 #include "core/options.h"
 #include "criterion_internal.h"
 
@@ -303,9 +304,7 @@ ek_status ek_data_parallel_criterion_backward(ek_data_parallel_criterion *parall
                                               ek_data_parallel_model *model,
                                               const ek_criterion_backward_options *options) {
   ek_criterion_backward_options o = EK_CRITERION_BACKWARD_OPTIONS_INIT;
-  if (parallel == NULL || model == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "criterion backward: an argument is NULL");
-  }
+  EK__NOT_NULL("criterion backward", parallel, model);
   EK__MODEL_ENTER(parallel->model, "criterion backward");
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_criterion_backward_options"));
   EK_TRY(check_backward(parallel, model, &o));

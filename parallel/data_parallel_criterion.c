@@ -23,6 +23,7 @@
 #include <evenkeel/losses.h>
 
 #include "core/alloc.h"
+#include "core/error.h"
 #include "core/options.h"
 #include "criterion_internal.h"
 #include "module/replica_internal.h"
@@ -63,11 +64,14 @@ static ek_status open_one(void *context, ek_device *device, size_t index) {
 static ek_status check_open(ek_data_parallel_criterion **parallel,
                             const ek_data_parallel_model *model, const ek_criterion *criterion,
                             const ek_data_parallel_criterion_options *options) {
-  if (parallel == NULL || model == NULL || (criterion == NULL) != (model->module->terms > 0)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_data_parallel_criterion_open: %s",
-                        criterion == NULL || parallel == NULL || model == NULL
-                            ? "an argument is NULL"
-                            : "the model computes its loss itself: the criterion must be NULL");
+  EK__NOT_NULL("ek_data_parallel_criterion_open", parallel, model);
+  if (model->module->terms == 0) EK__NOT_NULL("ek_data_parallel_criterion_open", criterion);
+  if (model->module->terms > 0 && criterion != NULL) {
+    return ek_error_set(
+        EK_ERR_INVALID_ARGUMENT,
+        "ek_data_parallel_criterion_open: %s computes its loss itself: the criterion "
+        "must be NULL",
+        model->module->ops->kind);
   }
   if (options->keep_outputs && options->gradient_in_forward) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
@@ -328,9 +332,8 @@ cleanup:
 ek_status ek_data_parallel_criterion_forward(ek_data_parallel_criterion *parallel,
                                              ek_shards *outputs, size_t output_count,
                                              const ek_tensor *targets, size_t target_count) {
-  if (parallel == NULL || outputs == NULL || (targets == NULL && target_count > 0)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "criterion forward: an argument is NULL");
-  }
+  EK__NOT_NULL("criterion forward", parallel, outputs);
+  if (target_count > 0) EK__NOT_NULL("criterion forward", targets);
   EK__MODEL_ENTER(parallel->model, "criterion forward");
   return forward(parallel, outputs, output_count, targets, NULL, target_count);
 }
@@ -338,9 +341,8 @@ ek_status ek_data_parallel_criterion_forward(ek_data_parallel_criterion *paralle
 ek_status ek_data_parallel_criterion_forward_shards(ek_data_parallel_criterion *parallel,
                                                     ek_shards *outputs, size_t output_count,
                                                     const ek_shards *targets, size_t target_count) {
-  if (parallel == NULL || outputs == NULL || (targets == NULL && target_count > 0)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "criterion forward: an argument is NULL");
-  }
+  EK__NOT_NULL("criterion forward", parallel, outputs);
+  if (target_count > 0) EK__NOT_NULL("criterion forward", targets);
   EK__MODEL_ENTER(parallel->model, "criterion forward");
   return forward(parallel, outputs, output_count, NULL, targets, target_count);
 }
@@ -349,9 +351,7 @@ ek_status ek_data_parallel_criterion_forward_shards(ek_data_parallel_criterion *
 
 ek_status ek_data_parallel_criterion_loss(double *loss, double *weight,
                                           ek_data_parallel_criterion *parallel) {
-  if (loss == NULL || parallel == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "criterion loss: an argument is NULL");
-  }
+  EK__NOT_NULL("criterion loss", loss, parallel);
   EK__MODEL_ENTER(parallel->model, "criterion loss");
   EK_TRY(ek__model_check(parallel->model));
   if (!parallel->has_loss) {
@@ -371,9 +371,7 @@ ek_status ek_data_parallel_criterion_loss(double *loss, double *weight,
 
 ek_status ek_data_parallel_criterion_losses(ek_shards *losses,
                                             ek_data_parallel_criterion *parallel) {
-  if (losses == NULL || parallel == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "criterion losses: an argument is NULL");
-  }
+  EK__NOT_NULL("criterion losses", losses, parallel);
   EK__MODEL_ENTER(parallel->model, "criterion losses");
   EK_TRY(ek__model_check(parallel->model));
   if (!parallel->has_forward || parallel->reduction != EK_REDUCTION_NONE) {

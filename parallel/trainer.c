@@ -29,7 +29,8 @@ struct ek_trainer {
 static ek_status check_open(ek_trainer **trainer, const char *devices, const ek_module *module,
                             const ek_criterion *criterion, const ek_optimizer *optimizer,
                             const ek_trainer_options *o) {
-  EK__NOT_NULL("ek_trainer_open", trainer, module, criterion, optimizer);
+  EK__NOT_NULL("ek_trainer_open", trainer, module, optimizer);
+  if (module->terms == 0) EK__NOT_NULL("ek_trainer_open", criterion);
   if ((devices == NULL) == (o->group == NULL) || (o->group != NULL && o->group_options != NULL)) {
     return ek_error_set(
         EK_ERR_INVALID_ARGUMENT,
@@ -48,7 +49,7 @@ static ek_status open_parts(ek_trainer *self, ek_module *module, ek_criterion *c
   model.type = o->type;
   model.seed = o->seed;
   model.broadcast_inputs = o->broadcast_inputs;
-  loss.gradient_in_forward = criterion->reduction != EK_REDUCTION_NONE;
+  loss.gradient_in_forward = criterion != NULL && criterion->reduction != EK_REDUCTION_NONE;
   update.schedule = o->schedule;
   update.refuse_not_finite = o->refuse_not_finite;
   EK_TRY(ek_data_parallel_model_open(&self->model, self->group, module, &model));
@@ -110,8 +111,9 @@ ek_status ek_trainer_free(ek_trainer *trainer) {
 /* ---- steps ---- */
 
 static ek_status check_call(const char *who, const ek_trainer *trainer, const ek_tensor *inputs,
-                            const ek_tensor *targets) {
-  EK__NOT_NULL(who, trainer, inputs, targets);
+                            const ek_tensor *targets, size_t target_count) {
+  EK__NOT_NULL(who, trainer, inputs);
+  if (target_count > 0) EK__NOT_NULL(who, targets);
   if (trainer->optimizer != NULL) return EK_OK;
   return ek_error_set(EK_ERR_STATE, "%s: the trainer was freed, but for its group", who);
 }
@@ -127,7 +129,7 @@ static ek_status drop_step(ek_trainer *self, ek_status status) {
 
 ek_status ek_trainer_step(ek_step_result *result, ek_trainer *trainer, const ek_tensor *inputs,
                           size_t input_count, const ek_tensor *targets, size_t target_count) {
-  EK_TRY(check_call("ek_trainer_step", trainer, inputs, targets));
+  EK_TRY(check_call("ek_trainer_step", trainer, inputs, targets, target_count));
   EK__OWNER_ENTER(&trainer->owner, "ek_trainer_step", "the trainer");
   ek_shards *outputs = trainer->outputs;
   EK_TRY(ek_data_parallel_model_forward(outputs, trainer->model, inputs, input_count, NULL));
@@ -156,7 +158,8 @@ static ek_status forward_only(ek_shards *outputs, ek_trainer *self, const ek_ten
 ek_status ek_trainer_evaluate(double *loss, double *weight, ek_trainer *trainer,
                               const ek_tensor *inputs, size_t input_count, const ek_tensor *targets,
                               size_t target_count) {
-  EK_TRY(check_call("ek_trainer_evaluate", loss == NULL ? NULL : trainer, inputs, targets));
+  EK_TRY(check_call("ek_trainer_evaluate", loss == NULL ? NULL : trainer, inputs, targets,
+                    target_count));
   EK__OWNER_ENTER(&trainer->owner, "ek_trainer_evaluate", "the trainer");
   EK_TRY(forward_only(trainer->outputs, trainer, inputs, input_count));
   ek_status status = ek_data_parallel_criterion_forward(
@@ -168,7 +171,7 @@ ek_status ek_trainer_evaluate(double *loss, double *weight, ek_trainer *trainer,
 
 ek_status ek_trainer_predict(ek_shards *outputs, ek_trainer *trainer, const ek_tensor *inputs,
                              size_t input_count) {
-  EK_TRY(check_call("ek_trainer_predict", outputs == NULL ? NULL : trainer, inputs, inputs));
+  EK_TRY(check_call("ek_trainer_predict", outputs == NULL ? NULL : trainer, inputs, NULL, 0));
   EK__OWNER_ENTER(&trainer->owner, "ek_trainer_predict", "the trainer");
   return forward_only(outputs, trainer, inputs, input_count);
 }

@@ -39,16 +39,25 @@ typedef struct ek_data_parallel_criterion_options {
   /*
    * The outputs are not read between criterion forward and backward: after a model's forward with
    * gradient, a criterion that can writes the gradient over them in its own forward, which saves
-   * it a pass over memory (criterion.h, ek_criterion_pass_gradient_now()). When such a forward
-   * fails, the outputs may hold anything, and the step is dropped as always. Losses and gradients
-   * are the same to rounding. Not together with keep_outputs: EK_ERR_INVALID_ARGUMENT.
+   * it a pass over memory (pass.h, ek_pass_gradient_now()). When such a forward fails, the outputs
+   * may hold anything, and the step is dropped as always. Losses and gradients are the same to
+   * rounding. Not together with keep_outputs: EK_ERR_INVALID_ARGUMENT.
    */
   bool gradient_in_forward;
 } ek_data_parallel_criterion_options;
 #define EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT                                                    \
   { sizeof(ek_data_parallel_criterion_options), false, false }
 
-/* For the outputs of `model`, which must outlive it. Keeps a reference to the criterion. */
+/*
+ * For the outputs of `model`, which must outlive it. Keeps a reference to the criterion, of which
+ * every device has a replica: its buffers are constants. EK_ERR_UNSUPPORTED for a criterion with
+ * parameters or with collectives of its own, which wants to be one module with the model
+ * (with_criterion.h).
+ *
+ * `criterion` is NULL for a model that computes its loss itself, and only then. Its forward gives
+ * one output, the totals; that is what the functions below want, with no targets, because these were
+ * inputs of the model.
+ */
 EK_API EK_CHECKED ek_status ek_data_parallel_criterion_open(
     ek_data_parallel_criterion **parallel, ek_data_parallel_model *model, ek_criterion *criterion,
     const ek_data_parallel_criterion_options *options);

@@ -110,8 +110,9 @@ typedef struct ek_forward_options {
  * They carry the number of this forward. What `outputs` held before is not freed; on failure it is
  * left as it was.
  * In mode gather only the part of output_device has rows. Scattered inputs must have equal numbers
- * of rows; at least one input must be scattered. A forward whose backward never comes is dropped by
- * the next one.
+ * of rows; at least one input must be scattered. Inputs that are targets (module.h) are cut at the
+ * samples of the others, of which their rows are a multiple. A forward whose backward never comes is
+ * dropped by the next one.
  */
 EK_API EK_CHECKED ek_status ek_data_parallel_model_forward(ek_shards *outputs,
                                                            ek_data_parallel_model *model,

@@ -86,7 +86,8 @@ EK_API EK_CHECKED ek_status ek_pass_input_gradient(ek_tensor *gradient, ek_pass 
 /* ---- for a criterion (criterion.h) ---- */
 
 /* A tensor for its totals, f64 [terms, 2], undefined: a new one, or where its runner or its parent
- * wants them. The caller owns it. EK_ERR_STATE for a module that is no criterion. */
+ * wants them. The caller owns it, gives it as output 0 and does not save it: whoever gets it may sum
+ * it over the devices. EK_ERR_STATE for a module that is no criterion. */
 EK_API EK_CHECKED ek_status ek_pass_totals(ek_tensor *totals, ek_pass *pass);
 
 /*

@@ -74,7 +74,9 @@ typedef struct ek_trainer_options {
 /*
  * Opens the group and the three parts on it. Module, criterion and optimizer stay the program's; it
  * may free them at once. The gradient is computed in the criterion's forward and overwrites the
- * outputs, unless the reduction is `none`. `options` NULL gives the defaults (mode replicated).
+ * outputs, unless the reduction is `none`. `criterion` is NULL for a model that computes its loss
+ * itself (with_criterion.h): then targets are inputs, and a step gets no others. `options` NULL gives
+ * the defaults (mode replicated).
  */
 EK_API EK_CHECKED ek_status ek_trainer_open(ek_trainer **trainer, const char *devices,
                                             ek_module *module, ek_criterion *criterion,
