@@ -1,24 +1,13 @@
 /*
- * kernel_rig.h - what the tests of the CUDA kernels share: a stream, arrays that exist twice, and
- * how far apart they may be.
+ * kernel_rig.h - for tests of CUDA kernels by their launchers: a stream, and arrays that exist twice.
  *
  * The programs call the launchers of cuda_kernels.h through CUDA's own runtime interface, so that
- * the same source runs on a GPU and on the stand-in of tests/cuemu. The other side is the library's
- * reference in double precision (src/backend/cpu/reference_*.c), which takes the same argument
- * structs with host pointers.
+ * the same source runs on a GPU and on the stand-in of tests/cuemu. The other side is
+ * computed by the test, in double precision.
  *
  * Variants: f32 and f64, each with arrays that begin at 16 bytes and with arrays that do not. Every
  * array is an allocation of exactly its size (and of the one element it is shifted by), so that a
  * sanitizer sees one access too many. What a kernel must write starts as NaN.
- *
- * Tolerances: ||got - want|| <= roundings u ||want||, with u the unit roundoff of the type and
- * `roundings` the longest chain of them behind one result: the operations of the formula, each
- * exp(), log() or division counted as 4, plus the length of a sum. It bounds the relative error of
- * a sum of one sign, n u; in a sum of mixed signs the result shrinks by sqrt(n) against its terms,
- * but so do the roundings, which have no common sign either. In an array of few elements all
- * results may be small by chance while their terms are not: where terms are of size 1, ||want||
- * counts as that of ones at least. One wrong element of a thousand, by its own size, is 3e-2 and
- * not to be overlooked; an element that was not written is NaN.
  */
 #ifndef KERNEL_RIG_H
 #define KERNEL_RIG_H
@@ -39,10 +28,10 @@ enum { KR_ARRAYS = 64 };
 
 struct kr_rig {
   ek_type type;
-  double unit;            /* 2^-24 or 2^-53 */
-  int64_t shift;          /* elements that arrays are moved by */
-  struct ek__types types; /* both are type */
-  struct ek__cuda_place at;
+  double unit;              /* 2^-24 or 2^-53 */
+  int64_t shift;            /* elements that arrays are moved by */
+  struct ek__types types;   /* both are type */
+  struct ek__cuda_place at; /* of which these kernels want the stream alone */
   struct ck_random random;
   void *host[KR_ARRAYS], *device[KR_ARRAYS];
   int hosts, devices;
@@ -61,7 +50,6 @@ struct kr_array {
 int kr_run(Suite *(*make_suite)(void));
 
 struct kr_rig *kr_open(int variant);
-/* Checks that no kernel saw a bad index, unless the test has taken that back. */
 void kr_close(struct kr_rig *rig);
 
 #define kr_ok(call)                                                                                \
@@ -83,17 +71,9 @@ void kr_send(struct kr_rig *rig, const struct kr_array *array);
 /* Waits, and takes what the device holds. */
 double *kr_fetch(struct kr_rig *rig, const struct kr_array *array);
 void kr_fetch_bytes(struct kr_rig *rig, void *bytes, const void *device, size_t size);
-/* Waits, gives what `bad` holds, and sets it back. */
-struct ek__cuda_bad kr_bad(struct kr_rig *rig);
-/* The word of `bad` for a row and the number found there. */
-unsigned long long kr_bad_word(int64_t row, int32_t value);
-
-/* Compares the two sides, with terms of size 1: see above. roundings 0: they must be equal. */
-void kr_check(struct kr_rig *rig, const char *what, const struct kr_array *array, double roundings);
-/* The same for results whose terms are smaller than 1. */
-void kr_check_small(struct kr_rig *rig, const char *what, const struct kr_array *array,
-                    double roundings);
-/* The same for doubles on the device. */
+/* The two sides must be equal. */
+void kr_check(struct kr_rig *rig, const char *what, const struct kr_array *array);
+/* Doubles on the device; each may be off by limit, relative to itself or to 1. */
 void kr_check_doubles(struct kr_rig *rig, const char *what, const double *device,
                       const double *want, int64_t count, double limit);
 

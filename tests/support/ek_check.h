@@ -138,7 +138,12 @@ void ck_within(const char *what, const double *got, const double *want, const do
 /* Every number is the same, bit for bit. */
 void ck_same_bits(const char *what, const double *a, const double *b, int64_t count);
 
-/* ---- the rig: one device, and all that a test makes on it ---- */
+/*
+ * ---- the rig: one device, and all that a test makes on it ----
+ *
+ * Under AddressSanitizer what lies behind a tensor of a rig may not be touched, by an operation of
+ * the CPU or a kernel on emulated devices: it is the unused rest of its memory, and a gap.
+ */
 
 enum { CK_RIG_TENSORS = 64, CK_RIG_ARRAYS = 256 };
 
@@ -146,10 +151,11 @@ struct ck_rig {
   ek_group *group;
   ek_device *device;
   ek_stream *stream;
-  ek_type type; /* f32 or f64: of the tensors it makes */
-  double unit;  /* unit roundoff of the type: 2^-24 or 2^-53 */
+  ek_type type;  /* f32 or f64: of the tensors it makes */
+  double unit;   /* unit roundoff of the type: 2^-24 or 2^-53 */
+  int64_t shift; /* elements that tensors begin behind the beginning of their memory: 0 or 1 */
   struct ck_random random;
-  ek_tensor tensor[CK_RIG_TENSORS];
+  ek_tensor tensor[CK_RIG_TENSORS], gap[CK_RIG_TENSORS];
   void *array[CK_RIG_ARRAYS];
   size_t tensors, arrays;
   uintptr_t ghosts; /* where the next ghost is said to lie */
@@ -158,7 +164,10 @@ struct ck_rig {
 /* Opens device 0 of a group: `spec` as it is, or test_devices("cpu:1") if it is NULL. */
 struct ck_rig *ck_rig_open(const char *spec, ek_type type, int threads);
 
-/* For loop tests over 0 .. CK_VARIANTS - 1: both types, one and two threads. */
+/*
+ * For loop tests over 0 .. CK_VARIANTS - 1: both types; one thread and memory that is aligned to
+ * EK_MEMORY_UNIT, two threads and tensors that begin one element behind it, as rows of others do.
+ */
 enum { CK_VARIANTS = 4 };
 struct ck_rig *ck_rig_variant(int variant);
 

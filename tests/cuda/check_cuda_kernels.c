@@ -1,0 +1,225 @@
+/*
+ * check_cuda_kernels.c - the CUDA kernels that no operation of op.h reaches, by their launchers:
+ * casts, totals of several terms, the sum over pointers, and what launchers refuse.
+ *
+ * All others are tested where the CPU's are, in tests/op, on emulated devices in each order of CUDA's
+ * threads and on GPUs.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "kernel_rig.h"
+
+/* ---- casts ---- */
+
+static double cast_one(struct kr_rig *rig, ek_type to, double value, ek_type by) {
+  uint64_t bits = 0;
+  void *first = kr_bytes(rig, &value, sizeof value), *second = kr_bytes(rig, &bits, sizeof bits);
+  void *third = kr_bytes(rig, &bits, sizeof bits), *last = kr_bytes(rig, &bits, sizeof bits);
+  const struct ek__cuda_cast_args steps[] = {
+      {second, first, 1, by, EK_F64}, {third, second, 1, to, by}, {last, third, 1, EK_F64, to}};
+  for (int i = 0; i < 3; i++) kr_ok(ek__cuda_cast(rig->at.stream, &steps[i]));
+  kr_fetch_bytes(rig, &value, last, sizeof value);
+  return value;
+}
+
+/* Through the type and back: what is kept, what is rounded and where to. */
+START_TEST(casts) {
+  static const struct {
+    ek_type type;
+    double value, want;
+  } cases[] = {
+      {EK_BF16, 1.0 + 0x1p-8, 1.0},                  /* tie to even: down */
+      {EK_BF16, 1.0 + 3 * 0x1p-8, 1.0 + 0x1p-6},     /* tie to even: up */
+      {EK_BF16, 1.0 + 0x1p-8 + 0x1p-40, 1 + 0x1p-7}, /* past the tie by less than f32 can say */
+      {EK_BF16, -0x1p-130, -0x1p-130},               /* subnormal */
+      {EK_BF16, 3.4e38, HUGE_VAL},
+      {EK_BF16, NAN, NAN},
+      {EK_F16, 2049.0, 2048.0},
+      {EK_F16, 2051.0, 2052.0},
+      {EK_F16, 2049.0 + 0x1p-30, 2050.0},
+      {EK_F16, 0x1p-24, 0x1p-24},
+      {EK_F16, 0x1p-25, 0.0},
+      {EK_F16, -3 * 0x1p-25, -0x1p-23},
+      {EK_F16, 65519.0, 65504.0},
+      {EK_F16, 65520.0, HUGE_VAL},
+      {EK_F16, -HUGE_VAL, -HUGE_VAL},
+      {EK_F16, NAN, NAN},
+      {EK_F32, 1.0 + 0x1p-24, 1.0},
+      {EK_F64, 0.1, 0.1},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    struct kr_rig *rig = kr_open(0);
+    const double got = cast_one(rig, cases[i].type, cases[i].value, EK_F64);
+    ck_within("cast", &got, &cases[i].want, NULL, 1);
+    if ((double)(float)cases[i].value == cases[i].value) { /* the same from f32 */
+      const double again = cast_one(rig, cases[i].type, cases[i].value, EK_F32);
+      ck_within("cast by f32", &again, &cases[i].want, NULL, 1);
+    }
+    kr_close(rig);
+  }
+}
+END_TEST
+
+/* Every bf16 and f16 survives f32 and comes back as the same bits; NaN as some NaN. */
+START_TEST(all_16_bit_numbers) {
+  static uint16_t all[65536], back[65536];
+  for (int i = 0; i < 65536; i++) all[i] = (uint16_t)i;
+  const ek_type type = _i == 0 ? EK_BF16 : EK_F16;
+  const uint16_t infinity = type == EK_BF16 ? 0x7F80 : 0x7C00;
+  struct kr_rig *rig = kr_open(0);
+  void *from = kr_bytes(rig, all, sizeof all), *to = kr_bytes(rig, all, sizeof all);
+  const struct kr_array middle = kr_poison(rig, 65536);
+  const struct ek__cuda_cast_args out = {middle.device, from, 65536, EK_F32, type};
+  const struct ek__cuda_cast_args in = {to, middle.device, 65536, type, EK_F32};
+  kr_ok(cudaMemset(to, 0, sizeof all));
+  kr_ok(cudaDeviceSynchronize());
+  kr_ok(ek__cuda_cast(rig->at.stream, &out));
+  kr_ok(ek__cuda_cast(rig->at.stream, &in));
+  kr_fetch_bytes(rig, back, to, sizeof back);
+  for (int i = 0; i < 65536; i++) {
+    const bool nan = (all[i] & 0x7FFF) > infinity;
+    const bool fits = nan ? (back[i] & 0x7FFF) > infinity : back[i] == all[i];
+    if (!fits) ck_abort_msg("%#x came back as %#x", (unsigned)all[i], (unsigned)back[i]);
+  }
+  kr_close(rig);
+}
+END_TEST
+
+/* ---- what is refused: nothing is queued ---- */
+
+/* A type that is not computed is refused, and nothing is queued. */
+START_TEST(wrong_types) {
+  struct kr_rig *rig = kr_open(0);
+  const struct ek__elementwise_args args = {.count = 1, .types = {EK_BF16, EK_BF16}};
+  const struct ek__cuda_cast_args cast = {.count = 1, .to_type = EK_F32, .from_type = EK_I32};
+  ck_assert_int_eq(ek__cuda_fill(&rig->at, &args), cudaErrorInvalidValue);
+  ck_assert_int_eq(ek__cuda_cast(rig->at.stream, &cast), cudaErrorInvalidValue);
+  kr_close(rig);
+}
+END_TEST
+
+START_TEST(too_wide) {
+  struct kr_rig *rig = kr_open(_i);
+  const struct ek__attention_args args = {
+      .batch = 1, .tokens = 1, .heads = 1, .head_width = 257, .types = rig->types};
+  ck_assert_int_eq(ek__cuda_attention_forward(&rig->at, &args), cudaErrorInvalidValue);
+  ck_assert_int_eq(ek__cuda_attention_backward(&rig->at, &args), cudaErrorInvalidValue);
+  kr_close(rig);
+}
+END_TEST
+
+/* ---- totals ---- */
+
+START_TEST(combine_totals) {
+  for (int i = 0; i < 2 * 65; i++) {
+    struct kr_rig *rig = kr_open(0);
+    const int64_t terms = i / 2;
+    struct ek__combine_args args = {.terms = (size_t)terms, .divide = i % 2 == 0};
+    double *totals = kr_zeros(rig, 2 * terms), *scales = kr_zeros(rig, 2 * terms),
+           combined[2] = {0, 0};
+    for (int64_t j = 0; j < terms; j++) {
+      args.coefficients[j] = ck_random_uniform(&rig->random, 0, 1);
+      totals[2 * j] = ck_random_uniform(&rig->random, 1, 2);
+      totals[2 * j + 1] = (double)ck_random_integer(&rig->random, 0, 3);
+    }
+    struct ek__combine_args host = args;
+    host.totals = totals, host.scales = scales, host.combined = combined;
+    args.totals = kr_bytes(rig, totals, (size_t)(2 * terms) * sizeof *totals);
+    args.scales = kr_bytes(rig, totals, (size_t)(2 * terms) * sizeof *totals);
+    args.combined = kr_bytes(rig, combined, sizeof combined);
+    kr_ok(ek__cuda_combine_totals(&rig->at, &args));
+    ck_ok(ek__cpu_combine_totals(NULL, &host));
+    kr_check_doubles(rig, "combined", args.combined, combined, 2, 100 * 0x1p-53);
+    kr_check_doubles(rig, "scales", args.scales, scales, 2 * terms, 4 * 0x1p-53);
+    kr_close(rig);
+  }
+}
+END_TEST
+
+static const int64_t counts[] = {0, 1, 3, 4, 255, 1027, 5000};
+enum { COUNTS = sizeof counts / sizeof counts[0] };
+
+/* ---- reduce: integers, so that the sum is exact; and one whose order shows ---- */
+
+/* sources, destinations, how many destinations are sources */
+static const int reduces[][3] = {{1, 1, 1}, {2, 2, 2}, {4, 1, 0},
+                                 {4, 6, 3}, {0, 2, 0}, {16, 16, 16}};
+enum { REDUCES = sizeof reduces / sizeof reduces[0] };
+
+static void check_reduce(struct kr_rig *rig, const int *kind, int64_t n) {
+  struct kr_array arrays[32];
+  void *destinations[32];
+  const void *sources[32];
+  double *want = kr_zeros(rig, n);
+  int made = 0;
+  for (int s = 0; s < kind[0]; s++) {
+    arrays[made] = kr_values(rig, n, -1, 1);
+    for (int64_t i = 0; i < n; i++) {
+      const double whole = (double)ck_random_integer(&rig->random, -1000, 1000);
+      arrays[made].host[i] = whole;
+      want[i] += whole;
+    }
+    kr_send(rig, &arrays[made]);
+    sources[s] = arrays[made++].device;
+  }
+  for (int d = 0; d < kind[1]; d++) {
+    if (d >= kind[2]) arrays[made] = kr_poison(rig, n);
+    destinations[d] = d < kind[2] ? arrays[d].device : arrays[made++].device;
+  }
+  const struct ek__reduce_args args = {destinations,    sources, (size_t)kind[1],
+                                       (size_t)kind[0], n,       rig->type};
+  kr_ok(ek__cuda_reduce(&rig->at, &args));
+  for (int d = 0; d < kind[1]; d++) {
+    const struct kr_array array = {want, destinations[d], n};
+    kr_check(rig, "reduced", &array);
+  }
+}
+
+START_TEST(reduce) {
+  for (int i = 0; i < REDUCES * COUNTS; i++) {
+    if (!ck_part(i)) continue;
+    struct kr_rig *rig = kr_open(_i);
+    check_reduce(rig, reduces[i / COUNTS], counts[i % COUNTS]);
+    kr_close(rig);
+  }
+}
+END_TEST
+
+/* (1 + u) + u is 1 and u + u + 1 is not: sources are added in their order. */
+START_TEST(reduce_order) {
+  struct kr_rig *rig = kr_open(_i);
+  const double u = rig->unit;
+  struct kr_array x[] = {kr_values(rig, 1, 0, 1), kr_values(rig, 1, 0, 1), kr_values(rig, 1, 0, 1)};
+  const double values[] = {1, u, u};
+  for (int i = 0; i < 3; i++) x[i].host[0] = values[i], kr_send(rig, &x[i]);
+  const struct kr_array y = kr_poison(rig, 1);
+  void *const to[] = {y.device};
+  const void *const up[] = {x[0].device, x[1].device, x[2].device};
+  const void *const down[] = {x[2].device, x[1].device, x[0].device};
+  struct ek__reduce_args args = {to, up, 1, 3, 1, rig->type};
+  kr_ok(ek__cuda_reduce(&rig->at, &args));
+  ck_assert_double_eq(*kr_fetch(rig, &y), 1);
+  args.sources = down;
+  kr_ok(ek__cuda_reduce(&rig->at, &args));
+  ck_assert_double_eq(*kr_fetch(rig, &y), 1 + 2 * u);
+  kr_close(rig);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("cuda_kernels");
+  TCase *cast = ck_case(suite, "casts");
+  tcase_add_test(cast, casts);
+  tcase_add_loop_test(cast, all_16_bit_numbers, 0, 2);
+  TCase *refused = ck_case(suite, "refused");
+  tcase_add_test(refused, wrong_types);
+  tcase_add_loop_test(refused, too_wide, 0, 2);
+  tcase_add_test(ck_case(suite, "totals"), combine_totals);
+  TCase *sum = ck_case(suite, "reduce");
+  tcase_add_loop_test(sum, reduce, 0, KR_VARIANTS);
+  tcase_add_loop_test(sum, reduce_order, 0, KR_VARIANTS);
+  return suite;
+}
+
+KR_MAIN(make_suite)
