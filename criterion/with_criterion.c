@@ -40,7 +40,7 @@ static ek_status charge(ek_tensor *output, const ek_tensor *inputs, size_t count
   for (size_t i = 0; i < count; i++) {
     if (output->memory == inputs[i].memory) return EK_OK;
   }
-  return ek_tensor_charge(output, EK_MEMORY_OUTPUTS);
+  return ek_tensor_set_category(output, EK_MEMORY_OUTPUTS);
 }
 
 static ek_status forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,

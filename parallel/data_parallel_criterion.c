@@ -313,7 +313,7 @@ static ek_status forward(ek_data_parallel_criterion *self, ek_shards *outputs, s
   begun = true;
   for (size_t i = 0; i < target_count; i++) {
     EK_TRY_GOTO(status,
-                shards != NULL ? ek_shards_arrive(&shards[i])
+                shards != NULL ? ek_shards_wait(&shards[i])
                                : ek__scatter_fill(&cut[i], &tensors[i], EK_MEMORY_INPUTS),
                 cleanup);
   }

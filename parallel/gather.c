@@ -54,7 +54,7 @@ static ek_status measure(ek_tensor *whole, const char *who, const ek_shards *sha
   *whole = (ek_tensor){.type = model->type, .rank = model->rank == 0 ? 1 : model->rank};
   memcpy(whole->shape, model->shape, sizeof whole->shape);
   whole->shape[0] = first_row(shards, shards->count);
-  return ek_shards_arrive(shards); /* a part may become the beginning of the whole */
+  return ek_shards_wait(shards); /* a part may become the beginning of the whole */
 }
 
 struct gather_job {
@@ -116,7 +116,7 @@ static ek_status try_in_place(ek_tensor *result, ek_shards *shards, size_t devic
   *result = *own;
   own->memory = NULL;
   own->shape[0] = own_rows;
-  return ek_tensor_charge(result, category);
+  return ek_tensor_set_category(result, category);
 }
 
 ek_status ek_gather_move(ek_tensor *whole, ek_shards *shards, size_t device,

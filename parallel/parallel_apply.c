@@ -32,7 +32,7 @@ static ek_status forward_one(void *context, ek_device *device, size_t index) {
   }
   for (size_t i = 0; i < job->input_count; i++) {
     inputs[i] = job->inputs[i].parts[index];
-    EK_TRY(ek_tensor_arrive(&inputs[i]));
+    EK_TRY(ek_tensor_wait(&inputs[i]));
   }
   EK_TRY(ek_pass_run_forward(outputs, job->passes[index], inputs));
   for (size_t i = 0; i < job->output_count; i++) {

@@ -58,12 +58,12 @@ ek_status ek__shards_check(const char *who, const ek_shards *shards) {
   return ek_error_set(EK_ERR_STATE, "%s: the shards were freed through a copy of the struct", who);
 }
 
-ek_status ek_shards_arrive(const ek_shards *shards) {
-  EK__NOT_NULL("ek_shards_arrive", shards);
+ek_status ek_shards_wait(const ek_shards *shards) {
+  EK__NOT_NULL("ek_shards_wait", shards);
   if (shards->group == NULL) return EK_OK;
-  EK_TRY(ek__shards_check("ek_shards_arrive", shards));
+  EK_TRY(ek__shards_check("ek_shards_wait", shards));
   for (size_t i = 0; i < shards->count; i++) {
-    if (ek_tensor_exists(&shards->parts[i])) EK_TRY(ek_tensor_arrive(&shards->parts[i]));
+    if (ek_tensor_exists(&shards->parts[i])) EK_TRY(ek_tensor_wait(&shards->parts[i]));
   }
   return EK_OK;
 }

@@ -144,13 +144,13 @@ EK_API EK_CHECKED ek_status ek_pass_child_backward(ek_tensor *grad_inputs, ek_pa
 
 /*
  * For a module that does the work of its child number `child` itself, because two children are
- * cheaper in one go than one after the other: until ek_pass_leave() parameters, gradients, children
+ * cheaper in one go than one after the other: until ek_pass_child_leave() parameters, gradients, children
  * and random numbers are the child's. What the child would save and take, and which of its
  * gradients it would say to be complete, is then up to the caller. One child at a time:
  * EK_ERR_STATE for a second one, and for leaving none. A function that returns has left.
  */
-EK_API EK_CHECKED ek_status ek_pass_enter(ek_pass *pass, size_t child);
-EK_API EK_CHECKED ek_status ek_pass_leave(ek_pass *pass);
+EK_API EK_CHECKED ek_status ek_pass_child_enter(ek_pass *pass, size_t child);
+EK_API EK_CHECKED ek_status ek_pass_child_leave(ek_pass *pass);
 
 /* ---- for a module: the other devices ---- */
 

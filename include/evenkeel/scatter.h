@@ -31,7 +31,7 @@ typedef struct ek_scatter_options {
   const double *weights; /* one per device, for `weights`: finite, >= 0, not all 0 */
   /*
    * The rows may still be on their way when the shards are first used: the next batch travels while
-   * this one computes. ek_shards_arrive() comes before anything uses them;
+   * this one computes. ek_shards_wait() comes before anything uses them;
    * ek_data_parallel_model_forward_shards() and ek_data_parallel_criterion_forward_shards() call
    * it. The results are the same; where a copy is done at once (cpu) there is no difference at all.
    */

@@ -4,10 +4,10 @@
  * The outputs of each are the inputs of the next; their numbers must agree. Children are named "0",
  * "1", ... A result is freed as soon as the next module has run, unless that one saved it.
  *
- * A linear and the GELU behind it, whoever's they are (ek_formula), run as one operation
- * (products.h), and so does the way back through a linear and the GELU before it: less memory, and
- * less traffic where the device can join them. Names, parameters and gradients are as if they ran
- * one by one.
+ * A linear and the GELU after it, also a program's own (ek_formula), run as one operation
+ * (products.h), and so do the backwards of a linear and the GELU before it: less memory, and less
+ * traffic where the device can join them. Names, parameters and gradients are as if they ran one by
+ * one.
  */
 #ifndef EVENKEEL_SEQUENTIAL_H
 #define EVENKEEL_SEQUENTIAL_H

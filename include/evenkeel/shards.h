@@ -52,10 +52,10 @@ EK_API EK_CHECKED ek_status ek_shards_create(ek_shards *shards, ek_group *group)
 EK_API void ek_shards_free(ek_shards *shards);
 
 /*
- * What is queued on the devices' compute streams from now on finds the rows of shards that were
- * sent ahead. Legal for all shards, and as often as one likes. EK_ERR_INVALID_ARGUMENT for NULL.
+ * Makes the devices' compute streams wait for the rows of shards that were sent ahead; the host does
+ * not wait. Legal for all shards, any number of times. EK_ERR_INVALID_ARGUMENT for NULL.
  */
-EK_API EK_CHECKED ek_status ek_shards_arrive(const ek_shards *shards);
+EK_API EK_CHECKED ek_status ek_shards_wait(const ek_shards *shards);
 
 #ifdef __cplusplus
 }

@@ -109,7 +109,7 @@ EK_API bool ek_tensor_same_shape(const ek_tensor *a, const ek_tensor *b);
  * Charges the memory behind a tensor to another category, from its allocation on: a module's result
  * turns out to be the model's output, say. Nothing moves.
  */
-EK_API EK_CHECKED ek_status ek_tensor_charge(ek_tensor *tensor, ek_memory_category category);
+EK_API EK_CHECKED ek_status ek_tensor_set_category(ek_tensor *tensor, ek_memory_category category);
 
 /*
  * Makes the tensor's memory longer in place so that dimension 0 becomes `rows`, keeping what it
@@ -131,7 +131,7 @@ EK_API EK_CHECKED ek_status ek_tensor_copy(ek_tensor *destination, const ek_tens
  * group: ek_tensor_create() and ek_tensor_copy() in one. What comes from the host need not wait
  * until the device has done what was queued on it before: where a device queues its work (cuda) it
  * travels on a stream of its own. With `ahead` the compute stream does not wait for it either, so
- * that it travels while a step computes: then ek_tensor_arrive() comes before anything is queued
+ * that it travels while a step computes: then ek_tensor_wait() comes before anything is queued
  * that uses the tensor. On failure nothing is left behind.
  */
 EK_API EK_CHECKED ek_status ek_tensor_create_from(ek_tensor *tensor, ek_device *device,
@@ -139,11 +139,11 @@ EK_API EK_CHECKED ek_status ek_tensor_create_from(ek_tensor *tensor, ek_device *
                                                   const ek_tensor *source, bool ahead);
 
 /*
- * What is queued on the compute stream of the tensor's device from now on finds the content that
- * was sent ahead, also through other views of it. Legal for every tensor, any number of times;
+ * Makes the compute stream of the tensor's device wait for content that was sent ahead, also through
+ * other views of it; the host does not wait. Legal for every tensor, any number of times;
  * ek_tensor_copy() does it for both of its tensors. EK_ERR_INVALID_ARGUMENT for no tensor.
  */
-EK_API EK_CHECKED ek_status ek_tensor_arrive(const ek_tensor *tensor);
+EK_API EK_CHECKED ek_status ek_tensor_wait(const ek_tensor *tensor);
 
 #ifdef __cplusplus
 }

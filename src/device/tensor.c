@@ -190,10 +190,10 @@ bool ek_tensor_same_shape(const ek_tensor *a, const ek_tensor *b) {
   return true;
 }
 
-ek_status ek_tensor_charge(ek_tensor *tensor, ek_memory_category category) {
+ek_status ek_tensor_set_category(ek_tensor *tensor, ek_memory_category category) {
   if (!ek_tensor_exists(tensor) || (unsigned)category >= EK_MEMORY_CATEGORIES) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_tensor_charge: no tensor, or there is no such category");
+                        "ek_tensor_set_category: no tensor, or there is no such category");
   }
   if (tensor->memory != NULL) ek__arena_charge(tensor->memory, category);
   return EK_OK;
@@ -226,9 +226,9 @@ ek_status ek_tensor_grow(bool *grown, ek_tensor *tensor, int64_t rows) {
   return EK_OK;
 }
 
-ek_status ek_tensor_arrive(const ek_tensor *tensor) {
+ek_status ek_tensor_wait(const ek_tensor *tensor) {
   if (!ek_tensor_exists(tensor)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_tensor_arrive: there is no tensor");
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_tensor_wait: there is no tensor");
   }
   if (tensor->memory == NULL || tensor->memory->arrival == 0) return EK_OK;
   return ek__device_table(tensor->device)->arrive(tensor->device, tensor->memory->arrival);
@@ -282,8 +282,8 @@ ek_status ek_tensor_copy(ek_tensor *destination, const ek_tensor *source) {
   }
   const size_t bytes = ek_tensor_bytes(source);
   if (bytes == 0 || destination->data == source->data) return EK_OK;
-  EK_TRY(ek_tensor_arrive(destination));
-  EK_TRY(ek_tensor_arrive(source));
+  EK_TRY(ek_tensor_wait(destination));
+  EK_TRY(ek_tensor_wait(source));
   return copy_bytes(destination, source, bytes);
 }
 
@@ -296,7 +296,7 @@ static ek_status fill_new(ek_tensor *tensor, const ek_tensor *source, bool ahead
   EK_TRY(ek__fault_point(tensor->device, "copy"));
   EK_TRY(backend->send(&tensor->memory->arrival, tensor->device, tensor->data, source->data,
                        ek_tensor_bytes(source), tensor->memory->ticket));
-  return ahead ? EK_OK : ek_tensor_arrive(tensor);
+  return ahead ? EK_OK : ek_tensor_wait(tensor);
 }
 
 ek_status ek_tensor_create_from(ek_tensor *tensor, ek_device *device, ek_memory_category category,

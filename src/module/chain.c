@@ -59,7 +59,7 @@ static bool follows_pair(ek_formula *linear, const struct chain *chain, size_t i
 }
 
 static ek_status enter(const struct chain *chain, size_t i) {
-  return ek_pass_enter(chain->pass, chain->first + i);
+  return ek_pass_child_enter(chain->pass, chain->first + i);
 }
 
 /* ---- forward ---- */
@@ -75,7 +75,7 @@ static ek_status step_forward(const struct chain *chain, size_t i, size_t *ran,
   }
   EK_TRY(enter(chain, i));
   EK_TRY((pair ? ek__product_gelu_forward : ek__product_forward)(&linear, chain->pass, from, to));
-  return ek_pass_leave(chain->pass);
+  return ek_pass_child_leave(chain->pass);
 }
 
 ek_status ek__chain_forward(const struct ek__composite *m, ek_pass *pass, size_t first,
@@ -110,12 +110,12 @@ static ek_status gelu_linear(const struct chain *chain, size_t i, const ek_formu
   EK_TRY(enter(chain, i));
   EK_TRY(ek__product_gradients(linear, pass, dy, bias_done));
   EK_TRY(ek_pass_parameter(&weight, pass, linear->weight));
-  EK_TRY(ek_pass_leave(pass));
+  EK_TRY(ek_pass_child_leave(pass));
   ek_module_formula(&before, chain->children[i - 2].module);
   if (before.has_bias) {
     EK_TRY(enter(chain, i - 2));
     EK_TRY(ek_pass_gradient(&dbias, &beta, pass, before.bias));
-    EK_TRY(ek_pass_leave(pass));
+    EK_TRY(ek_pass_child_leave(pass));
   }
   EK_TRY(ek_pass_take(&pre, pass));
   ek_status status = ek__layer_result(dpre, pass, &pre);
@@ -154,7 +154,7 @@ static ek_status step_backward(const struct chain *chain, size_t i, const ek_for
   if (begins_pair(&own, chain, i)) {
     EK_TRY(enter(chain, i));
     EK_TRY(ek__product_backward(&own, chain->pass, from, to, done));
-    return ek_pass_leave(chain->pass);
+    return ek_pass_child_leave(chain->pass);
   }
   if (i > 0 && begins_pair(&own, chain, i - 1)) return gelu(chain, from, to);
   return ek_pass_child_backward(to, chain->pass, chain->first + i, from);

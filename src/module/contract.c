@@ -9,7 +9,7 @@
  * after it, and types and shapes of what went in and came out (not the tensors: nothing is held
  * longer). A backward looks up the record of its forward and drops it, together with those of
  * children whose backward was never called because the module did their work itself
- * (ek_pass_enter()). A forward that ran without saving has a record too, so that its backward is
+ * (ek_pass_child_enter()). A forward that ran without saving has a record too, so that its backward is
  * refused until it has run again; what it calls has none. The tables stay with the pass, so that a step allocates nothing once they have
  * grown.
  */

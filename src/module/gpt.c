@@ -63,17 +63,17 @@ enum { LN_1 };
 /* Child number `norm`: sum += residual, if that is not NULL, and y = its layer norm. */
 static ek_status norm_forward(ek_pass *pass, size_t norm, ek_tensor *sum, const ek_tensor *residual,
                               ek_tensor *y) {
-  EK_TRY(ek_pass_enter(pass, norm));
+  EK_TRY(ek_pass_child_enter(pass, norm));
   EK_TRY(ek__layer_norm_forward(pass, EPSILON, sum, residual, y));
-  return ek_pass_leave(pass);
+  return ek_pass_child_leave(pass);
 }
 
 /* dx, if it is not NULL, = the child's gradient + residual. */
 static ek_status norm_backward(ek_pass *pass, size_t norm, const ek_tensor *dy,
                                const ek_tensor *residual, ek_tensor *dx) {
-  EK_TRY(ek_pass_enter(pass, norm));
+  EK_TRY(ek_pass_child_enter(pass, norm));
   EK_TRY(ek__layer_norm_backward(pass, dy, residual, dx));
-  return ek_pass_leave(pass);
+  return ek_pass_child_leave(pass);
 }
 
 /* The children behind norm number `norm`, up to number `end`. */

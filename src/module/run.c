@@ -153,22 +153,22 @@ ek_status ek_pass_child_backward(ek_tensor *grad_inputs, ek_pass *pass, size_t c
   return run_backward(pass, node, grad_outputs, grad_inputs);
 }
 
-ek_status ek_pass_enter(ek_pass *pass, size_t child) {
+ek_status ek_pass_child_enter(ek_pass *pass, size_t child) {
   const struct ek__node *node = NULL;
-  if (pass == NULL) return ek__pass_null("ek_pass_enter");
+  if (pass == NULL) return ek__pass_null("ek_pass_child_enter");
   if (pass->frame->outer != NULL) {
-    return ek_error_set(EK_ERR_STATE, "ek_pass_enter: it is in a child already");
+    return ek_error_set(EK_ERR_STATE, "ek_pass_child_enter: it is in a child already");
   }
-  EK_TRY(child_node(&node, "ek_pass_enter", pass, child));
+  EK_TRY(child_node(&node, "ek_pass_child_enter", pass, child));
   pass->frame->outer = pass->frame->node;
   pass->frame->node = node;
   return EK_OK;
 }
 
-ek_status ek_pass_leave(ek_pass *pass) {
-  if (pass == NULL) return ek__pass_null("ek_pass_leave");
+ek_status ek_pass_child_leave(ek_pass *pass) {
+  if (pass == NULL) return ek__pass_null("ek_pass_child_leave");
   if (pass->frame->outer == NULL) {
-    return ek_error_set(EK_ERR_STATE, "ek_pass_leave: it has entered no child");
+    return ek_error_set(EK_ERR_STATE, "ek_pass_child_leave: it has entered no child");
   }
   pass->frame->node = pass->frame->outer;
   pass->frame->outer = NULL;
@@ -186,7 +186,7 @@ static ek_status charge_outputs(const struct ek__node *root, const ek_tensor *in
     for (size_t j = 0; j < root->inputs; j++) {
       is_input = is_input || outputs[i].memory == inputs[j].memory;
     }
-    if (!is_input) EK_TRY(ek_tensor_charge(&outputs[i], EK_MEMORY_OUTPUTS));
+    if (!is_input) EK_TRY(ek_tensor_set_category(&outputs[i], EK_MEMORY_OUTPUTS));
   }
   return EK_OK;
 }

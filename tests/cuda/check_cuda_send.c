@@ -67,7 +67,7 @@ START_TEST(it_travels_while_the_device_computes) {
   wait_until_something_hangs();
   ck_ok(ek_tensor_create_from(&sent, device, EK_MEMORY_INPUTS, &host, _i == 0));
   ck_assert_uint_eq(cuemu_hanging(), 1); /* and it is the kernel, in front of all that follows */
-  if (_i == 0) ck_ok(ek_tensor_arrive(&sent));
+  if (_i == 0) ck_ok(ek_tensor_wait(&sent));
   ck_ok(ek_op_scale(stream, &y, &sent, 2));
   cuemu_release();
   must_hold(&y, &host, 2);
@@ -99,7 +99,7 @@ START_TEST(a_batch_is_scattered_while_the_devices_compute) {
   cuemu_release();
   ck_ok(ek_gather_host(&whole, &like));
   ck_assert_mem_eq(whole.data, host.data, ek_tensor_bytes(&host));
-  ck_ok(ek_shards_arrive(&shards));
+  ck_ok(ek_shards_wait(&shards));
   ck_ok(ek_op_scale(ek_device_stream(device, EK_STREAM_COMPUTE), &y, &shards.parts[2], 3));
   ek_tensor last = {0};
   ck_ok(ek_tensor_rows(&last, &host, shards.offsets[2], LARGE));
@@ -123,7 +123,7 @@ START_TEST(who_had_the_memory_has_done_with_it) {
   ek_tensor first = numbers_of(count, 1), second = numbers_of(count, 4000);
   ek_tensor x = {0}, z = {0}, y = on_device(device, count);
   ck_ok(ek_tensor_create_from(&x, device, EK_MEMORY_INPUTS, &first, _i % 2 == 0));
-  ck_ok(ek_tensor_arrive(&x));
+  ck_ok(ek_tensor_wait(&x));
   ck_ok(ek_stream_synchronize(stream));
   cuemu_hang(0, CUEMU_KERNEL, 1);
   ck_ok(ek_op_scale(stream, &y, &x, 2));
@@ -264,7 +264,7 @@ START_TEST(sending_and_freeing_in_any_order) {
       continue;
     }
     it->host = host;
-    if (ahead) ck_ok(ek_tensor_arrive(&it->sent));
+    if (ahead) ck_ok(ek_tensor_wait(&it->sent));
     ck_ok(ek_op_scale(stream, &it->y, &it->sent, (double)it->factor));
     if (ck_random_integer(&random, 0, 2) > 0) ek_tensor_free(&it->sent);
   }

@@ -159,13 +159,13 @@ START_TEST(holes_are_unused_at_the_peak_and_charge_reaches_back) {
   ck_assert_uint_eq(usage.peak_bytes, 1024 + 512 + 2048);
   ck_assert_uint_eq(usage.unused_at_peak, 1024);
   ck_assert_uint_eq(usage.at_peak[EK_MEMORY_INPUTS], 0);
-  ck_ok(ek_tensor_charge(&c, EK_MEMORY_OUTPUTS));
+  ck_ok(ek_tensor_set_category(&c, EK_MEMORY_OUTPUTS));
   usage = ck_usage_of(device);
   ck_assert_uint_eq(usage.at_peak[EK_MEMORY_WORKSPACE], 0);
   ck_assert_uint_eq(usage.at_peak[EK_MEMORY_OUTPUTS], 2048);
   ek_tensor_free(&c);
   ck_ok(ck_take(&c, device, EK_MEMORY_LOSS, 100)); /* younger than the peak */
-  ck_ok(ek_tensor_charge(&c, EK_MEMORY_INPUTS));
+  ck_ok(ek_tensor_set_category(&c, EK_MEMORY_INPUTS));
   usage = ck_usage_of(device);
   ck_assert_uint_eq(usage.at_peak[EK_MEMORY_OUTPUTS], 2048);
   ck_assert_uint_eq(usage.at_peak[EK_MEMORY_INPUTS], 0);
@@ -195,7 +195,7 @@ START_TEST(growing_twice_below_the_peak_keeps_its_record) {
     ck_ok(ek_tensor_grow(&grown, &a, rows));
     ck_assert(grown);
   }
-  ck_ok(ek_tensor_charge(&a, EK_MEMORY_OUTPUTS));
+  ck_ok(ek_tensor_set_category(&a, EK_MEMORY_OUTPUTS));
   const ek_memory_usage usage = ck_usage_of(device);
   ck_assert_uint_eq(usage.peak_bytes, 256 + 4096);
   ck_assert_uint_eq(usage.at_peak[EK_MEMORY_INPUTS], 0);
@@ -253,8 +253,8 @@ START_TEST(the_recorder_keeps_the_timeline) {
   ck_ok(ck_take(&a, device, EK_MEMORY_INPUTS, 1000));
   ck_ok(ek_memory_record_start(device, 5));
   ck_ok(ck_take(&b, device, EK_MEMORY_LOSS, 300));
-  ck_ok(ek_tensor_charge(&b, EK_MEMORY_OUTPUTS));
-  ck_ok(ek_tensor_charge(&b, EK_MEMORY_OUTPUTS)); /* no change, no event */
+  ck_ok(ek_tensor_set_category(&b, EK_MEMORY_OUTPUTS));
+  ck_ok(ek_tensor_set_category(&b, EK_MEMORY_OUTPUTS)); /* no change, no event */
   bool grown = false;
   ck_ok(ek_tensor_grow(&grown, &b, 300));
   ek_tensor_free(&a);

@@ -118,7 +118,7 @@ START_TEST(a_tensor_without_elements_exists_and_holds_nothing) {
   ck_ok(ek_tensor_reshape(&u, &t, CK_SHAPE(3, 0, 2)));
   ck_assert_int_eq(u.rank, 3);
   ck_ok(ek_tensor_share(&u, &t));
-  ck_ok(ek_tensor_charge(&u, EK_MEMORY_OUTPUTS));
+  ck_ok(ek_tensor_set_category(&u, EK_MEMORY_OUTPUTS));
   bool grown = true;
   ck_ok(ek_tensor_grow(&grown, &t, 3));
   ck_assert(!grown);
@@ -168,7 +168,7 @@ START_TEST(a_host_tensor_is_a_loan) {
   ck_ok(ek_tensor_rows(&view, &host, 2, 1));
   ck_assert_ptr_eq(view.data, data + 4);
   ck_ok(ek_tensor_reshape(&view, &host, CK_SHAPE(2, 3)));
-  ck_ok(ek_tensor_charge(&view, EK_MEMORY_OUTPUTS));
+  ck_ok(ek_tensor_set_category(&view, EK_MEMORY_OUTPUTS));
   bool grown = true;
   ck_ok(ek_tensor_grow(&grown, &view, 5));
   ck_assert(!grown);
@@ -277,7 +277,7 @@ START_TEST(made_from_another) {
     ck_assert_ptr_eq(first.device, device);
     ck_ok(ek_tensor_create_from(&second, ek_group_device(group, 0), EK_MEMORY_LOSS, &first,
                                 ahead == 1));
-    ck_ok(ek_tensor_arrive(&second));
+    ck_ok(ek_tensor_wait(&second));
     ek_memory_usage usage;
     ck_ok(ek_memory_stats(&usage, second.device));
     ck_assert_uint_eq(usage.current[EK_MEMORY_LOSS], EK_MEMORY_UNIT);
@@ -288,8 +288,8 @@ START_TEST(made_from_another) {
     ck_ok(ek_tensor_create_from(&made, device, EK_MEMORY_INPUTS, &empty, ahead == 1));
     ck_assert(ek_tensor_exists(&made) && made.memory == NULL);
     ck_assert_ptr_nonnull(made.data); /* kernels compute with it: NULL + 0 is undefined */
-    ck_ok(ek_tensor_arrive(&made));
-    ck_ok(ek_tensor_arrive(&source)); /* the host's are there */
+    ck_ok(ek_tensor_wait(&made));
+    ck_ok(ek_tensor_wait(&source)); /* the host's are there */
     ek_tensor_free(&first);
     ek_tensor_free(&second);
     ek_tensor_free(&made);
@@ -320,8 +320,8 @@ START_TEST(wrong_copies_into_new_tensors) {
            EK_ERR_OUT_OF_MEMORY, "inputs");
   ck_assert(!ek_tensor_exists(&made));
   ck_no_memory_held(group);
-  ck_fails(ek_tensor_arrive(NULL), EK_ERR_INVALID_ARGUMENT, "ek_tensor_arrive");
-  ck_fails(ek_tensor_arrive(&nothing), EK_ERR_INVALID_ARGUMENT, "ek_tensor_arrive");
+  ck_fails(ek_tensor_wait(NULL), EK_ERR_INVALID_ARGUMENT, "ek_tensor_wait");
+  ck_fails(ek_tensor_wait(&nothing), EK_ERR_INVALID_ARGUMENT, "ek_tensor_wait");
   ek_tensor_free(&foreign);
   ek_group_free(other);
   ek_group_free(group);
@@ -493,9 +493,9 @@ START_TEST(wrong_views) {
   ck_fails(ek_tensor_reshape(&v, &t, CK_SHAPE(13)), EK_ERR_SHAPE, "12 elements");
   ck_fails(ek_tensor_reshape(&v, &t, CK_SHAPE(0)), EK_ERR_SHAPE, "12 elements");
   ck_fails(ek_tensor_reshape(&v, &t, CK_SHAPE(INT64_MAX, 12)), EK_ERR_OVERFLOW, "reshape");
-  ck_assert_int_eq(ek_tensor_charge(NULL, EK_MEMORY_LOSS), wrong);
-  ck_assert_int_eq(ek_tensor_charge(&v, EK_MEMORY_LOSS), wrong);
-  ck_assert_int_eq(ek_tensor_charge(&t, EK_MEMORY_CATEGORIES), wrong);
+  ck_assert_int_eq(ek_tensor_set_category(NULL, EK_MEMORY_LOSS), wrong);
+  ck_assert_int_eq(ek_tensor_set_category(&v, EK_MEMORY_LOSS), wrong);
+  ck_assert_int_eq(ek_tensor_set_category(&t, EK_MEMORY_CATEGORIES), wrong);
   ck_assert_int_eq(ek_tensor_grow(NULL, &t, 5), wrong);
   ck_assert_int_eq(ek_tensor_grow(&grown, NULL, 5), wrong);
   ck_assert_int_eq(ek_tensor_grow(&grown, &v, 5), wrong);

@@ -199,7 +199,7 @@ static void scatter_like(const ek_shards *shards, const ek_tensor *whole, ek_gro
     FUZZ_OK(ek_tensor_create_from(&source, device, EK_MEMORY_INPUTS, whole, false));
   }
   FUZZ_OK(ek_scatter_like(&like, shards, &source, EK_MEMORY_INPUTS));
-  FUZZ_OK(ek_shards_arrive(&like));
+  FUZZ_OK(ek_shards_wait(&like));
   for (size_t i = 0; i < like.count; i++) {
     FUZZ_EXPECT(like.samples[i] == shards->samples[i], "device %zu has other samples", i);
   }
@@ -235,7 +235,7 @@ static void try_parts(const struct cut *cut, struct fuzz_input *input) {
   } else {
     FUZZ_EXPECT(category < EK_MEMORY_CATEGORIES || cut->rows == 0 || ek_tensor_bytes(&whole) == 0,
                 "category %d was taken", (int)category);
-    FUZZ_OK(ek_shards_arrive(&shards));
+    FUZZ_OK(ek_shards_wait(&shards));
     expect_same(&whole, &shards, group);
     shape[0] *= 1 + fuzz_choice(input, PER_SAMPLE);
     FUZZ_OK(ek_tensor_host(&whole, bytes, type, rank, shape));

@@ -100,8 +100,8 @@ static void odd_calls(ek_pass *pass) {
   status = ek_pass_gradient(&tensor, NULL, pass, 99);
   status = ek_pass_gradient(&tensor, NULL, pass, 1); /* a buffer has none */
   status = ek_pass_gradient_complete(pass, 99);
-  status = ek_pass_leave(pass);
-  status = ek_pass_enter(pass, 99);
+  status = ek_pass_child_leave(pass);
+  status = ek_pass_child_enter(pass, 99);
   status = ek_pass_child_forward(&tensor, pass, 99, &tensor);
   status = ek_pass_child_backward(&tensor, pass, 99, &tensor);
   status = ek_pass_run_backward(NULL, pass, &tensor);

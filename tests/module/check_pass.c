@@ -421,8 +421,8 @@ START_TEST(null_pass) {
   ck_fails(ek_pass_child_forward(&t, NULL, 0, &t), EK_ERR_INVALID_ARGUMENT, "");
   ck_fails(ek_pass_child_forward_with(&t, NULL, 0, &t, NULL), EK_ERR_INVALID_ARGUMENT, "");
   ck_fails(ek_pass_child_backward(&t, NULL, 0, &t), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_enter(NULL, 0), EK_ERR_INVALID_ARGUMENT, "");
-  ck_fails(ek_pass_leave(NULL), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_child_enter(NULL, 0), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_pass_child_leave(NULL), EK_ERR_INVALID_ARGUMENT, "");
   ck_fails(ek_pass_all_reduce(NULL, &t), EK_ERR_INVALID_ARGUMENT, "");
   ck_assert(!ek_pass_is_collective(NULL));
   ck_assert_ptr_null(ek_pass_device(NULL));

@@ -216,7 +216,7 @@ START_TEST(from_the_host) {
     ck_assert_uint_eq(shards.count, DEVICES);
     ck_assert(!shards.broadcast);
     ck_assert_int_eq(shards.ahead, options.ahead);
-    ck_ok(ek_shards_arrive(&shards));
+    ck_ok(ek_shards_wait(&shards));
     for (size_t k = 0; k < DEVICES; k++) {
       holds_rows(&shards, s.values, k);
       ck_assert_int_eq(shards.samples[k + 1], shards.offsets[k + 1]);

@@ -33,7 +33,7 @@ START_TEST(filled_by_hand) {
       ck_assert_int_eq(shards.samples[k], 0);
     }
     one_number_each(&shards);
-    ck_ok(ek_shards_arrive(&shards));
+    ck_ok(ek_shards_wait(&shards));
     ck_fails(ek_group_free(group), EK_ERR_STATE, "tensors still lie");
     ek_shards_free(&shards);
     ck_assert_ptr_null(shards.group);
@@ -52,8 +52,8 @@ START_TEST(nothing_is_legal) {
   ek_shards none = {0};
   ek_shards_free(NULL);
   ek_shards_free(&none);
-  ck_ok(ek_shards_arrive(&none));
-  ck_fails(ek_shards_arrive(NULL), EK_ERR_INVALID_ARGUMENT, "ek_shards_arrive");
+  ck_ok(ek_shards_wait(&none));
+  ck_fails(ek_shards_wait(NULL), EK_ERR_INVALID_ARGUMENT, "ek_shards_wait");
   ck_fails(ek_shards_create(NULL, group), EK_ERR_INVALID_ARGUMENT, "NULL");
   ck_fails(ek_shards_create(&none, NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
   ck_assert_ptr_null(none.group);
@@ -72,15 +72,15 @@ START_TEST(copies_of_the_struct) {
   ck_assert_ptr_eq(copy.parts, shards.parts);
   ek_shards_free(&copy);
   ck_no_memory_held(group);
-  ck_fails(ek_shards_arrive(&shards), EK_ERR_STATE, "freed through a copy");
+  ck_fails(ek_shards_wait(&shards), EK_ERR_STATE, "freed through a copy");
   ck_ok(ek_shards_create(&other, group));
   ck_assert_ptr_eq(other.parts, shards.parts);
   one_number_each(&other);
-  ck_fails(ek_shards_arrive(&shards), EK_ERR_STATE, "freed through a copy");
+  ck_fails(ek_shards_wait(&shards), EK_ERR_STATE, "freed through a copy");
   ek_shards_free(&shards);
   ek_shards_free(&second);
   ck_assert_ptr_null(shards.group);
-  ck_ok(ek_shards_arrive(&other));
+  ck_ok(ek_shards_wait(&other));
   for (size_t k = 0; k < DEVICES; k++) {
     double got = -1;
     ck_assert_int_eq(ek_tensor_holders(&other.parts[k]), 1);

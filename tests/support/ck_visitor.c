@@ -26,17 +26,17 @@ static ek_status visitor_forward(const ek_module *self, ek_pass *pass, const ek_
   (void)self;
   ek_tensor t = {0};
   const uint32_t own_stream = ek_pass_random(pass).stream;
-  ck_fails(ek_pass_leave(pass), EK_ERR_STATE, "it has entered no child");
-  ck_fails(ek_pass_enter(pass, 1), EK_ERR_INVALID_ARGUMENT, "no child number 1");
-  EK_TRY(ek_pass_enter(pass, 0));
-  ck_fails(ek_pass_enter(pass, 0), EK_ERR_STATE, "it is in a child already");
+  ck_fails(ek_pass_child_leave(pass), EK_ERR_STATE, "it has entered no child");
+  ck_fails(ek_pass_child_enter(pass, 1), EK_ERR_INVALID_ARGUMENT, "no child number 1");
+  EK_TRY(ek_pass_child_enter(pass, 0));
+  ck_fails(ek_pass_child_enter(pass, 0), EK_ERR_STATE, "it is in a child already");
   ck_fails(ek_pass_parameter(&t, pass, 1), EK_ERR_INVALID_ARGUMENT, "no parameter number 1");
   ck_assert_uint_ne(ek_pass_random(pass).stream, own_stream);
   EK_TRY(ek_pass_parameter(&t, pass, 0));
   ck_assert_int_eq(t.rank, 2);
   EK_TRY(ek_pass_output(&outputs[0], pass, inputs[0].type, 2, inputs[0].shape));
   EK_TRY(ek_op_linear(ek_pass_stream(pass), &outputs[0], &inputs[0], &t, NULL));
-  EK_TRY(ek_pass_leave(pass));
+  EK_TRY(ek_pass_child_leave(pass));
   ck_assert_uint_eq(ek_pass_random(pass).stream, own_stream);
   EK_TRY(ek_pass_parameter(&t, pass, 0));
   ck_assert_int_eq(t.rank, 1);
@@ -49,7 +49,7 @@ static ek_status visitor_backward(const ek_module *self, ek_pass *pass,
   (void)self;
   ek_tensor x = {0}, t = {0};
   double beta = 0;
-  EK_TRY(ek_pass_enter(pass, 0));
+  EK_TRY(ek_pass_child_enter(pass, 0));
   EK_TRY(ek_pass_take(&x, pass));
   ek_status status = ek_pass_gradient(&t, &beta, pass, 0);
   if (status == EK_OK) {

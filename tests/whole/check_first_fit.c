@@ -105,7 +105,7 @@ static void model_grow(struct model *model, struct model_block *block, uint64_t 
 
 static void model_charge(struct model *model, struct model_block *block,
                          ek_memory_category category) {
-  ck_ok(ek_tensor_charge(&block->tensor, category));
+  ck_ok(ek_tensor_set_category(&block->tensor, category));
   model->at_peak[block->category] -= block->bytes_at_peak;
   model->at_peak[category] += block->bytes_at_peak;
   block->category = category;
