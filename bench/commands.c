@@ -20,7 +20,7 @@ static enum exit_code check_scatter(const struct options *options, const char *s
     return EXIT_USAGE;
   }
   if (options->command == COMMAND_MAX_BATCH) return EXIT_GOOD;
-  int64_t offsets[EK_MAX_DEVICES + 1];
+  int64_t offsets[BENCH_MAX_DEVICES + 1];
   const ek_scatter_options cut = scatter_options(scatter);
   if (ek_scatter_offsets(offsets, options->shape.batch, devices, &cut) == EK_OK) return EXIT_GOOD;
   say_error("--scatter %s with --batch %lld on %s: %s", options->scatter_text,

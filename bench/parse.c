@@ -89,7 +89,7 @@ bool parse_scatter(struct scatter *scatter, const char *text) {
   char item[64];
   while (next_item(&text, item)) {
     const size_t i = scatter->count;
-    if (i == EK_MAX_DEVICES) return false;
+    if (i == BENCH_MAX_DEVICES) return false;
     const bool good = scatter->kind == EK_SCATTER_SIZES
                           ? parse_whole(&scatter->sizes[i], item, 0, INT64_C(1) << 40)
                           : parse_real(&scatter->weights[i], item, 0, 1e300);

@@ -26,12 +26,15 @@ bool parse_seed(uint64_t *value, const char *text);
 #define BENCH_MODES 4
 bool parse_modes(ek_mode modes[BENCH_MODES], size_t *count, const char *text, char bad[64]);
 
+/* Of one group; the benchmark runs on no more. */
+#define BENCH_MAX_DEVICES 64
+
 /* "even", "chunk", "sizes=3,3,2", "weights=1,0.5". */
 struct scatter {
   ek_scatter_kind kind;
   size_t count; /* of sizes or weights */
-  int64_t sizes[EK_MAX_DEVICES];
-  double weights[EK_MAX_DEVICES];
+  int64_t sizes[BENCH_MAX_DEVICES];
+  double weights[BENCH_MAX_DEVICES];
 };
 bool parse_scatter(struct scatter *scatter, const char *text);
 

@@ -22,8 +22,8 @@ struct run {
   struct kind kind; /* all zero if the group did not open */
   ek_status status; /* EK_OK, or why it stopped; the figures below are those until then */
   char *message;    /* of a status that is not EK_OK */
-  ek_memory_usage usage[EK_MAX_DEVICES];
-  ek_memory_outside outside[EK_MAX_DEVICES]; /* at the end; zeros where there is no GPU */
+  ek_memory_usage usage[BENCH_MAX_DEVICES];
+  ek_memory_outside outside[BENCH_MAX_DEVICES]; /* at the end; zeros where there is no GPU */
   double *losses, *seconds;                  /* of the measured steps */
   size_t steps;                              /* how many there are */
   struct split *splits;

@@ -69,7 +69,10 @@ static ek_status make_batch(struct training *training) {
 ek_status training_open_group(struct training *training, const struct task *task) {
   training->task = task;
   const ek_group_options options = group_options(task->options, task->threads);
-  return ek_group_open(&training->group, task->spec, &options);
+  EK_TRY(ek_group_open(&training->group, task->spec, &options));
+  if (ek_group_size(training->group) <= BENCH_MAX_DEVICES) return EK_OK;
+  return ek_error_set(EK_ERR_UNSUPPORTED, "the benchmark runs on %d devices at most, not on %zu",
+                      BENCH_MAX_DEVICES, ek_group_size(training->group));
 }
 
 ek_status training_open_model(struct training *training) {

@@ -46,9 +46,6 @@ extern "C" {
 typedef struct ek_stream ek_stream;
 typedef struct ek_event ek_event;
 
-/* The most devices that one group may have. */
-#define EK_MAX_DEVICES 64
-
 typedef struct ek_group_options {
   size_t size;            /* sizeof(ek_group_options) */
   int threads_per_device; /* 0: the cores the process may use, divided evenly, at least 1 */
@@ -89,7 +86,7 @@ typedef struct ek_group_options {
  */
 
 /*
- * Opens the devices that `spec` names and starts their workers. `options` NULL gives the defaults.
+ * Opens the devices that `spec` names, 64 at most, and starts their workers. `options` NULL gives the defaults.
  * The caller owns *group and frees it with ek_group_free().
  * EK_ERR_INVALID_ARGUMENT  the string is wrong; the message shows where
  * EK_ERR_UNAVAILABLE       the backend cannot be used here, or not by several processes

@@ -163,10 +163,10 @@ END_TEST
 
 /* "cuda" means those that the list calls available. */
 START_TEST(every_gpu_that_is_there) {
-  ek_device_description list[EK_MAX_DEVICES];
+  ek_device_description list[CK_MAX_DEVICES];
   size_t count = 0, gpus = 0;
-  ck_ok(ek_device_list(list, &count, EK_MAX_DEVICES));
-  ck_assert_uint_le(count, EK_MAX_DEVICES);
+  ck_ok(ek_device_list(list, &count, CK_MAX_DEVICES));
+  ck_assert_uint_le(count, CK_MAX_DEVICES);
   for (size_t i = 0; i < count; i++) {
     if (strncmp(list[i].name, "cuda", 4) == 0 && list[i].available) gpus++;
   }
@@ -266,11 +266,11 @@ END_TEST
 
 struct job {
   ek_group *group;
-  pthread_t threads[EK_MAX_DEVICES];
-  atomic_int calls[EK_MAX_DEVICES];
+  pthread_t threads[CK_MAX_DEVICES];
+  atomic_int calls[CK_MAX_DEVICES];
   atomic_int present;
   atomic_bool wrong;
-  ek_status give[EK_MAX_DEVICES];
+  ek_status give[CK_MAX_DEVICES];
   bool silent; /* fail without a message */
 };
 

@@ -168,10 +168,10 @@ static void try_scatter(struct fuzz_input *input) {
                                              : "weights=");
   used += fuzz_string(input, text + used, sizeof text - used);
   if (!parse_scatter(&scatter, text)) return;
-  FUZZ_EXPECT(scatter.count <= EK_MAX_DEVICES, "%zu parts", scatter.count);
+  FUZZ_EXPECT(scatter.count <= BENCH_MAX_DEVICES, "%zu parts", scatter.count);
   if (scatter.count == 0) return;
   const ek_scatter_options options = scatter_options(&scatter);
-  int64_t offsets[EK_MAX_DEVICES + 1], rows = 0;
+  int64_t offsets[BENCH_MAX_DEVICES + 1], rows = 0;
   for (size_t i = 0; i < scatter.count; i++) rows += scatter.sizes[i];
   if (scatter.kind == EK_SCATTER_WEIGHTS) rows = 1000;
   FUZZ_EXPECT(ek_scatter_offsets(offsets, rows, scatter.count, &options) == EK_OK, "%s",

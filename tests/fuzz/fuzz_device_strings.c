@@ -79,7 +79,7 @@ static struct reading read_spec(const char *text) {
     fuzz_wide devices = 0;
     int digits = 0;
     if (!take_digits(&text, &devices, &digits)) return it;
-    if (devices < 1 || devices > EK_MAX_DEVICES) return it;
+    if (devices < 1 || devices > FUZZ_MAX_DEVICES) return it;
     it.devices = (size_t)devices;
   }
   if (take(&text, "@") && !take_size(&text, &it.bytes)) return it;

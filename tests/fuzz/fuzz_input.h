@@ -18,6 +18,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 /* For models whose sums must not wrap around. gcc and clang have it, ISO C has not. */
 __extension__ typedef __int128 fuzz_wide;
 
+/* The most devices that a device string may name. */
+#define FUZZ_MAX_DEVICES 64
+
 struct fuzz_input {
   const uint8_t *at, *end;
 };

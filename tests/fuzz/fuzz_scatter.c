@@ -16,8 +16,8 @@ struct cut {
   size_t count;
   bool with_options;
   ek_scatter_options options;
-  int64_t sizes[EK_MAX_DEVICES + 2];
-  double weights[EK_MAX_DEVICES + 2];
+  int64_t sizes[FUZZ_MAX_DEVICES + 2];
+  double weights[FUZZ_MAX_DEVICES + 2];
 };
 
 /* ---- decisions ---- */
@@ -34,20 +34,20 @@ static int64_t read_rows(struct fuzz_input *input) {
 
 static void read_sizes(struct cut *cut, struct fuzz_input *input) {
   int64_t left = cut->rows;
-  for (size_t i = 0; i < cut->count && i < EK_MAX_DEVICES; i++) {
+  for (size_t i = 0; i < cut->count && i < FUZZ_MAX_DEVICES; i++) {
     const bool last = i + 1 == cut->count;
     cut->sizes[i] = last ? left : left > 0 ? fuzz_int(input, 0, left) : 0;
     left -= cut->sizes[i];
   }
   /* One that does not fit. */
   if (!fuzz_one_in(input, 4)) return;
-  const size_t odd = fuzz_byte(input) % EK_MAX_DEVICES;
+  const size_t odd = fuzz_byte(input) % FUZZ_MAX_DEVICES;
   cut->sizes[odd] = read_rows(input);
 }
 
 static void read_weights(struct cut *cut, struct fuzz_input *input) {
   const bool any = fuzz_one_in(input, 4);
-  for (size_t i = 0; i < cut->count && i < EK_MAX_DEVICES; i++) {
+  for (size_t i = 0; i < cut->count && i < FUZZ_MAX_DEVICES; i++) {
     cut->weights[i] = any ? fuzz_real(input) : fuzz_byte(input) % 16;
   }
 }
@@ -58,7 +58,7 @@ static void read_cut(struct cut *cut, struct fuzz_input *input) {
                                      sizeof(size_t)};
   *cut = (struct cut){.options = EK_SCATTER_OPTIONS_INIT};
   cut->rows = read_rows(input);
-  cut->count = 1 + (size_t)fuzz_choice(input, fuzz_one_in(input, 4) ? EK_MAX_DEVICES : 5);
+  cut->count = 1 + (size_t)fuzz_choice(input, fuzz_one_in(input, 4) ? FUZZ_MAX_DEVICES : 5);
   if (fuzz_one_in(input, 32)) cut->count = wrong_counts[fuzz_choice(input, 3)];
   cut->with_options = fuzz_byte(input) % 8 != 7;
   const int kind = fuzz_choice(input, 16);
@@ -96,7 +96,7 @@ static bool legal_weights(const struct cut *cut) {
 }
 
 static bool legal(const struct cut *cut) {
-  if (cut->rows < 0 || cut->count == 0 || cut->count > EK_MAX_DEVICES) return false;
+  if (cut->rows < 0 || cut->count == 0 || cut->count > FUZZ_MAX_DEVICES) return false;
   if (!cut->with_options) return true;
   if (cut->options.size != sizeof cut->options) return cut->options.size == sizeof(size_t);
   switch (cut->options.kind) {
@@ -153,8 +153,8 @@ static void check_offsets(const struct cut *cut, const int64_t *offsets) {
 
 /* True if the cut is one that can be made. */
 static bool try_offsets(const struct cut *cut) {
-  int64_t offsets[EK_MAX_DEVICES + 1];
-  for (size_t i = 0; i <= EK_MAX_DEVICES; i++) offsets[i] = -7;
+  int64_t offsets[FUZZ_MAX_DEVICES + 1];
+  for (size_t i = 0; i <= FUZZ_MAX_DEVICES; i++) offsets[i] = -7;
   ek_error_clear();
   const ek_status status =
       ek_scatter_offsets(offsets, cut->rows, cut->count, cut->with_options ? &cut->options : NULL);
@@ -166,7 +166,7 @@ static bool try_offsets(const struct cut *cut) {
   }
   fuzz_expect_explained(status);
   FUZZ_EXPECT(status == EK_ERR_INVALID_ARGUMENT, "%s", ek_status_name(status));
-  for (size_t i = 0; i <= EK_MAX_DEVICES; i++) {
+  for (size_t i = 0; i <= FUZZ_MAX_DEVICES; i++) {
     FUZZ_EXPECT(offsets[i] == -7, "a failure wrote offset %zu", i);
   }
   return false;

@@ -15,7 +15,7 @@ enum { DEVICES = 4, ROWS = 9, COLUMNS = 3 };
 
 static void cut(const int64_t *want, int64_t rows, size_t count,
                 const ek_scatter_options *options) {
-  int64_t offsets[EK_MAX_DEVICES + 1];
+  int64_t offsets[CK_MAX_DEVICES + 1];
   ck_ok(ek_scatter_offsets(offsets, rows, count, options));
   ck_assert_int_eq(offsets[0], 0);
   for (size_t i = 0; i < count; i++) {
@@ -80,7 +80,7 @@ START_TEST(cuts_cover_all_rows) {
   struct ck_random random = ck_random_start(1);
   for (size_t count = 1; count <= 9; count++) {
     for (int64_t rows = 0; rows <= 40; rows++) {
-      int64_t even[EK_MAX_DEVICES + 1], chunk[EK_MAX_DEVICES + 1], weighted[EK_MAX_DEVICES + 1];
+      int64_t even[CK_MAX_DEVICES + 1], chunk[CK_MAX_DEVICES + 1], weighted[CK_MAX_DEVICES + 1];
       double weights[9], sum = 0;
       for (size_t i = 0; i < count; i++) sum += weights[i] = ck_random_uniform(&random, 0.1, 5);
       ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
@@ -105,7 +105,7 @@ START_TEST(cuts_cover_all_rows) {
 END_TEST
 
 START_TEST(huge_numbers_of_rows) {
-  int64_t offsets[EK_MAX_DEVICES + 1];
+  int64_t offsets[CK_MAX_DEVICES + 1];
   ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
   const double weights[] = {0, 3, 0, 1e-3}, one[] = {1};
   options.weights = weights;
@@ -126,7 +126,7 @@ END_TEST
 
 static void refused(int64_t rows, size_t count, const ek_scatter_options *options,
                     const char *text) {
-  int64_t offsets[EK_MAX_DEVICES + 1] = {-7};
+  int64_t offsets[CK_MAX_DEVICES + 1] = {-7};
   ck_fails(ek_scatter_offsets(offsets, rows, count, options), EK_ERR_INVALID_ARGUMENT, text);
   ck_assert_int_eq(offsets[0], -7);
 }

@@ -89,8 +89,8 @@ void ck_training_replicas_agree(const struct ck_training *training);
 /* A cut of `rows` over `count` devices; the arrays belong to the struct. */
 struct ck_scatter {
   ek_scatter_options options;
-  int64_t sizes[EK_MAX_DEVICES];
-  double weights[EK_MAX_DEVICES];
+  int64_t sizes[CK_MAX_DEVICES];
+  double weights[CK_MAX_DEVICES];
 };
 void ck_scatter_random(struct ck_scatter *scatter, ek_scatter_kind kind, int64_t rows, size_t count,
                        struct ck_random *random);

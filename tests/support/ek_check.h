@@ -115,6 +115,9 @@ ek_status ck_memory_stats(ek_memory_usage *usage, const ek_device *device);
 /* No device of the group holds a byte. */
 void ck_no_memory_held(const ek_group *group);
 
+/* The most devices that a device string may name. */
+#define CK_MAX_DEVICES 64
+
 /* A tensor on a device from doubles (NULL: every byte 0xFF, which is NaN in floating types). */
 ek_tensor ck_upload(ek_device *device, ek_type type, const double *values, int rank,
                     const int64_t *shape);

@@ -30,7 +30,7 @@ static ek_status send_targets(struct sent *sent, const struct ck_training *train
       EK_TRY(ek_scatter_like(&sent->targets[i], lead, &batch->target[i], EK_MEMORY_INPUTS));
       continue;
     }
-    int64_t sizes[EK_MAX_DEVICES] = {0};
+    int64_t sizes[CK_MAX_DEVICES] = {0};
     sizes[training->setup.options.output_device] = batch->target[i].shape[0];
     ek_scatter_options all = *options;
     all.kind = EK_SCATTER_SIZES;
