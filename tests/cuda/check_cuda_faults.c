@@ -1,9 +1,9 @@
 /*
  * check_cuda_faults.c - every fault at every call of a training step, on each GPU in turn: an error
  * that names a device comes soon, the group can be closed, nothing is left behind, and a fresh
- * group works. What is still usable is not silently wrong: the model is torn and says so, or
- * parameters, states and replicas are what they were, bit for bit, and the step that is tried again
- * equals an undisturbed one.
+ * group works. What is still usable is not silently wrong: the model is torn and says so until its
+ * state is written, or parameters, states and replicas are what they were, bit for bit; and the step
+ * that is tried again equals an undisturbed one.
  *
  * A step makes some hundred calls of each kind. Every fourth fails, and every sixteenth hangs,
  * which costs the group's time limit, beginning at a place that moves with the seed; fewer where a
@@ -16,6 +16,7 @@
 #include <time.h>
 
 #include "ck_snapshot.h"
+#include "ck_state.h"
 #include "cuemu.h"
 
 static const struct {
@@ -84,13 +85,19 @@ static unsigned long calls_of_step(struct ck_snapshot *next, const struct ck_set
 
 /* After a failure that is over. A device whose kernel died refuses everything, which is fine. */
 static void never_silent(const char *what, struct ck_training *training,
-                         const struct ck_snapshot *before, const struct ck_snapshot *next,
-                         const struct ck_batch *batch) {
-  if (ek_group_synchronize(training->group) != EK_OK || ck_training_is_torn(training)) return;
+                         const struct ck_snapshot *before, const struct ck_state *state,
+                         const struct ck_snapshot *next, const struct ck_batch *batch) {
+  if (ek_group_synchronize(training->group) != EK_OK) return;
+  const bool torn = ck_training_is_torn(training);
+  if (torn && ck_state_put(training->model, state) != EK_OK) {
+    ck_abort_msg("%s, mended: %s", what, ek_error_message());
+  }
   struct ck_snapshot after = ck_snapshot_take(training);
   ck_snapshot_same(what, &after, before);
   ck_snapshot_drop(&after);
   if (whole_step(training, batch) != EK_OK) {
+    /* What state cannot mend. */
+    if (torn && ck_contains(ek_error_message(), "close the group")) return;
     ck_abort_msg("%s, tried again: %s", what, ek_error_message());
   }
   after = ck_snapshot_take(training);
@@ -109,6 +116,7 @@ static void one_fault(const struct ck_setup *setup, const char *spec, int gpu, e
   ck_ok(ck_training_try(&training, setup, group));
   ck_ok(whole_step(&training, batch));
   struct ck_snapshot before = ck_snapshot_take(&training);
+  struct ck_state state = ck_state_take(training.model);
   hang ? cuemu_hang(gpu, kind, n) : cuemu_fail(gpu, kind, n, 0);
   const double since = seconds();
   ek_error_clear();
@@ -124,7 +132,8 @@ static void one_fault(const struct ck_setup *setup, const char *spec, int gpu, e
   if (hang) cuemu_release(); /* so that the memory can go */
   cuemu_reset();
   /* A group that once gave up waiting refuses whatever has to wait: it can only be closed. */
-  if (!hang) never_silent(what, &training, &before, next, batch);
+  if (!hang) never_silent(what, &training, &before, &state, next, batch);
+  ck_state_drop(&state);
   ck_snapshot_drop(&before);
   ck_training_close(&training);
   ek_group_free(group);

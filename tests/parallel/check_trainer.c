@@ -2,6 +2,9 @@
  * check_trainer.c - a trainer does what its parts do: bit for bit what the calls of the pair give
  * that stand in data_parallel_criterion.h.
  */
+#include <pthread.h>
+#include <semaphore.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -269,6 +272,60 @@ START_TEST(misuse) {
 }
 END_TEST
 
+/* ---- threads ---- */
+
+static sem_t inside, go_on; /* of an update on device 0 */
+
+static ek_status wait_update(const ek_optimizer *self, ek_stream *stream, const ek_update *u) {
+  (void)self;
+  if (ek_device_index(ek_stream_device(stream)) != 0 || u->no_decay) return EK_OK;
+  (void)sem_post(&inside);
+  (void)sem_wait(&go_on);
+  return EK_OK;
+}
+
+static void wait_free(ek_optimizer *self) { free(self); }
+
+static const ek_optimizer_ops wait_ops = {
+    .size = sizeof(ek_optimizer_ops), .kind = "wait", .update = wait_update, .free = wait_free};
+
+static ek_status step_status;
+
+static void *step_there(void *bench) {
+  step_status = step(bench, NULL);
+  return NULL;
+}
+
+START_TEST(another_thread_is_refused) {
+  struct bench b;
+  pthread_t thread;
+  double loss = 0;
+  ek_shards outputs = {0};
+  make_parts(&b, "mlp", EK_MODE_REPLICATED);
+  ek_optimizer_free(b.rule);
+  b.rule = calloc(1, sizeof *b.rule);
+  ck_assert_ptr_nonnull(b.rule);
+  ck_ok(ek_optimizer_init(b.rule, &wait_ops, 0, 0, 0));
+  ck_ok(open_on(&b, ck_spec("cpu:3"), NULL));
+  ck_assert_int_eq(sem_init(&inside, 0, 0) | sem_init(&go_on, 0, 0), 0);
+  ck_assert_int_eq(pthread_create(&thread, NULL, step_there, &b), 0);
+  (void)sem_wait(&inside);
+  const ek_status got[] = {step(&b, NULL), evaluate(&b, &loss, NULL),
+                           ek_trainer_predict(&outputs, b.trainer, b.batch.input, 1),
+                           ek_trainer_free(b.trainer)};
+  char message[256];
+  (void)snprintf(message, sizeof message, "%s", ek_error_message());
+  (void)sem_post(&go_on);
+  (void)pthread_join(thread, NULL);
+  for (int i = 0; i < 4; i++) ck_assert_int_eq(got[i], EK_ERR_STATE);
+  ck_assert(strstr(message, "another thread is using the trainer") != NULL);
+  ck_ok(step_status);
+  close_bench(&b);
+  (void)sem_destroy(&inside);
+  (void)sem_destroy(&go_on);
+}
+END_TEST
+
 /* ---- failures ---- */
 
 /* A step in which something fails leaves everything as it was, or the model torn, and says why. */
@@ -359,6 +416,7 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(same, every_loss_for_itself, 0, CK_MODES);
   tcase_add_test(refused, a_group_of_the_programs);
   tcase_add_test(refused, who_goes_first);
+  tcase_add_test(refused, another_thread_is_refused);
   tcase_add_loop_test(refused, misuse, 0, CK_MODES);
   tcase_add_loop_test(refused, each_call_fails_once, 0, CK_MODES * FAILURES);
   tcase_add_test(refused, opening_fails_at_each_allocation);
