@@ -211,37 +211,37 @@ END_TEST
 
 /* The loss over the first columns of wider rows is that over a copy of them, also where the rest is no
  * number; the gradient of the rest is 0. */
+static void run_loss(struct ck_loss *loss, bool in_forward, const ek_tensor *x, const ek_tensor *y,
+                     double totals[2]) {
+  (in_forward ? ck_loss_forward_gradient : ck_loss_forward)(loss, x, y, totals);
+  ck_loss_backward(loss, NULL, NULL);
+}
+
 START_TEST(padding_columns_count_for_nothing) {
   enum { WIDE = 48 };
   struct ck_rig *rig = ck_rig_variant(_i / SETTINGS);
-  struct batch b = make_batch(rig, 24, 36);
-  ek_cross_entropy_options o = options_of(rig, &settings[_i % SETTINGS], b.classes);
-  const int64_t n = b.rows * WIDE;
-  double *logits = ck_zeros(rig, n), *want = ck_zeros(rig, n), totals[2], wide_totals[2];
-  struct ck_loss narrow = ck_loss_open(rig, make(&o), false);
-  ck_loss_forward(&narrow, b.x, b.y, totals);
-  ck_loss_backward(&narrow, NULL, NULL);
-  const double *gradient = ck_read(rig, &narrow.gradients[0]);
-  for (int64_t i = 0; i < n; i++) {
-    const int64_t c = i % WIDE, from = i / WIDE * b.classes + c;
-    logits[i] = c < b.classes ? b.logits[from] : c % 2 == 0 ? NAN : HUGE_VAL;
-    want[i] = c < b.classes ? gradient[from] : 0;
-  }
-  o.classes = b.classes;
   for (int in_forward = 0; in_forward < 2; in_forward++) {
+    struct batch b = make_batch(rig, 24, 36);
+    ek_cross_entropy_options o = options_of(rig, &settings[_i % SETTINGS], b.classes);
+    const int64_t n = b.rows * WIDE;
+    double *logits = ck_zeros(rig, n), *want = ck_zeros(rig, n), totals[2], wide_totals[2];
+    struct ck_loss narrow = ck_loss_open(rig, make(&o), false);
+    run_loss(&narrow, in_forward != 0, b.x, b.y, totals);
+    const double *gradient = ck_read(rig, &narrow.gradients[0]);
+    for (int64_t i = 0; i < n; i++) {
+      const int64_t c = i % WIDE, from = i / WIDE * b.classes + c;
+      logits[i] = c < b.classes ? b.logits[from] : c % 2 == 0 ? NAN : HUGE_VAL;
+      want[i] = c < b.classes ? gradient[from] : 0;
+    }
+    o.classes = b.classes;
     const ek_tensor *x = ck_tensor(rig, logits, CK_SHAPE(b.rows / 4, 4, WIDE));
     struct ck_loss wide = ck_loss_open(rig, make(&o), false);
-    if (in_forward) {
-      ck_loss_forward_gradient(&wide, x, b.y, wide_totals);
-    } else {
-      ck_loss_forward(&wide, x, b.y, wide_totals);
-    }
-    ck_loss_backward(&wide, NULL, NULL);
+    run_loss(&wide, in_forward != 0, x, b.y, wide_totals);
     ck_same_bits("totals", wide_totals, totals, 2);
     ck_within("gradient", ck_read(rig, &wide.gradients[0]), want, NULL, n);
     ck_loss_close(&wide);
+    ck_loss_close(&narrow);
   }
-  ck_loss_close(&narrow);
   ck_rig_close(rig);
 }
 END_TEST
