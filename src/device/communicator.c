@@ -6,6 +6,7 @@
 #include "core/alloc.h"
 #include "core/error.h"
 #include "device/communicator_internal.h"
+#include "device/device_struct.h"
 #include "device/fault_internal.h"
 
 /* ---- the counting communicator: nothing moves, so nothing waits ---- */
@@ -39,6 +40,11 @@ static void abort_one(struct ek__abortable *abortable, bool ended_well) {
   ek_communicator_abort((ek_communicator *)(void *)abortable);
 }
 
+static void unblock_one(struct ek__abortable *abortable) {
+  ek_communicator *self = (ek_communicator *)(void *)abortable;
+  if (self->table->unblock != NULL) self->table->unblock(self);
+}
+
 static void renew_one(struct ek__abortable *abortable) {
   ek_communicator *self = (ek_communicator *)(void *)abortable;
   if (self->table->renew != NULL) self->table->renew(self);
@@ -54,6 +60,7 @@ ek_status ek_communicator_open(ek_communicator **communicator, ek_group *group) 
     EK_TRY(ek__host_communicator_open(&result, group));
   }
   result->abortable.abort = abort_one;
+  result->abortable.unblock = unblock_one;
   result->abortable.renew = renew_one;
   ek__group_attach(group, &result->abortable);
   *communicator = result;
@@ -63,6 +70,10 @@ ek_status ek_communicator_open(ek_communicator **communicator, ek_group *group) 
 void ek_communicator_free(ek_communicator *communicator) {
   if (communicator == NULL || ek__group_of_parent(communicator->group)) return;
   ek__group_detach(communicator->group, &communicator->abortable);
+  for (size_t i = 0; i < ek_group_size(communicator->group); i++) {
+    ek_device *device = ek_group_device(communicator->group, i);
+    if (device->used == communicator) device->used = NULL;
+  }
   communicator->table->close(communicator);
 }
 
@@ -125,6 +136,11 @@ static ek_status start(ek_communicator *communicator, ek_device *device,
                                             .type = tensor->type,
                                             .root = root,
                                             .offsets = offsets};
+  ek_communicator *used = device->used;
+  if (used != NULL && used != communicator && used->table->settle != NULL) {
+    EK_TRY(used->table->settle(used, device));
+  }
+  device->used = communicator;
   return communicator->table->start(communicator, device, &collective);
 }
 

@@ -20,8 +20,17 @@ struct ek__communicator_table {
   ek_status (*progress)(ek_communicator *self, ek_device *device);
   /* (optional: collectives are complete when they were started) */
   ek_status (*wait)(ek_communicator *self, ek_device *device);
+  /*
+   * (optional: parts that one stream holds need not be in one order on all devices) returns when all
+   * that the device has started is queued on its stream; called before the first collective of
+   * another communicator. Each device starts the same ones in the same order, and so it queues them.
+   */
+  ek_status (*settle)(ek_communicator *self, ek_device *device);
   /* (optional: nothing ever waits) */
   void (*abort)(ek_communicator *self);
+  /* (optional: no stream hangs in a collective) called after an abort, of all communicators of the
+   * group before `renew` of any; no worker runs. */
+  void (*unblock)(ek_communicator *self);
   /* (optional) makes it as new after an abort; no worker runs. */
   void (*renew)(ek_communicator *self);
   /* Required. */

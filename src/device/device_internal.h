@@ -59,7 +59,10 @@ void ek__stream_close(ek_stream *stream);
 struct ek__abortable {
   struct ek__abortable *next; /* belongs to the group's mutex */
   void (*abort)(struct ek__abortable *self, bool ended_well);
-  void (*renew)(struct ek__abortable *self); /* called when no worker runs */
+  /* Both are called when no worker runs. unblock (NULL: nothing), of all of them before any renew: ends
+   * what a stream of the devices may hang in. */
+  void (*unblock)(struct ek__abortable *self);
+  void (*renew)(struct ek__abortable *self);
 };
 void ek__group_attach(ek_group *group, struct ek__abortable *abortable);
 void ek__group_detach(ek_group *group, struct ek__abortable *abortable);

@@ -5,6 +5,8 @@
 #ifndef EK_DEVICE_STRUCT_H
 #define EK_DEVICE_STRUCT_H
 
+#include <evenkeel/communicator.h>
+
 #include <stdatomic.h>
 
 #include "device/arena.h"
@@ -22,6 +24,7 @@ struct ek_device {
   ek_stream *streams[2];       /* by ek_stream_kind */
   atomic_int events;           /* that are not freed yet */
   struct ek__fault fault;      /* of a test */
+  ek_communicator *used;       /* its worker's last collective was one of this communicator's */
   struct ek__arena arena;
 };
 

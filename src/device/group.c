@@ -392,6 +392,9 @@ static ek_status run_on_all(ek_group *group, ek_apply_function function, void *c
   while (group->running != 0) pthread_cond_wait(&group->done, &group->mutex);
   const struct worker *failed = first_failure(group);
   if (failed == NULL) return EK_OK;
+  for (struct ek__abortable *a = group->abortables; a != NULL; a = a->next) {
+    if (a->unblock != NULL) a->unblock(a);
+  }
   for (struct ek__abortable *a = group->abortables; a != NULL; a = a->next) a->renew(a);
   return tell(failed);
 }

@@ -260,6 +260,19 @@ static ek_status host_progress(ek_communicator *base, ek_device *device) {
   return status;
 }
 
+static ek_status host_settle(ek_communicator *base, ek_device *device) {
+  struct host_communicator *self = (struct host_communicator *)base;
+  const struct rank *rank = &self->rank[ek_device_index(device)];
+  pthread_mutex_lock(&self->mutex);
+  ek_status status = work_off(self, device);
+  while (status == EK_OK && rank->finished < rank->queued) {
+    pthread_cond_wait(&self->changed, &self->mutex);
+    status = work_off(self, device);
+  }
+  pthread_mutex_unlock(&self->mutex);
+  return status;
+}
+
 static ek_status host_wait(ek_communicator *base, ek_device *device) {
   struct host_communicator *self = (struct host_communicator *)base;
   const size_t rank = ek_device_index(device);
@@ -299,9 +312,13 @@ static void drain(const struct host_communicator *self) {
   }
 }
 
+static void host_unblock(ek_communicator *base) {
+  struct host_communicator *self = (struct host_communicator *)base;
+  if (self->link != NULL) self->link->renew(self->linked); /* streams may hang in it */
+}
+
 static void host_renew(ek_communicator *base) {
   struct host_communicator *self = (struct host_communicator *)base;
-  if (self->link != NULL) self->link->renew(self->linked); /* first: streams may hang in it */
   if (self->queues) drain(self);
   pthread_mutex_lock(&self->mutex);
   self->aborted = false;
@@ -333,6 +350,7 @@ static const struct ek__communicator_table host_table = {.name = "host",
                                                          .progress = host_progress,
                                                          .wait = host_wait,
                                                          .abort = host_abort,
+                                                         .unblock = host_unblock,
                                                          .renew = host_renew,
                                                          .close = host_close};
 
@@ -342,6 +360,8 @@ static ek_status open_queue(struct host_communicator *self) {
   const struct ek__backend *backend = ek__device_table(ek_group_device(group, 0));
   self->link = backend->link_for == NULL ? NULL : backend->link_for(ek__group_native(group));
   self->table.name = self->link == NULL ? "peer" : self->link->name;
+  /* A link's parts wait for each other on the devices: two in another order would wait for ever. */
+  if (self->link != NULL) self->table.settle = host_settle;
   for (size_t i = 0; i < self->ranks; i++) {
     ek_device *device = ek_group_device(group, i);
     EK_TRY(ek_event_create(&self->rank[i].done, device));
