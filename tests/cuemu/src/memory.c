@@ -3,17 +3,21 @@
  *
  * Device memory is host memory from malloc, so that AddressSanitizer sees what lies beside it. It
  * is charged in units of 512 bytes against the device's size. New memory is filled with 0xff, which
- * reads as NaN: a kernel that relies on zeroes is found out. Allocations larger than POISON_LIMIT
- * are left to the system's zero pages; touching all of an arena of gigabytes would cost that much
- * of the host.
+ * reads as NaN: a kernel that relies on zeroes is found out. Allocations larger than POISON_LIMIT,
+ * the arenas of a backend, are pages of the system that read as zeros and end, but for their
+ * alignment, before one that nobody may touch: to fill them, or to let a sanitizer mark them, would
+ * cost more than most tests.
  */
 #include "internal.h"
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #define UNIT ((size_t)512)
 #define POISON_LIMIT ((size_t)1 << 20)
+#define ALIGNMENT ((size_t)256)
+#define PAGE ((size_t)4096)
 
 struct allocation {
   struct allocation *next;
@@ -95,6 +99,35 @@ static bool charge(int device, size_t bytes) {
   return fits;
 }
 
+/* How many pages' bytes a large allocation has, without the last page, and where it begins there. */
+static size_t mapped(size_t bytes) { return (bytes + PAGE - 1) & ~(PAGE - 1); }
+static size_t place(size_t bytes) {
+  return mapped(bytes) - ((bytes + ALIGNMENT - 1) & ~(ALIGNMENT - 1));
+}
+
+static void *take_host_memory(size_t bytes) {
+  void *memory = NULL;
+  if (bytes <= POISON_LIMIT) {
+    if (posix_memalign(&memory, ALIGNMENT, bytes)) return NULL;
+    return memset(memory, 0xff, bytes);
+  }
+  const size_t whole = mapped(bytes);
+  memory = mmap(NULL, whole + PAGE, PROT_READ | PROT_WRITE,
+                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) return NULL;
+  if (mprotect((char *)memory + whole, PAGE, PROT_NONE)) abort();
+  return (char *)memory + place(bytes);
+}
+
+static void give_host_memory(struct allocation *a) {
+  if (a->bytes <= POISON_LIMIT) {
+    free(a->memory);
+  } else if (munmap(a->memory - place(a->bytes), mapped(a->bytes) + PAGE)) {
+    abort();
+  }
+  free(a);
+}
+
 cudaError_t cudaMalloc(void **pointer, size_t bytes) {
   cudaError_t error = cuemu_enter();
   if (error != cudaSuccess) return cuemu_result(error);
@@ -110,15 +143,14 @@ cudaError_t cudaMalloc(void **pointer, size_t bytes) {
   if (charged < bytes || charged > free_bytes || !charge(device, charged)) {
     return cuemu_result(cudaErrorMemoryAllocation);
   }
-  void *memory = NULL;
-  if (posix_memalign(&memory, 256, bytes)) {
+  void *memory = take_host_memory(bytes);
+  if (!memory) {
     cuemu_lock();
     cuemu_devices[device].used -= charged;
     cuemu_devices[device].allocations--;
     cuemu_unlock();
     return cuemu_result(cudaErrorMemoryAllocation);
   }
-  if (bytes <= POISON_LIMIT) memset(memory, 0xff, bytes);
   add(memory, bytes, charged, device);
   *pointer = memory;
   return cudaSuccess;
@@ -135,8 +167,7 @@ cudaError_t cudaFree(void *pointer) {
   cuemu_drain_device(device); /* cudaFree waits for the device */
   struct allocation *a = take(pointer, false);
   if (!a) return cuemu_result(error != cudaSuccess ? error : cudaErrorInvalidValue);
-  free(a->memory);
-  free(a);
+  give_host_memory(a);
   return cuemu_result(error != cudaSuccess ? error : cuemu_sticky(device));
 }
 
@@ -149,10 +180,7 @@ void cuemu_free_device_memory(int device) {
     cuemu_unlock();
     if (!memory) break;
     a = take(memory, false);
-    if (a) {
-      free(a->memory);
-      free(a);
-    }
+    if (a) give_host_memory(a);
   }
   cuemu_lock();
   cuemu_devices[device].peers = 0;
