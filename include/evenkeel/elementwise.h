@@ -58,6 +58,19 @@ EK_API EK_CHECKED ek_status ek_op_activation_backward(ek_stream *stream, ek_tens
 
 EK_API bool ek_activation_keeps_result(ek_activation kind);
 
+/* y = f(x) * factor, the product of a gate; y may be x or factor itself. */
+EK_API EK_CHECKED ek_status ek_op_gate_forward(ek_stream *stream, ek_tensor *y, const ek_tensor *x,
+                                               const ek_tensor *factor, ek_activation kind);
+
+/*
+ * dx = dy * factor * f'(x) and dfactor = dy * f(x), from x and factor alone: f(x) is computed again.
+ * dx may be dy or x itself, dfactor may be factor.
+ */
+EK_API EK_CHECKED ek_status ek_op_gate_backward(ek_stream *stream, ek_tensor *dx,
+                                                ek_tensor *dfactor, const ek_tensor *dy,
+                                                const ek_tensor *x, const ek_tensor *factor,
+                                                ek_activation kind);
+
 /*
  * Dropout, forward and (with dy for x) backward: y = x / (1 - p) where the element is kept, else
  * 0 times x.

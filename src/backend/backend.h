@@ -80,6 +80,8 @@ struct ek__activation_args { /* forward: x += bias if any; y = f(x). backward: y
   ek_activation kind;        /* f */
   void *y, *x;               /* backward: x is what activation_list.h says is kept */
   const void *bias, *dy;
+  const void *factor; /* gate: y = f(x) * factor; y = dy * factor * f'(x), dfactor = dy * f(x) */
+  void *dfactor;
   int64_t rows, columns;
   struct ek__types types;
 };
@@ -200,6 +202,8 @@ struct ek__reduce_args { /* every destination[j][i] = sum over s of sources[s][i
   KERNEL(column_sum, EK__ARGS(matrix))                                                             \
   KERNEL(activation_forward, EK__ARGS(activation))                                                 \
   KERNEL(activation_backward, EK__ARGS(activation))                                                \
+  KERNEL(gate_forward, EK__ARGS(activation))                                                       \
+  KERNEL(gate_backward, EK__ARGS(activation)) /* x = x, whatever is kept */                        \
   KERNEL(dropout, EK__ARGS(dropout))                                                               \
   KERNEL(matmul, EK__ARGS(matmul))                                                                 \
   OPTIONAL(matmul_fused, (bool *done, ek_stream *stream, const struct ek__fused_args *args))       \

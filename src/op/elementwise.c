@@ -171,6 +171,59 @@ ek_status ek_op_activation_backward(ek_stream *stream, ek_tensor *dx, const ek_t
   return op.kernels->activation_backward(stream, &args);
 }
 
+ek_status ek_op_gate_forward(ek_stream *stream, ek_tensor *y, const ek_tensor *x,
+                             const ek_tensor *factor, ek_activation kind) {
+  enum { Y, X, FACTOR, COUNT };
+  struct ek__op op;
+  EK_TRY(check_activation(kind));
+  const struct ek__operand operands[] = {
+      [Y] = EK__WRITE(y, VALUE, EK__OPERAND(X) | EK__OPERAND(FACTOR)),
+      [X] = EK__READ(x, VALUE),
+      [FACTOR] = EK__READ(factor, VALUE)};
+  EK_TRY(ek__op_begin(&op, "gate_forward", stream, operands, COUNT));
+  EK_TRY(ek__op_same(&op, FACTOR, X));
+  EK_TRY(ek__op_same(&op, Y, X));
+  if (op.kernels == NULL) return EK_OK;
+  const struct ek__activation_args args = {.kind = kind,
+                                           .y = y->data,
+                                           .x = x->data,
+                                           .factor = factor->data,
+                                           .rows = op.rows[X],
+                                           .columns = op.columns[X],
+                                           .types = op.types};
+  return op.kernels->gate_forward(stream, &args);
+}
+
+ek_status ek_op_gate_backward(ek_stream *stream, ek_tensor *dx, ek_tensor *dfactor,
+                              const ek_tensor *dy, const ek_tensor *x, const ek_tensor *factor,
+                              ek_activation kind) {
+  enum { DX, DFACTOR, DY, X, FACTOR, COUNT };
+  struct ek__op op;
+  EK_TRY(check_activation(kind));
+  const struct ek__operand operands[] = {[DX] =
+                                             EK__WRITE(dx, VALUE, EK__OPERAND(DY) | EK__OPERAND(X)),
+                                         [DFACTOR] = EK__WRITE(dfactor, VALUE, EK__OPERAND(FACTOR)),
+                                         [DY] = EK__READ(dy, VALUE),
+                                         [X] = EK__READ(x, VALUE),
+                                         [FACTOR] = EK__READ(factor, VALUE)};
+  EK_TRY(ek__op_begin(&op, "gate_backward", stream, operands, COUNT));
+  EK_TRY(ek__op_same(&op, FACTOR, X));
+  EK_TRY(ek__op_same(&op, DY, X));
+  EK_TRY(ek__op_same(&op, DX, X));
+  EK_TRY(ek__op_same(&op, DFACTOR, X));
+  if (op.kernels == NULL) return EK_OK;
+  const struct ek__activation_args args = {.kind = kind,
+                                           .y = dx->data,
+                                           .dfactor = dfactor->data,
+                                           .dy = dy->data,
+                                           .x = x->data,
+                                           .factor = factor->data,
+                                           .rows = op.rows[X],
+                                           .columns = op.columns[X],
+                                           .types = op.types};
+  return op.kernels->gate_backward(stream, &args);
+}
+
 /* Samples and blocks of four elements are 32-bit words of the random key: see random.h. */
 static ek_status check_dropout_range(int64_t samples, int64_t per_sample, int64_t first_sample) {
   const int64_t words = INT64_C(1) << 32;

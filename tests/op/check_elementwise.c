@@ -270,6 +270,55 @@ START_TEST(activations_both_ways) {
 }
 END_TEST
 
+/* y = f(x) u rounds once more than f, and the number that it is compared with once; so does dy f(x),
+ * and dy u rounds before the slope. */
+static void check_gate(const struct activation *of, struct ck_rig *rig, int64_t rows,
+                       int64_t columns) {
+  const int64_t n = rows * columns;
+  double *x = ck_values(rig, n, -8, 8), *u = ck_values(rig, n, -1, 1),
+         *dy = ck_values(rig, n, -1, 1);
+  put_special(rig, x, n);
+  double *want[3], *bound[3];
+  for (int k = 0; k < 3; k++) want[k] = ck_zeros(rig, n), bound[k] = ck_zeros(rig, n);
+  for (int64_t i = 0; i < n; i++) {
+    const long double y = of->f(x[i]), slope = of->slope(x[i]);
+    const double unit = rig->unit, y_bound = of->bound(x[i]) + 2 * fabs((double)y);
+    want[0][i] = (double)(y * u[i]);
+    want[1][i] = (double)(slope * dy[i] * u[i]);
+    want[2][i] = (double)(y * dy[i]);
+    bound[0][i] = unit * fabs(u[i]) * y_bound + 0x1p-126;
+    bound[1][i] =
+        unit * fabs(dy[i] * u[i]) * (of->slope_bound(x[i]) + 3 * fabs((double)slope)) + 0x1p-126;
+    bound[2][i] = unit * fabs(dy[i]) * y_bound + 0x1p-126;
+  }
+  ek_tensor *tx = ck_tensor(rig, x, CK_SHAPE(rows, columns));
+  ek_tensor *tu = ck_tensor(rig, u, CK_SHAPE(rows, columns));
+  ek_tensor *tdy = ck_tensor(rig, dy, CK_SHAPE(rows, columns));
+  ek_tensor *y = ck_poisoned(rig, CK_SHAPE(rows, columns));
+  ek_tensor *dx = ck_poisoned(rig, CK_SHAPE(rows, columns));
+  ek_tensor *du = ck_poisoned(rig, CK_SHAPE(rows, columns));
+  ck_ok(ek_op_gate_forward(rig->stream, y, tx, tu, of->kind));
+  ck_within("gate", ck_read(rig, y), want[0], bound[0], n);
+  ck_ok(ek_op_gate_backward(rig->stream, dx, du, tdy, tx, tu, of->kind));
+  ck_within("gate's dx", ck_read(rig, dx), want[1], bound[1], n);
+  ck_within("gate's dfactor", ck_read(rig, du), want[2], bound[2], n);
+  ck_ok(ek_op_gate_backward(rig->stream, tdy, tu, tdy, tx, tu, of->kind));
+  ck_same_bits("dx over dy", ck_read(rig, tdy), ck_read(rig, dx), n);
+  ck_same_bits("dfactor over factor", ck_read(rig, tu), ck_read(rig, du), n);
+  ck_set(tu, u);
+  ck_ok(ek_op_gate_forward(rig->stream, tx, tx, tu, of->kind));
+  ck_same_bits("over x", ck_read(rig, tx), ck_read(rig, y), n);
+}
+
+START_TEST(gates) {
+  for (int c = 0; c < MATRICES; c++) {
+    struct ck_rig *rig = ck_rig_variant(_i % CK_VARIANTS);
+    check_gate(&activations[_i / CK_VARIANTS], rig, matrices[c][0], matrices[c][1]);
+    ck_rig_close(rig);
+  }
+}
+END_TEST
+
 struct activation_context {
   struct ck_rig *rig;
   ek_tensor *x, *y;
@@ -461,6 +510,7 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(values, bias_is_added_to_every_row, 0, CK_VARIANTS);
   tcase_add_loop_test(values, column_sums, 0, CK_VARIANTS);
   tcase_add_loop_test(values, activations_both_ways, 0, ACTIVATIONS * CK_VARIANTS);
+  tcase_add_loop_test(values, gates, 0, ACTIVATIONS * CK_VARIANTS);
   tcase_add_loop_test(values, activation_gradient_by_differences, 0, ACTIVATIONS);
   tcase_add_loop_test(values, activations_of_infinities, 0, CK_VARIANTS);
   tcase_add_loop_test(values, dropout_keeps_what_the_bits_say, 0, CK_VARIANTS);

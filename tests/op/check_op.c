@@ -67,6 +67,8 @@ CALL(gelu_bias_forward, ek_op_activation_forward(s, t[0], t[1], t[2], EK_ACTIVAT
 CALL(gelu_backward, ek_op_activation_backward(s, t[0], t[1], t[2], EK_ACTIVATION_GELU))
 CALL(relu_forward, ek_op_activation_forward(s, t[0], t[1], NULL, EK_ACTIVATION_RELU))
 CALL(relu_backward, ek_op_activation_backward(s, t[0], t[1], t[2], EK_ACTIVATION_RELU))
+CALL(gate_forward, ek_op_gate_forward(s, t[0], t[1], t[2], EK_ACTIVATION_SILU))
+CALL(gate_backward, ek_op_gate_backward(s, t[0], t[1], t[2], t[3], t[4], EK_ACTIVATION_SILU))
 CALL(dropout, ek_op_dropout(s, t[0], t[1], 0.5, key, 0))
 CALL(layer_norm_forward, ek_op_layer_norm_forward(s, t[0], t[1], t[2], t[3], t[4], t[5], 1e-5))
 CALL(add_layer_norm_forward,
@@ -129,6 +131,11 @@ static const struct operation operations[] = {
      relu_backward,
      false,
      {{MATRIX, RESULT}, {MATRIX, ALL(1)}, {MATRIX, .reach = {1, 0, 0}, POSITIVE}}},
+    {"gate_forward", gate_forward, false, {{MATRIX, RESULT}, {MATRIX, ALL(1)}, {MATRIX, ALL(1)}}},
+    {"gate_backward",
+     gate_backward,
+     false,
+     {{MATRIX, RESULT}, {MATRIX, RESULT}, {MATRIX, ALL(2)}, {MATRIX, ALL(2)}, {MATRIX, ALL(1)}}},
     {"dropout", dropout, false, {{MATRIX, RESULT}, {MATRIX, ALL(1)}}},
     {"layer_norm_forward",
      layer_norm_forward,

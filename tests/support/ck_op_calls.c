@@ -35,6 +35,12 @@ static ek_status call_relu_forward(ek_stream *s, ek_tensor *const *t) {
 static ek_status call_relu_backward(ek_stream *s, ek_tensor *const *t) {
   return ek_op_activation_backward(s, t[0], t[1], t[2], EK_ACTIVATION_RELU);
 }
+static ek_status call_gate_forward(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_gate_forward(s, t[0], t[1], t[2], EK_ACTIVATION_SILU);
+}
+static ek_status call_gate_backward(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_gate_backward(s, t[0], t[1], t[2], t[3], t[4], EK_ACTIVATION_SILU);
+}
 static ek_status call_dropout(ek_stream *s, ek_tensor *const *t) {
   return ek_op_dropout(s, t[0], t[1], 0.5, (ek_random_key){1, 2, 3}, 0);
 }
@@ -74,6 +80,20 @@ const struct ck_operation ck_elementwise_calls[CK_ELEMENTWISE_CALLS] = {
      {{.name = "y", .written = true, .may_be = 2, MATRIX},
       {.name = "x", .written = true, MATRIX},
       {.name = "bias", .optional = true, ROW}}},
+    {"gate_forward",
+     call_gate_forward,
+     3,
+     {{.name = "y", .written = true, .may_be = 6, MATRIX},
+      {.name = "x", MATRIX},
+      {.name = "factor", MATRIX}}},
+    {"gate_backward",
+     call_gate_backward,
+     5,
+     {{.name = "dx", .written = true, .may_be = 4 | 8, MATRIX},
+      {.name = "dfactor", .written = true, .may_be = 16, MATRIX},
+      {.name = "dy", MATRIX},
+      {.name = "x", MATRIX},
+      {.name = "factor", MATRIX}}},
     {"gelu_backward",
      call_gelu_backward,
      3,

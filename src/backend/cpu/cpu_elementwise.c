@@ -53,4 +53,6 @@ RANGE(column_sum, matrix, args->columns, ek__cpu_least_columns(args->rows))
 RANGE(activation_forward, activation, args->bias ? args->rows : args->rows * args->columns,
       args->bias ? ek__cpu_least_rows(args->columns) : EK__CPU_LEAST)
 RANGE(activation_backward, activation, args->rows * args->columns, EK__CPU_LEAST)
+RANGE(gate_forward, activation, args->rows * args->columns, EK__CPU_LEAST)
+RANGE(gate_backward, activation, args->rows * args->columns, EK__CPU_LEAST)
 RANGE(dropout, dropout, args->samples * args->per_sample, EK__CPU_LEAST)

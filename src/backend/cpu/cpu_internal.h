@@ -31,6 +31,8 @@ typedef void ek__range_function(const void *args, int64_t begin, int64_t end);
   X(column_sum)             /* columns; matrix_args */                                             \
   X(activation_forward)     /* elements, with a bias rows; activation_args */                      \
   X(activation_backward)    /* elements; activation_args */                                        \
+  X(gate_forward)           /* elements; activation_args */                                        \
+  X(gate_backward)          /* elements; activation_args */                                        \
   X(dropout)                /* elements of all samples; dropout_args */                            \
   X(layer_norm_forward)     /* rows; layer_norm_args */                                            \
   X(layer_norm_backward)    /* rows: dx, and dgamma and dbeta if asked; layer_norm_job */          \

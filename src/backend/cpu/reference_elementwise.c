@@ -80,8 +80,11 @@ static double silu_back(double dy, double x) {
 
 static const struct {
   double (*forward)(double x), (*backward)(double dy, double kept);
+  bool keeps_result;
 } activations[] = {
-#define ROW(NAME, name, kept) [EK_ACTIVATION_##NAME] = {name, name##_back},
+#define RESULT true
+#define INPUT false
+#define ROW(NAME, name, kept) [EK_ACTIVATION_##NAME] = {name, name##_back, kept},
     EK_ACTIVATION_LIST(ROW)};
 
 void ek__activation_forward_f64(const void *raw, int64_t begin, int64_t end) {
@@ -100,6 +103,25 @@ void ek__activation_backward_f64(const void *raw, int64_t begin, int64_t end) {
   const double *dy = args->dy, *kept = args->x;
   double *dx = args->y;
   for (int64_t i = begin; i < end; i++) dx[i] = activations[args->kind].backward(dy[i], kept[i]);
+}
+
+void ek__gate_forward_f64(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__activation_args *args = raw;
+  const double *x = args->x, *factor = args->factor;
+  double *y = args->y;
+  for (int64_t i = begin; i < end; i++) y[i] = activations[args->kind].forward(x[i]) * factor[i];
+}
+
+void ek__gate_backward_f64(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__activation_args *args = raw;
+  const double *x = args->x, *factor = args->factor, *dy = args->dy;
+  double *dx = args->y, *dfactor = args->dfactor;
+  for (int64_t i = begin; i < end; i++) {
+    const double y = activations[args->kind].forward(x[i]), slope = dy[i];
+    const double kept = activations[args->kind].keeps_result ? y : x[i];
+    dx[i] = activations[args->kind].backward(slope * factor[i], kept);
+    dfactor[i] = slope * y;
+  }
 }
 
 void ek__dropout_f64(const void *raw, int64_t begin, int64_t end) {

@@ -100,10 +100,12 @@ cudaError_t add_bias(const struct ek__cuda_place *at, const struct ek__matrix_ar
 }
 
 /* f(A()) for the activation A. */
+constexpr bool RESULT = true, INPUT = false;
+template <class A, bool Kept> struct keeping : A { static constexpr bool keeps_result = Kept; };
 template <class S, class F> cudaError_t with_activation(ek_activation kind, F f) {
   switch (kind) {
 #define CASE(NAME, name, kept)                                                                     \
-  case EK_ACTIVATION_##NAME: return f(name<S>());
+  case EK_ACTIVATION_##NAME: return f(keeping<name<S>, kept>());
     EK_ACTIVATION_LIST(CASE)
   }
   return cudaErrorInvalidValue;
@@ -132,8 +134,66 @@ cudaError_t activation_backward(const struct ek__cuda_place *at,
   });
 }
 
+/* ---- gates: y = A(x) * factor ---- */
+
+template <class S, class A> struct gate_of {
+  static constexpr int inputs = 2;
+  __device__ S operator()(S x, S factor) const { return A::forward(x) * factor; }
+};
+
+template <class T> struct gate {
+  T *dx, *dfactor;
+  const T *dy, *x, *factor;
+  int64_t count;
+};
+
+/* All of an element is read before any of it is written: dx may be dy or x, and dfactor factor. */
+template <class T, class S, int N, class A>
+__global__ void __launch_bounds__(BLOCK) gate_kernel(gate<T> a) {
+  for (int64_t i = thread_index() * N; i < a.count; i += thread_count() * N) {
+    const pack<T, N> dy = load<N>(a.dy + i), x = load<N>(a.x + i), factor = load<N>(a.factor + i);
+    pack<T, N> dx, dfactor;
+    EK_UNROLL
+    for (int j = 0; j < N; j++) {
+      const S value = S(x.at[j]), y = A::forward(value), slope = S(dy.at[j]);
+      dx.at[j] = T(A::backward(slope * S(factor.at[j]), A::keeps_result ? y : value));
+      dfactor.at[j] = T(slope * y);
+    }
+    store<N>(a.dx + i, dx);
+    store<N>(a.dfactor + i, dfactor);
+  }
+}
+
+template <class T, class S>
+cudaError_t gate_forward(const struct ek__cuda_place *at, const struct ek__activation_args *args) {
+  return with_activation<S>(args->kind, [&](auto activation) {
+    return map<T, S>(at->stream, args->y, args->x, args->factor, args->rows * args->columns,
+                     gate_of<S, decltype(activation)>{});
+  });
+}
+
+template <class T, class S>
+cudaError_t gate_backward(const struct ek__cuda_place *at, const struct ek__activation_args *args) {
+  const gate<T> a = {static_cast<T *>(args->y),
+                     static_cast<T *>(args->dfactor),
+                     static_cast<const T *>(args->dy),
+                     static_cast<const T *>(args->x),
+                     static_cast<const T *>(args->factor),
+                     args->rows * args->columns};
+  if (a.count <= 0) return cudaSuccess;
+  const bool wide = a.count % PACK<T> == 0 && aligned(a.dx, a.dfactor, a.dy, a.x, a.factor);
+  return with_activation<S>(args->kind, [&](auto activation) {
+    using A = decltype(activation);
+    const auto kernel = wide ? gate_kernel<T, S, PACK<T>, A> : gate_kernel<T, S, 1, A>;
+    EK_LAUNCH(kernel, blocks_for(a.count / (wide ? PACK<T> : 1)), BLOCK, 0, at->stream, a);
+    return cudaGetLastError();
+  });
+}
+
 } // namespace
 
 EK_CUDA_LAUNCHER(add_bias, matrix)
 EK_CUDA_LAUNCHER(activation_forward, activation)
 EK_CUDA_LAUNCHER(activation_backward, activation)
+EK_CUDA_LAUNCHER(gate_forward, activation)
+EK_CUDA_LAUNCHER(gate_backward, activation)

@@ -72,6 +72,8 @@ extern "C" {
   LAUNCHER(column_sum, matrix)                                                                     \
   LAUNCHER(activation_forward, activation)                                                         \
   LAUNCHER(activation_backward, activation)                                                        \
+  LAUNCHER(gate_forward, activation)                                                               \
+  LAUNCHER(gate_backward, activation)                                                              \
   LAUNCHER(dropout, dropout)                                                                       \
   LAUNCHER(layer_norm_forward, layer_norm)                                                         \
   LAUNCHER(layer_norm_backward, layer_norm)                                                        \

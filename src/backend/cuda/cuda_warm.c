@@ -70,6 +70,8 @@ static struct samples samples_of(void *const part[PARTS], ek_type type) {
       .activation = {.y = part[0],
                      .x = part[1],
                      .dy = part[3],
+                     .factor = part[2],
+                     .dfactor = part[4],
                      .rows = ROWS,
                      .columns = WIDTH,
                      .types = types},
@@ -159,6 +161,8 @@ static cudaError_t warm_samples(const struct ek__cuda_place *at, struct samples 
   of->activation.bias = NULL;                                                                      \
   WARM(activation_forward, activation)                                                             \
   WARM(activation_backward, activation)                                                            \
+  WARM(gate_forward, activation)                                                                   \
+  WARM(gate_backward, activation)                                                                  \
   of->activation.bias = part[2];                                                                   \
   WARM(activation_forward, activation)
   EK_ACTIVATION_LIST(ACTIVATION)

@@ -101,6 +101,46 @@ FORCED void backward(const struct ek__activation_args *args, int64_t begin, int6
   }
 }
 
+/* n elements of y = f(x) * factor; the last vector is one of fewer than W. */
+FORCED void gate(float *y, const float *x, const float *factor, int64_t n, vec (*f)(vec)) {
+  int64_t i = 0;
+  for (; i + W <= n; i += W) v_store(y + i, f(v_load(x + i)) * v_load(factor + i));
+  if (i < n) {
+    const vec value = f(v_load_some(x + i, n - i, 0.0f));
+    v_store_some(y + i, value * v_load_some(factor + i, n - i, 0.0f), n - i);
+  }
+}
+
+/* Two gradients of a vector: everything is read before anything is written. */
+struct gradients {
+  vec x, factor;
+};
+FORCED struct gradients gate_back(vec dy, vec x, vec factor, vec (*f)(vec), vec (*back)(vec, vec),
+                                  bool keeps_result) {
+  const vec y = f(x);
+  return (struct gradients){back(dy * factor, keeps_result ? y : x), dy * y};
+}
+
+FORCED void gate_backward(const struct ek__activation_args *args, int64_t begin, int64_t end,
+                          vec (*f)(vec), vec (*back)(vec, vec), bool keeps_result) {
+  const float *x = args->x, *factor = args->factor, *dy = args->dy;
+  float *dx = args->y, *dfactor = args->dfactor;
+  int64_t i = begin;
+  for (; i + W <= end; i += W) {
+    const struct gradients g =
+        gate_back(v_load(dy + i), v_load(x + i), v_load(factor + i), f, back, keeps_result);
+    v_store(dx + i, g.x);
+    v_store(dfactor + i, g.factor);
+  }
+  if (i < end) {
+    const int64_t n = end - i;
+    const struct gradients g = gate_back(v_load_some(dy + i, n, 0.0f), v_load_some(x + i, n, 0.0f),
+                                         v_load_some(factor + i, n, 0.0f), f, back, keeps_result);
+    v_store_some(dx + i, g.x, n);
+    v_store_some(dfactor + i, g.factor, n);
+  }
+}
+
 void EK_ISA_NAME(activation_forward)(const void *raw, int64_t begin, int64_t end) {
   const struct ek__activation_args *args = raw;
   switch (args->kind) {
@@ -116,5 +156,27 @@ void EK_ISA_NAME(activation_backward)(const void *raw, int64_t begin, int64_t en
 #define BACKWARD(NAME, name, kept)                                                                 \
   case EK_ACTIVATION_##NAME: backward(args, begin, end, name##_back); return;
     EK_ACTIVATION_LIST(BACKWARD)
+  }
+}
+
+void EK_ISA_NAME(gate_forward)(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__activation_args *args = raw;
+  const float *x = args->x, *factor = args->factor;
+  float *y = args->y;
+  switch (args->kind) {
+#define GATE(NAME, name, kept)                                                                     \
+  case EK_ACTIVATION_##NAME: gate(y + begin, x + begin, factor + begin, end - begin, name); return;
+    EK_ACTIVATION_LIST(GATE)
+  }
+}
+
+void EK_ISA_NAME(gate_backward)(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__activation_args *args = raw;
+  switch (args->kind) {
+#define RESULT true
+#define INPUT false
+#define GATE_BACKWARD(NAME, name, kept)                                                            \
+  case EK_ACTIVATION_##NAME: gate_backward(args, begin, end, name, name##_back, kept); return;
+    EK_ACTIVATION_LIST(GATE_BACKWARD)
   }
 }
