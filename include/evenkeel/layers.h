@@ -16,5 +16,6 @@
 #include <evenkeel/linear.h>
 #include <evenkeel/residual.h>
 #include <evenkeel/sequential.h>
+#include <evenkeel/swiglu.h>
 
 #endif /* EVENKEEL_LAYERS_H */

@@ -1,0 +1,128 @@
+/*
+ * check_swiglu.c - a feed-forward layer with a gate.
+ */
+#include <math.h>
+#include <stdlib.h>
+
+#include <evenkeel/mean_squared_error.h>
+#include <evenkeel/swiglu.h>
+
+#include "ck_module.h"
+#include "ck_training.h"
+
+enum { WIDTH = 6, HIDDEN = 10 };
+
+static ek_status with_bias(ek_module **module) {
+  return ek_swiglu_create(module, WIDTH, HIDDEN, true);
+}
+static ek_status without_bias(ek_module **module) { return ek_swiglu_create(module, 3, 5, false); }
+
+/* depth: two linears and SiLU, forward and backward. */
+static const struct ck_module_case cases[] = {
+    {.name = "7 x 6, with bias",
+     .create = with_bias,
+     .inputs = 1,
+     .input = {{0, 2, {7, WIDTH}, -1, 1, 0}},
+     .longest = HIDDEN,
+     .depth = 20,
+     .saved = 6},
+    {.name = "2 x 3 x 3, without bias",
+     .create = without_bias,
+     .inputs = 1,
+     .input = {{0, 3, {2, 3, 3}, -1, 1, 0}},
+     .longest = 6,
+     .depth = 20,
+     .saved = 3},
+};
+
+START_TEST(formula) {
+  struct ck_bed *bed = ck_bed_open(&cases[1], EK_F64, test_devices("cpu:1"));
+  struct ck_random random = ck_random_start(3);
+  double weight[3][15]; /* gate, up: hidden x width; down: width x hidden */
+  for (int i = 0; i < 3 * 15; i++) weight[i / 15][i % 15] = ck_random_uniform(&random, -1, 1);
+  ck_bed_set(bed, "gate.weight", weight[0]);
+  ck_bed_set(bed, "up.weight", weight[1]);
+  ck_bed_set(bed, "down.weight", weight[2]);
+  struct ck_results *r = ck_bed_backward(bed, false);
+  for (int row = 0; row < 6; row++) {
+    const double *x = bed->value[0] + (ptrdiff_t)3 * row;
+    double y[3] = {0};
+    for (int h = 0; h < 5; h++) {
+      double g = 0, u = 0;
+      for (int i = 0; i < 3; i++) {
+        g += weight[0][3 * h + i] * x[i];
+        u += weight[1][3 * h + i] * x[i];
+      }
+      for (int o = 0; o < 3; o++) y[o] += weight[2][5 * o + h] * (g / (1 + exp(-g)) * u);
+    }
+    /* |gate|, |up| <= 3 and |y| <= 45, from sums of 3 and 5 numbers and SiLU */
+    for (int o = 0; o < 3; o++) {
+      ck_assert_double_le(fabs(r->output[0][3 * row + o] - y[o]), 45 * 24 * 0x1p-53);
+    }
+  }
+  ck_results_free(r);
+  ck_bed_close(bed);
+}
+END_TEST
+
+/* ---- several devices ---- */
+
+static ek_status error_of(ek_criterion **criterion, ek_reduction reduction) {
+  return ek_mean_squared_error_create(criterion, reduction);
+}
+
+static void shapes(struct ck_batch *batch, ek_type type, int64_t samples) {
+  batch->inputs = batch->targets = 1;
+  batch->input[0] = (ek_tensor){.type = type, .rank = 2, .shape = {samples, WIDTH}};
+  batch->target[0] = batch->input[0];
+}
+
+static const struct ck_workload workload = {"swiglu", with_bias, error_of, shapes, 1, false, 0};
+
+static double *gradients(struct ck_training *training, const char *spec, ek_mode mode) {
+  struct ck_setup setup = ck_setup_mode(&workload, spec, mode);
+  setup.options.type = EK_F64;
+  ck_training_open(training, &setup);
+  struct ck_batch batch = ck_batch_make(&workload, EK_F64, 7, 0, 1);
+  ck_ok(ck_training_backward(training, &batch, NULL, false, NULL));
+  ck_batch_free(&batch);
+  return ck_training_read(training, CK_GRADIENTS, NULL);
+}
+
+/* Seven samples over three devices give the gradients of one device: sums in another order. */
+START_TEST(devices_agree) {
+  struct ck_training one, three;
+  double *want = gradients(&one, "cpu:1", EK_MODE_REPLICATED);
+  double *got = gradients(&three, "cpu:3", (ek_mode)_i);
+  ck_training_compare("gradients", &three, got, want, 1e-14, NULL);
+  ck_training_close(&three);
+  ck_training_close(&one);
+  free(got);
+  free(want);
+}
+END_TEST
+
+START_TEST(bad_input) {
+  ek_module *module = NULL;
+  ck_fails(ek_swiglu_create(NULL, 2, 3, true), EK_ERR_INVALID_ARGUMENT, "swiglu: module is NULL");
+  ck_fails(ek_swiglu_create(&module, 0, 3, true), EK_ERR_INVALID_ARGUMENT, "linear");
+  ck_fails(ek_swiglu_create(&module, 2, -1, true), EK_ERR_INVALID_ARGUMENT, "linear");
+  ck_assert_ptr_null(module);
+  ck_host_failures(with_bias);
+  ck_ok(with_bias(&module));
+  ck_forward_fails(module, EK_ERR_SHAPE, "gate", EK_F32, CK_SHAPE(2, WIDTH + 1));
+  ek_module_free(module);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("swiglu");
+  ck_module_tests(suite, cases, (int)(sizeof cases / sizeof *cases));
+  TCase *tcase = ck_case(suite, "swiglu");
+  tcase_add_test(tcase, formula);
+  tcase_add_loop_test(tcase, devices_agree, EK_MODE_GATHER, EK_MODE_SHARDED + 1);
+  tcase_add_test(tcase, bad_input);
+  return suite;
+}
+
+CK_MAIN(make_suite)
