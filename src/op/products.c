@@ -46,31 +46,6 @@ ek_status ek_op_matmul(ek_stream *stream, ek_tensor *c, const ek_tensor *a, bool
   return op.kernels->matmul(stream, &args);
 }
 
-ek_status ek_op_linear(ek_stream *stream, ek_tensor *y, const ek_tensor *x, const ek_tensor *w,
-                       const ek_tensor *bias) {
-  enum { Y, X, W, BIAS, COUNT };
-  struct ek__op op;
-  const struct ek__operand operands[] = {[Y] = EK__WRITE(y, VALUE, 0),
-                                         [X] = EK__READ(x, VALUE),
-                                         [W] = EK__READ(w, VALUE),
-                                         [BIAS] = EK__MAY_READ(bias, VALUE)};
-  EK_TRY(ek__op_begin(&op, "linear", stream, operands, COUNT));
-  if (op.columns[W] != op.columns[X]) return unlike(&op, X, W);
-  EK_TRY(ek__op_matrix(&op, Y, op.rows[X], op.rows[W], "x w^T is"));
-  EK_TRY(ek__op_fits(&op, BIAS, op.rows[W], W));
-  if (op.kernels == NULL) return EK_OK;
-  const struct ek__matmul_args args = {.c = y->data,
-                                       .a = x->data,
-                                       .b = w->data,
-                                       .m = op.rows[X],
-                                       .n = op.rows[W],
-                                       .k = op.columns[X],
-                                       .transpose_b = true,
-                                       .bias = ek__op_data(bias),
-                                       .types = op.types};
-  return op.kernels->matmul(stream, &args);
-}
-
 /* ---- products and what is fused with them ---- */
 
 static ek_status sum_columns(const struct ek__kernels *kernels, ek_stream *stream,
@@ -121,8 +96,9 @@ static ek_status multiply(const struct ek__kernels *kernels, ek_stream *stream,
   return done ? EK_OK : unfused(kernels, stream, args);
 }
 
-ek_status ek_op_linear_gelu(ek_stream *stream, ek_tensor *y, ek_tensor *pre, const ek_tensor *x,
-                            const ek_tensor *w, const ek_tensor *bias) {
+/* y = x w^T + bias, and GELU of it if asked for, which may leave what it came from in pre. */
+static ek_status linear(ek_stream *stream, const char *name, ek_tensor *y, ek_tensor *pre,
+                        const ek_tensor *x, const ek_tensor *w, const ek_tensor *bias, bool gelu) {
   enum { Y, PRE, X, W, BIAS, COUNT };
   struct ek__op op;
   const struct ek__operand operands[] = {[Y] = EK__WRITE(y, VALUE, 0),
@@ -130,7 +106,7 @@ ek_status ek_op_linear_gelu(ek_stream *stream, ek_tensor *y, ek_tensor *pre, con
                                          [X] = EK__READ(x, VALUE),
                                          [W] = EK__READ(w, VALUE),
                                          [BIAS] = EK__MAY_READ(bias, VALUE)};
-  EK_TRY(ek__op_begin(&op, "linear_gelu", stream, operands, COUNT));
+  EK_TRY(ek__op_begin(&op, name, stream, operands, COUNT));
   if (op.columns[W] != op.columns[X]) return unlike(&op, X, W);
   EK_TRY(ek__op_matrix(&op, Y, op.rows[X], op.rows[W], "x w^T is"));
   if (pre != NULL) EK_TRY(ek__op_matrix(&op, PRE, op.rows[X], op.rows[W], "x w^T is"));
@@ -147,7 +123,17 @@ ek_status ek_op_linear_gelu(ek_stream *stream, ek_tensor *y, ek_tensor *pre, con
                                                   .types = op.types},
                                       .epilogue = EK__EPILOGUE_GELU,
                                       .pre = ek__op_data(pre)};
-  return multiply(op.kernels, stream, &args);
+  return gelu ? multiply(op.kernels, stream, &args) : op.kernels->matmul(stream, &args.product);
+}
+
+ek_status ek_op_linear(ek_stream *stream, ek_tensor *y, const ek_tensor *x, const ek_tensor *w,
+                       const ek_tensor *bias) {
+  return linear(stream, "linear", y, NULL, x, w, bias, false);
+}
+
+ek_status ek_op_linear_gelu(ek_stream *stream, ek_tensor *y, ek_tensor *pre, const ek_tensor *x,
+                            const ek_tensor *w, const ek_tensor *bias) {
+  return linear(stream, "linear_gelu", y, pre, x, w, bias, true);
 }
 
 ek_status ek_op_gelu_linear_backward(ek_stream *stream, ek_tensor *dpre, ek_tensor *dbias,

@@ -38,21 +38,15 @@ ek_status ek__cpu_copy(ek_stream *stream, void *y, const void *x, size_t bytes) 
   return EK_OK;
 }
 
-/* ek__cpu_<name>: its range functions over `count`, at least `least` for each thread. */
-#define RANGE(name, kind, count, least)                                                            \
-  ek_status ek__cpu_##name EK__ARGS(kind) {                                                        \
-    ek__cpu_range(stream, ek__cpu_functions(args->types)->name, args, count, least);               \
-    return EK_OK;                                                                                  \
-  }
-
-RANGE(fill, elementwise, args->count, EK__CPU_LEAST)
-RANGE(add, elementwise, args->count, EK__CPU_LEAST)
-RANGE(scale, elementwise, args->count, EK__CPU_LEAST)
-RANGE(add_bias, matrix, args->rows, ek__cpu_least_rows(args->columns))
-RANGE(column_sum, matrix, args->columns, ek__cpu_least_columns(args->rows))
-RANGE(activation_forward, activation, args->bias ? args->rows : args->rows * args->columns,
-      args->bias ? ek__cpu_least_rows(args->columns) : EK__CPU_LEAST)
-RANGE(activation_backward, activation, args->rows * args->columns, EK__CPU_LEAST)
-RANGE(gate_forward, activation, args->rows * args->columns, EK__CPU_LEAST)
-RANGE(gate_backward, activation, args->rows * args->columns, EK__CPU_LEAST)
-RANGE(dropout, dropout, args->samples * args->per_sample, EK__CPU_LEAST)
+EK__CPU_RANGE(fill, elementwise, EK_OK, args->count, EK__CPU_LEAST)
+EK__CPU_RANGE(add, elementwise, EK_OK, args->count, EK__CPU_LEAST)
+EK__CPU_RANGE(scale, elementwise, EK_OK, args->count, EK__CPU_LEAST)
+EK__CPU_RANGE(add_bias, matrix, EK_OK, args->rows, ek__cpu_least_rows(args->columns))
+EK__CPU_RANGE(column_sum, matrix, EK_OK, args->columns, ek__cpu_least_columns(args->rows))
+EK__CPU_RANGE(activation_forward, activation, EK_OK,
+              args->bias ? args->rows : args->rows * args->columns,
+              args->bias ? ek__cpu_least_rows(args->columns) : EK__CPU_LEAST)
+EK__CPU_RANGE(activation_backward, activation, EK_OK, args->rows * args->columns, EK__CPU_LEAST)
+EK__CPU_RANGE(gate_forward, activation, EK_OK, args->rows * args->columns, EK__CPU_LEAST)
+EK__CPU_RANGE(gate_backward, activation, EK_OK, args->rows * args->columns, EK__CPU_LEAST)
+EK__CPU_RANGE(dropout, dropout, EK_OK, args->samples * args->per_sample, EK__CPU_LEAST)

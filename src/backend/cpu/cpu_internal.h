@@ -136,6 +136,14 @@ const char *ek__cpu_isa_name(void);
 void ek__cpu_range(ek_stream *stream, ek__range_function *function, const void *args, int64_t count,
                    int64_t least);
 
+/* ek__cpu_<name>: after the check its range functions over `count`, at least `least` per thread. */
+#define EK__CPU_RANGE(name, kind, check, count, least)                                             \
+  ek_status ek__cpu_##name EK__ARGS(kind) {                                                        \
+    EK_TRY(check);                                                                                 \
+    ek__cpu_range(stream, ek__cpu_functions(args->types)->name, args, count, least);               \
+    return EK_OK;                                                                                  \
+  }
+
 /* The same for range functions that need scratch (team.h), with at least one item per thread. */
 void ek__cpu_range_with_scratch(ek_stream *stream, ek__range_function *function, const void *args,
                                 int64_t count);

@@ -5,11 +5,7 @@
 
 /* ---- layer normalisation ---- */
 
-ek_status ek__cpu_layer_norm_forward(ek_stream *stream, const struct ek__layer_norm_args *args) {
-  ek__cpu_range(stream, ek__cpu_functions(args->types)->layer_norm_forward, args, args->rows,
-                ek__cpu_least_rows(args->width));
-  return EK_OK;
-}
+EK__CPU_RANGE(layer_norm_forward, layer_norm, EK_OK, args->rows, ek__cpu_least_rows(args->width))
 
 /* y = factor * y, or 0 without a look at y. */
 static void prepare_sum(ek_stream *stream, void *y, double factor, int64_t count, ek_type type) {
@@ -53,26 +49,16 @@ static ek_status check_index(const struct ek__lookup_args *args) {
   return EK_OK;
 }
 
-ek_status ek__cpu_lookup_forward(ek_stream *stream, const struct ek__lookup_args *args) {
-  EK_TRY(check_index(args));
-  ek__cpu_range(stream, ek__cpu_functions(args->types)->lookup_forward, args, args->rows,
-                ek__cpu_least_rows(args->width));
-  return EK_OK;
+static int64_t repeats(const struct ek__lookup_args *args) {
+  return args->period > 0 ? args->rows / args->period : 0;
 }
 
-ek_status ek__cpu_lookup_backward(ek_stream *stream, const struct ek__lookup_args *args) {
-  EK_TRY(check_index(args));
-  ek__cpu_range(stream, ek__cpu_functions(args->types)->lookup_backward, args, args->width,
-                ek__cpu_least_columns(args->rows));
-  return EK_OK;
-}
-
-ek_status ek__cpu_positions_backward(ek_stream *stream, const struct ek__lookup_args *args) {
-  const int64_t repeats = args->period > 0 ? args->rows / args->period : 0;
-  ek__cpu_range(stream, ek__cpu_functions(args->types)->positions_backward, args, args->period,
-                ek__cpu_least_rows(args->width * (repeats + 1)));
-  return EK_OK;
-}
+EK__CPU_RANGE(lookup_forward, lookup, check_index(args), args->rows,
+              ek__cpu_least_rows(args->width))
+EK__CPU_RANGE(lookup_backward, lookup, check_index(args), args->width,
+              ek__cpu_least_columns(args->rows))
+EK__CPU_RANGE(positions_backward, lookup, EK_OK, args->period,
+              ek__cpu_least_rows(args->width *(repeats(args) + 1)))
 
 /* ---- attention ---- */
 

@@ -28,8 +28,8 @@ static ek_status check_targets(const struct ek__loss_args *args) {
   return EK_OK;
 }
 
-static struct ek__loss_job loss_job(const struct ek__loss_args *args) {
-  struct ek__loss_job job = {.args = args, .factor = args->scale ? *args->scale : 1.0};
+static struct ek__loss_job loss_job(const struct ek__loss_args *args, double factor) {
+  struct ek__loss_job job = {.args = args, .factor = factor};
   if (args->label_smoothing != 0.0) {
     job.class_weight = (double)args->classes;
     if (args->class_weights) {
@@ -55,31 +55,28 @@ static void total_losses(const struct ek__loss_args *args) {
   args->totals[1] = weight;
 }
 
-ek_status ek__cpu_cross_entropy_forward(ek_stream *stream, const struct ek__loss_args *args) {
+static ek_status cross_entropy(ek_stream *stream, const struct ek__loss_args *args,
+                               ek__range_function *function, double factor, bool totals) {
   EK_TRY(check_targets(args));
-  const struct ek__loss_job job = loss_job(args);
-  ek__cpu_range(stream, ek__cpu_functions(args->types)->cross_entropy_forward, &job, args->rows,
-                ek__cpu_least_rows(args->classes));
-  total_losses(args);
+  const struct ek__loss_job job = loss_job(args, factor);
+  ek__cpu_range(stream, function, &job, args->rows, ek__cpu_least_rows(args->classes));
+  if (totals) total_losses(args);
   return EK_OK;
+}
+
+ek_status ek__cpu_cross_entropy_forward(ek_stream *stream, const struct ek__loss_args *args) {
+  return cross_entropy(stream, args, ek__cpu_functions(args->types)->cross_entropy_forward, 1.0,
+                       true);
 }
 
 ek_status ek__cpu_cross_entropy_backward(ek_stream *stream, const struct ek__loss_args *args) {
-  EK_TRY(check_targets(args));
-  const struct ek__loss_job job = loss_job(args);
-  ek__cpu_range(stream, ek__cpu_functions(args->types)->cross_entropy_backward, &job, args->rows,
-                ek__cpu_least_rows(args->classes));
-  return EK_OK;
+  return cross_entropy(stream, args, ek__cpu_functions(args->types)->cross_entropy_backward,
+                       args->scale ? *args->scale : 1.0, false);
 }
 
 ek_status ek__cpu_cross_entropy_gradient(ek_stream *stream, const struct ek__loss_args *args) {
-  EK_TRY(check_targets(args));
-  struct ek__loss_job job = loss_job(args);
-  job.factor = args->host_scale;
-  ek__cpu_range(stream, ek__cpu_functions(args->types)->cross_entropy_gradient, &job, args->rows,
-                ek__cpu_least_rows(args->classes));
-  total_losses(args);
-  return EK_OK;
+  return cross_entropy(stream, args, ek__cpu_functions(args->types)->cross_entropy_gradient,
+                       args->host_scale, true);
 }
 
 /* ---- squared error ---- */
@@ -122,16 +119,19 @@ static double gradient_factor(const struct ek__update_args *args) {
   return clip > 1.0 ? share : share * clip; /* not by fmin: a NaN norm must show */
 }
 
-ek_status ek__cpu_sgd(ek_stream *stream, const struct ek__update_args *args) {
+static ek_status update(ek_stream *stream, const struct ek__update_args *args,
+                        ek__range_function *function) {
   const struct ek__update_job job = {args, gradient_factor(args)};
-  ek__cpu_range(stream, ek__cpu_functions(args->types)->sgd, &job, args->count, EK__CPU_LEAST);
+  ek__cpu_range(stream, function, &job, args->count, EK__CPU_LEAST);
   return EK_OK;
 }
 
+ek_status ek__cpu_sgd(ek_stream *stream, const struct ek__update_args *args) {
+  return update(stream, args, ek__cpu_functions(args->types)->sgd);
+}
+
 ek_status ek__cpu_adamw(ek_stream *stream, const struct ek__update_args *args) {
-  const struct ek__update_job job = {args, gradient_factor(args)};
-  ek__cpu_range(stream, ek__cpu_functions(args->types)->adamw, &job, args->count, EK__CPU_LEAST);
-  return EK_OK;
+  return update(stream, args, ek__cpu_functions(args->types)->adamw);
 }
 
 ek_status ek__cpu_square_norm(ek_stream *stream, const struct ek__elementwise_args *args) {

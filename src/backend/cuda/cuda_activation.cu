@@ -89,8 +89,7 @@ cudaError_t with_bias(cudaStream_t stream, void *y, void *x, const void *bias, i
   const bool wide = columns % PACK<T> == 0 && aligned(y, x, bias);
   const unsigned blocks = blocks_for(wide ? count / PACK<T> : count);
   const auto kernel = wide ? bias_kernel<T, S, PACK<T>, A> : bias_kernel<T, S, 1, A>;
-  EK_LAUNCH(kernel, blocks, BLOCK, 0, stream, static_cast<T *>(y), static_cast<T *>(x),
-            static_cast<const T *>(bias), count, columns);
+  EK_LAUNCH(kernel, blocks, BLOCK, 0, stream, as<T>(y), as<T>(x), as<T>(bias), count, columns);
   return cudaGetLastError();
 }
 
@@ -174,12 +173,8 @@ cudaError_t gate_forward(const struct ek__cuda_place *at, const struct ek__activ
 
 template <class T, class S>
 cudaError_t gate_backward(const struct ek__cuda_place *at, const struct ek__activation_args *args) {
-  const gate<T> a = {static_cast<T *>(args->y),
-                     static_cast<T *>(args->dfactor),
-                     static_cast<const T *>(args->dy),
-                     static_cast<const T *>(args->x),
-                     static_cast<const T *>(args->factor),
-                     args->rows * args->columns};
+  const gate<T> a = {as<T>(args->y),   as<T>(args->dfactor),  as<T>(args->dy),
+                     as<T>(args->x), as<T>(args->factor), args->rows * args->columns};
   if (a.count <= 0) return cudaSuccess;
   const bool wide = a.count % PACK<T> == 0 && aligned(a.dx, a.dfactor, a.dy, a.x, a.factor);
   return with_activation<S>(args->kind, [&](auto activation) {

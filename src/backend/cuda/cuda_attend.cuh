@@ -202,11 +202,11 @@ template <class F> inline cudaError_t with_tiling(const struct ek__attention_arg
 template <class T>
 inline attended<T> attended_of(const struct ek__attention_args *args, int tokens_of_tile) {
   attended<T> a = {};
-  a.qkv = static_cast<const T *>(args->qkv);
-  a.dout = static_cast<const T *>(args->dout);
-  a.out = static_cast<T *>(args->out);
-  a.lse = static_cast<T *>(args->lse);
-  a.dqkv = static_cast<T *>(args->dqkv);
+  a.qkv = as<T>(args->qkv);
+  a.dout = as<T>(args->dout);
+  a.out = as<T>(args->out);
+  a.lse = as<T>(args->lse);
+  a.dqkv = as<T>(args->dqkv);
   a.tokens = args->tokens;
   a.heads = args->heads;
   a.width = args->head_width;

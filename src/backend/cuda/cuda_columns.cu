@@ -92,7 +92,7 @@ cudaError_t sum_columns(cudaStream_t stream, const target<S> &target, F f, int64
   int64_t chunk = (rows + most - 1) / most;
   if (chunk < LEAST_ROWS) chunk = LEAST_ROWS;
   const int64_t chunks = rows > 0 ? (rows + chunk - 1) / chunk : 1;
-  S *partial = static_cast<S *>(workspace);
+  S *partial = as<S>(workspace);
   EK_LAUNCH((column_kernel<S, F>), dim3((unsigned)((columns + WARP - 1) / WARP), (unsigned)chunks),
             dim3(WARP, LINES), 0, stream, target, partial, f, rows, columns, chunk);
   const cudaError_t status = cudaGetLastError();
@@ -104,19 +104,18 @@ cudaError_t sum_columns(cudaStream_t stream, const target<S> &target, F f, int64
 
 template <class T, class S>
 cudaError_t column_sum(const struct ek__cuda_place *at, const struct ek__matrix_args *args) {
-  const target<S> target = {static_cast<S *>(args->y), NULL, (S)args->value, S(0)};
-  const plain<T, S> f = {static_cast<const T *>(args->a), args->columns};
+  const target<S> target = {as<S>(args->y), NULL, (S)args->value, S(0)};
+  const plain<T, S> f = {as<T>(args->a), args->columns};
   return sum_columns(at->stream, target, f, args->rows, args->columns, at->workspace);
 }
 
 template <class T, class S>
 cudaError_t layer_norm_columns(const struct ek__cuda_place *at,
                                const struct ek__layer_norm_args *args) {
-  const target<S> target = {static_cast<S *>(args->dgamma), static_cast<S *>(args->dbeta),
-                            (S)args->gamma_scale, (S)args->beta_scale};
-  const norm_gradient<T, S> f = {static_cast<const T *>(args->dy), static_cast<const T *>(args->x),
-                                 static_cast<const S *>(args->mean),
-                                 static_cast<const S *>(args->rstd), args->width};
+  const target<S> target = {as<S>(args->dgamma), as<S>(args->dbeta), (S)args->gamma_scale,
+                            (S)args->beta_scale};
+  const norm_gradient<T, S> f = {as<T>(args->dy), as<T>(args->x), as<S>(args->mean),
+                                 as<S>(args->rstd), args->width};
   return sum_columns(at->stream, target, f, args->rows, args->width, at->workspace);
 }
 

@@ -299,14 +299,14 @@ template <class S> struct weights_of {
 template <class T, class S>
 loss<T, S> loss_of(const struct ek__cuda_place *at, const struct ek__loss_args *args) {
   loss<T, S> a = {};
-  a.losses = static_cast<S *>(args->losses);
+  a.losses = as<S>(args->losses);
   a.normalizers = static_cast<normalizer<S> *>(args->normalizer);
-  a.gradient = static_cast<T *>(args->gradient);
-  a.logits = static_cast<const T *>(args->outputs);
-  a.targets = static_cast<const int32_t *>(args->targets);
-  a.weights = static_cast<const S *>(args->class_weights);
+  a.gradient = as<T>(args->gradient);
+  a.logits = as<T>(args->outputs);
+  a.targets = as<int32_t>(args->targets);
+  a.weights = as<S>(args->class_weights);
   a.scale = args->scale;
-  a.row_scale = static_cast<const S *>(args->row_scale);
+  a.row_scale = as<S>(args->row_scale);
   a.rows = args->rows;
   a.classes = args->classes;
   a.columns = args->columns;

@@ -70,8 +70,7 @@ cudaError_t dropout(const struct ek__cuda_place *at, const struct ek__dropout_ar
   const bool wide = args->per_sample % 4 == 0 && aligned(args->y, args->x);
   const auto kernel = wide ? dropout_kernel<T, S, PACK<T>> : dropout_kernel<T, S, 1>;
   EK_LAUNCH(kernel, blocks_for(args->samples * ((args->per_sample + 3) / 4)), BLOCK, 0, at->stream,
-            static_cast<T *>(args->y), static_cast<const T *>(args->x), args->samples,
-            args->per_sample, mask);
+            as<T>(args->y), as<T>(args->x), args->samples, args->per_sample, mask);
   return cudaGetLastError();
 }
 

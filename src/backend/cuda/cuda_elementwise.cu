@@ -127,8 +127,8 @@ __global__ void __launch_bounds__(BLOCK) cast_kernel(To *to, const From *from, i
 template <class To> cudaError_t cast_from(cudaStream_t stream, const ek__cuda_cast_args *args) {
   const auto launch = [&](auto from) {
     using From = decltype(from);
-    EK_LAUNCH((cast_kernel<To, From>), blocks_for(args->count), BLOCK, 0, stream,
-              static_cast<To *>(args->to), static_cast<const From *>(args->from), args->count);
+    EK_LAUNCH((cast_kernel<To, From>), blocks_for(args->count), BLOCK, 0, stream, as<To>(args->to),
+              as<From>(args->from), args->count);
     return cudaGetLastError();
   };
   switch (args->from_type) {

@@ -187,17 +187,10 @@ struct shape {
 template <class T, class S, bool Add>
 cudaError_t run_forward(cudaStream_t stream, const struct ek__layer_norm_args *args) {
   if (args->rows <= 0) return cudaSuccess;
-  const forward<T, S> a = {static_cast<T *>(args->y),
-                           static_cast<T *>(args->sum),
-                           static_cast<S *>(args->mean),
-                           static_cast<S *>(args->rstd),
-                           static_cast<const T *>(args->x),
-                           static_cast<const T *>(args->residual),
-                           static_cast<const T *>(args->gamma),
-                           static_cast<const T *>(args->beta),
-                           (S)args->epsilon,
-                           args->rows,
-                           args->width};
+  const forward<T, S> a = {as<T>(args->y),       as<T>(args->sum),    as<S>(args->mean),
+                           as<S>(args->rstd),    as<T>(args->x),    as<T>(args->residual),
+                           as<T>(args->gamma), as<T>(args->beta), (S)args->epsilon,
+                           args->rows,           args->width};
   const bool wide =
       args->width % PACK<T> == 0 && aligned(a.y, a.sum, a.x, a.residual, a.gamma, a.beta);
   const shape shape(args->rows, args->width, wide ? PACK<T> : 1);
@@ -209,15 +202,10 @@ cudaError_t run_forward(cudaStream_t stream, const struct ek__layer_norm_args *a
 template <class T, class S, bool Add>
 cudaError_t run_backward(cudaStream_t stream, const struct ek__layer_norm_args *args) {
   if (args->rows <= 0 || args->width <= 0) return cudaSuccess;
-  const backward<T, S> a = {static_cast<T *>(args->dx),
-                            static_cast<const T *>(args->residual),
-                            static_cast<const T *>(args->dy),
-                            static_cast<const T *>(args->x),
-                            static_cast<const T *>(args->gamma),
-                            static_cast<const S *>(args->mean),
-                            static_cast<const S *>(args->rstd),
-                            args->rows,
-                            args->width};
+  const backward<T, S> a = {
+      as<T>(args->dx),      as<T>(args->residual), as<T>(args->dy),   as<T>(args->x),
+      as<T>(args->gamma), as<S>(args->mean),     as<S>(args->rstd), args->rows,
+      args->width};
   const bool wide = args->width % PACK<T> == 0 && aligned(a.dx, a.residual, a.dy, a.x, a.gamma);
   const shape shape(args->rows, args->width, wide ? PACK<T> : 1);
   const auto kernel = wide ? backward_kernel<T, S, PACK<T>, Add> : backward_kernel<T, S, 1, Add>;

@@ -48,15 +48,9 @@ __global__ void __launch_bounds__(BLOCK) forward_kernel(table<T> a) {
 template <class T, class S>
 cudaError_t lookup_forward(const struct ek__cuda_place *at, const struct ek__lookup_args *args) {
   if (args->rows <= 0 || args->width <= 0) return cudaSuccess;
-  const table<T> a = {static_cast<T *>(args->y),
-                      static_cast<const T *>(args->table),
-                      static_cast<const T *>(args->positions),
-                      args->index,
-                      args->rows,
-                      args->width,
-                      args->entries,
-                      args->period,
-                      args->first,
+  const table<T> a = {as<T>(args->y), as<T>(args->table), as<T>(args->positions),
+                      args->index,    args->rows,           args->width,
+                      args->entries,  args->period,         args->first,
                       &at->bad->index};
   const bool wide = args->width % PACK<T> == 0 && aligned(a.y, a.entry, a.positions);
   const auto kernel = wide ? forward_kernel<T, S, PACK<T>> : forward_kernel<T, S, 1>;
@@ -149,14 +143,8 @@ __global__ void __launch_bounds__(BLOCK) backward_kernel(gradient<T, S> a) {
 template <class T, class S>
 cudaError_t lookup_backward(const struct ek__cuda_place *at, const struct ek__lookup_args *args) {
   if (args->rows <= 0 || args->width <= 0) return cudaSuccess;
-  const gradient<T, S> a = {static_cast<S *>(args->y),
-                            static_cast<const T *>(args->table),
-                            args->index,
-                            args->rows,
-                            args->width,
-                            args->entries,
-                            args->first,
-                            &at->bad->index};
+  const gradient<T, S> a = {as<S>(args->y), as<T>(args->table), args->index, args->rows,
+                            args->width,    args->entries,        args->first, &at->bad->index};
   int64_t strips = args->entries < args->rows ? args->entries : args->rows;
   if (strips > STRIPS) strips = STRIPS;
   if (strips < 1) strips = 1;
@@ -191,8 +179,8 @@ template <class T, class S>
 cudaError_t positions_backward(const struct ek__cuda_place *at,
                                const struct ek__lookup_args *args) {
   if (args->period <= 0 || args->width <= 0) return cudaSuccess;
-  S *y = static_cast<S *>(args->y);
-  const T *dy = static_cast<const T *>(args->table);
+  S *y = as<S>(args->y);
+  const T *dy = as<T>(args->table);
   const bool wide = args->width % PACK<S> == 0 && aligned(y, dy);
   const auto kernel = wide ? positions_kernel<T, S, PACK<S>> : positions_kernel<T, S, 1>;
   EK_LAUNCH(kernel, blocks_for(args->period * args->width / (wide ? PACK<S> : 1)), BLOCK, 0,

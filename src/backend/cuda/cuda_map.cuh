@@ -36,8 +36,7 @@ inline cudaError_t map(cudaStream_t stream, void *y, const void *a, const void *
   const bool wide = aligned(y, F::inputs > 0 ? a : NULL, F::inputs > 1 ? b : NULL);
   const unsigned blocks = blocks_for(wide ? count / PACK<T> : count);
   const auto kernel = wide ? map_kernel<T, S, PACK<T>, F> : map_kernel<T, S, 1, F>;
-  EK_LAUNCH(kernel, blocks, BLOCK, 0, stream, static_cast<T *>(y), static_cast<const T *>(a),
-            static_cast<const T *>(b), count, f);
+  EK_LAUNCH(kernel, blocks, BLOCK, 0, stream, as<T>(y), as<T>(a), as<T>(b), count, f);
   return cudaGetLastError();
 }
 

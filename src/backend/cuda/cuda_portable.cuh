@@ -55,6 +55,10 @@ template <class T> constexpr int PACK = 16 / (int)sizeof(T);
 
 template <class T, int N> struct alignas(N * sizeof(T)) pack { T at[N]; };
 
+/* An address of the arguments as one of elements. */
+template <class T> inline T *as(void *p) { return static_cast<T *>(p); }
+template <class T> inline const T *as(const void *p) { return static_cast<const T *>(p); }
+
 template <int N, class T> __device__ __forceinline__ pack<T, N> load(const T *p) {
   return *reinterpret_cast<const pack<T, N> *>(p);
 }

@@ -49,11 +49,11 @@ template <class T> cudaError_t reduce(cudaStream_t stream, const struct ek__redu
   peers<T> a = {};
   bool wide = true;
   for (size_t s = 0; s < args->source_count; s++) {
-    a.sources[s] = static_cast<const T *>(args->sources[s]);
+    a.sources[s] = as<T>(args->sources[s]);
     wide = wide && aligned(a.sources[s]);
   }
   for (size_t d = 0; d < args->destination_count; d++) {
-    a.destinations[d] = static_cast<T *>(args->destinations[d]);
+    a.destinations[d] = as<T>(args->destinations[d]);
     wide = wide && aligned(a.destinations[d]);
   }
   a.source_count = (int)args->source_count;

@@ -54,9 +54,8 @@ __global__ void __launch_bounds__(BLOCK) gradient_kernel(gradient<T, S> a) {
 template <class T, class S>
 cudaError_t squared_error_forward(const struct ek__cuda_place *at,
                                   const struct ek__loss_args *args) {
-  const squares<T, S> f = {args->totals, static_cast<S *>(args->losses),
-                           static_cast<const T *>(args->outputs),
-                           static_cast<const T *>(args->targets), args->rows};
+  const squares<T, S> f = {args->totals, as<S>(args->losses), as<T>(args->outputs),
+                           as<T>(args->targets), args->rows};
   return sum_up(at->stream, args->rows, f, at->workspace);
 }
 
@@ -64,10 +63,10 @@ template <class T, class S>
 cudaError_t squared_error_backward(const struct ek__cuda_place *at,
                                    const struct ek__loss_args *args) {
   if (args->rows <= 0) return cudaSuccess;
-  const gradient<T, S> a = {static_cast<T *>(args->gradient),
-                            static_cast<const T *>(args->outputs),
-                            static_cast<const T *>(args->targets),
-                            static_cast<const S *>(args->row_scale),
+  const gradient<T, S> a = {as<T>(args->gradient),
+                            as<T>(args->outputs),
+                            as<T>(args->targets),
+                            as<S>(args->row_scale),
                             args->scale,
                             args->rows};
   const bool wide = a.count % PACK<T> == 0 && aligned(a.to, a.y, a.target, a.element_scale);

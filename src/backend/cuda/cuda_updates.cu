@@ -101,8 +101,7 @@ template <class T> struct adam {
 template <class T, class F>
 cudaError_t run(const struct ek__cuda_place *at, const struct ek__update_args *args, F f) {
   if (args->count <= 0) return cudaSuccess;
-  const arrays<T> a = {static_cast<T *>(args->p), static_cast<T *>(args->state0),
-                       static_cast<T *>(args->state1), static_cast<const T *>(args->g),
+  const arrays<T> a = {as<T>(args->p), as<T>(args->state0), as<T>(args->state1), as<T>(args->g),
                        args->count};
   const gradient_scale scale = {args->totals, args->square_norm, args->clip_norm};
   const bool wide =
@@ -154,8 +153,7 @@ cudaError_t adamw(const struct ek__cuda_place *at, const struct ek__update_args 
 
 template <class T, class>
 cudaError_t square_norm(const struct ek__cuda_place *at, const struct ek__elementwise_args *args) {
-  const square_sum<T> f = {static_cast<double *>(args->y), static_cast<const T *>(args->a),
-                           args->value};
+  const square_sum<T> f = {static_cast<double *>(args->y), as<T>(args->a), args->value};
   return sum_up(at->stream, args->count, f, at->workspace);
 }
 
