@@ -1,90 +1,11 @@
 /*
  * check_cuda_kernels.c - the CUDA kernels that no operation of op.h reaches, by their launchers:
- * casts, totals of several terms, the sum over pointers, and what launchers refuse.
+ * totals of several terms, the sum over pointers, and what launchers refuse.
  *
  * All others are tested where the CPU's are, in tests/op, on emulated devices in each order of CUDA's
  * threads and on GPUs.
  */
-#include <math.h>
-#include <string.h>
-
 #include "kernel_rig.h"
-
-/* ---- casts ---- */
-
-static double cast_one(struct kr_rig *rig, ek_type to, double value, ek_type by) {
-  uint64_t bits = 0;
-  void *first = kr_bytes(rig, &value, sizeof value), *second = kr_bytes(rig, &bits, sizeof bits);
-  void *third = kr_bytes(rig, &bits, sizeof bits), *last = kr_bytes(rig, &bits, sizeof bits);
-  const struct ek__cuda_cast_args steps[] = {
-      {second, first, 1, by, EK_F64}, {third, second, 1, to, by}, {last, third, 1, EK_F64, to}};
-  for (int i = 0; i < 3; i++) kr_ok(ek__cuda_cast(rig->at.stream, &steps[i]));
-  kr_fetch_bytes(rig, &value, last, sizeof value);
-  return value;
-}
-
-/* Through the type and back: what is kept, what is rounded and where to. */
-START_TEST(casts) {
-  static const struct {
-    ek_type type;
-    double value, want;
-  } cases[] = {
-      {EK_BF16, 1.0 + 0x1p-8, 1.0},                  /* tie to even: down */
-      {EK_BF16, 1.0 + 3 * 0x1p-8, 1.0 + 0x1p-6},     /* tie to even: up */
-      {EK_BF16, 1.0 + 0x1p-8 + 0x1p-40, 1 + 0x1p-7}, /* past the tie by less than f32 can say */
-      {EK_BF16, -0x1p-130, -0x1p-130},               /* subnormal */
-      {EK_BF16, 3.4e38, HUGE_VAL},
-      {EK_BF16, NAN, NAN},
-      {EK_F16, 2049.0, 2048.0},
-      {EK_F16, 2051.0, 2052.0},
-      {EK_F16, 2049.0 + 0x1p-30, 2050.0},
-      {EK_F16, 0x1p-24, 0x1p-24},
-      {EK_F16, 0x1p-25, 0.0},
-      {EK_F16, -3 * 0x1p-25, -0x1p-23},
-      {EK_F16, 65519.0, 65504.0},
-      {EK_F16, 65520.0, HUGE_VAL},
-      {EK_F16, -HUGE_VAL, -HUGE_VAL},
-      {EK_F16, NAN, NAN},
-      {EK_F32, 1.0 + 0x1p-24, 1.0},
-      {EK_F64, 0.1, 0.1},
-  };
-  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-    struct kr_rig *rig = kr_open(0);
-    const double got = cast_one(rig, cases[i].type, cases[i].value, EK_F64);
-    ck_within("cast", &got, &cases[i].want, NULL, 1);
-    if ((double)(float)cases[i].value == cases[i].value) { /* the same from f32 */
-      const double again = cast_one(rig, cases[i].type, cases[i].value, EK_F32);
-      ck_within("cast by f32", &again, &cases[i].want, NULL, 1);
-    }
-    kr_close(rig);
-  }
-}
-END_TEST
-
-/* Every bf16 and f16 survives f32 and comes back as the same bits; NaN as some NaN. */
-START_TEST(all_16_bit_numbers) {
-  static uint16_t all[65536], back[65536];
-  for (int i = 0; i < 65536; i++) all[i] = (uint16_t)i;
-  const ek_type type = _i == 0 ? EK_BF16 : EK_F16;
-  const uint16_t infinity = type == EK_BF16 ? 0x7F80 : 0x7C00;
-  struct kr_rig *rig = kr_open(0);
-  void *from = kr_bytes(rig, all, sizeof all), *to = kr_bytes(rig, all, sizeof all);
-  const struct kr_array middle = kr_poison(rig, 65536);
-  const struct ek__cuda_cast_args out = {middle.device, from, 65536, EK_F32, type};
-  const struct ek__cuda_cast_args in = {to, middle.device, 65536, type, EK_F32};
-  kr_ok(cudaMemset(to, 0, sizeof all));
-  kr_ok(cudaDeviceSynchronize());
-  kr_ok(ek__cuda_cast(rig->at.stream, &out));
-  kr_ok(ek__cuda_cast(rig->at.stream, &in));
-  kr_fetch_bytes(rig, back, to, sizeof back);
-  for (int i = 0; i < 65536; i++) {
-    const bool nan = (all[i] & 0x7FFF) > infinity;
-    const bool fits = nan ? (back[i] & 0x7FFF) > infinity : back[i] == all[i];
-    if (!fits) ck_abort_msg("%#x came back as %#x", (unsigned)all[i], (unsigned)back[i]);
-  }
-  kr_close(rig);
-}
-END_TEST
 
 /* ---- what is refused: nothing is queued ---- */
 
@@ -92,9 +13,7 @@ END_TEST
 START_TEST(wrong_types) {
   struct kr_rig *rig = kr_open(0);
   const struct ek__elementwise_args args = {.count = 1, .types = {EK_BF16, EK_BF16}};
-  const struct ek__cuda_cast_args cast = {.count = 1, .to_type = EK_F32, .from_type = EK_I32};
   ck_assert_int_eq(ek__cuda_fill(&rig->at, &args), cudaErrorInvalidValue);
-  ck_assert_int_eq(ek__cuda_cast(rig->at.stream, &cast), cudaErrorInvalidValue);
   kr_close(rig);
 }
 END_TEST
@@ -209,9 +128,6 @@ END_TEST
 
 static Suite *make_suite(void) {
   Suite *suite = suite_create("cuda_kernels");
-  TCase *cast = ck_case(suite, "casts");
-  tcase_add_test(cast, casts);
-  tcase_add_loop_test(cast, all_16_bit_numbers, 0, 2);
   TCase *refused = ck_case(suite, "refused");
   tcase_add_test(refused, wrong_types);
   tcase_add_loop_test(refused, too_wide, 0, 2);

@@ -51,14 +51,6 @@ struct ek__cuda_place {
   struct ek__cuda_bad *bad;
 };
 
-/* to[i] = (to_type)from[i] for two of f32, f64, bf16, f16; rounds to nearest, ties to even. */
-struct ek__cuda_cast_args {
-  void *to;
-  const void *from;
-  int64_t count;
-  ek_type to_type, from_type;
-};
-
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -99,8 +91,7 @@ extern "C" {
                               const struct ek__##kind##_args *args);
 EK__CUDA_LAUNCHER_LIST(EK__CUDA_PROTOTYPE)
 
-/* Not slots: a cast, and dgamma and dbeta of layer_norm_backward, which calls it. */
-cudaError_t ek__cuda_cast(cudaStream_t stream, const struct ek__cuda_cast_args *args);
+/* Not a slot: dgamma and dbeta of layer_norm_backward, which calls it. */
 cudaError_t ek__cuda_layer_norm_columns(const struct ek__cuda_place *at,
                                         const struct ek__layer_norm_args *args);
 
