@@ -87,10 +87,8 @@ cudaError_t with_bias(cudaStream_t stream, void *y, void *x, const void *bias, i
   const int64_t count = rows * columns;
   if (count <= 0) return cudaSuccess;
   const bool wide = columns % PACK<T> == 0 && aligned(y, x, bias);
-  const unsigned blocks = blocks_for(wide ? count / PACK<T> : count);
-  const auto kernel = wide ? bias_kernel<T, S, PACK<T>, A> : bias_kernel<T, S, 1, A>;
-  EK_LAUNCH(kernel, blocks, BLOCK, 0, stream, as<T>(y), as<T>(x), as<T>(bias), count, columns);
-  return cudaGetLastError();
+  return launch_flat(wide, PACK<T>, bias_kernel<T, S, PACK<T>, A>, bias_kernel<T, S, 1, A>, count,
+                     stream, as<T>(y), as<T>(x), as<T>(bias), count, columns);
 }
 
 template <class T, class S>
@@ -173,15 +171,14 @@ cudaError_t gate_forward(const struct ek__cuda_place *at, const struct ek__activ
 
 template <class T, class S>
 cudaError_t gate_backward(const struct ek__cuda_place *at, const struct ek__activation_args *args) {
-  const gate<T> a = {as<T>(args->y),   as<T>(args->dfactor),  as<T>(args->dy),
-                     as<T>(args->x), as<T>(args->factor), args->rows * args->columns};
+  const gate<T> a = {as<T>(args->y), as<T>(args->dfactor), as<T>(args->dy),
+                     as<T>(args->x), as<T>(args->factor),  args->rows * args->columns};
   if (a.count <= 0) return cudaSuccess;
   const bool wide = a.count % PACK<T> == 0 && aligned(a.dx, a.dfactor, a.dy, a.x, a.factor);
   return with_activation<S>(args->kind, [&](auto activation) {
     using A = decltype(activation);
-    const auto kernel = wide ? gate_kernel<T, S, PACK<T>, A> : gate_kernel<T, S, 1, A>;
-    EK_LAUNCH(kernel, blocks_for(a.count / (wide ? PACK<T> : 1)), BLOCK, 0, at->stream, a);
-    return cudaGetLastError();
+    return launch_flat(wide, PACK<T>, gate_kernel<T, S, PACK<T>, A>, gate_kernel<T, S, 1, A>,
+                       a.count, at->stream, a);
   });
 }
 

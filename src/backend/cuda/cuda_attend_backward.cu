@@ -167,8 +167,8 @@ cudaError_t backward(cudaStream_t stream, const struct ek__attention_args *args)
   using t = tiling<T, HEAD>;
   const attended<T> a = attended_of<T>(args, t::B);
   const int64_t heads = args->batch * args->heads, rows = heads * args->tokens;
-  EK_LAUNCH(delta_kernel<T>, blocks_for(rows, BLOCK / WARP), BLOCK, 0, stream, a, rows);
-  cudaError_t status = cudaGetLastError();
+  cudaError_t status =
+      launch(delta_kernel<T>, blocks_for(rows, BLOCK / WARP), BLOCK, stream, a, rows);
   if (status != cudaSuccess) return status;
   const int elements = places<T, HEAD>::ELEMENTS;
   status = launch_tiles<T, HEAD>(stream, keys_kernel<T, HEAD>, a.tiles * heads, elements, a);

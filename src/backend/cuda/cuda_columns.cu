@@ -93,13 +93,12 @@ cudaError_t sum_columns(cudaStream_t stream, const target<S> &target, F f, int64
   if (chunk < LEAST_ROWS) chunk = LEAST_ROWS;
   const int64_t chunks = rows > 0 ? (rows + chunk - 1) / chunk : 1;
   S *partial = as<S>(workspace);
-  EK_LAUNCH((column_kernel<S, F>), dim3((unsigned)((columns + WARP - 1) / WARP), (unsigned)chunks),
-            dim3(WARP, LINES), 0, stream, target, partial, f, rows, columns, chunk);
-  const cudaError_t status = cudaGetLastError();
+  const cudaError_t status =
+      launch(column_kernel<S, F>, dim3((unsigned)((columns + WARP - 1) / WARP), (unsigned)chunks),
+             dim3(WARP, LINES), stream, target, partial, f, rows, columns, chunk);
   if (status != cudaSuccess || chunks == 1) return status;
-  EK_LAUNCH((finish_kernel<S, F::sums>), blocks_for(F::sums * columns), BLOCK, 0, stream, target,
-            partial, columns, (int)chunks);
-  return cudaGetLastError();
+  return launch(finish_kernel<S, F::sums>, blocks_for(F::sums * columns), BLOCK, stream, target,
+                partial, columns, (int)chunks);
 }
 
 template <class T, class S>

@@ -364,9 +364,8 @@ cudaError_t cross_entropy_backward(const struct ek__cuda_place *at,
         sum_up(at->stream, a.classes, weights_of<S>{all, a.weights}, at->workspace);
     if (status != cudaSuccess) return status;
   }
-  EK_LAUNCH((backward_kernel<T, S>), blocks_of(a.rows), threads_for(a.classes, PACK<T>), 0,
-            at->stream, a);
-  return cudaGetLastError();
+  return launch(backward_kernel<T, S>, blocks_of(a.rows), threads_for(a.classes, PACK<T>),
+                at->stream, a);
 }
 
 template <class T, class S>

@@ -69,9 +69,8 @@ cudaError_t dropout(const struct ek__cuda_place *at, const struct ek__dropout_ar
                         (uint32_t)ceil(args->p * 16777216.0), (S)(1.0 / (1.0 - args->p))};
   const bool wide = args->per_sample % 4 == 0 && aligned(args->y, args->x);
   const auto kernel = wide ? dropout_kernel<T, S, PACK<T>> : dropout_kernel<T, S, 1>;
-  EK_LAUNCH(kernel, blocks_for(args->samples * ((args->per_sample + 3) / 4)), BLOCK, 0, at->stream,
-            as<T>(args->y), as<T>(args->x), args->samples, args->per_sample, mask);
-  return cudaGetLastError();
+  return launch(kernel, blocks_for(args->samples * ((args->per_sample + 3) / 4)), BLOCK, at->stream,
+                as<T>(args->y), as<T>(args->x), args->samples, args->per_sample, mask);
 }
 
 } // namespace

@@ -184,40 +184,20 @@ struct shape {
   }
 };
 
-template <class T, class S, bool Add>
-cudaError_t run_forward(cudaStream_t stream, const struct ek__layer_norm_args *args) {
-  if (args->rows <= 0) return cudaSuccess;
-  const forward<T, S> a = {as<T>(args->y),       as<T>(args->sum),    as<S>(args->mean),
-                           as<S>(args->rstd),    as<T>(args->x),    as<T>(args->residual),
-                           as<T>(args->gamma), as<T>(args->beta), (S)args->epsilon,
-                           args->rows,           args->width};
-  const bool wide =
-      args->width % PACK<T> == 0 && aligned(a.y, a.sum, a.x, a.residual, a.gamma, a.beta);
-  const shape shape(args->rows, args->width, wide ? PACK<T> : 1);
-  const auto kernel = wide ? forward_kernel<T, S, PACK<T>, Add> : forward_kernel<T, S, 1, Add>;
-  EK_LAUNCH(kernel, shape.blocks, shape.block, 0, stream, a);
-  return cudaGetLastError();
-}
-
-template <class T, class S, bool Add>
-cudaError_t run_backward(cudaStream_t stream, const struct ek__layer_norm_args *args) {
-  if (args->rows <= 0 || args->width <= 0) return cudaSuccess;
-  const backward<T, S> a = {
-      as<T>(args->dx),      as<T>(args->residual), as<T>(args->dy),   as<T>(args->x),
-      as<T>(args->gamma), as<S>(args->mean),     as<S>(args->rstd), args->rows,
-      args->width};
-  const bool wide = args->width % PACK<T> == 0 && aligned(a.dx, a.residual, a.dy, a.x, a.gamma);
-  const shape shape(args->rows, args->width, wide ? PACK<T> : 1);
-  const auto kernel = wide ? backward_kernel<T, S, PACK<T>, Add> : backward_kernel<T, S, 1, Add>;
-  EK_LAUNCH(kernel, shape.blocks, shape.block, 0, stream, a);
-  return cudaGetLastError();
-}
-
 template <class T, class S>
 cudaError_t layer_norm_forward(const struct ek__cuda_place *at,
                                const struct ek__layer_norm_args *args) {
-  return args->residual ? run_forward<T, S, true>(at->stream, args)
-                        : run_forward<T, S, false>(at->stream, args);
+  if (args->rows <= 0) return cudaSuccess;
+  const forward<T, S> a = {as<T>(args->y),     as<T>(args->sum),  as<S>(args->mean),
+                           as<S>(args->rstd),  as<T>(args->x),    as<T>(args->residual),
+                           as<T>(args->gamma), as<T>(args->beta), (S)args->epsilon,
+                           args->rows,         args->width};
+  const bool wide =
+      args->width % PACK<T> == 0 && aligned(a.y, a.sum, a.x, a.residual, a.gamma, a.beta);
+  const shape shape(args->rows, args->width, wide ? PACK<T> : 1);
+  const auto plain = wide ? forward_kernel<T, S, PACK<T>, false> : forward_kernel<T, S, 1, false>;
+  const auto add = wide ? forward_kernel<T, S, PACK<T>, true> : forward_kernel<T, S, 1, true>;
+  return launch(a.residual ? add : plain, shape.blocks, shape.block, at->stream, a);
 }
 
 /* The columns before dx is written, which may be dy. */
@@ -225,9 +205,15 @@ template <class T, class S>
 cudaError_t layer_norm_backward(const struct ek__cuda_place *at,
                                 const struct ek__layer_norm_args *args) {
   const cudaError_t status = ek__cuda_layer_norm_columns(at, args);
-  if (status != cudaSuccess || !args->dx) return status;
-  return args->residual ? run_backward<T, S, true>(at->stream, args)
-                        : run_backward<T, S, false>(at->stream, args);
+  if (status != cudaSuccess || !args->dx || args->rows <= 0 || args->width <= 0) return status;
+  const backward<T, S> a = {
+      as<T>(args->dx),   as<T>(args->residual), as<T>(args->dy), as<T>(args->x), as<T>(args->gamma),
+      as<S>(args->mean), as<S>(args->rstd),     args->rows,      args->width};
+  const bool wide = args->width % PACK<T> == 0 && aligned(a.dx, a.residual, a.dy, a.x, a.gamma);
+  const shape shape(args->rows, args->width, wide ? PACK<T> : 1);
+  const auto plain = wide ? backward_kernel<T, S, PACK<T>, false> : backward_kernel<T, S, 1, false>;
+  const auto add = wide ? backward_kernel<T, S, PACK<T>, true> : backward_kernel<T, S, 1, true>;
+  return launch(a.residual ? add : plain, shape.blocks, shape.block, at->stream, a);
 }
 
 } // namespace

@@ -48,15 +48,12 @@ __global__ void __launch_bounds__(BLOCK) forward_kernel(table<T> a) {
 template <class T, class S>
 cudaError_t lookup_forward(const struct ek__cuda_place *at, const struct ek__lookup_args *args) {
   if (args->rows <= 0 || args->width <= 0) return cudaSuccess;
-  const table<T> a = {as<T>(args->y), as<T>(args->table), as<T>(args->positions),
-                      args->index,    args->rows,           args->width,
-                      args->entries,  args->period,         args->first,
-                      &at->bad->index};
+  const table<T> a = {as<T>(args->y), as<T>(args->table), as<T>(args->positions), args->index,
+                      args->rows,     args->width,        args->entries,          args->period,
+                      args->first,    &at->bad->index};
   const bool wide = args->width % PACK<T> == 0 && aligned(a.y, a.entry, a.positions);
-  const auto kernel = wide ? forward_kernel<T, S, PACK<T>> : forward_kernel<T, S, 1>;
-  EK_LAUNCH(kernel, blocks_for(args->rows * args->width / (wide ? PACK<T> : 1)), BLOCK, 0,
-            at->stream, a);
-  return cudaGetLastError();
+  return launch_flat(wide, PACK<T>, forward_kernel<T, S, PACK<T>>, forward_kernel<T, S, 1>,
+                     args->rows * args->width, at->stream, a);
 }
 
 /* ---- backward: dtable[index[i]] += dy[i] in the order of i ---- */
@@ -144,14 +141,13 @@ template <class T, class S>
 cudaError_t lookup_backward(const struct ek__cuda_place *at, const struct ek__lookup_args *args) {
   if (args->rows <= 0 || args->width <= 0) return cudaSuccess;
   const gradient<T, S> a = {as<S>(args->y), as<T>(args->table), args->index, args->rows,
-                            args->width,    args->entries,        args->first, &at->bad->index};
+                            args->width,    args->entries,      args->first, &at->bad->index};
   int64_t strips = args->entries < args->rows ? args->entries : args->rows;
   if (strips > STRIPS) strips = STRIPS;
   if (strips < 1) strips = 1;
   const int64_t parts = (args->width + COLUMNS * BLOCK - 1) / (COLUMNS * BLOCK);
-  EK_LAUNCH((backward_kernel<T, S>), dim3((unsigned)strips, (unsigned)parts), BLOCK, 0, at->stream,
-            a);
-  return cudaGetLastError();
+  return launch(backward_kernel<T, S>, dim3((unsigned)strips, (unsigned)parts), BLOCK, at->stream,
+                a);
 }
 
 /* ---- positions ---- */
@@ -182,10 +178,9 @@ cudaError_t positions_backward(const struct ek__cuda_place *at,
   S *y = as<S>(args->y);
   const T *dy = as<T>(args->table);
   const bool wide = args->width % PACK<S> == 0 && aligned(y, dy);
-  const auto kernel = wide ? positions_kernel<T, S, PACK<S>> : positions_kernel<T, S, 1>;
-  EK_LAUNCH(kernel, blocks_for(args->period * args->width / (wide ? PACK<S> : 1)), BLOCK, 0,
-            at->stream, y, dy, args->rows, args->width, args->period, (S)args->beta);
-  return cudaGetLastError();
+  return launch_flat(wide, PACK<S>, positions_kernel<T, S, PACK<S>>, positions_kernel<T, S, 1>,
+                     args->period * args->width, at->stream, y, dy, args->rows, args->width,
+                     args->period, (S)args->beta);
 }
 
 } // namespace

@@ -34,10 +34,8 @@ inline cudaError_t map(cudaStream_t stream, void *y, const void *a, const void *
                        F f) {
   if (count <= 0) return cudaSuccess;
   const bool wide = aligned(y, F::inputs > 0 ? a : NULL, F::inputs > 1 ? b : NULL);
-  const unsigned blocks = blocks_for(wide ? count / PACK<T> : count);
-  const auto kernel = wide ? map_kernel<T, S, PACK<T>, F> : map_kernel<T, S, 1, F>;
-  EK_LAUNCH(kernel, blocks, BLOCK, 0, stream, as<T>(y), as<T>(a), as<T>(b), count, f);
-  return cudaGetLastError();
+  return launch_flat(wide, PACK<T>, map_kernel<T, S, PACK<T>, F>, map_kernel<T, S, 1, F>, count,
+                     stream, as<T>(y), as<T>(a), as<T>(b), count, f);
 }
 
 } // namespace ek__cuda

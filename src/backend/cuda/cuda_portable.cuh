@@ -140,6 +140,23 @@ template <class T> __device__ __forceinline__ T block_sum(T value, T *scratch) {
 
 /* ---- launchers ---- */
 
+/* Queues a kernel without dynamic memory; gives what became of it. */
+template <class... P, class... A>
+inline cudaError_t launch(void (*kernel)(P...), dim3 grid, dim3 block, cudaStream_t stream,
+                          const A &...args) {
+  EK_LAUNCH(kernel, grid, block, 0, stream, args...);
+  return cudaGetLastError();
+}
+
+/* Over `count` elements: `packed` takes `size` of them at a time, and runs where access is `wide`.
+ */
+template <class... P, class... A>
+inline cudaError_t launch_flat(bool wide, int size, void (*packed)(P...), void (*single)(P...),
+                               int64_t count, cudaStream_t stream, const A &...args) {
+  return launch(wide ? packed : single, blocks_for(wide ? count / size : count), BLOCK, stream,
+                args...);
+}
+
 /* Calls f(V(), S()) for the types of values and of sums, and gives what it gives. */
 template <class F> inline cudaError_t with_types(struct ek__types types, F f) {
   if (types.value == EK_F32 && types.sum == EK_F32) return f(float(), float());

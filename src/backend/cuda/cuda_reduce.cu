@@ -59,9 +59,8 @@ template <class T> cudaError_t reduce(cudaStream_t stream, const struct ek__redu
   a.source_count = (int)args->source_count;
   a.destination_count = (int)args->destination_count;
   a.count = args->count;
-  const auto kernel = wide ? reduce_kernel<T, PACK<T>> : reduce_kernel<T, 1>;
-  EK_LAUNCH(kernel, blocks_for(a.count / (wide ? PACK<T> : 1)), BLOCK, 0, stream, a);
-  return cudaGetLastError();
+  return launch_flat(wide, PACK<T>, reduce_kernel<T, PACK<T>>, reduce_kernel<T, 1>, a.count, stream,
+                     a);
 }
 
 } // namespace

@@ -63,16 +63,11 @@ template <class T, class S>
 cudaError_t squared_error_backward(const struct ek__cuda_place *at,
                                    const struct ek__loss_args *args) {
   if (args->rows <= 0) return cudaSuccess;
-  const gradient<T, S> a = {as<T>(args->gradient),
-                            as<T>(args->outputs),
-                            as<T>(args->targets),
-                            as<S>(args->row_scale),
-                            args->scale,
-                            args->rows};
+  const gradient<T, S> a = {as<T>(args->gradient),  as<T>(args->outputs), as<T>(args->targets),
+                            as<S>(args->row_scale), args->scale,          args->rows};
   const bool wide = a.count % PACK<T> == 0 && aligned(a.to, a.y, a.target, a.element_scale);
-  const auto kernel = wide ? gradient_kernel<T, S, PACK<T>> : gradient_kernel<T, S, 1>;
-  EK_LAUNCH(kernel, blocks_for(a.count / (wide ? PACK<T> : 1)), BLOCK, 0, at->stream, a);
-  return cudaGetLastError();
+  return launch_flat(wide, PACK<T>, gradient_kernel<T, S, PACK<T>>, gradient_kernel<T, S, 1>,
+                     a.count, at->stream, a);
 }
 
 /* ---- the terms of a loss: a handful of numbers, one thread ---- */
@@ -124,6 +119,5 @@ extern "C" cudaError_t ek__cuda_combine_totals(const struct ek__cuda_place *at,
   for (size_t j = 0; j < args->terms; j++) a.coefficients[j] = args->coefficients[j];
   a.count = (int)args->terms;
   a.divide = args->divide;
-  EK_LAUNCH(combine_kernel, 1, 1, 0, at->stream, a);
-  return cudaGetLastError();
+  return launch(combine_kernel, 1, 1, at->stream, a);
 }

@@ -45,11 +45,10 @@ inline cudaError_t sum_up(cudaStream_t stream, int64_t count, F f, void *workspa
   const int64_t wanted = (count + 4 * BLOCK - 1) / (4 * BLOCK);
   const int64_t partials = wanted < 1 ? 1 : wanted < MOST_PARTIALS ? wanted : MOST_PARTIALS;
   double *partial = static_cast<double *>(workspace);
-  EK_LAUNCH(partial_kernel<F>, (unsigned)partials, BLOCK, 0, stream, partial, f, count);
-  const cudaError_t status = cudaGetLastError();
+  const cudaError_t status =
+      launch(partial_kernel<F>, (unsigned)partials, BLOCK, stream, partial, f, count);
   if (status != cudaSuccess) return status;
-  EK_LAUNCH(total_kernel<F>, 1, BLOCK, 0, stream, partial, (int)partials, f);
-  return cudaGetLastError();
+  return launch(total_kernel<F>, 1, BLOCK, stream, partial, (int)partials, f);
 }
 
 } // namespace ek__cuda

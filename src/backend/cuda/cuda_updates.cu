@@ -106,9 +106,8 @@ cudaError_t run(const struct ek__cuda_place *at, const struct ek__update_args *a
   const gradient_scale scale = {args->totals, args->square_norm, args->clip_norm};
   const bool wide =
       aligned(a.p, a.g, F::states > 0 ? a.state0 : NULL, F::states > 1 ? a.state1 : NULL);
-  const auto kernel = wide ? update_kernel<T, PACK<T>, F> : update_kernel<T, 1, F>;
-  EK_LAUNCH(kernel, blocks_for(a.count / (wide ? PACK<T> : 1)), BLOCK, 0, at->stream, a, scale, f);
-  return cudaGetLastError();
+  return launch_flat(wide, PACK<T>, update_kernel<T, PACK<T>, F>, update_kernel<T, 1, F>, a.count,
+                     at->stream, a, scale, f);
 }
 
 template <class T> adam<T> adam_of(const struct ek__update_args *args) {
