@@ -36,6 +36,14 @@ ek_status ek__cuda_check_gpu(int physical, cudaError_t error, const char *call) 
   return report(name, error, call);
 }
 
+void *ek__cuda_new(size_t size, const char *what) {
+  void *memory = ek__cuda_host->calloc(1, size);
+  if (memory == NULL) {
+    (void)ek__cuda_host->error_set(EK_ERR_OUT_OF_MEMORY, "cuda: no host memory for %s", what);
+  }
+  return memory;
+}
+
 ek_status ek__cuda_enter(const struct ek__cuda_device *device) {
   return ek__cuda_check(device, cudaSetDevice(device->gpu->physical), "cudaSetDevice");
 }

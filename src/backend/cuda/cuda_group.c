@@ -129,33 +129,16 @@ static ek_status prepare(struct ek__cuda_group *group, uint64_t capacity) {
   return EK_OK;
 }
 
-static void free_group(struct ek__cuda_group *group) {
-  if (group == NULL) return;
-  ek__cuda_host->free(group->gpus);
-  ek__cuda_host->free(group->devices);
-  ek__cuda_host->free(group);
-}
-
-static struct ek__cuda_group *allocate(size_t count) {
-  struct ek__cuda_group *group = ek__cuda_host->calloc(1, sizeof *group);
-  if (group == NULL) return NULL;
-  group->devices = ek__cuda_host->calloc(count, sizeof *group->devices);
-  group->gpus = ek__cuda_host->calloc(count, sizeof *group->gpus);
-  if (group->devices != NULL && group->gpus != NULL) return group;
-  free_group(group);
-  return NULL;
-}
-
 ek_status ek__cuda_group_open(void **native, const struct ek__device_spec *spec,
                               const ek_group_options *options) {
-  struct ek__cuda_group *group = allocate(spec->count);
-  if (group == NULL) {
-    return ek__cuda_host->error_set(EK_ERR_OUT_OF_MEMORY, "cuda: no host memory for a group");
-  }
+  const size_t each = sizeof(struct ek__cuda_device) + sizeof(struct ek__cuda_gpu);
+  struct ek__cuda_group *group = ek__cuda_new(sizeof *group + spec->count * each, "a group");
+  if (group == NULL) return EK_ERR_OUT_OF_MEMORY;
+  group->gpus = (struct ek__cuda_gpu *)(void *)(group->devices + spec->count);
   group->options = *options;
   group->time_limit = options->time_limit > 0 ? options->time_limit : 600;
   if (pthread_mutex_init(&group->failure_mutex, NULL) != 0) {
-    free_group(group);
+    ek__cuda_host->free(group);
     return ek__cuda_host->error_set(EK_ERR_OUT_OF_MEMORY, "cuda: no mutex");
   }
   place_devices(group, spec);
@@ -218,7 +201,7 @@ void ek__cuda_group_close(void *native) {
   if (settle(group)) {
     for (size_t i = 0; i < group->gpu_count; i++) close_gpu(group, &group->gpus[i]);
     pthread_mutex_destroy(&group->failure_mutex);
-    free_group(group);
+    ek__cuda_host->free(group);
     return;
   }
   ek__cuda_host->log(EK_LOG_WARNING,

@@ -93,8 +93,7 @@ struct ek__cuda_device {
 
 struct ek__cuda_group {
   size_t count, gpu_count;
-  struct ek__cuda_device *devices;
-  struct ek__cuda_gpu *gpus;
+  struct ek__cuda_gpu *gpus; /* behind the devices */
   ek_group_options options;
   double time_limit; /* seconds */
   bool nccl;         /* collectives go through NCCL, else over everybody's memory */
@@ -105,10 +104,13 @@ struct ek__cuda_group {
   char failure[512];
   struct ek__cuda_clique *cliques; /* NCCL's communicators: under failure_mutex */
   struct ek__cuda_clique *spare;   /* one of them that nobody has asked for yet */
+  struct ek__cuda_device devices[];
 };
 
 /* ---- cuda_errors.c: every error of CUDA and its libraries in words ---- */
 
+/* Host memory, all zero; NULL with EK_ERR_OUT_OF_MEMORY set. */
+void *ek__cuda_new(size_t size, const char *what);
 /* Makes the device's GPU the thread's current one. */
 ek_status ek__cuda_enter(const struct ek__cuda_device *device);
 /* EK_OK, or an error that names device, `call` and what CUDA says. */

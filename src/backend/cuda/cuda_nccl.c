@@ -21,14 +21,18 @@
 #include <stdio.h>
 #include <string.h>
 
+struct member {
+  ncclComm_t communicator;
+  _Atomic uint64_t queued; /* collectives, written by the rank's worker */
+};
+
 struct ek__cuda_clique {
   struct ek__cuda_clique *next; /* of the group */
   struct ek__cuda_group *group;
-  ncclComm_t *communicators; /* of each rank */
-  _Atomic uint64_t *queued;  /* collectives of each rank, written by its worker */
   atomic_bool aborted;
-  atomic_bool failed; /* a call of a rank failed: who knows what it queued */
-  bool broken;        /* the last renewal failed */
+  atomic_bool failed;      /* a call of a rank failed: who knows what it queued */
+  bool broken;             /* the last renewal failed */
+  struct member members[]; /* by rank */
 };
 
 static const struct ek__cuda_device *device_of(const struct ek__cuda_clique *clique, size_t rank) {
@@ -39,7 +43,7 @@ static const struct ek__cuda_device *device_of(const struct ek__cuda_clique *cli
 
 static ek_status report(const struct ek__cuda_clique *clique, size_t rank, ncclResult_t result,
                         const char *call) {
-  const char *more = ncclGetLastError(clique->communicators[rank]);
+  const char *more = ncclGetLastError(clique->members[rank].communicator);
   return ek__cuda_host->error_set(EK_ERR_UNAVAILABLE, "%s: %s: NCCL: %s%s%s",
                                   device_of(clique, rank)->name, call, ncclGetErrorString(result),
                                   more == NULL || *more == '\0' ? "" : ": ",
@@ -49,9 +53,9 @@ static ek_status report(const struct ek__cuda_clique *clique, size_t rank, ncclR
 /* Appends the ranks that have queued less than this one. */
 static void name_late(char *text, size_t size, const struct ek__cuda_clique *clique, size_t rank) {
   size_t used = 0;
-  const uint64_t own = atomic_load(&clique->queued[rank]);
+  const uint64_t own = atomic_load(&clique->members[rank].queued);
   for (size_t i = 0; i < clique->group->count && used < size; i++) {
-    if (atomic_load(&clique->queued[i]) >= own) continue;
+    if (atomic_load(&clique->members[i].queued) >= own) continue;
     const int written = snprintf(text + used, size - used, "%s%s", used == 0 ? ": late is " : ", ",
                                  device_of(clique, i)->name);
     if (written > 0) used += (size_t)written;
@@ -66,17 +70,24 @@ static ek_status too_long(const struct ek__cuda_clique *clique, size_t rank, con
       device_of(clique, rank)->name, call, clique->group->time_limit, late);
 }
 
+/* Between two looks at what goes on since `since`: an error if nobody will end it. */
+static ek_status keep_waiting(const struct ek__cuda_clique *clique, size_t rank, double since,
+                              unsigned asked, const char *call) {
+  if (atomic_load(&clique->aborted)) {
+    return ek__cuda_host->error_set(EK_ERR_ABORTED, "given up because another device failed");
+  }
+  if (ek__cuda_now() - since > clique->group->time_limit) return too_long(clique, rank, call);
+  ek__cuda_pause(asked);
+  return EK_OK;
+}
+
 /* Waits until a call of this rank is over. */
 static ek_status settle(struct ek__cuda_clique *clique, size_t rank, ncclResult_t result,
                         const char *call) {
   const double since = ek__cuda_now();
   for (unsigned asked = 0; result == ncclInProgress; asked++) {
-    if (atomic_load(&clique->aborted)) {
-      return ek__cuda_host->error_set(EK_ERR_ABORTED, "given up because another device failed");
-    }
-    if (ek__cuda_now() - since > clique->group->time_limit) return too_long(clique, rank, call);
-    ek__cuda_pause(asked);
-    const ncclResult_t asking = ncclCommGetAsyncError(clique->communicators[rank], &result);
+    EK_TRY(keep_waiting(clique, rank, since, asked, call));
+    const ncclResult_t asking = ncclCommGetAsyncError(clique->members[rank].communicator, &result);
     if (asking != ncclSuccess) result = asking;
   }
   return result == ncclSuccess ? EK_OK : report(clique, rank, result, call);
@@ -86,10 +97,10 @@ bool ek__cuda_nccl_failed(const struct ek__cuda_group *group, char *text, size_t
   for (struct ek__cuda_clique *clique = group->cliques; clique != NULL; clique = clique->next) {
     for (size_t i = 0; i < group->count; i++) {
       ncclResult_t result = ncclSuccess;
-      if (clique->communicators[i] == NULL) continue;
-      if (ncclCommGetAsyncError(clique->communicators[i], &result) != ncclSuccess) continue;
+      if (clique->members[i].communicator == NULL) continue;
+      if (ncclCommGetAsyncError(clique->members[i].communicator, &result) != ncclSuccess) continue;
       if (result == ncclSuccess || result == ncclInProgress) continue;
-      const char *more = ncclGetLastError(clique->communicators[i]);
+      const char *more = ncclGetLastError(clique->members[i].communicator);
       (void)snprintf(text, size, "%s: NCCL, on the GPU: %s: %s", group->devices[i].name,
                      ncclGetErrorString(result), more == NULL ? "" : more);
       return true;
@@ -140,10 +151,8 @@ static ek_status on_all_ranks(struct ek__cuda_clique *clique,
                               ek_status (*function)(struct ek__cuda_clique *, size_t, const void *),
                               const void *context) {
   const size_t count = clique->group->count;
-  struct rank_job *jobs = ek__cuda_host->calloc(count, sizeof *jobs);
-  if (jobs == NULL) {
-    return ek__cuda_host->error_set(EK_ERR_OUT_OF_MEMORY, "cuda: no host memory for NCCL");
-  }
+  struct rank_job *jobs = ek__cuda_new(count * sizeof *jobs, "NCCL");
+  if (jobs == NULL) return EK_ERR_OUT_OF_MEMORY;
   pthread_attr_t attributes;
   size_t started = 0;
   const bool stated = pthread_attr_init(&attributes) == 0;
@@ -169,22 +178,24 @@ static ek_status join_rank(struct ek__cuda_clique *clique, size_t rank, const vo
   ncclUniqueId id;
   memcpy(&id, context, sizeof id);
   const ncclResult_t result = ncclCommInitRankConfig(
-      &clique->communicators[rank], (int)clique->group->count, id, (int)rank, &config);
+      &clique->members[rank].communicator, (int)clique->group->count, id, (int)rank, &config);
   return settle(clique, rank, result, "ncclCommInitRankConfig");
 }
 
 static ek_status abort_rank(struct ek__cuda_clique *clique, size_t rank, const void *context) {
   (void)context;
-  if (clique->communicators[rank] != NULL) (void)ncclCommAbort(clique->communicators[rank]);
-  clique->communicators[rank] = NULL;
+  if (clique->members[rank].communicator != NULL)
+    (void)ncclCommAbort(clique->members[rank].communicator);
+  clique->members[rank].communicator = NULL;
   return EK_OK;
 }
 
 static ek_status leave_rank(struct ek__cuda_clique *clique, size_t rank, const void *context) {
   (void)context;
-  EK_TRY(settle(clique, rank, ncclCommFinalize(clique->communicators[rank]), "ncclCommFinalize"));
-  (void)ncclCommDestroy(clique->communicators[rank]);
-  clique->communicators[rank] = NULL;
+  EK_TRY(settle(clique, rank, ncclCommFinalize(clique->members[rank].communicator),
+                "ncclCommFinalize"));
+  (void)ncclCommDestroy(clique->members[rank].communicator);
+  clique->members[rank].communicator = NULL;
   return EK_OK;
 }
 
@@ -199,7 +210,7 @@ static ek_status join_all(struct ek__cuda_clique *clique) {
   ncclUniqueId id;
   atomic_store(&clique->aborted, false);
   atomic_store(&clique->failed, false);
-  for (size_t i = 0; i < clique->group->count; i++) atomic_store(&clique->queued[i], 0);
+  for (size_t i = 0; i < clique->group->count; i++) atomic_store(&clique->members[i].queued, 0);
   const ncclResult_t result = ncclGetUniqueId(&id);
   if (result != ncclSuccess) {
     return ek__cuda_host->error_set(EK_ERR_UNAVAILABLE, "cuda: ncclGetUniqueId: NCCL: %s",
@@ -230,32 +241,14 @@ static void detach(struct ek__cuda_clique *clique) {
   pthread_mutex_unlock(&clique->group->failure_mutex);
 }
 
-static void free_clique(struct ek__cuda_clique *clique) {
-  if (clique == NULL) return;
-  ek__cuda_host->free((void *)clique->queued);
-  ek__cuda_host->free(clique->communicators);
-  ek__cuda_host->free(clique);
-}
-
-static struct ek__cuda_clique *allocate(size_t count) {
-  struct ek__cuda_clique *clique = ek__cuda_host->calloc(1, sizeof *clique);
-  if (clique == NULL) return NULL;
-  clique->communicators = ek__cuda_host->calloc(count, sizeof *clique->communicators);
-  clique->queued = ek__cuda_host->calloc(count, sizeof *clique->queued);
-  if (clique->communicators != NULL && clique->queued != NULL) return clique;
-  free_clique(clique);
-  return NULL;
-}
-
 static ek_status open_new(struct ek__cuda_clique **opened, struct ek__cuda_group *group) {
-  struct ek__cuda_clique *clique = allocate(group->count);
-  if (clique == NULL) {
-    return ek__cuda_host->error_set(EK_ERR_OUT_OF_MEMORY, "cuda: no host memory for NCCL");
-  }
+  struct ek__cuda_clique *clique =
+      ek__cuda_new(sizeof *clique + group->count * sizeof clique->members[0], "NCCL");
+  if (clique == NULL) return EK_ERR_OUT_OF_MEMORY;
   clique->group = group;
   const ek_status status = join_all(clique);
   if (status != EK_OK) {
-    free_clique(clique);
+    ek__cuda_host->free(clique);
     return status;
   }
   attach(clique);
@@ -282,7 +275,7 @@ static void clique_abort(void *self) {
 static bool torn(const struct ek__cuda_clique *clique) {
   if (clique->broken || ek__cuda_check_gpus(clique->group) != EK_OK) return true;
   for (size_t i = 1; i < clique->group->count; i++) {
-    if (clique->queued[i] != clique->queued[0]) return true;
+    if (clique->members[i].queued != clique->members[0].queued) return true;
   }
   return atomic_load(&clique->failed) || atomic_load(&clique->group->stuck);
 }
@@ -304,13 +297,12 @@ static void clique_close(void *self) {
   struct ek__cuda_clique *clique = self;
   detach(clique);
   if (torn(clique) || on_all_ranks(clique, leave_rank, NULL) != EK_OK) abort_all(clique);
-  free_clique(clique);
+  ek__cuda_host->free(clique);
 }
 
 /* ---- collectives ---- */
 
 struct call {
-  struct ek__cuda_clique *clique;
   size_t rank, ranks;
   ncclComm_t communicator;
   cudaStream_t stream;
@@ -381,6 +373,22 @@ static ncclResult_t issue(const struct call *call) {
   return ncclInvalidArgument;
 }
 
+static struct call call_of(const struct ek__cuda_clique *clique, size_t rank,
+                           const struct ek__collective *what) {
+  const size_t element = ek__type_size(what->type);
+  const bool sums = what->type == EK_F32 || what->type == EK_F64;
+  return (struct call){.rank = rank,
+                       .ranks = clique->group->count,
+                       .communicator = clique->members[rank].communicator,
+                       .stream = device_of(clique, rank)->streams[EK_STREAM_COMMUNICATION].handle,
+                       .what = what,
+                       .type = !sums                  ? ncclUint8
+                               : what->type == EK_F64 ? ncclFloat64
+                                                      : ncclFloat32,
+                       .element = element,
+                       .width = sums ? 1 : element};
+}
+
 static ek_status clique_run(void *self, ek_device *raw, const struct ek__collective *collective) {
   static const char *const names[] = {[EK__BROADCAST] = "broadcast",
                                       [EK__REDUCE] = "reduce",
@@ -389,19 +397,7 @@ static ek_status clique_run(void *self, ek_device *raw, const struct ek__collect
                                       [EK__ALL_GATHER] = "all_gather"};
   struct ek__cuda_clique *clique = self;
   struct ek__cuda_device *device = ek__cuda_device_of(raw);
-  const size_t element = ek__type_size(collective->type);
-  const bool sums = collective->type == EK_F32 || collective->type == EK_F64;
-  const struct call call = {.clique = clique,
-                            .rank = device->index,
-                            .ranks = clique->group->count,
-                            .communicator = clique->communicators[device->index],
-                            .stream = device->streams[EK_STREAM_COMMUNICATION].handle,
-                            .what = collective,
-                            .type = !sums                        ? ncclUint8
-                                    : collective->type == EK_F64 ? ncclFloat64
-                                                                 : ncclFloat32,
-                            .element = element,
-                            .width = sums ? 1 : element};
+  const struct call call = call_of(clique, device->index, collective);
   if (clique->broken || call.communicator == NULL) {
     return ek__cuda_host->error_set(EK_ERR_UNAVAILABLE,
                                     "%s: NCCL: the communicator could not be made new after a "
@@ -410,7 +406,7 @@ static ek_status clique_run(void *self, ek_device *raw, const struct ek__collect
   }
   if (collective->count == 0) return EK_OK;
   EK_TRY(ek__cuda_enter(device));
-  clique->queued[call.rank]++;
+  clique->members[call.rank].queued++;
   const ek_status status = settle(clique, call.rank, issue(&call), names[collective->kind]);
   if (status != EK_OK) atomic_store(&clique->failed, true);
   return status;
@@ -425,16 +421,7 @@ static ek_status finish_rank(const struct ek__cuda_clique *clique, size_t rank) 
   for (unsigned asked = 0;; asked++) {
     const cudaError_t error = ek__cuda_query(&device->streams[EK_STREAM_COMMUNICATION]);
     if (error != cudaErrorNotReady) return ek__cuda_check(device, error, "opening NCCL");
-    if (atomic_load(&clique->aborted)) {
-      return ek__cuda_host->error_set(EK_ERR_ABORTED, "given up because another device failed");
-    }
-    if (ek__cuda_now() - since > clique->group->time_limit) {
-      return ek__cuda_host->error_set(EK_ERR_UNAVAILABLE,
-                                      "%s: opening NCCL: the first collectives do not end after %g "
-                                      "seconds",
-                                      device->name, clique->group->time_limit);
-    }
-    ek__cuda_pause(asked);
+    EK_TRY(keep_waiting(clique, rank, since, asked, "the first collectives"));
   }
 }
 
@@ -446,10 +433,8 @@ static ek_status finish_rank(const struct ek__cuda_clique *clique, size_t rank) 
 /* Every kind, small and large: NCCL has different ways for them. */
 static ek_status warm_rank(struct ek__cuda_clique *clique, size_t rank, const void *context) {
   const int64_t ranks = (int64_t)clique->group->count;
-  int64_t *offsets = ek__cuda_host->calloc((size_t)ranks + 1, sizeof *offsets);
-  if (offsets == NULL) {
-    return ek__cuda_host->error_set(EK_ERR_OUT_OF_MEMORY, "cuda: no host memory for NCCL");
-  }
+  int64_t *offsets = ek__cuda_new(((size_t)ranks + 1) * sizeof *offsets, "NCCL");
+  if (offsets == NULL) return EK_ERR_OUT_OF_MEMORY;
   ek_status status = EK_OK;
   const int64_t sizes[] = {16, EK__CUDA_LARGE_COLLECTIVE / ranks}; /* of a rank's part */
   (void)context;
@@ -460,16 +445,7 @@ static ek_status warm_rank(struct ek__cuda_clique *clique, size_t rank, const vo
                                               .count = offsets[ranks],
                                               .type = EK_F32,
                                               .offsets = offsets};
-    const struct call call = {.clique = clique,
-                              .rank = rank,
-                              .ranks = (size_t)ranks,
-                              .communicator = clique->communicators[rank],
-                              .stream =
-                                  device_of(clique, rank)->streams[EK_STREAM_COMMUNICATION].handle,
-                              .what = &collective,
-                              .type = ncclFloat32,
-                              .element = sizeof(float),
-                              .width = 1};
+    const struct call call = call_of(clique, rank, &collective);
     status = settle(clique, rank, issue(&call), "opening NCCL");
   }
   ek__cuda_host->free(offsets);

@@ -33,11 +33,8 @@ struct ek__cuda_products {
 };
 
 ek_status ek__cuda_products_open(struct ek__cuda_device *device) {
-  device->plans = ek__cuda_host->calloc(1, sizeof *device->plans);
-  if (device->plans == NULL) {
-    return ek__cuda_host->error_set(EK_ERR_OUT_OF_MEMORY, "%s: no host memory for matrix products",
-                                    device->name);
-  }
+  device->plans = ek__cuda_new(sizeof *device->plans, "matrix products");
+  if (device->plans == NULL) return EK_ERR_OUT_OF_MEMORY;
   return ek__cuda_check_blas(device, cublasLtCreate(&device->products), "cublasLtCreate");
 }
 
