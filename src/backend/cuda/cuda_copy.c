@@ -28,8 +28,7 @@ static ek_status pass(const struct ek__cuda_stream *stream, struct ek__cuda_stag
   EK_TRY(ek__cuda_check(stream->device, cudaMemcpyAsync(to, from, bytes, kind, stream->handle),
                         kind == cudaMemcpyHostToDevice ? "upload: cudaMemcpyAsync"
                                                        : "download: cudaMemcpyAsync"));
-  EK_TRY(ek__cuda_check(stream->device, cudaEventRecord(stage->passed, stream->handle),
-                        "cudaEventRecord"));
+  EK_TRY(EK__CUDA(stream->device, cudaEventRecord, stage->passed, stream->handle));
   stage->used = true;
   return EK_OK;
 }
@@ -102,11 +101,9 @@ static ek_status follow(const struct ek__cuda_stream *stream, struct ek__cuda_st
   struct ek__cuda_device *device = other->device;
   EK_TRY(ek__cuda_enter(device));
   pthread_mutex_lock(&device->mutex);
-  ek_status status =
-      ek__cuda_check(device, cudaEventRecord(event, other->handle), "cudaEventRecord");
+  ek_status status = EK__CUDA(device, cudaEventRecord, event, other->handle);
   if (status == EK_OK) {
-    status = ek__cuda_check(device, cudaStreamWaitEvent(stream->handle, event, 0),
-                            "cudaStreamWaitEvent");
+    status = EK__CUDA(device, cudaStreamWaitEvent, stream->handle, event, 0);
   }
   pthread_mutex_unlock(&device->mutex);
   return status;

@@ -4,31 +4,26 @@
 #include "backend/cuda/cuda_internal.h"
 
 static ek_status open_event(const struct ek__cuda_device *device, cudaEvent_t *event) {
-  return ek__cuda_check(device, cudaEventCreateWithFlags(event, cudaEventDisableTiming),
-                        "cudaEventCreateWithFlags");
+  return EK__CUDA(device, cudaEventCreateWithFlags, event, cudaEventDisableTiming);
 }
 
 /* Streams that do not wait for the default stream; communication goes first, as others wait for it.
  */
 static ek_status open_streams(struct ek__cuda_device *device) {
   int least = 0, greatest = 0;
-  EK_TRY(ek__cuda_check(device, cudaDeviceGetStreamPriorityRange(&least, &greatest),
-                        "cudaDeviceGetStreamPriorityRange"));
+  EK_TRY(EK__CUDA(device, cudaDeviceGetStreamPriorityRange, &least, &greatest));
   for (int kind = 0; kind < EK__CUDA_STREAMS; kind++) {
     const int priority = kind == EK_STREAM_COMMUNICATION ? greatest : least;
     device->streams[kind].device = device;
-    EK_TRY(ek__cuda_check(device,
-                          cudaStreamCreateWithPriority(&device->streams[kind].handle,
-                                                       cudaStreamNonBlocking, priority),
-                          "cudaStreamCreateWithPriority"));
+    EK_TRY(EK__CUDA(device, cudaStreamCreateWithPriority, &device->streams[kind].handle,
+                    cudaStreamNonBlocking, priority));
   }
   return EK_OK;
 }
 
 static ek_status pinned(const struct ek__cuda_device *device, void **memory, size_t bytes) {
-  return ek__cuda_check(device,
-                        cudaHostAlloc(memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped),
-                        "cudaHostAlloc");
+  return EK__CUDA(device, cudaHostAlloc, memory, bytes,
+                  cudaHostAllocPortable | cudaHostAllocMapped);
 }
 
 static ek_status open_ring(const struct ek__cuda_device *device, struct ek__cuda_ring *ring) {

@@ -45,7 +45,7 @@ void *ek__cuda_new(size_t size, const char *what) {
 }
 
 ek_status ek__cuda_enter(const struct ek__cuda_device *device) {
-  return ek__cuda_check(device, cudaSetDevice(device->gpu->physical), "cudaSetDevice");
+  return EK__CUDA(device, cudaSetDevice, device->gpu->physical);
 }
 
 ek_status ek__cuda_check_blas(const struct ek__cuda_device *device, cublasStatus_t status,

@@ -64,8 +64,7 @@ static ek_status all_peers(bool *all, const struct ek__cuda_group *group) {
       int can = 1;
       const int from = group->gpus[i].physical, to = group->gpus[j].physical;
       if (i != j) {
-        EK_TRY(ek__cuda_check_gpu(from, cudaDeviceCanAccessPeer(&can, from, to),
-                                  "cudaDeviceCanAccessPeer"));
+        EK_TRY(EK__CUDA_GPU(from, cudaDeviceCanAccessPeer, &can, from, to));
       }
       *all = *all && can != 0;
     }
@@ -76,7 +75,7 @@ static ek_status all_peers(bool *all, const struct ek__cuda_group *group) {
 static ek_status enable_peers(const struct ek__cuda_group *group) {
   for (size_t i = 0; i < group->gpu_count; i++) {
     const int from = group->gpus[i].physical;
-    EK_TRY(ek__cuda_check_gpu(from, cudaSetDevice(from), "cudaSetDevice"));
+    EK_TRY(EK__CUDA_GPU(from, cudaSetDevice, from));
     for (size_t j = 0; j < group->gpu_count; j++) {
       if (i == j) continue;
       cudaError_t error = cudaDeviceEnablePeerAccess(group->gpus[j].physical, 0);

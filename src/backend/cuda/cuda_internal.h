@@ -120,6 +120,11 @@ ek_status ek__cuda_check_blas(const struct ek__cuda_device *device, cublasStatus
 /* Before there are devices. */
 ek_status ek__cuda_check_gpu(int physical, cudaError_t error, const char *call);
 
+/* Calls a function of CUDA: its error names the device, or the GPU, and the function. */
+#define EK__CUDA(device, function, ...) ek__cuda_check((device), function(__VA_ARGS__), #function)
+#define EK__CUDA_GPU(number, function, ...)                                                        \
+  ek__cuda_check_gpu((number), function(__VA_ARGS__), #function)
+
 /* ---- cuda_list.c: what there is ---- */
 
 /* EK_ERR_UNAVAILABLE with the reason if no GPU can be used; else how many there are. */

@@ -46,8 +46,8 @@ static uint64_t beside(const struct ek__cuda_gpu *gpu, uint64_t free_bytes, uint
 ek_status ek__cuda_memory_open(struct ek__cuda_group *group, struct ek__cuda_gpu *gpu,
                                uint64_t capacity) {
   size_t before = 0, after = 0, total = 0;
-  EK_TRY(ek__cuda_check_gpu(gpu->physical, cudaSetDevice(gpu->physical), "cudaSetDevice"));
-  EK_TRY(ek__cuda_check_gpu(gpu->physical, cudaMemGetInfo(&before, &total), "cudaMemGetInfo"));
+  EK_TRY(EK__CUDA_GPU(gpu->physical, cudaSetDevice, gpu->physical));
+  EK_TRY(EK__CUDA_GPU(gpu->physical, cudaMemGetInfo, &before, &total));
   if (capacity == 0) {
     capacity = default_capacity(gpu, before);
   } else {
@@ -66,7 +66,7 @@ ek_status ek__cuda_memory_open(struct ek__cuda_group *group, struct ek__cuda_gpu
   }
   EK_TRY(ek__cuda_check_gpu(gpu->physical, error, "cudaMalloc"));
   gpu->bytes = bytes;
-  EK_TRY(ek__cuda_check_gpu(gpu->physical, cudaMemGetInfo(&after, &total), "cudaMemGetInfo"));
+  EK_TRY(EK__CUDA_GPU(gpu->physical, cudaMemGetInfo, &after, &total));
   gpu->outside = beside(gpu, after, total);
   for (size_t i = 0; i < gpu->count; i++) {
     struct ek__cuda_device *device = &group->devices[gpu->first + i];
@@ -87,7 +87,7 @@ ek_status ek__cuda_memory_outside(ek_memory_outside *outside, const ek_device *d
   const struct ek__cuda_device *it = ek__cuda_device_of(device);
   size_t free_bytes = 0, total = 0;
   EK_TRY(ek__cuda_enter(it));
-  EK_TRY(ek__cuda_check(it, cudaMemGetInfo(&free_bytes, &total), "cudaMemGetInfo"));
+  EK_TRY(EK__CUDA(it, cudaMemGetInfo, &free_bytes, &total));
   *outside = (ek_memory_outside){.opening_bytes = part_of(it->gpu->outside, it),
                                  .now_bytes = part_of(beside(it->gpu, free_bytes, total), it),
                                  .reserve_bytes = part_of(it->gpu->reserve, it),

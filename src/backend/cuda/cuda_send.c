@@ -43,8 +43,7 @@ static ek_status make_mark(size_t *place, struct ek__cuda_marks *marks,
   }
   marks->numbers[oldest] = 0;
   const uint64_t number = atomic_fetch_add(&marks->made, 1) + 1;
-  EK_TRY(ek__cuda_check(stream->device, cudaEventRecord(marks->events[oldest], stream->handle),
-                        "cudaEventRecord"));
+  EK_TRY(EK__CUDA(stream->device, cudaEventRecord, marks->events[oldest], stream->handle));
   marks->numbers[oldest] = number;
   *place = oldest;
   return EK_OK;
@@ -69,9 +68,7 @@ static ek_status wait_for_mark(uint64_t *number, const struct ek__cuda_stream *w
                                uint64_t wanted) {
   size_t place = 0;
   EK_TRY(find_mark(&place, marks, other, wanted));
-  EK_TRY(ek__cuda_check(waiting->device,
-                        cudaStreamWaitEvent(waiting->handle, marks->events[place], 0),
-                        "cudaStreamWaitEvent"));
+  EK_TRY(EK__CUDA(waiting->device, cudaStreamWaitEvent, waiting->handle, marks->events[place], 0));
   *number = marks->numbers[place];
   return EK_OK;
 }

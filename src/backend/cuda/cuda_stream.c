@@ -27,8 +27,7 @@ ek_status ek__cuda_event_open(void **native, ek_device *device) {
   const struct ek__cuda_device *it = ek__cuda_device_of(device);
   cudaEvent_t event = NULL;
   EK_TRY(ek__cuda_enter(it));
-  EK_TRY(ek__cuda_check(it, cudaEventCreateWithFlags(&event, cudaEventDisableTiming),
-                        "cudaEventCreateWithFlags"));
+  EK_TRY(EK__CUDA(it, cudaEventCreateWithFlags, &event, cudaEventDisableTiming));
   *native = event;
   return EK_OK;
 }
@@ -40,14 +39,13 @@ void ek__cuda_event_close(void *native) {
 ek_status ek__cuda_event_record(void *event, ek_stream *stream) {
   const struct ek__cuda_stream *it = ek__cuda_stream_of(stream);
   EK_TRY(ek__cuda_enter(it->device));
-  return ek__cuda_check(it->device, cudaEventRecord(event, it->handle), "cudaEventRecord");
+  return EK__CUDA(it->device, cudaEventRecord, event, it->handle);
 }
 
 ek_status ek__cuda_stream_wait(ek_stream *stream, void *event) {
   const struct ek__cuda_stream *it = ek__cuda_stream_of(stream);
   EK_TRY(ek__cuda_enter(it->device));
-  return ek__cuda_check(it->device, cudaStreamWaitEvent(it->handle, event, 0),
-                        "cudaStreamWaitEvent");
+  return EK__CUDA(it->device, cudaStreamWaitEvent, it->handle, event, 0);
 }
 
 /* ---- waiting ---- */

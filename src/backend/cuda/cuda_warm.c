@@ -37,8 +37,8 @@ void ek__cuda_warm_forget(int physical) {
 
 static ek_status read_free(uint64_t *bytes, const struct ek__cuda_gpu *gpu) {
   size_t left = 0, total = 0;
-  EK_TRY(ek__cuda_check_gpu(gpu->physical, cudaSetDevice(gpu->physical), "cudaSetDevice"));
-  EK_TRY(ek__cuda_check_gpu(gpu->physical, cudaMemGetInfo(&left, &total), "cudaMemGetInfo"));
+  EK_TRY(EK__CUDA_GPU(gpu->physical, cudaSetDevice, gpu->physical));
+  EK_TRY(EK__CUDA_GPU(gpu->physical, cudaMemGetInfo, &left, &total));
   *bytes = left;
   return EK_OK;
 }
@@ -174,8 +174,7 @@ static ek_status warm_kernels(const struct ek__cuda_device *device, const struct
   static const ek_type types[] = {EK_F32, EK_F64};
   void *part[PARTS];
   for (int i = 0; i < PARTS; i++) part[i] = zeros + (size_t)i * PART;
-  EK_TRY(ek__cuda_check(device, cudaMemsetAsync(zeros, 0, (size_t)PARTS * PART, at->stream),
-                        "cudaMemsetAsync"));
+  EK_TRY(EK__CUDA(device, cudaMemsetAsync, zeros, 0, (size_t)PARTS * PART, at->stream));
   for (size_t i = 0; i < 2; i++) {
     struct samples samples = samples_of(part, types[i]);
     EK_TRY(ek__cuda_check(device, warm_samples(at, &samples, part), "loading the kernels"));
@@ -218,9 +217,8 @@ static ek_status load_once(struct ek__cuda_group *group, struct ek__cuda_gpu *gp
 }
 
 static ek_status take_scratch(struct ek__cuda_gpu *gpu) {
-  EK_TRY(ek__cuda_check_gpu(gpu->physical, cudaSetDevice(gpu->physical), "cudaSetDevice"));
-  return ek__cuda_check_gpu(gpu->physical, cudaMalloc(&gpu->scratch, EK__CUDA_DEVICE_BYTES),
-                            "cudaMalloc");
+  EK_TRY(EK__CUDA_GPU(gpu->physical, cudaSetDevice, gpu->physical));
+  return EK__CUDA_GPU(gpu->physical, cudaMalloc, &gpu->scratch, EK__CUDA_DEVICE_BYTES);
 }
 
 void ek__cuda_warm_end(struct ek__cuda_gpu *gpu) {
