@@ -14,11 +14,10 @@
 #ifndef EK_CPU_INTERNAL_H
 #define EK_CPU_INTERNAL_H
 
-#include <math.h>
 #include <stdatomic.h>
 
-#include "backend/backend.h"
 #include "backend/cpu/team.h"
+#include "backend/formulas.h"
 
 typedef void ek__range_function(const void *args, int64_t begin, int64_t end);
 
@@ -98,12 +97,6 @@ static inline int64_t ek__cpu_chunk(int64_t count) {
   const int64_t least = 4096;
   const int64_t even = count / EK__MAX_CHUNKS + 1;
   return even <= least ? least : (even + least - 1) / least * least;
-}
-
-/* weight * term, where 0 times an infinite term is 0: a class that counts for nothing may be one
- * that cannot be. NaN shows. */
-static inline double ek__cpu_weigh(double weight, double term) {
-  return weight == 0.0 && isinf(term) ? 0.0 : weight * term;
 }
 
 /* ---- shared services ---- */

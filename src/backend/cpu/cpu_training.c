@@ -6,8 +6,6 @@
  */
 #include "backend/cpu/cpu_internal.h"
 
-#include <math.h>
-
 static double element(const void *p, int64_t i, ek_type type) {
   return type == EK_F64 ? ((const double *)p)[i] : (double)((const float *)p)[i];
 }
@@ -107,21 +105,18 @@ ek_status ek__cpu_squared_error_backward(ek_stream *stream, const struct ek__los
   return EK_OK;
 }
 
-/* ---- updates ---- */
-
-/* What the gradient in memory is multiplied with: updates.h. */
-static double gradient_factor(const struct ek__update_args *args) {
-  double share = 1.0;
-  if (args->totals) share = args->totals[1] == 0.0 ? 0.0 : 1.0 / args->totals[1];
-  if (args->clip_norm == 0.0 || !args->square_norm) return share;
-  const double norm = sqrt(*args->square_norm) * fabs(share);
-  const double clip = args->clip_norm / (norm + 1e-6);
-  return clip > 1.0 ? share : share * clip; /* not by fmin: a NaN norm must show */
+ek_status ek__cpu_combine_totals(ek_stream *stream, const struct ek__combine_args *args) {
+  (void)stream;
+  ek__combine_terms(args);
+  return EK_OK;
 }
+
+/* ---- updates ---- */
 
 static ek_status update(ek_stream *stream, const struct ek__update_args *args,
                         ek__range_function *function) {
-  const struct ek__update_job job = {args, gradient_factor(args)};
+  const double factor = ek__gradient_factor(args->totals, args->square_norm, args->clip_norm);
+  const struct ek__update_job job = {args, factor};
   ek__cpu_range(stream, function, &job, args->count, EK__CPU_LEAST);
   return EK_OK;
 }

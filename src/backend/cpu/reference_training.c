@@ -35,9 +35,9 @@ void ek__cross_entropy_forward_f64(const void *raw, int64_t begin, int64_t end) 
     losses[row] = 0.0;
     if (targets[row] == args->ignore_index) continue;
     const double log_z = log(all.z), weight = (1.0 - smoothing) * weight_of(args, targets[row]);
-    double loss = ek__cpu_weigh(weight, log_z - (x[targets[row]] - all.m));
+    double loss = ek__weigh(weight, log_z - (x[targets[row]] - all.m));
     for (int64_t c = 0; c < args->classes && share != 0.0; c++) {
-      loss += ek__cpu_weigh(share * weight_of(args, c), log_z - (x[c] - all.m));
+      loss += ek__weigh(share * weight_of(args, c), log_z - (x[c] - all.m));
     }
     losses[row] = loss;
   }

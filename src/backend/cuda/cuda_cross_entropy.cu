@@ -11,6 +11,7 @@
  * second, a third of what the special function units of 132 multiprocessors give.
  */
 #include "backend/cuda/cuda_total.cuh"
+#include "backend/formulas.h"
 
 using namespace ek__cuda;
 
@@ -143,11 +144,6 @@ template <class S> struct row_sums {
   double depth, weight;
 };
 
-/* weight * term, where 0 times an infinite term is 0. NaN shows. */
-__device__ __forceinline__ double weigh(double weight, double term) {
-  return weight == 0.0 && isinf(term) ? 0.0 : weight * term;
-}
-
 template <class T, class S>
 __device__ void put_loss(const loss<T, S> &a, int64_t row, const T *x, const row_sums<S> &all) {
   const double log_sum = (double)log(all.soft.sum);
@@ -157,7 +153,7 @@ __device__ void put_loss(const loss<T, S> &a, int64_t row, const T *x, const row
   double value = 0.0;
   if (a.counts(target)) {
     const double own = (1.0 - a.smoothing) * (double)a.weight(target);
-    value = weigh(own, log_sum - ((double)x[target] - (double)all.soft.largest));
+    value = ek__weigh(own, log_sum - ((double)x[target] - (double)all.soft.largest));
     if (a.smoothing != 0.0) {
       value += a.smoothing / (double)a.classes * (all.weight * log_sum + all.depth);
     }

@@ -4,6 +4,7 @@
  * Floor in f32: forward 8 bytes an element (12 with losses), backward 12 (16 with element scales).
  */
 #include "backend/cuda/cuda_total.cuh"
+#include "backend/formulas.h"
 
 using namespace ek__cuda;
 
@@ -72,37 +73,7 @@ cudaError_t squared_error_backward(const struct ek__cuda_place *at,
 
 /* ---- the terms of a loss: a handful of numbers, one thread ---- */
 
-struct terms {
-  double *combined, *scales;
-  const double *totals;
-  double coefficients[64];
-  int count;
-  bool divide;
-};
-
-/* D / d of a term. It is 1 for the only term of an ordinary loss, whose s then stays as it is, also
- * where its d is 0: D is then that of other micro-batches. */
-__device__ double ratio(double largest, double d) {
-  if (d == largest) return 1.0;
-  return d == 0.0 ? 0.0 : largest / d;
-}
-
-__global__ void combine_kernel(const terms a) {
-  double largest = a.count > 0 ? a.totals[1] : 0.0, sum = 0.0;
-  for (int j = 1; j < a.count; j++) { /* a NaN is larger than all */
-    const double d = a.totals[2 * j + 1];
-    if (d > largest || isnan(d)) largest = d;
-  }
-  for (int j = 0; j < a.count; j++) {
-    double scale = a.coefficients[j];
-    if (a.divide) scale *= ratio(largest, a.totals[2 * j + 1]);
-    a.scales[2 * j] = scale;
-    a.scales[2 * j + 1] = 0.0;
-    sum += scale * a.totals[2 * j];
-  }
-  a.combined[0] = sum;
-  a.combined[1] = a.divide ? largest : 1.0;
-}
+__global__ void combine_kernel(const struct ek__combine_args args) { ek__combine_terms(&args); }
 
 } // namespace
 
@@ -111,13 +82,8 @@ EK_CUDA_LAUNCHER(squared_error_backward, loss)
 
 extern "C" cudaError_t ek__cuda_combine_totals(const struct ek__cuda_place *at,
                                                const struct ek__combine_args *args) {
-  terms a = {};
-  if (args->terms > sizeof a.coefficients / sizeof a.coefficients[0]) return cudaErrorInvalidValue;
-  a.combined = args->combined;
-  a.scales = args->scales;
-  a.totals = args->totals;
-  for (size_t j = 0; j < args->terms; j++) a.coefficients[j] = args->coefficients[j];
-  a.count = (int)args->terms;
-  a.divide = args->divide;
-  return launch(combine_kernel, 1, 1, at->stream, a);
+  if (args->terms > sizeof args->coefficients / sizeof args->coefficients[0]) {
+    return cudaErrorInvalidValue;
+  }
+  return launch(combine_kernel, 1, 1, at->stream, *args);
 }

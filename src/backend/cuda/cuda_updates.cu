@@ -6,6 +6,7 @@
  * norm 4.
  */
 #include "backend/cuda/cuda_total.cuh"
+#include "backend/formulas.h"
 
 using namespace ek__cuda;
 
@@ -14,16 +15,6 @@ namespace {
 struct gradient_scale {
   const double *totals, *square_norm;
   double clip_norm;
-
-  /* updates.h */
-  __device__ double factor() const {
-    double share = 1.0;
-    if (totals) share = totals[1] == 0.0 ? 0.0 : 1.0 / totals[1];
-    if (clip_norm == 0.0 || !square_norm) return share;
-    const double norm = sqrt(*square_norm) * fabs(share);
-    const double clip = clip_norm / (norm + 1e-6);
-    return clip > 1.0 ? share : share * clip; /* not by fmin: a NaN norm must show */
-  }
 };
 
 /* Three arrays that change and one that is read; state may be NULL where F does not want it. */
@@ -50,7 +41,9 @@ __device__ __forceinline__ void update(const arrays<T> &a, const F &f, T factor,
 template <class T, int N, class F>
 __global__ void __launch_bounds__(BLOCK) update_kernel(arrays<T> a, gradient_scale scale, F f) {
   __shared__ T shared_factor;
-  if (threadIdx.x == 0) shared_factor = (T)scale.factor();
+  if (threadIdx.x == 0) {
+    shared_factor = (T)ek__gradient_factor(scale.totals, scale.square_norm, scale.clip_norm);
+  }
   __syncthreads();
   const T factor = shared_factor;
   const int64_t packs = a.count / N;

@@ -102,7 +102,7 @@ void EK_ISA_NAME(cross_entropy_forward)(const void *raw, int64_t begin, int64_t 
     if (targets[row] == args->ignore_index) continue;
     const double log_z = (double)logf(all.z), own = (double)x[targets[row]] - (double)all.m;
     const double weight = (weights ? (double)weights[targets[row]] : 1.0) * (1.0 - smoothing);
-    double loss = ek__cpu_weigh(weight, log_z - own);
+    double loss = ek__weigh(weight, log_z - own);
     if (share != 0.0) {
       const double depth = weighted_depth(x, weights, classes, all.m);
       loss += share * (log_z * job->class_weight + depth);
