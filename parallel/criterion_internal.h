@@ -16,7 +16,8 @@ struct ek__criterion_device {
   ek_tensor totals;    /* f64 [terms, 2], of all devices after forward */
   ek_tensor scales;    /* f64 [terms, 2], {scale, 0}: the gradient of totals */
   ek_tensor losses;    /* reduction `none`: every single one of the last forward */
-  /* Several terms with reduction `mean` (else empty): the step so far, this micro-batch included. */
+  /* Several terms with reduction `mean` (else empty): the step so far, this micro-batch included.
+   */
   ek_tensor step_totals; /* f64 [terms, 2]: {S, D} of every term */
   ek_tensor step_scales; /* scratch, f64 [terms, 2] */
 };

@@ -3,7 +3,8 @@
  *
  * Runs the passes of the last forward back. Each says which gradients are complete, and the reducer
  * sums them over the devices meanwhile. A device without rows takes part in every collective with a
- * gradient of zeros; where modules have collectives of their own it runs them with no rows. Gradients of gathered outputs are cut where the forward's rows came from.
+ * gradient of zeros; where modules have collectives of their own it runs them with no rows.
+ * Gradients of gathered outputs are cut where the forward's rows came from.
  */
 #include <string.h>
 
@@ -35,8 +36,8 @@ static bool has_rows(const ek_shards *shape, size_t index) {
   return shape->samples[index] < shape->samples[index + 1];
 }
 
-/* Of a device without rows, which runs for the sake of its collectives: tensors without elements, or
- * the zero of a scalar; *zero holds their memory. */
+/* Of a device without rows, which runs for the sake of its collectives: tensors without elements,
+ * or the zero of a scalar; *zero holds their memory. */
 static ek_status no_gradients(ek_tensor *gradients, ek_tensor *zero, const struct backward_job *job,
                               ek_device *device, size_t index) {
   const ek_data_parallel_model *model = job->model;

@@ -40,7 +40,8 @@ struct ek_reducer {
   struct progress *progress; /* of the devices */
 };
 
-/* Whole parameters from the end of the flat buffer to its beginning, until a bucket is large enough.
+/* Whole parameters from the end of the flat buffer to its beginning, until a bucket is large
+ * enough.
  */
 static ek_status make_buckets(ek_reducer *reducer) {
   const ek_replica *replica = reducer->replicas[0];

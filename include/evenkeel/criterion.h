@@ -49,8 +49,8 @@
  * - what a criterion makes is charged to `loss`. Constants (class weights) are buffers with
  *   ek_initializer_values(); criteria made of others declare them as children.
  *
- * ek_data_parallel_criterion runs a criterion beside the model, on replicas of its own: there it may
- * have no parameters, and its buffers are constants (ek_pass_is_training() is false).
+ * ek_data_parallel_criterion runs a criterion beside the model, on replicas of its own: there it
+ * may have no parameters, and its buffers are constants (ek_pass_is_training() is false).
  */
 #ifndef EVENKEEL_CRITERION_H
 #define EVENKEEL_CRITERION_H

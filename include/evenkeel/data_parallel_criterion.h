@@ -55,8 +55,8 @@ typedef struct ek_data_parallel_criterion_options {
  * (with_criterion.h).
  *
  * `criterion` is NULL for a model that computes its loss itself, and only then. Its forward gives
- * one output, the totals; that is what the functions below want, with no targets, because these were
- * inputs of the model.
+ * one output, the totals; that is what the functions below want, with no targets, because these
+ * were inputs of the model.
  */
 EK_API EK_CHECKED ek_status ek_data_parallel_criterion_open(
     ek_data_parallel_criterion **parallel, ek_data_parallel_model *model, ek_criterion *criterion,

@@ -20,8 +20,8 @@
  * freed and opened again. Where devices run asynchronously (cuda), a later call may detect the
  * failure and return it; from the next call on it is EK_ERR_TORN.
  *
- * A model, and the criteria and the optimizer opened for it, belong to one thread at a time, which is
- * not a worker: while one is in a function of theirs, another gets EK_ERR_STATE.
+ * A model, and the criteria and the optimizer opened for it, belong to one thread at a time, which
+ * is not a worker: while one is in a function of theirs, another gets EK_ERR_STATE.
  */
 #ifndef EVENKEEL_DATA_PARALLEL_MODEL_H
 #define EVENKEEL_DATA_PARALLEL_MODEL_H
@@ -111,8 +111,8 @@ typedef struct ek_forward_options {
  * left as it was.
  * In mode gather only the part of output_device has rows. Scattered inputs must have equal numbers
  * of rows; at least one input must be scattered. Inputs that are targets (module.h) are cut at the
- * samples of the others, of which their rows are a multiple. A forward whose backward never comes is
- * dropped by the next one.
+ * samples of the others, of which their rows are a multiple. A forward whose backward never comes
+ * is dropped by the next one.
  */
 EK_API EK_CHECKED ek_status ek_data_parallel_model_forward(ek_shards *outputs,
                                                            ek_data_parallel_model *model,

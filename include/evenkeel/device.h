@@ -86,8 +86,8 @@ typedef struct ek_group_options {
  */
 
 /*
- * Opens the devices that `spec` names, 64 at most, and starts their workers. `options` NULL gives the defaults.
- * The caller owns *group and frees it with ek_group_free().
+ * Opens the devices that `spec` names, 64 at most, and starts their workers. `options` NULL gives
+ * the defaults. The caller owns *group and frees it with ek_group_free().
  * EK_ERR_INVALID_ARGUMENT  the string is wrong; the message shows where
  * EK_ERR_UNAVAILABLE       the backend cannot be used here, or not by several processes
  * EK_ERR_OUT_OF_MEMORY     the host refused memory or threads
@@ -98,9 +98,9 @@ EK_API EK_CHECKED ek_status ek_group_open(ek_group **group, const char *spec,
 /*
  * Stops the workers and gives all memory back. NULL is legal. A group that is still needed stays as
  * it was, with a warning to the log callback:
- * EK_ERR_STATE  a tensor, shards, an event, a communicator or a model of the group was not freed; another
- *               thread is using the group; called on one of its workers; or in a child of the
- *               process that opened it, where there is nothing to stop
+ * EK_ERR_STATE  a tensor, shards, an event, a communicator or a model of the group was not freed;
+ *               another thread is using the group; called on one of its workers; or in a child of
+ *               the process that opened it, where there is nothing to stop
  */
 EK_API ek_status ek_group_free(ek_group *group);
 
@@ -145,13 +145,14 @@ EK_API bool ek_device_counts_only(const ek_device *device);
 typedef ek_status (*ek_range_function)(void *context, int64_t begin, int64_t end);
 
 /*
- * Runs a loop of your own over 0 .. count - 1 on the threads that compute on a CPU device: one range
- * for each, about equally long, cut by `count` and ek_device_threads() alone, so that results repeat
- * bit for bit. Returns when all ranges are done; of those that failed, the status and the message of
- * the first in the order of the loop. Ranges may not wait for each other. No memory is allocated.
+ * Runs a loop of your own over 0 .. count - 1 on the threads that compute on a CPU device: one
+ * range for each, about equally long, cut by `count` and ek_device_threads() alone, so that results
+ * repeat bit for bit. Returns when all ranges are done; of those that failed, the status and the
+ * message of the first in the order of the loop. Ranges may not wait for each other. No memory is
+ * allocated.
  *
- * Any thread may call it, also `function` itself: a caller that finds the device's threads busy runs
- * all ranges one after the other. They have stacks of 1 MiB.
+ * Any thread may call it, also `function` itself: a caller that finds the device's threads busy
+ * runs all ranges one after the other. They have stacks of 1 MiB.
  *
  * EK_ERR_INVALID_ARGUMENT  NULL (`context` may be), or a negative count
  * EK_ERR_UNSUPPORTED       the device does not compute on the host's threads (cuda)

@@ -63,8 +63,8 @@ EK_API EK_CHECKED ek_status ek_op_gate_forward(ek_stream *stream, ek_tensor *y, 
                                                const ek_tensor *factor, ek_activation kind);
 
 /*
- * dx = dy * factor * f'(x) and dfactor = dy * f(x), from x and factor alone: f(x) is computed again.
- * dx may be dy or x itself, dfactor may be factor.
+ * dx = dy * factor * f'(x) and dfactor = dy * f(x), from x and factor alone: f(x) is computed
+ * again. dx may be dy or x itself, dfactor may be factor.
  */
 EK_API EK_CHECKED ek_status ek_op_gate_backward(ek_stream *stream, ek_tensor *dx,
                                                 ek_tensor *dfactor, const ek_tensor *dy,

@@ -1,9 +1,9 @@
 /*
  * log.h - log lines of the library.
  *
- * Without a callback nothing is logged. The callback may be called from any of the library's threads,
- * one call at a time; it must not call back into evenkeel. `line` has no newline and is valid
- * during the call only.
+ * Without a callback nothing is logged. The callback may be called from any of the library's
+ * threads, one call at a time; it must not call back into evenkeel. `line` has no newline and is
+ * valid during the call only.
  */
 #ifndef EVENKEEL_LOG_H
 #define EVENKEEL_LOG_H

@@ -85,9 +85,9 @@ EK_API EK_CHECKED ek_status ek_op_squared_error_backward(ek_stream *stream, ek_t
 /*
  * Puts the terms of a loss together. `totals` is f64, terms x {s, d}; with D the largest d:
  *     combined = {D * sum over j of c[j] * s[j] / d[j], D},  scales[j] = {c[j] * D / d[j], 0}
- * where a term without weight (d = 0) counts for nothing beside one that has weight. Where none has,
- * D / d is 1 and combined {sum of c[j] s[j], 0}: that counts as soon as another micro-batch of the
- * step has weight. A d that is NaN is the largest. With divide false (reduction `sum`):
+ * where a term without weight (d = 0) counts for nothing beside one that has weight. Where none
+ * has, D / d is 1 and combined {sum of c[j] s[j], 0}: that counts as soon as another micro-batch of
+ * the step has weight. A d that is NaN is the largest. With divide false (reduction `sum`):
  *     combined = {sum of c[j] * s[j], 1},  scales[j] = {c[j], 0}.
  * scales has the shape of totals, whose gradient it is: a view of its first element is the scale of
  * a loss of one term. `coefficients`, the c[j], is in host memory, read before the call returns. At

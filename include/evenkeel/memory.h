@@ -85,8 +85,8 @@ typedef struct ek_memory_outside {
 EK_API EK_CHECKED ek_status ek_memory_measure_outside(ek_memory_outside *outside,
                                                       const ek_device *device);
 
-/* Reads a device's ledger; legal at any time, from any thread. Fails only on NULL, and in a child of
- * the process that opened the group (EK_ERR_STATE). */
+/* Reads a device's ledger; legal at any time, from any thread. Fails only on NULL, and in a child
+ * of the process that opened the group (EK_ERR_STATE). */
 EK_API EK_CHECKED ek_status ek_memory_stats(ek_memory_usage *usage, const ek_device *device);
 
 /* Starts a new peak at what is held now. Fails like ek_memory_stats(). */
@@ -94,9 +94,9 @@ EK_API EK_CHECKED ek_status ek_memory_reset_peak(ek_device *device);
 
 /*
  * Writes a table of all devices of a group (a row per category, a column per device; what was held
- * at the peak, each size with its unit) as text with a final newline. Writes at most `size` bytes with the final NUL; the
- * number of bytes that the whole text needs, NUL included, goes to *needed (which may be NULL).
- * `buffer` may be NULL when `size` is 0.
+ * at the peak, each size with its unit) as text with a final newline. Writes at most `size` bytes
+ * with the final NUL; the number of bytes that the whole text needs, NUL included, goes to *needed
+ * (which may be NULL). `buffer` may be NULL when `size` is 0.
  */
 EK_API EK_CHECKED ek_status ek_memory_format(char *buffer, size_t size, size_t *needed,
                                              const ek_group *group);

@@ -75,10 +75,10 @@ typedef struct ek_module_ops {
    * What backward needs goes to ek_pass_save(). On failure outputs that were made may stay behind:
    * the caller frees them.
    *
-   * When it returns, every output must be there, on the pass's device, and of the pass's type unless
-   * it is of integers or a criterion's totals; workspace must be free. Of the module that is the
-   * model, outputs in a pass with gradient are floating, and their rows (dimension 0; a scalar has
-   * none, nor have totals) a multiple of the samples. What is wrong is an error that names the
+   * When it returns, every output must be there, on the pass's device, and of the pass's type
+   * unless it is of integers or a criterion's totals; workspace must be free. Of the module that is
+   * the model, outputs in a pass with gradient are floating, and their rows (dimension 0; a scalar
+   * has none, nor have totals) a multiple of the samples. What is wrong is an error that names the
    * module.
    */
   ek_status (*forward)(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
@@ -113,39 +113,40 @@ typedef struct ek_module_ops {
    * (optional) fallback: no state. What this module keeps on one device for foreign code that it
    * calls: handles, graphs, caches. Called once for each use of the module in each replica, parents
    * first, in the thread that opens the replica: of a data-parallel model, the device's worker.
-   * *state, NULL at first, is what ek_pass_state() gives to forward and backward of that use, and what
-   * close takes; no two threads are ever in it. Memory that it takes from the device counts as held
-   * until close.
+   * *state, NULL at first, is what ek_pass_state() gives to forward and backward of that use, and
+   * what close takes; no two threads are ever in it. Memory that it takes from the device counts as
+   * held until close.
    */
   ek_status (*open)(const ek_module *self, void **state, ek_device *device);
 
   /*
-   * (optional) fallback: nothing. Called for each open that succeeded, in the reverse order, when the
-   * replica is freed, and when a later open fails: in the thread that does so, or on the device's
-   * worker for a data-parallel model.
+   * (optional) fallback: nothing. Called for each open that succeeded, in the reverse order, when
+   * the replica is freed, and when a later open fails: in the thread that does so, or on the
+   * device's worker for a data-parallel model.
    */
   void (*close)(const ek_module *self, void *state, ek_device *device);
 
   /*
-   * (optional) fallback: false. Forward or backward call ek_pass_all_reduce(). A data-parallel model
-   * with such a module runs on every device, with inputs of no rows where there are none: there
-   * forward and backward meet the same collectives, outputs have no rows (a scalar is dropped), and
-   * gradients get nothing added.
+   * (optional) fallback: false. Forward or backward call ek_pass_all_reduce(). A data-parallel
+   * model with such a module runs on every device, with inputs of no rows where there are none:
+   * there forward and backward meet the same collectives, outputs have no rows (a scalar is
+   * dropped), and gradients get nothing added.
    */
   bool collective;
 
   /*
-   * (optional) fallback: nothing is known. Fills a struct of zeros with what this module computes, if
-   * that is all it does: then a sequential may do its work in one go with a neighbour's and call
-   * neither forward nor backward. A module that stands in the place of its child and adds nothing to
-   * it gives the child's, by ek_module_formula().
+   * (optional) fallback: nothing is known. Fills a struct of zeros with what this module computes,
+   * if that is all it does: then a sequential may do its work in one go with a neighbour's and call
+   * neither forward nor backward. A module that stands in the place of its child and adds nothing
+   * to it gives the child's, by ek_module_formula().
    */
   void (*formula)(const ek_module *self, ek_formula *formula);
 } ek_module_ops;
 
 /*
- * The first member of every module's struct. The maker of a module that looks at targets counts them
- * into inputs and targets after ek_module_init(). Nothing of it changes while the module is in use.
+ * The first member of every module's struct. The maker of a module that looks at targets counts
+ * them into inputs and targets after ek_module_init(). Nothing of it changes while the module is in
+ * use.
  */
 struct ek_module {
   const ek_module_ops *ops;
@@ -161,7 +162,8 @@ struct ek_module {
 #define EK_MAX_TERMS 64
 
 /*
- * Fills the base of a new module with one reference, no targets and no terms. `ops` must stay valid for the module's life.
+ * Fills the base of a new module with one reference, no targets and no terms. `ops` must stay valid
+ * for the module's life.
  * EK_ERR_INVALID_ARGUMENT for NULL, a required slot that is missing, or more than EK_MAX_TENSORS.
  */
 EK_API EK_CHECKED ek_status ek_module_init(ek_module *module, const ek_module_ops *ops,
@@ -173,7 +175,8 @@ EK_API ek_module *ek_module_share(ek_module *module);
 /* Drops a reference; the last one frees the module, and then its children. NULL is legal. */
 EK_API void ek_module_free(ek_module *module);
 
-/* What it declares; kind EK_FORMULA_NONE if that is nothing, or it has several inputs or outputs. */
+/* What it declares; kind EK_FORMULA_NONE if that is nothing, or it has several inputs or outputs.
+ */
 EK_API void ek_module_formula(ek_formula *formula, const ek_module *module);
 
 /* ---- declaring, inside `parameters` ---- */
@@ -261,8 +264,9 @@ EK_API EK_CHECKED ek_status ek_declare_wrapped(ek_declaration *declaration, ek_m
 
 /*
  * Makes two parameters one: from now on `name` stands for the memory of `source`. Both are paths
- * from this module ("head.weight", "tokens.weight"), both declared before, of the same shape. Initial
- * values and options are the source's. The gradient is the sum over both uses and is complete when all users have said so.
+ * from this module ("head.weight", "tokens.weight"), both declared before, of the same shape.
+ * Initial values and options are the source's. The gradient is the sum over both uses and is
+ * complete when all users have said so.
  */
 EK_API EK_CHECKED ek_status ek_declare_tie(ek_declaration *declaration, const char *name,
                                            const char *source);

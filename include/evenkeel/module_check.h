@@ -2,8 +2,8 @@
  * module_check.h - whether a module of your own does what a module must.
  *
  * One call runs the module on a group that it opens with `debug_memory` (device.h), on devices that
- * only count, and with inputs of its own making, and compares. To be used in the tests of a program,
- * before the module is trained:
+ * only count, and with inputs of its own making, and compares. To be used in the tests of a
+ * program, before the module is trained:
  *
  *     const ek_check_input x = {.rank = 2, .shape = {6, IN}, .low = -1, .high = 1};
  *     EK_TRY(ek_module_check(module, "cpu:2", &x, 1, NULL));
@@ -28,8 +28,8 @@
  *
  * Memory beside tensors is guarded in all of them: EK_ERR_OVERRUN.
  *
- * Gradients and outputs are compared in f64 if the module computes in it (ek_module_ops.types), else
- * in f32; docs/numerics.md derives what is allowed.
+ * Gradients and outputs are compared in f64 if the module computes in it (ek_module_ops.types),
+ * else in f32; docs/numerics.md derives what is allowed.
  */
 #ifndef EVENKEEL_MODULE_CHECK_H
 #define EVENKEEL_MODULE_CHECK_H
@@ -73,7 +73,8 @@ typedef struct ek_check_input {
   bool broadcast; /* goes whole to every device */
 } ek_check_input;
 
-/* Told of each check that has passed: the largest error, as a part of what was allowed (0: equal). */
+/* Told of each check that has passed: the largest error, as a part of what was allowed (0: equal).
+ */
 typedef void (*ek_check_function)(void *context, ek_check check, double error);
 
 typedef struct ek_module_check_options {
@@ -95,9 +96,9 @@ EK_API const char *ek_check_name(ek_check check);
 
 /*
  * Runs the checks and stops at the first that finds something: EK_ERR_MISMATCH with a sentence that
- * says which, where and what (parameter or tensor, element, both values), or the error of a function
- * of the module. `devices` is a string as for ek_group_open(), of devices that nobody else uses.
- * `inputs` has module->inputs elements.
+ * says which, where and what (parameter or tensor, element, both values), or the error of a
+ * function of the module. `devices` is a string as for ek_group_open(), of devices that nobody else
+ * uses. `inputs` has module->inputs elements.
  */
 EK_API EK_CHECKED ek_status ek_module_check(ek_module *module, const char *devices,
                                             const ek_check_input *inputs, size_t count,

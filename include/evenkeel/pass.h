@@ -77,8 +77,8 @@ EK_API EK_CHECKED ek_status ek_pass_take(ek_tensor *tensor, ek_pass *pass);
 /*
  * In backward, for a module that has taken back an input it saved: where the gradient of that input
  * belongs. That is the input itself if nobody needs it any more: nobody else holds it, or only the
- * runner of the pass, who allows it (ek_pass_options.overwrite_inputs). Else it is a new tensor. The
- * caller owns it.
+ * runner of the pass, who allows it (ek_pass_options.overwrite_inputs). Else it is a new tensor.
+ * The caller owns it.
  */
 EK_API EK_CHECKED ek_status ek_pass_input_gradient(ek_tensor *gradient, ek_pass *pass,
                                                    const ek_tensor *input);
@@ -86,24 +86,25 @@ EK_API EK_CHECKED ek_status ek_pass_input_gradient(ek_tensor *gradient, ek_pass 
 /* ---- for a criterion (criterion.h) ---- */
 
 /* A tensor for its totals, f64 [terms, 2], undefined: a new one, or where its runner or its parent
- * wants them. The caller owns it, gives it as output 0 and does not save it: whoever gets it may sum
- * it over the devices. EK_ERR_STATE for a module that is no criterion. */
+ * wants them. The caller owns it, gives it as output 0 and does not save it: whoever gets it may
+ * sum it over the devices. EK_ERR_STATE for a module that is no criterion. */
 EK_API EK_CHECKED ek_status ek_pass_totals(ek_tensor *totals, ek_pass *pass);
 
 /*
  * In forward, before it saves anything: true if the criterion is to write the gradients of all its
  * inputs that are no targets now, over these inputs, and to add those of its parameters; its
- * backward is not called then, and what it saves is dropped. *scale multiplies them, as the scale in
- * backward would. That is so if the runner allows it (ek_pass_options.gradient_now), for a criterion
- * of one term that is not another module's child (which may scale it), whose reduction is not
- * `none`, and whose inputs nobody else holds. A criterion that never asks has its backward called.
+ * backward is not called then, and what it saves is dropped. *scale multiplies them, as the scale
+ * in backward would. That is so if the runner allows it (ek_pass_options.gradient_now), for a
+ * criterion of one term that is not another module's child (which may scale it), whose reduction is
+ * not `none`, and whose inputs nobody else holds. A criterion that never asks has its backward
+ * called.
  */
 EK_API bool ek_pass_gradient_now(double *scale, ek_pass *pass);
 
 /* ---- for a module: children ---- */
 
-/* Runs child number `child` with its own inputs and outputs, which are overwritten with tensors that
- * the caller owns, or stay as they were. */
+/* Runs child number `child` with its own inputs and outputs, which are overwritten with tensors
+ * that the caller owns, or stay as they were. */
 EK_API EK_CHECKED ek_status ek_pass_child_forward(ek_tensor *outputs, ek_pass *pass, size_t child,
                                                   const ek_tensor *inputs);
 
@@ -113,8 +114,8 @@ EK_API EK_CHECKED ek_status ek_pass_child_forward(ek_tensor *outputs, ek_pass *p
  * does. In forward: run the child without saving, and save its inputs. In backward: take them back,
  * run the child, free what it gave, run its backward.
  *
- * What a backward runs forward is recomputed: ek_pass_is_recomputing(), and random numbers are those
- * of the first time. It gives the same bits if nothing that it reads has changed.
+ * What a backward runs forward is recomputed: ek_pass_is_recomputing(), and random numbers are
+ * those of the first time. It gives the same bits if nothing that it reads has changed.
  *
  * With `type` the child and its children run in f32 or f64, whatever the pass does: its floating
  * inputs and the gradients of its outputs are to be of that type. EK_ERR_UNSUPPORTED for one that
@@ -144,8 +145,8 @@ EK_API EK_CHECKED ek_status ek_pass_child_backward(ek_tensor *grad_inputs, ek_pa
 
 /*
  * For a module that does the work of its child number `child` itself, because two children are
- * cheaper in one go than one after the other: until ek_pass_child_leave() parameters, gradients, children
- * and random numbers are the child's. What the child would save and take, and which of its
+ * cheaper in one go than one after the other: until ek_pass_child_leave() parameters, gradients,
+ * children and random numbers are the child's. What the child would save and take, and which of its
  * gradients it would say to be complete, is then up to the caller. One child at a time:
  * EK_ERR_STATE for a second one, and for leaving none. A function that returns has left.
  */
@@ -198,8 +199,8 @@ typedef struct ek_pass_options {
   ek_communicator
       *communicator; /* a loan for ek_pass_all_reduce(), and nothing else; may be NULL */
   /*
-   * The runner keeps the inputs that are no targets, one reference each, until backward has run, and
-   * nobody else looks at them: they may hold their gradients then.
+   * The runner keeps the inputs that are no targets, one reference each, until backward has run,
+   * and nobody else looks at them: they may hold their gradients then.
    */
   bool overwrite_inputs;
   /* Not 0: a criterion's forward may write them there already, times this number. If such a forward
@@ -220,8 +221,8 @@ EK_API ek_module *ek_pass_module(const ek_pass *pass);
 /* A module of it declares `collective`: it must run on every device at once, also without rows. */
 EK_API bool ek_pass_is_collective(const ek_pass *pass);
 
-/* Runs the replica's module. `outputs` are overwritten with tensors that the caller owns; on failure
- * they stay as they were, and the pass is only good to be freed. */
+/* Runs the replica's module. `outputs` are overwritten with tensors that the caller owns; on
+ * failure they stay as they were, and the pass is only good to be freed. */
 EK_API EK_CHECKED ek_status ek_pass_run_forward(ek_tensor *outputs, ek_pass *pass,
                                                 const ek_tensor *inputs);
 

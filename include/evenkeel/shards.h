@@ -10,10 +10,10 @@
  * it comes back, so that a step that runs again allocates nothing. A program may write them.
  *
  * Ownership: the block belongs to the shards, and with it one reference for each part.
- * ek_shards_free() drops both, and a group with shards is not freed. A copy of the struct (b = a) is
- * the same shards a second time and not other ones: what is written through one is read through the
- * other, and one of the two is freed. The other is stale from then on: to free it is harmless, and
- * whatever else is asked of it is EK_ERR_STATE.
+ * ek_shards_free() drops both, and a group with shards is not freed. A copy of the struct (b = a)
+ * is the same shards a second time and not other ones: what is written through one is read through
+ * the other, and one of the two is freed. The other is stale from then on: to free it is harmless,
+ * and whatever else is asked of it is EK_ERR_STATE.
  *
  * What a model's forward gives knows where it comes from, so that the gradient of other outputs is
  * never taken for this one's: `forward` is a number that no two forwards of a process share, and
@@ -52,8 +52,8 @@ EK_API EK_CHECKED ek_status ek_shards_create(ek_shards *shards, ek_group *group)
 EK_API void ek_shards_free(ek_shards *shards);
 
 /*
- * Makes the devices' compute streams wait for the rows of shards that were sent ahead; the host does
- * not wait. Legal for all shards, any number of times. EK_ERR_INVALID_ARGUMENT for NULL.
+ * Makes the devices' compute streams wait for the rows of shards that were sent ahead; the host
+ * does not wait. Legal for all shards, any number of times. EK_ERR_INVALID_ARGUMENT for NULL.
  */
 EK_API EK_CHECKED ek_status ek_shards_wait(const ek_shards *shards);
 

@@ -139,8 +139,8 @@ EK_API EK_CHECKED ek_status ek_tensor_create_from(ek_tensor *tensor, ek_device *
                                                   const ek_tensor *source, bool ahead);
 
 /*
- * Makes the compute stream of the tensor's device wait for content that was sent ahead, also through
- * other views of it; the host does not wait. Legal for every tensor, any number of times;
+ * Makes the compute stream of the tensor's device wait for content that was sent ahead, also
+ * through other views of it; the host does not wait. Legal for every tensor, any number of times;
  * ek_tensor_copy() does it for both of its tensors. EK_ERR_INVALID_ARGUMENT for no tensor.
  */
 EK_API EK_CHECKED ek_status ek_tensor_wait(const ek_tensor *tensor);

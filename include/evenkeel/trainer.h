@@ -75,8 +75,8 @@ typedef struct ek_trainer_options {
  * Opens the group and the three parts on it. Module, criterion and optimizer stay the program's; it
  * may free them at once. The gradient is computed in the criterion's forward and overwrites the
  * outputs, unless the reduction is `none`. `criterion` is NULL for a model that computes its loss
- * itself (with_criterion.h): then targets are inputs, and a step gets no others. `options` NULL gives
- * the defaults (mode replicated).
+ * itself (with_criterion.h): then targets are inputs, and a step gets no others. `options` NULL
+ * gives the defaults (mode replicated).
  */
 EK_API EK_CHECKED ek_status ek_trainer_open(ek_trainer **trainer, const char *devices,
                                             ek_module *module, ek_criterion *criterion,
@@ -93,8 +93,8 @@ EK_API ek_status ek_trainer_free(ek_trainer *trainer);
 /*
  * One step: forward, loss, backward, update. *result may be NULL, then nothing waits for the
  * devices. A step that fails leaves parameters, state and masks as they were, holds no memory, and
- * may be tried again; what a program had accumulated through the parts is dropped. After EK_ERR_TORN
- * see state.h.
+ * may be tried again; what a program had accumulated through the parts is dropped. After
+ * EK_ERR_TORN see state.h.
  */
 EK_API EK_CHECKED ek_status ek_trainer_step(ek_step_result *result, ek_trainer *trainer,
                                             const ek_tensor *inputs, size_t input_count,

@@ -3,9 +3,9 @@
  *
  * A program is compiled against one version (the macros) and may load another one (the functions).
  * Versions that differ in the last number alone fit together: `ek_version() / 100` is then
- * `EK_VERSION / 100`. Before 1.0 another minor version may have other functions, structs and tables:
- * the program must be compiled again. An options struct that the library does not know (a newer,
- * larger one) is refused at run time in any case.
+ * `EK_VERSION / 100`. Before 1.0 another minor version may have other functions, structs and
+ * tables: the program must be compiled again. An options struct that the library does not know (a
+ * newer, larger one) is refused at run time in any case.
  */
 #ifndef EVENKEEL_VERSION_H
 #define EVENKEEL_VERSION_H

@@ -2,8 +2,9 @@
  * backend.h - the table that a backend is.
  *
  * A backend is one `static const struct ek__backend` with designated initialisers. Each slot says
- * whether it is required (EK__BACKEND_REQUIRED takes these) or what happens without it. Only the wrappers in src/op and src/device
- * call slots; they have checked every argument before, so a slot checks nothing that they check.
+ * whether it is required (EK__BACKEND_REQUIRED takes these) or what happens without it. Only the
+ * wrappers in src/op and src/device call slots; they have checked every argument before, so a slot
+ * checks nothing that they check.
  *
  * Kernels get a struct of plain pointers and sizes. They run on the stream of their device; the CPU
  * backend runs them at once on the calling thread and its team. A kernel allocates no tensor

@@ -46,7 +46,8 @@ struct list {
   size_t capacity, count;
 };
 
-/* A backend that cannot be loaded still has its line, which says why; the thread's message stays. */
+/* A backend that cannot be loaded still has its line, which says why; the thread's message stays.
+ */
 static void add_missing(struct list *list, const char *name) {
   if (list->count < list->capacity) {
     ek_device_description *line = &list->descriptions[list->count];

@@ -21,9 +21,10 @@ struct ek__communicator_table {
   /* (optional: collectives are complete when they were started) */
   ek_status (*wait)(ek_communicator *self, ek_device *device);
   /*
-   * (optional: parts that one stream holds need not be in one order on all devices) returns when all
-   * that the device has started is queued on its stream; called before the first collective of
-   * another communicator. Each device starts the same ones in the same order, and so it queues them.
+   * (optional: parts that one stream holds need not be in one order on all devices) returns when
+   * all that the device has started is queued on its stream; called before the first collective of
+   * another communicator. Each device starts the same ones in the same order, and so it queues
+   * them.
    */
   ek_status (*settle)(ek_communicator *self, ek_device *device);
   /* (optional: nothing ever waits) */

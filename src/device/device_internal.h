@@ -59,8 +59,8 @@ void ek__stream_close(ek_stream *stream);
 struct ek__abortable {
   struct ek__abortable *next; /* belongs to the group's mutex */
   void (*abort)(struct ek__abortable *self, bool ended_well);
-  /* Both are called when no worker runs. unblock (NULL: nothing), of all of them before any renew: ends
-   * what a stream of the devices may hang in. */
+  /* Both are called when no worker runs. unblock (NULL: nothing), of all of them before any renew:
+   * ends what a stream of the devices may hang in. */
   void (*unblock)(struct ek__abortable *self);
   void (*renew)(struct ek__abortable *self);
 };

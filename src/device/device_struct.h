@@ -1,6 +1,6 @@
 /*
- * device_struct.h - what a device is made of, for device.c, which reads it, and device_open.c, which
- * makes it.
+ * device_struct.h - what a device is made of, for device.c, which reads it, and device_open.c,
+ * which makes it.
  */
 #ifndef EK_DEVICE_STRUCT_H
 #define EK_DEVICE_STRUCT_H

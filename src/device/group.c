@@ -362,7 +362,8 @@ static const struct worker *first_failure(const ek_group *group) {
   return given_up;
 }
 
-/* The first "DEVICE: " of a message, at its beginning or behind what was put before it; else NULL. */
+/* The first "DEVICE: " of a message, at its beginning or behind what was put before it; else NULL.
+ */
 static const char *find_name(const char *message, const char *name) {
   const size_t length = strlen(name);
   for (const char *at = message; (at = strstr(at, name)) != NULL; at += length) {

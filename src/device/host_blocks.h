@@ -23,8 +23,8 @@ void ek__host_blocks_open(struct ek__host_blocks *blocks);
 void ek__host_blocks_close(struct ek__host_blocks *blocks);
 size_t ek__host_blocks_lent(struct ek__host_blocks *blocks);
 
-/* Zeroed memory, and the number of this loan, which no other one has. NULL: there is no memory; sets
- * no message. */
+/* Zeroed memory, and the number of this loan, which no other one has. NULL: there is no memory;
+ * sets no message. */
 void *ek__host_block_take(uint64_t *ticket, struct ek__host_blocks *blocks, size_t bytes);
 void ek__host_block_give(struct ek__host_blocks *blocks, void *memory);
 

@@ -11,9 +11,9 @@
  *
  * The world of this communicator is one process: a rank is a device's index in its group.
  *
- * Every rank meets the collectives in the same order. rank[r] has queued so many of them and has done its
- * part of so many (finished); a slot is over, and its memory may be touched again, when all ranks have
- * finished it: the smallest `finished` is the number of collectives that are over.
+ * Every rank meets the collectives in the same order. rank[r] has queued so many of them and has
+ * done its part of so many (finished); a slot is over, and its memory may be touched again, when
+ * all ranks have finished it: the smallest `finished` is the number of collectives that are over.
  *
  * Devices that queue their work (`queues`: the backend has events) do the same, and every step of
  * it means "was queued": a rank arrives by recording an event behind what its compute stream holds;
@@ -296,7 +296,8 @@ static void host_abort(ek_communicator *base) {
   struct host_communicator *self = (struct host_communicator *)base;
   pthread_mutex_lock(&self->mutex);
   self->aborted = true;
-  /* Before anybody wakes: after that it may be made new, and the abort would hit what comes next. */
+  /* Before anybody wakes: after that it may be made new, and the abort would hit what comes next.
+   */
   if (self->link != NULL) self->link->abort(self->linked);
   pthread_cond_broadcast(&self->changed);
   pthread_mutex_unlock(&self->mutex);

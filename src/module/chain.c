@@ -3,9 +3,9 @@
  * blocks are.
  *
  * What modules compute they declare (ek_formula), so a program's own and wrapped ones take part. A
- * linear with GELU behind it is a *pair*, and runs as one operation. Where another linear follows, so
- * does the way back through that one and GELU: the gradient of GELU's result is nowhere held, and
- * the bias of the first linear gets its gradient in the same go.
+ * linear with GELU behind it is a *pair*, and runs as one operation. Where another linear follows,
+ * so does the way back through that one and GELU: the gradient of GELU's result is nowhere held,
+ * and the bias of the first linear gets its gradient in the same go.
  *
  * Of a module that takes part neither function is called, in neither direction: what is saved, and
  * when, is the chain's affair alone.

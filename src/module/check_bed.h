@@ -4,8 +4,9 @@
  *
  * Inputs, parameters and the factors R of the outputs are functions of the seed and of an element's
  * number alone, so every cut of the rows and every type sees the same ones; they are numbers that
- * f32 holds. The loss is the sum of R * output, hence R the gradient of the outputs. For a criterion
- * these are its totals, whose weights have no gradient, or the losses of rows where it gives them.
+ * f32 holds. The loss is the sum of R * output, hence R the gradient of the outputs. For a
+ * criterion these are its totals, whose weights have no gradient, or the losses of rows where it
+ * gives them.
  */
 #ifndef EK_CHECK_BED_H
 #define EK_CHECK_BED_H
@@ -78,8 +79,8 @@ ek_status ek__bed_close(struct ek__bed *bed, ek_status status);
 /* Runs the module; results lie in the parts until the next run. */
 ek_status ek__bed_run(struct ek__bed *bed, const struct ek__trial *trial);
 
-/* The results of the last run, put together: rows one after the other, gradients added. *results are
- * the caller's to free. */
+/* The results of the last run, put together: rows one after the other, gradients added. *results
+ * are the caller's to free. */
 ek_status ek__bed_collect(struct ek__results *results, struct ek__bed *bed);
 void ek__results_free(struct ek__results *results);
 

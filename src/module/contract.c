@@ -9,9 +9,9 @@
  * after it, and types and shapes of what went in and came out (not the tensors: nothing is held
  * longer). A backward looks up the record of its forward and drops it, together with those of
  * children whose backward was never called because the module did their work itself
- * (ek_pass_child_enter()). A forward that ran without saving has a record too, so that its backward is
- * refused until it has run again; what it calls has none. The tables stay with the pass, so that a step allocates nothing once they have
- * grown.
+ * (ek_pass_child_enter()). A forward that ran without saving has a record too, so that its backward
+ * is refused until it has run again; what it calls has none. The tables stay with the pass, so that
+ * a step allocates nothing once they have grown.
  */
 #include <evenkeel/pass.h>
 
@@ -150,8 +150,8 @@ static int uses(const ek_memory *memory, const ek_tensor *tensors, size_t count)
 
 /*
  * Every tensor that is given holds a reference of its own. y = x holds none: then there are fewer
- * than those of the tensors that were given, of what the function has saved, and of the caller, whose
- * loan it is. Such a tensor is made none, or the caller's reference would be dropped with it.
+ * than those of the tensors that were given, of what the function has saved, and of the caller,
+ * whose loan it is. Such a tensor is made none, or the caller's reference would be dropped with it.
  */
 static ek_status check_references(const ek_pass *pass, const char *what, ek_tensor *given,
                                   size_t count, const ek_tensor *loans, size_t loan_count) {

@@ -1,8 +1,8 @@
 /*
  * layer_internal.h - what every stock layer begins with: the description, and checks of an input.
  *
- * This and what stock layers share besides (product.h, composite.h, residual_norm.h) is written against
- * the public headers alone: a layer of a program's own could do the same.
+ * This and what stock layers share besides (product.h, composite.h, residual_norm.h) is written
+ * against the public headers alone: a layer of a program's own could do the same.
  */
 #ifndef EK_LAYER_INTERNAL_H
 #define EK_LAYER_INTERNAL_H

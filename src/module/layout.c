@@ -2,8 +2,8 @@
  * layout.c - the walk through a module's declarations, and what they add up to.
  *
  * Declarations are checked when they are made and name what is wrong by its full name. Ties are
- * kept as aliases while the walk goes on; when it has ended, parameters that were tied to others are
- * dropped (settle) and the rest get their places (place).
+ * kept as aliases while the walk goes on; when it has ended, parameters that were tied to others
+ * are dropped (settle) and the rest get their places (place).
  */
 #include "module/layout.h"
 

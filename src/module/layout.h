@@ -4,8 +4,8 @@
  * Walking the declarations of a module gives a tree of nodes, one per use of a module, and one list
  * of parameters. A node knows its module, its children, and which parameter each of its own numbers
  * stands for; two numbers that were tied stand for the same parameter. A child that is used twice
- * has two nodes and two sets of parameters. A wrapped child has its parent's path and random stream,
- * so that all names and numbers are as if the wrapper were not there.
+ * has two nodes and two sets of parameters. A wrapped child has its parent's path and random
+ * stream, so that all names and numbers are as if the wrapper were not there.
  *
  * A layout belongs to one replica and is immutable once built, but for the state that modules keep
  * (ek__layout_open_states). It holds no tensors.

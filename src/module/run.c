@@ -2,11 +2,12 @@
  * run.c - runs modules: the stack of frames.
  *
  * A frame is a function of a module that runs: the node it runs as, whether it saves, in which type
- * it computes. A module that calls a child puts a frame on top, which goes when the child's function
- * returns; so parameter numbers, children and random numbers are always those of the node that runs.
- * A module that does a child's work itself enters the child's node for as long (`outer` is then its
- * own). A frame inherits from the one below what its caller does not ask for otherwise: a child of a
- * module that runs without saving does not save, and what a backward runs forward is recomputed.
+ * it computes. A module that calls a child puts a frame on top, which goes when the child's
+ * function returns; so parameter numbers, children and random numbers are always those of the node
+ * that runs. A module that does a child's work itself enters the child's node for as long (`outer`
+ * is then its own). A frame inherits from the one below what its caller does not ask for otherwise:
+ * a child of a module that runs without saving does not save, and what a backward runs forward is
+ * recomputed.
  *
  * What a function gives and leaves behind is checked when it returns: contract.c, which keeps a
  * record of each forward whose backward has not come.

@@ -7,8 +7,8 @@
  * left to the operation is how the shapes must fit, in calls of the functions below, and the
  * dispatch to the backend. Every message starts with the operation's name.
  *
- * If op.kernels is NULL after that (backend `plan`, or no destination has elements) the operation is
- * done.
+ * If op.kernels is NULL after that (backend `plan`, or no destination has elements) the operation
+ * is done.
  */
 #ifndef EK_OP_INTERNAL_H
 #define EK_OP_INTERNAL_H
@@ -39,7 +39,8 @@ struct ek__operand {
 };
 #define EK__OPERAND(index) (1u << (index))
 
-/* Rows of the table: `x` is the variable and the name; the others say what may_be and optional are. */
+/* Rows of the table: `x` is the variable and the name; the others say what may_be and optional are.
+ */
 #define EK__READ(x, role_)                                                                         \
   { .name = #x, .tensor = (x), .role = EK__##role_ }
 #define EK__MAY_READ(x, role_)                                                                     \

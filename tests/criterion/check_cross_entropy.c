@@ -209,8 +209,8 @@ START_TEST(gradient_is_the_derivative) {
 }
 END_TEST
 
-/* The loss over the first columns of wider rows is that over a copy of them, also where the rest is no
- * number; the gradient of the rest is 0. */
+/* The loss over the first columns of wider rows is that over a copy of them, also where the rest is
+ * no number; the gradient of the rest is 0. */
 static void run_loss(struct ck_loss *loss, bool in_forward, const ek_tensor *x, const ek_tensor *y,
                      double totals[2]) {
   (in_forward ? ck_loss_forward_gradient : ck_loss_forward)(loss, x, y, totals);

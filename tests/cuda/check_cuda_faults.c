@@ -2,8 +2,8 @@
  * check_cuda_faults.c - every fault at every call of a training step, on each GPU in turn: an error
  * that names a device comes soon, the group can be closed, nothing is left behind, and a fresh
  * group works. What is still usable is not silently wrong: the model is torn and says so until its
- * state is written, or parameters, states and replicas are what they were, bit for bit; and the step
- * that is tried again equals an undisturbed one.
+ * state is written, or parameters, states and replicas are what they were, bit for bit; and the
+ * step that is tried again equals an undisturbed one.
  *
  * A step makes some hundred calls of each kind. Every fourth fails, and every sixteenth hangs,
  * which costs the group's time limit, beginning at a place that moves with the seed; fewer where a

@@ -2,8 +2,8 @@
  * check_cuda_kernels.c - the CUDA kernels that no operation of op.h reaches, by their launchers:
  * totals of several terms, the sum over pointers, and what launchers refuse.
  *
- * All others are tested where the CPU's are, in tests/op, on emulated devices in each order of CUDA's
- * threads and on GPUs.
+ * All others are tested where the CPU's are, in tests/op, on emulated devices in each order of
+ * CUDA's threads and on GPUs.
  */
 #include <math.h>
 

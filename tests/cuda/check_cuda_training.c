@@ -127,8 +127,9 @@ START_TEST(the_cpus_results_every_time_in_the_planned_memory) {
 }
 END_TEST
 
-/* Written in forward or in backward: the sum of exponentials has another order, so that the gradient
- * of the logits differs by some units of 2^-24; and where it lies is all that the peak depends on. */
+/* Written in forward or in backward: the sum of exponentials has another order, so that the
+ * gradient of the logits differs by some units of 2^-24; and where it lies is all that the peak
+ * depends on. */
 START_TEST(the_gradient_in_forward) {
   if (!ck_part(_i)) return;
   struct ck_setup setup = setup_of(_i * SPECS, specs[_i % SPECS]);

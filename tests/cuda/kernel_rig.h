@@ -1,5 +1,6 @@
 /*
- * kernel_rig.h - for tests of CUDA kernels by their launchers: a stream, and arrays that exist twice.
+ * kernel_rig.h - for tests of CUDA kernels by their launchers: a stream, and arrays that exist
+ * twice.
  *
  * The programs call the launchers of cuda_kernels.h through CUDA's own runtime interface, so that
  * the same source runs on a GPU and on the stand-in of tests/cuemu. The other side is

@@ -1,5 +1,6 @@
 /*
- * fuzz_misbehaviour.c - a step in which a module, a criterion or an update rule breaks its contract.
+ * fuzz_misbehaviour.c - a step in which a module, a criterion or an update rule breaks its
+ * contract.
  *
  * A good step, one with the misdeed, and further good ones, on `cpu` or `plan`. The step with the
  * misdeed may be refused or, where the misdeed is harmless, taken; then
@@ -10,7 +11,8 @@
  *   - what failed inside the update makes the model refuse every later step;
  *   - when all is freed, the devices hold nothing.
  *
- * misbehaviour_construction.c makes modules, criteria and rules with counts and slots that cannot be.
+ * misbehaviour_construction.c makes modules, criteria and rules with counts and slots that cannot
+ * be.
  */
 #include <math.h>
 #include <stdio.h>

@@ -1,9 +1,10 @@
 /*
- * misbehaviour_construction.c - modules, criteria and rules with counts, names, shapes and slots that
- * cannot be: see misbehaviour_parts.h.
+ * misbehaviour_construction.c - modules, criteria and rules with counts, names, shapes and slots
+ * that cannot be: see misbehaviour_parts.h.
  *
  * What is taken must work: the model is opened over two devices and runs a step. The module gives
- * its first input as every output, the criterion a loss of 1 and no gradient, the rule does nothing.
+ * its first input as every output, the criterion a loss of 1 and no gradient, the rule does
+ * nothing.
  */
 #include "misbehaviour_parts.h"
 

@@ -1,5 +1,6 @@
 /*
- * misbehaviour_parts.h - a module, a criterion and an update rule that do what their headers forbid.
+ * misbehaviour_parts.h - a module, a criterion and an update rule that do what their headers
+ * forbid.
  *
  * They compute, on [rows, WIDTH] of the model's type:
  *     module      y = child(x) + p          parameter p, buffer b; the child is a linear

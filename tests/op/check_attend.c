@@ -21,7 +21,8 @@
 
 #include "ek_check.h"
 
-/* batch, tokens, heads, head width: every tiling of a GPU's kernels, tiles cut in both directions */
+/* batch, tokens, heads, head width: every tiling of a GPU's kernels, tiles cut in both directions
+ */
 static const int64_t sizes[][4] = {
     {0, 4, 1, 4},   {1, 0, 2, 4},    {0, 5, 3, 0},    {1, 1, 1, 1},    {2, 3, 2, 5},
     {1, 17, 1, 64}, {1, 127, 1, 7},  {2, 128, 2, 16}, {1, 129, 3, 8},  {1, 300, 2, 33},

@@ -270,8 +270,8 @@ START_TEST(activations_both_ways) {
 }
 END_TEST
 
-/* y = f(x) u rounds once more than f, and the number that it is compared with once; so does dy f(x),
- * and dy u rounds before the slope. */
+/* y = f(x) u rounds once more than f, and the number that it is compared with once; so does dy
+ * f(x), and dy u rounds before the slope. */
 static void check_gate(const struct activation *of, struct ck_rig *rig, int64_t rows,
                        int64_t columns) {
   const int64_t n = rows * columns;
@@ -349,7 +349,8 @@ START_TEST(activation_gradient_by_differences) {
 }
 END_TEST
 
-/* What the public list says of infinities, and a slope of 0 that lets no infinite gradient through. */
+/* What the public list says of infinities, and a slope of 0 that lets no infinite gradient through.
+ */
 START_TEST(activations_of_infinities) {
   struct ck_rig *rig = ck_rig_variant(_i);
   enum { N = 3 };

@@ -116,9 +116,9 @@ START_TEST(cross_entropy) {
 END_TEST
 
 /*
- * The first columns of wider rows: what is behind them may be anything, and gets zeros. The wide rows
- * begin at the same alignment as those of a copy, so that every kernel does the same arithmetic and
- * the bits are those of the copy; other widths keep the bounds.
+ * The first columns of wider rows: what is behind them may be anything, and gets zeros. The wide
+ * rows begin at the same alignment as those of a copy, so that every kernel does the same
+ * arithmetic and the bits are those of the copy; other widths keep the bounds.
  */
 static void check_padded(struct ck_rig *rig, struct ck_loss *f, int64_t columns, bool same) {
   const int64_t rows = f->rows, classes = f->classes, n = rows * columns;

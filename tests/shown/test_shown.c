@@ -1,9 +1,9 @@
 /*
  * test_shown.c - the code of README.md, docs/ and the headers, run with every allocation failing.
  *
- * extract.awk makes a file of each piece; here they are included, each in a function of its own, with
- * the variables that it speaks of. check_shown.sh looks that none is left out. Pieces that stand in
- * examples/own_model.c are run there: the example is included as well.
+ * extract.awk makes a file of each piece; here they are included, each in a function of its own,
+ * with the variables that it speaks of. check_shown.sh looks that none is left out. Pieces that
+ * stand in examples/own_model.c are run there: the example is included as well.
  *
  * Each allocation on a device and on the host fails once. The error must come out, nothing may be
  * held afterwards that was not held before, and the same code must succeed when it is run again.

@@ -2,9 +2,10 @@
  * ck_batch_norm.h - batch normalisation with statistics of the whole batch: a module of a program's
  * own with collectives, in plain C over copies in host memory.
  *
- * For x [B, C]: y = weight * (x - mean) / sqrt(variance + 1/8) + bias, over all rows of all devices.
- * Parameters "weight", "bias" [C]; buffers "mean", "variance" [C], running ones with momentum 1/4, and
- * "batches" [1]. Outside of training the running ones are used, without a collective.
+ * For x [B, C]: y = weight * (x - mean) / sqrt(variance + 1/8) + bias, over all rows of all
+ * devices. Parameters "weight", "bias" [C]; buffers "mean", "variance" [C], running ones with
+ * momentum 1/4, and "batches" [1]. Outside of training the running ones are used, without a
+ * collective.
  *
  * Sums are f64: over whole numbers they are exact, and the same for any number of devices.
  */

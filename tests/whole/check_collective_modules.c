@@ -1,11 +1,11 @@
 /*
  * check_collective_modules.c - modules with collectives of their own: a batch normalisation whose
- * statistics are of the whole batch gives the same on any number of devices, also where some have no
- * rows, and a device that fails keeps nobody waiting.
+ * statistics are of the whole batch gives the same on any number of devices, also where some have
+ * no rows, and a device that fails keeps nobody waiting.
  *
- * The first sums are over whole numbers and exact. Others, of at most 64 terms, are taken in another
- * order on another number of devices: 64 * 2^-53 of the sum of magnitudes, which three layers and
- * three steps amplify by less than 100; 1e-12 is allowed.
+ * The first sums are over whole numbers and exact. Others, of at most 64 terms, are taken in
+ * another order on another number of devices: 64 * 2^-53 of the sum of magnitudes, which three
+ * layers and three steps amplify by less than 100; 1e-12 is allowed.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -145,7 +145,8 @@ START_TEST(any_number_of_devices) {
 }
 END_TEST
 
-/* The same steps with the loss inside the model: targets are inputs, also of devices without rows. */
+/* The same steps with the loss inside the model: targets are inputs, also of devices without rows.
+ */
 static double *trained_whole(const char *spec, int64_t *count) {
   struct ck_training t = {.setup = setup_of(&workloads[0], spec, EK_MODE_REPLICATED)};
   ek_module *inner = NULL;

@@ -8,8 +8,8 @@
  * otherwise. The loss and the gradient of all parameters together agree to 16 units of roundoff of
  * f32: 16 * 2^-24 < 1e-6. So does each parameter's, unless its terms nearly cancel: then what f32
  * knows of it is seen from the distance e of one device's f32 to f64, and 4 e is allowed (a
- * triangle of two such errors, with a factor of 2 for luck), where e itself may be 1e-5 at most. The
- * f64 is always the CPU's: it is the truth, whoever computes it.
+ * triangle of two such errors, with a factor of 2 for luck), where e itself may be 1e-5 at most.
+ * The f64 is always the CPU's: it is the truth, whoever computes it.
  */
 #include <math.h>
 #include <stdio.h>
@@ -44,7 +44,8 @@ static double *gradients_of(struct ck_training *training, const struct ck_batch 
   return gradients;
 }
 
-/* One device with all samples at once, and the truth; answers are computed when they are asked for. */
+/* One device with all samples at once, and the truth; answers are computed when they are asked for.
+ */
 struct reference {
   struct ck_training one, fine;
   struct ck_batch batch[MOST_SAMPLES + 1];

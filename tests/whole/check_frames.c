@@ -2,8 +2,8 @@
  * check_frames.c - modules that run their child otherwise than they run themselves: without saving,
  * again in backward, in another type.
  *
- * A model that recomputes trains like the same model that does not, bit for bit: the same operations
- * run on the same numbers, and random masks are functions of names and samples.
+ * A model that recomputes trains like the same model that does not, bit for bit: the same
+ * operations run on the same numbers, and random masks are functions of names and samples.
  */
 #include <stdlib.h>
 
@@ -40,7 +40,8 @@ static ek_status chain(ek_module **module, ek_module **parts, size_t count) {
   return status;
 }
 
-/* linear, GELU, dropout, a counter, linear: `inner` times recomputed; and `outer` times as a whole. */
+/* linear, GELU, dropout, a counter, linear: `inner` times recomputed; and `outer` times as a whole.
+ */
 static ek_status model(ek_module **module, int inner, int outer) {
   ek_module *p[6] = {NULL}, *middle = NULL;
   ck_ok(ek_linear_create(&p[0], WIDTH, WIDTH, true));

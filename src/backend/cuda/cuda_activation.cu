@@ -30,8 +30,8 @@ template <class T> struct gelu {
   }
   static __device__ __forceinline__ T forward(T x) { return x * share(x); }
   static __device__ __forceinline__ T backward(T dy, T x) {
-    /* Beyond 40 the slope is 0 or 1, and nothing here overflows. NaN goes through, and an infinite x,
-     * whose result forward may have been no number, becomes one. */
+    /* Beyond 40 the slope is 0 or 1, and nothing here overflows. NaN goes through, and an infinite
+     * x, whose result forward may have been no number, becomes one. */
     x = (x < T(-40) ? T(-40) : x > T(40) ? T(40) : x) + (x - x);
     const T s = share(x);
     const T slope = T(0.79788456080286535588) * (T(1) + T(3 * 0.044715) * x * x);

@@ -3,8 +3,8 @@
  * 2018; Dao et al. 2022).
  *
  * A block has one tile of queries of one head and walks over the tiles of keys up to its own. Each
- * thread keeps largest score and sum of exponentials of its rows; the threads of a row hold the same
- * ones. Keys and values take turns in one buffer, so that more blocks fit.
+ * thread keeps largest score and sum of exponentials of its rows; the threads of a row hold the
+ * same ones. Keys and values take turns in one buffer, so that more blocks fit.
  */
 #include "backend/cuda/cuda_attend.cuh"
 

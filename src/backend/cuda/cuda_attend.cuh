@@ -2,14 +2,14 @@
  * cuda_attend.cuh - tiles of causal attention, shared by forward and backward.
  *
  * A block of SIDE x SIDE threads works on square tiles of B = SIDE M tokens. Products of tiles are
- * done in registers: a thread (tx, ty) has the rows ty + SIDE i (i < M) and, of a tile of scores, the
- * columns tx + SIDE j (j < M); of a tile as wide as a head, PACK neighbouring columns from (tx + SIDE
- * n) * PACK on (n < W). One packed read from shared memory serves M rows or columns.
+ * done in registers: a thread (tx, ty) has the rows ty + SIDE i (i < M) and, of a tile of scores,
+ * the columns tx + SIDE j (j < M); of a tile as wide as a head, PACK neighbouring columns from (tx
+ * + SIDE n) * PACK on (n < W). One packed read from shared memory serves M rows or columns.
  *
  * Tiles lie in shared memory with a padded row, so that the threads of a row read from different
- * banks. A head is padded to 32, 64, 128 or 256 columns with zeros, a tile to B rows. SIDE is 16, and
- * 8 for heads of up to 32, whose rows are shared by 8 threads: padded to 64 they would cost twice the
- * arithmetic, and short sequences are padded to half as many tokens.
+ * banks. A head is padded to 32, 64, 128 or 256 columns with zeros, a tile to B rows. SIDE is 16,
+ * and 8 for heads of up to 32, whose rows are shared by 8 threads: padded to 64 they would cost
+ * twice the arithmetic, and short sequences are padded to half as many tokens.
  *
  * Floor, in f32 without tensor cores: 4 d multiply-adds for each pair of tokens forward (two
  * products of width d), 14 backward (seven products: scores and dP are computed in each of its two
@@ -187,7 +187,8 @@ template <class T, int HEAD> struct share_of_tile {
 
 /* ---- launching ---- */
 
-/* Values and sums are of one type here. Calls f with the tiling for the type and the width of a head. */
+/* Values and sums are of one type here. Calls f with the tiling for the type and the width of a
+ * head. */
 template <class F> inline cudaError_t with_tiling(const struct ek__attention_args *args, F f) {
   return with_types(args->types, [&](auto zero, auto) {
     using T = decltype(zero);

@@ -1,6 +1,6 @@
 /*
- * cuda_map.cuh - y[i] = f(a[i], b[i]) over a flat range, in the type of sums, 16 bytes at a time where all pointers are
- * aligned, with the rest one by one.
+ * cuda_map.cuh - y[i] = f(a[i], b[i]) over a flat range, in the type of sums, 16 bytes at a time
+ * where all pointers are aligned, with the rest one by one.
  *
  * Floor: bytes read and written over the bandwidth of the memory.
  */

@@ -31,8 +31,8 @@ static inline vec gelu(vec x) {
 }
 
 static inline vec gelu_back(vec dy, vec x) {
-  /* Beyond 12 the slope is 0 or 1 to the last bit, and nothing here overflows. NaN goes through, and
-   * an infinite x, whose result forward may have been no number, becomes one. */
+  /* Beyond 12 the slope is 0 or 1 to the last bit, and nothing here overflows. NaN goes through,
+   * and an infinite x, whose result forward may have been no number, becomes one. */
   x = v_max(v_set(-12.0f), v_min(v_set(12.0f), x)) + (x - x);
   const vec square = x * x;
   const vec e = v_exp(x * (square * (-TWO_ROOT * CUBE) - TWO_ROOT));
