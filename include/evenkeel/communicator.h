@@ -13,6 +13,10 @@
  * same bits. Tensors are f32 or f64 (broadcast and all-gather: any type), with equal numbers of
  * elements on all devices; a difference is EK_ERR_SHAPE on every device.
  *
+ * A group may have several communicators. With `nccl` their collectives, too, are started in the
+ * same order on all devices: each waits for its peers on the one stream that they share, and two in
+ * another order would wait for ever. `host` and `peer` take any order.
+ *
  * A device that leaves its function without having called a collective that the others wait for, or
  * without having waited for its own, keeps them waiting: all devices must do the same.
  *
