@@ -90,9 +90,10 @@ static ek_status misbehave(const struct product *p, ek_pass *pass, const ek_tens
   }
   case WRITES_INPUT: {
     ek_tensor host, loan = *x;
+    double row[WIDTH] = {0};
     if (plan) return EK_OK;
     EK_TRY(ek_tensor_rows(&loan, x, 0, x->shape[0] > 0));
-    EK_TRY(ek_tensor_host(&host, (double[WIDTH]){0}, x->type, 2, loan.shape));
+    EK_TRY(ek_tensor_host(&host, row, x->type, 2, loan.shape));
     const ek_status status = ek_tensor_copy(&loan, &host);
     ek_tensor_free(&loan);
     return status;
