@@ -9,6 +9,7 @@
  * held afterwards that was not held before, and the same code must succeed when it is run again.
  */
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -204,7 +205,7 @@ struct pair {
   ek_module *encoder, *decoder;
 };
 
-static int foreign_parts;
+static atomic_int foreign_parts; /* the workers open their devices' parts at once */
 
 static void *foreign_create(size_t device) {
   foreign_parts++;
