@@ -65,9 +65,12 @@ struct ek__layer_norm_job {
   bool add_columns; /* the rows' shares of dgamma and dbeta are added to what is there */
 };
 
+struct ek__gemm;
+
 struct ek__attention_job {
   const struct ek__attention_args *args;
-  atomic_int *status; /* EK_OK, or what went wrong in any range */
+  ek_status (*multiply)(const struct ek__gemm *gemm); /* in f32, on the calling thread alone */
+  atomic_int *status;                                 /* EK_OK, or what went wrong in any range */
 };
 
 /* Sums whose order may not depend on the number of threads are cut into so many chunks at most. */

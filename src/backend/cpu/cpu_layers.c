@@ -66,7 +66,7 @@ static ek_status attend(ek_stream *stream, const struct ek__attention_args *args
                         ek__range_function *function) {
   if (args->tokens == 0 || args->head_width == 0) return EK_OK;
   atomic_int status = EK_OK;
-  const struct ek__attention_job job = {args, &status};
+  const struct ek__attention_job job = {args, ek__cpu_sgemm, &status};
   ek__cpu_range_with_scratch(stream, function, &job, args->batch * args->heads);
   const ek_status result = (ek_status)atomic_load(&status);
   return result == EK_OK ? EK_OK : ek_error_set(result, "attention: a matrix product failed");

@@ -36,7 +36,7 @@ struct head {
   float *out, *lse;
   int64_t tokens, width, step, out_step;
   double scale;
-  atomic_int *status;
+  const struct ek__attention_job *job;
 };
 
 static struct head head_of(const struct ek__attention_job *job, int64_t index) {
@@ -61,7 +61,7 @@ static struct head head_of(const struct ek__attention_job *job, int64_t index) {
                        .step = 3 * model,
                        .out_step = model,
                        .scale = 1.0 / sqrt((double)args->head_width),
-                       .status = job->status};
+                       .job = job};
 }
 
 /* A row-major matrix inside a larger one: a row every `step` elements. */
@@ -71,8 +71,8 @@ struct part {
 };
 
 static void multiply(const struct head *head, const struct ek__gemm *gemm) {
-  const ek_status status = ek__cpu_sgemm(gemm);
-  if (status != EK_OK) atomic_store(head->status, (int)status);
+  const ek_status status = head->job->multiply(gemm);
+  if (status != EK_OK) atomic_store(head->job->status, (int)status);
 }
 
 /* t[rows][columns] = scale a b^T for rows and columns of the head's width. */
