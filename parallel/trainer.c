@@ -120,7 +120,7 @@ static ek_status check_call(const char *who, const ek_trainer *trainer, const ek
 
 /* Drops the forward of a step that has failed. The message stays the step's. */
 static ek_status drop_step(ek_trainer *self, ek_status status) {
-  char message[4096];
+  char message[EK__MESSAGE_SIZE];
   (void)snprintf(message, sizeof message, "%s", ek_error_message());
   free_outputs(self);
   if (ek_data_parallel_model_discard(self->model) == EK_OK) return status;
@@ -158,8 +158,8 @@ static ek_status forward_only(ek_shards *outputs, ek_trainer *self, const ek_ten
 ek_status ek_trainer_evaluate(double *loss, double *weight, ek_trainer *trainer,
                               const ek_tensor *inputs, size_t input_count, const ek_tensor *targets,
                               size_t target_count) {
-  EK_TRY(check_call("ek_trainer_evaluate", loss == NULL ? NULL : trainer, inputs, targets,
-                    target_count));
+  EK__NOT_NULL("ek_trainer_evaluate", loss);
+  EK_TRY(check_call("ek_trainer_evaluate", trainer, inputs, targets, target_count));
   EK__OWNER_ENTER(&trainer->owner, "ek_trainer_evaluate", "the trainer");
   EK_TRY(forward_only(trainer->outputs, trainer, inputs, input_count));
   ek_status status = ek_data_parallel_criterion_forward(
@@ -171,7 +171,8 @@ ek_status ek_trainer_evaluate(double *loss, double *weight, ek_trainer *trainer,
 
 ek_status ek_trainer_predict(ek_shards *outputs, ek_trainer *trainer, const ek_tensor *inputs,
                              size_t input_count) {
-  EK_TRY(check_call("ek_trainer_predict", outputs == NULL ? NULL : trainer, inputs, NULL, 0));
+  EK__NOT_NULL("ek_trainer_predict", outputs);
+  EK_TRY(check_call("ek_trainer_predict", trainer, inputs, NULL, 0));
   EK__OWNER_ENTER(&trainer->owner, "ek_trainer_predict", "the trainer");
   return forward_only(outputs, trainer, inputs, input_count);
 }

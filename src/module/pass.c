@@ -21,10 +21,6 @@
 #include "core/options.h"
 #include "module/pass_internal.h"
 
-ek_status ek__pass_null(const char *who) {
-  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: an argument is NULL", who);
-}
-
 /* ---- opening and closing ---- */
 
 static void destroy(struct ek__spare *spare) {
@@ -51,7 +47,7 @@ static ek_pass *create(ek_replica *replica) {
 
 ek_status ek_pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_options *options) {
   ek_pass_options o = EK_PASS_OPTIONS_INIT;
-  if (pass == NULL || replica == NULL) return ek__pass_null("ek_pass_open");
+  EK__NOT_NULL("ek_pass_open", pass, replica);
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_pass_options"));
   if (o.first_sample < 0 || o.samples < 0) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
@@ -99,7 +95,7 @@ void ek_pass_free(ek_pass *pass) {
 /* ---- parameters and gradients ---- */
 
 static ek_status global_index(size_t *global, const char *who, const ek_pass *pass, size_t index) {
-  if (pass == NULL) return ek__pass_null(who);
+  EK__NOT_NULL(who, pass);
   if (index >= pass->frame->node->parameter_count) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: there is no parameter number %zu", who,
                         index);
@@ -126,7 +122,7 @@ static ek_status gradient_index(size_t *global, const char *who, const ek_pass *
 
 ek_status ek_pass_parameter(ek_tensor *parameter, ek_pass *pass, size_t index) {
   size_t global = 0;
-  if (parameter == NULL) return ek__pass_null("ek_pass_parameter");
+  EK__NOT_NULL("ek_pass_parameter", parameter);
   EK_TRY(global_index(&global, "ek_pass_parameter", pass, index));
   *parameter = ek__replica_value(pass->replica, global);
   return EK_OK;
@@ -141,7 +137,7 @@ static ek_status zero_gradient(ek_pass *pass, size_t global) {
 
 ek_status ek_pass_gradient(ek_tensor *gradient, double *beta, ek_pass *pass, size_t index) {
   size_t global = 0;
-  if (gradient == NULL) return ek__pass_null("ek_pass_gradient");
+  EK__NOT_NULL("ek_pass_gradient", gradient);
   EK_TRY(gradient_index(&global, "ek_pass_gradient", pass, index));
   if (pass->waiting[global] == 0) {
     return ek_error_set(EK_ERR_STATE,
@@ -189,7 +185,7 @@ ek_status ek__pass_complete_rest(ek_pass *pass) {
 
 ek_status ek_pass_output(ek_tensor *tensor, ek_pass *pass, ek_type type, int rank,
                          const int64_t *shape) {
-  if (tensor == NULL || pass == NULL) return ek__pass_null("ek_pass_output");
+  EK__NOT_NULL("ek_pass_output", tensor, pass);
   const bool loss = pass->frame->node->terms > 0;
   return ek_tensor_create(tensor, pass->replica->device,
                           loss ? EK_MEMORY_LOSS : EK_MEMORY_ACTIVATIONS, type, rank, shape);
@@ -197,7 +193,7 @@ ek_status ek_pass_output(ek_tensor *tensor, ek_pass *pass, ek_type type, int ran
 
 ek_status ek_pass_workspace(ek_tensor *tensor, ek_pass *pass, ek_type type, int rank,
                             const int64_t *shape) {
-  if (tensor == NULL || pass == NULL) return ek__pass_null("ek_pass_workspace");
+  EK__NOT_NULL("ek_pass_workspace", tensor, pass);
   if (!pass->frame->workspace) {
     ek_memory_usage usage;
     EK_TRY(ek_memory_stats(&usage, pass->replica->device));
@@ -208,7 +204,10 @@ ek_status ek_pass_workspace(ek_tensor *tensor, ek_pass *pass, ek_type type, int 
 }
 
 ek_status ek_pass_save(ek_pass *pass, const ek_tensor *tensor) {
-  if (pass == NULL || !ek_tensor_exists(tensor)) return ek__pass_null("ek_pass_save");
+  EK__NOT_NULL("ek_pass_save", pass);
+  if (!ek_tensor_exists(tensor)) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_pass_save: there is no tensor");
+  }
   if (!pass->frame->saving) return EK_OK;
   if (!ek__grow(&pass->saved, &pass->saved_capacity, pass->saved_count + 1, sizeof *pass->saved)) {
     return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for the saved tensors");
@@ -219,7 +218,7 @@ ek_status ek_pass_save(ek_pass *pass, const ek_tensor *tensor) {
 }
 
 ek_status ek_pass_take(ek_tensor *tensor, ek_pass *pass) {
-  if (tensor == NULL || pass == NULL) return ek__pass_null("ek_pass_take");
+  EK__NOT_NULL("ek_pass_take", tensor, pass);
   if (pass->saved_count <= pass->frame->floor) {
     return ek_error_set(EK_ERR_STATE, "it takes more tensors back than it saved");
   }
@@ -231,7 +230,7 @@ ek_status ek_pass_take(ek_tensor *tensor, ek_pass *pass) {
 
 ek_status ek_pass_all_reduce(ek_pass *pass, ek_tensor *tensor) {
   static const char *const who = "ek_pass_all_reduce";
-  if (pass == NULL || tensor == NULL) return ek__pass_null(who);
+  EK__NOT_NULL(who, pass, tensor);
   if (!ek__is_collective(pass->frame->node->module)) {
     return ek_error_set(EK_ERR_STATE, "%s: the module's table does not declare `collective`", who);
   }
@@ -252,7 +251,7 @@ bool ek_pass_is_collective(const ek_pass *pass) {
 /* ---- losses, and gradients in the place of what they belong to ---- */
 
 ek_status ek_pass_totals(ek_tensor *totals, ek_pass *pass) {
-  if (totals == NULL || pass == NULL) return ek__pass_null("ek_pass_totals");
+  EK__NOT_NULL("ek_pass_totals", totals, pass);
   const int64_t shape[] = {(int64_t)pass->frame->node->terms, 2};
   if (shape[0] == 0) return ek_error_set(EK_ERR_STATE, "ek_pass_totals: this is no criterion");
   if (pass->frame->totals != NULL && pass->frame->outer == NULL)
@@ -262,7 +261,10 @@ ek_status ek_pass_totals(ek_tensor *totals, ek_pass *pass) {
 
 ek_status ek_pass_input_gradient(ek_tensor *gradient, ek_pass *pass, const ek_tensor *input) {
   static const char *const who = "ek_pass_input_gradient";
-  if (gradient == NULL || pass == NULL || !ek_tensor_exists(input)) return ek__pass_null(who);
+  EK__NOT_NULL(who, gradient, pass);
+  if (!ek_tensor_exists(input)) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: there is no input", who);
+  }
   if (!pass->frame->backward) {
     return ek_error_set(EK_ERR_STATE, "%s: this is no backward", who);
   }

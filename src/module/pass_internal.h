@@ -67,9 +67,6 @@ struct ek_pass {
 /* "No record": nobody saves, or somebody else did the module's forward. */
 #define EK__NO_RECORD SIZE_MAX
 
-/* EK_ERR_INVALID_ARGUMENT. */
-ek_status ek__pass_null(const char *who);
-
 /* Whether an input of the root lies there that its runner keeps until backward. */
 static inline bool ek__pass_was_lent(const ek_pass *pass, const ek_memory *memory) {
   for (size_t i = 0; i < EK_MAX_TENSORS && memory != NULL; i++) {

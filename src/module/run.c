@@ -127,7 +127,7 @@ ek_status ek_pass_child_forward_with(ek_tensor *outputs, ek_pass *pass, size_t c
   static const char *const who = "ek_pass_child_forward";
   const struct ek__node *node = NULL;
   ek_child_options o = EK_CHILD_OPTIONS_INIT;
-  if (pass == NULL || inputs == NULL || outputs == NULL) return ek__pass_null(who);
+  EK__NOT_NULL(who, pass, inputs, outputs);
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_child_options"));
   if (o.type != 0 && o.type != EK_F32 && o.type != EK_F64) {
     return ek_error_set(EK_ERR_UNSUPPORTED, "%s: a child runs in f32 or f64, not in %s", who,
@@ -146,7 +146,7 @@ ek_status ek_pass_child_forward(ek_tensor *outputs, ek_pass *pass, size_t child,
 ek_status ek_pass_child_backward(ek_tensor *grad_inputs, ek_pass *pass, size_t child,
                                  const ek_tensor *grad_outputs) {
   const struct ek__node *node = NULL;
-  if (pass == NULL || grad_outputs == NULL) return ek__pass_null("ek_pass_child_backward");
+  EK__NOT_NULL("ek_pass_child_backward", pass, grad_outputs);
   EK_TRY(child_node(&node, "ek_pass_child_backward", pass, child));
   if (!pass->frame->saving) {
     return ek_error_set(EK_ERR_STATE, "ek_pass_child_backward: no gradient is wanted");
@@ -156,7 +156,7 @@ ek_status ek_pass_child_backward(ek_tensor *grad_inputs, ek_pass *pass, size_t c
 
 ek_status ek_pass_child_enter(ek_pass *pass, size_t child) {
   const struct ek__node *node = NULL;
-  if (pass == NULL) return ek__pass_null("ek_pass_child_enter");
+  EK__NOT_NULL("ek_pass_child_enter", pass);
   if (pass->frame->outer != NULL) {
     return ek_error_set(EK_ERR_STATE, "ek_pass_child_enter: it is in a child already");
   }
@@ -167,7 +167,7 @@ ek_status ek_pass_child_enter(ek_pass *pass, size_t child) {
 }
 
 ek_status ek_pass_child_leave(ek_pass *pass) {
-  if (pass == NULL) return ek__pass_null("ek_pass_child_leave");
+  EK__NOT_NULL("ek_pass_child_leave", pass);
   if (pass->frame->outer == NULL) {
     return ek_error_set(EK_ERR_STATE, "ek_pass_child_leave: it has entered no child");
   }
@@ -215,9 +215,7 @@ static ek_status give_inputs(ek_pass *pass, const struct ek__node *root, ek_tens
 }
 
 ek_status ek_pass_run_forward(ek_tensor *outputs, ek_pass *pass, const ek_tensor *inputs) {
-  if (pass == NULL || inputs == NULL || outputs == NULL) {
-    return ek__pass_null("ek_pass_run_forward");
-  }
+  EK__NOT_NULL("ek_pass_run_forward", pass, inputs, outputs);
   if (pass->stage != EK__PASS_OPENED) {
     return ek_error_set(EK_ERR_STATE, "ek_pass_run_forward: this pass has run before");
   }
@@ -248,7 +246,7 @@ ek_status ek_pass_run_forward(ek_tensor *outputs, ek_pass *pass, const ek_tensor
 
 ek_status ek_pass_run_backward(ek_tensor *grad_inputs, ek_pass *pass,
                                const ek_tensor *grad_outputs) {
-  if (pass == NULL || grad_outputs == NULL) return ek__pass_null("ek_pass_run_backward");
+  EK__NOT_NULL("ek_pass_run_backward", pass, grad_outputs);
   if (pass->stage != EK__PASS_RAN_FORWARD || !pass->options.gradient) {
     return ek_error_set(EK_ERR_STATE,
                         "ek_pass_run_backward: no forward with gradient has run before it, or the "
