@@ -130,7 +130,7 @@ static ek_status make_inputs(struct ek__bed *bed) {
   return EK_OK;
 }
 
-static ek_status make_parameters(struct ek__bed *bed) {
+ek_status ek__bed_prepare(struct ek__bed *bed) {
   const ek_check_input range = {.low = bed->options->low, .high = bed->options->high};
   ek_replica *first = bed->parts[0].replica;
   EK_TRY(take_values(&bed->parameters, ek_replica_parameters(first)));
@@ -192,8 +192,6 @@ ek_status ek__bed_open(struct ek__bed *bed, ek_module *module, const char *devic
   return make_inputs(bed);
 }
 
-ek_status ek__bed_prepare(struct ek__bed *bed) { return make_parameters(bed); }
-
 ek_status ek__bed_close(struct ek__bed *bed, ek_status status) {
   ek_communicator_free(bed->communicator);
   for (size_t k = 0; bed->parts != NULL && k < bed->devices; k++) {
@@ -248,8 +246,9 @@ static ek_status upload_inputs(struct tensors *t, const struct ek__bed *bed, ek_
   for (size_t i = 0; i < bed->module->inputs; i++) {
     ek_tensor shape;
     const double *values = rows_of(bed, i, first, &shape);
-    if (!bed->inputs[i].broadcast && shape.rank > 0) shape.shape[0] *= count;
-    if (!bed->inputs[i].broadcast && shape.rank > 0) shape.shape[0] /= bed->samples;
+    if (!bed->inputs[i].broadcast && shape.rank > 0) {
+      shape.shape[0] = shape.shape[0] * count / bed->samples;
+    }
     EK_TRY(
         ek_tensor_create(&t->x[i], device, EK_MEMORY_INPUTS, shape.type, shape.rank, shape.shape));
     EK_TRY(write_values(&t->x[i], values));
@@ -349,8 +348,7 @@ static ek_status inspect(const struct tensors *t, const struct ek__bed_part *par
     ek_parameter_info info;
     EK_TRY(ek_replica_parameter(&info, part->replica, i));
     if (info.buffer) continue;
-    const ek_status status = same(info.name, i, &info.value, bed->parameters.data + info.offset);
-    EK_TRY(status);
+    EK_TRY(same(info.name, i, &info.value, bed->parameters.data + info.offset));
   }
   return EK_OK;
 }

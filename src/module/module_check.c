@@ -415,10 +415,9 @@ static ek_status check_failures(struct ek__bed *bed) {
     const ek_status status = ek__bed_run(bed, &fails);
     if (status == EK_OK || status == EK_ERR_MISMATCH) return status;
     if (status == EK_ERR_OUT_OF_MEMORY) continue;
-    char words[EK__MESSAGE_SIZE];
-    (void)snprintf(words, sizeof words, "%s", ek_error_message());
     return ek_error_set(EK_ERR_MISMATCH, "allocation %llu fails, and the module says %s: %s",
-                        (unsigned long long)fails.fail_at, ek_status_name(status), words);
+                        (unsigned long long)fails.fail_at, ek_status_name(status),
+                        ek_error_message());
   }
 }
 
@@ -519,10 +518,8 @@ static ek_status run_check(struct checker *c, ek_check check) {
 
 /* What failed, in which check and module; an error of the module's own keeps its words. */
 static ek_status name_check(const struct checker *c, ek_check check, ek_status status) {
-  char words[EK__MESSAGE_SIZE];
-  (void)snprintf(words, sizeof words, "%s", ek_error_message());
   return ek_error_set(status, "module check (%s) of %s: %s", ek_check_name(check),
-                      c->module->ops->kind, words);
+                      c->module->ops->kind, ek_error_message());
 }
 
 /* f64 if the module computes in it: differences say more there. */
