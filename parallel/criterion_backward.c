@@ -215,9 +215,7 @@ static ek_status lay_out_gradients(ek_shards *gradients, const ek_data_parallel_
   for (size_t i = 0; i < self->outputs; i++) {
     ek_shards *gradient = &gradients[i], *output = &self->seen[i];
     EK_TRY(ek_shards_create(gradient, output->group));
-    const size_t offsets = (output->count + 1) * sizeof *output->offsets;
-    memcpy(gradient->offsets, output->offsets, offsets);
-    memcpy(gradient->samples, output->samples, offsets);
+    ek__shards_cut_like(gradient, output);
     gradient->forward = output->forward;
     gradient->output = output->output;
     for (size_t k = 0; k < self->count; k++) {

@@ -150,9 +150,7 @@ static ek_status refresh_replicas(ek_data_parallel_model *model, bool training) 
 
 /* Remembers where the rows of an output lie, without holding it. */
 static void remember(ek_shards *shape, const ek_shards *output) {
-  const size_t offsets = (output->count + 1) * sizeof *output->offsets;
-  memcpy(shape->offsets, output->offsets, offsets);
-  memcpy(shape->samples, output->samples, offsets);
+  ek__shards_cut_like(shape, output);
   for (size_t k = 0; k < output->count; k++) {
     shape->parts[k] = output->parts[k];
     shape->parts[k].memory = NULL;

@@ -96,6 +96,8 @@ void ek__model_unwatch(ek_data_parallel_model *model);
 
 /* EK_ERR_INVALID_ARGUMENT for NULL and zero structs, EK_ERR_STATE for a copy of freed shards. */
 ek_status ek__shards_check(const char *who, const ek_shards *shards);
+/* Copies offsets and samples, of shards of the same group. */
+void ek__shards_cut_like(ek_shards *shards, const ek_shards *like);
 
 /* ---- scatter.c: ek_scatter() in two steps ---- */
 

@@ -33,6 +33,12 @@ ek_status ek_shards_create(ek_shards *shards, ek_group *group) {
   return EK_OK;
 }
 
+void ek__shards_cut_like(ek_shards *shards, const ek_shards *like) {
+  const size_t bytes = (like->count + 1) * sizeof *like->offsets;
+  memcpy(shards->offsets, like->offsets, bytes);
+  memcpy(shards->samples, like->samples, bytes);
+}
+
 static bool stale(const ek_shards *shards) {
   return shards->parts == NULL || !ek__host_block_lent(shards->parts, shards->ticket);
 }
