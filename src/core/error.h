@@ -31,10 +31,12 @@ void ek__error_name(const char *kind, ek_status status, uint64_t before);
 #define EK__NOT_NULL(who, ...)                                                                     \
   do {                                                                                             \
     const void *const ek_given_[] = {__VA_ARGS__};                                                 \
-    EK_TRY(ek__not_null(who, #__VA_ARGS__, ek_given_, sizeof ek_given_ / sizeof *ek_given_));      \
+    for (size_t ek_i_ = 0; ek_i_ < sizeof ek_given_ / sizeof *ek_given_; ek_i_++) {                \
+      if (ek_given_[ek_i_] == NULL) return ek__null_error(who, #__VA_ARGS__, ek_i_);               \
+    }                                                                                              \
   } while (0)
 
-/* `names` are as many as there are pointers, separated by ", ". */
-ek_status ek__not_null(const char *who, const char *names, const void *const *given, size_t count);
+/* EK_ERR_INVALID_ARGUMENT: number `index` of these names, separated by ", ", is NULL. */
+ek_status ek__null_error(const char *who, const char *names, size_t index);
 
 #endif /* EK_ERROR_H */

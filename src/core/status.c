@@ -66,13 +66,8 @@ void ek__error_name(const char *kind, ek_status status, uint64_t before) {
   ek_error_set(status, "%s: %s", kind, words);
 }
 
-ek_status ek__not_null(const char *who, const char *names, const void *const *given, size_t count) {
-  for (size_t i = 0; i < count; i++) {
-    const size_t length = strcspn(names, ",");
-    if (given[i] == NULL) {
-      return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: %.*s is NULL", who, (int)length, names);
-    }
-    names += length + strspn(names + length, ", ");
-  }
-  return EK_OK;
+ek_status ek__null_error(const char *who, const char *names, size_t index) {
+  for (size_t i = 0; i < index; i++) names += strcspn(names, ",") + 2;
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: %.*s is NULL", who, (int)strcspn(names, ","),
+                      names);
 }
