@@ -3,7 +3,8 @@
  * model's inputs.
  *
  * What the model gives is charged to `outputs`, as if it were the model alone. Between forward and
- * backward nobody holds it but those who have saved it, so the loss can write its gradient there.
+ * backward nobody holds it but those who have saved it, so the loss can write its gradient there,
+ * in forward already where the scale is known: the scale of the whole is that of the criterion.
  */
 #include <evenkeel/with_criterion.h>
 
@@ -56,6 +57,8 @@ static ek_status forward(const ek_module *self, ek_pass *pass, const ek_tensor *
   memcpy(given + w->outputs, inputs + w->inputs, w->targets * sizeof *given);
   EK_TRY_GOTO(status, ek_pass_totals(&place, pass), cleanup);
   options.totals = &place;
+  options.overwrite_inputs = true;
+  (void)ek_pass_known_scale(&options.gradient_now, pass);
   EK_TRY_GOTO(status, ek_pass_child_forward_with(totals, pass, CRITERION, given, &options),
               cleanup);
   outputs[0] = totals[0];

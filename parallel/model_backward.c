@@ -195,6 +195,18 @@ ek_status ek_data_parallel_model_backward(ek_data_parallel_model *model, const e
   EK__NOT_NULL("backward", model, gradients);
   EK__MODEL_ENTER(model, "backward");
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_backward_options"));
+  EK_TRY(ek__model_check(model));
+  if (model->pending != 0 && model->last_scale != 0) {
+    return ek_error_set(EK_ERR_STATE,
+                        "backward: forward has computed gradients for the scale of a criterion "
+                        "(gradient_in_forward), whose backward is next");
+  }
+  return ek__model_backward(model, gradients, count, &o);
+}
+
+ek_status ek__model_backward(ek_data_parallel_model *model, const ek_shards *gradients,
+                             size_t count, const ek_backward_options *options) {
+  const ek_backward_options o = *options;
   EK_TRY(check_backward(model, gradients, count, &o));
   ek_status status = EK_OK;
   ek_shards parts[EK_MAX_TENSORS] = {{0}}; /* of gathered gradients */

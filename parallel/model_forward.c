@@ -14,7 +14,7 @@
 
 #include "core/error.h"
 #include "core/options.h"
-#include "module/replica_internal.h"
+#include "module/pass_internal.h"
 #include "parallel_internal.h"
 
 /* Forwards of all models of the process: no two have the same number, and none has 0. */
@@ -22,6 +22,16 @@ static _Atomic uint64_t forwards;
 
 static bool is_broadcast(const ek_data_parallel_model *model, size_t input) {
   return (model->options.broadcast_inputs >> input & 1) != 0;
+}
+
+/* Whether the pending forward has added to gradients that the step has accumulated: nothing can
+ * take that back, so only its backward may follow, or the end of the step. */
+static bool is_mixed(const ek_data_parallel_model *model) {
+  bool added = false;
+  for (size_t k = 0; k < model->count; k++) {
+    added = added || ek__pass_has_added(model->passes[k]);
+  }
+  return added && model->stage == EK__STEP_ACCUMULATED;
 }
 
 static ek_status check_call(const ek_data_parallel_model *model, size_t count,
@@ -36,6 +46,11 @@ static ek_status check_call(const ek_data_parallel_model *model, size_t count,
     return ek_error_set(EK_ERR_STATE,
                         "forward: the step's last backward has run; the optimizer (or discard) is "
                         "next");
+  }
+  if (is_mixed(model)) {
+    return ek_error_set(EK_ERR_STATE,
+                        "forward: the last forward has added to the gradients of the step "
+                        "(gradient_in_forward): its backward (or discard) is next");
   }
   return EK_OK;
 }
@@ -127,6 +142,7 @@ static ek_status open_passes(ek_data_parallel_model *model, const ek_shards *lea
   pass.complete = tell_reducer;
   pass.context = model;
   pass.communicator = model->inner;
+  pass.gradient_now = options->gradient ? ek__model_scale(model) : 0;
   for (size_t k = 0; k < model->count; k++) {
     if (lead->samples[k] == lead->samples[k + 1] && model->inner == NULL) continue;
     pass.first_sample = model->step_samples + options->first_sample + lead->samples[k];
@@ -249,6 +265,7 @@ static ek_status run_forward(ek_shards *outputs, ek_data_parallel_model *model,
       options->batch_samples == 0 ? model->forward_samples : options->batch_samples;
   model->last_forward = atomic_fetch_add(&forwards, 1) + 1;
   model->last_gradient = options->gradient;
+  model->last_scale = options->gradient ? ek__model_scale(model) : 0;
   if (!options->gradient) ek__model_drop_forward(model);
   model->pending = options->gradient ? model->last_forward : 0;
   for (size_t i = 0; i < model->module->outputs; i++) {

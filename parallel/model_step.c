@@ -19,6 +19,15 @@ void ek__model_drop_forward(ek_data_parallel_model *model) {
   model->pending = 0;
 }
 
+double ek__model_scale(const ek_data_parallel_model *model) {
+  for (const ek_data_parallel_criterion *it = model->criteria; it != NULL; it = it->next) {
+    if (it->of_model && it->terms == 1 && it->options.gradient_in_forward) {
+      return it->coefficients[0];
+    }
+  }
+  return 0;
+}
+
 void ek__model_end_step(ek_data_parallel_model *model, bool taken) {
   ek__model_drop_forward(model);
   model->stage = EK__STEP_EMPTY;

@@ -39,6 +39,7 @@ struct ek_data_parallel_model {
   uint64_t last_forward;                 /* number of the last forward; its outputs carry it */
   uint64_t pending;                      /* the same while its backward may still come, else 0 */
   bool last_gradient;                    /* it was with gradient */
+  double last_scale;                     /* that it was promised for its totals; 0: none */
   int64_t forward_samples;               /* rows of that forward, here */
   int64_t first_sample;                  /* of them, among the step's of all processes */
   int64_t batch_samples;                 /* of all processes */
@@ -117,12 +118,21 @@ ek_status ek__scatter_fill(ek_shards *shards, const ek_tensor *source, ek_memory
 ek_status ek__parallel_apply(ek_shards *made, size_t output_count, ek_pass *const *passes,
                              const ek_shards *inputs, size_t input_count);
 
+/* ---- model_backward.c ---- */
+
+/* ek_data_parallel_model_backward() in the model's thread; gradients of a criterion, which have the
+ * scale that forward was promised. */
+ek_status ek__model_backward(ek_data_parallel_model *model, const ek_shards *gradients,
+                             size_t count, const ek_backward_options *options);
 /* Brings the step's gradients to stage reduced. EK_ERR_STATE if there are none. */
 ek_status ek__model_reduce(ek_data_parallel_model *model);
 
 /* Frees the replicas of a group and their array (NULL is legal); on its workers where modules keep
  * state, which is closed where it was opened. */
 void ek__replicas_free(ek_group *group, ek_replica **replicas);
+
+/* The scale of the totals that a criterion of the model has promised its forwards; 0: none. */
+double ek__model_scale(const ek_data_parallel_model *model);
 
 /* Drops the passes of a forward whose backward has not come. */
 void ek__model_drop_forward(ek_data_parallel_model *model);

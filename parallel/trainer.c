@@ -49,7 +49,7 @@ static ek_status open_parts(ek_trainer *self, ek_module *module, ek_criterion *c
   model.type = o->type;
   model.seed = o->seed;
   model.broadcast_inputs = o->broadcast_inputs;
-  loss.gradient_in_forward = criterion != NULL && criterion->reduction != EK_REDUCTION_NONE;
+  loss.gradient_in_forward = criterion == NULL || criterion->reduction != EK_REDUCTION_NONE;
   update.schedule = o->schedule;
   update.refuse_not_finite = o->refuse_not_finite;
   EK_TRY(ek_data_parallel_model_open(&self->model, self->group, module, &model));

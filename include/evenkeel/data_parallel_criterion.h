@@ -42,6 +42,12 @@ typedef struct ek_data_parallel_criterion_options {
    * it a pass over memory (pass.h, ek_pass_gradient_now()). When such a forward fails, the outputs
    * may hold anything, and the step is dropped as always. Losses and gradients are the same to
    * rounding. Not together with keep_outputs: EK_ERR_INVALID_ARGUMENT.
+   *
+   * With a model that computes its loss itself, the model's forwards with gradient do so: whatever
+   * of the gradient is cheaper there, that of parameters included (pass.h, ek_pass_known_scale()).
+   * The backward of such a forward is that of a criterion opened for the model, and not one with
+   * gradients of the program's own; and in a step with micro-batches no other forward comes before
+   * it: EK_ERR_STATE, and nothing is lost.
    */
   bool gradient_in_forward;
 } ek_data_parallel_criterion_options;

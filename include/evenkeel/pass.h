@@ -91,14 +91,26 @@ EK_API EK_CHECKED ek_status ek_pass_input_gradient(ek_tensor *gradient, ek_pass 
 EK_API EK_CHECKED ek_status ek_pass_totals(ek_tensor *totals, ek_pass *pass);
 
 /*
- * In forward, before it saves anything: true if the criterion is to write the gradients of all its
- * inputs that are no targets now, over these inputs, and to add those of its parameters; its
- * backward is not called then, and what it saves is dropped. *scale multiplies them, as the scale
- * in backward would. That is so if the runner allows it (ek_pass_options.gradient_now), for a
- * criterion of one term that is not another module's child (which may scale it), whose reduction is
- * not `none`, and whose inputs nobody else holds. A criterion that never asks has its backward
- * called.
+ * Gradients in forward. The scale of a criterion is one number that backward finds in the gradient
+ * of its totals. Where its caller promises that number in forward (ek_pass_options.gradient_now,
+ * ek_child_options.gradient_now), the criterion may compute then what backward would, if that is
+ * cheaper while all is at hand. That is so for a criterion of one term whose reduction is not
+ * `none`.
+ *
+ * ek_pass_known_scale() asks no more than that: true, and *scale. What the module computes of
+ * gradients is its own affair; it saves for backward what is left to do, and there the answer is
+ * the same as in its forward. A module that computes its loss by a child hands the scale on.
+ *
+ * ek_pass_gradient_now() says more: true if the criterion is to write the gradients of all its
+ * inputs that are no targets over these inputs, and to add those of its parameters, times *scale.
+ * Its backward is not called then, and what it saves is dropped. Only in forward, before it saves
+ * anything; and only where its caller leaves the inputs to it (overwrite_inputs) and nobody else
+ * holds them.
+ *
+ * Gradients of parameters that are said to be complete in forward are reduced when backward begins.
+ * A criterion that never asks has its backward called.
  */
+EK_API bool ek_pass_known_scale(double *scale, const ek_pass *pass);
 EK_API bool ek_pass_gradient_now(double *scale, ek_pass *pass);
 
 /* ---- for a module: children ---- */
@@ -126,9 +138,13 @@ typedef struct ek_child_options {
   bool save;
   ek_type type;            /* 0: that of the module that calls */
   const ek_tensor *totals; /* where the totals of a criterion go; NULL: new memory */
+  bool overwrite_inputs;   /* the caller needs its inputs no more: a criterion may write over those
+                            * that nobody else holds */
+  double gradient_now;     /* not 0: the scale that the gradient of a criterion's totals will have,
+                            * which the caller promises: ek_pass_known_scale() */
 } ek_child_options;
 #define EK_CHILD_OPTIONS_INIT                                                                      \
-  { sizeof(ek_child_options), true, (ek_type)0, NULL }
+  { sizeof(ek_child_options), true, (ek_type)0, NULL, false, 0 }
 
 EK_API EK_CHECKED ek_status ek_pass_child_forward_with(ek_tensor *outputs, ek_pass *pass,
                                                        size_t child, const ek_tensor *inputs,
@@ -203,8 +219,12 @@ typedef struct ek_pass_options {
    * and nobody else looks at them: they may hold their gradients then.
    */
   bool overwrite_inputs;
-  /* Not 0: a criterion's forward may write them there already, times this number. If such a forward
-   * fails, the inputs may hold anything. */
+  /*
+   * Not 0: the scale that the gradient of a criterion's totals will have, which the runner
+   * promises. Its forward may then write the gradients of such inputs already, and add to those of
+   * parameters; backward does the rest. If such a forward fails, the inputs may hold anything, and
+   * with `accumulate` so may the gradients; so too if its backward never comes.
+   */
   double gradient_now;
   const ek_tensor *totals; /* where the totals of a criterion go; NULL: new memory */
 } ek_pass_options;

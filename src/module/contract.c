@@ -103,6 +103,7 @@ ek_status ek__record_push(size_t *record, ek_pass *pass, const struct ek__frame 
   *record = pass->record_count++;
   pass->records[*record] = (struct ek__record){.node = node,
                                                .saved = of->saving,
+                                               .gradient_now = of->saving ? of->gradient_now : 0,
                                                .type = of->type,
                                                .below = pass->saved_count,
                                                .above = pass->saved_count,

@@ -68,9 +68,8 @@ ek_status ek_pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_option
   result->frame = &result->outermost;
   result->record_count = result->extent_count = 0;
   result->named = 0;
-  result->inputs = NULL;
   memset(result->lent, 0, sizeof result->lent);
-  result->gradient_written = false;
+  result->added = false;
   result->stage = EK__PASS_OPENED;
   for (size_t i = 0; i < replica->layout.parameter_count; i++) {
     const struct ek__parameter *parameter = &replica->layout.parameters[i];
@@ -150,6 +149,7 @@ ek_status ek_pass_gradient(ek_tensor *gradient, double *beta, ek_pass *pass, siz
   } else if (!pass->touched[global]) {
     EK_TRY(zero_gradient(pass, global));
   }
+  if (!pass->frame->backward) pass->added = true;
   *gradient = ek__replica_gradient(pass->replica, global);
   return EK_OK;
 }
@@ -168,7 +168,16 @@ ek_status ek_pass_gradient_complete(ek_pass *pass, size_t index) {
                         "ek_pass_gradient_complete: %s was said to be complete before",
                         pass->replica->layout.parameters[global].name);
   }
-  return --pass->waiting[global] == 0 ? complete(pass, global) : EK_OK;
+  return --pass->waiting[global] == 0 && pass->frame->backward ? complete(pass, global) : EK_OK;
+}
+
+/* Of parameters whose users were all done in forward; those that wait for nobody now. */
+ek_status ek__pass_complete_early(ek_pass *pass) {
+  for (size_t i = pass->replica->layout.parameter_count; i-- > 0;) {
+    if (pass->waiting[i] > 0 || pass->replica->layout.parameters[i].buffer) continue;
+    EK_TRY(complete(pass, i));
+  }
+  return EK_OK;
 }
 
 /* Parameters that no module has spoken of are complete now. */
@@ -274,20 +283,38 @@ ek_status ek_pass_input_gradient(ek_tensor *gradient, ek_pass *pass, const ek_te
   return ek_pass_output(gradient, pass, input->type, input->rank, input->shape);
 }
 
+bool ek_pass_known_scale(double *scale, const ek_pass *pass) {
+  if (scale == NULL || pass == NULL || pass->frame->gradient_now == 0 || !pass->frame->saving) {
+    return false;
+  }
+  *scale = pass->frame->gradient_now;
+  return true;
+}
+
+/* Nobody else holds it, and whoever lent it on the way from its holder has left it to the next. */
+static bool is_left(const ek_pass *pass, const ek_tensor *input) {
+  if (input->memory == NULL || ek_tensor_holders(input) != 1) return false;
+  for (const struct ek__frame *frame = pass->frame; frame->inputs != NULL; frame = frame->below) {
+    bool lent = false;
+    for (size_t i = 0; i < frame->node->inputs; i++) {
+      lent = lent || frame->inputs[i].memory == input->memory;
+    }
+    if (!lent) return true;
+    if (!frame->overwrite_inputs) return false;
+  }
+  return true;
+}
+
 bool ek_pass_gradient_now(double *scale, ek_pass *pass) {
-  if (scale == NULL || pass == NULL || pass->options.gradient_now == 0 || pass->inputs == NULL) {
-    return false;
+  double known = 0;
+  if (scale == NULL || !ek_pass_known_scale(&known, pass)) return false;
+  const struct ek__frame *frame = pass->frame;
+  if (frame->inputs == NULL || frame->outer != NULL) return false;
+  for (size_t i = 0; i < frame->node->inputs - frame->node->targets; i++) {
+    if (!is_left(pass, &frame->inputs[i])) return false;
   }
-  const struct ek__node *root = pass->replica->layout.root;
-  if (pass->frame->node != root || root->terms != 1 || root->outputs != 1 ||
-      !pass->options.gradient || !pass->options.overwrite_inputs) {
-    return false;
-  }
-  for (size_t i = 0; i < root->inputs - root->targets; i++) {
-    if (ek_tensor_holders(&pass->inputs[i]) != 1) return false;
-  }
-  *scale = pass->options.gradient_now;
-  pass->gradient_written = true;
+  *scale = known;
+  pass->frame->written = true;
   return true;
 }
 

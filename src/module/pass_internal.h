@@ -24,14 +24,19 @@ struct ek__extent {
 /* A function of a module that runs. While none does, the outermost: of the root. */
 struct ek__frame {
   const struct ek__node *node;
-  const struct ek__node *outer; /* NULL unless it has entered a child, which is `node` then */
-  ek_type type;                 /* of floating activations */
-  bool saving;                  /* a backward of its own follows, or this is one */
-  bool backward;                /* this is a backward, or runs within one */
-  const ek_tensor *totals;      /* NULL, or where its caller wants them */
-  size_t floor;                 /* saved tensors below are not its own */
-  size_t records;               /* records below are not its children's */
-  bool workspace;               /* it has taken some, and this much was held before: */
+  const struct ek__node *outer;  /* NULL unless it has entered a child, which is `node` then */
+  ek_type type;                  /* of floating activations */
+  bool saving;                   /* a backward of its own follows, or this is one */
+  bool backward;                 /* this is a backward, or runs within one */
+  const ek_tensor *totals;       /* NULL, or where its caller wants them */
+  const struct ek__frame *below; /* of the caller */
+  const ek_tensor *inputs;       /* of a forward, loans of its caller */
+  bool overwrite_inputs;         /* who leaves them to it */
+  double gradient_now;           /* the scale that its caller has promised; 0: none */
+  bool written;                  /* forward has written the gradients over the inputs */
+  size_t floor;                  /* saved tensors below are not its own */
+  size_t records;                /* records below are not its children's */
+  bool workspace;                /* it has taken some, and this much was held before: */
   uint64_t workspace_before;
 };
 
@@ -40,6 +45,8 @@ struct ek__record {
   const struct ek__node *node;
   ek_type type; /* it ran in */
   bool saved;
+  double gradient_now; /* the scale that its forward was promised; 0: none */
+  bool written;        /* it has written its gradients: they are all that is saved */
   size_t below, above; /* saved tensors when forward began, and when it ended */
   size_t extents;      /* where those of its inputs begin, and behind them of its outputs */
 };
@@ -50,9 +57,8 @@ struct ek_pass {
   ek_pass_options options;
   enum ek__pass_stage stage;
   struct ek__frame outermost, *frame;    /* the top; those below are on the C stack */
-  const ek_tensor *inputs;               /* of the root, while its forward runs */
   const ek_memory *lent[EK_MAX_TENSORS]; /* where they lie, if their gradients may lie there, too */
-  bool gradient_written; /* forward has written the gradients of the root's inputs */
+  bool added;                            /* forward has added to gradients of parameters */
   ek_tensor *saved;
   size_t saved_count, saved_capacity;
   struct ek__record *records;
@@ -75,7 +81,12 @@ static inline bool ek__pass_was_lent(const ek_pass *pass, const ek_memory *memor
   return false;
 }
 
-/* Every parameter that no module has spoken of is complete now. */
+/* Whether forward has added to gradients of parameters. */
+static inline bool ek__pass_has_added(const ek_pass *pass) { return pass != NULL && pass->added; }
+
+/* Every parameter whose users were done in forward is complete now; every one that no module has
+ * spoken of. */
+ek_status ek__pass_complete_early(ek_pass *pass);
 ek_status ek__pass_complete_rest(ek_pass *pass);
 
 /* Each of `count` tensors that a module or the runner hands over is there, and on the device. */

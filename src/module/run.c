@@ -46,17 +46,46 @@ static ek_status place_totals(ek_pass *pass, ek_tensor *given, const ek_tensor *
   return status;
 }
 
+/* The inputs hold their gradients, and the module's backward will not run: they are all that is
+ * saved. */
+static ek_status keep_inputs(ek_pass *pass, size_t record, const ek_tensor *inputs) {
+  const struct ek__node *node = pass->records[record].node;
+  if (pass->record_count > record + 1) ek__record_drop(pass, record + 1); /* of children */
+  while (pass->saved_count > pass->records[record].below) {
+    ek_tensor_free(&pass->saved[--pass->saved_count]);
+  }
+  for (size_t i = 0; i < node->inputs - node->targets; i++) EK_TRY(ek_pass_save(pass, &inputs[i]));
+  pass->records[record].above = pass->saved_count;
+  pass->records[record].written = true;
+  return EK_OK;
+}
+
+/* In the place of such a module's backward. */
+static void give_inputs(ek_pass *pass, size_t record, ek_tensor *grad_inputs) {
+  const struct ek__node *node = pass->records[record].node;
+  if (grad_inputs != NULL) memset(grad_inputs, 0, node->inputs * sizeof *grad_inputs);
+  for (size_t i = node->inputs - node->targets; i-- > 0 && grad_inputs != NULL;) {
+    grad_inputs[i] = pass->saved[--pass->saved_count];
+  }
+  ek__record_drop(pass, record);
+}
+
 /* What a function gives becomes the caller's when all of it is right: until then it lies here. */
 static ek_status run_forward(ek_pass *pass, const struct ek__node *node, const ek_tensor *inputs,
                              ek_tensor *outputs, const ek_child_options *options) {
   const ek_module *module = node->module;
-  struct ek__frame *caller = pass->frame, frame = {.node = node, .backward = caller->backward};
+  struct ek__frame *caller = pass->frame, frame = {.node = node,
+                                                   .backward = caller->backward,
+                                                   .below = caller,
+                                                   .inputs = inputs,
+                                                   .totals = options->totals,
+                                                   .overwrite_inputs = options->overwrite_inputs};
   ek_tensor given[EK_MAX_TENSORS];
   size_t record = EK__NO_RECORD;
   memset(given, 0, node->outputs * sizeof *given);
   frame.type = options->type != 0 ? options->type : caller->type;
   frame.saving = caller->saving && options->save;
-  frame.totals = options->totals;
+  if (node->terms == 1 && node->outputs == 1) frame.gradient_now = options->gradient_now;
   if (options->totals != NULL) EK_TRY(ek__check_totals(pass, node, options->totals));
   EK_TRY(check_type(pass, node, frame.type));
   if (caller->saving) EK_TRY(ek__record_push(&record, pass, &frame, inputs));
@@ -67,6 +96,7 @@ static ek_status run_forward(ek_pass *pass, const struct ek__node *node, const e
   ek_status status = module->ops->forward(module, pass, inputs, given);
   if (status == EK_OK) status = ek__check_forward(pass, node, record, inputs, given);
   if (status == EK_OK) status = place_totals(pass, given, options->totals);
+  if (status == EK_OK && frame.written) status = keep_inputs(pass, record, inputs);
   if (status == EK_OK) {
     memcpy(outputs, given, node->outputs * sizeof *given);
   } else {
@@ -92,6 +122,11 @@ static ek_status run_backward(ek_pass *pass, const struct ek__node *node,
   memset(given, 0, node->inputs * sizeof *given);
   if (record != EK__NO_RECORD) {
     EK_TRY(ek__check_grad_outputs(pass, record, grad_outputs));
+    if (pass->records[record].written) {
+      give_inputs(pass, record, grad_inputs);
+      return EK_OK;
+    }
+    frame.gradient_now = pass->records[record].gradient_now;
     frame.type = pass->records[record].type;
     frame.floor = pass->records[record].below;
     frame.records = record + 1;
@@ -192,28 +227,6 @@ static ek_status charge_outputs(const struct ek__node *root, const ek_tensor *in
   return EK_OK;
 }
 
-/* The inputs hold their gradients, and nobody's backward will run: they are all that is saved. */
-static ek_status keep_inputs(ek_pass *pass, const struct ek__node *root, const ek_tensor *inputs) {
-  while (pass->saved_count > 0) ek_tensor_free(&pass->saved[--pass->saved_count]);
-  for (size_t i = 0; i < root->inputs - root->targets; i++) EK_TRY(ek_pass_save(pass, &inputs[i]));
-  pass->records[ek__record_find(pass, root)].above = pass->saved_count;
-  return EK_OK;
-}
-
-static ek_status give_inputs(ek_pass *pass, const struct ek__node *root, ek_tensor *grad_inputs) {
-  if (grad_inputs != NULL) memset(grad_inputs, 0, root->inputs * sizeof *grad_inputs);
-  for (size_t i = root->inputs - root->targets; i-- > 0;) {
-    ek_tensor *saved = &pass->saved[--pass->saved_count];
-    if (grad_inputs == NULL) {
-      ek_tensor_free(saved);
-    } else {
-      grad_inputs[i] = *saved;
-    }
-  }
-  ek__record_drop(pass, ek__record_find(pass, root));
-  return EK_OK;
-}
-
 ek_status ek_pass_run_forward(ek_tensor *outputs, ek_pass *pass, const ek_tensor *inputs) {
   EK__NOT_NULL("ek_pass_run_forward", pass, inputs, outputs);
   if (pass->stage != EK__PASS_OPENED) {
@@ -226,15 +239,13 @@ ek_status ek_pass_run_forward(ek_tensor *outputs, ek_pass *pass, const ek_tensor
   pass->stage = EK__PASS_BROKEN;
   ek_tensor given[EK_MAX_TENSORS];
   options.totals = pass->options.totals;
+  options.overwrite_inputs = pass->options.overwrite_inputs;
+  options.gradient_now = pass->options.gradient_now;
   for (size_t i = 0; i < root->inputs - root->targets && pass->options.overwrite_inputs; i++) {
     pass->lent[i] = inputs[i].memory;
   }
-  pass->inputs = inputs;
-  ek_status status = run_forward(pass, root, inputs, given, &options);
-  pass->inputs = NULL;
-  EK_TRY(status);
-  status = charge_outputs(root, inputs, given);
-  if (status == EK_OK && pass->gradient_written) status = keep_inputs(pass, root, inputs);
+  EK_TRY(run_forward(pass, root, inputs, given, &options));
+  const ek_status status = charge_outputs(root, inputs, given);
   if (status != EK_OK) {
     free_tensors(given, root->outputs);
     return status;
@@ -258,8 +269,8 @@ ek_status ek_pass_run_backward(ek_tensor *grad_inputs, ek_pass *pass,
   EK_TRY(ek__check_grad_outputs(pass, ek__record_find(pass, root), grad_outputs));
   pass->stage = EK__PASS_BROKEN;
   ek_tensor given[EK_MAX_INPUTS], *const wanted = grad_inputs == NULL ? NULL : given;
-  EK_TRY(pass->gradient_written ? give_inputs(pass, root, wanted)
-                                : run_backward(pass, root, grad_outputs, wanted));
+  EK_TRY(ek__pass_complete_early(pass));
+  EK_TRY(run_backward(pass, root, grad_outputs, wanted));
   const ek_status status = ek__pass_complete_rest(pass);
   if (status != EK_OK) {
     free_tensors(wanted, root->inputs);
