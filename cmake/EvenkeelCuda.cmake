@@ -36,16 +36,25 @@ if(EVENKEEL_SANITIZE OR EVENKEEL_COVERAGE)
   return()
 endif()
 
-# Before the language is enabled, or nvcc's default is taken; `native` would need a GPU here.
-if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-  set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 90-virtual CACHE STRING "GPUs to compile for")
-endif()
 include(CheckLanguage)
 check_language(CUDA)
 if(NOT CMAKE_CUDA_COMPILER)
   unset(CMAKE_CUDA_COMPILER CACHE) # it may have been installed by the next time
   evenkeel_cuda_left_out("no CUDA compiler was found")
   return()
+endif()
+# Before the language is enabled, or nvcc's default is taken; `native` would need a GPU here. Code for
+# each GPU of data centres and desks that this nvcc knows (86: A10, RTX 30; 89: L4, L40S, RTX 40; 120:
+# RTX 50), and PTX for those that come.
+if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
+  execute_process(COMMAND "${CMAKE_CUDA_COMPILER}" --list-gpu-code OUTPUT_VARIABLE known ERROR_QUIET)
+  set(architectures "")
+  foreach(number 80 86 89 90 100 120)
+    if(known MATCHES "sm_${number}[ \n]")
+      list(APPEND architectures ${number}-real)
+    endif()
+  endforeach()
+  set(CMAKE_CUDA_ARCHITECTURES ${architectures} 90-virtual CACHE STRING "GPUs to compile for")
 endif()
 enable_language(CUDA)
 find_package(CUDAToolkit QUIET)

@@ -9,6 +9,7 @@
  *   CUEMU_CODE               0        of it: each kernel and kind of product when first used
  *   CUEMU_NCCL               0        of it: a communicator, and again each kind of collective
  *   CUEMU_DRIVER             13000    version of the driver; 0: there is none
+ *   CUEMU_ARCH               90       compute capability: what a block may have of shared memory
  *   CUEMU_PEER               1        0: no device can read another one's memory
  *   CUEMU_ORDER              0        of CUDA threads and blocks: 0 forward, 1 backward, 2 random
  *   CUEMU_FIBER_PER_THREAD   0        1: never run two CUDA threads of a block on one stack (TSan)
@@ -37,6 +38,7 @@ struct cuemu_settings {
   size_t memory; /* bytes of each device; of them: */
   size_t context_bytes, code_bytes, nccl_bytes;
   int driver;
+  int arch; /* 75 80 86 87 89 90 100 120 */
   bool peer;
   int order;
   bool fiber_per_thread;

@@ -217,13 +217,24 @@ inline attended<T> attended_of(const struct ek__attention_args *args, int tokens
   return a;
 }
 
+/* What a block may have of shared memory, in bytes, on the current device. */
+inline cudaError_t most_shared(int *bytes) {
+  int device = 0;
+  const cudaError_t status = cudaGetDevice(&device);
+  if (status != cudaSuccess) return status;
+  return cudaDeviceGetAttribute(bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+}
+
 /* Blocks with more than 48 KiB of shared memory, which must be asked for. */
 template <class T, int HEAD>
 inline cudaError_t launch_tiles(cudaStream_t stream, void (*kernel)(attended<T>), int64_t blocks,
                                 int shared_elements, const attended<T> &a) {
   const int bytes = shared_elements * (int)sizeof(T);
-  const cudaError_t status =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  int most = 0;
+  cudaError_t status = most_shared(&most);
+  if (status != cudaSuccess) return status;
+  if (bytes > most) return cudaErrorNotSupported;
+  status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (status != cudaSuccess) return status;
   if (blocks > 0x7FFFFFFF) return cudaErrorInvalidValue;
   constexpr int side = tiling<T, HEAD>::SIDE;

@@ -119,6 +119,11 @@ static ek_status choose_communicator(struct ek__cuda_group *group) {
 }
 
 static ek_status prepare(struct ek__cuda_group *group, uint64_t capacity) {
+  for (size_t i = 0; i < group->gpu_count; i++) {
+    struct ek__cuda_gpu *gpu = &group->gpus[i];
+    EK_TRY(EK__CUDA_GPU(gpu->physical, cudaDeviceGetAttribute, &gpu->shared_bytes,
+                        cudaDevAttrMaxSharedMemoryPerBlockOptin, gpu->physical));
+  }
   for (size_t i = 0; i < group->count; i++) EK_TRY(ek__cuda_device_prepare(&group->devices[i]));
   EK_TRY(choose_communicator(group));
   EK_TRY(ek__cuda_warm(group));

@@ -28,6 +28,7 @@ struct ek__cuda_group;
 
 struct ek__cuda_gpu {
   int physical;        /* CUDA's number */
+  int shared_bytes;    /* what a block may have of shared memory */
   size_t first, count; /* its devices in the group */
   void *memory;        /* of all its devices */
   uint64_t bytes;

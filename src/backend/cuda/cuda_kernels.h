@@ -11,6 +11,7 @@
  *     waits for the device. It works on the current device, which must be the stream's.
  *   - cudaErrorInvalidValue: types that the kernel does not compute, a head wider than
  *     EK__CUDA_MAX_HEAD_WIDTH, or more pointers than EK__CUDA_MAX_POINTERS.
+ *   - cudaErrorNotSupported: the kernel needs more shared memory than a block of this GPU may have.
  *   - The order of every sum depends on the arguments' sizes alone: the same call gives the same
  *     bits on every device and in every run.
  *   - `workspace` is EK__CUDA_WORKSPACE bytes of device memory, aligned to 256 bytes, that nothing

@@ -21,6 +21,16 @@ static ek_status check_nothing(const struct ek__cuda_device *device, const void 
   return EK_OK;
 }
 
+/* The error of a launch: a GPU may have too little shared memory for a kernel. */
+static ek_status check_launch(const struct ek__cuda_device *device, cudaError_t error,
+                              const char *name) {
+  if (error != cudaErrorNotSupported) return ek__cuda_check(device, error, name);
+  return ek__cuda_host->error_set(
+      EK_ERR_UNSUPPORTED,
+      "%s: %s: needs more shared memory than the %d KiB that a block of this GPU may have",
+      device->name, name, device->gpu->shared_bytes >> 10);
+}
+
 /* What a kernel cannot do, by the kind of its arguments. */
 #define CHECK(args)                                                                                \
   _Generic(*(args), struct ek__attention_args : check_head, default : check_nothing)
@@ -32,7 +42,7 @@ static ek_status check_nothing(const struct ek__cuda_device *device, const void 
     const struct ek__cuda_place at = {it->handle, ek__cuda_kernel_workspace(device), device->bad}; \
     EK_TRY(CHECK(args)(device, args));                                                             \
     EK_TRY(ek__cuda_enter(device));                                                                \
-    return ek__cuda_check(device, ek__cuda_##name(&at, args), #name);                              \
+    return check_launch(device, ek__cuda_##name(&at, args), #name);                                \
   }
 EK__CUDA_LAUNCHER_LIST(LAUNCHING_SLOT)
 

@@ -139,9 +139,11 @@ static struct samples samples_of(void *const part[PARTS], ek_type type) {
       .reduce = {&part[0], (const void *const *)&part[1], 1, 1, WIDTH, type}};
 }
 
-/* Runs ek__cuda_<name> over its sample, unless something failed before. */
+/* Runs ek__cuda_<name> over its sample, unless something failed before. What does not fit into the
+ * shared memory of this GPU is an error of who uses it, and loads nothing. */
 #define WARM(name, kind)                                                                           \
-  if (error == cudaSuccess) error = ek__cuda_##name(at, &of->kind);
+  if (error == cudaSuccess) error = ek__cuda_##name(at, &of->kind);                                \
+  if (error == cudaErrorNotSupported) error = cudaSuccess;
 
 /* All kernels, and then those that have more than one form. */
 static cudaError_t warm_samples(const struct ek__cuda_place *at, struct samples *of,

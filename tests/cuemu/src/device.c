@@ -66,6 +66,7 @@ static void read_environment(void) {
       .code_bytes = bytes("CUEMU_CODE", 0),
       .nccl_bytes = bytes("CUEMU_NCCL", 0),
       .driver = (int)number("CUEMU_DRIVER", 13000),
+      .arch = (int)number("CUEMU_ARCH", 90),
       .peer = number("CUEMU_PEER", 1) != 0,
       .order = (int)number("CUEMU_ORDER", 0),
       .fiber_per_thread = number("CUEMU_FIBER_PER_THREAD", 0) != 0,
@@ -171,6 +172,19 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
   return cudaSuccess;
 }
 
+/* CUDA C++ Programming Guide, table of technical specifications by compute capability. */
+size_t cuemu_shared_limit(void) {
+  switch (cuemu_settings.arch) {
+  case 75: return (size_t)64 << 10;
+  case 80:
+  case 87: return (size_t)163 << 10;
+  case 86:
+  case 89:
+  case 120: return (size_t)99 << 10;
+  default: return (size_t)227 << 10;
+  }
+}
+
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
   cudaError_t error = check_device(device);
   if (error != cudaSuccess) return cuemu_result(error);
@@ -180,9 +194,10 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device) {
   p->uuid.bytes[15] = (char)device;
   p->totalGlobalMem = cuemu_settings.memory;
   p->sharedMemPerBlock = (size_t)48 << 10;
-  p->sharedMemPerBlockOptin = (size_t)227 << 10;
-  p->sharedMemPerMultiprocessor = (size_t)228 << 10;
-  p->major = 9;
+  p->sharedMemPerBlockOptin = cuemu_shared_limit();
+  p->sharedMemPerMultiprocessor = p->sharedMemPerBlockOptin + ((size_t)1 << 10);
+  p->major = cuemu_settings.arch / 10;
+  p->minor = cuemu_settings.arch % 10;
   p->multiProcessorCount = 2; /* few: kernels that fill the device make few blocks */
   p->maxThreadsPerBlock = 1024;
   p->maxThreadsPerMultiProcessor = 2048;

@@ -51,6 +51,7 @@ void cuemu_initialise(void);
 cudaError_t cuemu_enter(void);               /* the error that every call gives now, or success */
 cudaError_t cuemu_result(cudaError_t error); /* remembers it as the thread's last error */
 int cuemu_current_device(void);
+size_t cuemu_shared_limit(void); /* bytes that a block may ask for */
 cudaError_t cuemu_sticky(int device);
 void cuemu_set_sticky(int device, cudaError_t error);
 bool cuemu_is_sticky_error(cudaError_t error);

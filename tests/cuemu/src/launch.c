@@ -1,15 +1,15 @@
 /*
  * launch.c - checks and queues kernels.
  *
- * The limits are those of an H100. Dynamic shared memory above 48 KiB has to be asked for with
- * cudaFuncSetAttribute(), for each kernel on each device, as in CUDA.
+ * The limits are those of the architecture that the devices have (cuemu_settings.arch). Dynamic
+ * shared memory above 48 KiB has to be asked for with cudaFuncSetAttribute(), for each kernel on
+ * each device, as in CUDA.
  */
 #include "internal.h"
 
 #include <stdlib.h>
 
 #define SHARED_DEFAULT ((size_t)48 << 10)
-#define SHARED_LIMIT ((size_t)227 << 10)
 
 struct kernel {
   const char *name;
@@ -50,7 +50,7 @@ cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute attr
   if (!kernel) return cuemu_result(cudaErrorInvalidDeviceFunction);
   if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) return cudaSuccess;
   if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 ||
-      (size_t)value > SHARED_LIMIT) {
+      (size_t)value > cuemu_shared_limit()) {
     return cuemu_result(cudaErrorInvalidValue);
   }
   const int device = cuemu_current_device();

@@ -1,0 +1,72 @@
+/*
+ * check_cuda_limits.c - GPUs that lack what others have: groups open all the same, and what a GPU
+ * cannot do is an error of the call that asks for it.
+ *
+ * Runs on tests/cuemu: see CMakeLists.txt here.
+ */
+#include <stdio.h>
+
+#include <evenkeel/attend.h>
+
+#include "cuemu.h"
+#include "ek_check.h"
+
+#define SPEC "cuda:0@64MiB"
+
+static void set_architecture(int arch) {
+  struct cuemu_settings settings;
+  cuemu_get_settings(&settings);
+  settings.arch = arch;
+  cuemu_set_settings(&settings);
+}
+
+/* Attention of one head, forward and backward, to the end of the work. */
+static ek_status attend(struct ck_rig *rig, int64_t width) {
+  enum { TOKENS = 3 };
+  ek_tensor *qkv =
+      ck_tensor(rig, ck_values(rig, TOKENS * 3 * width, -1, 1), CK_SHAPE(1, TOKENS, 3 * width));
+  ek_tensor *dout =
+      ck_tensor(rig, ck_values(rig, TOKENS * width, -1, 1), CK_SHAPE(1, TOKENS, width));
+  ek_tensor *out = ck_poisoned(rig, CK_SHAPE(1, TOKENS, width));
+  ek_tensor *lse = ck_poisoned(rig, CK_SHAPE(1, 1, TOKENS));
+  ek_tensor *dqkv = ck_poisoned(rig, CK_SHAPE(1, TOKENS, 3 * width));
+  EK_TRY(ek_op_attention_forward(rig->stream, out, lse, qkv, 1));
+  EK_TRY(ek_op_attention_backward(rig->stream, dqkv, dout, qkv, out, lse, 1));
+  return ek_stream_synchronize(rig->stream);
+}
+
+static const struct {
+  int arch;
+  bool some; /* of the widths fit in no way */
+} limits[] = {{75, true}, {80, false}, {86, false}, {90, false}, {120, false}};
+
+/* What does not fit is refused by name; what it had taken is intact, and the next width works. */
+START_TEST(shared_memory) {
+  set_architecture(limits[_i].arch);
+  for (int type = 0; type < 2; type++) {
+    struct ck_rig *rig = ck_rig_open(SPEC, type == 0 ? EK_F32 : EK_F64, 1);
+    int refused = 0;
+    for (int64_t width = 32; width <= 256; width *= 2) {
+      const ek_status status = attend(rig, width);
+      if (status == EK_OK) continue;
+      refused++;
+      ck_assert_msg(status == EK_ERR_UNSUPPORTED, "%s", ek_error_message());
+      ck_assert_msg(ck_contains(ek_error_message(), "shared memory"), "%s", ek_error_message());
+    }
+    ck_assert_msg(!limits[_i].some || refused > 0, "architecture %d", limits[_i].arch);
+    ck_assert_int_lt(refused, 4);
+    ck_ok(attend(rig, 32));
+    ck_rig_close(rig);
+  }
+  set_architecture(90);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("cuda limits");
+  TCase *gpus = ck_case(suite, "gpus");
+  tcase_add_loop_test(gpus, shared_memory, 0, sizeof limits / sizeof limits[0]);
+  return suite;
+}
+
+CK_MAIN(make_suite)
