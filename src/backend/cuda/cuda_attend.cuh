@@ -83,7 +83,7 @@ __device__ void load_tile(T *tile, const T *from, int64_t stride, int64_t first,
         }
       }
     }
-    store<t::N>(tile + row * t::STRIDE + column, value);
+    *reinterpret_cast<pack<T, t::N> *>(tile + row * t::STRIDE + column) = value;
   }
 }
 

@@ -18,6 +18,7 @@
 
 #include <math.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "backend/cuda/cuda_kernels.h"
 
@@ -63,7 +64,19 @@ template <int N, class T> __device__ __forceinline__ pack<T, N> load(const T *p)
   return *reinterpret_cast<const pack<T, N> *>(p);
 }
 
+/* To memory of the device, not to that of a block. nvcc takes a pack apart into its elements and does
+ * not put together the stores of all of them again, so a whole one is stored by an instruction. */
 template <int N, class T> __device__ __forceinline__ void store(T *p, const pack<T, N> &value) {
+#ifdef __CUDA_ARCH__
+  if constexpr (N * sizeof(T) == 16) {
+    unsigned word[4];
+    memcpy(word, value.at, sizeof word);
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(p)),
+                 "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3])
+                 : "memory");
+    return;
+  }
+#endif
   *reinterpret_cast<pack<T, N> *>(p) = value;
 }
 

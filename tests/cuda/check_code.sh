@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# check_code.sh NVCC SOURCES BOUNDS: holds what nvcc makes of the kernels to the bounds of a table, without a GPU.
+#
+# Loads and stores are counted in the PTX, which the instructions of the GPU follow where they are
+# written in it as 16 bytes; registers and spills are what ptxas says for sm_80 and sm_90.
+set -euo pipefail
+
+nvcc=$1
+sources=$2
+bounds=$3
+
+if [[ -z $nvcc || ! -x $nvcc ]]; then
+  printf 'check_code: skipped: there is no nvcc\n'
+  exit 77
+fi
+ptxas=$(dirname "$nvcc")/ptxas
+[[ -x $ptxas ]] || ptxas=ptxas
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+failed=0
+
+complain() {
+  printf 'check_code: %s\n' "$*" >&2
+  failed=1
+}
+
+# entry loads stores single, a line for each kernel of a PTX file
+count() {
+  awk '
+    /\.entry/ { name = $0; sub(/.*\.entry /, "", name); sub(/[^A-Za-z0-9_].*/, "", name); seen[name] = 1 }
+    /ld\.global[a-z.]*\.v4\.[fbu]32/ || /ld\.global[a-z.]*\.v2\.[fbu]64/ { loads[name]++ }
+    /st\.global\.v4\.[fbu]32/ || /st\.global\.v2\.[fbu]64/ { stores[name]++ }
+    /st\.global\.[fbu][0-9]/ { single[name]++ }
+    END { for (n in seen) print n, loads[n] + 0, stores[n] + 0, single[n] + 0 }' "$1"
+}
+
+# entry registers spilled, of the entries named in a file
+measure() { # PTX ARCHITECTURE ENTRIES
+  local -a options=()
+  local entry
+  while read -r entry; do options+=(-e "$entry"); done <"$3"
+  "$ptxas" -arch "$2" -v "${options[@]}" "$1" -o "$folder/code" 2>&1 | awk '
+    match($0, /Compiling entry function .[A-Za-z0-9_]+/) { name = substr($0, RSTART + 26, RLENGTH - 26) }
+    / bytes spill stores/ { sub(/ bytes spill stores.*/, ""); sub(/.* /, ""); spilled = $0 }
+    /Used [0-9]+ registers/ { sub(/.*Used /, ""); sub(/ .*/, ""); print name, $0, spilled }'
+}
+
+while read -r source; do
+  ptx=$folder/$source.ptx
+  "$nvcc" -std=c++17 -arch=sm_80 -ptx -I"$sources" -I"$sources/../include" \
+    "$sources/backend/cuda/cuda_$source.cu" -o "$ptx"
+  count "$ptx" >"$folder/counted"
+  : >"$folder/entries"
+  while read -r _ entry loads stores single _; do
+    lines=$(grep -E "$entry" "$folder/counted") || { complain "$source: no kernel $entry"; continue; }
+    while read -r name has_loads has_stores has_single; do
+      printf '%s\n' "$name" >>"$folder/entries"
+      ((has_loads >= loads)) || complain "$source: $entry: $has_loads loads of 16 bytes, not $loads"
+      ((has_stores >= stores)) || complain "$source: $entry: $has_stores stores of 16 bytes, not $stores"
+      ((has_single <= single)) || complain "$source: $entry: $has_single stores of one element, more than $single"
+    done <<<"$lines"
+  done < <(grep "^$source " "$bounds")
+  for architecture in sm_80 sm_90; do
+    measure "$ptx" "$architecture" "$folder/entries" >"$folder/measured"
+    while read -r _ entry _ _ _ registers spilled; do
+      lines=$(grep -E "$entry" "$folder/measured") || { complain "$source: ptxas tells nothing of $entry"; continue; }
+      while read -r _ has_registers has_spilled; do
+        ((has_registers <= registers)) ||
+          complain "$source: $entry: $has_registers registers on $architecture, more than $registers"
+        ((has_spilled <= spilled)) ||
+          complain "$source: $entry: $has_spilled bytes spilled on $architecture, more than $spilled"
+      done <<<"$lines"
+    done < <(grep "^$source " "$bounds")
+  done
+done < <(grep -vE '^(#|$)' "$bounds" | cut -d ' ' -f 1 | sort -u)
+((failed == 0)) || exit 1
+printf 'check_code: %d kernels as written\n' "$(grep -cvE '^(#|$)' "$bounds")"
