@@ -14,10 +14,8 @@ static ek_status check_count(const char *kind, const char *what, size_t count, s
 
 ek_status ek_criterion_check(const ek_criterion *criterion) {
   EK__NOT_NULL("criterion", criterion);
-  if (criterion->base.ops == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "a criterion without functions: ek_criterion_init() was not called");
-  }
+  EK__FAIL_IF(criterion->base.ops == NULL, EK_ERR_INVALID_ARGUMENT,
+              "a criterion without functions: ek_criterion_init() was not called");
   const ek_module *base = &criterion->base;
   const size_t outputs = base->inputs > base->targets ? base->inputs - base->targets : 0;
   const size_t results = criterion->reduction == EK_REDUCTION_NONE ? 2 : 1;
@@ -33,10 +31,8 @@ ek_status ek_criterion_init(ek_criterion *criterion, const ek_module_ops *ops, s
   EK__NOT_NULL("ek_criterion_init", criterion, ops);
   ek_criterion made = {.reduction = reduction};
   EK_TRY(ek_module_init(&made.base, ops, 1, reduction == EK_REDUCTION_NONE ? 2 : 1));
-  if ((unsigned)reduction > EK_REDUCTION_NONE) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: there is no reduction %d", ops->kind,
-                        (int)reduction);
-  }
+  EK__FAIL_IF((unsigned)reduction > EK_REDUCTION_NONE, EK_ERR_INVALID_ARGUMENT,
+              "%s: there is no reduction %d", ops->kind, (int)reduction);
   EK_TRY(check_count(ops->kind, "targets", targets, 0, EK_MAX_TENSORS));
   EK_TRY(check_count(ops->kind, "outputs of a model", outputs, 1, EK_MAX_TENSORS));
   made.base.inputs = outputs + targets;

@@ -36,19 +36,15 @@ static ek_status declare(const ek_module *self, ek_declaration *declaration) {
 /* Fills what the operations want; *weights is where the tensor of the weights is kept meanwhile. */
 static ek_status get_terms(ek_cross_entropy_terms *terms, ek_tensor *weights,
                            const struct cross_entropy *c, ek_pass *pass, const ek_tensor *logits) {
-  if (logits->rank < 1) {
-    return ek_error_set(EK_ERR_SHAPE,
-                        "the logits have rank 0, expected classes as the last dimension");
-  }
+  EK__FAIL_IF(logits->rank < 1, EK_ERR_SHAPE,
+              "the logits have rank 0, expected classes as the last dimension");
   *terms = (ek_cross_entropy_terms){.ignore_index = c->ignore_index,
                                     .label_smoothing = c->label_smoothing,
                                     .classes = c->classes};
   const int64_t columns = logits->shape[logits->rank - 1];
-  if (c->classes > columns) {
-    return ek_error_set(EK_ERR_SHAPE,
-                        "the logits have %" PRId64 " columns, but there are %" PRId64 " classes",
-                        columns, c->classes);
-  }
+  EK__FAIL_IF(c->classes > columns, EK_ERR_SHAPE,
+              "the logits have %" PRId64 " columns, but there are %" PRId64 " classes", columns,
+              c->classes);
   if (c->weights == NULL) return EK_OK;
   EK_TRY(ek_pass_parameter(weights, pass, 0));
   terms->class_weights = weights;
@@ -145,17 +141,13 @@ static const ek_module_ops ops = {.size = sizeof(ek_module_ops),
 
 static ek_status check_weights(const ek_cross_entropy_options *o) {
   if (o->class_weights == NULL) return EK_OK;
-  if (o->classes <= 0) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "cross_entropy: class_weights is given, but classes is %" PRId64,
-                        o->classes);
-  }
+  EK__FAIL_IF(o->classes <= 0, EK_ERR_INVALID_ARGUMENT,
+              "cross_entropy: class_weights is given, but classes is %" PRId64, o->classes);
   for (int64_t i = 0; i < o->classes; i++) {
-    if (!(o->class_weights[i] >= 0.0 && isfinite(o->class_weights[i]))) {
-      return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                          "cross_entropy: class_weights[%" PRId64 "] is %g, expected a number >= 0",
-                          i, o->class_weights[i]);
-    }
+    EK__FAIL_IF(!(o->class_weights[i] >= 0.0 && isfinite(o->class_weights[i])),
+                EK_ERR_INVALID_ARGUMENT,
+                "cross_entropy: class_weights[%" PRId64 "] is %g, expected a number >= 0", i,
+                o->class_weights[i]);
   }
   return EK_OK;
 }
@@ -163,24 +155,18 @@ static ek_status check_weights(const ek_cross_entropy_options *o) {
 static ek_status read_options(ek_cross_entropy_options *o,
                               const ek_cross_entropy_options *options) {
   EK_TRY(ek__options_read(o, sizeof *o, options, "ek_cross_entropy_options"));
-  if (!(o->label_smoothing >= 0.0 && o->label_smoothing <= 1.0)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "cross_entropy: label_smoothing is %g, expected 0 <= e <= 1",
-                        o->label_smoothing);
-  }
-  if (o->classes < 0) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "cross_entropy: classes is %" PRId64, o->classes);
-  }
+  EK__FAIL_IF(!(o->label_smoothing >= 0.0 && o->label_smoothing <= 1.0), EK_ERR_INVALID_ARGUMENT,
+              "cross_entropy: label_smoothing is %g, expected 0 <= e <= 1", o->label_smoothing);
+  EK__FAIL_IF(o->classes < 0, EK_ERR_INVALID_ARGUMENT, "cross_entropy: classes is %" PRId64,
+              o->classes);
   return check_weights(o);
 }
 
 static ek_status keep_weights(struct cross_entropy *c, const ek_cross_entropy_options *o) {
   const size_t classes = (size_t)o->classes;
   c->weights = ek__calloc(classes, sizeof(double));
-  if (c->weights == NULL) {
-    return ek_error_set(EK_ERR_OUT_OF_MEMORY,
-                        "cross_entropy: the host has no memory for %zu class weights", classes);
-  }
+  EK__FAIL_IF(c->weights == NULL, EK_ERR_OUT_OF_MEMORY,
+              "cross_entropy: the host has no memory for %zu class weights", classes);
   memcpy(c->weights, o->class_weights, classes * sizeof(double));
   return EK_OK;
 }
@@ -191,9 +177,7 @@ ek_status ek_cross_entropy_create(ek_criterion **criterion,
   EK__NOT_NULL("cross_entropy", criterion);
   EK_TRY(read_options(&o, options));
   struct cross_entropy *c = ek__calloc(1, sizeof *c);
-  if (c == NULL) {
-    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "cross_entropy: the host has no memory");
-  }
+  EK__FAIL_IF(c == NULL, EK_ERR_OUT_OF_MEMORY, "cross_entropy: the host has no memory");
   ek_status status = EK_OK;
   EK_TRY_GOTO(status, ek_criterion_init(&c->base, &ops, 1, 1, o.reduction), cleanup);
   if (o.class_weights != NULL) EK_TRY_GOTO(status, keep_weights(c, &o), cleanup);

@@ -33,13 +33,12 @@ static ek_status declare(const ek_module *self, ek_declaration *declaration) {
     const struct part *p = &w->parts[i];
     ek_module *child = &p->criterion->base;
     char name[24];
-    if (child->inputs != p->outputs + p->targets || child->targets != p->targets ||
-        child->terms != p->terms || child->outputs != 1) {
-      return ek_error_set(EK_ERR_STATE,
-                          "weighted_sum: outputs, targets or terms of terms[%zu] (%s) were changed "
-                          "after the sum was made",
-                          i, child->ops->kind);
-    }
+    EK__FAIL_IF(child->inputs != p->outputs + p->targets || child->targets != p->targets ||
+                    child->terms != p->terms || child->outputs != 1,
+                EK_ERR_STATE,
+                "weighted_sum: outputs, targets or terms of terms[%zu] (%s) were changed after the "
+                "sum was made",
+                i, child->ops->kind);
     snprintf(name, sizeof name, "%zu", i);
     EK_TRY(ek_declare_module(declaration, name, child));
   }
@@ -110,27 +109,19 @@ static const ek_module_ops ops = {.size = sizeof(ek_module_ops),
 
 static ek_status check_part(const ek_criterion *part, size_t index, ek_reduction reduction,
                             double coefficient) {
-  if (part == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "weighted_sum: terms[%zu] is NULL", index);
-  }
+  EK__FAIL_IF(part == NULL, EK_ERR_INVALID_ARGUMENT, "weighted_sum: terms[%zu] is NULL", index);
   EK_TRY(ek_criterion_check(part));
   const char *kind = part->base.ops->kind;
-  if (part->reduction == EK_REDUCTION_NONE) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "weighted_sum: terms[%zu] (%s) has reduction none, expected mean or sum",
-                        index, kind);
-  }
-  if (part->reduction != reduction) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "weighted_sum: terms[%zu] (%s) has reduction %s, but terms[0] has %s",
-                        index, kind, part->reduction == EK_REDUCTION_SUM ? "sum" : "mean",
-                        reduction == EK_REDUCTION_SUM ? "sum" : "mean");
-  }
-  if (!isfinite(coefficient)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "weighted_sum: coefficients[%zu] is %g, expected a finite number", index,
-                        coefficient);
-  }
+  EK__FAIL_IF(part->reduction == EK_REDUCTION_NONE, EK_ERR_INVALID_ARGUMENT,
+              "weighted_sum: terms[%zu] (%s) has reduction none, expected mean or sum", index,
+              kind);
+  EK__FAIL_IF(part->reduction != reduction, EK_ERR_INVALID_ARGUMENT,
+              "weighted_sum: terms[%zu] (%s) has reduction %s, but terms[0] has %s", index, kind,
+              part->reduction == EK_REDUCTION_SUM ? "sum" : "mean",
+              reduction == EK_REDUCTION_SUM ? "sum" : "mean");
+  EK__FAIL_IF(!isfinite(coefficient), EK_ERR_INVALID_ARGUMENT,
+              "weighted_sum: coefficients[%zu] is %g, expected a finite number", index,
+              coefficient);
   return EK_OK;
 }
 
@@ -143,7 +134,7 @@ static ek_status check_sum(const char *what, size_t count, size_t most) {
 
 /* Checks each part, and that together they do not have too much of anything. */
 static ek_status check_parts(ek_criterion *const *parts, const double *coefficients, size_t count) {
-  if (count == 0) return ek_error_set(EK_ERR_INVALID_ARGUMENT, "weighted_sum: there are no terms");
+  EK__FAIL_IF(count == 0, EK_ERR_INVALID_ARGUMENT, "weighted_sum: there are no terms");
   size_t outputs = 0, targets = 0, terms = 0;
   for (size_t i = 0; i < count; i++) {
     EK_TRY(check_part(parts[i], i, parts[0] == NULL ? EK_REDUCTION_MEAN : parts[0]->reduction,
@@ -164,11 +155,9 @@ static ek_status append(struct weighted_sum *w, ek_criterion *criterion, double 
                             .terms = criterion->base.terms};
   for (size_t j = 0; j < part.terms; j++) {
     const double inner = criterion->coefficients == NULL ? 1.0 : criterion->coefficients[j];
-    if (!isfinite(coefficient * inner)) {
-      return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                          "weighted_sum: coefficients[%zu] times %g of the nested %s is not finite",
-                          w->count, inner, criterion->base.ops->kind);
-    }
+    EK__FAIL_IF(!isfinite(coefficient * inner), EK_ERR_INVALID_ARGUMENT,
+                "weighted_sum: coefficients[%zu] times %g of the nested %s is not finite", w->count,
+                inner, criterion->base.ops->kind);
     w->coefficients[base->terms + j] = coefficient * inner;
   }
   w->parts[w->count] = part;
@@ -194,9 +183,7 @@ ek_status ek_weighted_sum_create(ek_criterion **criterion, ek_criterion *const *
   EK__NOT_NULL("weighted_sum", criterion, terms, coefficients);
   EK_TRY(check_parts(terms, coefficients, count));
   struct weighted_sum *w = ek__calloc(1, sizeof *w);
-  if (w == NULL) {
-    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "weighted_sum: the host has no memory");
-  }
+  EK__FAIL_IF(w == NULL, EK_ERR_OUT_OF_MEMORY, "weighted_sum: the host has no memory");
   ek_status status = EK_ERR_OUT_OF_MEMORY;
   w->parts = ek__calloc(count, sizeof *w->parts);
   if (w->parts == NULL) {

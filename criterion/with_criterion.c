@@ -25,13 +25,11 @@ struct with_criterion {
 static ek_status declare(const ek_module *self, ek_declaration *declaration) {
   const struct with_criterion *w = (const struct with_criterion *)self;
   const ek_module *loss = &w->criterion->base;
-  if (w->model->inputs != w->inputs || w->model->outputs != w->outputs ||
-      loss->inputs != w->outputs + w->targets || loss->targets != w->targets ||
-      loss->terms != self->terms || loss->outputs != 1) {
-    return ek_error_set(EK_ERR_STATE,
-                        "with_criterion: %s or %s was changed after they were put together",
-                        w->model->ops->kind, loss->ops->kind);
-  }
+  EK__FAIL_IF(w->model->inputs != w->inputs || w->model->outputs != w->outputs ||
+                  loss->inputs != w->outputs + w->targets || loss->targets != w->targets ||
+                  loss->terms != self->terms || loss->outputs != 1,
+              EK_ERR_STATE, "with_criterion: %s or %s was changed after they were put together",
+              w->model->ops->kind, loss->ops->kind);
   EK_TRY(ek_declare_wrapped(declaration, w->model));
   return ek_declare_module(declaration, "criterion", &w->criterion->base);
 }
@@ -96,13 +94,10 @@ static const ek_module_ops ops = {.size = sizeof(ek_module_ops),
 static ek_status check(const ek_module *model, const ek_criterion *criterion) {
   EK_TRY(ek_criterion_check(criterion));
   const char *kind = criterion->base.ops->kind;
-  if (model->terms > 0 || model->targets > 0) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "with_criterion: %s has targets or a loss itself",
-                        model->ops->kind);
-  }
-  if (criterion->reduction == EK_REDUCTION_NONE) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "with_criterion: %s has reduction none", kind);
-  }
+  EK__FAIL_IF(model->terms > 0 || model->targets > 0, EK_ERR_INVALID_ARGUMENT,
+              "with_criterion: %s has targets or a loss itself", model->ops->kind);
+  EK__FAIL_IF(criterion->reduction == EK_REDUCTION_NONE, EK_ERR_INVALID_ARGUMENT,
+              "with_criterion: %s has reduction none", kind);
   if (ek_criterion_outputs(criterion) == model->outputs) return EK_OK;
   return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                       "with_criterion: %s looks at %zu outputs, %s has %zu", kind,
@@ -113,9 +108,7 @@ ek_status ek_with_criterion_create(ek_module **module, ek_module *model, ek_crit
   EK__NOT_NULL("with_criterion", module, model, criterion);
   EK_TRY(check(model, criterion));
   struct with_criterion *w = ek__calloc(1, sizeof *w);
-  if (w == NULL) {
-    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "with_criterion: the host has no memory");
-  }
+  EK__FAIL_IF(w == NULL, EK_ERR_OUT_OF_MEMORY, "with_criterion: the host has no memory");
   const ek_status status = ek_criterion_init(&w->base, &ops, model->inputs, criterion->base.targets,
                                              criterion->reduction);
   if (status != EK_OK) {

@@ -49,17 +49,14 @@ static double largest(const double *values, size_t count, size_t *index) {
 static ek_status check_weights(const ek_data_parallel_criterion *self, const double *weights) {
   const size_t terms = self->terms;
   for (size_t j = 0; j < terms; j++) {
-    if (!(weights[j] >= 0 && isfinite(weights[j]))) {
-      return ek_error_set(EK_ERR_INVALID_ARGUMENT, "criterion backward: weight number %zu is %g", j,
-                          weights[j]);
-    }
+    EK__FAIL_IF(!(weights[j] >= 0 && isfinite(weights[j])), EK_ERR_INVALID_ARGUMENT,
+                "criterion backward: weight number %zu is %g", j, weights[j]);
   }
   if (self->model->stage == EK__STEP_EMPTY) return EK_OK;
-  if (!self->weights_given || memcmp(weights, self->weights, terms * sizeof *weights) != 0) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "criterion backward: the weights of a step are given with each of its "
-                        "micro-batches, and are the same for all of them");
-  }
+  EK__FAIL_IF(!self->weights_given || memcmp(weights, self->weights, terms * sizeof *weights) != 0,
+              EK_ERR_INVALID_ARGUMENT,
+              "criterion backward: the weights of a step are given with each of its micro-batches, "
+              "and are the same for all of them");
   return EK_OK;
 }
 
@@ -75,22 +72,19 @@ static ek_status check_ratios(ek_data_parallel_criterion *self) {
     weight += own[j];
   }
   if (sum == 0 && weight == 0) return EK_OK; /* it adds nothing to anything */
-  if (weight == 0) {
-    return ek_error_set(EK_ERR_STATE,
-                        "criterion backward: the targets of this micro-batch have losses and weigh "
-                        "nothing: how its terms are to be scaled only options.weights can tell");
-  }
+  EK__FAIL_IF(weight == 0, EK_ERR_STATE,
+              "criterion backward: the targets of this micro-batch have losses and weigh nothing: "
+              "how its terms are to be scaled only options.weights can tell");
   const bool first = largest(self->weights, terms, &reference) == 0;
   for (size_t j = 0; j < terms && !first; j++) {
     if (nearly_equal(own[j] * self->weights[reference], own[reference] * self->weights[j]))
       continue;
-    return ek_error_set(EK_ERR_STATE,
-                        "criterion backward: terms number %zu and %zu weigh %g and %g in this "
-                        "micro-batch, %g and %g in the earlier ones of the step: with unequal "
-                        "ratios the gradient is that of one batch only if options.weights gives "
-                        "the weights of the whole step",
-                        j, reference, own[j], own[reference], self->weights[j],
-                        self->weights[reference]);
+    return ek_error_set(
+        EK_ERR_STATE,
+        "criterion backward: terms number %zu and %zu weigh %g and %g in this micro-batch, %g and "
+        "%g in the earlier ones of the step: with unequal ratios the gradient is that of one batch "
+        "only if options.weights gives the weights of the whole step",
+        j, reference, own[j], own[reference], self->weights[j], self->weights[reference]);
   }
   for (size_t j = 0; j < terms; j++) self->weights[j] += own[j];
   return EK_OK;
@@ -104,10 +98,10 @@ static ek_status verify_weights(void *context) {
   EK_TRY(ek__read_numbers(totals, 2 * (int64_t)terms, &self->devices[0].step_totals));
   for (size_t j = 0; j < terms; j++) {
     if (nearly_equal(totals[2 * j + 1], self->weights[j])) continue;
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "the targets of the step weigh %g in term number %zu, and %g was given as "
-                        "its weight",
-                        totals[2 * j + 1], j, self->weights[j]);
+    return ek_error_set(
+        EK_ERR_INVALID_ARGUMENT,
+        "the targets of the step weigh %g in term number %zu, and %g was given as its weight",
+        totals[2 * j + 1], j, self->weights[j]);
   }
   return EK_OK;
 }
@@ -168,10 +162,9 @@ static ek_status make_factors(ek_tensor *made, const struct criterion_backward_j
   ek_tensor given = {0};
   if (job->factors != NULL) {
     const ek_tensor *factors = &job->factors->parts[index];
-    if (ek_tensor_count(factors) != ek_tensor_count(losses)) {
-      return ek_error_set(EK_ERR_SHAPE, "criterion backward: %lld factors for %lld losses",
-                          (long long)ek_tensor_count(factors), (long long)ek_tensor_count(losses));
-    }
+    EK__FAIL_IF(ek_tensor_count(factors) != ek_tensor_count(losses), EK_ERR_SHAPE,
+                "criterion backward: %lld factors for %lld losses",
+                (long long)ek_tensor_count(factors), (long long)ek_tensor_count(losses));
     EK_TRY(ek_tensor_reshape(&given, factors, losses->rank, losses->shape));
     if (coefficient == 1) {
       *made = given;
@@ -265,22 +258,18 @@ static ek_status check_backward(const ek_data_parallel_criterion *self,
                                 const ek_data_parallel_model *model,
                                 const ek_criterion_backward_options *options) {
   EK_TRY(ek__criterion_unchanged(self));
-  if (model != self->model) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "criterion backward: the criterion was opened for another model");
-  }
+  EK__FAIL_IF(model != self->model, EK_ERR_INVALID_ARGUMENT,
+              "criterion backward: the criterion was opened for another model");
   EK_TRY(ek__model_check(model));
   EK_TRY(check_turn(self, model));
   const bool divided = self->reduction == EK_REDUCTION_MEAN;
   if (model->stage != EK__STEP_EMPTY && model->divided != divided) {
     return out_of_turn("reduction `mean` and others cannot be added up in one step");
   }
-  if (options->factors != NULL &&
-      (self->reduction != EK_REDUCTION_NONE || options->factors->group != model->group)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "criterion backward: factors go with reduction `none`, in the model's "
-                        "group");
-  }
+  EK__FAIL_IF(options->factors != NULL &&
+                  (self->reduction != EK_REDUCTION_NONE || options->factors->group != model->group),
+              EK_ERR_INVALID_ARGUMENT,
+              "criterion backward: factors go with reduction `none`, in the model's group");
   if (options->factors != NULL) {
     EK_TRY(ek__shards_check("criterion backward: factors", options->factors));
   }
@@ -290,11 +279,9 @@ static ek_status check_backward(const ek_data_parallel_criterion *self,
                        "earlier micro-batches");
   }
   if (options->weights != NULL) return check_weights(self, options->weights);
-  if (model->stage != EK__STEP_EMPTY && self->weights_given) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "criterion backward: the step's first micro-batch came with weights, so "
-                        "all others do");
-  }
+  EK__FAIL_IF(
+      model->stage != EK__STEP_EMPTY && self->weights_given, EK_ERR_INVALID_ARGUMENT,
+      "criterion backward: the step's first micro-batch came with weights, so all others do");
   return EK_OK;
 }
 

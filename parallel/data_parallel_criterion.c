@@ -38,11 +38,10 @@ static ek_status open_replica(ek_data_parallel_criterion *self, ek_device *devic
   EK_TRY(ek_replica_open(&own->replica, device, &self->criterion->base, &options));
   const bool collective = own->replica->layout.collective;
   if (!collective && ek_tensor_count(ek_replica_parameters(own->replica)) == 0) return EK_OK;
-  return ek_error_set(EK_ERR_UNSUPPORTED,
-                      "%s has %s: that works in one module with the model, see "
-                      "ek_with_criterion_create()",
-                      self->criterion->base.ops->kind,
-                      collective ? "collectives of its own" : "parameters");
+  return ek_error_set(
+      EK_ERR_UNSUPPORTED,
+      "%s has %s: that works in one module with the model, see ek_with_criterion_create()",
+      self->criterion->base.ops->kind, collective ? "collectives of its own" : "parameters");
 }
 
 static ek_status open_one(void *context, ek_device *device, size_t index) {
@@ -66,25 +65,18 @@ static ek_status check_open(ek_data_parallel_criterion **parallel,
                             const ek_data_parallel_criterion_options *options) {
   EK__NOT_NULL("ek_data_parallel_criterion_open", parallel, model);
   if (model->module->terms == 0) EK__NOT_NULL("ek_data_parallel_criterion_open", criterion);
-  if (model->module->terms > 0 && criterion != NULL) {
-    return ek_error_set(
-        EK_ERR_INVALID_ARGUMENT,
-        "ek_data_parallel_criterion_open: %s computes its loss itself: the criterion "
-        "must be NULL",
-        model->module->ops->kind);
-  }
-  if (options->keep_outputs && options->gradient_in_forward) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_data_parallel_criterion_open: keep_outputs and gradient_in_forward, "
-                        "which overwrites them");
-  }
+  EK__FAIL_IF(
+      model->module->terms > 0 && criterion != NULL, EK_ERR_INVALID_ARGUMENT,
+      "ek_data_parallel_criterion_open: %s computes its loss itself: the criterion must be NULL",
+      model->module->ops->kind);
+  EK__FAIL_IF(options->keep_outputs && options->gradient_in_forward, EK_ERR_INVALID_ARGUMENT,
+              "ek_data_parallel_criterion_open: keep_outputs and gradient_in_forward, which "
+              "overwrites them");
   if (criterion == NULL) return EK_OK;
   EK_TRY(ek_criterion_check(criterion));
-  if (ek_criterion_outputs(criterion) != model->module->outputs) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s looks at %zu outputs, %s has %zu",
-                        criterion->base.ops->kind, ek_criterion_outputs(criterion),
-                        model->module->ops->kind, model->module->outputs);
-  }
+  EK__FAIL_IF(ek_criterion_outputs(criterion) != model->module->outputs, EK_ERR_INVALID_ARGUMENT,
+              "%s looks at %zu outputs, %s has %zu", criterion->base.ops->kind,
+              ek_criterion_outputs(criterion), model->module->ops->kind, model->module->outputs);
   return EK_OK;
 }
 
@@ -116,9 +108,7 @@ ek_status ek_data_parallel_criterion_open(ek_data_parallel_criterion **parallel,
   EK_TRY(ek__model_check(model));
   ek_status status = EK_ERR_OUT_OF_MEMORY;
   ek_data_parallel_criterion *self = ek__calloc(1, sizeof *self);
-  if (self == NULL) {
-    return ek_error_set(status, "no host memory for a data-parallel criterion");
-  }
+  EK__FAIL_IF(self == NULL, status, "no host memory for a data-parallel criterion");
   describe(self, model, criterion);
   self->options = o;
   self->next = model->criteria;
@@ -240,22 +230,18 @@ ek_status ek__criterion_unchanged(const ek_data_parallel_criterion *self) {
 static ek_status check_outputs(const ek_data_parallel_criterion *self, const ek_shards *outputs,
                                size_t output_count, size_t target_count) {
   EK_TRY(ek__criterion_unchanged(self));
-  if (output_count != self->outputs || target_count != self->targets) {
-    return ek_error_set(
-        EK_ERR_INVALID_ARGUMENT, "%s takes %zu outputs and %zu targets, not %zu and %zu",
-        self->criterion->base.ops->kind, self->outputs, self->targets, output_count, target_count);
-  }
+  EK__FAIL_IF(output_count != self->outputs || target_count != self->targets,
+              EK_ERR_INVALID_ARGUMENT, "%s takes %zu outputs and %zu targets, not %zu and %zu",
+              self->criterion->base.ops->kind, self->outputs, self->targets, output_count,
+              target_count);
   for (size_t i = 0; i < output_count; i++) {
-    if (outputs[i].group != self->model->group) {
-      return ek_error_set(EK_ERR_DEVICE, "output number %zu is not of the model's group", i);
-    }
+    EK__FAIL_IF(outputs[i].group != self->model->group, EK_ERR_DEVICE,
+                "output number %zu is not of the model's group", i);
     EK_TRY(ek__shards_check("criterion forward: an output", &outputs[i]));
     for (size_t k = 0; k < self->count; k++) {
-      if ((outputs[i].offsets[k] < outputs[i].offsets[k + 1]) !=
-          ek__criterion_has_rows(outputs, k)) {
-        return ek_error_set(EK_ERR_SHAPE, "output number %zu lies on other devices than number 0",
-                            i);
-      }
+      EK__FAIL_IF((outputs[i].offsets[k] < outputs[i].offsets[k + 1]) !=
+                      ek__criterion_has_rows(outputs, k),
+                  EK_ERR_SHAPE, "output number %zu lies on other devices than number 0", i);
     }
   }
   return EK_OK;
@@ -265,19 +251,15 @@ static ek_status check_outputs(const ek_data_parallel_criterion *self, const ek_
  * made itself have the number 0. */
 static ek_status check_origin(const ek_shards *outputs, size_t count) {
   for (size_t i = 0; i < count; i++) {
-    if (outputs[i].forward != outputs[0].forward ||
-        (outputs[0].forward != 0 && outputs[i].output != i)) {
-      return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                          "criterion forward: output number %zu is not output number %zu of the "
-                          "forward that gave output number 0",
-                          i, i);
-    }
-    if (outputs[i].overwritten) {
-      return ek_error_set(EK_ERR_STATE,
-                          "criterion forward: a criterion has written the gradient over output "
-                          "number %zu",
-                          i);
-    }
+    EK__FAIL_IF(outputs[i].forward != outputs[0].forward ||
+                    (outputs[0].forward != 0 && outputs[i].output != i),
+                EK_ERR_INVALID_ARGUMENT,
+                "criterion forward: output number %zu is not output number %zu of the forward that "
+                "gave output number 0",
+                i, i);
+    EK__FAIL_IF(outputs[i].overwritten, EK_ERR_STATE,
+                "criterion forward: a criterion has written the gradient over output number %zu",
+                i);
   }
   return EK_OK;
 }
@@ -354,9 +336,7 @@ ek_status ek_data_parallel_criterion_loss(double *loss, double *weight,
   EK__NOT_NULL("criterion loss", loss, parallel);
   EK__MODEL_ENTER(parallel->model, "criterion loss");
   EK_TRY(ek__model_check(parallel->model));
-  if (!parallel->has_loss) {
-    return ek_error_set(EK_ERR_STATE, "criterion loss: no forward has come before it");
-  }
+  EK__FAIL_IF(!parallel->has_loss, EK_ERR_STATE, "criterion loss: no forward has come before it");
   const size_t terms = parallel->terms;
   double combined[2] = {NAN, NAN}, totals[2 * EK_MAX_TERMS] = {0};
   EK_TRY(ek__read_numbers(combined, 2, &parallel->combined[0]));
@@ -374,10 +354,8 @@ ek_status ek_data_parallel_criterion_losses(ek_shards *losses,
   EK__NOT_NULL("criterion losses", losses, parallel);
   EK__MODEL_ENTER(parallel->model, "criterion losses");
   EK_TRY(ek__model_check(parallel->model));
-  if (!parallel->has_forward || parallel->reduction != EK_REDUCTION_NONE) {
-    return ek_error_set(EK_ERR_STATE,
-                        "criterion losses: no forward with reduction `none` has come before it");
-  }
+  EK__FAIL_IF(!parallel->has_forward || parallel->reduction != EK_REDUCTION_NONE, EK_ERR_STATE,
+              "criterion losses: no forward with reduction `none` has come before it");
   EK_TRY(ek__shards_check("criterion losses: the outputs", parallel->seen));
   ek_shards made;
   EK_TRY(ek_shards_create(&made, parallel->model->group));

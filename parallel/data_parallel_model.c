@@ -50,17 +50,14 @@ ek_status ek_mode_parse(ek_mode *mode, const char *name) {
 
 ek_status ek_data_parallel_model_options_set_mode(ek_data_parallel_model_options *options,
                                                   ek_mode mode) {
-  if (options == NULL || (unsigned)mode >= MODES) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "options may not be NULL, or there is no mode %d",
-                        (int)mode);
-  }
+  EK__FAIL_IF(options == NULL || (unsigned)mode >= MODES, EK_ERR_INVALID_ARGUMENT,
+              "options may not be NULL, or there is no mode %d", (int)mode);
   ek_data_parallel_model_options o = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_data_parallel_model_options"));
-  if (options->size < offsetof(ek_data_parallel_model_options, output_device)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_data_parallel_model_options.size is %zu, which has no room for a mode",
-                        options->size);
-  }
+  EK__FAIL_IF(options->size < offsetof(ek_data_parallel_model_options, output_device),
+              EK_ERR_INVALID_ARGUMENT,
+              "ek_data_parallel_model_options.size is %zu, which has no room for a mode",
+              options->size);
   options->outputs = modes[mode].outputs;
   options->state = modes[mode].state;
   return EK_OK;
@@ -70,30 +67,21 @@ ek_status ek_data_parallel_model_options_set_mode(ek_data_parallel_model_options
 
 static ek_status check_options(const ek_data_parallel_model_options *options, const ek_group *group,
                                const ek_module *module) {
-  if ((unsigned)options->outputs > EK_OUTPUTS_GATHER ||
-      (unsigned)options->state > EK_STATE_SHARDED) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_data_parallel_model_open: there is no placement %d of outputs or %d of "
-                        "state",
-                        (int)options->outputs, (int)options->state);
-  }
-  if (options->output_device >= ek_group_size(group)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_data_parallel_model_open: there is no device number %zu",
-                        options->output_device);
-  }
+  EK__FAIL_IF((unsigned)options->outputs > EK_OUTPUTS_GATHER ||
+                  (unsigned)options->state > EK_STATE_SHARDED,
+              EK_ERR_INVALID_ARGUMENT,
+              "ek_data_parallel_model_open: there is no placement %d of outputs or %d of state",
+              (int)options->outputs, (int)options->state);
+  EK__FAIL_IF(options->output_device >= ek_group_size(group), EK_ERR_INVALID_ARGUMENT,
+              "ek_data_parallel_model_open: there is no device number %zu", options->output_device);
   EK_TRY(ek__module_check(module));
-  if (module->targets > 0 && options->broadcast_inputs >> (module->inputs - module->targets) != 0) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_data_parallel_model_open: broadcast_inputs names a target");
-  }
-  if (module->terms > 0 && module->outputs > 1) {
-    return ek_error_set(
-        EK_ERR_UNSUPPORTED,
-        "ek_data_parallel_model_open: %s gives single losses; a model that computes "
-        "its loss itself has reduction mean or sum",
-        module->ops->kind);
-  }
+  EK__FAIL_IF(
+      module->targets > 0 && options->broadcast_inputs >> (module->inputs - module->targets) != 0,
+      EK_ERR_INVALID_ARGUMENT, "ek_data_parallel_model_open: broadcast_inputs names a target");
+  EK__FAIL_IF(module->terms > 0 && module->outputs > 1, EK_ERR_UNSUPPORTED,
+              "ek_data_parallel_model_open: %s gives single losses; a model that computes its loss "
+              "itself has reduction mean or sum",
+              module->ops->kind);
   return EK_OK;
 }
 
@@ -129,9 +117,7 @@ ek_status ek_data_parallel_model_open(ek_data_parallel_model **model, ek_group *
   EK_TRY(check_options(&o, group, module));
   if (module->terms > 0) o.outputs = EK_OUTPUTS_STAY; /* totals have no rows to gather */
   ek_data_parallel_model *result = ek__calloc(1, sizeof *result);
-  if (result == NULL) {
-    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a data-parallel model");
-  }
+  EK__FAIL_IF(result == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory for a data-parallel model");
   result->group = group;
   result->count = ek_group_size(group);
   result->module = ek_module_share(module);

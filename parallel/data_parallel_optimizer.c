@@ -51,9 +51,7 @@ static ek_status make_tables(ek_data_parallel_optimizer *self) {
     self->devices[k].offsets = ek__calloc(ranks + 1, sizeof *self->devices[k].offsets);
     enough = self->devices[k].offsets != NULL;
   }
-  if (!enough) {
-    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a data-parallel optimizer");
-  }
+  EK__FAIL_IF(!enough, EK_ERR_OUT_OF_MEMORY, "no host memory for a data-parallel optimizer");
   for (size_t i = 0; i < count; i++) {
     ek_parameter_info info;
     EK_TRY(ek_replica_parameter(&info, replica, i));
@@ -63,19 +61,17 @@ static ek_status make_tables(ek_data_parallel_optimizer *self) {
 }
 
 static ek_status check_open(const ek_data_parallel_model *model, const ek_optimizer *optimizer) {
-  if (optimizer->ops == NULL || optimizer->states > EK_MAX_OPTIMIZER_STATES) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_data_parallel_optimizer_open: the optimizer has %zu states, expected 0 "
-                        "to %d, or is not what ek_optimizer_init() made of it",
-                        optimizer->states, EK_MAX_OPTIMIZER_STATES);
-  }
+  EK__FAIL_IF(optimizer->ops == NULL || optimizer->states > EK_MAX_OPTIMIZER_STATES,
+              EK_ERR_INVALID_ARGUMENT,
+              "ek_data_parallel_optimizer_open: the optimizer has %zu states, expected 0 to %d, or "
+              "is not what ek_optimizer_init() made of it",
+              optimizer->states, EK_MAX_OPTIMIZER_STATES);
   EK_TRY(
       ek__types_check(EK__TABLE_TYPES(optimizer->ops), model->options.type, optimizer->ops->kind));
   EK_TRY(ek__model_check(model));
   if (model->optimizer == NULL) return EK_OK;
-  return ek_error_set(EK_ERR_STATE,
-                      "ek_data_parallel_optimizer_open: the model has an optimizer, which must be "
-                      "freed before another");
+  return ek_error_set(EK_ERR_STATE, "ek_data_parallel_optimizer_open: the model has an optimizer, "
+                                    "which must be freed before another");
 }
 
 ek_status ek_data_parallel_optimizer_open(ek_data_parallel_optimizer **parallel,
@@ -87,9 +83,7 @@ ek_status ek_data_parallel_optimizer_open(ek_data_parallel_optimizer **parallel,
   EK__MODEL_ENTER(model, "optimizer open");
   EK_TRY(check_open(model, optimizer));
   ek_data_parallel_optimizer *self = ek__calloc(1, sizeof *self);
-  if (self == NULL) {
-    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a data-parallel optimizer");
-  }
+  EK__FAIL_IF(self == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory for a data-parallel optimizer");
   self->model = model;
   self->optimizer = ek_optimizer_share(optimizer);
   self->norm = o.gradient_norm;

@@ -8,6 +8,7 @@
 
 #include <string.h>
 
+#include "core/error.h"
 #include "parallel_internal.h"
 
 /* A part that takes part: it exists and has rows, or is a scalar. */
@@ -43,14 +44,12 @@ static ek_status measure(ek_tensor *whole, const char *who, const ek_shards *sha
     if (any == NULL && ek_tensor_exists(part)) any = part;
     if (!has_rows(part)) continue;
     if (model == NULL) model = part;
-    if (!fits(model, part)) {
-      return ek_error_set(EK_ERR_SHAPE,
-                          "%s: the part on %s has another type or other dimensions than the first",
-                          who, ek_device_name(part->device));
-    }
+    EK__FAIL_IF(!fits(model, part), EK_ERR_SHAPE,
+                "%s: the part on %s has another type or other dimensions than the first", who,
+                ek_device_name(part->device));
   }
   if (model == NULL) model = any;
-  if (model == NULL) return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: the shards are empty", who);
+  EK__FAIL_IF(model == NULL, EK_ERR_INVALID_ARGUMENT, "%s: the shards are empty", who);
   *whole = (ek_tensor){.type = model->type, .rank = model->rank == 0 ? 1 : model->rank};
   memcpy(whole->shape, model->shape, sizeof whole->shape);
   whole->shape[0] = first_row(shards, shards->count);
@@ -76,11 +75,8 @@ static ek_status copy_part(void *context, ek_device *device, size_t index) {
 
 static ek_status check_target(const char *who, const ek_tensor *whole, const ek_shards *shards,
                               size_t device) {
-  if (whole == NULL || shards == NULL || device >= shards->count) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "%s: whole or shards is NULL, or there is no device number %zu", who,
-                        device);
-  }
+  EK__FAIL_IF(whole == NULL || shards == NULL || device >= shards->count, EK_ERR_INVALID_ARGUMENT,
+              "%s: whole or shards is NULL, or there is no device number %zu", who, device);
   return EK_OK;
 }
 
@@ -145,17 +141,14 @@ cleanup:
 ek_status ek_gather_host(ek_tensor *whole, const ek_shards *shards) {
   ek_tensor like;
   EK_TRY(measure(&like, "ek_gather_host", shards));
-  if (!ek_tensor_exists(whole) || whole->device != NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_gather_host: there is no host tensor");
-  }
-  if (whole->type != like.type) {
-    return ek_error_set(EK_ERR_TYPE, "ek_gather_host: the parts are %s, the host tensor is %s",
-                        ek_type_name(like.type), ek_type_name(whole->type));
-  }
-  if (ek_tensor_count(whole) != ek_tensor_count(&like)) {
-    return ek_error_set(EK_ERR_SHAPE, "ek_gather_host: %lld elements into a tensor of %lld",
-                        (long long)ek_tensor_count(&like), (long long)ek_tensor_count(whole));
-  }
+  EK__FAIL_IF(!ek_tensor_exists(whole) || whole->device != NULL, EK_ERR_INVALID_ARGUMENT,
+              "ek_gather_host: there is no host tensor");
+  EK__FAIL_IF(whole->type != like.type, EK_ERR_TYPE,
+              "ek_gather_host: the parts are %s, the host tensor is %s", ek_type_name(like.type),
+              ek_type_name(whole->type));
+  EK__FAIL_IF(ek_tensor_count(whole) != ek_tensor_count(&like), EK_ERR_SHAPE,
+              "ek_gather_host: %lld elements into a tensor of %lld",
+              (long long)ek_tensor_count(&like), (long long)ek_tensor_count(whole));
   like.data = whole->data;
   struct gather_job job = {shards, &like};
   return ek_group_apply(shards->group, copy_part, &job);

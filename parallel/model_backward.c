@@ -117,26 +117,22 @@ static bool whole_fits(const ek_data_parallel_model *model, const ek_shards *gra
 static ek_status check_gradients(const ek_data_parallel_model *model, const ek_shards *gradients,
                                  size_t count) {
   EK_TRY(ek__layout_check(&model->replicas[0]->layout)); /* arrays are laid out by its counts */
-  if (count != model->module->outputs) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "backward: %s has %zu outputs, not %zu",
-                        model->module->ops->kind, model->module->outputs, count);
-  }
+  EK__FAIL_IF(count != model->module->outputs, EK_ERR_INVALID_ARGUMENT,
+              "backward: %s has %zu outputs, not %zu", model->module->ops->kind,
+              model->module->outputs, count);
   const bool gathered = model->options.outputs == EK_OUTPUTS_GATHER;
   for (size_t i = 0; i < count; i++) {
     const ek_shards *gradient = &gradients[i], *shape = &model->part_shapes[i];
-    if (gradient->forward != 0 && (gradient->forward != model->pending || gradient->output != i)) {
-      return ek_error_set(
-          EK_ERR_STATE,
-          "backward: gradient number %zu is not of output number %zu of the model's "
-          "last forward",
-          i, i);
-    }
+    EK__FAIL_IF(
+        gradient->forward != 0 && (gradient->forward != model->pending || gradient->output != i),
+        EK_ERR_STATE,
+        "backward: gradient number %zu is not of output number %zu of the model's last forward", i,
+        i);
     if (gradient->group == model->group) EK_TRY(ek__shards_check("backward", gradient));
-    if (gradient->group != model->group ||
-        !(gathered ? whole_fits : parts_fit)(model, gradient, shape)) {
-      return ek_error_set(EK_ERR_SHAPE,
-                          "backward: gradient number %zu does not lie as the forward's output", i);
-    }
+    EK__FAIL_IF(gradient->group != model->group ||
+                    !(gathered ? whole_fits : parts_fit)(model, gradient, shape),
+                EK_ERR_SHAPE, "backward: gradient number %zu does not lie as the forward's output",
+                i);
   }
   return EK_OK;
 }
@@ -144,30 +140,23 @@ static ek_status check_gradients(const ek_data_parallel_model *model, const ek_s
 static ek_status check_backward(const ek_data_parallel_model *model, const ek_shards *gradients,
                                 size_t count, const ek_backward_options *options) {
   EK_TRY(ek__model_check(model));
-  if (model->pending == 0) {
-    return ek_error_set(EK_ERR_STATE, "backward: no forward with gradient has come before it");
-  }
-  if (options->running && options->totals == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "backward: running totals that are not there");
-  }
+  EK__FAIL_IF(model->pending == 0, EK_ERR_STATE,
+              "backward: no forward with gradient has come before it");
+  EK__FAIL_IF(options->running && options->totals == NULL, EK_ERR_INVALID_ARGUMENT,
+              "backward: running totals that are not there");
   const bool divided = options->totals != NULL && !options->sum;
-  if (model->stage != EK__STEP_EMPTY && model->divided != divided) {
-    return ek_error_set(EK_ERR_STATE,
-                        "backward: gradients that are to be divided by a weight and gradients that "
-                        "are not cannot be added up in one step");
-  }
-  if (model->stage != EK__STEP_EMPTY && model->running != options->running) {
-    return ek_error_set(EK_ERR_STATE,
-                        "backward: totals of the step so far and totals of a micro-batch cannot be "
-                        "put together");
-  }
+  EK__FAIL_IF(model->stage != EK__STEP_EMPTY && model->divided != divided, EK_ERR_STATE,
+              "backward: gradients that are to be divided by a weight and gradients that are not "
+              "cannot be added up in one step");
+  EK__FAIL_IF(
+      model->stage != EK__STEP_EMPTY && model->running != options->running, EK_ERR_STATE,
+      "backward: totals of the step so far and totals of a micro-batch cannot be put together");
   for (size_t k = 0; k < model->count && options->totals != NULL; k++) {
     const ek_tensor *totals = &options->totals[k];
-    if (totals->type != EK_F64 || ek_tensor_count(totals) != 2 ||
-        totals->device != ek_group_device(model->group, k)) {
-      return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                          "backward: totals number %zu is not two f64 on its device", k);
-    }
+    EK__FAIL_IF(totals->type != EK_F64 || ek_tensor_count(totals) != 2 ||
+                    totals->device != ek_group_device(model->group, k),
+                EK_ERR_INVALID_ARGUMENT, "backward: totals number %zu is not two f64 on its device",
+                k);
   }
   return check_gradients(model, gradients, count);
 }
@@ -237,9 +226,8 @@ static ek_status reduce_one(void *context, ek_device *device, size_t index) {
 }
 
 ek_status ek__model_reduce(ek_data_parallel_model *model) {
-  if (model->stage == EK__STEP_EMPTY) {
-    return ek_error_set(EK_ERR_STATE, "there is no gradient: no backward since the last step");
-  }
+  EK__FAIL_IF(model->stage == EK__STEP_EMPTY, EK_ERR_STATE,
+              "there is no gradient: no backward since the last step");
   if (model->stage == EK__STEP_REDUCED) return EK_OK;
   const ek_status status = ek_group_apply(model->group, reduce_one, model);
   if (status != EK_OK) {

@@ -38,50 +38,39 @@ static ek_status check_call(const ek_data_parallel_model *model, size_t count,
                             const ek_forward_options *options) {
   EK_TRY(ek__model_check(model));
   EK_TRY(ek__layout_check(&model->replicas[0]->layout)); /* arrays are laid out by its counts */
-  if (count != model->module->inputs) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "forward: %s takes %zu inputs, not %zu",
-                        model->module->ops->kind, model->module->inputs, count);
-  }
-  if (model->stage == EK__STEP_REDUCED && options->gradient) {
-    return ek_error_set(EK_ERR_STATE,
-                        "forward: the step's last backward has run; the optimizer (or discard) is "
-                        "next");
-  }
-  if (is_mixed(model)) {
-    return ek_error_set(EK_ERR_STATE,
-                        "forward: the last forward has added to the gradients of the step "
-                        "(gradient_in_forward): its backward (or discard) is next");
-  }
+  EK__FAIL_IF(count != model->module->inputs, EK_ERR_INVALID_ARGUMENT,
+              "forward: %s takes %zu inputs, not %zu", model->module->ops->kind,
+              model->module->inputs, count);
+  EK__FAIL_IF(model->stage == EK__STEP_REDUCED && options->gradient, EK_ERR_STATE,
+              "forward: the step's last backward has run; the optimizer (or discard) is "
+              "next");
+  EK__FAIL_IF(is_mixed(model), EK_ERR_STATE,
+              "forward: the last forward has added to the gradients of the step "
+              "(gradient_in_forward): its backward (or discard) is next");
   return EK_OK;
 }
 
 /* Shards of the caller's: parts of one device each, that hold what the cut says. */
 static ek_status check_parts(const ek_data_parallel_model *model, const ek_shards *input,
                              size_t number) {
-  if (input->group != model->group) {
-    return ek_error_set(EK_ERR_DEVICE, "forward: input number %zu is not of the model's group",
-                        number);
-  }
+  EK__FAIL_IF(input->group != model->group, EK_ERR_DEVICE,
+              "forward: input number %zu is not of the model's group", number);
   EK_TRY(ek__shards_check("forward", input));
-  if (input->broadcast != is_broadcast(model, number)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "forward: input number %zu is %s", number,
-                        input->broadcast ? "broadcast, and the model cuts it"
-                                         : "cut, and the model broadcasts it");
-  }
+  EK__FAIL_IF(input->broadcast != is_broadcast(model, number), EK_ERR_INVALID_ARGUMENT,
+              "forward: input number %zu is %s", number,
+              input->broadcast ? "broadcast, and the model cuts it"
+                               : "cut, and the model broadcasts it");
   for (size_t k = 0; k < model->count; k++) {
     const ek_tensor *part = &input->parts[k];
     const int64_t rows = input->offsets[k + 1] - input->offsets[k];
-    if (!ek_tensor_exists(part) || part->device != ek_group_device(model->group, k)) {
-      return ek_error_set(EK_ERR_DEVICE,
-                          "forward: part number %zu of input number %zu is not on %s", k, number,
-                          ek_device_name(ek_group_device(model->group, k)));
-    }
-    if (!input->broadcast && (part->rank == 0 || rows < 0 || part->shape[0] != rows)) {
-      return ek_error_set(EK_ERR_SHAPE,
-                          "forward: part number %zu of input number %zu has not the %lld rows of "
-                          "the cut",
-                          k, number, (long long)rows);
-    }
+    EK__FAIL_IF(!ek_tensor_exists(part) || part->device != ek_group_device(model->group, k),
+                EK_ERR_DEVICE, "forward: part number %zu of input number %zu is not on %s", k,
+                number, ek_device_name(ek_group_device(model->group, k)));
+    EK__FAIL_IF(!input->broadcast && (part->rank == 0 || rows < 0 || part->shape[0] != rows),
+                EK_ERR_SHAPE,
+                "forward: part number %zu of input number %zu has not the %lld rows of "
+                "the cut",
+                k, number, (long long)rows);
   }
   return EK_OK;
 }
@@ -101,20 +90,17 @@ static ek_status check_cuts(size_t *lead, const ek_data_parallel_model *model,
     const ek_shards *input = &inputs[i];
     if (input->broadcast) continue;
     if (*lead == count) *lead = i;
-    if (input->offsets[0] != 0 || memcmp(input->offsets, inputs[*lead].offsets, bytes) != 0 ||
-        memcmp(input->offsets, input->samples, bytes) != 0) {
-      return ek_error_set(
-          EK_ERR_SHAPE,
-          "forward: input number %zu is cut differently from number %zu (%lld rows, %lld), or has "
-          "not one row for each sample",
-          i, *lead, (long long)input->offsets[model->count],
-          (long long)inputs[*lead].offsets[model->count]);
-    }
+    EK__FAIL_IF(
+        input->offsets[0] != 0 || memcmp(input->offsets, inputs[*lead].offsets, bytes) != 0 ||
+            memcmp(input->offsets, input->samples, bytes) != 0,
+        EK_ERR_SHAPE,
+        "forward: input number %zu is cut differently from number %zu (%lld rows, %lld), or has "
+        "not one row for each sample",
+        i, *lead, (long long)input->offsets[model->count],
+        (long long)inputs[*lead].offsets[model->count]);
   }
-  if (*lead == count) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "forward: every input is broadcast; one must be cut");
-  }
+  EK__FAIL_IF(*lead == count, EK_ERR_INVALID_ARGUMENT,
+              "forward: every input is broadcast; one must be cut");
   for (size_t i = count; i < model->module->inputs; i++) {
     if (ek__target_fits(&inputs[i], &inputs[*lead])) continue;
     return ek_error_set(EK_ERR_SHAPE,
@@ -211,13 +197,11 @@ static ek_status check_rows(const ek_data_parallel_model *model, size_t index,
   for (size_t k = 0; k < output->count; k++) {
     const int64_t samples = output->samples[k + 1] - output->samples[k];
     if (output->parts[k].rank == 0) continue;
-    if (samples == 0 && output->parts[k].shape[0] > 0) {
-      return ek_error_set(EK_ERR_SHAPE,
-                          "%s, forward: output number %zu has %lld rows on %s, which "
-                          "has no samples",
-                          model->module->ops->kind, index, (long long)output->parts[k].shape[0],
-                          ek_device_name(ek_group_device(model->group, k)));
-    }
+    EK__FAIL_IF(samples == 0 && output->parts[k].shape[0] > 0, EK_ERR_SHAPE,
+                "%s, forward: output number %zu has %lld rows on %s, which "
+                "has no samples",
+                model->module->ops->kind, index, (long long)output->parts[k].shape[0],
+                ek_device_name(ek_group_device(model->group, k)));
     if (samples == 0) continue;
     const int64_t rows = output->parts[k].shape[0] / samples;
     if (per_sample == 0) first = k, per_sample = rows;
@@ -280,11 +264,10 @@ static ek_status run_forward(ek_shards *outputs, ek_data_parallel_model *model,
 static ek_status check_place(const ek_data_parallel_model *model, int64_t samples,
                              const ek_forward_options *options) {
   const int64_t all = options->batch_samples == 0 ? samples : options->batch_samples;
-  if (all < samples || options->first_sample < 0 || options->first_sample > all - samples) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "forward: %lld samples from number %lld on in a batch of %lld",
-                        (long long)samples, (long long)options->first_sample, (long long)all);
-  }
+  EK__FAIL_IF(all < samples || options->first_sample < 0 || options->first_sample > all - samples,
+              EK_ERR_INVALID_ARGUMENT,
+              "forward: %lld samples from number %lld on in a batch of %lld", (long long)samples,
+              (long long)options->first_sample, (long long)all);
   if (all <= INT64_MAX - model->step_samples) return EK_OK;
   return ek_error_set(EK_ERR_OVERFLOW, "forward: the step's samples do not fit in 63 bits");
 }
@@ -354,8 +337,6 @@ ek_status ek_data_parallel_model_forward_shards(ek_shards *outputs, ek_data_para
   EK__MODEL_ENTER(model, "forward");
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_forward_options"));
   EK_TRY(check_call(model, input_count, &o));
-  if (o.scatter != NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "forward: shards are cut already");
-  }
+  EK__FAIL_IF(o.scatter != NULL, EK_ERR_INVALID_ARGUMENT, "forward: shards are cut already");
   return forward(outputs, model, NULL, inputs, &o);
 }

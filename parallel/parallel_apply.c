@@ -5,6 +5,7 @@
 
 #include <string.h>
 
+#include "core/error.h"
 #include "parallel_internal.h"
 
 struct apply_job {
@@ -27,9 +28,8 @@ static ek_status forward_one(void *context, ek_device *device, size_t index) {
   (void)device;
   const bool rows = has_rows(job, index);
   if (!rows && !ek_pass_is_collective(job->passes[index])) return EK_OK;
-  if (job->passes[index] == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_parallel_apply: there is no pass");
-  }
+  EK__FAIL_IF(job->passes[index] == NULL, EK_ERR_INVALID_ARGUMENT,
+              "ek_parallel_apply: there is no pass");
   for (size_t i = 0; i < job->input_count; i++) {
     inputs[i] = job->inputs[i].parts[index];
     EK_TRY(ek_tensor_wait(&inputs[i]));
@@ -68,27 +68,23 @@ static ek_status finish_output(ek_shards *output, const struct apply_job *job) {
 
 static ek_status check(const ek_shards *outputs, size_t output_count, ek_pass *const *passes,
                        const ek_shards *inputs, size_t input_count) {
-  if (outputs == NULL || passes == NULL || inputs == NULL || input_count == 0 ||
-      input_count > EK_MAX_INPUTS || output_count == 0 || output_count > EK_MAX_TENSORS) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_parallel_apply: an argument is NULL, or %zu inputs and %zu outputs",
-                        input_count, output_count);
-  }
+  EK__FAIL_IF(outputs == NULL || passes == NULL || inputs == NULL || input_count == 0 ||
+                  input_count > EK_MAX_INPUTS || output_count == 0 || output_count > EK_MAX_TENSORS,
+              EK_ERR_INVALID_ARGUMENT,
+              "ek_parallel_apply: an argument is NULL, or %zu inputs and %zu outputs", input_count,
+              output_count);
   for (size_t i = 0; i < input_count; i++) {
     EK_TRY(ek__shards_check("ek_parallel_apply: an input", &inputs[i]));
-    if (inputs[i].group != inputs[0].group) {
-      return ek_error_set(EK_ERR_DEVICE, "ek_parallel_apply: input number %zu is of another group",
-                          i);
-    }
+    EK__FAIL_IF(inputs[i].group != inputs[0].group, EK_ERR_DEVICE,
+                "ek_parallel_apply: input number %zu is of another group", i);
   }
   for (size_t k = 0; k < inputs[0].count; k++) {
     const ek_module *module = ek_pass_module(passes[k]);
-    if (module != NULL && (module->inputs != input_count || module->outputs != output_count)) {
-      return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                          "ek_parallel_apply: %s has %zu inputs and %zu outputs, not %zu and %zu",
-                          module->ops->kind, module->inputs, module->outputs, input_count,
-                          output_count);
-    }
+    EK__FAIL_IF(module != NULL &&
+                    (module->inputs != input_count || module->outputs != output_count),
+                EK_ERR_INVALID_ARGUMENT,
+                "ek_parallel_apply: %s has %zu inputs and %zu outputs, not %zu and %zu",
+                module->ops->kind, module->inputs, module->outputs, input_count, output_count);
   }
   return EK_OK;
 }

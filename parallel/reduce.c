@@ -92,25 +92,18 @@ static ek_status check_open(ek_reducer **reducer, const ek_communicator *communi
                             const ek_group *group, ek_replica *const *replicas,
                             const ek_reducer_options *o) {
   EK__NOT_NULL("ek_reducer_open", reducer, communicator, group, replicas);
-  if ((unsigned)o->kind > EK_REDUCE_SCATTER) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_reducer_open: there is no kind %d",
-                        (int)o->kind);
-  }
+  EK__FAIL_IF((unsigned)o->kind > EK_REDUCE_SCATTER, EK_ERR_INVALID_ARGUMENT,
+              "ek_reducer_open: there is no kind %d", (int)o->kind);
   for (size_t k = 0; k < ek_group_size(group); k++) {
-    if (ek_replica_device(replicas[k]) != ek_group_device(group, k) ||
-        ek_tensor_count(ek_replica_gradients(replicas[k])) !=
-            ek_tensor_count(ek_replica_gradients(replicas[0]))) {
-      return ek_error_set(
-          EK_ERR_DEVICE,
-          "ek_reducer_open: replica number %zu is missing, not on %s, or of another "
-          "size",
-          k, ek_device_name(ek_group_device(group, k)));
-    }
-    if (ek_tensor_count(ek_replica_gradients(replicas[k])) <
-        ek_tensor_count(ek_replica_parameters(replicas[k]))) {
-      return ek_error_set(EK_ERR_STATE, "ek_reducer_open: replica number %zu holds no gradients",
-                          k);
-    }
+    EK__FAIL_IF(ek_replica_device(replicas[k]) != ek_group_device(group, k) ||
+                    ek_tensor_count(ek_replica_gradients(replicas[k])) !=
+                        ek_tensor_count(ek_replica_gradients(replicas[0])),
+                EK_ERR_DEVICE,
+                "ek_reducer_open: replica number %zu is missing, not on %s, or of another size", k,
+                ek_device_name(ek_group_device(group, k)));
+    EK__FAIL_IF(ek_tensor_count(ek_replica_gradients(replicas[k])) <
+                    ek_tensor_count(ek_replica_parameters(replicas[k])),
+                EK_ERR_STATE, "ek_reducer_open: replica number %zu holds no gradients", k);
   }
   return EK_OK;
 }
@@ -121,7 +114,7 @@ ek_status ek_reducer_open(ek_reducer **reducer, ek_communicator *communicator, e
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_reducer_options"));
   EK_TRY(check_open(reducer, communicator, group, replicas, &o));
   ek_reducer *result = ek__calloc(1, sizeof *result);
-  if (result == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a reducer");
+  EK__FAIL_IF(result == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory for a reducer");
   result->communicator = communicator;
   result->options = o;
   result->devices = ek_group_size(group);
@@ -161,13 +154,11 @@ size_t ek_reducer_bucket_count(const ek_reducer *reducer) {
 
 ek_status ek_reducer_range(int64_t *first, int64_t *last, const ek_reducer *reducer, size_t bucket,
                            size_t rank) {
-  if (first == NULL || last == NULL || reducer == NULL || bucket >= reducer->bucket_count ||
-      rank >= reducer->ranks) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_reducer_range: an argument is NULL, or there is no bucket %zu on rank "
-                        "%zu",
-                        bucket, rank);
-  }
+  EK__FAIL_IF(first == NULL || last == NULL || reducer == NULL || bucket >= reducer->bucket_count ||
+                  rank >= reducer->ranks,
+              EK_ERR_INVALID_ARGUMENT,
+              "ek_reducer_range: an argument is NULL, or there is no bucket %zu on rank %zu",
+              bucket, rank);
   const struct bucket *b = &reducer->buckets[bucket];
   switch (reducer->options.kind) {
   case EK_REDUCE_TO_FIRST:
@@ -190,11 +181,9 @@ ek_status ek_reducer_range(int64_t *first, int64_t *last, const ek_reducer *redu
 
 static ek_status own_progress(struct progress **progress, const char *who, ek_reducer *reducer,
                               const ek_device *device) {
-  if (reducer == NULL || device == NULL || ek_device_index(device) >= reducer->devices ||
-      ek_replica_device(reducer->replicas[ek_device_index(device)]) != device) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: no reducer, or a device that is not of it",
-                        who);
-  }
+  EK__FAIL_IF(reducer == NULL || device == NULL || ek_device_index(device) >= reducer->devices ||
+                  ek_replica_device(reducer->replicas[ek_device_index(device)]) != device,
+              EK_ERR_INVALID_ARGUMENT, "%s: no reducer, or a device that is not of it", who);
   *progress = &reducer->progress[ek_device_index(device)];
   return EK_OK;
 }
@@ -224,19 +213,13 @@ static ek_status queue_bucket(ek_reducer *reducer, ek_device *device, const stru
 ek_status ek_reducer_complete(ek_reducer *reducer, ek_device *device, size_t parameter) {
   struct progress *progress = NULL;
   EK_TRY(own_progress(&progress, "ek_reducer_complete", reducer, device));
-  if (parameter >= ek_replica_parameter_count(reducer->replicas[0])) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_reducer_complete: no parameter number %zu",
-                        parameter);
-  }
+  EK__FAIL_IF(parameter >= ek_replica_parameter_count(reducer->replicas[0]),
+              EK_ERR_INVALID_ARGUMENT, "ek_reducer_complete: no parameter number %zu", parameter);
   const size_t of = reducer->bucket_of[parameter];
-  if (of == SIZE_MAX) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_reducer_complete: number %zu is a buffer, which has no gradient",
-                        parameter);
-  }
-  if (progress->waiting[of] == 0) {
-    return ek_error_set(EK_ERR_STATE, "ek_reducer_complete: bucket %zu is complete already", of);
-  }
+  EK__FAIL_IF(of == SIZE_MAX, EK_ERR_INVALID_ARGUMENT,
+              "ek_reducer_complete: number %zu is a buffer, which has no gradient", parameter);
+  EK__FAIL_IF(progress->waiting[of] == 0, EK_ERR_STATE,
+              "ek_reducer_complete: bucket %zu is complete already", of);
   progress->waiting[of]--;
   while (progress->queued < reducer->bucket_count && progress->waiting[progress->queued] == 0) {
     EK_TRY(queue_bucket(reducer, device, &reducer->buckets[progress->queued]));

@@ -29,15 +29,13 @@ ek_status ek_replicate(ek_communicator *communicator, ek_group *group,
                        ek_replica *const *replicas) {
   EK__NOT_NULL("ek_replicate", communicator, group, replicas);
   for (size_t i = 0; i < ek_group_size(group); i++) {
-    if (replicas[i] == NULL || ek_replica_device(replicas[i]) != ek_group_device(group, i)) {
-      return ek_error_set(EK_ERR_DEVICE, "ek_replicate: replica number %zu is missing or not on %s",
-                          i, ek_device_name(ek_group_device(group, i)));
-    }
-    if (ek_replica_module(replicas[i]) != ek_replica_module(replicas[0]) ||
-        ek_replica_type(replicas[i]) != ek_replica_type(replicas[0])) {
-      return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                          "ek_replicate: replica number %zu is of another module or type", i);
-    }
+    EK__FAIL_IF(replicas[i] == NULL || ek_replica_device(replicas[i]) != ek_group_device(group, i),
+                EK_ERR_DEVICE, "ek_replicate: replica number %zu is missing or not on %s", i,
+                ek_device_name(ek_group_device(group, i)));
+    EK__FAIL_IF(ek_replica_module(replicas[i]) != ek_replica_module(replicas[0]) ||
+                    ek_replica_type(replicas[i]) != ek_replica_type(replicas[0]),
+                EK_ERR_INVALID_ARGUMENT,
+                "ek_replicate: replica number %zu is of another module or type", i);
   }
   struct replicate_job job = {communicator, replicas};
   return ek_group_apply(group, replicate_one, &job);

@@ -30,13 +30,10 @@ static void cut_chunks(int64_t *offsets, int64_t rows, int64_t count) {
 static ek_status check_sizes(int64_t rows, size_t count, const int64_t *sizes) {
   int64_t left = rows;
   for (size_t i = 0; i < count; i++) {
-    if (sizes[i] < 0 || sizes[i] > left) {
-      return ek_error_set(
-          EK_ERR_INVALID_ARGUMENT,
-          "scatter: size %lld of device number %zu is negative or more than what is "
-          "left of %lld rows",
-          (long long)sizes[i], i, (long long)rows);
-    }
+    EK__FAIL_IF(sizes[i] < 0 || sizes[i] > left, EK_ERR_INVALID_ARGUMENT,
+                "scatter: size %lld of device number %zu is negative or more than what is left of "
+                "%lld rows",
+                (long long)sizes[i], i, (long long)rows);
     left -= sizes[i];
   }
   if (left == 0) return EK_OK;
@@ -53,11 +50,8 @@ static void cut_sizes(int64_t *offsets, size_t count, const int64_t *sizes) {
 static ek_status check_weights(size_t count, const double *weights) {
   bool some = false;
   for (size_t i = 0; i < count; i++) {
-    if (!isfinite(weights[i]) || weights[i] < 0) {
-      return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                          "scatter: weight %g of device number %zu is negative or not finite",
-                          weights[i], i);
-    }
+    EK__FAIL_IF(!isfinite(weights[i]) || weights[i] < 0, EK_ERR_INVALID_ARGUMENT,
+                "scatter: weight %g of device number %zu is negative or not finite", weights[i], i);
     some = some || weights[i] > 0;
   }
   if (some) return EK_OK;
@@ -97,25 +91,20 @@ ek_status ek_scatter_offsets(int64_t *offsets, int64_t rows, size_t count,
   ek_scatter_options o = EK_SCATTER_OPTIONS_INIT;
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_scatter_options"));
   EK__NOT_NULL("ek_scatter_offsets", offsets);
-  if (rows < 0 || count == 0 || count >= SIZE_MAX / sizeof *offsets) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "scatter: %lld rows over %zu devices, expected 0 or more over 1 or more",
-                        (long long)rows, count);
-  }
+  EK__FAIL_IF(rows < 0 || count == 0 || count >= SIZE_MAX / sizeof *offsets,
+              EK_ERR_INVALID_ARGUMENT,
+              "scatter: %lld rows over %zu devices, expected 0 or more over 1 or more",
+              (long long)rows, count);
   switch (o.kind) {
   case EK_SCATTER_EVEN: cut_even(offsets, rows, (int64_t)count); return EK_OK;
   case EK_SCATTER_CHUNK: cut_chunks(offsets, rows, (int64_t)count); return EK_OK;
   case EK_SCATTER_SIZES:
-    if (o.sizes == NULL) {
-      return ek_error_set(EK_ERR_INVALID_ARGUMENT, "scatter: the sizes are missing");
-    }
+    EK__FAIL_IF(o.sizes == NULL, EK_ERR_INVALID_ARGUMENT, "scatter: the sizes are missing");
     EK_TRY(check_sizes(rows, count, o.sizes));
     cut_sizes(offsets, count, o.sizes);
     return EK_OK;
   case EK_SCATTER_WEIGHTS:
-    if (o.weights == NULL) {
-      return ek_error_set(EK_ERR_INVALID_ARGUMENT, "scatter: the weights are missing");
-    }
+    EK__FAIL_IF(o.weights == NULL, EK_ERR_INVALID_ARGUMENT, "scatter: the weights are missing");
     EK_TRY(check_weights(count, o.weights));
     cut_weights(offsets, rows, count, o.weights);
     return EK_OK;
@@ -176,34 +165,26 @@ static ek_status fill(ek_shards *shards, ek_shards *made, const ek_tensor *sourc
 /* A struct that a caller filled by hand may hold anything. */
 static ek_status check_size(const char *who, const ek_tensor *source) {
   int64_t bytes = (int64_t)ek_type_size(source->type);
-  if (source->rank < 0 || source->rank > EK_MAX_RANK) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: the source has rank %d", who, source->rank);
-  }
+  EK__FAIL_IF(source->rank < 0 || source->rank > EK_MAX_RANK, EK_ERR_INVALID_ARGUMENT,
+              "%s: the source has rank %d", who, source->rank);
   for (int i = 0; i < source->rank; i++) {
-    if (source->shape[i] < 0) {
-      return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: size %lld of dimension %d", who,
-                          (long long)source->shape[i], i);
-    }
-    if (source->shape[i] > 0 && !ek__multiply(&bytes, bytes, source->shape[i])) {
-      return ek_error_set(EK_ERR_OVERFLOW, "%s: the source's bytes do not fit in 63 bits", who);
-    }
+    EK__FAIL_IF(source->shape[i] < 0, EK_ERR_INVALID_ARGUMENT, "%s: size %lld of dimension %d", who,
+                (long long)source->shape[i], i);
+    EK__FAIL_IF(source->shape[i] > 0 && !ek__multiply(&bytes, bytes, source->shape[i]),
+                EK_ERR_OVERFLOW, "%s: the source's bytes do not fit in 63 bits", who);
   }
-  if (source->device == NULL && source->data == NULL && ek_tensor_count(source) > 0) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: the source has elements but no memory", who);
-  }
+  EK__FAIL_IF(source->device == NULL && source->data == NULL && ek_tensor_count(source) > 0,
+              EK_ERR_INVALID_ARGUMENT, "%s: the source has elements but no memory", who);
   return EK_OK;
 }
 
 static ek_status check_source(const char *who, const ek_shards *shards, const ek_group *group,
                               const ek_tensor *source) {
-  if (shards == NULL || group == NULL || !ek_tensor_exists(source)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "%s: the shards, the group or the source is missing", who);
-  }
-  if (source->device != NULL && ek_device_group(source->device) != group) {
-    return ek_error_set(EK_ERR_DEVICE, "%s: the source is on %s, which is of another group", who,
-                        ek_device_name(source->device));
-  }
+  EK__FAIL_IF(shards == NULL || group == NULL || !ek_tensor_exists(source), EK_ERR_INVALID_ARGUMENT,
+              "%s: the shards, the group or the source is missing", who);
+  EK__FAIL_IF(source->device != NULL && ek_device_group(source->device) != group, EK_ERR_DEVICE,
+              "%s: the source is on %s, which is of another group", who,
+              ek_device_name(source->device));
   return check_size(who, source);
 }
 
@@ -248,10 +229,9 @@ ek_status ek__scatter_lay_like(ek_shards *shards, const char *who, const ek_shar
   EK_TRY(check_rows(who, source));
   const int64_t rows = source->shape[0], samples = like->samples[like->count];
   const int64_t per_sample = samples == 0 ? 0 : rows / samples;
-  if (per_sample * samples != rows) {
-    return ek_error_set(EK_ERR_SHAPE, "%s: %lld rows are no multiple of %lld samples", who,
-                        (long long)rows, (long long)samples);
-  }
+  EK__FAIL_IF(per_sample * samples != rows, EK_ERR_SHAPE,
+              "%s: %lld rows are no multiple of %lld samples", who, (long long)rows,
+              (long long)samples);
   ek_shards made;
   EK_TRY(ek_shards_create(&made, like->group));
   made.ahead = like->ahead;

@@ -20,10 +20,8 @@ ek_status ek_shards_create(ek_shards *shards, ek_group *group) {
   const size_t parts = count * sizeof(ek_tensor), numbers = (count + 1) * sizeof(int64_t);
   uint64_t ticket = 0;
   char *block = ek__host_block_take(&ticket, ek__group_blocks(group), parts + 2 * numbers);
-  if (block == NULL) {
-    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for the shards of %zu devices",
-                        count);
-  }
+  EK__FAIL_IF(block == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory for the shards of %zu devices",
+              count);
   *shards = (ek_shards){.group = group,
                         .count = count,
                         .parts = (ek_tensor *)(void *)block,
@@ -57,9 +55,8 @@ void ek_shards_free(ek_shards *shards) {
 }
 
 ek_status ek__shards_check(const char *who, const ek_shards *shards) {
-  if (shards == NULL || shards->group == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: there are no shards", who);
-  }
+  EK__FAIL_IF(shards == NULL || shards->group == NULL, EK_ERR_INVALID_ARGUMENT,
+              "%s: there are no shards", who);
   if (!stale(shards)) return EK_OK;
   return ek_error_set(EK_ERR_STATE, "%s: the shards were freed through a copy of the struct", who);
 }

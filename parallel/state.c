@@ -135,11 +135,8 @@ static void describe(ek_state_info *info, const ek_data_parallel_model *model,
 }
 
 ek_status ek_state_entry(ek_state_info *info, const ek_data_parallel_model *model, size_t index) {
-  if (info == NULL || index >= ek_state_count(model)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_state_entry: info or model is NULL, or there is no entry number %zu",
-                        index);
-  }
+  EK__FAIL_IF(info == NULL || index >= ek_state_count(model), EK_ERR_INVALID_ARGUMENT,
+              "ek_state_entry: info or model is NULL, or there is no entry number %zu", index);
   EK__MODEL_ENTER(model, "ek_state_entry");
   struct entry entry;
   EK_TRY(entry_at(&entry, model, index));
@@ -239,23 +236,20 @@ static ek_status copy_entry(ek_data_parallel_model *model, const struct entry *e
 
 static ek_status check_host(const char *who, const char *name, const ek_tensor *like,
                             const ek_tensor *host) {
-  if (!ek_tensor_exists(host) || host->device != NULL ||
-      (host->data == NULL && ek_tensor_count(host) > 0)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: there is no host tensor for %s", who, name);
-  }
-  if (host->type != like->type) {
-    return ek_error_set(EK_ERR_TYPE, "%s: %s is %s, the host tensor is %s", who, name,
-                        ek_type_name(like->type), ek_type_name(host->type));
-  }
+  EK__FAIL_IF(!ek_tensor_exists(host) || host->device != NULL ||
+                  (host->data == NULL && ek_tensor_count(host) > 0),
+              EK_ERR_INVALID_ARGUMENT, "%s: there is no host tensor for %s", who, name);
+  EK__FAIL_IF(host->type != like->type, EK_ERR_TYPE, "%s: %s is %s, the host tensor is %s", who,
+              name, ek_type_name(like->type), ek_type_name(host->type));
   if (ek_tensor_same_shape(host, like) ||
       (host->rank == 1 && host->shape[0] == ek_tensor_count(like))) {
     return EK_OK;
   }
-  return ek_error_set(EK_ERR_SHAPE,
-                      "%s: %s has rank %d and %lld elements, the host tensor rank %d and %lld, or "
-                      "another shape",
-                      who, name, like->rank, (long long)ek_tensor_count(like), host->rank,
-                      (long long)ek_tensor_count(host));
+  return ek_error_set(
+      EK_ERR_SHAPE,
+      "%s: %s has rank %d and %lld elements, the host tensor rank %d and %lld, or another shape",
+      who, name, like->rank, (long long)ek_tensor_count(like), host->rank,
+      (long long)ek_tensor_count(host));
 }
 
 ek_status ek_state_read(ek_tensor *host, const ek_data_parallel_model *model, const char *name) {
@@ -334,12 +328,9 @@ ek_status ek_data_parallel_model_gradient(ek_tensor *host, const ek_data_paralle
   EK_TRY(ek__model_check(model));
   ek_parameter_info info;
   EK_TRY(ek_replica_find(&info, model->replicas[0], name));
-  if (info.buffer) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "gradient: %s is a buffer", info.name);
-  }
-  if (model->stage != EK__STEP_REDUCED) {
-    return ek_error_set(EK_ERR_STATE, "gradient: the step's last backward has not run");
-  }
+  EK__FAIL_IF(info.buffer, EK_ERR_INVALID_ARGUMENT, "gradient: %s is a buffer", info.name);
+  EK__FAIL_IF(model->stage != EK__STEP_REDUCED, EK_ERR_STATE,
+              "gradient: the step's last backward has not run");
   EK_TRY(check_host("gradient", name, &info.value, host));
   EK_TRY(read_gradient(host, model, info.offset));
   double factor = 1;

@@ -31,12 +31,11 @@ static ek_status check_open(ek_trainer **trainer, const char *devices, const ek_
                             const ek_trainer_options *o) {
   EK__NOT_NULL("ek_trainer_open", trainer, module, optimizer);
   if (module->terms == 0) EK__NOT_NULL("ek_trainer_open", criterion);
-  if ((devices == NULL) == (o->group == NULL) || (o->group != NULL && o->group_options != NULL)) {
-    return ek_error_set(
-        EK_ERR_INVALID_ARGUMENT,
-        "ek_trainer_open: either a string of devices, with options.group_options or "
-        "without, or options.group");
-  }
+  EK__FAIL_IF((devices == NULL) == (o->group == NULL) ||
+                  (o->group != NULL && o->group_options != NULL),
+              EK_ERR_INVALID_ARGUMENT,
+              "ek_trainer_open: either a string of devices, with options.group_options or without, "
+              "or options.group");
   return EK_OK;
 }
 
@@ -64,7 +63,7 @@ ek_status ek_trainer_open(ek_trainer **trainer, const char *devices, ek_module *
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_trainer_options"));
   EK_TRY(check_open(trainer, devices, module, criterion, optimizer, &o));
   ek_trainer *self = ek__calloc(1, sizeof *self);
-  if (self == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a trainer");
+  EK__FAIL_IF(self == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory for a trainer");
   ek_status status = EK_OK;
   self->group = o.group;
   self->output_count = module->outputs;

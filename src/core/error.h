@@ -1,7 +1,7 @@
 /*
- * error.h - messages from the inside: the size of one, for those who carry it from one thread to
- * another, what a function of a program's own has said when it failed, and the one sentence that
- * there is about arguments that are NULL.
+ * error.h - messages from the inside: guards, the size of a message, for those who carry it from
+ * one thread to another, what a function of a program's own has said when it failed, and the one
+ * sentence that there is about arguments that are NULL.
  */
 #ifndef EK_ERROR_H
 #define EK_ERROR_H
@@ -23,6 +23,15 @@ const char *ek__error_words(ek_status status, uint64_t before);
 
 /* Lets these words begin with `kind`, unless they do. */
 void ek__error_name(const char *kind, ek_status status, uint64_t before);
+
+/*
+ * A guard: returns from the enclosing function with a status and its message if `condition` holds.
+ * The arguments behind it are those of ek_error_set() and are evaluated only then.
+ */
+#define EK__FAIL_IF(condition, ...)                                                                \
+  do {                                                                                             \
+    if (condition) return ek_error_set(__VA_ARGS__);                                               \
+  } while (0)
 
 /*
  * Returns EK_ERR_INVALID_ARGUMENT from the enclosing function if one of these pointers is NULL:

@@ -5,6 +5,7 @@
  * is inside. The exchange acquires what the last thread released when it left.
  */
 #include "core/owner.h"
+#include "core/error.h"
 
 static _Thread_local char name_of_this_thread;
 
@@ -13,10 +14,9 @@ ek_status ek__owner_enter(struct ek__owner *owner, const char *who, const char *
   uintptr_t inside = atomic_load_explicit(&owner->thread, memory_order_relaxed);
   if (inside != self) {
     inside = 0;
-    if (!atomic_compare_exchange_strong_explicit(&owner->thread, &inside, self,
-                                                 memory_order_acquire, memory_order_relaxed)) {
-      return ek_error_set(EK_ERR_STATE, "%s: another thread is using %s", who, what);
-    }
+    EK__FAIL_IF(!atomic_compare_exchange_strong_explicit(
+                    &owner->thread, &inside, self, memory_order_acquire, memory_order_relaxed),
+                EK_ERR_STATE, "%s: another thread is using %s", who, what);
   }
   owner->depth++;
   return EK_OK;

@@ -67,10 +67,8 @@ ek_status ek__arena_open(struct ek__arena *arena, ek_device *device,
   arena->device = device;
   arena->backend = backend;
   arena->capacity = capacity & ~(uint64_t)(EK_MEMORY_UNIT - 1);
-  if (arena->capacity > INT64_MAX || !reserve_record(arena)) {
-    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "%s: no host memory for the arena",
-                        ek_device_name(device));
-  }
+  EK__FAIL_IF(arena->capacity > INT64_MAX || !reserve_record(arena), EK_ERR_OUT_OF_MEMORY,
+              "%s: no host memory for the arena", ek_device_name(device));
   if (pthread_mutex_init(&arena->mutex, NULL) != 0) {
     ek__free(arena->slabs);
     arena->slabs = NULL;
@@ -199,8 +197,8 @@ static ek_status out_of_memory(struct ek__arena *arena, ek_memory_category categ
   char wanted[32], free_text[32], capacity[32], total[32];
   return ek_error_set(
       EK_ERR_OUT_OF_MEMORY,
-      "%s: out of memory: %s%s (%llu bytes) for %s, largest free block %s (%llu "
-      "bytes), capacity %s, held %s: %s",
+      "%s: out of memory: %s%s (%llu bytes) for %s, largest free block %s (%llu bytes), capacity "
+      "%s, held %s: %s",
       ek_device_name(arena->device), why, ek__ledger_size(wanted, sizeof wanted, bytes),
       (unsigned long long)bytes, ek_memory_category_name(category),
       ek__ledger_size(free_text, sizeof free_text, largest), (unsigned long long)largest,
@@ -223,10 +221,8 @@ static ek_status take_locked(struct ek_memory **memory, struct ek__arena *arena,
     arena->fail_at = 0;
     return out_of_memory(arena, category, bytes, "(failure asked for by a test) ");
   }
-  if (!reserve_record(arena)) {
-    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "%s: no host memory for the arena",
-                        ek_device_name(arena->device));
-  }
+  EK__FAIL_IF(!reserve_record(arena), EK_ERR_OUT_OF_MEMORY, "%s: no host memory for the arena",
+              ek_device_name(arena->device));
   struct ek_memory *block = ek__free_tree_first(arena->free, bytes);
   if (block == NULL) return out_of_memory(arena, category, bytes, "");
   EK_TRY(commit(arena, block->offset + bytes));
@@ -276,10 +272,10 @@ static void give_back(struct ek_memory *memory) {
 /* The bytes of a block for a tensor of `bytes`. */
 static ek_status whole_units(uint64_t *rounded, const struct ek__arena *arena, uint64_t bytes) {
   uint64_t result = 0;
-  if (!ek__round_up(&result, bytes, EK_MEMORY_UNIT) || result > INT64_MAX - 2 * arena->guard) {
-    return ek_error_set(EK_ERR_OVERFLOW, "%s: %llu bytes do not fit in 63 bits",
-                        ek_device_name(arena->device), (unsigned long long)bytes);
-  }
+  EK__FAIL_IF(!ek__round_up(&result, bytes, EK_MEMORY_UNIT) ||
+                  result > INT64_MAX - 2 * arena->guard,
+              EK_ERR_OVERFLOW, "%s: %llu bytes do not fit in 63 bits",
+              ek_device_name(arena->device), (unsigned long long)bytes);
   *rounded = result + 2 * arena->guard;
   return EK_OK;
 }
@@ -317,10 +313,8 @@ static ek_status extend_locked(bool *extended, struct ek_memory *memory, uint64_
     arena->fail_at = 0;
     return out_of_memory(arena, memory->category, more, "(failure asked for by a test) ");
   }
-  if (!reserve_record(arena)) {
-    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "%s: no host memory for the arena",
-                        ek_device_name(arena->device));
-  }
+  EK__FAIL_IF(!reserve_record(arena), EK_ERR_OUT_OF_MEMORY, "%s: no host memory for the arena",
+              ek_device_name(arena->device));
   EK_TRY(commit(arena, memory->offset + bytes));
   EK_TRY(let_arrive(arena, next));
   ek__free_tree_remove(&arena->free, next);
@@ -423,9 +417,8 @@ ek_status ek_memory_record_start(ek_device *device, size_t capacity) {
   struct ek__arena *arena = ek__device_arena(device);
   EK_TRY(check_process(arena, "ek_memory_record_start"));
   ek_memory_event *events = ek__calloc(capacity, sizeof *events);
-  if (events == NULL) {
-    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory to record %zu events", capacity);
-  }
+  EK__FAIL_IF(events == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory to record %zu events",
+              capacity);
   pthread_mutex_lock(&arena->mutex);
   ek_memory_event *old = arena->events;
   arena->events = events;
@@ -452,8 +445,6 @@ ek_status ek_memory_record_stop(const ek_memory_event **events, size_t *count, s
     if (dropped != NULL) *dropped = arena->events_dropped;
   }
   pthread_mutex_unlock(&arena->mutex);
-  if (!recording) {
-    return ek_error_set(EK_ERR_STATE, "%s: no recording was started", ek_device_name(device));
-  }
+  EK__FAIL_IF(!recording, EK_ERR_STATE, "%s: no recording was started", ek_device_name(device));
   return EK_OK;
 }

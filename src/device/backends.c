@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "core/error.h"
 #include "device/cuda_loader.h"
 
 static const struct ek__backend_name rows[] = {
@@ -78,10 +79,8 @@ static ek_status add(struct list *list, const struct ek__backend_name *row) {
 }
 
 ek_status ek_device_list(ek_device_description *descriptions, size_t *count, size_t capacity) {
-  if (count == NULL || (descriptions == NULL && capacity > 0)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_device_list: descriptions and count may not be NULL");
-  }
+  EK__FAIL_IF(count == NULL || (descriptions == NULL && capacity > 0), EK_ERR_INVALID_ARGUMENT,
+              "ek_device_list: descriptions and count may not be NULL");
   struct list list = {descriptions, capacity, 0};
   for (size_t i = 0; i < ROWS; i++) {
     if (rows[i].listed) EK_TRY(add(&list, &rows[i]));

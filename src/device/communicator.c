@@ -24,9 +24,7 @@ static const struct ek__communicator_table count_table = {
 
 static ek_status count_open(ek_communicator **communicator, ek_group *group) {
   ek_communicator *result = ek__calloc(1, sizeof *result);
-  if (result == NULL) {
-    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a communicator");
-  }
+  EK__FAIL_IF(result == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory for a communicator");
   result->table = &count_table;
   result->group = group;
   *communicator = result;
@@ -94,25 +92,18 @@ size_t ek_communicator_world_size(const ek_communicator *communicator) {
 static ek_status check_call(const char *who, const ek_communicator *communicator,
                             const ek_device *device) {
   EK__NOT_NULL(who, communicator, device);
-  if (ek_device_group(device) != communicator->group) {
-    return ek_error_set(EK_ERR_DEVICE, "%s: %s is not of the communicator's group", who,
-                        ek_device_name(device));
-  }
+  EK__FAIL_IF(ek_device_group(device) != communicator->group, EK_ERR_DEVICE,
+              "%s: %s is not of the communicator's group", who, ek_device_name(device));
   return ek__fault_point(device, who);
 }
 
 static ek_status check_tensor(const char *who, const ek_device *device, const ek_tensor *tensor,
                               bool sums) {
-  if (!ek_tensor_exists(tensor)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: there is no tensor", who);
-  }
-  if (tensor->device != device) {
-    return ek_error_set(EK_ERR_DEVICE, "%s: called for %s with a tensor on %s", who,
-                        ek_device_name(device), ek_device_name(tensor->device));
-  }
-  if (sums && tensor->type != EK_F32 && tensor->type != EK_F64) {
-    return ek_error_set(EK_ERR_TYPE, "%s: cannot sum %s", who, ek_type_name(tensor->type));
-  }
+  EK__FAIL_IF(!ek_tensor_exists(tensor), EK_ERR_INVALID_ARGUMENT, "%s: there is no tensor", who);
+  EK__FAIL_IF(tensor->device != device, EK_ERR_DEVICE, "%s: called for %s with a tensor on %s", who,
+              ek_device_name(device), ek_device_name(tensor->device));
+  EK__FAIL_IF(sums && tensor->type != EK_F32 && tensor->type != EK_F64, EK_ERR_TYPE,
+              "%s: cannot sum %s", who, ek_type_name(tensor->type));
   return EK_OK;
 }
 
@@ -148,9 +139,8 @@ static ek_status start_rooted(const char *who, ek_communicator *communicator, ek
                               enum ek__collective_kind kind, const ek_tensor *tensor, size_t root) {
   EK_TRY(check_call(who, communicator, device));
   EK_TRY(check_tensor(who, device, tensor, kind == EK__REDUCE));
-  if (root >= ek_communicator_world_size(communicator)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: there is no rank %zu", who, root);
-  }
+  EK__FAIL_IF(root >= ek_communicator_world_size(communicator), EK_ERR_INVALID_ARGUMENT,
+              "%s: there is no rank %zu", who, root);
   return start(communicator, device, kind, tensor, root, NULL);
 }
 

@@ -20,6 +20,7 @@
 
 #include "backend/module_host.h"
 #include "core/alloc.h"
+#include "core/error.h"
 #include "core/log_internal.h"
 #include "device/cuda_loader.h"
 
@@ -103,10 +104,8 @@ static ek_status load(const struct ek__backend **backend) {
   ek__module_entry *entry = NULL;
   memcpy(&entry, &symbol, sizeof entry); /* as POSIX has it */
   ek_error_clear();
-  if (entry == NULL || entry(backend, &host) != EK_OK) {
-    return ek_error_set(EK_ERR_UNAVAILABLE, "cuda: %s is not of this version of evenkeel (%s)",
-                        path, EK_VERSION_STRING);
-  }
+  EK__FAIL_IF(entry == NULL || entry(backend, &host) != EK_OK, EK_ERR_UNAVAILABLE,
+              "cuda: %s is not of this version of evenkeel (%s)", path, EK_VERSION_STRING);
   ek__log(EK_LOG_INFO, "cuda: loaded %s", path);
   return EK_OK;
 }

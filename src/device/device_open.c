@@ -4,6 +4,7 @@
 #include <stdio.h>
 
 #include "core/alloc.h"
+#include "core/error.h"
 #include "device/device_struct.h"
 #include "device/ledger.h"
 
@@ -35,9 +36,8 @@ ek_status ek__device_open(ek_device **device, ek_group *group, void *group_nativ
                           const struct ek__backend *backend, const struct ek__device_spec *spec,
                           size_t index, int threads) {
   ek_device *result = ek__calloc(1, sizeof *result);
-  if (result == NULL) {
-    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for %s:%zu", backend->name, index);
-  }
+  EK__FAIL_IF(result == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory for %s:%zu", backend->name,
+              index);
   result->group = group;
   result->backend = backend;
   result->index = index;

@@ -6,13 +6,12 @@
  */
 #include <evenkeel/fault.h>
 
+#include "core/error.h"
 #include "device/fault_internal.h"
 
 ek_status ek_fault_at(ek_device *device, uint64_t n, ek_status status) {
-  if (device == NULL || (n > 0 && status == EK_OK)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_fault_at: %s",
-                        device == NULL ? "device may not be NULL" : "EK_OK is no failure");
-  }
+  EK__FAIL_IF(device == NULL || (n > 0 && status == EK_OK), EK_ERR_INVALID_ARGUMENT,
+              "ek_fault_at: %s", device == NULL ? "device may not be NULL" : "EK_OK is no failure");
   struct ek__fault *fault = ek__device_fault(device);
   /* The status first: whoever sees the new count sees it too. */
   atomic_store_explicit(&fault->status, (int)status, memory_order_relaxed);

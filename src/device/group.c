@@ -180,17 +180,14 @@ static ek_status threads_for(int *threads, const struct ek__backend *backend, si
 /* The group's place among the devices of all processes. */
 static ek_status take_ranks(ek_group *group, const ek_group_options *options) {
   const size_t world = options->world_size == 0 ? group->count : options->world_size;
-  if (world < group->count || options->first_rank > world - group->count) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_group_open: %zu devices from rank %zu on in a world of %zu",
-                        group->count, options->first_rank, world);
-  }
-  if (world != group->count && group->backend->kernels != NULL) {
-    return ek_error_set(EK_ERR_UNAVAILABLE,
-                        "ek_group_open: %s devices of several processes are not yet implemented; "
-                        "`plan` counts for one of them",
-                        group->backend->name);
-  }
+  EK__FAIL_IF(world < group->count || options->first_rank > world - group->count,
+              EK_ERR_INVALID_ARGUMENT,
+              "ek_group_open: %zu devices from rank %zu on in a world of %zu", group->count,
+              options->first_rank, world);
+  EK__FAIL_IF(world != group->count && group->backend->kernels != NULL, EK_ERR_UNAVAILABLE,
+              "ek_group_open: %s devices of several processes are not yet implemented; `plan` "
+              "counts for one of them",
+              group->backend->name);
   group->first_rank = options->first_rank;
   group->world_size = world;
   return EK_OK;
@@ -198,16 +195,11 @@ static ek_status take_ranks(ek_group *group, const ek_group_options *options) {
 
 static ek_status read_options(ek_group_options *o, const ek_group_options *options) {
   EK_TRY(ek__options_read(o, sizeof *o, options, "ek_group_options"));
-  if (o->threads_per_device < 0 || o->threads_per_device > 1024) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_group_open: options.threads_per_device is %d, expected 0 to 1024",
-                        o->threads_per_device);
-  }
-  if (!(o->time_limit >= 0 && o->time_limit <= 1e9)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_group_open: options.time_limit is %g seconds, expected 0 to 1e9",
-                        o->time_limit);
-  }
+  EK__FAIL_IF(o->threads_per_device < 0 || o->threads_per_device > 1024, EK_ERR_INVALID_ARGUMENT,
+              "ek_group_open: options.threads_per_device is %d, expected 0 to 1024",
+              o->threads_per_device);
+  EK__FAIL_IF(!(o->time_limit >= 0 && o->time_limit <= 1e9), EK_ERR_INVALID_ARGUMENT,
+              "ek_group_open: options.time_limit is %g seconds, expected 0 to 1e9", o->time_limit);
   return EK_OK;
 }
 
@@ -265,7 +257,7 @@ static ek_status open_named(ek_group **group, const char *text, struct ek__devic
   if (backend->resolve != NULL) EK_TRY(backend->resolve(spec));
   EK_TRY(ek__process_watch());
   ek_group *result = ek__calloc(1, sizeof *result);
-  if (result == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a group");
+  EK__FAIL_IF(result == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory for a group");
   result->backend = backend;
   result->process = ek__process_this();
   pthread_mutex_init(&result->mutex, NULL);
@@ -302,27 +294,22 @@ static ek_status check_unused(ek_group *group) {
   pthread_mutex_lock(&group->mutex);
   const bool busy = group->drawn != group->served, communicators = group->abortables != NULL;
   pthread_mutex_unlock(&group->mutex);
-  if (busy) {
-    return ek_error_set(EK_ERR_STATE, "ek_group_free: another thread is using the group");
-  }
-  if (communicators) {
-    return ek_error_set(EK_ERR_STATE, "ek_group_free: a model or a communicator is still open");
-  }
+  EK__FAIL_IF(busy, EK_ERR_STATE, "ek_group_free: another thread is using the group");
+  EK__FAIL_IF(communicators, EK_ERR_STATE,
+              "ek_group_free: a model or a communicator is still open");
   for (size_t i = 0; i < group->count; i++) {
     EK_TRY(ek__device_check_unused(group->workers[i].device, "ek_group_free"));
   }
-  if (ek__host_blocks_lent(&group->blocks) > 0) {
-    return ek_error_set(EK_ERR_STATE, "ek_group_free: shards of the group were not freed");
-  }
+  EK__FAIL_IF(ek__host_blocks_lent(&group->blocks) > 0, EK_ERR_STATE,
+              "ek_group_free: shards of the group were not freed");
   return EK_OK;
 }
 
 ek_status ek_group_free(ek_group *group) {
   if (group == NULL) return EK_OK;
   EK_TRY(ek__group_check(group, "ek_group_free"));
-  if (ek__group_is_worker(group)) {
-    return ek_error_set(EK_ERR_STATE, "ek_group_free: called from a worker of the same group");
-  }
+  EK__FAIL_IF(ek__group_is_worker(group), EK_ERR_STATE,
+              "ek_group_free: called from a worker of the same group");
   const ek_status status = check_unused(group);
   if (status != EK_OK) {
     ek__log(EK_LOG_WARNING, "%s", ek_error_message()); /* many do not look at the status */
@@ -408,14 +395,11 @@ static ek_status check_guards(const ek_group *group, ek_status (*check)(struct e
 }
 
 ek_status ek_group_apply(ek_group *group, ek_apply_function function, void *context) {
-  if (group == NULL || function == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_group_apply: group and function may not be NULL");
-  }
+  EK__FAIL_IF(group == NULL || function == NULL, EK_ERR_INVALID_ARGUMENT,
+              "ek_group_apply: group and function may not be NULL");
   EK_TRY(ek__group_check(group, "ek_group_apply"));
-  if (ek__group_is_worker(group)) {
-    return ek_error_set(EK_ERR_STATE, "ek_group_apply: called from a worker of the same group");
-  }
+  EK__FAIL_IF(ek__group_is_worker(group), EK_ERR_STATE,
+              "ek_group_apply: called from a worker of the same group");
   EK_TRY(check_guards(group, ek__guard_noted));
   pthread_mutex_lock(&group->mutex);
   const uint64_t number = group->drawn++;

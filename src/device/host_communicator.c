@@ -33,6 +33,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/error.h"
 #include "core/sizes.h"
 #include "device/communicator_internal.h"
 
@@ -378,10 +379,9 @@ static ek_status allocate(struct host_communicator *self) {
   self->pointers = ek__calloc((RING + ranks) * ranks, sizeof *self->pointers);
   self->sources = ek__calloc(ranks * ranks, sizeof *self->sources);
   self->events = ek__calloc(RING * ranks, sizeof *self->events);
-  if (self->rank == NULL || self->offsets == NULL || self->pointers == NULL ||
-      self->sources == NULL || self->events == NULL) {
-    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a communicator");
-  }
+  EK__FAIL_IF(self->rank == NULL || self->offsets == NULL || self->pointers == NULL ||
+                  self->sources == NULL || self->events == NULL,
+              EK_ERR_OUT_OF_MEMORY, "no host memory for a communicator");
   for (size_t i = 0; i < RING; i++) {
     self->ring[i].offsets = self->offsets + i * (ranks + 1);
     self->ring[i].data = self->pointers + i * ranks;
@@ -396,9 +396,7 @@ static ek_status allocate(struct host_communicator *self) {
 
 ek_status ek__host_communicator_open(ek_communicator **communicator, ek_group *group) {
   struct host_communicator *self = ek__calloc(1, sizeof *self);
-  if (self == NULL) {
-    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a communicator");
-  }
+  EK__FAIL_IF(self == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory for a communicator");
   self->table = host_table;
   self->base.table = &self->table;
   self->base.group = group;

@@ -89,13 +89,11 @@ static void format(char *buffer, size_t size, size_t *needed, const ek_group *gr
 }
 
 ek_status ek_memory_format(char *buffer, size_t size, size_t *needed, const ek_group *group) {
-  if (group == NULL || (buffer == NULL && size > 0)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_memory_format: group and buffer may not be NULL");
-  }
+  EK__FAIL_IF(group == NULL || (buffer == NULL && size > 0), EK_ERR_INVALID_ARGUMENT,
+              "ek_memory_format: group and buffer may not be NULL");
   const size_t count = ek_group_size(group);
   ek_memory_usage *usages = ek__calloc(count, sizeof *usages);
-  if (usages == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a table");
+  EK__FAIL_IF(usages == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory for a table");
   ek_status status = EK_OK;
   for (size_t i = 0; i < count && status == EK_OK; i++) {
     status = ek_memory_stats(&usages[i], ek_group_device(group, i));

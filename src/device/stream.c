@@ -25,10 +25,8 @@ struct ek_event {
 ek_status ek__stream_open(ek_stream **stream, ek_device *device, const struct ek__backend *backend,
                           ek_stream_kind kind, int threads) {
   ek_stream *result = ek__calloc(1, sizeof *result);
-  if (result == NULL) {
-    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "%s: no host memory for a stream",
-                        ek_device_name(device));
-  }
+  EK__FAIL_IF(result == NULL, EK_ERR_OUT_OF_MEMORY, "%s: no host memory for a stream",
+              ek_device_name(device));
   result->device = device;
   result->kind = kind;
   const ek_status status = backend->stream_open(&result->head.native, device, kind, threads);
@@ -66,10 +64,8 @@ ek_status ek_stream_synchronize(ek_stream *stream) {
 ek_status ek_event_create(ek_event **event, ek_device *device) {
   EK__NOT_NULL("ek_event_create", event, device);
   ek_event *result = ek__calloc(1, sizeof *result);
-  if (result == NULL) {
-    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "%s: no host memory for an event",
-                        ek_device_name(device));
-  }
+  EK__FAIL_IF(result == NULL, EK_ERR_OUT_OF_MEMORY, "%s: no host memory for an event",
+              ek_device_name(device));
   result->device = device;
   const struct ek__backend *backend = ek__device_table(device);
   if (backend->event_open != NULL) {
@@ -86,10 +82,9 @@ ek_status ek_event_create(ek_event **event, ek_device *device) {
 
 ek_status ek_event_record(ek_event *event, ek_stream *stream) {
   EK__NOT_NULL("ek_event_record", event, stream);
-  if (event->device != stream->device) {
-    return ek_error_set(EK_ERR_DEVICE, "ek_event_record: event of %s, stream of %s",
-                        ek_device_name(event->device), ek_device_name(stream->device));
-  }
+  EK__FAIL_IF(event->device != stream->device, EK_ERR_DEVICE,
+              "ek_event_record: event of %s, stream of %s", ek_device_name(event->device),
+              ek_device_name(stream->device));
   EK_TRY(ek__fault_point(event->device, "event"));
   const struct ek__backend *backend = ek__device_table(event->device);
   if (backend->event_record != NULL) EK_TRY(backend->event_record(event->native, stream));
@@ -123,19 +118,15 @@ void ek_event_free(ek_event *event) {
 
 ek_status ek_device_parallel_for(ek_device *device, int64_t count, ek_range_function function,
                                  void *context) {
-  if (device == NULL || function == NULL || count < 0) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_device_parallel_for: device and function may not be NULL, nor count "
-                        "negative (%lld)",
-                        (long long)count);
-  }
+  EK__FAIL_IF(
+      device == NULL || function == NULL || count < 0, EK_ERR_INVALID_ARGUMENT,
+      "ek_device_parallel_for: device and function may not be NULL, nor count negative (%lld)",
+      (long long)count);
   EK_TRY(ek__fault_point(device, "ek_device_parallel_for"));
   const struct ek__backend *backend = ek__device_table(device);
-  if (backend->parallel_for == NULL && backend->kernels != NULL) {
-    return ek_error_set(EK_ERR_UNSUPPORTED,
-                        "ek_device_parallel_for: %s does not compute on the host's threads",
-                        ek_device_name(device));
-  }
+  EK__FAIL_IF(backend->parallel_for == NULL && backend->kernels != NULL, EK_ERR_UNSUPPORTED,
+              "ek_device_parallel_for: %s does not compute on the host's threads",
+              ek_device_name(device));
   if (count == 0 || backend->kernels == NULL) return EK_OK;
   return backend->parallel_for(ek_device_stream(device, EK_STREAM_COMPUTE), count, function,
                                context);

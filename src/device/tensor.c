@@ -15,26 +15,20 @@
 /* Checks a shape and counts its bytes, without overflow. */
 static ek_status measure(int64_t *bytes, const char *who, ek_type type, int rank,
                          const int64_t *shape) {
-  if (ek_type_size(type) == 0) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: %d is no element type", who, (int)type);
-  }
-  if (rank < 0 || rank > EK_MAX_RANK || (rank > 0 && shape == NULL)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: rank %d is not in 0..%d, or shape is NULL",
-                        who, rank, EK_MAX_RANK);
-  }
+  EK__FAIL_IF(ek_type_size(type) == 0, EK_ERR_INVALID_ARGUMENT, "%s: %d is no element type", who,
+              (int)type);
+  EK__FAIL_IF(rank < 0 || rank > EK_MAX_RANK || (rank > 0 && shape == NULL),
+              EK_ERR_INVALID_ARGUMENT, "%s: rank %d is not in 0..%d, or shape is NULL", who, rank,
+              EK_MAX_RANK);
   bool empty = false, overflow = false;
   int64_t total = (int64_t)ek_type_size(type);
   for (int i = 0; i < rank; i++) {
-    if (shape[i] < 0) {
-      return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: size %lld of dimension %d is negative", who,
-                          (long long)shape[i], i);
-    }
+    EK__FAIL_IF(shape[i] < 0, EK_ERR_INVALID_ARGUMENT, "%s: size %lld of dimension %d is negative",
+                who, (long long)shape[i], i);
     empty = empty || shape[i] == 0;
     overflow = overflow || (shape[i] > 0 && !ek__multiply(&total, total, shape[i]));
   }
-  if (overflow) {
-    return ek_error_set(EK_ERR_OVERFLOW, "%s: the sizes' product does not fit in 63 bits", who);
-  }
+  EK__FAIL_IF(overflow, EK_ERR_OVERFLOW, "%s: the sizes' product does not fit in 63 bits", who);
   *bytes = empty ? 0 : total;
   return EK_OK;
 }
@@ -47,10 +41,9 @@ static void set_shape(ek_tensor *tensor, int rank, const int64_t *shape) {
 
 ek_status ek_tensor_create(ek_tensor *tensor, ek_device *device, ek_memory_category category,
                            ek_type type, int rank, const int64_t *shape) {
-  if (tensor == NULL || device == NULL || (unsigned)category >= EK_MEMORY_CATEGORIES) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_tensor_create: tensor or device is NULL, or there is no such category");
-  }
+  EK__FAIL_IF(tensor == NULL || device == NULL || (unsigned)category >= EK_MEMORY_CATEGORIES,
+              EK_ERR_INVALID_ARGUMENT,
+              "ek_tensor_create: tensor or device is NULL, or there is no such category");
   int64_t bytes = 0;
   EK_TRY(measure(&bytes, "ek_tensor_create", type, rank, shape));
   ek_tensor result = {.device = device, .type = type};
@@ -72,9 +65,8 @@ ek_status ek_tensor_host(ek_tensor *tensor, void *data, ek_type type, int rank,
   EK__NOT_NULL("ek_tensor_host", tensor);
   int64_t bytes = 0;
   EK_TRY(measure(&bytes, "ek_tensor_host", type, rank, shape));
-  if (bytes > 0 && data == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_tensor_host: data may not be NULL");
-  }
+  EK__FAIL_IF(bytes > 0 && data == NULL, EK_ERR_INVALID_ARGUMENT,
+              "ek_tensor_host: data may not be NULL");
   ek_tensor result = {.data = data, .type = type};
   set_shape(&result, rank, shape);
   *tensor = result;
@@ -82,9 +74,8 @@ ek_status ek_tensor_host(ek_tensor *tensor, void *data, ek_type type, int rank,
 }
 
 static ek_status check_pair(const char *who, const ek_tensor *result, const ek_tensor *source) {
-  if (result == NULL || !ek_tensor_exists(source)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: a tensor is NULL or absent", who);
-  }
+  EK__FAIL_IF(result == NULL || !ek_tensor_exists(source), EK_ERR_INVALID_ARGUMENT,
+              "%s: a tensor is NULL or absent", who);
   return EK_OK;
 }
 
@@ -100,14 +91,11 @@ ek_status ek_tensor_share(ek_tensor *tensor, const ek_tensor *source) {
 
 ek_status ek_tensor_rows(ek_tensor *view, const ek_tensor *source, int64_t first, int64_t count) {
   EK_TRY(check_pair("ek_tensor_rows", view, source));
-  if (source->rank == 0) {
-    return ek_error_set(EK_ERR_SHAPE, "ek_tensor_rows: a scalar has no rows");
-  }
-  if (first < 0 || count < 0 || count > source->shape[0] || first > source->shape[0] - count) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_tensor_rows: rows %lld + %lld of a tensor with %lld rows",
-                        (long long)first, (long long)count, (long long)source->shape[0]);
-  }
+  EK__FAIL_IF(source->rank == 0, EK_ERR_SHAPE, "ek_tensor_rows: a scalar has no rows");
+  EK__FAIL_IF(
+      first < 0 || count < 0 || count > source->shape[0] || first > source->shape[0] - count,
+      EK_ERR_INVALID_ARGUMENT, "ek_tensor_rows: rows %lld + %lld of a tensor with %lld rows",
+      (long long)first, (long long)count, (long long)source->shape[0]);
   const size_t row_bytes = (size_t)ek_tensor_row_elements(source) * ek_type_size(source->type);
   ek_tensor result;
   EK_TRY(ek_tensor_share(&result, source));
@@ -133,11 +121,10 @@ ek_status ek_tensor_reshape(ek_tensor *view, const ek_tensor *source, int rank,
   EK_TRY(check_pair("ek_tensor_reshape", view, source));
   int64_t bytes = 0;
   EK_TRY(measure(&bytes, "ek_tensor_reshape", source->type, rank, shape));
-  if ((size_t)bytes != ek_tensor_bytes(source)) {
-    return ek_error_set(EK_ERR_SHAPE, "ek_tensor_reshape: %lld elements cannot become %lld",
-                        (long long)ek_tensor_count(source),
-                        (long long)bytes / (long long)ek_type_size(source->type));
-  }
+  EK__FAIL_IF((size_t)bytes != ek_tensor_bytes(source), EK_ERR_SHAPE,
+              "ek_tensor_reshape: %lld elements cannot become %lld",
+              (long long)ek_tensor_count(source),
+              (long long)bytes / (long long)ek_type_size(source->type));
   ek_tensor result;
   EK_TRY(ek_tensor_share(&result, source));
   set_shape(&result, rank, shape);
@@ -191,10 +178,9 @@ bool ek_tensor_same_shape(const ek_tensor *a, const ek_tensor *b) {
 }
 
 ek_status ek_tensor_set_category(ek_tensor *tensor, ek_memory_category category) {
-  if (!ek_tensor_exists(tensor) || (unsigned)category >= EK_MEMORY_CATEGORIES) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_tensor_set_category: no tensor, or there is no such category");
-  }
+  EK__FAIL_IF(!ek_tensor_exists(tensor) || (unsigned)category >= EK_MEMORY_CATEGORIES,
+              EK_ERR_INVALID_ARGUMENT,
+              "ek_tensor_set_category: no tensor, or there is no such category");
   if (tensor->memory != NULL) ek__arena_charge(tensor->memory, category);
   return EK_OK;
 }
@@ -208,10 +194,9 @@ static bool covers_its_memory(const ek_tensor *tensor) {
 }
 
 ek_status ek_tensor_grow(bool *grown, ek_tensor *tensor, int64_t rows) {
-  if (grown == NULL || !ek_tensor_exists(tensor) || tensor->rank == 0 || rows < tensor->shape[0]) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_tensor_grow: no tensor with rows, or fewer rows than it has");
-  }
+  EK__FAIL_IF(
+      grown == NULL || !ek_tensor_exists(tensor) || tensor->rank == 0 || rows < tensor->shape[0],
+      EK_ERR_INVALID_ARGUMENT, "ek_tensor_grow: no tensor with rows, or fewer rows than it has");
   int64_t shape[EK_MAX_RANK];
   memcpy(shape, tensor->shape, sizeof shape);
   shape[0] = rows;
@@ -227,9 +212,8 @@ ek_status ek_tensor_grow(bool *grown, ek_tensor *tensor, int64_t rows) {
 }
 
 ek_status ek_tensor_wait(const ek_tensor *tensor) {
-  if (!ek_tensor_exists(tensor)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_tensor_wait: there is no tensor");
-  }
+  EK__FAIL_IF(!ek_tensor_exists(tensor), EK_ERR_INVALID_ARGUMENT,
+              "ek_tensor_wait: there is no tensor");
   if (tensor->memory == NULL || tensor->memory->arrival == 0) return EK_OK;
   return ek__device_table(tensor->device)->arrive(tensor->device, tensor->memory->arrival);
 }
@@ -263,23 +247,17 @@ static ek_status copy_bytes(const ek_tensor *to, const ek_tensor *from, size_t b
 
 ek_status ek_tensor_copy(ek_tensor *destination, const ek_tensor *source) {
   EK_TRY(check_pair("ek_tensor_copy", destination, source));
-  if (!ek_tensor_exists(destination)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_tensor_copy: there is no destination");
-  }
-  if (destination->type != source->type) {
-    return ek_error_set(EK_ERR_TYPE, "ek_tensor_copy: %s cannot become %s",
-                        ek_type_name(source->type), ek_type_name(destination->type));
-  }
-  if (ek_tensor_count(destination) != ek_tensor_count(source)) {
-    return ek_error_set(EK_ERR_SHAPE, "ek_tensor_copy: %lld elements cannot become %lld",
-                        (long long)ek_tensor_count(source),
-                        (long long)ek_tensor_count(destination));
-  }
-  if (destination->device != NULL && source->device != NULL &&
-      ek_device_group(destination->device) != ek_device_group(source->device)) {
-    return ek_error_set(EK_ERR_DEVICE, "ek_tensor_copy: %s and %s are of different groups",
-                        ek_device_name(source->device), ek_device_name(destination->device));
-  }
+  EK__FAIL_IF(!ek_tensor_exists(destination), EK_ERR_INVALID_ARGUMENT,
+              "ek_tensor_copy: there is no destination");
+  EK__FAIL_IF(destination->type != source->type, EK_ERR_TYPE, "ek_tensor_copy: %s cannot become %s",
+              ek_type_name(source->type), ek_type_name(destination->type));
+  EK__FAIL_IF(ek_tensor_count(destination) != ek_tensor_count(source), EK_ERR_SHAPE,
+              "ek_tensor_copy: %lld elements cannot become %lld",
+              (long long)ek_tensor_count(source), (long long)ek_tensor_count(destination));
+  EK__FAIL_IF(destination->device != NULL && source->device != NULL &&
+                  ek_device_group(destination->device) != ek_device_group(source->device),
+              EK_ERR_DEVICE, "ek_tensor_copy: %s and %s are of different groups",
+              ek_device_name(source->device), ek_device_name(destination->device));
   const size_t bytes = ek_tensor_bytes(source);
   if (bytes == 0 || destination->data == source->data) return EK_OK;
   EK_TRY(ek_tensor_wait(destination));

@@ -5,6 +5,7 @@
 
 #include <evenkeel/elementwise.h>
 
+#include "core/error.h"
 #include "module/layer_internal.h"
 
 struct activation {
@@ -57,10 +58,8 @@ static const ek_module_ops activation_ops[] = {
     EK_ACTIVATION_LIST(OPS)};
 
 ek_status ek_activation_create(ek_module **module, ek_activation activation) {
-  if ((size_t)activation >= sizeof activation_ops / sizeof activation_ops[0]) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "activation: there is no activation %d",
-                        (int)activation);
-  }
+  EK__FAIL_IF((size_t)activation >= sizeof activation_ops / sizeof activation_ops[0],
+              EK_ERR_INVALID_ARGUMENT, "activation: there is no activation %d", (int)activation);
   ek_status status = EK_OK;
   struct activation *created =
       ek__layer_create(&status, module, sizeof *created, &activation_ops[activation], 1, 1);

@@ -10,6 +10,7 @@
 #include <evenkeel/linear.h>
 #include <evenkeel/pass.h>
 
+#include "core/error.h"
 #include "module/composite.h"
 #include "module/layer_internal.h"
 
@@ -48,10 +49,8 @@ static ek_status attention_forward(const ek_module *self, ek_pass *pass, const e
                                    ek_tensor *outputs) {
   const struct attention *m = (const struct attention *)self;
   EK_TRY(ek__layer_check(pass, &inputs[0], m->width));
-  if (inputs[0].rank != 3) {
-    return ek_error_set(EK_ERR_SHAPE, "input has rank %d, expected 3 (samples, tokens, width)",
-                        inputs[0].rank);
-  }
+  EK__FAIL_IF(inputs[0].rank != 3, EK_ERR_SHAPE,
+              "input has rank %d, expected 3 (samples, tokens, width)", inputs[0].rank);
   struct saved s = {{0}, {0}, {0}};
   ek_status status = attend(m, pass, &inputs[0], &s);
   /* Before the projection takes memory: without a backward nobody else holds these two. */
@@ -101,19 +100,14 @@ static const ek_module_ops attention_ops = {.size = sizeof(ek_module_ops),
 
 static ek_status check_sizes(int64_t width, int heads, double deviation,
                              double projection_deviation) {
-  if (width <= 0 || heads <= 0 || width % heads != 0) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "attention: width %" PRId64 " is not a multiple of %d heads", width, heads);
-  }
-  if (width > INT64_MAX / 3) {
-    return ek_error_set(EK_ERR_OVERFLOW, "attention: 3 x %" PRId64 " columns", width);
-  }
-  if (!(deviation >= 0) || !(projection_deviation >= 0) || isinf(deviation) ||
-      isinf(projection_deviation)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "attention: standard deviations are %g and %g, expected 0 or more",
-                        deviation, projection_deviation);
-  }
+  EK__FAIL_IF(width <= 0 || heads <= 0 || width % heads != 0, EK_ERR_INVALID_ARGUMENT,
+              "attention: width %" PRId64 " is not a multiple of %d heads", width, heads);
+  EK__FAIL_IF(width > INT64_MAX / 3, EK_ERR_OVERFLOW, "attention: 3 x %" PRId64 " columns", width);
+  EK__FAIL_IF(!(deviation >= 0) || !(projection_deviation >= 0) || isinf(deviation) ||
+                  isinf(projection_deviation),
+              EK_ERR_INVALID_ARGUMENT,
+              "attention: standard deviations are %g and %g, expected 0 or more", deviation,
+              projection_deviation);
   return EK_OK;
 }
 

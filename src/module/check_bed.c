@@ -17,7 +17,7 @@
 
 ek_status ek__bed_values(struct ek__values *values, int64_t count) {
   double *data = ek__calloc((size_t)count + 1, sizeof *data);
-  if (data == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory to check a module");
+  EK__FAIL_IF(data == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory to check a module");
   *values = (struct ek__values){data, count};
   return EK_OK;
 }
@@ -36,7 +36,7 @@ void ek__results_free(struct ek__results *results) {
 /* A tensor's elements as they lie in memory; the caller frees *data. */
 static ek_status open_packed(void **data, ek_tensor *host, const ek_tensor *tensor) {
   *data = ek__calloc(ek_tensor_bytes(tensor) + 1, 1);
-  if (*data == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory to check a module");
+  EK__FAIL_IF(*data == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory to check a module");
   return ek_tensor_host(host, *data, tensor->type, tensor->rank, tensor->shape);
 }
 
@@ -118,9 +118,8 @@ static ek_status make_inputs(struct ek__bed *bed) {
     const ek_check_input *from = &bed->inputs[i];
     int64_t count = 1;
     for (int d = 0; d < from->rank; d++) {
-      if (!ek__multiply(&count, count, from->shape[d])) {
-        return ek_error_set(EK_ERR_OVERFLOW, "ek_module_check: input %zu is too large", i);
-      }
+      EK__FAIL_IF(!ek__multiply(&count, count, from->shape[d]), EK_ERR_OVERFLOW,
+                  "ek_module_check: input %zu is too large", i);
     }
     EK_TRY(ek__bed_values(&bed->input[i], count));
     for (int64_t k = 0; k < count; k++) {
@@ -181,9 +180,8 @@ ek_status ek__bed_open(struct ek__bed *bed, ek_module *module, const char *devic
   bed->devices = ek_group_size(bed->group);
   bed->parts = ek__calloc(bed->devices, sizeof *bed->parts);
   bed->offsets = ek__calloc(bed->devices + 1, sizeof *bed->offsets);
-  if (bed->parts == NULL || bed->offsets == NULL) {
-    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory to check a module");
-  }
+  EK__FAIL_IF(bed->parts == NULL || bed->offsets == NULL, EK_ERR_OUT_OF_MEMORY,
+              "no host memory to check a module");
   for (size_t i = module->inputs; i-- > 0;) {
     if (!inputs[i].broadcast) bed->samples = inputs[i].shape[0];
   }

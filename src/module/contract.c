@@ -33,11 +33,10 @@ static const char *place_of(const ek_tensor *tensor) {
 /* Messages here do not say whose tensor it is: ek__name_failure() puts that before them. */
 static ek_status check_place(const char *what, size_t index, const ek_pass *pass,
                              const ek_tensor *tensor) {
-  if (tensor->device != pass->replica->device) {
-    return ek_error_set(EK_ERR_DEVICE, "%s number %zu is %s%s, expected on %s", what, index,
-                        tensor->device == NULL ? "" : "on ", place_of(tensor),
-                        ek_device_name(pass->replica->device));
-  }
+  EK__FAIL_IF(tensor->device != pass->replica->device, EK_ERR_DEVICE,
+              "%s number %zu is %s%s, expected on %s", what, index,
+              tensor->device == NULL ? "" : "on ", place_of(tensor),
+              ek_device_name(pass->replica->device));
   char text[EK__FLAW_TEXT];
   const char *flaw = ek__tensor_flaw(text, tensor);
   if (flaw == NULL) return EK_OK;
@@ -47,19 +46,16 @@ static ek_status check_place(const char *what, size_t index, const ek_pass *pass
 ek_status ek__check_tensors(const char *who, const ek_pass *pass, const ek_tensor *tensors,
                             size_t count) {
   for (size_t i = 0; i < count; i++) {
-    if (!ek_tensor_exists(&tensors[i])) {
-      return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: there is no tensor number %zu", who, i);
-    }
-    if (tensors[i].device != pass->replica->device) {
-      return ek_error_set(EK_ERR_DEVICE, "%s: tensor number %zu is %s%s, the replica on %s", who, i,
-                          tensors[i].device == NULL ? "" : "on ", place_of(&tensors[i]),
-                          ek_device_name(pass->replica->device));
-    }
+    EK__FAIL_IF(!ek_tensor_exists(&tensors[i]), EK_ERR_INVALID_ARGUMENT,
+                "%s: there is no tensor number %zu", who, i);
+    EK__FAIL_IF(tensors[i].device != pass->replica->device, EK_ERR_DEVICE,
+                "%s: tensor number %zu is %s%s, the replica on %s", who, i,
+                tensors[i].device == NULL ? "" : "on ", place_of(&tensors[i]),
+                ek_device_name(pass->replica->device));
     char text[EK__FLAW_TEXT];
     const char *flaw = ek__tensor_flaw(text, &tensors[i]);
-    if (flaw != NULL) {
-      return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: tensor number %zu has %s", who, i, flaw);
-    }
+    EK__FAIL_IF(flaw != NULL, EK_ERR_INVALID_ARGUMENT, "%s: tensor number %zu has %s", who, i,
+                flaw);
   }
   return EK_OK;
 }
@@ -77,10 +73,8 @@ static ek_status check_extent(const char *what, size_t index, const ek_tensor *t
                               const struct ek__extent *extent) {
   ek_tensor wanted = {.type = extent->type, .rank = extent->rank};
   memcpy(wanted.shape, extent->shape, sizeof wanted.shape);
-  if (tensor->type != wanted.type) {
-    return ek_error_set(EK_ERR_TYPE, "%s number %zu is %s, expected %s", what, index,
-                        ek_type_name(tensor->type), ek_type_name(wanted.type));
-  }
+  EK__FAIL_IF(tensor->type != wanted.type, EK_ERR_TYPE, "%s number %zu is %s, expected %s", what,
+              index, ek_type_name(tensor->type), ek_type_name(wanted.type));
   if (ek_tensor_same_shape(tensor, &wanted)) return EK_OK;
   char is[EK__OP_SHAPE_TEXT], expected[EK__OP_SHAPE_TEXT];
   return ek_error_set(EK_ERR_SHAPE, "%s number %zu is [%s], expected [%s]", what, index,
@@ -93,11 +87,11 @@ ek_status ek__record_push(size_t *record, ek_pass *pass, const struct ek__frame 
                           const ek_tensor *inputs) {
   const struct ek__node *node = of->node;
   const size_t extents = pass->extent_count, more = node->inputs + node->outputs;
-  if (!ek__grow(&pass->records, &pass->record_capacity, pass->record_count + 1,
+  EK__FAIL_IF(
+      !ek__grow(&pass->records, &pass->record_capacity, pass->record_count + 1,
                 sizeof *pass->records) ||
-      !ek__grow(&pass->extents, &pass->extent_capacity, extents + more, sizeof *pass->extents)) {
-    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for the records of a pass");
-  }
+          !ek__grow(&pass->extents, &pass->extent_capacity, extents + more, sizeof *pass->extents),
+      EK_ERR_OUT_OF_MEMORY, "no host memory for the records of a pass");
   for (size_t i = 0; i < node->inputs; i++) pass->extents[extents + i] = extent_of(&inputs[i]);
   pass->extent_count += more;
   *record = pass->record_count++;
@@ -178,30 +172,23 @@ static ek_status check_references(const ek_pass *pass, const char *what, ek_tens
 ek_status ek__check_totals(const ek_pass *pass, const struct ek__node *node,
                            const ek_tensor *totals) {
   const struct ek__extent wanted = {.type = EK_F64, .rank = 2, .shape = {(int64_t)node->terms, 2}};
-  if (node->terms == 0) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s is no criterion and has no totals",
-                        node->module->ops->kind);
-  }
+  EK__FAIL_IF(node->terms == 0, EK_ERR_INVALID_ARGUMENT, "%s is no criterion and has no totals",
+              node->module->ops->kind);
   EK_TRY(check_place("totals, output", 0, pass, totals));
   return check_extent("totals, output", 0, totals, &wanted);
 }
 
 static ek_status check_output(const ek_pass *pass, const struct ek__node *node, size_t index,
                               const ek_tensor *output) {
-  if (!ek_tensor_exists(output)) {
-    return ek_error_set(EK_ERR_STATE, "it gave no output number %zu", index);
-  }
+  EK__FAIL_IF(!ek_tensor_exists(output), EK_ERR_STATE, "it gave no output number %zu", index);
   if (index == 0 && node->terms > 0) return ek__check_totals(pass, node, output);
   EK_TRY(check_place("output", index, pass, output));
-  if (is_floating(output->type) && output->type != pass->frame->type) {
-    return ek_error_set(EK_ERR_TYPE, "output number %zu is %s, expected %s", index,
-                        ek_type_name(output->type), ek_type_name(pass->frame->type));
-  }
+  EK__FAIL_IF(is_floating(output->type) && output->type != pass->frame->type, EK_ERR_TYPE,
+              "output number %zu is %s, expected %s", index, ek_type_name(output->type),
+              ek_type_name(pass->frame->type));
   if (node != pass->replica->layout.root) return EK_OK;
-  if (!is_floating(output->type) && pass->options.gradient) {
-    return ek_error_set(EK_ERR_TYPE, "output number %zu is %s, which has no gradient", index,
-                        ek_type_name(output->type));
-  }
+  EK__FAIL_IF(!is_floating(output->type) && pass->options.gradient, EK_ERR_TYPE,
+              "output number %zu is %s, which has no gradient", index, ek_type_name(output->type));
   const int64_t samples = pass->options.samples, rows = output->rank == 0 ? 0 : output->shape[0];
   if (samples == 0 || output->rank == 0 || (rows > 0 && rows % samples == 0)) return EK_OK;
   return ek_error_set(EK_ERR_SHAPE,
@@ -227,9 +214,7 @@ static ek_status check_grad_outputs(const ek_pass *pass, const struct ek__record
                                     const ek_tensor *grad_outputs) {
   static const char *const what = "the gradient of output";
   const struct ek__extent *extents = &pass->extents[of->extents + of->node->inputs];
-  if (!of->saved) {
-    return ek_error_set(EK_ERR_STATE, "its forward ran without saving, and has not run again");
-  }
+  EK__FAIL_IF(!of->saved, EK_ERR_STATE, "its forward ran without saving, and has not run again");
   if (pass->saved_count != of->above) {
     const bool more = pass->saved_count > of->above;
     return ek_error_set(EK_ERR_STATE, "tensors that %s: %zu",
@@ -239,9 +224,8 @@ static ek_status check_grad_outputs(const ek_pass *pass, const struct ek__record
   }
   for (size_t i = 0; i < of->node->outputs; i++) {
     if (!is_floating(extents[i].type)) continue;
-    if (!ek_tensor_exists(&grad_outputs[i])) {
-      return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s number %zu is not there", what, i);
-    }
+    EK__FAIL_IF(!ek_tensor_exists(&grad_outputs[i]), EK_ERR_INVALID_ARGUMENT,
+                "%s number %zu is not there", what, i);
     EK_TRY(check_place(what, i, pass, &grad_outputs[i]));
     EK_TRY(check_extent(what, i, &grad_outputs[i], &extents[i]));
   }
@@ -262,12 +246,10 @@ static ek_status check_grad_input(const ek_pass *pass, size_t index, const ek_te
                                   const struct ek__extent *input, bool is_target) {
   static const char *const what = "the gradient of input";
   const bool exists = ek_tensor_exists(gradient);
-  if (input != NULL && exists != (is_floating(input->type) && !is_target)) {
-    return ek_error_set(EK_ERR_STATE,
-                        exists ? "%s number %zu was given, but the input is %s"
-                               : "%s number %zu was not given; the input is %s",
-                        what, index, is_target ? "a target" : ek_type_name(input->type));
-  }
+  EK__FAIL_IF(input != NULL && exists != (is_floating(input->type) && !is_target), EK_ERR_STATE,
+              exists ? "%s number %zu was given, but the input is %s"
+                     : "%s number %zu was not given; the input is %s",
+              what, index, is_target ? "a target" : ek_type_name(input->type));
   if (!exists) return EK_OK;
   EK_TRY(check_place(what, index, pass, gradient));
   return input == NULL ? EK_OK : check_extent(what, index, gradient, input);

@@ -7,6 +7,7 @@
 
 #include <evenkeel/elementwise.h>
 
+#include "core/error.h"
 #include "module/layer_internal.h"
 
 struct dropout {
@@ -42,9 +43,8 @@ static const ek_module_ops dropout_ops = {.size = sizeof(ek_module_ops),
                                           .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 ek_status ek_dropout_create(ek_module **module, double p) {
-  if (!(p >= 0.0 && p < 1.0)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "dropout: p is %g, expected 0 <= p < 1", p);
-  }
+  EK__FAIL_IF(!(p >= 0.0 && p < 1.0), EK_ERR_INVALID_ARGUMENT,
+              "dropout: p is %g, expected 0 <= p < 1", p);
   ek_status status = EK_OK;
   struct dropout *m = ek__layer_create(&status, module, sizeof *m, &dropout_ops, 1, 1);
   if (m == NULL) return status;

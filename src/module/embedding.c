@@ -7,6 +7,7 @@
 
 #include <evenkeel/lookup.h>
 
+#include "core/error.h"
 #include "module/layer_internal.h"
 
 enum { WEIGHT, POSITIONS };
@@ -33,21 +34,14 @@ static ek_status embedding_parameters(const ek_module *self, ek_declaration *dec
 static int64_t tokens_of(const ek_tensor *index) { return index->rank == 2 ? index->shape[1] : 1; }
 
 static ek_status check_index(const struct embedding *m, const ek_tensor *index) {
-  if (!ek_tensor_exists(index)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "there is no input");
-  }
-  if (index->type != EK_I32) {
-    return ek_error_set(EK_ERR_TYPE, "input is %s, expected i32", ek_type_name(index->type));
-  }
-  if (index->rank != 1 && index->rank != 2) {
-    return ek_error_set(EK_ERR_SHAPE, "input has rank %d, expected 1 or 2 (samples, tokens)",
-                        index->rank);
-  }
-  if (m->positions > 0 && tokens_of(index) > m->positions) {
-    return ek_error_set(EK_ERR_SHAPE,
-                        "samples have %" PRId64 " tokens, there are %" PRId64 " positions",
-                        tokens_of(index), m->positions);
-  }
+  EK__FAIL_IF(!ek_tensor_exists(index), EK_ERR_INVALID_ARGUMENT, "there is no input");
+  EK__FAIL_IF(index->type != EK_I32, EK_ERR_TYPE, "input is %s, expected i32",
+              ek_type_name(index->type));
+  EK__FAIL_IF(index->rank != 1 && index->rank != 2, EK_ERR_SHAPE,
+              "input has rank %d, expected 1 or 2 (samples, tokens)", index->rank);
+  EK__FAIL_IF(m->positions > 0 && tokens_of(index) > m->positions, EK_ERR_SHAPE,
+              "samples have %" PRId64 " tokens, there are %" PRId64 " positions", tokens_of(index),
+              m->positions);
   return EK_OK;
 }
 
@@ -114,12 +108,10 @@ static const ek_module_ops embedding_ops = {.size = sizeof(ek_module_ops),
 
 ek_status ek_embedding_create(ek_module **module, int64_t entries, int64_t width,
                               int64_t positions) {
-  if (entries <= 0 || width <= 0 || positions < 0) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "embedding: %" PRId64 " entries of width %" PRId64 " and %" PRId64
-                        " positions, expected sizes above 0",
-                        entries, width, positions);
-  }
+  EK__FAIL_IF(entries <= 0 || width <= 0 || positions < 0, EK_ERR_INVALID_ARGUMENT,
+              "embedding: %" PRId64 " entries of width %" PRId64 " and %" PRId64
+              " positions, expected sizes above 0",
+              entries, width, positions);
   ek_status status = EK_OK;
   struct embedding *m = ek__layer_create(&status, module, sizeof *m, &embedding_ops, 1, 1);
   if (m == NULL) return status;

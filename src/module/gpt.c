@@ -18,6 +18,7 @@
 #include <evenkeel/sequential.h>
 
 #include "core/alloc.h"
+#include "core/error.h"
 #include "core/options.h"
 #include "module/composite.h"
 #include "module/layer_internal.h"
@@ -158,9 +159,8 @@ static ek_status block_create(ek_module **module, const ek_gpt_options *o) {
 static ek_status blocks_create(ek_module **module, const ek_gpt_options *o) {
   const size_t count = (size_t)o->layers;
   ek_module **blocks = ek__calloc(count, sizeof(ek_module *));
-  if (blocks == NULL) {
-    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "gpt: the host has no memory for %zu layers", count);
-  }
+  EK__FAIL_IF(blocks == NULL, EK_ERR_OUT_OF_MEMORY, "gpt: the host has no memory for %zu layers",
+              count);
   ek_status status = EK_OK;
   for (size_t i = 0; i < count && status == EK_OK; i++) status = block_create(&blocks[i], o);
   if (status == EK_OK) status = ek_sequential_create(module, blocks, count);
@@ -184,10 +184,8 @@ static ek_status gpt_parameters(const ek_module *self, ek_declaration *declarati
 
 static ek_status gpt_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
                              ek_tensor *outputs) {
-  if (ek_tensor_exists(&inputs[0]) && inputs[0].rank != 2) {
-    return ek_error_set(EK_ERR_SHAPE, "input has rank %d, expected 2 (samples, tokens)",
-                        inputs[0].rank);
-  }
+  EK__FAIL_IF(ek_tensor_exists(&inputs[0]) && inputs[0].rank != 2, EK_ERR_SHAPE,
+              "input has rank %d, expected 2 (samples, tokens)", inputs[0].rank);
   const struct ek__composite *m = (const struct ek__composite *)self;
   return ek__chain_forward(m, pass, 0, m->count, inputs, outputs);
 }
@@ -223,23 +221,17 @@ static ek_status fill_gpt(struct gpt *m, const ek_gpt_options *o) {
 }
 
 static ek_status check_options(const ek_gpt_options *o) {
-  if (o->vocabulary <= 0 || o->sequence <= 0 || o->width <= 0 || o->heads <= 0 || o->layers < 0) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "gpt: vocabulary %" PRId64 ", sequence %" PRId64 ", width %" PRId64
-                        ", %d layers, %d heads: sizes must be above 0",
-                        o->vocabulary, o->sequence, o->width, o->layers, o->heads);
-  }
-  if (o->width % o->heads != 0) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "gpt: width %" PRId64 " is not a multiple of %d heads", o->width, o->heads);
-  }
-  if (o->width > INT64_MAX / 4) {
-    return ek_error_set(EK_ERR_OVERFLOW, "gpt: 4 x %" PRId64 " columns", o->width);
-  }
-  if (!(o->dropout >= 0.0 && o->dropout < 1.0)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "gpt: dropout is %g, expected 0 <= p < 1",
-                        o->dropout);
-  }
+  EK__FAIL_IF(o->vocabulary <= 0 || o->sequence <= 0 || o->width <= 0 || o->heads <= 0 ||
+                  o->layers < 0,
+              EK_ERR_INVALID_ARGUMENT,
+              "gpt: vocabulary %" PRId64 ", sequence %" PRId64 ", width %" PRId64
+              ", %d layers, %d heads: sizes must be above 0",
+              o->vocabulary, o->sequence, o->width, o->layers, o->heads);
+  EK__FAIL_IF(o->width % o->heads != 0, EK_ERR_INVALID_ARGUMENT,
+              "gpt: width %" PRId64 " is not a multiple of %d heads", o->width, o->heads);
+  EK__FAIL_IF(o->width > INT64_MAX / 4, EK_ERR_OVERFLOW, "gpt: 4 x %" PRId64 " columns", o->width);
+  EK__FAIL_IF(!(o->dropout >= 0.0 && o->dropout < 1.0), EK_ERR_INVALID_ARGUMENT,
+              "gpt: dropout is %g, expected 0 <= p < 1", o->dropout);
   return EK_OK;
 }
 

@@ -6,6 +6,7 @@
 #include <inttypes.h>
 
 #include "core/alloc.h"
+#include "core/error.h"
 
 void *ek__layer_create(ek_status *status, ek_module *const *module, size_t size,
                        const ek_module_ops *ops, size_t inputs, size_t outputs) {
@@ -28,21 +29,13 @@ void *ek__layer_create(ek_status *status, ek_module *const *module, size_t size,
 void ek__layer_free(ek_module *self) { ek__free(self); }
 
 ek_status ek__layer_check(const ek_pass *pass, const ek_tensor *input, int64_t columns) {
-  if (!ek_tensor_exists(input)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "there is no input");
-  }
-  if (input->type != ek_pass_type(pass)) {
-    return ek_error_set(EK_ERR_TYPE, "input is %s, expected %s", ek_type_name(input->type),
-                        ek_type_name(ek_pass_type(pass)));
-  }
-  if (input->rank < 1) {
-    return ek_error_set(EK_ERR_SHAPE, "input has rank 0, expected at least 1");
-  }
+  EK__FAIL_IF(!ek_tensor_exists(input), EK_ERR_INVALID_ARGUMENT, "there is no input");
+  EK__FAIL_IF(input->type != ek_pass_type(pass), EK_ERR_TYPE, "input is %s, expected %s",
+              ek_type_name(input->type), ek_type_name(ek_pass_type(pass)));
+  EK__FAIL_IF(input->rank < 1, EK_ERR_SHAPE, "input has rank 0, expected at least 1");
   const int64_t found = input->shape[input->rank - 1];
-  if (columns >= 0 && found != columns) {
-    return ek_error_set(EK_ERR_SHAPE, "input has %" PRId64 " columns, expected %" PRId64, found,
-                        columns);
-  }
+  EK__FAIL_IF(columns >= 0 && found != columns, EK_ERR_SHAPE,
+              "input has %" PRId64 " columns, expected %" PRId64, found, columns);
   return EK_OK;
 }
 

@@ -8,6 +8,7 @@
 
 #include <evenkeel/normalize.h>
 
+#include "core/error.h"
 #include "module/layer_internal.h"
 #include "module/residual_norm.h"
 
@@ -124,14 +125,10 @@ static const ek_module_ops layer_norm_ops = {.size = sizeof(ek_module_ops),
                                              .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 ek_status ek_layer_norm_create(ek_module **module, int64_t width, double epsilon) {
-  if (width <= 0) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "layer_norm: width is %" PRId64 ", expected above 0", width);
-  }
-  if (!(epsilon > 0) || isinf(epsilon)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "layer_norm: epsilon is %g, expected above 0",
-                        epsilon);
-  }
+  EK__FAIL_IF(width <= 0, EK_ERR_INVALID_ARGUMENT,
+              "layer_norm: width is %" PRId64 ", expected above 0", width);
+  EK__FAIL_IF(!(epsilon > 0) || isinf(epsilon), EK_ERR_INVALID_ARGUMENT,
+              "layer_norm: epsilon is %g, expected above 0", epsilon);
   ek_status status = EK_OK;
   struct layer_norm *m = ek__layer_create(&status, module, sizeof *m, &layer_norm_ops, 1, 1);
   if (m == NULL) return status;

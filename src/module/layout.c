@@ -33,10 +33,8 @@ static ek_status no_memory(void) {
 static ek_status full_name(char path[EK__PATH_SIZE], const ek_declaration *declaration,
                            const char *name) {
   const int length = snprintf(path, EK__PATH_SIZE, "%s%s", declaration->path, name);
-  if (length < 0 || length >= EK__PATH_SIZE) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: the name %s%.32s... is too long",
-                        declaration->kind, declaration->path, name);
-  }
+  EK__FAIL_IF(length < 0 || length >= EK__PATH_SIZE, EK_ERR_INVALID_ARGUMENT,
+              "%s: the name %s%.32s... is too long", declaration->kind, declaration->path, name);
   return EK_OK;
 }
 
@@ -51,47 +49,37 @@ static const struct ek__parameter *declared(const struct ek__layout *layout, con
 /* Checks a name and gives its full path, which no parameter and no module has yet. */
 static ek_status check_name(char path[EK__PATH_SIZE], const ek_declaration *declaration,
                             const char *name) {
-  if (declaration == NULL || name == NULL || name[0] == '\0' || strpbrk(name, "./") != NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "%s: a declaration needs a name that is not empty and has no dot or slash, "
-                        "not \"%.64s\"",
-                        declaration == NULL ? "no declaration" : declaration->kind,
-                        name == NULL ? "" : name);
-  }
+  EK__FAIL_IF(
+      declaration == NULL || name == NULL || name[0] == '\0' || strpbrk(name, "./") != NULL,
+      EK_ERR_INVALID_ARGUMENT,
+      "%s: a declaration needs a name that is not empty and has no dot or slash, not \"%.64s\"",
+      declaration == NULL ? "no declaration" : declaration->kind, name == NULL ? "" : name);
   EK_TRY(full_name(path, declaration, name));
-  if (ek__names_find(&declaration->layout->names, path) != NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: the name %s is declared twice",
-                        declaration->kind, path);
-  }
+  EK__FAIL_IF(ek__names_find(&declaration->layout->names, path) != NULL, EK_ERR_INVALID_ARGUMENT,
+              "%s: the name %s is declared twice", declaration->kind, path);
   return EK_OK;
 }
 
 static ek_status check_parameter(int64_t *count, const ek_declaration *declaration,
                                  const char *path, int rank, const int64_t *shape) {
-  if (rank < 0 || rank > EK_MAX_RANK || (rank > 0 && shape == NULL)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: %s has rank %d or no shape",
-                        declaration->kind, path, rank);
-  }
+  EK__FAIL_IF(rank < 0 || rank > EK_MAX_RANK || (rank > 0 && shape == NULL),
+              EK_ERR_INVALID_ARGUMENT, "%s: %s has rank %d or no shape", declaration->kind, path,
+              rank);
   *count = 1;
   for (int i = 0; i < rank; i++) {
-    if (shape[i] <= 0) {
-      return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: size %lld of dimension %d of %s",
-                          declaration->kind, (long long)shape[i], i, path);
-    }
-    if (!ek__multiply(count, *count, shape[i]) || *count > INT64_MAX / 16) {
-      return ek_error_set(EK_ERR_OVERFLOW, "%s: the sizes' product of %s does not fit in 63 bits",
-                          declaration->kind, path);
-    }
+    EK__FAIL_IF(shape[i] <= 0, EK_ERR_INVALID_ARGUMENT, "%s: size %lld of dimension %d of %s",
+                declaration->kind, (long long)shape[i], i, path);
+    EK__FAIL_IF(!ek__multiply(count, *count, shape[i]) || *count > INT64_MAX / 16, EK_ERR_OVERFLOW,
+                "%s: the sizes' product of %s does not fit in 63 bits", declaration->kind, path);
   }
   return EK_OK;
 }
 
 static ek_status check_initializer(const ek_declaration *declaration, const char *path,
                                    const ek_initializer *initializer) {
-  if ((unsigned)initializer->kind > EK_INITIALIZER_VALUES) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: there is no initializer %d for %s",
-                        declaration->kind, (int)initializer->kind, path);
-  }
+  EK__FAIL_IF((unsigned)initializer->kind > EK_INITIALIZER_VALUES, EK_ERR_INVALID_ARGUMENT,
+              "%s: there is no initializer %d for %s", declaration->kind, (int)initializer->kind,
+              path);
   if (initializer->kind != EK_INITIALIZER_VALUES || initializer->values != NULL) return EK_OK;
   return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: the initial values of %s are NULL",
                       declaration->kind, path);
@@ -196,17 +184,11 @@ static ek_status add_child(struct ek__node **made, ek_declaration *declaration, 
 ek_status ek_declare_module(ek_declaration *declaration, const char *name, ek_module *child) {
   char path[EK__PATH_SIZE], below[EK__PATH_SIZE];
   EK_TRY(check_name(path, declaration, name));
-  if (child == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: the child %s is NULL", declaration->kind,
-                        path);
-  }
+  EK__FAIL_IF(child == NULL, EK_ERR_INVALID_ARGUMENT, "%s: the child %s is NULL", declaration->kind,
+              path);
   const int length = snprintf(below, sizeof below, "%s.", path);
-  if (length < 0 || (size_t)length >= sizeof below) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "%s: the name %s is too long; does a module hold "
-                        "itself?",
-                        declaration->kind, path);
-  }
+  EK__FAIL_IF(length < 0 || (size_t)length >= sizeof below, EK_ERR_INVALID_ARGUMENT,
+              "%s: the name %s is too long; does a module hold itself?", declaration->kind, path);
   struct ek__layout *layout = declaration->layout;
   struct ek__node *made = NULL;
   const char *kept = ek__names_add(&layout->names, path, EK__NO_PARAMETER);
@@ -218,17 +200,14 @@ ek_status ek_declare_module(ek_declaration *declaration, const char *name, ek_mo
 }
 
 ek_status ek_declare_wrapped(ek_declaration *declaration, ek_module *child) {
-  if (declaration == NULL || child == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_declare_wrapped: an argument is NULL");
-  }
+  EK__FAIL_IF(declaration == NULL || child == NULL, EK_ERR_INVALID_ARGUMENT,
+              "ek_declare_wrapped: an argument is NULL");
   struct ek__node *node = declaration->node, *made = NULL;
-  if (node->child_count > 0 || declaration->depth >= EK__PATH_SIZE / 2) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        node->child_count > 0
-                            ? "%s: it has children, and wraps another one"
-                            : "%s: it is wrapped too often; does a module hold itself?",
-                        declaration->kind);
-  }
+  EK__FAIL_IF(node->child_count > 0 || declaration->depth >= EK__PATH_SIZE / 2,
+              EK_ERR_INVALID_ARGUMENT,
+              node->child_count > 0 ? "%s: it has children, and wraps another one"
+                                    : "%s: it is wrapped too often; does a module hold itself?",
+              declaration->kind);
   EK_TRY(add_child(&made, declaration, child));
   made->path = node->path;
   made->stream = node->stream;
@@ -251,20 +230,16 @@ ek_status ek_declare_tie(ek_declaration *declaration, const char *name, const ch
   size_t to = 0, from = 0;
   const struct ek__parameter *a = declared(layout, path, &to);
   const struct ek__parameter *b = declared(layout, source_path, &from);
-  if (a == NULL || b == NULL) {
-    return ek_error_set(EK_ERR_NOT_FOUND, "%s: cannot tie %s to %s: %s was not declared before",
-                        declaration->kind, path, source_path, a == NULL ? path : source_path);
-  }
+  EK__FAIL_IF(a == NULL || b == NULL, EK_ERR_NOT_FOUND,
+              "%s: cannot tie %s to %s: %s was not declared before", declaration->kind, path,
+              source_path, a == NULL ? path : source_path);
   from = resolve(layout, from);
-  if (resolve(layout, to) != to || from == to) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: %s is tied already", declaration->kind, path);
-  }
+  EK__FAIL_IF(resolve(layout, to) != to || from == to, EK_ERR_INVALID_ARGUMENT,
+              "%s: %s is tied already", declaration->kind, path);
   bool same = a->rank == b->rank && a->buffer == b->buffer;
   for (int i = 0; same && i < a->rank; i++) same = a->shape[i] == b->shape[i];
-  if (!same) {
-    return ek_error_set(EK_ERR_SHAPE, "%s: cannot tie %s to %s: their shapes differ",
-                        declaration->kind, path, source_path);
-  }
+  EK__FAIL_IF(!same, EK_ERR_SHAPE, "%s: cannot tie %s to %s: their shapes differ",
+              declaration->kind, path, source_path);
   layout->parameters[to].alias = from;
   layout->parameters[from].users += layout->parameters[to].users;
   return EK_OK;

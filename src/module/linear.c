@@ -6,6 +6,7 @@
 #include <inttypes.h>
 #include <math.h>
 
+#include "core/error.h"
 #include "module/layer_internal.h"
 #include "module/product.h"
 
@@ -60,11 +61,8 @@ static const ek_module_ops linear_ops = {.size = sizeof(ek_module_ops),
 
 static ek_status create(ek_module **module, int64_t in, int64_t out, bool bias,
                         ek_initializer weight_start, ek_initializer bias_start) {
-  if (in <= 0 || out <= 0) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "linear: sizes are %" PRId64 " -> %" PRId64 ", expected both above 0", in,
-                        out);
-  }
+  EK__FAIL_IF(in <= 0 || out <= 0, EK_ERR_INVALID_ARGUMENT,
+              "linear: sizes are %" PRId64 " -> %" PRId64 ", expected both above 0", in, out);
   ek_status status = EK_OK;
   struct linear *m = ek__layer_create(&status, module, sizeof *m, &linear_ops, 1, 1);
   if (m == NULL) return status;

@@ -47,10 +47,8 @@ ek_status ek_module_init(ek_module *module, const ek_module_ops *ops, size_t inp
 }
 
 ek_status ek__module_check(const ek_module *module) {
-  if (module->ops == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "a module without functions: ek_module_init() was not called");
-  }
+  EK__FAIL_IF(module->ops == NULL, EK_ERR_INVALID_ARGUMENT,
+              "a module without functions: ek_module_init() was not called");
   return check_counts(module);
 }
 

@@ -75,18 +75,15 @@ static ek_status agree(struct checker *c, const char *what, const double *got, c
     return EK_OK;
   }
   return ek_error_set(EK_ERR_MISMATCH,
-                      "%s, element %lld: %.9g, expected %.9g (off by %.3g in all, "
-                      "allowed %.3g)",
+                      "%s, element %lld: %.9g, expected %.9g (off by %.3g in all, allowed %.3g)",
                       what, (long long)(numbers == NULL ? (double)worst : numbers[worst]),
                       got[worst], want[worst], error, bound);
 }
 
 static ek_status all_finite(const char *what, const double *values, int64_t count) {
   for (int64_t i = 0; i < count; i++) {
-    if (!isfinite(values[i])) {
-      return ek_error_set(EK_ERR_MISMATCH, "%s, element %lld: %g, was it written?", what,
-                          (long long)i, values[i]);
-    }
+    EK__FAIL_IF(!isfinite(values[i]), EK_ERR_MISMATCH, "%s, element %lld: %g, was it written?",
+                what, (long long)i, values[i]);
   }
   return EK_OK;
 }
@@ -115,10 +112,9 @@ static ek_status compare_values(const struct comparison *by, const char *what, s
   char words[WHAT];
   if (got->data == NULL && (by->finite || want->data == NULL)) return EK_OK;
   (void)snprintf(words, sizeof words, "%s %zu", what, number);
-  if (!by->finite && (got->data == NULL || want->data == NULL || got->count != want->count)) {
-    return ek_error_set(EK_ERR_MISMATCH, "%s: %lld elements, expected %lld", words,
-                        (long long)got->count, (long long)want->count);
-  }
+  EK__FAIL_IF(!by->finite && (got->data == NULL || want->data == NULL || got->count != want->count),
+              EK_ERR_MISMATCH, "%s: %lld elements, expected %lld", words, (long long)got->count,
+              (long long)want->count);
   return compare_one(by, words, got->data, want->data, got->count);
 }
 
@@ -224,10 +220,8 @@ static ek_status check_complete(struct checker *c, struct ek__bed *bed, struct e
     char words[WHAT];
     ek_parameter_info info;
     EK_TRY(ek_replica_parameter(&info, part->replica, i));
-    if (part->completions[i] != (info.buffer ? 0 : 1)) {
-      return ek_error_set(EK_ERR_MISMATCH, "%s was complete %d times", info.name,
-                          part->completions[i]);
-    }
+    EK__FAIL_IF(part->completions[i] != (info.buffer ? 0 : 1), EK_ERR_MISMATCH,
+                "%s was complete %d times", info.name, part->completions[i]);
     if (info.buffer) continue;
     (void)snprintf(words, sizeof words, "gradient of %s, when it was said to be complete",
                    info.name);
@@ -453,11 +447,11 @@ static ek_status compare_events(const ek_memory_event *real, size_t real_count,
     const ek_memory_event *r = i < real_count ? &real[i] : &none;
     const ek_memory_event *p = i < plan_count ? &plan[i] : &none;
     if (r->delta_bytes == p->delta_bytes && r->category == p->category) continue;
-    return ek_error_set(EK_ERR_MISMATCH,
-                        "step %zu of the ledger is %lld bytes of %s, where devices only count "
-                        "%lld bytes of %s",
-                        i, (long long)r->delta_bytes, ek_memory_category_name(r->category),
-                        (long long)p->delta_bytes, ek_memory_category_name(p->category));
+    return ek_error_set(
+        EK_ERR_MISMATCH,
+        "step %zu of the ledger is %lld bytes of %s, where devices only count %lld bytes of %s", i,
+        (long long)r->delta_bytes, ek_memory_category_name(r->category), (long long)p->delta_bytes,
+        ek_memory_category_name(p->category));
   }
   return EK_OK;
 }
@@ -556,11 +550,10 @@ static ek_status check_input(const ek_check_input *input, size_t number, int64_t
 
 static ek_status check_arguments(const ek_module *module, const char *devices,
                                  const ek_check_input *inputs, size_t count) {
-  if (module == NULL || devices == NULL || inputs == NULL || count != module->inputs) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_module_check: an argument is NULL, or there are not as many inputs as "
-                        "the module has");
-  }
+  EK__FAIL_IF(
+      module == NULL || devices == NULL || inputs == NULL || count != module->inputs,
+      EK_ERR_INVALID_ARGUMENT,
+      "ek_module_check: an argument is NULL, or there are not as many inputs as the module has");
   int64_t samples = 1;
   for (size_t i = count; i-- > 0;) {
     if (!inputs[i].broadcast && inputs[i].rank > 0 && inputs[i].shape[0] > 0) {
@@ -577,11 +570,10 @@ ek_status ek_module_check(ek_module *module, const char *devices, const ek_check
   c.options = (ek_module_check_options)EK_MODULE_CHECK_OPTIONS_INIT;
   EK_TRY(check_arguments(module, devices, inputs, count));
   EK_TRY(ek__options_read(&c.options, sizeof c.options, options, "ek_module_check_options"));
-  if (c.options.probes < 0 || c.options.longest < 1 || c.options.depth < 1) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_module_check: options.probes is %lld, longest is %lld, depth is %d",
-                        (long long)c.options.probes, (long long)c.options.longest, c.options.depth);
-  }
+  EK__FAIL_IF(c.options.probes < 0 || c.options.longest < 1 || c.options.depth < 1,
+              EK_ERR_INVALID_ARGUMENT,
+              "ek_module_check: options.probes is %lld, longest is %lld, depth is %d",
+              (long long)c.options.probes, (long long)c.options.longest, c.options.depth);
   EK_TRY(find_type(&c));
   for (int i = 0; i < EK_CHECKS; i++) {
     if (c.options.left_out >> i & 1) continue;

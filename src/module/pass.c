@@ -49,19 +49,16 @@ ek_status ek_pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_option
   ek_pass_options o = EK_PASS_OPTIONS_INIT;
   EK__NOT_NULL("ek_pass_open", pass, replica);
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_pass_options"));
-  if (o.first_sample < 0 || o.samples < 0) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_pass_open: options.first_sample is %lld, samples %lld; expected 0 or "
-                        "more",
-                        (long long)o.first_sample, (long long)o.samples);
-  }
-  if (o.gradient && ek_tensor_count(&replica->gradients) < replica->layout.flat_count) {
-    return ek_error_set(EK_ERR_STATE, "ek_pass_open: the replica holds no gradients");
-  }
+  EK__FAIL_IF(o.first_sample < 0 || o.samples < 0, EK_ERR_INVALID_ARGUMENT,
+              "ek_pass_open: options.first_sample is %lld, samples %lld; expected 0 or "
+              "more",
+              (long long)o.first_sample, (long long)o.samples);
+  EK__FAIL_IF(o.gradient && ek_tensor_count(&replica->gradients) < replica->layout.flat_count,
+              EK_ERR_STATE, "ek_pass_open: the replica holds no gradients");
   ek_pass *result = (ek_pass *)replica->spare;
   replica->spare = NULL;
   if (result == NULL) result = create(replica);
-  if (result == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a pass");
+  EK__FAIL_IF(result == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory for a pass");
   result->options = o;
   result->outermost =
       (struct ek__frame){.node = replica->layout.root, .type = replica->type, .saving = o.gradient};
@@ -95,10 +92,8 @@ void ek_pass_free(ek_pass *pass) {
 
 static ek_status global_index(size_t *global, const char *who, const ek_pass *pass, size_t index) {
   EK__NOT_NULL(who, pass);
-  if (index >= pass->frame->node->parameter_count) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: there is no parameter number %zu", who,
-                        index);
-  }
+  EK__FAIL_IF(index >= pass->frame->node->parameter_count, EK_ERR_INVALID_ARGUMENT,
+              "%s: there is no parameter number %zu", who, index);
   *global = pass->frame->node->parameters[index];
   if (pass->frame->type == pass->replica->type) return EK_OK;
   return ek_error_set(EK_ERR_UNSUPPORTED, "%s: %s is %s, and the module runs in %s", who,
@@ -109,13 +104,9 @@ static ek_status global_index(size_t *global, const char *who, const ek_pass *pa
 static ek_status gradient_index(size_t *global, const char *who, const ek_pass *pass,
                                 size_t index) {
   EK_TRY(global_index(global, who, pass, index));
-  if (pass->replica->layout.parameters[*global].buffer) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: %s is a buffer", who,
-                        pass->replica->layout.parameters[*global].name);
-  }
-  if (!pass->options.gradient) {
-    return ek_error_set(EK_ERR_STATE, "%s: this pass has no gradient", who);
-  }
+  EK__FAIL_IF(pass->replica->layout.parameters[*global].buffer, EK_ERR_INVALID_ARGUMENT,
+              "%s: %s is a buffer", who, pass->replica->layout.parameters[*global].name);
+  EK__FAIL_IF(!pass->options.gradient, EK_ERR_STATE, "%s: this pass has no gradient", who);
   return EK_OK;
 }
 
@@ -138,11 +129,9 @@ ek_status ek_pass_gradient(ek_tensor *gradient, double *beta, ek_pass *pass, siz
   size_t global = 0;
   EK__NOT_NULL("ek_pass_gradient", gradient);
   EK_TRY(gradient_index(&global, "ek_pass_gradient", pass, index));
-  if (pass->waiting[global] == 0) {
-    return ek_error_set(EK_ERR_STATE,
-                        "ek_pass_gradient: the gradient of %s was said to be complete",
-                        pass->replica->layout.parameters[global].name);
-  }
+  EK__FAIL_IF(pass->waiting[global] == 0, EK_ERR_STATE,
+              "ek_pass_gradient: the gradient of %s was said to be complete",
+              pass->replica->layout.parameters[global].name);
   if (beta != NULL) {
     *beta = pass->touched[global] ? 1.0 : 0.0;
     pass->touched[global] = true;
@@ -163,11 +152,9 @@ static ek_status complete(ek_pass *pass, size_t global) {
 ek_status ek_pass_gradient_complete(ek_pass *pass, size_t index) {
   size_t global = 0;
   EK_TRY(gradient_index(&global, "ek_pass_gradient_complete", pass, index));
-  if (pass->waiting[global] == 0) {
-    return ek_error_set(EK_ERR_STATE,
-                        "ek_pass_gradient_complete: %s was said to be complete before",
-                        pass->replica->layout.parameters[global].name);
-  }
+  EK__FAIL_IF(pass->waiting[global] == 0, EK_ERR_STATE,
+              "ek_pass_gradient_complete: %s was said to be complete before",
+              pass->replica->layout.parameters[global].name);
   return --pass->waiting[global] == 0 && pass->frame->backward ? complete(pass, global) : EK_OK;
 }
 
@@ -214,13 +201,12 @@ ek_status ek_pass_workspace(ek_tensor *tensor, ek_pass *pass, ek_type type, int 
 
 ek_status ek_pass_save(ek_pass *pass, const ek_tensor *tensor) {
   EK__NOT_NULL("ek_pass_save", pass);
-  if (!ek_tensor_exists(tensor)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_pass_save: there is no tensor");
-  }
+  EK__FAIL_IF(!ek_tensor_exists(tensor), EK_ERR_INVALID_ARGUMENT,
+              "ek_pass_save: there is no tensor");
   if (!pass->frame->saving) return EK_OK;
-  if (!ek__grow(&pass->saved, &pass->saved_capacity, pass->saved_count + 1, sizeof *pass->saved)) {
-    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for the saved tensors");
-  }
+  EK__FAIL_IF(
+      !ek__grow(&pass->saved, &pass->saved_capacity, pass->saved_count + 1, sizeof *pass->saved),
+      EK_ERR_OUT_OF_MEMORY, "no host memory for the saved tensors");
   EK_TRY(ek_tensor_share(&pass->saved[pass->saved_count], tensor));
   pass->saved_count++;
   return EK_OK;
@@ -228,9 +214,8 @@ ek_status ek_pass_save(ek_pass *pass, const ek_tensor *tensor) {
 
 ek_status ek_pass_take(ek_tensor *tensor, ek_pass *pass) {
   EK__NOT_NULL("ek_pass_take", tensor, pass);
-  if (pass->saved_count <= pass->frame->floor) {
-    return ek_error_set(EK_ERR_STATE, "it takes more tensors back than it saved");
-  }
+  EK__FAIL_IF(pass->saved_count <= pass->frame->floor, EK_ERR_STATE,
+              "it takes more tensors back than it saved");
   *tensor = pass->saved[--pass->saved_count];
   return EK_OK;
 }
@@ -240,13 +225,11 @@ ek_status ek_pass_take(ek_tensor *tensor, ek_pass *pass) {
 ek_status ek_pass_all_reduce(ek_pass *pass, ek_tensor *tensor) {
   static const char *const who = "ek_pass_all_reduce";
   EK__NOT_NULL(who, pass, tensor);
-  if (!ek__is_collective(pass->frame->node->module)) {
-    return ek_error_set(EK_ERR_STATE, "%s: the module's table does not declare `collective`", who);
-  }
+  EK__FAIL_IF(!ek__is_collective(pass->frame->node->module), EK_ERR_STATE,
+              "%s: the module's table does not declare `collective`", who);
   EK_TRY(ek__check_tensors(who, pass, tensor, 1));
-  if (tensor->type != EK_F32 && tensor->type != EK_F64) {
-    return ek_error_set(EK_ERR_TYPE, "%s: cannot sum %s", who, ek_type_name(tensor->type));
-  }
+  EK__FAIL_IF(tensor->type != EK_F32 && tensor->type != EK_F64, EK_ERR_TYPE, "%s: cannot sum %s",
+              who, ek_type_name(tensor->type));
   ek_communicator *communicator = pass->options.communicator;
   if (communicator == NULL) return EK_OK;
   EK_TRY(ek_communicator_all_reduce(communicator, pass->replica->device, tensor));
@@ -262,7 +245,7 @@ bool ek_pass_is_collective(const ek_pass *pass) {
 ek_status ek_pass_totals(ek_tensor *totals, ek_pass *pass) {
   EK__NOT_NULL("ek_pass_totals", totals, pass);
   const int64_t shape[] = {(int64_t)pass->frame->node->terms, 2};
-  if (shape[0] == 0) return ek_error_set(EK_ERR_STATE, "ek_pass_totals: this is no criterion");
+  EK__FAIL_IF(shape[0] == 0, EK_ERR_STATE, "ek_pass_totals: this is no criterion");
   if (pass->frame->totals != NULL && pass->frame->outer == NULL)
     return ek_tensor_share(totals, pass->frame->totals);
   return ek_pass_output(totals, pass, EK_F64, 2, shape);
@@ -271,12 +254,8 @@ ek_status ek_pass_totals(ek_tensor *totals, ek_pass *pass) {
 ek_status ek_pass_input_gradient(ek_tensor *gradient, ek_pass *pass, const ek_tensor *input) {
   static const char *const who = "ek_pass_input_gradient";
   EK__NOT_NULL(who, gradient, pass);
-  if (!ek_tensor_exists(input)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: there is no input", who);
-  }
-  if (!pass->frame->backward) {
-    return ek_error_set(EK_ERR_STATE, "%s: this is no backward", who);
-  }
+  EK__FAIL_IF(!ek_tensor_exists(input), EK_ERR_INVALID_ARGUMENT, "%s: there is no input", who);
+  EK__FAIL_IF(!pass->frame->backward, EK_ERR_STATE, "%s: this is no backward", who);
   const int others = ek_tensor_holders(input) - 1;
   const int runner = ek__pass_was_lent(pass, input->memory) ? 1 : 0;
   if (input->memory != NULL && others <= runner) return ek_tensor_share(gradient, input);

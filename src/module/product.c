@@ -5,6 +5,7 @@
 
 #include <evenkeel/products.h>
 
+#include "core/error.h"
 #include "module/layer_internal.h"
 
 /* Gets the parameters and checks x; `shape` is a tensor of the output's shape, without memory. */
@@ -12,9 +13,8 @@ static ek_status prepare(const ek_formula *linear, ek_pass *pass, const ek_tenso
                          ek_tensor *weight, ek_tensor *bias, ek_tensor *shape) {
   EK_TRY(ek_pass_parameter(weight, pass, linear->weight));
   if (linear->has_bias) EK_TRY(ek_pass_parameter(bias, pass, linear->bias));
-  if (weight->rank != 2) {
-    return ek_error_set(EK_ERR_SHAPE, "its weight has rank %d, expected 2 (out, in)", weight->rank);
-  }
+  EK__FAIL_IF(weight->rank != 2, EK_ERR_SHAPE, "its weight has rank %d, expected 2 (out, in)",
+              weight->rank);
   EK_TRY(ek__layer_check(pass, x, weight->shape[1]));
   *shape = *x;
   shape->shape[shape->rank - 1] = weight->shape[0];

@@ -64,7 +64,7 @@ ek_status ek_replica_open(ek_replica **replica, ek_device *device, ek_module *mo
   EK__NOT_NULL("ek_replica_open", replica, device, module);
   EK_TRY(read_options(&o, options));
   ek_replica *result = ek__calloc(1, sizeof *result);
-  if (result == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a replica");
+  EK__FAIL_IF(result == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory for a replica");
   result->device = device;
   result->type = o.type;
   result->module = ek_module_share(module);
@@ -134,12 +134,10 @@ size_t ek_replica_parameter_count(const ek_replica *replica) {
 }
 
 ek_status ek_replica_parameter(ek_parameter_info *info, const ek_replica *replica, size_t index) {
-  if (info == NULL || replica == NULL || index >= replica->layout.parameter_count) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_replica_parameter: info or replica is NULL, or there is no parameter "
-                        "number %zu",
-                        index);
-  }
+  EK__FAIL_IF(info == NULL || replica == NULL || index >= replica->layout.parameter_count,
+              EK_ERR_INVALID_ARGUMENT,
+              "ek_replica_parameter: info or replica is NULL, or there is no parameter number %zu",
+              index);
   const struct ek__parameter *parameter = &replica->layout.parameters[index];
   *info = (ek_parameter_info){.name = parameter->name,
                               .value = ek__replica_value(replica, index),

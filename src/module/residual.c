@@ -5,6 +5,7 @@
 
 #include <evenkeel/elementwise.h>
 
+#include "core/error.h"
 #include "module/composite.h"
 #include "module/layer_internal.h"
 #include "module/residual_norm.h"
@@ -12,9 +13,8 @@
 enum { INNER };
 
 ek_status ek__residual_add(ek_pass *pass, ek_tensor *sum, const ek_tensor *x) {
-  if (!ek_tensor_same_shape(sum, x)) {
-    return ek_error_set(EK_ERR_SHAPE, "the inner module changes the shape or type of its input");
-  }
+  EK__FAIL_IF(!ek_tensor_same_shape(sum, x), EK_ERR_SHAPE,
+              "the inner module changes the shape or type of its input");
   ek_stream *stream = ek_pass_stream(pass);
   if (ek_tensor_holders(sum) == 1) return ek_op_add(stream, sum, sum, x);
 
@@ -51,14 +51,11 @@ static const ek_module_ops residual_ops = {.size = sizeof(ek_module_ops),
                                            .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 ek_status ek_residual_create(ek_module **module, ek_module *inner) {
-  if (inner == NULL || inner->ops == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "residual: inner module is NULL, or no module");
-  }
-  if (inner->inputs != 1 || inner->outputs != 1) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "residual: %s has %zu inputs and %zu outputs, expected 1 and 1",
-                        inner->ops->kind, inner->inputs, inner->outputs);
-  }
+  EK__FAIL_IF(inner == NULL || inner->ops == NULL, EK_ERR_INVALID_ARGUMENT,
+              "residual: inner module is NULL, or no module");
+  EK__FAIL_IF(inner->inputs != 1 || inner->outputs != 1, EK_ERR_INVALID_ARGUMENT,
+              "residual: %s has %zu inputs and %zu outputs, expected 1 and 1", inner->ops->kind,
+              inner->inputs, inner->outputs);
   ek_status status = EK_OK;
   struct ek__composite *m = ek__layer_create(&status, module, sizeof *m, &residual_ops, 1, 1);
   if (m == NULL) return status;

@@ -150,9 +150,8 @@ static ek_status run_backward(ek_pass *pass, const struct ek__node *node,
 
 static ek_status child_node(const struct ek__node **node, const char *who, const ek_pass *pass,
                             size_t child) {
-  if (child >= pass->frame->node->child_count) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: there is no child number %zu", who, child);
-  }
+  EK__FAIL_IF(child >= pass->frame->node->child_count, EK_ERR_INVALID_ARGUMENT,
+              "%s: there is no child number %zu", who, child);
   *node = pass->frame->node->children[child];
   return EK_OK;
 }
@@ -164,10 +163,8 @@ ek_status ek_pass_child_forward_with(ek_tensor *outputs, ek_pass *pass, size_t c
   ek_child_options o = EK_CHILD_OPTIONS_INIT;
   EK__NOT_NULL(who, pass, inputs, outputs);
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_child_options"));
-  if (o.type != 0 && o.type != EK_F32 && o.type != EK_F64) {
-    return ek_error_set(EK_ERR_UNSUPPORTED, "%s: a child runs in f32 or f64, not in %s", who,
-                        ek_type_name(o.type));
-  }
+  EK__FAIL_IF(o.type != 0 && o.type != EK_F32 && o.type != EK_F64, EK_ERR_UNSUPPORTED,
+              "%s: a child runs in f32 or f64, not in %s", who, ek_type_name(o.type));
   EK_TRY(child_node(&node, who, pass, child));
   EK_TRY(ek__check_tensors(who, pass, inputs, node->inputs));
   return run_forward(pass, node, inputs, outputs, &o);
@@ -183,18 +180,15 @@ ek_status ek_pass_child_backward(ek_tensor *grad_inputs, ek_pass *pass, size_t c
   const struct ek__node *node = NULL;
   EK__NOT_NULL("ek_pass_child_backward", pass, grad_outputs);
   EK_TRY(child_node(&node, "ek_pass_child_backward", pass, child));
-  if (!pass->frame->saving) {
-    return ek_error_set(EK_ERR_STATE, "ek_pass_child_backward: no gradient is wanted");
-  }
+  EK__FAIL_IF(!pass->frame->saving, EK_ERR_STATE, "ek_pass_child_backward: no gradient is wanted");
   return run_backward(pass, node, grad_outputs, grad_inputs);
 }
 
 ek_status ek_pass_child_enter(ek_pass *pass, size_t child) {
   const struct ek__node *node = NULL;
   EK__NOT_NULL("ek_pass_child_enter", pass);
-  if (pass->frame->outer != NULL) {
-    return ek_error_set(EK_ERR_STATE, "ek_pass_child_enter: it is in a child already");
-  }
+  EK__FAIL_IF(pass->frame->outer != NULL, EK_ERR_STATE,
+              "ek_pass_child_enter: it is in a child already");
   EK_TRY(child_node(&node, "ek_pass_child_enter", pass, child));
   pass->frame->outer = pass->frame->node;
   pass->frame->node = node;
@@ -203,9 +197,8 @@ ek_status ek_pass_child_enter(ek_pass *pass, size_t child) {
 
 ek_status ek_pass_child_leave(ek_pass *pass) {
   EK__NOT_NULL("ek_pass_child_leave", pass);
-  if (pass->frame->outer == NULL) {
-    return ek_error_set(EK_ERR_STATE, "ek_pass_child_leave: it has entered no child");
-  }
+  EK__FAIL_IF(pass->frame->outer == NULL, EK_ERR_STATE,
+              "ek_pass_child_leave: it has entered no child");
   pass->frame->node = pass->frame->outer;
   pass->frame->outer = NULL;
   return EK_OK;
@@ -229,9 +222,8 @@ static ek_status charge_outputs(const struct ek__node *root, const ek_tensor *in
 
 ek_status ek_pass_run_forward(ek_tensor *outputs, ek_pass *pass, const ek_tensor *inputs) {
   EK__NOT_NULL("ek_pass_run_forward", pass, inputs, outputs);
-  if (pass->stage != EK__PASS_OPENED) {
-    return ek_error_set(EK_ERR_STATE, "ek_pass_run_forward: this pass has run before");
-  }
+  EK__FAIL_IF(pass->stage != EK__PASS_OPENED, EK_ERR_STATE,
+              "ek_pass_run_forward: this pass has run before");
   ek_child_options options = EK_CHILD_OPTIONS_INIT;
   const struct ek__node *root = pass->replica->layout.root;
   EK_TRY(ek__layout_check(&pass->replica->layout));
@@ -258,11 +250,9 @@ ek_status ek_pass_run_forward(ek_tensor *outputs, ek_pass *pass, const ek_tensor
 ek_status ek_pass_run_backward(ek_tensor *grad_inputs, ek_pass *pass,
                                const ek_tensor *grad_outputs) {
   EK__NOT_NULL("ek_pass_run_backward", pass, grad_outputs);
-  if (pass->stage != EK__PASS_RAN_FORWARD || !pass->options.gradient) {
-    return ek_error_set(EK_ERR_STATE,
-                        "ek_pass_run_backward: no forward with gradient has run before it, or the "
-                        "backward has run already");
-  }
+  EK__FAIL_IF(pass->stage != EK__PASS_RAN_FORWARD || !pass->options.gradient, EK_ERR_STATE,
+              "ek_pass_run_backward: no forward with gradient has run before it, or the backward "
+              "has run already");
   const struct ek__node *root = pass->replica->layout.root;
   EK_TRY(ek__layout_check(&pass->replica->layout));
   EK_TRY(ek__check_tensors("ek_pass_run_backward", pass, grad_outputs, root->outputs));

@@ -3,6 +3,7 @@
  */
 #include <evenkeel/sequential.h>
 
+#include "core/error.h"
 #include "module/composite.h"
 #include "module/layer_internal.h"
 
@@ -27,20 +28,15 @@ static const ek_module_ops sequential_ops = {.size = sizeof(ek_module_ops),
                                              .types = EK_TYPES_F32 | EK_TYPES_F64};
 
 static ek_status check_modules(ek_module *const *modules, size_t count) {
-  if (modules == NULL || count == 0) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "sequential: there is no module");
-  }
+  EK__FAIL_IF(modules == NULL || count == 0, EK_ERR_INVALID_ARGUMENT,
+              "sequential: there is no module");
   for (size_t i = 0; i < count; i++) {
-    if (modules[i] == NULL || modules[i]->ops == NULL) {
-      return ek_error_set(EK_ERR_INVALID_ARGUMENT, "sequential: module %zu is NULL, or no module",
-                          i);
-    }
-    if (i > 0 && modules[i]->inputs != modules[i - 1]->outputs) {
-      return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                          "sequential: module %zu (%s) has %zu outputs, module %zu (%s) takes %zu",
-                          i - 1, modules[i - 1]->ops->kind, modules[i - 1]->outputs, i,
-                          modules[i]->ops->kind, modules[i]->inputs);
-    }
+    EK__FAIL_IF(modules[i] == NULL || modules[i]->ops == NULL, EK_ERR_INVALID_ARGUMENT,
+                "sequential: module %zu is NULL, or no module", i);
+    EK__FAIL_IF(i > 0 && modules[i]->inputs != modules[i - 1]->outputs, EK_ERR_INVALID_ARGUMENT,
+                "sequential: module %zu (%s) has %zu outputs, module %zu (%s) takes %zu", i - 1,
+                modules[i - 1]->ops->kind, modules[i - 1]->outputs, i, modules[i]->ops->kind,
+                modules[i]->inputs);
   }
   return EK_OK;
 }

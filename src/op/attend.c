@@ -13,19 +13,13 @@ struct sizes {
 static ek_status read_sizes(struct sizes *sizes, const struct ek__op *op, const ek_tensor *qkv,
                             int heads) {
   char text[EK__OP_SHAPE_TEXT];
-  if (heads <= 0) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: heads is %d but must be positive", op->name,
-                        heads);
-  }
-  if (qkv->rank != 3 || qkv->shape[2] % 3 != 0 || qkv->shape[2] / 3 % heads != 0) {
-    return ek_error_set(EK_ERR_SHAPE,
-                        "%s: qkv is %s but must be B x T x 3C with C a multiple of %d", op->name,
-                        ek__op_shape_text(text, qkv), heads);
-  }
-  if (qkv->shape[2] == 0 && qkv->shape[0] > 0 && qkv->shape[1] > 0) {
-    return ek_error_set(EK_ERR_SHAPE, "%s: qkv is %s, which has no channels", op->name,
-                        ek__op_shape_text(text, qkv));
-  }
+  EK__FAIL_IF(heads <= 0, EK_ERR_INVALID_ARGUMENT, "%s: heads is %d but must be positive", op->name,
+              heads);
+  EK__FAIL_IF(qkv->rank != 3 || qkv->shape[2] % 3 != 0 || qkv->shape[2] / 3 % heads != 0,
+              EK_ERR_SHAPE, "%s: qkv is %s but must be B x T x 3C with C a multiple of %d",
+              op->name, ek__op_shape_text(text, qkv), heads);
+  EK__FAIL_IF(qkv->shape[2] == 0 && qkv->shape[0] > 0 && qkv->shape[1] > 0, EK_ERR_SHAPE,
+              "%s: qkv is %s, which has no channels", op->name, ek__op_shape_text(text, qkv));
   *sizes = (struct sizes){qkv->shape[0], qkv->shape[1], qkv->shape[2] / 3};
   return EK_OK;
 }

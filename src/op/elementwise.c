@@ -30,10 +30,8 @@ ek_status ek_op_copy(ek_stream *stream, ek_tensor *y, const ek_tensor *x) {
   struct ek__op op;
   const struct ek__operand operands[] = {[Y] = EK__WRITE(y, ANY, 0), [X] = EK__READ(x, ANY)};
   EK_TRY(ek__op_begin(&op, "copy", stream, operands, COUNT));
-  if (y->type != x->type) {
-    return ek_error_set(EK_ERR_TYPE, "copy: y is %s but x is %s", ek_type_name(y->type),
-                        ek_type_name(x->type));
-  }
+  EK__FAIL_IF(y->type != x->type, EK_ERR_TYPE, "copy: y is %s but x is %s", ek_type_name(y->type),
+              ek_type_name(x->type));
   EK_TRY(ek__op_fits(&op, Y, ek__op_elements(&op, X), X));
   if (op.kernels == NULL) return EK_OK;
   return op.kernels->copy(stream, y->data, x->data, ek_tensor_bytes(x));
@@ -227,17 +225,13 @@ ek_status ek_op_gate_backward(ek_stream *stream, ek_tensor *dx, ek_tensor *dfact
 /* Samples and blocks of four elements are 32-bit words of the random key: see random.h. */
 static ek_status check_dropout_range(int64_t samples, int64_t per_sample, int64_t first_sample) {
   const int64_t words = INT64_C(1) << 32;
-  if (first_sample < 0 || samples > words || first_sample > words - samples) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "dropout: first_sample is %" PRId64 " for %" PRId64
-                        " samples, but sample numbers are 0 .. 2^32 - 1",
-                        first_sample, samples);
-  }
-  if (per_sample > 4 * words) {
-    return ek_error_set(EK_ERR_UNSUPPORTED,
-                        "dropout: a sample of x has %" PRId64 " elements, more than 2^34",
-                        per_sample);
-  }
+  EK__FAIL_IF(first_sample < 0 || samples > words || first_sample > words - samples,
+              EK_ERR_INVALID_ARGUMENT,
+              "dropout: first_sample is %" PRId64 " for %" PRId64
+              " samples, but sample numbers are 0 .. 2^32 - 1",
+              first_sample, samples);
+  EK__FAIL_IF(per_sample > 4 * words, EK_ERR_UNSUPPORTED,
+              "dropout: a sample of x has %" PRId64 " elements, more than 2^34", per_sample);
   return EK_OK;
 }
 
@@ -249,10 +243,8 @@ ek_status ek_op_dropout(ek_stream *stream, ek_tensor *y, const ek_tensor *x, dou
       [Y] = EK__WRITE(y, VALUE, EK__OPERAND(X)), [X] = EK__READ(x, VALUE)};
   EK_TRY(ek__op_begin(&op, "dropout", stream, operands, COUNT));
   EK_TRY(ek__op_same(&op, Y, X));
-  if (!(p >= 0.0 && p < 1.0)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "dropout: p is %g, which is outside 0 <= p < 1",
-                        p);
-  }
+  EK__FAIL_IF(!(p >= 0.0 && p < 1.0), EK_ERR_INVALID_ARGUMENT,
+              "dropout: p is %g, which is outside 0 <= p < 1", p);
   const int64_t elements = ek__op_elements(&op, X);
   const int64_t samples = elements == 0 ? 0 : x->rank == 0 ? 1 : x->shape[0];
   const int64_t per_sample = elements == 0 ? 0 : elements / samples;

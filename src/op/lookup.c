@@ -10,21 +10,14 @@
 /* `rows` is what the period must divide; operand `table` must hold a row for each of its places. */
 static ek_status check_period(const struct ek__op *op, size_t table, size_t width_of,
                               int64_t period, int64_t rows) {
-  if (period <= 0) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: period is %" PRId64 " but must be positive",
-                        op->name, period);
-  }
-  if (rows % period != 0) {
-    return ek_error_set(EK_ERR_SHAPE, "%s: period %" PRId64 " does not divide %" PRId64 " rows",
-                        op->name, period, rows);
-  }
-  if (op->rows[table] < period || op->columns[table] != op->columns[width_of]) {
-    return ek_error_set(EK_ERR_SHAPE,
-                        "%s: %s is %" PRId64 " x %" PRId64 " but must be at least %" PRId64
-                        " x %" PRId64,
-                        op->name, op->operand[table].name, op->rows[table], op->columns[table],
-                        period, op->columns[width_of]);
-  }
+  EK__FAIL_IF(period <= 0, EK_ERR_INVALID_ARGUMENT,
+              "%s: period is %" PRId64 " but must be positive", op->name, period);
+  EK__FAIL_IF(rows % period != 0, EK_ERR_SHAPE,
+              "%s: period %" PRId64 " does not divide %" PRId64 " rows", op->name, period, rows);
+  EK__FAIL_IF(op->rows[table] < period || op->columns[table] != op->columns[width_of], EK_ERR_SHAPE,
+              "%s: %s is %" PRId64 " x %" PRId64 " but must be at least %" PRId64 " x %" PRId64,
+              op->name, op->operand[table].name, op->rows[table], op->columns[table], period,
+              op->columns[width_of]);
   return EK_OK;
 }
 

@@ -22,7 +22,7 @@ static ek_status cross_entropy(ek_stream *stream, const char *name, enum directi
                                const struct operands *of, const ek_cross_entropy_terms *terms) {
   enum { GRADIENT, LOSSES, NORMALIZER, TOTALS, LOGITS, TARGETS, WEIGHTS, SCALE, ROW_SCALE, COUNT };
   struct ek__op op;
-  if (terms == NULL) return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: terms is NULL", name);
+  EK__FAIL_IF(terms == NULL, EK_ERR_INVALID_ARGUMENT, "%s: terms is NULL", name);
   const bool forward = (direction & FORWARD) != 0, backward = (direction & BACKWARD) != 0;
 #define ROW(x, role_, ...)                                                                         \
   { .name = #x, .tensor = of->x, .role = EK__##role_, __VA_ARGS__ }
@@ -43,15 +43,11 @@ static ek_status cross_entropy(ek_stream *stream, const char *name, enum directi
   EK_TRY(ek__op_begin(&op, name, stream, operands, COUNT));
   const int64_t rows = op.rows[LOGITS], columns = op.columns[LOGITS];
   const int64_t classes = terms->classes == 0 ? columns : terms->classes;
-  if (classes < 0 || classes > columns) {
-    return ek_error_set(EK_ERR_SHAPE,
-                        "%s: classes is %" PRId64 " but logits is %" PRId64 " x %" PRId64, name,
-                        classes, rows, columns);
-  }
-  if (rows > 0 && classes == 0) {
-    return ek_error_set(EK_ERR_SHAPE, "%s: logits is %" PRId64 " x 0, which has no classes", name,
-                        rows);
-  }
+  EK__FAIL_IF(classes < 0 || classes > columns, EK_ERR_SHAPE,
+              "%s: classes is %" PRId64 " but logits is %" PRId64 " x %" PRId64, name, classes,
+              rows, columns);
+  EK__FAIL_IF(rows > 0 && classes == 0, EK_ERR_SHAPE,
+              "%s: logits is %" PRId64 " x 0, which has no classes", name, rows);
   EK_TRY(ek__op_fits(&op, WEIGHTS, classes, LOGITS));
   EK_TRY(ek__op_between(&op, "label_smoothing", terms->label_smoothing, 0.0, 1.0));
   if (backward) EK_TRY(ek__op_same(&op, GRADIENT, LOGITS));
@@ -193,13 +189,9 @@ ek_status ek_op_combine_totals(ek_stream *stream, ek_tensor *combined, ek_tensor
   struct ek__combine_args args = {
       .combined = combined->data, .scales = scales->data, .totals = totals->data, .divide = divide};
   const int64_t most = (int64_t)(sizeof args.coefficients / sizeof args.coefficients[0]);
-  if (terms > most) {
-    return ek_error_set(EK_ERR_SHAPE, "%s: %" PRId64 " terms, at most %" PRId64 " are possible",
-                        op.name, terms, most);
-  }
-  if (coefficients == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: coefficients is NULL", op.name);
-  }
+  EK__FAIL_IF(terms > most, EK_ERR_SHAPE, "%s: %" PRId64 " terms, at most %" PRId64 " are possible",
+              op.name, terms, most);
+  EK__FAIL_IF(coefficients == NULL, EK_ERR_INVALID_ARGUMENT, "%s: coefficients is NULL", op.name);
   if (op.kernels == NULL) return EK_OK;
   args.terms = (size_t)terms;
   for (int64_t j = 0; j < terms; j++) args.coefficients[j] = coefficients[j];

@@ -32,33 +32,26 @@ const char *ek__op_shape_text(char text[EK__OP_SHAPE_TEXT], const ek_tensor *ten
 static ek_status check_tensor(struct ek__op *op, size_t i) {
   const struct ek__operand *operand = &op->operand[i];
   const ek_tensor *t = operand->tensor;
-  if (t == NULL || !ek_tensor_exists(t)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: %s is %s", op->name, operand->name,
-                        t == NULL ? "NULL" : "an absent tensor");
-  }
-  if (t->rank < 0 || t->rank > EK_MAX_RANK) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: %s has rank %d, which is outside 0 .. %d",
-                        op->name, operand->name, t->rank, EK_MAX_RANK);
-  }
+  EK__FAIL_IF(t == NULL || !ek_tensor_exists(t), EK_ERR_INVALID_ARGUMENT, "%s: %s is %s", op->name,
+              operand->name, t == NULL ? "NULL" : "an absent tensor");
+  EK__FAIL_IF(t->rank < 0 || t->rank > EK_MAX_RANK, EK_ERR_INVALID_ARGUMENT,
+              "%s: %s has rank %d, which is outside 0 .. %d", op->name, operand->name, t->rank,
+              EK_MAX_RANK);
   int64_t rows = 1;
   const int64_t columns = t->rank == 0 ? 1 : t->shape[t->rank - 1];
   bool fits = true;
   char text[EK__OP_SHAPE_TEXT];
   for (int d = 0; d < t->rank; d++) {
-    if (t->shape[d] < 0) {
-      return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: %s is %s, which has a negative size",
-                          op->name, operand->name, ek__op_shape_text(text, t));
-    }
+    EK__FAIL_IF(t->shape[d] < 0, EK_ERR_INVALID_ARGUMENT, "%s: %s is %s, which has a negative size",
+                op->name, operand->name, ek__op_shape_text(text, t));
     if (d < t->rank - 1) fits = fits && ek__multiply(&rows, rows, t->shape[d]);
   }
   int64_t elements = 0;
   int64_t bytes = 0;
   fits = fits && ek__multiply(&elements, rows, columns) &&
          ek__multiply(&bytes, elements, (int64_t)ek_type_size(t->type));
-  if (!fits) {
-    return ek_error_set(EK_ERR_OVERFLOW, "%s: %s is %s, whose bytes do not fit in 63 bits",
-                        op->name, operand->name, ek__op_shape_text(text, t));
-  }
+  EK__FAIL_IF(!fits, EK_ERR_OVERFLOW, "%s: %s is %s, whose bytes do not fit in 63 bits", op->name,
+              operand->name, ek__op_shape_text(text, t));
   op->rows[i] = rows;
   op->columns[i] = columns;
   return EK_OK;
@@ -67,25 +60,20 @@ static ek_status check_tensor(struct ek__op *op, size_t i) {
 static ek_status check_device(const struct ek__op *op, size_t i, const ek_device *device) {
   const struct ek__operand *operand = &op->operand[i];
   const ek_tensor *t = operand->tensor;
-  if (t->device == NULL) {
-    return ek_error_set(EK_ERR_DEVICE, "%s: %s is in host memory, but the stream belongs to %s",
-                        op->name, operand->name, ek_device_name(device));
-  }
+  EK__FAIL_IF(t->device == NULL, EK_ERR_DEVICE,
+              "%s: %s is in host memory, but the stream belongs to %s", op->name, operand->name,
+              ek_device_name(device));
   /* Where all devices share one address space, a kernel reaches its group's other devices too. */
   const bool reachable =
       t->device == device || (ek__device_table(device)->shared_memory &&
                               ek_device_group(t->device) == ek_device_group(device));
-  if (!reachable) {
-    return ek_error_set(EK_ERR_DEVICE, "%s: %s is on %s%s, but the stream belongs to %s", op->name,
-                        operand->name, ek_device_name(t->device),
-                        ek_device_group(t->device) == ek_device_group(device) ? ""
-                                                                              : " of another group",
-                        ek_device_name(device));
-  }
-  if (op->kernels != NULL && t->data == NULL && op->rows[i] != 0 && op->columns[i] != 0) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: %s has elements but no memory", op->name,
-                        operand->name);
-  }
+  EK__FAIL_IF(!reachable, EK_ERR_DEVICE, "%s: %s is on %s%s, but the stream belongs to %s",
+              op->name, operand->name, ek_device_name(t->device),
+              ek_device_group(t->device) == ek_device_group(device) ? "" : " of another group",
+              ek_device_name(device));
+  EK__FAIL_IF(op->kernels != NULL && t->data == NULL && op->rows[i] != 0 && op->columns[i] != 0,
+              EK_ERR_INVALID_ARGUMENT, "%s: %s has elements but no memory", op->name,
+              operand->name);
   return EK_OK;
 }
 
@@ -170,10 +158,8 @@ static bool nothing_to_write(const struct ek__op *op) {
 ek_status ek__op_begin(struct ek__op *op, const char *name, ek_stream *stream,
                        const struct ek__operand *operands, size_t count) {
   *op = (struct ek__op){.name = name, .count = count};
-  if (count > EK__OP_MAX_OPERANDS) {
-    return ek_error_set(EK_ERR_INTERNAL, "%s: too many operands", name);
-  }
-  if (stream == NULL) return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: stream is NULL", name);
+  EK__FAIL_IF(count > EK__OP_MAX_OPERANDS, EK_ERR_INTERNAL, "%s: too many operands", name);
+  EK__FAIL_IF(stream == NULL, EK_ERR_INVALID_ARGUMENT, "%s: stream is NULL", name);
   const ek_device *device = ek_stream_device(stream);
   EK_TRY(ek__fault_point(device, name));
   op->kernels = ek__device_table(device)->kernels;

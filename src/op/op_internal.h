@@ -13,6 +13,7 @@
 #ifndef EK_OP_INTERNAL_H
 #define EK_OP_INTERNAL_H
 
+#include "core/error.h"
 #include "device/device_internal.h"
 
 #define EK__OP_MAX_OPERANDS 9

@@ -26,11 +26,9 @@ ek_status ek_op_matmul(ek_stream *stream, ek_tensor *c, const ek_tensor *a, bool
   const int64_t k = transpose_a ? op.rows[A] : op.columns[A];
   const int64_t b_rows = transpose_b ? op.columns[B] : op.rows[B];
   const int64_t n = transpose_b ? op.rows[B] : op.columns[B];
-  if (b_rows != k) {
-    return ek_error_set(EK_ERR_SHAPE,
-                        "matmul: a' is %" PRId64 " x %" PRId64 " but b' is %" PRId64 " x %" PRId64,
-                        m, k, b_rows, n);
-  }
+  EK__FAIL_IF(b_rows != k, EK_ERR_SHAPE,
+              "matmul: a' is %" PRId64 " x %" PRId64 " but b' is %" PRId64 " x %" PRId64, m, k,
+              b_rows, n);
   EK_TRY(ek__op_matrix(&op, C, m, n, "a' b' is"));
   if (op.kernels == NULL) return EK_OK;
   const struct ek__matmul_args args = {.c = c->data,

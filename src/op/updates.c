@@ -47,10 +47,8 @@ static ek_status begin(struct ek__op *op, struct ek__update_args *args, const ch
   EK_TRY(ek__op_exactly(op, TOTALS, 2));
   EK_TRY(ek__op_exactly(op, SQUARE_NORM, 1));
   EK_TRY(ek__op_between(op, "clip_norm", scale->clip_norm, 0.0, HUGE_VAL));
-  if (scale->clip_norm > 0.0 && square_norm == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: clip_norm is %g but square_norm is NULL",
-                        name, scale->clip_norm);
-  }
+  EK__FAIL_IF(scale->clip_norm > 0.0 && square_norm == NULL, EK_ERR_INVALID_ARGUMENT,
+              "%s: clip_norm is %g but square_norm is NULL", name, scale->clip_norm);
   *args = (struct ek__update_args){.p = parameters->data,
                                    .state0 = ek__op_data(state[0].tensor),
                                    .state1 = ek__op_data(state[1].tensor),
@@ -69,7 +67,7 @@ ek_status ek_op_sgd(ek_stream *stream, ek_tensor *parameters, ek_tensor *momentu
   struct ek__op op;
   struct ek__update_args args;
   const struct state state[2] = {{"momentum_buffer", momentum_buffer, true}, {"", NULL, true}};
-  if (terms == NULL) return ek_error_set(EK_ERR_INVALID_ARGUMENT, "sgd: terms is NULL");
+  EK__FAIL_IF(terms == NULL, EK_ERR_INVALID_ARGUMENT, "sgd: terms is NULL");
   EK_TRY(begin(&op, &args, "sgd", stream, parameters, state, gradients, scale));
   EK_TRY(check_finite(&op, "learning_rate", terms->learning_rate));
   EK_TRY(check_finite(&op, "momentum", terms->momentum));
@@ -88,10 +86,8 @@ ek_status ek_op_sgd(ek_stream *stream, ek_tensor *parameters, ek_tensor *momentu
 
 static ek_status check_adamw_terms(const struct ek__op *op, const ek_adamw_terms *terms) {
   const double below_one = 1.0 - 0x1p-53; /* the largest double under 1 */
-  if (terms->step < 1) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: step is %" PRId64 " but the first step is 1",
-                        op->name, terms->step);
-  }
+  EK__FAIL_IF(terms->step < 1, EK_ERR_INVALID_ARGUMENT,
+              "%s: step is %" PRId64 " but the first step is 1", op->name, terms->step);
   EK_TRY(ek__op_between(op, "beta1", terms->beta1, 0.0, below_one));
   EK_TRY(ek__op_between(op, "beta2", terms->beta2, 0.0, below_one));
   EK_TRY(ek__op_between(op, "epsilon", terms->epsilon, 0.0, HUGE_VAL));
@@ -110,7 +106,7 @@ ek_status ek_op_adamw(ek_stream *stream, ek_tensor *parameters, ek_tensor *m, ek
   struct ek__op op;
   struct ek__update_args args;
   const struct state state[2] = {{"m", m, false}, {"v", v, false}};
-  if (terms == NULL) return ek_error_set(EK_ERR_INVALID_ARGUMENT, "adamw: terms is NULL");
+  EK__FAIL_IF(terms == NULL, EK_ERR_INVALID_ARGUMENT, "adamw: terms is NULL");
   EK_TRY(begin(&op, &args, "adamw", stream, parameters, state, gradients, scale));
   EK_TRY(check_adamw_terms(&op, terms));
   if (op.kernels == NULL) return EK_OK;

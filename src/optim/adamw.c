@@ -19,10 +19,8 @@ struct adamw {
 static ek_status update_range(const ek_optimizer *self, ek_stream *stream,
                               const ek_update *update) {
   const struct adamw *a = (const struct adamw *)self;
-  if (update == NULL || update->states == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: %s is NULL", self->ops->kind,
-                        update == NULL ? "update" : "update->states");
-  }
+  EK__FAIL_IF(update == NULL || update->states == NULL, EK_ERR_INVALID_ARGUMENT, "%s: %s is NULL",
+              self->ops->kind, update == NULL ? "update" : "update->states");
   const ek_adamw_terms terms = {.learning_rate = update->learning_rate,
                                 .beta1 = a->beta1,
                                 .beta2 = a->beta2,
@@ -54,14 +52,10 @@ static ek_status check_beta(const char *name, double beta) {
 static ek_status check_options(const ek_adamw_options *o) {
   EK_TRY(check_beta("beta1", o->beta1));
   EK_TRY(check_beta("beta2", o->beta2));
-  if (!(o->epsilon > 0.0 && isfinite(o->epsilon))) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "adamw: epsilon is %g, expected a number > 0",
-                        o->epsilon);
-  }
-  if (!(o->weight_decay >= 0.0 && isfinite(o->weight_decay))) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "adamw: weight_decay is %g, expected a number >= 0", o->weight_decay);
-  }
+  EK__FAIL_IF(!(o->epsilon > 0.0 && isfinite(o->epsilon)), EK_ERR_INVALID_ARGUMENT,
+              "adamw: epsilon is %g, expected a number > 0", o->epsilon);
+  EK__FAIL_IF(!(o->weight_decay >= 0.0 && isfinite(o->weight_decay)), EK_ERR_INVALID_ARGUMENT,
+              "adamw: weight_decay is %g, expected a number >= 0", o->weight_decay);
   return EK_OK;
 }
 
@@ -71,7 +65,7 @@ ek_status ek_adamw_create(ek_optimizer **optimizer, const ek_adamw_options *opti
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_adamw_options"));
   EK_TRY(check_options(&o));
   struct adamw *a = ek__calloc(1, sizeof *a);
-  if (a == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "adamw: the host has no memory");
+  EK__FAIL_IF(a == NULL, EK_ERR_OUT_OF_MEMORY, "adamw: the host has no memory");
   const ek_status status = ek_optimizer_init(&a->base, &ops, 2, o.learning_rate, o.clip_norm);
   if (status != EK_OK) {
     ek__free(a);

@@ -30,10 +30,9 @@ ek_status ek_optimizer_init(ek_optimizer *optimizer, const ek_optimizer_ops *ops
                             double learning_rate, double clip_norm) {
   EK__NOT_NULL("optimizer", optimizer, ops);
   EK_TRY(check_ops(ops));
-  if (states > EK_MAX_OPTIMIZER_STATES) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: %zu states, at most %d are possible",
-                        ops->kind, states, EK_MAX_OPTIMIZER_STATES);
-  }
+  EK__FAIL_IF(states > EK_MAX_OPTIMIZER_STATES, EK_ERR_INVALID_ARGUMENT,
+              "%s: %zu states, at most %d are possible", ops->kind, states,
+              EK_MAX_OPTIMIZER_STATES);
   EK_TRY(check_number(ops->kind, "learning_rate", learning_rate));
   EK_TRY(check_number(ops->kind, "clip_norm", clip_norm));
   *optimizer = (ek_optimizer){.ops = ops,

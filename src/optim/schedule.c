@@ -7,6 +7,8 @@
 #include <math.h>
 #include <stddef.h>
 
+#include "core/error.h"
+
 static const double pi = 3.14159265358979323846;
 
 static ek_status no_schedule(void) {
@@ -15,10 +17,8 @@ static ek_status no_schedule(void) {
 
 ek_status ek_schedule_constant(ek_schedule *schedule, double rate) {
   if (schedule == NULL) return no_schedule();
-  if (!(rate >= 0.0 && isfinite(rate))) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "schedule: rate is %g, expected a number >= 0",
-                        rate);
-  }
+  EK__FAIL_IF(!(rate >= 0.0 && isfinite(rate)), EK_ERR_INVALID_ARGUMENT,
+              "schedule: rate is %g, expected a number >= 0", rate);
   *schedule = (ek_schedule){.kind = EK_SCHEDULE_CONSTANT, .peak = rate, .floor = rate};
   return EK_OK;
 }
@@ -26,17 +26,11 @@ ek_status ek_schedule_constant(ek_schedule *schedule, double rate) {
 ek_status ek_schedule_warmup_cosine(ek_schedule *schedule, double peak, double floor,
                                     int64_t warmup, int64_t total) {
   if (schedule == NULL) return no_schedule();
-  if (!(floor >= 0.0 && floor <= peak && isfinite(peak))) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "schedule: floor is %g and peak %g, expected 0 <= floor <= peak", floor,
-                        peak);
-  }
-  if (warmup < 0 || warmup >= total) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "schedule: warmup is %" PRId64 " and total %" PRId64
-                        ", expected 0 <= warmup < total",
-                        warmup, total);
-  }
+  EK__FAIL_IF(!(floor >= 0.0 && floor <= peak && isfinite(peak)), EK_ERR_INVALID_ARGUMENT,
+              "schedule: floor is %g and peak %g, expected 0 <= floor <= peak", floor, peak);
+  EK__FAIL_IF(warmup < 0 || warmup >= total, EK_ERR_INVALID_ARGUMENT,
+              "schedule: warmup is %" PRId64 " and total %" PRId64 ", expected 0 <= warmup < total",
+              warmup, total);
   *schedule = (ek_schedule){.kind = EK_SCHEDULE_WARMUP_COSINE,
                             .peak = peak,
                             .floor = floor,

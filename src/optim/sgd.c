@@ -19,10 +19,9 @@ struct sgd {
 static ek_status update_range(const ek_optimizer *self, ek_stream *stream,
                               const ek_update *update) {
   const struct sgd *s = (const struct sgd *)self;
-  if (update == NULL || (self->states > 0 && update->states == NULL)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "sgd: %s is NULL",
-                        update == NULL ? "update" : "update->states");
-  }
+  EK__FAIL_IF(update == NULL || (self->states > 0 && update->states == NULL),
+              EK_ERR_INVALID_ARGUMENT, "sgd: %s is NULL",
+              update == NULL ? "update" : "update->states");
   const ek_sgd_terms terms = {.learning_rate = update->learning_rate,
                               .momentum = s->momentum,
                               .dampening = s->dampening,
@@ -45,23 +44,15 @@ static const ek_optimizer_ops ops = {.size = sizeof(ek_optimizer_ops),
                                      .state_names = state_names};
 
 static ek_status check_options(const ek_sgd_options *o) {
-  if (!(o->momentum >= 0.0 && isfinite(o->momentum))) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "sgd: momentum is %g, expected a number >= 0",
-                        o->momentum);
-  }
-  if (!isfinite(o->dampening)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "sgd: dampening is %g, expected a finite number",
-                        o->dampening);
-  }
-  if (!(o->weight_decay >= 0.0 && isfinite(o->weight_decay))) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "sgd: weight_decay is %g, expected a number >= 0",
-                        o->weight_decay);
-  }
-  if (o->nesterov && !(o->momentum > 0.0 && o->dampening == 0.0)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "sgd: nesterov wants momentum > 0 and dampening 0, not %g and %g",
-                        o->momentum, o->dampening);
-  }
+  EK__FAIL_IF(!(o->momentum >= 0.0 && isfinite(o->momentum)), EK_ERR_INVALID_ARGUMENT,
+              "sgd: momentum is %g, expected a number >= 0", o->momentum);
+  EK__FAIL_IF(!isfinite(o->dampening), EK_ERR_INVALID_ARGUMENT,
+              "sgd: dampening is %g, expected a finite number", o->dampening);
+  EK__FAIL_IF(!(o->weight_decay >= 0.0 && isfinite(o->weight_decay)), EK_ERR_INVALID_ARGUMENT,
+              "sgd: weight_decay is %g, expected a number >= 0", o->weight_decay);
+  EK__FAIL_IF(o->nesterov && !(o->momentum > 0.0 && o->dampening == 0.0), EK_ERR_INVALID_ARGUMENT,
+              "sgd: nesterov wants momentum > 0 and dampening 0, not %g and %g", o->momentum,
+              o->dampening);
   return EK_OK;
 }
 
@@ -71,7 +62,7 @@ ek_status ek_sgd_create(ek_optimizer **optimizer, const ek_sgd_options *options)
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_sgd_options"));
   EK_TRY(check_options(&o));
   struct sgd *s = ek__calloc(1, sizeof *s);
-  if (s == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "sgd: the host has no memory");
+  EK__FAIL_IF(s == NULL, EK_ERR_OUT_OF_MEMORY, "sgd: the host has no memory");
   const size_t states = o.momentum != 0.0 ? 1 : 0;
   const ek_status status = ek_optimizer_init(&s->base, &ops, states, o.learning_rate, o.clip_norm);
   if (status != EK_OK) {

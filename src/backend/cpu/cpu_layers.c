@@ -2,6 +2,7 @@
  * cpu_layers.c - kernels of layer normalisation, lookups and attention.
  */
 #include "backend/cpu/cpu_internal.h"
+#include "core/error.h"
 
 /* ---- layer normalisation ---- */
 
@@ -39,12 +40,9 @@ ek_status ek__cpu_layer_norm_backward(ek_stream *stream, const struct ek__layer_
 
 static ek_status check_index(const struct ek__lookup_args *args) {
   for (int64_t i = 0; i < args->rows; i++) {
-    if (args->index[i] < 0 || args->index[i] >= args->entries) {
-      return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                          "lookup: index %d at position %lld of the batch is outside 0..%lld",
-                          args->index[i], (long long)(args->first + i),
-                          (long long)(args->entries - 1));
-    }
+    EK__FAIL_IF(args->index[i] < 0 || args->index[i] >= args->entries, EK_ERR_INVALID_ARGUMENT,
+                "lookup: index %d at position %lld of the batch is outside 0..%lld", args->index[i],
+                (long long)(args->first + i), (long long)(args->entries - 1));
   }
   return EK_OK;
 }

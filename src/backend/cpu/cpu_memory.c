@@ -18,6 +18,7 @@
 
 #include "backend/cpu/cpu_limits.h"
 #include "core/alloc.h"
+#include "core/error.h"
 
 #define HUGE_PAGE ((uint64_t)2 << 20)
 
@@ -35,9 +36,8 @@ static uint64_t for_arenas(const struct ek__cpu_limit *limit) {
 
 ek_status ek__cpu_memory_size(uint64_t *bytes, const ek_device *device, size_t devices) {
   const long pages = sysconf(_SC_PHYS_PAGES), page = sysconf(_SC_PAGESIZE);
-  if (pages <= 0 || page <= 0) {
-    return ek_error_set(EK_ERR_UNAVAILABLE, "the system does not tell its memory size");
-  }
+  EK__FAIL_IF(pages <= 0 || page <= 0, EK_ERR_UNAVAILABLE,
+              "the system does not tell its memory size");
   *bytes = (uint64_t)pages * (uint64_t)page;
   const struct ek__cpu_limit limit = ek__cpu_memory_limit("");
   if (limit.bytes >= *bytes) return EK_OK;

@@ -17,6 +17,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/error.h"
 
 static pthread_once_t looked = PTHREAD_ONCE_INIT;
 static int (*get_max_threads)(void);
@@ -38,7 +39,7 @@ ek_status ek__cpu_openmp_single(int *before) {
   if (*before == 1) return EK_OK;
   if (!known) {
     void *probe = ek__calloc(1, 4096);
-    if (!probe) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a matrix product");
+    EK__FAIL_IF(!probe, EK_ERR_OUT_OF_MEMORY, "no host memory for a matrix product");
     ek__free(probe);
     known = true;
   }

@@ -6,6 +6,7 @@
  * without oneDNN, our own (cpu_sgemm_own.c). In f64 it is a loop in plain C, for gradient checks.
  */
 #include "backend/cpu/cpu_internal.h"
+#include "core/error.h"
 
 struct product {
   const struct ek__matmul_args *args;
@@ -71,9 +72,8 @@ static ek_status add_product(ek_stream *stream, const struct ek__matmul_args *ar
   if (parts > EK__MAX_TEAM) parts = EK__MAX_TEAM;
   ek__team_run_with_scratch(team, parts, multiply_part, &product);
   for (int part = 0; part < parts; part++) {
-    if (product.status[part] != EK_OK) {
-      return ek_error_set(product.status[part], "matmul failed in thread %d of the device", part);
-    }
+    EK__FAIL_IF(product.status[part] != EK_OK, product.status[part],
+                "matmul failed in thread %d of the device", part);
   }
   return EK_OK;
 }

@@ -5,6 +5,7 @@
  * totals do not depend on the number of threads.
  */
 #include "backend/cpu/cpu_internal.h"
+#include "core/error.h"
 
 static double element(const void *p, int64_t i, ek_type type) {
   return type == EK_F64 ? ((const double *)p)[i] : (double)((const float *)p)[i];
@@ -16,12 +17,9 @@ static ek_status check_targets(const struct ek__loss_args *args) {
   const int32_t *targets = args->targets;
   for (int64_t i = 0; i < args->rows; i++) {
     if (targets[i] == args->ignore_index) continue;
-    if (targets[i] < 0 || targets[i] >= args->classes) {
-      return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                          "cross_entropy: target %d at row %lld of the batch is outside 0..%lld",
-                          targets[i], (long long)(args->first_row + i),
-                          (long long)(args->classes - 1));
-    }
+    EK__FAIL_IF(targets[i] < 0 || targets[i] >= args->classes, EK_ERR_INVALID_ARGUMENT,
+                "cross_entropy: target %d at row %lld of the batch is outside 0..%lld", targets[i],
+                (long long)(args->first_row + i), (long long)(args->classes - 1));
   }
   return EK_OK;
 }

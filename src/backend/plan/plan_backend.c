@@ -14,6 +14,8 @@
 #include <stdatomic.h>
 #include <stdio.h>
 
+#include "core/error.h"
+
 #define MEMORY_BYTES ((uint64_t)1 << 50)
 #define FIRST_BASE ((uint64_t)1 << 60)
 #define BASE_STEP ((uint64_t)1 << 51)
@@ -38,10 +40,9 @@ static ek_status memory_size(uint64_t *bytes, const ek_device *device, size_t de
 static ek_status memory_reserve(void **base, uint64_t bytes, const ek_device *device) {
   (void)device;
   static atomic_uint next;
-  if (bytes > MEMORY_BYTES) {
-    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "a plan device has at most %llu bytes, not %llu",
-                        (unsigned long long)MEMORY_BYTES, (unsigned long long)bytes);
-  }
+  EK__FAIL_IF(bytes > MEMORY_BYTES, EK_ERR_OUT_OF_MEMORY,
+              "a plan device has at most %llu bytes, not %llu", (unsigned long long)MEMORY_BYTES,
+              (unsigned long long)bytes);
   const uint64_t number = atomic_fetch_add(&next, 1u) % BASES;
   *base = (void *)(uintptr_t)(FIRST_BASE + number * BASE_STEP);
   return EK_OK;
