@@ -9,6 +9,7 @@
  *     data_parallel_model.h, data_parallel_criterion.h, data_parallel_optimizer.h
  *                  what it is made of, for more than it does
  *     gpt.h, mlp.h, layers.h                     stock models and layers
+ *     recompute.h                                less memory for more work
  *     cross_entropy.h, mean_squared_error.h, weighted_sum.h         losses
  *     with_criterion.h                                             a model and its loss in one
  *     sgd.h, adamw.h, schedule.h                 optimizers
@@ -46,6 +47,7 @@
 #include <evenkeel/op.h>
 #include <evenkeel/pass.h>
 #include <evenkeel/random.h>
+#include <evenkeel/recompute.h>
 #include <evenkeel/reduce.h>
 #include <evenkeel/replicate.h>
 #include <evenkeel/schedule.h>

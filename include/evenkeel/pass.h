@@ -189,6 +189,10 @@ EK_API bool ek_pass_is_training(const ek_pass *pass);    /* false: dropout is of
 /* In a forward: it has run before, and a backward runs it again. What a training forward changes in
  * its buffers (running statistics, counters) has been changed: leave them alone. */
 EK_API bool ek_pass_is_recomputing(const ek_pass *pass);
+/* In a forward that does not save, of a pass with gradient: a backward will run it again. A module
+ * that computes in another way where nothing is saved must not do so here: the bits could differ.
+ */
+EK_API bool ek_pass_runs_again(const ek_pass *pass);
 /* What the `open` of the running module has made for this replica; NULL if it has none. */
 EK_API void *ek_pass_state(const ek_pass *pass);
 /* The key of the running module in this step; every module has a stream of its own. */

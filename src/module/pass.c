@@ -319,6 +319,10 @@ bool ek_pass_is_training(const ek_pass *pass) { return pass != NULL && pass->opt
 
 bool ek_pass_is_recomputing(const ek_pass *pass) { return pass != NULL && pass->frame->backward; }
 
+bool ek_pass_runs_again(const ek_pass *pass) {
+  return pass != NULL && pass->options.gradient && !pass->frame->saving;
+}
+
 void *ek_pass_state(const ek_pass *pass) { return pass == NULL ? NULL : pass->frame->node->state; }
 
 ek_random_key ek_pass_random(const ek_pass *pass) {

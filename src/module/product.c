@@ -32,7 +32,8 @@ ek_status ek__product_forward(const ek_formula *linear, ek_pass *pass, const ek_
 
 static ek_status gelu_of_product(const ek_formula *linear, ek_pass *pass, const ek_tensor *x,
                                  ek_tensor *pre, ek_tensor *y) {
-  const bool keep = ek_pass_wants_gradient(pass);
+  /* What is joined with GELU may depend on whether pre is wanted, and with it the last bits. */
+  const bool keep = ek_pass_wants_gradient(pass) || ek_pass_runs_again(pass);
   ek_tensor weight = {0}, bias = {0}, shape;
   EK_TRY(prepare(linear, pass, x, &weight, &bias, &shape));
   if (keep) EK_TRY(ek__layer_result(pre, pass, &shape));

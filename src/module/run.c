@@ -70,6 +70,15 @@ static void give_inputs(ek_pass *pass, size_t record, ek_tensor *grad_inputs) {
   ek__record_drop(pass, record);
 }
 
+/*
+ * A module that recomputes may run a child in backward as often as it likes without saving: one
+ * record says that its backward is not to come, and that of the first forward will do.
+ */
+static bool wants_record(const ek_pass *pass, const struct ek__frame *frame) {
+  if (!pass->frame->saving) return false;
+  return frame->saving || !frame->backward || ek__record_find(pass, frame->node) == EK__NO_RECORD;
+}
+
 /* What a function gives becomes the caller's when all of it is right: until then it lies here. */
 static ek_status run_forward(ek_pass *pass, const struct ek__node *node, const ek_tensor *inputs,
                              ek_tensor *outputs, const ek_child_options *options) {
@@ -88,7 +97,7 @@ static ek_status run_forward(ek_pass *pass, const struct ek__node *node, const e
   if (node->terms == 1 && node->outputs == 1) frame.gradient_now = options->gradient_now;
   if (options->totals != NULL) EK_TRY(ek__check_totals(pass, node, options->totals));
   EK_TRY(check_type(pass, node, frame.type));
-  if (caller->saving) EK_TRY(ek__record_push(&record, pass, &frame, inputs));
+  if (wants_record(pass, &frame)) EK_TRY(ek__record_push(&record, pass, &frame, inputs));
   frame.floor = pass->saved_count;
   frame.records = pass->record_count;
   pass->frame = &frame;
@@ -100,7 +109,7 @@ static ek_status run_forward(ek_pass *pass, const struct ek__node *node, const e
   if (status == EK_OK) {
     memcpy(outputs, given, node->outputs * sizeof *given);
   } else {
-    ek__name_failure(pass, "forward", status, errors);
+    ek__name_failure(pass, frame.backward ? "forward again" : "forward", status, errors);
     free_tensors(given, node->outputs);
     if (record != EK__NO_RECORD) ek__record_drop(pass, record);
   }

@@ -12,6 +12,7 @@
 
 #include <evenkeel/linear.h>
 #include <evenkeel/mean_squared_error.h>
+#include <evenkeel/recompute.h>
 #include <evenkeel/sequential.h>
 #include <evenkeel/sgd.h>
 #include <evenkeel/with_criterion.h>
@@ -25,7 +26,8 @@ enum { IN = 4, WIDTH = 6, OUT = 2 };
 
 /* ---- the model ---- */
 
-/* batch norm, linear, batch norm, linear; `again`: each batch norm is recomputed. */
+/* batch norm, linear, batch norm, linear; `again`: each batch norm is recomputed, one by a module
+ * of a program's own. */
 static ek_status model(ek_module **module, bool again) {
   ek_module *p[4] = {NULL};
   ck_ok(ck_batch_norm_create(&p[0], IN));
@@ -34,7 +36,7 @@ static ek_status model(ek_module **module, bool again) {
   ck_ok(ek_linear_create(&p[3], WIDTH, OUT, true));
   for (int i = 0; i < 4 && again; i += 2) {
     ek_module *inner = p[i];
-    ck_ok(ck_rerun_create(&p[i], inner));
+    ck_ok((i == 0 ? ck_rerun_create : ek_recompute_create)(&p[i], inner));
     ek_module_free(inner);
   }
   const ek_status status = ek_sequential_create(module, p, 4);

@@ -1,0 +1,102 @@
+/*
+ * recompute.c - a module that runs its child again in backward.
+ *
+ * Forward runs the child without saving and saves the child's inputs: references, no copies.
+ * Backward takes them back, runs the child again, drops what it gives, and runs its backward. The
+ * inputs are dropped before that, so that the child's backward finds them held as often as if it
+ * stood there alone.
+ */
+#include <evenkeel/recompute.h>
+
+#include <evenkeel/pass.h>
+
+#include "core/alloc.h"
+#include "module/layer_internal.h"
+
+struct recompute {
+  ek_module base;
+  ek_module *inner;
+};
+enum { INNER };
+
+static ek_module *inner_of(const ek_module *self) {
+  return ((const struct recompute *)self)->inner;
+}
+
+static void free_all(ek_tensor *tensors, size_t count) {
+  for (size_t i = 0; i < count; i++) ek_tensor_free(&tensors[i]);
+}
+
+static ek_status recompute_parameters(const ek_module *self, ek_declaration *declaration) {
+  return ek_declare_wrapped(declaration, inner_of(self));
+}
+
+static void recompute_formula(const ek_module *self, ek_formula *formula) {
+  ek_module_formula(formula, inner_of(self));
+}
+
+static ek_status recompute_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                                   ek_tensor *outputs) {
+  ek_child_options options = EK_CHILD_OPTIONS_INIT;
+  options.save = false;
+  EK_TRY(ek_pass_child_forward_with(outputs, pass, INNER, inputs, &options));
+  for (size_t i = 0; i < self->inputs; i++) EK_TRY(ek_pass_save(pass, &inputs[i]));
+  return EK_OK;
+}
+
+static ek_status run_again(const ek_module *self, ek_pass *pass) {
+  ek_tensor inputs[EK_MAX_INPUTS] = {{0}}, outputs[EK_MAX_TENSORS] = {{0}};
+  ek_status status = EK_OK;
+  for (size_t i = self->inputs; i-- > 0 && status == EK_OK;) {
+    status = ek_pass_take(&inputs[i], pass);
+  }
+  if (status == EK_OK) status = ek_pass_child_forward(outputs, pass, INNER, inputs);
+  free_all(outputs, self->outputs);
+  free_all(inputs, self->inputs);
+  return status;
+}
+
+static ek_status recompute_backward(const ek_module *self, ek_pass *pass,
+                                    const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+  EK_TRY(run_again(self, pass));
+  return ek_pass_child_backward(grad_inputs, pass, INNER, grad_outputs);
+}
+
+static void recompute_free(ek_module *self) {
+  ek_module_free(inner_of(self));
+  ek__free(self);
+}
+
+static const ek_module_ops recompute_ops = {.size = sizeof(ek_module_ops),
+                                            .kind = "recompute",
+                                            .parameters = recompute_parameters,
+                                            .forward = recompute_forward,
+                                            .backward = recompute_backward,
+                                            .free = recompute_free,
+                                            .types = EK_TYPES_F32 | EK_TYPES_F64,
+                                            .formula = recompute_formula};
+
+ek_status ek_recompute_create(ek_module **module, ek_module *inner) {
+  if (inner == NULL || inner->ops == NULL) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "recompute: inner module is NULL, or no module");
+  }
+  if (inner->terms > 0) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "recompute: %s is a criterion; recompute the model before it",
+                        inner->ops->kind);
+  }
+  if (inner->targets >= inner->inputs) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "recompute: %s has %zu inputs, %zu of them targets", inner->ops->kind,
+                        inner->inputs, inner->targets);
+  }
+  ek_status status = EK_OK;
+  struct recompute *m = ek__layer_create(&status, module, sizeof *m, &recompute_ops,
+                                         inner->inputs - inner->targets, inner->outputs);
+  if (m == NULL) return status;
+  m->base.inputs = inner->inputs;
+  m->base.targets = inner->targets;
+  m->inner = ek_module_share(inner);
+  *module = &m->base;
+  return EK_OK;
+}
