@@ -30,10 +30,10 @@ template <int SIDE, class T> __device__ __forceinline__ T row_sum(T value) {
 }
 
 /* What is known of a thread's rows so far. */
-template <class T, int HEAD> struct rows_so_far {
-  using t = tiling<T, HEAD>;
+template <class t> struct rows_so_far {
+  using T = typename t::T;
   T largest[t::M], sum[t::M];
-  share_of_tile<T, HEAD> out;
+  share_of_tile<t> out;
 
   __device__ __forceinline__ void clear() {
     EK_UNROLL
@@ -75,25 +75,24 @@ template <class T, int HEAD> struct rows_so_far {
   }
 };
 
-template <class T, int HEAD>
-__global__ void __launch_bounds__((tiling<T, HEAD>::THREADS)) forward_kernel(attended<T> a) {
-  using t = tiling<T, HEAD>;
+template <class t, class T = typename t::T>
+__global__ void __launch_bounds__(t::THREADS) forward_kernel(attended<T> a) {
   EK_DYNAMIC_SHARED(T, memory);
   T *const queries = memory, *const other = queries + t::TILE, *const scores = other + t::TILE;
   const int64_t heads = gridDim.x / a.tiles, head = blockIdx.x % heads;
   const int64_t query = (a.tiles - 1 - blockIdx.x / heads) * t::B; /* the longest rows first */
   const T *const q = a.qkv + a.in_qkv(head);
-  rows_so_far<T, HEAD> rows;
+  rows_so_far<t> rows;
   rows.clear();
-  load_tile<T, HEAD>(queries, q, a.stride(), query, a);
+  load_tile<t>(queries, q, a.stride(), query, a);
   for (int64_t key = 0; key <= query; key += t::B) {
     T score[t::M][t::M];
-    load_tile<T, HEAD>(other, q + a.channels(), a.stride(), key, a);
+    load_tile<t>(other, q + a.channels(), a.stride(), key, a);
     __syncthreads();
-    dot_rows<T, HEAD>(score, queries, other);
+    dot_rows<t>(score, queries, other);
     rows.take(score, scores, query, key, a.scale);
     __syncthreads();
-    load_tile<T, HEAD>(other, q + 2 * a.channels(), a.stride(), key, a);
+    load_tile<t>(other, q + 2 * a.channels(), a.stride(), key, a);
     __syncthreads();
     rows.out.add_product(scores, other);
     __syncthreads();
@@ -109,12 +108,10 @@ __global__ void __launch_bounds__((tiling<T, HEAD>::THREADS)) forward_kernel(att
   rows.out.put(a.out + a.in_out(head), a.channels(), query, a);
 }
 
-template <class T, int HEAD>
-cudaError_t forward(cudaStream_t stream, const struct ek__attention_args *args) {
-  using t = tiling<T, HEAD>;
-  const attended<T> a = attended_of<T>(args, t::B);
-  return launch_tiles<T, HEAD>(stream, forward_kernel<T, HEAD>, a.tiles * args->batch * args->heads,
-                               2 * t::TILE + t::SCORES, a);
+template <class t> cudaError_t forward(cudaStream_t stream, const struct ek__attention_args *args) {
+  const auto a = attended_of<typename t::T>(args, t::B);
+  return launch_tiles<t>(stream, forward_kernel<t>, a.tiles * args->batch * args->heads,
+                         2 * t::TILE + t::SCORES, a);
 }
 
 } // namespace
@@ -122,7 +119,5 @@ cudaError_t forward(cudaStream_t stream, const struct ek__attention_args *args) 
 extern "C" cudaError_t ek__cuda_attention_forward(const struct ek__cuda_place *at,
                                                   const struct ek__attention_args *args) {
   if (args->batch * args->heads * args->tokens * args->head_width <= 0) return cudaSuccess;
-  return with_tiling(args, [&](auto zero, auto head) {
-    return forward<decltype(zero), decltype(head)::WIDTH>(at->stream, args);
-  });
+  return with_tiling(args, [&](auto t) { return forward<decltype(t)>(at->stream, args); });
 }

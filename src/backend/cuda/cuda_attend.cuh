@@ -23,12 +23,16 @@
 
 namespace ek__cuda {
 
-/* M: rows of a thread, so that all tiles of the backward fit into 163 KiB (sm_80). */
-template <class T, int HEAD> struct tiling {
+/* M: rows of a thread. All four tiles of the backward lie in a block's memory at once: 88 KiB for heads
+ * of 64 in f32, and for heads of 128 and 256 in f32 152 and 136 KiB, which not every GPU gives a block.
+ * So those two have a second, `Small` form with half as many rows: 72 and 68 KiB. */
+template <class T_, int HEAD, bool Small = false> struct tiling {
+  using T = T_;
+  static constexpr bool F64 = sizeof(T) == 8;
   static constexpr int WIDTH = HEAD;
-  static constexpr int SIDE = HEAD <= 32 ? 8 : 16;
+  static constexpr int SIDE = HEAD <= 32 || (F64 && HEAD > 128) ? 8 : 16;
   static constexpr int THREADS = SIDE * SIDE; /* of a block */
-  static constexpr int M = (HEAD <= 128 ? 4 : 2) * 4 / (int)sizeof(T);
+  static constexpr int M = F64 ? (HEAD <= 64 ? 2 : 1) : (HEAD <= 128 ? 4 : 2) / (Small ? 2 : 1);
   static constexpr int B = SIDE * M; /* tokens of a tile */
   static constexpr int N = PACK<T>;
   static constexpr int W = HEAD / (SIDE * N);   /* packs of a row of a head per thread */
@@ -38,7 +42,7 @@ template <class T, int HEAD> struct tiling {
 };
 
 /* What a thread has of a tile of scores. */
-template <class T, int HEAD> using part_of_scores = T[tiling<T, HEAD>::M][tiling<T, HEAD>::M];
+template <class t> using part_of_scores = typename t::T[t::M][t::M];
 
 /* One head of one sample: rows of q, k, v are `stride` apart, those of out and dout `out_stride`.
  */
@@ -63,11 +67,10 @@ template <class T> struct attended {
 };
 
 /* tile = rows first .. first + B - 1 of a head at `from`; zeros where there are none. */
-template <class T, int HEAD>
+template <class t, class T = typename t::T>
 __device__ void load_tile(T *tile, const T *from, int64_t stride, int64_t first,
                           const attended<T> &a) {
-  using t = tiling<T, HEAD>;
-  constexpr int PACKS = HEAD / t::N;
+  constexpr int PACKS = t::WIDTH / t::N;
   const int thread = (int)thread_in_block();
   for (int i = thread; i < t::B * PACKS; i += t::THREADS) {
     const int row = i / PACKS, column = i % PACKS * t::N;
@@ -88,9 +91,8 @@ __device__ void load_tile(T *tile, const T *from, int64_t stride, int64_t first,
 }
 
 /* product[i][j] = row ty + 16 i of a . row tx + 16 j of b */
-template <class T, int HEAD>
-__device__ __forceinline__ void dot_rows(part_of_scores<T, HEAD> &product, const T *a, const T *b) {
-  using t = tiling<T, HEAD>;
+template <class t, class T = typename t::T>
+__device__ __forceinline__ void dot_rows(part_of_scores<t> &product, const T *a, const T *b) {
   const T *const rows = a + threadIdx.y * t::STRIDE, *const columns = b + threadIdx.x * t::STRIDE;
   EK_UNROLL
   for (int i = 0; i < t::M; i++) {
@@ -98,7 +100,7 @@ __device__ __forceinline__ void dot_rows(part_of_scores<T, HEAD> &product, const
     for (int j = 0; j < t::M; j++) product[i][j] = T(0);
   }
   EK_UNROLL_BY(2)
-  for (int k = 0; k < HEAD; k += t::N) {
+  for (int k = 0; k < t::WIDTH; k += t::N) {
     pack<T, t::N> left[t::M], right[t::M];
     EK_UNROLL
     for (int i = 0; i < t::M; i++) left[i] = load<t::N>(rows + i * t::SIDE * t::STRIDE + k);
@@ -116,8 +118,8 @@ __device__ __forceinline__ void dot_rows(part_of_scores<T, HEAD> &product, const
 }
 
 /* What a thread has of a tile of B x HEAD results. */
-template <class T, int HEAD> struct share_of_tile {
-  using t = tiling<T, HEAD>;
+template <class t> struct share_of_tile {
+  using T = typename t::T;
   pack<T, t::N> at[t::M][t::W];
 
   __device__ __forceinline__ void clear() {
@@ -188,14 +190,14 @@ template <class T, int HEAD> struct share_of_tile {
 /* ---- launching ---- */
 
 /* Values and sums are of one type here. Calls f with the tiling for the type and the width of a
- * head. */
+ * head; what a block may have of shared memory does not matter to it. */
 template <class F> inline cudaError_t with_tiling(const struct ek__attention_args *args, F f) {
   return with_types(args->types, [&](auto zero, auto) {
     using T = decltype(zero);
-    if (args->head_width <= 32) return f(zero, tiling<T, 32>());
-    if (args->head_width <= 64) return f(zero, tiling<T, 64>());
-    if (args->head_width <= 128) return f(zero, tiling<T, 128>());
-    if (args->head_width <= EK__CUDA_MAX_HEAD_WIDTH) return f(zero, tiling<T, 256>());
+    if (args->head_width <= 32) return f(tiling<T, 32>());
+    if (args->head_width <= 64) return f(tiling<T, 64>());
+    if (args->head_width <= 128) return f(tiling<T, 128>());
+    if (args->head_width <= EK__CUDA_MAX_HEAD_WIDTH) return f(tiling<T, 256>());
     return cudaErrorInvalidValue;
   });
 }
@@ -217,28 +219,27 @@ inline attended<T> attended_of(const struct ek__attention_args *args, int tokens
   return a;
 }
 
-/* What a block may have of shared memory, in bytes, on the current device. */
-inline cudaError_t most_shared(int *bytes) {
-  int device = 0;
-  const cudaError_t status = cudaGetDevice(&device);
+/* cudaErrorNotSupported if a block of the current device may not have so much shared memory. */
+inline cudaError_t fits(int bytes) {
+  int device = 0, most = 0;
+  cudaError_t status = cudaGetDevice(&device);
   if (status != cudaSuccess) return status;
-  return cudaDeviceGetAttribute(bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  status = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  if (status != cudaSuccess) return status;
+  return bytes <= most ? cudaSuccess : cudaErrorNotSupported;
 }
 
 /* Blocks with more than 48 KiB of shared memory, which must be asked for. */
-template <class T, int HEAD>
+template <class t, class T = typename t::T>
 inline cudaError_t launch_tiles(cudaStream_t stream, void (*kernel)(attended<T>), int64_t blocks,
                                 int shared_elements, const attended<T> &a) {
   const int bytes = shared_elements * (int)sizeof(T);
-  int most = 0;
-  cudaError_t status = most_shared(&most);
+  cudaError_t status = fits(bytes);
   if (status != cudaSuccess) return status;
-  if (bytes > most) return cudaErrorNotSupported;
   status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (status != cudaSuccess) return status;
   if (blocks > 0x7FFFFFFF) return cudaErrorInvalidValue;
-  constexpr int side = tiling<T, HEAD>::SIDE;
-  EK_LAUNCH(kernel, (unsigned)blocks, dim3(side, side), (size_t)bytes, stream, a);
+  EK_LAUNCH(kernel, (unsigned)blocks, dim3(t::SIDE, t::SIDE), (size_t)bytes, stream, a);
   return cudaGetLastError();
 }
 

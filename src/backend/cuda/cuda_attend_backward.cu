@@ -31,9 +31,8 @@ __global__ void __launch_bounds__(BLOCK) delta_kernel(attended<T> a, int64_t row
 }
 
 /* lse and delta of B queries from `first` on; past the end 0, where p and ds are cut anyway. */
-template <class T, int HEAD>
+template <class t, class T = typename t::T>
 __device__ void load_terms(T *lse, T *delta, int64_t head, int64_t first, const attended<T> &a) {
-  using t = tiling<T, HEAD>;
   for (int i = (int)thread_in_block(); i < t::B; i += t::THREADS) {
     const bool there = first + i < a.tokens;
     lse[i] = there ? a.lse[a.in_lse(head) + first + i] : T(0);
@@ -49,9 +48,8 @@ __device__ __forceinline__ void pair(T *p, T *ds, T scale, T lse, T delta, bool 
   *p = probability;
 }
 
-template <class T, int HEAD>
-__device__ __forceinline__ void put_scores(T *shared, const part_of_scores<T, HEAD> &score) {
-  using t = tiling<T, HEAD>;
+template <class t, class T = typename t::T>
+__device__ __forceinline__ void put_scores(T *shared, const part_of_scores<t> &score) {
   EK_UNROLL
   for (int i = 0; i < t::M; i++) {
     EK_UNROLL
@@ -63,8 +61,8 @@ __device__ __forceinline__ void put_scores(T *shared, const part_of_scores<T, HE
 }
 
 /* Shared memory of both kernels: four tiles, scores, and lse and delta of a tile. */
-template <class T, int HEAD> struct places {
-  using t = tiling<T, HEAD>;
+template <class t> struct places {
+  using T = typename t::T;
   static constexpr int ELEMENTS = 4 * t::TILE + t::SCORES + 2 * t::B;
   T *tile[4], *scores, *lse, *delta;
   __device__ explicit places(T *memory) {
@@ -76,28 +74,27 @@ template <class T, int HEAD> struct places {
 };
 
 /* Rows of scores are keys here, columns queries. */
-template <class T, int HEAD>
-__global__ void __launch_bounds__((tiling<T, HEAD>::THREADS)) keys_kernel(attended<T> a) {
-  using t = tiling<T, HEAD>;
+template <class t, class T = typename t::T>
+__global__ void __launch_bounds__(t::THREADS) keys_kernel(attended<T> a) {
   EK_DYNAMIC_SHARED(T, memory);
-  const places<T, HEAD> at(memory);
+  const places<t> at(memory);
   T *const k = at.tile[0], *const v = at.tile[1], *const q = at.tile[2], *const dout = at.tile[3];
   const int64_t heads = gridDim.x / a.tiles, head = blockIdx.x % heads;
   const int64_t key = blockIdx.x / heads * t::B; /* the first keys have most queries */
   const T *const from = a.qkv + a.in_qkv(head), *const slopes = a.dout + a.in_out(head);
-  share_of_tile<T, HEAD> dk, dv;
+  share_of_tile<t> dk, dv;
   dk.clear();
   dv.clear();
-  load_tile<T, HEAD>(k, from + a.channels(), a.stride(), key, a);
-  load_tile<T, HEAD>(v, from + 2 * a.channels(), a.stride(), key, a);
+  load_tile<t>(k, from + a.channels(), a.stride(), key, a);
+  load_tile<t>(v, from + 2 * a.channels(), a.stride(), key, a);
   for (int64_t query = key; query < a.tokens; query += t::B) {
     T p[t::M][t::M], ds[t::M][t::M];
-    load_tile<T, HEAD>(q, from, a.stride(), query, a);
-    load_tile<T, HEAD>(dout, slopes, a.channels(), query, a);
-    load_terms<T, HEAD>(at.lse, at.delta, head, query, a);
+    load_tile<t>(q, from, a.stride(), query, a);
+    load_tile<t>(dout, slopes, a.channels(), query, a);
+    load_terms<t>(at.lse, at.delta, head, query, a);
     __syncthreads();
-    dot_rows<T, HEAD>(p, k, q);
-    dot_rows<T, HEAD>(ds, v, dout);
+    dot_rows<t>(p, k, q);
+    dot_rows<t>(ds, v, dout);
     EK_UNROLL
     for (int i = 0; i < t::M; i++) {
       EK_UNROLL
@@ -108,11 +105,11 @@ __global__ void __launch_bounds__((tiling<T, HEAD>::THREADS)) keys_kernel(attend
         pair(&p[i][j], &ds[i][j], a.scale, at.lse[column], at.delta[column], seen);
       }
     }
-    put_scores<T, HEAD>(at.scores, p);
+    put_scores<t>(at.scores, p);
     __syncthreads();
     dv.add_product(at.scores, dout);
     __syncthreads();
-    put_scores<T, HEAD>(at.scores, ds);
+    put_scores<t>(at.scores, ds);
     __syncthreads();
     dk.add_product(at.scores, q);
     __syncthreads();
@@ -123,27 +120,26 @@ __global__ void __launch_bounds__((tiling<T, HEAD>::THREADS)) keys_kernel(attend
 }
 
 /* Rows of scores are queries, columns keys. */
-template <class T, int HEAD>
-__global__ void __launch_bounds__((tiling<T, HEAD>::THREADS)) queries_kernel(attended<T> a) {
-  using t = tiling<T, HEAD>;
+template <class t, class T = typename t::T>
+__global__ void __launch_bounds__(t::THREADS) queries_kernel(attended<T> a) {
   EK_DYNAMIC_SHARED(T, memory);
-  const places<T, HEAD> at(memory);
+  const places<t> at(memory);
   T *const q = at.tile[0], *const dout = at.tile[1], *const k = at.tile[2], *const v = at.tile[3];
   const int64_t heads = gridDim.x / a.tiles, head = blockIdx.x % heads;
   const int64_t query = (a.tiles - 1 - blockIdx.x / heads) * t::B;
   const T *const from = a.qkv + a.in_qkv(head);
-  share_of_tile<T, HEAD> dq;
+  share_of_tile<t> dq;
   dq.clear();
-  load_tile<T, HEAD>(q, from, a.stride(), query, a);
-  load_tile<T, HEAD>(dout, a.dout + a.in_out(head), a.channels(), query, a);
-  load_terms<T, HEAD>(at.lse, at.delta, head, query, a);
+  load_tile<t>(q, from, a.stride(), query, a);
+  load_tile<t>(dout, a.dout + a.in_out(head), a.channels(), query, a);
+  load_terms<t>(at.lse, at.delta, head, query, a);
   for (int64_t key = 0; key <= query; key += t::B) {
     T p[t::M][t::M], ds[t::M][t::M];
-    load_tile<T, HEAD>(k, from + a.channels(), a.stride(), key, a);
-    load_tile<T, HEAD>(v, from + 2 * a.channels(), a.stride(), key, a);
+    load_tile<t>(k, from + a.channels(), a.stride(), key, a);
+    load_tile<t>(v, from + 2 * a.channels(), a.stride(), key, a);
     __syncthreads();
-    dot_rows<T, HEAD>(p, q, k);
-    dot_rows<T, HEAD>(ds, dout, v);
+    dot_rows<t>(p, q, k);
+    dot_rows<t>(ds, dout, v);
     EK_UNROLL
     for (int i = 0; i < t::M; i++) {
       const int row = (int)threadIdx.y + t::SIDE * i;
@@ -154,7 +150,7 @@ __global__ void __launch_bounds__((tiling<T, HEAD>::THREADS)) queries_kernel(att
         pair(&p[i][j], &ds[i][j], a.scale, at.lse[row], at.delta[row], seen);
       }
     }
-    put_scores<T, HEAD>(at.scores, ds);
+    put_scores<t>(at.scores, ds);
     __syncthreads();
     dq.add_product(at.scores, k);
     __syncthreads();
@@ -162,18 +158,30 @@ __global__ void __launch_bounds__((tiling<T, HEAD>::THREADS)) queries_kernel(att
   dq.put(a.dqkv + a.in_qkv(head), a.stride(), query, a);
 }
 
-template <class T, int HEAD>
+template <class t>
 cudaError_t backward(cudaStream_t stream, const struct ek__attention_args *args) {
-  using t = tiling<T, HEAD>;
+  using T = typename t::T;
   const attended<T> a = attended_of<T>(args, t::B);
   const int64_t heads = args->batch * args->heads, rows = heads * args->tokens;
-  cudaError_t status =
-      launch(delta_kernel<T>, blocks_for(rows, BLOCK / WARP), BLOCK, stream, a, rows);
+  constexpr int elements = places<t>::ELEMENTS;
+  cudaError_t status = fits(elements * (int)sizeof(T)); /* before anything is queued */
   if (status != cudaSuccess) return status;
-  const int elements = places<T, HEAD>::ELEMENTS;
-  status = launch_tiles<T, HEAD>(stream, keys_kernel<T, HEAD>, a.tiles * heads, elements, a);
+  status = launch(delta_kernel<T>, blocks_for(rows, BLOCK / WARP), BLOCK, stream, a, rows);
   if (status != cudaSuccess) return status;
-  return launch_tiles<T, HEAD>(stream, queries_kernel<T, HEAD>, a.tiles * heads, elements, a);
+  status = launch_tiles<t>(stream, keys_kernel<t>, a.tiles * heads, elements, a);
+  if (status != cudaSuccess) return status;
+  return launch_tiles<t>(stream, queries_kernel<t>, a.tiles * heads, elements, a);
+}
+
+/* The tiling, or its small form where a block may not have enough memory. */
+template <class T, int HEAD>
+cudaError_t backward_that_fits(tiling<T, HEAD>, cudaStream_t stream,
+                               const struct ek__attention_args *args) {
+  const cudaError_t status = backward<tiling<T, HEAD>>(stream, args);
+  if constexpr (sizeof(T) == 4 && HEAD > 64) {
+    if (status == cudaErrorNotSupported) return backward<tiling<T, HEAD, true>>(stream, args);
+  }
+  return status;
 }
 
 } // namespace
@@ -181,7 +189,5 @@ cudaError_t backward(cudaStream_t stream, const struct ek__attention_args *args)
 extern "C" cudaError_t ek__cuda_attention_backward(const struct ek__cuda_place *at,
                                                    const struct ek__attention_args *args) {
   if (args->batch * args->heads * args->tokens * args->head_width <= 0) return cudaSuccess;
-  return with_tiling(args, [&](auto zero, auto head) {
-    return backward<decltype(zero), decltype(head)::WIDTH>(at->stream, args);
-  });
+  return with_tiling(args, [&](auto t) { return backward_that_fits(t, at->stream, args); });
 }
