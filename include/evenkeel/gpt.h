@@ -18,7 +18,7 @@
 #ifndef EVENKEEL_GPT_H
 #define EVENKEEL_GPT_H
 
-#include <evenkeel/module.h>
+#include <evenkeel/recompute.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -33,10 +33,14 @@ typedef struct ek_gpt_options {
   int heads;
   double dropout; /* 0: none */
   bool untied;    /* the head has a weight of its own */
+  ek_recompute
+      recompute; /* of its blocks; with `cheap` also of what lies in them and beside them */
 } ek_gpt_options;
 /* GPT-2 124M without dropout. */
 #define EK_GPT_OPTIONS_INIT                                                                        \
-  { sizeof(ek_gpt_options), 50257, 1024, 768, 12, 12, 0.0, false }
+  {                                                                                                \
+    sizeof(ek_gpt_options), 50257, 1024, 768, 12, 12, 0.0, false, { EK_RECOMPUTE_NONE, 0, 0 }      \
+  }
 
 EK_API EK_CHECKED ek_status ek_gpt_create(ek_module **module, const ek_gpt_options *options);
 

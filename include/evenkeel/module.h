@@ -141,6 +141,13 @@ typedef struct ek_module_ops {
    * to it gives the child's, by ek_module_formula().
    */
   void (*formula)(const ek_module *self, ek_formula *formula);
+
+  /*
+   * (optional) fallback: false. Forward costs bandwidth and no products, and what backward needs of
+   * it is its one input and little else, such as a norm or an activation: then a container that is
+   * to recompute what is cheap (recompute.h) does not keep the one output for whoever saves it.
+   */
+  bool cheap;
 } ek_module_ops;
 
 /*

@@ -132,6 +132,11 @@ EK_API EK_CHECKED ek_status ek_pass_child_forward(ek_tensor *outputs, ek_pass *p
  * With `type` the child and its children run in f32 or f64, whatever the pass does: its floating
  * inputs and the gradients of its outputs are to be of that type. EK_ERR_UNSUPPORTED for one that
  * does not compute in it, or that asks for a parameter: these have the replica's type.
+ *
+ * With `made_from` the child's input need not be kept, because it is cheaper to make than to hold:
+ * it is what child number `made_by` gave for this tensor. Where the child, or a module in it, saves
+ * its input, a reference to `made_from` is kept in its place, and child `made_by` runs again when
+ * the input is taken back. Both children have one input and one output.
  */
 typedef struct ek_child_options {
   size_t size;
@@ -142,9 +147,11 @@ typedef struct ek_child_options {
                             * that nobody else holds */
   double gradient_now;     /* not 0: the scale that the gradient of a criterion's totals will have,
                             * which the caller promises: ek_pass_known_scale() */
+  size_t made_by;
+  const ek_tensor *made_from; /* NULL: what the child saves of its input is kept */
 } ek_child_options;
 #define EK_CHILD_OPTIONS_INIT                                                                      \
-  { sizeof(ek_child_options), true, (ek_type)0, NULL, false, 0 }
+  { sizeof(ek_child_options), true, (ek_type)0, NULL, false, 0, 0, NULL }
 
 EK_API EK_CHECKED ek_status ek_pass_child_forward_with(ek_tensor *outputs, ek_pass *pass,
                                                        size_t child, const ek_tensor *inputs,
@@ -167,6 +174,15 @@ EK_API EK_CHECKED ek_status ek_pass_child_backward(ek_tensor *grad_inputs, ek_pa
  * EK_ERR_STATE for a second one, and for leaving none. A function that returns has left.
  */
 EK_API EK_CHECKED ek_status ek_pass_child_enter(ek_pass *pass, size_t child);
+
+/*
+ * The same in a forward, otherwise than the module itself runs: with `save` false what is saved
+ * until ek_pass_child_leave() is not kept, and `made_from` is as above, `input` being what the
+ * child works on (NULL without it). EK_ERR_INVALID_ARGUMENT for a type or a place for totals.
+ */
+EK_API EK_CHECKED ek_status ek_pass_child_enter_with(ek_pass *pass, size_t child,
+                                                     const ek_tensor *input,
+                                                     const ek_child_options *options);
 EK_API EK_CHECKED ek_status ek_pass_child_leave(ek_pass *pass);
 
 /* ---- for a module: the other devices ---- */

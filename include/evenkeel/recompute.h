@@ -20,6 +20,40 @@ extern "C" {
 #endif
 
 /*
+ * What a container of modules, one after the other, recomputes (sequential.h, gpt.h). n is how many
+ * it holds; modules that run in one go, such as a linear and the GELU after it, stay together.
+ *
+ *   kind   text      keeps                             runs again
+ *   NONE   none      what its modules save             nothing
+ *   EVERY  every=K   the inputs of every K-th module   each module once
+ *   SQRT   sqrt      as every=ceil(sqrt(n))            each module once
+ *   ALL    all       the inputs of the first module    module i n - i times: quadratic work, memory
+ *                                                      that does not grow with n
+ *   CHEAP  cheap     all but results of norms and      these, without a product
+ *                    activations that need no product
+ *   BYTES  64MiB     what a plan finds: ek_recompute_plan()
+ *
+ * A segment of EVERY, SQRT and ALL holds all that its modules save while its own backward runs.
+ */
+typedef enum ek_recompute_kind {
+  EK_RECOMPUTE_NONE = 0,
+  EK_RECOMPUTE_EVERY = 1,
+  EK_RECOMPUTE_SQRT = 2,
+  EK_RECOMPUTE_ALL = 3,
+  EK_RECOMPUTE_CHEAP = 4,
+  EK_RECOMPUTE_BYTES = 5
+} ek_recompute_kind;
+
+typedef struct ek_recompute {
+  ek_recompute_kind kind;
+  int64_t every;  /* of EVERY: 1 or more */
+  uint64_t bytes; /* of BYTES: sizes as in device.h */
+} ek_recompute;
+
+/* Reads a policy from its text. EK_ERR_INVALID_ARGUMENT says what is wrong with it. */
+EK_API EK_CHECKED ek_status ek_recompute_parse(ek_recompute *recompute, const char *text);
+
+/*
  * `inner`, recomputed in backward. It stands in the place of `inner`: names, initial values and
  * random numbers are the same, and inner may be recomputed itself or hold what is. It keeps a
  * reference. Inputs may be of integers or targets, outputs of integers. Without a backward it is

@@ -12,7 +12,7 @@
 #ifndef EVENKEEL_SEQUENTIAL_H
 #define EVENKEEL_SEQUENTIAL_H
 
-#include <evenkeel/module.h>
+#include <evenkeel/recompute.h>
 
 #ifdef __cplusplus
 extern "C" {
@@ -21,6 +21,20 @@ extern "C" {
 /* count 0 is EK_ERR_INVALID_ARGUMENT. */
 EK_API EK_CHECKED ek_status ek_sequential_create(ek_module **module, ek_module *const *modules,
                                                  size_t count);
+
+typedef struct ek_sequential_options {
+  size_t size;
+  ek_recompute recompute; /* EK_RECOMPUTE_BYTES is EK_ERR_INVALID_ARGUMENT */
+} ek_sequential_options;
+#define EK_SEQUENTIAL_OPTIONS_INIT                                                                 \
+  {                                                                                                \
+    sizeof(ek_sequential_options), { EK_RECOMPUTE_NONE, 0, 0 }                                     \
+  }
+
+/* The same with options; NULL gives the defaults. */
+EK_API EK_CHECKED ek_status ek_sequential_create_with(ek_module **module, ek_module *const *modules,
+                                                      size_t count,
+                                                      const ek_sequential_options *options);
 
 #ifdef __cplusplus
 }

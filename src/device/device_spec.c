@@ -112,6 +112,11 @@ static ek_status read_size(uint64_t *bytes, const char **at, const char *text) {
   return EK_OK;
 }
 
+ek_status ek__size_parse(uint64_t *bytes, const char *text) {
+  const char *at = text;
+  return read_size(bytes, &at, text);
+}
+
 /* ---- the devices of cuda ---- */
 
 /* A GPU's number; the limit keeps the text in step with what a device name has room for. */

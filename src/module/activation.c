@@ -46,6 +46,8 @@ static ek_status activation_backward(const ek_module *self, ek_pass *pass,
   return status;
 }
 
+enum { CHEAP_INPUT = true, CHEAP_RESULT = false }; /* by what is kept */
+
 static const ek_module_ops activation_ops[] = {
 #define OPS(NAME, name, kept)                                                                      \
   [EK_ACTIVATION_##NAME] = {.size = sizeof(ek_module_ops),                                         \
@@ -54,7 +56,8 @@ static const ek_module_ops activation_ops[] = {
                             .backward = activation_backward,                                       \
                             .free = ek__layer_free,                                                \
                             .types = EK_TYPES_F32 | EK_TYPES_F64,                                  \
-                            .formula = activation_formula},
+                            .formula = activation_formula,                                         \
+                            .cheap = CHEAP_##kept},
     EK_ACTIVATION_LIST(OPS)};
 
 ek_status ek_activation_create(ek_module **module, ek_activation activation) {

@@ -5,6 +5,7 @@
 #define EK_COMPOSITE_H
 
 #include <evenkeel/pass.h>
+#include <evenkeel/recompute.h>
 
 /* The first member of such a layer's struct. Children are numbered in the order of being added. */
 struct ek__composite {
@@ -14,6 +15,7 @@ struct ek__composite {
     ek_module *module;
   } * children;
   size_t count, capacity;
+  ek_recompute recompute; /* of its chains */
 };
 
 /* Takes over the caller's reference to `child`, also when it fails. */
@@ -26,13 +28,23 @@ void ek__composite_free(ek_module *self);
 /* The end of creating one: hands it to the caller, or frees it if `status` is a failure. */
 ek_status ek__composite_finish(ek_module **module, struct ek__composite *m, ek_status status);
 
+/* EK_ERR_INVALID_ARGUMENT for a policy that a container cannot have. In recompute.c. */
+ek_status ek__recompute_check(const char *who, const ek_recompute *recompute);
+
+/* The child that made the one input of a chain, and from what. */
+struct ek__made {
+  size_t by;
+  const ek_tensor *from;
+};
+
 /*
  * Runs children first .. first + count - 1 of the running module `m`, each with the outputs of the
- * one before; count > 0. A result between two of them is freed as soon as the second has run. In
- * chain.c.
+ * one before; count > 0. A result between two of them is freed as soon as the second has run.
+ * `made` may be NULL, and is looked at where cheap results are made again. In chain.c.
  */
 ek_status ek__chain_forward(const struct ek__composite *m, ek_pass *pass, size_t first,
-                            size_t count, const ek_tensor *inputs, ek_tensor *outputs);
+                            size_t count, const struct ek__made *made, const ek_tensor *inputs,
+                            ek_tensor *outputs);
 
 /* The backward of the above; grad_inputs as in the module table. */
 ek_status ek__chain_backward(const struct ek__composite *m, ek_pass *pass, size_t first,

@@ -114,7 +114,7 @@ size_t ek__record_find(const ek_pass *pass, const struct ek__node *node) {
 
 void ek__record_drop(ek_pass *pass, size_t record) {
   const struct ek__record *dropped = &pass->records[record];
-  while (pass->saved_count > dropped->below) ek_tensor_free(&pass->saved[--pass->saved_count]);
+  while (pass->saved_count > dropped->below) ek__saved_drop(pass);
   pass->extent_count = dropped->extents;
   pass->record_count = record;
 }

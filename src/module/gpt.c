@@ -77,10 +77,11 @@ static ek_status norm_backward(ek_pass *pass, size_t norm, const ek_tensor *dy,
   return ek_pass_child_leave(pass);
 }
 
-/* The children behind norm number `norm`, up to number `end`. */
+/* The children behind norm number `norm`, up to number `end`; x is the norm of `from`. */
 static ek_status branch_forward(const struct block *m, ek_pass *pass, size_t norm, size_t end,
-                                const ek_tensor *x, ek_tensor *y) {
-  return ek__chain_forward(&m->base, pass, norm + 1, end - norm - 1, x, y);
+                                const ek_tensor *from, const ek_tensor *x, ek_tensor *y) {
+  const struct ek__made made = {norm, from};
+  return ek__chain_forward(&m->base, pass, norm + 1, end - norm - 1, &made, x, y);
 }
 
 static ek_status branch_backward(const struct block *m, ek_pass *pass, size_t norm, size_t end,
@@ -93,11 +94,11 @@ static ek_status block_forward(const ek_module *self, ek_pass *pass, const ek_te
   const struct block *m = (const struct block *)self;
   ek_tensor x = inputs[0], h = {0}, s = {0}, normal = {0};
   ek_status status = norm_forward(pass, LN_1, &x, NULL, &h);
-  if (status == EK_OK) status = branch_forward(m, pass, LN_1, m->ln_2, &h, &s);
+  if (status == EK_OK) status = branch_forward(m, pass, LN_1, m->ln_2, &inputs[0], &h, &s);
   ek_tensor_free(&h);
   if (status == EK_OK) status = norm_forward(pass, m->ln_2, &s, &inputs[0], &normal);
   if (status == EK_OK) {
-    status = branch_forward(m, pass, m->ln_2, m->base.count, &normal, outputs);
+    status = branch_forward(m, pass, m->ln_2, m->base.count, &s, &normal, outputs);
   }
   ek_tensor_free(&normal);
   if (status == EK_OK) status = ek__residual_add(pass, &outputs[0], &s);
@@ -153,6 +154,7 @@ static ek_status block_create(ek_module **module, const ek_gpt_options *o) {
   ek_status status = EK_OK;
   struct block *m = ek__layer_create(&status, module, sizeof *m, &block_ops, 1, 1);
   if (m == NULL) return status;
+  if (o->recompute.kind == EK_RECOMPUTE_CHEAP) m->base.recompute = o->recompute;
   return ek__composite_finish(module, &m->base, fill_block(m, o));
 }
 
@@ -162,8 +164,10 @@ static ek_status blocks_create(ek_module **module, const ek_gpt_options *o) {
   EK__FAIL_IF(blocks == NULL, EK_ERR_OUT_OF_MEMORY, "gpt: the host has no memory for %zu layers",
               count);
   ek_status status = EK_OK;
+  ek_sequential_options options = EK_SEQUENTIAL_OPTIONS_INIT;
+  options.recompute = o->recompute;
   for (size_t i = 0; i < count && status == EK_OK; i++) status = block_create(&blocks[i], o);
-  if (status == EK_OK) status = ek_sequential_create(module, blocks, count);
+  if (status == EK_OK) status = ek_sequential_create_with(module, blocks, count, &options);
   for (size_t i = 0; i < count; i++) ek_module_free(blocks[i]); /* it keeps its own */
   ek__free(blocks);
   return status;
@@ -187,7 +191,7 @@ static ek_status gpt_forward(const ek_module *self, ek_pass *pass, const ek_tens
   EK__FAIL_IF(ek_tensor_exists(&inputs[0]) && inputs[0].rank != 2, EK_ERR_SHAPE,
               "input has rank %d, expected 2 (samples, tokens)", inputs[0].rank);
   const struct ek__composite *m = (const struct ek__composite *)self;
-  return ek__chain_forward(m, pass, 0, m->count, inputs, outputs);
+  return ek__chain_forward(m, pass, 0, m->count, NULL, inputs, outputs);
 }
 
 static ek_status gpt_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
@@ -207,6 +211,7 @@ static const ek_module_ops gpt_ops = {.size = sizeof(ek_module_ops),
 
 static ek_status fill_gpt(struct gpt *m, const ek_gpt_options *o) {
   struct ek__composite *gpt = &m->base;
+  if (o->recompute.kind == EK_RECOMPUTE_CHEAP) gpt->recompute = o->recompute;
   ek_module *tokens = NULL, *blocks = NULL;
   EK_TRY(ek_embedding_create(&tokens, o->vocabulary, o->width, o->sequence));
   EK_TRY(ek__composite_add(gpt, "tokens", tokens));
@@ -232,7 +237,7 @@ static ek_status check_options(const ek_gpt_options *o) {
   EK__FAIL_IF(o->width > INT64_MAX / 4, EK_ERR_OVERFLOW, "gpt: 4 x %" PRId64 " columns", o->width);
   EK__FAIL_IF(!(o->dropout >= 0.0 && o->dropout < 1.0), EK_ERR_INVALID_ARGUMENT,
               "gpt: dropout is %g, expected 0 <= p < 1", o->dropout);
-  return EK_OK;
+  return ek__recompute_check("gpt", &o->recompute);
 }
 
 ek_status ek_gpt_create(ek_module **module, const ek_gpt_options *options) {

@@ -122,7 +122,8 @@ static const ek_module_ops layer_norm_ops = {.size = sizeof(ek_module_ops),
                                              .forward = layer_norm_forward,
                                              .backward = layer_norm_backward,
                                              .free = ek__layer_free,
-                                             .types = EK_TYPES_F32 | EK_TYPES_F64};
+                                             .types = EK_TYPES_F32 | EK_TYPES_F64,
+                                             .cheap = true};
 
 ek_status ek_layer_norm_create(ek_module **module, int64_t width, double epsilon) {
   EK__FAIL_IF(width <= 0, EK_ERR_INVALID_ARGUMENT,

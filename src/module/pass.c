@@ -26,6 +26,7 @@
 static void destroy(struct ek__spare *spare) {
   ek_pass *pass = (ek_pass *)spare;
   ek__free(pass->saved);
+  ek__free(pass->recipes);
   ek__free(pass->records);
   ek__free(pass->extents);
   ek__free(pass->touched);
@@ -60,8 +61,10 @@ ek_status ek_pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_option
   if (result == NULL) result = create(replica);
   EK__FAIL_IF(result == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory for a pass");
   result->options = o;
-  result->outermost =
-      (struct ek__frame){.node = replica->layout.root, .type = replica->type, .saving = o.gradient};
+  result->outermost = (struct ek__frame){.node = replica->layout.root,
+                                         .type = replica->type,
+                                         .saving = o.gradient,
+                                         .recipe = EK__NO_RECIPE};
   result->frame = &result->outermost;
   result->record_count = result->extent_count = 0;
   result->named = 0;
@@ -80,7 +83,7 @@ ek_status ek_pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_option
 void ek_pass_free(ek_pass *pass) {
   if (pass == NULL) return;
   /* In the order that backward would have: the arena sees the same sequence either way. */
-  while (pass->saved_count > 0) ek_tensor_free(&pass->saved[--pass->saved_count]);
+  while (pass->saved_count > 0) ek__saved_drop(pass);
   if (pass->replica->spare == NULL) {
     pass->replica->spare = &pass->spare;
   } else {
@@ -204,20 +207,15 @@ ek_status ek_pass_save(ek_pass *pass, const ek_tensor *tensor) {
   EK__FAIL_IF(!ek_tensor_exists(tensor), EK_ERR_INVALID_ARGUMENT,
               "ek_pass_save: there is no tensor");
   if (!pass->frame->saving) return EK_OK;
-  EK__FAIL_IF(
-      !ek__grow(&pass->saved, &pass->saved_capacity, pass->saved_count + 1, sizeof *pass->saved),
-      EK_ERR_OUT_OF_MEMORY, "no host memory for the saved tensors");
-  EK_TRY(ek_tensor_share(&pass->saved[pass->saved_count], tensor));
-  pass->saved_count++;
-  return EK_OK;
+  return ek__saved_push(pass, tensor, ek__recipe_for(pass, tensor));
 }
 
 ek_status ek_pass_take(ek_tensor *tensor, ek_pass *pass) {
   EK__NOT_NULL("ek_pass_take", tensor, pass);
-  EK__FAIL_IF(pass->saved_count <= pass->frame->floor, EK_ERR_STATE,
-              "it takes more tensors back than it saved");
-  *tensor = pass->saved[--pass->saved_count];
-  return EK_OK;
+  if (pass->saved_count <= pass->frame->floor) {
+    return ek_error_set(EK_ERR_STATE, "it takes more tensors back than it saved");
+  }
+  return ek__saved_take(tensor, pass);
 }
 
 /* ---- the other devices ---- */

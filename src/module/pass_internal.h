@@ -36,6 +36,8 @@ struct ek__frame {
   bool written;                  /* forward has written the gradients over the inputs */
   size_t floor;                  /* saved tensors below are not its own */
   size_t records;                /* records below are not its children's */
+  size_t recipe;                 /* for the input of the child that it has entered */
+  bool outer_saving;             /* `saving` before it entered the child */
   bool workspace;                /* it has taken some, and this much was held before: */
   uint64_t workspace_before;
 };
@@ -51,6 +53,17 @@ struct ek__record {
   size_t extents;      /* where those of its inputs begin, and behind them of its outputs */
 };
 
+/* How to make a tensor again that was to be saved. */
+struct ek__recipe {
+  const struct ek__node *maker;
+  ek_type type;   /* in which it runs */
+  ek_tensor from; /* what it runs on */
+  ek_tensor like; /* the tensor, without a reference: it is known by its place */
+  ek_tensor made; /* once it was, until nobody needs it any more */
+  size_t pending; /* how often it is on the stack of saved tensors */
+  bool open;      /* the module whose input it is runs forward */
+};
+
 struct ek_pass {
   struct ek__spare spare; /* once it was freed; the replica keeps it, tables included */
   ek_replica *replica;
@@ -59,8 +72,10 @@ struct ek_pass {
   struct ek__frame outermost, *frame;    /* the top; those below are on the C stack */
   const ek_memory *lent[EK_MAX_TENSORS]; /* where they lie, if their gradients may lie there, too */
   bool added;                            /* forward has added to gradients of parameters */
-  ek_tensor *saved;
+  ek_tensor *saved;                      /* one that does not exist stands for a recipe: remake.c */
   size_t saved_count, saved_capacity;
+  struct ek__recipe *recipes;
+  size_t recipe_count, recipe_capacity, recipes_open;
   struct ek__record *records;
   size_t record_count, record_capacity;
   struct ek__extent *extents;
@@ -72,6 +87,9 @@ struct ek_pass {
 
 /* "No record": nobody saves, or somebody else did the module's forward. */
 #define EK__NO_RECORD SIZE_MAX
+
+/* No recipe. */
+#define EK__NO_RECIPE SIZE_MAX
 
 /* Whether an input of the root lies there that its runner keeps until backward. */
 static inline bool ek__pass_was_lent(const ek_pass *pass, const ek_memory *memory) {
@@ -88,6 +106,25 @@ static inline bool ek__pass_has_added(const ek_pass *pass) { return pass != NULL
  * spoken of. */
 ek_status ek__pass_complete_early(ek_pass *pass);
 ek_status ek__pass_complete_rest(ek_pass *pass);
+
+/*
+ * Opens a recipe for `input`: maker number options->made_by of the frame on top makes it from
+ * options->made_from. *recipe is its number, or EK__NO_RECIPE where nothing is saved.
+ */
+ek_status ek__recipe_open(size_t *recipe, ek_pass *pass, bool saving, size_t inputs,
+                          const ek_tensor *input, const ek_child_options *options);
+/* The module whose input it is has returned. Does nothing for EK__NO_RECIPE. */
+void ek__recipe_close(ek_pass *pass, size_t recipe);
+/* The number of an open recipe for this tensor, or EK__NO_RECIPE. */
+size_t ek__recipe_for(const ek_pass *pass, const ek_tensor *tensor);
+/* Puts a reference to a tensor on the stack of what is saved, or what stands for its recipe; and
+ * takes the last one off. */
+ek_status ek__saved_push(ek_pass *pass, const ek_tensor *tensor, size_t recipe);
+ek_status ek__saved_take(ek_tensor *tensor, ek_pass *pass);
+void ek__saved_drop(ek_pass *pass);
+/* Runs a module again in backward, without saving; one input and one output. */
+ek_status ek__run_maker(ek_pass *pass, const struct ek__node *maker, ek_type type,
+                        const ek_tensor *from, ek_tensor *made);
 
 /* Each of `count` tensors that a module or the runner hands over is there, and on the device. */
 ek_status ek__check_tensors(const char *who, const ek_pass *pass, const ek_tensor *tensors,

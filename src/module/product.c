@@ -30,8 +30,8 @@ ek_status ek__product_forward(const ek_formula *linear, ek_pass *pass, const ek_
   return ek_pass_save(pass, x);
 }
 
-static ek_status gelu_of_product(const ek_formula *linear, ek_pass *pass, const ek_tensor *x,
-                                 ek_tensor *pre, ek_tensor *y) {
+ek_status ek__product_gelu_forward(const ek_formula *linear, ek_pass *pass, const ek_tensor *x,
+                                   ek_tensor *pre, ek_tensor *y) {
   /* What is joined with GELU may depend on whether pre is wanted, and with it the last bits. */
   const bool keep = ek_pass_wants_gradient(pass) || ek_pass_runs_again(pass);
   ek_tensor weight = {0}, bias = {0}, shape;
@@ -43,14 +43,6 @@ static ek_status gelu_of_product(const ek_formula *linear, ek_pass *pass, const 
   if (!keep) return EK_OK;
   EK_TRY(ek_pass_save(pass, x));
   return ek_pass_save(pass, pre);
-}
-
-ek_status ek__product_gelu_forward(const ek_formula *linear, ek_pass *pass, const ek_tensor *x,
-                                   ek_tensor *y) {
-  ek_tensor pre = {0};
-  const ek_status status = gelu_of_product(linear, pass, x, &pre, y);
-  ek_tensor_free(&pre);
-  return status;
 }
 
 /* dW (+)= dy^T x and db (+)= the column sums of dy. */

@@ -11,9 +11,10 @@
 ek_status ek__product_forward(const ek_formula *linear, ek_pass *pass, const ek_tensor *x,
                               ek_tensor *y);
 
-/* y = GELU(x W^T + b). Saves x, and then what went into GELU. */
+/* y = GELU(x W^T + b). Saves x, and then what went into GELU; *pre becomes that, the caller's, or
+ * stays as it was where nobody needs it. */
 ek_status ek__product_gelu_forward(const ek_formula *linear, ek_pass *pass, const ek_tensor *x,
-                                   ek_tensor *y);
+                                   ek_tensor *pre, ek_tensor *y);
 
 /* Takes x, adds to the gradients and says that they are complete. bias_done: the bias has its. */
 ek_status ek__product_gradients(const ek_formula *linear, ek_pass *pass, const ek_tensor *dy,

@@ -8,10 +8,73 @@
  */
 #include <evenkeel/recompute.h>
 
+#include <stdlib.h>
+#include <string.h>
+
 #include <evenkeel/pass.h>
 
 #include "core/alloc.h"
+#include "core/error.h"
+#include "device/device_spec.h"
+#include "module/composite.h"
 #include "module/layer_internal.h"
+
+/* ---- policies ---- */
+
+static const struct {
+  const char *text;
+  ek_recompute_kind kind;
+} words[] = {{"none", EK_RECOMPUTE_NONE},
+             {"sqrt", EK_RECOMPUTE_SQRT},
+             {"all", EK_RECOMPUTE_ALL},
+             {"cheap", EK_RECOMPUTE_CHEAP}};
+
+static ek_status parse_every(ek_recompute *recompute, const char *text, const char *number) {
+  size_t digits = strspn(number, "0123456789");
+  if (digits > 0 && digits < 19 && number[digits] == '\0') {
+    const long long every = strtoll(number, NULL, 10);
+    if (every > 0) {
+      *recompute = (ek_recompute){.kind = EK_RECOMPUTE_EVERY, .every = every};
+      return EK_OK;
+    }
+  }
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                      "recompute: \"%s\": every=K is of a whole number above 0", text);
+}
+
+ek_status ek_recompute_parse(ek_recompute *recompute, const char *text) {
+  EK__NOT_NULL("ek_recompute_parse", recompute, text);
+  for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+    if (strcmp(text, words[i].text) != 0) continue;
+    *recompute = (ek_recompute){.kind = words[i].kind};
+    return EK_OK;
+  }
+  if (strncmp(text, "every=", 6) == 0) return parse_every(recompute, text, text + 6);
+  uint64_t bytes = 0;
+  if (ek__size_parse(&bytes, text) == EK_OK) {
+    *recompute = (ek_recompute){.kind = EK_RECOMPUTE_BYTES, .bytes = bytes};
+    return EK_OK;
+  }
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                      "recompute: \"%s\" is none of none, every=K, sqrt, all, cheap, and no size "
+                      "such as 64MiB",
+                      text);
+}
+
+ek_status ek__recompute_check(const char *who, const ek_recompute *recompute) {
+  EK__FAIL_IF(recompute->kind == EK_RECOMPUTE_BYTES, EK_ERR_INVALID_ARGUMENT,
+              "%s: recomputation below a number of bytes is to be planned first: "
+              "ek_recompute_plan()",
+              who);
+  EK__FAIL_IF((unsigned)recompute->kind > EK_RECOMPUTE_BYTES, EK_ERR_INVALID_ARGUMENT,
+              "%s: there is no recomputation %d", who, (int)recompute->kind);
+  if (recompute->kind != EK_RECOMPUTE_EVERY || recompute->every > 0) return EK_OK;
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                      "%s: recomputation of every %lld modules, expected 1 or more", who,
+                      (long long)recompute->every);
+}
+
+/* ---- one module ---- */
 
 struct recompute {
   ek_module base;
@@ -77,19 +140,16 @@ static const ek_module_ops recompute_ops = {.size = sizeof(ek_module_ops),
                                             .formula = recompute_formula};
 
 ek_status ek_recompute_create(ek_module **module, ek_module *inner) {
-  if (inner == NULL || inner->ops == NULL) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "recompute: inner module is NULL, or no module");
-  }
+  EK__FAIL_IF(inner == NULL || inner->ops == NULL, EK_ERR_INVALID_ARGUMENT,
+              "recompute: inner module is NULL, or no module");
   if (inner->terms > 0) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                         "recompute: %s is a criterion; recompute the model before it",
                         inner->ops->kind);
   }
-  if (inner->targets >= inner->inputs) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "recompute: %s has %zu inputs, %zu of them targets", inner->ops->kind,
-                        inner->inputs, inner->targets);
-  }
+  EK__FAIL_IF(inner->targets >= inner->inputs, EK_ERR_INVALID_ARGUMENT,
+              "recompute: %s has %zu inputs, %zu of them targets", inner->ops->kind, inner->inputs,
+              inner->targets);
   ek_status status = EK_OK;
   struct recompute *m = ek__layer_create(&status, module, sizeof *m, &recompute_ops,
                                          inner->inputs - inner->targets, inner->outputs);

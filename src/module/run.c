@@ -51,10 +51,10 @@ static ek_status place_totals(ek_pass *pass, ek_tensor *given, const ek_tensor *
 static ek_status keep_inputs(ek_pass *pass, size_t record, const ek_tensor *inputs) {
   const struct ek__node *node = pass->records[record].node;
   if (pass->record_count > record + 1) ek__record_drop(pass, record + 1); /* of children */
-  while (pass->saved_count > pass->records[record].below) {
-    ek_tensor_free(&pass->saved[--pass->saved_count]);
+  while (pass->saved_count > pass->records[record].below) ek__saved_drop(pass);
+  for (size_t i = 0; i < node->inputs - node->targets; i++) {
+    EK_TRY(ek__saved_push(pass, &inputs[i], EK__NO_RECIPE));
   }
-  for (size_t i = 0; i < node->inputs - node->targets; i++) EK_TRY(ek_pass_save(pass, &inputs[i]));
   pass->records[record].above = pass->saved_count;
   pass->records[record].written = true;
   return EK_OK;
@@ -88,16 +88,22 @@ static ek_status run_forward(ek_pass *pass, const struct ek__node *node, const e
                                                    .below = caller,
                                                    .inputs = inputs,
                                                    .totals = options->totals,
-                                                   .overwrite_inputs = options->overwrite_inputs};
+                                                   .overwrite_inputs = options->overwrite_inputs,
+                                                   .recipe = EK__NO_RECIPE};
   ek_tensor given[EK_MAX_TENSORS];
-  size_t record = EK__NO_RECORD;
+  size_t record = EK__NO_RECORD, recipe = EK__NO_RECIPE;
   memset(given, 0, node->outputs * sizeof *given);
   frame.type = options->type != 0 ? options->type : caller->type;
   frame.saving = caller->saving && options->save;
   if (node->terms == 1 && node->outputs == 1) frame.gradient_now = options->gradient_now;
   if (options->totals != NULL) EK_TRY(ek__check_totals(pass, node, options->totals));
   EK_TRY(check_type(pass, node, frame.type));
-  if (wants_record(pass, &frame)) EK_TRY(ek__record_push(&record, pass, &frame, inputs));
+  EK_TRY(ek__recipe_open(&recipe, pass, frame.saving, node->inputs, inputs, options));
+  if (wants_record(pass, &frame)) {
+    const ek_status pushed = ek__record_push(&record, pass, &frame, inputs);
+    if (pushed != EK_OK) ek__recipe_close(pass, recipe);
+    EK_TRY(pushed);
+  }
   frame.floor = pass->saved_count;
   frame.records = pass->record_count;
   pass->frame = &frame;
@@ -113,8 +119,18 @@ static ek_status run_forward(ek_pass *pass, const struct ek__node *node, const e
     free_tensors(given, node->outputs);
     if (record != EK__NO_RECORD) ek__record_drop(pass, record);
   }
+  ek__recipe_close(pass, frame.recipe); /* it may have entered a child and not left it */
+  ek__recipe_close(pass, recipe);
   pass->frame = caller;
   return status;
+}
+
+ek_status ek__run_maker(ek_pass *pass, const struct ek__node *maker, ek_type type,
+                        const ek_tensor *from, ek_tensor *made) {
+  ek_child_options options = EK_CHILD_OPTIONS_INIT;
+  options.save = false;
+  options.type = type;
+  return run_forward(pass, maker, from, made, &options);
 }
 
 static ek_status run_backward(ek_pass *pass, const struct ek__node *node,
@@ -125,6 +141,7 @@ static ek_status run_backward(ek_pass *pass, const struct ek__node *node,
                                                    .backward = true,
                                                    .saving = true,
                                                    .type = caller->type,
+                                                   .recipe = EK__NO_RECIPE,
                                                    .floor = caller->floor,
                                                    .records = pass->record_count};
   ek_tensor given[EK_MAX_INPUTS], *const wanted = grad_inputs == NULL ? NULL : given;
@@ -151,6 +168,7 @@ static ek_status run_backward(ek_pass *pass, const struct ek__node *node,
     memcpy(grad_inputs, given, node->inputs * sizeof *given);
   }
   if (record != EK__NO_RECORD) ek__record_drop(pass, record);
+  ek__recipe_close(pass, frame.recipe);
   pass->frame = caller;
   return status;
 }
@@ -193,15 +211,29 @@ ek_status ek_pass_child_backward(ek_tensor *grad_inputs, ek_pass *pass, size_t c
   return run_backward(pass, node, grad_outputs, grad_inputs);
 }
 
-ek_status ek_pass_child_enter(ek_pass *pass, size_t child) {
+ek_status ek_pass_child_enter_with(ek_pass *pass, size_t child, const ek_tensor *input,
+                                   const ek_child_options *options) {
+  static const char *const who = "ek_pass_child_enter";
   const struct ek__node *node = NULL;
-  EK__NOT_NULL("ek_pass_child_enter", pass);
-  EK__FAIL_IF(pass->frame->outer != NULL, EK_ERR_STATE,
-              "ek_pass_child_enter: it is in a child already");
-  EK_TRY(child_node(&node, "ek_pass_child_enter", pass, child));
+  ek_child_options o = EK_CHILD_OPTIONS_INIT;
+  EK__NOT_NULL(who, pass);
+  EK_TRY(ek__options_read(&o, sizeof o, options, "ek_child_options"));
+  EK__FAIL_IF(o.type != 0 || o.totals != NULL, EK_ERR_INVALID_ARGUMENT,
+              "%s: options with a type or totals", who);
+  EK__FAIL_IF(pass->frame->outer != NULL, EK_ERR_STATE, "%s: it is in a child already", who);
+  EK_TRY(child_node(&node, who, pass, child));
+  if (o.made_from != NULL) EK_TRY(ek__check_tensors(who, pass, input, input == NULL ? 0 : 1));
+  const bool saving = pass->frame->saving && o.save;
+  EK_TRY(ek__recipe_open(&pass->frame->recipe, pass, saving, input == NULL ? 0 : 1, input, &o));
+  pass->frame->outer_saving = pass->frame->saving;
+  pass->frame->saving = saving;
   pass->frame->outer = pass->frame->node;
   pass->frame->node = node;
   return EK_OK;
+}
+
+ek_status ek_pass_child_enter(ek_pass *pass, size_t child) {
+  return ek_pass_child_enter_with(pass, child, NULL, NULL);
 }
 
 ek_status ek_pass_child_leave(ek_pass *pass) {
@@ -210,6 +242,9 @@ ek_status ek_pass_child_leave(ek_pass *pass) {
               "ek_pass_child_leave: it has entered no child");
   pass->frame->node = pass->frame->outer;
   pass->frame->outer = NULL;
+  pass->frame->saving = pass->frame->outer_saving;
+  ek__recipe_close(pass, pass->frame->recipe);
+  pass->frame->recipe = EK__NO_RECIPE;
   return EK_OK;
 }
 

@@ -4,13 +4,14 @@
 #include <evenkeel/sequential.h>
 
 #include "core/error.h"
+#include "core/options.h"
 #include "module/composite.h"
 #include "module/layer_internal.h"
 
 static ek_status sequential_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
                                     ek_tensor *outputs) {
   const struct ek__composite *m = (const struct ek__composite *)self;
-  return ek__chain_forward(m, pass, 0, m->count, inputs, outputs);
+  return ek__chain_forward(m, pass, 0, m->count, NULL, inputs, outputs);
 }
 
 static ek_status sequential_backward(const ek_module *self, ek_pass *pass,
@@ -41,14 +42,23 @@ static ek_status check_modules(ek_module *const *modules, size_t count) {
   return EK_OK;
 }
 
-ek_status ek_sequential_create(ek_module **module, ek_module *const *modules, size_t count) {
+ek_status ek_sequential_create_with(ek_module **module, ek_module *const *modules, size_t count,
+                                    const ek_sequential_options *options) {
+  ek_sequential_options o = EK_SEQUENTIAL_OPTIONS_INIT;
+  EK_TRY(ek__options_read(&o, sizeof o, options, "ek_sequential_options"));
+  EK_TRY(ek__recompute_check("sequential", &o.recompute));
   EK_TRY(check_modules(modules, count));
   ek_status status = EK_OK;
   struct ek__composite *m = ek__layer_create(&status, module, sizeof *m, &sequential_ops,
                                              modules[0]->inputs, modules[count - 1]->outputs);
   if (m == NULL) return status;
+  m->recompute = o.recompute;
   for (size_t i = 0; i < count && status == EK_OK; i++) {
     status = ek__composite_add(m, NULL, ek_module_share(modules[i]));
   }
   return ek__composite_finish(module, m, status);
+}
+
+ek_status ek_sequential_create(ek_module **module, ek_module *const *modules, size_t count) {
+  return ek_sequential_create_with(module, modules, count, NULL);
 }

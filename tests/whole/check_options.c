@@ -234,6 +234,13 @@ static ek_status use_ek_gpt_options(struct bench *b, void *o) {
   return status;
 }
 
+static ek_status use_ek_sequential_options(struct bench *b, void *o) {
+  ek_module *module = NULL;
+  const ek_status status = ek_sequential_create_with(&module, &b->module, 1, o);
+  ek_module_free(module);
+  return status;
+}
+
 static ek_status use_ek_cross_entropy_options(struct bench *b, void *o) {
   ek_criterion *criterion = NULL;
   (void)b;
@@ -316,6 +323,7 @@ static void no_optimizer_free(ek_optimizer *self) { (void)self; }
   X(ek_child_options, EK_CHILD_OPTIONS_INIT, sizeof(size_t))                                       \
   X(ek_parameter_options, EK_PARAMETER_OPTIONS_INIT, sizeof(size_t))                               \
   X(ek_gpt_options, EK_GPT_OPTIONS_INIT, sizeof(size_t))                                           \
+  X(ek_sequential_options, EK_SEQUENTIAL_OPTIONS_INIT, sizeof(size_t))                             \
   X(ek_cross_entropy_options, EK_CROSS_ENTROPY_OPTIONS_INIT, sizeof(size_t))                       \
   X(ek_sgd_options, EK_SGD_OPTIONS_INIT, sizeof(size_t))                                           \
   X(ek_adamw_options, EK_ADAMW_OPTIONS_INIT, sizeof(size_t))                                       \

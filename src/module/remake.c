@@ -1,0 +1,143 @@
+/*
+ * remake.c - tensors that are made again instead of being saved.
+ *
+ * A recipe says which module made a tensor and from what. It is open while the module whose input
+ * that tensor is runs forward: what it saves of its input, directly or in a child, goes on the
+ * stack of saved tensors as a struct that does not exist, with the recipe's number as its shape.
+ * Inputs are loans, which nobody may write, and the caller holds them: so an open recipe's tensor
+ * is known by its place, and no other tensor can lie there.
+ *
+ * The first of them that is taken back lets the maker run, the last one gives all up. Recipes are
+ * a stack like what refers to them: those that nobody needs leave it from the top.
+ */
+#include <evenkeel/pass.h>
+
+#include "core/alloc.h"
+#include "core/error.h"
+#include "module/pass_internal.h"
+
+/* Those on top that nobody needs any more leave. */
+static void settle(ek_pass *pass) {
+  while (pass->recipe_count > 0) {
+    struct ek__recipe *last = &pass->recipes[pass->recipe_count - 1];
+    if (last->open || last->pending > 0) return;
+    ek_tensor_free(&last->made);
+    ek_tensor_free(&last->from);
+    pass->recipe_count--;
+  }
+}
+
+static ek_status check(const struct ek__node *maker, size_t inputs) {
+  if (inputs == 1 && maker->inputs == 1 && maker->outputs == 1) return EK_OK;
+  char path[EK__PATH_SIZE];
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                      "made_by: %s has %zu inputs and %zu outputs, and what it makes is one of %zu "
+                      "inputs; expected 1, 1 and 1",
+                      ek__node_path(path, maker), maker->inputs, maker->outputs, inputs);
+}
+
+ek_status ek__recipe_open(size_t *recipe, ek_pass *pass, bool saving, size_t inputs,
+                          const ek_tensor *input, const ek_child_options *options) {
+  *recipe = EK__NO_RECIPE;
+  if (options->made_from == NULL) return EK_OK;
+  EK__FAIL_IF(options->made_by >= pass->frame->node->child_count, EK_ERR_INVALID_ARGUMENT,
+              "made_by: there is no child number %zu", options->made_by);
+  const struct ek__node *maker = pass->frame->node->children[options->made_by];
+  EK_TRY(check(maker, inputs));
+  EK_TRY(ek__check_tensors("made_from", pass, options->made_from, 1));
+  if (!saving) return EK_OK;
+  EK__FAIL_IF(!ek__grow(&pass->recipes, &pass->recipe_capacity, pass->recipe_count + 1,
+                        sizeof *pass->recipes),
+              EK_ERR_OUT_OF_MEMORY, "no host memory for what is made again");
+  struct ek__recipe opened = {
+      .maker = maker, .type = pass->frame->type, .like = *input, .open = true};
+  EK_TRY(ek_tensor_share(&opened.from, options->made_from));
+  *recipe = pass->recipe_count++;
+  pass->recipes[*recipe] = opened;
+  pass->recipes_open++;
+  return EK_OK;
+}
+
+void ek__recipe_close(ek_pass *pass, size_t recipe) {
+  if (recipe == EK__NO_RECIPE) return;
+  pass->recipes[recipe].open = false;
+  pass->recipes_open--;
+  settle(pass);
+}
+
+static bool is(const ek_tensor *a, const ek_tensor *b) {
+  return a->memory == b->memory && a->data == b->data && a->type == b->type &&
+         ek_tensor_same_shape(a, b);
+}
+
+size_t ek__recipe_for(const ek_pass *pass, const ek_tensor *tensor) {
+  size_t open = pass->recipes_open;
+  for (size_t i = pass->recipe_count; i-- > 0 && open > 0;) {
+    if (!pass->recipes[i].open) continue;
+    if (is(&pass->recipes[i].like, tensor)) return i;
+    open--;
+  }
+  return EK__NO_RECIPE;
+}
+
+ek_status ek__saved_push(ek_pass *pass, const ek_tensor *tensor, size_t recipe) {
+  EK__FAIL_IF(
+      !ek__grow(&pass->saved, &pass->saved_capacity, pass->saved_count + 1, sizeof *pass->saved),
+      EK_ERR_OUT_OF_MEMORY, "no host memory for the saved tensors");
+  ek_tensor *last = &pass->saved[pass->saved_count];
+  if (recipe == EK__NO_RECIPE) {
+    EK_TRY(ek_tensor_share(last, tensor));
+  } else {
+    *last = (ek_tensor){.rank = 1, .shape = {(int64_t)recipe}};
+    pass->recipes[recipe].pending++;
+  }
+  pass->saved_count++;
+  return EK_OK;
+}
+
+/* Another one of the recipe's tensors has left the stack. */
+static void release(ek_pass *pass, size_t recipe) {
+  struct ek__recipe *it = &pass->recipes[recipe];
+  if (--it->pending == 0) {
+    ek_tensor_free(&it->made);
+    ek_tensor_free(&it->from);
+  }
+  settle(pass);
+}
+
+void ek__saved_drop(ek_pass *pass) {
+  ek_tensor *last = &pass->saved[--pass->saved_count];
+  if (ek_tensor_exists(last)) {
+    ek_tensor_free(last);
+  } else {
+    release(pass, (size_t)last->shape[0]);
+  }
+}
+
+/* While the maker runs the table of recipes may move. */
+static ek_status make(ek_pass *pass, size_t recipe) {
+  if (ek_tensor_exists(&pass->recipes[recipe].made)) return EK_OK;
+  const struct ek__recipe it = pass->recipes[recipe];
+  ek_tensor made = {0};
+  EK_TRY(ek__run_maker(pass, it.maker, it.type, &it.from, &made));
+  pass->recipes[recipe].made = made;
+  if (made.type == it.like.type && ek_tensor_same_shape(&made, &it.like)) return EK_OK;
+  char path[EK__PATH_SIZE];
+  return ek_error_set(EK_ERR_SHAPE, "%s gave another type or shape when it ran again",
+                      ek__node_path(path, it.maker));
+}
+
+ek_status ek__saved_take(ek_tensor *tensor, ek_pass *pass) {
+  const ek_tensor last = pass->saved[pass->saved_count - 1];
+  if (ek_tensor_exists(&last)) {
+    *tensor = last;
+    pass->saved_count--;
+    return EK_OK;
+  }
+  const size_t recipe = (size_t)last.shape[0];
+  EK_TRY(make(pass, recipe)); /* on failure it is still there, and is dropped like all others */
+  EK_TRY(ek_tensor_share(tensor, &pass->recipes[recipe].made));
+  pass->saved_count--;
+  release(pass, recipe);
+  return EK_OK;
+}
