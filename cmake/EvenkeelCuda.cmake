@@ -74,6 +74,11 @@ evenkeel_strict(evenkeel_cuda_host)
 set_target_properties(evenkeel_cuda_host PROPERTIES POSITION_INDEPENDENT_CODE ON
                                                     C_VISIBILITY_PRESET hidden)
 add_library(evenkeel_cuda MODULE ${EVENKEEL_CUDA_CU_SOURCES} $<TARGET_OBJECTS:evenkeel_cuda_host>)
+set(evenkeel_cuda_rpath "${CUDAToolkit_LIBRARY_DIR}")
+if(EVENKEEL_NCCL_LIBRARY) # opened at run time: cuda_nccl_library.c
+  cmake_path(GET EVENKEEL_NCCL_LIBRARY PARENT_PATH nccl_folder)
+  list(APPEND evenkeel_cuda_rpath "${nccl_folder}")
+endif()
 set(evenkeel_cuda_map "${evenkeel_cuda_dir}/module.map")
 set_target_properties(
   evenkeel_cuda
@@ -85,23 +90,24 @@ set_target_properties(
              CUDA_VISIBILITY_PRESET hidden
              LINK_DEPENDS "${evenkeel_cuda_map}"
              BUILD_WITH_INSTALL_RPATH ON # else CMake pads the path with empty entries: the working folder
-             INSTALL_RPATH "${CUDAToolkit_LIBRARY_DIR}"
-             INSTALL_RPATH_USE_LINK_PATH ON) # NCCL may lie elsewhere
+             INSTALL_RPATH "${evenkeel_cuda_rpath}"
+             INSTALL_RPATH_USE_LINK_PATH ON)
 target_compile_options(evenkeel_cuda PRIVATE "$<$<COMPILE_LANGUAGE:CUDA>:-Xcompiler=-Wall,-Wextra>")
 foreach(target evenkeel_cuda_host evenkeel_cuda)
   target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}/include"
                                                "${PROJECT_SOURCE_DIR}/src")
   target_include_directories(${target} SYSTEM PRIVATE ${CUDAToolkit_INCLUDE_DIRS})
 endforeach()
-target_link_libraries(evenkeel_cuda PRIVATE CUDA::cudart CUDA::cublasLt Threads::Threads)
+target_link_libraries(evenkeel_cuda PRIVATE CUDA::cudart CUDA::cublasLt Threads::Threads
+                                            ${CMAKE_DL_LIBS})
 target_link_options(evenkeel_cuda PRIVATE "LINKER:--version-script=${evenkeel_cuda_map}"
                     "LINKER:-z,defs")
-if(EVENKEEL_NCCL_INCLUDE_DIR AND EVENKEEL_NCCL_LIBRARY)
+# Of NCCL only the header is needed: where a machine has no NCCL, its GPUs use each other's memory.
+if(EVENKEEL_NCCL_INCLUDE_DIR)
   target_compile_definitions(evenkeel_cuda_host PRIVATE EK_CUDA_HAVE_NCCL=1)
   target_include_directories(evenkeel_cuda_host SYSTEM PRIVATE "${EVENKEEL_NCCL_INCLUDE_DIR}")
-  target_link_libraries(evenkeel_cuda PRIVATE "${EVENKEEL_NCCL_LIBRARY}")
 else()
-  message(STATUS "evenkeel: NCCL was not found; different GPUs use each other's memory")
+  message(STATUS "evenkeel: nccl.h was not found; different GPUs use each other's memory")
 endif()
 # Beside the library, where it is found also after the installed tree was moved.
 install(TARGETS evenkeel_cuda LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")

@@ -369,6 +369,11 @@ struct ek__backend {
   /* (optional: NULL) the group's own collectives; NULL is said to use those of
    * src/device/host_communicator.c, which queue `reduce` and `copy` on every device. */
   const struct ek__link *(*link_for)(void *group);
+
+  /* (optional: workers come back by themselves) called again and again by who waits for the workers
+   * of a group, on no worker: an error if one is stuck. What it was stuck in has been ended, so that
+   * it comes back; the job has failed. */
+  ek_status (*watch)(void *group);
 };
 
 /* The required slots of a table, none of which can be left out. */

@@ -25,8 +25,11 @@
  * abortables. It is never held while a job runs. A communicator's own lock is taken inside it
  * (abort), never around it.
  */
+#include <errno.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "core/alloc.h"
 #include "core/error.h"
@@ -65,9 +68,14 @@ struct ek_group {
   bool stopping;
   ek_apply_function function;
   void *context;
+  ek_status watched; /* what the backend found of the job that runs; its caller's */
+  char watched_message[EK__MESSAGE_SIZE];
   struct ek__abortable *abortables;
   struct ek__host_blocks blocks; /* has a lock of its own */
 };
+
+/* Nanoseconds between two looks at workers that may be stuck. */
+enum { WATCH_EVERY = 50000000 };
 
 static _Thread_local ek_device *device_of_this_worker;
 
@@ -262,7 +270,11 @@ static ek_status open_named(ek_group **group, const char *text, struct ek__devic
   result->process = ek__process_this();
   pthread_mutex_init(&result->mutex, NULL);
   pthread_cond_init(&result->work, NULL);
-  pthread_cond_init(&result->done, NULL);
+  pthread_condattr_t steady; /* a wait with an end; the clock of the day may be set meanwhile */
+  pthread_condattr_init(&steady);
+  pthread_condattr_setclock(&steady, CLOCK_MONOTONIC);
+  pthread_cond_init(&result->done, &steady);
+  pthread_condattr_destroy(&steady);
   pthread_cond_init(&result->turn, NULL);
   ek__host_blocks_open(&result->blocks);
   result->spec = ek__strdup(text);
@@ -370,6 +382,42 @@ static ek_status tell(const struct worker *failed) {
                       name, before, message, rest);
 }
 
+/* Waits until all workers have come back. Where one may be stuck, the backend is asked now and then,
+ * without the mutex, because workers that give up take it. */
+static void wait_for_workers(ek_group *group) {
+  const bool watches = group->backend->watch != NULL;
+  group->watched = EK_OK;
+  while (group->running != 0) {
+    struct timespec until;
+    if (!watches) {
+      pthread_cond_wait(&group->done, &group->mutex);
+      continue;
+    }
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    until.tv_nsec += WATCH_EVERY;
+    until.tv_sec += until.tv_nsec / 1000000000;
+    until.tv_nsec %= 1000000000;
+    if (pthread_cond_timedwait(&group->done, &group->mutex, &until) != ETIMEDOUT) continue;
+    pthread_mutex_unlock(&group->mutex);
+    const ek_status status = group->backend->watch(group->native);
+    if (status != EK_OK && group->watched == EK_OK) {
+      group->watched = status;
+      (void)snprintf(group->watched_message, sizeof group->watched_message, "%s",
+                     ek_error_message());
+    }
+    pthread_mutex_lock(&group->mutex);
+  }
+}
+
+/* The error of a job that has ended: what was found from outside is the cause of what workers that
+ * gave up say. */
+static ek_status error_of_job(const ek_group *group, const struct worker *failed) {
+  if (group->watched != EK_OK && (failed == NULL || failed->status == EK_ERR_ABORTED)) {
+    return ek_error_set(group->watched, "%s", group->watched_message);
+  }
+  return tell(failed);
+}
+
 /* Runs a job on all workers. Called and left with the mutex held, by the caller that is served. */
 static ek_status run_on_all(ek_group *group, ek_apply_function function, void *context) {
   group->function = function;
@@ -377,14 +425,14 @@ static ek_status run_on_all(ek_group *group, ek_apply_function function, void *c
   group->running = group->count;
   group->job++;
   pthread_cond_broadcast(&group->work);
-  while (group->running != 0) pthread_cond_wait(&group->done, &group->mutex);
+  wait_for_workers(group);
   const struct worker *failed = first_failure(group);
-  if (failed == NULL) return EK_OK;
+  if (failed == NULL && group->watched == EK_OK) return EK_OK;
   for (struct ek__abortable *a = group->abortables; a != NULL; a = a->next) {
     if (a->unblock != NULL) a->unblock(a);
   }
   for (struct ek__abortable *a = group->abortables; a != NULL; a = a->next) a->renew(a);
-  return tell(failed);
+  return error_of_job(group, failed);
 }
 
 static ek_status check_guards(const ek_group *group, ek_status (*check)(struct ek__arena *arena)) {

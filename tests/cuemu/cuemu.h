@@ -15,6 +15,11 @@
  *   CUEMU_FIBER_PER_THREAD   0        1: never run two CUDA threads of a block on one stack (TSan)
  *   CUEMU_JITTER_US          0        wait up to so long before each operation of a stream
  *   CUEMU_NCCL_POLLS         1        how often a non-blocking NCCL call says ncclInProgress
+ *   CUEMU_NCCL_CALL_US       0        what a call for a communicator takes at least
+ *   CUEMU_LOAD_DRAINS        0        1: what is loaded at its first use (a kernel, a product of a
+ *                                     shape) waits until the device is idle, one after the other
+ *   CUEMU_LATE               0        a kernel that is first used on a device of which so many bytes
+ *                                     are allocated ends the program; 0: it may
  *   CUEMU_FAULT                       "fail kind device n [error]" or "hang kind device n",
  *                                     separated by commas; kinds as below in lower case:
  *                                     memory copy ...
@@ -43,7 +48,9 @@ struct cuemu_settings {
   int order;
   bool fiber_per_thread;
   unsigned jitter_us;
-  unsigned nccl_polls;
+  unsigned nccl_polls, nccl_call_us;
+  bool load_drains;
+  size_t late_bytes;
 };
 
 enum cuemu_kind {
@@ -69,6 +76,13 @@ void cuemu_fail(int device, enum cuemu_kind kind, unsigned long nth, int error);
    collective until its communicator is aborted, all others until cuemu_release(). */
 void cuemu_hang(int device, enum cuemu_kind kind, unsigned long nth);
 void cuemu_release(void);
+
+/* The nth call of the kind from now waits until the device is idle, as a call of CUDA may that needs
+   the context for itself. */
+void cuemu_stall(int device, enum cuemu_kind kind, unsigned long nth);
+
+/* How often two threads were in NCCL for one communicator at the same time since the last reset. */
+unsigned long cuemu_nccl_overlaps(void);
 unsigned cuemu_hanging(void); /* streams that hang now */
 
 /* Calls of the kind since the last reset, failed ones too. */

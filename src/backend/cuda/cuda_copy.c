@@ -25,9 +25,13 @@ static struct ek__cuda_stage *take_stage(struct ek__cuda_ring *ring) {
 /* Queues a copy of a piece, and the mark by which its memory is known to be free again. */
 static ek_status pass(const struct ek__cuda_stream *stream, struct ek__cuda_stage *stage, void *to,
                       const void *from, size_t bytes, enum cudaMemcpyKind kind) {
-  EK_TRY(ek__cuda_check(stream->device, cudaMemcpyAsync(to, from, bytes, kind, stream->handle),
-                        kind == cudaMemcpyHostToDevice ? "upload: cudaMemcpyAsync"
-                                                       : "download: cudaMemcpyAsync"));
+  ek__cuda_call_begins(stream->device);
+  const cudaError_t error = cudaMemcpyAsync(to, from, bytes, kind, stream->handle);
+  EK_TRY(ek__cuda_call_ends(stream->device,
+                            ek__cuda_check(stream->device, error,
+                                           kind == cudaMemcpyHostToDevice
+                                               ? "upload: cudaMemcpyAsync"
+                                               : "download: cudaMemcpyAsync")));
   EK_TRY(EK__CUDA(stream->device, cudaEventRecord, stage->passed, stream->handle));
   stage->used = true;
   return EK_OK;

@@ -109,13 +109,14 @@ static ek_status choose_communicator(struct ek__cuda_group *group) {
   EK_TRY(all_peers(&peers, group));
   const bool distinct = group->gpu_count == group->count;
   const bool fixed_order = group->options.deterministic && peers;
-  group->nccl = ek__cuda_nccl != NULL && distinct && !fixed_order;
+  const char *missing = distinct && !fixed_order ? ek__cuda_nccl_missing() : NULL;
+  group->nccl = distinct && !fixed_order && missing == NULL;
   if (group->nccl) return group->options.deterministic ? settle_nccl() : EK_OK;
   if (peers) return enable_peers(group);
   return ek__cuda_host->error_set(
       EK_ERR_UNAVAILABLE,
       "cuda: these GPUs do not reach each other's memory (no peer access), and %s",
-      ek__cuda_nccl == NULL ? "this build has no NCCL" : "NCCL takes each GPU only once");
+      missing == NULL ? "NCCL takes each GPU only once" : missing);
 }
 
 static ek_status prepare(struct ek__cuda_group *group, uint64_t capacity) {

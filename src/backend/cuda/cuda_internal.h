@@ -75,6 +75,10 @@ struct ek__cuda_device {
   char name[32];
   uint64_t offset, capacity; /* its part of the GPU's memory */
   struct ek__cuda_stream streams[EK__CUDA_STREAMS];
+  /* What a worker's calls say to who waits for it, and what that one saw: cuda_watch.c. */
+  _Atomic uint64_t calls_begun, calls_ended, beats;
+  uint64_t changes_seen;
+  double unchanged_since;
   struct ek__cuda_bad *bad; /* pinned: kernels report bad indices here */
   cublasLtHandle_t products;
   struct ek__cuda_products *plans; /* cuda_products.c */
@@ -99,7 +103,7 @@ struct ek__cuda_group {
   double time_limit; /* seconds */
   bool nccl;         /* collectives go through NCCL, else over everybody's memory */
   /* A wait that took too long: work is stuck on a stream, and nothing more is waited for until NCCL
-   * has been aborted. The text belongs to failure_mutex. */
+   * has been made new. The text belongs to failure_mutex. */
   atomic_bool stuck;
   pthread_mutex_t failure_mutex;
   char failure[512];
@@ -172,6 +176,8 @@ cudaError_t ek__cuda_query(const struct ek__cuda_stream *stream);
 ek_status ek__cuda_finish(const struct ek__cuda_stream *stream, const char *what);
 ek_status ek__cuda_finish_event(const struct ek__cuda_device *device, cudaEvent_t event,
                                 const char *what);
+/* An error if a wait of the group took too long: what it waited for is not there. */
+ek_status ek__cuda_check_stuck(struct ek__cuda_group *group);
 /* An error if a GPU of the group has died: what it computed last may have reached the others. */
 ek_status ek__cuda_check_gpus(const struct ek__cuda_group *group);
 /* For who has waited: the same, or an error if a kernel of any of its devices has reported a bad
@@ -232,7 +238,28 @@ void ek__cuda_products_close(struct ek__cuda_device *device);
 /* Queues a product of each kind there is, on numbers at `memory`, which need no certain value. */
 ek_status ek__cuda_products_warm(const struct ek__cuda_stream *stream, void *memory);
 
-/* ---- cuda_nccl.c: NULL where it was built without NCCL ---- */
+/* ---- cuda_watch.c ---- */
+
+/* A slot's call of CUDA begins, goes on, and ends with its status. */
+static inline void ek__cuda_call_begins(struct ek__cuda_device *device) {
+  atomic_fetch_add(&device->calls_begun, 1);
+}
+static inline void ek__cuda_call_goes_on(struct ek__cuda_device *device) {
+  atomic_fetch_add(&device->beats, 1);
+}
+static inline ek_status ek__cuda_call_ends(struct ek__cuda_device *device, ek_status status) {
+  atomic_fetch_add(&device->calls_ended, 1);
+  return status;
+}
+/* For who waits for the workers, again and again: an error if one is stuck, which has been ended. */
+ek_status ek__cuda_watch(void *group);
+
+/* ---- cuda_nccl_library.c ---- */
+
+/* NULL if there is NCCL, else why not; the text lives until the thread asks again. */
+const char *ek__cuda_nccl_missing(void);
+
+/* ---- cuda_clique.c, cuda_nccl.c: NULL where it was built without NCCL ---- */
 
 extern const struct ek__link *const ek__cuda_nccl;
 /* Opens a communicator before anybody asks for one, and runs each collective on the scratch of the

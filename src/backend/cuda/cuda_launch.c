@@ -38,11 +38,13 @@ static ek_status check_launch(const struct ek__cuda_device *device, cudaError_t 
 #define LAUNCHING_SLOT(name, kind)                                                                 \
   ek_status ek__cuda_slot_##name EK__ARGS(kind) {                                                  \
     const struct ek__cuda_stream *it = ek__cuda_stream_of(stream);                                 \
-    const struct ek__cuda_device *device = it->device;                                             \
+    struct ek__cuda_device *device = it->device;                                                   \
     const struct ek__cuda_place at = {it->handle, ek__cuda_kernel_workspace(device), device->bad}; \
     EK_TRY(CHECK(args)(device, args));                                                             \
     EK_TRY(ek__cuda_enter(device));                                                                \
-    return check_launch(device, ek__cuda_##name(&at, args), #name);                                \
+    ek__cuda_call_begins(device);                                                                  \
+    const cudaError_t error = ek__cuda_##name(&at, args);                                          \
+    return ek__cuda_call_ends(device, check_launch(device, error, #name));                         \
   }
 EK__CUDA_LAUNCHER_LIST(LAUNCHING_SLOT)
 
@@ -52,8 +54,10 @@ ek_status ek__cuda_slot_zero(ek_stream *stream, void *y, size_t bytes) {
   const struct ek__cuda_stream *it = ek__cuda_stream_of(stream);
   if (bytes == 0) return EK_OK;
   EK_TRY(ek__cuda_enter(it->device));
-  return ek__cuda_check(it->device, cudaMemsetAsync(y, 0, bytes, it->handle),
-                        "zero: cudaMemsetAsync");
+  ek__cuda_call_begins(it->device);
+  const cudaError_t error = cudaMemsetAsync(y, 0, bytes, it->handle);
+  return ek__cuda_call_ends(it->device,
+                            ek__cuda_check(it->device, error, "zero: cudaMemsetAsync"));
 }
 
 /* Also between GPUs, where the communicator `peer` asks for it. */
@@ -61,8 +65,10 @@ ek_status ek__cuda_slot_copy(ek_stream *stream, void *y, const void *x, size_t b
   const struct ek__cuda_stream *it = ek__cuda_stream_of(stream);
   if (bytes == 0) return EK_OK;
   EK_TRY(ek__cuda_enter(it->device));
-  return ek__cuda_check(it->device, cudaMemcpyAsync(y, x, bytes, cudaMemcpyDefault, it->handle),
-                        "copy: cudaMemcpyAsync");
+  ek__cuda_call_begins(it->device);
+  const cudaError_t error = cudaMemcpyAsync(y, x, bytes, cudaMemcpyDefault, it->handle);
+  return ek__cuda_call_ends(it->device,
+                            ek__cuda_check(it->device, error, "copy: cudaMemcpyAsync"));
 }
 
 const struct ek__kernels ek__cuda_kernels = {

@@ -54,7 +54,7 @@ static void describe_one(ek_device_description *it, int number) {
   (void)snprintf(it->text, sizeof it->text,
                  "%.120s, %d multiprocessors, compute capability %d.%d, communicators: peer%s",
                  properties.name, properties.multiProcessorCount, properties.major,
-                 properties.minor, ek__cuda_nccl == NULL ? "" : ", nccl");
+                 properties.minor, ek__cuda_nccl_missing() != NULL ? "" : ", nccl");
 }
 
 ek_status ek__cuda_describe(ek_device_description *descriptions, size_t capacity, size_t *count) {

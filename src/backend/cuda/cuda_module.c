@@ -74,6 +74,7 @@ static const struct ek__backend table = {
     .send = ek__cuda_send,
     .arrive = ek__cuda_arrive,
     .link_for = link_for,
+    .watch = ek__cuda_watch,
 };
 
 EK_API ek__module_entry ek_cuda_module;

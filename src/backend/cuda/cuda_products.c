@@ -180,6 +180,19 @@ static ek_status ask(struct plan *plan, const struct product *product) {
   return EK_OK;
 }
 
+/*
+ * Before the first product of a shape, whose code cuBLASLt may have to load. Loading may wait for all
+ * that the GPU has, and hold up the other GPUs' loading meanwhile. If a collective of NCCL is among
+ * it, which goes on when every peer has queued its own, and a peer is held up before it has, all wait
+ * for ever. A wait that holds up nobody ends: of the devices that wait here, one has queued the
+ * fewest collectives, and all of those have been queued by everybody.
+ */
+static ek_status let_collectives_end(const struct ek__cuda_device *device) {
+  if (!device->group->nccl) return EK_OK;
+  return ek__cuda_finish(&device->streams[EK_STREAM_COMMUNICATION],
+                         "collectives before the first product of a shape");
+}
+
 static struct plan *plan_for(const struct product *product) {
   uint64_t hash = UINT64_C(1469598103934665603); /* FNV-1a */
   const unsigned char *bytes = (const unsigned char *)&product->shape;
@@ -206,13 +219,13 @@ static ek_status multiply(const struct product *product, const struct plan *plan
       "matmul: cublasLtMatmul");
 }
 
-ek_status ek__cuda_multiply(bool *done, const struct ek__cuda_stream *stream,
-                            const struct ek__cuda_product *what) {
+static ek_status product_of_shape(bool *done, const struct ek__cuda_stream *stream,
+                                  const struct ek__cuda_product *what) {
   struct product product = {.device = stream->device, .shape = shape_of(what)};
   struct plan *plan = plan_for(&product);
   ek_status status = EK_OK;
-  *done = false;
   if (plan->known && plan->refused) return EK_OK;
+  if (!plan->known) EK_TRY(let_collectives_end(stream->device));
   EK_TRY_GOTO(status, describe(&product, what), cleanup);
   if (!plan->known) EK_TRY_GOTO(status, ask(plan, &product), cleanup);
   if (!plan->refused) {
@@ -222,6 +235,13 @@ ek_status ek__cuda_multiply(bool *done, const struct ek__cuda_stream *stream,
 cleanup:
   forget(&product);
   return status;
+}
+
+ek_status ek__cuda_multiply(bool *done, const struct ek__cuda_stream *stream,
+                            const struct ek__cuda_product *what) {
+  *done = false;
+  ek__cuda_call_begins(stream->device);
+  return ek__cuda_call_ends(stream->device, product_of_shape(done, stream, what));
 }
 
 /* ---- before the first product ---- */

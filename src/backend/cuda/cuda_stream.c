@@ -90,6 +90,10 @@ static ek_status stuck_error(struct ek__cuda_group *group) {
   return status;
 }
 
+ek_status ek__cuda_check_stuck(struct ek__cuda_group *group) {
+  return atomic_load(&group->stuck) ? stuck_error(group) : EK_OK;
+}
+
 /* Keeps the reason, if it is the first, for all who wait later. */
 static ek_status give_up(struct ek__cuda_group *group, const char *reason) {
   pthread_mutex_lock(&group->failure_mutex);
@@ -153,8 +157,13 @@ static ek_status wait_until_done(const struct ek__cuda_device *device, cudaStrea
   for (unsigned asked = 0;; asked++) {
     const cudaError_t error =
         answer(event != NULL ? cudaEventQuery(event) : cudaStreamQuery(stream));
-    if (error != cudaErrorNotReady) return ek__cuda_check(device, error, what);
-    if (atomic_load(&device->group->stuck)) return stuck_error(device->group);
+    if (error != cudaErrorNotReady && error != cudaSuccess) {
+      return ek__cuda_check(device, error, what);
+    }
+    /* Also where nothing is left to wait for: what was stuck has been ended, not done. */
+    EK_TRY(ek__cuda_check_stuck(device->group));
+    if (error == cudaSuccess) return EK_OK;
+    ek__cuda_call_goes_on(&device->group->devices[device->index]);
     if (asked == 0) since = ek__cuda_now();
     if (asked >= 100 && asked % 8 == 0) EK_TRY(look_around(device, since, what));
     ek__cuda_pause(asked);

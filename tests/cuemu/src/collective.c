@@ -154,7 +154,7 @@ static ncclResult_t start(struct request *request) {
   return now ? ncclSuccess : ncclInProgress;
 }
 
-static ncclResult_t submit(ncclComm_t comm, cudaStream_t stream, struct part part) {
+static ncclResult_t submit_one(ncclComm_t comm, cudaStream_t stream, struct part part) {
   ncclResult_t result = check(comm, &part, stream);
   if (result != ncclSuccess) return result;
   struct request *request = cuemu_new(sizeof(*request));
@@ -163,6 +163,14 @@ static ncclResult_t submit(ncclComm_t comm, cudaStream_t stream, struct part par
   *group.tail = request;
   group.tail = &request->next;
   return ncclSuccess;
+}
+
+static ncclResult_t submit(ncclComm_t comm, cudaStream_t stream, struct part part) {
+  if (!comm) return ncclInvalidArgument;
+  cuemu_comm_enter(comm);
+  ncclResult_t result = submit_one(comm, stream, part);
+  cuemu_comm_leave(comm);
+  return result;
 }
 
 bool cuemu_in_group(void) { return group.depth > 0; }
@@ -182,7 +190,10 @@ ncclResult_t ncclGroupEnd(void) {
   for (struct request *request = group.requests; request;) {
     struct request *next = request->next;
     request->next = NULL;
+    struct ncclComm *comm = request->comm;
+    cuemu_comm_enter(comm);
     if (start(request) == ncclInProgress) result = ncclInProgress;
+    cuemu_comm_leave(comm);
     request = next;
   }
   group.requests = NULL;

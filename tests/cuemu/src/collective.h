@@ -63,6 +63,7 @@ struct ncclComm {
   size_t hidden;       /* what it took on its device */
   bool blocking, aborted, finalizing;
   uint64_t next_number;
+  int inside;     /* threads that are in a call for it: one at a time, as NCCL has it */
   int queued;     /* requests on streams, not yet done */
   int running;    /* of them, in a worker's hands */
   unsigned polls; /* so often the state is still ncclInProgress */
@@ -75,6 +76,8 @@ size_t cuemu_nccl_element_bytes(ncclDataType_t type); /* 0: no such type */
 bool cuemu_perform(const struct collective *collective, int ranks);
 
 /* The clique's lock is not held by who calls these. */
+void cuemu_comm_enter(struct ncclComm *comm); /* a call begins; counts those that overlap */
+void cuemu_comm_leave(struct ncclComm *comm);
 void cuemu_queue_request(struct request *request);
 void cuemu_unreference_comm(struct ncclComm *comm);
 bool cuemu_comm_takes(struct ncclComm *comm); /* cuemu_settings.nccl_bytes more */

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define CONFIG_MAGIC 0xcafebeefu
 
@@ -67,6 +68,20 @@ void cuemu_unreference_comm(struct ncclComm *comm) {
   if (!last) return;
   free(comm);
   unreference_clique(clique);
+}
+
+/* ---- one thread at a time ---- */
+
+void cuemu_comm_enter(struct ncclComm *comm) {
+  if (__atomic_fetch_add(&comm->inside, 1, __ATOMIC_RELAXED) != 0) {
+    cuemu_add_overlap();
+    fprintf(stderr, "cuemu: NCCL: two threads in one communicator, of rank %d\n", comm->rank);
+  }
+  if (cuemu_settings.nccl_call_us) usleep(cuemu_settings.nccl_call_us);
+}
+
+void cuemu_comm_leave(struct ncclComm *comm) {
+  (void)__atomic_fetch_sub(&comm->inside, 1, __ATOMIC_RELAXED);
 }
 
 /* ---- begin ---- */
@@ -214,6 +229,7 @@ static ncclResult_t poll(ncclComm_t comm, struct request **ready) {
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error) {
   struct request *ready;
   if (!comm) return ncclInvalidArgument;
+  cuemu_comm_enter(comm);
   pthread_mutex_lock(&comm->clique->mutex);
   *error = poll(comm, &ready);
   pthread_mutex_unlock(&comm->clique->mutex);
@@ -222,6 +238,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error) {
     cuemu_queue_request(ready);
     ready = next;
   }
+  cuemu_comm_leave(comm);
   return ncclSuccess;
 }
 
@@ -273,12 +290,14 @@ static void forget_pending(ncclComm_t comm, struct request *pending) {
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
   if (!comm) return ncclInvalidArgument;
   struct clique *clique = comm->clique;
+  cuemu_comm_enter(comm);
   pthread_mutex_lock(&clique->mutex);
   comm->finalizing = true;
   while (comm->blocking && comm->queued) pthread_cond_wait(&clique->changed, &clique->mutex);
   bool wait = !comm->blocking;
   if (wait) comm->polls = cuemu_settings.nccl_polls;
   pthread_mutex_unlock(&clique->mutex);
+  cuemu_comm_leave(comm);
   return wait ? ncclInProgress : ncclSuccess;
 }
 
@@ -286,6 +305,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   if (!comm) return ncclSuccess;
   struct clique *clique = comm->clique;
   struct request *ready = NULL;
+  cuemu_comm_enter(comm);
   pthread_mutex_lock(&clique->mutex);
   comm->polls = 0;
   (void)poll(comm, &ready);
@@ -305,6 +325,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
 ncclResult_t ncclCommAbort(ncclComm_t comm) {
   if (!comm) return ncclSuccess;
   struct clique *clique = comm->clique;
+  cuemu_comm_enter(comm);
   pthread_mutex_lock(&clique->mutex);
   comm->aborted = clique->aborted = true;
   struct request *pending = comm->pending;

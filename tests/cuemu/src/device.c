@@ -72,6 +72,9 @@ static void read_environment(void) {
       .fiber_per_thread = number("CUEMU_FIBER_PER_THREAD", 0) != 0,
       .jitter_us = (unsigned)number("CUEMU_JITTER_US", 0),
       .nccl_polls = (unsigned)number("CUEMU_NCCL_POLLS", 1),
+      .nccl_call_us = (unsigned)number("CUEMU_NCCL_CALL_US", 0),
+      .load_drains = number("CUEMU_LOAD_DRAINS", 0) != 0,
+      .late_bytes = bytes("CUEMU_LATE", 0),
   };
   cuemu_faults_from_environment();
 }

@@ -18,11 +18,12 @@ struct armed {
 
 struct counter {
   unsigned long calls, runs;
-  struct armed failure, hang;
+  struct armed failure, hang, stall;
 };
 
 static struct counter counters[CUEMU_MAX_DEVICES][CUEMU_KINDS];
 static unsigned hanging;
+static unsigned long overlaps;
 static unsigned long releases; /* how often cuemu_release() was called */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t released = PTHREAD_COND_INITIALIZER;
@@ -43,7 +44,9 @@ int cuemu_call(int device, enum cuemu_kind kind) {
   pthread_mutex_lock(&mutex);
   struct counter *c = &counters[device][kind];
   int error = ++c->calls == c->failure.at ? c->failure.error : 0;
+  bool stall = c->calls == c->stall.at;
   pthread_mutex_unlock(&mutex);
+  if (stall) cuemu_drain_device(device);
   return error;
 }
 
@@ -86,6 +89,26 @@ void cuemu_hang(int device, enum cuemu_kind kind, unsigned long nth) {
   pthread_mutex_unlock(&mutex);
 }
 
+void cuemu_stall(int device, enum cuemu_kind kind, unsigned long nth) {
+  pthread_mutex_lock(&mutex);
+  struct counter *c = &counters[device][kind];
+  c->stall.at = nth ? c->calls + nth : 0;
+  pthread_mutex_unlock(&mutex);
+}
+
+void cuemu_add_overlap(void) {
+  pthread_mutex_lock(&mutex);
+  overlaps++;
+  pthread_mutex_unlock(&mutex);
+}
+
+unsigned long cuemu_nccl_overlaps(void) {
+  pthread_mutex_lock(&mutex);
+  unsigned long count = overlaps;
+  pthread_mutex_unlock(&mutex);
+  return count;
+}
+
 void cuemu_release(void) {
   pthread_mutex_lock(&mutex);
   releases++;
@@ -111,6 +134,7 @@ void cuemu_reset(void) {
   cuemu_release();
   pthread_mutex_lock(&mutex);
   memset(counters, 0, sizeof(counters));
+  overlaps = 0;
   pthread_mutex_unlock(&mutex);
   cuemu_clear_sticky();
   (void)cudaGetLastError();

@@ -2,12 +2,14 @@
  * hidden.c - device memory that no allocation accounts for: contexts, code, communicators.
  *
  * A context is there from the beginning. Code is loaded when it is first used and stays until the
- * device is reset: each kernel, and each kind of product, costs cuemu_settings.code_bytes once. A
+ * device is reset: each kernel, and each kind of product, costs cuemu_settings.code_bytes once, and
+ * may wait for the device (load_drains; then each shape of a product is a code of its own). A
  * communicator takes cuemu_settings.nccl_bytes when it joins, and as much again for each kind of
  * collective that it is used for, until it ends.
  */
 #include "internal.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 struct loaded { /* few; lives until the device is reset */
@@ -40,14 +42,38 @@ void cuemu_give_hidden(int device, size_t bytes) {
   cuemu_unlock();
 }
 
-bool cuemu_load(int device, const void *code) {
-  if (!cuemu_settings.code_bytes) return true;
-  cuemu_lock();
-  struct loaded *l = loaded;
+/* The lock is held. */
+static bool is_loaded(int device, const void *code) {
+  const struct loaded *l = loaded;
   while (l && (l->device != device || l->code != code)) l = l->next;
-  const bool fits = l || take(device, cuemu_settings.code_bytes);
-  if (!l && fits) {
-    l = cuemu_new(sizeof(*l));
+  return l != NULL;
+}
+
+/* CUDA may want the context for itself, and other threads' loading to wait. */
+static void drain(int device) {
+  static pthread_mutex_t one_at_a_time = PTHREAD_MUTEX_INITIALIZER;
+  pthread_mutex_lock(&one_at_a_time);
+  cuemu_drain_device(device);
+  pthread_mutex_unlock(&one_at_a_time);
+}
+
+bool cuemu_load(int device, const void *code, const char *name) {
+  const size_t late = name ? cuemu_settings.late_bytes : 0;
+  if (!cuemu_settings.code_bytes && !cuemu_settings.load_drains && !late) return true;
+  cuemu_lock();
+  const bool known = is_loaded(device, code);
+  const size_t used = cuemu_devices[device].used;
+  cuemu_unlock();
+  if (known) return true;
+  if (late && used >= late) {
+    fprintf(stderr, "cuemu: kernel %s is first used when %zu bytes are taken\n", name, used);
+    abort();
+  }
+  if (cuemu_settings.load_drains) drain(device);
+  cuemu_lock();
+  const bool fits = is_loaded(device, code) || take(device, cuemu_settings.code_bytes);
+  if (fits && !is_loaded(device, code)) {
+    struct loaded *l = cuemu_new(sizeof(*l));
     *l = (struct loaded){loaded, code, device};
     loaded = l;
   }

@@ -73,8 +73,9 @@ void cuemu_free_device_memory(int device);
 /* False if the device has not so much left. */
 bool cuemu_take_hidden(int device, size_t bytes);
 void cuemu_give_hidden(int device, size_t bytes);
-/* Makes sure that code is on a device; `code` is an address or any other number. */
-bool cuemu_load(int device, const void *code);
+/* Makes sure that code is on a device; `code` is an address or any other number; `name` is that of a
+   kernel, else NULL. */
+bool cuemu_load(int device, const void *code, const char *name);
 void cuemu_unload(int device);
 
 /* ---- stream.c ---- */
@@ -115,6 +116,7 @@ int cuemu_call(int device, enum cuemu_kind kind);
 bool cuemu_runs_into_hang(int device, enum cuemu_kind kind);
 void cuemu_hang_here(void); /* until released */
 void cuemu_faults_from_environment(void);
+void cuemu_add_overlap(void);
 void cuemu_add_hanging(int change); /* for hangs that another file waits out */
 
 /* ---- executor: block.c ---- */

@@ -66,8 +66,8 @@ cudaError_t cudaFuncSetAttribute(const void *kernel, enum cudaFuncAttribute attr
   return cudaSuccess;
 }
 
-static cudaError_t check(const void *kernel, dim3 grid, dim3 block, size_t shared_bytes,
-                         cudaStream_t stream) {
+static cudaError_t check(const char *name, const void *kernel, dim3 grid, dim3 block,
+                         size_t shared_bytes, cudaStream_t stream) {
   cudaError_t error = cuemu_enter();
   if (error != cudaSuccess) return error;
   int device = cuemu_current_device();
@@ -81,7 +81,7 @@ static cudaError_t check(const void *kernel, dim3 grid, dim3 block, size_t share
     return cudaErrorInvalidConfiguration;
   }
   if (shared_bytes > shared_limit(kernel, device)) return cudaErrorInvalidValue;
-  return cuemu_load(device, kernel) ? cudaSuccess : cudaErrorMemoryAllocation;
+  return cuemu_load(device, kernel, name) ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 
 static cudaError_t run_kernel(cudaStream_t stream, void *argument) {
@@ -104,7 +104,7 @@ cudaError_t cuemu_launch(const char *name, const void *kernel, void (*run)(void 
 cudaError_t cuemu_launch(const char *name, const void *kernel, void (*run)(void *),
                          void (*release)(void *), void *closure, dim3 grid, dim3 block,
                          size_t shared_bytes, cudaStream_t stream) {
-  cudaError_t error = check(kernel, grid, block, shared_bytes, stream);
+  cudaError_t error = check(name, kernel, grid, block, shared_bytes, stream);
   if (error != cudaSuccess) {
     release(closure);
     return cuemu_result(error);

@@ -173,7 +173,12 @@ static cudaError_t run_product(cudaStream_t stream, void *argument) {
 /* What needs other code on a GPU: a number that is no address of a kernel. */
 static const void *kind_of(const struct cuemu_product *p) {
   const unsigned transposed = (p->a.row == 1) | (unsigned)(p->b.row == 1) << 1;
-  return (const void *)(((uintptr_t)p->compute << 16 | (uintptr_t)p->epilogue) << 2 | transposed);
+  uintptr_t kind = ((uintptr_t)p->compute << 16 | (uintptr_t)p->epilogue) << 2 | transposed;
+  if (cuemu_settings.load_drains) { /* each shape has code of its own */
+    kind = (((kind * 1000003 + (uintptr_t)p->m) * 1000003) + (uintptr_t)p->n) * 1000003;
+    kind += (uintptr_t)p->k;
+  }
+  return (const void *)kind;
 }
 
 cublasStatus_t cuemu_queue_product(const struct cuemu_product *product, int device,
@@ -185,7 +190,7 @@ cublasStatus_t cuemu_queue_product(const struct cuemu_product *product, int devi
     return CUBLAS_STATUS_EXECUTION_FAILED;
   }
   if (product->m == 0 || product->n == 0 || product->batches == 0) return CUBLAS_STATUS_SUCCESS;
-  if (!cuemu_load(device, kind_of(product))) return CUBLAS_STATUS_ALLOC_FAILED;
+  if (!cuemu_load(device, kind_of(product), NULL)) return CUBLAS_STATUS_ALLOC_FAILED;
   struct cuemu_product *p = cuemu_new(sizeof(*p));
   *p = *product;
   cuemu_enqueue(stream, CUEMU_BLAS, run_product, free, p);

@@ -1,0 +1,65 @@
+/*
+ * cuda_clique.h - one NCCL communicator for each device of a group: their life (cuda_clique.c) and
+ * the collectives that they are for (cuda_nccl.c).
+ *
+ * The communicators do not block: a call that says "in progress" is asked about until it is over,
+ * so that a peer that never comes can be given up after the group's time limit.
+ *
+ * Lock: NCCL's calls for one communicator may not overlap, not even with the question for its state
+ * (ncclCommGetAsyncError() ends what an earlier call began). So a member's mutex is around every
+ * call for its communicator, and guards the pointer to it, which an abort takes away at any time. Who
+ * just looks for errors tries the mutex, and does not wait for it. No lock is taken inside it.
+ */
+#ifndef EK_CUDA_CLIQUE_H
+#define EK_CUDA_CLIQUE_H
+
+#include "backend/cuda/cuda_internal.h"
+#include "backend/cuda/cuda_nccl_library.h"
+
+struct ek__cuda_member {
+  pthread_mutex_t mutex;
+  ncclComm_t communicator; /* NULL: not open, or aborted */
+  _Atomic uint64_t queued; /* collectives, written by the rank's worker */
+};
+
+struct ek__cuda_clique {
+  struct ek__cuda_clique *next; /* of the group */
+  struct ek__cuda_group *group;
+  atomic_bool aborted;
+  atomic_bool failed; /* a call of a rank failed: who knows what it queued */
+  bool broken;        /* the last renewal failed */
+  uint64_t seen;      /* cuda_watch.c: collectives queued when it looked last, and since when */
+  double since;
+  struct ek__cuda_member members[]; /* by rank */
+};
+
+static inline const struct ek__cuda_device *ek__cuda_clique_device(
+    const struct ek__cuda_clique *clique, size_t rank) {
+  return &clique->group->devices[rank];
+}
+
+/* What each rank does on a thread of its own. */
+typedef ek_status ek__cuda_rank_function(struct ek__cuda_clique *clique, size_t rank,
+                                         const void *context);
+/* On all ranks at the same time, because NCCL's calls wait for each other. */
+ek_status ek__cuda_on_all_ranks(struct ek__cuda_clique *clique, ek__cuda_rank_function *function,
+                                const void *context);
+
+ek_status ek__cuda_clique_open(struct ek__cuda_clique **opened, struct ek__cuda_group *group);
+void ek__cuda_clique_close(struct ek__cuda_clique *clique);
+/* No worker runs. */
+void ek__cuda_clique_renew(struct ek__cuda_clique *clique);
+/* Ends what its collectives do on the GPUs, from any thread. */
+void ek__cuda_clique_abort(struct ek__cuda_clique *clique);
+
+/* Between two looks at what goes on since `since`: an error if nobody will end it. */
+ek_status ek__cuda_clique_keep_waiting(const struct ek__cuda_clique *clique, size_t rank,
+                                       double since, unsigned asked, const char *call);
+/* Waits until a call of this rank, which gave `result`, is over. */
+ek_status ek__cuda_clique_settle(struct ek__cuda_clique *clique, size_t rank, ncclResult_t result,
+                                 const char *call);
+/* Appends the ranks that have queued less than this one. */
+void ek__cuda_clique_name_late(char *text, size_t size, const struct ek__cuda_clique *clique,
+                               size_t rank);
+
+#endif /* EK_CUDA_CLIQUE_H */

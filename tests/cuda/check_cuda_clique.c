@@ -1,0 +1,233 @@
+/*
+ * check_cuda_clique.c - NCCL's communicators, and threads that wait for each other by way of the
+ * GPUs: no two threads are in one communicator, loading code does not stop a step, and whoever is
+ * stuck in a call of CUDA comes back after the time limit.
+ *
+ * Runs on tests/cuemu: see CMakeLists.txt here.
+ */
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <evenkeel/communicator.h>
+#include <evenkeel/elementwise.h>
+#include <evenkeel/products.h>
+
+#include "cuda_runtime_api.h"
+#include "cuemu.h"
+#include "ek_check.h"
+
+enum { DEVICES = 2, COUNT = 100 };
+
+/* ---- two GPUs, a communicator, and a tensor of ones on each ---- */
+
+struct pair {
+  ek_group *group;
+  ek_communicator *communicator;
+  ek_tensor ones[DEVICES];
+  int test;
+  atomic_int stage; /* of what the devices do one after the other */
+};
+
+static ek_group *open_group(double time_limit) {
+  ek_group_options options = EK_GROUP_OPTIONS_INIT;
+  ek_group *group = NULL;
+  options.time_limit = time_limit;
+  ck_ok(ek_group_open(&group, "cuda:0-1@48MiB", &options));
+  return group;
+}
+
+static void open_pair(struct pair *pair, double time_limit) {
+  memset(pair, 0, sizeof *pair);
+  pair->group = open_group(time_limit);
+  ck_ok(ek_communicator_open(&pair->communicator, pair->group));
+  ck_assert_str_eq(ek_communicator_name(pair->communicator), "nccl");
+  for (size_t k = 0; k < DEVICES; k++) {
+    ek_device *device = ek_group_device(pair->group, k);
+    ck_ok(ek_tensor_create(&pair->ones[k], device, EK_MEMORY_INPUTS, EK_F32, 1,
+                           (int64_t[]){COUNT}));
+    ck_ok(ek_op_fill(ek_device_stream(device, EK_STREAM_COMPUTE), &pair->ones[k], 1));
+  }
+  ck_ok(ek_group_synchronize(pair->group));
+}
+
+static void close_pair(struct pair *pair) {
+  for (size_t k = 0; k < DEVICES; k++) ek_tensor_free(&pair->ones[k]);
+  ek_communicator_free(pair->communicator);
+  ck_ok(ek_group_free(pair->group));
+  ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
+}
+
+/* Nothing is asserted on a worker. */
+static void come_to(struct pair *pair, int stage) { atomic_store(&pair->stage, stage); }
+
+static void wait_for(struct pair *pair, int stage) {
+  while (atomic_load(&pair->stage) < stage) usleep(100);
+}
+
+static ek_status add_up(struct pair *pair, ek_device *device, size_t index) {
+  return ek_communicator_all_reduce(pair->communicator, device, &pair->ones[index]);
+}
+
+static ek_status once(void *context, ek_device *device, size_t index) {
+  struct pair *pair = context;
+  EK_TRY(add_up(pair, device, index));
+  return ek_communicator_wait(pair->communicator, device);
+}
+
+/* ---- one thread at a time ---- */
+
+static ek_status many(void *context, ek_device *device, size_t index) {
+  for (int i = 0; i < 20; i++) EK_TRY(once(context, device, index));
+  return EK_OK;
+}
+
+static void *wait_for_stream(void *raw) {
+  static ek_status status;
+  status = ek_stream_synchronize(raw);
+  return &status;
+}
+
+/* Who waits for a GPU asks the communicators now and then whether there was an error. */
+START_TEST(one_thread_in_a_communicator) {
+  struct cuemu_settings settings, slow;
+  struct pair pair;
+  pthread_t thread;
+  void *status = NULL;
+  cuemu_get_settings(&settings);
+  slow = settings;
+  slow.nccl_call_us = 200;
+  cuemu_set_settings(&slow);
+  open_pair(&pair, 60);
+  ek_stream *stream = ek_device_stream(ek_group_device(pair.group, 0), EK_STREAM_COMPUTE);
+  cuemu_hang(0, CUEMU_KERNEL, 1);
+  ck_ok(ek_op_fill(stream, &pair.ones[0], 1));
+  ck_assert_int_eq(pthread_create(&thread, NULL, wait_for_stream, stream), 0);
+  usleep(10000);
+  ck_ok(ek_group_apply(pair.group, many, &pair));
+  cuemu_release();
+  pthread_join(thread, &status);
+  ck_assert_int_eq(*(ek_status *)status, EK_OK);
+  ck_assert_uint_eq(cuemu_nccl_overlaps(), 0);
+  close_pair(&pair);
+  cuemu_reset();
+  cuemu_set_settings(&settings);
+}
+END_TEST
+
+/* ---- loading ---- */
+
+/* A product of a shape that is used for the first time in this process. */
+static ek_status new_product(ek_device *device, int64_t side) {
+  ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
+  ek_tensor c = {0}, a = {0};
+  ek_status status = EK_OK;
+  const int64_t shape[] = {side, side};
+  EK_TRY_GOTO(status, ek_tensor_create(&c, device, EK_MEMORY_INPUTS, EK_F32, 2, shape), cleanup);
+  EK_TRY_GOTO(status, ek_tensor_create(&a, device, EK_MEMORY_INPUTS, EK_F32, 2, shape), cleanup);
+  EK_TRY_GOTO(status, ek_op_fill(stream, &a, 1), cleanup);
+  EK_TRY_GOTO(status, ek_op_matmul(stream, &c, &a, false, &a, false, 0), cleanup);
+cleanup:
+  ek_tensor_free(&c);
+  ek_tensor_free(&a);
+  return status;
+}
+
+/* Device 0 has queued its part of a collective and loads code; device 1 has arrived at it, but has
+ * not queued its part, and loads code. */
+static ek_status load_in_the_middle(void *context, ek_device *device, size_t index) {
+  struct pair *pair = context;
+  if (index == 0) {
+    wait_for(pair, 1);
+    EK_TRY(add_up(pair, device, index));
+    EK_TRY(ek_communicator_progress(pair->communicator, device));
+    come_to(pair, 2);
+    EK_TRY(new_product(device, 37));
+  } else {
+    EK_TRY(add_up(pair, device, index));
+    come_to(pair, 1);
+    wait_for(pair, 2);
+    usleep(20000);
+    EK_TRY(new_product(device, 37));
+  }
+  return ek_communicator_wait(pair->communicator, device);
+}
+
+START_TEST(loading_waits_for_no_peer) {
+  struct cuemu_settings settings, drains;
+  struct pair pair;
+  double sums[COUNT];
+  cuemu_get_settings(&settings);
+  drains = settings;
+  drains.load_drains = true;
+  cuemu_set_settings(&drains);
+  open_pair(&pair, 5);
+  ck_ok(ek_group_apply(pair.group, load_in_the_middle, &pair));
+  ck_ok(ek_group_synchronize(pair.group));
+  for (size_t k = 0; k < DEVICES; k++) {
+    ck_get(sums, &pair.ones[k]);
+    ck_assert_double_eq(sums[COUNT - 1], DEVICES);
+  }
+  close_pair(&pair);
+  cuemu_set_settings(&settings);
+}
+END_TEST
+
+/* ---- stuck ---- */
+
+/* Device 0 is ahead by a collective, and its call of CUDA waits for that; device 1 comes when device
+ * 0 is back. */
+static ek_status get_stuck(void *context, ek_device *device, size_t index) {
+  struct pair *pair = context;
+  ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
+  if (index == 1) {
+    EK_TRY(add_up(pair, device, index));
+    come_to(pair, 1);
+    wait_for(pair, 2);
+    return ek_communicator_wait(pair->communicator, device);
+  }
+  wait_for(pair, 1);
+  ek_status status = add_up(pair, device, index);
+  if (status == EK_OK) status = ek_communicator_progress(pair->communicator, device);
+  if (status == EK_OK && pair->test == 0) {
+    cuemu_stall(0, CUEMU_LAUNCH, 1);
+    status = ek_op_fill(stream, &pair->ones[index], 3);
+  } else if (status == EK_OK) {
+    (void)cudaStreamSynchronize(ek_stream_native(ek_device_stream(device, EK_STREAM_COMMUNICATION)));
+  }
+  come_to(pair, 2);
+  return status;
+}
+
+/* In a call of ours, and in one of the program's. */
+START_TEST(a_stuck_worker_comes_back) {
+  struct pair pair;
+  double sums[COUNT];
+  open_pair(&pair, 0.3);
+  pair.test = _i;
+  ck_fails(ek_group_apply(pair.group, get_stuck, &pair), EK_ERR_UNAVAILABLE, "cuda:0");
+  ck_assert_msg(ck_contains(ek_error_message(), "0.3 seconds"), "%s", ek_error_message());
+  for (size_t k = 0; k < DEVICES; k++) {
+    ek_device *device = ek_group_device(pair.group, k);
+    ck_ok(ek_op_fill(ek_device_stream(device, EK_STREAM_COMPUTE), &pair.ones[k], 2));
+  }
+  ck_ok(ek_group_apply(pair.group, once, &pair)); /* with communicators that are new */
+  ck_ok(ek_group_synchronize(pair.group));
+  ck_get(sums, &pair.ones[1]);
+  ck_assert_double_eq(sums[0], 4);
+  close_pair(&pair);
+  cuemu_reset();
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("cuda clique");
+  TCase *threads = ck_case(suite, "threads");
+  tcase_add_test(threads, one_thread_in_a_communicator);
+  tcase_add_test(threads, loading_waits_for_no_peer);
+  tcase_add_loop_test(threads, a_stuck_worker_comes_back, 0, 2);
+  return suite;
+}
+
+CK_MAIN(make_suite)
