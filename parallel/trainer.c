@@ -12,6 +12,7 @@
 #include "core/error.h"
 #include "core/options.h"
 #include "core/owner.h"
+#include "micro_batches.h"
 
 struct ek_trainer {
   struct ek__owner owner;
@@ -19,6 +20,8 @@ struct ek_trainer {
   bool owns_group;
   size_t output_count;
   ek_shards *outputs; /* of the running step, else zeros */
+  int64_t micro_batches;
+  uint64_t broadcast_inputs;
   ek_data_parallel_model *model;
   ek_data_parallel_criterion *criterion;
   ek_data_parallel_optimizer *optimizer;
@@ -36,6 +39,9 @@ static ek_status check_open(ek_trainer **trainer, const char *devices, const ek_
               EK_ERR_INVALID_ARGUMENT,
               "ek_trainer_open: either a string of devices, with options.group_options or without, "
               "or options.group");
+  EK__FAIL_IF(o->micro_batches < 0, EK_ERR_INVALID_ARGUMENT,
+              "ek_trainer_open: options.micro_batches is %lld, expected 0 or more",
+              (long long)o->micro_batches);
   return EK_OK;
 }
 
@@ -67,6 +73,8 @@ ek_status ek_trainer_open(ek_trainer **trainer, const char *devices, ek_module *
   ek_status status = EK_OK;
   self->group = o.group;
   self->output_count = module->outputs;
+  self->micro_batches = o.micro_batches;
+  self->broadcast_inputs = o.broadcast_inputs;
   self->outputs = ek__calloc(module->outputs, sizeof *self->outputs);
   if (self->outputs == NULL) {
     status = ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a trainer");
@@ -126,24 +134,43 @@ static ek_status drop_step(ek_trainer *self, ek_status status) {
   return ek_error_set(status, "%s", message);
 }
 
+/* Forward, loss and backward; `more`: of a part of the batch, and others follow. */
+static ek_status add_gradients(ek_trainer *self, const struct ek__batch *batch, bool more) {
+  ek_criterion_backward_options options = EK_CRITERION_BACKWARD_OPTIONS_INIT;
+  options.accumulate = more;
+  EK_TRY(ek_data_parallel_model_forward(self->outputs, self->model, batch->inputs,
+                                        batch->input_count, NULL));
+  EK_TRY(ek_data_parallel_criterion_forward(self->criterion, self->outputs, self->output_count,
+                                            batch->targets, batch->target_count));
+  return ek_data_parallel_criterion_backward(self->criterion, self->model, &options);
+}
+
+static ek_status add_parts(ek_trainer *self, const struct ek__batch *batch) {
+  int64_t samples = 0;
+  EK_TRY(ek__batch_samples(&samples, batch));
+  const int64_t count = samples < self->micro_batches ? samples : self->micro_batches;
+  if (count < 2) return add_gradients(self, batch, false);
+  for (int64_t i = 0; i < count; i++) {
+    struct ek__batch_part part;
+    ek__batch_cut(&part, batch, samples, count, i);
+    EK_TRY(add_gradients(self, &part.batch, i + 1 < count));
+    if (i + 1 < count) free_outputs(self);
+  }
+  return EK_OK;
+}
+
 ek_status ek_trainer_step(ek_step_result *result, ek_trainer *trainer, const ek_tensor *inputs,
                           size_t input_count, const ek_tensor *targets, size_t target_count) {
   EK_TRY(check_call("ek_trainer_step", trainer, inputs, targets, target_count));
   EK__OWNER_ENTER(&trainer->owner, "ek_trainer_step", "the trainer");
-  ek_shards *outputs = trainer->outputs;
-  EK_TRY(ek_data_parallel_model_forward(outputs, trainer->model, inputs, input_count, NULL));
-  ek_status status = EK_OK;
-  EK_TRY_GOTO(status,
-              ek_data_parallel_criterion_forward(trainer->criterion, outputs, trainer->output_count,
-                                                 targets, target_count),
-              cleanup);
-  EK_TRY_GOTO(status, ek_data_parallel_criterion_backward(trainer->criterion, trainer->model, NULL),
-              cleanup);
-  EK_TRY_GOTO(status, ek_data_parallel_optimizer_step(result, trainer->optimizer), cleanup);
+  const struct ek__batch batch = {inputs, targets, input_count, target_count,
+                                  trainer->broadcast_inputs};
+  ek_status status = trainer->micro_batches > 1 ? add_parts(trainer, &batch)
+                                                : add_gradients(trainer, &batch, false);
+  if (status == EK_OK) status = ek_data_parallel_optimizer_step(result, trainer->optimizer);
+  if (status != EK_OK) return drop_step(trainer, status);
   free_outputs(trainer);
   return EK_OK;
-cleanup:
-  return drop_step(trainer, status);
 }
 
 static ek_status forward_only(ek_shards *outputs, ek_trainer *self, const ek_tensor *inputs,

@@ -37,8 +37,8 @@
  *
  * A trainer calls public functions and keeps nothing to itself: it is the pair
  * ek_data_parallel_model and ek_data_parallel_criterion with ek_data_parallel_optimizer, which a
- * program that wants more calls itself, from its parts or from the start: several micro-batches a
- * step, batches that travel while a step computes, outputs that are looked at before backward
+ * program that wants more calls itself, from its parts or from the start: batches that travel while
+ * a step computes, outputs that are looked at before backward, micro-batches that come one by one
  * (data_parallel_criterion.h, data_parallel_model.h). State is read and written by name with
  * ek_trainer_model() (state.h).
  *
@@ -67,9 +67,10 @@ typedef struct ek_trainer_options {
   bool refuse_not_finite;      /* data_parallel_optimizer.h */
   ek_group *group;             /* of the program's, which outlives the trainer; `devices` is NULL */
   const ek_group_options *group_options; /* how it opens `devices` (threads, for one); NULL */
+  int64_t micro_batches; /* parts that a step takes one after the other; 0 and 1: the whole batch */
 } ek_trainer_options;
 #define EK_TRAINER_OPTIONS_INIT                                                                    \
-  { sizeof(ek_trainer_options), EK_MODE_REPLICATED, EK_F32, 0, NULL, 0, false, NULL, NULL }
+  { sizeof(ek_trainer_options), EK_MODE_REPLICATED, EK_F32, 0, NULL, 0, false, NULL, NULL, 0 }
 
 /*
  * Opens the group and the three parts on it. Module, criterion and optimizer stay the program's; it
@@ -91,6 +92,13 @@ EK_API EK_CHECKED ek_status ek_trainer_open(ek_trainer **trainer, const char *de
 EK_API ek_status ek_trainer_free(ek_trainer *trainer);
 
 /*
+ * With micro_batches = K a step cuts its batch in K parts of whole samples, their sizes differing by
+ * at most one, and each part over the devices; it holds the activations of one part at a time. A
+ * batch of fewer samples has as many parts. Loss, gradient and random masks are those of the whole
+ * batch (docs/numerics.md): the caller divides nothing. What a module computes of the batch it sees,
+ * such as the statistics of a batch normalisation, is of a part. A criterion of several `mean` terms
+ * wants parts that weigh its terms in the same ratios, else EK_ERR_STATE (data_parallel_criterion.h).
+ *
  * One step: forward, loss, backward, update. *result may be NULL, then nothing waits for the
  * devices. A step that fails leaves parameters, state and masks as they were, holds no memory, and
  * may be tried again; what a program had accumulated through the parts is dropped. After

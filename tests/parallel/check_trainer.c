@@ -2,6 +2,7 @@
  * check_trainer.c - a trainer does what its parts do: bit for bit what the calls of the pair give
  * that stand in data_parallel_criterion.h.
  */
+#include <math.h>
 #include <pthread.h>
 #include <semaphore.h>
 #include <stdio.h>
@@ -25,6 +26,7 @@ struct bench {
   ek_criterion *criterion;
   ek_optimizer *rule;
   ek_trainer *trainer;
+  int64_t micro_batches;
   struct ck_batch batch;
 };
 
@@ -38,6 +40,7 @@ static ek_status open_on(struct bench *b, const char *devices, ek_group *group) 
   options.type = setup->options.type;
   options.seed = setup->options.seed;
   options.broadcast_inputs = setup->options.broadcast_inputs;
+  options.micro_batches = b->micro_batches;
   options.group = group;
   if (group == NULL) options.group_options = &threads;
   return ek_trainer_open(&b->trainer, devices, b->module, b->criterion, b->rule, &options);
@@ -116,6 +119,84 @@ START_TEST(equals_the_calls_of_its_parts) {
   ck_state_drop(&got);
   ck_state_drop(&want);
   ck_training_close(&t);
+  close_bench(&b);
+}
+END_TEST
+
+/* ---- micro-batches ---- */
+
+/* Sizes of the parts of SAMPLES for each number of micro-batches. */
+static const struct {
+  int64_t micro_batches, count, sizes[SAMPLES];
+} cuts[] = {{2, 2, {4, 3}},
+            {3, 3, {3, 2, 2}},
+            {7, 7, {1, 1, 1, 1, 1, 1, 1}},
+            {9, 7, {1, 1, 1, 1, 1, 1, 1}}};
+enum { CUTS = sizeof cuts / sizeof cuts[0] };
+
+/* The same as parts of the batch that are accumulated by hand, bit for bit, and to rounding as the
+ * whole batch. A part on three devices may leave some without rows. */
+START_TEST(micro_batches) {
+  const struct ck_workload *workload = &ck_workloads[_i / CK_MODES % CK_WORKLOADS];
+  const int cut = _i / CK_MODES / CK_WORKLOADS;
+  struct bench b;
+  struct ck_training parts, whole;
+  make_parts(&b, workload->name, (ek_mode)(_i % CK_MODES));
+  b.micro_batches = cuts[cut].micro_batches;
+  ck_ok(open_on(&b, ck_spec("cpu:3"), NULL));
+  ck_training_open(&parts, &b.setup);
+  ck_training_open(&whole, &b.setup);
+  for (int i = 0; i < 2; i++) {
+    ek_step_result got, want, large;
+    int64_t first = 0;
+    ck_ok(step(&b, &got));
+    for (int64_t k = 0; k < cuts[cut].count; k++) {
+      struct ck_batch part = ck_batch_samples(&b.batch, first, cuts[cut].sizes[k]);
+      const bool more = k + 1 < cuts[cut].count;
+      first += cuts[cut].sizes[k];
+      ck_ok(more ? ck_training_backward(&parts, &part, NULL, true, NULL)
+                 : ck_training_step(&parts, &part, &want));
+    }
+    ck_ok(ck_training_step(&whole, &b.batch, &large));
+    ck_assert(got.loss == want.loss && got.weight == want.weight && got.step == want.step);
+    ck_assert(got.gradient_norm == want.gradient_norm && got.weight == large.weight);
+    ck_assert_double_le(fabs(got.loss - large.loss), 1e-5 * fabs(large.loss)); /* numerics.md */
+  }
+  struct ck_state got = ck_state_take(ek_trainer_model(b.trainer)),
+                  want = ck_state_take(parts.model);
+  ck_state_same("micro-batches", &got, &want);
+  ck_state_drop(&got);
+  ck_state_drop(&want);
+  ck_training_close(&parts);
+  ck_training_close(&whole);
+  close_bench(&b);
+}
+END_TEST
+
+/* What is wrong with a batch is seen before its first part runs. */
+START_TEST(wrong_micro_batches) {
+  struct bench b;
+  make_parts(&b, "gpt", EK_MODE_REPLICATED);
+  b.micro_batches = -1;
+  ck_fails(open_on(&b, ck_spec("cpu:2"), NULL), EK_ERR_INVALID_ARGUMENT, "micro_batches is -1");
+  b.micro_batches = 3;
+  ck_ok(open_on(&b, ck_spec("cpu:2"), NULL));
+  const ek_tensor *x = b.batch.input, *y = b.batch.target;
+  ek_tensor scalar = *x, fewer = *y, many[EK_MAX_INPUTS + 1];
+  scalar.rank = 0;
+  fewer.shape[0]--;
+  for (int i = 0; i <= EK_MAX_INPUTS; i++) many[i] = *x;
+  const uint64_t bytes = held(&b);
+  ck_fails(ek_trainer_step(NULL, b.trainer, &scalar, 1, y, 1), EK_ERR_SHAPE, "has no rows");
+  ck_fails(ek_trainer_step(NULL, b.trainer, x, 1, &fewer, 1), EK_ERR_SHAPE,
+           "target number 0: 34 rows are no multiple of 7 samples");
+  ck_fails(ek_trainer_step(NULL, b.trainer, many, EK_MAX_INPUTS + 1, y, 1), EK_ERR_INVALID_ARGUMENT,
+           "33 inputs");
+  ck_fails(ek_trainer_step(NULL, b.trainer, x, 0, y, 1), EK_ERR_INVALID_ARGUMENT,
+           "one must be cut");
+  ck_fails(ek_trainer_step(NULL, b.trainer, many, 2, y, 1), EK_ERR_INVALID_ARGUMENT, "takes 1 inputs");
+  ck_assert_uint_eq(held(&b), bytes);
+  ck_ok(step(&b, NULL));
   close_bench(&b);
 }
 END_TEST
@@ -412,6 +493,8 @@ static Suite *make_suite(void) {
   Suite *suite = suite_create("trainer");
   TCase *same = ck_case(suite, "same"), *refused = ck_case(suite, "refused");
   tcase_add_loop_test(same, equals_the_calls_of_its_parts, 0, CK_WORKLOADS * CK_MODES);
+  tcase_add_loop_test(same, micro_batches, 0, CUTS * CK_WORKLOADS * CK_MODES);
+  tcase_add_test(refused, wrong_micro_batches);
   tcase_add_loop_test(same, evaluation_and_prediction, 0, CK_MODES);
   tcase_add_loop_test(same, every_loss_for_itself, 0, CK_MODES);
   tcase_add_test(refused, a_group_of_the_programs);

@@ -1,0 +1,34 @@
+/*
+ * micro_batches.h - parts of a batch that a step takes one after the other.
+ */
+#ifndef EK_MICRO_BATCHES_H
+#define EK_MICRO_BATCHES_H
+
+#include <evenkeel/tensor.h>
+
+/* A batch: loans. Bit i of `broadcast`: input i is not cut. */
+struct ek__batch {
+  const ek_tensor *inputs, *targets;
+  size_t input_count, target_count;
+  uint64_t broadcast;
+};
+
+/* Room for a part of one. */
+struct ek__batch_part {
+  struct ek__batch batch;
+  ek_tensor inputs[EK_MAX_INPUTS], targets[EK_MAX_TENSORS];
+};
+
+/*
+ * *samples becomes the rows of the first input that is cut. EK_ERR_SHAPE unless the rows of all
+ * others are a multiple, EK_ERR_INVALID_ARGUMENT for more tensors than a module has, or where none
+ * is cut. What is wrong is left to the calls that get the batch in other respects.
+ */
+ek_status ek__batch_samples(int64_t *samples, const struct ek__batch *batch);
+
+/* Part number `index` of `count` parts of a batch with so many samples: sizes differ by at most
+ * one, larger first. */
+void ek__batch_cut(struct ek__batch_part *part, const struct ek__batch *batch, int64_t samples,
+                   int64_t count, int64_t index);
+
+#endif /* EK_MICRO_BATCHES_H */
