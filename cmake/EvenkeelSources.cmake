@@ -30,6 +30,13 @@ else()
   list(FILTER EVENKEEL_SOURCES EXCLUDE REGEX "/cpu_(sgemm_onednn|openmp)\\.c$")
 endif()
 
+# What reads and writes the headers of files, or refuses to.
+if(EVENKEEL_HAVE_FILES)
+  list(FILTER EVENKEEL_SOURCES EXCLUDE REGEX "/header_absent\\.c$")
+else()
+  list(FILTER EVENKEEL_SOURCES EXCLUDE REGEX "/header_json\\.c$")
+endif()
+
 # The kernels of the CPU backend that are compiled once per instruction set.
 file(GLOB EVENKEEL_ISA_SOURCES CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/backend/cpu/isa/*.c")
 

@@ -24,6 +24,7 @@ declare -A packages_debian=(
   [pkg-config]=pkg-config
   [onednn]=libdnnl-dev
   [jansson]=libjansson-dev
+  [xxhash]=libxxhash-dev
   [check]=check
   [argp]=libc6-dev
 )
@@ -39,7 +40,8 @@ declare -A packages_purpose=(
   [fuzzer]="the search with random inputs, tests/fuzz"
   [pkg-config]="the test of evenkeel.pc"
   [onednn]="oneDNN's matrix products on the CPU, for which the library's own are taken"
-  [jansson]="evenkeel-bench and its tests"
+  [jansson]="evenkeel-bench and its tests, and files of tensors"
+  [xxhash]="files of tensors"
   [check]="the unit tests, all programs check_*"
   [argp]="evenkeel-bench and its tests"
 )
@@ -93,7 +95,7 @@ packages_fuzzes() {
 packages_have() {
   case $1 in
     onednn) packages_carried oneapi/dnnl/dnnl.h || packages_compiles oneapi/dnnl/dnnl.h -ldnnl ;;
-    jansson | check)
+    jansson | xxhash | check)
       packages_carried "$1.h" || packages_compiles "$1.h" ||
         { command -v pkg-config >/dev/null && pkg-config --exists "$1"; }
       ;;

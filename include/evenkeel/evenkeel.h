@@ -18,6 +18,7 @@
  *     op.h         operations for your own layers
  *     shards.h, scatter.h, gather.h, replicate.h, parallel_apply.h, reduce.h, communicator.h
  *                  the parts that data parallelism is made of
+ *     safetensors.h                              tensors in files that other programs read and write
  *     fault.h, host_memory.h                     failures on purpose, for tests of a program
  *     version.h    of the headers and of the library that runs
  *
@@ -50,6 +51,7 @@
 #include <evenkeel/recompute.h>
 #include <evenkeel/reduce.h>
 #include <evenkeel/replicate.h>
+#include <evenkeel/safetensors.h>
 #include <evenkeel/schedule.h>
 #include <evenkeel/sgd.h>
 #include <evenkeel/state.h>

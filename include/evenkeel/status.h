@@ -52,7 +52,8 @@ extern "C" {
     "an update failed halfway: the model must be opened again, or all of its state set")           \
   X(EK_ERR_NOT_FINITE, 15, "the loss or a gradient is NaN or infinite")                            \
   X(EK_ERR_OVERRUN, 16, "memory beside a tensor was overwritten")                                  \
-  X(EK_ERR_MISMATCH, 17, "two results that must agree do not")
+  X(EK_ERR_MISMATCH, 17, "two results that must agree do not")                                    \
+  X(EK_ERR_CORRUPT, 18, "a file is damaged, or is not what it should be")
 
 typedef enum ek_status {
 #define EK_STATUS_ENUM(name, value, text) name = value,

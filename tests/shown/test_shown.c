@@ -356,6 +356,43 @@ static ek_status copy_state(const ek_data_parallel_model *from, ek_data_parallel
 
 static ek_status shown_state(struct scene *s) { return copy_state(s->model, s->model); }
 
+static ek_status write_file(const ek_safetensors_entry *entries, const float *const *data,
+                            const size_t *bytes) {
+  ek_safetensors_writer *writer = NULL;
+  ek_status status = EK_OK;
+#include "safetensors_2.inc"
+  return status;
+}
+
+static ek_status read_file(float *numbers) {
+  ek_status status = EK_OK;
+  ek_tensor host;
+#undef SHOWN_REST
+#define SHOWN_REST                                                                                 \
+  host = entry->like;                                                                              \
+  host.data = numbers
+#include "safetensors_1.inc"
+#undef SHOWN_REST
+#define SHOWN_REST ((void)0)
+  return status;
+}
+
+static ek_status shown_files(struct scene *s) {
+  static const float numbers[] = {1, 2, 3};
+  const float *const data[] = {numbers, numbers + 1};
+  const size_t bytes[] = {sizeof numbers, 2 * sizeof *numbers};
+  float read[3];
+  ek_safetensors_entry entries[] = {{"a", {.type = EK_F32, .rank = 1, .shape = {3}}},
+                                    {"b", {.type = EK_F32, .rank = 2, .shape = {1, 2}}}};
+  (void)s;
+  ek_status status = write_file(entries, data, bytes);
+  if (status == EK_ERR_UNSUPPORTED) return EK_OK; /* built without */
+  if (status == EK_OK) status = read_file(read);
+  if (status == EK_OK) ck_assert(read[0] == 2.0f && read[1] == 3.0f);
+  (void)remove("model.safetensors");
+  return status;
+}
+
 static ek_status make_gradient(ek_tensor *y) { return use(y); }
 
 static ek_status by_hand(const ek_tensor x, ek_replica *replica) {
@@ -504,6 +541,7 @@ static const struct {
               {"data_parallel_model.h", shown_ahead, 9},
               {"pass.h", shown_pass, 2},
               {"state.h", shown_state, 0},
+              {"safetensors.h", shown_files, 0},
               {"with_criterion.h, criterion.h", shown_whole, 10},
               {"tensor.h", shown_tensors, 1}};
 enum { PIECES = sizeof pieces / sizeof pieces[0] };

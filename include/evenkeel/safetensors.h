@@ -1,0 +1,132 @@
+/*
+ * safetensors.h - tensors in files that other programs read and write as well.
+ *
+ * A file of the format safetensors is a short header in JSON (names, types, shapes, offsets, and
+ * pairs of strings for whoever wrote it) and the tensors' bytes behind it, little-endian, rows
+ * first: https://huggingface.co/docs/safetensors. Reading:
+ *
+ *     ek_safetensors *file = NULL;
+ *     EK_TRY(ek_safetensors_open(&file, "model.safetensors"));
+ *     for (size_t i = 0; i < ek_safetensors_count(file) && status == EK_OK; i++) {
+ *       const ek_safetensors_entry *entry = ek_safetensors_at(file, i);
+ *       ...                                    // entry->name, entry->like.shape
+ *       status = ek_safetensors_read(&host, file, entry->name);
+ *     }
+ *     ek_safetensors_free(file);
+ *
+ * Writing: all tensors are named first, then given in any order, then the file appears, whole:
+ *
+ *     EK_TRY(ek_safetensors_create(&writer, "model.safetensors", entries, 2, NULL, 0));
+ *     for (size_t i = 0; i < 2 && status == EK_OK; i++) {
+ *       status = ek_safetensors_write(writer, i, data[i], bytes[i]);
+ *     }
+ *     if (status == EK_OK) status = ek_safetensors_finish(writer);
+ *     ek_safetensors_writer_free(writer);      // not finished: leaves nothing behind
+ *
+ * A file that the library writes carries a checksum (XXH3, 64 bits) of each tensor and one of the
+ * header, as pairs of the header: "evenkeel.xxh3/NAME" and "evenkeel.xxh3". Other programs pass
+ * over them. Where they are there, they are checked: the header's when the file is opened, a
+ * tensor's whenever it is read.
+ *
+ * Nothing that a file says is believed. Opening checks every length, name, type, shape and offset,
+ * that no two tensors share a byte, and that no byte belongs to none; what does not fit is
+ * EK_ERR_CORRUPT, with the file and the tensor in the message. Memory is taken for the header
+ * alone, which cannot be longer than the file.
+ *
+ * Functions return EK_ERR_UNSUPPORTED where the library was built without jansson or xxHash.
+ */
+#ifndef EVENKEEL_SAFETENSORS_H
+#define EVENKEEL_SAFETENSORS_H
+
+#include <evenkeel/tensor.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct ek_safetensors ek_safetensors;
+typedef struct ek_safetensors_writer ek_safetensors_writer;
+
+typedef struct ek_safetensors_entry {
+  const char *name; /* UTF-8, not empty */
+  ek_tensor like;   /* its type and shape, as a host tensor without data */
+} ek_safetensors_entry;
+
+typedef struct ek_safetensors_pair {
+  const char *key, *value; /* UTF-8 */
+} ek_safetensors_pair;
+
+/* ---- reading ---- */
+
+/*
+ * Opens a file and checks all of its header. Threads may read tensors of one file at once.
+ * EK_ERR_NOT_FOUND  there is no such file
+ * EK_ERR_IO         the system refuses to read it
+ * EK_ERR_CORRUPT    it is no such file, or it was damaged
+ */
+EK_API EK_CHECKED ek_status ek_safetensors_open(ek_safetensors **file, const char *path);
+EK_API void ek_safetensors_free(ek_safetensors *file);
+
+/* Tensors, in the order of their bytes; 0 for NULL. */
+EK_API size_t ek_safetensors_count(const ek_safetensors *file);
+/* A loan for the life of the file; NULL outside. Type 0 is one that the library has no name for. */
+EK_API const ek_safetensors_entry *ek_safetensors_at(const ek_safetensors *file, size_t index);
+/* NULL if there is none of this name. */
+EK_API const ek_safetensors_entry *ek_safetensors_find(const ek_safetensors *file,
+                                                       const char *name);
+/* The value of a pair of the header, a loan for the life of the file; NULL if there is none. */
+EK_API const char *ek_safetensors_value(const ek_safetensors *file, const char *key);
+/* Whether header and tensors carry the library's checksums. */
+EK_API bool ek_safetensors_has_checksums(const ek_safetensors *file);
+
+/*
+ * Reads a tensor into host memory of its shape, or flat: rank 1 with as many elements. Of the
+ * numbers of a file, f16, bf16, f32 and f64 are turned into the host tensor's f32 or f64 (exactly;
+ * f64 into f32 to the nearest, ties to even); of other types both must be the same. After a
+ * failure the host memory holds anything.
+ * EK_ERR_NOT_FOUND   no such tensor
+ * EK_ERR_TYPE, EK_ERR_SHAPE  the host tensor does not fit
+ * EK_ERR_CORRUPT     the bytes are not those that were written, or the file has become shorter
+ */
+EK_API EK_CHECKED ek_status ek_safetensors_read(ek_tensor *host, const ek_safetensors *file,
+                                                const char *name);
+
+/* ---- writing ---- */
+
+/*
+ * Begins a file that will replace `path` when it is finished. Until then its bytes lie in
+ * `path`.tmp, which is overwritten if it is there: one writer to a path. Entries and pairs are
+ * copied. Tensors are laid out by falling size of their type, so that all are aligned.
+ * EK_ERR_INVALID_ARGUMENT  a name is empty, not UTF-8, twice there, or begins with "__"
+ * EK_ERR_IO                the system refuses to write there
+ */
+EK_API EK_CHECKED ek_status ek_safetensors_create(ek_safetensors_writer **writer, const char *path,
+                                                  const ek_safetensors_entry *entries, size_t count,
+                                                  const ek_safetensors_pair *pairs,
+                                                  size_t pair_count);
+
+/*
+ * Gives the next `bytes` of tensor `index`, which may come in pieces. Different tensors may be
+ * given by different threads at once. After a failure the file cannot be finished.
+ * EK_ERR_SHAPE  more bytes than the tensor has
+ */
+EK_API EK_CHECKED ek_status ek_safetensors_write(ek_safetensors_writer *writer, size_t index,
+                                                 const void *data, size_t bytes);
+
+/*
+ * Writes the header, syncs the file, gives it its name and syncs the folder, in this order. A
+ * reader, also after a loss of power, finds at `path` what was there before or all of the new file.
+ * EK_ERR_STATE  a tensor is not complete, a write has failed, or it is finished already
+ * EK_ERR_IO     the system refused; `path` is what it was, unless the message says that only the
+ *               folder could not be synced
+ */
+EK_API EK_CHECKED ek_status ek_safetensors_finish(ek_safetensors_writer *writer);
+
+/* Frees the writer, and takes away what is not finished. NULL is legal. */
+EK_API void ek_safetensors_writer_free(ek_safetensors_writer *writer);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* EVENKEEL_SAFETENSORS_H */

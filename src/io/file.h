@@ -1,0 +1,31 @@
+/*
+ * file.h - files of the system: whole reads and writes at a place, and a new file in the place of an
+ * old one. Every message names the file and what the system said.
+ */
+#ifndef EK_FILE_H
+#define EK_FILE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <evenkeel/status.h>
+
+/* Opens a file that there is, and says how long it is. EK_ERR_NOT_FOUND, EK_ERR_IO. */
+ek_status ek__file_open(int *file, uint64_t *size, const char *path);
+/* Makes an empty file, or empties one. */
+ek_status ek__file_create(int *file, const char *path);
+void ek__file_close(int file);
+
+/* EK_ERR_CORRUPT if the file ends before. */
+ek_status ek__file_read(int file, const char *path, void *data, size_t bytes, uint64_t place);
+ek_status ek__file_write(int file, const char *path, const void *data, size_t bytes,
+                         uint64_t place);
+
+/*
+ * Syncs `file`, which is called `from`, closes it whatever comes, gives it the name `to` and syncs
+ * the folder. *renamed says whether `to` is the new file.
+ */
+ek_status ek__file_replace(bool *renamed, int file, const char *from, const char *to);
+
+#endif /* EK_FILE_H */

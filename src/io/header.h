@@ -1,0 +1,58 @@
+/*
+ * header.h - the header of a safetensors file: read from its text, and written as text.
+ *
+ * The text is JSON: {"NAME": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...,
+ * "__metadata__": {"KEY": "VALUE", ...}}; offsets count from the end of the header. Of the format
+ * the library writes and checks two more things, both as pairs of __metadata__: a checksum of each
+ * tensor, and one of the header's text, taken with sixteen zeros in its own place.
+ *
+ * header_json.c does it with jansson and xxHash, header_absent.c refuses.
+ */
+#ifndef EK_HEADER_H
+#define EK_HEADER_H
+
+#include <evenkeel/safetensors.h>
+
+/* As the format's reference reader has it. */
+#define EK__HEADER_LIMIT 100000000u
+
+struct ek__file_tensor {
+  ek_safetensors_entry entry; /* its name is the tree's */
+  const char *type_name;      /* as the file calls it: the tree's */
+  uint64_t first, bytes;      /* from the end of the header */
+  uint64_t checksum;
+  bool has_checksum;
+};
+
+struct ek__header {
+  void *tree;                      /* what names and pairs lie in */
+  struct ek__file_tensor *tensors; /* in the order of their bytes */
+  size_t count;
+  bool has_checksums; /* the header's own, and one of every tensor */
+};
+
+/* Reads `length` bytes of text of the file `path`, which has `data` bytes behind them. */
+ek_status ek__header_read(struct ek__header *header, const char *path, const char *text,
+                          size_t length, uint64_t data);
+const char *ek__header_value(const struct ek__header *header, const char *key);
+void ek__header_free(struct ek__header *header);
+
+/*
+ * Makes the text of a header, of ek__free(); its length is a multiple of 8 and depends on no
+ * checksum. EK_ERR_INVALID_ARGUMENT for names and pairs that cannot stand in one.
+ */
+ek_status ek__header_write(char **text, size_t *length, const struct ek__file_tensor *tensors,
+                           size_t count, const ek_safetensors_pair *pairs, size_t pair_count);
+
+/* ---- checksums of what comes in pieces ---- */
+
+struct ek__checksum;
+
+/* NULL if there is no memory. */
+struct ek__checksum *ek__checksum_new(void);
+void ek__checksum_free(struct ek__checksum *sum);
+void ek__checksum_begin(struct ek__checksum *sum);
+void ek__checksum_add(struct ek__checksum *sum, const void *data, size_t bytes);
+uint64_t ek__checksum_end(const struct ek__checksum *sum);
+
+#endif /* EK_HEADER_H */

@@ -1,0 +1,242 @@
+/*
+ * safetensors.c - tensors out of a file.
+ *
+ * The file stays open and is read at places, so that threads do not disturb each other; it is not
+ * mapped, because a mapped file that becomes shorter would end the process. A tensor of the host
+ * tensor's type is read straight into its memory; another is turned in pieces that fit into a
+ * processor's cache. Each piece goes into the checksum as it passes.
+ */
+#include <evenkeel/safetensors.h>
+
+#include <string.h>
+
+#include "core/alloc.h"
+#include "core/error.h"
+#include "io/file.h"
+#include "io/header.h"
+
+enum { PIECE = 1 << 18 }; /* bytes; a multiple of every type's size */
+
+struct ek_safetensors {
+  char *path;
+  int file;
+  uint64_t begin; /* of the tensors' bytes */
+  struct ek__header header;
+};
+
+/* ---- opening ---- */
+
+static ek_status read_header(ek_safetensors *self, uint64_t size) {
+  uint8_t prefix[8];
+  uint64_t length = 0;
+  if (size < sizeof prefix) {
+    return ek_error_set(EK_ERR_CORRUPT, "%s: this is no safetensors file, it is too short",
+                        self->path);
+  }
+  EK_TRY(ek__file_read(self->file, self->path, prefix, sizeof prefix, 0));
+  for (size_t i = 0; i < sizeof prefix; i++) length |= (uint64_t)prefix[i] << 8 * i;
+  if (length > EK__HEADER_LIMIT || length > size - sizeof prefix) {
+    return ek_error_set(EK_ERR_CORRUPT,
+                        "%s: this is no safetensors file, or it was cut: a header of %llu bytes in "
+                        "a file of %llu",
+                        self->path, (unsigned long long)length, (unsigned long long)size);
+  }
+  char *text = ek__calloc(1, (size_t)length + 1);
+  if (text == NULL) {
+    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for the header of %s", self->path);
+  }
+  self->begin = sizeof prefix + length;
+  ek_status status = ek__file_read(self->file, self->path, text, (size_t)length, sizeof prefix);
+  if (status == EK_OK) {
+    status = ek__header_read(&self->header, self->path, text, (size_t)length, size - self->begin);
+  }
+  ek__free(text);
+  return status;
+}
+
+ek_status ek_safetensors_open(ek_safetensors **file, const char *path) {
+  uint64_t size = 0;
+  EK__NOT_NULL("ek_safetensors_open", file, path);
+  ek_safetensors *self = ek__calloc(1, sizeof *self);
+  if (self == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a file");
+  ek_status status = EK_OK;
+  self->file = -1;
+  self->path = ek__strdup(path);
+  if (self->path == NULL) {
+    status = ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a file");
+    goto cleanup;
+  }
+  EK_TRY_GOTO(status, ek__file_open(&self->file, &size, path), cleanup);
+  EK_TRY_GOTO(status, read_header(self, size), cleanup);
+  *file = self;
+  return EK_OK;
+cleanup:
+  ek_safetensors_free(self);
+  return status;
+}
+
+void ek_safetensors_free(ek_safetensors *file) {
+  if (file == NULL) return;
+  ek__header_free(&file->header);
+  ek__file_close(file->file);
+  ek__free(file->path);
+  ek__free(file);
+}
+
+/* ---- what is in it ---- */
+
+size_t ek_safetensors_count(const ek_safetensors *file) {
+  return file == NULL ? 0 : file->header.count;
+}
+
+const ek_safetensors_entry *ek_safetensors_at(const ek_safetensors *file, size_t index) {
+  return index < ek_safetensors_count(file) ? &file->header.tensors[index].entry : NULL;
+}
+
+static const struct ek__file_tensor *find(const ek_safetensors *file, const char *name) {
+  for (size_t i = 0; i < ek_safetensors_count(file) && name != NULL; i++) {
+    const struct ek__file_tensor *tensor = &file->header.tensors[i];
+    if (strcmp(tensor->entry.name, name) == 0) return tensor;
+  }
+  return NULL;
+}
+
+const ek_safetensors_entry *ek_safetensors_find(const ek_safetensors *file, const char *name) {
+  const struct ek__file_tensor *tensor = find(file, name);
+  return tensor == NULL ? NULL : &tensor->entry;
+}
+
+const char *ek_safetensors_value(const ek_safetensors *file, const char *key) {
+  return file == NULL || key == NULL ? NULL : ek__header_value(&file->header, key);
+}
+
+bool ek_safetensors_has_checksums(const ek_safetensors *file) {
+  return file != NULL && file->header.has_checksums;
+}
+
+/* ---- reading ---- */
+
+static bool is_float(ek_type type) {
+  return type == EK_F32 || type == EK_F64 || type == EK_F16 || type == EK_BF16;
+}
+
+static ek_status check_host(const ek_tensor *host, const ek_safetensors *file,
+                            const struct ek__file_tensor *tensor) {
+  const ek_tensor *like = &tensor->entry.like;
+  if (!ek_tensor_exists(host) || host->device != NULL ||
+      (host->data == NULL && ek_tensor_count(host) > 0)) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_safetensors_read: there is no host tensor");
+  }
+  const bool turned = is_float(like->type) && (host->type == EK_F32 || host->type == EK_F64);
+  if (like->type == 0 || (host->type != like->type && !turned)) {
+    return ek_error_set(EK_ERR_TYPE,
+                        "%s: tensor %s: it is %s, or has more than %d dimensions, and "
+                        "cannot be read as %s",
+                        file->path, tensor->entry.name, tensor->type_name, EK_MAX_RANK,
+                        ek_type_name(host->type));
+  }
+  bool same = host->rank == like->rank;
+  for (int i = 0; same && i < like->rank; i++) same = host->shape[i] == like->shape[i];
+  if (same || (host->rank == 1 && host->shape[0] == ek_tensor_count(like))) {
+    return EK_OK;
+  }
+  return ek_error_set(EK_ERR_SHAPE,
+                      "%s: tensor %s has rank %d and %lld elements, the host tensor "
+                      "rank %d and %lld, or another shape",
+                      file->path, tensor->entry.name, like->rank, (long long)ek_tensor_count(like),
+                      host->rank, (long long)ek_tensor_count(host));
+}
+
+/* A number of 16 bits, of which `exponent` are the exponent's, exactly. */
+static double widen(uint16_t bits, int exponent) {
+  const int fraction = 15 - exponent, bias = (1 << (exponent - 1)) - 1;
+  const int power = bits >> fraction & ((1 << exponent) - 1);
+  const uint64_t sign = (uint64_t)(bits >> 15) << 63;
+  uint64_t low = bits & ((1u << fraction) - 1u), high = 0;
+  if (power == (1 << exponent) - 1) {
+    high = 0x7FF; /* infinity, or NaN with its bits */
+  } else if (power != 0 || low != 0) {
+    int e = power == 0 ? 1 : power;
+    while (power == 0 && (low >> fraction) == 0) { /* below the smallest normal number */
+      low <<= 1;
+      e--;
+    }
+    low &= (1u << fraction) - 1u;
+    high = (uint64_t)(e - bias + 1023);
+  }
+  const uint64_t word = sign | high << 52 | low << (52 - fraction);
+  double value = 0;
+  memcpy(&value, &word, sizeof value);
+  return value;
+}
+
+static double number_at(const char *from, ek_type type, int64_t i) {
+  uint16_t half = 0;
+  float single = 0;
+  double value = 0;
+  switch (type) {
+  case EK_F16:
+  case EK_BF16:
+    memcpy(&half, from + i * 2, sizeof half);
+    return widen(half, type == EK_F16 ? 5 : 8);
+  case EK_F32: memcpy(&single, from + i * 4, sizeof single); return (double)single;
+  case EK_F64:
+  case EK_I32:
+  case EK_I64: break;
+  }
+  memcpy(&value, from + i * 8, sizeof value);
+  return value;
+}
+
+static void turn(ek_tensor *host, int64_t first, const char *from, ek_type type, int64_t count) {
+  for (int64_t i = 0; i < count; i++) {
+    const double value = number_at(from, type, i);
+    if (host->type == EK_F32) {
+      ((float *)host->data)[first + i] = (float)value;
+    } else {
+      ((double *)host->data)[first + i] = value;
+    }
+  }
+}
+
+/* Piece after piece through `buffer`, which is NULL if nothing is turned. */
+static ek_status read_pieces(ek_tensor *host, const ek_safetensors *file,
+                             const struct ek__file_tensor *tensor, struct ek__checksum *sum,
+                             char *buffer) {
+  const ek_type type = tensor->entry.like.type;
+  const size_t size = ek_type_size(type);
+  for (uint64_t done = 0; done < tensor->bytes;) {
+    const size_t bytes = tensor->bytes - done < PIECE ? (size_t)(tensor->bytes - done) : PIECE;
+    char *to = buffer == NULL ? (char *)host->data + done : buffer;
+    EK_TRY(ek__file_read(file->file, file->path, to, bytes, file->begin + tensor->first + done));
+    if (sum != NULL) ek__checksum_add(sum, to, bytes);
+    if (buffer != NULL) turn(host, (int64_t)(done / size), buffer, type, (int64_t)(bytes / size));
+    done += bytes;
+  }
+  if (sum == NULL || ek__checksum_end(sum) == tensor->checksum) return EK_OK;
+  return ek_error_set(
+      EK_ERR_CORRUPT,
+      "%s: tensor %s: its bytes are not those that were written, the checksum differs", file->path,
+      tensor->entry.name);
+}
+
+ek_status ek_safetensors_read(ek_tensor *host, const ek_safetensors *file, const char *name) {
+  EK__NOT_NULL("ek_safetensors_read", host, file, name);
+  const struct ek__file_tensor *tensor = find(file, name);
+  if (tensor == NULL) {
+    return ek_error_set(EK_ERR_NOT_FOUND, "%s: there is no tensor %s", file->path, name);
+  }
+  EK_TRY(check_host(host, file, tensor));
+  const bool turned = host->type != tensor->entry.like.type;
+  char *buffer = turned ? ek__calloc(1, PIECE) : NULL;
+  struct ek__checksum *sum = tensor->has_checksum ? ek__checksum_new() : NULL;
+  ek_status status = EK_OK;
+  if ((turned && buffer == NULL) || (tensor->has_checksum && sum == NULL)) {
+    status = ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory to read %s", file->path);
+  } else {
+    status = read_pieces(host, file, tensor, sum, buffer);
+  }
+  ek__checksum_free(sum);
+  ek__free(buffer);
+  return status;
+}

@@ -1,0 +1,261 @@
+/*
+ * safetensors_writer.c - tensors into a file that appears when it is whole.
+ *
+ * The header's length is known from the start, since a checksum has as many digits as its place.
+ * Tensors are written behind it at once, each at its own place, by any thread; the header comes
+ * last, when the checksums are known. A file that was left alone begins with zeros, which no reader
+ * takes for a header.
+ *
+ * Order of what lasts: the bytes are synced before the name is given, and the name before finish
+ * returns.
+ */
+#include <evenkeel/safetensors.h>
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/alloc.h"
+#include "core/error.h"
+#include "core/sizes.h"
+#include "io/file.h"
+#include "io/header.h"
+
+/* One of the caller's entries: its own place, how much of it was given, and its checksum so far. */
+struct part {
+  size_t tensor; /* its number in the order of the file */
+  uint64_t given;
+  struct ek__checksum *sum;
+};
+
+struct ek_safetensors_writer {
+  char *path, *temporary;
+  int file; /* -1: not open */
+  uint64_t begin;
+  struct ek__file_tensor *tensors; /* in the order of the file; names are the writer's */
+  struct part *parts;              /* in the order of the caller */
+  size_t count;
+  ek_safetensors_pair *pairs; /* the writer's */
+  size_t pair_count;
+  atomic_bool failed;
+};
+
+/* ---- beginning ---- */
+
+static ek_status no_memory(void) {
+  return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory to write a file");
+}
+
+static ek_status copy_text(const char **copy, const char *text, const char *what) {
+  if (text == NULL)
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_safetensors_create: %s is NULL", what);
+  *copy = ek__strdup(text);
+  return *copy == NULL ? no_memory() : EK_OK;
+}
+
+static ek_status copy_entry(ek_safetensors_writer *self, size_t index,
+                            const ek_safetensors_entry *entry) {
+  struct ek__file_tensor *tensor = &self->tensors[index];
+  int64_t count = 1, bytes = 0;
+  const ek_tensor *like = &entry->like;
+  EK_TRY(copy_text(&tensor->entry.name, entry->name, "a name"));
+  const size_t size = ek_type_size(like->type);
+  if (size == 0 || like->rank < 0 || like->rank > EK_MAX_RANK) {
+    return ek_error_set(EK_ERR_TYPE, "ek_safetensors_create: %s has no type or no rank",
+                        entry->name);
+  }
+  for (int i = 0; i < like->rank; i++) {
+    if (like->shape[i] < 0 || !ek__multiply(&count, count, like->shape[i])) {
+      return ek_error_set(EK_ERR_OVERFLOW,
+                          "ek_safetensors_create: the shape of %s is negative or "
+                          "too large",
+                          entry->name);
+    }
+    tensor->entry.like.shape[i] = like->shape[i];
+  }
+  if (!ek__multiply(&bytes, count, (int64_t)size)) {
+    return ek_error_set(EK_ERR_OVERFLOW, "ek_safetensors_create: %s is too large", entry->name);
+  }
+  tensor->entry.like.type = like->type;
+  tensor->entry.like.rank = like->rank;
+  tensor->bytes = (uint64_t)bytes;
+  tensor->first = index; /* of the caller, until the tensors have their places */
+  return EK_OK;
+}
+
+static int by_size_of_type(const void *left, const void *right) {
+  const struct ek__file_tensor *a = left, *b = right;
+  const size_t sa = ek_type_size(a->entry.like.type), sb = ek_type_size(b->entry.like.type);
+  if (sa != sb) return sa > sb ? -1 : 1;
+  return a->first < b->first ? -1 : 1;
+}
+
+static ek_status lay_out(ek_safetensors_writer *self) {
+  int64_t end = 0;
+  if (self->count > 0) {
+    qsort(self->tensors, self->count, sizeof *self->tensors, by_size_of_type);
+  }
+  for (size_t i = 0; i < self->count; i++) {
+    struct ek__file_tensor *tensor = &self->tensors[i];
+    self->parts[tensor->first].tensor = i;
+    tensor->first = (uint64_t)end;
+    if (!ek__add(&end, end, (int64_t)tensor->bytes)) {
+      return ek_error_set(EK_ERR_OVERFLOW, "ek_safetensors_create: the tensors are too large");
+    }
+  }
+  return EK_OK;
+}
+
+static ek_status copy_all(ek_safetensors_writer *self, const ek_safetensors_entry *entries,
+                          const ek_safetensors_pair *pairs) {
+  for (size_t i = 0; i < self->count; i++) EK_TRY(copy_entry(self, i, &entries[i]));
+  for (size_t i = 0; i < self->pair_count; i++) {
+    EK_TRY(copy_text(&self->pairs[i].key, pairs[i].key, "a key"));
+    EK_TRY(copy_text(&self->pairs[i].value, pairs[i].value, "a value"));
+  }
+  for (size_t i = 0; i < self->count; i++) {
+    self->parts[i].sum = ek__checksum_new();
+    if (self->parts[i].sum == NULL) return no_memory();
+  }
+  return lay_out(self);
+}
+
+static ek_status write_header(ek_safetensors_writer *self, bool sized_only) {
+  char *text = NULL;
+  size_t length = 0;
+  uint8_t prefix[8];
+  EK_TRY(
+      ek__header_write(&text, &length, self->tensors, self->count, self->pairs, self->pair_count));
+  self->begin = sizeof prefix + length;
+  for (size_t i = 0; i < sizeof prefix; i++) prefix[i] = (uint8_t)(length >> 8 * i);
+  ek_status status = EK_OK;
+  if (!sized_only)
+    status = ek__file_write(self->file, self->temporary, text, length, sizeof prefix);
+  if (!sized_only && status == EK_OK) {
+    status = ek__file_write(self->file, self->temporary, prefix, sizeof prefix, 0);
+  }
+  ek__free(text);
+  return status;
+}
+
+static ek_status prepare(ek_safetensors_writer *self, const char *path,
+                         const ek_safetensors_entry *entries, const ek_safetensors_pair *pairs) {
+  const size_t size = strlen(path) + sizeof ".tmp";
+  self->path = ek__strdup(path);
+  self->temporary = ek__calloc(1, size);
+  self->tensors = ek__calloc(self->count, sizeof *self->tensors);
+  self->parts = ek__calloc(self->count, sizeof *self->parts);
+  self->pairs = ek__calloc(self->pair_count, sizeof *self->pairs);
+  if (self->path == NULL || self->temporary == NULL || self->tensors == NULL ||
+      self->parts == NULL || self->pairs == NULL) {
+    return no_memory();
+  }
+  (void)snprintf(self->temporary, size, "%s.tmp", path);
+  EK_TRY(copy_all(self, entries, pairs));
+  EK_TRY(write_header(self, true));
+  return ek__file_create(&self->file, self->temporary);
+}
+
+ek_status ek_safetensors_create(ek_safetensors_writer **writer, const char *path,
+                                const ek_safetensors_entry *entries, size_t count,
+                                const ek_safetensors_pair *pairs, size_t pair_count) {
+  EK__NOT_NULL("ek_safetensors_create", writer, path);
+  if ((entries == NULL && count > 0) || (pairs == NULL && pair_count > 0)) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "ek_safetensors_create: entries or pairs are NULL");
+  }
+  ek_safetensors_writer *self = ek__calloc(1, sizeof *self);
+  if (self == NULL) return no_memory();
+  self->file = -1;
+  self->count = count;
+  self->pair_count = pair_count;
+  const ek_status status = prepare(self, path, entries, pairs);
+  if (status == EK_OK) {
+    *writer = self;
+  } else {
+    ek_safetensors_writer_free(self);
+  }
+  return status;
+}
+
+/* ---- tensors ---- */
+
+ek_status ek_safetensors_write(ek_safetensors_writer *writer, size_t index, const void *data,
+                               size_t bytes) {
+  EK__NOT_NULL("ek_safetensors_write", writer);
+  if (index >= writer->count || (data == NULL && bytes > 0)) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "ek_safetensors_write: there is no tensor number %zu, or no data", index);
+  }
+  struct part *part = &writer->parts[index];
+  const struct ek__file_tensor *tensor = &writer->tensors[part->tensor];
+  if (writer->file < 0 || atomic_load(&writer->failed)) {
+    return ek_error_set(EK_ERR_STATE, "%s: it is finished, or a write has failed", writer->path);
+  }
+  if (bytes > tensor->bytes - part->given) {
+    return ek_error_set(EK_ERR_SHAPE, "%s: tensor %s: more bytes than it has", writer->path,
+                        tensor->entry.name);
+  }
+  ek__checksum_add(part->sum, data, bytes);
+  const ek_status status = ek__file_write(writer->file, writer->temporary, data, bytes,
+                                          writer->begin + tensor->first + part->given);
+  part->given += bytes;
+  if (status != EK_OK) atomic_store(&writer->failed, true);
+  return status;
+}
+
+/* ---- ending ---- */
+
+static ek_status complete(ek_safetensors_writer *self) {
+  if (self->file < 0 || atomic_load(&self->failed)) {
+    return ek_error_set(EK_ERR_STATE, "%s: it is finished, or a write has failed", self->path);
+  }
+  for (size_t i = 0; i < self->count; i++) {
+    struct ek__file_tensor *tensor = &self->tensors[self->parts[i].tensor];
+    if (self->parts[i].given < tensor->bytes) {
+      return ek_error_set(EK_ERR_STATE, "%s: tensor %s is not complete", self->path,
+                          tensor->entry.name);
+    }
+    tensor->checksum = ek__checksum_end(self->parts[i].sum);
+  }
+  return EK_OK;
+}
+
+ek_status ek_safetensors_finish(ek_safetensors_writer *writer) {
+  bool renamed = false;
+  EK__NOT_NULL("ek_safetensors_finish", writer);
+  EK_TRY(complete(writer));
+  ek_status status = write_header(writer, false);
+  if (status != EK_OK) {
+    atomic_store(&writer->failed, true);
+    return status;
+  }
+  status = ek__file_replace(&renamed, writer->file, writer->temporary, writer->path);
+  writer->file = -1;
+  if (!renamed) (void)unlink(writer->temporary);
+  return status;
+}
+
+void ek_safetensors_writer_free(ek_safetensors_writer *writer) {
+  if (writer == NULL) return;
+  if (writer->file >= 0) {
+    ek__file_close(writer->file);
+    (void)unlink(writer->temporary);
+  }
+  for (size_t i = 0; i < writer->count; i++) {
+    if (writer->tensors != NULL) ek__free((char *)(uintptr_t)writer->tensors[i].entry.name);
+    if (writer->parts != NULL) ek__checksum_free(writer->parts[i].sum);
+  }
+  for (size_t i = 0; i < writer->pair_count && writer->pairs != NULL; i++) {
+    ek__free((char *)(uintptr_t)writer->pairs[i].key);
+    ek__free((char *)(uintptr_t)writer->pairs[i].value);
+  }
+  ek__free(writer->pairs);
+  ek__free(writer->parts);
+  ek__free(writer->tensors);
+  ek__free(writer->temporary);
+  ek__free(writer->path);
+  ek__free(writer);
+}

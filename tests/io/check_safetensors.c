@@ -1,0 +1,489 @@
+/*
+ * check_safetensors.c - files of tensors: what is written is read, what others write too, and
+ * nothing that is damaged is taken for whole.
+ */
+#include "ek_check.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <evenkeel/host_memory.h>
+#include <evenkeel/safetensors.h>
+
+enum { TENSORS = 6, ELEMENTS = 6 };
+
+static char folder[64], path[96];
+
+/* Where there is one, in a folder that no disk has to keep. */
+static void make_folder(void) {
+  (void)snprintf(folder, sizeof folder, "%s/evenkeel-XXXXXX",
+                 access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
+  ck_assert_ptr_nonnull(mkdtemp(folder));
+  (void)snprintf(path, sizeof path, "%s/some.safetensors", folder);
+}
+
+static void remove_folder(void) {
+  (void)unlink(path);
+  ck_assert_msg(rmdir(folder) == 0, "%s is not empty: a file was left behind", folder);
+}
+
+/* Left out where the library was built without files. */
+static bool no_files(void) {
+  ek_safetensors_writer *writer = NULL;
+  const ek_status status = ek_safetensors_create(&writer, path, NULL, 0, NULL, 0);
+  ek_safetensors_writer_free(writer);
+  if (status != EK_ERR_UNSUPPORTED) return false;
+  puts("built without jansson or xxHash: left out");
+  return true;
+}
+
+/* ---- a file of every type ---- */
+
+static const float f32[ELEMENTS] = {1.5f, -2.0f, 0.0f, -0.0f, 3e38f, 1e-45f};
+static const double f64[ELEMENTS] = {1.5, -2.0, 1e300, -0.0, 0.1, 5e-324};
+static const uint16_t f16[ELEMENTS] = {0x3C00, 0xBC00, 0x0001, 0x7C00, 0x8000, 0x7BFF};
+static const uint16_t bf16[ELEMENTS] = {0x3F80, 0xBF80, 0x0001, 0x7F80, 0x8000, 0x7F7F};
+static const int32_t i32[ELEMENTS] = {0, -1, 2147483647, -2147483647 - 1, 4, 5};
+static const int64_t i64[ELEMENTS] = {0, -1, INT64_MAX, INT64_MIN, 4, 5};
+
+static const struct {
+  const char *name;
+  ek_type type;
+  const void *data;
+} written[TENSORS] = {
+    {"blocks.0.weight", EK_F32, f32},
+    {"double \"quoted\"", EK_F64, f64},
+    {"half", EK_F16, f16},
+    {"bfloat", EK_BF16, bf16},
+    {"größe", EK_I32, i32},
+    {"long", EK_I64, i64},
+};
+
+static size_t bytes_of(size_t i) { return ELEMENTS * ek_type_size(written[i].type); }
+
+static void list_entries(ek_safetensors_entry *entries) {
+  for (size_t i = 0; i < TENSORS; i++) {
+    entries[i] = (ek_safetensors_entry){
+        .name = written[i].name, .like = {.type = written[i].type, .rank = 2, .shape = {2, 3}}};
+  }
+}
+
+static const ek_safetensors_pair pairs[] = {{"step", "12"}, {"who", "check \"safetensors\""}};
+
+/* In pieces of 5 bytes if asked to. */
+static ek_status write_all(bool pieces) {
+  ek_safetensors_entry entries[TENSORS];
+  ek_safetensors_writer *writer = NULL;
+  list_entries(entries);
+  EK_TRY(ek_safetensors_create(&writer, path, entries, TENSORS, pairs, 2));
+  ek_status status = EK_OK;
+  for (size_t i = TENSORS; i-- > 0 && status == EK_OK;) {
+    const size_t bytes = bytes_of(i), step = pieces ? 5 : bytes;
+    for (size_t done = 0; done < bytes && status == EK_OK; done += step) {
+      status = ek_safetensors_write(writer, i, (const char *)written[i].data + done,
+                                    bytes - done < step ? bytes - done : step);
+    }
+  }
+  if (status == EK_OK) status = ek_safetensors_finish(writer);
+  ek_safetensors_writer_free(writer);
+  return status;
+}
+
+static ek_status read_all(void) {
+  ek_safetensors *file = NULL;
+  EK_TRY(ek_safetensors_open(&file, path));
+  ek_status status = EK_OK;
+  for (size_t i = 0; i < TENSORS && status == EK_OK; i++) {
+    char data[ELEMENTS * 8];
+    ek_tensor host = {.data = data, .type = written[i].type, .rank = 1, .shape = {ELEMENTS}};
+    memset(data, 0xA5, sizeof data);
+    status = ek_safetensors_read(&host, file, written[i].name);
+    if (status == EK_OK) ck_assert_mem_eq(data, written[i].data, bytes_of(i));
+  }
+  ek_safetensors_free(file);
+  return status;
+}
+
+START_TEST(what_is_written_is_read) {
+  ek_safetensors *file = NULL;
+  if (no_files()) return;
+  ck_ok(write_all(_i == 1));
+  ck_ok(read_all());
+  ck_ok(ek_safetensors_open(&file, path));
+  ck_assert_uint_eq(ek_safetensors_count(file), TENSORS);
+  ck_assert(ek_safetensors_has_checksums(file));
+  ck_assert_str_eq(ek_safetensors_value(file, "who"), pairs[1].value);
+  ck_assert_ptr_null(ek_safetensors_value(file, "nobody"));
+  ck_assert_ptr_null(ek_safetensors_find(file, "nobody"));
+  ck_assert_ptr_null(ek_safetensors_at(file, TENSORS));
+  size_t size = 8;
+  for (size_t i = 0; i < TENSORS; i++) { /* falling sizes of types */
+    const ek_safetensors_entry *entry = ek_safetensors_at(file, i);
+    ck_assert_ptr_eq(ek_safetensors_find(file, entry->name), entry);
+    ck_assert_int_eq(entry->like.rank, 2);
+    ck_assert_int_eq(entry->like.shape[1], 3);
+    ck_assert_uint_le(ek_type_size(entry->like.type), size);
+    size = ek_type_size(entry->like.type);
+  }
+  ek_safetensors_free(file);
+}
+END_TEST
+
+/* ---- a file from elsewhere, byte for byte ---- */
+
+static void put_file(const char *header, size_t data) {
+  FILE *file = fopen(path, "wb");
+  const uint64_t length = strlen(header);
+  uint8_t prefix[8];
+  for (size_t i = 0; i < 8; i++) prefix[i] = (uint8_t)(length >> 8 * i);
+  ck_assert_ptr_nonnull(file);
+  ck_assert_uint_eq(fwrite(prefix, 1, 8, file), 8);
+  ck_assert_uint_eq(fwrite(header, 1, length, file), length);
+  for (size_t i = 0; i < data; i++) ck_assert_int_ne(fputc((int)(i & 0xFF), file), EOF);
+  ck_assert_int_eq(fclose(file), 0);
+}
+
+START_TEST(other_programs_files_are_read) {
+  ek_safetensors *file = NULL;
+  int32_t data[4] = {0};
+  ek_tensor host = {.data = data, .type = EK_I32, .rank = 1, .shape = {2}};
+  if (no_files()) return;
+  put_file("{\"b\":{\"shape\":[0,7],\"data_offsets\":[8,8],\"dtype\":\"F32\"},\n"
+           " \"a\":{\"dtype\":\"I32\",\"shape\":[2,1],\"data_offsets\":[0,8]},"
+           "\"f8\":{\"dtype\":\"F8_E4M3\",\"shape\":[],\"data_offsets\":[8,9]}}      ",
+           9);
+  ck_ok(ek_safetensors_open(&file, path));
+  ck_assert(!ek_safetensors_has_checksums(file));
+  ck_ok(ek_safetensors_read(&host, file, "a"));
+  ck_assert_int_eq(data[0], 0x03020100);
+  ck_assert_int_eq(data[1], 0x07060504);
+  ck_fails(ek_safetensors_read(&host, file, "f8"), EK_ERR_TYPE, "tensor f8: it is F8_E4M3");
+  ck_fails(ek_safetensors_read(&host, file, "b"), EK_ERR_TYPE, "b");
+  ck_fails(ek_safetensors_read(&host, file, "c"), EK_ERR_NOT_FOUND, "no tensor c");
+  host.shape[0] = 3;
+  ck_fails(ek_safetensors_read(&host, file, "a"), EK_ERR_SHAPE, "tensor a has rank 2");
+  host = (ek_tensor){.data = NULL, .type = EK_F32, .rank = 2, .shape = {0, 7}};
+  ck_ok(ek_safetensors_read(&host, file, "b"));
+  ek_safetensors_free(file);
+}
+END_TEST
+
+#define T(name, type, shape, from, to)                                                             \
+  "\"" name "\":{\"dtype\":\"" type "\",\"shape\":" shape ",\"data_offsets\":[" #from "," #to "]}"
+
+START_TEST(what_does_not_fit_is_refused) {
+  static const struct {
+    const char *header;
+    size_t data;
+    const char *says;
+  } files[] = {
+      {"", 4, "this is no safetensors file"},
+      {"[]", 0, "this is no safetensors file"},
+      {"{", 0, "its header cannot be read"},
+      {"{} x", 0, "its header cannot be read"},
+      {"{\"a\":{}}", 0, "tensor a: it has no type"},
+      {"{\"a\":3}", 0, "tensor a: it has no type"},
+      {"{\"\":{\"dtype\":\"F32\"}}", 0, "a tensor has no name"},
+      {"{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,4]}}", 4, "tensor a: it has no shape"},
+      {"{" T("a", "F32", "[1]", 0, 5) "}", 5, "tensor a: its bytes are not as many"},
+      {"{" T("a", "F32", "[-1]", 0, 4) "}", 4, "tensor a: a size of its shape"},
+      {"{" T("a", "F32", "[1.0]", 0, 4) "}", 4, "tensor a: a size of its shape"},
+      {"{" T("a", "F32", "[4294967296,4294967296]", 0, 0) "}", 0, "tensor a: a size of its shape"},
+      {"{" T("a", "F32", "[4611686018427387904]", 0, 0) "}", 0, "tensor a: its bytes"},
+      {"{" T("a", "F32", "[1]", 0, 4) "}", 3, "tensor a: its place is not inside"},
+      {"{" T("a", "F32", "[1]", 4, 0) "}", 4, "tensor a: its place is not inside"},
+      {"{" T("a", "F32", "[1]", -4, 0) "}", 4, "tensor a: its place is not inside"},
+      {"{" T("a", "F32", "[1]", 0, 99999999999999999999) "}", 4, "its header cannot be read"},
+      {"{" T("a", "F32", "[1]", 0, 4) "," T("a", "F32", "[1]", 4, 8) "}", 8, "cannot be read"},
+      {"{" T("a", "F32", "[1]", 0, 4) "," T("b", "F32", "[1]", 2, 6) "}", 6, "another tensor lies"},
+      {"{" T("a", "F32", "[1]", 0, 4) "," T("b", "F32", "[1]", 5, 9) "}", 9, "belong to no tensor"},
+      {"{" T("a", "F32", "[1]", 0, 4) "}", 5, "longer than its tensors"},
+      {"{" T("a", "NEW", "[1]", 0, 4) ",\"__metadata__\":[]}", 4, "holds no pairs"},
+      {"{\"__metadata__\":{\"k\":1}}", 0, "is no string"},
+      {"{\"__metadata__\":{\"evenkeel.xxh3\":\"0123\"}}", 0, "its checksum differs"},
+      {"{\"__metadata__\":{\"evenkeel.xxh3\":\"0123456789abcdef\"}}", 0, "its checksum differs"},
+      {"{\"\xff\":{}}", 0, "its header cannot be read"},
+  };
+  ek_safetensors *file = NULL;
+  if (no_files()) return;
+  for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+    put_file(files[i].header, files[i].data);
+    ck_fails(ek_safetensors_open(&file, path), EK_ERR_CORRUPT, files[i].says);
+    ck_assert(ck_contains(ek_error_message(), path));
+    ck_assert_ptr_null(file);
+  }
+}
+END_TEST
+
+START_TEST(what_cannot_be_opened_says_why) {
+  ek_safetensors *file = NULL;
+  ek_safetensors_writer *writer = NULL;
+  char other[128];
+  if (no_files()) return;
+  ck_fails(ek_safetensors_open(&file, path), EK_ERR_NOT_FOUND, "No such file");
+  ck_fails(ek_safetensors_open(&file, folder), EK_ERR_IO, "no regular file");
+  ck_fails(ek_safetensors_open(&file, NULL), EK_ERR_INVALID_ARGUMENT, "path is NULL");
+  ck_assert_int_eq(mkfifo(path, 0600), 0);
+  ck_fails(ek_safetensors_open(&file, path), EK_ERR_IO, "no regular file");
+  ck_assert_int_eq(unlink(path), 0);
+  (void)snprintf(other, sizeof other, "%s/none/a", folder);
+  ck_fails(ek_safetensors_create(&writer, other, NULL, 0, NULL, 0), EK_ERR_NOT_FOUND, "none/a.tmp");
+  ck_ok(ek_safetensors_create(&writer, path, NULL, 0, NULL, 0));
+  ck_assert_int_eq(mkdir(path, 0700), 0);
+  ck_fails(ek_safetensors_finish(writer), EK_ERR_IO, "cannot be given this name");
+  ck_fails(ek_safetensors_finish(writer), EK_ERR_STATE, "finished");
+  ek_safetensors_writer_free(writer);
+  ck_assert_int_eq(rmdir(path), 0);
+  ek_safetensors_writer_free(NULL);
+  ek_safetensors_free(NULL);
+  ck_assert_uint_eq(ek_safetensors_count(NULL), 0);
+  ck_assert_ptr_null(ek_safetensors_find(NULL, "a"));
+}
+END_TEST
+
+START_TEST(a_file_is_not_there_before_it_is_whole) {
+  ek_safetensors_entry entries[TENSORS];
+  ek_safetensors_writer *writer = NULL;
+  const char byte = 0;
+  if (no_files()) return;
+  list_entries(entries);
+  ck_ok(ek_safetensors_create(&writer, path, entries, TENSORS, NULL, 0));
+  ck_fails(ek_safetensors_write(writer, TENSORS, &byte, 1), EK_ERR_INVALID_ARGUMENT, "number 6");
+  ck_fails(ek_safetensors_write(writer, 0, NULL, 1), EK_ERR_INVALID_ARGUMENT, "no data");
+  ck_fails(ek_safetensors_write(writer, 0, &byte, 25), EK_ERR_SHAPE, "more bytes than it has");
+  ck_ok(ek_safetensors_write(writer, 0, f32, sizeof f32));
+  ck_fails(ek_safetensors_write(writer, 0, &byte, 1), EK_ERR_SHAPE, "more bytes than it has");
+  ck_fails(ek_safetensors_finish(writer), EK_ERR_STATE, "is not complete");
+  ck_assert_int_ne(access(path, F_OK), 0);
+  ek_safetensors_writer_free(writer);
+  ck_ok(write_all(false)); /* an old file stays until there is a new one */
+  ck_ok(ek_safetensors_create(&writer, path, entries, TENSORS, NULL, 0));
+  ck_ok(read_all());
+  ek_safetensors_writer_free(writer);
+  ck_ok(read_all());
+  entries[3].name = entries[0].name;
+  ck_fails(ek_safetensors_create(&writer, path, entries, TENSORS, NULL, 0), EK_ERR_INVALID_ARGUMENT,
+           "the same name");
+  const char *const bad[] = {"", "__metadata__", "\xff", NULL};
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    entries[3].name = bad[i];
+    ck_fails(ek_safetensors_create(&writer, path, entries, TENSORS, NULL, 0),
+             EK_ERR_INVALID_ARGUMENT, "name");
+  }
+  const ek_safetensors_pair own = {"evenkeel.xxh3/x", ""};
+  ck_fails(ek_safetensors_create(&writer, path, NULL, 0, &own, 1), EK_ERR_INVALID_ARGUMENT, "own");
+  ck_ok(read_all());
+}
+END_TEST
+
+/* ---- damage ---- */
+
+struct image {
+  uint8_t *bytes;
+  size_t size;
+};
+
+static struct image load(void) {
+  FILE *file = fopen(path, "rb");
+  struct image image = {malloc(1 << 16), 0};
+  ck_assert_ptr_nonnull(file);
+  ck_assert_ptr_nonnull(image.bytes);
+  image.size = fread(image.bytes, 1, 1 << 16, file);
+  ck_assert_uint_lt(image.size, 1 << 16);
+  ck_assert_int_eq(fclose(file), 0);
+  return image;
+}
+
+static void store(const uint8_t *bytes, size_t size) {
+  const int file = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  ck_assert_int_ge(file, 0);
+  ck_assert_int_eq(write(file, bytes, size), (ssize_t)size);
+  ck_assert_int_eq(close(file), 0);
+}
+
+/* Refused with the file's name, or, where the checksums were taken out of it, read. */
+static void damaged(bool marked) {
+  ek_safetensors *file = NULL;
+  ek_error_clear();
+  ek_status status = ek_safetensors_open(&file, path);
+  if (status == EK_OK && !ek_safetensors_has_checksums(file)) {
+    ck_assert(marked); /* its owner sees that they are gone */
+    ek_safetensors_free(file);
+    return;
+  }
+  ek_safetensors_free(file);
+  if (status == EK_OK) status = read_all();
+  ck_assert_msg(status == EK_ERR_CORRUPT, "%s: %s", ek_status_name(status), ek_error_message());
+  ck_assert(ck_contains(ek_error_message(), path));
+}
+
+START_TEST(every_bit_is_guarded) {
+  if (no_files()) return;
+  ck_ok(write_all(false));
+  struct image image = load();
+  for (size_t bit = 0; bit < 8 * image.size; bit++) {
+    if (!ck_part((int)bit)) continue;
+    image.bytes[bit / 8] ^= (uint8_t)(1u << bit % 8);
+    store(image.bytes, image.size);
+    damaged(true);
+    image.bytes[bit / 8] ^= (uint8_t)(1u << bit % 8);
+  }
+  store(image.bytes, image.size);
+  ck_ok(read_all());
+  free(image.bytes);
+}
+END_TEST
+
+START_TEST(every_length_is_guarded) {
+  if (no_files()) return;
+  ck_ok(write_all(false));
+  struct image image = load();
+  for (size_t size = 0; size < image.size; size++) {
+    store(image.bytes, size);
+    damaged(false);
+  }
+  image.bytes[image.size] = 0;
+  store(image.bytes, image.size + 1);
+  damaged(false);
+  free(image.bytes);
+}
+END_TEST
+
+/* Nothing is read outside, and nothing that was damaged comes through. */
+START_TEST(headers_are_read_without_belief) {
+  struct ck_random random = ck_random_start(1);
+  if (no_files()) return;
+  ck_ok(write_all(false));
+  struct image image = load();
+  uint8_t *copy = malloc(image.size);
+  ck_assert_ptr_nonnull(copy);
+  const int64_t header = 8 + image.bytes[0] + 256 * image.bytes[1];
+  for (int i = 0; i < 10000; i++) {
+    if (!ck_part(i)) continue;
+    memcpy(copy, image.bytes, image.size);
+    for (int64_t n = ck_random_integer(&random, 1, 4); n > 0; n--) {
+      static const char likely[] = "{}[]\",:0123456789-e.";
+      const size_t at = (size_t)ck_random_integer(&random, 0, header - 1);
+      copy[at] = ck_random_integer(&random, 0, 1) == 0
+                     ? (uint8_t)likely[ck_random_integer(&random, 0, sizeof likely - 2)]
+                     : (uint8_t)ck_random_next(&random);
+    }
+    if (memcmp(copy, image.bytes, image.size) == 0) continue;
+    store(copy, image.size);
+    damaged(true);
+  }
+  free(copy);
+  free(image.bytes);
+}
+END_TEST
+
+/* ---- numbers ---- */
+
+/* By the definition of the formats. */
+static double value_of(uint16_t bits, int exponent) {
+  const int fraction = 15 - exponent, bias = (1 << (exponent - 1)) - 1;
+  const int power = bits >> fraction & ((1 << exponent) - 1), low = bits & ((1 << fraction) - 1);
+  const double sign = bits >> 15 ? -1.0 : 1.0;
+  if (power == (1 << exponent) - 1) return low == 0 ? sign * INFINITY : NAN;
+  if (power == 0) return sign * ldexp(low, 1 - bias - fraction);
+  return sign * ldexp((1 << fraction) + low, power - bias - fraction);
+}
+
+START_TEST(numbers_of_16_bits_are_widened_exactly) {
+  enum { ALL = 1 << 16 };
+  const ek_type type = _i % 2 == 0 ? EK_F16 : EK_BF16, wide = _i < 2 ? EK_F32 : EK_F64;
+  const ek_safetensors_entry entry = {"all", {.type = type, .rank = 1, .shape = {ALL}}};
+  ek_safetensors_writer *writer = NULL;
+  ek_safetensors *file = NULL;
+  uint16_t *numbers = calloc(ALL, sizeof *numbers);
+  double *read = calloc(ALL, sizeof *read);
+  if (no_files()) return;
+  for (int i = 0; i < ALL; i++) numbers[i] = (uint16_t)i;
+  ck_ok(ek_safetensors_create(&writer, path, &entry, 1, NULL, 0));
+  ck_ok(ek_safetensors_write(writer, 0, numbers, ALL * sizeof *numbers));
+  ck_ok(ek_safetensors_finish(writer));
+  ek_safetensors_writer_free(writer);
+  ck_ok(ek_safetensors_open(&file, path));
+  ek_tensor host = {.data = read, .type = wide, .rank = 1, .shape = {ALL}};
+  ck_ok(ek_safetensors_read(&host, file, "all"));
+  for (int i = 0; i < ALL; i++) {
+    const double want = value_of((uint16_t)i, type == EK_F16 ? 5 : 8);
+    const double got = wide == EK_F64 ? read[i] : (double)((float *)(void *)read)[i];
+    ck_assert_msg(isnan(want) ? isnan(got) : memcmp(&got, &want, sizeof got) == 0,
+                  "%s %04x: %g, not %g", ek_type_name(type), (unsigned)i, got, want);
+  }
+  ek_safetensors_free(file);
+  free(read);
+  free(numbers);
+}
+END_TEST
+
+START_TEST(f64_becomes_the_nearest_f32) {
+  ek_safetensors *file = NULL;
+  float read[ELEMENTS];
+  double wide[ELEMENTS];
+  if (no_files()) return;
+  ck_ok(write_all(false));
+  ck_ok(ek_safetensors_open(&file, path));
+  ek_tensor host = {.data = read, .type = EK_F32, .rank = 2, .shape = {2, 3}};
+  ck_ok(ek_safetensors_read(&host, file, "double \"quoted\""));
+  for (int i = 0; i < ELEMENTS; i++) ck_assert(read[i] == (float)f64[i]);
+  host = (ek_tensor){.data = wide, .type = EK_F64, .rank = 2, .shape = {2, 3}};
+  ck_ok(ek_safetensors_read(&host, file, "blocks.0.weight"));
+  for (int i = 0; i < ELEMENTS; i++) ck_assert(wide[i] == (double)f32[i]);
+  ck_fails(ek_safetensors_read(&host, file, "long"), EK_ERR_TYPE, "tensor long: it is I64");
+  ek_safetensors_free(file);
+}
+END_TEST
+
+/* ---- memory that is not there ---- */
+
+START_TEST(every_allocation_fails_once) {
+  if (no_files()) return;
+  for (uint64_t n = 1;; n++) {
+    ek_host_memory_fail_at(n);
+    const ek_status status = write_all(true);
+    ek_host_memory_fail_at(0);
+    if (status == EK_OK) break;
+    ck_assert_int_eq(status, EK_ERR_OUT_OF_MEMORY);
+    ck_assert_int_ne(access(path, F_OK), 0);
+  }
+  for (uint64_t n = 1;; n++) {
+    ek_host_memory_fail_at(n);
+    const ek_status status = read_all();
+    ek_host_memory_fail_at(0);
+    if (status == EK_OK) break;
+    ck_assert_int_eq(status, EK_ERR_OUT_OF_MEMORY);
+  }
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("safetensors");
+  TCase *files = ck_case(suite, "files");
+  TCase *damage = ck_case(suite, "damage");
+  TCase *const cases[] = {files, damage};
+  for (size_t i = 0; i < 2; i++) {
+    tcase_add_checked_fixture(cases[i], make_folder, remove_folder);
+  }
+  tcase_add_loop_test(files, what_is_written_is_read, 0, 2);
+  tcase_add_test(files, other_programs_files_are_read);
+  tcase_add_test(files, what_does_not_fit_is_refused);
+  tcase_add_test(files, what_cannot_be_opened_says_why);
+  tcase_add_test(files, a_file_is_not_there_before_it_is_whole);
+  tcase_add_loop_test(files, numbers_of_16_bits_are_widened_exactly, 0, 4);
+  tcase_add_test(files, f64_becomes_the_nearest_f32);
+  tcase_add_test(files, every_allocation_fails_once);
+  tcase_add_test(damage, every_bit_is_guarded);
+  tcase_add_test(damage, every_length_is_guarded);
+  tcase_add_test(damage, headers_are_read_without_belief);
+  return suite;
+}
+
+CK_MAIN(make_suite)
