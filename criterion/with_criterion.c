@@ -8,10 +8,12 @@
  */
 #include <evenkeel/with_criterion.h>
 
+#include <stdio.h>
 #include <string.h>
 
 #include "core/alloc.h"
 #include "core/error.h"
+#include "core/options.h"
 
 enum { MODEL, CRITERION }; /* the children */
 
@@ -19,19 +21,28 @@ struct with_criterion {
   ek_criterion base;
   ek_module *model; /* references of its own, to both */
   ek_criterion *criterion;
-  size_t inputs, outputs, targets; /* of the model and the criterion when it was made */
+  size_t inputs, outputs, targets;       /* of the model and the criterion when it was made */
+  char name[32], tied[160], source[128]; /* of the criterion; its parameter from here, or "" */
 };
+
+/* Where targets can be left out. */
+static size_t predictions(const ek_module *model, const ek_criterion *criterion) {
+  if (criterion->base.targets == 0) return 0;
+  return criterion->base.predictions > 0 ? criterion->base.predictions : model->outputs;
+}
 
 static ek_status declare(const ek_module *self, ek_declaration *declaration) {
   const struct with_criterion *w = (const struct with_criterion *)self;
   const ek_module *loss = &w->criterion->base;
   EK__FAIL_IF(w->model->inputs != w->inputs || w->model->outputs != w->outputs ||
                   loss->inputs != w->outputs + w->targets || loss->targets != w->targets ||
-                  loss->terms != self->terms || loss->outputs != 1,
+                  loss->terms != self->terms || loss->outputs != 1 ||
+                  self->predictions != predictions(w->model, w->criterion),
               EK_ERR_STATE, "with_criterion: %s or %s was changed after they were put together",
               w->model->ops->kind, loss->ops->kind);
   EK_TRY(ek_declare_wrapped(declaration, w->model));
-  return ek_declare_module(declaration, "criterion", &w->criterion->base);
+  EK_TRY(ek_declare_module(declaration, w->name, &w->criterion->base));
+  return w->source[0] == '\0' ? EK_OK : ek_declare_tie(declaration, w->tied, w->source);
 }
 
 /* What is only an input under another name stays what it is. */
@@ -42,16 +53,21 @@ static ek_status charge(ek_tensor *output, const ek_tensor *inputs, size_t count
   return ek_tensor_set_category(output, EK_MEMORY_OUTPUTS);
 }
 
+/* Runs the model; its outputs are the caller's, also if this fails. */
+static ek_status run_model(const struct with_criterion *w, ek_pass *pass, const ek_tensor *inputs,
+                           ek_tensor *given) {
+  EK_TRY(ek_pass_child_forward(given, pass, MODEL, inputs));
+  for (size_t i = 0; i < w->outputs; i++) EK_TRY(charge(&given[i], inputs, w->inputs));
+  return EK_OK;
+}
+
 static ek_status forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
                          ek_tensor *outputs) {
   const struct with_criterion *w = (const struct with_criterion *)self;
   ek_tensor given[EK_MAX_INPUTS] = {{0}}, totals[EK_MAX_TENSORS] = {{0}}, place = {0};
   ek_child_options options = EK_CHILD_OPTIONS_INIT;
   ek_status status = EK_OK;
-  EK_TRY_GOTO(status, ek_pass_child_forward(given, pass, MODEL, inputs), cleanup);
-  for (size_t i = 0; i < w->outputs; i++) {
-    EK_TRY_GOTO(status, charge(&given[i], inputs, w->inputs), cleanup);
-  }
+  EK_TRY_GOTO(status, run_model(w, pass, inputs, given), cleanup);
   memcpy(given + w->outputs, inputs + w->inputs, w->targets * sizeof *given);
   EK_TRY_GOTO(status, ek_pass_totals(&place, pass), cleanup);
   options.totals = &place;
@@ -62,6 +78,18 @@ static ek_status forward(const ek_module *self, ek_pass *pass, const ek_tensor *
   outputs[0] = totals[0];
 cleanup:
   ek_tensor_free(&place);
+  for (size_t i = 0; i < w->outputs; i++) ek_tensor_free(&given[i]);
+  return status;
+}
+
+/* What the criterion predicts, or else the model's own outputs. */
+static ek_status predict(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                         ek_tensor *outputs) {
+  const struct with_criterion *w = (const struct with_criterion *)self;
+  if (w->criterion->base.predictions == 0) return run_model(w, pass, inputs, outputs);
+  ek_tensor given[EK_MAX_INPUTS] = {{0}};
+  ek_status status = run_model(w, pass, inputs, given);
+  if (status == EK_OK) status = ek_pass_child_predict(outputs, pass, CRITERION, given);
   for (size_t i = 0; i < w->outputs; i++) ek_tensor_free(&given[i]);
   return status;
 }
@@ -89,7 +117,8 @@ static const ek_module_ops ops = {.size = sizeof(ek_module_ops),
                                   .forward = forward,
                                   .backward = backward,
                                   .free = release,
-                                  .types = EK_TYPES_F32 | EK_TYPES_F64};
+                                  .types = EK_TYPES_F32 | EK_TYPES_F64,
+                                  .predict = predict};
 
 static ek_status check(const ek_module *model, const ek_criterion *criterion) {
   EK_TRY(ek_criterion_check(criterion));
@@ -104,18 +133,50 @@ static ek_status check(const ek_module *model, const ek_criterion *criterion) {
                       ek_criterion_outputs(criterion), model->ops->kind, model->outputs);
 }
 
+static ek_status keep(char *kept, size_t size, const char *format, const char *first,
+                      const char *second) {
+  const int length = snprintf(kept, size, format, first, second);
+  if (length >= 0 && (size_t)length < size) return EK_OK;
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "with_criterion: the name %.64s is too long",
+                      second[0] == '\0' ? first : second);
+}
+
+static ek_status read_options(struct with_criterion *w, const ek_with_criterion_options *options) {
+  ek_with_criterion_options o = EK_WITH_CRITERION_OPTIONS_INIT;
+  EK_TRY(ek__options_read(&o, sizeof o, options, "ek_with_criterion_options"));
+  if (o.name == NULL) o.name = "criterion";
+  if ((o.tied == NULL) != (o.source == NULL)) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "with_criterion: a tie has both options, tied and source");
+  }
+  EK_TRY(keep(w->name, sizeof w->name, "%s%s", o.name, ""));
+  if (o.tied == NULL) return EK_OK;
+  EK_TRY(keep(w->source, sizeof w->source, "%s%s", o.source, ""));
+  return keep(w->tied, sizeof w->tied, "%s.%s", o.name, o.tied);
+}
+
 ek_status ek_with_criterion_create(ek_module **module, ek_module *model, ek_criterion *criterion) {
+  return ek_with_criterion_create_with(module, model, criterion, NULL);
+}
+
+ek_status ek_with_criterion_create_with(ek_module **module, ek_module *model,
+                                        ek_criterion *criterion,
+                                        const ek_with_criterion_options *options) {
   EK__NOT_NULL("with_criterion", module, model, criterion);
   EK_TRY(check(model, criterion));
   struct with_criterion *w = ek__calloc(1, sizeof *w);
   EK__FAIL_IF(w == NULL, EK_ERR_OUT_OF_MEMORY, "with_criterion: the host has no memory");
-  const ek_status status = ek_criterion_init(&w->base, &ops, model->inputs, criterion->base.targets,
-                                             criterion->reduction);
+  ek_status status = read_options(w, options);
+  if (status == EK_OK) {
+    status = ek_criterion_init(&w->base, &ops, model->inputs, criterion->base.targets,
+                               criterion->reduction);
+  }
   if (status != EK_OK) {
     ek__free(w);
     return status;
   }
   w->base.base.terms = criterion->base.terms;
+  w->base.base.predictions = predictions(model, criterion);
   w->base.coefficients = criterion->coefficients;
   w->model = ek_module_share(model);
   w->criterion = ek_criterion_share(criterion);

@@ -20,6 +20,23 @@
 /* Forwards of all models of the process: no two have the same number, and none has 0. */
 static _Atomic uint64_t forwards;
 
+/* A forward, or, of a module with targets that are left out, what it predicts. */
+struct call {
+  const ek_forward_options *options;
+  bool predict;
+  size_t inputs, outputs; /* what goes in, and what comes out */
+};
+
+static struct call call_of(const ek_data_parallel_model *model, size_t inputs,
+                           const ek_forward_options *options) {
+  const ek_module *module = model->module;
+  struct call call = {options, false, module->inputs, module->outputs};
+  if (module->predictions > 0 && inputs + module->targets == module->inputs && !options->gradient) {
+    call = (struct call){options, true, inputs, module->predictions};
+  }
+  return call;
+}
+
 static bool is_broadcast(const ek_data_parallel_model *model, size_t input) {
   return (model->options.broadcast_inputs >> input & 1) != 0;
 }
@@ -35,13 +52,13 @@ static bool is_mixed(const ek_data_parallel_model *model) {
 }
 
 static ek_status check_call(const ek_data_parallel_model *model, size_t count,
-                            const ek_forward_options *options) {
+                            const struct call *call) {
   EK_TRY(ek__model_check(model));
   EK_TRY(ek__layout_check(&model->replicas[0]->layout)); /* arrays are laid out by its counts */
-  EK__FAIL_IF(count != model->module->inputs, EK_ERR_INVALID_ARGUMENT,
+  EK__FAIL_IF(count != call->inputs, EK_ERR_INVALID_ARGUMENT,
               "forward: %s takes %zu inputs, not %zu", model->module->ops->kind,
-              model->module->inputs, count);
-  EK__FAIL_IF(model->stage == EK__STEP_REDUCED && options->gradient, EK_ERR_STATE,
+              call->inputs, count);
+  EK__FAIL_IF(model->stage == EK__STEP_REDUCED && call->options->gradient, EK_ERR_STATE,
               "forward: the step's last backward has run; the optimizer (or discard) is "
               "next");
   EK__FAIL_IF(is_mixed(model), EK_ERR_STATE,
@@ -82,7 +99,7 @@ static size_t first_target(const ek_data_parallel_model *model) {
 /* All inputs are cut alike, with one row for each sample, and targets at these samples. *lead: the
  * first that is cut. */
 static ek_status check_cuts(size_t *lead, const ek_data_parallel_model *model,
-                            const ek_shards *inputs) {
+                            const ek_shards *inputs, size_t input_count) {
   const size_t count = first_target(model);
   const size_t bytes = (model->count + 1) * sizeof *inputs->offsets;
   *lead = count;
@@ -101,7 +118,7 @@ static ek_status check_cuts(size_t *lead, const ek_data_parallel_model *model,
   }
   EK__FAIL_IF(*lead == count, EK_ERR_INVALID_ARGUMENT,
               "forward: every input is broadcast; one must be cut");
-  for (size_t i = count; i < model->module->inputs; i++) {
+  for (size_t i = count; i < input_count; i++) {
     if (ek__target_fits(&inputs[i], &inputs[*lead])) continue;
     return ek_error_set(EK_ERR_SHAPE,
                         "forward: input number %zu, a target, is not cut at the samples of input "
@@ -217,16 +234,15 @@ static ek_status check_rows(const ek_data_parallel_model *model, size_t index,
 }
 
 static ek_status make_outputs(ek_shards *outputs, ek_data_parallel_model *model,
-                              const ek_shards *inputs, size_t lead,
-                              const ek_forward_options *options) {
-  const size_t count = model->module->outputs;
-  EK_TRY(refresh_replicas(model, options->training));
-  EK_TRY(open_passes(model, &inputs[lead], options));
-  EK_TRY(ek__parallel_apply(outputs, count, model->passes, inputs, model->module->inputs));
-  for (size_t i = 0; i < count && model->module->terms == 0; i++) {
+                              const ek_shards *inputs, size_t lead, const struct call *call) {
+  const size_t count = call->outputs;
+  EK_TRY(refresh_replicas(model, call->options->training));
+  EK_TRY(open_passes(model, &inputs[lead], call->options));
+  EK_TRY(ek__parallel_apply(outputs, count, model->passes, inputs, call->inputs, call->predict));
+  for (size_t i = 0; i < count && (call->predict || model->module->terms == 0); i++) {
     EK_TRY(check_rows(model, i, &outputs[i]));
   }
-  for (size_t i = 0; i < count; i++) {
+  for (size_t i = 0; i < count && !call->predict; i++) {
     remember(&model->part_shapes[i], &outputs[i]);
     if (model->options.outputs == EK_OUTPUTS_GATHER) EK_TRY(gather_output(model, &outputs[i]));
   }
@@ -235,12 +251,12 @@ static ek_status make_outputs(ek_shards *outputs, ek_data_parallel_model *model,
 
 /* The outputs become the caller's if all went well. */
 static ek_status run_forward(ek_shards *outputs, ek_data_parallel_model *model,
-                             const ek_shards *inputs, size_t lead,
-                             const ek_forward_options *options) {
+                             const ek_shards *inputs, size_t lead, const struct call *call) {
+  const ek_forward_options *options = call->options;
   ek_shards made[EK_MAX_TENSORS] = {{0}};
-  const ek_status status = make_outputs(made, model, inputs, lead, options);
+  const ek_status status = make_outputs(made, model, inputs, lead, call);
   if (status != EK_OK) {
-    for (size_t i = 0; i < model->module->outputs; i++) ek_shards_free(&made[i]);
+    for (size_t i = 0; i < call->outputs; i++) ek_shards_free(&made[i]);
     return status;
   }
   model->forward_samples = inputs[lead].samples[model->count];
@@ -252,7 +268,7 @@ static ek_status run_forward(ek_shards *outputs, ek_data_parallel_model *model,
   model->last_scale = options->gradient ? ek__model_scale(model) : 0;
   if (!options->gradient) ek__model_drop_forward(model);
   model->pending = options->gradient ? model->last_forward : 0;
-  for (size_t i = 0; i < model->module->outputs; i++) {
+  for (size_t i = 0; i < call->outputs; i++) {
     outputs[i] = made[i];
     outputs[i].forward = model->last_forward;
     outputs[i].output = i;
@@ -274,17 +290,17 @@ static ek_status check_place(const ek_data_parallel_model *model, int64_t sample
 
 /* Inputs that are to be cut: how, but not yet the parts. */
 static ek_status lay_inputs(ek_shards *parts, const ek_data_parallel_model *model,
-                            const ek_tensor *inputs, const ek_scatter_options *scatter) {
+                            const ek_tensor *inputs, const struct call *call) {
   size_t lead = 0; /* targets are cut at its samples */
-  for (size_t i = 0; i < model->module->inputs; i++) {
+  for (size_t i = 0; i < call->inputs; i++) {
     char who[48];
     (void)snprintf(who, sizeof who, "forward: input number %zu", i);
     if (i >= first_target(model) && !parts[lead].broadcast) {
       EK_TRY(ek__scatter_lay_like(&parts[i], who, &parts[lead], &inputs[i]));
       continue;
     }
-    EK_TRY(
-        ek__scatter_lay(&parts[i], who, model->group, &inputs[i], is_broadcast(model, i), scatter));
+    EK_TRY(ek__scatter_lay(&parts[i], who, model->group, &inputs[i], is_broadcast(model, i),
+                           call->options->scatter));
     if (parts[lead].broadcast) lead = i;
   }
   return EK_OK;
@@ -293,25 +309,26 @@ static ek_status lay_inputs(ek_shards *parts, const ek_data_parallel_model *mode
 /* Of whole inputs, or of shards that were cut before. What is wrong with the arguments is seen
  * before anything is lost; whatever fails later drops the step. */
 static ek_status forward(ek_shards *outputs, ek_data_parallel_model *model, const ek_tensor *whole,
-                         const ek_shards *cut, const ek_forward_options *options) {
+                         const ek_shards *cut, const struct call *call) {
   ek_shards parts[EK_MAX_INPUTS] = {{0}};
   const ek_shards *inputs = cut == NULL ? parts : cut;
-  const size_t count = model->module->inputs;
+  const size_t count = call->inputs;
   size_t lead = 0;
   bool begun = false;
   ek_status status = EK_OK;
   for (size_t i = 0; i < count && cut != NULL; i++) EK_TRY(check_parts(model, &cut[i], i));
   if (cut == NULL) {
-    EK_TRY_GOTO(status, lay_inputs(parts, model, whole, options->scatter), cleanup);
+    EK_TRY_GOTO(status, lay_inputs(parts, model, whole, call), cleanup);
   }
-  EK_TRY_GOTO(status, check_cuts(&lead, model, inputs), cleanup);
-  EK_TRY_GOTO(status, check_place(model, inputs[lead].samples[model->count], options), cleanup);
+  EK_TRY_GOTO(status, check_cuts(&lead, model, inputs, count), cleanup);
+  EK_TRY_GOTO(status, check_place(model, inputs[lead].samples[model->count], call->options),
+              cleanup);
   ek__model_drop_forward(model);
   begun = true;
   for (size_t i = 0; i < count && cut == NULL; i++) {
     EK_TRY_GOTO(status, ek__scatter_fill(&parts[i], &whole[i], EK_MEMORY_INPUTS), cleanup);
   }
-  EK_TRY_GOTO(status, run_forward(outputs, model, inputs, lead, options), cleanup);
+  EK_TRY_GOTO(status, run_forward(outputs, model, inputs, lead, call), cleanup);
 cleanup:
   for (size_t i = 0; i < count; i++) ek_shards_free(&parts[i]);
   if (status != EK_OK && begun) ek__model_end_step(model, false);
@@ -325,8 +342,9 @@ ek_status ek_data_parallel_model_forward(ek_shards *outputs, ek_data_parallel_mo
   EK__NOT_NULL("forward", model, outputs, inputs);
   EK__MODEL_ENTER(model, "forward");
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_forward_options"));
-  EK_TRY(check_call(model, input_count, &o));
-  return forward(outputs, model, inputs, NULL, &o);
+  const struct call call = call_of(model, input_count, &o);
+  EK_TRY(check_call(model, input_count, &call));
+  return forward(outputs, model, inputs, NULL, &call);
 }
 
 ek_status ek_data_parallel_model_forward_shards(ek_shards *outputs, ek_data_parallel_model *model,
@@ -336,7 +354,8 @@ ek_status ek_data_parallel_model_forward_shards(ek_shards *outputs, ek_data_para
   EK__NOT_NULL("forward", model, outputs, inputs);
   EK__MODEL_ENTER(model, "forward");
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_forward_options"));
-  EK_TRY(check_call(model, input_count, &o));
+  const struct call call = call_of(model, input_count, &o);
+  EK_TRY(check_call(model, input_count, &call));
   EK__FAIL_IF(o.scatter != NULL, EK_ERR_INVALID_ARGUMENT, "forward: shards are cut already");
-  return forward(outputs, model, NULL, inputs, &o);
+  return forward(outputs, model, NULL, inputs, &call);
 }

@@ -115,8 +115,9 @@ ek_status ek__scatter_fill(ek_shards *shards, const ek_tensor *source, ek_memory
 /* ---- parallel_apply.c: ek_parallel_apply() with arguments that were checked, into scratch that a
  * failure may leave as it likes ---- */
 
+/* `predict`: what the modules predict, in the place of their forwards. */
 ek_status ek__parallel_apply(ek_shards *made, size_t output_count, ek_pass *const *passes,
-                             const ek_shards *inputs, size_t input_count);
+                             const ek_shards *inputs, size_t input_count, bool predict);
 
 /* ---- model_backward.c ---- */
 

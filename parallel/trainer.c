@@ -7,6 +7,7 @@
 #include <evenkeel/trainer.h>
 
 #include <stdio.h>
+#include <string.h>
 
 #include "core/alloc.h"
 #include "core/error.h"
@@ -18,6 +19,7 @@ struct ek_trainer {
   struct ek__owner owner;
   ek_group *group;
   bool owns_group;
+  const ek_module *module; /* the model's */
   size_t output_count;
   ek_shards *outputs; /* of the running step, else zeros */
   int64_t micro_batches;
@@ -72,6 +74,7 @@ ek_status ek_trainer_open(ek_trainer **trainer, const char *devices, ek_module *
   EK__FAIL_IF(self == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory for a trainer");
   ek_status status = EK_OK;
   self->group = o.group;
+  self->module = module;
   self->output_count = module->outputs;
   self->micro_batches = o.micro_batches;
   self->broadcast_inputs = o.broadcast_inputs;
@@ -159,12 +162,27 @@ static ek_status add_parts(ek_trainer *self, const struct ek__batch *batch) {
   return EK_OK;
 }
 
+/* What a step or an evaluation gets. Of a model that computes its loss itself the targets are among
+ * its inputs, behind the others: they are put together in `all`. */
+static struct ek__batch batch_of(ek_tensor all[EK_MAX_INPUTS], const ek_trainer *self,
+                                 const ek_tensor *inputs, size_t input_count,
+                                 const ek_tensor *targets, size_t target_count) {
+  const ek_module *module = self->module;
+  if (target_count == 0 || module->targets != target_count || module->inputs > EK_MAX_INPUTS ||
+      module->inputs != input_count + target_count) {
+    return (struct ek__batch){inputs, targets, input_count, target_count, self->broadcast_inputs};
+  }
+  memcpy(all, inputs, input_count * sizeof *inputs);
+  memcpy(all + input_count, targets, target_count * sizeof *targets);
+  return (struct ek__batch){all, NULL, module->inputs, 0, self->broadcast_inputs};
+}
+
 ek_status ek_trainer_step(ek_step_result *result, ek_trainer *trainer, const ek_tensor *inputs,
                           size_t input_count, const ek_tensor *targets, size_t target_count) {
   EK_TRY(check_call("ek_trainer_step", trainer, inputs, targets, target_count));
   EK__OWNER_ENTER(&trainer->owner, "ek_trainer_step", "the trainer");
-  const struct ek__batch batch = {inputs, targets, input_count, target_count,
-                                  trainer->broadcast_inputs};
+  ek_tensor all[EK_MAX_INPUTS];
+  const struct ek__batch batch = batch_of(all, trainer, inputs, input_count, targets, target_count);
   ek_status status = trainer->micro_batches > 1 ? add_parts(trainer, &batch)
                                                 : add_gradients(trainer, &batch, false);
   if (status == EK_OK) status = ek_data_parallel_optimizer_step(result, trainer->optimizer);
@@ -187,9 +205,16 @@ ek_status ek_trainer_evaluate(double *loss, double *weight, ek_trainer *trainer,
   EK__NOT_NULL("ek_trainer_evaluate", loss);
   EK_TRY(check_call("ek_trainer_evaluate", trainer, inputs, targets, target_count));
   EK__OWNER_ENTER(&trainer->owner, "ek_trainer_evaluate", "the trainer");
-  EK_TRY(forward_only(trainer->outputs, trainer, inputs, input_count));
-  ek_status status = ek_data_parallel_criterion_forward(
-      trainer->criterion, trainer->outputs, trainer->output_count, targets, target_count);
+  ek_tensor all[EK_MAX_INPUTS];
+  const struct ek__batch batch = batch_of(all, trainer, inputs, input_count, targets, target_count);
+  EK__FAIL_IF(trainer->module->terms > 0 && batch.input_count != trainer->module->inputs,
+              EK_ERR_INVALID_ARGUMENT,
+              "ek_trainer_evaluate: %s takes %zu inputs and targets, not %zu and %zu",
+              trainer->module->ops->kind, trainer->module->inputs, input_count, target_count);
+  EK_TRY(forward_only(trainer->outputs, trainer, batch.inputs, batch.input_count));
+  ek_status status =
+      ek_data_parallel_criterion_forward(trainer->criterion, trainer->outputs,
+                                         trainer->output_count, batch.targets, batch.target_count);
   if (status == EK_OK) status = ek_data_parallel_criterion_loss(loss, weight, trainer->criterion);
   free_outputs(trainer);
   return status;

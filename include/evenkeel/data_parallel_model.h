@@ -113,6 +113,9 @@ typedef struct ek_forward_options {
  * of rows; at least one input must be scattered. Inputs that are targets (module.h) are cut at the
  * samples of the others, of which their rows are a multiple. A forward whose backward never comes
  * is dropped by the next one.
+ *
+ * Without gradient the targets of a module that predicts (module.h) may be left out: the outputs
+ * are then what it predicts, on their devices in every mode.
  */
 EK_API EK_CHECKED ek_status ek_data_parallel_model_forward(ek_shards *outputs,
                                                            ek_data_parallel_model *model,

@@ -148,11 +148,20 @@ typedef struct ek_module_ops {
    * to recompute what is cheap (recompute.h) does not keep the one output for whoever saves it.
    */
   bool cheap;
+
+  /*
+   * (optional) fallback: it predicts nothing. For a module with targets: what it gives where there
+   * are none, such as logits where forward gives a loss. Reads the inputs that are no targets and
+   * fills self->predictions outputs, as forward does; nothing is saved for a backward.
+   */
+  ek_status (*predict)(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                       ek_tensor *outputs);
 } ek_module_ops;
 
 /*
  * The first member of every module's struct. The maker of a module that looks at targets counts
- * them into inputs and targets after ek_module_init(). Nothing of it changes while the module is in
+ * them into inputs and targets after ek_module_init(), and of one that predicts its predictions.
+ * Nothing of it changes while the module is in
  * use.
  */
 struct ek_module {
@@ -161,7 +170,8 @@ struct ek_module {
   size_t outputs; /* how many come out: 1 to EK_MAX_TENSORS */
   size_t targets; /* how many of the inputs, the last ones, are targets: 0 to EK_MAX_TENSORS */
   size_t terms;   /* rows of totals, which output 0 is then: of a criterion (criterion.h), else 0 */
-  int references; /* kept by the library, as is the next one */
+  size_t predictions; /* tensors that predict gives; 0 without that slot */
+  int references;     /* kept by the library, as is the next one */
   ek_module *next;
 };
 

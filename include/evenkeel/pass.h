@@ -167,6 +167,13 @@ EK_API EK_CHECKED ek_status ek_pass_child_backward(ek_tensor *grad_inputs, ek_pa
                                                    size_t child, const ek_tensor *grad_outputs);
 
 /*
+ * What the child predicts (module.h): from its inputs that are no targets, without saving.
+ * EK_ERR_UNSUPPORTED for a child that predicts nothing.
+ */
+EK_API EK_CHECKED ek_status ek_pass_child_predict(ek_tensor *outputs, ek_pass *pass, size_t child,
+                                                  const ek_tensor *inputs);
+
+/*
  * For a module that does the work of its child number `child` itself, because two children are
  * cheaper in one go than one after the other: until ek_pass_child_leave() parameters, gradients,
  * children and random numbers are the child's. What the child would save and take, and which of its
@@ -264,6 +271,14 @@ EK_API bool ek_pass_is_collective(const ek_pass *pass);
 /* Runs the replica's module. `outputs` are overwritten with tensors that the caller owns; on
  * failure they stay as they were, and the pass is only good to be freed. */
 EK_API EK_CHECKED ek_status ek_pass_run_forward(ek_tensor *outputs, ek_pass *pass,
+                                                const ek_tensor *inputs);
+
+/*
+ * In the place of a forward, in a pass without gradient: what the replica's module predicts
+ * (module.h), from its inputs that are no targets. EK_ERR_UNSUPPORTED for one that predicts
+ * nothing.
+ */
+EK_API EK_CHECKED ek_status ek_pass_run_predict(ek_tensor *outputs, ek_pass *pass,
                                                 const ek_tensor *inputs);
 
 /*

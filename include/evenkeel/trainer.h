@@ -76,8 +76,8 @@ typedef struct ek_trainer_options {
  * Opens the group and the three parts on it. Module, criterion and optimizer stay the program's; it
  * may free them at once. The gradient is computed in the criterion's forward and overwrites the
  * outputs, unless the reduction is `none`. `criterion` is NULL for a model that computes its loss
- * itself (with_criterion.h): then targets are inputs, and a step gets no others. `options` NULL
- * gives the defaults (mode replicated).
+ * itself (with_criterion.h, the fused loss of gpt.h): steps get inputs and targets all the same, or
+ * all of them as inputs. `options` NULL gives the defaults (mode replicated).
  */
 EK_API EK_CHECKED ek_status ek_trainer_open(ek_trainer **trainer, const char *devices,
                                             ek_module *module, ek_criterion *criterion,
@@ -118,8 +118,8 @@ EK_API EK_CHECKED ek_status ek_trainer_evaluate(double *loss, double *weight, ek
                                                 const ek_tensor *targets, size_t target_count);
 
 /*
- * The outputs of a batch, one ek_shards per output of the module, without gradient and with
- * training off. They are the caller's, as those of ek_data_parallel_model_forward();
+ * The outputs of a batch, one ek_shards per output of the module (of a model that computes its loss
+ * itself, what it predicts: module.h), without gradient and with training off. They are the caller's, as those of ek_data_parallel_model_forward();
  * ek_gather_host() (gather.h) puts the rows of one into host memory.
  */
 EK_API EK_CHECKED ek_status ek_trainer_predict(ek_shards *outputs, ek_trainer *trainer,

@@ -15,6 +15,9 @@
  *     EK_TRY_GOTO(status, ek_data_parallel_criterion_forward(c, &totals, 1, NULL, 0), cleanup);
  *     EK_TRY_GOTO(status, ek_data_parallel_criterion_backward(c, m, NULL), cleanup);
  *
+ * Without gradient the targets may be left out: the outputs are then those of the model, or what
+ * the criterion predicts from them (module.h; linear_cross_entropy.h gives logits).
+ *
  * Losses and gradients are those of the pair. A module of a program's own that computes its loss
  * itself is an ek_criterion, too (criterion.h), and is trained in the same way.
  */
@@ -34,6 +37,25 @@ extern "C" {
  */
 EK_API EK_CHECKED ek_status ek_with_criterion_create(ek_module **module, ek_module *model,
                                                      ek_criterion *criterion);
+
+typedef struct ek_with_criterion_options {
+  size_t size;
+  /* Of the criterion: its parameters are NAME.weight, ... Copied; NULL: "criterion". */
+  const char *name;
+  /*
+   * A tie (ek_declare_tie()): parameter `tied` of the criterion ("weight") is another name of
+   * `source` of the model ("tokens.weight"). Copied, NULL: none.
+   */
+  const char *tied, *source;
+} ek_with_criterion_options;
+#define EK_WITH_CRITERION_OPTIONS_INIT                                                             \
+  { sizeof(ek_with_criterion_options), NULL, NULL, NULL }
+
+/* The same with options; NULL gives the defaults. EK_ERR_INVALID_ARGUMENT for names that are too
+ * long, and for one half of a tie. */
+EK_API EK_CHECKED ek_status ek_with_criterion_create_with(ek_module **module, ek_module *model,
+                                                          ek_criterion *criterion,
+                                                          const ek_with_criterion_options *options);
 
 #ifdef __cplusplus
 }

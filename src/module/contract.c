@@ -178,10 +178,10 @@ ek_status ek__check_totals(const ek_pass *pass, const struct ek__node *node,
   return check_extent("totals, output", 0, totals, &wanted);
 }
 
+/* An output that is no totals. */
 static ek_status check_output(const ek_pass *pass, const struct ek__node *node, size_t index,
                               const ek_tensor *output) {
   EK__FAIL_IF(!ek_tensor_exists(output), EK_ERR_STATE, "it gave no output number %zu", index);
-  if (index == 0 && node->terms > 0) return ek__check_totals(pass, node, output);
   EK_TRY(check_place("output", index, pass, output));
   EK__FAIL_IF(is_floating(output->type) && output->type != pass->frame->type, EK_ERR_TYPE,
               "output number %zu is %s, expected %s", index, ek_type_name(output->type),
@@ -200,7 +200,9 @@ ek_status ek__check_forward(ek_pass *pass, const struct ek__node *node, size_t r
                             const ek_tensor *inputs, ek_tensor *outputs) {
   EK_TRY(check_references(pass, "output", outputs, node->outputs, inputs, node->inputs));
   for (size_t i = 0; i < node->outputs; i++) {
-    EK_TRY(check_output(pass, node, i, &outputs[i]));
+    const bool totals = i == 0 && node->terms > 0 && ek_tensor_exists(&outputs[0]);
+    EK_TRY(totals ? ek__check_totals(pass, node, &outputs[0])
+                  : check_output(pass, node, i, &outputs[i]));
   }
   EK_TRY(check_workspace(pass));
   if (record == EK__NO_RECORD) return EK_OK;
@@ -208,6 +210,16 @@ ek_status ek__check_forward(ek_pass *pass, const struct ek__node *node, size_t r
   for (size_t i = 0; i < node->outputs; i++) extents[i] = extent_of(&outputs[i]);
   pass->records[record].above = pass->saved_count;
   return EK_OK;
+}
+
+ek_status ek__check_predictions(ek_pass *pass, const struct ek__node *node, const ek_tensor *inputs,
+                                ek_tensor *outputs) {
+  EK_TRY(check_references(pass, "output", outputs, node->predictions, inputs,
+                          node->inputs - node->targets));
+  for (size_t i = 0; i < node->predictions; i++) {
+    EK_TRY(check_output(pass, node, i, &outputs[i]));
+  }
+  return check_workspace(pass);
 }
 
 static ek_status check_grad_outputs(const ek_pass *pass, const struct ek__record *of,

@@ -147,6 +147,7 @@ static ek_status node_create(struct ek__node **node, struct ek__layout *layout, 
   made->outputs = module->outputs;
   made->targets = module->targets;
   made->terms = module->terms;
+  made->predictions = module->predictions;
   made->next = layout->nodes;
   layout->nodes = made;
   *node = made;
@@ -367,7 +368,7 @@ ek_status ek__layout_check(const struct ek__layout *layout) {
   for (const struct ek__node *node = layout->nodes; node != NULL; node = node->next) {
     const ek_module *m = node->module;
     if (m->inputs == node->inputs && m->outputs == node->outputs && m->targets == node->targets &&
-        m->terms == node->terms) {
+        m->terms == node->terms && m->predictions == node->predictions) {
       continue;
     }
     char path[EK__PATH_SIZE];

@@ -44,9 +44,10 @@ struct ek__node {
   ek_module *module;
   const char *path;      /* NULL for the root and what it wraps; the layout's names own it */
   struct ek__node *next; /* all nodes of a layout, the last walked first */
-  size_t inputs, outputs, targets, terms; /* of the module when it was walked: arrays go by them */
-  uint32_t stream;                        /* for random keys */
-  bool opened;                            /* by its module, whose state is the next */
+  /* Of the module when it was walked: arrays go by them. */
+  size_t inputs, outputs, targets, terms, predictions;
+  uint32_t stream; /* for random keys */
+  bool opened;     /* by its module, whose state is the next */
   void *state;
   size_t *parameters, parameter_count, parameter_capacity;
   struct ek__node **children;

@@ -33,6 +33,9 @@ static ek_status check_counts(const ek_module *module) {
   EK_TRY(check_count(kind, "inputs", module->inputs, module->targets + 1,
                      module->targets + EK_MAX_TENSORS));
   EK_TRY(check_count(kind, "terms", module->terms, 0, EK_MAX_TERMS));
+  const bool predicts = EK__TABLE_HAS(module->ops, predict) && module->ops->predict != NULL;
+  EK_TRY(check_count(kind, "predictions", module->predictions, 0,
+                     predicts && module->targets > 0 ? EK_MAX_TENSORS : 0));
   return check_count(kind, "outputs", module->outputs, 1, EK_MAX_TENSORS);
 }
 

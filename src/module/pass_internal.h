@@ -144,6 +144,9 @@ ek_status ek__check_totals(const ek_pass *pass, const struct ek__node *node,
 /* What the forward on top has given and left behind; its record learns the outputs. */
 ek_status ek__check_forward(ek_pass *pass, const struct ek__node *node, size_t record,
                             const ek_tensor *inputs, ek_tensor *outputs);
+/* What the predict on top has given and left behind. */
+ek_status ek__check_predictions(ek_pass *pass, const struct ek__node *node, const ek_tensor *inputs,
+                                ek_tensor *outputs);
 /* What its caller hands to a backward, and that the stack is as its forward left it. */
 ek_status ek__check_grad_outputs(const ek_pass *pass, size_t record, const ek_tensor *grad_outputs);
 /* What the backward has given and left behind. */

@@ -133,6 +133,37 @@ ek_status ek__run_maker(ek_pass *pass, const struct ek__node *maker, ek_type typ
   return run_forward(pass, maker, from, made, &options);
 }
 
+static ek_status run_predict(ek_pass *pass, const struct ek__node *node, const ek_tensor *inputs,
+                             ek_tensor *outputs) {
+  struct ek__frame *caller = pass->frame, frame = {.node = node,
+                                                   .backward = caller->backward,
+                                                   .below = caller,
+                                                   .inputs = inputs,
+                                                   .type = caller->type,
+                                                   .floor = pass->saved_count,
+                                                   .records = pass->record_count,
+                                                   .recipe = EK__NO_RECIPE};
+  if (node->predictions == 0) {
+    char path[EK__PATH_SIZE];
+    return ek_error_set(EK_ERR_UNSUPPORTED, "%s predicts nothing", ek__node_path(path, node));
+  }
+  ek_tensor given[EK_MAX_TENSORS];
+  memset(given, 0, node->predictions * sizeof *given);
+  EK_TRY(check_type(pass, node, frame.type));
+  pass->frame = &frame;
+  const uint64_t errors = ek__error_number();
+  ek_status status = node->module->ops->predict(node->module, pass, inputs, given);
+  if (status == EK_OK) status = ek__check_predictions(pass, node, inputs, given);
+  if (status == EK_OK) {
+    memcpy(outputs, given, node->predictions * sizeof *given);
+  } else {
+    ek__name_failure(pass, "predict", status, errors);
+    free_tensors(given, node->predictions);
+  }
+  pass->frame = caller;
+  return status;
+}
+
 static ek_status run_backward(ek_pass *pass, const struct ek__node *node,
                               const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
   const ek_module *module = node->module;
@@ -202,6 +233,16 @@ ek_status ek_pass_child_forward(ek_tensor *outputs, ek_pass *pass, size_t child,
   return ek_pass_child_forward_with(outputs, pass, child, inputs, NULL);
 }
 
+ek_status ek_pass_child_predict(ek_tensor *outputs, ek_pass *pass, size_t child,
+                                const ek_tensor *inputs) {
+  static const char *const who = "ek_pass_child_predict";
+  const struct ek__node *node = NULL;
+  EK__NOT_NULL(who, pass, inputs, outputs);
+  EK_TRY(child_node(&node, who, pass, child));
+  EK_TRY(ek__check_tensors(who, pass, inputs, node->inputs - node->targets));
+  return run_predict(pass, node, inputs, outputs);
+}
+
 ek_status ek_pass_child_backward(ek_tensor *grad_inputs, ek_pass *pass, size_t child,
                                  const ek_tensor *grad_outputs) {
   const struct ek__node *node = NULL;
@@ -252,11 +293,11 @@ ek_status ek_pass_child_leave(ek_pass *pass) {
 
 /* What comes out of the root is the model's output, unless it is only an input under another name.
  */
-static ek_status charge_outputs(const struct ek__node *root, const ek_tensor *inputs,
-                                ek_tensor *outputs) {
-  for (size_t i = 0; i < root->outputs && root->terms == 0; i++) {
+static ek_status charge_outputs(const ek_tensor *inputs, size_t input_count, ek_tensor *outputs,
+                                size_t count) {
+  for (size_t i = 0; i < count; i++) {
     bool is_input = false;
-    for (size_t j = 0; j < root->inputs; j++) {
+    for (size_t j = 0; j < input_count; j++) {
       is_input = is_input || outputs[i].memory == inputs[j].memory;
     }
     if (!is_input) EK_TRY(ek_tensor_set_category(&outputs[i], EK_MEMORY_OUTPUTS));
@@ -281,12 +322,36 @@ ek_status ek_pass_run_forward(ek_tensor *outputs, ek_pass *pass, const ek_tensor
     pass->lent[i] = inputs[i].memory;
   }
   EK_TRY(run_forward(pass, root, inputs, given, &options));
-  const ek_status status = charge_outputs(root, inputs, given);
+  const ek_status status =
+      charge_outputs(inputs, root->inputs, given, root->terms == 0 ? root->outputs : 0);
   if (status != EK_OK) {
     free_tensors(given, root->outputs);
     return status;
   }
   memcpy(outputs, given, root->outputs * sizeof *given);
+  pass->stage = EK__PASS_RAN_FORWARD;
+  return EK_OK;
+}
+
+ek_status ek_pass_run_predict(ek_tensor *outputs, ek_pass *pass, const ek_tensor *inputs) {
+  static const char *const who = "ek_pass_run_predict";
+  EK__NOT_NULL(who, pass, inputs, outputs);
+  if (pass->stage != EK__PASS_OPENED || pass->options.gradient) {
+    return ek_error_set(EK_ERR_STATE, "%s: this pass has run before, or is with gradient", who);
+  }
+  const struct ek__node *root = pass->replica->layout.root;
+  const size_t count = root->inputs - root->targets;
+  EK_TRY(ek__layout_check(&pass->replica->layout));
+  EK_TRY(ek__check_tensors(who, pass, inputs, count));
+  pass->stage = EK__PASS_BROKEN;
+  ek_tensor given[EK_MAX_TENSORS];
+  EK_TRY(run_predict(pass, root, inputs, given));
+  const ek_status status = charge_outputs(inputs, count, given, root->predictions);
+  if (status != EK_OK) {
+    free_tensors(given, root->predictions);
+    return status;
+  }
+  memcpy(outputs, given, root->predictions * sizeof *given);
   pass->stage = EK__PASS_RAN_FORWARD;
   return EK_OK;
 }

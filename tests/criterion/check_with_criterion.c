@@ -388,8 +388,25 @@ START_TEST(in_a_trainer) {
   ck_assert(weight == 5 * SEQUENCE * OUT);
   for (int i = 0; i < 5; i++) ck_ok(ek_trainer_step(&last, trainer, inputs, 2, NULL, 0));
   ck_assert_double_lt(last.loss, first.loss);
-  ck_fails(ek_trainer_step(&last, trainer, inputs, 1, &b.target, 1), EK_ERR_INVALID_ARGUMENT,
+  /* Targets may also come as those of a pair do. */
+  double other = 0, again = 0;
+  ck_ok(ek_trainer_evaluate(&loss, &weight, trainer, inputs, 2, NULL, 0));
+  ck_ok(ek_trainer_evaluate(&other, &again, trainer, inputs, 1, &b.target, 1));
+  ck_assert(loss == other && weight == again);
+  ck_ok(ek_trainer_step(&last, trainer, inputs, 1, &b.target, 1));
+  ck_assert_double_eq_tol(last.loss, loss, 1e-12);
+  ck_fails(ek_trainer_step(&last, trainer, inputs, 1, NULL, 0), EK_ERR_INVALID_ARGUMENT,
            "takes 2 inputs, not 1");
+  ck_fails(ek_trainer_step(&last, trainer, inputs, 2, &b.target, 1), EK_ERR_INVALID_ARGUMENT,
+           "targets, not 1 and 1");
+  ck_fails(ek_trainer_evaluate(&loss, NULL, trainer, inputs, 1, NULL, 0), EK_ERR_INVALID_ARGUMENT,
+           "takes 2 inputs and targets, not 1 and 0");
+  /* Without targets: what the model gives. */
+  ek_shards outputs = {0};
+  ck_ok(ek_trainer_predict(&outputs, trainer, inputs, 1));
+  ck_assert_int_eq(outputs.offsets[3], 5);
+  ck_assert_int_eq(outputs.parts[0].shape[2], OUT);
+  ek_shards_free(&outputs);
   ck_ok(ek_trainer_free(trainer));
   trainer = NULL;
   ek_module *plain = linear();

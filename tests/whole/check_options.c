@@ -249,6 +249,19 @@ static ek_status use_ek_cross_entropy_options(struct bench *b, void *o) {
   return status;
 }
 
+static ek_status use_ek_with_criterion_options(struct bench *b, void *o) {
+  ek_module *model = NULL, *module = NULL;
+  ek_criterion *criterion = NULL;
+  (void)b;
+  ck_ok(ek_linear_create(&model, 3, 5, true));
+  ck_ok(ek_cross_entropy_create(&criterion, NULL));
+  const ek_status status = ek_with_criterion_create_with(&module, model, criterion, o);
+  ek_module_free(module);
+  ek_module_free(model);
+  ek_criterion_free(criterion);
+  return status;
+}
+
 static ek_status use_ek_sgd_options(struct bench *b, void *o) {
   ek_optimizer *optimizer = NULL;
   (void)b;
@@ -325,6 +338,7 @@ static void no_optimizer_free(ek_optimizer *self) { (void)self; }
   X(ek_gpt_options, EK_GPT_OPTIONS_INIT, sizeof(size_t))                                           \
   X(ek_sequential_options, EK_SEQUENTIAL_OPTIONS_INIT, sizeof(size_t))                             \
   X(ek_cross_entropy_options, EK_CROSS_ENTROPY_OPTIONS_INIT, sizeof(size_t))                       \
+  X(ek_with_criterion_options, EK_WITH_CRITERION_OPTIONS_INIT, sizeof(size_t))                     \
   X(ek_sgd_options, EK_SGD_OPTIONS_INIT, sizeof(size_t))                                           \
   X(ek_adamw_options, EK_ADAMW_OPTIONS_INIT, sizeof(size_t))                                       \
   X(ek_module_ops, MODULE_OPS, OLDEST(ek_module_ops, free))                                        \
