@@ -8,29 +8,19 @@
  */
 #include <evenkeel/cross_entropy.h>
 
-#include <inttypes.h>
-#include <math.h>
 #include <string.h>
-
-#include <evenkeel/losses.h>
 
 #include "core/alloc.h"
 #include "core/error.h"
-#include "core/options.h"
+#include "entropy_terms.h"
 
 struct cross_entropy {
   ek_criterion base;
-  int32_t ignore_index;
-  double label_smoothing;
-  double *weights; /* NULL: all 1 */
-  int64_t classes; /* of them, and the columns that count; 0: all columns */
+  struct ek__entropy entropy;
 };
 
 static ek_status declare(const ek_module *self, ek_declaration *declaration) {
-  const struct cross_entropy *c = (const struct cross_entropy *)self;
-  if (c->weights == NULL) return EK_OK;
-  return ek_declare_buffer(declaration, "class_weights", 1, &c->classes,
-                           ek_initializer_values(c->weights));
+  return ek__entropy_declare(&((const struct cross_entropy *)self)->entropy, declaration);
 }
 
 /* Fills what the operations want; *weights is where the tensor of the weights is kept meanwhile. */
@@ -38,17 +28,7 @@ static ek_status get_terms(ek_cross_entropy_terms *terms, ek_tensor *weights,
                            const struct cross_entropy *c, ek_pass *pass, const ek_tensor *logits) {
   EK__FAIL_IF(logits->rank < 1, EK_ERR_SHAPE,
               "the logits have rank 0, expected classes as the last dimension");
-  *terms = (ek_cross_entropy_terms){.ignore_index = c->ignore_index,
-                                    .label_smoothing = c->label_smoothing,
-                                    .classes = c->classes};
-  const int64_t columns = logits->shape[logits->rank - 1];
-  EK__FAIL_IF(c->classes > columns, EK_ERR_SHAPE,
-              "the logits have %" PRId64 " columns, but there are %" PRId64 " classes", columns,
-              c->classes);
-  if (c->weights == NULL) return EK_OK;
-  EK_TRY(ek_pass_parameter(weights, pass, 0));
-  terms->class_weights = weights;
-  return EK_OK;
+  return ek__entropy_terms(terms, weights, &c->entropy, pass, 0, logits->shape[logits->rank - 1]);
 }
 
 /* The loss, and the gradient over the logits if this is the time for it: *written. */
@@ -125,7 +105,7 @@ cleanup:
 }
 
 static void release(ek_module *self) {
-  ek__free(((struct cross_entropy *)self)->weights);
+  ek__entropy_close(&((struct cross_entropy *)self)->entropy);
   ek__free(self);
 }
 
@@ -137,57 +117,25 @@ static const ek_module_ops ops = {.size = sizeof(ek_module_ops),
                                   .free = release,
                                   .types = EK_TYPES_F32 | EK_TYPES_F64};
 
-/* ---- creation ---- */
-
-static ek_status check_weights(const ek_cross_entropy_options *o) {
-  if (o->class_weights == NULL) return EK_OK;
-  EK__FAIL_IF(o->classes <= 0, EK_ERR_INVALID_ARGUMENT,
-              "cross_entropy: class_weights is given, but classes is %" PRId64, o->classes);
-  for (int64_t i = 0; i < o->classes; i++) {
-    EK__FAIL_IF(!(o->class_weights[i] >= 0.0 && isfinite(o->class_weights[i])),
-                EK_ERR_INVALID_ARGUMENT,
-                "cross_entropy: class_weights[%" PRId64 "] is %g, expected a number >= 0", i,
-                o->class_weights[i]);
-  }
-  return EK_OK;
-}
-
-static ek_status read_options(ek_cross_entropy_options *o,
-                              const ek_cross_entropy_options *options) {
-  EK_TRY(ek__options_read(o, sizeof *o, options, "ek_cross_entropy_options"));
-  EK__FAIL_IF(!(o->label_smoothing >= 0.0 && o->label_smoothing <= 1.0), EK_ERR_INVALID_ARGUMENT,
-              "cross_entropy: label_smoothing is %g, expected 0 <= e <= 1", o->label_smoothing);
-  EK__FAIL_IF(o->classes < 0, EK_ERR_INVALID_ARGUMENT, "cross_entropy: classes is %" PRId64,
-              o->classes);
-  return check_weights(o);
-}
-
-static ek_status keep_weights(struct cross_entropy *c, const ek_cross_entropy_options *o) {
-  const size_t classes = (size_t)o->classes;
-  c->weights = ek__calloc(classes, sizeof(double));
-  EK__FAIL_IF(c->weights == NULL, EK_ERR_OUT_OF_MEMORY,
-              "cross_entropy: the host has no memory for %zu class weights", classes);
-  memcpy(c->weights, o->class_weights, classes * sizeof(double));
-  return EK_OK;
-}
-
 ek_status ek_cross_entropy_create(ek_criterion **criterion,
                                   const ek_cross_entropy_options *options) {
-  ek_cross_entropy_options o = EK_CROSS_ENTROPY_OPTIONS_INIT;
+  struct ek__entropy entropy;
+  ek_reduction reduction = EK_REDUCTION_MEAN;
   EK__NOT_NULL("cross_entropy", criterion);
-  EK_TRY(read_options(&o, options));
+  EK_TRY(ek__entropy_open(&entropy, &reduction, ops.kind, options));
+  ek_status status = EK_ERR_OUT_OF_MEMORY;
   struct cross_entropy *c = ek__calloc(1, sizeof *c);
-  EK__FAIL_IF(c == NULL, EK_ERR_OUT_OF_MEMORY, "cross_entropy: the host has no memory");
-  ek_status status = EK_OK;
-  EK_TRY_GOTO(status, ek_criterion_init(&c->base, &ops, 1, 1, o.reduction), cleanup);
-  if (o.class_weights != NULL) EK_TRY_GOTO(status, keep_weights(c, &o), cleanup);
-  c->classes = o.classes;
-  c->ignore_index = o.ignore_index;
-  c->label_smoothing = o.label_smoothing;
+  if (c == NULL) {
+    ek_error_set(status, "cross_entropy: the host has no memory");
+  } else {
+    status = ek_criterion_init(&c->base, &ops, 1, 1, reduction);
+  }
+  if (status != EK_OK) {
+    ek__entropy_close(&entropy);
+    ek__free(c);
+    return status;
+  }
+  c->entropy = entropy;
   *criterion = &c->base;
   return EK_OK;
-
-cleanup:
-  release(&c->base.base);
-  return status;
 }

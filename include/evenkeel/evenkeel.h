@@ -40,6 +40,7 @@
 #include <evenkeel/gpt.h>
 #include <evenkeel/host_memory.h>
 #include <evenkeel/layers.h>
+#include <evenkeel/linear_cross_entropy.h>
 #include <evenkeel/log.h>
 #include <evenkeel/mean_squared_error.h>
 #include <evenkeel/memory.h>

@@ -271,6 +271,7 @@ bool ek_pass_known_scale(double *scale, const ek_pass *pass) {
 /* Nobody else holds it, and whoever lent it on the way from its holder has left it to the next. */
 static bool is_left(const ek_pass *pass, const ek_tensor *input) {
   if (input->memory == NULL || ek_tensor_holders(input) != 1) return false;
+  if (ek__recipe_for(pass, input) != EK__NO_RECIPE) return false;
   for (const struct ek__frame *frame = pass->frame; frame->inputs != NULL; frame = frame->below) {
     bool lent = false;
     for (size_t i = 0; i < frame->node->inputs; i++) {

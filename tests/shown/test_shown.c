@@ -344,6 +344,34 @@ static ek_status shown_whole(struct scene *s) {
   return status;
 }
 
+/* linear_cross_entropy.h */
+static ek_status run_head(void) {
+  const int64_t width = 3, classes = 5, in[] = {4, 3}, out[] = {4};
+  float x[12] = {1};
+  int32_t y[4] = {0, 4, 2, 2};
+  ek_tensor inputs, targets;
+  ek_module *body = NULL, *whole = NULL;
+  ek_criterion *head = NULL;
+  ek_optimizer *adamw = NULL;
+  ek_trainer *trainer = NULL;
+  ek_step_result result;
+  ek_shards logits = {0};
+  ek_status status;
+  EK_TRY(ek_tensor_host(&inputs, x, EK_F32, 2, in));
+  EK_TRY(ek_tensor_host(&targets, y, EK_I32, 1, out));
+  EK_TRY_GOTO(status, ek_linear_create(&body, 3, 3, true), cleanup);
+  EK_TRY_GOTO(status, ek_adamw_create(&adamw, NULL), cleanup);
+#include "linear_cross_entropy_1.inc"
+cleanup:
+  ek_shards_free(&logits);
+  ek_trainer_free(trainer);
+  ek_optimizer_free(adamw);
+  ek_criterion_free(head);
+  ek_module_free(whole);
+  ek_module_free(body);
+  return status;
+}
+
 static ek_status shown_ahead(struct scene *s) {
   return steps_ahead(s->group, s->model, s->criterion, s->optimizer, s->inputs, s->targets,
                      STEPS_SHOWN);
@@ -458,6 +486,7 @@ static const struct {
   ek_status (*run)(void);
 } programs[] = {{"README.md", run_readme},
                 {"trainer.h", run_trainer},
+                {"linear_cross_entropy.h", run_head},
                 {"own_model.c", run_own_model},
                 {"status.h", run_status}};
 enum { PROGRAMS = sizeof programs / sizeof programs[0] };

@@ -249,6 +249,14 @@ static ek_status use_ek_cross_entropy_options(struct bench *b, void *o) {
   return status;
 }
 
+static ek_status use_ek_linear_cross_entropy_options(struct bench *b, void *o) {
+  ek_criterion *criterion = NULL;
+  (void)b;
+  const ek_status status = ek_linear_cross_entropy_create(&criterion, 3, 5, o);
+  ek_criterion_free(criterion);
+  return status;
+}
+
 static ek_status use_ek_with_criterion_options(struct bench *b, void *o) {
   ek_module *model = NULL, *module = NULL;
   ek_criterion *criterion = NULL;
@@ -338,6 +346,7 @@ static void no_optimizer_free(ek_optimizer *self) { (void)self; }
   X(ek_gpt_options, EK_GPT_OPTIONS_INIT, sizeof(size_t))                                           \
   X(ek_sequential_options, EK_SEQUENTIAL_OPTIONS_INIT, sizeof(size_t))                             \
   X(ek_cross_entropy_options, EK_CROSS_ENTROPY_OPTIONS_INIT, sizeof(size_t))                       \
+  X(ek_linear_cross_entropy_options, EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT, sizeof(size_t))         \
   X(ek_with_criterion_options, EK_WITH_CRITERION_OPTIONS_INIT, sizeof(size_t))                     \
   X(ek_sgd_options, EK_SGD_OPTIONS_INIT, sizeof(size_t))                                           \
   X(ek_adamw_options, EK_ADAMW_OPTIONS_INIT, sizeof(size_t))                                       \

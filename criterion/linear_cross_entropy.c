@@ -1,0 +1,401 @@
+/*
+ * linear_cross_entropy.c - a head and its loss over blocks of rows.
+ *
+ * The gradient of the sum of losses needs nothing from other rows, devices or micro-batches, because
+ * the division by D comes with the update. So all that is to be done with a block of logits is done
+ * before the next one takes its place:
+ *
+ *     forward, scale known     losses and gradient g over the logits, dW += g^T h, dh = g W
+ *     forward, scale unknown   losses; backward: logits again, g from the normalizers, dW, dh
+ *     forward, no gradient     losses
+ *
+ * dh_i goes over h_i, which nobody needs once dW has it, where h may be overwritten. The block's
+ * memory is charged to `loss`, though it is freed when the function returns: it is this memory that
+ * the module saves.
+ */
+#include <evenkeel/linear_cross_entropy.h>
+
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include <evenkeel/elementwise.h>
+#include <evenkeel/products.h>
+
+#include "core/alloc.h"
+#include "core/error.h"
+#include "core/options.h"
+#include "entropy_terms.h"
+#include "module/layer_internal.h"
+
+enum { WEIGHT, BIAS };
+
+struct linear_cross_entropy {
+  ek_criterion base;
+  struct ek__entropy entropy;
+  int64_t in, out;
+  bool bias;
+  uint64_t logits_bytes;
+  ek_initializer weight_start, bias_start;
+};
+
+static ek_status declare(const ek_module *self, ek_declaration *declaration) {
+  const struct linear_cross_entropy *m = (const struct linear_cross_entropy *)self;
+  const int64_t shape[] = {m->out, m->in};
+  ek_parameter_options options = EK_PARAMETER_OPTIONS_INIT;
+  options.no_decay = true;
+  EK_TRY(ek_declare_parameter(declaration, "weight", 2, shape, m->weight_start));
+  if (m->bias) {
+    EK_TRY(ek_declare_parameter_with(declaration, "bias", 1, shape, m->bias_start, &options));
+  }
+  return ek__entropy_declare(&m->entropy, declaration);
+}
+
+/* ---- blocks ---- */
+
+/* Blocks of nearly equal size, none above the limit: the products are as efficient in the last. */
+static int64_t rows_of_block(const struct linear_cross_entropy *m, int64_t rows, ek_type type) {
+  const uint64_t row = (uint64_t)m->out * ek_type_size(type);
+  const uint64_t limit = m->logits_bytes / row;
+  const int64_t most = limit >= (uint64_t)rows ? rows : limit > 0 ? (int64_t)limit : 1;
+  if (most == 0) return 0;
+  const int64_t blocks = (rows - 1) / most + 1, even = (rows - 1) / blocks + 1;
+  const int64_t round = (even + 15) / 16 * 16; /* whole tiles of a product */
+  return round <= most ? round : even;
+}
+
+/* All that a walk over the blocks works on. What holds a reference is freed by close_work(). */
+struct work {
+  const struct linear_cross_entropy *m;
+  ek_pass *pass;
+  ek_stream *stream;
+  int64_t rows, block;
+  ek_tensor h, targets;                  /* [rows, in], [rows]; hold references */
+  ek_tensor logits;                      /* [block, out]; holds one */
+  ek_tensor weight, bias, class_weights; /* loans */
+  ek_cross_entropy_terms terms;
+  /* The gradients, if they are computed: */
+  ek_tensor dh; /* [rows, in], perhaps h; holds a reference; absent: not wanted */
+  ek_tensor dweight, dbias;
+  double weight_beta, bias_beta;
+};
+
+static void close_work(struct work *w) {
+  ek_tensor_free(&w->dh);
+  ek_tensor_free(&w->logits);
+  ek_tensor_free(&w->targets);
+  ek_tensor_free(&w->h);
+}
+
+static ek_status fill_work(struct work *w, const ek_tensor *h, const ek_tensor *targets) {
+  const struct linear_cross_entropy *m = w->m;
+  w->rows = ek_tensor_count(h) / m->in;
+  const int64_t matrix[] = {w->rows, m->in};
+  EK__FAIL_IF(ek_tensor_count(targets) != w->rows, EK_ERR_SHAPE,
+              "%" PRId64 " targets for %" PRId64 " rows", ek_tensor_count(targets), w->rows);
+  EK_TRY(ek_tensor_reshape(&w->h, h, 2, matrix));
+  EK_TRY(ek_tensor_reshape(&w->targets, targets, 1, &w->rows));
+  EK_TRY(ek_pass_parameter(&w->weight, w->pass, WEIGHT));
+  if (m->bias) EK_TRY(ek_pass_parameter(&w->bias, w->pass, BIAS));
+  EK_TRY(ek__entropy_terms(&w->terms, &w->class_weights, &m->entropy, w->pass,
+                           (size_t)(m->bias ? BIAS : WEIGHT) + 1, m->out));
+  w->block = rows_of_block(m, w->rows, h->type);
+  const int64_t block[] = {w->block, m->out};
+  return ek_pass_output(&w->logits, w->pass, h->type, 2, block);
+}
+
+/* *w points into itself: it is filled where it stays. */
+static ek_status open_work(struct work *w, const ek_module *self, ek_pass *pass, const ek_tensor *h,
+                           const ek_tensor *targets) {
+  *w = (struct work){
+      .m = (const struct linear_cross_entropy *)self, .pass = pass, .stream = ek_pass_stream(pass)};
+  EK_TRY(ek__layer_check(pass, h, w->m->in));
+  const ek_status status = fill_work(w, h, targets);
+  if (status != EK_OK) close_work(w);
+  return status;
+}
+
+/* From now on blocks have gradients; dh: where that of h goes, NULL if it is not wanted. */
+static ek_status want_gradients(struct work *w, const ek_tensor *dh) {
+  const int64_t matrix[] = {w->rows, w->m->in};
+  if (w->rows == 0) return EK_OK; /* nothing would overwrite them */
+  if (dh != NULL) EK_TRY(ek_tensor_reshape(&w->dh, dh, 2, matrix));
+  EK_TRY(ek_pass_gradient(&w->dweight, &w->weight_beta, w->pass, WEIGHT));
+  if (!w->m->bias) return EK_OK;
+  return ek_pass_gradient(&w->dbias, &w->bias_beta, w->pass, BIAS);
+}
+
+static ek_status complete_gradients(const struct work *w) {
+  EK_TRY(ek_pass_gradient_complete(w->pass, WEIGHT));
+  return w->m->bias ? ek_pass_gradient_complete(w->pass, BIAS) : EK_OK;
+}
+
+/* Rows of a block, without a reference: whoever holds the whole outlives it. */
+static ek_status rows_of(ek_tensor *view, const ek_tensor *of, int64_t first, int64_t count) {
+  EK_TRY(ek_tensor_rows(view, of, first, count));
+  ek_tensor held = *view;
+  ek_tensor_free(&held);
+  return EK_OK;
+}
+
+/* The rows of one block. */
+struct block {
+  int64_t first, count;
+  ek_tensor h, targets, logits;
+};
+
+static ek_status next_block(struct block *b, const struct work *w, int64_t first) {
+  b->first = first;
+  b->count = w->rows - first < w->block ? w->rows - first : w->block;
+  EK_TRY(rows_of(&b->h, &w->h, first, b->count));
+  EK_TRY(rows_of(&b->targets, &w->targets, first, b->count));
+  EK_TRY(rows_of(&b->logits, &w->logits, 0, b->count));
+  return ek_op_linear(w->stream, &b->logits, &b->h, &w->weight, w->m->bias ? &w->bias : NULL);
+}
+
+/* The logits of the block hold their gradient: dW first, for which h must still be there. */
+static ek_status use_gradient(struct work *w, const struct block *b) {
+  ek_tensor dh;
+  EK_TRY(ek_op_linear_gradients(w->stream, &w->dweight, w->weight_beta,
+                                w->m->bias ? &w->dbias : NULL, w->bias_beta, &b->logits, &b->h));
+  w->weight_beta = w->bias_beta = 1;
+  if (!ek_tensor_exists(&w->dh)) return EK_OK;
+  EK_TRY(rows_of(&dh, &w->dh, b->first, b->count));
+  return ek_op_matmul(w->stream, &dh, &b->logits, false, &w->weight, false, 0.0);
+}
+
+/* ---- forward ---- */
+
+/* What a walk forward writes beside gradients. Tensors of `kept` rows have all rows of the batch,
+ * the others those of a block. */
+struct results {
+  ek_tensor losses, normalizer;
+  bool keep_losses, keep_normalizer;
+  ek_tensor totals, part; /* f64 {s, d}: of all, of a block */
+};
+
+static void free_results(struct results *r) {
+  ek_tensor_free(&r->part);
+  ek_tensor_free(&r->normalizer);
+  ek_tensor_free(&r->losses);
+}
+
+/* losses has the shape of h but for the last dimension where all of them are wanted. */
+static ek_status make_results(struct results *r, const struct work *w, const ek_tensor *h) {
+  const int64_t pairs[] = {r->keep_normalizer ? w->rows : w->block, 2}, pair[] = {1, 2};
+  EK_TRY(ek_pass_output(&r->normalizer, w->pass, h->type, 2, pairs));
+  EK_TRY(r->keep_losses ? ek_pass_output(&r->losses, w->pass, h->type, h->rank - 1, h->shape)
+                        : ek_pass_output(&r->losses, w->pass, h->type, 1, &w->block));
+  if (w->block == w->rows) return EK_OK;
+  return ek_pass_output(&r->part, w->pass, EK_F64, 2, pair);
+}
+
+static ek_status forward_block(struct work *w, const struct results *r, const ek_tensor *losses,
+                               int64_t first, const double *scale) {
+  struct block b;
+  ek_tensor loss, normalizer, totals = first == 0 ? r->totals : r->part;
+  EK_TRY(next_block(&b, w, first));
+  EK_TRY(rows_of(&loss, losses, r->keep_losses ? first : 0, b.count));
+  EK_TRY(rows_of(&normalizer, &r->normalizer, r->keep_normalizer ? first : 0, b.count));
+  if (scale == NULL) {
+    EK_TRY(ek_op_cross_entropy_forward(w->stream, &loss, &normalizer, &totals, &b.logits,
+                                       &b.targets, &w->terms));
+  } else {
+    ek_tensor gradient = b.logits;
+    EK_TRY(ek_op_cross_entropy_gradient(w->stream, &gradient, &loss, &normalizer, &totals,
+                                        &b.logits, &b.targets, &w->terms, *scale));
+    EK_TRY(use_gradient(w, &b));
+  }
+  if (first == 0) return EK_OK;
+  totals = r->totals;
+  return ek_op_add(w->stream, &totals, &totals, &r->part);
+}
+
+/* scale: of the gradients that are computed at once; NULL: none are. */
+static ek_status walk_forward(struct work *w, const struct results *r, const double *scale) {
+  ek_tensor losses = r->losses, totals = r->totals;
+  if (w->rows == 0) EK_TRY(ek_op_zero(w->stream, &totals));
+  losses.rank = 1;
+  losses.shape[0] = r->keep_losses ? w->rows : w->block;
+  for (int64_t first = 0; first < w->rows; first += w->block) {
+    EK_TRY(forward_block(w, r, &losses, first, scale));
+  }
+  return scale == NULL ? EK_OK : complete_gradients(w);
+}
+
+static ek_status save_for_backward(ek_pass *pass, const ek_tensor *inputs,
+                                   const ek_tensor *normalizer) {
+  EK_TRY(ek_pass_save(pass, &inputs[0]));
+  EK_TRY(ek_pass_save(pass, &inputs[1]));
+  return ek_pass_save(pass, normalizer);
+}
+
+static ek_status forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                         ek_tensor *outputs) {
+  const ek_tensor *h = &inputs[0];
+  struct work w;
+  struct results r = {.keep_losses = self->outputs == 2};
+  ek_tensor dh = {0};
+  double scale = 0;
+  ek_status status = EK_OK;
+  EK_TRY(ek_pass_totals(&outputs[0], pass));
+  const bool over = ek_pass_gradient_now(&scale, pass);
+  const bool now = over || ek_pass_known_scale(&scale, pass);
+  EK_TRY(open_work(&w, self, pass, h, &inputs[1])); /* holds h, too */
+  r.totals = outputs[0];
+  r.keep_normalizer = !now && ek_pass_wants_gradient(pass);
+  if (now) {
+    if (!over) EK_TRY_GOTO(status, ek_pass_output(&dh, pass, h->type, h->rank, h->shape), cleanup);
+    EK_TRY_GOTO(status, want_gradients(&w, over ? h : &dh), cleanup);
+  }
+  EK_TRY_GOTO(status, make_results(&r, &w, h), cleanup);
+  EK_TRY_GOTO(status, walk_forward(&w, &r, now ? &scale : NULL), cleanup);
+  if (r.keep_losses) EK_TRY_GOTO(status, ek_tensor_share(&outputs[1], &r.losses), cleanup);
+  if (over) goto cleanup;
+  EK_TRY_GOTO(status,
+              now ? ek_pass_save(pass, &dh) : save_for_backward(pass, inputs, &r.normalizer),
+              cleanup);
+cleanup:
+  free_results(&r);
+  ek_tensor_free(&dh);
+  close_work(&w);
+  return status;
+}
+
+/* ---- backward, where forward did not know the scale ---- */
+
+/* Either one scale for all rows, or factors of the single losses. */
+static ek_status walk_backward(struct work *w, const ek_tensor *normalizer, const ek_tensor *scale,
+                               const ek_tensor *factors) {
+  ek_tensor row_scales = {0}; /* the factors of all rows, a loan */
+  if (factors != NULL) {
+    row_scales = *factors;
+    row_scales.rank = 1;
+    row_scales.shape[0] = w->rows;
+  }
+  for (int64_t first = 0; first < w->rows; first += w->block) {
+    struct block b;
+    ek_tensor pairs, own = {0};
+    EK_TRY(next_block(&b, w, first));
+    EK_TRY(rows_of(&pairs, normalizer, first, b.count));
+    if (factors != NULL) EK_TRY(rows_of(&own, &row_scales, first, b.count));
+    ek_tensor gradient = b.logits;
+    EK_TRY(ek_op_cross_entropy_backward(w->stream, &gradient, &b.logits, &pairs, &b.targets,
+                                        &w->terms, factors == NULL ? scale : NULL,
+                                        factors == NULL ? NULL : &own));
+    EK_TRY(use_gradient(w, &b));
+  }
+  return complete_gradients(w);
+}
+
+static ek_status backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
+                          ek_tensor *grad_inputs) {
+  const ek_tensor scale = ek_criterion_scale(&grad_outputs[0], 0);
+  struct work w = {0};
+  ek_tensor h = {0}, targets = {0}, normalizer = {0};
+  double known = 0;
+  ek_status status = EK_OK;
+  if (ek_pass_known_scale(&known, pass)) {
+    EK_TRY(ek_pass_take(&h, pass)); /* its gradient */
+    if (grad_inputs == NULL) {
+      ek_tensor_free(&h);
+    } else {
+      grad_inputs[0] = h;
+    }
+    return EK_OK;
+  }
+  EK_TRY_GOTO(status, ek_pass_take(&normalizer, pass), cleanup);
+  EK_TRY_GOTO(status, ek_pass_take(&targets, pass), cleanup);
+  EK_TRY_GOTO(status, ek_pass_take(&h, pass), cleanup);
+  if (grad_inputs != NULL) {
+    EK_TRY_GOTO(status, ek_pass_input_gradient(&grad_inputs[0], pass, &h), cleanup);
+  }
+  EK_TRY_GOTO(status, open_work(&w, self, pass, &h, &targets), cleanup);
+  EK_TRY_GOTO(status, want_gradients(&w, grad_inputs == NULL ? NULL : &grad_inputs[0]), cleanup);
+  status = walk_backward(&w, &normalizer, &scale, self->outputs == 2 ? &grad_outputs[1] : NULL);
+cleanup:
+  close_work(&w);
+  ek_tensor_free(&h);
+  ek_tensor_free(&targets);
+  ek_tensor_free(&normalizer);
+  return status;
+}
+
+/* ---- the logits, whole ---- */
+
+static ek_status predict(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                         ek_tensor *outputs) {
+  const struct linear_cross_entropy *m = (const struct linear_cross_entropy *)self;
+  ek_tensor weight, bias, shape = inputs[0];
+  EK_TRY(ek__layer_check(pass, &inputs[0], m->in));
+  EK_TRY(ek_pass_parameter(&weight, pass, WEIGHT));
+  if (m->bias) EK_TRY(ek_pass_parameter(&bias, pass, BIAS));
+  shape.shape[shape.rank - 1] = m->out;
+  EK_TRY(ek__layer_result(&outputs[0], pass, &shape));
+  return ek_op_linear(ek_pass_stream(pass), &outputs[0], &inputs[0], &weight,
+                      m->bias ? &bias : NULL);
+}
+
+static void release(ek_module *self) {
+  ek__entropy_close(&((struct linear_cross_entropy *)self)->entropy);
+  ek__free(self);
+}
+
+static const ek_module_ops ops = {.size = sizeof(ek_module_ops),
+                                  .kind = "linear_cross_entropy",
+                                  .parameters = declare,
+                                  .forward = forward,
+                                  .backward = backward,
+                                  .free = release,
+                                  .types = EK_TYPES_F32 | EK_TYPES_F64,
+                                  .predict = predict};
+
+/* ---- creation ---- */
+
+static ek_status check(int64_t in, int64_t out, const ek_linear_cross_entropy_options *o,
+                       const struct ek__entropy *entropy) {
+  EK__FAIL_IF(in <= 0 || out <= 0, EK_ERR_INVALID_ARGUMENT,
+              "linear_cross_entropy: sizes are %" PRId64 " -> %" PRId64 ", expected both above 0",
+              in, out);
+  EK__FAIL_IF(o->logits_bytes == 0, EK_ERR_INVALID_ARGUMENT,
+              "linear_cross_entropy: logits_bytes is 0");
+  if (entropy->classes <= out) return EK_OK;
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                      "linear_cross_entropy: %" PRId64 " classes, but %" PRId64 " logits",
+                      entropy->classes, out);
+}
+
+static ek_status fill(struct linear_cross_entropy *m, int64_t in, int64_t out,
+                      const ek_linear_cross_entropy_options *o) {
+  const ek_initializer spread =
+      in > 0 ? ek_initializer_uniform(-1.0 / sqrt((double)in), 1.0 / sqrt((double)in))
+             : ek_initializer_zeros();
+  ek_reduction reduction = EK_REDUCTION_MEAN;
+  EK_TRY(ek__entropy_open(&m->entropy, &reduction, ops.kind, o->loss));
+  EK_TRY(check(in, out, o, &m->entropy));
+  EK_TRY(ek_criterion_init(&m->base, &ops, 1, 1, reduction));
+  m->base.base.predictions = 1;
+  m->in = in;
+  m->out = out;
+  m->bias = o->bias;
+  m->logits_bytes = o->logits_bytes;
+  m->weight_start = o->weight == NULL ? spread : *o->weight;
+  m->bias_start = o->weight == NULL ? spread : ek_initializer_zeros();
+  return EK_OK;
+}
+
+ek_status ek_linear_cross_entropy_create(ek_criterion **criterion, int64_t in, int64_t out,
+                                         const ek_linear_cross_entropy_options *options) {
+  ek_linear_cross_entropy_options o = EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT;
+  EK__NOT_NULL("linear_cross_entropy", criterion);
+  EK_TRY(ek__options_read(&o, sizeof o, options, "ek_linear_cross_entropy_options"));
+  struct linear_cross_entropy *m = ek__calloc(1, sizeof *m);
+  EK__FAIL_IF(m == NULL, EK_ERR_OUT_OF_MEMORY, "linear_cross_entropy: the host has no memory");
+  const ek_status status = fill(m, in, out, &o);
+  if (status != EK_OK) {
+    release(&m->base.base);
+    return status;
+  }
+  *criterion = &m->base;
+  return EK_OK;
+}

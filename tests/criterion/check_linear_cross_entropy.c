@@ -1,0 +1,741 @@
+/*
+ * check_linear_cross_entropy.c - a head and its loss in one against the two apart: all options, any
+ * block, every mode; by its memory, with every allocation failing once, and what is refused.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <evenkeel/evenkeel.h>
+
+#include "ek_check.h"
+
+/* ---- a body, a head and a loss: apart, or the last two in one ---- */
+
+struct setting {
+  int64_t width, classes, columns;         /* columns: of the logits, padding included */
+  bool bias, weights, ignore, whole_scale; /* whole_scale: gradients wait for backward */
+  double smoothing;
+  ek_reduction reduction;
+  uint64_t logits_bytes;
+  ek_mode mode;
+  ek_type type;
+  double class_weight[64];
+};
+
+enum { IGNORED = -7, MOST_SAMPLES = 9, TOKENS = 3 };
+
+static ek_cross_entropy_options loss_options(const struct setting *s) {
+  ek_cross_entropy_options o = EK_CROSS_ENTROPY_OPTIONS_INIT;
+  o.reduction = s->reduction;
+  o.ignore_index = IGNORED;
+  o.label_smoothing = s->smoothing;
+  if (s->weights) o.class_weights = s->class_weight;
+  if (s->weights || s->classes < s->columns) o.classes = s->classes;
+  return o;
+}
+
+static ek_module *body(const struct setting *s) {
+  ek_module *module = NULL;
+  ck_ok(ek_linear_create(&module, s->width, s->width, true));
+  return module;
+}
+
+static ek_criterion *fused(const struct setting *s) {
+  const ek_cross_entropy_options loss = loss_options(s);
+  ek_linear_cross_entropy_options o = EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT;
+  ek_criterion *criterion = NULL;
+  o.loss = &loss;
+  o.bias = s->bias;
+  if (s->logits_bytes > 0) o.logits_bytes = s->logits_bytes;
+  ck_ok(ek_linear_cross_entropy_create(&criterion, s->width, s->columns, &o));
+  return criterion;
+}
+
+static ek_module *together(ek_module *model, ek_criterion *criterion) {
+  ek_with_criterion_options o = EK_WITH_CRITERION_OPTIONS_INIT;
+  ek_module *module = NULL;
+  o.name = "head";
+  ck_ok(ek_with_criterion_create_with(&module, model, criterion, &o));
+  ek_module_free(model);
+  ek_criterion_free(criterion);
+  return module;
+}
+
+/* The same names: "weight" and "bias" of the body, "head.weight" and "head.bias". */
+struct apart {
+  ek_module base;
+  ek_module *body, *head;
+};
+
+static ek_status apart_declare(const ek_module *self, ek_declaration *declaration) {
+  const struct apart *a = (const struct apart *)self;
+  EK_TRY(ek_declare_wrapped(declaration, a->body));
+  return ek_declare_module(declaration, "head", a->head);
+}
+static ek_status apart_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                               ek_tensor *outputs) {
+  ek_tensor h = {0};
+  (void)self;
+  EK_TRY(ek_pass_child_forward(&h, pass, 0, inputs));
+  const ek_status status = ek_pass_child_forward(outputs, pass, 1, &h);
+  ek_tensor_free(&h);
+  return status;
+}
+static ek_status apart_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
+                                ek_tensor *grad_inputs) {
+  ek_tensor dh = {0};
+  (void)self;
+  EK_TRY(ek_pass_child_backward(&dh, pass, 1, grad_outputs));
+  const ek_status status = ek_pass_child_backward(grad_inputs, pass, 0, &dh);
+  ek_tensor_free(&dh);
+  return status;
+}
+static void apart_free(ek_module *self) {
+  struct apart *a = (struct apart *)self;
+  ek_module_free(a->body);
+  ek_module_free(a->head);
+  free(a);
+}
+static const ek_module_ops apart_ops = {.size = sizeof(ek_module_ops),
+                                        .kind = "apart",
+                                        .parameters = apart_declare,
+                                        .forward = apart_forward,
+                                        .backward = apart_backward,
+                                        .free = apart_free,
+                                        .types = EK_TYPES_F32 | EK_TYPES_F64};
+
+static ek_module *apart(const struct setting *s) {
+  struct apart *a = calloc(1, sizeof *a);
+  ck_assert_ptr_nonnull(a);
+  ck_ok(ek_module_init(&a->base, &apart_ops, 1, 1));
+  a->body = body(s);
+  ck_ok(ek_linear_create(&a->head, s->width, s->columns, s->bias));
+  return &a->base;
+}
+
+/* ---- batches ---- */
+
+struct batch {
+  float f[MOST_SAMPLES * TOKENS * 64];
+  double d[MOST_SAMPLES * TOKENS * 64];
+  int32_t t[MOST_SAMPLES * TOKENS];
+  ek_tensor x[2]; /* the input and the target */
+};
+
+static void batch_make(struct batch *b, const struct setting *s, int64_t samples, uint64_t number) {
+  struct ck_random random = ck_random_start(number);
+  const int64_t in[] = {samples, TOKENS, s->width}, out[] = {samples, TOKENS};
+  for (int64_t i = 0; i < samples * TOKENS * s->width; i++) {
+    b->f[i] = (float)ck_random_uniform(&random, -2, 2);
+    b->d[i] = (double)b->f[i];
+  }
+  for (int64_t i = 0; i < samples * TOKENS; i++) {
+    b->t[i] = (int32_t)ck_random_integer(&random, 0, s->classes - 1);
+    if (s->ignore && ck_random_integer(&random, 0, 2) == 0) b->t[i] = IGNORED;
+  }
+  ck_ok(ek_tensor_host(&b->x[0], s->type == EK_F64 ? (void *)b->d : b->f, s->type, 3, in));
+  ck_ok(ek_tensor_host(&b->x[1], b->t, EK_I32, 2, out));
+}
+
+/* ---- a training of either ---- */
+
+struct training {
+  const struct setting *s;
+  ek_group *group;
+  ek_module *module;
+  ek_data_parallel_model *model;
+  ek_data_parallel_criterion *loss;
+  ek_data_parallel_optimizer *optimizer;
+};
+
+static void training_open(struct training *t, const struct setting *s, const char *spec, bool one) {
+  const ek_cross_entropy_options loss = loss_options(s);
+  ek_data_parallel_model_options model = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  ek_data_parallel_criterion_options how = EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT;
+  ek_criterion *criterion = NULL;
+  ek_optimizer *rule = NULL;
+  *t = (struct training){.s = s, .group = ck_open(spec, 1)};
+  t->module = one ? together(body(s), fused(s)) : apart(s);
+  if (!one) ck_ok(ek_cross_entropy_create(&criterion, &loss));
+  model.type = s->type;
+  model.seed = 11;
+  how.gradient_in_forward = !s->whole_scale;
+  ck_ok(ek_data_parallel_model_options_set_mode(&model, s->mode));
+  ck_ok(ek_data_parallel_model_open(&t->model, t->group, t->module, &model));
+  ck_ok(ek_data_parallel_criterion_open(&t->loss, t->model, criterion, &how));
+  ek_criterion_free(criterion);
+  ck_ok(ek_sgd_create(&rule, NULL));
+  ck_ok(ek_data_parallel_optimizer_open(&t->optimizer, t->model, rule, NULL));
+  ek_optimizer_free(rule);
+}
+
+static void training_close(struct training *t) {
+  ek_data_parallel_optimizer_free(t->optimizer);
+  ek_data_parallel_criterion_free(t->loss);
+  ek_data_parallel_model_free(t->model);
+  ek_module_free(t->module);
+  ck_no_memory_held(t->group);
+  ek_group_free(t->group);
+}
+
+static ek_status try_backward(struct training *t, const struct batch *b, bool accumulate) {
+  const bool one = t->module->terms > 0;
+  ek_shards outputs = {0};
+  ek_criterion_backward_options o = EK_CRITERION_BACKWARD_OPTIONS_INIT;
+  o.accumulate = accumulate;
+  ek_status status = ek_data_parallel_model_forward(&outputs, t->model, b->x, one ? 2 : 1, NULL);
+  if (status == EK_OK) {
+    status = ek_data_parallel_criterion_forward(t->loss, &outputs, 1, one ? NULL : &b->x[1], !one);
+  }
+  if (status == EK_OK) status = ek_data_parallel_criterion_backward(t->loss, t->model, &o);
+  ek_shards_free(&outputs);
+  return status;
+}
+
+enum { NUMBERS = 4096 };
+
+/* Gradients of all parameters, one after the other; returns how many numbers. */
+static int64_t read_gradients(double numbers[NUMBERS], const struct training *t) {
+  static const char *const names[] = {"weight", "bias", "head.weight", "head.bias"};
+  int64_t count = 0;
+  for (int i = 0; i < (t->s->bias ? 4 : 3); i++) {
+    float f[NUMBERS];
+    ek_state_info info;
+    ck_ok(ek_state_find(&info, t->model, names[i]));
+    const int64_t own = ek_tensor_count(&info.like);
+    ck_assert_int_le(count + own, NUMBERS);
+    info.like.data = t->s->type == EK_F64 ? (void *)(numbers + count) : f;
+    ck_ok(ek_data_parallel_model_gradient(&info.like, t->model, names[i]));
+    for (int64_t k = 0; k < own && t->s->type != EK_F64; k++) numbers[count + k] = (double)f[k];
+    count += own;
+  }
+  return count;
+}
+
+/* A step of two micro-batches, one of them smaller than the group. */
+static double step(struct training *t, double gradients[NUMBERS], int64_t *count) {
+  struct batch b;
+  ek_step_result result;
+  batch_make(&b, t->s, MOST_SAMPLES - 2, 1);
+  ck_ok(try_backward(t, &b, true));
+  batch_make(&b, t->s, 2, 2);
+  ck_ok(try_backward(t, &b, false));
+  *count = read_gradients(gradients, t);
+  ck_ok(ek_data_parallel_optimizer_step(&result, t->optimizer));
+  return result.loss;
+}
+
+/* ---- the numbers of the two apart ---- */
+
+static struct setting random_setting(int number) {
+  struct ck_random random = ck_random_start(100 + (uint64_t)number);
+  struct setting s = {.width = ck_random_integer(&random, 1, 20),
+                      .classes = ck_random_integer(&random, 1, 40),
+                      .bias = number % 2 == 1,
+                      .weights = number / 2 % 2 == 1,
+                      .ignore = number / 4 % 2 == 1,
+                      .whole_scale = number / 8 % 2 == 1,
+                      .smoothing = number / 16 % 2 == 1 ? 0.125 : 0,
+                      .reduction = number % 5 == 0 ? EK_REDUCTION_SUM : EK_REDUCTION_MEAN,
+                      .mode = (ek_mode)(number % 4),
+                      .type = number % 3 == 0 ? EK_F32 : EK_F64};
+  s.columns = s.classes + (number / 32 % 2 == 1 ? ck_random_integer(&random, 1, 20) : 0);
+  for (int i = 0; i < 64; i++) {
+    s.class_weight[i] = (double)ck_random_integer(&random, 0, 8) / 4;
+  }
+  /* From less than a row to more than there are. */
+  s.logits_bytes = (uint64_t)ck_random_integer(&random, 1, 12 * s.columns * 8);
+  return s;
+}
+
+/* 64 settings of all options, each over one to four devices. Sums run in another order, over at
+ * most 40 classes, 20 columns and 27 rows, three of them one after the other: docs/numerics.md. */
+START_TEST(equals_the_two_apart) {
+  if (!ck_part(_i)) return;
+  const struct setting s = random_setting(_i);
+  const char *const specs[] = {"cpu:1", "cpu:2", "cpu:3", "cpu:4"};
+  static double want[NUMBERS], got[NUMBERS];
+  int64_t count = 0;
+  struct training t;
+  training_open(&t, &s, "cpu:1", false);
+  const double want_loss = step(&t, want, &count);
+  training_close(&t);
+  training_open(&t, &s, specs[_i / 4 % 4], true);
+  const double loss = step(&t, got, &count);
+  training_close(&t);
+  const double unit = s.type == EK_F64 ? 0x1p-53 : 0x1p-24;
+  ck_assert_double_eq_tol(loss, want_loss, 256 * unit * (1 + fabs(want_loss)));
+  ck_assert_double_le(ck_rel_l2(got, want, count), 256 * unit);
+}
+END_TEST
+
+/* In f64 a row's logits are added up in one order, whatever the block; sums of single losses are
+ * regrouped by blocks. */
+START_TEST(any_block) {
+  static const uint64_t rows[] = {0, 1, 2, 3, 5, 7, 16, 1000};
+  struct setting s = random_setting(13);
+  static double want[NUMBERS], got[NUMBERS];
+  double want_loss = 0;
+  int64_t count = 0;
+  s.type = _i == 0 ? EK_F64 : EK_F32;
+  for (size_t k = 0; k < sizeof rows / sizeof *rows; k++) {
+    struct training t;
+    s.logits_bytes = rows[k] * (uint64_t)s.columns * (_i == 0 ? 8 : 4) + 1;
+    training_open(&t, &s, "cpu:2", true);
+    const double loss = step(&t, k == 0 ? want : got, &count);
+    training_close(&t);
+    if (k == 0) {
+      want_loss = loss;
+      continue;
+    }
+    const double unit = _i == 0 ? 0x1p-53 : 0x1p-24;
+    ck_assert_double_eq_tol(loss, want_loss, 64 * unit * want_loss);
+    ck_assert_double_le(ck_rel_l2(got, want, count), 64 * unit);
+  }
+}
+END_TEST
+
+/* ---- a head alone, in a pass of its own ---- */
+
+struct head {
+  ek_criterion *criterion;
+  ek_replica *replica;
+  ek_tensor scales; /* of reduction mean and sum */
+};
+
+static struct head head_open(struct ck_rig *rig, ek_criterion *criterion) {
+  struct head h = {.criterion = criterion};
+  ek_replica_options o = EK_REPLICA_OPTIONS_INIT;
+  const double scales[] = {0.5, 0};
+  o.type = rig->type;
+  ck_ok(ek_replica_open(&h.replica, rig->device, &criterion->base, &o));
+  h.scales = *ck_tensor_of(rig, EK_F64, scales, CK_SHAPE(1, 2));
+  return h;
+}
+
+static void head_close(struct head *h) {
+  ek_replica_free(h->replica);
+  ek_criterion_free(h->criterion);
+}
+
+static void set_parameter(const struct head *h, const char *name, const double *values) {
+  ek_parameter_info info;
+  ck_ok(ek_replica_find(&info, h->replica, name));
+  ck_set(&info.value, values);
+}
+
+static void get_gradient(double *values, const struct head *h, const char *name) {
+  ek_parameter_info info;
+  ck_ok(ek_replica_find(&info, h->replica, name));
+  ck_get(values, &info.gradient);
+}
+
+/* How the gradient comes: in forward over h, in forward beside it, in backward. */
+enum way { OVER, BESIDE, BACKWARD, WAYS };
+
+/* Small whole numbers: all classes have the same logits, so that p is a quarter, and every sum is
+ * exact. Blocks of 1 to 12 rows, and of all. */
+START_TEST(small_whole_numbers) {
+  enum { ROWS = 11, WIDTH = 3, CLASSES = 4, COLUMNS = 6 };
+  struct ck_rig *rig = ck_rig_variant(_i / WAYS);
+  const enum way way = (enum way)(_i % WAYS);
+  double h[ROWS * WIDTH], t[ROWS], w[COLUMNS * WIDTH];
+  struct ck_random random = ck_random_start(7);
+  for (int i = 0; i < ROWS * WIDTH; i++) h[i] = (double)ck_random_integer(&random, -4, 4);
+  for (int i = 0; i < ROWS; i++) t[i] = (double)ck_random_integer(&random, -1, CLASSES - 1);
+  for (int i = 0; i < COLUMNS * WIDTH; i++) w[i] = i < CLASSES * WIDTH ? i % WIDTH - 1 : 5 - i;
+  double want[COLUMNS * WIDTH] = {0}, weight = 0;
+  for (int r = 0; r < ROWS; r++) {
+    weight += t[r] >= 0;
+    for (int c = 0; c < CLASSES && t[r] >= 0; c++) {
+      const double g = 0.5 * (0.25 - (c == (int)t[r]));
+      for (int k = 0; k < WIDTH; k++) want[c * WIDTH + k] += g * h[r * WIDTH + k];
+    }
+  }
+  for (uint64_t block = 1; block <= ROWS + 1; block++) {
+    ek_cross_entropy_options loss = EK_CROSS_ENTROPY_OPTIONS_INIT;
+    ek_linear_cross_entropy_options o = EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT;
+    ek_criterion *criterion = NULL;
+    loss.ignore_index = -1;
+    loss.classes = CLASSES;
+    o.loss = &loss;
+    o.logits_bytes = block * COLUMNS * ek_type_size(rig->type);
+    ck_ok(ek_linear_cross_entropy_create(&criterion, WIDTH, COLUMNS, &o));
+    struct head head = head_open(rig, criterion);
+    set_parameter(&head, "weight", w);
+    ek_tensor inputs[2] = {ck_upload(rig->device, rig->type, h, CK_SHAPE(ROWS, WIDTH)),
+                           ck_upload(rig->device, EK_I32, t, CK_SHAPE(ROWS))};
+    ek_tensor totals = {0}, gradients[2] = {{0}};
+    ek_pass *pass = NULL;
+    ek_pass_options options = EK_PASS_OPTIONS_INIT;
+    options.gradient_now = way == BACKWARD ? 0 : 0.5;
+    options.overwrite_inputs = way == OVER;
+    ck_ok(ek_pass_open(&pass, head.replica, &options));
+    ck_ok(ek_pass_run_forward(&totals, pass, inputs));
+    ck_ok(ek_pass_run_backward(gradients, pass, &head.scales));
+    double got[2], dw[COLUMNS * WIDTH], zeros[ROWS * WIDTH] = {0};
+    const double bound[] = {8 * rig->unit * ROWS, 0}, sums[] = {weight * log(4.0), weight};
+    ck_get(got, &totals);
+    ck_within("totals", got, sums, bound, 2);
+    get_gradient(dw, &head, "weight");
+    ck_within("dW", dw, want, NULL, COLUMNS * WIDTH);
+    ck_within("dh", ck_read(rig, &gradients[0]), zeros, NULL, ROWS * WIDTH);
+    ck_assert_int_eq(gradients[0].data == inputs[0].data, way == OVER);
+    ck_assert(!ek_tensor_exists(&gradients[1]));
+    ek_tensor_free(&gradients[0]);
+    ek_tensor_free(&totals);
+    ek_pass_free(pass);
+    ek_tensor_free(&inputs[0]);
+    ek_tensor_free(&inputs[1]);
+    head_close(&head);
+  }
+  ck_rig_close(rig);
+}
+END_TEST
+
+/* Reduction `none`: losses of any shape, a factor for each; all of it against cross-entropy of the
+ * logits that the module predicts. */
+START_TEST(single_losses) {
+  enum { WIDTH = 5, CLASSES = 9, ROWS = 8 };
+  struct ck_rig *rig = ck_rig_variant(_i);
+  ek_cross_entropy_options loss = EK_CROSS_ENTROPY_OPTIONS_INIT;
+  ek_linear_cross_entropy_options o = EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT;
+  ek_criterion *criterion = NULL, *plain = NULL;
+  loss.reduction = EK_REDUCTION_NONE;
+  loss.label_smoothing = 0.25;
+  o.loss = &loss;
+  o.bias = true;
+  o.logits_bytes = 3 * CLASSES * ek_type_size(rig->type);
+  ck_ok(ek_linear_cross_entropy_create(&criterion, WIDTH, CLASSES, &o));
+  ck_ok(ek_cross_entropy_create(&plain, &loss));
+  struct head head = head_open(rig, criterion);
+  const double *h = ck_values(rig, ROWS * WIDTH, -1, 1),
+               *t = ck_integers(rig, ROWS, 0, CLASSES - 1);
+  ek_tensor inputs[2] = {*ck_tensor(rig, h, CK_SHAPE(2, 4, WIDTH)),
+                         *ck_tensor_of(rig, EK_I32, t, CK_SHAPE(2, 4))};
+  const ek_tensor factors = *ck_tensor(rig, ck_values(rig, ROWS, -1, 1), CK_SHAPE(2, 4));
+  ek_pass *pass = NULL;
+  ek_tensor logits[2] = {{0}}, results[2] = {{0}}, gradients[2] = {{0}};
+  ek_pass_options options = EK_PASS_OPTIONS_INIT;
+  options.gradient_now = 3; /* not for single losses */
+  ck_ok(ek_pass_open(&pass, head.replica, &options));
+  ck_ok(ek_pass_run_forward(results, pass, inputs));
+  ck_assert_int_eq(results[1].rank, 2);
+  const ek_tensor given[] = {head.scales, factors};
+  ck_ok(ek_pass_run_backward(gradients, pass, given));
+  ek_pass_free(pass);
+  double dw[CLASSES * WIDTH], db[CLASSES], want_dw[CLASSES * WIDTH], want_db[CLASSES];
+  get_gradient(dw, &head, "weight");
+  get_gradient(db, &head, "bias");
+  options.gradient = false;
+  ck_ok(ek_pass_open(&pass, head.replica, &options));
+  ck_ok(ek_pass_run_predict(logits, pass, inputs));
+  ek_pass_free(pass);
+
+  /* The same, apart. */
+  ek_replica *other = NULL;
+  ek_replica_options how = EK_REPLICA_OPTIONS_INIT;
+  how.type = rig->type;
+  ck_ok(ek_replica_open(&other, rig->device, &plain->base, &how));
+  ek_tensor apart_inputs[2] = {logits[0], inputs[1]}, losses[2] = {{0}}, dlogits[2] = {{0}};
+  ck_ok(ek_pass_open(&pass, other, NULL));
+  ck_ok(ek_pass_run_forward(losses, pass, apart_inputs));
+  ck_ok(ek_pass_run_backward(dlogits, pass, given));
+  ek_pass_free(pass);
+  const double bounds[ROWS] = {64 * rig->unit, 64 * rig->unit, 64 * rig->unit, 64 * rig->unit,
+                               64 * rig->unit, 64 * rig->unit, 64 * rig->unit, 64 * rig->unit};
+  ck_within("losses", ck_read(rig, &results[1]), ck_read(rig, &losses[1]), bounds, ROWS);
+  ek_tensor *weight = ck_blank(rig, rig->type, CK_SHAPE(CLASSES, WIDTH));
+  ek_tensor *bias = ck_blank(rig, rig->type, CK_SHAPE(CLASSES));
+  ck_ok(ek_op_linear_gradients(rig->stream, weight, 0, bias, 0, &dlogits[0], &inputs[0]));
+  ck_get(want_dw, weight);
+  ck_get(want_db, bias);
+  ck_assert_double_le(ck_rel_l2(dw, want_dw, CLASSES * WIDTH), 64 * rig->unit);
+  ck_assert_double_le(ck_rel_l2(db, want_db, CLASSES), 64 * rig->unit);
+  ek_tensor *freed[] = {&logits[0], &results[0], &results[1], &gradients[0],
+                        &losses[0], &losses[1],  &dlogits[0]};
+  for (size_t i = 0; i < sizeof freed / sizeof *freed; i++) ek_tensor_free(freed[i]);
+  ek_replica_free(other);
+  ek_criterion_free(plain);
+  head_close(&head);
+  ck_rig_close(rig);
+}
+END_TEST
+
+/* ---- what every module must keep ---- */
+
+START_TEST(as_a_module) {
+  struct setting s = {.width = 6,
+                      .classes = 11,
+                      .columns = 13,
+                      .bias = true,
+                      .smoothing = 0.125,
+                      .logits_bytes = 300};
+  const ek_check_input inputs[] = {{.rank = 3, .shape = {4, 2, 6}, .low = -1, .high = 1},
+                                   {.type = EK_I32, .rank = 2, .shape = {4, 2}, .high = 10}};
+  ek_criterion *criterion = fused(&s);
+  ek_module *module = together(body(&s), fused(&s));
+  ek_module_check_options options = EK_MODULE_CHECK_OPTIONS_INIT;
+  options.depth = 40;
+  ck_ok(ek_module_check(&criterion->base, test_devices("cpu:2"), inputs, 2, &options));
+  ck_ok(ek_module_check(module, test_devices("cpu:2"), inputs, 2, &options));
+  ek_criterion_free(criterion);
+  ek_module_free(module);
+}
+END_TEST
+
+/* A term of a weighted sum has a scale that nobody knows in forward. */
+START_TEST(as_a_term) {
+  struct setting s = {.width = 4, .classes = 7, .columns = 7, .type = EK_F64, .logits_bytes = 200};
+  static double want[NUMBERS], got[NUMBERS];
+  int64_t count = 0;
+  struct training t;
+  struct batch b;
+  training_open(&t, &s, "cpu:2", true);
+  batch_make(&b, &s, 5, 3);
+  ck_ok(try_backward(&t, &b, false));
+  count = read_gradients(want, &t);
+  training_close(&t);
+
+  ek_criterion *term = fused(&s), *terms[2] = {term, NULL}, *sum = NULL;
+  const double coefficients[] = {0.5, 0};
+  ck_ok(ek_mean_squared_error_create(&terms[1], EK_REDUCTION_MEAN));
+  ck_ok(ek_weighted_sum_create(&sum, terms, coefficients, 1));
+  ek_criterion_free(terms[1]);
+  ek_criterion_free(term);
+  ek_data_parallel_model *model = NULL;
+  ek_data_parallel_criterion *loss = NULL;
+  ek_data_parallel_model_options o = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  ek_with_criterion_options tie = EK_WITH_CRITERION_OPTIONS_INIT;
+  ek_data_parallel_criterion_options how = EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT;
+  ek_module *module = NULL, *model_body = body(&s);
+  ek_group *group = ck_open("cpu:2", 1);
+  tie.name = "head";
+  o.type = EK_F64;
+  o.seed = 11;
+  how.gradient_in_forward = true;
+  ck_ok(ek_with_criterion_create_with(&module, model_body, sum, &tie));
+  ck_ok(ek_data_parallel_model_open(&model, group, module, &o));
+  ck_ok(ek_data_parallel_criterion_open(&loss, model, NULL, &how));
+  /* The names differ, "head.0.weight", and so do the initial values: make them equal. */
+  struct training other;
+  training_open(&other, &s, "cpu:2", true);
+  static double values[NUMBERS];
+  ek_state_info info;
+  ck_ok(ek_state_find(&info, other.model, "head.weight"));
+  info.like.data = values;
+  ck_ok(ek_state_read(&info.like, other.model, "head.weight"));
+  ck_ok(ek_state_write(model, "head.0.weight", &info.like));
+  training_close(&other);
+  ek_shards outputs = {0};
+  ck_ok(ek_data_parallel_model_forward(&outputs, model, b.x, 2, NULL));
+  ck_ok(ek_data_parallel_criterion_forward(loss, &outputs, 1, NULL, 0));
+  ck_ok(ek_data_parallel_criterion_backward(loss, model, NULL));
+  ek_shards_free(&outputs);
+  info.like.data = got;
+  ck_ok(ek_data_parallel_model_gradient(&info.like, model, "head.0.weight"));
+  for (int64_t i = 0; i < 4 * 7; i++) got[i] *= 2;
+  ck_assert_double_le(ck_rel_l2(got, want + (count - 4 * 7), 4 * 7), 64 * 0x1p-53);
+  ek_data_parallel_criterion_free(loss);
+  ek_data_parallel_model_free(model);
+  ek_module_free(module);
+  ek_module_free(model_body);
+  ek_criterion_free(sum);
+  ck_no_memory_held(group);
+  ek_group_free(group);
+}
+END_TEST
+
+/* ---- memory ---- */
+
+static ek_memory_usage peak_of(const struct setting *s, const char *spec, bool one, size_t device) {
+  struct training t;
+  struct batch b;
+  ek_memory_usage usage;
+  training_open(&t, s, spec, one);
+  for (int i = 0; i < 2; i++) {
+    batch_make(&b, s, MOST_SAMPLES, 1);
+    ck_ok(try_backward(&t, &b, true));
+    ck_ok(try_backward(&t, &b, false));
+    ck_ok(ek_data_parallel_optimizer_step(NULL, t.optimizer));
+  }
+  ck_ok(ck_memory_stats(&usage, ek_group_device(t.group, device)));
+  training_close(&t);
+  return usage;
+}
+
+/* Planned to the byte; and of logits there is a block. */
+START_TEST(planned_and_small) {
+  struct setting s = {.width = 8, .classes = 60, .columns = 60, .type = EK_F32};
+  s.mode = (ek_mode)(_i % 4);
+  s.whole_scale = _i / 4 == 1;
+  s.logits_bytes = 2 * 60 * 4;
+  for (size_t k = 0; k < 3; k++) {
+    const ek_memory_usage real = peak_of(&s, "cpu:3", true, k);
+    const ek_memory_usage plan = peak_of(&s, "plan:3", true, k);
+    ck_assert_uint_eq(real.peak_bytes, plan.peak_bytes);
+    ck_assert_uint_le(real.at_peak[EK_MEMORY_LOSS], s.logits_bytes + 10 * EK_MEMORY_UNIT);
+  }
+}
+END_TEST
+
+/* As many logits as the default allows, of a vocabulary of 40,000 and 2000 rows. */
+START_TEST(at_most_64_mib) {
+  ek_group *group = ck_open("plan:1@64GiB", 1);
+  ek_criterion *criterion = NULL;
+  ek_replica *replica = NULL;
+  ek_pass *pass = NULL;
+  ek_tensor x = {0}, y = {0}, totals = {0};
+  ek_memory_usage usage;
+  ck_ok(ek_linear_cross_entropy_create(&criterion, 64, 40000, NULL));
+  ck_ok(ek_replica_open(&replica, ek_group_device(group, 0), &criterion->base, NULL));
+  ck_ok(ek_tensor_create(&x, ek_group_device(group, 0), EK_MEMORY_OUTPUTS, EK_F32,
+                         CK_SHAPE(2000, 64)));
+  ck_ok(ek_tensor_create(&y, ek_group_device(group, 0), EK_MEMORY_INPUTS, EK_I32, CK_SHAPE(2000)));
+  const ek_tensor inputs[] = {x, y};
+  ek_pass_options options = EK_PASS_OPTIONS_INIT;
+  options.overwrite_inputs = true;
+  options.gradient_now = 1;
+  ck_ok(ek_pass_open(&pass, replica, &options));
+  ck_ok(ek_pass_run_forward(&totals, pass, inputs));
+  ck_ok(ck_memory_stats(&usage, ek_group_device(group, 0)));
+  ck_assert_uint_le(usage.at_peak[EK_MEMORY_OUTPUTS] + usage.at_peak[EK_MEMORY_LOSS], 64u << 20);
+  ck_assert_uint_eq(usage.current[EK_MEMORY_LOSS], EK_MEMORY_UNIT); /* totals */
+  ek_pass_free(pass);
+  ek_tensor_free(&totals);
+  ek_tensor_free(&y);
+  ek_tensor_free(&x);
+  ek_replica_free(replica);
+  ek_criterion_free(criterion);
+  ck_no_memory_held(group);
+  ek_group_free(group);
+}
+END_TEST
+
+/* ---- what goes wrong ---- */
+
+/* Whatever allocation of a step fails: nothing is held, and the next step is that of before. */
+START_TEST(a_failure_anywhere) {
+  struct setting s = random_setting(5 + 8 * _i);
+  static double want[NUMBERS], got[NUMBERS];
+  int64_t count = 0;
+  struct training t;
+  struct batch b;
+  s.type = EK_F64;
+  batch_make(&b, &s, 5, 4);
+  training_open(&t, &s, "cpu:2", true);
+  ck_ok(try_backward(&t, &b, false));
+  count = read_gradients(want, &t);
+  ck_ok(ek_data_parallel_model_discard(t.model));
+  ek_status status = EK_ERR_OUT_OF_MEMORY;
+  for (uint64_t n = 1; status != EK_OK; n++) {
+    ck_assert_uint_lt(n, 200);
+    ck_ok(ek_memory_fail_at(ek_group_device(t.group, 1), n));
+    status = try_backward(&t, &b, false);
+    ck_ok(ek_memory_fail_at(ek_group_device(t.group, 1), 0));
+    if (status != EK_OK) ck_assert_int_eq(status, EK_ERR_OUT_OF_MEMORY);
+  }
+  read_gradients(got, &t);
+  ck_same_bits("gradients", got, want, count);
+  ck_ok(ek_data_parallel_model_discard(t.model));
+  training_close(&t);
+}
+END_TEST
+
+static ek_status create(int64_t in, int64_t out, const ek_linear_cross_entropy_options *o) {
+  ek_criterion *criterion = NULL;
+  const ek_status status = ek_linear_cross_entropy_create(&criterion, in, out, o);
+  ck_assert_int_eq(status == EK_OK, criterion != NULL);
+  ek_criterion_free(criterion);
+  return status;
+}
+
+START_TEST(refused) {
+  static const double weights[] = {1, 1, 1};
+  const ek_status bad = EK_ERR_INVALID_ARGUMENT;
+  ek_cross_entropy_options loss = EK_CROSS_ENTROPY_OPTIONS_INIT;
+  ek_linear_cross_entropy_options o = EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT;
+  ck_fails(ek_linear_cross_entropy_create(NULL, 3, 5, NULL), bad, "NULL");
+  ck_fails(create(0, 5, NULL), bad, "sizes are 0 -> 5");
+  ck_fails(create(3, -1, NULL), bad, "sizes are 3 -> -1");
+  o.logits_bytes = 0;
+  ck_fails(create(3, 5, &o), bad, "logits_bytes is 0");
+  o.logits_bytes = 1;
+  o.loss = &loss;
+  loss.label_smoothing = 2;
+  ck_fails(create(3, 5, &o), bad, "linear_cross_entropy: label_smoothing is 2");
+  loss.label_smoothing = 0;
+  loss.classes = 6;
+  ck_fails(create(3, 5, &o), bad, "6 classes, but 5 logits");
+  loss.classes = 3;
+  loss.class_weights = weights;
+  loss.reduction = (ek_reduction)9;
+  ck_fails(create(3, 5, &o), bad, "no reduction 9");
+  loss.reduction = EK_REDUCTION_MEAN;
+  for (uint64_t n = 1; n <= 2; n++) {
+    ek_host_memory_fail_at(n);
+    ck_fails(create(3, 5, &o), EK_ERR_OUT_OF_MEMORY,
+             "linear_cross_entropy: the host has no memory");
+    ek_host_memory_fail_at(0);
+  }
+  ck_ok(create(3, 5, &o));
+}
+END_TEST
+
+/* In a pair there is nobody to train its weight; it says what to do. */
+START_TEST(inputs_that_do_not_fit) {
+  struct setting s = {.width = 4, .classes = 7, .columns = 7, .type = EK_F32, .logits_bytes = 60};
+  struct training t;
+  struct batch b;
+  ek_shards outputs = {0};
+  ek_data_parallel_criterion *pair = NULL;
+  ek_criterion *criterion = fused(&s);
+  training_open(&t, &s, "cpu:2", false);
+  ck_fails(ek_data_parallel_criterion_open(&pair, t.model, criterion, NULL), EK_ERR_UNSUPPORTED,
+           "linear_cross_entropy has parameters: that works in one module with the model");
+  training_close(&t);
+  ek_criterion_free(criterion);
+
+  training_open(&t, &s, "cpu:2", true);
+  batch_make(&b, &s, 5, 4);
+  b.t[10] = 7; /* row 1 of device 1, in its second block */
+  ck_fails(try_backward(&t, &b, false), EK_ERR_INVALID_ARGUMENT,
+           "target 7 at row 10 of the batch is outside 0..6");
+  b.t[10] = 0;
+  const int64_t wide[] = {5, TOKENS, 5}, few[] = {5};
+  ck_ok(ek_tensor_host(&b.x[0], b.f, EK_F32, 3, wide));
+  ck_fails(try_backward(&t, &b, false), EK_ERR_SHAPE, "linear, forward: input has 5 columns");
+  batch_make(&b, &s, 5, 4);
+  ck_ok(ek_tensor_host(&b.x[1], b.t, EK_I32, 1, few));
+  ck_fails(try_backward(&t, &b, false), EK_ERR_SHAPE,
+           "head (linear_cross_entropy), forward: 3 targets for 9 rows");
+  batch_make(&b, &s, 5, 4);
+  ck_fails(ek_data_parallel_model_forward(&outputs, t.model, b.x, 1, NULL), EK_ERR_INVALID_ARGUMENT,
+           "takes 2 inputs, not 1");
+  ck_ok(try_backward(&t, &b, false));
+  ck_ok(ek_data_parallel_optimizer_step(NULL, t.optimizer));
+  training_close(&t);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("linear_cross_entropy");
+  TCase *values = ck_case(suite, "values");
+  tcase_add_loop_test(values, equals_the_two_apart, 0, 64);
+  tcase_add_loop_test(values, any_block, 0, 2);
+  tcase_add_loop_test(values, small_whole_numbers, 0, WAYS * CK_VARIANTS);
+  tcase_add_loop_test(values, single_losses, 0, CK_VARIANTS);
+  tcase_add_test(values, as_a_module);
+  tcase_add_test(values, as_a_term);
+  TCase *memory = ck_case(suite, "memory");
+  tcase_add_loop_test(memory, planned_and_small, 0, 8);
+  tcase_add_test(memory, at_most_64_mib);
+  TCase *failures = ck_case(suite, "failures");
+  tcase_add_loop_test(failures, a_failure_anywhere, 0, 2);
+  tcase_add_test(failures, refused);
+  tcase_add_test(failures, inputs_that_do_not_fit);
+  return suite;
+}
+
+CK_MAIN(make_suite)
