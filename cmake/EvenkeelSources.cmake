@@ -15,6 +15,7 @@ set(EVENKEEL_LAYERS
     src/optim
     src/io
     criterion
+    src/model
     parallel)
 
 set(EVENKEEL_SOURCES "")

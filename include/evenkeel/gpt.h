@@ -1,7 +1,11 @@
 /*
  * gpt.h - a decoder of GPT-2's shape.
  *
- * Input i32 tokens [B, T], T <= sequence; output logits [B, T, vocabulary]. Pre-norm blocks:
+ * Input i32 tokens [B, T], T <= sequence; output logits [B, T, vocabulary]. With `fused_loss` the
+ * targets, i32 [B, T], are a second input, and the output is the loss: linear_cross_entropy.h, the
+ * logits never whole. It is trained without a criterion (trainer.h), and gives logits where the
+ * targets are left out. Parameters, initial values and random masks are the same with and without.
+ * Pre-norm blocks:
  *     x = tokens.weight[token] + tokens.positions[t], dropout
  *     x = x + dropout(attention(layer norm(x)))
  *     x = x + dropout(linear(GELU(linear(layer norm(x)))))
@@ -18,6 +22,7 @@
 #ifndef EVENKEEL_GPT_H
 #define EVENKEEL_GPT_H
 
+#include <evenkeel/cross_entropy.h>
 #include <evenkeel/recompute.h>
 
 #ifdef __cplusplus
@@ -35,13 +40,18 @@ typedef struct ek_gpt_options {
   bool untied;    /* the head has a weight of its own */
   ek_recompute
       recompute; /* of its blocks; with `cheap` also of what lies in them and beside them */
+  bool fused_loss;
+  const ek_cross_entropy_options *loss; /* of a fused loss; copied; NULL: its defaults */
+  uint64_t logits_bytes;                /* of a fused loss: a block of logits is not larger */
 } ek_gpt_options;
 /* GPT-2 124M without dropout. */
 #define EK_GPT_OPTIONS_INIT                                                                        \
   {                                                                                                \
-    sizeof(ek_gpt_options), 50257, 1024, 768, 12, 12, 0.0, false, { EK_RECOMPUTE_NONE, 0, 0 }      \
+    sizeof(ek_gpt_options), 50257, 1024, 768, 12, 12, 0.0, false, {EK_RECOMPUTE_NONE, 0, 0},       \
+        false, NULL, 64u << 20                                                                     \
   }
 
+/* EK_ERR_INVALID_ARGUMENT for sizes that do not fit, and for `loss` without a fused loss. */
 EK_API EK_CHECKED ek_status ek_gpt_create(ek_module **module, const ek_gpt_options *options);
 
 #ifdef __cplusplus

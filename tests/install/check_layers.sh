@@ -25,6 +25,7 @@ declare -A uses=(
   [optim]="core device op"
   [io]="core device op module optim"
   [criterion]="core device op module"
+  [model]="core device op module criterion"
   [parallel]="core device backend op module optim io criterion"
 )
 

@@ -2,7 +2,8 @@
  * gpt.c - a decoder of GPT-2's shape.
  *
  * A block is a module of its own with named children, so that parameters are called
- * "blocks.0.ln_1.weight"; blocks and model run their children as a chain (composite.h).
+ * "blocks.0.ln_1.weight"; blocks and model run their children as a chain (composite.h). With a
+ * fused loss the model ends with its last norm, and a criterion stands in the place of the head.
  */
 #include <evenkeel/gpt.h>
 
@@ -15,7 +16,9 @@
 #include <evenkeel/activation.h>
 #include <evenkeel/layer_norm.h>
 #include <evenkeel/linear.h>
+#include <evenkeel/linear_cross_entropy.h>
 #include <evenkeel/sequential.h>
+#include <evenkeel/with_criterion.h>
 
 #include "core/alloc.h"
 #include "core/error.h"
@@ -177,12 +180,12 @@ static ek_status blocks_create(ek_module **module, const ek_gpt_options *o) {
 
 struct gpt {
   struct ek__composite base;
-  bool untied;
+  bool tied; /* its head is its own, and has the table of tokens as its weight */
 };
 
 static ek_status gpt_parameters(const ek_module *self, ek_declaration *declaration) {
   EK_TRY(ek__composite_parameters(self, declaration));
-  if (((const struct gpt *)self)->untied) return EK_OK;
+  if (!((const struct gpt *)self)->tied) return EK_OK;
   return ek_declare_tie(declaration, "head.weight", "tokens.weight");
 }
 
@@ -221,8 +224,29 @@ static ek_status fill_gpt(struct gpt *m, const ek_gpt_options *o) {
     EK_TRY(ek__composite_add(gpt, "blocks", blocks));
   }
   EK_TRY(add_layer_norm(gpt, "norm", o->width));
-  m->untied = o->untied;
+  if (o->fused_loss) return EK_OK;
+  m->tied = !o->untied;
   return add_linear(gpt, "head", o->width, o->vocabulary, false, DEVIATION);
+}
+
+/* In the place of the head and under its name: a criterion that is tied to the model without it. */
+static ek_status add_loss(ek_module **module, ek_module *body, const ek_gpt_options *o) {
+  ek_linear_cross_entropy_options head = EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT;
+  ek_with_criterion_options together = EK_WITH_CRITERION_OPTIONS_INIT;
+  const ek_initializer start = ek_initializer_normal(0.0, DEVIATION);
+  ek_criterion *loss = NULL;
+  head.loss = o->loss;
+  head.logits_bytes = o->logits_bytes;
+  head.weight = &start;
+  together.name = "head";
+  if (!o->untied) {
+    together.tied = "weight";
+    together.source = "tokens.weight";
+  }
+  EK_TRY(ek_linear_cross_entropy_create(&loss, o->width, o->vocabulary, &head));
+  const ek_status status = ek_with_criterion_create_with(module, body, loss, &together);
+  ek_criterion_free(loss);
+  return status;
 }
 
 static ek_status check_options(const ek_gpt_options *o) {
@@ -237,6 +261,8 @@ static ek_status check_options(const ek_gpt_options *o) {
   EK__FAIL_IF(o->width > INT64_MAX / 4, EK_ERR_OVERFLOW, "gpt: 4 x %" PRId64 " columns", o->width);
   EK__FAIL_IF(!(o->dropout >= 0.0 && o->dropout < 1.0), EK_ERR_INVALID_ARGUMENT,
               "gpt: dropout is %g, expected 0 <= p < 1", o->dropout);
+  EK__FAIL_IF(o->loss != NULL && !o->fused_loss, EK_ERR_INVALID_ARGUMENT,
+              "gpt: options of a loss, but the loss is not fused");
   return ek__recompute_check("gpt", &o->recompute);
 }
 
@@ -247,5 +273,10 @@ ek_status ek_gpt_create(ek_module **module, const ek_gpt_options *options) {
   ek_status status = EK_OK;
   struct gpt *m = ek__layer_create(&status, module, sizeof *m, &gpt_ops, 1, 1);
   if (m == NULL) return status;
-  return ek__composite_finish(module, &m->base, fill_gpt(m, &o));
+  if (!o.fused_loss) return ek__composite_finish(module, &m->base, fill_gpt(m, &o));
+  ek_module *body = NULL;
+  EK_TRY(ek__composite_finish(&body, &m->base, fill_gpt(m, &o)));
+  status = add_loss(module, body, &o);
+  ek_module_free(body);
+  return status;
 }

@@ -1,0 +1,331 @@
+/*
+ * check_fused_loss.c - a GPT with a fused loss against one without: the same training, the same
+ * names, the same logits, and a part of the memory. In a trainer it is one option and no criterion.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <evenkeel/evenkeel.h>
+
+#include "ek_check.h"
+
+enum { VOCABULARY = 37, CLASSES = 33, SEQUENCE = 6, MOST_SAMPLES = 9, STEPS = 3 };
+
+struct setting {
+  bool untied, weights;
+  double dropout, smoothing;
+  int layers;
+};
+static const struct setting settings[] = {{false, false, 0, 0, 2},
+                                          {true, true, 0.2, 0.125, 1},
+                                          {false, true, 0.2, 0, 1},
+                                          {true, false, 0, 0.25, 0}};
+enum { SETTINGS = sizeof settings / sizeof settings[0], MODES = 4 };
+
+struct run {
+  ek_module *module;
+  ek_criterion *criterion;
+  ek_group *group;
+  ek_trainer *trainer;
+};
+
+static ek_cross_entropy_options loss_options(const struct setting *s) {
+  static double weights[CLASSES];
+  ek_cross_entropy_options o = EK_CROSS_ENTROPY_OPTIONS_INIT;
+  for (int i = 0; i < CLASSES; i++) weights[i] = i % 5 / 2.0;
+  o.ignore_index = -1;
+  o.label_smoothing = s->smoothing;
+  o.classes = CLASSES; /* of a longer vocabulary */
+  if (s->weights) o.class_weights = weights;
+  return o;
+}
+
+static ek_status open_run(struct run *r, const struct setting *s, const char *spec, ek_mode mode,
+                          bool fused) {
+  const ek_cross_entropy_options loss = loss_options(s);
+  ek_gpt_options gpt = EK_GPT_OPTIONS_INIT;
+  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
+  ek_optimizer *rule = NULL;
+  *r = (struct run){.group = ck_open(spec, 1)};
+  gpt.vocabulary = VOCABULARY;
+  gpt.sequence = SEQUENCE;
+  gpt.width = 8;
+  gpt.heads = 2;
+  gpt.layers = s->layers;
+  gpt.untied = s->untied;
+  gpt.dropout = s->dropout;
+  gpt.fused_loss = fused;
+  if (fused) {
+    gpt.loss = &loss;
+    gpt.logits_bytes = 5 * VOCABULARY * 8;
+  } else {
+    ck_ok(ek_cross_entropy_create(&r->criterion, &loss));
+  }
+  options.mode = mode;
+  options.type = EK_F64;
+  options.seed = 3;
+  options.group = r->group;
+  options.micro_batches = mode == EK_MODE_SHARDED ? 3 : 1;
+  ck_ok(ek_gpt_create(&r->module, &gpt));
+  ck_ok(ek_adamw_create(&rule, NULL));
+  const ek_status status =
+      ek_trainer_open(&r->trainer, NULL, r->module, r->criterion, rule, &options);
+  ek_optimizer_free(rule);
+  return status;
+}
+
+static void close_run(struct run *r) {
+  ck_ok(ek_trainer_free(r->trainer));
+  ek_criterion_free(r->criterion);
+  ek_module_free(r->module);
+  ck_no_memory_held(r->group);
+  ek_group_free(r->group);
+}
+
+struct batch {
+  int32_t x[MOST_SAMPLES * SEQUENCE], y[MOST_SAMPLES * SEQUENCE];
+  ek_tensor input, target;
+};
+
+static void batch_make(struct batch *b, int64_t samples, uint64_t number) {
+  struct ck_random random = ck_random_start(number);
+  const int64_t shape[] = {samples, SEQUENCE};
+  for (int64_t i = 0; i < samples * SEQUENCE; i++) {
+    b->x[i] = (int32_t)ck_random_integer(&random, 0, VOCABULARY - 1);
+    b->y[i] = (int32_t)ck_random_integer(&random, -1, CLASSES - 1);
+  }
+  ck_ok(ek_tensor_host(&b->input, b->x, EK_I32, 2, shape));
+  ck_ok(ek_tensor_host(&b->target, b->y, EK_I32, 2, shape));
+}
+
+static int64_t read_parameter(double *values, const struct run *r, const char *name) {
+  ek_state_info info;
+  ck_ok(ek_state_find(&info, ek_trainer_model(r->trainer), name));
+  info.like.data = values;
+  ck_ok(ek_state_read(&info.like, ek_trainer_model(r->trainer), name));
+  return ek_tensor_count(&info.like);
+}
+
+/* Both calls are the same for both models. */
+static void train(struct run *r, double losses[STEPS + 1]) {
+  static const int64_t samples[] = {7, 2, 9, 5}; /* fewer than devices, too */
+  struct batch b;
+  ek_step_result result;
+  for (int i = 0; i < STEPS; i++) {
+    batch_make(&b, samples[i], (uint64_t)i);
+    ck_ok(ek_trainer_step(&result, r->trainer, &b.input, 1, &b.target, 1));
+    losses[i] = result.loss;
+  }
+  batch_make(&b, samples[STEPS], STEPS);
+  ck_ok(ek_trainer_evaluate(&losses[STEPS], NULL, r->trainer, &b.input, 1, &b.target, 1));
+}
+
+/* The same training to the order of sums, over three devices in every mode: 1e-12 leaves ten
+ * thousand roundings, AdamW divides by roots of squares that are not small. */
+START_TEST(the_same_training) {
+  const struct setting *s = &settings[_i / MODES];
+  static double table[2][VOCABULARY * 8], head[2][VOCABULARY * 8];
+  double losses[2][STEPS + 1];
+  int64_t count = 0;
+  for (int fused = 0; fused < 2; fused++) {
+    struct run r;
+    ck_ok(open_run(&r, s, "cpu:3", (ek_mode)(_i % MODES), fused == 1));
+    train(&r, losses[fused]);
+    count = read_parameter(table[fused], &r, "tokens.weight");
+    read_parameter(head[fused], &r, "head.weight");
+    close_run(&r);
+  }
+  for (int i = 0; i <= STEPS; i++) {
+    ck_assert_double_eq_tol(losses[1][i], losses[0][i], 1e-12 * losses[0][i]);
+  }
+  ck_assert_double_le(ck_rel_l2(table[1], table[0], count), 1e-10);
+  ck_assert_double_le(ck_rel_l2(head[1], head[0], count), 1e-10);
+}
+END_TEST
+
+/* What training starts with is the same bits, and so are the logits. */
+START_TEST(the_same_logits) {
+  const struct setting *s = &settings[_i];
+  static double logits[2][MOST_SAMPLES * SEQUENCE * VOCABULARY];
+  struct batch b;
+  batch_make(&b, 7, 9);
+  for (int fused = 0; fused < 2; fused++) {
+    struct run r;
+    ek_shards outputs = {0};
+    ek_tensor host;
+    const int64_t shape[] = {7, SEQUENCE, VOCABULARY};
+    ck_ok(open_run(&r, s, "cpu:3", EK_MODE_REPLICATED, fused == 1));
+    ck_ok(ek_trainer_predict(&outputs, r.trainer, &b.input, 1));
+    ck_ok(ek_tensor_host(&host, logits[fused], EK_F64, 3, shape));
+    ck_ok(ek_gather_host(&host, &outputs));
+    ek_memory_usage usage;
+    ck_ok(ck_memory_stats(&usage, ek_group_device(r.group, 0)));
+    ck_assert_uint_ge(usage.current[EK_MEMORY_OUTPUTS], 3 * SEQUENCE * VOCABULARY * 8);
+    ek_shards_free(&outputs);
+    close_run(&r);
+  }
+  ck_same_bits("logits", logits[1], logits[0], 7 * SEQUENCE * VOCABULARY);
+}
+END_TEST
+
+/* Micro-batches through the parts of a trainer, of a batch that is evaluated in between. */
+START_TEST(micro_batches) {
+  double losses[2], table[2][VOCABULARY * 8];
+  struct batch first, second;
+  batch_make(&first, 5, 20);
+  batch_make(&second, 3, 21);
+  for (int fused = 0; fused < 2; fused++) {
+    struct run r;
+    ek_step_result result;
+    ck_ok(open_run(&r, &settings[1], "cpu:2", EK_MODE_SHARDED, fused == 1));
+    for (int k = 0; k < 2; k++) {
+      const struct batch *b = k == 0 ? &first : &second;
+      const ek_tensor inputs[] = {b->input, b->target};
+      ek_criterion_backward_options o = EK_CRITERION_BACKWARD_OPTIONS_INIT;
+      ek_data_parallel_criterion *loss = ek_trainer_criterion(r.trainer);
+      ek_data_parallel_model *model = ek_trainer_model(r.trainer);
+      ek_shards outputs = {0};
+      double evaluated = 0;
+      o.accumulate = k == 0;
+      ck_ok(ek_data_parallel_model_forward(&outputs, model, inputs, fused ? 2 : 1, NULL));
+      ck_ok(
+          ek_data_parallel_criterion_forward(loss, &outputs, 1, fused ? NULL : &b->target, !fused));
+      if (fused && k == 1) {
+        ck_fails(ek_trainer_evaluate(&evaluated, NULL, r.trainer, &b->input, 1, &b->target, 1),
+                 EK_ERR_STATE, "its backward (or discard) is next");
+      }
+      ck_ok(ek_data_parallel_criterion_backward(loss, model, &o));
+      ek_shards_free(&outputs);
+      if (k == 0) {
+        ck_ok(ek_trainer_evaluate(&evaluated, NULL, r.trainer, &b->input, 1, &b->target, 1));
+      }
+    }
+    ck_ok(ek_data_parallel_optimizer_step(&result, ek_trainer_optimizer(r.trainer)));
+    losses[fused] = result.loss;
+    read_parameter(table[fused], &r, "tokens.weight");
+    close_run(&r);
+  }
+  ck_assert_double_eq_tol(losses[1], losses[0], 1e-12 * losses[0]);
+  ck_assert_double_le(ck_rel_l2(table[1], table[0], VOCABULARY * 8), 1e-10);
+}
+END_TEST
+
+static void peaks(uint64_t bytes[3], uint64_t logits[3], const char *spec, ek_mode mode,
+                  bool fused) {
+  struct run r;
+  double losses[STEPS + 1];
+  ek_memory_usage usage;
+  ck_ok(open_run(&r, &settings[0], spec, mode, fused));
+  train(&r, losses);
+  for (size_t k = 0; k < 3; k++) {
+    ck_ok(ck_memory_stats(&usage, ek_group_device(r.group, k)));
+    bytes[k] = usage.peak_bytes;
+    logits[k] = usage.at_peak[EK_MEMORY_OUTPUTS] + usage.at_peak[EK_MEMORY_LOSS];
+  }
+  close_run(&r);
+}
+
+/* Planned to the byte in every mode; logits are a block of five rows and not the device's 18. */
+START_TEST(memory) {
+  uint64_t whole[3], real[3], planned[3], logits[3], unused[3];
+  const ek_mode mode = (ek_mode)_i;
+  peaks(whole, unused, "cpu:3", mode, false);
+  peaks(planned, unused, "plan:3", mode, true);
+  peaks(real, logits, "cpu:3", mode, true);
+  for (size_t k = 0; k < 3; k++) {
+    ck_assert_uint_eq(real[k], planned[k]);
+    ck_assert_uint_le(real[k], whole[k]);
+    ck_assert_uint_le(logits[k], 5 * VOCABULARY * 8 + 18 * 8 * 8 + 12 * EK_MEMORY_UNIT);
+  }
+}
+END_TEST
+
+/* The names of all that is state are those of the model without. */
+START_TEST(the_same_names) {
+  struct run r[2];
+  for (int fused = 0; fused < 2; fused++) {
+    ck_ok(open_run(&r[fused], &settings[_i], "plan:2", EK_MODE_SHARDED, fused == 1));
+  }
+  const ek_replica *a = ek_data_parallel_model_replica(ek_trainer_model(r[0].trainer), 0);
+  const ek_replica *b = ek_data_parallel_model_replica(ek_trainer_model(r[1].trainer), 0);
+  size_t buffers = 0;
+  for (size_t i = 0; i < ek_replica_parameter_count(b); i++) {
+    ek_parameter_info one, other;
+    ck_ok(ek_replica_parameter(&one, b, i));
+    if (one.buffer) {
+      buffers++;
+      continue;
+    }
+    ck_ok(ek_replica_find(&other, a, one.name));
+    ck_assert_int_eq(one.offset, other.offset);
+    ck_assert(one.no_decay == other.no_decay);
+  }
+  ck_assert_uint_eq(buffers, settings[_i].weights);
+  ck_assert_uint_eq(ek_replica_parameter_count(b) - buffers, ek_replica_parameter_count(a));
+  close_run(&r[0]);
+  close_run(&r[1]);
+}
+END_TEST
+
+START_TEST(refused) {
+  const ek_cross_entropy_options loss = loss_options(&settings[0]);
+  const double nan_weight = (double)NAN;
+  ek_cross_entropy_options bad = loss;
+  ek_gpt_options gpt = EK_GPT_OPTIONS_INIT;
+  ek_module *module = NULL;
+  gpt.vocabulary = VOCABULARY;
+  gpt.loss = &loss;
+  ck_fails(ek_gpt_create(&module, &gpt), EK_ERR_INVALID_ARGUMENT, "the loss is not fused");
+  gpt.fused_loss = true;
+  gpt.logits_bytes = 0;
+  ck_fails(ek_gpt_create(&module, &gpt), EK_ERR_INVALID_ARGUMENT, "logits_bytes is 0");
+  gpt.logits_bytes = 1;
+  gpt.loss = &bad;
+  bad.reduction = EK_REDUCTION_NONE;
+  ck_fails(ek_gpt_create(&module, &gpt), EK_ERR_INVALID_ARGUMENT, "reduction none");
+  bad = loss;
+  bad.class_weights = &nan_weight;
+  bad.classes = 1;
+  ck_fails(ek_gpt_create(&module, &gpt), EK_ERR_INVALID_ARGUMENT, "class_weights[0]");
+  ck_assert_ptr_null(module);
+  gpt.loss = &loss;
+  ek_status status = EK_ERR_OUT_OF_MEMORY;
+  for (uint64_t n = 1; status != EK_OK; n++) {
+    ck_assert_uint_lt(n, 2000);
+    ek_host_memory_fail_at(n);
+    status = ek_gpt_create(&module, &gpt);
+    ek_host_memory_fail_at(0);
+    if (status != EK_OK) ck_assert_int_eq(status, EK_ERR_OUT_OF_MEMORY);
+  }
+  ek_module_free(module);
+
+  /* A criterion beside it would be a second loss. */
+  struct run r;
+  ek_criterion *criterion = NULL;
+  ek_optimizer *rule = NULL;
+  ek_trainer *trainer = NULL;
+  ck_ok(open_run(&r, &settings[0], "plan:1", EK_MODE_REPLICATED, true));
+  ck_ok(ek_cross_entropy_create(&criterion, NULL));
+  ck_ok(ek_adamw_create(&rule, NULL));
+  ck_fails(ek_trainer_open(&trainer, "plan:1", r.module, criterion, rule, NULL),
+           EK_ERR_INVALID_ARGUMENT, "computes its loss itself");
+  ek_optimizer_free(rule);
+  ek_criterion_free(criterion);
+  close_run(&r);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("fused_loss");
+  TCase *same = ck_case(suite, "same");
+  tcase_add_loop_test(same, the_same_training, 0, SETTINGS * MODES);
+  tcase_add_loop_test(same, the_same_logits, 0, SETTINGS);
+  tcase_add_loop_test(same, the_same_names, 0, SETTINGS);
+  tcase_add_test(same, micro_batches);
+  tcase_add_loop_test(ck_case(suite, "memory"), memory, 0, MODES);
+  tcase_add_test(ck_case(suite, "refused"), refused);
+  return suite;
+}
+
+CK_MAIN(make_suite)
