@@ -1,9 +1,11 @@
 /*
  * group.c - a group of devices and its worker threads.
  *
- * One persistent thread per device. ek_group_apply() publishes a job under the mutex by raising
- * `job`; every worker runs it once and lowers `running`; the caller sleeps until `running` is 0.
- * Results lie in the workers' own records, which the caller reads only then.
+ * One persistent thread per device. ek_group_apply() writes a job down and posts every worker's
+ * semaphore; every worker runs it once and lowers `running`; the last one signals `done`, for which
+ * the caller sleeps. Results lie in the workers' own records, which the caller reads only then.
+ * Semaphores and not a condition, whose waiters all wake to queue for its mutex: a small job is over
+ * sooner than that.
  *
  * Jobs run one after the other, whoever asks for them: a caller draws a number and waits until it
  * is `served`. It keeps its turn from before it publishes its job until it has read the results and
@@ -21,12 +23,14 @@
  * A child of fork() has no workers. Every function here that would wait for them, or take a lock
  * that a thread of the parent may have held, refuses there (ek__group_check).
  *
- * Lock: `mutex` guards drawn, served, job, running, stopping, function, context and the list of
- * abortables. It is never held while a job runs. A communicator's own lock is taken inside it
- * (abort), never around it.
+ * Lock: `mutex` guards drawn, served and the list of abortables. It is never held while a job runs. A
+ * communicator's own lock is taken inside it (abort), never around it. job, stopping, function and
+ * context are written by the caller whose turn it is, while no worker has a job.
  */
 #include <errno.h>
 #include <pthread.h>
+#include <semaphore.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -46,6 +50,7 @@ struct worker {
   ek_group *group;
   ek_device *device;
   pthread_t thread;
+  sem_t work; /* posted when there is a job, or none will come any more */
   bool started;
   ek_status status;
   char message[EK__MESSAGE_SIZE];
@@ -61,10 +66,10 @@ struct ek_group {
   struct worker *workers;
   struct ek__process process; /* whose workers these are */
   pthread_mutex_t mutex;
-  pthread_cond_t work, done, turn;
+  pthread_cond_t turn, done;
   uint64_t drawn, served; /* numbers of callers; equal: nobody has a job */
   uint64_t job;
-  size_t running;
+  atomic_size_t running; /* workers that have not finished the job */
   bool stopping;
   ek_apply_function function;
   void *context;
@@ -137,31 +142,30 @@ static void run_job(struct worker *worker, uint64_t job, ek_apply_function funct
   pthread_mutex_unlock(&group->mutex);
 }
 
+/* A signal's handler ends sem_wait() early. */
+static void wait_for(sem_t *semaphore) {
+  while (sem_wait(semaphore) != 0) {
+  }
+}
+
 static void *worker_main(void *argument) {
   struct worker *worker = argument;
   ek_group *group = worker->group;
   device_of_this_worker = worker->device;
-  uint64_t seen = 0;
-  pthread_mutex_lock(&group->mutex);
   for (;;) {
-    while (group->job == seen && !group->stopping) pthread_cond_wait(&group->work, &group->mutex);
-    if (group->stopping) break;
-    seen = group->job;
-    const ek_apply_function function = group->function;
-    void *context = group->context;
+    wait_for(&worker->work);
+    if (group->stopping) return NULL;
+    run_job(worker, group->job, group->function, group->context);
+    if (atomic_fetch_sub(&group->running, 1) != 1) continue;
+    pthread_mutex_lock(&group->mutex); /* the caller looks at `running` with it, and then sleeps */
     pthread_mutex_unlock(&group->mutex);
-    run_job(worker, seen, function, context);
-    pthread_mutex_lock(&group->mutex);
-    if (--group->running == 0) pthread_cond_signal(&group->done);
+    pthread_cond_signal(&group->done);
   }
-  pthread_mutex_unlock(&group->mutex);
-  return NULL;
 }
 
 static ek_status start_workers(ek_group *group) {
   for (size_t i = 0; i < group->count; i++) {
     struct worker *worker = &group->workers[i];
-    worker->group = group;
     EK_TRY(ek__thread_start(&worker->thread, EK__WORKER_STACK, worker_main, worker));
     worker->started = true;
   }
@@ -211,14 +215,17 @@ static ek_status read_options(ek_group_options *o, const ek_group_options *optio
   return EK_OK;
 }
 
+static void wake_workers(ek_group *group) {
+  for (size_t i = 0; i < group->count; i++) (void)sem_post(&group->workers[i].work);
+}
+
 /* Stops the workers and frees everything; also a group that did not open to its end. */
 static void destroy(ek_group *group) {
-  pthread_mutex_lock(&group->mutex);
   group->stopping = true;
-  pthread_cond_broadcast(&group->work);
-  pthread_mutex_unlock(&group->mutex);
+  wake_workers(group);
   for (size_t i = 0; i < group->count; i++) {
     if (group->workers[i].started) pthread_join(group->workers[i].thread, NULL);
+    (void)sem_destroy(&group->workers[i].work);
   }
   for (size_t i = 0; i < 2 * group->count; i++) {
     struct worker *worker = &group->workers[i / 2];
@@ -230,7 +237,6 @@ static void destroy(ek_group *group) {
   ek__host_blocks_close(&group->blocks);
   pthread_cond_destroy(&group->turn);
   pthread_cond_destroy(&group->done);
-  pthread_cond_destroy(&group->work);
   pthread_mutex_destroy(&group->mutex);
   ek__free(group->workers);
   ek__free(group->spec);
@@ -241,7 +247,11 @@ static ek_status open_parts(ek_group *group, const struct ek__device_spec *spec,
                             const ek_group_options *options) {
   const struct ek__backend *backend = group->backend;
   int threads = 1;
-  group->count = spec->count;
+  for (group->count = 0; group->count < spec->count; group->count++) {
+    struct worker *worker = &group->workers[group->count];
+    worker->group = group;
+    (void)sem_init(&worker->work, 0, 0);
+  }
   EK_TRY(take_ranks(group, options));
   EK_TRY(threads_for(&threads, backend, spec->count, options));
   if (backend->group_open != NULL) EK_TRY(backend->group_open(&group->native, spec, options));
@@ -269,7 +279,6 @@ static ek_status open_named(ek_group **group, const char *text, struct ek__devic
   result->backend = backend;
   result->process = ek__process_this();
   pthread_mutex_init(&result->mutex, NULL);
-  pthread_cond_init(&result->work, NULL);
   pthread_condattr_t steady; /* a wait with an end; the clock of the day may be set meanwhile */
   pthread_condattr_init(&steady);
   pthread_condattr_setclock(&steady, CLOCK_MONOTONIC);
@@ -382,12 +391,12 @@ static ek_status tell(const struct worker *failed) {
                       name, before, message, rest);
 }
 
-/* Waits until all workers have come back. Where one may be stuck, the backend is asked now and then,
+/* Waits until all workers have come back, with the mutex held. Where one may be stuck, the backend is asked now and then,
  * without the mutex, because workers that give up take it. */
 static void wait_for_workers(ek_group *group) {
   const bool watches = group->backend->watch != NULL;
   group->watched = EK_OK;
-  while (group->running != 0) {
+  while (atomic_load(&group->running) != 0) {
     struct timespec until;
     if (!watches) {
       pthread_cond_wait(&group->done, &group->mutex);
@@ -418,13 +427,14 @@ static ek_status error_of_job(const ek_group *group, const struct worker *failed
   return tell(failed);
 }
 
-/* Runs a job on all workers. Called and left with the mutex held, by the caller that is served. */
+/* Runs a job on all workers; left with the mutex held. By the caller that is served. */
 static ek_status run_on_all(ek_group *group, ek_apply_function function, void *context) {
   group->function = function;
   group->context = context;
-  group->running = group->count;
+  atomic_store(&group->running, group->count);
   group->job++;
-  pthread_cond_broadcast(&group->work);
+  wake_workers(group);
+  pthread_mutex_lock(&group->mutex);
   wait_for_workers(group);
   const struct worker *failed = first_failure(group);
   if (failed == NULL && group->watched == EK_OK) return EK_OK;
@@ -452,6 +462,7 @@ ek_status ek_group_apply(ek_group *group, ek_apply_function function, void *cont
   pthread_mutex_lock(&group->mutex);
   const uint64_t number = group->drawn++;
   while (group->served != number) pthread_cond_wait(&group->turn, &group->mutex);
+  pthread_mutex_unlock(&group->mutex);
   const ek_status status = run_on_all(group, function, context);
   group->served++;
   if (group->served != group->drawn) pthread_cond_broadcast(&group->turn);

@@ -31,6 +31,13 @@
 
 /* ---- a program ---- */
 
+/* Check's own writes a mark to a file for each assertion that holds, which only a parent process
+ * reads, and which took half the time of tests that compare many numbers. */
+#undef ck_assert_msg
+#define ck_assert_msg(expr, ...)                                                                   \
+  ((expr) ? (void)0                                                                                \
+          : _ck_assert_failed(__FILE__, __LINE__, "Assertion '" #expr "' failed", __VA_ARGS__))
+
 #define CK_MAIN(make_suite)                                                                        \
   int main(void) { return ck_run(make_suite()); }
 
