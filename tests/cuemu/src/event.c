@@ -6,6 +6,10 @@
  * it waits for nothing, as in CUDA. Host code of two threads that forgets this is found out by
  * tests.
  *
+ * Who waits wants the stream of the last record to run (stream.c). A record may come in between from
+ * another thread: the waiter counts itself before it wants, and the record looks for waiters when
+ * its operation lies in the stream, so that one of the two wants what is waited for.
+ *
  * A record is reached when its operation is released, which happens also on a device that has a
  * sticky error: nobody waits for ever for a device that died. An event lives until it is destroyed
  * and no operation refers to it.
@@ -19,9 +23,10 @@ struct CUevent_st {
   pthread_mutex_t mutex;
   pthread_cond_t reached_more;
   int device;
-  int references;
+  int references, waiting;
   unsigned flags;
   uint64_t recorded, reached;
+  cudaStream_t stream;  /* of the last record */
   struct timespec time; /* of the last record that was reached */
 };
 
@@ -37,12 +42,27 @@ static void unreference(cudaEvent_t event) {
   if (!last) return;
   pthread_mutex_destroy(&event->mutex);
   pthread_cond_destroy(&event->reached_more);
+  cuemu_stream_unrefer(event->stream);
   free(event);
+}
+
+/* Of other streams than that of the last record nothing is waited for that was not wanted already. */
+static void want(cudaEvent_t event, uint64_t number) {
+  pthread_mutex_lock(&event->mutex);
+  cudaStream_t stream = event->reached < number ? cuemu_stream_refer(event->stream) : NULL;
+  pthread_mutex_unlock(&event->mutex);
+  if (stream) cuemu_want(stream);
+  cuemu_stream_unrefer(stream);
 }
 
 static void wait_for(cudaEvent_t event, uint64_t number) {
   pthread_mutex_lock(&event->mutex);
+  event->waiting++;
+  pthread_mutex_unlock(&event->mutex);
+  want(event, number);
+  pthread_mutex_lock(&event->mutex);
   while (event->reached < number) pthread_cond_wait(&event->reached_more, &event->mutex);
+  event->waiting--;
   pthread_mutex_unlock(&event->mutex);
 }
 
@@ -87,7 +107,7 @@ static void reach(void *argument) {
   pthread_mutex_lock(&event->mutex);
   if (operation->number > event->reached) event->reached = operation->number;
   (void)clock_gettime(CLOCK_MONOTONIC, &event->time);
-  pthread_cond_broadcast(&event->reached_more);
+  if (event->waiting) pthread_cond_broadcast(&event->reached_more);
   pthread_mutex_unlock(&event->mutex);
   unreference(event);
   free(operation);
@@ -106,15 +126,29 @@ static void release_wait(void *argument) {
   free(operation);
 }
 
-/* The event gets the next number if `record`; the operation refers to it. */
-static struct event_operation *refer(cudaEvent_t event, bool record) {
+/* Refers to the event's last record. Called with its lock held. */
+static struct event_operation *refer(cudaEvent_t event) {
   struct event_operation *operation = cuemu_new(sizeof(*operation));
-  pthread_mutex_lock(&event->mutex);
-  if (record) event->recorded++;
   *operation = (struct event_operation){event, event->recorded};
   event->references++;
-  pthread_mutex_unlock(&event->mutex);
   return operation;
+}
+
+/* A new record, in a stream whose reference the event keeps. */
+static void record(cudaEvent_t event, cudaStream_t stream) {
+  pthread_mutex_lock(&event->mutex);
+  cudaStream_t before = event->stream;
+  event->stream = stream;
+  event->recorded++;
+  struct event_operation *operation = refer(event);
+  pthread_mutex_unlock(&event->mutex);
+  cuemu_enqueue(stream, -1, NULL, reach, operation);
+  pthread_mutex_lock(&event->mutex);
+  bool awaited = event->waiting > 0;
+  pthread_mutex_unlock(&event->mutex);
+  if (awaited) cuemu_want(stream);
+  if (before && before != stream) cuemu_want(before);
+  cuemu_stream_unrefer(before);
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
@@ -123,7 +157,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   if (!event || event->device != cuemu_stream_device(stream)) {
     return cuemu_result(cudaErrorInvalidResourceHandle);
   }
-  cuemu_enqueue(stream, -1, NULL, reach, refer(event, true));
+  record(event, cuemu_stream_refer(stream));
   return cudaSuccess;
 }
 
@@ -132,7 +166,10 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   if (error != cudaSuccess) return cuemu_result(error);
   if (!event) return cuemu_result(cudaErrorInvalidResourceHandle);
   if (flags != cudaEventWaitDefault) return cuemu_result(cudaErrorInvalidValue);
-  cuemu_enqueue(stream, -1, run_wait, release_wait, refer(event, false));
+  pthread_mutex_lock(&event->mutex);
+  struct event_operation *operation = refer(event);
+  pthread_mutex_unlock(&event->mutex);
+  cuemu_enqueue(stream, -1, run_wait, release_wait, operation);
   return cudaSuccess;
 }
 
@@ -143,8 +180,10 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   if (error != cudaSuccess) return cuemu_result(error);
   if (!event) return cuemu_result(cudaErrorInvalidResourceHandle);
   pthread_mutex_lock(&event->mutex);
-  bool pending = event->reached < event->recorded;
+  uint64_t number = event->recorded;
+  bool pending = event->reached < number;
   pthread_mutex_unlock(&event->mutex);
+  want(event, number);
   error = cuemu_sticky(event->device);
   return cuemu_result(error != cudaSuccess ? error : pending ? cudaErrorNotReady : cudaSuccess);
 }

@@ -24,6 +24,7 @@ struct counter {
 static struct counter counters[CUEMU_MAX_DEVICES][CUEMU_KINDS];
 static unsigned hanging;
 static unsigned long overlaps;
+static bool hangs_armed;       /* since the last reset; atomic */
 static unsigned long releases; /* how often cuemu_release() was called */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t released = PTHREAD_COND_INITIALIZER;
@@ -58,6 +59,8 @@ bool cuemu_runs_into_hang(int device, enum cuemu_kind kind) {
   return hang;
 }
 
+bool cuemu_hangs_armed(void) { return __atomic_load_n(&hangs_armed, __ATOMIC_RELAXED); }
+
 void cuemu_add_hanging(int change) {
   pthread_mutex_lock(&mutex);
   hanging += (unsigned)change;
@@ -86,6 +89,7 @@ void cuemu_hang(int device, enum cuemu_kind kind, unsigned long nth) {
   pthread_mutex_lock(&mutex);
   struct counter *c = &counters[device][kind];
   c->hang.at = nth ? c->runs + nth : 0;
+  if (nth) __atomic_store_n(&hangs_armed, true, __ATOMIC_RELAXED);
   pthread_mutex_unlock(&mutex);
 }
 
@@ -135,6 +139,7 @@ void cuemu_reset(void) {
   pthread_mutex_lock(&mutex);
   memset(counters, 0, sizeof(counters));
   overlaps = 0;
+  __atomic_store_n(&hangs_armed, false, __ATOMIC_RELAXED);
   pthread_mutex_unlock(&mutex);
   cuemu_clear_sticky();
   (void)cudaGetLastError();

@@ -91,12 +91,15 @@ struct cuemu_operation {
 struct CUstream_st {
   struct CUstream_st *next; /* of the device's list */
   int device;
-  int references;
+  int references; /* atomic */
   pthread_t worker;
   pthread_mutex_t mutex;
   pthread_cond_t work, idle;
   struct cuemu_operation *head, **tail;
   uint64_t queued, done;
+  uint64_t wanted; /* operations that the worker may run; see stream.c */
+  unsigned patience, chance;
+  int waiting; /* for `idle` */
   bool stop;
   unsigned random;
 };
@@ -105,6 +108,10 @@ struct CUstream_st {
 void cuemu_enqueue(cudaStream_t stream, int kind, cudaError_t (*run)(cudaStream_t, void *),
                    void (*release)(void *), void *argument);
 int cuemu_stream_device(cudaStream_t stream);
+/* Somebody waits for the stream: what is queued runs now. */
+void cuemu_want(cudaStream_t stream);
+cudaStream_t cuemu_stream_refer(cudaStream_t stream); /* resolves the default stream */
+void cuemu_stream_unrefer(cudaStream_t stream);       /* NULL is none */
 void cuemu_drain_device(int device);
 void cuemu_close_default_stream(int device);
 
@@ -115,6 +122,7 @@ int cuemu_call(int device, enum cuemu_kind kind);
 /* Counts an operation that runs now; true if it has to hang. */
 bool cuemu_runs_into_hang(int device, enum cuemu_kind kind);
 void cuemu_hang_here(void); /* until released */
+bool cuemu_hangs_armed(void);
 void cuemu_faults_from_environment(void);
 void cuemu_add_overlap(void);
 void cuemu_add_hanging(int change); /* for hangs that another file waits out */

@@ -1,6 +1,13 @@
 /*
  * stream.c - streams: a queue of operations and a worker thread that runs them in order.
  *
+ * As in CUDA, what is queued runs at some time until somebody waits for it, and not sooner. The
+ * worker sleeps until somebody does (the host, another stream, who asks whether it is done), or
+ * until some number of operations lies there, another number each time. To wake it for each of them
+ * would take longer than most of them take; and who forgets to wait is found out by late streams as
+ * well as by early ones. Collectives and host functions, for which others may wait unseen, wake it,
+ * and everything does with jitter or an armed hang.
+ *
  * The worker owns the execution of kernels too, so that a CUDA thread's stack never moves between
  * threads of the system. An operation on a device with a sticky error is not run, only released.
  *
@@ -18,11 +25,10 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-static void unreference(cudaStream_t s) {
-  pthread_mutex_lock(&s->mutex);
-  bool last = --s->references == 0;
-  pthread_mutex_unlock(&s->mutex);
-  if (!last) return;
+enum { MOST_PATIENCE = 64 };
+
+void cuemu_stream_unrefer(cudaStream_t s) {
+  if (!s || __atomic_sub_fetch(&s->references, 1, __ATOMIC_ACQ_REL) > 0) return;
   pthread_mutex_destroy(&s->mutex);
   pthread_cond_destroy(&s->work);
   pthread_cond_destroy(&s->idle);
@@ -48,7 +54,7 @@ static void unlink_stream(cudaStream_t s) {
 
 static struct cuemu_operation *next_operation(cudaStream_t s) { /* NULL: the stream was destroyed */
   pthread_mutex_lock(&s->mutex);
-  while (!s->head && !s->stop) pthread_cond_wait(&s->work, &s->mutex);
+  while (s->done >= s->wanted && !s->stop) pthread_cond_wait(&s->work, &s->mutex);
   struct cuemu_operation *operation = s->head;
   if (operation) {
     s->head = operation->next;
@@ -81,12 +87,12 @@ static void *work(void *argument) {
     run_operation(s, operation);
     pthread_mutex_lock(&s->mutex);
     s->done++;
-    pthread_cond_broadcast(&s->idle);
+    if (s->waiting) pthread_cond_broadcast(&s->idle);
     pthread_mutex_unlock(&s->mutex);
   }
   cuemu_executor_exit();
   unlink_stream(s);
-  unreference(s);
+  cuemu_stream_unrefer(s);
   return NULL;
 }
 
@@ -97,7 +103,7 @@ static cudaStream_t create(int device) {
   s->device = device;
   s->references = 2; /* user and worker */
   s->tail = &s->head;
-  s->random = 2463534242u + (unsigned)device;
+  s->random = s->chance = 2463534242u + (unsigned)device;
   pthread_mutex_init(&s->mutex, NULL);
   pthread_cond_init(&s->work, NULL);
   pthread_cond_init(&s->idle, NULL);
@@ -162,7 +168,7 @@ static void close_stream(cudaStream_t s) {
   } else {
     pthread_detach(worker);
   }
-  unreference(s);
+  cuemu_stream_unrefer(s);
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
@@ -189,23 +195,54 @@ int cuemu_stream_device(cudaStream_t stream) {
   return stream && stream != cudaStreamLegacy ? stream->device : cuemu_current_device();
 }
 
+cudaStream_t cuemu_stream_refer(cudaStream_t stream) {
+  cudaStream_t s = resolve(stream);
+  __atomic_add_fetch(&s->references, 1, __ATOMIC_ACQ_REL);
+  return s;
+}
+
+/* What is queued may run; false if all of it might before. Called with the stream's lock held. It
+   is dropped before the worker is woken, which would else wake to wait for it. */
+static bool want(cudaStream_t s) {
+  bool more = s->wanted < s->queued;
+  s->wanted = s->queued;
+  s->patience = cuemu_random(&s->chance) % MOST_PATIENCE;
+  return more;
+}
+
+static cudaError_t run_host_call(cudaStream_t stream, void *argument);
+
 void cuemu_enqueue(cudaStream_t stream, int kind, cudaError_t (*run)(cudaStream_t, void *),
                    void (*release)(void *), void *argument) {
   cudaStream_t s = resolve(stream);
   struct cuemu_operation *operation = cuemu_new(sizeof(*operation));
   *operation = (struct cuemu_operation){NULL, kind, run, release, argument};
+  bool now = kind < 0 ? run == run_host_call : kind == CUEMU_NCCL;
   pthread_mutex_lock(&s->mutex);
   *s->tail = operation;
   s->tail = &operation->next;
   s->queued++;
-  pthread_cond_signal(&s->work);
+  now =
+      now || s->queued - s->wanted > s->patience || cuemu_settings.jitter_us || cuemu_hangs_armed();
+  if (now) (void)want(s);
   pthread_mutex_unlock(&s->mutex);
+  if (now) pthread_cond_signal(&s->work);
+}
+
+void cuemu_want(cudaStream_t s) {
+  pthread_mutex_lock(&s->mutex);
+  bool more = want(s);
+  pthread_mutex_unlock(&s->mutex);
+  if (more) pthread_cond_signal(&s->work);
 }
 
 static void drain(cudaStream_t s) { /* what was queued until now */
+  cuemu_want(s);
   pthread_mutex_lock(&s->mutex);
   uint64_t target = s->queued;
+  s->waiting++;
   while (s->done < target) pthread_cond_wait(&s->idle, &s->mutex);
+  s->waiting--;
   pthread_mutex_unlock(&s->mutex);
 }
 
@@ -217,15 +254,12 @@ void cuemu_drain_device(int device) {
   for (cudaStream_t s = cuemu_devices[device].streams; s; s = s->next) room++;
   if (room) streams = cuemu_new(room * sizeof(cudaStream_t));
   for (cudaStream_t s = cuemu_devices[device].streams; s; s = s->next) {
-    pthread_mutex_lock(&s->mutex);
-    s->references++;
-    pthread_mutex_unlock(&s->mutex);
-    streams[count++] = s;
+    streams[count++] = cuemu_stream_refer(s); /* takes no lock */
   }
   cuemu_unlock();
   for (size_t i = 0; i < count; i++) {
     drain(streams[i]);
-    unreference(streams[i]);
+    cuemu_stream_unrefer(streams[i]);
   }
   free(streams);
 }
@@ -242,6 +276,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
   cudaError_t error = cuemu_enter();
   if (error != cudaSuccess) return cuemu_result(error);
   cudaStream_t s = resolve(stream);
+  cuemu_want(s);
   pthread_mutex_lock(&s->mutex);
   bool busy = s->done < s->queued;
   pthread_mutex_unlock(&s->mutex);
