@@ -31,6 +31,7 @@ enum key {
   KEY_SCATTER,
   KEY_KEEP_OUTPUTS,
   KEY_NO_KEEP_OUTPUTS,
+  KEY_LOSS,
   KEY_TF32,
   KEY_DETERMINISTIC,
   KEY_FAIL_ABOVE,
@@ -91,6 +92,10 @@ static const struct argp_option training_options[] = {
     {"scatter", KEY_SCATTER, "HOW", 0, "even (default), chunk, sizes=A,B,..., weights=A,B,...", 1},
     {"keep-outputs", KEY_KEEP_OUTPUTS, NULL, 0, "The loss's gradient has memory of its own", 1},
     {"no-keep-outputs", KEY_NO_KEEP_OUTPUTS, NULL, 0, "It overwrites the outputs", 1},
+    {"loss", KEY_LOSS, "HOW", 0,
+     "whole (default), or fused: the head and the loss in one, over blocks of rows, "
+     "so that there are no outputs to keep",
+     1},
     {NULL, 0, NULL, 0, NULL, 0}};
 
 static const struct argp_option memory_options[] = {
@@ -116,7 +121,14 @@ const char *command_name(enum command command) {
 
 const char *rule_name(enum rule rule) { return rule == RULE_SGD ? "sgd" : "adamw"; }
 
-const char *precision_name(const struct options *options) { return options->tf32 ? ", TF32" : ""; }
+const char *loss_name(const struct options *options) {
+  return options->fused_loss ? "fused" : "whole";
+}
+
+const char *precision_name(const struct options *options) {
+  static const char *const names[] = {"", ", TF32", ", fused loss", ", fused loss, TF32"};
+  return names[2 * options->fused_loss + options->tf32];
+}
 
 ek_group_options group_options(const struct options *options, int threads) {
   ek_group_options group = EK_GROUP_OPTIONS_INIT;
@@ -179,6 +191,13 @@ static void read_rule(struct options *options, const char *text, struct argp_sta
   }
 }
 
+static void read_loss(struct options *options, const char *text, struct argp_state *state) {
+  if (strcmp(text, "whole") != 0 && strcmp(text, "fused") != 0) {
+    argp_error(state, "--loss is whole or fused, not \"%s\"", text);
+  }
+  options->fused_loss = strcmp(text, "fused") == 0;
+}
+
 /* Lays a preset under what was not said. */
 static void apply_preset(struct reading *reading, const struct preset *preset) {
   struct shape shape = preset->shape;
@@ -193,7 +212,9 @@ static void apply_preset(struct reading *reading, const struct preset *preset) {
     memcpy((char *)&reading->options->shape + offset, (const char *)&shape + offset,
            sizeof(int64_t));
   }
-  if (!reading->said_keep) reading->options->shape.keep_outputs = shape.keep_outputs;
+  if (!reading->said_keep) {
+    reading->options->shape.keep_outputs = shape.keep_outputs && !reading->options->fused_loss;
+  }
 }
 
 /* Applies the preset, and looks at how the values fit together. */
@@ -204,6 +225,9 @@ static void finish_training(struct reading *reading, struct argp_state *state) {
   apply_preset(reading, preset);
   read_modes(reading, state);
   const struct shape *shape = &options->shape;
+  if (options->fused_loss && shape->keep_outputs) {
+    argp_error(state, "--keep-outputs: with --loss fused there are none");
+  }
   if (shape->width % shape->heads != 0) {
     argp_error(state, "--width %lld is not a multiple of --heads %lld", (long long)shape->width,
                (long long)shape->heads);
@@ -230,6 +254,7 @@ static error_t parse_training(int key, char *text, struct argp_state *state) {
   case KEY_DEVICES: add_devices(options, text, state); return 0;
   case KEY_MODES: reading->modes_text = text; return 0;
   case KEY_OPTIMIZER: read_rule(options, text, state); return 0;
+  case KEY_LOSS: read_loss(options, text, state); return 0;
   case KEY_DATA: add_data(options, text); return 0;
   case KEY_KEEP_OUTPUTS: read_keep(reading, true); return 0;
   case KEY_NO_KEEP_OUTPUTS: read_keep(reading, false); return 0;

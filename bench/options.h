@@ -35,6 +35,7 @@ struct options {
   ek_mode modes[BENCH_MODES];
   size_t mode_count;
   enum rule rule;
+  bool fused_loss; /* the logits never whole */
   const char *scatter_text;
   struct scatter scatter;
   uint64_t seed;
@@ -65,7 +66,9 @@ ek_group_options group_options(const struct options *options, int threads);
 
 const char *command_name(enum command command);
 const char *rule_name(enum rule rule);
-/* What follows the rule in a heading: ", TF32" or nothing. */
+/* "whole" or "fused". */
+const char *loss_name(const struct options *options);
+/* What follows the rule in a heading: ", fused loss", ", TF32", both or nothing. */
 const char *precision_name(const struct options *options);
 
 #endif

@@ -68,6 +68,7 @@ static void put_shape(json_t *config, const struct options *options) {
   put(config, "steps", json_integer(shape->steps));
   put(config, "warmup", json_integer(shape->warmup));
   put(config, "keep_outputs", json_boolean(shape->keep_outputs));
+  put(config, "loss", json_string(loss_name(options)));
 }
 
 /* The processor's or the machine's first line, so that a stored result says where it was made. */

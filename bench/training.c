@@ -17,6 +17,7 @@ static ek_status make_model(struct training *training) {
   gpt.width = shape->width;
   gpt.layers = (int)shape->layers;
   gpt.heads = (int)shape->heads;
+  gpt.fused_loss = task->options->fused_loss;
   EK_TRY(ek_gpt_create(&training->module, &gpt));
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   options.seed = task->options->seed;
@@ -25,7 +26,9 @@ static ek_status make_model(struct training *training) {
 }
 
 static ek_status make_criterion(struct training *training) {
-  EK_TRY(ek_cross_entropy_create(&training->loss, NULL));
+  if (!training->task->options->fused_loss) {
+    EK_TRY(ek_cross_entropy_create(&training->loss, NULL));
+  }
   ek_data_parallel_criterion_options options = EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT;
   options.keep_outputs = training->task->shape->keep_outputs;
   options.gradient_in_forward = !options.keep_outputs;
@@ -124,18 +127,21 @@ static ek_status compute_gradients(struct training *training, bool accumulate,
   ek_criterion_backward_options backward = EK_CRITERION_BACKWARD_OPTIONS_INIT;
   backward.accumulate = accumulate;
   const int64_t shape[] = {task->shape->batch, task->shape->seq};
-  ek_tensor inputs, targets;
-  EK_TRY(ek_tensor_host(&inputs, training->inputs, EK_I32, 2, shape));
-  EK_TRY(ek_tensor_host(&targets, training->targets, EK_I32, 2, shape));
+  const size_t targets = task->options->fused_loss ? 0 : 1; /* else they are inputs */
+  ek_tensor batch[2];
+  EK_TRY(ek_tensor_host(&batch[0], training->inputs, EK_I32, 2, shape));
+  EK_TRY(ek_tensor_host(&batch[1], training->targets, EK_I32, 2, shape));
   double since = clock_seconds();
   ek_shards outputs = {0};
   ek_status status = EK_OK;
-  EK_TRY_GOTO(status,
-              ek_data_parallel_model_forward(&outputs, training->model, &inputs, 1, &forward),
-              cleanup);
+  EK_TRY_GOTO(
+      status,
+      ek_data_parallel_model_forward(&outputs, training->model, batch, 2 - targets, &forward),
+      cleanup);
   EK_TRY_GOTO(status, take_lap(training, split == NULL ? NULL : &split->forward, &since), cleanup);
   EK_TRY_GOTO(status,
-              ek_data_parallel_criterion_forward(training->criterion, &outputs, 1, &targets, 1),
+              ek_data_parallel_criterion_forward(training->criterion, &outputs, 1,
+                                                 targets == 0 ? NULL : &batch[1], targets),
               cleanup);
   EK_TRY_GOTO(status, take_lap(training, split == NULL ? NULL : &split->loss, &since), cleanup);
   EK_TRY_GOTO(status,

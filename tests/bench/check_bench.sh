@@ -109,6 +109,31 @@ group_memory() {
   expect 0 memory "${small[@]}" --devices cpu:4 --batch 2 --optimizer sgd
   expect 0 memory "${small[@]}" --devices cpu:2 --keep-outputs
   expect 0 memory "${small[@]}" --devices cpu:4 --threads 3 --vocab 4000 --steps 9
+  # A fused loss: the same losses, planned to the byte, and nothing to keep.
+  expect 0 memory "${small[@]}" --devices cpu:3 -o json --no-keep-outputs
+  same "whole loss" "$(value config.loss)" whole
+  local whole_loss
+  whole_loss=$(value runs.0.losses.1)
+  expect 0 memory "${small[@]}" --devices cpu:3 -o json --loss fused
+  same "fused loss" "$(value config.loss)" fused
+  same "nothing kept" "$(value config.keep_outputs)" false
+  for i in 0 1 2 3; do
+    same "planned peak, fused" "$(value runs.$i.devices.0.peak_bytes)" \
+      "$(value runs.$i.devices.0.planned_peak_bytes)"
+    holds "a fused loss is the same" "($(value runs.$i.losses.1) - $whole_loss) ^ 2 < 1e-8"
+  done
+  expect 0 memory --preset lm-40k --devices plan:4 --loss fused -o json
+  for i in 0 1 2 3; do
+    for k in 0 3; do
+      c=devices.$k.categories_at_peak
+      holds "at most 64 MiB of logits" \
+        "$(value runs.$i.$c.outputs) + $(value runs.$i.$c.loss) <= 64 * 1024 ^ 2"
+    done
+  done
+  expect 2 memory "${small[@]}" --loss fused --keep-outputs
+  says "there are none"
+  expect 2 memory "${small[@]}" --loss half
+  says "whole or fused"
   expect 0 memory "${small[@]}" --devices cpu --vocab 1 --batch 1 --layers 0
   expect 0 memory --steps 1 --preset quick --vocab 64 --devices cpu:2 -o json
   same "a flag before the preset" "$(value config.steps)" 1
