@@ -6,8 +6,11 @@
  * before the memory of a group is taken, each kernel of ours, each kind of matrix product and each
  * collective runs once on a few numbers, and what the GPU has less of afterwards is known.
  *
- * What was not seen is of the same kind: cuBLASLt has other kernels for other shapes, ours have
- * forms for memory that is not aligned, and a second model opens a second NCCL communicator. So the
+ * The second reason: loading in the middle of a step may wait for the whole GPU (cuda_products.c). So
+ * all forms that a kernel of ours has are run (tests/emulated holds it against all operations).
+ *
+ * What was not seen is of the same kind: cuBLASLt has other kernels for other shapes, and a second
+ * model opens a second NCCL communicator. So the
  * reserve of a GPU, which only the default capacity leaves alone, is as much again, in whole pieces
  * of those that CUDA takes memory in, and one piece more for each device's events and handles.
  *
@@ -45,7 +48,7 @@ static ek_status read_free(uint64_t *bytes, const struct ek__cuda_gpu *gpu) {
 
 /* ---- kernels: a matrix of a few numbers, all zero, in all roles ---- */
 
-enum { ROWS = 4, WIDTH = 16, PART = 64 << 10, PARTS = 8 };
+enum { ROWS = 4, WIDTH = 16, TALL = 1024, PART = 64 << 10, PARTS = 8 };
 
 /* One of each kind of arguments. What is read as an index or a target lies where nothing writes. */
 struct samples {
@@ -145,6 +148,16 @@ static struct samples samples_of(void *const part[PARTS], ek_type type) {
   if (error == cudaSuccess) error = ek__cuda_##name(at, &of->kind);                                \
   if (error == cudaErrorNotSupported) error = cudaSuccess;
 
+/* What is added up by columns is added up in two stages where there are many rows. */
+static cudaError_t warm_tall(const struct ek__cuda_place *at, struct samples *of) {
+  cudaError_t error = cudaSuccess;
+  of->matrix.rows = of->layer_norm.rows = TALL;
+  of->matrix.columns = of->layer_norm.width = 1;
+  WARM(column_sum, matrix)
+  WARM(layer_norm_columns, layer_norm)
+  return error;
+}
+
 /* All kernels, and then those that have more than one form. */
 static cudaError_t warm_samples(const struct ek__cuda_place *at, struct samples *of,
                                 void *const part[PARTS]) {
@@ -168,17 +181,25 @@ static cudaError_t warm_samples(const struct ek__cuda_place *at, struct samples 
   of->activation.bias = part[2];                                                                   \
   WARM(activation_forward, activation)
   EK_ACTIVATION_LIST(ACTIVATION)
-  return error;
+  of->update.state0 = NULL;
+  WARM(sgd, update)
+  of->update.state0 = part[1];
+  of->update.momentum = 0.5;
+  WARM(sgd, update)
+  of->loss.class_weights = part[5];
+  of->loss.label_smoothing = 0.5;
+  WARM(cross_entropy_backward, loss)
+  return error == cudaSuccess ? warm_tall(at, of) : error;
 }
 
 static ek_status warm_kernels(const struct ek__cuda_device *device, const struct ek__cuda_place *at,
                               char *zeros) {
   static const ek_type types[] = {EK_F32, EK_F64};
-  void *part[PARTS];
-  for (int i = 0; i < PARTS; i++) part[i] = zeros + (size_t)i * PART;
   EK_TRY(EK__CUDA(device, cudaMemsetAsync, zeros, 0, (size_t)PARTS * PART, at->stream));
-  for (size_t i = 0; i < 2; i++) {
-    struct samples samples = samples_of(part, types[i]);
+  for (size_t i = 0; i < 4; i++) {
+    void *part[PARTS]; /* also beside 16 bytes, where other kernels read and write */
+    for (size_t k = 0; k < PARTS; k++) part[k] = zeros + k * PART + (i < 2 ? 0 : sizeof(double));
+    struct samples samples = samples_of(part, types[i % 2]);
     EK_TRY(ek__cuda_check(device, warm_samples(at, &samples, part), "loading the kernels"));
   }
   return EK_OK;
