@@ -110,6 +110,41 @@ START_TEST(no_algorithm) {
 }
 END_TEST
 
+/* ---- a heuristic that is wrong ---- */
+
+static const struct {
+  unsigned by_heuristic, by_product; /* algorithms that it says do not work, and that do not */
+} wrong[] = {{0, 1}, {1, 0}, {3, 4}, {~0u, 0}, {0, ~0u}, {5, 10}};
+
+/* The next algorithm has its turn, and what was refused is not asked for again; where none is left,
+ * the library chooses for a plain product, and kernels do the rest. */
+START_TEST(refused_algorithms) {
+  cuemu_refuse(wrong[_i].by_heuristic, wrong[_i].by_product);
+  for (int type = 0; type < 2; type++) {
+    struct ck_rig *rig = ck_rig_open(SPEC, type == 0 ? EK_F32 : EK_F64, 1);
+    const double *a = ck_integers(rig, 6, -4, 4), *b = ck_integers(rig, 6, -4, 4);
+    ek_tensor *x = ck_tensor(rig, a, CK_SHAPE(2, 3)), *w = ck_tensor(rig, b, CK_SHAPE(3, 2));
+    ek_tensor *y = ck_poisoned(rig, CK_SHAPE(2, 2));
+    for (int again = 0; again < 3; again++) {
+      const unsigned long before = counts_now().products;
+      ck_ok(ek_op_matmul(rig->stream, y, x, false, w, false, 0));
+      const double *got = ck_read(rig, y);
+      for (int i = 0; i < 4; i++) {
+        const double *row = a + i / 2 * 3, *column = b + i % 2;
+        ck_assert_double_eq(got[i], row[0] * column[0] + row[1] * column[2] + row[2] * column[4]);
+      }
+      ck_assert_uint_eq(counts_now().products - before, 1);
+    }
+    for (int operation = 0; operation < OPERATIONS && type == 0; operation++) {
+      ck_ok(call(rig, (enum operation)operation, 5, 16, false, 1));
+      ck_ok(ek_stream_synchronize(rig->stream));
+    }
+    ck_rig_close(rig);
+  }
+  cuemu_refuse(0, 0);
+}
+END_TEST
+
 /* ---- a model ---- */
 
 static ek_status create(ek_module **module) {
@@ -161,6 +196,7 @@ static Suite *make_suite(void) {
   tcase_add_test(operations, one_call);
   tcase_add_test(operations, ineligible);
   tcase_add_test(operations, no_algorithm);
+  tcase_add_loop_test(operations, refused_algorithms, 0, sizeof wrong / sizeof wrong[0]);
   TCase *whole = ck_case(suite, "model");
   tcase_add_test(whole, model);
   return suite;

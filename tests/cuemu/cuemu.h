@@ -91,6 +91,10 @@ unsigned long cuemu_calls(int device, enum cuemu_kind kind);
 /* Epilogues of cuBLASLt with other bits than these have no algorithm; ~0u: all have. */
 void cuemu_set_epilogues(unsigned bits);
 
+/* Algorithms of cuBLASLt, a bit for each by number: those that the heuristic offers and says to be of
+   no use, and those that it takes for good and the product then refuses. */
+void cuemu_refuse(unsigned by_heuristic, unsigned by_product);
+
 /* Forgets faults, counts and sticky errors, and releases what hangs. Memory and streams stay. */
 void cuemu_reset(void);
 

@@ -5,14 +5,16 @@
  * (a b)^T = b^T a^T: the operands are swapped and nothing is moved. A bias for each column of c is
  * then one for each row of what cuBLASLt computes, which is what its epilogue adds.
  *
- * The algorithm for a shape is asked for once and kept: asking takes longer than a small product,
- * and the same algorithm gives the same bits.
+ * Algorithms for a shape are asked for once and kept: asking takes longer than a small product, and
+ * the same algorithm gives the same bits. The heuristic may be wrong: an algorithm that the product
+ * then refuses is given up for good, and the next one has its turn. A plain product that has none left
+ * is given to cuBLASLt without one; other epilogues are done by kernels of ours.
  */
 #include <string.h>
 
 #include "backend/cuda/cuda_internal.h"
 
-enum { PLANS = 256 };
+enum { PLANS = 512, PROBES = 8, CANDIDATES = 8 };
 
 /* What an algorithm may depend on; no padding, so that it is compared as bytes. */
 struct shape {
@@ -23,13 +25,14 @@ struct shape {
 
 struct plan {
   bool known;
-  bool refused; /* no algorithm */
   struct shape shape;
-  cublasLtMatmulAlgo_t algorithm;
+  int count, next; /* the candidates, best first; those before `next` were refused */
+  cublasLtMatmulAlgo_t candidate[CANDIDATES];
+  bool automatic; /* all were: cuBLASLt chooses by itself, if it can */
 };
 
 struct ek__cuda_products {
-  struct plan plan[PLANS]; /* by a hash of the shape; a newer one takes the place */
+  struct plan plan[PLANS]; /* at a hash of the shape, or in one of the next places */
 };
 
 ek_status ek__cuda_products_open(struct ek__cuda_device *device) {
@@ -155,28 +158,38 @@ static cublasStatus_t prefer(cublasLtMatmulPreference_t preference, const struct
   return status;
 }
 
-/* Asks cuBLASLt; plan->refused if it has nothing for this product. */
+/* The heuristic's answer: also an offer may be one that says of itself that it does not work. */
+static void keep(struct plan *plan, const cublasLtMatmulHeuristicResult_t *found, int count) {
+  plan->count = plan->next = 0;
+  for (int i = 0; i < count; i++) {
+    if (found[i].state != CUBLAS_STATUS_SUCCESS || found[i].workspaceSize > EK__CUDA_PRODUCT_BYTES)
+      continue;
+    plan->candidate[plan->count++] = found[i].algo;
+  }
+  plan->automatic = false;
+  plan->known = true;
+}
+
 static ek_status ask(struct plan *plan, const struct product *product) {
   cublasLtMatmulPreference_t preference = NULL;
-  cublasLtMatmulHeuristicResult_t found;
+  cublasLtMatmulHeuristicResult_t found[CANDIDATES];
   int count = 0;
-  memset(&found, 0, sizeof found);
+  memset(found, 0, sizeof found);
   cublasStatus_t status = cublasLtMatmulPreferenceCreate(&preference);
   if (status == CUBLAS_STATUS_SUCCESS) status = prefer(preference, &product->shape);
   if (status == CUBLAS_STATUS_SUCCESS) {
     status = cublasLtMatmulAlgoGetHeuristic(product->device->products, product->description,
                                             product->first, product->second, product->result,
-                                            product->result, preference, 1, &found, &count);
+                                            product->result, preference, CANDIDATES, found, &count);
   }
   if (preference != NULL) (void)cublasLtMatmulPreferenceDestroy(preference);
-  plan->refused =
-      status == CUBLAS_STATUS_NOT_SUPPORTED || (status == CUBLAS_STATUS_SUCCESS && count == 0);
-  if (!plan->refused) {
+  if (status == CUBLAS_STATUS_NOT_SUPPORTED) {
+    count = 0;
+  } else {
     EK_TRY(ek__cuda_check_blas(product->device, status, "matmul: cublasLtMatmulAlgoGetHeuristic"));
   }
   plan->shape = product->shape;
-  plan->algorithm = found.algo;
-  plan->known = true;
+  keep(plan, found, count);
   return EK_OK;
 }
 
@@ -193,30 +206,61 @@ static ek_status let_collectives_end(const struct ek__cuda_device *device) {
                          "collectives before the first product of a shape");
 }
 
+/* The shape's plan; one that is not known yet where there is none. */
 static struct plan *plan_for(const struct product *product) {
   uint64_t hash = UINT64_C(1469598103934665603); /* FNV-1a */
   const unsigned char *bytes = (const unsigned char *)&product->shape;
   for (size_t i = 0; i < sizeof product->shape; i++) {
     hash = (hash ^ bytes[i]) * UINT64_C(1099511628211);
   }
-  struct plan *plan = &product->device->plans->plan[(hash ^ hash >> 32) % PLANS];
-  plan->known = plan->known && memcmp(&plan->shape, &product->shape, sizeof plan->shape) == 0;
-  return plan;
+  hash ^= hash >> 32;
+  struct plan *plans = product->device->plans->plan, *at = NULL;
+  for (size_t i = 0; i < PROBES; i++) {
+    at = &plans[(hash + i) % PLANS];
+    if (!at->known || memcmp(&at->shape, &product->shape, sizeof at->shape) == 0) return at;
+  }
+  at->known = false; /* gives way */
+  return at;
 }
 
-static ek_status multiply(const struct product *product, const struct plan *plan,
-                          const struct ek__matmul_args *args, cudaStream_t stream) {
+/* `algorithm` may be NULL. */
+static cublasStatus_t multiply(const struct product *product, const struct ek__matmul_args *args,
+                               const cublasLtMatmulAlgo_t *algorithm, cudaStream_t stream) {
   const double one = 1, beta = args->beta;
   const float one_f = 1, beta_f = (float)beta;
   const bool wide = args->types.value == EK_F64;
-  return ek__cuda_check_blas(
-      product->device,
-      cublasLtMatmul(product->device->products, product->description,
-                     wide ? (const void *)&one : &one_f, args->b, product->first, args->a,
-                     product->second, wide ? (const void *)&beta : &beta_f, args->c,
-                     product->result, args->c, product->result, &plan->algorithm,
-                     product->device->workspace, EK__CUDA_PRODUCT_BYTES, stream),
-      "matmul: cublasLtMatmul");
+  return cublasLtMatmul(product->device->products, product->description,
+                        wide ? (const void *)&one : &one_f, args->b, product->first, args->a,
+                        product->second, wide ? (const void *)&beta : &beta_f, args->c,
+                        product->result, args->c, product->result, algorithm,
+                        product->device->workspace, EK__CUDA_PRODUCT_BYTES, stream);
+}
+
+/* Whether the plan says that there is nothing, as it does only of products with an epilogue. */
+static bool is_refused(const struct plan *plan) {
+  return plan->known && plan->next == plan->count && !plan->automatic;
+}
+
+/* Nothing was queued then, and nothing is wrong with the device. */
+static bool is_refusal(cublasStatus_t status) {
+  return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_ARCH_MISMATCH;
+}
+
+/* The first candidate that does it. */
+static ek_status try_candidates(bool *done, struct plan *plan, const struct product *product,
+                                const struct ek__matmul_args *args, cudaStream_t stream) {
+  cublasStatus_t status = CUBLAS_STATUS_NOT_SUPPORTED;
+  for (; plan->next < plan->count; plan->next++) {
+    status = multiply(product, args, &plan->candidate[plan->next], stream);
+    if (!is_refusal(status)) break;
+  }
+  if (plan->next == plan->count && product->shape.epilogue == CUBLASLT_EPILOGUE_DEFAULT) {
+    plan->automatic = true;
+    status = multiply(product, args, NULL, stream);
+  }
+  *done = status == CUBLAS_STATUS_SUCCESS;
+  if (is_refusal(status)) return EK_OK;
+  return ek__cuda_check_blas(product->device, status, "matmul: cublasLtMatmul");
 }
 
 static ek_status product_of_shape(bool *done, const struct ek__cuda_stream *stream,
@@ -224,14 +268,11 @@ static ek_status product_of_shape(bool *done, const struct ek__cuda_stream *stre
   struct product product = {.device = stream->device, .shape = shape_of(what)};
   struct plan *plan = plan_for(&product);
   ek_status status = EK_OK;
-  if (plan->known && plan->refused) return EK_OK;
+  if (is_refused(plan)) return EK_OK;
   if (!plan->known) EK_TRY(let_collectives_end(stream->device));
   EK_TRY_GOTO(status, describe(&product, what), cleanup);
   if (!plan->known) EK_TRY_GOTO(status, ask(plan, &product), cleanup);
-  if (!plan->refused) {
-    EK_TRY_GOTO(status, multiply(&product, plan, what->args, stream->handle), cleanup);
-    *done = true;
-  }
+  EK_TRY_GOTO(status, try_candidates(done, plan, &product, what->args, stream->handle), cleanup);
 cleanup:
   forget(&product);
   return status;

@@ -1,8 +1,10 @@
 /*
  * cublas_lt.c - cuBLASLt: descriptions of products and the product itself.
  *
- * There is one algorithm. The heuristic asks for a workspace when it may have one, and the product
- * insists on getting it, so that host code which mixes up algorithms and workspaces is found out.
+ * There are a few algorithms, which give the same. The heuristic asks for a workspace when it may have
+ * one, and the product insists on getting it, so that host code which mixes up algorithms and
+ * workspaces is found out; and on the alignment of pointers that the heuristic was told. A test may
+ * have algorithms refused, by the heuristic (in `state`) or by the product (cuemu_refuse()).
  * Epilogues have the restrictions that the real header names, and double precision has none of
  * them. A test may take some away (cuemu_set_epilogues): a real GPU need not have an algorithm for
  * each.
@@ -10,10 +12,12 @@
 #include "product.h"
 
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define ALGORITHM UINT64_C(0x63756c7400000001)
+#define ALGORITHM UINT64_C(0x63756c7400000000) /* and its number */
+#define ALGORITHMS 4
 #define AUX_BIT 128u /* of an epilogue */
 #define WORKSPACE_WANTED ((size_t)16 << 10)
 
@@ -39,8 +43,11 @@ struct cuemu_lt_matmul_desc {
   int64_t bias_stride, aux_ld, aux_stride;
 };
 
+enum { OF_A, OF_B, OF_C, OF_D, MATRICES };
+
 struct cuemu_lt_preference {
   uint64_t workspace_bytes;
+  uint32_t alignment[MATRICES];
 };
 
 /* ---- handle ---- */
@@ -158,6 +165,10 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
   if (!preference || !value) return CUBLAS_STATUS_INVALID_VALUE;
   if (attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES)
     return SET(preference->workspace_bytes);
+  if (attribute >= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES &&
+      attribute <= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES) {
+    return SET(preference->alignment[attribute - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES]);
+  }
   return bytes == sizeof(uint32_t) || bytes == sizeof(float) ? CUBLAS_STATUS_SUCCESS
                                                              : CUBLAS_STATUS_INVALID_VALUE;
 }
@@ -179,6 +190,19 @@ static bool bad_layout(cublasLtMatrixLayout_t layout) {
 static atomic_uint epilogue_bits = ~0u;
 
 void cuemu_set_epilogues(unsigned bits) { atomic_store(&epilogue_bits, bits); }
+
+static atomic_uint refused_by_heuristic, refused_by_product;
+
+void cuemu_refuse(unsigned by_heuristic, unsigned by_product) {
+  atomic_store(&refused_by_heuristic, by_heuristic);
+  atomic_store(&refused_by_product, by_product);
+}
+
+/* The algorithm's number, or -1. */
+static int number_of(const cublasLtMatmulAlgo_t *algorithm) {
+  const uint64_t number = algorithm->data[0] - ALGORITHM;
+  return number < ALGORITHMS ? (int)number : -1;
+}
 
 static bool known_epilogue(cublasLtEpilogue_t epilogue) {
   switch (epilogue) {
@@ -251,12 +275,45 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
   cublasStatus_t status = describe(&product, desc, a, b, c, d);
   if (status != CUBLAS_STATUS_SUCCESS) return status;
   size_t workspace = preference->workspace_bytes < WORKSPACE_WANTED ? 0 : WORKSPACE_WANTED;
-  results[0] = (cublasLtMatmulHeuristicResult_t){.algo = {{ALGORITHM, workspace}},
-                                                 .workspaceSize = workspace,
-                                                 .state = CUBLAS_STATUS_SUCCESS,
-                                                 .wavesCount = 1.0f};
-  *returned = 1;
+  const unsigned refused = atomic_load(&refused_by_heuristic);
+  for (; *returned < requested && *returned < ALGORITHMS; ++*returned) {
+    const int number = *returned;
+    results[number] = (cublasLtMatmulHeuristicResult_t){
+        .algo = {{ALGORITHM + (uint64_t)number, workspace}},
+        .workspaceSize = workspace,
+        .state = refused >> number & 1 ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS,
+        .wavesCount = 1.0f};
+    memcpy(&results[number].algo.data[2], preference->alignment, sizeof preference->alignment);
+  }
   return CUBLAS_STATUS_SUCCESS;
+}
+
+/* Whether the pointers are as the heuristic was told; 0 is what a preference has that says nothing. */
+static bool aligned_as_told(const cublasLtMatmulAlgo_t *algorithm, const void *const at[MATRICES]) {
+  uint32_t alignment[MATRICES];
+  memcpy(alignment, &algorithm->data[2], sizeof alignment);
+  for (int i = 0; i < MATRICES; i++) {
+    const uint32_t told = alignment[i] == 0 ? 256 : alignment[i];
+    if ((uintptr_t)at[i] % told == 0) continue;
+    fprintf(stderr, "cuemu: cublasLtMatmul: matrix %c at %p, the heuristic was told %u bytes\n",
+            "ABCD"[i], at[i], told);
+    return false;
+  }
+  return true;
+}
+
+/* What the algorithm that the heuristic chose has to say to the call. */
+static cublasStatus_t check_algorithm(const cublasLtMatmulAlgo_t *algorithm,
+                                      const void *const at[MATRICES], const void *workspace,
+                                      size_t workspace_bytes) {
+  const int number = number_of(algorithm);
+  const size_t wanted = (size_t)algorithm->data[1];
+  if (number < 0 || workspace_bytes < wanted ||
+      (wanted && (!workspace || (uintptr_t)workspace % 16)) || !aligned_as_told(algorithm, at)) {
+    return CUBLAS_STATUS_INVALID_VALUE;
+  }
+  return atomic_load(&refused_by_product) >> number & 1 ? CUBLAS_STATUS_NOT_SUPPORTED
+                                                        : CUBLAS_STATUS_SUCCESS;
 }
 
 /* Vectors and matrices of the epilogue; a heuristic does without them, so they are checked here. */
@@ -287,11 +344,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   if (status == CUBLAS_STATUS_SUCCESS) status = add_epilogue(&p, desc, d_layout);
   if (status != CUBLAS_STATUS_SUCCESS) return status;
   if (!alpha || !beta || !a || !b || !d) return CUBLAS_STATUS_INVALID_VALUE;
+  const void *const at[MATRICES] = {a, b, c, d};
   size_t wanted = algorithm ? (size_t)algorithm->data[1] : 0;
-  if (algorithm && (algorithm->data[0] != ALGORITHM || workspace_bytes < wanted ||
-                    (wanted && (!workspace || (uintptr_t)workspace % 16)))) {
-    return CUBLAS_STATUS_INVALID_VALUE;
-  }
+  if (algorithm) status = check_algorithm(algorithm, at, workspace, workspace_bytes);
+  if (status != CUBLAS_STATUS_SUCCESS) return status;
   bool f64 = desc->scale_type == CUDA_R_64F;
   p.alpha = f64 ? *(const double *)alpha : *(const float *)alpha;
   p.beta = f64 ? *(const double *)beta : *(const float *)beta;
