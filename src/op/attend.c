@@ -43,31 +43,24 @@ static ek_status attention(ek_stream *stream, const char *name, const ek_tensor 
                            const ek_tensor *lse, int heads, bool backward) {
   enum { DQKV, DOUT, QKV, OUT, LSE, COUNT };
   struct ek__op op;
-  struct ek__operand operands[] = {[DQKV] = EK__WRITE(dqkv, VALUE, 0),
-                                   [DOUT] = EK__READ(dout, VALUE),
-                                   [QKV] = EK__READ(qkv, VALUE),
-                                   [OUT] = EK__READ(out, VALUE),
-                                   [LSE] = EK__READ(lse, SUM)};
-  operands[DQKV].optional = operands[DOUT].optional = !backward;
-  operands[OUT].written = operands[LSE].written = !backward;
-  EK_TRY(ek__op_begin(&op, name, stream, operands, COUNT));
+  struct ek__attention_args args = {.heads = heads};
+  const struct ek__operand operands[] = {
+      [DQKV] = EK__WRITE(dqkv, VALUE, .to = &args.dqkv, .optional = !backward),
+      [DOUT] = EK__READ(dout, VALUE, .to = &args.dout, .optional = !backward),
+      [QKV] = EK__READ(qkv, VALUE, .to = &args.qkv),
+      [OUT] = EK__READ(out, VALUE, .to = &args.out, .written = !backward),
+      [LSE] = EK__READ(lse, SUM, .to = &args.lse, .written = !backward)};
+  EK_TRY(ek__op_begin(&op, name, stream, operands, COUNT, &args.types));
   struct sizes s = {0};
   EK_TRY(read_sizes(&s, &op, qkv, heads));
   if (backward) EK_TRY(check_cube(&op, DQKV, QKV, s.batch, s.tokens, 3 * s.channels));
   if (backward) EK_TRY(check_cube(&op, DOUT, QKV, s.batch, s.tokens, s.channels));
   EK_TRY(check_cube(&op, OUT, QKV, s.batch, s.tokens, s.channels));
   EK_TRY(check_cube(&op, LSE, QKV, s.batch, heads, s.tokens));
+  args.batch = s.batch;
+  args.tokens = s.tokens;
+  args.head_width = s.channels / heads;
   if (op.kernels == NULL) return EK_OK;
-  const struct ek__attention_args args = {.out = out->data,
-                                          .lse = lse->data,
-                                          .dqkv = ek__op_data(dqkv),
-                                          .qkv = qkv->data,
-                                          .dout = ek__op_data(dout),
-                                          .batch = s.batch,
-                                          .tokens = s.tokens,
-                                          .heads = heads,
-                                          .head_width = s.channels / heads,
-                                          .types = op.types};
   return backward ? op.kernels->attention_backward(stream, &args)
                   : op.kernels->attention_forward(stream, &args);
 }

@@ -21,80 +21,62 @@ static ek_status check_period(const struct ek__op *op, size_t table, size_t widt
   return EK_OK;
 }
 
-/* No index is right for a table without entries, also where nothing would be read or added. */
-static ek_status check_entries(const struct ek__op *op, size_t table, int64_t rows) {
-  if (rows == 0 || op->rows[table] > 0) return EK_OK;
-  return ek_error_set(EK_ERR_SHAPE, "%s: %s is 0 x %" PRId64 ", which has no entries", op->name,
-                      op->operand[table].name, op->columns[table]);
+/* The sizes of a lookup. No index is right for a table without entries, also where nothing would
+ * be read or added. */
+static ek_status index_table(struct ek__lookup_args *args, const struct ek__op *op, size_t index,
+                             size_t table) {
+  args->first = ek__tensor_first(op->operand[index].tensor);
+  args->rows = ek__op_elements(op, index);
+  args->width = op->columns[table];
+  args->entries = op->rows[table];
+  EK__FAIL_IF(args->rows > 0 && args->entries == 0, EK_ERR_SHAPE,
+              "%s: %s is 0 x %" PRId64 ", which has no entries", op->name, op->operand[table].name,
+              args->width);
+  return EK_OK;
 }
 
 ek_status ek_op_lookup_forward(ek_stream *stream, ek_tensor *y, const ek_tensor *table,
                                const ek_tensor *index, const ek_tensor *positions, int64_t period) {
   enum { Y, TABLE, INDEX, POSITIONS, COUNT };
   struct ek__op op;
-  const struct ek__operand operands[] = {[Y] = EK__WRITE(y, VALUE, 0),
-                                         [TABLE] = EK__READ(table, VALUE),
-                                         [INDEX] = EK__READ(index, I32),
-                                         [POSITIONS] = EK__MAY_READ(positions, VALUE)};
-  EK_TRY(ek__op_begin(&op, "lookup_forward", stream, operands, COUNT));
-  const int64_t rows = ek__op_elements(&op, INDEX);
-  EK_TRY(ek__op_matrix(&op, Y, rows, op.columns[TABLE], "index and table make"));
-  EK_TRY(check_entries(&op, TABLE, rows));
-  if (positions != NULL) EK_TRY(check_period(&op, POSITIONS, TABLE, period, rows));
-  if (op.kernels == NULL) return EK_OK;
-  const struct ek__lookup_args args = {.y = y->data,
-                                       .table = table->data,
-                                       .index = index->data,
-                                       .first = ek__tensor_first(index),
-                                       .positions = ek__op_data(positions),
-                                       .rows = rows,
-                                       .width = op.columns[TABLE],
-                                       .entries = op.rows[TABLE],
-                                       .period = positions == NULL ? 1 : period,
-                                       .types = op.types};
-  return op.kernels->lookup_forward(stream, &args);
+  struct ek__lookup_args args = {.period = positions == NULL ? 1 : period};
+  const struct ek__operand operands[] = {[Y] = EK__WRITE(y, VALUE, .to = &args.y),
+                                         [TABLE] = EK__READ(table, VALUE, .to = &args.table),
+                                         [INDEX] = EK__READ(index, I32, .to = &args.index),
+                                         [POSITIONS] =
+                                             EK__MAY_READ(positions, VALUE, .to = &args.positions)};
+  EK_TRY(ek__op_begin(&op, "lookup_forward", stream, operands, COUNT, &args.types));
+  EK_TRY(index_table(&args, &op, INDEX, TABLE));
+  EK_TRY(ek__op_matrix(&op, Y, args.rows, args.width, "index and table make"));
+  if (positions != NULL) EK_TRY(check_period(&op, POSITIONS, TABLE, period, args.rows));
+  return op.kernels == NULL ? EK_OK : op.kernels->lookup_forward(stream, &args);
 }
 
 ek_status ek_op_lookup_backward(ek_stream *stream, ek_tensor *dtable, const ek_tensor *dy,
                                 const ek_tensor *index) {
   enum { DTABLE, DY, INDEX, COUNT };
   struct ek__op op;
-  const struct ek__operand operands[] = {[DTABLE] = EK__WRITE(dtable, SUM, 0),
-                                         [DY] = EK__READ(dy, VALUE),
-                                         [INDEX] = EK__READ(index, I32)};
-  EK_TRY(ek__op_begin(&op, "lookup_backward", stream, operands, COUNT));
-  const int64_t rows = ek__op_elements(&op, INDEX);
-  EK_TRY(ek__op_matrix(&op, DY, rows, op.columns[DTABLE], "index and dtable make"));
-  EK_TRY(check_entries(&op, DTABLE, rows));
-  if (op.kernels == NULL) return EK_OK;
-  const struct ek__lookup_args args = {.y = dtable->data,
-                                       .table = dy->data,
-                                       .index = index->data,
-                                       .first = ek__tensor_first(index),
-                                       .rows = rows,
-                                       .width = op.columns[DTABLE],
-                                       .entries = op.rows[DTABLE],
-                                       .period = 1,
-                                       .types = op.types};
-  return op.kernels->lookup_backward(stream, &args);
+  struct ek__lookup_args args = {.period = 1};
+  const struct ek__operand operands[] = {[DTABLE] = EK__WRITE(dtable, SUM, .to = &args.y),
+                                         [DY] = EK__READ(dy, VALUE, .to = &args.table),
+                                         [INDEX] = EK__READ(index, I32, .to = &args.index)};
+  EK_TRY(ek__op_begin(&op, "lookup_backward", stream, operands, COUNT, &args.types));
+  EK_TRY(index_table(&args, &op, INDEX, DTABLE));
+  EK_TRY(ek__op_matrix(&op, DY, args.rows, args.width, "index and dtable make"));
+  return op.kernels == NULL ? EK_OK : op.kernels->lookup_backward(stream, &args);
 }
 
 ek_status ek_op_positions_backward(ek_stream *stream, ek_tensor *dpositions, const ek_tensor *dy,
                                    int64_t period, double beta) {
   enum { DPOSITIONS, DY, COUNT };
   struct ek__op op;
-  const struct ek__operand operands[] = {
-      [DPOSITIONS] = EK__WRITE(dpositions, SUM, 0), [DY] = EK__READ(dy, VALUE)};
-  EK_TRY(ek__op_begin(&op, "positions_backward", stream, operands, COUNT));
+  struct ek__lookup_args args = {.period = period, .beta = beta};
+  const struct ek__operand operands[] = {[DPOSITIONS] = EK__WRITE(dpositions, SUM, .to = &args.y),
+                                         [DY] = EK__READ(dy, VALUE, .to = &args.table)};
+  EK_TRY(ek__op_begin(&op, "positions_backward", stream, operands, COUNT, &args.types));
   EK_TRY(check_period(&op, DPOSITIONS, DY, period, op.rows[DY]));
-  if (op.kernels == NULL) return EK_OK;
-  const struct ek__lookup_args args = {.y = dpositions->data,
-                                       .table = dy->data,
-                                       .rows = op.rows[DY],
-                                       .width = op.columns[DY],
-                                       .entries = op.rows[DPOSITIONS],
-                                       .period = period,
-                                       .beta = beta,
-                                       .types = op.types};
-  return op.kernels->positions_backward(stream, &args);
+  args.rows = op.rows[DY];
+  args.width = op.columns[DY];
+  args.entries = op.rows[DPOSITIONS];
+  return op.kernels == NULL ? EK_OK : op.kernels->positions_backward(stream, &args);
 }

@@ -24,57 +24,42 @@ static ek_status cross_entropy(ek_stream *stream, const char *name, enum directi
   struct ek__op op;
   EK__FAIL_IF(terms == NULL, EK_ERR_INVALID_ARGUMENT, "%s: terms is NULL", name);
   const bool forward = (direction & FORWARD) != 0, backward = (direction & BACKWARD) != 0;
-#define ROW(x, role_, ...)                                                                         \
-  { .name = #x, .tensor = of->x, .role = EK__##role_, __VA_ARGS__ }
+  struct ek__loss_args args = {.host_scale = of->host_scale,
+                               .ignore_index = terms->ignore_index,
+                               .label_smoothing = terms->label_smoothing};
+#define ROW(x, role_, to_, ...)                                                                    \
+  { .name = #x, .tensor = of->x, .role = EK__##role_, .to = &args.to_, __VA_ARGS__ }
   const struct ek__operand operands[] = {
-      [GRADIENT] = ROW(gradient, VALUE, .written = true, .optional = !backward,
-                       .may_be = EK__OPERAND(LOGITS)),
-      [LOSSES] = ROW(losses, SUM, .written = true, .optional = !forward),
-      [NORMALIZER] = ROW(normalizer, SUM, .written = forward),
-      [TOTALS] = ROW(totals, F64, .written = true, .optional = !forward),
-      [LOGITS] = ROW(logits, VALUE, .written = false),
-      [TARGETS] = ROW(targets, I32, .written = false),
+      [GRADIENT] = ROW(gradient, VALUE, gradient, EK__IS(SAME, LOGITS), .written = true,
+                       .optional = !backward, .may_be = EK__OPERAND(LOGITS)),
+      [LOSSES] =
+          ROW(losses, SUM, losses, EK__IS(COLUMN, LOGITS), .written = true, .optional = !forward),
+      [NORMALIZER] = ROW(normalizer, SUM, normalizer, .written = forward),
+      [TOTALS] =
+          ROW(totals, F64, totals, EK__IS(EXACTLY, 2), .written = true, .optional = !forward),
+      [LOGITS] = ROW(logits, VALUE, outputs, .written = false),
+      [TARGETS] = ROW(targets, I32, targets, EK__IS(COLUMN, LOGITS)),
       [WEIGHTS] = {.name = "class_weights",
                    .tensor = terms->class_weights,
                    .role = EK__SUM,
+                   .to = &args.class_weights,
                    .optional = true},
-      [SCALE] = ROW(scale, F64, .optional = true),
-      [ROW_SCALE] = ROW(row_scale, SUM, .optional = true)};
-  EK_TRY(ek__op_begin(&op, name, stream, operands, COUNT));
-  const int64_t rows = op.rows[LOGITS], columns = op.columns[LOGITS];
-  const int64_t classes = terms->classes == 0 ? columns : terms->classes;
-  EK__FAIL_IF(classes < 0 || classes > columns, EK_ERR_SHAPE,
-              "%s: classes is %" PRId64 " but logits is %" PRId64 " x %" PRId64, name, classes,
-              rows, columns);
-  EK__FAIL_IF(rows > 0 && classes == 0, EK_ERR_SHAPE,
-              "%s: logits is %" PRId64 " x 0, which has no classes", name, rows);
-  EK_TRY(ek__op_fits(&op, WEIGHTS, classes, LOGITS));
-  EK_TRY(ek__op_between(&op, "label_smoothing", terms->label_smoothing, 0.0, 1.0));
-  if (backward) EK_TRY(ek__op_same(&op, GRADIENT, LOGITS));
-  EK_TRY(ek__op_fits(&op, TARGETS, rows, LOGITS));
-  EK_TRY(ek__op_fits(&op, LOSSES, rows, LOGITS));
-  EK_TRY(ek__op_matrix(&op, NORMALIZER, rows, 2, "must be"));
-  EK_TRY(ek__op_exactly(&op, TOTALS, 2));
-  EK_TRY(ek__op_exactly(&op, SCALE, 1));
-  EK_TRY(ek__op_fits(&op, ROW_SCALE, rows, LOGITS));
+      [SCALE] = ROW(scale, F64, scale, EK__IS(EXACTLY, 1), .optional = true),
+      [ROW_SCALE] = ROW(row_scale, SUM, row_scale, EK__IS(COLUMN, LOGITS), .optional = true)};
+  EK_TRY(ek__op_begin(&op, name, stream, operands, COUNT, &args.types));
+  args.rows = op.rows[LOGITS];
+  args.columns = op.columns[LOGITS];
+  args.classes = terms->classes == 0 ? args.columns : terms->classes;
+  args.first_row = ek__tensor_first(of->targets);
+  EK__FAIL_IF(args.classes < 0 || args.classes > args.columns, EK_ERR_SHAPE,
+              "%s: classes is %" PRId64 " but logits is %" PRId64 " x %" PRId64, name, args.classes,
+              args.rows, args.columns);
+  EK__FAIL_IF(args.rows > 0 && args.classes == 0, EK_ERR_SHAPE,
+              "%s: logits is %" PRId64 " x 0, which has no classes", name, args.rows);
+  EK_TRY(ek__op_fits(&op, WEIGHTS, args.classes, LOGITS));
+  EK_TRY(ek__op_between(name, "label_smoothing", terms->label_smoothing, 0.0, 1.0));
+  EK_TRY(ek__op_matrix(&op, NORMALIZER, args.rows, 2, "must be"));
   if (op.kernels == NULL) return EK_OK;
-  const struct ek__loss_args args = {.losses = ek__op_data(of->losses),
-                                     .normalizer = of->normalizer->data,
-                                     .totals = ek__op_data(of->totals),
-                                     .gradient = ek__op_data(of->gradient),
-                                     .outputs = of->logits->data,
-                                     .targets = of->targets->data,
-                                     .class_weights = ek__op_data(terms->class_weights),
-                                     .scale = ek__op_data(of->scale),
-                                     .host_scale = of->host_scale,
-                                     .row_scale = ek__op_data(of->row_scale),
-                                     .rows = rows,
-                                     .classes = classes,
-                                     .columns = columns,
-                                     .first_row = ek__tensor_first(of->targets),
-                                     .ignore_index = terms->ignore_index,
-                                     .label_smoothing = terms->label_smoothing,
-                                     .types = op.types};
   if (direction == BOTH) return op.kernels->cross_entropy_gradient(stream, &args);
   return forward ? op.kernels->cross_entropy_forward(stream, &args)
                  : op.kernels->cross_entropy_backward(stream, &args);
@@ -126,24 +111,15 @@ ek_status ek_op_squared_error_forward(ek_stream *stream, ek_tensor *losses, ek_t
                                       const ek_tensor *y, const ek_tensor *target) {
   enum { LOSSES, TOTALS, Y, TARGET, COUNT };
   struct ek__op op;
-  const struct ek__operand operands[] = {[LOSSES] = EK__MAY_WRITE(losses, SUM, 0),
-                                         [TOTALS] = EK__WRITE(totals, F64, 0),
-                                         [Y] = EK__READ(y, VALUE),
-                                         [TARGET] = EK__READ(target, VALUE)};
-  EK_TRY(ek__op_begin(&op, "squared_error_forward", stream, operands, COUNT));
-  EK_TRY(ek__op_same(&op, TARGET, Y));
-  if (losses != NULL) EK_TRY(ek__op_same(&op, LOSSES, Y));
-  EK_TRY(ek__op_exactly(&op, TOTALS, 2));
-  if (op.kernels == NULL) return EK_OK;
-  const struct ek__loss_args args = {.losses = ek__op_data(losses),
-                                     .totals = totals->data,
-                                     .outputs = y->data,
-                                     .targets = target->data,
-                                     .rows = ek__op_elements(&op, Y),
-                                     .classes = 1,
-                                     .columns = 1,
-                                     .types = op.types};
-  return op.kernels->squared_error_forward(stream, &args);
+  struct ek__loss_args args = {.classes = 1, .columns = 1};
+  const struct ek__operand operands[] = {
+      [LOSSES] = EK__MAY_WRITE(losses, SUM, EK__IS(SAME, Y), .to = &args.losses),
+      [TOTALS] = EK__WRITE(totals, F64, EK__IS(EXACTLY, 2), .to = &args.totals),
+      [Y] = EK__READ(y, VALUE, .to = &args.outputs),
+      [TARGET] = EK__READ(target, VALUE, EK__IS(SAME, Y), .to = &args.targets)};
+  EK_TRY(ek__op_begin(&op, "squared_error_forward", stream, operands, COUNT, &args.types));
+  args.rows = ek__op_elements(&op, Y);
+  return op.kernels == NULL ? EK_OK : op.kernels->squared_error_forward(stream, &args);
 }
 
 ek_status ek_op_squared_error_backward(ek_stream *stream, ek_tensor *gradient, const ek_tensor *y,
@@ -151,44 +127,32 @@ ek_status ek_op_squared_error_backward(ek_stream *stream, ek_tensor *gradient, c
                                        const ek_tensor *element_scale) {
   enum { GRADIENT, Y, TARGET, SCALE, ELEMENT_SCALE, COUNT };
   struct ek__op op;
-  const struct ek__operand operands[] = {[GRADIENT] = EK__WRITE(gradient, VALUE, EK__OPERAND(Y)),
-                                         [Y] = EK__READ(y, VALUE),
-                                         [TARGET] = EK__READ(target, VALUE),
-                                         [SCALE] = EK__MAY_READ(scale, F64),
-                                         [ELEMENT_SCALE] = EK__MAY_READ(element_scale, SUM)};
-  EK_TRY(ek__op_begin(&op, "squared_error_backward", stream, operands, COUNT));
-  EK_TRY(ek__op_same(&op, TARGET, Y));
-  EK_TRY(ek__op_same(&op, GRADIENT, Y));
-  EK_TRY(ek__op_exactly(&op, SCALE, 1));
-  if (element_scale != NULL) EK_TRY(ek__op_same(&op, ELEMENT_SCALE, Y));
-  if (op.kernels == NULL) return EK_OK;
-  const struct ek__loss_args args = {.gradient = gradient->data,
-                                     .outputs = y->data,
-                                     .targets = target->data,
-                                     .scale = ek__op_data(scale),
-                                     .row_scale = ek__op_data(element_scale),
-                                     .rows = ek__op_elements(&op, Y),
-                                     .classes = 1,
-                                     .columns = 1,
-                                     .types = op.types};
-  return op.kernels->squared_error_backward(stream, &args);
+  struct ek__loss_args args = {.classes = 1, .columns = 1};
+  const struct ek__operand operands[] = {
+      [GRADIENT] = EK__WRITE(gradient, VALUE, EK__IS(SAME, Y), .to = &args.gradient,
+                             .may_be = EK__OPERAND(Y)),
+      [Y] = EK__READ(y, VALUE, .to = &args.outputs),
+      [TARGET] = EK__READ(target, VALUE, EK__IS(SAME, Y), .to = &args.targets),
+      [SCALE] = EK__MAY_READ(scale, F64, EK__IS(EXACTLY, 1), .to = &args.scale),
+      [ELEMENT_SCALE] = EK__MAY_READ(element_scale, SUM, EK__IS(SAME, Y), .to = &args.row_scale)};
+  EK_TRY(ek__op_begin(&op, "squared_error_backward", stream, operands, COUNT, &args.types));
+  args.rows = ek__op_elements(&op, Y);
+  return op.kernels == NULL ? EK_OK : op.kernels->squared_error_backward(stream, &args);
 }
 
 ek_status ek_op_combine_totals(ek_stream *stream, ek_tensor *combined, ek_tensor *scales,
                                const ek_tensor *totals, const double *coefficients, bool divide) {
   enum { COMBINED, SCALES, TOTALS, COUNT };
   struct ek__op op;
-  const struct ek__operand operands[] = {[COMBINED] = EK__WRITE(combined, F64, 0),
-                                         [SCALES] = EK__WRITE(scales, F64, 0),
-                                         [TOTALS] = EK__READ(totals, F64)};
-  EK_TRY(ek__op_begin(&op, "combine_totals", stream, operands, COUNT));
+  struct ek__combine_args args = {.divide = divide};
+  const struct ek__operand operands[] = {
+      [COMBINED] = EK__WRITE(combined, F64, EK__IS(EXACTLY, 2), .to = &args.combined),
+      [SCALES] = EK__WRITE(scales, F64, EK__IS(SAME, TOTALS), .to = &args.scales),
+      [TOTALS] = EK__READ(totals, F64, .to = &args.totals)};
+  EK_TRY(ek__op_begin(&op, "combine_totals", stream, operands, COUNT, NULL));
   const int64_t terms = op.rows[TOTALS];
-  EK_TRY(ek__op_matrix(&op, TOTALS, terms, 2, "must be"));
-  EK_TRY(ek__op_same(&op, SCALES, TOTALS));
-  EK_TRY(ek__op_exactly(&op, COMBINED, 2));
-  struct ek__combine_args args = {
-      .combined = combined->data, .scales = scales->data, .totals = totals->data, .divide = divide};
   const int64_t most = (int64_t)(sizeof args.coefficients / sizeof args.coefficients[0]);
+  EK_TRY(ek__op_matrix(&op, TOTALS, terms, 2, "must be"));
   EK__FAIL_IF(terms > most, EK_ERR_SHAPE, "%s: %" PRId64 " terms, at most %" PRId64 " are possible",
               op.name, terms, most);
   EK__FAIL_IF(coefficients == NULL, EK_ERR_INVALID_ARGUMENT, "%s: coefficients is NULL", op.name);

@@ -22,40 +22,25 @@ static ek_status forward(ek_stream *stream, const char *name, ek_tensor *y, ek_t
                          double epsilon, bool adds) {
   enum { Y, SUM, MEAN, RSTD, X, RESIDUAL, GAMMA, BETA, COUNT };
   struct ek__op op;
-  struct ek__operand operands[] = {
-      [Y] = EK__WRITE(y, VALUE, adds ? 0 : EK__OPERAND(X)),
-      [SUM] = EK__WRITE(sum, VALUE, EK__OPERAND(X) | EK__OPERAND(RESIDUAL)),
-      [MEAN] = EK__WRITE(mean, SUM, 0),
-      [RSTD] = EK__WRITE(rstd, SUM, 0),
-      [X] = EK__READ(x, VALUE),
-      [RESIDUAL] = EK__READ(residual, VALUE),
-      [GAMMA] = EK__READ(gamma, VALUE),
-      [BETA] = EK__READ(beta, VALUE)};
-  operands[SUM].optional = operands[RESIDUAL].optional = !adds;
-  EK_TRY(ek__op_begin(&op, name, stream, operands, COUNT));
+  struct ek__layer_norm_args args = {.epsilon = epsilon};
+  const struct ek__operand operands[] = {
+      [Y] =
+          EK__WRITE(y, VALUE, EK__IS(SAME, X), .to = &args.y, .may_be = adds ? 0 : EK__OPERAND(X)),
+      [SUM] = EK__WRITE(sum, VALUE, EK__IS(SAME, X), .to = &args.sum, .optional = !adds,
+                        .may_be = EK__OPERAND(X) | EK__OPERAND(RESIDUAL)),
+      [MEAN] = EK__WRITE(mean, SUM, EK__IS(COLUMN, X), .to = &args.mean),
+      [RSTD] = EK__WRITE(rstd, SUM, EK__IS(COLUMN, X), .to = &args.rstd),
+      [X] = EK__READ(x, VALUE, .to = &args.x),
+      [RESIDUAL] =
+          EK__READ(residual, VALUE, EK__IS(SAME, X), .to = &args.residual, .optional = !adds),
+      [GAMMA] = EK__READ(gamma, VALUE, EK__IS(ROW, X), .to = &args.gamma),
+      [BETA] = EK__READ(beta, VALUE, EK__IS(ROW, X), .to = &args.beta)};
+  EK_TRY(ek__op_begin(&op, name, stream, operands, COUNT, &args.types));
   EK_TRY(check_width(&op, X));
-  EK_TRY(ek__op_same(&op, Y, X));
-  if (adds) EK_TRY(ek__op_same(&op, SUM, X));
-  if (adds) EK_TRY(ek__op_same(&op, RESIDUAL, X));
-  EK_TRY(ek__op_fits(&op, MEAN, op.rows[X], X));
-  EK_TRY(ek__op_fits(&op, RSTD, op.rows[X], X));
-  EK_TRY(ek__op_fits(&op, GAMMA, op.columns[X], X));
-  EK_TRY(ek__op_fits(&op, BETA, op.columns[X], X));
-  EK_TRY(ek__op_between(&op, "epsilon", epsilon, 0.0, HUGE_VAL));
-  if (op.kernels == NULL) return EK_OK;
-  const struct ek__layer_norm_args args = {.y = y->data,
-                                           .sum = ek__op_data(sum),
-                                           .mean = mean->data,
-                                           .rstd = rstd->data,
-                                           .x = x->data,
-                                           .residual = ek__op_data(residual),
-                                           .gamma = gamma->data,
-                                           .beta = beta->data,
-                                           .epsilon = epsilon,
-                                           .rows = op.rows[X],
-                                           .width = op.columns[X],
-                                           .types = op.types};
-  return op.kernels->layer_norm_forward(stream, &args);
+  EK_TRY(ek__op_between(name, "epsilon", epsilon, 0.0, HUGE_VAL));
+  args.rows = op.rows[X];
+  args.width = op.columns[X];
+  return op.kernels == NULL ? EK_OK : op.kernels->layer_norm_forward(stream, &args);
 }
 
 ek_status ek_op_layer_norm_forward(ek_stream *stream, ek_tensor *y, ek_tensor *mean,
@@ -80,40 +65,21 @@ ek_status ek_op_layer_norm_backward(ek_stream *stream, ek_tensor *dx, const ek_t
                                     const ek_tensor *gamma) {
   enum { DX, RESIDUAL, DGAMMA, DBETA, DY, X, MEAN, RSTD, GAMMA, COUNT };
   struct ek__op op;
+  struct ek__layer_norm_args args = {.gamma_scale = gamma_scale, .beta_scale = beta_scale};
   const struct ek__operand operands[] = {
-      [DX] = EK__MAY_WRITE(dx, VALUE, EK__OPERAND(DY) | EK__OPERAND(RESIDUAL)),
-      [RESIDUAL] = EK__MAY_READ(residual, VALUE),
-      [DGAMMA] = EK__WRITE(dgamma, SUM, 0),
-      [DBETA] = EK__WRITE(dbeta, SUM, 0),
-      [DY] = EK__READ(dy, VALUE),
-      [X] = EK__READ(x, VALUE),
-      [MEAN] = EK__READ(mean, SUM),
-      [RSTD] = EK__READ(rstd, SUM),
-      [GAMMA] = EK__READ(gamma, VALUE)};
-  EK_TRY(ek__op_begin(&op, "layer_norm_backward", stream, operands, COUNT));
+      [DX] = EK__MAY_WRITE(dx, VALUE, EK__IS(SAME, X), .to = &args.dx,
+                           .may_be = EK__OPERAND(DY) | EK__OPERAND(RESIDUAL)),
+      [RESIDUAL] = EK__MAY_READ(residual, VALUE, EK__IS(SAME, X), .to = &args.residual),
+      [DGAMMA] = EK__WRITE(dgamma, SUM, EK__IS(ROW, X), .to = &args.dgamma),
+      [DBETA] = EK__WRITE(dbeta, SUM, EK__IS(ROW, X), .to = &args.dbeta),
+      [DY] = EK__READ(dy, VALUE, EK__IS(SAME, X), .to = &args.dy),
+      [X] = EK__READ(x, VALUE, .to = &args.x),
+      [MEAN] = EK__READ(mean, SUM, EK__IS(COLUMN, X), .to = &args.mean),
+      [RSTD] = EK__READ(rstd, SUM, EK__IS(COLUMN, X), .to = &args.rstd),
+      [GAMMA] = EK__READ(gamma, VALUE, EK__IS(ROW, X), .to = &args.gamma)};
+  EK_TRY(ek__op_begin(&op, "layer_norm_backward", stream, operands, COUNT, &args.types));
   EK_TRY(check_width(&op, X));
-  EK_TRY(ek__op_same(&op, DY, X));
-  if (dx != NULL) EK_TRY(ek__op_same(&op, DX, X));
-  if (residual != NULL) EK_TRY(ek__op_same(&op, RESIDUAL, X));
-  EK_TRY(ek__op_fits(&op, MEAN, op.rows[X], X));
-  EK_TRY(ek__op_fits(&op, RSTD, op.rows[X], X));
-  EK_TRY(ek__op_fits(&op, GAMMA, op.columns[X], X));
-  EK_TRY(ek__op_fits(&op, DGAMMA, op.columns[X], X));
-  EK_TRY(ek__op_fits(&op, DBETA, op.columns[X], X));
-  if (op.kernels == NULL) return EK_OK;
-  const struct ek__layer_norm_args args = {.dx = ek__op_data(dx),
-                                           .residual = ek__op_data(residual),
-                                           .dgamma = dgamma->data,
-                                           .dbeta = dbeta->data,
-                                           .dy = dy->data,
-                                           .x = x->data,
-                                           .mean = mean->data,
-                                           .rstd = rstd->data,
-                                           .gamma = gamma->data,
-                                           .gamma_scale = gamma_scale,
-                                           .beta_scale = beta_scale,
-                                           .rows = op.rows[X],
-                                           .width = op.columns[X],
-                                           .types = op.types};
-  return op.kernels->layer_norm_backward(stream, &args);
+  args.rows = op.rows[X];
+  args.width = op.columns[X];
+  return op.kernels == NULL ? EK_OK : op.kernels->layer_norm_backward(stream, &args);
 }

@@ -5,6 +5,7 @@
 
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 #include "core/sizes.h"
 #include "device/fault_internal.h"
@@ -155,38 +156,65 @@ static bool nothing_to_write(const struct ek__op *op) {
   return true;
 }
 
-ek_status ek__op_begin(struct ek__op *op, const char *name, ek_stream *stream,
-                       const struct ek__operand *operands, size_t count) {
-  *op = (struct ek__op){.name = name, .count = count};
-  EK__FAIL_IF(count > EK__OP_MAX_OPERANDS, EK_ERR_INTERNAL, "%s: too many operands", name);
-  EK__FAIL_IF(stream == NULL, EK_ERR_INVALID_ARGUMENT, "%s: stream is NULL", name);
-  const ek_device *device = ek_stream_device(stream);
-  EK_TRY(ek__fault_point(device, name));
-  op->kernels = ek__device_table(device)->kernels;
-  for (size_t i = 0; i < count; i++) {
-    op->operand[i] = operands[i];
-    if (operands[i].optional && operands[i].tensor == NULL) continue;
-    EK_TRY(check_tensor(op, i));
-    EK_TRY(check_device(op, i, device));
-    EK_TRY(check_type(op, i));
-  }
-  EK_TRY(check_types(op));
-  for (size_t i = 0; i < count; i++) {
-    if (operands[i].written && operands[i].tensor != NULL) EK_TRY(check_overlap(op, i));
-  }
-  if (nothing_to_write(op)) op->kernels = NULL;
-  return EK_OK;
-}
-
-int64_t ek__op_elements(const struct ek__op *op, size_t i) { return op->rows[i] * op->columns[i]; }
-
-ek_status ek__op_same(const struct ek__op *op, size_t i, size_t j) {
+static ek_status check_same(const struct ek__op *op, size_t i, size_t j) {
   if (op->rows[i] == op->rows[j] && op->columns[i] == op->columns[j]) return EK_OK;
   char i_text[EK__OP_SHAPE_TEXT], j_text[EK__OP_SHAPE_TEXT];
   return ek_error_set(EK_ERR_SHAPE, "%s: %s is %s but %s is %s", op->name, op->operand[i].name,
                       ek__op_shape_text(i_text, op->operand[i].tensor), op->operand[j].name,
                       ek__op_shape_text(j_text, op->operand[j].tensor));
 }
+
+static ek_status check_exactly(const struct ek__op *op, size_t i, int64_t elements) {
+  char text[EK__OP_SHAPE_TEXT];
+  if (ek__op_elements(op, i) == elements) return EK_OK;
+  return ek_error_set(EK_ERR_SHAPE, "%s: %s is %s but must have exactly %" PRId64 " elements",
+                      op->name, op->operand[i].name, ek__op_shape_text(text, op->operand[i].tensor),
+                      elements);
+}
+
+static ek_status check_size(const struct ek__op *op, size_t i) {
+  const size_t j = op->operand[i].of;
+  switch (op->operand[i].size) {
+  case EK__SIZE_ANY: break;
+  case EK__SIZE_SAME: return check_same(op, i, j);
+  case EK__SIZE_ALL: return ek__op_fits(op, i, ek__op_elements(op, j), j);
+  case EK__SIZE_ROW: return ek__op_fits(op, i, op->columns[j], j);
+  case EK__SIZE_COLUMN: return ek__op_fits(op, i, op->rows[j], j);
+  case EK__SIZE_EXACTLY: return check_exactly(op, i, (int64_t)j);
+  }
+  return EK_OK;
+}
+
+ek_status ek__op_begin(struct ek__op *op, const char *name, ek_stream *stream,
+                       const struct ek__operand *operands, size_t count, struct ek__types *types) {
+  *op = (struct ek__op){.name = name, .count = count, .operand = operands};
+  EK__FAIL_IF(count > EK__OP_MAX_OPERANDS, EK_ERR_INTERNAL, "%s: too many operands", name);
+  EK__FAIL_IF(stream == NULL, EK_ERR_INVALID_ARGUMENT, "%s: stream is NULL", name);
+  const ek_device *device = ek_stream_device(stream);
+  EK_TRY(ek__fault_point(device, name));
+  op->kernels = ek__device_table(device)->kernels;
+  for (size_t i = 0; i < count; i++) {
+    if (operands[i].optional && operands[i].tensor == NULL) continue;
+    EK_TRY(check_tensor(op, i));
+    EK_TRY(check_device(op, i, device));
+    EK_TRY(check_type(op, i));
+    /* `to` is the address of a pointer to any kind of object: copied, not dereferenced. */
+    void *const data = operands[i].tensor->data;
+    if (operands[i].to != NULL) memcpy(operands[i].to, &data, sizeof data);
+  }
+  EK_TRY(check_types(op));
+  for (size_t i = 0; i < count; i++) {
+    if (operands[i].written && operands[i].tensor != NULL) EK_TRY(check_overlap(op, i));
+  }
+  for (size_t i = 0; i < count; i++) {
+    if (operands[i].tensor != NULL) EK_TRY(check_size(op, i));
+  }
+  if (nothing_to_write(op)) op->kernels = NULL;
+  if (types != NULL) *types = op->types;
+  return EK_OK;
+}
+
+int64_t ek__op_elements(const struct ek__op *op, size_t i) { return op->rows[i] * op->columns[i]; }
 
 ek_status ek__op_fits(const struct ek__op *op, size_t i, int64_t elements, size_t j) {
   if (op->operand[i].tensor == NULL || ek__op_elements(op, i) == elements) return EK_OK;
@@ -197,14 +225,6 @@ ek_status ek__op_fits(const struct ek__op *op, size_t i, int64_t elements, size_
                       ek__op_shape_text(j_text, op->operand[j].tensor), elements);
 }
 
-ek_status ek__op_exactly(const struct ek__op *op, size_t i, int64_t elements) {
-  if (op->operand[i].tensor == NULL || ek__op_elements(op, i) == elements) return EK_OK;
-  char text[EK__OP_SHAPE_TEXT];
-  return ek_error_set(EK_ERR_SHAPE, "%s: %s is %s but must have exactly %" PRId64 " elements",
-                      op->name, op->operand[i].name, ek__op_shape_text(text, op->operand[i].tensor),
-                      elements);
-}
-
 ek_status ek__op_matrix(const struct ek__op *op, size_t i, int64_t rows, int64_t columns,
                         const char *what) {
   if (op->rows[i] == rows && op->columns[i] == columns) return EK_OK;
@@ -213,11 +233,8 @@ ek_status ek__op_matrix(const struct ek__op *op, size_t i, int64_t rows, int64_t
                       op->operand[i].name, op->rows[i], op->columns[i], what, rows, columns);
 }
 
-ek_status ek__op_between(const struct ek__op *op, const char *name, double value, double low,
-                         double high) {
+ek_status ek__op_between(const char *who, const char *name, double value, double low, double high) {
   if (value >= low && value <= high) return EK_OK;
-  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: %s is %g, which is outside %g .. %g", op->name,
-                      name, value, low, high);
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: %s is %g, which is outside %g .. %g", who, name,
+                      value, low, high);
 }
-
-void *ek__op_data(const ek_tensor *tensor) { return tensor == NULL ? NULL : tensor->data; }

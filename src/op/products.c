@@ -19,29 +19,21 @@ ek_status ek_op_matmul(ek_stream *stream, ek_tensor *c, const ek_tensor *a, bool
                        const ek_tensor *b, bool transpose_b, double beta) {
   enum { C, A, B, COUNT };
   struct ek__op op;
-  const struct ek__operand operands[] = {
-      [C] = EK__WRITE(c, VALUE, 0), [A] = EK__READ(a, VALUE), [B] = EK__READ(b, VALUE)};
-  EK_TRY(ek__op_begin(&op, "matmul", stream, operands, COUNT));
-  const int64_t m = transpose_a ? op.columns[A] : op.rows[A];
-  const int64_t k = transpose_a ? op.rows[A] : op.columns[A];
+  struct ek__matmul_args args = {
+      .transpose_a = transpose_a, .transpose_b = transpose_b, .beta = beta};
+  const struct ek__operand operands[] = {[C] = EK__WRITE(c, VALUE, .to = &args.c),
+                                         [A] = EK__READ(a, VALUE, .to = &args.a),
+                                         [B] = EK__READ(b, VALUE, .to = &args.b)};
+  EK_TRY(ek__op_begin(&op, "matmul", stream, operands, COUNT, &args.types));
+  args.m = transpose_a ? op.columns[A] : op.rows[A];
+  args.k = transpose_a ? op.rows[A] : op.columns[A];
+  args.n = transpose_b ? op.rows[B] : op.columns[B];
   const int64_t b_rows = transpose_b ? op.columns[B] : op.rows[B];
-  const int64_t n = transpose_b ? op.rows[B] : op.columns[B];
-  EK__FAIL_IF(b_rows != k, EK_ERR_SHAPE,
-              "matmul: a' is %" PRId64 " x %" PRId64 " but b' is %" PRId64 " x %" PRId64, m, k,
-              b_rows, n);
-  EK_TRY(ek__op_matrix(&op, C, m, n, "a' b' is"));
-  if (op.kernels == NULL) return EK_OK;
-  const struct ek__matmul_args args = {.c = c->data,
-                                       .a = a->data,
-                                       .b = b->data,
-                                       .m = m,
-                                       .n = n,
-                                       .k = k,
-                                       .transpose_a = transpose_a,
-                                       .transpose_b = transpose_b,
-                                       .beta = beta,
-                                       .types = op.types};
-  return op.kernels->matmul(stream, &args);
+  EK__FAIL_IF(b_rows != args.k, EK_ERR_SHAPE,
+              "matmul: a' is %" PRId64 " x %" PRId64 " but b' is %" PRId64 " x %" PRId64, args.m,
+              args.k, b_rows, args.n);
+  EK_TRY(ek__op_matrix(&op, C, args.m, args.n, "a' b' is"));
+  return op.kernels == NULL ? EK_OK : op.kernels->matmul(stream, &args);
 }
 
 /* ---- products and what is fused with them ---- */
@@ -99,29 +91,22 @@ static ek_status linear(ek_stream *stream, const char *name, ek_tensor *y, ek_te
                         const ek_tensor *x, const ek_tensor *w, const ek_tensor *bias, bool gelu) {
   enum { Y, PRE, X, W, BIAS, COUNT };
   struct ek__op op;
-  const struct ek__operand operands[] = {[Y] = EK__WRITE(y, VALUE, 0),
-                                         [PRE] = EK__MAY_WRITE(pre, VALUE, 0),
-                                         [X] = EK__READ(x, VALUE),
-                                         [W] = EK__READ(w, VALUE),
-                                         [BIAS] = EK__MAY_READ(bias, VALUE)};
-  EK_TRY(ek__op_begin(&op, name, stream, operands, COUNT));
+  struct ek__fused_args args = {.product.transpose_b = true, .epilogue = EK__EPILOGUE_GELU};
+  struct ek__matmul_args *product = &args.product;
+  const struct ek__operand operands[] = {
+      [Y] = EK__WRITE(y, VALUE, .to = &product->c),
+      [PRE] = EK__MAY_WRITE(pre, VALUE, EK__IS(SAME, Y), .to = &args.pre),
+      [X] = EK__READ(x, VALUE, .to = &product->a),
+      [W] = EK__READ(w, VALUE, .to = &product->b),
+      [BIAS] = EK__MAY_READ(bias, VALUE, EK__IS(COLUMN, W), .to = &product->bias)};
+  EK_TRY(ek__op_begin(&op, name, stream, operands, COUNT, &product->types));
   if (op.columns[W] != op.columns[X]) return unlike(&op, X, W);
-  EK_TRY(ek__op_matrix(&op, Y, op.rows[X], op.rows[W], "x w^T is"));
-  if (pre != NULL) EK_TRY(ek__op_matrix(&op, PRE, op.rows[X], op.rows[W], "x w^T is"));
-  EK_TRY(ek__op_fits(&op, BIAS, op.rows[W], W));
+  product->m = op.rows[X];
+  product->n = op.rows[W];
+  product->k = op.columns[X];
+  EK_TRY(ek__op_matrix(&op, Y, product->m, product->n, "x w^T is"));
   if (op.kernels == NULL) return EK_OK;
-  const struct ek__fused_args args = {.product = {.c = y->data,
-                                                  .a = x->data,
-                                                  .b = w->data,
-                                                  .m = op.rows[X],
-                                                  .n = op.rows[W],
-                                                  .k = op.columns[X],
-                                                  .transpose_b = true,
-                                                  .bias = ek__op_data(bias),
-                                                  .types = op.types},
-                                      .epilogue = EK__EPILOGUE_GELU,
-                                      .pre = ek__op_data(pre)};
-  return gelu ? multiply(op.kernels, stream, &args) : op.kernels->matmul(stream, &args.product);
+  return gelu ? multiply(op.kernels, stream, &args) : op.kernels->matmul(stream, product);
 }
 
 ek_status ek_op_linear(ek_stream *stream, ek_tensor *y, const ek_tensor *x, const ek_tensor *w,
@@ -139,29 +124,21 @@ ek_status ek_op_gelu_linear_backward(ek_stream *stream, ek_tensor *dpre, ek_tens
                                      const ek_tensor *pre) {
   enum { DPRE, DBIAS, DY, W, PRE, COUNT };
   struct ek__op op;
-  const struct ek__operand operands[] = {[DPRE] = EK__WRITE(dpre, VALUE, 0),
-                                         [DBIAS] = EK__MAY_WRITE(dbias, SUM, 0),
-                                         [DY] = EK__READ(dy, VALUE),
-                                         [W] = EK__READ(w, VALUE),
-                                         [PRE] = EK__READ(pre, VALUE)};
-  EK_TRY(ek__op_begin(&op, "gelu_linear_backward", stream, operands, COUNT));
+  struct ek__fused_args args = {.epilogue = EK__EPILOGUE_GELU_BACKWARD, .sums_beta = beta};
+  struct ek__matmul_args *product = &args.product;
+  const struct ek__operand operands[] = {
+      [DPRE] = EK__WRITE(dpre, VALUE, EK__IS(SAME, PRE), .to = &product->c),
+      [DBIAS] = EK__MAY_WRITE(dbias, SUM, EK__IS(ROW, W), .to = &args.sums),
+      [DY] = EK__READ(dy, VALUE, .to = &product->a),
+      [W] = EK__READ(w, VALUE, .to = &product->b),
+      [PRE] = EK__READ(pre, VALUE, .to = &args.pre)};
+  EK_TRY(ek__op_begin(&op, "gelu_linear_backward", stream, operands, COUNT, &product->types));
   if (op.columns[DY] != op.rows[W]) return unlike(&op, DY, W);
-  EK_TRY(ek__op_matrix(&op, PRE, op.rows[DY], op.columns[W], "dy w is"));
-  EK_TRY(ek__op_same(&op, DPRE, PRE));
-  EK_TRY(ek__op_fits(&op, DBIAS, op.columns[W], W));
-  if (op.kernels == NULL) return EK_OK;
-  const struct ek__fused_args args = {.product = {.c = dpre->data,
-                                                  .a = dy->data,
-                                                  .b = w->data,
-                                                  .m = op.rows[DY],
-                                                  .n = op.columns[W],
-                                                  .k = op.columns[DY],
-                                                  .types = op.types},
-                                      .epilogue = EK__EPILOGUE_GELU_BACKWARD,
-                                      .pre = pre->data,
-                                      .sums = ek__op_data(dbias),
-                                      .sums_beta = beta};
-  return multiply(op.kernels, stream, &args);
+  product->m = op.rows[DY];
+  product->n = op.columns[W];
+  product->k = op.columns[DY];
+  EK_TRY(ek__op_matrix(&op, PRE, product->m, product->n, "dy w is"));
+  return op.kernels == NULL ? EK_OK : multiply(op.kernels, stream, &args);
 }
 
 ek_status ek_op_linear_gradients(ek_stream *stream, ek_tensor *dw, double weight_beta,
@@ -169,28 +146,22 @@ ek_status ek_op_linear_gradients(ek_stream *stream, ek_tensor *dw, double weight
                                  const ek_tensor *x) {
   enum { DW, DBIAS, DY, X, COUNT };
   struct ek__op op;
-  const struct ek__operand operands[] = {[DW] = EK__WRITE(dw, SUM, 0),
-                                         [DBIAS] = EK__MAY_WRITE(dbias, SUM, 0),
-                                         [DY] = EK__READ(dy, VALUE),
-                                         [X] = EK__READ(x, VALUE)};
-  EK_TRY(ek__op_begin(&op, "linear_gradients", stream, operands, COUNT));
+  struct ek__fused_args args = {
+      .product = {.transpose_a = true, .beta = weight_beta, .gradient = true},
+      .epilogue = EK__EPILOGUE_SUMS,
+      .sums_beta = bias_beta};
+  struct ek__matmul_args *product = &args.product;
+  const struct ek__operand operands[] = {
+      [DW] = EK__WRITE(dw, SUM, .to = &product->c),
+      [DBIAS] = EK__MAY_WRITE(dbias, SUM, EK__IS(ROW, DY), .to = &args.sums),
+      [DY] = EK__READ(dy, VALUE, .to = &product->a),
+      [X] = EK__READ(x, VALUE, .to = &product->b)};
+  EK_TRY(ek__op_begin(&op, "linear_gradients", stream, operands, COUNT, &product->types));
   if (op.rows[DY] != op.rows[X]) return unlike(&op, DY, X);
-  EK_TRY(ek__op_matrix(&op, DW, op.columns[DY], op.columns[X], "dy^T x is"));
-  EK_TRY(ek__op_fits(&op, DBIAS, op.columns[DY], DY));
+  product->m = op.columns[DY];
+  product->n = op.columns[X];
+  product->k = op.rows[DY];
+  EK_TRY(ek__op_matrix(&op, DW, product->m, product->n, "dy^T x is"));
   if (op.kernels == NULL) return EK_OK;
-  const struct ek__fused_args args = {.product = {.c = dw->data,
-                                                  .a = dy->data,
-                                                  .b = x->data,
-                                                  .m = op.columns[DY],
-                                                  .n = op.columns[X],
-                                                  .k = op.rows[DY],
-                                                  .transpose_a = true,
-                                                  .beta = weight_beta,
-                                                  .types = op.types,
-                                                  .gradient = true},
-                                      .epilogue = EK__EPILOGUE_SUMS,
-                                      .sums = ek__op_data(dbias),
-                                      .sums_beta = bias_beta};
-  return dbias == NULL ? op.kernels->matmul(stream, &args.product)
-                       : multiply(op.kernels, stream, &args);
+  return dbias == NULL ? op.kernels->matmul(stream, product) : multiply(op.kernels, stream, &args);
 }
