@@ -119,23 +119,12 @@ static const ek_module_ops ops = {.size = sizeof(ek_module_ops),
 
 ek_status ek_cross_entropy_create(ek_criterion **criterion,
                                   const ek_cross_entropy_options *options) {
-  struct ek__entropy entropy;
+  struct cross_entropy made = {.base = {.coefficients = NULL}};
   ek_reduction reduction = EK_REDUCTION_MEAN;
   EK__NOT_NULL("cross_entropy", criterion);
-  EK_TRY(ek__entropy_open(&entropy, &reduction, ops.kind, options));
-  ek_status status = EK_ERR_OUT_OF_MEMORY;
-  struct cross_entropy *c = ek__calloc(1, sizeof *c);
-  if (c == NULL) {
-    ek_error_set(status, "cross_entropy: the host has no memory");
-  } else {
-    status = ek_criterion_init(&c->base, &ops, 1, 1, reduction);
-  }
-  if (status != EK_OK) {
-    ek__entropy_close(&entropy);
-    ek__free(c);
-    return status;
-  }
-  c->entropy = entropy;
-  *criterion = &c->base;
-  return EK_OK;
+  EK_TRY(ek__entropy_open(&made.entropy, &reduction, ops.kind, options));
+  ek_status status = ek_criterion_init(&made.base, &ops, 1, 1, reduction);
+  if (status == EK_OK) status = ek__new_copy(criterion, &made, sizeof made, "cross_entropy");
+  if (status != EK_OK) ek__entropy_close(&made.entropy);
+  return status;
 }

@@ -61,13 +61,7 @@ static const ek_module_ops ops = {.size = sizeof(ek_module_ops),
 
 ek_status ek_mean_squared_error_create(ek_criterion **criterion, ek_reduction reduction) {
   EK__NOT_NULL("mean_squared_error", criterion);
-  ek_criterion *c = ek__calloc(1, sizeof *c);
-  EK__FAIL_IF(c == NULL, EK_ERR_OUT_OF_MEMORY, "mean_squared_error: the host has no memory");
-  const ek_status status = ek_criterion_init(c, &ops, 1, 1, reduction);
-  if (status != EK_OK) {
-    ek__free(c);
-    return status;
-  }
-  *criterion = c;
-  return EK_OK;
+  ek_criterion made;
+  EK_TRY(ek_criterion_init(&made, &ops, 1, 1, reduction));
+  return ek__new_copy(criterion, &made, sizeof made, "mean_squared_error");
 }

@@ -182,15 +182,10 @@ ek_status ek_weighted_sum_create(ek_criterion **criterion, ek_criterion *const *
                                  const double *coefficients, size_t count) {
   EK__NOT_NULL("weighted_sum", criterion, terms, coefficients);
   EK_TRY(check_parts(terms, coefficients, count));
-  struct weighted_sum *w = ek__calloc(1, sizeof *w);
-  EK__FAIL_IF(w == NULL, EK_ERR_OUT_OF_MEMORY, "weighted_sum: the host has no memory");
-  ek_status status = EK_ERR_OUT_OF_MEMORY;
-  w->parts = ek__calloc(count, sizeof *w->parts);
-  if (w->parts == NULL) {
-    status = ek_error_set(EK_ERR_OUT_OF_MEMORY, "weighted_sum: the host has no memory");
-  } else {
-    status = fill(w, terms, coefficients, count);
-  }
+  struct weighted_sum *w = NULL;
+  EK_TRY(ek__new(&w, 1, sizeof *w, "weighted_sum"));
+  ek_status status = ek__new(&w->parts, count, sizeof *w->parts, "weighted_sum");
+  if (status == EK_OK) status = fill(w, terms, coefficients, count);
   if (status != EK_OK) {
     release(&w->base.base);
     return status;

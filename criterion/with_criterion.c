@@ -164,25 +164,18 @@ ek_status ek_with_criterion_create_with(ek_module **module, ek_module *model,
                                         const ek_with_criterion_options *options) {
   EK__NOT_NULL("with_criterion", module, model, criterion);
   EK_TRY(check(model, criterion));
-  struct with_criterion *w = ek__calloc(1, sizeof *w);
-  EK__FAIL_IF(w == NULL, EK_ERR_OUT_OF_MEMORY, "with_criterion: the host has no memory");
-  ek_status status = read_options(w, options);
-  if (status == EK_OK) {
-    status = ek_criterion_init(&w->base, &ops, model->inputs, criterion->base.targets,
-                               criterion->reduction);
-  }
-  if (status != EK_OK) {
-    ek__free(w);
-    return status;
-  }
-  w->base.base.terms = criterion->base.terms;
-  w->base.base.predictions = predictions(model, criterion);
-  w->base.coefficients = criterion->coefficients;
-  w->model = ek_module_share(model);
-  w->criterion = ek_criterion_share(criterion);
-  w->inputs = model->inputs;
-  w->outputs = model->outputs;
-  w->targets = criterion->base.targets;
-  *module = &w->base.base;
+  struct with_criterion made = {.model = model,
+                                .criterion = criterion,
+                                .inputs = model->inputs,
+                                .outputs = model->outputs,
+                                .targets = criterion->base.targets};
+  EK_TRY(read_options(&made, options));
+  EK_TRY(ek_criterion_init(&made.base, &ops, made.inputs, made.targets, criterion->reduction));
+  made.base.base.terms = criterion->base.terms;
+  made.base.base.predictions = predictions(model, criterion);
+  made.base.coefficients = criterion->coefficients;
+  EK_TRY(ek__new_copy(module, &made, sizeof made, "with_criterion"));
+  ek_module_share(model);
+  ek_criterion_share(criterion);
   return EK_OK;
 }

@@ -98,6 +98,14 @@ static void describe(ek_data_parallel_criterion *self, ek_data_parallel_model *m
   }
 }
 
+static const char memory_of[] = "a data-parallel criterion";
+
+static ek_status allocate(ek_data_parallel_criterion *self) {
+  EK_TRY(ek__new(&self->devices, self->count, sizeof *self->devices, memory_of));
+  EK_TRY(ek__new(&self->combined, self->count, sizeof *self->combined, memory_of));
+  return ek__new(&self->step_combined, self->count, sizeof *self->step_combined, memory_of);
+}
+
 ek_status ek_data_parallel_criterion_open(ek_data_parallel_criterion **parallel,
                                           ek_data_parallel_model *model, ek_criterion *criterion,
                                           const ek_data_parallel_criterion_options *options) {
@@ -106,25 +114,19 @@ ek_status ek_data_parallel_criterion_open(ek_data_parallel_criterion **parallel,
   EK_TRY(check_open(parallel, model, criterion, &o));
   EK__MODEL_ENTER(model, "criterion open");
   EK_TRY(ek__model_check(model));
-  ek_status status = EK_ERR_OUT_OF_MEMORY;
-  ek_data_parallel_criterion *self = ek__calloc(1, sizeof *self);
-  EK__FAIL_IF(self == NULL, status, "no host memory for a data-parallel criterion");
+  ek_data_parallel_criterion *self = NULL;
+  EK_TRY(ek__new(&self, 1, sizeof *self, memory_of));
   describe(self, model, criterion);
   self->options = o;
   self->next = model->criteria;
   model->criteria = self;
-  self->devices = ek__calloc(self->count, sizeof *self->devices);
-  self->combined = ek__calloc(self->count, sizeof *self->combined);
-  self->step_combined = ek__calloc(self->count, sizeof *self->step_combined);
-  if (self->devices == NULL || self->combined == NULL || self->step_combined == NULL) {
-    ek_error_set(status, "no host memory for a data-parallel criterion");
-    goto cleanup;
+  ek_status status = allocate(self);
+  if (status == EK_OK) status = ek_group_apply(model->group, open_one, self);
+  if (status == EK_OK) {
+    *parallel = self;
+  } else {
+    ek_data_parallel_criterion_free(self);
   }
-  EK_TRY_GOTO(status, ek_group_apply(model->group, open_one, self), cleanup);
-  *parallel = self;
-  return EK_OK;
-cleanup:
-  ek_data_parallel_criterion_free(self);
   return status;
 }
 

@@ -108,6 +108,26 @@ static ek_status open_reducer(ek_data_parallel_model *model) {
                          &options);
 }
 
+static const char memory_of[] = "a data-parallel model";
+
+static ek_status open_parts(ek_data_parallel_model *model) {
+  ek_group *group = model->group;
+  EK_TRY(ek__new(&model->replicas, model->count, sizeof *model->replicas, memory_of));
+  EK_TRY(ek__new(&model->passes, model->count, sizeof *model->passes, memory_of));
+  EK_TRY(ek__new(&model->totals, model->count, sizeof *model->totals, memory_of));
+  for (size_t i = 0; i < model->module->outputs; i++) {
+    EK_TRY(ek_shards_create(&model->part_shapes[i], group));
+  }
+  EK_TRY(ek_communicator_open(&model->communicator, group));
+  ek__model_watch(model);
+  EK_TRY(ek_group_apply(group, open_replica, model));
+  if (model->replicas[0]->layout.collective) EK_TRY(ek_communicator_open(&model->inner, group));
+  EK_TRY(open_reducer(model));
+  EK_TRY(ek__new(&model->written, ek_replica_parameter_count(model->replicas[0]) + 2,
+                 sizeof *model->written, memory_of));
+  return ek_replicate(model->communicator, group, model->replicas);
+}
+
 ek_status ek_data_parallel_model_open(ek_data_parallel_model **model, ek_group *group,
                                       ek_module *module,
                                       const ek_data_parallel_model_options *options) {
@@ -116,41 +136,18 @@ ek_status ek_data_parallel_model_open(ek_data_parallel_model **model, ek_group *
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_data_parallel_model_options"));
   EK_TRY(check_options(&o, group, module));
   if (module->terms > 0) o.outputs = EK_OUTPUTS_STAY; /* totals have no rows to gather */
-  ek_data_parallel_model *result = ek__calloc(1, sizeof *result);
-  EK__FAIL_IF(result == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory for a data-parallel model");
+  ek_data_parallel_model *result = NULL;
+  EK_TRY(ek__new(&result, 1, sizeof *result, memory_of));
   result->group = group;
   result->count = ek_group_size(group);
   result->module = ek_module_share(module);
   result->options = o;
-  ek_status status = EK_OK;
-  result->replicas = ek__calloc(result->count, sizeof *result->replicas);
-  result->passes = ek__calloc(result->count, sizeof *result->passes);
-  result->totals = ek__calloc(result->count, sizeof *result->totals);
-  if (result->replicas == NULL || result->passes == NULL || result->totals == NULL) {
-    status = ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a data-parallel model");
-    goto cleanup;
+  const ek_status status = open_parts(result);
+  if (status == EK_OK) {
+    *model = result;
+  } else {
+    ek_data_parallel_model_free(result);
   }
-  for (size_t i = 0; i < module->outputs; i++) {
-    EK_TRY_GOTO(status, ek_shards_create(&result->part_shapes[i], group), cleanup);
-  }
-  EK_TRY_GOTO(status, ek_communicator_open(&result->communicator, group), cleanup);
-  ek__model_watch(result);
-  EK_TRY_GOTO(status, ek_group_apply(group, open_replica, result), cleanup);
-  if (result->replicas[0]->layout.collective) {
-    EK_TRY_GOTO(status, ek_communicator_open(&result->inner, group), cleanup);
-  }
-  EK_TRY_GOTO(status, open_reducer(result), cleanup);
-  result->written =
-      ek__calloc(ek_replica_parameter_count(result->replicas[0]) + 2, sizeof *result->written);
-  if (result->written == NULL) {
-    status = ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a data-parallel model");
-    goto cleanup;
-  }
-  EK_TRY_GOTO(status, ek_replicate(result->communicator, group, result->replicas), cleanup);
-  *model = result;
-  return EK_OK;
-cleanup:
-  ek_data_parallel_model_free(result);
   return status;
 }
 

@@ -11,7 +11,6 @@
 #include <evenkeel/data_parallel_optimizer.h>
 
 #include <math.h>
-#include <string.h>
 
 #include <evenkeel/elementwise.h>
 
@@ -38,20 +37,20 @@ static ek_status open_one(void *context, ek_device *device, size_t index) {
   return EK_OK;
 }
 
+static const char memory_of[] = "a data-parallel optimizer";
+
 /* Host memory, by the parameters of the replicas. */
 static ek_status make_tables(ek_data_parallel_optimizer *self) {
   const ek_replica *replica = self->model->replicas[0];
   const size_t count = ek_replica_parameter_count(replica), devices = self->model->count;
   const size_t ranks = ek_communicator_world_size(self->model->communicator);
-  self->devices = ek__calloc(devices, sizeof *self->devices);
-  self->parameters = ek__calloc(count, sizeof *self->parameters);
-  self->written = ek__calloc(count, self->state_count * sizeof *self->written);
-  bool enough = self->devices != NULL && self->parameters != NULL && self->written != NULL;
-  for (size_t k = 0; k < devices && enough; k++) {
-    self->devices[k].offsets = ek__calloc(ranks + 1, sizeof *self->devices[k].offsets);
-    enough = self->devices[k].offsets != NULL;
+  EK_TRY(ek__new(&self->devices, devices, sizeof *self->devices, memory_of));
+  EK_TRY(ek__new(&self->parameters, count, sizeof *self->parameters, memory_of));
+  EK_TRY(ek__new(&self->written, count, self->state_count * sizeof *self->written, memory_of));
+  for (size_t k = 0; k < devices; k++) {
+    EK_TRY(
+        ek__new(&self->devices[k].offsets, ranks + 1, sizeof *self->devices[k].offsets, memory_of));
   }
-  EK__FAIL_IF(!enough, EK_ERR_OUT_OF_MEMORY, "no host memory for a data-parallel optimizer");
   for (size_t i = 0; i < count; i++) {
     ek_parameter_info info;
     EK_TRY(ek_replica_parameter(&info, replica, i));
@@ -82,8 +81,8 @@ ek_status ek_data_parallel_optimizer_open(ek_data_parallel_optimizer **parallel,
   EK__NOT_NULL("ek_data_parallel_optimizer_open", parallel, model, optimizer);
   EK__MODEL_ENTER(model, "optimizer open");
   EK_TRY(check_open(model, optimizer));
-  ek_data_parallel_optimizer *self = ek__calloc(1, sizeof *self);
-  EK__FAIL_IF(self == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory for a data-parallel optimizer");
+  ek_data_parallel_optimizer *self = NULL;
+  EK_TRY(ek__new(&self, 1, sizeof *self, memory_of));
   self->model = model;
   self->optimizer = ek_optimizer_share(optimizer);
   self->norm = o.gradient_norm;

@@ -15,7 +15,6 @@
  * of it is worked out when the optimizer is opened.
  */
 #include "core/alloc.h"
-#include "core/error.h"
 #include "core/sizes.h"
 #include "module/replica_internal.h"
 #include "optimizer_internal.h"
@@ -63,9 +62,7 @@ static ek_status make_pieces(struct ek__pieces *pieces, const ek_data_parallel_o
   const int64_t decay = norm ? 0 : model->replicas[0]->layout.groups[EK__GROUP_DECAY];
   const size_t shares =
       model->options.state == EK_STATE_SHARDED ? ek_reducer_bucket_count(model->reducer) : 1;
-  pieces->list = ek__calloc(shares, 2 * sizeof *pieces->list);
-  EK__FAIL_IF(pieces->list == NULL, EK_ERR_OUT_OF_MEMORY,
-              "no host memory for the ranges of an optimizer");
+  EK_TRY(ek__new(&pieces->list, shares, 2 * sizeof *pieces->list, "the ranges of an optimizer"));
   for (size_t i = 0; i < shares; i++) {
     struct ek__piece share = {0};
     EK_TRY(share_of(&share, self, index, i, norm));

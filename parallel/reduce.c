@@ -7,8 +7,6 @@
  */
 #include <evenkeel/reduce.h>
 
-#include <string.h>
-
 #include "core/alloc.h"
 #include "core/error.h"
 #include "core/options.h"
@@ -72,20 +70,21 @@ static ek_status make_buckets(ek_reducer *reducer) {
   return EK_OK;
 }
 
-static ek_status allocate(ek_reducer *reducer) {
-  const size_t parameters = ek_replica_parameter_count(reducer->replicas[0]);
-  reducer->buckets = ek__calloc(parameters, sizeof *reducer->buckets);
-  reducer->offsets = ek__calloc(parameters, (reducer->ranks + 1) * sizeof *reducer->offsets);
-  reducer->bucket_of = ek__calloc(parameters, sizeof *reducer->bucket_of);
-  reducer->progress = ek__calloc(reducer->devices, sizeof *reducer->progress);
-  bool enough = reducer->buckets != NULL && reducer->offsets != NULL &&
-                reducer->bucket_of != NULL && reducer->progress != NULL;
-  for (size_t k = 0; k < reducer->devices && enough; k++) {
-    reducer->progress[k].waiting = ek__calloc(parameters, sizeof(uint32_t));
-    enough = reducer->progress[k].waiting != NULL;
+static const char memory_of[] = "the gradient buckets";
+
+static ek_status allocate(ek_reducer *reducer, ek_replica *const *replicas) {
+  const size_t parameters = ek_replica_parameter_count(replicas[0]);
+  EK_TRY(
+      ek__new_copy(&reducer->replicas, replicas, reducer->devices * sizeof *replicas, memory_of));
+  EK_TRY(ek__new(&reducer->buckets, parameters, sizeof *reducer->buckets, memory_of));
+  EK_TRY(ek__new(&reducer->offsets, parameters, (reducer->ranks + 1) * sizeof *reducer->offsets,
+                 memory_of));
+  EK_TRY(ek__new(&reducer->bucket_of, parameters, sizeof *reducer->bucket_of, memory_of));
+  EK_TRY(ek__new(&reducer->progress, reducer->devices, sizeof *reducer->progress, memory_of));
+  for (size_t k = 0; k < reducer->devices; k++) {
+    EK_TRY(ek__new(&reducer->progress[k].waiting, parameters, sizeof(uint32_t), memory_of));
   }
-  if (enough) return EK_OK;
-  return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for the gradient buckets");
+  return EK_OK;
 }
 
 static ek_status check_open(ek_reducer **reducer, const ek_communicator *communicator,
@@ -113,20 +112,14 @@ ek_status ek_reducer_open(ek_reducer **reducer, ek_communicator *communicator, e
   ek_reducer_options o = EK_REDUCER_OPTIONS_INIT;
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_reducer_options"));
   EK_TRY(check_open(reducer, communicator, group, replicas, &o));
-  ek_reducer *result = ek__calloc(1, sizeof *result);
-  EK__FAIL_IF(result == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory for a reducer");
+  ek_reducer *result = NULL;
+  EK_TRY(ek__new(&result, 1, sizeof *result, memory_of));
   result->communicator = communicator;
   result->options = o;
   result->devices = ek_group_size(group);
   result->ranks = ek_communicator_world_size(communicator);
   ek_status status = EK_OK;
-  result->replicas = ek__calloc(result->devices, sizeof *result->replicas);
-  if (result->replicas == NULL) {
-    status = ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a reducer");
-    goto cleanup;
-  }
-  memcpy(result->replicas, replicas, result->devices * sizeof *result->replicas);
-  EK_TRY_GOTO(status, allocate(result), cleanup);
+  EK_TRY_GOTO(status, allocate(result, replicas), cleanup);
   EK_TRY_GOTO(status, make_buckets(result), cleanup);
   *reducer = result;
   return EK_OK;

@@ -70,19 +70,16 @@ ek_status ek_trainer_open(ek_trainer **trainer, const char *devices, ek_module *
   ek_trainer_options o = EK_TRAINER_OPTIONS_INIT;
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_trainer_options"));
   EK_TRY(check_open(trainer, devices, module, criterion, optimizer, &o));
-  ek_trainer *self = ek__calloc(1, sizeof *self);
-  EK__FAIL_IF(self == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory for a trainer");
+  ek_trainer *self = NULL;
+  EK_TRY(ek__new(&self, 1, sizeof *self, "a trainer"));
   ek_status status = EK_OK;
   self->group = o.group;
   self->module = module;
   self->output_count = module->outputs;
   self->micro_batches = o.micro_batches;
   self->broadcast_inputs = o.broadcast_inputs;
-  self->outputs = ek__calloc(module->outputs, sizeof *self->outputs);
-  if (self->outputs == NULL) {
-    status = ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a trainer");
-    goto cleanup;
-  }
+  EK_TRY_GOTO(status, ek__new(&self->outputs, module->outputs, sizeof *self->outputs, "a trainer"),
+              cleanup);
   if (o.group == NULL)
     EK_TRY_GOTO(status, ek_group_open(&self->group, devices, o.group_options), cleanup);
   self->owns_group = o.group == NULL;

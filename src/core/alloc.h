@@ -11,6 +11,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include <evenkeel/status.h>
+
 /* True if a test wants this call of the system to fail: asked before every allocation, map and
  * thread. */
 bool ek__host_call_fails(void);
@@ -18,12 +20,16 @@ bool ek__host_call_fails(void);
 /* Zeroed memory for count * size bytes (one byte for none), or NULL; sets no message. */
 void *ek__calloc(size_t count, size_t size);
 
-/* Makes *array hold at least `wanted` items: keeps the first *capacity, zeroes the new ones. False,
- * with nothing changed, if there is no memory; sets no message. */
-bool ek__grow(void *array, size_t *capacity, size_t wanted, size_t size);
+/* The same, with EK_ERR_OUT_OF_MEMORY "no host memory for WHAT": *pointer, which may be one to any
+ * kind of object, becomes `count` items of `size` bytes. Nothing changes if there is no memory. */
+ek_status ek__new(void *pointer, size_t count, size_t size, const char *what);
 
-/* A copy of a string, or NULL; sets no message. */
-char *ek__strdup(const char *text);
+/* Makes *pointer, an array, hold at least `wanted` items: keeps the first *capacity, zeroes the new
+ * ones. */
+ek_status ek__grow(void *pointer, size_t *capacity, size_t wanted, size_t size, const char *what);
+
+/* *pointer becomes a copy of an object. */
+ek_status ek__new_copy(void *pointer, const void *object, size_t size, const char *what);
 
 void ek__free(void *memory);
 

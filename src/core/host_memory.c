@@ -9,6 +9,8 @@
 
 #include <evenkeel/host_memory.h>
 
+#include "core/error.h"
+
 static _Atomic uint64_t fail_countdown;
 
 bool ek__host_call_fails(void) {
@@ -25,27 +27,33 @@ void *ek__calloc(size_t count, size_t size) {
   return calloc(count, size);
 }
 
-bool ek__grow(void *array, size_t *capacity, size_t wanted, size_t size) {
-  if (wanted <= *capacity) return true;
-  size_t grown = *capacity < 8 ? 8 : *capacity * 2;
-  if (grown < wanted) grown = wanted;
-  void *memory = ek__calloc(grown, size);
-  if (memory == NULL) return false;
-  /* `array` is the address of a pointer to any kind of object: copied, not dereferenced. */
-  void *old = NULL;
-  memcpy(&old, array, sizeof old);
-  if (old != NULL) memcpy(memory, old, *capacity * size);
-  memcpy(array, &memory, sizeof memory);
-  ek__free(old);
-  *capacity = grown;
-  return true;
+ek_status ek__new(void *pointer, size_t count, size_t size, const char *what) {
+  void *memory = ek__calloc(count, size);
+  EK__FAIL_IF(memory == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory for %s", what);
+  memcpy(pointer, &memory, sizeof memory); /* copied: it is no object of type void * */
+  return EK_OK;
 }
 
-char *ek__strdup(const char *text) {
-  const size_t size = strlen(text) + 1;
-  char *copy = ek__calloc(size, 1);
-  if (copy != NULL) memcpy(copy, text, size);
-  return copy;
+ek_status ek__grow(void *pointer, size_t *capacity, size_t wanted, size_t size, const char *what) {
+  if (wanted <= *capacity) return EK_OK;
+  size_t grown = *capacity < 8 ? 8 : *capacity * 2;
+  if (grown < wanted) grown = wanted;
+  void *memory = NULL, *old = NULL;
+  EK_TRY(ek__new(&memory, grown, size, what));
+  memcpy(&old, pointer, sizeof old);
+  if (old != NULL) memcpy(memory, old, *capacity * size);
+  memcpy(pointer, &memory, sizeof memory);
+  ek__free(old);
+  *capacity = grown;
+  return EK_OK;
+}
+
+ek_status ek__new_copy(void *pointer, const void *object, size_t size, const char *what) {
+  void *memory = NULL;
+  EK_TRY(ek__new(&memory, 1, size, what));
+  memcpy(memory, object, size);
+  memcpy(pointer, &memory, sizeof memory);
+  return EK_OK;
 }
 
 void ek__free(void *memory) { free(memory); }

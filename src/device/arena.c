@@ -39,17 +39,17 @@ static bool in_a_child(const struct ek__arena *arena) {
 }
 
 /* Makes sure that one spare record is there: a split needs it. */
-static bool reserve_record(struct ek__arena *arena) {
-  if (arena->spare != NULL) return true;
-  struct ek__slab *slab = ek__calloc(1, sizeof *slab);
-  if (slab == NULL) return false;
+static ek_status reserve_record(struct ek__arena *arena) {
+  if (arena->spare != NULL) return EK_OK;
+  struct ek__slab *slab = NULL;
+  EK_TRY(ek__new(&slab, 1, sizeof *slab, "the arena"));
   slab->next = arena->slabs;
   arena->slabs = slab;
   for (size_t i = 0; i < RECORDS_PER_SLAB; i++) {
     slab->records[i].next = arena->spare;
     arena->spare = &slab->records[i];
   }
-  return true;
+  return EK_OK;
 }
 
 static struct ek_memory *take_record(struct ek__arena *arena) {
@@ -67,21 +67,20 @@ ek_status ek__arena_open(struct ek__arena *arena, ek_device *device,
   arena->device = device;
   arena->backend = backend;
   arena->capacity = capacity & ~(uint64_t)(EK_MEMORY_UNIT - 1);
-  EK__FAIL_IF(arena->capacity > INT64_MAX || !reserve_record(arena), EK_ERR_OUT_OF_MEMORY,
-              "%s: no host memory for the arena", ek_device_name(device));
-  if (pthread_mutex_init(&arena->mutex, NULL) != 0) {
+  EK__FAIL_IF(arena->capacity > INT64_MAX, EK_ERR_OUT_OF_MEMORY,
+              "%s: a capacity that does not fit in 63 bits", ek_device_name(device));
+  EK_TRY(reserve_record(arena));
+  const bool locks = pthread_mutex_init(&arena->mutex, NULL) == 0;
+  ek_status status = EK_OK;
+  if (!locks) status = ek_error_set(EK_ERR_OUT_OF_MEMORY, "%s: no mutex", ek_device_name(device));
+  if (status == EK_OK && arena->capacity > 0) {
+    status = backend->memory_reserve(&arena->base, arena->capacity, device);
+  }
+  if (status != EK_OK) {
+    if (locks) pthread_mutex_destroy(&arena->mutex);
     ek__free(arena->slabs);
     arena->slabs = NULL;
-    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "%s: no mutex", ek_device_name(device));
-  }
-  if (arena->capacity > 0) {
-    const ek_status status = backend->memory_reserve(&arena->base, arena->capacity, device);
-    if (status != EK_OK) {
-      pthread_mutex_destroy(&arena->mutex);
-      ek__free(arena->slabs);
-      arena->slabs = NULL;
-      return status;
-    }
+    return status;
   }
   arena->last = take_record(arena);
   arena->last->bytes = arena->capacity;
@@ -125,11 +124,6 @@ static void record_event(struct ek__arena *arena, ek_memory_category category, i
                                                           .current_bytes = arena->current_total,
                                                           .height_bytes = height(arena),
                                                           .category = category};
-}
-
-static void charge(struct ek__arena *arena, ek_memory_category category, uint64_t bytes) {
-  arena->current[category] += bytes;
-  arena->current_total += bytes;
 }
 
 static void note_height(struct ek__arena *arena, uint64_t end) {
@@ -214,21 +208,40 @@ static ek_status let_arrive(struct ek__arena *arena, struct ek_memory *block) {
   return EK_OK;
 }
 
-static ek_status take_locked(struct ek_memory **memory, struct ek__arena *arena,
-                             ek_memory_category category, uint64_t bytes) {
-  arena->serial++;
-  if (arena->fail_at == arena->serial) {
+/* A request begins: the one that a test has asked for fails. */
+static ek_status admit(struct ek__arena *arena, ek_memory_category category, uint64_t bytes) {
+  if (arena->fail_at == ++arena->serial) {
     arena->fail_at = 0;
     return out_of_memory(arena, category, bytes, "(failure asked for by a test) ");
   }
-  EK__FAIL_IF(!reserve_record(arena), EK_ERR_OUT_OF_MEMORY, "%s: no host memory for the arena",
-              ek_device_name(arena->device));
-  struct ek_memory *block = ek__free_tree_first(arena->free, bytes);
-  if (block == NULL) return out_of_memory(arena, category, bytes, "");
+  return reserve_record(arena);
+}
+
+/* Takes a free block of `bytes` out of the tree, cut from the beginning of this one. */
+static ek_status occupy(struct ek__arena *arena, struct ek_memory *block, uint64_t bytes) {
   EK_TRY(commit(arena, block->offset + bytes));
   EK_TRY(let_arrive(arena, block));
   ek__free_tree_remove(&arena->free, block);
   split(arena, block, bytes);
+  arena->made++;
+  return EK_OK;
+}
+
+/* The ledger learns of bytes that end at `end`. */
+static void charge(struct ek__arena *arena, ek_memory_category category, uint64_t bytes,
+                   uint64_t end) {
+  arena->current[category] += bytes;
+  arena->current_total += bytes;
+  note_height(arena, end);
+  record_event(arena, category, (int64_t)bytes);
+}
+
+static ek_status take_locked(struct ek_memory **memory, struct ek__arena *arena,
+                             ek_memory_category category, uint64_t bytes) {
+  EK_TRY(admit(arena, category, bytes));
+  struct ek_memory *block = ek__free_tree_first(arena->free, bytes);
+  if (block == NULL) return out_of_memory(arena, category, bytes, "");
+  EK_TRY(occupy(arena, block, bytes));
   block->used = true;
   block->guard = arena->guard;
   block->address = (char *)arena->base + block->offset + block->guard;
@@ -237,10 +250,7 @@ static ek_status take_locked(struct ek_memory **memory, struct ek__arena *arena,
   block->serial = arena->serial;
   block->grown_serial = 0;
   atomic_store_explicit(&block->references, 1, memory_order_relaxed);
-  arena->made++;
-  charge(arena, category, bytes);
-  note_height(arena, block->offset + bytes);
-  record_event(arena, category, (int64_t)bytes);
+  charge(arena, category, bytes, block->offset + bytes);
   *memory = block;
   return EK_OK;
 }
@@ -308,25 +318,13 @@ static ek_status extend_locked(bool *extended, struct ek_memory *memory, uint64_
   }
   const uint64_t more = bytes - memory->bytes;
   if (next == NULL || next->used || next->bytes < more) return EK_OK;
-  arena->serial++;
-  if (arena->fail_at == arena->serial) {
-    arena->fail_at = 0;
-    return out_of_memory(arena, memory->category, more, "(failure asked for by a test) ");
-  }
-  EK__FAIL_IF(!reserve_record(arena), EK_ERR_OUT_OF_MEMORY, "%s: no host memory for the arena",
-              ek_device_name(arena->device));
-  EK_TRY(commit(arena, memory->offset + bytes));
-  EK_TRY(let_arrive(arena, next));
-  ek__free_tree_remove(&arena->free, next);
-  split(arena, next, more);
+  EK_TRY(admit(arena, memory->category, more));
+  EK_TRY(occupy(arena, next, more));
   /* A second growth since the peak leaves the size that the peak saw. */
   if (memory->grown_serial <= arena->peak_serial) memory->bytes_before = memory->bytes;
   memory->grown_serial = arena->serial;
-  arena->made++;
   swallow_next(arena, memory);
-  charge(arena, memory->category, more);
-  note_height(arena, memory->offset + memory->bytes);
-  record_event(arena, memory->category, (int64_t)more);
+  charge(arena, memory->category, more, memory->offset + memory->bytes);
   *extended = true;
   return EK_OK;
 }
@@ -371,11 +369,19 @@ void ek__arena_drop(struct ek_memory *memory) {
 
 /* ---- the ledger's public side: memory.h ---- */
 
+/* Takes the lock of a device's arena. */
+static ek_status enter(struct ek__arena **arena, const char *who, const ek_device *device) {
+  EK__NOT_NULL(who, device);
+  *arena = ek__device_arena(device);
+  EK_TRY(check_process(*arena, who));
+  pthread_mutex_lock(&(*arena)->mutex);
+  return EK_OK;
+}
+
 ek_status ek_memory_stats(ek_memory_usage *usage, const ek_device *device) {
-  EK__NOT_NULL("ek_memory_stats", usage, device);
-  struct ek__arena *arena = ek__device_arena(device);
-  EK_TRY(check_process(arena, "ek_memory_stats"));
-  pthread_mutex_lock(&arena->mutex);
+  EK__NOT_NULL("ek_memory_stats", usage);
+  struct ek__arena *arena = NULL;
+  EK_TRY(enter(&arena, "ek_memory_stats", device));
   *usage = (ek_memory_usage){.capacity_bytes = arena->capacity,
                              .current_bytes = arena->current_total,
                              .peak_bytes = arena->peak,
@@ -390,10 +396,8 @@ ek_status ek_memory_stats(ek_memory_usage *usage, const ek_device *device) {
 }
 
 ek_status ek_memory_reset_peak(ek_device *device) {
-  EK__NOT_NULL("ek_memory_reset_peak", device);
-  struct ek__arena *arena = ek__device_arena(device);
-  EK_TRY(check_process(arena, "ek_memory_reset_peak"));
-  pthread_mutex_lock(&arena->mutex);
+  struct ek__arena *arena = NULL;
+  EK_TRY(enter(&arena, "ek_memory_reset_peak", device));
   arena->peak = height(arena);
   arena->peak_total = arena->current_total;
   arena->peak_serial = arena->serial;
@@ -403,10 +407,8 @@ ek_status ek_memory_reset_peak(ek_device *device) {
 }
 
 ek_status ek_memory_fail_at(ek_device *device, uint64_t n) {
-  EK__NOT_NULL("ek_memory_fail_at", device);
-  struct ek__arena *arena = ek__device_arena(device);
-  EK_TRY(check_process(arena, "ek_memory_fail_at"));
-  pthread_mutex_lock(&arena->mutex);
+  struct ek__arena *arena = NULL;
+  EK_TRY(enter(&arena, "ek_memory_fail_at", device));
   arena->fail_at = n == 0 ? 0 : arena->serial + n;
   pthread_mutex_unlock(&arena->mutex);
   return EK_OK;
@@ -433,10 +435,9 @@ ek_status ek_memory_record_start(ek_device *device, size_t capacity) {
 
 ek_status ek_memory_record_stop(const ek_memory_event **events, size_t *count, size_t *dropped,
                                 ek_device *device) {
-  EK__NOT_NULL("ek_memory_record_stop", events, count, device);
-  struct ek__arena *arena = ek__device_arena(device);
-  EK_TRY(check_process(arena, "ek_memory_record_stop"));
-  pthread_mutex_lock(&arena->mutex);
+  EK__NOT_NULL("ek_memory_record_stop", events, count);
+  struct ek__arena *arena = NULL;
+  EK_TRY(enter(&arena, "ek_memory_record_stop", device));
   const bool recording = arena->recording;
   if (recording) {
     arena->recording = false;

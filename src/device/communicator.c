@@ -23,12 +23,8 @@ static const struct ek__communicator_table count_table = {
     .name = "count", .start = count_start, .close = count_close};
 
 static ek_status count_open(ek_communicator **communicator, ek_group *group) {
-  ek_communicator *result = ek__calloc(1, sizeof *result);
-  EK__FAIL_IF(result == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory for a communicator");
-  result->table = &count_table;
-  result->group = group;
-  *communicator = result;
-  return EK_OK;
+  const ek_communicator made = {.table = &count_table, .group = group};
+  return ek__new_copy(communicator, &made, sizeof made, "a communicator");
 }
 
 /* ---- opening and closing ---- */

@@ -4,7 +4,6 @@
 #include <stdio.h>
 
 #include "core/alloc.h"
-#include "core/error.h"
 #include "device/device_struct.h"
 #include "device/ledger.h"
 
@@ -35,9 +34,8 @@ static ek_status take_workspace(ek_device *device) {
 ek_status ek__device_open(ek_device **device, ek_group *group, void *group_native,
                           const struct ek__backend *backend, const struct ek__device_spec *spec,
                           size_t index, int threads) {
-  ek_device *result = ek__calloc(1, sizeof *result);
-  EK__FAIL_IF(result == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory for %s:%zu", backend->name,
-              index);
+  ek_device *result = NULL;
+  EK_TRY(ek__new(&result, 1, sizeof *result, "a device"));
   result->group = group;
   result->backend = backend;
   result->index = index;

@@ -14,7 +14,6 @@
 #include <evenkeel/device.h>
 
 #include "core/alloc.h"
-#include "core/error.h"
 #include "device/backends.h"
 
 /* More are a slip of the finger. Nothing else in the library knows a largest number. */
@@ -198,8 +197,7 @@ static ek_status read_devices(struct ek__device_spec *spec, const char **at, con
     return read_count(&spec->count, at, text);
   }
   spec->room = MOST_DEVICES;
-  spec->places = ek__calloc(spec->room, sizeof *spec->places);
-  EK__FAIL_IF(spec->places == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory for a list of devices");
+  EK_TRY(ek__new(&spec->places, spec->room, sizeof *spec->places, "a list of devices"));
   return **at == ':' ? read_gpus(spec, at, text) : EK_OK;
 }
 

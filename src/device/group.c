@@ -274,8 +274,8 @@ static ek_status open_named(ek_group **group, const char *text, struct ek__devic
   EK_TRY(ek__backend_load(&backend, spec->backend));
   if (backend->resolve != NULL) EK_TRY(backend->resolve(spec));
   EK_TRY(ek__process_watch());
-  ek_group *result = ek__calloc(1, sizeof *result);
-  EK__FAIL_IF(result == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory for a group");
+  ek_group *result = NULL;
+  EK_TRY(ek__new(&result, 1, sizeof *result, "a group"));
   result->backend = backend;
   result->process = ek__process_this();
   pthread_mutex_init(&result->mutex, NULL);
@@ -286,11 +286,11 @@ static ek_status open_named(ek_group **group, const char *text, struct ek__devic
   pthread_condattr_destroy(&steady);
   pthread_cond_init(&result->turn, NULL);
   ek__host_blocks_open(&result->blocks);
-  result->spec = ek__strdup(text);
-  result->workers = ek__calloc(spec->count, sizeof *result->workers);
-  const ek_status status = result->spec == NULL || result->workers == NULL
-                               ? ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a group")
-                               : open_parts(result, spec, options);
+  ek_status status = ek__new_copy(&result->spec, text, strlen(text) + 1, "a group");
+  if (status == EK_OK) {
+    status = ek__new(&result->workers, spec->count, sizeof *result->workers, "a group");
+  }
+  if (status == EK_OK) status = open_parts(result, spec, options);
   if (status == EK_OK) {
     *group = result;
   } else {

@@ -33,7 +33,6 @@
 #include <string.h>
 
 #include "core/alloc.h"
-#include "core/error.h"
 #include "core/sizes.h"
 #include "device/communicator_internal.h"
 
@@ -372,16 +371,15 @@ static ek_status open_queue(struct host_communicator *self) {
   return self->link == NULL ? EK_OK : self->link->open(&self->linked, ek__group_native(group));
 }
 
+static const char memory_of[] = "a communicator";
+
 static ek_status allocate(struct host_communicator *self) {
   const size_t ranks = self->ranks;
-  self->rank = ek__calloc(ranks, sizeof *self->rank);
-  self->offsets = ek__calloc(RING, (ranks + 1) * sizeof *self->offsets);
-  self->pointers = ek__calloc((RING + ranks) * ranks, sizeof *self->pointers);
-  self->sources = ek__calloc(ranks * ranks, sizeof *self->sources);
-  self->events = ek__calloc(RING * ranks, sizeof *self->events);
-  EK__FAIL_IF(self->rank == NULL || self->offsets == NULL || self->pointers == NULL ||
-                  self->sources == NULL || self->events == NULL,
-              EK_ERR_OUT_OF_MEMORY, "no host memory for a communicator");
+  EK_TRY(ek__new(&self->rank, ranks, sizeof *self->rank, memory_of));
+  EK_TRY(ek__new(&self->offsets, RING, (ranks + 1) * sizeof *self->offsets, memory_of));
+  EK_TRY(ek__new(&self->pointers, (RING + ranks) * ranks, sizeof *self->pointers, memory_of));
+  EK_TRY(ek__new(&self->sources, ranks * ranks, sizeof *self->sources, memory_of));
+  EK_TRY(ek__new(&self->events, RING * ranks, sizeof *self->events, memory_of));
   for (size_t i = 0; i < RING; i++) {
     self->ring[i].offsets = self->offsets + i * (ranks + 1);
     self->ring[i].data = self->pointers + i * ranks;
@@ -395,8 +393,8 @@ static ek_status allocate(struct host_communicator *self) {
 }
 
 ek_status ek__host_communicator_open(ek_communicator **communicator, ek_group *group) {
-  struct host_communicator *self = ek__calloc(1, sizeof *self);
-  EK__FAIL_IF(self == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory for a communicator");
+  struct host_communicator *self = NULL;
+  EK_TRY(ek__new(&self, 1, sizeof *self, memory_of));
   self->table = host_table;
   self->base.table = &self->table;
   self->base.group = group;

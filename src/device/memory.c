@@ -92,8 +92,8 @@ ek_status ek_memory_format(char *buffer, size_t size, size_t *needed, const ek_g
   EK__FAIL_IF(group == NULL || (buffer == NULL && size > 0), EK_ERR_INVALID_ARGUMENT,
               "ek_memory_format: group and buffer may not be NULL");
   const size_t count = ek_group_size(group);
-  ek_memory_usage *usages = ek__calloc(count, sizeof *usages);
-  EK__FAIL_IF(usages == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory for a table");
+  ek_memory_usage *usages = NULL;
+  EK_TRY(ek__new(&usages, count, sizeof *usages, "a table"));
   ek_status status = EK_OK;
   for (size_t i = 0; i < count && status == EK_OK; i++) {
     status = ek_memory_stats(&usages[i], ek_group_device(group, i));

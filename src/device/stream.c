@@ -24,9 +24,8 @@ struct ek_event {
 
 ek_status ek__stream_open(ek_stream **stream, ek_device *device, const struct ek__backend *backend,
                           ek_stream_kind kind, int threads) {
-  ek_stream *result = ek__calloc(1, sizeof *result);
-  EK__FAIL_IF(result == NULL, EK_ERR_OUT_OF_MEMORY, "%s: no host memory for a stream",
-              ek_device_name(device));
+  ek_stream *result = NULL;
+  EK_TRY(ek__new(&result, 1, sizeof *result, "a stream"));
   result->device = device;
   result->kind = kind;
   const ek_status status = backend->stream_open(&result->head.native, device, kind, threads);
@@ -63,9 +62,8 @@ ek_status ek_stream_synchronize(ek_stream *stream) {
 
 ek_status ek_event_create(ek_event **event, ek_device *device) {
   EK__NOT_NULL("ek_event_create", event, device);
-  ek_event *result = ek__calloc(1, sizeof *result);
-  EK__FAIL_IF(result == NULL, EK_ERR_OUT_OF_MEMORY, "%s: no host memory for an event",
-              ek_device_name(device));
+  ek_event *result = NULL;
+  EK_TRY(ek__new(&result, 1, sizeof *result, "an event"));
   result->device = device;
   const struct ek__backend *backend = ek__device_table(device);
   if (backend->event_open != NULL) {

@@ -93,8 +93,8 @@ ek_status ek__file_write(int file, const char *path, const void *data, size_t by
 static ek_status open_folder(int *folder, const char *path) {
   const char *slash = strrchr(path, '/');
   const size_t length = slash == NULL || slash == path ? 1 : (size_t)(slash - path);
-  char *name = ek__calloc(1, length + 1);
-  if (name == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a path");
+  char *name = NULL;
+  EK_TRY(ek__new(&name, 1, length + 1, "a path"));
   memcpy(name, slash == NULL ? "." : path, length);
   *folder = open(name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   const ek_status status = *folder < 0 ? refused(name, "cannot be opened") : EK_OK;

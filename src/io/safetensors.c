@@ -41,10 +41,8 @@ static ek_status read_header(ek_safetensors *self, uint64_t size) {
                         "a file of %llu",
                         self->path, (unsigned long long)length, (unsigned long long)size);
   }
-  char *text = ek__calloc(1, (size_t)length + 1);
-  if (text == NULL) {
-    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for the header of %s", self->path);
-  }
+  char *text = NULL;
+  EK_TRY(ek__new(&text, 1, (size_t)length + 1, "the header of a file"));
   self->begin = sizeof prefix + length;
   ek_status status = ek__file_read(self->file, self->path, text, (size_t)length, sizeof prefix);
   if (status == EK_OK) {
@@ -57,15 +55,11 @@ static ek_status read_header(ek_safetensors *self, uint64_t size) {
 ek_status ek_safetensors_open(ek_safetensors **file, const char *path) {
   uint64_t size = 0;
   EK__NOT_NULL("ek_safetensors_open", file, path);
-  ek_safetensors *self = ek__calloc(1, sizeof *self);
-  if (self == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a file");
+  ek_safetensors *self = NULL;
+  EK_TRY(ek__new(&self, 1, sizeof *self, "a file"));
   ek_status status = EK_OK;
   self->file = -1;
-  self->path = ek__strdup(path);
-  if (self->path == NULL) {
-    status = ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a file");
-    goto cleanup;
-  }
+  EK_TRY_GOTO(status, ek__new_copy(&self->path, path, strlen(path) + 1, "a file"), cleanup);
   EK_TRY_GOTO(status, ek__file_open(&self->file, &size, path), cleanup);
   EK_TRY_GOTO(status, read_header(self, size), cleanup);
   *file = self;

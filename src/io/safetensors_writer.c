@@ -44,15 +44,12 @@ struct ek_safetensors_writer {
 
 /* ---- beginning ---- */
 
-static ek_status no_memory(void) {
-  return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory to write a file");
-}
+static const char memory_of[] = "a file that is written";
 
 static ek_status copy_text(const char **copy, const char *text, const char *what) {
   if (text == NULL)
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_safetensors_create: %s is NULL", what);
-  *copy = ek__strdup(text);
-  return *copy == NULL ? no_memory() : EK_OK;
+  return ek__new_copy(copy, text, strlen(text) + 1, memory_of);
 }
 
 static ek_status copy_entry(ek_safetensors_writer *self, size_t index,
@@ -117,7 +114,8 @@ static ek_status copy_all(ek_safetensors_writer *self, const ek_safetensors_entr
   }
   for (size_t i = 0; i < self->count; i++) {
     self->parts[i].sum = ek__checksum_new();
-    if (self->parts[i].sum == NULL) return no_memory();
+    EK__FAIL_IF(self->parts[i].sum == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory for %s",
+                memory_of);
   }
   return lay_out(self);
 }
@@ -143,15 +141,11 @@ static ek_status write_header(ek_safetensors_writer *self, bool sized_only) {
 static ek_status prepare(ek_safetensors_writer *self, const char *path,
                          const ek_safetensors_entry *entries, const ek_safetensors_pair *pairs) {
   const size_t size = strlen(path) + sizeof ".tmp";
-  self->path = ek__strdup(path);
-  self->temporary = ek__calloc(1, size);
-  self->tensors = ek__calloc(self->count, sizeof *self->tensors);
-  self->parts = ek__calloc(self->count, sizeof *self->parts);
-  self->pairs = ek__calloc(self->pair_count, sizeof *self->pairs);
-  if (self->path == NULL || self->temporary == NULL || self->tensors == NULL ||
-      self->parts == NULL || self->pairs == NULL) {
-    return no_memory();
-  }
+  EK_TRY(ek__new_copy(&self->path, path, size - sizeof ".tmp" + 1, memory_of));
+  EK_TRY(ek__new(&self->temporary, 1, size, memory_of));
+  EK_TRY(ek__new(&self->tensors, self->count, sizeof *self->tensors, memory_of));
+  EK_TRY(ek__new(&self->parts, self->count, sizeof *self->parts, memory_of));
+  EK_TRY(ek__new(&self->pairs, self->pair_count, sizeof *self->pairs, memory_of));
   (void)snprintf(self->temporary, size, "%s.tmp", path);
   EK_TRY(copy_all(self, entries, pairs));
   EK_TRY(write_header(self, true));
@@ -166,8 +160,8 @@ ek_status ek_safetensors_create(ek_safetensors_writer **writer, const char *path
     return ek_error_set(EK_ERR_INVALID_ARGUMENT,
                         "ek_safetensors_create: entries or pairs are NULL");
   }
-  ek_safetensors_writer *self = ek__calloc(1, sizeof *self);
-  if (self == NULL) return no_memory();
+  ek_safetensors_writer *self = NULL;
+  EK_TRY(ek__new(&self, 1, sizeof *self, memory_of));
   self->file = -1;
   self->count = count;
   self->pair_count = pair_count;

@@ -43,13 +43,6 @@ static ek_status add_layer_norm(struct ek__composite *m, const char *name, int64
   return ek__composite_add(m, name, norm);
 }
 
-static ek_status add_linear(struct ek__composite *m, const char *name, int64_t in, int64_t out,
-                            bool bias, double deviation) {
-  ek_module *linear = NULL;
-  EK_TRY(ek_linear_create_with(&linear, in, out, bias, ek_initializer_normal(0.0, deviation)));
-  return ek__composite_add(m, name, linear);
-}
-
 /* ---- one block ---- */
 
 /*
@@ -125,13 +118,9 @@ static ek_status block_backward(const ek_module *self, ek_pass *pass, const ek_t
   return status;
 }
 
-static const ek_module_ops block_ops = {.size = sizeof(ek_module_ops),
-                                        .kind = "gpt_block",
-                                        .parameters = ek__composite_parameters,
-                                        .forward = block_forward,
-                                        .backward = block_backward,
-                                        .free = ek__composite_free,
-                                        .types = EK_TYPES_F32 | EK_TYPES_F64};
+static const ek_module_ops block_ops = {
+    EK__LAYER("gpt_block", block_forward, block_backward, ek__composite_free),
+    .parameters = ek__composite_parameters};
 
 static ek_status fill_block(struct block *m, const ek_gpt_options *o) {
   /* The sum over the residual branches keeps its variance (Radford et al. 2019). */
@@ -145,27 +134,25 @@ static ek_status fill_block(struct block *m, const ek_gpt_options *o) {
   m->ln_2 = block->count;
 
   EK_TRY(add_layer_norm(block, "ln_2", o->width));
-  EK_TRY(add_linear(block, "expand", o->width, 4 * o->width, true, DEVIATION));
+  EK_TRY(ek__composite_add_linear(block, "expand", o->width, 4 * o->width, true, DEVIATION));
   ek_module *gelu = NULL;
   EK_TRY(ek_activation_create(&gelu, EK_ACTIVATION_GELU));
   EK_TRY(ek__composite_add(block, "gelu", gelu));
-  EK_TRY(add_linear(block, "contract", 4 * o->width, o->width, true, last_deviation));
+  EK_TRY(ek__composite_add_linear(block, "contract", 4 * o->width, o->width, true, last_deviation));
   return add_dropout(block, "dropout_2", o->dropout);
 }
 
 static ek_status block_create(ek_module **module, const ek_gpt_options *o) {
-  ek_status status = EK_OK;
-  struct block *m = ek__layer_create(&status, module, sizeof *m, &block_ops, 1, 1);
-  if (m == NULL) return status;
-  if (o->recompute.kind == EK_RECOMPUTE_CHEAP) m->base.recompute = o->recompute;
-  return ek__composite_finish(module, &m->base, fill_block(m, o));
+  struct block made = {.ln_2 = 0};
+  if (o->recompute.kind == EK_RECOMPUTE_CHEAP) made.base.recompute = o->recompute;
+  const ek_status status = fill_block(&made, o);
+  return ek__composite_create(module, &made.base, sizeof made, &block_ops, 1, 1, status);
 }
 
 static ek_status blocks_create(ek_module **module, const ek_gpt_options *o) {
   const size_t count = (size_t)o->layers;
-  ek_module **blocks = ek__calloc(count, sizeof(ek_module *));
-  EK__FAIL_IF(blocks == NULL, EK_ERR_OUT_OF_MEMORY, "gpt: the host has no memory for %zu layers",
-              count);
+  ek_module **blocks = NULL;
+  EK_TRY(ek__new(&blocks, count, sizeof *blocks, "a model's layers"));
   ek_status status = EK_OK;
   ek_sequential_options options = EK_SEQUENTIAL_OPTIONS_INIT;
   options.recompute = o->recompute;
@@ -204,16 +191,10 @@ static ek_status gpt_backward(const ek_module *self, ek_pass *pass, const ek_ten
   return ek__chain_backward(m, pass, 0, m->count, grad_outputs, NULL);
 }
 
-static const ek_module_ops gpt_ops = {.size = sizeof(ek_module_ops),
-                                      .kind = "gpt",
-                                      .parameters = gpt_parameters,
-                                      .forward = gpt_forward,
-                                      .backward = gpt_backward,
-                                      .free = ek__composite_free,
-                                      .types = EK_TYPES_F32 | EK_TYPES_F64};
+static const ek_module_ops gpt_ops = {
+    EK__LAYER("gpt", gpt_forward, gpt_backward, ek__composite_free), .parameters = gpt_parameters};
 
-static ek_status fill_gpt(struct gpt *m, const ek_gpt_options *o) {
-  struct ek__composite *gpt = &m->base;
+static ek_status fill_gpt(struct ek__composite *gpt, const ek_gpt_options *o) {
   if (o->recompute.kind == EK_RECOMPUTE_CHEAP) gpt->recompute = o->recompute;
   ek_module *tokens = NULL, *blocks = NULL;
   EK_TRY(ek_embedding_create(&tokens, o->vocabulary, o->width, o->sequence));
@@ -225,8 +206,7 @@ static ek_status fill_gpt(struct gpt *m, const ek_gpt_options *o) {
   }
   EK_TRY(add_layer_norm(gpt, "norm", o->width));
   if (o->fused_loss) return EK_OK;
-  m->tied = !o->untied;
-  return add_linear(gpt, "head", o->width, o->vocabulary, false, DEVIATION);
+  return ek__composite_add_linear(gpt, "head", o->width, o->vocabulary, false, DEVIATION);
 }
 
 /* In the place of the head and under its name: a criterion that is tied to the model without it. */
@@ -270,12 +250,12 @@ ek_status ek_gpt_create(ek_module **module, const ek_gpt_options *options) {
   ek_gpt_options o = EK_GPT_OPTIONS_INIT;
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_gpt_options"));
   EK_TRY(check_options(&o));
-  ek_status status = EK_OK;
-  struct gpt *m = ek__layer_create(&status, module, sizeof *m, &gpt_ops, 1, 1);
-  if (m == NULL) return status;
-  if (!o.fused_loss) return ek__composite_finish(module, &m->base, fill_gpt(m, &o));
+  struct gpt made = {.tied = !o.untied && !o.fused_loss};
   ek_module *body = NULL;
-  EK_TRY(ek__composite_finish(&body, &m->base, fill_gpt(m, &o)));
+  ek_status status = fill_gpt(&made.base, &o);
+  EK_TRY(ek__composite_create(o.fused_loss ? &body : module, &made.base, sizeof made, &gpt_ops, 1,
+                              1, status));
+  if (!o.fused_loss) return EK_OK;
   status = add_loss(module, body, &o);
   ek_module_free(body);
   return status;

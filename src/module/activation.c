@@ -50,24 +50,14 @@ enum { CHEAP_INPUT = true, CHEAP_RESULT = false }; /* by what is kept */
 
 static const ek_module_ops activation_ops[] = {
 #define OPS(NAME, name, kept)                                                                      \
-  [EK_ACTIVATION_##NAME] = {.size = sizeof(ek_module_ops),                                         \
-                            .kind = #name,                                                         \
-                            .forward = activation_forward,                                         \
-                            .backward = activation_backward,                                       \
-                            .free = ek__layer_free,                                                \
-                            .types = EK_TYPES_F32 | EK_TYPES_F64,                                  \
-                            .formula = activation_formula,                                         \
-                            .cheap = CHEAP_##kept},
+  [EK_ACTIVATION_##                                                                                \
+      NAME] = {EK__LAYER(#name, activation_forward, activation_backward, ek__layer_free),          \
+               .formula = activation_formula, .cheap = CHEAP_##kept},
     EK_ACTIVATION_LIST(OPS)};
 
 ek_status ek_activation_create(ek_module **module, ek_activation activation) {
   EK__FAIL_IF((size_t)activation >= sizeof activation_ops / sizeof activation_ops[0],
               EK_ERR_INVALID_ARGUMENT, "activation: there is no activation %d", (int)activation);
-  ek_status status = EK_OK;
-  struct activation *created =
-      ek__layer_create(&status, module, sizeof *created, &activation_ops[activation], 1, 1);
-  if (created == NULL) return status;
-  created->kind = activation;
-  *module = &created->base;
-  return EK_OK;
+  const struct activation made = {.kind = activation};
+  return ek__layer_create(module, &made, sizeof made, &activation_ops[activation], 1, 1);
 }

@@ -23,26 +23,18 @@ struct attention {
 };
 
 /* What the backward of the attention operation reads, and the projection's input with it. */
-struct saved {
-  ek_tensor qkv, out, lse;
-};
-
-static void saved_free(struct saved *saved) {
-  ek_tensor_free(&saved->lse);
-  ek_tensor_free(&saved->out);
-  ek_tensor_free(&saved->qkv);
-}
+enum { SAVED_QKV, SAVED_OUT, SAVED_LSE, SAVED };
 
 static ek_status attend(const struct attention *m, ek_pass *pass, const ek_tensor *x,
-                        struct saved *s) {
-  EK_TRY(ek_pass_child_forward(&s->qkv, pass, QKV, x));
+                        ek_tensor *s) {
+  EK_TRY(ek_pass_child_forward(&s[SAVED_QKV], pass, QKV, x));
   const int64_t lse_shape[] = {x->shape[0], m->heads, x->shape[1]};
-  EK_TRY(ek__layer_result(&s->out, pass, x));
-  EK_TRY(ek_pass_output(&s->lse, pass, ek_pass_type(pass), 3, lse_shape));
-  EK_TRY(ek_op_attention_forward(ek_pass_stream(pass), &s->out, &s->lse, &s->qkv, m->heads));
-  EK_TRY(ek_pass_save(pass, &s->qkv));
-  EK_TRY(ek_pass_save(pass, &s->out));
-  return ek_pass_save(pass, &s->lse);
+  EK_TRY(ek__layer_result(&s[SAVED_OUT], pass, x));
+  EK_TRY(ek_pass_output(&s[SAVED_LSE], pass, ek_pass_type(pass), 3, lse_shape));
+  EK_TRY(ek_op_attention_forward(ek_pass_stream(pass), &s[SAVED_OUT], &s[SAVED_LSE], &s[SAVED_QKV],
+                                 m->heads));
+  for (int i = 0; i < SAVED; i++) EK_TRY(ek_pass_save(pass, &s[i]));
+  return EK_OK;
 }
 
 static ek_status attention_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
@@ -51,29 +43,27 @@ static ek_status attention_forward(const ek_module *self, ek_pass *pass, const e
   EK_TRY(ek__layer_check(pass, &inputs[0], m->width));
   EK__FAIL_IF(inputs[0].rank != 3, EK_ERR_SHAPE,
               "input has rank %d, expected 3 (samples, tokens, width)", inputs[0].rank);
-  struct saved s = {{0}, {0}, {0}};
-  ek_status status = attend(m, pass, &inputs[0], &s);
+  ek_tensor s[SAVED] = {{0}};
+  ek_status status = attend(m, pass, &inputs[0], s);
   /* Before the projection takes memory: without a backward nobody else holds these two. */
-  ek_tensor_free(&s.lse);
-  ek_tensor_free(&s.qkv);
-  if (status == EK_OK) status = ek_pass_child_forward(outputs, pass, PROJECTION, &s.out);
-  saved_free(&s);
+  ek_tensor_free(&s[SAVED_LSE]);
+  ek_tensor_free(&s[SAVED_QKV]);
+  if (status == EK_OK) status = ek_pass_child_forward(outputs, pass, PROJECTION, &s[SAVED_OUT]);
+  ek__free_all(s, SAVED);
   return status;
 }
 
 /* dqkv from dout; what forward saved is freed on the way. */
 static ek_status attend_backward(const struct attention *m, ek_pass *pass, const ek_tensor *dout,
                                  ek_tensor *dqkv) {
-  struct saved s = {{0}, {0}, {0}};
-  ek_status status = ek_pass_take(&s.lse, pass);
-  if (status == EK_OK) status = ek_pass_take(&s.out, pass);
-  if (status == EK_OK) status = ek_pass_take(&s.qkv, pass);
-  if (status == EK_OK) status = ek__layer_result(dqkv, pass, &s.qkv);
+  ek_tensor s[SAVED];
+  EK_TRY(ek__layer_take(s, pass, SAVED));
+  ek_status status = ek__layer_result(dqkv, pass, &s[SAVED_QKV]);
   if (status == EK_OK) {
-    status = ek_op_attention_backward(ek_pass_stream(pass), dqkv, dout, &s.qkv, &s.out, &s.lse,
-                                      m->heads);
+    status = ek_op_attention_backward(ek_pass_stream(pass), dqkv, dout, &s[SAVED_QKV],
+                                      &s[SAVED_OUT], &s[SAVED_LSE], m->heads);
   }
-  saved_free(&s);
+  ek__free_all(s, SAVED);
   return status;
 }
 
@@ -90,13 +80,9 @@ static ek_status attention_backward(const ek_module *self, ek_pass *pass,
   return status;
 }
 
-static const ek_module_ops attention_ops = {.size = sizeof(ek_module_ops),
-                                            .kind = "attention",
-                                            .parameters = ek__composite_parameters,
-                                            .forward = attention_forward,
-                                            .backward = attention_backward,
-                                            .free = ek__composite_free,
-                                            .types = EK_TYPES_F32 | EK_TYPES_F64};
+static const ek_module_ops attention_ops = {
+    EK__LAYER("attention", attention_forward, attention_backward, ek__composite_free),
+    .parameters = ek__composite_parameters};
 
 static ek_status check_sizes(int64_t width, int heads, double deviation,
                              double projection_deviation) {
@@ -111,25 +97,16 @@ static ek_status check_sizes(int64_t width, int heads, double deviation,
   return EK_OK;
 }
 
-static ek_status add_linear(struct attention *m, const char *name, int64_t columns,
-                            double deviation) {
-  ek_module *linear = NULL;
-  EK_TRY(ek_linear_create_with(&linear, m->width, columns, true,
-                               ek_initializer_normal(0.0, deviation)));
-  return ek__composite_add(&m->base, name, linear);
-}
-
 ek_status ek_attention_create_with(ek_module **module, int64_t width, int heads, double deviation,
                                    double projection_deviation) {
   EK_TRY(check_sizes(width, heads, deviation, projection_deviation));
-  ek_status status = EK_OK;
-  struct attention *m = ek__layer_create(&status, module, sizeof *m, &attention_ops, 1, 1);
-  if (m == NULL) return status;
-  m->width = width;
-  m->heads = heads;
-  status = add_linear(m, "qkv", 3 * width, deviation);
-  if (status == EK_OK) status = add_linear(m, "projection", width, projection_deviation);
-  return ek__composite_finish(module, &m->base, status);
+  struct attention made = {.width = width, .heads = heads};
+  struct ek__composite *m = &made.base;
+  ek_status status = ek__composite_add_linear(m, "qkv", width, 3 * width, true, deviation);
+  if (status == EK_OK) {
+    status = ek__composite_add_linear(m, "projection", width, width, true, projection_deviation);
+  }
+  return ek__composite_create(module, m, sizeof made, &attention_ops, 1, 1, status);
 }
 
 ek_status ek_attention_create(ek_module **module, int64_t width, int heads) {

@@ -27,10 +27,6 @@
 #include "module/layer_internal.h"
 #include "module/product.h"
 
-static void free_all(ek_tensor *tensors) {
-  for (size_t i = 0; i < EK_MAX_TENSORS; i++) ek_tensor_free(&tensors[i]);
-}
-
 /* Moves references: `from` becomes zeros. */
 static void move_all(ek_tensor *to, ek_tensor *from, size_t count) {
   for (size_t i = 0; i < count; i++) {
@@ -151,14 +147,14 @@ static ek_status forward(const struct chain *chain, size_t begin, size_t end,
     }
     ek_tensor_free(&inner);
     ek_tensor_free(&now.from);
-    free_all(now.last);
+    ek__free_all(now.last, EK_MAX_TENSORS);
     now = next;
   }
   ek_tensor_free(&now.from);
   if (status == EK_OK) {
     move_all(outputs, now.last, chain->children[end - 1].module->outputs);
   }
-  free_all(now.last);
+  ek__free_all(now.last, EK_MAX_TENSORS);
   return status;
 }
 
@@ -240,9 +236,9 @@ static ek_status backward(const struct chain *chain, size_t begin, size_t end,
     ek_tensor *to = left > begin + ran || grad_inputs != NULL ? results : NULL;
     const ek_status status =
         step_backward(chain, left - 1, behind ? &linear : NULL, &bias_done, from, to);
-    free_all(held);
+    ek__free_all(held, EK_MAX_TENSORS);
     if (status != EK_OK) {
-      free_all(results);
+      ek__free_all(results, EK_MAX_TENSORS);
       return status;
     }
     if (to != NULL)
@@ -301,21 +297,17 @@ static ek_status forward_segments(const struct chain *chain, size_t length, bool
       status = ek_pass_save(chain->pass, &given[i]);
     }
     if (status == EK_OK) status = forward(&unsaved, begin, end, given, results);
-    free_all(held);
+    ek__free_all(held, EK_MAX_TENSORS);
     move_all(held, results, EK_MAX_TENSORS);
   }
   if (status == EK_OK) move_all(outputs, held, chain->children[chain->count - 1].module->outputs);
-  free_all(held);
+  ek__free_all(held, EK_MAX_TENSORS);
   return status;
 }
 
 /* The inputs of module `begin` that forward has kept, or computes from those of the first. */
 static ek_status take_inputs(const struct chain *chain, size_t begin, ek_tensor *inputs) {
-  ek_status status = EK_OK;
-  for (size_t i = chain->children[begin].module->inputs; i-- > 0 && status == EK_OK;) {
-    status = ek_pass_take(&inputs[i], chain->pass);
-  }
-  return status;
+  return ek__layer_take(inputs, chain->pass, chain->children[begin].module->inputs);
 }
 
 static ek_status compute_inputs(const struct chain *chain, size_t begin, ek_tensor *first,
@@ -331,8 +323,8 @@ static ek_status compute_inputs(const struct chain *chain, size_t begin, ek_tens
 static ek_status run_again(const struct chain *chain, size_t begin, size_t end, ek_tensor *inputs) {
   ek_tensor outputs[EK_MAX_TENSORS] = {{0}};
   const ek_status status = forward(chain, begin, end, inputs, outputs);
-  free_all(outputs);
-  free_all(inputs);
+  ek__free_all(outputs, EK_MAX_TENSORS);
+  ek__free_all(inputs, EK_MAX_TENSORS);
   return status;
 }
 
@@ -349,15 +341,15 @@ static ek_status backward_segments(const struct chain *chain, size_t length, boo
       status = backward(chain, begin, end, end == chain->count ? grad_outputs : held,
                         begin > 0 || grad_inputs != NULL ? results : NULL);
     }
-    free_all(inputs);
-    free_all(held);
+    ek__free_all(inputs, EK_MAX_TENSORS);
+    ek__free_all(held, EK_MAX_TENSORS);
     move_all(held, results, EK_MAX_TENSORS);
   }
   if (status == EK_OK && grad_inputs != NULL) {
     move_all(grad_inputs, held, chain->children[0].module->inputs);
   }
-  free_all(held);
-  free_all(first);
+  ek__free_all(held, EK_MAX_TENSORS);
+  ek__free_all(first, EK_MAX_TENSORS);
   return status;
 }
 

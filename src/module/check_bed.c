@@ -15,10 +15,11 @@
 
 /* ---- arrays of doubles ---- */
 
+static const char memory_of[] = "the check of a module";
+
 ek_status ek__bed_values(struct ek__values *values, int64_t count) {
-  double *data = ek__calloc((size_t)count + 1, sizeof *data);
-  EK__FAIL_IF(data == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory to check a module");
-  *values = (struct ek__values){data, count};
+  EK_TRY(ek__new(&values->data, (size_t)count + 1, sizeof *values->data, memory_of));
+  values->count = count;
   return EK_OK;
 }
 
@@ -35,8 +36,7 @@ void ek__results_free(struct ek__results *results) {
 
 /* A tensor's elements as they lie in memory; the caller frees *data. */
 static ek_status open_packed(void **data, ek_tensor *host, const ek_tensor *tensor) {
-  *data = ek__calloc(ek_tensor_bytes(tensor) + 1, 1);
-  EK__FAIL_IF(*data == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory to check a module");
+  EK_TRY(ek__new(data, ek_tensor_bytes(tensor) + 1, 1, memory_of));
   return ek_tensor_host(host, *data, tensor->type, tensor->rank, tensor->shape);
 }
 
@@ -157,9 +157,8 @@ static ek_status open_part(struct ek__bed *bed, size_t index) {
   EK_TRY(
       ek_replica_open(&part->replica, ek_group_device(bed->group, index), bed->module, &options));
   EK_TRY(ek__bed_values(&part->seen, ek_tensor_count(ek_replica_parameters(part->replica))));
-  part->completions = ek__calloc(ek_replica_parameter_count(part->replica) + 1, sizeof(int));
-  if (part->completions != NULL) return EK_OK;
-  return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory to check a module");
+  return ek__new(&part->completions, ek_replica_parameter_count(part->replica) + 1,
+                 sizeof *part->completions, memory_of);
 }
 
 static ek_status open_communicator(struct ek__bed *bed) {
@@ -178,10 +177,8 @@ ek_status ek__bed_open(struct ek__bed *bed, ek_module *module, const char *devic
       .module = module, .inputs = inputs, .options = options, .type = type, .samples = 1};
   EK_TRY(ek_group_open(&bed->group, devices, &group));
   bed->devices = ek_group_size(bed->group);
-  bed->parts = ek__calloc(bed->devices, sizeof *bed->parts);
-  bed->offsets = ek__calloc(bed->devices + 1, sizeof *bed->offsets);
-  EK__FAIL_IF(bed->parts == NULL || bed->offsets == NULL, EK_ERR_OUT_OF_MEMORY,
-              "no host memory to check a module");
+  EK_TRY(ek__new(&bed->parts, bed->devices, sizeof *bed->parts, memory_of));
+  EK_TRY(ek__new(&bed->offsets, bed->devices + 1, sizeof *bed->offsets, memory_of));
   for (size_t i = module->inputs; i-- > 0;) {
     if (!inputs[i].broadcast) bed->samples = inputs[i].shape[0];
   }

@@ -5,16 +5,27 @@
 
 #include <stdio.h>
 
+#include <evenkeel/linear.h>
+
 #include "core/alloc.h"
+#include "module/layer_internal.h"
 
 ek_status ek__composite_add(struct ek__composite *m, const char *name, ek_module *child) {
-  if (!ek__grow(&m->children, &m->capacity, m->count + 1, sizeof *m->children)) {
+  const ek_status status = ek__grow(&m->children, &m->capacity, m->count + 1, sizeof *m->children,
+                                    "a module's children");
+  if (status == EK_OK) {
+    m->children[m->count++] = (struct ek__child){name, child};
+  } else {
     ek_module_free(child);
-    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "%s: the host has no memory for %zu children",
-                        m->base.ops->kind, m->count + 1);
   }
-  m->children[m->count++] = (struct ek__child){name, child};
-  return EK_OK;
+  return status;
+}
+
+ek_status ek__composite_add_linear(struct ek__composite *m, const char *name, int64_t in,
+                                   int64_t out, bool bias, double deviation) {
+  ek_module *linear = NULL;
+  EK_TRY(ek_linear_create_with(&linear, in, out, bias, ek_initializer_normal(0.0, deviation)));
+  return ek__composite_add(m, name, linear);
 }
 
 ek_status ek__composite_parameters(const ek_module *self, ek_declaration *declaration) {
@@ -28,18 +39,20 @@ ek_status ek__composite_parameters(const ek_module *self, ek_declaration *declar
   return EK_OK;
 }
 
-void ek__composite_free(ek_module *self) {
-  struct ek__composite *m = (struct ek__composite *)self;
+static void free_children(struct ek__composite *m) {
   for (size_t i = 0; i < m->count; i++) ek_module_free(m->children[i].module);
   ek__free(m->children);
-  ek__free(m);
 }
 
-ek_status ek__composite_finish(ek_module **module, struct ek__composite *m, ek_status status) {
-  if (status == EK_OK) {
-    *module = &m->base;
-  } else {
-    ek_module_free(&m->base);
-  }
+void ek__composite_free(ek_module *self) {
+  free_children((struct ek__composite *)self);
+  ek__free(self);
+}
+
+ek_status ek__composite_create(ek_module **module, struct ek__composite *m, size_t size,
+                               const ek_module_ops *ops, size_t inputs, size_t outputs,
+                               ek_status status) {
+  if (status == EK_OK) status = ek__layer_create(module, m, size, ops, inputs, outputs);
+  if (status != EK_OK) free_children(m);
   return status;
 }

@@ -18,15 +18,22 @@ struct ek__composite {
   ek_recompute recompute; /* of its chains */
 };
 
-/* Takes over the caller's reference to `child`, also when it fails. */
+/* Takes over the caller's reference to `child`, also when it fails. Of a description, before it is
+ * a module. */
 ek_status ek__composite_add(struct ek__composite *m, const char *name, ek_module *child);
+/* A new linear. */
+ek_status ek__composite_add_linear(struct ek__composite *m, const char *name, int64_t in,
+                                   int64_t out, bool bias, double deviation);
 
 /* Slots of its table. */
 ek_status ek__composite_parameters(const ek_module *self, ek_declaration *declaration);
 void ek__composite_free(ek_module *self);
 
-/* The end of creating one: hands it to the caller, or frees it if `status` is a failure. */
-ek_status ek__composite_finish(ek_module **module, struct ek__composite *m, ek_status status);
+/* ek__layer_create() of a description whose children were added, or freed if `status` is a failure.
+ */
+ek_status ek__composite_create(ek_module **module, struct ek__composite *m, size_t size,
+                               const ek_module_ops *ops, size_t inputs, size_t outputs,
+                               ek_status status);
 
 /* EK_ERR_INVALID_ARGUMENT for a policy that a container cannot have. In recompute.c. */
 ek_status ek__recompute_check(const char *who, const ek_recompute *recompute);

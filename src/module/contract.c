@@ -87,11 +87,10 @@ ek_status ek__record_push(size_t *record, ek_pass *pass, const struct ek__frame 
                           const ek_tensor *inputs) {
   const struct ek__node *node = of->node;
   const size_t extents = pass->extent_count, more = node->inputs + node->outputs;
-  EK__FAIL_IF(
-      !ek__grow(&pass->records, &pass->record_capacity, pass->record_count + 1,
-                sizeof *pass->records) ||
-          !ek__grow(&pass->extents, &pass->extent_capacity, extents + more, sizeof *pass->extents),
-      EK_ERR_OUT_OF_MEMORY, "no host memory for the records of a pass");
+  EK_TRY(ek__grow(&pass->records, &pass->record_capacity, pass->record_count + 1,
+                  sizeof *pass->records, "the records of a pass"));
+  EK_TRY(ek__grow(&pass->extents, &pass->extent_capacity, extents + more, sizeof *pass->extents,
+                  "the records of a pass"));
   for (size_t i = 0; i < node->inputs; i++) pass->extents[extents + i] = extent_of(&inputs[i]);
   pass->extent_count += more;
   *record = pass->record_count++;

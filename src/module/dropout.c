@@ -35,20 +35,12 @@ static ek_status dropout_backward(const ek_module *self, ek_pass *pass,
   return apply((const struct dropout *)self, pass, &grad_inputs[0], &grad_outputs[0]);
 }
 
-static const ek_module_ops dropout_ops = {.size = sizeof(ek_module_ops),
-                                          .kind = "dropout",
-                                          .forward = dropout_forward,
-                                          .backward = dropout_backward,
-                                          .free = ek__layer_free,
-                                          .types = EK_TYPES_F32 | EK_TYPES_F64};
+static const ek_module_ops dropout_ops = {
+    EK__LAYER("dropout", dropout_forward, dropout_backward, ek__layer_free)};
 
 ek_status ek_dropout_create(ek_module **module, double p) {
   EK__FAIL_IF(!(p >= 0.0 && p < 1.0), EK_ERR_INVALID_ARGUMENT,
               "dropout: p is %g, expected 0 <= p < 1", p);
-  ek_status status = EK_OK;
-  struct dropout *m = ek__layer_create(&status, module, sizeof *m, &dropout_ops, 1, 1);
-  if (m == NULL) return status;
-  m->p = p;
-  *module = &m->base;
-  return EK_OK;
+  const struct dropout made = {.p = p};
+  return ek__layer_create(module, &made, sizeof made, &dropout_ops, 1, 1);
 }

@@ -98,13 +98,9 @@ static ek_status embedding_backward(const ek_module *self, ek_pass *pass,
   return status;
 }
 
-static const ek_module_ops embedding_ops = {.size = sizeof(ek_module_ops),
-                                            .kind = "embedding",
-                                            .parameters = embedding_parameters,
-                                            .forward = embedding_forward,
-                                            .backward = embedding_backward,
-                                            .free = ek__layer_free,
-                                            .types = EK_TYPES_F32 | EK_TYPES_F64};
+static const ek_module_ops embedding_ops = {
+    EK__LAYER("embedding", embedding_forward, embedding_backward, ek__layer_free),
+    .parameters = embedding_parameters};
 
 ek_status ek_embedding_create(ek_module **module, int64_t entries, int64_t width,
                               int64_t positions) {
@@ -112,12 +108,6 @@ ek_status ek_embedding_create(ek_module **module, int64_t entries, int64_t width
               "embedding: %" PRId64 " entries of width %" PRId64 " and %" PRId64
               " positions, expected sizes above 0",
               entries, width, positions);
-  ek_status status = EK_OK;
-  struct embedding *m = ek__layer_create(&status, module, sizeof *m, &embedding_ops, 1, 1);
-  if (m == NULL) return status;
-  m->entries = entries;
-  m->width = width;
-  m->positions = positions;
-  *module = &m->base;
-  return EK_OK;
+  const struct embedding made = {.entries = entries, .width = width, .positions = positions};
+  return ek__layer_create(module, &made, sizeof made, &embedding_ops, 1, 1);
 }

@@ -4,26 +4,23 @@
 #include "module/layer_internal.h"
 
 #include <inttypes.h>
+#include <string.h>
 
 #include "core/alloc.h"
 #include "core/error.h"
 
-void *ek__layer_create(ek_status *status, ek_module *const *module, size_t size,
-                       const ek_module_ops *ops, size_t inputs, size_t outputs) {
-  if (module == NULL) {
-    *status = ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: module is NULL", ops->kind);
-    return NULL;
+ek_status ek__layer_create(ek_module **module, const void *description, size_t size,
+                           const ek_module_ops *ops, size_t inputs, size_t outputs) {
+  ek_module *created = NULL;
+  EK__FAIL_IF(module == NULL, EK_ERR_INVALID_ARGUMENT, "%s: module is NULL", ops->kind);
+  EK_TRY(ek__new_copy(&created, description, size, ops->kind));
+  const ek_status status = ek_module_init(created, ops, inputs, outputs);
+  if (status == EK_OK) {
+    *module = created;
+  } else {
+    ek__free(created);
   }
-  ek_module *created = ek__calloc(1, size);
-  if (created == NULL) {
-    *status = ek_error_set(EK_ERR_OUT_OF_MEMORY, "%s: the host has no memory for %zu bytes",
-                           ops->kind, size);
-    return NULL;
-  }
-  *status = ek_module_init(created, ops, inputs, outputs);
-  if (*status == EK_OK) return created;
-  ek__free(created);
-  return NULL;
+  return status;
 }
 
 void ek__layer_free(ek_module *self) { ek__free(self); }
@@ -37,6 +34,18 @@ ek_status ek__layer_check(const ek_pass *pass, const ek_tensor *input, int64_t c
   EK__FAIL_IF(columns >= 0 && found != columns, EK_ERR_SHAPE,
               "input has %" PRId64 " columns, expected %" PRId64, found, columns);
   return EK_OK;
+}
+
+ek_status ek__layer_take(ek_tensor *tensors, ek_pass *pass, size_t count) {
+  ek_status status = EK_OK;
+  memset(tensors, 0, count * sizeof *tensors);
+  for (size_t i = count; i-- > 0 && status == EK_OK;) status = ek_pass_take(&tensors[i], pass);
+  if (status != EK_OK) ek__free_all(tensors, count);
+  return status;
+}
+
+void ek__free_all(ek_tensor *tensors, size_t count) {
+  for (size_t i = 0; tensors != NULL && i < count; i++) ek_tensor_free(&tensors[i]);
 }
 
 ek_status ek__layer_result(ek_tensor *tensor, ek_pass *pass, const ek_tensor *like) {

@@ -11,11 +11,16 @@
 #include <evenkeel/pass.h>
 
 /*
- * A description of `size` bytes, zeroed but for its base, with one reference; or NULL and why in
- * *status. `module` is where the caller will put it: NULL is EK_ERR_INVALID_ARGUMENT.
+ * *module becomes a copy of a description of `size` bytes, whose first member is a base that this
+ * call fills, with one reference.
  */
-void *ek__layer_create(ek_status *status, ek_module *const *module, size_t size,
-                       const ek_module_ops *ops, size_t inputs, size_t outputs);
+ek_status ek__layer_create(ek_module **module, const void *description, size_t size,
+                           const ek_module_ops *ops, size_t inputs, size_t outputs);
+
+/* What every layer's table has; what else there is follows. */
+#define EK__LAYER(kind_, forward_, backward_, free_)                                               \
+  .size = sizeof(ek_module_ops), .kind = (kind_), .forward = (forward_), .backward = (backward_),  \
+  .free = (free_), .types = EK_TYPES_F32 | EK_TYPES_F64
 
 /* The `free` slot of a layer without children. */
 void ek__layer_free(ek_module *self);
@@ -25,6 +30,11 @@ void ek__layer_free(ek_module *self);
  * `columns` (< 0: any) and there is a dimension at all.
  */
 ek_status ek__layer_check(const ek_pass *pass, const ek_tensor *input, int64_t columns);
+
+/* Takes what forward saved, the last first: the array is in the order of saving. Then the caller
+ * frees all of them. A failure leaves none. */
+ek_status ek__layer_take(ek_tensor *tensors, ek_pass *pass, size_t count);
+void ek__free_all(ek_tensor *tensors, size_t count);
 
 /* A new tensor of the shape of `like` and of the pass's type. */
 ek_status ek__layer_result(ek_tensor *tensor, ek_pass *pass, const ek_tensor *like);

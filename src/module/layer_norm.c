@@ -78,35 +78,29 @@ static ek_status layer_norm_forward(const ek_module *self, ek_pass *pass, const 
                                 &outputs[0]);
 }
 
-struct saved {
-  ek_tensor x, mean, rstd;
-};
+enum { SAVED_X, SAVED_MEAN, SAVED_RSTD, SAVED };
 
 static ek_status gradients(ek_pass *pass, const ek_tensor *dy, const ek_tensor *residual,
-                           const struct saved *saved, ek_tensor *dx) {
+                           const ek_tensor *saved, ek_tensor *dx) {
   ek_tensor weight = {0}, dweight = {0}, dbias = {0};
   double weight_scale = 0, bias_scale = 0;
   EK_TRY(ek_pass_parameter(&weight, pass, WEIGHT));
   EK_TRY(ek_pass_gradient(&dweight, &weight_scale, pass, WEIGHT));
   EK_TRY(ek_pass_gradient(&dbias, &bias_scale, pass, BIAS));
-  if (dx != NULL) EK_TRY(ek__layer_result(dx, pass, &saved->x));
+  if (dx != NULL) EK_TRY(ek__layer_result(dx, pass, &saved[SAVED_X]));
   EK_TRY(ek_op_layer_norm_backward(ek_pass_stream(pass), dx, residual, &dweight, weight_scale,
-                                   &dbias, bias_scale, dy, &saved->x, &saved->mean, &saved->rstd,
-                                   &weight));
+                                   &dbias, bias_scale, dy, &saved[SAVED_X], &saved[SAVED_MEAN],
+                                   &saved[SAVED_RSTD], &weight));
   EK_TRY(ek_pass_gradient_complete(pass, WEIGHT));
   return ek_pass_gradient_complete(pass, BIAS);
 }
 
 ek_status ek__layer_norm_backward(ek_pass *pass, const ek_tensor *dy, const ek_tensor *residual,
                                   ek_tensor *dx) {
-  struct saved saved = {{0}, {0}, {0}};
-  ek_status status = ek_pass_take(&saved.rstd, pass);
-  if (status == EK_OK) status = ek_pass_take(&saved.mean, pass);
-  if (status == EK_OK) status = ek_pass_take(&saved.x, pass);
-  if (status == EK_OK) status = gradients(pass, dy, residual, &saved, dx);
-  ek_tensor_free(&saved.rstd);
-  ek_tensor_free(&saved.mean);
-  ek_tensor_free(&saved.x);
+  ek_tensor saved[SAVED];
+  EK_TRY(ek__layer_take(saved, pass, SAVED));
+  const ek_status status = gradients(pass, dy, residual, saved, dx);
+  ek__free_all(saved, SAVED);
   return status;
 }
 
@@ -116,25 +110,15 @@ static ek_status layer_norm_backward(const ek_module *self, ek_pass *pass,
   return ek__layer_norm_backward(pass, &grad_outputs[0], NULL, grad_inputs);
 }
 
-static const ek_module_ops layer_norm_ops = {.size = sizeof(ek_module_ops),
-                                             .kind = "layer_norm",
-                                             .parameters = layer_norm_parameters,
-                                             .forward = layer_norm_forward,
-                                             .backward = layer_norm_backward,
-                                             .free = ek__layer_free,
-                                             .types = EK_TYPES_F32 | EK_TYPES_F64,
-                                             .cheap = true};
+static const ek_module_ops layer_norm_ops = {
+    EK__LAYER("layer_norm", layer_norm_forward, layer_norm_backward, ek__layer_free),
+    .parameters = layer_norm_parameters, .cheap = true};
 
 ek_status ek_layer_norm_create(ek_module **module, int64_t width, double epsilon) {
   EK__FAIL_IF(width <= 0, EK_ERR_INVALID_ARGUMENT,
               "layer_norm: width is %" PRId64 ", expected above 0", width);
   EK__FAIL_IF(!(epsilon > 0) || isinf(epsilon), EK_ERR_INVALID_ARGUMENT,
               "layer_norm: epsilon is %g, expected above 0", epsilon);
-  ek_status status = EK_OK;
-  struct layer_norm *m = ek__layer_create(&status, module, sizeof *m, &layer_norm_ops, 1, 1);
-  if (m == NULL) return status;
-  m->width = width;
-  m->epsilon = epsilon;
-  *module = &m->base;
-  return EK_OK;
+  const struct layer_norm made = {.width = width, .epsilon = epsilon};
+  return ek__layer_create(module, &made, sizeof made, &layer_norm_ops, 1, 1);
 }

@@ -26,9 +26,7 @@ struct ek_declaration {
   int depth; /* of the node */
 };
 
-static ek_status no_memory(void) {
-  return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a module's layout");
-}
+static const char memory_of[] = "a module's layout";
 
 static ek_status full_name(char path[EK__PATH_SIZE], const ek_declaration *declaration,
                            const char *name) {
@@ -87,10 +85,8 @@ static ek_status check_initializer(const ek_declaration *declaration, const char
 
 /* The node's next parameter is number `parameter` of the layout. */
 static ek_status add_number(struct ek__node *node, size_t parameter) {
-  if (!ek__grow(&node->parameters, &node->parameter_capacity, node->parameter_count + 1,
-                sizeof *node->parameters)) {
-    return no_memory();
-  }
+  EK_TRY(ek__grow(&node->parameters, &node->parameter_capacity, node->parameter_count + 1,
+                  sizeof *node->parameters, memory_of));
   node->parameters[node->parameter_count++] = parameter;
   return EK_OK;
 }
@@ -103,12 +99,9 @@ static ek_status declare(ek_declaration *declaration, const char *name, int rank
   EK_TRY(check_parameter(&given.count, declaration, path, rank, shape));
   EK_TRY(check_initializer(declaration, path, &given.initializer));
   struct ek__layout *layout = declaration->layout;
-  if (!ek__grow(&layout->parameters, &layout->parameter_capacity, layout->parameter_count + 1,
-                sizeof *layout->parameters)) {
-    return no_memory();
-  }
-  given.name = ek__names_add(&layout->names, path, layout->parameter_count);
-  if (given.name == NULL) return no_memory();
+  EK_TRY(ek__grow(&layout->parameters, &layout->parameter_capacity, layout->parameter_count + 1,
+                  sizeof *layout->parameters, memory_of));
+  EK_TRY(ek__names_add(&given.name, &layout->names, path, layout->parameter_count));
   given.rank = rank;
   given.users = 1;
   given.alias = layout->parameter_count;
@@ -140,8 +133,8 @@ ek_status ek_declare_buffer(ek_declaration *declaration, const char *name, int r
 
 static ek_status node_create(struct ek__node **node, struct ek__layout *layout, ek_module *module) {
   EK_TRY(ek__module_check(module));
-  struct ek__node *made = ek__calloc(1, sizeof *made);
-  if (made == NULL) return no_memory();
+  struct ek__node *made = NULL;
+  EK_TRY(ek__new(&made, 1, sizeof *made, memory_of));
   made->module = module;
   made->inputs = module->inputs;
   made->outputs = module->outputs;
@@ -173,10 +166,8 @@ static ek_status walk(struct ek__layout *layout, struct ek__node *node, const ch
 
 static ek_status add_child(struct ek__node **made, ek_declaration *declaration, ek_module *child) {
   struct ek__node *node = declaration->node;
-  if (!ek__grow(&node->children, &node->child_capacity, node->child_count + 1,
-                sizeof *node->children)) {
-    return no_memory();
-  }
+  EK_TRY(ek__grow(&node->children, &node->child_capacity, node->child_count + 1,
+                  sizeof *node->children, memory_of));
   EK_TRY(node_create(made, declaration->layout, child));
   node->children[node->child_count++] = *made;
   return EK_OK;
@@ -192,8 +183,8 @@ ek_status ek_declare_module(ek_declaration *declaration, const char *name, ek_mo
               "%s: the name %s is too long; does a module hold itself?", declaration->kind, path);
   struct ek__layout *layout = declaration->layout;
   struct ek__node *made = NULL;
-  const char *kept = ek__names_add(&layout->names, path, EK__NO_PARAMETER);
-  if (kept == NULL) return no_memory();
+  const char *kept = NULL;
+  EK_TRY(ek__names_add(&kept, &layout->names, path, EK__NO_PARAMETER));
   EK_TRY(add_child(&made, declaration, child));
   made->path = kept;
   made->stream = layout->node_count++;
@@ -282,8 +273,8 @@ static ek_status place(struct ek__layout *layout) {
 /* Drops the parameters that were tied to others; their names then stand for those. */
 static ek_status settle(struct ek__layout *layout) {
   const size_t count = layout->parameter_count;
-  size_t *numbers = ek__calloc(count, sizeof *numbers);
-  if (numbers == NULL) return no_memory();
+  size_t *numbers = NULL;
+  EK_TRY(ek__new(&numbers, count, sizeof *numbers, memory_of));
   size_t kept = 0;
   for (size_t i = 0; i < count; i++) {
     if (layout->parameters[i].alias == i) numbers[i] = kept++;

@@ -50,29 +50,17 @@ static ek_status linear_backward(const ek_module *self, ek_pass *pass,
   return ek__product_backward(&formula, pass, &grad_outputs[0], grad_inputs, false);
 }
 
-static const ek_module_ops linear_ops = {.size = sizeof(ek_module_ops),
-                                         .kind = "linear",
-                                         .parameters = linear_parameters,
-                                         .forward = linear_forward,
-                                         .backward = linear_backward,
-                                         .free = ek__layer_free,
-                                         .types = EK_TYPES_F32 | EK_TYPES_F64,
-                                         .formula = linear_formula};
+static const ek_module_ops linear_ops = {
+    EK__LAYER("linear", linear_forward, linear_backward, ek__layer_free),
+    .parameters = linear_parameters, .formula = linear_formula};
 
 static ek_status create(ek_module **module, int64_t in, int64_t out, bool bias,
                         ek_initializer weight_start, ek_initializer bias_start) {
   EK__FAIL_IF(in <= 0 || out <= 0, EK_ERR_INVALID_ARGUMENT,
               "linear: sizes are %" PRId64 " -> %" PRId64 ", expected both above 0", in, out);
-  ek_status status = EK_OK;
-  struct linear *m = ek__layer_create(&status, module, sizeof *m, &linear_ops, 1, 1);
-  if (m == NULL) return status;
-  m->in = in;
-  m->out = out;
-  m->bias = bias;
-  m->weight_start = weight_start;
-  m->bias_start = bias_start;
-  *module = &m->base;
-  return EK_OK;
+  const struct linear made = {
+      .in = in, .out = out, .bias = bias, .weight_start = weight_start, .bias_start = bias_start};
+  return ek__layer_create(module, &made, sizeof made, &linear_ops, 1, 1);
 }
 
 ek_status ek_linear_create(ek_module **module, int64_t in, int64_t out, bool bias) {

@@ -27,9 +27,8 @@ ek_status ek_mlp_create(ek_module **module, const int64_t *sizes, size_t count,
   EK__FAIL_IF(count < 2, EK_ERR_INVALID_ARGUMENT, "mlp: %zu sizes, expected 2 or more", count);
   /* A caller's array of `count` sizes exists, so twice as many pointers cannot overflow. */
   const size_t layer_count = 2 * (count - 1) - 1;
-  ek_module **layers = ek__calloc(layer_count, sizeof(ek_module *));
-  EK__FAIL_IF(layers == NULL, EK_ERR_OUT_OF_MEMORY, "mlp: the host has no memory for %zu layers",
-              layer_count);
+  ek_module **layers = NULL;
+  EK_TRY(ek__new(&layers, layer_count, sizeof *layers, "a model's layers"));
   ek_status status = make_layers(layers, sizes, count, activation);
   if (status == EK_OK) status = ek_sequential_create(module, layers, layer_count);
   for (size_t i = 0; i < layer_count; i++) ek_module_free(layers[i]); /* it keeps its own */

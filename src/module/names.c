@@ -24,28 +24,29 @@ static struct ek__name *place_of(const struct ek__names *names, const char *name
   return &names->places[at];
 }
 
-static bool make_room(struct ek__names *names) {
-  if (names->count < names->capacity / 2) return true;
+static ek_status make_room(struct ek__names *names) {
+  if (names->count < names->capacity / 2) return EK_OK;
   struct ek__names larger = {.capacity = names->capacity == 0 ? 16 : 2 * names->capacity,
                              .count = names->count};
-  larger.places = ek__calloc(larger.capacity, sizeof *larger.places);
-  if (larger.places == NULL) return false;
+  EK_TRY(ek__new(&larger.places, larger.capacity, sizeof *larger.places, "names"));
   for (size_t i = 0; i < names->capacity; i++) {
     const struct ek__name *it = &names->places[i];
     if (it->name != NULL) *place_of(&larger, it->name) = *it;
   }
   ek__free(names->places);
   *names = larger;
-  return true;
+  return EK_OK;
 }
 
-const char *ek__names_add(struct ek__names *names, const char *name, size_t value) {
-  if (!make_room(names)) return NULL;
-  char *copy = ek__strdup(name);
-  if (copy == NULL) return NULL;
+ek_status ek__names_add(const char **kept, struct ek__names *names, const char *name,
+                        size_t value) {
+  char *copy = NULL;
+  EK_TRY(make_room(names));
+  EK_TRY(ek__new_copy(&copy, name, strlen(name) + 1, "a name"));
   *place_of(names, name) = (struct ek__name){copy, value};
   names->count++;
-  return copy;
+  *kept = copy;
+  return EK_OK;
 }
 
 struct ek__name *ek__names_find(const struct ek__names *names, const char *name) {

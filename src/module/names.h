@@ -7,6 +7,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
+#include <evenkeel/status.h>
+
 struct ek__name {
   char *name; /* NULL: nothing is here */
   size_t value;
@@ -17,9 +19,9 @@ struct ek__names { /* all zero: empty */
   size_t count, capacity; /* a power of two, or 0; at least half of it is empty */
 };
 
-/* Keeps a copy of the name, which may not be there yet; NULL if there is no memory. The copy stays
- * where it is until the names are closed. */
-const char *ek__names_add(struct ek__names *names, const char *name, size_t value);
+/* *kept becomes a copy of the name, which may not be there yet; it stays where it is until the names
+ * are closed. */
+ek_status ek__names_add(const char **kept, struct ek__names *names, const char *name, size_t value);
 /* NULL if it is not there. */
 struct ek__name *ek__names_find(const struct ek__names *names, const char *name);
 void ek__names_close(struct ek__names *names);

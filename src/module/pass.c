@@ -34,16 +34,22 @@ static void destroy(struct ek__spare *spare) {
   ek__free(pass);
 }
 
-static ek_pass *create(ek_replica *replica) {
-  ek_pass *pass = ek__calloc(1, sizeof *pass);
-  if (pass == NULL) return NULL;
-  pass->spare.free = destroy;
-  pass->replica = replica;
-  pass->touched = ek__calloc(replica->layout.parameter_count, sizeof *pass->touched);
-  pass->waiting = ek__calloc(replica->layout.parameter_count, sizeof *pass->waiting);
-  if (pass->touched != NULL && pass->waiting != NULL) return pass;
-  destroy(&pass->spare);
-  return NULL;
+static ek_status create(ek_pass **pass, ek_replica *replica) {
+  const size_t parameters = replica->layout.parameter_count;
+  ek_pass *made = NULL;
+  EK_TRY(ek__new(&made, 1, sizeof *made, "a pass"));
+  made->spare.free = destroy;
+  made->replica = replica;
+  ek_status status = ek__new(&made->touched, parameters, sizeof *made->touched, "a pass");
+  if (status == EK_OK) {
+    status = ek__new(&made->waiting, parameters, sizeof *made->waiting, "a pass");
+  }
+  if (status == EK_OK) {
+    *pass = made;
+  } else {
+    destroy(&made->spare);
+  }
+  return status;
 }
 
 ek_status ek_pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_options *options) {
@@ -58,8 +64,7 @@ ek_status ek_pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_option
               EK_ERR_STATE, "ek_pass_open: the replica holds no gradients");
   ek_pass *result = (ek_pass *)replica->spare;
   replica->spare = NULL;
-  if (result == NULL) result = create(replica);
-  EK__FAIL_IF(result == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory for a pass");
+  if (result == NULL) EK_TRY(create(&result, replica));
   result->options = o;
   result->outermost = (struct ek__frame){.node = replica->layout.root,
                                          .type = replica->type,

@@ -86,10 +86,6 @@ static ek_module *inner_of(const ek_module *self) {
   return ((const struct recompute *)self)->inner;
 }
 
-static void free_all(ek_tensor *tensors, size_t count) {
-  for (size_t i = 0; i < count; i++) ek_tensor_free(&tensors[i]);
-}
-
 static ek_status recompute_parameters(const ek_module *self, ek_declaration *declaration) {
   return ek_declare_wrapped(declaration, inner_of(self));
 }
@@ -108,14 +104,11 @@ static ek_status recompute_forward(const ek_module *self, ek_pass *pass, const e
 }
 
 static ek_status run_again(const ek_module *self, ek_pass *pass) {
-  ek_tensor inputs[EK_MAX_INPUTS] = {{0}}, outputs[EK_MAX_TENSORS] = {{0}};
-  ek_status status = EK_OK;
-  for (size_t i = self->inputs; i-- > 0 && status == EK_OK;) {
-    status = ek_pass_take(&inputs[i], pass);
-  }
-  if (status == EK_OK) status = ek_pass_child_forward(outputs, pass, INNER, inputs);
-  free_all(outputs, self->outputs);
-  free_all(inputs, self->inputs);
+  ek_tensor inputs[EK_MAX_INPUTS], outputs[EK_MAX_TENSORS] = {{0}};
+  EK_TRY(ek__layer_take(inputs, pass, self->inputs));
+  const ek_status status = ek_pass_child_forward(outputs, pass, INNER, inputs);
+  ek__free_all(outputs, self->outputs);
+  ek__free_all(inputs, self->inputs);
   return status;
 }
 
@@ -130,33 +123,26 @@ static void recompute_free(ek_module *self) {
   ek__free(self);
 }
 
-static const ek_module_ops recompute_ops = {.size = sizeof(ek_module_ops),
-                                            .kind = "recompute",
-                                            .parameters = recompute_parameters,
-                                            .forward = recompute_forward,
-                                            .backward = recompute_backward,
-                                            .free = recompute_free,
-                                            .types = EK_TYPES_F32 | EK_TYPES_F64,
-                                            .formula = recompute_formula};
+static const ek_module_ops recompute_ops = {
+    EK__LAYER("recompute", recompute_forward, recompute_backward, recompute_free),
+    .parameters = recompute_parameters, .formula = recompute_formula};
 
 ek_status ek_recompute_create(ek_module **module, ek_module *inner) {
+  EK__NOT_NULL("recompute", module);
   EK__FAIL_IF(inner == NULL || inner->ops == NULL, EK_ERR_INVALID_ARGUMENT,
               "recompute: inner module is NULL, or no module");
-  if (inner->terms > 0) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "recompute: %s is a criterion; recompute the model before it",
-                        inner->ops->kind);
-  }
+  EK__FAIL_IF(inner->terms > 0, EK_ERR_INVALID_ARGUMENT,
+              "recompute: %s is a criterion; recompute the model before it", inner->ops->kind);
   EK__FAIL_IF(inner->targets >= inner->inputs, EK_ERR_INVALID_ARGUMENT,
               "recompute: %s has %zu inputs, %zu of them targets", inner->ops->kind, inner->inputs,
               inner->targets);
-  ek_status status = EK_OK;
-  struct recompute *m = ek__layer_create(&status, module, sizeof *m, &recompute_ops,
-                                         inner->inputs - inner->targets, inner->outputs);
-  if (m == NULL) return status;
-  m->base.inputs = inner->inputs;
-  m->base.targets = inner->targets;
-  m->inner = ek_module_share(inner);
-  *module = &m->base;
+  const struct recompute made = {.inner = inner};
+  ek_module *created = NULL;
+  EK_TRY(ek__layer_create(&created, &made, sizeof made, &recompute_ops,
+                          inner->inputs - inner->targets, inner->outputs));
+  ek_module_share(inner);
+  created->inputs = inner->inputs;
+  created->targets = inner->targets;
+  *module = created;
   return EK_OK;
 }

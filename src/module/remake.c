@@ -46,9 +46,8 @@ ek_status ek__recipe_open(size_t *recipe, ek_pass *pass, bool saving, size_t inp
   EK_TRY(check(maker, inputs));
   EK_TRY(ek__check_tensors("made_from", pass, options->made_from, 1));
   if (!saving) return EK_OK;
-  EK__FAIL_IF(!ek__grow(&pass->recipes, &pass->recipe_capacity, pass->recipe_count + 1,
-                        sizeof *pass->recipes),
-              EK_ERR_OUT_OF_MEMORY, "no host memory for what is made again");
+  EK_TRY(ek__grow(&pass->recipes, &pass->recipe_capacity, pass->recipe_count + 1,
+                  sizeof *pass->recipes, "what is made again"));
   struct ek__recipe opened = {
       .maker = maker, .type = pass->frame->type, .like = *input, .open = true};
   EK_TRY(ek_tensor_share(&opened.from, options->made_from));
@@ -81,9 +80,8 @@ size_t ek__recipe_for(const ek_pass *pass, const ek_tensor *tensor) {
 }
 
 ek_status ek__saved_push(ek_pass *pass, const ek_tensor *tensor, size_t recipe) {
-  EK__FAIL_IF(
-      !ek__grow(&pass->saved, &pass->saved_capacity, pass->saved_count + 1, sizeof *pass->saved),
-      EK_ERR_OUT_OF_MEMORY, "no host memory for the saved tensors");
+  EK_TRY(ek__grow(&pass->saved, &pass->saved_capacity, pass->saved_count + 1, sizeof *pass->saved,
+                  "the saved tensors"));
   ek_tensor *last = &pass->saved[pass->saved_count];
   if (recipe == EK__NO_RECIPE) {
     EK_TRY(ek_tensor_share(last, tensor));

@@ -63,8 +63,8 @@ ek_status ek_replica_open(ek_replica **replica, ek_device *device, ek_module *mo
   ek_replica_options o = EK_REPLICA_OPTIONS_INIT;
   EK__NOT_NULL("ek_replica_open", replica, device, module);
   EK_TRY(read_options(&o, options));
-  ek_replica *result = ek__calloc(1, sizeof *result);
-  EK__FAIL_IF(result == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory for a replica");
+  ek_replica *result = NULL;
+  EK_TRY(ek__new(&result, 1, sizeof *result, "a replica"));
   result->device = device;
   result->type = o.type;
   result->module = ek_module_share(module);

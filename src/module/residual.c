@@ -42,13 +42,9 @@ static ek_status residual_backward(const ek_module *self, ek_pass *pass,
   return ek__residual_add(pass, &grad_inputs[0], &grad_outputs[0]);
 }
 
-static const ek_module_ops residual_ops = {.size = sizeof(ek_module_ops),
-                                           .kind = "residual",
-                                           .parameters = ek__composite_parameters,
-                                           .forward = residual_forward,
-                                           .backward = residual_backward,
-                                           .free = ek__composite_free,
-                                           .types = EK_TYPES_F32 | EK_TYPES_F64};
+static const ek_module_ops residual_ops = {
+    EK__LAYER("residual", residual_forward, residual_backward, ek__composite_free),
+    .parameters = ek__composite_parameters};
 
 ek_status ek_residual_create(ek_module **module, ek_module *inner) {
   EK__FAIL_IF(inner == NULL || inner->ops == NULL, EK_ERR_INVALID_ARGUMENT,
@@ -56,8 +52,7 @@ ek_status ek_residual_create(ek_module **module, ek_module *inner) {
   EK__FAIL_IF(inner->inputs != 1 || inner->outputs != 1, EK_ERR_INVALID_ARGUMENT,
               "residual: %s has %zu inputs and %zu outputs, expected 1 and 1", inner->ops->kind,
               inner->inputs, inner->outputs);
-  ek_status status = EK_OK;
-  struct ek__composite *m = ek__layer_create(&status, module, sizeof *m, &residual_ops, 1, 1);
-  if (m == NULL) return status;
-  return ek__composite_finish(module, m, ek__composite_add(m, "inner", ek_module_share(inner)));
+  struct ek__composite made = {0};
+  const ek_status status = ek__composite_add(&made, "inner", ek_module_share(inner));
+  return ek__composite_create(module, &made, sizeof made, &residual_ops, 1, 1, status);
 }

@@ -19,11 +19,8 @@
 #include "core/error.h"
 #include "core/options.h"
 #include "device/types.h"
+#include "module/layer_internal.h"
 #include "module/pass_internal.h"
-
-static void free_tensors(ek_tensor *tensors, size_t count) {
-  for (size_t i = 0; tensors != NULL && i < count; i++) ek_tensor_free(&tensors[i]);
-}
 
 /* ---- one function of one module ---- */
 
@@ -116,7 +113,7 @@ static ek_status run_forward(ek_pass *pass, const struct ek__node *node, const e
     memcpy(outputs, given, node->outputs * sizeof *given);
   } else {
     ek__name_failure(pass, frame.backward ? "forward again" : "forward", status, errors);
-    free_tensors(given, node->outputs);
+    ek__free_all(given, node->outputs);
     if (record != EK__NO_RECORD) ek__record_drop(pass, record);
   }
   ek__recipe_close(pass, frame.recipe); /* it may have entered a child and not left it */
@@ -158,7 +155,7 @@ static ek_status run_predict(ek_pass *pass, const struct ek__node *node, const e
     memcpy(outputs, given, node->predictions * sizeof *given);
   } else {
     ek__name_failure(pass, "predict", status, errors);
-    free_tensors(given, node->predictions);
+    ek__free_all(given, node->predictions);
   }
   pass->frame = caller;
   return status;
@@ -194,7 +191,7 @@ static ek_status run_backward(ek_pass *pass, const struct ek__node *node,
   if (status == EK_OK) status = ek__check_backward(pass, node, record, grad_outputs, wanted);
   if (status != EK_OK) {
     ek__name_failure(pass, "backward", status, errors);
-    free_tensors(wanted, node->inputs);
+    ek__free_all(wanted, node->inputs);
   } else if (wanted != NULL) {
     memcpy(grad_inputs, given, node->inputs * sizeof *given);
   }
@@ -325,7 +322,7 @@ ek_status ek_pass_run_forward(ek_tensor *outputs, ek_pass *pass, const ek_tensor
   const ek_status status =
       charge_outputs(inputs, root->inputs, given, root->terms == 0 ? root->outputs : 0);
   if (status != EK_OK) {
-    free_tensors(given, root->outputs);
+    ek__free_all(given, root->outputs);
     return status;
   }
   memcpy(outputs, given, root->outputs * sizeof *given);
@@ -348,7 +345,7 @@ ek_status ek_pass_run_predict(ek_tensor *outputs, ek_pass *pass, const ek_tensor
   EK_TRY(run_predict(pass, root, inputs, given));
   const ek_status status = charge_outputs(inputs, count, given, root->predictions);
   if (status != EK_OK) {
-    free_tensors(given, root->predictions);
+    ek__free_all(given, root->predictions);
     return status;
   }
   memcpy(outputs, given, root->predictions * sizeof *given);
@@ -372,7 +369,7 @@ ek_status ek_pass_run_backward(ek_tensor *grad_inputs, ek_pass *pass,
   EK_TRY(run_backward(pass, root, grad_outputs, wanted));
   const ek_status status = ek__pass_complete_rest(pass);
   if (status != EK_OK) {
-    free_tensors(wanted, root->inputs);
+    ek__free_all(wanted, root->inputs);
     return status;
   }
   if (wanted != NULL) memcpy(grad_inputs, given, root->inputs * sizeof *given);

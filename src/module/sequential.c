@@ -20,13 +20,9 @@ static ek_status sequential_backward(const ek_module *self, ek_pass *pass,
   return ek__chain_backward(m, pass, 0, m->count, grad_outputs, grad_inputs);
 }
 
-static const ek_module_ops sequential_ops = {.size = sizeof(ek_module_ops),
-                                             .kind = "sequential",
-                                             .parameters = ek__composite_parameters,
-                                             .forward = sequential_forward,
-                                             .backward = sequential_backward,
-                                             .free = ek__composite_free,
-                                             .types = EK_TYPES_F32 | EK_TYPES_F64};
+static const ek_module_ops sequential_ops = {
+    EK__LAYER("sequential", sequential_forward, sequential_backward, ek__composite_free),
+    .parameters = ek__composite_parameters};
 
 static ek_status check_modules(ek_module *const *modules, size_t count) {
   EK__FAIL_IF(modules == NULL || count == 0, EK_ERR_INVALID_ARGUMENT,
@@ -49,14 +45,12 @@ ek_status ek_sequential_create_with(ek_module **module, ek_module *const *module
   EK_TRY(ek__recompute_check("sequential", &o.recompute));
   EK_TRY(check_modules(modules, count));
   ek_status status = EK_OK;
-  struct ek__composite *m = ek__layer_create(&status, module, sizeof *m, &sequential_ops,
-                                             modules[0]->inputs, modules[count - 1]->outputs);
-  if (m == NULL) return status;
-  m->recompute = o.recompute;
+  struct ek__composite made = {.recompute = o.recompute};
   for (size_t i = 0; i < count && status == EK_OK; i++) {
-    status = ek__composite_add(m, NULL, ek_module_share(modules[i]));
+    status = ek__composite_add(&made, NULL, ek_module_share(modules[i]));
   }
-  return ek__composite_finish(module, m, status);
+  return ek__composite_create(module, &made, sizeof made, &sequential_ops, modules[0]->inputs,
+                              modules[count - 1]->outputs, status);
 }
 
 ek_status ek_sequential_create(ek_module **module, ek_module *const *modules, size_t count) {

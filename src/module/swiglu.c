@@ -7,24 +7,10 @@
 #include <evenkeel/linear.h>
 #include <evenkeel/pass.h>
 
-#include "core/alloc.h"
+#include "module/composite.h"
 #include "module/layer_internal.h"
 
-enum { GATE, UP, DOWN, CHILDREN };
-static const char *const names[CHILDREN] = {"gate", "up", "down"};
-
-struct swiglu {
-  ek_module base;
-  ek_module *child[CHILDREN];
-};
-
-static ek_status swiglu_parameters(const ek_module *self, ek_declaration *declaration) {
-  const struct swiglu *m = (const struct swiglu *)self;
-  for (int i = 0; i < CHILDREN; i++) {
-    EK_TRY(ek_declare_module(declaration, names[i], m->child[i]));
-  }
-  return EK_OK;
-}
+enum { GATE, UP, DOWN };
 
 static ek_status multiply(ek_pass *pass, ek_tensor *product, const ek_tensor *gate,
                           const ek_tensor *up) {
@@ -51,15 +37,14 @@ static ek_status swiglu_forward(const ek_module *self, ek_pass *pass, const ek_t
 
 /* d holds the gradient of the product and gets that of gate's result. */
 static ek_status multiply_backward(ek_pass *pass, ek_tensor *d, ek_tensor *dup) {
-  ek_tensor gate = {0}, up = {0};
-  ek_status status = ek_pass_take(&up, pass);
-  if (status == EK_OK) status = ek_pass_take(&gate, pass);
-  if (status == EK_OK) status = ek__layer_result(dup, pass, &up);
+  ek_tensor saved[2]; /* gate and up */
+  EK_TRY(ek__layer_take(saved, pass, 2));
+  ek_status status = ek__layer_result(dup, pass, &saved[1]);
   if (status == EK_OK) {
-    status = ek_op_gate_backward(ek_pass_stream(pass), d, dup, d, &gate, &up, EK_ACTIVATION_SILU);
+    status = ek_op_gate_backward(ek_pass_stream(pass), d, dup, d, &saved[0], &saved[1],
+                                 EK_ACTIVATION_SILU);
   }
-  ek_tensor_free(&gate);
-  ek_tensor_free(&up);
+  ek__free_all(saved, 2);
   return status;
 }
 
@@ -81,32 +66,21 @@ static ek_status swiglu_backward(const ek_module *self, ek_pass *pass,
   return status;
 }
 
-static void swiglu_free(ek_module *self) {
-  struct swiglu *m = (struct swiglu *)self;
-  for (int i = 0; i < CHILDREN; i++) ek_module_free(m->child[i]);
-  ek__free(m);
+static const ek_module_ops swiglu_ops = {
+    EK__LAYER("swiglu", swiglu_forward, swiglu_backward, ek__composite_free),
+    .parameters = ek__composite_parameters};
+
+static ek_status add_linear(struct ek__composite *m, const char *name, int64_t in, int64_t out,
+                            bool bias) {
+  ek_module *linear = NULL;
+  EK_TRY(ek_linear_create(&linear, in, out, bias));
+  return ek__composite_add(m, name, linear);
 }
 
-static const ek_module_ops swiglu_ops = {.size = sizeof(ek_module_ops),
-                                         .kind = "swiglu",
-                                         .parameters = swiglu_parameters,
-                                         .forward = swiglu_forward,
-                                         .backward = swiglu_backward,
-                                         .free = swiglu_free,
-                                         .types = EK_TYPES_F32 | EK_TYPES_F64};
-
 ek_status ek_swiglu_create(ek_module **module, int64_t width, int64_t hidden, bool bias) {
-  ek_status status = EK_OK;
-  struct swiglu *m = ek__layer_create(&status, module, sizeof *m, &swiglu_ops, 1, 1);
-  if (m == NULL) return status;
-  for (int i = 0; i < CHILDREN && status == EK_OK; i++) {
-    status = ek_linear_create(&m->child[i], i == DOWN ? hidden : width, i == DOWN ? width : hidden,
-                              bias);
-  }
-  if (status != EK_OK) {
-    ek_module_free(&m->base);
-    return status;
-  }
-  *module = &m->base;
-  return EK_OK;
+  struct ek__composite made = {0};
+  ek_status status = add_linear(&made, "gate", width, hidden, bias);
+  if (status == EK_OK) status = add_linear(&made, "up", width, hidden, bias);
+  if (status == EK_OK) status = add_linear(&made, "down", hidden, width, bias);
+  return ek__composite_create(module, &made, sizeof made, &swiglu_ops, 1, 1, status);
 }

@@ -4,7 +4,6 @@
 #include <evenkeel/adamw.h>
 
 #include <math.h>
-#include <string.h>
 
 #include "core/alloc.h"
 #include "core/error.h"
@@ -64,18 +63,11 @@ ek_status ek_adamw_create(ek_optimizer **optimizer, const ek_adamw_options *opti
   EK__NOT_NULL("adamw", optimizer);
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_adamw_options"));
   EK_TRY(check_options(&o));
-  struct adamw *a = ek__calloc(1, sizeof *a);
-  EK__FAIL_IF(a == NULL, EK_ERR_OUT_OF_MEMORY, "adamw: the host has no memory");
-  const ek_status status = ek_optimizer_init(&a->base, &ops, 2, o.learning_rate, o.clip_norm);
-  if (status != EK_OK) {
-    ek__free(a);
-    return status;
-  }
-  a->beta1 = o.beta1;
-  a->beta2 = o.beta2;
-  a->epsilon = o.epsilon;
-  a->weight_decay = o.weight_decay;
-  a->coupled = o.coupled;
-  *optimizer = &a->base;
-  return EK_OK;
+  struct adamw made = {.beta1 = o.beta1,
+                       .beta2 = o.beta2,
+                       .epsilon = o.epsilon,
+                       .weight_decay = o.weight_decay,
+                       .coupled = o.coupled};
+  EK_TRY(ek_optimizer_init(&made.base, &ops, 2, o.learning_rate, o.clip_norm));
+  return ek__new_copy(optimizer, &made, sizeof made, "adamw");
 }

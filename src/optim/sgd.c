@@ -4,7 +4,6 @@
 #include <evenkeel/sgd.h>
 
 #include <math.h>
-#include <string.h>
 
 #include "core/alloc.h"
 #include "core/error.h"
@@ -61,18 +60,11 @@ ek_status ek_sgd_create(ek_optimizer **optimizer, const ek_sgd_options *options)
   EK__NOT_NULL("sgd", optimizer);
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_sgd_options"));
   EK_TRY(check_options(&o));
-  struct sgd *s = ek__calloc(1, sizeof *s);
-  EK__FAIL_IF(s == NULL, EK_ERR_OUT_OF_MEMORY, "sgd: the host has no memory");
+  struct sgd made = {.momentum = o.momentum,
+                     .dampening = o.dampening,
+                     .weight_decay = o.weight_decay,
+                     .nesterov = o.nesterov};
   const size_t states = o.momentum != 0.0 ? 1 : 0;
-  const ek_status status = ek_optimizer_init(&s->base, &ops, states, o.learning_rate, o.clip_norm);
-  if (status != EK_OK) {
-    ek__free(s);
-    return status;
-  }
-  s->momentum = o.momentum;
-  s->dampening = o.dampening;
-  s->weight_decay = o.weight_decay;
-  s->nesterov = o.nesterov;
-  *optimizer = &s->base;
-  return EK_OK;
+  EK_TRY(ek_optimizer_init(&made.base, &ops, states, o.learning_rate, o.clip_norm));
+  return ek__new_copy(optimizer, &made, sizeof made, "sgd");
 }

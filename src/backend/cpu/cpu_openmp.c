@@ -17,7 +17,6 @@
 #include <string.h>
 
 #include "core/alloc.h"
-#include "core/error.h"
 
 static pthread_once_t looked = PTHREAD_ONCE_INIT;
 static int (*get_max_threads)(void);
@@ -38,8 +37,8 @@ ek_status ek__cpu_openmp_single(int *before) {
   *before = set_num_threads ? get_max_threads() : 1;
   if (*before == 1) return EK_OK;
   if (!known) {
-    void *probe = ek__calloc(1, 4096);
-    EK__FAIL_IF(!probe, EK_ERR_OUT_OF_MEMORY, "no host memory for a matrix product");
+    void *probe = NULL;
+    EK_TRY(ek__new(&probe, 1, 4096, "a matrix product"));
     ek__free(probe);
     known = true;
   }

@@ -23,7 +23,6 @@
 #include <stdbool.h>
 
 #include "core/alloc.h"
-#include "core/error.h"
 #include "core/process.h"
 #include "core/thread.h"
 
@@ -125,8 +124,7 @@ static void wait_for_answers(struct ek__team *team) {
 /* One more than there are threads, to have room to align them. */
 static ek_status open_scratch(struct ek__team *team) {
   const size_t size = sizeof(struct ek__scratch);
-  team->memory = ek__calloc((size_t)team->threads + 1, size);
-  EK__FAIL_IF(!team->memory, EK_ERR_OUT_OF_MEMORY, "no memory for a team of threads");
+  EK_TRY(ek__new(&team->memory, (size_t)team->threads + 1, size, "a team of threads"));
   const uintptr_t start = ((uintptr_t)team->memory + 63) / 64 * 64;
   team->scratch = (struct ek__scratch *)start;
   for (int i = 0; i < team->threads - 1; i++) team->helpers[i].scratch = team->scratch + i + 1;
@@ -146,8 +144,8 @@ static ek_status start_helpers(struct ek__team *team) {
 
 ek_status ek__team_open(struct ek__team **result, int threads) {
   const size_t helpers = (size_t)(threads - 1);
-  struct ek__team *team = ek__calloc(1, sizeof *team + helpers * sizeof team->helpers[0]);
-  EK__FAIL_IF(!team, EK_ERR_OUT_OF_MEMORY, "no memory for a team of threads");
+  struct ek__team *team = NULL;
+  EK_TRY(ek__new(&team, 1, sizeof *team + helpers * sizeof team->helpers[0], "a team of threads"));
   team->threads = threads;
   team->process = ek__process_number();
   pthread_mutex_init(&team->inside, NULL);
