@@ -11,14 +11,10 @@
 #include <evenkeel/activation_list.h>
 #include <evenkeel/module.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 EK_API EK_CHECKED ek_status ek_activation_create(ek_module **module, ek_activation activation);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_ACTIVATION_H */

@@ -6,9 +6,7 @@
 
 #include <evenkeel/optimizer.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 typedef struct ek_adamw_options {
   size_t size;
@@ -26,8 +24,6 @@ typedef struct ek_adamw_options {
 EK_API EK_CHECKED ek_status ek_adamw_create(ek_optimizer **optimizer,
                                             const ek_adamw_options *options);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_ADAMW_H */

@@ -8,9 +8,7 @@
 
 #include <evenkeel/tensor.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 /*
  * out = softmax(Q K^T / sqrt(head width), causal) V for each sample and head (Vaswani et al. 2017).
@@ -31,8 +29,6 @@ EK_API EK_CHECKED ek_status ek_op_attention_backward(ek_stream *stream, ek_tenso
                                                      const ek_tensor *out, const ek_tensor *lse,
                                                      int heads);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_ATTEND_H */

@@ -10,9 +10,7 @@
 
 #include <evenkeel/module.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 /*
  * width must be a multiple of heads. The weights start normal with the given standard deviations
@@ -22,8 +20,6 @@ EK_API EK_CHECKED ek_status ek_attention_create(ek_module **module, int64_t widt
 EK_API EK_CHECKED ek_status ek_attention_create_with(ek_module **module, int64_t width, int heads,
                                                      double deviation, double projection_deviation);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_ATTENTION_H */

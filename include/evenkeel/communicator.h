@@ -28,9 +28,7 @@
 
 #include <evenkeel/tensor.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 typedef struct ek_communicator ek_communicator;
 
@@ -77,8 +75,6 @@ EK_API EK_CHECKED ek_status ek_communicator_wait(ek_communicator *communicator, 
 /* Gives up: calls that wait, and later ones, return EK_ERR_ABORTED. From any thread. */
 EK_API void ek_communicator_abort(ek_communicator *communicator);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_COMMUNICATOR_H */

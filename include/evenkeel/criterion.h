@@ -57,9 +57,7 @@
 
 #include <evenkeel/pass.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 typedef enum ek_reduction {
   EK_REDUCTION_MEAN = 0, /* sum s / sum d over everything */
@@ -107,8 +105,6 @@ static inline ek_tensor ek_criterion_scale(const ek_tensor *grad_totals, size_t 
   return scale;
 }
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_CRITERION_H */

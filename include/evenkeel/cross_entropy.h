@@ -10,9 +10,7 @@
 
 #include <evenkeel/criterion.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 typedef struct ek_cross_entropy_options {
   size_t size;
@@ -29,8 +27,6 @@ typedef struct ek_cross_entropy_options {
 EK_API EK_CHECKED ek_status ek_cross_entropy_create(ek_criterion **criterion,
                                                     const ek_cross_entropy_options *options);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_CROSS_ENTROPY_H */

@@ -27,9 +27,7 @@
 #include <evenkeel/criterion.h>
 #include <evenkeel/data_parallel_model.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 typedef struct ek_data_parallel_criterion ek_data_parallel_criterion;
 
@@ -136,8 +134,6 @@ EK_API EK_CHECKED ek_status ek_data_parallel_criterion_backward(
     ek_data_parallel_criterion *parallel, ek_data_parallel_model *model,
     const ek_criterion_backward_options *options);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_DATA_PARALLEL_CRITERION_H */

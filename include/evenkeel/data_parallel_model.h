@@ -30,9 +30,7 @@
 #include <evenkeel/replica.h>
 #include <evenkeel/scatter.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 typedef enum ek_output_placement {
   EK_OUTPUTS_STAY = 0,  /* each part on its device */
@@ -214,8 +212,6 @@ EK_API EK_CHECKED ek_status ek_data_parallel_model_gradient(ek_tensor *host,
                                                             const ek_data_parallel_model *model,
                                                             const char *name);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_DATA_PARALLEL_MODEL_H */

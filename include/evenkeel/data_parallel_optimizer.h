@@ -11,9 +11,7 @@
 #include <evenkeel/optimizer.h>
 #include <evenkeel/schedule.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 typedef struct ek_data_parallel_optimizer ek_data_parallel_optimizer;
 
@@ -77,8 +75,6 @@ EK_API EK_CHECKED ek_status ek_data_parallel_optimizer_set_learning_rate(
 /* Steps taken so far, "run/step" of state.h. */
 EK_API int64_t ek_data_parallel_optimizer_steps(const ek_data_parallel_optimizer *parallel);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_DATA_PARALLEL_OPTIMIZER_H */

@@ -39,9 +39,7 @@
 #include <evenkeel/memory.h>
 #include <evenkeel/status.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 typedef struct ek_stream ek_stream;
 typedef struct ek_event ek_event;
@@ -200,8 +198,6 @@ typedef struct ek_device_description {
 EK_API EK_CHECKED ek_status ek_device_list(ek_device_description *descriptions, size_t *count,
                                            size_t capacity);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_DEVICE_H */

@@ -10,15 +10,11 @@
 
 #include <evenkeel/module.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 /* 0 <= p < 1. */
 EK_API EK_CHECKED ek_status ek_dropout_create(ek_module **module, double p);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_DROPOUT_H */

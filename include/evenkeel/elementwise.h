@@ -10,9 +10,7 @@
 #include <evenkeel/random.h>
 #include <evenkeel/tensor.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 /* Sets every element to zero; any type. */
 EK_API EK_CHECKED ek_status ek_op_zero(ek_stream *stream, ek_tensor *y);
@@ -81,8 +79,6 @@ EK_API EK_CHECKED ek_status ek_op_gate_backward(ek_stream *stream, ek_tensor *dx
 EK_API EK_CHECKED ek_status ek_op_dropout(ek_stream *stream, ek_tensor *y, const ek_tensor *x,
                                           double p, ek_random_key key, int64_t first_sample);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_ELEMENTWISE_H */

@@ -10,16 +10,12 @@
 
 #include <evenkeel/module.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 /* positions 0: no position is added. */
 EK_API EK_CHECKED ek_status ek_embedding_create(ek_module **module, int64_t entries, int64_t width,
                                                 int64_t positions);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_EMBEDDING_H */

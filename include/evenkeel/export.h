@@ -8,6 +8,8 @@
  * EK_API      The library is compiled with hidden visibility: what a public header declares with
  *             EK_API is exported, everything else stays inside.
  * EK_CHECKED  The compiler warns when the result is not used.
+ * EK_BEGIN_DECLARATIONS, EK_END_DECLARATIONS
+ *             What lies between them has C linkage, also for a compiler of C++.
  * EK_PRINTF   The compiler checks the arguments against the format: EK_PRINTF(text, first), the
  *             numbers of the parameter that is the format and of the first that it formats.
  */
@@ -19,6 +21,14 @@
 #define EK_API
 #define EK_CHECKED
 #define EK_PRINTF(text, first)
+#endif
+
+#ifdef __cplusplus
+#define EK_BEGIN_DECLARATIONS extern "C" {
+#define EK_END_DECLARATIONS }
+#else
+#define EK_BEGIN_DECLARATIONS
+#define EK_END_DECLARATIONS
 #endif
 
 #endif /* EVENKEEL_EXPORT_H */

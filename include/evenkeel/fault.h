@@ -19,9 +19,7 @@
 
 #include <evenkeel/device.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 /*
  * The n-th piece of work on `device` from now on (n = 1 is the next) is not done: the call that
@@ -30,8 +28,6 @@ extern "C" {
  */
 EK_API EK_CHECKED ek_status ek_fault_at(ek_device *device, uint64_t n, ek_status status);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_FAULT_H */

@@ -6,9 +6,7 @@
 
 #include <evenkeel/scatter.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 /*
  * All rows on device number `device`, charged to `category`; the caller owns *whole. Types and all
@@ -29,8 +27,6 @@ EK_API EK_CHECKED ek_status ek_gather_move(ek_tensor *whole, ek_shards *shards, 
 /* All rows into the host tensor `whole`, whose type and number of elements must fit. */
 EK_API EK_CHECKED ek_status ek_gather_host(ek_tensor *whole, const ek_shards *shards);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_GATHER_H */

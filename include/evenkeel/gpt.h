@@ -25,9 +25,7 @@
 #include <evenkeel/cross_entropy.h>
 #include <evenkeel/recompute.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 typedef struct ek_gpt_options {
   size_t size;
@@ -54,8 +52,6 @@ typedef struct ek_gpt_options {
 /* EK_ERR_INVALID_ARGUMENT for sizes that do not fit, and for `loss` without a fused loss. */
 EK_API EK_CHECKED ek_status ek_gpt_create(ek_module **module, const ek_gpt_options *options);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_GPT_H */

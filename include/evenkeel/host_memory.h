@@ -12,16 +12,12 @@
 
 #include <evenkeel/export.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 /* The n-th time from now on that the library asks the system for one of these, it fails (n = 1 is
  * the next); 0 takes it back. The call that needed it returns EK_ERR_OUT_OF_MEMORY. */
 EK_API void ek_host_memory_fail_at(uint64_t n);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_HOST_MEMORY_H */

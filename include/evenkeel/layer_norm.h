@@ -8,15 +8,11 @@
 
 #include <evenkeel/module.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 /* epsilon is usually 1e-5. */
 EK_API EK_CHECKED ek_status ek_layer_norm_create(ek_module **module, int64_t width, double epsilon);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_LAYER_NORM_H */

@@ -8,9 +8,7 @@
 
 #include <evenkeel/module.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 /*
  * ek_linear_create() starts weight and bias uniform in +- 1 / sqrt(in), as torch.nn.Linear does;
@@ -21,8 +19,6 @@ EK_API EK_CHECKED ek_status ek_linear_create(ek_module **module, int64_t in, int
 EK_API EK_CHECKED ek_status ek_linear_create_with(ek_module **module, int64_t in, int64_t out,
                                                   bool bias, ek_initializer weight);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_LINEAR_H */

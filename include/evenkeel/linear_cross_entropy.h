@@ -33,9 +33,7 @@
 
 #include <evenkeel/cross_entropy.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 typedef struct ek_linear_cross_entropy_options {
   size_t size;
@@ -53,8 +51,6 @@ EK_API EK_CHECKED ek_status
 ek_linear_cross_entropy_create(ek_criterion **criterion, int64_t in, int64_t out,
                                const ek_linear_cross_entropy_options *options);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_LINEAR_CROSS_ENTROPY_H */

@@ -10,9 +10,7 @@
 
 #include <evenkeel/export.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 typedef enum ek_log_level { EK_LOG_DEBUG = 0, EK_LOG_INFO = 1, EK_LOG_WARNING = 2 } ek_log_level;
 
@@ -24,8 +22,6 @@ typedef void (*ek_log_callback)(void *context, ek_log_level level, const char *l
  */
 EK_API void ek_log_set(ek_log_callback callback, void *context, ek_log_level least);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_LOG_H */

@@ -8,9 +8,7 @@
 
 #include <evenkeel/tensor.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 /*
  * y[i] = table[index[i]] (+ positions[i % period], if positions is not NULL).
@@ -35,8 +33,6 @@ EK_API EK_CHECKED ek_status ek_op_positions_backward(ek_stream *stream, ek_tenso
                                                      const ek_tensor *dy, int64_t period,
                                                      double beta);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_LOOKUP_H */

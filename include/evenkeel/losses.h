@@ -11,9 +11,7 @@
 
 #include <evenkeel/tensor.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 typedef struct ek_cross_entropy_terms {
   int32_t ignore_index;   /* targets equal to it count for nothing */
@@ -97,8 +95,6 @@ EK_API EK_CHECKED ek_status ek_op_combine_totals(ek_stream *stream, ek_tensor *c
                                                  ek_tensor *scales, const ek_tensor *totals,
                                                  const double *coefficients, bool divide);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_LOSSES_H */

@@ -8,15 +8,11 @@
 
 #include <evenkeel/criterion.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 EK_API EK_CHECKED ek_status ek_mean_squared_error_create(ek_criterion **criterion,
                                                          ek_reduction reduction);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_MEAN_SQUARED_ERROR_H */

@@ -20,9 +20,7 @@
 #include <evenkeel/export.h>
 #include <evenkeel/status.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 typedef struct ek_device ek_device;
 typedef struct ek_group ek_group;
@@ -130,8 +128,6 @@ EK_API EK_CHECKED ek_status ek_memory_record_stop(const ek_memory_event **events
  */
 EK_API EK_CHECKED ek_status ek_memory_fail_at(ek_device *device, uint64_t n);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_MEMORY_H */

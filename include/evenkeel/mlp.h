@@ -9,16 +9,12 @@
 #include <evenkeel/activation_list.h>
 #include <evenkeel/module.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 /* count >= 2 sizes give count - 1 linear layers with bias. */
 EK_API EK_CHECKED ek_status ek_mlp_create(ek_module **module, const int64_t *sizes, size_t count,
                                           ek_activation activation);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_MLP_H */

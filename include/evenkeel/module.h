@@ -40,9 +40,7 @@
 #include <evenkeel/activation_list.h>
 #include <evenkeel/tensor.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 typedef struct ek_module ek_module;
 typedef struct ek_declaration ek_declaration;
@@ -288,8 +286,6 @@ EK_API EK_CHECKED ek_status ek_declare_wrapped(ek_declaration *declaration, ek_m
 EK_API EK_CHECKED ek_status ek_declare_tie(ek_declaration *declaration, const char *name,
                                            const char *source);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_MODULE_H */

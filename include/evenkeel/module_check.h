@@ -36,9 +36,7 @@
 
 #include <evenkeel/module.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 /* X(identifier, name) in the order in which they run. */
 #define EK_CHECK_LIST(X)                                                                           \
@@ -104,8 +102,6 @@ EK_API EK_CHECKED ek_status ek_module_check(ek_module *module, const char *devic
                                             const ek_check_input *inputs, size_t count,
                                             const ek_module_check_options *options);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_MODULE_CHECK_H */

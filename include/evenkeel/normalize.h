@@ -8,9 +8,7 @@
 
 #include <evenkeel/tensor.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 /*
  * y = (x - mean) * rstd * gamma + beta over each row of `width` elements, with
@@ -48,8 +46,6 @@ EK_API EK_CHECKED ek_status ek_op_layer_norm_backward(
     double gamma_scale, ek_tensor *dbeta, double beta_scale, const ek_tensor *dy,
     const ek_tensor *x, const ek_tensor *mean, const ek_tensor *rstd, const ek_tensor *gamma);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_NORMALIZE_H */

@@ -9,9 +9,7 @@
 
 #include <evenkeel/updates.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 typedef struct ek_optimizer ek_optimizer;
 
@@ -58,8 +56,6 @@ EK_API EK_CHECKED ek_status ek_optimizer_init(ek_optimizer *optimizer, const ek_
 EK_API ek_optimizer *ek_optimizer_share(ek_optimizer *optimizer);
 EK_API void ek_optimizer_free(ek_optimizer *optimizer);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_OPTIMIZER_H */

@@ -7,9 +7,7 @@
 #include <evenkeel/pass.h>
 #include <evenkeel/scatter.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 /*
  * Runs the forward of passes[k] on device k with part k of every input; outputs (one per output of
@@ -22,8 +20,6 @@ EK_API EK_CHECKED ek_status ek_parallel_apply(ek_shards *outputs, size_t output_
                                               ek_pass *const *passes, const ek_shards *inputs,
                                               size_t input_count);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_PARALLEL_APPLY_H */

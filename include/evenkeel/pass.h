@@ -29,9 +29,7 @@
 #include <evenkeel/random.h>
 #include <evenkeel/replica.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 /* ---- for a module: its parameters and gradients ---- */
 
@@ -291,8 +289,6 @@ EK_API EK_CHECKED ek_status ek_pass_run_backward(ek_tensor *grad_inputs, ek_pass
 /* Frees the pass and what is still saved in it. NULL is legal. */
 EK_API void ek_pass_free(ek_pass *pass);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_PASS_H */

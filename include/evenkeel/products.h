@@ -9,9 +9,7 @@
 
 #include <evenkeel/tensor.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 /*
  * c = a' b' + beta * c, where a' is `a` or, if transpose_a, its transpose, and so for b. Each
@@ -61,8 +59,6 @@ EK_API EK_CHECKED ek_status ek_op_linear_gradients(ek_stream *stream, ek_tensor 
                                                    double bias_beta, const ek_tensor *dy,
                                                    const ek_tensor *x);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_PRODUCTS_H */

@@ -17,9 +17,9 @@
 
 #include <stdint.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+#include <evenkeel/export.h>
+
+EK_BEGIN_DECLARATIONS
 
 typedef struct ek_random_key {
   uint64_t seed;
@@ -57,8 +57,6 @@ static inline float ek_random_unit(uint32_t bits) {
   return (float)(bits >> 8) * (1.0f / 16777216.0f);
 }
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_RANDOM_H */

@@ -15,9 +15,7 @@
 
 #include <evenkeel/module.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 /*
  * What a container of modules, one after the other, recomputes (sequential.h, gpt.h). n is how many
@@ -70,8 +68,6 @@ EK_API EK_CHECKED ek_status ek_recompute_parse(ek_recompute *recompute, const ch
  */
 EK_API EK_CHECKED ek_status ek_recompute_create(ek_module **module, ek_module *inner);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_RECOMPUTE_H */

@@ -12,9 +12,7 @@
 #include <evenkeel/communicator.h>
 #include <evenkeel/replica.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 typedef struct ek_reducer ek_reducer;
 
@@ -54,8 +52,6 @@ EK_API EK_CHECKED ek_status ek_reducer_finish(ek_reducer *reducer, ek_device *de
 /* How many buckets of the last round device number `device` had queued before finish was called. */
 EK_API size_t ek_reducer_overlapped(const ek_reducer *reducer, size_t device);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_REDUCE_H */

@@ -14,9 +14,7 @@
 
 #include <evenkeel/module.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 typedef struct ek_replica ek_replica;
 
@@ -62,8 +60,6 @@ EK_API EK_CHECKED ek_status ek_replica_parameter(ek_parameter_info *info, const 
 EK_API EK_CHECKED ek_status ek_replica_find(ek_parameter_info *info, const ek_replica *replica,
                                             const char *name);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_REPLICA_H */

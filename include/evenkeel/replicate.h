@@ -7,9 +7,7 @@
 #include <evenkeel/communicator.h>
 #include <evenkeel/replica.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 /*
  * Copies the flat parameters and buffers of replicas[0] to all others: one broadcast for each flat
@@ -19,8 +17,6 @@ extern "C" {
 EK_API EK_CHECKED ek_status ek_replicate(ek_communicator *communicator, ek_group *group,
                                          ek_replica *const *replicas);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_REPLICATE_H */

@@ -8,14 +8,10 @@
 
 #include <evenkeel/module.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 EK_API EK_CHECKED ek_status ek_residual_create(ek_module **module, ek_module *inner);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_RESIDUAL_H */

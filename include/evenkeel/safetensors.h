@@ -40,9 +40,7 @@
 
 #include <evenkeel/tensor.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 typedef struct ek_safetensors ek_safetensors;
 typedef struct ek_safetensors_writer ek_safetensors_writer;
@@ -125,8 +123,6 @@ EK_API EK_CHECKED ek_status ek_safetensors_finish(ek_safetensors_writer *writer)
 /* Frees the writer, and takes away what is not finished. NULL is legal. */
 EK_API void ek_safetensors_writer_free(ek_safetensors_writer *writer);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_SAFETENSORS_H */

@@ -13,9 +13,7 @@
 
 #include <evenkeel/shards.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 typedef enum ek_scatter_kind {
   EK_SCATTER_EVEN = 0,
@@ -71,8 +69,6 @@ EK_API EK_CHECKED ek_status ek_scatter_broadcast(ek_shards *shards, ek_group *gr
                                                  const ek_tensor *source,
                                                  ek_memory_category category);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_SCATTER_H */

@@ -10,9 +10,7 @@
 
 #include <evenkeel/status.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 typedef enum ek_schedule_kind {
   EK_SCHEDULE_CONSTANT = 0,
@@ -39,8 +37,6 @@ EK_API EK_CHECKED ek_status ek_schedule_warmup_cosine(ek_schedule *schedule, dou
 /* The rate of a step (a negative one counts as 0); 0 for NULL. */
 EK_API double ek_schedule_rate(const ek_schedule *schedule, int64_t step);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_SCHEDULE_H */

@@ -14,9 +14,7 @@
 
 #include <evenkeel/recompute.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 /* count 0 is EK_ERR_INVALID_ARGUMENT. */
 EK_API EK_CHECKED ek_status ek_sequential_create(ek_module **module, ek_module *const *modules,
@@ -36,8 +34,6 @@ EK_API EK_CHECKED ek_status ek_sequential_create_with(ek_module **module, ek_mod
                                                       size_t count,
                                                       const ek_sequential_options *options);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_SEQUENTIAL_H */

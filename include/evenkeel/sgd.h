@@ -6,9 +6,7 @@
 
 #include <evenkeel/optimizer.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 typedef struct ek_sgd_options {
   size_t size;
@@ -25,8 +23,6 @@ typedef struct ek_sgd_options {
 /* `options` NULL gives the defaults. EK_ERR_INVALID_ARGUMENT for values outside the ranges. */
 EK_API EK_CHECKED ek_status ek_sgd_create(ek_optimizer **optimizer, const ek_sgd_options *options);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_SGD_H */

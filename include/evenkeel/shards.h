@@ -24,9 +24,7 @@
 
 #include <evenkeel/tensor.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 typedef struct ek_shards {
   ek_group *group;
@@ -57,8 +55,6 @@ EK_API void ek_shards_free(ek_shards *shards);
  */
 EK_API EK_CHECKED ek_status ek_shards_wait(const ek_shards *shards);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_SHARDS_H */

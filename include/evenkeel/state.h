@@ -43,9 +43,7 @@
 
 #include <evenkeel/data_parallel_model.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 typedef enum ek_state_kind {
   EK_STATE_KIND_PARAMETER = 0,
@@ -91,8 +89,6 @@ EK_API EK_CHECKED ek_status ek_state_read(ek_tensor *host, const ek_data_paralle
 EK_API EK_CHECKED ek_status ek_state_write(ek_data_parallel_model *model, const char *name,
                                            const ek_tensor *host);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_STATE_H */

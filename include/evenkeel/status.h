@@ -28,9 +28,7 @@
 
 #include <evenkeel/export.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 /* X(name, value, text) for every status there is. The values are part of the ABI. */
 #define EK_STATUS_LIST(X)                                                                          \
@@ -99,8 +97,6 @@ EK_API ek_status ek_error_set(ek_status status, const char *format, ...) EK_PRIN
     if ((status) != EK_OK) goto label;                                                             \
   } while (0)
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_STATUS_H */

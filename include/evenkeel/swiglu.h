@@ -10,16 +10,12 @@
 
 #include <evenkeel/module.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 /* `bias`: whether the three linears have one. */
 EK_API EK_CHECKED ek_status ek_swiglu_create(ek_module **module, int64_t width, int64_t hidden,
                                              bool bias);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_SWIGLU_H */

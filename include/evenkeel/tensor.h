@@ -26,9 +26,7 @@
 
 #include <evenkeel/device.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 #define EK_MAX_RANK 8
 
@@ -145,8 +143,6 @@ EK_API EK_CHECKED ek_status ek_tensor_create_from(ek_tensor *tensor, ek_device *
  */
 EK_API EK_CHECKED ek_status ek_tensor_wait(const ek_tensor *tensor);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_TENSOR_H */

@@ -51,9 +51,7 @@
 #include <evenkeel/data_parallel_model.h>
 #include <evenkeel/data_parallel_optimizer.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 typedef struct ek_trainer ek_trainer;
 
@@ -131,8 +129,6 @@ EK_API ek_data_parallel_model *ek_trainer_model(const ek_trainer *trainer);
 EK_API ek_data_parallel_criterion *ek_trainer_criterion(const ek_trainer *trainer);
 EK_API ek_data_parallel_optimizer *ek_trainer_optimizer(const ek_trainer *trainer);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_TRAINER_H */

@@ -14,9 +14,7 @@
 
 #include <evenkeel/tensor.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 typedef struct ek_update_scale {
   const ek_tensor *totals;      /* f64 {s, d} on the device; NULL: do not divide */
@@ -59,8 +57,6 @@ EK_API EK_CHECKED ek_status ek_op_adamw(ek_stream *stream, ek_tensor *parameters
 EK_API EK_CHECKED ek_status ek_op_square_norm(ek_stream *stream, ek_tensor *result,
                                               const ek_tensor *x, double beta);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_UPDATES_H */

@@ -12,9 +12,7 @@
 
 #include <evenkeel/export.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 /* The one place where the version is written down; the build reads it from here. */
 #define EK_VERSION_MAJOR 0
@@ -38,8 +36,6 @@ extern "C" {
 EK_API int ek_version(void);
 EK_API const char *ek_version_string(void);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_VERSION_H */

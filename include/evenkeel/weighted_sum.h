@@ -13,9 +13,7 @@
 
 #include <evenkeel/criterion.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 /*
  * Keeps references of its own to the terms; coefficients are copied. EK_ERR_INVALID_ARGUMENT for no
@@ -25,8 +23,6 @@ EK_API EK_CHECKED ek_status ek_weighted_sum_create(ek_criterion **criterion,
                                                    ek_criterion *const *terms,
                                                    const double *coefficients, size_t count);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_WEIGHTED_SUM_H */

@@ -26,9 +26,7 @@
 
 #include <evenkeel/criterion.h>
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+EK_BEGIN_DECLARATIONS
 
 /*
  * Keeps references of its own to both. Names in the model stay as they are; those in the criterion
@@ -57,8 +55,6 @@ EK_API EK_CHECKED ek_status ek_with_criterion_create_with(ek_module **module, ek
                                                           ek_criterion *criterion,
                                                           const ek_with_criterion_options *options);
 
-#ifdef __cplusplus
-}
-#endif
+EK_END_DECLARATIONS
 
 #endif /* EVENKEEL_WITH_CRITERION_H */
