@@ -22,6 +22,7 @@ enum key {
   KEY_BATCH,
   KEY_STEPS,
   KEY_WARMUP,
+  KEY_MICRO_BATCHES,
   KEY_DEVICES,
   KEY_MODES,
   KEY_THREADS,
@@ -29,6 +30,7 @@ enum key {
   KEY_OPTIMIZER,
   KEY_DATA,
   KEY_SCATTER,
+  KEY_RECOMPUTE,
   KEY_KEEP_OUTPUTS,
   KEY_NO_KEEP_OUTPUTS,
   KEY_LOSS,
@@ -54,6 +56,7 @@ static const struct shape_flag {
     {"batch", offsetof(struct shape, batch), 1, INT32_MAX},
     {"steps", offsetof(struct shape, steps), 1, 1000000},
     {"warmup", offsetof(struct shape, warmup), 0, 1000000},
+    {"micro-batches", offsetof(struct shape, micro_batches), 1, INT32_MAX},
 };
 enum { SHAPE_FLAGS = sizeof shape_flags / sizeof shape_flags[0] };
 
@@ -90,6 +93,12 @@ static const struct argp_option training_options[] = {
      "/usr/share/common-licenses, else a text of the program's own",
      1},
     {"scatter", KEY_SCATTER, "HOW", 0, "even (default), chunk, sizes=A,B,..., weights=A,B,...", 1},
+    {"micro-batches", KEY_MICRO_BATCHES, "N", 0,
+     "Parts of the batch that a step takes one after the other; default 1", 1},
+    {"recompute", KEY_RECOMPUTE, "WHAT", 0,
+     "none (default), every=K, sqrt, all, cheap, or a peak per device such as 64MiB, below which "
+     "the cheapest of them is planned",
+     1},
     {"keep-outputs", KEY_KEEP_OUTPUTS, NULL, 0, "The loss's gradient has memory of its own", 1},
     {"no-keep-outputs", KEY_NO_KEEP_OUTPUTS, NULL, 0, "It overwrites the outputs", 1},
     {"loss", KEY_LOSS, "HOW", 0,
@@ -232,6 +241,10 @@ static void finish_training(struct reading *reading, struct argp_state *state) {
     argp_error(state, "--width %lld is not a multiple of --heads %lld", (long long)shape->width,
                (long long)shape->heads);
   }
+  if (options->shape.micro_batches == 0) options->shape.micro_batches = 1;
+  if (options->shape.micro_batches > 1 && options->scatter.kind == EK_SCATTER_SIZES) {
+    argp_error(state, "--scatter sizes=... is of whole batches, not of --micro-batches");
+  }
   if (options->command != COMMAND_MAX_BATCH) return;
   if (reading->said[KEY_BATCH - KEY_LAYERS]) {
     argp_error(state, "--batch: max-batch looks for the batch itself");
@@ -275,6 +288,12 @@ static error_t parse_training(int key, char *text, struct argp_state *state) {
                  text);
     }
     options->scatter_text = text;
+    return 0;
+  case KEY_RECOMPUTE:
+    if (ek_recompute_parse(&options->shape.recompute, text) != EK_OK) {
+      argp_error(state, "--recompute: %s", ek_error_message());
+    }
+    options->recompute_text = text;
     return 0;
   case ARGP_KEY_ARG:
     /* So that --data *.txt works: words behind the flags are more files. */
@@ -372,6 +391,7 @@ void options_parse(struct options *options, enum command command, int argc, char
   options->command = command;
   options->preset = preset_at(0)->name;
   options->scatter_text = "even";
+  options->recompute_text = "none";
   options->seed = 1234;
   options->fail_above = -1;
   struct reading reading = {.options = options};

@@ -36,7 +36,7 @@ struct options {
   size_t mode_count;
   enum rule rule;
   bool fused_loss; /* the logits never whole */
-  const char *scatter_text;
+  const char *scatter_text, *recompute_text;
   struct scatter scatter;
   uint64_t seed;
   const char **data;

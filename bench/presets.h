@@ -8,11 +8,15 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include <evenkeel/recompute.h>
+
 /* What a run trains: a model, a batch and how often. */
 struct shape {
   int64_t layers, width, heads, seq, vocab, batch;
   int64_t steps, warmup;
   bool keep_outputs;
+  int64_t micro_batches; /* of a step; 0 and 1: the whole batch at once */
+  ek_recompute recompute;
 };
 
 struct preset {

@@ -69,6 +69,8 @@ static void put_shape(json_t *config, const struct options *options) {
   put(config, "warmup", json_integer(shape->warmup));
   put(config, "keep_outputs", json_boolean(shape->keep_outputs));
   put(config, "loss", json_string(loss_name(options)));
+  put(config, "micro_batches", json_integer(shape->micro_batches));
+  put(config, "recompute", json_string(options->recompute_text));
 }
 
 /* The processor's or the machine's first line, so that a stored result says where it was made. */

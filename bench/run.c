@@ -69,13 +69,53 @@ static ek_status take_steps(struct run *run, struct training *training, size_t s
   return EK_OK;
 }
 
+/* ---- recomputation below a number of bytes ---- */
+
+struct planning {
+  const struct task *task;
+  const struct run *like;
+};
+
+/* The peak of the fullest device; the second step meets what the first has left behind. */
+static ek_status planned_peak(void *context, const ek_recompute *recompute, uint64_t *peak) {
+  const struct planning *planning = context;
+  struct shape shape = *planning->task->shape;
+  struct task task = *planning->task;
+  struct run run;
+  shape.recompute = *recompute;
+  shape.warmup = shape.steps = 1;
+  task.shape = &shape;
+  run_plan(&run, &task, planning->like);
+  ek_status status = run.status;
+  if (status != EK_OK) status = ek_error_set(status, "%s", run.message);
+  for (size_t k = 0; k < run.kind.devices; k++) {
+    if (run.usage[k].peak_bytes > *peak) *peak = run.usage[k].peak_bytes;
+  }
+  run_free(&run);
+  return status;
+}
+
+/* ---- a run ---- */
+
 /* The timeline begins before the first allocation and is kept also when the run fails. */
 static ek_status train(struct run *run, struct training *training,
                        const struct run_extras *extras) {
+  struct task task = *training->task;
+  struct shape shape = *task.shape;
   run->kind = group_kind(training->group);
-  EK_TRY(start_timeline(training, extras));
-  EK_TRY(training_open_model(training));
-  return take_steps(run, training, extras->splits);
+  if (shape.recompute.kind == EK_RECOMPUTE_BYTES) {
+    struct planning planning = {training->task, run};
+    EK_TRY(
+        ek_recompute_plan(&shape.recompute, NULL, shape.recompute.bytes, planned_peak, &planning));
+  }
+  const struct task *const given = training->task;
+  task.shape = &shape;
+  training->task = &task;
+  ek_status status = start_timeline(training, extras);
+  if (status == EK_OK) status = training_open_model(training);
+  if (status == EK_OK) status = take_steps(run, training, extras->splits);
+  training->task = given;
+  return status;
 }
 
 void run_task(struct run *run, const struct task *task, const struct run_extras *extras) {

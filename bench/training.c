@@ -18,6 +18,7 @@ static ek_status make_model(struct training *training) {
   gpt.layers = (int)shape->layers;
   gpt.heads = (int)shape->heads;
   gpt.fused_loss = task->options->fused_loss;
+  gpt.recompute = shape->recompute;
   EK_TRY(ek_gpt_create(&training->module, &gpt));
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   options.seed = task->options->seed;
@@ -112,25 +113,26 @@ static ek_status take_lap(struct training *training, double *lap, double *since)
   if (lap == NULL) return EK_OK;
   EK_TRY(ek_group_synchronize(training->group));
   const double now = clock_seconds();
-  *lap = now - *since;
+  *lap += now - *since;
   *since = now;
   return EK_OK;
 }
 
-/* Forward, criterion and backward; `split` may be NULL. The outputs are freed in any case. */
-static ek_status compute_gradients(struct training *training, bool accumulate,
-                                   struct split *split) {
+/* Forward, criterion and backward of some of the batch's samples; `split` may be NULL, and is added
+ * to. The outputs are freed in any case. */
+static ek_status compute_part(struct training *training, int64_t first, int64_t samples,
+                              bool accumulate, struct split *split) {
   const struct task *task = training->task;
   const ek_scatter_options scatter = scatter_options(&task->options->scatter);
   ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
   forward.scatter = &scatter;
   ek_criterion_backward_options backward = EK_CRITERION_BACKWARD_OPTIONS_INIT;
   backward.accumulate = accumulate;
-  const int64_t shape[] = {task->shape->batch, task->shape->seq};
+  const int64_t shape[] = {samples, task->shape->seq}, place = first * task->shape->seq;
   const size_t targets = task->options->fused_loss ? 0 : 1; /* else they are inputs */
   ek_tensor batch[2];
-  EK_TRY(ek_tensor_host(&batch[0], training->inputs, EK_I32, 2, shape));
-  EK_TRY(ek_tensor_host(&batch[1], training->targets, EK_I32, 2, shape));
+  EK_TRY(ek_tensor_host(&batch[0], training->inputs + place, EK_I32, 2, shape));
+  EK_TRY(ek_tensor_host(&batch[1], training->targets + place, EK_I32, 2, shape));
   double since = clock_seconds();
   ek_shards outputs = {0};
   ek_status status = EK_OK;
@@ -153,6 +155,21 @@ cleanup:
   return status;
 }
 
+/* The whole batch, in micro-batches of sizes that differ by at most one, as a trainer does it. */
+static ek_status compute_gradients(struct training *training, bool accumulate,
+                                   struct split *split) {
+  const struct shape *shape = training->task->shape;
+  const int64_t wanted = shape->micro_batches > 1 ? shape->micro_batches : 1;
+  const int64_t parts = wanted < shape->batch ? wanted : shape->batch;
+  int64_t first = 0;
+  for (int64_t i = 0; i < parts; i++) {
+    const int64_t samples = shape->batch / parts + (i < shape->batch % parts ? 1 : 0);
+    EK_TRY(compute_part(training, first, samples, accumulate || i + 1 < parts, split));
+    first += samples;
+  }
+  return EK_OK;
+}
+
 ek_status training_step(struct training *training, double *loss, double *seconds) {
   const double start = clock_seconds();
   EK_TRY(compute_gradients(training, false, NULL));
@@ -166,6 +183,7 @@ ek_status training_step(struct training *training, double *loss, double *seconds
 
 ek_status training_step_split(struct training *training, struct split *split) {
   struct split without = {0};
+  *split = without;
   EK_TRY(compute_gradients(training, true, &without));
   EK_TRY(ek_data_parallel_model_discard(training->model));
   EK_TRY(compute_gradients(training, false, split));

@@ -52,6 +52,25 @@ typedef struct ek_recompute {
 EK_API EK_CHECKED ek_status ek_recompute_parse(ek_recompute *recompute, const char *text);
 
 /*
+ * The peak of the fullest device with this policy, by whatever counts it: a step of the same model
+ * on `plan` devices (device.h). EK_ERR_OUT_OF_MEMORY says that it does not fit; other errors end the
+ * search.
+ */
+typedef ek_status (*ek_recompute_peak)(void *context, const ek_recompute *recompute,
+                                       uint64_t *peak);
+
+/*
+ * The cheapest policy whose peak is not above `bytes`: none, cheap, then one more forward (every=1,
+ * 2, 3, 4, sqrt: of equal cost, so the first that fits), then all. *peak, which may be NULL, is its
+ * peak.
+ * EK_ERR_OUT_OF_MEMORY  none fits; the message says which comes nearest, and its peak. *recompute is
+ *                       that one then
+ */
+EK_API EK_CHECKED ek_status ek_recompute_plan(ek_recompute *recompute, uint64_t *peak,
+                                              uint64_t bytes, ek_recompute_peak plan,
+                                              void *context);
+
+/*
  * `inner`, recomputed in backward. It stands in the place of `inner`: names, initial values and
  * random numbers are the same, and inner may be recomputed itself or hold what is. It keeps a
  * reference. Inputs may be of integers or targets, outputs of integers. Without a backward it is

@@ -74,6 +74,39 @@ ek_status ek__recompute_check(const char *who, const ek_recompute *recompute) {
                       (long long)recompute->every);
 }
 
+static const struct {
+  const char *text;
+  ek_recompute is;
+} by_cost[] = {{"none", {EK_RECOMPUTE_NONE, 0, 0}},     {"cheap", {EK_RECOMPUTE_CHEAP, 0, 0}},
+               {"every=1", {EK_RECOMPUTE_EVERY, 1, 0}}, {"every=2", {EK_RECOMPUTE_EVERY, 2, 0}},
+               {"every=3", {EK_RECOMPUTE_EVERY, 3, 0}}, {"every=4", {EK_RECOMPUTE_EVERY, 4, 0}},
+               {"sqrt", {EK_RECOMPUTE_SQRT, 0, 0}},     {"all", {EK_RECOMPUTE_ALL, 0, 0}}};
+enum { CANDIDATES = sizeof by_cost / sizeof by_cost[0] };
+
+ek_status ek_recompute_plan(ek_recompute *recompute, uint64_t *peak, uint64_t bytes,
+                            ek_recompute_peak plan, void *context) {
+  EK__NOT_NULL("ek_recompute_plan", recompute);
+  EK__FAIL_IF(plan == NULL, EK_ERR_INVALID_ARGUMENT, "ek_recompute_plan: plan is NULL");
+  uint64_t least = UINT64_MAX;
+  size_t nearest = 0;
+  for (size_t i = 0; i < CANDIDATES; i++) {
+    uint64_t found = 0;
+    const ek_status status = plan(context, &by_cost[i].is, &found);
+    if (status == EK_ERR_OUT_OF_MEMORY) continue;
+    EK_TRY(status);
+    if (found < least) least = found, nearest = i;
+    if (found <= bytes) break;
+  }
+  *recompute = by_cost[nearest].is;
+  if (peak != NULL) *peak = least;
+  if (least <= bytes) return EK_OK;
+  EK__FAIL_IF(least == UINT64_MAX, EK_ERR_OUT_OF_MEMORY,
+              "recompute: no policy fits the devices that count");
+  return ek_error_set(EK_ERR_OUT_OF_MEMORY,
+                      "recompute: nothing fits %llu bytes; %s comes nearest, with %llu",
+                      (unsigned long long)bytes, by_cost[nearest].text, (unsigned long long)least);
+}
+
 /* ---- one module ---- */
 
 struct recompute {

@@ -164,6 +164,53 @@ group_memory() {
   expect 5 memory "${small[@]}" --devices "cpu:3@$((planned - 256))B" --modes balanced
 }
 
+# Less memory: the same losses, and the plan is right to the byte (else exit code 1).
+group_less() {
+  local i what plain
+  local -a deep=(--layers 5 --width 16 --heads 2 --seq 16 --vocab 300 --batch 7 --steps 2 --warmup 1)
+  local -a losses=() activations=() peaks=()
+  expect 0 memory "${deep[@]}" --devices cpu:2 -o json
+  for i in 0 1 2 3; do
+    losses+=("$(value runs.$i.losses.1)")
+    activations+=("$(value runs.$i.devices.1.categories_at_peak.activations)")
+    peaks+=("$(value runs.$i.devices.0.peak_bytes)")
+  done
+  for what in cheap every=2 sqrt all; do
+    expect 0 memory "${deep[@]}" --devices cpu:2 --recompute $what -o json
+    same config "$(value config.recompute)" $what
+    for i in 0 1 2 3; do
+      same "loss with $what" "$(value runs.$i.losses.1)" "${losses[i]}"
+      holds "activations with $what" \
+        "$(value runs.$i.devices.1.categories_at_peak.activations) < ${activations[i]}"
+    done
+  done
+  for what in 2 3 7 99; do
+    expect 0 memory "${deep[@]}" --devices cpu:2 --micro-batches $what -o json
+    same config "$(value config.micro_batches)" $what
+    for i in 0 1 2 3; do
+      holds "loss of $what micro-batches" "($(value runs.$i.losses.1) - ${losses[i]}) ^ 2 < 1e-10"
+      holds "activations of $what micro-batches" \
+        "$(value runs.$i.devices.1.categories_at_peak.activations) < ${activations[i]}"
+    done
+  done
+  expect 0 step "${deep[@]}" --devices cpu:2 --modes sharded --micro-batches 3 --recompute sqrt
+
+  # Below a number of bytes: what is planned is what happens, and what cannot be is said.
+  plain=${peaks[3]}
+  expect 0 memory "${deep[@]}" --devices cpu:2 --modes sharded --recompute $((plain - 1)) -o json
+  holds "a peak below that of plain" "$(value runs.0.devices.0.peak_bytes) < $plain"
+  same loss "$(value runs.0.losses.1)" "${losses[3]}"
+  expect 0 memory "${deep[@]}" --devices cpu:2 --modes sharded --recompute "$plain" -o json
+  same "plain is enough" "$(value runs.0.devices.0.peak_bytes)" "$plain"
+  expect 5 memory "${deep[@]}" --devices cpu:2 --modes sharded --recompute 4KiB -o json
+  says 'nothing fits 4096 bytes'
+  for what in '--recompute some' '--recompute every=0' '--recompute 12QiB' '--micro-batches 0' \
+    '--micro-batches 2 --scatter sizes=4,3'; do
+    expect 2 memory "${deep[@]}" --devices cpu:2 $what
+    silent
+  done
+}
+
 group_max_batch() {
   local i one=(--layers 1 --width 16 --heads 2 --seq 16 --vocab 300 --steps 1)
   expect 0 max-batch "${one[@]}" --devices cpu:3@1MiB -o json

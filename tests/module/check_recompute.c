@@ -306,6 +306,69 @@ START_TEST(bad_policies) {
 }
 END_TEST
 
+/* Peaks as one might count them: none, cheap, every=1, 2, 3, 4, sqrt, all. 0: out of memory, 1: an
+ * error. */
+struct counted {
+  const uint64_t *peaks;
+  int calls;
+};
+
+static ek_status count_peak(void *context, const ek_recompute *recompute, uint64_t *peak) {
+  static const ek_recompute_kind kinds[] = {
+      EK_RECOMPUTE_NONE,  EK_RECOMPUTE_CHEAP, EK_RECOMPUTE_EVERY, EK_RECOMPUTE_EVERY,
+      EK_RECOMPUTE_EVERY, EK_RECOMPUTE_EVERY, EK_RECOMPUTE_SQRT,  EK_RECOMPUTE_ALL};
+  struct counted *c = context;
+  ck_assert_int_lt(c->calls, 8);
+  ck_assert_int_eq(recompute->kind, kinds[c->calls]);
+  *peak = c->peaks[c->calls++];
+  if (*peak == 0) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "full");
+  return *peak == 1 ? ek_error_set(EK_ERR_DEVICE, "broken") : EK_OK;
+}
+
+START_TEST(planning) {
+  static const struct {
+    uint64_t bytes, peaks[8];
+    ek_status status;
+    ek_recompute is;
+    uint64_t peak;
+    int calls;
+    const char *text;
+  } rows[] = {
+      {900, {900}, EK_OK, {EK_RECOMPUTE_NONE, 0, 0}, 900, 1, NULL},
+      {899, {900, 800}, EK_OK, {EK_RECOMPUTE_CHEAP, 0, 0}, 800, 2, NULL},
+      {500, {900, 800, 501, 500}, EK_OK, {EK_RECOMPUTE_EVERY, 2, 0}, 500, 4, NULL},
+      {500, {0, 0, 0, 900, 800, 700, 600, 400}, EK_OK, {EK_RECOMPUTE_ALL, 0, 0}, 400, 8, NULL},
+      {9,
+       {90, 80, 70, 50, 60, 61, 62, 63},
+       EK_ERR_OUT_OF_MEMORY,
+       {EK_RECOMPUTE_EVERY, 2, 0},
+       50,
+       8,
+       "nothing fits 9 bytes; every=2 comes nearest, with 50"},
+      {9, {0}, EK_ERR_OUT_OF_MEMORY, {EK_RECOMPUTE_NONE, 0, 0}, UINT64_MAX, 8, "no policy fits"},
+      {9, {90, 1}, EK_ERR_DEVICE, {(ek_recompute_kind)-1, 0, 0}, 7, 2, "broken"},
+  };
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    struct counted c = {rows[i].peaks, 0};
+    ek_recompute got = {(ek_recompute_kind)-1, 0, 0};
+    uint64_t peak = 7;
+    if (rows[i].text == NULL) {
+      ck_ok(ek_recompute_plan(&got, &peak, rows[i].bytes, count_peak, &c));
+    } else {
+      ck_fails(ek_recompute_plan(&got, &peak, rows[i].bytes, count_peak, &c), rows[i].status,
+               rows[i].text);
+    }
+    ck_assert_int_eq(got.kind, rows[i].is.kind);
+    ck_assert_int_eq(got.every, rows[i].is.every);
+    ck_assert_uint_eq(peak, rows[i].peak);
+    ck_assert_int_eq(c.calls, rows[i].calls);
+  }
+  ek_recompute got;
+  ck_fails(ek_recompute_plan(NULL, NULL, 9, count_peak, NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
+  ck_fails(ek_recompute_plan(&got, NULL, 9, NULL, NULL), EK_ERR_INVALID_ARGUMENT, "plan is NULL");
+}
+END_TEST
+
 /* ---- random trees ---- */
 
 enum { IN = 7, WIDTH = 16, CLASSES = 5 }; /* those of the workload "mlp" */
@@ -606,6 +669,7 @@ static Suite *make_suite(void) {
   tcase_add_test(tcase, bad_input);
   tcase_add_test(tcase, texts);
   tcase_add_test(tcase, bad_policies);
+  tcase_add_test(tcase, planning);
   tcase_add_test(tcase, bad_maker);
   return suite;
 }
