@@ -69,8 +69,8 @@ struct reading {
 
 static const struct argp_option training_options[] = {
     {"preset", KEY_PRESET, "NAME", 0,
-     "Shape to start from: quick (default), lm-40k, gpt2-124m, "
-     "gpt3-175b; flags override it",
+     "Shape to start from: quick (default), lm-40k, gpt2-124m, gpt2-355m, gpt2-774m, gpt2-1.5b, "
+     "llama-7b, gpt3-175b; flags override it",
      0},
     {"devices", KEY_DEVICES, "SPEC", 0, "Devices, such as cpu:4, cpu:4@512MiB, plan:8@80GiB", 0},
     {"modes", KEY_MODES, "LIST", 0, "Of gather,balanced,replicated,sharded; default all", 0},

@@ -149,6 +149,13 @@ group_memory() {
   same "no peak" "$(value runs.0.devices.0.peak_bytes)" null
   holds "a plan" "$(value runs.0.devices.0.planned_peak_bytes) > 65536"
   same "no losses" "$(value runs.0.losses)" null
+  # The parameters of the models that the presets are named after; the first has fewer positions.
+  for i in gpt2-124m=123751680 gpt2-355m=354823168 gpt2-774m=774030080 gpt2-1.5b=1557611200 \
+    llama-7b=6583623680; do
+    expect 0 memory --preset ${i%=*} --devices plan:8@80GiB --modes sharded -o json
+    same preset "$(value config.preset)" ${i%=*}
+    same "bytes of ${i%=*}" "$(value runs.0.devices.0.categories_at_peak.parameters)" $((4 * ${i#*=}))
+  done
   expect 5 memory --preset gpt3-175b --devices plan:8@80GiB -o json
   holds "GPT-3" "$(value runs.3.devices.7.planned_peak_bytes) > 80 * 1024 ^ 3"
   # plan: the same peaks and no losses.
