@@ -53,8 +53,13 @@ struct ek__record {
   size_t extents;      /* where those of its inputs begin, and behind them of its outputs */
 };
 
+/* Runs a module again in backward, without saving; one input and one output. */
+typedef ek_status (*ek__run_maker)(ek_pass *pass, const struct ek__node *maker, ek_type type,
+                                   const ek_tensor *from, ek_tensor *made);
+
 /* How to make a tensor again that was to be saved. */
 struct ek__recipe {
+  ek__run_maker run;
   const struct ek__node *maker;
   ek_type type;   /* in which it runs */
   ek_tensor from; /* what it runs on */
@@ -107,12 +112,10 @@ static inline bool ek__pass_has_added(const ek_pass *pass) { return pass != NULL
 ek_status ek__pass_complete_early(ek_pass *pass);
 ek_status ek__pass_complete_rest(ek_pass *pass);
 
-/*
- * Opens a recipe for `input`: maker number options->made_by of the frame on top makes it from
- * options->made_from. *recipe is its number, or EK__NO_RECIPE where nothing is saved.
- */
-ek_status ek__recipe_open(size_t *recipe, ek_pass *pass, bool saving, size_t inputs,
-                          const ek_tensor *input, const ek_child_options *options);
+/* Opens a recipe for `input`: `run` lets `maker` make it from `from`. *recipe is its number. */
+ek_status ek__recipe_open(size_t *recipe, ek_pass *pass, ek__run_maker run,
+                          const struct ek__node *maker, const ek_tensor *from,
+                          const ek_tensor *input);
 /* The module whose input it is has returned. Does nothing for EK__NO_RECIPE. */
 void ek__recipe_close(ek_pass *pass, size_t recipe);
 /* The number of an open recipe for this tensor, or EK__NO_RECIPE. */
@@ -122,10 +125,6 @@ size_t ek__recipe_for(const ek_pass *pass, const ek_tensor *tensor);
 ek_status ek__saved_push(ek_pass *pass, const ek_tensor *tensor, size_t recipe);
 ek_status ek__saved_take(ek_tensor *tensor, ek_pass *pass);
 void ek__saved_drop(ek_pass *pass);
-/* Runs a module again in backward, without saving; one input and one output. */
-ek_status ek__run_maker(ek_pass *pass, const struct ek__node *maker, ek_type type,
-                        const ek_tensor *from, ek_tensor *made);
-
 /* Each of `count` tensors that a module or the runner hands over is there, and on the device. */
 ek_status ek__check_tensors(const char *who, const ek_pass *pass, const ek_tensor *tensors,
                             size_t count);

@@ -27,30 +27,14 @@ static void settle(ek_pass *pass) {
   }
 }
 
-static ek_status check(const struct ek__node *maker, size_t inputs) {
-  if (inputs == 1 && maker->inputs == 1 && maker->outputs == 1) return EK_OK;
-  char path[EK__PATH_SIZE];
-  return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                      "made_by: %s has %zu inputs and %zu outputs, and what it makes is one of %zu "
-                      "inputs; expected 1, 1 and 1",
-                      ek__node_path(path, maker), maker->inputs, maker->outputs, inputs);
-}
-
-ek_status ek__recipe_open(size_t *recipe, ek_pass *pass, bool saving, size_t inputs,
-                          const ek_tensor *input, const ek_child_options *options) {
-  *recipe = EK__NO_RECIPE;
-  if (options->made_from == NULL) return EK_OK;
-  EK__FAIL_IF(options->made_by >= pass->frame->node->child_count, EK_ERR_INVALID_ARGUMENT,
-              "made_by: there is no child number %zu", options->made_by);
-  const struct ek__node *maker = pass->frame->node->children[options->made_by];
-  EK_TRY(check(maker, inputs));
-  EK_TRY(ek__check_tensors("made_from", pass, options->made_from, 1));
-  if (!saving) return EK_OK;
+ek_status ek__recipe_open(size_t *recipe, ek_pass *pass, ek__run_maker run,
+                          const struct ek__node *maker, const ek_tensor *from,
+                          const ek_tensor *input) {
   EK_TRY(ek__grow(&pass->recipes, &pass->recipe_capacity, pass->recipe_count + 1,
                   sizeof *pass->recipes, "what is made again"));
   struct ek__recipe opened = {
-      .maker = maker, .type = pass->frame->type, .like = *input, .open = true};
-  EK_TRY(ek_tensor_share(&opened.from, options->made_from));
+      .run = run, .maker = maker, .type = pass->frame->type, .like = *input, .open = true};
+  EK_TRY(ek_tensor_share(&opened.from, from));
   *recipe = pass->recipe_count++;
   pass->recipes[*recipe] = opened;
   pass->recipes_open++;
@@ -117,7 +101,7 @@ static ek_status make(ek_pass *pass, size_t recipe) {
   if (ek_tensor_exists(&pass->recipes[recipe].made)) return EK_OK;
   const struct ek__recipe it = pass->recipes[recipe];
   ek_tensor made = {0};
-  EK_TRY(ek__run_maker(pass, it.maker, it.type, &it.from, &made));
+  EK_TRY(it.run(pass, it.maker, it.type, &it.from, &made));
   pass->recipes[recipe].made = made;
   if (made.type == it.like.type && ek_tensor_same_shape(&made, &it.like)) return EK_OK;
   char path[EK__PATH_SIZE];

@@ -76,6 +76,28 @@ static bool wants_record(const ek_pass *pass, const struct ek__frame *frame) {
   return frame->saving || !frame->backward || ek__record_find(pass, frame->node) == EK__NO_RECORD;
 }
 
+static ek_status run_maker(ek_pass *pass, const struct ek__node *maker, ek_type type,
+                           const ek_tensor *from, ek_tensor *made);
+
+/* For the input of a child of the frame on top that is to be made again: remake.c. *recipe becomes
+ * EK__NO_RECIPE where nothing is saved, or nothing made. */
+static ek_status open_recipe(size_t *recipe, ek_pass *pass, bool saving, size_t inputs,
+                             const ek_tensor *input, const ek_child_options *options) {
+  *recipe = EK__NO_RECIPE;
+  if (options->made_from == NULL) return EK_OK;
+  EK__FAIL_IF(options->made_by >= pass->frame->node->child_count, EK_ERR_INVALID_ARGUMENT,
+              "made_by: there is no child number %zu", options->made_by);
+  const struct ek__node *maker = pass->frame->node->children[options->made_by];
+  char path[EK__PATH_SIZE];
+  EK__FAIL_IF(inputs != 1 || maker->inputs != 1 || maker->outputs != 1, EK_ERR_INVALID_ARGUMENT,
+              "made_by: %s has %zu inputs and %zu outputs, and what it makes is one of %zu inputs; "
+              "expected 1, 1 and 1",
+              ek__node_path(path, maker), maker->inputs, maker->outputs, inputs);
+  EK_TRY(ek__check_tensors("made_from", pass, options->made_from, 1));
+  if (!saving) return EK_OK;
+  return ek__recipe_open(recipe, pass, run_maker, maker, options->made_from, input);
+}
+
 /* What a function gives becomes the caller's when all of it is right: until then it lies here. */
 static ek_status run_forward(ek_pass *pass, const struct ek__node *node, const ek_tensor *inputs,
                              ek_tensor *outputs, const ek_child_options *options) {
@@ -95,7 +117,7 @@ static ek_status run_forward(ek_pass *pass, const struct ek__node *node, const e
   if (node->terms == 1 && node->outputs == 1) frame.gradient_now = options->gradient_now;
   if (options->totals != NULL) EK_TRY(ek__check_totals(pass, node, options->totals));
   EK_TRY(check_type(pass, node, frame.type));
-  EK_TRY(ek__recipe_open(&recipe, pass, frame.saving, node->inputs, inputs, options));
+  EK_TRY(open_recipe(&recipe, pass, frame.saving, node->inputs, inputs, options));
   if (wants_record(pass, &frame)) {
     const ek_status pushed = ek__record_push(&record, pass, &frame, inputs);
     if (pushed != EK_OK) ek__recipe_close(pass, recipe);
@@ -122,8 +144,8 @@ static ek_status run_forward(ek_pass *pass, const struct ek__node *node, const e
   return status;
 }
 
-ek_status ek__run_maker(ek_pass *pass, const struct ek__node *maker, ek_type type,
-                        const ek_tensor *from, ek_tensor *made) {
+static ek_status run_maker(ek_pass *pass, const struct ek__node *maker, ek_type type,
+                           const ek_tensor *from, ek_tensor *made) {
   ek_child_options options = EK_CHILD_OPTIONS_INIT;
   options.save = false;
   options.type = type;
@@ -262,7 +284,7 @@ ek_status ek_pass_child_enter_with(ek_pass *pass, size_t child, const ek_tensor 
   EK_TRY(child_node(&node, who, pass, child));
   if (o.made_from != NULL) EK_TRY(ek__check_tensors(who, pass, input, input == NULL ? 0 : 1));
   const bool saving = pass->frame->saving && o.save;
-  EK_TRY(ek__recipe_open(&pass->frame->recipe, pass, saving, input == NULL ? 0 : 1, input, &o));
+  EK_TRY(open_recipe(&pass->frame->recipe, pass, saving, input == NULL ? 0 : 1, input, &o));
   pass->frame->outer_saving = pass->frame->saving;
   pass->frame->saving = saving;
   pass->frame->outer = pass->frame->node;
