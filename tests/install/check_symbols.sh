@@ -25,23 +25,23 @@ for name in $exported; do
 done
 ((count > 0)) || complain "the shared library exports nothing"
 
-while IFS= read -r object; do
-  [[ -n $object ]] || continue
-  # Names that begin with two underscores come from the compiler (sanitizers, coverage).
-  for name in $("$nm" -g --defined-only "$object" | awk 'NF >= 3 { print $NF }'); do
-    [[ $name == ek_* || $name == __* ]] || complain "$object defines the global name $name"
-  done
-  for name in $("$nm" -u "$object" | awk '{ print $NF }'); do
-    case $name in
-      mmap | mmap64 | munmap | mremap | aligned_alloc | posix_memalign | memalign | valloc | pvalloc | sbrk)
-        [[ $object == */src/backend/cpu/cpu_memory.c.* ]] || complain "$object calls $name"
-        ;;
-      malloc | calloc | realloc | reallocarray | free | strdup | strndup | asprintf | vasprintf)
-        [[ $object == */src/core/host_memory.c.* ]] || complain "$object calls $name"
-        ;;
-    esac
-  done
-done <"$object_list"
+# Names that begin with two underscores come from the compiler (sanitizers, coverage). One nm for
+# all: lines "OBJECT:[address] TYPE NAME".
+mapfile -t objects < <(grep . "$object_list")
+listed=$("$nm" -A -g "${objects[@]}")
+[[ -n $listed ]] || complain "there are no objects"
+while IFS= read -r complaint; do
+  complain "$complaint"
+done < <(awk '
+  BEGIN {
+    split("mmap mmap64 munmap mremap aligned_alloc posix_memalign memalign valloc pvalloc sbrk", maps)
+    split("malloc calloc realloc reallocarray free strdup strndup asprintf vasprintf", allocates)
+    for (i in maps) home[maps[i]] = "/src/backend/cpu/cpu_memory\\.c\\."
+    for (i in allocates) home[allocates[i]] = "/src/core/host_memory\\.c\\."
+  }
+  { object = $0; sub(/:[^:]*$/, "", object); name = $NF; undefined = $(NF - 1) ~ /(^|:)[Uwv]$/ }
+  undefined && name in home && object !~ home[name] { print object " calls " name }
+  !undefined && name !~ /^(ek_|__)/ { print object " defines the global name " name }' <<<"$listed")
 
 ((failed == 0)) && printf 'check_symbols: %d exported names, all as they should be\n' "$count"
 exit "$failed"
