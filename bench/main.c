@@ -29,6 +29,7 @@ static const struct {
 } commands[] = {[COMMAND_MEMORY] = {"memory", run_memory},
                 [COMMAND_MAX_BATCH] = {"max-batch", run_max_batch},
                 [COMMAND_STEP] = {"step", run_step},
+                [COMMAND_TECHNIQUES] = {"techniques", run_techniques},
                 [COMMAND_DEVICES] = {"devices", run_devices}};
 enum { COMMANDS = sizeof commands / sizeof commands[0] };
 
@@ -68,6 +69,7 @@ static const struct argp top = {
     "  memory      peak memory of each device in every mode, by category\n"
     "  max-batch   the largest batch that trains under a cap per device\n"
     "  step        the time of a training step and of its parts\n"
+    "  techniques  what each way to use less memory saves and costs\n"
     "  devices     what is there\n"
     "\n"
     "COMMAND --help tells its options.\n"

@@ -124,7 +124,7 @@ static const struct argp_option output_options[] = {
     {NULL, 0, NULL, 0, NULL, 0}};
 
 const char *command_name(enum command command) {
-  static const char *const names[] = {"memory", "max-batch", "step", "devices"};
+  static const char *const names[] = {"memory", "max-batch", "step", "techniques", "devices"};
   return names[command];
 }
 
@@ -181,7 +181,9 @@ static void add_devices(struct options *options, const char *spec, struct argp_s
 static void read_modes(struct reading *reading, struct argp_state *state) {
   struct options *options = reading->options;
   char bad[64];
-  const char *text = reading->modes_text != NULL ? reading->modes_text : "all";
+  const char *text = reading->modes_text != NULL              ? reading->modes_text
+                     : options->command == COMMAND_TECHNIQUES ? "sharded"
+                                                              : "all";
   if (!parse_modes(options->modes, &options->mode_count, text, bad)) {
     argp_error(state,
                "--modes: \"%s\" is no mode, or is there twice; the modes are gather, "
@@ -244,6 +246,11 @@ static void finish_training(struct reading *reading, struct argp_state *state) {
   if (options->shape.micro_batches == 0) options->shape.micro_batches = 1;
   if (options->shape.micro_batches > 1 && options->scatter.kind == EK_SCATTER_SIZES) {
     argp_error(state, "--scatter sizes=... is of whole batches, not of --micro-batches");
+  }
+  if (options->command == COMMAND_TECHNIQUES &&
+      (options->shape.recompute.kind != EK_RECOMPUTE_NONE || options->shape.micro_batches > 1 ||
+       options->fused_loss)) {
+    argp_error(state, "techniques tries --recompute, --micro-batches and --loss itself");
   }
   if (options->command != COMMAND_MAX_BATCH) return;
   if (reading->said[KEY_BATCH - KEY_LAYERS]) {
@@ -383,6 +390,12 @@ static const struct argp commands[] = {
                       "Times a training step in every mode on each of the --devices, which may be "
                       "given several times.",
                       training_children, NULL, NULL},
+    [COMMAND_TECHNIQUES] =
+        {NULL, parse_command, "",
+         "Trains with each way to use less memory and shows the fullest device's peak, by planning "
+         "too, the speed, both as ratios to plain, and the loss. They run in turns, --steps times; "
+         "--modes is sharded unless it is said.",
+         training_children, NULL, NULL},
     [COMMAND_DEVICES] = {NULL, parse_command, "", "Lists the devices of this machine.",
                          devices_children, NULL, NULL}};
 

@@ -218,6 +218,37 @@ group_less() {
   done
 }
 
+group_techniques() {
+  local i
+  local -a deep=(--layers 4 --width 16 --heads 2 --seq 16 --vocab 300 --batch 7 --steps 2 --warmup 1)
+  expect 0 techniques "${deep[@]}" --devices cpu:2 -o json
+  same command "$(value command)" techniques
+  same rows "$(value 'runs#')" 12
+  same 'the first' "$(value runs.0.technique)" plain
+  for i in 0 1 2 3 4 5 6 7 8 9 10 11; do
+    same mode "$(value runs.$i.mode)" sharded
+    same plan "$(value runs.$i.peak_bytes)" "$(value runs.$i.planned_peak_bytes)"
+    same state "$(value runs.$i.state_bytes)" "$(value runs.0.state_bytes)"
+    holds loss "($(value runs.$i.loss) - $(value runs.0.loss)) ^ 2 < 1e-10"
+    holds speed "$(value runs.$i.tokens_per_second) > 0 && $(value runs.$i.speed_ratio) > 0"
+    holds memory "$(value runs.$i.memory_ratio) <= 1 && $(value runs.$i.memory_above_state_ratio) <= 1"
+  done
+  same 'plain to plain' "$(value runs.0.memory_ratio)" 1
+  expect 0 techniques "${deep[@]}" --devices plan:2 --modes gather,replicated -o json
+  same rows "$(value 'runs#')" 24
+  same 'no speed' "$(value runs.1.speed_ratio)" null
+  same 'no loss' "$(value runs.1.loss)" null
+  same mode "$(value runs.12.mode)" replicated
+  expect 5 techniques "${deep[@]}" --devices cpu:2@300KiB -o json
+  same 'no peak' "$(value runs.0.peak_bytes)" null
+  for i in table md csv; do expect 0 techniques "${deep[@]}" --devices cpu:2 --steps 1 -o $i; done
+  same "lines of CSV" "$(wc -l <"$dir/out")" 13
+  for i in '--recompute sqrt' '--micro-batches 2' '--loss fused' '--devices cpu:1 --devices cpu:2'; do
+    expect 2 techniques "${deep[@]}" $i
+    silent
+  done
+}
+
 group_max_batch() {
   local i one=(--layers 1 --width 16 --heads 2 --seq 16 --vocab 300 --steps 1)
   expect 0 max-batch "${one[@]}" --devices cpu:3@1MiB -o json
