@@ -1,26 +1,19 @@
 /*
- * check_recompute.c - a recomputed model trains like the same model that is not, bit for bit, in
- * less memory, as a module of its own and by the policies of containers; and what is refused.
- *
- * On CUDA cuBLASLt computes GELU where it is joined with a product, and `cheap` makes GELU again by
- * a kernel: there the last bits differ (docs/numerics.md), and the test of bits is left out.
+ * check_recompute.c - a recomputed module trains like the same module that is not, bit for bit, and
+ * keeps its inputs alone; a module of a program's own that makes a norm again; what is refused. The
+ * policies of containers: check_policies.c.
  */
 #include <evenkeel/recompute.h>
 
-#include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include <evenkeel/activation.h>
 #include <evenkeel/attention.h>
 #include <evenkeel/cross_entropy.h>
-#include <evenkeel/dropout.h>
 #include <evenkeel/embedding.h>
-#include <evenkeel/gpt.h>
 #include <evenkeel/layer_norm.h>
 #include <evenkeel/linear.h>
 #include <evenkeel/mlp.h>
-#include <evenkeel/residual.h>
 #include <evenkeel/sequential.h>
 
 #include "ck_mixer.h"
@@ -162,39 +155,6 @@ static const struct ck_module_case cases[] = {
 
 /* ---- training ---- */
 
-/* Parameters after three steps of two micro-batches, of 7 samples and of 2. */
-static double *trained(const struct ck_workload *workload, ek_status (*create)(ek_module **module),
-                       const char *spec, int placement, int64_t *count) {
-  struct ck_workload other = *workload;
-  struct ck_training training;
-  if (create != NULL) other.module = create;
-  struct ck_setup setup = ck_setup_mode(&other, spec, EK_MODE_REPLICATED);
-  ck_setup_place(&setup, placement);
-  ck_training_open(&training, &setup);
-  for (uint64_t step = 0; step < 3; step++) {
-    struct ck_batch first = ck_batch_make(&other, EK_F32, 7, 0.1, 2 * step);
-    struct ck_batch second = ck_batch_make(&other, EK_F32, 2, 0.1, 2 * step + 1);
-    ck_ok(ck_training_backward(&training, &first, NULL, true, NULL));
-    ck_ok(ck_training_step(&training, &second, NULL));
-    ck_batch_free(&first);
-    ck_batch_free(&second);
-  }
-  double *values = ck_training_read(&training, CK_VALUES, count);
-  ck_training_close(&training);
-  return values;
-}
-
-static void trains_alike(const struct ck_workload *workload, ek_status (*want)(ek_module **),
-                         ek_status (*got)(ek_module **), const char *spec, int placement) {
-  int64_t count = 0, again = 0;
-  double *a = trained(workload, want, spec, placement, &count);
-  double *b = trained(workload, got, spec, placement, &again);
-  ck_assert_int_eq(again, count);
-  ck_same_bits("parameters with recomputation", b, a, count);
-  free(a);
-  free(b);
-}
-
 static const struct ck_workload *of_model;
 static ek_status recomputed_workload(ek_module **module) {
   ek_module *inner = NULL;
@@ -205,247 +165,7 @@ static ek_status recomputed_workload(ek_module **module) {
 /* A GPT with tied parameters and dropout, several inputs and outputs, buffers: in each mode. */
 START_TEST(whole_models) {
   of_model = &ck_workloads[_i / CK_PLACEMENTS];
-  trains_alike(of_model, NULL, recomputed_workload, "cpu:3", _i % CK_PLACEMENTS);
-}
-END_TEST
-
-/* ---- policies ---- */
-
-static bool on_cpu(void) { return strncmp(test_devices("cpu:1"), "cpu", 3) == 0; }
-
-static ek_recompute policy_of(const char *text) {
-  ek_recompute policy;
-  ck_ok(ek_recompute_parse(&policy, text));
-  return policy;
-}
-
-static const char *gpt_policy;
-static ek_status gpt_with_policy(ek_module **module) {
-  ek_gpt_options options = EK_GPT_OPTIONS_INIT;
-  options.vocabulary = 13;
-  options.sequence = 5;
-  options.width = 8;
-  options.layers = 5;
-  options.heads = 2;
-  options.dropout = 0.25;
-  options.recompute = policy_of(gpt_policy);
-  return ek_gpt_create(module, &options);
-}
-static ek_status gpt_without(ek_module **module) {
-  const char *policy = gpt_policy;
-  gpt_policy = "none";
-  const ek_status status = gpt_with_policy(module);
-  gpt_policy = policy;
-  return status;
-}
-
-static const char *const policies[] = {"every=1", "every=2", "every=9", "sqrt", "all", "cheap"};
-enum { POLICIES = sizeof policies / sizeof policies[0] };
-
-START_TEST(policies_of_gpt) {
-  gpt_policy = policies[_i / CK_PLACEMENTS];
-  if (strcmp(gpt_policy, "cheap") == 0 && !on_cpu()) return;
-  trains_alike(ck_workload("gpt"), gpt_without, gpt_with_policy, "cpu:3", _i % CK_PLACEMENTS);
-}
-END_TEST
-
-START_TEST(texts) {
-  static const struct {
-    const char *text;
-    ek_recompute is;
-  } good[] = {{"none", {EK_RECOMPUTE_NONE, 0, 0}},    {"every=3", {EK_RECOMPUTE_EVERY, 3, 0}},
-              {"sqrt", {EK_RECOMPUTE_SQRT, 0, 0}},    {"all", {EK_RECOMPUTE_ALL, 0, 0}},
-              {"cheap", {EK_RECOMPUTE_CHEAP, 0, 0}},  {"64KiB", {EK_RECOMPUTE_BYTES, 0, 65536}},
-              {"4096", {EK_RECOMPUTE_BYTES, 0, 4096}}};
-  static const char *const bad[] = {"",
-                                    "every",
-                                    "every=",
-                                    "every=0",
-                                    "every=-1",
-                                    "every=2x",
-                                    "Sqrt",
-                                    "sqrt ",
-                                    "64 MiB",
-                                    "-1",
-                                    "every=99999999999999999999",
-                                    "nan",
-                                    "0"};
-  ek_recompute got;
-  for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
-    ck_ok(ek_recompute_parse(&got, good[i].text));
-    ck_assert_int_eq(got.kind, good[i].is.kind);
-    ck_assert_int_eq(got.every, good[i].is.every);
-    ck_assert_uint_eq(got.bytes, good[i].is.bytes);
-  }
-  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-    ck_fails(ek_recompute_parse(&got, bad[i]), EK_ERR_INVALID_ARGUMENT, bad[i]);
-  }
-  ck_fails(ek_recompute_parse(NULL, "all"), EK_ERR_INVALID_ARGUMENT, "recompute is NULL");
-  ck_fails(ek_recompute_parse(&got, NULL), EK_ERR_INVALID_ARGUMENT, "text is NULL");
-}
-END_TEST
-
-START_TEST(bad_policies) {
-  static const struct {
-    ek_recompute is;
-    const char *text;
-  } bad[] = {{{EK_RECOMPUTE_EVERY, 0, 0}, "every 0 modules"},
-             {{EK_RECOMPUTE_BYTES, 0, 4096}, "is to be planned first"},
-             {{(ek_recompute_kind)17, 0, 0}, "no recomputation 17"}};
-  ek_module *relu = NULL, *module = NULL;
-  ck_ok(ek_activation_create(&relu, EK_ACTIVATION_RELU));
-  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
-    ek_sequential_options sequential = EK_SEQUENTIAL_OPTIONS_INIT;
-    ek_gpt_options gpt = EK_GPT_OPTIONS_INIT;
-    sequential.recompute = gpt.recompute = bad[i].is;
-    ck_fails(ek_sequential_create_with(&module, &relu, 1, &sequential), EK_ERR_INVALID_ARGUMENT,
-             bad[i].text);
-    ck_fails(ek_gpt_create(&module, &gpt), EK_ERR_INVALID_ARGUMENT, bad[i].text);
-  }
-  ek_module_free(relu);
-}
-END_TEST
-
-/* Peaks as one might count them: none, cheap, every=1, 2, 3, 4, sqrt, all. 0: out of memory, 1: an
- * error. */
-struct counted {
-  const uint64_t *peaks;
-  int calls;
-};
-
-static ek_status count_peak(void *context, const ek_recompute *recompute, uint64_t *peak) {
-  static const ek_recompute_kind kinds[] = {
-      EK_RECOMPUTE_NONE,  EK_RECOMPUTE_CHEAP, EK_RECOMPUTE_EVERY, EK_RECOMPUTE_EVERY,
-      EK_RECOMPUTE_EVERY, EK_RECOMPUTE_EVERY, EK_RECOMPUTE_SQRT,  EK_RECOMPUTE_ALL};
-  struct counted *c = context;
-  ck_assert_int_lt(c->calls, 8);
-  ck_assert_int_eq(recompute->kind, kinds[c->calls]);
-  *peak = c->peaks[c->calls++];
-  if (*peak == 0) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "full");
-  return *peak == 1 ? ek_error_set(EK_ERR_DEVICE, "broken") : EK_OK;
-}
-
-START_TEST(planning) {
-  static const struct {
-    uint64_t bytes, peaks[8];
-    ek_status status;
-    ek_recompute is;
-    uint64_t peak;
-    int calls;
-    const char *text;
-  } rows[] = {
-      {900, {900}, EK_OK, {EK_RECOMPUTE_NONE, 0, 0}, 900, 1, NULL},
-      {899, {900, 800}, EK_OK, {EK_RECOMPUTE_CHEAP, 0, 0}, 800, 2, NULL},
-      {500, {900, 800, 501, 500}, EK_OK, {EK_RECOMPUTE_EVERY, 2, 0}, 500, 4, NULL},
-      {500, {0, 0, 0, 900, 800, 700, 600, 400}, EK_OK, {EK_RECOMPUTE_ALL, 0, 0}, 400, 8, NULL},
-      {9,
-       {90, 80, 70, 50, 60, 61, 62, 63},
-       EK_ERR_OUT_OF_MEMORY,
-       {EK_RECOMPUTE_EVERY, 2, 0},
-       50,
-       8,
-       "nothing fits 9 bytes; every=2 comes nearest, with 50"},
-      {9, {0}, EK_ERR_OUT_OF_MEMORY, {EK_RECOMPUTE_NONE, 0, 0}, UINT64_MAX, 8, "no policy fits"},
-      {9, {90, 1}, EK_ERR_DEVICE, {(ek_recompute_kind)-1, 0, 0}, 7, 2, "broken"},
-  };
-  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-    struct counted c = {rows[i].peaks, 0};
-    ek_recompute got = {(ek_recompute_kind)-1, 0, 0};
-    uint64_t peak = 7;
-    if (rows[i].text == NULL) {
-      ck_ok(ek_recompute_plan(&got, &peak, rows[i].bytes, count_peak, &c));
-    } else {
-      ck_fails(ek_recompute_plan(&got, &peak, rows[i].bytes, count_peak, &c), rows[i].status,
-               rows[i].text);
-    }
-    ck_assert_int_eq(got.kind, rows[i].is.kind);
-    ck_assert_int_eq(got.every, rows[i].is.every);
-    ck_assert_uint_eq(peak, rows[i].peak);
-    ck_assert_int_eq(c.calls, rows[i].calls);
-  }
-  ek_recompute got;
-  ck_fails(ek_recompute_plan(NULL, NULL, 9, count_peak, NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
-  ck_fails(ek_recompute_plan(&got, NULL, 9, NULL, NULL), EK_ERR_INVALID_ARGUMENT, "plan is NULL");
-}
-END_TEST
-
-/* ---- random trees ---- */
-
-enum { IN = 7, WIDTH = 16, CLASSES = 5 }; /* those of the workload "mlp" */
-
-/* Draws the same tree whether it wraps or not. */
-struct tree {
-  struct ck_random random;
-  bool wrap;
-};
-
-static ek_module *draw(struct tree *tree, int depth);
-
-static ek_module *draw_sequential(struct tree *tree, int depth) {
-  const int64_t count = ck_random_integer(&tree->random, 1, 8);
-  ek_module *parts[8] = {NULL}, *module = NULL;
-  for (int64_t i = 0; i < count; i++) parts[i] = draw(tree, depth + 1);
-  ek_sequential_options options = EK_SEQUENTIAL_OPTIONS_INIT;
-  const int64_t policy = ck_random_integer(&tree->random, 0, 2 * POLICIES - 1);
-  if (tree->wrap && policy < (on_cpu() ? POLICIES : POLICIES - 1)) {
-    options.recompute = policy_of(policies[policy]);
-  }
-  ck_ok(ek_sequential_create_with(&module, parts, (size_t)count, &options));
-  for (int64_t i = 0; i < count; i++) ek_module_free(parts[i]);
-  return module;
-}
-
-static ek_module *draw_residual(struct tree *tree, int depth) {
-  ek_module *inner = draw(tree, depth + 1), *module = NULL;
-  ck_ok(ek_residual_create(&module, inner));
-  ek_module_free(inner);
-  return module;
-}
-
-static ek_module *draw_leaf(struct tree *tree) {
-  ek_module *module = NULL;
-  switch (ck_random_integer(&tree->random, 0, 5)) {
-  case 0:
-  case 1: ck_ok(ek_linear_create(&module, WIDTH, WIDTH, true)); break;
-  case 2: ck_ok(ek_activation_create(&module, EK_ACTIVATION_GELU)); break;
-  case 3: ck_ok(ek_activation_create(&module, EK_ACTIVATION_RELU)); break;
-  case 4: ck_ok(ek_dropout_create(&module, 0.25)); break;
-  default: ck_ok(ek_layer_norm_create(&module, WIDTH, 1e-5)); break;
-  }
-  return module;
-}
-
-static ek_module *draw(struct tree *tree, int depth) {
-  const int64_t kind = depth > 3 ? 9 : ck_random_integer(&tree->random, 0, 9);
-  const bool wrap = ck_random_integer(&tree->random, 0, 2) == 0 && tree->wrap;
-  ek_module *inner = kind < 3   ? draw_sequential(tree, depth)
-                     : kind < 5 ? draw_residual(tree, depth)
-                                : draw_leaf(tree);
-  if (!wrap) return inner;
-  ek_module *module = NULL;
-  ck_ok(recomputed(&module, inner));
-  return module;
-}
-
-static struct tree of_tree;
-static ek_status random_tree(ek_module **module, bool wrap) {
-  struct tree tree = of_tree;
-  ek_module *parts[3] = {NULL};
-  tree.wrap = wrap;
-  ck_ok(ek_linear_create(&parts[0], IN, WIDTH, true));
-  parts[1] = draw_sequential(&tree, 0);
-  ck_ok(ek_linear_create(&parts[2], WIDTH, CLASSES, true));
-  const ek_status status = ek_sequential_create(module, parts, 3);
-  for (int i = 0; i < 3; i++) ek_module_free(parts[i]);
-  return status;
-}
-static ek_status plain_tree(ek_module **module) { return random_tree(module, false); }
-static ek_status wrapped_tree(ek_module **module) { return random_tree(module, true); }
-
-START_TEST(random_trees) {
-  of_tree.random = ck_random_start((uint64_t)_i);
-  trains_alike(ck_workload("mlp"), plain_tree, wrapped_tree, _i % 2 == 0 ? "cpu:2" : "cpu:3",
-               _i % CK_PLACEMENTS);
+  ck_trains_alike(of_model, NULL, recomputed_workload, "cpu:3", _i % CK_PLACEMENTS);
 }
 END_TEST
 
@@ -490,74 +210,9 @@ START_TEST(keeps_its_inputs) {
 }
 END_TEST
 
-/* Bytes on a device that only counts, for a GPT of some layers: what is held between forward and
- * backward, and at the peak. Parameters and gradients do not count. */
-struct bytes {
-  uint64_t between, peak;
-};
-
-enum { TOKENS = 128, C = 64, HEADS = 4, VOCABULARY = 16 };
-#define KEPT (4ull * TOKENS * C)                      /* one activation */
-#define SMALL (4ull * TOKENS)                         /* one statistic */
-#define BLOCK (16 * KEPT + 4 * SMALL + HEADS * SMALL) /* docs/memory.md */
-
-static struct bytes measure(int layers, const char *policy) {
-  ek_group *group = NULL;
-  ek_module *module = NULL;
-  ek_replica *replica = NULL;
-  ek_pass *pass = NULL;
-  ek_tensor x = {0}, y = {0};
-  ek_memory_usage usage;
-  struct bytes bytes;
-  ek_gpt_options options = EK_GPT_OPTIONS_INIT;
-  options.vocabulary = VOCABULARY;
-  options.sequence = TOKENS;
-  options.width = C;
-  options.layers = layers;
-  options.heads = HEADS;
-  options.recompute = policy_of(policy);
-  ck_ok(ek_gpt_create(&module, &options));
-  ck_ok(ek_group_open(&group, "plan:1", NULL));
-  ek_device *device = ek_group_device(group, 0);
-  ck_ok(ek_replica_open(&replica, device, module, NULL));
-  ck_ok(ek_tensor_create(&x, device, EK_MEMORY_INPUTS, EK_I32, 2, (const int64_t[]){1, TOKENS}));
-  ck_ok(ck_memory_stats(&usage, device));
-  const uint64_t before = usage.current_bytes;
-  ck_ok(ek_memory_reset_peak(device));
-  ck_ok(ek_pass_open(&pass, replica, NULL));
-  ck_ok(ek_pass_run_forward(&y, pass, &x));
-  ck_ok(ck_memory_stats(&usage, device));
-  bytes.between = usage.current[EK_MEMORY_ACTIVATIONS];
-  ck_ok(ek_pass_run_backward(NULL, pass, &y));
-  ck_ok(ck_memory_stats(&usage, device));
-  bytes.peak = usage.peak_bytes - before;
-  ek_pass_free(pass);
-  ek_tensor_free(&x);
-  ek_tensor_free(&y);
-  ek_replica_free(replica);
-  ek_module_free(module);
-  ek_group_free(group);
-  return bytes;
-}
-
-/* The arithmetic of docs/memory.md, to the byte: TOKENS and C make whole units of the arena. */
-START_TEST(arithmetic_of_policies) {
-  const uint64_t last = 2 * KEPT + 2 * SMALL; /* the last norm's */
-  const int layers[] = {12, 24, 48};
-  for (int i = 0; i < 3; i++) {
-    const uint64_t l = (uint64_t)layers[i], k = (uint64_t)ceil(sqrt((double)l));
-    const uint64_t plain = measure(layers[i], "none").between;
-    ck_assert_uint_eq(plain, l * BLOCK + last);
-    ck_assert_uint_eq(measure(layers[i], "cheap").between, plain - l * 6 * KEPT - KEPT);
-    ck_assert_uint_eq(measure(layers[i], "every=1").between, l * KEPT + last);
-    ck_assert_uint_eq(measure(layers[i], "all").between, KEPT + last);
-    ck_assert_uint_eq(measure(layers[i], "sqrt").between, (l + k - 1) / k * KEPT + last);
-    ck_assert_uint_eq(measure(layers[i], "all").peak, measure(12, "all").peak);
-  }
-}
-END_TEST
-
 /* ---- misuse ---- */
+
+enum { IN = 7, WIDTH = 16, CLASSES = 5 }; /* those of the workload "mlp" */
 
 /* y = x; fails when it runs again. */
 static ek_status fragile_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
@@ -659,17 +314,11 @@ static Suite *make_suite(void) {
   ck_module_tests(suite, cases, (int)(sizeof cases / sizeof *cases));
   TCase *tcase = ck_case(suite, "training");
   tcase_add_loop_test(tcase, whole_models, 0, CK_WORKLOADS * CK_PLACEMENTS);
-  tcase_add_loop_test(tcase, random_trees, 0, 36);
-  tcase_add_loop_test(tcase, policies_of_gpt, 0, POLICIES * CK_PLACEMENTS);
   tcase = ck_case(suite, "memory");
   tcase_add_test(tcase, keeps_its_inputs);
-  tcase_add_test(tcase, arithmetic_of_policies);
   tcase = ck_case(suite, "misuse");
   tcase_add_test(tcase, errors_of_the_second_forward);
   tcase_add_test(tcase, bad_input);
-  tcase_add_test(tcase, texts);
-  tcase_add_test(tcase, bad_policies);
-  tcase_add_test(tcase, planning);
   tcase_add_test(tcase, bad_maker);
   return suite;
 }

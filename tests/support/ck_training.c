@@ -249,6 +249,38 @@ void ck_training_replicas_agree(const struct ck_training *training) {
   free(values[0]);
 }
 
+double *ck_trained(const struct ck_workload *workload, ek_status (*create)(ek_module **module),
+                   const char *spec, int placement, int64_t *count) {
+  struct ck_workload other = *workload;
+  struct ck_training training;
+  if (create != NULL) other.module = create;
+  struct ck_setup setup = ck_setup_mode(&other, spec, EK_MODE_REPLICATED);
+  ck_setup_place(&setup, placement);
+  ck_training_open(&training, &setup);
+  for (uint64_t step = 0; step < 3; step++) {
+    struct ck_batch first = ck_batch_make(&other, EK_F32, 7, 0.1, 2 * step);
+    struct ck_batch second = ck_batch_make(&other, EK_F32, 2, 0.1, 2 * step + 1);
+    ck_ok(ck_training_backward(&training, &first, NULL, true, NULL));
+    ck_ok(ck_training_step(&training, &second, NULL));
+    ck_batch_free(&first);
+    ck_batch_free(&second);
+  }
+  double *values = ck_training_read(&training, CK_VALUES, count);
+  ck_training_close(&training);
+  return values;
+}
+
+void ck_trains_alike(const struct ck_workload *workload, ek_status (*want)(ek_module **),
+                     ek_status (*got)(ek_module **), const char *spec, int placement) {
+  int64_t count = 0, again = 0;
+  double *a = ck_trained(workload, want, spec, placement, &count);
+  double *b = ck_trained(workload, got, spec, placement, &again);
+  ck_assert_int_eq(again, count);
+  ck_same_bits("parameters with recomputation", b, a, count);
+  free(a);
+  free(b);
+}
+
 void ck_scatter_random(struct ck_scatter *scatter, ek_scatter_kind kind, int64_t rows, size_t count,
                        struct ck_random *random) {
   *scatter = (struct ck_scatter){.options = EK_SCATTER_OPTIONS_INIT};

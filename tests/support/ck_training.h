@@ -86,6 +86,14 @@ void ck_training_compare(const char *what, const struct ck_training *training, c
 /* All devices hold the same parameters, bit for bit. */
 void ck_training_replicas_agree(const struct ck_training *training);
 
+/* Parameters of the workload, or of another module for it, after three steps of two micro-batches,
+ * of 7 samples and of 2. The caller frees the array. */
+double *ck_trained(const struct ck_workload *workload, ek_status (*create)(ek_module **module),
+                   const char *spec, int placement, int64_t *count);
+/* Two modules for a workload (NULL: its own) train to the same bits. */
+void ck_trains_alike(const struct ck_workload *workload, ek_status (*want)(ek_module **),
+                     ek_status (*got)(ek_module **), const char *spec, int placement);
+
 /* A cut of `rows` over `count` devices; the arrays belong to the struct. */
 struct ck_scatter {
   ek_scatter_options options;
