@@ -266,7 +266,7 @@ END_TEST
 /* Bytes on a device that only counts, for a GPT of some layers: what is held between forward and
  * backward, and at the peak. Parameters and gradients do not count. */
 struct bytes {
-  uint64_t between, peak;
+  uint64_t between, peak, at_peak;
 };
 
 enum { TOKENS = 128, C = 64, HEADS = 4, VOCABULARY = 16 };
@@ -304,6 +304,7 @@ static struct bytes measure(int layers, const char *policy) {
   ck_ok(ek_pass_run_backward(NULL, pass, &y));
   ck_ok(ck_memory_stats(&usage, device));
   bytes.peak = usage.peak_bytes - before;
+  bytes.at_peak = usage.at_peak[EK_MEMORY_ACTIVATIONS];
   ek_pass_free(pass);
   ek_tensor_free(&x);
   ek_tensor_free(&y);
@@ -326,6 +327,13 @@ START_TEST(arithmetic_of_policies) {
     ck_assert_uint_eq(measure(layers[i], "all").between, KEPT + last);
     ck_assert_uint_eq(measure(layers[i], "sqrt").between, (l + k - 1) / k * KEPT + last);
     ck_assert_uint_eq(measure(layers[i], "all").peak, measure(12, "all").peak);
+    /* The last but one segment of sqrt is whole. What is more are gradients on their way. */
+    const uint64_t segments = (l + k - 1) / k;
+    const uint64_t sqrt_peak = (l % k == 0 ? segments - 1 : segments - 2) * KEPT + k * BLOCK;
+    ck_assert_uint_ge(measure(layers[i], "sqrt").at_peak, sqrt_peak);
+    ck_assert_uint_le(measure(layers[i], "sqrt").at_peak, sqrt_peak + sqrt_peak / 10);
+    ck_assert_uint_le(100 * measure(layers[i], "cheap").at_peak,
+                      65 * measure(layers[i], "none").at_peak);
   }
 }
 END_TEST
