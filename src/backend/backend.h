@@ -374,6 +374,8 @@ struct ek__backend {
    * of a group, on no worker: an error if one is stuck. What it was stuck in has been ended, so that
    * it comes back; the job has failed. */
   ek_status (*watch)(void *group);
+  /* (optional: nothing to do) the first that a device's worker does. */
+  void (*worker_begins)(ek_device *device);
 };
 
 /* The required slots of a table, none of which can be left out. */

@@ -6,10 +6,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <evenkeel/communicator.h>
 #include <evenkeel/elementwise.h>
 #include <evenkeel/lookup.h>
 #include <evenkeel/memory.h>
 
+#include "cuda_runtime_api.h"
 #include "cuemu.h"
 #include "ek_check.h"
 
@@ -230,6 +232,170 @@ START_TEST(a_bad_index_is_told_by_who_waits) {
 }
 END_TEST
 
+/* ---- the calling thread's current GPU ---- */
+
+static int current(void) {
+  int gpu = -1;
+  ck_assert_int_eq(cudaGetDevice(&gpu), cudaSuccess);
+  return gpu;
+}
+
+struct worker_gpus {
+  ek_tensor *tensor;
+  int first[2], last[2];
+};
+
+static ek_status note_gpu(void *context, ek_device *device, size_t index) {
+  struct worker_gpus *gpus = context;
+  (void)cudaGetDevice(&gpus->first[index]);
+  EK_TRY(ek_op_fill(ek_device_stream(device, EK_STREAM_COMPUTE), &gpus->tensor[index], 1));
+  EK_TRY(ek_stream_synchronize(ek_device_stream(device, EK_STREAM_COMPUTE)));
+  (void)cudaGetDevice(&gpus->last[index]);
+  return EK_OK;
+}
+
+/* A thread of the program keeps its own; on a worker it is that of the worker's device. */
+START_TEST(the_current_gpu_stays) {
+  enum { OWN = 3 };
+  const double numbers[] = {1, 2, 3};
+  ek_memory_outside outside;
+  ek_event *event = NULL;
+  ek_communicator *communicator = NULL;
+  ck_assert_int_eq(cudaSetDevice(OWN), cudaSuccess);
+  ek_group *group = ck_open(_i == 0 ? "cuda:1-2@48MiB" : "cuda:1x2@48MiB", 0);
+  ck_assert_int_eq(current(), OWN);
+  ek_device *device = ek_group_device(group, 0), *other = ek_group_device(group, 1);
+  ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
+  ck_ok(ek_communicator_open(&communicator, group));
+  ck_assert_int_eq(current(), OWN);
+  ek_tensor tensor[] = {ck_upload(device, EK_F32, numbers, CK_SHAPE(3)),
+                        ck_upload(other, EK_F32, NULL, CK_SHAPE(3))};
+  ck_assert_int_eq(current(), OWN);
+  ck_ok(ek_tensor_copy(&tensor[1], &tensor[0]));
+  ck_assert_int_eq(current(), OWN);
+  ck_ok(ek_op_scale(stream, &tensor[0], &tensor[0], 2));
+  ck_assert_int_eq(current(), OWN);
+  ck_ok(ek_op_zero(stream, &tensor[0]));
+  ck_ok(ek_event_create(&event, device));
+  ck_ok(ek_event_record(event, stream));
+  ck_ok(ek_stream_wait(ek_device_stream(device, EK_STREAM_COMMUNICATION), event));
+  ck_assert_int_eq(current(), OWN);
+  struct worker_gpus gpus = {.tensor = tensor};
+  ck_ok(ek_group_apply(group, note_gpu, &gpus));
+  for (int k = 0; k < 2; k++) {
+    ck_assert_int_eq(gpus.first[k], _i == 0 ? 1 + k : 1);
+    ck_assert_int_eq(gpus.last[k], gpus.first[k]);
+  }
+  ck_ok(ek_group_synchronize(group));
+  ck_ok(ek_memory_measure_outside(&outside, device));
+  ck_assert_int_eq(current(), OWN);
+  ek_event_free(event);
+  ek_tensor_free(&tensor[0]);
+  ek_tensor_free(&tensor[1]);
+  ek_communicator_free(communicator);
+  ck_ok(ek_group_free(group));
+  ck_assert_int_eq(current(), OWN);
+  ck_assert_int_eq(cudaSetDevice(0), cudaSuccess);
+}
+END_TEST
+
+/* ---- GPUs and each other's memory ---- */
+
+/* Between GPUs that reach each other nothing goes through the host, whoever sums. */
+START_TEST(copies_between_gpus) {
+  static const struct {
+    const char *spec, *communicator;
+    bool peer;
+  } cases[] = {{"cuda:0-1@48MiB", "nccl", true},
+               {"cuda:0x2,1@48MiB", "peer", true},
+               {"cuda:0-1@48MiB", "nccl", false}};
+  struct cuemu_settings settings, changed;
+  cuemu_get_settings(&settings);
+  changed = settings;
+  changed.peer = cases[_i].peer;
+  cuemu_reset();
+  for (int gpu = 0; gpu < 2; gpu++) { /* as in a process that has opened no group before */
+    ck_assert_int_eq(cudaSetDevice(gpu), cudaSuccess);
+    (void)cudaDeviceDisablePeerAccess(1 - gpu);
+    (void)cudaGetLastError();
+  }
+  cuemu_set_settings(&changed);
+  const double numbers[] = {1, 2, 3};
+  double back[3];
+  ek_group *group = ck_open(cases[_i].spec, 0);
+  ek_communicator *communicator = NULL;
+  ck_ok(ek_communicator_open(&communicator, group));
+  ck_assert_str_eq(ek_communicator_name(communicator), cases[_i].communicator);
+  ek_device *last = ek_group_device(group, ek_group_size(group) - 1);
+  ek_tensor x = ck_upload(ek_group_device(group, 0), EK_F32, numbers, CK_SHAPE(3));
+  ek_tensor y = ck_upload(last, EK_F32, NULL, CK_SHAPE(3));
+  ck_ok(ek_tensor_copy(&y, &x));
+  ck_get(back, &y);
+  ck_assert_double_eq(back[2], 3);
+  ck_assert_uint_eq(cuemu_staged_copies(), cases[_i].peer ? 0 : 1);
+  ek_tensor_free(&x);
+  ek_tensor_free(&y);
+  ek_communicator_free(communicator);
+  ck_ok(ek_group_free(group));
+  cuemu_set_settings(&settings);
+}
+END_TEST
+
+/* NCCL is held to one algorithm by who starts the program; the library sets no environment. */
+START_TEST(deterministic_without_peers) {
+  struct cuemu_settings settings, changed;
+  ek_group_options options = EK_GROUP_OPTIONS_INIT;
+  ek_group *group = NULL;
+  cuemu_get_settings(&settings);
+  changed = settings;
+  changed.peer = false;
+  cuemu_set_settings(&changed);
+  options.deterministic = true;
+  ck_fails(ek_group_open(&group, "cuda:0-1@48MiB", &options), EK_ERR_UNSUPPORTED, "NCCL_ALGO=Ring");
+  ck_assert_ptr_null(getenv("NCCL_ALGO"));
+  cuemu_set_settings(&settings);
+  ck_ok(ek_group_open(&group, "cuda:0-1@48MiB", &options));
+  ck_ok(ek_group_free(group));
+  ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
+}
+END_TEST
+
+/* A machine without NCCL, or with one that is too old, has the rest of CUDA. */
+START_TEST(without_nccl) {
+  struct cuemu_settings settings, changed;
+  ek_group *group = NULL;
+  ek_communicator *communicator = NULL;
+  cuemu_get_settings(&settings);
+  changed = settings;
+  changed.nccl_version = 21000;
+  cuemu_set_settings(&changed);
+  ck_ok(ek_group_open(&group, "cuda:0-1@48MiB", NULL));
+  ck_ok(ek_communicator_open(&communicator, group));
+  ck_assert_str_eq(ek_communicator_name(communicator), "peer");
+  ek_communicator_free(communicator);
+  ck_ok(ek_group_free(group));
+  changed.peer = false;
+  cuemu_set_settings(&changed);
+  ck_fails(ek_group_open(&group, "cuda:0-1@48MiB", NULL), EK_ERR_UNAVAILABLE, "NCCL 21000");
+  cuemu_set_settings(&settings);
+}
+END_TEST
+
+/* Nobody is left to try again: a dead GPU's error says so. */
+START_TEST(a_dead_gpu_says_that_the_process_must_end) {
+  ek_group *group = ck_open("cuda:0@48MiB", 0);
+  ek_stream *stream = ek_device_stream(ek_group_device(group, 0), EK_STREAM_COMPUTE);
+  ek_tensor x = ck_upload(ek_group_device(group, 0), EK_F32, NULL, CK_SHAPE(3));
+  cuemu_fail(0, CUEMU_KERNEL, 1, cudaErrorIllegalAddress);
+  ck_ok(ek_op_fill(stream, &x, 1));
+  ck_fails(ek_stream_synchronize(stream), EK_ERR_UNAVAILABLE, "cudaErrorIllegalAddress");
+  ck_assert_msg(ck_contains(ek_error_message(), "must end"), "%s", ek_error_message());
+  cuemu_reset();
+  ek_tensor_free(&x);
+  ek_group_free(group);
+}
+END_TEST
+
 static Suite *make_suite(void) {
   Suite *suite = suite_create("cuda devices");
   TCase *strings = ck_case(suite, "strings");
@@ -243,6 +409,12 @@ static Suite *make_suite(void) {
   tcase_add_test(work, copies_of_any_size);
   tcase_add_test(work, events_order_streams);
   tcase_add_test(work, a_bad_index_is_told_by_who_waits);
+  tcase_add_test(work, a_dead_gpu_says_that_the_process_must_end);
+  TCase *gpus = ck_case(suite, "gpus");
+  tcase_add_loop_test(gpus, the_current_gpu_stays, 0, 2);
+  tcase_add_loop_test(gpus, copies_between_gpus, 0, 3);
+  tcase_add_test(gpus, deterministic_without_peers);
+  tcase_add_test(gpus, without_nccl);
   return suite;
 }
 

@@ -15,6 +15,7 @@
  *   CUEMU_FIBER_PER_THREAD   0        1: never run two CUDA threads of a block on one stack (TSan)
  *   CUEMU_JITTER_US          0        wait up to so long before each operation of a stream
  *   CUEMU_NCCL_POLLS         1        how often a non-blocking NCCL call says ncclInProgress
+ *   CUEMU_NCCL_VERSION       that of its header
  *   CUEMU_NCCL_CALL_US       0        what a call for a communicator takes at least
  *   CUEMU_LOAD_DRAINS        0        1: what is loaded at its first use (a kernel, a product of a
  *                                     shape) waits until the device is idle, one after the other
@@ -48,6 +49,7 @@ struct cuemu_settings {
   int order;
   bool fiber_per_thread;
   unsigned jitter_us;
+  int nccl_version;
   unsigned nccl_polls, nccl_call_us;
   bool load_drains;
   size_t late_bytes;
@@ -80,6 +82,9 @@ void cuemu_release(void);
 /* The nth call of the kind from now waits until the device is idle, as a call of CUDA may that needs
    the context for itself. */
 void cuemu_stall(int device, enum cuemu_kind kind, unsigned long nth);
+
+/* Copies between devices without peer access, which go through the host, since the last reset. */
+unsigned long cuemu_staged_copies(void);
 
 /* How often two threads were in NCCL for one communicator at the same time since the last reset. */
 unsigned long cuemu_nccl_overlaps(void);

@@ -27,11 +27,10 @@ static ek_status pass(const struct ek__cuda_stream *stream, struct ek__cuda_stag
                       const void *from, size_t bytes, enum cudaMemcpyKind kind) {
   ek__cuda_call_begins(stream->device);
   const cudaError_t error = cudaMemcpyAsync(to, from, bytes, kind, stream->handle);
-  EK_TRY(ek__cuda_call_ends(stream->device,
-                            ek__cuda_check(stream->device, error,
-                                           kind == cudaMemcpyHostToDevice
-                                               ? "upload: cudaMemcpyAsync"
-                                               : "download: cudaMemcpyAsync")));
+  EK_TRY(ek__cuda_call_ends(stream->device, ek__cuda_check(stream->device, error,
+                                                           kind == cudaMemcpyHostToDevice
+                                                               ? "upload: cudaMemcpyAsync"
+                                                               : "download: cudaMemcpyAsync")));
   EK_TRY(EK__CUDA(stream->device, cudaEventRecord, stage->passed, stream->handle));
   stage->used = true;
   return EK_OK;

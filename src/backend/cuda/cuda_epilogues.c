@@ -44,8 +44,7 @@ static cublasLtEpilogue_t epilogue_for(const struct ek__fused_args *args) {
   return CUBLASLT_EPILOGUE_BGRADB;
 }
 
-ek_status ek__cuda_slot_matmul_fused(bool *done, ek_stream *stream,
-                                     const struct ek__fused_args *args) {
+static ek_status matmul_fused(bool *done, ek_stream *stream, const struct ek__fused_args *args) {
   const struct ek__cuda_stream *it = ek__cuda_stream_of(stream);
   const struct ek__matmul_args *product = &args->product;
   const int64_t count = args->epilogue == EK__EPILOGUE_SUMS ? product->m : product->n;
@@ -70,4 +69,10 @@ ek_status ek__cuda_slot_matmul_fused(bool *done, ek_stream *stream,
                                       .value = args->sums_beta,
                                       .types = product->types};
   return ek__cuda_slot_column_sum(stream, &sum);
+}
+
+ek_status ek__cuda_slot_matmul_fused(bool *done, ek_stream *stream,
+                                     const struct ek__fused_args *args) {
+  const int before = ek__cuda_current();
+  return ek__cuda_leave(before, matmul_fused(done, stream, args));
 }

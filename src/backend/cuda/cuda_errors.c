@@ -18,10 +18,31 @@ static ek_status kind_of(cudaError_t error) {
   }
 }
 
+/* Errors after which every call of CUDA in this process gives the same one, for any GPU:
+ * driver_types.h, "the process must be terminated and relaunched". */
+static bool is_final(cudaError_t error) {
+  switch (error) {
+  case cudaErrorECCUncorrectable:
+  case cudaErrorIllegalAddress:
+  case cudaErrorLaunchTimeout:
+  case cudaErrorAssert:
+  case cudaErrorHardwareStackError:
+  case cudaErrorIllegalInstruction:
+  case cudaErrorMisalignedAddress:
+  case cudaErrorInvalidAddressSpace:
+  case cudaErrorInvalidPc:
+  case cudaErrorLaunchFailure: return true;
+  default: return false;
+  }
+}
+
 static ek_status report(const char *name, cudaError_t error, const char *call) {
   (void)cudaGetLastError(); /* CUDA keeps it otherwise for a later call to find */
-  return ek__cuda_host->error_set(kind_of(error), "%s: %s: %s (%s)", name, call,
-                                  cudaGetErrorString(error), cudaGetErrorName(error));
+  return ek__cuda_host->error_set(
+      kind_of(error), "%s: %s: %s (%s)%s", name, call, cudaGetErrorString(error),
+      cudaGetErrorName(error),
+      is_final(error) ? "; CUDA is of no more use to this process, which must end and begin anew"
+                      : "");
 }
 
 ek_status ek__cuda_check(const struct ek__cuda_device *device, cudaError_t error,
@@ -42,10 +63,6 @@ void *ek__cuda_new(size_t size, const char *what) {
     (void)ek__cuda_host->error_set(EK_ERR_OUT_OF_MEMORY, "cuda: no host memory for %s", what);
   }
   return memory;
-}
-
-ek_status ek__cuda_enter(const struct ek__cuda_device *device) {
-  return EK__CUDA(device, cudaSetDevice, device->gpu->physical);
 }
 
 ek_status ek__cuda_check_blas(const struct ek__cuda_device *device, cublasStatus_t status,

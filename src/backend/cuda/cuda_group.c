@@ -56,47 +56,42 @@ static void place_devices(struct ek__cuda_group *group, const struct ek__device_
   }
 }
 
-/* True if every GPU of the group reaches the memory of every other one. */
-static ek_status all_peers(bool *all, const struct ek__cuda_group *group) {
+/* Lets every GPU of the group reach the memory of each other one that it can; *all: it can always.
+ * Copies between GPUs go through the host otherwise, also where NCCL has ways of its own. */
+static ek_status enable_peers(bool *all, const struct ek__cuda_group *group) {
   *all = true;
-  for (size_t i = 0; i < group->gpu_count; i++) {
-    for (size_t j = 0; j < group->gpu_count; j++) {
-      int can = 1;
-      const int from = group->gpus[i].physical, to = group->gpus[j].physical;
-      if (i != j) {
-        EK_TRY(EK__CUDA_GPU(from, cudaDeviceCanAccessPeer, &can, from, to));
-      }
-      *all = *all && can != 0;
-    }
-  }
-  return EK_OK;
-}
-
-static ek_status enable_peers(const struct ek__cuda_group *group) {
   for (size_t i = 0; i < group->gpu_count; i++) {
     const int from = group->gpus[i].physical;
     EK_TRY(EK__CUDA_GPU(from, cudaSetDevice, from));
     for (size_t j = 0; j < group->gpu_count; j++) {
+      const int to = group->gpus[j].physical;
+      int can = 0;
       if (i == j) continue;
-      cudaError_t error = cudaDeviceEnablePeerAccess(group->gpus[j].physical, 0);
-      if (error == cudaErrorPeerAccessAlreadyEnabled) {
+      EK_TRY(EK__CUDA_GPU(from, cudaDeviceCanAccessPeer, &can, from, to));
+      const cudaError_t error = can != 0 ? cudaDeviceEnablePeerAccess(to, 0) : cudaSuccess;
+      if (error == cudaErrorPeerAccessAlreadyEnabled || error == cudaErrorTooManyPeers) {
         (void)cudaGetLastError();
-        error = cudaSuccess;
+      } else {
+        EK_TRY(ek__cuda_check_gpu(from, error, "cudaDeviceEnablePeerAccess"));
       }
-      EK_TRY(ek__cuda_check_gpu(from, error, "cudaDeviceEnablePeerAccess"));
+      *all = *all && can != 0 && error != cudaErrorTooManyPeers;
     }
   }
   return EK_OK;
 }
 
-/* One algorithm whatever the size and the links: see ek_group_options. What the user set stays. */
-static ek_status settle_nccl(void) {
-  static const char *const settings[][2] = {
-      {"NCCL_ALGO", "Ring"}, {"NCCL_PROTO", "Simple"}, {"NCCL_NVLS_ENABLE", "0"}};
-  for (size_t i = 0; i < sizeof settings / sizeof settings[0]; i++) {
-    if (setenv(settings[i][0], settings[i][1], 0) != 0) {
-      return ek__cuda_host->error_set(EK_ERR_OUT_OF_MEMORY, "cuda: cannot set %s", settings[i][0]);
-    }
+/* One algorithm whatever the size and the links: see ek_group_options. NCCL's configuration has no
+ * word for it, and to set the environment of a process with threads is an error. */
+static ek_status check_fixed_nccl(void) {
+  static const char *const names[] = {"NCCL_ALGO", "NCCL_PROTO", "NCCL_NVLS_ENABLE"};
+  for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+    if (getenv(names[i]) != NULL) continue;
+    return ek__cuda_host->error_set(
+        EK_ERR_UNSUPPORTED,
+        "cuda: deterministic: these GPUs do not reach each other's memory, and NCCL chooses its "
+        "algorithms itself: start the program with NCCL_ALGO=Ring NCCL_PROTO=Simple "
+        "NCCL_NVLS_ENABLE=0 (%s is not set)",
+        names[i]);
   }
   return EK_OK;
 }
@@ -106,13 +101,13 @@ static ek_status settle_nccl(void) {
 static ek_status choose_communicator(struct ek__cuda_group *group) {
   if (group->gpu_count == 1) return EK_OK;
   bool peers = false;
-  EK_TRY(all_peers(&peers, group));
+  EK_TRY(enable_peers(&peers, group));
   const bool distinct = group->gpu_count == group->count;
   const bool fixed_order = group->options.deterministic && peers;
   const char *missing = distinct && !fixed_order ? ek__cuda_nccl_missing() : NULL;
   group->nccl = distinct && !fixed_order && missing == NULL;
-  if (group->nccl) return group->options.deterministic ? settle_nccl() : EK_OK;
-  if (peers) return enable_peers(group);
+  if (group->nccl) return group->options.deterministic ? check_fixed_nccl() : EK_OK;
+  if (peers) return EK_OK;
   return ek__cuda_host->error_set(
       EK_ERR_UNAVAILABLE,
       "cuda: these GPUs do not reach each other's memory (no peer access), and %s",

@@ -116,8 +116,6 @@ struct ek__cuda_group {
 
 /* Host memory, all zero; NULL with EK_ERR_OUT_OF_MEMORY set. */
 void *ek__cuda_new(size_t size, const char *what);
-/* Makes the device's GPU the thread's current one. */
-ek_status ek__cuda_enter(const struct ek__cuda_device *device);
 /* EK_OK, or an error that names device, `call` and what CUDA says. */
 ek_status ek__cuda_check(const struct ek__cuda_device *device, cudaError_t error, const char *call);
 ek_status ek__cuda_check_blas(const struct ek__cuda_device *device, cublasStatus_t status,
@@ -129,6 +127,16 @@ ek_status ek__cuda_check_gpu(int physical, cudaError_t error, const char *call);
 #define EK__CUDA(device, function, ...) ek__cuda_check((device), function(__VA_ARGS__), #function)
 #define EK__CUDA_GPU(number, function, ...)                                                        \
   ek__cuda_check_gpu((number), function(__VA_ARGS__), #function)
+
+/* ---- cuda_current.c: a thread's current GPU ---- */
+
+/* Makes the device's GPU the thread's current one. */
+ek_status ek__cuda_enter(const struct ek__cuda_device *device);
+/* For a slot: what to put back; puts it back and gives `status`. */
+int ek__cuda_current(void);
+ek_status ek__cuda_leave(int before, ek_status status);
+/* The thread is the device's worker from now on. */
+void ek__cuda_worker_begins(ek_device *device);
 
 /* ---- cuda_list.c: what there is ---- */
 

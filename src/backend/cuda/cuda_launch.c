@@ -41,10 +41,12 @@ static ek_status check_launch(const struct ek__cuda_device *device, cudaError_t 
     struct ek__cuda_device *device = it->device;                                                   \
     const struct ek__cuda_place at = {it->handle, ek__cuda_kernel_workspace(device), device->bad}; \
     EK_TRY(CHECK(args)(device, args));                                                             \
+    const int before = ek__cuda_current();                                                         \
     EK_TRY(ek__cuda_enter(device));                                                                \
     ek__cuda_call_begins(device);                                                                  \
     const cudaError_t error = ek__cuda_##name(&at, args);                                          \
-    return ek__cuda_call_ends(device, check_launch(device, error, #name));                         \
+    const ek_status status = ek__cuda_call_ends(device, check_launch(device, error, #name));       \
+    return ek__cuda_leave(before, status);                                                         \
   }
 EK__CUDA_LAUNCHER_LIST(LAUNCHING_SLOT)
 
@@ -53,22 +55,26 @@ EK__CUDA_LAUNCHER_LIST(LAUNCHING_SLOT)
 ek_status ek__cuda_slot_zero(ek_stream *stream, void *y, size_t bytes) {
   const struct ek__cuda_stream *it = ek__cuda_stream_of(stream);
   if (bytes == 0) return EK_OK;
+  const int before = ek__cuda_current();
   EK_TRY(ek__cuda_enter(it->device));
   ek__cuda_call_begins(it->device);
   const cudaError_t error = cudaMemsetAsync(y, 0, bytes, it->handle);
-  return ek__cuda_call_ends(it->device,
-                            ek__cuda_check(it->device, error, "zero: cudaMemsetAsync"));
+  return ek__cuda_leave(
+      before,
+      ek__cuda_call_ends(it->device, ek__cuda_check(it->device, error, "zero: cudaMemsetAsync")));
 }
 
 /* Also between GPUs, where the communicator `peer` asks for it. */
 ek_status ek__cuda_slot_copy(ek_stream *stream, void *y, const void *x, size_t bytes) {
   const struct ek__cuda_stream *it = ek__cuda_stream_of(stream);
   if (bytes == 0) return EK_OK;
+  const int before = ek__cuda_current();
   EK_TRY(ek__cuda_enter(it->device));
   ek__cuda_call_begins(it->device);
   const cudaError_t error = cudaMemcpyAsync(y, x, bytes, cudaMemcpyDefault, it->handle);
-  return ek__cuda_call_ends(it->device,
-                            ek__cuda_check(it->device, error, "copy: cudaMemcpyAsync"));
+  return ek__cuda_leave(
+      before,
+      ek__cuda_call_ends(it->device, ek__cuda_check(it->device, error, "copy: cudaMemcpyAsync")));
 }
 
 const struct ek__kernels ek__cuda_kernels = {

@@ -48,33 +48,68 @@ static const struct ek__link *link_for(void *raw) {
   return group->nccl ? ek__cuda_nccl : NULL;
 }
 
+/* ---- slots that any thread of the program may call: its current GPU stays what it was ---- */
+
+#define VISIT(slot, parameters, arguments)                                                         \
+  static ek_status slot parameters {                                                               \
+    const int before = ek__cuda_current();                                                         \
+    return ek__cuda_leave(before, ek__cuda_##slot arguments);                                      \
+  }
+VISIT(group_open,
+      (void **native, const struct ek__device_spec *spec, const ek_group_options *options),
+      (native, spec, options))
+VISIT(memory_outside, (ek_memory_outside * outside, const ek_device *device), (outside, device))
+VISIT(stream_synchronize, (ek_stream * stream), (stream))
+VISIT(event_open, (void **native, ek_device *device), (native, device))
+VISIT(event_record, (void *event, ek_stream *stream), (event, stream))
+VISIT(event_synchronize, (void *event, ek_device *device), (event, device))
+VISIT(stream_wait, (ek_stream * stream, void *event), (stream, event))
+VISIT(upload, (ek_stream * stream, void *to, const void *host, size_t bytes),
+      (stream, to, host, bytes))
+VISIT(download, (ek_stream * stream, void *host, const void *from, size_t bytes),
+      (stream, host, from, bytes))
+VISIT(between, (ek_stream * stream, void *to, ek_device *source, const void *from, size_t bytes),
+      (stream, to, source, from, bytes))
+VISIT(send,
+      (uint64_t * arrival, ek_device *device, void *to, const void *host, size_t bytes,
+       uint64_t ticket),
+      (arrival, device, to, host, bytes, ticket))
+VISIT(arrive, (ek_device * device, uint64_t arrival), (device, arrival))
+
+static void group_close(void *native) {
+  const int before = ek__cuda_current();
+  ek__cuda_group_close(native);
+  (void)ek__cuda_leave(before, EK_OK);
+}
+
 static const struct ek__backend table = {
     EK__BACKEND_REQUIRED("cuda", ek__cuda_describe, memory_size, memory_reserve, memory_release,
                          ek__cuda_stream_open, ek__cuda_stream_close),
     .kernels = &ek__cuda_kernels,
     .resolve = ek__cuda_resolve,
-    .group_open = ek__cuda_group_open,
-    .group_close = ek__cuda_group_close,
+    .group_open = group_open,
+    .group_close = group_close,
     .device_open = device_open,
     .device_close = device_close,
     .workspace_bytes = EK__CUDA_DEVICE_BYTES,
     .workspace_give = workspace_give,
-    .memory_outside = ek__cuda_memory_outside,
+    .memory_outside = memory_outside,
     .stream_handle = ek__cuda_stream_handle,
-    .stream_synchronize = ek__cuda_stream_synchronize,
-    .event_open = ek__cuda_event_open,
+    .stream_synchronize = stream_synchronize,
+    .event_open = event_open,
     .event_close = ek__cuda_event_close,
-    .event_record = ek__cuda_event_record,
-    .event_synchronize = ek__cuda_event_synchronize,
-    .stream_wait = ek__cuda_stream_wait,
-    .upload = ek__cuda_upload,
-    .download = ek__cuda_download,
-    .between = ek__cuda_between,
+    .event_record = event_record,
+    .event_synchronize = event_synchronize,
+    .stream_wait = stream_wait,
+    .upload = upload,
+    .download = download,
+    .between = between,
     .ticket = ek__cuda_ticket,
-    .send = ek__cuda_send,
-    .arrive = ek__cuda_arrive,
+    .send = send,
+    .arrive = arrive,
     .link_for = link_for,
     .watch = ek__cuda_watch,
+    .worker_begins = ek__cuda_worker_begins,
 };
 
 EK_API ek__module_entry ek_cuda_module;

@@ -206,18 +206,27 @@ static ek_status clique_open(void **self, void *raw) {
   struct ek__cuda_clique *clique = group->spare;
   group->spare = NULL;
   pthread_mutex_unlock(&group->failure_mutex);
-  if (clique == NULL) EK_TRY(ek__cuda_clique_open(&clique, group));
-  *self = clique;
-  return EK_OK;
+  const int before = ek__cuda_current();
+  const ek_status status = clique == NULL ? ek__cuda_clique_open(&clique, group) : EK_OK;
+  if (status == EK_OK) *self = clique;
+  return ek__cuda_leave(before, status);
 }
 
 static void clique_abort(void *self) {
   atomic_store(&((struct ek__cuda_clique *)self)->aborted, true);
 }
 
-static void clique_renew(void *self) { ek__cuda_clique_renew(self); }
+static void clique_renew(void *self) {
+  const int before = ek__cuda_current();
+  ek__cuda_clique_renew(self);
+  (void)ek__cuda_leave(before, EK_OK);
+}
 
-static void clique_close(void *self) { ek__cuda_clique_close(self); }
+static void clique_close(void *self) {
+  const int before = ek__cuda_current();
+  ek__cuda_clique_close(self);
+  (void)ek__cuda_leave(before, EK_OK);
+}
 
 static const struct ek__link link_table = {.name = "nccl",
                                            .open = clique_open,

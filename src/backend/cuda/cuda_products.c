@@ -345,7 +345,7 @@ static ek_status scale_only(ek_stream *stream, const struct ek__matmul_args *arg
   return args->beta == 0 ? ek__cuda_slot_fill(stream, &scale) : ek__cuda_slot_scale(stream, &scale);
 }
 
-ek_status ek__cuda_slot_matmul(ek_stream *stream, const struct ek__matmul_args *args) {
+static ek_status matmul(ek_stream *stream, const struct ek__matmul_args *args) {
   const struct ek__cuda_stream *it = ek__cuda_stream_of(stream);
   if (args->m == 0 || args->n == 0) return EK_OK;
   EK_TRY(ek__cuda_enter(it->device));
@@ -371,4 +371,9 @@ ek_status ek__cuda_slot_matmul(ek_stream *stream, const struct ek__matmul_args *
   const struct ek__matrix_args bias = {
       .y = args->c, .b = args->bias, .rows = args->m, .columns = args->n, .types = args->types};
   return ek__cuda_slot_add_bias(stream, &bias);
+}
+
+ek_status ek__cuda_slot_matmul(ek_stream *stream, const struct ek__matmul_args *args) {
+  const int before = ek__cuda_current();
+  return ek__cuda_leave(before, matmul(stream, args));
 }

@@ -73,7 +73,7 @@ static void describe_streams(char *text, size_t size, const struct ek__cuda_grou
   size_t used = 0;
   for (size_t i = 0; i < group->count && used < size; i++) {
     const struct ek__cuda_device *device = &group->devices[i];
-    (void)cudaSetDevice(device->gpu->physical);
+    if (ek__cuda_enter(device) != EK_OK) continue;
     for (int kind = 0; kind < EK__CUDA_STREAMS && used < size; kind++) {
       if (ek__cuda_query(&device->streams[kind]) != cudaErrorNotReady) continue;
       const int written = snprintf(text + used, size - used, "%s%s's %s stream",

@@ -41,6 +41,7 @@
   X(cudaErrorInvalidAddressSpace, 717, "operation not supported on global/shared address space")   \
   X(cudaErrorInvalidPc, 718, "invalid program counter")                                            \
   X(cudaErrorLaunchFailure, 719, "unspecified launch failure")                                     \
+  X(cudaErrorTooManyPeers, 711, "peer mapping resources exhausted")                                \
   X(cudaErrorNotPermitted, 800, "operation not permitted")                                         \
   X(cudaErrorNotSupported, 801, "operation not supported")                                         \
   X(cudaErrorSystemDriverMismatch, 803,                                                            \

@@ -21,8 +21,8 @@ extern "C" {
 /* Queues a kernel. `run(closure)` is one CUDA thread; `release(closure)` is called once, also when
    the launch fails. `kernel` identifies it for cudaFuncSetAttribute(). */
 cudaError_t cuemu_launch(const char *name, const void *kernel, void (*run)(void *),
-                         void (*release)(void *), void *closure, dim3 grid, dim3 block,
-                         size_t shared_bytes, cudaStream_t stream);
+                         void (*release)(void *), void *closure, size_t closure_bytes, dim3 grid,
+                         dim3 block, size_t shared_bytes, cudaStream_t stream);
 void *cuemu_dynamic_shared(void);
 }
 
@@ -46,7 +46,7 @@ inline void launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 block
   static_assert((std::is_trivially_copyable_v<P> && ...), "arguments are copied as bytes");
   auto *c = new closure<P...>{kernel, {static_cast<P>(arguments)...}};
   (void)cuemu_launch(name, reinterpret_cast<const void *>(kernel), &closure<P...>::run,
-                     &closure<P...>::release, c, grid, block, shared_bytes, stream);
+                     &closure<P...>::release, c, sizeof(*c), grid, block, shared_bytes, stream);
 }
 
 } // namespace cuemu

@@ -87,7 +87,8 @@ void cuemu_comm_leave(struct ncclComm *comm) {
 /* ---- begin ---- */
 
 ncclResult_t ncclGetVersion(int *version) {
-  *version = NCCL_VERSION_CODE;
+  cuemu_initialise();
+  *version = cuemu_settings.nccl_version;
   return ncclSuccess;
 }
 

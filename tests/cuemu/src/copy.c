@@ -44,10 +44,10 @@ static void release(void *argument) {
 }
 
 /* `wanted`: 'd' device, 'h' host, '?' either */
-static bool check(char wanted, const void *pointer, size_t bytes, enum cuemu_place *place) {
-  int device;
+static bool check(char wanted, const void *pointer, size_t bytes, enum cuemu_place *place,
+                  int *device) {
   bool whole;
-  *place = cuemu_find(pointer, bytes, &device, &whole);
+  *place = cuemu_find(pointer, bytes, device, &whole);
   if (!whole || (!pointer && bytes)) return false;
   if (wanted == 'd') return *place == CUEMU_ON_DEVICE;
   return wanted != 'h' || *place != CUEMU_ON_DEVICE;
@@ -85,11 +85,16 @@ static cudaError_t queue_copy(struct copy copy, enum cudaMemcpyKind kind, cudaSt
   if (!copy.width || !copy.height) return cudaSuccess;
   if (copy.to_pitch < copy.width || copy.from_pitch < copy.width) return cudaErrorInvalidValue;
   enum cuemu_place to, from;
+  int to_device, from_device;
   size_t to_bytes = extent(copy.to_pitch, copy.width, copy.height);
   size_t from_bytes = extent(copy.from_pitch, copy.width, copy.height);
-  if (!check(wanted[kind][0], copy.to, to_bytes, &to) ||
-      !check(wanted[kind][1], copy.from, from_bytes, &from)) {
+  if (!check(wanted[kind][0], copy.to, to_bytes, &to, &to_device) ||
+      !check(wanted[kind][1], copy.from, from_bytes, &from, &from_device)) {
     return cudaErrorInvalidValue;
+  }
+  if (to == CUEMU_ON_DEVICE && from == CUEMU_ON_DEVICE && !cuemu_reaches(to_device, from_device) &&
+      !cuemu_reaches(from_device, to_device)) {
+    cuemu_add_staged();
   }
   struct copy *c = cuemu_new(sizeof(*c));
   *c = copy;
@@ -148,7 +153,9 @@ static cudaError_t queue_set(void *to, int value, size_t bytes, cudaStream_t str
   cudaError_t error = call_error(stream);
   if (error != cudaSuccess || !bytes) return error;
   enum cuemu_place place;
-  if (!check('?', to, bytes, &place) || place == CUEMU_PAGEABLE) return cudaErrorInvalidValue;
+  int device;
+  if (!check('?', to, bytes, &place, &device) || place == CUEMU_PAGEABLE)
+    return cudaErrorInvalidValue;
   struct copy *c = cuemu_new(sizeof(*c));
   *c = (struct copy){.to = to, .width = bytes, .value = value};
   cuemu_enqueue(stream, CUEMU_COPY, run_set, release, c);

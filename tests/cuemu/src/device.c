@@ -5,6 +5,7 @@
  * from the environment (../cuemu.h) once, before the first use of anything.
  */
 #include "internal.h"
+#include "nccl.h"
 
 #include <stdatomic.h>
 #include <stdio.h>
@@ -71,6 +72,7 @@ static void read_environment(void) {
       .order = (int)number("CUEMU_ORDER", 0),
       .fiber_per_thread = number("CUEMU_FIBER_PER_THREAD", 0) != 0,
       .jitter_us = (unsigned)number("CUEMU_JITTER_US", 0),
+      .nccl_version = (int)number("CUEMU_NCCL_VERSION", NCCL_VERSION_CODE),
       .nccl_polls = (unsigned)number("CUEMU_NCCL_POLLS", 1),
       .nccl_call_us = (unsigned)number("CUEMU_NCCL_CALL_US", 0),
       .load_drains = number("CUEMU_LOAD_DRAINS", 0) != 0,

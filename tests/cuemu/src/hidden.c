@@ -66,7 +66,8 @@ bool cuemu_load(int device, const void *code, const char *name) {
   cuemu_unlock();
   if (known) return true;
   if (late && used >= late) {
-    fprintf(stderr, "cuemu: kernel %s (%p) is first used when %zu bytes are taken\n", name, code, used);
+    fprintf(stderr, "cuemu: kernel %s (%p) is first used when %zu bytes are taken\n", name, code,
+            used);
     abort();
   }
   if (cuemu_settings.load_drains) drain(device);

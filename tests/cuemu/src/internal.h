@@ -65,6 +65,10 @@ enum cuemu_place { CUEMU_PAGEABLE, CUEMU_PINNED, CUEMU_ON_DEVICE };
 
 /* Where the range lies; `whole` says whether all of it does. */
 enum cuemu_place cuemu_find(const void *pointer, size_t bytes, int *device, bool *whole);
+/* Whether the device may touch what lies on the other one (-1: host memory). */
+bool cuemu_reaches(int device, int other);
+/* An address among a kernel's arguments of memory that the device does not reach; or NULL. */
+const void *cuemu_find_stranger(int device, const void *bytes, size_t size);
 unsigned long cuemu_host_allocations(void);
 void cuemu_free_device_memory(int device);
 
@@ -125,6 +129,7 @@ void cuemu_hang_here(void); /* until released */
 bool cuemu_hangs_armed(void);
 void cuemu_faults_from_environment(void);
 void cuemu_add_overlap(void);
+void cuemu_add_staged(void);
 void cuemu_add_hanging(int change); /* for hangs that another file waits out */
 
 /* ---- executor: block.c ---- */

@@ -7,6 +7,7 @@
  */
 #include "internal.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 #define SHARED_DEFAULT ((size_t)48 << 10)
@@ -84,6 +85,17 @@ static cudaError_t check(const char *name, const void *kernel, dim3 grid, dim3 b
   return cuemu_load(device, kernel, name) ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 
+/* A GPU fails when the kernel runs. Found out sooner, it is the caller who is told. */
+static cudaError_t check_addresses(const char *name, const void *arguments, size_t bytes) {
+  const int device = cuemu_current_device();
+  const void *stranger = cuemu_find_stranger(device, arguments, bytes);
+  if (!stranger) return cudaSuccess;
+  fprintf(stderr, "cuemu: kernel %s on device %d gets %p, of a device without peer access\n", name,
+          device, stranger);
+  cuemu_set_sticky(device, cudaErrorIllegalAddress);
+  return cudaErrorIllegalAddress;
+}
+
 static cudaError_t run_kernel(cudaStream_t stream, void *argument) {
   struct kernel *k = argument;
   int fault = cuemu_call(stream->device, CUEMU_KERNEL);
@@ -98,13 +110,14 @@ static void release_kernel(void *argument) {
 }
 
 cudaError_t cuemu_launch(const char *name, const void *kernel, void (*run)(void *),
-                         void (*release)(void *), void *closure, dim3 grid, dim3 block,
-                         size_t shared_bytes, cudaStream_t stream);
+                         void (*release)(void *), void *closure, size_t closure_bytes, dim3 grid,
+                         dim3 block, size_t shared_bytes, cudaStream_t stream);
 
 cudaError_t cuemu_launch(const char *name, const void *kernel, void (*run)(void *),
-                         void (*release)(void *), void *closure, dim3 grid, dim3 block,
-                         size_t shared_bytes, cudaStream_t stream) {
+                         void (*release)(void *), void *closure, size_t closure_bytes, dim3 grid,
+                         dim3 block, size_t shared_bytes, cudaStream_t stream) {
   cudaError_t error = check(name, kernel, grid, block, shared_bytes, stream);
+  if (error == cudaSuccess) error = check_addresses(name, closure, closure_bytes);
   if (error != cudaSuccess) {
     release(closure);
     return cuemu_result(error);

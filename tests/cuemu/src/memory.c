@@ -77,6 +77,30 @@ enum cuemu_place cuemu_find(const void *pointer, size_t bytes, int *device, bool
   return place;
 }
 
+bool cuemu_reaches(int device, int other) {
+  if (device == other || other < 0) return true;
+  cuemu_lock();
+  const bool enabled = cuemu_devices[device].peers >> other & 1;
+  cuemu_unlock();
+  return enabled;
+}
+
+const void *cuemu_find_stranger(int device, const void *bytes, size_t size) {
+  const void *stranger = NULL;
+  cuemu_lock();
+  const unsigned peers = cuemu_devices[device].peers | 1u << device;
+  for (const struct allocation *a = allocations; a && !stranger; a = a->next) {
+    if (a->device < 0 || peers >> a->device & 1) continue;
+    for (size_t i = 0; i + sizeof(char *) <= size && !stranger; i += sizeof(char *)) {
+      const char *p;
+      memcpy(&p, (const char *)bytes + i, sizeof(p));
+      if (p >= a->memory && p < a->memory + a->bytes) stranger = p;
+    }
+  }
+  cuemu_unlock();
+  return stranger;
+}
+
 unsigned long cuemu_host_allocations(void) {
   cuemu_lock();
   unsigned long count = host_allocations;
