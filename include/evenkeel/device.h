@@ -65,8 +65,9 @@ typedef struct ek_group_options {
  */
 
 /*
- * `deterministic`: the communicator `peer`, which sums in the order of the devices, also between
- * different GPUs, where they reach each other's memory. Where they do not, NCCL must be held to one
+ * `deterministic`: how products are computed is not chosen by timing; and the communicator `peer`,
+ * which sums in the order of the devices, also between different GPUs, where they reach each
+ * other's memory. Where they do not, NCCL must be held to one
  * algorithm: the program is started with NCCL_ALGO=Ring NCCL_PROTO=Simple NCCL_NVLS_ENABLE=0 in its
  * environment, else EK_ERR_UNSUPPORTED. The same machine then gives the same bits, in an order of
  * its own. Logical devices of one GPU always use `peer`.

@@ -10,6 +10,7 @@
 #include <evenkeel/products.h>
 
 #include "ck_module.h"
+#include "cublasLt.h"
 #include "cuemu.h"
 
 #define SPEC "cuda:0@64MiB"
@@ -110,6 +111,42 @@ START_TEST(no_algorithm) {
 }
 END_TEST
 
+/* ---- epilogues that are slow ---- */
+
+static const struct {
+  const char *spec; /* each on a GPU that nobody has used before: what was timed is kept */
+  int gpu;
+  unsigned slow;
+  bool deterministic, one_call;
+} timed[] = {{"cuda:1@48MiB", 1, 0, false, true},
+             {"cuda:1@48MiB", 1, 0, true, false},
+             {"cuda:2@48MiB", 2, CUBLASLT_EPILOGUE_GELU, false, false},
+             {"cuda:1@48MiB", 1, 0, false, true}};
+
+/* An epilogue that was timed and lost is not used, and none in a deterministic group. */
+START_TEST(epilogues_are_timed) {
+  ek_group_options options = EK_GROUP_OPTIONS_INIT;
+  ek_group *group = NULL;
+  options.deterministic = timed[_i].deterministic;
+  cuemu_set_slow(timed[_i].slow);
+  ck_ok(ek_group_open(&group, timed[_i].spec, &options));
+  cuemu_set_slow(0);
+  ek_device *device = ek_group_device(group, 0);
+  ek_tensor x = ck_upload(device, EK_F32, NULL, CK_SHAPE(5, 3));
+  ek_tensor w = ck_upload(device, EK_F32, NULL, CK_SHAPE(16, 3));
+  ek_tensor bias = ck_upload(device, EK_F32, NULL, CK_SHAPE(16));
+  ek_tensor y = ck_upload(device, EK_F32, NULL, CK_SHAPE(5, 16));
+  ek_tensor pre = ck_upload(device, EK_F32, NULL, CK_SHAPE(5, 16));
+  const unsigned long before = cuemu_calls(timed[_i].gpu, CUEMU_LAUNCH);
+  ck_ok(ek_op_linear_gelu(ek_device_stream(device, EK_STREAM_COMPUTE), &y, &pre, &x, &w, &bias));
+  ck_assert_uint_eq(cuemu_calls(timed[_i].gpu, CUEMU_LAUNCH) - before, timed[_i].one_call ? 0 : 1);
+  ck_ok(ek_group_synchronize(group));
+  ek_tensor *all[] = {&x, &w, &bias, &y, &pre};
+  for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) ek_tensor_free(all[i]);
+  ck_ok(ek_group_free(group));
+}
+END_TEST
+
 /* ---- a heuristic that is wrong ---- */
 
 static const struct {
@@ -196,6 +233,7 @@ static Suite *make_suite(void) {
   tcase_add_test(operations, one_call);
   tcase_add_test(operations, ineligible);
   tcase_add_test(operations, no_algorithm);
+  tcase_add_loop_test(operations, epilogues_are_timed, 0, sizeof timed / sizeof timed[0]);
   tcase_add_loop_test(operations, refused_algorithms, 0, sizeof wrong / sizeof wrong[0]);
   TCase *whole = ck_case(suite, "model");
   tcase_add_test(whole, model);

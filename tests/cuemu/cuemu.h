@@ -96,6 +96,9 @@ unsigned long cuemu_calls(int device, enum cuemu_kind kind);
 /* Epilogues of cuBLASLt with other bits than these have no algorithm; ~0u: all have. */
 void cuemu_set_epilogues(unsigned bits);
 
+/* Epilogues of cuBLASLt with any of these bits take long, as events measure it. */
+void cuemu_set_slow(unsigned bits);
+
 /* Algorithms of cuBLASLt, a bit for each by number: those that the heuristic offers and says to be of
    no use, and those that it takes for good and the product then refuses. */
 void cuemu_refuse(unsigned by_heuristic, unsigned by_product);

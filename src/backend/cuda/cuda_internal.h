@@ -28,6 +28,7 @@ struct ek__cuda_group;
 
 struct ek__cuda_gpu {
   int physical;        /* CUDA's number */
+  unsigned fused;      /* a bit for each ek__epilogue that cuBLASLt does best: cuda_timing.c */
   int shared_bytes;    /* what a block may have of shared memory */
   size_t first, count; /* its devices in the group */
   void *memory;        /* of all its devices */
@@ -36,7 +37,7 @@ struct ek__cuda_gpu {
   uint64_t before;  /* free memory before communicators were opened */
   uint64_t loaded;  /* what code and communicators took of that: cuda_warm.c */
   uint64_t reserve; /* what a default capacity leaves alone; 0 once a cap was given */
-  void *scratch;    /* EK__CUDA_DEVICE_BYTES while the GPU is warmed up, else NULL */
+  void *scratch;    /* EK__CUDA_SCRATCH_BYTES while the GPU is warmed up, else NULL */
 };
 
 struct ek__cuda_stream {
@@ -162,6 +163,24 @@ ek_status ek__cuda_warm(struct ek__cuda_group *group);
 void ek__cuda_warm_end(struct ek__cuda_gpu *gpu);
 /* The GPU was reset. */
 void ek__cuda_warm_forget(int physical);
+
+/* ---- cuda_timing.c: products with and without an epilogue ---- */
+
+/* Rows, columns and depth of the product that is timed; a build over a stand-in says less. */
+#ifndef EK__CUDA_TIMED_ROWS
+#define EK__CUDA_TIMED_ROWS 2048
+#define EK__CUDA_TIMED_COLUMNS 3072
+#define EK__CUDA_TIMED_DEPTH 768
+#endif
+/* c and GELU's input, a, b, and two vectors as long as rows and columns together. */
+#define EK__CUDA_TIMED_BYTES                                                                       \
+  (sizeof(float) *                                                                                 \
+   ((size_t)2 * EK__CUDA_TIMED_ROWS * EK__CUDA_TIMED_COLUMNS +                                     \
+    (size_t)(EK__CUDA_TIMED_ROWS + EK__CUDA_TIMED_COLUMNS) * (EK__CUDA_TIMED_DEPTH + 2)))
+#define EK__CUDA_SCRATCH_BYTES (EK__CUDA_DEVICE_BYTES + EK__CUDA_TIMED_BYTES)
+
+/* Sets a bit for each epilogue that won; `memory` is EK__CUDA_TIMED_BYTES of the GPU's. Waits. */
+ek_status ek__cuda_time_epilogues(unsigned *fused, struct ek__cuda_device *device, void *memory);
 
 /* ---- cuda_memory.c: the memory of the GPUs ---- */
 

@@ -191,6 +191,12 @@ static atomic_uint epilogue_bits = ~0u;
 
 void cuemu_set_epilogues(unsigned bits) { atomic_store(&epilogue_bits, bits); }
 
+static atomic_uint slow_bits;
+
+void cuemu_set_slow(unsigned bits) { atomic_store(&slow_bits, bits); }
+
+bool cuemu_is_slow(unsigned epilogue) { return (epilogue & atomic_load(&slow_bits)) != 0; }
+
 static atomic_uint refused_by_heuristic, refused_by_product;
 
 void cuemu_refuse(unsigned by_heuristic, unsigned by_product) {

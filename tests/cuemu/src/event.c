@@ -17,7 +17,6 @@
 #include "internal.h"
 
 #include <stdlib.h>
-#include <time.h>
 
 struct CUevent_st {
   pthread_mutex_t mutex;
@@ -26,12 +25,13 @@ struct CUevent_st {
   int references, waiting;
   unsigned flags;
   uint64_t recorded, reached;
-  cudaStream_t stream;  /* of the last record */
-  struct timespec time; /* of the last record that was reached */
+  cudaStream_t stream; /* of the last record */
+  uint64_t time;       /* the stream's clock when the last record was reached */
 };
 
 struct event_operation {
   cudaEvent_t event;
+  cudaStream_t stream; /* of a record */
   uint64_t number;
 };
 
@@ -106,7 +106,7 @@ static void reach(void *argument) {
   cudaEvent_t event = operation->event;
   pthread_mutex_lock(&event->mutex);
   if (operation->number > event->reached) event->reached = operation->number;
-  (void)clock_gettime(CLOCK_MONOTONIC, &event->time);
+  event->time = operation->stream->clock;
   if (event->waiting) pthread_cond_broadcast(&event->reached_more);
   pthread_mutex_unlock(&event->mutex);
   unreference(event);
@@ -129,7 +129,7 @@ static void release_wait(void *argument) {
 /* Refers to the event's last record. Called with its lock held. */
 static struct event_operation *refer(cudaEvent_t event) {
   struct event_operation *operation = cuemu_new(sizeof(*operation));
-  *operation = (struct event_operation){event, event->recorded};
+  *operation = (struct event_operation){event, event->stream, event->recorded};
   event->references++;
   return operation;
 }
@@ -200,7 +200,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 }
 
 /* The time of the last record, if the event has one and keeps times. */
-static cudaError_t read_time(cudaEvent_t event, struct timespec *time) {
+static cudaError_t read_time(cudaEvent_t event, uint64_t *time) {
   if (!event || (event->flags & cudaEventDisableTiming)) return cudaErrorInvalidResourceHandle;
   pthread_mutex_lock(&event->mutex);
   bool never = event->recorded == 0;
@@ -212,11 +212,10 @@ static cudaError_t read_time(cudaEvent_t event, struct timespec *time) {
 
 cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t start, cudaEvent_t end) {
   cudaError_t error = cuemu_enter();
-  struct timespec from, to;
+  uint64_t from, to;
   if (error == cudaSuccess) error = read_time(start, &from);
   if (error == cudaSuccess) error = read_time(end, &to);
   if (error != cudaSuccess) return cuemu_result(error);
-  double seconds = (double)(to.tv_sec - from.tv_sec);
-  *milliseconds = (float)(seconds * 1e3 + (double)(to.tv_nsec - from.tv_nsec) * 1e-6);
+  *milliseconds = (float)((double)to - (double)from) * 1e-6f;
   return cudaSuccess;
 }

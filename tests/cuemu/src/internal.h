@@ -101,6 +101,7 @@ struct CUstream_st {
   pthread_cond_t work, idle;
   struct cuemu_operation *head, **tail;
   uint64_t queued, done;
+  uint64_t clock; /* nanoseconds of events: see stream.c; the worker's */
   uint64_t wanted; /* operations that the worker may run; see stream.c */
   unsigned patience, chance;
   int waiting; /* for `idle` */
@@ -118,6 +119,13 @@ cudaStream_t cuemu_stream_refer(cudaStream_t stream); /* resolves the default st
 void cuemu_stream_unrefer(cudaStream_t stream);       /* NULL is none */
 void cuemu_drain_device(int device);
 void cuemu_close_default_stream(int device);
+
+uint64_t cuemu_nanoseconds(void);
+
+/* ---- cublas_lt.c ---- */
+
+/* A product that is slow by cuemu_set_slow() makes its stream's clock go on. */
+bool cuemu_is_slow(unsigned epilogue);
 
 /* ---- fault.c ---- */
 

@@ -148,8 +148,8 @@ static void advance(struct cuemu_matrix *x) {
 }
 
 static cudaError_t run_product(cudaStream_t stream, void *argument) {
-  (void)stream;
   struct cuemu_product p = *(const struct cuemu_product *)argument;
+  if (cuemu_is_slow((unsigned)p.epilogue)) stream->clock += 100000;
   size_t longer = (size_t)(p.m > p.n ? p.m : p.n);
   double *packed = cuemu_new((size_t)p.m * (size_t)p.k * sizeof(double));
   double *column = cuemu_new((size_t)p.m * sizeof(double));

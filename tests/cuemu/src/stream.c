@@ -23,7 +23,12 @@
 
 #include <stdio.h>
 #include <stdlib.h>
+#include <time.h>
 #include <unistd.h>
+
+/* What events measure does not depend on how busy the machine is: kernels, products, copies and
+ * collectives take a microsecond each, only functions of the host and waits what they take. */
+#define OPERATION_TIME 1000
 
 enum { MOST_PATIENCE = 64 };
 
@@ -64,6 +69,12 @@ static struct cuemu_operation *next_operation(cudaStream_t s) { /* NULL: the str
   return operation;
 }
 
+uint64_t cuemu_nanoseconds(void) {
+  struct timespec now;
+  (void)clock_gettime(CLOCK_MONOTONIC, &now);
+  return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
 static void run_operation(cudaStream_t s, struct cuemu_operation *operation) {
   unsigned jitter = cuemu_settings.jitter_us;
   if (jitter) usleep(cuemu_random(&s->random) % jitter);
@@ -72,7 +83,9 @@ static void run_operation(cudaStream_t s, struct cuemu_operation *operation) {
         cuemu_runs_into_hang(s->device, (enum cuemu_kind)operation->kind)) {
       cuemu_hang_here();
     }
+    uint64_t since = operation->kind < 0 ? cuemu_nanoseconds() : 0;
     cudaError_t error = operation->run(s, operation->argument);
+    s->clock += operation->kind < 0 ? cuemu_nanoseconds() - since : OPERATION_TIME;
     if (error != cudaSuccess) cuemu_set_sticky(s->device, error);
   }
   if (operation->release) operation->release(operation->argument);
