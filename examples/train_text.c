@@ -1,14 +1,23 @@
 /*
  * train_text.c - trains a small byte-level language model on a text file and continues the text.
  *
- *     train_text FILE [--devices SPEC] [--steps N]
+ *     train_text FILE [--devices SPEC] [--steps N] [--save FOLDER] [--stop-at K]
+ *                     [--resume FOLDER] [--exact]
  *
  * A GPT of two blocks reads windows of 64 bytes, learns to predict the next byte over all devices
- * of the group (AdamW, warm-up and cosine, dropout), and then writes 240 bytes of its own. Exit
- * code 1 if something failed or the loss did not fall, 2 for a wrong command line.
+ * of the group (AdamW, warm-up and cosine, dropout), and then writes 240 bytes of its own.
+ *
+ *     --save FOLDER     the state of the run is saved there when it ends or stops
+ *     --stop-at K       stop after step K of N
+ *     --resume FOLDER   go on from the last state in that folder, to step N
+ *     --exact           every step's loss with 17 digits, as `step K loss L`
+ *
+ * SIGINT and SIGTERM stop the run after the step that is under way. Exit code 1 if something failed
+ * or, in a run that was not interrupted, the loss did not fall; 2 for a wrong command line.
  */
 #include <errno.h>
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,9 +27,17 @@
 enum { BYTES = 256, WINDOW = 64, BATCH = 16, CONTINUATION = 240, PROMPT = 32, SEED = 7 };
 
 struct settings {
-  const char *path, *devices;
-  long steps;
+  const char *path, *devices, *save, *resume;
+  long steps, stop_at; /* stop_at 0: when all are done */
+  int exact;
 };
+
+static volatile sig_atomic_t stop_asked;
+
+static void ask_to_stop(int number) {
+  (void)number;
+  stop_asked = 1;
+}
 
 struct text {
   unsigned char *bytes;
@@ -88,24 +105,59 @@ static ek_status train_step(ek_trainer *trainer, const struct text *text, long s
   return EK_OK;
 }
 
-/* Trains, prints the loss ten times, and tells whether it fell. */
-static ek_status train(ek_trainer *trainer, const struct settings *settings,
-                       const struct text *text, int *fell) {
-  const long steps = settings->steps;
-  const long part = steps < 20 ? 1 : steps / 10;
-  double first = 0, last = 0, mean = 0;
-  for (long step = 0; step < steps; step++) {
-    double loss = 0;
-    EK_TRY(train_step(trainer, text, step, &loss));
-    mean += loss / (double)part;
-    if ((step + 1) % part != 0) continue;
-    printf("step %5ld  loss %.4f\n", step + 1, mean);
-    if (step + 1 == part) first = mean;
-    last = mean;
-    mean = 0;
+/* What a run has become. */
+struct progress {
+  long first, next;         /* the step that it began with, and the one that comes next */
+  double mean, early, late; /* of the part under way, of the first and of the last one */
+};
+
+/* Ten lines for a whole run, or one for each step. */
+static void report(struct progress *progress, const struct settings *settings, double loss) {
+  const long part = settings->steps < 20 ? 1 : settings->steps / 10;
+  const long done = progress->next;
+  if (settings->exact) printf("step %ld loss %.17g\n", done, loss);
+  progress->mean += loss / (double)part;
+  if (done % part != 0) return;
+  if (!settings->exact) printf("step %5ld  loss %.4f\n", done, progress->mean);
+  if (done == part) progress->early = progress->mean;
+  progress->late = progress->mean;
+  progress->mean = 0;
+}
+
+/* Goes on from the last state of a folder. */
+static ek_status resume(ek_trainer *trainer, const struct settings *settings,
+                        struct progress *progress) {
+  ek_checkpoint_info info;
+  if (settings->resume == NULL) return EK_OK;
+  EK_TRY(ek_trainer_load(&info, trainer, settings->resume));
+  if (info.position > settings->steps) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s is a state of step %lld, behind the last one",
+                        info.path, (long long)info.position);
   }
-  *fell = last < first;
+  printf("from %s\n", info.path);
+  progress->first = progress->next = (long)info.position;
   return EK_OK;
+}
+
+static ek_status save(ek_trainer *trainer, const struct settings *settings, long position) {
+  ek_checkpoint_options options = EK_CHECKPOINT_OPTIONS_INIT;
+  if (settings->save == NULL) return EK_OK;
+  options.position = position;
+  options.keep = 2;
+  return ek_trainer_save(trainer, settings->save, &options);
+}
+
+/* Trains until the run ends, or is to stop. */
+static ek_status train(ek_trainer *trainer, const struct settings *settings,
+                       const struct text *text, struct progress *progress) {
+  const long last = settings->stop_at > 0 ? settings->stop_at : settings->steps;
+  while (progress->next < last && !stop_asked) {
+    double loss = 0;
+    EK_TRY(train_step(trainer, text, progress->next, &loss));
+    progress->next++;
+    report(progress, settings, loss);
+  }
+  return save(trainer, settings, progress->next);
 }
 
 /* Draws a byte from softmax(logits / temperature). */
@@ -185,39 +237,68 @@ static int read_text(struct text *text, const char *path) {
   return good;
 }
 
+static int read_count(long *count, const char *text) {
+  char *end = NULL;
+  *count = strtol(text, &end, 10);
+  return *end == '\0' && *count >= 1 && *count <= 1000000;
+}
+
 static int read_arguments(struct settings *settings, int argc, char **argv) {
   for (int i = 1; i < argc; i++) {
     const int more = i + 1 < argc;
     if (strcmp(argv[i], "--devices") == 0 && more) {
       settings->devices = argv[++i];
     } else if (strcmp(argv[i], "--steps") == 0 && more) {
-      char *end = NULL;
-      settings->steps = strtol(argv[++i], &end, 10);
-      if (*end != '\0' || settings->steps < 1 || settings->steps > 1000000) return 0;
+      if (!read_count(&settings->steps, argv[++i])) return 0;
+    } else if (strcmp(argv[i], "--stop-at") == 0 && more) {
+      if (!read_count(&settings->stop_at, argv[++i])) return 0;
+    } else if (strcmp(argv[i], "--save") == 0 && more) {
+      settings->save = argv[++i];
+    } else if (strcmp(argv[i], "--resume") == 0 && more) {
+      settings->resume = argv[++i];
+    } else if (strcmp(argv[i], "--exact") == 0) {
+      settings->exact = 1;
     } else if (argv[i][0] != '-' && settings->path == NULL) {
       settings->path = argv[i];
     } else {
       return 0;
     }
   }
-  return settings->path != NULL;
+  return settings->path != NULL && settings->stop_at <= settings->steps;
+}
+
+static void stop_on_signals(void) {
+  (void)signal(SIGINT, ask_to_stop);
+  (void)signal(SIGTERM, ask_to_stop);
 }
 
 int main(int argc, char **argv) {
-  struct settings settings = {NULL, "cpu:2", 300};
+  struct settings settings = {.devices = "cpu:2", .steps = 300};
   if (!read_arguments(&settings, argc, argv)) {
-    fprintf(stderr, "usage: train_text FILE [--devices SPEC] [--steps N]\n");
+    fprintf(stderr, "usage: train_text FILE [--devices SPEC] [--steps N] [--save FOLDER] "
+                    "[--stop-at K] [--resume FOLDER] [--exact]\n");
     return 2;
   }
   struct text text = {0};
+  struct progress progress = {0};
   ek_trainer *trainer = NULL;
-  int fell = 0;
+  int good = 0;
   ek_status status = EK_ERR_IO;
   if (!read_text(&text, settings.path)) goto cleanup;
+  stop_on_signals();
   EK_TRY_GOTO(status, open_trainer(&trainer, &settings), report);
-  EK_TRY_GOTO(status, train(trainer, &settings, &text, &fell), report);
+  EK_TRY_GOTO(status, resume(trainer, &settings, &progress), report);
+  EK_TRY_GOTO(status, train(trainer, &settings, &text, &progress), report);
+  good = 1;
+  if (progress.next < settings.steps) {
+    printf("stopped after step %ld of %ld\n", progress.next, settings.steps);
+    goto cleanup;
+  }
   EK_TRY_GOTO(status, continue_text(trainer, &text), report);
-  if (!fell) fprintf(stderr, "train_text: the loss did not fall\n");
+  if (progress.first == 0 && progress.late >= progress.early) {
+    fprintf(stderr, "train_text: the loss did not fall\n");
+    good = 0;
+  }
 report:
   if (status != EK_OK) {
     fprintf(stderr, "train_text: %s: %s\n", ek_status_name(status), ek_error_message());
@@ -225,5 +306,5 @@ report:
 cleanup:
   (void)ek_trainer_free(trainer);
   free(text.bytes);
-  return status == EK_OK && fell ? 0 : 1;
+  return status == EK_OK && good ? 0 : 1;
 }

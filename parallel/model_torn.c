@@ -37,6 +37,8 @@ void ek__model_update_ended(ek_data_parallel_model *model) {
 
 /* ---- mending ---- */
 
+void ek__model_tear(ek_data_parallel_model *model) { atomic_fetch_add(&model->tears, 1); }
+
 void ek__model_write_begins(uint64_t *tear, ek_data_parallel_model *model) {
   if (atomic_exchange(&model->updating, false)) atomic_fetch_add(&model->tears, 1);
   const uint64_t tears = atomic_load(&model->tears);

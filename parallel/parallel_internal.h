@@ -82,6 +82,8 @@ ek_status ek__model_check(const ek_data_parallel_model *model);
 /* Called before anybody writes parameters or state, and when all that was asked for is queued. */
 void ek__model_update_begins(ek_data_parallel_model *model);
 void ek__model_update_ended(ek_data_parallel_model *model);
+/* All of its state is about to be written: until the last entry is, the model is torn. */
+void ek__model_tear(ek_data_parallel_model *model);
 /*
  * A write of an entry of the state (state.c) begins: *tear becomes the number of the tear that it
  * mends a part of, 0 for a good model. It has ended well; *written is the entry's own.

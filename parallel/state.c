@@ -174,30 +174,29 @@ static bool meet(int64_t *from, int64_t *to, int64_t offset, int64_t count, int6
 
 /* Reads from device 0, writes to all. */
 static ek_status copy_value(const ek_data_parallel_model *model, const struct entry *entry,
-                            ek_tensor *host, bool write) {
+                            int64_t first, ek_tensor *host, bool write) {
   for (size_t k = 0; k < (write ? model->count : 1); k++) {
     const ek_replica *replica = model->replicas[k];
     EK_TRY(copy_range(entry->info.buffer ? ek_replica_buffers(replica)
                                          : ek_replica_parameters(replica),
-                      entry->info.offset, host, 0, ek_tensor_count(host), write));
+                      entry->info.offset + first, host, 0, ek_tensor_count(host), write));
   }
   return EK_OK;
 }
 
 static ek_status copy_state(const ek_data_parallel_model *model, const struct entry *entry,
-                            ek_tensor *host, bool write) {
+                            int64_t first, ek_tensor *host, bool write) {
   const struct ek__optimizer_device *devices = model->optimizer->devices;
   const bool copies = model->options.state == EK_STATE_REPLICATED;
+  const int64_t offset = entry->info.offset + first, count = ek_tensor_count(host);
   for (size_t k = 0; k < (copies && !write ? 1 : model->count); k++) {
     const ek_tensor *flat = &devices[devices[k].owner].states[entry->state];
     for (size_t i = 0; i < devices[k].updates.count; i++) {
       const struct ek__piece *piece = &devices[k].updates.list[i];
       int64_t from = 0, to = 0;
-      if (!meet(&from, &to, entry->info.offset, ek_tensor_count(host), piece->first, piece->last)) {
-        continue;
-      }
-      EK_TRY(copy_range(flat, piece->state + from - piece->first, host, from - entry->info.offset,
-                        to - from, write));
+      if (!meet(&from, &to, offset, count, piece->first, piece->last)) continue;
+      EK_TRY(copy_range(flat, piece->state + from - piece->first, host, from - offset, to - from,
+                        write));
     }
   }
   return EK_OK;
@@ -220,16 +219,17 @@ static ek_status copy_number(ek_data_parallel_model *model, const struct entry *
   return EK_OK;
 }
 
-static ek_status copy_entry(ek_data_parallel_model *model, const struct entry *entry,
+/* All elements of the host's tensor, from number `first` of the entry on. */
+static ek_status copy_entry(ek_data_parallel_model *model, const struct entry *entry, int64_t first,
                             ek_tensor *host, bool write) {
   switch (entry->kind) {
-  case EK_STATE_KIND_OPTIMIZER: return copy_state(model, entry, host, write);
+  case EK_STATE_KIND_OPTIMIZER: return copy_state(model, entry, first, host, write);
   case EK_STATE_KIND_STEP:
   case EK_STATE_KIND_SEED: return copy_number(model, entry, host, write);
   case EK_STATE_KIND_PARAMETER:
   case EK_STATE_KIND_BUFFER: break;
   }
-  return copy_value(model, entry, host, write);
+  return copy_value(model, entry, first, host, write);
 }
 
 /* ---- reading and writing ---- */
@@ -260,7 +260,25 @@ ek_status ek_state_read(ek_tensor *host, const ek_data_parallel_model *model, co
   EK_TRY(entry_named(&entry, model, name));
   const ek_tensor like = like_of(&entry);
   EK_TRY(check_host("ek_state_read", name, &like, host));
-  return copy_entry((ek_data_parallel_model *)(uintptr_t)model, &entry, host, false);
+  return copy_entry((ek_data_parallel_model *)(uintptr_t)model, &entry, 0, host, false);
+}
+
+ek_status ek_state_read_part(ek_tensor *host, const ek_data_parallel_model *model, const char *name,
+                             int64_t first) {
+  EK__NOT_NULL("ek_state_read_part", host, model, name);
+  EK__MODEL_ENTER(model, "ek_state_read_part");
+  EK_TRY(ek__model_check(model));
+  struct entry entry;
+  EK_TRY(entry_named(&entry, model, name));
+  const ek_tensor like = like_of(&entry);
+  if (!ek_tensor_exists(host) || host->rank != 1 || first < 0 ||
+      first > ek_tensor_count(&like) - ek_tensor_count(host)) {
+    return ek_error_set(EK_ERR_SHAPE, "ek_state_read_part: %s has %lld elements: not these", name,
+                        (long long)ek_tensor_count(&like));
+  }
+  const ek_tensor part = ek__flat_range(&like, 0, ek_tensor_count(host));
+  EK_TRY(check_host("ek_state_read_part", name, &part, host));
+  return copy_entry((ek_data_parallel_model *)(uintptr_t)model, &entry, first, host, false);
 }
 
 static ek_status check_number(const struct entry *entry, const ek_tensor *host) {
@@ -283,7 +301,7 @@ ek_status ek_state_write(ek_data_parallel_model *model, const char *name, const 
   uint64_t tear = 0;
   ek_tensor from = *host;
   ek__model_write_begins(&tear, model);
-  EK_TRY(copy_entry(model, &entry, &from, true));
+  EK_TRY(copy_entry(model, &entry, 0, &from, true));
   uint64_t *written = entry.kind == EK_STATE_KIND_OPTIMIZER
                           ? &model->optimizer->written[entry.state * parameters_of(model)]
                           : model->written;

@@ -27,6 +27,7 @@ struct ek_trainer {
   ek_data_parallel_model *model;
   ek_data_parallel_criterion *criterion;
   ek_data_parallel_optimizer *optimizer;
+  ek_checkpoint_write *write; /* of a state, in the background */
 };
 
 /* ---- opening and closing ---- */
@@ -101,6 +102,8 @@ ek_status ek_trainer_free(ek_trainer *trainer) {
   if (trainer == NULL) return EK_OK;
   EK_TRY(ek__owner_enter(&trainer->owner, "ek_trainer_free", "the trainer"));
   free_outputs(trainer);
+  (void)ek_checkpoint_end(trainer->write);
+  trainer->write = NULL;
   ek_data_parallel_optimizer_free(trainer->optimizer);
   ek_data_parallel_criterion_free(trainer->criterion);
   ek_data_parallel_model_free(trainer->model);
@@ -117,12 +120,18 @@ ek_status ek_trainer_free(ek_trainer *trainer) {
 
 /* ---- steps ---- */
 
-static ek_status check_call(const char *who, const ek_trainer *trainer, const ek_tensor *inputs,
-                            const ek_tensor *targets, size_t target_count) {
-  EK__NOT_NULL(who, trainer, inputs);
-  if (target_count > 0) EK__NOT_NULL(who, targets);
+static ek_status check_open_still(const char *who, const ek_trainer *trainer) {
+  EK__NOT_NULL(who, trainer);
   if (trainer->optimizer != NULL) return EK_OK;
   return ek_error_set(EK_ERR_STATE, "%s: the trainer was freed, but for its group", who);
+}
+
+static ek_status check_call(const char *who, const ek_trainer *trainer, const ek_tensor *inputs,
+                            const ek_tensor *targets, size_t target_count) {
+  EK_TRY(check_open_still(who, trainer));
+  EK__NOT_NULL(who, inputs);
+  if (target_count > 0) EK__NOT_NULL(who, targets);
+  return EK_OK;
 }
 
 /* Drops the forward of a step that has failed. The message stays the step's. */
@@ -223,6 +232,43 @@ ek_status ek_trainer_predict(ek_shards *outputs, ek_trainer *trainer, const ek_t
   EK_TRY(check_call("ek_trainer_predict", trainer, inputs, NULL, 0));
   EK__OWNER_ENTER(&trainer->owner, "ek_trainer_predict", "the trainer");
   return forward_only(outputs, trainer, inputs, input_count);
+}
+
+/* ---- files ---- */
+
+static ek_status end_save(ek_trainer *self) {
+  ek_checkpoint_write *write = self->write;
+  self->write = NULL;
+  return ek_checkpoint_end(write);
+}
+
+ek_status ek_trainer_save(ek_trainer *trainer, const char *folder,
+                          const ek_checkpoint_options *options) {
+  EK_TRY(check_open_still("ek_trainer_save", trainer));
+  EK__OWNER_ENTER(&trainer->owner, "ek_trainer_save", "the trainer");
+  EK_TRY(end_save(trainer));
+  return ek_checkpoint_save(trainer->model, folder, options);
+}
+
+ek_status ek_trainer_begin_save(ek_trainer *trainer, const char *folder,
+                                const ek_checkpoint_options *options) {
+  EK_TRY(check_open_still("ek_trainer_begin_save", trainer));
+  EK__OWNER_ENTER(&trainer->owner, "ek_trainer_begin_save", "the trainer");
+  EK_TRY(end_save(trainer));
+  return ek_checkpoint_begin(&trainer->write, trainer->model, folder, options);
+}
+
+ek_status ek_trainer_end_save(ek_trainer *trainer) {
+  EK_TRY(check_open_still("ek_trainer_end_save", trainer));
+  EK__OWNER_ENTER(&trainer->owner, "ek_trainer_end_save", "the trainer");
+  return end_save(trainer);
+}
+
+ek_status ek_trainer_load(ek_checkpoint_info *info, ek_trainer *trainer, const char *path) {
+  EK_TRY(check_open_still("ek_trainer_load", trainer));
+  EK__OWNER_ENTER(&trainer->owner, "ek_trainer_load", "the trainer");
+  EK_TRY(end_save(trainer));
+  return ek_checkpoint_load(info, trainer->model, path);
 }
 
 /* ---- parts ---- */

@@ -18,6 +18,7 @@
  *     op.h         operations for your own layers
  *     shards.h, scatter.h, gather.h, replicate.h, parallel_apply.h, reduce.h, communicator.h
  *                  the parts that data parallelism is made of
+ *     checkpoint.h                               the state of a run in files, to go on from
  *     safetensors.h                              tensors in files that other programs read and write
  *     fault.h, host_memory.h                     failures on purpose, for tests of a program
  *     version.h    of the headers and of the library that runs
@@ -29,6 +30,7 @@
 
 #include <evenkeel/adamw.h>
 #include <evenkeel/parallel_apply.h>
+#include <evenkeel/checkpoint.h>
 #include <evenkeel/communicator.h>
 #include <evenkeel/cross_entropy.h>
 #include <evenkeel/data_parallel_criterion.h>

@@ -89,6 +89,9 @@ EK_API bool ek_safetensors_has_checksums(const ek_safetensors *file);
 EK_API EK_CHECKED ek_status ek_safetensors_read(ek_tensor *host, const ek_safetensors *file,
                                                 const char *name);
 
+/* Reads all bytes of the file and compares the checksums that it carries. EK_ERR_CORRUPT. */
+EK_API EK_CHECKED ek_status ek_safetensors_check(const ek_safetensors *file);
+
 /* ---- writing ---- */
 
 /*

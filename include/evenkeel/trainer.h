@@ -40,13 +40,14 @@
  * program that wants more calls itself, from its parts or from the start: batches that travel while
  * a step computes, outputs that are looked at before backward, micro-batches that come one by one
  * (data_parallel_criterion.h, data_parallel_model.h). State is read and written by name with
- * ek_trainer_model() (state.h).
+ * ek_trainer_model() (state.h), and saved in files (checkpoint.h).
  *
  * A trainer and its parts belong to one thread at a time: another gets EK_ERR_STATE.
  */
 #ifndef EVENKEEL_TRAINER_H
 #define EVENKEEL_TRAINER_H
 
+#include <evenkeel/checkpoint.h>
 #include <evenkeel/data_parallel_criterion.h>
 #include <evenkeel/data_parallel_model.h>
 #include <evenkeel/data_parallel_optimizer.h>
@@ -122,6 +123,20 @@ EK_API EK_CHECKED ek_status ek_trainer_evaluate(double *loss, double *weight, ek
  */
 EK_API EK_CHECKED ek_status ek_trainer_predict(ek_shards *outputs, ek_trainer *trainer,
                                                const ek_tensor *inputs, size_t input_count);
+
+/*
+ * The state of the run into a folder, and out of it (checkpoint.h). ek_trainer_begin_save() copies
+ * the state and returns while a thread writes it; it waits for the save before, of which it returns
+ * the error, if there was one, instead of saving. ek_trainer_end_save() waits for the last one and
+ * returns its error; without any it returns EK_OK. ek_trainer_free() waits.
+ */
+EK_API EK_CHECKED ek_status ek_trainer_save(ek_trainer *trainer, const char *folder,
+                                            const ek_checkpoint_options *options);
+EK_API EK_CHECKED ek_status ek_trainer_begin_save(ek_trainer *trainer, const char *folder,
+                                                  const ek_checkpoint_options *options);
+EK_API EK_CHECKED ek_status ek_trainer_end_save(ek_trainer *trainer);
+EK_API EK_CHECKED ek_status ek_trainer_load(ek_checkpoint_info *info, ek_trainer *trainer,
+                                            const char *path);
 
 /* The parts, loans. NULL for NULL. */
 EK_API ek_group *ek_trainer_group(const ek_trainer *trainer);

@@ -193,42 +193,67 @@ static void turn(ek_tensor *host, int64_t first, const char *from, ek_type type,
   }
 }
 
-/* Piece after piece through `buffer`, which is NULL if nothing is turned. */
+/* Piece after piece, through `buffer` if there is one; `host` NULL: for the checksum alone. */
 static ek_status read_pieces(ek_tensor *host, const ek_safetensors *file,
                              const struct ek__file_tensor *tensor, struct ek__checksum *sum,
                              char *buffer) {
   const ek_type type = tensor->entry.like.type;
-  const size_t size = ek_type_size(type);
+  if (sum != NULL) ek__checksum_begin(sum);
   for (uint64_t done = 0; done < tensor->bytes;) {
     const size_t bytes = tensor->bytes - done < PIECE ? (size_t)(tensor->bytes - done) : PIECE;
     char *to = buffer == NULL ? (char *)host->data + done : buffer;
     EK_TRY(ek__file_read(file->file, file->path, to, bytes, file->begin + tensor->first + done));
     if (sum != NULL) ek__checksum_add(sum, to, bytes);
-    if (buffer != NULL) turn(host, (int64_t)(done / size), buffer, type, (int64_t)(bytes / size));
+    if (host != NULL && buffer != NULL) {
+      const uint64_t size = ek_type_size(type);
+      turn(host, (int64_t)(done / size), buffer, type, (int64_t)(bytes / size));
+    }
     done += bytes;
   }
   if (sum == NULL || ek__checksum_end(sum) == tensor->checksum) return EK_OK;
-  return ek_error_set(
-      EK_ERR_CORRUPT,
-      "%s: tensor %s: its bytes are not those that were written, the checksum differs", file->path,
-      tensor->entry.name);
+  return ek_error_set(EK_ERR_CORRUPT,
+                      "%s: tensor %s: its bytes are not those that were written, the checksum "
+                      "differs",
+                      file->path, tensor->entry.name);
+}
+
+/* What passes on the way: a buffer if one is wanted, and a checksum. */
+static ek_status open_passage(struct ek__checksum **sum, char **buffer, const ek_safetensors *file,
+                              bool buffered, bool summed) {
+  *sum = NULL;
+  if (buffered) EK_TRY(ek__new(buffer, 1, PIECE, "a piece of a file"));
+  if (summed) *sum = ek__checksum_new();
+  if (!summed || *sum != NULL) return EK_OK;
+  ek__free(*buffer);
+  return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory to read %s", file->path);
 }
 
 ek_status ek_safetensors_read(ek_tensor *host, const ek_safetensors *file, const char *name) {
   EK__NOT_NULL("ek_safetensors_read", host, file, name);
   const struct ek__file_tensor *tensor = find(file, name);
+  struct ek__checksum *sum = NULL;
+  char *buffer = NULL;
   if (tensor == NULL) {
     return ek_error_set(EK_ERR_NOT_FOUND, "%s: there is no tensor %s", file->path, name);
   }
   EK_TRY(check_host(host, file, tensor));
-  const bool turned = host->type != tensor->entry.like.type;
-  char *buffer = turned ? ek__calloc(1, PIECE) : NULL;
-  struct ek__checksum *sum = tensor->has_checksum ? ek__checksum_new() : NULL;
+  EK_TRY(open_passage(&sum, &buffer, file, host->type != tensor->entry.like.type,
+                      tensor->has_checksum));
+  const ek_status status = read_pieces(host, file, tensor, sum, buffer);
+  ek__checksum_free(sum);
+  ek__free(buffer);
+  return status;
+}
+
+ek_status ek_safetensors_check(const ek_safetensors *file) {
+  struct ek__checksum *sum = NULL;
+  char *buffer = NULL;
+  EK__NOT_NULL("ek_safetensors_check", file);
+  EK_TRY(open_passage(&sum, &buffer, file, true, true));
   ek_status status = EK_OK;
-  if ((turned && buffer == NULL) || (tensor->has_checksum && sum == NULL)) {
-    status = ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory to read %s", file->path);
-  } else {
-    status = read_pieces(host, file, tensor, sum, buffer);
+  for (size_t i = 0; i < file->header.count && status == EK_OK; i++) {
+    const struct ek__file_tensor *tensor = &file->header.tensors[i];
+    status = read_pieces(NULL, file, tensor, tensor->has_checksum ? sum : NULL, buffer);
   }
   ek__checksum_free(sum);
   ek__free(buffer);

@@ -318,7 +318,12 @@ static void damaged(bool marked) {
     return;
   }
   ek_safetensors_free(file);
-  if (status == EK_OK) status = read_all();
+  if (status == EK_OK) {
+    status = read_all();
+    ck_ok(ek_safetensors_open(&file, path));
+    ck_assert_int_eq(ek_safetensors_check(file), status);
+    ek_safetensors_free(file);
+  }
   ck_assert_msg(status == EK_ERR_CORRUPT, "%s: %s", ek_status_name(status), ek_error_message());
   ck_assert(ck_contains(ek_error_message(), path));
 }

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <evenkeel/fault.h>
 #include <evenkeel/gather.h>
@@ -194,7 +195,8 @@ START_TEST(wrong_micro_batches) {
            "33 inputs");
   ck_fails(ek_trainer_step(NULL, b.trainer, x, 0, y, 1), EK_ERR_INVALID_ARGUMENT,
            "one must be cut");
-  ck_fails(ek_trainer_step(NULL, b.trainer, many, 2, y, 1), EK_ERR_INVALID_ARGUMENT, "takes 1 inputs");
+  ck_fails(ek_trainer_step(NULL, b.trainer, many, 2, y, 1), EK_ERR_INVALID_ARGUMENT,
+           "takes 1 inputs");
   ck_assert_uint_eq(held(&b), bytes);
   ck_ok(step(&b, NULL));
   close_bench(&b);
@@ -353,6 +355,47 @@ START_TEST(misuse) {
 }
 END_TEST
 
+/* ---- files ---- */
+
+/* Steps that were taken while a state was written, and steps from that state on, end the same. */
+START_TEST(saves_and_loads) {
+  struct bench b;
+  ek_checkpoint_info info;
+  char folder[64], path[128];
+  (void)snprintf(folder, sizeof folder, "%s/evenkeel-XXXXXX",
+                 access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
+  ck_assert_ptr_nonnull(mkdtemp(folder));
+  (void)snprintf(path, sizeof path, "%s/step-000000000001.safetensors", folder);
+  open_bench(&b, "mlp", (ek_mode)_i);
+  ck_ok(ek_trainer_end_save(b.trainer));
+  ck_ok(step(&b, NULL));
+  const ek_status status = ek_trainer_begin_save(b.trainer, folder, NULL);
+  if (status != EK_ERR_UNSUPPORTED) { /* built with files */
+    ck_ok(status);
+    ck_ok(step(&b, NULL));
+    struct ck_state want = ck_state_take(ek_trainer_model(b.trainer));
+    ck_ok(ek_trainer_load(&info, b.trainer, folder));
+    ck_assert_int_eq(info.step, 1);
+    ck_assert_str_eq(info.path, path);
+    ck_ok(step(&b, NULL));
+    struct ck_state got = ck_state_take(ek_trainer_model(b.trainer));
+    ck_state_same("resumed", &got, &want);
+    ck_state_drop(&got);
+    ck_state_drop(&want);
+    ck_fails(ek_trainer_save(b.trainer, path, NULL), EK_ERR_IO, "this is none");
+    ck_fails(ek_trainer_begin_save(b.trainer, path, NULL), EK_ERR_IO, "this is none");
+    ck_ok(ek_trainer_end_save(b.trainer));
+    ck_fails(ek_trainer_load(NULL, NULL, folder), EK_ERR_INVALID_ARGUMENT, "trainer is NULL");
+    ck_assert_int_eq(unlink(path), 0);
+    ck_ok(ek_trainer_begin_save(b.trainer, folder, NULL)); /* free waits for it */
+    (void)snprintf(path, sizeof path, "%s/step-000000000002.safetensors", folder);
+  }
+  close_bench(&b);
+  ck_assert_int_eq(status == EK_OK ? unlink(path) : 0, 0);
+  ck_assert_int_eq(rmdir(folder), 0);
+}
+END_TEST
+
 /* ---- threads ---- */
 
 static sem_t inside, go_on; /* of an update on device 0 */
@@ -497,6 +540,7 @@ static Suite *make_suite(void) {
   tcase_add_test(refused, wrong_micro_batches);
   tcase_add_loop_test(same, evaluation_and_prediction, 0, CK_MODES);
   tcase_add_loop_test(same, every_loss_for_itself, 0, CK_MODES);
+  tcase_add_loop_test(same, saves_and_loads, 0, CK_MODES);
   tcase_add_test(refused, a_group_of_the_programs);
   tcase_add_test(refused, who_goes_first);
   tcase_add_test(refused, another_thread_is_refused);

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <evenkeel/evenkeel.h>
 
@@ -138,6 +139,16 @@ static ek_status use_ek_trainer_options(struct bench *b, void *o) {
   const ek_status status = ek_trainer_open(&trainer, "plan:2", b->module, b->loss, b->rule, o);
   if (trainer != NULL) ck_ok(ek_trainer_free(trainer));
   return status;
+}
+
+static ek_status use_ek_checkpoint_options(struct bench *b, void *o) {
+  char folder[] = "/tmp/evenkeel-XXXXXX", path[64];
+  ck_assert_ptr_nonnull(mkdtemp(folder));
+  (void)snprintf(path, sizeof path, "%s/step-000000000000.safetensors", folder);
+  const ek_status status = ek_checkpoint_save(b->model, folder, o);
+  (void)unlink(path);
+  (void)rmdir(folder);
+  return status == EK_ERR_UNSUPPORTED ? EK_OK : status; /* counting devices, or no files */
 }
 
 static ek_status use_ek_reducer_options(struct bench *b, void *o) {
@@ -334,6 +345,7 @@ static void no_optimizer_free(ek_optimizer *self) { (void)self; }
   X(ek_forward_options, EK_FORWARD_OPTIONS_INIT, sizeof(size_t))                                   \
   X(ek_backward_options, EK_BACKWARD_OPTIONS_INIT, sizeof(size_t))                                 \
   X(ek_data_parallel_criterion_options, EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT, sizeof(size_t))   \
+  X(ek_checkpoint_options, EK_CHECKPOINT_OPTIONS_INIT, sizeof(size_t))                             \
   X(ek_criterion_backward_options, EK_CRITERION_BACKWARD_OPTIONS_INIT, sizeof(size_t))             \
   X(ek_data_parallel_optimizer_options, EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT, sizeof(size_t))   \
   X(ek_trainer_options, EK_TRAINER_OPTIONS_INIT, sizeof(size_t))                                   \

@@ -1,0 +1,96 @@
+/*
+ * checkpoint.h - the state of a training run in files, from which it goes on as if it had not
+ * stopped: on other devices, in another mode, after a crash.
+ *
+ *     ek_checkpoint_options options = EK_CHECKPOINT_OPTIONS_INIT;
+ *     options.position = position;       // of the program in its data
+ *     options.keep = 3;
+ *     EK_TRY(ek_checkpoint_save(model, "run", &options));
+ *
+ * and in another process, with the model and its optimizer open:
+ *
+ *     ek_checkpoint_info info;
+ *     EK_TRY(ek_checkpoint_load(&info, model, "run"));
+ *     position = info.position;
+ *
+ * A state is one file, FOLDER/step-NUMBER.safetensors: every entry of state.h by its name (the
+ * parameters under theirs, so that any program that reads the format can take them), checksums of
+ * all, and the position. It appears when it is whole and on the disk (safetensors.h), so that
+ * whoever looks into the folder, after a crash or a loss of power as well, finds whole states only.
+ * One program writes into a folder at a time.
+ *
+ * Where it is bit for bit, and where to rounding, that a run goes on as if uninterrupted: state.h.
+ */
+#ifndef EVENKEEL_CHECKPOINT_H
+#define EVENKEEL_CHECKPOINT_H
+
+#include <evenkeel/data_parallel_model.h>
+#include <evenkeel/schedule.h>
+
+EK_BEGIN_DECLARATIONS
+
+/* The longest path of a state, with a final NUL. */
+#define EK_CHECKPOINT_PATH_SIZE 4096
+
+typedef struct ek_checkpoint_options {
+  size_t size;
+  int64_t position; /* of the program in its data; given back by a load */
+  size_t keep;      /* after a save only the last so many stay in the folder; 0: all */
+} ek_checkpoint_options;
+#define EK_CHECKPOINT_OPTIONS_INIT                                                                 \
+  { sizeof(ek_checkpoint_options), 0, 0 }
+
+typedef struct ek_checkpoint_info {
+  char path[EK_CHECKPOINT_PATH_SIZE];
+  int64_t step, position;
+  bool has_schedule; /* an optimizer was open: its schedule, to compare with or to go on with */
+  ek_schedule schedule;
+} ek_checkpoint_info;
+
+/*
+ * Writes all of the state. Makes the folder if it is not there. Call it between steps: what a step
+ * has accumulated is no state. A save that fails leaves the folder's states and the model as they
+ * were, and training may go on.
+ * EK_ERR_IO           the system refuses: a full disk, a path that is a file
+ * EK_ERR_TORN         the model's last update failed halfway
+ * EK_ERR_UNSUPPORTED  `plan` devices have no state to save
+ */
+EK_API EK_CHECKED ek_status ek_checkpoint_save(const ek_data_parallel_model *model,
+                                               const char *folder,
+                                               const ek_checkpoint_options *options);
+
+/*
+ * The same in the background: copies the state into host memory, of which it takes as much as a
+ * file has bytes, and returns; a thread of its own writes. The model may go on, and be freed.
+ * ek_checkpoint_end() waits until it is written, says how it went, and frees *write; NULL is legal.
+ */
+typedef struct ek_checkpoint_write ek_checkpoint_write;
+EK_API EK_CHECKED ek_status ek_checkpoint_begin(ek_checkpoint_write **write,
+                                                const ek_data_parallel_model *model,
+                                                const char *folder,
+                                                const ek_checkpoint_options *options);
+EK_API ek_status ek_checkpoint_end(ek_checkpoint_write *write);
+
+/*
+ * The last state in a folder whose bytes are those that were written; damaged ones are passed over.
+ * EK_ERR_NOT_FOUND if there is none.
+ */
+EK_API EK_CHECKED ek_status ek_checkpoint_latest(ek_checkpoint_info *info, const char *folder);
+
+/*
+ * Reads a state into a model and its optimizer: `path` is a file, or a folder, of which it takes the
+ * last state. The file may come from other devices, another mode, another type (f32, f64). Without
+ * an optimizer the model takes what it has and passes over the rest. *info may be NULL. Everything
+ * is looked at before anything is written; a failure after that leaves the model torn, and a second
+ * load mends it.
+ * EK_ERR_NOT_FOUND  no such file, or no state in the folder
+ * EK_ERR_CORRUPT    a damaged file
+ * EK_ERR_MISMATCH   a state of another model or rule; the message names the first difference
+ * EK_ERR_UNSUPPORTED  a state of a newer library
+ */
+EK_API EK_CHECKED ek_status ek_checkpoint_load(ek_checkpoint_info *info,
+                                               ek_data_parallel_model *model, const char *path);
+
+EK_END_DECLARATIONS
+
+#endif /* EVENKEEL_CHECKPOINT_H */

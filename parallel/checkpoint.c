@@ -1,0 +1,229 @@
+/*
+ * checkpoint.c - writes the state of a model into a file: now, or from a thread of its own.
+ *
+ * A save is described first (entries, pairs, the file's path), so that all that can be wrong with
+ * it is seen on the caller's thread. A save that is made now passes each entry in pieces that fit
+ * into a processor's cache from the devices to the file. One in the background copies all of them
+ * into one block of host memory and hands that to its thread; from then on it needs neither the
+ * model nor its devices.
+ *
+ * The public functions of state.h and safetensors.h do the work; only the schedule is looked up in
+ * the optimizer.
+ */
+#include <evenkeel/checkpoint.h>
+
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <evenkeel/safetensors.h>
+#include <evenkeel/state.h>
+#include <evenkeel/version.h>
+
+#include "checkpoint_internal.h"
+#include "core/alloc.h"
+#include "core/error.h"
+#include "core/options.h"
+#include "core/sizes.h"
+#include "core/thread.h"
+#include "optimizer_internal.h"
+
+enum { PIECE = 1 << 20, NUMBER_SIZE = 32, SCHEDULE_SIZE = 160 };
+
+struct ek_checkpoint_write {
+  char *folder;
+  size_t keep, count;
+  ek_state_info *infos;
+  ek_safetensors_entry *entries; /* their names are those of infos */
+  ek_safetensors_writer *file;
+  char *block; /* all entries, one after the other; NULL if the devices are asked */
+  pthread_t thread;
+  bool started;
+  ek_status status; /* the thread's, with its message */
+  char message[EK__MESSAGE_SIZE];
+};
+
+static const char memory_of[] = "a state to save";
+
+static size_t bytes_of(const ek_state_info *info) {
+  return (size_t)ek_tensor_count(&info->like) * ek_type_size(info->like.type);
+}
+
+/* In the block, where each entry is aligned. */
+static size_t room_of(const ek_state_info *info) { return (bytes_of(info) + 15) & ~(size_t)15; }
+
+/* ---- describing ---- */
+
+static ek_status list_entries(ek_checkpoint_write *self, const ek_data_parallel_model *model) {
+  self->count = ek_state_count(model);
+  EK_TRY(ek__new(&self->infos, self->count, sizeof *self->infos, memory_of));
+  EK_TRY(ek__new(&self->entries, self->count, sizeof *self->entries, memory_of));
+  for (size_t i = 0; i < self->count; i++) {
+    EK_TRY(ek_state_entry(&self->infos[i], model, i));
+    self->entries[i] = (ek_safetensors_entry){self->infos[i].name, self->infos[i].like};
+  }
+  return EK_OK;
+}
+
+static ek_status open_file(ek_checkpoint_write *self, const ek_data_parallel_model *model,
+                           int64_t position) {
+  char path[EK_CHECKPOINT_PATH_SIZE], number[NUMBER_SIZE], schedule[SCHEDULE_SIZE];
+  ek_safetensors_pair pairs[4] = {{EK__CHECKPOINT_FORMAT_KEY, EK__CHECKPOINT_FORMAT},
+                                  {EK__CHECKPOINT_VERSION_KEY, ek_version_string()},
+                                  {EK__CHECKPOINT_POSITION_KEY, number}};
+  size_t count = 3;
+  (void)snprintf(number, sizeof number, "%lld", (long long)position);
+  if (model->optimizer != NULL) {
+    const ek_schedule *s = &model->optimizer->schedule;
+    (void)snprintf(schedule, sizeof schedule, "%d %a %a %lld %lld", (int)s->kind, s->peak, s->floor,
+                   (long long)s->warmup, (long long)s->total);
+    pairs[count++] = (ek_safetensors_pair){EK__CHECKPOINT_SCHEDULE_KEY, schedule};
+  }
+  EK_TRY(ek__checkpoint_path(path, self->folder, model->step));
+  return ek_safetensors_create(&self->file, path, self->entries, self->count, pairs, count);
+}
+
+static void destroy(ek_checkpoint_write *self) {
+  if (self == NULL) return;
+  ek_safetensors_writer_free(self->file);
+  ek__free(self->block);
+  ek__free(self->entries);
+  ek__free(self->infos);
+  ek__free(self->folder);
+  ek__free(self);
+}
+
+static ek_status describe(ek_checkpoint_write *self, const ek_data_parallel_model *model,
+                          const char *folder, const ek_checkpoint_options *options) {
+  ek_checkpoint_options o = EK_CHECKPOINT_OPTIONS_INIT;
+  EK_TRY(ek__options_read(&o, sizeof o, options, "ek_checkpoint_options"));
+  EK_TRY(ek__model_check(model));
+  if (ek_device_counts_only(ek_group_device(model->group, 0))) {
+    return ek_error_set(EK_ERR_UNSUPPORTED, "devices that only count have no state to save");
+  }
+  self->keep = o.keep;
+  EK_TRY(ek__new_copy(&self->folder, folder, strlen(folder) + 1, memory_of));
+  EK_TRY(list_entries(self, model));
+  EK_TRY(ek__checkpoint_make_folder(folder));
+  return open_file(self, model, o.position);
+}
+
+static ek_status create(ek_checkpoint_write **write, const ek_data_parallel_model *model,
+                        const char *folder, const ek_checkpoint_options *options) {
+  ek_checkpoint_write *self = NULL;
+  EK_TRY(ek__new(&self, 1, sizeof *self, memory_of));
+  const ek_status status = describe(self, model, folder, options);
+  if (status == EK_OK) {
+    *write = self;
+  } else {
+    destroy(self);
+  }
+  return status;
+}
+
+/* ---- now ---- */
+
+static ek_status write_entry(ek_checkpoint_write *self, const ek_data_parallel_model *model,
+                             size_t index, char *buffer) {
+  const ek_state_info *info = &self->infos[index];
+  const int64_t count = ek_tensor_count(&info->like), size = (int64_t)ek_type_size(info->like.type);
+  const int64_t most = PIECE / size;
+  for (int64_t first = 0; first < count; first += most) {
+    const int64_t part = count - first < most ? count - first : most;
+    ek_tensor host = {.data = buffer, .type = info->like.type, .rank = 1, .shape = {part}};
+    EK_TRY(ek_state_read_part(&host, model, info->name, first));
+    EK_TRY(ek_safetensors_write(self->file, index, buffer, (size_t)(part * size)));
+  }
+  return EK_OK;
+}
+
+static ek_status finish(ek_checkpoint_write *self) {
+  EK_TRY(ek_safetensors_finish(self->file));
+  ek__checkpoint_prune(self->folder, self->keep);
+  return EK_OK;
+}
+
+ek_status ek_checkpoint_save(const ek_data_parallel_model *model, const char *folder,
+                             const ek_checkpoint_options *options) {
+  ek_checkpoint_write *self = NULL;
+  char *buffer = NULL;
+  EK__NOT_NULL("ek_checkpoint_save", model, folder);
+  EK__MODEL_ENTER(model, "ek_checkpoint_save");
+  EK_TRY(create(&self, model, folder, options));
+  ek_status status = ek__new(&buffer, 1, PIECE, memory_of);
+  for (size_t i = 0; i < self->count && status == EK_OK; i++) {
+    status = write_entry(self, model, i, buffer);
+  }
+  if (status == EK_OK) status = finish(self);
+  ek__free(buffer);
+  destroy(self);
+  return status;
+}
+
+/* ---- in the background ---- */
+
+static ek_status copy_all(ek_checkpoint_write *self, const ek_data_parallel_model *model) {
+  int64_t total = 0;
+  for (size_t i = 0; i < self->count; i++) {
+    if (!ek__add(&total, total, (int64_t)room_of(&self->infos[i]))) {
+      return ek_error_set(EK_ERR_OVERFLOW, "the state is too large for one block of host memory");
+    }
+  }
+  EK_TRY(ek__new(&self->block, 1, (size_t)total, memory_of));
+  char *next = self->block;
+  for (size_t i = 0; i < self->count; i++) {
+    ek_tensor host = self->infos[i].like;
+    host.data = next;
+    EK_TRY(ek_state_read(&host, model, self->infos[i].name));
+    next += room_of(&self->infos[i]);
+  }
+  return EK_OK;
+}
+
+static ek_status write_block(ek_checkpoint_write *self) {
+  const char *next = self->block;
+  for (size_t i = 0; i < self->count; i++) {
+    const size_t bytes = bytes_of(&self->infos[i]);
+    for (size_t done = 0; done < bytes; done += PIECE) {
+      const size_t part = bytes - done < PIECE ? bytes - done : PIECE;
+      EK_TRY(ek_safetensors_write(self->file, i, next + done, part));
+    }
+    next += room_of(&self->infos[i]);
+  }
+  return finish(self);
+}
+
+static void *write_main(void *arg) {
+  ek_checkpoint_write *self = arg;
+  self->status = write_block(self);
+  (void)snprintf(self->message, sizeof self->message, "%s", ek_error_message());
+  return NULL;
+}
+
+ek_status ek_checkpoint_begin(ek_checkpoint_write **write, const ek_data_parallel_model *model,
+                              const char *folder, const ek_checkpoint_options *options) {
+  ek_checkpoint_write *self = NULL;
+  EK__NOT_NULL("ek_checkpoint_begin", write, model, folder);
+  EK__MODEL_ENTER(model, "ek_checkpoint_begin");
+  EK_TRY(create(&self, model, folder, options));
+  ek_status status = copy_all(self, model);
+  if (status == EK_OK) {
+    status = ek__thread_start(&self->thread, EK__WORKER_STACK, write_main, self);
+  }
+  if (status == EK_OK) {
+    self->started = true;
+    *write = self;
+  } else {
+    destroy(self);
+  }
+  return status;
+}
+
+ek_status ek_checkpoint_end(ek_checkpoint_write *write) {
+  ek_status status = EK_OK;
+  if (write == NULL) return EK_OK;
+  if (write->started) (void)pthread_join(write->thread, NULL);
+  if (write->status != EK_OK) status = ek_error_set(write->status, "%s", write->message);
+  destroy(write);
+  return status;
+}

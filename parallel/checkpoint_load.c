@@ -1,0 +1,204 @@
+/*
+ * checkpoint_load.c - reads the state of a model out of a file.
+ *
+ * Everything that can be wrong with a file is seen before the model is touched: that it is a state,
+ * of a format that this library knows, with the entries of this model in their shapes and with
+ * all of its bytes. Only then the model is torn on purpose, and mends with its last entry: what
+ * fails on the way leaves a model that says so, never a mixture.
+ */
+#include <evenkeel/checkpoint.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <evenkeel/safetensors.h>
+#include <evenkeel/state.h>
+
+#include "checkpoint_internal.h"
+#include "core/alloc.h"
+#include "core/error.h"
+#include "parallel_internal.h"
+
+/* ---- what a file says of itself ---- */
+
+static ek_status read_number(int64_t *number, const char *path, const char *text) {
+  char *end = NULL;
+  const long long value = text == NULL ? 0 : strtoll(text, &end, 10);
+  if (text == NULL || end == text || *end != '\0') {
+    return ek_error_set(EK_ERR_CORRUPT, "%s: it does not say at which position it was saved", path);
+  }
+  *number = value;
+  return EK_OK;
+}
+
+static bool read_schedule(ek_schedule *schedule, const char *text) {
+  int kind = 0;
+  long long warmup = 0, total = 0;
+  if (text == NULL || sscanf(text, "%d %la %la %lld %lld", &kind, &schedule->peak, &schedule->floor,
+                             &warmup, &total) != 5) {
+    return false;
+  }
+  schedule->kind = (ek_schedule_kind)kind;
+  schedule->warmup = warmup;
+  schedule->total = total;
+  return true;
+}
+
+static ek_status describe(ek_checkpoint_info *info, const ek_safetensors *file, const char *path) {
+  const char *format = ek_safetensors_value(file, EK__CHECKPOINT_FORMAT_KEY);
+  const char *version = ek_safetensors_value(file, EK__CHECKPOINT_VERSION_KEY);
+  ek_tensor step = {.data = &info->step, .type = EK_I64};
+  if (format == NULL || !ek_safetensors_has_checksums(file)) {
+    return ek_error_set(EK_ERR_CORRUPT, "%s: this is no state of a training run", path);
+  }
+  if (strcmp(format, EK__CHECKPOINT_FORMAT) != 0) {
+    return ek_error_set(
+        EK_ERR_UNSUPPORTED,
+        "%s: a state of format %.20s, written by evenkeel %.20s; this library knows "
+        "format " EK__CHECKPOINT_FORMAT,
+        path, format, version == NULL ? "of some version" : version);
+  }
+  (void)snprintf(info->path, sizeof info->path, "%s", path);
+  info->has_schedule =
+      read_schedule(&info->schedule, ek_safetensors_value(file, EK__CHECKPOINT_SCHEDULE_KEY));
+  EK_TRY(
+      read_number(&info->position, path, ek_safetensors_value(file, EK__CHECKPOINT_POSITION_KEY)));
+  return ek_safetensors_read(&step, file, "run/step");
+}
+
+/* Opens it, and looks at every byte. */
+static ek_status open_whole(ek_safetensors **file, ek_checkpoint_info *info, const char *path) {
+  ek_safetensors *opened = NULL;
+  EK_TRY(ek_safetensors_open(&opened, path));
+  ek_status status = describe(info, opened, path);
+  if (status == EK_OK) status = ek_safetensors_check(opened);
+  if (status == EK_OK) {
+    *file = opened;
+  } else {
+    ek_safetensors_free(opened);
+  }
+  return status;
+}
+
+/* ---- the last one of a folder ---- */
+
+/* What is damaged, or went away meanwhile, is passed over. */
+static ek_status open_last(ek_safetensors **file, ek_checkpoint_info *info, const char *folder) {
+  int64_t *steps = NULL;
+  size_t count = 0;
+  EK_TRY(ek__checkpoint_list(&steps, &count, folder));
+  ek_status status = ek_error_set(EK_ERR_NOT_FOUND, "%s: there is no state in this folder", folder);
+  for (size_t i = 0; i < count; i++) {
+    char path[EK_CHECKPOINT_PATH_SIZE];
+    status = ek__checkpoint_path(path, folder, steps[i]);
+    if (status == EK_OK) status = open_whole(file, info, path);
+    if (status != EK_ERR_CORRUPT && status != EK_ERR_NOT_FOUND) break;
+  }
+  ek__free(steps);
+  if (status != EK_ERR_CORRUPT) return status;
+  return ek_error_set(EK_ERR_NOT_FOUND,
+                      "%s: every state in this folder is damaged; of the first: %s", folder,
+                      ek_error_message());
+}
+
+ek_status ek_checkpoint_latest(ek_checkpoint_info *info, const char *folder) {
+  ek_safetensors *file = NULL;
+  ek_checkpoint_info found = {.step = 0};
+  EK__NOT_NULL("ek_checkpoint_latest", info, folder);
+  EK_TRY(open_last(&file, &found, folder));
+  ek_safetensors_free(file);
+  *info = found;
+  return EK_OK;
+}
+
+static ek_status open_any(ek_safetensors **file, ek_checkpoint_info *info, const char *path) {
+  int64_t *steps = NULL;
+  size_t count = 0;
+  const ek_status listed = ek__checkpoint_list(&steps, &count, path);
+  if (listed == EK_ERR_OUT_OF_MEMORY) return listed;
+  if (listed != EK_OK) return open_whole(file, info, path);
+  ek__free(steps);
+  return open_last(file, info, path);
+}
+
+/* ---- into a model ---- */
+
+static ek_status mismatch(const char *path, const char *name, const char *what) {
+  return ek_error_set(EK_ERR_MISMATCH, "%s is not a state of this model: %s %s", path, name, what);
+}
+
+/* Whether the file has this entry, in its shape. Floating types may differ. */
+static ek_status check_entry(const ek_safetensors *file, const char *path,
+                             const ek_state_info *info) {
+  const ek_safetensors_entry *entry = ek_safetensors_find(file, info->name);
+  if (entry == NULL) return mismatch(path, info->name, "is missing");
+  bool same = entry->like.rank == info->like.rank;
+  for (int i = 0; same && i < info->like.rank; i++) {
+    same = entry->like.shape[i] == info->like.shape[i];
+  }
+  if (!same) return mismatch(path, info->name, "has another shape");
+  const bool whole = info->like.type == EK_I32 || info->like.type == EK_I64;
+  const bool whole_there = entry->like.type == EK_I32 || entry->like.type == EK_I64;
+  if (entry->like.type == 0 || whole != whole_there ||
+      (whole && entry->like.type != info->like.type))
+    return mismatch(path, info->name, "has another type");
+  return EK_OK;
+}
+
+/* *largest becomes the bytes of the largest entry. */
+static ek_status check_entries(size_t *largest, const ek_data_parallel_model *model,
+                               const ek_safetensors *file, const char *path) {
+  const size_t count = ek_state_count(model);
+  *largest = 0;
+  for (size_t i = 0; i < count; i++) {
+    ek_state_info info;
+    EK_TRY(ek_state_entry(&info, model, i));
+    EK_TRY(check_entry(file, path, &info));
+    const size_t bytes = (size_t)ek_tensor_count(&info.like) * ek_type_size(info.like.type);
+    if (bytes > *largest) *largest = bytes;
+  }
+  for (size_t i = 0; model->optimizer != NULL && i < ek_safetensors_count(file); i++) {
+    ek_state_info info;
+    const char *name = ek_safetensors_at(file, i)->name;
+    if (ek_state_find(&info, model, name) != EK_OK) {
+      return mismatch(path, name, "is in the file and not in the model or its optimizer");
+    }
+  }
+  return EK_OK;
+}
+
+static ek_status write_entries(ek_data_parallel_model *model, const ek_safetensors *file,
+                               void *buffer) {
+  const size_t count = ek_state_count(model);
+  ek__model_tear(model);
+  for (size_t i = 0; i < count; i++) {
+    ek_state_info info;
+    EK_TRY(ek_state_entry(&info, model, i));
+    ek_tensor host = info.like;
+    host.data = buffer;
+    EK_TRY(ek_safetensors_read(&host, file, info.name));
+    EK_TRY(ek_state_write(model, info.name, &host));
+  }
+  return EK_OK;
+}
+
+ek_status ek_checkpoint_load(ek_checkpoint_info *info, ek_data_parallel_model *model,
+                             const char *path) {
+  ek_safetensors *file = NULL;
+  ek_checkpoint_info found = {.step = 0};
+  size_t largest = 0;
+  void *buffer = NULL;
+  EK__NOT_NULL("ek_checkpoint_load", model, path);
+  EK__MODEL_ENTER(model, "ek_checkpoint_load");
+  EK_TRY(open_any(&file, &found, path));
+  ek_status status = check_entries(&largest, model, file, found.path);
+  if (status != EK_OK) goto cleanup;
+  EK_TRY_GOTO(status, ek__new(&buffer, 1, largest, "a state to load"), cleanup);
+  EK_TRY_GOTO(status, write_entries(model, file, buffer), cleanup);
+  if (info != NULL) *info = found;
+cleanup:
+  ek__free(buffer);
+  ek_safetensors_free(file);
+  return status;
+}

@@ -1,0 +1,111 @@
+/*
+ * file_calls.c - open() and others, counted: see file_calls.h. Calls come from one thread at a time.
+ */
+#define _GNU_SOURCE /* RTLD_NEXT */
+#include "file_calls.h"
+
+#include <dirent.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+#include <unistd.h>
+
+const char *const file_fault_names[FILE_FAULTS] = {"none", "EIO", "ENOSPC", "SIGKILL"};
+
+enum { MOST = 4096 };
+
+static atomic_int counting, calls, at;
+static enum file_fault wanted;
+static char sequence[MOST + 1];
+
+void file_calls_begin(enum file_fault fault, int n) {
+  wanted = fault;
+  atomic_store(&at, n);
+  atomic_store(&calls, 0);
+  memset(sequence, 0, sizeof sequence);
+  atomic_store(&counting, 1);
+}
+
+int file_calls_end(void) {
+  atomic_store(&counting, 0);
+  return atomic_load(&calls);
+}
+
+const char *file_calls_sequence(void) { return sequence; }
+
+/* Counts a call; 1 if it is to fail, with errno set. */
+static int refused(char letter) {
+  if (!atomic_load(&counting)) return 0;
+  const int number = atomic_fetch_add(&calls, 1) + 1;
+  if (number <= MOST) sequence[number - 1] = letter;
+  if (wanted == FILE_NONE || number != atomic_load(&at)) return 0;
+  if (wanted == FILE_KILL) (void)kill(getpid(), SIGKILL);
+  errno = wanted == FILE_ENOSPC ? ENOSPC : EIO;
+  return 1;
+}
+
+/* The C library's own function behind this name. */
+#define NEXT(name, type, ...)                                                                      \
+  static type (*next)(__VA_ARGS__);                                                                \
+  if (next == NULL) *(void **)(void *)&next = dlsym(RTLD_NEXT, #name)
+
+int open(const char *path, int flags, ...) {
+  NEXT(open, int, const char *, int, ...);
+  va_list more;
+  va_start(more, flags);
+  const mode_t mode = (flags & O_CREAT) != 0 ? va_arg(more, mode_t) : 0;
+  va_end(more);
+  return refused('o') ? -1 : next(path, flags, mode);
+}
+
+ssize_t pwrite(int file, const void *data, size_t bytes, off_t place) {
+  NEXT(pwrite, ssize_t, int, const void *, size_t, off_t);
+  return refused('w') ? -1 : next(file, data, bytes, place);
+}
+
+int fsync(int file) {
+  NEXT(fsync, int, int);
+  struct stat about;
+  const int folder = fstat(file, &about) == 0 && S_ISDIR(about.st_mode);
+  return refused(folder ? 'f' : 's') ? -1 : next(file);
+}
+
+int close(int file) {
+  NEXT(close, int, int);
+  const int fails = refused('c');
+  const int result = next(file); /* the system has closed it, whatever it says */
+  if (fails) errno = wanted == FILE_ENOSPC ? ENOSPC : EIO;
+  return fails ? -1 : result;
+}
+
+int rename(const char *from, const char *to) {
+  NEXT(rename, int, const char *, const char *);
+  return refused('r') ? -1 : next(from, to);
+}
+
+int unlink(const char *path) {
+  NEXT(unlink, int, const char *);
+  return refused('u') ? -1 : next(path);
+}
+
+int mkdir(const char *path, mode_t mode) {
+  NEXT(mkdir, int, const char *, mode_t);
+  return refused('m') ? -1 : next(path, mode);
+}
+
+int stat(const char *restrict path, struct stat *restrict about) {
+  NEXT(stat, int, const char *, struct stat *);
+  return refused('t') ? -1 : next(path, about);
+}
+
+DIR *opendir(const char *path) {
+  NEXT(opendir, DIR *, const char *);
+  return refused('l') ? NULL : next(path);
+}

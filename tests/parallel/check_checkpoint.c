@@ -1,0 +1,344 @@
+/*
+ * check_checkpoint.c - the state of a run in files: what goes on from one equals what was never
+ * stopped, what is damaged or another model's is refused, and nothing that fails loses anything.
+ *
+ * Where mode and devices are the same, a resumed run is the same to the bit; elsewhere the bounds
+ * are those of check_state.c. What the system refuses is tests/faults/check_file_calls.c.
+ */
+#include "ck_state.h"
+#include "ck_training.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <evenkeel/checkpoint.h>
+#include <evenkeel/fault.h>
+#include <evenkeel/host_memory.h>
+#include <evenkeel/safetensors.h>
+
+enum { SAMPLES = 7, STEPS = 4, STOP = 2 };
+
+static char folder[64];
+
+/* Where there is one, in a folder that no disk has to keep. */
+static void make_folder(void) {
+  (void)snprintf(folder, sizeof folder, "%s/evenkeel-XXXXXX",
+                 access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
+  ck_assert_ptr_nonnull(mkdtemp(folder));
+}
+
+static void path_of(char path[96], const char *name) {
+  (void)snprintf(path, 96, "%s/%s", folder, name);
+}
+
+static void state_path(char path[96], int step) {
+  (void)snprintf(path, 96, "%s/step-%012d.safetensors", folder, step);
+}
+
+static void remove_folder(void) {
+  char path[96];
+  for (int step = 0; step <= STEPS; step++) {
+    state_path(path, step);
+    (void)unlink(path);
+  }
+  ck_assert_msg(rmdir(folder) == 0, "%s is not empty: a file was left behind", folder);
+}
+
+static struct ck_setup setup_of(const char *workload, int placement) {
+  struct ck_setup setup = ck_setup_mode(ck_workload(workload), "cpu:3", EK_MODE_GATHER);
+  ck_setup_place(&setup, placement);
+  return setup;
+}
+
+static void go(struct ck_training *t, int first, int last) {
+  for (int step = first; step < last; step++) {
+    struct ck_batch batch =
+        ck_batch_make(t->setup.workload, t->setup.options.type, SAMPLES, 0.2, (uint64_t)step + 50);
+    ck_ok(ck_training_step(t, &batch, NULL));
+    ck_batch_free(&batch);
+  }
+}
+
+/* Left out where the library was built without files. */
+static bool no_files(const struct ck_training *t) {
+  const ek_status status = ek_checkpoint_save(t->model, folder, NULL);
+  if (status != EK_ERR_UNSUPPORTED) {
+    ck_ok(status);
+    return false;
+  }
+  puts("built without jansson or xxHash: left out");
+  return true;
+}
+
+static bool exists(int step) {
+  char path[96];
+  state_path(path, step);
+  return access(path, F_OK) == 0;
+}
+
+/* ---- resuming ---- */
+
+/* `begun` runs to STOP, is saved, and goes on as `other` from the file. */
+static void carry(const struct ck_setup *setup, const struct ck_setup *other, bool background) {
+  ek_checkpoint_options options = EK_CHECKPOINT_OPTIONS_INIT;
+  ek_checkpoint_info info;
+  struct ck_training whole, begun, resumed;
+  struct ck_setup fresh = *other;
+  fresh.options.seed = 12345; /* other initial values, and the masks of another run */
+  options.position = INT64_MAX - 7;
+  ck_training_open(&begun, setup);
+  go(&begun, 0, STOP);
+  if (no_files(&begun)) {
+    ck_training_close(&begun);
+    return;
+  }
+  if (background) {
+    ek_checkpoint_write *write = NULL;
+    ck_ok(ek_checkpoint_begin(&write, begun.model, folder, &options));
+    go(&begun, STOP, STEPS); /* what is written is what was there */
+    ck_training_close(&begun);
+    ck_ok(ek_checkpoint_end(write));
+  } else {
+    ck_ok(ek_checkpoint_save(begun.model, folder, &options));
+    ck_training_close(&begun);
+  }
+  ck_training_open(&whole, setup);
+  go(&whole, 0, STEPS);
+  ck_training_open(&resumed, &fresh);
+  ck_ok(ek_checkpoint_load(&info, resumed.model, folder));
+  ck_assert_int_eq(info.step, STOP);
+  ck_assert_int_eq(info.position, INT64_MAX - 7);
+  ck_assert(info.has_schedule && info.schedule.kind == EK_SCHEDULE_CONSTANT);
+  go(&resumed, STOP, STEPS);
+  struct ck_state got = ck_state_take(resumed.model), want = ck_state_take(whole.model);
+  if (strcmp(setup->spec, other->spec) == 0 && setup->options.state == other->options.state &&
+      setup->options.outputs == other->options.outputs) {
+    ck_state_same("resumed", &got, &want);
+  } else {
+    ck_state_close("resumed elsewhere", &got, &want, 1e-11);
+  }
+  ck_state_drop(&got);
+  ck_state_drop(&want);
+  ck_training_close(&resumed);
+  ck_training_close(&whole);
+}
+
+START_TEST(a_run_goes_on_alike) {
+  struct ck_setup setup = setup_of(_i % 2 == 0 ? "gpt" : "mlp", _i % CK_PLACEMENTS);
+  carry(&setup, &setup, _i >= CK_PLACEMENTS);
+}
+END_TEST
+
+START_TEST(a_run_goes_on_elsewhere) {
+  static const char *const specs[] = {"cpu:1", "cpu:2", "cpu:4", "cpu:5", "cpu:1", "cpu:2"};
+  struct ck_setup setup = setup_of("gpt", _i), other = setup_of("gpt", (_i + 1) % CK_PLACEMENTS);
+  setup.options.type = other.options.type = EK_F64;
+  other.spec = specs[_i];
+  carry(&setup, &other, false);
+}
+END_TEST
+
+/* ---- the folder ---- */
+
+START_TEST(the_last_few_are_kept) {
+  const struct ck_setup setup = setup_of("mlp", 1);
+  ek_checkpoint_options options = EK_CHECKPOINT_OPTIONS_INIT;
+  ek_checkpoint_info info;
+  struct ck_training t;
+  char other[96];
+  ck_training_open(&t, &setup);
+  ck_fails(ek_checkpoint_latest(&info, folder), EK_ERR_NOT_FOUND, "no state in this folder");
+  path_of(other, "notes");
+  ck_assert_int_eq(close(open(other, O_WRONLY | O_CREAT, 0600)), 0);
+  options.keep = 2;
+  bool out = false;
+  for (int step = 0; step <= STEPS && !out; step++) {
+    out = no_files(&t);
+    if (!out) ck_ok(ek_checkpoint_save(t.model, folder, &options));
+    go(&t, step, step + 1);
+  }
+  if (!out) {
+    for (int step = 0; step <= STEPS; step++) ck_assert_int_eq(exists(step), step > STEPS - 2);
+    ck_ok(ek_checkpoint_latest(&info, folder));
+    ck_assert_int_eq(info.step, STEPS);
+  }
+  ck_assert_int_eq(unlink(other), 0);
+  ck_training_close(&t);
+}
+END_TEST
+
+/* Flips a bit, `offset` bytes from the end. */
+static void damage(int step, off_t offset) {
+  char path[96];
+  unsigned char byte = 0;
+  state_path(path, step);
+  const int file = open(path, O_RDWR);
+  const off_t at = lseek(file, 0, SEEK_END) - offset;
+  ck_assert_int_eq(pread(file, &byte, 1, at), 1);
+  byte ^= 0x10;
+  ck_assert_int_eq(pwrite(file, &byte, 1, at), 1);
+  ck_assert_int_eq(close(file), 0);
+}
+
+START_TEST(damaged_states_are_passed_over) {
+  const struct ck_setup setup = setup_of("mlp", 3);
+  ek_checkpoint_info info;
+  struct ck_training t;
+  char path[96];
+  ck_training_open(&t, &setup);
+  if (!no_files(&t)) {
+    go(&t, 0, 1);
+    ck_ok(ek_checkpoint_save(t.model, folder, NULL));
+    go(&t, 1, 2);
+    ck_ok(ek_checkpoint_save(t.model, folder, NULL));
+    struct ck_state before = ck_state_take(t.model);
+    damage(2, 1);
+    state_path(path, 2);
+    ck_fails(ek_checkpoint_load(NULL, t.model, path), EK_ERR_CORRUPT, "checksum differs");
+    ck_fails(ek_checkpoint_load(NULL, t.model, path), EK_ERR_CORRUPT, path);
+    ck_ok(ek_checkpoint_latest(&info, folder));
+    ck_assert_int_eq(info.step, 1);
+    damage(1, 1);
+    damage(0, 1);
+    ck_fails(ek_checkpoint_load(NULL, t.model, folder), EK_ERR_NOT_FOUND, "is damaged");
+    struct ck_state after = ck_state_take(t.model);
+    ck_state_same("after refused files", &after, &before);
+    ck_state_drop(&before);
+    ck_state_drop(&after);
+  }
+  ck_training_close(&t);
+}
+END_TEST
+
+/* ---- states of others ---- */
+
+/* A file that says it is a state of `format`, with one tensor. */
+static void put_state(const char *path, const char *format, const char *name, ek_type type) {
+  const ek_safetensors_pair pairs[] = {{"evenkeel.state", format}, {"evenkeel.position", "0"}};
+  const ek_safetensors_entry entries[] = {{"run/step", {.type = EK_I64}},
+                                          {name, {.type = type, .rank = 1, .shape = {1}}}};
+  ek_safetensors_writer *writer = NULL;
+  const int64_t zero = 0;
+  ck_ok(ek_safetensors_create(&writer, path, entries, 2, pairs, 2));
+  ck_ok(ek_safetensors_write(writer, 0, &zero, 8));
+  ck_ok(ek_safetensors_write(writer, 1, &zero, ek_type_size(type)));
+  ck_ok(ek_safetensors_finish(writer));
+  ek_safetensors_writer_free(writer);
+}
+
+START_TEST(other_states_are_refused) {
+  const struct ck_setup setup = setup_of("mlp", 2), other = setup_of("gpt", 2);
+  struct ck_training t, u;
+  ek_checkpoint_info info;
+  char path[96];
+  ck_training_open(&t, &setup);
+  ck_training_open(&u, &other);
+  if (!no_files(&t)) {
+    go(&t, 0, 1);
+    struct ck_state before = ck_state_take(t.model);
+    ck_ok(ek_checkpoint_save(u.model, folder, NULL));
+    ck_fails(ek_checkpoint_load(NULL, t.model, folder), EK_ERR_MISMATCH, "not a state of this");
+    state_path(path, 0);
+    put_state(path, "2", "x", EK_F32);
+    ck_fails(ek_checkpoint_load(NULL, t.model, path), EK_ERR_UNSUPPORTED, "format 2");
+    put_state(path, "1", "x", EK_F32);
+    ck_fails(ek_checkpoint_load(NULL, t.model, path), EK_ERR_MISMATCH, "is missing");
+    ck_fails(ek_checkpoint_load(NULL, t.model, "/nobody/has/this"), EK_ERR_NOT_FOUND, "nobody");
+    ck_fails(ek_checkpoint_load(NULL, t.model, NULL), EK_ERR_INVALID_ARGUMENT, "path is NULL");
+    ck_fails(ek_checkpoint_save(t.model, NULL, NULL), EK_ERR_INVALID_ARGUMENT, "folder is NULL");
+    ck_fails(ek_checkpoint_save(t.model, path, NULL), EK_ERR_IO, "this is none");
+    ck_fails(ek_checkpoint_save(t.model, "/nobody/has/this", NULL), EK_ERR_NOT_FOUND, "nobody");
+    struct ck_state after = ck_state_take(t.model);
+    ck_state_same("after refused files", &after, &before);
+    ck_state_drop(&before);
+    ck_state_drop(&after);
+    go(&t, 1, 2);
+    /* Without an optimizer the weights alone are taken. */
+    ck_ok(ek_checkpoint_save(t.model, folder, NULL));
+    ek_data_parallel_optimizer_free(t.optimizer);
+    t.optimizer = NULL;
+    ck_ok(ek_checkpoint_load(&info, t.model, folder));
+    ck_assert_int_eq(info.step, 2);
+  }
+  ck_assert_int_eq(ek_checkpoint_end(NULL), EK_OK);
+  ck_training_close(&t);
+  ck_training_close(&u);
+}
+END_TEST
+
+START_TEST(devices_that_count_have_no_state) {
+  struct ck_setup setup = setup_of("mlp", 3);
+  struct ck_training t;
+  setup.spec = "plan:3";
+  ck_training_open(&t, &setup);
+  ck_fails(ek_checkpoint_save(t.model, folder, NULL), EK_ERR_UNSUPPORTED, "only count");
+  ck_training_close(&t);
+}
+END_TEST
+
+/* ---- failures ---- */
+
+/* Every allocation and every piece of a device's work fails once, in a save and in a load. */
+static ek_status save_or_load(struct ck_training *t, int how) {
+  ek_checkpoint_write *write = NULL;
+  if (how == 0) return ek_checkpoint_save(t->model, folder, NULL);
+  if (how == 1) return ek_checkpoint_load(NULL, t->model, folder);
+  EK_TRY(ek_checkpoint_begin(&write, t->model, folder, NULL));
+  return ek_checkpoint_end(write);
+}
+
+START_TEST(failures_lose_nothing) {
+  const struct ck_setup setup = setup_of("mlp", _i % 2 == 0 ? 3 : 1);
+  const int how = _i / 2;
+  struct ck_training t;
+  ck_training_open(&t, &setup);
+  go(&t, 0, 1);
+  if (!no_files(&t)) {
+    struct ck_state before = ck_state_take(t.model);
+    int failures = 0;
+    for (int memory = 0; memory < 2; memory++) {
+      for (uint64_t n = 1; n < 1000; n++) {
+        ek_device *device = ek_group_device(t.group, n % 3);
+        if (memory) ek_host_memory_fail_at(n);
+        if (!memory) ck_ok(ek_fault_at(device, (n + 2) / 3, EK_ERR_UNAVAILABLE));
+        const ek_status status = save_or_load(&t, how);
+        ek_host_memory_fail_at(0);
+        ck_ok(ek_fault_at(device, 0, EK_OK));
+        if (status == EK_OK && n > 60) break;
+        ck_assert(status == EK_OK ||
+                  status == (memory ? EK_ERR_OUT_OF_MEMORY : EK_ERR_UNAVAILABLE));
+        failures += status != EK_OK;
+        if (how == 1 && status != EK_OK) ck_ok(ek_checkpoint_load(NULL, t.model, folder));
+      }
+    }
+    ck_assert_int_gt(failures, 20);
+    struct ck_state after = ck_state_take(t.model);
+    ck_state_same("after failures", &after, &before);
+    if (setup.options.state != EK_STATE_MASTER) ck_training_replicas_agree(&t);
+    ck_state_drop(&before);
+    ck_state_drop(&after);
+    ck_ok(ek_checkpoint_load(NULL, t.model, folder));
+  }
+  ck_training_close(&t);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("checkpoint");
+  TCase *tests = ck_case(suite, "checkpoint");
+  tcase_add_checked_fixture(tests, make_folder, remove_folder);
+  tcase_add_loop_test(tests, a_run_goes_on_alike, 0, 2 * CK_PLACEMENTS);
+  tcase_add_loop_test(tests, a_run_goes_on_elsewhere, 0, CK_PLACEMENTS);
+  tcase_add_test(tests, the_last_few_are_kept);
+  tcase_add_test(tests, damaged_states_are_passed_over);
+  tcase_add_test(tests, other_states_are_refused);
+  tcase_add_test(tests, devices_that_count_have_no_state);
+  tcase_add_loop_test(tests, failures_lose_nothing, 0, 6);
+  return suite;
+}
+
+CK_MAIN(make_suite)
