@@ -47,7 +47,7 @@ typedef struct ek_event ek_event;
 typedef struct ek_group_options {
   size_t size;            /* sizeof(ek_group_options) */
   int threads_per_device; /* 0: the cores the process may use, divided evenly, at least 1 */
-  bool allow_tf32;    /* cuda: products of f32 with 10 bits of mantissa, several times as fast */
+  bool allow_tf32;    /* cuda: products of f32, attention's too, with 10 bits of mantissa */
   bool deterministic; /* cuda: sums between GPUs in the order of the devices, see below */
   double time_limit;  /* cuda: seconds that a collective may take; 0: 600 */
   bool debug_memory;  /* new tensors are NaN, writes beside them are found, see below */

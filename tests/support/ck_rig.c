@@ -41,11 +41,11 @@ static void open_behind(struct ck_rig *rig, size_t number) { (void)rig, (void)nu
 
 /* ---- the rig ---- */
 
-struct ck_rig *ck_rig_open(const char *spec, ek_type type, int threads) {
+static struct ck_rig *rig_of(ek_group *group, ek_type type) {
   static uint64_t stream = 0; /* every rig draws other numbers */
   struct ck_rig *rig = calloc(1, sizeof *rig);
   ck_assert_ptr_nonnull(rig);
-  rig->group = ck_open(spec != NULL ? spec : test_devices("cpu:1"), threads);
+  rig->group = group;
   rig->device = ek_group_device(rig->group, 0);
   rig->stream = ek_device_stream(rig->device, EK_STREAM_COMPUTE);
   ck_assert_ptr_nonnull(rig->stream);
@@ -55,9 +55,24 @@ struct ck_rig *ck_rig_open(const char *spec, ek_type type, int threads) {
   return rig;
 }
 
+struct ck_rig *ck_rig_open(const char *spec, ek_type type, int threads) {
+  return rig_of(ck_open(spec != NULL ? spec : test_devices("cpu:1"), threads), type);
+}
+
 struct ck_rig *ck_rig_variant(int variant) {
   struct ck_rig *rig = ck_rig_open(NULL, variant % 2 == 0 ? EK_F32 : EK_F64, 1 + variant / 2);
   rig->shift = variant / 2;
+  return rig;
+}
+
+struct ck_rig *ck_rig_tf32(int64_t shift) {
+  ek_group *group = NULL;
+  ek_group_options options = EK_GROUP_OPTIONS_INIT;
+  options.allow_tf32 = true;
+  ck_ok(ek_group_open(&group, ck_spec(test_devices("cpu:1")), &options));
+  struct ck_rig *rig = rig_of(group, EK_F32);
+  rig->shift = shift;
+  rig->operand = 0x1p-11;
   return rig;
 }
 

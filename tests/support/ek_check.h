@@ -163,6 +163,7 @@ struct ck_rig {
   ek_stream *stream;
   ek_type type;  /* f32 or f64: of the tensors it makes */
   double unit;   /* unit roundoff of the type: 2^-24 or 2^-53 */
+  double operand; /* with TF32 the relative rounding of what products multiply, 2^-11; else 0 */
   int64_t shift; /* elements that tensors begin behind the beginning of their memory: 0 or 1 */
   struct ck_random random;
   ek_tensor tensor[CK_RIG_TENSORS], gap[CK_RIG_TENSORS];
@@ -180,6 +181,8 @@ struct ck_rig *ck_rig_open(const char *spec, ek_type type, int threads);
  */
 enum { CK_VARIANTS = 4 };
 struct ck_rig *ck_rig_variant(int variant);
+/* f32 on devices that may multiply in TF32, tensors `shift` elements behind the beginning. */
+struct ck_rig *ck_rig_tf32(int64_t shift);
 
 /* Frees all of it and checks that the devices hold nothing. */
 void ck_rig_close(struct ck_rig *rig);

@@ -11,8 +11,8 @@
  * and 8 for heads of up to 32, whose rows are shared by 8 threads: padded to 64 they would cost
  * twice the arithmetic, and short sequences are padded to half as many tokens.
  *
- * Floor, in f32 without tensor cores: 4 d multiply-adds for each pair of tokens forward (two
- * products of width d), 14 backward (seven products: scores and dP are computed in each of its two
+ * Floor, in f32 without tensor cores: 2 d multiply-adds for each pair of tokens forward (two
+ * products of width d), 7 d backward (seven products: scores and dP are computed in each of its two
  * kernels, which is what it costs to add dK, dV and dQ in a fixed order without a T x T matrix).
  * With M = 4 the loop reads 12 wavefronts of shared memory for 16 cycles of arithmetic.
  */
@@ -230,19 +230,66 @@ inline cudaError_t fits(int bytes) {
 }
 
 /* Blocks with more than 48 KiB of shared memory, which must be asked for. */
-template <class t, class T = typename t::T>
-inline cudaError_t launch_tiles(cudaStream_t stream, void (*kernel)(attended<T>), int64_t blocks,
-                                int shared_elements, const attended<T> &a) {
-  const int bytes = shared_elements * (int)sizeof(T);
-  cudaError_t status = fits(bytes);
+template <class T>
+inline cudaError_t launch_blocks(cudaStream_t stream, void (*kernel)(attended<T>), int64_t blocks,
+                                 dim3 threads, int shared_bytes, const attended<T> &a) {
+  cudaError_t status = fits(shared_bytes);
   if (status != cudaSuccess) return status;
-  status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   if (status != cudaSuccess) return status;
   if (blocks > 0x7FFFFFFF) return cudaErrorInvalidValue;
-  EK_LAUNCH(kernel, (unsigned)blocks, dim3(t::SIDE, t::SIDE), (size_t)bytes, stream, a);
+  EK_LAUNCH(kernel, (unsigned)blocks, threads, (size_t)shared_bytes, stream, a);
   return cudaGetLastError();
 }
 
+/* A block of a tiling, with so many elements of shared memory. */
+template <class t, class T = typename t::T>
+inline cudaError_t launch_tiles(cudaStream_t stream, void (*kernel)(attended<T>), int64_t blocks,
+                                int shared_elements, const attended<T> &a) {
+  return launch_blocks(stream, kernel, blocks, dim3(t::SIDE, t::SIDE),
+                       shared_elements * (int)sizeof(T), a);
+}
+
+/* delta = sum of dout out for each row of a head, put where the first element of the row's dq will
+ * be, so that no other memory is needed. A warp takes a row. */
+template <class T>
+__global__ void __launch_bounds__(BLOCK) delta_kernel(attended<T> a, int64_t rows) {
+  const int64_t warps = thread_count() / WARP;
+  const unsigned lane = threadIdx.x % WARP;
+  for (int64_t i = thread_index() / WARP; i < rows; i += warps) {
+    const int64_t row = i / a.heads, column = i % a.heads * a.width; /* row: of all samples */
+    const T *const out = a.out + row * a.channels() + column;
+    const T *const dout = a.dout + row * a.channels() + column;
+    T sum = T(0);
+    for (int64_t c = lane; c < a.width; c += WARP) sum += out[c] * dout[c];
+    sum = warp_sum(sum);
+    if (lane == 0) a.dqkv[row * a.stride() + column] = sum;
+  }
+}
+
+template <class T>
+inline cudaError_t launch_delta(cudaStream_t stream, const struct ek__attention_args *args,
+                                const attended<T> &a) {
+  const int64_t rows = args->batch * args->heads * args->tokens;
+  return launch(delta_kernel<T>, blocks_for(rows, BLOCK / WARP), BLOCK, stream, a, rows);
+}
+
+/* ---- on tensor cores: cuda_attend_warp.cu ---- */
+
+constexpr int64_t WARP_HEAD = 128; /* the widest head there */
+
+/* Whether they may be used. They may lack the memory all the same: then cudaErrorNotSupported. */
+inline bool on_tensor_cores(const struct ek__cuda_place *at,
+                            const struct ek__attention_args *args) {
+  return at->tf32 && args->types.value == EK_F32 && args->types.sum == EK_F32 &&
+         args->head_width <= WARP_HEAD;
+}
+
 } // namespace ek__cuda
+
+cudaError_t ek__cuda_attend_warp_forward(cudaStream_t stream,
+                                         const struct ek__attention_args *args);
+cudaError_t ek__cuda_attend_warp_backward(cudaStream_t stream,
+                                          const struct ek__attention_args *args);
 
 #endif /* EK_CUDA_ATTEND_CUH */

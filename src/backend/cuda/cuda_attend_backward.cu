@@ -2,8 +2,7 @@
  * cuda_attend_backward.cu - causal attention backward; scores are computed again from qkv and lse.
  *
  * Three kernels, one after the other on the stream:
- *   1. delta = sum of dout out for each row, put where the first element of the row's dq will be,
- *      so that no other memory is needed;
+ *   1. delta (cuda_attend.cuh), which lies where dq will be;
  *   2. a block has a tile of keys and walks over the tiles of queries from its own on: dk, dv;
  *   3. a block has a tile of queries and walks over the keys up to its own: dq, over the deltas.
  * Each sum is one thread's, in the order of the tiles: nothing is added atomically.
@@ -13,22 +12,6 @@
 using namespace ek__cuda;
 
 namespace {
-
-/* A warp takes a row of one head. */
-template <class T>
-__global__ void __launch_bounds__(BLOCK) delta_kernel(attended<T> a, int64_t rows) {
-  const int64_t warps = thread_count() / WARP;
-  const unsigned lane = threadIdx.x % WARP;
-  for (int64_t i = thread_index() / WARP; i < rows; i += warps) {
-    const int64_t row = i / a.heads, column = i % a.heads * a.width; /* row: of all samples */
-    const T *const out = a.out + row * a.channels() + column;
-    const T *const dout = a.dout + row * a.channels() + column;
-    T sum = T(0);
-    for (int64_t c = lane; c < a.width; c += WARP) sum += out[c] * dout[c];
-    sum = warp_sum(sum);
-    if (lane == 0) a.dqkv[row * a.stride() + column] = sum;
-  }
-}
 
 /* lse and delta of B queries from `first` on; past the end 0, where p and ds are cut anyway. */
 template <class t, class T = typename t::T>
@@ -162,11 +145,11 @@ template <class t>
 cudaError_t backward(cudaStream_t stream, const struct ek__attention_args *args) {
   using T = typename t::T;
   const attended<T> a = attended_of<T>(args, t::B);
-  const int64_t heads = args->batch * args->heads, rows = heads * args->tokens;
+  const int64_t heads = args->batch * args->heads;
   constexpr int elements = places<t>::ELEMENTS;
   cudaError_t status = fits(elements * (int)sizeof(T)); /* before anything is queued */
   if (status != cudaSuccess) return status;
-  status = launch(delta_kernel<T>, blocks_for(rows, BLOCK / WARP), BLOCK, stream, a, rows);
+  status = launch_delta(stream, args, a);
   if (status != cudaSuccess) return status;
   status = launch_tiles<t>(stream, keys_kernel<t>, a.tiles * heads, elements, a);
   if (status != cudaSuccess) return status;
@@ -189,5 +172,9 @@ cudaError_t backward_that_fits(tiling<T, HEAD>, cudaStream_t stream,
 extern "C" cudaError_t ek__cuda_attention_backward(const struct ek__cuda_place *at,
                                                    const struct ek__attention_args *args) {
   if (args->batch * args->heads * args->tokens * args->head_width <= 0) return cudaSuccess;
+  if (on_tensor_cores(at, args)) {
+    const cudaError_t status = ek__cuda_attend_warp_backward(at->stream, args);
+    if (status != cudaErrorNotSupported) return status;
+  }
   return with_tiling(args, [&](auto t) { return backward_that_fits(t, at->stream, args); });
 }

@@ -76,6 +76,14 @@ template <int N, class T> __device__ __forceinline__ void store(T *p, const pack
                  : "memory");
     return;
   }
+  if constexpr (N == 2 && sizeof(T) == 4) {
+    unsigned word[2];
+    memcpy(word, value.at, sizeof word);
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(p)),
+                 "r"(word[0]), "r"(word[1])
+                 : "memory");
+    return;
+  }
 #endif
   *reinterpret_cast<pack<T, N> *>(p) = value;
 }

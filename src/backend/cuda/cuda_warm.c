@@ -160,6 +160,22 @@ static cudaError_t warm_tall(const struct ek__cuda_place *at, struct samples *of
   return error;
 }
 
+/* Every width; where TF32 is allowed, both with it and without, as it has no tiles for all of them. */
+static cudaError_t warm_attention(const struct ek__cuda_place *allowed, struct samples *of) {
+  cudaError_t error = cudaSuccess;
+  struct ek__cuda_place place = *allowed;
+  const struct ek__cuda_place *const at = &place;
+  for (int tf32 = 0; tf32 <= (int)allowed->tf32; tf32++) {
+    place.tf32 = tf32 == 1;
+    for (of->attention.head_width = 32; of->attention.head_width <= EK__CUDA_MAX_HEAD_WIDTH;
+         of->attention.head_width *= 2) {
+      WARM(attention_forward, attention)
+      WARM(attention_backward, attention)
+    }
+  }
+  return error;
+}
+
 /* All kernels, and then those that have more than one form. */
 static cudaError_t warm_samples(const struct ek__cuda_place *at, struct samples *of,
                                 void *const part[PARTS]) {
@@ -168,11 +184,7 @@ static cudaError_t warm_samples(const struct ek__cuda_place *at, struct samples 
   of->layer_norm.residual = part[7];
   WARM(layer_norm_forward, layer_norm)
   WARM(layer_norm_backward, layer_norm)
-  for (of->attention.head_width = 64; of->attention.head_width <= EK__CUDA_MAX_HEAD_WIDTH;
-       of->attention.head_width *= 2) {
-    WARM(attention_forward, attention)
-    WARM(attention_backward, attention)
-  }
+  if (error == cudaSuccess) error = warm_attention(at, of);
 #define ACTIVATION(NAME, name, kept)                                                               \
   of->activation.kind = EK_ACTIVATION_##NAME;                                                      \
   of->activation.bias = NULL;                                                                      \
@@ -214,7 +226,8 @@ static ek_status load_code(struct ek__cuda_gpu *gpu, struct ek__cuda_device *dev
   char *scratch = gpu->scratch;
   const struct ek__cuda_place at = {.stream = device->streams[EK_STREAM_COMPUTE].handle,
                                     .workspace = scratch + EK__CUDA_PRODUCT_BYTES,
-                                    .bad = device->bad};
+                                    .bad = device->bad,
+                                    .tf32 = device->group->options.allow_tf32};
   EK_TRY(ek__cuda_enter(device));
   EK_TRY(warm_kernels(device, &at, scratch));
   device->workspace = scratch; /* products work here, on numbers in the kernels' part */

@@ -33,7 +33,12 @@
 
 constexpr int warpSize = 32;
 
-enum cuemu_warp_operation { CUEMU_WARP_SYNC, CUEMU_WARP_SHUFFLE, CUEMU_WARP_BALLOT };
+enum cuemu_warp_operation {
+  CUEMU_WARP_SYNC,
+  CUEMU_WARP_SHUFFLE,
+  CUEMU_WARP_BALLOT,
+  CUEMU_WARP_MULTIPLY
+};
 
 extern "C" {
 /* Initial-exec: read in every kernel's every index; 52 bytes of the static block are enough. */
@@ -48,6 +53,10 @@ int cuemu_syncthreads_reduce(int what, int predicate, const char *file, int line
 uint64_t cuemu_warp(enum cuemu_warp_operation operation, uint32_t mask, uint64_t value, int source,
                     const char *file, int line);
 uint32_t cuemu_active_mask(void);
+void cuemu_copy_async(void *to, const void *from, unsigned bytes, int there, const char *file,
+                      int line);
+void cuemu_copy_commit(void);
+void cuemu_copy_wait(unsigned groups);
 void cuemu_trap(const char *file, int line);
 }
 
@@ -136,5 +145,40 @@ static inline T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 3
   bool outside = source >= cuemu::segment(width) + width;
   return cuemu::shuffle(mask, value, outside ? cuemu_lane : source, at);
 }
+
+/* ---- what CUDA C++ has no words for: a product's inline assembly, here functions ---- */
+
+/* cp.async, and its groups. */
+#define EK_COPY_ASYNC(to, from, bytes, there)                                                      \
+  cuemu_copy_async((to), (from), (bytes), (there), __FILE__, __LINE__)
+#define EK_COPY_COMMIT() cuemu_copy_commit()
+#define EK_COPY_WAIT(groups) cuemu_copy_wait(groups)
+
+namespace cuemu {
+
+/* cvt.rna.tf32.f32: to 10 bits behind the point, ties away from zero; a NaN stays one. */
+static inline uint32_t round_tf32(float x) {
+  uint32_t word;
+  memcpy(&word, &x, sizeof word);
+  if ((word & 0x7F800000u) == 0x7F800000u) return (word & 0x7FFFFFu) ? 0x7FFFFFFFu : word;
+  return (word + 0x1000u) & ~0x1FFFu;
+}
+
+struct operands { /* src/multiply.c */
+  float *d;
+  const uint32_t *a, *b;
+};
+
+/* mma.sync.m16n8k8 of TF32, by all lanes of a warp. */
+static inline void multiply_tf32(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
+                                 place at = place::here()) {
+  const operands own = {d, a, b};
+  (void)cuemu_warp(CUEMU_WARP_MULTIPLY, full_mask, (uint64_t)(uintptr_t)&own, 0, at.file, at.line);
+}
+
+} // namespace cuemu
+
+#define EK_ROUND_TF32(x) cuemu::round_tf32(x)
+#define EK_MULTIPLY_TF32(d, a, b) cuemu::multiply_tf32(d, a, b)
 
 #endif

@@ -208,6 +208,7 @@ void *cuemu_dynamic_shared(void) { return cuemu_block->dynamic_shared; }
 /* ---- grids ---- */
 
 static void begin_block(struct block *b) {
+  cuemu_copies_begin();
   b->live = b->threads;
   b->current = -1;
   memset(&b->barrier, 0, sizeof(b->barrier));

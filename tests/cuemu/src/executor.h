@@ -21,7 +21,12 @@
 enum { WARP_LANES = 32, MAX_THREADS = 1024, MAX_WARPS = MAX_THREADS / WARP_LANES };
 enum { SYNC_SLOTS = 64 };
 
-enum cuemu_warp_operation { CUEMU_WARP_SYNC, CUEMU_WARP_SHUFFLE, CUEMU_WARP_BALLOT };
+enum cuemu_warp_operation {
+  CUEMU_WARP_SYNC,
+  CUEMU_WARP_SHUFFLE,
+  CUEMU_WARP_BALLOT,
+  CUEMU_WARP_MULTIPLY
+};
 
 enum { ORDER_FORWARD, ORDER_BACKWARD, ORDER_RANDOM };
 
@@ -89,6 +94,10 @@ extern CUEMU_THREAD_LOCAL int cuemu_lane;
 __attribute__((noreturn)) void cuemu_fail_block(const char *why, struct place place);
 /* A lane of the warp has gone: what waited only for it goes on. */
 void cuemu_warp_lane_gone(struct warp *warp);
+/* The product of a whole warp: each lane's value is the address of its struct cuemu_operands. */
+void cuemu_multiply(struct warp *warp, struct place place);
+/* Forgets the copies of the block before. */
+void cuemu_copies_begin(void);
 /* A thread that can run, of the current warp if there is one; -1 if there is none. */
 int cuemu_choose_in_order(struct block *b);
 /* Goes on with the next thread, while the current one, which is at `place`, waits. */

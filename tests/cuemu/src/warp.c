@@ -28,6 +28,10 @@ static __attribute__((noinline)) void complete(struct warp *warp, struct rendezv
     *r = warp->rendezvous[--warp->rendezvous_count];
     return;
   }
+  if (r->operation == CUEMU_WARP_MULTIPLY) {
+    if (r->arrived != ~(uint32_t)0) cuemu_fail_block("a product needs all lanes", r->place);
+    cuemu_multiply(warp, r->place);
+  }
   uint64_t votes = r->operation == CUEMU_WARP_BALLOT ? ballot(warp, r->arrived) : 0;
   for (int lane = 0; lane < WARP_LANES; lane++) {
     if (!(r->arrived >> lane & 1)) continue;

@@ -1,0 +1,340 @@
+/*
+ * cuda_attend_warp.cu - causal attention in f32 on tensor cores, where TF32 is allowed: operands have 10
+ * bits behind the point, sums, exponentials and statistics are f32. Heads of up to 128.
+ *
+ * The forward is that of cuda_attend.cu, and the backward that of cuda_attend_backward.cu: one
+ * kernel over the keys for dk and dv, one over the queries for dq, each sum in the order of the
+ * tiles. Each product but one in an iteration hides a copy: the tile that it does not read is on its
+ * way. A warp whose rows see nothing of a tile leaves it out, and only tiles on the diagonal, and the
+ * last ones, are masked.
+ */
+#include "backend/cuda/cuda_attend_warp.cuh"
+
+using namespace ek__cuda;
+
+namespace {
+
+constexpr float LOG2_E = 1.44269504088896f, LN_2 = 0.693147180559945f;
+
+/* ---- forward ---- */
+
+/* Over the four lanes that share a row. */
+__device__ __forceinline__ float row_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 1));
+  return fmaxf(x, __shfl_xor_sync(ALL_LANES, x, 2));
+}
+
+__device__ __forceinline__ float row_sum(float x) {
+  x += __shfl_xor_sync(ALL_LANES, x, 1);
+  return x + __shfl_xor_sync(ALL_LANES, x, 2);
+}
+
+/* What is known of a warp's rows so far; powers of two. */
+template <class s> struct rows_so_far {
+  float largest[s::STRIPS][2], sum[s::STRIPS][2];
+  sums_of<s> out;
+
+  __device__ __forceinline__ void begin() {
+    EK_UNROLL
+    for (int i = 0; i < s::STRIPS; i++) {
+      largest[i][0] = largest[i][1] = -INFINITY;
+      sum[i][0] = sum[i][1] = 0;
+    }
+    clear<s>(out);
+  }
+
+  __device__ __forceinline__ void times(int i, int h, float factor) {
+    EK_UNROLL
+    for (int n = 0; n < s::WIDTH / 8; n++) {
+      out[i][n][2 * h] *= factor;
+      out[i][n][2 * h + 1] *= factor;
+    }
+  }
+
+  /* Scores become the rows' exponentials. `query` and `key` are the lane's first of each; where it is
+   * `masked`, a key after its query counts for nothing. */
+  __device__ __forceinline__ void take(scores_of<s> &score, int64_t query, int64_t key, bool masked,
+                                       float scale) {
+    EK_UNROLL
+    for (int i = 0; i < s::STRIPS; i++) {
+      EK_UNROLL
+      for (int h = 0; h < 2; h++) {
+        float most = largest[i][h], added = 0;
+        EK_UNROLL
+        for (int n = 0; n < s::COLUMNS / 8; n++) {
+          EK_UNROLL
+          for (int e = 0; e < 2; e++) {
+            float &x = score[i][n][2 * h + e];
+            x *= scale;
+            if (masked && key + 8 * n + e > query + 16 * i + 8 * h) x = -INFINITY;
+            most = fmaxf(most, x);
+          }
+        }
+        most = row_max(most);
+        const float base = most == -INFINITY ? 0.0f : most; /* -inf less -inf is no number */
+        const float kept = exp2f(largest[i][h] - base);     /* 0 in the first tile */
+        EK_UNROLL
+        for (int n = 0; n < s::COLUMNS / 8; n++) {
+          EK_UNROLL
+          for (int e = 0; e < 2; e++) {
+            float &x = score[i][n][2 * h + e];
+            x = exp2f(x - base);
+            added += x;
+          }
+        }
+        sum[i][h] = sum[i][h] * kept + row_sum(added);
+        largest[i][h] = most;
+        times(i, h, kept);
+      }
+    }
+  }
+
+  /* Divides, and writes lse of the rows from `query` on, the lane's first. */
+  __device__ __forceinline__ void finish(float *lse, int64_t query, bool writes, int64_t tokens) {
+    EK_UNROLL
+    for (int i = 0; i < s::STRIPS; i++) {
+      EK_UNROLL
+      for (int h = 0; h < 2; h++) {
+        const int64_t row = query + 16 * i + 8 * h;
+        times(i, h, 1.0f / sum[i][h]);
+        if (writes && row < tokens) lse[row] = largest[i][h] * LN_2 + logf(sum[i][h]);
+      }
+    }
+  }
+};
+
+template <class s> __global__ void __launch_bounds__(s::THREADS) forward_kernel(attended<float> a) {
+  EK_DYNAMIC_SHARED(unsigned, memory);
+  unsigned *const queries = memory, *const keys = queries + s::ROW_TILE,
+                  *const values = keys + s::COLUMN_TILE;
+  const place_in_warp at(16 * s::STRIPS);
+  const int64_t heads = gridDim.x / a.tiles, head = blockIdx.x % heads;
+  const int64_t first = (a.tiles - 1 - blockIdx.x / heads) * s::ROWS; /* the longest rows first */
+  const int64_t end = first + s::ROWS < a.tokens ? first + s::ROWS : a.tokens;
+  const int64_t low = first + at.row, high = low + 16 * s::STRIPS - 1; /* the warp's queries */
+  const float *const q = a.qkv + a.in_qkv(head), *const k = q + a.channels(),
+                     *const v = k + a.channels();
+  const float scale = a.scale * LOG2_E;
+  rows_so_far<s> rows;
+  rows.begin();
+  fetch_tile<s, s::ROWS>(queries, q, a.stride(), first, a);
+  fetch_tile<s, s::COLUMNS>(keys, k, a.stride(), 0, a);
+  copy_commit();
+  fetch_tile<s, s::COLUMNS>(values, v, a.stride(), 0, a);
+  copy_commit();
+  copy_wait<1>();
+  round_tile<s, s::ROWS>(queries);
+  for (int64_t key = 0; key < end; key += s::COLUMNS) {
+    const bool sees = key <= high && low < a.tokens;
+    scores_of<s> score;
+    copy_wait<1>();
+    round_tile<s, s::COLUMNS>(keys);
+    __syncthreads();
+    if (sees) dot_tiles<s>(score, queries, keys, at);
+    __syncthreads();
+    if (key + s::COLUMNS < end) {
+      fetch_tile<s, s::COLUMNS>(keys, k, a.stride(), key + s::COLUMNS, a);
+    }
+    copy_commit();
+    if (sees) {
+      const bool masked = key + s::COLUMNS - 1 > low;
+      rows.take(score, low + at.g, key + 2 * at.t, masked, scale);
+    }
+    copy_wait<1>();
+    round_tile<s, s::COLUMNS>(values);
+    __syncthreads();
+    if (sees) add_tile<s>(rows.out, score, values, at);
+    __syncthreads();
+    if (key + s::COLUMNS < end) {
+      fetch_tile<s, s::COLUMNS>(values, v, a.stride(), key + s::COLUMNS, a);
+    }
+    copy_commit();
+  }
+  rows.finish(a.lse + a.in_lse(head), low + at.g, at.t == 0, a.tokens);
+  put_tile<s>(a.out + a.in_out(head), a.channels(), first, rows.out, at, a);
+}
+
+template <class s> cudaError_t forward(cudaStream_t stream, const struct ek__attention_args *args) {
+  const attended<float> a = attended_of<float>(args, s::ROWS);
+  constexpr int bytes = (s::ROW_TILE + 2 * s::COLUMN_TILE) * (int)sizeof(unsigned);
+  return launch_blocks(stream, forward_kernel<s>, a.tiles * args->batch * args->heads, s::THREADS,
+                       bytes, a);
+}
+
+/* ---- backward ---- */
+
+/* One of the two operands of a kernel: a tile of its own, or those that it walks over. */
+struct operand {
+  const float *from;
+  int64_t stride;
+};
+
+/* Shared memory: two tiles of the block's own, two of those walked over, and lse and delta of the
+ * columns, where they are queries. */
+template <class s> struct places {
+  static constexpr int WORDS = 2 * s::ROW_TILE + 2 * s::COLUMN_TILE + 2 * s::COLUMNS;
+  unsigned *own[2], *other[2];
+  float *lse, *delta;
+  __device__ explicit places(unsigned *memory) {
+    for (int i = 0; i < 2; i++) own[i] = memory + i * s::ROW_TILE;
+    for (int i = 0; i < 2; i++) other[i] = memory + 2 * s::ROW_TILE + i * s::COLUMN_TILE;
+    lse = reinterpret_cast<float *>(memory + 2 * s::ROW_TILE + 2 * s::COLUMN_TILE);
+    delta = lse + s::COLUMNS;
+  }
+};
+
+/* Begins to copy lse and delta of the queries from `first` on; zeros where there are none. */
+template <class s>
+__device__ __forceinline__ void fetch_terms(const places<s> &at, int64_t head, int64_t first,
+                                            const attended<float> &a) {
+  for (int i = (int)threadIdx.x; i < 2 * s::COLUMNS; i += s::THREADS) {
+    const int column = i % s::COLUMNS;
+    const int64_t row = first + column;
+    const bool there = row < a.tokens;
+    const float *const lse = a.lse + a.in_lse(head) + (there ? row : 0);
+    const float *const delta = a.dqkv + a.in_qkv(head) + (there ? row : 0) * a.stride();
+    copy_async<4>((i < s::COLUMNS ? at.lse : at.delta) + column, i < s::COLUMNS ? lse : delta,
+                  there);
+  }
+}
+
+/* lse in powers of two, and delta, of a lane's queries. */
+template <int N> struct terms_of { float lse[N], delta[N]; };
+
+/* p and ds of one pair of tokens from q.k and dout.v; both 0 unless the query sees the key. */
+__device__ __forceinline__ void pair(float *p, float *ds, float scale, float lse, float delta,
+                                     bool seen) {
+  const float probability = seen ? exp2f(*p * (scale * LOG2_E) - lse) : 0.0f;
+  *ds = seen ? probability * (*ds - delta) * scale : 0.0f;
+  *p = probability;
+}
+
+/*
+ * Keys: rows are keys, columns the queries from the rows' own on; dv += p dout, dk += ds q. Else rows
+ * are queries, columns the keys up to their own; dq += ds k, over the deltas. `first` and `other` are
+ * the tokens of the first row and column.
+ */
+template <class s, bool Keys>
+__global__ void __launch_bounds__(s::THREADS) backward_kernel(attended<float> a) {
+  EK_DYNAMIC_SHARED(unsigned, memory);
+  const places<s> tile(memory);
+  const place_in_warp at(16 * s::STRIPS);
+  const int64_t heads = gridDim.x / a.tiles, head = blockIdx.x % heads, turn = blockIdx.x / heads;
+  const int64_t first = (Keys ? turn : a.tiles - 1 - turn) * s::ROWS;  /* the longest rows first */
+  const int64_t low = first + at.row, high = low + 16 * s::STRIPS - 1; /* the warp's rows */
+  const int64_t past = Keys || first + s::ROWS > a.tokens ? a.tokens : first + s::ROWS;
+  const float *const qkv = a.qkv + a.in_qkv(head);
+  const operand q = {qkv, a.stride()}, k = {qkv + a.channels(), a.stride()};
+  const operand v = {qkv + 2 * a.channels(), a.stride()};
+  const operand dout = {a.dout + a.in_out(head), a.channels()};
+  const operand own[2] = {Keys ? k : q, Keys ? v : dout};
+  const operand walked[2] = {Keys ? q : k, Keys ? dout : v};
+  const auto fetch = [&](int i, int64_t other) {
+    if (other < past) {
+      fetch_tile<s, s::COLUMNS>(tile.other[i], walked[i].from, walked[i].stride, other, a);
+      if (Keys && i == 0) fetch_terms<s>(tile, head, other, a);
+    }
+    copy_commit();
+  };
+  terms_of<2> mine[s::STRIPS]; /* of the rows, where they are queries */
+  EK_UNROLL
+  for (int i = 0; i < s::STRIPS && !Keys; i++) {
+    EK_UNROLL
+    for (int h = 0; h < 2; h++) {
+      const int64_t row = low + at.g + 16 * i + 8 * h;
+      const bool there = row < a.tokens;
+      mine[i].lse[h] = there ? a.lse[a.in_lse(head) + row] * LOG2_E : 0.0f;
+      mine[i].delta[h] = there ? a.dqkv[a.in_qkv(head) + row * a.stride()] : 0.0f;
+    }
+  }
+  sums_of<s> sum[Keys ? 2 : 1]; /* dk or dq, and dv */
+  clear<s>(sum[0]);
+  if constexpr (Keys) clear<s>(sum[1]);
+  EK_UNROLL
+  for (int i = 0; i < 2; i++) {
+    fetch_tile<s, s::ROWS>(tile.own[i], own[i].from, own[i].stride, first, a);
+  }
+  int64_t other = Keys ? first : 0;
+  fetch(1, other);
+  fetch(0, other);
+  copy_wait<1>();
+  EK_UNROLL
+  for (int i = 0; i < 2; i++) round_tile<s, s::ROWS>(tile.own[i]);
+  for (; other < past; other += s::COLUMNS) {
+    const bool sees = low < a.tokens && (Keys ? other + s::COLUMNS > low : other <= high);
+    const bool masked =
+        Keys ? other < high || other + s::COLUMNS > a.tokens : other + s::COLUMNS - 1 > low;
+    scores_of<s> p, ds;
+    copy_wait<1>();
+    round_tile<s, s::COLUMNS>(tile.other[1]);
+    __syncthreads();
+    if (sees) dot_tiles<s>(ds, tile.own[1], tile.other[1], at);
+    copy_wait<0>();
+    round_tile<s, s::COLUMNS>(tile.other[0]);
+    __syncthreads();
+    if (!Keys) fetch(1, other + s::COLUMNS);
+    if (sees) {
+      dot_tiles<s>(p, tile.own[0], tile.other[0], at);
+      EK_UNROLL
+      for (int n = 0; n < s::COLUMNS / 8; n++) {
+        const int column = 8 * n + 2 * at.t;
+        EK_UNROLL
+        for (int e = 0; e < 2; e++) {
+          const float lse = Keys ? tile.lse[column + e] * LOG2_E : 0.0f;
+          const float delta = Keys ? tile.delta[column + e] : 0.0f;
+          EK_UNROLL
+          for (int i = 0; i < s::STRIPS; i++) {
+            EK_UNROLL
+            for (int h = 0; h < 2; h++) {
+              const int64_t row = low + at.g + 16 * i + 8 * h, token = other + column + e;
+              const bool seen = !masked || (Keys ? row <= token && token < a.tokens : token <= row);
+              pair(&p[i][n][2 * h + e], &ds[i][n][2 * h + e], a.scale, Keys ? lse : mine[i].lse[h],
+                   Keys ? delta : mine[i].delta[h], seen);
+            }
+          }
+        }
+      }
+    }
+    if constexpr (Keys) {
+      if (sees) add_tile<s>(sum[1], p, tile.other[1], at);
+      __syncthreads();
+      fetch(1, other + s::COLUMNS);
+    }
+    if (sees) add_tile<s>(sum[0], ds, tile.other[0], at);
+    __syncthreads();
+    fetch(0, other + s::COLUMNS);
+  }
+  float *const to = a.dqkv + a.in_qkv(head) + (Keys ? a.channels() : 0);
+  put_tile<s>(to, a.stride(), first, sum[0], at, a);
+  if constexpr (Keys) put_tile<s>(to + a.channels(), a.stride(), first, sum[1], at, a);
+}
+
+template <class s>
+cudaError_t backward(cudaStream_t stream, const struct ek__attention_args *args) {
+  const attended<float> a = attended_of<float>(args, s::ROWS);
+  const int64_t blocks = a.tiles * args->batch * args->heads;
+  constexpr int bytes = places<s>::WORDS * (int)sizeof(unsigned);
+  cudaError_t status = fits(bytes); /* before anything is queued */
+  if (status != cudaSuccess) return status;
+  status = launch_delta(stream, args, a);
+  if (status != cudaSuccess) return status;
+  status = launch_blocks(stream, backward_kernel<s, true>, blocks, s::THREADS, bytes, a);
+  if (status != cudaSuccess) return status;
+  return launch_blocks(stream, backward_kernel<s, false>, blocks, s::THREADS, bytes, a);
+}
+
+} // namespace
+
+cudaError_t ek__cuda_attend_warp_forward(cudaStream_t stream,
+                                         const struct ek__attention_args *args) {
+  if (args->head_width <= 32) return forward<block_of<tf32, 32, 2, 32>>(stream, args);
+  if (args->head_width <= 64) return forward<block_of<tf32, 64, 2, 32>>(stream, args);
+  return forward<block_of<tf32, 128, 1, 32>>(stream, args);
+}
+
+cudaError_t ek__cuda_attend_warp_backward(cudaStream_t stream,
+                                          const struct ek__attention_args *args) {
+  if (args->head_width <= 32) return backward<block_of<tf32, 32, 1, 32>>(stream, args);
+  if (args->head_width <= 64) return backward<block_of<tf32, 64, 1, 32>>(stream, args);
+  return backward<block_of<tf32, 128, 1, 16>>(stream, args);
+}

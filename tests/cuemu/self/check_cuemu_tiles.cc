@@ -1,0 +1,132 @@
+/*
+ * check_cuemu_tiles.cc - what stands for inline assembly: asynchronous copies and products of a warp.
+ */
+#include "self.h"
+
+/* ---- copies ---- */
+
+/* y: what the block's memory holds before the wait, behind it, and of the group not yet waited for. */
+__global__ void copies(const float *x, float *y) {
+  EK_DYNAMIC_SHARED(float, tile);
+  const unsigned i = 4 * threadIdx.x;
+  EK_COPY_ASYNC(tile + i, x + i, 16, i < 64);
+  EK_COPY_COMMIT();
+  EK_COPY_ASYNC(tile + 128 + threadIdx.x, x + threadIdx.x, 4, true);
+  EK_COPY_COMMIT();
+  y[threadIdx.x] = tile[i];
+  EK_COPY_WAIT(1);
+  y[32 + threadIdx.x] = tile[i + 1];
+  y[64 + threadIdx.x] = tile[128 + threadIdx.x];
+  EK_COPY_WAIT(0);
+  __syncthreads();
+  y[96 + threadIdx.x] = tile[128 + 31 - threadIdx.x];
+}
+
+START_TEST(copies_arrive_when_waited_for) {
+  float x[128], y[128];
+  for (int i = 0; i < 128; i++) x[i] = (float)i;
+  cuemu_set_order(_i);
+  float *from = device_copy(x, 128), *to = device_new<float>(128);
+  for (int again = 0; again < 2; again++) {
+    EK_LAUNCH(copies, 1, 32, 160 * sizeof(float), NULL, from, to);
+    CUDA_OK(cudaGetLastError());
+    to_host(y, to, 128);
+    for (int i = 0; i < 32; i++) {
+      ck_assert(isnan(y[i]) && isnan(y[64 + i]));
+      ck_assert_float_eq(y[32 + i], i < 16 ? (float)(4 * i + 1) : 0);
+      ck_assert_float_eq(y[96 + i], (float)(31 - i));
+    }
+  }
+  CUDA_OK(cudaFree(from));
+  CUDA_OK(cudaFree(to));
+}
+END_TEST
+
+__global__ void unaligned_copy(const float *x) {
+  EK_DYNAMIC_SHARED(float, tile);
+  EK_COPY_ASYNC(tile, x + 1, 16, true);
+}
+
+/* ---- products ---- */
+
+__global__ void products(const float *a, const float *b, float *d, bool rounds) {
+  const int g = (int)threadIdx.x / 4, t = (int)threadIdx.x % 4;
+  uint32_t left[4], right[2];
+  float sum[4];
+  for (int i = 0; i < 4; i++) {
+    const float x = a[(g + i % 2 * 8) * 8 + t + i / 2 * 4];
+    left[i] = rounds ? EK_ROUND_TF32(x) : __float_as_uint(x);
+    sum[i] = d[(g + i / 2 * 8) * 8 + 2 * t + i % 2];
+  }
+  for (int i = 0; i < 2; i++) right[i] = EK_ROUND_TF32(b[(t + 4 * i) * 8 + g]);
+  EK_MULTIPLY_TF32(sum, left, right);
+  for (int i = 0; i < 4; i++) d[(g + i / 2 * 8) * 8 + 2 * t + i % 2] = sum[i];
+}
+
+/* Whole numbers of up to 11 bits are what they are in TF32, and their sums are exact. */
+START_TEST(products_of_whole_numbers) {
+  float a[128], b[64], d[128], want[128];
+  for (int i = 0; i < 128; i++) a[i] = (float)(i * 37 % 2001 - 1000), d[i] = (float)i;
+  for (int i = 0; i < 64; i++) b[i] = (float)(i * 91 % 201 - 100);
+  for (int i = 0; i < 128; i++) {
+    want[i] = d[i];
+    for (int k = 0; k < 8; k++) want[i] += a[i / 8 * 8 + k] * b[k * 8 + i % 8];
+  }
+  cuemu_set_order(_i);
+  float *left = device_copy(a, 128), *right = device_copy(b, 64), *sum = device_copy(d, 128);
+  EK_LAUNCH(products, 1, 32, 0, NULL, left, right, sum, true);
+  CUDA_OK(cudaGetLastError());
+  to_host(d, sum, 128);
+  for (int i = 0; i < 128; i++) ck_assert_float_eq(d[i], want[i]);
+  CUDA_OK(cudaFree(left));
+  CUDA_OK(cudaFree(right));
+  CUDA_OK(cudaFree(sum));
+}
+END_TEST
+
+__global__ void round_all(const float *x, uint32_t *y) {
+  y[threadIdx.x] = EK_ROUND_TF32(x[threadIdx.x]);
+}
+
+/* 2^-11 is half of the last place of 1, which goes away from zero. */
+START_TEST(rounding) {
+  const float x[] = {1,        1 + 0x1p-11f, 1 + 0x1p-12f,  -1 - 0x1p-11f, 1 + 0x1p-11f + 0x1p-23f,
+                     INFINITY, -INFINITY,    3.4028235e38f, 0x1p-149f,     -0.0f};
+  const float want[] = {1,         1 + 0x1p-10f, 1, -1 - 0x1p-10f, 1 + 0x1p-10f, INFINITY,
+                        -INFINITY, INFINITY,     0, -0.0f};
+  enum { COUNT = sizeof x / sizeof x[0] };
+  float *from = device_copy(x, COUNT), y[COUNT + 1];
+  uint32_t *to = device_new<uint32_t>(COUNT);
+  EK_LAUNCH(round_all, 1, COUNT, 0, NULL, from, to);
+  CUDA_OK(cudaGetLastError());
+  to_host(reinterpret_cast<uint32_t *>(y), to, COUNT);
+  for (int i = 0; i < COUNT; i++) ck_assert_float_eq(y[i], want[i]);
+  CUDA_OK(cudaFree(from));
+  CUDA_OK(cudaFree(to));
+}
+END_TEST
+
+/* A product of operands that were not rounded, one by half a warp, and a copy from an odd address. */
+START_TEST(wrong_kernels_fail) {
+  float a[128];
+  for (int i = 0; i < 128; i++) a[i] = 1.0f / 3.0f;
+  float *left = device_copy(a, 128), *sum = device_copy(a, 128);
+  if (_i == 0) EK_LAUNCH(products, 1, 32, 0, NULL, left, left, sum, false);
+  if (_i == 1) EK_LAUNCH(products, 1, 16, 0, NULL, left, left, sum, true);
+  if (_i == 2) EK_LAUNCH(unaligned_copy, 1, 1, 16, NULL, left);
+  CUDA_OK(cudaGetLastError());
+  ck_assert_int_eq(cudaDeviceSynchronize(), cudaErrorLaunchFailure);
+  cuemu_reset();
+  CUDA_OK(cudaFree(left));
+  CUDA_OK(cudaFree(sum));
+}
+END_TEST
+
+static void add_tests(TCase *tests) {
+  tcase_add_loop_test(tests, copies_arrive_when_waited_for, 0, 3);
+  tcase_add_loop_test(tests, products_of_whole_numbers, 0, 3);
+  tcase_add_test(tests, rounding);
+  tcase_add_loop_test(tests, wrong_kernels_fail, 0, 3);
+}
+
+SELF_MAIN("cuemu_tiles", add_tests)
