@@ -12,6 +12,7 @@
 
 #include "core/alloc.h"
 #include "core/error.h"
+#include "module/layer_internal.h"
 #include "entropy_terms.h"
 
 struct cross_entropy {
@@ -78,29 +79,26 @@ cleanup:
   return status;
 }
 
+enum { LOGITS, TARGETS, NORMALIZER, SAVED };
+
 static ek_status backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
                           ek_tensor *grad_inputs) {
   const ek_tensor scale = ek_criterion_scale(&grad_outputs[0], 0);
   const bool single = self->outputs == 2; /* with a factor for each loss */
   ek_cross_entropy_terms terms;
-  ek_tensor logits = {0}, targets = {0}, normalizer = {0}, weights = {0};
+  ek_tensor saved[SAVED], weights = {0};
   ek_status status = EK_OK;
-  EK_TRY_GOTO(status, ek_pass_take(&normalizer, pass), cleanup);
-  EK_TRY_GOTO(status, ek_pass_take(&targets, pass), cleanup);
-  EK_TRY_GOTO(status, ek_pass_take(&logits, pass), cleanup);
+  EK_TRY(ek__layer_take(saved, pass, SAVED));
   if (grad_inputs == NULL) goto cleanup;
   EK_TRY_GOTO(status,
-              get_terms(&terms, &weights, (const struct cross_entropy *)self, pass, &logits),
+              get_terms(&terms, &weights, (const struct cross_entropy *)self, pass, &saved[LOGITS]),
               cleanup);
-  EK_TRY_GOTO(status, ek_pass_input_gradient(&grad_inputs[0], pass, &logits), cleanup);
-  status = ek_op_cross_entropy_backward(ek_pass_stream(pass), &grad_inputs[0], &logits, &normalizer,
-                                        &targets, &terms, single ? NULL : &scale,
-                                        single ? &grad_outputs[1] : NULL);
-
+  EK_TRY_GOTO(status, ek_pass_input_gradient(&grad_inputs[0], pass, &saved[LOGITS]), cleanup);
+  status = ek_op_cross_entropy_backward(ek_pass_stream(pass), &grad_inputs[0], &saved[LOGITS],
+                                        &saved[NORMALIZER], &saved[TARGETS], &terms,
+                                        single ? NULL : &scale, single ? &grad_outputs[1] : NULL);
 cleanup:
-  ek_tensor_free(&logits);
-  ek_tensor_free(&targets);
-  ek_tensor_free(&normalizer);
+  ek__free_all(saved, SAVED);
   return status;
 }
 
@@ -109,13 +107,8 @@ static void release(ek_module *self) {
   ek__free(self);
 }
 
-static const ek_module_ops ops = {.size = sizeof(ek_module_ops),
-                                  .kind = "cross_entropy",
-                                  .parameters = declare,
-                                  .forward = forward,
-                                  .backward = backward,
-                                  .free = release,
-                                  .types = EK_TYPES_F32 | EK_TYPES_F64};
+static const ek_module_ops ops = {EK__LAYER("cross_entropy", forward, backward, release),
+                                  .parameters = declare};
 
 ek_status ek_cross_entropy_create(ek_criterion **criterion,
                                   const ek_cross_entropy_options *options) {

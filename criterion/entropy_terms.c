@@ -31,16 +31,6 @@ static ek_status check_options(const char *kind, const ek_cross_entropy_options 
   return check_weights(kind, o);
 }
 
-static ek_status keep_weights(struct ek__entropy *entropy, const char *kind,
-                              const ek_cross_entropy_options *o) {
-  const size_t classes = (size_t)o->classes;
-  entropy->weights = ek__calloc(classes, sizeof(double));
-  EK__FAIL_IF(entropy->weights == NULL, EK_ERR_OUT_OF_MEMORY,
-              "%s: the host has no memory for %zu class weights", kind, classes);
-  memcpy(entropy->weights, o->class_weights, classes * sizeof(double));
-  return EK_OK;
-}
-
 ek_status ek__entropy_open(struct ek__entropy *entropy, ek_reduction *reduction, const char *kind,
                            const ek_cross_entropy_options *options) {
   ek_cross_entropy_options o = EK_CROSS_ENTROPY_OPTIONS_INIT;
@@ -48,7 +38,10 @@ ek_status ek__entropy_open(struct ek__entropy *entropy, ek_reduction *reduction,
   EK_TRY(check_options(kind, &o));
   *entropy = (struct ek__entropy){
       .ignore_index = o.ignore_index, .label_smoothing = o.label_smoothing, .classes = o.classes};
-  if (o.class_weights != NULL) EK_TRY(keep_weights(entropy, kind, &o));
+  if (o.class_weights != NULL) {
+    EK_TRY(ek__new_copy(&entropy->weights, o.class_weights,
+                        (size_t)o.classes * sizeof *entropy->weights, kind));
+  }
   *reduction = o.reduction;
   return EK_OK;
 }

@@ -24,6 +24,7 @@
 
 #include "core/alloc.h"
 #include "core/error.h"
+#include "module/layer_internal.h"
 #include "core/options.h"
 #include "entropy_terms.h"
 #include "module/layer_internal.h"
@@ -341,14 +342,8 @@ static void release(ek_module *self) {
   ek__free(self);
 }
 
-static const ek_module_ops ops = {.size = sizeof(ek_module_ops),
-                                  .kind = "linear_cross_entropy",
-                                  .parameters = declare,
-                                  .forward = forward,
-                                  .backward = backward,
-                                  .free = release,
-                                  .types = EK_TYPES_F32 | EK_TYPES_F64,
-                                  .predict = predict};
+static const ek_module_ops ops = {EK__LAYER("linear_cross_entropy", forward, backward, release),
+                                  .parameters = declare, .predict = predict};
 
 /* ---- creation ---- */
 
@@ -365,19 +360,15 @@ static ek_status check(int64_t in, int64_t out, const ek_linear_cross_entropy_op
                       entropy->classes, out);
 }
 
-static ek_status fill(struct linear_cross_entropy *m, int64_t in, int64_t out,
-                      const ek_linear_cross_entropy_options *o) {
+static ek_status fill(struct linear_cross_entropy *m, const ek_linear_cross_entropy_options *o) {
   const ek_initializer spread =
-      in > 0 ? ek_initializer_uniform(-1.0 / sqrt((double)in), 1.0 / sqrt((double)in))
-             : ek_initializer_zeros();
+      m->in > 0 ? ek_initializer_uniform(-1.0 / sqrt((double)m->in), 1.0 / sqrt((double)m->in))
+                : ek_initializer_zeros();
   ek_reduction reduction = EK_REDUCTION_MEAN;
   EK_TRY(ek__entropy_open(&m->entropy, &reduction, ops.kind, o->loss));
-  EK_TRY(check(in, out, o, &m->entropy));
+  EK_TRY(check(m->in, m->out, o, &m->entropy));
   EK_TRY(ek_criterion_init(&m->base, &ops, 1, 1, reduction));
   m->base.base.predictions = 1;
-  m->in = in;
-  m->out = out;
-  m->bias = o->bias;
   m->logits_bytes = o->logits_bytes;
   m->weight_start = o->weight == NULL ? spread : *o->weight;
   m->bias_start = o->weight == NULL ? spread : ek_initializer_zeros();
@@ -389,13 +380,9 @@ ek_status ek_linear_cross_entropy_create(ek_criterion **criterion, int64_t in, i
   ek_linear_cross_entropy_options o = EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT;
   EK__NOT_NULL("linear_cross_entropy", criterion);
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_linear_cross_entropy_options"));
-  struct linear_cross_entropy *m = ek__calloc(1, sizeof *m);
-  EK__FAIL_IF(m == NULL, EK_ERR_OUT_OF_MEMORY, "linear_cross_entropy: the host has no memory");
-  const ek_status status = fill(m, in, out, &o);
-  if (status != EK_OK) {
-    release(&m->base.base);
-    return status;
-  }
-  *criterion = &m->base;
-  return EK_OK;
+  struct linear_cross_entropy made = {.in = in, .out = out, .bias = o.bias};
+  ek_status status = fill(&made, &o);
+  if (status == EK_OK) status = ek__new_copy(criterion, &made, sizeof made, "linear_cross_entropy");
+  if (status != EK_OK) ek__entropy_close(&made.entropy);
+  return status;
 }

@@ -10,6 +10,7 @@
 
 #include "core/alloc.h"
 #include "core/error.h"
+#include "module/layer_internal.h"
 
 /* The operation would accept 2 x 6 against 4 x 3 flattened; a loss of that would be a mistake. */
 static ek_status check_target(const ek_tensor *y, const ek_tensor *target) {
@@ -36,28 +37,21 @@ static ek_status backward(const ek_module *self, ek_pass *pass, const ek_tensor 
                           ek_tensor *grad_inputs) {
   const ek_tensor scale = ek_criterion_scale(&grad_outputs[0], 0);
   const bool single = self->outputs == 2; /* with a factor for each loss */
-  ek_tensor y = {0}, target = {0};
+  ek_tensor saved[2];                     /* y and the target */
+  EK_TRY(ek__layer_take(saved, pass, 2));
   ek_status status = EK_OK;
-  EK_TRY_GOTO(status, ek_pass_take(&target, pass), cleanup);
-  EK_TRY_GOTO(status, ek_pass_take(&y, pass), cleanup);
-  if (grad_inputs == NULL) goto cleanup;
-  EK_TRY_GOTO(status, ek_pass_input_gradient(&grad_inputs[0], pass, &y), cleanup);
-  status = ek_op_squared_error_backward(ek_pass_stream(pass), &grad_inputs[0], &y, &target,
-                                        single ? NULL : &scale, single ? &grad_outputs[1] : NULL);
-cleanup:
-  ek_tensor_free(&y);
-  ek_tensor_free(&target);
+  if (grad_inputs != NULL) status = ek_pass_input_gradient(&grad_inputs[0], pass, &saved[0]);
+  if (grad_inputs != NULL && status == EK_OK) {
+    status =
+        ek_op_squared_error_backward(ek_pass_stream(pass), &grad_inputs[0], &saved[0], &saved[1],
+                                     single ? NULL : &scale, single ? &grad_outputs[1] : NULL);
+  }
+  ek__free_all(saved, 2);
   return status;
 }
 
-static void release(ek_module *self) { ek__free(self); }
-
-static const ek_module_ops ops = {.size = sizeof(ek_module_ops),
-                                  .kind = "mean_squared_error",
-                                  .forward = forward,
-                                  .backward = backward,
-                                  .free = release,
-                                  .types = EK_TYPES_F32 | EK_TYPES_F64};
+static const ek_module_ops ops = {
+    EK__LAYER("mean_squared_error", forward, backward, ek__layer_free)};
 
 ek_status ek_mean_squared_error_create(ek_criterion **criterion, ek_reduction reduction) {
   EK__NOT_NULL("mean_squared_error", criterion);

@@ -13,6 +13,7 @@
 
 #include "core/alloc.h"
 #include "core/error.h"
+#include "module/layer_internal.h"
 
 struct part {
   ek_criterion *criterion; /* a reference of its own */
@@ -97,13 +98,8 @@ static void release(ek_module *self) {
   ek__free(w);
 }
 
-static const ek_module_ops ops = {.size = sizeof(ek_module_ops),
-                                  .kind = "weighted_sum",
-                                  .parameters = declare,
-                                  .forward = forward,
-                                  .backward = backward,
-                                  .free = release,
-                                  .types = EK_TYPES_F32 | EK_TYPES_F64};
+static const ek_module_ops ops = {EK__LAYER("weighted_sum", forward, backward, release),
+                                  .parameters = declare};
 
 /* ---- creation ---- */
 

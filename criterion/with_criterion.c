@@ -13,6 +13,7 @@
 
 #include "core/alloc.h"
 #include "core/error.h"
+#include "module/layer_internal.h"
 #include "core/options.h"
 
 enum { MODEL, CRITERION }; /* the children */
@@ -45,20 +46,11 @@ static ek_status declare(const ek_module *self, ek_declaration *declaration) {
   return w->source[0] == '\0' ? EK_OK : ek_declare_tie(declaration, w->tied, w->source);
 }
 
-/* What is only an input under another name stays what it is. */
-static ek_status charge(ek_tensor *output, const ek_tensor *inputs, size_t count) {
-  for (size_t i = 0; i < count; i++) {
-    if (output->memory == inputs[i].memory) return EK_OK;
-  }
-  return ek_tensor_set_category(output, EK_MEMORY_OUTPUTS);
-}
-
 /* Runs the model; its outputs are the caller's, also if this fails. */
 static ek_status run_model(const struct with_criterion *w, ek_pass *pass, const ek_tensor *inputs,
                            ek_tensor *given) {
   EK_TRY(ek_pass_child_forward(given, pass, MODEL, inputs));
-  for (size_t i = 0; i < w->outputs; i++) EK_TRY(charge(&given[i], inputs, w->inputs));
-  return EK_OK;
+  return ek__charge_outputs(given, w->outputs, inputs, w->inputs);
 }
 
 static ek_status forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
@@ -111,14 +103,8 @@ static void release(ek_module *self) {
   ek__free(w);
 }
 
-static const ek_module_ops ops = {.size = sizeof(ek_module_ops),
-                                  .kind = "with_criterion",
-                                  .parameters = declare,
-                                  .forward = forward,
-                                  .backward = backward,
-                                  .free = release,
-                                  .types = EK_TYPES_F32 | EK_TYPES_F64,
-                                  .predict = predict};
+static const ek_module_ops ops = {EK__LAYER("with_criterion", forward, backward, release),
+                                  .parameters = declare, .predict = predict};
 
 static ek_status check(const ek_module *model, const ek_criterion *criterion) {
   EK_TRY(ek_criterion_check(criterion));
@@ -145,10 +131,8 @@ static ek_status read_options(struct with_criterion *w, const ek_with_criterion_
   ek_with_criterion_options o = EK_WITH_CRITERION_OPTIONS_INIT;
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_with_criterion_options"));
   if (o.name == NULL) o.name = "criterion";
-  if ((o.tied == NULL) != (o.source == NULL)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "with_criterion: a tie has both options, tied and source");
-  }
+  EK__FAIL_IF((o.tied == NULL) != (o.source == NULL), EK_ERR_INVALID_ARGUMENT,
+              "with_criterion: a tie has both options, tied and source");
   EK_TRY(keep(w->name, sizeof w->name, "%s%s", o.name, ""));
   if (o.tied == NULL) return EK_OK;
   EK_TRY(keep(w->source, sizeof w->source, "%s%s", o.source, ""));

@@ -28,10 +28,10 @@ static void free_values(struct ek__values *values) {
   *values = (struct ek__values){0};
 }
 
-void ek__results_free(struct ek__results *results) {
-  for (size_t i = 0; i < EK_MAX_TENSORS; i++) free_values(&results->output[i]);
-  for (size_t i = 0; i < EK__CHECK_INPUTS; i++) free_values(&results->grad_input[i]);
-  free_values(&results->gradient);
+enum { RESULTS = sizeof(union ek__results) / sizeof(struct ek__values) };
+
+void ek__results_free(union ek__results *results) {
+  for (size_t i = 0; i < RESULTS; i++) free_values(&results->all[i]);
 }
 
 /* A tensor's elements as they lie in memory; the caller frees *data. */
@@ -442,46 +442,34 @@ ek_status ek__bed_run(struct ek__bed *bed, const struct ek__trial *trial) {
 
 /* ---- results of several devices ---- */
 
-static ek_status join(struct ek__values *all, const struct ek__bed *bed, size_t offset, bool add) {
-  int64_t count = 0;
+/* Whether result number `index` is a sum over the devices, and not a part of the rows on each. */
+static bool adds(const struct ek__bed *bed, size_t index) {
+  if (index < EK_MAX_TENSORS) return is_totals(bed, index);
+  index -= EK_MAX_TENSORS;
+  return index == EK__CHECK_INPUTS || bed->inputs[index].broadcast;
+}
+
+static ek_status join(struct ek__values *all, const struct ek__bed *bed, size_t index) {
+  const bool add = adds(bed, index);
+  int64_t count = 0, at = 0;
   for (size_t k = 0; k < bed->devices; k++) {
-    const struct ek__values *part =
-        (const struct ek__values *)(const void *)((const char *)&bed->parts[k].results + offset);
-    if (part->data == NULL) continue;
-    count = add ? part->count : count + part->count;
+    const struct ek__values *part = &bed->parts[k].results.all[index];
+    if (part->data != NULL) count = add ? part->count : count + part->count;
   }
   EK_TRY(ek__bed_values(all, count));
-  int64_t at = 0;
   for (size_t k = 0; k < bed->devices; k++) {
-    const struct ek__values *part =
-        (const struct ek__values *)(const void *)((const char *)&bed->parts[k].results + offset);
+    const struct ek__values *part = &bed->parts[k].results.all[index];
     for (int64_t i = 0; i < part->count; i++) all->data[at + i] += part->data[i];
     if (!add) at += part->count;
   }
   return EK_OK;
 }
 
-static size_t place(const struct ek__results *results, const struct ek__values *values) {
-  return (size_t)((const char *)values - (const char *)results);
-}
-
-ek_status ek__bed_collect(struct ek__results *results, struct ek__bed *bed) {
-  const struct ek__results *first = &bed->parts[0].results;
+ek_status ek__bed_collect(union ek__results *results, struct ek__bed *bed) {
   ek_status status = EK_OK;
-  *results = (struct ek__results){0};
-  for (size_t i = 0; i < EK_MAX_TENSORS && status == EK_OK; i++) {
-    if (first->output[i].data != NULL) {
-      status = join(&results->output[i], bed, place(first, &first->output[i]), is_totals(bed, i));
-    }
-  }
-  for (size_t i = 0; i < EK__CHECK_INPUTS && status == EK_OK; i++) {
-    if (first->grad_input[i].data != NULL && status == EK_OK) {
-      status = join(&results->grad_input[i], bed, place(first, &first->grad_input[i]),
-                    bed->inputs[i].broadcast);
-    }
-  }
-  if (first->gradient.data != NULL && status == EK_OK) {
-    status = join(&results->gradient, bed, place(first, &first->gradient), true);
+  memset(results, 0, sizeof *results);
+  for (size_t i = 0; i < RESULTS && status == EK_OK; i++) {
+    if (bed->parts[0].results.all[i].data != NULL) status = join(&results->all[i], bed, i);
   }
   if (status != EK_OK) ek__results_free(results);
   return status;

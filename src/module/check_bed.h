@@ -24,9 +24,12 @@ struct ek__values {
 };
 
 /* What one run gave. */
-struct ek__results {
-  struct ek__values output[EK_MAX_TENSORS], grad_input[EK__CHECK_INPUTS];
-  struct ek__values gradient; /* flat, as in the replica */
+union ek__results {
+  struct {
+    struct ek__values output[EK_MAX_TENSORS], grad_input[EK__CHECK_INPUTS];
+    struct ek__values gradient; /* flat, as in the replica */
+  };
+  struct ek__values all[EK_MAX_TENSORS + EK__CHECK_INPUTS + 1];
 };
 
 struct ek__trial {
@@ -45,7 +48,7 @@ struct ek__bed;
 struct ek__bed_part { /* one device */
   struct ek__bed *bed;
   ek_replica *replica;
-  struct ek__results results;
+  union ek__results results;
   struct ek__values seen; /* gradients when they were said to be complete */
   int *completions;       /* by parameter */
   double size;            /* sum of |R * output| */
@@ -81,8 +84,8 @@ ek_status ek__bed_run(struct ek__bed *bed, const struct ek__trial *trial);
 
 /* The results of the last run, put together: rows one after the other, gradients added. *results
  * are the caller's to free. */
-ek_status ek__bed_collect(struct ek__results *results, struct ek__bed *bed);
-void ek__results_free(struct ek__results *results);
+ek_status ek__bed_collect(union ek__results *results, struct ek__bed *bed);
+void ek__results_free(union ek__results *results);
 
 /* Writes the bed's parameter number `index` to device 0. */
 ek_status ek__bed_store(struct ek__bed *bed, size_t index);

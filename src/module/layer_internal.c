@@ -48,6 +48,18 @@ void ek__free_all(ek_tensor *tensors, size_t count) {
   for (size_t i = 0; tensors != NULL && i < count; i++) ek_tensor_free(&tensors[i]);
 }
 
+ek_status ek__charge_outputs(ek_tensor *outputs, size_t count, const ek_tensor *inputs,
+                             size_t input_count) {
+  for (size_t i = 0; i < count; i++) {
+    bool is_input = false;
+    for (size_t j = 0; j < input_count; j++) {
+      is_input = is_input || outputs[i].memory == inputs[j].memory;
+    }
+    if (!is_input) EK_TRY(ek_tensor_set_category(&outputs[i], EK_MEMORY_OUTPUTS));
+  }
+  return EK_OK;
+}
+
 ek_status ek__layer_result(ek_tensor *tensor, ek_pass *pass, const ek_tensor *like) {
   return ek_pass_output(tensor, pass, ek_pass_type(pass), like->rank, like->shape);
 }

@@ -36,6 +36,11 @@ ek_status ek__layer_check(const ek_pass *pass, const ek_tensor *input, int64_t c
 ek_status ek__layer_take(ek_tensor *tensors, ek_pass *pass, size_t count);
 void ek__free_all(ek_tensor *tensors, size_t count);
 
+/* What comes out of a model is charged to `outputs`, unless it is only an input under another name.
+ */
+ek_status ek__charge_outputs(ek_tensor *outputs, size_t count, const ek_tensor *inputs,
+                             size_t input_count);
+
 /* A new tensor of the shape of `like` and of the pass's type. */
 ek_status ek__layer_result(ek_tensor *tensor, ek_pass *pass, const ek_tensor *like);
 

@@ -118,8 +118,8 @@ static ek_status compare_values(const struct comparison *by, const char *what, s
   return compare_one(by, words, got->data, want->data, got->count);
 }
 
-static ek_status compare(const struct comparison *by, const struct ek__results *got,
-                         const struct ek__results *want) {
+static ek_status compare(const struct comparison *by, const union ek__results *got,
+                         const union ek__results *want) {
   for (size_t i = 0; i < EK_MAX_TENSORS; i++) {
     if (by->what & OUTPUTS) {
       EK_TRY(compare_values(by, "output", i, &got->output[i], &want->output[i]));
@@ -144,7 +144,7 @@ static ek_status compare(const struct comparison *by, const struct ek__results *
 }
 
 /* Runs it and takes what came out, put together. */
-static ek_status run(struct ek__results *results, struct ek__bed *bed,
+static ek_status run(union ek__results *results, struct ek__bed *bed,
                      const struct ek__trial *trial) {
   EK_TRY(ek__bed_run(bed, trial));
   return ek__bed_collect(results, bed);
@@ -152,8 +152,8 @@ static ek_status run(struct ek__results *results, struct ek__bed *bed,
 
 /* Runs it and compares with what an earlier run gave. */
 static ek_status run_and_compare(const struct comparison *by, struct ek__bed *bed,
-                                 const struct ek__trial *trial, const struct ek__results *want) {
-  struct ek__results got = {0};
+                                 const struct ek__trial *trial, const union ek__results *want) {
+  union ek__results got = {0};
   ek_status status = run(&got, bed, trial);
   if (status == EK_OK) status = compare(by, &got, want);
   ek__results_free(&got);
@@ -162,7 +162,7 @@ static ek_status run_and_compare(const struct comparison *by, struct ek__bed *be
 
 /* ---- the checks: each gets a bed with parameters, and what a whole run gave ---- */
 
-static ek_status check_start(struct checker *c, struct ek__bed *bed, struct ek__results *once) {
+static ek_status check_start(struct checker *c, struct ek__bed *bed, union ek__results *once) {
   (void)once;
   struct ek__values first = {0}, other = {0};
   ek_status status = EK_OK;
@@ -186,7 +186,7 @@ cleanup:
   return status;
 }
 
-static ek_status check_repeat(struct checker *c, struct ek__bed *bed, struct ek__results *once) {
+static ek_status check_repeat(struct checker *c, struct ek__bed *bed, union ek__results *once) {
   const struct comparison are_finite = {c, bed, ALL, 0, true}, equal = {c, bed, ALL, 0, false};
   struct ek__trial again = whole;
   again.inspect = true;
@@ -195,7 +195,7 @@ static ek_status check_repeat(struct checker *c, struct ek__bed *bed, struct ek_
 }
 
 static ek_status check_grad_inputs(struct checker *c, struct ek__bed *bed,
-                                   struct ek__results *once) {
+                                   union ek__results *once) {
   const struct comparison equal = {c, bed, OUTPUTS | GRADIENTS, 0, false};
   struct ek__trial without = whole;
   without.grad_inputs = false;
@@ -211,7 +211,7 @@ static ek_status on_complete(void *context, ek_pass *pass, size_t parameter) {
   return ek__bed_read(part->seen.data + info.offset, &info.gradient);
 }
 
-static ek_status check_complete(struct checker *c, struct ek__bed *bed, struct ek__results *once) {
+static ek_status check_complete(struct checker *c, struct ek__bed *bed, union ek__results *once) {
   struct ek__trial told = whole;
   told.complete = on_complete;
   EK_TRY(ek__bed_run(bed, &told));
@@ -232,8 +232,7 @@ static ek_status check_complete(struct checker *c, struct ek__bed *bed, struct e
 }
 
 /* The second sum may start from the first: its order, not its terms, is another one. */
-static ek_status check_accumulate(struct checker *c, struct ek__bed *bed,
-                                  struct ek__results *once) {
+static ek_status check_accumulate(struct checker *c, struct ek__bed *bed, union ek__results *once) {
   const struct comparison twice = {c, bed, GRADIENTS, rounding(c, bed->type), false};
   struct ek__trial more = whole;
   more.accumulate = true;
@@ -245,8 +244,7 @@ static bool has_buffers(const ek_replica *replica) {
   return ek_tensor_count(ek_replica_buffers(replica)) > 0;
 }
 
-static ek_status check_evaluation(struct checker *c, struct ek__bed *bed,
-                                  struct ek__results *once) {
+static ek_status check_evaluation(struct checker *c, struct ek__bed *bed, union ek__results *once) {
   const struct comparison equal = {c, bed, OUTPUTS, rounding(c, bed->type), false};
   struct ek__trial without = whole;
   without.gradient = without.backward = without.grad_inputs = false;
@@ -325,7 +323,7 @@ cleanup:
 }
 
 static ek_status check_differences(struct checker *c, struct ek__bed *bed,
-                                   struct ek__results *once) {
+                                   union ek__results *once) {
   char words[WHAT];
   for (size_t i = 0; i < ek_replica_parameter_count(bed->parts[0].replica); i++) {
     ek_parameter_info info;
@@ -348,7 +346,7 @@ static ek_status check_differences(struct checker *c, struct ek__bed *bed,
 
 /* ---- types, rows, devices, memory ---- */
 
-static ek_status check_types(struct checker *c, struct ek__bed *bed, struct ek__results *once) {
+static ek_status check_types(struct checker *c, struct ek__bed *bed, union ek__results *once) {
   const struct comparison narrow = {c, bed, ALL, rounding(c, EK_F32), false};
   if (!c->both) return EK_OK;
   EK_TRY(ek__bed_close(bed, EK_OK)); /* a GPU may have no room for two groups */
@@ -359,9 +357,9 @@ static ek_status check_types(struct checker *c, struct ek__bed *bed, struct ek__
 
 /* A module that no device calls without rows may refuse to run without. */
 static ek_status check_no_rows(struct checker *c, struct ek__bed *bed,
-                               const struct ek__results *once) {
+                               const union ek__results *once) {
   struct ek__trial none = whole;
-  struct ek__results got = {0}, zeros = {0};
+  union ek__results got = {0}, zeros = {0};
   none.offsets = bed->offsets; /* zeros */
   none.empty = true;
   ek_status status = run(&got, bed, &none);
@@ -380,7 +378,7 @@ static ek_status check_no_rows(struct checker *c, struct ek__bed *bed,
   return status;
 }
 
-static ek_status check_rows(struct checker *c, struct ek__bed *bed, struct ek__results *once) {
+static ek_status check_rows(struct checker *c, struct ek__bed *bed, union ek__results *once) {
   const struct comparison are_finite = {c, bed, ALL, 0, true};
   struct ek__trial one = whole;
   bool cut = false;
@@ -392,7 +390,7 @@ static ek_status check_rows(struct checker *c, struct ek__bed *bed, struct ek__r
   return run_and_compare(&are_finite, bed, &one, once);
 }
 
-static ek_status check_devices(struct checker *c, struct ek__bed *bed, struct ek__results *once) {
+static ek_status check_devices(struct checker *c, struct ek__bed *bed, union ek__results *once) {
   const struct comparison equal = {c, bed, ALL, rounding(c, bed->type), false};
   struct ek__trial cut = whole;
   const int64_t n = (int64_t)bed->devices, share = bed->samples / n, more = bed->samples % n;
@@ -415,7 +413,7 @@ static ek_status check_failures(struct ek__bed *bed) {
   }
 }
 
-static ek_status check_memory(struct checker *c, struct ek__bed *bed, struct ek__results *once) {
+static ek_status check_memory(struct checker *c, struct ek__bed *bed, union ek__results *once) {
   struct ek__trial given_up = whole, forward = whole;
   (void)c, (void)once;
   given_up.backward = given_up.grad_inputs = false;
@@ -456,7 +454,7 @@ static ek_status compare_events(const ek_memory_event *real, size_t real_count,
   return EK_OK;
 }
 
-static ek_status check_plan(struct checker *c, struct ek__bed *bed, struct ek__results *once) {
+static ek_status check_plan(struct checker *c, struct ek__bed *bed, union ek__results *once) {
   struct ek__bed real = {0}, plan = {0};
   const ek_memory_event *events[2] = {NULL, NULL};
   size_t counts[2] = {0, 0};
@@ -481,7 +479,7 @@ static ek_status check_plan(struct checker *c, struct ek__bed *bed, struct ek__r
 /* ---- all of them ---- */
 
 static const struct {
-  ek_status (*run)(struct checker *c, struct ek__bed *bed, struct ek__results *once);
+  ek_status (*run)(struct checker *c, struct ek__bed *bed, union ek__results *once);
   bool initial; /* with the initial values, before anything has run */
 } checks[EK_CHECKS] = {
     [EK_CHECK_START] = {check_start, true},
@@ -500,7 +498,7 @@ static const struct {
 
 static ek_status run_check(struct checker *c, ek_check check) {
   struct ek__bed bed = {0};
-  struct ek__results once = {0};
+  union ek__results once = {0};
   c->worst = 0;
   ek_status status = ek__bed_open(&bed, c->module, c->devices, c->type, c->inputs, &c->options);
   if (status == EK_OK && !checks[check].initial) status = ek__bed_prepare(&bed);

@@ -310,20 +310,6 @@ ek_status ek_pass_child_leave(ek_pass *pass) {
 
 /* ---- the whole model ---- */
 
-/* What comes out of the root is the model's output, unless it is only an input under another name.
- */
-static ek_status charge_outputs(const ek_tensor *inputs, size_t input_count, ek_tensor *outputs,
-                                size_t count) {
-  for (size_t i = 0; i < count; i++) {
-    bool is_input = false;
-    for (size_t j = 0; j < input_count; j++) {
-      is_input = is_input || outputs[i].memory == inputs[j].memory;
-    }
-    if (!is_input) EK_TRY(ek_tensor_set_category(&outputs[i], EK_MEMORY_OUTPUTS));
-  }
-  return EK_OK;
-}
-
 ek_status ek_pass_run_forward(ek_tensor *outputs, ek_pass *pass, const ek_tensor *inputs) {
   EK__NOT_NULL("ek_pass_run_forward", pass, inputs, outputs);
   EK__FAIL_IF(pass->stage != EK__PASS_OPENED, EK_ERR_STATE,
@@ -342,7 +328,7 @@ ek_status ek_pass_run_forward(ek_tensor *outputs, ek_pass *pass, const ek_tensor
   }
   EK_TRY(run_forward(pass, root, inputs, given, &options));
   const ek_status status =
-      charge_outputs(inputs, root->inputs, given, root->terms == 0 ? root->outputs : 0);
+      ek__charge_outputs(given, root->terms == 0 ? root->outputs : 0, inputs, root->inputs);
   if (status != EK_OK) {
     ek__free_all(given, root->outputs);
     return status;
@@ -365,7 +351,7 @@ ek_status ek_pass_run_predict(ek_tensor *outputs, ek_pass *pass, const ek_tensor
   pass->stage = EK__PASS_BROKEN;
   ek_tensor given[EK_MAX_TENSORS];
   EK_TRY(run_predict(pass, root, inputs, given));
-  const ek_status status = charge_outputs(inputs, count, given, root->predictions);
+  const ek_status status = ek__charge_outputs(given, root->predictions, inputs, count);
   if (status != EK_OK) {
     ek__free_all(given, root->predictions);
     return status;

@@ -56,36 +56,22 @@ static inline vec silu_back(vec dy, vec x) {
 
 #define FORCED static inline __attribute__((always_inline))
 
-FORCED void row(float *y, const float *x, int64_t n, vec (*f)(vec)) {
-  int64_t i = 0;
-  for (; i + W <= n; i += W) v_store(y + i, f(v_load(x + i)));
-  if (i < n) v_store_some(y + i, f(v_load_some(x + i, n - i, 0.0f)), n - i);
-}
-
-FORCED void bias_row(float *y, float *x, const float *bias, int64_t n, vec (*f)(vec)) {
-  int64_t i = 0;
-  for (; i + W <= n; i += W) {
-    const vec v = v_load(x + i) + v_load(bias + i);
-    v_store(x + i, v);
-    v_store(y + i, f(v));
-  }
-  if (i < n) {
-    const vec v = v_load_some(x + i, n - i, 0.0f) + v_load_some(bias + i, n - i, 0.0f);
-    v_store_some(x + i, v, n - i);
-    v_store_some(y + i, f(v), n - i);
-  }
-}
-
 FORCED void forward(const struct ek__activation_args *args, int64_t begin, int64_t end,
                     vec (*f)(vec)) {
-  float *x = args->x, *y = args->y;
+  const float *bias = args->bias;
   const int64_t columns = args->columns;
-  if (args->bias == NULL) {
-    row(y + begin, x + begin, end - begin, f);
+  float *x = args->x, *y = args->y;
+  if (bias == NULL) {
+    V_EACH(begin, end, v_put(y + i, f(v_get(x + i, n)), n));
     return;
   }
   for (int64_t r = begin; r < end; r++) {
-    bias_row(y + r * columns, x + r * columns, args->bias, columns, f);
+    float *to_x = x + r * columns, *to_y = y + r * columns;
+    V_EACH(0, columns, {
+      const vec v = v_get(to_x + i, n) + v_get(bias + i, n);
+      v_put(to_x + i, v, n);
+      v_put(to_y + i, f(v), n);
+    });
   }
 }
 
@@ -93,52 +79,27 @@ FORCED void backward(const struct ek__activation_args *args, int64_t begin, int6
                      vec (*f)(vec, vec)) {
   const float *x = args->x, *dy = args->dy;
   float *dx = args->y;
-  int64_t i = begin;
-  for (; i + W <= end; i += W) v_store(dx + i, f(v_load(dy + i), v_load(x + i)));
-  if (i < end) {
-    const int64_t n = end - i;
-    v_store_some(dx + i, f(v_load_some(dy + i, n, 0.0f), v_load_some(x + i, n, 0.0f)), n);
-  }
+  V_EACH(begin, end, v_put(dx + i, f(v_get(dy + i, n), v_get(x + i, n)), n));
 }
 
-/* n elements of y = f(x) * factor; the last vector is one of fewer than W. */
-FORCED void gate(float *y, const float *x, const float *factor, int64_t n, vec (*f)(vec)) {
-  int64_t i = 0;
-  for (; i + W <= n; i += W) v_store(y + i, f(v_load(x + i)) * v_load(factor + i));
-  if (i < n) {
-    const vec value = f(v_load_some(x + i, n - i, 0.0f));
-    v_store_some(y + i, value * v_load_some(factor + i, n - i, 0.0f), n - i);
-  }
+FORCED void gate(const struct ek__activation_args *args, int64_t begin, int64_t end,
+                 vec (*f)(vec)) {
+  const float *x = args->x, *factor = args->factor;
+  float *y = args->y;
+  V_EACH(begin, end, v_put(y + i, f(v_get(x + i, n)) * v_get(factor + i, n), n));
 }
 
-/* Two gradients of a vector: everything is read before anything is written. */
-struct gradients {
-  vec x, factor;
-};
-FORCED struct gradients gate_back(vec dy, vec x, vec factor, vec (*f)(vec), vec (*back)(vec, vec),
-                                  bool keeps_result) {
-  const vec y = f(x);
-  return (struct gradients){back(dy * factor, keeps_result ? y : x), dy * y};
-}
-
+/* Everything is read before anything is written: a gradient may lie where an operand does. */
 FORCED void gate_backward(const struct ek__activation_args *args, int64_t begin, int64_t end,
                           vec (*f)(vec), vec (*back)(vec, vec), bool keeps_result) {
   const float *x = args->x, *factor = args->factor, *dy = args->dy;
   float *dx = args->y, *dfactor = args->dfactor;
-  int64_t i = begin;
-  for (; i + W <= end; i += W) {
-    const struct gradients g =
-        gate_back(v_load(dy + i), v_load(x + i), v_load(factor + i), f, back, keeps_result);
-    v_store(dx + i, g.x);
-    v_store(dfactor + i, g.factor);
-  }
-  if (i < end) {
-    const int64_t n = end - i;
-    const struct gradients g = gate_back(v_load_some(dy + i, n, 0.0f), v_load_some(x + i, n, 0.0f),
-                                         v_load_some(factor + i, n, 0.0f), f, back, keeps_result);
-    v_store_some(dx + i, g.x, n);
-    v_store_some(dfactor + i, g.factor, n);
-  }
+  V_EACH(begin, end, {
+    const vec slope = v_get(dy + i, n), input = v_get(x + i, n), result = f(input);
+    const vec inner = back(slope * v_get(factor + i, n), keeps_result ? result : input);
+    v_put(dx + i, inner, n);
+    v_put(dfactor + i, slope * result, n);
+  });
 }
 
 void EK_ISA_NAME(activation_forward)(const void *raw, int64_t begin, int64_t end) {
@@ -161,11 +122,9 @@ void EK_ISA_NAME(activation_backward)(const void *raw, int64_t begin, int64_t en
 
 void EK_ISA_NAME(gate_forward)(const void *raw, int64_t begin, int64_t end) {
   const struct ek__activation_args *args = raw;
-  const float *x = args->x, *factor = args->factor;
-  float *y = args->y;
   switch (args->kind) {
 #define GATE(NAME, name, kept)                                                                     \
-  case EK_ACTIVATION_##NAME: gate(y + begin, x + begin, factor + begin, end - begin, name); return;
+  case EK_ACTIVATION_##NAME: gate(args, begin, end, name); return;
     EK_ACTIVATION_LIST(GATE)
   }
 }

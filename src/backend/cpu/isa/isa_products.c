@@ -83,16 +83,12 @@ static void multiply_panels(tile t, const float *a, const float *b, int64_t dept
   }
 }
 
-/* n elements of a row: c = alpha t + beta c; c is not read where beta is 0. */
-static void write_row(float *c, const float *t, int64_t n, float alpha, float beta) {
-  int64_t j = 0;
-  for (; j + W <= n; j += W) {
-    const vec sum = alpha * v_load(t + j);
-    v_store(c + j, beta == 0.0f ? sum : sum + beta * v_load(c + j));
-  }
-  if (j == n) return;
-  const vec sum = alpha * v_load(t + j);
-  v_store_some(c + j, beta == 0.0f ? sum : sum + beta * v_load_some(c + j, n - j, 0.0f), n - j);
+/* `count` elements of a row: c = alpha t + beta c; c is not read where beta is 0. */
+static void write_row(float *c, const float *t, int64_t count, float alpha, float beta) {
+  V_EACH(0, count, {
+    const vec sum = alpha * v_load(t + i);
+    v_put(c + i, beta == 0.0f ? sum : sum + beta * v_get(c + i, n), n);
+  });
 }
 
 /* The packed blocks' share of the part of c that begins at `c`. */

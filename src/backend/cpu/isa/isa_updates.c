@@ -6,19 +6,6 @@
 
 #include <math.h>
 
-/* One vector of each array from `i` on, or the last n elements of it. */
-static inline vec get(const float *p, int64_t i, int64_t n) {
-  return n == W ? v_load(p + i) : v_load_some(p + i, n, 0.0f);
-}
-
-static inline void put(float *p, vec v, int64_t i, int64_t n) {
-  if (n == W) {
-    v_store(p + i, v);
-  } else {
-    v_store_some(p + i, v, n);
-  }
-}
-
 void EK_ISA_NAME(sgd)(const void *raw, int64_t begin, int64_t end) {
   const struct ek__update_job *job = raw;
   const struct ek__update_args *args = job->args;
@@ -27,17 +14,16 @@ void EK_ISA_NAME(sgd)(const void *raw, int64_t begin, int64_t end) {
   const float factor = (float)job->factor, decay = (float)args->weight_decay;
   const float rate = (float)args->learning_rate, momentum = (float)args->momentum;
   const float taken = (float)(1.0 - args->dampening);
-  for (int64_t i = begin; i < end; i += W) {
-    const int64_t n = end - i < W ? end - i : W;
-    const vec old = get(p, i, n);
-    vec g = get(gradient, i, n) * factor + old * decay;
+  V_EACH(begin, end, {
+    const vec old = v_get(p + i, n);
+    vec g = v_get(gradient + i, n) * factor + old * decay;
     if (buffer) {
-      const vec b = args->first ? g : get(buffer, i, n) * momentum + g * taken;
-      put(buffer, b, i, n);
+      const vec b = args->first ? g : v_get(buffer + i, n) * momentum + g * taken;
+      v_put(buffer + i, b, n);
       g = args->nesterov ? g + b * momentum : b;
     }
-    put(p, old - g * rate, i, n);
-  }
+    v_put(p + i, old - g * rate, n);
+  });
 }
 
 struct adam {
@@ -49,19 +35,23 @@ struct adam {
 };
 
 static inline void adam_step(const struct adam *adam, float *p, float *m, float *v, const float *g,
-                             int64_t i, int64_t n, bool first) {
-  const vec old = get(p, i, n);
-  vec gradient = get(g, i, n) * adam->factor;
+                             int64_t n, bool first) {
+  v_fetch(p);
+  v_fetch(m);
+  v_fetch(v);
+  v_fetch(g);
+  const vec old = v_get(p, n);
+  vec gradient = v_get(g, n) * adam->factor;
   if (adam->decay != 0.0f) gradient += old * adam->decay;
   vec mean = gradient * adam->rest1, square = gradient * gradient * adam->rest2;
   if (!first) {
-    mean += get(m, i, n) * adam->beta1;
-    square += get(v, i, n) * adam->beta2;
+    mean += v_get(m, n) * adam->beta1;
+    square += v_get(v, n) * adam->beta2;
   }
-  put(m, mean, i, n);
-  put(v, square, i, n);
+  v_put(m, mean, n);
+  v_put(v, square, n);
   const vec step = mean * adam->rate / (v_sqrt(square) * adam->root + adam->epsilon);
-  put(p, old * adam->keep - step, i, n);
+  v_put(p, old * adam->keep - step, n);
 }
 
 void EK_ISA_NAME(adamw)(const void *raw, int64_t begin, int64_t end) {
@@ -80,15 +70,7 @@ void EK_ISA_NAME(adamw)(const void *raw, int64_t begin, int64_t end) {
                             .decay = args->decoupled ? 0.0f : (float)args->weight_decay};
   float *p = args->p, *m = args->state0, *v = args->state1;
   const float *g = args->g;
-  int64_t i = begin;
-  for (; i + W <= end; i += W) {
-    v_fetch(p + i);
-    v_fetch(m + i);
-    v_fetch(v + i);
-    v_fetch(g + i);
-    adam_step(&adam, p, m, v, g, i, W, args->first);
-  }
-  if (i < end) adam_step(&adam, p, m, v, g, i, end - i, args->first);
+  V_EACH(begin, end, adam_step(&adam, p + i, m + i, v + i, g + i, n, args->first));
 }
 
 void EK_ISA_NAME(square_norm)(const void *raw, int64_t begin, int64_t end) {

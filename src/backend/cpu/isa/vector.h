@@ -117,6 +117,34 @@ static inline void v_store_some(float *p, vec v, int64_t n) {
 #endif
 }
 
+/* n elements from p on, 0 < n <= W: a plain load or store where the compiler knows that n is W. */
+static inline vec v_get(const float *p, int64_t n) {
+  return n == W ? v_load(p) : v_load_some(p, n, 0.0f);
+}
+
+static inline void v_put(float *p, vec v, int64_t n) {
+  if (n == W) {
+    v_store(p, v);
+  } else {
+    v_store_some(p, v, n);
+  }
+}
+
+/* The loop over begin .. end - 1: what follows is written for `n` elements from `i` on, and compiled
+ * twice, for whole vectors and for what is left. */
+#define V_EACH(begin, end, ...)                                                                    \
+  do {                                                                                             \
+    int64_t i = (begin);                                                                           \
+    for (; i + W <= (end); i += W) {                                                               \
+      const int64_t n = W;                                                                         \
+      __VA_ARGS__;                                                                                 \
+    }                                                                                              \
+    const int64_t n = (end)-i;                                                                     \
+    if (n > 0) {                                                                                   \
+      __VA_ARGS__;                                                                                 \
+    }                                                                                              \
+  } while (0)
+
 /* a < b ? x : y in every lane; false if either is NaN. */
 static inline vec v_less(vec a, vec b, vec x, vec y) {
 #if defined(EK_ISA_avx512)
