@@ -277,15 +277,20 @@ static void begin_forward(ek_data_parallel_criterion *self, ek_shards *outputs) 
 }
 
 /* Targets come as tensors that are to be cut, or as shards that were. */
-static ek_status forward(ek_data_parallel_criterion *self, ek_shards *outputs, size_t output_count,
-                         const ek_tensor *tensors, const ek_shards *shards, size_t target_count) {
-  ek_data_parallel_model *model = self->model;
+static ek_status forward(ek_data_parallel_criterion *parallel, ek_shards *outputs,
+                         size_t output_count, const ek_tensor *tensors, const ek_shards *shards,
+                         size_t target_count) {
+  const void *targets = shards == NULL ? (const void *)tensors : shards;
+  EK__NOT_NULL("criterion forward", parallel, outputs);
+  if (target_count > 0) EK__NOT_NULL("criterion forward", targets);
+  ek_data_parallel_model *model = parallel->model;
+  EK__MODEL_ENTER(model, "criterion forward");
   EK_TRY(ek__model_check(model));
-  EK_TRY(check_outputs(self, outputs, output_count, target_count));
+  EK_TRY(check_outputs(parallel, outputs, output_count, target_count));
   EK_TRY(check_origin(outputs, output_count));
   if (shards != NULL) EK_TRY(ek__target_shards_check(model, outputs, shards, target_count));
   ek_shards cut[EK_MAX_TENSORS] = {{0}};
-  struct criterion_forward_job job = {self, shards == NULL ? cut : shards};
+  struct criterion_forward_job job = {parallel, shards == NULL ? cut : shards};
   bool begun = false;
   ek_status status = EK_OK;
   for (size_t i = 0; i < target_count && shards == NULL; i++) {
@@ -293,7 +298,7 @@ static ek_status forward(ek_data_parallel_criterion *self, ek_shards *outputs, s
     (void)snprintf(who, sizeof who, "criterion forward: target number %zu", i);
     EK_TRY_GOTO(status, ek__scatter_lay_like(&cut[i], who, outputs, &tensors[i]), cleanup);
   }
-  begin_forward(self, outputs);
+  begin_forward(parallel, outputs);
   begun = true;
   for (size_t i = 0; i < target_count; i++) {
     EK_TRY_GOTO(status,
@@ -301,13 +306,13 @@ static ek_status forward(ek_data_parallel_criterion *self, ek_shards *outputs, s
                                : ek__scatter_fill(&cut[i], &tensors[i], EK_MEMORY_INPUTS),
                 cleanup);
   }
-  for (size_t i = 0; i < output_count; i++) outputs[i].overwritten = self->with_gradient;
+  for (size_t i = 0; i < output_count; i++) outputs[i].overwritten = parallel->with_gradient;
   EK_TRY_GOTO(status, ek_group_apply(model->group, forward_one, &job), cleanup);
-  self->has_forward = self->has_loss = true;
+  parallel->has_forward = parallel->has_loss = true;
 cleanup:
   for (size_t i = 0; i < target_count; i++) ek_shards_free(&cut[i]);
   if (status != EK_OK && begun) {
-    ek__criterion_drop_forward(self);
+    ek__criterion_drop_forward(parallel);
     ek__model_end_step(model, false);
   }
   return status;
@@ -316,18 +321,12 @@ cleanup:
 ek_status ek_data_parallel_criterion_forward(ek_data_parallel_criterion *parallel,
                                              ek_shards *outputs, size_t output_count,
                                              const ek_tensor *targets, size_t target_count) {
-  EK__NOT_NULL("criterion forward", parallel, outputs);
-  if (target_count > 0) EK__NOT_NULL("criterion forward", targets);
-  EK__MODEL_ENTER(parallel->model, "criterion forward");
   return forward(parallel, outputs, output_count, targets, NULL, target_count);
 }
 
 ek_status ek_data_parallel_criterion_forward_shards(ek_data_parallel_criterion *parallel,
                                                     ek_shards *outputs, size_t output_count,
                                                     const ek_shards *targets, size_t target_count) {
-  EK__NOT_NULL("criterion forward", parallel, outputs);
-  if (target_count > 0) EK__NOT_NULL("criterion forward", targets);
-  EK__MODEL_ENTER(parallel->model, "criterion forward");
   return forward(parallel, outputs, output_count, NULL, targets, target_count);
 }
 

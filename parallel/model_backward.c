@@ -185,11 +185,9 @@ ek_status ek_data_parallel_model_backward(ek_data_parallel_model *model, const e
   EK__MODEL_ENTER(model, "backward");
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_backward_options"));
   EK_TRY(ek__model_check(model));
-  if (model->pending != 0 && model->last_scale != 0) {
-    return ek_error_set(EK_ERR_STATE,
-                        "backward: forward has computed gradients for the scale of a criterion "
-                        "(gradient_in_forward), whose backward is next");
-  }
+  EK__FAIL_IF(model->pending != 0 && model->last_scale != 0, EK_ERR_STATE,
+              "backward: forward has computed gradients for the scale of a criterion "
+              "(gradient_in_forward), whose backward is next");
   return ek__model_backward(model, gradients, count, &o);
 }
 

@@ -56,8 +56,8 @@ static ek_status check_call(const ek_data_parallel_model *model, size_t count,
   EK_TRY(ek__model_check(model));
   EK_TRY(ek__layout_check(&model->replicas[0]->layout)); /* arrays are laid out by its counts */
   EK__FAIL_IF(count != call->inputs, EK_ERR_INVALID_ARGUMENT,
-              "forward: %s takes %zu inputs, not %zu", model->module->ops->kind,
-              call->inputs, count);
+              "forward: %s takes %zu inputs, not %zu", model->module->ops->kind, call->inputs,
+              count);
   EK__FAIL_IF(model->stage == EK__STEP_REDUCED && call->options->gradient, EK_ERR_STATE,
               "forward: the step's last backward has run; the optimizer (or discard) is "
               "next");
@@ -335,27 +335,28 @@ cleanup:
   return status;
 }
 
-ek_status ek_data_parallel_model_forward(ek_shards *outputs, ek_data_parallel_model *model,
-                                         const ek_tensor *inputs, size_t input_count,
-                                         const ek_forward_options *options) {
+static ek_status enter(ek_shards *outputs, ek_data_parallel_model *model, const ek_tensor *whole,
+                       const ek_shards *cut, size_t count, const ek_forward_options *options) {
   ek_forward_options o = EK_FORWARD_OPTIONS_INIT;
+  const void *inputs = whole == NULL ? (const void *)cut : whole;
   EK__NOT_NULL("forward", model, outputs, inputs);
   EK__MODEL_ENTER(model, "forward");
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_forward_options"));
-  const struct call call = call_of(model, input_count, &o);
-  EK_TRY(check_call(model, input_count, &call));
-  return forward(outputs, model, inputs, NULL, &call);
+  const struct call call = call_of(model, count, &o);
+  EK_TRY(check_call(model, count, &call));
+  EK__FAIL_IF(cut != NULL && o.scatter != NULL, EK_ERR_INVALID_ARGUMENT,
+              "forward: shards are cut already");
+  return forward(outputs, model, whole, cut, &call);
+}
+
+ek_status ek_data_parallel_model_forward(ek_shards *outputs, ek_data_parallel_model *model,
+                                         const ek_tensor *inputs, size_t input_count,
+                                         const ek_forward_options *options) {
+  return enter(outputs, model, inputs, NULL, input_count, options);
 }
 
 ek_status ek_data_parallel_model_forward_shards(ek_shards *outputs, ek_data_parallel_model *model,
                                                 const ek_shards *inputs, size_t input_count,
                                                 const ek_forward_options *options) {
-  ek_forward_options o = EK_FORWARD_OPTIONS_INIT;
-  EK__NOT_NULL("forward", model, outputs, inputs);
-  EK__MODEL_ENTER(model, "forward");
-  EK_TRY(ek__options_read(&o, sizeof o, options, "ek_forward_options"));
-  const struct call call = call_of(model, input_count, &o);
-  EK_TRY(check_call(model, input_count, &call));
-  EK__FAIL_IF(o.scatter != NULL, EK_ERR_INVALID_ARGUMENT, "forward: shards are cut already");
-  return forward(outputs, model, NULL, inputs, &call);
+  return enter(outputs, model, NULL, inputs, input_count, options);
 }

@@ -114,9 +114,24 @@ static ek_status check_offsets(const char *who, const ek_communicator *communica
                       (long long)ek_tensor_count(tensor));
 }
 
+static const struct {
+  const char *name;
+  bool sums, parts; /* of each rank, by offsets */
+} kinds[] = {[EK__BROADCAST] = {"broadcast", false, false},
+             [EK__REDUCE] = {"reduce", true, false},
+             [EK__ALL_REDUCE] = {"all_reduce", true, false},
+             [EK__REDUCE_SCATTER] = {"reduce_scatter", true, true},
+             [EK__ALL_GATHER] = {"all_gather", false, true}};
+
 static ek_status start(ek_communicator *communicator, ek_device *device,
                        enum ek__collective_kind kind, const ek_tensor *tensor, size_t root,
                        const int64_t *offsets) {
+  const char *who = kinds[kind].name;
+  EK_TRY(check_call(who, communicator, device));
+  EK_TRY(check_tensor(who, device, tensor, kinds[kind].sums));
+  EK__FAIL_IF(root >= ek_communicator_world_size(communicator), EK_ERR_INVALID_ARGUMENT,
+              "%s: there is no rank %zu", who, root);
+  if (kinds[kind].parts) EK_TRY(check_offsets(who, communicator, tensor, offsets));
   const struct ek__collective collective = {.kind = kind,
                                             .data = tensor->data,
                                             .count = ek_tensor_count(tensor),
@@ -131,49 +146,29 @@ static ek_status start(ek_communicator *communicator, ek_device *device,
   return communicator->table->start(communicator, device, &collective);
 }
 
-static ek_status start_rooted(const char *who, ek_communicator *communicator, ek_device *device,
-                              enum ek__collective_kind kind, const ek_tensor *tensor, size_t root) {
-  EK_TRY(check_call(who, communicator, device));
-  EK_TRY(check_tensor(who, device, tensor, kind == EK__REDUCE));
-  EK__FAIL_IF(root >= ek_communicator_world_size(communicator), EK_ERR_INVALID_ARGUMENT,
-              "%s: there is no rank %zu", who, root);
-  return start(communicator, device, kind, tensor, root, NULL);
-}
-
-static ek_status start_parts(const char *who, ek_communicator *communicator, ek_device *device,
-                             enum ek__collective_kind kind, const ek_tensor *tensor,
-                             const int64_t *offsets) {
-  EK_TRY(check_call(who, communicator, device));
-  EK_TRY(check_tensor(who, device, tensor, kind == EK__REDUCE_SCATTER));
-  EK_TRY(check_offsets(who, communicator, tensor, offsets));
-  return start(communicator, device, kind, tensor, 0, offsets);
-}
-
 ek_status ek_communicator_broadcast(ek_communicator *communicator, ek_device *device,
                                     ek_tensor *tensor, size_t root) {
-  return start_rooted("broadcast", communicator, device, EK__BROADCAST, tensor, root);
+  return start(communicator, device, EK__BROADCAST, tensor, root, NULL);
 }
 
 ek_status ek_communicator_reduce(ek_communicator *communicator, ek_device *device,
                                  ek_tensor *tensor, size_t root) {
-  return start_rooted("reduce", communicator, device, EK__REDUCE, tensor, root);
+  return start(communicator, device, EK__REDUCE, tensor, root, NULL);
 }
 
 ek_status ek_communicator_all_reduce(ek_communicator *communicator, ek_device *device,
                                      ek_tensor *tensor) {
-  EK_TRY(check_call("all_reduce", communicator, device));
-  EK_TRY(check_tensor("all_reduce", device, tensor, true));
   return start(communicator, device, EK__ALL_REDUCE, tensor, 0, NULL);
 }
 
 ek_status ek_communicator_reduce_scatter(ek_communicator *communicator, ek_device *device,
                                          ek_tensor *tensor, const int64_t *offsets) {
-  return start_parts("reduce_scatter", communicator, device, EK__REDUCE_SCATTER, tensor, offsets);
+  return start(communicator, device, EK__REDUCE_SCATTER, tensor, 0, offsets);
 }
 
 ek_status ek_communicator_all_gather(ek_communicator *communicator, ek_device *device,
                                      ek_tensor *tensor, const int64_t *offsets) {
-  return start_parts("all_gather", communicator, device, EK__ALL_GATHER, tensor, offsets);
+  return start(communicator, device, EK__ALL_GATHER, tensor, 0, offsets);
 }
 
 ek_status ek_communicator_progress(ek_communicator *communicator, ek_device *device) {

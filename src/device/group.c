@@ -422,9 +422,8 @@ static void wait_for_workers(ek_group *group) {
 /* The error of a job that has ended: what was found from outside is the cause of what workers that
  * gave up say. */
 static ek_status error_of_job(const ek_group *group, const struct worker *failed) {
-  if (group->watched != EK_OK && (failed == NULL || failed->status == EK_ERR_ABORTED)) {
-    return ek_error_set(group->watched, "%s", group->watched_message);
-  }
+  EK__FAIL_IF(group->watched != EK_OK && (failed == NULL || failed->status == EK_ERR_ABORTED),
+              group->watched, "%s", group->watched_message);
   return tell(failed);
 }
 

@@ -66,7 +66,7 @@ ek_status ek__file_read(int file, const char *path, void *data, size_t bytes, ui
     const ssize_t got = pread(file, to, bytes < most ? bytes : most, (off_t)place);
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return refused(path, "cannot be read");
-    if (got == 0) return ek_error_set(EK_ERR_CORRUPT, "%s: it ends too early", path);
+    EK__FAIL_IF(got == 0, EK_ERR_CORRUPT, "%s: it ends too early", path);
     to += got;
     bytes -= (size_t)got;
     place += (uint64_t)got;

@@ -198,9 +198,8 @@ static ek_status read_tensors(struct ek__header *header, const char *path, uint6
   json_t *value = NULL;
   json_t *tree = header->tree;
   header->tensors = ek__calloc(json_object_size(tree), sizeof *header->tensors);
-  if (header->tensors == NULL) {
-    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for the tensors of %s", path);
-  }
+  EK__FAIL_IF(header->tensors == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory for the tensors of %s",
+              path);
   json_object_foreach(tree, name, value) {
     if (strcmp(name, metadata_key) == 0) continue;
     EK_TRY(read_tensor(&header->tensors[header->count], path, name, value, data));
@@ -229,7 +228,7 @@ static ek_status read_tensor_sums(struct ek__header *header, const char *path) {
     if (length > longest) longest = length;
   }
   char *key = ek__calloc(1, sizeof tensor_key + longest);
-  if (key == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory to open %s", path);
+  EK__FAIL_IF(key == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory to open %s", path);
   memcpy(key, tensor_key, sizeof tensor_key);
   header->has_checksums = true;
   for (size_t i = 0; i < header->count; i++) {
@@ -262,11 +261,10 @@ ek_status ek__header_read(struct ek__header *header, const char *path, const cha
   *header = (struct ek__header){0};
   if (length == 0 || text[0] != '{') return corrupt(path, NULL, "this is no safetensors file");
   header->tree = json_loadb(text, length, JSON_REJECT_DUPLICATES, &error);
-  if (header->tree == NULL) {
-    return ek_error_set(json_error_code(&error) == json_error_out_of_memory ? EK_ERR_OUT_OF_MEMORY
-                                                                            : EK_ERR_CORRUPT,
-                        "%s: its header cannot be read: %s", path, error.text);
-  }
+  EK__FAIL_IF(header->tree == NULL,
+              json_error_code(&error) == json_error_out_of_memory ? EK_ERR_OUT_OF_MEMORY
+                                                                  : EK_ERR_CORRUPT,
+              "%s: its header cannot be read: %s", path, error.text);
   ek_status status = read_tensors(header, path, data);
   if (status == EK_OK) status = read_pairs(header, path);
   if (status == EK_OK) status = read_checksums(header, path, text, length);
@@ -381,8 +379,7 @@ ek_status ek__header_write(char **text, size_t *length, const struct ek__file_te
     (void)json_dumpb(tree, bytes, padded, JSON_COMPACT);
   }
   json_decref(tree);
-  if (bytes == NULL)
-    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory for a file's header");
+  EK__FAIL_IF(bytes == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory for a file's header");
   if (tensors_named != count + 1 || padded > EK__HEADER_LIMIT) {
     ek__free(bytes);
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, tensors_named != count + 1

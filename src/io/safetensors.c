@@ -29,18 +29,14 @@ struct ek_safetensors {
 static ek_status read_header(ek_safetensors *self, uint64_t size) {
   uint8_t prefix[8];
   uint64_t length = 0;
-  if (size < sizeof prefix) {
-    return ek_error_set(EK_ERR_CORRUPT, "%s: this is no safetensors file, it is too short",
-                        self->path);
-  }
+  EK__FAIL_IF(size < sizeof prefix, EK_ERR_CORRUPT,
+              "%s: this is no safetensors file, it is too short", self->path);
   EK_TRY(ek__file_read(self->file, self->path, prefix, sizeof prefix, 0));
   for (size_t i = 0; i < sizeof prefix; i++) length |= (uint64_t)prefix[i] << 8 * i;
-  if (length > EK__HEADER_LIMIT || length > size - sizeof prefix) {
-    return ek_error_set(EK_ERR_CORRUPT,
-                        "%s: this is no safetensors file, or it was cut: a header of %llu bytes in "
-                        "a file of %llu",
-                        self->path, (unsigned long long)length, (unsigned long long)size);
-  }
+  EK__FAIL_IF(length > EK__HEADER_LIMIT || length > size - sizeof prefix, EK_ERR_CORRUPT,
+              "%s: this is no safetensors file, or it was cut: a header of %llu bytes in "
+              "a file of %llu",
+              self->path, (unsigned long long)length, (unsigned long long)size);
   char *text = NULL;
   EK_TRY(ek__new(&text, 1, (size_t)length + 1, "the header of a file"));
   self->begin = sizeof prefix + length;
@@ -117,18 +113,15 @@ static bool is_float(ek_type type) {
 static ek_status check_host(const ek_tensor *host, const ek_safetensors *file,
                             const struct ek__file_tensor *tensor) {
   const ek_tensor *like = &tensor->entry.like;
-  if (!ek_tensor_exists(host) || host->device != NULL ||
-      (host->data == NULL && ek_tensor_count(host) > 0)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_safetensors_read: there is no host tensor");
-  }
+  EK__FAIL_IF(!ek_tensor_exists(host) || host->device != NULL ||
+                  (host->data == NULL && ek_tensor_count(host) > 0),
+              EK_ERR_INVALID_ARGUMENT, "ek_safetensors_read: there is no host tensor");
   const bool turned = is_float(like->type) && (host->type == EK_F32 || host->type == EK_F64);
-  if (like->type == 0 || (host->type != like->type && !turned)) {
-    return ek_error_set(EK_ERR_TYPE,
-                        "%s: tensor %s: it is %s, or has more than %d dimensions, and "
-                        "cannot be read as %s",
-                        file->path, tensor->entry.name, tensor->type_name, EK_MAX_RANK,
-                        ek_type_name(host->type));
-  }
+  EK__FAIL_IF(like->type == 0 || (host->type != like->type && !turned), EK_ERR_TYPE,
+              "%s: tensor %s: it is %s, or has more than %d dimensions, and "
+              "cannot be read as %s",
+              file->path, tensor->entry.name, tensor->type_name, EK_MAX_RANK,
+              ek_type_name(host->type));
   bool same = host->rank == like->rank;
   for (int i = 0; same && i < like->rank; i++) same = host->shape[i] == like->shape[i];
   if (same || (host->rank == 1 && host->shape[0] == ek_tensor_count(like))) {
@@ -233,9 +226,7 @@ ek_status ek_safetensors_read(ek_tensor *host, const ek_safetensors *file, const
   const struct ek__file_tensor *tensor = find(file, name);
   struct ek__checksum *sum = NULL;
   char *buffer = NULL;
-  if (tensor == NULL) {
-    return ek_error_set(EK_ERR_NOT_FOUND, "%s: there is no tensor %s", file->path, name);
-  }
+  EK__FAIL_IF(tensor == NULL, EK_ERR_NOT_FOUND, "%s: there is no tensor %s", file->path, name);
   EK_TRY(check_host(host, file, tensor));
   EK_TRY(open_passage(&sum, &buffer, file, host->type != tensor->entry.like.type,
                       tensor->has_checksum));

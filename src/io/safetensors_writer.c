@@ -47,8 +47,7 @@ struct ek_safetensors_writer {
 static const char memory_of[] = "a file that is written";
 
 static ek_status copy_text(const char **copy, const char *text, const char *what) {
-  if (text == NULL)
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_safetensors_create: %s is NULL", what);
+  EK__FAIL_IF(text == NULL, EK_ERR_INVALID_ARGUMENT, "ek_safetensors_create: %s is NULL", what);
   return ek__new_copy(copy, text, strlen(text) + 1, memory_of);
 }
 
@@ -59,22 +58,17 @@ static ek_status copy_entry(ek_safetensors_writer *self, size_t index,
   const ek_tensor *like = &entry->like;
   EK_TRY(copy_text(&tensor->entry.name, entry->name, "a name"));
   const size_t size = ek_type_size(like->type);
-  if (size == 0 || like->rank < 0 || like->rank > EK_MAX_RANK) {
-    return ek_error_set(EK_ERR_TYPE, "ek_safetensors_create: %s has no type or no rank",
-                        entry->name);
-  }
+  EK__FAIL_IF(size == 0 || like->rank < 0 || like->rank > EK_MAX_RANK, EK_ERR_TYPE,
+              "ek_safetensors_create: %s has no type or no rank", entry->name);
   for (int i = 0; i < like->rank; i++) {
-    if (like->shape[i] < 0 || !ek__multiply(&count, count, like->shape[i])) {
-      return ek_error_set(EK_ERR_OVERFLOW,
-                          "ek_safetensors_create: the shape of %s is negative or "
-                          "too large",
-                          entry->name);
-    }
+    EK__FAIL_IF(like->shape[i] < 0 || !ek__multiply(&count, count, like->shape[i]), EK_ERR_OVERFLOW,
+                "ek_safetensors_create: the shape of %s is negative or "
+                "too large",
+                entry->name);
     tensor->entry.like.shape[i] = like->shape[i];
   }
-  if (!ek__multiply(&bytes, count, (int64_t)size)) {
-    return ek_error_set(EK_ERR_OVERFLOW, "ek_safetensors_create: %s is too large", entry->name);
-  }
+  EK__FAIL_IF(!ek__multiply(&bytes, count, (int64_t)size), EK_ERR_OVERFLOW,
+              "ek_safetensors_create: %s is too large", entry->name);
   tensor->entry.like.type = like->type;
   tensor->entry.like.rank = like->rank;
   tensor->bytes = (uint64_t)bytes;
@@ -98,9 +92,8 @@ static ek_status lay_out(ek_safetensors_writer *self) {
     struct ek__file_tensor *tensor = &self->tensors[i];
     self->parts[tensor->first].tensor = i;
     tensor->first = (uint64_t)end;
-    if (!ek__add(&end, end, (int64_t)tensor->bytes)) {
-      return ek_error_set(EK_ERR_OVERFLOW, "ek_safetensors_create: the tensors are too large");
-    }
+    EK__FAIL_IF(!ek__add(&end, end, (int64_t)tensor->bytes), EK_ERR_OVERFLOW,
+                "ek_safetensors_create: the tensors are too large");
   }
   return EK_OK;
 }
@@ -156,10 +149,8 @@ ek_status ek_safetensors_create(ek_safetensors_writer **writer, const char *path
                                 const ek_safetensors_entry *entries, size_t count,
                                 const ek_safetensors_pair *pairs, size_t pair_count) {
   EK__NOT_NULL("ek_safetensors_create", writer, path);
-  if ((entries == NULL && count > 0) || (pairs == NULL && pair_count > 0)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_safetensors_create: entries or pairs are NULL");
-  }
+  EK__FAIL_IF((entries == NULL && count > 0) || (pairs == NULL && pair_count > 0),
+              EK_ERR_INVALID_ARGUMENT, "ek_safetensors_create: entries or pairs are NULL");
   ek_safetensors_writer *self = NULL;
   EK_TRY(ek__new(&self, 1, sizeof *self, memory_of));
   self->file = -1;
@@ -179,19 +170,14 @@ ek_status ek_safetensors_create(ek_safetensors_writer **writer, const char *path
 ek_status ek_safetensors_write(ek_safetensors_writer *writer, size_t index, const void *data,
                                size_t bytes) {
   EK__NOT_NULL("ek_safetensors_write", writer);
-  if (index >= writer->count || (data == NULL && bytes > 0)) {
-    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                        "ek_safetensors_write: there is no tensor number %zu, or no data", index);
-  }
+  EK__FAIL_IF(index >= writer->count || (data == NULL && bytes > 0), EK_ERR_INVALID_ARGUMENT,
+              "ek_safetensors_write: there is no tensor number %zu, or no data", index);
   struct part *part = &writer->parts[index];
   const struct ek__file_tensor *tensor = &writer->tensors[part->tensor];
-  if (writer->file < 0 || atomic_load(&writer->failed)) {
-    return ek_error_set(EK_ERR_STATE, "%s: it is finished, or a write has failed", writer->path);
-  }
-  if (bytes > tensor->bytes - part->given) {
-    return ek_error_set(EK_ERR_SHAPE, "%s: tensor %s: more bytes than it has", writer->path,
-                        tensor->entry.name);
-  }
+  EK__FAIL_IF(writer->file < 0 || atomic_load(&writer->failed), EK_ERR_STATE,
+              "%s: it is finished, or a write has failed", writer->path);
+  EK__FAIL_IF(bytes > tensor->bytes - part->given, EK_ERR_SHAPE,
+              "%s: tensor %s: more bytes than it has", writer->path, tensor->entry.name);
   ek__checksum_add(part->sum, data, bytes);
   const ek_status status = ek__file_write(writer->file, writer->temporary, data, bytes,
                                           writer->begin + tensor->first + part->given);
@@ -203,15 +189,12 @@ ek_status ek_safetensors_write(ek_safetensors_writer *writer, size_t index, cons
 /* ---- ending ---- */
 
 static ek_status complete(ek_safetensors_writer *self) {
-  if (self->file < 0 || atomic_load(&self->failed)) {
-    return ek_error_set(EK_ERR_STATE, "%s: it is finished, or a write has failed", self->path);
-  }
+  EK__FAIL_IF(self->file < 0 || atomic_load(&self->failed), EK_ERR_STATE,
+              "%s: it is finished, or a write has failed", self->path);
   for (size_t i = 0; i < self->count; i++) {
     struct ek__file_tensor *tensor = &self->tensors[self->parts[i].tensor];
-    if (self->parts[i].given < tensor->bytes) {
-      return ek_error_set(EK_ERR_STATE, "%s: tensor %s is not complete", self->path,
-                          tensor->entry.name);
-    }
+    EK__FAIL_IF(self->parts[i].given < tensor->bytes, EK_ERR_STATE, "%s: tensor %s is not complete",
+                self->path, tensor->entry.name);
     tensor->checksum = ek__checksum_end(self->parts[i].sum);
   }
   return EK_OK;

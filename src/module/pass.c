@@ -217,9 +217,8 @@ ek_status ek_pass_save(ek_pass *pass, const ek_tensor *tensor) {
 
 ek_status ek_pass_take(ek_tensor *tensor, ek_pass *pass) {
   EK__NOT_NULL("ek_pass_take", tensor, pass);
-  if (pass->saved_count <= pass->frame->floor) {
-    return ek_error_set(EK_ERR_STATE, "it takes more tensors back than it saved");
-  }
+  EK__FAIL_IF(pass->saved_count <= pass->frame->floor, EK_ERR_STATE,
+              "it takes more tensors back than it saved");
   return ek__saved_take(tensor, pass);
 }
 

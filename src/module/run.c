@@ -341,9 +341,8 @@ ek_status ek_pass_run_forward(ek_tensor *outputs, ek_pass *pass, const ek_tensor
 ek_status ek_pass_run_predict(ek_tensor *outputs, ek_pass *pass, const ek_tensor *inputs) {
   static const char *const who = "ek_pass_run_predict";
   EK__NOT_NULL(who, pass, inputs, outputs);
-  if (pass->stage != EK__PASS_OPENED || pass->options.gradient) {
-    return ek_error_set(EK_ERR_STATE, "%s: this pass has run before, or is with gradient", who);
-  }
+  EK__FAIL_IF(pass->stage != EK__PASS_OPENED || pass->options.gradient, EK_ERR_STATE,
+              "%s: this pass has run before, or is with gradient", who);
   const struct ek__node *root = pass->replica->layout.root;
   const size_t count = root->inputs - root->targets;
   EK_TRY(ek__layout_check(&pass->replica->layout));
