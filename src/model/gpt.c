@@ -150,17 +150,14 @@ static ek_status block_create(ek_module **module, const ek_gpt_options *o) {
 }
 
 static ek_status blocks_create(ek_module **module, const ek_gpt_options *o) {
-  const size_t count = (size_t)o->layers;
-  ek_module **blocks = NULL;
-  EK_TRY(ek__new(&blocks, count, sizeof *blocks, "a model's layers"));
+  struct ek__composite made = {.recompute = o->recompute};
   ek_status status = EK_OK;
-  ek_sequential_options options = EK_SEQUENTIAL_OPTIONS_INIT;
-  options.recompute = o->recompute;
-  for (size_t i = 0; i < count && status == EK_OK; i++) status = block_create(&blocks[i], o);
-  if (status == EK_OK) status = ek_sequential_create_with(module, blocks, count, &options);
-  for (size_t i = 0; i < count; i++) ek_module_free(blocks[i]); /* it keeps its own */
-  ek__free(blocks);
-  return status;
+  for (int i = 0; i < o->layers && status == EK_OK; i++) {
+    ek_module *block = NULL;
+    status = block_create(&block, o);
+    if (status == EK_OK) status = ek__composite_add(&made, NULL, block);
+  }
+  return ek__sequential_of(module, &made, status);
 }
 
 /* ---- the model ---- */

@@ -35,6 +35,9 @@ ek_status ek__composite_create(ek_module **module, struct ek__composite *m, size
                                const ek_module_ops *ops, size_t inputs, size_t outputs,
                                ek_status status);
 
+/* The same as a sequential, which runs them one after the other. In sequential.c. */
+ek_status ek__sequential_of(ek_module **module, struct ek__composite *m, ek_status status);
+
 /* EK_ERR_INVALID_ARGUMENT for a policy that a container cannot have. In recompute.c. */
 ek_status ek__recompute_check(const char *who, const ek_recompute *recompute);
 

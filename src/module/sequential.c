@@ -24,6 +24,13 @@ static const ek_module_ops sequential_ops = {
     EK__LAYER("sequential", sequential_forward, sequential_backward, ek__composite_free),
     .parameters = ek__composite_parameters};
 
+ek_status ek__sequential_of(ek_module **module, struct ek__composite *m, ek_status status) {
+  const size_t last = m->count - 1;
+  const size_t inputs = status == EK_OK ? m->children[0].module->inputs : 0;
+  const size_t outputs = status == EK_OK ? m->children[last].module->outputs : 0;
+  return ek__composite_create(module, m, sizeof *m, &sequential_ops, inputs, outputs, status);
+}
+
 static ek_status check_modules(ek_module *const *modules, size_t count) {
   EK__FAIL_IF(modules == NULL || count == 0, EK_ERR_INVALID_ARGUMENT,
               "sequential: there is no module");
@@ -49,8 +56,7 @@ ek_status ek_sequential_create_with(ek_module **module, ek_module *const *module
   for (size_t i = 0; i < count && status == EK_OK; i++) {
     status = ek__composite_add(&made, NULL, ek_module_share(modules[i]));
   }
-  return ek__composite_create(module, &made, sizeof made, &sequential_ops, modules[0]->inputs,
-                              modules[count - 1]->outputs, status);
+  return ek__sequential_of(module, &made, status);
 }
 
 ek_status ek_sequential_create(ek_module **module, ek_module *const *modules, size_t count) {

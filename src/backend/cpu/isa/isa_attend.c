@@ -160,10 +160,8 @@ static float exp_row(float *x, float shift, int64_t n, int64_t columns) {
   return v_sum(sum0 + sum1);
 }
 
-static void scale_row(float *x, float factor, int64_t n) {
-  int64_t i = 0;
-  for (; i + W <= n; i += W) v_store(x + i, v_load(x + i) * factor);
-  for (; i < n; i++) x[i] *= factor;
+static void scale_row(float *x, float factor, int64_t width) {
+  V_EACH(0, width, v_put(x + i, v_get(x + i, n) * factor, n));
 }
 
 /* ---- forward ---- */

@@ -31,18 +31,14 @@ void EK_ISA_NAME(add)(const void *raw, int64_t begin, int64_t end) {
   const struct ek__elementwise_args *args = raw;
   float *y = args->y;
   const float *a = args->a, *b = args->b;
-  int64_t i = begin;
-  for (; i + W <= end; i += W) v_store(y + i, v_load(a + i) + v_load(b + i));
-  for (; i < end; i++) y[i] = a[i] + b[i];
+  V_EACH(begin, end, v_put(y + i, v_get(a + i, n) + v_get(b + i, n), n));
 }
 
 void EK_ISA_NAME(scale)(const void *raw, int64_t begin, int64_t end) {
   const struct ek__elementwise_args *args = raw;
   float *y = args->y;
   const float *a = args->a, factor = (float)args->value;
-  int64_t i = begin;
-  for (; i + W <= end; i += W) v_store(y + i, v_load(a + i) * factor);
-  for (; i < end; i++) y[i] = a[i] * factor;
+  V_EACH(begin, end, v_put(y + i, v_get(a + i, n) * factor, n));
 }
 
 void EK_ISA_NAME(add_bias)(const void *raw, int64_t begin, int64_t end) {
@@ -51,9 +47,7 @@ void EK_ISA_NAME(add_bias)(const void *raw, int64_t begin, int64_t end) {
   const float *bias = args->b;
   for (int64_t row = begin; row < end; row++) {
     float *y = (float *)args->y + row * columns;
-    int64_t c = 0;
-    for (; c + W <= columns; c += W) v_store(y + c, v_load(y + c) + v_load(bias + c));
-    for (; c < columns; c++) y[c] += bias[c];
+    V_EACH(0, columns, v_put(y + i, v_get(y + i, n) + v_get(bias + i, n), n));
   }
 }
 

@@ -72,11 +72,10 @@ void EK_ISA_NAME(layer_norm_forward)(const void *raw, int64_t begin, int64_t end
     }
     const float variance = row_squares(x, mean, width) / (float)width;
     const float rstd = 1.0f / sqrtf(variance + (float)args->epsilon);
-    int64_t i = 0;
-    for (; i + W <= width; i += W) {
-      v_store(y + i, (v_load(x + i) - mean) * rstd * v_load(gamma + i) + v_load(beta + i));
-    }
-    for (; i < width; i++) y[i] = (x[i] - mean) * rstd * gamma[i] + beta[i];
+    V_EACH(0, width, {
+      const vec normal = (v_get(x + i, n) - mean) * rstd;
+      v_put(y + i, normal * v_get(gamma + i, n) + v_get(beta + i, n), n);
+    });
     ((float *)args->mean)[row] = mean;
     ((float *)args->rstd)[row] = rstd;
   }
@@ -110,32 +109,22 @@ static void row_averages(const struct row *row, float *g, float *gn) {
 
 /* dgamma and dbeta, element by element; before dx is written, which may be dy. */
 static void add_columns(const struct row *row, float *dgamma, float *dbeta) {
-  int64_t i = 0;
-  for (; i + W <= row->width; i += W) {
-    const vec dy = v_load(row->dy + i);
-    const vec n = (v_load(row->x + i) - row->mean) * row->rstd;
-    v_store(dgamma + i, v_load(dgamma + i) + dy * n);
-    v_store(dbeta + i, v_load(dbeta + i) + dy);
-  }
-  for (; i < row->width; i++) {
-    dgamma[i] += row->dy[i] * ((row->x[i] - row->mean) * row->rstd);
-    dbeta[i] += row->dy[i];
-  }
+  V_EACH(0, row->width, {
+    const vec dy = v_get(row->dy + i, n);
+    const vec normal = (v_get(row->x + i, n) - row->mean) * row->rstd;
+    v_put(dgamma + i, v_get(dgamma + i, n) + dy * normal, n);
+    v_put(dbeta + i, v_get(dbeta + i, n) + dy, n);
+  });
 }
 
 /* residual may be NULL, and dx may be it. */
 static void write_dx(const struct row *row, float *dx, const float *residual, float g, float gn) {
-  int64_t i = 0;
-  for (; i + W <= row->width; i += W) {
-    const vec n = (v_load(row->x + i) - row->mean) * row->rstd;
-    const vec value = (v_load(row->dy + i) * v_load(row->gamma + i) - g - n * gn) * row->rstd;
-    v_store(dx + i, residual ? v_load(residual + i) + value : value);
-  }
-  for (; i < row->width; i++) {
-    const float n = (row->x[i] - row->mean) * row->rstd;
-    const float value = (row->dy[i] * row->gamma[i] - g - n * gn) * row->rstd;
-    dx[i] = residual ? residual[i] + value : value;
-  }
+  V_EACH(0, row->width, {
+    const vec normal = (v_get(row->x + i, n) - row->mean) * row->rstd;
+    const vec product = v_get(row->dy + i, n) * v_get(row->gamma + i, n);
+    const vec value = (product - g - normal * gn) * row->rstd;
+    v_put(dx + i, residual ? v_get(residual + i, n) + value : value, n);
+  });
 }
 
 static struct row row_of(const struct ek__layer_norm_args *args, int64_t index) {

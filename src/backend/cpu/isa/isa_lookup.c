@@ -4,10 +4,8 @@
  */
 #include "backend/cpu/isa/isa.h"
 
-static inline void add_row(float *y, const float *x, int64_t n) {
-  int64_t i = 0;
-  for (; i + W <= n; i += W) v_store(y + i, v_load(y + i) + v_load(x + i));
-  for (; i < n; i++) y[i] += x[i];
+static inline void add_row(float *y, const float *x, int64_t width) {
+  V_EACH(0, width, v_put(y + i, v_get(y + i, n) + v_get(x + i, n), n));
 }
 
 void EK_ISA_NAME(lookup_forward)(const void *raw, int64_t begin, int64_t end) {

@@ -127,12 +127,10 @@ static void row_gradient(float *gradient, const float *x, int64_t classes, float
 
 /* gradient[c] -= share w[c]: label smoothing. */
 static void take_share(float *gradient, const float *weights, int64_t classes, float share) {
-  int64_t i = 0;
-  for (; i + W <= classes; i += W) {
-    const vec part = weights ? v_load(weights + i) * share : v_set(share);
-    v_store(gradient + i, v_load(gradient + i) - part);
-  }
-  for (; i < classes; i++) gradient[i] -= weights ? weights[i] * share : share;
+  V_EACH(0, classes, {
+    const vec part = weights ? v_get(weights + i, n) * share : v_set(share);
+    v_put(gradient + i, v_get(gradient + i, n) - part, n);
+  });
 }
 
 void EK_ISA_NAME(cross_entropy_backward)(const void *raw, int64_t begin, int64_t end) {
@@ -206,14 +204,8 @@ void EK_ISA_NAME(squared_error_backward)(const void *raw, int64_t begin, int64_t
   const float *element_scale = job->args->row_scale;
   const float factor = (float)(2.0 * job->factor);
   float *gradient = job->args->gradient;
-  int64_t i = begin;
-  for (; i + W <= end; i += W) {
-    vec value = (v_load(y + i) - v_load(target + i)) * factor;
-    if (element_scale) value *= v_load(element_scale + i);
-    v_store(gradient + i, value);
-  }
-  for (; i < end; i++) {
-    const float value = (y[i] - target[i]) * factor;
-    gradient[i] = element_scale ? value * element_scale[i] : value;
-  }
+  V_EACH(begin, end, {
+    const vec value = (v_get(y + i, n) - v_get(target + i, n)) * factor;
+    v_put(gradient + i, element_scale ? value * v_get(element_scale + i, n) : value, n);
+  });
 }
