@@ -12,6 +12,7 @@
 
 #include <evenkeel/fault.h>
 #include <evenkeel/gather.h>
+#include <evenkeel/gpt.h>
 #include <evenkeel/host_memory.h>
 #include <evenkeel/trainer.h>
 
@@ -491,28 +492,67 @@ static ek_status arm(const struct bench *b, int what, uint64_t n) {
   return EK_OK;
 }
 
-START_TEST(each_call_fails_once) {
-  const int what = _i % FAILURES;
-  /* Opening takes long on GPUs, and their work has many pieces. */
-  const uint64_t stride = strncmp(test_devices("cpu"), "cuda", 4) == 0 ? 17 : what == WORK ? 5 : 1;
-  struct bench b;
+/* Every stride-th call of a step fails, in turn; the parts were made, and b is closed. */
+static void fail_at_each(struct bench *b, int what, uint64_t stride) {
   struct ck_training other;
-  open_bench(&b, "mlp", (ek_mode)(_i / FAILURES));
-  ck_training_open(&other, &b.setup);
-  ck_ok(step(&b, NULL));
-  ck_ok(ck_training_step(&other, &b.batch, NULL));
-  const uint64_t bytes = held(&b);
+  ck_ok(open_on(b, ck_spec("cpu:3"), NULL));
+  ck_training_open(&other, &b->setup);
+  ck_ok(step(b, NULL));
+  ck_ok(ck_training_step(&other, &b->batch, NULL));
+  const uint64_t bytes = held(b);
   bool failed = true;
   for (uint64_t n = 1; failed; n += stride) {
-    struct ck_state before = ck_state_take(ek_trainer_model(b.trainer));
-    ck_ok(arm(&b, what, n));
-    const ek_status status = step(&b, NULL);
-    ck_ok(arm(&b, what, 0));
-    failed = fails_well(&b, &other, status, bytes, &before);
+    struct ck_state before = ck_state_take(ek_trainer_model(b->trainer));
+    ck_ok(arm(b, what, n));
+    const ek_status status = step(b, NULL);
+    ck_ok(arm(b, what, 0));
+    failed = fails_well(b, &other, status, bytes, &before);
     ck_state_drop(&before);
   }
   ck_training_close(&other);
-  close_bench(&b);
+  close_bench(b);
+}
+
+/* Opening takes long on GPUs, and their work has many pieces. */
+static uint64_t stride_of(int what, uint64_t on_cpu) {
+  return strncmp(test_devices("cpu"), "cuda", 4) == 0 ? 17 : what == WORK ? 5 * on_cpu : on_cpu;
+}
+
+START_TEST(each_call_fails_once) {
+  const int what = _i % FAILURES;
+  struct bench b;
+  make_parts(&b, "mlp", (ek_mode)(_i / FAILURES));
+  fail_at_each(&b, what, stride_of(what, 1));
+}
+END_TEST
+
+/* A second forward that fails in the middle of a backward is a step that has failed. */
+static const ek_recompute_kind recomputed[] = {EK_RECOMPUTE_CHEAP, EK_RECOMPUTE_SQRT,
+                                               EK_RECOMPUTE_ALL};
+static int policy;
+
+static ek_status recomputed_gpt(ek_module **module) {
+  ek_gpt_options options = EK_GPT_OPTIONS_INIT;
+  options.vocabulary = 13;
+  options.sequence = 5;
+  options.width = 8;
+  options.layers = 3;
+  options.heads = 2;
+  options.dropout = 0.25;
+  options.recompute.kind = recomputed[policy];
+  return ek_gpt_create(module, &options);
+}
+
+START_TEST(each_call_of_recomputation_fails_once) {
+  struct bench b;
+  struct ck_workload gpt = *ck_workload("gpt");
+  policy = _i / FAILURES;
+  gpt.module = recomputed_gpt;
+  make_parts(&b, "gpt", EK_MODE_SHARDED);
+  ek_module_free(b.module);
+  ck_ok(recomputed_gpt(&b.module));
+  b.setup.workload = &gpt;
+  fail_at_each(&b, _i % FAILURES, stride_of(_i % FAILURES, 3));
 }
 END_TEST
 
@@ -546,6 +586,8 @@ static Suite *make_suite(void) {
   tcase_add_test(refused, another_thread_is_refused);
   tcase_add_loop_test(refused, misuse, 0, CK_MODES);
   tcase_add_loop_test(refused, each_call_fails_once, 0, CK_MODES * FAILURES);
+  tcase_add_loop_test(refused, each_call_of_recomputation_fails_once, 0,
+                      FAILURES * (int)(sizeof recomputed / sizeof *recomputed));
   tcase_add_test(refused, opening_fails_at_each_allocation);
   return suite;
 }

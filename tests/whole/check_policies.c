@@ -18,6 +18,7 @@
 #include <evenkeel/residual.h>
 #include <evenkeel/sequential.h>
 
+#include "ck_module.h"
 #include "ck_training.h"
 
 /* ---- policies ---- */
@@ -180,6 +181,43 @@ START_TEST(planning) {
 }
 END_TEST
 
+/* ---- every check of a module ---- */
+
+/* A linear, GELU, a linear, a norm, a linear, a norm, dropout of nothing, ReLU, a linear. */
+static ek_status stack(ek_module **module, const char *policy) {
+  ek_module *p[9] = {NULL};
+  ek_sequential_options options = EK_SEQUENTIAL_OPTIONS_INIT;
+  ek_status status = EK_OK;
+  options.recompute = policy_of(policy);
+  for (int i = 0; i < 9 && status == EK_OK; i += 2) {
+    if (i != 6) status = ek_linear_create(&p[i], 4, 4, i != 4);
+  }
+  if (status == EK_OK) status = ek_activation_create(&p[1], EK_ACTIVATION_GELU);
+  if (status == EK_OK) status = ek_layer_norm_create(&p[3], 4, 1e-5);
+  if (status == EK_OK) status = ek_layer_norm_create(&p[5], 4, 1e-5);
+  if (status == EK_OK) status = ek_dropout_create(&p[6], 0);
+  if (status == EK_OK) status = ek_activation_create(&p[7], EK_ACTIVATION_RELU);
+  if (status == EK_OK) status = ek_sequential_create_with(module, p, 9, &options);
+  for (int i = 0; i < 9; i++) ek_module_free(p[i]);
+  return status;
+}
+static ek_status stack_every_1(ek_module **module) { return stack(module, "every=1"); }
+static ek_status stack_sqrt(ek_module **module) { return stack(module, "sqrt"); }
+static ek_status stack_all(ek_module **module) { return stack(module, "all"); }
+static ek_status stack_cheap(ek_module **module) { return stack(module, "cheap"); }
+
+#define STACK(kept)                                                                                \
+  .inputs = 1, .input = {{0, 2, {5, 4}, -1, 1, 0}}, .longest = 5, .depth = 40, .saved = kept
+static const struct ck_module_case cases[] = {
+    /* The inputs of modules 3, 4, 5, 6 (and 7, the same), and 8; 0 to 2 are one. */
+    {.name = "every=1", .create = stack_every_1, STACK(5)},
+    {.name = "sqrt", .create = stack_sqrt, STACK(2)},
+    {.name = "all", .create = stack_all, STACK(0)},
+    /* pre; both norms' inputs, mean and rstd each; ReLU's result. Not GELU's result and the first
+     * norm's; the second one's, which goes through dropout, is kept by nobody. */
+    {.name = "cheap", .create = stack_cheap, STACK(8)},
+};
+
 /* ---- random trees ---- */
 
 enum { IN = 7, WIDTH = 16, CLASSES = 5 }; /* those of the workload "mlp" */
@@ -340,6 +378,7 @@ END_TEST
 
 static Suite *make_suite(void) {
   Suite *suite = suite_create("policies");
+  ck_module_tests(suite, cases, (int)(sizeof cases / sizeof *cases));
   TCase *tcase = ck_case(suite, "training");
   tcase_add_loop_test(tcase, random_trees, 0, 36);
   tcase_add_loop_test(tcase, policies_of_gpt, 0, POLICIES * CK_PLACEMENTS);
