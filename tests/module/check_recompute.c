@@ -248,6 +248,65 @@ static ek_status create_fragile(ek_module **module) {
   return status;
 }
 
+/* y = x; looks at a target, which must be the same the second time. */
+static ek_status looks_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                               ek_tensor *outputs) {
+  ck_assert_uint_eq(self->targets, 1);
+  ck_assert_int_eq(inputs[1].type, EK_I32);
+  EK_TRY(ek_pass_save(pass, &inputs[1]));
+  return ek_tensor_share(&outputs[0], &inputs[0]);
+}
+static ek_status looks_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
+                                ek_tensor *grad_inputs) {
+  ek_tensor target = {0};
+  double got[2];
+  (void)self;
+  EK_TRY(ek_pass_take(&target, pass));
+  ck_get(got, &target);
+  ek_tensor_free(&target);
+  ck_assert(got[0] == 3 && got[1] == 5);
+  return grad_inputs == NULL ? EK_OK : ek_tensor_share(&grad_inputs[0], &grad_outputs[0]);
+}
+static const ek_module_ops looks_ops = {.size = sizeof(ek_module_ops),
+                                        .kind = "looks",
+                                        .forward = looks_forward,
+                                        .backward = looks_backward,
+                                        .free = fragile_free};
+
+START_TEST(targets) {
+  ek_module looks, *module = NULL;
+  ek_group *group = ck_open("cpu:1", 1);
+  ek_device *device = ek_group_device(group, 0);
+  ek_replica *replica = NULL;
+  ek_pass *pass = NULL;
+  ek_tensor in[2] = {ck_upload(device, EK_F32, (const double[]){1, 2}, CK_SHAPE(2)),
+                     ck_upload(device, EK_I32, (const double[]){3, 5}, CK_SHAPE(2))};
+  ek_tensor y = {0}, gradient[2] = {{0}};
+  ck_ok(ek_module_init(&looks, &looks_ops, 1, 1));
+  looks.inputs = 2;
+  looks.targets = 1;
+  ck_ok(ek_recompute_create(&module, &looks));
+  ek_module_free(&looks);
+  ck_assert_uint_eq(module->inputs, 2);
+  ck_assert_uint_eq(module->targets, 1);
+  ck_ok(ek_replica_open(&replica, device, module, NULL));
+  ck_ok(ek_pass_open(&pass, replica, NULL));
+  ck_ok(ek_pass_run_forward(&y, pass, in));
+  ek_tensor_free(&in[1]);
+  ck_ok(ek_pass_run_backward(gradient, pass, &y));
+  ck_assert(ek_tensor_exists(&gradient[0]) && !ek_tensor_exists(&gradient[1]));
+  ek_tensor_free(&gradient[0]);
+  ek_tensor_free(&in[0]);
+  ek_tensor_free(&y);
+  ek_pass_free(pass);
+  ek_replica_free(replica);
+  ek_module_free(module);
+  ck_assert_ptr_null(looks.ops);
+  ck_no_memory_held(group);
+  ek_group_free(group);
+}
+END_TEST
+
 START_TEST(errors_of_the_second_forward) {
   struct ck_workload mlp = *ck_workload("mlp");
   struct ck_training training;
@@ -316,6 +375,7 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(tcase, whole_models, 0, CK_WORKLOADS * CK_PLACEMENTS);
   tcase = ck_case(suite, "memory");
   tcase_add_test(tcase, keeps_its_inputs);
+  tcase_add_test(tcase, targets);
   tcase = ck_case(suite, "misuse");
   tcase_add_test(tcase, errors_of_the_second_forward);
   tcase_add_test(tcase, bad_input);
