@@ -19,6 +19,7 @@
  *     shards.h, scatter.h, gather.h, replicate.h, parallel_apply.h, reduce.h, communicator.h
  *                  the parts that data parallelism is made of
  *     checkpoint.h                               the state of a run in files, to go on from
+ *     weights.h                                  a model's weights for other programs, or from them
  *     safetensors.h                              tensors in files that other programs read and write
  *     fault.h, host_memory.h                     failures on purpose, for tests of a program
  *     version.h    of the headers and of the library that runs
@@ -63,6 +64,7 @@
 #include <evenkeel/trainer.h>
 #include <evenkeel/version.h>
 #include <evenkeel/weighted_sum.h>
+#include <evenkeel/weights.h>
 #include <evenkeel/with_criterion.h>
 
 #endif /* EVENKEEL_EVENKEEL_H */

@@ -24,6 +24,7 @@
 
 #include <evenkeel/cross_entropy.h>
 #include <evenkeel/recompute.h>
+#include <evenkeel/weight_names.h>
 
 EK_BEGIN_DECLARATIONS
 
@@ -51,6 +52,10 @@ typedef struct ek_gpt_options {
 
 /* EK_ERR_INVALID_ARGUMENT for sizes that do not fit, and for `loss` without a fused loss. */
 EK_API EK_CHECKED ek_status ek_gpt_create(ek_module **module, const ek_gpt_options *options);
+
+/* The names of its parameters in files of the package `transformers` (GPT2LMHeadModel), whose linears
+ * are transposed; a static table, for weights.h. Newer files have the prefix "transformer.". */
+EK_API const ek_weight_name *ek_gpt_hugging_face(size_t *count);
 
 EK_END_DECLARATIONS
 

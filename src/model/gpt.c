@@ -257,3 +257,29 @@ ek_status ek_gpt_create(ek_module **module, const ek_gpt_options *options) {
   ek_module_free(body);
   return status;
 }
+
+/* ---- names elsewhere ---- */
+
+const ek_weight_name *ek_gpt_hugging_face(size_t *count) {
+  static const ek_weight_name names[] = {
+      {"wte.weight", "tokens.weight", false},
+      {"wpe.weight", "tokens.positions", false},
+      {"h.%d.ln_1.weight", "blocks.%d.ln_1.weight", false},
+      {"h.%d.ln_1.bias", "blocks.%d.ln_1.bias", false},
+      {"h.%d.attn.c_attn.weight", "blocks.%d.attention.qkv.weight", true},
+      {"h.%d.attn.c_attn.bias", "blocks.%d.attention.qkv.bias", false},
+      {"h.%d.attn.c_proj.weight", "blocks.%d.attention.projection.weight", true},
+      {"h.%d.attn.c_proj.bias", "blocks.%d.attention.projection.bias", false},
+      {"h.%d.ln_2.weight", "blocks.%d.ln_2.weight", false},
+      {"h.%d.ln_2.bias", "blocks.%d.ln_2.bias", false},
+      {"h.%d.mlp.c_fc.weight", "blocks.%d.expand.weight", true},
+      {"h.%d.mlp.c_fc.bias", "blocks.%d.expand.bias", false},
+      {"h.%d.mlp.c_proj.weight", "blocks.%d.contract.weight", true},
+      {"h.%d.mlp.c_proj.bias", "blocks.%d.contract.bias", false},
+      {"ln_f.weight", "norm.weight", false},
+      {"ln_f.bias", "norm.bias", false},
+      {"lm_head.weight", "head.weight", false},
+  };
+  if (count != NULL) *count = sizeof names / sizeof names[0];
+  return names;
+}

@@ -151,6 +151,11 @@ static ek_status use_ek_checkpoint_options(struct bench *b, void *o) {
   return status == EK_ERR_UNSUPPORTED ? EK_OK : status; /* counting devices, or no files */
 }
 
+static ek_status use_ek_weights_options(struct bench *b, void *o) {
+  ek_status status = ek_weights_save(b->model, "/nobody/has/this", o);
+  return status == EK_ERR_UNSUPPORTED || status == EK_ERR_NOT_FOUND ? EK_OK : status;
+}
+
 static ek_status use_ek_reducer_options(struct bench *b, void *o) {
   ek_reducer *reducer = NULL;
   const ek_status status = ek_reducer_open(&reducer, b->communicator, b->group, b->replicas, o);
@@ -345,6 +350,7 @@ static void no_optimizer_free(ek_optimizer *self) { (void)self; }
   X(ek_forward_options, EK_FORWARD_OPTIONS_INIT, sizeof(size_t))                                   \
   X(ek_backward_options, EK_BACKWARD_OPTIONS_INIT, sizeof(size_t))                                 \
   X(ek_data_parallel_criterion_options, EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT, sizeof(size_t))   \
+  X(ek_weights_options, EK_WEIGHTS_OPTIONS_INIT, sizeof(size_t))                                   \
   X(ek_checkpoint_options, EK_CHECKPOINT_OPTIONS_INIT, sizeof(size_t))                             \
   X(ek_criterion_backward_options, EK_CRITERION_BACKWARD_OPTIONS_INIT, sizeof(size_t))             \
   X(ek_data_parallel_optimizer_options, EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT, sizeof(size_t))   \

@@ -1,0 +1,16 @@
+/*
+ * weight_names.h - names of a model's parameters in the files of other programs.
+ */
+#ifndef EVENKEEL_WEIGHT_NAMES_H
+#define EVENKEEL_WEIGHT_NAMES_H
+
+#include <stdbool.h>
+
+/* One row of a table: "%d" in both stands for the same number, such as that of a block. */
+typedef struct ek_weight_name {
+  const char *file;  /* there, as "h.%d.attn.c_attn.weight" */
+  const char *model; /* here, as "blocks.%d.attention.qkv.weight" */
+  bool transposed;   /* there [in, out], here [out, in] */
+} ek_weight_name;
+
+#endif /* EVENKEEL_WEIGHT_NAMES_H */

@@ -1,0 +1,47 @@
+/*
+ * weights.h - the parameters and buffers of a model in one file, for other programs or from them.
+ *
+ *     size_t count;
+ *     ek_weights_options options = EK_WEIGHTS_OPTIONS_INIT;
+ *     options.names = ek_gpt_hugging_face(&count);
+ *     options.name_count = count;
+ *     EK_TRY(ek_weights_load(model, "gpt2/model.safetensors", &options));
+ *
+ * The state of a whole run, to go on with, is another thing: checkpoint.h.
+ */
+#ifndef EVENKEEL_WEIGHTS_H
+#define EVENKEEL_WEIGHTS_H
+
+#include <evenkeel/data_parallel_model.h>
+#include <evenkeel/weight_names.h>
+
+EK_BEGIN_DECLARATIONS
+
+typedef struct ek_weights_options {
+  size_t size;
+  const ek_weight_name *names; /* what is not in the table has the same name in both */
+  size_t name_count;
+  const char *prefix; /* of every name in the file; a load takes names without it, too. NULL: "" */
+} ek_weights_options;
+#define EK_WEIGHTS_OPTIONS_INIT                                                                    \
+  { sizeof(ek_weights_options), NULL, 0, NULL }
+
+/*
+ * Reads every parameter and buffer, in any floating type (safetensors.h says how it is turned), on
+ * all devices; tensors of the file that the model does not have are passed over. All of them are in
+ * host memory before the first is written, so that a file that fails changes nothing; a device that
+ * fails then tears the model.
+ * EK_ERR_MISMATCH  the file lacks one, or has it in another shape: the message names it
+ * and the errors of safetensors.h
+ */
+EK_API EK_CHECKED ek_status ek_weights_load(ek_data_parallel_model *model, const char *path,
+                                            const ek_weights_options *options);
+
+/* Writes them, in the model's type; the file appears when it is whole. Tied parameters are written
+ * once, under the name of their source. */
+EK_API EK_CHECKED ek_status ek_weights_save(const ek_data_parallel_model *model, const char *path,
+                                            const ek_weights_options *options);
+
+EK_END_DECLARATIONS
+
+#endif /* EVENKEEL_WEIGHTS_H */
