@@ -233,7 +233,7 @@ START_TEST(evaluation_and_prediction) {
   ck_fails(ek_data_parallel_criterion_backward(criterion, ek_trainer_model(b.trainer), NULL),
            EK_ERR_STATE, "");
   ek_shards_free(&outputs);
-  const uint64_t before = held(&b); /* the criterion keeps the targets of its last forward */
+  const uint64_t before = held(&b); /* an evaluation leaves nothing behind */
   ck_ok(evaluate(&b, &again, NULL));
   ck_assert_uint_eq(held(&b), before);
   ck_ok(step(&b, NULL));

@@ -567,8 +567,6 @@ START_TEST(a_parent_is_named_for_what_it_does_to_its_child) {
 }
 END_TEST
 
-/* ---- what the checks cost ---- */
-
 /* The tables of a pass have grown in the first step; a later one asks the host for no memory. */
 START_TEST(a_step_takes_no_memory_of_the_host) {
   struct bench b;
@@ -586,15 +584,14 @@ END_TEST
 
 static Suite *make_suite(void) {
   Suite *suite = suite_create("misbehaviour");
-  TCase *inner = ck_case(suite, "modules");
-  tcase_add_loop_test(inner, a_fault_is_named_and_costs_the_step_alone, 0, INNER_FAULTS * CK_MODES);
-  tcase_add_loop_test(inner, a_root_gives_rows_for_its_samples, 0, 6 * CK_MODES);
-  tcase_add_test(inner, a_root_without_gradient_may_give_integers);
-  tcase_add_test(inner, a_full_device_names_the_module);
-  TCase *parents = ck_case(suite, "parents");
-  tcase_add_loop_test(parents, a_parent_is_named_for_what_it_does_to_its_child, 0, PARENT_FAULTS);
-  TCase *cost = ck_case(suite, "cost");
-  tcase_add_loop_test(cost, a_step_takes_no_memory_of_the_host, 0, CK_MODES);
+  TCase *tcase = ck_case(suite, "modules");
+  tcase_add_loop_test(tcase, a_fault_is_named_and_costs_the_step_alone, 0, INNER_FAULTS * CK_MODES);
+  tcase_add_loop_test(tcase, a_root_gives_rows_for_its_samples, 0, 6 * CK_MODES);
+  tcase_add_test(tcase, a_root_without_gradient_may_give_integers);
+  tcase_add_test(tcase, a_full_device_names_the_module);
+  tcase = ck_case(suite, "parents");
+  tcase_add_loop_test(tcase, a_parent_is_named_for_what_it_does_to_its_child, 0, PARENT_FAULTS);
+  tcase_add_loop_test(ck_case(suite, "cost"), a_step_takes_no_memory_of_the_host, 0, CK_MODES);
   return suite;
 }
 

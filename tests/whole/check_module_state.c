@@ -105,6 +105,14 @@ static ek_module *three_uses(struct keeper *m) {
   return module;
 }
 
+static void finish(struct keeper *m, ek_module *module, ek_group *group) {
+  ck_assert_int_eq(m->wrong, 0);
+  ek_module_free(module);
+  ek_module_free(&m->base);
+  ck_no_memory_held(group);
+  ek_group_free(group);
+}
+
 /* ---- one replica ---- */
 
 START_TEST(each_use_has_a_state) {
@@ -133,11 +141,7 @@ START_TEST(each_use_has_a_state) {
   for (int r = 0; r < 2; r++) ek_replica_free(replicas[r]);
   ck_assert_int_eq(m.closed, 6);
   for (int i = 0; i < 6; i++) ck_assert_int_eq(m.order[i], i < 3 ? 2 - i : 8 - i);
-  ck_assert_int_eq(m.wrong, 0);
-  ek_module_free(module);
-  ek_module_free(&m.base);
-  ck_no_memory_held(group);
-  ek_group_free(group);
+  finish(&m, module, group);
 }
 END_TEST
 
@@ -157,11 +161,7 @@ START_TEST(open_fails) {
   ck_assert_ptr_null(replica);
   ck_assert_int_eq(m.closed, _i);
   for (int i = 0; i < _i; i++) ck_assert_int_eq(m.order[i], _i - 1 - i);
-  ck_assert_int_eq(m.wrong, 0);
-  ek_module_free(module);
-  ek_module_free(&m.base);
-  ck_no_memory_held(group);
-  ek_group_free(group);
+  finish(&m, module, group);
 }
 END_TEST
 
@@ -193,11 +193,7 @@ START_TEST(on_the_workers) {
   }
   ek_data_parallel_model_free(model);
   ck_assert_int_eq(m.closed, 9);
-  ck_assert_int_eq(m.wrong, 0);
-  ek_module_free(module);
-  ek_module_free(&m.base);
-  ck_no_memory_held(group);
-  ek_group_free(group);
+  finish(&m, module, group);
 }
 END_TEST
 
@@ -213,11 +209,7 @@ START_TEST(open_fails_on_one_device) {
   ck_assert_ptr_null(model);
   ck_assert_int_eq(m.opened, 6);
   ck_assert_int_eq(m.closed, 6);
-  ck_assert_int_eq(m.wrong, 0);
-  ek_module_free(module);
-  ek_module_free(&m.base);
-  ck_no_memory_held(group);
-  ek_group_free(group);
+  finish(&m, module, group);
 }
 END_TEST
 
