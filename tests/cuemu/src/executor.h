@@ -135,7 +135,6 @@ static inline void cuemu_resume(struct block *b, int thread) {
 /* The current CUDA thread waits until somebody sets its bit in `ready`. */
 static inline void cuemu_wait_here(struct block *b, struct place place) {
   const int thread = b->current;
-  cuemu_release_to(&b->end_sync); /* in case it never goes on */
   b->bound[thread] = b->running;
   b->waits_at[thread] = place;
   const uint32_t ready = b->current_warp->ready;

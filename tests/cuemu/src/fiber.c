@@ -141,6 +141,14 @@ void cuemu_fiber_switch(struct cuemu_fiber *from, struct cuemu_fiber *to) {
 }
 #endif
 
+#ifdef CUEMU_TSAN
+void cuemu_fiber_release_to(struct cuemu_fiber *fiber, struct cuemu_fiber *running, char *sync) {
+  __tsan_switch_to_fiber(fiber->tsan_fiber, TSAN_SWITCH_ORDERS_NOTHING);
+  cuemu_release_to(sync);
+  __tsan_switch_to_fiber(running->tsan_fiber, TSAN_SWITCH_ORDERS_NOTHING);
+}
+#endif
+
 void cuemu_fiber_entered(void) {
 #ifdef CUEMU_ASAN
   __sanitizer_finish_switch_fiber(NULL, NULL, NULL);

@@ -64,9 +64,12 @@ void __tsan_acquire(void *);
 void __tsan_release(void *);
 #define cuemu_acquire(p) __tsan_acquire(p)
 #define cuemu_release_to(p) __tsan_release(p)
+/* On behalf of another fiber than the running one. */
+void cuemu_fiber_release_to(struct cuemu_fiber *fiber, struct cuemu_fiber *running, char *sync);
 #else
 #define cuemu_acquire(p) ((void)(p))
 #define cuemu_release_to(p) ((void)(p))
+#define cuemu_fiber_release_to(fiber, running, sync) ((void)(fiber), (void)(running), (void)(sync))
 #endif
 
 #endif

@@ -5,6 +5,9 @@
  * meet in a rendezvous, which is complete when all lanes of the mask that have not ended are there.
  * The last one computes every result, and all go on.
  *
+ * As in CUDA, __syncwarp() orders memory and shuffles and votes do not: for ThreadSanitizer a lane that
+ * writes shared memory and another one that reads it behind a shuffle are a race.
+ *
  * A value shuffled from a lane that is not there is undefined on a GPU; here it is all ones, a NaN.
  * A caller outside its own mask, or lanes of one rendezvous in different functions, fail the
  * kernel.
@@ -85,7 +88,8 @@ uint64_t cuemu_warp(enum cuemu_warp_operation operation, uint32_t mask, uint64_t
     r = meet(warp, operation, mask, place);
   }
   char *sync = &warp->sync[r->slot];
-  cuemu_release_to(sync);
+  const bool orders = operation == CUEMU_WARP_SYNC;
+  if (orders) cuemu_release_to(sync);
   warp->in[lane] = value;
   warp->source[lane] = (uint8_t)(source & (WARP_LANES - 1));
   r->arrived |= bit;
@@ -95,6 +99,6 @@ uint64_t cuemu_warp(enum cuemu_warp_operation operation, uint32_t mask, uint64_t
   } else {
     cuemu_wait_here(b, place);
   }
-  cuemu_acquire(sync);
+  if (orders) cuemu_acquire(sync);
   return warp->out[lane];
 }
