@@ -4,7 +4,7 @@
  *
  * A block has one tile of queries of one head and walks over the tiles of keys up to its own. Each
  * thread keeps largest score and sum of exponentials of its rows; the threads of a row hold the
- * same ones. Keys and values take turns in one buffer, so that more blocks fit.
+ * same ones.
  */
 #include "backend/cuda/cuda_attend.cuh"
 
@@ -44,18 +44,25 @@ template <class t> struct rows_so_far {
     out.clear();
   }
 
-  /* Takes scores in; they become the rows' exponentials, in shared memory too. Key columns from
-   * `key` on, query rows from `query` on; a key after its query counts for nothing. */
-  __device__ __forceinline__ void take(T (&score)[t::M][t::M], T *shared, int64_t query,
-                                       int64_t key, T scale) {
+  /* On the diagonal: a key after its query counts for nothing. */
+  __device__ __forceinline__ static void mask(part_of_scores<t> &score) {
     EK_UNROLL
     for (int i = 0; i < t::M; i++) {
-      const int64_t row = query + threadIdx.y + t::SIDE * i;
+      EK_UNROLL
+      for (int j = 0; j < t::M; j++) {
+        if (threadIdx.x + t::SIDE * j > threadIdx.y + t::SIDE * i) score[i][j] = -T(INFINITY);
+      }
+    }
+  }
+
+  /* Takes scores in; they become the rows' exponentials, in shared memory. */
+  __device__ __forceinline__ void take(part_of_scores<t> &score, T *shared, T scale) {
+    EK_UNROLL
+    for (int i = 0; i < t::M; i++) {
       T most = largest[i], added = T(0);
       EK_UNROLL
       for (int j = 0; j < t::M; j++) {
-        const bool seen = key + threadIdx.x + t::SIDE * j <= row;
-        score[i][j] = seen ? score[i][j] * scale : -T(INFINITY);
+        score[i][j] *= scale;
         most = fmax(most, score[i][j]);
       }
       most = row_max<t::SIDE>(most);
@@ -63,8 +70,7 @@ template <class t> struct rows_so_far {
       const T kept = exp(largest[i] - base);             /* 0 in the first tile */
       EK_UNROLL
       for (int j = 0; j < t::M; j++) {
-        const bool seen = key + threadIdx.x + t::SIDE * j <= row;
-        const T e = seen ? exp(score[i][j] - base) : T(0);
+        const T e = exp(score[i][j] - base);
         shared[(threadIdx.y + t::SIDE * i) * t::SCORE_STRIDE + threadIdx.x + t::SIDE * j] = e;
         added += e;
       }
@@ -78,24 +84,34 @@ template <class t> struct rows_so_far {
 template <class t, class T = typename t::T>
 __global__ void __launch_bounds__(t::THREADS) forward_kernel(attended<T> a) {
   EK_DYNAMIC_SHARED(T, memory);
-  T *const queries = memory, *const other = queries + t::TILE, *const scores = other + t::TILE;
+  T *const queries = memory, *const keys = queries + t::TILE, *const values = keys + t::TILE,
+           *const scores = values + t::TILE;
   const int64_t heads = gridDim.x / a.tiles, head = blockIdx.x % heads;
   const int64_t query = (a.tiles - 1 - blockIdx.x / heads) * t::B; /* the longest rows first */
-  const T *const q = a.qkv + a.in_qkv(head);
+  const T *const q = a.qkv + a.in_qkv(head), *const k = q + a.channels(),
+                 *const v = k + a.channels();
   rows_so_far<t> rows;
   rows.clear();
-  load_tile<t>(queries, q, a.stride(), query, a);
+  const auto fetch = [&](T *tile, const T *from, int64_t first) {
+    if (first <= query) fetch_tile<t>(tile, from, a.stride(), first, a);
+    copy_commit();
+  };
+  fetch_tile<t>(queries, q, a.stride(), query, a);
+  fetch(keys, k, 0);
+  fetch(values, v, 0);
   for (int64_t key = 0; key <= query; key += t::B) {
-    T score[t::M][t::M];
-    load_tile<t>(other, q + a.channels(), a.stride(), key, a);
+    part_of_scores<t> score;
+    copy_wait<1>();
     __syncthreads();
-    dot_rows<t>(score, queries, other);
-    rows.take(score, scores, query, key, a.scale);
+    dot_rows<t>(score, queries, keys);
+    if (key == query) rows.mask(score);
+    rows.take(score, scores, a.scale);
+    copy_wait<0>();
     __syncthreads();
-    load_tile<t>(other, q + 2 * a.channels(), a.stride(), key, a);
+    fetch(keys, k, key + t::B);
+    rows.out.add_product(scores, values);
     __syncthreads();
-    rows.out.add_product(scores, other);
-    __syncthreads();
+    fetch(values, v, key + t::B);
   }
   EK_UNROLL
   for (int i = 0; i < t::M; i++) {
@@ -111,7 +127,7 @@ __global__ void __launch_bounds__(t::THREADS) forward_kernel(attended<T> a) {
 template <class t> cudaError_t forward(cudaStream_t stream, const struct ek__attention_args *args) {
   const auto a = attended_of<typename t::T>(args, t::B);
   return launch_tiles<t>(stream, forward_kernel<t>, a.tiles * args->batch * args->heads,
-                         2 * t::TILE + t::SCORES, a);
+                         3 * t::TILE + t::SCORES, a);
 }
 
 } // namespace
@@ -123,5 +139,7 @@ extern "C" cudaError_t ek__cuda_attention_forward(const struct ek__cuda_place *a
     const cudaError_t status = ek__cuda_attend_warp_forward(at->stream, args);
     if (status != cudaErrorNotSupported) return status;
   }
-  return with_tiling(args, [&](auto t) { return forward<decltype(t)>(at->stream, args); });
+  return with_tiling(args, [&](auto t) {
+    return that_fits(t, [&](auto t) { return forward<decltype(t)>(at->stream, args); });
+  });
 }

@@ -15,17 +15,21 @@
  * products of width d), 7 d backward (seven products: scores and dP are computed in each of its two
  * kernels, which is what it costs to add dK, dV and dQ in a fixed order without a T x T matrix).
  * With M = 4 the loop reads 12 wavefronts of shared memory for 16 cycles of arithmetic.
+ *
+ * A tile that has been read is at once filled with the next one, by copies that arrive while a product
+ * is made of another: each tile has one place, and none is waited for as long as products last longer
+ * than copies. Only tiles on the diagonal, and the last ones, are masked.
  */
 #ifndef EK_CUDA_ATTEND_CUH
 #define EK_CUDA_ATTEND_CUH
 
-#include "backend/cuda/cuda_portable.cuh"
+#include "backend/cuda/cuda_inline.cuh"
 
 namespace ek__cuda {
 
-/* M: rows of a thread. All four tiles of the backward lie in a block's memory at once: 88 KiB for heads
- * of 64 in f32, and for heads of 128 and 256 in f32 152 and 136 KiB, which not every GPU gives a block.
- * So those two have a second, `Small` form with half as many rows: 72 and 68 KiB. */
+/* M: rows of a thread. All tiles of a kernel lie in a block's memory at once, four backward: 88 KiB for
+ * heads of 64 in f32, and for heads of 128 and 256 in f32 152 and 136 KiB, which not every GPU gives a
+ * block. So those two have a second, `Small` form with half as many rows: 72 and 68 KiB. */
 template <class T_, int HEAD, bool Small = false> struct tiling {
   using T = T_;
   static constexpr bool F64 = sizeof(T) == 8;
@@ -66,27 +70,28 @@ template <class T> struct attended {
   __device__ int64_t in_lse(int64_t head) const { return head * tokens; }
 };
 
-/* tile = rows first .. first + B - 1 of a head at `from`; zeros where there are none. */
+/* Begins to copy rows first .. first + B - 1 of a head at `from`, zeros where there are none: they are
+ * in the tile behind copy_wait() and a barrier. */
 template <class t, class T = typename t::T>
-__device__ void load_tile(T *tile, const T *from, int64_t stride, int64_t first,
-                          const attended<T> &a) {
+__device__ void fetch_tile(T *tile, const T *from, int64_t stride, int64_t first,
+                           const attended<T> &a) {
   constexpr int PACKS = t::WIDTH / t::N;
   const int thread = (int)thread_in_block();
   for (int i = thread; i < t::B * PACKS; i += t::THREADS) {
     const int row = i / PACKS, column = i % PACKS * t::N;
-    const T *p = from + (first + row) * stride + column;
-    pack<T, t::N> value = {};
-    if (first + row < a.tokens) {
-      if (a.wide && column < a.width) {
-        value = load<t::N>(p);
-      } else {
-        EK_UNROLL
-        for (int j = 0; j < t::N; j++) {
-          if (column + j < a.width) value.at[j] = p[j];
-        }
-      }
+    const bool there = first + row < a.tokens && column < a.width;
+    const T *const p = from + (first + row) * stride + column;
+    T *const to = tile + row * t::STRIDE + column;
+    if (a.wide) {
+      copy_async<16>(to, there ? p : from, there);
+      continue;
     }
-    *reinterpret_cast<pack<T, t::N> *>(tile + row * t::STRIDE + column) = value;
+    pack<T, t::N> value = {};
+    EK_UNROLL
+    for (int j = 0; j < t::N; j++) {
+      if (there && column + j < a.width) value.at[j] = p[j];
+    }
+    *reinterpret_cast<pack<T, t::N> *>(to) = value;
   }
 }
 
@@ -248,6 +253,15 @@ inline cudaError_t launch_tiles(cudaStream_t stream, void (*kernel)(attended<T>)
                                 int shared_elements, const attended<T> &a) {
   return launch_blocks(stream, kernel, blocks, dim3(t::SIDE, t::SIDE),
                        shared_elements * (int)sizeof(T), a);
+}
+
+/* Calls f with the tiling, or with its small form where a block may not have enough memory. */
+template <class T, int HEAD, class F> inline cudaError_t that_fits(tiling<T, HEAD> t, F f) {
+  const cudaError_t status = f(t);
+  if constexpr (sizeof(T) == 4 && HEAD > 64) {
+    if (status == cudaErrorNotSupported) return f(tiling<T, HEAD, true>());
+  }
+  return status;
 }
 
 /* delta = sum of dout out for each row of a head, put where the first element of the row's dq will

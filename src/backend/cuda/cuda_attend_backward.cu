@@ -13,13 +13,14 @@ using namespace ek__cuda;
 
 namespace {
 
-/* lse and delta of B queries from `first` on; past the end 0, where p and ds are cut anyway. */
+/* Begins to copy lse and delta of B queries from `first` on; past the end 0. */
 template <class t, class T = typename t::T>
-__device__ void load_terms(T *lse, T *delta, int64_t head, int64_t first, const attended<T> &a) {
+__device__ void fetch_terms(T *lse, T *delta, int64_t head, int64_t first, const attended<T> &a) {
   for (int i = (int)thread_in_block(); i < t::B; i += t::THREADS) {
     const bool there = first + i < a.tokens;
-    lse[i] = there ? a.lse[a.in_lse(head) + first + i] : T(0);
-    delta[i] = there ? a.dqkv[a.in_qkv(head) + (first + i) * a.stride()] : T(0);
+    const int64_t row = there ? first + i : 0;
+    copy_async<sizeof(T)>(lse + i, a.lse + a.in_lse(head) + row, there);
+    copy_async<sizeof(T)>(delta + i, a.dqkv + a.in_qkv(head) + row * a.stride(), there);
   }
 }
 
@@ -68,23 +69,37 @@ __global__ void __launch_bounds__(t::THREADS) keys_kernel(attended<T> a) {
   share_of_tile<t> dk, dv;
   dk.clear();
   dv.clear();
-  load_tile<t>(k, from + a.channels(), a.stride(), key, a);
-  load_tile<t>(v, from + 2 * a.channels(), a.stride(), key, a);
+  const auto fetch_dout = [&](int64_t query) {
+    if (query < a.tokens) fetch_tile<t>(dout, slopes, a.channels(), query, a);
+    copy_commit();
+  };
+  const auto fetch_queries = [&](int64_t query) {
+    if (query < a.tokens) {
+      fetch_tile<t>(q, from, a.stride(), query, a);
+      fetch_terms<t>(at.lse, at.delta, head, query, a);
+    }
+    copy_commit();
+  };
+  fetch_tile<t>(k, from + a.channels(), a.stride(), key, a);
+  fetch_tile<t>(v, from + 2 * a.channels(), a.stride(), key, a);
+  fetch_dout(key);
+  fetch_queries(key);
   for (int64_t query = key; query < a.tokens; query += t::B) {
-    T p[t::M][t::M], ds[t::M][t::M];
-    load_tile<t>(q, from, a.stride(), query, a);
-    load_tile<t>(dout, slopes, a.channels(), query, a);
-    load_terms<t>(at.lse, at.delta, head, query, a);
+    const bool masked = query == key || query + t::B > a.tokens;
+    part_of_scores<t> p, ds;
+    copy_wait<1>();
+    __syncthreads();
+    dot_rows<t>(ds, v, dout);
+    copy_wait<0>();
     __syncthreads();
     dot_rows<t>(p, k, q);
-    dot_rows<t>(ds, v, dout);
     EK_UNROLL
     for (int i = 0; i < t::M; i++) {
       EK_UNROLL
       for (int j = 0; j < t::M; j++) {
         const int column = (int)threadIdx.x + t::SIDE * j;
         const int64_t row = key + threadIdx.y + t::SIDE * i;
-        const bool seen = row <= query + column && query + column < a.tokens;
+        const bool seen = !masked || (row <= query + column && query + column < a.tokens);
         pair(&p[i][j], &ds[i][j], a.scale, at.lse[column], at.delta[column], seen);
       }
     }
@@ -92,10 +107,12 @@ __global__ void __launch_bounds__(t::THREADS) keys_kernel(attended<T> a) {
     __syncthreads();
     dv.add_product(at.scores, dout);
     __syncthreads();
+    fetch_dout(query + t::B);
     put_scores<t>(at.scores, ds);
     __syncthreads();
     dk.add_product(at.scores, q);
     __syncthreads();
+    fetch_queries(query + t::B);
   }
   T *const to = a.dqkv + a.in_qkv(head);
   dk.put(to + a.channels(), a.stride(), key, a);
@@ -113,23 +130,31 @@ __global__ void __launch_bounds__(t::THREADS) queries_kernel(attended<T> a) {
   const T *const from = a.qkv + a.in_qkv(head);
   share_of_tile<t> dq;
   dq.clear();
-  load_tile<t>(q, from, a.stride(), query, a);
-  load_tile<t>(dout, a.dout + a.in_out(head), a.channels(), query, a);
-  load_terms<t>(at.lse, at.delta, head, query, a);
+  const auto fetch = [&](T *tile, const T *first, int64_t key) {
+    if (key <= query) fetch_tile<t>(tile, first, a.stride(), key, a);
+    copy_commit();
+  };
+  fetch_tile<t>(q, from, a.stride(), query, a);
+  fetch_tile<t>(dout, a.dout + a.in_out(head), a.channels(), query, a);
+  fetch_terms<t>(at.lse, at.delta, head, query, a);
+  fetch(v, from + 2 * a.channels(), 0);
+  fetch(k, from + a.channels(), 0);
   for (int64_t key = 0; key <= query; key += t::B) {
-    T p[t::M][t::M], ds[t::M][t::M];
-    load_tile<t>(k, from + a.channels(), a.stride(), key, a);
-    load_tile<t>(v, from + 2 * a.channels(), a.stride(), key, a);
+    part_of_scores<t> p, ds;
+    copy_wait<1>();
     __syncthreads();
-    dot_rows<t>(p, q, k);
     dot_rows<t>(ds, dout, v);
+    copy_wait<0>();
+    __syncthreads();
+    fetch(v, from + 2 * a.channels(), key + t::B);
+    dot_rows<t>(p, q, k);
     EK_UNROLL
     for (int i = 0; i < t::M; i++) {
       const int row = (int)threadIdx.y + t::SIDE * i;
       EK_UNROLL
       for (int j = 0; j < t::M; j++) {
         const int64_t column = key + threadIdx.x + t::SIDE * j;
-        const bool seen = column <= query + row && query + row < a.tokens;
+        const bool seen = key < query || column <= query + row;
         pair(&p[i][j], &ds[i][j], a.scale, at.lse[row], at.delta[row], seen);
       }
     }
@@ -137,6 +162,7 @@ __global__ void __launch_bounds__(t::THREADS) queries_kernel(attended<T> a) {
     __syncthreads();
     dq.add_product(at.scores, k);
     __syncthreads();
+    fetch(k, from + a.channels(), key + t::B);
   }
   dq.put(a.dqkv + a.in_qkv(head), a.stride(), query, a);
 }
@@ -156,17 +182,6 @@ cudaError_t backward(cudaStream_t stream, const struct ek__attention_args *args)
   return launch_tiles<t>(stream, queries_kernel<t>, a.tiles * heads, elements, a);
 }
 
-/* The tiling, or its small form where a block may not have enough memory. */
-template <class T, int HEAD>
-cudaError_t backward_that_fits(tiling<T, HEAD>, cudaStream_t stream,
-                               const struct ek__attention_args *args) {
-  const cudaError_t status = backward<tiling<T, HEAD>>(stream, args);
-  if constexpr (sizeof(T) == 4 && HEAD > 64) {
-    if (status == cudaErrorNotSupported) return backward<tiling<T, HEAD, true>>(stream, args);
-  }
-  return status;
-}
-
 } // namespace
 
 extern "C" cudaError_t ek__cuda_attention_backward(const struct ek__cuda_place *at,
@@ -176,5 +191,7 @@ extern "C" cudaError_t ek__cuda_attention_backward(const struct ek__cuda_place *
     const cudaError_t status = ek__cuda_attend_warp_backward(at->stream, args);
     if (status != cudaErrorNotSupported) return status;
   }
-  return with_tiling(args, [&](auto t) { return backward_that_fits(t, at->stream, args); });
+  return with_tiling(args, [&](auto t) {
+    return that_fits(t, [&](auto t) { return backward<decltype(t)>(at->stream, args); });
+  });
 }
