@@ -337,6 +337,7 @@ enum way { OVER, BESIDE, BACKWARD, WAYS };
 /* Small whole numbers: all classes have the same logits, so that p is a quarter, and every sum is
  * exact. Blocks of 1 to 12 rows, and of all. */
 START_TEST(small_whole_numbers) {
+  if (!ck_part(_i)) return;
   enum { ROWS = 11, WIDTH = 3, CLASSES = 4, COLUMNS = 6 };
   struct ck_rig *rig = ck_rig_variant(_i / WAYS);
   const enum way way = (enum way)(_i % WAYS);
@@ -549,20 +550,20 @@ END_TEST
 
 /* ---- memory ---- */
 
-static ek_memory_usage peak_of(const struct setting *s, const char *spec, bool one, size_t device) {
+static void peaks_of(ek_memory_usage usage[3], const struct setting *s, const char *spec) {
   struct training t;
   struct batch b;
-  ek_memory_usage usage;
-  training_open(&t, s, spec, one);
+  training_open(&t, s, spec, true);
   for (int i = 0; i < 2; i++) {
     batch_make(&b, s, MOST_SAMPLES, 1);
     ck_ok(try_backward(&t, &b, true));
     ck_ok(try_backward(&t, &b, false));
     ck_ok(ek_data_parallel_optimizer_step(NULL, t.optimizer));
   }
-  ck_ok(ck_memory_stats(&usage, ek_group_device(t.group, device)));
+  for (size_t k = 0; k < 3; k++) {
+    ck_ok(ck_memory_stats(&usage[k], ek_group_device(t.group, k)));
+  }
   training_close(&t);
-  return usage;
 }
 
 /* Planned to the byte; and of logits there is a block. */
@@ -571,11 +572,12 @@ START_TEST(planned_and_small) {
   s.mode = (ek_mode)(_i % 4);
   s.whole_scale = _i / 4 == 1;
   s.logits_bytes = 2 * 60 * 4;
+  ek_memory_usage real[3], plan[3];
+  peaks_of(real, &s, "cpu:3");
+  peaks_of(plan, &s, "plan:3");
   for (size_t k = 0; k < 3; k++) {
-    const ek_memory_usage real = peak_of(&s, "cpu:3", true, k);
-    const ek_memory_usage plan = peak_of(&s, "plan:3", true, k);
-    ck_assert_uint_eq(real.peak_bytes, plan.peak_bytes);
-    ck_assert_uint_le(real.at_peak[EK_MEMORY_LOSS], s.logits_bytes + 10 * EK_MEMORY_UNIT);
+    ck_assert_uint_eq(real[k].peak_bytes, plan[k].peak_bytes);
+    ck_assert_uint_le(real[k].at_peak[EK_MEMORY_LOSS], s.logits_bytes + 10 * EK_MEMORY_UNIT);
   }
 }
 END_TEST
@@ -698,9 +700,11 @@ START_TEST(inputs_that_do_not_fit) {
 
   training_open(&t, &s, "cpu:2", true);
   batch_make(&b, &s, 5, 4);
-  b.t[10] = 7; /* row 1 of device 1, in its second block */
-  ck_fails(try_backward(&t, &b, false), EK_ERR_INVALID_ARGUMENT,
-           "target 7 at row 10 of the batch is outside 0..6");
+  b.t[10] = 7; /* row 1 of device 1, in its second block; a GPU says so when it is asked */
+  ck_fails(try_backward(&t, &b, false) == EK_OK ? ek_group_synchronize(t.group)
+                                                : EK_ERR_INVALID_ARGUMENT,
+           EK_ERR_INVALID_ARGUMENT, "target 7 at row 10 of the batch is outside 0..6");
+  ck_ok(ek_data_parallel_model_discard(t.model));
   b.t[10] = 0;
   const int64_t wide[] = {5, TOKENS, 5}, few[] = {5};
   ck_ok(ek_tensor_host(&b.x[0], b.f, EK_F32, 3, wide));
