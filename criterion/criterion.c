@@ -4,13 +4,7 @@
 #include <evenkeel/criterion.h>
 
 #include "core/error.h"
-
-static ek_status check_count(const char *kind, const char *what, size_t count, size_t least,
-                             size_t most) {
-  if (count >= least && count <= most) return EK_OK;
-  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: a criterion has %zu to %zu %s, not %zu", kind,
-                      least, most, what, count);
-}
+#include "core/options.h"
 
 ek_status ek_criterion_check(const ek_criterion *criterion) {
   EK__NOT_NULL("criterion", criterion);
@@ -19,11 +13,13 @@ ek_status ek_criterion_check(const ek_criterion *criterion) {
   const ek_module *base = &criterion->base;
   const size_t outputs = base->inputs > base->targets ? base->inputs - base->targets : 0;
   const size_t results = criterion->reduction == EK_REDUCTION_NONE ? 2 : 1;
-  EK_TRY(check_count(base->ops->kind, "targets", base->targets, 0, EK_MAX_TENSORS));
-  EK_TRY(check_count(base->ops->kind, "outputs of a model", outputs, 1, EK_MAX_TENSORS));
-  EK_TRY(check_count(base->ops->kind, "terms", base->terms, 1, EK_MAX_TERMS));
-  return check_count(base->ops->kind, "results with its reduction", base->outputs, results,
-                     results);
+  EK_TRY(
+      ek__check_count("criterion", base->ops->kind, "targets", base->targets, 0, EK_MAX_TENSORS));
+  EK_TRY(ek__check_count("criterion", base->ops->kind, "outputs of a model", outputs, 1,
+                         EK_MAX_TENSORS));
+  EK_TRY(ek__check_count("criterion", base->ops->kind, "terms", base->terms, 1, EK_MAX_TERMS));
+  return ek__check_count("criterion", base->ops->kind, "results with its reduction", base->outputs,
+                         results, results);
 }
 
 ek_status ek_criterion_init(ek_criterion *criterion, const ek_module_ops *ops, size_t outputs,
@@ -33,8 +29,8 @@ ek_status ek_criterion_init(ek_criterion *criterion, const ek_module_ops *ops, s
   EK_TRY(ek_module_init(&made.base, ops, 1, reduction == EK_REDUCTION_NONE ? 2 : 1));
   EK__FAIL_IF((unsigned)reduction > EK_REDUCTION_NONE, EK_ERR_INVALID_ARGUMENT,
               "%s: there is no reduction %d", ops->kind, (int)reduction);
-  EK_TRY(check_count(ops->kind, "targets", targets, 0, EK_MAX_TENSORS));
-  EK_TRY(check_count(ops->kind, "outputs of a model", outputs, 1, EK_MAX_TENSORS));
+  EK_TRY(ek__check_count("criterion", ops->kind, "targets", targets, 0, EK_MAX_TENSORS));
+  EK_TRY(ek__check_count("criterion", ops->kind, "outputs of a model", outputs, 1, EK_MAX_TENSORS));
   made.base.inputs = outputs + targets;
   made.base.targets = targets;
   made.base.terms = 1;

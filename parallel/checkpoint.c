@@ -98,9 +98,8 @@ static ek_status describe(ek_checkpoint_write *self, const ek_data_parallel_mode
   ek_checkpoint_options o = EK_CHECKPOINT_OPTIONS_INIT;
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_checkpoint_options"));
   EK_TRY(ek__model_check(model));
-  if (ek_device_counts_only(ek_group_device(model->group, 0))) {
-    return ek_error_set(EK_ERR_UNSUPPORTED, "devices that only count have no state to save");
-  }
+  EK__FAIL_IF(ek_device_counts_only(ek_group_device(model->group, 0)), EK_ERR_UNSUPPORTED,
+              "devices that only count have no state to save");
   self->keep = o.keep;
   EK_TRY(ek__new_copy(&self->folder, folder, strlen(folder) + 1, memory_of));
   EK_TRY(list_entries(self, model));
@@ -165,9 +164,8 @@ ek_status ek_checkpoint_save(const ek_data_parallel_model *model, const char *fo
 static ek_status copy_all(ek_checkpoint_write *self, const ek_data_parallel_model *model) {
   int64_t total = 0;
   for (size_t i = 0; i < self->count; i++) {
-    if (!ek__add(&total, total, (int64_t)room_of(&self->infos[i]))) {
-      return ek_error_set(EK_ERR_OVERFLOW, "the state is too large for one block of host memory");
-    }
+    EK__FAIL_IF(!ek__add(&total, total, (int64_t)room_of(&self->infos[i])), EK_ERR_OVERFLOW,
+                "the state is too large for one block of host memory");
   }
   EK_TRY(ek__new(&self->block, 1, (size_t)total, memory_of));
   char *next = self->block;

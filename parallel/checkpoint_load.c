@@ -25,9 +25,8 @@
 static ek_status read_number(int64_t *number, const char *path, const char *text) {
   char *end = NULL;
   const long long value = text == NULL ? 0 : strtoll(text, &end, 10);
-  if (text == NULL || end == text || *end != '\0') {
-    return ek_error_set(EK_ERR_CORRUPT, "%s: it does not say at which position it was saved", path);
-  }
+  EK__FAIL_IF(text == NULL || end == text || *end != '\0', EK_ERR_CORRUPT,
+              "%s: it does not say at which position it was saved", path);
   *number = value;
   return EK_OK;
 }
@@ -49,16 +48,12 @@ static ek_status describe(ek_checkpoint_info *info, const ek_safetensors *file, 
   const char *format = ek_safetensors_value(file, EK__CHECKPOINT_FORMAT_KEY);
   const char *version = ek_safetensors_value(file, EK__CHECKPOINT_VERSION_KEY);
   ek_tensor step = {.data = &info->step, .type = EK_I64};
-  if (format == NULL || !ek_safetensors_has_checksums(file)) {
-    return ek_error_set(EK_ERR_CORRUPT, "%s: this is no state of a training run", path);
-  }
-  if (strcmp(format, EK__CHECKPOINT_FORMAT) != 0) {
-    return ek_error_set(
-        EK_ERR_UNSUPPORTED,
-        "%s: a state of format %.20s, written by evenkeel %.20s; this library knows "
-        "format " EK__CHECKPOINT_FORMAT,
-        path, format, version == NULL ? "of some version" : version);
-  }
+  EK__FAIL_IF(format == NULL || !ek_safetensors_has_checksums(file), EK_ERR_CORRUPT,
+              "%s: this is no state of a training run", path);
+  EK__FAIL_IF(strcmp(format, EK__CHECKPOINT_FORMAT) != 0, EK_ERR_UNSUPPORTED,
+              "%s: a state of format %.20s, written by evenkeel %.20s; this library knows "
+              "format " EK__CHECKPOINT_FORMAT,
+              path, format, version == NULL ? "of some version" : version);
   (void)snprintf(info->path, sizeof info->path, "%s", path);
   info->has_schedule =
       read_schedule(&info->schedule, ek_safetensors_value(file, EK__CHECKPOINT_SCHEDULE_KEY));

@@ -252,14 +252,21 @@ static ek_status check_host(const char *who, const char *name, const ek_tensor *
       (long long)ek_tensor_count(host));
 }
 
+/* An entry, and that the host's tensor is like it. */
+static ek_status entry_for(struct entry *entry, const char *who,
+                           const ek_data_parallel_model *model, const char *name,
+                           const ek_tensor *host) {
+  EK_TRY(entry_named(entry, model, name));
+  const ek_tensor like = like_of(entry);
+  return check_host(who, name, &like, host);
+}
+
 ek_status ek_state_read(ek_tensor *host, const ek_data_parallel_model *model, const char *name) {
   EK__NOT_NULL("ek_state_read", host, model, name);
   EK__MODEL_ENTER(model, "ek_state_read");
   EK_TRY(ek__model_check(model));
   struct entry entry;
-  EK_TRY(entry_named(&entry, model, name));
-  const ek_tensor like = like_of(&entry);
-  EK_TRY(check_host("ek_state_read", name, &like, host));
+  EK_TRY(entry_for(&entry, "ek_state_read", model, name, host));
   return copy_entry((ek_data_parallel_model *)(uintptr_t)model, &entry, 0, host, false);
 }
 
@@ -271,11 +278,10 @@ ek_status ek_state_read_part(ek_tensor *host, const ek_data_parallel_model *mode
   struct entry entry;
   EK_TRY(entry_named(&entry, model, name));
   const ek_tensor like = like_of(&entry);
-  if (!ek_tensor_exists(host) || host->rank != 1 || first < 0 ||
-      first > ek_tensor_count(&like) - ek_tensor_count(host)) {
-    return ek_error_set(EK_ERR_SHAPE, "ek_state_read_part: %s has %lld elements: not these", name,
-                        (long long)ek_tensor_count(&like));
-  }
+  EK__FAIL_IF(!ek_tensor_exists(host) || host->rank != 1 || first < 0 ||
+                  first > ek_tensor_count(&like) - ek_tensor_count(host),
+              EK_ERR_SHAPE, "ek_state_read_part: %s has %lld elements: not these", name,
+              (long long)ek_tensor_count(&like));
   const ek_tensor part = ek__flat_range(&like, 0, ek_tensor_count(host));
   EK_TRY(check_host("ek_state_read_part", name, &part, host));
   return copy_entry((ek_data_parallel_model *)(uintptr_t)model, &entry, first, host, false);
@@ -294,9 +300,7 @@ ek_status ek_state_write(ek_data_parallel_model *model, const char *name, const 
   EK__NOT_NULL("ek_state_write", model, name, host);
   EK__MODEL_ENTER(model, "ek_state_write");
   struct entry entry;
-  EK_TRY(entry_named(&entry, model, name));
-  const ek_tensor like = like_of(&entry);
-  EK_TRY(check_host("ek_state_write", name, &like, host));
+  EK_TRY(entry_for(&entry, "ek_state_write", model, name, host));
   EK_TRY(check_number(&entry, host));
   uint64_t tear = 0;
   ek_tensor from = *host;

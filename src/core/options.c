@@ -3,6 +3,7 @@
  */
 #include "core/options.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "core/error.h"
@@ -17,5 +18,18 @@ ek_status ek__options_read(void *local, size_t size, const void *given, const ch
       name, stated, size);
   memcpy((char *)local + sizeof stated, (const char *)given + sizeof stated,
          stated - sizeof stated);
+  return EK_OK;
+}
+
+ek_status ek__check_number(const char *who, const char *name, double value) {
+  EK__FAIL_IF(!(value >= 0.0 && isfinite(value)), EK_ERR_INVALID_ARGUMENT,
+              "%s: %s is %g, expected a number >= 0", who, name, value);
+  return EK_OK;
+}
+
+ek_status ek__check_count(const char *of, const char *kind, const char *what, size_t count,
+                          size_t least, size_t most) {
+  EK__FAIL_IF(count < least || count > most, EK_ERR_INVALID_ARGUMENT,
+              "%s: a %s has %zu to %zu %s, not %zu", kind, of, least, most, what, count);
   return EK_OK;
 }

@@ -15,6 +15,13 @@
  */
 ek_status ek__options_read(void *local, size_t size, const void *given, const char *name);
 
+/* EK_ERR_INVALID_ARGUMENT "WHO: NAME is .., expected a number >= 0" for any other value. */
+ek_status ek__check_number(const char *who, const char *name, double value);
+
+/* EK_ERR_INVALID_ARGUMENT "KIND: a OF has LEAST to MOST WHAT" for a count outside of them. */
+ek_status ek__check_count(const char *of, const char *kind, const char *what, size_t count,
+                          size_t least, size_t most);
+
 /* Whether a program's table reaches to the end of `slot`: an older one may end before. */
 #define EK__TABLE_HAS(table, slot)                                                                 \
   ((size_t)((const char *)(&(table)->slot + 1) - (const char *)(table)) <= (table)->size)

@@ -29,16 +29,25 @@ static bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 static bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 
+/* Digits of a number that is not above `most`. */
+static ek_status read_digits(int *value, const char **at, const char *text, int most,
+                             const char *expected, const char *expected_less) {
+  const char *place = *at;
+  *value = 0;
+  if (!is_digit(**at)) return wrong(text, place, expected);
+  for (; is_digit(**at); (*at)++) {
+    *value = *value * 10 + (**at - '0');
+    if (*value > most) return wrong(text, place, expected_less);
+  }
+  return EK_OK;
+}
+
 static ek_status read_count(size_t *count, const char **at, const char *text) {
   const char *place = *at;
-  size_t value = 0;
-  if (!is_digit(**at)) return wrong(text, place, "a number of devices");
-  for (; is_digit(**at); (*at)++) {
-    value = value * 10 + (size_t)(**at - '0');
-    if (value > MOST_DEVICES) return wrong(text, place, TOO_MANY);
-  }
+  int value = 0;
+  EK_TRY(read_digits(&value, at, text, MOST_DEVICES, "a number of devices", TOO_MANY));
   if (value == 0) return wrong(text, place, "at least one device");
-  *count = value;
+  *count = (size_t)value;
   return EK_OK;
 }
 
@@ -120,15 +129,7 @@ ek_status ek__size_parse(uint64_t *bytes, const char *text) {
 
 /* A GPU's number; the limit keeps the text in step with what a device name has room for. */
 static ek_status read_number(int *number, const char **at, const char *text) {
-  const char *place = *at;
-  int value = 0;
-  if (!is_digit(**at)) return wrong(text, place, "the number of a GPU");
-  for (; is_digit(**at); (*at)++) {
-    value = value * 10 + (**at - '0');
-    if (value > 9999) return wrong(text, place, "the number of a GPU");
-  }
-  *number = value;
-  return EK_OK;
+  return read_digits(number, at, text, 9999, "the number of a GPU", "the number of a GPU");
 }
 
 /* All logical devices of one GPU; they are written together, so a GPU comes once. */

@@ -24,17 +24,11 @@ struct ek_event {
 
 ek_status ek__stream_open(ek_stream **stream, ek_device *device, const struct ek__backend *backend,
                           ek_stream_kind kind, int threads) {
-  ek_stream *result = NULL;
-  EK_TRY(ek__new(&result, 1, sizeof *result, "a stream"));
-  result->device = device;
-  result->kind = kind;
-  const ek_status status = backend->stream_open(&result->head.native, device, kind, threads);
-  if (status != EK_OK) {
-    ek__free(result);
-    return status;
-  }
-  *stream = result;
-  return EK_OK;
+  ek_stream made = {.device = device, .kind = kind};
+  EK_TRY(backend->stream_open(&made.head.native, device, kind, threads));
+  const ek_status status = ek__new_copy(stream, &made, sizeof made, "a stream");
+  if (status != EK_OK) backend->stream_close(made.head.native);
+  return status;
 }
 
 void ek__stream_close(ek_stream *stream) {
@@ -62,20 +56,16 @@ ek_status ek_stream_synchronize(ek_stream *stream) {
 
 ek_status ek_event_create(ek_event **event, ek_device *device) {
   EK__NOT_NULL("ek_event_create", event, device);
-  ek_event *result = NULL;
-  EK_TRY(ek__new(&result, 1, sizeof *result, "an event"));
-  result->device = device;
   const struct ek__backend *backend = ek__device_table(device);
-  if (backend->event_open != NULL) {
-    const ek_status status = backend->event_open(&result->native, device);
-    if (status != EK_OK) {
-      ek__free(result);
-      return status;
-    }
+  ek_event made = {.device = device};
+  if (backend->event_open != NULL) EK_TRY(backend->event_open(&made.native, device));
+  const ek_status status = ek__new_copy(event, &made, sizeof made, "an event");
+  if (status == EK_OK) {
+    ek__device_count_event(device, 1);
+  } else if (backend->event_close != NULL) {
+    backend->event_close(made.native);
   }
-  ek__device_count_event(device, 1);
-  *event = result;
-  return EK_OK;
+  return status;
 }
 
 ek_status ek_event_record(ek_event *event, ek_stream *stream) {

@@ -30,20 +30,21 @@ static ek_status activation_forward(const ek_module *self, ek_pass *pass, const 
   return ek_pass_save(pass, ek_activation_keeps_result(kind_of(self)) ? &outputs[0] : &x);
 }
 
-static ek_status activation_backward(const ek_module *self, ek_pass *pass,
-                                     const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+ek_status ek__activation_backward(ek_pass *pass, ek_activation kind, const ek_tensor *dy,
+                                  ek_tensor *dx) {
   ek_tensor kept = {0};
   EK_TRY(ek_pass_take(&kept, pass));
-  ek_status status = EK_OK;
-  if (grad_inputs != NULL) {
-    status = ek__layer_result(&grad_inputs[0], pass, &kept);
-    if (status == EK_OK) {
-      status = ek_op_activation_backward(ek_pass_stream(pass), &grad_inputs[0], &grad_outputs[0],
-                                         &kept, kind_of(self));
-    }
+  ek_status status = dx == NULL ? EK_OK : ek__layer_result(dx, pass, &kept);
+  if (dx != NULL && status == EK_OK) {
+    status = ek_op_activation_backward(ek_pass_stream(pass), dx, dy, &kept, kind);
   }
   ek_tensor_free(&kept);
   return status;
+}
+
+static ek_status activation_backward(const ek_module *self, ek_pass *pass,
+                                     const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+  return ek__activation_backward(pass, kind_of(self), grad_outputs, grad_inputs);
 }
 
 enum { CHEAP_INPUT = true, CHEAP_RESULT = false }; /* by what is kept */

@@ -188,19 +188,6 @@ static ek_status gelu_linear(const struct chain *chain, size_t i, const ek_formu
   return status;
 }
 
-/* The way back through GELU of a pair alone. */
-static ek_status gelu(const struct chain *chain, const ek_tensor *dy, ek_tensor *dpre) {
-  ek_tensor pre = {0};
-  EK_TRY(ek_pass_take(&pre, chain->pass));
-  ek_status status = ek__layer_result(dpre, chain->pass, &pre);
-  if (status == EK_OK) {
-    status =
-        ek_op_activation_backward(ek_pass_stream(chain->pass), dpre, dy, &pre, EK_ACTIVATION_GELU);
-  }
-  ek_tensor_free(&pre);
-  return status;
-}
-
 /*
  * Runs back through module i, and through the one before it if `linear` is that of a module that
  * follows a pair. *bias_done: whether the bias of module i has its gradient; then the same of the
@@ -217,7 +204,9 @@ static ek_status step_backward(const struct chain *chain, size_t i, const ek_for
     EK_TRY(ek__product_backward(&own, chain->pass, from, to, done));
     return ek_pass_child_leave(chain->pass);
   }
-  if (i > 0 && begins_pair(&own, chain, i - 1)) return gelu(chain, from, to);
+  if (i > 0 && begins_pair(&own, chain, i - 1)) {
+    return ek__activation_backward(chain->pass, EK_ACTIVATION_GELU, from, to);
+  }
   return ek_pass_child_backward(to, chain->pass, chain->first + i, from);
 }
 

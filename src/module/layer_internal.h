@@ -7,6 +7,7 @@
 #ifndef EK_LAYER_INTERNAL_H
 #define EK_LAYER_INTERNAL_H
 
+#include <evenkeel/activation_list.h>
 #include <evenkeel/module.h>
 #include <evenkeel/pass.h>
 
@@ -35,6 +36,10 @@ ek_status ek__layer_check(const ek_pass *pass, const ek_tensor *input, int64_t c
  * frees all of them. A failure leaves none. */
 ek_status ek__layer_take(ek_tensor *tensors, ek_pass *pass, size_t count);
 void ek__free_all(ek_tensor *tensors, size_t count);
+
+/* The way back through an activation that saved one tensor; dx may be NULL. In activation.c. */
+ek_status ek__activation_backward(ek_pass *pass, ek_activation kind, const ek_tensor *dy,
+                                  ek_tensor *dx);
 
 /* What comes out of a model is charged to `outputs`, unless it is only an input under another name.
  */

@@ -20,23 +20,16 @@ static ek_status check_ops(const ek_module_ops *given) {
                       ops.kind == NULL ? "module" : ops.kind, missing);
 }
 
-static ek_status check_count(const char *kind, const char *what, size_t count, size_t least,
-                             size_t most) {
-  if (count >= least && count <= most) return EK_OK;
-  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: a module has %zu to %zu %s, not %zu", kind,
-                      least, most, what, count);
-}
-
 static ek_status check_counts(const ek_module *module) {
   const char *kind = module->ops->kind;
-  EK_TRY(check_count(kind, "targets", module->targets, 0, EK_MAX_TENSORS));
-  EK_TRY(check_count(kind, "inputs", module->inputs, module->targets + 1,
-                     module->targets + EK_MAX_TENSORS));
-  EK_TRY(check_count(kind, "terms", module->terms, 0, EK_MAX_TERMS));
+  EK_TRY(ek__check_count("module", kind, "targets", module->targets, 0, EK_MAX_TENSORS));
+  EK_TRY(ek__check_count("module", kind, "inputs", module->inputs, module->targets + 1,
+                         module->targets + EK_MAX_TENSORS));
+  EK_TRY(ek__check_count("module", kind, "terms", module->terms, 0, EK_MAX_TERMS));
   const bool predicts = EK__TABLE_HAS(module->ops, predict) && module->ops->predict != NULL;
-  EK_TRY(check_count(kind, "predictions", module->predictions, 0,
-                     predicts && module->targets > 0 ? EK_MAX_TENSORS : 0));
-  return check_count(kind, "outputs", module->outputs, 1, EK_MAX_TENSORS);
+  EK_TRY(ek__check_count("module", kind, "predictions", module->predictions, 0,
+                         predicts && module->targets > 0 ? EK_MAX_TENSORS : 0));
+  return ek__check_count("module", kind, "outputs", module->outputs, 1, EK_MAX_TENSORS);
 }
 
 ek_status ek_module_init(ek_module *module, const ek_module_ops *ops, size_t inputs,

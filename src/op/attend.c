@@ -6,12 +6,8 @@
 #include "op/op_internal.h"
 
 /* The sizes of B x T x 3C with `heads` heads; each division is checked, so nothing overflows. */
-struct sizes {
-  int64_t batch, tokens, channels;
-};
-
-static ek_status read_sizes(struct sizes *sizes, const struct ek__op *op, const ek_tensor *qkv,
-                            int heads) {
+static ek_status read_sizes(struct ek__attention_args *args, const struct ek__op *op,
+                            const ek_tensor *qkv, int heads) {
   char text[EK__OP_SHAPE_TEXT];
   EK__FAIL_IF(heads <= 0, EK_ERR_INVALID_ARGUMENT, "%s: heads is %d but must be positive", op->name,
               heads);
@@ -20,7 +16,9 @@ static ek_status read_sizes(struct sizes *sizes, const struct ek__op *op, const 
               op->name, ek__op_shape_text(text, qkv), heads);
   EK__FAIL_IF(qkv->shape[2] == 0 && qkv->shape[0] > 0 && qkv->shape[1] > 0, EK_ERR_SHAPE,
               "%s: qkv is %s, which has no channels", op->name, ek__op_shape_text(text, qkv));
-  *sizes = (struct sizes){qkv->shape[0], qkv->shape[1], qkv->shape[2] / 3};
+  args->batch = qkv->shape[0];
+  args->tokens = qkv->shape[1];
+  args->head_width = qkv->shape[2] / 3 / heads;
   return EK_OK;
 }
 
@@ -51,15 +49,12 @@ static ek_status attention(ek_stream *stream, const char *name, const ek_tensor 
       [OUT] = EK__READ(out, VALUE, .to = &args.out, .written = !backward),
       [LSE] = EK__READ(lse, SUM, .to = &args.lse, .written = !backward)};
   EK_TRY(ek__op_begin(&op, name, stream, operands, COUNT, &args.types));
-  struct sizes s = {0};
-  EK_TRY(read_sizes(&s, &op, qkv, heads));
-  if (backward) EK_TRY(check_cube(&op, DQKV, QKV, s.batch, s.tokens, 3 * s.channels));
-  if (backward) EK_TRY(check_cube(&op, DOUT, QKV, s.batch, s.tokens, s.channels));
-  EK_TRY(check_cube(&op, OUT, QKV, s.batch, s.tokens, s.channels));
-  EK_TRY(check_cube(&op, LSE, QKV, s.batch, heads, s.tokens));
-  args.batch = s.batch;
-  args.tokens = s.tokens;
-  args.head_width = s.channels / heads;
+  EK_TRY(read_sizes(&args, &op, qkv, heads));
+  const int64_t batch = args.batch, tokens = args.tokens, channels = args.head_width * heads;
+  if (backward) EK_TRY(check_cube(&op, DQKV, QKV, batch, tokens, 3 * channels));
+  if (backward) EK_TRY(check_cube(&op, DOUT, QKV, batch, tokens, channels));
+  EK_TRY(check_cube(&op, OUT, QKV, batch, tokens, channels));
+  EK_TRY(check_cube(&op, LSE, QKV, batch, heads, tokens));
   if (op.kernels == NULL) return EK_OK;
   return backward ? op.kernels->attention_backward(stream, &args)
                   : op.kernels->attention_forward(stream, &args);

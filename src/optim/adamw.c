@@ -53,9 +53,7 @@ static ek_status check_options(const ek_adamw_options *o) {
   EK_TRY(check_beta("beta2", o->beta2));
   EK__FAIL_IF(!(o->epsilon > 0.0 && isfinite(o->epsilon)), EK_ERR_INVALID_ARGUMENT,
               "adamw: epsilon is %g, expected a number > 0", o->epsilon);
-  EK__FAIL_IF(!(o->weight_decay >= 0.0 && isfinite(o->weight_decay)), EK_ERR_INVALID_ARGUMENT,
-              "adamw: weight_decay is %g, expected a number >= 0", o->weight_decay);
-  return EK_OK;
+  return ek__check_number("adamw", "weight_decay", o->weight_decay);
 }
 
 ek_status ek_adamw_create(ek_optimizer **optimizer, const ek_adamw_options *options) {

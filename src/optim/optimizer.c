@@ -3,8 +3,6 @@
  */
 #include <evenkeel/optimizer.h>
 
-#include <math.h>
-
 #include "core/error.h"
 #include "core/options.h"
 
@@ -20,12 +18,6 @@ static ek_status check_ops(const ek_optimizer_ops *given) {
   return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: ops.%s is missing", kind, missing);
 }
 
-static ek_status check_number(const char *kind, const char *name, double value) {
-  if (value >= 0.0 && isfinite(value)) return EK_OK;
-  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s: %s is %g, expected a number >= 0", kind, name,
-                      value);
-}
-
 ek_status ek_optimizer_init(ek_optimizer *optimizer, const ek_optimizer_ops *ops, size_t states,
                             double learning_rate, double clip_norm) {
   EK__NOT_NULL("optimizer", optimizer, ops);
@@ -33,8 +25,8 @@ ek_status ek_optimizer_init(ek_optimizer *optimizer, const ek_optimizer_ops *ops
   EK__FAIL_IF(states > EK_MAX_OPTIMIZER_STATES, EK_ERR_INVALID_ARGUMENT,
               "%s: %zu states, at most %d are possible", ops->kind, states,
               EK_MAX_OPTIMIZER_STATES);
-  EK_TRY(check_number(ops->kind, "learning_rate", learning_rate));
-  EK_TRY(check_number(ops->kind, "clip_norm", clip_norm));
+  EK_TRY(ek__check_number(ops->kind, "learning_rate", learning_rate));
+  EK_TRY(ek__check_number(ops->kind, "clip_norm", clip_norm));
   *optimizer = (ek_optimizer){.ops = ops,
                               .states = states,
                               .learning_rate = learning_rate,

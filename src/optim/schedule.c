@@ -8,24 +8,20 @@
 #include <stddef.h>
 
 #include "core/error.h"
+#include "core/options.h"
 
 static const double pi = 3.14159265358979323846;
 
-static ek_status no_schedule(void) {
-  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "schedule: schedule is NULL");
-}
-
 ek_status ek_schedule_constant(ek_schedule *schedule, double rate) {
-  if (schedule == NULL) return no_schedule();
-  EK__FAIL_IF(!(rate >= 0.0 && isfinite(rate)), EK_ERR_INVALID_ARGUMENT,
-              "schedule: rate is %g, expected a number >= 0", rate);
+  EK__NOT_NULL("schedule", schedule);
+  EK_TRY(ek__check_number("schedule", "rate", rate));
   *schedule = (ek_schedule){.kind = EK_SCHEDULE_CONSTANT, .peak = rate, .floor = rate};
   return EK_OK;
 }
 
 ek_status ek_schedule_warmup_cosine(ek_schedule *schedule, double peak, double floor,
                                     int64_t warmup, int64_t total) {
-  if (schedule == NULL) return no_schedule();
+  EK__NOT_NULL("schedule", schedule);
   EK__FAIL_IF(!(floor >= 0.0 && floor <= peak && isfinite(peak)), EK_ERR_INVALID_ARGUMENT,
               "schedule: floor is %g and peak %g, expected 0 <= floor <= peak", floor, peak);
   EK__FAIL_IF(warmup < 0 || warmup >= total, EK_ERR_INVALID_ARGUMENT,

@@ -43,12 +43,10 @@ static const ek_optimizer_ops ops = {.size = sizeof(ek_optimizer_ops),
                                      .state_names = state_names};
 
 static ek_status check_options(const ek_sgd_options *o) {
-  EK__FAIL_IF(!(o->momentum >= 0.0 && isfinite(o->momentum)), EK_ERR_INVALID_ARGUMENT,
-              "sgd: momentum is %g, expected a number >= 0", o->momentum);
+  EK_TRY(ek__check_number("sgd", "momentum", o->momentum));
   EK__FAIL_IF(!isfinite(o->dampening), EK_ERR_INVALID_ARGUMENT,
               "sgd: dampening is %g, expected a finite number", o->dampening);
-  EK__FAIL_IF(!(o->weight_decay >= 0.0 && isfinite(o->weight_decay)), EK_ERR_INVALID_ARGUMENT,
-              "sgd: weight_decay is %g, expected a number >= 0", o->weight_decay);
+  EK_TRY(ek__check_number("sgd", "weight_decay", o->weight_decay));
   EK__FAIL_IF(o->nesterov && !(o->momentum > 0.0 && o->dampening == 0.0), EK_ERR_INVALID_ARGUMENT,
               "sgd: nesterov wants momentum > 0 and dampening 0, not %g and %g", o->momentum,
               o->dampening);

@@ -140,6 +140,12 @@ void ek__cpu_range(ek_stream *stream, ek__range_function *function, const void *
     return EK_OK;                                                                                  \
   }
 
+/* ek__cpu_<name>: run(stream, args, its range function, ..). */
+#define EK__CPU_RUN(name, kind, run, ...)                                                          \
+  ek_status ek__cpu_##name EK__ARGS(kind) {                                                        \
+    return run(stream, args, ek__cpu_functions(args->types)->name, __VA_ARGS__);                   \
+  }
+
 /* The same for range functions that need scratch (team.h), with at least one item per thread. */
 void ek__cpu_range_with_scratch(ek_stream *stream, ek__range_function *function, const void *args,
                                 int64_t count);

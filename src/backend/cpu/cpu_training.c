@@ -60,20 +60,9 @@ static ek_status cross_entropy(ek_stream *stream, const struct ek__loss_args *ar
   return EK_OK;
 }
 
-ek_status ek__cpu_cross_entropy_forward(ek_stream *stream, const struct ek__loss_args *args) {
-  return cross_entropy(stream, args, ek__cpu_functions(args->types)->cross_entropy_forward, 1.0,
-                       true);
-}
-
-ek_status ek__cpu_cross_entropy_backward(ek_stream *stream, const struct ek__loss_args *args) {
-  return cross_entropy(stream, args, ek__cpu_functions(args->types)->cross_entropy_backward,
-                       args->scale ? *args->scale : 1.0, false);
-}
-
-ek_status ek__cpu_cross_entropy_gradient(ek_stream *stream, const struct ek__loss_args *args) {
-  return cross_entropy(stream, args, ek__cpu_functions(args->types)->cross_entropy_gradient,
-                       args->host_scale, true);
-}
+EK__CPU_RUN(cross_entropy_forward, loss, cross_entropy, 1.0, true)
+EK__CPU_RUN(cross_entropy_backward, loss, cross_entropy, args->scale ? *args->scale : 1.0, false)
+EK__CPU_RUN(cross_entropy_gradient, loss, cross_entropy, args->host_scale, true)
 
 /* ---- squared error ---- */
 
@@ -112,20 +101,16 @@ ek_status ek__cpu_combine_totals(ek_stream *stream, const struct ek__combine_arg
 /* ---- updates ---- */
 
 static ek_status update(ek_stream *stream, const struct ek__update_args *args,
-                        ek__range_function *function) {
-  const double factor = ek__gradient_factor(args->totals, args->square_norm, args->clip_norm);
+                        ek__range_function *function, double factor) {
   const struct ek__update_job job = {args, factor};
   ek__cpu_range(stream, function, &job, args->count, EK__CPU_LEAST);
   return EK_OK;
 }
 
-ek_status ek__cpu_sgd(ek_stream *stream, const struct ek__update_args *args) {
-  return update(stream, args, ek__cpu_functions(args->types)->sgd);
-}
-
-ek_status ek__cpu_adamw(ek_stream *stream, const struct ek__update_args *args) {
-  return update(stream, args, ek__cpu_functions(args->types)->adamw);
-}
+EK__CPU_RUN(sgd, update, update,
+            ek__gradient_factor(args->totals, args->square_norm, args->clip_norm))
+EK__CPU_RUN(adamw, update, update,
+            ek__gradient_factor(args->totals, args->square_norm, args->clip_norm))
 
 ek_status ek__cpu_square_norm(ek_stream *stream, const struct ek__elementwise_args *args) {
   double partials[EK__MAX_CHUNKS];
