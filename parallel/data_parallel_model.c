@@ -159,7 +159,8 @@ static ek_status free_replica(void *context, ek_device *device, size_t index) {
   return EK_OK;
 }
 
-void ek__replicas_free(ek_group *group, ek_replica **replicas) {
+/* On the workers where modules keep state, which is closed where it was opened. */
+static void free_replicas(ek_group *group, ek_replica **replicas) {
   bool stateful = false;
   if (replicas == NULL) return;
   for (size_t k = 0; k < ek_group_size(group); k++) {
@@ -181,7 +182,7 @@ void ek_data_parallel_model_free(ek_data_parallel_model *model) {
   }
   ek__free(model->totals);
   ek__free(model->passes);
-  ek__replicas_free(model->group, model->replicas);
+  free_replicas(model->group, model->replicas);
   ek__model_unwatch(model);
   ek_communicator_free(model->inner);
   ek_communicator_free(model->communicator);

@@ -130,10 +130,6 @@ ek_status ek__model_backward(ek_data_parallel_model *model, const ek_shards *gra
 /* Brings the step's gradients to stage reduced. EK_ERR_STATE if there are none. */
 ek_status ek__model_reduce(ek_data_parallel_model *model);
 
-/* Frees the replicas of a group and their array (NULL is legal); on its workers where modules keep
- * state, which is closed where it was opened. */
-void ek__replicas_free(ek_group *group, ek_replica **replicas);
-
 /* The scale of the totals that a criterion of the model has promised its forwards; 0: none. */
 double ek__model_scale(const ek_data_parallel_model *model);
 

@@ -3,6 +3,9 @@
  *
  * Nothing here walks the row: a model of 100,000 layers holds as many blocks. A request costs the
  * logarithm of the number of free blocks, everything else a few neighbours.
+ *
+ * A child of fork() may read what lies in the memory, and takes and gives back nothing: a thread of
+ * the parent may have held the mutex.
  */
 #include "core/error.h"
 #include "device/arena.h"
@@ -27,16 +30,6 @@ struct ek__slab {
 
 /* Real memory is made usable in steps of this size. */
 enum { COMMIT_STEP = 8 << 20 };
-
-/* A child of fork() may read what lies in the memory, and takes and gives back nothing: a thread of
- * the parent may have held the mutex. */
-static ek_status check_process(const struct ek__arena *arena, const char *who) {
-  return ek__process_check(&arena->process, who);
-}
-
-static bool in_a_child(const struct ek__arena *arena) {
-  return ek__process_is_child(&arena->process);
-}
 
 /* Makes sure that one spare record is there: a split needs it. */
 static ek_status reserve_record(struct ek__arena *arena) {
@@ -295,7 +288,7 @@ ek_status ek__arena_take(struct ek_memory **memory, struct ek__arena *arena,
   uint64_t rounded = 0;
   struct ek_memory *block = NULL;
   EK_TRY(whole_units(&rounded, arena, bytes));
-  EK_TRY(check_process(arena, "ek_tensor_create"));
+  EK_TRY(ek__process_check(&arena->process, "ek_tensor_create"));
   pthread_mutex_lock(&arena->mutex);
   ek_status status = take_locked(&block, arena, category, rounded);
   pthread_mutex_unlock(&arena->mutex);
@@ -333,7 +326,7 @@ ek_status ek__arena_extend(bool *extended, struct ek_memory *memory, uint64_t by
   uint64_t rounded = 0;
   struct ek__arena *arena = memory->arena;
   EK_TRY(whole_units(&rounded, arena, bytes));
-  EK_TRY(check_process(arena, "ek_tensor_grow"));
+  EK_TRY(ek__process_check(&arena->process, "ek_tensor_grow"));
   pthread_mutex_lock(&arena->mutex);
   const ek_status status = extend_locked(extended, memory, rounded);
   if (*extended) memory->watched = false; /* its end lies elsewhere */
@@ -346,7 +339,7 @@ ek_status ek__arena_extend(bool *extended, struct ek_memory *memory, uint64_t by
 
 void ek__arena_charge(struct ek_memory *memory, ek_memory_category category) {
   struct ek__arena *arena = memory->arena;
-  if (in_a_child(arena)) return;
+  if (ek__process_is_child(&arena->process)) return;
   pthread_mutex_lock(&arena->mutex);
   if (memory->category != category) {
     const uint64_t peak_bytes = bytes_in_peak(arena, memory);
@@ -362,7 +355,7 @@ void ek__arena_charge(struct ek_memory *memory, ek_memory_category category) {
 
 void ek__arena_drop(struct ek_memory *memory) {
   if (atomic_fetch_sub_explicit(&memory->references, 1, memory_order_acq_rel) != 1) return;
-  if (in_a_child(memory->arena)) return;
+  if (ek__process_is_child(&memory->arena->process)) return;
   if (memory->guard > 0) ek__guard_close(memory);
   give_back(memory);
 }
@@ -373,7 +366,7 @@ void ek__arena_drop(struct ek_memory *memory) {
 static ek_status enter(struct ek__arena **arena, const char *who, const ek_device *device) {
   EK__NOT_NULL(who, device);
   *arena = ek__device_arena(device);
-  EK_TRY(check_process(*arena, who));
+  EK_TRY(ek__process_check(&(*arena)->process, who));
   pthread_mutex_lock(&(*arena)->mutex);
   return EK_OK;
 }
@@ -417,7 +410,7 @@ ek_status ek_memory_fail_at(ek_device *device, uint64_t n) {
 ek_status ek_memory_record_start(ek_device *device, size_t capacity) {
   EK__NOT_NULL("ek_memory_record_start", device);
   struct ek__arena *arena = ek__device_arena(device);
-  EK_TRY(check_process(arena, "ek_memory_record_start"));
+  EK_TRY(ek__process_check(&arena->process, "ek_memory_record_start"));
   ek_memory_event *events = ek__calloc(capacity, sizeof *events);
   EK__FAIL_IF(events == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory to record %zu events",
               capacity);

@@ -20,9 +20,6 @@ bool ek__group_of_parent(const ek_group *group);
 size_t ek__group_first_rank(const ek_group *group);
 size_t ek__group_world_size(const ek_group *group);
 
-/* True on one of the group's worker threads. */
-bool ek__group_is_worker(const ek_group *group);
-
 /* The group's blocks of host memory; a group whose blocks are lent is not freed. */
 struct ek__host_blocks *ek__group_blocks(ek_group *group);
 

@@ -88,10 +88,6 @@ ek_device *ek__group_worker_device(const ek_group *group) {
   return ek_device_group(device_of_this_worker) == group ? device_of_this_worker : NULL;
 }
 
-bool ek__group_is_worker(const ek_group *group) {
-  return group != NULL && ek__group_worker_device(group) != NULL;
-}
-
 bool ek__group_of_parent(const ek_group *group) { return ek__process_is_child(&group->process); }
 
 ek_status ek__group_check(const ek_group *group, const char *who) {
@@ -330,7 +326,7 @@ static ek_status check_unused(ek_group *group) {
 ek_status ek_group_free(ek_group *group) {
   if (group == NULL) return EK_OK;
   EK_TRY(ek__group_check(group, "ek_group_free"));
-  EK__FAIL_IF(ek__group_is_worker(group), EK_ERR_STATE,
+  EK__FAIL_IF(ek__group_worker_device(group) != NULL, EK_ERR_STATE,
               "ek_group_free: called from a worker of the same group");
   const ek_status status = check_unused(group);
   if (status != EK_OK) {
@@ -456,7 +452,7 @@ ek_status ek_group_apply(ek_group *group, ek_apply_function function, void *cont
   EK__FAIL_IF(group == NULL || function == NULL, EK_ERR_INVALID_ARGUMENT,
               "ek_group_apply: group and function may not be NULL");
   EK_TRY(ek__group_check(group, "ek_group_apply"));
-  EK__FAIL_IF(ek__group_is_worker(group), EK_ERR_STATE,
+  EK__FAIL_IF(ek__group_worker_device(group) != NULL, EK_ERR_STATE,
               "ek_group_apply: called from a worker of the same group");
   EK_TRY(check_guards(group, ek__guard_noted));
   pthread_mutex_lock(&group->mutex);

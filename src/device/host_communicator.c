@@ -260,12 +260,12 @@ static ek_status host_progress(ek_communicator *base, ek_device *device) {
   return status;
 }
 
-static ek_status host_settle(ek_communicator *base, ek_device *device) {
-  struct host_communicator *self = (struct host_communicator *)base;
+/* Works until this rank, or all of them, have done their parts of what this one has started. */
+static ek_status work_until(struct host_communicator *self, ek_device *device, bool all) {
   const struct rank *rank = &self->rank[ek_device_index(device)];
   pthread_mutex_lock(&self->mutex);
   ek_status status = work_off(self, device);
-  while (status == EK_OK && rank->finished < rank->queued) {
+  while (status == EK_OK && (all ? over(self) : rank->finished) < rank->queued) {
     pthread_cond_wait(&self->changed, &self->mutex);
     status = work_off(self, device);
   }
@@ -273,17 +273,15 @@ static ek_status host_settle(ek_communicator *base, ek_device *device) {
   return status;
 }
 
+static ek_status host_settle(ek_communicator *base, ek_device *device) {
+  return work_until((struct host_communicator *)base, device, false);
+}
+
 static ek_status host_wait(ek_communicator *base, ek_device *device) {
   struct host_communicator *self = (struct host_communicator *)base;
   const size_t rank = ek_device_index(device);
-  pthread_mutex_lock(&self->mutex);
-  ek_status status = work_off(self, device);
-  while (status == EK_OK && over(self) < self->rank[rank].queued) {
-    pthread_cond_wait(&self->changed, &self->mutex);
-    status = work_off(self, device);
-  }
+  ek_status status = work_until(self, device, true);
   const bool more = self->queues && self->rank[rank].waited != self->rank[rank].queued;
-  pthread_mutex_unlock(&self->mutex);
   for (size_t i = 0; i < self->ranks && more && status == EK_OK; i++) {
     if (self->link != NULL && i != rank) continue;
     status = ek_stream_wait(ek_device_stream(device, EK_STREAM_COMPUTE), self->rank[i].done);
