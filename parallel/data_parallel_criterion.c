@@ -112,8 +112,7 @@ ek_status ek_data_parallel_criterion_open(ek_data_parallel_criterion **parallel,
   ek_data_parallel_criterion_options o = EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT;
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_data_parallel_criterion_options"));
   EK_TRY(check_open(parallel, model, criterion, &o));
-  EK__MODEL_ENTER(model, "criterion open");
-  EK_TRY(ek__model_check(model));
+  EK__MODEL_USE(model, "criterion open");
   ek_data_parallel_criterion *self = NULL;
   EK_TRY(ek__new(&self, 1, sizeof *self, memory_of));
   describe(self, model, criterion);
@@ -284,8 +283,7 @@ static ek_status forward(ek_data_parallel_criterion *parallel, ek_shards *output
   EK__NOT_NULL("criterion forward", parallel, outputs);
   if (target_count > 0) EK__NOT_NULL("criterion forward", targets);
   ek_data_parallel_model *model = parallel->model;
-  EK__MODEL_ENTER(model, "criterion forward");
-  EK_TRY(ek__model_check(model));
+  EK__MODEL_USE(model, "criterion forward");
   EK_TRY(check_outputs(parallel, outputs, output_count, target_count));
   EK_TRY(check_origin(outputs, output_count));
   if (shards != NULL) EK_TRY(ek__target_shards_check(model, outputs, shards, target_count));
@@ -335,8 +333,7 @@ ek_status ek_data_parallel_criterion_forward_shards(ek_data_parallel_criterion *
 ek_status ek_data_parallel_criterion_loss(double *loss, double *weight,
                                           ek_data_parallel_criterion *parallel) {
   EK__NOT_NULL("criterion loss", loss, parallel);
-  EK__MODEL_ENTER(parallel->model, "criterion loss");
-  EK_TRY(ek__model_check(parallel->model));
+  EK__MODEL_USE(parallel->model, "criterion loss");
   EK__FAIL_IF(!parallel->has_loss, EK_ERR_STATE, "criterion loss: no forward has come before it");
   const size_t terms = parallel->terms;
   double combined[2] = {NAN, NAN}, totals[2 * EK_MAX_TERMS] = {0};
@@ -353,8 +350,7 @@ ek_status ek_data_parallel_criterion_loss(double *loss, double *weight,
 ek_status ek_data_parallel_criterion_losses(ek_shards *losses,
                                             ek_data_parallel_criterion *parallel) {
   EK__NOT_NULL("criterion losses", losses, parallel);
-  EK__MODEL_ENTER(parallel->model, "criterion losses");
-  EK_TRY(ek__model_check(parallel->model));
+  EK__MODEL_USE(parallel->model, "criterion losses");
   EK__FAIL_IF(!parallel->has_forward || parallel->reduction != EK_REDUCTION_NONE, EK_ERR_STATE,
               "criterion losses: no forward with reduction `none` has come before it");
   EK_TRY(ek__shards_check("criterion losses: the outputs", parallel->seen));

@@ -204,8 +204,7 @@ ek_replica *ek_data_parallel_model_replica(const ek_data_parallel_model *model, 
 
 ek_status ek_data_parallel_model_discard(ek_data_parallel_model *model) {
   EK__NOT_NULL("ek_data_parallel_model_discard", model);
-  EK__MODEL_ENTER(model, "discard");
-  EK_TRY(ek__model_check(model));
+  EK__MODEL_USE(model, "discard");
   ek__model_end_step(model, false);
   return EK_OK;
 }

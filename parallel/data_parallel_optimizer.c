@@ -269,8 +269,7 @@ cleanup:
 ek_status ek_data_parallel_optimizer_set_learning_rate(ek_data_parallel_optimizer *parallel,
                                                        double learning_rate) {
   EK__NOT_NULL("set_learning_rate", parallel);
-  EK__MODEL_ENTER(parallel->model, "set_learning_rate");
-  EK_TRY(ek__model_check(parallel->model));
+  EK__MODEL_USE(parallel->model, "set_learning_rate");
   return ek_schedule_constant(&parallel->schedule, learning_rate);
 }
 

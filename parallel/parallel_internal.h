@@ -74,6 +74,10 @@ struct ek_data_parallel_model {
  * it: EK_ERR_STATE while another thread is in one of them. */
 #define EK__MODEL_ENTER(model, who)                                                                \
   EK__OWNER_ENTER((struct ek__owner *)(uintptr_t) & (model)->owner, who, "the model")
+/* The same, and EK_ERR_TORN for a model whose update failed halfway. */
+#define EK__MODEL_USE(model, who)                                                                  \
+  EK__MODEL_ENTER(model, who);                                                                     \
+  EK_TRY(ek__model_check(model))
 
 /* ---- model_torn.c ---- */
 

@@ -263,8 +263,7 @@ static ek_status entry_for(struct entry *entry, const char *who,
 
 ek_status ek_state_read(ek_tensor *host, const ek_data_parallel_model *model, const char *name) {
   EK__NOT_NULL("ek_state_read", host, model, name);
-  EK__MODEL_ENTER(model, "ek_state_read");
-  EK_TRY(ek__model_check(model));
+  EK__MODEL_USE(model, "ek_state_read");
   struct entry entry;
   EK_TRY(entry_for(&entry, "ek_state_read", model, name, host));
   return copy_entry((ek_data_parallel_model *)(uintptr_t)model, &entry, 0, host, false);
@@ -273,8 +272,7 @@ ek_status ek_state_read(ek_tensor *host, const ek_data_parallel_model *model, co
 ek_status ek_state_read_part(ek_tensor *host, const ek_data_parallel_model *model, const char *name,
                              int64_t first) {
   EK__NOT_NULL("ek_state_read_part", host, model, name);
-  EK__MODEL_ENTER(model, "ek_state_read_part");
-  EK_TRY(ek__model_check(model));
+  EK__MODEL_USE(model, "ek_state_read_part");
   struct entry entry;
   EK_TRY(entry_named(&entry, model, name));
   const ek_tensor like = like_of(&entry);
@@ -346,8 +344,7 @@ static ek_status read_factor(double *factor, const ek_data_parallel_model *model
 ek_status ek_data_parallel_model_gradient(ek_tensor *host, const ek_data_parallel_model *model,
                                           const char *name) {
   EK__NOT_NULL("gradient", model, name, host);
-  EK__MODEL_ENTER(model, "gradient");
-  EK_TRY(ek__model_check(model));
+  EK__MODEL_USE(model, "gradient");
   ek_parameter_info info;
   EK_TRY(ek_replica_find(&info, model->replicas[0], name));
   EK__FAIL_IF(info.buffer, EK_ERR_INVALID_ARGUMENT, "gradient: %s is a buffer", info.name);

@@ -102,40 +102,28 @@ FORCED void gate_backward(const struct ek__activation_args *args, int64_t begin,
   });
 }
 
-void EK_ISA_NAME(activation_forward)(const void *raw, int64_t begin, int64_t end) {
-  const struct ek__activation_args *args = raw;
-  switch (args->kind) {
-#define FORWARD(NAME, name, kept)                                                                  \
-  case EK_ACTIVATION_##NAME: forward(args, begin, end, name); return;
-    EK_ACTIVATION_LIST(FORWARD)
-  }
-}
+/* ---- by kind ---- */
 
-void EK_ISA_NAME(activation_backward)(const void *raw, int64_t begin, int64_t end) {
-  const struct ek__activation_args *args = raw;
-  switch (args->kind) {
-#define BACKWARD(NAME, name, kept)                                                                 \
-  case EK_ACTIVATION_##NAME: backward(args, begin, end, name##_back); return;
-    EK_ACTIVATION_LIST(BACKWARD)
+#define BY_KIND(function, CASE)                                                                    \
+  void EK_ISA_NAME(function)(const void *raw, int64_t begin, int64_t end) {                        \
+    const struct ek__activation_args *args = raw;                                                  \
+    switch (args->kind) { EK_ACTIVATION_LIST(CASE) }                                               \
   }
-}
-
-void EK_ISA_NAME(gate_forward)(const void *raw, int64_t begin, int64_t end) {
-  const struct ek__activation_args *args = raw;
-  switch (args->kind) {
-#define GATE(NAME, name, kept)                                                                     \
-  case EK_ACTIVATION_##NAME: gate(args, begin, end, name); return;
-    EK_ACTIVATION_LIST(GATE)
-  }
-}
-
-void EK_ISA_NAME(gate_backward)(const void *raw, int64_t begin, int64_t end) {
-  const struct ek__activation_args *args = raw;
-  switch (args->kind) {
 #define RESULT true
 #define INPUT false
+
+#define FORWARD(NAME, name, kept)                                                                  \
+  case EK_ACTIVATION_##NAME: forward(args, begin, end, name); return;
+BY_KIND(activation_forward, FORWARD)
+
+#define BACKWARD(NAME, name, kept)                                                                 \
+  case EK_ACTIVATION_##NAME: backward(args, begin, end, name##_back); return;
+BY_KIND(activation_backward, BACKWARD)
+
+#define GATE(NAME, name, kept)                                                                     \
+  case EK_ACTIVATION_##NAME: gate(args, begin, end, name); return;
+BY_KIND(gate_forward, GATE)
+
 #define GATE_BACKWARD(NAME, name, kept)                                                            \
   case EK_ACTIVATION_##NAME: gate_backward(args, begin, end, name, name##_back, kept); return;
-    EK_ACTIVATION_LIST(GATE_BACKWARD)
-  }
-}
+BY_KIND(gate_backward, GATE_BACKWARD)
