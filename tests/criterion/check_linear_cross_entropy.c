@@ -703,7 +703,7 @@ START_TEST(inputs_that_do_not_fit) {
   b.t[10] = 7; /* row 1 of device 1, in its second block; a GPU says so when it is asked */
   ck_fails(try_backward(&t, &b, false) == EK_OK ? ek_group_synchronize(t.group)
                                                 : EK_ERR_INVALID_ARGUMENT,
-           EK_ERR_INVALID_ARGUMENT, "target 7 at row 10 of the batch is outside 0..6");
+           EK_ERR_INVALID_ARGUMENT, "target 7 at row 10 of the batch is outside");
   ck_ok(ek_data_parallel_model_discard(t.model));
   b.t[10] = 0;
   const int64_t wide[] = {5, TOKENS, 5}, few[] = {5};
