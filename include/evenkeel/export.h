@@ -23,6 +23,13 @@
 #define EK_PRINTF(text, first)
 #endif
 
+/* Functions of headers that kernels of CUDA may call as well. */
+#ifdef __CUDACC__
+#define EK_INLINE static inline __host__ __device__
+#else
+#define EK_INLINE static inline
+#endif
+
 #ifdef __cplusplus
 #define EK_BEGIN_DECLARATIONS extern "C" {
 #define EK_END_DECLARATIONS }

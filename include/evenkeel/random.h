@@ -4,7 +4,8 @@
  * A number is a pure function of (seed, step, stream, sample, index): Philox 4x32-10 (Salmon,
  * Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011) over that key. There
  * is no state to save or to restore; a recomputed forward, a retried step and another number of
- * devices all see the same mask. The same functions serve a program's own kernels.
+ * devices all see the same mask. The same functions serve a program's own kernels,
+ * of CUDA too.
  *
  *   seed    one number for the whole training run
  *   step    the optimizer step, counted from 0
@@ -31,8 +32,8 @@ typedef struct ek_random_key {
  * Four independent words of 32 random bits for the four elements 4 * block .. 4 * block + 3 of a
  * sample.
  */
-static inline void ek_random_bits(ek_random_key key, uint32_t sample, uint32_t block,
-                                  uint32_t bits[4]) {
+EK_INLINE void ek_random_bits(ek_random_key key, uint32_t sample, uint32_t block,
+                              uint32_t bits[4]) {
   uint32_t k0 = (uint32_t)key.seed;
   uint32_t k1 = (uint32_t)(key.seed >> 32);
   uint32_t c0 = block, c1 = sample, c2 = key.stream, c3 = key.step;
@@ -53,9 +54,7 @@ static inline void ek_random_bits(ek_random_key key, uint32_t sample, uint32_t b
 }
 
 /* Turns 32 bits into a float in [0, 1) with 24 random bits, exactly. */
-static inline float ek_random_unit(uint32_t bits) {
-  return (float)(bits >> 8) * (1.0f / 16777216.0f);
-}
+EK_INLINE float ek_random_unit(uint32_t bits) { return (float)(bits >> 8) * (1.0f / 16777216.0f); }
 
 EK_END_DECLARATIONS
 

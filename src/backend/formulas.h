@@ -9,21 +9,15 @@
 
 #include "backend/backend.h"
 
-#ifdef __CUDACC__
-#define EK__INLINE static inline __host__ __device__
-#else
-#define EK__INLINE static inline
-#endif
-
 /* weight * term, where 0 times an infinite term is 0: a class that counts for nothing may be one
  * that cannot be. NaN shows. */
-EK__INLINE double ek__weigh(double weight, double term) {
+EK_INLINE double ek__weigh(double weight, double term) {
   return weight == 0.0 && isinf(term) ? 0.0 : weight * term;
 }
 
 /* What the gradient in memory is multiplied with: updates.h. */
-EK__INLINE double ek__gradient_factor(const double *totals, const double *square_norm,
-                                      double clip_norm) {
+EK_INLINE double ek__gradient_factor(const double *totals, const double *square_norm,
+                                     double clip_norm) {
   double share = 1.0;
   if (totals) share = totals[1] == 0.0 ? 0.0 : 1.0 / totals[1];
   if (clip_norm == 0.0 || !square_norm) return share;
@@ -34,13 +28,13 @@ EK__INLINE double ek__gradient_factor(const double *totals, const double *square
 
 /* D / d of a term. It is 1 for the only term of an ordinary loss, whose s then stays as it is, also
  * where its d is 0: D is then that of other micro-batches. */
-EK__INLINE double ek__term_ratio(double largest, double d) {
+EK_INLINE double ek__term_ratio(double largest, double d) {
   if (d == largest) return 1.0;
   return d == 0.0 ? 0.0 : largest / d;
 }
 
 /* The terms of a loss put together: losses.h, ek_op_combine_totals(). */
-EK__INLINE void ek__combine_terms(const struct ek__combine_args *args) {
+EK_INLINE void ek__combine_terms(const struct ek__combine_args *args) {
   const double *totals = args->totals;
   double largest = args->terms > 0 ? totals[1] : 0.0, sum = 0.0;
   for (size_t j = 1; j < args->terms; j++) { /* a NaN is larger than all */

@@ -39,7 +39,7 @@ for header in include/evenkeel/*.h; do
 
   declares=0 inlines=0
   ! grep -q '^EK_API ' "$header" || declares=1
-  ! grep -q '^static inline ' "$header" || inlines=1
+  ! grep -qE '^(static inline|EK_INLINE) ' "$header" || inlines=1
   ((declares || inlines)) || continue
 
   mapfile -t sources < <(find src parallel criterion -name "$name.c" 2>/dev/null | sort)

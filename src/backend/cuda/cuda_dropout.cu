@@ -11,28 +11,6 @@ using namespace ek__cuda;
 
 namespace {
 
-/* ek_random_bits() of random.h, which is not a device function. The test compares the two. */
-__device__ __forceinline__ void random_bits(ek_random_key key, uint32_t sample, uint32_t block,
-                                            uint32_t bits[4]) {
-  uint32_t k0 = (uint32_t)key.seed, k1 = (uint32_t)(key.seed >> 32);
-  uint32_t c0 = block, c1 = sample, c2 = key.stream, c3 = key.step;
-  EK_UNROLL
-  for (int round = 0; round < 10; round++) {
-    const uint64_t p0 = (uint64_t)0xD2511F53u * c0;
-    const uint64_t p1 = (uint64_t)0xCD9E8D57u * c2;
-    c0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0;
-    c2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
-    c1 = (uint32_t)p1;
-    c3 = (uint32_t)p0;
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
-  }
-  bits[0] = c0;
-  bits[1] = c1;
-  bits[2] = c2;
-  bits[3] = c3;
-}
-
 template <class S> struct mask {
   ek_random_key key;
   uint32_t first_sample;
@@ -46,7 +24,7 @@ __global__ void __launch_bounds__(BLOCK)
     dropout_kernel(T *y, const T *x, int64_t samples, int64_t per_sample, mask<S> mask) {
   for (walk at((per_sample + 3) / 4); at.row < samples; at.next()) {
     uint32_t bits[4];
-    random_bits(mask.key, mask.first_sample + (uint32_t)at.row, (uint32_t)at.column, bits);
+    ek_random_bits(mask.key, mask.first_sample + (uint32_t)at.row, (uint32_t)at.column, bits);
     const int64_t first = at.row * per_sample + at.column * 4;
     const int64_t left = per_sample - at.column * 4;
     EK_UNROLL
