@@ -250,9 +250,9 @@ void cuemu_want(cudaStream_t s) {
 }
 
 static void drain(cudaStream_t s) { /* what was queued until now */
-  cuemu_want(s);
   pthread_mutex_lock(&s->mutex);
-  uint64_t target = s->queued;
+  uint64_t target = s->queued; /* and all of that is wanted: others may queue more meanwhile */
+  if (want(s)) pthread_cond_signal(&s->work);
   s->waiting++;
   while (s->done < target) pthread_cond_wait(&s->idle, &s->mutex);
   s->waiting--;
