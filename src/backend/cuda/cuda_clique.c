@@ -109,6 +109,16 @@ bool ek__cuda_nccl_failed(const struct ek__cuda_group *group, char *text, size_t
   return failed;
 }
 
+bool ek__cuda_nccl_aborted(struct ek__cuda_group *group) {
+  bool aborted = false;
+  pthread_mutex_lock(&group->failure_mutex);
+  for (struct ek__cuda_clique *clique = group->cliques; clique != NULL; clique = clique->next) {
+    aborted = aborted || atomic_load(&clique->aborted);
+  }
+  pthread_mutex_unlock(&group->failure_mutex);
+  return aborted;
+}
+
 /* ---- what all ranks do at the same time, each on a thread of its own ---- */
 
 struct rank_job {
@@ -330,6 +340,11 @@ void ek__cuda_clique_close(struct ek__cuda_clique *clique) {
 
 bool ek__cuda_nccl_failed(const struct ek__cuda_group *group, char *text, size_t size) {
   (void)group, (void)text, (void)size;
+  return false;
+}
+
+bool ek__cuda_nccl_aborted(struct ek__cuda_group *group) {
+  (void)group;
   return false;
 }
 

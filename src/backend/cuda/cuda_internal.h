@@ -203,6 +203,9 @@ cudaError_t ek__cuda_query(const struct ek__cuda_stream *stream);
 ek_status ek__cuda_finish(const struct ek__cuda_stream *stream, const char *what);
 ek_status ek__cuda_finish_event(const struct ek__cuda_device *device, cudaEvent_t event,
                                 const char *what);
+/* Waits for the collectives that the device has queued, or until another device's worker has failed:
+ * EK_ERR_ABORTED, since its own may never be queued. */
+ek_status ek__cuda_finish_collectives(const struct ek__cuda_device *device, const char *what);
 /* An error if a wait of the group took too long: what it waited for is not there. */
 ek_status ek__cuda_check_stuck(struct ek__cuda_group *group);
 /* An error if a GPU of the group has died: what it computed last may have reached the others. */
@@ -297,6 +300,8 @@ void ek__cuda_nccl_end(struct ek__cuda_group *group);
 /* True if NCCL has seen an error that no call has returned; what it was is written into `text`.
  * Called with the group's failure_mutex held. */
 bool ek__cuda_nccl_failed(const struct ek__cuda_group *group, char *text, size_t size);
+/* True from the failure of a job until the communicators are made new for the next one. */
+bool ek__cuda_nccl_aborted(struct ek__cuda_group *group);
 
 /* ---- small things ---- */
 

@@ -202,8 +202,7 @@ static ek_status ask(struct plan *plan, const struct product *product) {
  */
 static ek_status let_collectives_end(const struct ek__cuda_device *device) {
   if (!device->group->nccl) return EK_OK;
-  return ek__cuda_finish(&device->streams[EK_STREAM_COMMUNICATION],
-                         "collectives before the first product of a shape");
+  return ek__cuda_finish_collectives(device, "collectives before the first product of a shape");
 }
 
 /* The shape's plan; one that is not known yet where there is none. */

@@ -150,8 +150,9 @@ void ek__cuda_pause(unsigned asked) {
   }
 }
 
+/* `peers`: it may be for a collective, which ends in no other way where a peer's worker has failed. */
 static ek_status wait_until_done(const struct ek__cuda_device *device, cudaStream_t stream,
-                                 cudaEvent_t event, const char *what) {
+                                 cudaEvent_t event, bool peers, const char *what) {
   EK_TRY(ek__cuda_enter(device));
   double since = 0;
   for (unsigned asked = 0;; asked++) {
@@ -163,6 +164,9 @@ static ek_status wait_until_done(const struct ek__cuda_device *device, cudaStrea
     /* Also where nothing is left to wait for: what was stuck has been ended, not done. */
     EK_TRY(ek__cuda_check_stuck(device->group));
     if (error == cudaSuccess) return EK_OK;
+    if (peers && ek__cuda_nccl_aborted(device->group)) {
+      return ek__cuda_host->error_set(EK_ERR_ABORTED, "given up because another device failed");
+    }
     ek__cuda_call_goes_on(&device->group->devices[device->index]);
     if (asked == 0) since = ek__cuda_now();
     if (asked >= 100 && asked % 8 == 0) EK_TRY(look_around(device, since, what));
@@ -171,12 +175,16 @@ static ek_status wait_until_done(const struct ek__cuda_device *device, cudaStrea
 }
 
 ek_status ek__cuda_finish(const struct ek__cuda_stream *stream, const char *what) {
-  return wait_until_done(stream->device, stream->handle, NULL, what);
+  return wait_until_done(stream->device, stream->handle, NULL, false, what);
+}
+
+ek_status ek__cuda_finish_collectives(const struct ek__cuda_device *device, const char *what) {
+  return wait_until_done(device, device->streams[EK_STREAM_COMMUNICATION].handle, NULL, true, what);
 }
 
 ek_status ek__cuda_finish_event(const struct ek__cuda_device *device, cudaEvent_t event,
                                 const char *what) {
-  return wait_until_done(device, NULL, event, what);
+  return wait_until_done(device, NULL, event, false, what);
 }
 
 /* How an error calls what one word of struct ek__cuda_bad is about. */
