@@ -128,12 +128,14 @@ static void carry(const struct ck_setup *setup, const struct ck_setup *other, bo
 }
 
 START_TEST(a_run_goes_on_alike) {
+  if (!ck_part(_i)) return;
   struct ck_setup setup = setup_of(_i % 2 == 0 ? "gpt" : "mlp", _i % CK_PLACEMENTS);
   carry(&setup, &setup, _i >= CK_PLACEMENTS);
 }
 END_TEST
 
 START_TEST(a_run_goes_on_elsewhere) {
+  if (!ck_part(_i)) return;
   static const char *const specs[] = {"cpu:1", "cpu:2", "cpu:4", "cpu:5", "cpu:1", "cpu:2"};
   struct ck_setup setup = setup_of("gpt", _i), other = setup_of("gpt", (_i + 1) % CK_PLACEMENTS);
   setup.options.type = other.options.type = EK_F64;
@@ -292,6 +294,7 @@ static ek_status save_or_load(struct ck_training *t, int how) {
 }
 
 START_TEST(failures_lose_nothing) {
+  if (!ck_part(_i)) return;
   const struct ck_setup setup = setup_of("mlp", _i % 2 == 0 ? 3 : 1);
   const int how = _i / 2;
   struct ck_training t;

@@ -100,6 +100,7 @@ static uint64_t held(const struct bench *b) {
 /* ---- the same as by hand ---- */
 
 START_TEST(equals_the_calls_of_its_parts) {
+  if (!ck_part(_i)) return;
   struct bench b;
   struct ck_training t;
   open_bench(&b, ck_workloads[_i / CK_MODES].name, (ek_mode)(_i % CK_MODES));
@@ -139,6 +140,7 @@ enum { CUTS = sizeof cuts / sizeof cuts[0] };
 /* The same as parts of the batch that are accumulated by hand, bit for bit, and to rounding as the
  * whole batch. A part on three devices may leave some without rows. */
 START_TEST(micro_batches) {
+  if (!ck_part(_i)) return;
   const struct ck_workload *workload = &ck_workloads[_i / CK_MODES % CK_WORKLOADS];
   const int cut = _i / CK_MODES / CK_WORKLOADS;
   struct bench b;
@@ -300,6 +302,7 @@ END_TEST
 /* ---- what is refused ---- */
 
 START_TEST(misuse) {
+  if (!ck_part(_i)) return;
   struct bench b;
   double loss = 0;
   ek_shards outputs[4] = {{0}};
@@ -360,6 +363,7 @@ END_TEST
 
 /* Steps that were taken while a state was written, and steps from that state on, end the same. */
 START_TEST(saves_and_loads) {
+  if (!ck_part(_i)) return;
   struct bench b;
   ek_checkpoint_info info;
   char folder[64], path[128];
@@ -519,6 +523,7 @@ static uint64_t stride_of(int what, uint64_t on_cpu) {
 }
 
 START_TEST(each_call_fails_once) {
+  if (!ck_part(_i)) return;
   const int what = _i % FAILURES;
   struct bench b;
   make_parts(&b, "mlp", (ek_mode)(_i / FAILURES));

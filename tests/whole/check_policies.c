@@ -55,6 +55,7 @@ static const char *const policies[] = {"every=1", "every=2", "every=9", "sqrt", 
 enum { POLICIES = sizeof policies / sizeof policies[0] };
 
 START_TEST(policies_of_gpt) {
+  if (!ck_part(_i)) return;
   gpt_policy = policies[_i / CK_PLACEMENTS];
   if (strcmp(gpt_policy, "cheap") == 0 && !on_cpu()) return;
   ck_trains_alike(ck_workload("gpt"), gpt_without, gpt_with_policy, "cpu:3", _i % CK_PLACEMENTS);
@@ -293,6 +294,7 @@ static ek_status plain_tree(ek_module **module) { return random_tree(module, fal
 static ek_status wrapped_tree(ek_module **module) { return random_tree(module, true); }
 
 START_TEST(random_trees) {
+  if (!ck_part(_i)) return;
   of_tree.random = ck_random_start((uint64_t)_i);
   ck_trains_alike(ck_workload("mlp"), plain_tree, wrapped_tree, _i % 2 == 0 ? "cpu:2" : "cpu:3",
                   _i % CK_PLACEMENTS);
