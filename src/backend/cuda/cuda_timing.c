@@ -31,7 +31,7 @@ static struct sample sample_on(struct ek__cuda_device *device, char *memory) {
   const struct ek__cuda_stream *stream = &device->streams[EK_STREAM_COMPUTE];
   return (struct sample){
       .product = {.c = c, .a = a, .b = b, .m = M, .n = N, .k = K, .types = {EK_F32, EK_F32}},
-      .at = {stream->handle, ek__cuda_kernel_workspace(device), device->bad},
+      .at = {stream->handle, ek__cuda_kernel_workspace(device), device->bad, false},
       .stream = stream,
       .pre = pre,
       .sums = v,
