@@ -55,23 +55,15 @@ static ek_status too_long(const struct ek__cuda_clique *clique, size_t rank, con
       ek__cuda_clique_device(clique, rank)->name, call, clique->group->time_limit, late);
 }
 
-ek_status ek__cuda_clique_keep_waiting(const struct ek__cuda_clique *clique, size_t rank,
-                                       double since, unsigned asked, const char *call) {
-  EK_TRY(ek__cuda_check_stuck(clique->group));
-  if (atomic_load(&clique->aborted)) {
-    return ek__cuda_host->error_set(EK_ERR_ABORTED, "given up because another device failed");
-  }
-  if (ek__cuda_now() - since > clique->group->time_limit) return too_long(clique, rank, call);
-  ek__cuda_pause(asked);
-  return EK_OK;
-}
-
 ek_status ek__cuda_clique_settle(struct ek__cuda_clique *clique, size_t rank, ncclResult_t result,
                                  const char *call) {
   struct ek__cuda_member *member = &clique->members[rank];
   const double since = ek__cuda_now();
   for (unsigned asked = 0; result == ncclInProgress; asked++) {
-    EK_TRY(ek__cuda_clique_keep_waiting(clique, rank, since, asked, call));
+    EK_TRY(ek__cuda_check_stuck(clique->group));
+    if (atomic_load(&clique->aborted)) return ek__cuda_given_up();
+    if (ek__cuda_now() - since > clique->group->time_limit) return too_long(clique, rank, call);
+    ek__cuda_pause(asked);
     pthread_mutex_lock(&member->mutex);
     if (member->communicator != NULL) { /* else the next look sees why not */
       const ncclResult_t asking = ek__nccl.CommGetAsyncError(member->communicator, &result);

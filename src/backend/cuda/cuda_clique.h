@@ -52,9 +52,6 @@ void ek__cuda_clique_renew(struct ek__cuda_clique *clique);
 /* Ends what its collectives do on the GPUs, from any thread. */
 void ek__cuda_clique_abort(struct ek__cuda_clique *clique);
 
-/* Between two looks at what goes on since `since`: an error if nobody will end it. */
-ek_status ek__cuda_clique_keep_waiting(const struct ek__cuda_clique *clique, size_t rank,
-                                       double since, unsigned asked, const char *call);
 /* Waits until a call of this rank, which gave `result`, is over. */
 ek_status ek__cuda_clique_settle(struct ek__cuda_clique *clique, size_t rank, ncclResult_t result,
                                  const char *call);

@@ -57,6 +57,10 @@ ek_status ek__cuda_check_gpu(int physical, cudaError_t error, const char *call) 
   return report(name, error, call);
 }
 
+ek_status ek__cuda_given_up(void) {
+  return ek__cuda_host->error_set(EK_ERR_ABORTED, "given up because another device failed");
+}
+
 void *ek__cuda_new(size_t size, const char *what) {
   void *memory = ek__cuda_host->calloc(1, size);
   if (memory == NULL) {

@@ -121,6 +121,8 @@ void *ek__cuda_new(size_t size, const char *what);
 ek_status ek__cuda_check(const struct ek__cuda_device *device, cudaError_t error, const char *call);
 ek_status ek__cuda_check_blas(const struct ek__cuda_device *device, cublasStatus_t status,
                               const char *call);
+/* EK_ERR_ABORTED: of a device that has to do without a peer. */
+ek_status ek__cuda_given_up(void);
 /* Before there are devices. */
 ek_status ek__cuda_check_gpu(int physical, cudaError_t error, const char *call);
 

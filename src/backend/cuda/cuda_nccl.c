@@ -122,9 +122,7 @@ static ek_status queue(struct ek__cuda_clique *clique, size_t rank,
     result = issue(&call);
   }
   pthread_mutex_unlock(&member->mutex);
-  if (call.communicator == NULL) {
-    return ek__cuda_host->error_set(EK_ERR_ABORTED, "given up because another device failed");
-  }
+  if (call.communicator == NULL) return ek__cuda_given_up();
   return ek__cuda_clique_settle(clique, rank, result, name);
 }
 
@@ -147,17 +145,6 @@ static ek_status clique_run(void *self, ek_device *raw, const struct ek__collect
 }
 
 /* ---- before the first collective ---- */
-
-/* Not ek__cuda_finish(): a rank that has failed lets the others wait on the GPU, until an abort. */
-static ek_status finish_rank(const struct ek__cuda_clique *clique, size_t rank) {
-  const struct ek__cuda_device *device = ek__cuda_clique_device(clique, rank);
-  const double since = ek__cuda_now();
-  for (unsigned asked = 0;; asked++) {
-    const cudaError_t error = ek__cuda_query(&device->streams[EK_STREAM_COMMUNICATION]);
-    if (error != cudaErrorNotReady) return ek__cuda_check(device, error, "opening NCCL");
-    EK_TRY(ek__cuda_clique_keep_waiting(clique, rank, since, asked, "the first collectives"));
-  }
-}
 
 /* Elements, as many as a bucket of gradients has; a build for another NCCL may say less. */
 #ifndef EK__CUDA_LARGE_COLLECTIVE
@@ -183,7 +170,8 @@ static ek_status warm_rank(struct ek__cuda_clique *clique, size_t rank, const vo
     status = queue(clique, rank, &collective, "opening NCCL");
   }
   ek__cuda_host->free(offsets);
-  return status == EK_OK ? finish_rank(clique, rank) : status;
+  if (status != EK_OK) return status;
+  return ek__cuda_finish_collectives(ek__cuda_clique_device(clique, rank), "opening NCCL");
 }
 
 ek_status ek__cuda_nccl_warm(struct ek__cuda_group *group) {
