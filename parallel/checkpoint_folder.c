@@ -15,16 +15,9 @@
 #include "checkpoint_internal.h"
 #include "core/alloc.h"
 #include "core/error.h"
+#include "io/file.h"
 
 static const char prefix[] = "step-", suffix[] = ".safetensors", unfinished[] = ".safetensors.tmp";
-
-static ek_status refused(const char *folder, const char *what) {
-  const int error = errno;
-  char text[128] = "";
-  (void)strerror_r(error, text, sizeof text);
-  return ek_error_set(error == ENOENT ? EK_ERR_NOT_FOUND : EK_ERR_IO, "%s: %s: %s", folder, what,
-                      text);
-}
 
 ek_status ek__checkpoint_path(char path[EK_CHECKPOINT_PATH_SIZE], const char *folder,
                               int64_t step) {
@@ -57,7 +50,7 @@ ek_status ek__checkpoint_list(int64_t **steps, size_t *count, const char *folder
   size_t capacity = 0;
   int64_t *list = NULL;
   ek_status status = EK_OK;
-  if (entries == NULL) return refused(folder, "the folder cannot be read");
+  if (entries == NULL) return ek__file_refused(folder, "the folder cannot be read");
   *count = 0;
   for (const struct dirent *entry; (entry = readdir(entries)) != NULL;) {
     const int64_t step = step_of(entry->d_name, suffix);
@@ -79,11 +72,12 @@ ek_status ek__checkpoint_list(int64_t **steps, size_t *count, const char *folder
 ek_status ek__checkpoint_make_folder(const char *folder) {
   struct stat about;
   if (mkdir(folder, 0777) == 0 || errno == EEXIST) {
-    if (stat(folder, &about) != 0) return refused(folder, "the folder cannot be looked at");
+    if (stat(folder, &about) != 0)
+      return ek__file_refused(folder, "the folder cannot be looked at");
     if (S_ISDIR(about.st_mode)) return EK_OK;
     return ek_error_set(EK_ERR_IO, "%s: states go into a folder, and this is none", folder);
   }
-  return refused(folder, "the folder cannot be made");
+  return ek__file_refused(folder, "the folder cannot be made");
 }
 
 static void remove_unfinished(const char *folder) {

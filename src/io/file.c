@@ -17,7 +17,7 @@
 /* At most so much in one call, as the system has it. */
 static const size_t most = (size_t)1 << 30;
 
-static ek_status refused(const char *path, const char *what) {
+ek_status ek__file_refused(const char *path, const char *what) {
   const int error = errno;
   char text[128] = "";
   (void)strerror_r(error, text, sizeof text);
@@ -31,9 +31,9 @@ ek_status ek__file_open(int *file, uint64_t *size, const char *path) {
   do {
     opened = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); /* a pipe would wait for a writer */
   } while (opened < 0 && errno == EINTR);
-  if (opened < 0) return refused(path, "cannot be opened");
+  if (opened < 0) return ek__file_refused(path, "cannot be opened");
   if (fstat(opened, &about) != 0) {
-    const ek_status status = refused(path, "cannot be looked at");
+    const ek_status status = ek__file_refused(path, "cannot be looked at");
     (void)close(opened);
     return status;
   }
@@ -51,7 +51,7 @@ ek_status ek__file_create(int *file, const char *path) {
   do {
     opened = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   } while (opened < 0 && errno == EINTR);
-  if (opened < 0) return refused(path, "cannot be created");
+  if (opened < 0) return ek__file_refused(path, "cannot be created");
   *file = opened;
   return EK_OK;
 }
@@ -65,7 +65,7 @@ ek_status ek__file_read(int file, const char *path, void *data, size_t bytes, ui
   while (bytes > 0) {
     const ssize_t got = pread(file, to, bytes < most ? bytes : most, (off_t)place);
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return refused(path, "cannot be read");
+    if (got < 0) return ek__file_refused(path, "cannot be read");
     EK__FAIL_IF(got == 0, EK_ERR_CORRUPT, "%s: it ends too early", path);
     to += got;
     bytes -= (size_t)got;
@@ -81,7 +81,7 @@ ek_status ek__file_write(int file, const char *path, const void *data, size_t by
     const ssize_t put = pwrite(file, from, bytes < most ? bytes : most, (off_t)place);
     if (put < 0 && errno == EINTR) continue;
     if (put == 0) errno = ENOSPC;
-    if (put <= 0) return refused(path, "cannot be written");
+    if (put <= 0) return ek__file_refused(path, "cannot be written");
     from += put;
     bytes -= (size_t)put;
     place += (uint64_t)put;
@@ -97,7 +97,7 @@ static ek_status open_folder(int *folder, const char *path) {
   EK_TRY(ek__new(&name, 1, length + 1, "a path"));
   memcpy(name, slash == NULL ? "." : path, length);
   *folder = open(name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  const ek_status status = *folder < 0 ? refused(name, "cannot be opened") : EK_OK;
+  const ek_status status = *folder < 0 ? ek__file_refused(name, "cannot be opened") : EK_OK;
   ek__free(name);
   return status;
 }
@@ -105,15 +105,16 @@ static ek_status open_folder(int *folder, const char *path) {
 ek_status ek__file_replace(bool *renamed, int file, const char *from, const char *to) {
   int folder = -1;
   *renamed = false;
-  ek_status status = fsync(file) == 0 ? EK_OK : refused(from, "cannot be synced");
-  if (close(file) != 0 && status == EK_OK) status = refused(from, "cannot be closed");
+  ek_status status = fsync(file) == 0 ? EK_OK : ek__file_refused(from, "cannot be synced");
+  if (close(file) != 0 && status == EK_OK) status = ek__file_refused(from, "cannot be closed");
   if (status == EK_OK) status = open_folder(&folder, to);
   if (status != EK_OK) return status;
   if (rename(from, to) == 0) {
     *renamed = true;
-    if (fsync(folder) != 0) status = refused(to, "it is there, but its folder cannot be synced");
+    if (fsync(folder) != 0)
+      status = ek__file_refused(to, "it is there, but its folder cannot be synced");
   } else {
-    status = refused(to, "the new file cannot be given this name");
+    status = ek__file_refused(to, "the new file cannot be given this name");
   }
   (void)close(folder);
   return status;

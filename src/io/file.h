@@ -11,6 +11,9 @@
 
 #include <evenkeel/status.h>
 
+/* The error of a call of the system that has just failed, by errno: EK_ERR_NOT_FOUND, EK_ERR_IO. */
+ek_status ek__file_refused(const char *path, const char *what);
+
 /* Opens a file that there is, and says how long it is. EK_ERR_NOT_FOUND, EK_ERR_IO. */
 ek_status ek__file_open(int *file, uint64_t *size, const char *path);
 /* Makes an empty file, or empties one. */
