@@ -10,13 +10,12 @@
 
 #include "core/alloc.h"
 #include "core/error.h"
+#include "core/sizes.h"
 #include "module/layer_internal.h"
 
 /* The operation would accept 2 x 6 against 4 x 3 flattened; a loss of that would be a mistake. */
 static ek_status check_target(const ek_tensor *y, const ek_tensor *target) {
-  bool equal = y->rank == target->rank;
-  for (int d = 0; equal && d < y->rank; d++) equal = y->shape[d] == target->shape[d];
-  if (equal) return EK_OK;
+  if (ek__same_sizes(y->rank, y->shape, target->rank, target->shape)) return EK_OK;
   return ek_error_set(EK_ERR_SHAPE, "the target has not the shape of the output (ranks %d and %d)",
                       target->rank, y->rank);
 }

@@ -18,6 +18,7 @@
 #include "checkpoint_internal.h"
 #include "core/alloc.h"
 #include "core/error.h"
+#include "core/sizes.h"
 #include "parallel_internal.h"
 
 /* ---- what a file says of itself ---- */
@@ -128,11 +129,9 @@ static ek_status check_entry(const ek_safetensors *file, const char *path,
                              const ek_state_info *info) {
   const ek_safetensors_entry *entry = ek_safetensors_find(file, info->name);
   if (entry == NULL) return mismatch(path, info->name, "is missing");
-  bool same = entry->like.rank == info->like.rank;
-  for (int i = 0; same && i < info->like.rank; i++) {
-    same = entry->like.shape[i] == info->like.shape[i];
+  if (!ek__same_sizes(entry->like.rank, entry->like.shape, info->like.rank, info->like.shape)) {
+    return mismatch(path, info->name, "has another shape");
   }
-  if (!same) return mismatch(path, info->name, "has another shape");
   const bool whole = info->like.type == EK_I32 || info->like.type == EK_I64;
   const bool whole_there = entry->like.type == EK_I32 || entry->like.type == EK_I64;
   if (entry->like.type == 0 || whole != whole_there ||
@@ -150,7 +149,7 @@ static ek_status check_entries(size_t *largest, const ek_data_parallel_model *mo
     ek_state_info info;
     EK_TRY(ek_state_entry(&info, model, i));
     EK_TRY(check_entry(file, path, &info));
-    const size_t bytes = (size_t)ek_tensor_count(&info.like) * ek_type_size(info.like.type);
+    const size_t bytes = ek_tensor_bytes(&info.like);
     if (bytes > *largest) *largest = bytes;
   }
   for (size_t i = 0; model->optimizer != NULL && i < ek_safetensors_count(file); i++) {

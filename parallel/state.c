@@ -236,20 +236,10 @@ static ek_status copy_entry(ek_data_parallel_model *model, const struct entry *e
 
 static ek_status check_host(const char *who, const char *name, const ek_tensor *like,
                             const ek_tensor *host) {
-  EK__FAIL_IF(!ek_tensor_exists(host) || host->device != NULL ||
-                  (host->data == NULL && ek_tensor_count(host) > 0),
-              EK_ERR_INVALID_ARGUMENT, "%s: there is no host tensor for %s", who, name);
-  EK__FAIL_IF(host->type != like->type, EK_ERR_TYPE, "%s: %s is %s, the host tensor is %s", who,
-              name, ek_type_name(like->type), ek_type_name(host->type));
-  if (ek_tensor_same_shape(host, like) ||
-      (host->rank == 1 && host->shape[0] == ek_tensor_count(like))) {
-    return EK_OK;
-  }
-  return ek_error_set(
-      EK_ERR_SHAPE,
-      "%s: %s has rank %d and %lld elements, the host tensor rank %d and %lld, or another shape",
-      who, name, like->rank, (long long)ek_tensor_count(like), host->rank,
-      (long long)ek_tensor_count(host));
+  EK__FAIL_IF(ek_tensor_exists(host) && host->type != like->type, EK_ERR_TYPE,
+              "%s: %s is %s, the host tensor is %s", who, name, ek_type_name(like->type),
+              ek_type_name(host->type));
+  return ek__tensor_check_host(host, like, who, name);
 }
 
 /* An entry, and that the host's tensor is like it. */

@@ -77,16 +77,16 @@ static void name_in_file(struct weight *weight, const ek_weights_options *o) {
 static ek_status fill_list(struct weights *w, const ek_data_parallel_model *model,
                            const ek_weights_options *o) {
   const size_t entries = ek_state_count(model);
-  int64_t total = 0;
+  uint64_t total = 0;
   EK_TRY(ek__new(&w->list, entries, sizeof *w->list, memory_of));
   for (size_t i = 0; i < entries; i++) {
     struct weight *weight = &w->list[w->count];
     EK_TRY(ek_state_entry(&weight->info, model, i));
     if (weight->info.kind > EK_STATE_KIND_BUFFER) break;
-    const ek_tensor *like = &weight->info.like;
     weight->place = (size_t)total;
-    weight->bytes = (size_t)ek_tensor_count(like) * ek_type_size(like->type);
-    EK__FAIL_IF(!ek__add(&total, total, (int64_t)((weight->bytes + 15) & ~(size_t)15)),
+    weight->bytes = ek_tensor_bytes(&weight->info.like);
+    EK__FAIL_IF(__builtin_add_overflow(total, weight->bytes, &total) ||
+                    !ek__round_up(&total, total, 16),
                 EK_ERR_OVERFLOW, "the weights are too large for one block of host memory");
     name_in_file(weight, o);
     w->count++;
@@ -155,9 +155,8 @@ static ek_status read_weight(const struct weights *w, const struct weight *weigh
   if (entry == NULL) entry = ek_safetensors_find(file, name += w->prefix);
   EK__FAIL_IF(entry == NULL, EK_ERR_MISMATCH, "%s has no %s, which the model calls %s", path,
               weight->name, weight->info.name);
-  bool same = entry->like.rank == host.rank;
-  for (int i = 0; same && i < host.rank; i++) same = entry->like.shape[i] == host.shape[i];
-  EK__FAIL_IF(!same, EK_ERR_MISMATCH, "%s: %s has another shape than the model's %s", path, name,
+  EK__FAIL_IF(!ek__same_sizes(host.rank, host.shape, entry->like.rank, entry->like.shape),
+              EK_ERR_MISMATCH, "%s: %s has another shape than the model's %s", path, name,
               weight->info.name);
   host.data = w->block + weight->place;
   EK_TRY(ek_safetensors_read(&host, file, name));

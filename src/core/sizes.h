@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 /* *result = a * b for a, b >= 0; false if it does not fit in 63 bits. */
 static inline bool ek__multiply(int64_t *result, int64_t a, int64_t b) {
@@ -16,6 +17,12 @@ static inline bool ek__multiply(int64_t *result, int64_t a, int64_t b) {
 /* *result = a + b; false if it does not fit in 63 bits. */
 static inline bool ek__add(int64_t *result, int64_t a, int64_t b) {
   return !__builtin_add_overflow(a, b, result);
+}
+
+/* Whether two shapes are the same, of tensors of whatever type. */
+static inline bool ek__same_sizes(int rank, const int64_t *shape, int other_rank,
+                                  const int64_t *other) {
+  return rank == other_rank && memcmp(shape, other, (size_t)rank * sizeof *shape) == 0;
 }
 
 /* `bytes` up to the next multiple of `unit`, a power of two; false if there is none. */

@@ -44,6 +44,11 @@ void ek__device_count_event(ek_device *device, int change);
 void ek__tensor_cut_from(const ek_tensor *tensor, int64_t first);
 int64_t ek__tensor_first(const ek_tensor *tensor);
 
+/* tensor.c: whether a host's tensor takes what is like `like`, in its shape or as a list of all its
+ * elements; of any type. A message begins with the two names. */
+ek_status ek__tensor_check_host(const ek_tensor *host, const ek_tensor *like, const char *who,
+                                const char *name);
+
 /* stream.c */
 ek_status ek__stream_open(ek_stream **stream, ek_device *device, const struct ek__backend *backend,
                           ek_stream_kind kind, int threads);

@@ -170,11 +170,21 @@ int ek_tensor_holders(const ek_tensor *tensor) {
 }
 
 bool ek_tensor_same_shape(const ek_tensor *a, const ek_tensor *b) {
-  if (a == NULL || b == NULL || a->type != b->type || a->rank != b->rank) return false;
-  for (int i = 0; i < a->rank; i++) {
-    if (a->shape[i] != b->shape[i]) return false;
-  }
-  return true;
+  return a != NULL && b != NULL && a->type == b->type &&
+         ek__same_sizes(a->rank, a->shape, b->rank, b->shape);
+}
+
+ek_status ek__tensor_check_host(const ek_tensor *host, const ek_tensor *like, const char *who,
+                                const char *name) {
+  const int64_t count = ek_tensor_count(like), given = ek_tensor_count(host);
+  EK__FAIL_IF(!ek_tensor_exists(host) || host->device != NULL || (host->data == NULL && given > 0),
+              EK_ERR_INVALID_ARGUMENT, "%s: there is no host tensor for %s", who, name);
+  if (ek__same_sizes(host->rank, host->shape, like->rank, like->shape)) return EK_OK;
+  if (host->rank == 1 && given == count) return EK_OK;
+  return ek_error_set(EK_ERR_SHAPE,
+                      "%s: tensor %s has rank %d and %lld elements, the host tensor rank %d and "
+                      "%lld, or another shape",
+                      who, name, like->rank, (long long)count, host->rank, (long long)given);
 }
 
 ek_status ek_tensor_set_category(ek_tensor *tensor, ek_memory_category category) {

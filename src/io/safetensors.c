@@ -12,6 +12,7 @@
 
 #include "core/alloc.h"
 #include "core/error.h"
+#include "device/device_internal.h"
 #include "io/file.h"
 #include "io/header.h"
 
@@ -113,25 +114,14 @@ static bool is_float(ek_type type) {
 static ek_status check_host(const ek_tensor *host, const ek_safetensors *file,
                             const struct ek__file_tensor *tensor) {
   const ek_tensor *like = &tensor->entry.like;
-  EK__FAIL_IF(!ek_tensor_exists(host) || host->device != NULL ||
-                  (host->data == NULL && ek_tensor_count(host) > 0),
-              EK_ERR_INVALID_ARGUMENT, "ek_safetensors_read: there is no host tensor");
   const bool turned = is_float(like->type) && (host->type == EK_F32 || host->type == EK_F64);
-  EK__FAIL_IF(like->type == 0 || (host->type != like->type && !turned), EK_ERR_TYPE,
+  EK__FAIL_IF(like->type == 0 || (ek_tensor_exists(host) && host->type != like->type && !turned),
+              EK_ERR_TYPE,
               "%s: tensor %s: it is %s, or has more than %d dimensions, and "
               "cannot be read as %s",
               file->path, tensor->entry.name, tensor->type_name, EK_MAX_RANK,
               ek_type_name(host->type));
-  bool same = host->rank == like->rank;
-  for (int i = 0; same && i < like->rank; i++) same = host->shape[i] == like->shape[i];
-  if (same || (host->rank == 1 && host->shape[0] == ek_tensor_count(like))) {
-    return EK_OK;
-  }
-  return ek_error_set(EK_ERR_SHAPE,
-                      "%s: tensor %s has rank %d and %lld elements, the host tensor "
-                      "rank %d and %lld, or another shape",
-                      file->path, tensor->entry.name, like->rank, (long long)ek_tensor_count(like),
-                      host->rank, (long long)ek_tensor_count(host));
+  return ek__tensor_check_host(host, like, file->path, tensor->entry.name);
 }
 
 /* A number of 16 bits, of which `exponent` are the exponent's, exactly. */

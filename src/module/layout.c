@@ -228,10 +228,9 @@ ek_status ek_declare_tie(ek_declaration *declaration, const char *name, const ch
   from = resolve(layout, from);
   EK__FAIL_IF(resolve(layout, to) != to || from == to, EK_ERR_INVALID_ARGUMENT,
               "%s: %s is tied already", declaration->kind, path);
-  bool same = a->rank == b->rank && a->buffer == b->buffer;
-  for (int i = 0; same && i < a->rank; i++) same = a->shape[i] == b->shape[i];
-  EK__FAIL_IF(!same, EK_ERR_SHAPE, "%s: cannot tie %s to %s: their shapes differ",
-              declaration->kind, path, source_path);
+  EK__FAIL_IF(a->buffer != b->buffer || !ek__same_sizes(a->rank, a->shape, b->rank, b->shape),
+              EK_ERR_SHAPE, "%s: cannot tie %s to %s: their shapes differ", declaration->kind, path,
+              source_path);
   layout->parameters[to].alias = from;
   layout->parameters[from].users += layout->parameters[to].users;
   return EK_OK;

@@ -25,7 +25,7 @@ static void read_all(const ek_safetensors *file, size_t size) {
     const ek_safetensors_entry *entry = ek_safetensors_at(file, i);
     REQUIRE(ek_safetensors_find(file, entry->name) == entry);
     if (entry->like.type == 0) continue;
-    const size_t bytes = (size_t)ek_tensor_count(&entry->like) * ek_type_size(entry->like.type);
+    const size_t bytes = ek_tensor_bytes(&entry->like);
     held += bytes;
     REQUIRE(held <= size);
     ek_tensor host = entry->like;

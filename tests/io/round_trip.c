@@ -9,7 +9,7 @@
 
 static ek_status copy_tensor(ek_safetensors_writer *writer, const ek_safetensors *file, size_t i) {
   const ek_safetensors_entry *entry = ek_safetensors_at(file, i);
-  const size_t bytes = (size_t)ek_tensor_count(&entry->like) * ek_type_size(entry->like.type);
+  const size_t bytes = ek_tensor_bytes(&entry->like);
   ek_tensor host = entry->like;
   host.data = malloc(bytes + 1);
   if (host.data == NULL) return EK_ERR_OUT_OF_MEMORY;
