@@ -38,19 +38,16 @@ struct ek_checkpoint_write {
   ek_safetensors_writer *file;
   char *block; /* all entries, one after the other; NULL if the devices are asked */
   pthread_t thread;
-  bool started;
   ek_status status; /* the thread's, with its message */
   char message[EK__MESSAGE_SIZE];
 };
 
 static const char memory_of[] = "a state to save";
 
-static size_t bytes_of(const ek_state_info *info) {
-  return (size_t)ek_tensor_count(&info->like) * ek_type_size(info->like.type);
-}
-
 /* In the block, where each entry is aligned. */
-static size_t room_of(const ek_state_info *info) { return (bytes_of(info) + 15) & ~(size_t)15; }
+static size_t room_of(const ek_state_info *info) {
+  return (ek_tensor_bytes(&info->like) + 15) & ~(size_t)15;
+}
 
 /* ---- describing ---- */
 
@@ -181,7 +178,7 @@ static ek_status copy_all(ek_checkpoint_write *self, const ek_data_parallel_mode
 static ek_status write_block(ek_checkpoint_write *self) {
   const char *next = self->block;
   for (size_t i = 0; i < self->count; i++) {
-    const size_t bytes = bytes_of(&self->infos[i]);
+    const size_t bytes = ek_tensor_bytes(&self->infos[i].like);
     for (size_t done = 0; done < bytes; done += PIECE) {
       const size_t part = bytes - done < PIECE ? bytes - done : PIECE;
       EK_TRY(ek_safetensors_write(self->file, i, next + done, part));
@@ -209,7 +206,6 @@ ek_status ek_checkpoint_begin(ek_checkpoint_write **write, const ek_data_paralle
     status = ek__thread_start(&self->thread, EK__WORKER_STACK, write_main, self);
   }
   if (status == EK_OK) {
-    self->started = true;
     *write = self;
   } else {
     destroy(self);
@@ -220,7 +216,7 @@ ek_status ek_checkpoint_begin(ek_checkpoint_write **write, const ek_data_paralle
 ek_status ek_checkpoint_end(ek_checkpoint_write *write) {
   ek_status status = EK_OK;
   if (write == NULL) return EK_OK;
-  if (write->started) (void)pthread_join(write->thread, NULL);
+  (void)pthread_join(write->thread, NULL);
   if (write->status != EK_OK) status = ek_error_set(write->status, "%s", write->message);
   destroy(write);
   return status;

@@ -98,12 +98,17 @@ static void free_outputs(ek_trainer *self) {
   }
 }
 
+static ek_status end_save(ek_trainer *self) {
+  ek_checkpoint_write *write = self->write;
+  self->write = NULL;
+  return ek_checkpoint_end(write);
+}
+
 ek_status ek_trainer_free(ek_trainer *trainer) {
   if (trainer == NULL) return EK_OK;
   EK_TRY(ek__owner_enter(&trainer->owner, "ek_trainer_free", "the trainer"));
   free_outputs(trainer);
-  (void)ek_checkpoint_end(trainer->write);
-  trainer->write = NULL;
+  (void)end_save(trainer);
   ek_data_parallel_optimizer_free(trainer->optimizer);
   ek_data_parallel_criterion_free(trainer->criterion);
   ek_data_parallel_model_free(trainer->model);
@@ -235,12 +240,6 @@ ek_status ek_trainer_predict(ek_shards *outputs, ek_trainer *trainer, const ek_t
 }
 
 /* ---- files ---- */
-
-static ek_status end_save(ek_trainer *self) {
-  ek_checkpoint_write *write = self->write;
-  self->write = NULL;
-  return ek_checkpoint_end(write);
-}
 
 ek_status ek_trainer_save(ek_trainer *trainer, const char *folder,
                           const ek_checkpoint_options *options) {
