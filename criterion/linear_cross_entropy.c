@@ -16,7 +16,6 @@
 #include <evenkeel/linear_cross_entropy.h>
 
 #include <inttypes.h>
-#include <math.h>
 #include <string.h>
 
 #include <evenkeel/elementwise.h>
@@ -24,31 +23,21 @@
 
 #include "core/alloc.h"
 #include "core/error.h"
-#include "module/layer_internal.h"
 #include "core/options.h"
 #include "entropy_terms.h"
 #include "module/layer_internal.h"
-
-enum { WEIGHT, BIAS };
+#include "module/product.h"
 
 struct linear_cross_entropy {
   ek_criterion base;
   struct ek__entropy entropy;
-  int64_t in, out;
-  bool bias;
+  struct ek__affine head;
   uint64_t logits_bytes;
-  ek_initializer weight_start, bias_start;
 };
 
 static ek_status declare(const ek_module *self, ek_declaration *declaration) {
   const struct linear_cross_entropy *m = (const struct linear_cross_entropy *)self;
-  const int64_t shape[] = {m->out, m->in};
-  ek_parameter_options options = EK_PARAMETER_OPTIONS_INIT;
-  options.no_decay = true;
-  EK_TRY(ek_declare_parameter(declaration, "weight", 2, shape, m->weight_start));
-  if (m->bias) {
-    EK_TRY(ek_declare_parameter_with(declaration, "bias", 1, shape, m->bias_start, &options));
-  }
+  EK_TRY(ek__affine_declare(&m->head, declaration));
   return ek__entropy_declare(&m->entropy, declaration);
 }
 
@@ -62,7 +51,7 @@ static ek_status declare(const ek_module *self, ek_declaration *declaration) {
 enum { ENOUGH_ROWS = 1024 };
 
 static int64_t rows_of_block(const struct linear_cross_entropy *m, int64_t rows, ek_type type) {
-  const uint64_t row = (uint64_t)m->out * ek_type_size(type);
+  const uint64_t row = (uint64_t)m->head.out * ek_type_size(type);
   const uint64_t limit = m->logits_bytes / row;
   const int64_t wanted = rows < ENOUGH_ROWS ? rows : ENOUGH_ROWS;
   const int64_t most = limit >= (uint64_t)wanted ? wanted : limit > 0 ? (int64_t)limit : 1;
@@ -97,18 +86,18 @@ static void close_work(struct work *w) {
 
 static ek_status fill_work(struct work *w, const ek_tensor *h, const ek_tensor *targets) {
   const struct linear_cross_entropy *m = w->m;
-  w->rows = ek_tensor_count(h) / m->in;
-  const int64_t matrix[] = {w->rows, m->in};
+  w->rows = ek_tensor_count(h) / m->head.in;
+  const int64_t matrix[] = {w->rows, m->head.in};
   EK__FAIL_IF(ek_tensor_count(targets) != w->rows, EK_ERR_SHAPE,
               "%" PRId64 " targets for %" PRId64 " rows", ek_tensor_count(targets), w->rows);
   EK_TRY(ek_tensor_reshape(&w->h, h, 2, matrix));
   EK_TRY(ek_tensor_reshape(&w->targets, targets, 1, &w->rows));
-  EK_TRY(ek_pass_parameter(&w->weight, w->pass, WEIGHT));
-  if (m->bias) EK_TRY(ek_pass_parameter(&w->bias, w->pass, BIAS));
+  EK_TRY(ek_pass_parameter(&w->weight, w->pass, EK__WEIGHT));
+  if (m->head.bias) EK_TRY(ek_pass_parameter(&w->bias, w->pass, EK__BIAS));
   EK_TRY(ek__entropy_terms(&w->terms, &w->class_weights, &m->entropy, w->pass,
-                           (size_t)(m->bias ? BIAS : WEIGHT) + 1, m->out));
+                           (size_t)(m->head.bias ? EK__BIAS : EK__WEIGHT) + 1, m->head.out));
   w->block = rows_of_block(m, w->rows, h->type);
-  const int64_t block[] = {w->block, m->out};
+  const int64_t block[] = {w->block, m->head.out};
   return ek_pass_output(&w->logits, w->pass, h->type, 2, block);
 }
 
@@ -117,7 +106,7 @@ static ek_status open_work(struct work *w, const ek_module *self, ek_pass *pass,
                            const ek_tensor *targets) {
   *w = (struct work){
       .m = (const struct linear_cross_entropy *)self, .pass = pass, .stream = ek_pass_stream(pass)};
-  EK_TRY(ek__layer_check(pass, h, w->m->in));
+  EK_TRY(ek__layer_check(pass, h, w->m->head.in));
   const ek_status status = fill_work(w, h, targets);
   if (status != EK_OK) close_work(w);
   return status;
@@ -125,17 +114,17 @@ static ek_status open_work(struct work *w, const ek_module *self, ek_pass *pass,
 
 /* From now on blocks have gradients; dh: where that of h goes, NULL if it is not wanted. */
 static ek_status want_gradients(struct work *w, const ek_tensor *dh) {
-  const int64_t matrix[] = {w->rows, w->m->in};
+  const int64_t matrix[] = {w->rows, w->m->head.in};
   if (w->rows == 0) return EK_OK; /* nothing would overwrite them */
   if (dh != NULL) EK_TRY(ek_tensor_reshape(&w->dh, dh, 2, matrix));
-  EK_TRY(ek_pass_gradient(&w->dweight, &w->weight_beta, w->pass, WEIGHT));
-  if (!w->m->bias) return EK_OK;
-  return ek_pass_gradient(&w->dbias, &w->bias_beta, w->pass, BIAS);
+  EK_TRY(ek_pass_gradient(&w->dweight, &w->weight_beta, w->pass, EK__WEIGHT));
+  if (!w->m->head.bias) return EK_OK;
+  return ek_pass_gradient(&w->dbias, &w->bias_beta, w->pass, EK__BIAS);
 }
 
 static ek_status complete_gradients(const struct work *w) {
-  EK_TRY(ek_pass_gradient_complete(w->pass, WEIGHT));
-  return w->m->bias ? ek_pass_gradient_complete(w->pass, BIAS) : EK_OK;
+  EK_TRY(ek_pass_gradient_complete(w->pass, EK__WEIGHT));
+  return w->m->head.bias ? ek_pass_gradient_complete(w->pass, EK__BIAS) : EK_OK;
 }
 
 /* Rows of a block, without a reference: whoever holds the whole outlives it. */
@@ -158,14 +147,15 @@ static ek_status next_block(struct block *b, const struct work *w, int64_t first
   EK_TRY(rows_of(&b->h, &w->h, first, b->count));
   EK_TRY(rows_of(&b->targets, &w->targets, first, b->count));
   EK_TRY(rows_of(&b->logits, &w->logits, 0, b->count));
-  return ek_op_linear(w->stream, &b->logits, &b->h, &w->weight, w->m->bias ? &w->bias : NULL);
+  return ek_op_linear(w->stream, &b->logits, &b->h, &w->weight, w->m->head.bias ? &w->bias : NULL);
 }
 
 /* The logits of the block hold their gradient: dW first, for which h must still be there. */
 static ek_status use_gradient(struct work *w, const struct block *b) {
   ek_tensor dh;
   EK_TRY(ek_op_linear_gradients(w->stream, &w->dweight, w->weight_beta,
-                                w->m->bias ? &w->dbias : NULL, w->bias_beta, &b->logits, &b->h));
+                                w->m->head.bias ? &w->dbias : NULL, w->bias_beta, &b->logits,
+                                &b->h));
   w->weight_beta = w->bias_beta = 1;
   if (!ek_tensor_exists(&w->dh)) return EK_OK;
   EK_TRY(rows_of(&dh, &w->dh, b->first, b->count));
@@ -270,7 +260,10 @@ cleanup:
   return status;
 }
 
-/* ---- backward, where forward did not know the scale ---- */
+/* ---- backward ---- */
+
+/* What forward saved where it did not know the scale. */
+enum { H, TARGETS, NORMALIZER, SAVED };
 
 /* Either one scale for all rows, or factors of the single losses. */
 static ek_status walk_backward(struct work *w, const ek_tensor *normalizer, const ek_tensor *scale,
@@ -296,36 +289,37 @@ static ek_status walk_backward(struct work *w, const ek_tensor *normalizer, cons
   return complete_gradients(w);
 }
 
+/* Forward knew the scale, and saved the gradient of h. */
+static ek_status take_gradient(ek_pass *pass, ek_tensor *grad_inputs) {
+  ek_tensor dh = {0};
+  EK_TRY(ek_pass_take(&dh, pass));
+  if (grad_inputs == NULL) {
+    ek_tensor_free(&dh);
+  } else {
+    grad_inputs[0] = dh;
+  }
+  return EK_OK;
+}
+
 static ek_status backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
                           ek_tensor *grad_inputs) {
   const ek_tensor scale = ek_criterion_scale(&grad_outputs[0], 0);
   struct work w = {0};
-  ek_tensor h = {0}, targets = {0}, normalizer = {0};
+  ek_tensor saved[SAVED];
   double known = 0;
   ek_status status = EK_OK;
-  if (ek_pass_known_scale(&known, pass)) {
-    EK_TRY(ek_pass_take(&h, pass)); /* its gradient */
-    if (grad_inputs == NULL) {
-      ek_tensor_free(&h);
-    } else {
-      grad_inputs[0] = h;
-    }
-    return EK_OK;
-  }
-  EK_TRY_GOTO(status, ek_pass_take(&normalizer, pass), cleanup);
-  EK_TRY_GOTO(status, ek_pass_take(&targets, pass), cleanup);
-  EK_TRY_GOTO(status, ek_pass_take(&h, pass), cleanup);
+  if (ek_pass_known_scale(&known, pass)) return take_gradient(pass, grad_inputs);
+  EK_TRY(ek__layer_take(saved, pass, SAVED));
   if (grad_inputs != NULL) {
-    EK_TRY_GOTO(status, ek_pass_input_gradient(&grad_inputs[0], pass, &h), cleanup);
+    EK_TRY_GOTO(status, ek_pass_input_gradient(&grad_inputs[0], pass, &saved[H]), cleanup);
   }
-  EK_TRY_GOTO(status, open_work(&w, self, pass, &h, &targets), cleanup);
-  EK_TRY_GOTO(status, want_gradients(&w, grad_inputs == NULL ? NULL : &grad_inputs[0]), cleanup);
-  status = walk_backward(&w, &normalizer, &scale, self->outputs == 2 ? &grad_outputs[1] : NULL);
+  EK_TRY_GOTO(status, open_work(&w, self, pass, &saved[H], &saved[TARGETS]), cleanup);
+  EK_TRY_GOTO(status, want_gradients(&w, grad_inputs), cleanup);
+  status =
+      walk_backward(&w, &saved[NORMALIZER], &scale, self->outputs == 2 ? &grad_outputs[1] : NULL);
 cleanup:
   close_work(&w);
-  ek_tensor_free(&h);
-  ek_tensor_free(&targets);
-  ek_tensor_free(&normalizer);
+  ek__free_all(saved, SAVED);
   return status;
 }
 
@@ -333,15 +327,8 @@ cleanup:
 
 static ek_status predict(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
                          ek_tensor *outputs) {
-  const struct linear_cross_entropy *m = (const struct linear_cross_entropy *)self;
-  ek_tensor weight, bias, shape = inputs[0];
-  EK_TRY(ek__layer_check(pass, &inputs[0], m->in));
-  EK_TRY(ek_pass_parameter(&weight, pass, WEIGHT));
-  if (m->bias) EK_TRY(ek_pass_parameter(&bias, pass, BIAS));
-  shape.shape[shape.rank - 1] = m->out;
-  EK_TRY(ek__layer_result(&outputs[0], pass, &shape));
-  return ek_op_linear(ek_pass_stream(pass), &outputs[0], &inputs[0], &weight,
-                      m->bias ? &bias : NULL);
+  const ek_formula head = ek__affine_formula(&((const struct linear_cross_entropy *)self)->head);
+  return ek__product_forward(&head, pass, &inputs[0], &outputs[0]); /* nobody saves here */
 }
 
 static void release(ek_module *self) {
@@ -354,11 +341,8 @@ static const ek_module_ops ops = {EK__LAYER("linear_cross_entropy", forward, bac
 
 /* ---- creation ---- */
 
-static ek_status check(int64_t in, int64_t out, const ek_linear_cross_entropy_options *o,
+static ek_status check(int64_t out, const ek_linear_cross_entropy_options *o,
                        const struct ek__entropy *entropy) {
-  EK__FAIL_IF(in <= 0 || out <= 0, EK_ERR_INVALID_ARGUMENT,
-              "linear_cross_entropy: sizes are %" PRId64 " -> %" PRId64 ", expected both above 0",
-              in, out);
   EK__FAIL_IF(o->logits_bytes == 0, EK_ERR_INVALID_ARGUMENT,
               "linear_cross_entropy: logits_bytes is 0");
   if (entropy->classes <= out) return EK_OK;
@@ -368,17 +352,12 @@ static ek_status check(int64_t in, int64_t out, const ek_linear_cross_entropy_op
 }
 
 static ek_status fill(struct linear_cross_entropy *m, const ek_linear_cross_entropy_options *o) {
-  const ek_initializer spread =
-      m->in > 0 ? ek_initializer_uniform(-1.0 / sqrt((double)m->in), 1.0 / sqrt((double)m->in))
-                : ek_initializer_zeros();
   ek_reduction reduction = EK_REDUCTION_MEAN;
   EK_TRY(ek__entropy_open(&m->entropy, &reduction, ops.kind, o->loss));
-  EK_TRY(check(m->in, m->out, o, &m->entropy));
+  EK_TRY(check(m->head.out, o, &m->entropy));
   EK_TRY(ek_criterion_init(&m->base, &ops, 1, 1, reduction));
   m->base.base.predictions = 1;
   m->logits_bytes = o->logits_bytes;
-  m->weight_start = o->weight == NULL ? spread : *o->weight;
-  m->bias_start = o->weight == NULL ? spread : ek_initializer_zeros();
   return EK_OK;
 }
 
@@ -387,7 +366,8 @@ ek_status ek_linear_cross_entropy_create(ek_criterion **criterion, int64_t in, i
   ek_linear_cross_entropy_options o = EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT;
   EK__NOT_NULL("linear_cross_entropy", criterion);
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_linear_cross_entropy_options"));
-  struct linear_cross_entropy made = {.in = in, .out = out, .bias = o.bias};
+  struct linear_cross_entropy made = {.base = {.coefficients = NULL}};
+  EK_TRY(ek__affine_fill(&made.head, ops.kind, in, out, o.bias, o.weight));
   ek_status status = fill(&made, &o);
   if (status == EK_OK) status = ek__new_copy(criterion, &made, sizeof made, "linear_cross_entropy");
   if (status != EK_OK) ek__entropy_close(&made.entropy);

@@ -3,10 +3,41 @@
  */
 #include "module/product.h"
 
+#include <inttypes.h>
+#include <math.h>
+
 #include <evenkeel/products.h>
 
 #include "core/error.h"
 #include "module/layer_internal.h"
+
+ek_status ek__affine_fill(struct ek__affine *affine, const char *kind, int64_t in, int64_t out,
+                          bool bias, const ek_initializer *weight) {
+  EK__FAIL_IF(in <= 0 || out <= 0, EK_ERR_INVALID_ARGUMENT,
+              "%s: sizes are %" PRId64 " -> %" PRId64 ", expected both above 0", kind, in, out);
+  const double bound = 1.0 / sqrt((double)in);
+  const ek_initializer spread = ek_initializer_uniform(-bound, bound);
+  *affine = (struct ek__affine){.in = in,
+                                .out = out,
+                                .bias = bias,
+                                .weight_start = weight == NULL ? spread : *weight,
+                                .bias_start = weight == NULL ? spread : ek_initializer_zeros()};
+  return EK_OK;
+}
+
+ek_status ek__affine_declare(const struct ek__affine *affine, ek_declaration *declaration) {
+  const int64_t shape[] = {affine->out, affine->in};
+  EK_TRY(ek_declare_parameter(declaration, "weight", 2, shape, affine->weight_start));
+  if (!affine->bias) return EK_OK;
+  ek_parameter_options options = EK_PARAMETER_OPTIONS_INIT;
+  options.no_decay = true;
+  return ek_declare_parameter_with(declaration, "bias", 1, shape, affine->bias_start, &options);
+}
+
+ek_formula ek__affine_formula(const struct ek__affine *affine) {
+  return (ek_formula){
+      .kind = EK_FORMULA_LINEAR, .weight = EK__WEIGHT, .bias = EK__BIAS, .has_bias = affine->bias};
+}
 
 /* Gets the parameters and checks x; `shape` is a tensor of the output's shape, without memory. */
 static ek_status prepare(const ek_formula *linear, ek_pass *pass, const ek_tensor *x,

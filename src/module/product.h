@@ -1,11 +1,28 @@
 /*
- * product.h - y = x W^T + b and its way back, as the module whose formula this is, which the caller
- * is or has entered.
+ * product.h - y = x W^T + b: the parameters, and the way there and back as the module whose formula
+ * this is, which the caller is or has entered.
  */
 #ifndef EK_PRODUCT_H
 #define EK_PRODUCT_H
 
+#include <evenkeel/module.h>
 #include <evenkeel/pass.h>
+
+/* Sizes and first values of W [out, in] and b [out], the first two parameters of their module. */
+struct ek__affine {
+  int64_t in, out;
+  bool bias;
+  ek_initializer weight_start, bias_start;
+};
+
+enum { EK__WEIGHT, EK__BIAS };
+
+/* Both begin uniform in +-1/sqrt(in); where `weight` says how W begins (not NULL), b begins as zeros.
+ * EK_ERR_INVALID_ARGUMENT: a size is not above 0; `kind` is whose they are. */
+ek_status ek__affine_fill(struct ek__affine *affine, const char *kind, int64_t in, int64_t out,
+                          bool bias, const ek_initializer *weight);
+ek_status ek__affine_declare(const struct ek__affine *affine, ek_declaration *declaration);
+ek_formula ek__affine_formula(const struct ek__affine *affine);
 
 /* Saves x. */
 ek_status ek__product_forward(const ek_formula *linear, ek_pass *pass, const ek_tensor *x,
