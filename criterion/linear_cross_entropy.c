@@ -51,7 +51,7 @@ static ek_status declare(const ek_module *self, ek_declaration *declaration) {
 enum { ENOUGH_ROWS = 1024 };
 
 static int64_t rows_of_block(const struct linear_cross_entropy *m, int64_t rows, ek_type type) {
-  const uint64_t row = (uint64_t)m->head.out * ek_type_size(type);
+  const uint64_t row = (uint64_t)ek_tensor_aligned_columns(m->head.out, type) * ek_type_size(type);
   const uint64_t limit = m->logits_bytes / row;
   const int64_t wanted = rows < ENOUGH_ROWS ? rows : ENOUGH_ROWS;
   const int64_t most = limit >= (uint64_t)wanted ? wanted : limit > 0 ? (int64_t)limit : 1;
@@ -68,7 +68,7 @@ struct work {
   ek_stream *stream;
   int64_t rows, block;
   ek_tensor h, targets;                  /* [rows, in], [rows]; hold references */
-  ek_tensor logits;                      /* [block, out]; holds one */
+  ek_tensor logits;                      /* [block, out and padding]; holds one */
   ek_tensor weight, bias, class_weights; /* loans */
   ek_cross_entropy_terms terms;
   /* The gradients, if they are computed: */
@@ -96,8 +96,9 @@ static ek_status fill_work(struct work *w, const ek_tensor *h, const ek_tensor *
   if (m->head.bias) EK_TRY(ek_pass_parameter(&w->bias, w->pass, EK__BIAS));
   EK_TRY(ek__entropy_terms(&w->terms, &w->class_weights, &m->entropy, w->pass,
                            (size_t)(m->head.bias ? EK__BIAS : EK__WEIGHT) + 1, m->head.out));
+  if (w->terms.classes == 0) w->terms.classes = m->head.out; /* rows of logits are padded */
   w->block = rows_of_block(m, w->rows, h->type);
-  const int64_t block[] = {w->block, m->head.out};
+  const int64_t block[] = {w->block, ek_tensor_aligned_columns(m->head.out, h->type)};
   return ek_pass_output(&w->logits, w->pass, h->type, 2, block);
 }
 
@@ -147,19 +148,20 @@ static ek_status next_block(struct block *b, const struct work *w, int64_t first
   EK_TRY(rows_of(&b->h, &w->h, first, b->count));
   EK_TRY(rows_of(&b->targets, &w->targets, first, b->count));
   EK_TRY(rows_of(&b->logits, &w->logits, 0, b->count));
-  return ek_op_linear(w->stream, &b->logits, &b->h, &w->weight, w->m->head.bias ? &w->bias : NULL);
+  return ek_op_padded_linear(w->stream, &b->logits, &b->h, &w->weight,
+                             w->m->head.bias ? &w->bias : NULL);
 }
 
 /* The logits of the block hold their gradient: dW first, for which h must still be there. */
 static ek_status use_gradient(struct work *w, const struct block *b) {
   ek_tensor dh;
-  EK_TRY(ek_op_linear_gradients(w->stream, &w->dweight, w->weight_beta,
-                                w->m->head.bias ? &w->dbias : NULL, w->bias_beta, &b->logits,
-                                &b->h));
+  EK_TRY(ek_op_padded_linear_gradients(w->stream, &w->dweight, w->weight_beta,
+                                       w->m->head.bias ? &w->dbias : NULL, w->bias_beta, &b->logits,
+                                       &b->h));
   w->weight_beta = w->bias_beta = 1;
   if (!ek_tensor_exists(&w->dh)) return EK_OK;
   EK_TRY(rows_of(&dh, &w->dh, b->first, b->count));
-  return ek_op_matmul(w->stream, &dh, &b->logits, false, &w->weight, false, 0.0);
+  return ek_op_padded_linear_backward(w->stream, &dh, &b->logits, &w->weight);
 }
 
 /* ---- forward ---- */

@@ -64,6 +64,10 @@ typedef struct ek_tensor {
 EK_API size_t ek_type_size(ek_type type);
 EK_API const char *ek_type_name(ek_type type);
 
+/* The least number of columns, `columns` or more, with which every row of a matrix begins at a multiple
+ * of 16 bytes if the first does; 0 for a value outside the list. */
+EK_API int64_t ek_tensor_aligned_columns(int64_t columns, ek_type type);
+
 /*
  * A new tensor on `device`, its elements undefined, charged to `category`.
  * EK_ERR_INVALID_ARGUMENT  NULL, negative sizes, a rank or type there is not

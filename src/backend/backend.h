@@ -33,10 +33,11 @@ struct ek__types {
  * A void pointer is to values, unless the comment says that it is to sums.
  */
 
-struct ek__matmul_args { /* c[m][n] = a' b' + beta c; a' is m x k, b' is k x n; row-major, dense */
+struct ek__matmul_args { /* c[m][n] = a' b' + beta c; a' is m x k, b' is k x n; row-major */
   void *c;
   const void *a, *b;
   int64_t m, n, k;
+  int64_t lda, ldb, ldc;         /* elements from one stored row to the next */
   bool transpose_a, transpose_b; /* a is stored k x m; b is stored n x k */
   double beta;
   const void *bias; /* n elements to be added to each row of c, or NULL */
@@ -73,6 +74,7 @@ struct
   void *y;            /* column_sum: sums */
   const void *a, *b;
   int64_t rows, columns;
+  int64_t pitch; /* elements from one row of the matrix to the next */
   double value;
   struct ek__types types;
 };

@@ -30,3 +30,10 @@ ek_status ek__types_check(unsigned types, ek_type type, const char *who) {
                                  : "no type that there is",
                       ek_type_name(type));
 }
+
+int64_t ek_tensor_aligned_columns(int64_t columns, ek_type type) {
+  const int64_t size = (int64_t)ek__type_size(type), together = size == 0 ? 1 : 16 / size;
+  const int64_t over = columns % together;
+  if (size == 0) return 0;
+  return over <= 0 || columns > INT64_MAX - together ? columns : columns - over + together;
+}

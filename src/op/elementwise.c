@@ -69,7 +69,7 @@ ek_status ek_op_add_bias(ek_stream *stream, ek_tensor *x, const ek_tensor *bias)
                                              EK__READ(bias, VALUE, EK__IS(ROW, X), .to = &args.b)};
   EK_TRY(ek__op_begin(&op, "add_bias", stream, operands, COUNT, &args.types));
   args.rows = op.rows[X];
-  args.columns = op.columns[X];
+  args.columns = args.pitch = op.columns[X];
   return op.kernels == NULL ? EK_OK : op.kernels->add_bias(stream, &args);
 }
 
@@ -81,7 +81,7 @@ ek_status ek_op_column_sum(ek_stream *stream, ek_tensor *y, const ek_tensor *x, 
                                          [X] = EK__READ(x, VALUE, .to = &args.a)};
   EK_TRY(ek__op_begin(&op, "column_sum", stream, operands, COUNT, &args.types));
   args.rows = op.rows[X];
-  args.columns = op.columns[X];
+  args.columns = args.pitch = op.columns[X];
   return op.kernels == NULL ? EK_OK : op.kernels->column_sum(stream, &args);
 }
 

@@ -7,6 +7,14 @@
 
 #include "op/op_internal.h"
 
+/* Stored rows follow each other without gaps: they are as long as the tensors say. */
+static void strides(struct ek__matmul_args *args, const struct ek__op *op, size_t c, size_t a,
+                    size_t b) {
+  args->lda = op->columns[a];
+  args->ldb = op->columns[b];
+  args->ldc = op->columns[c];
+}
+
 /* The message for two matrices that share a size, but do not. */
 static ek_status unlike(const struct ek__op *op, size_t i, size_t j) {
   return ek_error_set(EK_ERR_SHAPE,
@@ -33,6 +41,7 @@ ek_status ek_op_matmul(ek_stream *stream, ek_tensor *c, const ek_tensor *a, bool
               "matmul: a' is %" PRId64 " x %" PRId64 " but b' is %" PRId64 " x %" PRId64, args.m,
               args.k, b_rows, args.n);
   EK_TRY(ek__op_matrix(&op, C, args.m, args.n, "a' b' is"));
+  strides(&args, &op, C, A, B);
   return op.kernels == NULL ? EK_OK : op.kernels->matmul(stream, &args);
 }
 
@@ -40,11 +49,12 @@ ek_status ek_op_matmul(ek_stream *stream, ek_tensor *c, const ek_tensor *a, bool
 
 static ek_status sum_columns(const struct ek__kernels *kernels, ek_stream *stream,
                              const struct ek__fused_args *args, const void *matrix, int64_t rows,
-                             int64_t columns) {
+                             int64_t columns, int64_t pitch) {
   const struct ek__matrix_args sum = {.y = args->sums,
                                       .a = matrix,
                                       .rows = rows,
                                       .columns = columns,
+                                      .pitch = pitch,
                                       .value = args->sums_beta,
                                       .types = args->product.types};
   return args->sums == NULL ? EK_OK : kernels->column_sum(stream, &sum);
@@ -72,11 +82,11 @@ static ek_status unfused(const struct ek__kernels *kernels, ek_stream *stream,
     gelu.x = args->pre;
     EK_TRY(kernels->matmul(stream, &product));
     EK_TRY(kernels->activation_backward(stream, &gelu));
-    return sum_columns(kernels, stream, args, product.c, product.m, product.n);
+    return sum_columns(kernels, stream, args, product.c, product.m, product.n, product.ldc);
   case EK__EPILOGUE_SUMS: break;
   }
   EK_TRY(kernels->matmul(stream, &product));
-  return sum_columns(kernels, stream, args, product.a, product.k, product.m);
+  return sum_columns(kernels, stream, args, product.a, product.k, product.m, product.lda);
 }
 
 static ek_status multiply(const struct ek__kernels *kernels, ek_stream *stream,
@@ -86,9 +96,17 @@ static ek_status multiply(const struct ek__kernels *kernels, ek_stream *stream,
   return done ? EK_OK : unfused(kernels, stream, args);
 }
 
+/* Whether a matrix of `columns` may lie in operand i: it has as many, or more where it is padded. */
+static bool holds(const struct ek__op *op, size_t i, int64_t columns, bool padded) {
+  return padded ? op->columns[i] >= columns : op->columns[i] == columns;
+}
+
+enum kind { PLAIN, WITH_GELU, PADDED };
+
 /* y = x w^T + bias, and GELU of it if asked for, which may leave what it came from in pre. */
 static ek_status linear(ek_stream *stream, const char *name, ek_tensor *y, ek_tensor *pre,
-                        const ek_tensor *x, const ek_tensor *w, const ek_tensor *bias, bool gelu) {
+                        const ek_tensor *x, const ek_tensor *w, const ek_tensor *bias,
+                        enum kind kind) {
   enum { Y, PRE, X, W, BIAS, COUNT };
   struct ek__op op;
   struct ek__fused_args args = {.product.transpose_b = true, .epilogue = EK__EPILOGUE_GELU};
@@ -104,19 +122,46 @@ static ek_status linear(ek_stream *stream, const char *name, ek_tensor *y, ek_te
   product->m = op.rows[X];
   product->n = op.rows[W];
   product->k = op.columns[X];
-  EK_TRY(ek__op_matrix(&op, Y, product->m, product->n, "x w^T is"));
+  if (op.rows[Y] != product->m || !holds(&op, Y, product->n, kind == PADDED)) {
+    return ek__op_matrix(&op, Y, product->m, product->n, "x w^T is");
+  }
+  strides(product, &op, Y, X, W);
   if (op.kernels == NULL) return EK_OK;
-  return gelu ? multiply(op.kernels, stream, &args) : op.kernels->matmul(stream, product);
+  return kind == WITH_GELU ? multiply(op.kernels, stream, &args)
+                           : op.kernels->matmul(stream, product);
 }
 
 ek_status ek_op_linear(ek_stream *stream, ek_tensor *y, const ek_tensor *x, const ek_tensor *w,
                        const ek_tensor *bias) {
-  return linear(stream, "linear", y, NULL, x, w, bias, false);
+  return linear(stream, "linear", y, NULL, x, w, bias, PLAIN);
+}
+
+ek_status ek_op_padded_linear(ek_stream *stream, ek_tensor *y, const ek_tensor *x,
+                              const ek_tensor *w, const ek_tensor *bias) {
+  return linear(stream, "padded_linear", y, NULL, x, w, bias, PADDED);
+}
+
+ek_status ek_op_padded_linear_backward(ek_stream *stream, ek_tensor *dx, const ek_tensor *dy,
+                                       const ek_tensor *w) {
+  enum { DX, DY, W, COUNT };
+  struct ek__op op;
+  struct ek__matmul_args args = {.beta = 0};
+  const struct ek__operand operands[] = {[DX] = EK__WRITE(dx, VALUE, .to = &args.c),
+                                         [DY] = EK__READ(dy, VALUE, .to = &args.a),
+                                         [W] = EK__READ(w, VALUE, .to = &args.b)};
+  EK_TRY(ek__op_begin(&op, "padded_linear_backward", stream, operands, COUNT, &args.types));
+  args.m = op.rows[DY];
+  args.n = op.columns[W];
+  args.k = op.rows[W];
+  if (!holds(&op, DY, args.k, true)) return unlike(&op, DY, W);
+  EK_TRY(ek__op_matrix(&op, DX, args.m, args.n, "dy w is"));
+  strides(&args, &op, DX, DY, W);
+  return op.kernels == NULL ? EK_OK : op.kernels->matmul(stream, &args);
 }
 
 ek_status ek_op_linear_gelu(ek_stream *stream, ek_tensor *y, ek_tensor *pre, const ek_tensor *x,
                             const ek_tensor *w, const ek_tensor *bias) {
-  return linear(stream, "linear_gelu", y, pre, x, w, bias, true);
+  return linear(stream, "linear_gelu", y, pre, x, w, bias, WITH_GELU);
 }
 
 ek_status ek_op_gelu_linear_backward(ek_stream *stream, ek_tensor *dpre, ek_tensor *dbias,
@@ -138,12 +183,13 @@ ek_status ek_op_gelu_linear_backward(ek_stream *stream, ek_tensor *dpre, ek_tens
   product->n = op.columns[W];
   product->k = op.columns[DY];
   EK_TRY(ek__op_matrix(&op, PRE, product->m, product->n, "dy w is"));
+  strides(product, &op, DPRE, DY, W);
   return op.kernels == NULL ? EK_OK : multiply(op.kernels, stream, &args);
 }
 
-ek_status ek_op_linear_gradients(ek_stream *stream, ek_tensor *dw, double weight_beta,
-                                 ek_tensor *dbias, double bias_beta, const ek_tensor *dy,
-                                 const ek_tensor *x) {
+static ek_status linear_gradients(ek_stream *stream, const char *name, ek_tensor *dw,
+                                  double weight_beta, ek_tensor *dbias, double bias_beta,
+                                  const ek_tensor *dy, const ek_tensor *x, bool padded) {
   enum { DW, DBIAS, DY, X, COUNT };
   struct ek__op op;
   struct ek__fused_args args = {
@@ -153,15 +199,32 @@ ek_status ek_op_linear_gradients(ek_stream *stream, ek_tensor *dw, double weight
   struct ek__matmul_args *product = &args.product;
   const struct ek__operand operands[] = {
       [DW] = EK__WRITE(dw, SUM, .to = &product->c),
-      [DBIAS] = EK__MAY_WRITE(dbias, SUM, EK__IS(ROW, DY), .to = &args.sums),
+      [DBIAS] = EK__MAY_WRITE(dbias, SUM, EK__IS(COLUMN, DW), .to = &args.sums),
       [DY] = EK__READ(dy, VALUE, .to = &product->a),
       [X] = EK__READ(x, VALUE, .to = &product->b)};
-  EK_TRY(ek__op_begin(&op, "linear_gradients", stream, operands, COUNT, &product->types));
+  EK_TRY(ek__op_begin(&op, name, stream, operands, COUNT, &product->types));
   if (op.rows[DY] != op.rows[X]) return unlike(&op, DY, X);
-  product->m = op.columns[DY];
+  product->m = op.rows[DW];
   product->n = op.columns[X];
   product->k = op.rows[DY];
-  EK_TRY(ek__op_matrix(&op, DW, product->m, product->n, "dy^T x is"));
+  if (op.columns[DW] != product->n || !holds(&op, DY, product->m, padded)) {
+    return ek__op_matrix(&op, DW, op.columns[DY], product->n, "dy^T x is");
+  }
+  strides(product, &op, DW, DY, X);
   if (op.kernels == NULL) return EK_OK;
   return dbias == NULL ? op.kernels->matmul(stream, product) : multiply(op.kernels, stream, &args);
+}
+
+ek_status ek_op_linear_gradients(ek_stream *stream, ek_tensor *dw, double weight_beta,
+                                 ek_tensor *dbias, double bias_beta, const ek_tensor *dy,
+                                 const ek_tensor *x) {
+  return linear_gradients(stream, "linear_gradients", dw, weight_beta, dbias, bias_beta, dy, x,
+                          false);
+}
+
+ek_status ek_op_padded_linear_gradients(ek_stream *stream, ek_tensor *dw, double weight_beta,
+                                        ek_tensor *dbias, double bias_beta, const ek_tensor *dy,
+                                        const ek_tensor *x) {
+  return linear_gradients(stream, "padded_linear_gradients", dw, weight_beta, dbias, bias_beta, dy,
+                          x, true);
 }

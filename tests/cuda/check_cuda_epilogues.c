@@ -2,12 +2,15 @@
  * check_cuda_epilogues.c - which products cuBLASLt is given whole, and that it makes no difference.
  *
  * Values are the matter of check_products; here calls of cuBLASLt and launches of kernels are
- * counted. Runs on tests/cuemu: see CMakeLists.txt here.
+ * counted, and products whose rows are not aligned. Runs on tests/cuemu: see CMakeLists.txt here.
  */
 #include <stdlib.h>
 
+#include <evenkeel/gpt.h>
 #include <evenkeel/mlp.h>
 #include <evenkeel/products.h>
+#include <evenkeel/sgd.h>
+#include <evenkeel/trainer.h>
 
 #include "ck_module.h"
 #include "cublasLt.h"
@@ -227,6 +230,49 @@ START_TEST(model) {
 }
 END_TEST
 
+/* ---- rows of logits ---- */
+
+enum { VOCABULARY = 37, WIDTH = 8, SAMPLES = 3, TOKENS = 5 };
+
+/* How many products of a step, forward, backward and update, have rows beside 16 bytes. */
+static unsigned long unaligned_in_a_step(const ek_gpt_options *o) {
+  static int32_t tokens[SAMPLES * TOKENS];
+  const int64_t shape[] = {SAMPLES, TOKENS};
+  ek_module *gpt = NULL;
+  ek_criterion *loss = NULL;
+  ek_optimizer *optimizer = NULL;
+  ek_trainer *trainer = NULL;
+  ek_tensor batch;
+  for (int i = 0; i < SAMPLES * TOKENS; i++) tokens[i] = i % VOCABULARY;
+  ck_ok(ek_tensor_host(&batch, tokens, EK_I32, 2, shape));
+  ck_ok(ek_gpt_create(&gpt, o));
+  if (!o->fused_loss) ck_ok(ek_cross_entropy_create(&loss, NULL));
+  ck_ok(ek_sgd_create(&optimizer, NULL));
+  ck_ok(ek_trainer_open(&trainer, SPEC, gpt, loss, optimizer, NULL));
+  const unsigned long before = cuemu_unaligned_products();
+  ck_ok(ek_trainer_step(NULL, trainer, &batch, 1, &batch, 1));
+  const unsigned long after = cuemu_unaligned_products();
+  ck_ok(ek_trainer_free(trainer));
+  ek_optimizer_free(optimizer);
+  ek_criterion_free(loss);
+  ek_module_free(gpt);
+  return after - before;
+}
+
+/* The head's product and its two ways back have an odd vocabulary: with whole logits all three. */
+START_TEST(rows_of_logits_are_aligned) {
+  ek_gpt_options o = EK_GPT_OPTIONS_INIT;
+  o.vocabulary = VOCABULARY;
+  o.sequence = TOKENS;
+  o.width = WIDTH;
+  o.layers = 0;
+  o.heads = 1;
+  ck_assert_uint_eq(unaligned_in_a_step(&o), 3);
+  o.fused_loss = true;
+  ck_assert_uint_eq(unaligned_in_a_step(&o), 0);
+}
+END_TEST
+
 static Suite *make_suite(void) {
   Suite *suite = suite_create("cuda epilogues");
   TCase *operations = ck_case(suite, "operations");
@@ -237,6 +283,7 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(operations, refused_algorithms, 0, sizeof wrong / sizeof wrong[0]);
   TCase *whole = ck_case(suite, "model");
   tcase_add_test(whole, model);
+  tcase_add_test(whole, rows_of_logits_are_aligned);
   return suite;
 }
 

@@ -103,6 +103,10 @@ void cuemu_set_slow(unsigned bits);
    no use, and those that it takes for good and the product then refuses. */
 void cuemu_refuse(unsigned by_heuristic, unsigned by_product);
 
+/* How often the heuristic of cuBLASLt was asked for a product one of whose matrices has rows (columns, to
+   it) that do not begin at multiples of 16 bytes, since the last reset. */
+unsigned long cuemu_unaligned_products(void);
+
 /* Forgets faults, counts and sticky errors, and releases what hangs. Memory and streams stay. */
 void cuemu_reset(void);
 

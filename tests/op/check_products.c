@@ -13,6 +13,7 @@
  */
 #include <evenkeel/products.h>
 #include <math.h>
+#include <string.h>
 
 #include "ek_check.h"
 
@@ -270,6 +271,99 @@ START_TEST(linear_gradients) {
 }
 END_TEST
 
+/* ---- rows that are longer than they need be ---- */
+
+/* A matrix with `padding` more columns, which hold `filler`. */
+static ek_tensor *wide(struct ck_rig *rig, const double *values, int64_t rows, int64_t columns,
+                       int64_t padding, double filler) {
+  const int64_t pitch = columns + padding;
+  double *all = ck_zeros(rig, rows * pitch);
+  for (int64_t i = 0; i < rows * pitch; i++) {
+    const int64_t column = i % pitch;
+    all[i] = column < columns ? values[i / pitch * columns + column] : filler;
+  }
+  return ck_tensor(rig, all, CK_SHAPE(rows, pitch));
+}
+
+/* The operation over a dense matrix and over the wide one; on the CPU all bits are the same. */
+static void same(struct ck_rig *rig, const char *what, ek_tensor *dense, ek_tensor *padded,
+                 int64_t rows, int64_t columns, bool bits) {
+  const int64_t pitch = padded->shape[1];
+  const double *a = ck_read(rig, dense), *b = ck_read(rig, padded);
+  for (int64_t i = 0; i < rows; i++) {
+    if (bits) {
+      ck_same_bits(what, b + i * pitch, a + i * columns, columns);
+    } else {
+      ck_within(what, b + i * pitch, a + i * columns, NULL, columns);
+    }
+    for (int64_t c = columns; c < pitch; c++) ck_assert_double_eq(b[i * pitch + c], 77);
+  }
+}
+
+static void check_padded(struct ck_rig *rig, const int64_t size[3], int64_t padding, bool exact) {
+  const int64_t rows = size[0], in = size[1], out = size[2];
+  const double *bits[4]; /* x, w, bias, dy: whole numbers are exact in any order */
+  const int64_t counts[] = {rows * in, out * in, out, rows * out};
+  for (int i = 0; i < 4; i++) {
+    bits[i] = exact ? ck_integers(rig, counts[i], -9, 9) : ck_values(rig, counts[i], -1, 1);
+  }
+  double *zeros = ck_zeros(rig, rows * out);
+  ek_tensor *x = ck_tensor(rig, bits[0], CK_SHAPE(rows, in));
+  ek_tensor *w = ck_tensor(rig, bits[1], CK_SHAPE(out, in));
+  ek_tensor *bias = ck_tensor(rig, bits[2], CK_SHAPE(out));
+  ek_tensor *dy = ck_tensor(rig, bits[3], CK_SHAPE(rows, out));
+  ek_tensor *wide_dy = wide(rig, bits[3], rows, out, padding, NAN); /* not read */
+  ek_tensor *y = ck_poisoned(rig, CK_SHAPE(rows, out));
+  ek_tensor *wide_y = wide(rig, zeros, rows, out, padding, 77); /* not written */
+  for (int i = 0; i < 2; i++) {
+    ck_ok(ek_op_linear(rig->stream, y, x, w, i == 0 ? bias : NULL));
+    ck_ok(ek_op_padded_linear(rig->stream, wide_y, x, w, i == 0 ? bias : NULL));
+    same(rig, "y", y, wide_y, rows, out, !exact);
+    ek_tensor *dw[2], *dbias[2], *dx[2];
+    for (int k = 0; k < 2; k++) {
+      dw[k] = ck_tensor(rig, bits[1], CK_SHAPE(out, in));
+      dbias[k] = ck_tensor(rig, bits[2], CK_SHAPE(out));
+      dx[k] = ck_poisoned(rig, CK_SHAPE(rows, in));
+    }
+    ck_ok(ek_op_linear_gradients(rig->stream, dw[0], i, i == 0 ? dbias[0] : NULL, 1, dy, x));
+    ck_ok(ek_op_padded_linear_gradients(rig->stream, dw[1], i, i == 0 ? dbias[1] : NULL, 1, wide_dy,
+                                        x));
+    ck_ok(ek_op_matmul(rig->stream, dx[0], dy, false, w, false, 0));
+    ck_ok(ek_op_padded_linear_backward(rig->stream, dx[1], wide_dy, w));
+    same(rig, "dw", dw[0], dw[1], out, in, !exact);
+    same(rig, "dx", dx[0], dx[1], rows, in, !exact);
+    ck_within("dbias", ck_read(rig, dbias[1]), ck_read(rig, dbias[0]), NULL, out);
+  }
+}
+
+START_TEST(padded) {
+  for (int s = 0; s < 2 * SIZES; s++) {
+    struct ck_rig *rig = ck_rig_variant(_i);
+    const bool cpu = strcmp(ek_device_backend(ek_stream_device(rig->stream)), "cpu") == 0;
+    check_padded(rig, sizes[s / 2], s % 2 * 3 + 1, true);
+    if (cpu) check_padded(rig, sizes[s / 2], s % 2 * 3, false);
+    ck_rig_close(rig);
+  }
+}
+END_TEST
+
+/* The rows that are asked for, and those that no addition can make longer. */
+START_TEST(aligned_columns) {
+  static const int64_t cases[][4] = {/* columns, and what they become: f32, f64, bf16 */
+                                     {0, 0, 0, 0},
+                                     {1, 4, 2, 8},
+                                     {4, 4, 4, 8},
+                                     {50257, 50260, 50258, 50264},
+                                     {INT64_MAX, INT64_MAX, INT64_MAX, INT64_MAX}};
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    ck_assert_int_eq(ek_tensor_aligned_columns(cases[i][0], EK_F32), cases[i][1]);
+    ck_assert_int_eq(ek_tensor_aligned_columns(cases[i][0], EK_F64), cases[i][2]);
+    ck_assert_int_eq(ek_tensor_aligned_columns(cases[i][0], EK_BF16), cases[i][3]);
+  }
+  ck_assert_int_eq(ek_tensor_aligned_columns(5, (ek_type)0), 0);
+}
+END_TEST
+
 /* GELU(x w^T + bias) v^T as a function of w and of bias. */
 struct two_layers {
   ek_stream *stream;
@@ -357,6 +451,16 @@ static ek_status call_linear_gradients(ek_stream *s, ek_tensor *const *t) {
   return ek_op_linear_gradients(s, t[0], 1.0, t[1], 1.0, t[2], t[3]);
 }
 
+static ek_status call_padded_linear(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_padded_linear(s, t[0], t[1], t[2], t[3]);
+}
+static ek_status call_padded_backward(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_padded_linear_backward(s, t[0], t[1], t[2]);
+}
+static ek_status call_padded_gradients(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_padded_linear_gradients(s, t[0], 1.0, t[1], 1.0, t[2], t[3]);
+}
+
 static const struct ck_operation operations[] = {
     {"matmul",
      call_matmul,
@@ -400,6 +504,26 @@ static const struct ck_operation operations[] = {
       {.name = "dbias", .written = true, .optional = true, .rank = 1, .shape = {4}},
       {.name = "dy", .rank = 3, .shape = {2, 3, 4}},
       {.name = "x", .rank = 3, .shape = {2, 3, 5}}}},
+    {"padded_linear",
+     call_padded_linear,
+     4,
+     {{.name = "y", .any_shape = true, .written = true, .rank = 3, .shape = {2, 3, 4}},
+      {.name = "x", .rank = 3, .shape = {2, 3, 5}},
+      {.name = "w", .rank = 2, .shape = {4, 5}},
+      {.name = "bias", .optional = true, .rank = 1, .shape = {4}}}},
+    {"padded_linear_backward",
+     call_padded_backward,
+     3,
+     {{.name = "dx", .written = true, .rank = 3, .shape = {2, 3, 5}},
+      {.name = "dy", .any_shape = true, .rank = 3, .shape = {2, 3, 4}},
+      {.name = "w", .rank = 2, .shape = {4, 5}}}},
+    {"padded_linear_gradients",
+     call_padded_gradients,
+     4,
+     {{.name = "dw", .written = true, .rank = 2, .shape = {4, 5}},
+      {.name = "dbias", .written = true, .optional = true, .rank = 1, .shape = {4}},
+      {.name = "dy", .any_shape = true, .rank = 3, .shape = {2, 3, 4}},
+      {.name = "x", .rank = 3, .shape = {2, 3, 5}}}},
 };
 enum { OPERATIONS = sizeof operations / sizeof operations[0] };
 
@@ -428,6 +552,13 @@ START_TEST(messages_show_both_shapes) {
            EK_ERR_SHAPE, "gelu_linear_backward: pre is 3 x 4 but dy w is 3 x 5");
   ck_fails(ek_op_linear_gradients(s, c, 0, NULL, 0, a, b), EK_ERR_SHAPE,
            "linear_gradients: dy is 3 x 2 but x is 2 x 5");
+  ck_fails(ek_op_padded_linear(s, c, a, ck_poisoned(rig, CK_SHAPE(5, 2)), NULL), EK_ERR_SHAPE,
+           "padded_linear: y is 3 x 4 but x w^T is 3 x 5");
+  ck_fails(ek_op_padded_linear_backward(s, ck_poisoned(rig, CK_SHAPE(3, 2)), c,
+                                        ck_poisoned(rig, CK_SHAPE(5, 2))),
+           EK_ERR_SHAPE, "padded_linear_backward: dy is 3 x 4 but w is 5 x 2");
+  ck_fails(ek_op_padded_linear_gradients(s, ck_poisoned(rig, CK_SHAPE(5, 2)), 0, NULL, 0, c, a),
+           EK_ERR_SHAPE, "padded_linear_gradients: dw is 5 x 2 but dy^T x is 4 x 2");
   ck_rig_close(rig);
 }
 END_TEST
@@ -469,6 +600,8 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(combined, linear_gelu, 0, CK_VARIANTS);
   tcase_add_loop_test(combined, gelu_linear_backward, 0, CK_VARIANTS);
   tcase_add_loop_test(combined, linear_gradients, 0, CK_VARIANTS);
+  tcase_add_loop_test(combined, padded, 0, CK_VARIANTS);
+  tcase_add_test(combined, aligned_columns);
   tcase_add_test(combined, gradients_by_differences);
   TCase *errors = ck_case(suite, "errors");
   tcase_add_loop_test(errors, bad_inputs, 0, OPERATIONS);

@@ -20,21 +20,19 @@ static ek_status multiply(const struct product *product, int64_t i0, int64_t i1,
                           int64_t j1) {
   const struct ek__matmul_args *args = product->args;
   const size_t size = product->size;
-  const int64_t lda = args->transpose_a ? args->m : args->k;
-  const int64_t ldb = args->transpose_b ? args->k : args->n;
   struct ek__gemm gemm = {.transpose_a = args->transpose_a,
                           .transpose_b = args->transpose_b,
                           .m = i1 - i0,
                           .n = j1 - j0,
                           .k = args->k,
                           .alpha = 1.0,
-                          .lda = lda > 0 ? lda : 1,
-                          .ldb = ldb > 0 ? ldb : 1,
+                          .lda = args->lda,
+                          .ldb = args->ldb,
                           .beta = args->beta,
-                          .ldc = args->n};
-  gemm.a = (const char *)args->a + (size_t)(args->transpose_a ? i0 : i0 * lda) * size;
-  gemm.b = (const char *)args->b + (size_t)(args->transpose_b ? j0 * ldb : j0) * size;
-  gemm.c = (char *)args->c + (size_t)(i0 * args->n + j0) * size;
+                          .ldc = args->ldc};
+  gemm.a = (const char *)args->a + (size_t)(args->transpose_a ? i0 : i0 * args->lda) * size;
+  gemm.b = (const char *)args->b + (size_t)(args->transpose_b ? j0 * args->ldb : j0) * size;
+  gemm.c = (char *)args->c + (size_t)(i0 * args->ldc + j0) * size;
   if (args->types.value == EK_F32) return ek__cpu_sgemm(&gemm);
   ek__cpu_functions(args->types)->product(&gemm, 0, gemm.m);
   return EK_OK;
@@ -52,12 +50,18 @@ static void multiply_part(void *raw, int part, int parts) {
 
 /* c = beta c where there is nothing to multiply. */
 static ek_status scale_only(ek_stream *stream, const struct ek__matmul_args *args) {
-  const struct ek__elementwise_args scale = {.y = args->c,
-                                             .a = args->c,
-                                             .count = args->m * args->n,
-                                             .value = args->beta,
-                                             .types = args->types};
-  return args->beta == 0.0 ? ek__cpu_fill(stream, &scale) : ek__cpu_scale(stream, &scale);
+  const size_t size = ek__type_size(args->types.value);
+  const int64_t rows = args->ldc == args->n ? 1 : args->m; /* in one go where they are dense */
+  for (int64_t i = 0; i < rows; i++) {
+    void *row = (char *)args->c + (size_t)(i * args->ldc) * size;
+    const struct ek__elementwise_args scale = {.y = row,
+                                               .a = row,
+                                               .count = args->m / rows * args->n,
+                                               .value = args->beta,
+                                               .types = args->types};
+    EK_TRY(args->beta == 0.0 ? ek__cpu_fill(stream, &scale) : ek__cpu_scale(stream, &scale));
+  }
+  return EK_OK;
 }
 
 static ek_status add_product(ek_stream *stream, const struct ek__matmul_args *args) {
@@ -86,5 +90,6 @@ ek_status ek__cpu_matmul(ek_stream *stream, const struct ek__matmul_args *args) 
                                                             .b = args->bias,
                                                             .rows = args->m,
                                                             .columns = args->n,
+                                                            .pitch = args->ldc,
                                                             .types = args->types});
 }

@@ -34,7 +34,7 @@ void ek__add_bias_f64(const void *raw, int64_t begin, int64_t end) {
   const struct ek__matrix_args *args = raw;
   const double *bias = args->b;
   for (int64_t row = begin; row < end; row++) {
-    double *y = (double *)args->y + row * args->columns;
+    double *y = (double *)args->y + row * args->pitch;
     for (int64_t c = 0; c < args->columns; c++) y[c] += bias[c];
   }
 }
@@ -45,7 +45,7 @@ void ek__column_sum_f64(const void *raw, int64_t begin, int64_t end) {
   double *y = args->y;
   for (int64_t c = begin; c < end; c++) {
     double sum = 0.0;
-    for (int64_t row = 0; row < args->rows; row++) sum += x[row * args->columns + c];
+    for (int64_t row = 0; row < args->rows; row++) sum += x[row * args->pitch + c];
     y[c] = args->value == 0.0 ? sum : args->value * y[c] + sum;
   }
 }

@@ -60,13 +60,14 @@ template <class S, class A> struct backward_of {
   __device__ S operator()(S dy, S kept) const { return A::backward(dy, kept); }
 };
 
-/* x += bias; y = A(x), or nothing more for A = void. A pack lies within one row: columns is a
- * multiple of N. */
+/* x += bias; y = A(x), or nothing more for A = void. A pack lies within one row: columns and pitch
+ * are multiples of N. */
 template <class T, class S, int N, class A>
 __global__ void __launch_bounds__(BLOCK)
-    bias_kernel(T *y, T *x, const T *bias, int64_t count, int64_t columns) {
+    bias_kernel(T *y, T *x, const T *bias, int64_t count, int64_t columns, int64_t pitch) {
   walk at(columns / N);
-  for (int64_t i = thread_index() * N; i < count; i += thread_count() * N, at.next()) {
+  for (int64_t k = thread_index() * N; k < count; k += thread_count() * N, at.next()) {
+    const int64_t i = at.row * pitch + at.column * N;
     pack<T, N> value = load<N>(x + i);
     const pack<T, N> added = load<N>(bias + at.column * N);
     EK_UNROLL
@@ -83,17 +84,18 @@ __global__ void __launch_bounds__(BLOCK)
 
 template <class T, class S, class A>
 cudaError_t with_bias(cudaStream_t stream, void *y, void *x, const void *bias, int64_t rows,
-                      int64_t columns) {
+                      int64_t columns, int64_t pitch) {
   const int64_t count = rows * columns;
   if (count <= 0) return cudaSuccess;
-  const bool wide = columns % PACK<T> == 0 && aligned(y, x, bias);
+  const bool wide = columns % PACK<T> == 0 && pitch % PACK<T> == 0 && aligned(y, x, bias);
   return launch_flat(wide, PACK<T>, bias_kernel<T, S, PACK<T>, A>, bias_kernel<T, S, 1, A>, count,
-                     stream, as<T>(y), as<T>(x), as<T>(bias), count, columns);
+                     stream, as<T>(y), as<T>(x), as<T>(bias), count, columns, pitch);
 }
 
 template <class T, class S>
 cudaError_t add_bias(const struct ek__cuda_place *at, const struct ek__matrix_args *args) {
-  return with_bias<T, S, void>(at->stream, args->y, args->y, args->b, args->rows, args->columns);
+  return with_bias<T, S, void>(at->stream, args->y, args->y, args->b, args->rows, args->columns,
+                               args->pitch);
 }
 
 /* f(A()) for the activation A. */
@@ -114,7 +116,7 @@ cudaError_t activation_forward(const struct ek__cuda_place *at,
   return with_activation<S>(args->kind, [&](auto activation) {
     using A = decltype(activation);
     if (args->bias) {
-      return with_bias<T, S, A>(at->stream, args->y, args->x, args->bias, args->rows,
+      return with_bias<T, S, A>(at->stream, args->y, args->x, args->bias, args->rows, args->columns,
                                 args->columns);
     }
     return map<T, S>(at->stream, args->y, args->x, NULL, args->rows * args->columns,

@@ -19,9 +19,9 @@ constexpr int64_t MOST_CHUNKS = 64, LEAST_ROWS = 32;
 template <class T, class S> struct plain {
   static constexpr int sums = 1;
   const T *x;
-  int64_t columns;
+  int64_t pitch;
   __device__ void add(S sum[], int64_t row, int64_t column) const {
-    sum[0] += S(x[row * columns + column]);
+    sum[0] += S(x[row * pitch + column]);
   }
 };
 
@@ -104,7 +104,7 @@ cudaError_t sum_columns(cudaStream_t stream, const target<S> &target, F f, int64
 template <class T, class S>
 cudaError_t column_sum(const struct ek__cuda_place *at, const struct ek__matrix_args *args) {
   const target<S> target = {as<S>(args->y), NULL, (S)args->value, S(0)};
-  const plain<T, S> f = {as<T>(args->a), args->columns};
+  const plain<T, S> f = {as<T>(args->a), args->pitch};
   return sum_columns(at->stream, target, f, args->rows, args->columns, at->workspace);
 }
 

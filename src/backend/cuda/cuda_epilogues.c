@@ -26,8 +26,8 @@ static bool fits(const struct ek__fused_args *args) {
   const struct ek__matmul_args *product = &args->product;
   if (product->types.value != EK_F32 || product->m == 0 || product->n == 0 || product->k == 0)
     return false;
-  return args->pre == NULL ||
-         (product->n % AUX_COLUMNS == 0 && (uintptr_t)args->pre % AUX_BYTES == 0);
+  return args->pre == NULL || (product->n % AUX_COLUMNS == 0 && product->ldc == product->n &&
+                               (uintptr_t)args->pre % AUX_BYTES == 0);
 }
 
 static cublasLtEpilogue_t epilogue_for(const struct ek__fused_args *args) {
@@ -67,6 +67,7 @@ static ek_status matmul_fused(bool *done, ek_stream *stream, const struct ek__fu
                                       .a = sums,
                                       .rows = 1,
                                       .columns = count,
+                                      .pitch = count,
                                       .value = args->sums_beta,
                                       .types = product->types};
   return ek__cuda_slot_column_sum(stream, &sum);

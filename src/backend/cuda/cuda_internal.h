@@ -316,6 +316,14 @@ static inline void *ek__cuda_kernel_workspace(const struct ek__cuda_device *devi
   return device->workspace + EK__CUDA_PRODUCT_BYTES;
 }
 
+/* A product whose rows are as long as its sizes say. */
+static inline struct ek__matmul_args ek__cuda_dense(struct ek__matmul_args args) {
+  args.lda = args.transpose_a ? args.m : args.k;
+  args.ldb = args.transpose_b ? args.k : args.n;
+  args.ldc = args.n;
+  return args;
+}
+
 static inline struct ek__cuda_device *ek__cuda_device_of(const ek_device *device) {
   return ek__device_native(device);
 }

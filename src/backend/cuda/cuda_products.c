@@ -18,7 +18,7 @@ enum { PLANS = 512, PROBES = 8, CANDIDATES = 8 };
 
 /* What an algorithm may depend on; no padding, so that it is compared as bytes. */
 struct shape {
-  int64_t m, n, k;
+  int64_t m, n, k, lda, ldb, ldc;
   uint32_t type, transpose_a, transpose_b, has_beta, epilogue;
   uint32_t align_a, align_b, align_c, align_vector, align_aux;
 };
@@ -67,6 +67,9 @@ static struct shape shape_of(const struct ek__cuda_product *what) {
   return (struct shape){.m = args->m,
                         .n = args->n,
                         .k = args->k,
+                        .lda = args->lda,
+                        .ldb = args->ldb,
+                        .ldc = args->ldc,
                         .type = (uint32_t)args->types.value,
                         .transpose_a = args->transpose_a,
                         .transpose_b = args->transpose_b,
@@ -88,11 +91,11 @@ static ek_status set(const struct product *product, cublasLtMatmulDescAttributes
 
 /* A stored row-major matrix, by columns. */
 static ek_status layout(const struct product *product, cublasLtMatrixLayout_t *result, int64_t rows,
-                        int64_t columns) {
+                        int64_t columns, int64_t pitch) {
   const cudaDataType_t type = product->shape.type == EK_F64 ? CUDA_R_64F : CUDA_R_32F;
   return ek__cuda_check_blas(
       product->device,
-      cublasLtMatrixLayoutCreate(result, type, (uint64_t)columns, (uint64_t)rows, columns),
+      cublasLtMatrixLayoutCreate(result, type, (uint64_t)columns, (uint64_t)rows, pitch),
       "matmul: cublasLtMatrixLayoutCreate");
 }
 
@@ -124,11 +127,11 @@ static ek_status describe(struct product *product, const struct ek__cuda_product
   EK_TRY(set(product, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first));
   EK_TRY(set(product, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second));
   EK_TRY(describe_epilogue(product, what));
-  EK_TRY(args->transpose_b ? layout(product, &product->first, args->n, args->k)
-                           : layout(product, &product->first, args->k, args->n));
-  EK_TRY(args->transpose_a ? layout(product, &product->second, args->k, args->m)
-                           : layout(product, &product->second, args->m, args->k));
-  return layout(product, &product->result, args->m, args->n);
+  EK_TRY(args->transpose_b ? layout(product, &product->first, args->n, args->k, args->ldb)
+                           : layout(product, &product->first, args->k, args->n, args->ldb));
+  EK_TRY(args->transpose_a ? layout(product, &product->second, args->k, args->m, args->lda)
+                           : layout(product, &product->second, args->m, args->k, args->lda));
+  return layout(product, &product->result, args->m, args->n, args->ldc);
 }
 
 static void forget(struct product *product) {
@@ -309,17 +312,18 @@ ek_status ek__cuda_products_warm(const struct ek__cuda_stream *stream, void *mem
     const size_t kind = i / 2;
     const bool plain = kinds[kind].epilogue == CUBLASLT_EPILOGUE_DEFAULT;
     if (!plain && i % 2 == 1) continue;
-    const struct ek__matmul_args args = {.c = at,
-                                         .a = at + BYTES,
-                                         .b = at + 2 * BYTES,
-                                         .m = SIDE,
-                                         .n = SIDE,
-                                         .k = SIDE,
-                                         .transpose_a = kinds[kind].transpose_a,
-                                         .transpose_b = kinds[kind].transpose_b,
-                                         .beta = kinds[kind].beta,
-                                         .types = i % 2 == 0 ? (struct ek__types){EK_F32, EK_F32}
-                                                             : (struct ek__types){EK_F64, EK_F64}};
+    const struct ek__matmul_args args = ek__cuda_dense(
+        (struct ek__matmul_args){.c = at,
+                                 .a = at + BYTES,
+                                 .b = at + 2 * BYTES,
+                                 .m = SIDE,
+                                 .n = SIDE,
+                                 .k = SIDE,
+                                 .transpose_a = kinds[kind].transpose_a,
+                                 .transpose_b = kinds[kind].transpose_b,
+                                 .beta = kinds[kind].beta,
+                                 .types = i % 2 == 0 ? (struct ek__types){EK_F32, EK_F32}
+                                                     : (struct ek__types){EK_F64, EK_F64}});
     const bool gelu = kinds[kind].epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS ||
                       kinds[kind].epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD;
     const struct ek__cuda_product what = {.args = &args,
@@ -336,12 +340,19 @@ ek_status ek__cuda_products_warm(const struct ek__cuda_stream *stream, void *mem
 
 /* c = beta c where there is nothing to multiply. */
 static ek_status scale_only(ek_stream *stream, const struct ek__matmul_args *args) {
-  const struct ek__elementwise_args scale = {.y = args->c,
-                                             .a = args->c,
-                                             .count = args->m * args->n,
-                                             .value = args->beta,
-                                             .types = args->types};
-  return args->beta == 0 ? ek__cuda_slot_fill(stream, &scale) : ek__cuda_slot_scale(stream, &scale);
+  const size_t size = ek__type_size(args->types.value);
+  const int64_t rows = args->ldc == args->n ? 1 : args->m; /* in one go where they are dense */
+  for (int64_t i = 0; i < rows; i++) {
+    void *row = (char *)args->c + (size_t)(i * args->ldc) * size;
+    const struct ek__elementwise_args scale = {.y = row,
+                                               .a = row,
+                                               .count = args->m / rows * args->n,
+                                               .value = args->beta,
+                                               .types = args->types};
+    EK_TRY(args->beta == 0 ? ek__cuda_slot_fill(stream, &scale)
+                           : ek__cuda_slot_scale(stream, &scale));
+  }
+  return EK_OK;
 }
 
 static ek_status matmul(ek_stream *stream, const struct ek__matmul_args *args) {
@@ -367,8 +378,12 @@ static ek_status matmul(ek_stream *stream, const struct ek__matmul_args *args) {
     }
   }
   if (args->bias == NULL) return EK_OK;
-  const struct ek__matrix_args bias = {
-      .y = args->c, .b = args->bias, .rows = args->m, .columns = args->n, .types = args->types};
+  const struct ek__matrix_args bias = {.y = args->c,
+                                       .b = args->bias,
+                                       .rows = args->m,
+                                       .columns = args->n,
+                                       .pitch = args->ldc,
+                                       .types = args->types};
   return ek__cuda_slot_add_bias(stream, &bias);
 }
 

@@ -44,6 +44,7 @@ static ek_status with_epilogue(bool *done, const struct sample *it, enum ek__epi
   struct ek__matmul_args args = it->product;
   args.transpose_b = epilogue == EK__EPILOGUE_GELU;
   args.transpose_a = epilogue == EK__EPILOGUE_SUMS;
+  args = ek__cuda_dense(args);
   struct ek__cuda_product what = {.args = &args, .vector = it->sums};
   switch (epilogue) {
   case EK__EPILOGUE_GELU:
@@ -66,6 +67,7 @@ static ek_status one_by_one(bool *done, const struct sample *it, enum ek__epilog
   const bool sums = epilogue == EK__EPILOGUE_SUMS;
   args.transpose_b = epilogue == EK__EPILOGUE_GELU;
   args.transpose_a = sums;
+  args = ek__cuda_dense(args);
   const struct ek__cuda_product what = {.args = &args, .epilogue = CUBLASLT_EPILOGUE_DEFAULT};
   const struct ek__activation_args gelu = {.kind = EK_ACTIVATION_GELU,
                                            .y = args.c,
@@ -79,6 +81,7 @@ static ek_status one_by_one(bool *done, const struct sample *it, enum ek__epilog
                                           .a = sums ? args.a : args.c,
                                           .rows = sums ? args.k : args.m,
                                           .columns = sums ? args.m : args.n,
+                                          .pitch = sums ? args.lda : args.ldc,
                                           .types = args.types};
   EK_TRY(ek__cuda_multiply(done, it->stream, &what));
   cudaError_t error = epilogue == EK__EPILOGUE_GELU ? ek__cuda_activation_forward(&it->at, &gelu)

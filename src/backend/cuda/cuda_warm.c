@@ -71,7 +71,7 @@ static struct samples samples_of(void *const part[PARTS], ek_type type) {
   const struct ek__types types = {type, type};
   return (struct samples){
       .elementwise = {part[0], part[1], part[2], (int64_t)ROWS * WIDTH, 1, types},
-      .matrix = {part[0], part[1], part[2], ROWS, WIDTH, 0, types},
+      .matrix = {part[0], part[1], part[2], ROWS, WIDTH, WIDTH, 0, types},
       .activation = {.y = part[0],
                      .x = part[1],
                      .dy = part[3],
@@ -154,7 +154,7 @@ static struct samples samples_of(void *const part[PARTS], ek_type type) {
 static cudaError_t warm_tall(const struct ek__cuda_place *at, struct samples *of) {
   cudaError_t error = cudaSuccess;
   of->matrix.rows = of->layer_norm.rows = TALL;
-  of->matrix.columns = of->layer_norm.width = 1;
+  of->matrix.columns = of->matrix.pitch = of->layer_norm.width = 1;
   WARM(column_sum, matrix)
   WARM(layer_norm_columns, layer_norm)
   return error;

@@ -268,6 +268,17 @@ static cublasStatus_t describe(struct cuemu_product *p, cublasLtMatmulDesc_t des
   return CUBLAS_STATUS_SUCCESS;
 }
 
+static void count_unaligned(cublasLtMatmulPreference_t preference,
+                            const cublasLtMatrixLayout_t layouts[MATRICES]) {
+  bool aligned = true;
+  for (int i = 0; i < MATRICES; i++) {
+    const int64_t bytes = layouts[i]->ld * (int64_t)cuemu_element_bytes(layouts[i]->type);
+    const uint32_t told = preference->alignment[i];
+    aligned = aligned && bytes % 16 == 0 && (told == 0 || told >= 16);
+  }
+  if (!aligned) cuemu_add_unaligned();
+}
+
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
                                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                               cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
@@ -280,6 +291,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
   if (requested < 1 || !results || !preference) return CUBLAS_STATUS_INVALID_VALUE;
   cublasStatus_t status = describe(&product, desc, a, b, c, d);
   if (status != CUBLAS_STATUS_SUCCESS) return status;
+  count_unaligned(preference, (const cublasLtMatrixLayout_t[]){a, b, c, d});
   size_t workspace = preference->workspace_bytes < WORKSPACE_WANTED ? 0 : WORKSPACE_WANTED;
   const unsigned refused = atomic_load(&refused_by_heuristic);
   for (; *returned < requested && *returned < ALGORITHMS; ++*returned) {

@@ -23,7 +23,7 @@ struct counter {
 
 static struct counter counters[CUEMU_MAX_DEVICES][CUEMU_KINDS];
 static unsigned hanging;
-static unsigned long overlaps, staged;
+static unsigned long overlaps, staged, unaligned;
 static bool hangs_armed;       /* since the last reset; atomic */
 static unsigned long releases; /* how often cuemu_release() was called */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -106,6 +106,19 @@ void cuemu_add_overlap(void) {
   pthread_mutex_unlock(&mutex);
 }
 
+void cuemu_add_unaligned(void) {
+  pthread_mutex_lock(&mutex);
+  unaligned++;
+  pthread_mutex_unlock(&mutex);
+}
+
+unsigned long cuemu_unaligned_products(void) {
+  pthread_mutex_lock(&mutex);
+  unsigned long count = unaligned;
+  pthread_mutex_unlock(&mutex);
+  return count;
+}
+
 void cuemu_add_staged(void) {
   pthread_mutex_lock(&mutex);
   staged++;
@@ -151,7 +164,7 @@ void cuemu_reset(void) {
   cuemu_release();
   pthread_mutex_lock(&mutex);
   memset(counters, 0, sizeof(counters));
-  overlaps = staged = 0;
+  overlaps = staged = unaligned = 0;
   __atomic_store_n(&hangs_armed, false, __ATOMIC_RELAXED);
   pthread_mutex_unlock(&mutex);
   cuemu_clear_sticky();

@@ -138,6 +138,7 @@ bool cuemu_hangs_armed(void);
 void cuemu_faults_from_environment(void);
 void cuemu_add_overlap(void);
 void cuemu_add_staged(void);
+void cuemu_add_unaligned(void);
 void cuemu_add_hanging(int change); /* for hangs that another file waits out */
 
 /* ---- executor: block.c ---- */

@@ -46,7 +46,7 @@ void EK_ISA_NAME(add_bias)(const void *raw, int64_t begin, int64_t end) {
   const int64_t columns = args->columns;
   const float *bias = args->b;
   for (int64_t row = begin; row < end; row++) {
-    float *y = (float *)args->y + row * columns;
+    float *y = (float *)args->y + row * args->pitch;
     V_EACH(0, columns, v_put(y + i, v_get(y + i, n) + v_get(bias + i, n), n));
   }
 }
@@ -81,7 +81,7 @@ void EK_ISA_NAME(column_sum)(const void *raw, int64_t begin, int64_t end) {
     const int64_t n = end - first < SUM_COLUMNS ? end - first : SUM_COLUMNS;
     memset(sums, 0, (size_t)n * sizeof *sums);
     if (args->rows > 0) { /* else there is no memory */
-      add_rows(sums, (const float *)args->a + first, args->rows, args->columns, n);
+      add_rows(sums, (const float *)args->a + first, args->rows, args->pitch, n);
     }
     for (int64_t c = 0; c < n; c++) {
       y[first + c] = beta == 0.0f ? sums[c] : beta * y[first + c] + sums[c];
