@@ -62,23 +62,23 @@ ek_status ek__check_tensors(const char *who, const ek_pass *pass, const ek_tenso
 
 static bool is_floating(ek_type type) { return type != EK_I32 && type != EK_I64; }
 
-static struct ek__extent extent_of(const ek_tensor *tensor) {
-  struct ek__extent extent = {.type = tensor->type, .rank = tensor->rank};
-  memcpy(extent.shape, tensor->shape, sizeof extent.shape);
+static ek_tensor extent_of(const ek_tensor *tensor) {
+  ek_tensor extent = *tensor;
+  extent.memory = NULL;
+  extent.device = NULL;
+  extent.data = NULL;
   return extent;
 }
 
 /* A tensor that must be as large and of the type as `extent`: a gradient and what it belongs to. */
 static ek_status check_extent(const char *what, size_t index, const ek_tensor *tensor,
-                              const struct ek__extent *extent) {
-  ek_tensor wanted = {.type = extent->type, .rank = extent->rank};
-  memcpy(wanted.shape, extent->shape, sizeof wanted.shape);
-  EK__FAIL_IF(tensor->type != wanted.type, EK_ERR_TYPE, "%s number %zu is %s, expected %s", what,
-              index, ek_type_name(tensor->type), ek_type_name(wanted.type));
-  if (ek_tensor_same_shape(tensor, &wanted)) return EK_OK;
+                              const ek_tensor *extent) {
+  EK__FAIL_IF(tensor->type != extent->type, EK_ERR_TYPE, "%s number %zu is %s, expected %s", what,
+              index, ek_type_name(tensor->type), ek_type_name(extent->type));
+  if (ek_tensor_same_shape(tensor, extent)) return EK_OK;
   char is[EK__OP_SHAPE_TEXT], expected[EK__OP_SHAPE_TEXT];
   return ek_error_set(EK_ERR_SHAPE, "%s number %zu is [%s], expected [%s]", what, index,
-                      ek__op_shape_text(is, tensor), ek__op_shape_text(expected, &wanted));
+                      ek__op_shape_text(is, tensor), ek__op_shape_text(expected, extent));
 }
 
 /* ---- records ---- */
@@ -170,7 +170,7 @@ static ek_status check_references(const ek_pass *pass, const char *what, ek_tens
 
 ek_status ek__check_totals(const ek_pass *pass, const struct ek__node *node,
                            const ek_tensor *totals) {
-  const struct ek__extent wanted = {.type = EK_F64, .rank = 2, .shape = {(int64_t)node->terms, 2}};
+  const ek_tensor wanted = {.type = EK_F64, .rank = 2, .shape = {(int64_t)node->terms, 2}};
   EK__FAIL_IF(node->terms == 0, EK_ERR_INVALID_ARGUMENT, "%s is no criterion and has no totals",
               node->module->ops->kind);
   EK_TRY(check_place("totals, output", 0, pass, totals));
@@ -196,35 +196,27 @@ static ek_status check_output(const ek_pass *pass, const struct ek__node *node, 
 }
 
 ek_status ek__check_forward(ek_pass *pass, const struct ek__node *node, size_t record,
-                            const ek_tensor *inputs, ek_tensor *outputs) {
-  EK_TRY(check_references(pass, "output", outputs, node->outputs, inputs, node->inputs));
-  for (size_t i = 0; i < node->outputs; i++) {
-    const bool totals = i == 0 && node->terms > 0 && ek_tensor_exists(&outputs[0]);
+                            const ek_tensor *inputs, ek_tensor *outputs, bool predict) {
+  const size_t count = predict ? node->predictions : node->outputs;
+  EK_TRY(check_references(pass, "output", outputs, count, inputs,
+                          node->inputs - (predict ? node->targets : 0)));
+  for (size_t i = 0; i < count; i++) {
+    const bool totals = !predict && i == 0 && node->terms > 0 && ek_tensor_exists(&outputs[0]);
     EK_TRY(totals ? ek__check_totals(pass, node, &outputs[0])
                   : check_output(pass, node, i, &outputs[i]));
   }
   EK_TRY(check_workspace(pass));
   if (record == EK__NO_RECORD) return EK_OK;
-  struct ek__extent *extents = &pass->extents[pass->records[record].extents + node->inputs];
+  ek_tensor *extents = &pass->extents[pass->records[record].extents + node->inputs];
   for (size_t i = 0; i < node->outputs; i++) extents[i] = extent_of(&outputs[i]);
   pass->records[record].above = pass->saved_count;
   return EK_OK;
 }
 
-ek_status ek__check_predictions(ek_pass *pass, const struct ek__node *node, const ek_tensor *inputs,
-                                ek_tensor *outputs) {
-  EK_TRY(check_references(pass, "output", outputs, node->predictions, inputs,
-                          node->inputs - node->targets));
-  for (size_t i = 0; i < node->predictions; i++) {
-    EK_TRY(check_output(pass, node, i, &outputs[i]));
-  }
-  return check_workspace(pass);
-}
-
 static ek_status check_grad_outputs(const ek_pass *pass, const struct ek__record *of,
                                     const ek_tensor *grad_outputs) {
   static const char *const what = "the gradient of output";
-  const struct ek__extent *extents = &pass->extents[of->extents + of->node->inputs];
+  const ek_tensor *extents = &pass->extents[of->extents + of->node->inputs];
   EK__FAIL_IF(!of->saved, EK_ERR_STATE, "its forward ran without saving, and has not run again");
   if (pass->saved_count != of->above) {
     const bool more = pass->saved_count > of->above;
@@ -254,7 +246,7 @@ ek_status ek__check_grad_outputs(const ek_pass *pass, size_t record,
 }
 
 static ek_status check_grad_input(const ek_pass *pass, size_t index, const ek_tensor *gradient,
-                                  const struct ek__extent *input, bool is_target) {
+                                  const ek_tensor *input, bool is_target) {
   static const char *const what = "the gradient of input";
   const bool exists = ek_tensor_exists(gradient);
   EK__FAIL_IF(input != NULL && exists != (is_floating(input->type) && !is_target), EK_ERR_STATE,
@@ -268,7 +260,7 @@ static ek_status check_grad_input(const ek_pass *pass, size_t index, const ek_te
 
 ek_status ek__check_backward(const ek_pass *pass, const struct ek__node *node, size_t record,
                              const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
-  const struct ek__extent *inputs =
+  const ek_tensor *inputs =
       record == EK__NO_RECORD ? NULL : &pass->extents[pass->records[record].extents];
   if (grad_inputs != NULL) {
     EK_TRY(check_references(pass, "the gradient of input", grad_inputs, node->inputs, grad_outputs,

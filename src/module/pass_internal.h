@@ -14,13 +14,6 @@ enum ek__pass_stage {
   EK__PASS_BROKEN
 };
 
-/* Type and shape of a tensor, without its memory. */
-struct ek__extent {
-  ek_type type;
-  int rank;
-  int64_t shape[EK_MAX_RANK];
-};
-
 /* A function of a module that runs. While none does, the outermost: of the root. */
 struct ek__frame {
   const struct ek__node *node;
@@ -83,7 +76,7 @@ struct ek_pass {
   size_t recipe_count, recipe_capacity, recipes_open;
   struct ek__record *records;
   size_t record_count, record_capacity;
-  struct ek__extent *extents;
+  ek_tensor *extents; /* types and shapes of tensors, without their memory */
   size_t extent_count, extent_capacity;
   uint64_t named;    /* number of the thread's error that has the name of a module already */
   bool *touched;     /* per parameter of the replica */
@@ -140,12 +133,9 @@ void ek__record_drop(ek_pass *pass, size_t record);
 /* A place for the totals of a forward of `node` is right. */
 ek_status ek__check_totals(const ek_pass *pass, const struct ek__node *node,
                            const ek_tensor *totals);
-/* What the forward on top has given and left behind; its record learns the outputs. */
+/* What the forward, or predict, on top has given and left behind; its record learns the outputs. */
 ek_status ek__check_forward(ek_pass *pass, const struct ek__node *node, size_t record,
-                            const ek_tensor *inputs, ek_tensor *outputs);
-/* What the predict on top has given and left behind. */
-ek_status ek__check_predictions(ek_pass *pass, const struct ek__node *node, const ek_tensor *inputs,
-                                ek_tensor *outputs);
+                            const ek_tensor *inputs, ek_tensor *outputs, bool predict);
 /* What its caller hands to a backward, and that the stack is as its forward left it. */
 ek_status ek__check_grad_outputs(const ek_pass *pass, size_t record, const ek_tensor *grad_outputs);
 /* What the backward has given and left behind. */

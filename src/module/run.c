@@ -98,44 +98,62 @@ static ek_status open_recipe(size_t *recipe, ek_pass *pass, bool saving, size_t 
   return ek__recipe_open(recipe, pass, run_maker, maker, options->made_from, input);
 }
 
-/* What a function gives becomes the caller's when all of it is right: until then it lies here. */
-static ek_status run_forward(ek_pass *pass, const struct ek__node *node, const ek_tensor *inputs,
-                             ek_tensor *outputs, const ek_child_options *options) {
-  const ek_module *module = node->module;
-  struct ek__frame *caller = pass->frame, frame = {.node = node,
-                                                   .backward = caller->backward,
-                                                   .below = caller,
-                                                   .inputs = inputs,
-                                                   .totals = options->totals,
-                                                   .overwrite_inputs = options->overwrite_inputs,
-                                                   .recipe = EK__NO_RECIPE};
-  ek_tensor given[EK_MAX_TENSORS];
-  size_t record = EK__NO_RECORD, recipe = EK__NO_RECIPE;
-  memset(given, 0, node->outputs * sizeof *given);
-  frame.type = options->type != 0 ? options->type : caller->type;
-  frame.saving = caller->saving && options->save;
-  if (node->terms == 1 && node->outputs == 1) frame.gradient_now = options->gradient_now;
+/* Fills the frame of a forward, or of a predict, which saves nothing, and makes what lasts until it
+ * has returned. */
+static ek_status prepare(struct ek__frame *frame, size_t *record, size_t *recipe, ek_pass *pass,
+                         const struct ek__node *node, const ek_tensor *inputs,
+                         const ek_child_options *options, bool predict) {
+  struct ek__frame *caller = pass->frame;
+  char path[EK__PATH_SIZE];
+  *frame = (struct ek__frame){.node = node,
+                              .type = options->type != 0 ? options->type : caller->type,
+                              .saving = caller->saving && options->save && !predict,
+                              .backward = caller->backward,
+                              .totals = options->totals,
+                              .below = caller,
+                              .inputs = inputs,
+                              .overwrite_inputs = options->overwrite_inputs,
+                              .recipe = EK__NO_RECIPE};
+  *record = EK__NO_RECORD;
+  EK__FAIL_IF(predict && node->predictions == 0, EK_ERR_UNSUPPORTED, "%s predicts nothing",
+              ek__node_path(path, node));
+  if (node->terms == 1 && node->outputs == 1) frame->gradient_now = options->gradient_now;
   if (options->totals != NULL) EK_TRY(ek__check_totals(pass, node, options->totals));
-  EK_TRY(check_type(pass, node, frame.type));
-  EK_TRY(open_recipe(&recipe, pass, frame.saving, node->inputs, inputs, options));
-  if (wants_record(pass, &frame)) {
-    const ek_status pushed = ek__record_push(&record, pass, &frame, inputs);
-    if (pushed != EK_OK) ek__recipe_close(pass, recipe);
+  EK_TRY(check_type(pass, node, frame->type));
+  EK_TRY(open_recipe(recipe, pass, frame->saving, node->inputs, inputs, options));
+  if (!predict && wants_record(pass, frame)) {
+    const ek_status pushed = ek__record_push(record, pass, frame, inputs);
+    if (pushed != EK_OK) ek__recipe_close(pass, *recipe);
     EK_TRY(pushed);
   }
-  frame.floor = pass->saved_count;
-  frame.records = pass->record_count;
+  frame->floor = pass->saved_count;
+  frame->records = pass->record_count;
+  return EK_OK;
+}
+
+/* What a function gives becomes the caller's when all of it is right: until then it lies here. */
+static ek_status run_forward(ek_pass *pass, const struct ek__node *node, const ek_tensor *inputs,
+                             ek_tensor *outputs, const ek_child_options *options, bool predict) {
+  const ek_module *module = node->module;
+  const size_t count = predict ? node->predictions : node->outputs;
+  struct ek__frame *caller = pass->frame, frame;
+  ek_tensor given[EK_MAX_TENSORS];
+  size_t record = 0, recipe = 0;
+  memset(given, 0, count * sizeof *given);
+  EK_TRY(prepare(&frame, &record, &recipe, pass, node, inputs, options, predict));
   pass->frame = &frame;
   const uint64_t errors = ek__error_number();
-  ek_status status = module->ops->forward(module, pass, inputs, given);
-  if (status == EK_OK) status = ek__check_forward(pass, node, record, inputs, given);
+  ek_status status = predict ? module->ops->predict(module, pass, inputs, given)
+                             : module->ops->forward(module, pass, inputs, given);
+  if (status == EK_OK) status = ek__check_forward(pass, node, record, inputs, given, predict);
   if (status == EK_OK) status = place_totals(pass, given, options->totals);
   if (status == EK_OK && frame.written) status = keep_inputs(pass, record, inputs);
   if (status == EK_OK) {
-    memcpy(outputs, given, node->outputs * sizeof *given);
+    memcpy(outputs, given, count * sizeof *given);
   } else {
-    ek__name_failure(pass, frame.backward ? "forward again" : "forward", status, errors);
-    ek__free_all(given, node->outputs);
+    const char *again = frame.backward ? "forward again" : "forward";
+    ek__name_failure(pass, predict ? "predict" : again, status, errors);
+    ek__free_all(given, count);
     if (record != EK__NO_RECORD) ek__record_drop(pass, record);
   }
   ek__recipe_close(pass, frame.recipe); /* it may have entered a child and not left it */
@@ -149,38 +167,7 @@ static ek_status run_maker(ek_pass *pass, const struct ek__node *maker, ek_type 
   ek_child_options options = EK_CHILD_OPTIONS_INIT;
   options.save = false;
   options.type = type;
-  return run_forward(pass, maker, from, made, &options);
-}
-
-static ek_status run_predict(ek_pass *pass, const struct ek__node *node, const ek_tensor *inputs,
-                             ek_tensor *outputs) {
-  struct ek__frame *caller = pass->frame, frame = {.node = node,
-                                                   .backward = caller->backward,
-                                                   .below = caller,
-                                                   .inputs = inputs,
-                                                   .type = caller->type,
-                                                   .floor = pass->saved_count,
-                                                   .records = pass->record_count,
-                                                   .recipe = EK__NO_RECIPE};
-  if (node->predictions == 0) {
-    char path[EK__PATH_SIZE];
-    return ek_error_set(EK_ERR_UNSUPPORTED, "%s predicts nothing", ek__node_path(path, node));
-  }
-  ek_tensor given[EK_MAX_TENSORS];
-  memset(given, 0, node->predictions * sizeof *given);
-  EK_TRY(check_type(pass, node, frame.type));
-  pass->frame = &frame;
-  const uint64_t errors = ek__error_number();
-  ek_status status = node->module->ops->predict(node->module, pass, inputs, given);
-  if (status == EK_OK) status = ek__check_predictions(pass, node, inputs, given);
-  if (status == EK_OK) {
-    memcpy(outputs, given, node->predictions * sizeof *given);
-  } else {
-    ek__name_failure(pass, "predict", status, errors);
-    ek__free_all(given, node->predictions);
-  }
-  pass->frame = caller;
-  return status;
+  return run_forward(pass, maker, from, made, &options, false);
 }
 
 static ek_status run_backward(ek_pass *pass, const struct ek__node *node,
@@ -244,7 +231,7 @@ ek_status ek_pass_child_forward_with(ek_tensor *outputs, ek_pass *pass, size_t c
               "%s: a child runs in f32 or f64, not in %s", who, ek_type_name(o.type));
   EK_TRY(child_node(&node, who, pass, child));
   EK_TRY(ek__check_tensors(who, pass, inputs, node->inputs));
-  return run_forward(pass, node, inputs, outputs, &o);
+  return run_forward(pass, node, inputs, outputs, &o, false);
 }
 
 ek_status ek_pass_child_forward(ek_tensor *outputs, ek_pass *pass, size_t child,
@@ -256,10 +243,11 @@ ek_status ek_pass_child_predict(ek_tensor *outputs, ek_pass *pass, size_t child,
                                 const ek_tensor *inputs) {
   static const char *const who = "ek_pass_child_predict";
   const struct ek__node *node = NULL;
+  const ek_child_options options = EK_CHILD_OPTIONS_INIT;
   EK__NOT_NULL(who, pass, inputs, outputs);
   EK_TRY(child_node(&node, who, pass, child));
   EK_TRY(ek__check_tensors(who, pass, inputs, node->inputs - node->targets));
-  return run_predict(pass, node, inputs, outputs);
+  return run_forward(pass, node, inputs, outputs, &options, true);
 }
 
 ek_status ek_pass_child_backward(ek_tensor *grad_inputs, ek_pass *pass, size_t child,
@@ -310,14 +298,17 @@ ek_status ek_pass_child_leave(ek_pass *pass) {
 
 /* ---- the whole model ---- */
 
-ek_status ek_pass_run_forward(ek_tensor *outputs, ek_pass *pass, const ek_tensor *inputs) {
-  EK__NOT_NULL("ek_pass_run_forward", pass, inputs, outputs);
-  EK__FAIL_IF(pass->stage != EK__PASS_OPENED, EK_ERR_STATE,
-              "ek_pass_run_forward: this pass has run before");
+static ek_status run_root(ek_tensor *outputs, ek_pass *pass, const ek_tensor *inputs,
+                          const char *who, bool predict) {
+  EK__NOT_NULL(who, pass, inputs, outputs);
+  EK__FAIL_IF(pass->stage != EK__PASS_OPENED || (predict && pass->options.gradient), EK_ERR_STATE,
+              "%s: this pass has run before%s", who, predict ? ", or is with gradient" : "");
   ek_child_options options = EK_CHILD_OPTIONS_INIT;
   const struct ek__node *root = pass->replica->layout.root;
+  const size_t input_count = root->inputs - (predict ? root->targets : 0);
+  const size_t output_count = predict ? root->predictions : root->outputs;
   EK_TRY(ek__layout_check(&pass->replica->layout));
-  EK_TRY(ek__check_tensors("ek_pass_run_forward", pass, inputs, root->inputs));
+  EK_TRY(ek__check_tensors(who, pass, inputs, input_count));
   pass->stage = EK__PASS_BROKEN;
   ek_tensor given[EK_MAX_TENSORS];
   options.totals = pass->options.totals;
@@ -326,38 +317,25 @@ ek_status ek_pass_run_forward(ek_tensor *outputs, ek_pass *pass, const ek_tensor
   for (size_t i = 0; i < root->inputs - root->targets && pass->options.overwrite_inputs; i++) {
     pass->lent[i] = inputs[i].memory;
   }
-  EK_TRY(run_forward(pass, root, inputs, given, &options));
+  EK_TRY(run_forward(pass, root, inputs, given, &options, predict));
+  const bool charge = predict || root->terms == 0; /* totals are no outputs */
   const ek_status status =
-      ek__charge_outputs(given, root->terms == 0 ? root->outputs : 0, inputs, root->inputs);
+      ek__charge_outputs(given, charge ? output_count : 0, inputs, input_count);
   if (status != EK_OK) {
-    ek__free_all(given, root->outputs);
+    ek__free_all(given, output_count);
     return status;
   }
-  memcpy(outputs, given, root->outputs * sizeof *given);
+  memcpy(outputs, given, output_count * sizeof *given);
   pass->stage = EK__PASS_RAN_FORWARD;
   return EK_OK;
 }
 
+ek_status ek_pass_run_forward(ek_tensor *outputs, ek_pass *pass, const ek_tensor *inputs) {
+  return run_root(outputs, pass, inputs, "ek_pass_run_forward", false);
+}
+
 ek_status ek_pass_run_predict(ek_tensor *outputs, ek_pass *pass, const ek_tensor *inputs) {
-  static const char *const who = "ek_pass_run_predict";
-  EK__NOT_NULL(who, pass, inputs, outputs);
-  EK__FAIL_IF(pass->stage != EK__PASS_OPENED || pass->options.gradient, EK_ERR_STATE,
-              "%s: this pass has run before, or is with gradient", who);
-  const struct ek__node *root = pass->replica->layout.root;
-  const size_t count = root->inputs - root->targets;
-  EK_TRY(ek__layout_check(&pass->replica->layout));
-  EK_TRY(ek__check_tensors(who, pass, inputs, count));
-  pass->stage = EK__PASS_BROKEN;
-  ek_tensor given[EK_MAX_TENSORS];
-  EK_TRY(run_predict(pass, root, inputs, given));
-  const ek_status status = ek__charge_outputs(given, root->predictions, inputs, count);
-  if (status != EK_OK) {
-    ek__free_all(given, root->predictions);
-    return status;
-  }
-  memcpy(outputs, given, root->predictions * sizeof *given);
-  pass->stage = EK__PASS_RAN_FORWARD;
-  return EK_OK;
+  return run_root(outputs, pass, inputs, "ek_pass_run_predict", true);
 }
 
 ek_status ek_pass_run_backward(ek_tensor *grad_inputs, ek_pass *pass,
