@@ -2,9 +2,6 @@
  * check_policies.c - what containers recompute: the same training bit for bit, over random trees of
  * modules and in every mode; the bytes that docs/memory.md says; texts, planning, and what is
  * refused.
- *
- * On CUDA cuBLASLt computes GELU where it is joined with a product, and `cheap` makes GELU again by
- * a kernel: there the last bits differ (docs/numerics.md), and its test of bits is left out.
  */
 #include <math.h>
 #include <string.h>
@@ -22,8 +19,6 @@
 #include "ck_training.h"
 
 /* ---- policies ---- */
-
-static bool on_cpu(void) { return strncmp(test_devices("cpu:1"), "cpu", 3) == 0; }
 
 static ek_recompute policy_of(const char *text) {
   ek_recompute policy;
@@ -57,7 +52,6 @@ enum { POLICIES = sizeof policies / sizeof policies[0] };
 START_TEST(policies_of_gpt) {
   if (!ck_part(_i)) return;
   gpt_policy = policies[_i / CK_PLACEMENTS];
-  if (strcmp(gpt_policy, "cheap") == 0 && !on_cpu()) return;
   ck_trains_alike(ck_workload("gpt"), gpt_without, gpt_with_policy, "cpu:3", _i % CK_PLACEMENTS);
 }
 END_TEST
@@ -237,9 +231,7 @@ static ek_module *draw_sequential(struct tree *tree, int depth) {
   for (int64_t i = 0; i < count; i++) parts[i] = draw(tree, depth + 1);
   ek_sequential_options options = EK_SEQUENTIAL_OPTIONS_INIT;
   const int64_t policy = ck_random_integer(&tree->random, 0, 2 * POLICIES - 1);
-  if (tree->wrap && policy < (on_cpu() ? POLICIES : POLICIES - 1)) {
-    options.recompute = policy_of(policies[policy]);
-  }
+  if (tree->wrap && policy < POLICIES) options.recompute = policy_of(policies[policy]);
   ck_ok(ek_sequential_create_with(&module, parts, (size_t)count, &options));
   for (int64_t i = 0; i < count; i++) ek_module_free(parts[i]);
   return module;

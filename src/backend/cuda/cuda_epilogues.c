@@ -2,17 +2,21 @@
  * cuda_epilogues.c - products that cuBLASLt joins with GELU and with the gradient of a bias.
  *
  *   slot's epilogue   cuBLASLt's                 vector         aux
- *   GELU              GELU(_AUX)(_BIAS)          the bias       pre, written
+ *   GELU, no pre      GELU(_BIAS)                the bias       -
  *   GELU_BACKWARD     DGELU, DGELU_BGRAD         sums           pre, read
  *   SUMS              BGRADB                     sums           -
  *
  * cuBLASLt swaps our operands (cuda_products.c): its B is our a, and the sums over its columns are
  * sums over our rows. Its GELU is the tanh form, as ours is.
  *
- * What is saved, in f32, for each element: of y 4 bytes forward, because GELU does not read pre; of
- * dpre 12 backward, because dy w is neither written nor read, and dpre not read again for the bias;
- * of dy 4, because the sum of its columns does not read it again. A block of GPT of width C moves
- * (4 + 12) 4C + 4 x 5C = 84 C bytes less for each token, in six operations less: 6.3 GB in a step
+ * Where pre is kept for a backward, GELU is a kernel of ours all the same, behind a product that adds
+ * the bias: `cheap` recomputation makes y again from pre by that kernel, and the two formulas need not
+ * round alike (docs/numerics.md). It costs 4 bytes for each element of y, because GELU reads pre.
+ *
+ * What is saved, in f32, for each element: of dpre 12 bytes backward, because dy w is neither written
+ * nor read, and dpre not read again for the bias; of dy 4, because the sum of its columns does not
+ * read it again; 8 of a y whose pre nobody wants. A block of GPT of width C moves
+ * 12 x 4C + 4 x 5C = 68 C bytes less for each token, in five operations less: 5.1 GB in a step
  * of 8 x 1024 tokens through twelve blocks of 768 columns. That is arithmetic. What of it cuBLASLt's
  * kernels keep, for each of the three epilogues, is measured where they run: cuda_timing.c.
  */
@@ -33,15 +37,27 @@ static bool fits(const struct ek__fused_args *args) {
 static cublasLtEpilogue_t epilogue_for(const struct ek__fused_args *args) {
   switch (args->epilogue) {
   case EK__EPILOGUE_GELU:
-    if (args->product.bias == NULL) {
-      return args->pre == NULL ? CUBLASLT_EPILOGUE_GELU : CUBLASLT_EPILOGUE_GELU_AUX;
-    }
-    return args->pre == NULL ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+    return args->product.bias == NULL ? CUBLASLT_EPILOGUE_GELU : CUBLASLT_EPILOGUE_GELU_BIAS;
   case EK__EPILOGUE_GELU_BACKWARD:
     return args->sums == NULL ? CUBLASLT_EPILOGUE_DGELU : CUBLASLT_EPILOGUE_DGELU_BGRAD;
   case EK__EPILOGUE_SUMS: break;
   }
   return CUBLASLT_EPILOGUE_BGRADB;
+}
+
+/* pre = x w^T + bias, y = GELU(pre): 8 bytes an element behind the product, where a kernel that adds the
+ * bias itself would move 12. */
+static ek_status gelu_behind(ek_stream *stream, const struct ek__fused_args *args) {
+  struct ek__matmul_args product = args->product;
+  const struct ek__activation_args gelu = {.kind = EK_ACTIVATION_GELU,
+                                           .y = product.c,
+                                           .x = args->pre,
+                                           .rows = product.m,
+                                           .columns = product.n,
+                                           .types = product.types};
+  product.c = args->pre;
+  EK_TRY(ek__cuda_slot_matmul(stream, &product));
+  return ek__cuda_slot_activation_forward(stream, &gelu);
 }
 
 static ek_status matmul_fused(bool *done, ek_stream *stream, const struct ek__fused_args *args) {
@@ -51,6 +67,10 @@ static ek_status matmul_fused(bool *done, ek_stream *stream, const struct ek__fu
   /* cuBLASLt overwrites: what is to be added comes by way of the workspace. */
   const bool add = args->sums != NULL && args->sums_beta != 0;
   const bool fast = it->device->gpu->fused >> args->epilogue & 1;
+  if (args->epilogue == EK__EPILOGUE_GELU && args->pre != NULL) {
+    *done = product->types.value == EK_F32; /* f64 has no products with a bias */
+    return *done ? gelu_behind(stream, args) : EK_OK;
+  }
   if (!fast || !fits(args) || (add && count > (int64_t)(EK__CUDA_KERNEL_BYTES / sizeof(float))))
     return EK_OK;
   void *sums = add ? ek__cuda_kernel_workspace(it->device) : args->sums;

@@ -294,16 +294,12 @@ static const struct {
   bool transpose_a, transpose_b;
   double beta;
   cublasLtEpilogue_t epilogue;
-} kinds[] = {{false, true, 0, CUBLASLT_EPILOGUE_DEFAULT},
-             {false, false, 0, CUBLASLT_EPILOGUE_DEFAULT},
-             {true, false, 0, CUBLASLT_EPILOGUE_DEFAULT},
-             {false, false, 1, CUBLASLT_EPILOGUE_DEFAULT},
-             {true, false, 1, CUBLASLT_EPILOGUE_DEFAULT},
-             {false, true, 0, CUBLASLT_EPILOGUE_BIAS},
-             {false, true, 0, CUBLASLT_EPILOGUE_GELU_AUX_BIAS},
-             {false, false, 0, CUBLASLT_EPILOGUE_DGELU_BGRAD},
-             {true, false, 0, CUBLASLT_EPILOGUE_BGRADB},
-             {true, false, 1, CUBLASLT_EPILOGUE_BGRADB}};
+} kinds[] = {
+    {false, true, 0, CUBLASLT_EPILOGUE_DEFAULT},   {false, false, 0, CUBLASLT_EPILOGUE_DEFAULT},
+    {true, false, 0, CUBLASLT_EPILOGUE_DEFAULT},   {false, false, 1, CUBLASLT_EPILOGUE_DEFAULT},
+    {true, false, 1, CUBLASLT_EPILOGUE_DEFAULT},   {false, true, 0, CUBLASLT_EPILOGUE_BIAS},
+    {false, true, 0, CUBLASLT_EPILOGUE_GELU_BIAS}, {false, false, 0, CUBLASLT_EPILOGUE_DGELU_BGRAD},
+    {true, false, 0, CUBLASLT_EPILOGUE_BGRADB},    {true, false, 1, CUBLASLT_EPILOGUE_BGRADB}};
 
 ek_status ek__cuda_products_warm(const struct ek__cuda_stream *stream, void *memory) {
   enum { SIDE = 64, BYTES = SIDE * SIDE * sizeof(double) };
@@ -324,8 +320,7 @@ ek_status ek__cuda_products_warm(const struct ek__cuda_stream *stream, void *mem
                                  .beta = kinds[kind].beta,
                                  .types = i % 2 == 0 ? (struct ek__types){EK_F32, EK_F32}
                                                      : (struct ek__types){EK_F64, EK_F64}});
-    const bool gelu = kinds[kind].epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS ||
-                      kinds[kind].epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD;
+    const bool gelu = kinds[kind].epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD;
     const struct ek__cuda_product what = {.args = &args,
                                           .epilogue = kinds[kind].epilogue,
                                           .vector = plain ? NULL : at + 3 * BYTES,

@@ -48,9 +48,8 @@ static ek_status with_epilogue(bool *done, const struct sample *it, enum ek__epi
   struct ek__cuda_product what = {.args = &args, .vector = it->sums};
   switch (epilogue) {
   case EK__EPILOGUE_GELU:
-    what.epilogue = CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+    what.epilogue = CUBLASLT_EPILOGUE_GELU_BIAS;
     what.vector = it->bias;
-    what.aux = it->pre;
     break;
   case EK__EPILOGUE_GELU_BACKWARD:
     what.epilogue = CUBLASLT_EPILOGUE_DGELU_BGRAD;
@@ -71,7 +70,7 @@ static ek_status one_by_one(bool *done, const struct sample *it, enum ek__epilog
   const struct ek__cuda_product what = {.args = &args, .epilogue = CUBLASLT_EPILOGUE_DEFAULT};
   const struct ek__activation_args gelu = {.kind = EK_ACTIVATION_GELU,
                                            .y = args.c,
-                                           .x = it->pre,
+                                           .x = epilogue == EK__EPILOGUE_GELU ? args.c : it->pre,
                                            .bias = it->bias,
                                            .dy = args.c,
                                            .rows = args.m,
