@@ -57,7 +57,7 @@ static enum exit_code check_spec(struct found *found, const struct options *opti
 
 bool prepare_outputs(const struct options *options) {
   return output_prepare(options->export_json) && output_prepare(options->export_csv) &&
-         output_prepare(options->timeline);
+         output_prepare(options->timeline) && output_prepare(options->page);
 }
 
 enum exit_code prepare(struct text *text, const struct options *options) {

@@ -76,6 +76,25 @@ void grid_exact(struct grid *grid, double value) {
   }
 }
 
+const char *grid_title(const struct grid *grid) { return grid->title == NULL ? "" : grid->title; }
+
+size_t grid_columns(const struct grid *grid) { return grid->column_count; }
+
+/* A row that was begun and not ended does not count. */
+size_t grid_rows(const struct grid *grid) {
+  return grid->column_count == 0 ? 0 : grid->cell_count / grid->column_count;
+}
+
+const char *grid_heading(const struct grid *grid, size_t column) {
+  return grid->columns[column].heading;
+}
+
+bool grid_is_left(const struct grid *grid, size_t column) { return grid->columns[column].left; }
+
+const char *grid_text(const struct grid *grid, size_t row, size_t column) {
+  return grid->cells[row * grid->column_count + column];
+}
+
 /* Characters on the screen: UTF-8 continuation bytes take no room. */
 static size_t screen_width(const char *text) {
   size_t width = 0;

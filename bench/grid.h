@@ -27,6 +27,14 @@ void grid_number(struct grid *grid, double value, int digits);
 /* The same for CSV: nothing for one that is not finite, else all the digits that count. */
 void grid_exact(struct grid *grid, double value);
 
+/* What is in it; texts are the grid's. */
+const char *grid_title(const struct grid *grid); /* "" if there is none */
+size_t grid_columns(const struct grid *grid);
+size_t grid_rows(const struct grid *grid);
+const char *grid_heading(const struct grid *grid, size_t column);
+bool grid_is_left(const struct grid *grid, size_t column);
+const char *grid_text(const struct grid *grid, size_t row, size_t column);
+
 void grid_write_table(const struct grid *grid, FILE *file);
 void grid_write_markdown(const struct grid *grid, FILE *file);
 /* RFC 4180, but lines end in a plain newline. */

@@ -38,6 +38,7 @@ enum key {
   KEY_DETERMINISTIC,
   KEY_FAIL_ABOVE,
   KEY_TIMELINE,
+  KEY_REPORT,
   KEY_EXPORT_JSON,
   KEY_EXPORT_CSV
 };
@@ -117,6 +118,8 @@ static const struct argp_option memory_options[] = {
 
 static const struct argp_option output_options[] = {
     {"output", 'o', "FORMAT", 0, "table (default), md, csv or json, to standard output", 0},
+    {"report", KEY_REPORT, "FILE", 0,
+     "Write a page with charts to FILE as well (HTML): open it from disk, print it, send it", 0},
     {"export-json", KEY_EXPORT_JSON, "FILE", 0, "Write JSON to FILE as well", 0},
     {"export-csv", KEY_EXPORT_CSV, "FILE", 0, "Write CSV to FILE as well", 0},
     {"quiet", 'q', NULL, 0, "No progress bar and no notes", 0},
@@ -347,6 +350,7 @@ static error_t parse_output(int key, char *text, struct argp_state *state) {
     return 0;
   case 'q': options->quiet = true; return 0;
   case 'h': argp_state_help(state, stdout, ARGP_HELP_STD_HELP); return 0;
+  case KEY_REPORT: set_output(&options->page, text); return 0;
   case KEY_EXPORT_JSON: set_output(&options->export_json, text); return 0;
   case KEY_EXPORT_CSV: set_output(&options->export_csv, text); return 0;
   default: return ARGP_ERR_UNKNOWN;
@@ -424,6 +428,7 @@ void options_parse(struct options *options, enum command command, int argc, char
 void options_free(struct options *options) {
   free(options->data);
   output_free(options->timeline);
+  output_free(options->page);
   output_free(options->export_json);
   output_free(options->export_csv);
   memset(options, 0, sizeof *options);

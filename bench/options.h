@@ -50,7 +50,7 @@ struct options {
   double fail_above; /* negative: never */
   struct output *timeline;
   enum format format;
-  struct output *export_json, *export_csv;
+  struct output *export_json, *export_csv, *page;
   bool quiet;
 };
 

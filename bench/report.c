@@ -9,6 +9,8 @@
 #include <string.h>
 #include <sys/resource.h>
 
+#include "report_page.h"
+
 /* jansson says NULL for want of memory and for text that is not UTF-8. Here memory that runs out
    ends the program where it is wanted, so that NULL means the text. */
 static void *json_memory(size_t bytes) { return need_more(NULL, bytes, 1); }
@@ -116,12 +118,15 @@ json_t *report_start(const struct options *options, const struct text *text) {
 }
 
 /* All of it or nothing: it is put together before a byte is written. */
-static bool write_json(const struct report *report, FILE *file) {
+static char *json_text(const struct report *report) {
   char *text = json_dumps(report->json, JSON_INDENT(2) | JSON_REAL_PRECISION(17));
-  if (text == NULL) {
-    say_error("the result cannot be put into JSON");
-    return false;
-  }
+  if (text == NULL) say_error("the result cannot be put into JSON");
+  return text;
+}
+
+static bool write_json(const struct report *report, FILE *file) {
+  char *text = json_text(report);
+  if (text == NULL) return false;
   fputs(text, file);
   fputc('\n', file);
   free(text);
@@ -155,6 +160,16 @@ static bool write_file(const struct report *report, struct output *output, enum 
   return file != NULL && output_end(output, write_format(report, file, format));
 }
 
+static bool write_page(const struct report *report, struct output *output) {
+  if (output == NULL) return true;
+  FILE *file = output_begin(output);
+  if (file == NULL) return false;
+  char *text = json_text(report);
+  if (text != NULL) report_page(file, report, text);
+  free(text);
+  return output_end(output, text != NULL);
+}
+
 /* The most memory that the process has held so far; Linux counts it in KiB. */
 static uint64_t peak_resident_bytes(void) {
   struct rusage usage;
@@ -169,6 +184,7 @@ bool report_write(struct report *report, const struct options *options) {
   (void)fflush(stdout); /* before a file that may lead there; output.c looks whether it worked */
   good = write_file(report, options->export_json, FORMAT_JSON) && good;
   good = write_file(report, options->export_csv, FORMAT_CSV) && good;
+  good = write_page(report, options->page) && good;
   json_decref(report->json);
   grid_free(report->csv);
   for (size_t i = 0; i < REPORT_TABLES; i++) grid_free(report->tables[i]);

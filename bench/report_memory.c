@@ -76,6 +76,38 @@ static json_t *device_json(const struct memory_result *result, size_t device) {
   return json;
 }
 
+static json_t *curve_json(const struct device_timeline *curve) {
+  json_t *json = json_object(), *seconds = json_array(), *bytes = json_array();
+  for (size_t i = 0; i < curve->count; i++) {
+    append(seconds, number_or_null(curve->seconds[i]));
+    append(bytes, whole(curve->bytes[i]));
+  }
+  put(json, "seconds", seconds);
+  put(json, "bytes", bytes);
+  return json;
+}
+
+static json_t *timeline_json(const struct run *run) {
+  const struct step_timeline *timeline = run->timeline;
+  if (timeline == NULL) return json_null();
+  json_t *json = json_object(), *phases = json_array(), *devices = json_array();
+  for (size_t i = 0; i < timeline->phases.count; i++) {
+    const struct phase *phase = &timeline->phases.list[i];
+    json_t *object = json_object();
+    put(object, "name", json_string(phase->name));
+    put(object, "begin_seconds", number_or_null(phase->begin));
+    put(object, "end_seconds", number_or_null(phase->end));
+    append(phases, object);
+  }
+  for (size_t k = 0; k < run->kind.devices; k++) {
+    append(devices, curve_json(&timeline->devices[k]));
+  }
+  put(json, "phases", phases);
+  put(json, "devices", devices);
+  put(json, "dropped", whole(timeline->dropped));
+  return json;
+}
+
 static json_t *result_json(const struct memory_result *result, const struct shape *shape) {
   const struct run *run = memory_shown(result);
   const struct balance balance = run_balance(run);
@@ -91,6 +123,7 @@ static json_t *result_json(const struct memory_result *result, const struct shap
   put(json, "losses", fits(result) ? losses_json(run) : json_null());
   put(json, "tokens_per_second", number_or_null(run_tokens_per_second(run, shape)));
   put(json, "step_seconds", summary_json(run_seconds(run)));
+  put(json, "timeline", timeline_json(&result->real));
   return json;
 }
 

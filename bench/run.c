@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "terminal.h"
+#include "timeline.h"
 
 static ek_status start_timeline(struct training *training, const struct run_extras *extras) {
   if (extras->events == 0) return EK_OK;
@@ -118,8 +119,15 @@ static ek_status train(struct run *run, struct training *training,
   return status;
 }
 
+/* Of the first failure; later calls may leave another one. */
+static void keep_message(struct run *run, ek_status status) {
+  if (status == EK_OK || run->message != NULL) return;
+  const char *message = ek_error_message();
+  run->message = need_copy(message, strlen(message));
+}
+
 void run_task(struct run *run, const struct task *task, const struct run_extras *extras) {
-  static const struct run_extras none = {0, 0};
+  static const struct run_extras none = {0, 0, false};
   if (extras == NULL) extras = &none;
   memset(run, 0, sizeof *run);
   run->mode = task->mode;
@@ -130,14 +138,16 @@ void run_task(struct run *run, const struct task *task, const struct run_extras 
   struct training training = {0};
   run->status = training_open_group(&training, task);
   if (run->status == EK_OK) run->status = train(run, &training, extras);
-  if (run->status != EK_OK) {
-    const char *message = ek_error_message();
-    run->message = need_copy(message, strlen(message));
-  }
+  keep_message(run, run->status);
   progress_clear();
   if (training.group != NULL) {
     ek_status kept = read_usage(run, training.group);
     if (kept == EK_OK && extras->events > 0) kept = keep_timeline(run, &training);
+    /* Behind all figures, which it must not touch. */
+    if (kept == EK_OK && run->status == EK_OK && extras->timeline) {
+      kept = timeline_take(&run->timeline, &training);
+    }
+    keep_message(run, kept);
     if (run->status == EK_OK) run->status = kept;
   }
   training_close(&training);
@@ -161,6 +171,7 @@ void run_free(struct run *run) {
   free(run->seconds);
   free(run->splits);
   free(run->events);
+  timeline_free(run->timeline, run->kind.devices);
   memset(run, 0, sizeof *run);
 }
 

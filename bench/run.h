@@ -24,17 +24,31 @@ struct run {
   char *message;    /* of a status that is not EK_OK */
   ek_memory_usage usage[BENCH_MAX_DEVICES];
   ek_memory_outside outside[BENCH_MAX_DEVICES]; /* at the end; zeros where there is no GPU */
-  double *losses, *seconds;                  /* of the measured steps */
-  size_t steps;                              /* how many there are */
+  double *losses, *seconds;                     /* of the measured steps */
+  size_t steps;                                 /* how many there are */
   struct split *splits;
   size_t split_count;
   ek_memory_event *events; /* device 0's timeline, if it was asked for */
   size_t event_count, events_dropped;
+  struct step_timeline *timeline; /* NULL: none was asked for, or there was no room for it */
+};
+
+/* What every device held over one step behind the measured ones. */
+struct device_timeline {
+  double *seconds; /* since the step's beginning; from then on `bytes` are held */
+  uint64_t *bytes;
+  size_t count;
+};
+struct step_timeline {
+  struct phases phases; /* in the same seconds */
+  struct device_timeline devices[BENCH_MAX_DEVICES];
+  size_t dropped; /* events without room; the timeline ends before them */
 };
 
 struct run_extras {
   size_t splits; /* split steps behind the measured ones */
   size_t events; /* room for so many events of device 0's timeline; 0: none */
+  bool timeline; /* a step behind the others, and what every device held in it */
 };
 
 /*

@@ -12,8 +12,8 @@ enum { TIMELINE_EVENTS = 1000000 };
 
 /* Out of memory is a result; anything else that fails is not. */
 static enum exit_code run_mode(struct memory_result *result, const struct task *task) {
-  const struct run_extras extras = {.events =
-                                        task->options->timeline != NULL ? TIMELINE_EVENTS : 0};
+  const struct run_extras extras = {.events = task->options->timeline != NULL ? TIMELINE_EVENTS : 0,
+                                    .timeline = task->options->page != NULL};
   run_task(&result->real, task, &extras);
   const struct run *real = &result->real;
   if (real->status == EK_ERR_OUT_OF_MEMORY && real->kind.devices > 0) {

@@ -124,6 +124,7 @@ static json_t *row_json(const struct row *row, const struct row *plain, size_t r
     put(categories, ek_memory_category_name((ek_memory_category)c), whole(usage->at_peak[c]));
   }
   put(json, "categories_at_peak", categories);
+  put(json, "unused_at_peak_bytes", whole(usage->unused_at_peak));
   put(json, "state_bytes", whole(state_bytes(usage)));
   put(json, "tokens_per_second", number_or_null(tokens_per_second(row, rounds)));
   put(json, "memory_ratio", number_or_null(memory_ratio(row, plain)));

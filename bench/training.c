@@ -108,12 +108,18 @@ void training_prepare(struct training *training) {
   training->next_step++;
 }
 
+static void mark_phase(struct phases *phases, const char *name, double begin, double end) {
+  if (phases == NULL || phases->count == TRAINING_PHASES) return;
+  phases->list[phases->count++] = (struct phase){name, begin, end};
+}
+
 /* Waits for the devices if `laps` are taken, and adds the time since *since to *lap. */
-static ek_status take_lap(struct training *training, double *lap, double *since) {
+static ek_status take_lap(struct training *training, const char *name, double *lap, double *since) {
   if (lap == NULL) return EK_OK;
   EK_TRY(ek_group_synchronize(training->group));
   const double now = clock_seconds();
   *lap += now - *since;
+  mark_phase(training->phases, name, *since, now);
   *since = now;
   return EK_OK;
 }
@@ -140,16 +146,20 @@ static ek_status compute_part(struct training *training, int64_t first, int64_t 
       status,
       ek_data_parallel_model_forward(&outputs, training->model, batch, 2 - targets, &forward),
       cleanup);
-  EK_TRY_GOTO(status, take_lap(training, split == NULL ? NULL : &split->forward, &since), cleanup);
+  EK_TRY_GOTO(status, take_lap(training, "forward", split == NULL ? NULL : &split->forward, &since),
+              cleanup);
   EK_TRY_GOTO(status,
               ek_data_parallel_criterion_forward(training->criterion, &outputs, 1,
                                                  targets == 0 ? NULL : &batch[1], targets),
               cleanup);
-  EK_TRY_GOTO(status, take_lap(training, split == NULL ? NULL : &split->loss, &since), cleanup);
+  EK_TRY_GOTO(status, take_lap(training, "loss", split == NULL ? NULL : &split->loss, &since),
+              cleanup);
   EK_TRY_GOTO(status,
               ek_data_parallel_criterion_backward(training->criterion, training->model, &backward),
               cleanup);
-  EK_TRY_GOTO(status, take_lap(training, split == NULL ? NULL : &split->backward, &since), cleanup);
+  EK_TRY_GOTO(status,
+              take_lap(training, "backward", split == NULL ? NULL : &split->backward, &since),
+              cleanup);
 cleanup:
   ek_shards_free(&outputs);
   return status;
@@ -181,16 +191,57 @@ ek_status training_step(struct training *training, double *loss, double *seconds
   return EK_OK;
 }
 
-ek_status training_step_split(struct training *training, struct split *split) {
-  struct split without = {0};
-  *split = without;
-  EK_TRY(compute_gradients(training, true, &without));
-  EK_TRY(ek_data_parallel_model_discard(training->model));
+/* The gradients without reduction, dropped. */
+static ek_status compute_and_drop(struct training *training, struct split *split) {
+  EK_TRY(compute_gradients(training, true, split));
+  return ek_data_parallel_model_discard(training->model);
+}
+
+static ek_status step_behind(struct training *training, const struct split *without,
+                             struct split *split) {
   EK_TRY(compute_gradients(training, false, split));
   double since = clock_seconds();
   EK_TRY(ek_data_parallel_optimizer_step(NULL, training->optimizer));
-  EK_TRY(take_lap(training, &split->optimizer, &since));
-  split->reduce = split->backward > without.backward ? split->backward - without.backward : 0;
+  EK_TRY(take_lap(training, "optimizer", &split->optimizer, &since));
+  split->reduce = split->backward > without->backward ? split->backward - without->backward : 0;
   split->backward -= split->reduce;
   return EK_OK;
+}
+
+ek_status training_step_split(struct training *training, struct split *split) {
+  struct split without = {0};
+  *split = without;
+  EK_TRY(compute_and_drop(training, &without));
+  return step_behind(training, &without, split);
+}
+
+/* The last backward, which reduces, ends earlier by what the reduction took. */
+static void mark_reduce(struct phases *phases, double seconds) {
+  for (size_t i = phases->count; i-- > 0;) {
+    struct phase *phase = &phases->list[i];
+    if (strcmp(phase->name, "backward") != 0) continue;
+    const double end = phase->end, left = end - phase->begin;
+    phase->end = end - (seconds < left ? seconds : left);
+    const double begin = phase->end; /* the next call may fill the list */
+    if (seconds > 0) mark_phase(phases, "reduce", begin, end);
+    return;
+  }
+}
+
+static int by_begin(const void *left, const void *right) {
+  const double a = ((const struct phase *)left)->begin, b = ((const struct phase *)right)->begin;
+  return (a > b) - (a < b);
+}
+
+ek_status training_step_phases(struct training *training, struct phases *phases,
+                               ek_status (*before)(void *context), void *context) {
+  struct split without = {0}, split = {0};
+  EK_TRY(compute_and_drop(training, &without));
+  EK_TRY(before(context));
+  training->phases = phases;
+  const ek_status status = step_behind(training, &without, &split);
+  training->phases = NULL;
+  mark_reduce(phases, split.reduce);
+  qsort(phases->list, phases->count, sizeof *phases->list, by_begin);
+  return status;
 }

@@ -31,6 +31,19 @@ struct training {
   ek_data_parallel_optimizer *optimizer;
   int32_t *inputs, *targets; /* the batch of the next step, in host memory */
   int64_t next_step;
+  struct phases *phases; /* where laps are marked; NULL: nowhere */
+};
+
+/* When the parts of a step were at work. With micro-batches some come several times; what finds no
+   room is left out. */
+enum { TRAINING_PHASES = 64 };
+struct phase {
+  const char *name;
+  double begin, end; /* clock_seconds() */
+};
+struct phases {
+  struct phase list[TRAINING_PHASES];
+  size_t count;
 };
 
 /* Seconds of one step's parts, each measured to the end of the devices' work. */
@@ -59,5 +72,12 @@ ek_status training_step(struct training *training, double *loss, double *seconds
  * backward took longer (at least 0), which is the part of the reduction that is not hidden.
  */
 ek_status training_step_split(struct training *training, struct split *split);
+
+/*
+ * The same, and `before` is called between the two. What the second half of it did when goes to
+ * *phases. The reduction that is not hidden is marked at the end of backward.
+ */
+ek_status training_step_phases(struct training *training, struct phases *phases,
+                               ek_status (*before)(void *context), void *context);
 
 #endif

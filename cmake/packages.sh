@@ -27,6 +27,7 @@ declare -A packages_debian=(
   [xxhash]=libxxhash-dev
   [check]=check
   [argp]=libc6-dev
+  [chromium]=chromium
 )
 # What goes missing with it.
 declare -A packages_purpose=(
@@ -44,6 +45,7 @@ declare -A packages_purpose=(
   [xxhash]="files of tensors"
   [check]="the unit tests, all programs check_*"
   [argp]="evenkeel-bench and its tests"
+  [chromium]="the test of reports in a browser"
 )
 # What CONTRIBUTING.md tells how to carry to a machine without packages.
 declare -A packages_carriable=([onednn]=1 [jansson]=1 [check]=1)

@@ -100,6 +100,25 @@ group_memory() {
     --export-csv "$dir/a.csv" --timeline "$dir/t.csv"
   same "exported mode" "$("$read_json" "$dir/a.json" runs.0.mode)" gather
   same "exported CSV" "$(wc -l <"$dir/a.csv")" 3
+  # A page: what every device held over a step is in the JSON, and every peak is as it was before.
+  same "no timeline" "$("$read_json" "$dir/a.json" runs.0.timeline)" null
+  expect 0 memory "${small[@]}" --devices cpu:2 -o json --timeline "$dir/t.csv"
+  local -a without=()
+  for i in 0 1 2 3; do without+=("$(value runs.$i.devices.0.peak_bytes)"); done
+  cp "$dir/t.csv" "$dir/without.csv"
+  expect 0 memory "${small[@]}" --devices cpu:2 -o json --report "$dir/a.html" --timeline "$dir/t.csv" \
+    --micro-batches 2
+  expect 0 memory "${small[@]}" --devices cpu:2 -o json --report "$dir/a.html" --timeline "$dir/t.csv"
+  same "lines of the other timeline" "$(wc -l <"$dir/t.csv")" "$(wc -l <"$dir/without.csv")"
+  for i in 0 1 2 3; do
+    same "peak with a page" "$(value runs.$i.devices.0.peak_bytes)" "${without[i]}"
+    same "first part" "$(value runs.$i.timeline.phases.0.name)" forward
+    same "devices over time" "$(value "runs.$i.timeline.devices#")" 2
+    same "curve" "$(value "runs.$i.timeline.devices.1.bytes#")" \
+      "$(value "runs.$i.timeline.devices.1.seconds#")"
+    holds "points" "$(value "runs.$i.timeline.devices.1.bytes#") > 10"
+  done
+  tail -n 1 "$dir/a.html" | grep -q '</html>' || complain "the page has no end"
   (($(wc -l <"$dir/t.csv") > 20)) || complain "no timeline"
 
   # Odd cuts of the batch, more devices than samples, both optimizers, kept outputs, one device.
@@ -414,7 +433,7 @@ group_output() {
   local code=0 line run=(memory "${small[@]}" --devices cpu:2 --modes gather)
   # A pipe that nobody reads: refused before the run. One with a reader gets all of it.
   mkfifo "$dir/pipe"
-  for line in --export-json --export-csv --timeline; do
+  for line in --export-json --export-csv --timeline --report; do
     expect 1 "${run[@]}" $line "$dir/pipe"
     says "nobody reads this pipe"
     silent
@@ -430,7 +449,7 @@ group_output() {
   printf 'old' >"$dir/folder/old"
   chmod 640 "$dir/folder/old"
   timeout --preserve-status -s INT 1 "$bench" memory --steps 1000000 --export-json \
-    "$dir/folder/new" --export-csv "$dir/folder/old" >"$dir/out" 2>"$dir/err" || code=$?
+    "$dir/folder/new" --report "$dir/folder/page" --export-csv "$dir/folder/old" >"$dir/out" 2>"$dir/err" || code=$?
   same "exit code of Ctrl-C" "$code" 130
   same "files after Ctrl-C" "$(ls -A "$dir/folder")" old
   same "the old file after Ctrl-C" "$(cat "$dir/folder/old")" old
@@ -480,7 +499,17 @@ group_run() {
   PATH=$dir/bin:$PATH "$dir/bench/run" devices -o json >"$dir/out" 2>"$dir/err" ||
     complain "bench/run ends with $?"
   says "[setup] building"
+  says "[setup] with charts: $dir/build/report.html"
   same command "$(value command)" devices
+  grep -q '</html>' "$dir/build/report.html" || complain "no page"
+  # Its exit code, another page, and none where nothing was measured.
+  local code=0
+  rm "$dir/build/report.html"
+  PATH=$dir/bin:$PATH "$dir/bench/run" memory --batch x >"$dir/out" 2>"$dir/err" || code=$?
+  same "exit code" "$code" 2
+  PATH=$dir/bin:$PATH "$dir/bench/run" devices --report "$dir/other.html" >"$dir/out" 2>"$dir/err"
+  grep -q '</html>' "$dir/other.html" || complain "no page of another name"
+  [[ ! -e $dir/build/report.html ]] || complain "a page that was not asked for"
 }
 
 # On emulated GPUs, on which the code of a kernel and a communicator take memory.

@@ -1,6 +1,7 @@
 /*
  * test_report.c - a report when the host's memory fails: all of it is written, or the program ends
- * with exit code 1 and nothing is. Every allocation of making and writing fails once.
+ * with exit code 1 and nothing is. Every allocation of making and writing fails once. And the text
+ * of a page: what is in it from outside stays text.
  */
 #include <check.h>
 #include <stdio.h>
@@ -9,6 +10,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chart.h>
+#include <html.h>
 #include <report.h>
 #include <terminal.h>
 
@@ -41,26 +44,48 @@ static struct report make_report(void) {
   return report;
 }
 
+/* The same as a page needs it: charts of every kind. */
+static struct report make_page(void) {
+  struct report report = make_report();
+  put(report.json, "command", json_string("techniques"));
+  json_t *runs = json_array();
+  for (int i = 0; i < RECORDS; i++) {
+    json_t *object = json_object(), *held = json_object();
+    put(object, "technique", json_string("</script><b>"));
+    put(object, "memory_ratio", number_or_null(0.1 * i));
+    put(object, "speed_ratio", number_or_null(1));
+    put(object, "planned_peak_bytes", whole(1000));
+    put(held, "parameters", whole(700));
+    put(object, "categories_at_peak", held);
+    append(runs, object);
+  }
+  put(report.json, "runs", runs);
+  return report;
+}
+
 /* In a process of its own: writes a report to standard output and to a file. */
-static void child(size_t fail, enum format format, const char *out, const char *file) {
+static void child(size_t fail, enum format format, bool page, const char *out, const char *file) {
   if (freopen(out, "w", stdout) == NULL || freopen("/dev/null", "w", stderr) == NULL) _exit(9);
   output_watch_standard();
   report_prepare();
-  struct options options = {.format = format, .export_json = output_create(file)};
-  if (!output_prepare(options.export_json)) _exit(9);
+  struct output *output = output_create(file);
+  struct options options = {.format = format};
+  *(page ? &options.page : &options.export_json) = output;
+  if (!output_prepare(output)) _exit(9);
   calls = 0;
   failing = fail;
-  struct report report = make_report();
+  struct report report = page ? make_page() : make_report();
   const bool good = report_write(&report, &options);
   failing = 0;
   options_free(&options);
   exit(good ? EXIT_GOOD : EXIT_ERROR);
 }
 
-static int exit_code(size_t fail, enum format format, const char *out, const char *file) {
+static int exit_code(size_t fail, enum format format, bool page, const char *out,
+                     const char *file) {
   const pid_t process = fork();
   ck_assert(process >= 0);
-  if (process == 0) child(fail, format, out, file);
+  if (process == 0) child(fail, format, page, out, file);
   int status = 0;
   ck_assert(waitpid(process, &status, 0) == process);
   ck_assert_msg(WIFEXITED(status), "allocation %zu: killed", fail);
@@ -84,19 +109,46 @@ static bool is_json(const char *path) {
   return whole;
 }
 
+static char *text_of(const char *path) {
+  const long size = size_of(path);
+  if (size < 0) return NULL;
+  char *text = malloc((size_t)size + 1);
+  FILE *file = fopen(path, "r");
+  ck_assert(text != NULL && file != NULL);
+  ck_assert(fread(text, 1, (size_t)size, file) == (size_t)size);
+  text[size] = '\0';
+  (void)fclose(file);
+  return text;
+}
+
+/* A page that has its end and all of its points, and in which nothing ends a script early. */
+static bool is_page(const char *path) {
+  char *text = text_of(path);
+  if (text == NULL) return false;
+  const char *end = strstr(text, "</html>\n");
+  size_t points = 0;
+  for (const char *p = text; (p = strstr(p, "<g class=\"point")) != NULL; p++) points++;
+  const bool whole = end != NULL && end[8] == '\0' && points == RECORDS &&
+                     strstr(text, "</script><b>") == NULL &&
+                     strstr(text, "\\u003c/script>\\u003cb>") != NULL;
+  free(text);
+  return whole;
+}
+
 START_TEST(a_report_is_whole_or_not_there) {
   char folder[] = "/tmp/evenkeel-report.XXXXXX", out[64], file[64];
   ck_assert(mkdtemp(folder) != NULL);
   (void)snprintf(out, sizeof out, "%s/out", folder);
   (void)snprintf(file, sizeof file, "%s/file", folder);
   const enum format format = _i == 0 ? FORMAT_JSON : FORMAT_TABLE;
+  const bool page = _i == 2;
   int code = EXIT_ERROR;
   size_t failures = 0;
   for (; code != EXIT_GOOD; failures++) {
-    code = exit_code(failures + 1, format, out, file);
+    code = exit_code(failures + 1, format, page, out, file);
     const bool written = format == FORMAT_JSON ? is_json(out) : size_of(out) > 0;
     if (code == EXIT_GOOD) {
-      ck_assert(written && is_json(file));
+      ck_assert(written && (page ? is_page(file) : is_json(file)));
     } else {
       ck_assert_msg(code == EXIT_ERROR, "allocation %zu: exit code %d", failures + 1, code);
       ck_assert_msg(size_of(file) < 0, "allocation %zu leaves a file", failures + 1);
@@ -110,10 +162,85 @@ START_TEST(a_report_is_whole_or_not_there) {
 }
 END_TEST
 
+/* What html_text() makes of it. */
+static void check_text(const char *text, const char *wanted) {
+  char *made = NULL;
+  size_t size = 0;
+  FILE *file = open_memstream(&made, &size);
+  ck_assert(file != NULL);
+  html_text(file, text);
+  ck_assert(fclose(file) == 0);
+  ck_assert_str_eq(made, wanted);
+  free(made);
+}
+
+START_TEST(text_from_outside_is_text) {
+#define NO "\xef\xbf\xbd"
+  check_text("", "");
+  check_text("cpu:4@512MiB", "cpu:4@512MiB");
+  check_text("<script>\"&'</script>", "&lt;script&gt;&quot;&amp;&#39;&lt;/script&gt;");
+  check_text("\xc3\xa4 \xe2\x82\xac \xf0\x9f\x98\x80\n\t",
+             "\xc3\xa4 \xe2\x82\xac \xf0\x9f\x98\x80\n\t");
+  /* Controls, lone continuation, overlong, surrogate, above the last character, cut off. */
+  check_text("a\x01\x7f\xc2\x85z", "a" NO NO NO NO "z");
+  check_text("\x80\xc0\xbc", NO NO NO);
+  check_text("\xed\xa0\x80", NO NO NO);
+  check_text("\xf4\x90\x80\x80", NO NO NO NO);
+  check_text("\xe2\x82<", NO NO "&lt;");
+  check_text("\xf0\x9f\x98", NO NO NO);
+#undef NO
+}
+END_TEST
+
+START_TEST(sizes_as_text) {
+  static const struct {
+    enum chart_unit unit;
+    double value;
+    const char *text;
+  } cases[] = {{CHART_BYTES, 0, "0 B"},
+               {CHART_BYTES, 1023, "1023 B"},
+               {CHART_BYTES, 1024, "1.00 KiB"},
+               {CHART_BYTES, 42.0 * 1048576, "42.00 MiB"},
+               {CHART_SECONDS, 1.25e-5, "12.5 \xc2\xb5s"},
+               {CHART_SECONDS, 0.00125, "1.25 ms"},
+               {CHART_SECONDS, 90, "90.00 s"},
+               {CHART_SAMPLES, 1, "1 sample"},
+               {CHART_SAMPLES, 1048576, "1,048,576 samples"},
+               {CHART_TIMES, 2.7618, "2.762 \xc3\x97"}};
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    char text[CHART_TEXT];
+    ck_assert_str_eq(chart_text(text, cases[i].unit, cases[i].value), cases[i].text);
+  }
+}
+END_TEST
+
+/* A page has a colour for each category that the library has. */
+START_TEST(every_category_has_a_colour) {
+  FILE *file = tmpfile();
+  ck_assert(file != NULL);
+  html_begin(file, "colours");
+  const long size = ftell(file);
+  char *text = calloc((size_t)size + 1, 1);
+  ck_assert(text != NULL);
+  rewind(file);
+  ck_assert(fread(text, 1, (size_t)size, file) == (size_t)size);
+  (void)fclose(file);
+  for (int c = 0; c < EK_MEMORY_CATEGORIES; c++) {
+    char rule[64];
+    (void)snprintf(rule, sizeof rule, ".c-%s", ek_memory_category_name((ek_memory_category)c));
+    ck_assert_msg(strstr(text, rule) != NULL, "no colour: %s", rule);
+  }
+  free(text);
+}
+END_TEST
+
 int main(void) {
   Suite *suite = suite_create("report");
   TCase *tests = tcase_create("memory");
-  tcase_add_loop_test(tests, a_report_is_whole_or_not_there, 0, 2);
+  tcase_add_loop_test(tests, a_report_is_whole_or_not_there, 0, 3);
+  tcase_add_test(tests, text_from_outside_is_text);
+  tcase_add_test(tests, sizes_as_text);
+  tcase_add_test(tests, every_category_has_a_colour);
   suite_add_tcase(suite, tests);
   SRunner *runner = srunner_create(suite);
   srunner_run_all(runner, CK_NORMAL);

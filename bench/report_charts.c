@@ -1,0 +1,470 @@
+/*
+ * report_charts.c - see report_charts.h. A chart is a figure of its own for each mode, on one scale.
+ */
+#include "report_charts.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "chart.h"
+#include "html.h"
+
+/* ---- rows of bars from objects of JSON ---- */
+
+/* A row has a part for each member of the object at `path`, and what `more` says behind them. */
+static void fill_parts(struct chart_row *row, const json_t *root, const char *path,
+                       const json_t *object, const char *more, const char *more_path) {
+  const size_t members = json_object_size(object);
+  row->parts = need_memory(members + 1, sizeof *row->parts);
+  const char *key = NULL;
+  json_t *value = NULL;
+  json_object_foreach((json_t *)object, key, value) {
+    row->parts[row->count++] = (struct chart_part){key, chart_number(root, "%s.%s", path, key)};
+  }
+  if (more != NULL) {
+    row->parts[row->count++] = (struct chart_part){more, chart_number(root, "%s", more_path)};
+  }
+  row->mark = row->limit = (struct chart_number){(double)NAN, ""};
+}
+
+struct rows {
+  struct chart_row *rows;
+  size_t count;
+};
+
+static struct rows rows_create(size_t count) {
+  return (struct rows){need_memory(count, sizeof(struct chart_row)), count};
+}
+
+static void rows_free(struct rows *rows) {
+  for (size_t i = 0; i < rows->count; i++) free(rows->rows[i].parts);
+  free(rows->rows);
+}
+
+static double most_of(const struct rows *groups, size_t count) {
+  double most = 0;
+  for (size_t g = 0; g < count; g++) {
+    for (size_t i = 0; i < groups[g].count; i++) {
+      most = fmax(most, chart_row_most(&groups[g].rows[i]));
+    }
+  }
+  return most;
+}
+
+static bool has_part(const struct rows *groups, size_t count, const char *name) {
+  for (size_t g = 0; g < count; g++) {
+    for (size_t i = 0; i < groups[g].count; i++) {
+      const struct chart_row *row = &groups[g].rows[i];
+      for (size_t p = 0; p < row->count; p++) {
+        if (row->parts[p].number.value > 0 && strcmp(row->parts[p].name, name) == 0) return true;
+      }
+    }
+  }
+  return false;
+}
+
+static void legend_item(FILE *file, const char *classes, const char *name) {
+  fputs("<li><i class=\"", file);
+  html_text(file, classes);
+  fputs("\"></i>", file);
+  html_text(file, name);
+  fputs("</li>\n", file);
+}
+
+/* The parts that are seen anywhere, in the order of the first row, and the lines across. */
+static void write_legend(FILE *file, const struct rows *groups, size_t count) {
+  fputs("<ul class=\"legend\">\n", file);
+  const struct chart_row *first = NULL, *marked = NULL, *limited = NULL;
+  for (size_t g = count; g-- > 0;) {
+    for (size_t i = groups[g].count; i-- > 0;) {
+      first = &groups[g].rows[i];
+      if (isfinite(first->mark.value)) marked = first;
+      if (isfinite(first->limit.value)) limited = first;
+    }
+  }
+  for (size_t p = 0; first != NULL && p < first->count; p++) {
+    char classes[96];
+    if (!has_part(groups, count, first->parts[p].name)) continue;
+    (void)snprintf(classes, sizeof classes, "c-%s", first->parts[p].name);
+    legend_item(file, classes, first->parts[p].name);
+  }
+  if (marked != NULL) legend_item(file, "thin c-mark", marked->mark_name);
+  if (limited != NULL) legend_item(file, "thin c-limit", limited->limit_name);
+  fputs("</ul>\n", file);
+}
+
+static void write_heading(FILE *file, const char *heading, const char *text) {
+  fputs("<h2>", file);
+  html_text(file, heading);
+  fputs("</h2>\n<p class=\"soft\">", file);
+  html_text(file, text);
+  fputs("</p>\n", file);
+}
+
+static const char *text_of(const json_t *object, const char *key) {
+  const char *text = json_string_value(json_object_get(object, key));
+  return text == NULL ? "" : text;
+}
+
+/* ---- memory ---- */
+
+static struct rows memory_rows(const json_t *root, size_t r, const json_t *run) {
+  const json_t *devices = json_object_get(run, "devices");
+  const bool full = json_is_true(json_object_get(run, "out_of_memory"));
+  struct rows rows = rows_create(json_array_size(devices));
+  for (size_t k = 0; k < rows.count; k++) {
+    struct chart_row *row = &rows.rows[k];
+    char path[96], unused[96], text[CHART_TEXT];
+    (void)snprintf(path, sizeof path, "runs.%zu.devices.%zu.categories_at_peak", r, k);
+    (void)snprintf(unused, sizeof unused, "runs.%zu.devices.%zu.unused_at_peak_bytes", r, k);
+    fill_parts(row, root, path, json_object_get(json_array_get(devices, k), "categories_at_peak"),
+               "unused", unused);
+    (void)snprintf(row->label, sizeof row->label, "device %zu", k);
+    row->mark_name = "planned";
+    row->limit_name = "cap";
+    row->mark = chart_number(root, "runs.%zu.devices.%zu.planned_peak_bytes", r, k);
+    if (!full) continue;
+    row->limit = chart_number(root, "runs.%zu.devices.%zu.capacity_bytes", r, k);
+    (void)snprintf(row->note, sizeof row->note, "needs %s",
+                   chart_text(text, CHART_BYTES, row->mark.value));
+  }
+  return rows;
+}
+
+/* The one number: what device 0 holds against the mean of the others. */
+static void write_evenness(FILE *file, const json_t *root, size_t r, bool full) {
+  const struct chart_number ratio = chart_number(root, "runs.%zu.first_over_rest", r);
+  if (full) {
+    fputs("<p class=\"number far\">out of memory</p>\n", file);
+  } else {
+    fprintf(file, "<p class=\"number%s\">", ratio.value > 1.5 ? " far" : "");
+    chart_span(file, &ratio, CHART_TIMES);
+    fputs("</p>\n", file);
+  }
+  fputs("<figcaption>device 0 against the mean of the rest</figcaption>\n", file);
+}
+
+static void write_memory(FILE *file, const json_t *root, const json_t *runs,
+                         const struct rows *groups) {
+  const size_t count = json_array_size(runs);
+  const double most = most_of(groups, count);
+  write_heading(file, "Peak of each device",
+                "What a device held when it held most, by category; all modes on one scale.");
+  write_legend(file, groups, count);
+  fputs("<div class=\"figures\">\n", file);
+  for (size_t r = 0; r < count; r++) {
+    const json_t *run = json_array_get(runs, r);
+    char title[128], description[256], text[CHART_TEXT];
+    (void)snprintf(title, sizeof title, "Peak memory by device and category, mode %s",
+                   text_of(run, "mode"));
+    (void)snprintf(description, sizeof description,
+                   "A stacked bar for each of %zu devices; device 0 holds %s. The numbers are in "
+                   "the table below.",
+                   groups[r].count,
+                   groups[r].count == 0
+                       ? "nothing"
+                       : chart_text(text, CHART_BYTES, chart_row_total(&groups[r].rows[0])));
+    const struct chart chart = {title, description, CHART_BYTES};
+    fputs("<figure>\n<h3>", file);
+    html_text(file, text_of(run, "mode"));
+    fputs("</h3>\n", file);
+    write_evenness(file, root, r, json_is_true(json_object_get(run, "out_of_memory")));
+    chart_bars(file, &chart, groups[r].rows, groups[r].count, most);
+    fputs("</figure>\n", file);
+  }
+  fputs("</div>\n", file);
+}
+
+/* What a timeline reaches to the right and upwards. */
+static void measure_timeline(const json_t *timeline, double *seconds, double *most) {
+  const json_t *devices = json_object_get(timeline, "devices");
+  for (size_t k = 0; k < json_array_size(devices); k++) {
+    const json_t *bytes = json_object_get(json_array_get(devices, k), "bytes");
+    for (size_t i = 0; i < json_array_size(bytes); i++) {
+      *most = fmax(*most, json_number_value(json_array_get(bytes, i)));
+    }
+  }
+  const json_t *phases = json_object_get(timeline, "phases");
+  for (size_t i = 0; i < json_array_size(phases); i++) {
+    const json_t *end = json_object_get(json_array_get(phases, i), "end_seconds");
+    *seconds = fmax(*seconds, json_number_value(end));
+  }
+}
+
+static void write_timeline(FILE *file, const json_t *root, size_t r, const char *mode,
+                           double most) {
+  const json_t *timeline =
+      json_object_get(json_array_get(json_object_get(root, "runs"), r), "timeline");
+  const json_t *devices = json_object_get(timeline, "devices");
+  const json_t *phases = json_object_get(timeline, "phases");
+  struct chart_time time = {.phase_count = json_array_size(phases),
+                            .curve_count = json_array_size(devices),
+                            .most = most};
+  double unused = 0;
+  measure_timeline(timeline, &time.seconds, &unused);
+  struct chart_phase *bands = need_memory(time.phase_count, sizeof *bands);
+  for (size_t i = 0; i < time.phase_count; i++) {
+    bands[i].name = text_of(json_array_get(phases, i), "name");
+    bands[i].begin = chart_number(root, "runs.%zu.timeline.phases.%zu.begin_seconds", r, i);
+    bands[i].end = chart_number(root, "runs.%zu.timeline.phases.%zu.end_seconds", r, i);
+  }
+  struct chart_curve *curves = need_memory(time.curve_count, sizeof *curves);
+  for (size_t k = 0; k < time.curve_count; k++) {
+    const json_t *device = json_array_get(devices, k);
+    curves[k].x = json_object_get(device, "seconds");
+    curves[k].y = json_object_get(device, "bytes");
+    curves[k].first = k == 0;
+    (void)snprintf(curves[k].path, sizeof curves[k].path, "runs.%zu.timeline.devices.%zu", r, k);
+  }
+  time.phases = bands;
+  time.curves = curves;
+  char title[128], description[256];
+  (void)snprintf(title, sizeof title, "Memory of each device over one step, mode %s", mode);
+  (void)snprintf(description, sizeof description,
+                 "A curve for each of %zu devices over the parts of a step: forward, loss, "
+                 "backward, reduce, optimizer. The JSON has its points.",
+                 time.curve_count);
+  const struct chart chart = {title, description, CHART_BYTES};
+  fputs("<figure>\n<h3>", file);
+  html_text(file, mode);
+  fputs("</h3>\n", file);
+  chart_curves(file, &chart, &time);
+  fputs("</figure>\n", file);
+  free(bands);
+  free(curves);
+}
+
+static void write_timelines(FILE *file, const json_t *root, const json_t *runs) {
+  static const char *const phases[] = {"forward", "loss", "backward", "reduce", "optimizer"};
+  double most = 0, seconds = 0;
+  size_t devices = 0;
+  for (size_t r = 0; r < json_array_size(runs); r++) {
+    const json_t *timeline = json_object_get(json_array_get(runs, r), "timeline");
+    measure_timeline(timeline, &seconds, &most);
+    if (json_array_size(json_object_get(timeline, "devices")) > devices) {
+      devices = json_array_size(json_object_get(timeline, "devices"));
+    }
+  }
+  if (!(most > 0)) return;
+  write_heading(file, "Memory over one step",
+                "What each device holds while a step runs, with a wait behind each of its parts. Of "
+                "devices that only count, the time is that of counting.");
+  fputs("<ul class=\"legend\">\n", file);
+  legend_item(file, "curve first", "device 0");
+  if (devices == 2) legend_item(file, "curve", "device 1");
+  if (devices > 2) {
+    char rest[64];
+    (void)snprintf(rest, sizeof rest, "devices 1 to %zu", devices - 1);
+    legend_item(file, "curve", rest);
+  }
+  for (size_t i = 0; i < sizeof phases / sizeof phases[0]; i++) {
+    char classes[64];
+    (void)snprintf(classes, sizeof classes, "c-%s", phases[i]);
+    legend_item(file, classes, phases[i]);
+  }
+  fputs("</ul>\n<div class=\"figures\">\n", file);
+  for (size_t r = 0; r < json_array_size(runs); r++) {
+    const json_t *run = json_array_get(runs, r);
+    if (!json_is_object(json_object_get(run, "timeline"))) continue;
+    write_timeline(file, root, r, text_of(run, "mode"), most * 1.04);
+  }
+  fputs("</div>\n", file);
+}
+
+void charts_memory(FILE *file, const json_t *root) {
+  const json_t *runs = json_object_get(root, "runs");
+  const size_t count = json_array_size(runs);
+  struct rows *groups = need_memory(count, sizeof *groups);
+  for (size_t r = 0; r < count; r++) groups[r] = memory_rows(root, r, json_array_get(runs, r));
+  write_memory(file, root, runs, groups);
+  write_timelines(file, root, runs);
+  for (size_t r = 0; r < count; r++) rows_free(&groups[r]);
+  free(groups);
+}
+
+/* ---- step ---- */
+
+/* The runs of one mode, a row each. */
+static struct rows step_rows(const json_t *root, const json_t *runs, const char *mode) {
+  struct rows rows = rows_create(json_array_size(runs));
+  rows.count = 0;
+  for (size_t r = 0; r < json_array_size(runs); r++) {
+    const json_t *run = json_array_get(runs, r);
+    if (strcmp(text_of(run, "mode"), mode) != 0) continue;
+    struct chart_row *row = &rows.rows[rows.count++];
+    char path[96], text[CHART_TEXT];
+    (void)snprintf(path, sizeof path, "runs.%zu.split_seconds", r);
+    fill_parts(row, root, path, json_object_get(run, "split_seconds"), NULL, NULL);
+    (void)snprintf(row->label, sizeof row->label, "%s", text_of(run, "spec"));
+    row->mark_name = "whole step";
+    row->mark = chart_number(root, "runs.%zu.step_seconds.median", r);
+    const double speed = chart_number(root, "runs.%zu.tokens_per_second", r).value;
+    if (isfinite(speed)) {
+      (void)snprintf(row->note, sizeof row->note, "%s, %.0f tokens/s",
+                     chart_text(text, CHART_SECONDS, row->mark.value), speed);
+    } else {
+      const bool full = json_is_true(json_object_get(run, "out_of_memory"));
+      (void)snprintf(row->note, sizeof row->note, full ? "out of memory" : "not timed");
+    }
+  }
+  return rows;
+}
+
+void charts_step(FILE *file, const json_t *root) {
+  const json_t *runs = json_object_get(root, "runs");
+  const json_t *modes = json_object_get(json_object_get(root, "config"), "modes");
+  const size_t count = json_array_size(modes);
+  struct rows *groups = need_memory(count, sizeof *groups);
+  for (size_t m = 0; m < count; m++) {
+    groups[m] = step_rows(root, runs, json_string_value(json_array_get(modes, m)));
+  }
+  write_heading(file, "Where a step's time goes",
+                "Parts by medians of steps with a wait behind each part; the line is the median of "
+                "steps without waits. Less is faster; all modes on one scale.");
+  write_legend(file, groups, count);
+  fputs("<div class=\"figures\">\n", file);
+  for (size_t m = 0; m < count; m++) {
+    const char *mode = json_string_value(json_array_get(modes, m));
+    char title[128];
+    (void)snprintf(title, sizeof title, "Parts of a step by devices, mode %s", mode);
+    const struct chart chart = {
+        title, "A stacked bar for each device string; the numbers are in the table below.",
+        CHART_SECONDS};
+    fputs("<figure>\n<h3>", file);
+    html_text(file, mode);
+    fputs("</h3>\n", file);
+    chart_bars(file, &chart, groups[m].rows, groups[m].count, most_of(groups, count));
+    fputs("</figure>\n", file);
+  }
+  fputs("</div>\n", file);
+  for (size_t m = 0; m < count; m++) rows_free(&groups[m]);
+  free(groups);
+}
+
+/* ---- techniques ---- */
+
+/* What a row is called: with its mode, where there are several. */
+static void technique_name(char *buffer, size_t size, const json_t *run, bool several) {
+  (void)snprintf(buffer, size, several ? "%s, %s" : "%s", text_of(run, "technique"),
+                 text_of(run, "mode"));
+}
+
+static void write_key(FILE *file, const struct chart_point *points, size_t count) {
+  fputs("<ol class=\"key\">\n", file);
+  for (size_t i = 0; i < count; i++) {
+    fputs(points[i].best ? "<li class=\"best\">" : "<li>", file);
+    html_text(file, points[i].name);
+    fputs(" <span class=\"soft\">memory ", file);
+    chart_span(file, &points[i].x, CHART_TIMES);
+    fputs(", speed ", file);
+    chart_span(file, &points[i].y, CHART_TIMES);
+    fputs("</span></li>\n", file);
+  }
+  fputs("</ol>\n", file);
+}
+
+static void write_plane(FILE *file, const json_t *root, const json_t *runs, bool several) {
+  const size_t count = json_array_size(runs);
+  struct chart_point *points = need_memory(count, sizeof *points);
+  char(*names)[96] = need_memory(count, sizeof *names);
+  bool any = false;
+  for (size_t r = 0; r < count; r++) {
+    technique_name(names[r], sizeof names[r], json_array_get(runs, r), several);
+    points[r].name = names[r];
+    points[r].x = chart_number(root, "runs.%zu.memory_ratio", r);
+    points[r].y = chart_number(root, "runs.%zu.speed_ratio", r);
+    any = any || isfinite(points[r].y.value);
+  }
+  if (any) {
+    chart_find_best(points, count);
+    write_heading(file, "Memory against speed",
+                  "Ratios to plain, of the fullest device. Up is faster, left is smaller. The line "
+                  "leads along what nothing else beats in both.");
+    const struct chart chart = {"Peak memory against speed of each technique",
+                                "Numbered points; the list below has their names and numbers.",
+                                CHART_TIMES};
+    fputs("<figure>\n", file);
+    chart_points(file, &chart, "peak memory, times plain", "speed, times plain", points, count);
+    fputs("</figure>\n", file);
+    write_key(file, points, count);
+  }
+  free(names);
+  free(points);
+}
+
+static struct rows technique_rows(const json_t *root, const json_t *runs, bool several) {
+  struct rows rows = rows_create(json_array_size(runs));
+  for (size_t r = 0; r < rows.count; r++) {
+    const json_t *run = json_array_get(runs, r);
+    struct chart_row *row = &rows.rows[r];
+    char path[96], unused[96], name[64];
+    (void)snprintf(path, sizeof path, "runs.%zu.categories_at_peak", r);
+    (void)snprintf(unused, sizeof unused, "runs.%zu.unused_at_peak_bytes", r);
+    fill_parts(row, root, path, json_object_get(run, "categories_at_peak"), "unused", unused);
+    technique_name(name, sizeof name, run, several);
+    (void)snprintf(row->label, sizeof row->label, "%zu %s", r + 1, name);
+    row->mark_name = "planned";
+    row->mark = chart_number(root, "runs.%zu.planned_peak_bytes", r);
+    if (json_is_null(json_object_get(run, "peak_bytes"))) {
+      char text[CHART_TEXT];
+      (void)snprintf(row->note, sizeof row->note, "needs %s",
+                     chart_text(text, CHART_BYTES, row->mark.value));
+    }
+  }
+  return rows;
+}
+
+void charts_techniques(FILE *file, const json_t *root) {
+  const json_t *runs = json_object_get(root, "runs");
+  const json_t *modes = json_object_get(json_object_get(root, "config"), "modes");
+  const bool several = json_array_size(modes) > 1;
+  write_plane(file, root, runs, several);
+  struct rows rows = technique_rows(root, runs, several);
+  const struct chart chart = {"Peak memory of each technique by category",
+                              "A stacked bar for each; the numbers are in the table below.",
+                              CHART_BYTES};
+  write_heading(file, "Peak of the fullest device", "What it held when it held most, by category.");
+  write_legend(file, &rows, 1);
+  fputs("<figure>\n", file);
+  chart_bars(file, &chart, rows.rows, rows.count, most_of(&rows, 1));
+  fputs("</figure>\n", file);
+  rows_free(&rows);
+}
+
+/* ---- max-batch ---- */
+
+void charts_max_batch(FILE *file, const json_t *root) {
+  const json_t *runs = json_object_get(root, "runs");
+  struct rows rows = rows_create(json_array_size(runs));
+  for (size_t r = 0; r < rows.count; r++) {
+    const json_t *run = json_array_get(runs, r);
+    struct chart_row *row = &rows.rows[r];
+    char text[CHART_TEXT];
+    row->parts = need_memory(1, sizeof *row->parts);
+    row->count = 1;
+    row->limit = (struct chart_number){(double)NAN, ""};
+    row->mark_name = "planned";
+    row->mark = chart_number(root, "runs.%zu.planned_max_batch", r);
+    row->parts[0] = (struct chart_part){"batch", chart_number(root, "runs.%zu.max_batch", r)};
+    (void)snprintf(row->label, sizeof row->label, "%s", text_of(run, "mode"));
+    const double batch =
+        isfinite(row->parts[0].number.value) ? row->parts[0].number.value : row->mark.value;
+    const double ratio = chart_number(root, "runs.%zu.times_gather", r).value;
+    (void)chart_text(text, CHART_SAMPLES, batch);
+    if (isfinite(ratio)) {
+      (void)snprintf(row->note, sizeof row->note, "%s, %.2f \xc3\x97 gather", text, ratio);
+    } else {
+      (void)snprintf(row->note, sizeof row->note, "%s", text);
+    }
+  }
+  const struct chart chart = {"The largest global batch of each mode",
+                              "A bar for each mode; the numbers are in the table below.",
+                              CHART_SAMPLES};
+  write_heading(file, "The largest batch", "Samples of the global batch that train under the cap.");
+  write_legend(file, &rows, 1);
+  fputs("<figure>\n", file);
+  chart_bars(file, &chart, rows.rows, rows.count, most_of(&rows, 1));
+  fputs("</figure>\n", file);
+  rows_free(&rows);
+}

@@ -1,0 +1,92 @@
+#!/usr/bin/env bash
+# check_report.sh BENCH: what --report writes, in Chromium: each page in a narrow and a wide frame, light and
+# dark, with check_report.js inside. Without Chromium, and without a way to install it, it is skipped.
+set -euo pipefail
+
+bench=$1
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=cmake/packages.sh
+. "$here/../../cmake/packages.sh"
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+failed=0
+
+if ! packages_have chromium && ! packages_install "${packages_debian[chromium]}"; then
+  printf 'check_report: skipped: there is no Chromium, and it cannot be installed\n'
+  exit 77
+fi
+
+complain() {
+  printf 'check_report: %s\n' "$*" >&2
+  failed=1
+}
+
+# A name of a file is the only text from outside.
+data="$dir/<img src=x onerror=\"alert(1)\">&amp;'\$.txt"
+printf 'It was the best of times, it was the worst of times.\n%.0s' {1..50} >"$data"
+small=(--layers 1 --width 16 --heads 2 --seq 16 --vocab 300 --batch 6 --steps 2 --warmup 1)
+make() { # NAME CODE ARGUMENT...
+  local page=$1 right=$2 code=0
+  shift 2
+  "$bench" "$@" --report "$dir/$page.html" >/dev/null 2>"$dir/err" || code=$?
+  ((code == right)) || complain "exit code $code of $page: $(cat "$dir/err")"
+}
+make memory 0 memory "${small[@]}" --devices cpu:3 --data "$data"
+make full 5 memory "${small[@]}" --devices cpu:2@64KiB --micro-batches 2
+make plan 0 memory --preset gpt2-124m --devices plan:8@80GiB
+make step 0 step "${small[@]}" --devices cpu:1 --devices cpu:2
+make techniques 0 techniques "${small[@]}" --steps 1 --devices cpu:2
+make counted 0 techniques --preset gpt2-124m --devices plan:2 --modes sharded,gather
+make max-batch 0 max-batch --layers 1 --width 16 --heads 2 --seq 16 --vocab 300 --devices cpu:2@200KiB
+make devices 0 devices
+pages=(memory full plan step techniques counted max-batch devices)
+
+# The page again with the check in it: errors are counted from the first line on.
+for page in "${pages[@]}"; do
+  {
+    sed '/<style>/,$d' "$dir/$page.html"
+    printf '<script>window.reportErrors = [];\n'
+    printf 'onerror = (m, f, l) => { reportErrors.push("error: " + m + " in line " + l); };\n'
+    printf 'for (const k of ["error", "warn"]) console[k] = m => reportErrors.push(k + ": " + m);\n'
+    printf 'addEventListener("securitypolicyviolation", e => reportErrors.push("fetches " + e.blockedURI));\n'
+    printf '</script><script>\n'
+    cat "$here/check_report.js"
+    printf '</script>\n'
+    sed -n '/<style>/,$p' "$dir/$page.html"
+  } >"$dir/$page.checked.html"
+done
+{
+  printf '<!doctype html><title>checks</title><pre id="answers"></pre><script>\n'
+  printf 'const answers = [];\n'
+  printf 'addEventListener("message", e => { answers.push(e.data); show(); });\n'
+  printf 'function show() { document.getElementById("answers").textContent = JSON.stringify(answers, null, 1); }\n'
+  printf '</script>\n'
+  for page in "${pages[@]}"; do
+    for width in 400 1600; do
+      printf '<iframe src="%s.checked.html" style="width:%dpx;height:800px;border:0"></iframe>\n' "$page" "$width"
+    done
+  done
+} >"$dir/all.html"
+
+look() { # WHETHER-DARK: 0 or 1
+  local -a scheme=()
+  (($1 == 0)) || scheme=(--blink-settings=preferredColorScheme=0)
+  timeout 100 chromium --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run \
+    --disable-background-networking --user-data-dir="$dir/profile" --window-size=1700,900 \
+    ${scheme[@]+"${scheme[@]}"} --virtual-time-budget=20000 --dump-dom "file://$dir/all.html" \
+    >"$dir/dom" 2>"$dir/browser" || complain "Chromium: $(tail -n 3 "$dir/browser")"
+  local frames=$((2 * ${#pages[@]})) dark=false
+  (($1 == 0)) || dark=true
+  (($(grep -c '"wrong": \[\]' "$dir/dom") == frames)) || {
+    complain "not all of $frames frames are right (dark: $dark):"
+    sed -n '/<pre/,/<\/pre>/p' "$dir/dom" | cut -c1-300 | head -n 80 >&2
+  }
+  (($(grep -c "\"dark\": $dark" "$dir/dom") == frames)) || complain "not all frames are dark: $dark"
+  (($(grep -cE '"width": (400|1600)' "$dir/dom") == frames)) || complain "frames of another width"
+  # That there was something to look at.
+  awk '/"numbers":/ { n += $2 } /"charts":/ { c += $2 } END { exit !(n > 300 && c > 40) }' "$dir/dom" ||
+    complain "hardly a number in the charts"
+}
+look 0
+look 1
+exit "$failed"
