@@ -1,5 +1,5 @@
 /*
- * data_parallel_model.c - a module over all devices of a group: modes, opening, closing, steps.
+ * data_parallel_model.c - a module over all devices of a group: opening, closing, steps.
  *
  * Forward and backward are in model_forward.c and model_backward.c, state and gradients by name in
  * state.c, and model_torn.c knows what becomes of an update that fails. The passes live
@@ -8,67 +8,23 @@
  */
 #include <evenkeel/data_parallel_model.h>
 
-#include <string.h>
-
 #include <evenkeel/elementwise.h>
 #include <evenkeel/replicate.h>
 
 #include "core/alloc.h"
 #include "core/error.h"
 #include "core/options.h"
+#include "keeper.h"
 #include "module/replica_internal.h"
 #include "parallel_internal.h"
-
-/* ---- modes ---- */
-
-static const struct {
-  const char *name;
-  ek_output_placement outputs;
-  ek_state_placement state;
-} modes[] = {[EK_MODE_GATHER] = {"gather", EK_OUTPUTS_GATHER, EK_STATE_MASTER},
-             [EK_MODE_BALANCED] = {"balanced", EK_OUTPUTS_STAY, EK_STATE_MASTER},
-             [EK_MODE_REPLICATED] = {"replicated", EK_OUTPUTS_STAY, EK_STATE_REPLICATED},
-             [EK_MODE_SHARDED] = {"sharded", EK_OUTPUTS_STAY, EK_STATE_SHARDED}};
-
-enum { MODES = sizeof modes / sizeof modes[0] };
-
-const char *ek_mode_name(ek_mode mode) {
-  return (unsigned)mode < MODES ? modes[mode].name : "unknown";
-}
-
-ek_status ek_mode_parse(ek_mode *mode, const char *name) {
-  EK__NOT_NULL("ek_mode_parse", mode, name);
-  for (unsigned i = 0; i < MODES; i++) {
-    if (strcmp(modes[i].name, name) == 0) {
-      *mode = (ek_mode)i;
-      return EK_OK;
-    }
-  }
-  return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                      "there is no mode \"%s\": gather, balanced, replicated, sharded", name);
-}
-
-ek_status ek_data_parallel_model_options_set_mode(ek_data_parallel_model_options *options,
-                                                  ek_mode mode) {
-  EK__FAIL_IF(options == NULL || (unsigned)mode >= MODES, EK_ERR_INVALID_ARGUMENT,
-              "options may not be NULL, or there is no mode %d", (int)mode);
-  ek_data_parallel_model_options o = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
-  EK_TRY(ek__options_read(&o, sizeof o, options, "ek_data_parallel_model_options"));
-  EK__FAIL_IF(options->size < offsetof(ek_data_parallel_model_options, output_device),
-              EK_ERR_INVALID_ARGUMENT,
-              "ek_data_parallel_model_options.size is %zu, which has no room for a mode",
-              options->size);
-  options->outputs = modes[mode].outputs;
-  options->state = modes[mode].state;
-  return EK_OK;
-}
+#include "reduce_internal.h"
 
 /* ---- opening and closing ---- */
 
 static ek_status check_options(const ek_data_parallel_model_options *options, const ek_group *group,
                                const ek_module *module) {
   EK__FAIL_IF((unsigned)options->outputs > EK_OUTPUTS_GATHER ||
-                  (unsigned)options->state > EK_STATE_SHARDED,
+                  (unsigned)options->state >= EK__PLACEMENTS,
               EK_ERR_INVALID_ARGUMENT,
               "ek_data_parallel_model_open: there is no placement %d of outputs or %d of state",
               (int)options->outputs, (int)options->state);
@@ -90,6 +46,7 @@ static ek_status open_replica(void *context, ek_device *device, size_t index) {
   ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
   options.type = model->options.type;
   options.seed = model->options.seed;
+  options.gradients = !ek__placement(model)->gradient_shares;
   options.initialize = ek_communicator_first_rank(model->communicator) + index == 0;
   EK_TRY(ek_replica_open(&model->replicas[index], device, model->module, &options));
   const int64_t shape[] = {2};
@@ -97,18 +54,28 @@ static ek_status open_replica(void *context, ek_device *device, size_t index) {
   return ek_op_zero(ek_device_stream(device, EK_STREAM_COMPUTE), &model->totals[index]);
 }
 
-static ek_status open_reducer(ek_data_parallel_model *model) {
-  static const ek_reduce_kind kinds[] = {[EK_STATE_MASTER] = EK_REDUCE_TO_FIRST,
-                                         [EK_STATE_REPLICATED] = EK_REDUCE_TO_ALL,
-                                         [EK_STATE_SHARDED] = EK_REDUCE_SCATTER};
-  ek_reducer_options options = EK_REDUCER_OPTIONS_INIT;
-  options.kind = kinds[model->options.state];
-  options.bucket_bytes = model->options.bucket_bytes;
-  return ek_reducer_open(&model->reducer, model->communicator, model->group, model->replicas,
-                         &options);
+static const char memory_of[] = "a data-parallel model";
+
+static ek_status open_keeper(void *context, ek_device *device, size_t index) {
+  const ek_data_parallel_model *model = context;
+  return ek__keeper_open(model->keepers[index], ek__reducer_buckets(model->reducer), device, index);
 }
 
-static const char memory_of[] = "a data-parallel model";
+static ek_status open_reducer(ek_data_parallel_model *model) {
+  ek_reducer_options options = EK_REDUCER_OPTIONS_INIT;
+  const bool shares = ek__placement(model)->gradient_shares;
+  options.kind = ek__placement(model)->reduce;
+  options.bucket_bytes = model->options.bucket_bytes;
+  if (shares) {
+    EK_TRY(ek__new(&model->keepers, model->count, sizeof *model->keepers, memory_of));
+  }
+  for (size_t k = 0; k < model->count && shares; k++) {
+    EK_TRY(ek__keeper_create(&model->keepers[k], model));
+  }
+  EK_TRY(ek__reducer_open(&model->reducer, model->communicator, model->group, model->replicas,
+                          &options, model->keepers));
+  return shares ? ek_group_apply(model->group, open_keeper, model) : EK_OK;
+}
 
 static ek_status open_parts(ek_data_parallel_model *model) {
   ek_group *group = model->group;
@@ -176,6 +143,10 @@ static void free_replicas(ek_group *group, ek_replica **replicas) {
 void ek_data_parallel_model_free(ek_data_parallel_model *model) {
   if (model == NULL) return;
   ek__model_drop_forward(model);
+  for (size_t k = 0; k < model->count && model->keepers != NULL; k++) {
+    ek__keeper_free(model->keepers[k]);
+  }
+  ek__free(model->keepers);
   ek_reducer_free(model->reducer);
   for (size_t k = 0; k < model->count && model->totals != NULL; k++) {
     ek_tensor_free(&model->totals[k]);

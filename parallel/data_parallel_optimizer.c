@@ -131,10 +131,12 @@ static ek_status sum_squares(void *context, ek_device *device, size_t index) {
   const ek_tensor *gradients = ek_replica_gradients(self->model->replicas[own->owner]);
   ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
   ek_tensor norm = own->square_norm;
+  const bool shares = ek__placement(self->model)->gradient_shares;
   EK_TRY(ek_op_zero(stream, &norm));
   for (size_t i = 0; i < own->norms.count; i++) {
     const struct ek__piece *piece = &own->norms.list[i];
-    const ek_tensor part = ek__flat_range(gradients, piece->first, piece->last - piece->first);
+    const ek_tensor part =
+        ek__flat_range(gradients, shares ? piece->place : piece->first, piece->last - piece->first);
     EK_TRY(ek_op_square_norm(stream, &norm, &part, 1.0));
   }
   EK_TRY(ek_communicator_all_reduce(self->model->communicator, device, &norm));
@@ -154,6 +156,7 @@ static ek_status update_pieces(ek_data_parallel_optimizer *self, ek_device *devi
   const ek_data_parallel_model *model = self->model;
   const struct ek__optimizer_device *own = &self->devices[index];
   const ek_replica *replica = model->replicas[own->owner];
+  const struct ek__placement *placement = ek__placement(model);
   ek_update update = {.step = model->step + 1,
                       .learning_rate = ek_schedule_rate(&self->schedule, model->step)};
   update.scale.totals = model->divided ? &model->totals[index] : NULL;
@@ -165,7 +168,9 @@ static ek_status update_pieces(ek_data_parallel_optimizer *self, ek_device *devi
     const int64_t count = piece->last - piece->first;
     ek_tensor states[EK_MAX_OPTIMIZER_STATES];
     ek_tensor parameters = ek__flat_range(ek_replica_parameters(replica), piece->first, count);
-    const ek_tensor gradients = ek__flat_range(ek_replica_gradients(replica), piece->first, count);
+    const ek_tensor gradients =
+        ek__flat_range(ek_replica_gradients(replica),
+                       placement->gradient_shares ? piece->place : piece->first, count);
     for (size_t s = 0; s < self->state_count; s++) {
       states[s] = ek__flat_range(&self->devices[own->owner].states[s], piece->state, count);
     }
@@ -204,8 +209,7 @@ static ek_status share_parameters(const ek_data_parallel_optimizer *self, ek_dev
 static ek_status step_one(void *context, ek_device *device, size_t index) {
   ek_data_parallel_optimizer *self = context;
   EK_TRY(update_pieces(self, device, index));
-  return self->model->options.state == EK_STATE_SHARDED ? share_parameters(self, device, index)
-                                                        : EK_OK;
+  return ek__placement(self->model)->state_shares ? share_parameters(self, device, index) : EK_OK;
 }
 
 /* ---- the step, for the caller ---- */

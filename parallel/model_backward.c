@@ -74,7 +74,7 @@ static ek_status backward_one(void *context, ek_device *device, size_t index) {
   if (model->reducing) EK_TRY(ek_reducer_start(model->reducer, device));
   if (model->passes[index] != NULL) {
     EK_TRY(run_backward(job, device, index));
-  } else if (model->stage == EK__STEP_EMPTY) {
+  } else if (model->stage == EK__STEP_EMPTY && !ek__placement(model)->gradient_shares) {
     ek_tensor flat = *ek_replica_gradients(model->replicas[index]);
     EK_TRY(ek_op_zero(ek_device_stream(device, EK_STREAM_COMPUTE), &flat));
   }
@@ -202,7 +202,7 @@ ek_status ek__model_backward(ek_data_parallel_model *model, const ek_shards *gra
     EK_TRY_GOTO(status, scatter_gradients(parts, model, gradients, count), cleanup);
     job.gradients = parts;
   }
-  model->reducing = !o.accumulate;
+  model->reducing = !o.accumulate || ek__placement(model)->gradient_shares;
   EK_TRY_GOTO(status, ek_group_apply(model->group, backward_one, &job), cleanup);
   model->divided = o.totals != NULL && !o.sum;
   model->stage = o.accumulate ? EK__STEP_ACCUMULATED : EK__STEP_REDUCED;
@@ -227,7 +227,9 @@ ek_status ek__model_reduce(ek_data_parallel_model *model) {
   EK__FAIL_IF(model->stage == EK__STEP_EMPTY, EK_ERR_STATE,
               "there is no gradient: no backward since the last step");
   if (model->stage == EK__STEP_REDUCED) return EK_OK;
-  const ek_status status = ek_group_apply(model->group, reduce_one, model);
+  const ek_status status = ek__placement(model)->gradient_shares
+                               ? EK_OK /* each micro-batch was */
+                               : ek_group_apply(model->group, reduce_one, model);
   if (status != EK_OK) {
     ek__model_end_step(model, false);
     return status;

@@ -14,6 +14,7 @@
 
 #include "core/error.h"
 #include "core/options.h"
+#include "keeper.h"
 #include "module/pass_internal.h"
 #include "parallel_internal.h"
 
@@ -139,7 +140,8 @@ static ek_status open_passes(ek_data_parallel_model *model, const ek_shards *lea
   ek_pass_options pass = EK_PASS_OPTIONS_INIT;
   pass.gradient = options->gradient;
   pass.training = options->training;
-  pass.accumulate = model->stage != EK__STEP_EMPTY;
+  /* Gradients of which the devices keep shares begin anew with each micro-batch. */
+  pass.accumulate = model->stage != EK__STEP_EMPTY && !ek__placement(model)->gradient_shares;
   pass.seed = model->options.seed;
   pass.step = (uint32_t)model->step;
   pass.complete = tell_reducer;
@@ -150,7 +152,8 @@ static ek_status open_passes(ek_data_parallel_model *model, const ek_shards *lea
     if (lead->samples[k] == lead->samples[k + 1] && model->inner == NULL) continue;
     pass.first_sample = model->step_samples + options->first_sample + lead->samples[k];
     pass.samples = lead->samples[k + 1] - lead->samples[k];
-    EK_TRY(ek_pass_open(&model->passes[k], model->replicas[k], &pass));
+    EK_TRY(ek__pass_open(&model->passes[k], model->replicas[k], &pass,
+                         model->keepers == NULL ? NULL : &model->keepers[k]->lender));
   }
   return EK_OK;
 }

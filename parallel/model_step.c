@@ -3,6 +3,7 @@
  * and of its criteria go.
  */
 #include "criterion_internal.h"
+#include "keeper.h"
 
 static void drop_pass(ek_pass **pass) {
   ek_pass_free(*pass);
@@ -15,6 +16,9 @@ void ek__model_drop_forward(ek_data_parallel_model *model) {
   }
   for (ek_data_parallel_criterion *it = model->criteria; it != NULL; it = it->next) {
     for (size_t k = 0; k < it->count && it->devices != NULL; k++) drop_pass(&it->devices[k].pass);
+  }
+  for (size_t k = 0; k < model->count && model->keepers != NULL; k++) {
+    ek__keeper_drop(model->keepers[k]);
   }
   model->pending = 0;
 }
@@ -36,5 +40,5 @@ void ek__model_end_step(ek_data_parallel_model *model, bool taken) {
   model->before_update = NULL;
   if (!taken) return;
   model->step++;
-  if (model->options.state == EK_STATE_MASTER) model->replicas_stale = true;
+  if (ek__placement(model)->master) model->replicas_stale = true;
 }

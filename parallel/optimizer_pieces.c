@@ -2,7 +2,7 @@
  * optimizer_pieces.c - who updates what.
  *
  * What a device updates is a list of ranges of the flat buffers: everything on device 0 (master),
- * everything on every device (replicated), or its part of each bucket (sharded). Where all devices
+ * everything on every device (replicated), or its part of each bucket (sharded in any way). Where all devices
  * lie in one address space, the master's ranges are cut into one part per device and every worker
  * updates its part of device 0's memory, so that no worker idles.
  *
@@ -18,6 +18,7 @@
 #include "core/sizes.h"
 #include "module/replica_internal.h"
 #include "optimizer_internal.h"
+#include "reduce_internal.h"
 
 /* *share, empty so far, becomes range number `range` of those that worker `index` updates (or
  * sums). */
@@ -27,47 +28,52 @@ static ek_status share_of(struct ek__piece *share, const ek_data_parallel_optimi
   const struct ek__layout *layout = &model->replicas[0]->layout;
   const int64_t begin = layout->groups[EK__GROUP_NO_DECAY], end = layout->flat_count;
   const size_t first_rank = ek_communicator_first_rank(model->communicator);
+  const struct ek__placement *placement = ek__placement(model);
   size_t part = 0, parts = 1;
-  switch (model->options.state) {
-  case EK_STATE_SHARDED:
-    EK_TRY(
-        ek_reducer_range(&share->first, &share->last, model->reducer, range, first_rank + index));
-    if (share->first < begin) share->first = begin;
-    return EK_OK;
-  case EK_STATE_REPLICATED:
-    if (!norm) break;
-    part = first_rank + index;
-    parts = ek_communicator_world_size(model->communicator);
-    break;
-  case EK_STATE_MASTER:
+  if (placement->state_shares) {
+    const struct ek__bucket *bucket = &ek__reducer_buckets(model->reducer)->list[range];
+    share->place = bucket->places[first_rank + index];
+    return ek_reducer_range(&share->first, &share->last, model->reducer, range, first_rank + index);
+  }
+  if (placement->master) {
     if (first_rank > 0 || (index > 0 && !self->helpers)) return EK_OK;
     part = index;
     parts = self->helpers ? model->count : 1;
-    break;
+  } else if (norm) {
+    part = first_rank + index;
+    parts = ek_communicator_world_size(model->communicator);
   }
   share->first = begin + ek__part_begin(end - begin, part, parts);
   share->last = begin + ek__part_begin(end - begin, part + 1, parts);
   return EK_OK;
 }
 
-static void append(struct ek__pieces *pieces, int64_t first, int64_t last, bool no_decay) {
+/* The elements of a share from `first` to `last`. */
+static void append(struct ek__pieces *pieces, const struct ek__piece *share, int64_t first,
+                   int64_t last, bool no_decay) {
+  first = first > share->first ? first : share->first;
+  last = last < share->last ? last : share->last;
   if (first >= last) return;
-  pieces->list[pieces->count++] =
-      (struct ek__piece){.first = first, .last = last, .no_decay = no_decay};
+  pieces->list[pieces->count++] = (struct ek__piece){.first = first,
+                                                     .last = last,
+                                                     .place = share->place + first - share->first,
+                                                     .no_decay = no_decay};
 }
 
 static ek_status make_pieces(struct ek__pieces *pieces, const ek_data_parallel_optimizer *self,
                              size_t index, bool norm) {
   const ek_data_parallel_model *model = self->model;
-  const int64_t decay = norm ? 0 : model->replicas[0]->layout.groups[EK__GROUP_DECAY];
+  const struct ek__layout *layout = &model->replicas[0]->layout;
+  const int64_t begin = layout->groups[EK__GROUP_NO_DECAY];
+  const int64_t decay = norm ? begin : layout->groups[EK__GROUP_DECAY];
   const size_t shares =
-      model->options.state == EK_STATE_SHARDED ? ek_reducer_bucket_count(model->reducer) : 1;
+      ek__placement(model)->state_shares ? ek_reducer_bucket_count(model->reducer) : 1;
   EK_TRY(ek__new(&pieces->list, shares, 2 * sizeof *pieces->list, "the ranges of an optimizer"));
   for (size_t i = 0; i < shares; i++) {
     struct ek__piece share = {0};
     EK_TRY(share_of(&share, self, index, i, norm));
-    append(pieces, share.first, share.last < decay ? share.last : decay, true);
-    append(pieces, share.first > decay ? share.first : decay, share.last, false);
+    append(pieces, &share, begin, decay, true);
+    append(pieces, &share, decay, layout->flat_count, false);
   }
   return EK_OK;
 }
@@ -76,7 +82,7 @@ ek_status ek__optimizer_cut(ek_data_parallel_optimizer *self) {
   const ek_data_parallel_model *model = self->model;
   for (size_t k = 0; k < model->count; k++) {
     struct ek__optimizer_device *own = &self->devices[k];
-    own->owner = model->options.state == EK_STATE_MASTER ? 0 : k;
+    own->owner = ek__placement(model)->master ? 0 : k;
     EK_TRY(make_pieces(&own->updates, self, k, false));
     EK_TRY(make_pieces(&own->norms, self, k, true));
     int64_t *owned = &self->devices[own->owner].owned;

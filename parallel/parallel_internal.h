@@ -22,6 +22,16 @@ enum ek__step_stage {
 };
 
 struct ek_data_parallel_optimizer;
+struct ek__keeper;
+
+/* What a placement of the state means: placement.c. */
+struct ek__placement {
+  ek_reduce_kind reduce;
+  bool master;          /* device 0 has the state, and the others get parameters from it */
+  bool state_shares;    /* each device has the optimizer's state of its part of every bucket */
+  bool gradient_shares; /* the same of the gradients: keeper.h */
+};
+enum { EK__PLACEMENTS = EK_STATE_SHARDED_GRADIENTS + 1 };
 
 struct ek_data_parallel_model {
   struct ek__owner owner; /* of the model, and of the criteria and optimizers opened for it */
@@ -31,8 +41,9 @@ struct ek_data_parallel_model {
   ek_data_parallel_model_options options;
   ek_communicator *communicator;
   ek_communicator *inner; /* for collectives of modules; NULL if none of them declares any */
-  ek_replica **replicas;  /* these three: one per device */
+  ek_replica **replicas;  /* one per device */
   ek_reducer *reducer;
+  struct ek__keeper **keepers; /* one per device; NULL where replicas hold everything whole */
   struct ek_data_parallel_criterion *criteria; /* those that are open for it */
   ek_pass **passes;                            /* of a forward whose backward has not come */
   ek_shards part_shapes[EK_MAX_TENSORS]; /* where the rows of the last forward's outputs lie */
@@ -78,6 +89,10 @@ struct ek_data_parallel_model {
 #define EK__MODEL_USE(model, who)                                                                  \
   EK__MODEL_ENTER(model, who);                                                                     \
   EK_TRY(ek__model_check(model))
+
+/* ---- placement.c ---- */
+
+const struct ek__placement *ek__placement(const ek_data_parallel_model *model);
 
 /* ---- model_torn.c ---- */
 

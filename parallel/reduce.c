@@ -4,6 +4,8 @@
  * The buckets are the same on all devices; each device has its own record of which are complete,
  * and touches only that. Buckets are queued in their order and no other, because every device must
  * meet the collectives in the same order.
+ *
+ * Where replicas hold no gradients, a device's keeper lends the buckets (keeper.c).
  */
 #include <evenkeel/reduce.h>
 
@@ -11,14 +13,9 @@
 #include "core/error.h"
 #include "core/options.h"
 #include "core/sizes.h"
-#include "module/layout.h"
-#include "parallel_internal.h"
-
-struct bucket {
-  int64_t first, last; /* elements of the flat buffer */
-  uint32_t parameters; /* how many complete it */
-  int64_t *offsets;    /* rank r owns first + offsets[r] .. first + offsets[r + 1] - 1 */
-};
+#include "keeper.h"
+#include "module/replica_internal.h"
+#include "reduce_internal.h"
 
 struct progress {    /* of one device in this round */
   uint32_t *waiting; /* per bucket: parameters that are not complete */
@@ -29,46 +26,12 @@ struct progress {    /* of one device in this round */
 struct ek_reducer {
   ek_communicator *communicator;
   ek_reducer_options options;
-  size_t devices, ranks; /* of this process, of the world */
-  ek_replica **replicas; /* of the devices */
-  struct bucket *buckets;
-  size_t bucket_count;
-  int64_t *offsets;          /* of all buckets */
-  size_t *bucket_of;         /* per parameter of the replica */
+  size_t devices, ranks;             /* of this process, of the world */
+  ek_replica **replicas;             /* of the devices */
+  struct ek__keeper *const *keepers; /* of the devices; NULL if the replicas hold gradients */
+  struct ek__buckets buckets;
   struct progress *progress; /* of the devices */
 };
-
-/* Whole parameters from the end of the flat buffer to its beginning, until a bucket is large
- * enough.
- */
-static ek_status make_buckets(ek_reducer *reducer) {
-  const ek_replica *replica = reducer->replicas[0];
-  const size_t parameters = ek_replica_parameter_count(replica);
-  const int64_t element = (int64_t)ek_type_size(ek_replica_type(replica));
-  int64_t end = ek_tensor_count(ek_replica_gradients(replica));
-  uint32_t members = 0;
-  for (size_t place = EK__GROUPS * parameters; place-- > 0;) {
-    const size_t i = place % parameters;
-    ek_parameter_info info;
-    EK_TRY(ek_replica_parameter(&info, replica, i));
-    if (info.buffer) reducer->bucket_of[i] = SIZE_MAX; /* it is in none */
-    if (info.buffer || ek__group_of(info.no_decay, info.frozen) != place / parameters) continue;
-    reducer->bucket_of[i] = reducer->bucket_count;
-    members++;
-    const bool large =
-        (uint64_t)(end - info.offset) * (uint64_t)element >= reducer->options.bucket_bytes;
-    if (!large && info.offset > 0) continue;
-    int64_t *offsets = &reducer->offsets[reducer->bucket_count * (reducer->ranks + 1)];
-    for (size_t r = 0; r <= reducer->ranks; r++) {
-      offsets[r] = ek__part_begin(end - info.offset, r, reducer->ranks);
-    }
-    reducer->buckets[reducer->bucket_count++] = (struct bucket){
-        .first = info.offset, .last = end, .parameters = members, .offsets = offsets};
-    end = info.offset;
-    members = 0;
-  }
-  return EK_OK;
-}
 
 static const char memory_of[] = "the gradient buckets";
 
@@ -76,20 +39,17 @@ static ek_status allocate(ek_reducer *reducer, ek_replica *const *replicas) {
   const size_t parameters = ek_replica_parameter_count(replicas[0]);
   EK_TRY(
       ek__new_copy(&reducer->replicas, replicas, reducer->devices * sizeof *replicas, memory_of));
-  EK_TRY(ek__new(&reducer->buckets, parameters, sizeof *reducer->buckets, memory_of));
-  EK_TRY(ek__new(&reducer->offsets, parameters, (reducer->ranks + 1) * sizeof *reducer->offsets,
-                 memory_of));
-  EK_TRY(ek__new(&reducer->bucket_of, parameters, sizeof *reducer->bucket_of, memory_of));
   EK_TRY(ek__new(&reducer->progress, reducer->devices, sizeof *reducer->progress, memory_of));
   for (size_t k = 0; k < reducer->devices; k++) {
     EK_TRY(ek__new(&reducer->progress[k].waiting, parameters, sizeof(uint32_t), memory_of));
   }
-  return EK_OK;
+  return ek__buckets_open(&reducer->buckets, replicas[0], reducer->ranks,
+                          reducer->options.bucket_bytes);
 }
 
 static ek_status check_open(ek_reducer **reducer, const ek_communicator *communicator,
                             const ek_group *group, ek_replica *const *replicas,
-                            const ek_reducer_options *o) {
+                            const ek_reducer_options *o, bool whole) {
   EK__NOT_NULL("ek_reducer_open", reducer, communicator, group, replicas);
   EK__FAIL_IF((unsigned)o->kind > EK_REDUCE_SCATTER, EK_ERR_INVALID_ARGUMENT,
               "ek_reducer_open: there is no kind %d", (int)o->kind);
@@ -100,8 +60,8 @@ static ek_status check_open(ek_reducer **reducer, const ek_communicator *communi
                 EK_ERR_DEVICE,
                 "ek_reducer_open: replica number %zu is missing, not on %s, or of another size", k,
                 ek_device_name(ek_group_device(group, k)));
-    EK__FAIL_IF(ek_tensor_count(ek_replica_gradients(replicas[k])) <
-                    ek_tensor_count(ek_replica_parameters(replicas[k])),
+    EK__FAIL_IF(whole && ek_tensor_count(ek_replica_gradients(replicas[k])) <
+                             replicas[k]->layout.flat_count,
                 EK_ERR_STATE, "ek_reducer_open: replica number %zu holds no gradients", k);
   }
   return EK_OK;
@@ -109,18 +69,24 @@ static ek_status check_open(ek_reducer **reducer, const ek_communicator *communi
 
 ek_status ek_reducer_open(ek_reducer **reducer, ek_communicator *communicator, ek_group *group,
                           ek_replica *const *replicas, const ek_reducer_options *options) {
+  return ek__reducer_open(reducer, communicator, group, replicas, options, NULL);
+}
+
+ek_status ek__reducer_open(ek_reducer **reducer, ek_communicator *communicator, ek_group *group,
+                           ek_replica *const *replicas, const ek_reducer_options *options,
+                           struct ek__keeper *const *keepers) {
   ek_reducer_options o = EK_REDUCER_OPTIONS_INIT;
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_reducer_options"));
-  EK_TRY(check_open(reducer, communicator, group, replicas, &o));
+  EK_TRY(check_open(reducer, communicator, group, replicas, &o, keepers == NULL));
   ek_reducer *result = NULL;
   EK_TRY(ek__new(&result, 1, sizeof *result, memory_of));
   result->communicator = communicator;
+  result->keepers = keepers;
   result->options = o;
   result->devices = ek_group_size(group);
   result->ranks = ek_communicator_world_size(communicator);
   ek_status status = EK_OK;
   EK_TRY_GOTO(status, allocate(result, replicas), cleanup);
-  EK_TRY_GOTO(status, make_buckets(result), cleanup);
   *reducer = result;
   return EK_OK;
 cleanup:
@@ -134,25 +100,23 @@ void ek_reducer_free(ek_reducer *reducer) {
     ek__free(reducer->progress[k].waiting);
   }
   ek__free(reducer->progress);
-  ek__free(reducer->bucket_of);
-  ek__free(reducer->offsets);
-  ek__free(reducer->buckets);
+  ek__buckets_close(&reducer->buckets);
   ek__free(reducer->replicas);
   ek__free(reducer);
 }
 
 size_t ek_reducer_bucket_count(const ek_reducer *reducer) {
-  return reducer == NULL ? 0 : reducer->bucket_count;
+  return reducer == NULL ? 0 : reducer->buckets.count;
 }
 
 ek_status ek_reducer_range(int64_t *first, int64_t *last, const ek_reducer *reducer, size_t bucket,
                            size_t rank) {
-  EK__FAIL_IF(first == NULL || last == NULL || reducer == NULL || bucket >= reducer->bucket_count ||
-                  rank >= reducer->ranks,
+  EK__FAIL_IF(first == NULL || last == NULL || reducer == NULL ||
+                  bucket >= reducer->buckets.count || rank >= reducer->ranks,
               EK_ERR_INVALID_ARGUMENT,
               "ek_reducer_range: an argument is NULL, or there is no bucket %zu on rank %zu",
               bucket, rank);
-  const struct bucket *b = &reducer->buckets[bucket];
+  const struct ek__bucket *b = &reducer->buckets.list[bucket];
   switch (reducer->options.kind) {
   case EK_REDUCE_TO_FIRST:
     *first = b->first;
@@ -170,6 +134,10 @@ ek_status ek_reducer_range(int64_t *first, int64_t *last, const ek_reducer *redu
   return EK_OK;
 }
 
+const struct ek__buckets *ek__reducer_buckets(const ek_reducer *reducer) {
+  return &reducer->buckets;
+}
+
 /* ---- a round, on a device's worker ---- */
 
 static ek_status own_progress(struct progress **progress, const char *who, ek_reducer *reducer,
@@ -184,14 +152,19 @@ static ek_status own_progress(struct progress **progress, const char *who, ek_re
 ek_status ek_reducer_start(ek_reducer *reducer, ek_device *device) {
   struct progress *progress = NULL;
   EK_TRY(own_progress(&progress, "ek_reducer_start", reducer, device));
-  for (size_t i = 0; i < reducer->bucket_count; i++) {
-    progress->waiting[i] = reducer->buckets[i].parameters;
+  for (size_t i = 0; i < reducer->buckets.count; i++) {
+    progress->waiting[i] = reducer->buckets.list[i].parameters;
   }
   progress->queued = progress->overlapped = 0;
+  if (reducer->keepers != NULL) ek__keeper_start(reducer->keepers[ek_device_index(device)]);
   return EK_OK;
 }
 
-static ek_status queue_bucket(ek_reducer *reducer, ek_device *device, const struct bucket *bucket) {
+static ek_status queue_bucket(ek_reducer *reducer, ek_device *device, size_t number) {
+  const struct ek__bucket *bucket = &reducer->buckets.list[number];
+  if (reducer->keepers != NULL) {
+    return ek__keeper_reduce(reducer->keepers[ek_device_index(device)], number);
+  }
   const ek_tensor *flat = ek_replica_gradients(reducer->replicas[ek_device_index(device)]);
   ek_tensor range = ek__flat_range(flat, bucket->first, bucket->last - bucket->first);
   switch (reducer->options.kind) {
@@ -208,14 +181,14 @@ ek_status ek_reducer_complete(ek_reducer *reducer, ek_device *device, size_t par
   EK_TRY(own_progress(&progress, "ek_reducer_complete", reducer, device));
   EK__FAIL_IF(parameter >= ek_replica_parameter_count(reducer->replicas[0]),
               EK_ERR_INVALID_ARGUMENT, "ek_reducer_complete: no parameter number %zu", parameter);
-  const size_t of = reducer->bucket_of[parameter];
+  const size_t of = reducer->buckets.of[parameter];
   EK__FAIL_IF(of == SIZE_MAX, EK_ERR_INVALID_ARGUMENT,
               "ek_reducer_complete: number %zu is a buffer, which has no gradient", parameter);
   EK__FAIL_IF(progress->waiting[of] == 0, EK_ERR_STATE,
               "ek_reducer_complete: bucket %zu is complete already", of);
   progress->waiting[of]--;
-  while (progress->queued < reducer->bucket_count && progress->waiting[progress->queued] == 0) {
-    EK_TRY(queue_bucket(reducer, device, &reducer->buckets[progress->queued]));
+  while (progress->queued < reducer->buckets.count && progress->waiting[progress->queued] == 0) {
+    EK_TRY(queue_bucket(reducer, device, progress->queued));
     progress->queued++;
     progress->overlapped++;
   }
@@ -225,10 +198,12 @@ ek_status ek_reducer_complete(ek_reducer *reducer, ek_device *device, size_t par
 ek_status ek_reducer_finish(ek_reducer *reducer, ek_device *device) {
   struct progress *progress = NULL;
   EK_TRY(own_progress(&progress, "ek_reducer_finish", reducer, device));
-  for (; progress->queued < reducer->bucket_count; progress->queued++) {
-    EK_TRY(queue_bucket(reducer, device, &reducer->buckets[progress->queued]));
+  for (; progress->queued < reducer->buckets.count; progress->queued++) {
+    EK_TRY(queue_bucket(reducer, device, progress->queued));
   }
-  return ek_communicator_wait(reducer->communicator, device);
+  EK_TRY(ek_communicator_wait(reducer->communicator, device));
+  if (reducer->keepers == NULL) return EK_OK;
+  return ek__keeper_settle(reducer->keepers[ek_device_index(device)], reducer->buckets.count);
 }
 
 size_t ek_reducer_overlapped(const ek_reducer *reducer, size_t device) {

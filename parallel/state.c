@@ -14,6 +14,7 @@
 #include "core/options.h"
 #include "module/replica_internal.h"
 #include "optimizer_internal.h"
+#include "reduce_internal.h"
 
 /* ---- entries ---- */
 
@@ -113,7 +114,7 @@ static ek_tensor like_of(const struct entry *entry) {
 static void describe(ek_state_info *info, const ek_data_parallel_model *model,
                      const struct entry *entry) {
   const ek_state_placement state = model->options.state;
-  const bool sharded = entry->kind == EK_STATE_KIND_OPTIMIZER || state == EK_STATE_MASTER;
+  const bool sharded = entry->kind == EK_STATE_KIND_OPTIMIZER || ek__placement(model)->master;
   *info = (ek_state_info){.kind = entry->kind,
                           .placement = sharded ? state : EK_STATE_REPLICATED,
                           .like = like_of(entry)};
@@ -187,7 +188,7 @@ static ek_status copy_value(const ek_data_parallel_model *model, const struct en
 static ek_status copy_state(const ek_data_parallel_model *model, const struct entry *entry,
                             int64_t first, ek_tensor *host, bool write) {
   const struct ek__optimizer_device *devices = model->optimizer->devices;
-  const bool copies = model->options.state == EK_STATE_REPLICATED;
+  const bool copies = !ek__placement(model)->master && !ek__placement(model)->state_shares;
   const int64_t offset = entry->info.offset + first, count = ek_tensor_count(host);
   for (size_t k = 0; k < (copies && !write ? 1 : model->count); k++) {
     const ek_tensor *flat = &devices[devices[k].owner].states[entry->state];
@@ -307,7 +308,8 @@ ek_status ek_state_write(ek_data_parallel_model *model, const char *name, const 
 static ek_status read_gradient(ek_tensor *host, const ek_data_parallel_model *model,
                                int64_t offset) {
   const int64_t count = ek_tensor_count(host);
-  if (model->options.state != EK_STATE_SHARDED) {
+  const struct ek__placement *placement = ek__placement(model);
+  if (!placement->state_shares) {
     return copy_range(ek_replica_gradients(model->replicas[0]), offset, host, 0, count, false);
   }
   const size_t rank = ek_communicator_first_rank(model->communicator);
@@ -316,8 +318,10 @@ static ek_status read_gradient(ek_tensor *host, const ek_data_parallel_model *mo
       int64_t first = 0, last = 0, from = 0, to = 0;
       EK_TRY(ek_reducer_range(&first, &last, model->reducer, b, rank + k));
       if (!meet(&from, &to, offset, count, first, last)) continue;
-      EK_TRY(copy_range(ek_replica_gradients(model->replicas[k]), from, host, from - offset,
-                        to - from, false));
+      const int64_t place = ek__reducer_buckets(model->reducer)->list[b].places[rank + k];
+      EK_TRY(copy_range(ek_replica_gradients(model->replicas[k]),
+                        placement->gradient_shares ? place + from - first : from, host,
+                        from - offset, to - from, false));
     }
   }
   return EK_OK;

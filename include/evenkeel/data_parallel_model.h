@@ -6,9 +6,12 @@
  *     balanced     on their devices      the same
  *     replicated   on their devices      a full copy each, gradients all-reduced
  *     sharded      on their devices      parameters each, optimizer state 1/N each
+ *     sharded-gradients                  the same, and gradients 1/N each: a bucket is whole from its
+ *                                        first gradient until it was reduced (ZeRO-2)
  *
  * The two columns are two independent options. All modes compute the same training, to rounding, as
- * one device would with the whole batch.
+ * one device would with the whole batch. Where gradients are sharded each micro-batch is summed over
+ * the devices by itself, and added to the device's part of the step.
  *
  * A training step is forward, criterion, backward, optimizer; it is a transaction: when any of them
  * fails before the update, parameters, optimizer state and random masks are what they were before
@@ -40,14 +43,16 @@ typedef enum ek_output_placement {
 typedef enum ek_state_placement {
   EK_STATE_MASTER = 0,
   EK_STATE_REPLICATED = 1,
-  EK_STATE_SHARDED = 2
+  EK_STATE_SHARDED = 2,
+  EK_STATE_SHARDED_GRADIENTS = 3
 } ek_state_placement;
 
 typedef enum ek_mode {
   EK_MODE_GATHER = 0,
   EK_MODE_BALANCED = 1,
   EK_MODE_REPLICATED = 2,
-  EK_MODE_SHARDED = 3
+  EK_MODE_SHARDED = 3,
+  EK_MODE_SHARDED_GRADIENTS = 4
 } ek_mode;
 
 EK_API const char *ek_mode_name(ek_mode mode); /* "gather"; "unknown" outside the list */

@@ -183,6 +183,18 @@ ek_status ek_communicator_wait(ek_communicator *communicator, ek_device *device)
   return communicator->table->wait(communicator, device);
 }
 
+uint64_t ek__communicator_started(const ek_communicator *communicator, const ek_device *device) {
+  return communicator->table->started == NULL ? 0
+                                              : communicator->table->started(communicator, device);
+}
+
+ek_status ek__communicator_wait_for(ek_communicator *communicator, ek_device *device,
+                                    uint64_t number) {
+  EK_TRY(check_call("ek_communicator_wait", communicator, device));
+  if (communicator->table->wait_for == NULL) return EK_OK;
+  return communicator->table->wait_for(communicator, device, number);
+}
+
 void ek_communicator_abort(ek_communicator *communicator) {
   if (communicator == NULL || communicator->table->abort == NULL) return;
   if (!ek__group_of_parent(communicator->group)) communicator->table->abort(communicator);

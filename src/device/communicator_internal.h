@@ -20,6 +20,10 @@ struct ek__communicator_table {
   ek_status (*progress)(ek_communicator *self, ek_device *device);
   /* (optional: collectives are complete when they were started) */
   ek_status (*wait)(ek_communicator *self, ek_device *device);
+  /* (optional: as wait) how many collectives the device has started; waits for the first `number` of
+   * them. */
+  uint64_t (*started)(const ek_communicator *self, const ek_device *device);
+  ek_status (*wait_for)(ek_communicator *self, ek_device *device, uint64_t number);
   /*
    * (optional: parts that one stream holds need not be in one order on all devices) returns when
    * all that the device has started is queued on its stream; called before the first collective of
@@ -44,6 +48,15 @@ struct ek_communicator {
   const struct ek__communicator_table *table;
   ek_group *group;
 };
+
+/*
+ * How many collectives the device has started, which is the number of the last one; and
+ * ek_communicator_wait() for that one and those before it, while later ones go on. Numbers begin
+ * again after an abort.
+ */
+uint64_t ek__communicator_started(const ek_communicator *communicator, const ek_device *device);
+ek_status ek__communicator_wait_for(ek_communicator *communicator, ek_device *device,
+                                    uint64_t number);
 
 /* For the devices of a group that reach each other's memory or have a link of their backend. */
 ek_status ek__host_communicator_open(ek_communicator **communicator, ek_group *group);

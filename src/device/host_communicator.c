@@ -19,8 +19,9 @@
  * it means "was queued": a rank arrives by recording an event behind what its compute stream holds;
  * a part is queued on the communication stream, behind the arrivals of all ranks, because an event
  * that was not recorded yet would hold nobody back; and who waits lets its compute stream wait for
- * the parts of all ranks, whether they read its memory or write it. A rank's last `done` is enough
- * for that: nobody can have queued a part of a collective that the one who waits has not reached.
+ * the parts of all ranks, whether they read its memory or write it. That of the last collective it
+ * waits for is enough, because a rank's parts run in their order. Where the slot has been taken
+ * again since, `done` is that of a later one, for which it then waits.
  *
  * Where the backend has a link (`nccl`), the same queue leads to it: a rank's part is then its call
  * of the link, which itself waits for the other devices.
@@ -42,7 +43,7 @@ struct slot {
   struct ek__collective collective; /* of the first to arrive; data and offsets are not used */
   int64_t *offsets;                 /* one more than there are ranks */
   void **data;                      /* of each rank */
-  ek_event **ready;                 /* of each rank */
+  ek_event **ready, **done;         /* of each rank */
   size_t arrived;
   bool mismatch; /* the ranks did not mean the same collective */
 };
@@ -50,7 +51,6 @@ struct slot {
 struct rank {
   uint64_t queued, finished; /* collectives */
   uint64_t waited;           /* those that the compute stream has waited for */
-  ek_event *done;
   void **pointers; /* scratch for the arguments of a sum: one per rank */
   const void **sources;
 };
@@ -175,7 +175,7 @@ static ek_status queue_part(struct host_communicator *self, const struct slot *s
   } else {
     EK_TRY(do_part(self, slot, device));
   }
-  return ek_event_record(self->rank[rank].done, stream);
+  return ek_event_record(slot->done[rank], stream);
 }
 
 /* Does this rank's parts that are ready. Called and left with the mutex held. */
@@ -260,12 +260,14 @@ static ek_status host_progress(ek_communicator *base, ek_device *device) {
   return status;
 }
 
-/* Works until this rank, or all of them, have done their parts of what this one has started. */
-static ek_status work_until(struct host_communicator *self, ek_device *device, bool all) {
+/* Works until this rank, or all of them, have done their parts of the first `number` that this one
+ * has started. */
+static ek_status work_until(struct host_communicator *self, ek_device *device, bool all,
+                            uint64_t number) {
   const struct rank *rank = &self->rank[ek_device_index(device)];
   pthread_mutex_lock(&self->mutex);
   ek_status status = work_off(self, device);
-  while (status == EK_OK && (all ? over(self) : rank->finished) < rank->queued) {
+  while (status == EK_OK && (all ? over(self) : rank->finished) < number) {
     pthread_cond_wait(&self->changed, &self->mutex);
     status = work_off(self, device);
   }
@@ -274,20 +276,30 @@ static ek_status work_until(struct host_communicator *self, ek_device *device, b
 }
 
 static ek_status host_settle(ek_communicator *base, ek_device *device) {
-  return work_until((struct host_communicator *)base, device, false);
+  struct host_communicator *self = (struct host_communicator *)base;
+  return work_until(self, device, false, self->rank[ek_device_index(device)].queued);
+}
+
+static ek_status host_wait_for(ek_communicator *base, ek_device *device, uint64_t number) {
+  struct host_communicator *self = (struct host_communicator *)base;
+  const size_t rank = ek_device_index(device);
+  ek_status status = work_until(self, device, true, number);
+  const bool more = self->queues && self->rank[rank].waited < number;
+  for (size_t i = 0; i < self->ranks && more && status == EK_OK; i++) {
+    if (self->link != NULL && i != rank) continue;
+    status = ek_stream_wait(ek_device_stream(device, EK_STREAM_COMPUTE),
+                            self->ring[(number - 1) % RING].done[i]);
+  }
+  if (status == EK_OK && more) self->rank[rank].waited = number; /* this rank's alone */
+  return status;
+}
+
+static uint64_t host_started(const ek_communicator *base, const ek_device *device) {
+  return ((const struct host_communicator *)base)->rank[ek_device_index(device)].queued;
 }
 
 static ek_status host_wait(ek_communicator *base, ek_device *device) {
-  struct host_communicator *self = (struct host_communicator *)base;
-  const size_t rank = ek_device_index(device);
-  ek_status status = work_until(self, device, true);
-  const bool more = self->queues && self->rank[rank].waited != self->rank[rank].queued;
-  for (size_t i = 0; i < self->ranks && more && status == EK_OK; i++) {
-    if (self->link != NULL && i != rank) continue;
-    status = ek_stream_wait(ek_device_stream(device, EK_STREAM_COMPUTE), self->rank[i].done);
-  }
-  if (status == EK_OK) self->rank[rank].waited = self->rank[rank].queued; /* this rank's alone */
-  return status;
+  return host_wait_for(base, device, host_started(base, device));
 }
 
 static void host_abort(ek_communicator *base) {
@@ -330,8 +342,7 @@ static void host_renew(ek_communicator *base) {
 static void host_close(ek_communicator *base) {
   struct host_communicator *self = (struct host_communicator *)base;
   if (self->linked != NULL) self->link->close(self->linked);
-  for (size_t i = 0; i < self->ranks && self->rank != NULL; i++) ek_event_free(self->rank[i].done);
-  for (size_t i = 0; i < RING * self->ranks && self->events != NULL; i++) {
+  for (size_t i = 0; i < 2 * RING * self->ranks && self->events != NULL; i++) {
     ek_event_free(self->events[i]);
   }
   pthread_cond_destroy(&self->changed);
@@ -348,6 +359,8 @@ static const struct ek__communicator_table host_table = {.name = "host",
                                                          .start = host_start,
                                                          .progress = host_progress,
                                                          .wait = host_wait,
+                                                         .started = host_started,
+                                                         .wait_for = host_wait_for,
                                                          .abort = host_abort,
                                                          .unblock = host_unblock,
                                                          .renew = host_renew,
@@ -363,8 +376,10 @@ static ek_status open_queue(struct host_communicator *self) {
   if (self->link != NULL) self->table.settle = host_settle;
   for (size_t i = 0; i < self->ranks; i++) {
     ek_device *device = ek_group_device(group, i);
-    EK_TRY(ek_event_create(&self->rank[i].done, device));
-    for (size_t k = 0; k < RING; k++) EK_TRY(ek_event_create(&self->ring[k].ready[i], device));
+    for (size_t k = 0; k < RING; k++) {
+      EK_TRY(ek_event_create(&self->ring[k].ready[i], device));
+      EK_TRY(ek_event_create(&self->ring[k].done[i], device));
+    }
   }
   return self->link == NULL ? EK_OK : self->link->open(&self->linked, ek__group_native(group));
 }
@@ -377,11 +392,12 @@ static ek_status allocate(struct host_communicator *self) {
   EK_TRY(ek__new(&self->offsets, RING, (ranks + 1) * sizeof *self->offsets, memory_of));
   EK_TRY(ek__new(&self->pointers, (RING + ranks) * ranks, sizeof *self->pointers, memory_of));
   EK_TRY(ek__new(&self->sources, ranks * ranks, sizeof *self->sources, memory_of));
-  EK_TRY(ek__new(&self->events, RING * ranks, sizeof *self->events, memory_of));
+  EK_TRY(ek__new(&self->events, 2 * RING * ranks, sizeof *self->events, memory_of));
   for (size_t i = 0; i < RING; i++) {
     self->ring[i].offsets = self->offsets + i * (ranks + 1);
     self->ring[i].data = self->pointers + i * ranks;
-    self->ring[i].ready = self->events + i * ranks;
+    self->ring[i].ready = self->events + 2 * i * ranks;
+    self->ring[i].done = self->ring[i].ready + ranks;
   }
   for (size_t i = 0; i < ranks; i++) {
     self->rank[i].pointers = self->pointers + (RING + i) * ranks;

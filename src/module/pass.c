@@ -53,6 +53,11 @@ static ek_status create(ek_pass **pass, ek_replica *replica) {
 }
 
 ek_status ek_pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_options *options) {
+  return ek__pass_open(pass, replica, options, NULL);
+}
+
+ek_status ek__pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_options *options,
+                        struct ek__lender *lender) {
   ek_pass_options o = EK_PASS_OPTIONS_INIT;
   EK__NOT_NULL("ek_pass_open", pass, replica);
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_pass_options"));
@@ -60,12 +65,13 @@ ek_status ek_pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_option
               "ek_pass_open: options.first_sample is %lld, samples %lld; expected 0 or "
               "more",
               (long long)o.first_sample, (long long)o.samples);
-  EK__FAIL_IF(o.gradient && ek_tensor_count(&replica->gradients) < replica->layout.flat_count,
-              EK_ERR_STATE, "ek_pass_open: the replica holds no gradients");
+  EK__FAIL_IF(o.gradient && lender == NULL && !ek__replica_has_gradients(replica), EK_ERR_STATE,
+              "ek_pass_open: the replica holds no gradients, or a part of each");
   ek_pass *result = (ek_pass *)replica->spare;
   replica->spare = NULL;
   if (result == NULL) EK_TRY(create(&result, replica));
   result->options = o;
+  result->lender = lender;
   result->outermost = (struct ek__frame){.node = replica->layout.root,
                                          .type = replica->type,
                                          .saving = o.gradient,
@@ -126,8 +132,15 @@ ek_status ek_pass_parameter(ek_tensor *parameter, ek_pass *pass, size_t index) {
   return EK_OK;
 }
 
+static ek_status find_gradient(ek_tensor *gradient, const ek_pass *pass, size_t global) {
+  if (pass->lender != NULL) return pass->lender->gradient(gradient, pass->lender, global);
+  *gradient = ek__replica_gradient(pass->replica, global);
+  return EK_OK;
+}
+
 static ek_status zero_gradient(ek_pass *pass, size_t global) {
-  ek_tensor gradient = ek__replica_gradient(pass->replica, global);
+  ek_tensor gradient;
+  EK_TRY(find_gradient(&gradient, pass, global));
   EK_TRY(ek_op_zero(ek_pass_stream(pass), &gradient));
   pass->touched[global] = true;
   return EK_OK;
@@ -140,6 +153,7 @@ ek_status ek_pass_gradient(ek_tensor *gradient, double *beta, ek_pass *pass, siz
   EK__FAIL_IF(pass->waiting[global] == 0, EK_ERR_STATE,
               "ek_pass_gradient: the gradient of %s was said to be complete",
               pass->replica->layout.parameters[global].name);
+  EK_TRY(find_gradient(gradient, pass, global));
   if (beta != NULL) {
     *beta = pass->touched[global] ? 1.0 : 0.0;
     pass->touched[global] = true;
@@ -147,7 +161,6 @@ ek_status ek_pass_gradient(ek_tensor *gradient, double *beta, ek_pass *pass, siz
     EK_TRY(zero_gradient(pass, global));
   }
   if (!pass->frame->backward) pass->added = true;
-  *gradient = ek__replica_gradient(pass->replica, global);
   return EK_OK;
 }
 

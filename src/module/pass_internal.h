@@ -5,6 +5,7 @@
 #ifndef EK_PASS_INTERNAL_H
 #define EK_PASS_INTERNAL_H
 
+#include "module/lender.h"
 #include "module/replica_internal.h"
 
 enum ek__pass_stage {
@@ -65,6 +66,7 @@ struct ek__recipe {
 struct ek_pass {
   struct ek__spare spare; /* once it was freed; the replica keeps it, tables included */
   ek_replica *replica;
+  struct ek__lender *lender; /* NULL: the replica holds everything whole */
   ek_pass_options options;
   enum ek__pass_stage stage;
   struct ek__frame outermost, *frame;    /* the top; those below are on the C stack */
@@ -82,6 +84,11 @@ struct ek_pass {
   bool *touched;     /* per parameter of the replica */
   uint32_t *waiting; /* per parameter: users that have not said that they are done */
 };
+
+/* ek_pass_open() of a replica that does not hold everything whole; lender NULL: it does. The lender
+ * must outlive the pass. */
+ek_status ek__pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_options *options,
+                        struct ek__lender *lender);
 
 /* "No record": nobody saves, or somebody else did the module's forward. */
 #define EK__NO_RECORD SIZE_MAX

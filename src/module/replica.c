@@ -12,24 +12,30 @@
 #include "core/options.h"
 #include "module/replica_internal.h"
 
-static ek_tensor view(const ek_tensor *flat, const struct ek__parameter *parameter) {
+static ek_tensor view(const ek_tensor *flat, const struct ek__parameter *parameter, int64_t first) {
   ek_tensor result = *flat;
   result.memory = NULL;
   result.rank = parameter->rank;
   memcpy(result.shape, parameter->shape, sizeof result.shape);
   if (result.data != NULL) {
-    result.data = (char *)result.data + (size_t)parameter->offset * ek_type_size(result.type);
+    result.data =
+        (char *)result.data + (size_t)(parameter->offset - first) * ek_type_size(result.type);
   }
   return result;
 }
 
+ek_tensor ek__replica_view(const ek_tensor *flat, const ek_replica *replica, size_t parameter,
+                           int64_t first) {
+  return view(flat, &replica->layout.parameters[parameter], first);
+}
+
 ek_tensor ek__replica_value(const ek_replica *replica, size_t parameter) {
   const struct ek__parameter *p = &replica->layout.parameters[parameter];
-  return view(p->buffer ? &replica->buffers : &replica->parameters, p);
+  return view(p->buffer ? &replica->buffers : &replica->parameters, p, 0);
 }
 
 ek_tensor ek__replica_gradient(const ek_replica *replica, size_t parameter) {
-  return view(&replica->gradients, &replica->layout.parameters[parameter]);
+  return view(&replica->gradients, &replica->layout.parameters[parameter], 0);
 }
 
 static ek_status initialize(ek_replica *replica, uint64_t seed) {
@@ -50,6 +56,10 @@ static ek_status create_flat(ek_tensor *flat, ek_replica *replica, ek_memory_cat
   return ek_op_zero(ek_device_stream(replica->device, EK_STREAM_COMPUTE), flat);
 }
 
+ek_status ek__replica_hold_gradients(ek_replica *replica, int64_t count) {
+  return create_flat(&replica->gradients, replica, EK_MEMORY_GRADIENTS, count);
+}
+
 static ek_status read_options(ek_replica_options *o, const ek_replica_options *options) {
   EK_TRY(ek__options_read(o, sizeof *o, options, "ek_replica_options"));
   if (o->type == EK_F32 || o->type == EK_F64) return EK_OK;
@@ -67,6 +77,7 @@ ek_status ek_replica_open(ek_replica **replica, ek_device *device, ek_module *mo
   EK_TRY(ek__new(&result, 1, sizeof *result, "a replica"));
   result->device = device;
   result->type = o.type;
+  result->whole_gradients = o.gradients;
   result->module = ek_module_share(module);
   ek_status status = EK_OK;
   EK_TRY_GOTO(status, ek__layout_open(&result->layout, module, o.type), cleanup);
@@ -145,7 +156,7 @@ ek_status ek_replica_parameter(ek_parameter_info *info, const ek_replica *replic
                               .buffer = parameter->buffer,
                               .no_decay = parameter->no_decay,
                               .frozen = parameter->frozen};
-  if (!parameter->buffer && ek_tensor_count(&replica->gradients) > 0) {
+  if (!parameter->buffer && replica->whole_gradients) {
     info->gradient = ek__replica_gradient(replica, index);
   }
   return EK_OK;

@@ -31,6 +31,7 @@ static const struct {
     {"balanced", EK_OUTPUTS_STAY, EK_STATE_MASTER},
     {"replicated", EK_OUTPUTS_STAY, EK_STATE_REPLICATED},
     {"sharded", EK_OUTPUTS_STAY, EK_STATE_SHARDED},
+    {"sharded-gradients", EK_OUTPUTS_STAY, EK_STATE_SHARDED_GRADIENTS},
     {"gather with replicated state", EK_OUTPUTS_GATHER, EK_STATE_REPLICATED},
     {"gather with sharded state", EK_OUTPUTS_GATHER, EK_STATE_SHARDED}};
 

@@ -16,7 +16,7 @@
 
 #include "ck_workload.h"
 
-enum { CK_MODES = 4, CK_PLACEMENTS = 6 };
+enum { CK_MODES = 5, CK_PLACEMENTS = 7 };
 
 struct ck_setup {
   const struct ck_workload *workload;
@@ -29,8 +29,8 @@ struct ck_setup {
 
 struct ck_setup ck_setup_mode(const struct ck_workload *workload, const char *spec, ek_mode mode);
 
-/* Number 0 .. CK_PLACEMENTS - 1 of all pairs of the two placements; the first four are the modes.
- */
+/* Number 0 .. CK_PLACEMENTS - 1 of all pairs of the two placements; the first CK_MODES are the
+ * modes. */
 void ck_setup_place(struct ck_setup *setup, int placement);
 const char *ck_placement_name(int placement);
 

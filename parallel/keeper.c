@@ -1,0 +1,129 @@
+/*
+ * keeper.c - lends buckets of gradients, and keeps the device's shares of their sums.
+ *
+ * A bucket is given back when the next one's sum was queued, and not before: so its own has had the
+ * time of a bucket's backward to end, and two buckets at most lie there beside those that backward
+ * is adding to. All of it is queued: the compute stream waits for the sum, the host does not.
+ *
+ * A bucket's memory is not cleared when it is taken, because the first to add to a gradient
+ * overwrites it. The elements between two parameters nobody writes, and they count in norms.
+ */
+#include "keeper.h"
+
+#include <evenkeel/elementwise.h>
+
+#include "core/alloc.h"
+#include "core/error.h"
+#include "device/communicator_internal.h"
+#include "module/replica_internal.h"
+
+static ek_status lend_gradient(ek_tensor *gradient, struct ek__lender *lender, size_t parameter);
+
+/* ---- opening and closing ---- */
+
+ek_status ek__keeper_create(struct ek__keeper **keeper, ek_data_parallel_model *model) {
+  static const char memory_of[] = "a data-parallel model";
+  const size_t parameters = ek_replica_parameter_count(model->replicas[0]);
+  struct ek__keeper *self = NULL;
+  EK_TRY(ek__new(&self, 1, sizeof *self, memory_of));
+  self->lender.gradient = lend_gradient;
+  self->model = model;
+  *keeper = self;
+  return ek__new(&self->gradients, parameters, sizeof *self->gradients, memory_of);
+}
+
+void ek__keeper_free(struct ek__keeper *keeper) {
+  if (keeper == NULL) return;
+  ek__keeper_drop(keeper);
+  ek__free(keeper->gradients);
+  ek__free(keeper);
+}
+
+ek_status ek__keeper_open(struct ek__keeper *keeper, const struct ek__buckets *cut,
+                          ek_device *device, size_t index) {
+  const ek_data_parallel_model *model = keeper->model;
+  keeper->cut = cut;
+  keeper->device = device;
+  keeper->replica = model->replicas[index];
+  keeper->rank = ek_communicator_first_rank(model->communicator) + index;
+  return ek__replica_hold_gradients(keeper->replica, ek__buckets_share(cut, keeper->rank));
+}
+
+/* ---- lending ---- */
+
+static ek_stream *stream_of(const struct ek__keeper *keeper) {
+  return ek_device_stream(keeper->device, EK_STREAM_COMPUTE);
+}
+
+/* Zeros behind each parameter of the bucket up to the next one. */
+static ek_status clear_gaps(const struct ek__keeper *keeper, size_t number) {
+  const struct ek__layout *layout = &keeper->replica->layout;
+  const int64_t first = keeper->cut->list[number].first;
+  for (size_t i = 0; i < layout->parameter_count; i++) {
+    const struct ek__parameter *p = &layout->parameters[i];
+    const int64_t gap = -p->count & (EK__FLAT_ALIGNMENT - 1);
+    if (gap == 0 || keeper->cut->of[i] != number) continue;
+    ek_tensor range =
+        ek__flat_range(&keeper->gradients[number].whole, p->offset + p->count - first, gap);
+    EK_TRY(ek_op_zero(stream_of(keeper), &range));
+  }
+  return EK_OK;
+}
+
+/* Its elements are undefined, or zeros. */
+static ek_status take(struct ek__keeper *keeper, size_t number, bool zeros) {
+  const struct ek__bucket *bucket = &keeper->cut->list[number];
+  const int64_t count = bucket->last - bucket->first;
+  struct ek__lent *lent = &keeper->gradients[number];
+  EK_TRY(ek_tensor_create(&lent->whole, keeper->device, EK_MEMORY_GRADIENTS, keeper->replica->type,
+                          1, &count));
+  return zeros ? ek_op_zero(stream_of(keeper), &lent->whole) : clear_gaps(keeper, number);
+}
+
+static ek_status lend_gradient(ek_tensor *gradient, struct ek__lender *lender, size_t parameter) {
+  struct ek__keeper *keeper = (struct ek__keeper *)lender;
+  const size_t number = keeper->cut->of[parameter];
+  const struct ek__lent *lent = &keeper->gradients[number];
+  if (!ek_tensor_exists(&lent->whole)) EK_TRY(take(keeper, number, false));
+  *gradient =
+      ek__replica_view(&lent->whole, keeper->replica, parameter, keeper->cut->list[number].first);
+  return EK_OK;
+}
+
+void ek__keeper_drop(struct ek__keeper *keeper) {
+  if (keeper == NULL || keeper->device == NULL) return;
+  for (size_t b = 0; b < keeper->cut->count; b++) {
+    ek_tensor_free(&keeper->gradients[b].whole);
+  }
+}
+
+/* ---- sums over the devices ---- */
+
+void ek__keeper_start(struct ek__keeper *keeper) { keeper->settled = 0; }
+
+ek_status ek__keeper_reduce(struct ek__keeper *keeper, size_t bucket) {
+  ek_communicator *communicator = keeper->model->communicator;
+  struct ek__lent *lent = &keeper->gradients[bucket];
+  if (!ek_tensor_exists(&lent->whole)) EK_TRY(take(keeper, bucket, true));
+  EK_TRY(ek_communicator_reduce_scatter(communicator, keeper->device, &lent->whole,
+                                        keeper->cut->list[bucket].offsets));
+  lent->sum = ek__communicator_started(communicator, keeper->device);
+  return ek__keeper_settle(keeper, bucket);
+}
+
+ek_status ek__keeper_settle(struct ek__keeper *keeper, size_t end) {
+  const bool more = keeper->model->stage != EK__STEP_EMPTY;
+  for (; keeper->settled < end; keeper->settled++) {
+    const struct ek__bucket *bucket = &keeper->cut->list[keeper->settled];
+    struct ek__lent *lent = &keeper->gradients[keeper->settled];
+    const int64_t count = ek__bucket_share(bucket, keeper->rank);
+    ek_tensor sum = ek__flat_range(&lent->whole, bucket->offsets[keeper->rank], count);
+    ek_tensor share =
+        ek__flat_range(ek_replica_gradients(keeper->replica), bucket->places[keeper->rank], count);
+    EK_TRY(ek__communicator_wait_for(keeper->model->communicator, keeper->device, lent->sum));
+    EK_TRY(more ? ek_op_add(stream_of(keeper), &share, &share, &sum)
+                : ek_op_copy(stream_of(keeper), &share, &sum));
+    ek_tensor_free(&lent->whole);
+  }
+  return EK_OK;
+}

@@ -1,0 +1,49 @@
+/*
+ * keeper.h - what one device holds of a model whose state is cut over the devices.
+ *
+ * The flat gradients are cut into the buckets of the reducer, and each bucket into one share per
+ * rank. A device holds its shares, end to end, for good. A whole bucket exists from the first use of
+ * one of its gradients until its sum over the devices has ended: then the device's share of that sum
+ * is added to its shares of the step, and the memory goes back.
+ *
+ * All functions but open, close and drop run on the device's worker.
+ */
+#ifndef EK_KEEPER_H
+#define EK_KEEPER_H
+
+#include "buckets.h"
+#include "module/lender.h"
+#include "parallel_internal.h"
+
+struct ek__keeper {
+  struct ek__lender lender; /* for passes: the first member */
+  ek_data_parallel_model *model;
+  const struct ek__buckets *cut; /* a loan of the reducer */
+  ek_device *device;
+  ek_replica *replica;
+  size_t rank;
+  struct ek__lent {
+    ek_tensor whole; /* exists while it is lent */
+    uint64_t sum;    /* number of the collective that sums it; 0: none */
+  } *gradients;      /* per bucket */
+  size_t settled;    /* buckets of this round whose sums are in the shares */
+};
+
+/* In two steps, because a reducer knows its keepers: */
+ek_status ek__keeper_create(struct ek__keeper **keeper, ek_data_parallel_model *model);
+void ek__keeper_free(struct ek__keeper *keeper);
+/* On the worker, when the reducer is open: the replica gets its shares. */
+ek_status ek__keeper_open(struct ek__keeper *keeper, const struct ek__buckets *cut,
+                          ek_device *device, size_t index);
+
+/* A round of the reducer begins. */
+void ek__keeper_start(struct ek__keeper *keeper);
+/* Queues the sum of a bucket over the devices; zeros if nobody has used it. */
+ek_status ek__keeper_reduce(struct ek__keeper *keeper, size_t bucket);
+/* Takes the device's shares of the sums of all buckets below `end`, which gives back the buckets. */
+ek_status ek__keeper_settle(struct ek__keeper *keeper, size_t end);
+
+/* Gives back what is lent. No worker runs. */
+void ek__keeper_drop(struct ek__keeper *keeper);
+
+#endif /* EK_KEEPER_H */
