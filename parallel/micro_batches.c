@@ -3,8 +3,22 @@
  */
 #include "micro_batches.h"
 
+#include <string.h>
+
 #include "core/error.h"
 #include "device/flaw.h"
+
+struct ek__batch ek__batch_for(ek_tensor all[EK_MAX_INPUTS], const ek_module *module,
+                               const struct ek__batch *batch) {
+  const size_t inputs = batch->input_count, targets = batch->target_count;
+  if (targets == 0 || module->targets != targets || module->inputs > EK_MAX_INPUTS ||
+      module->inputs != inputs + targets) {
+    return *batch;
+  }
+  memcpy(all, batch->inputs, inputs * sizeof *all);
+  memcpy(all + inputs, batch->targets, targets * sizeof *all);
+  return (struct ek__batch){all, NULL, module->inputs, 0, batch->broadcast};
+}
 
 static bool is_cut(const struct ek__batch *batch, size_t input) {
   return input >= 64 || (batch->broadcast >> input & 1) == 0;

@@ -4,7 +4,7 @@
 #ifndef EK_MICRO_BATCHES_H
 #define EK_MICRO_BATCHES_H
 
-#include <evenkeel/tensor.h>
+#include <evenkeel/module.h>
 
 /* A batch: loans. Bit i of `broadcast`: input i is not cut. */
 struct ek__batch {
@@ -12,6 +12,11 @@ struct ek__batch {
   size_t input_count, target_count;
   uint64_t broadcast;
 };
+
+/* The batch as `module` takes it. Of one that computes its loss itself the targets are among its
+ * inputs, behind the others: they are put together in `all`. */
+struct ek__batch ek__batch_for(ek_tensor all[EK_MAX_INPUTS], const ek_module *module,
+                               const struct ek__batch *batch);
 
 /* Room for a part of one. */
 struct ek__batch_part {

@@ -173,19 +173,13 @@ static ek_status add_parts(ek_trainer *self, const struct ek__batch *batch) {
   return EK_OK;
 }
 
-/* What a step or an evaluation gets. Of a model that computes its loss itself the targets are among
- * its inputs, behind the others: they are put together in `all`. */
+/* What a step or an evaluation gets; `all` has room for the inputs. */
 static struct ek__batch batch_of(ek_tensor all[EK_MAX_INPUTS], const ek_trainer *self,
                                  const ek_tensor *inputs, size_t input_count,
                                  const ek_tensor *targets, size_t target_count) {
-  const ek_module *module = self->module;
-  if (target_count == 0 || module->targets != target_count || module->inputs > EK_MAX_INPUTS ||
-      module->inputs != input_count + target_count) {
-    return (struct ek__batch){inputs, targets, input_count, target_count, self->broadcast_inputs};
-  }
-  memcpy(all, inputs, input_count * sizeof *inputs);
-  memcpy(all + input_count, targets, target_count * sizeof *targets);
-  return (struct ek__batch){all, NULL, module->inputs, 0, self->broadcast_inputs};
+  return ek__batch_for(
+      all, self->module,
+      &(struct ek__batch){inputs, targets, input_count, target_count, self->broadcast_inputs});
 }
 
 ek_status ek_trainer_step(ek_step_result *result, ek_trainer *trainer, const ek_tensor *inputs,

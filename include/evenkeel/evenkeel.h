@@ -10,6 +10,7 @@
  *                  what it is made of, for more than it does
  *     gpt.h, mlp.h, layers.h                     stock models and layers
  *     recompute.h                                less memory for more work
+ *     advise.h                                   which settings fit the devices
  *     cross_entropy.h, mean_squared_error.h, weighted_sum.h         losses
  *     with_criterion.h                                             a model and its loss in one
  *     sgd.h, adamw.h, schedule.h                 optimizers
@@ -30,6 +31,7 @@
 #define EVENKEEL_EVENKEEL_H
 
 #include <evenkeel/adamw.h>
+#include <evenkeel/advise.h>
 #include <evenkeel/parallel_apply.h>
 #include <evenkeel/checkpoint.h>
 #include <evenkeel/communicator.h>

@@ -51,6 +51,10 @@ typedef struct ek_recompute {
 /* Reads a policy from its text. EK_ERR_INVALID_ARGUMENT says what is wrong with it. */
 EK_API EK_CHECKED ek_status ek_recompute_parse(ek_recompute *recompute, const char *text);
 
+/* Writes its text, BYTES as a number of bytes, and returns `text`. */
+#define EK_RECOMPUTE_TEXT 32
+EK_API const char *ek_recompute_format(char text[EK_RECOMPUTE_TEXT], const ek_recompute *recompute);
+
 /*
  * The peak of the fullest device with this policy, by whatever counts it: a step of the same model
  * on `plan` devices (device.h). EK_ERR_OUT_OF_MEMORY says that it does not fit; other errors end the

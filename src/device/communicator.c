@@ -11,9 +11,14 @@
 
 /* ---- the counting communicator: nothing moves, so nothing waits ---- */
 
+/* A rank of N sends (and gets) all but its own part; where it has the sum of all in the end, twice. */
 static ek_status count_start(ek_communicator *self, ek_device *device,
                              const struct ek__collective *collective) {
-  (void)self, (void)device, (void)collective;
+  struct ek__work *work = ek__device_work(device);
+  const double ranks = (double)ek_communicator_world_size(self);
+  const double bytes = (double)collective->count * (double)ek_type_size(collective->type);
+  work->moved += (collective->kind == EK__ALL_REDUCE ? 2 : 1) * bytes * (ranks - 1) / ranks;
+  work->calls++;
   return EK_OK;
 }
 

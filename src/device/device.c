@@ -21,6 +21,12 @@ struct ek__fault *ek__device_fault(const ek_device *device) {
   return (struct ek__fault *)(uintptr_t)&device->fault;
 }
 
+struct ek__work *ek__device_work(const ek_device *device) {
+  if (device->backend->kernels != NULL) return NULL;
+  /* Operations have a stream, which gives a pointer to const. */
+  return (struct ek__work *)(uintptr_t)&device->work;
+}
+
 size_t ek_device_index(const ek_device *device) { return device == NULL ? 0 : device->index; }
 
 const char *ek_device_name(const ek_device *device) {

@@ -11,6 +11,19 @@
 /* The backend of a device; never NULL. */
 const struct ek__backend *ek__device_table(const ek_device *device);
 
+/*
+ * What work on a device that only counts would have taken: predictions of time are made of it. Its
+ * worker adds to it, and nothing sets it back.
+ */
+struct ek__work {
+  double products;  /* operations of matrix products */
+  double attention; /* those of attention */
+  double bytes;     /* read by operations, and twice those written: a cache reads them first */
+  double moved;     /* between devices */
+  double calls;     /* operations and collectives */
+};
+struct ek__work *ek__device_work(const ek_device *device); /* NULL where kernels compute */
+
 /* EK_ERR_STATE in a child of the process that opened the group: there are no workers here, and a
  * lock may be held for ever. */
 ek_status ek__group_check(const ek_group *group, const char *who);

@@ -24,6 +24,7 @@ struct ek_device {
   ek_stream *streams[2];       /* by ek_stream_kind */
   atomic_int events;           /* that are not freed yet */
   struct ek__fault fault;      /* of a test */
+  struct ek__work work;        /* if it only counts: its worker's */
   ek_communicator *used;       /* its worker's last collective was one of this communicator's */
   struct ek__arena arena;
 };

@@ -250,9 +250,12 @@ static ek_status copy_bytes(const ek_tensor *to, const ek_tensor *from, size_t b
   if (from->device == NULL) {
     return backend->upload == NULL ? EK_OK : backend->upload(stream, to->data, from->data, bytes);
   }
-  return backend->between == NULL
-             ? EK_OK
-             : backend->between(stream, to->data, from->device, from->data, bytes);
+  if (backend->between != NULL) {
+    return backend->between(stream, to->data, from->device, from->data, bytes);
+  }
+  struct ek__work *work = ek__device_work(caller != NULL ? caller : device);
+  if (work != NULL) work->moved += (double)bytes;
+  return EK_OK;
 }
 
 ek_status ek_tensor_copy(ek_tensor *destination, const ek_tensor *source) {

@@ -8,6 +8,7 @@
  */
 #include <evenkeel/recompute.h>
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -74,37 +75,55 @@ ek_status ek__recompute_check(const char *who, const ek_recompute *recompute) {
                       (long long)recompute->every);
 }
 
-static const struct {
-  const char *text;
-  ek_recompute is;
-} by_cost[] = {{"none", {EK_RECOMPUTE_NONE, 0, 0}},     {"cheap", {EK_RECOMPUTE_CHEAP, 0, 0}},
-               {"every=1", {EK_RECOMPUTE_EVERY, 1, 0}}, {"every=2", {EK_RECOMPUTE_EVERY, 2, 0}},
-               {"every=3", {EK_RECOMPUTE_EVERY, 3, 0}}, {"every=4", {EK_RECOMPUTE_EVERY, 4, 0}},
-               {"sqrt", {EK_RECOMPUTE_SQRT, 0, 0}},     {"all", {EK_RECOMPUTE_ALL, 0, 0}}};
+const char *ek_recompute_format(char text[EK_RECOMPUTE_TEXT], const ek_recompute *recompute) {
+  (void)snprintf(text, EK_RECOMPUTE_TEXT, "unknown");
+  for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
+    if (words[i].kind == recompute->kind)
+      (void)snprintf(text, EK_RECOMPUTE_TEXT, "%s", words[i].text);
+  }
+  if (recompute->kind == EK_RECOMPUTE_EVERY) {
+    (void)snprintf(text, EK_RECOMPUTE_TEXT, "every=%lld", (long long)recompute->every);
+  }
+  if (recompute->kind == EK_RECOMPUTE_BYTES) {
+    (void)snprintf(text, EK_RECOMPUTE_TEXT, "%llu", (unsigned long long)recompute->bytes);
+  }
+  return text;
+}
+
+static const ek_recompute by_cost[] = {{EK_RECOMPUTE_NONE, 0, 0},  {EK_RECOMPUTE_CHEAP, 0, 0},
+                                       {EK_RECOMPUTE_EVERY, 1, 0}, {EK_RECOMPUTE_EVERY, 2, 0},
+                                       {EK_RECOMPUTE_EVERY, 3, 0}, {EK_RECOMPUTE_EVERY, 4, 0},
+                                       {EK_RECOMPUTE_SQRT, 0, 0},  {EK_RECOMPUTE_ALL, 0, 0}};
 enum { CANDIDATES = sizeof by_cost / sizeof by_cost[0] };
+
+const ek_recompute *ek__recompute_by_cost(size_t index) {
+  return index < CANDIDATES ? &by_cost[index] : NULL;
+}
 
 ek_status ek_recompute_plan(ek_recompute *recompute, uint64_t *peak, uint64_t bytes,
                             ek_recompute_peak plan, void *context) {
   EK__NOT_NULL("ek_recompute_plan", recompute);
   EK__FAIL_IF(plan == NULL, EK_ERR_INVALID_ARGUMENT, "ek_recompute_plan: plan is NULL");
   uint64_t least = UINT64_MAX;
+  char text[EK_RECOMPUTE_TEXT];
   size_t nearest = 0;
   for (size_t i = 0; i < CANDIDATES; i++) {
     uint64_t found = 0;
-    const ek_status status = plan(context, &by_cost[i].is, &found);
+    const ek_status status = plan(context, &by_cost[i], &found);
     if (status == EK_ERR_OUT_OF_MEMORY) continue;
     EK_TRY(status);
     if (found < least) least = found, nearest = i;
     if (found <= bytes) break;
   }
-  *recompute = by_cost[nearest].is;
+  *recompute = by_cost[nearest];
   if (peak != NULL) *peak = least;
   if (least <= bytes) return EK_OK;
   EK__FAIL_IF(least == UINT64_MAX, EK_ERR_OUT_OF_MEMORY,
               "recompute: no policy fits the devices that count");
   return ek_error_set(EK_ERR_OUT_OF_MEMORY,
                       "recompute: nothing fits %llu bytes; %s comes nearest, with %llu",
-                      (unsigned long long)bytes, by_cost[nearest].text, (unsigned long long)least);
+                      (unsigned long long)bytes, ek_recompute_format(text, &by_cost[nearest]),
+                      (unsigned long long)least);
 }
 
 /* ---- one module ---- */

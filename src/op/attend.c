@@ -55,6 +55,12 @@ static ek_status attention(ek_stream *stream, const char *name, const ek_tensor 
   if (backward) EK_TRY(check_cube(&op, DOUT, QKV, batch, tokens, channels));
   EK_TRY(check_cube(&op, OUT, QKV, batch, tokens, channels));
   EK_TRY(check_cube(&op, LSE, QKV, batch, heads, tokens));
+  if (op.work != NULL) {
+    /* Half of T x T scores: two products forward; backward these, and one more for each of their
+     * operands: the scores are made again. */
+    op.work->attention +=
+        (backward ? 5 : 2) * (double)batch * (double)tokens * (double)tokens * (double)channels;
+  }
   if (op.kernels == NULL) return EK_OK;
   return backward ? op.kernels->attention_backward(stream, &args)
                   : op.kernels->attention_forward(stream, &args);

@@ -40,11 +40,11 @@ ek_status ek_op_lookup_forward(ek_stream *stream, ek_tensor *y, const ek_tensor 
   enum { Y, TABLE, INDEX, POSITIONS, COUNT };
   struct ek__op op;
   struct ek__lookup_args args = {.period = positions == NULL ? 1 : period};
-  const struct ek__operand operands[] = {[Y] = EK__WRITE(y, VALUE, .to = &args.y),
-                                         [TABLE] = EK__READ(table, VALUE, .to = &args.table),
-                                         [INDEX] = EK__READ(index, I32, .to = &args.index),
-                                         [POSITIONS] =
-                                             EK__MAY_READ(positions, VALUE, .to = &args.positions)};
+  const struct ek__operand operands[] = {
+      [Y] = EK__WRITE(y, VALUE, .to = &args.y),
+      [TABLE] = EK__READ(table, VALUE, .to = &args.table, .picked = true),
+      [INDEX] = EK__READ(index, I32, .to = &args.index),
+      [POSITIONS] = EK__MAY_READ(positions, VALUE, .to = &args.positions)};
   EK_TRY(ek__op_begin(&op, "lookup_forward", stream, operands, COUNT, &args.types));
   EK_TRY(index_table(&args, &op, INDEX, TABLE));
   EK_TRY(ek__op_matrix(&op, Y, args.rows, args.width, "index and table make"));
@@ -57,7 +57,8 @@ ek_status ek_op_lookup_backward(ek_stream *stream, ek_tensor *dtable, const ek_t
   enum { DTABLE, DY, INDEX, COUNT };
   struct ek__op op;
   struct ek__lookup_args args = {.period = 1};
-  const struct ek__operand operands[] = {[DTABLE] = EK__WRITE(dtable, SUM, .to = &args.y),
+  const struct ek__operand operands[] = {[DTABLE] =
+                                             EK__WRITE(dtable, SUM, .to = &args.y, .picked = true),
                                          [DY] = EK__READ(dy, VALUE, .to = &args.table),
                                          [INDEX] = EK__READ(index, I32, .to = &args.index)};
   EK_TRY(ek__op_begin(&op, "lookup_backward", stream, operands, COUNT, &args.types));

@@ -185,6 +185,25 @@ static ek_status check_size(const struct ek__op *op, size_t i) {
   return EK_OK;
 }
 
+static void count_bytes(const struct ek__op *op) {
+  double bytes = 0, largest = 0;
+  for (size_t i = 0; i < op->count; i++) {
+    const struct ek__operand *operand = &op->operand[i];
+    if (operand->tensor == NULL || operand->picked) continue;
+    const double own =
+        (double)ek__op_elements(op, i) * (double)ek__type_size(operand->tensor->type);
+    bytes += operand->written ? 2 * own : own;
+    if (own > largest) largest = own;
+  }
+  /* As much of it as the rows that go there, or come from there. */
+  for (size_t i = 0; i < op->count; i++) {
+    const struct ek__operand *operand = &op->operand[i];
+    if (operand->picked) bytes += operand->written ? 2 * largest : largest;
+  }
+  op->work->bytes += bytes;
+  op->work->calls++;
+}
+
 ek_status ek__op_begin(struct ek__op *op, const char *name, ek_stream *stream,
                        const struct ek__operand *operands, size_t count, struct ek__types *types) {
   *op = (struct ek__op){.name = name, .count = count, .operand = operands};
@@ -209,7 +228,11 @@ ek_status ek__op_begin(struct ek__op *op, const char *name, ek_stream *stream,
   for (size_t i = 0; i < count; i++) {
     if (operands[i].tensor != NULL) EK_TRY(check_size(op, i));
   }
-  if (nothing_to_write(op)) op->kernels = NULL;
+  if (nothing_to_write(op)) {
+    op->kernels = NULL;
+  } else if ((op->work = ek__device_work(device)) != NULL) {
+    count_bytes(op);
+  }
   if (types != NULL) *types = op->types;
   return EK_OK;
 }

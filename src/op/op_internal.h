@@ -50,6 +50,7 @@ struct ek__operand {
   void *to; /* the pointer among the kernel's arguments that becomes its address, or NULL */
   bool written;
   bool optional;   /* NULL is legal */
+  bool picked;     /* of its rows only some are touched, by index */
   unsigned may_be; /* bit i: a destination that may be operand i itself */
 };
 #define EK__OPERAND(index) (1u << (index))
@@ -67,6 +68,7 @@ struct ek__operand {
 struct ek__op {
   const char *name;
   const struct ek__kernels *kernels; /* NULL: there is nothing to compute */
+  struct ek__work *work;             /* of a device that only counts, else NULL; has the bytes */
   struct ek__types types;
   size_t count;
   const struct ek__operand *operand; /* the table */

@@ -7,12 +7,16 @@
 
 #include "op/op_internal.h"
 
-/* Stored rows follow each other without gaps: they are as long as the tensors say. */
-static void strides(struct ek__matmul_args *args, const struct ek__op *op, size_t c, size_t a,
-                    size_t b) {
+/* Stored rows follow each other without gaps: they are as long as the tensors say. A device that only
+ * counts has seen the product then. */
+static void complete(struct ek__matmul_args *args, const struct ek__op *op, size_t c, size_t a,
+                     size_t b) {
   args->lda = op->columns[a];
   args->ldb = op->columns[b];
   args->ldc = op->columns[c];
+  if (op->work != NULL) {
+    op->work->products += 2 * (double)args->m * (double)args->n * (double)args->k;
+  }
 }
 
 /* The message for two matrices that share a size, but do not. */
@@ -41,7 +45,7 @@ ek_status ek_op_matmul(ek_stream *stream, ek_tensor *c, const ek_tensor *a, bool
               "matmul: a' is %" PRId64 " x %" PRId64 " but b' is %" PRId64 " x %" PRId64, args.m,
               args.k, b_rows, args.n);
   EK_TRY(ek__op_matrix(&op, C, args.m, args.n, "a' b' is"));
-  strides(&args, &op, C, A, B);
+  complete(&args, &op, C, A, B);
   return op.kernels == NULL ? EK_OK : op.kernels->matmul(stream, &args);
 }
 
@@ -125,7 +129,7 @@ static ek_status linear(ek_stream *stream, const char *name, ek_tensor *y, ek_te
   if (op.rows[Y] != product->m || !holds(&op, Y, product->n, kind == PADDED)) {
     return ek__op_matrix(&op, Y, product->m, product->n, "x w^T is");
   }
-  strides(product, &op, Y, X, W);
+  complete(product, &op, Y, X, W);
   if (op.kernels == NULL) return EK_OK;
   return kind == WITH_GELU ? multiply(op.kernels, stream, &args)
                            : op.kernels->matmul(stream, product);
@@ -155,7 +159,7 @@ ek_status ek_op_padded_linear_backward(ek_stream *stream, ek_tensor *dx, const e
   args.k = op.rows[W];
   if (!holds(&op, DY, args.k, true)) return unlike(&op, DY, W);
   EK_TRY(ek__op_matrix(&op, DX, args.m, args.n, "dy w is"));
-  strides(&args, &op, DX, DY, W);
+  complete(&args, &op, DX, DY, W);
   return op.kernels == NULL ? EK_OK : op.kernels->matmul(stream, &args);
 }
 
@@ -183,7 +187,7 @@ ek_status ek_op_gelu_linear_backward(ek_stream *stream, ek_tensor *dpre, ek_tens
   product->n = op.columns[W];
   product->k = op.columns[DY];
   EK_TRY(ek__op_matrix(&op, PRE, product->m, product->n, "dy w is"));
-  strides(product, &op, DPRE, DY, W);
+  complete(product, &op, DPRE, DY, W);
   return op.kernels == NULL ? EK_OK : multiply(op.kernels, stream, &args);
 }
 
@@ -210,7 +214,7 @@ static ek_status linear_gradients(ek_stream *stream, const char *name, ek_tensor
   if (op.columns[DW] != product->n || !holds(&op, DY, product->m, padded)) {
     return ek__op_matrix(&op, DW, op.columns[DY], product->n, "dy^T x is");
   }
-  strides(product, &op, DW, DY, X);
+  complete(product, &op, DW, DY, X);
   if (op.kernels == NULL) return EK_OK;
   return dbias == NULL ? op.kernels->matmul(stream, product) : multiply(op.kernels, stream, &args);
 }

@@ -93,6 +93,27 @@ static int print_shown(const char *format, ...) {
   return length;
 }
 
+/* Plans by the dozen: its calls fail in check_advise.c. */
+#include "advise_1.inc"
+
+static void shown_advice(void) {
+  int32_t ids[SAMPLES_SHOWN * SEQUENCE] = {0};
+  const int64_t shape[] = {SAMPLES_SHOWN, SEQUENCE};
+  ek_gpt_options gpt = EK_GPT_OPTIONS_INIT;
+  gpt.vocabulary = VOCABULARY;
+  gpt.sequence = SEQUENCE;
+  gpt.width = gpt.heads = gpt.layers = 1;
+  ek_tensor tokens;
+  ek_optimizer *adamw = NULL;
+  ek_trainer *trainer = NULL;
+  ck_ok(ek_tensor_host(&tokens, ids, EK_I32, 2, shape));
+  ck_ok(ek_adamw_create(&adamw, NULL));
+  ck_ok(open_best(&trainer, "cpu:2", &gpt, adamw, &tokens, &tokens));
+  ck_ok(ek_trainer_step(NULL, trainer, &tokens, 1, &tokens, 1));
+  ck_ok(ek_trainer_free(trainer));
+  ek_optimizer_free(adamw);
+}
+
 #define ek_group_open open_shown
 #define ek_group_free close_shown
 #define ek_gpt_create create_gpt
@@ -663,6 +684,7 @@ START_TEST(the_rest) {
   lines = 0;
   ck_assert_int_eq(own_model_main(), 0);
   ck_assert_int_gt(lines, 5);
+  shown_advice();
   ek_group *group = ck_open_exactly("cpu:1", 0);
   ck_ok(shown_fault(ek_group_device(group, 0)));
   ek_group_free(group);

@@ -141,6 +141,29 @@ static ek_status use_ek_trainer_options(struct bench *b, void *o) {
   return status;
 }
 
+static ek_status build_linear(void *context, const ek_settings *settings, ek_module **module,
+                              ek_criterion **criterion) {
+  (void)context;
+  if (settings->fused_loss) return EK_ERR_UNSUPPORTED;
+  EK_TRY(ek_linear_create(module, 2, 2, true));
+  return ek_mean_squared_error_create(criterion, EK_REDUCTION_MEAN);
+}
+
+/* What no constant can hold is put in where the struct has room for it. */
+static ek_status use_ek_advise_task(struct bench *b, void *o) {
+  ek_advise_task *task = o;
+  size_t count = 0;
+  if (task->size >= offsetof(ek_advise_task, target_count)) {
+    task->optimizer = b->rule;
+    task->inputs = &b->input;
+    task->targets = &b->target;
+  }
+  if (task->size >= sizeof(ek_advise_task)) task->modes = 1;
+  const ek_status status = ek_advise(NULL, &count, 0, "plan:2", task);
+  ck_assert(status != EK_OK || count > 0);
+  return status;
+}
+
 static ek_status use_ek_checkpoint_options(struct bench *b, void *o) {
   char folder[] = "/tmp/evenkeel-XXXXXX", path[64];
   ck_assert_ptr_nonnull(mkdtemp(folder));
@@ -342,6 +365,8 @@ static void no_optimizer_free(ek_optimizer *self) { (void)self; }
  * X(struct, initial value, the smallest size that does). Of options every size from that of the
  * member `size` on; of a table every one that holds the functions without which it is none.
  */
+#define ADVISE_TASK                                                                                \
+  { .size = sizeof(ek_advise_task), .build = build_linear, .input_count = 1, .target_count = 1 }
 #define OLDEST(type, last) (offsetof(type, last) + sizeof(((type *)NULL)->last))
 #define STRUCTS(X)                                                                                 \
   X(ek_group_options, EK_GROUP_OPTIONS_INIT, sizeof(size_t))                                       \
@@ -355,6 +380,7 @@ static void no_optimizer_free(ek_optimizer *self) { (void)self; }
   X(ek_criterion_backward_options, EK_CRITERION_BACKWARD_OPTIONS_INIT, sizeof(size_t))             \
   X(ek_data_parallel_optimizer_options, EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT, sizeof(size_t))   \
   X(ek_trainer_options, EK_TRAINER_OPTIONS_INIT, sizeof(size_t))                                   \
+  X(ek_advise_task, ADVISE_TASK, OLDEST(ek_advise_task, input_count))                              \
   X(ek_reducer_options, EK_REDUCER_OPTIONS_INIT, sizeof(size_t))                                   \
   X(ek_replica_options, EK_REPLICA_OPTIONS_INIT, sizeof(size_t))                                   \
   X(ek_module_check_options, EK_MODULE_CHECK_OPTIONS_INIT, sizeof(size_t))                         \

@@ -1,0 +1,125 @@
+/*
+ * advise.h - which settings fit the devices, the fastest first.
+ *
+ * Every combination of a mode, a recomputation, a loss that is whole or fused, and a number of
+ * micro-batches trains the same. ek_advise() plans a step with each of them on `plan` devices like
+ * the given ones (device.h), so that the peaks are those of the real step to the byte, and predicts
+ * the seconds of a step from what the plan has counted.
+ *
+ *     static ek_status build(void *context, const ek_settings *settings, ek_module **module,
+ *                            ek_criterion **criterion) {
+ *       ek_gpt_options gpt = *(const ek_gpt_options *)context;
+ *       gpt.recompute = settings->recompute;
+ *       gpt.fused_loss = settings->fused_loss;
+ *       EK_TRY(ek_gpt_create(module, &gpt));
+ *       return gpt.fused_loss ? EK_OK : ek_cross_entropy_create(criterion, NULL);
+ *     }
+ *
+ *     static ek_status open_best(ek_trainer **trainer, const char *devices, ek_gpt_options *gpt,
+ *                                ek_optimizer *adamw, const ek_tensor *tokens,
+ *                                const ek_tensor *targets) {
+ *       ek_module *module = NULL;
+ *       ek_criterion *criterion = NULL;
+ *       ek_advice best;
+ *       size_t count = 0;
+ *       ek_advise_task task = EK_ADVISE_TASK_INIT;
+ *       ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
+ *       task.build = build;
+ *       task.context = gpt;
+ *       task.optimizer = adamw;
+ *       task.inputs = tokens;
+ *       task.targets = targets;
+ *       task.input_count = task.target_count = 1;
+ *       EK_TRY(ek_advise(&best, &count, 1, devices, &task));
+ *       options.mode = best.settings.mode;
+ *       options.micro_batches = best.settings.micro_batches;
+ *       ek_status status = build(gpt, &best.settings, &module, &criterion);
+ *       if (status == EK_OK) {
+ *         status = ek_trainer_open(trainer, devices, module, criterion, adamw, &options);
+ *       }
+ *       ek_module_free(module);
+ *       ek_criterion_free(criterion);
+ *       return status;
+ *     }
+ */
+#ifndef EVENKEEL_ADVISE_H
+#define EVENKEEL_ADVISE_H
+
+#include <evenkeel/recompute.h>
+#include <evenkeel/trainer.h>
+
+EK_BEGIN_DECLARATIONS
+
+/* What can be chosen without another result. */
+typedef struct ek_settings {
+  ek_mode mode;
+  ek_recompute recompute; /* never BYTES */
+  bool fused_loss;        /* linear_cross_entropy.h */
+  int64_t micro_batches;  /* 1 or more */
+} ek_settings;
+
+/*
+ * Makes the module and the criterion that a trainer gets with these settings; the two are the
+ * caller's then, and the criterion stays NULL for a model that computes its loss itself. Mode and
+ * micro-batches are the trainer's matter. EK_ERR_UNSUPPORTED says that a model has no such form (no
+ * fused loss, not this recomputation): these settings are left out. Other errors end the search.
+ */
+typedef ek_status (*ek_advise_build)(void *context, const ek_settings *settings, ek_module **module,
+                                     ek_criterion **criterion);
+
+/* What is to be trained; a zero or NULL where not said otherwise is the default. */
+typedef struct ek_advise_task {
+  size_t size;
+  ek_advise_build build;   /* required */
+  void *context;           /* for build */
+  ek_optimizer *optimizer; /* required */
+  /* A batch, as ek_trainer_step() gets it; inputs are required. Nothing is read but types and
+   * shapes. */
+  const ek_tensor *inputs, *targets;
+  size_t target_count, input_count;
+  /* How a trainer will be opened: type, broadcast_inputs, group or group_options count; its mode and
+   * micro_batches do not. */
+  const ek_trainer_options *trainer;
+  uint64_t modes; /* bit m: mode m may be chosen; 0: every mode */
+} ek_advise_task;
+#define EK_ADVISE_TASK_INIT                                                                        \
+  { sizeof(ek_advise_task), NULL, NULL, NULL, NULL, NULL, 0, 0, NULL, 0 }
+
+typedef struct ek_advice {
+  ek_settings settings;
+  bool fits;
+  uint64_t peak_bytes;    /* of the fullest device, from its opening on, over any number of steps */
+  size_t fullest;         /* which one that is */
+  uint64_t missing_bytes; /* of the device that lacks most, or of the host's memory; 0 if it fits */
+  /*
+   * Of a step, predicted: the work that the plan has counted for the slowest device, over fixed
+   * rates for the kind of device (operations of products, of attention, bytes of all operations,
+   * bytes between devices, calls: docs/memory.md). What machine it is is not looked at: compare
+   * these numbers with each other only.
+   */
+  double seconds;
+} ek_advice;
+
+/*
+ * Plans the task on `devices`, a device string, or on task->trainer->group, and fills at most
+ * `capacity` choices, the fastest first; of equal ones (to a thousandth) the one with less memory.
+ * *count becomes how many there are. For each mode and each loss these are the recomputations of
+ * ek_recompute_plan(), in the order of what they cost, with the fewest micro-batches that fit (or a
+ * few more, where these are cut more evenly), up to the first that needs none: what costs more is
+ * a choice only if it needs fewer. `choices` may be NULL when `capacity` is 0.
+ *
+ * A choice fits when no device's peak is above its capacity and, on cpu devices, all peaks together
+ * are not above the memory there is.
+ *
+ * EK_ERR_OUT_OF_MEMORY  nothing fits: the message says what comes nearest and by how many bytes,
+ *                       and it is the one choice (*count is 1, fits false). Else *count is 0: the
+ *                       host's memory has failed
+ * Errors of build, of opening devices and of a step on them are forwarded. Steps are planned with
+ * the batch cut evenly, as a trainer cuts it; plans take no memory of the devices.
+ */
+EK_API EK_CHECKED ek_status ek_advise(ek_advice *choices, size_t *count, size_t capacity,
+                                      const char *devices, const ek_advise_task *task);
+
+EK_END_DECLARATIONS
+
+#endif /* EVENKEEL_ADVISE_H */

@@ -1,0 +1,320 @@
+/*
+ * advise.c - the search for settings that fit: see advise.h.
+ *
+ * For one mode, loss and recomputation the peak falls, and the time rises, with the number of
+ * micro-batches, so the fewest that fit are found by bisection. What matters is how many samples the
+ * fullest device has at once: numbers of micro-batches with the same are not looked at. Settings
+ * whose state alone does not fit are given up after one plan.
+ */
+#include "advise_internal.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/alloc.h"
+#include "core/error.h"
+#include "core/options.h"
+#include "device/device_internal.h"
+#include "micro_batches.h"
+#include "module/composite.h"
+
+/* ---- devices ---- */
+
+/* For each thread of a CPU, and for a GPU. What decides between settings are the ratios: they are
+ * much the same on machines of one kind (docs/memory.md). */
+static const struct ek__rates cpu_rates = {
+    .products = 6e10, .attention = 3e10, .bytes = 6e9, .moved = 6e9, .call = 2e-6};
+static const struct ek__rates gpu_rates = {
+    .products = 4e13, .attention = 2e13, .bytes = 3e12, .moved = 2e11, .call = 5e-6};
+
+static struct ek__rates rates_of(const ek_device *device) {
+  if (strcmp(ek_device_backend(device), "cpu") != 0) return gpu_rates;
+  struct ek__rates rates = cpu_rates;
+  const double threads = ek_device_threads(device);
+  rates.products *= threads;
+  rates.attention *= threads;
+  rates.bytes *= threads;
+  rates.moved *= threads;
+  return rates;
+}
+
+/* What comes before the part of a GPU: "cuda:0#1" and "cuda:0#2" are on one. */
+static bool on_one_gpu(const ek_device *left, const ek_device *right) {
+  const char *name = ek_device_name(left), *other = ek_device_name(right);
+  const size_t length = strcspn(name, "#");
+  return name[length] == '#' && strncmp(name, other, length + 1) == 0;
+}
+
+static double count_gpus(const ek_group *group) {
+  double gpus = 0;
+  for (size_t k = 0; k < ek_group_size(group); k++) {
+    const ek_device *device = ek_group_device(group, k);
+    gpus += k == 0 || !on_one_gpu(device, ek_group_device(group, k - 1));
+  }
+  return gpus;
+}
+
+/* What the devices of a CPU share. */
+static ek_status read_machine(struct ek__advise_place *place) {
+  ek_device_description machine[1];
+  size_t count = 0;
+  EK_TRY(ek_device_list(machine, &count, 1));
+  const double at_once = (double)machine[0].cores / place->threads;
+  place->together = machine[0].memory_bytes;
+  place->at_once = at_once < 1 ? 1 : at_once;
+  return EK_OK;
+}
+
+static ek_status read_place(struct ek__advise_place *place, const ek_group *group) {
+  const ek_device *first = ek_group_device(group, 0);
+  const char *backend = ek_device_backend(first);
+  place->count = ek_group_size(group);
+  place->threads = ek_device_threads(first);
+  place->rates = rates_of(first);
+  place->at_once = count_gpus(group);
+  (void)snprintf(place->spec, sizeof place->spec, "%s:%zu",
+                 strstr(backend, "cuda") != NULL ? "plan-cuda" : "plan", place->count);
+  EK_TRY(ek__new(&place->capacity, place->count, sizeof *place->capacity, "advice"));
+  for (size_t k = 0; k < place->count; k++) {
+    ek_memory_usage usage;
+    EK_TRY(ek_memory_stats(&usage, ek_group_device(group, k)));
+    place->capacity[k] = usage.capacity_bytes;
+  }
+  return strcmp(backend, "cpu") == 0 ? read_machine(place) : EK_OK;
+}
+
+/* Opens the devices for as long as it takes to look at them. */
+static ek_status find_place(struct ek__advise_place *place, const char *devices,
+                            const ek_trainer_options *trainer) {
+  if (trainer->group != NULL) return read_place(place, trainer->group);
+  ek_group *group = NULL;
+  EK_TRY(ek_group_open(&group, devices, trainer->group_options));
+  const ek_status status = read_place(place, group);
+  ek_group_free(group);
+  return status;
+}
+
+/* ---- the search ---- */
+
+struct search {
+  const ek_advise_task *task;
+  struct ek__advise_place place;
+  ek_advice *found;
+  size_t count, capacity;
+  ek_advice nearest; /* of those that do not fit; missing_bytes 0: there is none */
+  bool ended;        /* all was looked at */
+};
+
+static ek_status add_found(struct search *s, const ek_advice *advice) {
+  EK_TRY(ek__grow(&s->found, &s->capacity, s->count + 1, sizeof *s->found, "advice"));
+  s->found[s->count++] = *advice;
+  return EK_OK;
+}
+
+/* The samples that a device has at once at most, with one micro-batch. */
+static int64_t most_rows(const struct search *s) {
+  const int64_t devices = (int64_t)s->place.count;
+  return (s->place.samples - 1) / devices + 1;
+}
+
+/* The fewest micro-batches with which no device has more than `rows` samples at once. */
+static int64_t micro_batches_for(const struct search *s, int64_t rows) {
+  const int64_t devices = (int64_t)s->place.count;
+  if (rows >= most_rows(s)) return 1;
+  return (s->place.samples - 1) / (rows * devices) + 1;
+}
+
+static ek_status plan_rows(struct ek__advise_plan *plan, struct search *s, ek_settings *settings,
+                           int64_t rows) {
+  settings->micro_batches = micro_batches_for(s, rows);
+  EK_TRY(ek__advise_plan(plan, &s->place, s->task, settings));
+  const ek_advice *advice = &plan->advice;
+  if (advice->fits) return EK_OK;
+  if (s->nearest.missing_bytes == 0 || advice->missing_bytes < s->nearest.missing_bytes) {
+    s->nearest = *advice;
+  }
+  return EK_OK;
+}
+
+/* Between *fitting, with which *plan fits, and `beyond`, which does not fit. */
+static ek_status find_most_rows(struct ek__advise_plan *plan, int64_t *fitting, struct search *s,
+                                ek_settings *settings, int64_t beyond) {
+  while (beyond - *fitting > 1) {
+    const int64_t middle = *fitting + (beyond - *fitting) / 2;
+    struct ek__advise_plan tried;
+    EK_TRY(plan_rows(&tried, s, settings, middle));
+    if (tried.advice.fits) {
+      *fitting = middle;
+      *plan = tried;
+    } else {
+      beyond = middle;
+    }
+  }
+  return EK_OK;
+}
+
+/* How many samples the fullest device has in a step, all micro-batches together. */
+static int64_t rows_of_step(const struct search *s, int64_t rows) {
+  const int64_t parts = micro_batches_for(s, rows), devices = (int64_t)s->place.count;
+  const int64_t least = s->place.samples / parts, larger = s->place.samples % parts;
+  return larger * (least / devices + 1) + (parts - larger) * ((least - 1) / devices + 1);
+}
+
+/* A few more micro-batches may be cut more evenly over the devices, and be faster. */
+static ek_status try_evener(struct ek__advise_plan *plan, struct search *s, ek_settings *settings,
+                            int64_t rows) {
+  int64_t evener = rows - 1;
+  while (evener > 0 && rows_of_step(s, evener) >= rows_of_step(s, rows)) evener--;
+  if (evener == 0) return EK_OK;
+  struct ek__advise_plan tried;
+  EK_TRY(plan_rows(&tried, s, settings, evener));
+  if (tried.advice.fits && tried.advice.seconds < plan->advice.seconds) *plan = tried;
+  return EK_OK;
+}
+
+/*
+ * The most samples at once that fit, more than *rows, which becomes that number and stays what it is
+ * if none fit. *hopeless: nor would they with any other recomputation.
+ */
+static ek_status search_rows(int64_t *rows, bool *hopeless, struct search *s,
+                             ek_settings *settings) {
+  const int64_t most = most_rows(s), least = *rows + 1;
+  const uint64_t nearest = s->nearest.missing_bytes;
+  struct ek__advise_plan plan;
+  EK_TRY(plan_rows(&plan, s, settings, most));
+  *hopeless = plan.lacking > 0 && (s->count > 0 || (nearest > 0 && plan.lacking >= nearest));
+  int64_t fitting = most;
+  if (!plan.advice.fits) {
+    if (*hopeless || least == most) return EK_OK;
+    EK_TRY(plan_rows(&plan, s, settings, least));
+    if (!plan.advice.fits) return EK_OK;
+    fitting = least;
+    EK_TRY(find_most_rows(&plan, &fitting, s, settings, most));
+    EK_TRY(try_evener(&plan, s, settings, fitting));
+  }
+  *rows = fitting;
+  return add_found(s, &plan.advice);
+}
+
+/* Recomputations, the cheapest first. One that costs more is worth it only with more samples at
+ * once; `all` only where nothing else fits. */
+static ek_status search_recompute(struct search *s, ek_settings *settings) {
+  const ek_recompute *recompute = NULL;
+  int64_t rows = 0;
+  for (size_t i = 0; (recompute = ek__recompute_by_cost(i)) != NULL; i++) {
+    bool hopeless = false;
+    if (rows == most_rows(s) || (recompute->kind == EK_RECOMPUTE_ALL && rows > 0)) return EK_OK;
+    settings->recompute = *recompute;
+    const ek_status status = search_rows(&rows, &hopeless, s, settings);
+    if (status == EK_ERR_UNSUPPORTED) continue;
+    EK_TRY(status);
+    if (hopeless) return EK_OK;
+  }
+  return EK_OK;
+}
+
+static unsigned count_modes(void) {
+  unsigned count = 0;
+  while (strcmp(ek_mode_name((ek_mode)count), "unknown") != 0) count++;
+  return count;
+}
+
+/* The last modes first: they hold least, and who fits settles what is hopeless. */
+static ek_status search_modes(struct search *s) {
+  for (unsigned mode = count_modes(); mode-- > 0;) {
+    if (s->task->modes != 0 && (s->task->modes >> mode & 1) == 0) continue;
+    for (int fused = 1; fused >= 0; fused--) {
+      ek_settings settings = {.mode = (ek_mode)mode, .fused_loss = fused == 1};
+      EK_TRY(search_recompute(s, &settings));
+    }
+  }
+  return EK_OK;
+}
+
+/* ---- the answer ---- */
+
+static bool comes_before(const ek_advice *left, const ek_advice *right, double fastest) {
+  const double thousandth = fastest / 1000;
+  const double a = floor(left->seconds / thousandth), b = floor(right->seconds / thousandth);
+  return a != b ? a < b : left->peak_bytes < right->peak_bytes;
+}
+
+static void sort_found(struct search *s) {
+  double fastest = s->count > 0 ? s->found[0].seconds : 0;
+  for (size_t i = 1; i < s->count; i++) fastest = fmin(fastest, s->found[i].seconds);
+  for (size_t i = 1; i < s->count; i++) {
+    const ek_advice advice = s->found[i];
+    size_t to = i;
+    for (; to > 0 && comes_before(&advice, &s->found[to - 1], fastest); to--) {
+      s->found[to] = s->found[to - 1];
+    }
+    s->found[to] = advice;
+  }
+}
+
+static ek_status nothing_fits(const struct search *s) {
+  const ek_advice *nearest = &s->nearest;
+  const ek_settings *settings = &nearest->settings;
+  char recompute[EK_RECOMPUTE_TEXT];
+  EK__FAIL_IF(nearest->missing_bytes == 0, EK_ERR_UNSUPPORTED,
+              "ek_advise: the model has no form for any settings");
+  return ek_error_set(
+      EK_ERR_OUT_OF_MEMORY,
+      "ek_advise: nothing fits; mode %s, recompute %s, %s loss, %lld micro-batch%s comes "
+      "nearest, and lacks %llu bytes",
+      ek_mode_name(settings->mode), ek_recompute_format(recompute, &settings->recompute),
+      settings->fused_loss ? "fused" : "whole", (long long)settings->micro_batches,
+      settings->micro_batches == 1 ? "" : "es", (unsigned long long)nearest->missing_bytes);
+}
+
+static ek_status find(struct search *s, const char *devices) {
+  const ek_advise_task *task = s->task;
+  const struct ek__batch batch = {task->inputs, task->targets, task->input_count,
+                                  task->target_count, task->trainer->broadcast_inputs};
+  EK_TRY(ek__batch_samples(&s->place.samples, &batch));
+  EK__FAIL_IF(s->place.samples == 0, EK_ERR_INVALID_ARGUMENT, "ek_advise: the batch is empty");
+  EK_TRY(find_place(&s->place, devices, task->trainer));
+  EK_TRY(search_modes(s));
+  s->ended = true;
+  sort_found(s);
+  return s->count > 0 ? EK_OK : nothing_fits(s);
+}
+
+static ek_status check_task(const ek_advise_task *task, const char *devices,
+                            const ek_trainer_options *trainer) {
+  EK__FAIL_IF(task->build == NULL || task->optimizer == NULL || task->inputs == NULL ||
+                  task->input_count == 0,
+              EK_ERR_INVALID_ARGUMENT,
+              "ek_advise: the task's build, optimizer or inputs is missing");
+  EK__FAIL_IF(task->targets == NULL && task->target_count > 0, EK_ERR_INVALID_ARGUMENT,
+              "ek_advise: targets is NULL");
+  EK__FAIL_IF((devices == NULL) == (trainer->group == NULL), EK_ERR_INVALID_ARGUMENT,
+              "ek_advise: either a string of devices, or the trainer's group");
+  return EK_OK;
+}
+
+ek_status ek_advise(ek_advice *choices, size_t *count, size_t capacity, const char *devices,
+                    const ek_advise_task *task) {
+  ek_advise_task t = EK_ADVISE_TASK_INIT;
+  ek_trainer_options trainer = EK_TRAINER_OPTIONS_INIT;
+  EK__NOT_NULL("ek_advise", count, task);
+  EK__FAIL_IF(choices == NULL && capacity > 0, EK_ERR_INVALID_ARGUMENT,
+              "ek_advise: choices is NULL");
+  *count = 0;
+  EK_TRY(ek__options_read(&t, sizeof t, task, "ek_advise_task"));
+  EK_TRY(ek__options_read(&trainer, sizeof trainer, t.trainer, "ek_trainer_options"));
+  EK_TRY(check_task(&t, devices, &trainer));
+  t.trainer = &trainer;
+  struct search s = {.task = &t};
+  const ek_status status = find(&s, devices);
+  const bool nearest = s.ended && status == EK_ERR_OUT_OF_MEMORY;
+  const ek_advice *from = nearest ? &s.nearest : s.found;
+  const size_t there = nearest ? 1 : status == EK_OK ? s.count : 0;
+  if (there > 0 && capacity > 0)
+    memcpy(choices, from, (there < capacity ? there : capacity) * sizeof *from);
+  *count = there;
+  ek__free(s.found);
+  ek__free(s.place.capacity);
+  return status;
+}

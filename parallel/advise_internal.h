@@ -1,0 +1,36 @@
+/*
+ * advise_internal.h - one plan, for the search over them (advise.c).
+ */
+#ifndef EK_ADVISE_INTERNAL_H
+#define EK_ADVISE_INTERNAL_H
+
+#include <evenkeel/advise.h>
+
+/* What a device's work takes, per second; `call` is in seconds. */
+struct ek__rates {
+  double products, attention, bytes, moved, call;
+};
+
+/* The devices that are planned for. */
+struct ek__advise_place {
+  char spec[32];      /* of devices like them that count */
+  size_t count;       /* of devices */
+  int threads;        /* of each */
+  uint64_t *capacity; /* of each */
+  uint64_t together;  /* what all of them may hold; 0: there is no such limit */
+  double at_once;     /* how many compute at the same time */
+  struct ek__rates rates;
+  int64_t samples; /* of the batch */
+};
+
+struct ek__advise_plan {
+  ek_advice advice;
+  uint64_t
+      lacking; /* missing bytes of what is held between steps: no setting of these makes less */
+};
+
+/* Plans a step with the settings. EK_ERR_UNSUPPORTED if the program's model has no such form. */
+ek_status ek__advise_plan(struct ek__advise_plan *plan, const struct ek__advise_place *place,
+                          const ek_advise_task *task, const ek_settings *settings);
+
+#endif /* EK_ADVISE_INTERNAL_H */

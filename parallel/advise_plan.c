@@ -1,0 +1,199 @@
+/*
+ * advise_plan.c - plans a training step with given settings: its peak, and the time it would take.
+ *
+ * A trainer is opened on devices that count, and two steps are taken as it would take them; the
+ * second meets what the first has left behind, and each after it what the second has. Of many
+ * micro-batches of one size three are planned, the first, one for all in the middle, and the last:
+ * those in the middle find the same memory and leave the same.
+ *
+ * Between the calls of the second step all devices wait for each other. So its time is a sum over
+ * the calls, each as long as the device with most work, or as all of them one after the other on
+ * the processors that there are.
+ */
+#include "advise_internal.h"
+
+#include "core/alloc.h"
+#include "core/error.h"
+#include "micro_batches.h"
+#include "parallel_internal.h"
+
+enum { PLANNED_STEPS = 2, PLANNED_PARTS = 3 };
+
+struct planning {
+  const struct ek__advise_place *place;
+  ek_trainer *trainer;
+  size_t output_count;
+  ek_shards outputs[EK_MAX_TENSORS]; /* of the running step, else zeros */
+  struct ek__batch batch;
+  double *own;    /* of each */
+  double seconds; /* of the step so far */
+};
+
+/* ---- time ---- */
+
+static double seconds_of(const struct ek__work *work, const struct ek__rates *rates) {
+  return work->products / rates->products + work->attention / rates->attention +
+         work->bytes / rates->bytes + work->moved / rates->moved + work->calls * rates->call;
+}
+
+/* Adds the time since the last lap, `times` as often as it was planned. */
+static void take_lap(struct planning *p, double times) {
+  const ek_group *group = ek_trainer_group(p->trainer);
+  double most = 0, sum = 0;
+  for (size_t k = 0; k < p->place->count; k++) {
+    const struct ek__work *work = ek__device_work(ek_group_device(group, k));
+    const double now = seconds_of(work, &p->place->rates), lap = now - p->own[k];
+    if (lap > most) most = lap;
+    sum += lap;
+    p->own[k] = now;
+  }
+  const double shared = sum / p->place->at_once;
+  p->seconds += times * (shared > most ? shared : most);
+}
+
+/* ---- steps ---- */
+
+static void free_outputs(struct planning *p) {
+  for (size_t i = 0; i < p->output_count; i++) ek_shards_free(&p->outputs[i]);
+}
+
+/* A part of the batch, which stands for `times` like it; more: others follow. */
+static ek_status plan_part(struct planning *p, const struct ek__batch *batch, double times,
+                           bool more) {
+  ek_data_parallel_model *model = ek_trainer_model(p->trainer);
+  ek_data_parallel_criterion *criterion = ek_trainer_criterion(p->trainer);
+  ek_criterion_backward_options options = EK_CRITERION_BACKWARD_OPTIONS_INIT;
+  options.accumulate = more;
+  EK_TRY(
+      ek_data_parallel_model_forward(p->outputs, model, batch->inputs, batch->input_count, NULL));
+  take_lap(p, times);
+  EK_TRY(ek_data_parallel_criterion_forward(criterion, p->outputs, p->output_count, batch->targets,
+                                            batch->target_count));
+  take_lap(p, times);
+  EK_TRY(ek_data_parallel_criterion_backward(criterion, model, &options));
+  take_lap(p, times);
+  if (more) free_outputs(p);
+  return EK_OK;
+}
+
+/* Parts first .. first + like - 1 of `count` have one size. */
+static ek_status plan_parts(struct planning *p, int64_t count, int64_t first, int64_t like) {
+  const int64_t planned = like < PLANNED_PARTS ? like : PLANNED_PARTS;
+  for (int64_t i = 0; i < planned; i++) {
+    struct ek__batch_part part;
+    const int64_t index = i + 1 < planned ? first + i : first + like - 1;
+    const bool middle = planned == PLANNED_PARTS && i == 1;
+    ek__batch_cut(&part, &p->batch, p->place->samples, count, index);
+    EK_TRY(plan_part(p, &part.batch, middle ? (double)(like - 2) : 1, index + 1 < count));
+  }
+  return EK_OK;
+}
+
+static ek_status plan_step(struct planning *p, int64_t micro_batches) {
+  p->seconds = 0;
+  if (micro_batches > 1) {
+    const int64_t larger = p->place->samples % micro_batches;
+    EK_TRY(plan_parts(p, micro_batches, 0, larger));
+    EK_TRY(plan_parts(p, micro_batches, larger, micro_batches - larger));
+  } else {
+    EK_TRY(plan_part(p, &p->batch, 1, false));
+  }
+  EK_TRY(ek_data_parallel_optimizer_step(NULL, ek_trainer_optimizer(p->trainer)));
+  take_lap(p, 1);
+  free_outputs(p);
+  return EK_OK;
+}
+
+/* ---- what it took ---- */
+
+static uint64_t beyond(uint64_t bytes, uint64_t limit) { return bytes > limit ? bytes - limit : 0; }
+
+static uint64_t larger_of(uint64_t left, uint64_t right) { return left > right ? left : right; }
+
+static ek_status read_memory(struct ek__advise_plan *plan, const struct planning *p) {
+  const struct ek__advise_place *place = p->place;
+  uint64_t peaks = 0, held = 0;
+  for (size_t k = 0; k < place->count; k++) {
+    ek_memory_usage usage;
+    EK_TRY(ek_memory_stats(&usage, ek_group_device(ek_trainer_group(p->trainer), k)));
+    ek_advice *advice = &plan->advice;
+    if (usage.peak_bytes > advice->peak_bytes) {
+      advice->peak_bytes = usage.peak_bytes;
+      advice->fullest = k;
+    }
+    advice->missing_bytes =
+        larger_of(advice->missing_bytes, beyond(usage.peak_bytes, place->capacity[k]));
+    plan->lacking = larger_of(plan->lacking, beyond(usage.current_bytes, place->capacity[k]));
+    peaks += usage.peak_bytes;
+    held += usage.current_bytes;
+  }
+  if (place->together > 0) {
+    plan->advice.missing_bytes =
+        larger_of(plan->advice.missing_bytes, beyond(peaks, place->together));
+    plan->lacking = larger_of(plan->lacking, beyond(held, place->together));
+  }
+  plan->advice.fits = plan->advice.missing_bytes == 0;
+  return EK_OK;
+}
+
+/* ---- a plan ---- */
+
+static ek_status open_trainer(struct planning *p, const ek_advise_task *task,
+                              const ek_settings *settings, ek_module *module,
+                              ek_criterion *criterion) {
+  ek_trainer_options options = *task->trainer;
+  ek_group_options group = EK_GROUP_OPTIONS_INIT;
+  if (options.group_options != NULL) group = *options.group_options;
+  group.threads_per_device = p->place->threads; /* some workspace grows with them */
+  options.group_options = &group;
+  options.group = NULL;
+  options.mode = settings->mode;
+  options.micro_batches = 0;
+  return ek_trainer_open(&p->trainer, p->place->spec, module, criterion, task->optimizer, &options);
+}
+
+static ek_status take_steps(struct planning *p, const ek_advise_task *task,
+                            const ek_settings *settings, ek_module *module,
+                            ek_criterion *criterion) {
+  ek_tensor all[EK_MAX_INPUTS];
+  EK__FAIL_IF(module == NULL, EK_ERR_INVALID_ARGUMENT, "ek_advise: build has made no module");
+  EK__FAIL_IF(module->outputs > EK_MAX_TENSORS, EK_ERR_INVALID_ARGUMENT,
+              "ek_advise: %s has %zu outputs", module->ops->kind, module->outputs);
+  EK_TRY(open_trainer(p, task, settings, module, criterion));
+  p->output_count = module->outputs;
+  p->batch =
+      ek__batch_for(all, module,
+                    &(struct ek__batch){task->inputs, task->targets, task->input_count,
+                                        task->target_count, task->trainer->broadcast_inputs});
+  ek_status status = EK_OK;
+  for (int i = 0; i < PLANNED_STEPS && status == EK_OK; i++) {
+    status = plan_step(p, settings->micro_batches);
+  }
+  return status;
+}
+
+/* Frees what there is; the message of a failure stays. */
+static void close_planning(struct planning *p) {
+  free_outputs(p);
+  (void)ek_trainer_free(p->trainer);
+  ek__free(p->own);
+}
+
+ek_status ek__advise_plan(struct ek__advise_plan *plan, const struct ek__advise_place *place,
+                          const ek_advise_task *task, const ek_settings *settings) {
+  struct planning p = {.place = place};
+  ek_module *module = NULL;
+  ek_criterion *criterion = NULL;
+  ek_status status = EK_OK;
+  *plan = (struct ek__advise_plan){.advice.settings = *settings};
+  EK_TRY(ek__new(&p.own, place->count, sizeof *p.own, "a plan"));
+  EK_TRY_GOTO(status, task->build(task->context, settings, &module, &criterion), cleanup);
+  EK_TRY_GOTO(status, take_steps(&p, task, settings, module, criterion), cleanup);
+  plan->advice.seconds = p.seconds;
+  status = read_memory(plan, &p);
+cleanup:
+  close_planning(&p);
+  ek_criterion_free(criterion);
+  ek_module_free(module);
+  return status;
+}

@@ -1,0 +1,409 @@
+/*
+ * check_advise.c - what is advised runs, with the peak that was predicted; nothing is advised that
+ * does not fit; and what is said when nothing fits.
+ */
+#include <evenkeel/advise.h>
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <evenkeel/adamw.h>
+#include <evenkeel/cross_entropy.h>
+#include <evenkeel/gpt.h>
+#include <evenkeel/host_memory.h>
+#include <evenkeel/mean_squared_error.h>
+#include <evenkeel/mlp.h>
+#include <evenkeel/sgd.h>
+
+#include "ek_check.h"
+
+enum { STEPS = 3, MOST = 64, MOST_TOKENS = 4096 };
+
+/* ---- a GPT to be advised on ---- */
+
+struct subject {
+  ek_gpt_options gpt;
+  ek_optimizer *rule;
+  ek_trainer_options trainer;
+  ek_group_options group;
+  int32_t ids[MOST_TOKENS];
+  ek_tensor tokens;
+  ek_advise_task task;
+};
+
+static ek_status build(void *context, const ek_settings *settings, ek_module **module,
+                       ek_criterion **criterion) {
+  ek_gpt_options gpt = *(const ek_gpt_options *)context;
+  gpt.recompute = settings->recompute;
+  gpt.fused_loss = settings->fused_loss;
+  EK_TRY(ek_gpt_create(module, &gpt));
+  return gpt.fused_loss ? EK_OK : ek_cross_entropy_create(criterion, NULL);
+}
+
+/* Is filled where it stays: the task points into it. */
+static void subject_open(struct subject *s, int layers, int width, int64_t samples,
+                         int64_t sequence, int vocabulary) {
+  const int64_t shape[] = {samples, sequence};
+  memset(s, 0, sizeof *s);
+  s->gpt = (ek_gpt_options)EK_GPT_OPTIONS_INIT;
+  s->gpt.layers = layers;
+  s->gpt.width = width;
+  s->gpt.heads = 2;
+  s->gpt.sequence = sequence;
+  s->gpt.vocabulary = vocabulary;
+  s->gpt.logits_bytes = 2048;
+  ck_assert_int_le(samples * sequence, MOST_TOKENS);
+  for (int64_t i = 0; i < samples * sequence; i++) s->ids[i] = (int32_t)(i * 7 % vocabulary);
+  ck_ok(ek_tensor_host(&s->tokens, s->ids, EK_I32, 2, shape));
+  ck_ok(ek_adamw_create(&s->rule, NULL));
+  s->group = (ek_group_options)EK_GROUP_OPTIONS_INIT;
+  s->group.threads_per_device = 1;
+  s->trainer = (ek_trainer_options)EK_TRAINER_OPTIONS_INIT;
+  s->trainer.group_options = &s->group;
+  s->task = (ek_advise_task)EK_ADVISE_TASK_INIT;
+  s->task.build = build;
+  s->task.context = &s->gpt;
+  s->task.optimizer = s->rule;
+  s->task.inputs = s->task.targets = &s->tokens;
+  s->task.input_count = s->task.target_count = 1;
+  s->task.trainer = &s->trainer;
+}
+
+static void subject_close(struct subject *s) { ek_optimizer_free(s->rule); }
+
+/* Trains with the settings on the devices, and compares the peak. */
+static void run_choice(const struct subject *s, const char *devices, const ek_advice *advice,
+                       const char *what) {
+  ek_module *module = NULL;
+  ek_criterion *criterion = NULL;
+  ek_trainer *trainer = NULL;
+  ek_trainer_options options = s->trainer;
+  options.mode = advice->settings.mode;
+  options.micro_batches = advice->settings.micro_batches;
+  ck_assert(advice->fits && advice->missing_bytes == 0 && advice->seconds > 0);
+  ck_ok(build((void *)(uintptr_t)&s->gpt, &advice->settings, &module, &criterion));
+  ck_ok(ek_trainer_open(&trainer, devices, module, criterion, s->rule, &options));
+  for (int i = 0; i < STEPS; i++) {
+    ek_status status = ek_trainer_step(NULL, trainer, &s->tokens, 1, &s->tokens, 1);
+    ck_assert_msg(status == EK_OK, "%s: %s", what, ek_error_message());
+  }
+  uint64_t peak = 0;
+  for (size_t k = 0; k < ek_group_size(ek_trainer_group(trainer)); k++) {
+    ek_memory_usage usage;
+    ck_ok(ek_memory_stats(&usage, ek_group_device(ek_trainer_group(trainer), k)));
+    if (k == advice->fullest) ck_assert_uint_eq(usage.peak_bytes, advice->peak_bytes);
+    if (usage.peak_bytes > peak) peak = usage.peak_bytes;
+  }
+  ck_assert_msg(peak == advice->peak_bytes, "%s: %" PRIu64 " bytes, predicted were %" PRIu64, what,
+                peak, advice->peak_bytes);
+  ck_ok(ek_trainer_free(trainer));
+  ek_criterion_free(criterion);
+  ek_module_free(module);
+}
+
+static void describe(char what[160], const struct subject *s, const char *devices,
+                     const ek_advice *advice) {
+  char recompute[EK_RECOMPUTE_TEXT];
+  (void)snprintf(what, 160, "seed %" PRIu64 ", %d layers of %d, %d x %d, on %s: %s, %s, %s, %d",
+                 ck_seed(), s->gpt.layers, (int)s->gpt.width, (int)s->tokens.shape[0],
+                 (int)s->tokens.shape[1], devices, ek_mode_name(advice->settings.mode),
+                 ek_recompute_format(recompute, &advice->settings.recompute),
+                 advice->settings.fused_loss ? "fused" : "whole",
+                 (int)advice->settings.micro_batches);
+}
+
+/* ---- what is advised runs ---- */
+
+/* The peak of the fastest choice without a cap. */
+static uint64_t peak_without_cap(const struct subject *s, const char *devices) {
+  ek_advice best;
+  size_t count = 0;
+  ck_ok(ek_advise(&best, &count, 1, devices, &s->task));
+  ck_assert_uint_gt(count, 1);
+  return best.peak_bytes;
+}
+
+START_TEST(first_choice_runs) {
+  struct ck_random random = ck_random_start(100 + (uint64_t)_i);
+  if (!ck_part(_i)) return;
+  struct subject s;
+  const int layers = (int)ck_random_integer(&random, 0, 4);
+  const int width = 2 * (int)ck_random_integer(&random, 1, 12);
+  const int64_t samples = ck_random_integer(&random, 1, 21);
+  const int64_t sequence = ck_random_integer(&random, 1, 16);
+  const int vocabulary = (int)ck_random_integer(&random, 2, 200);
+  subject_open(&s, layers, width, samples, sequence, vocabulary);
+  const double share = ck_random_uniform(&random, 0.4, 1.2);
+  const uint64_t cap = (uint64_t)(share * (double)peak_without_cap(&s, "plan:4"));
+  char devices[64], what[160];
+  ek_advice choices[2];
+  size_t count = 0;
+  (void)snprintf(devices, sizeof devices, "cpu:4@%" PRIu64 "B", cap);
+  const char *spec = ck_spec(devices);
+  ek_status status = ek_advise(choices, &count, 1, spec, &s.task);
+  if (status == EK_ERR_OUT_OF_MEMORY) { /* then with what it lacks it does */
+    ck_assert_uint_eq(count, 1);
+    ck_assert(!choices[0].fits && choices[0].missing_bytes > 0);
+    (void)snprintf(devices, sizeof devices, "cpu:4@%" PRIu64 "B", cap + choices[0].missing_bytes);
+    spec = ck_spec(devices);
+    status = ek_advise(choices, &count, 1, spec, &s.task);
+  }
+  ck_ok(status);
+  ck_assert_uint_ge(count, 1);
+  describe(what, &s, devices, &choices[0]);
+  run_choice(&s, spec, &choices[0], what);
+  subject_close(&s);
+}
+END_TEST
+
+/* Parts of two sizes, and more of each than are planned; every choice, not only the first. */
+START_TEST(every_choice_runs) {
+  static const struct {
+    double share;
+    int64_t samples;
+    bool debug;
+  } cases[] = {{0.55, 22, false}, {0.45, 34, false}, {0.7, 16, true}};
+  if (!ck_part(_i)) return;
+  struct subject s;
+  ek_advice choices[MOST];
+  size_t count = 0;
+  char devices[64], what[160];
+  subject_open(&s, 3, 8, cases[_i].samples, 6, 23);
+  s.group.debug_memory = cases[_i].debug;
+  const uint64_t cap = (uint64_t)(cases[_i].share * (double)peak_without_cap(&s, "plan:2"));
+  (void)snprintf(devices, sizeof devices, "cpu:2@%" PRIu64 "B", cap);
+  const char *spec = ck_spec(devices);
+  ck_ok(ek_advise(choices, &count, MOST, spec, &s.task));
+  ck_assert(count > 1 && count <= MOST);
+  bool more = false;
+  for (size_t i = 0; i < count; i++) {
+    describe(what, &s, devices, &choices[i]);
+    run_choice(&s, spec, &choices[i], what);
+    more = more || choices[i].settings.micro_batches > 4;
+    if (i > 0) ck_assert(choices[i].seconds > 0.998 * choices[i - 1].seconds);
+  }
+  ck_assert(more || _i != 1);
+  subject_close(&s);
+}
+END_TEST
+
+/* ---- what is chosen ---- */
+
+START_TEST(plenty_of_memory_gives_up_no_speed) {
+  struct subject s;
+  ek_advice choices[MOST];
+  size_t count = 0;
+  subject_open(&s, 2, 8, 6, 4, 11);
+  ck_ok(ek_advise(choices, &count, MOST, "plan:2@1GiB", &s.task));
+  for (size_t i = 0; i < count; i++) {
+    ck_assert_int_eq(choices[i].settings.recompute.kind, EK_RECOMPUTE_NONE);
+    ck_assert_int_eq(choices[i].settings.micro_batches, 1);
+  }
+  const size_t all = count;
+  /* Each mode once with each loss. */
+  s.task.modes = UINT64_C(1) << EK_MODE_SHARDED | UINT64_C(1) << EK_MODE_GATHER;
+  ck_ok(ek_advise(choices, &count, MOST, "plan:2@1GiB", &s.task));
+  ck_assert_uint_eq(count, 4);
+  ck_assert_uint_gt(all, count);
+  for (size_t i = 0; i < count; i++) {
+    const ek_mode mode = choices[i].settings.mode;
+    ck_assert(mode == EK_MODE_SHARDED || mode == EK_MODE_GATHER);
+  }
+  /* How many there are, and the first of them. */
+  ek_advice first;
+  ck_ok(ek_advise(&first, &count, 1, "plan:2@1GiB", &s.task));
+  ck_assert_uint_eq(count, 4);
+  ck_assert_uint_eq(first.peak_bytes, choices[0].peak_bytes);
+  ck_ok(ek_advise(NULL, &count, 0, "plan:2@1GiB", &s.task));
+  ck_assert_uint_eq(count, 4);
+  subject_close(&s);
+}
+END_TEST
+
+START_TEST(a_group_is_looked_at_and_left_alone) {
+  struct subject s;
+  ek_advice by_name[MOST], by_group[MOST];
+  size_t count = 0, same = 0;
+  subject_open(&s, 1, 4, 5, 4, 11);
+  ck_ok(ek_advise(by_name, &count, MOST, ck_spec("cpu:2@2MiB"), &s.task));
+  ek_group *group = ck_open("cpu:2@2MiB", 1);
+  s.trainer.group_options = NULL;
+  s.trainer.group = group;
+  ck_ok(ek_advise(by_group, &same, MOST, NULL, &s.task));
+  ck_assert_uint_eq(count, same);
+  for (size_t i = 0; i < count; i++) {
+    ck_assert_uint_eq(by_name[i].peak_bytes, by_group[i].peak_bytes);
+    ck_assert_int_eq(by_name[i].settings.mode, by_group[i].settings.mode);
+    ck_assert(by_name[i].seconds == by_group[i].seconds);
+  }
+  ck_no_memory_held(group);
+  ck_ok(ek_group_free(group));
+  subject_close(&s);
+}
+END_TEST
+
+/* ---- a model of the program's own ---- */
+
+struct own {
+  int calls;
+  ek_status status; /* of a whole loss without recomputation */
+};
+
+static ek_status build_own(void *context, const ek_settings *settings, ek_module **module,
+                           ek_criterion **criterion) {
+  static const int64_t widths[] = {3, 5, 2};
+  struct own *own = context;
+  own->calls++;
+  if (settings->fused_loss || settings->recompute.kind != EK_RECOMPUTE_NONE) {
+    return ek_error_set(EK_ERR_UNSUPPORTED, "no such form");
+  }
+  if (own->status != EK_OK) return ek_error_set(own->status, "no model today");
+  EK_TRY(ek_mlp_create(module, widths, 3, EK_ACTIVATION_RELU));
+  return ek_mean_squared_error_create(criterion, EK_REDUCTION_MEAN);
+}
+
+START_TEST(own_models) {
+  static const ek_status failures[] = {EK_ERR_SHAPE, EK_ERR_OUT_OF_MEMORY};
+  float numbers[9 * 3] = {0};
+  const int64_t x[] = {9, 3}, y[] = {9, 2};
+  struct own own = {0, EK_OK};
+  ek_tensor input, target;
+  ek_optimizer *sgd = NULL;
+  ek_advice choices[MOST];
+  size_t count = 7;
+  ek_advise_task task = EK_ADVISE_TASK_INIT;
+  ck_ok(ek_tensor_host(&input, numbers, EK_F32, 2, x));
+  ck_ok(ek_tensor_host(&target, numbers, EK_F32, 2, y));
+  ck_ok(ek_sgd_create(&sgd, NULL));
+  task.build = build_own;
+  task.context = &own;
+  task.optimizer = sgd;
+  task.inputs = &input;
+  task.targets = &target;
+  task.input_count = task.target_count = 1;
+  ck_ok(ek_advise(choices, &count, MOST, "plan:3@1MiB", &task));
+  ck_assert_uint_ge(count, 4);
+  for (size_t i = 0; i < count; i++) ck_assert(!choices[i].settings.fused_loss);
+  for (size_t i = 0; i < 2; i++) {
+    own.status = failures[i];
+    ek_error_clear();
+    ck_assert_int_eq(ek_advise(choices, &count, MOST, "plan:3@1MiB", &task), failures[i]);
+    ck_assert_str_eq(ek_error_message(), "no model today");
+    ck_assert_uint_eq(count, 0);
+  }
+  own.status = EK_ERR_UNSUPPORTED;
+  ck_fails(ek_advise(choices, &count, MOST, "plan:3@1MiB", &task), EK_ERR_UNSUPPORTED,
+           "no form for any settings");
+  ek_optimizer_free(sgd);
+}
+END_TEST
+
+static ek_status build_nothing(void *context, const ek_settings *settings, ek_module **module,
+                               ek_criterion **criterion) {
+  (void)context, (void)settings, (void)module, (void)criterion;
+  return EK_OK;
+}
+
+/* ---- what is refused, and what fails ---- */
+
+START_TEST(nothing_fits) {
+  struct subject s;
+  ek_advice nearest[2];
+  size_t count = 0;
+  char devices[64];
+  subject_open(&s, 3, 8, 13, 6, 23);
+  ck_fails(ek_advise(nearest, &count, 2, "plan:3@32KiB", &s.task), EK_ERR_OUT_OF_MEMORY,
+           "nothing fits; mode ");
+  ck_assert_uint_eq(count, 1);
+  ck_assert(!nearest[0].fits);
+  ck_assert_uint_eq(nearest[0].missing_bytes, nearest[0].peak_bytes - 32 * 1024);
+  /* Not with a unit less than it needs, and with what it needs. */
+  const uint64_t peak = nearest[0].peak_bytes;
+  (void)snprintf(devices, sizeof devices, "plan:3@%" PRIu64 "B", peak - EK_MEMORY_UNIT);
+  ck_fails(ek_advise(nearest, &count, 2, devices, &s.task), EK_ERR_OUT_OF_MEMORY,
+           "lacks 256 bytes");
+  (void)snprintf(devices, sizeof devices, "plan:3@%" PRIu64 "B", peak);
+  ck_ok(ek_advise(nearest, &count, 2, devices, &s.task));
+  ck_assert_uint_eq(nearest[0].peak_bytes, peak);
+  subject_close(&s);
+}
+END_TEST
+
+START_TEST(bad_calls) {
+  struct subject s;
+  ek_advice choices[2];
+  size_t count = 0;
+  subject_open(&s, 1, 4, 4, 4, 11);
+  const ek_advise_task good = s.task;
+  const ek_tensor tokens = s.tokens;
+  ck_fails(ek_advise(choices, NULL, 2, "plan:2", &s.task), EK_ERR_INVALID_ARGUMENT,
+           "count is NULL");
+  ck_fails(ek_advise(choices, &count, 2, "plan:2", NULL), EK_ERR_INVALID_ARGUMENT, "task is NULL");
+  ck_fails(ek_advise(NULL, &count, 2, "plan:2", &s.task), EK_ERR_INVALID_ARGUMENT,
+           "choices is NULL");
+  ck_fails(ek_advise(choices, &count, 2, NULL, &s.task), EK_ERR_INVALID_ARGUMENT,
+           "either a string");
+  ck_fails(ek_advise(choices, &count, 2, "plan:0", &s.task), EK_ERR_INVALID_ARGUMENT, "plan:0");
+  s.task.build = NULL;
+  ck_fails(ek_advise(choices, &count, 2, "plan:2", &s.task), EK_ERR_INVALID_ARGUMENT, "is missing");
+  s.task = good;
+  s.task.optimizer = NULL;
+  ck_fails(ek_advise(choices, &count, 2, "plan:2", &s.task), EK_ERR_INVALID_ARGUMENT, "is missing");
+  s.task = good;
+  s.task.targets = NULL;
+  ck_fails(ek_advise(choices, &count, 2, "plan:2", &s.task), EK_ERR_INVALID_ARGUMENT,
+           "targets is NULL");
+  s.task = good;
+  s.task.build = build_nothing;
+  ck_fails(ek_advise(choices, &count, 2, "plan:2", &s.task), EK_ERR_INVALID_ARGUMENT,
+           "has made no module");
+  s.task = good;
+  s.tokens.shape[0] = 0;
+  ck_fails(ek_advise(choices, &count, 2, "plan:2", &s.task), EK_ERR_INVALID_ARGUMENT, "is empty");
+  s.tokens = tokens;
+  s.tokens.type = EK_F32;
+  ck_fails(ek_advise(choices, &count, 2, "plan:2", &s.task), EK_ERR_TYPE, "");
+  ck_assert_uint_eq(count, 0);
+  subject_close(&s);
+}
+END_TEST
+
+/* Memory that fails somewhere: an error, no advice, and nothing stays behind. */
+START_TEST(host_memory_fails) {
+  struct subject s;
+  ek_advice choices[2];
+  size_t count = 0;
+  subject_open(&s, 1, 4, 5, 4, 11);
+  s.task.modes = UINT64_C(1) << EK_MODE_SHARDED;
+  bool failed = true;
+  for (uint64_t n = 1; failed; n += 1 + n / 9) {
+    ek_host_memory_fail_at(n);
+    const ek_status status = ek_advise(choices, &count, 2, "plan:2@1MiB", &s.task);
+    ek_host_memory_fail_at(0);
+    failed = status != EK_OK;
+    if (!failed) continue;
+    ck_assert_int_eq(status, EK_ERR_OUT_OF_MEMORY);
+    ck_assert_uint_eq(count, 0);
+  }
+  ck_assert_uint_eq(count, 2);
+  subject_close(&s);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("advise");
+  TCase *advice = ck_case(suite, "advice");
+  tcase_add_loop_test(advice, first_choice_runs, 0, 20);
+  tcase_add_loop_test(advice, every_choice_runs, 0, 3);
+  tcase_add_test(advice, plenty_of_memory_gives_up_no_speed);
+  tcase_add_test(advice, a_group_is_looked_at_and_left_alone);
+  tcase_add_test(advice, own_models);
+  tcase_add_test(advice, nothing_fits);
+  tcase_add_test(advice, bad_calls);
+  tcase_add_test(advice, host_memory_fails);
+  return suite;
+}
+
+CK_MAIN(make_suite)
