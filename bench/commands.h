@@ -11,6 +11,7 @@ enum exit_code run_memory(const struct options *options);
 enum exit_code run_max_batch(const struct options *options);
 enum exit_code run_step(const struct options *options);
 enum exit_code run_techniques(const struct options *options);
+enum exit_code run_fit(const struct options *options);
 enum exit_code run_devices(const struct options *options);
 
 /* ---- what they share ---- */

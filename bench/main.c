@@ -4,6 +4,8 @@
  *     evenkeel-bench memory      peak memory of each device in every mode
  *     evenkeel-bench max-batch   the largest batch under a cap
  *     evenkeel-bench step        the time of a training step
+ *     evenkeel-bench techniques  what each way to use less memory saves and costs
+ *     evenkeel-bench fit         which settings fit, the fastest first
  *     evenkeel-bench devices     what is there
  *
  * main.c picks the subcommand; options.c reads its flags; run_<command>.c does the work; run.c and
@@ -30,6 +32,7 @@ static const struct {
                 [COMMAND_MAX_BATCH] = {"max-batch", run_max_batch},
                 [COMMAND_STEP] = {"step", run_step},
                 [COMMAND_TECHNIQUES] = {"techniques", run_techniques},
+                [COMMAND_FIT] = {"fit", run_fit},
                 [COMMAND_DEVICES] = {"devices", run_devices}};
 enum { COMMANDS = sizeof commands / sizeof commands[0] };
 
@@ -70,6 +73,7 @@ static const struct argp top = {
     "  max-batch   the largest batch that trains under a cap per device\n"
     "  step        the time of a training step and of its parts\n"
     "  techniques  what each way to use less memory saves and costs\n"
+    "  fit         which settings fit, the fastest first\n"
     "  devices     what is there\n"
     "\n"
     "COMMAND --help tells its options.\n"

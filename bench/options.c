@@ -37,6 +37,7 @@ enum key {
   KEY_TF32,
   KEY_DETERMINISTIC,
   KEY_FAIL_ABOVE,
+  KEY_MEASURE,
   KEY_TIMELINE,
   KEY_REPORT,
   KEY_EXPORT_JSON,
@@ -116,6 +117,10 @@ static const struct argp_option memory_options[] = {
     {"timeline", KEY_TIMELINE, "FILE", 0, "Write device 0's memory over time as CSV", 0},
     {NULL, 0, NULL, 0, NULL, 0}};
 
+static const struct argp_option fit_options[] = {
+    {"measure", KEY_MEASURE, NULL, 0, "Train with the best few as well", 0},
+    {NULL, 0, NULL, 0, NULL, 0}};
+
 static const struct argp_option output_options[] = {
     {"output", 'o', "FORMAT", 0, "table (default), md, csv or json, to standard output", 0},
     {"report", KEY_REPORT, "FILE", 0,
@@ -127,7 +132,8 @@ static const struct argp_option output_options[] = {
     {NULL, 0, NULL, 0, NULL, 0}};
 
 const char *command_name(enum command command) {
-  static const char *const names[] = {"memory", "max-batch", "step", "techniques", "devices"};
+  static const char *const names[] = {"memory",     "max-batch", "step",
+                                      "techniques", "fit",       "devices"};
   return names[command];
 }
 
@@ -231,6 +237,18 @@ static void apply_preset(struct reading *reading, const struct preset *preset) {
   }
 }
 
+/* What is advised is a trainer's: it keeps no outputs, and cuts a batch evenly. */
+static void finish_fit(const struct reading *reading, struct argp_state *state) {
+  struct options *options = reading->options;
+  if (reading->said_keep && options->shape.keep_outputs) {
+    argp_error(state, "--keep-outputs is not for fit");
+  }
+  if (options->scatter.kind != EK_SCATTER_EVEN) {
+    argp_error(state, "--scatter %s is not for fit", options->scatter_text);
+  }
+  options->shape.keep_outputs = false;
+}
+
 /* Applies the preset, and looks at how the values fit together. */
 static void finish_training(struct reading *reading, struct argp_state *state) {
   struct options *options = reading->options;
@@ -250,11 +268,13 @@ static void finish_training(struct reading *reading, struct argp_state *state) {
   if (options->shape.micro_batches > 1 && options->scatter.kind == EK_SCATTER_SIZES) {
     argp_error(state, "--scatter sizes=... is of whole batches, not of --micro-batches");
   }
-  if (options->command == COMMAND_TECHNIQUES &&
+  if ((options->command == COMMAND_TECHNIQUES || options->command == COMMAND_FIT) &&
       (options->shape.recompute.kind != EK_RECOMPUTE_NONE || options->shape.micro_batches > 1 ||
        options->fused_loss)) {
-    argp_error(state, "techniques tries --recompute, --micro-batches and --loss itself");
+    argp_error(state, "%s tries --recompute, --micro-batches and --loss itself",
+               command_name(options->command));
   }
+  if (options->command == COMMAND_FIT) finish_fit(reading, state);
   if (options->command != COMMAND_MAX_BATCH) return;
   if (reading->said[KEY_BATCH - KEY_LAYERS]) {
     argp_error(state, "--batch: max-batch looks for the batch itself");
@@ -335,6 +355,13 @@ static error_t parse_memory(int key, char *text, struct argp_state *state) {
   }
 }
 
+static error_t parse_fit(int key, char *text, struct argp_state *state) {
+  (void)text;
+  if (key != KEY_MEASURE) return ARGP_ERR_UNKNOWN;
+  ((struct reading *)state->input)->options->measure = true;
+  return 0;
+}
+
 static error_t parse_output(int key, char *text, struct argp_state *state) {
   static const char *const formats[] = {"table", "md", "csv", "json"};
   struct options *options = ((struct reading *)state->input)->options;
@@ -370,11 +397,16 @@ static error_t parse_command(int key, char *text, struct argp_state *state) {
 static const struct argp training_argp = {
     training_options, parse_training, NULL, NULL, NULL, NULL, NULL};
 static const struct argp memory_argp = {memory_options, parse_memory, NULL, NULL, NULL, NULL, NULL};
+static const struct argp fit_argp = {fit_options, parse_fit, NULL, NULL, NULL, NULL, NULL};
 static const struct argp output_argp = {output_options, parse_output, NULL, NULL, NULL, NULL, NULL};
 static const struct argp_child memory_children[] = {{&training_argp, 0, "Training:", 1},
                                                     {&memory_argp, 0, "Memory:", 2},
                                                     {&output_argp, 0, "Output:", 3},
                                                     {NULL, 0, NULL, 0}};
+static const struct argp_child fit_children[] = {{&training_argp, 0, "Training:", 1},
+                                                 {&fit_argp, 0, "Fit:", 2},
+                                                 {&output_argp, 0, "Output:", 3},
+                                                 {NULL, 0, NULL, 0}};
 static const struct argp_child training_children[] = {
     {&training_argp, 0, "Training:", 1}, {&output_argp, 0, "Output:", 3}, {NULL, 0, NULL, 0}};
 static const struct argp_child devices_children[] = {{&output_argp, 0, "Output:", 1},
@@ -400,6 +432,12 @@ static const struct argp commands[] = {
          "too, the speed, both as ratios to plain, and the loss. They run in turns, --steps times; "
          "--modes is sharded unless it is said.",
          training_children, NULL, NULL},
+    [COMMAND_FIT] =
+        {NULL, parse_command, "",
+         "Says with which mode, recomputation, loss and micro-batches the model fits the "
+         "devices, the fastest first: the fullest device's peak and the time of a step, "
+         "by planning. With --measure the best few train, in turns, --steps times.",
+         fit_children, NULL, NULL},
     [COMMAND_DEVICES] = {NULL, parse_command, "", "Lists the devices of this machine.",
                          devices_children, NULL, NULL}};
 

@@ -15,10 +15,10 @@ enum exit_code {
   EXIT_USAGE = 2,        /* the command line makes no sense */
   EXIT_DISAGREE = 3,     /* modes disagree in loss */
   EXIT_UNEVEN = 4,       /* above --fail-above */
-  EXIT_OUT_OF_MEMORY = 5 /* a mode did not fit */
+  EXIT_OUT_OF_MEMORY = 5 /* a mode did not fit; fit: nothing does */
 };
 
-enum command { COMMAND_MEMORY, COMMAND_MAX_BATCH, COMMAND_STEP, COMMAND_TECHNIQUES, COMMAND_DEVICES };
+enum command { COMMAND_MEMORY, COMMAND_MAX_BATCH, COMMAND_STEP, COMMAND_TECHNIQUES, COMMAND_FIT, COMMAND_DEVICES };
 
 enum format { FORMAT_TABLE, FORMAT_MARKDOWN, FORMAT_CSV, FORMAT_JSON };
 
@@ -47,6 +47,7 @@ struct options {
   int threads; /* of each device; 0: the library divides the cores */
   bool tf32, deterministic;
   /* what comes of it */
+  bool measure;      /* fit: what was predicted */
   double fail_above; /* negative: never */
   struct output *timeline;
   enum format format;

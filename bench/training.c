@@ -8,8 +8,7 @@
 
 #include "statistics.h"
 
-static ek_status make_model(struct training *training) {
-  const struct task *task = training->task;
+ek_gpt_options training_gpt(const struct task *task) {
   const struct shape *shape = task->shape;
   ek_gpt_options gpt = EK_GPT_OPTIONS_INIT;
   gpt.vocabulary = shape->vocab;
@@ -19,6 +18,12 @@ static ek_status make_model(struct training *training) {
   gpt.heads = (int)shape->heads;
   gpt.fused_loss = task->options->fused_loss;
   gpt.recompute = shape->recompute;
+  return gpt;
+}
+
+static ek_status make_model(struct training *training) {
+  const struct task *task = training->task;
+  const ek_gpt_options gpt = training_gpt(task);
   EK_TRY(ek_gpt_create(&training->module, &gpt));
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   options.seed = task->options->seed;
@@ -37,17 +42,20 @@ static ek_status make_criterion(struct training *training) {
                                          &options);
 }
 
-static ek_status make_optimizer(struct training *training) {
-  if (training->task->options->rule == RULE_SGD) {
-    ek_sgd_options options = EK_SGD_OPTIONS_INIT;
-    options.learning_rate = 0.01;
-    options.momentum = 0.9;
-    EK_TRY(ek_sgd_create(&training->rule, &options));
-  } else {
-    ek_adamw_options options = EK_ADAMW_OPTIONS_INIT;
-    options.learning_rate = 3e-4;
-    EK_TRY(ek_adamw_create(&training->rule, &options));
+ek_status training_rule(ek_optimizer **rule, const struct options *options) {
+  if (options->rule == RULE_SGD) {
+    ek_sgd_options sgd = EK_SGD_OPTIONS_INIT;
+    sgd.learning_rate = 0.01;
+    sgd.momentum = 0.9;
+    return ek_sgd_create(rule, &sgd);
   }
+  ek_adamw_options adamw = EK_ADAMW_OPTIONS_INIT;
+  adamw.learning_rate = 3e-4;
+  return ek_adamw_create(rule, &adamw);
+}
+
+static ek_status make_optimizer(struct training *training) {
+  EK_TRY(training_rule(&training->rule, training->task->options));
   /* The peers compute no norm either where nothing clips. */
   ek_data_parallel_optimizer_options options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
   options.gradient_norm = false;

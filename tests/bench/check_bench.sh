@@ -268,6 +268,45 @@ group_techniques() {
   done
 }
 
+group_fit() {
+  local i k
+  local -a deep=(--layers 4 --width 16 --heads 2 --seq 16 --vocab 300 --batch 14 --steps 1 --warmup 1)
+  expect 0 fit "${deep[@]}" --devices cpu:2@700KiB --measure -o json
+  same command "$(value command)" fit
+  k=$(value 'choices#')
+  holds "choices" "$k >= 2"
+  for ((i = 0; i < k; i++)); do
+    same rank "$(value choices.$i.rank)" $((i + 1))
+    same fits "$(value choices.$i.fits)" true
+    holds "below the cap" "$(value choices.$i.planned_peak_bytes) <= 700 * 1024"
+    holds "cost" "$(value choices.$i.predicted_cost) > 0"
+    [[ " ${modes[*]} sharded-gradients fully-sharded " == *" $(value choices.$i.mode) "* ]] ||
+      complain "a choice of no mode"
+  done
+  same "measured peak" "$(value choices.0.measured_peak_bytes)" "$(value choices.0.planned_peak_bytes)"
+  holds "speed" "$(value choices.0.tokens_per_second) > 0"
+  # What is said is taken by the other subcommands.
+  expect 0 memory "${deep[@]}" --devices cpu:2@700KiB --modes "$(value choices.1.mode)" \
+    --recompute "$(value choices.1.recompute)" --loss "$(value choices.1.loss)" \
+    --micro-batches "$(value choices.1.micro_batches)"
+
+  expect 5 fit "${deep[@]}" --devices cpu:2@64KiB -o json
+  says 'nothing fits; mode'
+  same "the nearest" "$(value 'choices#')" 1
+  same "the nearest" "$(value choices.0.fits)" false
+  same "bytes" "$(value choices.0.missing_bytes)" $(($(value choices.0.planned_peak_bytes) - 65536))
+  same "not measured" "$(value choices.0.measured_peak_bytes)" null
+  expect 0 fit "${deep[@]}" --devices plan:8@1GiB --modes sharded,gather --measure -o json
+  same "one of each" "$(value 'choices#')" 4
+  same "not measured" "$(value choices.0.tokens_per_second)" null
+  same "not measured" "$(value choices.0.measured_peak_bytes)" null
+  for i in table md csv; do expect 0 fit "${deep[@]}" --devices plan:2@1GiB -o $i; done
+  for i in '--recompute sqrt' '--micro-batches 2' '--loss fused' '--scatter chunk' '--keep-outputs'; do
+    expect 2 fit "${deep[@]}" $i
+    silent
+  done
+}
+
 group_max_batch() {
   local i one=(--layers 1 --width 16 --heads 2 --seq 16 --vocab 300 --steps 1)
   expect 0 max-batch "${one[@]}" --devices cpu:3@1MiB -o json

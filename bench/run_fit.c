@@ -1,0 +1,241 @@
+/*
+ * run_fit.c - the subcommand `fit`: which settings fit the devices, the fastest first.
+ *
+ * The answer is the library's, ek_advise(), which plans a trainer's steps. With --measure the first
+ * few train as every other subcommand does, in turns: one measured step each and as many rounds as
+ * --steps says.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "commands.h"
+#include "report.h"
+#include "terminal.h"
+
+enum { MOST_CHOICES = 256, MOST_MEASURED = 4 };
+
+struct choice {
+  ek_advice advice;
+  uint64_t measured_peak; /* 0: none was measured */
+  double *seconds;        /* of each round; NULL as well */
+};
+
+/* ---- the search ---- */
+
+static ek_status build(void *context, const ek_settings *settings, ek_module **module,
+                       ek_criterion **criterion) {
+  ek_gpt_options gpt = training_gpt((const struct task *)context);
+  gpt.recompute = settings->recompute;
+  gpt.fused_loss = settings->fused_loss;
+  EK_TRY(ek_gpt_create(module, &gpt));
+  return gpt.fused_loss ? EK_OK : ek_cross_entropy_create(criterion, NULL);
+}
+
+static ek_status advise(ek_advice *advice, size_t *count, const struct options *options,
+                        const int32_t *batch) {
+  const struct shape *shape = &options->shape;
+  const int64_t sizes[] = {shape->batch, shape->seq};
+  struct task model = {.options = options, .shape = shape};
+  const ek_group_options group = group_options(options, options->threads);
+  ek_trainer_options trainer = EK_TRAINER_OPTIONS_INIT;
+  ek_advise_task task = EK_ADVISE_TASK_INIT;
+  ek_tensor tokens;
+  EK_TRY(ek_tensor_host(&tokens, (void *)(uintptr_t)batch, EK_I32, 2, sizes));
+  trainer.group_options = &group;
+  task.build = build;
+  task.context = &model;
+  task.inputs = task.targets = &tokens;
+  task.input_count = task.target_count = 1;
+  task.trainer = &trainer;
+  for (size_t i = 0; i < options->mode_count; i++) task.modes |= UINT64_C(1) << options->modes[i];
+  EK_TRY(training_rule(&task.optimizer, options));
+  const ek_status status = ek_advise(advice, count, MOST_CHOICES, options->specs[0], &task);
+  ek_optimizer_free(task.optimizer);
+  return status;
+}
+
+/* The choices, or the one that comes nearest: EXIT_OUT_OF_MEMORY. */
+static enum exit_code find_choices(struct choice *choices, size_t *count,
+                                   const struct options *options) {
+  ek_advice advice[MOST_CHOICES];
+  /* Never touched: it costs no memory however large it is. */
+  int32_t *batch = calloc((size_t)options->shape.batch, (size_t)options->shape.seq * sizeof *batch);
+  *count = 0;
+  if (batch == NULL) {
+    say_error("the host has no memory for a batch of %lld x %lld", (long long)options->shape.batch,
+              (long long)options->shape.seq);
+    return EXIT_ERROR;
+  }
+  const ek_status status = advise(advice, count, options, batch);
+  free(batch);
+  if (*count > MOST_CHOICES) *count = MOST_CHOICES;
+  for (size_t i = 0; i < *count; i++) choices[i].advice = advice[i];
+  if (status == EK_OK) return EXIT_GOOD;
+  say_error("%s: %s", options->specs[0], ek_error_message());
+  return status == EK_ERR_OUT_OF_MEMORY && *count == 1 ? EXIT_OUT_OF_MEMORY : EXIT_ERROR;
+}
+
+/* ---- measuring ---- */
+
+static double tokens_per_second(const struct choice *choice, const struct options *options) {
+  if (choice->seconds == NULL) return (double)NAN;
+  const double median = summarize(choice->seconds, (size_t)options->shape.steps).median;
+  return (double)options->shape.batch * (double)options->shape.seq / median;
+}
+
+static uint64_t highest_peak(const struct run *run) {
+  uint64_t peak = 0;
+  for (size_t k = 0; k < run->kind.devices; k++) {
+    if (run->usage[k].peak_bytes > peak) peak = run->usage[k].peak_bytes;
+  }
+  return peak;
+}
+
+static enum exit_code measure_once(struct choice *choice, size_t round,
+                                   const struct options *options, const struct text *text) {
+  const ek_settings *settings = &choice->advice.settings;
+  struct options own = *options; /* a loan of all that it points to */
+  own.fused_loss = settings->fused_loss;
+  own.shape.recompute = settings->recompute;
+  own.shape.micro_batches = settings->micro_batches;
+  own.shape.steps = 1;
+  const struct task task = make_task(&own, text, options->specs[0], settings->mode);
+  struct run run;
+  run_task(&run, &task, NULL);
+  enum exit_code code = EXIT_GOOD;
+  choice->measured_peak = run.kind.counts_only ? 0 : highest_peak(&run);
+  choice->seconds[round] = run_seconds(&run).median;
+  if (run.status != EK_OK) {
+    say_error("mode %s on %s: %s", ek_mode_name(run.mode), run.spec, run.message);
+    code = EXIT_ERROR;
+  } else if (highest_peak(&run) != choice->advice.peak_bytes) {
+    say_error("mode %s used %llu bytes, but %llu were planned", ek_mode_name(run.mode),
+              (unsigned long long)highest_peak(&run),
+              (unsigned long long)choice->advice.peak_bytes);
+    code = EXIT_ERROR;
+  }
+  run_free(&run);
+  return code;
+}
+
+static enum exit_code measure(struct choice *choices, size_t count, const struct options *options,
+                              const struct text *text) {
+  const size_t measured = count < MOST_MEASURED ? count : MOST_MEASURED;
+  const size_t rounds = (size_t)options->shape.steps;
+  for (size_t i = 0; i < measured; i++) {
+    choices[i].seconds = need_memory(rounds, sizeof *choices[i].seconds);
+  }
+  for (size_t round = 0; round < rounds; round++) {
+    for (size_t i = 0; i < measured; i++) {
+      const enum exit_code code = measure_once(&choices[i], round, options, text);
+      if (code != EXIT_GOOD) return code;
+    }
+  }
+  return EXIT_GOOD;
+}
+
+/* ---- report ---- */
+
+static json_t *choice_json(const struct choice *choice, size_t rank,
+                           const struct options *options) {
+  const ek_advice *advice = &choice->advice;
+  char recompute[EK_RECOMPUTE_TEXT];
+  json_t *json = json_object();
+  put(json, "rank", whole(rank));
+  put(json, "fits", json_boolean(advice->fits));
+  put(json, "mode", json_string(ek_mode_name(advice->settings.mode)));
+  put(json, "recompute", json_string(ek_recompute_format(recompute, &advice->settings.recompute)));
+  put(json, "loss", json_string(advice->settings.fused_loss ? "fused" : "whole"));
+  put(json, "micro_batches", json_integer(advice->settings.micro_batches));
+  put(json, "planned_peak_bytes", whole(advice->peak_bytes));
+  put(json, "missing_bytes", whole(advice->missing_bytes));
+  put(json, "predicted_cost", json_real(advice->seconds));
+  put(json, "measured_peak_bytes",
+      choice->measured_peak > 0 ? whole(choice->measured_peak) : json_null());
+  put(json, "tokens_per_second", number_or_null(tokens_per_second(choice, options)));
+  return json;
+}
+
+/* The columns of both grids; in CSV bytes and seconds, for people MiB and milliseconds. */
+static void add_row(struct grid *grid, const struct choice *choice, size_t rank,
+                    const struct options *options, bool csv) {
+  const ek_advice *advice = &choice->advice;
+  const double bytes = csv ? 1 : 1024.0 * 1024.0;
+  const double measured =
+      choice->measured_peak > 0 ? (double)choice->measured_peak / bytes : (double)NAN;
+  char recompute[EK_RECOMPUTE_TEXT];
+  grid_cell(grid, "%zu", rank);
+  grid_cell(grid, "%s", advice->fits ? "yes" : "no");
+  grid_cell(grid, "%s", ek_mode_name(advice->settings.mode));
+  grid_cell(grid, "%s", ek_recompute_format(recompute, &advice->settings.recompute));
+  grid_cell(grid, "%s", advice->settings.fused_loss ? "fused" : "whole");
+  grid_cell(grid, "%lld", (long long)advice->settings.micro_batches);
+  const double numbers[] = {
+      (double)advice->peak_bytes / bytes, (double)advice->missing_bytes / bytes,
+      advice->seconds * (csv ? 1 : 1e3), measured, tokens_per_second(choice, options)};
+  static const int digits[] = {2, 2, 2, 2, 0};
+  for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
+    if (csv) {
+      grid_exact(grid, numbers[i]);
+    } else {
+      grid_number(grid, numbers[i], digits[i]);
+    }
+  }
+}
+
+static void add_columns(struct grid *table, struct grid *csv) {
+  static const char *const words[] = {"fits", "mode", "recompute", "loss"};
+  static const char *const shown[] = {"micro-batches", "planned MiB",  "missing",
+                                      "predicted ms",  "measured MiB", "tokens/s"};
+  static const char *const names[] = {"micro_batches",  "planned_peak_bytes",  "missing_bytes",
+                                      "predicted_cost", "measured_peak_bytes", "tokens_per_second"};
+  grid_column(table, "rank", false);
+  grid_column(csv, "rank", true);
+  for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+    grid_column(table, words[i], true);
+    grid_column(csv, words[i], true);
+  }
+  for (size_t i = 0; i < sizeof shown / sizeof *shown; i++) {
+    grid_column(table, shown[i], false);
+    grid_column(csv, names[i], true);
+  }
+}
+
+static struct report report_choices(const struct options *options, const struct text *text,
+                                    const struct choice *choices, size_t count) {
+  struct report report = {.json = report_start(options, text), .csv = grid_create(NULL)};
+  char title[200];
+  snprintf(title, sizeof title,
+           "What fits %s, the fastest first: %s, %s%s, batch %lld x %lld tokens", options->specs[0],
+           options->preset, rule_name(options->rule), precision_name(options),
+           (long long)options->shape.batch, (long long)options->shape.seq);
+  report.tables[0] = grid_create(title);
+  add_columns(report.tables[0], report.csv);
+  json_t *array = json_array();
+  for (size_t i = 0; i < count; i++) {
+    append(array, choice_json(&choices[i], i + 1, options));
+    add_row(report.csv, &choices[i], i + 1, options, true);
+    add_row(report.tables[0], &choices[i], i + 1, options, false);
+  }
+  put(report.json, "choices", array);
+  return report;
+}
+
+enum exit_code run_fit(const struct options *options) {
+  struct text text;
+  enum exit_code code = prepare(&text, options);
+  if (code != EXIT_GOOD) return code;
+  struct choice *choices = need_memory(MOST_CHOICES, sizeof *choices);
+  size_t count = 0;
+  code = find_choices(choices, &count, options);
+  if (code == EXIT_GOOD && options->measure) code = measure(choices, count, options, &text);
+  if (count > 0 && code != EXIT_ERROR) {
+    struct report report = report_choices(options, &text, choices, count);
+    if (!report_write(&report, options)) code = EXIT_ERROR;
+  }
+  for (size_t i = 0; i < count; i++) free(choices[i].seconds);
+  free(choices);
+  text_free(&text);
+  return code;
+}
