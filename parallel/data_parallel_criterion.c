@@ -286,7 +286,9 @@ static ek_status forward(ek_data_parallel_criterion *parallel, ek_shards *output
   EK__MODEL_USE(model, "criterion forward");
   EK_TRY(check_outputs(parallel, outputs, output_count, target_count));
   EK_TRY(check_origin(outputs, output_count));
-  if (shards != NULL) EK_TRY(ek__target_shards_check(model, outputs, shards, target_count));
+  for (size_t i = 0; i < target_count && shards != NULL; i++) {
+    EK_TRY(ek__given_check("criterion forward: target", i, model, &shards[i], outputs));
+  }
   ek_shards cut[EK_MAX_TENSORS] = {{0}};
   struct criterion_forward_job job = {parallel, shards == NULL ? cut : shards};
   bool begun = false;

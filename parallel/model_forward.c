@@ -68,29 +68,14 @@ static ek_status check_call(const ek_data_parallel_model *model, size_t count,
   return EK_OK;
 }
 
-/* Shards of the caller's: parts of one device each, that hold what the cut says. */
-static ek_status check_parts(const ek_data_parallel_model *model, const ek_shards *input,
-                             size_t number) {
-  EK__FAIL_IF(input->group != model->group, EK_ERR_DEVICE,
-              "forward: input number %zu is not of the model's group", number);
-  EK_TRY(ek__shards_check("forward", input));
-  EK__FAIL_IF(input->broadcast != is_broadcast(model, number), EK_ERR_INVALID_ARGUMENT,
-              "forward: input number %zu is %s", number,
-              input->broadcast ? "broadcast, and the model cuts it"
-                               : "cut, and the model broadcasts it");
-  for (size_t k = 0; k < model->count; k++) {
-    const ek_tensor *part = &input->parts[k];
-    const int64_t rows = input->offsets[k + 1] - input->offsets[k];
-    EK__FAIL_IF(!ek_tensor_exists(part) || part->device != ek_group_device(model->group, k),
-                EK_ERR_DEVICE, "forward: part number %zu of input number %zu is not on %s", k,
-                number, ek_device_name(ek_group_device(model->group, k)));
-    EK__FAIL_IF(!input->broadcast && (part->rank == 0 || rows < 0 || part->shape[0] != rows),
-                EK_ERR_SHAPE,
-                "forward: part number %zu of input number %zu has not the %lld rows of "
-                "the cut",
-                k, number, (long long)rows);
-  }
-  return EK_OK;
+/* Shards of the caller's. */
+static ek_status check_cut(const ek_data_parallel_model *model, const ek_shards *input,
+                           size_t number) {
+  EK_TRY(ek__given_check("forward: input", number, model, input, NULL));
+  if (input->broadcast == is_broadcast(model, number)) return EK_OK;
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "forward: input number %zu is %s", number,
+                      input->broadcast ? "broadcast, and the model cuts it"
+                                       : "cut, and the model broadcasts it");
 }
 
 static size_t first_target(const ek_data_parallel_model *model) {
@@ -319,7 +304,7 @@ static ek_status forward(ek_shards *outputs, ek_data_parallel_model *model, cons
   size_t lead = 0;
   bool begun = false;
   ek_status status = EK_OK;
-  for (size_t i = 0; i < count && cut != NULL; i++) EK_TRY(check_parts(model, &cut[i], i));
+  for (size_t i = 0; i < count && cut != NULL; i++) EK_TRY(check_cut(model, &cut[i], i));
   if (cut == NULL) {
     EK_TRY_GOTO(status, lay_inputs(parts, model, whole, call), cleanup);
   }

@@ -164,13 +164,14 @@ void ek__model_lose_optimizer(ek_data_parallel_model *model);
 /* Elements first .. first + count - 1 of a flat buffer, a loan. */
 ek_tensor ek__flat_range(const ek_tensor *flat, int64_t first, int64_t count);
 
-/* ---- criterion_targets.c ---- */
+/* ---- given_shards.c ---- */
 
 /* Whether a target is cut at the samples of `like`, whole samples each. */
 bool ek__target_fits(const ek_shards *target, const ek_shards *like);
-/* Whether targets are, and lie where they should. */
-ek_status ek__target_shards_check(const ek_data_parallel_model *model, const ek_shards *outputs,
-                                  const ek_shards *targets, size_t target_count);
+/* Whether shards are of the model's group, each part on its device and as long as the cut says; and,
+ * if `like` is not NULL, a target that fits it. `what` and `number` begin messages. */
+ek_status ek__given_check(const char *what, size_t number, const ek_data_parallel_model *model,
+                          const ek_shards *given, const ek_shards *like);
 
 /* Copies a few f64 of a device to the host. */
 ek_status ek__read_numbers(double *numbers, int64_t count, const ek_tensor *tensor);

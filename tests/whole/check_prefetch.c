@@ -194,7 +194,7 @@ START_TEST(wrong_inputs_are_refused) {
   inputs[1] = sent.inputs[1];
   const ek_tensor right = inputs[1].parts[0]; /* what is behind a copy is the shards' own */
   inputs[1].parts[0] = inputs[1].parts[1];
-  REFUSED(EK_ERR_DEVICE, "part number 0 of input number 1");
+  REFUSED(EK_ERR_DEVICE, "input number 1: its part number 0");
   inputs[1].parts[0] = right;
   inputs[1].offsets[1]--;
   REFUSED(EK_ERR_SHAPE, "rows of the cut");
@@ -247,7 +247,7 @@ START_TEST(wrong_targets_are_refused) {
   target.offsets[1]--;
   const ek_tensor right = target.parts[1]; /* what is behind a copy is the shards' own */
   target.parts[1] = target.parts[0];
-  REFUSED(EK_ERR_SHAPE, "part number 1 of target number 0");
+  REFUSED(EK_ERR_DEVICE, "target number 0: its part number 1");
   target.parts[1] = right;
   ck_ok(ek_data_parallel_criterion_forward_shards(training.loss, &outputs, 1, &target, 1));
   forget(&sent);
