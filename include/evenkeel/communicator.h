@@ -15,10 +15,12 @@
  *
  * A group may have several communicators. With `nccl` their collectives, too, are started in the
  * same order on all devices: each waits for its peers on the one stream that they share, and two in
- * another order would wait for ever. `host` and `peer` take any order.
+ * another order would wait for ever: EK_ERR_UNAVAILABLE after the group's time limit. `host` and `peer`
+ * take any order.
  *
  * A device that leaves its function without having called a collective that the others wait for, or
- * without having waited for its own, keeps them waiting: all devices must do the same.
+ * without having waited for its own, keeps them waiting: all devices must do the same. On cuda they
+ * give up after the group's time limit, EK_ERR_UNAVAILABLE.
  *
  * When a device's function fails inside ek_group_apply(), the group aborts its communicators: peers
  * that wait return EK_ERR_ABORTED. Afterwards the communicator is reset.

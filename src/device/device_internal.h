@@ -41,6 +41,7 @@ ek_device *ek__group_worker_device(const ek_group *group);
 
 /* Opens device number `index` of what a string named. */
 void *ek__group_native(const ek_group *group); /* what the backend made of it, or NULL */
+double ek__group_time_limit(const ek_group *group);
 ek_status ek__device_open(ek_device **device, ek_group *group, void *group_native,
                           const struct ek__backend *backend, const struct ek__device_spec *spec,
                           size_t index, int threads);

@@ -63,6 +63,7 @@ struct ek_group {
   char *spec;
   size_t count;
   size_t first_rank, world_size; /* of the devices of all processes */
+  double time_limit;             /* seconds */
   struct worker *workers;
   struct ek__process process; /* whose workers these are */
   pthread_mutex_t mutex;
@@ -199,6 +200,7 @@ static ek_status take_ranks(ek_group *group, const ek_group_options *options) {
               group->backend->name);
   group->first_rank = options->first_rank;
   group->world_size = world;
+  group->time_limit = options->time_limit;
   return EK_OK;
 }
 
@@ -209,6 +211,7 @@ static ek_status read_options(ek_group_options *o, const ek_group_options *optio
               o->threads_per_device);
   EK__FAIL_IF(!(o->time_limit >= 0 && o->time_limit <= 1e9), EK_ERR_INVALID_ARGUMENT,
               "ek_group_open: options.time_limit is %g seconds, expected 0 to 1e9", o->time_limit);
+  if (o->time_limit == 0) o->time_limit = 600;
   return EK_OK;
 }
 
@@ -338,6 +341,8 @@ ek_status ek_group_free(ek_group *group) {
 }
 
 void *ek__group_native(const ek_group *group) { return group->native; }
+
+double ek__group_time_limit(const ek_group *group) { return group->time_limit; }
 
 size_t ek__group_first_rank(const ek_group *group) { return group->first_rank; }
 

@@ -26,12 +26,18 @@
  * Where the backend has a link (`nccl`), the same queue leads to it: a rank's part is then its call
  * of the link, which itself waits for the other devices.
  *
+ * A worker that computes may be late for any time. One that only queues is not: where it does not come
+ * for the group's time limit, those that wait for it give up.
+ *
  * Lock: `mutex` guards everything here but the memory that slots point to. That memory belongs to
  * the ranks that are working on the slot from the last arrival to the last finish. The mutex is not
  * held while parts are copied or summed, and no other lock is taken inside it.
  */
+#include <errno.h>
+#include <math.h>
 #include <pthread.h>
 #include <string.h>
+#include <time.h>
 
 #include "core/alloc.h"
 #include "core/sizes.h"
@@ -51,7 +57,7 @@ struct slot {
 struct rank {
   uint64_t queued, finished; /* collectives */
   uint64_t waited;           /* those that the compute stream has waited for */
-  void **pointers; /* scratch for the arguments of a sum: one per rank */
+  void **pointers;           /* scratch for the arguments of a sum: one per rank */
   const void **sources;
 };
 
@@ -178,6 +184,41 @@ static ek_status queue_part(struct host_communicator *self, const struct slot *s
   return ek_event_record(slot->done[rank], stream);
 }
 
+/* Who keeps the oldest collective that is not over from its end: the first that has not arrived, or,
+ * where all have, that has not done its part. */
+static const char *late(const struct host_communicator *self) {
+  const uint64_t oldest = over(self);
+  size_t found = self->ranks;
+  for (size_t i = 0; i < self->ranks && found == self->ranks; i++) {
+    if (self->rank[i].queued <= oldest) found = i;
+  }
+  for (size_t i = 0; i < self->ranks && found == self->ranks; i++) {
+    if (self->rank[i].finished <= oldest) found = i;
+  }
+  return ek_device_name(ek_group_device(self->base.group, found));
+}
+
+/*
+ * Waits until something has changed. Where devices queue their work, an error if nothing does for the
+ * time limit; `turn` says what for in words. Called and left with the mutex held.
+ */
+static ek_status wait_for_peers(struct host_communicator *self, const ek_device *device,
+                                const char *turn) {
+  struct timespec until;
+  const double limit = ek__group_time_limit(self->base.group), whole = floor(limit);
+  if (!self->queues) {
+    pthread_cond_wait(&self->changed, &self->mutex);
+    return EK_OK;
+  }
+  clock_gettime(CLOCK_MONOTONIC, &until);
+  until.tv_nsec += (long)((limit - whole) * 1e9);
+  until.tv_sec += (time_t)whole + until.tv_nsec / 1000000000;
+  until.tv_nsec %= 1000000000;
+  if (pthread_cond_timedwait(&self->changed, &self->mutex, &until) != ETIMEDOUT) return EK_OK;
+  return ek_error_set(EK_ERR_UNAVAILABLE, "%s: %s: %s has not come to it after %g seconds%s",
+                      ek_device_name(device), self->table.name, late(self), limit, turn);
+}
+
 /* Does this rank's parts that are ready. Called and left with the mutex held. */
 static ek_status work_off(struct host_communicator *self, ek_device *device) {
   const size_t rank = ek_device_index(device);
@@ -240,7 +281,7 @@ static ek_status host_start(ek_communicator *base, ek_device *device,
   while (status == EK_OK && self->rank[rank].queued - over(self) >= RING) {
     status = work_off(self, device);
     if (status == EK_OK && self->rank[rank].queued - over(self) >= RING) {
-      pthread_cond_wait(&self->changed, &self->mutex);
+      status = wait_for_peers(self, device, "");
     }
   }
   if (status == EK_OK && self->queues) {
@@ -260,6 +301,9 @@ static ek_status host_progress(ek_communicator *base, ek_device *device) {
   return status;
 }
 
+/* Who settles one communicator is about to use another one. */
+#define OTHER_ORDER ": collectives of several communicators come in one order on all devices"
+
 /* Works until this rank, or all of them, have done their parts of the first `number` that this one
  * has started. */
 static ek_status work_until(struct host_communicator *self, ek_device *device, bool all,
@@ -268,8 +312,8 @@ static ek_status work_until(struct host_communicator *self, ek_device *device, b
   pthread_mutex_lock(&self->mutex);
   ek_status status = work_off(self, device);
   while (status == EK_OK && (all ? over(self) : rank->finished) < number) {
-    pthread_cond_wait(&self->changed, &self->mutex);
-    status = work_off(self, device);
+    status = wait_for_peers(self, device, all ? "" : OTHER_ORDER);
+    if (status == EK_OK) status = work_off(self, device);
   }
   pthread_mutex_unlock(&self->mutex);
   return status;
@@ -414,8 +458,12 @@ ek_status ek__host_communicator_open(ek_communicator **communicator, ek_group *g
   self->base.group = group;
   self->ranks = ek_group_size(group);
   self->queues = ek__device_table(ek_group_device(group, 0))->event_open != NULL;
+  pthread_condattr_t steady;
+  pthread_condattr_init(&steady);
+  pthread_condattr_setclock(&steady, CLOCK_MONOTONIC);
   pthread_mutex_init(&self->mutex, NULL);
-  pthread_cond_init(&self->changed, NULL);
+  pthread_cond_init(&self->changed, &steady);
+  pthread_condattr_destroy(&steady);
   ek_status status = allocate(self);
   if (status == EK_OK && self->queues) status = open_queue(self);
   if (status != EK_OK) {

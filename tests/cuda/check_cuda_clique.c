@@ -45,8 +45,8 @@ static void open_pair(struct pair *pair, double time_limit) {
   ck_assert_str_eq(ek_communicator_name(pair->communicator), "nccl");
   for (size_t k = 0; k < DEVICES; k++) {
     ek_device *device = ek_group_device(pair->group, k);
-    ck_ok(ek_tensor_create(&pair->ones[k], device, EK_MEMORY_INPUTS, EK_F32, 1,
-                           (int64_t[]){COUNT}));
+    ck_ok(
+        ek_tensor_create(&pair->ones[k], device, EK_MEMORY_INPUTS, EK_F32, 1, (int64_t[]){COUNT}));
     ck_ok(ek_op_fill(ek_device_stream(device, EK_STREAM_COMPUTE), &pair->ones[k], 1));
   }
   ck_ok(ek_group_synchronize(pair->group));
@@ -194,7 +194,8 @@ static ek_status get_stuck(void *context, ek_device *device, size_t index) {
     cuemu_stall(0, CUEMU_LAUNCH, 1);
     status = ek_op_fill(stream, &pair->ones[index], 3);
   } else if (status == EK_OK) {
-    (void)cudaStreamSynchronize(ek_stream_native(ek_device_stream(device, EK_STREAM_COMMUNICATION)));
+    (void)cudaStreamSynchronize(
+        ek_stream_native(ek_device_stream(device, EK_STREAM_COMMUNICATION)));
   }
   come_to(pair, 2);
   return status;
@@ -221,12 +222,72 @@ START_TEST(a_stuck_worker_comes_back) {
 }
 END_TEST
 
+/* ---- peers that do not come ---- */
+
+struct crossing {
+  struct pair pair;
+  ek_communicator *second;
+  ek_tensor more[DEVICES];
+  enum { TOGETHER, CROSSED, ONE_ALONE } way;
+};
+
+static ek_status meet(void *context, ek_device *device, size_t index) {
+  struct crossing *it = context;
+  ek_communicator *both[] = {it->pair.communicator, it->second};
+  ek_tensor *sums[] = {&it->pair.ones[index], &it->more[index]};
+  const size_t first = it->way == CROSSED ? index : 0;
+  if (it->way == ONE_ALONE && index == 1) return EK_OK;
+  EK_TRY(ek_communicator_all_reduce(both[first], device, sums[first]));
+  EK_TRY(ek_communicator_all_reduce(both[1 - first], device, sums[1 - first]));
+  EK_TRY(ek_communicator_wait(both[first], device));
+  return ek_communicator_wait(both[1 - first], device);
+}
+
+static const struct {
+  const char *text, *more;
+} late[] = {[CROSSED] = {"has not come to it after 0.3 seconds",
+                         "collectives of several communicators come in one order on all devices"},
+            [ONE_ALONE] = {"cuda:1 has not come to it after 0.3 seconds", "cuda:0"}};
+
+/* In another order on each device, and a device that does not come at all. */
+START_TEST(who_does_not_come_is_given_up) {
+  struct crossing it = {.way = TOGETHER};
+  double sums[COUNT];
+  open_pair(&it.pair, 0.3);
+  ck_ok(ek_communicator_open(&it.second, it.pair.group));
+  for (size_t k = 0; k < DEVICES; k++) {
+    ek_device *device = ek_group_device(it.pair.group, k);
+    ck_ok(ek_tensor_create(&it.more[k], device, EK_MEMORY_INPUTS, EK_F32, 1, (int64_t[]){COUNT}));
+    ck_ok(ek_op_fill(ek_device_stream(device, EK_STREAM_COMPUTE), &it.more[k], 1));
+  }
+  ck_ok(ek_group_apply(it.pair.group, meet, &it));
+  it.way = _i;
+  ck_fails(ek_group_apply(it.pair.group, meet, &it), EK_ERR_UNAVAILABLE, late[_i].text);
+  ck_assert_msg(ck_contains(ek_error_message(), late[_i].more), "%s", ek_error_message());
+  for (size_t k = 0; k < DEVICES; k++) {
+    ek_stream *stream = ek_device_stream(ek_group_device(it.pair.group, k), EK_STREAM_COMPUTE);
+    ck_ok(ek_op_fill(stream, &it.more[k], 2));
+  }
+  it.way = TOGETHER; /* with communicators that are new */
+  ck_ok(ek_group_apply(it.pair.group, meet, &it));
+  ck_ok(ek_group_synchronize(it.pair.group));
+  for (size_t k = 0; k < DEVICES; k++) {
+    ck_get(sums, &it.more[k]);
+    ck_assert_double_eq(sums[0], 4);
+    ek_tensor_free(&it.more[k]);
+  }
+  ek_communicator_free(it.second);
+  close_pair(&it.pair);
+}
+END_TEST
+
 static Suite *make_suite(void) {
   Suite *suite = suite_create("cuda clique");
   TCase *threads = ck_case(suite, "threads");
   tcase_add_test(threads, one_thread_in_a_communicator);
   tcase_add_test(threads, loading_waits_for_no_peer);
   tcase_add_loop_test(threads, a_stuck_worker_comes_back, 0, 2);
+  tcase_add_loop_test(threads, who_does_not_come_is_given_up, CROSSED, ONE_ALONE + 1);
   return suite;
 }
 

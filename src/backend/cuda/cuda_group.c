@@ -136,7 +136,7 @@ ek_status ek__cuda_group_open(void **native, const struct ek__device_spec *spec,
   if (group == NULL) return EK_ERR_OUT_OF_MEMORY;
   group->gpus = (struct ek__cuda_gpu *)(void *)(group->devices + spec->count);
   group->options = *options;
-  group->time_limit = options->time_limit > 0 ? options->time_limit : 600;
+  group->time_limit = options->time_limit;
   if (pthread_mutex_init(&group->failure_mutex, NULL) != 0) {
     ek__cuda_host->free(group);
     return ek__cuda_host->error_set(EK_ERR_OUT_OF_MEMORY, "cuda: no mutex");
