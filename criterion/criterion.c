@@ -29,11 +29,10 @@ ek_status ek_criterion_init(ek_criterion *criterion, const ek_module_ops *ops, s
   EK_TRY(ek_module_init(&made.base, ops, 1, reduction == EK_REDUCTION_NONE ? 2 : 1));
   EK__FAIL_IF((unsigned)reduction > EK_REDUCTION_NONE, EK_ERR_INVALID_ARGUMENT,
               "%s: there is no reduction %d", ops->kind, (int)reduction);
-  EK_TRY(ek__check_count("criterion", ops->kind, "targets", targets, 0, EK_MAX_TENSORS));
-  EK_TRY(ek__check_count("criterion", ops->kind, "outputs of a model", outputs, 1, EK_MAX_TENSORS));
   made.base.inputs = outputs + targets;
   made.base.targets = targets;
   made.base.terms = 1;
+  EK_TRY(ek_criterion_check(&made));
   *criterion = made;
   return EK_OK;
 }

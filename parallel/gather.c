@@ -27,12 +27,11 @@ static int64_t first_row(const ek_shards *shards, size_t index) {
   return first;
 }
 
+/* But for the number of rows. */
 static bool fits(const ek_tensor *a, const ek_tensor *b) {
-  if (a->type != b->type || a->rank != b->rank) return false;
-  for (int i = 1; i < a->rank; i++) {
-    if (a->shape[i] != b->shape[i]) return false;
-  }
-  return true;
+  ek_tensor like = *b;
+  if (like.rank > 0) like.shape[0] = a->shape[0];
+  return ek_tensor_same_shape(a, &like);
 }
 
 /* Type, rank and shape of the whole. */

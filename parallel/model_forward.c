@@ -175,15 +175,7 @@ static ek_status gather_output(ek_data_parallel_model *model, ek_shards *output)
   ek_status status = EK_OK;
   EK_TRY_GOTO(status, ek_gather_move(made, output, target, EK_MEMORY_OUTPUTS), cleanup);
   for (size_t k = 0; k < whole.count; k++) {
-    if (k != target) {
-      int64_t shape[EK_MAX_RANK];
-      memcpy(shape, made->shape, sizeof shape);
-      shape[0] = 0;
-      EK_TRY_GOTO(status,
-                  ek_tensor_create(&whole.parts[k], ek_group_device(whole.group, k),
-                                   EK_MEMORY_OUTPUTS, made->type, made->rank, shape),
-                  cleanup);
-    }
+    if (k != target) EK_TRY_GOTO(status, ek__shards_empty_part(&whole, k, made), cleanup);
     whole.offsets[k + 1] = k < target ? 0 : made->shape[0];
     whole.samples[k + 1] = k < target ? 0 : samples;
   }

@@ -48,19 +48,13 @@ static ek_status forward_one(void *context, ek_device *device, size_t index) {
 /* Row offsets from the parts; a device that did no work gets a part without rows. */
 static ek_status finish_output(ek_shards *output, const struct apply_job *job) {
   const ek_tensor *model = NULL;
-  ek_group *group = job->lead->group;
   for (size_t i = 0; i < output->count && model == NULL; i++) {
     if (ek_tensor_exists(&output->parts[i])) model = &output->parts[i];
   }
   for (size_t i = 0; i < output->count; i++) {
     ek_tensor *part = &output->parts[i];
     if (!ek_tensor_exists(part)) {
-      int64_t shape[EK_MAX_RANK] = {0};
-      if (model != NULL) memcpy(shape, model->shape, sizeof shape);
-      shape[0] = 0;
-      EK_TRY(ek_tensor_create(part, ek_group_device(group, i), EK_MEMORY_OUTPUTS,
-                              model == NULL ? EK_F32 : model->type,
-                              model == NULL || model->rank == 0 ? 1 : model->rank, shape));
+      EK_TRY(ek__shards_empty_part(output, i, model));
     }
     output->offsets[i + 1] = output->offsets[i] + (part->rank == 0 ? 1 : part->shape[0]);
   }

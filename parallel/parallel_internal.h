@@ -118,6 +118,8 @@ void ek__model_unwatch(ek_data_parallel_model *model);
 
 /* EK_ERR_INVALID_ARGUMENT for NULL and zero structs, EK_ERR_STATE for a copy of freed shards. */
 ek_status ek__shards_check(const char *who, const ek_shards *shards);
+/* Makes a part without rows, of the type and other dimensions of `like`, or of any (NULL). */
+ek_status ek__shards_empty_part(ek_shards *shards, size_t index, const ek_tensor *like);
 /* Copies offsets and samples, of shards of the same group. */
 void ek__shards_cut_like(ek_shards *shards, const ek_shards *like);
 
@@ -168,7 +170,7 @@ ek_tensor ek__flat_range(const ek_tensor *flat, int64_t first, int64_t count);
 
 /* Whether a target is cut at the samples of `like`, whole samples each. */
 bool ek__target_fits(const ek_shards *target, const ek_shards *like);
-/* Whether shards are of the model's group, each part on its device and as long as the cut says; and,
+/* Whether shards are of the model's group, each part on its device and as long as its cut; and,
  * if `like` is not NULL, a target that fits it. `what` and `number` begin messages. */
 ek_status ek__given_check(const char *what, size_t number, const ek_data_parallel_model *model,
                           const ek_shards *given, const ek_shards *like);

@@ -10,7 +10,6 @@
 
 #include "core/error.h"
 #include "core/options.h"
-#include "core/sizes.h"
 #include "parallel_internal.h"
 
 /* ---- the cut ---- */
@@ -163,21 +162,6 @@ static ek_status fill(ek_shards *shards, ek_shards *made, const ek_tensor *sourc
 }
 
 /* A struct that a caller filled by hand may hold anything. */
-static ek_status check_size(const char *who, const ek_tensor *source) {
-  int64_t bytes = (int64_t)ek_type_size(source->type);
-  EK__FAIL_IF(source->rank < 0 || source->rank > EK_MAX_RANK, EK_ERR_INVALID_ARGUMENT,
-              "%s: the source has rank %d", who, source->rank);
-  for (int i = 0; i < source->rank; i++) {
-    EK__FAIL_IF(source->shape[i] < 0, EK_ERR_INVALID_ARGUMENT, "%s: size %lld of dimension %d", who,
-                (long long)source->shape[i], i);
-    EK__FAIL_IF(source->shape[i] > 0 && !ek__multiply(&bytes, bytes, source->shape[i]),
-                EK_ERR_OVERFLOW, "%s: the source's bytes do not fit in 63 bits", who);
-  }
-  EK__FAIL_IF(source->device == NULL && source->data == NULL && ek_tensor_count(source) > 0,
-              EK_ERR_INVALID_ARGUMENT, "%s: the source has elements but no memory", who);
-  return EK_OK;
-}
-
 static ek_status check_source(const char *who, const ek_shards *shards, const ek_group *group,
                               const ek_tensor *source) {
   EK__FAIL_IF(shards == NULL || group == NULL || !ek_tensor_exists(source), EK_ERR_INVALID_ARGUMENT,
@@ -185,7 +169,11 @@ static ek_status check_source(const char *who, const ek_shards *shards, const ek
   EK__FAIL_IF(source->device != NULL && ek_device_group(source->device) != group, EK_ERR_DEVICE,
               "%s: the source is on %s, which is of another group", who,
               ek_device_name(source->device));
-  return check_size(who, source);
+  int64_t bytes = 0;
+  EK_TRY(ek__tensor_measure(&bytes, who, source->type, source->rank, source->shape));
+  EK__FAIL_IF(source->device == NULL && source->data == NULL && bytes > 0, EK_ERR_INVALID_ARGUMENT,
+              "%s: the source has elements but no memory", who);
+  return EK_OK;
 }
 
 static ek_status check_rows(const char *who, const ek_tensor *source) {

@@ -58,6 +58,10 @@ void ek__device_count_event(ek_device *device, int change);
 void ek__tensor_cut_from(const ek_tensor *tensor, int64_t first);
 int64_t ek__tensor_first(const ek_tensor *tensor);
 
+/* tensor.c: checks a shape and counts its bytes, without overflow. */
+ek_status ek__tensor_measure(int64_t *bytes, const char *who, ek_type type, int rank,
+                             const int64_t *shape);
+
 /* tensor.c: whether a host's tensor takes what is like `like`, in its shape or as a list of all its
  * elements; of any type. A message begins with the two names. */
 ek_status ek__tensor_check_host(const ek_tensor *host, const ek_tensor *like, const char *who,

@@ -122,17 +122,15 @@ static bool ended_well(const ek_group *group, uint64_t job) {
 static void run_job(struct worker *worker, uint64_t job, ek_apply_function function,
                     void *context) {
   ek_group *group = worker->group;
-  ek_error_clear();
+  const uint64_t errors = ek__error_number();
   worker->status = function(context, worker->device, ek_device_index(worker->device));
   if (worker->status == EK_OK) {
     worker->status =
         ek_event_record(worker->ends[job & 1], ek_device_stream(worker->device, EK_STREAM_COMPUTE));
   }
   if (worker->status == EK_OK) return;
-  const char *message = ek_error_message();
-  if (message[0] == '\0') message = ek_status_text(worker->status);
-  const size_t length = strlen(message);
-  memcpy(worker->message, message, length + 1);
+  const char *words = ek__error_words(worker->status, errors);
+  memcpy(worker->message, words, strlen(words) + 1);
   const bool well = ended_well(group, job - 1);
   pthread_mutex_lock(&group->mutex);
   for (struct ek__abortable *a = group->abortables; a != NULL; a = a->next) a->abort(a, well);

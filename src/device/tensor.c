@@ -12,9 +12,8 @@
 #include "device/device_internal.h"
 #include "device/fault_internal.h"
 
-/* Checks a shape and counts its bytes, without overflow. */
-static ek_status measure(int64_t *bytes, const char *who, ek_type type, int rank,
-                         const int64_t *shape) {
+ek_status ek__tensor_measure(int64_t *bytes, const char *who, ek_type type, int rank,
+                             const int64_t *shape) {
   EK__FAIL_IF(ek_type_size(type) == 0, EK_ERR_INVALID_ARGUMENT, "%s: %d is no element type", who,
               (int)type);
   EK__FAIL_IF(rank < 0 || rank > EK_MAX_RANK || (rank > 0 && shape == NULL),
@@ -45,7 +44,7 @@ ek_status ek_tensor_create(ek_tensor *tensor, ek_device *device, ek_memory_categ
               EK_ERR_INVALID_ARGUMENT,
               "ek_tensor_create: tensor or device is NULL, or there is no such category");
   int64_t bytes = 0;
-  EK_TRY(measure(&bytes, "ek_tensor_create", type, rank, shape));
+  EK_TRY(ek__tensor_measure(&bytes, "ek_tensor_create", type, rank, shape));
   ek_tensor result = {.device = device, .type = type};
   set_shape(&result, rank, shape);
   struct ek__arena *arena = ek__device_arena(device);
@@ -64,7 +63,7 @@ ek_status ek_tensor_host(ek_tensor *tensor, void *data, ek_type type, int rank,
                          const int64_t *shape) {
   EK__NOT_NULL("ek_tensor_host", tensor);
   int64_t bytes = 0;
-  EK_TRY(measure(&bytes, "ek_tensor_host", type, rank, shape));
+  EK_TRY(ek__tensor_measure(&bytes, "ek_tensor_host", type, rank, shape));
   EK__FAIL_IF(bytes > 0 && data == NULL, EK_ERR_INVALID_ARGUMENT,
               "ek_tensor_host: data may not be NULL");
   ek_tensor result = {.data = data, .type = type};
@@ -120,7 +119,7 @@ ek_status ek_tensor_reshape(ek_tensor *view, const ek_tensor *source, int rank,
                             const int64_t *shape) {
   EK_TRY(check_pair("ek_tensor_reshape", view, source));
   int64_t bytes = 0;
-  EK_TRY(measure(&bytes, "ek_tensor_reshape", source->type, rank, shape));
+  EK_TRY(ek__tensor_measure(&bytes, "ek_tensor_reshape", source->type, rank, shape));
   EK__FAIL_IF((size_t)bytes != ek_tensor_bytes(source), EK_ERR_SHAPE,
               "ek_tensor_reshape: %lld elements cannot become %lld",
               (long long)ek_tensor_count(source),
@@ -211,7 +210,7 @@ ek_status ek_tensor_grow(bool *grown, ek_tensor *tensor, int64_t rows) {
   memcpy(shape, tensor->shape, sizeof shape);
   shape[0] = rows;
   int64_t bytes = 0;
-  EK_TRY(measure(&bytes, "ek_tensor_grow", tensor->type, tensor->rank, shape));
+  EK_TRY(ek__tensor_measure(&bytes, "ek_tensor_grow", tensor->type, tensor->rank, shape));
   bool extended = false;
   if (covers_its_memory(tensor) && ek_tensor_holders(tensor) == 1) {
     EK_TRY(ek__arena_extend(&extended, tensor->memory, (uint64_t)bytes));
