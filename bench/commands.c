@@ -60,6 +60,15 @@ bool prepare_outputs(const struct options *options) {
          output_prepare(options->timeline) && output_prepare(options->page);
 }
 
+/* The library writes a trace under another name in the same folder. */
+static bool check_trace(const char *path) {
+  struct output *output = path == NULL ? NULL : output_create(path);
+  const bool good = output_prepare(output) && (output == NULL || !output_is_direct(output));
+  if (output != NULL && !good) say_error("--trace wants the name of a file, not %s", path);
+  output_free(output);
+  return good;
+}
+
 enum exit_code prepare(struct text *text, const struct options *options) {
   memset(text, 0, sizeof *text);
   struct found found = {false, false};
@@ -71,7 +80,8 @@ enum exit_code prepare(struct text *text, const struct options *options) {
     say_error("--tf32 is about products on cuda devices, and none is among --devices");
     return EXIT_USAGE;
   }
-  if (!prepare_outputs(options) || !text_read(text, options->data, options->data_count)) {
+  if (!prepare_outputs(options) || !check_trace(options->trace) ||
+      !text_read(text, options->data, options->data_count)) {
     return EXIT_ERROR;
   }
   /* Devices that only count read no tokens. */

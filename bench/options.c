@@ -39,6 +39,7 @@ enum key {
   KEY_FAIL_ABOVE,
   KEY_MEASURE,
   KEY_TIMELINE,
+  KEY_TRACE,
   KEY_REPORT,
   KEY_EXPORT_JSON,
   KEY_EXPORT_CSV
@@ -103,6 +104,10 @@ static const struct argp_option training_options[] = {
      1},
     {"keep-outputs", KEY_KEEP_OUTPUTS, NULL, 0, "The loss's gradient has memory of its own", 1},
     {"no-keep-outputs", KEY_NO_KEEP_OUTPUTS, NULL, 0, "It overwrites the outputs", 1},
+    {"trace", KEY_TRACE, "FILE", 0,
+     "Write what every device did in the measured steps, for Perfetto; memory and step, with one "
+     "of --modes and one of --devices",
+     1},
     {"loss", KEY_LOSS, "HOW", 0,
      "whole (default), or fused: the head and the loss in one, over blocks of rows, "
      "so that there are no outputs to keep",
@@ -249,6 +254,16 @@ static void finish_fit(const struct reading *reading, struct argp_state *state) 
   options->shape.keep_outputs = false;
 }
 
+/* A trace is of one group. */
+static void check_trace(const struct options *options, struct argp_state *state) {
+  if (options->command != COMMAND_MEMORY && options->command != COMMAND_STEP) {
+    argp_error(state, "--trace: only memory and step write one");
+  }
+  if (options->mode_count != 1 || options->spec_count > 1) {
+    argp_error(state, "--trace wants one of --modes and one of --devices");
+  }
+}
+
 /* Applies the preset, and looks at how the values fit together. */
 static void finish_training(struct reading *reading, struct argp_state *state) {
   struct options *options = reading->options;
@@ -275,6 +290,7 @@ static void finish_training(struct reading *reading, struct argp_state *state) {
                command_name(options->command));
   }
   if (options->command == COMMAND_FIT) finish_fit(reading, state);
+  if (options->trace != NULL) check_trace(options, state);
   if (options->command != COMMAND_MAX_BATCH) return;
   if (reading->said[KEY_BATCH - KEY_LAYERS]) {
     argp_error(state, "--batch: max-batch looks for the batch itself");
@@ -296,6 +312,7 @@ static error_t parse_training(int key, char *text, struct argp_state *state) {
   case KEY_PRESET: options->preset = text; return 0;
   case KEY_DEVICES: add_devices(options, text, state); return 0;
   case KEY_MODES: reading->modes_text = text; return 0;
+  case KEY_TRACE: options->trace = text; return 0;
   case KEY_OPTIMIZER: read_rule(options, text, state); return 0;
   case KEY_LOSS: read_loss(options, text, state); return 0;
   case KEY_DATA: add_data(options, text); return 0;

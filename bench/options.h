@@ -49,6 +49,7 @@ struct options {
   /* what comes of it */
   bool measure;      /* fit: what was predicted */
   double fail_above; /* negative: never */
+  const char *trace; /* where to; the library writes it whole or not at all */
   struct output *timeline;
   enum format format;
   struct output *export_json, *export_csv, *page;

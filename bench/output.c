@@ -123,6 +123,8 @@ bool output_prepare(struct output *output) {
   return true;
 }
 
+bool output_is_direct(const struct output *output) { return output->target == NULL; }
+
 FILE *output_begin(struct output *output) {
   const int descriptor = output->target == NULL ? output->descriptor : create(output);
   output->file = descriptor < 0 ? NULL : fdopen(descriptor, "w");

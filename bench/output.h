@@ -21,6 +21,9 @@ struct output *output_create(const char *path);
 /* Looks whether it can be written, before time is spent. False, after a message; NULL is fine. */
 bool output_prepare(struct output *output);
 
+/* After that: a pipe, a device or standard output, and no file. */
+bool output_is_direct(const struct output *output);
+
 /* Begins to write; NULL after a message. Needs output_prepare(). */
 FILE *output_begin(struct output *output);
 

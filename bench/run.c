@@ -11,6 +11,9 @@
 #include "terminal.h"
 #include "timeline.h"
 
+/* Of each device: a hundred steps of a model of ten blocks. */
+enum { TRACE_SPANS = 20000 };
+
 static ek_status start_timeline(struct training *training, const struct run_extras *extras) {
   if (extras->events == 0) return EK_OK;
   return ek_memory_record_start(ek_group_device(training->group, 0), extras->events);
@@ -47,7 +50,9 @@ static ek_status read_usage(struct run *run, const ek_group *group) {
   return EK_OK;
 }
 
-static ek_status take_steps(struct run *run, struct training *training, size_t splits) {
+static ek_status take_steps(struct run *run, struct training *training,
+                            const struct run_extras *extras) {
+  const size_t splits = extras->splits;
   const struct shape *shape = training->task->shape;
   const size_t warmup = (size_t)shape->warmup, steps = (size_t)shape->steps;
   const size_t total = warmup + steps + splits;
@@ -61,7 +66,9 @@ static ek_status take_steps(struct run *run, struct training *training, size_t s
       continue;
     }
     double loss = 0, seconds = 0;
+    if (i == warmup && extras->trace != NULL) EK_TRY(ek_trace_start(training->group, TRACE_SPANS));
     EK_TRY(training_step(training, &loss, &seconds));
+    if (i + 1 == warmup + steps && extras->trace != NULL) EK_TRY(ek_trace_stop(training->group));
     if (i < warmup) continue;
     run->losses[run->steps] = run->kind.counts_only ? (double)NAN : loss;
     run->seconds[run->steps] = seconds;
@@ -114,7 +121,7 @@ static ek_status train(struct run *run, struct training *training,
   training->task = &task;
   ek_status status = start_timeline(training, extras);
   if (status == EK_OK) status = training_open_model(training);
-  if (status == EK_OK) status = take_steps(run, training, extras->splits);
+  if (status == EK_OK) status = take_steps(run, training, extras);
   training->task = given;
   return status;
 }
@@ -126,8 +133,19 @@ static void keep_message(struct run *run, ek_status status) {
   run->message = need_copy(message, strlen(message));
 }
 
+static ek_status write_trace(const char *path, const ek_group *group) {
+  ek_trace_summary summary;
+  EK_TRY(ek_trace_write(&summary, path, group));
+  if (summary.spans_dropped + summary.counters_dropped > 0) {
+    say_error("--trace: the last %llu spans and %llu changes of memory found no room",
+              (unsigned long long)summary.spans_dropped,
+              (unsigned long long)summary.counters_dropped);
+  }
+  return EK_OK;
+}
+
 void run_task(struct run *run, const struct task *task, const struct run_extras *extras) {
-  static const struct run_extras none = {0, 0, false};
+  static const struct run_extras none = {0, 0, NULL, false};
   if (extras == NULL) extras = &none;
   memset(run, 0, sizeof *run);
   run->mode = task->mode;
@@ -143,6 +161,9 @@ void run_task(struct run *run, const struct task *task, const struct run_extras 
   if (training.group != NULL) {
     ek_status kept = read_usage(run, training.group);
     if (kept == EK_OK && extras->events > 0) kept = keep_timeline(run, &training);
+    if (kept == EK_OK && run->status == EK_OK && extras->trace != NULL) {
+      kept = write_trace(extras->trace, training.group);
+    }
     /* Behind all figures, which it must not touch. */
     if (kept == EK_OK && run->status == EK_OK && extras->timeline) {
       kept = timeline_take(&run->timeline, &training);

@@ -13,6 +13,7 @@ enum { TIMELINE_EVENTS = 1000000 };
 /* Out of memory is a result; anything else that fails is not. */
 static enum exit_code run_mode(struct memory_result *result, const struct task *task) {
   const struct run_extras extras = {.events = task->options->timeline != NULL ? TIMELINE_EVENTS : 0,
+                                    .trace = task->options->trace,
                                     .timeline = task->options->page != NULL};
   run_task(&result->real, task, &extras);
   const struct run *real = &result->real;

@@ -13,6 +13,7 @@
 #include <math.h>
 
 #include <evenkeel/elementwise.h>
+#include <evenkeel/trace.h>
 
 #include "core/alloc.h"
 #include "core/error.h"
@@ -208,7 +209,10 @@ static ek_status share_parameters(const ek_data_parallel_optimizer *self, ek_dev
 
 static ek_status step_one(void *context, ek_device *device, size_t index) {
   ek_data_parallel_optimizer *self = context;
-  EK_TRY(update_pieces(self, device, index));
+  const ek_trace_span span = ek_trace_begin(device, "update");
+  const ek_status status = update_pieces(self, device, index);
+  ek_trace_end(span);
+  EK_TRY(status);
   return ek__placement(self->model)->state_shares ? share_parameters(self, device, index) : EK_OK;
 }
 

@@ -22,6 +22,7 @@
  *     checkpoint.h                               the state of a run in files, to go on from
  *     weights.h                                  a model's weights for other programs, or from them
  *     safetensors.h                              tensors in files that other programs read and write
+ *     trace.h                                    a timeline of devices and modules, for Perfetto
  *     fault.h, host_memory.h                     failures on purpose, for tests of a program
  *     version.h    of the headers and of the library that runs
  *
@@ -63,6 +64,7 @@
 #include <evenkeel/state.h>
 #include <evenkeel/status.h>
 #include <evenkeel/tensor.h>
+#include <evenkeel/trace.h>
 #include <evenkeel/trainer.h>
 #include <evenkeel/version.h>
 #include <evenkeel/weighted_sum.h>

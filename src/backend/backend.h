@@ -376,6 +376,17 @@ struct ek__backend {
    * of a group, on no worker: an error if one is stuck. What it was stuck in has been ended, so that
    * it comes back; the job has failed. */
   ek_status (*watch)(void *group);
+  /*
+   * (optional, all four: work is done when it was queued, so the host's clock will do) marks of time
+   * in a device's streams, for a trace. `mark` queues mark number `index`, once; `mark_time`, when
+   * the streams are done, says when it was reached, on CLOCK_MONOTONIC in nanoseconds; false if it
+   * cannot. A mark that cannot be queued is one that cannot be read.
+   */
+  ek_status (*marks_open)(void **marks, ek_device *device, size_t count);
+  void (*marks_close)(void *marks);
+  void (*mark)(void *marks, size_t index, ek_stream *stream);
+  bool (*mark_time)(uint64_t *nanoseconds, void *marks, size_t index);
+
   /* (optional: nothing to do) the first that a device's worker does. */
   void (*worker_begins)(ek_device *device);
 };

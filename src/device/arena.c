@@ -20,6 +20,7 @@
 #include "device/free_tree.h"
 #include "device/guard.h"
 #include "device/ledger.h"
+#include "device/track.h"
 
 /* Records come in slabs, so that a step that ran before allocates nothing on the host. */
 enum { RECORDS_PER_SLAB = 256 };
@@ -107,6 +108,7 @@ static uint64_t height(const struct ek__arena *arena) {
 }
 
 static void record_event(struct ek__arena *arena, ek_memory_category category, int64_t delta) {
+  ek__track_memory(arena->device, category, arena->current[category]);
   if (!arena->recording) return;
   if (arena->event_count == arena->event_capacity) {
     arena->events_dropped++;
@@ -347,6 +349,7 @@ void ek__arena_charge(struct ek_memory *memory, ek_memory_category category) {
     arena->at_peak[category] += peak_bytes;
     arena->current[memory->category] -= memory->bytes;
     arena->current[category] += memory->bytes;
+    ek__track_memory(arena->device, memory->category, arena->current[memory->category]);
     memory->category = category;
     record_event(arena, category, 0);
   }

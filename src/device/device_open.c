@@ -6,6 +6,7 @@
 #include "core/alloc.h"
 #include "device/device_struct.h"
 #include "device/ledger.h"
+#include "device/track.h"
 
 /* "cpu:1", "cuda:0", "cuda:0#2" for the third of several on one GPU. */
 static void set_name(ek_device *device, const struct ek__device_spec *spec) {
@@ -73,6 +74,7 @@ void ek__device_close(ek_device *device) {
   ek__stream_close(device->streams[EK_STREAM_COMMUNICATION]);
   ek__stream_close(device->streams[EK_STREAM_COMPUTE]);
   if (device->workspace != NULL) ek__arena_drop(device->workspace);
+  ek__track_free(device->kept_track);
   ek__arena_close(&device->arena);
   if (device->head.native != NULL) device->backend->device_close(device->head.native);
   ek__free(device);

@@ -26,6 +26,8 @@ struct ek_device {
   struct ek__fault fault;      /* of a test */
   struct ek__work work;        /* if it only counts: its worker's */
   ek_communicator *used;       /* its worker's last collective was one of this communicator's */
+  _Atomic(struct ek__track *) track; /* that records, or NULL */
+  struct ek__track *kept_track;      /* the same, or one that has ended, or NULL */
   struct ek__arena arena;
 };
 

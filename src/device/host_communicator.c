@@ -42,6 +42,7 @@
 #include "core/alloc.h"
 #include "core/sizes.h"
 #include "device/communicator_internal.h"
+#include "device/track.h"
 
 enum { RING = 64 };
 
@@ -165,7 +166,7 @@ static ek_status do_part(struct host_communicator *self, const struct slot *slot
   return ek_error_set(EK_ERR_INTERNAL, "no such collective");
 }
 
-static ek_status queue_part(struct host_communicator *self, const struct slot *slot,
+static ek_status queue_work(struct host_communicator *self, const struct slot *slot,
                             ek_device *device) {
   if (!self->queues) return do_part(self, slot, device);
   const size_t rank = ek_device_index(device);
@@ -217,6 +218,21 @@ static ek_status wait_for_peers(struct host_communicator *self, const ek_device 
   if (pthread_cond_timedwait(&self->changed, &self->mutex, &until) != ETIMEDOUT) return EK_OK;
   return ek_error_set(EK_ERR_UNAVAILABLE, "%s: %s: %s has not come to it after %g seconds%s",
                       ek_device_name(device), self->table.name, late(self), limit, turn);
+}
+
+static ek_status queue_part(struct host_communicator *self, const struct slot *slot,
+                            ek_device *device) {
+  static const char *const names[] = {[EK__BROADCAST] = "broadcast",
+                                      [EK__REDUCE] = "reduce",
+                                      [EK__ALL_REDUCE] = "all_reduce",
+                                      [EK__REDUCE_SCATTER] = "reduce_scatter",
+                                      [EK__ALL_GATHER] = "all_gather"};
+  const uint64_t bytes = (uint64_t)slot->collective.count * ek_type_size(slot->collective.type);
+  struct ek__span *span = ek__span_begin(device, EK__LANE_COMMUNICATION, "collective", bytes);
+  if (span != NULL) ek__span_name(span, names[slot->collective.kind]);
+  const ek_status status = queue_work(self, slot, device);
+  ek__span_end(span);
+  return status;
 }
 
 /* Does this rank's parts that are ready. Called and left with the mutex held. */

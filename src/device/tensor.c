@@ -11,6 +11,7 @@
 #include "device/arena.h"
 #include "device/device_internal.h"
 #include "device/fault_internal.h"
+#include "device/track.h"
 
 ek_status ek__tensor_measure(int64_t *bytes, const char *who, ek_type type, int rank,
                              const int64_t *shape) {
@@ -227,13 +228,15 @@ ek_status ek_tensor_wait(const ek_tensor *tensor) {
   return ek__device_table(tensor->device)->arrive(tensor->device, tensor->memory->arrival);
 }
 
-static ek_status copy_bytes(const ek_tensor *to, const ek_tensor *from, size_t bytes) {
-  ek_device *device = to->device != NULL ? to->device : from->device;
-  if (device == NULL) {
-    memmove(to->data, from->data, bytes); /* the caller's arrays may overlap */
-    return EK_OK;
-  }
-  EK_TRY(ek__fault_point(device, "copy"));
+/* A span of the device's copies; NULL where no trace runs. */
+static struct ek__span *begin_copy(const ek_device *device, const char *name, size_t bytes) {
+  struct ek__span *span = ek__span_begin(device, EK__LANE_COPIES, "copy", bytes);
+  if (span != NULL) ek__span_name(span, name);
+  return span;
+}
+
+static ek_status move_bytes(ek_device *device, const ek_tensor *to, const ek_tensor *from,
+                            size_t bytes) {
   const struct ek__backend *backend = ek__device_table(device);
   ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
   /* Where the work is done at once it is done by the thread that calls, so it must be on that
@@ -255,6 +258,23 @@ static ek_status copy_bytes(const ek_tensor *to, const ek_tensor *from, size_t b
   struct ek__work *work = ek__device_work(caller != NULL ? caller : device);
   if (work != NULL) work->moved += (double)bytes;
   return EK_OK;
+}
+
+static ek_status copy_bytes(const ek_tensor *to, const ek_tensor *from, size_t bytes) {
+  ek_device *device = to->device != NULL ? to->device : from->device;
+  if (device == NULL) {
+    memmove(to->data, from->data, bytes); /* the caller's arrays may overlap */
+    return EK_OK;
+  }
+  EK_TRY(ek__fault_point(device, "copy"));
+  struct ek__span *span = begin_copy(device,
+                                     to->device == NULL     ? "device to host"
+                                     : from->device == NULL ? "host to device"
+                                                            : "device to device",
+                                     bytes);
+  const ek_status status = move_bytes(device, to, from, bytes);
+  ek__span_end(span);
+  return status;
 }
 
 ek_status ek_tensor_copy(ek_tensor *destination, const ek_tensor *source) {
@@ -284,8 +304,12 @@ static ek_status fill_new(ek_tensor *tensor, const ek_tensor *source, bool ahead
   if (tensor->memory == NULL) return EK_OK;                             /* no elements */
   if (tensor->memory->guard > 0) return ek_tensor_copy(tensor, source); /* behind the NaNs */
   EK_TRY(ek__fault_point(tensor->device, "copy"));
-  EK_TRY(backend->send(&tensor->memory->arrival, tensor->device, tensor->data, source->data,
-                       ek_tensor_bytes(source), tensor->memory->ticket));
+  const size_t bytes = ek_tensor_bytes(source);
+  struct ek__span *span = begin_copy(tensor->device, "host to device", bytes);
+  const ek_status sent = backend->send(&tensor->memory->arrival, tensor->device, tensor->data,
+                                       source->data, bytes, tensor->memory->ticket);
+  ek__span_end(span);
+  EK_TRY(sent);
   return ahead ? EK_OK : ek_tensor_wait(tensor);
 }
 

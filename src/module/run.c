@@ -18,6 +18,7 @@
 
 #include "core/error.h"
 #include "core/options.h"
+#include "device/track.h"
 #include "device/types.h"
 #include "module/layer_internal.h"
 #include "module/pass_internal.h"
@@ -131,6 +132,15 @@ static ek_status prepare(struct ek__frame *frame, size_t *record, size_t *recipe
   return EK_OK;
 }
 
+/* The function's span in a trace; NULL where none runs. */
+static struct ek__span *begin_span(const ek_pass *pass, const struct ek__node *node,
+                                   const char *function) {
+  char path[EK__PATH_SIZE];
+  struct ek__span *span = ek__span_begin(ek_pass_device(pass), EK__LANE_COMPUTE, function, 0);
+  if (span != NULL) ek__span_name(span, ek__node_path(path, node));
+  return span;
+}
+
 /* What a function gives becomes the caller's when all of it is right: until then it lies here. */
 static ek_status run_forward(ek_pass *pass, const struct ek__node *node, const ek_tensor *inputs,
                              ek_tensor *outputs, const ek_child_options *options, bool predict) {
@@ -143,6 +153,8 @@ static ek_status run_forward(ek_pass *pass, const struct ek__node *node, const e
   EK_TRY(prepare(&frame, &record, &recipe, pass, node, inputs, options, predict));
   pass->frame = &frame;
   const uint64_t errors = ek__error_number();
+  const char *function = predict ? "predict" : frame.backward ? "forward again" : "forward";
+  struct ek__span *span = begin_span(pass, node, function);
   ek_status status = predict ? module->ops->predict(module, pass, inputs, given)
                              : module->ops->forward(module, pass, inputs, given);
   if (status == EK_OK) status = ek__check_forward(pass, node, record, inputs, given, predict);
@@ -151,13 +163,13 @@ static ek_status run_forward(ek_pass *pass, const struct ek__node *node, const e
   if (status == EK_OK) {
     memcpy(outputs, given, count * sizeof *given);
   } else {
-    const char *again = frame.backward ? "forward again" : "forward";
-    ek__name_failure(pass, predict ? "predict" : again, status, errors);
+    ek__name_failure(pass, function, status, errors);
     ek__free_all(given, count);
     if (record != EK__NO_RECORD) ek__record_drop(pass, record);
   }
   ek__recipe_close(pass, frame.recipe); /* it may have entered a child and not left it */
   ek__recipe_close(pass, recipe);
+  ek__span_end(span);
   pass->frame = caller;
   return status;
 }
@@ -196,6 +208,7 @@ static ek_status run_backward(ek_pass *pass, const struct ek__node *node,
   }
   pass->frame = &frame;
   const uint64_t errors = ek__error_number();
+  struct ek__span *span = begin_span(pass, node, "backward");
   ek_status status = module->ops->backward(module, pass, grad_outputs, wanted);
   if (status == EK_OK) status = ek__check_backward(pass, node, record, grad_outputs, wanted);
   if (status != EK_OK) {
@@ -206,6 +219,7 @@ static ek_status run_backward(ek_pass *pass, const struct ek__node *node,
   }
   if (record != EK__NO_RECORD) ek__record_drop(pass, record);
   ek__recipe_close(pass, frame.recipe);
+  ek__span_end(span);
   pass->frame = caller;
   return status;
 }

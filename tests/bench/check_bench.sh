@@ -525,6 +525,35 @@ group_output() {
   says "cannot write /dev/full"
 }
 
+# A trace of the measured steps: JSON, with all devices, and no more time in it than there was.
+group_trace() {
+  local command trace=$dir/trace.json steps=6
+  for command in memory step; do
+    expect 0 $command "${small[@]}" --devices cpu:2 --modes sharded --steps $steps -o json --trace "$trace"
+    same "an event" "$("$read_json" "$trace" traceEvents.1.args.name)" cpu:0
+    same "nothing dropped" "$("$read_json" "$trace" otherData.spans_dropped)" 0
+    (($("$read_json" "$trace" 'traceEvents#') > 200)) || complain "hardly an event in the trace of $command"
+    same "updates" "$(grep -c '"name":"update"' "$trace")" $((2 * steps))
+    # Of device 0 the model, the loss and the update; one after the other, so that times add up.
+    holds "time in the trace of $command" "$(sed -nE \
+      's/.*"name":"(gpt|cross_entropy|update)".*"pid":1,.*"dur":([0-9.]+).*/\2/p' "$trace" |
+      awk '{ sum += $1 } END { print sum * 1e-6 }') <= $steps * $(value runs.0.step_seconds.max)"
+    rm "$trace"
+  done
+  expect 0 memory "${small[@]}" --devices plan:2 --modes sharded --trace "$trace"
+  "$read_json" "$trace" traceEvents.0.args.version >/dev/null || complain "no JSON from plan"
+  for line in "memory --devices cpu:2" "step --modes gather --devices cpu:1 --devices cpu:2" \
+    "techniques --devices cpu:2"; do
+    expect 2 $line "${small[@]}" --trace "$trace"
+    says "--trace"
+  done
+  for line in /dev/stdout "$dir" "$dir/none/trace"; do
+    expect 1 memory "${small[@]}" --devices cpu:2 --modes gather --trace "$line"
+    silent
+  done
+  [[ $(ls "$dir") != *.new* ]] || complain "a file left behind"
+}
+
 # bench/run as in a fresh clone, with a build that does nothing: what it says is not on stdout.
 group_run() {
   local source

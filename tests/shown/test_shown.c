@@ -477,6 +477,17 @@ static ek_status shown_checkpoint(struct scene *s) {
   return EK_OK;
 }
 
+static ek_status trace_steps(ek_group *group) {
+#include "trace_1.inc"
+  return EK_OK;
+}
+
+static ek_status shown_trace(struct scene *s) {
+  const ek_status status = trace_steps(s->group);
+  (void)remove("trace.json");
+  return status;
+}
+
 static ek_status make_gradient(ek_tensor *y) { return use(y); }
 
 static ek_status by_hand(const ek_tensor x, ek_replica *replica) {
@@ -630,6 +641,7 @@ static const struct {
               {"state.h", shown_state, 0},
               {"safetensors.h", shown_files, 0},
               {"checkpoint.h", shown_checkpoint, 0},
+              {"trace.h", shown_trace, 0},
               {"with_criterion.h, criterion.h", shown_whole, 10},
               {"tensor.h", shown_tensors, 1}};
 enum { PIECES = sizeof pieces / sizeof pieces[0] };

@@ -222,6 +222,11 @@ void *ek__cuda_stream_handle(void *native);
 ek_status ek__cuda_stream_synchronize(ek_stream *stream);
 ek_status ek__cuda_event_open(void **native, ek_device *device);
 void ek__cuda_event_close(void *native);
+/* cuda_marks.c */
+ek_status ek__cuda_marks_open(void **native, ek_device *device, size_t count);
+void ek__cuda_marks_close(void *native);
+void ek__cuda_mark(void *native, size_t index, ek_stream *stream);
+bool ek__cuda_mark_time(uint64_t *nanoseconds, void *native, size_t index);
 ek_status ek__cuda_event_record(void *event, ek_stream *stream);
 ek_status ek__cuda_event_synchronize(void *event, ek_device *device);
 ek_status ek__cuda_stream_wait(ek_stream *stream, void *event);

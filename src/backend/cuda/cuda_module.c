@@ -75,6 +75,19 @@ VISIT(send,
        uint64_t ticket),
       (arrival, device, to, host, bytes, ticket))
 VISIT(arrive, (ek_device * device, uint64_t arrival), (device, arrival))
+VISIT(marks_open, (void **marks, ek_device *device, size_t count), (marks, device, count))
+
+static void mark(void *marks, size_t index, ek_stream *stream) {
+  const int before = ek__cuda_current();
+  ek__cuda_mark(marks, index, stream);
+  (void)ek__cuda_leave(before, EK_OK);
+}
+
+static bool mark_time(uint64_t *nanoseconds, void *marks, size_t index) {
+  const int before = ek__cuda_current();
+  const bool known = ek__cuda_mark_time(nanoseconds, marks, index);
+  return ek__cuda_leave(before, EK_OK) == EK_OK && known;
+}
 
 static void group_close(void *native) {
   const int before = ek__cuda_current();
@@ -108,6 +121,10 @@ static const struct ek__backend table = {
     .send = send,
     .arrive = arrive,
     .link_for = link_for,
+    .marks_open = marks_open,
+    .marks_close = ek__cuda_marks_close,
+    .mark = mark,
+    .mark_time = mark_time,
     .watch = ek__cuda_watch,
     .worker_begins = ek__cuda_worker_begins,
 };

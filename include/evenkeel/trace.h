@@ -1,0 +1,83 @@
+/*
+ * trace.h - a timeline of what every device does, for Perfetto (https://ui.perfetto.dev) or
+ * chrome://tracing.
+ *
+ *     EK_TRY(ek_trace_start(group, 0));
+ *     ...                                                    // some steps
+ *     EK_TRY(ek_trace_stop(group));
+ *     EK_TRY(ek_trace_write(NULL, "trace.json", group));
+ *
+ * Each device is a process with a track for its compute stream, one for its communication stream,
+ * one for copies, and counters of its memory by category. Spans on the compute track are functions
+ * of modules by their path in the model (category "forward", "backward", "forward again" for what
+ * is recomputed, "predict"), the update ("optimizer"), and what the program marks itself; on the
+ * communication track collectives, each as long as this device worked on its own part; on the track
+ * of copies what moves between the host and devices, or between devices.
+ *
+ * When a span begins and ends. Where a device does its work at once (cpu, plan) the thread that
+ * works looks at the clock. A cuda device does it later: there a span of the compute or of the
+ * communication track begins when the stream gets to what the span queued and ends when the stream
+ * has done it, by CUDA events, to about a microsecond. Spans of its copies are those of the call of
+ * the host; a call that only queues (a copy between devices) ends before the copy does. Counters
+ * change when memory is taken and given back, which on a cuda device is when work is queued, and so
+ * before it is done: peaks are the ledger's, their moments are the host's.
+ *
+ * A trace costs some tenths of a microsecond a span, and on cuda two events, each about a
+ * microsecond of the host; and nothing is allocated while it records. Without one a span costs a
+ * call and a branch.
+ *
+ * Starting, stopping and writing want the group at rest, as its freeing does: no other thread is in
+ * a call on its devices.
+ */
+#ifndef EVENKEEL_TRACE_H
+#define EVENKEEL_TRACE_H
+
+#include <evenkeel/device.h>
+
+EK_BEGIN_DECLARATIONS
+
+/*
+ * From now on every device of the group keeps its first `spans` spans (0: 16,384) and four times as
+ * many changes of its memory; what comes later is counted and left out. Takes the place of the trace
+ * there was. EK_ERR_OUT_OF_MEMORY when the host has no room for it (128 bytes a span); then nothing
+ * has changed.
+ */
+EK_API EK_CHECKED ek_status ek_trace_start(ek_group *group, size_t spans);
+
+/*
+ * Waits for the devices, as ek_group_synchronize() does, and ends the recording, whatever they say.
+ * The trace is kept until the next start or the closing of the group. EK_ERR_STATE if none runs.
+ */
+EK_API EK_CHECKED ek_status ek_trace_stop(ek_group *group);
+
+typedef struct ek_trace_summary {
+  uint64_t spans, counters;                 /* kept, on all devices */
+  uint64_t spans_dropped, counters_dropped; /* found no room */
+} ek_trace_summary;
+
+/*
+ * Writes the trace in the Trace Event Format (JSON): complete events ("X") in microseconds since the
+ * start, counters ("C"), names of processes and threads ("M"). Spans of one track nest: what
+ * overlaps otherwise, because several threads of the program were at work, goes to a track of its
+ * own. The file is there whole or not at all, and takes the place of an old one. *summary may be
+ * NULL. EK_ERR_STATE without a trace or while it runs; EK_ERR_IO, EK_ERR_NOT_FOUND.
+ */
+EK_API EK_CHECKED ek_status ek_trace_write(ek_trace_summary *summary, const char *path,
+                                           const ek_group *group);
+
+/* A span of a program's own, on a device's compute track. */
+typedef struct ek_trace_span {
+  void *span; /* the library's */
+} ek_trace_span;
+
+/*
+ * Begins one; `name` is copied, and cut behind 79 bytes. What is begun and ended on one thread must
+ * nest. Costs a branch where no trace runs; NULL for the device is legal and does nothing.
+ */
+EK_API ek_trace_span ek_trace_begin(ek_device *device, const char *name);
+/* Ends it, once; also when the trace was stopped in between, but not after the next start. */
+EK_API void ek_trace_end(ek_trace_span span);
+
+EK_END_DECLARATIONS
+
+#endif /* EVENKEEL_TRACE_H */

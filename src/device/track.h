@@ -1,0 +1,79 @@
+/*
+ * track.h - where a device's spans and changes of memory are kept while a trace runs: trace.h.
+ *
+ * A track has room for so many spans and counters, taken once. A span takes the next place when it
+ * begins, from any thread, and belongs to who began it until it ends; its `end` says that it did.
+ * Counters are written under the arena's mutex. A device without a track records nothing: one
+ * pointer is looked at. A device keeps its last track after the recording, to be read.
+ *
+ * Where the backend has marks the times of spans are those of a stream: mark 2 i is where span i
+ * begins, mark 2 i + 1 where it ends.
+ */
+#ifndef EK_TRACK_H
+#define EK_TRACK_H
+
+#include <evenkeel/memory.h>
+
+#include <stdatomic.h>
+
+#include "backend/backend.h"
+
+enum ek__lane { EK__LANE_COMPUTE, EK__LANE_COMMUNICATION, EK__LANE_COPIES, EK__LANES };
+
+enum { EK__SPAN_NAME = 80 };
+
+struct ek__span {
+  struct ek__track *track;
+  uint64_t begin;            /* CLOCK_MONOTONIC, nanoseconds, until a mark says better */
+  atomic_uint_least64_t end; /* 0: it has not ended */
+  uint64_t bytes;            /* that it moves; 0: nothing to say */
+  const char *category;      /* a literal */
+  enum ek__lane lane;
+  char name[EK__SPAN_NAME];
+};
+
+struct ek__counter {
+  uint64_t nanoseconds, bytes; /* held by the category from then on */
+  ek_memory_category category;
+};
+
+struct ek__track {
+  ek_device *device;
+  uint64_t start;
+  size_t capacity, counter_capacity;
+  atomic_size_t begun; /* spans, also those without a place */
+  struct ek__span *spans;
+  size_t counted; /* counters, also those without a place */
+  struct ek__counter *counters;
+  uint64_t held[EK_MEMORY_CATEGORIES]; /* at the start */
+  void *marks;                         /* NULL: the host's clock is right */
+};
+
+uint64_t ek__track_now(void);
+
+ek_status ek__track_open(struct ek__track **track, ek_device *device, size_t spans);
+void ek__track_free(struct ek__track *track);
+/* Gives a track to its device, which frees the one it kept, and records on it. */
+void ek__track_start(struct ek__track *track);
+/* False: the device does not record. */
+bool ek__track_stop(ek_device *device);
+/* That the device keeps, and whether it is recording; NULL: there was none. */
+const struct ek__track *ek__track_kept(bool *recording, const ek_device *device);
+
+/* When a span began and ended; false: it did not end, or its marks cannot be read. */
+bool ek__span_times(uint64_t *begin, uint64_t *end, const struct ek__track *track, size_t index);
+
+/* ---- for those who record ---- */
+
+/* NULL where nothing is recorded: the device may be NULL too. The name is "" at first. */
+struct ek__span *ek__span_begin(const ek_device *device, enum ek__lane lane, const char *category,
+                                uint64_t bytes);
+/* The end of a name that is too long is what tells. */
+void ek__span_name(struct ek__span *span, const char *name);
+/* NULL is legal. */
+void ek__span_end(struct ek__span *span);
+
+/* With the arena's mutex held. */
+void ek__track_memory(const ek_device *device, ek_memory_category category, uint64_t bytes);
+
+#endif /* EK_TRACK_H */

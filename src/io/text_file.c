@@ -1,0 +1,127 @@
+/*
+ * text_file.c - see text_file.h.
+ */
+#include "io/text_file.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "core/alloc.h"
+#include "core/error.h"
+#include "io/file.h"
+
+enum { BUFFER = 1 << 16, PIECE = 1024 };
+
+struct ek__text_file {
+  int file;
+  char *path, *temporary;
+  size_t used;
+  uint64_t place;
+  ek_status status; /* of the first write that failed; its message stands */
+  char buffer[BUFFER];
+};
+
+static void free_file(struct ek__text_file *file) {
+  ek__free(file->path);
+  ek__free(file->temporary);
+  ek__free(file);
+}
+
+ek_status ek__text_begin(struct ek__text_file **file, const char *path) {
+  struct ek__text_file *result = NULL;
+  const size_t length = strlen(path) + 1, room = length + 32;
+  ek_status status = EK_OK;
+  struct stat about;
+  EK__FAIL_IF(stat(path, &about) == 0 && !S_ISREG(about.st_mode), EK_ERR_IO,
+              "%s: this is no regular file, and nothing can take its place", path);
+  EK_TRY(ek__new(&result, 1, sizeof *result, "a file"));
+  result->file = -1;
+  EK_TRY_GOTO(status, ek__new_copy(&result->path, path, length, "a file"), cleanup);
+  EK_TRY_GOTO(status, ek__new(&result->temporary, room, 1, "a file"), cleanup);
+  (void)snprintf(result->temporary, room, "%s.%ld.new", path, (long)getpid());
+  EK_TRY_GOTO(status, ek__file_create(&result->file, result->temporary), cleanup);
+  *file = result;
+  return EK_OK;
+cleanup:
+  free_file(result);
+  return status;
+}
+
+static void flush(struct ek__text_file *file) {
+  if (file->status == EK_OK && file->used > 0) {
+    file->status =
+        ek__file_write(file->file, file->temporary, file->buffer, file->used, file->place);
+  }
+  file->place += file->used;
+  file->used = 0;
+}
+
+static void put(struct ek__text_file *file, const char *text, size_t bytes) {
+  if (file->used + bytes > BUFFER) flush(file);
+  memcpy(file->buffer + file->used, text, bytes);
+  file->used += bytes;
+}
+
+void ek__text_format(struct ek__text_file *file, const char *format, ...) {
+  char piece[PIECE];
+  va_list arguments;
+  va_start(arguments, format);
+  const int length = vsnprintf(piece, sizeof piece, format, arguments);
+  va_end(arguments);
+  if (length > 0) put(file, piece, (size_t)length < PIECE ? (size_t)length : PIECE - 1);
+}
+
+/* The length of the UTF-8 character of several bytes at `text`; 0: it is none. */
+static size_t character(const unsigned char *text) {
+  const unsigned char first = text[0];
+  const size_t length = first >= 0xc2 && first <= 0xdf   ? 2
+                        : first >= 0xe0 && first <= 0xef ? 3
+                        : first >= 0xf0 && first <= 0xf4 ? 4
+                                                         : 0;
+  const unsigned char least = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
+  const unsigned char most = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
+  if (length == 0 || text[1] < least || text[1] > most) return 0;
+  for (size_t i = 2; i < length; i++) {
+    if (text[i] < 0x80 || text[i] > 0xbf) return 0;
+  }
+  return length;
+}
+
+void ek__text_json(struct ek__text_file *file, const char *text) {
+  put(file, "\"", 1);
+  while (*text != '\0') {
+    const unsigned char byte = (unsigned char)*text;
+    size_t length = 1;
+    if (byte == '"' || byte == '\\') {
+      ek__text_format(file, "\\%c", byte);
+    } else if (byte < 0x20 || byte == 0x7f) {
+      ek__text_format(file, "\\u%04x", byte);
+    } else if (byte < 0x80) {
+      put(file, text, 1);
+    } else if ((length = character((const unsigned char *)text)) > 0) {
+      put(file, text, length);
+    } else {
+      length = 1;
+      put(file, "\\ufffd", 6);
+    }
+    text += length;
+  }
+  put(file, "\"", 1);
+}
+
+ek_status ek__text_end(struct ek__text_file *file) {
+  flush(file);
+  ek_status status = file->status;
+  bool renamed = false;
+  if (status == EK_OK) {
+    status = ek__file_replace(&renamed, file->file, file->temporary, file->path);
+  } else {
+    ek__file_close(file->file);
+  }
+  if (!renamed) (void)unlink(file->temporary);
+  free_file(file);
+  return status;
+}

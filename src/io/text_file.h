@@ -1,0 +1,24 @@
+/*
+ * text_file.h - a file of text that is there whole or not at all: written through a buffer under
+ * another name, and renamed at its end.
+ */
+#ifndef EK_TEXT_FILE_H
+#define EK_TEXT_FILE_H
+
+#include <evenkeel/export.h>
+#include <evenkeel/status.h>
+
+struct ek__text_file;
+
+ek_status ek__text_begin(struct ek__text_file **file, const char *path);
+
+/* What fails is said at the end. A piece has at most 1,023 bytes. */
+void ek__text_format(struct ek__text_file *file, const char *format, ...) EK_PRINTF(2, 3);
+/* As a string of JSON, with its quotes; bytes that are not ASCII, and controls, as they must be:
+ * what is not UTF-8 becomes U+FFFD. */
+void ek__text_json(struct ek__text_file *file, const char *text);
+
+/* Writes the rest, gives the file its name, and frees it; in an error the old file is as it was. */
+ek_status ek__text_end(struct ek__text_file *file);
+
+#endif /* EK_TEXT_FILE_H */
