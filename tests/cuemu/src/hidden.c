@@ -12,13 +12,20 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-struct loaded { /* few; lives until the device is reset */
+struct loaded { /* lives until the device is reset */
   struct loaded *next;
   const void *code;
   int device;
 };
 
-static struct loaded *loaded;
+/* Each launch looks, and with the shapes of products there are thousands: lists by a hash. */
+enum { LISTS = 1024 };
+static struct loaded *loaded[LISTS];
+
+static struct loaded **list_of(int device, const void *code) {
+  const uint64_t mixed = ((uint64_t)(uintptr_t)code + (unsigned)device) * 0x9E3779B97F4A7C15u;
+  return &loaded[mixed >> 54];
+}
 
 /* The lock is held. */
 static bool take(int device, size_t bytes) {
@@ -44,7 +51,7 @@ void cuemu_give_hidden(int device, size_t bytes) {
 
 /* The lock is held. */
 static bool is_loaded(int device, const void *code) {
-  const struct loaded *l = loaded;
+  const struct loaded *l = *list_of(device, code);
   while (l && (l->device != device || l->code != code)) l = l->next;
   return l != NULL;
 }
@@ -75,16 +82,16 @@ bool cuemu_load(int device, const void *code, const char *name) {
   const bool fits = is_loaded(device, code) || take(device, cuemu_settings.code_bytes);
   if (fits && !is_loaded(device, code)) {
     struct loaded *l = cuemu_new(sizeof(*l));
-    *l = (struct loaded){loaded, code, device};
-    loaded = l;
+    struct loaded **list = list_of(device, code);
+    *l = (struct loaded){*list, code, device};
+    *list = l;
   }
   cuemu_unlock();
   return fits;
 }
 
-void cuemu_unload(int device) {
-  cuemu_lock();
-  struct loaded **link = &loaded;
+/* The lock is held. */
+static void unload_list(struct loaded **link, int device) {
   while (*link) {
     struct loaded *l = *link;
     if (l->device != device) {
@@ -95,5 +102,10 @@ void cuemu_unload(int device) {
     cuemu_devices[device].hidden -= cuemu_settings.code_bytes;
     free(l);
   }
+}
+
+void cuemu_unload(int device) {
+  cuemu_lock();
+  for (int i = 0; i < LISTS; i++) unload_list(&loaded[i], device);
   cuemu_unlock();
 }
