@@ -190,6 +190,74 @@ START_TEST(streams_run_at_the_same_time) {
 }
 END_TEST
 
+static void without_jitter() { /* with it, nothing waits to be asked for */
+  struct cuemu_settings settings;
+  cuemu_get_settings(&settings);
+  settings.jitter_us = 0;
+  cuemu_set_settings(&settings);
+}
+
+__global__ void count(int *ran) { atomicAdd(ran, 1); }
+
+/* A stream begins by itself or as late as somebody waits, so that who forgets to wait meets both. */
+START_TEST(streams_begin_early_or_late) {
+  enum { TIMES = 100, LAUNCHES = 16 };
+  without_jitter();
+  int *ran, early = 0;
+  CUDA_OK(cudaMallocHost(&ran, sizeof(int)));
+  *ran = 0;
+  cudaStream_t stream = new_stream();
+  for (int i = 1; i <= TIMES; i++) {
+    for (int j = 0; j < LAUNCHES; j++) EK_LAUNCH(count, 1, 1, 0, stream, ran);
+    usleep(500); /* time enough, but nobody waits */
+    early += __atomic_load_n(ran, __ATOMIC_ACQUIRE) > (i - 1) * LAUNCHES;
+    CUDA_OK(cudaStreamSynchronize(stream));
+    ck_assert_int_eq(*ran, i * LAUNCHES);
+  }
+  ck_assert_int_gt(early, 0);
+  ck_assert_int_lt(early, TIMES / 2); /* a quarter, but a machine may be busy */
+  CUDA_OK(cudaStreamDestroy(stream));
+  CUDA_OK(cudaFreeHost(ran));
+}
+END_TEST
+
+/* Whatever waits for a stream, or asks, makes it run. */
+START_TEST(late_streams_run_when_asked) {
+  without_jitter();
+  int *pinned, *memory = device_new<int>(1);
+  CUDA_OK(cudaMallocHost(&pinned, sizeof(int)));
+  CUDA_OK(cudaMemset(memory, 1, sizeof(int)));
+  cudaStream_t stream = new_stream(), other = new_stream();
+  cudaEvent_t event = new_event();
+  for (int i = 0; i < 64; i++) {
+    *pinned = 0;
+    CUDA_OK(cudaMemcpyAsync(pinned, memory, sizeof(int), cudaMemcpyDeviceToHost, stream));
+    CUDA_OK(cudaEventRecord(event, stream));
+    switch (_i) {
+    case 0: CUDA_OK(cudaStreamSynchronize(stream)); break;
+    case 1: CUDA_OK(cudaEventSynchronize(event)); break;
+    case 2: CUDA_OK(cudaDeviceSynchronize()); break;
+    case 3:
+      while (cudaStreamQuery(stream) == cudaErrorNotReady) usleep(50);
+      break;
+    case 4:
+      while (cudaEventQuery(event) == cudaErrorNotReady) usleep(50);
+      break;
+    default: /* another stream that waits for it, and for which somebody waits */
+      CUDA_OK(cudaStreamWaitEvent(other, event, 0));
+      CUDA_OK(cudaStreamSynchronize(other));
+    }
+    (void)cudaGetLastError(); /* of a query */
+    ck_assert_int_eq(*pinned, 0x01010101);
+  }
+  CUDA_OK(cudaEventDestroy(event));
+  CUDA_OK(cudaStreamDestroy(stream));
+  CUDA_OK(cudaStreamDestroy(other));
+  CUDA_OK(cudaFreeHost(pinned));
+  CUDA_OK(cudaFree(memory));
+}
+END_TEST
+
 START_TEST(events_order_streams_of_devices) {
   gate g;
   int *memory = device_new<int>(1);
@@ -312,6 +380,8 @@ static void add_tests(TCase *tests) {
   tcase_add_test(tests, copies_between_devices_and_by_rows);
   tcase_add_test(tests, pinned_memory_is_asynchronous);
   tcase_add_test(tests, streams_run_at_the_same_time);
+  tcase_add_test(tests, streams_begin_early_or_late);
+  tcase_add_loop_test(tests, late_streams_run_when_asked, 0, 6);
   tcase_add_test(tests, events_order_streams_of_devices);
   tcase_add_test(tests, wait_before_record_does_nothing);
   tcase_add_test(tests, events_keep_time);
