@@ -73,7 +73,9 @@ cudaError_t squared_error_backward(const struct ek__cuda_place *at,
 
 /* ---- the terms of a loss: a handful of numbers, one thread ---- */
 
-__global__ void combine_kernel(const struct ek__combine_args args) { ek__combine_terms(&args); }
+__global__ void __launch_bounds__(1) combine_kernel(const struct ek__combine_args args) {
+  ek__combine_terms(&args);
+}
 
 } // namespace
 

@@ -21,7 +21,11 @@
 
 #include "cuda_runtime_api.h"
 
+#ifdef CUEMU_BOUNDED /* rewritten by bounds.sed: a kernel that has kept the word has no bound */
+#define __global__ a kernel without __launch_bounds__
+#else
 #define __global__
+#endif
 #define __device__
 #define __host__
 #define __constant__ static
@@ -41,11 +45,12 @@ enum cuemu_warp_operation {
 };
 
 extern "C" {
-/* Initial-exec: read in every kernel's every index; 52 bytes of the static block are enough. */
+/* Initial-exec: read in every kernel's every index; 60 bytes of the static block are enough. */
 #define CUEMU_BUILTIN extern __thread __attribute__((tls_model("initial-exec")))
 CUEMU_BUILTIN uint3 threadIdx, blockIdx;
 CUEMU_BUILTIN dim3 blockDim, gridDim;
 CUEMU_BUILTIN int cuemu_lane;
+CUEMU_BUILTIN int *cuemu_asked_bound;
 #undef CUEMU_BUILTIN
 
 void cuemu_syncthreads(const char *file, int line);
@@ -81,6 +86,13 @@ struct place { /* where a warp function was called; the default argument is eval
     return {file, line};
   }
 };
+
+/* Begins a kernel that has __launch_bounds__ (bounds.sed): whether it was only asked for its bound. */
+static inline bool bounded(int most_threads, int = 0) {
+  if (!cuemu_asked_bound) return false;
+  *cuemu_asked_bound = most_threads;
+  return true;
+}
 
 static inline int segment(int width) { return cuemu_lane & ~(width - 1); }
 

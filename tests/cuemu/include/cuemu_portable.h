@@ -19,8 +19,9 @@
 
 extern "C" {
 /* Queues a kernel. `run(closure)` is one CUDA thread; `release(closure)` is called once, also when
-   the launch fails. `kernel` identifies it for cudaFuncSetAttribute(). */
-cudaError_t cuemu_launch(const char *name, const void *kernel, void (*run)(void *),
+   the launch fails. `kernel` identifies it for cudaFuncSetAttribute(); `bounded` kernels tell how many
+   threads their blocks may have. */
+cudaError_t cuemu_launch(const char *name, const void *kernel, bool bounded, void (*run)(void *),
                          void (*release)(void *), void *closure, size_t closure_bytes, dim3 grid,
                          dim3 block, size_t shared_bytes, cudaStream_t stream);
 void *cuemu_dynamic_shared(void);
@@ -39,20 +40,23 @@ template <class... P> struct closure {
   static void release(void *self) { delete static_cast<closure *>(self); }
 };
 
-template <class... P, class... A>
+template <bool BOUNDED, class... P, class... A>
 inline void launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 block,
                    size_t shared_bytes, cudaStream_t stream, A &&...arguments) {
   static_assert(sizeof...(P) == sizeof...(A), "the kernel has another number of parameters");
   static_assert((std::is_trivially_copyable_v<P> && ...), "arguments are copied as bytes");
   auto *c = new closure<P...>{kernel, {static_cast<P>(arguments)...}};
-  (void)cuemu_launch(name, reinterpret_cast<const void *>(kernel), &closure<P...>::run,
+  (void)cuemu_launch(name, reinterpret_cast<const void *>(kernel), BOUNDED, &closure<P...>::run,
                      &closure<P...>::release, c, sizeof(*c), grid, block, shared_bytes, stream);
 }
 
 } // namespace cuemu
 
+#ifndef CUEMU_BOUNDED
+#define CUEMU_BOUNDED false
+#endif
 #define EK_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                  \
-  ::cuemu::launch(#kernel, kernel, dim3(grid), dim3(block), (shared_bytes), (stream), __VA_ARGS__)
+  ::cuemu::launch<CUEMU_BOUNDED>(#kernel, kernel, dim3(grid), dim3(block), (shared_bytes), (stream), __VA_ARGS__)
 #define EK_DYNAMIC_SHARED(type, name) type *name = static_cast<type *>(cuemu_dynamic_shared())
 
 template <class... P>

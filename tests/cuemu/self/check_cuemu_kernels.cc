@@ -194,6 +194,30 @@ START_TEST(orders_show_a_missing_barrier) {
 }
 END_TEST
 
+/* No kernel runs with more threads than it says, nor when it is only asked how many that are. */
+void launch_bounded(int threads, int *out);
+void launch_bounded_by_parameter(int threads, int *out);
+
+START_TEST(launch_bounds_are_kept) {
+  int *y = device_new<int>(128), host[128];
+  CUDA_OK(cudaMemset(y, 0, sizeof host));
+  launch_bounded(65, y);
+  ck_assert_int_eq(cudaGetLastError(), cudaErrorInvalidConfiguration);
+  launch_bounded_by_parameter(33, y); /* 33 times 3 */
+  ck_assert_int_eq(cudaGetLastError(), cudaErrorInvalidConfiguration);
+  to_host(host, y, 128);
+  for (int i = 0; i < 128; i++) ck_assert_int_eq(host[i], 0);
+  launch_bounded(64, y);
+  CUDA_OK(cudaGetLastError());
+  to_host(host, y, 128);
+  for (int i = 0; i < 128; i++) ck_assert_int_eq(host[i], i < 64);
+  launch_bounded_by_parameter(32, y);
+  to_host(host, y, 128);
+  for (int i = 0; i < 128; i++) ck_assert_int_eq(host[i], i < 96 ? 2 : 0);
+  CUDA_OK(cudaFree(y));
+}
+END_TEST
+
 /* A wrong kernel gives 719, which stays; after a reset the worker runs kernels as before. */
 START_TEST(wrong_kernels_fail) {
   int *y = device_new<int>(64), host[64];
@@ -267,6 +291,7 @@ static void add_tests(TCase *tests) {
 #endif
   tcase_add_loop_test(tests, wrong_kernels_fail, 0, 9);
   tcase_add_test(tests, launches_are_checked);
+  tcase_add_test(tests, launch_bounds_are_kept);
 #ifdef CUEMU_SELF_ASAN
   tcase_add_exit_test(tests, sanitizer_sees_beyond_device_memory, 1);
   tcase_add_exit_test(tests, sanitizer_sees_beyond_shared_memory, 1);

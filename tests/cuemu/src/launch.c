@@ -3,7 +3,8 @@
  *
  * The limits are those of the architecture that the devices have (cuemu_settings.arch). Dynamic
  * shared memory above 48 KiB has to be asked for with cudaFuncSetAttribute(), for each kernel on
- * each device, as in CUDA.
+ * each device, as in CUDA. A block has no more threads than the kernel's __launch_bounds__ allow;
+ * which error a GPU gives then CUDA does not say: here it is cudaErrorInvalidConfiguration.
  */
 #include "internal.h"
 
@@ -109,14 +110,30 @@ static void release_kernel(void *argument) {
   free(k);
 }
 
-cudaError_t cuemu_launch(const char *name, const void *kernel, void (*run)(void *),
+__thread int
+    *cuemu_asked_bound; /* where a kernel that is called writes its bound instead of running */
+
+/* The most threads of a block: __launch_bounds__ of the kernel, which says so itself. */
+static uint64_t bound_of(void (*run)(void *), void *closure) {
+  int most = 0;
+  cuemu_asked_bound = &most;
+  run(closure);
+  cuemu_asked_bound = NULL;
+  return (uint64_t)most;
+}
+
+cudaError_t cuemu_launch(const char *name, const void *kernel, bool bounded, void (*run)(void *),
                          void (*release)(void *), void *closure, size_t closure_bytes, dim3 grid,
                          dim3 block, size_t shared_bytes, cudaStream_t stream);
 
-cudaError_t cuemu_launch(const char *name, const void *kernel, void (*run)(void *),
+cudaError_t cuemu_launch(const char *name, const void *kernel, bool bounded, void (*run)(void *),
                          void (*release)(void *), void *closure, size_t closure_bytes, dim3 grid,
                          dim3 block, size_t shared_bytes, cudaStream_t stream) {
   cudaError_t error = check(name, kernel, grid, block, shared_bytes, stream);
+  if (error == cudaSuccess && bounded &&
+      (uint64_t)block.x * block.y * block.z > bound_of(run, closure)) {
+    error = cudaErrorInvalidConfiguration;
+  }
   if (error == cudaSuccess) error = check_addresses(name, closure, closure_bytes);
   if (error != cudaSuccess) {
     release(closure);

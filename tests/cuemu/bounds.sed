@@ -1,0 +1,3 @@
+# Rewrites a source of CUDA (sed -z -E): a kernel that has __launch_bounds__ begins by saying its bound,
+# when it is asked (cuemu::bounded() in include/cuemu_device.h). Lines stay where they are.
+s/__global__([^{;]*)__launch_bounds__\(([^)]*)\)([^{;]*)\{/\1\3{ if (cuemu::bounded(\2)) return;/g
