@@ -13,6 +13,7 @@
  *   CUEMU_PEER               1        0: no device can read another one's memory
  *   CUEMU_ORDER              0        of CUDA threads and blocks: 0 forward, 1 backward, 2 random
  *   CUEMU_FIBER_PER_THREAD   0        1: never run two CUDA threads of a block on one stack (TSan)
+ *   CUEMU_BLOCK_THREADS      1        2: a grid's blocks on two threads of the system (TSan)
  *   CUEMU_JITTER_US          0        wait up to so long before each operation of a stream
  *   CUEMU_NCCL_POLLS         1        how often a non-blocking NCCL call says ncclInProgress
  *   CUEMU_NCCL_VERSION       that of its header
@@ -48,6 +49,7 @@ struct cuemu_settings {
   bool peer;
   int order;
   bool fiber_per_thread;
+  int block_threads; /* 1 or 2 */
   unsigned jitter_us;
   int nccl_version;
   unsigned nccl_polls, nccl_call_us;

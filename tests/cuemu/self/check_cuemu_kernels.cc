@@ -64,6 +64,18 @@ __global__ void forgets_barrier(const int *x, int *y) {
   y[threadIdx.x] = row[(threadIdx.x + 1) % 128] + row[(threadIdx.x + 127) % 128];
 }
 
+/* Each block adds to one number; the second kernel does it as it has to be done. */
+__global__ void blocks_share(int *y) {
+  if (threadIdx.x == 0) y[0] += 1;
+}
+
+__global__ void blocks_share_by_atomics(int *y) {
+  __shared__ int part[32];
+  part[threadIdx.x] = 1; /* shared memory is each block's own */
+  __syncthreads();
+  if (threadIdx.x == 0) atomicAdd(y, part[31]);
+}
+
 __global__ void divergent_barrier(int *y) {
   if (threadIdx.x < 16) {
     __syncthreads();
@@ -194,6 +206,31 @@ START_TEST(orders_show_a_missing_barrier) {
 }
 END_TEST
 
+static int count_by_blocks(void (*kernel)(int *)) {
+  int *y = device_new<int>(1), count = 0;
+  CUDA_OK(cudaMemset(y, 0, sizeof(int)));
+  struct cuemu_settings settings;
+  cuemu_get_settings(&settings);
+  settings.block_threads = 2;
+  settings.fiber_per_thread = true;
+  cuemu_set_settings(&settings);
+  EK_LAUNCH(kernel, dim3(5, 7, 2), 32, 0, NULL, y);
+  to_host(&count, y, 1);
+  CUDA_OK(cudaFree(y));
+  return count;
+}
+
+START_TEST(blocks_on_two_threads) {
+  cuemu_set_order(_i);
+  ck_assert_int_eq(count_by_blocks(blocks_share_by_atomics), 70);
+}
+END_TEST
+
+#ifdef CUEMU_SELF_TSAN
+START_TEST(sanitizer_sees_a_race_of_blocks) { (void)count_by_blocks(blocks_share); }
+END_TEST
+#endif
+
 /* No kernel runs with more threads than it says, nor when it is only asked how many that are. */
 void launch_bounded(int threads, int *out);
 void launch_bounded_by_parameter(int threads, int *out);
@@ -286,12 +323,14 @@ static void add_tests(TCase *tests) {
   tcase_add_loop_test(tests, atomics_and_votes_of_a_block, 0, 3);
 #ifdef CUEMU_SELF_TSAN /* it finds this one as a race, and says so when the program ends */
   tcase_add_loop_exit_test(tests, orders_show_a_missing_barrier, 66, 0, 3);
+  tcase_add_exit_test(tests, sanitizer_sees_a_race_of_blocks, 66);
 #else
   tcase_add_loop_test(tests, orders_show_a_missing_barrier, 0, 3);
 #endif
   tcase_add_loop_test(tests, wrong_kernels_fail, 0, 9);
   tcase_add_test(tests, launches_are_checked);
   tcase_add_test(tests, launch_bounds_are_kept);
+  tcase_add_loop_test(tests, blocks_on_two_threads, 0, 3);
 #ifdef CUEMU_SELF_ASAN
   tcase_add_exit_test(tests, sanitizer_sees_beyond_device_memory, 1);
   tcase_add_exit_test(tests, sanitizer_sees_beyond_shared_memory, 1);

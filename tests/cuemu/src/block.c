@@ -1,6 +1,10 @@
 /*
  * block.c - runs grids: blocks one after the other, the CUDA threads of a block as fibers.
  *
+ * With CUEMU_BLOCK_THREADS=2 every second block runs on another thread of the system. Nothing orders it
+ * against the first one but the beginning and the end of the grid, so that ThreadSanitizer reports
+ * what two blocks share without an atomic operation. (Blocks of one thread it sees as ordered.)
+ *
  * Who runs next is asked only when a thread ends or has to wait. Three orders, so that a kernel
  * that works only by luck is found out: forward, backward, random. In each, a thread runs until it
  * cannot, so a missing barrier shows as a wrong value.
@@ -301,34 +305,70 @@ static struct block *prepare(const char *kernel, dim3 block) {
   return b;
 }
 
-cudaError_t cuemu_run_grid(const char *name, void (*body)(void *), void *closure, dim3 grid,
-                           dim3 block, size_t shared_bytes) {
-  struct block *b = prepare(name, block);
-  b->body = body;
-  b->closure = closure;
-  b->dynamic_shared = NULL;
-  if (shared_bytes && posix_memalign(&b->dynamic_shared, 128, shared_bytes)) abort();
-  blockDim = block;
-  gridDim = grid;
-  uint64_t blocks = (uint64_t)grid.x * grid.y * grid.z, index = 0, step = 1;
-  if (b->order == ORDER_BACKWARD) index = blocks - 1, step = blocks - 1;
+/* A grid, whose blocks may be dealt to two threads of the system. */
+struct grid_run {
+  const char *name;
+  void (*body)(void *);
+  void *closure;
+  dim3 grid, block;
+  size_t shared_bytes;
+  uint64_t blocks, first, step; /* the order of the blocks: first + i * step, modulo their number */
+  unsigned shares;
+  cudaError_t error; /* atomic */
+};
+
+static void order_blocks(struct grid_run *run, struct block *b) {
+  const uint64_t blocks = run->blocks = (uint64_t)run->grid.x * run->grid.y * run->grid.z;
+  run->first = 0, run->step = 1;
+  if (b->order == ORDER_BACKWARD) run->first = blocks - 1, run->step = blocks - 1;
   if (b->order == ORDER_RANDOM) {
-    index = cuemu_random(&b->random) % blocks;
-    do step = 1 + cuemu_random(&b->random) % blocks;
-    while (common_divisor(step, blocks) != 1);
+    run->first = cuemu_random(&b->random) % blocks;
+    do run->step = 1 + cuemu_random(&b->random) % blocks;
+    while (common_divisor(run->step, blocks) != 1);
   }
-  for (uint64_t i = 0; i < blocks && b->error == cudaSuccess; i++) {
+}
+
+static void run_share(struct grid_run *run, struct block *b, unsigned share) {
+  const dim3 grid = gridDim = run->grid;
+  blockDim = run->block;
+  b->body = run->body;
+  b->closure = run->closure;
+  b->dynamic_shared = NULL;
+  if (run->shared_bytes && posix_memalign(&b->dynamic_shared, 128, run->shared_bytes)) abort();
+  for (uint64_t i = share; i < run->blocks; i += run->shares) {
+    if (__atomic_load_n(&run->error, __ATOMIC_RELAXED) != cudaSuccess) break;
+    const uint64_t index = (run->first + i * run->step) % run->blocks;
     blockIdx.x = (unsigned)(index % grid.x);
     blockIdx.y = (unsigned)(index / grid.x % grid.y);
     blockIdx.z = (unsigned)(index / grid.x / grid.y);
     /* A GPU leaves there what was there; NaN shows a kernel that reads before it writes. */
-    if (shared_bytes) memset(b->dynamic_shared, 0xff, shared_bytes);
+    if (run->shared_bytes) memset(b->dynamic_shared, 0xff, run->shared_bytes);
     run_block(b);
-    index = (index + step) % blocks;
+    if (b->error != cudaSuccess) __atomic_store_n(&run->error, b->error, __ATOMIC_RELAXED);
   }
   if (b->error != cudaSuccess) renew_fibers(b);
   free(b->dynamic_shared);
-  return b->error;
+}
+
+/* The other thread: __shared__ variables, fibers and built-in variables of its own. */
+static void *run_second_share(void *argument) {
+  struct grid_run *run = argument;
+  run_share(run, prepare(run->name, run->block), 1);
+  cuemu_executor_exit();
+  return NULL;
+}
+
+cudaError_t cuemu_run_grid(const char *name, void (*body)(void *), void *closure, dim3 grid,
+                           dim3 block, size_t shared_bytes) {
+  struct block *b = prepare(name, block);
+  struct grid_run run = {name, body, closure, grid, block, shared_bytes, 0, 0, 0, 1, cudaSuccess};
+  order_blocks(&run, b);
+  pthread_t second;
+  if (cuemu_settings.block_threads > 1 && run.blocks > 1) run.shares = 2;
+  if (run.shares > 1 && pthread_create(&second, NULL, run_second_share, &run)) abort();
+  run_share(&run, b, 0);
+  if (run.shares > 1) pthread_join(second, NULL);
+  return run.error;
 }
 
 void cuemu_executor_exit(void) {

@@ -71,6 +71,7 @@ static void read_environment(void) {
       .peer = number("CUEMU_PEER", 1) != 0,
       .order = (int)number("CUEMU_ORDER", 0),
       .fiber_per_thread = number("CUEMU_FIBER_PER_THREAD", 0) != 0,
+      .block_threads = (int)number("CUEMU_BLOCK_THREADS", 1),
       .jitter_us = (unsigned)number("CUEMU_JITTER_US", 0),
       .nccl_version = (int)number("CUEMU_NCCL_VERSION", NCCL_VERSION_CODE),
       .nccl_polls = (unsigned)number("CUEMU_NCCL_POLLS", 1),
