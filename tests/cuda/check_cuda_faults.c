@@ -32,7 +32,7 @@ static double seconds(void) {
   return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#if CK_ASAN || CK_TSAN
 enum { EVERY = 11, EVERY_HANG = 50 };
 #else
 enum { EVERY = 4, EVERY_HANG = 16 };

@@ -20,7 +20,7 @@
 #include "ek_check.h"
 
 /* ThreadSanitizer takes a minute for what takes a second, and sees no more in four variants. */
-#if defined(__SANITIZE_THREAD__)
+#if CK_TSAN
 enum { KR_VARIANTS = 2 };
 #else
 enum { KR_VARIANTS = 4 };

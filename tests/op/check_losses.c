@@ -208,7 +208,7 @@ START_TEST(bad_classes) {
 }
 END_TEST
 
-#if !defined(__SANITIZE_THREAD__)
+#if !CK_TSAN
 /* Rows so long that a GPU does not have all of them under way at a time: a block takes several. */
 START_TEST(cross_entropy_in_turns) {
   if (!ck_part(_i)) return;
@@ -570,7 +570,7 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(values, cross_entropy, 0, CK_VARIANTS);
   tcase_add_loop_test(values, classes_are_the_first_columns, 0, CK_VARIANTS);
   tcase_add_loop_test(values, bad_classes, 0, CK_VARIANTS);
-#if !defined(__SANITIZE_THREAD__) /* minutes there; the orders of threads see a missing barrier */
+#if !CK_TSAN /* minutes there; the orders of threads see a missing barrier */
   tcase_add_loop_test(values, cross_entropy_in_turns, 0, 2);
 #endif
   tcase_add_loop_test(values, all_targets_ignored, 0, CK_VARIANTS);

@@ -9,7 +9,7 @@
 
 /* ---- what lies behind a tensor ---- */
 
-#ifdef __SANITIZE_ADDRESS__
+#if CK_ASAN
 #include <sanitizer/asan_interface.h>
 
 /* Memory comes in units; the next request gets what lies behind the last one. */

@@ -29,6 +29,22 @@
 #include <evenkeel/memory.h>
 #include <evenkeel/tensor.h>
 
+/* ---- who watches: gcc and clang say it each in its own way ---- */
+
+#ifndef __has_feature
+#define __has_feature(feature) 0
+#endif
+#if defined(__SANITIZE_ADDRESS__) || __has_feature(address_sanitizer)
+#define CK_ASAN 1
+#else
+#define CK_ASAN 0
+#endif
+#if defined(__SANITIZE_THREAD__) || __has_feature(thread_sanitizer)
+#define CK_TSAN 1
+#else
+#define CK_TSAN 0
+#endif
+
 /* ---- a program ---- */
 
 /* Check's own writes a mark to a file for each assertion that holds, which only a parent process

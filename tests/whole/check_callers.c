@@ -15,7 +15,7 @@
 
 #include "ck_training.h"
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#if CK_ASAN || CK_TSAN
 enum { ROUNDS = 40 };
 #else
 enum { ROUNDS = 200 };

@@ -12,7 +12,7 @@
 
 #include "ck_training.h"
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+#if CK_ASAN || CK_TSAN
 enum { LAYERS = 10000 };
 #else
 enum { LAYERS = 100000 };

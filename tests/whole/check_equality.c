@@ -20,7 +20,7 @@
 
 #include "ck_training.h"
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if CK_ASAN || CK_TSAN
 enum { MOST_DEVICES = 8, DEVICE_STRIDE = 3, BATCH_STRIDE = 3 };
 #else
 enum { MOST_DEVICES = 8, DEVICE_STRIDE = 1, BATCH_STRIDE = 1 };

@@ -18,9 +18,9 @@
 
 enum { DEVICES = 3, SAMPLES = 7 };
 
-#if defined(__SANITIZE_THREAD__)
+#if CK_TSAN
 enum { DEVICE_STRIDE = 5, HOST_STRIDE = 7, SLOW = 10 };
-#elif defined(__SANITIZE_ADDRESS__)
+#elif CK_ASAN
 enum { DEVICE_STRIDE = 2, HOST_STRIDE = 1, SLOW = 10 };
 #else
 enum { DEVICE_STRIDE = 1, HOST_STRIDE = 1, SLOW = 1 };

@@ -43,7 +43,7 @@ static bool refused(ek_status status, const char *part) {
 
 /* Starting threads in the child of a process with threads is more than ThreadSanitizer allows. */
 static ek_status open_own(void) {
-#if !defined(__SANITIZE_THREAD__)
+#if !CK_TSAN
   ek_group *own = NULL;
   EK_TRY(ek_group_open(&own, "cpu:2", NULL));
   EK_TRY(ek_group_apply(own, nothing, NULL));

@@ -14,7 +14,7 @@
 
 enum { DEVICES = 3, STEPS = 2, CASES = CK_WORKLOADS * CK_PLACEMENTS };
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if CK_ASAN || CK_TSAN
 static const int64_t sizes[] = {0, 2, 8};
 #else
 static const int64_t sizes[] = {0, 1, 2, 3, 4, 7, 12, 33};

@@ -12,18 +12,6 @@
 
 #include <evenkeel/elementwise.h>
 
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SANITIZED 1
-#endif
-#endif
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1
-#endif
-#ifndef SANITIZED
-#define SANITIZED 0
-#endif
-
 #define MIB ((int64_t)1 << 20)
 enum { DEVICES = 2, TENSORS = 37 }; /* of 1 GiB / 74: no multiple of a page */
 
@@ -42,7 +30,7 @@ static int64_t available(void) {
 }
 
 static bool left_out(void) {
-  const char *why = SANITIZED                  ? "a sanitizer keeps shadow memory"
+  const char *why = (CK_ASAN || CK_TSAN)       ? "a sanitizer keeps shadow memory"
                     : resident() < 0           ? "there is no /proc/self/statm"
                     : available() < 1536 * MIB ? "less than 1.5 GiB are free"
                                                : NULL;

@@ -18,9 +18,9 @@
 
 enum { DEVICES = 3, SAMPLES = 7 };
 
-#if defined(__SANITIZE_THREAD__)
+#if CK_TSAN
 enum { STRIDE = 7 };
-#elif defined(__SANITIZE_ADDRESS__)
+#elif CK_ASAN
 enum { STRIDE = 3 };
 #else
 enum { STRIDE = 1 };

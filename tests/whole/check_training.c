@@ -16,7 +16,7 @@
 
 #include "ck_training.h"
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if CK_ASAN || CK_TSAN
 enum { STEPS = 12 };
 #else
 enum { STEPS = 48 };
