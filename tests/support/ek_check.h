@@ -45,6 +45,10 @@
 #define CK_TSAN 0
 #endif
 
+/* A test's own plain loop over its own arrays, which took most of the time under a sanitizer. */
+#define CK_UNWATCHED                                                                               \
+  __attribute__((no_sanitize("address"), no_sanitize("thread"), no_sanitize("undefined")))
+
 /* ---- a program ---- */
 
 /* Check's own writes a mark to a file for each assertion that holds, which only a parent process
