@@ -8,6 +8,8 @@ if(EVENKEEL_SANITIZE)
   add_compile_options(-fsanitize=${EVENKEEL_SANITIZE} -fno-sanitize-recover=all
                       -fno-omit-frame-pointer)
   add_link_options(-fsanitize=${EVENKEEL_SANITIZE})
+  # clang looks at the types of C++ objects by a runtime that a program in C does not link.
+  add_compile_options("$<$<COMPILE_LANG_AND_ID:CXX,Clang,AppleClang>:-fno-sanitize=vptr,function>")
 endif()
 if(EVENKEEL_COVERAGE)
   add_compile_options(--coverage)
@@ -46,5 +48,15 @@ function(evenkeel_library_flags target)
   if(NOT EVENKEEL_SANITIZE)
     # A program may call the library on a small stack; large tiles lie in scratch (cpu/team.h).
     target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:C>:-Wframe-larger-than=16384>)
+  endif()
+endfunction()
+
+# What libFuzzer is to see from inside: decisions, not arithmetic, which it would make slow. In a program
+# without libFuzzer it does nothing.
+function(evenkeel_fuzzed target)
+  if(EVENKEEL_FUZZER)
+    get_target_property(sources ${target} SOURCES)
+    list(FILTER sources EXCLUDE REGEX "/backend/cpu/|^\\$")
+    set_property(SOURCE ${sources} APPEND PROPERTY COMPILE_OPTIONS -fsanitize=fuzzer-no-link)
   endif()
 endfunction()
