@@ -65,7 +65,7 @@ typedef struct ek_group_options {
  */
 
 /*
- * `deterministic`: how products are computed is not chosen by timing; and the communicator `peer`,
+ * `deterministic`: how products are computed is not chosen by timing, which two runs may do differently; and the communicator `peer`,
  * which sums in the order of the devices, also between different GPUs, where they reach each
  * other's memory. Where they do not, NCCL must be held to one
  * algorithm: the program is started with NCCL_ALGO=Ring NCCL_PROTO=Simple NCCL_NVLS_ENABLE=0 in its

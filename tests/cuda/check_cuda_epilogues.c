@@ -1,5 +1,6 @@
 /*
- * check_cuda_epilogues.c - which products cuBLASLt is given whole, and that it makes no difference.
+ * check_cuda_epilogues.c - which products cuBLASLt is given whole, and by which of its algorithms, and that
+ * it makes no difference.
  *
  * Values are the matter of check_products; here calls of cuBLASLt and launches of kernels are
  * counted, and products whose rows are not aligned. Runs on tests/cuemu: see CMakeLists.txt here.
@@ -150,6 +151,105 @@ START_TEST(epilogues_are_timed) {
 }
 END_TEST
 
+/* ---- several algorithms ---- */
+
+/* While nothing is alive. */
+static void offer_algorithms(int count) {
+  struct cuemu_settings settings;
+  cuemu_get_settings(&settings);
+  settings.algorithms = count;
+  cuemu_set_settings(&settings);
+}
+
+/* The time of a product without the rest is 1000. */
+static const struct {
+  unsigned times[4], refused;
+  bool deterministic;
+  int chosen, timed;
+} races[] = {{{9000, 5000, 1000, 7000}, 0, false, 2, 4},
+             {{9000, 5000, 1000, 7000}, 4, false, 1, 3},
+             {{9000, 5000, 1000, 7000}, 1, false, 2, 3},
+             {{1000, 910, 1000, 1000}, 0, false, 0, 4}, /* too little */
+             {{9000, 5000, 1000, 7000}, 0, true, 0, 0},
+             {{9000, 5000, 1000, 7000}, 4, true, 0, 0}};
+
+/* c = a a + beta c with whole numbers. Returns how many products it took; *chosen is the last one's, if
+ * all are by the same. */
+static unsigned long product(ek_device *device, int side, double beta, int *chosen) {
+  unsigned long before[4], calls = 0;
+  double values[32 * 32], got[32 * 32];
+  for (int i = 0; i < side * side; i++) values[i] = i % 5 - 2;
+  ek_tensor a = ck_upload(device, EK_F32, values, CK_SHAPE(side, side));
+  ek_tensor c = ck_upload(device, EK_F32, values, CK_SHAPE(side, side));
+  for (int i = 0; i < 4; i++) before[i] = cuemu_algorithm_calls(i);
+  ck_ok(ek_op_matmul(ek_device_stream(device, EK_STREAM_COMPUTE), &c, &a, false, &a, false, beta));
+  *chosen = -1;
+  for (int i = 0; i < 4; i++) {
+    const unsigned long more = cuemu_algorithm_calls(i) - before[i];
+    if (more > 0) *chosen = *chosen < 0 ? i : -2;
+    calls += more;
+  }
+  ck_get(got, &c);
+  for (int i = 0; i < side * side; i++) {
+    double want = beta * values[i];
+    for (int k = 0; k < side; k++)
+      want += values[i / side * side + k] * values[k * side + i % side];
+    ck_assert_double_eq(got[i], want);
+  }
+  ek_tensor_free(&a);
+  ek_tensor_free(&c);
+  return calls;
+}
+
+/* A shape is timed once in the process, also for other devices and groups; sums take what was found. */
+START_TEST(the_fastest_algorithm) {
+  static const unsigned none[4];
+  const int side = 21 + _i;
+  ek_group_options options = EK_GROUP_OPTIONS_INIT;
+  options.deterministic = races[_i].deterministic;
+  offer_algorithms(4);
+  cuemu_set_algorithm_times(races[_i].times);
+  cuemu_refuse(0, races[_i].refused);
+  for (int again = 0; again < 2; again++) {
+    ek_group *group = NULL;
+    int chosen = 0;
+    ck_ok(ek_group_open(&group, "cuda:0x2@48MiB", &options));
+    for (size_t k = 0; k < 2; k++) {
+      ek_device *device = ek_group_device(group, k);
+      const unsigned long calls = product(device, side, 0, &chosen);
+      const bool first = again == 0 && k == 0 && races[_i].timed > 0;
+      ck_assert_uint_eq(calls, first ? 5 * (unsigned long)races[_i].timed + 1 : 1);
+      for (int beta = 0; beta < 2; beta++) {
+        ck_assert_uint_eq(product(device, side, beta, &chosen), 1);
+        ck_assert_int_eq(chosen, races[_i].chosen);
+      }
+    }
+    ck_ok(ek_group_free(group));
+  }
+  cuemu_refuse(0, 0);
+  cuemu_set_algorithm_times(none);
+  offer_algorithms(1);
+}
+END_TEST
+
+/* What only adds is not timed: what it would be timed on is needed. */
+START_TEST(a_sum_is_not_timed) {
+  struct ck_rig *rig = NULL;
+  int chosen = 0;
+  offer_algorithms(4);
+  cuemu_set_algorithm_times(races[0].times);
+  rig = ck_rig_open(SPEC, EK_F32, 1);
+  ck_assert_uint_eq(product(ek_stream_device(rig->stream), 29, 1, &chosen), 1);
+  ck_assert_int_eq(chosen, 0);
+  ck_assert_uint_gt(product(ek_stream_device(rig->stream), 29, 0, &chosen), 1);
+  ck_assert_uint_eq(product(ek_stream_device(rig->stream), 29, 0, &chosen), 1);
+  ck_assert_int_eq(chosen, 2);
+  ck_rig_close(rig);
+  cuemu_set_algorithm_times((const unsigned[4]){0});
+  offer_algorithms(1);
+}
+END_TEST
+
 /* ---- a heuristic that is wrong ---- */
 
 static const struct {
@@ -159,6 +259,7 @@ static const struct {
 /* The next algorithm has its turn, and what was refused is not asked for again; where none is left,
  * the library chooses for a plain product, and kernels do the rest. */
 START_TEST(refused_algorithms) {
+  offer_algorithms(4);
   cuemu_refuse(wrong[_i].by_heuristic, wrong[_i].by_product);
   for (int type = 0; type < 2; type++) {
     struct ck_rig *rig = ck_rig_open(SPEC, type == 0 ? EK_F32 : EK_F64, 1);
@@ -173,7 +274,7 @@ START_TEST(refused_algorithms) {
         const double *row = a + i / 2 * 3, *column = b + i % 2;
         ck_assert_double_eq(got[i], row[0] * column[0] + row[1] * column[2] + row[2] * column[4]);
       }
-      ck_assert_uint_eq(counts_now().products - before, 1);
+      if (again > 0) ck_assert_uint_eq(counts_now().products - before, 1); /* else it is timed */
     }
     for (int operation = 0; operation < OPERATIONS && type == 0; operation++) {
       ck_ok(call(rig, (enum operation)operation, 5, 16, false, 1));
@@ -182,6 +283,7 @@ START_TEST(refused_algorithms) {
     ck_rig_close(rig);
   }
   cuemu_refuse(0, 0);
+  offer_algorithms(1);
 }
 END_TEST
 
@@ -280,6 +382,8 @@ static Suite *make_suite(void) {
   tcase_add_test(operations, ineligible);
   tcase_add_test(operations, no_algorithm);
   tcase_add_loop_test(operations, epilogues_are_timed, 0, sizeof timed / sizeof timed[0]);
+  tcase_add_loop_test(operations, the_fastest_algorithm, 0, sizeof races / sizeof races[0]);
+  tcase_add_test(operations, a_sum_is_not_timed);
   tcase_add_loop_test(operations, refused_algorithms, 0, sizeof wrong / sizeof wrong[0]);
   TCase *whole = ck_case(suite, "model");
   tcase_add_test(whole, model);

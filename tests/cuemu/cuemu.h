@@ -20,6 +20,7 @@
  *   CUEMU_NCCL_CALL_US       0        what a call for a communicator takes at least
  *   CUEMU_LOAD_DRAINS        0        1: what is loaded at its first use (a kernel, a product of a
  *                                     shape) waits until the device is idle, one after the other
+ *   CUEMU_ALGORITHMS         1        offered by cuBLASLt's heuristic for a product, 1 to 4
  *   CUEMU_LATE               0        a kernel that is first used on a device of which so many bytes
  *                                     are allocated ends the program; 0: it may
  *   CUEMU_FAULT                       "fail kind device n [error]" or "hang kind device n",
@@ -55,6 +56,7 @@ struct cuemu_settings {
   unsigned nccl_polls, nccl_call_us;
   bool load_drains;
   size_t late_bytes;
+  int algorithms;
 };
 
 enum cuemu_kind {
@@ -100,6 +102,13 @@ void cuemu_set_epilogues(unsigned bits);
 
 /* Epilogues of cuBLASLt with any of these bits take long, as events measure it. */
 void cuemu_set_slow(unsigned bits);
+
+/* How long each of the four algorithms of cuBLASLt takes beside the others, as events measure it, in
+   nanoseconds. */
+void cuemu_set_algorithm_times(const unsigned nanoseconds[4]);
+
+/* Products by the algorithm with this number since the last reset. */
+unsigned long cuemu_algorithm_calls(int algorithm);
 
 /* Algorithms of cuBLASLt, a bit for each by number: those that the heuristic offers and says to be of
    no use, and those that it takes for good and the product then refuses. */

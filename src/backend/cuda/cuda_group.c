@@ -114,11 +114,26 @@ static ek_status choose_communicator(struct ek__cuda_group *group) {
       missing == NULL ? "NCCL takes each GPU only once" : missing);
 }
 
+static ek_status read_model(struct ek__cuda_gpu *gpu) {
+  static const enum cudaDeviceAttr attributes[] = {cudaDevAttrComputeCapabilityMajor,
+                                                   cudaDevAttrComputeCapabilityMinor,
+                                                   cudaDevAttrMultiProcessorCount};
+  gpu->model = 0;
+  for (size_t i = 0; i < sizeof attributes / sizeof attributes[0]; i++) {
+    int value = 0;
+    EK_TRY(
+        EK__CUDA_GPU(gpu->physical, cudaDeviceGetAttribute, &value, attributes[i], gpu->physical));
+    gpu->model = gpu->model * 1000 + value;
+  }
+  return EK_OK;
+}
+
 static ek_status prepare(struct ek__cuda_group *group, uint64_t capacity) {
   for (size_t i = 0; i < group->gpu_count; i++) {
     struct ek__cuda_gpu *gpu = &group->gpus[i];
     EK_TRY(EK__CUDA_GPU(gpu->physical, cudaDeviceGetAttribute, &gpu->shared_bytes,
                         cudaDevAttrMaxSharedMemoryPerBlockOptin, gpu->physical));
+    EK_TRY(read_model(gpu));
   }
   for (size_t i = 0; i < group->count; i++) EK_TRY(ek__cuda_device_prepare(&group->devices[i]));
   EK_TRY(choose_communicator(group));

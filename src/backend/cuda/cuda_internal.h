@@ -30,6 +30,7 @@ struct ek__cuda_gpu {
   int physical;        /* CUDA's number */
   unsigned fused;      /* a bit for each ek__epilogue that cuBLASLt does best: cuda_timing.c */
   int shared_bytes;    /* what a block may have of shared memory */
+  int model;           /* the same number: products take the same time */
   size_t first, count; /* its devices in the group */
   void *memory;        /* of all its devices */
   uint64_t bytes;
@@ -83,6 +84,7 @@ struct ek__cuda_device {
   struct ek__cuda_bad *bad; /* pinned: kernels report bad indices here */
   cublasLtHandle_t products;
   struct ek__cuda_products *plans; /* cuda_products.c */
+  cudaEvent_t begin, end;          /* cuda_timing.c */
   char *workspace;                 /* EK__CUDA_DEVICE_BYTES: products, then kernels */
 
   pthread_mutex_t mutex;
@@ -166,7 +168,38 @@ void ek__cuda_warm_end(struct ek__cuda_gpu *gpu);
 /* The GPU was reset. */
 void ek__cuda_warm_forget(int physical);
 
-/* ---- cuda_timing.c: products with and without an epilogue ---- */
+/* ---- cuda_timing.c, cuda_choice.c: what is faster ---- */
+
+/* Of the time of what is there anyway: less than that is worth another way. */
+#define EK__CUDA_CLEARLY 0.95F
+
+/* Queues something; *done is false where it cannot be done so, and nothing is queued. */
+typedef ek_status ek__cuda_timed(bool *done, void *what);
+/* Milliseconds of some rounds of it, when what it needs is loaded. Waits; *done as above. */
+ek_status ek__cuda_take_time(float *time, bool *done, const struct ek__cuda_stream *stream,
+                             ek__cuda_timed *run, void *what);
+
+/* What an algorithm may depend on; no padding, so that it is compared as bytes. */
+struct ek__cuda_shape {
+  int64_t m, n, k, lda, ldb, ldc;
+  uint32_t type, transpose_a, transpose_b, has_beta, epilogue;
+  uint32_t align_a, align_b, align_c, align_vector, align_aux;
+};
+
+/* One of the algorithms that the heuristic offers for a product, the best first; `of` is for who runs it. */
+struct ek__cuda_candidate {
+  int number;
+  void *of;
+};
+
+/* How many of them are timed. */
+#define EK__CUDA_TIMED_CANDIDATES 4
+
+/* The number of the candidate to take, of `count`. At first use `run` runs some of them, each several
+ * times, if `shape` has no beta. */
+ek_status ek__cuda_choose(int *number, const struct ek__cuda_stream *stream,
+                          const struct ek__cuda_shape *shape, int count, ek__cuda_timed *run,
+                          struct ek__cuda_candidate *candidate);
 
 /* Rows, columns and depth of the product that is timed; a build over a stand-in says less. */
 #ifndef EK__CUDA_TIMED_ROWS
@@ -264,6 +297,7 @@ struct ek__cuda_product {
   cublasLtEpilogue_t epilogue;
   const void *vector; /* the bias, or where its gradient goes; or NULL */
   const void *aux;    /* m x n, what GELU gets: written forward, read backward; or NULL */
+  bool untimed;       /* the heuristic's first algorithm will do */
 };
 
 /* *done is false if cuBLASLt has no algorithm: then nothing was queued. No size is 0. */

@@ -6,7 +6,8 @@
  * then one for each row of what cuBLASLt computes, which is what its epilogue adds.
  *
  * Algorithms for a shape are asked for once and kept: asking takes longer than a small product, and
- * the same algorithm gives the same bits. The heuristic may be wrong: an algorithm that the product
+ * the same algorithm gives the same bits. Which of them is the fastest is then measured
+ * (cuda_choice.c). The heuristic may be wrong: an algorithm that the product
  * then refuses is given up for good, and the next one has its turn. A plain product that has none left
  * is given to cuBLASLt without one; other epilogues are done by kernels of ours.
  */
@@ -16,17 +17,10 @@
 
 enum { PLANS = 512, PROBES = 8, CANDIDATES = 8 };
 
-/* What an algorithm may depend on; no padding, so that it is compared as bytes. */
-struct shape {
-  int64_t m, n, k, lda, ldb, ldc;
-  uint32_t type, transpose_a, transpose_b, has_beta, epilogue;
-  uint32_t align_a, align_b, align_c, align_vector, align_aux;
-};
-
 struct plan {
   bool known;
-  struct shape shape;
-  int count, next; /* the candidates, best first; those before `next` were refused */
+  struct ek__cuda_shape shape;
+  int count, next; /* the candidates, the one to take first; those before `next` were refused */
   cublasLtMatmulAlgo_t candidate[CANDIDATES];
   bool automatic; /* all were: cuBLASLt chooses by itself, if it can */
 };
@@ -38,11 +32,15 @@ struct ek__cuda_products {
 ek_status ek__cuda_products_open(struct ek__cuda_device *device) {
   device->plans = ek__cuda_new(sizeof *device->plans, "matrix products");
   if (device->plans == NULL) return EK_ERR_OUT_OF_MEMORY;
+  EK_TRY(EK__CUDA(device, cudaEventCreate, &device->begin));
+  EK_TRY(EK__CUDA(device, cudaEventCreate, &device->end));
   return ek__cuda_check_blas(device, cublasLtCreate(&device->products), "cublasLtCreate");
 }
 
 void ek__cuda_products_close(struct ek__cuda_device *device) {
   if (device->products != NULL) (void)cublasLtDestroy(device->products);
+  if (device->end != NULL) (void)cudaEventDestroy(device->end);
+  if (device->begin != NULL) (void)cudaEventDestroy(device->begin);
   if (device->plans != NULL) ek__cuda_host->free(device->plans);
 }
 
@@ -50,7 +48,7 @@ void ek__cuda_products_close(struct ek__cuda_device *device) {
 
 struct product {
   const struct ek__cuda_device *device;
-  struct shape shape;
+  struct ek__cuda_shape shape;
   cublasLtMatmulDesc_t description;
   cublasLtMatrixLayout_t first, second, result; /* b, a and c by columns */
 };
@@ -62,24 +60,24 @@ static uint32_t alignment(const void *address) {
   return result;
 }
 
-static struct shape shape_of(const struct ek__cuda_product *what) {
+static struct ek__cuda_shape shape_of(const struct ek__cuda_product *what) {
   const struct ek__matmul_args *args = what->args;
-  return (struct shape){.m = args->m,
-                        .n = args->n,
-                        .k = args->k,
-                        .lda = args->lda,
-                        .ldb = args->ldb,
-                        .ldc = args->ldc,
-                        .type = (uint32_t)args->types.value,
-                        .transpose_a = args->transpose_a,
-                        .transpose_b = args->transpose_b,
-                        .has_beta = args->beta != 0,
-                        .epilogue = (uint32_t)what->epilogue,
-                        .align_a = alignment(args->a),
-                        .align_b = alignment(args->b),
-                        .align_c = alignment(args->c),
-                        .align_vector = alignment(what->vector),
-                        .align_aux = alignment(what->aux)};
+  return (struct ek__cuda_shape){.m = args->m,
+                                 .n = args->n,
+                                 .k = args->k,
+                                 .lda = args->lda,
+                                 .ldb = args->ldb,
+                                 .ldc = args->ldc,
+                                 .type = (uint32_t)args->types.value,
+                                 .transpose_a = args->transpose_a,
+                                 .transpose_b = args->transpose_b,
+                                 .has_beta = args->beta != 0,
+                                 .epilogue = (uint32_t)what->epilogue,
+                                 .align_a = alignment(args->a),
+                                 .align_b = alignment(args->b),
+                                 .align_c = alignment(args->c),
+                                 .align_vector = alignment(what->vector),
+                                 .align_aux = alignment(what->aux)};
 }
 
 static ek_status set(const struct product *product, cublasLtMatmulDescAttributes_t attribute,
@@ -143,7 +141,8 @@ static void forget(struct product *product) {
 
 /* ---- the algorithm ---- */
 
-static cublasStatus_t prefer(cublasLtMatmulPreference_t preference, const struct shape *shape) {
+static cublasStatus_t prefer(cublasLtMatmulPreference_t preference,
+                             const struct ek__cuda_shape *shape) {
   const uint64_t bytes = EK__CUDA_PRODUCT_BYTES;
   const struct {
     cublasLtMatmulPreferenceAttributes_t attribute;
@@ -265,6 +264,38 @@ static ek_status try_candidates(bool *done, struct plan *plan, const struct prod
   return ek__cuda_check_blas(product->device, status, "matmul: cublasLtMatmul");
 }
 
+/* A candidate of a plan, as cuda_choice.c wants it. */
+struct attempt {
+  const struct plan *plan;
+  const struct product *product;
+  const struct ek__matmul_args *args;
+  cudaStream_t stream;
+};
+
+static ek_status run_candidate(bool *done, void *raw) {
+  const struct ek__cuda_candidate *it = raw;
+  const struct attempt *of = it->of;
+  const cublasStatus_t status =
+      multiply(of->product, of->args, &of->plan->candidate[it->number], of->stream);
+  *done = status == CUBLAS_STATUS_SUCCESS;
+  if (is_refusal(status)) return EK_OK;
+  return ek__cuda_check_blas(of->product->device, status, "matmul: cublasLtMatmul");
+}
+
+/* Puts the fastest candidate first. */
+static ek_status choose(struct plan *plan, const struct ek__cuda_stream *stream,
+                        const struct product *product, const struct ek__cuda_product *what) {
+  struct attempt attempt = {plan, product, what->args, stream->handle};
+  struct ek__cuda_candidate candidate = {.of = &attempt};
+  int number = 0;
+  if (what->untimed) return EK_OK;
+  EK_TRY(ek__cuda_choose(&number, stream, &plan->shape, plan->count, run_candidate, &candidate));
+  const cublasLtMatmulAlgo_t chosen = plan->candidate[number];
+  memmove(&plan->candidate[1], &plan->candidate[0], (size_t)number * sizeof chosen);
+  plan->candidate[0] = chosen;
+  return EK_OK;
+}
+
 static ek_status product_of_shape(bool *done, const struct ek__cuda_stream *stream,
                                   const struct ek__cuda_product *what) {
   struct product product = {.device = stream->device, .shape = shape_of(what)};
@@ -273,7 +304,10 @@ static ek_status product_of_shape(bool *done, const struct ek__cuda_stream *stre
   if (is_refused(plan)) return EK_OK;
   if (!plan->known) EK_TRY(let_collectives_end(stream->device));
   EK_TRY_GOTO(status, describe(&product, what), cleanup);
-  if (!plan->known) EK_TRY_GOTO(status, ask(plan, &product), cleanup);
+  if (!plan->known) {
+    EK_TRY_GOTO(status, ask(plan, &product), cleanup);
+    EK_TRY_GOTO(status, choose(plan, stream, &product, what), cleanup);
+  }
   EK_TRY_GOTO(status, try_candidates(done, plan, &product, what->args, stream->handle), cleanup);
 cleanup:
   forget(&product);
@@ -324,7 +358,8 @@ ek_status ek__cuda_products_warm(const struct ek__cuda_stream *stream, void *mem
     const struct ek__cuda_product what = {.args = &args,
                                           .epilogue = kinds[kind].epilogue,
                                           .vector = plain ? NULL : at + 3 * BYTES,
-                                          .aux = gelu ? at + 4 * BYTES : NULL};
+                                          .aux = gelu ? at + 4 * BYTES : NULL,
+                                          .untimed = true};
     bool done = false; /* what there is no algorithm for loads nothing */
     EK_TRY(ek__cuda_multiply(&done, stream, &what));
   }
@@ -360,11 +395,12 @@ static ek_status matmul(ek_stream *stream, const struct ek__matmul_args *args) {
   } else {
     /* cuBLASLt adds a bias to f32, not to f64. */
     if (args->bias != NULL && args->types.value == EK_F32) {
-      const struct ek__cuda_product with_bias = {args, CUBLASLT_EPILOGUE_BIAS, args->bias, NULL};
+      const struct ek__cuda_product with_bias = {
+          .args = args, .epilogue = CUBLASLT_EPILOGUE_BIAS, .vector = args->bias};
       EK_TRY(ek__cuda_multiply(&done, it, &with_bias));
       if (done) return EK_OK;
     }
-    const struct ek__cuda_product plain = {args, CUBLASLT_EPILOGUE_DEFAULT, NULL, NULL};
+    const struct ek__cuda_product plain = {.args = args, .epilogue = CUBLASLT_EPILOGUE_DEFAULT};
     EK_TRY(ek__cuda_multiply(&done, it, &plain));
     if (!done) {
       return ek__cuda_host->error_set(

@@ -146,6 +146,7 @@ cublasStatus_t cublasGemmStridedBatchedEx(cublasHandle_t handle, cublasOperation
                                   .d = matrix(c, c_type, ldc, false, stride_c),
                                   .compute = compute,
                                   .epilogue = CUBLASLT_EPILOGUE_DEFAULT,
+                                  .algorithm = -1,
                                   .workspace = handle->workspace,
                                   .workspace_bytes =
                                       touched < WORKSPACE_TOUCHED ? touched : WORKSPACE_TOUCHED};

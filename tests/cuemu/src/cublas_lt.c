@@ -17,7 +17,7 @@
 #include <string.h>
 
 #define ALGORITHM UINT64_C(0x63756c7400000000) /* and its number */
-#define ALGORITHMS 4
+enum { ALGORITHMS = 4 };
 #define AUX_BIT 128u /* of an epilogue */
 #define WORKSPACE_WANTED ((size_t)16 << 10)
 
@@ -197,6 +197,16 @@ void cuemu_set_slow(unsigned bits) { atomic_store(&slow_bits, bits); }
 
 bool cuemu_is_slow(unsigned epilogue) { return (epilogue & atomic_load(&slow_bits)) != 0; }
 
+static atomic_uint algorithm_times[ALGORITHMS];
+
+void cuemu_set_algorithm_times(const unsigned nanoseconds[4]) {
+  for (int i = 0; i < ALGORITHMS; i++) atomic_store(&algorithm_times[i], nanoseconds[i]);
+}
+
+unsigned cuemu_algorithm_time(int algorithm) {
+  return algorithm < 0 ? 0 : atomic_load(&algorithm_times[algorithm]);
+}
+
 static atomic_uint refused_by_heuristic, refused_by_product;
 
 void cuemu_refuse(unsigned by_heuristic, unsigned by_product) {
@@ -294,7 +304,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
   count_unaligned(preference, (const cublasLtMatrixLayout_t[]){a, b, c, d});
   size_t workspace = preference->workspace_bytes < WORKSPACE_WANTED ? 0 : WORKSPACE_WANTED;
   const unsigned refused = atomic_load(&refused_by_heuristic);
-  for (; *returned < requested && *returned < ALGORITHMS; ++*returned) {
+  const int offered = cuemu_settings.algorithms < ALGORITHMS ? cuemu_settings.algorithms : ALGORITHMS;
+  for (; *returned < requested && *returned < offered; ++*returned) {
     const int number = *returned;
     results[number] = (cublasLtMatmulHeuristicResult_t){
         .algo = {{ALGORITHM + (uint64_t)number, workspace}},
@@ -376,5 +387,6 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   p.d = matrix(d, d_layout, false);
   p.workspace = workspace;
   p.workspace_bytes = wanted;
+  p.algorithm = algorithm ? number_of(algorithm) : -1;
   return cuemu_queue_product(&p, handle->device, stream);
 }

@@ -23,7 +23,7 @@ struct counter {
 
 static struct counter counters[CUEMU_MAX_DEVICES][CUEMU_KINDS];
 static unsigned hanging;
-static unsigned long overlaps, staged, unaligned;
+static unsigned long overlaps, staged, unaligned, algorithms[4];
 static bool hangs_armed;       /* since the last reset; atomic */
 static unsigned long releases; /* how often cuemu_release() was called */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -106,6 +106,19 @@ void cuemu_add_overlap(void) {
   pthread_mutex_unlock(&mutex);
 }
 
+void cuemu_add_algorithm(int algorithm) {
+  pthread_mutex_lock(&mutex);
+  if (algorithm >= 0) algorithms[algorithm]++;
+  pthread_mutex_unlock(&mutex);
+}
+
+unsigned long cuemu_algorithm_calls(int algorithm) {
+  pthread_mutex_lock(&mutex);
+  unsigned long count = algorithms[algorithm];
+  pthread_mutex_unlock(&mutex);
+  return count;
+}
+
 void cuemu_add_unaligned(void) {
   pthread_mutex_lock(&mutex);
   unaligned++;
@@ -165,6 +178,7 @@ void cuemu_reset(void) {
   pthread_mutex_lock(&mutex);
   memset(counters, 0, sizeof(counters));
   overlaps = staged = unaligned = 0;
+  memset(algorithms, 0, sizeof(algorithms));
   __atomic_store_n(&hangs_armed, false, __ATOMIC_RELAXED);
   pthread_mutex_unlock(&mutex);
   cuemu_clear_sticky();

@@ -126,6 +126,7 @@ uint64_t cuemu_nanoseconds(void);
 
 /* A product that is slow by cuemu_set_slow() makes its stream's clock go on. */
 bool cuemu_is_slow(unsigned epilogue);
+unsigned cuemu_algorithm_time(int algorithm);
 
 /* ---- fault.c ---- */
 
@@ -139,6 +140,7 @@ void cuemu_faults_from_environment(void);
 void cuemu_add_overlap(void);
 void cuemu_add_staged(void);
 void cuemu_add_unaligned(void);
+void cuemu_add_algorithm(int algorithm);
 void cuemu_add_hanging(int change); /* for hangs that another file waits out */
 
 /* ---- executor: block.c ---- */

@@ -150,6 +150,7 @@ static void advance(struct cuemu_matrix *x) {
 static cudaError_t run_product(cudaStream_t stream, void *argument) {
   struct cuemu_product p = *(const struct cuemu_product *)argument;
   if (cuemu_is_slow((unsigned)p.epilogue)) stream->clock += 100000;
+  stream->clock += cuemu_algorithm_time(p.algorithm);
   size_t longer = (size_t)(p.m > p.n ? p.m : p.n);
   double *packed = cuemu_new((size_t)p.m * (size_t)p.k * sizeof(double));
   double *column = cuemu_new((size_t)p.m * sizeof(double));
@@ -193,6 +194,7 @@ cublasStatus_t cuemu_queue_product(const struct cuemu_product *product, int devi
   if (!cuemu_load(device, kind_of(product), NULL)) return CUBLAS_STATUS_ALLOC_FAILED;
   struct cuemu_product *p = cuemu_new(sizeof(*p));
   *p = *product;
+  cuemu_add_algorithm(p->algorithm);
   cuemu_enqueue(stream, CUEMU_BLAS, run_product, free, p);
   return CUBLAS_STATUS_SUCCESS;
 }
