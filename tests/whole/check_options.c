@@ -12,6 +12,7 @@
 
 #include <evenkeel/evenkeel.h>
 
+#include "ck_folder.h"
 #include "ek_check.h"
 
 /* What the functions need: two devices that count, and one of each thing. */
@@ -165,12 +166,12 @@ static ek_status use_ek_advise_task(struct bench *b, void *o) {
 }
 
 static ek_status use_ek_checkpoint_options(struct bench *b, void *o) {
-  char folder[] = "/tmp/evenkeel-XXXXXX", path[64];
-  ck_assert_ptr_nonnull(mkdtemp(folder));
+  char folder[CK_FOLDER_SIZE], path[128];
+  ck_folder_make(folder);
   (void)snprintf(path, sizeof path, "%s/step-000000000000.safetensors", folder);
   const ek_status status = ek_checkpoint_save(b->model, folder, o);
   (void)unlink(path);
-  (void)rmdir(folder);
+  ck_folder_remove(folder);
   return status == EK_ERR_UNSUPPORTED ? EK_OK : status; /* counting devices, or no files */
 }
 

@@ -1,0 +1,22 @@
+/*
+ * ck_folder.h - a folder for the files of a test.
+ */
+#ifndef CK_FOLDER_H
+#define CK_FOLDER_H
+
+#include <stdbool.h>
+
+#include <evenkeel/status.h>
+
+enum { CK_FOLDER_SIZE = 64 };
+
+/* Makes an empty one: where it can be, in memory. */
+void ck_folder_make(char folder[CK_FOLDER_SIZE]);
+
+/* Removes it; the test fails if a file was left behind. */
+void ck_folder_remove(const char *folder);
+
+/* True, and said, where the library was built without files; else `status` must be EK_OK. */
+bool ck_no_files(ek_status status);
+
+#endif /* CK_FOLDER_H */
