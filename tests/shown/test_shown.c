@@ -7,6 +7,9 @@
  *
  * Each allocation on a device and on the host fails once. The error must come out, nothing may be
  * held afterwards that was not held before, and the same code must succeed when it is run again.
+ *
+ * Above 600 lines because it has all that is shown: macros here stand for functions of the library
+ * and for `printf`, and hold for every piece.
  */
 #include <stdarg.h>
 #include <stdatomic.h>

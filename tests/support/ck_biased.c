@@ -1,0 +1,112 @@
+/*
+ * ck_biased.c - see ck_biased.h.
+ */
+#include "ck_biased.h"
+
+#include <stdlib.h>
+
+#include <evenkeel/evenkeel.h>
+
+#include "ek_check.h"
+
+struct biased {
+  ek_criterion base;
+  bool early; /* it computes gradients in forward where it can */
+};
+
+static ek_status biased_declare(const ek_module *self, ek_declaration *declaration) {
+  const int64_t shape[] = {CK_BIASED_COLUMNS};
+  (void)self;
+  return ek_declare_parameter(declaration, "bias", 1, shape, ek_initializer_constant(0.25));
+}
+
+/* z becomes the gradient of y, and its columns go to the bias. */
+static ek_status biased_gradients(ek_pass *pass, ek_tensor *z, const ek_tensor *target,
+                                  double scale) {
+  ek_stream *stream = ek_pass_stream(pass);
+  ek_tensor bias = {0};
+  double beta = 0;
+  EK_TRY(ek_op_squared_error_backward(stream, z, z, target, NULL, NULL));
+  EK_TRY(ek_op_scale(stream, z, z, scale));
+  EK_TRY(ek_pass_gradient(&bias, &beta, pass, 0));
+  EK_TRY(ek_op_column_sum(stream, &bias, z, beta));
+  return ek_pass_gradient_complete(pass, 0);
+}
+
+static ek_status biased_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                                ek_tensor *outputs) {
+  const ek_tensor *y = &inputs[0], *target = &inputs[1];
+  ek_stream *stream = ek_pass_stream(pass);
+  ek_tensor bias = {0}, z = {0};
+  ek_status status = EK_OK;
+  double scale = 0;
+  EK_TRY(ek_pass_parameter(&bias, pass, 0));
+  EK_TRY(ek_pass_totals(&outputs[0], pass));
+  EK_TRY(ek_pass_output(&z, pass, y->type, y->rank, y->shape));
+  EK_TRY_GOTO(status, ek_op_copy(stream, &z, y), cleanup);
+  EK_TRY_GOTO(status, ek_op_add_bias(stream, &z, &bias), cleanup);
+  EK_TRY_GOTO(status, ek_op_squared_error_forward(stream, NULL, &outputs[0], &z, target), cleanup);
+  if (((const struct biased *)self)->early && ek_pass_known_scale(&scale, pass)) {
+    EK_TRY_GOTO(status, biased_gradients(pass, &z, target, scale), cleanup);
+    EK_TRY_GOTO(status, ek_pass_save(pass, &z), cleanup);
+    goto cleanup;
+  }
+  EK_TRY_GOTO(status, ek_pass_save(pass, &z), cleanup);
+  EK_TRY_GOTO(status, ek_pass_save(pass, target), cleanup);
+cleanup:
+  ek_tensor_free(&z);
+  return status;
+}
+
+static ek_status biased_backward(const ek_module *self, ek_pass *pass,
+                                 const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+  const ek_tensor scale = ek_criterion_scale(&grad_outputs[0], 0);
+  ek_stream *stream = ek_pass_stream(pass);
+  ek_tensor z = {0}, target = {0}, bias = {0};
+  double beta = 0, known = 0;
+  ek_status status = EK_OK;
+  if (((const struct biased *)self)->early && ek_pass_known_scale(&known, pass)) {
+    return ek_pass_take(&grad_inputs[0], pass);
+  }
+  EK_TRY_GOTO(status, ek_pass_take(&target, pass), cleanup);
+  EK_TRY_GOTO(status, ek_pass_take(&z, pass), cleanup);
+  EK_TRY_GOTO(status, ek_pass_input_gradient(&grad_inputs[0], pass, &z), cleanup);
+  ck_assert(grad_inputs[0].data == z.data); /* nobody else needs it */
+  EK_TRY_GOTO(status,
+              ek_op_squared_error_backward(stream, &grad_inputs[0], &z, &target, &scale, NULL),
+              cleanup);
+  EK_TRY_GOTO(status, ek_pass_gradient(&bias, &beta, pass, 0), cleanup);
+  status = ek_op_column_sum(stream, &bias, &grad_inputs[0], beta);
+cleanup:
+  ek_tensor_free(&z);
+  ek_tensor_free(&target);
+  return status;
+}
+
+static void biased_free(ek_module *self) { free(self); }
+
+static const ek_module_ops biased_ops = {.size = sizeof(ek_module_ops),
+                                         .kind = "biased",
+                                         .parameters = biased_declare,
+                                         .forward = biased_forward,
+                                         .backward = biased_backward,
+                                         .free = biased_free,
+                                         .types = EK_TYPES_F32 | EK_TYPES_F64};
+
+ek_criterion *ck_biased_with(bool early, ek_reduction reduction) {
+  struct biased *b = calloc(1, sizeof *b);
+  ck_assert_ptr_nonnull(b);
+  b->early = early;
+  ck_ok(ek_criterion_init(&b->base, &biased_ops, 1, 1, reduction));
+  return &b->base;
+}
+
+ek_criterion *ck_biased(void) { return ck_biased_with(false, EK_REDUCTION_MEAN); }
+
+ek_module *ck_together(ek_module *model, ek_criterion *criterion) {
+  ek_module *module = NULL;
+  ck_ok(ek_with_criterion_create(&module, model, criterion));
+  ek_module_free(model);
+  ek_criterion_free(criterion);
+  return module;
+}

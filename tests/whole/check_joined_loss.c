@@ -1,0 +1,123 @@
+/*
+ * check_joined_loss.c - a model and its loss as one module (with_criterion.h): predictions and ties
+ * that do not fit.
+ */
+#include <string.h>
+
+#include <evenkeel/evenkeel.h>
+
+#include "ck_biased.h"
+#include "ek_check.h"
+
+enum { IN = 3, OUT = CK_BIASED_COLUMNS };
+
+static ek_module *linear(void) {
+  ek_module *module = NULL;
+  ck_ok(ek_linear_create(&module, IN, OUT, true));
+  return module;
+}
+
+static ek_status gives_nothing(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                               ek_tensor *outputs) {
+  (void)self, (void)pass, (void)inputs, (void)outputs;
+  return EK_OK;
+}
+
+/* What predicts says so, does so, and in a pass without gradient. */
+START_TEST(predictions_that_do_not_fit) {
+  ek_criterion *criterion = ck_biased(), *silent = ck_biased();
+  ek_module_ops ops = *silent->base.ops;
+  ops.predict = gives_nothing;
+  silent->base.ops = &ops;
+  silent->base.predictions = 1;
+  ek_module *whole = ck_together(linear(), silent), *plain = ck_together(linear(), ck_biased());
+  ek_group *group = ck_open("cpu:1", 1);
+  ek_replica *replica = NULL;
+  ek_pass *pass = NULL;
+  ek_tensor y = {0}, x = ck_upload(ek_group_device(group, 0), EK_F32, NULL, CK_SHAPE(2, IN));
+  ek_pass_options options = EK_PASS_OPTIONS_INIT;
+  criterion->base.predictions = 1; /* without the slot */
+  ck_fails(ek_replica_open(&replica, ek_group_device(group, 0), &criterion->base, NULL),
+           EK_ERR_INVALID_ARGUMENT, "0 to 0 predictions, not 1");
+  criterion->base.predictions = 0;
+  ck_ok(ek_replica_open(&replica, ek_group_device(group, 0), &criterion->base, NULL));
+  options.gradient = false;
+  ck_ok(ek_pass_open(&pass, replica, &options));
+  ck_fails(ek_pass_run_predict(&y, pass, &x), EK_ERR_UNSUPPORTED, "biased predicts nothing");
+  ek_pass_free(pass);
+  ek_replica_free(replica);
+
+  ck_ok(ek_replica_open(&replica, ek_group_device(group, 0), whole, NULL));
+  ck_ok(ek_pass_open(&pass, replica, NULL));
+  ck_fails(ek_pass_run_predict(&y, pass, &x), EK_ERR_STATE, "or is with gradient");
+  ek_pass_free(pass);
+  ck_ok(ek_pass_open(&pass, replica, &options));
+  ck_fails(ek_pass_run_predict(&y, pass, &x), EK_ERR_STATE,
+           "criterion (biased), predict: it gave no output number 0");
+  ek_pass_free(pass);
+  ek_replica_free(replica);
+
+  ck_ok(ek_replica_open(&replica, ek_group_device(group, 0), plain, NULL));
+  ck_ok(ek_pass_open(&pass, replica, &options));
+  ck_ok(ek_pass_run_predict(&y, pass, &x)); /* what the model gives */
+  ck_assert_int_eq(y.shape[1], OUT);
+  ek_tensor_free(&y);
+  ek_pass_free(pass);
+  ek_replica_free(replica);
+  ek_tensor_free(&x);
+  ck_no_memory_held(group);
+  ek_group_free(group);
+  ek_module_free(whole);
+  ek_module_free(plain);
+  ek_criterion_free(criterion);
+}
+END_TEST
+
+/* A tie reaches into both; its names are copied, and have an end. */
+START_TEST(ties_that_do_not_fit) {
+  static char longer[200];
+  ek_module *model = linear(), *module = NULL;
+  ek_criterion *criterion = ck_biased();
+  ek_with_criterion_options o = EK_WITH_CRITERION_OPTIONS_INIT;
+  ek_group *group = ck_open("plan:1", 1);
+  ek_replica *replica = NULL;
+  ek_parameter_info one, other;
+  memset(longer, 'x', sizeof longer - 1);
+  o.tied = "bias";
+  ck_fails(ek_with_criterion_create_with(&module, model, criterion, &o), EK_ERR_INVALID_ARGUMENT,
+           "both options");
+  o.source = longer;
+  ck_fails(ek_with_criterion_create_with(&module, model, criterion, &o), EK_ERR_INVALID_ARGUMENT,
+           "is too long");
+  o.source = "nobody";
+  ck_ok(ek_with_criterion_create_with(&module, model, criterion, &o));
+  ck_fails(ek_replica_open(&replica, ek_group_device(group, 0), module, NULL), EK_ERR_NOT_FOUND,
+           "nobody was not declared");
+  ek_module_free(module);
+  char name[] = "loss", source[] = "bias";
+  o.name = name;
+  o.source = source;
+  ck_ok(ek_with_criterion_create_with(&module, model, criterion, &o));
+  memset(name, 0, sizeof name);
+  memset(source, 0, sizeof source);
+  ck_ok(ek_replica_open(&replica, ek_group_device(group, 0), module, NULL));
+  ck_ok(ek_replica_find(&one, replica, "bias"));
+  ck_ok(ek_replica_find(&other, replica, "loss.bias"));
+  ck_assert_int_eq(one.offset, other.offset);
+  ek_replica_free(replica);
+  ek_module_free(module);
+  ek_module_free(model);
+  ek_criterion_free(criterion);
+  ek_group_free(group);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("joined_loss");
+  TCase *refused = ck_case(suite, "refused");
+  tcase_add_test(refused, predictions_that_do_not_fit);
+  tcase_add_test(refused, ties_that_do_not_fit);
+  return suite;
+}
+
+CK_MAIN(make_suite)
