@@ -122,9 +122,9 @@ static const struct argp_option memory_options[] = {
     {"timeline", KEY_TIMELINE, "FILE", 0, "Write device 0's memory over time as CSV", 0},
     {NULL, 0, NULL, 0, NULL, 0}};
 
-static const struct argp_option fit_options[] = {
-    {"measure", KEY_MEASURE, NULL, 0, "Train with the best few as well", 0},
-    {NULL, 0, NULL, 0, NULL, 0}};
+static const struct argp_option fit_options[] = {{"measure", KEY_MEASURE, "N", OPTION_ARG_OPTIONAL,
+                                                  "Train with the best N as well; default 4", 0},
+                                                 {NULL, 0, NULL, 0, NULL, 0}};
 
 static const struct argp_option output_options[] = {
     {"output", 'o', "FORMAT", 0, "table (default), md, csv or json, to standard output", 0},
@@ -373,9 +373,11 @@ static error_t parse_memory(int key, char *text, struct argp_state *state) {
 }
 
 static error_t parse_fit(int key, char *text, struct argp_state *state) {
-  (void)text;
+  struct options *options = ((struct reading *)state->input)->options;
   if (key != KEY_MEASURE) return ARGP_ERR_UNKNOWN;
-  ((struct reading *)state->input)->options->measure = true;
+  if (!parse_whole(&options->measure, text == NULL ? "4" : text, 1, 1000)) {
+    argp_error(state, "--measure wants a whole number from 1 to 1000, not \"%s\"", text);
+  }
   return 0;
 }
 

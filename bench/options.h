@@ -47,7 +47,7 @@ struct options {
   int threads; /* of each device; 0: the library divides the cores */
   bool tf32, deterministic;
   /* what comes of it */
-  bool measure;      /* fit: what was predicted */
+  int64_t measure;   /* fit: so many of the choices */
   double fail_above; /* negative: never */
   const char *trace; /* where to; the library writes it whole or not at all */
   struct output *timeline;

@@ -13,7 +13,7 @@
 #include "report.h"
 #include "terminal.h"
 
-enum { MOST_CHOICES = 256, MOST_MEASURED = 4 };
+enum { MOST_CHOICES = 256 };
 
 struct choice {
   ek_advice advice;
@@ -121,7 +121,7 @@ static enum exit_code measure_once(struct choice *choice, size_t round,
 
 static enum exit_code measure(struct choice *choices, size_t count, const struct options *options,
                               const struct text *text) {
-  const size_t measured = count < MOST_MEASURED ? count : MOST_MEASURED;
+  const size_t wanted = (size_t)options->measure, measured = count < wanted ? count : wanted;
   const size_t rounds = (size_t)options->shape.steps;
   for (size_t i = 0; i < measured; i++) {
     choices[i].seconds = need_memory(rounds, sizeof *choices[i].seconds);
@@ -229,7 +229,7 @@ enum exit_code run_fit(const struct options *options) {
   struct choice *choices = need_memory(MOST_CHOICES, sizeof *choices);
   size_t count = 0;
   code = find_choices(choices, &count, options);
-  if (code == EXIT_GOOD && options->measure) code = measure(choices, count, options, &text);
+  if (code == EXIT_GOOD && options->measure > 0) code = measure(choices, count, options, &text);
   if (count > 0 && code != EXIT_ERROR) {
     struct report report = report_choices(options, &text, choices, count);
     if (!report_write(&report, options)) code = EXIT_ERROR;

@@ -301,7 +301,10 @@ group_fit() {
   same "not measured" "$(value choices.0.tokens_per_second)" null
   same "not measured" "$(value choices.0.measured_peak_bytes)" null
   for i in table md csv; do expect 0 fit "${deep[@]}" --devices plan:2@1GiB -o $i; done
-  for i in '--recompute sqrt' '--micro-batches 2' '--loss fused' '--scatter chunk' '--keep-outputs'; do
+  expect 0 fit "${deep[@]}" --devices cpu:2@1GiB --measure=1 -o json
+  same "one" "$(value choices.1.measured_peak_bytes)" null
+  for i in '--recompute sqrt' '--micro-batches 2' '--loss fused' '--scatter chunk' '--keep-outputs' \
+    '--measure=0' '--measure=some'; do
     expect 2 fit "${deep[@]}" $i
     silent
   done
