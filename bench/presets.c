@@ -5,6 +5,13 @@
 
 #include <string.h>
 
+/* One of the larger models of GPT-2, with its context and vocabulary. */
+#define GPT2(layers_, width_, heads_)                                                              \
+  {                                                                                                \
+    .layers = (layers_), .width = (width_), .heads = (heads_), .seq = 1024, .vocab = 50257,        \
+    .batch = 8, .steps = 1, .warmup = 1                                                            \
+  }
+
 static const struct preset presets[] = {
     {"quick",
      "a small model, seconds (the default)",
@@ -15,8 +22,7 @@ static const struct preset presets[] = {
       .vocab = 4096,
       .batch = 32,
       .steps = 5,
-      .warmup = 3,
-      .keep_outputs = false}},
+      .warmup = 3}},
     /* The output of one step is 32 x 250 x 40,000 x 4 B = 1.28 GB and its gradient as much again,
      * behind a trunk that costs next to nothing. */
     {"lm-40k",
@@ -39,41 +45,10 @@ static const struct preset presets[] = {
       .vocab = 50257,
       .batch = 4,
       .steps = 3,
-      .warmup = 1,
-      .keep_outputs = false}},
-    {"gpt2-355m",
-     "GPT-2 with 355 million parameters",
-     {.layers = 24,
-      .width = 1024,
-      .heads = 16,
-      .seq = 1024,
-      .vocab = 50257,
-      .batch = 8,
-      .steps = 1,
-      .warmup = 1,
-      .keep_outputs = false}},
-    {"gpt2-774m",
-     "GPT-2 with 774 million parameters",
-     {.layers = 36,
-      .width = 1280,
-      .heads = 20,
-      .seq = 1024,
-      .vocab = 50257,
-      .batch = 8,
-      .steps = 1,
-      .warmup = 1,
-      .keep_outputs = false}},
-    {"gpt2-1.5b",
-     "GPT-2 with 1.5 billion parameters",
-     {.layers = 48,
-      .width = 1600,
-      .heads = 25,
-      .seq = 1024,
-      .vocab = 50257,
-      .batch = 8,
-      .steps = 1,
-      .warmup = 1,
-      .keep_outputs = false}},
+      .warmup = 1}},
+    {"gpt2-355m", "GPT-2 with 355 million parameters", GPT2(24, 1024, 16)},
+    {"gpt2-774m", "GPT-2 with 774 million parameters", GPT2(36, 1280, 20)},
+    {"gpt2-1.5b", "GPT-2 with 1.5 billion parameters", GPT2(48, 1600, 25)},
     /* LLaMA's depth, width, heads, context and vocabulary on GPT-2's blocks: a feed-forward of 4 widths
      * with GELU has 2/3 of the parameters of three matrices of 8/3 each, and the head is tied. */
     {"llama-7b",
@@ -85,8 +60,7 @@ static const struct preset presets[] = {
       .vocab = 32000,
       .batch = 8,
       .steps = 1,
-      .warmup = 1,
-      .keep_outputs = false}},
+      .warmup = 1}},
     {"gpt3-175b",
      "GPT-3's shape, for plan:8@80GiB",
      {.layers = 96,
@@ -96,8 +70,7 @@ static const struct preset presets[] = {
       .vocab = 50257,
       .batch = 8,
       .steps = 1,
-      .warmup = 1,
-      .keep_outputs = false}},
+      .warmup = 1}},
 };
 
 const struct preset *preset_at(size_t index) {
