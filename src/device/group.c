@@ -391,8 +391,8 @@ static ek_status tell(const struct worker *failed) {
                       name, before, message, rest);
 }
 
-/* Waits until all workers have come back, with the mutex held. Where one may be stuck, the backend is asked now and then,
- * without the mutex, because workers that give up take it. */
+/* Waits until all workers have come back, with the mutex held. Where one may be stuck, the backend
+ * is asked now and then, without the mutex, because workers that give up take it. */
 static void wait_for_workers(ek_group *group) {
   const bool watches = group->backend->watch != NULL;
   group->watched = EK_OK;
