@@ -45,14 +45,10 @@ void grid_column(struct grid *grid, const char *heading, bool left) {
 }
 
 void grid_cell(struct grid *grid, const char *format, ...) {
-  va_list arguments, again;
+  va_list arguments;
   va_start(arguments, format);
-  va_copy(again, arguments);
-  const int length = vsnprintf(NULL, 0, format, arguments);
+  char *text = need_format(format, arguments);
   va_end(arguments);
-  char *text = need_memory((size_t)(length < 0 ? 0 : length) + 1, 1);
-  if (length > 0) vsnprintf(text, (size_t)length + 1, format, again);
-  va_end(again);
   if (grid->cell_count == grid->cell_room) {
     grid->cell_room = grid->cell_room * 2 + 64;
     grid->cells = need_more(grid->cells, grid->cell_room, sizeof *grid->cells);

@@ -58,14 +58,10 @@ void html_text(FILE *file, const char *text) {
 }
 
 void html_format(FILE *file, const char *format, ...) {
-  va_list arguments, again;
+  va_list arguments;
   va_start(arguments, format);
-  va_copy(again, arguments);
-  const int length = vsnprintf(NULL, 0, format, arguments);
+  char *text = need_format(format, arguments);
   va_end(arguments);
-  char *text = need_memory((size_t)(length < 0 ? 0 : length) + 1, 1);
-  if (length > 0) vsnprintf(text, (size_t)length + 1, format, again);
-  va_end(again);
   html_text(file, text);
   free(text);
 }

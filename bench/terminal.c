@@ -7,7 +7,6 @@
 #include "terminal.h"
 
 #include <signal.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -125,4 +124,14 @@ char *need_copy(const char *text, size_t length) {
   memcpy(copy, text, length);
   copy[length] = '\0';
   return copy;
+}
+
+char *need_format(const char *format, va_list arguments) {
+  va_list again;
+  va_copy(again, arguments);
+  const int length = vsnprintf(NULL, 0, format, again);
+  va_end(again);
+  char *text = need_memory((size_t)(length < 0 ? 0 : length) + 1, 1);
+  if (length > 0) (void)vsnprintf(text, (size_t)length + 1, format, arguments);
+  return text;
 }

@@ -7,6 +7,7 @@
 #ifndef BENCH_TERMINAL_H
 #define BENCH_TERMINAL_H
 
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
 
@@ -41,5 +42,7 @@ void progress_clear(void);
 void *need_memory(size_t count, size_t size);
 void *need_more(void *old, size_t count, size_t size);
 char *need_copy(const char *text, size_t length);
+/* As vprintf() would print it. */
+char *need_format(const char *format, va_list arguments);
 
 #endif
