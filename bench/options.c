@@ -76,7 +76,8 @@ static const struct argp_option training_options[] = {
      "llama-7b, gpt3-175b; flags override it",
      0},
     {"devices", KEY_DEVICES, "SPEC", 0, "Devices, such as cpu:4, cpu:4@512MiB, plan:8@80GiB", 0},
-    {"modes", KEY_MODES, "LIST", 0, "Of gather,balanced,replicated,sharded; default all", 0},
+    {"modes", KEY_MODES, "LIST", 0,
+     "Of gather,balanced,replicated,sharded,sharded-gradients,fully-sharded; default all", 0},
     {"threads", KEY_THREADS, "N", 0, "Threads per device; 0 (default) divides the cores", 0},
     {"tf32", KEY_TF32, NULL, 0, "Products on cuda devices in TF32: 10 bits of mantissa", 0},
     {"deterministic", KEY_DETERMINISTIC, NULL, 0,
@@ -201,7 +202,7 @@ static void read_modes(struct reading *reading, struct argp_state *state) {
   if (!parse_modes(options->modes, &options->mode_count, text, bad)) {
     argp_error(state,
                "--modes: \"%s\" is no mode, or is there twice; the modes are gather, "
-               "balanced, replicated, sharded",
+               "balanced, replicated, sharded, sharded-gradients, fully-sharded",
                bad);
   }
 }

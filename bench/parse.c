@@ -58,7 +58,9 @@ static bool next_item(const char **text, char item[64]) {
 }
 
 bool parse_modes(ek_mode modes[BENCH_MODES], size_t *count, const char *text, char bad[64]) {
-  if (strcmp(text, "all") == 0) text = "gather,balanced,replicated,sharded";
+  if (strcmp(text, "all") == 0) {
+    text = "gather,balanced,replicated,sharded,sharded-gradients,fully-sharded";
+  }
   bool seen[BENCH_MODES] = {false};
   *count = 0;
   while (next_item(&text, bad)) {

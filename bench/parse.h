@@ -23,7 +23,7 @@ bool parse_seed(uint64_t *value, const char *text);
  * "gather,balanced" or "all". Each mode once. `modes` has room for BENCH_MODES. On failure `bad`
  * gets the word that is wrong.
  */
-#define BENCH_MODES 4
+#define BENCH_MODES 6
 bool parse_modes(ek_mode modes[BENCH_MODES], size_t *count, const char *text, char bad[64]);
 
 /* Of one group; the benchmark runs on no more. */

@@ -20,21 +20,26 @@ static void add_bucket(struct ek__buckets *buckets, int64_t first, int64_t last,
   }
 }
 
-static void cut(struct ek__buckets *buckets, const struct ek__layout *layout, size_t element,
-                size_t bytes) {
-  const size_t parameters = layout->parameter_count;
+/* Whether parameters number i - 1 and i of the order, the second at the beginning of a bucket so far
+ * up to `end`, go into different ones. */
+static bool ends(const struct ek__layout *layout, size_t i, int64_t end, size_t bytes) {
+  const struct ek__parameter *p = &layout->parameters[layout->order[i]];
+  if (i == 0) return true;
+  if (layout->unit_count > 0) return p->unit != layout->parameters[layout->order[i - 1]].unit;
+  return (uint64_t)(end - p->offset) * ek_type_size(layout->type) >= bytes;
+}
+
+static void cut(struct ek__buckets *buckets, const struct ek__layout *layout, size_t bytes) {
   int64_t end = layout->flat_count;
   uint32_t members = 0;
-  for (size_t place = EK__GROUPS * parameters; place-- > 0;) {
-    const size_t i = place % parameters;
-    const struct ek__parameter *p = &layout->parameters[i];
-    if (p->buffer) buckets->of[i] = SIZE_MAX; /* it is in none */
-    if (p->buffer || ek__group_of(p->no_decay, p->frozen) != place / parameters) continue;
-    buckets->of[i] = buckets->count;
+  for (size_t i = 0; i < layout->parameter_count; i++) buckets->of[i] = SIZE_MAX;
+  for (size_t i = layout->order_count; i-- > 0;) {
+    const int64_t first = layout->parameters[layout->order[i]].offset;
+    buckets->of[layout->order[i]] = buckets->count;
     members++;
-    if ((uint64_t)(end - p->offset) * element < bytes && p->offset > 0) continue;
-    add_bucket(buckets, p->offset, end, members);
-    end = p->offset;
+    if (!ends(layout, i, end, bytes)) continue;
+    add_bucket(buckets, first, end, members);
+    end = first;
     members = 0;
   }
 }
@@ -48,7 +53,7 @@ ek_status ek__buckets_open(struct ek__buckets *buckets, const ek_replica *replic
   EK_TRY(ek__new(&buckets->offsets, parameters, (ranks + 1) * sizeof(int64_t), memory_of));
   EK_TRY(ek__new(&buckets->places, parameters, ranks * sizeof(int64_t), memory_of));
   EK_TRY(ek__new(&buckets->of, parameters, sizeof *buckets->of, memory_of));
-  cut(buckets, &replica->layout, ek_type_size(replica->type), bytes);
+  cut(buckets, &replica->layout, bytes);
   return EK_OK;
 }
 

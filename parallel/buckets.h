@@ -23,8 +23,9 @@ struct ek__buckets {
   int64_t *offsets, *places; /* of all buckets */
 };
 
-/* Whole parameters from the end of the flat buffer to its beginning, until a bucket has `bytes`. What
- * was made stays for close on failure. */
+/* Whole parameters from the end of the flat buffer to its beginning, until a bucket has `bytes`; of a
+ * layout in units the units, from the last to the first. What was made stays for close on failure.
+ */
 ek_status ek__buckets_open(struct ek__buckets *buckets, const ek_replica *replica, size_t ranks,
                            size_t bytes);
 void ek__buckets_close(struct ek__buckets *buckets);

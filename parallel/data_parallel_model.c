@@ -48,7 +48,11 @@ static ek_status open_replica(void *context, ek_device *device, size_t index) {
   options.seed = model->options.seed;
   options.gradients = !ek__placement(model)->gradient_shares;
   options.initialize = ek_communicator_first_rank(model->communicator) + index == 0;
-  EK_TRY(ek_replica_open(&model->replicas[index], device, model->module, &options));
+  const size_t bytes = model->options.bucket_bytes;
+  EK_TRY(ek__replica_open_units(&model->replicas[index], device, model->module, &options,
+                                !ek__placement(model)->parameter_shares ? 0
+                                : bytes == 0                            ? 1
+                                                                        : bytes));
   const int64_t shape[] = {2};
   EK_TRY(ek_tensor_create(&model->totals[index], device, EK_MEMORY_LOSS, EK_F64, 1, shape));
   return ek_op_zero(ek_device_stream(device, EK_STREAM_COMPUTE), &model->totals[index]);

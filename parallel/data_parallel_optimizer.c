@@ -168,7 +168,9 @@ static ek_status update_pieces(ek_data_parallel_optimizer *self, ek_device *devi
     const struct ek__piece *piece = &own->updates.list[i];
     const int64_t count = piece->last - piece->first;
     ek_tensor states[EK_MAX_OPTIMIZER_STATES];
-    ek_tensor parameters = ek__flat_range(ek_replica_parameters(replica), piece->first, count);
+    ek_tensor parameters =
+        ek__flat_range(ek_replica_parameters(replica),
+                       placement->parameter_shares ? piece->place : piece->first, count);
     const ek_tensor gradients =
         ek__flat_range(ek_replica_gradients(replica),
                        placement->gradient_shares ? piece->place : piece->first, count);
@@ -209,11 +211,13 @@ static ek_status share_parameters(const ek_data_parallel_optimizer *self, ek_dev
 
 static ek_status step_one(void *context, ek_device *device, size_t index) {
   ek_data_parallel_optimizer *self = context;
+  const struct ek__placement *placement = ek__placement(self->model);
   const ek_trace_span span = ek_trace_begin(device, "update");
   const ek_status status = update_pieces(self, device, index);
   ek_trace_end(span);
   EK_TRY(status);
-  return ek__placement(self->model)->state_shares ? share_parameters(self, device, index) : EK_OK;
+  const bool share = placement->state_shares && !placement->parameter_shares;
+  return share ? share_parameters(self, device, index) : EK_OK;
 }
 
 /* ---- the step, for the caller ---- */

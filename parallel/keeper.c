@@ -29,12 +29,14 @@ ek_status ek__keeper_create(struct ek__keeper **keeper, ek_data_parallel_model *
   self->lender.gradient = lend_gradient;
   self->model = model;
   *keeper = self;
-  return ek__new(&self->gradients, parameters, sizeof *self->gradients, memory_of);
+  EK_TRY(ek__new(&self->gradients, parameters, sizeof *self->gradients, memory_of));
+  return ek__placement(model)->parameter_shares ? ek__keeper_lend_values(self, parameters) : EK_OK;
 }
 
 void ek__keeper_free(struct ek__keeper *keeper) {
   if (keeper == NULL) return;
   ek__keeper_drop(keeper);
+  ek__free(keeper->values);
   ek__free(keeper->gradients);
   ek__free(keeper);
 }
@@ -46,6 +48,7 @@ ek_status ek__keeper_open(struct ek__keeper *keeper, const struct ek__buckets *c
   keeper->device = device;
   keeper->replica = model->replicas[index];
   keeper->rank = ek_communicator_first_rank(model->communicator) + index;
+  if (keeper->values != NULL) EK_TRY(ek__keeper_open_values(keeper));
   return ek__replica_hold_gradients(keeper->replica, ek__buckets_share(cut, keeper->rank));
 }
 
@@ -95,6 +98,7 @@ void ek__keeper_drop(struct ek__keeper *keeper) {
   for (size_t b = 0; b < keeper->cut->count; b++) {
     ek_tensor_free(&keeper->gradients[b].whole);
   }
+  if (keeper->values != NULL) ek__keeper_drop_values(keeper);
 }
 
 /* ---- sums over the devices ---- */

@@ -6,6 +6,9 @@
  * one of its gradients until its sum over the devices has ended: then the device's share of that sum
  * is added to its shares of the step, and the memory goes back.
  *
+ * Parameters may be cut alike (mode fully-sharded): a bucket is then a *unit*, and the whole of it is
+ * gathered for the nodes that need it.
+ *
  * All functions but open, close and drop run on the device's worker.
  */
 #ifndef EK_KEEPER_H
@@ -27,6 +30,13 @@ struct ek__keeper {
     uint64_t sum;    /* number of the collective that sums it; 0: none */
   } *gradients;      /* per bucket */
   size_t settled;    /* buckets of this round whose sums are in the shares */
+  struct ek__gathered {
+    ek_tensor whole; /* exists from the start of its gather until it is given back */
+    uint64_t gather; /* number of the collective, until the compute stream waits for it; else 0 */
+    uint32_t pins;   /* nodes that have entered and not left */
+  } *values;         /* per bucket; NULL: the replica has them */
+  size_t current;    /* the unit that was entered last; or none: the number of buckets */
+  size_t ahead;      /* the one that is gathered for what is expected next, or none */
 };
 
 /* In two steps, because a reducer knows its keepers: */
@@ -45,5 +55,12 @@ ek_status ek__keeper_settle(struct ek__keeper *keeper, size_t end);
 
 /* Gives back what is lent. No worker runs. */
 void ek__keeper_drop(struct ek__keeper *keeper);
+
+/* ---- units.c: the values ---- */
+
+ek_status ek__keeper_lend_values(struct ek__keeper *keeper, size_t parameters);
+/* On the worker: the replica gets its shares of the initial values. */
+ek_status ek__keeper_open_values(struct ek__keeper *keeper);
+void ek__keeper_drop_values(struct ek__keeper *keeper);
 
 #endif /* EK_KEEPER_H */

@@ -133,8 +133,9 @@ static ek_status open_passes(ek_data_parallel_model *model, const ek_shards *lea
   pass.context = model;
   pass.communicator = model->inner;
   pass.gradient_now = options->gradient ? ek__model_scale(model) : 0;
+  const bool everywhere = model->inner != NULL || ek__placement(model)->parameter_shares;
   for (size_t k = 0; k < model->count; k++) {
-    if (lead->samples[k] == lead->samples[k + 1] && model->inner == NULL) continue;
+    if (lead->samples[k] == lead->samples[k + 1] && !everywhere) continue;
     pass.first_sample = model->step_samples + options->first_sample + lead->samples[k];
     pass.samples = lead->samples[k + 1] - lead->samples[k];
     EK_TRY(ek__pass_open(&model->passes[k], model->replicas[k], &pass,

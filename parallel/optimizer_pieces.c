@@ -7,9 +7,9 @@
  * updates its part of device 0's memory, so that no worker idles.
  *
  * Flat buffers hold parameters by what an optimizer is asked for them (module/layout.h): frozen
- * ones first, which belong to no range, then those without decay, then the others. So a range is
- * at most two pieces, and a model of hundreds of weights and biases takes one launch more than a
- * model without biases.
+ * ones first, which belong to no range, then those without decay, then the others, of the whole
+ * model or of each unit. So a range is at most two pieces, and a model of hundreds of weights and
+ * biases takes one launch more than a model without biases.
  *
  * The state of a device's pieces lies end to end, in their order, in flat buffers of its own. All
  * of it is worked out when the optimizer is opened.
@@ -48,12 +48,21 @@ static ek_status share_of(struct ek__piece *share, const ek_data_parallel_optimi
   return EK_OK;
 }
 
-/* The elements of a share from `first` to `last`. */
-static void append(struct ek__pieces *pieces, const struct ek__piece *share, int64_t first,
-                   int64_t last, bool no_decay) {
-  first = first > share->first ? first : share->first;
-  last = last < share->last ? last : share->last;
-  if (first >= last) return;
+/* What a share has of run number `run`; one piece with what is before it if that is alike. */
+static void append(struct ek__pieces *pieces, const struct ek__piece *share,
+                   const struct ek__layout *layout, size_t run, bool norm) {
+  const struct ek__run *r = &layout->runs[run];
+  const int64_t end = run + 1 < layout->run_count ? r[1].first : layout->flat_count;
+  const int64_t first = r->first > share->first ? r->first : share->first;
+  const int64_t last = end < share->last ? end : share->last;
+  const bool no_decay = r->group == EK__GROUP_NO_DECAY && !norm;
+  if (first >= last || r->group == EK__GROUP_FROZEN) return;
+  struct ek__piece *before = pieces->count == 0 ? NULL : &pieces->list[pieces->count - 1];
+  if (before != NULL && before->last == first && first > share->first &&
+      before->no_decay == no_decay) {
+    before->last = last;
+    return;
+  }
   pieces->list[pieces->count++] = (struct ek__piece){.first = first,
                                                      .last = last,
                                                      .place = share->place + first - share->first,
@@ -64,16 +73,14 @@ static ek_status make_pieces(struct ek__pieces *pieces, const ek_data_parallel_o
                              size_t index, bool norm) {
   const ek_data_parallel_model *model = self->model;
   const struct ek__layout *layout = &model->replicas[0]->layout;
-  const int64_t begin = layout->groups[EK__GROUP_NO_DECAY];
-  const int64_t decay = norm ? begin : layout->groups[EK__GROUP_DECAY];
   const size_t shares =
       ek__placement(model)->state_shares ? ek_reducer_bucket_count(model->reducer) : 1;
-  EK_TRY(ek__new(&pieces->list, shares, 2 * sizeof *pieces->list, "the ranges of an optimizer"));
+  EK_TRY(ek__new(&pieces->list, shares + layout->run_count, sizeof *pieces->list,
+                 "the ranges of an optimizer"));
   for (size_t i = 0; i < shares; i++) {
     struct ek__piece share = {0};
     EK_TRY(share_of(&share, self, index, i, norm));
-    append(pieces, &share, begin, decay, true);
-    append(pieces, &share, decay, layout->flat_count, false);
+    for (size_t run = 0; run < layout->run_count; run++) append(pieces, &share, layout, run, norm);
   }
   return EK_OK;
 }

@@ -27,11 +27,12 @@ struct ek__keeper;
 /* What a placement of the state means: placement.c. */
 struct ek__placement {
   ek_reduce_kind reduce;
-  bool master;          /* device 0 has the state, and the others get parameters from it */
-  bool state_shares;    /* each device has the optimizer's state of its part of every bucket */
-  bool gradient_shares; /* the same of the gradients: keeper.h */
+  bool master;           /* device 0 has the state, and the others get parameters from it */
+  bool state_shares;     /* each device has the optimizer's state of its part of every bucket */
+  bool gradient_shares;  /* the same of the gradients: keeper.h */
+  bool parameter_shares; /* and of the parameters; buckets are units then */
 };
-enum { EK__PLACEMENTS = EK_STATE_SHARDED_GRADIENTS + 1 };
+enum { EK__PLACEMENTS = EK_STATE_FULLY_SHARDED + 1 };
 
 struct ek_data_parallel_model {
   struct ek__owner owner; /* of the model, and of the criteria and optimizers opened for it */

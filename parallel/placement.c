@@ -13,8 +13,13 @@ static const struct ek__placement placements[EK__PLACEMENTS] = {
     [EK_STATE_MASTER] = {.reduce = EK_REDUCE_TO_FIRST, .master = true},
     [EK_STATE_REPLICATED] = {.reduce = EK_REDUCE_TO_ALL},
     [EK_STATE_SHARDED] = {.reduce = EK_REDUCE_SCATTER, .state_shares = true},
-    [EK_STATE_SHARDED_GRADIENTS] = {
-        .reduce = EK_REDUCE_SCATTER, .state_shares = true, .gradient_shares = true}};
+    [EK_STATE_SHARDED_GRADIENTS] = {.reduce = EK_REDUCE_SCATTER,
+                                    .state_shares = true,
+                                    .gradient_shares = true},
+    [EK_STATE_FULLY_SHARDED] = {.reduce = EK_REDUCE_SCATTER,
+                                .state_shares = true,
+                                .gradient_shares = true,
+                                .parameter_shares = true}};
 
 const struct ek__placement *ek__placement(const ek_data_parallel_model *model) {
   return &placements[model->options.state];
@@ -31,7 +36,8 @@ static const struct {
              [EK_MODE_REPLICATED] = {"replicated", EK_OUTPUTS_STAY, EK_STATE_REPLICATED},
              [EK_MODE_SHARDED] = {"sharded", EK_OUTPUTS_STAY, EK_STATE_SHARDED},
              [EK_MODE_SHARDED_GRADIENTS] = {"sharded-gradients", EK_OUTPUTS_STAY,
-                                            EK_STATE_SHARDED_GRADIENTS}};
+                                            EK_STATE_SHARDED_GRADIENTS},
+             [EK_MODE_FULLY_SHARDED] = {"fully-sharded", EK_OUTPUTS_STAY, EK_STATE_FULLY_SHARDED}};
 
 enum { MODES = sizeof modes / sizeof modes[0] };
 
@@ -47,9 +53,10 @@ ek_status ek_mode_parse(ek_mode *mode, const char *name) {
       return EK_OK;
     }
   }
-  return ek_error_set(
-      EK_ERR_INVALID_ARGUMENT,
-      "there is no mode \"%s\": gather, balanced, replicated, sharded, sharded-gradients", name);
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                      "there is no mode \"%s\": gather, balanced, replicated, sharded, "
+                      "sharded-gradients, fully-sharded",
+                      name);
 }
 
 ek_status ek_data_parallel_model_options_set_mode(ek_data_parallel_model_options *options,

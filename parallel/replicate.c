@@ -4,6 +4,7 @@
 #include <evenkeel/replicate.h>
 
 #include "core/error.h"
+#include "module/replica_internal.h"
 
 struct replicate_job {
   ek_communicator *communicator;
@@ -20,7 +21,9 @@ static ek_status broadcast_flat(const struct replicate_job *job, ek_device *devi
 static ek_status replicate_one(void *context, ek_device *device, size_t index) {
   const struct replicate_job *job = context;
   const ek_replica *replica = job->replicas[index];
-  EK_TRY(broadcast_flat(job, device, ek_replica_parameters(replica)));
+  if (replica->whole_parameters) {
+    EK_TRY(broadcast_flat(job, device, ek_replica_parameters(replica)));
+  }
   EK_TRY(broadcast_flat(job, device, ek_replica_buffers(replica)));
   return ek_communicator_wait(job->communicator, device);
 }

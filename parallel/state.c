@@ -114,7 +114,9 @@ static ek_tensor like_of(const struct entry *entry) {
 static void describe(ek_state_info *info, const ek_data_parallel_model *model,
                      const struct entry *entry) {
   const ek_state_placement state = model->options.state;
-  const bool sharded = entry->kind == EK_STATE_KIND_OPTIMIZER || ek__placement(model)->master;
+  const bool sharded =
+      entry->kind == EK_STATE_KIND_OPTIMIZER || ek__placement(model)->master ||
+      (entry->kind == EK_STATE_KIND_PARAMETER && ek__placement(model)->parameter_shares);
   *info = (ek_state_info){.kind = entry->kind,
                           .placement = sharded ? state : EK_STATE_REPLICATED,
                           .like = like_of(entry)};
@@ -173,9 +175,35 @@ static bool meet(int64_t *from, int64_t *to, int64_t offset, int64_t count, int6
   return *from < *to;
 }
 
-/* Reads from device 0, writes to all. */
+/* Between elements from `offset` on of flat buffers that are cut, one per device, and the host's
+ * tensor. `packed`: each device has its shares end to end; else they lie in a whole buffer. */
+static ek_status copy_shares(const ek_data_parallel_model *model,
+                             const ek_tensor *(*flat)(const ek_replica *replica), bool packed,
+                             int64_t offset, ek_tensor *host, bool write) {
+  const struct ek__buckets *buckets = ek__reducer_buckets(model->reducer);
+  const size_t rank = ek_communicator_first_rank(model->communicator);
+  const int64_t count = ek_tensor_count(host);
+  for (size_t b = 0; b < buckets->count; b++) {
+    const struct ek__bucket *bucket = &buckets->list[b];
+    for (size_t k = 0; k < model->count; k++) {
+      const int64_t first = bucket->first + bucket->offsets[rank + k];
+      const int64_t last = bucket->first + bucket->offsets[rank + k + 1];
+      int64_t from = 0, to = 0;
+      if (!meet(&from, &to, offset, count, first, last)) continue;
+      EK_TRY(copy_range(flat(model->replicas[k]),
+                        packed ? bucket->places[rank + k] + from - first : from, host,
+                        from - offset, to - from, write));
+    }
+  }
+  return EK_OK;
+}
+
+/* Reads from device 0, writes to all; what is cut from whoever has it. */
 static ek_status copy_value(const ek_data_parallel_model *model, const struct entry *entry,
                             int64_t first, ek_tensor *host, bool write) {
+  if (ek__placement(model)->parameter_shares && !entry->info.buffer) {
+    return copy_shares(model, ek_replica_parameters, true, entry->info.offset + first, host, write);
+  }
   for (size_t k = 0; k < (write ? model->count : 1); k++) {
     const ek_replica *replica = model->replicas[k];
     EK_TRY(copy_range(entry->info.buffer ? ek_replica_buffers(replica)
@@ -307,24 +335,13 @@ ek_status ek_state_write(ek_data_parallel_model *model, const char *name, const 
 /* Of sharded gradients each device has its part of every bucket, of others device 0 has all. */
 static ek_status read_gradient(ek_tensor *host, const ek_data_parallel_model *model,
                                int64_t offset) {
-  const int64_t count = ek_tensor_count(host);
   const struct ek__placement *placement = ek__placement(model);
-  if (!placement->state_shares) {
-    return copy_range(ek_replica_gradients(model->replicas[0]), offset, host, 0, count, false);
+  if (placement->state_shares) {
+    return copy_shares(model, ek_replica_gradients, placement->gradient_shares, offset, host,
+                       false);
   }
-  const size_t rank = ek_communicator_first_rank(model->communicator);
-  for (size_t b = 0; b < ek_reducer_bucket_count(model->reducer); b++) {
-    for (size_t k = 0; k < model->count; k++) {
-      int64_t first = 0, last = 0, from = 0, to = 0;
-      EK_TRY(ek_reducer_range(&first, &last, model->reducer, b, rank + k));
-      if (!meet(&from, &to, offset, count, first, last)) continue;
-      const int64_t place = ek__reducer_buckets(model->reducer)->list[b].places[rank + k];
-      EK_TRY(copy_range(ek_replica_gradients(model->replicas[k]),
-                        placement->gradient_shares ? place + from - first : from, host,
-                        from - offset, to - from, false));
-    }
-  }
-  return EK_OK;
+  return copy_range(ek_replica_gradients(model->replicas[0]), offset, host, 0,
+                    ek_tensor_count(host), false);
 }
 
 /* What the optimizer would multiply with: 1 / D, or 1. */

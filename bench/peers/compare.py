@@ -199,7 +199,7 @@ def parse_arguments():
     parser.add_argument("--threads", type=positive, default=2, help="PyTorch threads = evenkeel devices on the CPU (default 2)")
     parser.add_argument("--devices", metavar="cuda:N", help="one GPU for both instead of the CPU")
     parser.add_argument("--tf32", action="store_true", help="products in TF32, with --devices cuda:N")
-    parser.add_argument("--mode", choices=["gather", "balanced", "replicated", "sharded"], default="sharded", help="evenkeel's mode")
+    parser.add_argument("--mode", choices=["gather", "balanced", "replicated", "sharded", "sharded-gradients", "fully-sharded"], default="sharded", help="evenkeel's mode")
     parser.add_argument("--form", choices=["replicas", "lean", "stock"],
                         help="how PyTorch does it (default replicas; on cuda there is only stock)")
     parser.add_argument("--torch-only", action="store_true", help="leave evenkeel out")

@@ -8,10 +8,19 @@
  *     sharded      on their devices      parameters each, optimizer state 1/N each
  *     sharded-gradients                  the same, and gradients 1/N each: a bucket is whole from its
  *                                        first gradient until it was reduced (ZeRO-2)
+ *     fully-sharded                      all of it 1/N each: parameters are gathered for the unit of
+ *                                        modules that runs (ZeRO-3, FSDP)
  *
  * The two columns are two independent options. All modes compute the same training, to rounding, as
  * one device would with the whole batch. Where gradients are sharded each micro-batch is summed over
  * the devices by itself, and added to the device's part of the step.
+ *
+ * Units of fully-sharded are what modules declare (ek_declare_unit(); each block of a GPT), and of
+ * what is left neighbours of bucket_bytes or more. The unit that runs is there and the one that is
+ * expected next, whose gather is under way meanwhile: forward in the order of declaration, backward
+ * against it. Every device runs the model, also with inputs of no rows, and all devices must run the
+ * same modules in the same order: a module does not decide by its numbers, or by its rows, which of
+ * its children run.
  *
  * A training step is forward, criterion, backward, optimizer; it is a transaction: when any of them
  * fails before the update, parameters, optimizer state and random masks are what they were before
@@ -44,7 +53,8 @@ typedef enum ek_state_placement {
   EK_STATE_MASTER = 0,
   EK_STATE_REPLICATED = 1,
   EK_STATE_SHARDED = 2,
-  EK_STATE_SHARDED_GRADIENTS = 3
+  EK_STATE_SHARDED_GRADIENTS = 3,
+  EK_STATE_FULLY_SHARDED = 4
 } ek_state_placement;
 
 typedef enum ek_mode {
@@ -52,7 +62,8 @@ typedef enum ek_mode {
   EK_MODE_BALANCED = 1,
   EK_MODE_REPLICATED = 2,
   EK_MODE_SHARDED = 3,
-  EK_MODE_SHARDED_GRADIENTS = 4
+  EK_MODE_SHARDED_GRADIENTS = 4,
+  EK_MODE_FULLY_SHARDED = 5
 } ek_mode;
 
 EK_API const char *ek_mode_name(ek_mode mode); /* "gather"; "unknown" outside the list */
@@ -67,7 +78,7 @@ typedef struct ek_data_parallel_model_options {
   ek_type type;              /* EK_F32, or EK_F64 for checks */
   uint64_t seed;             /* initial values and random masks */
   uint64_t broadcast_inputs; /* bit i: input i goes whole to every device */
-  size_t bucket_bytes;       /* of the gradient reduction */
+  size_t bucket_bytes;       /* of the gradient reduction, and of units that nobody has marked */
 } ek_data_parallel_model_options;
 #define EK_DATA_PARALLEL_MODEL_OPTIONS_INIT                                                        \
   {                                                                                                \

@@ -278,6 +278,15 @@ EK_API EK_CHECKED ek_status ek_declare_module(ek_declaration *declaration, const
 EK_API EK_CHECKED ek_status ek_declare_wrapped(ek_declaration *declaration, ek_module *child);
 
 /*
+ * The module, with all of its children, is a unit: in mode fully-sharded (data_parallel_model.h) its
+ * parameters are gathered when one of its functions begins and given back when it has returned, so
+ * they should be as many as are used at about the same time, such as a block of a decoder. A unit
+ * within it is one of its own. Without effect elsewhere. EK_ERR_INVALID_ARGUMENT if the module has
+ * declared anything before.
+ */
+EK_API EK_CHECKED ek_status ek_declare_unit(ek_declaration *declaration);
+
+/*
  * Makes two parameters one: from now on `name` stands for the memory of `source`. Both are paths
  * from this module ("head.weight", "tokens.weight"), both declared before, of the same shape.
  * Initial values and options are the source's. The gradient is the sum over both uses and is

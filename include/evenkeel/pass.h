@@ -33,7 +33,8 @@ EK_BEGIN_DECLARATIONS
 
 /* ---- for a module: its parameters and gradients ---- */
 
-/* Parameter or buffer number `index` of the module that is running: a loan. */
+/* Parameter or buffer number `index` of the module that is running: a loan until its function
+ * returns, or leaves the child that it has entered. Who needs it longer shares it, or saves it. */
 EK_API EK_CHECKED ek_status ek_pass_parameter(ek_tensor *parameter, ek_pass *pass, size_t index);
 
 /*
@@ -263,7 +264,8 @@ EK_API EK_CHECKED ek_status ek_pass_open(ek_pass **pass, ek_replica *replica,
 /* The replica's module, a loan. */
 EK_API ek_module *ek_pass_module(const ek_pass *pass);
 
-/* A module of it declares `collective`: it must run on every device at once, also without rows. */
+/* A module of it declares `collective`, or parameters are gathered from all devices (mode
+ * fully-sharded): it must run on every device at once, also without rows. */
 EK_API bool ek_pass_is_collective(const ek_pass *pass);
 
 /* Runs the replica's module. `outputs` are overwritten with tensors that the caller owns; on

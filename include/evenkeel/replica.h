@@ -37,15 +37,17 @@ EK_API ek_device *ek_replica_device(const ek_replica *replica);
 EK_API ek_module *ek_replica_module(const ek_replica *replica); /* a loan */
 EK_API ek_type ek_replica_type(const ek_replica *replica);
 
-/* Loans of the flat buffers, rank 1; a tensor without elements where there are none. */
+/* Loans of the flat buffers, rank 1; a tensor without elements where there are none. Of a model of
+ * which devices hold shares (data_parallel_model.h) they are this device's, end to end. */
 EK_API const ek_tensor *ek_replica_parameters(const ek_replica *replica);
 EK_API const ek_tensor *ek_replica_gradients(const ek_replica *replica);
 EK_API const ek_tensor *ek_replica_buffers(const ek_replica *replica);
 
 typedef struct ek_parameter_info {
   const char *name;   /* full name, "blocks.0.attention.weight"; lives as long as the replica */
-  ek_tensor value;    /* a loan: a view into the flat parameters (or buffers) */
-  ek_tensor gradient; /* a loan; a struct of zeros for a buffer */
+  ek_tensor value;    /* a loan: a view into the flat parameters (or buffers); if the device holds a
+                         share, type and shape alone, data NULL */
+  ek_tensor gradient; /* a loan; a struct of zeros for a buffer, and if the device holds a share */
   int64_t offset;     /* of its first element in the flat buffer */
   bool buffer;
   bool no_decay, frozen; /* as it was declared: ek_parameter_options */

@@ -267,6 +267,7 @@ struct ek__collective {
   ek_type type;
   size_t root;            /* broadcast, reduce */
   const int64_t *offsets; /* reduce_scatter, all_gather: one more than there are devices */
+  uint64_t about;         /* what is gathered, if that is said; the same on all devices */
 };
 
 /*

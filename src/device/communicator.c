@@ -130,7 +130,7 @@ static const struct {
 
 static ek_status start(ek_communicator *communicator, ek_device *device,
                        enum ek__collective_kind kind, const ek_tensor *tensor, size_t root,
-                       const int64_t *offsets) {
+                       const int64_t *offsets, uint64_t about) {
   const char *who = kinds[kind].name;
   EK_TRY(check_call(who, communicator, device));
   EK_TRY(check_tensor(who, device, tensor, kinds[kind].sums));
@@ -142,7 +142,8 @@ static ek_status start(ek_communicator *communicator, ek_device *device,
                                             .count = ek_tensor_count(tensor),
                                             .type = tensor->type,
                                             .root = root,
-                                            .offsets = offsets};
+                                            .offsets = offsets,
+                                            .about = about};
   ek_communicator *used = device->used;
   if (used != NULL && used != communicator && used->table->settle != NULL) {
     EK_TRY(used->table->settle(used, device));
@@ -153,27 +154,27 @@ static ek_status start(ek_communicator *communicator, ek_device *device,
 
 ek_status ek_communicator_broadcast(ek_communicator *communicator, ek_device *device,
                                     ek_tensor *tensor, size_t root) {
-  return start(communicator, device, EK__BROADCAST, tensor, root, NULL);
+  return start(communicator, device, EK__BROADCAST, tensor, root, NULL, 0);
 }
 
 ek_status ek_communicator_reduce(ek_communicator *communicator, ek_device *device,
                                  ek_tensor *tensor, size_t root) {
-  return start(communicator, device, EK__REDUCE, tensor, root, NULL);
+  return start(communicator, device, EK__REDUCE, tensor, root, NULL, 0);
 }
 
 ek_status ek_communicator_all_reduce(ek_communicator *communicator, ek_device *device,
                                      ek_tensor *tensor) {
-  return start(communicator, device, EK__ALL_REDUCE, tensor, 0, NULL);
+  return start(communicator, device, EK__ALL_REDUCE, tensor, 0, NULL, 0);
 }
 
 ek_status ek_communicator_reduce_scatter(ek_communicator *communicator, ek_device *device,
                                          ek_tensor *tensor, const int64_t *offsets) {
-  return start(communicator, device, EK__REDUCE_SCATTER, tensor, 0, offsets);
+  return start(communicator, device, EK__REDUCE_SCATTER, tensor, 0, offsets, 0);
 }
 
 ek_status ek_communicator_all_gather(ek_communicator *communicator, ek_device *device,
                                      ek_tensor *tensor, const int64_t *offsets) {
-  return start(communicator, device, EK__ALL_GATHER, tensor, 0, offsets);
+  return start(communicator, device, EK__ALL_GATHER, tensor, 0, offsets, 0);
 }
 
 ek_status ek_communicator_progress(ek_communicator *communicator, ek_device *device) {
@@ -186,6 +187,11 @@ ek_status ek_communicator_wait(ek_communicator *communicator, ek_device *device)
   EK_TRY(check_call("ek_communicator_wait", communicator, device));
   if (communicator->table->wait == NULL) return EK_OK;
   return communicator->table->wait(communicator, device);
+}
+
+ek_status ek__communicator_all_gather(ek_communicator *communicator, ek_device *device,
+                                      ek_tensor *tensor, const int64_t *offsets, uint64_t about) {
+  return start(communicator, device, EK__ALL_GATHER, tensor, 0, offsets, about);
 }
 
 uint64_t ek__communicator_started(const ek_communicator *communicator, const ek_device *device) {

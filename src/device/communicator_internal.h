@@ -49,6 +49,11 @@ struct ek_communicator {
   ek_group *group;
 };
 
+/* ek_communicator_all_gather() of what has the number `about` on all devices: others are
+ * EK_ERR_SHAPE, as with different sizes. */
+ek_status ek__communicator_all_gather(ek_communicator *communicator, ek_device *device,
+                                      ek_tensor *tensor, const int64_t *offsets, uint64_t about);
+
 /*
  * How many collectives the device has started, which is the number of the last one; and
  * ek_communicator_wait() for that one and those before it, while later ones go on. Numbers begin

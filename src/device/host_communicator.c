@@ -259,7 +259,8 @@ static bool same_collective(const struct slot *slot, const struct ek__collective
                             size_t ranks) {
   const struct ek__collective *first = &slot->collective;
   if (first->kind != collective->kind || first->count != collective->count ||
-      first->type != collective->type || first->root != collective->root) {
+      first->type != collective->type || first->root != collective->root ||
+      first->about != collective->about) {
     return false;
   }
   return collective->offsets == NULL ||

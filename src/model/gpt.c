@@ -118,9 +118,14 @@ static ek_status block_backward(const ek_module *self, ek_pass *pass, const ek_t
   return status;
 }
 
+static ek_status block_parameters(const ek_module *self, ek_declaration *declaration) {
+  EK_TRY(ek_declare_unit(declaration));
+  return ek__composite_parameters(self, declaration);
+}
+
 static const ek_module_ops block_ops = {
     EK__LAYER("gpt_block", block_forward, block_backward, ek__composite_free),
-    .parameters = ek__composite_parameters};
+    .parameters = block_parameters};
 
 static ek_status fill_block(struct block *m, const ek_gpt_options *o) {
   /* The sum over the residual branches keeps its variance (Radford et al. 2019). */

@@ -166,25 +166,27 @@ static ek_status gelu_linear(const struct chain *chain, size_t i, const ek_formu
                              bool bias_done, const ek_tensor *dy, ek_tensor *dpre) {
   ek_pass *pass = chain->pass;
   ek_formula before;
-  ek_tensor weight = {0}, dbias = {0}, pre = {0};
+  ek_tensor loan = {0}, weight = {0}, dbias = {0}, pre = {0};
   double beta = 0;
   EK_TRY(enter(chain, i));
   EK_TRY(ek__product_gradients(linear, pass, dy, bias_done));
-  EK_TRY(ek_pass_parameter(&weight, pass, linear->weight));
-  EK_TRY(ek_pass_child_leave(pass));
+  EK_TRY(ek_pass_parameter(&loan, pass, linear->weight));
+  EK_TRY(ek_tensor_share(&weight, &loan)); /* it is needed beyond its child */
+  ek_status status = ek_pass_child_leave(pass);
   ek_module_formula(&before, chain->children[i - 2].module);
-  if (before.has_bias) {
-    EK_TRY(enter(chain, i - 2));
-    EK_TRY(ek_pass_gradient(&dbias, &beta, pass, before.bias));
-    EK_TRY(ek_pass_child_leave(pass));
+  if (status == EK_OK && before.has_bias) {
+    status = enter(chain, i - 2);
+    if (status == EK_OK) status = ek_pass_gradient(&dbias, &beta, pass, before.bias);
+    if (status == EK_OK) status = ek_pass_child_leave(pass);
   }
-  EK_TRY(ek_pass_take(&pre, pass));
-  ek_status status = ek__layer_result(dpre, pass, &pre);
+  if (status == EK_OK) status = ek_pass_take(&pre, pass);
+  if (status == EK_OK) status = ek__layer_result(dpre, pass, &pre);
   if (status == EK_OK) {
     status = ek_op_gelu_linear_backward(ek_pass_stream(pass), dpre, before.has_bias ? &dbias : NULL,
                                         beta, dy, &weight, &pre);
   }
   ek_tensor_free(&pre);
+  ek_tensor_free(&weight);
   return status;
 }
 

@@ -66,7 +66,7 @@ static void compute_chunk(void *chunk, ek_type type, int64_t first, int64_t coun
   }
 }
 
-ek_status ek__initial_values(ek_tensor *value, const struct ek__parameter *parameter,
+ek_status ek__initial_values(ek_tensor *value, const struct ek__parameter *parameter, int64_t begin,
                              uint64_t seed) {
   const ek_initializer *initializer = &parameter->initializer;
   if (initializer->kind == EK_INITIALIZER_CONSTANT) {
@@ -76,10 +76,11 @@ ek_status ek__initial_values(ek_tensor *value, const struct ek__parameter *param
   const ek_random_key key = {seed, UINT32_MAX, hash_name(parameter->name)};
   ek_tensor part = *value;
   part.rank = 1;
-  for (int64_t first = 0; first < parameter->count; first += CHUNK) {
-    const int64_t left = parameter->count - first;
+  const int64_t all = ek_tensor_count(value);
+  for (int64_t first = 0; first < all; first += CHUNK) {
+    const int64_t left = all - first;
     const int64_t count = left < CHUNK ? left : CHUNK;
-    compute_chunk(chunk, value->type, first, count, initializer, key);
+    compute_chunk(chunk, value->type, begin + first, count, initializer, key);
     ek_tensor host;
     EK_TRY(ek_tensor_host(&host, chunk, value->type, 1, &count));
     part.shape[0] = count;

@@ -23,7 +23,8 @@ struct ek_declaration {
   struct ek__node *node;
   const char *path; /* of the node: "" or "blocks.0." */
   const char *kind;
-  int depth; /* of the node */
+  int depth;   /* of the node */
+  size_t unit; /* that it belongs to, or EK__NO_UNIT */
 };
 
 static const char memory_of[] = "a module's layout";
@@ -105,6 +106,8 @@ static ek_status declare(ek_declaration *declaration, const char *name, int rank
   given.rank = rank;
   given.users = 1;
   given.alias = layout->parameter_count;
+  given.unit = declaration->unit;
+  given.owner = declaration->node->number;
   if (rank > 0) memcpy(given.shape, shape, (size_t)rank * sizeof *shape);
   layout->parameters[layout->parameter_count] = given;
   return add_number(declaration->node, layout->parameter_count++);
@@ -141,6 +144,9 @@ static ek_status node_create(struct ek__node **node, struct ek__layout *layout, 
   made->targets = module->targets;
   made->terms = module->terms;
   made->predictions = module->predictions;
+  made->unit = EK__NO_UNIT;
+  made->stop = EK__NO_UNIT;
+  made->number = layout->walked++;
   made->next = layout->nodes;
   layout->nodes = made;
   *node = made;
@@ -153,10 +159,10 @@ static void node_free(struct ek__node *node) {
   ek__free(node);
 }
 
-static ek_status walk(struct ek__layout *layout, struct ek__node *node, const char *path,
-                      int depth) {
+static ek_status walk(struct ek__layout *layout, struct ek__node *node, const char *path, int depth,
+                      size_t unit) {
   char where[EK__PATH_SIZE];
-  ek_declaration declaration = {layout, node, path, node->module->ops->kind, depth};
+  ek_declaration declaration = {layout, node, path, node->module->ops->kind, depth, unit};
   EK_TRY(ek__types_check(EK__TABLE_TYPES(node->module->ops), layout->type,
                          ek__node_path(where, node)));
   layout->collective = layout->collective || ek__is_collective(node->module);
@@ -188,7 +194,7 @@ ek_status ek_declare_module(ek_declaration *declaration, const char *name, ek_mo
   EK_TRY(add_child(&made, declaration, child));
   made->path = kept;
   made->stream = layout->node_count++;
-  return walk(layout, made, below, declaration->depth + 1);
+  return walk(layout, made, below, declaration->depth + 1, declaration->unit);
 }
 
 ek_status ek_declare_wrapped(ek_declaration *declaration, ek_module *child) {
@@ -203,8 +209,18 @@ ek_status ek_declare_wrapped(ek_declaration *declaration, ek_module *child) {
   EK_TRY(add_child(&made, declaration, child));
   made->path = node->path;
   made->stream = node->stream;
-  EK_TRY(walk(declaration->layout, made, declaration->path, declaration->depth + 1));
+  EK_TRY(walk(declaration->layout, made, declaration->path, declaration->depth + 1,
+              declaration->unit));
   for (size_t i = 0; i < made->parameter_count; i++) EK_TRY(add_number(node, made->parameters[i]));
+  return EK_OK;
+}
+
+ek_status ek_declare_unit(ek_declaration *declaration) {
+  EK__NOT_NULL("ek_declare_unit", declaration);
+  struct ek__node *node = declaration->node;
+  EK__FAIL_IF(node->parameter_count > 0 || node->child_count > 0 || node->unit != EK__NO_UNIT,
+              EK_ERR_INVALID_ARGUMENT, "%s: a unit is declared first, and once", declaration->kind);
+  node->unit = declaration->unit = declaration->layout->marked++;
   return EK_OK;
 }
 
@@ -246,6 +262,74 @@ static void renumber(const struct ek__layout *layout, const size_t *numbers) {
   }
 }
 
+/* Numbers units in the order of their first parameters: *numbers has one per marked unit. What
+ * nobody has marked goes into the open one until that is large enough. */
+static void number_units(struct ek__layout *layout, size_t *numbers, size_t unit_bytes) {
+  const size_t element = ek_type_size(layout->type);
+  size_t open = EK__NO_UNIT, owner = 0;
+  uint64_t bytes = 0;
+  for (size_t i = 0; i < layout->marked; i++) numbers[i] = EK__NO_UNIT;
+  for (size_t i = 0; i < layout->parameter_count; i++) {
+    struct ek__parameter *p = &layout->parameters[i];
+    if (p->buffer) continue;
+    if (p->unit == EK__NO_UNIT) {
+      if (bytes >= unit_bytes && p->owner != owner) open = EK__NO_UNIT;
+      if (open == EK__NO_UNIT) open = layout->unit_count++, bytes = 0;
+      p->unit = open;
+      owner = p->owner;
+      bytes += (uint64_t)p->count * element;
+    } else {
+      size_t *number = &numbers[p->unit];
+      if (*number == EK__NO_UNIT) *number = layout->unit_count++;
+      p->unit = *number;
+    }
+  }
+  for (struct ek__node *node = layout->nodes; node != NULL; node = node->next) {
+    if (node->unit != EK__NO_UNIT) node->unit = numbers[node->unit];
+  }
+}
+
+static ek_status make_units(struct ek__layout *layout, size_t unit_bytes) {
+  size_t *numbers = NULL;
+  if (unit_bytes == 0) {
+    for (size_t i = 0; i < layout->parameter_count; i++) layout->parameters[i].unit = 0;
+    for (struct ek__node *node = layout->nodes; node != NULL; node = node->next) {
+      node->unit = EK__NO_UNIT;
+    }
+    return EK_OK;
+  }
+  EK_TRY(ek__new(&numbers, layout->marked, sizeof *numbers, memory_of));
+  number_units(layout, numbers, unit_bytes);
+  ek__free(numbers);
+  return EK_OK;
+}
+
+/* The first unit that a node needs, or EK__NO_UNIT. */
+static size_t first_unit(const struct ek__layout *layout, const struct ek__node *node) {
+  if (node->unit != EK__NO_UNIT) return node->unit;
+  for (size_t i = 0; i < node->parameter_count; i++) {
+    const struct ek__parameter *p = &layout->parameters[node->parameters[i]];
+    if (!p->buffer) return p->unit;
+  }
+  return EK__NO_UNIT;
+}
+
+static ek_status number_stops(struct ek__layout *layout, struct ek__node *node) {
+  const size_t unit = first_unit(layout, node);
+  if (unit != EK__NO_UNIT) {
+    if (layout->stop_count == 0 || layout->stops[layout->stop_count - 1] != unit) {
+      EK_TRY(ek__grow(&layout->stops, &layout->stop_capacity, layout->stop_count + 1,
+                      sizeof *layout->stops, memory_of));
+      layout->stops[layout->stop_count++] = unit;
+    }
+    node->stop = layout->stop_count - 1;
+  }
+  for (size_t i = 0; i < node->child_count; i++) {
+    EK_TRY(number_stops(layout, node->children[i]));
+  }
+  return EK_OK;
+}
+
 static ek_status place_at(struct ek__parameter *parameter, int64_t *end) {
   uint64_t padded = 0;
   parameter->offset = *end;
@@ -256,21 +340,73 @@ static ek_status place_at(struct ek__parameter *parameter, int64_t *end) {
   return ek_error_set(EK_ERR_OVERFLOW, "the model's parameters do not fit in 63 bits");
 }
 
-/* Gives every parameter its place: group by group, and in a group in declaration order. */
+static void add_run(struct ek__layout *layout, enum ek__group group) {
+  if (layout->run_count > 0 && layout->runs[layout->run_count - 1].group == group) return;
+  layout->runs[layout->run_count++] = (struct ek__run){layout->flat_count, group};
+}
+
+/* Sorts parameters by unit, then by group, and keeps their order otherwise: `count` buckets of each
+ * pass are filled in the order of `from`. */
+static ek_status sort_by(size_t *to, const size_t *from, const struct ek__layout *layout,
+                         size_t count, bool by_unit) {
+  size_t *ends = NULL;
+  EK_TRY(ek__new(&ends, count + 1, sizeof *ends, memory_of));
+  for (size_t i = 0; i < layout->order_count; i++) {
+    const struct ek__parameter *p = &layout->parameters[from[i]];
+    ends[(by_unit ? p->unit : (size_t)ek__group_of(p->no_decay, p->frozen)) + 1]++;
+  }
+  for (size_t i = 0; i < count; i++) ends[i + 1] += ends[i];
+  for (size_t i = 0; i < layout->order_count; i++) {
+    const struct ek__parameter *p = &layout->parameters[from[i]];
+    to[ends[by_unit ? p->unit : (size_t)ek__group_of(p->no_decay, p->frozen)]++] = from[i];
+  }
+  ek__free(ends);
+  return EK_OK;
+}
+
+/* Parameters without buffers: unit by unit, in a unit group by group, in a group as declared. */
+static ek_status sort(struct ek__layout *layout) {
+  const size_t units = layout->unit_count == 0 ? 1 : layout->unit_count;
+  size_t *grouped = NULL;
+  for (size_t i = 0; i < layout->parameter_count; i++) {
+    if (!layout->parameters[i].buffer) layout->order[layout->order_count++] = i;
+  }
+  EK_TRY(ek__new(&grouped, layout->order_count, sizeof *grouped, memory_of));
+  ek_status status = sort_by(grouped, layout->order, layout, EK__GROUPS, false);
+  if (status == EK_OK) status = sort_by(layout->order, grouped, layout, units, true);
+  ek__free(grouped);
+  return status;
+}
+
+/* Gives every parameter its place. */
 static ek_status place(struct ek__layout *layout) {
-  for (enum ek__group group = 0; group < EK__GROUPS; group++) {
+  size_t next = 0;
+  EK_TRY(ek__new(&layout->order, layout->parameter_count, sizeof *layout->order, memory_of));
+  EK_TRY(ek__new(&layout->runs, layout->parameter_count, sizeof *layout->runs, memory_of));
+  EK_TRY(sort(layout));
+  for (enum ek__group group = 0; group < EK__GROUPS && layout->unit_count == 0; group++) {
     layout->groups[group] = layout->flat_count;
-    for (size_t i = 0; i < layout->parameter_count; i++) {
-      struct ek__parameter *p = &layout->parameters[i];
-      if (ek__group_of(p->no_decay, p->frozen) != group) continue;
-      EK_TRY(place_at(p, p->buffer ? &layout->buffer_count : &layout->flat_count));
+    for (; next < layout->order_count; next++) {
+      struct ek__parameter *p = &layout->parameters[layout->order[next]];
+      if (ek__group_of(p->no_decay, p->frozen) != group) break;
+      add_run(layout, group);
+      EK_TRY(place_at(p, &layout->flat_count));
     }
+  }
+  for (; next < layout->order_count; next++) {
+    struct ek__parameter *p = &layout->parameters[layout->order[next]];
+    add_run(layout, ek__group_of(p->no_decay, p->frozen));
+    EK_TRY(place_at(p, &layout->flat_count));
+  }
+  for (size_t i = 0; i < layout->parameter_count; i++) {
+    struct ek__parameter *p = &layout->parameters[i];
+    if (p->buffer) EK_TRY(place_at(p, &layout->buffer_count));
   }
   return EK_OK;
 }
 
 /* Drops the parameters that were tied to others; their names then stand for those. */
-static ek_status settle(struct ek__layout *layout) {
+static ek_status settle(struct ek__layout *layout, size_t unit_bytes) {
   const size_t count = layout->parameter_count;
   size_t *numbers = NULL;
   EK_TRY(ek__new(&numbers, count, sizeof *numbers, memory_of));
@@ -290,24 +426,30 @@ static ek_status settle(struct ek__layout *layout) {
   layout->parameter_count = kept;
   renumber(layout, numbers);
   ek__free(numbers);
+  EK_TRY(make_units(layout, unit_bytes));
+  if (unit_bytes > 0) EK_TRY(number_stops(layout, layout->root));
   return place(layout);
 }
 
-ek_status ek__layout_open(struct ek__layout *layout, ek_module *module, ek_type type) {
+ek_status ek__layout_open(struct ek__layout *layout, ek_module *module, ek_type type,
+                          size_t unit_bytes) {
   memset(layout, 0, sizeof *layout);
   layout->type = type;
   ek_status status = node_create(&layout->root, layout, module);
   if (status == EK_OK) {
     layout->root->stream = layout->node_count++;
-    status = walk(layout, layout->root, "", 0);
+    status = walk(layout, layout->root, "", 0, EK__NO_UNIT);
   }
-  if (status == EK_OK) status = settle(layout);
+  if (status == EK_OK) status = settle(layout, unit_bytes);
   if (status != EK_OK) ek__layout_close(layout);
   return status;
 }
 
 void ek__layout_close(struct ek__layout *layout) {
   ek__names_close(&layout->names);
+  ek__free(layout->stops);
+  ek__free(layout->runs);
+  ek__free(layout->order);
   ek__free(layout->parameters);
   while (layout->nodes != NULL) {
     struct ek__node *node = layout->nodes;

@@ -7,6 +7,10 @@
  * has two nodes and two sets of parameters. A wrapped child has its parent's path and random
  * stream, so that all names and numbers are as if the wrapper were not there.
  *
+ * A layout may be *in units* (ek_declare_unit): then each unit is one range of the flat parameters.
+ * What no module has marked is cut into units too, by nodes in declaration order, each of so many
+ * bytes or more. A tied parameter is of the unit of its source.
+ *
  * A layout belongs to one replica and is immutable once built, but for the state that modules keep
  * (ek__layout_open_states). It holds no tensors.
  */
@@ -38,6 +42,18 @@ struct ek__parameter {
   bool buffer, no_decay, frozen;
   uint32_t users; /* nodes that say when the gradient is complete */
   size_t alias;   /* while building: the parameter it was tied to, else itself */
+  size_t unit;    /* while building: the one that was marked, or EK__NO_UNIT */
+  size_t owner;   /* number of the node that declared it */
+};
+
+/* No unit: of a node that is not marked, and of all in a layout that is not in units. */
+#define EK__NO_UNIT SIZE_MAX
+
+/* Where a range of the flat parameters begins that are of one group; the next one begins where it
+ * ends. */
+struct ek__run {
+  int64_t first;
+  enum ek__group group;
 };
 
 struct ek__node {
@@ -47,6 +63,9 @@ struct ek__node {
   /* Of the module when it was walked: arrays go by them. */
   size_t inputs, outputs, targets, terms, predictions;
   uint32_t stream; /* for random keys */
+  size_t number;   /* all nodes in the order of the walk */
+  size_t unit;     /* that its module has marked */
+  size_t stop;     /* of its first unit, among the layout's stops */
   bool opened;     /* by its module, whose state is the next */
   void *state;
   size_t *parameters, parameter_count, parameter_capacity;
@@ -60,10 +79,18 @@ struct ek__layout {
   size_t parameter_count, parameter_capacity;
   struct ek__names names;     /* of parameters, their number; of modules, EK__NO_PARAMETER */
   int64_t flat_count;         /* elements of the flat parameters, padding included */
-  int64_t groups[EK__GROUPS]; /* where each of them begins */
+  int64_t groups[EK__GROUPS]; /* where each of them begins, if it is not in units */
+  size_t *order, order_count; /* parameters, without buffers, as they lie */
+  struct ek__run *runs;
+  size_t run_count;
+  size_t unit_count; /* 0: it is not in units */
+  /* Units in the order in which a walk through the nodes needs their parameters; no two neighbours
+   * are the same. */
+  size_t *stops, stop_count, stop_capacity;
   int64_t buffer_count;       /* elements of the flat buffers */
   ek_type type;               /* that the modules will compute in */
   uint32_t node_count;
+  size_t walked, marked; /* nodes, and units that modules have marked */
   bool collective; /* a module of it does */
   bool stateful;   /* a module of it keeps state: replicas are freed where they were opened */
 };
@@ -83,8 +110,9 @@ ek_status ek__module_check(const ek_module *module);
 /* Whether its table declares so. */
 bool ek__is_collective(const ek_module *module);
 
-/* EK_ERR_UNSUPPORTED if one of the modules does not compute in `type`. */
-ek_status ek__layout_open(struct ek__layout *layout, ek_module *module, ek_type type);
+/* EK_ERR_UNSUPPORTED if one of the modules does not compute in `type`. unit_bytes > 0: in units. */
+ek_status ek__layout_open(struct ek__layout *layout, ek_module *module, ek_type type,
+                          size_t unit_bytes);
 /* States of modules must be closed. */
 void ek__layout_close(struct ek__layout *layout);
 /* Calls the modules' `open`, parents first, and `close`, in the reverse order; the first failure

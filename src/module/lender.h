@@ -4,17 +4,35 @@
  * A data-parallel model whose devices hold a part of each parameter, or of its gradient, gives its
  * passes a lender: a table of functions and what they work on. Without one a pass takes everything
  * from the replica's flat buffers.
+ *
+ * Values are lent to nodes: from `enter` to `leave` those of the node's own parameters, and of its
+ * unit, are there. Pairs of them are nested like the functions of modules.
  */
 #ifndef EK_LENDER_H
 #define EK_LENDER_H
 
 #include "module/layout.h"
 
+/* What a module's function does with values. */
+enum ek__way { EK__WAY_FORWARD, EK__WAY_AGAIN, EK__WAY_BACKWARD };
+
 struct ek__lender {
   /* Required. A view, without a reference, of a parameter's whole gradient; undefined at first, but
    * for the elements between parameters, which are zeros. It stays until the pass has said that the
    * gradient is complete. */
   ek_status (*gradient)(ek_tensor *gradient, struct ek__lender *self, size_t parameter);
+
+  /* These four, or none: the replica has the values. They may run collectives, so every device must
+   * come to the same nodes in the same order. */
+
+  /* A failure leaves nothing to leave. */
+  ek_status (*enter)(struct ek__lender *self, const struct ek__node *node, enum ek__way way);
+  void (*leave)(struct ek__lender *self, const struct ek__node *node);
+  /* Of a node that was entered. The view names the memory that it lies in, without a reference, so
+   * that who shares it keeps it. */
+  ek_status (*value)(ek_tensor *value, struct ek__lender *self, size_t parameter);
+  /* A pass has run forward, or back; `last`: nothing of it is to come. */
+  ek_status (*rest)(struct ek__lender *self, bool last);
 };
 
 #endif /* EK_LENDER_H */

@@ -67,6 +67,8 @@ ek_status ek__pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_optio
               (long long)o.first_sample, (long long)o.samples);
   EK__FAIL_IF(o.gradient && lender == NULL && !ek__replica_has_gradients(replica), EK_ERR_STATE,
               "ek_pass_open: the replica holds no gradients, or a part of each");
+  EK__FAIL_IF(lender == NULL && !replica->whole_parameters, EK_ERR_STATE,
+              "ek_pass_open: the replica holds a part of each parameter");
   ek_pass *result = (ek_pass *)replica->spare;
   replica->spare = NULL;
   if (result == NULL) EK_TRY(create(&result, replica));
@@ -128,6 +130,10 @@ ek_status ek_pass_parameter(ek_tensor *parameter, ek_pass *pass, size_t index) {
   size_t global = 0;
   EK__NOT_NULL("ek_pass_parameter", parameter);
   EK_TRY(global_index(&global, "ek_pass_parameter", pass, index));
+  const bool lent = pass->lender != NULL && pass->lender->value != NULL;
+  if (lent && !pass->replica->layout.parameters[global].buffer) {
+    return pass->lender->value(parameter, pass->lender, global);
+  }
   *parameter = ek__replica_value(pass->replica, global);
   return EK_OK;
 }
@@ -252,7 +258,8 @@ ek_status ek_pass_all_reduce(ek_pass *pass, ek_tensor *tensor) {
 }
 
 bool ek_pass_is_collective(const ek_pass *pass) {
-  return pass != NULL && pass->replica->layout.collective;
+  if (pass == NULL) return false;
+  return pass->replica->layout.collective || (pass->lender != NULL && pass->lender->enter != NULL);
 }
 
 /* ---- losses, and gradients in the place of what they belong to ---- */

@@ -42,7 +42,8 @@ static ek_status initialize(ek_replica *replica, uint64_t seed) {
   if (ek_device_counts_only(replica->device)) return EK_OK;
   for (size_t i = 0; i < replica->layout.parameter_count; i++) {
     ek_tensor value = ek__replica_value(replica, i);
-    EK_TRY(ek__initial_values(&value, &replica->layout.parameters[i], seed));
+    if (!replica->whole_parameters && !replica->layout.parameters[i].buffer) continue;
+    EK_TRY(ek__initial_values(&value, &replica->layout.parameters[i], 0, seed));
   }
   return EK_OK;
 }
@@ -54,6 +55,11 @@ static ek_status create_flat(ek_tensor *flat, ek_replica *replica, ek_memory_cat
                              int64_t count) {
   EK_TRY(ek_tensor_create(flat, replica->device, category, replica->type, 1, &count));
   return ek_op_zero(ek_device_stream(replica->device, EK_STREAM_COMPUTE), flat);
+}
+
+ek_status ek__replica_hold_parameters(ek_replica *replica, int64_t count) {
+  ek_tensor_free(&replica->parameters);
+  return create_flat(&replica->parameters, replica, EK_MEMORY_PARAMETERS, count);
 }
 
 ek_status ek__replica_hold_gradients(ek_replica *replica, int64_t count) {
@@ -70,6 +76,11 @@ static ek_status read_options(ek_replica_options *o, const ek_replica_options *o
 
 ek_status ek_replica_open(ek_replica **replica, ek_device *device, ek_module *module,
                           const ek_replica_options *options) {
+  return ek__replica_open_units(replica, device, module, options, 0);
+}
+
+ek_status ek__replica_open_units(ek_replica **replica, ek_device *device, ek_module *module,
+                                 const ek_replica_options *options, size_t unit_bytes) {
   ek_replica_options o = EK_REPLICA_OPTIONS_INIT;
   EK__NOT_NULL("ek_replica_open", replica, device, module);
   EK_TRY(read_options(&o, options));
@@ -77,14 +88,15 @@ ek_status ek_replica_open(ek_replica **replica, ek_device *device, ek_module *mo
   EK_TRY(ek__new(&result, 1, sizeof *result, "a replica"));
   result->device = device;
   result->type = o.type;
+  result->whole_parameters = unit_bytes == 0;
   result->whole_gradients = o.gradients;
   result->module = ek_module_share(module);
   ek_status status = EK_OK;
-  EK_TRY_GOTO(status, ek__layout_open(&result->layout, module, o.type), cleanup);
-  EK_TRY_GOTO(
-      status,
-      create_flat(&result->parameters, result, EK_MEMORY_PARAMETERS, result->layout.flat_count),
-      cleanup);
+  EK_TRY_GOTO(status, ek__layout_open(&result->layout, module, o.type, unit_bytes), cleanup);
+  EK_TRY_GOTO(status,
+              create_flat(&result->parameters, result, EK_MEMORY_PARAMETERS,
+                          result->whole_parameters ? result->layout.flat_count : 0),
+              cleanup);
   EK_TRY_GOTO(
       status,
       create_flat(&result->buffers, result, EK_MEMORY_PARAMETERS, result->layout.buffer_count),
@@ -156,6 +168,7 @@ ek_status ek_replica_parameter(ek_parameter_info *info, const ek_replica *replic
                               .buffer = parameter->buffer,
                               .no_decay = parameter->no_decay,
                               .frozen = parameter->frozen};
+  if (!replica->whole_parameters && !parameter->buffer) info->value.data = NULL;
   if (!parameter->buffer && replica->whole_gradients) {
     info->gradient = ek__replica_gradient(replica, index);
   }

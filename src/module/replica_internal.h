@@ -20,7 +20,7 @@ struct ek_replica {
   ek_type type;
   struct ek__layout layout;
   ek_tensor parameters, gradients, buffers; /* flat */
-  bool whole_gradients;                     /* that is what `gradients` has */
+  bool whole_parameters, whole_gradients;   /* they have all elements, and not a share of them */
   struct ek__spare *spare; /* a pass that was freed: the next step allocates nothing on the host */
 };
 
@@ -29,6 +29,11 @@ struct ek_replica {
 ek_tensor ek__replica_view(const ek_tensor *flat, const ek_replica *replica, size_t parameter,
                            int64_t first);
 
+/* ek_replica_open() with a layout in units of `unit_bytes` and without parameters. */
+ek_status ek__replica_open_units(ek_replica **replica, ek_device *device, ek_module *module,
+                                 const ek_replica_options *options, size_t unit_bytes);
+/* For such a replica: `count` of its parameters, zeros. */
+ek_status ek__replica_hold_parameters(ek_replica *replica, int64_t count);
 /* For a replica that was opened without gradients: `count` of them, zeros, of which it is not said
  * whose they are (parallel/keeper.h). */
 ek_status ek__replica_hold_gradients(ek_replica *replica, int64_t count);
@@ -42,8 +47,9 @@ static inline bool ek__replica_has_gradients(const ek_replica *replica) {
   return replica->whole_gradients || replica->layout.flat_count == 0;
 }
 
-/* Fills a parameter of a replica, or a buffer: initial_values.c. */
-ek_status ek__initial_values(ek_tensor *value, const struct ek__parameter *parameter,
-                             uint64_t seed);
+/* Fills elements from number `first`, a multiple of 4, on of a parameter or a buffer:
+ * initial_values.c. */
+ek_status ek__initial_values(ek_tensor *values, const struct ek__parameter *parameter,
+                             int64_t first, uint64_t seed);
 
 #endif /* EK_REPLICA_INTERNAL_H */

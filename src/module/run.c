@@ -99,6 +99,30 @@ static ek_status open_recipe(size_t *recipe, ek_pass *pass, bool saving, size_t 
   return ek__recipe_open(recipe, pass, run_maker, maker, options->made_from, input);
 }
 
+/* ---- values that are lent (lender.h) ---- */
+
+static ek_status borrow(const ek_pass *pass, const struct ek__node *node, enum ek__way way) {
+  if (pass->lender == NULL || pass->lender->enter == NULL) return EK_OK;
+  return pass->lender->enter(pass->lender, node, way);
+}
+
+static void give_back(const ek_pass *pass, const struct ek__node *node) {
+  if (pass->lender != NULL && pass->lender->leave != NULL) pass->lender->leave(pass->lender, node);
+}
+
+/* What the frame on top has borrowed; it may have entered a child and not left it. */
+static void give_all_back(const ek_pass *pass) {
+  give_back(pass, pass->frame->node);
+  if (pass->frame->outer != NULL) give_back(pass, pass->frame->outer);
+}
+
+static ek_status rest(const ek_pass *pass, bool last) {
+  if (pass->lender == NULL || pass->lender->rest == NULL) return EK_OK;
+  return pass->lender->rest(pass->lender, last);
+}
+
+/* ---- forward and backward ---- */
+
 /* Fills the frame of a forward, or of a predict, which saves nothing, and makes what lasts until it
  * has returned. */
 static ek_status prepare(struct ek__frame *frame, size_t *record, size_t *recipe, ek_pass *pass,
@@ -155,8 +179,12 @@ static ek_status run_forward(ek_pass *pass, const struct ek__node *node, const e
   const uint64_t errors = ek__error_number();
   const char *function = predict ? "predict" : frame.backward ? "forward again" : "forward";
   struct ek__span *span = begin_span(pass, node, function);
-  ek_status status = predict ? module->ops->predict(module, pass, inputs, given)
-                             : module->ops->forward(module, pass, inputs, given);
+  ek_status status = borrow(pass, node, frame.backward ? EK__WAY_AGAIN : EK__WAY_FORWARD);
+  if (status == EK_OK) {
+    status = predict ? module->ops->predict(module, pass, inputs, given)
+                     : module->ops->forward(module, pass, inputs, given);
+    give_all_back(pass);
+  }
   if (status == EK_OK) status = ek__check_forward(pass, node, record, inputs, given, predict);
   if (status == EK_OK) status = place_totals(pass, given, options->totals);
   if (status == EK_OK && frame.written) status = keep_inputs(pass, record, inputs);
@@ -209,7 +237,11 @@ static ek_status run_backward(ek_pass *pass, const struct ek__node *node,
   pass->frame = &frame;
   const uint64_t errors = ek__error_number();
   struct ek__span *span = begin_span(pass, node, "backward");
-  ek_status status = module->ops->backward(module, pass, grad_outputs, wanted);
+  ek_status status = borrow(pass, node, EK__WAY_BACKWARD);
+  if (status == EK_OK) {
+    status = module->ops->backward(module, pass, grad_outputs, wanted);
+    give_all_back(pass);
+  }
   if (status == EK_OK) status = ek__check_backward(pass, node, record, grad_outputs, wanted);
   if (status != EK_OK) {
     ek__name_failure(pass, "backward", status, errors);
@@ -287,6 +319,13 @@ ek_status ek_pass_child_enter_with(ek_pass *pass, size_t child, const ek_tensor 
   if (o.made_from != NULL) EK_TRY(ek__check_tensors(who, pass, input, input == NULL ? 0 : 1));
   const bool saving = pass->frame->saving && o.save;
   EK_TRY(open_recipe(&pass->frame->recipe, pass, saving, input == NULL ? 0 : 1, input, &o));
+  const ek_status status =
+      borrow(pass, node, pass->frame->backward ? EK__WAY_BACKWARD : EK__WAY_FORWARD);
+  if (status != EK_OK) {
+    ek__recipe_close(pass, pass->frame->recipe);
+    pass->frame->recipe = EK__NO_RECIPE;
+    return status;
+  }
   pass->frame->outer_saving = pass->frame->saving;
   pass->frame->saving = saving;
   pass->frame->outer = pass->frame->node;
@@ -302,6 +341,7 @@ ek_status ek_pass_child_leave(ek_pass *pass) {
   EK__NOT_NULL("ek_pass_child_leave", pass);
   EK__FAIL_IF(pass->frame->outer == NULL, EK_ERR_STATE,
               "ek_pass_child_leave: it has entered no child");
+  give_back(pass, pass->frame->node);
   pass->frame->node = pass->frame->outer;
   pass->frame->outer = NULL;
   pass->frame->saving = pass->frame->outer_saving;
@@ -333,8 +373,8 @@ static ek_status run_root(ek_tensor *outputs, ek_pass *pass, const ek_tensor *in
   }
   EK_TRY(run_forward(pass, root, inputs, given, &options, predict));
   const bool charge = predict || root->terms == 0; /* totals are no outputs */
-  const ek_status status =
-      ek__charge_outputs(given, charge ? output_count : 0, inputs, input_count);
+  ek_status status = ek__charge_outputs(given, charge ? output_count : 0, inputs, input_count);
+  if (status == EK_OK) status = rest(pass, !pass->options.gradient);
   if (status != EK_OK) {
     ek__free_all(given, output_count);
     return status;
@@ -366,7 +406,8 @@ ek_status ek_pass_run_backward(ek_tensor *grad_inputs, ek_pass *pass,
   ek_tensor given[EK_MAX_INPUTS], *const wanted = grad_inputs == NULL ? NULL : given;
   EK_TRY(ek__pass_complete_early(pass));
   EK_TRY(run_backward(pass, root, grad_outputs, wanted));
-  const ek_status status = ek__pass_complete_rest(pass);
+  ek_status status = ek__pass_complete_rest(pass);
+  if (status == EK_OK) status = rest(pass, true);
   if (status != EK_OK) {
     ek__free_all(wanted, root->inputs);
     return status;

@@ -15,7 +15,7 @@ unset NO_COLOR
 export TERM=xterm
 
 small=(--layers 1 --width 16 --heads 2 --seq 16 --vocab 300 --batch 6 --steps 2 --warmup 1)
-modes=(gather balanced replicated sharded)
+modes=(gather balanced replicated sharded sharded-gradients fully-sharded)
 categories=(parameters gradients optimizer inputs activations outputs loss communication workspace)
 
 complain() {
@@ -63,8 +63,8 @@ group_memory() {
   same schema "$(value schema)" 1
   same command "$(value command)" memory
   same vocab "$(value config.vocab)" 300
-  same 'modes' "$(value 'runs#')" 4
-  for i in 0 1 2 3; do
+  same 'modes' "$(value 'runs#')" ${#modes[@]}
+  for i in "${!modes[@]}"; do
     same mode "$(value runs.$i.mode)" "${modes[i]}"
     same devices "$(value "runs.$i.devices#")" 3
     same losses "$(value "runs.$i.losses#")" 2

@@ -50,7 +50,7 @@ START_TEST(lists_of_modes) {
   ek_mode modes[BENCH_MODES];
   size_t count = 0;
   char bad[64];
-  ck_assert(parse_modes(modes, &count, "all", bad) && count == 4);
+  ck_assert(parse_modes(modes, &count, "all", bad) && count == BENCH_MODES);
   ck_assert(parse_modes(modes, &count, "sharded,gather", bad) && count == 2);
   ck_assert(modes[0] == EK_MODE_SHARDED && modes[1] == EK_MODE_GATHER);
   static const char *const wrong[] = {"",       "gather,", ",gather",        "gather,gather",

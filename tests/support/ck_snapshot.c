@@ -25,8 +25,8 @@ struct ck_snapshot ck_snapshot_take(const struct ck_training *training) {
     if (k > 0 && has_master(training)) continue;
     const ek_tensor *flat =
         ek_replica_parameters(ek_data_parallel_model_replica(training->model, k));
-    shot.parameter_count = ek_tensor_count(flat);
-    shot.parameters[k] = calloc((size_t)shot.parameter_count, sizeof(double));
+    shot.parameter_count[k] = ek_tensor_count(flat);
+    shot.parameters[k] = calloc((size_t)shot.parameter_count[k] + 1, sizeof(double));
     ck_assert_ptr_nonnull(shot.parameters[k]);
     ck_get(shot.parameters[k], flat);
   }
@@ -46,7 +46,7 @@ void ck_snapshot_same(const char *what, const struct ck_snapshot *a, const struc
   }
   for (size_t k = 0; k < a->devices; k++) {
     if (a->parameters[k] != NULL) {
-      ck_same_bits(what, a->parameters[k], b->parameters[k], a->parameter_count);
+      ck_same_bits(what, a->parameters[k], b->parameters[k], a->parameter_count[k]);
     }
     ck_assert_msg(a->held[k] == b->held[k], "%s: device %zu holds %llu bytes, before %llu", what, k,
                   (unsigned long long)a->held[k], (unsigned long long)b->held[k]);

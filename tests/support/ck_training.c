@@ -32,6 +32,7 @@ static const struct {
     {"replicated", EK_OUTPUTS_STAY, EK_STATE_REPLICATED},
     {"sharded", EK_OUTPUTS_STAY, EK_STATE_SHARDED},
     {"sharded-gradients", EK_OUTPUTS_STAY, EK_STATE_SHARDED_GRADIENTS},
+    {"fully-sharded", EK_OUTPUTS_STAY, EK_STATE_FULLY_SHARDED},
     {"gather with replicated state", EK_OUTPUTS_GATHER, EK_STATE_REPLICATED},
     {"gather with sharded state", EK_OUTPUTS_GATHER, EK_STATE_SHARDED}};
 
@@ -235,6 +236,7 @@ void ck_training_compare(const char *what, const struct ck_training *training, c
 
 void ck_training_replicas_agree(const struct ck_training *training) {
   double *values[2] = {NULL, NULL};
+  if (training->setup.options.state == EK_STATE_FULLY_SHARDED) return;
   for (size_t k = 0; k < ek_group_size(training->group); k++) {
     const ek_tensor *flat =
         ek_replica_parameters(ek_data_parallel_model_replica(training->model, k));

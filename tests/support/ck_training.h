@@ -16,7 +16,7 @@
 
 #include "ck_workload.h"
 
-enum { CK_MODES = 5, CK_PLACEMENTS = 7 };
+enum { CK_MODES = 6, CK_PLACEMENTS = 8 };
 
 struct ck_setup {
   const struct ck_workload *workload;
@@ -83,7 +83,7 @@ size_t ck_training_errors(double errors[CK_MOST_PARAMETERS], const struct ck_tra
 void ck_training_compare(const char *what, const struct ck_training *training, const double *got,
                          const double *want, double tolerance, const double *tolerances);
 
-/* All devices hold the same parameters, bit for bit. */
+/* All devices that hold all parameters hold the same ones, bit for bit. */
 void ck_training_replicas_agree(const struct ck_training *training);
 
 /* Parameters of the workload, or of another module for it, after three steps of two micro-batches,

@@ -2,16 +2,18 @@
  * check_shares.c - state of which every device holds a share: the same training, bit for bit, and
  * as little memory as it says.
  */
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include <evenkeel/evenkeel.h>
 
+#include "ck_mirror.h"
 #include "ck_training.h"
 
-enum { DEVICES = 3, STEPS = 3, KINDS = 1, CASES = KINDS * CK_WORKLOADS };
+enum { DEVICES = 3, STEPS = 3, KINDS = 2, CASES = KINDS * CK_WORKLOADS };
 
-static const ek_mode kinds[KINDS] = {EK_MODE_SHARDED_GRADIENTS};
+static const ek_mode kinds[KINDS] = {EK_MODE_SHARDED_GRADIENTS, EK_MODE_FULLY_SHARDED};
 
 static struct ck_setup setup_of(const char *workload, const char *spec, ek_mode mode) {
   return ck_setup_mode(ck_workload(workload), spec, mode);
@@ -120,7 +122,8 @@ START_TEST(buckets_are_given_back) {
   ck_assert_uint_eq(held(&t, 0, EK_MEMORY_GRADIENTS), before);
   ek_memory_usage usage;
   ck_ok(ck_memory_stats(&usage, ek_group_device(t.group, 0)));
-  ck_assert_uint_lt(usage.at_peak[EK_MEMORY_GRADIENTS], before + 2 * block);
+  ck_assert_uint_lt(usage.at_peak[EK_MEMORY_GRADIENTS],
+                    before + 2 * block + block / 16); /* and the tied table */
   ck_batch_free(&batch);
   ck_training_close(&t);
 }
@@ -155,6 +158,289 @@ START_TEST(a_pass_of_ones_own_is_refused) {
 }
 END_TEST
 
+/* ---- units ---- */
+
+/* In the place of its child, a unit; it keeps a parameter from forward to backward. */
+static atomic_int wrong;
+
+struct wrapper {
+  ek_module base;
+  ek_module *inner;
+};
+
+static ek_status unit_parameters(const ek_module *self, ek_declaration *declaration) {
+  EK_TRY(ek_declare_unit(declaration));
+  return ek_declare_wrapped(declaration, ((const struct wrapper *)self)->inner);
+}
+
+static ek_status unit_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                              ek_tensor *outputs) {
+  ek_tensor weight;
+  (void)self;
+  EK_TRY(ek_pass_parameter(&weight, pass, 0));
+  EK_TRY(ek_pass_save(pass, &weight));
+  return ek_pass_child_forward(outputs, pass, 0, inputs);
+}
+
+static ek_status unit_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
+                               ek_tensor *grad_inputs) {
+  struct ck_mirrors m = {0};
+  ek_tensor now, kept = {0};
+  (void)self;
+  EK_TRY(ek_pass_child_backward(grad_inputs, pass, 0, grad_outputs));
+  EK_TRY(ek_pass_parameter(&now, pass, 0));
+  EK_TRY(ek_pass_take(&kept, pass));
+  ek_status status = ck_mirrors_open(&m, 0, (ek_tensor *[]){&now, &kept}, 2);
+  for (int64_t i = 0; status == EK_OK && i < ek_tensor_count(&now); i++) {
+    if (ck_at(&m.host[0], i) != ck_at(&m.host[1], i)) atomic_fetch_add(&wrong, 1);
+  }
+  status = ck_mirrors_close(&m, status);
+  ek_tensor_free(&kept);
+  return status;
+}
+
+static void unit_free(ek_module *self) {
+  ek_module_free(((struct wrapper *)self)->inner);
+  free(self);
+}
+
+static const ek_module_ops unit_ops = {.size = sizeof(ek_module_ops),
+                                       .kind = "unit",
+                                       .parameters = unit_parameters,
+                                       .forward = unit_forward,
+                                       .backward = unit_backward,
+                                       .free = unit_free};
+
+/* Takes over `inner`. */
+static ek_status unit_create(ek_module **module, ek_module *inner) {
+  struct wrapper *m = calloc(1, sizeof *m);
+  if (m == NULL) return EK_ERR_OUT_OF_MEMORY;
+  m->inner = inner;
+  const ek_status status = ek_module_init(&m->base, &unit_ops, 1, 1);
+  *module = &m->base;
+  return status;
+}
+
+/* A model of three such units, or of what is in them. */
+static ek_status chain_of(ek_module **module, bool units) {
+  static const int64_t sizes[] = {7, 19, 9, 5};
+  ek_module *parts[4] = {NULL};
+  size_t count = 0;
+  ek_status status = EK_OK;
+  for (size_t i = 0; i < 3 && status == EK_OK; i++) {
+    status = ek_linear_create(&parts[count], sizes[i], sizes[i + 1], true);
+    if (status == EK_OK && units) status = unit_create(&parts[count], parts[count]);
+    count++;
+    if (i == 1 && status == EK_OK)
+      status = ek_activation_create(&parts[count++], EK_ACTIVATION_RELU);
+  }
+  if (status == EK_OK) status = ek_sequential_create(module, parts, count);
+  for (size_t i = 0; i < count; i++) ek_module_free(parts[i]);
+  return status;
+}
+
+static ek_status with_units(ek_module **module) { return chain_of(module, true); }
+static ek_status without_units(ek_module **module) { return chain_of(module, false); }
+
+/* A program's own units, one of whose parameters is kept while it is not there. */
+START_TEST(a_program_marks_units) {
+  atomic_store(&wrong, 0);
+  ck_trains_alike(ck_workload("mlp"), without_units, with_units, "cpu:3", _i);
+  ck_assert_int_eq(atomic_load(&wrong), 0);
+}
+END_TEST
+
+/* Runs its two children in an order of the device's. */
+struct moody {
+  ek_module base;
+  ek_module *inner;
+};
+
+static ek_status moody_parameters(const ek_module *self, ek_declaration *declaration) {
+  EK_TRY(ek_declare_module(declaration, "a", ((const struct moody *)self)->inner));
+  return ek_declare_module(declaration, "b", ((const struct moody *)self)->inner);
+}
+
+static ek_status moody_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                               ek_tensor *outputs) {
+  const size_t first = ek_device_index(ek_pass_device(pass)) % 2;
+  ek_tensor between = {0};
+  (void)self;
+  EK_TRY(ek_pass_child_forward(&between, pass, first, inputs));
+  const ek_status status = ek_pass_child_forward(outputs, pass, 1 - first, &between);
+  ek_tensor_free(&between);
+  return status;
+}
+
+static ek_status moody_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
+                                ek_tensor *grad_inputs) {
+  (void)self, (void)pass, (void)grad_outputs, (void)grad_inputs;
+  return EK_OK;
+}
+
+static const ek_module_ops moody_ops = {.size = sizeof(ek_module_ops),
+                                        .kind = "moody",
+                                        .parameters = moody_parameters,
+                                        .forward = moody_forward,
+                                        .backward = moody_backward,
+                                        .free = unit_free};
+
+/* Two units of one size that two devices enter in different orders: their parts are not mixed. */
+START_TEST(devices_that_disagree_are_told) {
+  struct moody *m = calloc(1, sizeof *m);
+  ck_assert_ptr_nonnull(m);
+  ck_ok(ek_linear_create(&m->inner, 3, 3, true));
+  ck_ok(unit_create(&m->inner, m->inner));
+  ck_ok(ek_module_init(&m->base, &moody_ops, 1, 1));
+  ek_group *group = ck_open("cpu:2", 1);
+  ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
+  float numbers[12] = {0};
+  ek_tensor input;
+  ek_shards output = {0};
+  forward.gradient = false;
+  ck_ok(ek_tensor_host(&input, numbers, EK_F32, CK_SHAPE(4, 3)));
+  for (ek_mode mode = EK_MODE_SHARDED_GRADIENTS; mode <= EK_MODE_FULLY_SHARDED; mode++) {
+    ek_data_parallel_model *model = NULL;
+    ck_ok(ek_data_parallel_model_options_set_mode(&options, mode));
+    ck_ok(ek_data_parallel_model_open(&model, group, &m->base, &options));
+    const ek_status status = ek_data_parallel_model_forward(&output, model, &input, 1, &forward);
+    ck_assert_int_eq(status, mode == EK_MODE_FULLY_SHARDED ? EK_ERR_SHAPE : EK_OK);
+    ek_shards_free(&output);
+    ek_data_parallel_model_free(model);
+  }
+  ck_no_memory_held(group);
+  ek_module_free(&m->base);
+  ek_group_free(group);
+}
+END_TEST
+
+static ek_status late_parameters(const ek_module *self, ek_declaration *declaration) {
+  EK_TRY(ek_declare_wrapped(declaration, ((const struct wrapper *)self)->inner));
+  return ek_declare_unit(declaration);
+}
+
+static ek_status twice_parameters(const ek_module *self, ek_declaration *declaration) {
+  EK_TRY(ek_declare_unit(declaration));
+  return unit_parameters(self, declaration);
+}
+
+START_TEST(a_unit_is_declared_first_and_once) {
+  ek_module_ops ops = unit_ops;
+  ops.parameters = _i == 0 ? late_parameters : twice_parameters;
+  struct wrapper *m = calloc(1, sizeof *m);
+  ck_assert_ptr_nonnull(m);
+  ck_ok(ek_linear_create(&m->inner, 3, 3, true));
+  ck_ok(ek_module_init(&m->base, &ops, 1, 1));
+  ek_group *group = ck_open("cpu:2", 1);
+  ek_data_parallel_model *model = NULL;
+  ck_fails(ek_data_parallel_model_open(&model, group, &m->base, NULL), EK_ERR_INVALID_ARGUMENT,
+           "a unit is declared first, and once");
+  ck_fails(ek_declare_unit(NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
+  ek_module_free(&m->base);
+  ek_group_free(group);
+}
+END_TEST
+
+struct seen {
+  uint64_t most;             /* bytes of gathered units at a time */
+  size_t taken, given, both; /* blocks; and how often two of them were there */
+};
+
+/* What the ledger says of the gathered parameters of device 0. */
+static struct seen look(ek_device *device, uint64_t block) {
+  const ek_memory_event *events = NULL;
+  size_t count = 0, dropped = 0, there = 0;
+  struct seen seen = {0};
+  uint64_t held_now = 0;
+  ck_ok(ek_memory_record_stop(&events, &count, &dropped, device));
+  ck_assert_uint_eq(dropped, 0);
+  for (size_t i = 0; i < count; i++) {
+    if (events[i].category != EK_MEMORY_PARAMETERS) continue;
+    const bool whole =
+        events[i].delta_bytes >= (int64_t)block || events[i].delta_bytes <= -(int64_t)block;
+    held_now += (uint64_t)events[i].delta_bytes;
+    if (held_now > seen.most) seen.most = held_now;
+    if (!whole) continue;
+    if (events[i].delta_bytes > 0) {
+      seen.taken++;
+      if (++there == 2) seen.both++;
+      ck_assert_uint_le(there, 2);
+    } else {
+      seen.given++;
+      there--;
+    }
+  }
+  ck_assert_uint_eq(held_now, 0);
+  return seen;
+}
+
+/* Each block is gathered for forward and for backward, while the one before it computes, and given
+ * back: two are there at a time, and never three. */
+START_TEST(units_come_and_go) {
+  struct ck_workload deep = *ck_workload("gpt");
+  deep.module = deep_gpt;
+  struct ck_setup setup = ck_setup_mode(&deep, "plan:8", EK_MODE_FULLY_SHARDED);
+  struct ck_training t;
+  setup.options.bucket_bytes = 1;
+  ck_training_open(&t, &setup);
+  struct ck_batch batch = ck_batch_make(&deep, EK_F32, _i == 0 ? 8 : 3, 0, 1);
+  ek_device *device = ek_group_device(t.group, _i == 2 ? 7 : 0); /* one without rows */
+  const uint64_t block = (12 * WIDTH * WIDTH + 13 * WIDTH) * sizeof(float);
+  ek_forward_options options = EK_FORWARD_OPTIONS_INIT;
+  options.gradient = false;
+  ek_shards outputs = {0};
+  ck_ok(ek_memory_record_start(device, 1 << 16));
+  ck_ok(ek_data_parallel_model_forward(&outputs, t.model, batch.input, batch.inputs, &options));
+  ek_shards_free(&outputs);
+  const struct seen forward = look(device, block);
+  ck_assert_uint_eq(forward.taken, LAYERS);
+  ck_assert_uint_eq(forward.given, LAYERS);
+  ck_assert_uint_eq(forward.both, LAYERS - 1);
+  ck_assert_uint_le(forward.most, 2 * block + 2 * EK_MEMORY_UNIT);
+  ck_ok(ek_memory_record_start(device, 1 << 16));
+  ck_ok(ck_training_step(&t, &batch, NULL));
+  const struct seen step = look(device, block);
+  ck_assert_uint_eq(step.taken, 2 * LAYERS);
+  ck_assert_uint_eq(step.given, 2 * LAYERS);
+  ck_assert_uint_eq(step.both, 2 * (LAYERS - 1));
+  ck_assert_uint_le(step.most, 2 * block + 2 * EK_MEMORY_UNIT);
+  ck_batch_free(&batch);
+  ck_training_close(&t);
+}
+END_TEST
+
+/* 16 bytes for each parameter, over the devices, and at most two units besides; evenly. */
+START_TEST(state_is_an_eighth) {
+  struct ck_workload deep = *ck_workload("gpt");
+  deep.module = deep_gpt;
+  struct ck_setup setup = ck_setup_mode(&deep, "plan:8", EK_MODE_FULLY_SHARDED);
+  struct ck_training t;
+  ck_training_open(&t, &setup);
+  struct ck_batch batch = ck_batch_make(&deep, EK_F32, 8, 0, 1);
+  static const ek_memory_category state[] = {EK_MEMORY_PARAMETERS, EK_MEMORY_GRADIENTS,
+                                             EK_MEMORY_OPTIMIZER};
+  const double eighth = 16.0 * (double)flat_elements(&t) / 8;
+  const double units = 2 * 2 * (12 * WIDTH * WIDTH + 13 * WIDTH) * sizeof(float);
+  ck_ok(ck_training_step(&t, &batch, NULL));
+  double most = 0, sum = 0;
+  for (size_t k = 0; k < 8; k++) {
+    ek_memory_usage usage;
+    double at_rest = 0, at_peak = 0;
+    ck_ok(ck_memory_stats(&usage, ek_group_device(t.group, k)));
+    for (size_t c = 0; c < 3; c++) at_rest += (double)usage.current[state[c]];
+    for (size_t c = 0; c < 3; c++) at_peak += (double)usage.at_peak[state[c]];
+    ck_assert_double_le(at_rest, 1.02 * eighth);
+    ck_assert_double_le(at_peak, 1.02 * eighth + units);
+    sum += (double)usage.peak_bytes;
+    if ((double)usage.peak_bytes > most) most = (double)usage.peak_bytes;
+  }
+  ck_assert_double_le(most / (sum / 8), 1.02);
+  ck_batch_free(&batch);
+  ck_training_close(&t);
+}
+END_TEST
+
 static Suite *make_suite(void) {
   Suite *suite = suite_create("shares");
   tcase_add_loop_test(ck_case(suite, "bits"), as_sharded_bit_for_bit, 0, CASES);
@@ -163,6 +449,12 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(memory, buckets_are_given_back, 0, KINDS);
   tcase_add_loop_test(memory, a_dropped_forward_gives_back, 0, KINDS);
   tcase_add_loop_test(memory, a_pass_of_ones_own_is_refused, 0, KINDS);
+  TCase *units = ck_case(suite, "units");
+  tcase_add_loop_test(units, a_program_marks_units, 0, CK_PLACEMENTS);
+  tcase_add_loop_test(units, a_unit_is_declared_first_and_once, 0, 2);
+  tcase_add_test(units, devices_that_disagree_are_told);
+  tcase_add_loop_test(units, units_come_and_go, 0, 3);
+  tcase_add_test(units, state_is_an_eighth);
   return suite;
 }
 

@@ -1,0 +1,198 @@
+/*
+ * units.c - parameters of which every device holds a share, gathered for the nodes that need them.
+ *
+ * A unit is a bucket (buckets.h). When a node is entered, its unit is gathered, if it is not there,
+ * and pinned until the node is left. Beside what is pinned two units stay at most: the one that was
+ * entered last, because its other modules come next, or its backward; and the one that is expected
+ * next, whose gather was begun then and is under way while the current one computes. Forward expects
+ * units in the order in which a walk through the model comes to them, backward against it; what runs
+ * forward again expects nothing, and leaves alone what backward expects.
+ *
+ * A gather copies the device's share into its place and is an all-gather in place: peers read the
+ * share there. So a unit's memory is given back behind its gather's end on all devices, which the
+ * compute stream waits for before the unit is used.
+ *
+ * What is gathered, and when, depends on the order of nodes alone, which is the same on all devices.
+ */
+#include <evenkeel/elementwise.h>
+
+#include "core/alloc.h"
+#include "core/error.h"
+#include "device/communicator_internal.h"
+#include "keeper.h"
+#include "module/replica_internal.h"
+
+/* ---- shares ---- */
+
+/* Each device computes its own part of every parameter: nobody holds all of one. */
+ek_status ek__keeper_open_values(struct ek__keeper *keeper) {
+  const struct ek__layout *layout = &keeper->replica->layout;
+  keeper->current = keeper->ahead = keeper->cut->count;
+  EK_TRY(
+      ek__replica_hold_parameters(keeper->replica, ek__buckets_share(keeper->cut, keeper->rank)));
+  if (ek_device_counts_only(keeper->device)) return EK_OK;
+  for (size_t i = 0; i < layout->order_count; i++) {
+    const size_t number = layout->order[i];
+    const struct ek__parameter *p = &layout->parameters[number];
+    const struct ek__bucket *bucket = &keeper->cut->list[keeper->cut->of[number]];
+    const int64_t begin = bucket->first + bucket->offsets[keeper->rank];
+    const int64_t end = bucket->first + bucket->offsets[keeper->rank + 1];
+    const int64_t first = p->offset > begin ? p->offset : begin;
+    const int64_t last = p->offset + p->count < end ? p->offset + p->count : end;
+    if (first >= last) continue;
+    ek_tensor part = ek__flat_range(ek_replica_parameters(keeper->replica),
+                                    bucket->places[keeper->rank] + first - begin, last - first);
+    EK_TRY(ek__initial_values(&part, p, first - p->offset, keeper->model->options.seed));
+  }
+  return EK_OK;
+}
+
+/* ---- units ---- */
+
+static ek_status gather(struct ek__keeper *keeper, size_t unit) {
+  const struct ek__bucket *bucket = &keeper->cut->list[unit];
+  struct ek__gathered *values = &keeper->values[unit];
+  ek_communicator *communicator = keeper->model->communicator;
+  const int64_t count = bucket->last - bucket->first;
+  const int64_t share = ek__bucket_share(bucket, keeper->rank);
+  EK_TRY(ek_tensor_create(&values->whole, keeper->device, EK_MEMORY_PARAMETERS,
+                          keeper->replica->type, 1, &count));
+  const ek_tensor from =
+      ek__flat_range(ek_replica_parameters(keeper->replica), bucket->places[keeper->rank], share);
+  ek_tensor to = ek__flat_range(&values->whole, bucket->offsets[keeper->rank], share);
+  EK_TRY(ek_op_copy(ek_device_stream(keeper->device, EK_STREAM_COMPUTE), &to, &from));
+  EK_TRY(ek__communicator_all_gather(communicator, keeper->device, &values->whole, bucket->offsets,
+                                     unit + 1));
+  values->gather = ek__communicator_started(communicator, keeper->device);
+  return EK_OK;
+}
+
+static ek_status wait_for(struct ek__keeper *keeper, size_t unit) {
+  struct ek__gathered *values = &keeper->values[unit];
+  if (values->gather == 0) return EK_OK;
+  EK_TRY(ek__communicator_wait_for(keeper->model->communicator, keeper->device, values->gather));
+  values->gather = 0;
+  return EK_OK;
+}
+
+/* The unit becomes the current one: what was it before goes, unless a node needs it. */
+static ek_status make_current(struct ek__keeper *keeper, size_t unit) {
+  const size_t none = keeper->cut->count, before = keeper->current;
+  if (before != none && before != unit && keeper->values[before].pins == 0) {
+    ek_tensor_free(&keeper->values[before].whole);
+  }
+  keeper->current = unit;
+  if (keeper->ahead == unit) keeper->ahead = none;
+  if (!ek_tensor_exists(&keeper->values[unit].whole)) EK_TRY(gather(keeper, unit));
+  return wait_for(keeper, unit);
+}
+
+/* Begins to gather what is expected next, if it is not there. */
+static ek_status look_ahead(struct ek__keeper *keeper, size_t unit) {
+  const size_t none = keeper->cut->count, before = keeper->ahead;
+  if (ek_tensor_exists(&keeper->values[unit].whole)) return EK_OK;
+  if (before != none) {
+    EK_TRY(wait_for(keeper, before)); /* it was not needed */
+    ek_tensor_free(&keeper->values[before].whole);
+  }
+  keeper->ahead = unit;
+  return gather(keeper, unit);
+}
+
+static ek_status expect(struct ek__keeper *keeper, const struct ek__node *node, enum ek__way way) {
+  const struct ek__layout *layout = &keeper->replica->layout;
+  size_t stop = node->stop;
+  if (way == EK__WAY_AGAIN || stop == EK__NO_UNIT) return EK_OK;
+  if (way == EK__WAY_BACKWARD ? stop-- == 0 : ++stop == layout->stop_count) return EK_OK;
+  return look_ahead(keeper, keeper->cut->count - 1 - layout->stops[stop]);
+}
+
+/* ---- what a pass asks for ---- */
+
+static void unpin(struct ek__keeper *keeper, size_t unit) {
+  struct ek__gathered *values = &keeper->values[unit];
+  if (--values->pins == 0 && unit != keeper->current) ek_tensor_free(&values->whole);
+}
+
+/* The units of a node are those of its own parameters and the one that it has marked: number `i` of
+ * them, of which some may be the same; the number of buckets for a buffer, or where there is none. */
+static size_t unit_of(const struct ek__keeper *keeper, const struct ek__node *node, size_t i) {
+  if (i > 0) {
+    const size_t bucket = keeper->cut->of[node->parameters[i - 1]];
+    return bucket == SIZE_MAX ? keeper->cut->count : bucket;
+  }
+  return node->unit == EK__NO_UNIT ? keeper->cut->count : keeper->cut->count - 1 - node->unit;
+}
+
+static void leave_some(struct ek__keeper *keeper, const struct ek__node *node, size_t count) {
+  for (size_t i = count; i-- > 0;) {
+    const size_t unit = unit_of(keeper, node, i);
+    if (unit != keeper->cut->count) unpin(keeper, unit);
+  }
+}
+
+static void leave(struct ek__lender *lender, const struct ek__node *node) {
+  leave_some((struct ek__keeper *)lender, node, node->parameter_count + 1);
+}
+
+static ek_status enter(struct ek__lender *lender, const struct ek__node *node, enum ek__way way) {
+  struct ek__keeper *keeper = (struct ek__keeper *)lender;
+  bool new = false;
+  for (size_t i = 0; i <= node->parameter_count; i++) {
+    const size_t unit = unit_of(keeper, node, i);
+    if (unit == keeper->cut->count) continue;
+    if (keeper->values[unit].pins == 0) {
+      const ek_status status = make_current(keeper, unit);
+      if (status != EK_OK) leave_some(keeper, node, i);
+      EK_TRY(status);
+      new = true;
+    }
+    keeper->values[unit].pins++;
+  }
+  const ek_status status = new ? expect(keeper, node, way) : EK_OK;
+  if (status != EK_OK) leave(lender, node);
+  return status;
+}
+
+static ek_status lend_value(ek_tensor *value, struct ek__lender *lender, size_t parameter) {
+  const struct ek__keeper *keeper = (const struct ek__keeper *)lender;
+  const size_t unit = keeper->cut->of[parameter];
+  const ek_tensor *whole = &keeper->values[unit].whole;
+  EK__FAIL_IF(keeper->values[unit].pins == 0, EK_ERR_INTERNAL, "%s was not gathered",
+              keeper->replica->layout.parameters[parameter].name);
+  *value = ek__replica_view(whole, keeper->replica, parameter, keeper->cut->list[unit].first);
+  value->memory = whole->memory;
+  return EK_OK;
+}
+
+/* What backward will not need, or nobody, is given back when its gather has ended. */
+static ek_status rest(struct ek__lender *lender, bool last) {
+  struct ek__keeper *keeper = (struct ek__keeper *)lender;
+  const size_t none = keeper->cut->count;
+  if (keeper->ahead != none) {
+    EK_TRY(wait_for(keeper, keeper->ahead));
+    ek_tensor_free(&keeper->values[keeper->ahead].whole);
+    keeper->ahead = none;
+  }
+  if (last && keeper->current != none) {
+    ek_tensor_free(&keeper->values[keeper->current].whole);
+    keeper->current = none;
+  }
+  return EK_OK;
+}
+
+ek_status ek__keeper_lend_values(struct ek__keeper *keeper, size_t parameters) {
+  keeper->lender.enter = enter;
+  keeper->lender.leave = leave;
+  keeper->lender.value = lend_value;
+  keeper->lender.rest = rest;
+  return ek__new(&keeper->values, parameters, sizeof *keeper->values, "a data-parallel model");
+}
+
+void ek__keeper_drop_values(struct ek__keeper *keeper) {
+  for (size_t u = 0; u < keeper->cut->count; u++) {
+    ek_tensor_free(&keeper->values[u].whole);
+    keeper->values[u] = (struct ek__gathered){0};
+  }
+  keeper->current = keeper->ahead = keeper->cut->count;
+}
