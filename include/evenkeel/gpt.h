@@ -42,13 +42,21 @@ typedef struct ek_gpt_options {
   bool fused_loss;
   const ek_cross_entropy_options *loss; /* of a fused loss; copied; NULL: its defaults */
   uint64_t logits_bytes;                /* of a fused loss: a block of logits is not larger */
+  int64_t logits_columns; /* of whole logits, see below; 0: vocabulary */
 } ek_gpt_options;
 /* GPT-2 124M without dropout. */
 #define EK_GPT_OPTIONS_INIT                                                                        \
   {                                                                                                \
     sizeof(ek_gpt_options), 50257, 1024, 768, 12, 12, 0.0, false, {EK_RECOMPUTE_NONE, 0, 0},       \
-        false, NULL, 64u << 20                                                                     \
+        false, NULL, 64u << 20, 0                                                                  \
   }
+
+/*
+ * A GPU has slow products for rows of 50,257 logits, which begin beside multiples of 16 bytes. With
+ * logits_columns = ek_tensor_aligned_columns(vocabulary, EK_F32) the logits are [B, T, logits_columns];
+ * what is behind the first `vocabulary` of a row means nothing, so a cross-entropy gets `classes` =
+ * vocabulary. Parameters, losses and gradients are the same. A fused loss pads its blocks by itself.
+ */
 
 /* EK_ERR_INVALID_ARGUMENT for sizes that do not fit, and for `loss` without a fused loss. */
 EK_API EK_CHECKED ek_status ek_gpt_create(ek_module **module, const ek_gpt_options *options);

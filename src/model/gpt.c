@@ -208,7 +208,13 @@ static ek_status fill_gpt(struct ek__composite *gpt, const ek_gpt_options *o) {
   }
   EK_TRY(add_layer_norm(gpt, "norm", o->width));
   if (o->fused_loss) return EK_OK;
-  return ek__composite_add_linear(gpt, "head", o->width, o->vocabulary, false, DEVIATION);
+  if (o->logits_columns == 0) {
+    return ek__composite_add_linear(gpt, "head", o->width, o->vocabulary, false, DEVIATION);
+  }
+  ek_module *head = NULL;
+  EK_TRY(ek_linear_create_padded(&head, o->width, o->vocabulary, false,
+                                 ek_initializer_normal(0.0, DEVIATION), o->logits_columns));
+  return ek__composite_add(gpt, "head", head);
 }
 
 /* In the place of the head and under its name: a criterion that is tied to the model without it. */
@@ -245,6 +251,8 @@ static ek_status check_options(const ek_gpt_options *o) {
               "gpt: dropout is %g, expected 0 <= p < 1", o->dropout);
   EK__FAIL_IF(o->loss != NULL && !o->fused_loss, EK_ERR_INVALID_ARGUMENT,
               "gpt: options of a loss, but the loss is not fused");
+  EK__FAIL_IF(o->logits_columns != 0 && o->fused_loss, EK_ERR_INVALID_ARGUMENT,
+              "gpt: columns of whole logits, but the loss is fused");
   return ek__recompute_check("gpt", &o->recompute);
 }
 

@@ -344,11 +344,13 @@ static unsigned long unaligned_in_a_step(const ek_gpt_options *o) {
   ek_criterion *loss = NULL;
   ek_optimizer *optimizer = NULL;
   ek_trainer *trainer = NULL;
+  ek_cross_entropy_options entropy = EK_CROSS_ENTROPY_OPTIONS_INIT;
   ek_tensor batch;
   for (int i = 0; i < SAMPLES * TOKENS; i++) tokens[i] = i % VOCABULARY;
   ck_ok(ek_tensor_host(&batch, tokens, EK_I32, 2, shape));
   ck_ok(ek_gpt_create(&gpt, o));
-  if (!o->fused_loss) ck_ok(ek_cross_entropy_create(&loss, NULL));
+  entropy.classes = VOCABULARY;
+  if (!o->fused_loss) ck_ok(ek_cross_entropy_create(&loss, &entropy));
   ck_ok(ek_sgd_create(&optimizer, NULL));
   ck_ok(ek_trainer_open(&trainer, SPEC, gpt, loss, optimizer, NULL));
   const unsigned long before = cuemu_unaligned_products();
@@ -370,6 +372,9 @@ START_TEST(rows_of_logits_are_aligned) {
   o.layers = 0;
   o.heads = 1;
   ck_assert_uint_eq(unaligned_in_a_step(&o), 3);
+  o.logits_columns = ek_tensor_aligned_columns(VOCABULARY, EK_F32);
+  ck_assert_uint_eq(unaligned_in_a_step(&o), 0);
+  o.logits_columns = 0;
   o.fused_loss = true;
   ck_assert_uint_eq(unaligned_in_a_step(&o), 0);
 }

@@ -6,7 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <evenkeel/gather.h>
 #include <evenkeel/gpt.h>
+#include <evenkeel/sgd.h>
+#include <evenkeel/trainer.h>
 
 #include "ck_gpt.h"
 #include "ck_module.h"
@@ -33,6 +36,11 @@ static ek_status create_untied(ek_module **module) {
 }
 static ek_status create_dropout(ek_module **module) {
   const ek_gpt_options options = small(2, 0.2, false);
+  return ek_gpt_create(module, &options);
+}
+static ek_status create_padded(ek_module **module) {
+  ek_gpt_options options = small(2, 0.0, false);
+  options.logits_columns = 12;
   return ek_gpt_create(module, &options);
 }
 static ek_status create_flat(ek_module **module) {
@@ -279,6 +287,64 @@ static void wrong(ek_gpt_options options, ek_status status, const char *text) {
   ck_assert_ptr_null(module);
 }
 
+/* The losses of three steps, and the first logits, with rows of so many columns. */
+enum { STEPS = 3, SAMPLES = 5, LONG = 6, KINDS = 11 };
+
+static void train_with_rows(double *losses, float *logits, int64_t columns) {
+  static int32_t tokens[SAMPLES * LONG];
+  const int64_t shape[] = {SAMPLES, LONG};
+  ek_gpt_options gpt = small(1, 0.0, false);
+  ek_cross_entropy_options entropy = EK_CROSS_ENTROPY_OPTIONS_INIT;
+  ek_sgd_options sgd = EK_SGD_OPTIONS_INIT;
+  ek_module *module = NULL;
+  ek_criterion *loss = NULL;
+  ek_optimizer *optimizer = NULL;
+  ek_trainer *trainer = NULL;
+  ek_shards out = {0};
+  ek_tensor batch, host;
+  float all[SAMPLES * LONG * 16];
+  const int64_t wide = columns == 0 ? KINDS : columns, rows[] = {SAMPLES, LONG, wide};
+  for (int i = 0; i < SAMPLES * LONG; i++) tokens[i] = i * i % KINDS;
+  gpt.logits_columns = columns;
+  entropy.classes = KINDS;
+  sgd.learning_rate = 0.5;
+  ck_ok(ek_tensor_host(&batch, tokens, EK_I32, 2, shape));
+  ck_ok(ek_gpt_create(&module, &gpt));
+  ck_ok(ek_cross_entropy_create(&loss, &entropy));
+  ck_ok(ek_sgd_create(&optimizer, &sgd));
+  ck_ok(ek_trainer_open(&trainer, test_devices("cpu:2"), module, loss, optimizer, NULL));
+  for (int i = 0; i < STEPS; i++) {
+    ek_step_result result;
+    ck_ok(ek_trainer_step(&result, trainer, &batch, 1, &batch, 1));
+    losses[i] = result.loss;
+  }
+  ck_ok(ek_trainer_predict(&out, trainer, &batch, 1));
+  ck_ok(ek_tensor_host(&host, all, EK_F32, 3, rows));
+  ck_ok(ek_gather_host(&host, &out));
+  for (int64_t i = 0; i < SAMPLES * LONG; i++) {
+    memcpy(logits + i * KINDS, all + i * wide, KINDS * sizeof *all);
+  }
+  ek_shards_free(&out);
+  ck_ok(ek_trainer_free(trainer));
+  ek_optimizer_free(optimizer);
+  ek_criterion_free(loss);
+  ek_module_free(module);
+}
+
+/* The products are the same numbers in the same order; a GPU may have others for other rows. */
+START_TEST(longer_rows_of_logits) {
+  double dense[STEPS], padded[STEPS];
+  float a[SAMPLES * LONG * KINDS], b[SAMPLES * LONG * KINDS];
+  train_with_rows(dense, a, 0);
+  train_with_rows(padded, b, _i == 0 ? ek_tensor_aligned_columns(KINDS, EK_F32) : 16);
+  if (strncmp(test_devices("cpu:2"), "cpu", 3) == 0) {
+    ck_assert_mem_eq(dense, padded, sizeof dense);
+    ck_assert_mem_eq(a, b, sizeof a);
+  }
+  for (int i = 0; i < STEPS; i++) ck_assert_double_eq_tol(dense[i], padded[i], 1e-5);
+}
+END_TEST
+
 START_TEST(bad_options) {
   const ek_gpt_options good = small(2, 0.0, false);
   ck_fails(ek_gpt_create(NULL, &good), EK_ERR_INVALID_ARGUMENT, "gpt");
@@ -303,10 +369,15 @@ START_TEST(bad_options) {
   wrong(o, EK_ERR_INVALID_ARGUMENT, "dropout");
   o = good, o.dropout = (double)NAN;
   wrong(o, EK_ERR_INVALID_ARGUMENT, "dropout");
+  o = good, o.logits_columns = 10;
+  wrong(o, EK_ERR_INVALID_ARGUMENT, "rows of 10 columns do not hold 11");
+  o.logits_columns = 12, o.fused_loss = true;
+  wrong(o, EK_ERR_INVALID_ARGUMENT, "the loss is fused");
   o = good, o.width = INT64_MAX - 1;
   wrong(o, EK_ERR_OVERFLOW, "gpt");
   ck_host_failures(create_tied);
   ck_host_failures(create_dropout);
+  ck_host_failures(create_padded);
 }
 END_TEST
 
@@ -337,6 +408,7 @@ static Suite *make_suite(void) {
   tcase_add_test(tcase, dropout_of_a_split_batch);
   tcase_add_test(tcase, defaults);
   tcase_add_test(tcase, initial_values);
+  tcase_add_loop_test(tcase, longer_rows_of_logits, 0, 2);
   tcase_add_test(tcase, bad_options);
   tcase_add_test(tcase, bad_input);
   return suite;
