@@ -18,20 +18,22 @@ static const struct technique {
   const char *name;
   int64_t micro_batches;
   ek_recompute recompute;
-  bool fused_loss;
+  bool fused_loss, fully_sharded; /* the second: whatever the mode of its rows */
 } techniques[] = {
-    {"plain", 1, {EK_RECOMPUTE_NONE, 0, 0}, false},
-    {"micro-batches 4", 4, {EK_RECOMPUTE_NONE, 0, 0}, false},
-    {"cheap", 1, {EK_RECOMPUTE_CHEAP, 0, 0}, false},
-    {"sqrt", 1, {EK_RECOMPUTE_SQRT, 0, 0}, false},
-    {"every=1", 1, {EK_RECOMPUTE_EVERY, 1, 0}, false},
-    {"all", 1, {EK_RECOMPUTE_ALL, 0, 0}, false},
-    {"fused loss", 1, {EK_RECOMPUTE_NONE, 0, 0}, true},
-    {"fused loss, cheap", 1, {EK_RECOMPUTE_CHEAP, 0, 0}, true},
-    {"fused loss, every=1", 1, {EK_RECOMPUTE_EVERY, 1, 0}, true},
-    {"micro-batches 4, fused loss", 4, {EK_RECOMPUTE_NONE, 0, 0}, true},
-    {"micro-batches 4, fused loss, cheap", 4, {EK_RECOMPUTE_CHEAP, 0, 0}, true},
-    {"micro-batches 4, fused loss, every=1", 4, {EK_RECOMPUTE_EVERY, 1, 0}, true},
+    {"plain", 1, {EK_RECOMPUTE_NONE, 0, 0}, false, false},
+    {"micro-batches 4", 4, {EK_RECOMPUTE_NONE, 0, 0}, false, false},
+    {"cheap", 1, {EK_RECOMPUTE_CHEAP, 0, 0}, false, false},
+    {"sqrt", 1, {EK_RECOMPUTE_SQRT, 0, 0}, false, false},
+    {"every=1", 1, {EK_RECOMPUTE_EVERY, 1, 0}, false, false},
+    {"all", 1, {EK_RECOMPUTE_ALL, 0, 0}, false, false},
+    {"fused loss", 1, {EK_RECOMPUTE_NONE, 0, 0}, true, false},
+    {"fused loss, cheap", 1, {EK_RECOMPUTE_CHEAP, 0, 0}, true, false},
+    {"fused loss, every=1", 1, {EK_RECOMPUTE_EVERY, 1, 0}, true, false},
+    {"micro-batches 4, fused loss", 4, {EK_RECOMPUTE_NONE, 0, 0}, true, false},
+    {"micro-batches 4, fused loss, cheap", 4, {EK_RECOMPUTE_CHEAP, 0, 0}, true, false},
+    {"micro-batches 4, fused loss, every=1", 4, {EK_RECOMPUTE_EVERY, 1, 0}, true, false},
+    {"fully-sharded", 1, {EK_RECOMPUTE_NONE, 0, 0}, false, true},
+    {"everything", 4, {EK_RECOMPUTE_EVERY, 1, 0}, true, true},
 };
 enum { TECHNIQUES = sizeof techniques / sizeof techniques[0] };
 
@@ -282,7 +284,9 @@ enum exit_code run_techniques(const struct options *options) {
   for (size_t i = 0; i < count; i++) {
     struct row *row = &rows[i];
     *row = (struct row){.technique = &techniques[i % TECHNIQUES],
-                        .mode = options->modes[i / TECHNIQUES],
+                        .mode = techniques[i % TECHNIQUES].fully_sharded
+                                    ? EK_MODE_FULLY_SHARDED
+                                    : options->modes[i / TECHNIQUES],
                         .shape = options->shape,
                         .seconds = need_memory((size_t)options->shape.steps, sizeof(double))};
     row->shape.steps = 1;

@@ -242,9 +242,12 @@ group_techniques() {
   local -a deep=(--layers 4 --width 16 --heads 2 --seq 16 --vocab 300 --batch 7 --steps 2 --warmup 1)
   expect 0 techniques "${deep[@]}" --devices cpu:2 -o json
   same command "$(value command)" techniques
-  same rows "$(value 'runs#')" 12
+  same rows "$(value 'runs#')" 14
   same 'the first' "$(value runs.0.technique)" plain
-  for i in 0 1 2 3 4 5 6 7 8 9 10 11; do
+  same mode "$(value runs.12.mode)" fully-sharded
+  same 'the last' "$(value runs.13.technique)" everything
+  holds 'state of fully-sharded' "$(value runs.12.state_bytes) < $(value runs.0.state_bytes)"
+  for i in {0..11}; do
     same mode "$(value runs.$i.mode)" sharded
     same plan "$(value runs.$i.peak_bytes)" "$(value runs.$i.planned_peak_bytes)"
     same state "$(value runs.$i.state_bytes)" "$(value runs.0.state_bytes)"
@@ -254,14 +257,14 @@ group_techniques() {
   done
   same 'plain to plain' "$(value runs.0.memory_ratio)" 1
   expect 0 techniques "${deep[@]}" --devices plan:2 --modes gather,replicated -o json
-  same rows "$(value 'runs#')" 24
+  same rows "$(value 'runs#')" 28
   same 'no speed' "$(value runs.1.speed_ratio)" null
   same 'no loss' "$(value runs.1.loss)" null
-  same mode "$(value runs.12.mode)" replicated
+  same mode "$(value runs.14.mode)" replicated
   expect 5 techniques "${deep[@]}" --devices cpu:2@300KiB -o json
   same 'no peak' "$(value runs.0.peak_bytes)" null
   for i in table md csv; do expect 0 techniques "${deep[@]}" --devices cpu:2 --steps 1 -o $i; done
-  same "lines of CSV" "$(wc -l <"$dir/out")" 13
+  same "lines of CSV" "$(wc -l <"$dir/out")" 15
   for i in '--recompute sqrt' '--micro-batches 2' '--loss fused' '--devices cpu:1 --devices cpu:2'; do
     expect 2 techniques "${deep[@]}" $i
     silent
