@@ -111,7 +111,7 @@ void cuemu_set_algorithm_times(const unsigned nanoseconds[4]);
 unsigned long cuemu_algorithm_calls(int algorithm);
 
 /* Algorithms of cuBLASLt, a bit for each by number: those that the heuristic offers and says to be of
-   no use, and those that it takes for good and the product then refuses. */
+   no use, which are an error of who takes them, and those that it takes for good and the product then refuses. */
 void cuemu_refuse(unsigned by_heuristic, unsigned by_product);
 
 /* How often the heuristic of cuBLASLt was asked for a product one of whose matrices has rows (columns, to

@@ -1,6 +1,7 @@
 /*
  * cuda_attend_warp.cu - causal attention in f32 on tensor cores, where TF32 is allowed: operands have 10
- * bits behind the point, sums, exponentials and statistics are f32. Heads of up to 128.
+ * bits behind the point, sums, exponentials and statistics are f32. Heads of up to 128: beyond them a
+ * strip's two sums of the backward, 16 rows of 256, would be 256 registers of a lane, and there are 255.
  *
  * The forward is that of cuda_attend.cu, and the backward that of cuda_attend_backward.cu: one
  * kernel over the keys for dk and dv, one over the queries for dq, each sum in the order of the

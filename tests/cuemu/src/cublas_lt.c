@@ -304,7 +304,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
   count_unaligned(preference, (const cublasLtMatrixLayout_t[]){a, b, c, d});
   size_t workspace = preference->workspace_bytes < WORKSPACE_WANTED ? 0 : WORKSPACE_WANTED;
   const unsigned refused = atomic_load(&refused_by_heuristic);
-  const int offered = cuemu_settings.algorithms < ALGORITHMS ? cuemu_settings.algorithms : ALGORITHMS;
+  const int offered =
+      cuemu_settings.algorithms < ALGORITHMS ? cuemu_settings.algorithms : ALGORITHMS;
   for (; *returned < requested && *returned < offered; ++*returned) {
     const int number = *returned;
     results[number] = (cublasLtMatmulHeuristicResult_t){
@@ -341,6 +342,8 @@ static cublasStatus_t check_algorithm(const cublasLtMatmulAlgo_t *algorithm,
       (wanted && (!workspace || (uintptr_t)workspace % 16)) || !aligned_as_told(algorithm, at)) {
     return CUBLAS_STATUS_INVALID_VALUE;
   }
+  /* What the heuristic says to be of no use is not filled in. */
+  if (atomic_load(&refused_by_heuristic) >> number & 1) return CUBLAS_STATUS_INVALID_VALUE;
   return atomic_load(&refused_by_product) >> number & 1 ? CUBLAS_STATUS_NOT_SUPPORTED
                                                         : CUBLAS_STATUS_SUCCESS;
 }
