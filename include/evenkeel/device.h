@@ -48,7 +48,7 @@ typedef struct ek_group_options {
   size_t size;            /* sizeof(ek_group_options) */
   int threads_per_device; /* 0: the cores the process may use, divided evenly, at least 1 */
   bool allow_tf32;    /* cuda: products of f32, attention's too, with 10 bits of mantissa */
-  bool deterministic; /* cuda: sums between GPUs in the order of the devices, see below */
+  bool deterministic; /* nothing is chosen by timing or by the number of threads, see below */
   double time_limit;  /* cuda: seconds that a collective may take; 0: 600 */
   bool debug_memory;  /* new tensors are NaN, writes beside them are found, see below */
   size_t world_size;  /* devices of all processes that train together; 0: those of the group */
@@ -65,7 +65,9 @@ typedef struct ek_group_options {
  */
 
 /*
- * `deterministic`: how products are computed is not chosen by timing, which two runs may do differently; and the communicator `peer`,
+ * `deterministic`: on cpu products are cut by their shapes alone, so that the number of threads
+ * changes no bit. On cuda how they are computed is not chosen by timing, which two
+ * runs may do differently; and the communicator `peer`,
  * which sums in the order of the devices, also between different GPUs, where they reach each
  * other's memory. Where they do not, NCCL must be held to one
  * algorithm: the program is started with NCCL_ALGO=Ring NCCL_PROTO=Simple NCCL_NVLS_ENABLE=0 in its
@@ -106,6 +108,7 @@ EK_API ek_status ek_group_free(ek_group *group);
 EK_API size_t ek_group_size(const ek_group *group);                     /* 0 for NULL */
 EK_API ek_device *ek_group_device(const ek_group *group, size_t index); /* NULL outside */
 EK_API const char *ek_group_spec(const ek_group *group);                /* as it was opened */
+EK_API bool ek_group_is_deterministic(const ek_group *group);           /* as it was opened */
 
 /*
  * Called on the worker thread of `device`, which is number `index` of its group. Returns a status;

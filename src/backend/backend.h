@@ -425,6 +425,7 @@ struct ek__stream_head {
 };
 struct ek__device_head {
   void *native;
+  bool deterministic; /* ek_group_options */
 };
 
 static inline void *ek__stream_backend(const ek_stream *stream) {
@@ -432,6 +433,9 @@ static inline void *ek__stream_backend(const ek_stream *stream) {
 }
 static inline void *ek__device_native(const ek_device *device) {
   return ((const struct ek__device_head *)(const void *)device)->native;
+}
+static inline bool ek__device_is_deterministic(const ek_device *device) {
+  return ((const struct ek__device_head *)(const void *)device)->deterministic;
 }
 
 #endif /* EK_BACKEND_H */

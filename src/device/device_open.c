@@ -34,13 +34,14 @@ static ek_status take_workspace(ek_device *device) {
 
 ek_status ek__device_open(ek_device **device, ek_group *group, void *group_native,
                           const struct ek__backend *backend, const struct ek__device_spec *spec,
-                          size_t index, int threads) {
+                          size_t index, int threads, bool deterministic) {
   ek_device *result = NULL;
   EK_TRY(ek__new(&result, 1, sizeof *result, "a device"));
   result->group = group;
   result->backend = backend;
   result->index = index;
   result->threads = threads;
+  result->head.deterministic = deterministic;
   set_name(result, spec);
   ek_status status = EK_OK;
   uint64_t capacity = spec->capacity;

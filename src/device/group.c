@@ -64,6 +64,7 @@ struct ek_group {
   size_t count;
   size_t first_rank, world_size; /* of the devices of all processes */
   double time_limit;             /* seconds */
+  bool deterministic;            /* as it was opened */
   struct worker *workers;
   struct ek__process process; /* whose workers these are */
   pthread_mutex_t mutex;
@@ -250,12 +251,13 @@ static ek_status open_parts(ek_group *group, const struct ek__device_spec *spec,
     worker->group = group;
     (void)sem_init(&worker->work, 0, 0);
   }
+  group->deterministic = options->deterministic;
   EK_TRY(take_ranks(group, options));
   EK_TRY(threads_for(&threads, backend, spec->count, options));
   if (backend->group_open != NULL) EK_TRY(backend->group_open(&group->native, spec, options));
   for (size_t i = 0; i < group->count; i++) {
     EK_TRY(ek__device_open(&group->workers[i].device, group, group->native, backend, spec, i,
-                           threads));
+                           threads, options->deterministic));
     if (options->debug_memory) ek__guard_start(group->workers[i].device);
   }
   for (size_t i = 0; i < 2 * group->count; i++) {
@@ -345,6 +347,10 @@ double ek__group_time_limit(const ek_group *group) { return group->time_limit; }
 size_t ek__group_first_rank(const ek_group *group) { return group->first_rank; }
 
 size_t ek__group_world_size(const ek_group *group) { return group->world_size; }
+
+bool ek_group_is_deterministic(const ek_group *group) {
+  return group != NULL && group->deterministic;
+}
 
 struct ek__host_blocks *ek__group_blocks(ek_group *group) {
   return &group->blocks;

@@ -69,9 +69,12 @@ ek_status ek__pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_optio
               "ek_pass_open: the replica holds no gradients, or a part of each");
   EK__FAIL_IF(lender == NULL && !replica->whole_parameters, EK_ERR_STATE,
               "ek_pass_open: the replica holds a part of each parameter");
-  ek_pass *result = (ek_pass *)replica->spare;
-  replica->spare = NULL;
-  if (result == NULL) EK_TRY(create(&result, replica));
+  ek_pass *result = (ek_pass *)replica->spares;
+  if (result != NULL) {
+    replica->spares = result->spare.next;
+  } else {
+    EK_TRY(create(&result, replica));
+  }
   result->options = o;
   result->lender = lender;
   result->outermost = (struct ek__frame){.node = replica->layout.root,
@@ -97,11 +100,8 @@ void ek_pass_free(ek_pass *pass) {
   if (pass == NULL) return;
   /* In the order that backward would have: the arena sees the same sequence either way. */
   while (pass->saved_count > 0) ek__saved_drop(pass);
-  if (pass->replica->spare == NULL) {
-    pass->replica->spare = &pass->spare;
-  } else {
-    destroy(&pass->spare);
-  }
+  pass->spare.next = pass->replica->spares;
+  pass->replica->spares = &pass->spare;
 }
 
 /* ---- parameters and gradients ---- */

@@ -117,7 +117,11 @@ cleanup:
 void ek_replica_free(ek_replica *replica) {
   if (replica == NULL) return;
   ek__layout_close_states(&replica->layout, replica->device);
-  if (replica->spare != NULL) replica->spare->free(replica->spare);
+  while (replica->spares != NULL) {
+    struct ek__spare *spare = replica->spares;
+    replica->spares = spare->next;
+    spare->free(spare);
+  }
   ek_tensor_free(&replica->gradients);
   ek_tensor_free(&replica->buffers);
   ek_tensor_free(&replica->parameters);

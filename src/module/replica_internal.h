@@ -12,6 +12,7 @@
 /* What a user of the replica leaves with it, to be freed with it: first member of its struct. */
 struct ek__spare {
   void (*free)(struct ek__spare *spare);
+  struct ek__spare *next;
 };
 
 struct ek_replica {
@@ -21,7 +22,7 @@ struct ek_replica {
   struct ek__layout layout;
   ek_tensor parameters, gradients, buffers; /* flat */
   bool whole_parameters, whole_gradients;   /* they have all elements, and not a share of them */
-  struct ek__spare *spare; /* a pass that was freed: the next step allocates nothing on the host */
+  struct ek__spare *spares; /* freed passes: the next step allocates nothing on the host */
 };
 
 /* A view, without a reference, of a parameter in `flat`, which begins with element `first` of the

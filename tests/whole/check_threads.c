@@ -3,7 +3,8 @@
  *
  * A device's threads are a team that works for one caller at a time. What several workers do to one
  * device's memory at once, as in gather and scatter, must therefore run on the callers' own teams.
- * And a training step must not depend on how many threads a device has, but for rounding.
+ * And a training step must not depend on how many threads a device has, but for rounding; in a
+ * deterministic group not at all.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -76,12 +77,54 @@ START_TEST(a_step_does_not_depend_on_the_threads) {
 }
 END_TEST
 
+/* c, m x n, of a product in a deterministic group whose device has `threads` threads. */
+static double *product(int64_t m, int64_t n, int64_t k, bool turned, int threads) {
+  ek_group_options options = EK_GROUP_OPTIONS_INIT;
+  options.threads_per_device = threads;
+  options.deterministic = true;
+  ek_group *group = NULL;
+  ck_ok(ek_group_open(&group, ck_spec("cpu:1"), &options));
+  ek_device *device = ek_group_device(group, 0);
+  struct ck_random random = ck_random_start(11);
+  double *values = malloc((size_t)(m * n + m * k + n * k) * sizeof *values);
+  ck_assert_ptr_nonnull(values);
+  for (int64_t i = 0; i < m * k + n * k; i++) values[i] = ck_random_uniform(&random, -1, 1);
+  const int64_t a_shape[] = {turned ? k : m, turned ? m : k}, b_shape[] = {n, k},
+                c_shape[] = {m, n};
+  ek_tensor a = ck_upload(device, EK_F32, values, 2, a_shape);
+  ek_tensor b = ck_upload(device, EK_F32, values + m * k, 2, b_shape);
+  ek_tensor c = {0};
+  ck_ok(ek_tensor_create(&c, device, EK_MEMORY_WORKSPACE, EK_F32, 2, c_shape));
+  ck_ok(ek_op_matmul(ek_device_stream(device, EK_STREAM_COMPUTE), &c, &a, turned, &b, true, 0));
+  ck_get(values, &c);
+  ek_tensor_free(&a);
+  ek_tensor_free(&b);
+  ek_tensor_free(&c);
+  ek_group_free(group);
+  return values;
+}
+
+START_TEST(a_deterministic_product_does_not_depend_on_the_threads) {
+  static const int64_t shapes[][3] = {
+      {300, 70, 129}, {33, 500, 300}, {1000, 48, 600}, {64, 4500, 40}, {250, 250, 250}};
+  const int64_t *shape = shapes[_i / 2], count = shape[0] * shape[1];
+  double *want = product(shape[0], shape[1], shape[2], _i % 2 == 1, 1);
+  for (int threads = 2; threads <= 5; threads++) {
+    double *got = product(shape[0], shape[1], shape[2], _i % 2 == 1, threads);
+    ck_same_bits("a product", got, want, count);
+    free(got);
+  }
+  free(want);
+}
+END_TEST
+
 static Suite *make_suite(void) {
   Suite *suite = suite_create("threads");
   TCase *tcase = ck_case(suite, "threads");
   tcase_add_test(tcase, many_workers_copy_to_one_device);
   tcase_add_loop_test(tcase, a_step_does_not_depend_on_the_threads, 0,
                       CK_WORKLOADS * CK_PLACEMENTS);
+  tcase_add_loop_test(tcase, a_deterministic_product_does_not_depend_on_the_threads, 0, 10);
   return suite;
 }
 

@@ -1,6 +1,10 @@
 /*
  * cpu_products.c - matrix products: cut for the device's team, along the longer side of the result.
  *
+ * A piece for each thread; how an element is rounded depends on the shape of its piece. In a
+ * deterministic group the pieces follow from the shape of the product alone, and each thread takes
+ * every so many of them: the same bits with any number of threads.
+ *
  * One thread's part in f32 is ek__cpu_sgemm(): oneDNN's (cpu_sgemm_onednn.c), because two of its
  * one-thread products beat one two-thread product in most shapes, or, in a library that is built
  * without oneDNN, our own (cpu_sgemm_own.c). In f64 it is a loop in plain C, for gradient checks.
@@ -8,11 +12,16 @@
 #include "backend/cpu/cpu_internal.h"
 #include "core/error.h"
 
+/* Of a product that is cut by its shape: so many pieces, or fewer of so many multiplications. */
+#define FIXED_PIECES 8
+#define FIXED_LEAST 4e6
+
 struct product {
   const struct ek__matmul_args *args;
   size_t size; /* of an element */
   bool by_rows;
-  ek_status status[EK__MAX_TEAM];
+  int pieces;
+  ek_status status[EK__MAX_TEAM]; /* of each piece */
 };
 
 /* Rows i0 .. i1 - 1 and columns j0 .. j1 - 1 of c. */
@@ -38,14 +47,29 @@ static ek_status multiply(const struct product *product, int64_t i0, int64_t i1,
   return EK_OK;
 }
 
-static void multiply_part(void *raw, int part, int parts) {
-  struct product *product = raw;
+static void multiply_piece(struct product *product, int piece) {
   const struct ek__matmul_args *args = product->args;
   int64_t begin = 0, end = 0;
-  ek__team_piece(product->by_rows ? args->m : args->n, 16, part, parts, &begin, &end);
+  ek__team_piece(product->by_rows ? args->m : args->n, 16, piece, product->pieces, &begin, &end);
   if (begin >= end) return;
-  product->status[part] = product->by_rows ? multiply(product, begin, end, 0, args->n)
-                                           : multiply(product, 0, args->m, begin, end);
+  product->status[piece] = product->by_rows ? multiply(product, begin, end, 0, args->n)
+                                            : multiply(product, 0, args->m, begin, end);
+}
+
+static void multiply_part(void *raw, int part, int parts) {
+  struct product *product = raw;
+  for (int piece = part; piece < product->pieces; piece += parts) multiply_piece(product, piece);
+}
+
+/* Of a product of so many multiplications, whose longer side has `longest` units of 16: for as many
+ * threads, or for any number of them. */
+static int pieces_for(const struct ek__team *team, double work, int64_t longest) {
+  const bool fixed = ek__team_is_fixed(team);
+  int pieces = fixed ? FIXED_PIECES : ek__team_threads(team);
+  if (fixed && work < FIXED_PIECES * FIXED_LEAST) pieces = (int)(work / FIXED_LEAST);
+  if (work < 1e6) pieces = 1;
+  if (pieces > longest) pieces = longest > 1 ? (int)longest : 1;
+  return pieces < 1 ? 1 : pieces > EK__MAX_TEAM ? EK__MAX_TEAM : pieces;
 }
 
 /* c = beta c where there is nothing to multiply. */
@@ -70,14 +94,13 @@ static ek_status add_product(ek_stream *stream, const struct ek__matmul_args *ar
       .args = args, .size = ek__type_size(args->types.value), .by_rows = args->m >= args->n};
   const double work = (double)args->m * (double)args->n * (double)args->k;
   const int64_t longest = (args->m > args->n ? args->m : args->n) / 16;
-  int parts = ek__team_threads(team);
-  if (work < 1e6) parts = 1;
-  if (parts > longest) parts = longest > 1 ? (int)longest : 1;
-  if (parts > EK__MAX_TEAM) parts = EK__MAX_TEAM;
-  ek__team_run_with_scratch(team, parts, multiply_part, &product);
-  for (int part = 0; part < parts; part++) {
-    EK__FAIL_IF(product.status[part] != EK_OK, product.status[part],
-                "matmul failed in thread %d of the device", part);
+  const int threads = ek__team_threads(team);
+  product.pieces = pieces_for(team, work, longest);
+  ek__team_run_with_scratch(team, product.pieces < threads ? product.pieces : threads,
+                            multiply_part, &product);
+  for (int piece = 0; piece < product.pieces; piece++) {
+    EK__FAIL_IF(product.status[piece] != EK_OK, product.status[piece],
+                "matmul failed in piece %d of %d", piece, product.pieces);
   }
   return EK_OK;
 }

@@ -38,6 +38,7 @@ struct helper {
 
 struct ek__team {
   int threads, started; /* started: helpers that exist */
+  bool fixed;
   ek__team_function *function;
   void *arg;
   int parts;
@@ -178,6 +179,10 @@ void ek__team_close(struct ek__team *team) {
 }
 
 int ek__team_threads(const struct ek__team *team) { return team->threads; }
+
+void ek__team_fix(struct ek__team *team) { team->fixed = true; }
+
+bool ek__team_is_fixed(const struct ek__team *team) { return team->fixed; }
 
 /* All parts on this thread. */
 static void run_here(int parts, ek__team_function *function, void *arg) {

@@ -16,6 +16,7 @@
 #ifndef EK_CPU_TEAM_H
 #define EK_CPU_TEAM_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include <evenkeel/status.h>
@@ -35,6 +36,11 @@ struct ek__scratch { /* what one thread needs at a time; a product may be part o
 };
 
 int ek__team_threads(const struct ek__team *team);
+
+/* Whether what is computed may depend on the number of threads, to rounding. It may at first;
+ * called once, before the first run. */
+void ek__team_fix(struct ek__team *team);
+bool ek__team_is_fixed(const struct ek__team *team);
 
 /* 1 <= parts <= threads. */
 void ek__team_run(struct ek__team *team, int parts, ek__team_function *function, void *arg);
