@@ -14,7 +14,10 @@ static void add_bucket(struct ek__buckets *buckets, int64_t first, int64_t last,
   int64_t *offsets = &buckets->offsets[number * (ranks + 1)];
   int64_t *places = &buckets->places[number * ranks];
   *bucket = (struct ek__bucket){first, last, parameters, offsets, places};
-  for (size_t r = 0; r <= ranks; r++) offsets[r] = ek__part_begin(last - first, r, ranks);
+  for (size_t r = 0; r <= ranks; r++) {
+    const size_t piece = (size_t)ek__even_begin((int64_t)buckets->pieces, r, ranks);
+    offsets[r] = ek__part_begin(last - first, piece, buckets->pieces);
+  }
   for (size_t r = 0; r < ranks && number > 0; r++) {
     places[r] = bucket[-1].places[r] + ek__bucket_share(&bucket[-1], r);
   }
@@ -45,10 +48,10 @@ static void cut(struct ek__buckets *buckets, const struct ek__layout *layout, si
 }
 
 ek_status ek__buckets_open(struct ek__buckets *buckets, const ek_replica *replica, size_t ranks,
-                           size_t bytes) {
+                           size_t pieces, size_t bytes) {
   static const char memory_of[] = "the gradient buckets";
   const size_t parameters = replica->layout.parameter_count;
-  *buckets = (struct ek__buckets){.ranks = ranks};
+  *buckets = (struct ek__buckets){.ranks = ranks, .pieces = pieces};
   EK_TRY(ek__new(&buckets->list, parameters, sizeof *buckets->list, memory_of));
   EK_TRY(ek__new(&buckets->offsets, parameters, (ranks + 1) * sizeof(int64_t), memory_of));
   EK_TRY(ek__new(&buckets->places, parameters, ranks * sizeof(int64_t), memory_of));

@@ -18,16 +18,16 @@ struct ek__bucket {
 
 struct ek__buckets {
   struct ek__bucket *list;
-  size_t count, ranks;
+  size_t count, ranks, pieces;
   size_t *of;                /* per parameter of the replica; SIZE_MAX for a buffer */
   int64_t *offsets, *places; /* of all buckets */
 };
 
 /* Whole parameters from the end of the flat buffer to its beginning, until a bucket has `bytes`; of a
  * layout in units the units, from the last to the first. What was made stays for close on failure.
- */
+ * Each rank has as many of the `pieces` of a bucket as the next, or one more. */
 ek_status ek__buckets_open(struct ek__buckets *buckets, const ek_replica *replica, size_t ranks,
-                           size_t bytes);
+                           size_t pieces, size_t bytes);
 void ek__buckets_close(struct ek__buckets *buckets);
 
 /* Elements that a rank owns of a bucket, and of all of them. */

@@ -196,7 +196,11 @@ static ek_status backward_one(void *context, ek_device *device, size_t index) {
     EK_TRY_GOTO(status, make_factors(&factors, job, device, index), cleanup);
   }
   const ek_tensor gradients[] = {own->scales, factors};
-  EK_TRY_GOTO(status, ek_pass_run_backward(results, own->pass, gradients), cleanup);
+  if (self->model->options.reproducible > 0) {
+    EK_TRY_GOTO(status, ek__criterion_grains_backward(results, self, index, &factors), cleanup);
+  } else {
+    EK_TRY_GOTO(status, ek_pass_run_backward(results, self->passes[index], gradients), cleanup);
+  }
   for (size_t i = 0; i < self->outputs; i++) job->gradients[i].parts[index] = results[i];
 cleanup:
   ek_tensor_free(&factors);

@@ -12,10 +12,11 @@
 /* What lies on one device. */
 struct ek__criterion_device {
   ek_replica *replica; /* of the criterion; NULL if the model computes its loss itself */
-  ek_pass *pass;       /* of a forward whose backward may still come */
   ek_tensor totals;    /* f64 [terms, 2], of all devices after forward */
   ek_tensor scales;    /* f64 [terms, 2], {scale, 0}: the gradient of totals */
   ek_tensor losses;    /* reduction `none`: every single one of the last forward */
+  ek_tensor leaves;    /* f64 [grains, terms, 2] of a reproducible model: totals of each grain */
+  int64_t *offsets;    /* the same model's: scratch of an all-gather */
   /* Several terms with reduction `mean` (else empty): the step so far, this micro-batch included.
    */
   ek_tensor step_totals; /* f64 [terms, 2]: {S, D} of every term */
@@ -34,6 +35,8 @@ struct ek_data_parallel_criterion {
   ek_data_parallel_criterion_options options;
   size_t count; /* of devices */
   struct ek__criterion_device *devices;
+  ek_pass **passes; /* of a forward whose backward may still come: one for each device, or grain */
+  size_t pass_count;
   ek_tensor *combined;      /* one per device: f64 {s, D} of the last forward */
   ek_tensor *step_combined; /* the same of the step so far */
 
@@ -58,6 +61,19 @@ static inline bool ek__criterion_keeps_terms(const ek_data_parallel_criterion *s
 static inline bool ek__criterion_has_rows(const ek_shards *outputs, size_t index) {
   return outputs[0].offsets[index] < outputs[0].offsets[index + 1];
 }
+
+/* ---- criterion_grains.c: on a worker, the grains of a reproducible model (grains.h) ---- */
+
+/* The totals of all devices, from those of the grains. */
+ek_status ek__criterion_grains_forward(ek_data_parallel_criterion *self, ek_device *device,
+                                       size_t index, const ek_shards *targets);
+/* The gradients of the device's outputs; factors: of its losses, or a struct of zeros. */
+ek_status ek__criterion_grains_backward(ek_tensor *gradients, ek_data_parallel_criterion *self,
+                                        size_t index, const ek_tensor *factors);
+
+/* criterion_pass.c: opens a pass whose first sample is number `first` of those that the forward saw. */
+ek_status ek__criterion_open_pass(ek_pass **pass, const ek_data_parallel_criterion *self,
+                                  size_t index, int64_t first, const ek_tensor *totals);
 
 /* EK_ERR_STATE if the criterion is not any more what it was when it was opened. */
 ek_status ek__criterion_unchanged(const ek_data_parallel_criterion *self);

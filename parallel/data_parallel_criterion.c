@@ -26,9 +26,12 @@
 #include "core/error.h"
 #include "core/options.h"
 #include "criterion_internal.h"
+#include "grains.h"
 #include "module/replica_internal.h"
 
 /* ---- opening and closing ---- */
+
+static const char memory_of[] = "a data-parallel criterion";
 
 static ek_status open_replica(ek_data_parallel_criterion *self, ek_device *device, size_t index) {
   struct ek__criterion_device *own = &self->devices[index];
@@ -51,6 +54,11 @@ static ek_status open_one(void *context, ek_device *device, size_t index) {
   EK_TRY(ek_tensor_create(&own->totals, device, EK_MEMORY_LOSS, EK_F64, 2, totals));
   EK_TRY(ek_tensor_create(&self->combined[index], device, EK_MEMORY_LOSS, EK_F64, 1, combined));
   EK_TRY(ek_tensor_create(&own->scales, device, EK_MEMORY_LOSS, EK_F64, 2, totals));
+  if (self->model->options.reproducible > 0) {
+    const int64_t leaves[] = {(int64_t)self->pass_count, (int64_t)self->terms, 2};
+    EK_TRY(ek_tensor_create(&own->leaves, device, EK_MEMORY_LOSS, EK_F64, 3, leaves));
+    EK_TRY(ek__new(&own->offsets, self->count + 1, sizeof *own->offsets, memory_of));
+  }
   if (ek__criterion_keeps_terms(self)) {
     EK_TRY(ek_tensor_create(&own->step_totals, device, EK_MEMORY_LOSS, EK_F64, 2, totals));
     EK_TRY(
@@ -85,6 +93,7 @@ static void describe(ek_data_parallel_criterion *self, ek_data_parallel_model *m
                      ek_criterion *criterion) {
   self->model = model;
   self->count = model->count;
+  self->pass_count = model->pass_count;
   self->of_model = criterion == NULL;
   /* A module with terms is the first member of a criterion. */
   self->criterion = ek_criterion_share(self->of_model ? (ek_criterion *)model->module : criterion);
@@ -98,10 +107,9 @@ static void describe(ek_data_parallel_criterion *self, ek_data_parallel_model *m
   }
 }
 
-static const char memory_of[] = "a data-parallel criterion";
-
 static ek_status allocate(ek_data_parallel_criterion *self) {
   EK_TRY(ek__new(&self->devices, self->count, sizeof *self->devices, memory_of));
+  EK_TRY(ek__new(&self->passes, self->pass_count, sizeof *self->passes, memory_of));
   EK_TRY(ek__new(&self->combined, self->count, sizeof *self->combined, memory_of));
   return ek__new(&self->step_combined, self->count, sizeof *self->step_combined, memory_of);
 }
@@ -130,9 +138,11 @@ ek_status ek_data_parallel_criterion_open(ek_data_parallel_criterion **parallel,
 }
 
 void ek__criterion_drop_forward(ek_data_parallel_criterion *self) {
+  for (size_t i = 0; i < self->pass_count && self->passes != NULL; i++) {
+    ek_pass_free(self->passes[i]);
+    self->passes[i] = NULL;
+  }
   for (size_t k = 0; k < self->count && self->devices != NULL; k++) {
-    ek_pass_free(self->devices[k].pass);
-    self->devices[k].pass = NULL;
     ek_tensor_free(&self->devices[k].losses);
   }
   self->seen = NULL;
@@ -141,6 +151,8 @@ void ek__criterion_drop_forward(ek_data_parallel_criterion *self) {
 
 static void free_device(struct ek__criterion_device *own) {
   ek_replica_free(own->replica);
+  ek__free(own->offsets);
+  ek_tensor_free(&own->leaves);
   ek_tensor_free(&own->step_scales);
   ek_tensor_free(&own->step_totals);
   ek_tensor_free(&own->scales);
@@ -161,6 +173,7 @@ void ek_data_parallel_criterion_free(ek_data_parallel_criterion *parallel) {
   }
   ek__free(parallel->step_combined);
   ek__free(parallel->combined);
+  ek__free(parallel->passes);
   ek__free(parallel->devices);
   ek_criterion_free(parallel->criterion);
   ek__free(parallel);
@@ -176,36 +189,26 @@ struct criterion_forward_job {
 /* The totals of this device. */
 static ek_status run_pass(const struct criterion_forward_job *job, size_t index) {
   ek_data_parallel_criterion *self = job->self;
-  const ek_data_parallel_model *model = self->model;
   struct ek__criterion_device *own = &self->devices[index];
+  ek_pass **pass = &self->passes[index];
   ek_tensor inputs[EK_MAX_INPUTS], results[EK_MAX_TENSORS] = {{0}};
   for (size_t i = 0; i < self->outputs; i++) inputs[i] = self->seen[i].parts[index];
   for (size_t i = 0; i < self->targets; i++) {
     inputs[self->outputs + i] = job->targets[i].parts[index];
   }
-  ek_pass_options options = EK_PASS_OPTIONS_INIT;
-  options.gradient = self->gradient;
-  options.training = false;
-  options.seed = model->options.seed;
-  options.step = (uint32_t)model->step;
-  if (self->forward == model->last_forward) {
-    options.first_sample = model->first_sample + self->seen[0].samples[index];
-  }
-  options.overwrite_inputs = !self->options.keep_outputs;
-  options.gradient_now = self->with_gradient ? self->coefficients[0] : 0;
-  options.totals = &own->totals;
-  EK_TRY(ek_pass_open(&own->pass, own->replica, &options));
-  EK_TRY(ek_pass_run_forward(results, own->pass, inputs));
+  EK_TRY(ek__criterion_open_pass(pass, self, index, self->seen[0].samples[index], &own->totals));
+  EK_TRY(ek_pass_run_forward(results, *pass, inputs));
   ek_tensor_free(&results[0]); /* they lie where they were wanted */
   own->losses = results[1];
   if (self->gradient) return EK_OK;
-  ek_pass_free(own->pass);
-  own->pass = NULL;
+  ek_pass_free(*pass);
+  *pass = NULL;
   return EK_OK;
 }
 
-static ek_status forward_one(void *context, ek_device *device, size_t index) {
-  const struct criterion_forward_job *job = context;
+/* The totals of all devices. */
+static ek_status sum_totals(const struct criterion_forward_job *job, ek_device *device,
+                            size_t index) {
   ek_data_parallel_criterion *self = job->self;
   ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
   ek_communicator *communicator = self->model->communicator;
@@ -218,8 +221,17 @@ static ek_status forward_one(void *context, ek_device *device, size_t index) {
     EK_TRY(run_pass(job, index));
   }
   EK_TRY(ek_communicator_all_reduce(communicator, device, totals));
-  EK_TRY(ek_communicator_wait(communicator, device));
-  return ek_op_combine_totals(stream, &self->combined[index], &self->devices[index].scales, totals,
+  return ek_communicator_wait(communicator, device);
+}
+
+static ek_status forward_one(void *context, ek_device *device, size_t index) {
+  const struct criterion_forward_job *job = context;
+  ek_data_parallel_criterion *self = job->self;
+  EK_TRY(self->model->options.reproducible > 0
+             ? ek__criterion_grains_forward(self, device, index, job->targets)
+             : sum_totals(job, device, index));
+  return ek_op_combine_totals(ek_device_stream(device, EK_STREAM_COMPUTE), &self->combined[index],
+                              &self->devices[index].scales, &self->devices[index].totals,
                               self->coefficients, self->reduction == EK_REDUCTION_MEAN);
 }
 
@@ -245,7 +257,9 @@ static ek_status check_outputs(const ek_data_parallel_criterion *self, const ek_
                   EK_ERR_SHAPE, "output number %zu lies on other devices than number 0", i);
     }
   }
-  return EK_OK;
+  return self->model->options.reproducible == 0
+             ? EK_OK
+             : ek__grains_check_cut("criterion forward", self->model, &outputs[0]);
 }
 
 /* All outputs of one forward, in their order, none of them overwritten. Tensors that a program has
@@ -271,7 +285,8 @@ static void begin_forward(ek_data_parallel_criterion *self, ek_shards *outputs) 
   self->seen = outputs;
   self->forward = outputs[0].forward;
   self->gradient = model->pending != 0 && self->forward == model->pending;
-  self->with_gradient = self->gradient && self->options.gradient_in_forward && !self->of_model;
+  self->with_gradient = self->gradient && self->options.gradient_in_forward && !self->of_model &&
+                        model->options.reproducible == 0;
   self->has_loss = false;
 }
 

@@ -14,6 +14,7 @@
 #include "core/alloc.h"
 #include "core/error.h"
 #include "core/options.h"
+#include "grains.h"
 #include "keeper.h"
 #include "module/replica_internal.h"
 #include "parallel_internal.h"
@@ -30,6 +31,7 @@ static ek_status check_options(const ek_data_parallel_model_options *options, co
               (int)options->outputs, (int)options->state);
   EK__FAIL_IF(options->output_device >= ek_group_size(group), EK_ERR_INVALID_ARGUMENT,
               "ek_data_parallel_model_open: there is no device number %zu", options->output_device);
+  EK_TRY(ek__grains_check_open(options, group));
   EK_TRY(ek__module_check(module));
   EK__FAIL_IF(
       module->targets > 0 && options->broadcast_inputs >> (module->inputs - module->targets) != 0,
@@ -70,6 +72,7 @@ static ek_status open_reducer(ek_data_parallel_model *model) {
   const bool shares = ek__placement(model)->gradient_shares;
   options.kind = ek__placement(model)->reduce;
   options.bucket_bytes = model->options.bucket_bytes;
+  options.pieces = model->options.reproducible;
   if (shares) {
     EK_TRY(ek__new(&model->keepers, model->count, sizeof *model->keepers, memory_of));
   }
@@ -84,7 +87,9 @@ static ek_status open_reducer(ek_data_parallel_model *model) {
 static ek_status open_parts(ek_data_parallel_model *model) {
   ek_group *group = model->group;
   EK_TRY(ek__new(&model->replicas, model->count, sizeof *model->replicas, memory_of));
-  EK_TRY(ek__new(&model->passes, model->count, sizeof *model->passes, memory_of));
+  const size_t grains = model->options.reproducible;
+  model->pass_count = grains > 0 ? grains : model->count;
+  EK_TRY(ek__new(&model->passes, model->pass_count, sizeof *model->passes, memory_of));
   EK_TRY(ek__new(&model->totals, model->count, sizeof *model->totals, memory_of));
   for (size_t i = 0; i < model->module->outputs; i++) {
     EK_TRY(ek_shards_create(&model->part_shapes[i], group));
@@ -94,6 +99,7 @@ static ek_status open_parts(ek_data_parallel_model *model) {
   EK_TRY(ek_group_apply(group, open_replica, model));
   if (model->replicas[0]->layout.collective) EK_TRY(ek_communicator_open(&model->inner, group));
   EK_TRY(open_reducer(model));
+  if (grains > 0) EK_TRY(ek__grains_open(model));
   EK_TRY(ek__new(&model->written, ek_replica_parameter_count(model->replicas[0]) + 2,
                  sizeof *model->written, memory_of));
   return ek_replicate(model->communicator, group, model->replicas);
@@ -151,6 +157,7 @@ void ek_data_parallel_model_free(ek_data_parallel_model *model) {
     ek__keeper_free(model->keepers[k]);
   }
   ek__free(model->keepers);
+  ek__grains_close(model);
   ek_reducer_free(model->reducer);
   for (size_t k = 0; k < model->count && model->totals != NULL; k++) {
     ek_tensor_free(&model->totals[k]);

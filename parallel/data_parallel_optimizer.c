@@ -30,6 +30,10 @@ static ek_status open_one(void *context, ek_device *device, size_t index) {
   struct ek__optimizer_device *own = &self->devices[index];
   const int64_t one = 1;
   EK_TRY(ek_tensor_create(&own->square_norm, device, EK_MEMORY_OPTIMIZER, EK_F64, 1, &one));
+  if (self->model->options.reproducible > 0) {
+    const int64_t leaves = ek__norm_leaves(self->model);
+    EK_TRY(ek_tensor_create(&own->norm_leaves, device, EK_MEMORY_OPTIMIZER, EK_F64, 1, &leaves));
+  }
   for (size_t i = 0; i < self->state_count && own->owner == index; i++) {
     EK_TRY(ek_tensor_create(&own->states[i], device, EK_MEMORY_OPTIMIZER, self->model->options.type,
                             1, &own->owned));
@@ -114,6 +118,7 @@ void ek_data_parallel_optimizer_free(ek_data_parallel_optimizer *parallel) {
     struct ek__optimizer_device *own = &parallel->devices[k];
     for (size_t i = 0; i < EK_MAX_OPTIMIZER_STATES; i++) ek_tensor_free(&own->states[i]);
     ek_tensor_free(&own->square_norm);
+    ek_tensor_free(&own->norm_leaves);
     ek__free(own->offsets);
   }
   ek__optimizer_cut_free(parallel);
@@ -126,8 +131,48 @@ void ek_data_parallel_optimizer_free(ek_data_parallel_optimizer *parallel) {
 
 /* ---- the step, on a device's worker ---- */
 
+/* The leaves of all workers, halved until one is left: in an order that their number alone gives. */
+static ek_status sum_leaves(const ek_data_parallel_optimizer *self, ek_device *device,
+                            size_t index) {
+  const struct ek__optimizer_device *own = &self->devices[index];
+  ek_communicator *communicator = self->model->communicator;
+  ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
+  ek_tensor leaves = own->norm_leaves, norm = own->square_norm;
+  int64_t count = ek_tensor_count(&leaves);
+  for (size_t k = 0; k < self->model->count; k++) own->offsets[k] = self->devices[k].first_leaf;
+  own->offsets[self->model->count] = count;
+  if (count == 0) return ek_op_zero(stream, &norm);
+  EK_TRY(ek_communicator_all_gather(communicator, device, &leaves, own->offsets));
+  EK_TRY(ek_communicator_wait(communicator, device));
+  while (count > 1) {
+    const int64_t kept = (count + 1) / 2;
+    ek_tensor sums = ek__flat_range(&leaves, 0, count - kept);
+    const ek_tensor added = ek__flat_range(&leaves, kept, count - kept);
+    EK_TRY(ek_op_add(stream, &sums, &sums, &added));
+    count = kept;
+  }
+  const ek_tensor sum = ek__flat_range(&leaves, 0, 1);
+  return ek_op_copy(stream, &norm, &sum);
+}
+
+static ek_status sum_squares_of_leaves(const ek_data_parallel_optimizer *self, ek_device *device,
+                                       size_t index) {
+  const struct ek__optimizer_device *own = &self->devices[index];
+  const ek_tensor *gradients = ek_replica_gradients(self->model->replicas[own->owner]);
+  ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
+  for (size_t i = 0; i < own->norms.count; i++) {
+    const struct ek__piece *leaf = &own->norms.list[i];
+    const int64_t count = leaf->last > leaf->first ? leaf->last - leaf->first : 0;
+    const ek_tensor part = ek__flat_range(gradients, leaf->first, count);
+    ek_tensor norm = ek__flat_range(&own->norm_leaves, own->first_leaf + (int64_t)i, 1);
+    EK_TRY(ek_op_square_norm(stream, &norm, &part, 0.0));
+  }
+  return sum_leaves(self, device, index);
+}
+
 static ek_status sum_squares(void *context, ek_device *device, size_t index) {
   const ek_data_parallel_optimizer *self = context;
+  if (self->model->options.reproducible > 0) return sum_squares_of_leaves(self, device, index);
   const struct ek__optimizer_device *own = &self->devices[index];
   const ek_tensor *gradients = ek_replica_gradients(self->model->replicas[own->owner]);
   ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);

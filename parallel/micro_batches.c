@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/error.h"
+#include "core/sizes.h"
 #include "device/flaw.h"
 
 struct ek__batch ek__batch_for(ek_tensor all[EK_MAX_INPUTS], const ek_module *module,
@@ -73,9 +74,8 @@ static ek_tensor view(const ek_tensor *whole, int64_t samples, int64_t first, in
 
 void ek__batch_cut(struct ek__batch_part *part, const struct ek__batch *batch, int64_t samples,
                    int64_t count, int64_t index) {
-  const int64_t least = samples / count, larger = samples % count;
-  const int64_t first = index * least + (index < larger ? index : larger);
-  const int64_t size = least + (index < larger ? 1 : 0);
+  const int64_t first = ek__even_begin(samples, (size_t)index, (size_t)count);
+  const int64_t size = ek__even_begin(samples, (size_t)index + 1, (size_t)count) - first;
   part->batch = *batch;
   part->batch.inputs = part->inputs;
   part->batch.targets = part->targets;

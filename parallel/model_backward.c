@@ -12,6 +12,7 @@
 
 #include "core/error.h"
 #include "core/options.h"
+#include "grains.h"
 #include "module/replica_internal.h"
 #include "parallel_internal.h"
 
@@ -71,6 +72,10 @@ static ek_status run_backward(const struct backward_job *job, ek_device *device,
 static ek_status backward_one(void *context, ek_device *device, size_t index) {
   const struct backward_job *job = context;
   ek_data_parallel_model *model = job->model;
+  if (model->options.reproducible > 0) {
+    EK_TRY(ek__grains_backward(model, device, index, job->gradients, job->options->accumulate));
+    return add_totals(job, device, index);
+  }
   if (model->reducing) EK_TRY(ek_reducer_start(model->reducer, device));
   if (model->passes[index] != NULL) {
     EK_TRY(run_backward(job, device, index));
@@ -217,8 +222,8 @@ cleanup:
 }
 
 static ek_status reduce_one(void *context, ek_device *device, size_t index) {
-  const ek_data_parallel_model *model = context;
-  (void)index;
+  ek_data_parallel_model *model = context;
+  if (model->options.reproducible > 0) return ek__grains_take_earlier(model, index);
   EK_TRY(ek_reducer_start(model->reducer, device));
   return ek_reducer_finish(model->reducer, device);
 }

@@ -14,6 +14,7 @@
 
 #include "core/error.h"
 #include "core/options.h"
+#include "grains.h"
 #include "keeper.h"
 #include "module/pass_internal.h"
 #include "parallel_internal.h"
@@ -46,7 +47,7 @@ static bool is_broadcast(const ek_data_parallel_model *model, size_t input) {
  * take that back, so only its backward may follow, or the end of the step. */
 static bool is_mixed(const ek_data_parallel_model *model) {
   bool added = false;
-  for (size_t k = 0; k < model->count; k++) {
+  for (size_t k = 0; k < model->pass_count; k++) {
     added = added || ek__pass_has_added(model->passes[k]);
   }
   return added && model->stage == EK__STEP_ACCUMULATED;
@@ -157,12 +158,16 @@ static ek_status refresh_replicas(ek_data_parallel_model *model, bool training) 
 }
 
 /* Remembers where the rows of an output lie, without holding it. */
-static void remember(ek_shards *shape, const ek_shards *output) {
+static void remember(ek_shards *shape, const ek_shards *output, bool totals) {
   ek__shards_cut_like(shape, output);
   for (size_t k = 0; k < output->count; k++) {
-    shape->parts[k] = output->parts[k];
-    shape->parts[k].memory = NULL;
-    shape->parts[k].data = NULL;
+    ek_tensor *part = &shape->parts[k];
+    *part = output->parts[k];
+    part->memory = NULL;
+    part->data = NULL;
+    if (!totals || part->rank < 3) continue;
+    part->rank = 2; /* of each grain: all have the same gradient */
+    memmove(part->shape, part->shape + 1, 2 * sizeof *part->shape);
   }
 }
 
@@ -214,17 +219,29 @@ static ek_status check_rows(const ek_data_parallel_model *model, size_t index,
   return EK_OK;
 }
 
+/* One pass for each device, or for each grain. */
+static ek_status run_passes(ek_shards *outputs, ek_data_parallel_model *model,
+                            const ek_shards *inputs, size_t lead, const struct call *call) {
+  if (model->options.reproducible > 0) {
+    const struct ek__grain_call grains = {inputs,        &inputs[lead], call->inputs,
+                                          call->outputs, call->predict, call->options};
+    return ek__grains_forward(outputs, model, &grains);
+  }
+  EK_TRY(open_passes(model, &inputs[lead], call->options));
+  return ek__parallel_apply(outputs, call->outputs, model->passes, inputs, call->inputs,
+                            call->predict);
+}
+
 static ek_status make_outputs(ek_shards *outputs, ek_data_parallel_model *model,
                               const ek_shards *inputs, size_t lead, const struct call *call) {
   const size_t count = call->outputs;
   EK_TRY(refresh_replicas(model, call->options->training));
-  EK_TRY(open_passes(model, &inputs[lead], call->options));
-  EK_TRY(ek__parallel_apply(outputs, count, model->passes, inputs, call->inputs, call->predict));
+  EK_TRY(run_passes(outputs, model, inputs, lead, call));
   for (size_t i = 0; i < count && (call->predict || model->module->terms == 0); i++) {
     EK_TRY(check_rows(model, i, &outputs[i]));
   }
   for (size_t i = 0; i < count && !call->predict; i++) {
-    remember(&model->part_shapes[i], &outputs[i]);
+    remember(&model->part_shapes[i], &outputs[i], model->module->terms > 0);
     if (model->options.outputs == EK_OUTPUTS_GATHER) EK_TRY(gather_output(model, &outputs[i]));
   }
   return EK_OK;
@@ -273,6 +290,15 @@ static ek_status check_place(const ek_data_parallel_model *model, int64_t sample
 static ek_status lay_inputs(ek_shards *parts, const ek_data_parallel_model *model,
                             const ek_tensor *inputs, const struct call *call) {
   size_t lead = 0; /* targets are cut at its samples */
+  ek_scatter_options grains = EK_SCATTER_OPTIONS_INIT;
+  const ek_scatter_options *scatter = call->options->scatter;
+  if (model->options.reproducible > 0) {
+    EK__FAIL_IF(scatter != NULL, EK_ERR_INVALID_ARGUMENT,
+                "forward: a reproducible model cuts its batches itself: options.scatter is NULL");
+    grains.kind = EK_SCATTER_GRAINS;
+    grains.grains = model->options.reproducible;
+    scatter = &grains;
+  }
   for (size_t i = 0; i < call->inputs; i++) {
     char who[48];
     (void)snprintf(who, sizeof who, "forward: input number %zu", i);
@@ -280,8 +306,8 @@ static ek_status lay_inputs(ek_shards *parts, const ek_data_parallel_model *mode
       EK_TRY(ek__scatter_lay_like(&parts[i], who, &parts[lead], &inputs[i]));
       continue;
     }
-    EK_TRY(ek__scatter_lay(&parts[i], who, model->group, &inputs[i], is_broadcast(model, i),
-                           call->options->scatter));
+    EK_TRY(
+        ek__scatter_lay(&parts[i], who, model->group, &inputs[i], is_broadcast(model, i), scatter));
     if (parts[lead].broadcast) lead = i;
   }
   return EK_OK;
@@ -302,6 +328,9 @@ static ek_status forward(ek_shards *outputs, ek_data_parallel_model *model, cons
     EK_TRY_GOTO(status, lay_inputs(parts, model, whole, call), cleanup);
   }
   EK_TRY_GOTO(status, check_cuts(&lead, model, inputs, count), cleanup);
+  if (model->options.reproducible > 0) {
+    EK_TRY_GOTO(status, ek__grains_check_cut("forward", model, &inputs[lead]), cleanup);
+  }
   EK_TRY_GOTO(status, check_place(model, inputs[lead].samples[model->count], call->options),
               cleanup);
   ek__model_drop_forward(model);

@@ -11,11 +11,11 @@ static void drop_pass(ek_pass **pass) {
 }
 
 void ek__model_drop_forward(ek_data_parallel_model *model) {
-  for (size_t k = 0; k < model->count && model->passes != NULL; k++) {
+  for (size_t k = 0; k < model->pass_count && model->passes != NULL; k++) {
     drop_pass(&model->passes[k]);
   }
   for (ek_data_parallel_criterion *it = model->criteria; it != NULL; it = it->next) {
-    for (size_t k = 0; k < it->count && it->devices != NULL; k++) drop_pass(&it->devices[k].pass);
+    for (size_t k = 0; k < it->pass_count && it->passes != NULL; k++) drop_pass(&it->passes[k]);
   }
   for (size_t k = 0; k < model->count && model->keepers != NULL; k++) {
     ek__keeper_drop(model->keepers[k]);
@@ -24,6 +24,8 @@ void ek__model_drop_forward(ek_data_parallel_model *model) {
 }
 
 double ek__model_scale(const ek_data_parallel_model *model) {
+  /* The forwards of all grains come before the first backward: their gradients would mix. */
+  if (model->options.reproducible > 0) return 0;
   for (const ek_data_parallel_criterion *it = model->criteria; it != NULL; it = it->next) {
     if (it->of_model && it->terms == 1 && it->options.gradient_in_forward) {
       return it->coefficients[0];

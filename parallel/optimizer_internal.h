@@ -26,10 +26,13 @@ struct ek__pieces {
 struct ek__optimizer_device {
   size_t owner; /* number of the device whose memory the worker updates: its own, or the master's */
   struct ek__pieces updates; /* of that memory */
-  struct ek__pieces norms;   /* whose squares it sums: every element is in those of one worker */
+  struct ek__pieces norms;   /* whose squares it sums: every element is in those of one worker.
+                              * Of a reproducible model parts of buckets, some of them empty */
   int64_t owned;             /* elements of the device's state: of all pieces that it owns */
   ek_tensor states[EK_MAX_OPTIMIZER_STATES];
   ek_tensor square_norm; /* f64, of the whole gradient */
+  ek_tensor norm_leaves; /* of a reproducible model: f64, of every part of every bucket */
+  int64_t first_leaf;    /* number of norms.list[0] among them */
   int64_t *offsets;      /* scratch of an all-gather: one more than there are ranks */
 };
 
@@ -44,6 +47,11 @@ struct ek_data_parallel_optimizer {
   size_t *parameters, parameter_count; /* those that it updates, not frozen: numbers in a replica */
   uint64_t *written;                   /* per state and such parameter: ek__model_written() */
 };
+
+/* Parts of buckets whose squares are summed by themselves: part 0 of all buckets, then part 1, .. */
+static inline int64_t ek__norm_leaves(const ek_data_parallel_model *model) {
+  return (int64_t)(model->options.reproducible * ek_reducer_bucket_count(model->reducer));
+}
 
 /* Fills the pieces, owners and counts of all devices; what was made stays for free on failure. */
 ek_status ek__optimizer_cut(ek_data_parallel_optimizer *optimizer);

@@ -85,13 +85,43 @@ static ek_status make_pieces(struct ek__pieces *pieces, const ek_data_parallel_o
   return EK_OK;
 }
 
+/* A reproducible model: whole parts of buckets, whose sums of squares are then the same for any
+ * number of workers. */
+static ek_status make_leaves(struct ek__optimizer_device *own,
+                             const ek_data_parallel_optimizer *self, size_t index) {
+  const ek_data_parallel_model *model = self->model;
+  const size_t grains = model->options.reproducible;
+  const size_t buckets = ek_reducer_bucket_count(model->reducer);
+  const int64_t begin = model->replicas[0]->layout.groups[EK__GROUP_NO_DECAY];
+  const bool alone = model->options.state == EK_STATE_MASTER && !self->helpers;
+  const size_t workers = alone ? 1 : model->count;
+  if (index >= workers) {
+    own->first_leaf = ek__norm_leaves(model);
+    return EK_OK;
+  }
+  const size_t first = (size_t)ek__even_begin((int64_t)grains, index, workers);
+  const size_t last = (size_t)ek__even_begin((int64_t)grains, index + 1, workers);
+  EK_TRY(ek__new(&own->norms.list, (last - first) * buckets, sizeof *own->norms.list,
+                 "the ranges of an optimizer"));
+  own->first_leaf = (int64_t)(first * buckets);
+  for (size_t i = first * buckets; i < last * buckets; i++) {
+    struct ek__piece *leaf = &own->norms.list[own->norms.count++];
+    const struct ek__bucket *b = &ek__reducer_buckets(model->reducer)->list[i % buckets];
+    leaf->first = b->first + ek__part_begin(b->last - b->first, i / buckets, grains);
+    leaf->last = b->first + ek__part_begin(b->last - b->first, i / buckets + 1, grains);
+    if (leaf->first < begin) leaf->first = begin; /* frozen parameters have no norm */
+  }
+  return EK_OK;
+}
+
 ek_status ek__optimizer_cut(ek_data_parallel_optimizer *self) {
   const ek_data_parallel_model *model = self->model;
   for (size_t k = 0; k < model->count; k++) {
     struct ek__optimizer_device *own = &self->devices[k];
     own->owner = ek__placement(model)->master ? 0 : k;
     EK_TRY(make_pieces(&own->updates, self, k, false));
-    EK_TRY(make_pieces(&own->norms, self, k, true));
+    EK_TRY(model->options.reproducible > 0 ? make_leaves(own, self, k)
+                                           : make_pieces(&own->norms, self, k, true));
     int64_t *owned = &self->devices[own->owner].owned;
     for (size_t i = 0; i < own->updates.count; i++) {
       struct ek__piece *piece = &own->updates.list[i];

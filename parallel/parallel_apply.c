@@ -45,8 +45,7 @@ static ek_status forward_one(void *context, ek_device *device, size_t index) {
   return EK_OK;
 }
 
-/* Row offsets from the parts; a device that did no work gets a part without rows. */
-static ek_status finish_output(ek_shards *output, const struct apply_job *job) {
+ek_status ek__parallel_apply_finish(ek_shards *output, const ek_shards *lead) {
   const ek_tensor *model = NULL;
   for (size_t i = 0; i < output->count && model == NULL; i++) {
     if (ek_tensor_exists(&output->parts[i])) model = &output->parts[i];
@@ -58,7 +57,7 @@ static ek_status finish_output(ek_shards *output, const struct apply_job *job) {
     }
     output->offsets[i + 1] = output->offsets[i] + (part->rank == 0 ? 1 : part->shape[0]);
   }
-  memcpy(output->samples, job->lead->samples, (output->count + 1) * sizeof *output->samples);
+  memcpy(output->samples, lead->samples, (output->count + 1) * sizeof *output->samples);
   return EK_OK;
 }
 
@@ -98,7 +97,7 @@ ek_status ek__parallel_apply(ek_shards *outputs, size_t output_count, ek_pass *c
   }
   if (status == EK_OK) status = ek_group_apply(inputs[0].group, forward_one, &job);
   for (size_t i = 0; i < output_count && status == EK_OK; i++) {
-    status = finish_output(&outputs[i], &job);
+    status = ek__parallel_apply_finish(&outputs[i], job.lead);
   }
   for (size_t i = 0; i < output_count && status != EK_OK; i++) ek_shards_free(&outputs[i]);
   return status;

@@ -46,7 +46,9 @@ struct ek_data_parallel_model {
   ek_reducer *reducer;
   struct ek__keeper **keepers; /* one per device; NULL where replicas hold everything whole */
   struct ek_data_parallel_criterion *criteria; /* those that are open for it */
-  ek_pass **passes;                            /* of a forward whose backward has not come */
+  ek_pass **passes;  /* of a forward whose backward has not come: one for each device, or grain */
+  size_t pass_count; /* devices, or grains */
+  struct ek__grain_memory *grain_memory; /* of each device, if it is reproducible: grains.h */
   ek_shards part_shapes[EK_MAX_TENSORS]; /* where the rows of the last forward's outputs lie */
   uint64_t last_forward;                 /* number of the last forward; its outputs carry it */
   uint64_t pending;                      /* the same while its backward may still come, else 0 */
@@ -142,6 +144,9 @@ ek_status ek__scatter_fill(ek_shards *shards, const ek_tensor *source, ek_memory
 /* `predict`: what the modules predict, in the place of their forwards. */
 ek_status ek__parallel_apply(ek_shards *made, size_t output_count, ek_pass *const *passes,
                              const ek_shards *inputs, size_t input_count, bool predict);
+/* Row offsets from the parts; a device that did no work gets a part without rows. `lead`: the input
+ * whose samples these are. */
+ek_status ek__parallel_apply_finish(ek_shards *output, const ek_shards *lead);
 
 /* ---- model_backward.c ---- */
 

@@ -43,7 +43,7 @@ static ek_status allocate(ek_reducer *reducer, ek_replica *const *replicas) {
   for (size_t k = 0; k < reducer->devices; k++) {
     EK_TRY(ek__new(&reducer->progress[k].waiting, parameters, sizeof(uint32_t), memory_of));
   }
-  return ek__buckets_open(&reducer->buckets, replicas[0], reducer->ranks,
+  return ek__buckets_open(&reducer->buckets, replicas[0], reducer->ranks, reducer->options.pieces,
                           reducer->options.bucket_bytes);
 }
 
@@ -51,8 +51,9 @@ static ek_status check_open(ek_reducer **reducer, const ek_communicator *communi
                             const ek_group *group, ek_replica *const *replicas,
                             const ek_reducer_options *o, bool whole) {
   EK__NOT_NULL("ek_reducer_open", reducer, communicator, group, replicas);
-  EK__FAIL_IF((unsigned)o->kind > EK_REDUCE_SCATTER, EK_ERR_INVALID_ARGUMENT,
-              "ek_reducer_open: there is no kind %d", (int)o->kind);
+  EK__FAIL_IF((unsigned)o->kind > EK_REDUCE_SCATTER || o->pieces > INT32_MAX,
+              EK_ERR_INVALID_ARGUMENT, "ek_reducer_open: there is no kind %d, or %zu pieces",
+              (int)o->kind, o->pieces);
   for (size_t k = 0; k < ek_group_size(group); k++) {
     EK__FAIL_IF(ek_replica_device(replicas[k]) != ek_group_device(group, k) ||
                     ek_tensor_count(ek_replica_gradients(replicas[k])) !=
@@ -85,6 +86,7 @@ ek_status ek__reducer_open(ek_reducer **reducer, ek_communicator *communicator, 
   result->options = o;
   result->devices = ek_group_size(group);
   result->ranks = ek_communicator_world_size(communicator);
+  if (o.pieces == 0) result->options.pieces = result->ranks;
   ek_status status = EK_OK;
   EK_TRY_GOTO(status, allocate(result, replicas), cleanup);
   *reducer = result;

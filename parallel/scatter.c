@@ -10,19 +10,26 @@
 
 #include "core/error.h"
 #include "core/options.h"
+#include "core/sizes.h"
 #include "parallel_internal.h"
 
 /* ---- the cut ---- */
 
-static void cut_even(int64_t *offsets, int64_t rows, int64_t count) {
-  const int64_t share = rows / count, rest = rows % count;
-  for (int64_t i = 0; i <= count; i++) offsets[i] = share * i + (i < rest ? i : rest);
+static void cut_even(int64_t *offsets, int64_t rows, size_t count) {
+  for (size_t i = 0; i <= count; i++) offsets[i] = ek__even_begin(rows, i, count);
 }
 
 static void cut_chunks(int64_t *offsets, int64_t rows, int64_t count) {
   const int64_t chunk = rows / count + (rows % count != 0);
   for (int64_t i = 0; i <= count; i++) {
     offsets[i] = chunk != 0 && i > rows / chunk ? rows : chunk * i;
+  }
+}
+
+static void cut_grains(int64_t *offsets, int64_t rows, size_t count, size_t grains) {
+  for (size_t i = 0; i <= count; i++) {
+    const size_t grain = (size_t)ek__even_begin((int64_t)grains, i, count);
+    offsets[i] = ek__even_begin(rows, grain, grains);
   }
 }
 
@@ -95,7 +102,7 @@ ek_status ek_scatter_offsets(int64_t *offsets, int64_t rows, size_t count,
               "scatter: %lld rows over %zu devices, expected 0 or more over 1 or more",
               (long long)rows, count);
   switch (o.kind) {
-  case EK_SCATTER_EVEN: cut_even(offsets, rows, (int64_t)count); return EK_OK;
+  case EK_SCATTER_EVEN: cut_even(offsets, rows, count); return EK_OK;
   case EK_SCATTER_CHUNK: cut_chunks(offsets, rows, (int64_t)count); return EK_OK;
   case EK_SCATTER_SIZES:
     EK__FAIL_IF(o.sizes == NULL, EK_ERR_INVALID_ARGUMENT, "scatter: the sizes are missing");
@@ -106,6 +113,11 @@ ek_status ek_scatter_offsets(int64_t *offsets, int64_t rows, size_t count,
     EK__FAIL_IF(o.weights == NULL, EK_ERR_INVALID_ARGUMENT, "scatter: the weights are missing");
     EK_TRY(check_weights(count, o.weights));
     cut_weights(offsets, rows, count, o.weights);
+    return EK_OK;
+  case EK_SCATTER_GRAINS:
+    EK__FAIL_IF(o.grains == 0 || o.grains > INT32_MAX, EK_ERR_INVALID_ARGUMENT,
+                "scatter: %zu grains, expected 1 or more", o.grains);
+    cut_grains(offsets, rows, count, o.grains);
     return EK_OK;
   }
   return ek_error_set(EK_ERR_INVALID_ARGUMENT, "scatter: there is no kind %d", (int)o.kind);

@@ -48,6 +48,13 @@ static ek_status check_open(ek_trainer **trainer, const char *devices, const ek_
   return EK_OK;
 }
 
+static ek_status open_group(ek_group **group, const char *devices, const ek_trainer_options *o) {
+  ek_group_options options = EK_GROUP_OPTIONS_INIT;
+  EK_TRY(ek__options_read(&options, sizeof options, o->group_options, "ek_group_options"));
+  if (o->reproducible > 0) options.deterministic = true;
+  return ek_group_open(group, devices, &options);
+}
+
 static ek_status open_parts(ek_trainer *self, ek_module *module, ek_criterion *criterion,
                             ek_optimizer *optimizer, const ek_trainer_options *o) {
   ek_data_parallel_model_options model = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
@@ -57,6 +64,7 @@ static ek_status open_parts(ek_trainer *self, ek_module *module, ek_criterion *c
   model.type = o->type;
   model.seed = o->seed;
   model.broadcast_inputs = o->broadcast_inputs;
+  model.reproducible = o->reproducible;
   loss.gradient_in_forward = criterion == NULL || criterion->reduction != EK_REDUCTION_NONE;
   update.schedule = o->schedule;
   update.refuse_not_finite = o->refuse_not_finite;
@@ -81,8 +89,7 @@ ek_status ek_trainer_open(ek_trainer **trainer, const char *devices, ek_module *
   self->broadcast_inputs = o.broadcast_inputs;
   EK_TRY_GOTO(status, ek__new(&self->outputs, module->outputs, sizeof *self->outputs, "a trainer"),
               cleanup);
-  if (o.group == NULL)
-    EK_TRY_GOTO(status, ek_group_open(&self->group, devices, o.group_options), cleanup);
+  if (o.group == NULL) EK_TRY_GOTO(status, open_group(&self->group, devices, &o), cleanup);
   self->owns_group = o.group == NULL;
   EK_TRY_GOTO(status, open_parts(self, module, criterion, optimizer, &o), cleanup);
   *trainer = self;

@@ -26,9 +26,12 @@ typedef struct ek_reducer_options {
   size_t size;
   ek_reduce_kind kind;
   size_t bucket_bytes; /* at least this many per bucket, the last may be smaller */
+  /* Parts of a bucket, of which each rank has as many as the next, or one more; 0: one each. With
+   * the same number of them the ends of ranks are ends of parts for any number of ranks. */
+  size_t pieces;
 } ek_reducer_options;
 #define EK_REDUCER_OPTIONS_INIT                                                                    \
-  { sizeof(ek_reducer_options), EK_REDUCE_TO_ALL, 4u << 20 }
+  { sizeof(ek_reducer_options), EK_REDUCE_TO_ALL, 4u << 20, 0 }
 
 /* One replica per device, in order; they must outlive the reducer. */
 EK_API EK_CHECKED ek_status ek_reducer_open(ek_reducer **reducer, ek_communicator *communicator,

@@ -5,6 +5,8 @@
  *     chunk    ceil(rows / n) each while rows remain, as torch.chunk does (9 over 4: 3 3 3 0)
  *     sizes    given by the caller; their sum must be the number of rows
  *     weights  proportional to the given weights, for unequal devices, by largest remainder
+ *     grains   `even` in so many pieces, of which each device has as many as the next, or one more:
+ *              what a reproducible model wants (data_parallel_model.h)
  *
  * Fewer rows than devices is legal: the rest get shards without rows.
  */
@@ -19,7 +21,8 @@ typedef enum ek_scatter_kind {
   EK_SCATTER_EVEN = 0,
   EK_SCATTER_CHUNK = 1,
   EK_SCATTER_SIZES = 2,
-  EK_SCATTER_WEIGHTS = 3
+  EK_SCATTER_WEIGHTS = 3,
+  EK_SCATTER_GRAINS = 4
 } ek_scatter_kind;
 
 typedef struct ek_scatter_options {
@@ -34,9 +37,10 @@ typedef struct ek_scatter_options {
    * it. The results are the same; where a copy is done at once (cpu) there is no difference at all.
    */
   bool ahead;
+  size_t grains; /* for `grains`: at least 1 */
 } ek_scatter_options;
 #define EK_SCATTER_OPTIONS_INIT                                                                    \
-  { sizeof(ek_scatter_options), EK_SCATTER_EVEN, NULL, NULL, false }
+  { sizeof(ek_scatter_options), EK_SCATTER_EVEN, NULL, NULL, false, 0 }
 
 /*
  * The cut of `rows` over `count` devices: offsets[0 .. count]. Pure arithmetic. `options` NULL:

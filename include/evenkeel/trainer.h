@@ -67,9 +67,12 @@ typedef struct ek_trainer_options {
   ek_group *group;             /* of the program's, which outlives the trainer; `devices` is NULL */
   const ek_group_options *group_options; /* how it opens `devices` (threads, for one); NULL */
   int64_t micro_batches; /* parts that a step takes one after the other; 0 and 1: the whole batch */
+  /* Grains of a batch, for the same bits on any number of devices up to this one; 0: off
+   * (data_parallel_model.h). A group that the trainer opens is deterministic then. */
+  size_t reproducible;
 } ek_trainer_options;
 #define EK_TRAINER_OPTIONS_INIT                                                                    \
-  { sizeof(ek_trainer_options), EK_MODE_REPLICATED, EK_F32, 0, NULL, 0, false, NULL, NULL, 0 }
+  { sizeof(ek_trainer_options), EK_MODE_REPLICATED, EK_F32, 0, NULL, 0, false, NULL, NULL, 0, 0 }
 
 /*
  * Opens the group and the three parts on it. Module, criterion and optimizer stay the program's; it

@@ -42,4 +42,10 @@ static inline int64_t ek__part_begin(int64_t count, size_t part, size_t parts) {
   return unit < units ? unit * 16 : count;
 }
 
+/* First of `count` things that part number `part` of `parts` has; larger parts come first. */
+static inline int64_t ek__even_begin(int64_t count, size_t part, size_t parts) {
+  const int64_t k = (int64_t)part, n = (int64_t)parts, rest = count % n;
+  return count / n * k + (k < rest ? k : rest);
+}
+
 #endif /* EK_SIZES_H */

@@ -66,6 +66,7 @@ static void read_cut(struct cut *cut, struct fuzz_input *input) {
   cut->options.ahead = fuzz_one_in(input, 4);
   if (cut->options.kind == EK_SCATTER_SIZES) read_sizes(cut, input);
   if (cut->options.kind == EK_SCATTER_WEIGHTS) read_weights(cut, input);
+  if (cut->options.kind == EK_SCATTER_GRAINS) cut->options.grains = fuzz_byte(input) % 40;
   if (!fuzz_one_in(input, 16)) cut->options.sizes = cut->sizes;
   if (!fuzz_one_in(input, 16)) cut->options.weights = cut->weights;
   if (fuzz_one_in(input, 32)) {
@@ -104,8 +105,15 @@ static bool legal(const struct cut *cut) {
   case EK_SCATTER_CHUNK: return true;
   case EK_SCATTER_SIZES: return legal_sizes(cut);
   case EK_SCATTER_WEIGHTS: return legal_weights(cut);
+  case EK_SCATTER_GRAINS: return cut->options.grains > 0;
   }
   return false;
+}
+
+/* Of `count` things the first of part number `part` of `parts`; larger parts come first. */
+static fuzz_wide even(fuzz_wide count, fuzz_wide part, fuzz_wide parts) {
+  const fuzz_wide rest = count % parts;
+  return count / parts * part + (part < rest ? part : rest);
 }
 
 /* Rows of device i; never called for weights. */
@@ -113,6 +121,11 @@ static int64_t expected_rows(const struct cut *cut, size_t i) {
   const fuzz_wide rows = cut->rows, count = (fuzz_wide)cut->count, at = (fuzz_wide)i;
   const ek_scatter_kind kind = cut->with_options ? cut->options.kind : EK_SCATTER_EVEN;
   if (kind == EK_SCATTER_SIZES) return cut->sizes[i];
+  if (kind == EK_SCATTER_GRAINS) {
+    const fuzz_wide grains = (fuzz_wide)cut->options.grains;
+    return (int64_t)(even(rows, even(grains, at + 1, count), grains) -
+                     even(rows, even(grains, at, count), grains));
+  }
   if (kind == EK_SCATTER_EVEN) return (int64_t)(rows / count + (at < rows % count));
   const fuzz_wide chunk = (rows + count - 1) / count, left = rows - chunk * at;
   return (int64_t)(left <= 0 ? 0 : left < chunk ? left : chunk);

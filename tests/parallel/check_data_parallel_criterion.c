@@ -107,7 +107,7 @@ START_TEST(single_losses_and_factors) {
     if (doubled == 1) { /* as the losses lie */
       int64_t sizes[DEVICES];
       for (size_t k = 0; k < DEVICES; k++) sizes[k] = losses.offsets[k + 1] - losses.offsets[k];
-      const ek_scatter_options cut = {sizeof cut, EK_SCATTER_SIZES, sizes, NULL, false};
+      const ek_scatter_options cut = {.size = sizeof cut, .kind = EK_SCATTER_SIZES, .sizes = sizes};
       ck_ok(ek_scatter(&factors, t.group, &host, EK_MEMORY_LOSS, &cut));
       options.factors = &factors;
     }

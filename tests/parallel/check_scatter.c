@@ -56,7 +56,7 @@ START_TEST(cuts_over_many) {
   enum { MANY = 1000 };
   static int64_t offsets[MANY + 1], sizes[MANY];
   static double weights[MANY];
-  ek_scatter_options options = {sizeof options, EK_SCATTER_EVEN, sizes, weights, false};
+  ek_scatter_options options = {.size = sizeof options, .sizes = sizes, .weights = weights};
   for (int i = 0; i < MANY; i++) sizes[i] = i % 3, weights[i] = i % 2;
   for (int kind = EK_SCATTER_EVEN; kind <= EK_SCATTER_WEIGHTS; kind++) {
     options.kind = (ek_scatter_kind)kind;
@@ -270,7 +270,7 @@ START_TEST(like_another) {
   ek_shards like = {0}, shards = {0};
   samples.shape[0] = 3; /* of 3 rows each */
   const int64_t sizes[DEVICES] = {1, 0, 2, 0};
-  ek_scatter_options options = {sizeof options, EK_SCATTER_SIZES, sizes, NULL, false};
+  ek_scatter_options options = {.size = sizeof options, .kind = EK_SCATTER_SIZES, .sizes = sizes};
   ck_ok(ek_scatter(&like, s.group, &samples, EK_MEMORY_INPUTS, &options));
   ck_ok(ek_scatter_like(&shards, &like, &s.host, EK_MEMORY_INPUTS));
   for (size_t k = 0; k < DEVICES; k++) {

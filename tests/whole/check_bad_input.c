@@ -194,7 +194,8 @@ START_TEST(wrong_inputs) {
   memcpy(x, b.batch.input, sizeof x);
   ck_fails(ek_data_parallel_model_forward(outputs, t->model, x, 1, NULL), EK_ERR_INVALID_ARGUMENT,
            "takes 2 inputs, not 1");
-  ek_scatter_options cut = {sizeof cut, EK_SCATTER_SIZES, (const int64_t[]){1, 2, 4}, NULL, false};
+  const int64_t sizes[] = {1, 2, 4};
+  ek_scatter_options cut = {.size = sizeof cut, .kind = EK_SCATTER_SIZES, .sizes = sizes};
   ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
   forward.scatter = &cut;
   ck_fails(ek_data_parallel_model_forward(outputs, t->model, x, 2, &forward),

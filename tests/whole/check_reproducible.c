@@ -1,0 +1,511 @@
+/*
+ * check_reproducible.c - the same bits for any number of devices: ek_data_parallel_model_options.
+ *
+ * A case is a run of a few steps: a model, sizes of its micro-batches, a number of grains. It is
+ * run on one device in mode replicated, and again in segments: each step may be on another number
+ * of devices, in another mode, with other threads, and begins with the state that the step before
+ * has left. Every loss, every norm, every entry of the state must have the same bits.
+ *
+ *     EVENKEEL_TEST_CASES=1000 tests/check_reproducible    # random cases instead of 30
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <evenkeel/evenkeel.h>
+
+#include "ck_batch_norm.h"
+#include "ck_snapshot.h"
+#include "ck_state.h"
+#include "ck_training.h"
+
+enum { STEPS = 3, MOST_PARTS = 3, NUMBERS = STEPS * (MOST_PARTS + 3) + 2, MOST_GRAINS = 9 };
+
+struct part {
+  int64_t samples;
+  uint64_t stream;
+};
+
+/* What the bits may depend on. */
+struct run {
+  const struct ck_workload *workload;
+  ek_type type;
+  ek_reduction reduction;
+  size_t grains, bucket_bytes;
+  size_t parts[STEPS];
+  struct part part[STEPS][MOST_PARTS];
+};
+
+/* What they may not depend on. */
+struct place {
+  size_t devices;
+  int placement, threads;
+  bool keep_outputs, gradient_in_forward;
+};
+
+struct outcome {
+  size_t count;
+  double numbers[NUMBERS];
+  struct ck_state state;
+};
+
+static ek_group *open_group(const char *backend, size_t devices, int threads) {
+  char spec[32];
+  ek_group *group = NULL;
+  ek_group_options options = EK_GROUP_OPTIONS_INIT;
+  options.deterministic = true;
+  options.threads_per_device = threads;
+  (void)snprintf(spec, sizeof spec, "%s:%zu", backend, devices);
+  ck_ok(ek_group_open(&group, ck_spec(spec), &options));
+  return group;
+}
+
+static struct ck_setup setup_of(const struct run *run, const struct place *place) {
+  struct ck_setup setup = ck_setup_mode(run->workload, "", EK_MODE_REPLICATED);
+  ck_setup_place(&setup, place->placement);
+  setup.options.type = run->type;
+  setup.options.reproducible = run->grains;
+  setup.options.bucket_bytes = run->bucket_bytes;
+  setup.reduction = run->reduction;
+  setup.keep_outputs = place->keep_outputs;
+  setup.gradient_in_forward = place->gradient_in_forward;
+  return setup;
+}
+
+static void record(struct outcome *outcome, double number) {
+  ck_assert_uint_lt(outcome->count, NUMBERS);
+  outcome->numbers[outcome->count++] = number;
+}
+
+static void take_step(struct outcome *outcome, struct ck_training *training, const struct run *run,
+                      int step) {
+  for (size_t i = 0; i < run->parts[step]; i++) {
+    struct ck_batch batch = ck_batch_make(run->workload, run->type, run->part[step][i].samples, 0.1,
+                                          run->part[step][i].stream);
+    double loss = 0;
+    ck_ok(ck_training_backward(training, &batch, NULL, i + 1 < run->parts[step], &loss));
+    record(outcome, loss);
+    ck_batch_free(&batch);
+  }
+  ek_step_result result = {0};
+  ck_ok(ek_data_parallel_optimizer_step(&result, training->optimizer));
+  record(outcome, result.loss);
+  record(outcome, result.weight);
+  record(outcome, result.gradient_norm);
+}
+
+/* The loss of a batch without gradient. */
+static void evaluate(struct outcome *outcome, struct ck_training *training, const struct run *run) {
+  struct ck_batch batch = ck_batch_make(run->workload, run->type, 7, 0.1, 99);
+  ek_shards outputs[CK_BATCH_TENSORS] = {{0}};
+  ek_forward_options options = EK_FORWARD_OPTIONS_INIT;
+  const size_t count = training->module->outputs;
+  double loss = 0, weight = 0;
+  options.gradient = options.training = false;
+  ck_ok(ek_data_parallel_model_forward(outputs, training->model, batch.input, batch.inputs,
+                                       &options));
+  ck_ok(ek_data_parallel_criterion_forward(training->loss, outputs, count, batch.target,
+                                           batch.targets));
+  ck_ok(ek_data_parallel_criterion_loss(&loss, &weight, training->loss));
+  record(outcome, loss);
+  record(outcome, weight);
+  for (size_t i = 0; i < count; i++) ek_shards_free(&outputs[i]);
+  ck_batch_free(&batch);
+}
+
+/* Every step at the place that is given for it. */
+static struct outcome train(const struct run *run, const struct place places[STEPS]) {
+  struct outcome outcome = {0};
+  struct ck_training training;
+  ek_group *group = NULL;
+  for (int step = 0; step < STEPS; step++) {
+    const bool moves = step > 0 && memcmp(&places[step], &places[step - 1], sizeof *places) != 0;
+    if (moves) {
+      outcome.state = ck_state_take(training.model);
+      ck_training_close(&training);
+      ek_group_free(group);
+    }
+    if (moves || step == 0) {
+      const struct ck_setup setup = setup_of(run, &places[step]);
+      group = open_group("cpu", places[step].devices, places[step].threads);
+      ck_ok(ck_training_try(&training, &setup, group));
+    }
+    if (moves) {
+      ck_ok(ck_state_put(training.model, &outcome.state));
+      ck_state_drop(&outcome.state);
+    }
+    take_step(&outcome, &training, run, step);
+  }
+  evaluate(&outcome, &training, run);
+  if (places[STEPS - 1].placement != 0 && places[STEPS - 1].placement != 1) {
+    ck_training_replicas_agree(&training);
+  }
+  outcome.state = ck_state_take(training.model);
+  ck_training_close(&training);
+  ek_group_free(group);
+  return outcome;
+}
+
+static void describe(char *text, size_t size, const struct run *run,
+                     const struct place places[STEPS]) {
+  int used = snprintf(text, size, "%s, %zu grains, reduction %d, samples", run->workload->name,
+                      run->grains, (int)run->reduction);
+  for (int step = 0; step < STEPS; step++) {
+    for (size_t i = 0; i < run->parts[step]; i++) {
+      used += snprintf(text + used, size - (size_t)used, "%c%lld", i == 0 ? ' ' : '+',
+                       (long long)run->part[step][i].samples);
+    }
+    used += snprintf(text + used, size - (size_t)used, " on %zu (%s)", places[step].devices,
+                     ck_placement_name(places[step].placement));
+  }
+}
+
+static void compare(const struct run *run, const struct place places[STEPS]) {
+  const struct place alone = {1, EK_MODE_REPLICATED, 1, false, true};
+  const struct place reference[STEPS] = {alone, alone, alone};
+  struct outcome want = train(run, reference), got = train(run, places);
+  char text[512];
+  describe(text, sizeof text, run, places);
+  ck_assert_uint_eq(got.count, want.count);
+  ck_same_bits(text, got.numbers, want.numbers, (int64_t)want.count);
+  ck_state_same(text, &got.state, &want.state);
+  ck_state_drop(&want.state);
+  ck_state_drop(&got.state);
+}
+
+/* Those that hold gradients in shares are refused. */
+static bool is_supported(int placement) {
+  struct ck_setup setup = ck_setup_mode(&ck_workloads[0], "", EK_MODE_REPLICATED);
+  ck_setup_place(&setup, placement);
+  return setup.options.state <= EK_STATE_SHARDED;
+}
+
+/* ---- every mode, some numbers of devices ---- */
+
+static const size_t counts[] = {1, 2, 3, 5, 8};
+enum { COUNTS = sizeof counts / sizeof counts[0] };
+
+static struct run ragged_run(const struct ck_workload *workload) {
+  return (struct run){.workload = workload,
+                      .type = EK_F32,
+                      .reduction = EK_REDUCTION_MEAN,
+                      .grains = 8,
+                      .bucket_bytes = 256,
+                      .parts = {2, 1, 3},
+                      .part = {{{11, 0}, {5, 1}}, {{19, 2}}, {{8, 3}, {3, 4}, {1, 5}}}};
+}
+
+START_TEST(every_mode_and_number_of_devices) {
+  const struct run run = ragged_run(&ck_workloads[_i % CK_WORKLOADS]);
+  const int placement = _i / CK_WORKLOADS;
+  if (!is_supported(placement) || !ck_part(_i)) return;
+  for (size_t i = 0; i < COUNTS; i++) {
+    const struct place place = {counts[i], placement, 1, false, i % 2 == 0};
+    const struct place places[STEPS] = {place, place, place};
+    compare(&run, places);
+  }
+}
+END_TEST
+
+/* ---- random cases ---- */
+
+static struct place random_place(struct ck_random *random, size_t grains) {
+  struct place place;
+  memset(&place, 0, sizeof place); /* they are compared as bytes */
+  place.devices = (size_t)ck_random_integer(random, 1, (int64_t)(grains < 8 ? grains : 8));
+  do {
+    place.placement = (int)ck_random_integer(random, 0, CK_PLACEMENTS - 1);
+  } while (!is_supported(place.placement));
+  place.threads = (int)ck_random_integer(random, 1, 3);
+  place.keep_outputs = ck_random_integer(random, 0, 3) == 0;
+  place.gradient_in_forward = !place.keep_outputs && ck_random_integer(random, 0, 1) == 1;
+  return place;
+}
+
+static void random_case(uint64_t number) {
+  struct ck_random random = ck_random_start(number);
+  struct run run = {.workload = &ck_workloads[ck_random_integer(&random, 0, CK_WORKLOADS - 1)],
+                    .type = ck_random_integer(&random, 0, 7) == 0 ? EK_F64 : EK_F32,
+                    .grains = (size_t)ck_random_integer(&random, 1, MOST_GRAINS),
+                    .bucket_bytes = (size_t)64 << ck_random_integer(&random, 0, 8)};
+  const int64_t reduction = ck_random_integer(&random, 0, 5);
+  const bool one_term =
+      strcmp(run.workload->name, "mlp") == 0 || strcmp(run.workload->name, "gpt") == 0;
+  run.reduction = reduction == 0               ? EK_REDUCTION_SUM
+                  : reduction == 1 && one_term ? EK_REDUCTION_NONE
+                                               : EK_REDUCTION_MEAN;
+  struct place places[STEPS];
+  for (int step = 0; step < STEPS; step++) {
+    run.parts[step] = (size_t)ck_random_integer(&random, 1, MOST_PARTS);
+    for (size_t i = 0; i < run.parts[step]; i++) {
+      const int64_t most = ck_random_integer(&random, 0, 1) == 0 ? MOST_GRAINS : 30;
+      run.part[step][i] = (struct part){ck_random_integer(&random, 0, most),
+                                        (uint64_t)ck_random_integer(&random, 0, 1 << 20)};
+    }
+    const bool moves = step == 0 || ck_random_integer(&random, 0, 1) == 0;
+    places[step] = moves ? random_place(&random, run.grains) : places[step - 1];
+  }
+  compare(&run, places);
+}
+
+static uint64_t wanted_cases(void) {
+  const char *text = getenv("EVENKEEL_TEST_CASES");
+  return text == NULL ? 30 : strtoull(text, NULL, 10);
+}
+
+START_TEST(random_cases) {
+  const uint64_t cases = wanted_cases();
+  for (uint64_t i = 0; i < cases; i++) {
+    if (cases > 30 || ck_part((int)i)) random_case(i);
+  }
+  if (cases > 30) {
+    printf("%llu random cases, seed %llu: no bit differs\n", (unsigned long long)cases,
+           (unsigned long long)ck_seed());
+  }
+}
+END_TEST
+
+/* ---- a model that computes its loss itself, through a trainer ---- */
+
+static void train_gpt(struct outcome *outcome, ek_mode mode, size_t devices, int64_t samples) {
+  ek_gpt_options sizes = EK_GPT_OPTIONS_INIT;
+  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
+  ek_module *gpt = NULL;
+  ek_optimizer *adamw = NULL;
+  ek_trainer *trainer = NULL;
+  struct ck_batch batch = ck_batch_make(ck_workload("gpt"), EK_F32, samples, 0.1, 5);
+  const int64_t length = batch.input[0].shape[1];
+  sizes.vocabulary = 40;
+  sizes.sequence = length;
+  sizes.width = 16;
+  sizes.heads = 2;
+  sizes.layers = 2;
+  sizes.dropout = 0.1;
+  sizes.fused_loss = true;
+  sizes.logits_bytes = 4096;
+  sizes.recompute.kind = EK_RECOMPUTE_SQRT;
+  options.mode = mode;
+  options.reproducible = 6;
+  options.micro_batches = 2;
+  ck_ok(ek_gpt_create(&gpt, &sizes));
+  ck_ok(ck_clipped_adamw(&adamw));
+  options.group = open_group("cpu", devices, 1);
+  ck_ok(ek_trainer_open(&trainer, NULL, gpt, NULL, adamw, &options));
+  for (int step = 0; step < 2; step++) {
+    ek_step_result result = {0};
+    double loss = 0;
+    ck_ok(ek_trainer_step(&result, trainer, batch.input, 1, batch.target, 1));
+    ck_ok(ek_trainer_evaluate(&loss, NULL, trainer, batch.input, 1, batch.target, 1));
+    record(outcome, result.loss);
+    record(outcome, result.gradient_norm);
+    record(outcome, loss);
+  }
+  outcome->state = ck_state_take(ek_trainer_model(trainer));
+  ck_ok(ek_trainer_free(trainer));
+  ck_ok(ek_group_free(options.group));
+  ek_optimizer_free(adamw);
+  ek_module_free(gpt);
+  ck_batch_free(&batch);
+}
+
+START_TEST(a_fused_loss) {
+  static const int64_t samples[] = {13, 7, 2};
+  struct outcome want = {0};
+  train_gpt(&want, EK_MODE_REPLICATED, 1, samples[_i]);
+  for (int mode = 0; mode <= (int)EK_MODE_SHARDED; mode++) {
+    struct outcome got = {0};
+    train_gpt(&got, (ek_mode)mode, 2 + (size_t)mode, samples[_i]);
+    ck_same_bits(ek_mode_name((ek_mode)mode), got.numbers, want.numbers, (int64_t)want.count);
+    ck_state_same(ek_mode_name((ek_mode)mode), &got.state, &want.state);
+    ck_state_drop(&got.state);
+  }
+  ck_state_drop(&want.state);
+}
+END_TEST
+
+/* ---- what it is to one device, and what it costs ---- */
+
+/* Grains change the order of sums, and nothing else. */
+START_TEST(one_grain_or_many_differ_by_rounding) {
+  struct run run = ragged_run(&ck_workloads[_i]);
+  const struct place alone = {1, EK_MODE_REPLICATED, 1, false, false};
+  const struct place places[STEPS] = {alone, alone, alone};
+  run.type = EK_F64;
+  struct outcome many = train(&run, places);
+  run.grains = 0;
+  struct outcome none = train(&run, places);
+  for (size_t i = 0; i < many.count; i++) {
+    ck_assert_double_le(fabs(many.numbers[i] - none.numbers[i]), 1e-9 * fabs(none.numbers[i]));
+  }
+  ck_state_close("grains and none", &many.state, &none.state, 1e-9);
+  ck_state_drop(&none.state);
+  ck_state_drop(&many.state);
+}
+END_TEST
+
+static void peaks(ek_memory_usage usage[8], const char *backend, const struct run *run,
+                  const struct place *place) {
+  const struct ck_setup setup = setup_of(run, place);
+  struct ck_training training;
+  ek_group *group = open_group(backend, place->devices, 1);
+  ck_ok(ck_training_try(&training, &setup, group));
+  for (int step = 0; step < STEPS; step++) {
+    for (size_t i = 0; i < run->parts[step]; i++) {
+      struct ck_batch batch =
+          ck_batch_make(run->workload, run->type, run->part[step][i].samples, 0.1, 3);
+      ck_ok(ck_training_backward(&training, &batch, NULL, i + 1 < run->parts[step], NULL));
+      ck_batch_free(&batch);
+    }
+    ck_ok(ek_data_parallel_optimizer_step(NULL, training.optimizer));
+  }
+  for (size_t k = 0; k < place->devices; k++) {
+    ck_ok(ck_memory_stats(&usage[k], ek_group_device(group, k)));
+  }
+  ck_training_close(&training);
+  ek_group_free(group);
+}
+
+START_TEST(plan_knows_its_peak) {
+  const struct run run = ragged_run(&ck_workloads[_i % CK_WORKLOADS]);
+  const struct place place = {3, _i / CK_WORKLOADS, 1, _i % 2 == 0, false};
+  ek_memory_usage planned[8], real[8];
+  if (!is_supported(place.placement) || !ck_part(_i)) return;
+  peaks(planned, "plan", &run, &place);
+  peaks(real, "cpu", &run, &place);
+  for (size_t k = 0; k < place.devices; k++) {
+    ck_assert_uint_eq(planned[k].peak_bytes, real[k].peak_bytes);
+    for (int c = 0; c < EK_MEMORY_CATEGORIES; c++) {
+      ck_assert_uint_eq(planned[k].at_peak[c], real[k].at_peak[c]);
+    }
+  }
+}
+END_TEST
+
+/* ---- faults ---- */
+
+/* A step of two micro-batches that fails leaves everything as it was. */
+START_TEST(a_step_is_a_transaction) {
+  const struct run run = ragged_run(&ck_workloads[_i % CK_WORKLOADS]);
+  const struct place place = {3, _i / CK_WORKLOADS, 1, false, false};
+  struct ck_training training;
+  if (!is_supported(place.placement) || !ck_part(_i)) return;
+  const struct ck_setup setup = setup_of(&run, &place);
+  ek_group *group = open_group("cpu", 3, 1);
+  ck_ok(ck_training_try(&training, &setup, group));
+  struct ck_batch batch = ck_batch_make(run.workload, run.type, 11, 0.1, 3);
+  uint64_t failures = 0;
+  /* The first second micro-batch takes memory for good. */
+  ck_ok(ck_training_backward(&training, &batch, NULL, true, NULL));
+  ck_ok(ck_training_step(&training, &batch, NULL));
+  for (uint64_t n = 1 + (uint64_t)_i % 7;; n += 7) {
+    ek_device *victim = ek_group_device(group, (n / 7) % 3);
+    struct ck_snapshot before = ck_snapshot_take(&training);
+    ck_ok(ek_memory_fail_at(victim, n));
+    ek_status status = ck_training_backward(&training, &batch, NULL, true, NULL);
+    if (status == EK_OK) status = ck_training_step(&training, &batch, NULL);
+    ck_ok(ek_memory_fail_at(victim, 0));
+    struct ck_snapshot after = ck_snapshot_take(&training);
+    if (status != EK_OK) {
+      ck_assert_int_eq(status, EK_ERR_OUT_OF_MEMORY);
+      ck_snapshot_same("a reproducible step", &after, &before);
+      failures++;
+    }
+    ck_snapshot_drop(&after);
+    ck_snapshot_drop(&before);
+    if (status == EK_OK) break;
+  }
+  ck_assert_uint_gt(failures, 3);
+  ck_batch_free(&batch);
+  ck_training_close(&training);
+  ek_group_free(group);
+}
+END_TEST
+
+/* ---- what is refused ---- */
+
+static void refuses(const struct run *run, const struct place *place, ek_group *group,
+                    ek_status wanted, const char *text) {
+  const struct ck_setup setup = setup_of(run, place);
+  struct ck_training training;
+  ck_fails(ck_training_try(&training, &setup, group), wanted, text);
+}
+
+START_TEST(what_is_refused) {
+  struct run run = ragged_run(ck_workload("mlp"));
+  const struct place place = {3, EK_MODE_REPLICATED, 1, false, false};
+  ek_group *group = open_group("cpu", 3, 1), *other = ck_open("cpu:3", 1);
+  refuses(&run, &place, other, EK_ERR_INVALID_ARGUMENT, "ek_group_options.deterministic");
+  run.grains = 2;
+  refuses(&run, &place, group, EK_ERR_INVALID_ARGUMENT, "at least the 3 devices");
+  run.grains = 257;
+  refuses(&run, &place, group, EK_ERR_INVALID_ARGUMENT, "at most 256");
+  run.grains = 8;
+  for (int placement = 0; placement < CK_PLACEMENTS; placement++) {
+    const struct place shares = {3, placement, 1, false, false};
+    if (is_supported(placement)) continue;
+    refuses(&run, &shares, group, EK_ERR_UNSUPPORTED, "in shards");
+  }
+  ek_data_parallel_model *model = NULL;
+  ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  ek_module *norm = NULL;
+  options.reproducible = 8;
+  ck_ok(ck_batch_norm_create(&norm, 4));
+  ck_fails(ek_data_parallel_model_open(&model, group, norm, &options), EK_ERR_UNSUPPORTED,
+           "collectives of its own");
+  ek_module_free(norm);
+  ek_group_free(other);
+  ek_group_free(group);
+}
+END_TEST
+
+/* Shards that were cut before: between grains, or not at all. */
+START_TEST(shards_are_cut_between_grains) {
+  const struct run run = ragged_run(ck_workload("mlp"));
+  const struct place place = {3, EK_MODE_REPLICATED, 1, false, false};
+  const struct ck_setup setup = setup_of(&run, &place);
+  struct ck_training training;
+  ek_group *group = open_group("cpu", 3, 1);
+  ck_ok(ck_training_try(&training, &setup, group));
+  struct ck_batch batch = ck_batch_make(run.workload, run.type, 20, 0, 3);
+  ek_shards input = {0}, outputs = {0};
+  ek_scatter_options scatter = EK_SCATTER_OPTIONS_INIT;
+  ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
+  ck_ok(ek_scatter(&input, group, batch.input, EK_MEMORY_INPUTS, &scatter)); /* 7 7 6 */
+  ck_fails(ek_data_parallel_model_forward_shards(&outputs, training.model, &input, 1, NULL),
+           EK_ERR_SHAPE, "device number 1 begins with sample 7 of 20");
+  ek_shards_free(&input);
+  forward.scatter = &scatter;
+  ck_fails(ek_data_parallel_model_forward(&outputs, training.model, batch.input, 1, &forward),
+           EK_ERR_INVALID_ARGUMENT, "options.scatter");
+  scatter.kind = EK_SCATTER_GRAINS;
+  ck_fails(ek_scatter(&input, group, batch.input, EK_MEMORY_INPUTS, &scatter),
+           EK_ERR_INVALID_ARGUMENT, "grains");
+  scatter.grains = run.grains;
+  ck_ok(ek_scatter(&input, group, batch.input, EK_MEMORY_INPUTS, &scatter)); /* 3 3 3, 3 2 2, 2 2 */
+  ck_assert_int_eq(input.offsets[1], 9);
+  ck_assert_int_eq(input.offsets[2], 16);
+  ck_ok(ek_data_parallel_model_forward_shards(&outputs, training.model, &input, 1, NULL));
+  ek_shards_free(&outputs);
+  ek_shards_free(&input);
+  ck_batch_free(&batch);
+  ck_training_close(&training);
+  ek_group_free(group);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("reproducible");
+  TCase *tcase = ck_case(suite, "reproducible");
+  tcase_add_loop_test(tcase, every_mode_and_number_of_devices, 0, CK_WORKLOADS * CK_PLACEMENTS);
+  tcase_add_test(tcase, random_cases);
+  tcase_add_loop_test(tcase, a_fused_loss, 0, 3);
+  tcase_add_loop_test(tcase, one_grain_or_many_differ_by_rounding, 0, CK_WORKLOADS);
+  tcase_add_loop_test(tcase, plan_knows_its_peak, 0, CK_WORKLOADS * CK_PLACEMENTS);
+  tcase_add_loop_test(tcase, a_step_is_a_transaction, 0, CK_WORKLOADS * CK_PLACEMENTS);
+  tcase_add_test(tcase, what_is_refused);
+  tcase_add_test(tcase, shards_are_cut_between_grains);
+  return suite;
+}
+
+CK_MAIN(make_suite)
