@@ -38,16 +38,16 @@ else()
   list(FILTER EVENKEEL_SOURCES EXCLUDE REGEX "/header_json\\.c$")
 endif()
 
-# The kernels of the CPU backend that are compiled once per instruction set.
+# The kernels of the CPU backend that are compiled once per instruction set and type of values.
 file(GLOB EVENKEEL_ISA_SOURCES CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/backend/cpu/isa/*.c")
 
-# Adds one object library per instruction set from EVENKEEL_ISA_SOURCES, lists them in
-# EVENKEEL_ISA_TARGETS, and tells `dispatcher` which ones exist (EK_HAVE_ISA_AVX2, ..._AVX512).
+# Adds one object library per instruction set and type from EVENKEEL_ISA_SOURCES, lists them in
+# EVENKEEL_ISA_TARGETS, and tells `dispatcher` which sets exist (EK_HAVE_ISA_AVX2, ..._AVX512).
 # A kernel source sees
-#   EK_ISA         baseline, avx2 or avx512, as a token to paste into a name
-#   EK_ISA_SUFFIX  _baseline, _avx2 or _avx512
+#   EK_ISA_SUFFIX  _baseline_f32, _avx2_bf16, .. to give its functions distinct names
 #   EK_ISA_avx2    (or _baseline, _avx512) defined to 1, to ask with #ifdef
 #   EK_ISA_WIDTH   floats in one vector: 4, 8 or 16
+#   EK_VALUE_bf16  (or _f32, _f16) defined to 1: what values are in memory
 function(evenkeel_add_isa_objects dispatcher)
   set(EVENKEEL_ISA_TARGETS "" PARENT_SCOPE)
   if(NOT EVENKEEL_ISA_SOURCES)
@@ -87,14 +87,16 @@ function(evenkeel_add_isa_objects dispatcher)
 
   set(targets "")
   foreach(isa IN LISTS sets)
-    set(target evenkeel_isa_${isa})
-    add_library(${target} OBJECT ${EVENKEEL_ISA_SOURCES})
-    evenkeel_library_flags(${target})
-    target_compile_definitions(
-      ${target} PRIVATE EK_ISA=${isa} EK_ISA_SUFFIX=_${isa} EK_ISA_${isa}=1
-                        EK_ISA_WIDTH=${${isa}_width})
-    target_compile_options(${target} PRIVATE ${common} ${${isa}_flags})
-    list(APPEND targets ${target})
+    foreach(value f32 bf16 f16)
+      set(target evenkeel_isa_${isa}_${value})
+      add_library(${target} OBJECT ${EVENKEEL_ISA_SOURCES})
+      evenkeel_library_flags(${target})
+      target_compile_definitions(
+        ${target} PRIVATE EK_ISA_SUFFIX=_${isa}_${value} EK_ISA_${isa}=1 EK_VALUE_${value}=1
+                          EK_ISA_WIDTH=${${isa}_width})
+      target_compile_options(${target} PRIVATE ${common} ${${isa}_flags})
+      list(APPEND targets ${target})
+    endforeach()
   endforeach()
   set(EVENKEEL_ISA_TARGETS ${targets} PARENT_SCOPE)
 endfunction()

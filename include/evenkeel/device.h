@@ -139,6 +139,9 @@ EK_API ek_group *ek_device_group(const ek_device *device);
 EK_API int ek_device_threads(const ek_device *device); /* threads that compute on it */
 /* True if kernels only count (backend `plan`): nothing may be read from or written to memory. */
 EK_API bool ek_device_counts_only(const ek_device *device);
+/* The types of values that operations compute in there, as a set of tensor.h: EK_TYPES_F32 | ..;
+ * 0 for NULL. */
+EK_API unsigned ek_device_types(const ek_device *device);
 
 /*
  * Called for the iterations begin .. end - 1 of a loop, for several such ranges at the same time.

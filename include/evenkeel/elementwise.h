@@ -15,7 +15,7 @@ EK_BEGIN_DECLARATIONS
 /* Sets every element to zero; any type. */
 EK_API EK_CHECKED ek_status ek_op_zero(ek_stream *stream, ek_tensor *y);
 
-/* Sets every element to `value`; f32 or f64. */
+/* Sets every element to `value`. */
 EK_API EK_CHECKED ek_status ek_op_fill(ek_stream *stream, ek_tensor *y, double value);
 
 /* y = x: same device, any type, equal numbers of elements. */
@@ -41,7 +41,8 @@ EK_API EK_CHECKED ek_status ek_op_column_sum(ek_stream *stream, ek_tensor *y, co
 
 /*
  * y = f(x) for the activation f; y may be x itself. `bias` (NULL: none) is added first: x[r][c]
- * becomes x[r][c] + bias[c] and is written back, so that it is what a backward over x needs.
+ * becomes x[r][c] + bias[c] and is written back, so that it is what a backward over x needs; f is
+ * taken of what was written.
  */
 EK_API EK_CHECKED ek_status ek_op_activation_forward(ek_stream *stream, ek_tensor *y, ek_tensor *x,
                                                      const ek_tensor *bias, ek_activation kind);

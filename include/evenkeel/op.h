@@ -10,7 +10,11 @@
  *   - Destinations come next, and are tensors that exist already: an operation allocates nothing.
  *   - "rows x columns" reads a tensor as a matrix: its last dimension is the columns, all others
  *     together are the rows.
- *   - f32 and f64 are computed; all floating tensors of one call have one type, else EK_ERR_TYPE.
+ *   - Activations, their gradients and parameters as a layer sees them are *values*: f32, f64, bf16
+ *     or f16, all of one call alike. Statistics, losses, gradients of parameters and an optimizer's
+ *     state are *sums*: f32, or f64 with values of f64. EK_ERR_TYPE for another mixture. Arithmetic is
+ *     that of sums, and a result of 16 bits is rounded once, to nearest even, unless the function
+ *     says more. EK_ERR_UNSUPPORTED where the device does not compute in it (ek_device_types).
  *     Sums over a long dimension are kept at least as wide as the type.
  *   - Wrong shapes are EK_ERR_SHAPE, NULL or absent tensors EK_ERR_INVALID_ARGUMENT; the message
  *     names the operation and both shapes. Nothing was written then.
@@ -26,6 +30,7 @@
 #define EVENKEEL_OP_H
 
 #include <evenkeel/attend.h>
+#include <evenkeel/convert.h>
 #include <evenkeel/elementwise.h>
 #include <evenkeel/lookup.h>
 #include <evenkeel/losses.h>

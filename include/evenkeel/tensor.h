@@ -39,8 +39,8 @@ EK_BEGIN_DECLARATIONS
 typedef enum ek_type {
   EK_F32 = 1,
   EK_F64 = 2,
-  EK_BF16 = 3, /* storage only, so far */
-  EK_F16 = 4,  /* storage only, so far */
+  EK_BF16 = 3, /* the upper half of an f32 */
+  EK_F16 = 4,  /* IEEE 754 binary16 */
   EK_I32 = 5,
   EK_I64 = 6 /* storage only */
 } ek_type;
@@ -48,6 +48,8 @@ typedef enum ek_type {
 /* Sets of types, for what a module, a criterion or an optimizer computes in. */
 #define EK_TYPES_F32 (1u << EK_F32)
 #define EK_TYPES_F64 (1u << EK_F64)
+#define EK_TYPES_BF16 (1u << EK_BF16)
+#define EK_TYPES_F16 (1u << EK_F16)
 
 typedef struct ek_memory ek_memory; /* a counted piece of a device's arena */
 

@@ -20,6 +20,7 @@ typedef struct ek_update_scale {
   const ek_tensor *totals;      /* f64 {s, d} on the device; NULL: do not divide */
   const ek_tensor *square_norm; /* f64, the sum of squares of the whole gradient; NULL if no clip */
   double clip_norm;             /* 0: no clipping */
+  ek_tensor *copy;              /* becomes the new parameters in its type; NULL: none wanted */
 } ek_update_scale;
 
 typedef struct ek_sgd_terms {

@@ -19,10 +19,7 @@
 #include <evenkeel/random.h>
 #include <evenkeel/tensor.h>
 
-/*
- * What the numbers of a call are. Today both are the same, f32 or f64. For values of 16 bits `sum`
- * is f32: a backend then has another entry where it chooses a kernel by its types.
- */
+/* What the numbers of a call are: the same for f32 and f64; for values of 16 bits `sum` is f32. */
 struct ek__types {
   ek_type value; /* activations, their gradients, and parameters as a layer sees them */
   ek_type sum;   /* arithmetic, and what is added up: statistics, losses, gradients of parameters */
@@ -151,6 +148,13 @@ struct ek__loss_args {
   struct ek__types types;
 };
 
+struct ek__convert_args { /* y = x: one of them f32, or both of 16 bits */
+  void *y;
+  const void *x;
+  int64_t count;
+  ek_type to, from;
+};
+
 struct ek__combine_args { /* losses.h, ek_op_combine_totals() */
   double *combined, *scales;
   const double *totals;
@@ -159,9 +163,11 @@ struct ek__combine_args { /* losses.h, ek_op_combine_totals() */
   bool divide;
 };
 
-struct ek__update_args {     /* all pointers are to sums */
+struct ek__update_args {     /* all pointers are to sums, but for copy and perhaps g */
   void *p, *state0, *state1; /* SGD: momentum (or NULL); AdamW: m, v */
   const void *g;
+  bool g_is_value;
+  void *copy; /* of p, in values; or NULL */
   int64_t count;
   const double *totals;      /* {s, d} or NULL */
   const double *square_norm; /* or NULL */
@@ -179,7 +185,7 @@ struct ek__reduce_args { /* every destination[j][i] = sum over s of sources[s][i
   const void *const *sources; /* destinations may be among them, at the same position */
   size_t destination_count, source_count;
   int64_t count;
-  ek_type type; /* f32, f64 */
+  ek_type type; /* of values: numbers of 16 bits are added up in f32 */
 };
 
 /* ---- kernels ----
@@ -198,6 +204,7 @@ struct ek__reduce_args { /* every destination[j][i] = sum over s of sources[s][i
 #define EK__KERNEL_LIST(KERNEL, OPTIONAL)                                                          \
   KERNEL(zero, (ek_stream * stream, void *y, size_t bytes))                                        \
   KERNEL(copy, (ek_stream * stream, void *y, const void *x, size_t bytes))                         \
+  KERNEL(convert, EK__ARGS(convert))                                                               \
   KERNEL(fill, EK__ARGS(elementwise))                                                              \
   KERNEL(add, EK__ARGS(elementwise))                                                               \
   KERNEL(scale, EK__ARGS(elementwise))                                                             \
@@ -295,6 +302,9 @@ struct ek__backend {
 
   /* (optional) without kernels the backend only counts: operations succeed at once. */
   const struct ek__kernels *kernels;
+  /* Required: the types of values that the kernels take, a set as in tensor.h; where there are none,
+   * those of the backend that it counts for. */
+  unsigned values;
 
   /* (optional: false) all devices of the backend lie in one address space, so that any worker may
    * run a kernel over any device's memory. */

@@ -45,6 +45,10 @@ bool ek_device_counts_only(const ek_device *device) {
   return device != NULL && device->backend->kernels == NULL;
 }
 
+unsigned ek_device_types(const ek_device *device) {
+  return device == NULL ? 0 : device->backend->values;
+}
+
 ek_stream *ek_device_stream(const ek_device *device, ek_stream_kind kind) {
   if (device == NULL || (unsigned)kind > EK_STREAM_COMMUNICATION) return NULL;
   return device->streams[kind];

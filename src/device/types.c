@@ -3,6 +3,9 @@
  */
 #include "device/types.h"
 
+#include <stdio.h>
+#include <string.h>
+
 #include "backend/backend.h"
 
 size_t ek_type_size(ek_type type) { return ek__type_size(type); }
@@ -21,14 +24,19 @@ const char *ek_type_name(ek_type type) {
 
 ek_status ek__types_check(unsigned types, ek_type type, const char *who) {
   if ((types >> type & 1u) != 0) return EK_OK;
-  const bool f32 = (types & EK_TYPES_F32) != 0, f64 = (types & EK_TYPES_F64) != 0;
+  char text[64] = "";
+  for (int i = EK_F32; i <= EK_F16; i++) { /* those that operations compute in */
+    const size_t used = strlen(text);
+    if ((types >> i & 1u) == 0) continue;
+    (void)snprintf(text + used, sizeof text - used, "%s%s",
+                   used == 0               ? ""
+                   : types >> (i + 1) != 0 ? ", "
+                                           : " and ",
+                   ek_type_name((ek_type)i));
+  }
   return ek_error_set(EK_ERR_UNSUPPORTED,
                       "%s computes in %s, not in %s; `types` of its table says so", who,
-                      f32 && f64 ? "f32 and f64"
-                      : f32      ? "f32"
-                      : f64      ? "f64"
-                                 : "no type that there is",
-                      ek_type_name(type));
+                      text[0] != '\0' ? text : "no type that there is", ek_type_name(type));
 }
 
 int64_t ek_tensor_aligned_columns(int64_t columns, ek_type type) {

@@ -12,6 +12,7 @@
 
 #include "core/alloc.h"
 #include "core/error.h"
+#include "core/half.h"
 #include "device/device_internal.h"
 #include "io/file.h"
 #include "io/header.h"
@@ -124,38 +125,14 @@ static ek_status check_host(const ek_tensor *host, const ek_safetensors *file,
   return ek__tensor_check_host(host, like, file->path, tensor->entry.name);
 }
 
-/* A number of 16 bits, of which `exponent` are the exponent's, exactly. */
-static double widen(uint16_t bits, int exponent) {
-  const int fraction = 15 - exponent, bias = (1 << (exponent - 1)) - 1;
-  const int power = bits >> fraction & ((1 << exponent) - 1);
-  const uint64_t sign = (uint64_t)(bits >> 15) << 63;
-  uint64_t low = bits & ((1u << fraction) - 1u), high = 0;
-  if (power == (1 << exponent) - 1) {
-    high = 0x7FF; /* infinity, or NaN with its bits */
-  } else if (power != 0 || low != 0) {
-    int e = power == 0 ? 1 : power;
-    while (power == 0 && (low >> fraction) == 0) { /* below the smallest normal number */
-      low <<= 1;
-      e--;
-    }
-    low &= (1u << fraction) - 1u;
-    high = (uint64_t)(e - bias + 1023);
-  }
-  const uint64_t word = sign | high << 52 | low << (52 - fraction);
-  double value = 0;
-  memcpy(&value, &word, sizeof value);
-  return value;
-}
-
 static double number_at(const char *from, ek_type type, int64_t i) {
-  uint16_t half = 0;
+  struct ek__bf16 bf16 = {0};
+  struct ek__f16 f16 = {0};
   float single = 0;
   double value = 0;
   switch (type) {
-  case EK_F16:
-  case EK_BF16:
-    memcpy(&half, from + i * 2, sizeof half);
-    return widen(half, type == EK_F16 ? 5 : 8);
+  case EK_BF16: memcpy(&bf16, from + i * 2, sizeof bf16); return (double)ek__bf16_widen(bf16);
+  case EK_F16: memcpy(&f16, from + i * 2, sizeof f16); return (double)ek__f16_widen(f16);
   case EK_F32: memcpy(&single, from + i * 4, sizeof single); return (double)single;
   case EK_F64:
   case EK_I32:

@@ -83,36 +83,53 @@ static ek_status wrong_type(const struct ek__op *op, size_t i, const char *wante
                       ek_type_name(op->operand[i].tensor->type), wanted);
 }
 
+static bool is_half(ek_type type) { return type == EK_BF16 || type == EK_F16; }
+static bool is_float(ek_type type) { return type == EK_F32 || type == EK_F64 || is_half(type); }
+
 /* That the type is one of its role; check_types() compares it with the others. */
-static ek_status check_type(const struct ek__op *op, size_t i) {
+static ek_status check_type(const struct ek__op *op, size_t i, const ek_device *device) {
   const struct ek__operand *operand = &op->operand[i];
   const ek_type type = operand->tensor->type;
   switch (operand->role) {
   case EK__ANY: return ek_type_size(type) != 0 ? EK_OK : wrong_type(op, i, "a type of tensor.h");
   case EK__F64: return type == EK_F64 ? EK_OK : wrong_type(op, i, "f64");
   case EK__I32: return type == EK_I32 ? EK_OK : wrong_type(op, i, "i32");
+  case EK__FLOAT: return is_float(type) ? EK_OK : wrong_type(op, i, "f32, f64, bf16 or f16");
+  case EK__SUM: return type == EK_F32 || type == EK_F64 ? EK_OK : wrong_type(op, i, "f32 or f64");
   case EK__VALUE:
-  case EK__SUM: break;
+  case EK__EITHER: break;
   }
-  if (type == EK_F32 || type == EK_F64) return EK_OK;
-  if (type != EK_BF16 && type != EK_F16) return wrong_type(op, i, "f32 or f64");
-  return ek_error_set(EK_ERR_UNSUPPORTED, "%s: %s is %s, which is for storage only", op->name,
-                      operand->name, ek_type_name(type));
+  if (!is_float(type)) return wrong_type(op, i, "f32, f64, bf16 or f16");
+  if ((ek__device_table(device)->values >> type & 1u) != 0) return EK_OK;
+  return ek_error_set(EK_ERR_UNSUPPORTED, "%s: %s is %s, in which %s does not compute", op->name,
+                      operand->name, ek_type_name(type), ek_device_name(device));
 }
 
-/* The first value says the types of a call; without one the first sum does. */
+/* The first value says the types of a call; without one the first of what may be one and is of 16
+ * bits, or the first sum. */
+static struct ek__types types_of(const struct ek__op *op) {
+  ek_type first[EK__EITHER + 1] = {(ek_type)0};
+  for (size_t i = op->count; i-- > 0;) {
+    const struct ek__operand *operand = &op->operand[i];
+    if (operand->tensor == NULL || operand->role > EK__EITHER) continue;
+    if (operand->role == EK__EITHER && !is_half(operand->tensor->type)) continue;
+    first[operand->role] = operand->tensor->type;
+  }
+  const ek_type value = first[EK__VALUE] != 0    ? first[EK__VALUE]
+                        : first[EK__EITHER] != 0 ? first[EK__EITHER]
+                                                 : first[EK__SUM];
+  return (struct ek__types){.value = value, .sum = value == EK_F64 ? EK_F64 : EK_F32};
+}
+
 static ek_status check_types(struct ek__op *op) {
-  for (int role = EK__VALUE; role <= EK__SUM; role++) {
-    for (size_t i = 0; i < op->count; i++) {
-      const struct ek__operand *operand = &op->operand[i];
-      if (operand->tensor == NULL || (int)operand->role != role) continue;
-      const ek_type type = operand->tensor->type;
-      if (op->types.value == 0) {
-        op->types = (struct ek__types){.value = type, .sum = type == EK_F64 ? EK_F64 : EK_F32};
-      }
-      const ek_type wanted = role == EK__SUM ? op->types.sum : op->types.value;
-      if (type != wanted) return wrong_type(op, i, ek_type_name(wanted));
-    }
+  op->types = types_of(op);
+  for (size_t i = 0; i < op->count; i++) {
+    const struct ek__operand *operand = &op->operand[i];
+    if (operand->tensor == NULL || operand->role > EK__EITHER) continue;
+    const ek_type type = operand->tensor->type;
+    const ek_type wanted = operand->role == EK__SUM ? op->types.sum : op->types.value;
+    const bool fits = type == wanted || (operand->role == EK__EITHER && type == op->types.sum);
+    if (!fits) return wrong_type(op, i, ek_type_name(wanted));
   }
   return EK_OK;
 }
@@ -216,7 +233,7 @@ ek_status ek__op_begin(struct ek__op *op, const char *name, ek_stream *stream,
     if (operands[i].optional && operands[i].tensor == NULL) continue;
     EK_TRY(check_tensor(op, i));
     EK_TRY(check_device(op, i, device));
-    EK_TRY(check_type(op, i));
+    EK_TRY(check_type(op, i, device));
     /* `to` is the address of a pointer to any kind of object: copied, not dereferenced. */
     void *const data = operands[i].tensor->data;
     if (operands[i].to != NULL) memcpy(operands[i].to, &data, sizeof data);

@@ -26,6 +26,8 @@
 enum ek__operand_role {
   EK__VALUE = 0, /* activations, their gradients, parameters as layers see them: types.value */
   EK__SUM,       /* statistics, losses, gradients of parameters, optimizer's state: types.sum */
+  EK__EITHER,    /* one or the other */
+  EK__FLOAT,     /* f32, f64, bf16 or f16, whatever the others are */
   EK__F64,
   EK__I32,
   EK__ANY
@@ -82,7 +84,7 @@ struct ek__op {
  *   EK_ERR_INVALID_ARGUMENT  NULL, absent or damaged tensors, forbidden overlap
  *   EK_ERR_DEVICE            a tensor is in host memory or on a foreign device
  *   EK_ERR_TYPE              a type that is not that of the operand's role
- *   EK_ERR_UNSUPPORTED       bf16 or f16 where the operation computes
+ *   EK_ERR_UNSUPPORTED       a type of values in which the backend does not compute
  *   EK_ERR_SHAPE             another size than its row says
  *   EK_ERR_OVERFLOW          a count of elements that does not fit
  */

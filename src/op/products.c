@@ -74,11 +74,13 @@ static ek_status unfused(const struct ek__kernels *kernels, ek_stream *stream,
                                      .columns = product.n,
                                      .types = product.types};
   switch (args->epilogue) {
-  case EK__EPILOGUE_GELU: /* GELU adds the bias as it reads */
+  case EK__EPILOGUE_GELU:
     if (args->pre != NULL) product.c = args->pre;
-    product.bias = NULL;
     gelu.x = product.c;
-    gelu.bias = args->product.bias;
+    if (ek__type_size(product.types.value) > 2) { /* GELU adds the bias as it reads */
+      gelu.bias = product.bias;
+      product.bias = NULL;
+    } /* else what is of 16 bits would be rounded before the bias, and behind it again */
     EK_TRY(kernels->matmul(stream, &product));
     return kernels->activation_forward(stream, &gelu);
   case EK__EPILOGUE_GELU_BACKWARD:

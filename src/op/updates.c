@@ -27,9 +27,10 @@ static ek_status begin(const struct ek__kernels **kernels, struct ek__update_arg
                        const struct state state[2], const ek_tensor *gradients,
                        const ek_update_scale *scale) {
   static const ek_update_scale no_scale = {0};
-  enum { P, STATE0, STATE1, G, TOTALS, SQUARE_NORM, COUNT };
+  enum { P, STATE0, STATE1, COPY, G, TOTALS, SQUARE_NORM, COUNT };
   struct ek__op op;
   if (scale == NULL) scale = &no_scale;
+  ek_tensor *copy = scale->copy;
   const ek_tensor *totals = scale->totals, *square_norm = scale->square_norm;
 #define STATE(i)                                                                                   \
   {                                                                                                \
@@ -40,7 +41,8 @@ static ek_status begin(const struct ek__kernels **kernels, struct ek__update_arg
       [P] = EK__WRITE(parameters, SUM, .to = &args->p),
       [STATE0] = STATE(0),
       [STATE1] = STATE(1),
-      [G] = EK__READ(gradients, SUM, EK__IS(ALL, P), .to = &args->g),
+      [COPY] = EK__MAY_WRITE(copy, VALUE, EK__IS(ALL, P), .to = &args->copy),
+      [G] = EK__READ(gradients, EITHER, EK__IS(ALL, P), .to = &args->g),
       [TOTALS] = EK__MAY_READ(totals, F64, EK__IS(EXACTLY, 2), .to = &args->totals),
       [SQUARE_NORM] = EK__MAY_READ(square_norm, F64, EK__IS(EXACTLY, 1), .to = &args->square_norm)};
   EK_TRY(ek__op_begin(&op, name, stream, operands, COUNT, &args->types));
@@ -48,6 +50,7 @@ static ek_status begin(const struct ek__kernels **kernels, struct ek__update_arg
   EK__FAIL_IF(scale->clip_norm > 0.0 && square_norm == NULL, EK_ERR_INVALID_ARGUMENT,
               "%s: clip_norm is %g but square_norm is NULL", name, scale->clip_norm);
   args->count = ek__op_elements(&op, P);
+  args->g_is_value = gradients->type != args->types.sum;
   args->clip_norm = scale->clip_norm;
   *kernels = op.kernels;
   return EK_OK;

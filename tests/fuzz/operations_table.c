@@ -101,14 +101,14 @@ CALL(combine_totals) {
 CALL(sgd) {
   const ek_sgd_terms terms = {p->real[0], p->real[1], p->real[2],
                               p->real[3], p->flag[0], p->flag[1]};
-  const ek_update_scale scale = {t[3], t[4], p->real[4]};
+  const ek_update_scale scale = {t[3], t[4], p->real[4], NULL};
   return ek_op_sgd(s, t[0], t[1], t[2], p->without_terms ? NULL : &terms,
                    p->flag[2] ? NULL : &scale);
 }
 CALL(adamw) {
   const ek_adamw_terms terms = {p->real[0], p->real[1], p->real[2], p->epsilon,
                                 p->real[3], p->flag[0], p->step};
-  const ek_update_scale scale = {t[4], t[5], p->real[4]};
+  const ek_update_scale scale = {t[4], t[5], p->real[4], NULL};
   return ek_op_adamw(s, t[0], t[1], t[2], t[3], p->without_terms ? NULL : &terms,
                      p->flag[2] ? NULL : &scale);
 }

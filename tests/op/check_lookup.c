@@ -21,7 +21,7 @@ enum { SIZES = sizeof sizes / sizeof sizes[0] };
 
 START_TEST(forward) {
   for (int s = 0; s < SIZES; s++) {
-    if (!ck_part(s)) continue;
+    if (!ck_turn(_i % ck_variants(), s)) continue;
     const int64_t entries = sizes[s][0], width = sizes[s][1], rows = sizes[s][2];
     const int64_t period = sizes[s][3], n = rows * width;
     struct ck_rig *rig = ck_rig_variant(_i);
@@ -43,7 +43,7 @@ START_TEST(forward) {
     ck_same_bits("rows", ck_read(rig, y), copied, n);
     ck_set(y, NULL);
     ck_ok(ek_op_lookup_forward(rig->stream, y, ttable, tindex, tpositions, period));
-    ck_within("rows with positions", ck_read(rig, y), sum, bound, n);
+    ck_fits(rig, "rows with positions", y, sum, bound, n);
     ck_rig_close(rig);
   }
 }
@@ -51,16 +51,17 @@ END_TEST
 
 START_TEST(backward_adds_in_order) {
   for (int s = 0; s < SIZES; s++) {
-    if (!ck_part(s)) continue;
+    if (!ck_turn(_i % ck_variants(), s)) continue;
     const int64_t entries = sizes[s][0], width = sizes[s][1], rows = sizes[s][2];
     struct ck_rig *rig = ck_rig_variant(_i);
     double *dtable = ck_values(rig, entries * width, -1, 1);
     double *dy = ck_values(rig, rows * width, -1, 1);
     double *index = ck_integers(rig, rows, 0, entries - 1);
-    ek_tensor *tdtable = ck_tensor(rig, dtable, CK_SHAPE(entries, width));
+    ek_tensor *tdtable = ck_sums(rig, dtable, CK_SHAPE(entries, width));
     for (int64_t i = 0; i < rows * width; i++) {
       double *to = &dtable[(int64_t)index[i / width] * width + i % width];
-      *to = ck_round(rig, *to + dy[i]); /* f32: the sum of two is exact in double or rounds once */
+      *to = ck_round_to(rig->sum,
+                        *to + dy[i]); /* f32: the sum of two is exact in double or rounds once */
     }
     ck_ok(ek_op_lookup_backward(rig->stream, tdtable, ck_tensor(rig, dy, CK_SHAPE(rows, width)),
                                 ck_tensor_of(rig, EK_I32, index, CK_SHAPE(rows))));
@@ -87,15 +88,15 @@ static void check_positions(struct ck_rig *rig, const double *dy, const double *
   }
   double *start = ck_zeros(rig, n);
   for (int64_t i = 0; i < n; i++) start[i] = beta == 0 && i < period * width ? NAN : old[i];
-  ek_tensor *dpositions = ck_tensor(rig, start, CK_SHAPE(period + 1, width));
+  ek_tensor *dpositions = ck_sums(rig, start, CK_SHAPE(period + 1, width));
   ek_tensor *tdy = ck_tensor(rig, dy, CK_SHAPE(rows, width));
   ck_ok(ek_op_positions_backward(rig->stream, dpositions, tdy, period, beta));
-  ck_within("dpositions", ck_read(rig, dpositions), want, bound, n);
+  ck_fits(rig, "dpositions", dpositions, want, bound, n);
 }
 
 START_TEST(positions_backward) {
   for (int s = 0; s < SIZES; s++) {
-    if (!ck_part(s)) continue;
+    if (!ck_turn(_i % ck_variants(), s)) continue;
     const int64_t width = sizes[s][1], rows = sizes[s][2], period = sizes[s][3];
     struct ck_rig *rig = ck_rig_variant(_i);
     double *old = ck_integers(rig, (period + 1) * width, -50, 50);
@@ -118,12 +119,13 @@ START_TEST(lowest_bad_index_is_named) {
   struct ck_rig *rig = ck_rig_variant(_i);
   double index[ROWS];
   for (int i = 0; i < ROWS; i++) index[i] = i < LOWEST ? i % 2 : i % 7 - 9;
-  ek_tensor *table = ck_poisoned(rig, CK_SHAPE(2, 5)), *y = ck_poisoned(rig, CK_SHAPE(ROWS, 5));
+  ek_tensor *table = ck_poisoned(rig, CK_SHAPE(2, 5)), *y = ck_poisoned(rig, CK_SHAPE(ROWS, 5)),
+            *dtable = ck_poisoned_sums(rig, CK_SHAPE(2, 5));
   ek_tensor *tindex = ck_tensor_of(rig, EK_I32, index, CK_SHAPE(ROWS));
   const char *text = "index -5 at position 333 of the batch";
   ck_fails(ck_finish(ek_op_lookup_forward(rig->stream, y, table, tindex, NULL, 0), rig->stream),
            EK_ERR_INVALID_ARGUMENT, text);
-  ck_fails(ck_finish(ek_op_lookup_backward(rig->stream, table, y, tindex), rig->stream),
+  ck_fails(ck_finish(ek_op_lookup_backward(rig->stream, dtable, y, tindex), rig->stream),
            EK_ERR_INVALID_ARGUMENT, text);
   ck_rig_close(rig);
 }
@@ -175,14 +177,15 @@ START_TEST(bad_index_is_named) {
   for (int w = 0; w < 4; w++) {
     struct ck_rig *rig = ck_rig_variant(_i);
     double index[5] = {0, 6, 3, wrong[w], 8}; /* the first of two is told */
-    ek_tensor *table = ck_poisoned(rig, CK_SHAPE(7, 2)), *y = ck_poisoned(rig, CK_SHAPE(5, 2));
+    ek_tensor *table = ck_poisoned(rig, CK_SHAPE(7, 2)), *y = ck_poisoned(rig, CK_SHAPE(5, 2)),
+              *dtable = ck_poisoned_sums(rig, CK_SHAPE(7, 2));
     ek_tensor *tindex = ck_tensor_of(rig, EK_I32, index, CK_SHAPE(5));
     char text[80];
     (void)snprintf(text, sizeof text, "lookup: index %.0f at position 3 of the batch is outside",
                    wrong[w]);
     ck_fails(ck_finish(ek_op_lookup_forward(rig->stream, y, table, tindex, NULL, 0), rig->stream),
              EK_ERR_INVALID_ARGUMENT, text);
-    ck_fails(ck_finish(ek_op_lookup_backward(rig->stream, table, y, tindex), rig->stream),
+    ck_fails(ck_finish(ek_op_lookup_backward(rig->stream, dtable, y, tindex), rig->stream),
              EK_ERR_INVALID_ARGUMENT, text);
     ck_rig_close(rig);
   }
@@ -212,13 +215,13 @@ static const struct ck_operation operations[] = {
     {"lookup_backward",
      call_backward,
      3,
-     {{.name = "dtable", .written = true, .rank = 2, .shape = {5, 3}},
+     {{.name = "dtable", .sum = true, .written = true, .rank = 2, .shape = {5, 3}},
       {.name = "dy", .rank = 2, .shape = {6, 3}},
       {.name = "index", .type = EK_I32, .rank = 1, .shape = {6}}}},
     {"positions_backward",
      call_positions,
      2,
-     {{.name = "dpositions", .written = true, .rank = 2, .shape = {4, 3}},
+     {{.name = "dpositions", .sum = true, .written = true, .rank = 2, .shape = {4, 3}},
       {.name = "dy", .rank = 2, .shape = {6, 3}}}},
 };
 enum { OPERATIONS = sizeof operations / sizeof operations[0] };
@@ -269,13 +272,13 @@ END_TEST
 static Suite *make_suite(void) {
   Suite *suite = suite_create("lookup");
   TCase *values = ck_case(suite, "values");
-  tcase_add_loop_test(values, forward, 0, CK_VARIANTS);
-  tcase_add_loop_test(values, backward_adds_in_order, 0, CK_VARIANTS);
-  tcase_add_loop_test(values, positions_backward, 0, CK_VARIANTS);
+  tcase_add_loop_test(values, forward, 0, ck_variants());
+  tcase_add_loop_test(values, backward_adds_in_order, 0, ck_variants());
+  tcase_add_loop_test(values, positions_backward, 0, ck_variants());
   tcase_add_test(values, gradients_by_differences);
   TCase *errors = ck_case(suite, "errors");
-  tcase_add_loop_test(errors, bad_index_is_named, 0, CK_VARIANTS);
-  tcase_add_loop_test(errors, lowest_bad_index_is_named, 0, CK_VARIANTS);
+  tcase_add_loop_test(errors, bad_index_is_named, 0, ck_variants());
+  tcase_add_loop_test(errors, lowest_bad_index_is_named, 0, ck_variants());
   tcase_add_loop_test(errors, bad_inputs, 0, OPERATIONS);
   tcase_add_loop_test(errors, bad_inputs_where_nothing_is_computed, 0, OPERATIONS);
   tcase_add_test(errors, bad_periods);

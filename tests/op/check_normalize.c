@@ -100,7 +100,7 @@ static struct norm make_norm(struct ck_rig *rig, int64_t rows, int64_t width, do
 START_TEST(forward) {
   static const double offsets[] = {0, 100, -1000};
   for (int s = 0; s < SIZES; s++) {
-    if (!ck_part(s)) continue;
+    if (!ck_turn(_i % ck_variants(), s)) continue;
     for (int o = 0; o < 3; o++) {
       struct ck_rig *rig = ck_rig_variant(_i);
       struct norm f = make_norm(rig, sizes[s][0], sizes[s][1], offsets[o]);
@@ -109,12 +109,12 @@ START_TEST(forward) {
       ek_tensor *gamma = ck_tensor(rig, f.gamma, CK_SHAPE(f.width));
       ek_tensor *beta = ck_tensor(rig, f.beta, CK_SHAPE(f.width));
       ek_tensor *y = ck_poisoned(rig, CK_SHAPE(f.rows, f.width));
-      ek_tensor *mean = ck_poisoned(rig, CK_SHAPE(f.rows));
-      ek_tensor *rstd = ck_poisoned(rig, CK_SHAPE(f.rows));
+      ek_tensor *mean = ck_poisoned_sums(rig, CK_SHAPE(f.rows));
+      ek_tensor *rstd = ck_poisoned_sums(rig, CK_SHAPE(f.rows));
       ck_ok(ek_op_layer_norm_forward(rig->stream, y, mean, rstd, x, gamma, beta, f.epsilon));
-      ck_within("mean", ck_read(rig, mean), f.mean, f.mean_bound, f.rows);
-      ck_within("rstd", ck_read(rig, rstd), f.rstd, f.rstd_bound, f.rows);
-      ck_within("y", ck_read(rig, y), f.y, f.y_bound, f.rows * f.width);
+      ck_fits(rig, "mean", mean, f.mean, f.mean_bound, f.rows);
+      ck_fits(rig, "rstd", rstd, f.rstd, f.rstd_bound, f.rows);
+      ck_fits(rig, "y", y, f.y, f.y_bound, f.rows * f.width);
       ck_ok(ek_op_layer_norm_forward(rig->stream, x, mean, rstd, x, gamma, beta, f.epsilon));
       ck_same_bits("y in place", ck_read(rig, x), ck_read(rig, y), f.rows * f.width);
       ck_rig_close(rig);
@@ -127,21 +127,22 @@ END_TEST
 START_TEST(forward_of_a_sum) {
   static const double offsets[] = {0, 100};
   for (int s = 0; s < 2 * SIZES; s++) {
-    if (!ck_part(s)) continue;
+    if (!ck_turn(_i % ck_variants(), s)) continue;
     struct ck_rig *rig = ck_rig_variant(_i);
     struct norm f = make_norm(rig, sizes[s / 2][0], sizes[s / 2][1], offsets[s % 2]);
     const int64_t n = f.rows * f.width;
     const double *x = f.x, *residual = ck_values(rig, n, -3, 3);
     f.x = ck_zeros(rig, n);
-    for (int64_t i = 0; i < n; i++) f.x[i] = ck_round(rig, x[i] + residual[i]);
+    for (int64_t i = 0; i < n; i++)
+      f.x[i] = ck_round(rig, ck_round_to(rig->sum, x[i] + residual[i]));
     forward_reference(rig, &f);
     ek_tensor *tx = ck_tensor(rig, x, CK_SHAPE(f.rows, f.width));
     ek_tensor *tresidual = ck_tensor(rig, residual, CK_SHAPE(f.rows, f.width));
     ek_tensor *gamma = ck_tensor(rig, f.gamma, CK_SHAPE(f.width));
     ek_tensor *beta = ck_tensor(rig, f.beta, CK_SHAPE(f.width));
     ek_tensor *y = ck_poisoned(rig, CK_SHAPE(f.rows, f.width));
-    ek_tensor *mean = ck_poisoned(rig, CK_SHAPE(f.rows)),
-              *rstd = ck_poisoned(rig, CK_SHAPE(f.rows));
+    ek_tensor *mean = ck_poisoned_sums(rig, CK_SHAPE(f.rows)),
+              *rstd = ck_poisoned_sums(rig, CK_SHAPE(f.rows));
     ek_tensor *sums[] = {ck_poisoned(rig, CK_SHAPE(f.rows, f.width)), tx, tresidual};
     for (int place = 0; place < 3; place++) {
       ck_set(tx, x);
@@ -150,9 +151,9 @@ START_TEST(forward_of_a_sum) {
       ck_ok(ek_op_add_layer_norm_forward(rig->stream, y, sums[place], mean, rstd, tx, tresidual,
                                          gamma, beta, f.epsilon));
       ck_same_bits("sum", ck_read(rig, sums[place]), f.x, n);
-      ck_within("mean of a sum", ck_read(rig, mean), f.mean, f.mean_bound, f.rows);
-      ck_within("rstd of a sum", ck_read(rig, rstd), f.rstd, f.rstd_bound, f.rows);
-      ck_within("y of a sum", ck_read(rig, y), f.y, f.y_bound, n);
+      ck_fits(rig, "mean of a sum", mean, f.mean, f.mean_bound, f.rows);
+      ck_fits(rig, "rstd of a sum", rstd, f.rstd, f.rstd_bound, f.rows);
+      ck_fits(rig, "y of a sum", y, f.y, f.y_bound, n);
     }
     ck_rig_close(rig);
   }
@@ -166,11 +167,11 @@ START_TEST(constant_rows) {
   double *beta = ck_values(rig, 40, -2, 2), *want = ck_zeros(rig, 3 * 40);
   for (int r = 0; r < 3; r++) memcpy(want + (size_t)r * 40, beta, 40 * sizeof *want);
   ek_tensor *y = ck_poisoned(rig, CK_SHAPE(3, 40));
-  ek_tensor *mean = ck_poisoned(rig, CK_SHAPE(3)), *rstd = ck_poisoned(rig, CK_SHAPE(3));
+  ek_tensor *mean = ck_poisoned_sums(rig, CK_SHAPE(3)), *rstd = ck_poisoned_sums(rig, CK_SHAPE(3));
   ck_ok(ek_op_layer_norm_forward(rig->stream, y, mean, rstd, ck_tensor(rig, x, CK_SHAPE(3, 40)),
                                  ck_tensor(rig, gamma, CK_SHAPE(40)),
                                  ck_tensor(rig, beta, CK_SHAPE(40)), 1e-5));
-  ck_within("y of constant rows", ck_read(rig, y), want, NULL, 3 * 40);
+  ck_fits(rig, "y of constant rows", y, want, NULL, 3 * 40);
   ck_rig_close(rig);
 }
 END_TEST
@@ -246,8 +247,8 @@ static struct slope make_slope(struct ck_rig *rig, int64_t rows, int64_t width) 
   double *mean = ck_zeros(rig, rows), *rstd = ck_zeros(rig, rows);
   for (int64_t r = 0; r < rows; r++) {
     const struct row_sums s = sums_of(b.x + r * width, width, 1e-5);
-    mean[r] = ck_round(rig, (double)s.mean);
-    rstd[r] = ck_round(rig, (double)s.rstd);
+    mean[r] = ck_round_to(rig->sum, (double)s.mean);
+    rstd[r] = ck_round_to(rig->sum, (double)s.rstd);
   }
   b.mean = mean, b.rstd = rstd;
   return b;
@@ -269,21 +270,20 @@ static void check_backward(struct ck_rig *rig, const struct slope *b, enum place
                   : place == IN_RESIDUAL ? residual
                   : place == IN_FRESH    ? ck_poisoned(rig, CK_SHAPE(b->rows, b->width))
                                          : dy;
-  ek_tensor *dgamma =
-      ck_tensor(rig, b->gamma_scale == 0 ? NULL : b->old_dgamma, CK_SHAPE(b->width));
-  ek_tensor *dbeta = ck_tensor(rig, b->beta_scale == 0 ? NULL : b->old_dbeta, CK_SHAPE(b->width));
+  ek_tensor *dgamma = ck_sums(rig, b->gamma_scale == 0 ? NULL : b->old_dgamma, CK_SHAPE(b->width));
+  ek_tensor *dbeta = ck_sums(rig, b->beta_scale == 0 ? NULL : b->old_dbeta, CK_SHAPE(b->width));
   ck_ok(ek_op_layer_norm_backward(
       rig->stream, dx, residual, dgamma, b->gamma_scale, dbeta, b->beta_scale, dy,
-      ck_tensor(rig, b->x, CK_SHAPE(b->rows, b->width)), ck_tensor(rig, b->mean, CK_SHAPE(b->rows)),
-      ck_tensor(rig, b->rstd, CK_SHAPE(b->rows)), ck_tensor(rig, b->gamma, CK_SHAPE(b->width))));
-  if (dx != NULL) ck_within("dx", ck_read(rig, dx), b->dx, b->dx_bound, n);
-  ck_within("dgamma", ck_read(rig, dgamma), b->dgamma, b->dgamma_bound, b->width);
-  ck_within("dbeta", ck_read(rig, dbeta), b->dbeta, b->dbeta_bound, b->width);
+      ck_tensor(rig, b->x, CK_SHAPE(b->rows, b->width)), ck_sums(rig, b->mean, CK_SHAPE(b->rows)),
+      ck_sums(rig, b->rstd, CK_SHAPE(b->rows)), ck_tensor(rig, b->gamma, CK_SHAPE(b->width))));
+  if (dx != NULL) ck_fits(rig, "dx", dx, b->dx, b->dx_bound, n);
+  ck_fits(rig, "dgamma", dgamma, b->dgamma, b->dgamma_bound, b->width);
+  ck_fits(rig, "dbeta", dbeta, b->dbeta, b->dbeta_bound, b->width);
 }
 
 START_TEST(backward) {
   for (int s = 0; s < SIZES; s++) {
-    if (!ck_part(s)) continue;
+    if (!ck_turn(_i % ck_variants(), s)) continue;
     struct ck_rig *rig = ck_rig_variant(_i);
     struct slope b = make_slope(rig, sizes[s][0], sizes[s][1]);
     check_backward(rig, &b, IN_FRESH);
@@ -309,13 +309,14 @@ START_TEST(backward_repeats) {
   const struct slope b = make_slope(rig, 300, 65);
   ek_tensor *dy = ck_tensor(rig, b.dy, CK_SHAPE(300, 65)),
             *x = ck_tensor(rig, b.x, CK_SHAPE(300, 65));
-  ek_tensor *mean = ck_tensor(rig, b.mean, CK_SHAPE(300));
-  ek_tensor *rstd = ck_tensor(rig, b.rstd, CK_SHAPE(300));
+  ek_tensor *mean = ck_sums(rig, b.mean, CK_SHAPE(300));
+  ek_tensor *rstd = ck_sums(rig, b.rstd, CK_SHAPE(300));
   ek_tensor *gamma = ck_tensor(rig, b.gamma, CK_SHAPE(65));
   double *first[3] = {0};
   for (int pass = 0; pass < 2; pass++) {
     ek_tensor *dx = ck_poisoned(rig, CK_SHAPE(300, 65));
-    ek_tensor *dgamma = ck_poisoned(rig, CK_SHAPE(65)), *dbeta = ck_poisoned(rig, CK_SHAPE(65));
+    ek_tensor *dgamma = ck_poisoned_sums(rig, CK_SHAPE(65)),
+              *dbeta = ck_poisoned_sums(rig, CK_SHAPE(65));
     ck_ok(ek_op_layer_norm_backward(rig->stream, dx, NULL, dgamma, 0, dbeta, 0, dy, x, mean, rstd,
                                     gamma));
     double *got[3] = {ck_read(rig, dx), ck_read(rig, dgamma), ck_read(rig, dbeta)};
@@ -398,8 +399,8 @@ static const struct ck_operation operations[] = {
      call_forward,
      6,
      {{.name = "y", .written = true, .may_be = 8, MATRIX},
-      {.name = "mean", .written = true, COLUMN},
-      {.name = "rstd", .written = true, COLUMN},
+      {.name = "mean", .sum = true, .written = true, COLUMN},
+      {.name = "rstd", .sum = true, .written = true, COLUMN},
       {.name = "x", MATRIX},
       {.name = "gamma", ROW},
       {.name = "beta", ROW}}},
@@ -408,8 +409,8 @@ static const struct ck_operation operations[] = {
      8,
      {{.name = "y", .written = true, MATRIX},
       {.name = "sum", .written = true, .may_be = 1 << 4 | 1 << 5, MATRIX},
-      {.name = "mean", .written = true, COLUMN},
-      {.name = "rstd", .written = true, COLUMN},
+      {.name = "mean", .sum = true, .written = true, COLUMN},
+      {.name = "rstd", .sum = true, .written = true, COLUMN},
       {.name = "x", MATRIX},
       {.name = "residual", MATRIX},
       {.name = "gamma", ROW},
@@ -419,12 +420,12 @@ static const struct ck_operation operations[] = {
      9,
      {{.name = "dx", .written = true, .optional = true, .may_be = 1 << 1 | 1 << 4, MATRIX},
       {.name = "residual", .optional = true, MATRIX},
-      {.name = "dgamma", .written = true, ROW},
-      {.name = "dbeta", .written = true, ROW},
+      {.name = "dgamma", .sum = true, .written = true, ROW},
+      {.name = "dbeta", .sum = true, .written = true, ROW},
       {.name = "dy", MATRIX},
       {.name = "x", MATRIX},
-      {.name = "mean", COLUMN},
-      {.name = "rstd", COLUMN},
+      {.name = "mean", .sum = true, COLUMN},
+      {.name = "rstd", .sum = true, COLUMN},
       {.name = "gamma", ROW}}},
 };
 enum { OPERATIONS = sizeof operations / sizeof operations[0] };
@@ -462,11 +463,11 @@ END_TEST
 static Suite *make_suite(void) {
   Suite *suite = suite_create("normalize");
   TCase *values = ck_case(suite, "values");
-  tcase_add_loop_test(values, forward, 0, CK_VARIANTS);
-  tcase_add_loop_test(values, forward_of_a_sum, 0, CK_VARIANTS);
-  tcase_add_loop_test(values, constant_rows, 0, CK_VARIANTS);
-  tcase_add_loop_test(values, backward, 0, CK_VARIANTS);
-  tcase_add_loop_test(values, backward_repeats, 0, CK_VARIANTS);
+  tcase_add_loop_test(values, forward, 0, ck_variants());
+  tcase_add_loop_test(values, forward_of_a_sum, 0, ck_variants());
+  tcase_add_loop_test(values, constant_rows, 0, ck_variants());
+  tcase_add_loop_test(values, backward, 0, ck_variants());
+  tcase_add_loop_test(values, backward_repeats, 0, ck_variants());
   tcase_add_test(values, gradients_by_differences);
   TCase *errors = ck_case(suite, "errors");
   tcase_add_loop_test(errors, bad_inputs, 0, OPERATIONS);

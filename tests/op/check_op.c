@@ -91,7 +91,7 @@ CALL(square_norm, ek_op_square_norm(s, t[0], t[1], 1.0))
 CALL(square_norm_anew, ek_op_square_norm(s, t[0], t[1], 0.0))
 CALL(update_sgd, ek_op_sgd(s, t[0], t[1], t[2], &sgd,
                            &(ek_update_scale){.totals = t[3], .square_norm = t[4], .clip_norm = 1}))
-CALL(update_adamw, ek_op_adamw(s, t[0], t[1], t[2], t[3], &adam, &(ek_update_scale){t[4], t[5], 1}))
+CALL(update_adamw, ek_op_adamw(s, t[0], t[1], t[2], t[3], &adam, &(ek_update_scale){t[4], t[5], 1, NULL}))
 
 /* B x T x 3C and B x heads x T, which a table of rows and columns does not tell. */
 static ek_tensor cube(const ek_tensor *t, int64_t d0, int64_t d1, int64_t d2) {

@@ -17,7 +17,7 @@ struct trial {
   ek_tensor *t[CK_OPERANDS];     /* what the call gets */
 };
 
-static const ek_type storage_only[] = {EK_BF16, EK_F16};
+static const ek_type halves[] = {EK_BF16, EK_F16};
 
 static ek_tensor make(ek_device *device, ek_type type, int rank, const int64_t *shape) {
   ek_tensor tensor = {0};
@@ -26,8 +26,9 @@ static ek_tensor make(ek_device *device, ek_type type, int rank, const int64_t *
 }
 
 static ek_type type_of(const struct trial *trial, int i) {
-  const ek_type type = trial->operation->operand[i].type;
-  return type == 0 ? trial->type : type;
+  const struct ck_operand *operand = &trial->operation->operand[i];
+  const ek_type sum = trial->type == EK_F64 ? EK_F64 : EK_F32;
+  return operand->type != 0 ? operand->type : operand->sum ? sum : trial->type;
 }
 
 /* The call with operand i replaced must fail. */
@@ -85,14 +86,26 @@ static void try_types(struct trial *trial, int i) {
     try_type(trial, i, EK_F32, EK_ERR_TYPE, "f32");
     return;
   }
-  int floats = 0;
-  for (int j = 0; j < operation->count; j++) floats += operation->operand[j].type == 0;
   try_type(trial, i, EK_I32, EK_ERR_TYPE, "i32");
-  if (floats > 1) {
-    try_type(trial, i, trial->type == EK_F32 ? EK_F64 : EK_F32, EK_ERR_TYPE, "of a second type");
+  if (operand->any_float) return;
+  int floats = 0, values = 0;
+  for (int j = 0; j < operation->count; j++) {
+    const struct ck_operand *other = &operation->operand[j];
+    floats += other->type == 0;
+    values += other->type == 0 && !other->sum && !other->either;
   }
+  if (floats > 1) {
+    try_type(trial, i, type_of(trial, i) == EK_F64 ? EK_F32 : EK_F64, EK_ERR_TYPE,
+             "of a second type");
+  }
+  const unsigned computed = ek_device_types(trial->tensor[i].device);
   for (size_t k = 0; k < 2; k++) {
-    try_type(trial, i, storage_only[k], EK_ERR_UNSUPPORTED, ek_type_name(storage_only[k]));
+    const bool known = operand->sum || (computed >> halves[k] & 1u) != 0;
+    const bool fits = operand->either || values == 1 || halves[k] == trial->type;
+    if (operand->sum || !known || !fits) {
+      try_type(trial, i, halves[k], known ? EK_ERR_TYPE : EK_ERR_UNSUPPORTED,
+               ek_type_name(halves[k]));
+    }
   }
 }
 
@@ -173,11 +186,16 @@ static void try_all(struct trial *trial) {
 }
 
 void ck_bad_inputs(const struct ck_operation *operation, const char *spec) {
-  for (int pass = 0; pass < 2; pass++) {
-    struct trial trial = {.operation = operation, .type = pass == 0 ? EK_F32 : EK_F64};
+  static const ek_type types[] = {EK_F32, EK_F64, EK_BF16};
+  for (int pass = 0; pass < 3; pass++) {
+    struct trial trial = {.operation = operation, .type = types[pass]};
     trial.group = ck_open(spec, 1);
-    trial.foreign = ck_open(spec, 1);
     ek_device *device = ek_group_device(trial.group, 0);
+    if ((ek_device_types(device) >> types[pass] & 1u) == 0) {
+      ek_group_free(trial.group);
+      continue;
+    }
+    trial.foreign = ck_open(spec, 1);
     trial.stream = ek_device_stream(device, EK_STREAM_COMPUTE);
     for (int i = 0; i < operation->count; i++) {
       const struct ck_operand *operand = &operation->operand[i];

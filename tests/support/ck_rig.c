@@ -50,7 +50,8 @@ static struct ck_rig *rig_of(ek_group *group, ek_type type) {
   rig->stream = ek_device_stream(rig->device, EK_STREAM_COMPUTE);
   ck_assert_ptr_nonnull(rig->stream);
   rig->type = type;
-  rig->unit = type == EK_F32 ? 0x1p-24 : 0x1p-53;
+  rig->sum = type == EK_F64 ? EK_F64 : EK_F32;
+  rig->unit = type == EK_F64 ? 0x1p-53 : 0x1p-24;
   rig->random = ck_random_start(stream++);
   return rig;
 }
@@ -59,9 +60,28 @@ struct ck_rig *ck_rig_open(const char *spec, ek_type type, int threads) {
   return rig_of(ck_open(spec != NULL ? spec : test_devices("cpu:1"), threads), type);
 }
 
+int ck_variants(void) {
+  static int variants;
+  if (variants > 0) return variants;
+  ek_group *group = ck_open(test_devices("cpu:1"), 1);
+  const unsigned halves = EK_TYPES_BF16 | EK_TYPES_F16;
+  variants = (ek_device_types(ek_group_device(group, 0)) & halves) == halves ? 2 * CK_VARIANTS
+                                                                             : CK_VARIANTS;
+  ek_group_free(group);
+  return variants;
+}
+
+bool ck_turn(int variant, int number) {
+  if (variant >= CK_VARIANTS && number % 2 != variant % CK_VARIANTS / 2) return false;
+  return ck_part(number);
+}
+
 struct ck_rig *ck_rig_variant(int variant) {
-  struct ck_rig *rig = ck_rig_open(NULL, variant % 2 == 0 ? EK_F32 : EK_F64, 1 + variant / 2);
-  rig->shift = variant / 2;
+  static const ek_type types[] = {EK_F32, EK_F64, EK_BF16, EK_F16};
+  const ek_type type = types[variant / CK_VARIANTS * 2 + variant % 2];
+  const int second = variant % CK_VARIANTS / 2;
+  struct ck_rig *rig = ck_rig_open(NULL, type, 1 + second);
+  rig->shift = second;
   return rig;
 }
 
@@ -89,9 +109,7 @@ void ck_rig_close(struct ck_rig *rig) {
   free(rig);
 }
 
-double ck_round(const struct ck_rig *rig, double value) {
-  return rig->type == EK_F32 ? (double)(float)value : value;
-}
+double ck_round(const struct ck_rig *rig, double value) { return ck_round_to(rig->type, value); }
 
 double *ck_zeros(struct ck_rig *rig, int64_t count) {
   ck_assert_msg(rig->arrays < CK_RIG_ARRAYS, "the rig has no room for another array");
@@ -101,12 +119,16 @@ double *ck_zeros(struct ck_rig *rig, int64_t count) {
   return array;
 }
 
-double *ck_values(struct ck_rig *rig, int64_t count, double low, double high) {
+double *ck_values_of(struct ck_rig *rig, ek_type type, int64_t count, double low, double high) {
   double *array = ck_zeros(rig, count);
   for (int64_t i = 0; i < count; i++) {
-    array[i] = ck_round(rig, ck_random_uniform(&rig->random, low, high));
+    array[i] = ck_round_to(type, ck_random_uniform(&rig->random, low, high));
   }
   return array;
+}
+
+double *ck_values(struct ck_rig *rig, int64_t count, double low, double high) {
+  return ck_values_of(rig, rig->type, count, low, high);
 }
 
 double *ck_integers(struct ck_rig *rig, int64_t count, int64_t low, int64_t high) {
@@ -162,6 +184,14 @@ ek_tensor *ck_tensor(struct ck_rig *rig, const double *values, int rank, const i
 
 ek_tensor *ck_poisoned(struct ck_rig *rig, int rank, const int64_t *shape) {
   return ck_tensor_of(rig, rig->type, NULL, rank, shape);
+}
+
+ek_tensor *ck_sums(struct ck_rig *rig, const double *values, int rank, const int64_t *shape) {
+  return ck_tensor_of(rig, rig->sum, values, rank, shape);
+}
+
+ek_tensor *ck_poisoned_sums(struct ck_rig *rig, int rank, const int64_t *shape) {
+  return ck_sums(rig, NULL, rank, shape);
 }
 
 double *ck_read(struct ck_rig *rig, const ek_tensor *tensor) {

@@ -103,6 +103,51 @@ void ck_no_memory_held(const ek_group *group) {
 
 /* ---- tensors ---- */
 
+/* Numbers of 16 bits by their definition, in plain arithmetic, apart from the library's. */
+struct format {
+  int digits, least,
+      most; /* of the significand; exponents of normal numbers, of 2^e <= x < 2^(e+1) */
+};
+
+static struct format format_of(ek_type type) {
+  return type == EK_BF16 ? (struct format){8, -126, 127} : (struct format){11, -14, 15};
+}
+
+double ck_round_to(ek_type type, double value) {
+  if (type == EK_F32) return (double)(float)value;
+  if (type != EK_BF16 && type != EK_F16) return value;
+  if (value == 0 || !isfinite(value)) return value;
+  const struct format format = format_of(type);
+  const int exponent = ilogb(value) < format.least ? format.least : ilogb(value);
+  const int unit = exponent - format.digits + 1;
+  const double rounded = ldexp(nearbyint(ldexp(value, -unit)), unit);
+  return ilogb(rounded) > format.most ? copysign(HUGE_VAL, value) : rounded;
+}
+
+/* Of a number that the type has. */
+static uint16_t encode(ek_type type, double value) {
+  const struct format format = format_of(type);
+  const int fraction = format.digits - 1;
+  const unsigned sign = signbit(value) ? 0x8000u : 0u;
+  const unsigned top = (unsigned)(format.most - format.least + 2) << fraction;
+  if (isnan(value)) return (uint16_t)(sign | top | 1u << (fraction - 1));
+  if (isinf(value)) return (uint16_t)(sign | top);
+  if (value == 0) return (uint16_t)sign;
+  const int exponent = ilogb(value) < format.least ? format.least : ilogb(value);
+  /* The first digit of a normal number, which is not kept, adds 1 to the exponent. */
+  const unsigned digits = (unsigned)ldexp(fabs(value), fraction - exponent);
+  return (uint16_t)(sign | (((unsigned)(exponent - format.least) << fraction) + digits));
+}
+
+static double decode(ek_type type, uint16_t bits) {
+  const struct format format = format_of(type);
+  const int fraction = format.digits - 1, above = bits >> fraction & ((1 << (15 - fraction)) - 1);
+  const double digits = bits & ((1 << fraction) - 1), sign = (bits & 0x8000) != 0 ? -1 : 1;
+  if (above == format.most - format.least + 2) return digits == 0 ? sign * HUGE_VAL : NAN;
+  const double whole = above == 0 ? digits : digits + (1 << fraction);
+  return sign * ldexp(whole, (above == 0 ? 1 : above) - 1 + format.least - fraction);
+}
+
 /* The elements as the type has them in memory; the caller frees them. */
 static void *pack(const ek_tensor *tensor, const double *values) {
   const int64_t count = ek_tensor_count(tensor);
@@ -114,6 +159,9 @@ static void *pack(const ek_tensor *tensor, const double *values) {
     if (tensor->type == EK_F32) ((float *)data)[i] = (float)values[i];
     if (tensor->type == EK_F64) ((double *)data)[i] = values[i];
     if (tensor->type == EK_I32) ((int32_t *)data)[i] = (int32_t)values[i];
+    if (ek_type_size(tensor->type) == 2) {
+      ((uint16_t *)data)[i] = encode(tensor->type, ck_round_to(tensor->type, values[i]));
+    }
   }
   return data;
 }
@@ -143,6 +191,9 @@ void ck_get(double *values, const ek_tensor *tensor) {
     if (tensor->type == EK_F32) values[i] = (double)((const float *)data)[i];
     if (tensor->type == EK_F64) values[i] = ((const double *)data)[i];
     if (tensor->type == EK_I32) values[i] = (double)((const int32_t *)data)[i];
+    if (ek_type_size(tensor->type) == 2) {
+      values[i] = decode(tensor->type, ((const uint16_t *)data)[i]);
+    }
   }
   free(data);
 }
@@ -169,6 +220,32 @@ void ck_within(const char *what, const double *got, const double *want, const do
     if (fits) continue; /* Check writes to a file for every assertion, true ones too */
     ck_abort_msg("%s[%" PRId64 "] of %" PRId64 " is %.17g, not %.17g +- %.3g", what, i, count,
                  got[i], want[i], allowed);
+  }
+}
+
+double ck_rounding(const struct ck_rig *rig, double size) {
+  if (ek_type_size(rig->type) != 2) return 0;
+  const struct format format = format_of(rig->type);
+  return ldexp(fabs(size), -format.digits) + ldexp(1, format.least - format.digits);
+}
+
+void ck_fits(struct ck_rig *rig, const char *what, const ek_tensor *tensor, const double *want,
+             const double *bound, int64_t count) {
+  const double *got = ck_read(rig, tensor);
+  if (ek_type_size(tensor->type) != 2) {
+    ck_within(what, got, want, bound, count);
+    return;
+  }
+  for (int64_t i = 0; i < count; i++) {
+    const double allowed = bound == NULL ? 0.0 : bound[i];
+    const double low = ck_round_to(tensor->type, want[i] - allowed);
+    const double high = ck_round_to(tensor->type, want[i] + allowed);
+    const bool fits = isnan(want[i])   ? isnan(got[i])
+                      : isinf(want[i]) ? got[i] == want[i]
+                                       : low <= got[i] && got[i] <= high;
+    if (fits) continue;
+    ck_abort_msg("%s[%" PRId64 "] of %" PRId64 " is %.17g, not %.17g +- %.3g in %s", what, i, count,
+                 got[i], want[i], allowed, ek_type_name(tensor->type));
   }
 }
 

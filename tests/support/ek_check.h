@@ -148,7 +148,7 @@ void ck_no_memory_held(const ek_group *group);
 /* A tensor on a device from doubles (NULL: every byte 0xFF, which is NaN in floating types). */
 ek_tensor ck_upload(ek_device *device, ek_type type, const double *values, int rank,
                     const int64_t *shape);
-/* Overwrites a tensor of type f32, f64 or i32; NULL poisons it. */
+/* Overwrites a tensor of a floating type or i32; NULL poisons it. */
 void ck_set(ek_tensor *tensor, const double *values);
 /* Copies such a tensor into `values`. */
 void ck_get(double *values, const ek_tensor *tensor);
@@ -181,10 +181,11 @@ struct ck_rig {
   ek_group *group;
   ek_device *device;
   ek_stream *stream;
-  ek_type type;  /* f32 or f64: of the tensors it makes */
-  double unit;   /* unit roundoff of the type: 2^-24 or 2^-53 */
+  ek_type type;   /* f32, f64, bf16 or f16: of the tensors it makes, values */
+  ek_type sum;    /* of sums: f64 with values of f64, else f32 */
+  double unit;    /* unit roundoff of the arithmetic, that of sums: 2^-24 or 2^-53 */
   double operand; /* with TF32 the relative rounding of what products multiply, 2^-11; else 0 */
-  int64_t shift; /* elements that tensors begin behind the beginning of their memory: 0 or 1 */
+  int64_t shift;  /* elements that tensors begin behind the beginning of their memory: 0 or 1 */
   struct ck_random random;
   ek_tensor tensor[CK_RIG_TENSORS], gap[CK_RIG_TENSORS];
   void *array[CK_RIG_ARRAYS];
@@ -196,10 +197,16 @@ struct ck_rig {
 struct ck_rig *ck_rig_open(const char *spec, ek_type type, int threads);
 
 /*
- * For loop tests over 0 .. CK_VARIANTS - 1: both types; one thread and memory that is aligned to
+ * For loop tests over 0 .. CK_VARIANTS - 1: f32 and f64; one thread and memory that is aligned to
  * EK_MEMORY_UNIT, two threads and tensors that begin one element behind it, as rows of others do.
+ * Over 0 .. ck_variants() - 1: the same with bf16 and f16 behind them, where the devices under test
+ * compute in these.
  */
 enum { CK_VARIANTS = 4 };
+int ck_variants(void);
+/* Whether a variant takes case `number` of a long loop, and ck_part(). Those of 16 bits, which share
+ * their code with f32, halve the cases between one thread and two. */
+bool ck_turn(int variant, int number);
 struct ck_rig *ck_rig_variant(int variant);
 /* f32 on devices that may multiply in TF32, tensors `shift` elements behind the beginning. */
 struct ck_rig *ck_rig_tf32(int64_t shift);
@@ -209,10 +216,13 @@ void ck_rig_close(struct ck_rig *rig);
 
 /* The value as the rig's type holds it. */
 double ck_round(const struct ck_rig *rig, double value);
+/* As any floating type does: to nearest, ties to even. */
+double ck_round_to(ek_type type, double value);
 
 /* Arrays of the rig: zeros; numbers of the rig's type from low .. high; whole numbers. */
 double *ck_zeros(struct ck_rig *rig, int64_t count);
 double *ck_values(struct ck_rig *rig, int64_t count, double low, double high);
+double *ck_values_of(struct ck_rig *rig, ek_type type, int64_t count, double low, double high);
 double *ck_integers(struct ck_rig *rig, int64_t count, int64_t low, int64_t high);
 
 /* Tensors of the rig: from values, of another type, filled with NaN, only allocated. */
@@ -220,6 +230,9 @@ ek_tensor *ck_tensor(struct ck_rig *rig, const double *values, int rank, const i
 ek_tensor *ck_tensor_of(struct ck_rig *rig, ek_type type, const double *values, int rank,
                         const int64_t *shape);
 ek_tensor *ck_poisoned(struct ck_rig *rig, int rank, const int64_t *shape);
+/* The same two for sums. */
+ek_tensor *ck_sums(struct ck_rig *rig, const double *values, int rank, const int64_t *shape);
+ek_tensor *ck_poisoned_sums(struct ck_rig *rig, int rank, const int64_t *shape);
 ek_tensor *ck_blank(struct ck_rig *rig, ek_type type, int rank, const int64_t *shape);
 /* Only for devices that count: says it has so many elements, up to 2^63 bytes, and holds nothing.
  */
@@ -227,6 +240,18 @@ ek_tensor *ck_ghost(struct ck_rig *rig, ek_type type, int rank, const int64_t *s
 
 /* What a tensor holds, in an array of the rig. */
 double *ck_read(struct ck_rig *rig, const ek_tensor *tensor);
+
+/* What one rounding to the rig's type of 16 bits may add to an error, for a number of this size; 0 for
+ * other types. */
+double ck_rounding(const struct ck_rig *rig, double size);
+
+/*
+ * ck_within() for what a tensor of the rig holds. A number of 16 bits must be what the type makes of
+ * some number in want[i] +- bound[i], so bounds are those of the arithmetic before the one rounding
+ * of the result: docs/numerics.md.
+ */
+void ck_fits(struct ck_rig *rig, const char *what, const ek_tensor *tensor, const double *want,
+             const double *bound, int64_t count);
 
 /* ---- gradients ---- */
 
@@ -256,7 +281,10 @@ enum { CK_OPERANDS = 9 };
 
 struct ck_operand {
   const char *name;
-  ek_type type;   /* 0: f32 or f64, equal for all of them */
+  ek_type type;   /* 0: a floating one, equal for all of them */
+  bool sum;       /* that of sums instead */
+  bool either;    /* that of values or of sums */
+  bool any_float; /* whatever the others have */
   bool any_type;  /* takes what there is */
   bool any_shape; /* no other operand fixes its last dimension */
   bool written, optional;

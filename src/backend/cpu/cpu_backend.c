@@ -82,6 +82,7 @@ const struct ek__backend ek__cpu_backend = {
     EK__BACKEND_REQUIRED("cpu", describe, ek__cpu_memory_size, ek__cpu_memory_reserve,
                          ek__cpu_memory_release, stream_open, stream_close),
     .kernels = &kernels,
+    .values = EK_TYPES_F32 | EK_TYPES_F64 | EK_TYPES_BF16 | EK_TYPES_F16,
     .shared_memory = true,
     .memory_commit = ek__cpu_memory_commit,
     .parallel_for = ek__cpu_parallel_for,

@@ -1,6 +1,6 @@
 /*
- * cpu_dispatch.c - which range functions run: by element type, and for f32 by what the processor
- * and the operating system support.
+ * cpu_dispatch.c - which range functions run: by the type of values, and but for f64 by what the
+ * processor and the operating system support.
  *
  * EVENKEEL_ISA=baseline, avx2 or avx512 takes at most that one, so that tests can run every set on
  * one machine. The choice is made once per process.
@@ -11,21 +11,35 @@
 #include <stdlib.h>
 #include <string.h>
 
-extern const struct ek__cpu_functions ek__cpu_functions_baseline;
-#ifdef EK_HAVE_ISA_AVX2
-extern const struct ek__cpu_functions ek__cpu_functions_avx2;
-#endif
-#ifdef EK_HAVE_ISA_AVX512
-extern const struct ek__cpu_functions ek__cpu_functions_avx512;
+#ifdef __x86_64__
+#include <cpuid.h>
 #endif
 
-struct choice {
-  const struct ek__cpu_functions *functions;
+/* An instruction set: its tables, by the type of values. */
+struct isa {
   const char *name;
+  const struct ek__cpu_functions *f32, *bf16, *f16;
 };
 
+#define DECLARE(isa)                                                                               \
+  extern const struct ek__cpu_functions ek__cpu_functions_##isa##_f32,                             \
+      ek__cpu_functions_##isa##_bf16, ek__cpu_functions_##isa##_f16;
+#define ISA(name, isa)                                                                             \
+  {                                                                                                \
+    name, &ek__cpu_functions_##isa##_f32, &ek__cpu_functions_##isa##_bf16,                         \
+        &ek__cpu_functions_##isa##_f16                                                             \
+  }
+
+DECLARE(baseline)
+#ifdef EK_HAVE_ISA_AVX2
+DECLARE(avx2)
+#endif
+#ifdef EK_HAVE_ISA_AVX512
+DECLARE(avx512)
+#endif
+
 static pthread_once_t chosen = PTHREAD_ONCE_INIT;
-static struct choice choice;
+static struct isa choice;
 
 static bool allowed(const char *isa) {
   const char *most = getenv("EVENKEEL_ISA");
@@ -35,28 +49,43 @@ static bool allowed(const char *isa) {
   return true;
 }
 
-static void choose(void) {
-  choice = (struct choice){&ek__cpu_functions_baseline, "baseline"};
 #ifdef EK_HAVE_ISA_AVX2
-  if (allowed("avx2") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
-    choice = (struct choice){&ek__cpu_functions_avx2, "AVX2"};
+/* Not every compiler has a name for it. */
+static bool has_f16c(void) {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+#endif
+
+static void choose(void) {
+  choice = (struct isa)ISA("baseline", baseline);
+#ifdef EK_HAVE_ISA_AVX2
+  if (allowed("avx2") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+      has_f16c()) {
+    choice = (struct isa)ISA("AVX2", avx2);
   }
 #endif
 #ifdef EK_HAVE_ISA_AVX512
   if (allowed("avx512") && __builtin_cpu_supports("avx512f") &&
       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma")) {
-    choice = (struct choice){&ek__cpu_functions_avx512, "AVX-512"};
+    choice = (struct isa)ISA("AVX-512", avx512);
   }
 #endif
   (void)allowed;
 }
 
-/* Values and sums have one type in both tables: see struct ek__types. */
 const struct ek__cpu_functions *ek__cpu_functions(struct ek__types types) {
-  if (types.value == EK_F64) return &ek__cpu_functions_f64;
   pthread_once(&chosen, choose);
-  return choice.functions;
+  switch (types.value) {
+  case EK_F64: return &ek__cpu_functions_f64;
+  case EK_BF16: return choice.bf16;
+  case EK_F16: return choice.f16;
+  case EK_F32:
+  case EK_I32:
+  case EK_I64: break;
+  }
+  return choice.f32;
 }
 
 const char *ek__cpu_isa_name(void) {

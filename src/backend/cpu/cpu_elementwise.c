@@ -38,6 +38,45 @@ ek_status ek__cpu_copy(ek_stream *stream, void *y, const void *x, size_t bytes) 
   return EK_OK;
 }
 
+/* ---- other types ---- */
+
+/* A range function of the type of `values` between it and f32, which lies in `other`. */
+static struct ek__elementwise_args conversion(void *y, const void *x, ek_type values) {
+  return (struct ek__elementwise_args){.y = y, .a = x, .types = {values, EK_F32}};
+}
+
+/* Between two types of 16 bits by way of f32, which rounds nothing that the second does not. */
+static void convert_range(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__convert_args *args = raw;
+  float between[1024];
+  const int64_t most = sizeof between / sizeof between[0];
+  const size_t to = ek__type_size(args->to), from = ek__type_size(args->from);
+  for (int64_t i = begin; i < end; i += most) {
+    const int64_t n = end - i < most ? end - i : most;
+    void *y = (char *)args->y + (size_t)i * to;
+    const void *x = (const char *)args->x + (size_t)i * from;
+    const struct ek__elementwise_args in = conversion(between, x, args->from);
+    const struct ek__elementwise_args out = conversion(y, between, args->to);
+    ek__cpu_functions(in.types)->widen(&in, 0, n);
+    ek__cpu_functions(out.types)->narrow(&out, 0, n);
+  }
+}
+
+ek_status ek__cpu_convert(ek_stream *stream, const struct ek__convert_args *args) {
+  const ek_type values = args->to == EK_F32 ? args->from : args->to;
+  const struct ek__elementwise_args direct = conversion(args->y, args->x, values);
+  const struct ek__cpu_functions *functions = ek__cpu_functions(direct.types);
+  if (args->to == EK_F32 || args->from == EK_F32) {
+    ek__cpu_range(stream, args->to == EK_F32 ? functions->widen : functions->narrow, &direct,
+                  args->count, EK__CPU_LEAST);
+  } else {
+    ek__cpu_range(stream, convert_range, args, args->count, EK__CPU_LEAST);
+  }
+  return EK_OK;
+}
+
+/* ---- elements and rows ---- */
+
 EK__CPU_RANGE(fill, elementwise, EK_OK, args->count, EK__CPU_LEAST)
 EK__CPU_RANGE(add, elementwise, EK_OK, args->count, EK__CPU_LEAST)
 EK__CPU_RANGE(scale, elementwise, EK_OK, args->count, EK__CPU_LEAST)

@@ -4,8 +4,9 @@
  * A kernel of the table in backend.h is split in two:
  *   - the kernel itself (cpu_*.c) checks what depends on data, cuts the work into ranges for the
  *     device's team, and knows neither type nor instruction set;
- *   - a range function does begin .. end - 1 of that work on one thread. There is one set for f32
- *     per instruction set (isa/, vectorised) and one for f64 (reference_*.c, plain C and libm).
+ *   - a range function does begin .. end - 1 of that work on one thread. There is one set for f64
+ *     (reference_*.c, plain C and libm), and one for each other type of values per instruction set
+ *     (isa/, vectorised).
  *
  * A range function allocates nothing and may be called on any thread. `args` is the kernel's own
  * argument struct or, where that is not enough, one of the jobs below. Pointers need no alignment
@@ -24,6 +25,8 @@ typedef void ek__range_function(const void *args, int64_t begin, int64_t end);
 /* X(name): every range function. The comment says what a range counts and what args are. */
 #define EK__CPU_FUNCTION_LIST(X)                                                                   \
   X(fill)                   /* elements; elementwise_args */                                       \
+  X(widen)                  /* elements; elementwise_args: y = a, which are values; y is f32 */    \
+  X(narrow)                 /* elements; elementwise_args: the other way */                        \
   X(add)                    /* elements; elementwise_args */                                       \
   X(scale)                  /* elements; elementwise_args */                                       \
   X(add_bias)               /* rows; matrix_args */                                                \
@@ -118,11 +121,11 @@ static inline int64_t ek__cpu_least_columns(int64_t rows) {
   return least < 64 ? 64 : least;
 }
 
-/* The range functions for f32 (best instruction set there is) or f64. */
+/* The range functions for these types, of the best instruction set there is. */
 const struct ek__cpu_functions *ek__cpu_functions(struct ek__types types);
 /* Processors that this process may use, at least 1. */
 int ek__cpu_cores(void);
-/* "AVX-512", "AVX2" or "baseline": what the f32 functions run on. */
+/* "AVX-512", "AVX2" or "baseline": what they run on, but for f64. */
 const char *ek__cpu_isa_name(void);
 
 /*
@@ -155,6 +158,8 @@ ek_status ek__cpu_parallel_for(ek_stream *stream, int64_t count, ek_range_functi
 /* c = alpha a' b' + beta c on the calling thread alone; row-major with leading dimensions. All of
  * m, n and k are at least 1. */
 struct ek__gemm {
+  bool c_is_sum;    /* where a and b are values of 16 bits: c is of floats */
+  const void *bias; /* where c is: n values to be added to each row, or NULL */
   bool transpose_a, transpose_b;
   int64_t m, n, k;
   double alpha;
@@ -166,6 +171,9 @@ struct ek__gemm {
   void *c;
   int64_t ldc;
 };
+/* Elements of a head of values of 16 bits at most: its tiles lie in scratch as floats. */
+#define EK__CPU_WIDEST_HALF_HEAD 8192
+
 /* Threads of a team that a product is cut for at most. */
 #define EK__MAX_TEAM 256
 

@@ -63,6 +63,10 @@ EK__CPU_RANGE(positions_backward, lookup, EK_OK, args->period,
 static ek_status attend(ek_stream *stream, const struct ek__attention_args *args,
                         ek__range_function *function) {
   if (args->tokens == 0 || args->head_width == 0) return EK_OK;
+  EK__FAIL_IF(ek__type_size(args->types.value) == 2 && args->head_width > EK__CPU_WIDEST_HALF_HEAD,
+              EK_ERR_UNSUPPORTED,
+              "attention: a head is %lld wide; those of 16 bits go up to %d on the CPU",
+              (long long)args->head_width, EK__CPU_WIDEST_HALF_HEAD);
   atomic_int status = EK_OK;
   const struct ek__attention_job job = {args, ek__cpu_sgemm, &status};
   ek__cpu_range_with_scratch(stream, function, &job, args->batch * args->heads);

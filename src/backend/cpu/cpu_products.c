@@ -7,7 +7,8 @@
  *
  * One thread's part in f32 is ek__cpu_sgemm(): oneDNN's (cpu_sgemm_onednn.c), because two of its
  * one-thread products beat one two-thread product in most shapes, or, in a library that is built
- * without oneDNN, our own (cpu_sgemm_own.c). In f64 it is a loop in plain C, for gradient checks.
+ * without oneDNN, our own (cpu_sgemm_own.c). Of values of 16 bits it is our own, which widens them as
+ * it packs. In f64 it is a loop in plain C, for gradient checks.
  */
 #include "backend/cpu/cpu_internal.h"
 #include "core/error.h"
@@ -18,18 +19,24 @@
 
 struct product {
   const struct ek__matmul_args *args;
-  size_t size; /* of an element */
+  size_t size, c_size; /* of elements of a and b, and of c */
   bool by_rows;
   int pieces;
   ek_status status[EK__MAX_TEAM]; /* of each piece */
 };
+
+/* A result of 16 bits is rounded once, with its bias. */
+static bool joins_bias(const struct ek__matmul_args *args) {
+  return args->k > 0 && ek__type_size(args->types.value) == 2;
+}
 
 /* Rows i0 .. i1 - 1 and columns j0 .. j1 - 1 of c. */
 static ek_status multiply(const struct product *product, int64_t i0, int64_t i1, int64_t j0,
                           int64_t j1) {
   const struct ek__matmul_args *args = product->args;
   const size_t size = product->size;
-  struct ek__gemm gemm = {.transpose_a = args->transpose_a,
+  struct ek__gemm gemm = {.c_is_sum = args->gradient,
+                          .transpose_a = args->transpose_a,
                           .transpose_b = args->transpose_b,
                           .m = i1 - i0,
                           .n = j1 - j0,
@@ -39,9 +46,12 @@ static ek_status multiply(const struct product *product, int64_t i0, int64_t i1,
                           .ldb = args->ldb,
                           .beta = args->beta,
                           .ldc = args->ldc};
+  if (args->bias != NULL && joins_bias(args)) {
+    gemm.bias = (const char *)args->bias + (size_t)j0 * size;
+  }
   gemm.a = (const char *)args->a + (size_t)(args->transpose_a ? i0 : i0 * args->lda) * size;
   gemm.b = (const char *)args->b + (size_t)(args->transpose_b ? j0 * args->ldb : j0) * size;
-  gemm.c = (char *)args->c + (size_t)(i0 * args->ldc + j0) * size;
+  gemm.c = (char *)args->c + (size_t)(i0 * args->ldc + j0) * product->c_size;
   if (args->types.value == EK_F32) return ek__cpu_sgemm(&gemm);
   ek__cpu_functions(args->types)->product(&gemm, 0, gemm.m);
   return EK_OK;
@@ -74,7 +84,9 @@ static int pieces_for(const struct ek__team *team, double work, int64_t longest)
 
 /* c = beta c where there is nothing to multiply. */
 static ek_status scale_only(ek_stream *stream, const struct ek__matmul_args *args) {
-  const size_t size = ek__type_size(args->types.value);
+  const ek_type sum = args->types.sum;
+  const struct ek__types types = args->gradient ? (struct ek__types){sum, sum} : args->types;
+  const size_t size = ek__type_size(types.value);
   const int64_t rows = args->ldc == args->n ? 1 : args->m; /* in one go where they are dense */
   for (int64_t i = 0; i < rows; i++) {
     void *row = (char *)args->c + (size_t)(i * args->ldc) * size;
@@ -82,7 +94,7 @@ static ek_status scale_only(ek_stream *stream, const struct ek__matmul_args *arg
                                                .a = row,
                                                .count = args->m / rows * args->n,
                                                .value = args->beta,
-                                               .types = args->types};
+                                               .types = types};
     EK_TRY(args->beta == 0.0 ? ek__cpu_fill(stream, &scale) : ek__cpu_scale(stream, &scale));
   }
   return EK_OK;
@@ -90,8 +102,11 @@ static ek_status scale_only(ek_stream *stream, const struct ek__matmul_args *arg
 
 static ek_status add_product(ek_stream *stream, const struct ek__matmul_args *args) {
   struct ek__team *team = ek__stream_backend(stream);
-  struct product product = {
-      .args = args, .size = ek__type_size(args->types.value), .by_rows = args->m >= args->n};
+  struct product product = {.args = args,
+                            .size = ek__type_size(args->types.value),
+                            .c_size =
+                                ek__type_size(args->gradient ? args->types.sum : args->types.value),
+                            .by_rows = args->m >= args->n};
   const double work = (double)args->m * (double)args->n * (double)args->k;
   const int64_t longest = (args->m > args->n ? args->m : args->n) / 16;
   const int threads = ek__team_threads(team);
@@ -108,7 +123,7 @@ static ek_status add_product(ek_stream *stream, const struct ek__matmul_args *ar
 ek_status ek__cpu_matmul(ek_stream *stream, const struct ek__matmul_args *args) {
   if (args->m == 0 || args->n == 0) return EK_OK;
   EK_TRY(args->k == 0 ? scale_only(stream, args) : add_product(stream, args));
-  if (!args->bias) return EK_OK;
+  if (!args->bias || joins_bias(args)) return EK_OK;
   return ek__cpu_add_bias(stream, &(struct ek__matrix_args){.y = args->c,
                                                             .b = args->bias,
                                                             .rows = args->m,

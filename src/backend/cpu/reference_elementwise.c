@@ -16,6 +16,20 @@ void ek__fill_f64(const void *raw, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; i++) y[i] = args->value;
 }
 
+void ek__widen_f64(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__elementwise_args *args = raw;
+  const double *x = args->a;
+  float *y = args->y;
+  for (int64_t i = begin; i < end; i++) y[i] = (float)x[i];
+}
+
+void ek__narrow_f64(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__elementwise_args *args = raw;
+  const float *x = args->a;
+  double *y = args->y;
+  for (int64_t i = begin; i < end; i++) y[i] = (double)x[i];
+}
+
 void ek__add_f64(const void *raw, int64_t begin, int64_t end) {
   const struct ek__elementwise_args *args = raw;
   const double *a = args->a, *b = args->b;

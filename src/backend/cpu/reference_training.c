@@ -107,7 +107,7 @@ void ek__squared_error_backward_f64(const void *raw, int64_t begin, int64_t end)
 void ek__sgd_f64(const void *raw, int64_t begin, int64_t end) {
   const struct ek__update_job *job = raw;
   const struct ek__update_args *args = job->args;
-  double *p = args->p, *buffer = args->momentum != 0.0 ? args->state0 : NULL;
+  double *p = args->p, *copy = args->copy, *buffer = args->momentum != 0.0 ? args->state0 : NULL;
   const double *gradient = args->g;
   for (int64_t i = begin; i < end; i++) {
     double g = gradient[i] * job->factor + args->weight_decay * p[i];
@@ -117,6 +117,7 @@ void ek__sgd_f64(const void *raw, int64_t begin, int64_t end) {
       g = args->nesterov ? g + args->momentum * b : b;
     }
     p[i] -= args->learning_rate * g;
+    if (copy) copy[i] = p[i];
   }
 }
 
@@ -124,7 +125,7 @@ void ek__adamw_f64(const void *raw, int64_t begin, int64_t end) {
   const struct ek__update_job *job = raw;
   const struct ek__update_args *args = job->args;
   const double rate = args->learning_rate / args->correction1, root = sqrt(args->correction2);
-  double *p = args->p, *m = args->state0, *v = args->state1;
+  double *p = args->p, *copy = args->copy, *m = args->state0, *v = args->state1;
   const double *gradient = args->g;
   for (int64_t i = begin; i < end; i++) {
     double g = gradient[i] * job->factor;
@@ -133,6 +134,7 @@ void ek__adamw_f64(const void *raw, int64_t begin, int64_t end) {
     v[i] = (args->first ? 0.0 : args->beta2 * v[i]) + (1.0 - args->beta2) * g * g;
     if (args->decoupled) p[i] -= args->learning_rate * args->weight_decay * p[i];
     p[i] -= rate * m[i] / (sqrt(v[i]) / root + args->epsilon);
+    if (copy) copy[i] = p[i];
   }
 }
 

@@ -30,9 +30,12 @@ ek_status ek__team_open(struct ek__team **team, int threads);
 /* Stops and joins the helpers. NULL is legal. */
 void ek__team_close(struct ek__team *team);
 
-struct ek__scratch { /* what one thread needs at a time; a product may be part of attention */
-  _Alignas(64) char tiles[64 << 10];   /* isa_attend.c */
+/* What one thread needs at a time; a product may be part of attention. Pages that nothing of 16 bits
+ * touches cost nothing. */
+struct ek__scratch {
   _Alignas(64) char panels[152 << 10]; /* isa_products.c */
+  _Alignas(64) char sums[96 << 10];    /* isa_products.c, of 16 bits */
+  _Alignas(64) char tiles[800 << 10];  /* isa_attend.c; the first 64 KiB, or of 16 bits all */
 };
 
 int ek__team_threads(const struct ek__team *team);

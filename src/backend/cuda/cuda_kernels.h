@@ -59,6 +59,7 @@ extern "C" {
 
 /* LAUNCHER(name, kind): each is in the .cu file of its family. */
 #define EK__CUDA_LAUNCHER_LIST(LAUNCHER)                                                           \
+  LAUNCHER(convert, convert)                                                                       \
   LAUNCHER(fill, elementwise)                                                                      \
   LAUNCHER(add, elementwise)                                                                       \
   LAUNCHER(scale, elementwise)                                                                     \

@@ -99,6 +99,7 @@ static const struct ek__backend table = {
     EK__BACKEND_REQUIRED("cuda", ek__cuda_describe, memory_size, memory_reserve, memory_release,
                          ek__cuda_stream_open, ek__cuda_stream_close),
     .kernels = &ek__cuda_kernels,
+    .values = EK__CUDA_VALUES,
     .resolve = ek__cuda_resolve,
     .group_open = group_open,
     .group_close = group_close,

@@ -17,9 +17,10 @@ struct gradient_scale {
   double clip_norm;
 };
 
-/* Three arrays that change and one that is read; state may be NULL where F does not want it. */
+/* Three arrays that change and one that is read; state may be NULL where F does not want it, and
+ * copy, which p is written to as well. Values are of the type of sums: EK__CUDA_VALUES. */
 template <class T> struct arrays {
-  T *p, *state0, *state1;
+  T *p, *state0, *state1, *copy;
   const T *g;
   int64_t count;
 };
@@ -34,6 +35,7 @@ __device__ __forceinline__ void update(const arrays<T> &a, const F &f, T factor,
   EK_UNROLL
   for (int j = 0; j < N; j++) f(p.at[j], state0.at[j], state1.at[j], g.at[j] * factor);
   store<N>(a.p + i, p);
+  if (a.copy != NULL) store<N>(a.copy + i, p);
   if (F::states > 0) store<N>(a.state0 + i, state0);
   if (F::states > 1) store<N>(a.state1 + i, state1);
 }
@@ -94,11 +96,11 @@ template <class T> struct adam {
 template <class T, class F>
 cudaError_t run(const struct ek__cuda_place *at, const struct ek__update_args *args, F f) {
   if (args->count <= 0) return cudaSuccess;
-  const arrays<T> a = {as<T>(args->p), as<T>(args->state0), as<T>(args->state1), as<T>(args->g),
-                       args->count};
+  const arrays<T> a = {as<T>(args->p),    as<T>(args->state0), as<T>(args->state1),
+                       as<T>(args->copy), as<T>(args->g),      args->count};
   const gradient_scale scale = {args->totals, args->square_norm, args->clip_norm};
   const bool wide =
-      aligned(a.p, a.g, F::states > 0 ? a.state0 : NULL, F::states > 1 ? a.state1 : NULL);
+      aligned(a.p, a.g, a.copy, F::states > 0 ? a.state0 : NULL, F::states > 1 ? a.state1 : NULL);
   return launch_flat(wide, PACK<T>, update_kernel<T, PACK<T>, F>, update_kernel<T, 1, F>, a.count,
                      at->stream, a, scale, f);
 }

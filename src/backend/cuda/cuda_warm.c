@@ -54,6 +54,7 @@ enum { ROWS = 4, WIDTH = 16, TALL = 1024, PART = 64 << 10, PARTS = 8 };
 
 /* One of each kind of arguments. What is read as an index or a target lies where nothing writes. */
 struct samples {
+  struct ek__convert_args convert;
   struct ek__elementwise_args elementwise;
   struct ek__matrix_args matrix;
   struct ek__activation_args activation;
@@ -70,6 +71,7 @@ struct samples {
 static struct samples samples_of(void *const part[PARTS], ek_type type) {
   const struct ek__types types = {type, type};
   return (struct samples){
+      .convert = {part[0], part[1], (int64_t)ROWS * WIDTH, EK_F32, EK_F64},
       .elementwise = {part[0], part[1], part[2], (int64_t)ROWS * WIDTH, 1, types},
       .matrix = {part[0], part[1], part[2], ROWS, WIDTH, WIDTH, 0, types},
       .activation = {.y = part[0],
@@ -176,6 +178,20 @@ static cudaError_t warm_attention(const struct ek__cuda_place *allowed, struct s
   return error;
 }
 
+/* All pairs of types that there are. */
+static cudaError_t warm_conversions(const struct ek__cuda_place *at, struct samples *of) {
+  static const ek_type pairs[][2] = {{EK_F64, EK_F32},  {EK_F32, EK_BF16}, {EK_BF16, EK_F32},
+                                     {EK_F32, EK_F16},  {EK_F16, EK_F32},  {EK_BF16, EK_F16},
+                                     {EK_F16, EK_BF16}, {EK_F32, EK_F64}};
+  cudaError_t error = cudaSuccess;
+  for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++) {
+    of->convert.to = pairs[i][0];
+    of->convert.from = pairs[i][1];
+    WARM(convert, convert)
+  }
+  return error;
+}
+
 /* All kernels, and then those that have more than one form. */
 static cudaError_t warm_samples(const struct ek__cuda_place *at, struct samples *of,
                                 void *const part[PARTS]) {
@@ -185,6 +201,7 @@ static cudaError_t warm_samples(const struct ek__cuda_place *at, struct samples 
   WARM(layer_norm_forward, layer_norm)
   WARM(layer_norm_backward, layer_norm)
   if (error == cudaSuccess) error = warm_attention(at, of);
+  if (error == cudaSuccess) error = warm_conversions(at, of);
 #define ACTIVATION(NAME, name, kept)                                                               \
   of->activation.kind = EK_ACTIVATION_##NAME;                                                      \
   of->activation.bias = NULL;                                                                      \

@@ -1,5 +1,6 @@
 /*
- * cuda_workspace.h - the part of its arena that a CUDA device keeps for itself.
+ * cuda_workspace.h - what a plan has to know of CUDA devices: the types that they compute in, and the
+ * part of its arena that each keeps for itself.
  *
  * Fixed, and not what a GPU would like best, so that a machine without one can plan with it. No
  * CUDA header is needed to read it.
@@ -8,6 +9,11 @@
 #define EK_CUDA_WORKSPACE_H
 
 #include <stdint.h>
+
+#include <evenkeel/tensor.h>
+
+/* Of values. bf16 and f16 can be converted (ek_op_convert), and no more. */
+#define EK__CUDA_VALUES (EK_TYPES_F32 | EK_TYPES_F64)
 
 /* cuBLASLt: as NVIDIA advises for Hopper; older GPUs want 4 MiB and lose nothing. */
 #define EK__CUDA_PRODUCT_BYTES ((uint64_t)32 << 20)

@@ -6,7 +6,7 @@
 #define EK_CPU_ISA_H
 
 #include "backend/cpu/cpu_internal.h"
-#include "backend/cpu/isa/vector.h"
+#include "backend/cpu/isa/value.h"
 
 #define EK__ISA_PROTOTYPE(name) ek__range_function EK_ISA_NAME(name);
 EK__CPU_FUNCTION_LIST(EK__ISA_PROTOTYPE)

@@ -1,5 +1,5 @@
 /*
- * isa_activation.c - the pointwise activations in f32, with a bias.
+ * isa_activation.c - the pointwise activations, with a bias.
  *
  * Each is two functions of vectors, <name>(x) and <name>_back(dy, what is kept), which the loops
  * below are made for: one set of loops for each row of activation_list.h, because the compiler puts
@@ -58,47 +58,47 @@ static inline vec silu_back(vec dy, vec x) {
 
 FORCED void forward(const struct ek__activation_args *args, int64_t begin, int64_t end,
                     vec (*f)(vec)) {
-  const float *bias = args->bias;
+  const value *bias = args->bias;
   const int64_t columns = args->columns;
-  float *x = args->x, *y = args->y;
+  value *x = args->x, *y = args->y;
   if (bias == NULL) {
-    V_EACH(begin, end, v_put(y + i, f(v_get(x + i, n)), n));
+    V_EACH(begin, end, x_put(y + i, f(x_get(x + i, n)), n));
     return;
   }
   for (int64_t r = begin; r < end; r++) {
-    float *to_x = x + r * columns, *to_y = y + r * columns;
-    V_EACH(0, columns, {
-      const vec v = v_get(to_x + i, n) + v_get(bias + i, n);
-      v_put(to_x + i, v, n);
-      v_put(to_y + i, f(v), n);
+    value *to_x = x + r * columns, *to_y = y + r * columns;
+    V_EACH(0, columns, { /* of what backward will read */
+                         const vec v = x_round(x_get(to_x + i, n) + x_get(bias + i, n));
+                         x_put(to_x + i, v, n);
+                         x_put(to_y + i, f(v), n);
     });
   }
 }
 
 FORCED void backward(const struct ek__activation_args *args, int64_t begin, int64_t end,
                      vec (*f)(vec, vec)) {
-  const float *x = args->x, *dy = args->dy;
-  float *dx = args->y;
-  V_EACH(begin, end, v_put(dx + i, f(v_get(dy + i, n), v_get(x + i, n)), n));
+  const value *x = args->x, *dy = args->dy;
+  value *dx = args->y;
+  V_EACH(begin, end, x_put(dx + i, f(x_get(dy + i, n), x_get(x + i, n)), n));
 }
 
 FORCED void gate(const struct ek__activation_args *args, int64_t begin, int64_t end,
                  vec (*f)(vec)) {
-  const float *x = args->x, *factor = args->factor;
-  float *y = args->y;
-  V_EACH(begin, end, v_put(y + i, f(v_get(x + i, n)) * v_get(factor + i, n), n));
+  const value *x = args->x, *factor = args->factor;
+  value *y = args->y;
+  V_EACH(begin, end, x_put(y + i, f(x_get(x + i, n)) * x_get(factor + i, n), n));
 }
 
 /* Everything is read before anything is written: a gradient may lie where an operand does. */
 FORCED void gate_backward(const struct ek__activation_args *args, int64_t begin, int64_t end,
                           vec (*f)(vec), vec (*back)(vec, vec), bool keeps_result) {
-  const float *x = args->x, *factor = args->factor, *dy = args->dy;
-  float *dx = args->y, *dfactor = args->dfactor;
+  const value *x = args->x, *factor = args->factor, *dy = args->dy;
+  value *dx = args->y, *dfactor = args->dfactor;
   V_EACH(begin, end, {
-    const vec slope = v_get(dy + i, n), input = v_get(x + i, n), result = f(input);
-    const vec inner = back(slope * v_get(factor + i, n), keeps_result ? result : input);
-    v_put(dx + i, inner, n);
-    v_put(dfactor + i, slope * result, n);
+    const vec slope = x_get(dy + i, n), input = x_get(x + i, n), result = f(input);
+    const vec inner = back(slope * x_get(factor + i, n), keeps_result ? result : input);
+    x_put(dx + i, inner, n);
+    x_put(dfactor + i, slope * result, n);
   });
 }
 

@@ -1,13 +1,18 @@
 /*
- * isa_attend.c - causal self-attention in f32, one head of one sample at a time.
+ * isa_attend.c - causal self-attention, one head of one sample at a time.
  *
  * Scores live in a tile of ROWS queries by COLUMNS keys, in scratch and never in memory. Tiles
- * above the diagonal are not computed. The products of tiles read straight from qkv and write
- * straight to the results, by their leading dimensions, so nothing is copied.
+ * above the diagonal are not computed. In f32 the products of tiles read straight from qkv and
+ * write straight to the results, by their leading dimensions, so nothing is copied.
  *   forward   per tile of queries: over the tiles of keys, an online softmax
  *             (Milakov and Gimelshein 2018; Dao et al. 2022)
  *   backward  the same tiles from lse: P = e^(S - lse), dP = dO V^T, dS = P (dP - delta),
  *             delta = the row's sum of dO O; dV += P^T dO, dK += dS^T Q, dQ += dS K
+ *
+ * Values of 16 bits are widened tile by tile into scratch, and what is a sum over tiles is added up
+ * there and rounded once. For dK and dV scratch holds KEPT / width keys at a time: a longer sequence
+ * goes through the tiles once for each block of keys, and once more for dQ. Of a head wider than
+ * WIDE the tiles have fewer rows.
  */
 #include "backend/cpu/isa/isa.h"
 #include "backend/cpu/isa/vector_exp.h"
@@ -19,9 +24,21 @@
 
 typedef float tile[ROWS][COLUMNS];
 
+#ifdef EK_VALUE_f32
 struct tiles {
   _Alignas(64) tile p, dp;
 };
+#else
+#define WIDE 128
+#define KEPT 65536
+struct tiles {
+  _Alignas(64) tile p, dp;
+  float q[ROWS * WIDE], dout[ROWS * WIDE], mine[ROWS * WIDE]; /* mine: out, then dq */
+  float k[COLUMNS * WIDE], v[COLUMNS * WIDE];
+  float dk[KEPT], dv[KEPT];
+};
+_Static_assert(ROWS *WIDE >= EK__CPU_WIDEST_HALF_HEAD, "one row of the widest head");
+#endif
 _Static_assert(sizeof(struct tiles) <= sizeof((struct ek__scratch *)0)->tiles, "scratch");
 
 static struct tiles *tiles_of_this_thread(void) {
@@ -30,10 +47,11 @@ static struct tiles *tiles_of_this_thread(void) {
 
 /* One head of one sample. */
 struct head {
-  const float *q, *k, *v; /* tokens x width, a row every 3 C elements */
-  float *dq, *dk, *dv;    /* likewise */
-  const float *dout;      /* tokens x width, a row every C elements */
-  float *out, *lse;
+  const value *q, *k, *v; /* tokens x width, a row every 3 C elements */
+  value *dq, *dk, *dv;    /* likewise */
+  const value *dout;      /* tokens x width, a row every C elements */
+  value *out;
+  float *lse;
   int64_t tokens, width, step, out_step;
   double scale;
   const struct ek__attention_job *job;
@@ -45,16 +63,16 @@ static struct head head_of(const struct ek__attention_job *job, int64_t index) {
   const int64_t model = args->heads * args->head_width;
   const int64_t in = sample * args->tokens * 3 * model + number * args->head_width;
   const int64_t at = sample * args->tokens * model + number * args->head_width;
-  const float *qkv = (const float *)args->qkv + in;
-  float *dqkv = args->dqkv ? (float *)args->dqkv + in : NULL;
+  const value *qkv = (const value *)args->qkv + in;
+  value *dqkv = args->dqkv ? (value *)args->dqkv + in : NULL;
   return (struct head){.q = qkv,
                        .k = qkv + model,
                        .v = qkv + 2 * model,
                        .dq = dqkv,
                        .dk = dqkv ? dqkv + model : NULL,
                        .dv = dqkv ? dqkv + 2 * model : NULL,
-                       .dout = args->dout ? (const float *)args->dout + at : NULL,
-                       .out = (float *)args->out + at,
+                       .dout = args->dout ? (const value *)args->dout + at : NULL,
+                       .out = (value *)args->out + at,
                        .lse = (float *)args->lse + index * args->tokens,
                        .tokens = args->tokens,
                        .width = args->head_width,
@@ -64,11 +82,70 @@ static struct head head_of(const struct ek__attention_job *job, int64_t index) {
                        .job = job};
 }
 
-/* A row-major matrix inside a larger one: a row every `step` elements. */
+/* A row-major matrix of floats inside a larger one: a row every `step` elements. */
+struct view {
+  const float *at;
+  int64_t step;
+};
 struct part {
   float *at;
   int64_t step;
 };
+
+/*
+ * What differs by the type of values.
+ *   widened    rows of values as floats, in `to` if they are not floats already
+ *   place_of   where sums for rows of y are added up: y itself, or `to`
+ *   narrowed   puts them into y, if they are not there
+ */
+#ifdef EK_VALUE_f32
+static int64_t rows_of(const struct head *head) { return (void)head, ROWS; }
+static int64_t columns_of(const struct head *head) { return (void)head, COLUMNS; }
+static int64_t keys_of(const struct head *head) { return head->tokens; }
+
+static struct view widened(const value *x, int64_t step, int64_t rows, int64_t width) {
+  (void)rows, (void)width;
+  return (struct view){x, step};
+}
+static struct part place_of(value *y, int64_t step, int64_t width) {
+  (void)width;
+  return (struct part){y, step};
+}
+static void narrowed(value *y, int64_t step, struct part from, int64_t rows, int64_t width) {
+  (void)y, (void)step, (void)from, (void)rows, (void)width;
+}
+#define WIDENED(to, ...) widened(__VA_ARGS__)
+#define PLACE_OF(to, ...) place_of(__VA_ARGS__)
+#else
+static int64_t at_most(int64_t count, int64_t most) { return count < most ? count : most; }
+
+/* Queries and keys of a tile, and keys whose gradients are added up at a time. */
+static int64_t rows_of(const struct head *head) { return at_most(ROWS * WIDE / head->width, ROWS); }
+static int64_t columns_of(const struct head *head) {
+  return at_most(COLUMNS * WIDE / head->width, COLUMNS);
+}
+static int64_t keys_of(const struct head *head) {
+  return KEPT / head->width / columns_of(head) * columns_of(head);
+}
+
+static struct view widened(float *to, const value *x, int64_t step, int64_t rows, int64_t width) {
+  for (int64_t r = 0; r < rows; r++) {
+    V_EACH(0, width, v_put(to + r * width + i, x_get(x + r * step + i, n), n));
+  }
+  return (struct view){to, width};
+}
+static struct part place_of(float *to, value *y, int64_t step, int64_t width) {
+  (void)y, (void)step;
+  return (struct part){to, width};
+}
+static void narrowed(value *y, int64_t step, struct part from, int64_t rows, int64_t width) {
+  for (int64_t r = 0; r < rows; r++) {
+    V_EACH(0, width, x_put(y + r * step + i, v_get(from.at + r * from.step + i, n), n));
+  }
+}
+#define WIDENED widened
+#define PLACE_OF place_of
+#endif
 
 static void multiply(const struct head *head, const struct ek__gemm *gemm) {
   const ek_status status = head->job->multiply(gemm);
@@ -76,40 +153,40 @@ static void multiply(const struct head *head, const struct ek__gemm *gemm) {
 }
 
 /* t[rows][columns] = scale a b^T for rows and columns of the head's width. */
-static void tile_scores(const struct head *head, tile t, double scale, const float *a,
-                        int64_t a_step, int64_t rows, const float *b, int64_t columns) {
+static void tile_scores(const struct head *head, tile t, double scale, struct view a, int64_t rows,
+                        struct view b, int64_t columns) {
   multiply(head, &(struct ek__gemm){.transpose_b = true,
                                     .m = rows,
                                     .n = columns,
                                     .k = head->width,
                                     .alpha = scale,
-                                    .a = a,
-                                    .lda = a_step,
-                                    .b = b,
-                                    .ldb = head->step,
+                                    .a = a.at,
+                                    .lda = a.step,
+                                    .b = b.at,
+                                    .ldb = b.step,
                                     .c = t,
                                     .ldc = COLUMNS});
 }
 
 /* c[rows][width] = t b + beta c. */
 static void tile_times(const struct head *head, struct part c, double beta, tile t, int64_t rows,
-                       int64_t columns, const float *b) {
+                       int64_t columns, struct view b) {
   multiply(head, &(struct ek__gemm){.m = rows,
                                     .n = head->width,
                                     .k = columns,
                                     .alpha = 1.0,
                                     .a = t,
                                     .lda = COLUMNS,
-                                    .b = b,
-                                    .ldb = head->step,
+                                    .b = b.at,
+                                    .ldb = b.step,
                                     .beta = beta,
                                     .c = c.at,
                                     .ldc = c.step});
 }
 
 /* c[columns][width] += t^T b. */
-static void add_turned_tile_times(const struct head *head, float *c, tile t, int64_t rows,
-                                  int64_t columns, const float *b, int64_t b_step) {
+static void add_turned_tile_times(const struct head *head, struct part c, tile t, int64_t rows,
+                                  int64_t columns, struct view b) {
   multiply(head, &(struct ek__gemm){.transpose_a = true,
                                     .m = columns,
                                     .n = head->width,
@@ -117,11 +194,11 @@ static void add_turned_tile_times(const struct head *head, float *c, tile t, int
                                     .alpha = 1.0,
                                     .a = t,
                                     .lda = COLUMNS,
-                                    .b = b,
-                                    .ldb = b_step,
+                                    .b = b.at,
+                                    .ldb = b.step,
                                     .beta = 1.0,
-                                    .c = c,
-                                    .ldc = head->step});
+                                    .c = c.at,
+                                    .ldc = c.step});
 }
 
 /* Keys of a tile that query `token` may see. */
@@ -172,8 +249,8 @@ struct online {
 };
 
 /* Turns scores into exponentials and scales what `out` holds so far down to the new largest. */
-static void softmax_tile(const struct head *head, tile t, struct online *online, int64_t query,
-                         int64_t rows, int64_t key, int64_t columns) {
+static void softmax_tile(const struct head *head, tile t, struct online *online, struct part out,
+                         int64_t query, int64_t rows, int64_t key, int64_t columns) {
   for (int64_t r = 0; r < rows; r++) {
     const int64_t n = seen(query + r, key, columns);
     const float best = largest_of(t[r], n);
@@ -181,7 +258,7 @@ static void softmax_tile(const struct head *head, tile t, struct online *online,
       if (key > 0) {
         const float correction = expf(online->largest[r] - best);
         online->sum[r] *= correction;
-        scale_row(head->out + (query + r) * head->out_step, correction, head->width);
+        scale_row(out.at + r * out.step, correction, head->width);
       }
       online->largest[r] = best;
     }
@@ -191,34 +268,39 @@ static void softmax_tile(const struct head *head, tile t, struct online *online,
 }
 
 static void forward_rows(const struct head *head, int64_t query, int64_t rows) {
-  float(*t)[COLUMNS] = tiles_of_this_thread()->p;
+  struct tiles *tiles = tiles_of_this_thread();
+  const int64_t width = head->width, step = head->step, most = columns_of(head);
   struct online online;
   for (int64_t r = 0; r < rows; r++) {
     online.largest[r] = -INFINITY;
     online.sum[r] = 0.0f;
   }
-  float *out = head->out + query * head->out_step;
+  value *result = head->out + query * head->out_step;
+  const struct part out = PLACE_OF(tiles->mine, result, head->out_step, width);
+  const struct view q = WIDENED(tiles->q, head->q + query * step, step, rows, width);
   const int64_t keys = query + rows;
-  for (int64_t key = 0; key < keys; key += COLUMNS) {
-    const int64_t columns = keys - key < COLUMNS ? keys - key : COLUMNS;
-    tile_scores(head, t, head->scale, head->q + query * head->step, head->step, rows,
-                head->k + key * head->step, columns);
-    softmax_tile(head, t, &online, query, rows, key, columns);
-    tile_times(head, (struct part){out, head->out_step}, key > 0 ? 1.0 : 0.0, t, rows, columns,
-               head->v + key * head->step);
+  for (int64_t key = 0; key < keys; key += most) {
+    const int64_t columns = keys - key < most ? keys - key : most;
+    const struct view k = WIDENED(tiles->k, head->k + key * step, step, columns, width);
+    const struct view v = WIDENED(tiles->v, head->v + key * step, step, columns, width);
+    tile_scores(head, tiles->p, head->scale, q, rows, k, columns);
+    softmax_tile(head, tiles->p, &online, out, query, rows, key, columns);
+    tile_times(head, out, key > 0 ? 1.0 : 0.0, tiles->p, rows, columns, v);
   }
   for (int64_t r = 0; r < rows; r++) {
-    scale_row(out + r * head->out_step, 1.0f / online.sum[r], head->width);
+    scale_row(out.at + r * out.step, 1.0f / online.sum[r], width);
     const float shift = online.largest[r] > -INFINITY ? online.largest[r] : 0.0f;
     head->lse[query + r] = shift + logf(online.sum[r]);
   }
+  narrowed(result, head->out_step, out, rows, width);
 }
 
 void EK_ISA_NAME(attention_forward)(const void *raw, int64_t begin, int64_t end) {
   for (int64_t index = begin; index < end; index++) {
     const struct head head = head_of(raw, index);
-    for (int64_t query = 0; query < head.tokens; query += ROWS) {
-      forward_rows(&head, query, head.tokens - query < ROWS ? head.tokens - query : ROWS);
+    const int64_t most = rows_of(&head);
+    for (int64_t query = 0; query < head.tokens; query += most) {
+      forward_rows(&head, query, head.tokens - query < most ? head.tokens - query : most);
     }
   }
 }
@@ -256,30 +338,63 @@ static void slope_row(float *dp, float *p, float lse, float delta, float scale, 
   }
 }
 
-static void backward_rows(const struct head *head, int64_t query, int64_t rows) {
+/* Keys first .. last - 1, and where their gradients are added up; without dk only dq is computed. */
+struct keys {
+  int64_t first, last;
+  struct part dk, dv;
+};
+
+static void backward_rows(const struct head *head, int64_t query, int64_t rows,
+                          const struct keys *keys, bool wants_dq) {
   struct tiles *tiles = tiles_of_this_thread();
-  float(*p)[COLUMNS] = tiles->p, (*dp)[COLUMNS] = tiles->dp;
+  const int64_t width = head->width, step = head->step, most = columns_of(head);
+  const int64_t out_step = head->out_step;
   float delta[ROWS];
-  const float *q = head->q + query * head->step, *dout = head->dout + query * head->out_step;
+  const struct view q = WIDENED(tiles->q, head->q + query * step, step, rows, width);
+  const struct view dout =
+      WIDENED(tiles->dout, head->dout + query * out_step, out_step, rows, width);
+  const struct view out = WIDENED(tiles->mine, head->out + query * out_step, out_step, rows, width);
   for (int64_t r = 0; r < rows; r++) {
-    const int64_t at = r * head->out_step;
-    delta[r] = dot(dout + at, head->out + query * head->out_step + at, head->width);
+    delta[r] = dot(dout.at + r * dout.step, out.at + r * out.step, width);
   }
-  const int64_t keys = query + rows;
-  for (int64_t key = 0; key < keys; key += COLUMNS) {
-    const int64_t columns = keys - key < COLUMNS ? keys - key : COLUMNS;
-    const float *k = head->k + key * head->step, *v = head->v + key * head->step;
-    tile_scores(head, p, head->scale, q, head->step, rows, k, columns);
-    tile_scores(head, dp, 1.0, dout, head->out_step, rows, v, columns);
+  const struct part dq = PLACE_OF(tiles->mine, head->dq + query * step, step, width);
+  const int64_t last = query + rows < keys->last ? query + rows : keys->last;
+  for (int64_t key = keys->first; key < last; key += most) {
+    const int64_t columns = last - key < most ? last - key : most;
+    const struct view k = WIDENED(tiles->k, head->k + key * step, step, columns, width);
+    const struct view v = WIDENED(tiles->v, head->v + key * step, step, columns, width);
+    tile_scores(head, tiles->p, head->scale, q, rows, k, columns);
+    tile_scores(head, tiles->dp, 1.0, dout, rows, v, columns);
     for (int64_t r = 0; r < rows; r++) {
       const int64_t n = seen(query + r, key, columns);
-      slope_row(dp[r], p[r], head->lse[query + r], delta[r], (float)head->scale, n, columns);
+      slope_row(tiles->dp[r], tiles->p[r], head->lse[query + r], delta[r], (float)head->scale, n,
+                columns);
     }
-    add_turned_tile_times(head, head->dv + key * head->step, p, rows, columns, dout,
-                          head->out_step);
-    add_turned_tile_times(head, head->dk + key * head->step, dp, rows, columns, q, head->step);
-    tile_times(head, (struct part){head->dq + query * head->step, head->step}, key > 0 ? 1.0 : 0.0,
-               dp, rows, columns, k);
+    if (keys->dk.at != NULL) {
+      const int64_t at = key - keys->first;
+      struct part dk = keys->dk, dv = keys->dv;
+      dk.at += at * dk.step;
+      dv.at += at * dv.step;
+      add_turned_tile_times(head, dv, tiles->p, rows, columns, dout);
+      add_turned_tile_times(head, dk, tiles->dp, rows, columns, q);
+    }
+    if (wants_dq) tile_times(head, dq, key > 0 ? 1.0 : 0.0, tiles->dp, rows, columns, k);
+  }
+  if (wants_dq) narrowed(head->dq + query * step, step, dq, rows, width);
+}
+
+static void backward_from(const struct head *head, int64_t query, const struct keys *keys,
+                          bool wants_dq) {
+  const int64_t most = rows_of(head);
+  for (; query < head->tokens; query += most) {
+    const int64_t rows = head->tokens - query < most ? head->tokens - query : most;
+    backward_rows(head, query, rows, keys, wants_dq);
+  }
+}
+
+static void clear(struct part part, int64_t rows, int64_t width) {
+  for (int64_t r = 0; r < rows; r++) {
+    memset(part.at + r * part.step, 0, (size_t)width * sizeof *part.at);
   }
 }
 
@@ -287,13 +402,19 @@ static void backward_rows(const struct head *head, int64_t query, int64_t rows) 
 void EK_ISA_NAME(attention_backward)(const void *raw, int64_t begin, int64_t end) {
   for (int64_t index = begin; index < end; index++) {
     const struct head head = head_of(raw, index);
-    const size_t bytes = (size_t)head.width * sizeof(float);
-    for (int64_t token = 0; token < head.tokens; token++) {
-      memset(head.dk + token * head.step, 0, bytes);
-      memset(head.dv + token * head.step, 0, bytes);
+    const int64_t most = keys_of(&head), width = head.width, step = head.step;
+    const bool at_once = most >= head.tokens;
+    for (int64_t first = 0; first < head.tokens; first += most) {
+      const int64_t last = head.tokens - first < most ? head.tokens : first + most;
+      value *dk = head.dk + first * step, *dv = head.dv + first * step;
+      const struct keys keys = {first, last, PLACE_OF(tiles_of_this_thread()->dk, dk, step, width),
+                                PLACE_OF(tiles_of_this_thread()->dv, dv, step, width)};
+      clear(keys.dk, last - first, width);
+      clear(keys.dv, last - first, width);
+      backward_from(&head, first, &keys, at_once);
+      narrowed(dk, step, keys.dk, last - first, width);
+      narrowed(dv, step, keys.dv, last - first, width);
     }
-    for (int64_t query = 0; query < head.tokens; query += ROWS) {
-      backward_rows(&head, query, head.tokens - query < ROWS ? head.tokens - query : ROWS);
-    }
+    if (!at_once) backward_from(&head, 0, &(struct keys){.last = head.tokens}, true);
   }
 }

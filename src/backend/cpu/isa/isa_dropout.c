@@ -1,5 +1,5 @@
 /*
- * isa_dropout.c - dropout in f32, with the random bits of evenkeel/random.h for W / 2 blocks at a
+ * isa_dropout.c - dropout, with the random bits of evenkeel/random.h for W / 2 blocks at a
  * time.
  *
  * The state lives in 64-bit words whose upper halves hold rubbish: the widening product looks at
@@ -23,11 +23,11 @@ static inline float drop_one(const struct mask *mask, float x, uint32_t bits) {
 }
 
 /* Elements first .. last - 1, all within one block. */
-static void drop_some(const struct mask *mask, float *y, const float *x, int64_t first,
+static void drop_some(const struct mask *mask, value *y, const value *x, int64_t first,
                       int64_t last) {
   uint32_t bits[4];
   ek_random_bits(mask->key, mask->sample, (uint32_t)(first / 4), bits);
-  for (int64_t i = first; i < last; i++) y[i] = drop_one(mask, x[i], bits[i % 4]);
+  for (int64_t i = first; i < last; i++) x_set(y + i, drop_one(mask, x_one(x + i), bits[i % 4]));
 }
 
 /* The bits of BLOCKS blocks from `block` on, as two vectors in the order of their elements. */
@@ -59,7 +59,7 @@ static inline vec drop(const struct mask *mask, vec x, vec_u bits) {
 }
 
 /* Elements first .. last - 1 of one sample; y and x point at its element 0. */
-static void drop_range(const struct mask *mask, float *y, const float *x, int64_t first,
+static void drop_range(const struct mask *mask, value *y, const value *x, int64_t first,
                        int64_t last) {
   int64_t i = first;
   if (i % 4 != 0) {
@@ -71,7 +71,7 @@ static void drop_range(const struct mask *mask, float *y, const float *x, int64_
     vec_u bits[4];
     random_bits(mask, (uint32_t)(i / 4), bits);
     random_bits(mask, (uint32_t)(i / 4 + BLOCKS), bits + 2);
-    for (int j = 0; j < 4; j++) v_store(y + i + j * W, drop(mask, v_load(x + i + j * W), bits[j]));
+    for (int j = 0; j < 4; j++) x_store(y + i + j * W, drop(mask, x_load(x + i + j * W), bits[j]));
   }
   for (; i < last; i += 4) drop_some(mask, y, x, i, i + 4 < last ? i + 4 : last);
 }
@@ -86,7 +86,7 @@ void EK_ISA_NAME(dropout)(const void *raw, int64_t begin, int64_t end) {
     const int64_t sample = begin / width, start = sample * width;
     const int64_t stop = end - start < width ? end - start : width;
     mask.sample = (uint32_t)(args->first_sample + sample);
-    drop_range(&mask, (float *)args->y + start, (const float *)args->x + start, begin - start,
+    drop_range(&mask, (value *)args->y + start, (const value *)args->x + start, begin - start,
                stop);
     begin = start + stop;
   }

@@ -1,53 +1,74 @@
 /*
- * isa_elementwise.c - f32 operations on one element at a time, and sums of columns.
+ * isa_elementwise.c - operations on one element at a time, and sums of columns.
  *
  * All but the sum are bound by memory; plain loops over whole vectors with a scalar tail reach that
  * bound. A destination may be a source itself, so nothing is `restrict`.
  */
 #include "backend/cpu/isa/isa.h"
 
-/* From this many elements on (8 MiB) a fill goes past the caches, which could not hold it anyway
- * and would read what is overwritten: twice as fast. */
-#define STREAM_LEAST (2 << 20)
+/* From this many bytes on a fill goes past the caches, which could not hold it anyway and would read
+ * what is overwritten: twice as fast. */
+#define STREAM_LEAST (8 << 20)
+#define EACH ((int64_t)(sizeof(vec) / sizeof(value))) /* values in the bytes of a vector */
 
-static int64_t fill_stream(float *y, float value, int64_t begin, int64_t end) {
+static int64_t fill_stream(value *y, value with, int64_t begin, int64_t end) {
+  value lanes[sizeof(vec) / sizeof(value)];
+  vec all;
   int64_t i = begin;
-  for (; (uintptr_t)(y + i) % sizeof(vec) != 0; i++) y[i] = value;
-  for (; i + W <= end; i += W) v_stream(y + i, v_set(value));
+  for (int64_t j = 0; j < EACH; j++) lanes[j] = with;
+  memcpy(&all, lanes, sizeof all);
+  for (; (uintptr_t)(y + i) % sizeof(vec) != 0; i++) y[i] = with;
+  for (; i + EACH <= end; i += EACH) v_stream((float *)(void *)(y + i), all);
   v_stream_end();
   return i;
 }
 
 void EK_ISA_NAME(fill)(const void *raw, int64_t begin, int64_t end) {
   const struct ek__elementwise_args *args = raw;
+  value *y = args->y, with;
+  x_set(&with, (float)args->value);
+  const bool far = end - begin >= STREAM_LEAST / (int64_t)sizeof(value);
+  int64_t i = far ? fill_stream(y, with, begin, end) : begin;
+  for (; i + W <= end; i += W) x_store(y + i, v_set(x_one(&with)));
+  for (; i < end; i++) y[i] = with;
+}
+
+void EK_ISA_NAME(widen)(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__elementwise_args *args = raw;
+  const value *x = args->a;
   float *y = args->y;
-  const float value = (float)args->value;
-  int64_t i = end - begin >= STREAM_LEAST ? fill_stream(y, value, begin, end) : begin;
-  for (; i + W <= end; i += W) v_store(y + i, v_set(value));
-  for (; i < end; i++) y[i] = value;
+  V_EACH(begin, end, v_put(y + i, x_get(x + i, n), n));
+}
+
+void EK_ISA_NAME(narrow)(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__elementwise_args *args = raw;
+  const float *x = args->a;
+  value *y = args->y;
+  V_EACH(begin, end, x_put(y + i, v_get(x + i, n), n));
 }
 
 void EK_ISA_NAME(add)(const void *raw, int64_t begin, int64_t end) {
   const struct ek__elementwise_args *args = raw;
-  float *y = args->y;
-  const float *a = args->a, *b = args->b;
-  V_EACH(begin, end, v_put(y + i, v_get(a + i, n) + v_get(b + i, n), n));
+  value *y = args->y;
+  const value *a = args->a, *b = args->b;
+  V_EACH(begin, end, x_put(y + i, x_get(a + i, n) + x_get(b + i, n), n));
 }
 
 void EK_ISA_NAME(scale)(const void *raw, int64_t begin, int64_t end) {
   const struct ek__elementwise_args *args = raw;
-  float *y = args->y;
-  const float *a = args->a, factor = (float)args->value;
-  V_EACH(begin, end, v_put(y + i, v_get(a + i, n) * factor, n));
+  value *y = args->y;
+  const value *a = args->a;
+  const float factor = (float)args->value;
+  V_EACH(begin, end, x_put(y + i, x_get(a + i, n) * factor, n));
 }
 
 void EK_ISA_NAME(add_bias)(const void *raw, int64_t begin, int64_t end) {
   const struct ek__matrix_args *args = raw;
   const int64_t columns = args->columns;
-  const float *bias = args->b;
+  const value *bias = args->b;
   for (int64_t row = begin; row < end; row++) {
-    float *y = (float *)args->y + row * args->pitch;
-    V_EACH(0, columns, v_put(y + i, v_get(y + i, n) + v_get(bias + i, n), n));
+    value *y = (value *)args->y + row * args->pitch;
+    V_EACH(0, columns, x_put(y + i, x_get(y + i, n) + x_get(bias + i, n), n));
   }
 }
 
@@ -56,19 +77,21 @@ void EK_ISA_NAME(add_bias)(const void *raw, int64_t begin, int64_t end) {
 
 /* sums[0 .. n-1] += columns of `rows` rows from x on. Four rows at a time: a quarter of the traffic
  * to the sums, and a smaller rounding error. */
-static void add_rows(float *sums, const float *x, int64_t rows, int64_t stride, int64_t n) {
+static void add_rows(float *sums, const value *x, int64_t rows, int64_t stride, int64_t n) {
   int64_t row = 0;
   for (; row + 4 <= rows; row += 4, x += 4 * stride) {
-    const float *x1 = x + stride, *x2 = x1 + stride, *x3 = x2 + stride;
+    const value *x1 = x + stride, *x2 = x1 + stride, *x3 = x2 + stride;
     int64_t c = 0;
     for (; c + W <= n; c += W) {
-      const vec sum = (v_load(x + c) + v_load(x1 + c)) + (v_load(x2 + c) + v_load(x3 + c));
+      const vec sum = (x_load(x + c) + x_load(x1 + c)) + (x_load(x2 + c) + x_load(x3 + c));
       v_store(sums + c, v_load(sums + c) + sum);
     }
-    for (; c < n; c++) sums[c] += (x[c] + x1[c]) + (x2[c] + x3[c]);
+    for (; c < n; c++) {
+      sums[c] += (x_one(x + c) + x_one(x1 + c)) + (x_one(x2 + c) + x_one(x3 + c));
+    }
   }
   for (; row < rows; row++, x += stride) {
-    for (int64_t c = 0; c < n; c++) sums[c] += x[c];
+    for (int64_t c = 0; c < n; c++) sums[c] += x_one(x + c);
   }
 }
 
@@ -81,7 +104,7 @@ void EK_ISA_NAME(column_sum)(const void *raw, int64_t begin, int64_t end) {
     const int64_t n = end - first < SUM_COLUMNS ? end - first : SUM_COLUMNS;
     memset(sums, 0, (size_t)n * sizeof *sums);
     if (args->rows > 0) { /* else there is no memory */
-      add_rows(sums, (const float *)args->a + first, args->rows, args->pitch, n);
+      add_rows(sums, (const value *)args->a + first, args->rows, args->pitch, n);
     }
     for (int64_t c = 0; c < n; c++) {
       y[first + c] = beta == 0.0f ? sums[c] : beta * y[first + c] + sums[c];

@@ -1,5 +1,5 @@
 /*
- * isa_layer_norm.c - layer normalisation in f32.
+ * isa_layer_norm.c - layer normalisation.
  *
  * A row stays in the cache while it is read two or three times, so each direction is one pass over
  * memory; what is added to a row is added on the way. Backward adds the row's share of dgamma and
@@ -10,62 +10,62 @@
 
 #include <math.h>
 
-static float row_sum(const float *x, int64_t width) {
+static float row_sum(const value *x, int64_t width) {
   vec sum0 = {0}, sum1 = {0};
   float rest = 0.0f;
   int64_t i = 0;
   for (; i + 2 * W <= width; i += 2 * W) {
-    sum0 += v_load(x + i);
-    sum1 += v_load(x + i + W);
+    sum0 += x_load(x + i);
+    sum1 += x_load(x + i + W);
   }
-  for (; i < width; i++) rest += x[i];
+  for (; i < width; i++) rest += x_one(x + i);
   return v_sum(sum0 + sum1) + rest;
 }
 
 /* sum = x + residual, which sum may be; returns what row_sum(sum) would. */
-static float row_add(float *sum, const float *x, const float *residual, int64_t width) {
+static float row_add(value *sum, const value *x, const value *residual, int64_t width) {
   vec sum0 = {0}, sum1 = {0};
   float rest = 0.0f;
   int64_t i = 0;
   for (; i + 2 * W <= width; i += 2 * W) {
-    const vec value0 = v_load(x + i) + v_load(residual + i);
-    const vec value1 = v_load(x + i + W) + v_load(residual + i + W);
-    v_store(sum + i, value0);
-    v_store(sum + i + W, value1);
-    sum0 += value0;
-    sum1 += value1;
+    const vec first = x_round(x_load(x + i) + x_load(residual + i));
+    const vec second = x_round(x_load(x + i + W) + x_load(residual + i + W));
+    x_store(sum + i, first);
+    x_store(sum + i + W, second);
+    sum0 += first;
+    sum1 += second;
   }
   for (; i < width; i++) {
-    sum[i] = x[i] + residual[i];
-    rest += sum[i];
+    x_set(sum + i, x_one(x + i) + x_one(residual + i));
+    rest += x_one(sum + i);
   }
   return v_sum(sum0 + sum1) + rest;
 }
 
-static float row_squares(const float *x, float mean, int64_t width) {
+static float row_squares(const value *x, float mean, int64_t width) {
   vec sum0 = {0}, sum1 = {0};
   float rest = 0.0f;
   int64_t i = 0;
   for (; i + 2 * W <= width; i += 2 * W) {
-    const vec d0 = v_load(x + i) - mean, d1 = v_load(x + i + W) - mean;
+    const vec d0 = x_load(x + i) - mean, d1 = x_load(x + i + W) - mean;
     sum0 += d0 * d0;
     sum1 += d1 * d1;
   }
-  for (; i < width; i++) rest += (x[i] - mean) * (x[i] - mean);
+  for (; i < width; i++) rest += (x_one(x + i) - mean) * (x_one(x + i) - mean);
   return v_sum(sum0 + sum1) + rest;
 }
 
 void EK_ISA_NAME(layer_norm_forward)(const void *raw, int64_t begin, int64_t end) {
   const struct ek__layer_norm_args *args = raw;
   const int64_t width = args->width;
-  const float *gamma = args->gamma, *beta = args->beta;
+  const value *gamma = args->gamma, *beta = args->beta;
   for (int64_t row = begin; row < end; row++) {
-    const float *x = (const float *)args->x + row * width;
-    float *y = (float *)args->y + row * width;
+    const value *x = (const value *)args->x + row * width;
+    value *y = (value *)args->y + row * width;
     float mean = 0.0f;
     if (args->residual) {
-      float *sum = (float *)args->sum + row * width;
-      mean = row_add(sum, x, (const float *)args->residual + row * width, width) / (float)width;
+      value *sum = (value *)args->sum + row * width;
+      mean = row_add(sum, x, (const value *)args->residual + row * width, width) / (float)width;
       x = sum;
     } else {
       mean = row_sum(x, width) / (float)width;
@@ -73,8 +73,8 @@ void EK_ISA_NAME(layer_norm_forward)(const void *raw, int64_t begin, int64_t end
     const float variance = row_squares(x, mean, width) / (float)width;
     const float rstd = 1.0f / sqrtf(variance + (float)args->epsilon);
     V_EACH(0, width, {
-      const vec normal = (v_get(x + i, n) - mean) * rstd;
-      v_put(y + i, normal * v_get(gamma + i, n) + v_get(beta + i, n), n);
+      const vec normal = (x_get(x + i, n) - mean) * rstd;
+      x_put(y + i, normal * x_get(gamma + i, n) + x_get(beta + i, n), n);
     });
     ((float *)args->mean)[row] = mean;
     ((float *)args->rstd)[row] = rstd;
@@ -83,7 +83,7 @@ void EK_ISA_NAME(layer_norm_forward)(const void *raw, int64_t begin, int64_t end
 
 /* One row of backward: what it reads. */
 struct row {
-  const float *dy, *x, *gamma;
+  const value *dy, *x, *gamma;
   float mean, rstd;
   int64_t width;
 };
@@ -94,14 +94,14 @@ static void row_averages(const struct row *row, float *g, float *gn) {
   float rest_g = 0.0f, rest_gn = 0.0f;
   int64_t i = 0;
   for (; i + W <= row->width; i += W) {
-    const vec value = v_load(row->dy + i) * v_load(row->gamma + i);
-    sum_g += value;
-    sum_gn += value * ((v_load(row->x + i) - row->mean) * row->rstd);
+    const vec slope = x_load(row->dy + i) * x_load(row->gamma + i);
+    sum_g += slope;
+    sum_gn += slope * ((x_load(row->x + i) - row->mean) * row->rstd);
   }
   for (; i < row->width; i++) {
-    const float value = row->dy[i] * row->gamma[i];
-    rest_g += value;
-    rest_gn += value * ((row->x[i] - row->mean) * row->rstd);
+    const float slope = x_one(row->dy + i) * x_one(row->gamma + i);
+    rest_g += slope;
+    rest_gn += slope * ((x_one(row->x + i) - row->mean) * row->rstd);
   }
   *g = (v_sum(sum_g) + rest_g) / (float)row->width;
   *gn = (v_sum(sum_gn) + rest_gn) / (float)row->width;
@@ -110,26 +110,26 @@ static void row_averages(const struct row *row, float *g, float *gn) {
 /* dgamma and dbeta, element by element; before dx is written, which may be dy. */
 static void add_columns(const struct row *row, float *dgamma, float *dbeta) {
   V_EACH(0, row->width, {
-    const vec dy = v_get(row->dy + i, n);
-    const vec normal = (v_get(row->x + i, n) - row->mean) * row->rstd;
+    const vec dy = x_get(row->dy + i, n);
+    const vec normal = (x_get(row->x + i, n) - row->mean) * row->rstd;
     v_put(dgamma + i, v_get(dgamma + i, n) + dy * normal, n);
     v_put(dbeta + i, v_get(dbeta + i, n) + dy, n);
   });
 }
 
 /* residual may be NULL, and dx may be it. */
-static void write_dx(const struct row *row, float *dx, const float *residual, float g, float gn) {
+static void write_dx(const struct row *row, value *dx, const value *residual, float g, float gn) {
   V_EACH(0, row->width, {
-    const vec normal = (v_get(row->x + i, n) - row->mean) * row->rstd;
-    const vec product = v_get(row->dy + i, n) * v_get(row->gamma + i, n);
-    const vec value = (product - g - normal * gn) * row->rstd;
-    v_put(dx + i, residual ? v_get(residual + i, n) + value : value, n);
+    const vec normal = (x_get(row->x + i, n) - row->mean) * row->rstd;
+    const vec product = x_get(row->dy + i, n) * x_get(row->gamma + i, n);
+    const vec slope = (product - g - normal * gn) * row->rstd;
+    x_put(dx + i, residual ? x_get(residual + i, n) + slope : slope, n);
   });
 }
 
 static struct row row_of(const struct ek__layer_norm_args *args, int64_t index) {
-  return (struct row){.dy = (const float *)args->dy + index * args->width,
-                      .x = (const float *)args->x + index * args->width,
+  return (struct row){.dy = (const value *)args->dy + index * args->width,
+                      .x = (const value *)args->x + index * args->width,
                       .gamma = args->gamma,
                       .mean = ((const float *)args->mean)[index],
                       .rstd = ((const float *)args->rstd)[index],
@@ -145,9 +145,9 @@ void EK_ISA_NAME(layer_norm_backward)(const void *raw, int64_t begin, int64_t en
     if (args->dx) row_averages(&row, &g, &gn);
     if (job->add_columns) add_columns(&row, args->dgamma, args->dbeta);
     if (!args->dx) continue;
-    const float *residual =
-        args->residual ? (const float *)args->residual + index * args->width : NULL;
-    write_dx(&row, (float *)args->dx + index * args->width, residual, g, gn);
+    const value *residual =
+        args->residual ? (const value *)args->residual + index * args->width : NULL;
+    write_dx(&row, (value *)args->dx + index * args->width, residual, g, gn);
   }
 }
 

@@ -1,11 +1,11 @@
 /*
- * isa_losses.c - losses and their gradients in f32.
+ * isa_losses.c - losses and their gradients.
  *
  * Cross-entropy reads a row once from memory: in blocks that fit the first cache, the largest
  * element, then the sum of exponentials below it, with an online correction of what was summed
  * before (Milakov and Gimelshein 2018). The gradient computes the exponentials again: one read and
- * one write. Logits are only ever looked at below the row's largest, so that what they have in
- * common costs no digits. Targets were checked before.
+ * one write, and rounds once. Logits are only ever looked at below the row's largest, so that what
+ * they have in common costs no digits. Targets were checked before.
  */
 #include "backend/cpu/isa/isa.h"
 #include "backend/cpu/isa/vector_exp.h"
@@ -15,30 +15,30 @@
 #define BLOCK 2048 /* elements of a row looked at together: 8 KiB */
 #define NEAR 16384 /* elements of rows that stay in the second cache: 64 KiB */
 
-static float block_largest(const float *x, int64_t n) {
+static float block_largest(const value *x, int64_t n) {
   vec best[4] = {v_set(-INFINITY), v_set(-INFINITY), v_set(-INFINITY), v_set(-INFINITY)};
   int64_t i = 0;
   for (; i + 4 * W <= n; i += 4 * W) { /* NaN is passed over here and comes back by the sum */
-    for (int j = 0; j < 4; j++) best[j] = v_max(v_load(x + i + j * W), best[j]);
+    for (int j = 0; j < 4; j++) best[j] = v_max(x_load(x + i + j * W), best[j]);
   }
   float best_of_all = v_largest(v_max(v_max(best[0], best[1]), v_max(best[2], best[3])));
-  for (; i < n; i++) best_of_all = x[i] > best_of_all ? x[i] : best_of_all;
+  for (; i < n; i++) best_of_all = x_one(x + i) > best_of_all ? x_one(x + i) : best_of_all;
   return best_of_all;
 }
 
-static float block_exp_sum(const float *x, int64_t n, float largest) {
+static float block_exp_sum(const value *x, int64_t n, float largest) {
   vec sum0 = {0}, sum1 = {0};
   int64_t i = 0;
   for (; i + 2 * W <= n; i += 2 * W) {
     /* Memory would idle while exponentials are computed: fetch what the next block looks at. */
-    v_fetch(x + i + (BLOCK - EK_AHEAD));
-    v_fetch(x + i + W + (BLOCK - EK_AHEAD));
-    sum0 += v_exp(v_load(x + i) - largest);
-    sum1 += v_exp(v_load(x + i + W) - largest);
+    x_fetch(x + i + (BLOCK - EK_AHEAD));
+    x_fetch(x + i + W + (BLOCK - EK_AHEAD));
+    sum0 += v_exp(x_load(x + i) - largest);
+    sum1 += v_exp(x_load(x + i + W) - largest);
   }
   for (; i < n; i += W) { /* what is missing counts as e^-inf */
     const int64_t rest = n - i < W ? n - i : W;
-    sum0 += v_exp(v_load_some(x + i, rest, -INFINITY) - largest);
+    sum0 += v_exp(x_load_some(x + i, rest, -INFINITY) - largest);
   }
   return v_sum(sum0 + sum1);
 }
@@ -49,7 +49,7 @@ struct normalizer {
   float m, z;
 };
 
-static struct normalizer normalize_row(const float *x, int64_t classes) {
+static struct normalizer normalize_row(const value *x, int64_t classes) {
   float largest = -INFINITY, sum = 0.0f;
   for (int64_t i = 0; i < classes; i += BLOCK) {
     const int64_t n = classes - i < BLOCK ? classes - i : BLOCK;
@@ -66,20 +66,20 @@ static struct normalizer normalize_row(const float *x, int64_t classes) {
 
 /* Sum over c of w[c] (m - x[c]); a class of weight 0 counts for nothing even where x is -inf.
  * Blocks are summed in f32 after a division by 4096 = 2^12, which keeps huge differences finite. */
-static double weighted_depth(const float *x, const float *w, int64_t classes, float m) {
+static double weighted_depth(const value *x, const float *w, int64_t classes, float m) {
   double total = 0.0;
   for (int64_t first = 0; first < classes; first += BLOCK) {
     const int64_t last = classes - first < BLOCK ? classes : first + BLOCK;
     vec sum = {0};
     for (int64_t i = first; i < last; i += W) {
       const int64_t n = last - i < W ? last - i : W;
-      vec value = n == W ? v_load(x + i) : v_load_some(x + i, n, m);
-      value = m * 0x1p-12f - value * 0x1p-12f;
+      vec depth = n == W ? x_load(x + i) : x_load_some(x + i, n, m);
+      depth = m * 0x1p-12f - depth * 0x1p-12f;
       if (w) {
         const vec weight = n == W ? v_load(w + i) : v_load_some(w + i, n, 0.0f);
-        value = (vec)((vec_i)(value * weight) & (weight != 0.0f));
+        depth = (vec)((vec_i)(depth * weight) & (weight != 0.0f));
       }
-      sum += value;
+      sum += depth;
     }
     total += (double)v_sum(sum);
   }
@@ -96,11 +96,11 @@ void EK_ISA_NAME(cross_entropy_forward)(const void *raw, int64_t begin, int64_t 
   float *losses = args->losses;
   struct normalizer *normalizers = args->normalizer;
   for (int64_t row = begin; row < end; row++) {
-    const float *x = (const float *)args->outputs + row * columns;
+    const value *x = (const value *)args->outputs + row * columns;
     const struct normalizer all = normalizers[row] = normalize_row(x, classes);
     losses[row] = 0.0f;
     if (targets[row] == args->ignore_index) continue;
-    const double log_z = (double)logf(all.z), own = (double)x[targets[row]] - (double)all.m;
+    const double log_z = (double)logf(all.z), own = (double)x_one(x + targets[row]) - (double)all.m;
     const double weight = (weights ? (double)weights[targets[row]] : 1.0) * (1.0 - smoothing);
     double loss = ek__weigh(weight, log_z - own);
     if (share != 0.0) {
@@ -111,26 +111,49 @@ void EK_ISA_NAME(cross_entropy_forward)(const void *raw, int64_t begin, int64_t 
   }
 }
 
-/* gradient[c] = factor e^(x[c] - m). */
-static void row_gradient(float *gradient, const float *x, int64_t classes, float m, float factor) {
+/* gradient[c] = factor e^(x[c] - m) - share w[c], of which `own` is taken at the target. */
+struct slope {
+  float m, factor, share, own;
+  const float *weights; /* or NULL: 1 */
+};
+
+/* Without smoothing share is 0. */
+static void plain_gradient(value *gradient, const value *x, int64_t classes,
+                           const struct slope *slope) {
+  const float m = slope->m, factor = slope->factor;
   int64_t i = 0;
   for (; i + 2 * W <= classes; i += 2 * W) {
-    const vec e0 = v_exp(v_load(x + i) - m), e1 = v_exp(v_load(x + i + W) - m);
-    v_store(gradient + i, e0 * factor);
-    v_store(gradient + i + W, e1 * factor);
+    const vec e0 = v_exp(x_load(x + i) - m), e1 = v_exp(x_load(x + i + W) - m);
+    x_store(gradient + i, e0 * factor);
+    x_store(gradient + i + W, e1 * factor);
   }
   for (; i < classes; i += W) {
     const int64_t n = classes - i < W ? classes - i : W;
-    v_store_some(gradient + i, v_exp(v_load_some(x + i, n, 0.0f) - m) * factor, n);
+    x_put(gradient + i, v_exp(x_get(x + i, n) - m) * factor, n);
   }
 }
 
-/* gradient[c] -= share w[c]: label smoothing. */
-static void take_share(float *gradient, const float *weights, int64_t classes, float share) {
+static void smoothed_gradient(value *gradient, const value *x, int64_t classes,
+                              const struct slope *slope) {
   V_EACH(0, classes, {
-    const vec part = weights ? v_get(weights + i, n) * share : v_set(share);
-    v_put(gradient + i, v_get(gradient + i, n) - part, n);
+    const vec part =
+        slope->weights ? v_get(slope->weights + i, n) * slope->share : v_set(slope->share);
+    x_put(gradient + i, v_exp(x_get(x + i, n) - slope->m) * slope->factor - part, n);
   });
+}
+
+/* The target's element is computed by itself, or it would be rounded twice; x may be gradient. */
+static void row_gradient(value *gradient, const value *x, int64_t classes,
+                         const struct slope *slope, int64_t target) {
+  const float weight = slope->weights ? slope->weights[target] : 1.0f;
+  const float p = v_exp(v_set(x_one(x + target) - slope->m))[0] * slope->factor;
+  const float at_target = p - weight * slope->share - slope->own;
+  if (slope->share == 0.0f) {
+    plain_gradient(gradient, x, classes, slope);
+  } else {
+    smoothed_gradient(gradient, x, classes, slope);
+  }
+  x_set(gradient + target, at_target);
 }
 
 void EK_ISA_NAME(cross_entropy_backward)(const void *raw, int64_t begin, int64_t end) {
@@ -140,8 +163,8 @@ void EK_ISA_NAME(cross_entropy_backward)(const void *raw, int64_t begin, int64_t
   const int32_t *targets = args->targets;
   const float *weights = args->class_weights, *row_scale = args->row_scale;
   for (int64_t row = begin; row < end; row++) {
-    const float *x = (const float *)args->outputs + row * columns;
-    float *gradient = (float *)args->gradient + row * columns;
+    const value *x = (const value *)args->outputs + row * columns;
+    value *gradient = (value *)args->gradient + row * columns;
     if (targets[row] == args->ignore_index) {
       memset(gradient, 0, (size_t)columns * sizeof *gradient);
       continue;
@@ -152,9 +175,9 @@ void EK_ISA_NAME(cross_entropy_backward)(const void *raw, int64_t begin, int64_t
     const double share = args->label_smoothing / (double)classes * scale;
     const struct normalizer all = ((const struct normalizer *)args->normalizer)[row];
     const double whole = own + share * job->class_weight; /* what the row's softmax is times */
-    row_gradient(gradient, x, classes, all.m, (float)(whole / (double)all.z));
-    if (share != 0.0) take_share(gradient, weights, classes, (float)share);
-    gradient[targets[row]] -= (float)own;
+    const struct slope slope = {all.m, (float)(whole / (double)all.z), (float)share, (float)own,
+                                weights};
+    row_gradient(gradient, x, classes, &slope, targets[row]);
     memset(gradient + classes, 0, (size_t)(columns - classes) * sizeof *gradient);
   }
 }
@@ -173,7 +196,7 @@ void EK_ISA_NAME(cross_entropy_gradient)(const void *raw, int64_t begin, int64_t
 
 void EK_ISA_NAME(squared_error_forward)(const void *raw, int64_t begin, int64_t end) {
   const struct ek__loss_job *job = raw;
-  const float *y = job->args->outputs, *target = job->args->targets;
+  const value *y = job->args->outputs, *target = job->args->targets;
   float *losses = job->args->losses;
   const int64_t count = job->args->rows;
   for (int64_t index = begin; index < end; index++) {
@@ -185,11 +208,9 @@ void EK_ISA_NAME(squared_error_forward)(const void *raw, int64_t begin, int64_t 
       vec part = {0};
       for (; i < stop; i += W) {
         const int64_t n = stop - i < W ? stop - i : W;
-        const vec d = n == W ? v_load(y + i) - v_load(target + i)
-                             : v_load_some(y + i, n, 0.0f) - v_load_some(target + i, n, 0.0f);
+        const vec d = x_get(y + i, n) - x_get(target + i, n);
         part += d * d;
-        if (losses && n == W) v_store(losses + i, d * d);
-        if (losses && n < W) v_store_some(losses + i, d * d, n);
+        if (losses) v_put(losses + i, d * d, n);
       }
       i = stop;
       sum += (double)v_sum(part);
@@ -200,12 +221,12 @@ void EK_ISA_NAME(squared_error_forward)(const void *raw, int64_t begin, int64_t 
 
 void EK_ISA_NAME(squared_error_backward)(const void *raw, int64_t begin, int64_t end) {
   const struct ek__loss_job *job = raw;
-  const float *y = job->args->outputs, *target = job->args->targets;
+  const value *y = job->args->outputs, *target = job->args->targets;
   const float *element_scale = job->args->row_scale;
   const float factor = (float)(2.0 * job->factor);
-  float *gradient = job->args->gradient;
+  value *gradient = job->args->gradient;
   V_EACH(begin, end, {
-    const vec value = (v_get(y + i, n) - v_get(target + i, n)) * factor;
-    v_put(gradient + i, element_scale ? value * v_get(element_scale + i, n) : value, n);
+    const vec slope = (x_get(y + i, n) - x_get(target + i, n)) * factor;
+    x_put(gradient + i, element_scale ? slope * v_get(element_scale + i, n) : slope, n);
   });
 }

@@ -1,28 +1,35 @@
 /*
- * isa_updates.c - optimizer updates and sums over flat ranges in f32. All are bound by memory, so
- * each does its work in one pass.
+ * isa_updates.c - optimizer updates and sums over flat ranges. All are bound by memory, so each does
+ * its work in one pass; the copy that layers see is written by the pass that writes the parameters.
  */
 #include "backend/cpu/isa/isa.h"
 
 #include <math.h>
 
+static inline vec gradient_at(const struct ek__update_args *args, int64_t i, int64_t n) {
+  return args->g_is_value ? x_get((const value *)args->g + i, n)
+                          : v_get((const float *)args->g + i, n);
+}
+
 void EK_ISA_NAME(sgd)(const void *raw, int64_t begin, int64_t end) {
   const struct ek__update_job *job = raw;
   const struct ek__update_args *args = job->args;
   float *p = args->p, *buffer = args->momentum != 0.0 ? args->state0 : NULL;
-  const float *gradient = args->g;
+  value *copy = args->copy;
   const float factor = (float)job->factor, decay = (float)args->weight_decay;
   const float rate = (float)args->learning_rate, momentum = (float)args->momentum;
   const float taken = (float)(1.0 - args->dampening);
   V_EACH(begin, end, {
     const vec old = v_get(p + i, n);
-    vec g = v_get(gradient + i, n) * factor + old * decay;
+    vec g = gradient_at(args, i, n) * factor + old * decay;
     if (buffer) {
       const vec b = args->first ? g : v_get(buffer + i, n) * momentum + g * taken;
       v_put(buffer + i, b, n);
       g = args->nesterov ? g + b * momentum : b;
     }
-    v_put(p + i, old - g * rate, n);
+    const vec next = old - g * rate;
+    v_put(p + i, next, n);
+    if (copy) x_put(copy + i, next, n);
   });
 }
 
@@ -34,14 +41,14 @@ struct adam {
   float decay;         /* added to the gradient: 0 if decoupled */
 };
 
-static inline void adam_step(const struct adam *adam, float *p, float *m, float *v, const float *g,
-                             int64_t n, bool first) {
+/* Writes m, v and p, and gives p. */
+static inline vec adam_step(const struct adam *adam, float *p, float *m, float *v, vec g, int64_t n,
+                            bool first) {
   v_fetch(p);
   v_fetch(m);
   v_fetch(v);
-  v_fetch(g);
   const vec old = v_get(p, n);
-  vec gradient = v_get(g, n) * adam->factor;
+  vec gradient = g * adam->factor;
   if (adam->decay != 0.0f) gradient += old * adam->decay;
   vec mean = gradient * adam->rest1, square = gradient * gradient * adam->rest2;
   if (!first) {
@@ -51,12 +58,15 @@ static inline void adam_step(const struct adam *adam, float *p, float *m, float 
   v_put(m, mean, n);
   v_put(v, square, n);
   const vec step = mean * adam->rate / (v_sqrt(square) * adam->root + adam->epsilon);
-  v_put(p, old * adam->keep - step, n);
+  const vec next = old * adam->keep - step;
+  v_put(p, next, n);
+  return next;
 }
 
 void EK_ISA_NAME(adamw)(const void *raw, int64_t begin, int64_t end) {
   const struct ek__update_job *job = raw;
   const struct ek__update_args *args = job->args;
+  const size_t g_size = args->g_is_value ? sizeof(value) : sizeof(float);
   const double keep = args->decoupled ? 1.0 - args->learning_rate * args->weight_decay : 1.0;
   const struct adam adam = {.factor = (float)job->factor,
                             .beta1 = (float)args->beta1,
@@ -69,13 +79,18 @@ void EK_ISA_NAME(adamw)(const void *raw, int64_t begin, int64_t end) {
                             .keep = (float)keep,
                             .decay = args->decoupled ? 0.0f : (float)args->weight_decay};
   float *p = args->p, *m = args->state0, *v = args->state1;
-  const float *g = args->g;
-  V_EACH(begin, end, adam_step(&adam, p + i, m + i, v + i, g + i, n, args->first));
+  value *copy = args->copy;
+  V_EACH(begin, end, {
+    __builtin_prefetch((const char *)args->g + g_size * (size_t)(i + EK_AHEAD));
+    const vec g = gradient_at(args, i, n);
+    const vec next = adam_step(&adam, p + i, m + i, v + i, g, n, args->first);
+    if (copy) x_put(copy + i, next, n);
+  });
 }
 
 void EK_ISA_NAME(square_norm)(const void *raw, int64_t begin, int64_t end) {
   const struct ek__norm_job *job = raw;
-  const float *x = job->x;
+  const value *x = job->x;
   for (int64_t index = begin; index < end; index++) {
     const int64_t first = index * job->chunk;
     const int64_t last = job->count - first < job->chunk ? job->count : first + job->chunk;
@@ -83,12 +98,13 @@ void EK_ISA_NAME(square_norm)(const void *raw, int64_t begin, int64_t end) {
     double rest = 0.0;
     int64_t i = first;
     for (; i + W <= last; i += W) {
-      v_fetch(x + i);
-      const vec_d a = v_widen(x + i), b = v_widen(x + i + W / 2);
+      x_fetch(x + i);
+      vec_d a, b;
+      v_widen(x_load(x + i), &a, &b);
       sum0 += a * a;
       sum1 += b * b;
     }
-    for (; i < last; i++) rest += (double)x[i] * (double)x[i];
+    for (; i < last; i++) rest += (double)x_one(x + i) * (double)x_one(x + i);
     job->partials[index] = v_sum_d(sum0 + sum1) + rest;
   }
 }
@@ -96,25 +112,25 @@ void EK_ISA_NAME(square_norm)(const void *raw, int64_t begin, int64_t end) {
 /* All destinations get every sum while it is in a register; one pass over every source. */
 void EK_ISA_NAME(reduce)(const void *raw, int64_t begin, int64_t end) {
   const struct ek__reduce_args *args = raw;
-  const float *const *sources = (const float *const *)args->sources;
-  float *const *destinations = (float *const *)args->destinations;
+  const value *const *sources = (const value *const *)args->sources;
+  value *const *destinations = (value *const *)args->destinations;
   int64_t i = begin;
   for (; i + 4 * W <= end; i += 4 * W) {
     vec sum[4] = {{0}};
     for (size_t s = 0; s < args->source_count; s++) {
       for (int j = 0; j < 4; j++) {
-        const float *source = sources[s] + i + j * W;
-        v_fetch(source);
-        sum[j] = s == 0 ? v_load(source) : sum[j] + v_load(source);
+        const value *source = sources[s] + i + j * W;
+        x_fetch(source);
+        sum[j] = s == 0 ? x_load(source) : sum[j] + x_load(source);
       }
     }
     for (size_t d = 0; d < args->destination_count; d++) {
-      for (int j = 0; j < 4; j++) v_store(destinations[d] + i + j * W, sum[j]);
+      for (int j = 0; j < 4; j++) x_store(destinations[d] + i + j * W, sum[j]);
     }
   }
   for (; i < end; i++) {
-    float sum = args->source_count > 0 ? sources[0][i] : 0.0f;
-    for (size_t s = 1; s < args->source_count; s++) sum += sources[s][i];
-    for (size_t d = 0; d < args->destination_count; d++) destinations[d][i] = sum;
+    float sum = args->source_count > 0 ? x_one(sources[0] + i) : 0.0f;
+    for (size_t s = 1; s < args->source_count; s++) sum += x_one(sources[s] + i);
+    for (size_t d = 0; d < args->destination_count; d++) x_set(destinations[d] + i, sum);
   }
 }

@@ -211,11 +211,12 @@ static inline vec_w v_multiply_wide(vec_w a, vec_w b) {
 #endif
 }
 
-/* W / 2 floats as doubles. */
-static inline vec_d v_widen(const float *p) {
-  vec_h v;
-  memcpy(&v, p, sizeof v);
-  return __builtin_convertvector(v, vec_d);
+/* The lower and the upper half of the lanes as doubles. */
+static inline void v_widen(vec v, vec_d *low, vec_d *high) {
+  vec_h halves[2];
+  memcpy(halves, &v, sizeof v);
+  *low = __builtin_convertvector(halves[0], vec_d);
+  *high = __builtin_convertvector(halves[1], vec_d);
 }
 
 /* a0 b0 a1 b1 ... as two vectors. */

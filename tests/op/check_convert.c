@@ -1,0 +1,205 @@
+/*
+ * check_convert.c - conversions between types, against their definition in double precision.
+ *
+ * All of it is exact: ck_round_to() rounds by arithmetic and not by bits. Numbers travel as bits, so
+ * that NaN, its sign and both zeros are seen.
+ */
+#include <evenkeel/convert.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ck_op_calls.h"
+#include "ek_check.h"
+
+enum { ALL = 1 << 16 };
+
+static const ek_type halves[] = {EK_BF16, EK_F16};
+
+static double value_of(ek_type type, uint16_t bits) {
+  const int fraction = type == EK_BF16 ? 7 : 10, bias = type == EK_BF16 ? 127 : 15;
+  const int power = bits >> fraction & (2 * bias + 1), low = bits & ((1 << fraction) - 1);
+  const double sign = (bits & 0x8000) != 0 ? -1 : 1;
+  if (power == 2 * bias + 1) return low == 0 ? sign * HUGE_VAL : NAN;
+  if (power == 0) return sign * ldexp(low, 1 - bias - fraction);
+  return sign * ldexp((1 << fraction) + low, power - bias - fraction);
+}
+
+/* y = x on the rig's device, both as bytes of the host. */
+static void convert(struct ck_rig *rig, ek_type to, void *y, ek_type from, const void *x,
+                    int64_t count) {
+  ek_tensor *ty = ck_blank(rig, to, CK_SHAPE(count)), *tx = ck_blank(rig, from, CK_SHAPE(count));
+  ek_tensor host;
+  ck_ok(ek_tensor_host(&host, (void *)(uintptr_t)x, from, 1, &count));
+  ck_ok(ek_tensor_copy(tx, &host));
+  ck_ok(ek_op_convert(rig->stream, ty, tx));
+  ck_ok(ek_tensor_host(&host, y, to, 1, &count));
+  ck_ok(ek_tensor_copy(&host, ty));
+}
+
+/* Every number to f32 is exact, and back is itself; NaN is quiet then, with its sign. */
+START_TEST(all_numbers_there_and_back) {
+  const ek_type type = halves[_i % 2];
+  struct ck_rig *rig = ck_rig_variant(_i / 2 * 2);
+  uint16_t *all = malloc(ALL * sizeof *all), *back = malloc(ALL * sizeof *back);
+  float *wide = malloc(ALL * sizeof *wide);
+  ck_assert(all != NULL && back != NULL && wide != NULL);
+  for (int i = 0; i < ALL; i++) all[i] = (uint16_t)i;
+  convert(rig, EK_F32, wide, type, all, ALL);
+  convert(rig, type, back, EK_F32, wide, ALL);
+  const int quiet = type == EK_BF16 ? 0x40 : 0x200;
+  for (int i = 0; i < ALL; i++) {
+    const double want = value_of(type, all[i]);
+    ck_assert_msg(isnan(want)
+                      ? isnan(wide[i])
+                      : (double)wide[i] == want && (signbit(wide[i]) != 0) == (i >= ALL / 2),
+                  "%s %04x is %g, not %g", ek_type_name(type), i, (double)wide[i], want);
+    if (isnan(want)) { /* what a NaN carries is a machine's own */
+      ck_assert_msg(isnan(value_of(type, back[i])) && (back[i] & quiet) != 0, "%04x", back[i]);
+    } else {
+      ck_assert_msg(back[i] == i, "%s %04x comes back as %04x", ek_type_name(type), i, back[i]);
+    }
+  }
+  free(all);
+  free(back);
+  free(wide);
+  ck_rig_close(rig);
+}
+END_TEST
+
+/* Numbers of f32 to 16 bits, each as its definition says. */
+static void check_narrowed(struct ck_rig *rig, ek_type type, const float *x, int64_t count) {
+  uint16_t *y = malloc((size_t)count * sizeof *y);
+  ck_assert_ptr_nonnull(y);
+  convert(rig, type, y, EK_F32, x, count);
+  for (int64_t i = 0; i < count; i++) {
+    const double want = ck_round_to(type, (double)x[i]), got = value_of(type, y[i]);
+    ck_assert_msg(
+        isnan(want) ? isnan(got) : got == want && (signbit(got) != 0) == (signbit(want) != 0),
+        "%a is %a (%04x) in %s, not %a", (double)x[i], got, y[i], ek_type_name(type), want);
+  }
+  free(y);
+}
+
+/* Between each two neighbours: the tie, and the next numbers of f32 on both sides of it. The last
+ * tie lies above the largest number. */
+START_TEST(ties_go_to_the_even_one) {
+  enum { EACH = 3, FINITE = ALL / 2 };
+  const ek_type type = halves[_i % 2];
+  struct ck_rig *rig = ck_rig_variant(_i / 2 * 2);
+  float *x = malloc(2 * EACH * FINITE * sizeof *x);
+  ck_assert_ptr_nonnull(x);
+  int64_t n = 0;
+  for (int i = 0; isfinite(value_of(type, (uint16_t)i)); i++) {
+    const double low = value_of(type, (uint16_t)i), before = value_of(type, (uint16_t)(i - 1));
+    const double next = value_of(type, (uint16_t)(i + 1));
+    const float tie = (float)(isinf(next) ? low + (low - before) / 2 : (low + next) / 2);
+    const float near[EACH] = {nextafterf(tie, 0), tie, nextafterf(tie, HUGE_VALF)};
+    for (int k = 0; k < EACH; k++) {
+      x[n++] = near[k];
+      x[n++] = -near[k];
+    }
+  }
+  check_narrowed(rig, type, x, n);
+  free(x);
+  ck_rig_close(rig);
+}
+END_TEST
+
+START_TEST(any_bits) {
+  enum { COUNT = 1000000, PARTS = 4 };
+  const ek_type type = halves[_i % 2];
+  if (!ck_part(_i / 2)) return;
+  struct ck_rig *rig = ck_rig_variant(_i / 2 % 2 * 2);
+  float *x = malloc(COUNT / PARTS * sizeof *x);
+  ck_assert_ptr_nonnull(x);
+  for (int64_t i = 0; i < COUNT / PARTS; i++) {
+    const uint32_t bits = (uint32_t)ck_random_next(&rig->random);
+    memcpy(&x[i], &bits, sizeof bits);
+  }
+  check_narrowed(rig, type, x, COUNT / PARTS);
+  free(x);
+  ck_rig_close(rig);
+}
+END_TEST
+
+/* All pairs over all lengths up to some vectors, so that every remainder of a loop is met. */
+START_TEST(all_pairs) {
+  static const ek_type types[] = {EK_F32, EK_F64, EK_BF16, EK_F16};
+  const ek_type to = types[_i % 4], from = types[_i / 4 % 4];
+  const bool possible = to == from || to == EK_F32 || from == EK_F32 ||
+                        (ek_type_size(to) == 2 && ek_type_size(from) == 2);
+  for (int64_t n = 0; n < 70; n++) {
+    if (!ck_part((int)n)) continue;
+    struct ck_rig *rig = ck_rig_variant(_i / 16 * 2);
+    double *x = ck_values(rig, n, -70000, 70000), *want = ck_zeros(rig, n);
+    for (int64_t i = 0; i < n; i++) {
+      x[i] = ck_round_to(from, i % 3 == 0 ? x[i] : x[i] * 1e-9);
+      want[i] = ck_round_to(to, x[i]);
+    }
+    ek_tensor *tx = ck_tensor_of(rig, from, x, CK_SHAPE(n));
+    ek_tensor *y = ck_tensor_of(rig, to, NULL, CK_SHAPE(1, n));
+    if (possible) {
+      ck_ok(ek_op_convert(rig->stream, y, tx));
+      ck_same_bits("convert", ck_read(rig, y), want, n);
+    } else {
+      ck_fails(ek_op_convert(rig->stream, y, tx), EK_ERR_UNSUPPORTED, "convert: y is ");
+    }
+    ck_rig_close(rig);
+  }
+}
+END_TEST
+
+START_TEST(large_ones_by_several_threads) {
+  const ek_type type = halves[_i];
+  struct ck_rig *rig = ck_rig_variant(2);
+  const int64_t n = 100003;
+  double *x = ck_values(rig, n, -3, 3), *want = ck_zeros(rig, n);
+  for (int64_t i = 0; i < n; i++) want[i] = ck_round_to(type, x[i]);
+  ek_tensor *y = ck_tensor_of(rig, type, NULL, CK_SHAPE(n));
+  ck_ok(ek_op_convert(rig->stream, y, ck_tensor(rig, x, CK_SHAPE(n))));
+  ck_same_bits("narrow", ck_read(rig, y), want, n);
+  ek_tensor *other = ck_tensor_of(rig, halves[1 - _i], NULL, CK_SHAPE(n));
+  ck_ok(ek_op_convert(rig->stream, other, y));
+  for (int64_t i = 0; i < n; i++) want[i] = ck_round_to(halves[1 - _i], want[i]);
+  ck_same_bits("to the other", ck_read(rig, other), want, n);
+  ck_rig_close(rig);
+}
+END_TEST
+
+static ek_status call(ek_stream *s, ek_tensor *const *t) { return ek_op_convert(s, t[0], t[1]); }
+
+static const struct ck_operation operation = {
+    "convert",
+    call,
+    2,
+    {{.name = "y", .written = true, .any_float = true, .rank = 2, .shape = {3, 4}},
+     {.name = "x", .any_float = true, .rank = 2, .shape = {3, 4}}}};
+
+START_TEST(bad_inputs) { ck_bad_inputs(&operation, _i == 0 ? test_devices("cpu:2") : "plan:2"); }
+END_TEST
+
+START_TEST(huge_sizes) {
+  struct ck_rig *rig = ck_rig_open(CK_HUGE_PLAN, EK_F32, 1);
+  const int64_t big = (INT64_C(1) << 32) + 1;
+  ck_ok(ek_op_convert(rig->stream, ck_blank(rig, EK_BF16, CK_SHAPE(3, big)),
+                      ck_blank(rig, EK_F32, CK_SHAPE(big, 3))));
+  ck_rig_close(rig);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("convert");
+  TCase *values = ck_case(suite, "values");
+  tcase_add_loop_test(values, all_numbers_there_and_back, 0, 4);
+  tcase_add_loop_test(values, ties_go_to_the_even_one, 0, 4);
+  tcase_add_loop_test(values, any_bits, 0, 8);
+  tcase_add_loop_test(values, all_pairs, 0, 32);
+  tcase_add_loop_test(values, large_ones_by_several_threads, 0, 2);
+  TCase *errors = ck_case(suite, "errors");
+  tcase_add_loop_test(errors, bad_inputs, 0, 2);
+  tcase_add_test(errors, huge_sizes);
+  return suite;
+}
+
+CK_MAIN(make_suite)
