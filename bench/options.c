@@ -36,6 +36,7 @@ enum key {
   KEY_LOSS,
   KEY_TF32,
   KEY_DETERMINISTIC,
+  KEY_REPRODUCIBLE,
   KEY_FAIL_ABOVE,
   KEY_MEASURE,
   KEY_TIMELINE,
@@ -82,6 +83,11 @@ static const struct argp_option training_options[] = {
     {"tf32", KEY_TF32, NULL, 0, "Products on cuda devices in TF32: 10 bits of mantissa", 0},
     {"deterministic", KEY_DETERMINISTIC, NULL, 0,
      "Sums between GPUs in the order of the devices; other devices always do so", 0},
+    {"reproducible", KEY_REPRODUCIBLE, "GRAINS", OPTION_ARG_OPTIONAL,
+     "The same bits on any number of devices up to GRAINS, by default 8, the parts that every "
+     "batch "
+     "is cut into; memory also shows what that costs",
+     0},
     {"layers", KEY_LAYERS, "N", 0, "Blocks of the model", 1},
     {"width", KEY_WIDTH, "N", 0, "Width of the model, a multiple of --heads", 1},
     {"heads", KEY_HEADS, "N", 0, "Heads of attention", 1},
@@ -158,7 +164,7 @@ ek_group_options group_options(const struct options *options, int threads) {
   ek_group_options group = EK_GROUP_OPTIONS_INIT;
   group.threads_per_device = threads;
   group.allow_tf32 = options->tf32;
-  group.deterministic = options->deterministic;
+  group.deterministic = options->deterministic || options->reproducible > 0;
   return group;
 }
 
@@ -198,6 +204,7 @@ static void read_modes(struct reading *reading, struct argp_state *state) {
   char bad[64];
   const char *text = reading->modes_text != NULL              ? reading->modes_text
                      : options->command == COMMAND_TECHNIQUES ? "sharded"
+                     : options->reproducible > 0              ? "gather,balanced,replicated,sharded"
                                                               : "all";
   if (!parse_modes(options->modes, &options->mode_count, text, bad)) {
     argp_error(state,
@@ -252,6 +259,7 @@ static void finish_fit(const struct reading *reading, struct argp_state *state) 
   if (options->scatter.kind != EK_SCATTER_EVEN) {
     argp_error(state, "--scatter %s is not for fit", options->scatter_text);
   }
+  if (options->reproducible > 0) argp_error(state, "--reproducible is not for fit");
   options->shape.keep_outputs = false;
 }
 
@@ -290,6 +298,10 @@ static void finish_training(struct reading *reading, struct argp_state *state) {
     argp_error(state, "%s tries --recompute, --micro-batches and --loss itself",
                command_name(options->command));
   }
+  if (options->reproducible > 0 && options->scatter.kind != EK_SCATTER_EVEN) {
+    argp_error(state, "--scatter %s: with --reproducible grains are cut evenly",
+               options->scatter_text);
+  }
   if (options->command == COMMAND_FIT) finish_fit(reading, state);
   if (options->trace != NULL) check_trace(options, state);
   if (options->command != COMMAND_MAX_BATCH) return;
@@ -321,6 +333,12 @@ static error_t parse_training(int key, char *text, struct argp_state *state) {
   case KEY_NO_KEEP_OUTPUTS: read_keep(reading, false); return 0;
   case KEY_TF32: options->tf32 = true; return 0;
   case KEY_DETERMINISTIC: options->deterministic = true; return 0;
+  case KEY_REPRODUCIBLE:
+    if (!parse_whole(&whole, text == NULL ? "8" : text, 1, 256)) {
+      argp_error(state, "--reproducible wants a whole number from 1 to 256, not \"%s\"", text);
+    }
+    options->reproducible = (size_t)whole;
+    return 0;
   case KEY_THREADS:
     if (!parse_whole(&whole, text, 0, 1024)) {
       argp_error(state, "--threads wants a whole number from 0 to 1024, not \"%s\"", text);

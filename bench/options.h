@@ -36,6 +36,7 @@ struct options {
   size_t mode_count;
   enum rule rule;
   bool fused_loss; /* the logits never whole */
+  size_t reproducible; /* grains of a batch; 0: off */
   const char *scatter_text, *recompute_text;
   struct scatter scatter;
   uint64_t seed;

@@ -105,6 +105,7 @@ json_t *report_start(const struct options *options, const struct text *text) {
   put(config, "threads", json_integer(options->threads));
   put(config, "tf32", json_boolean(options->tf32));
   put(config, "deterministic", json_boolean(options->deterministic));
+  put(config, "reproducible", json_integer((json_int_t)options->reproducible));
   put(config, "data", names_json(text));
   put(config, "data_bytes", whole(text->length));
   put(config, "data_tokens", text->tokens != NULL ? whole(text->token_count) : json_null());

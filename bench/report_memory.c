@@ -108,6 +108,22 @@ static json_t *timeline_json(const struct run *run) {
   return json;
 }
 
+static double largest_peak(const struct run *run) {
+  uint64_t most = 0;
+  for (size_t k = 0; k < run->kind.devices; k++) {
+    if (run->usage[k].peak_bytes > most) most = run->usage[k].peak_bytes;
+  }
+  return run->status == EK_OK ? (double)most : (double)NAN;
+}
+
+static json_t *without_json(const struct memory_result *result, const struct shape *shape) {
+  json_t *json = json_object();
+  put(json, "largest_peak_bytes", number_or_null(largest_peak(&result->without)));
+  put(json, "tokens_per_second", number_or_null(run_tokens_per_second(&result->without, shape)));
+  put(json, "step_seconds", summary_json(run_seconds(&result->without)));
+  return json;
+}
+
 static json_t *result_json(const struct memory_result *result, const struct shape *shape) {
   const struct run *run = memory_shown(result);
   const struct balance balance = run_balance(run);
@@ -124,6 +140,7 @@ static json_t *result_json(const struct memory_result *result, const struct shap
   put(json, "tokens_per_second", number_or_null(run_tokens_per_second(run, shape)));
   put(json, "step_seconds", summary_json(run_seconds(run)));
   put(json, "timeline", timeline_json(&result->real));
+  if (result->without.kind.devices > 0) put(json, "without", without_json(result, shape));
   return json;
 }
 
@@ -322,6 +339,36 @@ static struct grid *modes_table(const struct options *options, const struct memo
   return grid;
 }
 
+/* What --reproducible costs; NULL without it. */
+static struct grid *cost_table(const struct options *options, const struct memory_result *results,
+                               size_t count) {
+  static const char *const headings[] = {"largest peak MiB", "without", "ratio",
+                                         "tokens/s",         "without", "ratio"};
+  if (options->reproducible == 0) return NULL;
+  char title[96];
+  (void)snprintf(title, sizeof title, "The same bits on 1 to %zu devices: what that costs",
+                 options->reproducible);
+  struct grid *grid = grid_create(title);
+  grid_column(grid, "mode", true);
+  for (size_t i = 0; i < sizeof headings / sizeof headings[0]; i++) {
+    grid_column(grid, headings[i], false);
+  }
+  for (size_t i = 0; i < count; i++) {
+    const struct run *with = memory_shown(&results[i]), *without = &results[i].without;
+    const double peak = largest_peak(with), before = largest_peak(without);
+    const double speed = run_tokens_per_second(with, &options->shape);
+    const double speed_before = run_tokens_per_second(without, &options->shape);
+    grid_cell(grid, "%s", ek_mode_name(with->mode));
+    grid_number(grid, peak / (1 << 20), 2);
+    grid_number(grid, before / (1 << 20), 2);
+    grid_number(grid, peak / before, 3);
+    grid_number(grid, speed, 0);
+    grid_number(grid, speed_before, 0);
+    grid_number(grid, speed / speed_before, 3);
+  }
+  return grid;
+}
+
 struct report report_memory(const struct options *options, const struct text *text,
                             const struct memory_result *results, size_t count) {
   struct report report = {.json = report_start(options, text), .csv = csv_head()};
@@ -335,7 +382,10 @@ struct report report_memory(const struct options *options, const struct text *te
   put(report.json, "runs", runs);
   report.tables[0] = peaks_table(options, results, count);
   report.tables[1] = modes_table(options, results, count);
-  report.tables[2] = outside_table(results, count);
+  size_t tables = 2;
+  report.tables[tables] = cost_table(options, results, count);
+  if (report.tables[tables] != NULL) tables++;
+  report.tables[tables] = outside_table(results, count);
   return report;
 }
 

@@ -12,6 +12,7 @@
  */
 struct memory_result {
   struct run real, planned;
+  struct run without; /* with --reproducible: the same mode without it; else all zero */
 };
 
 /* The run whose peaks are shown. */

@@ -10,6 +10,16 @@
 /* Events of one mode's timeline: enough for hours of small steps, 40 MB of the host's memory. */
 enum { TIMELINE_EVENTS = 1000000 };
 
+/* What --reproducible costs is known beside a run without it. */
+static void run_without(struct run *run, const struct task *task) {
+  struct options options = *task->options;
+  struct task without = *task;
+  if (options.reproducible == 0) return;
+  options.reproducible = 0;
+  without.options = &options;
+  run_task(run, &without, NULL);
+}
+
 /* Out of memory is a result; anything else that fails is not. */
 static enum exit_code run_mode(struct memory_result *result, const struct task *task) {
   const struct run_extras extras = {.events = task->options->timeline != NULL ? TIMELINE_EVENTS : 0,
@@ -24,6 +34,7 @@ static enum exit_code run_mode(struct memory_result *result, const struct task *
     say_error("mode %s on %s: %s", ek_mode_name(task->mode), task->spec, real->message);
     return EXIT_ERROR;
   }
+  run_without(&result->without, task);
   run_plan(&result->planned, task, real);
   const struct run *planned = &result->planned;
   if (planned->status != EK_OK) {
@@ -93,6 +104,7 @@ enum exit_code run_memory(const struct options *options) {
   for (size_t i = 0; i < done; i++) {
     run_free(&results[i].real);
     run_free(&results[i].planned);
+    run_free(&results[i].without);
   }
   free(results);
   text_free(&text);

@@ -27,6 +27,7 @@ static ek_status make_model(struct training *training) {
   EK_TRY(ek_gpt_create(&training->module, &gpt));
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   options.seed = task->options->seed;
+  options.reproducible = task->options->reproducible;
   EK_TRY(ek_data_parallel_model_options_set_mode(&options, task->mode));
   return ek_data_parallel_model_open(&training->model, training->group, training->module, &options);
 }
@@ -139,7 +140,7 @@ static ek_status compute_part(struct training *training, int64_t first, int64_t 
   const struct task *task = training->task;
   const ek_scatter_options scatter = scatter_options(&task->options->scatter);
   ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
-  forward.scatter = &scatter;
+  if (task->options->reproducible == 0) forward.scatter = &scatter;
   ek_criterion_backward_options backward = EK_CRITERION_BACKWARD_OPTIONS_INIT;
   backward.accumulate = accumulate;
   const int64_t shape[] = {samples, task->shape->seq}, place = first * task->shape->seq;

@@ -2,7 +2,7 @@
  * train_text.c - trains a small byte-level language model on a text file and continues the text.
  *
  *     train_text FILE [--devices SPEC] [--steps N] [--save FOLDER] [--stop-at K]
- *                     [--resume FOLDER] [--exact]
+ *                     [--resume FOLDER] [--exact] [--reproducible GRAINS]
  *
  * A GPT of two blocks reads windows of 64 bytes, learns to predict the next byte over all devices
  * of the group (AdamW, warm-up and cosine, dropout), and then writes 240 bytes of its own.
@@ -11,6 +11,7 @@
  *     --stop-at K       stop after step K of N
  *     --resume FOLDER   go on from the last state in that folder, to step N
  *     --exact           every step's loss with 17 digits, as `step K loss L`
+ *     --reproducible S  the same bits on 1 to S devices
  *
  * SIGINT and SIGTERM stop the run after the step that is under way. Exit code 1 if something failed
  * or, in a run that was not interrupted, the loss did not fall; 2 for a wrong command line.
@@ -29,6 +30,7 @@ enum { BYTES = 256, WINDOW = 64, BATCH = 16, CONTINUATION = 240, PROMPT = 32, SE
 struct settings {
   const char *path, *devices, *save, *resume;
   long steps, stop_at; /* stop_at 0: when all are done */
+  long reproducible;   /* grains; 0: off */
   int exact;
 };
 
@@ -70,6 +72,7 @@ static ek_status open_trainer(ek_trainer **trainer, const struct settings *setti
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
   options.seed = SEED;
   options.schedule = &schedule;
+  options.reproducible = (size_t)settings->reproducible;
   status = ek_trainer_open(trainer, settings->devices, module, loss, rule, &options);
 cleanup:
   ek_optimizer_free(rule);
@@ -252,6 +255,8 @@ static int read_arguments(struct settings *settings, int argc, char **argv) {
       if (!read_count(&settings->steps, argv[++i])) return 0;
     } else if (strcmp(argv[i], "--stop-at") == 0 && more) {
       if (!read_count(&settings->stop_at, argv[++i])) return 0;
+    } else if (strcmp(argv[i], "--reproducible") == 0 && more) {
+      if (!read_count(&settings->reproducible, argv[++i])) return 0;
     } else if (strcmp(argv[i], "--save") == 0 && more) {
       settings->save = argv[++i];
     } else if (strcmp(argv[i], "--resume") == 0 && more) {
@@ -276,7 +281,7 @@ int main(int argc, char **argv) {
   struct settings settings = {.devices = "cpu:2", .steps = 300};
   if (!read_arguments(&settings, argc, argv)) {
     fprintf(stderr, "usage: train_text FILE [--devices SPEC] [--steps N] [--save FOLDER] "
-                    "[--stop-at K] [--resume FOLDER] [--exact]\n");
+                    "[--stop-at K] [--resume FOLDER] [--exact] [--reproducible GRAINS]\n");
     return 2;
   }
   struct text text = {0};

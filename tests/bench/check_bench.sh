@@ -121,6 +121,23 @@ group_memory() {
   tail -n 1 "$dir/a.html" | grep -q '</html>' || complain "the page has no end"
   (($(wc -l <"$dir/t.csv") > 20)) || complain "no timeline"
 
+  # The same bits on any number of devices, and what they cost.
+  local losses=''
+  for k in 1 2 3; do
+    expect 0 memory "${small[@]}" --devices cpu:$k -o json --reproducible=4
+    same grains "$(value config.reproducible)" 4
+    for i in 0 1 2 3; do
+      [[ -n $losses ]] || losses=$(value runs.0.losses.1)
+      same "loss of ${modes[i]} on $k devices" "$(value runs.$i.losses.1)" "$losses"
+      holds "its cost" "$(value runs.$i.without.largest_peak_bytes) > 0 &&
+        $(value runs.$i.without.tokens_per_second) > 0"
+    done
+  done
+  expect 0 memory "${small[@]}" --devices cpu:2 --reproducible
+  grep -q 'what that costs' "$dir/out" || complain "no table of what it costs"
+  expect 0 memory "${small[@]}" --devices cpu:2
+  ! grep -q 'what that costs' "$dir/out" || complain "a cost of nothing"
+
   # Odd cuts of the batch, more devices than samples, both optimizers, kept outputs, one device.
   expect 0 memory "${small[@]}" --devices cpu:3 --scatter sizes=1,5,0
   expect 0 memory "${small[@]}" --devices cpu:3 --scatter weights=1,2,0.5
