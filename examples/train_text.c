@@ -2,7 +2,8 @@
  * train_text.c - trains a small byte-level language model on a text file and continues the text.
  *
  *     train_text FILE [--devices SPEC] [--steps N] [--save FOLDER] [--stop-at K]
- *                     [--resume FOLDER] [--exact] [--reproducible GRAINS]
+ *                     [--resume FOLDER] [--exact] [--reproducible GRAINS] [--trace FILE]
+ *                     [--metrics PREFIX]
  *
  * A GPT of two blocks reads windows of 64 bytes, learns to predict the next byte over all devices
  * of the group (AdamW, warm-up and cosine, dropout), and then writes 240 bytes of its own.
@@ -12,6 +13,10 @@
  *     --resume FOLDER   go on from the last state in that folder, to step N
  *     --exact           every step's loss with 17 digits, as `step K loss L`
  *     --reproducible S  the same bits on 1 to S devices
+ *     --trace FILE      what every device did in the last steps, for https://ui.perfetto.dev
+ *     --metrics PREFIX  PREFIX.prom for Prometheus, and PREFIX.jsonl with a line for each step
+ *
+ * On a terminal a line shows the step, the loss and the speed as the run goes on.
  *
  * SIGINT and SIGTERM stop the run after the step that is under way. Exit code 1 if something failed
  * or, in a run that was not interrupted, the loss did not fall; 2 for a wrong command line.
@@ -22,13 +27,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 #include <evenkeel/evenkeel.h>
 
 enum { BYTES = 256, WINDOW = 64, BATCH = 16, CONTINUATION = 240, PROMPT = 32, SEED = 7 };
 
 struct settings {
-  const char *path, *devices, *save, *resume;
+  const char *path, *devices, *save, *resume, *trace, *metrics;
   long steps, stop_at; /* stop_at 0: when all are done */
   long reproducible;   /* grains; 0: off */
   int exact;
@@ -95,32 +102,57 @@ static void pick_batch(int32_t *inputs, int32_t *targets, const struct text *tex
   }
 }
 
-static ek_status train_step(ek_trainer *trainer, const struct text *text, long step, double *loss) {
+static ek_status train_step(ek_trainer *trainer, const struct text *text, long step,
+                            ek_step_result *result) {
   int32_t input_ids[BATCH * WINDOW], target_ids[BATCH * WINDOW];
   pick_batch(input_ids, target_ids, text, step);
   const int64_t shape[] = {BATCH, WINDOW};
   ek_tensor inputs, targets;
   EK_TRY(ek_tensor_host(&inputs, input_ids, EK_I32, 2, shape));
   EK_TRY(ek_tensor_host(&targets, target_ids, EK_I32, 2, shape));
-  ek_step_result result;
-  EK_TRY(ek_trainer_step(&result, trainer, &inputs, 1, &targets, 1));
-  *loss = result.loss;
-  return EK_OK;
+  return ek_trainer_step(result, trainer, &inputs, 1, &targets, 1);
 }
 
 /* What a run has become. */
 struct progress {
   long first, next;         /* the step that it began with, and the one that comes next */
   double mean, early, late; /* of the part under way, of the first and of the last one */
+  double began, shown; /* seconds: the run, and the line on the terminal when it was last drawn */
+  int terminal;
 };
+
+static double seconds_now(void) {
+  struct timespec time;
+  (void)timespec_get(&time, TIME_UTC);
+  return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+}
+
+/* A line that is drawn again and again, ten times a second at most; `loss` NaN takes it away. */
+static void show(struct progress *progress, const struct settings *settings, double loss) {
+  const double now = seconds_now();
+  if (!progress->terminal) return;
+  if (isnan(loss)) {
+    fprintf(stderr, "\r\33[K");
+  } else if (now - progress->shown > 0.1) {
+    const double steps = (double)(progress->next - progress->first);
+    fprintf(stderr, "\r\33[Kstep %ld of %ld, loss %.4f, %.0f bytes/s", progress->next,
+            settings->steps, loss, steps * BATCH * WINDOW / (now - progress->began));
+    progress->shown = now;
+  }
+  (void)fflush(stderr);
+}
 
 /* Ten lines for a whole run, or one for each step. */
 static void report(struct progress *progress, const struct settings *settings, double loss) {
   const long part = settings->steps < 20 ? 1 : settings->steps / 10;
   const long done = progress->next;
+  if (settings->exact || done % part == 0) show(progress, settings, NAN);
   if (settings->exact) printf("step %ld loss %.17g\n", done, loss);
   progress->mean += loss / (double)part;
-  if (done % part != 0) return;
+  if (done % part != 0) {
+    show(progress, settings, loss);
+    return;
+  }
   if (!settings->exact) printf("step %5ld  loss %.4f\n", done, progress->mean);
   if (done == part) progress->early = progress->mean;
   progress->late = progress->mean;
@@ -150,16 +182,55 @@ static ek_status save(ek_trainer *trainer, const struct settings *settings, long
   return ek_trainer_save(trainer, settings->save, &options);
 }
 
-/* Trains until the run ends, or is to stop. */
+/* The files that --metrics names. */
+static ek_status open_metrics(ek_metrics **metrics, ek_trainer *trainer, const char *prefix) {
+  char prometheus[512], lines[512];
+  if (prefix == NULL) return EK_OK;
+  const int length = snprintf(prometheus, sizeof prometheus, "%s.prom", prefix);
+  (void)snprintf(lines, sizeof lines, "%s.jsonl", prefix);
+  if (length < 0 || (size_t)length + 1 >= sizeof prometheus) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT, "--metrics: the name is too long");
+  }
+  return ek_metrics_open(metrics, ek_trainer_group(trainer), prometheus, lines);
+}
+
+/* Takes steps until the run ends, or is to stop; the last ones are in the trace. */
+static ek_status take_steps(ek_trainer *trainer, const struct settings *settings,
+                            const struct text *text, struct progress *progress,
+                            ek_metrics *metrics) {
+  enum { TRACED = 10 };
+  const long last = settings->stop_at > 0 ? settings->stop_at : settings->steps;
+  int tracing = 0;
+  while (progress->next < last && !stop_asked) {
+    ek_step_result result;
+    if (settings->trace != NULL && !tracing && progress->next + TRACED >= last) {
+      EK_TRY(ek_trace_start(ek_trainer_group(trainer), 0));
+      tracing = 1;
+    }
+    EK_TRY(train_step(trainer, text, progress->next, &result));
+    progress->next++;
+    if (metrics != NULL) EK_TRY(ek_metrics_step(metrics, &result, BATCH * WINDOW));
+    report(progress, settings, result.loss);
+  }
+  if (!tracing) return EK_OK;
+  EK_TRY(ek_trace_stop(ek_trainer_group(trainer)));
+  return ek_trace_write(NULL, settings->trace, ek_trainer_group(trainer));
+}
+
 static ek_status train(ek_trainer *trainer, const struct settings *settings,
                        const struct text *text, struct progress *progress) {
-  const long last = settings->stop_at > 0 ? settings->stop_at : settings->steps;
-  while (progress->next < last && !stop_asked) {
-    double loss = 0;
-    EK_TRY(train_step(trainer, text, progress->next, &loss));
-    progress->next++;
-    report(progress, settings, loss);
+  ek_metrics *metrics = NULL;
+  EK_TRY(open_metrics(&metrics, trainer, settings->metrics));
+  progress->began = seconds_now();
+  progress->terminal = isatty(STDERR_FILENO);
+  ek_status status = take_steps(trainer, settings, text, progress, metrics);
+  show(progress, settings, NAN);
+  if (status == EK_OK) {
+    status = ek_metrics_free(metrics);
+  } else {
+    (void)ek_metrics_free(metrics);
   }
+  EK_TRY(status);
   return save(trainer, settings, progress->next);
 }
 
@@ -261,6 +332,10 @@ static int read_arguments(struct settings *settings, int argc, char **argv) {
       settings->save = argv[++i];
     } else if (strcmp(argv[i], "--resume") == 0 && more) {
       settings->resume = argv[++i];
+    } else if (strcmp(argv[i], "--trace") == 0 && more) {
+      settings->trace = argv[++i];
+    } else if (strcmp(argv[i], "--metrics") == 0 && more) {
+      settings->metrics = argv[++i];
     } else if (strcmp(argv[i], "--exact") == 0) {
       settings->exact = 1;
     } else if (argv[i][0] != '-' && settings->path == NULL) {
@@ -281,7 +356,8 @@ int main(int argc, char **argv) {
   struct settings settings = {.devices = "cpu:2", .steps = 300};
   if (!read_arguments(&settings, argc, argv)) {
     fprintf(stderr, "usage: train_text FILE [--devices SPEC] [--steps N] [--save FOLDER] "
-                    "[--stop-at K] [--resume FOLDER] [--exact] [--reproducible GRAINS]\n");
+                    "[--stop-at K] [--resume FOLDER] [--exact] [--reproducible GRAINS] "
+                    "[--trace FILE] [--metrics PREFIX]\n");
     return 2;
   }
   struct text text = {0};

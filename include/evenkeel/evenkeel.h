@@ -22,6 +22,7 @@
  *     checkpoint.h                               the state of a run in files, to go on from
  *     weights.h                                  a model's weights for other programs, or from them
  *     safetensors.h                              tensors in files that other programs read and write
+ *     metrics.h                                  figures of a long run, for Prometheus and as lines
  *     trace.h                                    a timeline of devices and modules, for Perfetto
  *     fault.h, host_memory.h                     failures on purpose, for tests of a program
  *     version.h    of the headers and of the library that runs
@@ -50,6 +51,7 @@
 #include <evenkeel/log.h>
 #include <evenkeel/mean_squared_error.h>
 #include <evenkeel/memory.h>
+#include <evenkeel/metrics.h>
 #include <evenkeel/mlp.h>
 #include <evenkeel/module_check.h>
 #include <evenkeel/op.h>

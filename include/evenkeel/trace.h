@@ -75,7 +75,8 @@ typedef struct ek_trace_span {
  * nest. Costs a branch where no trace runs; NULL for the device is legal and does nothing.
  */
 EK_API ek_trace_span ek_trace_begin(ek_device *device, const char *name);
-/* Ends it, once; also when the trace was stopped in between, but not after the next start. */
+/* Ends it, once; also when the trace was stopped in between (on cuda the trace has it if the device
+ * was waited for since), but not after the next start. */
 EK_API void ek_trace_end(ek_trace_span span);
 
 EK_END_DECLARATIONS

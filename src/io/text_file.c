@@ -112,16 +112,38 @@ void ek__text_json(struct ek__text_file *file, const char *text) {
   put(file, "\"", 1);
 }
 
-ek_status ek__text_end(struct ek__text_file *file) {
+void ek__text_drop(struct ek__text_file *file) {
+  ek__file_close(file->file);
+  (void)unlink(file->temporary);
+  free_file(file);
+}
+
+/* A rename is enough where only other programs must never see a half. */
+static ek_status rename_only(bool *renamed, struct ek__text_file *file) {
+  const int closed = close(file->file);
+  file->file = -1;
+  if (closed != 0) return ek__file_refused(file->temporary, "cannot be closed");
+  if (rename(file->temporary, file->path) != 0) {
+    return ek__file_refused(file->path, "the new file cannot be given this name");
+  }
+  *renamed = true;
+  return EK_OK;
+}
+
+ek_status ek__text_end(struct ek__text_file *file, bool sync) {
   flush(file);
   ek_status status = file->status;
   bool renamed = false;
-  if (status == EK_OK) {
+  if (status == EK_OK && sync) {
     status = ek__file_replace(&renamed, file->file, file->temporary, file->path);
-  } else {
-    ek__file_close(file->file);
+    file->file = -1;
+  } else if (status == EK_OK) {
+    status = rename_only(&renamed, file);
   }
-  if (!renamed) (void)unlink(file->temporary);
-  free_file(file);
+  if (renamed) {
+    free_file(file);
+  } else {
+    ek__text_drop(file);
+  }
   return status;
 }

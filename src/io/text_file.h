@@ -5,6 +5,8 @@
 #ifndef EK_TEXT_FILE_H
 #define EK_TEXT_FILE_H
 
+#include <stdbool.h>
+
 #include <evenkeel/export.h>
 #include <evenkeel/status.h>
 
@@ -18,7 +20,10 @@ void ek__text_format(struct ek__text_file *file, const char *format, ...) EK_PRI
  * what is not UTF-8 becomes U+FFFD. */
 void ek__text_json(struct ek__text_file *file, const char *text);
 
-/* Writes the rest, gives the file its name, and frees it; in an error the old file is as it was. */
-ek_status ek__text_end(struct ek__text_file *file);
+/* Writes the rest, gives the file its name, and frees it; in an error the old file is as it was.
+ * `sync`: it is on the disk then, else a power failure may take it. */
+ek_status ek__text_end(struct ek__text_file *file, bool sync);
+/* Frees it; the old file is as it was. */
+void ek__text_drop(struct ek__text_file *file);
 
 #endif /* EK_TEXT_FILE_H */

@@ -131,7 +131,7 @@ static size_t place_lane(struct placed *placed, struct row *rows, const struct e
 
 struct writing {
   struct ek__text_file *file;
-  uint64_t start; /* of the first track */
+  uint64_t start; /* of all times */
   struct placed *placed;
   struct row *rows;
   ek_trace_summary summary;
@@ -139,16 +139,13 @@ struct writing {
 
 static const char *const lane_names[EK__LANES] = {"compute", "communication", "copies"};
 
-/* Microseconds with three digits behind the point, exact. What a stream began before the start, if
- * two clocks disagree by a little, is at 0. */
+/* Microseconds with three digits behind the point, exact. */
 static void write_time(struct ek__text_file *file, const char *key, uint64_t nanoseconds) {
   ek__text_format(file, ",\"%s\":%" PRIu64 ".%03" PRIu64, key, nanoseconds / 1000,
                   nanoseconds % 1000);
 }
 
-static uint64_t since(const struct writing *it, uint64_t time) {
-  return time > it->start ? time - it->start : 0;
-}
+static uint64_t since(const struct writing *it, uint64_t time) { return time - it->start; }
 
 static void write_name(const struct writing *it, const char *what, size_t process, size_t thread,
                        const char *name, size_t row) {
@@ -242,7 +239,16 @@ static void write_group(struct writing *it, const ek_group *group) {
                   it->summary.spans_dropped, it->summary.counters_dropped);
 }
 
-/* The first track's start, and the most spans of one. */
+/* A stream's clock, brought to the host's, may say that a span began a moment before the start. */
+static void look_at_spans(uint64_t *start, const struct ek__track *track) {
+  const size_t begun = atomic_load(&track->begun);
+  for (size_t i = 0; i < begun && i < track->capacity; i++) {
+    uint64_t begin = 0, end = 0;
+    if (ek__span_times(&begin, &end, track, i) && begin < *start) *start = begin;
+  }
+}
+
+/* The first track's start, or what is before it, and the most spans of one. */
 static ek_status look(uint64_t *start, size_t *spans, const ek_group *group) {
   *start = UINT64_MAX;
   for (size_t k = 0; k < ek_group_size(group); k++) {
@@ -252,6 +258,7 @@ static ek_status look(uint64_t *start, size_t *spans, const ek_group *group) {
                 track == NULL ? "there is no trace" : "the trace runs");
     if (track->start < *start) *start = track->start;
     if (track->capacity > *spans) *spans = track->capacity;
+    look_at_spans(start, track);
   }
   return EK_OK;
 }
@@ -266,7 +273,7 @@ ek_status ek_trace_write(ek_trace_summary *summary, const char *path, const ek_g
   EK_TRY_GOTO(status, ek__new(&it.rows, ROWS, sizeof *it.rows, "a trace"), cleanup);
   EK_TRY_GOTO(status, ek__text_begin(&it.file, path), cleanup);
   write_group(&it, group);
-  EK_TRY_GOTO(status, ek__text_end(it.file), cleanup);
+  EK_TRY_GOTO(status, ek__text_end(it.file, false), cleanup);
   if (summary != NULL) *summary = it.summary;
 cleanup:
   ek__free(it.rows);

@@ -491,6 +491,21 @@ static ek_status shown_trace(struct scene *s) {
   return status;
 }
 
+static ek_status watch_steps(ek_group *group) {
+  ek_metrics *metrics = NULL;
+  const ek_step_result result = {.step = 1};
+  const double tokens = 7;
+  ek_status status = EK_OK;
+#include "metrics_1.inc"
+}
+
+static ek_status shown_metrics(struct scene *s) {
+  const ek_status status = watch_steps(s->group);
+  (void)remove("run.prom");
+  (void)remove("run.jsonl");
+  return status;
+}
+
 static ek_status make_gradient(ek_tensor *y) { return use(y); }
 
 static ek_status by_hand(const ek_tensor x, ek_replica *replica) {
@@ -645,6 +660,7 @@ static const struct {
               {"safetensors.h", shown_files, 0},
               {"checkpoint.h", shown_checkpoint, 0},
               {"trace.h", shown_trace, 0},
+              {"metrics.h", shown_metrics, 0},
               {"with_criterion.h, criterion.h", shown_whole, 10},
               {"tensor.h", shown_tensors, 1}};
 enum { PIECES = sizeof pieces / sizeof pieces[0] };

@@ -1,0 +1,245 @@
+/*
+ * metrics.c - see metrics.h. All text is made in one buffer, taken when the metrics are opened.
+ */
+#include <evenkeel/metrics.h>
+
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "core/alloc.h"
+#include "core/error.h"
+#include "io/file.h"
+#include "io/text_file.h"
+
+/* Bytes of a line but for its devices, and of one of them: names have at most 31. */
+enum { LINE = 1024, LINE_DEVICE = 160 };
+
+struct ek_metrics {
+  ek_group *group;
+  char *prometheus;
+  int lines; /* a file, or -1 */
+  char *lines_path;
+  char *buffer;
+  size_t size, used;
+  double last, written; /* CLOCK_MONOTONIC, seconds */
+  /* what is told */
+  double time, loss, norm, rate, seconds, tokens, per_second;
+  int64_t step;
+  uint64_t skipped;
+  bool told;
+};
+
+static double now(clockid_t clock) {
+  struct timespec time;
+  clock_gettime(clock, &time);
+  return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+}
+
+/* ---- opening ---- */
+
+static ek_status open_lines(ek_metrics *self, const char *path) {
+  do {
+    self->lines = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+  } while (self->lines < 0 && errno == EINTR);
+  return self->lines >= 0 ? EK_OK : ek__file_refused(path, "cannot be opened");
+}
+
+static ek_status open_files(ek_metrics *self, const char *prometheus, const char *lines) {
+  self->size = LINE + LINE_DEVICE * ek_group_size(self->group);
+  EK_TRY(ek__new(&self->buffer, self->size, 1, "metrics"));
+  if (prometheus != NULL) {
+    EK_TRY(ek__new_copy(&self->prometheus, prometheus, strlen(prometheus) + 1, "metrics"));
+    /* So that a wrong name shows now, and not after an hour. */
+    struct ek__text_file *file = NULL;
+    EK_TRY(ek__text_begin(&file, prometheus));
+    ek__text_drop(file);
+  }
+  if (lines == NULL) return EK_OK;
+  EK_TRY(ek__new_copy(&self->lines_path, lines, strlen(lines) + 1, "metrics"));
+  return open_lines(self, lines);
+}
+
+static void free_metrics(ek_metrics *self) {
+  ek__file_close(self->lines);
+  ek__free(self->lines_path);
+  ek__free(self->prometheus);
+  ek__free(self->buffer);
+  ek__free(self);
+}
+
+ek_status ek_metrics_open(ek_metrics **metrics, ek_group *group, const char *prometheus,
+                          const char *lines) {
+  EK__NOT_NULL("ek_metrics_open", metrics, group);
+  ek_metrics *self = NULL;
+  EK_TRY(ek__new(&self, 1, sizeof *self, "metrics"));
+  self->group = group;
+  self->lines = -1;
+  self->last = now(CLOCK_MONOTONIC);
+  self->loss = self->norm = self->rate = self->per_second = (double)NAN;
+  const ek_status status = open_files(self, prometheus, lines);
+  if (status != EK_OK) {
+    free_metrics(self);
+    return status;
+  }
+  *metrics = self;
+  return EK_OK;
+}
+
+/* ---- a line of JSON ---- */
+
+static void add(ek_metrics *self, const char *format, ...) EK_PRINTF(2, 3);
+static void add(ek_metrics *self, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  const int length =
+      vsnprintf(self->buffer + self->used, self->size - self->used, format, arguments);
+  va_end(arguments);
+  if (length > 0) self->used += (size_t)length;
+}
+
+static void add_number(ek_metrics *self, const char *key, double value) {
+  if (isfinite(value)) {
+    add(self, "\"%s\": %.17g, ", key, value);
+  } else {
+    add(self, "\"%s\": null, ", key);
+  }
+}
+
+static ek_status make_line(ek_metrics *self) {
+  self->used = 0;
+  add(self, "{\"time\": %.3f, \"step\": %lld, ", self->time, (long long)self->step);
+  add_number(self, "loss", self->loss);
+  add_number(self, "gradient_norm", self->norm);
+  add_number(self, "learning_rate", self->rate);
+  add_number(self, "tokens", self->tokens);
+  add_number(self, "seconds", self->seconds);
+  add_number(self, "tokens_per_second", self->per_second);
+  add(self, "\"skipped_steps\": %llu, \"devices\": [", (unsigned long long)self->skipped);
+  for (size_t k = 0; k < ek_group_size(self->group); k++) {
+    const ek_device *device = ek_group_device(self->group, k);
+    ek_memory_usage usage;
+    EK_TRY(ek_memory_stats(&usage, device));
+    add(self, "%s{\"name\": \"%s\", \"held_bytes\": %llu, \"peak_bytes\": %llu}", k > 0 ? ", " : "",
+        ek_device_name(device), (unsigned long long)usage.current_bytes,
+        (unsigned long long)usage.peak_bytes);
+  }
+  add(self, "]}\n");
+  EK__FAIL_IF(self->used >= self->size, EK_ERR_INTERNAL, "metrics: a line is too long");
+  return EK_OK;
+}
+
+/* One write, which the system does not mix with those of others. */
+static ek_status write_line(ek_metrics *self) {
+  if (self->lines < 0) return EK_OK;
+  EK_TRY(make_line(self));
+  ssize_t written;
+  do {
+    written = write(self->lines, self->buffer, self->used);
+  } while (written < 0 && errno == EINTR);
+  if (written < 0) return ek__file_refused(self->lines_path, "cannot be written");
+  EK__FAIL_IF((size_t)written != self->used, EK_ERR_IO, "%s: only a part of a line was written",
+              self->lines_path);
+  return EK_OK;
+}
+
+/* ---- the file for Prometheus ---- */
+
+static void put_metric(struct ek__text_file *file, const char *name, const char *type,
+                       const char *help, double value) {
+  ek__text_format(file, "# HELP evenkeel_%s %s\n# TYPE evenkeel_%s %s\nevenkeel_%s ", name, help,
+                  name, type, name);
+  if (isnan(value)) {
+    ek__text_format(file, "NaN\n");
+  } else if (isinf(value)) {
+    ek__text_format(file, value > 0 ? "+Inf\n" : "-Inf\n");
+  } else {
+    ek__text_format(file, "%.17g\n", value);
+  }
+}
+
+/* Names of devices have no character that a label must escape. */
+static ek_status put_devices(struct ek__text_file *file, const ek_group *group, bool peak) {
+  const char *name = peak ? "peak" : "held";
+  ek__text_format(file,
+                  "# HELP evenkeel_device_%s_bytes Memory of a device, %s.\n"
+                  "# TYPE evenkeel_device_%s_bytes gauge\n",
+                  name, peak ? "at its peak" : "held now", name);
+  for (size_t k = 0; k < ek_group_size(group); k++) {
+    const ek_device *device = ek_group_device(group, k);
+    ek_memory_usage usage;
+    EK_TRY(ek_memory_stats(&usage, device));
+    ek__text_format(file, "evenkeel_device_%s_bytes{device=\"%s\"} %llu\n", name,
+                    ek_device_name(device),
+                    (unsigned long long)(peak ? usage.peak_bytes : usage.current_bytes));
+  }
+  return EK_OK;
+}
+
+static ek_status write_prometheus(ek_metrics *self) {
+  if (self->prometheus == NULL) return EK_OK;
+  struct ek__text_file *file = NULL;
+  EK_TRY(ek__text_begin(&file, self->prometheus));
+  put_metric(file, "step", "gauge", "Steps of the run so far.", (double)self->step);
+  put_metric(file, "loss", "gauge", "Loss of the last step.", self->loss);
+  put_metric(file, "gradient_norm", "gauge", "Norm of the last gradient, before clipping.",
+             self->norm);
+  put_metric(file, "learning_rate", "gauge", "Learning rate of the last step.", self->rate);
+  put_metric(file, "tokens_total", "counter", "Tokens that this process has trained on.",
+             self->tokens);
+  put_metric(file, "tokens_per_second", "gauge", "Tokens a second in the last step.",
+             self->per_second);
+  put_metric(file, "skipped_steps_total", "counter", "Steps that changed nothing.",
+             (double)self->skipped);
+  put_metric(file, "last_step_timestamp_seconds", "gauge", "When the last step ended.", self->time);
+  ek_status status = put_devices(file, self->group, false);
+  if (status == EK_OK) status = put_devices(file, self->group, true);
+  if (status != EK_OK) {
+    ek__text_drop(file);
+    return status;
+  }
+  return ek__text_end(file, false);
+}
+
+/* ---- a step ---- */
+
+static void take(ek_metrics *self, const ek_step_result *result, double tokens) {
+  const double time = now(CLOCK_MONOTONIC);
+  self->time = now(CLOCK_REALTIME);
+  self->seconds = time - self->last;
+  self->last = time;
+  self->tokens += tokens;
+  self->per_second = tokens / self->seconds;
+  self->told = true;
+  if (result == NULL || result->empty) self->skipped++;
+  if (result == NULL) return;
+  self->step = result->step;
+  self->loss = result->loss;
+  self->norm = result->gradient_norm < 0 ? (double)NAN : result->gradient_norm;
+  self->rate = result->learning_rate;
+}
+
+ek_status ek_metrics_step(ek_metrics *metrics, const ek_step_result *result, double tokens) {
+  EK__NOT_NULL("ek_metrics_step", metrics);
+  EK__FAIL_IF(!isfinite(tokens) || tokens < 0, EK_ERR_INVALID_ARGUMENT,
+              "ek_metrics_step: %g tokens, expected a number >= 0", tokens);
+  take(metrics, result, tokens);
+  EK_TRY(write_line(metrics));
+  if (metrics->written > 0 && metrics->last - metrics->written < 1) return EK_OK;
+  EK_TRY(write_prometheus(metrics));
+  metrics->written = metrics->last;
+  return EK_OK;
+}
+
+ek_status ek_metrics_free(ek_metrics *metrics) {
+  if (metrics == NULL) return EK_OK;
+  const ek_status status = metrics->told ? write_prometheus(metrics) : EK_OK;
+  free_metrics(metrics);
+  return status;
+}

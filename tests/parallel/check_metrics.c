@@ -1,0 +1,188 @@
+/*
+ * check_metrics.c - what a run tells of itself: lines of JSON, a file for Prometheus, and what goes
+ * wrong with both.
+ */
+#include "ek_check.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <evenkeel/evenkeel.h>
+
+static char folder[64], prometheus[96], lines[96];
+
+static void make_folder(void) {
+  (void)snprintf(folder, sizeof folder, "%s/evenkeel-XXXXXX",
+                 access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
+  ck_assert_ptr_nonnull(mkdtemp(folder));
+  (void)snprintf(prometheus, sizeof prometheus, "%s/run.prom", folder);
+  (void)snprintf(lines, sizeof lines, "%s/run.jsonl", folder);
+}
+
+static void remove_folder(void) {
+  (void)unlink(prometheus);
+  (void)unlink(lines);
+  ck_assert_msg(rmdir(folder) == 0, "%s is not empty: a file was left behind", folder);
+}
+
+static char text[65536];
+
+static const char *read_file(const char *path) {
+  FILE *file = fopen(path, "r");
+  if (file == NULL) return NULL;
+  const size_t length = fread(text, 1, sizeof text - 1, file);
+  text[length] = '\0';
+  ck_assert(fclose(file) == 0);
+  return text;
+}
+
+static void says(const char *path, const char *part) {
+  const char *all = read_file(path);
+  ck_assert_msg(all != NULL && strstr(all, part) != NULL, "%s does not say %s but %s", path, part,
+                all == NULL ? "nothing" : all);
+}
+
+static size_t count_lines(const char *path) {
+  size_t count = 0;
+  for (const char *at = read_file(path); at != NULL && *at != '\0'; at++) count += *at == '\n';
+  return count;
+}
+
+static const ek_step_result good = {
+    .loss = 2.5, .gradient_norm = 0.125, .learning_rate = 0.5, .step = 3, .finite = true};
+
+START_TEST(a_step_is_told) {
+  make_folder();
+  ek_group *group = ck_open("cpu:2", 1);
+  ek_metrics *metrics = NULL;
+  ck_ok(ek_metrics_open(&metrics, group, prometheus, lines));
+  ck_assert(access(prometheus, F_OK) != 0); /* nothing is known yet */
+  ck_ok(ek_metrics_step(metrics, &good, 1000));
+  ek_memory_usage usage;
+  ck_ok(ek_memory_stats(&usage, ek_group_device(group, 1)));
+  char wanted[256];
+  (void)snprintf(wanted, sizeof wanted, "evenkeel_device_peak_bytes{device=\"%s\"} %llu\n",
+                 ek_device_name(ek_group_device(group, 1)), (unsigned long long)usage.peak_bytes);
+  says(prometheus, wanted);
+  says(prometheus, "# TYPE evenkeel_loss gauge\nevenkeel_loss 2.5\n");
+  says(prometheus, "evenkeel_step 3\n");
+  says(prometheus, "evenkeel_tokens_total 1000\n");
+  says(prometheus, "evenkeel_gradient_norm 0.125\n");
+  says(lines, "\"step\": 3, \"loss\": 2.5, \"gradient_norm\": 0.125, \"learning_rate\": 0.5, "
+              "\"tokens\": 1000, \"seconds\": ");
+  says(lines, "\"skipped_steps\": 0, \"devices\": [{\"name\": \"");
+  (void)snprintf(wanted, sizeof wanted,
+                 "{\"name\": \"%s\", \"held_bytes\": %llu, \"peak_bytes\": %llu}]}\n",
+                 ek_device_name(ek_group_device(group, 1)), (unsigned long long)usage.current_bytes,
+                 (unsigned long long)usage.peak_bytes);
+  says(lines, wanted);
+  /* Within a second only the line; the end tells the rest. */
+  ek_step_result next = good;
+  next.step = 4;
+  next.loss = (double)INFINITY;
+  next.gradient_norm = -1;
+  ck_ok(ek_metrics_step(metrics, &next, 24));
+  says(lines, "\"step\": 4, \"loss\": null, \"gradient_norm\": null");
+  says(lines, "\"tokens\": 1024, ");
+  next.empty = true;
+  ck_ok(ek_metrics_step(metrics, &next, 0));
+  ck_ok(ek_metrics_step(metrics, NULL, 0));
+  ck_ok(ek_metrics_free(metrics));
+  says(prometheus, "evenkeel_step 4\n");
+  says(prometheus, "evenkeel_loss +Inf\n");
+  says(prometheus, "evenkeel_gradient_norm NaN\n");
+  says(prometheus, "evenkeel_skipped_steps_total 2\n");
+  ck_assert_uint_eq(count_lines(lines), 4);
+  /* A run that goes on appends. */
+  ck_ok(ek_metrics_open(&metrics, group, NULL, lines));
+  ck_ok(ek_metrics_step(metrics, &good, 1));
+  ck_ok(ek_metrics_free(metrics));
+  ck_assert_uint_eq(count_lines(lines), 5);
+  ek_group_free(group);
+  remove_folder();
+}
+END_TEST
+
+/* Each line of the file is a comment, or a name, perhaps a label, and a number. */
+START_TEST(the_file_follows_the_format) {
+  make_folder();
+  ek_group *group = ck_open("cpu:2", 1);
+  ek_metrics *metrics = NULL;
+  ck_ok(ek_metrics_open(&metrics, group, prometheus, NULL));
+  ck_ok(ek_metrics_step(metrics, NULL, 5)); /* nothing but a refused step */
+  ck_ok(ek_metrics_free(metrics));
+  ck_assert_ptr_nonnull(read_file(prometheus));
+  size_t count = 0;
+  for (char *save = NULL, *line = strtok_r(text, "\n", &save); line != NULL;
+       line = strtok_r(NULL, "\n", &save)) {
+    if (strncmp(line, "# HELP evenkeel_", 16) == 0 || strncmp(line, "# TYPE evenkeel_", 16) == 0) {
+      continue;
+    }
+    const size_t name = strspn(line, "abcdefghijklmnopqrstuvwxyz_");
+    const char *rest = line + name;
+    if (*rest == '{') rest = strchr(rest, '}') + 1;
+    char *end = NULL;
+    ck_assert_msg(name > 9 && *rest == ' ', "%s", line);
+    (void)strtod(rest + 1, &end);
+    ck_assert_msg(end > rest + 1 && *end == '\0', "%s", line);
+    count++;
+  }
+  ck_assert_uint_eq(count, 8 + 2 * 2);
+  ek_group_free(group);
+  remove_folder();
+}
+END_TEST
+
+START_TEST(misuse_and_failures) {
+  make_folder();
+  ek_group *group = ck_open("cpu:2", 1);
+  ek_metrics *metrics = NULL;
+  ck_fails(ek_metrics_open(NULL, group, NULL, NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
+  ck_fails(ek_metrics_open(&metrics, NULL, NULL, NULL), EK_ERR_INVALID_ARGUMENT, "NULL");
+  ck_fails(ek_metrics_open(&metrics, group, "/nowhere/at/all", NULL), EK_ERR_NOT_FOUND, "/nowhere");
+  ck_fails(ek_metrics_open(&metrics, group, NULL, "/nowhere/at/all"), EK_ERR_NOT_FOUND, "/nowhere");
+  ck_fails(ek_metrics_open(&metrics, group, folder, NULL), EK_ERR_IO, "no regular file");
+  ck_fails(ek_metrics_open(&metrics, group, NULL, folder), EK_ERR_IO, folder);
+  ck_assert_ptr_null(metrics);
+  ck_ok(ek_metrics_free(NULL));
+  ck_fails(ek_metrics_step(NULL, &good, 1), EK_ERR_INVALID_ARGUMENT, "NULL");
+  ck_ok(ek_metrics_open(&metrics, group, NULL, NULL)); /* nobody is told */
+  ck_fails(ek_metrics_step(metrics, &good, -1), EK_ERR_INVALID_ARGUMENT, "-1 tokens");
+  ck_fails(ek_metrics_step(metrics, &good, (double)NAN), EK_ERR_INVALID_ARGUMENT, "tokens");
+  ck_ok(ek_metrics_step(metrics, &good, 1));
+  ck_ok(ek_metrics_free(metrics));
+  /* The old file stays where the new one cannot be made; what was told then comes later. */
+  ck_ok(ek_metrics_open(&metrics, group, prometheus, NULL));
+  ck_ok(ek_metrics_step(metrics, &good, 1));
+  ck_assert(unlink(prometheus) == 0 && mkdir(prometheus, 0700) == 0);
+  ck_fails(ek_metrics_free(metrics), EK_ERR_IO, "no regular file");
+  ck_assert(rmdir(prometheus) == 0);
+  ck_ok(ek_metrics_open(&metrics, group, prometheus, lines));
+  int failures = 0;
+  for (ek_status status = EK_ERR_OUT_OF_MEMORY; status != EK_OK; failures++) {
+    ek_host_memory_fail_at((uint64_t)failures + 1);
+    status = ek_metrics_step(metrics, &good, 1);
+    ek_host_memory_fail_at(0);
+    ck_assert(status == EK_OK || status == EK_ERR_OUT_OF_MEMORY);
+  }
+  ck_assert_int_ge(failures, 3);
+  says(prometheus, "evenkeel_step 3\n");
+  ck_ok(ek_metrics_free(metrics));
+  ek_group_free(group);
+  remove_folder();
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("metrics");
+  TCase *tests = ck_case(suite, "metrics");
+  tcase_add_test(tests, a_step_is_told);
+  tcase_add_test(tests, the_file_follows_the_format);
+  tcase_add_test(tests, misuse_and_failures);
+  return suite;
+}
+CK_MAIN(make_suite)
