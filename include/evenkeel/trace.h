@@ -39,8 +39,8 @@ EK_BEGIN_DECLARATIONS
 /*
  * From now on every device of the group keeps its first `spans` spans (0: 16,384) and four times as
  * many changes of its memory; what comes later is counted and left out. Takes the place of the trace
- * there was. EK_ERR_OUT_OF_MEMORY when the host has no room for it (128 bytes a span); then nothing
- * has changed.
+ * there was. EK_ERR_OUT_OF_MEMORY when the host has no room for it (about 200 bytes a span); then
+ * nothing has changed.
  */
 EK_API EK_CHECKED ek_status ek_trace_start(ek_group *group, size_t spans);
 

@@ -16,6 +16,7 @@
 
 #include "core/alloc.h"
 #include "core/error.h"
+#include "device/device_internal.h"
 #include "device/track.h"
 #include "io/text_file.h"
 
@@ -32,6 +33,7 @@ static ek_status open_tracks(struct ek__track **tracks, ek_group *group, size_t 
 
 ek_status ek_trace_start(ek_group *group, size_t spans) {
   EK__NOT_NULL("ek_trace_start", group);
+  EK_TRY(ek__group_check(group, "ek_trace_start"));
   const size_t devices = ek_group_size(group), wanted = spans == 0 ? DEFAULT_SPANS : spans;
   EK__FAIL_IF(wanted > SIZE_MAX / 1024, EK_ERR_OUT_OF_MEMORY, "no host memory for a trace");
   struct ek__track **tracks = NULL;
@@ -50,6 +52,7 @@ ek_status ek_trace_start(ek_group *group, size_t spans) {
 
 ek_status ek_trace_stop(ek_group *group) {
   EK__NOT_NULL("ek_trace_stop", group);
+  EK_TRY(ek__group_check(group, "ek_trace_stop"));
   const ek_status status = ek_group_synchronize(group);
   bool ran = false;
   for (size_t k = 0; k < ek_group_size(group); k++) {

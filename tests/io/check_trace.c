@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <evenkeel/evenkeel.h>
@@ -327,6 +328,23 @@ START_TEST(misuse_is_refused) {
 }
 END_TEST
 
+/* A child of the process has no workers, and a lock may be held for ever. */
+START_TEST(a_child_traces_nothing) {
+  ek_group *group = ck_open("cpu:2", 1);
+  ck_ok(ek_trace_start(group, 8));
+  const pid_t child = fork();
+  if (child == 0) {
+    const bool refused =
+        ek_trace_start(group, 8) == EK_ERR_STATE && ek_trace_stop(group) == EK_ERR_STATE;
+    _exit(refused ? 0 : 1);
+  }
+  int status = -1;
+  ck_assert(waitpid(child, &status, 0) == child && status == 0);
+  ck_ok(ek_trace_stop(group));
+  ek_group_free(group);
+}
+END_TEST
+
 /* Each request for the host's memory fails once: nothing is lost but the call. */
 START_TEST(the_host_is_out_of_memory) {
   make_folder();
@@ -381,6 +399,7 @@ static Suite *make_suite(void) {
   tcase_add_test(tests, without_room_the_first_are_kept);
   tcase_add_test(tests, spans_of_a_program);
   tcase_add_test(tests, misuse_is_refused);
+  tcase_add_test(tests, a_child_traces_nothing);
   tcase_add_test(tests, the_host_is_out_of_memory);
   tcase_add_test(tests, a_step_allocates_nothing);
   return suite;
