@@ -28,8 +28,7 @@ static ek_status build(void *context, const ek_settings *settings, ek_module **m
   ek_gpt_options gpt = training_gpt((const struct task *)context);
   gpt.recompute = settings->recompute;
   gpt.fused_loss = settings->fused_loss;
-  EK_TRY(ek_gpt_create(module, &gpt));
-  return gpt.fused_loss ? EK_OK : ek_cross_entropy_create(criterion, NULL);
+  return training_model(module, criterion, gpt);
 }
 
 static ek_status advise(ek_advice *advice, size_t *count, const struct options *options,

@@ -21,10 +21,18 @@ ek_gpt_options training_gpt(const struct task *task) {
   return gpt;
 }
 
+ek_status training_model(ek_module **module, ek_criterion **loss, ek_gpt_options gpt) {
+  ek_cross_entropy_options options = EK_CROSS_ENTROPY_OPTIONS_INIT;
+  if (gpt.fused_loss) return ek_gpt_create(module, &gpt);
+  gpt.logits_columns = ek_tensor_aligned_columns(gpt.vocabulary, EK_F32);
+  options.classes = gpt.vocabulary;
+  EK_TRY(ek_gpt_create(module, &gpt));
+  return ek_cross_entropy_create(loss, &options);
+}
+
 static ek_status make_model(struct training *training) {
   const struct task *task = training->task;
-  const ek_gpt_options gpt = training_gpt(task);
-  EK_TRY(ek_gpt_create(&training->module, &gpt));
+  EK_TRY(training_model(&training->module, &training->loss, training_gpt(task)));
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   options.seed = task->options->seed;
   options.reproducible = task->options->reproducible;
@@ -33,9 +41,6 @@ static ek_status make_model(struct training *training) {
 }
 
 static ek_status make_criterion(struct training *training) {
-  if (!training->task->options->fused_loss) {
-    EK_TRY(ek_cross_entropy_create(&training->loss, NULL));
-  }
   ek_data_parallel_criterion_options options = EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT;
   options.keep_outputs = training->task->shape->keep_outputs;
   options.gradient_in_forward = !options.keep_outputs;
