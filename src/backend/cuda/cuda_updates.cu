@@ -52,9 +52,8 @@ __global__ void __launch_bounds__(BLOCK) update_kernel(arrays<T> a, gradient_sca
   for (int64_t i = thread_index(); i < packs; i += thread_count()) {
     update<T, N>(a, f, factor, i * N);
   }
-  for (int64_t i = packs * N + thread_index(); i < a.count; i += thread_count()) {
-    update<T, 1>(a, f, factor, i);
-  }
+  const int64_t rest = packs * N + thread_index(); /* fewer than N, and than threads */
+  if (rest < a.count) update<T, 1>(a, f, factor, rest);
 }
 
 template <class T> struct plain_sgd {
