@@ -30,7 +30,7 @@ struct ek__types {
  * A void pointer is to values, unless the comment says that it is to sums.
  */
 
-struct ek__matmul_args { /* c[m][n] = a' b' + beta c; a' is m x k, b' is k x n; row-major */
+struct ek__matmul_args { /* c[m][n] = a' b' + beta c; a' is m x k, b' is k x n; row-major; no 0 */
   void *c;
   const void *a, *b;
   int64_t m, n, k;

@@ -19,6 +19,40 @@ static void complete(struct ek__matmul_args *args, const struct ek__op *op, size
   }
 }
 
+/* c = beta c, where there is nothing to multiply. */
+static ek_status scale(const struct ek__kernels *kernels, ek_stream *stream,
+                       const struct ek__matmul_args *args) {
+  const ek_type sum = args->types.sum;
+  const struct ek__types types = args->gradient ? (struct ek__types){sum, sum} : args->types;
+  const int64_t rows = args->ldc == args->n ? 1 : args->m; /* in one go where they are dense */
+  for (int64_t i = 0; i < rows; i++) {
+    void *row = (char *)args->c + (size_t)(i * args->ldc) * ek__type_size(types.value);
+    const struct ek__elementwise_args one = {
+        .y = row, .a = row, .count = args->m / rows * args->n, .value = args->beta, .types = types};
+    EK_TRY(args->beta == 0.0 ? kernels->fill(stream, &one) : kernels->scale(stream, &one));
+  }
+  return EK_OK;
+}
+
+static bool has_terms(const struct ek__matmul_args *args) {
+  return args->m > 0 && args->n > 0 && args->k > 0;
+}
+
+/* Kernels multiply: what has no terms is no product for them. */
+static ek_status multiply_plain(const struct ek__kernels *kernels, ek_stream *stream,
+                                const struct ek__matmul_args *args) {
+  if (has_terms(args)) return kernels->matmul(stream, args);
+  if (args->m == 0 || args->n == 0) return EK_OK;
+  EK_TRY(scale(kernels, stream, args));
+  if (args->bias == NULL) return EK_OK;
+  return kernels->add_bias(stream, &(struct ek__matrix_args){.y = args->c,
+                                                             .b = args->bias,
+                                                             .rows = args->m,
+                                                             .columns = args->n,
+                                                             .pitch = args->ldc,
+                                                             .types = args->types});
+}
+
 /* The message for two matrices that share a size, but do not. */
 static ek_status unlike(const struct ek__op *op, size_t i, size_t j) {
   return ek_error_set(EK_ERR_SHAPE,
@@ -46,7 +80,7 @@ ek_status ek_op_matmul(ek_stream *stream, ek_tensor *c, const ek_tensor *a, bool
               args.k, b_rows, args.n);
   EK_TRY(ek__op_matrix(&op, C, args.m, args.n, "a' b' is"));
   complete(&args, &op, C, A, B);
-  return op.kernels == NULL ? EK_OK : op.kernels->matmul(stream, &args);
+  return op.kernels == NULL ? EK_OK : multiply_plain(op.kernels, stream, &args);
 }
 
 /* ---- products and what is fused with them ---- */
@@ -81,24 +115,26 @@ static ek_status unfused(const struct ek__kernels *kernels, ek_stream *stream,
       gelu.bias = product.bias;
       product.bias = NULL;
     } /* else what is of 16 bits would be rounded before the bias, and behind it again */
-    EK_TRY(kernels->matmul(stream, &product));
+    EK_TRY(multiply_plain(kernels, stream, &product));
     return kernels->activation_forward(stream, &gelu);
   case EK__EPILOGUE_GELU_BACKWARD:
     gelu.dy = product.c;
     gelu.x = args->pre;
-    EK_TRY(kernels->matmul(stream, &product));
+    EK_TRY(multiply_plain(kernels, stream, &product));
     EK_TRY(kernels->activation_backward(stream, &gelu));
     return sum_columns(kernels, stream, args, product.c, product.m, product.n, product.ldc);
   case EK__EPILOGUE_SUMS: break;
   }
-  EK_TRY(kernels->matmul(stream, &product));
+  EK_TRY(multiply_plain(kernels, stream, &product));
   return sum_columns(kernels, stream, args, product.a, product.k, product.m, product.lda);
 }
 
 static ek_status multiply(const struct ek__kernels *kernels, ek_stream *stream,
                           const struct ek__fused_args *args) {
   bool done = false;
-  if (kernels->matmul_fused != NULL) EK_TRY(kernels->matmul_fused(&done, stream, args));
+  if (kernels->matmul_fused != NULL && has_terms(&args->product)) {
+    EK_TRY(kernels->matmul_fused(&done, stream, args));
+  }
   return done ? EK_OK : unfused(kernels, stream, args);
 }
 
@@ -134,7 +170,7 @@ static ek_status linear(ek_stream *stream, const char *name, ek_tensor *y, ek_te
   complete(product, &op, Y, X, W);
   if (op.kernels == NULL) return EK_OK;
   return kind == WITH_GELU ? multiply(op.kernels, stream, &args)
-                           : op.kernels->matmul(stream, product);
+                           : multiply_plain(op.kernels, stream, product);
 }
 
 ek_status ek_op_linear(ek_stream *stream, ek_tensor *y, const ek_tensor *x, const ek_tensor *w,
@@ -162,7 +198,7 @@ ek_status ek_op_padded_linear_backward(ek_stream *stream, ek_tensor *dx, const e
   if (!holds(&op, DY, args.k, true)) return unlike(&op, DY, W);
   EK_TRY(ek__op_matrix(&op, DX, args.m, args.n, "dy w is"));
   complete(&args, &op, DX, DY, W);
-  return op.kernels == NULL ? EK_OK : op.kernels->matmul(stream, &args);
+  return op.kernels == NULL ? EK_OK : multiply_plain(op.kernels, stream, &args);
 }
 
 ek_status ek_op_linear_gelu(ek_stream *stream, ek_tensor *y, ek_tensor *pre, const ek_tensor *x,
@@ -218,7 +254,8 @@ static ek_status linear_gradients(ek_stream *stream, const char *name, ek_tensor
   }
   complete(product, &op, DW, DY, X);
   if (op.kernels == NULL) return EK_OK;
-  return dbias == NULL ? op.kernels->matmul(stream, product) : multiply(op.kernels, stream, &args);
+  return dbias == NULL ? multiply_plain(op.kernels, stream, product)
+                       : multiply(op.kernels, stream, &args);
 }
 
 ek_status ek_op_linear_gradients(ek_stream *stream, ek_tensor *dw, double weight_beta,

@@ -27,7 +27,7 @@ struct product {
 
 /* A result of 16 bits is rounded once, with its bias. */
 static bool joins_bias(const struct ek__matmul_args *args) {
-  return args->k > 0 && ek__type_size(args->types.value) == 2;
+  return ek__type_size(args->types.value) == 2;
 }
 
 /* Rows i0 .. i1 - 1 and columns j0 .. j1 - 1 of c. */
@@ -82,24 +82,6 @@ static int pieces_for(const struct ek__team *team, double work, int64_t longest)
   return pieces < 1 ? 1 : pieces > EK__MAX_TEAM ? EK__MAX_TEAM : pieces;
 }
 
-/* c = beta c where there is nothing to multiply. */
-static ek_status scale_only(ek_stream *stream, const struct ek__matmul_args *args) {
-  const ek_type sum = args->types.sum;
-  const struct ek__types types = args->gradient ? (struct ek__types){sum, sum} : args->types;
-  const size_t size = ek__type_size(types.value);
-  const int64_t rows = args->ldc == args->n ? 1 : args->m; /* in one go where they are dense */
-  for (int64_t i = 0; i < rows; i++) {
-    void *row = (char *)args->c + (size_t)(i * args->ldc) * size;
-    const struct ek__elementwise_args scale = {.y = row,
-                                               .a = row,
-                                               .count = args->m / rows * args->n,
-                                               .value = args->beta,
-                                               .types = types};
-    EK_TRY(args->beta == 0.0 ? ek__cpu_fill(stream, &scale) : ek__cpu_scale(stream, &scale));
-  }
-  return EK_OK;
-}
-
 static ek_status add_product(ek_stream *stream, const struct ek__matmul_args *args) {
   struct ek__team *team = ek__stream_backend(stream);
   struct product product = {.args = args,
@@ -121,8 +103,7 @@ static ek_status add_product(ek_stream *stream, const struct ek__matmul_args *ar
 }
 
 ek_status ek__cpu_matmul(ek_stream *stream, const struct ek__matmul_args *args) {
-  if (args->m == 0 || args->n == 0) return EK_OK;
-  EK_TRY(args->k == 0 ? scale_only(stream, args) : add_product(stream, args));
+  EK_TRY(add_product(stream, args));
   if (!args->bias || joins_bias(args)) return EK_OK;
   return ek__cpu_add_bias(stream, &(struct ek__matrix_args){.y = args->c,
                                                             .b = args->bias,

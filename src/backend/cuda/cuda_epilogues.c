@@ -28,8 +28,7 @@ enum { AUX_COLUMNS = 8, AUX_BYTES = 16 };
 
 static bool fits(const struct ek__fused_args *args) {
   const struct ek__matmul_args *product = &args->product;
-  if (product->types.value != EK_F32 || product->m == 0 || product->n == 0 || product->k == 0)
-    return false;
+  if (product->types.value != EK_F32) return false;
   return args->pre == NULL || (product->n % AUX_COLUMNS == 0 && product->ldc == product->n &&
                                (uintptr_t)args->pre % AUX_BYTES == 0);
 }

@@ -368,45 +368,23 @@ ek_status ek__cuda_products_warm(const struct ek__cuda_stream *stream, void *mem
 
 /* ---- the kernel ---- */
 
-/* c = beta c where there is nothing to multiply. */
-static ek_status scale_only(ek_stream *stream, const struct ek__matmul_args *args) {
-  const size_t size = ek__type_size(args->types.value);
-  const int64_t rows = args->ldc == args->n ? 1 : args->m; /* in one go where they are dense */
-  for (int64_t i = 0; i < rows; i++) {
-    void *row = (char *)args->c + (size_t)(i * args->ldc) * size;
-    const struct ek__elementwise_args scale = {.y = row,
-                                               .a = row,
-                                               .count = args->m / rows * args->n,
-                                               .value = args->beta,
-                                               .types = args->types};
-    EK_TRY(args->beta == 0 ? ek__cuda_slot_fill(stream, &scale)
-                           : ek__cuda_slot_scale(stream, &scale));
-  }
-  return EK_OK;
-}
-
 static ek_status matmul(ek_stream *stream, const struct ek__matmul_args *args) {
   const struct ek__cuda_stream *it = ek__cuda_stream_of(stream);
-  if (args->m == 0 || args->n == 0) return EK_OK;
   EK_TRY(ek__cuda_enter(it->device));
   bool done = false;
-  if (args->k == 0) {
-    EK_TRY(scale_only(stream, args));
-  } else {
-    /* cuBLASLt adds a bias to f32, not to f64. */
-    if (args->bias != NULL && args->types.value == EK_F32) {
-      const struct ek__cuda_product with_bias = {
-          .args = args, .epilogue = CUBLASLT_EPILOGUE_BIAS, .vector = args->bias};
-      EK_TRY(ek__cuda_multiply(&done, it, &with_bias));
-      if (done) return EK_OK;
-    }
-    const struct ek__cuda_product plain = {.args = args, .epilogue = CUBLASLT_EPILOGUE_DEFAULT};
-    EK_TRY(ek__cuda_multiply(&done, it, &plain));
-    if (!done) {
-      return ek__cuda_host->error_set(
-          EK_ERR_UNSUPPORTED, "%s: matmul: cuBLASLt has no algorithm for %lld x %lld x %lld",
-          it->device->name, (long long)args->m, (long long)args->n, (long long)args->k);
-    }
+  /* cuBLASLt adds a bias to f32, not to f64. */
+  if (args->bias != NULL && args->types.value == EK_F32) {
+    const struct ek__cuda_product with_bias = {
+        .args = args, .epilogue = CUBLASLT_EPILOGUE_BIAS, .vector = args->bias};
+    EK_TRY(ek__cuda_multiply(&done, it, &with_bias));
+    if (done) return EK_OK;
+  }
+  const struct ek__cuda_product plain = {.args = args, .epilogue = CUBLASLT_EPILOGUE_DEFAULT};
+  EK_TRY(ek__cuda_multiply(&done, it, &plain));
+  if (!done) {
+    return ek__cuda_host->error_set(
+        EK_ERR_UNSUPPORTED, "%s: matmul: cuBLASLt has no algorithm for %lld x %lld x %lld",
+        it->device->name, (long long)args->m, (long long)args->n, (long long)args->k);
   }
   if (args->bias == NULL) return EK_OK;
   const struct ek__matrix_args bias = {.y = args->c,
