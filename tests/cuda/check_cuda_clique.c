@@ -224,11 +224,13 @@ END_TEST
 
 /* ---- peers that do not come ---- */
 
+enum { TOGETHER, CROSSED, ONE_ALONE }; /* ways to meet */
+
 struct crossing {
   struct pair pair;
   ek_communicator *second;
   ek_tensor more[DEVICES];
-  enum { TOGETHER, CROSSED, ONE_ALONE } way;
+  int way;
 };
 
 static ek_status meet(void *context, ek_device *device, size_t index) {
