@@ -29,8 +29,8 @@ ek_status ek__grains_check_open(const ek_data_parallel_model_options *options,
               "and at most %d",
               grains, ek_group_size(group), EK__MAX_GRAINS);
   EK__FAIL_IF(options->state > EK_STATE_SHARDED, EK_ERR_UNSUPPORTED,
-              "ek_data_parallel_model_open: reproducible with gradients or parameters in shards is not yet "
-              "implemented");
+              "ek_data_parallel_model_open: reproducible with gradients or parameters in shards is "
+              "not yet implemented");
   EK__FAIL_IF(ek__group_world_size(group) != ek_group_size(group), EK_ERR_UNSUPPORTED,
               "ek_data_parallel_model_open: reproducible over several processes is not yet "
               "implemented");
@@ -40,18 +40,22 @@ ek_status ek__grains_check_open(const ek_data_parallel_model_options *options,
                       "opened with ek_group_options.deterministic");
 }
 
+/* The blocks that device `index` is left with, of so many grains. */
+static struct ek__fold blocks_of_device(const ek_data_parallel_model *model, size_t index,
+                                        size_t grains) {
+  struct ek__fold fold = {.leaves = grains};
+  size_t first = 0, last = 0;
+  ek__grains_of(&first, &last, model, index, grains);
+  for (; first < last; first++) (void)ek__fold_push(&fold, (struct ek__block){0, first});
+  return fold;
+}
+
 /* Blocks that the devices together may be left with. */
 static size_t most_blocks(const ek_data_parallel_model *model) {
   size_t most = 0;
   for (size_t used = 1; used <= model->options.reproducible; used++) {
     size_t blocks = 0;
-    for (size_t k = 0; k < model->count; k++) {
-      struct ek__fold fold = {.leaves = used};
-      size_t first = 0, last = 0;
-      ek__grains_of(&first, &last, model, k, used);
-      for (; first < last; first++) (void)ek__fold_push(&fold, (struct ek__block){0, first});
-      blocks += fold.depth;
-    }
+    for (size_t k = 0; k < model->count; k++) blocks += blocks_of_device(model, k, used).depth;
     if (blocks > most) most = blocks;
   }
   return most;
@@ -121,11 +125,8 @@ static void list_blocks(struct everybody *all, const ek_data_parallel_model *mod
   all->leaves = ek__grains_used(model, model->forward_samples);
   all->count = 0;
   for (size_t k = 0; k < model->count; k++) {
-    struct ek__fold fold = {.leaves = all->leaves};
-    size_t first = 0, last = 0;
+    const struct ek__fold fold = blocks_of_device(model, k, all->leaves);
     all->begins[k] = all->count;
-    ek__grains_of(&first, &last, model, k, all->leaves);
-    for (; first < last; first++) (void)ek__fold_push(&fold, (struct ek__block){0, first});
     for (size_t i = 0; i < fold.depth; i++) all->blocks[all->count++] = fold.blocks[i];
   }
   all->begins[model->count] = all->count;
