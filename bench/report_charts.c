@@ -247,9 +247,10 @@ static void write_timelines(FILE *file, const json_t *root, const json_t *runs) 
     }
   }
   if (!(most > 0)) return;
-  write_heading(file, "Memory over one step",
-                "What each device holds while a step runs, with a wait behind each of its parts. Of "
-                "devices that only count, the time is that of counting.");
+  write_heading(
+      file, "Memory over one step",
+      "What each device holds while a step runs, with a wait behind each of its parts. Of "
+      "devices that only count, the time is that of counting.");
   fputs("<ul class=\"legend\">\n", file);
   legend_item(file, "curve first", "device 0");
   if (devices == 2) legend_item(file, "curve", "device 1");
@@ -415,6 +416,14 @@ static struct rows technique_rows(const json_t *root, const json_t *runs, bool s
   return rows;
 }
 
+/* One figure of bars, with its legend. */
+static void write_bars(FILE *file, const struct chart *chart, const struct rows *rows) {
+  write_legend(file, rows, 1);
+  fputs("<figure>\n", file);
+  chart_bars(file, chart, rows->rows, rows->count, most_of(rows, 1));
+  fputs("</figure>\n", file);
+}
+
 void charts_techniques(FILE *file, const json_t *root) {
   const json_t *runs = json_object_get(root, "runs");
   const json_t *modes = json_object_get(json_object_get(root, "config"), "modes");
@@ -425,10 +434,7 @@ void charts_techniques(FILE *file, const json_t *root) {
                               "A stacked bar for each; the numbers are in the table below.",
                               CHART_BYTES};
   write_heading(file, "Peak of the fullest device", "What it held when it held most, by category.");
-  write_legend(file, &rows, 1);
-  fputs("<figure>\n", file);
-  chart_bars(file, &chart, rows.rows, rows.count, most_of(&rows, 1));
-  fputs("</figure>\n", file);
+  write_bars(file, &chart, &rows);
   rows_free(&rows);
 }
 
@@ -462,9 +468,6 @@ void charts_max_batch(FILE *file, const json_t *root) {
                               "A bar for each mode; the numbers are in the table below.",
                               CHART_SAMPLES};
   write_heading(file, "The largest batch", "Samples of the global batch that train under the cap.");
-  write_legend(file, &rows, 1);
-  fputs("<figure>\n", file);
-  chart_bars(file, &chart, rows.rows, rows.count, most_of(&rows, 1));
-  fputs("</figure>\n", file);
+  write_bars(file, &chart, &rows);
   rows_free(&rows);
 }
