@@ -1,5 +1,6 @@
 # What `cmake --install` puts in place: headers, both libraries, the CMake package, evenkeel.pc; the
-# pages and the examples, in the folders in which they point to each other.
+# pages and the examples, in the folders in which they point to each other; the man page of the
+# library. bench/ installs its program, with a man page and completion for bash.
 include(CMakePackageConfigHelpers)
 
 set(evenkeel_cmakedir "${CMAKE_INSTALL_LIBDIR}/cmake/evenkeel")
@@ -17,6 +18,17 @@ install(DIRECTORY "${PROJECT_SOURCE_DIR}/examples" DESTINATION "${CMAKE_INSTALL_
         FILES_MATCHING PATTERN "*.c")
 install(FILES "${PROJECT_SOURCE_DIR}/cmake/examples.cmake"
         DESTINATION "${CMAKE_INSTALL_DOCDIR}/examples" RENAME CMakeLists.txt)
+
+# evenkeel(3), from the headers' own overview.
+set(man_page "${PROJECT_BINARY_DIR}/evenkeel.3")
+add_custom_command(
+  OUTPUT "${man_page}"
+  COMMAND awk -v VERSION=${PROJECT_VERSION} -f "${PROJECT_SOURCE_DIR}/cmake/overview.awk"
+          "${PROJECT_SOURCE_DIR}/include/evenkeel/evenkeel.h" > "${man_page}"
+  DEPENDS "${PROJECT_SOURCE_DIR}/include/evenkeel/evenkeel.h" "${PROJECT_SOURCE_DIR}/cmake/overview.awk"
+  VERBATIM)
+add_custom_target(evenkeel_man ALL DEPENDS "${man_page}")
+install(FILES "${man_page}" DESTINATION "${CMAKE_INSTALL_MANDIR}/man3")
 
 foreach(set evenkeel-targets evenkeel-static-targets)
   install(EXPORT ${set} NAMESPACE evenkeel:: DESTINATION "${evenkeel_cmakedir}")

@@ -1,0 +1,38 @@
+# shellcheck shell=bash
+# Completion of evenkeel-bench for bash: commands and options are asked of the program, as --help has them.
+_evenkeel_bench() {
+  local program=${COMP_WORDS[0]} current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD - 1]}
+  local words="" command=${COMP_WORDS[1]-}
+  if [[ $previous == = ]]; then previous=${COMP_WORDS[COMP_CWORD - 2]}; fi
+  if [[ $current == = ]]; then current=""; fi
+  _evenkeel_bench_help() { "$program" "$command" --help 2>/dev/null | tr -s ' \n' ' '; } # in one line
+  COMPREPLY=()
+  if ((COMP_CWORD == 1)); then
+    words=$("$program" --help 2>/dev/null | sed -n '/^Commands:/,/^$/s/^  \([a-z][a-z-]*\) .*/\1/p')
+    words+=" --help --version"
+  else
+    case $previous in
+      --preset)
+        words=$(_evenkeel_bench_help | sed -n 's/.*Shape to start from: \([^;]*\);.*/\1/p' |
+          sed 's/(default)//; s/,/ /g')
+        ;;
+      --modes) words="all $(_evenkeel_bench_help | sed -n 's/.*--modes=LIST Of \([^;]*\);.*/\1/p' | tr , ' ')" ;;
+      -o | --output) words="table md csv json" ;;
+      --optimizer) words="adamw sgd" ;;
+      --loss) words="whole fused" ;;
+      --recompute) words="none every= sqrt all cheap" ;;
+      --scatter) words="even chunk sizes= weights=" ;;
+      --devices) words="cpu: cuda: plan:" ;;
+      --data | --report | --trace | --timeline | --export-json | --export-csv)
+        compopt -o filenames 2>/dev/null || true # fails outside a completion, as in a test
+        mapfile -t COMPREPLY < <(compgen -f -- "$current")
+        return
+        ;;
+      *) words=$("$program" "$command" --help 2>/dev/null | grep -oE -- '^ +(-[a-z], )?--[a-z0-9-]+' | grep -oE -- '--[a-z0-9-]+') ;;
+    esac
+  fi
+  local before="" # of a list: what stands before the last comma
+  if [[ $previous == --modes && $current == *,* ]]; then before=${current%,*},; fi
+  mapfile -t COMPREPLY < <(compgen -P "$before" -W "$words" -- "${current#"$before"}")
+}
+complete -o default -F _evenkeel_bench evenkeel-bench

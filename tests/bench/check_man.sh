@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# check_man.sh BENCH MAN_PAGE OVERVIEW COMPLETION: the man pages have every command, option and public header, and groff
+# has nothing to say of them; completion offers what there is.
+set -euo pipefail
+
+bench=$1 page=$2 overview=$3 completion=$4
+failed=0
+
+complain() {
+  printf 'check_man: %s\n' "$*" >&2
+  failed=1
+}
+
+for command in memory max-batch step techniques fit devices; do
+  grep -qx ".SH \"${command^^}\"" "$page" || complain "no section $command"
+  while IFS= read -r option; do
+    sed -n "/^.SH \"${command^^}\"/,/^.SH /p" "$page" | sed 's,\\,,g' | grep -q -- "^\.B .*$option" ||
+      complain "no $option in $command"
+  done < <("$bench" $command --help | grep -oE -- '^ +(-[a-zA-Z?], )?--[a-z0-9-]+' | grep -oE -- '--.*')
+done
+grep -q 'trainer.h' "$overview" || complain "no header in the overview"
+if command -v man >/dev/null; then
+  for file in "$page" "$overview"; do
+    said=$(LC_ALL=C.UTF-8 man -l --warnings -E UTF-8 "$file" 2>&1 >/dev/null)
+    [[ -z $said ]] || complain "man: $said"
+  done
+fi
+if command -v groff >/dev/null; then
+  for file in "$page" "$overview"; do
+    said=$(groff -man -Tutf8 -ww "$file" 2>&1 >/dev/null)
+    [[ -z $said ]] || complain "groff: $said"
+  done
+fi
+
+# shellcheck disable=SC1090
+. "$completion"
+offers() { # WANTED WORD...: the last word is completed
+  local wanted=$1
+  shift
+  COMP_WORDS=("$@")
+  COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+  _evenkeel_bench
+  [[ " ${COMPREPLY[*]} " == *" $wanted "* ]] || complain "\"${COMP_WORDS[*]}\" is not completed to $wanted"
+}
+offers techniques "$bench" te
+offers max-batch "$bench" ""
+offers --micro-batches "$bench" step --mi
+offers --export-json "$bench" devices --
+offers gpt2-355m "$bench" memory --preset gpt
+offers quick "$bench" memory --preset = q
+offers sharded-gradients "$bench" step --modes sh
+offers gather,fully-sharded "$bench" step --modes gather,fu
+offers csv "$bench" step -o c
+offers "$bench" "$bench" memory --data "${bench%?}"
+# The values that stand in the completion itself are those of --help.
+help=$("$bench" memory --help | tr -s ' \n' ' ')
+while read -r option words; do
+  [[ $option != --devices ]] || continue # its help has examples
+  for word in $words; do
+    [[ $(sed "s/.*$option=//; s/ --.*//" <<<"$help") == *"$word"* ]] || complain "completion offers $option $word"
+  done
+done < <(sed -nE 's/^ *(-o \| )?(--[a-z]+)\) words="([^$"]*)" ;;$/\2 \3/p' "$completion")
+exit "$failed"
