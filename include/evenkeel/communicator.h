@@ -10,8 +10,10 @@
  * ek_communicator_wait(), which makes the compute stream wait for all of the device's collectives.
  *
  * Sums are taken in the order of the ranks, at the width of the type: the same call gives the
- * same bits. Tensors are f32 or f64 (broadcast and all-gather: any type), with equal numbers of
- * elements on all devices; a difference is EK_ERR_SHAPE on every device.
+ * same bits. Numbers of 16 bits are added up in f32, and the sum is rounded once. Tensors are f32,
+ * f64, bf16 or f16 (broadcast and all-gather: any type), with equal numbers of elements on all
+ * devices; a difference is EK_ERR_SHAPE on every device. A sum in a type that the devices do not
+ * compute in (ek_device_types()) is EK_ERR_UNSUPPORTED.
  *
  * A group may have several communicators. With `nccl` their collectives, too, are started in the
  * same order on all devices: each waits for its peers on the one stream that they share, and two in
@@ -37,7 +39,7 @@ typedef struct ek_communicator ek_communicator;
 /*
  * Opens the group's best communicator: `host` for cpu devices; for cuda `nccl` between different
  * GPUs or `peer` (logical devices, or what ek_group_options.deterministic asks for); for plan one
- * that counts. `nccl` sums in an order of its own.
+ * that counts. `nccl` sums in an order of its own, and rounds numbers of 16 bits at every addition.
  */
 EK_API EK_CHECKED ek_status ek_communicator_open(ek_communicator **communicator, ek_group *group);
 EK_API void ek_communicator_free(ek_communicator *communicator);

@@ -194,7 +194,7 @@ EK_API EK_CHECKED ek_status ek_pass_child_leave(ek_pass *pass);
 /* ---- for a module: the other devices ---- */
 
 /*
- * tensor (f32 or f64, of the same shape on all devices) becomes its sum over all devices of the
+ * tensor (f32, f64, bf16 or f16, of the same shape on all devices) becomes its sum over all devices of the
  * model, in their order; what is queued on the compute stream afterwards sees the sum. Every device
  * must make the same calls in the same order. For a module whose table declares `collective`, else
  * EK_ERR_STATE. In a pass without a communicator the sum is that over one device.

@@ -98,14 +98,22 @@ static ek_status check_call(const char *who, const ek_communicator *communicator
   return ek__fault_point(device, who);
 }
 
+ek_status ek__communicator_can_sum(const char *who, const ek_device *device, ek_type type) {
+  const unsigned floats = EK_TYPES_F32 | EK_TYPES_F64 | EK_TYPES_BF16 | EK_TYPES_F16;
+  EK__FAIL_IF((floats >> type & 1u) == 0, EK_ERR_TYPE, "%s: cannot sum %s", who,
+              ek_type_name(type));
+  EK__FAIL_IF((ek_device_types(device) >> type & 1u) == 0, EK_ERR_UNSUPPORTED,
+              "%s: cannot sum %s, in which %s does not compute", who, ek_type_name(type),
+              ek_device_name(device));
+  return EK_OK;
+}
+
 static ek_status check_tensor(const char *who, const ek_device *device, const ek_tensor *tensor,
                               bool sums) {
   EK__FAIL_IF(!ek_tensor_exists(tensor), EK_ERR_INVALID_ARGUMENT, "%s: there is no tensor", who);
   EK__FAIL_IF(tensor->device != device, EK_ERR_DEVICE, "%s: called for %s with a tensor on %s", who,
               ek_device_name(device), ek_device_name(tensor->device));
-  EK__FAIL_IF(sums && tensor->type != EK_F32 && tensor->type != EK_F64, EK_ERR_TYPE,
-              "%s: cannot sum %s", who, ek_type_name(tensor->type));
-  return EK_OK;
+  return sums ? ek__communicator_can_sum(who, device, tensor->type) : EK_OK;
 }
 
 static ek_status check_offsets(const char *who, const ek_communicator *communicator,

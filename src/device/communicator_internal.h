@@ -63,6 +63,10 @@ uint64_t ek__communicator_started(const ek_communicator *communicator, const ek_
 ek_status ek__communicator_wait_for(ek_communicator *communicator, ek_device *device,
                                     uint64_t number);
 
+/* EK_ERR_TYPE for a type that is not summed, EK_ERR_UNSUPPORTED where the device does not compute in
+ * it. */
+ek_status ek__communicator_can_sum(const char *who, const ek_device *device, ek_type type);
+
 /* For the devices of a group that reach each other's memory or have a link of their backend. */
 ek_status ek__host_communicator_open(ek_communicator **communicator, ek_group *group);
 

@@ -19,6 +19,7 @@
 #include "core/alloc.h"
 #include "core/error.h"
 #include "core/options.h"
+#include "device/communicator_internal.h"
 #include "module/pass_internal.h"
 
 /* ---- opening and closing ---- */
@@ -249,8 +250,7 @@ ek_status ek_pass_all_reduce(ek_pass *pass, ek_tensor *tensor) {
   EK__FAIL_IF(!ek__is_collective(pass->frame->node->module), EK_ERR_STATE,
               "%s: the module's table does not declare `collective`", who);
   EK_TRY(ek__check_tensors(who, pass, tensor, 1));
-  EK__FAIL_IF(tensor->type != EK_F32 && tensor->type != EK_F64, EK_ERR_TYPE, "%s: cannot sum %s",
-              who, ek_type_name(tensor->type));
+  EK_TRY(ek__communicator_can_sum(who, pass->replica->device, tensor->type));
   ek_communicator *communicator = pass->options.communicator;
   if (communicator == NULL) return EK_OK;
   EK_TRY(ek_communicator_all_reduce(communicator, pass->replica->device, tensor));

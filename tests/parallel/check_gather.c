@@ -70,6 +70,48 @@ START_TEST(to_each_device) {
 }
 END_TEST
 
+/* Numbers of 16 bits are scattered, gathered and broadcast as their bits. */
+START_TEST(rows_of_16_bits) {
+  static const ek_type types[] = {EK_BF16, EK_F16};
+  uint16_t numbers[ROWS * COLUMNS], got[ROWS * COLUMNS];
+  for (int i = 0; i < ROWS * COLUMNS; i++) numbers[i] = (uint16_t)(i * 1861 + 7);
+  ek_group *group = ck_open("cpu:3", 1);
+  ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
+  options.kind = EK_SCATTER_SIZES;
+  options.sizes = cuts[_i];
+  for (int t = 0; t < 2; t++) {
+    ek_shards shards = {0}, all = {0};
+    ek_tensor host, back, whole = {0};
+    ck_ok(ek_tensor_host(&host, numbers, types[t], CK_SHAPE(ROWS, COLUMNS)));
+    ck_ok(ek_tensor_host(&back, got, types[t], CK_SHAPE(ROWS, COLUMNS)));
+    ck_ok(ek_scatter(&shards, group, &host, EK_MEMORY_INPUTS, &options));
+    ck_ok(ek_scatter_broadcast(&all, group, &host, EK_MEMORY_INPUTS));
+    for (size_t device = 0; device < DEVICES; device++) {
+      ck_ok(ek_gather(&whole, &shards, device, EK_MEMORY_OUTPUTS));
+      ck_assert_int_eq(whole.type, types[t]);
+      memset(got, 0, sizeof got);
+      ck_ok(ek_tensor_copy(&back, &whole));
+      ck_assert_mem_eq(got, numbers, sizeof got);
+      ek_tensor_free(&whole);
+      memset(got, 0, sizeof got);
+      ck_ok(ek_tensor_copy(&back, &all.parts[device]));
+      ck_assert_mem_eq(got, numbers, sizeof got);
+    }
+    memset(got, 0, sizeof got);
+    ck_ok(ek_gather_host(&back, &shards));
+    ck_assert_mem_eq(got, numbers, sizeof got);
+    ck_ok(ek_gather_move(&whole, &shards, 0, EK_MEMORY_OUTPUTS));
+    memset(got, 0, sizeof got);
+    ck_ok(ek_tensor_copy(&back, &whole));
+    ck_assert_mem_eq(got, numbers, sizeof got);
+    ek_tensor_free(&whole);
+    ek_shards_free(&all);
+  }
+  ck_no_memory_held(group);
+  ek_group_free(group);
+}
+END_TEST
+
 START_TEST(moving_frees_the_parts) {
   for (size_t device = 0; device < DEVICES; device++) {
     struct bench b;
@@ -223,6 +265,7 @@ static Suite *make_suite(void) {
   Suite *suite = suite_create("gather");
   TCase *right = ck_case(suite, "right"), *wrong = ck_case(suite, "wrong");
   tcase_add_loop_test(right, to_each_device, 0, CUTS);
+  tcase_add_loop_test(right, rows_of_16_bits, 0, CUTS);
   tcase_add_loop_test(right, moving_frees_the_parts, 0, CUTS);
   tcase_add_test(right, moving_keeps_what_others_hold);
   tcase_add_test(right, scalars_become_a_vector);
