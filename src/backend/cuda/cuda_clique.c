@@ -35,24 +35,25 @@ static ek_status report(struct ek__cuda_clique *clique, size_t rank, ncclResult_
                                   ek__nccl.GetErrorString(result), *more == '\0' ? "" : ": ", more);
 }
 
-void ek__cuda_clique_name_late(char *text, size_t size, const struct ek__cuda_clique *clique,
-                               size_t rank) {
-  size_t used = 0;
+void ek__cuda_clique_say_late(char *text, size_t size, const struct ek__cuda_clique *clique,
+                              size_t rank, const char *call) {
   const uint64_t own = atomic_load(&clique->members[rank].queued);
-  for (size_t i = 0; i < clique->group->count && used < size; i++) {
+  const char *before = ": late is ";
+  int used = snprintf(text, size, "%s: %sNCCL: not over after %g seconds: a peer has not come",
+                      ek__cuda_clique_device(clique, rank)->name, call, clique->group->time_limit);
+  for (size_t i = 0; i < clique->group->count && used >= 0 && (size_t)used < size; i++) {
     if (atomic_load(&clique->members[i].queued) >= own) continue;
-    const int written = snprintf(text + used, size - used, "%s%s", used == 0 ? ": late is " : ", ",
-                                 ek__cuda_clique_device(clique, i)->name);
-    if (written > 0) used += (size_t)written;
+    used += snprintf(text + used, size - (size_t)used, "%s%s", before,
+                     ek__cuda_clique_device(clique, i)->name);
+    before = ", ";
   }
 }
 
 static ek_status too_long(const struct ek__cuda_clique *clique, size_t rank, const char *call) {
-  char late[256] = "";
-  ek__cuda_clique_name_late(late, sizeof late, clique, rank);
-  return ek__cuda_host->error_set(
-      EK_ERR_UNAVAILABLE, "%s: %s: NCCL: not over after %g seconds: a peer has not come%s",
-      ek__cuda_clique_device(clique, rank)->name, call, clique->group->time_limit, late);
+  char text[512], named[64];
+  (void)snprintf(named, sizeof named, "%s: ", call);
+  ek__cuda_clique_say_late(text, sizeof text, clique, rank, named);
+  return ek__cuda_host->error_set(EK_ERR_UNAVAILABLE, "%s", text);
 }
 
 ek_status ek__cuda_clique_settle(struct ek__cuda_clique *clique, size_t rank, ncclResult_t result,

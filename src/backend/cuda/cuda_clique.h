@@ -55,8 +55,9 @@ void ek__cuda_clique_abort(struct ek__cuda_clique *clique);
 /* Waits until a call of this rank, which gave `result`, is over. */
 ek_status ek__cuda_clique_settle(struct ek__cuda_clique *clique, size_t rank, ncclResult_t result,
                                  const char *call);
-/* Appends the ranks that have queued less than this one. */
-void ek__cuda_clique_name_late(char *text, size_t size, const struct ek__cuda_clique *clique,
-                               size_t rank);
+/* That what this rank has queued takes too long, and which ranks have queued less; `call` is "" or what
+ * it waits in, with ": " behind it. */
+void ek__cuda_clique_say_late(char *text, size_t size, const struct ek__cuda_clique *clique,
+                              size_t rank, const char *call);
 
 #endif /* EK_CUDA_CLIQUE_H */

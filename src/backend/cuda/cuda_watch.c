@@ -80,11 +80,8 @@ static bool find_stuck(char *text, size_t size, struct ek__cuda_group *group, do
   }
   for (struct ek__cuda_clique *clique = group->cliques; clique != NULL; clique = clique->next) {
     size_t early = 0;
-    char late[256] = "";
     if (!clique_is_stuck(&early, clique, now)) continue;
-    ek__cuda_clique_name_late(late, sizeof late, clique, early);
-    (void)snprintf(text, size, "%s: NCCL: not over after %g seconds: a peer has not come%s",
-                   group->devices[early].name, group->time_limit, late);
+    ek__cuda_clique_say_late(text, size, clique, early, "");
     return true;
   }
   return false;
