@@ -156,25 +156,30 @@ static ek_status drop_step(ek_trainer *self, ek_status status) {
 }
 
 /* Forward, loss and backward; `more`: of a part of the batch, and others follow. */
-static ek_status add_gradients(ek_trainer *self, const struct ek__batch *batch, bool more) {
+static ek_status add_gradients(ek_trainer *self, const struct ek__batch *batch, bool training,
+                               bool more) {
+  ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
   ek_criterion_backward_options options = EK_CRITERION_BACKWARD_OPTIONS_INIT;
+  forward.training = training;
   options.accumulate = more;
   EK_TRY(ek_data_parallel_model_forward(self->outputs, self->model, batch->inputs,
-                                        batch->input_count, NULL));
+                                        batch->input_count, &forward));
   EK_TRY(ek_data_parallel_criterion_forward(self->criterion, self->outputs, self->output_count,
                                             batch->targets, batch->target_count));
   return ek_data_parallel_criterion_backward(self->criterion, self->model, &options);
 }
 
-static ek_status add_parts(ek_trainer *self, const struct ek__batch *batch) {
+/* The same of a whole batch, in its parts. */
+static ek_status add_batch(ek_trainer *self, const struct ek__batch *batch, bool training) {
   int64_t samples = 0;
+  if (self->micro_batches < 2) return add_gradients(self, batch, training, false);
   EK_TRY(ek__batch_samples(&samples, batch));
   const int64_t count = samples < self->micro_batches ? samples : self->micro_batches;
-  if (count < 2) return add_gradients(self, batch, false);
+  if (count < 2) return add_gradients(self, batch, training, false);
   for (int64_t i = 0; i < count; i++) {
     struct ek__batch_part part;
     ek__batch_cut(&part, batch, samples, count, i);
-    EK_TRY(add_gradients(self, &part.batch, i + 1 < count));
+    EK_TRY(add_gradients(self, &part.batch, training, i + 1 < count));
     if (i + 1 < count) free_outputs(self);
   }
   return EK_OK;
@@ -195,12 +200,25 @@ ek_status ek_trainer_step(ek_step_result *result, ek_trainer *trainer, const ek_
   EK__OWNER_ENTER(&trainer->owner, "ek_trainer_step", "the trainer");
   ek_tensor all[EK_MAX_INPUTS];
   const struct ek__batch batch = batch_of(all, trainer, inputs, input_count, targets, target_count);
-  ek_status status = trainer->micro_batches > 1 ? add_parts(trainer, &batch)
-                                                : add_gradients(trainer, &batch, false);
+  ek_status status = add_batch(trainer, &batch, true);
   if (status == EK_OK) status = ek_data_parallel_optimizer_step(result, trainer->optimizer);
   if (status != EK_OK) return drop_step(trainer, status);
   free_outputs(trainer);
   return EK_OK;
+}
+
+/* With training off no module writes a buffer; masks and products' sizes do not depend on it. */
+ek_status ek_trainer_prepare(ek_trainer *trainer, const ek_tensor *inputs, size_t input_count,
+                             const ek_tensor *targets, size_t target_count) {
+  EK_TRY(check_call("ek_trainer_prepare", trainer, inputs, targets, target_count));
+  EK__OWNER_ENTER(&trainer->owner, "ek_trainer_prepare", "the trainer");
+  ek_tensor all[EK_MAX_INPUTS];
+  const struct ek__batch batch = batch_of(all, trainer, inputs, input_count, targets, target_count);
+  ek_status status = add_batch(trainer, &batch, false);
+  if (status == EK_OK) status = ek_group_synchronize(trainer->group);
+  if (status != EK_OK) return drop_step(trainer, status);
+  free_outputs(trainer);
+  return ek_data_parallel_model_discard(trainer->model);
 }
 
 static ek_status forward_only(ek_shards *outputs, ek_trainer *self, const ek_tensor *inputs,

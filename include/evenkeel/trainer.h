@@ -111,6 +111,19 @@ EK_API EK_CHECKED ek_status ek_trainer_step(ek_step_result *result, ek_trainer *
                                             const ek_tensor *targets, size_t target_count);
 
 /*
+ * What the first step of such a batch does once, before any step: a GPU loads code and times the
+ * algorithms of each product (docs/architecture.md), a processor makes its products' code and touches
+ * memory. It runs forward, loss and backward of the batch, with training off, and drops the gradient:
+ * parameters, buffers, masks and the number of the step stay what they were, and what follows has the
+ * bits that it would have had if the same algorithms were chosen. Not needed: a step whose sizes are
+ * new does it for itself. Once for each size of batch that comes; any numbers that a step would take
+ * will do. Waits for the devices; fails as a step does, and drops what was accumulated through the parts.
+ */
+EK_API EK_CHECKED ek_status ek_trainer_prepare(ek_trainer *trainer, const ek_tensor *inputs,
+                                               size_t input_count, const ek_tensor *targets,
+                                               size_t target_count);
+
+/*
  * The loss of a batch without gradient and with training off (no dropout); nothing is updated.
  * *weight, which may be NULL, is what the loss was divided by (data_parallel_criterion.h): over
  * several batches the loss is sum(loss * weight) / sum(weight). Waits for the devices.

@@ -336,30 +336,40 @@ END_TEST
 
 enum { VOCABULARY = 37, WIDTH = 8, SAMPLES = 3, TOKENS = 5 };
 
-/* How many products of a step, forward, backward and update, have rows beside 16 bytes. */
-static unsigned long unaligned_in_a_step(const ek_gpt_options *o) {
-  static int32_t tokens[SAMPLES * TOKENS];
+static ek_tensor batch_of(int32_t tokens[SAMPLES * TOKENS]) {
   const int64_t shape[] = {SAMPLES, TOKENS};
+  ek_tensor batch;
+  for (int i = 0; i < SAMPLES * TOKENS; i++) tokens[i] = i % VOCABULARY;
+  ck_ok(ek_tensor_host(&batch, tokens, EK_I32, 2, shape));
+  return batch;
+}
+
+static ek_trainer *open_gpt(const ek_gpt_options *o) {
   ek_module *gpt = NULL;
   ek_criterion *loss = NULL;
   ek_optimizer *optimizer = NULL;
   ek_trainer *trainer = NULL;
   ek_cross_entropy_options entropy = EK_CROSS_ENTROPY_OPTIONS_INIT;
-  ek_tensor batch;
-  for (int i = 0; i < SAMPLES * TOKENS; i++) tokens[i] = i % VOCABULARY;
-  ck_ok(ek_tensor_host(&batch, tokens, EK_I32, 2, shape));
   ck_ok(ek_gpt_create(&gpt, o));
   entropy.classes = VOCABULARY;
   if (!o->fused_loss) ck_ok(ek_cross_entropy_create(&loss, &entropy));
   ck_ok(ek_sgd_create(&optimizer, NULL));
   ck_ok(ek_trainer_open(&trainer, SPEC, gpt, loss, optimizer, NULL));
+  ek_optimizer_free(optimizer);
+  ek_criterion_free(loss);
+  ek_module_free(gpt);
+  return trainer;
+}
+
+/* How many products of a step, forward, backward and update, have rows beside 16 bytes. */
+static unsigned long unaligned_in_a_step(const ek_gpt_options *o) {
+  int32_t tokens[SAMPLES * TOKENS];
+  const ek_tensor batch = batch_of(tokens);
+  ek_trainer *trainer = open_gpt(o);
   const unsigned long before = cuemu_unaligned_products();
   ck_ok(ek_trainer_step(NULL, trainer, &batch, 1, &batch, 1));
   const unsigned long after = cuemu_unaligned_products();
   ck_ok(ek_trainer_free(trainer));
-  ek_optimizer_free(optimizer);
-  ek_criterion_free(loss);
-  ek_module_free(gpt);
   return after - before;
 }
 
@@ -380,6 +390,40 @@ START_TEST(rows_of_logits_are_aligned) {
 }
 END_TEST
 
+/* ---- before the first step ---- */
+
+/* A step that was prepared for times nothing: it has the products of every later one. */
+START_TEST(prepared_steps_time_nothing) {
+  enum { STEPS = 3 };
+  int32_t tokens[SAMPLES * TOKENS];
+  const ek_tensor batch = batch_of(tokens);
+  unsigned long products[STEPS];
+  ek_gpt_options o = EK_GPT_OPTIONS_INIT;
+  o.vocabulary = VOCABULARY;
+  o.sequence = TOKENS;
+  o.width = 16 * (_i + 1); /* shapes that the process has not seen */
+  o.layers = 2;
+  o.heads = 2;
+  o.dropout = 0.25;
+  o.fused_loss = _i / 2 == 1;
+  offer_algorithms(4);
+  ek_trainer *trainer = open_gpt(&o);
+  if (_i % 2 == 1) ck_ok(ek_trainer_prepare(trainer, &batch, 1, &batch, 1));
+  for (int i = 0; i < STEPS; i++) {
+    const unsigned long before = counts_now().products;
+    ck_ok(ek_trainer_step(NULL, trainer, &batch, 1, &batch, 1));
+    products[i] = counts_now().products - before;
+  }
+  ck_assert_uint_eq(products[1], products[2]);
+  if (_i % 2 == 1)
+    ck_assert_uint_eq(products[0], products[1]);
+  else
+    ck_assert_uint_gt(products[0], 2 * products[1]);
+  ck_ok(ek_trainer_free(trainer));
+  offer_algorithms(1);
+}
+END_TEST
+
 static Suite *make_suite(void) {
   Suite *suite = suite_create("cuda epilogues");
   TCase *operations = ck_case(suite, "operations");
@@ -393,6 +437,7 @@ static Suite *make_suite(void) {
   TCase *whole = ck_case(suite, "model");
   tcase_add_test(whole, model);
   tcase_add_test(whole, rows_of_logits_are_aligned);
+  tcase_add_loop_test(whole, prepared_steps_time_nothing, 0, 4);
   return suite;
 }
 

@@ -127,6 +127,45 @@ START_TEST(equals_the_calls_of_its_parts) {
 }
 END_TEST
 
+/* ---- before the first step ---- */
+
+static ek_status prepare(struct bench *b) {
+  return ek_trainer_prepare(b->trainer, b->batch.input, b->batch.inputs, b->batch.target,
+                            b->batch.targets);
+}
+
+/* Changes nothing and holds nothing, before the first step and between two of them; with
+ * micro-batches too. */
+START_TEST(preparing_changes_nothing) {
+  if (!ck_part(_i)) return;
+  const char *workload = ck_workloads[_i / CK_MODES % CK_WORKLOADS].name;
+  struct bench prepared, other;
+  struct bench *const both[] = {&prepared, &other};
+  for (int k = 0; k < 2; k++) {
+    make_parts(both[k], workload, (ek_mode)(_i % CK_MODES));
+    both[k]->micro_batches = _i / CK_MODES / CK_WORKLOADS * 3;
+    ck_ok(open_on(both[k], ck_spec("cpu:3"), NULL));
+  }
+  const uint64_t before = held(&prepared);
+  ck_ok(prepare(&prepared));
+  ck_assert_uint_eq(held(&prepared), before);
+  for (int i = 0; i < 2; i++) {
+    ek_step_result got, want;
+    ck_ok(step(&prepared, &got));
+    ck_ok(prepare(&prepared));
+    ck_ok(step(&other, &want));
+    ck_assert(got.loss == want.loss && got.weight == want.weight && got.step == want.step);
+  }
+  struct ck_state got = ck_state_take(ek_trainer_model(prepared.trainer)),
+                  want = ck_state_take(ek_trainer_model(other.trainer));
+  ck_state_same("prepared", &got, &want);
+  ck_state_drop(&got);
+  ck_state_drop(&want);
+  close_bench(&prepared);
+  close_bench(&other);
+}
+END_TEST
+
 /* ---- micro-batches ---- */
 
 /* Sizes of the parts of SAMPLES for each number of micro-batches. */
@@ -334,6 +373,8 @@ START_TEST(misuse) {
   ck_fails(ek_trainer_step(NULL, NULL, x, 1, y, 1), bad, "NULL");
   ck_fails(ek_trainer_step(NULL, b.trainer, NULL, 1, y, 1), bad, "NULL");
   ck_fails(ek_trainer_step(NULL, b.trainer, x, 1, NULL, 1), bad, "NULL");
+  ck_fails(ek_trainer_prepare(NULL, x, 1, y, 1), bad, "NULL");
+  ck_fails(ek_trainer_prepare(b.trainer, x, 1, NULL, 1), bad, "NULL");
   ck_fails(ek_trainer_evaluate(NULL, NULL, b.trainer, x, 1, y, 1), bad, "NULL");
   ck_fails(ek_trainer_predict(NULL, b.trainer, x, 1), bad, "NULL");
   ck_fails(ek_trainer_predict(outputs, NULL, x, 1), bad, "NULL");
@@ -349,6 +390,7 @@ START_TEST(misuse) {
   ck_fails(ek_trainer_step(NULL, b.trainer, x, 2, y, 1), bad, "takes 1 inputs");
   ck_fails(ek_trainer_step(NULL, b.trainer, x, 1, y, 2), bad, "1 targets");
   ck_fails(ek_trainer_step(NULL, b.trainer, x, 1, fewer.target, 1), EK_ERR_SHAPE, "");
+  ck_fails(ek_trainer_prepare(b.trainer, x, 1, fewer.target, 1), EK_ERR_SHAPE, "");
   ck_fails(ek_trainer_evaluate(&loss, NULL, b.trainer, x, 1, fewer.target, 1), EK_ERR_SHAPE, "");
   ck_assert_uint_eq(held(&b), bytes);
   struct ck_state after = ck_state_take(ek_trainer_model(b.trainer));
@@ -437,14 +479,14 @@ START_TEST(another_thread_is_refused) {
   ck_assert_int_eq(sem_init(&inside, 0, 0) | sem_init(&go_on, 0, 0), 0);
   ck_assert_int_eq(pthread_create(&thread, NULL, step_there, &b), 0);
   (void)sem_wait(&inside);
-  const ek_status got[] = {step(&b, NULL), evaluate(&b, &loss, NULL),
+  const ek_status got[] = {step(&b, NULL), prepare(&b), evaluate(&b, &loss, NULL),
                            ek_trainer_predict(&outputs, b.trainer, b.batch.input, 1),
                            ek_trainer_free(b.trainer)};
   char message[256];
   (void)snprintf(message, sizeof message, "%s", ek_error_message());
   (void)sem_post(&go_on);
   (void)pthread_join(thread, NULL);
-  for (int i = 0; i < 4; i++) ck_assert_int_eq(got[i], EK_ERR_STATE);
+  for (int i = 0; i < 5; i++) ck_assert_int_eq(got[i], EK_ERR_STATE);
   ck_assert(strstr(message, "another thread is using the trainer") != NULL);
   ck_ok(step_status);
   close_bench(&b);
@@ -494,8 +536,9 @@ static ek_status arm(const struct bench *b, int what, uint64_t n) {
   return EK_OK;
 }
 
-/* Every stride-th call of a step fails, in turn; the parts were made, and b is closed. */
-static void fail_at_each(struct bench *b, int what, uint64_t stride) {
+/* Every stride-th call of a step, or of what comes before one, fails, in turn; the parts were made, and
+ * b is closed. */
+static void fail_at_each(struct bench *b, int what, uint64_t stride, bool before_a_step) {
   struct ck_training other;
   ck_ok(open_on(b, ck_spec("cpu:3"), NULL));
   ck_training_open(&other, &b->setup);
@@ -506,8 +549,9 @@ static void fail_at_each(struct bench *b, int what, uint64_t stride) {
   for (uint64_t n = 1; failed; n += stride) {
     struct ck_state before = ck_state_take(ek_trainer_model(b->trainer));
     ck_ok(arm(b, what, n));
-    const ek_status status = step(b, NULL);
+    const ek_status status = before_a_step ? prepare(b) : step(b, NULL);
     ck_ok(arm(b, what, 0));
+    if (before_a_step && status == EK_OK) ck_ok(step(b, NULL));
     failed = fails_well(b, &other, status, bytes, &before);
     ck_state_drop(&before);
   }
@@ -525,7 +569,14 @@ START_TEST(each_call_fails_once) {
   const int what = _i % FAILURES;
   struct bench b;
   make_parts(&b, "mlp", (ek_mode)(_i / FAILURES));
-  fail_at_each(&b, what, stride_of(what, 1));
+  fail_at_each(&b, what, stride_of(what, 1), false);
+}
+END_TEST
+
+START_TEST(each_call_of_preparing_fails_once) {
+  struct bench b;
+  make_parts(&b, "mlp", EK_MODE_SHARDED_GRADIENTS);
+  fail_at_each(&b, _i, stride_of(_i, 3), true);
 }
 END_TEST
 
@@ -555,7 +606,7 @@ START_TEST(each_call_of_recomputation_fails_once) {
   ek_module_free(b.module);
   ck_ok(recomputed_gpt(&b.module));
   b.setup.workload = &gpt;
-  fail_at_each(&b, _i % FAILURES, stride_of(_i % FAILURES, 3));
+  fail_at_each(&b, _i % FAILURES, stride_of(_i % FAILURES, 3), false);
 }
 END_TEST
 
@@ -579,6 +630,7 @@ static Suite *make_suite(void) {
   Suite *suite = suite_create("trainer");
   TCase *same = ck_case(suite, "same"), *refused = ck_case(suite, "refused");
   tcase_add_loop_test(same, equals_the_calls_of_its_parts, 0, CK_WORKLOADS * CK_MODES);
+  tcase_add_loop_test(same, preparing_changes_nothing, 0, 2 * CK_WORKLOADS * CK_MODES);
   tcase_add_loop_test(same, micro_batches, 0, CUTS * CK_WORKLOADS * CK_MODES);
   tcase_add_test(refused, wrong_micro_batches);
   tcase_add_loop_test(same, evaluation_and_prediction, 0, CK_MODES);
@@ -589,6 +641,7 @@ static Suite *make_suite(void) {
   tcase_add_test(refused, another_thread_is_refused);
   tcase_add_loop_test(refused, misuse, 0, CK_MODES);
   tcase_add_loop_test(refused, each_call_fails_once, 0, CK_MODES * FAILURES);
+  tcase_add_loop_test(refused, each_call_of_preparing_fails_once, 0, FAILURES);
   tcase_add_loop_test(refused, each_call_of_recomputation_fails_once, 0,
                       FAILURES * (int)(sizeof recomputed / sizeof *recomputed));
   tcase_add_test(refused, opening_fails_at_each_allocation);

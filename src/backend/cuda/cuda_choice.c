@@ -1,12 +1,14 @@
 /*
  * cuda_choice.c - the algorithm of a product: the fastest of those that cuBLASLt's heuristic puts first.
  *
- * Shapes are known when the first batch comes, not before. So the candidates are timed at the first
- * product of a shape, where the worker waits on the host anyway before code is loaded
- * (cuda_products.c): on the product's own operands, and so without memory. All that a product with beta 0
- * writes it writes again, and nothing that it writes does it read; the last run counts. A product that
- * adds takes what was found for the one that overwrites, with which each step begins, or the
- * heuristic's first. From the second step on nothing is timed and nobody waits.
+ * A shape holds the alignment of its addresses, so it is known when the product is asked for, not
+ * before. ek_trainer_prepare() asks for all of a step's ahead of the first step; what it has not seen is
+ * timed in the step. The candidates are timed at the first product of a shape, where the worker waits on
+ * the host anyway before code is loaded (cuda_products.c): on the product's own operands, and so without
+ * memory. All that a product with beta 0 writes it writes again, and nothing that it writes does it
+ * read; the last run counts. A product that adds takes what was found for the one that overwrites, with
+ * which each step begins, or the heuristic's first. What has been timed is not timed again, and nobody
+ * waits.
  *
  * What was found holds for the process and for all GPUs of one model, so that they compute alike, and
  * for as long as the process lives: a forward that runs again, in the same step or in another group, has
