@@ -179,11 +179,20 @@ struct ek__gemm {
 
 /* In f32; by oneDNN or by the range function `product`, as the library was built. */
 ek_status ek__cpu_sgemm(const struct ek__gemm *gemm);
+/*
+ * The product by oneDNN's matmul primitive, on a thread that has scratch (team.h); alpha is 1. *done,
+ * false before, stays false where it has nothing for the type, or for the shape.
+ */
+ek_status ek__cpu_matmul_primitive(bool *done, const struct ek__gemm *gemm, ek_type type);
 /* What ek__cpu_sgemm() is, for people. */
 const char *ek__cpu_products_name(void);
 
 /* Called when a device is opened, before the first product: what fails only once fails here. */
 ek_status ek__cpu_products_prepare(void);
+
+/* oneDNN's code and tables take 6 MiB (2.6), partly maps of their own; where the system gives so
+ * much, that is there too. */
+#define EK__CPU_CUSHION ((uint64_t)24 << 20)
 
 /* One OpenMP thread for what this thread calls, until what was before is restored. */
 ek_status ek__cpu_openmp_single(int *before);

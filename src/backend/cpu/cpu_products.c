@@ -8,7 +8,8 @@
  * One thread's part in f32 is ek__cpu_sgemm(): oneDNN's (cpu_sgemm_onednn.c), because two of its
  * one-thread products beat one two-thread product in most shapes, or, in a library that is built
  * without oneDNN, our own (cpu_sgemm_own.c). Of values of 16 bits it is our own, which widens them as
- * it packs. In f64 it is a loop in plain C, for gradient checks.
+ * it packs, but for bf16 where the processor multiplies that: there it is oneDNN's
+ * (cpu_matmul_onednn.c). In f64 it is a loop in plain C, for gradient checks.
  */
 #include "backend/cpu/cpu_internal.h"
 #include "core/error.h"
@@ -52,6 +53,9 @@ static ek_status multiply(const struct product *product, int64_t i0, int64_t i1,
   gemm.a = (const char *)args->a + (size_t)(args->transpose_a ? i0 : i0 * args->lda) * size;
   gemm.b = (const char *)args->b + (size_t)(args->transpose_b ? j0 * args->ldb : j0) * size;
   gemm.c = (char *)args->c + (size_t)(i0 * args->ldc + j0) * product->c_size;
+  bool done = false;
+  EK_TRY(ek__cpu_matmul_primitive(&done, &gemm, args->types.value));
+  if (done) return EK_OK;
   if (args->types.value == EK_F32) return ek__cpu_sgemm(&gemm);
   ek__cpu_functions(args->types)->product(&gemm, 0, gemm.m);
   return EK_OK;

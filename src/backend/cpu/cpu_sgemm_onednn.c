@@ -72,9 +72,6 @@ ek_status ek__cpu_sgemm(const struct ek__gemm *g) {
   return sgemm(g);
 }
 
-/* oneDNN's code and tables take 6 MiB (2.6), partly maps of their own. */
-#define CUSHION ((uint64_t)24 << 20)
-
 static ek_status first_products(void) {
   static const float a[4] = {1, 2, 3, 4}, b[4] = {5, 6, 7, 8};
   float c[4] = {0};
@@ -103,7 +100,7 @@ ek_status ek__cpu_products_prepare(void) {
   pthread_mutex_lock(&mutex);
   ek_status status = EK_OK;
   if (!atomic_load(&prepared)) {
-    status = ek__cpu_memory_probe(CUSHION);
+    status = ek__cpu_memory_probe(EK__CPU_CUSHION);
     if (status == EK_OK) status = first_products();
     atomic_store(&prepared, status == EK_OK);
   }

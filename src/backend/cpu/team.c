@@ -163,6 +163,14 @@ ek_status ek__team_open(struct ek__team **result, int threads) {
   return EK_OK;
 }
 
+static void close_scratch(struct ek__team *team) {
+  for (int i = 0; i < team->threads && team->memory != NULL; i++) {
+    struct ek__scratch *scratch = team->scratch + i;
+    if (scratch->kept != NULL) scratch->free_kept(scratch->kept);
+  }
+  ek__free(team->memory);
+}
+
 void ek__team_close(struct ek__team *team) {
   if (!team) return;
   if (team->started > 0) {
@@ -174,7 +182,7 @@ void ek__team_close(struct ek__team *team) {
   pthread_cond_destroy(&team->wake);
   pthread_mutex_destroy(&team->mutex);
   pthread_mutex_destroy(&team->inside);
-  ek__free(team->memory);
+  close_scratch(team);
   ek__free(team);
 }
 

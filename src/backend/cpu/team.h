@@ -36,6 +36,8 @@ struct ek__scratch {
   _Alignas(64) char panels[152 << 10]; /* isa_products.c */
   _Alignas(64) char sums[96 << 10];    /* isa_products.c, of 16 bits */
   _Alignas(64) char tiles[800 << 10];  /* isa_attend.c; the first 64 KiB, or of 16 bits all */
+  void *kept; /* cpu_matmul_onednn.c: NULL at first, given to free_kept() when the team closes */
+  void (*free_kept)(void *kept);
 };
 
 int ek__team_threads(const struct ek__team *team);

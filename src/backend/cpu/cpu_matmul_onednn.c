@@ -1,0 +1,331 @@
+/*
+ * cpu_matmul_onednn.c - one thread's matrix product by oneDNN's matmul primitive; compiled where oneDNN
+ * is there.
+ *
+ * For bf16 on processors with instructions that multiply it (AMX, AVX512-BF16): sums in f32, bias
+ * and c joined, one rounding. Elsewhere oneDNN (2.6) has nothing for bf16, or converts, and our own
+ * product does that as well. It has nothing for f16. In f32 the primitive is dnnl_sgemm() with more
+ * calls around it (docs/results has the figures), and is used only where the environment says
+ * EVENKEEL_PRODUCTS=matmul, by which this file is tested on any processor.
+ *
+ * A primitive is compiled for one shape. Each thread of a team keeps its last PLACES of them, with
+ * the objects that they run on and one piece of scratch memory for all, in its part of the team's
+ * scratch (team.h): no lock, and a step that has run before makes nothing. Code is shared: oneDNN
+ * knows a shape that another thread has compiled. What it has nothing for is kept as well, as a
+ * place without a primitive.
+ *
+ * As in cpu_sgemm_onednn.c nothing is compiled unless the system has just given several times what
+ * it takes. But oneDNN (2.6) takes some hundred bytes from the heap whenever it runs a primitive,
+ * too, and does not survive a refusal; dnnl_sgemm() does, which is one more reason for it in f32.
+ *
+ * What has run: all of this in f32 (oneDNN 2.6 on AVX2), of bf16 the way back to our own product. The
+ * products of bf16 themselves wait for a processor that has them.
+ */
+#include "backend/cpu/cpu_internal.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <oneapi/dnnl/dnnl.h>
+
+#include "core/alloc.h"
+#include "core/error.h"
+
+enum { A, B, BIAS, C, SCRATCH, MEMORIES };
+#define PLACES 64
+#define ALIGNMENT 4096
+
+struct shape { /* compared as bytes, so it has no gaps */
+  int64_t m, n, k, lda, ldb, ldc;
+  double beta;
+  uint8_t type, transpose_a, transpose_b, c_is_sum, bias, unused[3];
+};
+_Static_assert(sizeof(struct shape) == 7 * 8 + 8, "a gap");
+
+struct place {
+  struct shape shape;
+  uint64_t used;              /* when, by cache.clock; 0: empty */
+  dnnl_primitive_t primitive; /* NULL: oneDNN has nothing for this shape */
+  dnnl_memory_t memory[MEMORIES];
+  size_t scratch; /* bytes */
+};
+
+struct cache { /* of one thread of a team */
+  uint64_t clock;
+  dnnl_stream_t stream;
+  void *scratch;
+  size_t capacity; /* of scratch, in bytes */
+  struct place places[PLACES];
+};
+
+/* ---- of the process ---- */
+
+static pthread_once_t looked = PTHREAD_ONCE_INIT;
+static bool for_bf16, for_f32;
+static dnnl_engine_t engine; /* NULL: none was to be had */
+
+static void look(void) {
+  const char *products = getenv("EVENKEEL_PRODUCTS");
+  for_f32 = products != NULL && strcmp(products, "matmul") == 0;
+  for_bf16 = (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core_bf16) ==
+             dnnl_cpu_isa_avx512_core_bf16;
+  if ((for_bf16 || for_f32) && dnnl_engine_create(&engine, dnnl_cpu, 0) != dnnl_success) {
+    engine = NULL;
+  }
+}
+
+static bool is_for(ek_type type) {
+  pthread_once(&looked, look);
+  return engine != NULL && ((type == EK_BF16 && for_bf16) || (type == EK_F32 && for_f32));
+}
+
+/* ---- oneDNN 3 gives descriptions as pointers, 2 as structs ---- */
+
+static dnnl_status_t describe(dnnl_memory_desc_t *what, int64_t rows, int64_t columns,
+                              int64_t row_step, int64_t column_step, dnnl_data_type_t type) {
+  const dnnl_dims_t sizes = {rows, columns}, steps = {row_step, column_step};
+#if DNNL_VERSION_MAJOR >= 3
+  return dnnl_memory_desc_create_with_strides(what, 2, sizes, type, steps);
+#else
+  return dnnl_memory_desc_init_by_strides(what, 2, sizes, type, steps);
+#endif
+}
+
+static dnnl_status_t add_sum(dnnl_post_ops_t ops, float beta) {
+#if DNNL_VERSION_MAJOR >= 3
+  return dnnl_post_ops_append_sum(ops, beta, 0, dnnl_data_type_undef);
+#else
+  return dnnl_post_ops_append_sum(ops, beta);
+#endif
+}
+
+static dnnl_status_t plan(dnnl_primitive_desc_t *result, const dnnl_memory_desc_t *memory,
+                          bool bias, const_dnnl_primitive_attr_t attributes) {
+#if DNNL_VERSION_MAJOR >= 3
+  return dnnl_matmul_primitive_desc_create(result, engine, memory[A], memory[B],
+                                           bias ? memory[BIAS] : NULL, memory[C], attributes);
+#else
+  dnnl_matmul_desc_t matmul;
+  const dnnl_status_t status = dnnl_matmul_desc_init(&matmul, &memory[A], &memory[B],
+                                                     bias ? &memory[BIAS] : NULL, &memory[C]);
+  if (status != dnnl_success) return status;
+  return dnnl_primitive_desc_create(result, &matmul, attributes, engine, NULL);
+#endif
+}
+
+static dnnl_status_t make_memory(dnnl_memory_t *result, const dnnl_memory_desc_t *what) {
+#if DNNL_VERSION_MAJOR >= 3
+  return dnnl_memory_create(result, *what, engine, DNNL_MEMORY_NONE);
+#else
+  return dnnl_memory_create(result, what, engine, DNNL_MEMORY_NONE);
+#endif
+}
+
+static dnnl_status_t make_scratch(struct place *place, const_dnnl_primitive_desc_t product) {
+#if DNNL_VERSION_MAJOR >= 3
+  const_dnnl_memory_desc_t what =
+      dnnl_primitive_desc_query_md(product, dnnl_query_scratchpad_md, 0);
+#else
+  const dnnl_memory_desc_t *what =
+      dnnl_primitive_desc_query_md(product, dnnl_query_scratchpad_md, 0);
+#endif
+  place->scratch = what == NULL ? 0 : dnnl_memory_desc_get_size(what);
+  if (place->scratch == 0) return dnnl_success;
+  return dnnl_memory_create(&place->memory[SCRATCH], what, engine, DNNL_MEMORY_NONE);
+}
+
+static void forget(dnnl_memory_desc_t *what) {
+#if DNNL_VERSION_MAJOR >= 3
+  for (int i = A; i <= C; i++) {
+    if (what[i] != NULL) (void)dnnl_memory_desc_destroy(what[i]);
+  }
+#else
+  (void)what;
+#endif
+}
+
+/* ---- a place ---- */
+
+static void clear(struct place *place) {
+  if (place->primitive != NULL) (void)dnnl_primitive_destroy(place->primitive);
+  for (int i = 0; i < MEMORIES; i++) {
+    if (place->memory[i] != NULL) (void)dnnl_memory_destroy(place->memory[i]);
+  }
+  *place = (struct place){.used = 0};
+}
+
+static dnnl_status_t describe_all(dnnl_memory_desc_t *what, const struct shape *s) {
+  const dnnl_data_type_t value = s->type == EK_F32 ? dnnl_f32 : dnnl_bf16;
+  const dnnl_data_type_t result = s->c_is_sum ? dnnl_f32 : value;
+  const int64_t ta = s->transpose_a, tb = s->transpose_b;
+  dnnl_status_t status = describe(&what[A], s->m, s->k, ta ? 1 : s->lda, ta ? s->lda : 1, value);
+  if (status == dnnl_success) {
+    status = describe(&what[B], s->k, s->n, tb ? 1 : s->ldb, tb ? s->ldb : 1, value);
+  }
+  if (status == dnnl_success && s->bias) status = describe(&what[BIAS], 1, s->n, s->n, 1, value);
+  if (status == dnnl_success) status = describe(&what[C], s->m, s->n, s->ldc, 1, result);
+  return status;
+}
+
+static dnnl_status_t set_attributes(dnnl_primitive_attr_t *result, double beta) {
+  dnnl_post_ops_t ops = NULL;
+  dnnl_status_t status = dnnl_primitive_attr_create(result);
+  if (status != dnnl_success) return status;
+  status = dnnl_primitive_attr_set_scratchpad_mode(*result, dnnl_scratchpad_mode_user);
+  if (status != dnnl_success || beta == 0.0) return status;
+  status = dnnl_post_ops_create(&ops);
+  if (status == dnnl_success) status = add_sum(ops, (float)beta);
+  if (status == dnnl_success) status = dnnl_primitive_attr_set_post_ops(*result, ops);
+  if (ops != NULL) (void)dnnl_post_ops_destroy(ops);
+  return status;
+}
+
+/* Its plain loops are no product for a step. */
+static bool is_fast(const_dnnl_primitive_desc_t product) {
+  const char *name = NULL;
+  const dnnl_status_t status =
+      dnnl_primitive_desc_query(product, dnnl_query_impl_info_str, 0, (void *)&name);
+  return status == dnnl_success && name != NULL && strncmp(name, "ref", 3) != 0;
+}
+
+/* Leaves a place without a primitive where oneDNN has nothing. */
+static dnnl_status_t fill(struct place *place) {
+  dnnl_memory_desc_t what[SCRATCH];
+  dnnl_primitive_attr_t attributes = NULL;
+  dnnl_primitive_desc_t product = NULL;
+  memset(what, 0, sizeof what);
+  dnnl_status_t status = describe_all(what, &place->shape);
+  if (status == dnnl_success) status = set_attributes(&attributes, place->shape.beta);
+  if (status == dnnl_success) status = plan(&product, what, place->shape.bias, attributes);
+  const bool absent = status == dnnl_unimplemented || (status == dnnl_success && !is_fast(product));
+  if (absent) status = dnnl_success;
+  for (int i = A; i <= C && status == dnnl_success && !absent; i++) {
+    if (i != BIAS || place->shape.bias) status = make_memory(&place->memory[i], &what[i]);
+  }
+  if (status == dnnl_success && !absent) status = make_scratch(place, product);
+  if (status == dnnl_success && !absent) status = dnnl_primitive_create(&place->primitive, product);
+  if (product != NULL) (void)dnnl_primitive_desc_destroy(product);
+  if (attributes != NULL) (void)dnnl_primitive_attr_destroy(attributes);
+  forget(what);
+  return status;
+}
+
+/* ---- of one thread ---- */
+
+static void close_cache(void *raw) {
+  struct cache *cache = raw;
+  for (int i = 0; i < PLACES; i++) clear(&cache->places[i]);
+  if (cache->stream != NULL) (void)dnnl_stream_destroy(cache->stream);
+  ek__free(cache->scratch);
+  ek__free(cache);
+}
+
+static ek_status failed(dnnl_status_t status, const struct shape *s) {
+  const ek_status kind = status == dnnl_out_of_memory ? EK_ERR_OUT_OF_MEMORY : EK_ERR_INTERNAL;
+  return ek_error_set(kind, "matmul %lld x %lld x %lld: oneDNN gave status %d", (long long)s->m,
+                      (long long)s->n, (long long)s->k, (int)status);
+}
+
+static ek_status open_cache(struct cache **result) {
+  struct ek__scratch *scratch = ek__team_scratch();
+  if (scratch->kept == NULL) {
+    EK_TRY(ek__new(&scratch->kept, 1, sizeof **result, "matrix products"));
+    scratch->free_kept = close_cache;
+  }
+  struct cache *cache = *result = scratch->kept;
+  if (cache->stream != NULL) return EK_OK;
+  EK_TRY(ek__cpu_memory_probe(EK__CPU_CUSHION));
+  const dnnl_status_t status =
+      dnnl_stream_create(&cache->stream, engine, dnnl_stream_default_flags);
+  EK__FAIL_IF(status != dnnl_success, EK_ERR_OUT_OF_MEMORY, "oneDNN gave no stream: status %d",
+              (int)status);
+  return EK_OK;
+}
+
+/* That of the shape; the one that was not used for the longest time where there is none yet. */
+static ek_status find(struct place **result, struct cache *cache, const struct shape *shape) {
+  struct place *oldest = &cache->places[0], *found = NULL;
+  for (int i = 0; i < PLACES && found == NULL; i++) {
+    struct place *place = &cache->places[i];
+    if (place->used < oldest->used) oldest = place;
+    if (place->used > 0 && memcmp(&place->shape, shape, sizeof *shape) == 0) found = place;
+  }
+  if (found == NULL) {
+    EK_TRY(ek__cpu_memory_probe(EK__CPU_CUSHION));
+    clear(oldest);
+    oldest->shape = *shape;
+    const dnnl_status_t status = fill(oldest);
+    if (status != dnnl_success) {
+      clear(oldest);
+      return failed(status, shape);
+    }
+    found = oldest;
+  }
+  found->used = ++cache->clock;
+  *result = found;
+  return EK_OK;
+}
+
+static ek_status need_scratch(struct cache *cache, size_t bytes) {
+  if (bytes <= cache->capacity) return EK_OK;
+  ek__free(cache->scratch);
+  cache->scratch = NULL;
+  cache->capacity = 0;
+  EK_TRY(ek__new(&cache->scratch, 1, bytes + ALIGNMENT, "matrix products"));
+  cache->capacity = bytes;
+  return EK_OK;
+}
+
+static ek_status run(struct cache *cache, struct place *place, const struct ek__gemm *g) {
+  static const int names[] = {DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_BIAS, DNNL_ARG_DST,
+                              DNNL_ARG_SCRATCHPAD};
+  EK_TRY(need_scratch(cache, place->scratch));
+  const uintptr_t scratch = ((uintptr_t)cache->scratch + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+  void *const data[] = {(void *)(uintptr_t)g->a, (void *)(uintptr_t)g->b,
+                        (void *)(uintptr_t)g->bias, g->c, (void *)scratch};
+  dnnl_exec_arg_t arguments[MEMORIES];
+  dnnl_status_t status = dnnl_success;
+  int count = 0;
+  for (int i = 0; i < MEMORIES && status == dnnl_success; i++) {
+    if (place->memory[i] == NULL) continue;
+    arguments[count++] = (dnnl_exec_arg_t){names[i], place->memory[i]};
+    status = dnnl_memory_set_data_handle(place->memory[i], data[i]);
+  }
+  if (status == dnnl_success) {
+    status = dnnl_primitive_execute(place->primitive, cache->stream, count, arguments);
+  }
+  return status == dnnl_success ? EK_OK : failed(status, &place->shape);
+}
+
+static ek_status multiply(bool *done, const struct ek__gemm *g, ek_type type) {
+  const struct shape shape = {.m = g->m,
+                              .n = g->n,
+                              .k = g->k,
+                              .lda = g->lda,
+                              .ldb = g->ldb,
+                              .ldc = g->ldc,
+                              .beta = g->beta,
+                              .type = (uint8_t)type,
+                              .transpose_a = g->transpose_a,
+                              .transpose_b = g->transpose_b,
+                              .c_is_sum = g->c_is_sum,
+                              .bias = g->bias != NULL};
+  struct cache *cache = NULL;
+  struct place *place = NULL;
+  EK_TRY(open_cache(&cache));
+  EK_TRY(find(&place, cache, &shape));
+  if (place->primitive == NULL) return EK_OK;
+  EK_TRY(run(cache, place, g));
+  *done = true;
+  return EK_OK;
+}
+
+ek_status ek__cpu_matmul_primitive(bool *done, const struct ek__gemm *g, ek_type type) {
+  int threads = 1;
+  if (!is_for(type)) return EK_OK;
+  EK_TRY(ek__cpu_openmp_single(&threads));
+  const ek_status status = multiply(done, g, type);
+  ek__cpu_openmp_restore(threads);
+  return status;
+}
