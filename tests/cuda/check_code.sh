@@ -1,13 +1,18 @@
 #!/usr/bin/env bash
-# check_code.sh NVCC SOURCES BOUNDS: holds what nvcc makes of the kernels to the bounds of a table, without a GPU.
+# check_code.sh NVCC SOURCES BOUNDS [OBJECT...]: holds what nvcc makes of the kernels to the bounds of a table, without
+# a GPU.
 #
 # Loads and stores are counted in the PTX, which the instructions of the GPU follow where they are
-# written in it as 16 bytes; registers and spills are what ptxas says for sm_80 and sm_90.
+# written in it as 16 bytes; registers and spills are what ptxas says for sm_80 and sm_90. The PTX is the
+# module's own where its objects have it for sm_80 and as text (CUDAARCHS=80, CUDAFLAGS=-no-compress, as tests/run
+# builds); else nvcc makes it again.
 set -euo pipefail
 
 nvcc=$1
 sources=$2
 bounds=$3
+shift 3
+objects=("$@")
 
 if [[ -z $nvcc || ! -x $nvcc ]]; then
   printf 'check_code: skipped: there is no nvcc\n'
@@ -22,6 +27,20 @@ failed=0
 complain() {
   printf 'check_code: %s\n' "$*" >&2
   failed=1
+}
+
+# The PTX of a source, from its object or from nvcc.
+make_ptx() { # SOURCE PTX
+  local object
+  for object in ${objects[@]+"${objects[@]}"}; do
+    [[ $object == */"cuda_$1.cu.o" ]] || continue
+    # The text ends with a zero.
+    LC_ALL=C tr '\000' '\001' <"$object" |
+      LC_ALL=C awk '/^\.version/ { on = !seen++ } /\001/ { on = 0 } on { print }' >"$2"
+    ! grep -q '^\.target sm_80$' "$2" || return 0
+  done
+  "$nvcc" -std=c++17 -arch=sm_80 -ptx -I"$sources" -I"$sources/../include" \
+    "$sources/backend/cuda/cuda_$1.cu" -o "$2"
 }
 
 # entry loads stores single, a line for each kernel of a PTX file
@@ -47,8 +66,7 @@ measure() { # PTX ARCHITECTURE ENTRIES
 
 while read -r source; do
   ptx=$folder/$source.ptx
-  "$nvcc" -std=c++17 -arch=sm_80 -ptx -I"$sources" -I"$sources/../include" \
-    "$sources/backend/cuda/cuda_$source.cu" -o "$ptx"
+  make_ptx "$source" "$ptx"
   count "$ptx" >"$folder/counted"
   : >"$folder/entries"
   while read -r _ entry loads stores single _; do
