@@ -22,13 +22,37 @@ int ck_run(Suite *suite) {
   return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
-bool ck_part(int number) {
-  const char *text = getenv("EVENKEEL_TEST_PART");
+/* Whether `number` is in the part that an environment variable asks for; shifted: each round of parts begins
+ * with the next one. */
+static bool is_asked_for(const char *variable, int number, bool shifted) {
+  const char *text = getenv(variable);
   int part = 0, parts = 1;
   if (text != NULL && (sscanf(text, "%d/%d", &part, &parts) != 2 || part >= parts || part < 0)) {
-    ck_abort_msg("EVENKEEL_TEST_PART is \"%s\", expected such as \"1/3\"", text);
+    (void)fprintf(stderr, "%s is \"%s\", expected such as \"1/3\"\n", variable, text);
+    abort();
   }
-  return number % parts == part;
+  return (number + (shifted ? number / parts : 0)) % parts == part;
+}
+
+bool ck_part(int number) { return is_asked_for("EVENKEEL_TEST_PART", number, false); }
+
+bool ck_in_parts(void) { return getenv("EVENKEEL_TEST_PART") != NULL; }
+
+uint64_t ck_every(uint64_t usual) {
+  const char *text = getenv("EVENKEEL_TEST_EVERY");
+  const uint64_t every = text != NULL ? strtoull(text, NULL, 10) : usual;
+  return every == 0 ? 1 : every;
+}
+
+/* Cases are numbered through the program. Each round of shares begins one further than the last, so that
+ * a share does not meet the same two of six modes in every loop. */
+void ck_add_cases(TCase *tcase, const TTest *test, int first, int end) {
+  static int number;
+  for (int i = first; i < end; i++) {
+    if (is_asked_for("EVENKEEL_TEST_SHARE", number++, true)) {
+      _tcase_add_test(tcase, test, 0, 0, i, i + 1);
+    }
+  }
 }
 
 TCase *ck_case(Suite *suite, const char *name) {
@@ -152,16 +176,16 @@ static double decode(ek_type type, uint16_t bits) {
 static void *pack(const ek_tensor *tensor, const double *values) {
   const int64_t count = ek_tensor_count(tensor);
   const size_t bytes = ek_tensor_bytes(tensor);
+  const ek_type type = tensor->type;
+  const bool half = ek_type_size(type) == 2;
   void *data = malloc(bytes == 0 ? 1 : bytes);
   ck_assert_ptr_nonnull(data);
   memset(data, 0xFF, bytes);
   for (int64_t i = 0; values != NULL && i < count; i++) {
-    if (tensor->type == EK_F32) ((float *)data)[i] = (float)values[i];
-    if (tensor->type == EK_F64) ((double *)data)[i] = values[i];
-    if (tensor->type == EK_I32) ((int32_t *)data)[i] = (int32_t)values[i];
-    if (ek_type_size(tensor->type) == 2) {
-      ((uint16_t *)data)[i] = encode(tensor->type, ck_round_to(tensor->type, values[i]));
-    }
+    if (type == EK_F32) ((float *)data)[i] = (float)values[i];
+    if (type == EK_F64) ((double *)data)[i] = values[i];
+    if (type == EK_I32) ((int32_t *)data)[i] = (int32_t)values[i];
+    if (half) ((uint16_t *)data)[i] = encode(type, ck_round_to(type, values[i]));
   }
   return data;
 }
@@ -187,13 +211,14 @@ void ck_get(double *values, const ek_tensor *tensor) {
   ek_tensor host;
   ck_ok(ek_tensor_host(&host, data, tensor->type, tensor->rank, tensor->shape));
   ck_ok(ek_tensor_copy(&host, tensor));
-  for (int64_t i = 0; i < ek_tensor_count(tensor); i++) {
-    if (tensor->type == EK_F32) values[i] = (double)((const float *)data)[i];
-    if (tensor->type == EK_F64) values[i] = ((const double *)data)[i];
-    if (tensor->type == EK_I32) values[i] = (double)((const int32_t *)data)[i];
-    if (ek_type_size(tensor->type) == 2) {
-      values[i] = decode(tensor->type, ((const uint16_t *)data)[i]);
-    }
+  const int64_t count = ek_tensor_count(tensor);
+  const ek_type type = tensor->type;
+  const bool half = ek_type_size(type) == 2;
+  for (int64_t i = 0; i < count; i++) {
+    if (type == EK_F32) values[i] = (double)((const float *)data)[i];
+    if (type == EK_F64) values[i] = ((const double *)data)[i];
+    if (type == EK_I32) values[i] = (double)((const int32_t *)data)[i];
+    if (half) values[i] = decode(type, ((const uint16_t *)data)[i]);
   }
   free(data);
 }

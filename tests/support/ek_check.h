@@ -17,6 +17,8 @@
  *   EVENKEEL_TEST_SEED     the seed of all generators; it is printed when a program starts
  *   EVENKEEL_TEST_DEVICES  the device string to test with instead of the default
  *   EVENKEEL_TEST_PART     "1/3": of long loops every third case, beginning with number 1
+ *   EVENKEEL_TEST_SHARE    "1/3": every third of all tests and cases; the three shares together are all of them
+ *   EVENKEEL_TEST_EVERY    1: where one call in so many fails, each of them does
  */
 #ifndef EK_CHECK_H
 #define EK_CHECK_H
@@ -66,6 +68,19 @@ int ck_run(Suite *suite);
 
 /* Whether case `number` of a long loop is in the part that EVENKEEL_TEST_PART asks for. */
 bool ck_part(int number);
+
+/* Whether long loops are run in parts: what a case repeats may then be shorter as well. */
+bool ck_in_parts(void);
+
+/* Of the calls that may fail one in so many does; EVENKEEL_TEST_EVERY says another number, 1 for each. */
+uint64_t ck_every(uint64_t usual);
+
+/* Adds the cases of a test that are in the share of EVENKEEL_TEST_SHARE: Check's own macros, by way of this. */
+void ck_add_cases(TCase *tcase, const TTest *test, int first, int end);
+#undef tcase_add_test
+#undef tcase_add_loop_test
+#define tcase_add_test(tcase, test) ck_add_cases((tcase), (test), 0, 1)
+#define tcase_add_loop_test(tcase, test, first, end) ck_add_cases((tcase), (test), (first), (end))
 
 /* A new test case of the suite. */
 TCase *ck_case(Suite *suite, const char *name);
