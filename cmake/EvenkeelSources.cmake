@@ -38,7 +38,10 @@ else()
   list(FILTER EVENKEEL_SOURCES EXCLUDE REGEX "/header_json\\.c$")
 endif()
 
-# The kernels of the CPU backend that are compiled once per instruction set and type of values.
+# The kernels of the CPU backend that are compiled once per instruction set and type of values. Without the larger
+# sets a processor that has them runs the baseline.
+set(EVENKEEL_ISA_SETS "avx2;avx512" CACHE STRING "Instruction sets beside the baseline: avx2, avx512, where they are known")
+mark_as_advanced(EVENKEEL_ISA_SETS)
 file(GLOB EVENKEEL_ISA_SOURCES CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/backend/cpu/isa/*.c")
 
 # Adds one object library per instruction set and type from EVENKEEL_ISA_SOURCES, lists them in
@@ -72,7 +75,7 @@ function(evenkeel_add_isa_objects dispatcher)
   set(sets baseline)
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|amd64|AMD64)$")
     include(CheckCCompilerFlag)
-    foreach(isa avx2 avx512)
+    foreach(isa IN LISTS EVENKEEL_ISA_SETS)
       string(TOUPPER ${isa} upper)
       list(JOIN ${isa}_flags " " flags)
       check_c_compiler_flag("${flags}" EVENKEEL_COMPILER_HAS_${upper})

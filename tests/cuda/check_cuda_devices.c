@@ -32,6 +32,7 @@ static const struct {
             {"cuda:0-1x2,3", 5, "cuda:0#0", "cuda:3"}};
 
 START_TEST(a_string_names_devices) {
+  if (CK_TSAN && !ck_part(_i)) return; /* seconds each, to clear what it knows of gigabytes */
   ek_group *group = ck_open(good[_i].spec, 0);
   const size_t count = ek_group_size(group);
   ck_assert_uint_eq(count, good[_i].count);
@@ -106,12 +107,14 @@ END_TEST
 /* ---- memory ---- */
 
 START_TEST(memory_is_cut_exactly) {
-  ek_group *group = ck_open("cuda:0x4@64MiB", 0);
+  /* Not much more than what a GPU keeps for itself: all of the rest is written. */
+  enum { CAPACITY = 40 };
+  ek_group *group = ck_open("cuda:0x4@40MiB", 0);
   for (size_t k = 0; k < 4; k++) {
     ek_device *device = ek_group_device(group, k);
     ek_memory_usage usage;
     ck_ok(ek_memory_stats(&usage, device));
-    ck_assert_uint_eq(usage.capacity_bytes, 64 * MIB);
+    ck_assert_uint_eq(usage.capacity_bytes, CAPACITY * MIB);
     ck_assert_uint_eq(usage.fixed_bytes, usage.current_bytes);
     ck_assert_uint_eq(usage.fixed_bytes, usage.current[EK_MEMORY_WORKSPACE]);
     ek_tensor rest = {0}, none = {0};
@@ -146,7 +149,7 @@ static void fill_numbers(float *numbers, int64_t count, int salt) {
 }
 
 START_TEST(copies_of_any_size) {
-  static const int64_t sizes[] = {1, 1000, 524288, 524289, 3000001};
+  static const int64_t sizes[] = {1, 1000, 524288, 524289, 1100001};
   ek_group *group = ck_open("cuda:0x2,1", 0);
   for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
     const int64_t count = sizes[s];

@@ -586,10 +586,17 @@ static ek_status run_program(int program, const char *what, uint64_t n) {
   return status;
 }
 
+/* Where it fails is all the same to what is shown: a sanitizer, which looks at that, sees one device. */
+#if CK_ASAN
+enum { LAST_DEVICE = 4, VICTIMS = 1 };
+#else
+enum { LAST_DEVICE = 3, VICTIMS = 3 };
+#endif
+
 START_TEST(programs_end_with_nothing_held) {
   uint64_t n = 1;
   ck_ok(run_program(_i, "nothing", 0));
-  for (opened.device = 0; opened.device < 4; opened.device += 3) {
+  for (opened.device = 0; opened.device < 4; opened.device += LAST_DEVICE) {
     for (n = 1; programs[_i].run != run_status; n++) {
       opened.fail_at = n;
       if (run_program(_i, "device allocation", n) == EK_OK) break;
@@ -684,7 +691,7 @@ START_TEST(pieces_leave_nothing_behind) {
   scene_open(&s);
   ck_ok(pieces[_i].run(&s));
   const uint64_t held = held_on(s.group);
-  for (size_t k = 0; k < 3; k++) {
+  for (size_t k = 0; k < VICTIMS; k++) {
     ek_device *device = ek_group_device(s.group, k);
     uint64_t n = 1;
     for (bool failed = true; failed; n++) {
