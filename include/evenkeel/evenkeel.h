@@ -13,7 +13,7 @@
  *     advise.h                                   which settings fit the devices
  *     cross_entropy.h, mean_squared_error.h, weighted_sum.h         losses
  *     with_criterion.h                                             a model and its loss in one
- *     sgd.h, adamw.h, schedule.h                 optimizers
+ *     sgd.h, adamw.h, schedule.h, loss_scale.h   optimizers
  *     module.h, pass.h, replica.h, criterion.h, optimizer.h         to write your own
  *     module_check.h                             whether a module of yours does what it must
  *     op.h         operations for your own layers
@@ -49,6 +49,7 @@
 #include <evenkeel/layers.h>
 #include <evenkeel/linear_cross_entropy.h>
 #include <evenkeel/log.h>
+#include <evenkeel/loss_scale.h>
 #include <evenkeel/mean_squared_error.h>
 #include <evenkeel/memory.h>
 #include <evenkeel/metrics.h>
