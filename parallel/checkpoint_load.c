@@ -19,7 +19,7 @@
 #include "core/alloc.h"
 #include "core/error.h"
 #include "core/sizes.h"
-#include "parallel_internal.h"
+#include "optimizer_internal.h"
 
 /* ---- what a file says of itself ---- */
 
@@ -128,6 +128,7 @@ static ek_status mismatch(const char *path, const char *name, const char *what) 
 static ek_status check_entry(const ek_safetensors *file, const char *path,
                              const ek_state_info *info) {
   const ek_safetensors_entry *entry = ek_safetensors_find(file, info->name);
+  if (entry == NULL && ek__state_is_scaler(info->name)) return EK_OK;
   if (entry == NULL) return mismatch(path, info->name, "is missing");
   if (!ek__same_sizes(entry->like.rank, entry->like.shape, info->like.rank, info->like.shape)) {
     return mismatch(path, info->name, "has another shape");
@@ -155,10 +156,22 @@ static ek_status check_entries(size_t *largest, const ek_data_parallel_model *mo
   for (size_t i = 0; model->optimizer != NULL && i < ek_safetensors_count(file); i++) {
     ek_state_info info;
     const char *name = ek_safetensors_at(file, i)->name;
-    if (ek_state_find(&info, model, name) != EK_OK) {
+    if (ek_state_find(&info, model, name) != EK_OK && !ek__state_is_scaler(name)) {
       return mismatch(path, name, "is in the file and not in the model or its optimizer");
     }
   }
+  return EK_OK;
+}
+
+/* A file of a run without a dynamic loss scale: it begins with what the options say. */
+static ek_status read_entry(ek_tensor *host, const ek_data_parallel_model *model,
+                            const ek_safetensors *file, const ek_state_info *info) {
+  if (ek_safetensors_find(file, info->name) != NULL) {
+    return ek_safetensors_read(host, file, info->name);
+  }
+  const ek_loss_scale_state begin = ek_loss_scale_begin(&model->optimizer->loss_scale);
+  const bool scale = info->kind == EK_STATE_KIND_LOSS_SCALE;
+  memcpy(host->data, scale ? (const void *)&begin.scale : &begin.good_steps, sizeof(int64_t));
   return EK_OK;
 }
 
@@ -171,7 +184,7 @@ static ek_status write_entries(ek_data_parallel_model *model, const ek_safetenso
     EK_TRY(ek_state_entry(&info, model, i));
     ek_tensor host = info.like;
     host.data = buffer;
-    EK_TRY(ek_safetensors_read(&host, file, info.name));
+    EK_TRY(read_entry(&host, model, file, &info));
     EK_TRY(ek_state_write(model, info.name, &host));
   }
   return EK_OK;

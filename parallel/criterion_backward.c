@@ -106,12 +106,14 @@ static ek_status verify_weights(void *context) {
   return EK_OK;
 }
 
-/* c[j] L / W[j], L the largest of the weights; what weighs nothing counts for nothing. */
+/* c[j] L / W[j], L the largest of the weights, times the loss scale; what weighs nothing counts for
+ * nothing. */
 static void scales_of_weights(double *scales, const ek_data_parallel_criterion *self) {
   size_t index = 0;
   const double most = largest(self->weights, self->terms, &index);
   for (size_t j = 0; j < self->terms; j++) {
-    scales[j] = self->weights[j] > 0 ? self->coefficients[j] * (most / self->weights[j]) : 0;
+    const double coefficient = self->coefficients[j] * self->loss_scale;
+    scales[j] = self->weights[j] > 0 ? coefficient * (most / self->weights[j]) : 0;
   }
 }
 
@@ -153,11 +155,11 @@ static ek_status add_terms(const struct criterion_backward_job *job, ek_stream *
 
 /* ---- the gradient of the outputs ---- */
 
-/* The gradient of single losses: the factors, times the coefficient. */
+/* The gradient of single losses: the factors, times the coefficient and the loss scale. */
 static ek_status make_factors(ek_tensor *made, const struct criterion_backward_job *job,
                               ek_device *device, size_t index) {
   const ek_tensor *losses = &job->self->devices[index].losses;
-  const double coefficient = job->self->coefficients[0];
+  const double coefficient = job->self->coefficients[0] * job->self->loss_scale;
   ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
   ek_tensor given = {0};
   if (job->factors != NULL) {
@@ -305,6 +307,7 @@ ek_status ek_data_parallel_criterion_backward(ek_data_parallel_criterion *parall
   backward.totals = keeps_terms ? parallel->step_combined : parallel->combined;
   backward.running = keeps_terms;
   backward.sum = parallel->reduction != EK_REDUCTION_MEAN;
+  backward.loss_scale = parallel->loss_scale;
   ek_status status = EK_OK;
   if (keeps_terms) EK_TRY_GOTO(status, begin_terms(parallel, &job, &o), cleanup);
   EK_TRY_GOTO(status, lay_out_gradients(gradients, parallel), cleanup);

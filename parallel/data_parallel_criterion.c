@@ -230,9 +230,11 @@ static ek_status forward_one(void *context, ek_device *device, size_t index) {
   EK_TRY(self->model->options.reproducible > 0
              ? ek__criterion_grains_forward(self, device, index, job->targets)
              : sum_totals(job, device, index));
-  return ek_op_combine_totals(ek_device_stream(device, EK_STREAM_COMPUTE), &self->combined[index],
-                              &self->devices[index].scales, &self->devices[index].totals,
-                              self->coefficients, self->reduction == EK_REDUCTION_MEAN);
+  ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
+  ek_tensor *scales = &self->devices[index].scales;
+  EK_TRY(ek_op_combine_totals(stream, &self->combined[index], scales, &self->devices[index].totals,
+                              self->coefficients, self->reduction == EK_REDUCTION_MEAN));
+  return self->loss_scale == 1 ? EK_OK : ek_op_scale(stream, scales, scales, self->loss_scale);
 }
 
 ek_status ek__criterion_unchanged(const ek_data_parallel_criterion *self) {
@@ -285,6 +287,7 @@ static void begin_forward(ek_data_parallel_criterion *self, ek_shards *outputs) 
   self->seen = outputs;
   self->forward = outputs[0].forward;
   self->gradient = model->pending != 0 && self->forward == model->pending;
+  self->loss_scale = self->gradient ? model->last_loss_scale : 1;
   self->with_gradient = self->gradient && self->options.gradient_in_forward && !self->of_model &&
                         model->options.reproducible == 0;
   self->has_loss = false;

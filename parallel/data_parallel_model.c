@@ -100,7 +100,7 @@ static ek_status open_parts(ek_data_parallel_model *model) {
   if (model->replicas[0]->layout.collective) EK_TRY(ek_communicator_open(&model->inner, group));
   EK_TRY(open_reducer(model));
   if (grains > 0) EK_TRY(ek__grains_open(model));
-  EK_TRY(ek__new(&model->written, ek_replica_parameter_count(model->replicas[0]) + 2,
+  EK_TRY(ek__new(&model->written, ek_replica_parameter_count(model->replicas[0]) + EK__RUN_NUMBERS,
                  sizeof *model->written, memory_of));
   return ek_replicate(model->communicator, group, model->replicas);
 }

@@ -83,6 +83,7 @@ ek_status ek_data_parallel_optimizer_open(ek_data_parallel_optimizer **parallel,
                                           const ek_data_parallel_optimizer_options *options) {
   ek_data_parallel_optimizer_options o = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_data_parallel_optimizer_options"));
+  if (o.loss_scale != NULL) EK_TRY(ek_loss_scale_check(o.loss_scale));
   EK__NOT_NULL("ek_data_parallel_optimizer_open", parallel, model, optimizer);
   EK__MODEL_ENTER(model, "optimizer open");
   EK_TRY(check_open(model, optimizer));
@@ -92,6 +93,8 @@ ek_status ek_data_parallel_optimizer_open(ek_data_parallel_optimizer **parallel,
   self->optimizer = ek_optimizer_share(optimizer);
   self->norm = o.gradient_norm;
   self->refuse = o.refuse_not_finite;
+  if (o.loss_scale != NULL) self->loss_scale = *o.loss_scale;
+  self->scaler = ek_loss_scale_begin(&self->loss_scale);
   self->state_count = optimizer->states;
   self->helpers = ek__device_table(ek_group_device(model->group, 0))->shared_memory;
   ek_status status = EK_OK;
@@ -205,7 +208,7 @@ static ek_status update_pieces(ek_data_parallel_optimizer *self, ek_device *devi
   const struct ek__placement *placement = ek__placement(model);
   ek_update update = {.step = model->step + 1,
                       .learning_rate = ek_schedule_rate(&self->schedule, model->step)};
-  update.scale.totals = model->divided ? &model->totals[index] : NULL;
+  if (model->divided || model->loss_scale != 1) update.scale.totals = &model->totals[index];
   update.scale.clip_norm = self->optimizer->clip_norm;
   if (update.scale.clip_norm > 0) update.scale.square_norm = &own->square_norm;
   ek__model_update_begins(self->model);
@@ -254,9 +257,24 @@ static ek_status share_parameters(const ek_data_parallel_optimizer *self, ek_dev
   return ek_communicator_wait(model->communicator, device);
 }
 
+/*
+ * The totals become those of the gradient that is in memory: what an update divides by is D times
+ * the loss scale, or the loss scale alone. So rules, and the clipping in them, know of no scale. It is
+ * a power of two, so the quotients are the same. The step ends here, and with it its totals.
+ */
+static ek_status scale_totals(const ek_data_parallel_model *model, ek_device *device,
+                              size_t index) {
+  ek_tensor *totals = &model->totals[index];
+  ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
+  if (model->loss_scale == 1) return EK_OK;
+  if (model->divided) return ek_op_scale(stream, totals, totals, model->loss_scale);
+  return ek_op_fill(stream, totals, model->loss_scale);
+}
+
 static ek_status step_one(void *context, ek_device *device, size_t index) {
   ek_data_parallel_optimizer *self = context;
   const struct ek__placement *placement = ek__placement(self->model);
+  EK_TRY(scale_totals(self->model, device, index));
   const ek_trace_span span = ek_trace_begin(device, "update");
   const ek_status status = update_pieces(self, device, index);
   ek_trace_end(span);
@@ -266,6 +284,10 @@ static ek_status step_one(void *context, ek_device *device, size_t index) {
 }
 
 /* ---- the step, for the caller ---- */
+
+static bool scales(const ek_data_parallel_optimizer *self) {
+  return self->loss_scale.kind != EK_LOSS_SCALE_NONE;
+}
 
 static ek_status read_result(ek_step_result *result, const ek_data_parallel_optimizer *self,
                              bool norm) {
@@ -279,15 +301,28 @@ static ek_status read_result(ek_step_result *result, const ek_data_parallel_opti
   result->loss = !model->divided ? totals[0] : result->empty ? 0 : totals[0] / weight;
   result->gradient_norm = -1;
   if (norm) {
-    result->gradient_norm = sqrt(square_norm);
-    if (model->divided) result->gradient_norm = result->empty ? 0 : result->gradient_norm / weight;
+    result->gradient_norm = sqrt(square_norm) / model->loss_scale;
+    if (model->divided) result->gradient_norm /= weight;
+    if (result->empty && isfinite(square_norm)) result->gradient_norm = 0;
   }
   /* Of a `plan` device nothing is known, and nothing is wrong. */
   const bool counts = ek_device_counts_only(ek_group_device(model->group, 0));
-  result->finite = counts || (isfinite(result->loss) && isfinite(result->gradient_norm));
+  const bool overflow = norm && !counts && !isfinite(square_norm);
+  result->finite = counts || (isfinite(result->loss) && !overflow);
+  result->skipped = overflow && scales(self);
   result->learning_rate = ek_schedule_rate(&self->schedule, model->step);
-  result->step = model->step + 1;
+  result->loss_scale = model->loss_scale;
+  result->step = model->step + !result->skipped;
   return EK_OK;
+}
+
+/* Whether a step that was read is to be refused. What the loss scale has done alone is not. */
+static ek_status check_read(const ek_data_parallel_optimizer *self, const ek_step_result *read) {
+  if (!self->refuse || read->finite || (read->skipped && isfinite(read->loss))) return EK_OK;
+  return ek_error_set(EK_ERR_NOT_FINITE,
+                      "optimizer step: the loss is %g and the norm of the gradient %g: nothing "
+                      "was updated, and the step is dropped",
+                      read->loss, read->gradient_norm);
 }
 
 ek_status ek_data_parallel_optimizer_step(ek_step_result *result,
@@ -299,27 +334,23 @@ ek_status ek_data_parallel_optimizer_step(ek_step_result *result,
   ek_status status = EK_OK;
   EK_TRY(ek__model_check(model));
   EK_TRY(ek__model_reduce(model));
-  const bool wanted = result != NULL || parallel->refuse;
-  const bool norm =
-      parallel->optimizer->clip_norm > 0 || parallel->refuse || (wanted && parallel->norm);
+  const bool checked = parallel->refuse || scales(parallel), wanted = result != NULL || checked;
+  const bool norm = parallel->optimizer->clip_norm > 0 || checked || (wanted && parallel->norm);
   if (model->before_update != NULL) {
     EK_TRY_GOTO(status, model->before_update(model->before_update_context), cleanup);
   }
   if (norm) EK_TRY_GOTO(status, ek_group_apply(model->group, sum_squares, parallel), cleanup);
   if (wanted) EK_TRY_GOTO(status, read_result(&read, parallel, norm), cleanup);
-  if (parallel->refuse && !read.finite) {
-    status = ek_error_set(EK_ERR_NOT_FINITE,
-                          "optimizer step: the loss is %g and the norm of the gradient %g: nothing "
-                          "was updated, and the step is dropped",
-                          read.loss, read.gradient_norm);
-    goto cleanup;
+  EK_TRY_GOTO(status, check_read(parallel, &read), cleanup);
+  if (!read.skipped) {
+    /* From here on parameters are written; nothing below takes memory. */
+    EK_TRY_GOTO(status, ek_group_apply(model->group, step_one, parallel), cleanup);
+    ek__model_update_ended(model);
   }
-  /* From here on parameters are written; nothing below takes memory. */
-  EK_TRY_GOTO(status, ek_group_apply(model->group, step_one, parallel), cleanup);
-  ek__model_update_ended(model);
+  parallel->scaler = ek_loss_scale_next(&parallel->loss_scale, parallel->scaler, read.skipped);
   if (result != NULL) *result = read;
 cleanup:
-  ek__model_end_step(model, status == EK_OK);
+  ek__model_end_step(model, status == EK_OK && !read.skipped);
   return status;
 }
 
@@ -328,6 +359,10 @@ ek_status ek_data_parallel_optimizer_set_learning_rate(ek_data_parallel_optimize
   EK__NOT_NULL("set_learning_rate", parallel);
   EK__MODEL_USE(parallel->model, "set_learning_rate");
   return ek_schedule_constant(&parallel->schedule, learning_rate);
+}
+
+double ek_data_parallel_optimizer_loss_scale(const ek_data_parallel_optimizer *parallel) {
+  return parallel == NULL ? 1 : parallel->scaler.scale;
 }
 
 int64_t ek_data_parallel_optimizer_steps(const ek_data_parallel_optimizer *parallel) {

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include <evenkeel/elementwise.h>
+#include <evenkeel/loss_scale.h>
 
 #include "core/error.h"
 #include "core/options.h"
@@ -153,6 +154,10 @@ static ek_status check_backward(const ek_data_parallel_model *model, const ek_sh
   EK__FAIL_IF(model->stage != EK__STEP_EMPTY && model->divided != divided, EK_ERR_STATE,
               "backward: gradients that are to be divided by a weight and gradients that are not "
               "cannot be added up in one step");
+  EK__FAIL_IF(model->stage != EK__STEP_EMPTY && model->loss_scale != options->loss_scale,
+              EK_ERR_STATE,
+              "backward: gradients with the loss scales %g and %g cannot be added up in one step",
+              model->loss_scale, options->loss_scale);
   EK__FAIL_IF(
       model->stage != EK__STEP_EMPTY && model->running != options->running, EK_ERR_STATE,
       "backward: totals of the step so far and totals of a micro-batch cannot be put together");
@@ -189,6 +194,9 @@ ek_status ek_data_parallel_model_backward(ek_data_parallel_model *model, const e
   EK__NOT_NULL("backward", model, gradients);
   EK__MODEL_ENTER(model, "backward");
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_backward_options"));
+  if (o.loss_scale == 0) o.loss_scale = 1;
+  const ek_loss_scale given = {.kind = EK_LOSS_SCALE_STATIC, .scale = o.loss_scale};
+  EK_TRY(ek_loss_scale_check(&given));
   EK_TRY(ek__model_check(model));
   EK__FAIL_IF(model->pending != 0 && model->last_scale != 0, EK_ERR_STATE,
               "backward: forward has computed gradients for the scale of a criterion "
@@ -210,6 +218,7 @@ ek_status ek__model_backward(ek_data_parallel_model *model, const ek_shards *gra
   model->reducing = !o.accumulate || ek__placement(model)->gradient_shares;
   EK_TRY_GOTO(status, ek_group_apply(model->group, backward_one, &job), cleanup);
   model->divided = o.totals != NULL && !o.sum;
+  model->loss_scale = o.loss_scale;
   model->stage = o.accumulate ? EK__STEP_ACCUMULATED : EK__STEP_REDUCED;
   model->running = o.running;
   model->micro_batches++;

@@ -264,6 +264,7 @@ static ek_status run_forward(ek_shards *outputs, ek_data_parallel_model *model,
   model->last_forward = atomic_fetch_add(&forwards, 1) + 1;
   model->last_gradient = options->gradient;
   model->last_scale = options->gradient ? ek__model_scale(model) : 0;
+  model->last_loss_scale = ek__model_loss_scale(model);
   if (!options->gradient) ek__model_drop_forward(model);
   model->pending = options->gradient ? model->last_forward : 0;
   for (size_t i = 0; i < call->outputs; i++) {

@@ -4,6 +4,7 @@
  */
 #include "criterion_internal.h"
 #include "keeper.h"
+#include "optimizer_internal.h"
 
 static void drop_pass(ek_pass **pass) {
   ek_pass_free(*pass);
@@ -23,12 +24,18 @@ void ek__model_drop_forward(ek_data_parallel_model *model) {
   model->pending = 0;
 }
 
+/* All micro-batches of a step have one scale, also where the state is written in between. */
+double ek__model_loss_scale(const ek_data_parallel_model *model) {
+  if (model->stage != EK__STEP_EMPTY) return model->loss_scale;
+  return model->optimizer == NULL ? 1 : model->optimizer->scaler.scale;
+}
+
 double ek__model_scale(const ek_data_parallel_model *model) {
   /* The forwards of all grains come before the first backward: their gradients would mix. */
   if (model->options.reproducible > 0) return 0;
   for (const ek_data_parallel_criterion *it = model->criteria; it != NULL; it = it->next) {
     if (it->of_model && it->terms == 1 && it->options.gradient_in_forward) {
-      return it->coefficients[0];
+      return it->coefficients[0] * ek__model_loss_scale(model);
     }
   }
   return 0;

@@ -40,6 +40,8 @@ struct ek_data_parallel_optimizer {
   ek_data_parallel_model *model;
   ek_optimizer *optimizer;
   ek_schedule schedule;
+  ek_loss_scale loss_scale;
+  ek_loss_scale_state scaler; /* of the next step */
   bool norm, refuse;  /* options: gradient_norm, refuse_not_finite */
   bool helpers;       /* every worker updates a part of device 0's memory */
   size_t state_count; /* of the rule, when it was opened */
@@ -56,5 +58,8 @@ static inline int64_t ek__norm_leaves(const ek_data_parallel_model *model) {
 /* Fills the pieces, owners and counts of all devices; what was made stays for free on failure. */
 ek_status ek__optimizer_cut(ek_data_parallel_optimizer *optimizer);
 void ek__optimizer_cut_free(ek_data_parallel_optimizer *optimizer);
+
+/* state.c: whether this is the name of an entry that a model has with a dynamic loss scale alone. */
+bool ek__state_is_scaler(const char *name);
 
 #endif /* EK_OPTIMIZER_INTERNAL_H */

@@ -34,6 +34,9 @@ struct ek__placement {
 };
 enum { EK__PLACEMENTS = EK_STATE_FULLY_SHARDED + 1 };
 
+/* Entries of the state that are numbers of the host: state.c. */
+enum { EK__RUN_NUMBERS = 4 };
+
 struct ek_data_parallel_model {
   struct ek__owner owner; /* of the model, and of the criteria and optimizers opened for it */
   ek_group *group;
@@ -54,6 +57,7 @@ struct ek_data_parallel_model {
   uint64_t pending;                      /* the same while its backward may still come, else 0 */
   bool last_gradient;                    /* it was with gradient */
   double last_scale;                     /* that it was promised for its totals; 0: none */
+  double last_loss_scale;                /* of the gradients of its outputs; part of last_scale */
   int64_t forward_samples;               /* rows of that forward, here */
   int64_t first_sample;                  /* of them, among the step's of all processes */
   int64_t batch_samples;                 /* of all processes */
@@ -65,6 +69,7 @@ struct ek_data_parallel_model {
   /* The running step. */
   enum ek__step_stage stage;
   bool divided;           /* its gradients will be divided by D */
+  double loss_scale;      /* and by this, which they were multiplied with */
   int64_t step;           /* steps taken */
   bool running;           /* its totals come whole with each micro-batch */
   uint32_t micro_batches; /* backwards so far */
@@ -78,7 +83,7 @@ struct ek_data_parallel_model {
   atomic_bool updating;   /* set by workers, cleared by the model's thread */
   _Atomic uint64_t tears; /* how often it tore */
   uint64_t mended;        /* so many of them are over */
-  uint64_t *written;      /* per parameter and buffer, step, seed: ek__model_written() */
+  uint64_t *written;      /* per parameter and buffer, and number of `run`: model_torn.c */
   uint64_t mending;       /* the tear that entries are being written after */
   size_t written_count;   /* entries since then */
   struct ek__abortable watch;
@@ -157,7 +162,10 @@ ek_status ek__model_backward(ek_data_parallel_model *model, const ek_shards *gra
 /* Brings the step's gradients to stage reduced. EK_ERR_STATE if there are none. */
 ek_status ek__model_reduce(ek_data_parallel_model *model);
 
-/* The scale of the totals that a criterion of the model has promised its forwards; 0: none. */
+/* The loss scale of a forward that begins now: that of the running step, or else of the next. */
+double ek__model_loss_scale(const ek_data_parallel_model *model);
+/* The scale of the totals that a criterion of the model has promised its forwards, loss scale
+ * included; 0: none. */
 double ek__model_scale(const ek_data_parallel_model *model);
 
 /* Drops the passes of a forward whose backward has not come. */

@@ -7,6 +7,7 @@
  */
 #include <evenkeel/state.h>
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -25,7 +26,28 @@ struct entry {
   ek_parameter_info info; /* of the parameter, on device 0 */
 };
 
-static const char step_name[] = "run/step", seed_name[] = "run/seed";
+/* Numbers of the host, the last entries. Those of a dynamic loss scale come last. */
+static const struct {
+  const char *name;
+  ek_state_kind kind;
+  ek_type type;
+} numbers[EK__RUN_NUMBERS] = {{"run/step", EK_STATE_KIND_STEP, EK_I64},
+                              {"run/seed", EK_STATE_KIND_SEED, EK_I64},
+                              {"run/loss_scale", EK_STATE_KIND_LOSS_SCALE, EK_F64},
+                              {"run/good_steps", EK_STATE_KIND_GOOD_STEPS, EK_I64}};
+
+static size_t numbers_of(const ek_data_parallel_model *model) {
+  const bool dynamic =
+      model->optimizer != NULL && model->optimizer->loss_scale.kind == EK_LOSS_SCALE_DYNAMIC;
+  return (size_t)EK__RUN_NUMBERS - (dynamic ? 0 : 2);
+}
+
+static bool is_number(ek_state_kind kind) { return kind >= EK_STATE_KIND_STEP; }
+static size_t number_of(ek_state_kind kind) { return (size_t)(kind - EK_STATE_KIND_STEP); }
+
+bool ek__state_is_scaler(const char *name) {
+  return strcmp(name, numbers[2].name) == 0 || strcmp(name, numbers[3].name) == 0;
+}
 
 static size_t parameters_of(const ek_data_parallel_model *model) {
   return ek_replica_parameter_count(model->replicas[0]);
@@ -38,15 +60,15 @@ static size_t states_of(const ek_data_parallel_model *model) {
 size_t ek_state_count(const ek_data_parallel_model *model) {
   if (model == NULL) return 0;
   const size_t updated = model->optimizer == NULL ? 0 : model->optimizer->parameter_count;
-  return parameters_of(model) + states_of(model) * updated + 2;
+  return parameters_of(model) + states_of(model) * updated + numbers_of(model);
 }
 
 /* "adamw/m/": what stands before the parameter's name. */
 static void prefix_of(char prefix[EK_STATE_NAME_SIZE], const ek_optimizer *rule, size_t state) {
-  static const char *const numbers[EK_MAX_OPTIMIZER_STATES] = {"0", "1", "2", "3"};
+  static const char *const digits[EK_MAX_OPTIMIZER_STATES] = {"0", "1", "2", "3"};
   const bool named = EK__TABLE_HAS(rule->ops, state_names) && rule->ops->state_names != NULL;
   (void)snprintf(prefix, EK_STATE_NAME_SIZE, "%.60s/%.60s/", rule->ops->kind,
-                 named ? rule->ops->state_names[state] : numbers[state]);
+                 named ? rule->ops->state_names[state] : digits[state]);
 }
 
 /* A parameter, a buffer, or a state of it. */
@@ -72,7 +94,7 @@ static ek_status entry_at(struct entry *entry, const ek_data_parallel_model *mod
     return of_parameter(entry, model, model->optimizer->parameters[rest % updated]);
   }
   rest -= states_of(model) * updated;
-  entry->kind = rest == 0 ? EK_STATE_KIND_STEP : EK_STATE_KIND_SEED;
+  entry->kind = numbers[rest].kind;
   entry->parameter = parameters + rest;
   return EK_OK;
 }
@@ -82,8 +104,10 @@ static ek_status entry_named(struct entry *entry, const ek_data_parallel_model *
   *entry = (struct entry){.kind = EK_STATE_KIND_PARAMETER};
   const char *parameter = name;
   const size_t entries = ek_state_count(model);
-  if (strcmp(name, step_name) == 0) return entry_at(entry, model, entries - 2);
-  if (strcmp(name, seed_name) == 0) return entry_at(entry, model, entries - 1);
+  for (size_t i = 0; i < numbers_of(model); i++) {
+    if (strcmp(name, numbers[i].name) != 0) continue;
+    return entry_at(entry, model, entries - numbers_of(model) + i);
+  }
   for (size_t s = 0; s < states_of(model); s++) {
     char prefix[EK_STATE_NAME_SIZE];
     prefix_of(prefix, model->optimizer->optimizer, s);
@@ -103,9 +127,8 @@ static ek_status entry_named(struct entry *entry, const ek_data_parallel_model *
 }
 
 static ek_tensor like_of(const struct entry *entry) {
-  ek_tensor like = {.type = EK_I64};
-  if (entry->kind == EK_STATE_KIND_STEP || entry->kind == EK_STATE_KIND_SEED) return like;
-  like = entry->info.value;
+  if (is_number(entry->kind)) return (ek_tensor){.type = numbers[number_of(entry->kind)].type};
+  ek_tensor like = entry->info.value;
   like.data = NULL;
   like.device = NULL;
   return like;
@@ -120,18 +143,13 @@ static void describe(ek_state_info *info, const ek_data_parallel_model *model,
   *info = (ek_state_info){.kind = entry->kind,
                           .placement = sharded ? state : EK_STATE_REPLICATED,
                           .like = like_of(entry)};
-  switch (entry->kind) {
-  case EK_STATE_KIND_OPTIMIZER:
-    prefix_of(info->name, model->optimizer->optimizer, entry->state);
-    break;
-  case EK_STATE_KIND_STEP:
-  case EK_STATE_KIND_SEED:
+  if (is_number(entry->kind)) {
     info->placement = EK_STATE_REPLICATED;
-    (void)snprintf(info->name, sizeof info->name, "%s",
-                   entry->kind == EK_STATE_KIND_STEP ? step_name : seed_name);
+    (void)snprintf(info->name, sizeof info->name, "%s", numbers[number_of(entry->kind)].name);
     return;
-  case EK_STATE_KIND_PARAMETER:
-  case EK_STATE_KIND_BUFFER: break;
+  }
+  if (entry->kind == EK_STATE_KIND_OPTIMIZER) {
+    prefix_of(info->name, model->optimizer->optimizer, entry->state);
   }
   const size_t length = strlen(info->name);
   (void)snprintf(info->name + length, sizeof info->name - length, "%s", entry->info.name);
@@ -231,34 +249,26 @@ static ek_status copy_state(const ek_data_parallel_model *model, const struct en
   return EK_OK;
 }
 
+/* Each of them has 8 bytes; the entries of a scaler are there with an optimizer alone. */
 static ek_status copy_number(ek_data_parallel_model *model, const struct entry *entry,
                              ek_tensor *host, bool write) {
-  const bool step = entry->kind == EK_STATE_KIND_STEP;
-  int64_t number = step ? model->step : (int64_t)model->options.seed;
-  if (!write) {
-    memcpy(host->data, &number, sizeof number);
-    return EK_OK;
+  void *number = NULL;
+  switch (entry->kind) {
+  case EK_STATE_KIND_SEED: number = &model->options.seed; break;
+  case EK_STATE_KIND_LOSS_SCALE: number = &model->optimizer->scaler.scale; break;
+  case EK_STATE_KIND_GOOD_STEPS: number = &model->optimizer->scaler.good_steps; break;
+  default: number = &model->step;
   }
-  memcpy(&number, host->data, sizeof number);
-  if (step) {
-    model->step = number;
-  } else {
-    model->options.seed = (uint64_t)number;
-  }
+  memcpy(write ? number : host->data, write ? host->data : number, sizeof(int64_t));
   return EK_OK;
 }
 
 /* All elements of the host's tensor, from number `first` of the entry on. */
 static ek_status copy_entry(ek_data_parallel_model *model, const struct entry *entry, int64_t first,
                             ek_tensor *host, bool write) {
-  switch (entry->kind) {
-  case EK_STATE_KIND_OPTIMIZER: return copy_state(model, entry, first, host, write);
-  case EK_STATE_KIND_STEP:
-  case EK_STATE_KIND_SEED: return copy_number(model, entry, host, write);
-  case EK_STATE_KIND_PARAMETER:
-  case EK_STATE_KIND_BUFFER: break;
-  }
-  return copy_value(model, entry, first, host, write);
+  if (is_number(entry->kind)) return copy_number(model, entry, host, write);
+  return (entry->kind == EK_STATE_KIND_OPTIMIZER ? copy_state : copy_value)(model, entry, first,
+                                                                            host, write);
 }
 
 /* ---- reading and writing ---- */
@@ -306,11 +316,16 @@ ek_status ek_state_read_part(ek_tensor *host, const ek_data_parallel_model *mode
 
 static ek_status check_number(const struct entry *entry, const ek_tensor *host) {
   int64_t number = 0;
-  if (entry->kind != EK_STATE_KIND_STEP) return EK_OK;
+  if (!is_number(entry->kind) || entry->kind == EK_STATE_KIND_SEED) return EK_OK;
+  if (entry->kind == EK_STATE_KIND_LOSS_SCALE) {
+    ek_loss_scale scale = {.kind = EK_LOSS_SCALE_STATIC};
+    memcpy(&scale.scale, host->data, sizeof scale.scale);
+    return ek_loss_scale_check(&scale);
+  }
   memcpy(&number, host->data, sizeof number);
   if (number >= 0 && number < INT64_MAX) return EK_OK;
-  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_state_write: %s cannot be %lld", step_name,
-                      (long long)number);
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_state_write: %s cannot be %" PRId64,
+                      numbers[number_of(entry->kind)].name, number);
 }
 
 ek_status ek_state_write(ek_data_parallel_model *model, const char *name, const ek_tensor *host) {
@@ -344,11 +359,12 @@ static ek_status read_gradient(ek_tensor *host, const ek_data_parallel_model *mo
                     ek_tensor_count(host), false);
 }
 
-/* What the optimizer would multiply with: 1 / D, or 1. */
+/* What the optimizer would multiply with: 1 / D, or 1; over the loss scale. */
 static ek_status read_factor(double *factor, const ek_data_parallel_model *model) {
   double totals[2] = {0, 1};
   EK_TRY(ek__read_numbers(totals, 2, &model->totals[0]));
   *factor = !model->divided ? 1.0 : totals[1] == 0 ? 0.0 : 1.0 / totals[1];
+  *factor /= model->loss_scale;
   return EK_OK;
 }
 

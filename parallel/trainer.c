@@ -68,6 +68,7 @@ static ek_status open_parts(ek_trainer *self, ek_module *module, ek_criterion *c
   loss.gradient_in_forward = criterion == NULL || criterion->reduction != EK_REDUCTION_NONE;
   update.schedule = o->schedule;
   update.refuse_not_finite = o->refuse_not_finite;
+  update.loss_scale = o->loss_scale;
   EK_TRY(ek_data_parallel_model_open(&self->model, self->group, module, &model));
   EK_TRY(ek_data_parallel_criterion_open(&self->criterion, self->model, criterion, &loss));
   return ek_data_parallel_optimizer_open(&self->optimizer, self->model, optimizer, &update);

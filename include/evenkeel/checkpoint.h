@@ -80,7 +80,8 @@ EK_API EK_CHECKED ek_status ek_checkpoint_latest(ek_checkpoint_info *info, const
 /*
  * Reads a state into a model and its optimizer: `path` is a file, or a folder, of which it takes the
  * last state. The file may come from other devices, another mode, another type (f32, f64). Without
- * an optimizer the model takes what it has and passes over the rest. *info may be NULL. Everything
+ * an optimizer the model takes what it has and passes over the rest. A dynamic loss scale that the
+ * file does not have begins anew; one that the model does not have is passed over. *info may be NULL. Everything
  * is looked at before anything is written; a failure after that leaves the model torn, and a second
  * load mends it.
  * EK_ERR_NOT_FOUND  no such file, or no state in the folder

@@ -217,9 +217,14 @@ typedef struct ek_backward_options {
   /* The totals are those of the whole step so far, this micro-batch included: they replace the
    * earlier ones instead of being added. The same in all micro-batches of a step. */
   bool running;
+  /*
+   * A power of two (loss_scale.h) that the program has multiplied these gradients with: the update
+   * divides by it, and knows of no other. The same in all micro-batches of a step. 0: none, as 1.
+   */
+  double loss_scale;
 } ek_backward_options;
 #define EK_BACKWARD_OPTIONS_INIT                                                                   \
-  { sizeof(ek_backward_options), false, NULL, false, false }
+  { sizeof(ek_backward_options), false, NULL, false, false, 0 }
 
 /*
  * Backward of the last forward from the gradients of its outputs, one ek_shards per output, laid
@@ -236,8 +241,8 @@ EK_API EK_CHECKED ek_status ek_data_parallel_model_backward(ek_data_parallel_mod
 EK_API EK_CHECKED ek_status ek_data_parallel_model_discard(ek_data_parallel_model *model);
 
 /*
- * Reads the gradient of a step, summed over all devices and micro-batches and divided by D, between
- * the last backward of the step and the optimizer, into host memory as ek_state_read() does.
+ * Reads the gradient of a step, summed over all devices and micro-batches and divided by D and by
+ * the loss scale, between the last backward of the step and the optimizer, into host memory as ek_state_read() does.
  * EK_ERR_STATE at other times.
  */
 EK_API EK_CHECKED ek_status ek_data_parallel_model_gradient(ek_tensor *host,

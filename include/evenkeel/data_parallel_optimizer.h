@@ -8,6 +8,7 @@
 #define EVENKEEL_DATA_PARALLEL_OPTIMIZER_H
 
 #include <evenkeel/data_parallel_model.h>
+#include <evenkeel/loss_scale.h>
 #include <evenkeel/optimizer.h>
 #include <evenkeel/schedule.h>
 
@@ -27,12 +28,25 @@ typedef struct ek_data_parallel_optimizer_options {
   /*
    * A step whose loss or gradient is not finite is refused before anything is written:
    * EK_ERR_NOT_FINITE, and parameters and state are what they were before the step. The host waits
-   * for the gradient in each step then, also without a result.
+   * for the gradient in each step then, also without a result. With a loss scale a finite loss
+   * whose gradient overflows is no error: such a step is skipped.
    */
   bool refuse_not_finite;
+  /*
+   * Copied; NULL: none. With any but EK_LOSS_SCALE_NONE the criteria of the model multiply gradients
+   * with the scale, the update divides by it, and a step whose gradient is not finite is skipped:
+   * EK_OK with `skipped` in its result, on all devices, wherever the overflow was. Parameters,
+   * states and steps are then what they were before it, bit for bit: bias corrections, schedule and
+   * random masks of the next step are those that the skipped one had. What the program counts goes
+   * on: its position in the data. Buffers that modules write in a training forward were written.
+   *
+   * The norm of the gradient is computed in each step then, and the host waits for it before the
+   * update, also without a result: what the next step is depends on it.
+   */
+  const ek_loss_scale *loss_scale;
 } ek_data_parallel_optimizer_options;
 #define EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT                                                    \
-  { sizeof(ek_data_parallel_optimizer_options), NULL, true, false }
+  { sizeof(ek_data_parallel_optimizer_options), NULL, true, false, NULL }
 
 /*
  * Makes the state (state.h). All memory that a step needs is taken here. The model must outlive it,
@@ -54,9 +68,13 @@ typedef struct ek_step_result {
   bool empty;   /* every target was ignored: loss and gradient were taken as 0 */
   /*
    * The loss and the norm of the gradient, if it was computed, are neither NaN nor infinite. When
-   * they are, the update has been made all the same, unless refuse_not_finite is set.
+   * they are, the update has been made all the same, unless refuse_not_finite is set or `skipped`.
    */
   bool finite;
+  /* The gradient overflowed: nothing was updated, and `step` is what it was (loss_scale.h). */
+  bool skipped;
+  double
+      loss_scale; /* that the gradients of the step had on their way; loss and norm are without */
 } ek_step_result;
 
 /*
@@ -71,6 +89,9 @@ EK_API EK_CHECKED ek_status ek_data_parallel_optimizer_step(ek_step_result *resu
 /* Replaces the rate (and the schedule) from the next step on. */
 EK_API EK_CHECKED ek_status ek_data_parallel_optimizer_set_learning_rate(
     ek_data_parallel_optimizer *parallel, double learning_rate);
+
+/* With what the gradients of the next step are multiplied; 1 without a loss scale, and for NULL. */
+EK_API double ek_data_parallel_optimizer_loss_scale(const ek_data_parallel_optimizer *parallel);
 
 /* Steps taken so far, "run/step" of state.h. */
 EK_API int64_t ek_data_parallel_optimizer_steps(const ek_data_parallel_optimizer *parallel);

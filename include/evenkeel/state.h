@@ -10,9 +10,11 @@
  *     adamw/m/blocks.0.mlp.0.weight      a state of the optimizer's rule: KIND/STATE/PARAMETER
  *     run/step                           i64: steps taken; the masks and the schedule follow it
  *     run/seed                           i64: the 64 bits of the seed of random masks
+ *     run/loss_scale                     f64: of the next step, where it is dynamic (loss_scale.h)
+ *     run/good_steps                     i64: in a row, since the same scale changed
  *
- * Tied parameters are one entry, under the name of their source; the other name finds it too. The
- * last two are numbers of the host, also for a model on `plan` devices; what lies on such devices
+ * Tied parameters are one entry, under the name of their source; the other name finds it too. Those
+ * of `run` are numbers of the host, also for a model on `plan` devices; what lies on such devices
  * is neither read nor written, and the host's memory stays as it is. Not state, and to be given
  * again: the module, the options (mode, type, schedule, the rule's constants) and the data.
  *
@@ -50,7 +52,9 @@ typedef enum ek_state_kind {
   EK_STATE_KIND_BUFFER = 1,
   EK_STATE_KIND_OPTIMIZER = 2, /* zeros before the first step, which does not read them */
   EK_STATE_KIND_STEP = 3,
-  EK_STATE_KIND_SEED = 4
+  EK_STATE_KIND_SEED = 4,
+  EK_STATE_KIND_LOSS_SCALE = 5, /* a power of two within the bounds of loss_scale.h */
+  EK_STATE_KIND_GOOD_STEPS = 6
 } ek_state_kind;
 
 /* The longest name, with a final NUL. */
@@ -60,7 +64,7 @@ typedef struct ek_state_info {
   char name[EK_STATE_NAME_SIZE];
   ek_state_kind kind;
   /*
-   * Master: on device 0. Replicated: a copy on every device (or, of step and seed, on the host).
+   * Master: on device 0. Replicated: a copy on every device (or, of those of `run`, on the host).
    * Sharded: every device has a part.
    */
   ek_state_placement placement;
@@ -70,7 +74,7 @@ typedef struct ek_state_info {
 /* Entries of the model, and of the optimizer that is open for it; 0 for NULL. */
 EK_API size_t ek_state_count(const ek_data_parallel_model *model);
 /* Parameters and buffers in the order of their declaration, the states of the rule one after the
- * other, step, seed. EK_ERR_INVALID_ARGUMENT outside. */
+ * other, then those of `run`. EK_ERR_INVALID_ARGUMENT outside. */
 EK_API EK_CHECKED ek_status ek_state_entry(ek_state_info *info, const ek_data_parallel_model *model,
                                            size_t index);
 /* EK_ERR_NOT_FOUND. */

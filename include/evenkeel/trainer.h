@@ -70,9 +70,13 @@ typedef struct ek_trainer_options {
   /* Grains of a batch, for the same bits on any number of devices up to this one; 0: off
    * (data_parallel_model.h). A group that the trainer opens is deterministic then. */
   size_t reproducible;
+  const ek_loss_scale *loss_scale; /* copied; NULL: none (data_parallel_optimizer.h) */
 } ek_trainer_options;
 #define EK_TRAINER_OPTIONS_INIT                                                                    \
-  { sizeof(ek_trainer_options), EK_MODE_REPLICATED, EK_F32, 0, NULL, 0, false, NULL, NULL, 0, 0 }
+  {                                                                                                \
+    sizeof(ek_trainer_options), EK_MODE_REPLICATED, EK_F32, 0, NULL, 0, false, NULL, NULL, 0, 0,   \
+        NULL                                                                                       \
+  }
 
 /*
  * Opens the group and the three parts on it. Module, criterion and optimizer stay the program's; it
@@ -104,7 +108,7 @@ EK_API ek_status ek_trainer_free(ek_trainer *trainer);
  * One step: forward, loss, backward, update. *result may be NULL, then nothing waits for the
  * devices. A step that fails leaves parameters, state and masks as they were, holds no memory, and
  * may be tried again; what a program had accumulated through the parts is dropped. After
- * EK_ERR_TORN see state.h.
+ * EK_ERR_TORN see state.h. With a loss scale a step that overflows is skipped, which its result says.
  */
 EK_API EK_CHECKED ek_status ek_trainer_step(ek_step_result *result, ek_trainer *trainer,
                                             const ek_tensor *inputs, size_t input_count,

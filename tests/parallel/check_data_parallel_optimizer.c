@@ -269,6 +269,22 @@ START_TEST(not_finite_is_said) {
 }
 END_TEST
 
+/* Also where every target is ignored, so that the loss is 0 and the gradient would be. */
+START_TEST(not_finite_in_an_empty_step_is_said) {
+  struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", (ek_mode)_i);
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 1, 4);
+  struct ck_training t;
+  ek_step_result result;
+  ck_training_open(&t, &setup);
+  ck_ok(ck_training_step(&t, &batch, &result));
+  ck_assert(result.empty && result.finite && result.loss == 0 && result.gradient_norm == 0);
+  ck_ok(step_with(&t, &batch, NAN, &result));
+  ck_assert(result.empty && !result.finite && isnan(result.gradient_norm));
+  ck_training_close(&t);
+  ck_batch_free(&batch);
+}
+END_TEST
+
 /* With the option nothing is written, and the next step is as if the bad one had not been. */
 START_TEST(not_finite_is_refused) {
   const struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", (ek_mode)_i);
@@ -357,6 +373,7 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(rest, schedules, 0, CK_MODES);
   tcase_add_loop_test(rest, steps_without_result, 0, CK_MODES);
   tcase_add_loop_test(rest, not_finite_is_said, 0, 2 * CK_MODES);
+  tcase_add_loop_test(rest, not_finite_in_an_empty_step_is_said, 0, CK_MODES);
   tcase_add_loop_test(rest, not_finite_is_refused, 0, CK_MODES);
   tcase_add_loop_test(rest, a_norm_that_is_not_computed, 0, CK_MODES);
   tcase_add_loop_test(rest, calls_out_of_order, 0, CK_MODES);

@@ -74,8 +74,10 @@ static ek_status open_parts(struct ck_training *training) {
                                          &loss));
   if (setup->optimizer == NULL) return EK_OK;
   EK_TRY(setup->optimizer(&training->rule));
+  ek_data_parallel_optimizer_options update = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
+  update.loss_scale = setup->loss_scale;
   return ek_data_parallel_optimizer_open(&training->optimizer, training->model, training->rule,
-                                         NULL);
+                                         &update);
 }
 
 ek_status ck_training_try(struct ck_training *training, const struct ck_setup *setup,

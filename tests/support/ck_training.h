@@ -25,6 +25,7 @@ struct ck_setup {
   bool keep_outputs, gradient_in_forward;
   ek_reduction reduction;
   ek_status (*optimizer)(ek_optimizer **optimizer); /* NULL: none is opened */
+  const ek_loss_scale *loss_scale;                  /* of it; or NULL */
 };
 
 struct ck_setup ck_setup_mode(const struct ck_workload *workload, const char *spec, ek_mode mode);

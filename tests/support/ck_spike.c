@@ -1,0 +1,77 @@
+/*
+ * ck_spike.c - see ck_spike.h.
+ */
+#include "ck_spike.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include <evenkeel/evenkeel.h>
+
+#include "ek_check.h"
+
+struct spike {
+  ek_module base;
+  ek_module *inner;
+};
+
+static struct {
+  bool on;
+  size_t device;
+  double factor;
+} place;
+
+void ck_spike_at(size_t device, double factor) {
+  place.on = true;
+  place.device = device;
+  place.factor = factor;
+}
+
+void ck_spike_nowhere(void) { place.on = false; }
+
+static ek_status spike_parameters(const ek_module *self, ek_declaration *declaration) {
+  return ek_declare_wrapped(declaration, ((const struct spike *)self)->inner);
+}
+
+static ek_status spike_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                               ek_tensor *outputs) {
+  (void)self;
+  return ek_pass_child_forward(outputs, pass, 0, inputs);
+}
+
+static ek_status spike_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
+                                ek_tensor *grad_inputs) {
+  ek_tensor given[EK_MAX_TENSORS] = {{0}}, made = {0};
+  const ek_tensor *first = &grad_outputs[0];
+  if (!place.on || ek_device_index(ek_pass_device(pass)) != place.device) {
+    return ek_pass_child_backward(grad_inputs, pass, 0, grad_outputs);
+  }
+  memcpy(given, grad_outputs, self->outputs * sizeof *given);
+  EK_TRY(ek_pass_workspace(&made, pass, first->type, first->rank, first->shape));
+  ek_status status = ek_op_scale(ek_pass_stream(pass), &made, first, place.factor);
+  given[0] = made;
+  if (status == EK_OK) status = ek_pass_child_backward(grad_inputs, pass, 0, given);
+  ek_tensor_free(&made);
+  return status;
+}
+
+static void spike_free(ek_module *self) {
+  ek_module_free(((struct spike *)self)->inner);
+  free(self);
+}
+
+static const ek_module_ops spike_ops = {.size = sizeof(ek_module_ops),
+                                        .kind = "spike",
+                                        .parameters = spike_parameters,
+                                        .forward = spike_forward,
+                                        .backward = spike_backward,
+                                        .free = spike_free,
+                                        .types = EK_TYPES_F32 | EK_TYPES_F64};
+
+ek_module *ck_spike(ek_module *inner) {
+  struct spike *spike = calloc(1, sizeof *spike);
+  ck_assert_ptr_nonnull(spike);
+  spike->inner = inner;
+  ck_ok(ek_module_init(&spike->base, &spike_ops, inner->inputs, inner->outputs));
+  return &spike->base;
+}
