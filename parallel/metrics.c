@@ -30,7 +30,7 @@ struct ek_metrics {
   size_t size, used;
   double last, written; /* CLOCK_MONOTONIC, seconds */
   /* what is told */
-  double time, loss, norm, rate, seconds, tokens, per_second;
+  double time, loss, norm, rate, scale, seconds, tokens, per_second;
   int64_t step;
   uint64_t skipped;
   bool told;
@@ -82,7 +82,7 @@ ek_status ek_metrics_open(ek_metrics **metrics, ek_group *group, const char *pro
   self->group = group;
   self->lines = -1;
   self->last = now(CLOCK_MONOTONIC);
-  self->loss = self->norm = self->rate = self->per_second = (double)NAN;
+  self->loss = self->norm = self->rate = self->scale = self->per_second = (double)NAN;
   const ek_status status = open_files(self, prometheus, lines);
   if (status != EK_OK) {
     free_metrics(self);
@@ -121,6 +121,7 @@ static ek_status make_line(ek_metrics *self) {
   add_number(self, "tokens", self->tokens);
   add_number(self, "seconds", self->seconds);
   add_number(self, "tokens_per_second", self->per_second);
+  add_number(self, "loss_scale", self->scale);
   add(self, "\"skipped_steps\": %llu, \"devices\": [", (unsigned long long)self->skipped);
   for (size_t k = 0; k < ek_group_size(self->group); k++) {
     const ek_device *device = ek_group_device(self->group, k);
@@ -195,6 +196,8 @@ static ek_status write_prometheus(ek_metrics *self) {
              self->tokens);
   put_metric(file, "tokens_per_second", "gauge", "Tokens a second in the last step.",
              self->per_second);
+  put_metric(file, "loss_scale", "gauge", "What the last gradient was multiplied with.",
+             self->scale);
   put_metric(file, "skipped_steps_total", "counter", "Steps that changed nothing.",
              (double)self->skipped);
   put_metric(file, "last_step_timestamp_seconds", "gauge", "When the last step ended.", self->time);
@@ -217,12 +220,13 @@ static void take(ek_metrics *self, const ek_step_result *result, double tokens) 
   self->tokens += tokens;
   self->per_second = tokens / self->seconds;
   self->told = true;
-  if (result == NULL || result->empty) self->skipped++;
+  if (result == NULL || result->empty || result->skipped) self->skipped++;
   if (result == NULL) return;
   self->step = result->step;
   self->loss = result->loss;
   self->norm = result->gradient_norm < 0 ? (double)NAN : result->gradient_norm;
   self->rate = result->learning_rate;
+  self->scale = result->loss_scale;
 }
 
 ek_status ek_metrics_step(ek_metrics *metrics, const ek_step_result *result, double tokens) {

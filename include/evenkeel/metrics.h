@@ -33,17 +33,18 @@ EK_API EK_CHECKED ek_status ek_metrics_open(ek_metrics **metrics, ek_group *grou
 /*
  * Tells of a step: what it gave, and how many tokens (or samples, or whatever the program counts) it
  * took; the time of a step is that since the call before, or since opening. `result` NULL: the step
- * was refused or dropped, which counts as skipped, as does one whose targets were all ignored. The
- * line is written at once; the other file at most once a second, and by ek_metrics_free().
+ * was refused or dropped, which counts as skipped, as does one that says so itself (loss_scale.h)
+ * or whose targets were all ignored. The line is written at once; the other file at most once a
+ * second, and by ek_metrics_free().
  * Reads the ledgers and waits for no device. In an error the figures are kept, and the next call
  * writes them.
  *
  * A line, with null for what is not finite or was not computed:
  *   {"time": seconds since 1970, "step": N, "loss": X, "gradient_norm": X, "learning_rate": X,
- *    "tokens": N in all, "seconds": X, "tokens_per_second": X, "skipped_steps": N,
+ *    "tokens": N in all, "seconds": X, "tokens_per_second": X, "loss_scale": X, "skipped_steps": N,
  *    "devices": [{"name": "cpu:0", "held_bytes": N, "peak_bytes": N}, ...]}
  * The metrics of the other file are evenkeel_step, _loss, _gradient_norm, _learning_rate,
- * _tokens_total, _tokens_per_second, _skipped_steps_total, _last_step_timestamp_seconds,
+ * _tokens_total, _tokens_per_second, _loss_scale, _skipped_steps_total, _last_step_timestamp_seconds,
  * _device_held_bytes{device} and _device_peak_bytes{device}.
  */
 EK_API EK_CHECKED ek_status ek_metrics_step(ek_metrics *metrics, const ek_step_result *result,

@@ -52,8 +52,12 @@ static size_t count_lines(const char *path) {
   return count;
 }
 
-static const ek_step_result good = {
-    .loss = 2.5, .gradient_norm = 0.125, .learning_rate = 0.5, .step = 3, .finite = true};
+static const ek_step_result good = {.loss = 2.5,
+                                    .gradient_norm = 0.125,
+                                    .learning_rate = 0.5,
+                                    .step = 3,
+                                    .finite = true,
+                                    .loss_scale = 1024};
 
 START_TEST(a_step_is_told) {
   make_folder();
@@ -74,7 +78,8 @@ START_TEST(a_step_is_told) {
   says(prometheus, "evenkeel_gradient_norm 0.125\n");
   says(lines, "\"step\": 3, \"loss\": 2.5, \"gradient_norm\": 0.125, \"learning_rate\": 0.5, "
               "\"tokens\": 1000, \"seconds\": ");
-  says(lines, "\"skipped_steps\": 0, \"devices\": [{\"name\": \"");
+  says(prometheus, "evenkeel_loss_scale 1024\n");
+  says(lines, "\"loss_scale\": 1024, \"skipped_steps\": 0, \"devices\": [{\"name\": \"");
   (void)snprintf(wanted, sizeof wanted,
                  "{\"name\": \"%s\", \"held_bytes\": %llu, \"peak_bytes\": %llu}]}\n",
                  ek_device_name(ek_group_device(group, 1)), (unsigned long long)usage.current_bytes,
@@ -90,18 +95,23 @@ START_TEST(a_step_is_told) {
   says(lines, "\"tokens\": 1024, ");
   next.empty = true;
   ck_ok(ek_metrics_step(metrics, &next, 0));
+  next.empty = false;
+  next.skipped = true;
+  next.loss_scale = 512;
+  ck_ok(ek_metrics_step(metrics, &next, 0));
+  says(lines, "\"loss_scale\": 512, \"skipped_steps\": 2, ");
   ck_ok(ek_metrics_step(metrics, NULL, 0));
   ck_ok(ek_metrics_free(metrics));
   says(prometheus, "evenkeel_step 4\n");
   says(prometheus, "evenkeel_loss +Inf\n");
   says(prometheus, "evenkeel_gradient_norm NaN\n");
-  says(prometheus, "evenkeel_skipped_steps_total 2\n");
-  ck_assert_uint_eq(count_lines(lines), 4);
+  says(prometheus, "evenkeel_skipped_steps_total 3\n");
+  ck_assert_uint_eq(count_lines(lines), 5);
   /* A run that goes on appends. */
   ck_ok(ek_metrics_open(&metrics, group, NULL, lines));
   ck_ok(ek_metrics_step(metrics, &good, 1));
   ck_ok(ek_metrics_free(metrics));
-  ck_assert_uint_eq(count_lines(lines), 5);
+  ck_assert_uint_eq(count_lines(lines), 6);
   ek_group_free(group);
   remove_folder();
 }
@@ -131,7 +141,7 @@ START_TEST(the_file_follows_the_format) {
     ck_assert_msg(end > rest + 1 && *end == '\0', "%s", line);
     count++;
   }
-  ck_assert_uint_eq(count, 8 + 2 * 2);
+  ck_assert_uint_eq(count, 9 + 2 * 2);
   ek_group_free(group);
   remove_folder();
 }
