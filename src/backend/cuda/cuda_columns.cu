@@ -2,9 +2,10 @@
  * cuda_columns.cu - sums over the rows of a matrix: column sums, and the gradients of layer
  * normalisation's gamma and beta.
  *
- * A block takes 32 columns of a chunk of rows, so that a warp reads 128 bytes (f32) at once; its
- * eight warps share the chunk and are added in shared memory. Then the chunks' sums are added in
- * order by a second kernel. Floor: each element once, 4 bytes (8 for dgamma and dbeta, x and dy).
+ * A block takes the columns of a warp, one a lane or, in 16 bits, two, of a chunk of rows, so that a
+ * warp reads 128 bytes at once; its eight warps share the chunk and are added in shared memory. Then
+ * the chunks' sums are added in order by a second kernel. Floor: each element once, 4 bytes in f32 (8
+ * for dgamma and dbeta, x and dy).
  */
 #include "backend/cuda/cuda_portable.cuh"
 
@@ -15,13 +16,18 @@ namespace {
 constexpr int LINES = 8; /* warps of a block */
 constexpr int64_t MOST_CHUNKS = 64, LEAST_ROWS = 32;
 
-/* What one element adds to each of `sums` sums of its column. */
+/* Columns of a lane. */
+template <class T> constexpr int COLUMNS = sizeof(T) < 4 ? 4 / (int)sizeof(T) : 1;
+
+/* What N neighbours in a row add to each of `sums` sums of their columns. */
 template <class T, class S> struct plain {
   static constexpr int sums = 1;
   const T *x;
   int64_t pitch;
-  __device__ void add(S sum[], int64_t row, int64_t column) const {
-    sum[0] += S(x[row * pitch + column]);
+  template <int N> __device__ void add(S (&sum)[1][N], int64_t row, int64_t column) const {
+    const pack<T, N> value = load<N>(x + row * pitch + column);
+    EK_UNROLL
+    for (int j = 0; j < N; j++) sum[0][j] += S(value.at[j]);
   }
 };
 
@@ -30,10 +36,14 @@ template <class T, class S> struct norm_gradient {
   const T *dy, *x;
   const S *mean, *rstd;
   int64_t columns;
-  __device__ void add(S sum[], int64_t row, int64_t column) const {
-    const S slope = S(dy[row * columns + column]);
-    sum[0] += slope * (S(x[row * columns + column]) - mean[row]) * rstd[row];
-    sum[1] += slope;
+  template <int N> __device__ void add(S (&sum)[2][N], int64_t row, int64_t column) const {
+    const pack<T, N> slope = load<N>(dy + row * columns + column);
+    const pack<T, N> value = load<N>(x + row * columns + column);
+    EK_UNROLL
+    for (int j = 0; j < N; j++) {
+      sum[0][j] += S(slope.at[j]) * (S(value.at[j]) - mean[row]) * rstd[row];
+      sum[1][j] += S(slope.at[j]);
+    }
   }
 };
 
@@ -47,29 +57,32 @@ template <class S> struct target {
   }
 };
 
-/* Block (x, y): columns 32 x .., rows y * chunk .. With one chunk there is nothing left to add. */
-template <class S, class F>
+/* Block (x, y): columns N 32 x .., rows y * chunk .. N divides their number. With one chunk there is
+ * nothing left to add. */
+template <class S, int N, class F>
 __global__ void __launch_bounds__(WARP *LINES)
     column_kernel(target<S> target, S *partial, F f, int64_t rows, int64_t columns, int64_t chunk) {
-  __shared__ S lines[F::sums][LINES][WARP];
-  const int64_t column = (int64_t)blockIdx.x * WARP + threadIdx.x;
+  __shared__ S lines[F::sums][LINES][N][WARP];
+  const int64_t column = ((int64_t)blockIdx.x * WARP + threadIdx.x) * N;
   const int64_t first = blockIdx.y * chunk;
   const int64_t last = rows - first < chunk ? rows : first + chunk;
-  S sum[F::sums] = {};
+  S sum[F::sums][N] = {};
   if (column < columns) {
     EK_UNROLL_BY(4)
     for (int64_t row = first + threadIdx.y; row < last; row += LINES) f.add(sum, row, column);
   }
-  for (int i = 0; i < F::sums; i++) lines[i][threadIdx.y][threadIdx.x] = sum[i];
+  for (int i = 0; i < F::sums; i++) {
+    for (int j = 0; j < N; j++) lines[i][threadIdx.y][j][threadIdx.x] = sum[i][j];
+  }
   __syncthreads();
-  if (threadIdx.y >= F::sums || column >= columns) return;
-  const int which = (int)threadIdx.y;
+  if (threadIdx.y >= F::sums * N || column >= columns) return;
+  const int which = (int)threadIdx.y / N, j = (int)threadIdx.y % N;
   S total = S(0);
-  for (int i = 0; i < LINES; i++) total += lines[which][i][threadIdx.x];
+  for (int i = 0; i < LINES; i++) total += lines[which][i][j][threadIdx.x];
   if (gridDim.y == 1) {
-    target.put(which, column, total);
+    target.put(which, column + j, total);
   } else {
-    partial[((int64_t)blockIdx.y * F::sums + which) * columns + column] = total;
+    partial[((int64_t)blockIdx.y * F::sums + which) * columns + column + j] = total;
   }
 }
 
@@ -83,7 +96,7 @@ __global__ void __launch_bounds__(BLOCK)
   }
 }
 
-template <class S, class F>
+template <int N, class S, class F>
 cudaError_t sum_columns(cudaStream_t stream, const target<S> &target, F f, int64_t rows,
                         int64_t columns, void *workspace) {
   if (columns <= 0) return cudaSuccess;
@@ -92,20 +105,34 @@ cudaError_t sum_columns(cudaStream_t stream, const target<S> &target, F f, int64
   int64_t chunk = (rows + most - 1) / most;
   if (chunk < LEAST_ROWS) chunk = LEAST_ROWS;
   const int64_t chunks = rows > 0 ? (rows + chunk - 1) / chunk : 1;
+  const int64_t blocks = (columns + N * (int64_t)WARP - 1) / (N * (int64_t)WARP);
   S *partial = as<S>(workspace);
   const cudaError_t status =
-      launch(column_kernel<S, F>, dim3((unsigned)((columns + WARP - 1) / WARP), (unsigned)chunks),
-             dim3(WARP, LINES), stream, target, partial, f, rows, columns, chunk);
+      launch(column_kernel<S, N, F>, dim3((unsigned)blocks, (unsigned)chunks), dim3(WARP, LINES),
+             stream, target, partial, f, rows, columns, chunk);
   if (status != cudaSuccess || chunks == 1) return status;
   return launch(finish_kernel<S, F::sums>, blocks_for(F::sums * columns), BLOCK, stream, target,
                 partial, columns, (int)chunks);
+}
+
+/* COLUMNS<T> of a lane where every row has whole packs of them. */
+template <class T, class S, class F>
+cudaError_t sum_rows(const struct ek__cuda_place *at, const target<S> &target, F f, int64_t rows,
+                     int64_t columns, bool whole) {
+  if constexpr (COLUMNS < T >> 1) {
+    if (whole && columns % COLUMNS<T> == 0) {
+      return sum_columns<COLUMNS<T>>(at->stream, target, f, rows, columns, at->workspace);
+    }
+  }
+  return sum_columns<1>(at->stream, target, f, rows, columns, at->workspace);
 }
 
 template <class T, class S>
 cudaError_t column_sum(const struct ek__cuda_place *at, const struct ek__matrix_args *args) {
   const target<S> target = {as<S>(args->y), NULL, (S)args->value, S(0)};
   const plain<T, S> f = {as<T>(args->a), args->pitch};
-  return sum_columns(at->stream, target, f, args->rows, args->columns, at->workspace);
+  return sum_rows<T>(at, target, f, args->rows, args->columns,
+                     args->pitch % COLUMNS<T> == 0 && packed<COLUMNS<T>>(f.x));
 }
 
 template <class T, class S>
@@ -115,7 +142,7 @@ cudaError_t layer_norm_columns(const struct ek__cuda_place *at,
                             (S)args->beta_scale};
   const norm_gradient<T, S> f = {as<T>(args->dy), as<T>(args->x), as<S>(args->mean),
                                  as<S>(args->rstd), args->width};
-  return sum_columns(at->stream, target, f, args->rows, args->width, at->workspace);
+  return sum_rows<T>(at, target, f, args->rows, args->width, packed<COLUMNS<T>>(f.dy, f.x));
 }
 
 } // namespace

@@ -7,9 +7,6 @@
  */
 #include "backend/cuda/cuda_portable.cuh"
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 using namespace ek__cuda;
 
 namespace {
@@ -37,7 +34,7 @@ template <class To, class From>
 cudaError_t convert(const struct ek__cuda_place *at, const struct ek__convert_args *args) {
   constexpr int N = PACK<To> < PACK<From> ? PACK<To> : PACK<From>;
   if (args->count <= 0) return cudaSuccess;
-  return launch_flat(aligned(args->y, args->x), N, convert_kernel<To, From, N>,
+  return launch_flat(packed<N>(as<To>(args->y), as<From>(args->x)), N, convert_kernel<To, From, N>,
                      convert_kernel<To, From, 1>, args->count, at->stream, as<To>(args->y),
                      as<From>(args->x), args->count);
 }

@@ -153,7 +153,7 @@ __device__ void put_loss(const loss<T, S> &a, int64_t row, const T *x, const row
   double value = 0.0;
   if (a.counts(target)) {
     const double own = (1.0 - a.smoothing) * (double)a.weight(target);
-    value = ek__weigh(own, log_sum - ((double)x[target] - (double)all.soft.largest));
+    value = ek__weigh(own, log_sum - ((double)S(x[target]) - (double)all.soft.largest));
     if (a.smoothing != 0.0) {
       value += a.smoothing / (double)a.classes * (all.weight * log_sum + all.depth);
     }
@@ -211,7 +211,7 @@ template <class T, class S> struct row_gradient {
   bool ignored, wide;
 
   __device__ T value(T x, int64_t c) const {
-    if (ignored) return T(0);
+    if (ignored) return T(S(0));
     const S taken = share * (weights ? weights[c] : S(1)) + (c == target ? own : S(0));
     return T(scale * (exp(S(x) - largest) * whole - taken));
   }
@@ -250,7 +250,7 @@ __device__ __forceinline__ void put_gradient(const loss<T, S> &a, int64_t row,
   g.ignored = !counts;
   g.wide = reinterpret_cast<uintptr_t>(g.to) % 16 == reinterpret_cast<uintptr_t>(x) % 16;
   each_class(x, a.classes, g);
-  for (int64_t c = a.classes + threadIdx.x; c < a.columns; c += blockDim.x) g.to[c] = T(0);
+  for (int64_t c = a.classes + threadIdx.x; c < a.columns; c += blockDim.x) g.to[c] = T(S(0));
 }
 
 template <class T, class S> __global__ void __launch_bounds__(512) backward_kernel(loss<T, S> a) {

@@ -1,8 +1,8 @@
 /*
  * cuda_dropout.cu - dropout with the random bits of evenkeel/random.h.
  *
- * A thread draws the four words of one Philox block and decides about its four elements. Floor in
- * f32: 8 bytes an element; the ten rounds for four elements are some 80 integer instructions, which
+ * A thread draws the four words of one Philox block and decides about its four elements, or with two
+ * about its eight of 16 bits. Floor in f32: 8 bytes an element, and half of that in 16 bits; the ten rounds for four elements are some 80 integer instructions, which
  * is about half of what a multiprocessor can do in the time of their 32 bytes.
  */
 #include "backend/cuda/cuda_portable.cuh"
@@ -18,17 +18,27 @@ template <class S> struct mask {
   S factor;           /* 1 / (1 - p) */
 };
 
-/* N > 1: samples are whole packs, N divides 4. y may be x. */
+constexpr int DRAWN = 4; /* words of a block of Philox */
+
+/* Elements of a thread, with the words of one block or two. */
+template <int N> constexpr int ELEMENTS = N > DRAWN ? N : DRAWN;
+
+/* N > 1: samples are whole packs of ELEMENTS<N>, which N divides. y may be x. */
 template <class T, class S, int N>
 __global__ void __launch_bounds__(BLOCK)
     dropout_kernel(T *y, const T *x, int64_t samples, int64_t per_sample, mask<S> mask) {
-  for (walk at((per_sample + 3) / 4); at.row < samples; at.next()) {
-    uint32_t bits[4];
-    ek_random_bits(mask.key, mask.first_sample + (uint32_t)at.row, (uint32_t)at.column, bits);
-    const int64_t first = at.row * per_sample + at.column * 4;
-    const int64_t left = per_sample - at.column * 4;
+  constexpr int C = ELEMENTS<N>;
+  for (walk at((per_sample + C - 1) / C); at.row < samples; at.next()) {
+    uint32_t bits[C];
     EK_UNROLL
-    for (int j = 0; j < 4; j += N) {
+    for (int k = 0; k < C; k += DRAWN) {
+      ek_random_bits(mask.key, mask.first_sample + (uint32_t)at.row,
+                     (uint32_t)((at.column * C + k) / DRAWN), bits + k);
+    }
+    const int64_t first = at.row * per_sample + at.column * C;
+    const int64_t left = per_sample - at.column * C;
+    EK_UNROLL
+    for (int j = 0; j < C; j += N) {
       if (j >= left) break;
       pack<T, N> value = load<N>(x + first + j);
       EK_UNROLL
@@ -45,10 +55,12 @@ cudaError_t dropout(const struct ek__cuda_place *at, const struct ek__dropout_ar
   if (args->samples <= 0 || args->per_sample <= 0) return cudaSuccess;
   const mask<S> mask = {args->key, (uint32_t)args->first_sample,
                         (uint32_t)ceil(args->p * 16777216.0), (S)(1.0 / (1.0 - args->p))};
-  const bool wide = args->per_sample % 4 == 0 && aligned(args->y, args->x);
-  const auto kernel = wide ? dropout_kernel<T, S, PACK<T>> : dropout_kernel<T, S, 1>;
-  return launch(kernel, blocks_for(args->samples * ((args->per_sample + 3) / 4)), BLOCK, at->stream,
-                as<T>(args->y), as<T>(args->x), args->samples, args->per_sample, mask);
+  constexpr int C = ELEMENTS<PACK<T>>;
+  const bool wide = args->per_sample % C == 0 && aligned(args->y, args->x);
+  const int64_t columns = wide ? args->per_sample / C : (args->per_sample + DRAWN - 1) / DRAWN;
+  return launch(wide ? dropout_kernel<T, S, PACK<T>> : dropout_kernel<T, S, 1>,
+                blocks_for(args->samples * columns), BLOCK, at->stream, as<T>(args->y),
+                as<T>(args->x), args->samples, args->per_sample, mask);
 }
 
 } // namespace

@@ -1,9 +1,9 @@
 /*
  * cuda_layer_norm.cu - layer normalisation of rows.
  *
- * A team of threads (one warp up to 1024 columns in f32, else a block) holds a row in registers, so
- * that memory is read once: the mean first, then the squares of what is left, from the registers.
- * Columns beyond what a team can hold are read again. Floor in f32: forward 8 bytes an element;
+ * A team of threads (one warp up to 1024 columns in f32 and in 16 bits, else a block) holds a row in
+ * registers, so that memory is read once: the mean first, then the squares of what is left, from the
+ * registers. Columns beyond what a team can hold are read again. Floor in f32: forward 8 bytes an element;
  * backward 12 for dx, and 8 more for dgamma and dbeta (cuda_columns.cu), which often come from L2.
  * With a residual forward is 16, where an addition (12) before it would make 20, and backward 16,
  * where one after it would make 24.
@@ -14,7 +14,8 @@ using namespace ek__cuda;
 
 namespace {
 
-constexpr int HELD = 8; /* packs of a row that a thread holds */
+/* Packs of a row that a thread holds: up to 32 values. */
+template <int N> constexpr int HELD = N > 4 ? 32 / N : 8;
 constexpr int ROWS = 4; /* rows of a block while a team is a warp */
 constexpr int MOST_THREADS = 512;
 
@@ -28,14 +29,14 @@ template <class S> struct team {
 
 /* All packs of a row that are this thread's: those that are held, then, read again, the rest. */
 template <class T, class S, int N> struct strip {
-  pack<T, N> held[HELD];
+  pack<T, N> held[HELD<N>];
   const T *row;
   int64_t width;
 
   __device__ static int64_t place(int64_t k) { return (k * blockDim.x + threadIdx.x) * N; }
   __device__ strip(const T *from, int64_t columns) : row(from), width(columns) {
     EK_UNROLL
-    for (int k = 0; k < HELD; k++) {
+    for (int k = 0; k < HELD<N>; k++) {
       if (place(k) < width) held[k] = load<N>(row + place(k));
     }
   }
@@ -43,10 +44,10 @@ template <class T, class S, int N> struct strip {
   __device__ strip(const T *x, const T *residual, T *sum, int64_t columns)
       : row(sum), width(columns) {
     EK_UNROLL
-    for (int k = 0; k < HELD; k++) {
+    for (int k = 0; k < HELD<N>; k++) {
       if (place(k) < width) held[k] = add(x, residual, sum, place(k));
     }
-    for (int64_t k = HELD; place(k) < width; k++) (void)add(x, residual, sum, place(k));
+    for (int64_t k = HELD<N>; place(k) < width; k++) (void)add(x, residual, sum, place(k));
   }
   __device__ static pack<T, N> add(const T *x, const T *residual, T *sum, int64_t column) {
     pack<T, N> value = load<N>(x + column);
@@ -59,10 +60,10 @@ template <class T, class S, int N> struct strip {
   /* f(pack, first column) for each pack. */
   template <class F> __device__ void each(F f) const {
     EK_UNROLL
-    for (int k = 0; k < HELD; k++) {
+    for (int k = 0; k < HELD<N>; k++) {
       if (place(k) < width) f(held[k], place(k));
     }
-    for (int64_t k = HELD; place(k) < width; k++) f(load<N>(row + place(k)), place(k));
+    for (int64_t k = HELD<N>; place(k) < width; k++) f(load<N>(row + place(k)), place(k));
   }
 };
 
@@ -168,12 +169,13 @@ __global__ void __launch_bounds__(MOST_THREADS) backward_kernel(backward<T, S> a
   }
 }
 
-/* Threads of a team and teams of a block, and the blocks for so many rows. */
+/* Threads of a team, of which each holds `held` values, teams of a block, and the blocks for so many
+ * rows. */
 struct shape {
   dim3 block;
   unsigned blocks;
-  shape(int64_t rows, int64_t width, int pack_size) {
-    const int64_t needed = (width + (int64_t)pack_size * HELD - 1) / (pack_size * HELD);
+  shape(int64_t rows, int64_t width, int held) {
+    const int64_t needed = (width + held - 1) / held;
     int64_t threads = (needed + WARP - 1) / WARP * WARP;
     if (threads < (int64_t)WARP) threads = WARP;
     if (threads > MOST_THREADS) threads = MOST_THREADS;
@@ -194,7 +196,7 @@ cudaError_t layer_norm_forward(const struct ek__cuda_place *at,
                            args->rows,         args->width};
   const bool wide =
       args->width % PACK<T> == 0 && aligned(a.y, a.sum, a.x, a.residual, a.gamma, a.beta);
-  const shape shape(args->rows, args->width, wide ? PACK<T> : 1);
+  const shape shape(args->rows, args->width, wide ? PACK<T> * HELD<PACK<T>> : HELD<1>);
   const auto plain = wide ? forward_kernel<T, S, PACK<T>, false> : forward_kernel<T, S, 1, false>;
   const auto add = wide ? forward_kernel<T, S, PACK<T>, true> : forward_kernel<T, S, 1, true>;
   return launch(a.residual ? add : plain, shape.blocks, shape.block, at->stream, a);
@@ -210,7 +212,7 @@ cudaError_t layer_norm_backward(const struct ek__cuda_place *at,
       as<T>(args->dx),   as<T>(args->residual), as<T>(args->dy), as<T>(args->x), as<T>(args->gamma),
       as<S>(args->mean), as<S>(args->rstd),     args->rows,      args->width};
   const bool wide = args->width % PACK<T> == 0 && aligned(a.dx, a.residual, a.dy, a.x, a.gamma);
-  const shape shape(args->rows, args->width, wide ? PACK<T> : 1);
+  const shape shape(args->rows, args->width, wide ? PACK<T> * HELD<PACK<T>> : HELD<1>);
   const auto plain = wide ? backward_kernel<T, S, PACK<T>, false> : backward_kernel<T, S, 1, false>;
   const auto add = wide ? backward_kernel<T, S, PACK<T>, true> : backward_kernel<T, S, 1, true>;
   return launch(a.residual ? add : plain, shape.blocks, shape.block, at->stream, a);

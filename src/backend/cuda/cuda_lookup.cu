@@ -1,7 +1,7 @@
 /*
  * cuda_lookup.cu - rows of a table by index, and the sums of their gradients.
  *
- * Floor in f32: forward 8 bytes an element (12 with positions). Backward 12 an element of dy, and
+ * Floor in f32: forward 8 bytes an element (12 with positions); backward 12 an element of dy, and
  * every block reads all indices, from L2: with 8192 of them and 1024 blocks that is 32 MiB.
  */
 #include "backend/cuda/cuda_portable.cuh"
@@ -177,7 +177,7 @@ cudaError_t positions_backward(const struct ek__cuda_place *at,
   if (args->period <= 0 || args->width <= 0) return cudaSuccess;
   S *y = as<S>(args->y);
   const T *dy = as<T>(args->table);
-  const bool wide = args->width % PACK<S> == 0 && aligned(y, dy);
+  const bool wide = args->width % PACK<S> == 0 && packed<PACK<S>>(y, dy);
   return launch_flat(wide, PACK<S>, positions_kernel<T, S, PACK<S>>, positions_kernel<T, S, 1>,
                      args->period * args->width, at->stream, y, dy, args->rows, args->width,
                      args->period, (S)args->beta);

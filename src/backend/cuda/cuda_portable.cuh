@@ -6,6 +6,10 @@
  * another machine brings a <cuda_runtime.h> of its own, which may define EK_LAUNCH and
  * EK_DYNAMIC_SHARED before this file does.
  *
+ * A kernel has a type T of values, as they lie in memory, and a type S of sums, in which it computes:
+ * the same, or T of 16 bits and S float. S(x) widens, T(s) rounds to nearest even; nothing else is
+ * done with a T, because the types of 16 bits turn into several others by themselves.
+ *
  * Rules for kernels
  *   - Threads of a block that meet at a barrier all get there: no early return before one.
  *   - Indices and sizes are 64 bits wide; a grid has a bounded size and walks over the work.
@@ -14,11 +18,15 @@
 #ifndef EK_CUDA_PORTABLE_CUH
 #define EK_CUDA_PORTABLE_CUH
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+
+#include <type_traits>
 
 #include "backend/cuda/cuda_kernels.h"
 
@@ -54,13 +62,29 @@ constexpr int64_t MOST_BLOCKS = 2112; /* 16 blocks of 256 on each of 132 multipr
 
 template <class T> constexpr int PACK = 16 / (int)sizeof(T);
 
-template <class T, int N> struct alignas(N * sizeof(T)) pack { T at[N]; };
+template <class T, int N> constexpr int PACK_BYTES = N *(int)sizeof(T);
+
+/* N elements; what is longer than 16 bytes moves in pieces of 16. */
+template <class T, int N> struct alignas(PACK_BYTES<T, N> < 16 ? PACK_BYTES<T, N> : 16) pack {
+  T at[N];
+};
 
 /* An address of the arguments as one of elements. */
 template <class T> inline T *as(void *p) { return static_cast<T *>(p); }
 template <class T> inline const T *as(const void *p) { return static_cast<const T *>(p); }
 
+/* nvcc would take a pack of small elements apart into loads of each. */
 template <int N, class T> __device__ __forceinline__ pack<T, N> load(const T *p) {
+#ifdef __CUDA_ARCH__
+  if constexpr (sizeof(T) == 2 && N > 1) {
+    using word = std::conditional_t<N % 8 == 0, uint4, std::conditional_t<N == 4, uint2, unsigned>>;
+    static_assert(PACK_BYTES<T, N> == sizeof(word), "16 bytes, 8 or 4");
+    const word bits = *reinterpret_cast<const word *>(p);
+    pack<T, N> result;
+    memcpy(result.at, &bits, sizeof bits);
+    return result;
+  }
+#endif
   return *reinterpret_cast<const pack<T, N> *>(p);
 }
 
@@ -68,29 +92,56 @@ template <int N, class T> __device__ __forceinline__ pack<T, N> load(const T *p)
  * not put together the stores of all of them again, so a whole one is stored by an instruction. */
 template <int N, class T> __device__ __forceinline__ void store(T *p, const pack<T, N> &value) {
 #ifdef __CUDA_ARCH__
-  if constexpr (N * sizeof(T) == 16) {
-    unsigned word[4];
+  if constexpr (N > 1 && PACK_BYTES<T, N> % 4 == 0 && PACK_BYTES<T, N> >= 4) {
+    constexpr int WORDS = PACK_BYTES<T, N> / 4;
+    unsigned word[WORDS];
     memcpy(word, value.at, sizeof word);
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(p)),
-                 "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3])
-                 : "memory");
-    return;
-  }
-  if constexpr (N == 2 && sizeof(T) == 4) {
-    unsigned word[2];
-    memcpy(word, value.at, sizeof word);
-    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(p)),
-                 "r"(word[0]), "r"(word[1])
-                 : "memory");
+    const size_t to = __cvta_generic_to_global(p);
+    if constexpr (WORDS == 1) {
+      asm volatile("st.global.b32 [%0], %1;" ::"l"(to), "r"(word[0]) : "memory");
+    } else if constexpr (WORDS == 2) {
+      asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(word[0]), "r"(word[1])
+                   : "memory");
+    } else {
+      static_assert(WORDS % 4 == 0, "whole pieces of 16 bytes");
+      EK_UNROLL
+      for (int i = 0; i < WORDS; i += 4) {
+        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to + 4 * i), "r"(word[i]),
+                     "r"(word[i + 1]), "r"(word[i + 2]), "r"(word[i + 3])
+                     : "memory");
+      }
+    }
     return;
   }
 #endif
   *reinterpret_cast<pack<T, N> *>(p) = value;
 }
 
+/* Values as sums, and back. */
+template <class S, class T, int N>
+__device__ __forceinline__ pack<S, N> widened(const pack<T, N> &value) {
+  pack<S, N> result;
+  EK_UNROLL
+  for (int j = 0; j < N; j++) result.at[j] = S(value.at[j]);
+  return result;
+}
+
+template <class T, class S, int N>
+__device__ __forceinline__ pack<T, N> narrowed(const pack<S, N> &value) {
+  pack<T, N> result;
+  EK_UNROLL
+  for (int j = 0; j < N; j++) result.at[j] = T(value.at[j]);
+  return result;
+}
+
 /* True if all pointers are fit for 16-byte access; NULL is. */
 template <class... P> __host__ __device__ inline bool aligned(const P *...p) {
   return (((reinterpret_cast<uintptr_t>(p) % 16) == 0) && ...);
+}
+
+/* The same for packs of N elements of different types, which may be shorter. */
+template <int N, class... P> __host__ __device__ inline bool packed(const P *...p) {
+  return (((reinterpret_cast<uintptr_t>(p) % alignof(pack<P, N>)) == 0) && ...);
 }
 
 /* ---- who does what ---- */
@@ -178,18 +229,26 @@ inline cudaError_t launch_flat(bool wide, int size, void (*packed)(P...), void (
                 args...);
 }
 
-/* Calls f(V(), S()) for the types of values and of sums, and gives what it gives. */
+/* Calls f(T(), S()) for the types of values and of sums, and gives what it gives. */
 template <class F> inline cudaError_t with_types(struct ek__types types, F f) {
   if (types.value == EK_F32 && types.sum == EK_F32) return f(float(), float());
   if (types.value == EK_F64 && types.sum == EK_F64) return f(double(), double());
   return cudaErrorInvalidValue;
 }
 
+/* The same with values of 16 bits. */
+template <class F> inline cudaError_t with_values(struct ek__types types, F f) {
+  if (types.sum != EK_F32) return with_types(types, f);
+  if (types.value == EK_BF16) return f(__nv_bfloat16(), float());
+  if (types.value == EK_F16) return f(__half(), float());
+  return with_types(types, f);
+}
+
 /* The launcher of cuda_kernels.h, from a template of its name over both types. */
 #define EK_CUDA_LAUNCHER(name, kind)                                                               \
   extern "C" cudaError_t ek__cuda_##name(const struct ek__cuda_place *at,                          \
                                          const struct ek__##kind##_args *args) {                   \
-    return with_types(args->types, [&](auto value, auto sum) {                                     \
+    return with_values(args->types, [&](auto value, auto sum) {                                    \
       return name<decltype(value), decltype(sum)>(at, args);                                       \
     });                                                                                            \
   }

@@ -69,7 +69,7 @@ struct samples {
 };
 
 static struct samples samples_of(void *const part[PARTS], ek_type type) {
-  const struct ek__types types = {type, type};
+  const struct ek__types types = {type, type == EK_F64 ? EK_F64 : EK_F32};
   return (struct samples){
       .convert = {part[0], part[1], (int64_t)ROWS * WIDTH, EK_F32, EK_F64},
       .elementwise = {part[0], part[1], part[2], (int64_t)ROWS * WIDTH, 1, types},
@@ -223,14 +223,17 @@ static cudaError_t warm_samples(const struct ek__cuda_place *at, struct samples 
   return error == cudaSuccess ? warm_tall(at, of) : error;
 }
 
+/* In every type that is computed in. */
 static ek_status warm_kernels(const struct ek__cuda_device *device, const struct ek__cuda_place *at,
                               char *zeros) {
-  static const ek_type types[] = {EK_F32, EK_F64};
+  static const ek_type types[] = {EK_F32, EK_F64, EK_BF16, EK_F16};
   EK_TRY(EK__CUDA(device, cudaMemsetAsync, zeros, 0, (size_t)PARTS * PART, at->stream));
-  for (size_t i = 0; i < 4; i++) {
+  for (size_t i = 0; i < 2 * sizeof types / sizeof types[0]; i++) {
+    const ek_type type = types[i / 2];
     void *part[PARTS]; /* also beside 16 bytes, where other kernels read and write */
-    for (size_t k = 0; k < PARTS; k++) part[k] = zeros + k * PART + (i < 2 ? 0 : sizeof(double));
-    struct samples samples = samples_of(part, types[i % 2]);
+    if ((EK__CUDA_VALUES >> type & 1U) == 0) continue;
+    for (size_t k = 0; k < PARTS; k++) part[k] = zeros + k * PART + i % 2 * sizeof(double);
+    struct samples samples = samples_of(part, type);
     EK_TRY(ek__cuda_check(device, warm_samples(at, &samples, part), "loading the kernels"));
   }
   return EK_OK;
