@@ -23,8 +23,8 @@ done
 code=0
 PATH=$hidden "$gpu" --small --build "$build" -o "$folder/try" >"$folder/printed" 2>&1 || code=$?
 ((code == 0)) || fail "exit code $code"
-for step in tests kernels 'step f32' 'step tf32' 'memory cuda' 'memory plan-cuda' 'memory over time' \
-  'tests of several devices'; do
+for step in tests kernels 'step f32' 'step tf32' 'memory cuda' 'memory plan-cuda' timeline \
+  'memory over time' 'tests of several devices'; do
   grep -q "^| $step | ran [0-9]* s |" "$folder/try.md" || fail "no step $step"
 done
 for step in machine peers 'time by kernel' sanitizer; do
@@ -33,6 +33,7 @@ done
 for json in step-f32 step-tf32 memory-cuda memory-plan-cuda; do
   [[ $("$read_json" "$folder/try/$json.json" schema) == 1 ]] || fail "no JSON of $json"
 done
+[[ -s $folder/try/step-trace.json ]] || fail "no timeline"
 [[ $("$read_json" "$folder/try/step-tf32.json" config.tf32) == true ]] || fail "step-tf32 is not in TF32"
 
 # No time: everything is named, nothing runs.
