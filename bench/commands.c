@@ -60,11 +60,11 @@ bool prepare_outputs(const struct options *options) {
          output_prepare(options->timeline) && output_prepare(options->page);
 }
 
-/* The library writes a trace under another name in the same folder. */
-static bool check_trace(const char *path) {
+/* The library writes a file of its own under another name in the same folder. */
+static bool check_file(const char *option, const char *path) {
   struct output *output = path == NULL ? NULL : output_create(path);
   const bool good = output_prepare(output) && (output == NULL || !output_is_direct(output));
-  if (output != NULL && !good) say_error("--trace wants the name of a file, not %s", path);
+  if (output != NULL && !good) say_error("%s wants the name of a file, not %s", option, path);
   output_free(output);
   return good;
 }
@@ -80,7 +80,8 @@ enum exit_code prepare(struct text *text, const struct options *options) {
     say_error("--tf32 is about products on cuda devices, and none is among --devices");
     return EXIT_USAGE;
   }
-  if (!prepare_outputs(options) || !check_trace(options->trace) ||
+  if (!prepare_outputs(options) || !check_file("--trace", options->trace) ||
+      !check_file("--snapshot", options->snapshot) ||
       !text_read(text, options->data, options->data_count)) {
     return EXIT_ERROR;
   }

@@ -41,6 +41,7 @@ enum key {
   KEY_MEASURE,
   KEY_TIMELINE,
   KEY_TRACE,
+  KEY_SNAPSHOT,
   KEY_REPORT,
   KEY_EXPORT_JSON,
   KEY_EXPORT_CSV
@@ -114,6 +115,10 @@ static const struct argp_option training_options[] = {
     {"trace", KEY_TRACE, "FILE", 0,
      "Write what every device did in the measured steps, for Perfetto; memory and step, with one "
      "of --modes and one of --devices",
+     1},
+    {"snapshot", KEY_SNAPSHOT, "FILE", 0,
+     "Write which module holds which memory, over a step behind the measured ones or when it ran "
+     "out, for PyTorch's memory_viz (FILE.json: as JSON); as --trace",
      1},
     {"loss", KEY_LOSS, "HOW", 0,
      "whole (default), or fused: the head and the loss in one, over blocks of rows, "
@@ -263,13 +268,14 @@ static void finish_fit(const struct reading *reading, struct argp_state *state) 
   options->shape.keep_outputs = false;
 }
 
-/* A trace is of one group. */
-static void check_trace(const struct options *options, struct argp_state *state) {
+/* A trace and a snapshot are of one group. */
+static void check_one_group(const struct options *options, const char *option,
+                            struct argp_state *state) {
   if (options->command != COMMAND_MEMORY && options->command != COMMAND_STEP) {
-    argp_error(state, "--trace: only memory and step write one");
+    argp_error(state, "%s: only memory and step write one", option);
   }
   if (options->mode_count != 1 || options->spec_count > 1) {
-    argp_error(state, "--trace wants one of --modes and one of --devices");
+    argp_error(state, "%s wants one of --modes and one of --devices", option);
   }
 }
 
@@ -303,7 +309,8 @@ static void finish_training(struct reading *reading, struct argp_state *state) {
                options->scatter_text);
   }
   if (options->command == COMMAND_FIT) finish_fit(reading, state);
-  if (options->trace != NULL) check_trace(options, state);
+  if (options->trace != NULL) check_one_group(options, "--trace", state);
+  if (options->snapshot != NULL) check_one_group(options, "--snapshot", state);
   if (options->command != COMMAND_MAX_BATCH) return;
   if (reading->said[KEY_BATCH - KEY_LAYERS]) {
     argp_error(state, "--batch: max-batch looks for the batch itself");
@@ -326,6 +333,7 @@ static error_t parse_training(int key, char *text, struct argp_state *state) {
   case KEY_DEVICES: add_devices(options, text, state); return 0;
   case KEY_MODES: reading->modes_text = text; return 0;
   case KEY_TRACE: options->trace = text; return 0;
+  case KEY_SNAPSHOT: options->snapshot = text; return 0;
   case KEY_OPTIMIZER: read_rule(options, text, state); return 0;
   case KEY_LOSS: read_loss(options, text, state); return 0;
   case KEY_DATA: add_data(options, text); return 0;

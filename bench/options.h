@@ -18,7 +18,14 @@ enum exit_code {
   EXIT_OUT_OF_MEMORY = 5 /* a mode did not fit; fit: nothing does */
 };
 
-enum command { COMMAND_MEMORY, COMMAND_MAX_BATCH, COMMAND_STEP, COMMAND_TECHNIQUES, COMMAND_FIT, COMMAND_DEVICES };
+enum command {
+  COMMAND_MEMORY,
+  COMMAND_MAX_BATCH,
+  COMMAND_STEP,
+  COMMAND_TECHNIQUES,
+  COMMAND_FIT,
+  COMMAND_DEVICES
+};
 
 enum format { FORMAT_TABLE, FORMAT_MARKDOWN, FORMAT_CSV, FORMAT_JSON };
 
@@ -35,7 +42,7 @@ struct options {
   ek_mode modes[BENCH_MODES];
   size_t mode_count;
   enum rule rule;
-  bool fused_loss; /* the logits never whole */
+  bool fused_loss;     /* the logits never whole */
   size_t reproducible; /* grains of a batch; 0: off */
   const char *scatter_text, *recompute_text;
   struct scatter scatter;
@@ -48,9 +55,9 @@ struct options {
   int threads; /* of each device; 0: the library divides the cores */
   bool tf32, deterministic;
   /* what comes of it */
-  int64_t measure;   /* fit: so many of the choices */
-  double fail_above; /* negative: never */
-  const char *trace; /* where to; the library writes it whole or not at all */
+  int64_t measure;              /* fit: so many of the choices */
+  double fail_above;            /* negative: never */
+  const char *trace, *snapshot; /* where to; the library writes them whole or not at all */
   struct output *timeline;
   enum format format;
   struct output *export_json, *export_csv, *page;

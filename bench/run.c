@@ -11,8 +11,9 @@
 #include "terminal.h"
 #include "timeline.h"
 
-/* Of each device: a hundred steps of a model of ten blocks. */
-enum { TRACE_SPANS = 20000 };
+/* Of each device: spans of a hundred steps of a model of ten blocks; changes of memory in a step of
+ * one with some 10,000 tensors. */
+enum { TRACE_SPANS = 20000, SNAPSHOT_EVENTS = 200000 };
 
 static ek_status start_timeline(struct training *training, const struct run_extras *extras) {
   if (extras->events == 0) return EK_OK;
@@ -144,8 +145,25 @@ static ek_status write_trace(const char *path, const ek_group *group) {
   return EK_OK;
 }
 
+/* One more step, with all that it took and gave back. */
+static ek_status take_snapshot(const char *path, struct training *training) {
+  const ek_memory_event *events = NULL;
+  size_t count = 0;
+  double loss = 0, seconds = 0;
+  training_prepare(training);
+  for (size_t k = 0; k < ek_group_size(training->group); k++) {
+    EK_TRY(ek_memory_record_start(ek_group_device(training->group, k), SNAPSHOT_EVENTS));
+  }
+  EK_TRY(training_step(training, &loss, &seconds));
+  EK_TRY(ek_memory_snapshot(training->group, path));
+  for (size_t k = 0; k < ek_group_size(training->group); k++) {
+    EK_TRY(ek_memory_record_stop(&events, &count, NULL, ek_group_device(training->group, k)));
+  }
+  return EK_OK;
+}
+
 void run_task(struct run *run, const struct task *task, const struct run_extras *extras) {
-  static const struct run_extras none = {0, 0, NULL, false};
+  static const struct run_extras none = {.splits = 0};
   if (extras == NULL) extras = &none;
   memset(run, 0, sizeof *run);
   run->mode = task->mode;
@@ -155,6 +173,9 @@ void run_task(struct run *run, const struct task *task, const struct run_extras 
   run->splits = need_memory(extras->splits, sizeof *run->splits);
   struct training training = {0};
   run->status = training_open_group(&training, task);
+  if (run->status == EK_OK && extras->snapshot != NULL) {
+    run->status = ek_memory_snapshot_when_full(training.group, extras->snapshot);
+  }
   if (run->status == EK_OK) run->status = train(run, &training, extras);
   keep_message(run, run->status);
   progress_clear();
@@ -167,6 +188,9 @@ void run_task(struct run *run, const struct task *task, const struct run_extras 
     /* Behind all figures, which it must not touch. */
     if (kept == EK_OK && run->status == EK_OK && extras->timeline) {
       kept = timeline_take(&run->timeline, &training);
+    }
+    if (kept == EK_OK && run->status == EK_OK && extras->snapshot != NULL) {
+      kept = take_snapshot(extras->snapshot, &training);
     }
     keep_message(run, kept);
     if (run->status == EK_OK) run->status = kept;

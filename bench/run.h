@@ -46,10 +46,11 @@ struct step_timeline {
 };
 
 struct run_extras {
-  size_t splits;     /* split steps behind the measured ones */
-  size_t events;     /* room for so many events of device 0's timeline; 0: none */
-  const char *trace; /* of the measured steps, written there; NULL: none */
-  bool timeline;     /* a step behind the others, and what every device held in it */
+  size_t splits;        /* split steps behind the measured ones */
+  size_t events;        /* room for so many events of device 0's timeline; 0: none */
+  const char *trace;    /* of the measured steps, written there; NULL: none */
+  const char *snapshot; /* of a step behind the others, or of a step that ran out of memory */
+  bool timeline;        /* a step behind the others, and what every device held in it */
 };
 
 /*

@@ -24,6 +24,7 @@ static void run_without(struct run *run, const struct task *task) {
 static enum exit_code run_mode(struct memory_result *result, const struct task *task) {
   const struct run_extras extras = {.events = task->options->timeline != NULL ? TIMELINE_EVENTS : 0,
                                     .trace = task->options->trace,
+                                    .snapshot = task->options->snapshot,
                                     .timeline = task->options->page != NULL};
   run_task(&result->real, task, &extras);
   const struct run *real = &result->real;

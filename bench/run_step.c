@@ -120,7 +120,8 @@ static struct report report_runs(const struct options *options, const struct tex
 static enum exit_code time_mode(struct run *run, const struct task *task) {
   const int64_t steps = task->shape->steps;
   const struct run_extras extras = {.splits = steps < MOST_SPLITS ? (size_t)steps : MOST_SPLITS,
-                                    .trace = task->options->trace};
+                                    .trace = task->options->trace,
+                                    .snapshot = task->options->snapshot};
   run_task(run, task, &extras);
   if (run->status == EK_OK) return EXIT_GOOD;
   const bool full = run->status == EK_ERR_OUT_OF_MEMORY && run->kind.devices > 0;

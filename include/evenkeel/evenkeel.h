@@ -23,6 +23,7 @@
  *     weights.h                                  a model's weights for other programs, or from them
  *     safetensors.h                              tensors in files that other programs read and write
  *     metrics.h                                  figures of a long run, for Prometheus and as lines
+ *     memory_snapshot.h                          who holds the memory, by module, for PyTorch's viewer
  *     trace.h                                    a timeline of devices and modules, for Perfetto
  *     fault.h, host_memory.h                     failures on purpose, for tests of a program
  *     version.h    of the headers and of the library that runs
@@ -52,6 +53,7 @@
 #include <evenkeel/loss_scale.h>
 #include <evenkeel/mean_squared_error.h>
 #include <evenkeel/memory.h>
+#include <evenkeel/memory_snapshot.h>
 #include <evenkeel/metrics.h>
 #include <evenkeel/mlp.h>
 #include <evenkeel/module_check.h>

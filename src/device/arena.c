@@ -91,6 +91,8 @@ void ek__arena_close(struct ek__arena *arena) {
     ek__free(slab);
   }
   ek__free(arena->events);
+  ek__free(arena->places);
+  if (arena->owns_when_full) ek__free(arena->when_full);
   pthread_mutex_destroy(&arena->mutex);
 }
 
@@ -107,13 +109,23 @@ static uint64_t height(const struct ek__arena *arena) {
   return arena->last->offset + (arena->last->used ? arena->last->bytes : 0);
 }
 
-static void record_event(struct ek__arena *arena, ek_memory_category category, int64_t delta) {
+static struct ek__event_place place_of(const struct ek_memory *block) {
+  return (struct ek__event_place){.offset = block->offset,
+                                  .bytes = block->bytes,
+                                  .serial = block->serial,
+                                  .holder = block->holder,
+                                  .function = block->function};
+}
+
+static void record_event(struct ek__arena *arena, ek_memory_category category, int64_t delta,
+                         struct ek__event_place place) {
   ek__track_memory(arena->device, category, arena->current[category]);
   if (!arena->recording) return;
   if (arena->event_count == arena->event_capacity) {
     arena->events_dropped++;
     return;
   }
+  arena->places[arena->event_count] = place;
   arena->events[arena->event_count++] = (ek_memory_event){.nanoseconds = now() - arena->event_start,
                                                           .delta_bytes = delta,
                                                           .current_bytes = arena->current_total,
@@ -181,18 +193,20 @@ static void swallow_next(struct ek__arena *arena, struct ek_memory *block) {
 static ek_status out_of_memory(struct ek__arena *arena, ek_memory_category category, uint64_t bytes,
                                const char *why) {
   const uint64_t largest = ek__free_tree_largest(arena->free);
-  char held[1024];
+  char held[1024], holders[512];
   ek__ledger_describe(held, sizeof held, arena->current);
+  ek__holders_describe(holders, sizeof holders, arena);
   char wanted[32], free_text[32], capacity[32], total[32];
   return ek_error_set(
       EK_ERR_OUT_OF_MEMORY,
       "%s: out of memory: %s%s (%llu bytes) for %s, largest free block %s (%llu bytes), capacity "
-      "%s, held %s: %s",
+      "%s, held %s: %s%s%s",
       ek_device_name(arena->device), why, ek__ledger_size(wanted, sizeof wanted, bytes),
       (unsigned long long)bytes, ek_memory_category_name(category),
       ek__ledger_size(free_text, sizeof free_text, largest), (unsigned long long)largest,
       ek__ledger_size(capacity, sizeof capacity, arena->capacity),
-      ek__ledger_size(total, sizeof total, arena->current_total), held);
+      ek__ledger_size(total, sizeof total, arena->current_total), held,
+      holders[0] != '\0' ? "; most by modules: " : "", holders);
 }
 
 /* Content that was sent into a block and that nobody waited for may still be on its way. */
@@ -222,13 +236,20 @@ static ek_status occupy(struct ek__arena *arena, struct ek_memory *block, uint64
   return EK_OK;
 }
 
-/* The ledger learns of bytes that end at `end`. */
-static void charge(struct ek__arena *arena, ek_memory_category category, uint64_t bytes,
-                   uint64_t end) {
-  arena->current[category] += bytes;
+/* The ledger learns of the last `bytes` of a block. */
+static void charge(struct ek__arena *arena, const struct ek_memory *block, uint64_t bytes) {
+  arena->current[block->category] += bytes;
   arena->current_total += bytes;
-  note_height(arena, end);
-  record_event(arena, category, (int64_t)bytes);
+  note_height(arena, block->offset + block->bytes);
+  record_event(arena, block->category, (int64_t)bytes, place_of(block));
+}
+
+/* The module that runs on this thread, if it runs on this device: holder.h. */
+static void note_holder(struct ek_memory *block, const struct ek__arena *arena) {
+  const struct ek__place *here = ek__place_here();
+  const bool is_here = here->device == arena->device;
+  block->holder = is_here ? here->holder : NULL;
+  block->function = is_here ? here->function : NULL;
 }
 
 static ek_status take_locked(struct ek_memory **memory, struct ek__arena *arena,
@@ -244,8 +265,9 @@ static ek_status take_locked(struct ek_memory **memory, struct ek__arena *arena,
   block->category = category;
   block->serial = arena->serial;
   block->grown_serial = 0;
+  note_holder(block, arena);
   atomic_store_explicit(&block->references, 1, memory_order_relaxed);
-  charge(arena, category, bytes, block->offset + bytes);
+  charge(arena, block, bytes);
   *memory = block;
   return EK_OK;
 }
@@ -254,7 +276,7 @@ static void give_back(struct ek_memory *memory) {
   struct ek__arena *arena = memory->arena;
   pthread_mutex_lock(&arena->mutex);
   const ek_memory_category category = memory->category;
-  const int64_t bytes = (int64_t)memory->bytes;
+  const struct ek__event_place place = place_of(memory);
   arena->current[category] -= memory->bytes;
   arena->current_total -= memory->bytes;
   memory->used = false;
@@ -270,7 +292,7 @@ static void give_back(struct ek_memory *memory) {
     block = before;
   }
   ek__free_tree_insert(&arena->free, block);
-  record_event(arena, category, -bytes);
+  record_event(arena, category, -(int64_t)place.bytes, place);
   pthread_mutex_unlock(&arena->mutex);
 }
 
@@ -283,6 +305,17 @@ static ek_status whole_units(uint64_t *rounded, const struct ek__arena *arena, u
               ek_device_name(arena->device), (unsigned long long)bytes);
   *rounded = result + 2 * arena->guard;
   return EK_OK;
+}
+
+/* A request has failed: who wants to know is told, and the message stays what it was. */
+static ek_status said_if_full(ek_status status, const struct ek__arena *arena,
+                              ek_memory_category category, uint64_t bytes) {
+  struct ek__when_full *const listener = arena->when_full;
+  if (status != EK_ERR_OUT_OF_MEMORY || listener == NULL) return status;
+  char message[EK__MESSAGE_SIZE];
+  (void)snprintf(message, sizeof message, "%s", ek_error_message());
+  listener->call(listener, arena->device, category, bytes);
+  return ek_error_set(status, "%s", message);
 }
 
 ek_status ek__arena_take(struct ek_memory **memory, struct ek__arena *arena,
@@ -300,7 +333,7 @@ ek_status ek__arena_take(struct ek_memory **memory, struct ek__arena *arena,
     if (status != EK_OK) give_back(block);
   }
   if (status == EK_OK) *memory = block;
-  return status;
+  return said_if_full(status, arena, category, rounded);
 }
 
 static ek_status extend_locked(bool *extended, struct ek_memory *memory, uint64_t bytes) {
@@ -319,7 +352,7 @@ static ek_status extend_locked(bool *extended, struct ek_memory *memory, uint64_
   if (memory->grown_serial <= arena->peak_serial) memory->bytes_before = memory->bytes;
   memory->grown_serial = arena->serial;
   swallow_next(arena, memory);
-  charge(arena, memory->category, more, memory->offset + memory->bytes);
+  charge(arena, memory, more);
   *extended = true;
   return EK_OK;
 }
@@ -333,7 +366,9 @@ ek_status ek__arena_extend(bool *extended, struct ek_memory *memory, uint64_t by
   const ek_status status = extend_locked(extended, memory, rounded);
   if (*extended) memory->watched = false; /* its end lies elsewhere */
   pthread_mutex_unlock(&arena->mutex);
-  if (status != EK_OK || !*extended || memory->guard == 0) return status;
+  if (status != EK_OK || !*extended || memory->guard == 0) {
+    return said_if_full(status, arena, memory->category, rounded);
+  }
   const uint64_t kept = memory->wanted;
   memory->wanted = bytes;
   return ek__guard_paint(memory, kept);
@@ -351,7 +386,7 @@ void ek__arena_charge(struct ek_memory *memory, ek_memory_category category) {
     arena->current[category] += memory->bytes;
     ek__track_memory(arena->device, memory->category, arena->current[memory->category]);
     memory->category = category;
-    record_event(arena, category, 0);
+    record_event(arena, category, 0, place_of(memory));
   }
   pthread_mutex_unlock(&arena->mutex);
 }
@@ -415,17 +450,25 @@ ek_status ek_memory_record_start(ek_device *device, size_t capacity) {
   struct ek__arena *arena = ek__device_arena(device);
   EK_TRY(ek__process_check(&arena->process, "ek_memory_record_start"));
   ek_memory_event *events = ek__calloc(capacity, sizeof *events);
-  EK__FAIL_IF(events == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory to record %zu events",
-              capacity);
+  struct ek__event_place *places = ek__calloc(capacity, sizeof *places);
+  if (events == NULL || places == NULL) {
+    ek__free(events);
+    ek__free(places);
+    return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no host memory to record %zu events", capacity);
+  }
   pthread_mutex_lock(&arena->mutex);
   ek_memory_event *old = arena->events;
+  struct ek__event_place *old_places = arena->places;
   arena->events = events;
+  arena->places = places;
   arena->event_capacity = capacity;
   arena->event_count = arena->events_dropped = 0;
   arena->event_start = now();
+  arena->event_serial = arena->serial;
   arena->recording = true;
   pthread_mutex_unlock(&arena->mutex);
   ek__free(old);
+  ek__free(old_places);
   return EK_OK;
 }
 

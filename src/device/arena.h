@@ -31,6 +31,7 @@
 
 #include "backend/backend.h"
 #include "core/process.h"
+#include "device/holder.h"
 
 struct ek_memory {
   struct ek__arena *arena;
@@ -49,8 +50,24 @@ struct ek_memory {
   bool watched, reported;
   uintptr_t whole; /* where the tensor that it was cut from would begin; 0: it was not cut */
   ek_memory_category category;
+  const struct ek__holder *holder; /* of a used block: the module that took it, or NULL; and in */
+  const char *function;            /* which of its functions, a literal, or NULL */
   bool used;
   atomic_int references;
+};
+
+/* What the recorder knows of an event beside what memory.h has: the block as it is after it, or,
+ * if it was given back, as it was before. */
+struct ek__event_place {
+  uint64_t offset, bytes, serial;
+  const struct ek__holder *holder;
+  const char *function;
+};
+
+/* Is told of a request that found no room, with nothing locked, before its caller is. */
+struct ek__when_full {
+  void (*call)(struct ek__when_full *self, const ek_device *device, ek_memory_category category,
+               uint64_t bytes);
 };
 
 struct ek__arena {
@@ -74,9 +91,13 @@ struct ek__arena {
   ek_status noted;              /* guard.h: what a free has found */
   char noted_words[512];
   ek_memory_event *events;
+  struct ek__event_place *places; /* of the events */
   size_t event_count, event_capacity, events_dropped;
   uint64_t event_start;
   bool recording;
+  uint64_t event_serial; /* requests before the recording */
+  struct ek__when_full *when_full; /* NULL: nobody is told. Changed while the group is at rest */
+  bool owns_when_full;             /* one arena of a group does, and frees it */
 };
 
 /* `capacity` is rounded down to whole units. */

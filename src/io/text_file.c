@@ -59,10 +59,10 @@ static void flush(struct ek__text_file *file) {
   file->used = 0;
 }
 
-static void put(struct ek__text_file *file, const char *text, size_t bytes) {
-  if (file->used + bytes > BUFFER) flush(file);
-  memcpy(file->buffer + file->used, text, bytes);
-  file->used += bytes;
+void ek__text_bytes(struct ek__text_file *file, const void *bytes, size_t count) {
+  if (file->used + count > BUFFER) flush(file);
+  memcpy(file->buffer + file->used, bytes, count);
+  file->used += count;
 }
 
 void ek__text_format(struct ek__text_file *file, const char *format, ...) {
@@ -71,12 +71,12 @@ void ek__text_format(struct ek__text_file *file, const char *format, ...) {
   va_start(arguments, format);
   const int length = vsnprintf(piece, sizeof piece, format, arguments);
   va_end(arguments);
-  if (length > 0) put(file, piece, (size_t)length < PIECE ? (size_t)length : PIECE - 1);
+  if (length > 0) ek__text_bytes(file, piece, (size_t)length < PIECE ? (size_t)length : PIECE - 1);
 }
 
-/* The length of the UTF-8 character of several bytes at `text`; 0: it is none. */
-static size_t character(const unsigned char *text) {
-  const unsigned char first = text[0];
+size_t ek__text_character(const char *string) {
+  const unsigned char *text = (const unsigned char *)string, first = text[0];
+  if (first < 0x80) return first == '\0' ? 0 : 1;
   const size_t length = first >= 0xc2 && first <= 0xdf   ? 2
                         : first >= 0xe0 && first <= 0xef ? 3
                         : first >= 0xf0 && first <= 0xf4 ? 4
@@ -91,25 +91,22 @@ static size_t character(const unsigned char *text) {
 }
 
 void ek__text_json(struct ek__text_file *file, const char *text) {
-  put(file, "\"", 1);
+  ek__text_bytes(file, "\"", 1);
   while (*text != '\0') {
     const unsigned char byte = (unsigned char)*text;
-    size_t length = 1;
+    const size_t length = ek__text_character(text);
     if (byte == '"' || byte == '\\') {
       ek__text_format(file, "\\%c", byte);
     } else if (byte < 0x20 || byte == 0x7f) {
       ek__text_format(file, "\\u%04x", byte);
-    } else if (byte < 0x80) {
-      put(file, text, 1);
-    } else if ((length = character((const unsigned char *)text)) > 0) {
-      put(file, text, length);
+    } else if (length > 0) {
+      ek__text_bytes(file, text, length);
     } else {
-      length = 1;
-      put(file, "\\ufffd", 6);
+      ek__text_bytes(file, "\\ufffd", 6);
     }
-    text += length;
+    text += length > 0 ? length : 1;
   }
-  put(file, "\"", 1);
+  ek__text_bytes(file, "\"", 1);
 }
 
 void ek__text_drop(struct ek__text_file *file) {

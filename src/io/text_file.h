@@ -6,6 +6,7 @@
 #define EK_TEXT_FILE_H
 
 #include <stdbool.h>
+#include <stddef.h>
 
 #include <evenkeel/export.h>
 #include <evenkeel/status.h>
@@ -19,6 +20,11 @@ void ek__text_format(struct ek__text_file *file, const char *format, ...) EK_PRI
 /* As a string of JSON, with its quotes; bytes that are not ASCII, and controls, as they must be:
  * what is not UTF-8 becomes U+FFFD. */
 void ek__text_json(struct ek__text_file *file, const char *text);
+
+/* So many bytes as they are, 64 KiB at most. */
+void ek__text_bytes(struct ek__text_file *file, const void *bytes, size_t count);
+/* The length of the character of UTF-8 at `text`; 0: it is none, or the end. */
+size_t ek__text_character(const char *text);
 
 /* Writes the rest, gives the file its name, and frees it; in an error the old file is as it was.
  * `sync`: it is on the disk then, else a power failure may take it. */

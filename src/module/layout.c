@@ -163,6 +163,7 @@ static ek_status walk(struct ek__layout *layout, struct ek__node *node, const ch
                       size_t unit) {
   char where[EK__PATH_SIZE];
   ek_declaration declaration = {layout, node, path, node->module->ops->kind, depth, unit};
+  node->holder = (struct ek__holder){layout, node->path, node->module->ops->kind};
   EK_TRY(ek__types_check(EK__TABLE_TYPES(node->module->ops), layout->type,
                          ek__node_path(where, node)));
   layout->collective = layout->collective || ek__is_collective(node->module);

@@ -19,6 +19,7 @@
 
 #include <evenkeel/module.h>
 
+#include "device/holder.h"
 #include "module/names.h"
 
 /*
@@ -59,6 +60,7 @@ struct ek__run {
 struct ek__node {
   ek_module *module;
   const char *path;      /* NULL for the root and what it wraps; the layout's names own it */
+  struct ek__holder holder; /* of what its module takes: the same path */
   struct ek__node *next; /* all nodes of a layout, the last walked first */
   /* Of the module when it was walked: arrays go by them. */
   size_t inputs, outputs, targets, terms, predictions;

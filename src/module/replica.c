@@ -125,6 +125,7 @@ void ek_replica_free(ek_replica *replica) {
   ek_tensor_free(&replica->gradients);
   ek_tensor_free(&replica->buffers);
   ek_tensor_free(&replica->parameters);
+  ek__holders_forget(replica->device, &replica->layout);
   ek__layout_close(&replica->layout);
   ek_module_free(replica->module);
   ek__free(replica);

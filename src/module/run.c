@@ -165,6 +165,21 @@ static struct ek__span *begin_span(const ek_pass *pass, const struct ek__node *n
   return span;
 }
 
+/* From now on what is taken is the module's. Gives what was before. */
+static struct ek__place begin_place(const ek_pass *pass, const struct ek__node *node,
+                                    const char *function) {
+  struct ek__place *here = ek__place_here();
+  const struct ek__place before = *here;
+  *here = (struct ek__place){ek_pass_device(pass), &node->holder, function};
+  return before;
+}
+
+/* The module on top does another's work. */
+static void move_place(const struct ek__node *from, const struct ek__node *to) {
+  struct ek__place *here = ek__place_here();
+  if (here->holder == &from->holder) here->holder = &to->holder;
+}
+
 /* What a function gives becomes the caller's when all of it is right: until then it lies here. */
 static ek_status run_forward(ek_pass *pass, const struct ek__node *node, const ek_tensor *inputs,
                              ek_tensor *outputs, const ek_child_options *options, bool predict) {
@@ -179,6 +194,7 @@ static ek_status run_forward(ek_pass *pass, const struct ek__node *node, const e
   const uint64_t errors = ek__error_number();
   const char *function = predict ? "predict" : frame.backward ? "forward again" : "forward";
   struct ek__span *span = begin_span(pass, node, function);
+  const struct ek__place place = begin_place(pass, node, function);
   ek_status status = borrow(pass, node, frame.backward ? EK__WAY_AGAIN : EK__WAY_FORWARD);
   if (status == EK_OK) {
     status = predict ? module->ops->predict(module, pass, inputs, given)
@@ -197,6 +213,7 @@ static ek_status run_forward(ek_pass *pass, const struct ek__node *node, const e
   }
   ek__recipe_close(pass, frame.recipe); /* it may have entered a child and not left it */
   ek__recipe_close(pass, recipe);
+  *ek__place_here() = place;
   ek__span_end(span);
   pass->frame = caller;
   return status;
@@ -237,6 +254,7 @@ static ek_status run_backward(ek_pass *pass, const struct ek__node *node,
   pass->frame = &frame;
   const uint64_t errors = ek__error_number();
   struct ek__span *span = begin_span(pass, node, "backward");
+  const struct ek__place place = begin_place(pass, node, "backward");
   ek_status status = borrow(pass, node, EK__WAY_BACKWARD);
   if (status == EK_OK) {
     status = module->ops->backward(module, pass, grad_outputs, wanted);
@@ -251,6 +269,7 @@ static ek_status run_backward(ek_pass *pass, const struct ek__node *node,
   }
   if (record != EK__NO_RECORD) ek__record_drop(pass, record);
   ek__recipe_close(pass, frame.recipe);
+  *ek__place_here() = place;
   ek__span_end(span);
   pass->frame = caller;
   return status;
@@ -330,6 +349,7 @@ ek_status ek_pass_child_enter_with(ek_pass *pass, size_t child, const ek_tensor 
   pass->frame->saving = saving;
   pass->frame->outer = pass->frame->node;
   pass->frame->node = node;
+  move_place(pass->frame->outer, node);
   return EK_OK;
 }
 
@@ -342,6 +362,7 @@ ek_status ek_pass_child_leave(ek_pass *pass) {
   EK__FAIL_IF(pass->frame->outer == NULL, EK_ERR_STATE,
               "ek_pass_child_leave: it has entered no child");
   give_back(pass, pass->frame->node);
+  move_place(pass->frame->node, pass->frame->outer);
   pass->frame->node = pass->frame->outer;
   pass->frame->outer = NULL;
   pass->frame->saving = pass->frame->outer_saving;

@@ -550,7 +550,7 @@ group_output() {
 
 # A trace of the measured steps: JSON, with all devices, and no more time in it than there was.
 group_trace() {
-  local command trace=$dir/trace.json steps=6
+  local command option trace=$dir/trace.json steps=6
   for command in memory step; do
     expect 0 $command "${small[@]}" --devices cpu:2 --modes sharded --steps $steps -o json --trace "$trace"
     same "an event" "$("$read_json" "$trace" traceEvents.1.args.name)" cpu:0
@@ -563,16 +563,32 @@ group_trace() {
       awk '{ sum += $1 } END { print sum * 1e-6 }') <= $steps * $(value runs.0.step_seconds.max)"
     rm "$trace"
   done
+  # Which module holds what, over a step or when memory ran out.
+  expect 0 step "${small[@]}" --devices cpu:2 --modes sharded --snapshot "$trace"
+  (($("$read_json" "$trace" 'device_traces.1#') > 50)) || complain "hardly an event in the snapshot"
+  grep -q '"filename":"blocks.0.attention.qkv","line":0,"name":"forward"' "$trace" || complain "no module in the snapshot"
+  ! grep -q '"action":"oom"' "$trace" || complain "memory ran out"
+  rm "$trace"
+  expect 5 memory "${small[@]}" --devices cpu:2@64KiB --modes sharded --snapshot "$trace"
+  says "out of memory"
+  grep -q '"action":"oom"' "$trace" || complain "no event of what found no room"
+  expect 0 memory "${small[@]}" --devices plan:2 --modes sharded --snapshot "$dir/as.pickle"
+  same "a pickle of protocol 2" "$(head -c 2 "$dir/as.pickle" | od -An -tx1)" " 80 02"
+  rm "$dir/as.pickle"
   expect 0 memory "${small[@]}" --devices plan:2 --modes sharded --trace "$trace"
   "$read_json" "$trace" traceEvents.0.args.version >/dev/null || complain "no JSON from plan"
   for line in "memory --devices cpu:2" "step --modes gather --devices cpu:1 --devices cpu:2" \
     "techniques --devices cpu:2"; do
-    expect 2 $line "${small[@]}" --trace "$trace"
-    says "--trace"
+    for option in --trace --snapshot; do
+      expect 2 $line "${small[@]}" $option "$trace"
+      says "$option"
+    done
   done
   for line in /dev/stdout "$dir" "$dir/none/trace"; do
-    expect 1 memory "${small[@]}" --devices cpu:2 --modes gather --trace "$line"
-    silent
+    for option in --trace --snapshot; do
+      expect 1 memory "${small[@]}" --devices cpu:2 --modes gather $option "$line"
+      silent
+    done
   done
   [[ $(ls "$dir") != *.new* ]] || complain "a file left behind"
 }

@@ -491,6 +491,18 @@ static ek_status shown_trace(struct scene *s) {
   return status;
 }
 
+static ek_status take_snapshots(ek_group *group) {
+#include "memory_snapshot_1.inc"
+  return EK_OK;
+}
+
+static ek_status shown_snapshot(struct scene *s) {
+  const ek_status status = take_snapshots(s->group);
+  ck_ok(ek_memory_snapshot_when_full(s->group, NULL));
+  (void)remove("now.pickle");
+  return status;
+}
+
 static ek_status watch_steps(ek_group *group) {
   ek_metrics *metrics = NULL;
   const ek_step_result result = {.step = 1};
@@ -667,6 +679,7 @@ static const struct {
               {"safetensors.h", shown_files, 0},
               {"checkpoint.h", shown_checkpoint, 0},
               {"trace.h", shown_trace, 0},
+              {"memory_snapshot.h", shown_snapshot, 0},
               {"metrics.h", shown_metrics, 0},
               {"with_criterion.h, criterion.h", shown_whole, 10},
               {"tensor.h", shown_tensors, 1}};
