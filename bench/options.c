@@ -209,7 +209,6 @@ static void read_modes(struct reading *reading, struct argp_state *state) {
   char bad[64];
   const char *text = reading->modes_text != NULL              ? reading->modes_text
                      : options->command == COMMAND_TECHNIQUES ? "sharded"
-                     : options->reproducible > 0              ? "gather,balanced,replicated,sharded"
                                                               : "all";
   if (!parse_modes(options->modes, &options->mode_count, text, bad)) {
     argp_error(state,

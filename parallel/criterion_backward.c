@@ -191,8 +191,8 @@ static ek_status backward_one(void *context, ek_device *device, size_t index) {
   if (ek__criterion_keeps_terms(self)) {
     EK_TRY(add_terms(job, ek_device_stream(device, EK_STREAM_COMPUTE), index));
   }
-  if (!ek__criterion_has_rows(self->seen, index)) return EK_OK;
   if (self->of_model) return ek_tensor_share(&job->gradients[0].parts[index], &own->scales);
+  if (!ek__criterion_has_rows(self->seen, index)) return EK_OK;
   ek_status status = EK_OK;
   if (self->reduction == EK_REDUCTION_NONE) {
     EK_TRY_GOTO(status, make_factors(&factors, job, device, index), cleanup);

@@ -51,10 +51,14 @@ static ek_status open_replica(void *context, ek_device *device, size_t index) {
   options.gradients = !ek__placement(model)->gradient_shares;
   options.initialize = ek_communicator_first_rank(model->communicator) + index == 0;
   const size_t bytes = model->options.bucket_bytes;
+  const bool shares = ek__placement(model)->parameter_shares;
+  /* The buckets of a reproducible model, and with them its norms, are the same in every mode. */
+  const bool units = shares || model->options.reproducible > 0;
   EK_TRY(ek__replica_open_units(&model->replicas[index], device, model->module, &options,
-                                !ek__placement(model)->parameter_shares ? 0
-                                : bytes == 0                            ? 1
-                                                                        : bytes));
+                                !units       ? 0
+                                : bytes == 0 ? 1
+                                             : bytes,
+                                !shares));
   const int64_t shape[] = {2};
   EK_TRY(ek_tensor_create(&model->totals[index], device, EK_MEMORY_LOSS, EK_F64, 1, shape));
   return ek_op_zero(ek_device_stream(device, EK_STREAM_COMPUTE), &model->totals[index]);
@@ -88,7 +92,7 @@ static ek_status open_parts(ek_data_parallel_model *model) {
   ek_group *group = model->group;
   EK_TRY(ek__new(&model->replicas, model->count, sizeof *model->replicas, memory_of));
   const size_t grains = model->options.reproducible;
-  model->pass_count = grains > 0 ? grains : model->count;
+  model->pass_count = model->count * (grains > 0 ? ek__grains_most(model) : 1);
   EK_TRY(ek__new(&model->passes, model->pass_count, sizeof *model->passes, memory_of));
   EK_TRY(ek__new(&model->totals, model->count, sizeof *model->totals, memory_of));
   for (size_t i = 0; i < model->module->outputs; i++) {

@@ -163,10 +163,11 @@ static ek_status sum_squares_of_leaves(const ek_data_parallel_optimizer *self, e
   const struct ek__optimizer_device *own = &self->devices[index];
   const ek_tensor *gradients = ek_replica_gradients(self->model->replicas[own->owner]);
   ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
+  const bool shares = ek__placement(self->model)->gradient_shares;
   for (size_t i = 0; i < own->norms.count; i++) {
     const struct ek__piece *leaf = &own->norms.list[i];
-    const int64_t count = leaf->last > leaf->first ? leaf->last - leaf->first : 0;
-    const ek_tensor part = ek__flat_range(gradients, leaf->first, count);
+    const ek_tensor part =
+        ek__flat_range(gradients, shares ? leaf->place : leaf->first, leaf->last - leaf->first);
     ek_tensor norm = ek__flat_range(&own->norm_leaves, own->first_leaf + (int64_t)i, 1);
     EK_TRY(ek_op_square_norm(stream, &norm, &part, 0.0));
   }

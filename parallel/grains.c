@@ -24,6 +24,15 @@ void ek__grains_of(size_t *first, size_t *last, const ek_data_parallel_model *mo
   if (*first > *last) *first = *last;
 }
 
+size_t ek__grains_most(const ek_data_parallel_model *model) {
+  return (model->options.reproducible + model->count - 1) / model->count;
+}
+
+size_t ek__grains_rounds(const ek_data_parallel_model *model, size_t used) {
+  const size_t most = ek__grains_most(model); /* of device 0 */
+  return used < most ? used : most;
+}
+
 struct ek__grain ek__grain_at(const ek_data_parallel_model *model, size_t number, int64_t samples) {
   const size_t grains = model->options.reproducible;
   const int64_t first = ek__even_begin(samples, number, grains);
@@ -82,18 +91,17 @@ size_t ek__fold_most(size_t first, size_t last, size_t leaves) {
   return most;
 }
 
-ek_status ek__fold_rows(ek_stream *stream, const ek_tensor *rows, int64_t stride, int64_t first,
-                        int64_t last, const struct ek__block *blocks, size_t count, size_t leaves) {
+ek_status ek__fold_rows(ek_stream *stream, const struct ek__row *rows, size_t count, int64_t width,
+                        size_t leaves) {
   struct ek__fold fold = {.leaves = leaves};
-  size_t row_of[EK__FOLD_DEPTH]; /* of each block that is held */
-  for (size_t row = 0; row < count && first < last; row++) {
-    size_t depth = fold.depth;
-    size_t sums = ek__fold_push(&fold, blocks[row]);
-    row_of[depth] = row;
-    for (; sums > 0; sums--, depth--) {
-      const int64_t below = (int64_t)row_of[depth - 1], top = (int64_t)row_of[depth];
-      ek_tensor sum = ek__flat_range(rows, below * stride + first, last - first);
-      const ek_tensor added = ek__flat_range(rows, top * stride + first, last - first);
+  const struct ek__row *held[EK__FOLD_DEPTH];
+  for (size_t i = 0; i < count; i++) {
+    size_t top = fold.depth;
+    size_t sums = ek__fold_push(&fold, rows[i].block);
+    held[top] = &rows[i];
+    for (; sums > 0; sums--, top--) {
+      ek_tensor sum = ek__flat_range(held[top - 1]->flat, held[top - 1]->first, width);
+      const ek_tensor added = ek__flat_range(held[top]->flat, held[top]->first, width);
       EK_TRY(ek_op_add(stream, &sum, &sum, &added));
     }
   }
@@ -101,11 +109,22 @@ ek_status ek__fold_rows(ek_stream *stream, const ek_tensor *rows, int64_t stride
 }
 
 ek_status ek__fold_leaves(ek_stream *stream, const ek_tensor *rows, int64_t stride, size_t leaves) {
-  struct ek__block blocks[EK__MAX_GRAINS];
+  struct ek__row row[EK__MAX_GRAINS];
   ek_tensor sum = ek__flat_range(rows, 0, stride);
-  for (size_t i = 0; i < leaves; i++) blocks[i] = (struct ek__block){0, i};
+  for (size_t i = 0; i < leaves; i++) {
+    row[i] = (struct ek__row){{0, i}, rows, (int64_t)i * stride};
+  }
   return leaves == 0 ? ek_op_zero(stream, &sum)
-                     : ek__fold_rows(stream, rows, stride, 0, stride, blocks, leaves, leaves);
+                     : ek__fold_rows(stream, row, leaves, stride, leaves);
+}
+
+struct ek__fold ek__grains_blocks(const ek_data_parallel_model *model, size_t index,
+                                  size_t grains) {
+  struct ek__fold fold = {.leaves = grains};
+  size_t first = 0, last = 0;
+  ek__grains_of(&first, &last, model, index, grains);
+  for (; first < last; first++) (void)ek__fold_push(&fold, (struct ek__block){0, first});
+  return fold;
 }
 
 /* ---- rows of a grain ---- */

@@ -11,8 +11,9 @@
  * (l - 1, 2 i + 1), or the first of them alone if the other has no leaves. The sum of all is the
  * block that has all leaves. For n leaves that is a cut at the largest power of two below n.
  *
- * Files: grains.c has the cut, the tree and the views; grains_forward.c and grains_backward.c run
- * the grains of a device; grains_sum.c adds over devices.
+ * Files: grains.c has the cut, the tree and the views; grains_memory.c what is held;
+ * grains_forward.c and grains_backward.c run the grains of a device; grains_sum.c adds over devices,
+ * grains_shares.c where gradients are shares.
  */
 #ifndef EK_GRAINS_H
 #define EK_GRAINS_H
@@ -34,6 +35,15 @@ static inline size_t ek__grains_used(const ek_data_parallel_model *model, int64_
 /* Those of device `index` that have samples: first .. last - 1. */
 void ek__grains_of(size_t *first, size_t *last, const ek_data_parallel_model *model, size_t index,
                    size_t used);
+
+/*
+ * Devices run their grains in *rounds*: number `round` of each. `most`: what a device has at most, and
+ * rounds that there are at most; `rounds`: those of a batch. The passes of device `index` are in the
+ * model's from `index` x `most` on. Where parameters are shares every device runs in every round, one
+ * that has no grain for it with no rows, because it meets the others in collectives.
+ */
+size_t ek__grains_most(const ek_data_parallel_model *model);
+size_t ek__grains_rounds(const ek_data_parallel_model *model, size_t used);
 
 /* A grain, and its samples among those of the batch. */
 struct ek__grain {
@@ -67,14 +77,23 @@ size_t ek__fold_push(struct ek__fold *fold, struct ek__block block);
 /* Most blocks that a fold over leaves first .. last - 1 of `leaves` holds. */
 size_t ek__fold_most(size_t first, size_t last, size_t leaves);
 
-/*
- * Adds up `count` rows of f32 or f64, which are these blocks of the tree with `leaves` leaves, and
- * which lie `stride` elements apart in `rows`: elements first .. last - 1 of row 0 become the sum.
- */
-ek_status ek__fold_rows(ek_stream *stream, const ek_tensor *rows, int64_t stride, int64_t first,
-                        int64_t last, const struct ek__block *blocks, size_t count, size_t leaves);
+/* The blocks that device `index` is left with, of a batch with so many grains. */
+struct ek__fold ek__grains_blocks(const ek_data_parallel_model *model, size_t index, size_t grains);
 
-/* The same of rows that are the leaves themselves; 0 leaves: row 0 becomes zeros. */
+/* A block's numbers, from element `first` on of a flat tensor. */
+struct ek__row {
+  struct ek__block block;
+  const ek_tensor *flat;
+  int64_t first;
+};
+
+/* Adds up `count` rows of `width` numbers, blocks of the tree with `leaves` leaves side by side: row 0
+ * becomes the sum, and the others something. */
+ek_status ek__fold_rows(ek_stream *stream, const struct ek__row *rows, size_t count, int64_t width,
+                        size_t leaves);
+
+/* The same of rows that are the leaves themselves, `stride` elements each; 0 leaves: row 0 becomes
+ * zeros. */
 ek_status ek__fold_leaves(ek_stream *stream, const ek_tensor *rows, int64_t stride, size_t leaves);
 
 /* ---- rows of a grain ---- */
@@ -122,12 +141,22 @@ ek_status ek__grains_backward(ek_data_parallel_model *model, ek_device *device, 
 /* The same of a device's gradients that grains_backward.c has left: grains_sum.c. */
 ek_status ek__grains_reduce(ek_data_parallel_model *model, ek_device *device, size_t index,
                             bool more);
+/*
+ * Where gradients are shares, grains_shares.c: a backward begins, and with it round 0; a bucket of the
+ * round is complete on this device (`whole` may not exist where it has no grain in it), and its share
+ * is added up; the round is over.
+ */
+ek_status ek__grains_begin(ek_data_parallel_model *model, ek_device *device, size_t index);
+ek_status ek__grains_take(ek_data_parallel_model *model, ek_device *device, size_t index,
+                          size_t bucket, const ek_tensor *whole);
+void ek__grains_end_round(const ek_data_parallel_model *model, size_t index);
 /* The gradients of the step are those of the micro-batches so far. */
 ek_status ek__grains_take_earlier(ek_data_parallel_model *model, size_t index);
 
 /* ---- memory ---- */
 
-/* What sums take; the model's replicas and reducer are there. Freed by ek__grains_close(). */
+/* grains_memory.c: what sums take; the model's replicas and reducer are there. Freed by
+ * ek__grains_close(). */
 ek_status ek__grains_open(ek_data_parallel_model *model);
 void ek__grains_close(ek_data_parallel_model *model);
 ek_status ek__grains_check_open(const ek_data_parallel_model_options *options,

@@ -16,6 +16,8 @@
 
 #include "core/error.h"
 #include "grains.h"
+#include "keeper.h"
+#include "module/pass_internal.h"
 
 struct job {
   ek_data_parallel_model *model;
@@ -75,10 +77,16 @@ static ek_status share_buffers(const struct buffers *buffers, const struct job *
 
 /* ---- a grain ---- */
 
+static ek_status tell_reducer(void *context, ek_pass *pass, size_t parameter) {
+  const ek_data_parallel_model *model = context;
+  return ek_reducer_complete(model->reducer, ek_pass_device(pass), parameter);
+}
+
 static ek_status open_pass(ek_pass **pass, const struct job *job, size_t index,
                            const struct ek__grain *grain) {
   const ek_data_parallel_model *model = job->model;
   const ek_forward_options *options = job->call->options;
+  const bool shares = ek__placement(model)->gradient_shares;
   ek_pass_options o = EK_PASS_OPTIONS_INIT;
   o.gradient = options->gradient;
   o.training = options->training;
@@ -86,7 +94,10 @@ static ek_status open_pass(ek_pass **pass, const struct job *job, size_t index,
   o.step = (uint32_t)model->step;
   o.first_sample = model->step_samples + options->first_sample + grain->first;
   o.samples = grain->count;
-  return ek_pass_open(pass, model->replicas[index], &o);
+  o.complete = shares ? tell_reducer : NULL;
+  o.context = job->model;
+  return ek__pass_open(pass, model->replicas[index], &o,
+                       shares ? &model->keepers[index]->lender : NULL);
 }
 
 /* Its rows of every input. */
@@ -99,6 +110,13 @@ static ek_status take_rows(ek_tensor *inputs, const struct job *job, size_t inde
     EK_TRY(ek_tensor_wait(part));
     if (call->inputs[i].broadcast) {
       EK_TRY(ek_tensor_share(&inputs[i], part));
+      continue;
+    }
+    if (grain->count == 0) {
+      ek_tensor none = *part;
+      none.shape[0] = 0;
+      EK_TRY(ek_tensor_create(&inputs[i], part->device, EK_MEMORY_INPUTS, none.type, none.rank,
+                              none.shape));
       continue;
     }
     const int64_t rows = part->shape[0] / (samples[index + 1] - samples[index]);
@@ -121,19 +139,35 @@ static ek_status append_totals(ek_tensor *whole, ek_tensor *part, size_t row, si
   return EK_OK;
 }
 
-static ek_status run_grain(const struct job *job, size_t index, size_t first, size_t last,
-                           size_t number) {
-  ek_data_parallel_model *model = job->model;
+/* The grains of a device: first .. last - 1. */
+struct run {
+  size_t index, first, last;
+};
+
+/* A grain without samples leaves nothing behind but its pass. */
+static ek_status keep_outputs(const struct job *job, const struct run *run,
+                              const struct ek__grain *grain, ek_tensor *outputs) {
+  const int64_t *samples = job->call->lead->samples;
+  const struct ek__grain_place place = {grain->first - samples[run->index], grain->count,
+                                        samples[run->index + 1] - samples[run->index]};
+  const bool totals = job->model->module->terms > 0 && !job->call->predict;
+  for (size_t i = 0; i < job->call->output_count && grain->count > 0; i++) {
+    ek_tensor *whole = &job->outputs[i].parts[run->index];
+    EK_TRY(totals ? append_totals(whole, &outputs[i], grain->number - run->first,
+                                  run->last - run->first)
+                  : ek__grain_append(whole, &outputs[i], &place, EK_MEMORY_OUTPUTS));
+  }
+  return EK_OK;
+}
+
+static ek_status run_grain(const struct job *job, const struct run *run, size_t round,
+                           const struct ek__grain *grain) {
   const struct ek__grain_call *call = job->call;
-  const int64_t *samples = call->lead->samples;
-  const struct ek__grain grain = ek__grain_at(model, number, job->samples);
-  const struct ek__grain_place place = {grain.first - samples[index], grain.count,
-                                        samples[index + 1] - samples[index]};
-  ek_pass **pass = &model->passes[number];
+  ek_pass **pass = &job->model->passes[run->index * ek__grains_most(job->model) + round];
   ek_tensor inputs[EK_MAX_INPUTS] = {{0}}, outputs[EK_MAX_TENSORS] = {{0}};
   ek_status status = EK_OK;
-  EK_TRY_GOTO(status, take_rows(inputs, job, index, &grain), cleanup);
-  EK_TRY_GOTO(status, open_pass(pass, job, index, &grain), cleanup);
+  EK_TRY_GOTO(status, take_rows(inputs, job, run->index, grain), cleanup);
+  EK_TRY_GOTO(status, open_pass(pass, job, run->index, grain), cleanup);
   EK_TRY_GOTO(status,
               (call->predict ? ek_pass_run_predict : ek_pass_run_forward)(outputs, *pass, inputs),
               cleanup);
@@ -141,33 +175,39 @@ static ek_status run_grain(const struct job *job, size_t index, size_t first, si
     ek_pass_free(*pass);
     *pass = NULL;
   }
-  for (size_t i = 0; i < call->output_count; i++) {
-    ek_tensor *whole = &job->outputs[i].parts[index];
-    const bool totals = model->module->terms > 0 && !call->predict;
-    EK_TRY_GOTO(status,
-                totals ? append_totals(whole, &outputs[i], number - first, last - first)
-                       : ek__grain_append(whole, &outputs[i], &place, EK_MEMORY_OUTPUTS),
-                cleanup);
-  }
+  status = keep_outputs(job, run, grain, outputs);
 cleanup:
   for (size_t i = 0; i < call->output_count; i++) ek_tensor_free(&outputs[i]);
   for (size_t i = 0; i < call->input_count; i++) ek_tensor_free(&inputs[i]);
   return status;
 }
 
+static ek_status run_grains(struct buffers *buffers, const struct job *job, size_t index) {
+  const size_t used = ek__grains_used(job->model, job->samples);
+  struct run run = {index, 0, 0};
+  ek__grains_of(&run.first, &run.last, job->model, index, used);
+  const size_t rounds = ek__placement(job->model)->parameter_shares
+                            ? ek__grains_rounds(job->model, used)
+                            : run.last - run.first;
+  for (size_t round = 0; round < rounds; round++) {
+    const size_t number = run.first + round;
+    const struct ek__grain none = {SIZE_MAX, job->call->lead->samples[index], 0};
+    const struct ek__grain grain =
+        number < run.last ? ek__grain_at(job->model, number, job->samples) : none;
+    const ek_status status = run_grain(job, &run, round, &grain);
+    const ek_status kept = after_grain(buffers, job, index, grain.number);
+    EK_TRY(status);
+    EK_TRY(kept);
+  }
+  return EK_OK;
+}
+
 static ek_status forward_one(void *context, ek_device *device, size_t index) {
   const struct job *job = context;
   struct buffers buffers = {{0}, {0}};
-  size_t first = 0, last = 0;
   ek_status status = EK_OK;
-  ek__grains_of(&first, &last, job->model, index, ek__grains_used(job->model, job->samples));
   EK_TRY_GOTO(status, begin_buffers(&buffers, job, index), cleanup);
-  for (size_t grain = first; grain < last; grain++) {
-    status = run_grain(job, index, first, last, grain);
-    const ek_status kept = after_grain(&buffers, job, index, grain);
-    if (status == EK_OK) status = kept;
-    if (status != EK_OK) goto cleanup;
-  }
+  EK_TRY_GOTO(status, run_grains(&buffers, job, index), cleanup);
   EK_TRY_GOTO(status, share_buffers(&buffers, job, device, index), cleanup);
 cleanup:
   ek_tensor_free(&buffers.before);

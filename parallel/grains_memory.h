@@ -4,6 +4,7 @@
 #ifndef EK_GRAINS_MEMORY_H
 #define EK_GRAINS_MEMORY_H
 
+#include "buckets.h"
 #include "grains.h"
 
 struct ek__grain_memory {
@@ -13,6 +14,16 @@ struct ek__grain_memory {
   ek_tensor exchange; /* the blocks of all devices, `chunk` elements of each; one device: none */
   int64_t chunk;
   int64_t *offsets; /* scratch of an all-gather: one more than there are devices */
+
+  /* Where gradients are shares, the device's share of the blocks of every device: */
+  struct ek__grain_run {
+    size_t first, last;   /* the grains of that device in this backward */
+    struct ek__fold fold; /* of those whose rounds are over */
+    size_t begin;         /* its first slot */
+  } * runs;               /* per device */
+  ek_tensor slots;        /* as long as the share each */
+  size_t round, rounds;
+  const struct ek__buckets *cut; /* a loan of the reducer */
 };
 
 ek_status ek__grains_zeros(ek_tensor *flat, ek_device *device, int64_t count, ek_type type,

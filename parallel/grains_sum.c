@@ -13,106 +13,9 @@
 #include <evenkeel/communicator.h>
 #include <evenkeel/elementwise.h>
 
-#include "core/alloc.h"
 #include "core/error.h"
 #include "grains_memory.h"
 #include "module/replica_internal.h"
-
-/* ---- memory ---- */
-
-ek_status ek__grains_check_open(const ek_data_parallel_model_options *options,
-                                const ek_group *group) {
-  const size_t grains = options->reproducible;
-  if (grains == 0) return EK_OK;
-  EK__FAIL_IF(grains < ek_group_size(group) || grains > EK__MAX_GRAINS, EK_ERR_INVALID_ARGUMENT,
-              "ek_data_parallel_model_open: reproducible is %zu, expected at least the %zu devices "
-              "and at most %d",
-              grains, ek_group_size(group), EK__MAX_GRAINS);
-  EK__FAIL_IF(options->state > EK_STATE_SHARDED, EK_ERR_UNSUPPORTED,
-              "ek_data_parallel_model_open: reproducible with gradients or parameters in shards is "
-              "not yet implemented");
-  EK__FAIL_IF(ek__group_world_size(group) != ek_group_size(group), EK_ERR_UNSUPPORTED,
-              "ek_data_parallel_model_open: reproducible over several processes is not yet "
-              "implemented");
-  if (ek_group_is_deterministic(group)) return EK_OK;
-  return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                      "ek_data_parallel_model_open: a reproducible model needs a group that was "
-                      "opened with ek_group_options.deterministic");
-}
-
-/* The blocks that device `index` is left with, of so many grains. */
-static struct ek__fold blocks_of_device(const ek_data_parallel_model *model, size_t index,
-                                        size_t grains) {
-  struct ek__fold fold = {.leaves = grains};
-  size_t first = 0, last = 0;
-  ek__grains_of(&first, &last, model, index, grains);
-  for (; first < last; first++) (void)ek__fold_push(&fold, (struct ek__block){0, first});
-  return fold;
-}
-
-/* Blocks that the devices together may be left with. */
-static size_t most_blocks(const ek_data_parallel_model *model) {
-  size_t most = 0;
-  for (size_t used = 1; used <= model->options.reproducible; used++) {
-    size_t blocks = 0;
-    for (size_t k = 0; k < model->count; k++) blocks += blocks_of_device(model, k, used).depth;
-    if (blocks > most) most = blocks;
-  }
-  return most;
-}
-
-ek_status ek__grains_zeros(ek_tensor *flat, ek_device *device, int64_t count, ek_type type,
-                           ek_memory_category category) {
-  EK_TRY(ek_tensor_create(flat, device, category, type, 1, &count));
-  return ek_op_zero(ek_device_stream(device, EK_STREAM_COMPUTE), flat);
-}
-
-/* The least chunk: a collective costs some microseconds whatever it moves. */
-enum { LEAST_CHUNK = 4096 };
-
-static ek_status open_one(void *context, ek_device *device, size_t index) {
-  ek_data_parallel_model *model = context;
-  struct ek__grain_memory *own = &model->grain_memory[index];
-  const ek_type type = model->options.type;
-  const int64_t count = ek_tensor_count(ek_replica_gradients(model->replicas[index]));
-  const size_t grains = model->options.reproducible;
-  size_t first = 0, last = 0;
-  ek__grains_of(&first, &last, model, index, grains);
-  for (size_t i = 1; i < ek__fold_most(first, last, grains); i++) {
-    EK_TRY(ek__grains_zeros(&own->blocks[i], device, count, type, EK_MEMORY_GRADIENTS));
-  }
-  if (model->count == 1) return EK_OK;
-  EK_TRY(ek__new(&own->offsets, model->count + 1, sizeof *own->offsets, "a reproducible model"));
-  const size_t blocks = most_blocks(model);
-  own->chunk = (int64_t)(model->options.bucket_bytes / ek_type_size(type) / blocks / 16 * 16);
-  if (own->chunk < LEAST_CHUNK) own->chunk = LEAST_CHUNK;
-  if (own->chunk > count) own->chunk = count;
-  return ek__grains_zeros(&own->exchange, device, (int64_t)blocks * own->chunk, type,
-                          EK_MEMORY_COMMUNICATION);
-}
-
-ek_status ek__grains_open(ek_data_parallel_model *model) {
-  EK__FAIL_IF(model->replicas[0]->layout.collective, EK_ERR_UNSUPPORTED,
-              "ek_data_parallel_model_open: %s has collectives of its own, which the grains of a "
-              "reproducible model do not meet",
-              model->module->ops->kind);
-  EK_TRY(ek__new(&model->grain_memory, model->count, sizeof *model->grain_memory,
-                 "a reproducible model"));
-  return ek_group_apply(model->group, open_one, model);
-}
-
-void ek__grains_close(ek_data_parallel_model *model) {
-  for (size_t k = 0; k < model->count && model->grain_memory != NULL; k++) {
-    struct ek__grain_memory *own = &model->grain_memory[k];
-    for (size_t i = 0; i < EK__FOLD_DEPTH; i++) ek_tensor_free(&own->blocks[i]);
-    ek_tensor_free(&own->earlier);
-    ek_tensor_free(&own->exchange);
-    ek__free(own->offsets);
-  }
-  ek__free(model->grain_memory);
-}
-
-/* ---- sums ---- */
 
 /* All blocks, device by device; device k has those from begins[k] on. */
 struct everybody {
@@ -125,7 +28,7 @@ static void list_blocks(struct everybody *all, const ek_data_parallel_model *mod
   all->leaves = ek__grains_used(model, model->forward_samples);
   all->count = 0;
   for (size_t k = 0; k < model->count; k++) {
-    const struct ek__fold fold = blocks_of_device(model, k, all->leaves);
+    const struct ek__fold fold = ek__grains_blocks(model, k, all->leaves);
     all->begins[k] = all->count;
     for (size_t i = 0; i < fold.depth; i++) all->blocks[all->count++] = fold.blocks[i];
   }
@@ -183,8 +86,12 @@ static ek_status sum_gathered(const struct sum *sum, int64_t begin, int64_t end,
   if (first < begin) first = begin;
   if (last > end) last = end;
   if (first >= last) return EK_OK;
-  EK_TRY(ek__fold_rows(stream, &sum->own->exchange, end - begin, first - begin, last - begin,
-                       all->blocks, all->count, all->leaves));
+  struct ek__row rows[EK__MAX_GRAINS];
+  for (size_t i = 0; i < all->count; i++) {
+    rows[i] = (struct ek__row){all->blocks[i], &sum->own->exchange,
+                               (int64_t)i * (end - begin) + first - begin};
+  }
+  EK_TRY(ek__fold_rows(stream, rows, all->count, last - first, all->leaves));
   const ek_tensor row = ek__flat_range(&sum->own->exchange, first - begin, last - first);
   return add_up(sum, &row, first, last);
 }

@@ -15,6 +15,7 @@
 #include "core/alloc.h"
 #include "core/error.h"
 #include "device/communicator_internal.h"
+#include "grains.h"
 #include "module/replica_internal.h"
 
 static ek_status lend_gradient(ek_tensor *gradient, struct ek__lender *lender, size_t parameter);
@@ -62,10 +63,13 @@ static ek_stream *stream_of(const struct ek__keeper *keeper) {
 static ek_status clear_gaps(const struct ek__keeper *keeper, size_t number) {
   const struct ek__layout *layout = &keeper->replica->layout;
   const int64_t first = keeper->cut->list[number].first;
-  for (size_t i = 0; i < layout->parameter_count; i++) {
-    const struct ek__parameter *p = &layout->parameters[i];
-    const int64_t gap = -p->count & (EK__FLAT_ALIGNMENT - 1);
-    if (gap == 0 || keeper->cut->of[i] != number) continue;
+  for (size_t i = 0; i < layout->order_count; i++) {
+    const struct ek__parameter *p = &layout->parameters[layout->order[i]];
+    const int64_t end = i + 1 < layout->order_count
+                            ? layout->parameters[layout->order[i + 1]].offset
+                            : layout->flat_count;
+    const int64_t gap = end - (p->offset + p->count);
+    if (gap == 0 || keeper->cut->of[layout->order[i]] != number) continue;
     ek_tensor range =
         ek__flat_range(&keeper->gradients[number].whole, p->offset + p->count - first, gap);
     EK_TRY(ek_op_zero(stream_of(keeper), &range));
@@ -108,6 +112,12 @@ void ek__keeper_start(struct ek__keeper *keeper) { keeper->settled = 0; }
 ek_status ek__keeper_reduce(struct ek__keeper *keeper, size_t bucket) {
   ek_communicator *communicator = keeper->model->communicator;
   struct ek__lent *lent = &keeper->gradients[bucket];
+  if (keeper->model->options.reproducible > 0) {
+    keeper->settled = bucket + 1;
+    EK_TRY(ek__grains_take(keeper->model, keeper->device, keeper->rank, bucket, &lent->whole));
+    ek_tensor_free(&lent->whole);
+    return EK_OK;
+  }
   if (!ek_tensor_exists(&lent->whole)) EK_TRY(take(keeper, bucket, true));
   EK_TRY(ek_communicator_reduce_scatter(communicator, keeper->device, &lent->whole,
                                         keeper->cut->list[bucket].offsets));

@@ -4,7 +4,8 @@
  * The flat gradients are cut into the buckets of the reducer, and each bucket into one share per
  * rank. A device holds its shares, end to end, for good. A whole bucket exists from the first use of
  * one of its gradients until its sum over the devices has ended: then the device's share of that sum
- * is added to its shares of the step, and the memory goes back.
+ * is added to its shares of the step, and the memory goes back. In a reproducible model a bucket is
+ * one of a grain, and goes to the sums of grains (grains_shares.c).
  *
  * Parameters may be cut alike (mode fully-sharded): a bucket is then a *unit*, and the whole of it is
  * gathered for the nodes that need it.

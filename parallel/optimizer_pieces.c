@@ -85,6 +85,23 @@ static ek_status make_pieces(struct ek__pieces *pieces, const ek_data_parallel_o
   return EK_OK;
 }
 
+/* Where the frozen parameters of a unit end, which come first in it, and have no norm. */
+static int64_t first_live(const struct ek__layout *layout, int64_t first, int64_t last) {
+  size_t low = 0, high = layout->run_count; /* the run that has `first` lies between them */
+  while (low + 1 < high) {
+    const size_t middle = low + (high - low) / 2;
+    if (layout->runs[middle].first <= first) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  if (layout->runs[low].group != EK__GROUP_FROZEN) return first;
+  return low + 1 < layout->run_count && layout->runs[low + 1].first < last
+             ? layout->runs[low + 1].first
+             : last;
+}
+
 /* A reproducible model: whole parts of buckets, whose sums of squares are then the same for any
  * number of workers. */
 static ek_status make_leaves(struct ek__optimizer_device *own,
@@ -92,7 +109,6 @@ static ek_status make_leaves(struct ek__optimizer_device *own,
   const ek_data_parallel_model *model = self->model;
   const size_t grains = model->options.reproducible;
   const size_t buckets = ek_reducer_bucket_count(model->reducer);
-  const int64_t begin = model->replicas[0]->layout.groups[EK__GROUP_NO_DECAY];
   const bool alone = model->options.state == EK_STATE_MASTER && !self->helpers;
   const size_t workers = alone ? 1 : model->count;
   if (index >= workers) {
@@ -107,9 +123,11 @@ static ek_status make_leaves(struct ek__optimizer_device *own,
   for (size_t i = first * buckets; i < last * buckets; i++) {
     struct ek__piece *leaf = &own->norms.list[own->norms.count++];
     const struct ek__bucket *b = &ek__reducer_buckets(model->reducer)->list[i % buckets];
+    const int64_t begin = first_live(&model->replicas[0]->layout, b->first, b->last);
     leaf->first = b->first + ek__part_begin(b->last - b->first, i / buckets, grains);
     leaf->last = b->first + ek__part_begin(b->last - b->first, i / buckets + 1, grains);
-    if (leaf->first < begin) leaf->first = begin; /* frozen parameters have no norm */
+    if (leaf->first < begin) leaf->first = begin < leaf->last ? begin : leaf->last;
+    leaf->place = b->places[index] + leaf->first - b->first - b->offsets[index];
   }
   return EK_OK;
 }

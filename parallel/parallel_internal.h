@@ -49,8 +49,9 @@ struct ek_data_parallel_model {
   ek_reducer *reducer;
   struct ek__keeper **keepers; /* one per device; NULL where replicas hold everything whole */
   struct ek_data_parallel_criterion *criteria; /* those that are open for it */
-  ek_pass **passes;  /* of a forward whose backward has not come: one for each device, or grain */
-  size_t pass_count; /* devices, or grains */
+  ek_pass **passes;  /* of a forward whose backward has not come: one for each device, or as many
+                      * as one may have grains (grains.h) */
+  size_t pass_count; /* of all devices */
   struct ek__grain_memory *grain_memory; /* of each device, if it is reproducible: grains.h */
   ek_shards part_shapes[EK_MAX_TENSORS]; /* where the rows of the last forward's outputs lie */
   uint64_t last_forward;                 /* number of the last forward; its outputs carry it */

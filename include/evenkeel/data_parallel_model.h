@@ -80,19 +80,19 @@ typedef struct ek_data_parallel_model_options {
   uint64_t broadcast_inputs; /* bit i: input i goes whole to every device */
   size_t bucket_bytes;       /* of the gradient reduction, and of units that nobody has marked */
   /*
-   * Not 0: the same bits for any number of devices from 1 to this many (256 at most), in the modes
-   * gather, balanced, replicated and sharded. The batch of every forward is cut into so many
-   * *grains*, whose sizes differ by at most one, larger first; each is computed by itself, and what
-   * is added over samples is added over the grains along one fixed tree (docs/numerics.md). Models
-   * that are to agree have the same `reproducible`, bucket_bytes, seed and type, micro-batches of
-   * the same sizes, and devices of one kind. The group is opened with
-   * ek_group_options.deterministic. It costs memory for partial sums (docs/memory.md) and speed.
+   * Not 0: the same bits for any number of devices from 1 to this many (256 at most), in every
+   * mode. The batch of every forward is cut into so many *grains*, whose sizes differ by at most
+   * one, larger first; each is computed by itself, and what is added over samples is added over the
+   * grains along one fixed tree (docs/numerics.md). Models that are to agree have the same
+   * `reproducible`, bucket_bytes, seed and type, micro-batches of the same sizes, and devices of one
+   * kind. The group is opened with ek_group_options.deterministic. It costs memory for partial sums
+   * (docs/memory.md) and speed.
    *
    * A forward leaves scattering to the model; shards that were cut before are cut with
    * EK_SCATTER_GRAINS. A module sees the rows of one grain at a time, so what it computes of all rows
    * (batch statistics) is of a grain; buffers that it writes are those of grain 0. Gradients are not
-   * computed in a forward. EK_ERR_UNSUPPORTED for modules with collectives, for parameters
-   * or gradients in shares, and for several processes.
+   * computed in a forward. EK_ERR_UNSUPPORTED for modules with collectives, whose sums over all
+   * devices a grain that runs before the others cannot have, and for several processes.
    */
   size_t reproducible;
 } ek_data_parallel_model_options;

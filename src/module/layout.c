@@ -331,19 +331,21 @@ static ek_status number_stops(struct ek__layout *layout, struct ek__node *node) 
   return EK_OK;
 }
 
-static ek_status place_at(struct ek__parameter *parameter, int64_t *end) {
-  uint64_t padded = 0;
-  parameter->offset = *end;
-  if (ek__round_up(&padded, (uint64_t)parameter->count, EK__FLAT_ALIGNMENT) &&
-      ek__add(end, *end, (int64_t)padded) && *end <= INT64_MAX / 16) {
+/* At the next multiple of `alignment`. */
+static ek_status place_at(struct ek__parameter *parameter, int64_t *end, uint64_t alignment) {
+  uint64_t begin = 0, padded = 0;
+  if (ek__round_up(&begin, (uint64_t)*end, alignment) &&
+      ek__round_up(&padded, (uint64_t)parameter->count, EK__FLAT_ALIGNMENT) &&
+      ek__add(end, (int64_t)begin, (int64_t)padded) && *end <= INT64_MAX / 16) {
+    parameter->offset = (int64_t)begin;
     return EK_OK;
   }
   return ek_error_set(EK_ERR_OVERFLOW, "the model's parameters do not fit in 63 bits");
 }
 
-static void add_run(struct ek__layout *layout, enum ek__group group) {
+static void add_run(struct ek__layout *layout, int64_t first, enum ek__group group) {
   if (layout->run_count > 0 && layout->runs[layout->run_count - 1].group == group) return;
-  layout->runs[layout->run_count++] = (struct ek__run){layout->flat_count, group};
+  layout->runs[layout->run_count++] = (struct ek__run){first, group};
 }
 
 /* Sorts parameters by unit, then by group, and keeps their order otherwise: `count` buckets of each
@@ -390,18 +392,20 @@ static ek_status place(struct ek__layout *layout) {
     for (; next < layout->order_count; next++) {
       struct ek__parameter *p = &layout->parameters[layout->order[next]];
       if (ek__group_of(p->no_decay, p->frozen) != group) break;
-      add_run(layout, group);
-      EK_TRY(place_at(p, &layout->flat_count));
+      add_run(layout, layout->flat_count, group);
+      EK_TRY(place_at(p, &layout->flat_count, EK__FLAT_ALIGNMENT));
     }
   }
-  for (; next < layout->order_count; next++) {
+  for (size_t unit = EK__NO_UNIT; next < layout->order_count; next++) {
     struct ek__parameter *p = &layout->parameters[layout->order[next]];
-    add_run(layout, ek__group_of(p->no_decay, p->frozen));
-    EK_TRY(place_at(p, &layout->flat_count));
+    EK_TRY(place_at(p, &layout->flat_count,
+                    p->unit == unit ? EK__FLAT_ALIGNMENT : EK__UNIT_ALIGNMENT));
+    add_run(layout, p->offset, ek__group_of(p->no_decay, p->frozen));
+    unit = p->unit;
   }
   for (size_t i = 0; i < layout->parameter_count; i++) {
     struct ek__parameter *p = &layout->parameters[i];
-    if (p->buffer) EK_TRY(place_at(p, &layout->buffer_count));
+    if (p->buffer) EK_TRY(place_at(p, &layout->buffer_count, EK__FLAT_ALIGNMENT));
   }
   return EK_OK;
 }

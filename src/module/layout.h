@@ -99,8 +99,10 @@ struct ek__layout {
 
 #define EK__NO_PARAMETER SIZE_MAX
 
-/* Flat offsets are multiples of this many elements. */
-enum { EK__FLAT_ALIGNMENT = 16 };
+/* Flat offsets are multiples of so many elements, and those of units of so many, whose bytes are a
+ * multiple of EK_MEMORY_UNIT in any type: a unit that lies by itself is aligned as it is among the
+ * others, and what a library chooses by an address is the same. */
+enum { EK__FLAT_ALIGNMENT = 16, EK__UNIT_ALIGNMENT = 128 };
 
 /* The longest path of a node or parameter, with a final NUL: it bounds how deep modules nest. */
 enum { EK__PATH_SIZE = 512 };

@@ -76,11 +76,12 @@ static ek_status read_options(ek_replica_options *o, const ek_replica_options *o
 
 ek_status ek_replica_open(ek_replica **replica, ek_device *device, ek_module *module,
                           const ek_replica_options *options) {
-  return ek__replica_open_units(replica, device, module, options, 0);
+  return ek__replica_open_units(replica, device, module, options, 0, true);
 }
 
 ek_status ek__replica_open_units(ek_replica **replica, ek_device *device, ek_module *module,
-                                 const ek_replica_options *options, size_t unit_bytes) {
+                                 const ek_replica_options *options, size_t unit_bytes,
+                                 bool parameters) {
   ek_replica_options o = EK_REPLICA_OPTIONS_INIT;
   EK__NOT_NULL("ek_replica_open", replica, device, module);
   EK_TRY(read_options(&o, options));
@@ -88,7 +89,7 @@ ek_status ek__replica_open_units(ek_replica **replica, ek_device *device, ek_mod
   EK_TRY(ek__new(&result, 1, sizeof *result, "a replica"));
   result->device = device;
   result->type = o.type;
-  result->whole_parameters = unit_bytes == 0;
+  result->whole_parameters = parameters;
   result->whole_gradients = o.gradients;
   result->module = ek_module_share(module);
   ek_status status = EK_OK;

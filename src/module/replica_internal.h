@@ -30,10 +30,12 @@ struct ek_replica {
 ek_tensor ek__replica_view(const ek_tensor *flat, const ek_replica *replica, size_t parameter,
                            int64_t first);
 
-/* ek_replica_open() with a layout in units of `unit_bytes` and without parameters. */
+/* ek_replica_open() with a layout in units of `unit_bytes` (0: not in units), with parameters or
+ * without. */
 ek_status ek__replica_open_units(ek_replica **replica, ek_device *device, ek_module *module,
-                                 const ek_replica_options *options, size_t unit_bytes);
-/* For such a replica: `count` of its parameters, zeros. */
+                                 const ek_replica_options *options, size_t unit_bytes,
+                                 bool parameters);
+/* For a replica without: `count` of its parameters, zeros. */
 ek_status ek__replica_hold_parameters(ek_replica *replica, int64_t count);
 /* For a replica that was opened without gradients: `count` of them, zeros, of which it is not said
  * whose they are (parallel/keeper.h). */

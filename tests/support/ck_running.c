@@ -1,0 +1,114 @@
+/*
+ * ck_running.c - see ck_running.h. In plain C over copies in host memory.
+ */
+#include "ck_running.h"
+
+#include <stdlib.h>
+
+#include "ck_mirror.h"
+
+enum { SCALE, SHIFT, OFFSET, MEAN, BATCHES, WIDTH = CK_RUNNING_WIDTH };
+
+static ek_status running_parameters(const ek_module *self, ek_declaration *d) {
+  const int64_t shape[] = {WIDTH}, one[] = {1};
+  const ek_initializer about_1 = ek_initializer_uniform(0.5, 1.5);
+  ek_parameter_options options = EK_PARAMETER_OPTIONS_INIT;
+  (void)self;
+  EK_TRY(ek_declare_parameter(d, "scale", 1, shape, about_1));
+  options.no_decay = true;
+  EK_TRY(ek_declare_parameter_with(d, "shift", 1, shape, about_1, &options));
+  options.frozen = true;
+  EK_TRY(ek_declare_parameter_with(d, "offset", 1, shape, about_1, &options));
+  EK_TRY(ek_declare_buffer(d, "mean", 1, shape, ek_initializer_zeros()));
+  return ek_declare_buffer(d, "batches", 1, one, ek_initializer_zeros());
+}
+
+static ek_status follow(ek_pass *pass, const ek_tensor *x) {
+  ek_tensor mean, batches, loan = *x;
+  struct ck_mirrors m;
+  const int64_t rows = x->shape[0];
+  EK_TRY(ek_pass_parameter(&mean, pass, MEAN));
+  EK_TRY(ek_pass_parameter(&batches, pass, BATCHES));
+  const ek_status status = ck_mirrors_open(&m, 2, (ek_tensor *[]){&mean, &batches, &loan}, 3);
+  for (int64_t c = 0; status == EK_OK && c < WIDTH; c++) {
+    double sum = 0;
+    for (int64_t r = 0; r < rows; r++) sum += ck_at(&m.host[2], r * WIDTH + c);
+    if (rows > 0) {
+      ck_put(&m.host[0], c, 0.75 * ck_at(&m.host[0], c) + 0.25 * sum / (double)rows);
+    }
+  }
+  if (status == EK_OK) ck_put(&m.host[1], 0, ck_at(&m.host[1], 0) + 1);
+  return ck_mirrors_close(&m, status);
+}
+
+static ek_status running_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                                 ek_tensor *outputs) {
+  ek_tensor p[3], x = inputs[0];
+  struct ck_mirrors m;
+  (void)self;
+  if (ek_pass_is_training(pass) && !ek_pass_is_recomputing(pass)) EK_TRY(follow(pass, &x));
+  for (size_t i = 0; i < 3; i++) EK_TRY(ek_pass_parameter(&p[i], pass, i));
+  EK_TRY(ek_pass_output(&outputs[0], pass, ek_pass_type(pass), 2, x.shape));
+  const ek_status status =
+      ck_mirrors_open(&m, 1, (ek_tensor *[]){&outputs[0], &x, &p[SCALE], &p[SHIFT], &p[OFFSET]}, 5);
+  for (int64_t i = 0; status == EK_OK && i < ek_tensor_count(&x); i++) {
+    const int64_t c = i % WIDTH;
+    ck_put(&m.host[0], i,
+           ck_at(&m.host[1], i) * ck_at(&m.host[2], c) + ck_at(&m.host[3], c) +
+               ck_at(&m.host[4], c));
+  }
+  EK_TRY(ck_mirrors_close(&m, status));
+  return ek_pass_save(pass, &inputs[0]);
+}
+
+static ek_status running_backward(const ek_module *self, ek_pass *pass,
+                                  const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+  ek_tensor g[3], x = {0}, scale, dy = grad_outputs[0];
+  struct ck_mirrors m;
+  ek_status status = EK_OK;
+  (void)self;
+  EK_TRY(ek_pass_take(&x, pass));
+  for (size_t i = 0; i < 3; i++)
+    EK_TRY_GOTO(status, ek_pass_gradient(&g[i], NULL, pass, i), cleanup);
+  EK_TRY_GOTO(status,
+              ck_mirrors_open(&m, 3, (ek_tensor *[]){&g[SCALE], &g[SHIFT], &g[OFFSET], &dy, &x}, 5),
+              cleanup);
+  for (int64_t i = 0; i < ek_tensor_count(&x); i++) {
+    const int64_t c = i % WIDTH;
+    const double slope = ck_at(&m.host[3], i);
+    ck_put(&m.host[SCALE], c, ck_at(&m.host[SCALE], c) + slope * ck_at(&m.host[4], i));
+    ck_put(&m.host[SHIFT], c, ck_at(&m.host[SHIFT], c) + slope);
+    ck_put(&m.host[OFFSET], c, ck_at(&m.host[OFFSET], c) + slope);
+  }
+  EK_TRY_GOTO(status, ck_mirrors_close(&m, EK_OK), cleanup);
+  for (size_t i = 0; i < 3; i++) EK_TRY_GOTO(status, ek_pass_gradient_complete(pass, i), cleanup);
+  if (grad_inputs == NULL) goto cleanup;
+  EK_TRY_GOTO(status, ek_pass_parameter(&scale, pass, SCALE), cleanup);
+  EK_TRY_GOTO(status, ek_pass_output(&grad_inputs[0], pass, x.type, 2, x.shape), cleanup);
+  EK_TRY_GOTO(status, ck_mirrors_open(&m, 1, (ek_tensor *[]){&grad_inputs[0], &dy, &scale}, 3),
+              cleanup);
+  for (int64_t i = 0; i < ek_tensor_count(&x); i++) {
+    ck_put(&m.host[0], i, ck_at(&m.host[1], i) * ck_at(&m.host[2], i % WIDTH));
+  }
+  status = ck_mirrors_close(&m, EK_OK);
+cleanup:
+  ek_tensor_free(&x);
+  return status;
+}
+
+static void running_free(ek_module *self) { free(self); }
+
+static const ek_module_ops running_ops = {.size = sizeof(ek_module_ops),
+                                          .kind = "running",
+                                          .parameters = running_parameters,
+                                          .forward = running_forward,
+                                          .backward = running_backward,
+                                          .free = running_free,
+                                          .types = EK_TYPES_F32 | EK_TYPES_F64};
+
+ek_status ck_running_create(ek_module **module) {
+  ek_module *m = calloc(1, sizeof *m);
+  if (m == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "running: no memory");
+  *module = m;
+  return ek_module_init(m, &running_ops, 1, 1);
+}
