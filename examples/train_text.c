@@ -3,7 +3,7 @@
  *
  *     train_text FILE [--devices SPEC] [--steps N] [--save FOLDER] [--stop-at K]
  *                     [--resume FOLDER] [--exact] [--reproducible GRAINS] [--trace FILE]
- *                     [--metrics PREFIX]
+ *                     [--metrics PREFIX] [--loss-scale FIRST]
  *
  * A GPT of two blocks reads windows of 64 bytes, learns to predict the next byte over all devices
  * of the group (AdamW, warm-up and cosine, dropout), and then writes 240 bytes of its own.
@@ -15,6 +15,8 @@
  *     --reproducible S  the same bits on 1 to S devices
  *     --trace FILE      what every device did in the last steps, for https://ui.perfetto.dev
  *     --metrics PREFIX  PREFIX.prom for Prometheus, and PREFIX.jsonl with a line for each step
+ *     --loss-scale FIRST  a dynamic loss scale that begins so, a power of two; `--exact` says `skipped`
+ *                       of a step that overflowed
  *
  * On a terminal a line shows the step, the loss and the speed as the run goes on.
  *
@@ -38,6 +40,7 @@ struct settings {
   const char *path, *devices, *save, *resume, *trace, *metrics;
   long steps, stop_at; /* stop_at 0: when all are done */
   long reproducible;   /* grains; 0: off */
+  double loss_scale;   /* 0: none */
   int exact;
 };
 
@@ -80,6 +83,9 @@ static ek_status open_trainer(ek_trainer **trainer, const struct settings *setti
   options.seed = SEED;
   options.schedule = &schedule;
   options.reproducible = (size_t)settings->reproducible;
+  ek_loss_scale loss_scale = EK_LOSS_SCALE_INIT;
+  loss_scale.scale = settings->loss_scale;
+  if (settings->loss_scale != 0) options.loss_scale = &loss_scale;
   status = ek_trainer_open(trainer, settings->devices, module, loss, rule, &options);
 cleanup:
   ek_optimizer_free(rule);
@@ -143,11 +149,15 @@ static void show(struct progress *progress, const struct settings *settings, dou
 }
 
 /* Ten lines for a whole run, or one for each step. */
-static void report(struct progress *progress, const struct settings *settings, double loss) {
+static void report(struct progress *progress, const struct settings *settings,
+                   const ek_step_result *result) {
+  const double loss = result->loss;
   const long part = settings->steps < 20 ? 1 : settings->steps / 10;
   const long done = progress->next;
   if (settings->exact || done % part == 0) show(progress, settings, NAN);
-  if (settings->exact) printf("step %ld loss %.17g\n", done, loss);
+  if (settings->exact) {
+    printf("step %ld loss %.17g%s\n", done, loss, result->skipped ? " skipped" : "");
+  }
   progress->mean += loss / (double)part;
   if (done % part != 0) {
     show(progress, settings, loss);
@@ -210,7 +220,7 @@ static ek_status take_steps(ek_trainer *trainer, const struct settings *settings
     EK_TRY(train_step(trainer, text, progress->next, &result));
     progress->next++;
     if (metrics != NULL) EK_TRY(ek_metrics_step(metrics, &result, BATCH * WINDOW));
-    report(progress, settings, result.loss);
+    report(progress, settings, &result);
   }
   if (!tracing) return EK_OK;
   EK_TRY(ek_trace_stop(ek_trainer_group(trainer)));
@@ -317,6 +327,12 @@ static int read_count(long *count, const char *text) {
   return *end == '\0' && *count >= 1 && *count <= 1000000;
 }
 
+static int read_number(double *number, const char *text) {
+  char *end = NULL;
+  *number = strtod(text, &end);
+  return end != text && *end == '\0';
+}
+
 static int read_arguments(struct settings *settings, int argc, char **argv) {
   for (int i = 1; i < argc; i++) {
     const int more = i + 1 < argc;
@@ -328,6 +344,8 @@ static int read_arguments(struct settings *settings, int argc, char **argv) {
       if (!read_count(&settings->stop_at, argv[++i])) return 0;
     } else if (strcmp(argv[i], "--reproducible") == 0 && more) {
       if (!read_count(&settings->reproducible, argv[++i])) return 0;
+    } else if (strcmp(argv[i], "--loss-scale") == 0 && more) {
+      if (!read_number(&settings->loss_scale, argv[++i])) return 0;
     } else if (strcmp(argv[i], "--save") == 0 && more) {
       settings->save = argv[++i];
     } else if (strcmp(argv[i], "--resume") == 0 && more) {
@@ -357,7 +375,7 @@ int main(int argc, char **argv) {
   if (!read_arguments(&settings, argc, argv)) {
     fprintf(stderr, "usage: train_text FILE [--devices SPEC] [--steps N] [--save FOLDER] "
                     "[--stop-at K] [--resume FOLDER] [--exact] [--reproducible GRAINS] "
-                    "[--trace FILE] [--metrics PREFIX]\n");
+                    "[--trace FILE] [--metrics PREFIX] [--loss-scale FIRST]\n");
     return 2;
   }
   struct text text = {0};

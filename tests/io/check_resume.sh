@@ -26,8 +26,9 @@ if ! "$program" "$text" --steps 1 --save "$folder/probe" >/dev/null 2>"$folder/e
 fi
 
 run whole --steps 20
-run begun --steps 20 --save "$folder/run" --stop-at 10
-run resumed --steps 20 --resume "$folder/run" --save "$folder/run"
+# A loss scale, which is saved with the rest, changes nothing.
+run begun --steps 20 --loss-scale 65536 --save "$folder/run" --stop-at 10
+run resumed --steps 20 --loss-scale 1 --resume "$folder/run" --save "$folder/run"
 diff <(losses "$folder/whole") <(losses "$folder/begun" "$folder/resumed") ||
   fail "a run that was stopped after step 10 differs"
 [[ $(find "$folder/run" -type f | wc -l) == 2 ]] || fail "not two states are kept"
