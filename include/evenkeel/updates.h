@@ -17,7 +17,8 @@
 EK_BEGIN_DECLARATIONS
 
 typedef struct ek_update_scale {
-  const ek_tensor *totals;      /* f64 {s, d} on the device; NULL: do not divide */
+  const ek_tensor *totals;      /* f64 {s, d} on the device; NULL: do not divide. d: the weight of
+                                 * the losses, times a loss scale, or one of these alone */
   const ek_tensor *square_norm; /* f64, the sum of squares of the whole gradient; NULL if no clip */
   double clip_norm;             /* 0: no clipping */
   ek_tensor *copy;              /* becomes the new parameters in its type; NULL: none wanted */
