@@ -2,13 +2,15 @@
  * checkpoint.c - writes the state of a model into a file: now, or from a thread of its own.
  *
  * A save is described first (entries, pairs, the file's path), so that all that can be wrong with
- * it is seen on the caller's thread. A save that is made now passes each entry in pieces that fit
- * into a processor's cache from the devices to the file. One in the background copies all of them
- * into one block of host memory and hands that to its thread; from then on it needs neither the
- * model nor its devices.
+ * it is seen on the caller's thread. A save that is made now passes each entry in pieces from the
+ * devices to the file. One in the background copies all of them into one block of host memory and
+ * hands that to its thread; from then on it needs neither the model nor its devices.
+ *
+ * Whole pages of a file are whole pages of memory here, so that they are written past the page cache
+ * (io/file.h): the block is an image of the file, and pieces end where a page does.
  *
  * The public functions of state.h and safetensors.h do the work; only the schedule is looked up in
- * the optimizer.
+ * the optimizer, and in the writer where entries lie.
  */
 #include <evenkeel/checkpoint.h>
 
@@ -24,11 +26,12 @@
 #include "core/alloc.h"
 #include "core/error.h"
 #include "core/options.h"
-#include "core/sizes.h"
 #include "core/thread.h"
+#include "io/file.h"
+#include "io/writer.h"
 #include "optimizer_internal.h"
 
-enum { PIECE = 1 << 20, NUMBER_SIZE = 32, SCHEDULE_SIZE = 160 };
+enum { PIECE = 4 << 20, NUMBER_SIZE = 32, SCHEDULE_SIZE = 160 };
 
 struct ek_checkpoint_write {
   char *folder;
@@ -36,18 +39,15 @@ struct ek_checkpoint_write {
   ek_state_info *infos;
   ek_safetensors_entry *entries; /* their names are those of infos */
   ek_safetensors_writer *file;
-  char *block; /* all entries, one after the other; NULL if the devices are asked */
+  char *memory; /* what is copied lies here: a piece, or all entries */
+  char *image;  /* where in it byte `first` of the file lies, a page of both */
+  uint64_t first;
   pthread_t thread;
   ek_status status; /* the thread's, with its message */
   char message[EK__MESSAGE_SIZE];
 };
 
 static const char memory_of[] = "a state to save";
-
-/* In the block, where each entry is aligned. */
-static size_t room_of(const ek_state_info *info) {
-  return (ek_tensor_bytes(&info->like) + 15) & ~(size_t)15;
-}
 
 /* ---- describing ---- */
 
@@ -83,7 +83,7 @@ static ek_status open_file(ek_checkpoint_write *self, const ek_data_parallel_mod
 static void destroy(ek_checkpoint_write *self) {
   if (self == NULL) return;
   ek_safetensors_writer_free(self->file);
-  ek__free(self->block);
+  ek__free(self->memory);
   ek__free(self->entries);
   ek__free(self->infos);
   ek__free(self->folder);
@@ -119,16 +119,33 @@ static ek_status create(ek_checkpoint_write **write, const ek_data_parallel_mode
 
 /* ---- now ---- */
 
+static ek_status take_memory(ek_checkpoint_write *self, uint64_t bytes) {
+  EK__FAIL_IF(bytes > SIZE_MAX - EK__FILE_PAGE, EK_ERR_OVERFLOW,
+              "the state is too large for one block of host memory");
+  EK_TRY(ek__new(&self->memory, 1, (size_t)bytes + EK__FILE_PAGE, memory_of));
+  self->image = self->memory + (-(uintptr_t)self->memory & (EK__FILE_PAGE - 1));
+  return EK_OK;
+}
+
+/* Of `left` bytes that begin at this place, those up to the end of a page. */
+static size_t piece_at(uint64_t place, size_t left) {
+  const size_t room = PIECE - (size_t)(place % EK__FILE_PAGE);
+  return left < room ? left : room;
+}
+
 static ek_status write_entry(ek_checkpoint_write *self, const ek_data_parallel_model *model,
-                             size_t index, char *buffer) {
+                             size_t index) {
   const ek_state_info *info = &self->infos[index];
-  const int64_t count = ek_tensor_count(&info->like), size = (int64_t)ek_type_size(info->like.type);
-  const int64_t most = PIECE / size;
-  for (int64_t first = 0; first < count; first += most) {
-    const int64_t part = count - first < most ? count - first : most;
-    ek_tensor host = {.data = buffer, .type = info->like.type, .rank = 1, .shape = {part}};
-    EK_TRY(ek_state_read_part(&host, model, info->name, first));
-    EK_TRY(ek_safetensors_write(self->file, index, buffer, (size_t)(part * size)));
+  const size_t size = ek_type_size(info->like.type), bytes = ek_tensor_bytes(&info->like);
+  uint64_t place = ek__safetensors_place(self->file, index);
+  for (size_t done = 0, part; done < bytes; done += part, place += part) {
+    part = piece_at(place, bytes - done);
+    ek_tensor host = {.data = self->image + place % EK__FILE_PAGE,
+                      .type = info->like.type,
+                      .rank = 1,
+                      .shape = {(int64_t)(part / size)}};
+    EK_TRY(ek_state_read_part(&host, model, info->name, (int64_t)(done / size)));
+    EK_TRY(ek_safetensors_write(self->file, index, host.data, part));
   }
   return EK_OK;
 }
@@ -142,55 +159,57 @@ static ek_status finish(ek_checkpoint_write *self) {
 ek_status ek_checkpoint_save(const ek_data_parallel_model *model, const char *folder,
                              const ek_checkpoint_options *options) {
   ek_checkpoint_write *self = NULL;
-  char *buffer = NULL;
   EK__NOT_NULL("ek_checkpoint_save", model, folder);
   EK__MODEL_ENTER(model, "ek_checkpoint_save");
   EK_TRY(create(&self, model, folder, options));
-  ek_status status = ek__new(&buffer, 1, PIECE, memory_of);
+  ek_status status = take_memory(self, PIECE);
   for (size_t i = 0; i < self->count && status == EK_OK; i++) {
-    status = write_entry(self, model, i, buffer);
+    status = write_entry(self, model, i);
   }
   if (status == EK_OK) status = finish(self);
-  ek__free(buffer);
   destroy(self);
   return status;
 }
 
 /* ---- in the background ---- */
 
+static char *image_of(const ek_checkpoint_write *self, size_t index) {
+  return self->image + (ek__safetensors_place(self->file, index) - self->first);
+}
+
 static ek_status copy_all(ek_checkpoint_write *self, const ek_data_parallel_model *model) {
-  int64_t total = 0;
+  uint64_t first = UINT64_MAX, end = 0;
   for (size_t i = 0; i < self->count; i++) {
-    EK__FAIL_IF(!ek__add(&total, total, (int64_t)room_of(&self->infos[i])), EK_ERR_OVERFLOW,
-                "the state is too large for one block of host memory");
+    const uint64_t place = ek__safetensors_place(self->file, i);
+    const uint64_t last = place + ek_tensor_bytes(&self->infos[i].like);
+    if (place < first) first = place;
+    if (last > end) end = last;
   }
-  EK_TRY(ek__new(&self->block, 1, (size_t)total, memory_of));
-  char *next = self->block;
+  self->first = first - first % EK__FILE_PAGE;
+  EK_TRY(take_memory(self, end - self->first));
   for (size_t i = 0; i < self->count; i++) {
     ek_tensor host = self->infos[i].like;
-    host.data = next;
+    host.data = image_of(self, i);
     EK_TRY(ek_state_read(&host, model, self->infos[i].name));
-    next += room_of(&self->infos[i]);
   }
   return EK_OK;
 }
 
-static ek_status write_block(ek_checkpoint_write *self) {
-  const char *next = self->block;
+static ek_status write_image(ek_checkpoint_write *self) {
   for (size_t i = 0; i < self->count; i++) {
     const size_t bytes = ek_tensor_bytes(&self->infos[i].like);
-    for (size_t done = 0; done < bytes; done += PIECE) {
-      const size_t part = bytes - done < PIECE ? bytes - done : PIECE;
-      EK_TRY(ek_safetensors_write(self->file, i, next + done, part));
+    uint64_t place = ek__safetensors_place(self->file, i);
+    for (size_t done = 0, part; done < bytes; done += part, place += part) {
+      part = piece_at(place, bytes - done);
+      EK_TRY(ek_safetensors_write(self->file, i, image_of(self, i) + done, part));
     }
-    next += room_of(&self->infos[i]);
   }
   return finish(self);
 }
 
 static void *write_main(void *arg) {
   ek_checkpoint_write *self = arg;
-  self->status = write_block(self);
+  self->status = write_image(self);
   (void)snprintf(self->message, sizeof self->message, "%s", ek_error_message());
   return NULL;
 }

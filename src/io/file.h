@@ -5,6 +5,7 @@
 #ifndef EK_FILE_H
 #define EK_FILE_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -24,6 +25,17 @@ void ek__file_close(int file);
 ek_status ek__file_read(int file, const char *path, void *data, size_t bytes, uint64_t place);
 ek_status ek__file_write(int file, const char *path, const void *data, size_t bytes,
                          uint64_t place);
+
+/*
+ * Past the page cache, so that a large write costs no copy and hardly a processor's time:
+ * file_direct.c. `direct` is a second descriptor of a file that is written, -1 where there is none;
+ * *usable says whether it may be tried, and becomes false when the file system has nothing of it.
+ * Whole pages go there that lie in memory as they do in the file, and are many; the rest as ever.
+ */
+enum { EK__FILE_PAGE = 4096 };
+int ek__file_open_direct(const char *path);
+ek_status ek__file_write_pages(int file, int direct, atomic_bool *usable, const char *path,
+                               const void *data, size_t bytes, uint64_t place);
 
 /*
  * Syncs `file`, which is called `from`, closes it whatever comes, gives it the name `to` and syncs

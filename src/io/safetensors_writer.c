@@ -22,6 +22,7 @@
 #include "core/sizes.h"
 #include "io/file.h"
 #include "io/header.h"
+#include "io/writer.h"
 
 /* One of the caller's entries: its own place, how much of it was given, and its checksum so far. */
 struct part {
@@ -32,7 +33,9 @@ struct part {
 
 struct ek_safetensors_writer {
   char *path, *temporary;
-  int file; /* -1: not open */
+  int file;           /* -1: not open */
+  int direct;         /* a second descriptor (file.h), or -1 */
+  atomic_bool usable; /* it is */
   uint64_t begin;
   struct ek__file_tensor *tensors; /* in the order of the file; names are the writer's */
   struct part *parts;              /* in the order of the caller */
@@ -142,7 +145,10 @@ static ek_status prepare(ek_safetensors_writer *self, const char *path,
   (void)snprintf(self->temporary, size, "%s.tmp", path);
   EK_TRY(copy_all(self, entries, pairs));
   EK_TRY(write_header(self, true));
-  return ek__file_create(&self->file, self->temporary);
+  EK_TRY(ek__file_create(&self->file, self->temporary));
+  self->direct = ek__file_open_direct(self->temporary);
+  atomic_store(&self->usable, self->direct >= 0);
+  return EK_OK;
 }
 
 ek_status ek_safetensors_create(ek_safetensors_writer **writer, const char *path,
@@ -153,7 +159,7 @@ ek_status ek_safetensors_create(ek_safetensors_writer **writer, const char *path
               EK_ERR_INVALID_ARGUMENT, "ek_safetensors_create: entries or pairs are NULL");
   ek_safetensors_writer *self = NULL;
   EK_TRY(ek__new(&self, 1, sizeof *self, memory_of));
-  self->file = -1;
+  self->file = self->direct = -1;
   self->count = count;
   self->pair_count = pair_count;
   const ek_status status = prepare(self, path, entries, pairs);
@@ -179,11 +185,16 @@ ek_status ek_safetensors_write(ek_safetensors_writer *writer, size_t index, cons
   EK__FAIL_IF(bytes > tensor->bytes - part->given, EK_ERR_SHAPE,
               "%s: tensor %s: more bytes than it has", writer->path, tensor->entry.name);
   ek__checksum_add(part->sum, data, bytes);
-  const ek_status status = ek__file_write(writer->file, writer->temporary, data, bytes,
-                                          writer->begin + tensor->first + part->given);
+  const ek_status status =
+      ek__file_write_pages(writer->file, writer->direct, &writer->usable, writer->temporary, data,
+                           bytes, writer->begin + tensor->first + part->given);
   part->given += bytes;
   if (status != EK_OK) atomic_store(&writer->failed, true);
   return status;
+}
+
+uint64_t ek__safetensors_place(const ek_safetensors_writer *writer, size_t index) {
+  return writer->begin + writer->tensors[writer->parts[index].tensor].first;
 }
 
 /* ---- ending ---- */
@@ -209,6 +220,8 @@ ek_status ek_safetensors_finish(ek_safetensors_writer *writer) {
     atomic_store(&writer->failed, true);
     return status;
   }
+  ek__file_close(writer->direct);
+  writer->direct = -1;
   status = ek__file_replace(&renamed, writer->file, writer->temporary, writer->path);
   writer->file = -1;
   if (!renamed) (void)unlink(writer->temporary);
@@ -217,6 +230,7 @@ ek_status ek_safetensors_finish(ek_safetensors_writer *writer) {
 
 void ek_safetensors_writer_free(ek_safetensors_writer *writer) {
   if (writer == NULL) return;
+  ek__file_close(writer->direct);
   if (writer->file >= 0) {
     ek__file_close(writer->file);
     (void)unlink(writer->temporary);

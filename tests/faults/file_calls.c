@@ -17,7 +17,7 @@
 #include <sys/types.h>
 #include <unistd.h>
 
-const char *const file_fault_names[FILE_FAULTS] = {"none", "EIO", "ENOSPC", "SIGKILL"};
+const char *const file_fault_names[FILE_FAULTS] = {"none", "EIO", "ENOSPC", "SIGKILL", "EINVAL"};
 
 enum { MOST = 4096 };
 
@@ -40,6 +40,10 @@ int file_calls_end(void) {
 
 const char *file_calls_sequence(void) { return sequence; }
 
+static int error_of(enum file_fault fault) {
+  return fault == FILE_ENOSPC ? ENOSPC : fault == FILE_EINVAL ? EINVAL : EIO;
+}
+
 /* Counts a call; 1 if it is to fail, with errno set. */
 static int refused(char letter) {
   if (!atomic_load(&counting)) return 0;
@@ -47,7 +51,7 @@ static int refused(char letter) {
   if (number <= MOST) sequence[number - 1] = letter;
   if (wanted == FILE_NONE || number != atomic_load(&at)) return 0;
   if (wanted == FILE_KILL) (void)kill(getpid(), SIGKILL);
-  errno = wanted == FILE_ENOSPC ? ENOSPC : EIO;
+  errno = error_of(wanted);
   return 1;
 }
 
@@ -81,7 +85,7 @@ int close(int file) {
   NEXT(close, int, int);
   const int fails = refused('c');
   const int result = next(file); /* the system has closed it, whatever it says */
-  if (fails) errno = wanted == FILE_ENOSPC ? ENOSPC : EIO;
+  if (fails) errno = error_of(wanted);
   return fails ? -1 : result;
 }
 

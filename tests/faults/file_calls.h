@@ -5,7 +5,7 @@
 #ifndef FILE_CALLS_H
 #define FILE_CALLS_H
 
-enum file_fault { FILE_NONE = 0, FILE_EIO, FILE_ENOSPC, FILE_KILL, FILE_FAULTS };
+enum file_fault { FILE_NONE = 0, FILE_EIO, FILE_ENOSPC, FILE_KILL, FILE_EINVAL, FILE_FAULTS };
 extern const char *const file_fault_names[FILE_FAULTS];
 
 /* From now on calls are counted, and number `n` meets the fault. */
