@@ -36,7 +36,9 @@ enum { PIECE = 4 << 20, NUMBER_SIZE = 32, SCHEDULE_SIZE = 160 };
 struct ek_checkpoint_write {
   char *folder;
   size_t keep, count;
-  ek_state_info *infos;
+  ek_state_info *infos; /* of the model's entries, and behind them of the program's extras */
+  const ek_checkpoint_extra *extras; /* a loan, while the caller is here */
+  size_t extra_count;
   ek_safetensors_entry *entries; /* their names are those of infos */
   ek_safetensors_writer *file;
   char *memory; /* what is copied lies here: a piece, or all entries */
@@ -51,14 +53,41 @@ static const char memory_of[] = "a state to save";
 
 /* ---- describing ---- */
 
+static ek_status describe_extra(ek_state_info *info, const ek_checkpoint_extra *extra) {
+  const char *name = extra->name == NULL ? "" : extra->name;
+  const int length = snprintf(info->name, sizeof info->name, EK__CHECKPOINT_EXTRA "%s", name);
+  EK__FAIL_IF(name[0] == '\0' || length < 0 || (size_t)length >= sizeof info->name,
+              EK_ERR_INVALID_ARGUMENT, "a checkpoint's extra has no name, or a longer one than %d",
+              EK_STATE_NAME_SIZE);
+  EK__FAIL_IF(extra->value.device != NULL ||
+                  (extra->value.data == NULL && ek_tensor_count(&extra->value) > 0),
+              EK_ERR_INVALID_ARGUMENT, "a checkpoint's extra, %s, is not in host memory", name);
+  info->like = extra->value;
+  return EK_OK;
+}
+
 static ek_status list_entries(ek_checkpoint_write *self, const ek_data_parallel_model *model) {
-  self->count = ek_state_count(model);
+  const size_t own = ek_state_count(model);
+  EK__FAIL_IF(self->extra_count > SIZE_MAX - own, EK_ERR_OVERFLOW, "too many extras");
+  self->count = own + self->extra_count;
   EK_TRY(ek__new(&self->infos, self->count, sizeof *self->infos, memory_of));
   EK_TRY(ek__new(&self->entries, self->count, sizeof *self->entries, memory_of));
   for (size_t i = 0; i < self->count; i++) {
-    EK_TRY(ek_state_entry(&self->infos[i], model, i));
+    EK_TRY(i < own ? ek_state_entry(&self->infos[i], model, i)
+                   : describe_extra(&self->infos[i], &self->extras[i - own]));
     self->entries[i] = (ek_safetensors_entry){self->infos[i].name, self->infos[i].like};
   }
+  return EK_OK;
+}
+
+/* Elements of an entry into host memory. */
+static ek_status read_part(ek_tensor *host, const ek_checkpoint_write *self,
+                           const ek_data_parallel_model *model, size_t index, int64_t first) {
+  const size_t own = self->count - self->extra_count;
+  if (index < own) return ek_state_read_part(host, model, self->infos[index].name, first);
+  const ek_tensor *value = &self->extras[index - own].value;
+  const size_t size = ek_type_size(value->type), bytes = ek_tensor_bytes(host);
+  if (bytes > 0) memcpy(host->data, (const char *)value->data + (size_t)first * size, bytes);
   return EK_OK;
 }
 
@@ -97,7 +126,11 @@ static ek_status describe(ek_checkpoint_write *self, const ek_data_parallel_mode
   EK_TRY(ek__model_check(model));
   EK__FAIL_IF(ek_device_counts_only(ek_group_device(model->group, 0)), EK_ERR_UNSUPPORTED,
               "devices that only count have no state to save");
+  EK__FAIL_IF(o.extras == NULL && o.extra_count > 0, EK_ERR_INVALID_ARGUMENT,
+              "ek_checkpoint_options.extras is NULL");
   self->keep = o.keep;
+  self->extras = o.extras;
+  self->extra_count = o.extra_count;
   EK_TRY(ek__new_copy(&self->folder, folder, strlen(folder) + 1, memory_of));
   EK_TRY(list_entries(self, model));
   EK_TRY(ek__checkpoint_make_folder(folder));
@@ -144,7 +177,7 @@ static ek_status write_entry(ek_checkpoint_write *self, const ek_data_parallel_m
                       .type = info->like.type,
                       .rank = 1,
                       .shape = {(int64_t)(part / size)}};
-    EK_TRY(ek_state_read_part(&host, model, info->name, (int64_t)(done / size)));
+    EK_TRY(read_part(&host, self, model, index, (int64_t)(done / size)));
     EK_TRY(ek_safetensors_write(self->file, index, host.data, part));
   }
   return EK_OK;
@@ -190,7 +223,9 @@ static ek_status copy_all(ek_checkpoint_write *self, const ek_data_parallel_mode
   for (size_t i = 0; i < self->count; i++) {
     ek_tensor host = self->infos[i].like;
     host.data = image_of(self, i);
-    EK_TRY(ek_state_read(&host, model, self->infos[i].name));
+    host.shape[0] = ek_tensor_count(&host);
+    host.rank = 1;
+    EK_TRY(read_part(&host, self, model, i, 0));
   }
   return EK_OK;
 }

@@ -15,6 +15,9 @@
 #define EK__CHECKPOINT_POSITION_KEY "evenkeel.position"
 #define EK__CHECKPOINT_SCHEDULE_KEY "evenkeel.schedule"
 
+/* What names of a program's extras begin with: no parameter's does, which has no slash. */
+#define EK__CHECKPOINT_EXTRA "user/"
+
 /* "FOLDER/step-NUMBER.safetensors", for a step >= 0. EK_ERR_INVALID_ARGUMENT if it is too long. */
 ek_status ek__checkpoint_path(char path[EK_CHECKPOINT_PATH_SIZE], const char *folder, int64_t step);
 

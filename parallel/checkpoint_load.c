@@ -156,7 +156,9 @@ static ek_status check_entries(size_t *largest, const ek_data_parallel_model *mo
   for (size_t i = 0; model->optimizer != NULL && i < ek_safetensors_count(file); i++) {
     ek_state_info info;
     const char *name = ek_safetensors_at(file, i)->name;
-    if (ek_state_find(&info, model, name) != EK_OK && !ek__state_is_scaler(name)) {
+    const bool extra = strncmp(name, EK__CHECKPOINT_EXTRA, strlen(EK__CHECKPOINT_EXTRA)) == 0;
+    if (extra || ek__state_is_scaler(name)) continue;
+    if (ek_state_find(&info, model, name) != EK_OK) {
       return mismatch(path, name, "is in the file and not in the model or its optimizer");
     }
   }

@@ -87,7 +87,7 @@ static ek_status train(double *seconds, const struct run *run, int steps) {
   return EK_OK;
 }
 
-static const ek_checkpoint_options keep_one = {sizeof(ek_checkpoint_options), 0, 1};
+static const ek_checkpoint_options keep_one = {sizeof(ek_checkpoint_options), 0, 1, NULL, 0};
 
 static ek_status measure(struct round *round, const struct run *run) {
   double start = 0;

@@ -32,13 +32,37 @@ EK_BEGIN_DECLARATIONS
 /* The longest path of a state, with a final NUL. */
 #define EK_CHECKPOINT_PATH_SIZE 4096
 
+/*
+ * What else a program wants to find again: the state of a sampler, the order of a shuffle. A tensor
+ * in host memory, of any type, which lies in the file as "user/NAME":
+ *
+ *     const int64_t four[] = {4};
+ *     ek_checkpoint_extra sampler = {.name = "sampler"};
+ *     EK_TRY(ek_tensor_host(&sampler.value, numbers, EK_I64, 1, four));
+ *     options.extras = &sampler;
+ *     options.extra_count = 1;
+ *     EK_TRY(ek_checkpoint_save(model, "run", &options));
+ *
+ * A load passes it over, and the program reads it from the file that was loaded (safetensors.h):
+ *
+ *     EK_TRY(ek_safetensors_open(&file, info.path));
+ *     const ek_status status = ek_safetensors_read(&sampler, file, "user/sampler");
+ *     ek_safetensors_free(file);
+ */
+typedef struct ek_checkpoint_extra {
+  const char *name; /* of its own: not empty */
+  ek_tensor value;
+} ek_checkpoint_extra;
+
 typedef struct ek_checkpoint_options {
   size_t size;
   int64_t position; /* of the program in its data; given back by a load */
   size_t keep;      /* after a save only the last so many stay in the folder; 0: all */
+  const ek_checkpoint_extra *extras; /* read before the call returns; NULL if there are none */
+  size_t extra_count;
 } ek_checkpoint_options;
 #define EK_CHECKPOINT_OPTIONS_INIT                                                                 \
-  { sizeof(ek_checkpoint_options), 0, 0 }
+  { sizeof(ek_checkpoint_options), 0, 0, NULL, 0 }
 
 typedef struct ek_checkpoint_info {
   char path[EK_CHECKPOINT_PATH_SIZE];
@@ -51,7 +75,10 @@ typedef struct ek_checkpoint_info {
  * Writes all of the state. Makes the folder if it is not there. Call it between steps: what a step
  * has accumulated is no state. A save that fails leaves the folder's states and the model as they
  * were, and training may go on.
- * EK_ERR_IO           the system refuses: a full disk, a path that is a file
+ * EK_ERR_IO           the system refuses: a full disk, a path that is a file, a folder that cannot be
+ *                     written
+ * EK_ERR_NOT_FOUND    the folder cannot be made, because the one that it is in is not there
+ * EK_ERR_INVALID_ARGUMENT  an extra has no name, that of another, or is not in host memory
  * EK_ERR_TORN         the model's last update failed halfway
  * EK_ERR_UNSUPPORTED  `plan` devices have no state to save
  */

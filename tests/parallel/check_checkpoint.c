@@ -262,6 +262,86 @@ START_TEST(other_states_are_refused) {
 }
 END_TEST
 
+/* ---- what a program adds ---- */
+
+START_TEST(extras_come_back) {
+  const struct ck_setup setup = setup_of("mlp", 2);
+  struct ck_training t;
+  int64_t numbers[3] = {INT64_MIN, -1, INT64_MAX}, got[3] = {0};
+  float nothing[1] = {0};
+  ek_checkpoint_extra extras[2] = {
+      {"sampler", {.data = numbers, .type = EK_I64, .rank = 1, .shape = {3}}},
+      {"empty", {.data = nothing, .type = EK_F32, .rank = 1, .shape = {0}}}};
+  ek_tensor host = {.data = got, .type = EK_I64, .rank = 1, .shape = {3}};
+  ek_checkpoint_options options = EK_CHECKPOINT_OPTIONS_INIT;
+  ek_checkpoint_write *write = NULL;
+  ek_checkpoint_info info;
+  ek_safetensors *file = NULL;
+  ck_training_open(&t, &setup);
+  if (!no_files(&t)) {
+    options.extras = extras;
+    options.extra_count = 2;
+    go(&t, 0, 1);
+    if (_i == 0) ck_ok(ek_checkpoint_save(t.model, folder, &options));
+    if (_i == 1) ck_ok(ek_checkpoint_begin(&write, t.model, folder, &options));
+    numbers[0] = 0; /* they were read */
+    ck_ok(ek_checkpoint_end(write));
+    ck_ok(ek_checkpoint_load(&info, t.model, folder));
+    ck_ok(ek_safetensors_open(&file, info.path));
+    ck_ok(ek_safetensors_read(&host, file, "user/sampler"));
+    ck_assert(got[0] == INT64_MIN && got[1] == -1 && got[2] == INT64_MAX);
+    ck_assert_ptr_nonnull(ek_safetensors_find(file, "user/empty"));
+    ek_safetensors_free(file);
+    extras[1].name = "sampler";
+    ck_fails(ek_checkpoint_save(t.model, folder, &options), EK_ERR_INVALID_ARGUMENT, "same name");
+    extras[1].name = "";
+    ck_fails(ek_checkpoint_save(t.model, folder, &options), EK_ERR_INVALID_ARGUMENT, "no name");
+    extras[1] = (ek_checkpoint_extra){"x", {.type = EK_F32, .rank = 1, .shape = {1}}};
+    ck_fails(ek_checkpoint_save(t.model, folder, &options), EK_ERR_INVALID_ARGUMENT, "host memory");
+    options.extras = NULL;
+    ck_fails(ek_checkpoint_save(t.model, folder, &options), EK_ERR_INVALID_ARGUMENT, "extras");
+    ck_ok(ek_checkpoint_load(NULL, t.model, folder));
+  }
+  ck_training_close(&t);
+}
+END_TEST
+
+/* ---- where a state cannot go ---- */
+
+/* Each has a sentence of its own, and training goes on. */
+START_TEST(folders_that_cannot_be_written) {
+  const struct ck_setup setup = setup_of("mlp", 2);
+  struct ck_training t;
+  char path[96], below[128];
+  ck_training_open(&t, &setup);
+  if (!no_files(&t)) {
+    go(&t, 0, 1);
+    ck_ok(ek_checkpoint_save(t.model, folder, NULL));
+    state_path(path, 1);
+    (void)snprintf(below, sizeof below, "%s/x", path);
+    const struct {
+      const char *folder, *text;
+    } cases[] = {{path, "states go into a folder, and this is none"},
+                 {below, "the folder cannot be made: Not a directory"},
+                 {"/nobody/has/this", "the folder cannot be made: No such file or directory"},
+                 {"/proc/self", "cannot be created"}, /* root's folders, too, have limits */
+                 {"", "the folder cannot be made"}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+      ek_checkpoint_write *write = NULL;
+      ek_status status = ek_checkpoint_save(t.model, cases[i].folder, NULL);
+      ck_assert_msg(status == EK_ERR_IO || status == EK_ERR_NOT_FOUND, "%s: %s", cases[i].folder,
+                    ek_status_name(status));
+      ck_assert_msg(strstr(ek_error_message(), cases[i].text) != NULL, "%s", ek_error_message());
+      status = ek_checkpoint_begin(&write, t.model, cases[i].folder, NULL);
+      ck_assert(status == EK_ERR_IO || status == EK_ERR_NOT_FOUND);
+      ck_assert_msg(strstr(ek_error_message(), cases[i].text) != NULL, "%s", ek_error_message());
+      go(&t, 1 + (int)i, 2 + (int)i);
+    }
+  }
+  ck_training_close(&t);
+}
+END_TEST
+
 START_TEST(devices_that_count_have_no_state) {
   struct ck_setup setup = setup_of("mlp", 3);
   struct ck_training t;
@@ -329,6 +409,8 @@ static Suite *make_suite(void) {
   tcase_add_test(tests, the_last_few_are_kept);
   tcase_add_test(tests, damaged_states_are_passed_over);
   tcase_add_test(tests, other_states_are_refused);
+  tcase_add_loop_test(tests, extras_come_back, 0, 2);
+  tcase_add_test(tests, folders_that_cannot_be_written);
   tcase_add_test(tests, devices_that_count_have_no_state);
   tcase_add_loop_test(tests, failures_lose_nothing, 0, 6);
   return suite;

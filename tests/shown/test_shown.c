@@ -450,6 +450,21 @@ static ek_status save_run(const ek_data_parallel_model *model, int64_t position)
   return EK_OK;
 }
 
+static ek_status save_sampler(const ek_data_parallel_model *model) {
+  ek_checkpoint_options options = EK_CHECKPOINT_OPTIONS_INIT;
+  int64_t numbers[4] = {1, 2, 3, 4};
+#include "checkpoint_3.inc"
+  return EK_OK;
+}
+
+static ek_status load_sampler(ek_tensor sampler) {
+  ek_checkpoint_info info;
+  ek_safetensors *file = NULL;
+  EK_TRY(ek_checkpoint_latest(&info, "run"));
+#include "checkpoint_4.inc"
+  return status;
+}
+
 static ek_status load_run(ek_data_parallel_model *model, int64_t *where) {
   int64_t position = 0;
 #include "checkpoint_2.inc"
@@ -468,7 +483,14 @@ static const char shown_state_file[] = "run/step-000000000000.safetensors";
 static ek_status shown_checkpoint(struct scene *s) {
   int64_t position = 0;
   FILE *file = fopen(shown_state_file, "rb");
-  const ek_status status = file == NULL ? save_run(s->model, 17) : EK_OK;
+  int64_t numbers[4] = {0};
+  const ek_tensor sampler = {.data = numbers, .type = EK_I64, .rank = 1, .shape = {4}};
+  ek_status status = file == NULL ? save_sampler(s->model) : EK_OK;
+  if (status == EK_OK && file == NULL) EK_TRY(load_sampler(sampler));
+  if (file == NULL && status == EK_OK) {
+    ck_assert_int_eq(numbers[3], 4);
+    status = save_run(s->model, 17);
+  }
   if (file != NULL) (void)fclose(file);
   if (status == EK_ERR_UNSUPPORTED) return EK_OK; /* built without */
   EK_TRY(status);
