@@ -3,7 +3,7 @@
  *
  *     train_text FILE [--devices SPEC] [--steps N] [--save FOLDER] [--stop-at K]
  *                     [--resume FOLDER] [--exact] [--reproducible GRAINS] [--trace FILE]
- *                     [--metrics PREFIX] [--loss-scale FIRST]
+ *                     [--metrics PREFIX] [--loss-scale FIRST] [--mode MODE]
  *
  * A GPT of two blocks reads windows of 64 bytes, learns to predict the next byte over all devices
  * of the group (AdamW, warm-up and cosine, dropout), and then writes 240 bytes of its own.
@@ -17,6 +17,8 @@
  *     --metrics PREFIX  PREFIX.prom for Prometheus, and PREFIX.jsonl with a line for each step
  *     --loss-scale FIRST  a dynamic loss scale that begins so, a power of two; `--exact` says `skipped`
  *                       of a step that overflowed
+ *     --mode MODE       gather, balanced, replicated (the default), sharded, sharded-gradients or
+ *                       fully-sharded
  *
  * On a terminal a line shows the step, the loss and the speed as the run goes on.
  *
@@ -40,7 +42,8 @@ struct settings {
   const char *path, *devices, *save, *resume, *trace, *metrics;
   long steps, stop_at; /* stop_at 0: when all are done */
   long reproducible;   /* grains; 0: off */
-  double loss_scale;   /* 0: none */
+  ek_mode mode;
+  double loss_scale; /* 0: none */
   int exact;
 };
 
@@ -82,6 +85,7 @@ static ek_status open_trainer(ek_trainer **trainer, const struct settings *setti
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
   options.seed = SEED;
   options.schedule = &schedule;
+  options.mode = settings->mode;
   options.reproducible = (size_t)settings->reproducible;
   ek_loss_scale loss_scale = EK_LOSS_SCALE_INIT;
   loss_scale.scale = settings->loss_scale;
@@ -346,6 +350,8 @@ static int read_arguments(struct settings *settings, int argc, char **argv) {
       if (!read_count(&settings->reproducible, argv[++i])) return 0;
     } else if (strcmp(argv[i], "--loss-scale") == 0 && more) {
       if (!read_number(&settings->loss_scale, argv[++i])) return 0;
+    } else if (strcmp(argv[i], "--mode") == 0 && more) {
+      if (ek_mode_parse(&settings->mode, argv[++i]) != EK_OK) return 0;
     } else if (strcmp(argv[i], "--save") == 0 && more) {
       settings->save = argv[++i];
     } else if (strcmp(argv[i], "--resume") == 0 && more) {
@@ -371,11 +377,11 @@ static void stop_on_signals(void) {
 }
 
 int main(int argc, char **argv) {
-  struct settings settings = {.devices = "cpu:2", .steps = 300};
+  struct settings settings = {.devices = "cpu:2", .steps = 300, .mode = EK_MODE_REPLICATED};
   if (!read_arguments(&settings, argc, argv)) {
     fprintf(stderr, "usage: train_text FILE [--devices SPEC] [--steps N] [--save FOLDER] "
                     "[--stop-at K] [--resume FOLDER] [--exact] [--reproducible GRAINS] "
-                    "[--trace FILE] [--metrics PREFIX] [--loss-scale FIRST]\n");
+                    "[--trace FILE] [--metrics PREFIX] [--loss-scale FIRST] [--mode MODE]\n");
     return 2;
   }
   struct text text = {0};

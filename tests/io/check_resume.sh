@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # check_resume.sh PROGRAM TEXT: a run of train_text that was stopped, at a step or by a signal, and
-# resumed prints the losses of one that was not, to the last digit.
+# resumed prints the losses of one that was not, to the last digit. A reproducible one may be resumed
+# on another number of devices and in another mode.
 set -euo pipefail
 
 program=$1 text=$2
@@ -49,6 +50,16 @@ run further --steps 4000 --resume "$folder/signal" --stop-at "$((stopped + 3))"
 run straight --steps 4000 --stop-at "$((stopped + 3))"
 diff <(losses "$folder/straight") <(losses "$folder/killed" "$folder/further") ||
   fail "a run that a signal stopped differs"
+
+# The same bits on any number of devices, in every mode: each leg of the run has others.
+moving=(--steps 40 --reproducible 6)
+run alone "${moving[@]}" --devices cpu:1 --stop-at 8
+run leg0 "${moving[@]}" --devices cpu:6 --mode fully-sharded --save "$folder/moving" --stop-at 2
+run leg1 "${moving[@]}" --devices cpu:3 --mode sharded-gradients --resume "$folder/moving" --save "$folder/moving" --stop-at 4
+run leg2 "${moving[@]}" --devices cpu:5 --mode gather --resume "$folder/moving" --save "$folder/moving" --stop-at 6
+run leg3 "${moving[@]}" --devices cpu:4 --mode fully-sharded --resume "$folder/moving" --stop-at 8
+diff <(losses "$folder/alone") <(losses "$folder"/leg[0-3]) ||
+  fail "a reproducible run that was moved to other devices and modes differs"
 
 if "$program" "$text" --steps 5 --resume "$folder/run" >/dev/null 2>"$folder/errors"; then
   fail "a state behind the last step was taken"
