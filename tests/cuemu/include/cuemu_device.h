@@ -41,7 +41,8 @@ enum cuemu_warp_operation {
   CUEMU_WARP_SYNC,
   CUEMU_WARP_SHUFFLE,
   CUEMU_WARP_BALLOT,
-  CUEMU_WARP_MULTIPLY
+  CUEMU_WARP_MULTIPLY,
+  CUEMU_WARP_LOAD
 };
 
 extern "C" {
@@ -176,21 +177,43 @@ static inline uint32_t round_tf32(float x) {
   return (word + 0x1000u) & ~0x1FFFu;
 }
 
+enum precision { TF32, BF16, F16 };
+
 struct operands { /* src/multiply.c */
   float *d;
   const uint32_t *a, *b;
+  int precision;
 };
 
-/* mma.sync.m16n8k8 of TF32, by all lanes of a warp. */
-static inline void multiply_tf32(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2],
-                                 place at = place::here()) {
-  const operands own = {d, a, b};
+/* mma.sync, of m16n8k8 in TF32 and m16n8k16 in 16 bits, by all lanes of a warp. */
+static inline void multiply(precision precision, float (&d)[4], const uint32_t (&a)[4],
+                            const uint32_t (&b)[2], place at = place::here()) {
+  const operands own = {d, a, b, precision};
   (void)cuemu_warp(CUEMU_WARP_MULTIPLY, full_mask, (uint64_t)(uintptr_t)&own, 0, at.file, at.line);
+}
+
+struct matrices { /* src/multiply.c */
+  uint32_t *x;
+  const void *address;
+  uint32_t row[4];
+  int transposed;
+};
+
+/* ldmatrix.x4. The lane that names a row reads it, so that ThreadSanitizer sees who did. */
+static inline void load_matrices(bool transposed, uint32_t *x, const uint32_t *row,
+                                 place at = place::here()) {
+  matrices own = {x, row, {}, transposed};
+  for (int i = 0; i < 4 && (uintptr_t)row % 16 == 0; i++) own.row[i] = row[i];
+  (void)cuemu_warp(CUEMU_WARP_LOAD, full_mask, (uint64_t)(uintptr_t)&own, 0, at.file, at.line);
 }
 
 } // namespace cuemu
 
 #define EK_ROUND_TF32(x) cuemu::round_tf32(x)
-#define EK_MULTIPLY_TF32(d, a, b) cuemu::multiply_tf32(d, a, b)
+#define EK_MULTIPLY_TF32(d, a, b) cuemu::multiply(cuemu::TF32, d, a, b)
+#define EK_MULTIPLY_BF16(d, a, b) cuemu::multiply(cuemu::BF16, d, a, b)
+#define EK_MULTIPLY_F16(d, a, b) cuemu::multiply(cuemu::F16, d, a, b)
+#define EK_LOAD_MATRICES(x, row) cuemu::load_matrices(false, x, row)
+#define EK_LOAD_TRANSPOSED(x, row) cuemu::load_matrices(true, x, row)
 
 #endif

@@ -295,6 +295,93 @@ START_TEST(epilogues_may_have_no_algorithm) {
 }
 END_TEST
 
+/* ---- types ---- */
+
+static const struct {
+  cudaDataType ab, cd, scale;
+  cublasComputeType_t compute;
+  int bias; /* a type of its own, or -1 */
+  bool known;
+} combinations[] = {{CUDA_R_16BF, CUDA_R_16BF, CUDA_R_32F, CUBLAS_COMPUTE_32F, -1, true},
+                    {CUDA_R_16BF, CUDA_R_32F, CUDA_R_32F, CUBLAS_COMPUTE_32F, -1, true},
+                    {CUDA_R_16F, CUDA_R_16F, CUDA_R_32F, CUBLAS_COMPUTE_32F, -1, true},
+                    {CUDA_R_16F, CUDA_R_32F, CUDA_R_32F, CUBLAS_COMPUTE_32F, CUDA_R_32F, true},
+                    {CUDA_R_32F, CUDA_R_32F, CUDA_R_32F, CUBLAS_COMPUTE_32F_FAST_TF32, -1, true},
+                    {CUDA_R_16BF, CUDA_R_16F, CUDA_R_32F, CUBLAS_COMPUTE_32F, -1, false},
+                    {CUDA_R_16BF, CUDA_R_16BF, CUDA_R_32F, CUBLAS_COMPUTE_32F_FAST_TF32, -1, false},
+                    {CUDA_R_16BF, CUDA_R_16BF, CUDA_R_32F, CUBLAS_COMPUTE_32F, CUDA_R_32F, false},
+                    {CUDA_R_16BF, CUDA_R_16BF, CUDA_R_64F, CUBLAS_COMPUTE_32F, -1, false},
+                    {CUDA_R_32F, CUDA_R_16BF, CUDA_R_32F, CUBLAS_COMPUTE_32F, -1, false},
+                    {CUDA_R_32F, CUDA_R_64F, CUDA_R_32F, CUBLAS_COMPUTE_32F, -1, false}};
+
+/* What the heuristic says of a product 1 x 1 x 3. */
+static cublasStatus_t ask(int i, uint32_t reductions, cublasLtMatmulHeuristicResult_t *found,
+                          lt *x) {
+  const int32_t bias_type = combinations[i].bias;
+  int count = 0;
+  (void)cublasLtMatmulDescCreate(&x->desc, combinations[i].compute, combinations[i].scale);
+  (void)cublasLtMatmulDescSetAttribute(x->desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type,
+                                       sizeof(bias_type));
+  (void)cublasLtMatrixLayoutCreate(&x->a, combinations[i].ab, 1, 3, 1);
+  (void)cublasLtMatrixLayoutCreate(&x->b, combinations[i].ab, 3, 1, 3);
+  (void)cublasLtMatrixLayoutCreate(&x->d, combinations[i].cd, 1, 1, 1);
+  cublasLtMatmulPreference_t preference;
+  (void)cublasLtMatmulPreferenceCreate(&preference);
+  (void)cublasLtMatmulPreferenceSetAttribute(
+      preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reductions, sizeof(reductions));
+  const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
+      x->handle, x->desc, x->a, x->b, x->d, x->d, preference, 1, found, &count);
+  (void)cublasLtMatmulPreferenceDestroy(preference);
+  return status;
+}
+
+static void forget(lt *x) {
+  (void)cublasLtMatrixLayoutDestroy(x->a);
+  (void)cublasLtMatrixLayoutDestroy(x->b);
+  (void)cublasLtMatrixLayoutDestroy(x->d);
+  (void)cublasLtMatmulDescDestroy(x->desc);
+}
+
+START_TEST(types_of_lt) {
+  cublasLtMatmulHeuristicResult_t found;
+  lt x;
+  (void)cublasLtCreate(&x.handle);
+  for (int i = 0; i < (int)(sizeof(combinations) / sizeof(combinations[0])); i++) {
+    ck_assert_int_eq(ask(i, CUBLASLT_REDUCTION_SCHEME_MASK, &found, &x),
+                     combinations[i].known ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED);
+    forget(&x);
+  }
+  (void)cublasLtDestroy(x.handle);
+}
+END_TEST
+
+/* 256 + 1 - 256 is 1 in f32, and 0 where 257 becomes 256, as in bf16. */
+START_TEST(parts_in_the_type_of_the_result) {
+  const float one = 1, zero = 0;
+  const uint16_t left[] = {0x4300, 0x3f80, 0xc300}, right[] = {0x4000, 0x3f80, 0x4000};
+  uint16_t *a = device_copy(left, 3), *b = device_copy(right, 3), *d = device_new<uint16_t>(1);
+  lt x;
+  (void)cublasLtCreate(&x.handle);
+  for (int parts = 0; parts < 3; parts++) { /* 2: nobody was asked */
+    cublasLtMatmulHeuristicResult_t found;
+    const uint32_t reductions =
+        parts ? CUBLASLT_REDUCTION_SCHEME_MASK : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    uint16_t result;
+    ck_assert_int_eq(ask(0, reductions, &found, &x), CUBLAS_STATUS_SUCCESS);
+    ck_assert_int_eq(cublasLtMatmul(x.handle, x.desc, &one, a, x.a, b, x.b, &zero, d, x.d, d, x.d,
+                                    parts == 2 ? NULL : &found.algo, NULL, 0, NULL),
+                     CUBLAS_STATUS_SUCCESS);
+    to_host(&result, d, 1);
+    ck_assert_uint_eq(result, parts ? 0 : 0x3f80);
+    forget(&x);
+  }
+  (void)cublasLtDestroy(x.handle);
+  CUDA_OK(cudaFree(a));
+  CUDA_OK(cudaFree(b));
+  CUDA_OK(cudaFree(d));
+}
+END_TEST
+
 START_TEST(lt_is_strict) {
   lt x;
   lt_open(&x, CUBLASLT_EPILOGUE_DEFAULT);
@@ -317,6 +404,8 @@ static void add_tests(TCase *tests) {
   tcase_add_test(tests, tf32_is_opt_in);
   tcase_add_loop_test(tests, epilogues_of_lt, 0, sizeof(epilogues) / sizeof(*epilogues));
   tcase_add_test(tests, epilogues_may_have_no_algorithm);
+  tcase_add_test(tests, types_of_lt);
+  tcase_add_test(tests, parts_in_the_type_of_the_result);
   tcase_add_test(tests, lt_is_strict);
 }
 

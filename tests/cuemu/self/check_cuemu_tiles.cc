@@ -1,7 +1,11 @@
 /*
- * check_cuemu_tiles.cc - what stands for inline assembly: asynchronous copies and products of a warp.
+ * check_cuemu_tiles.cc - what stands for inline assembly: asynchronous copies, matrices and products of
+ * a warp.
  */
 #include "self.h"
+
+#include "cuda_bf16.h"
+#include "cuda_fp16.h"
 
 /* ---- copies ---- */
 
@@ -84,6 +88,91 @@ START_TEST(products_of_whole_numbers) {
 }
 END_TEST
 
+/* A word of two numbers of 16 bits. */
+template <class Half> static uint32_t two(const float *x, int step) {
+  const Half low = x[0], high = x[step];
+  return low.x | (uint32_t)high.x << 16;
+}
+
+template <class Half> __global__ void products_of_halves(const float *a, const float *b, float *d) {
+  const int g = (int)threadIdx.x / 4, t = (int)threadIdx.x % 4;
+  uint32_t left[4], right[2];
+  float sum[4];
+  for (int i = 0; i < 4; i++) {
+    left[i] = two<Half>(a + (g + i % 2 * 8) * 16 + 2 * t + i / 2 * 8, 1);
+    sum[i] = d[(g + i / 2 * 8) * 8 + 2 * t + i % 2];
+  }
+  for (int i = 0; i < 2; i++) right[i] = two<Half>(b + (2 * t + 8 * i) * 8 + g, 8);
+  if constexpr (std::is_same_v<Half, __half>) {
+    EK_MULTIPLY_F16(sum, left, right);
+  } else {
+    EK_MULTIPLY_BF16(sum, left, right);
+  }
+  for (int i = 0; i < 4; i++) d[(g + i / 2 * 8) * 8 + 2 * t + i % 2] = sum[i];
+}
+
+/* Numbers of up to 8 bits, where f16 is tried also those of 11, and 2^-24, its smallest. */
+START_TEST(products_of_16_bits) {
+  const bool half = _i >= 3;
+  float a[256], b[128], d[128], want[128];
+  for (int i = 0; i < 256; i++) {
+    a[i] = (float)(half ? i * 37 % 2001 - 1000 : i * 37 % 401 / 2 - 100);
+  }
+  for (int i = 0; i < 128; i++) b[i] = (float)(i * 91 % 201 - 100), d[i] = (float)i;
+  if (half) a[0] = 0x1p-24f, b[0] = 1, a[1] = a[2] = 0;
+  for (int i = 0; i < 128; i++) {
+    want[i] = d[i];
+    for (int k = 0; k < 16; k++) want[i] += a[i / 8 * 16 + k] * b[k * 8 + i % 8];
+  }
+  cuemu_set_order(_i % 3);
+  float *left = device_copy(a, 256), *right = device_copy(b, 128), *sum = device_copy(d, 128);
+  if (half) {
+    EK_LAUNCH(products_of_halves<__half>, 1, 32, 0, NULL, left, right, sum);
+  } else {
+    EK_LAUNCH(products_of_halves<__nv_bfloat16>, 1, 32, 0, NULL, left, right, sum);
+  }
+  CUDA_OK(cudaGetLastError());
+  to_host(d, sum, 128);
+  for (int i = 0; i < 128; i++) ck_assert_float_eq(d[i], want[i]);
+  CUDA_OK(cudaFree(left));
+  CUDA_OK(cudaFree(right));
+  CUDA_OK(cudaFree(sum));
+}
+END_TEST
+
+/* Four matrices of 8 x 8 numbers of 16 bits, number 64 m + 8 row + column in matrix m. */
+__global__ void matrices(uint32_t *y, int off) {
+  EK_DYNAMIC_SHARED(uint32_t, tile);
+  for (int i = 0; i < 4; i++) {
+    const uint32_t first = 8 * threadIdx.x + 2 * i;
+    tile[4 * threadIdx.x + i] = first | (first + 1) << 16;
+  }
+  __syncthreads();
+  uint32_t x[8];
+  EK_LOAD_MATRICES(x, tile + 4 * threadIdx.x + off);
+  EK_LOAD_TRANSPOSED(x + 4, tile + 4 * threadIdx.x);
+  for (int i = 0; i < 8; i++) y[8 * threadIdx.x + i] = x[i];
+}
+
+START_TEST(matrices_of_a_warp) {
+  uint32_t y[256];
+  cuemu_set_order(_i);
+  uint32_t *to = device_new<uint32_t>(256);
+  EK_LAUNCH(matrices, 1, 32, 512, NULL, to, 0);
+  CUDA_OK(cudaGetLastError());
+  to_host(y, to, 256);
+  for (uint32_t lane = 0; lane < 32; lane++) {
+    const uint32_t g = lane / 4, t = lane % 4;
+    for (uint32_t m = 0; m < 4; m++) {
+      const uint32_t straight = 64 * m + 8 * g + 2 * t, across = 64 * m + 16 * t + g;
+      ck_assert_uint_eq(y[8 * lane + m], straight | (straight + 1) << 16);
+      ck_assert_uint_eq(y[8 * lane + 4 + m], across | (across + 8) << 16);
+    }
+  }
+  CUDA_OK(cudaFree(to));
+}
+END_TEST
+
 __global__ void round_all(const float *x, uint32_t *y) {
   y[threadIdx.x] = EK_ROUND_TF32(x[threadIdx.x]);
 }
@@ -106,7 +195,8 @@ START_TEST(rounding) {
 }
 END_TEST
 
-/* A product of operands that were not rounded, one by half a warp, and a copy from an odd address. */
+/* A product of operands that were not rounded, one by half a warp, a copy from an odd address, and a
+ * matrix with a row beside 16 bytes. */
 START_TEST(wrong_kernels_fail) {
   float a[128];
   for (int i = 0; i < 128; i++) a[i] = 1.0f / 3.0f;
@@ -114,6 +204,7 @@ START_TEST(wrong_kernels_fail) {
   if (_i == 0) EK_LAUNCH(products, 1, 32, 0, NULL, left, left, sum, false);
   if (_i == 1) EK_LAUNCH(products, 1, 16, 0, NULL, left, left, sum, true);
   if (_i == 2) EK_LAUNCH(unaligned_copy, 1, 1, 16, NULL, left);
+  if (_i == 3) EK_LAUNCH(matrices, 1, 32, 512, NULL, reinterpret_cast<uint32_t *>(left), 1);
   CUDA_OK(cudaGetLastError());
   ck_assert_int_eq(cudaDeviceSynchronize(), cudaErrorLaunchFailure);
   cuemu_reset();
@@ -125,8 +216,10 @@ END_TEST
 static void add_tests(TCase *tests) {
   tcase_add_loop_test(tests, copies_arrive_when_waited_for, 0, 3);
   tcase_add_loop_test(tests, products_of_whole_numbers, 0, 3);
+  tcase_add_loop_test(tests, products_of_16_bits, 0, 6);
+  tcase_add_loop_test(tests, matrices_of_a_warp, 0, 3);
   tcase_add_test(tests, rounding);
-  tcase_add_loop_test(tests, wrong_kernels_fail, 0, 3);
+  tcase_add_loop_test(tests, wrong_kernels_fail, 0, 4);
 }
 
 SELF_MAIN("cuemu_tiles", add_tests)

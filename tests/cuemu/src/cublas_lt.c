@@ -5,8 +5,9 @@
  * one, and the product insists on getting it, so that host code which mixes up algorithms and
  * workspaces is found out; and on the alignment of pointers that the heuristic was told. A test may
  * have algorithms refused, by the heuristic (in `state`) or by the product (cuemu_refuse()).
- * Epilogues have the restrictions that the real header names, and double precision has none of
- * them. A test may take some away (cuemu_set_epilogues): a real GPU need not have an algorithm for
+ * Types and epilogues have the restrictions that the real header and manual name, and double precision has
+ * no epilogues. A result of 16 bits may be added up in its own type, part by part, unless the
+ * preference says otherwise, or where nobody asked the heuristic. A test may take some away (cuemu_set_epilogues): a real GPU need not have an algorithm for
  * each.
  */
 #include "product.h"
@@ -47,6 +48,7 @@ enum { OF_A, OF_B, OF_C, OF_D, MATRICES };
 
 struct cuemu_lt_preference {
   uint64_t workspace_bytes;
+  uint32_t reductions;
   uint32_t alignment[MATRICES];
 };
 
@@ -151,6 +153,7 @@ cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
 
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *preference) {
   *preference = cuemu_new(sizeof(**preference));
+  (*preference)->reductions = CUBLASLT_REDUCTION_SCHEME_MASK;
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -165,6 +168,7 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
   if (!preference || !value) return CUBLAS_STATUS_INVALID_VALUE;
   if (attribute == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES)
     return SET(preference->workspace_bytes);
+  if (attribute == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK) return SET(preference->reductions);
   if (attribute >= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES &&
       attribute <= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES) {
     return SET(preference->alignment[attribute - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES]);
@@ -251,6 +255,27 @@ static bool has_algorithm(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t d) {
                                    (uintptr_t)desc->aux % 16 == 0);
 }
 
+static bool is_half(cudaDataType type) { return type == CUDA_R_16F || type == CUDA_R_16BF; }
+
+/* Of a and b, of c and d, what is computed in, and of the vectors and matrices of an epilogue, which are
+ * of the type of d: the table of cublasLtMatmul() in the manual, as far as these types go. */
+static bool known_types(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
+                        cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
+                        cublasLtMatrixLayout_t d) {
+  const cudaDataType none = (cudaDataType)-1;
+  if (a->type != b->type || c->type != d->type) return false;
+  if (desc->bias_type != none && desc->bias_type != d->type) return false;
+  if (desc->aux_type != none && desc->aux_type != d->type) return false;
+  if (desc->compute == CUBLAS_COMPUTE_64F) {
+    return a->type == CUDA_R_64F && d->type == CUDA_R_64F && desc->scale_type == CUDA_R_64F;
+  }
+  if (desc->scale_type != CUDA_R_32F) return false;
+  if (is_half(a->type)) {
+    return desc->compute == CUBLAS_COMPUTE_32F && (d->type == a->type || d->type == CUDA_R_32F);
+  }
+  return a->type == CUDA_R_32F && d->type == CUDA_R_32F;
+}
+
 /* Fills the sizes; SUCCESS if the layouts fit together and there is an algorithm. */
 static cublasStatus_t describe(struct cuemu_product *p, cublasLtMatmulDesc_t desc,
                                cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
@@ -264,9 +289,7 @@ static cublasStatus_t describe(struct cuemu_product *p, cublasLtMatmulDesc_t des
       a->batches != d->batches || b->batches != d->batches || c->batches != d->batches) {
     return CUBLAS_STATUS_INVALID_VALUE;
   }
-  bool f64 = desc->compute == CUBLAS_COMPUTE_64F;
-  if (!has_algorithm(desc, d) || a->type != b->type || f64 != (a->type == CUDA_R_64F) ||
-      (desc->scale_type != CUDA_R_32F && desc->scale_type != CUDA_R_64F)) {
+  if (!has_algorithm(desc, d) || !known_types(desc, a, b, c, d)) {
     return CUBLAS_STATUS_NOT_SUPPORTED;
   }
   *p = (struct cuemu_product){.m = (int64_t)m,
@@ -309,7 +332,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
   for (; *returned < requested && *returned < offered; ++*returned) {
     const int number = *returned;
     results[number] = (cublasLtMatmulHeuristicResult_t){
-        .algo = {{ALGORITHM + (uint64_t)number, workspace}},
+        .algo = {{ALGORITHM + (uint64_t)number, workspace, 0, 0, preference->reductions}},
         .workspaceSize = workspace,
         .state = refused >> number & 1 ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS,
         .wavesCount = 1.0f};
@@ -388,6 +411,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   p.b = matrix(b, b_layout, desc->transb != CUBLAS_OP_N);
   p.c = matrix(c, c_layout, false);
   p.d = matrix(d, d_layout, false);
+  const uint64_t reductions = algorithm ? algorithm->data[4] : CUBLASLT_REDUCTION_SCHEME_MASK;
+  p.rounds_parts =
+      is_half(d_layout->type) &&
+      reductions & (CUBLASLT_REDUCTION_SCHEME_INPLACE | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE);
   p.workspace = workspace;
   p.workspace_bytes = wanted;
   p.algorithm = algorithm ? number_of(algorithm) : -1;

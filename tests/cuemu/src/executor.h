@@ -25,7 +25,8 @@ enum cuemu_warp_operation {
   CUEMU_WARP_SYNC,
   CUEMU_WARP_SHUFFLE,
   CUEMU_WARP_BALLOT,
-  CUEMU_WARP_MULTIPLY
+  CUEMU_WARP_MULTIPLY,
+  CUEMU_WARP_LOAD
 };
 
 enum { ORDER_FORWARD, ORDER_BACKWARD, ORDER_RANDOM };
@@ -96,6 +97,8 @@ __attribute__((noreturn)) void cuemu_fail_block(const char *why, struct place pl
 void cuemu_warp_lane_gone(struct warp *warp);
 /* The product of a whole warp: each lane's value is the address of its struct cuemu_operands. */
 void cuemu_multiply(struct warp *warp, struct place place);
+/* Matrices for a whole warp: of struct cuemu_matrices. */
+void cuemu_load_matrices(struct warp *warp, struct place place);
 /* Forgets the copies of the block before. */
 void cuemu_copies_begin(void);
 /* A thread that can run, of the current warp if there is one; -1 if there is none. */

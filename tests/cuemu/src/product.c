@@ -66,6 +66,12 @@ static double load_input(const struct cuemu_matrix *x, int64_t at, cublasCompute
   return value;
 }
 
+/* To the type of a matrix. */
+static double rounded(cudaDataType type, double value) {
+  if (type == CUDA_R_16F) return cuemu_half_to_float(cuemu_float_to_half((float)value));
+  return cuemu_bfloat16_to_float(cuemu_float_to_bfloat16((float)value));
+}
+
 /* The approximation with tanh, which is cuBLASLt's. */
 static double gelu(double x) {
   return 0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)));
@@ -127,6 +133,9 @@ static void multiply_batch(const struct cuemu_product *p, double *packed, double
   for (int64_t j = 0; j < p->n; j++) {
     for (int64_t i = 0; i < p->m; i++) column[i] = 0;
     for (int64_t l = 0; l < p->k; l++) {
+      for (int64_t i = 0; i < p->m && p->rounds_parts && l == (p->k + 1) / 2; i++) {
+        column[i] = rounded(p->d.type, column[i]);
+      }
       double factor = load_input(&p->b, l * p->b.row + j * p->b.column, p->compute);
       const double *from = packed + l * p->m;
       for (int64_t i = 0; i < p->m; i++) column[i] += factor * from[i];
@@ -175,6 +184,7 @@ static cudaError_t run_product(cudaStream_t stream, void *argument) {
 static const void *kind_of(const struct cuemu_product *p) {
   const unsigned transposed = (p->a.row == 1) | (unsigned)(p->b.row == 1) << 1;
   uintptr_t kind = ((uintptr_t)p->compute << 16 | (uintptr_t)p->epilogue) << 2 | transposed;
+  kind = kind << 8 | (uintptr_t)p->a.type << 4 | (uintptr_t)p->d.type;
   if (cuemu_settings.load_drains) { /* each shape has code of its own */
     kind = (((kind * 1000003 + (uintptr_t)p->m) * 1000003) + (uintptr_t)p->n) * 1000003;
     kind += (uintptr_t)p->k;

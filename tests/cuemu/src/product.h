@@ -24,7 +24,8 @@ struct cuemu_product {
   struct cuemu_matrix a, b, c, d;
   cublasComputeType_t compute;
   cublasLtEpilogue_t epilogue;
-  int algorithm; /* -1: none was said */
+  int algorithm;     /* -1: none was said */
+  bool rounds_parts; /* of a sum, to the type of d */
   struct cuemu_matrix bias; /* a vector: `row` is 1 */
   struct cuemu_matrix aux;
   void *workspace; /* filled with rubbish, so that two streams that share it are found out */

@@ -1,5 +1,5 @@
 /*
- * warp.c - what the lanes of a warp do together: synchronisation, shuffles, votes.
+ * warp.c - what the lanes of a warp do together: synchronisation, shuffles, votes, products.
  *
  * A lane that calls a warp function names in its mask for whom it waits. Lanes with the same mask
  * meet in a rendezvous, which is complete when all lanes of the mask that have not ended are there.
@@ -31,9 +31,9 @@ static __attribute__((noinline)) void complete(struct warp *warp, struct rendezv
     *r = warp->rendezvous[--warp->rendezvous_count];
     return;
   }
-  if (r->operation == CUEMU_WARP_MULTIPLY) {
-    if (r->arrived != ~(uint32_t)0) cuemu_fail_block("a product needs all lanes", r->place);
-    cuemu_multiply(warp, r->place);
+  if (r->operation == CUEMU_WARP_MULTIPLY || r->operation == CUEMU_WARP_LOAD) {
+    if (r->arrived != ~(uint32_t)0) cuemu_fail_block("not all lanes of a warp are there", r->place);
+    (r->operation == CUEMU_WARP_LOAD ? cuemu_load_matrices : cuemu_multiply)(warp, r->place);
   }
   uint64_t votes = r->operation == CUEMU_WARP_BALLOT ? ballot(warp, r->arrived) : 0;
   for (int lane = 0; lane < WARP_LANES; lane++) {
