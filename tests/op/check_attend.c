@@ -14,11 +14,14 @@
  *   dq, dk                    c sum (|k| or |q|) (error of ds + (T + 4) u |ds|)
  * Where products multiply in TF32, each of their operands has a relative error r = 2^-11 more: 2 r in
  * s and dp, in p as it is multiplied, and in v; and a tensor core's additions may cut, so that u is 2 u.
+ * Of 16 bits on tensor cores q, k, v and dout are exact, and r is that of p and ds, of which f16 keeps no
+ * more than multiples of 2^-24.
  * The bounds are doubled for the terms of second order. A p below the smallest normal number of the type
  * keeps no relative error; it may be 0.
  */
 #include <evenkeel/attend.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -46,7 +49,8 @@ struct head {
   int64_t sample, number, stride;
   const double *q, *k, *v;
   long double *p, *p_error;
-  double u, r, tiny; /* tiny: the smallest normal number of the type */
+  double u, r, r_scores; /* r_scores: of p and ds, r: of the others */
+  double tiny;           /* the smallest normal number of the type, or what p and ds are multiples of */
 };
 
 static long double dot(const double *a, const double *b, int64_t n, long double *size) {
@@ -96,7 +100,8 @@ static void head_forward(struct head *h) {
       }
       const int64_t to = (h->sample * t + i) * channels + h->number * a->width + e;
       a->out[to] = (double)sum;
-      a->out_bound[to] = (double)(2 * (h->p_error[i] + 2 * (long double)h->r) * size + lost);
+      const long double r = (long double)h->r + h->r_scores;
+      a->out_bound[to] = (double)(2 * (h->p_error[i] + r) * size + lost);
     }
   }
 }
@@ -106,6 +111,7 @@ static void row_backward(const struct head *h, int64_t i) {
   const struct attention *a = h->a;
   const int64_t t = a->tokens, channels = a->heads * a->width, n = a->width;
   const long double c = 1 / sqrtl((long double)n), u = h->u, r = 2 * (long double)h->r;
+  const long double r_score = (long double)h->r + h->r_scores;
   const int64_t row = (h->sample * t + i) * channels + h->number * n;
   const int64_t first = h->sample * t * h->stride + h->number * n;
   double *d = a->dqkv + first, *bound = a->dqkv_bound + first;
@@ -119,7 +125,7 @@ static void row_backward(const struct head *h, int64_t i) {
     const long double error = h->tiny * (1 + fabsl(dp - total)) +
                               p * (h->p_error[i] * fabsl(dp - total) +
                                    (long double)(n + 4) * u * (size + d_size) + r * size) +
-                              ((long double)(t + 4) * u + r) * fabsl(ds);
+                              ((long double)(t + 4) * u + r_score) * fabsl(ds);
     for (int64_t e = 0; e < n; e++) {
       const int64_t qi = i * h->stride + e, kj = j * h->stride + e;
       const long double dv = p * a->dout[row + e];
@@ -129,18 +135,25 @@ static void row_backward(const struct head *h, int64_t i) {
       bound[kj + channels] += (double)(2 * c * error * fabs(h->q[qi]));
       d[kj + 2 * channels] += (double)dv;
       bound[kj + 2 * channels] +=
-          (double)(2 * fabsl(dv) * (h->p_error[i] + (long double)(t + 3) * u + r)) +
+          (double)(2 * fabsl(dv) * (h->p_error[i] + (long double)(t + 3) * u + r_score)) +
           h->tiny * fabs(a->dout[row + e]);
     }
   }
 }
 
+static bool on_cuda(void) { return strncmp(test_devices("cpu:1"), "cuda", 4) == 0; }
+
 static void reference(const struct ck_rig *rig, const struct attention *a) {
   const int64_t t = a->tokens, channels = a->heads * a->width;
   const size_t square = (size_t)(t * t) + 1;
   struct head h = {.a = a, .stride = 3 * channels, .u = rig->unit, .r = rig->operand};
+  h.r_scores = h.r;
   h.tiny = rig->sum == EK_F32 ? 0x1p-126 : 0x1p-1022;
-  if (rig->operand > 0) h.u *= 2;
+  if (ek_type_size(rig->type) == 2 && on_cuda()) {
+    h.r_scores = rig->type == EK_BF16 ? 0x1p-8 : 0x1p-11;
+    if (rig->type == EK_F16) h.tiny = 0x1p-24;
+  }
+  if (h.r_scores > 0) h.u *= 2;
   h.p = calloc(square, sizeof *h.p);
   h.p_error = calloc((size_t)t + 1, sizeof *h.p_error);
   ck_assert(h.p != NULL && h.p_error != NULL);
@@ -221,7 +234,7 @@ static void check_backward(struct ck_rig *rig, const struct attention *a) {
 
 static struct ck_rig *open_variant(int variant) {
   if (variant < ck_variants()) return ck_rig_variant(variant);
-  if (strncmp(test_devices("cpu:1"), "cuda", 4) != 0) return NULL;
+  if (!on_cuda()) return NULL;
   return ck_rig_tf32(variant - ck_variants());
 }
 
@@ -277,19 +290,23 @@ START_TEST(causality) {
 }
 END_TEST
 
-/* Values of 16 bits: heads so wide that tiles are smaller, and the keys go in blocks. */
+/* Values of 16 bits: heads so wide that tiles are smaller, and the keys go in blocks; and the first that is
+ * too wide. */
 START_TEST(wide_heads_of_16_bits) {
-  static const int64_t shapes[][4] = {{1, 200, 1, 512}, {1, 3, 1, 8192}};
+  static const int64_t shapes[][4] = {{1, 200, 1, 512}, {1, 3, 1, 8192}, {1, 90, 1, 256}};
+  const int64_t too_wide = on_cuda() ? 257 : 8193;
+  char text[64];
   struct ck_rig *rig = ck_rig_variant(_i);
-  for (int s = 0; s < 2; s++) {
+  for (int s = on_cuda() ? 2 : 0; s < 3; s++) {
     const struct attention a = make(rig, shapes[s], 0.25);
     check_forward(rig, &a);
     check_backward(rig, &a);
   }
-  ek_tensor *qkv = ck_poisoned(rig, CK_SHAPE(1, 1, 3 * 8193));
-  ck_fails(ek_op_attention_forward(rig->stream, ck_poisoned(rig, CK_SHAPE(1, 1, 8193)),
+  ek_tensor *qkv = ck_poisoned(rig, CK_SHAPE(1, 1, 3 * too_wide));
+  snprintf(text, sizeof text, "a head is %d wide", (int)too_wide);
+  ck_fails(ek_op_attention_forward(rig->stream, ck_poisoned(rig, CK_SHAPE(1, 1, too_wide)),
                                    ck_poisoned_sums(rig, CK_SHAPE(1, 1, 1)), qkv, 1),
-           EK_ERR_UNSUPPORTED, "a head is 8193 wide");
+           EK_ERR_UNSUPPORTED, text);
   ck_rig_close(rig);
 }
 END_TEST

@@ -23,6 +23,8 @@
 #ifndef EK_CUDA_ATTEND_CUH
 #define EK_CUDA_ATTEND_CUH
 
+#include <type_traits>
+
 #include "backend/cuda/cuda_inline.cuh"
 
 namespace ek__cuda {
@@ -51,11 +53,13 @@ template <class t> using part_of_scores = typename t::T[t::M][t::M];
 /* One head of one sample: rows of q, k, v are `stride` apart, those of out and dout `out_stride`.
  */
 template <class T> struct attended {
+  using S = std::conditional_t<sizeof(T) == 8, double, float>; /* of sums */
   const T *qkv, *dout;
-  T *out, *lse, *dqkv;
+  T *out, *dqkv;
+  S *lse;
   int64_t tokens, heads, width;
   int64_t tiles; /* of a sequence */
-  T scale;
+  S scale;
   bool wide; /* 16-byte access to rows of a head */
 
   __device__ int64_t channels() const { return heads * width; }
@@ -68,6 +72,22 @@ template <class T> struct attended {
     return head / heads * tokens * channels() + head % heads * width;
   }
   __device__ int64_t in_lse(int64_t head) const { return head * tokens; }
+
+  /* delta of a query of a head lies where the first elements of its dq will be, so that no other memory
+   * is needed. A head of one element of 16 bits has no room for it: it is a single product there. */
+  __device__ T *delta_place(int64_t head, int64_t query) const {
+    return dqkv + in_qkv(head) + query * stride();
+  }
+  __device__ __forceinline__ S delta(int64_t head, int64_t query) const {
+    if (has_room()) {
+      S value;
+      memcpy(&value, delta_place(head, query), sizeof value);
+      return value;
+    }
+    const int64_t i = in_out(head) + query * channels();
+    return S(out[i]) * S(dout[i]);
+  }
+  __device__ bool has_room() const { return width * (int64_t)sizeof(T) >= (int64_t)sizeof(S); }
 };
 
 /* Begins to copy rows first .. first + B - 1 of a head at `from`, zeros where there are none: they are
@@ -194,17 +214,25 @@ template <class t> struct share_of_tile {
 
 /* ---- launching ---- */
 
-/* Values and sums are of one type here. Calls f with the tiling for the type and the width of a
- * head; what a block may have of shared memory does not matter to it. */
+/* f32 and f64: calls f with the tiling for the type and the width of a head; what a block may have of
+ * shared memory does not matter to it. cudaErrorNotSupported for types of 16 bits, whose tiles are
+ * those of tensor cores alone. */
 template <class F> inline cudaError_t with_tiling(const struct ek__attention_args *args, F f) {
-  return with_types(args->types, [&](auto zero, auto) {
+  const auto of = [&](auto zero) {
     using T = decltype(zero);
     if (args->head_width <= 32) return f(tiling<T, 32>());
     if (args->head_width <= 64) return f(tiling<T, 64>());
     if (args->head_width <= 128) return f(tiling<T, 128>());
-    if (args->head_width <= EK__CUDA_MAX_HEAD_WIDTH) return f(tiling<T, 256>());
-    return cudaErrorInvalidValue;
-  });
+    return f(tiling<T, 256>());
+  };
+  if (args->head_width > EK__CUDA_MAX_HEAD_WIDTH) return cudaErrorInvalidValue;
+  switch (args->types.value) {
+  case EK_F32: return of(float());
+  case EK_F64: return of(double());
+  case EK_BF16:
+  case EK_F16: return cudaErrorNotSupported;
+  default: return cudaErrorInvalidValue;
+  }
 }
 
 template <class T>
@@ -213,13 +241,13 @@ inline attended<T> attended_of(const struct ek__attention_args *args, int tokens
   a.qkv = as<T>(args->qkv);
   a.dout = as<T>(args->dout);
   a.out = as<T>(args->out);
-  a.lse = as<T>(args->lse);
+  a.lse = as<typename attended<T>::S>(args->lse);
   a.dqkv = as<T>(args->dqkv);
   a.tokens = args->tokens;
   a.heads = args->heads;
   a.width = args->head_width;
   a.tiles = (args->tokens + tokens_of_tile - 1) / tokens_of_tile;
-  a.scale = (T)(1.0 / sqrt((double)args->head_width));
+  a.scale = (typename attended<T>::S)(1.0 / sqrt((double)args->head_width));
   a.wide = args->head_width % PACK<T> == 0 && aligned(a.qkv, a.dout, a.out, a.dqkv);
   return a;
 }
@@ -264,20 +292,25 @@ template <class T, int HEAD, class F> inline cudaError_t that_fits(tiling<T, HEA
   return status;
 }
 
-/* delta = sum of dout out for each row of a head, put where the first element of the row's dq will
- * be, so that no other memory is needed. A warp takes a row. */
-template <class T>
+/* delta = sum of dout out for each row of a head: attended.delta(). A warp takes a row, a lane N
+ * neighbouring elements at a time. */
+template <class T, int N>
 __global__ void __launch_bounds__(BLOCK) delta_kernel(attended<T> a, int64_t rows) {
+  using S = typename attended<T>::S;
   const int64_t warps = thread_count() / WARP;
   const unsigned lane = threadIdx.x % WARP;
-  for (int64_t i = thread_index() / WARP; i < rows; i += warps) {
+  for (int64_t i = thread_index() / WARP; i < rows && a.has_room(); i += warps) {
     const int64_t row = i / a.heads, column = i % a.heads * a.width; /* row: of all samples */
     const T *const out = a.out + row * a.channels() + column;
     const T *const dout = a.dout + row * a.channels() + column;
-    T sum = T(0);
-    for (int64_t c = lane; c < a.width; c += WARP) sum += out[c] * dout[c];
+    S sum = S(0);
+    for (int64_t c = lane * N; c < a.width; c += WARP * N) {
+      const pack<T, N> left = load<N>(out + c), right = load<N>(dout + c);
+      EK_UNROLL
+      for (int j = 0; j < N; j++) sum += S(left.at[j]) * S(right.at[j]);
+    }
     sum = warp_sum(sum);
-    if (lane == 0) a.dqkv[row * a.stride() + column] = sum;
+    if (lane == 0) memcpy(a.dqkv + row * a.stride() + column, &sum, sizeof sum);
   }
 }
 
@@ -285,25 +318,29 @@ template <class T>
 inline cudaError_t launch_delta(cudaStream_t stream, const struct ek__attention_args *args,
                                 const attended<T> &a) {
   const int64_t rows = args->batch * args->heads * args->tokens;
-  return launch(delta_kernel<T>, blocks_for(rows, BLOCK / WARP), BLOCK, stream, a, rows);
+  return launch(a.wide ? delta_kernel<T, PACK<T>> : delta_kernel<T, 1>,
+                blocks_for(rows, BLOCK / WARP), BLOCK, stream, a, rows);
 }
 
-/* ---- on tensor cores: cuda_attend_warp.cu ---- */
+/* ---- on tensor cores: cuda_attend_kernels.cuh ---- */
 
-constexpr int64_t WARP_HEAD = 128; /* the widest head there */
+/* Either may lack the shared memory: then cudaErrorNotSupported, and nothing is queued. */
+struct tensor_cores {
+  cudaError_t (*forward)(cudaStream_t stream, const struct ek__attention_args *args);
+  cudaError_t (*backward)(cudaStream_t stream, const struct ek__attention_args *args);
+};
+extern const struct tensor_cores attend_tf32, attend_bf16, attend_f16;
 
-/* Whether they may be used. They may lack the memory all the same: then cudaErrorNotSupported. */
-inline bool on_tensor_cores(const struct ek__cuda_place *at,
-                            const struct ek__attention_args *args) {
-  return at->tf32 && args->types.value == EK_F32 && args->types.sum == EK_F32 &&
-         args->head_width <= WARP_HEAD;
+/* Those for the call, or NULL. */
+inline const struct tensor_cores *cores_for(const struct ek__cuda_place *at,
+                                            const struct ek__attention_args *args) {
+  if (args->head_width > EK__CUDA_MAX_HEAD_WIDTH) return nullptr;
+  if (args->types.value == EK_BF16) return &attend_bf16;
+  if (args->types.value == EK_F16) return &attend_f16;
+  return at->tf32 && args->types.value == EK_F32 && args->head_width <= 128 ? &attend_tf32
+                                                                            : nullptr;
 }
 
 } // namespace ek__cuda
-
-cudaError_t ek__cuda_attend_warp_forward(cudaStream_t stream,
-                                         const struct ek__attention_args *args);
-cudaError_t ek__cuda_attend_warp_backward(cudaStream_t stream,
-                                          const struct ek__attention_args *args);
 
 #endif /* EK_CUDA_ATTEND_CUH */

@@ -3,56 +3,120 @@
  *
  * A block of four warps has a tile of ROWS tokens of its own and walks over tiles of COLUMNS tokens. A
  * warp has STRIPS of 16 neighbouring rows, all columns of them, in registers, and nobody else's: no
- * scores go through shared memory. Tiles of tokens lie in shared memory, rounded, as words of 32 bits;
- * their rows are 4 words longer than a head, so that the eight rows and four words that a warp reads at
- * once are in 32 banks, along rows and along columns.
+ * scores go through shared memory. Tiles of tokens lie in shared memory as operands, in words of 32
+ * bits; their rows are 4 words longer than a head, so that eight rows of 16 bytes, which are read at
+ * once, are in 32 banks. Nobody but a warp reads its rows of the block's own tiles, so that it puts
+ * its results there when it has done, and writes them in pieces of 16 bytes.
  *
- * The sums of a product have the order in which they are multiplied next as a left operand only if
- * its tokens are counted in another order than they lie in: see left() and right().
- *
- * What depends on the type is in the struct `precision` alone: the words of a row, the depth of a
- * product, and how scores become operands. A product of 16-bit types has twice the depth in as many
- * words, read in the same places (PTX ISA, mma.m16n8k16): its struct is all that they will need.
+ * What depends on the type is in a struct `precision` alone: TF32, bf16 or f16. A product of 16-bit types
+ * has twice the depth in as many words of the same places, so that rows times rows is one code. Rows
+ * times a tile are not: the sums of a product are its left operand as they lie, two to a word, and the
+ * right one is transposed as it is read; of TF32 no instruction does that, and the sums are in
+ * the order of an operand only if its tokens are counted in another order than they lie in.
  *
  * Floor: 4 d operations (2 of them a multiply-add) for each pair of tokens forward, 14 d backward.
- * Each product of 16 x 8 x 8 by a strip reads 64 words of shared memory, or 64 / STRIPS a strip.
+ * A strip's product of 16 x 8 by DEPTH reads 64 words of shared memory, or 64 / STRIPS a strip.
  */
 #ifndef EK_CUDA_ATTEND_WARP_CUH
 #define EK_CUDA_ATTEND_WARP_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include "backend/cuda/cuda_attend.cuh"
 #include "backend/cuda/cuda_inline.cuh"
 
 namespace ek__cuda {
 
+/* A lane's place: see multiply_tf32(). */
+struct place_in_warp {
+  int lane, g, t, row; /* row: the warp's first in the tile */
+  __device__ explicit place_in_warp(int rows_of_warp)
+      : lane((int)(threadIdx.x % WARP)), g(lane / 4), t(lane % 4),
+        row((int)(threadIdx.x / WARP) * rows_of_warp) {}
+};
+
+/*
+ * A precision has
+ *   DEPTH, PER_WORD   of a product: 8 words of a row; elements of a word
+ *   ROUNDS            words that were copied become operands by operand()
+ *   left()            DEPTH columns of scores as the left operand of the next product
+ *   right()           the same DEPTH tokens of 16 columns of a tile, which `tile` points to, as two right ones
+ *   put()             neighbouring results, columns 2 t and 2 t + 1 of 8, into the row of a tile
+ */
 struct tf32 {
   using T = float;
-  static constexpr int DEPTH = 8; /* of a product: 8 words of a row */
-  static constexpr int PER_WORD = 1;
+  static constexpr int DEPTH = 8, PER_WORD = 1;
+  static constexpr bool ROUNDS = true;
 
   static __device__ __forceinline__ void multiply(float (&d)[4], const unsigned (&a)[4],
                                                   const unsigned (&b)[2]) {
     multiply_tf32(d, a, b);
   }
-  /* A word as it was copied becomes an operand. */
   static __device__ __forceinline__ unsigned operand(unsigned word) {
     float x;
     memcpy(&x, &word, sizeof x);
     return round_tf32(x);
   }
-  /* DEPTH columns of scores as the left operand of the next product. A lane has the columns 2 t and
-   * 2 t + 1; as operand t and t + 4 they are the tokens that right() takes for these. */
+  /* A lane has the columns 2 t and 2 t + 1; as operand t and t + 4 they are the tokens that right()
+   * takes for these. */
   static __device__ __forceinline__ void left(unsigned (&a)[4], const float (*score)[4]) {
     a[0] = round_tf32(score[0][0]);
     a[1] = round_tf32(score[0][2]);
     a[2] = round_tf32(score[0][1]);
     a[3] = round_tf32(score[0][3]);
   }
-  /* The same DEPTH tokens of one column of a tile; `tile` is at the first of them. */
-  static __device__ __forceinline__ void right(unsigned (&b)[2], const unsigned *tile, int stride,
-                                               int t) {
-    b[0] = tile[2 * t * stride];
-    b[1] = tile[(2 * t + 1) * stride];
+  static __device__ __forceinline__ void right(unsigned (&b)[2][2], const unsigned *tile,
+                                               int stride, const place_in_warp &at) {
+    EK_UNROLL
+    for (int n = 0; n < 2; n++) {
+      b[n][0] = tile[2 * at.t * stride + 8 * n + at.g];
+      b[n][1] = tile[(2 * at.t + 1) * stride + 8 * n + at.g];
+    }
+  }
+  static __device__ __forceinline__ void put(unsigned *row, int t, float x, float y) {
+    const pack<float, 2> two = {{x, y}};
+    memcpy(row + 2 * t, &two, sizeof two);
+  }
+};
+
+template <class Half> struct half_precision {
+  using T = Half;
+  static constexpr bool BF16 = std::is_same_v<Half, __nv_bfloat16>;
+  static constexpr int DEPTH = 16, PER_WORD = 2;
+  static constexpr bool ROUNDS = false;
+
+  static __device__ __forceinline__ void multiply(float (&d)[4], const unsigned (&a)[4],
+                                                  const unsigned (&b)[2]) {
+    if constexpr (BF16) {
+      multiply_bf16(d, a, b);
+    } else {
+      multiply_f16(d, a, b);
+    }
+  }
+  static __device__ __forceinline__ unsigned operand(unsigned word) { return word; }
+  /* Both rounded to nearest even; x in the lower half. */
+  static __device__ __forceinline__ unsigned word_of(float x, float y) {
+    unsigned word;
+    if constexpr (BF16) {
+      const __nv_bfloat162 two = __floats2bfloat162_rn(x, y);
+      memcpy(&word, &two, sizeof word);
+    } else {
+      const __half2 two = __floats2half2_rn(x, y);
+      memcpy(&word, &two, sizeof word);
+    }
+    return word;
+  }
+  static __device__ __forceinline__ void left(unsigned (&a)[4], const float (*score)[4]) {
+    EK_UNROLL
+    for (int i = 0; i < 4; i++) a[i] = word_of(score[i / 2][i % 2 * 2], score[i / 2][i % 2 * 2 + 1]);
+  }
+  static __device__ __forceinline__ void right(unsigned (&b)[2][2], const unsigned *tile,
+                                               int stride, const place_in_warp &at) {
+    load_transposed(b[0], tile + at.lane % 16 * stride + at.lane / 16 * 4);
+  }
+  static __device__ __forceinline__ void put(unsigned *row, int t, float x, float y) {
+    row[t] = word_of(x, y);
   }
 };
 
@@ -69,23 +133,16 @@ template <class Precision, int HEAD, int Strips, int Columns> struct block_of {
 template <class s> using scores_of = float[s::STRIPS][s::COLUMNS / 8][4];
 template <class s> using sums_of = float[s::STRIPS][s::WIDTH / 8][4];
 
-/* A lane's place: see multiply_tf32(). */
-struct place_in_warp {
-  int g, t, row; /* row: the warp's first in the tile */
-  __device__ explicit place_in_warp(int rows_of_warp)
-      : g((int)(threadIdx.x % WARP) / 4), t((int)(threadIdx.x % WARP) % 4),
-        row((int)(threadIdx.x / WARP) * rows_of_warp) {}
-};
-
 /* ---- tiles ---- */
 
-/* Calls f(word of the tile, row, element of the row) for each 16 bytes that are this thread's. */
+/* Calls f(word of the tile, row, element of the row) for each 16 bytes that are this thread's: those of
+ * one column. */
 template <class s, int ROWS, class F> __device__ __forceinline__ void each_piece(F f) {
-  constexpr int PIECES = s::WORDS / 4;
-  static_assert(ROWS * PIECES % s::THREADS == 0, "all threads have as many");
+  constexpr int PIECES = s::WORDS / 4, STEP = s::THREADS / PIECES;
+  static_assert(s::THREADS % PIECES == 0 && ROWS % STEP == 0, "all threads have as many");
+  const int word = (int)threadIdx.x % PIECES * 4, first = (int)threadIdx.x / PIECES;
   EK_UNROLL_BY(4)
-  for (int i = (int)threadIdx.x; i < ROWS * PIECES; i += s::THREADS) {
-    const int row = i / PIECES, word = i % PIECES * 4;
+  for (int row = first; row < ROWS; row += STEP) {
     f(row * s::STRIDE + word, row, word * s::precision::PER_WORD);
   }
 }
@@ -94,9 +151,11 @@ template <class s, int ROWS, class F> __device__ __forceinline__ void each_piece
 template <class s, int ROWS, class T = typename s::T>
 __device__ __forceinline__ void fetch_tile(unsigned *tile, const T *from, int64_t stride,
                                            int64_t first, const attended<T> &a) {
+  const T *const base = from + first * stride;
+  const int rows = (int)(a.tokens - first < ROWS ? a.tokens - first : ROWS); /* there are */
   each_piece<s, ROWS>([&](int at, int row, int column) {
-    const bool there = first + row < a.tokens && column < a.width;
-    const T *p = from + (first + row) * stride + column;
+    const bool there = row < rows && column < a.width;
+    const T *p = base + row * stride + column;
     if (a.wide) {
       copy_async<16>(tile + at, there ? p : from, there);
       return;
@@ -111,6 +170,7 @@ __device__ __forceinline__ void fetch_tile(unsigned *tile, const T *from, int64_
 
 /* What this thread has copied becomes operands: after copy_wait(), before the barrier. */
 template <class s, int ROWS> __device__ __forceinline__ void round_tile(unsigned *tile) {
+  if constexpr (!s::precision::ROUNDS) return;
   each_piece<s, ROWS>([&](int at, int, int) {
     pack<unsigned, 4> words = load<4>(tile + at);
     EK_UNROLL
@@ -125,8 +185,9 @@ template <class s, int ROWS> __device__ __forceinline__ void round_tile(unsigned
 template <class s>
 __device__ __forceinline__ void dot_tiles(scores_of<s> &score, const unsigned *rows,
                                           const unsigned *columns, const place_in_warp &at) {
-  const unsigned *const left = rows + (at.row + at.g) * s::STRIDE + at.t;
-  const unsigned *const right = columns + at.g * s::STRIDE + at.t;
+  const unsigned *const left = rows + (at.row + at.lane % 16) * s::STRIDE + at.lane / 16 * 4;
+  const unsigned *const right =
+      columns + (at.lane / 16 * 8 + at.lane % 8) * s::STRIDE + at.lane / 8 % 2 * 4;
   EK_UNROLL
   for (int i = 0; i < s::STRIPS; i++) {
     EK_UNROLL
@@ -135,21 +196,20 @@ __device__ __forceinline__ void dot_tiles(scores_of<s> &score, const unsigned *r
       for (int e = 0; e < 4; e++) score[i][n][e] = 0;
     }
   }
-  EK_UNROLL_BY(2)
+  EK_UNROLL_BY(1)
   for (int k = 0; k < s::WORDS; k += 8) {
     unsigned a[s::STRIPS][4];
     EK_UNROLL
-    for (int i = 0; i < s::STRIPS; i++) {
-      EK_UNROLL
-      for (int e = 0; e < 4; e++) {
-        a[i][e] = left[(16 * i + e % 2 * 8) * s::STRIDE + k + e / 2 * 4];
-      }
-    }
+    for (int i = 0; i < s::STRIPS; i++) load_matrices(a[i], left + 16 * i * s::STRIDE + k);
     EK_UNROLL
-    for (int n = 0; n < s::COLUMNS / 8; n++) {
-      const unsigned b[2] = {right[8 * n * s::STRIDE + k], right[8 * n * s::STRIDE + k + 4]};
+    for (int n = 0; n < s::COLUMNS / 8; n += 2) {
+      unsigned b[2][2];
+      load_matrices(b[0], right + 8 * n * s::STRIDE + k);
       EK_UNROLL
-      for (int i = 0; i < s::STRIPS; i++) s::precision::multiply(score[i][n], a[i], b);
+      for (int i = 0; i < s::STRIPS; i++) {
+        s::precision::multiply(score[i][n], a[i], b[0]);
+        s::precision::multiply(score[i][n + 1], a[i], b[1]);
+      }
     }
   }
 }
@@ -165,11 +225,14 @@ __device__ __forceinline__ void add_tile(sums_of<s> &sum, const scores_of<s> &sc
     EK_UNROLL
     for (int i = 0; i < s::STRIPS; i++) p::left(a[i], &score[i][k / 8]);
     EK_UNROLL
-    for (int n = 0; n < s::WIDTH / 8; n++) {
-      unsigned b[2];
-      p::right(b, tile + k * s::STRIDE + 8 * n + at.g, s::STRIDE, at.t);
+    for (int n = 0; n < s::WIDTH / 8; n += 2) {
+      unsigned b[2][2];
+      p::right(b, tile + k * s::STRIDE + 8 * n / p::PER_WORD, s::STRIDE, at);
       EK_UNROLL
-      for (int i = 0; i < s::STRIPS; i++) p::multiply(sum[i][n], a[i], b);
+      for (int i = 0; i < s::STRIPS; i++) {
+        p::multiply(sum[i][n], a[i], b[0]);
+        p::multiply(sum[i][n + 1], a[i], b[1]);
+      }
     }
   }
 }
@@ -185,29 +248,43 @@ template <class s> __device__ __forceinline__ void clear(sums_of<s> &sum) {
   }
 }
 
-/* Writes this warp's rows of a tile that begins at row `first` of a head at `to`. */
+/* Writes this warp's rows of a tile that begins at row `first` of a head at `to`, by way of its rows of
+ * `tile`, one of the block's own. */
 template <class s, class T = typename s::T>
 __device__ __forceinline__ void put_tile(T *to, int64_t stride, int64_t first,
-                                         const sums_of<s> &sum, const place_in_warp &at,
-                                         const attended<T> &a) {
+                                         const sums_of<s> &sum, unsigned *tile,
+                                         const place_in_warp &at, const attended<T> &a) {
+  constexpr int PIECES = s::WORDS / 4, PER_WORD = s::precision::PER_WORD;
+  unsigned *const rows = tile + at.row * s::STRIDE;
+  __syncwarp();
   EK_UNROLL
   for (int i = 0; i < s::STRIPS; i++) {
     EK_UNROLL
-    for (int h = 0; h < 2; h++) {
-      const int64_t row = first + at.row + 16 * i + 8 * h + at.g;
-      if (row >= a.tokens) continue;
+    for (int n = 0; n < s::WIDTH / 8; n++) {
       EK_UNROLL
-      for (int n = 0; n < s::WIDTH / 8; n++) {
-        const int column = 8 * n + 2 * at.t;
-        T *const p = to + row * stride + column;
-        const pack<T, 2> two = {{T(sum[i][n][2 * h]), T(sum[i][n][2 * h + 1])}};
-        if (a.wide && column < a.width) {
-          store<2>(p, two);
-        } else {
-          if (column < a.width) p[0] = two.at[0];
-          if (column + 1 < a.width) p[1] = two.at[1];
-        }
+      for (int h = 0; h < 2; h++) {
+        s::precision::put(rows + (16 * i + 8 * h + at.g) * s::STRIDE + 8 * n / PER_WORD, at.t,
+                          sum[i][n][2 * h], sum[i][n][2 * h + 1]);
       }
+    }
+  }
+  __syncwarp();
+  EK_UNROLL_BY(4)
+  for (int i = at.lane; i < s::STRIPS * 16 * PIECES; i += (int)WARP) {
+    const int row = i / PIECES, word = i % PIECES * 4, column = word * PER_WORD;
+    const int64_t token = first + at.row + row;
+    if (token >= a.tokens || column >= a.width) continue;
+    pack<T, PACK<T>> value;
+    const pack<unsigned, 4> words = load<4>(rows + row * s::STRIDE + word);
+    memcpy(&value, &words, sizeof value);
+    T *const p = to + token * stride + column;
+    if (a.wide) {
+      store<PACK<T>>(p, value);
+      continue;
+    }
+    EK_UNROLL
+    for (int j = 0; j < PACK<T>; j++) {
+      if (column + j < a.width) p[j] = value.at[j];
     }
   }
 }

@@ -1,6 +1,7 @@
 /*
  * cuda_inline.cuh - the instructions that are written by hand, because C++ has no words for them:
- * copies into shared memory that nobody waits for, and products of small matrices by a whole warp.
+ * copies into shared memory that nobody waits for, and, by a whole warp, small matrices read from there and
+ * multiplied.
  *
  * On a GPU each is one instruction of PTX. A stand-in for the runtime defines the macros below in its
  * <cuda_runtime.h>, as it defines EK_LAUNCH, and so every kernel is one source: nothing above this
@@ -8,7 +9,9 @@
  * refuse operands that were not rounded, so that it finds what a GPU would only get wrong at times.
  *
  *   EK_COPY_ASYNC(to, from, bytes, there)   EK_COPY_COMMIT()   EK_COPY_WAIT(groups)
+ *   EK_LOAD_MATRICES(x, row)                EK_LOAD_TRANSPOSED(x, row)
  *   EK_ROUND_TF32(x)                        EK_MULTIPLY_TF32(d, a, b)
+ *   EK_MULTIPLY_BF16(d, a, b)               EK_MULTIPLY_F16(d, a, b)
  */
 #ifndef EK_CUDA_INLINE_CUH
 #define EK_CUDA_INLINE_CUH
@@ -59,6 +62,36 @@ template <int GROUPS> __device__ __forceinline__ void copy_wait() {
 #endif
 }
 
+/* ---- matrices of a block's memory ---- */
+
+/*
+ * Four matrices of 8 rows of 16 bytes. Lane i says where row i % 8 of matrix i / 8 is, aligned to 16
+ * bytes, and gets a word of each: with g = lane / 4 and t = lane % 4 (PTX ISA, ldmatrix)
+ *   load_matrices     word t of row g: an element of 32 bits, or two of 16
+ *   load_transposed   of elements of 16 bits those of rows 2 t and 2 t + 1 in column g
+ */
+__device__ __forceinline__ void load_matrices(unsigned *x, const unsigned *row) {
+#ifdef EK_LOAD_MATRICES
+  EK_LOAD_MATRICES(x, row);
+#else
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"((unsigned)__cvta_generic_to_shared(row))
+               : "memory");
+#endif
+}
+
+__device__ __forceinline__ void load_transposed(unsigned *x, const unsigned *row) {
+#ifdef EK_LOAD_TRANSPOSED
+  EK_LOAD_TRANSPOSED(x, row);
+#else
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"((unsigned)__cvta_generic_to_shared(row))
+               : "memory");
+#endif
+}
+
 /* ---- products of a warp ---- */
 
 /* To 10 bits behind the point, to nearest, ties away from zero; what a product takes as it is. */
@@ -85,6 +118,37 @@ __device__ __forceinline__ void multiply_tf32(float (&d)[4], const unsigned (&a)
   EK_MULTIPLY_TF32(d, a, b);
 #else
   asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+
+/*
+ * d (16 x 8) += a (16 x 16) b (16 x 8) of numbers of 16 bits, two in a word, the first in its lower
+ * half. A lane has (PTX ISA, mma.m16n8k16), beside d as above, for each word the place of its first
+ * number; the second is in the next column of a, the next row of b:
+ *   a: rows g, g + 8, g, g + 8; columns 2 t, 2 t, 2 t + 8, 2 t + 8
+ *   b: rows 2 t, 2 t + 8; column g
+ */
+__device__ __forceinline__ void multiply_bf16(float (&d)[4], const unsigned (&a)[4],
+                                              const unsigned (&b)[2]) {
+#ifdef EK_MULTIPLY_BF16
+  EK_MULTIPLY_BF16(d, a, b);
+#else
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+
+__device__ __forceinline__ void multiply_f16(float (&d)[4], const unsigned (&a)[4],
+                                             const unsigned (&b)[2]) {
+#ifdef EK_MULTIPLY_F16
+  EK_MULTIPLY_F16(d, a, b);
+#else
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
       "{%8, %9}, {%0, %1, %2, %3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
