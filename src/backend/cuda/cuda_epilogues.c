@@ -6,6 +6,10 @@
  *   GELU_BACKWARD     DGELU, DGELU_BGRAD         sums           pre, read
  *   SUMS              BGRADB                     sums           -
  *
+ * A vector of cuBLASLt's is of the type of c. So of 16 bits the sums beside a gradient of a weight are
+ * f32, as that is, but those of DGELU_BGRAD would be rounded: there a kernel of ours adds them up behind
+ * DGELU.
+ *
  * cuBLASLt swaps our operands (cuda_products.c): its B is our a, and the sums over its columns are
  * sums over our rows. Its GELU is the tanh form, as ours is.
  *
@@ -28,9 +32,15 @@ enum { AUX_COLUMNS = 8, AUX_BYTES = 16 };
 
 static bool fits(const struct ek__fused_args *args) {
   const struct ek__matmul_args *product = &args->product;
-  if (product->types.value != EK_F32) return false;
+  if (product->types.value == EK_F64) return false;
   return args->pre == NULL || (product->n % AUX_COLUMNS == 0 && product->ldc == product->n &&
                                (uintptr_t)args->pre % AUX_BYTES == 0);
+}
+
+/* Whether sums are made by a kernel behind the product. */
+static bool sums_apart(const struct ek__fused_args *args) {
+  return args->sums != NULL && args->epilogue == EK__EPILOGUE_GELU_BACKWARD &&
+         ek__cuda_is_half(args->product.types.value);
 }
 
 static cublasLtEpilogue_t epilogue_for(const struct ek__fused_args *args) {
@@ -38,7 +48,8 @@ static cublasLtEpilogue_t epilogue_for(const struct ek__fused_args *args) {
   case EK__EPILOGUE_GELU:
     return args->product.bias == NULL ? CUBLASLT_EPILOGUE_GELU : CUBLASLT_EPILOGUE_GELU_BIAS;
   case EK__EPILOGUE_GELU_BACKWARD:
-    return args->sums == NULL ? CUBLASLT_EPILOGUE_DGELU : CUBLASLT_EPILOGUE_DGELU_BGRAD;
+    return args->sums == NULL || sums_apart(args) ? CUBLASLT_EPILOGUE_DGELU
+                                                  : CUBLASLT_EPILOGUE_DGELU_BGRAD;
   case EK__EPILOGUE_SUMS: break;
   }
   return CUBLASLT_EPILOGUE_BGRADB;
@@ -59,20 +70,34 @@ static ek_status gelu_behind(ek_stream *stream, const struct ek__fused_args *arg
   return ek__cuda_slot_activation_forward(stream, &gelu);
 }
 
+/* sums = sums_beta sums + the columns of a matrix. */
+static ek_status sum_columns(ek_stream *stream, const struct ek__fused_args *args, const void *a,
+                             int64_t rows, int64_t columns, int64_t pitch, struct ek__types types) {
+  const struct ek__matrix_args sum = {.y = args->sums,
+                                      .a = a,
+                                      .rows = rows,
+                                      .columns = columns,
+                                      .pitch = pitch,
+                                      .value = args->sums_beta,
+                                      .types = types};
+  return ek__cuda_slot_column_sum(stream, &sum);
+}
+
 static ek_status matmul_fused(bool *done, ek_stream *stream, const struct ek__fused_args *args) {
   const struct ek__cuda_stream *it = ek__cuda_stream_of(stream);
   const struct ek__matmul_args *product = &args->product;
   const int64_t count = args->epilogue == EK__EPILOGUE_SUMS ? product->m : product->n;
+  const bool apart = sums_apart(args);
   /* cuBLASLt overwrites: what is to be added comes by way of the workspace. */
-  const bool add = args->sums != NULL && args->sums_beta != 0;
-  const bool fast = it->device->gpu->fused >> args->epilogue & 1;
+  const bool add = args->sums != NULL && args->sums_beta != 0 && !apart;
+  const bool fast = it->device->gpu->fused.of[product->types.value] >> args->epilogue & 1;
   if (args->epilogue == EK__EPILOGUE_GELU && args->pre != NULL) {
-    *done = product->types.value == EK_F32; /* f64 has no products with a bias */
+    *done = product->types.value != EK_F64; /* which has no products with a bias */
     return *done ? gelu_behind(stream, args) : EK_OK;
   }
   if (!fast || !fits(args) || (add && count > (int64_t)(EK__CUDA_KERNEL_BYTES / sizeof(float))))
     return EK_OK;
-  void *sums = add ? ek__cuda_kernel_workspace(it->device) : args->sums;
+  void *sums = add ? ek__cuda_kernel_workspace(it->device) : apart ? NULL : args->sums;
   const struct ek__cuda_product what = {
       .args = product,
       .epilogue = epilogue_for(args),
@@ -80,16 +105,13 @@ static ek_status matmul_fused(bool *done, ek_stream *stream, const struct ek__fu
       .aux = args->pre};
   EK_TRY(ek__cuda_enter(it->device));
   EK_TRY(ek__cuda_multiply(done, it, &what));
-  if (!*done || !add) return EK_OK;
+  if (!*done) return EK_OK;
+  if (apart) {
+    return sum_columns(stream, args, product->c, product->m, count, product->ldc, product->types);
+  }
+  if (!add) return EK_OK;
   /* One row: column_sum reads it where it lies, and needs no workspace of its own. */
-  const struct ek__matrix_args sum = {.y = args->sums,
-                                      .a = sums,
-                                      .rows = 1,
-                                      .columns = count,
-                                      .pitch = count,
-                                      .value = args->sums_beta,
-                                      .types = product->types};
-  return ek__cuda_slot_column_sum(stream, &sum);
+  return sum_columns(stream, args, sums, 1, count, count, (struct ek__types){EK_F32, EK_F32});
 }
 
 ek_status ek__cuda_slot_matmul_fused(bool *done, ek_stream *stream,

@@ -26,9 +26,14 @@ extern const struct ek__module_host *ek__cuda_host;
 
 struct ek__cuda_group;
 
+/* For each type of values a bit for each ek__epilogue. */
+struct ek__cuda_fused {
+  unsigned of[EK_F16 + 1];
+};
+
 struct ek__cuda_gpu {
   int physical;        /* CUDA's number */
-  unsigned fused;      /* a bit for each ek__epilogue that cuBLASLt does best: cuda_timing.c */
+  struct ek__cuda_fused fused; /* what epilogues cuBLASLt does best: cuda_timing.c */
   int shared_bytes;    /* what a block may have of shared memory */
   int model;           /* the same number: products take the same time */
   size_t first, count; /* its devices in the group */
@@ -182,7 +187,8 @@ ek_status ek__cuda_take_time(float *time, bool *done, const struct ek__cuda_stre
 /* What an algorithm may depend on; no padding, so that it is compared as bytes. */
 struct ek__cuda_shape {
   int64_t m, n, k, lda, ldb, ldc;
-  uint32_t type, transpose_a, transpose_b, has_beta, epilogue;
+  uint16_t type, result; /* of a and b; of c */
+  uint32_t transpose_a, transpose_b, has_beta, epilogue;
   uint32_t align_a, align_b, align_c, align_vector, align_aux;
 };
 
@@ -214,8 +220,9 @@ ek_status ek__cuda_choose(int *number, const struct ek__cuda_stream *stream,
     (size_t)(EK__CUDA_TIMED_ROWS + EK__CUDA_TIMED_COLUMNS) * (EK__CUDA_TIMED_DEPTH + 2)))
 #define EK__CUDA_SCRATCH_BYTES (EK__CUDA_DEVICE_BYTES + EK__CUDA_TIMED_BYTES)
 
-/* Sets a bit for each epilogue that won; `memory` is EK__CUDA_TIMED_BYTES of the GPU's. Waits. */
-ek_status ek__cuda_time_epilogues(unsigned *fused, struct ek__cuda_device *device, void *memory);
+/* Says which epilogues won; `memory` is EK__CUDA_TIMED_BYTES of the GPU's. Waits. */
+ek_status ek__cuda_time_epilogues(struct ek__cuda_fused *fused, struct ek__cuda_device *device,
+                                  void *memory);
 
 /* ---- cuda_memory.c: the memory of the GPUs ---- */
 
@@ -284,6 +291,13 @@ ek_status ek__cuda_arrive(ek_device *device, uint64_t arrival);
 
 /* ---- cuda_launch.c, cuda_products.c, cuda_epilogues.c ---- */
 
+/* The type of c. */
+static inline ek_type ek__cuda_result_type(const struct ek__matmul_args *args) {
+  return args->gradient ? args->types.sum : args->types.value;
+}
+static inline bool ek__cuda_is_half(ek_type type) { return type == EK_BF16 || type == EK_F16; }
+
+
 extern const struct ek__kernels ek__cuda_kernels;
 
 /* ek__cuda_slot_<name> of every kernel. */
@@ -300,7 +314,8 @@ struct ek__cuda_product {
   bool untimed;       /* the heuristic's first algorithm will do */
 };
 
-/* *done is false if cuBLASLt has no algorithm: then nothing was queued. No size is 0. */
+/* *done is false if cuBLASLt has no algorithm: then nothing was queued. No size is 0. A vector is of
+ * the type of c, as cuBLASLt has it, and so is aux. */
 ek_status ek__cuda_multiply(bool *done, const struct ek__cuda_stream *stream,
                             const struct ek__cuda_product *what);
 

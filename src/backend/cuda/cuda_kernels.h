@@ -94,9 +94,15 @@ extern "C" {
                               const struct ek__##kind##_args *args);
 EK__CUDA_LAUNCHER_LIST(EK__CUDA_PROTOTYPE)
 
-/* Not a slot: dgamma and dbeta of layer_norm_backward, which calls it. */
+/* Not slots. dgamma and dbeta of layer_norm_backward, which calls it. */
 cudaError_t ek__cuda_layer_norm_columns(const struct ek__cuda_place *at,
                                         const struct ek__layer_norm_args *args);
+/* c without the bias, where cuBLASLt has nothing. */
+cudaError_t ek__cuda_multiply_plainly(const struct ek__cuda_place *at,
+                                      const struct ek__matmul_args *args);
+/* y[r][c] = b[c], of any type. */
+cudaError_t ek__cuda_spread_bias(const struct ek__cuda_place *at,
+                                 const struct ek__matrix_args *args);
 
 #ifdef __cplusplus
 }

@@ -9,7 +9,13 @@
  * the same algorithm gives the same bits. Which of them is the fastest is then measured
  * (cuda_choice.c). The heuristic may be wrong: an algorithm that the product
  * then refuses is given up for good, and the next one has its turn. A plain product that has none left
- * is given to cuBLASLt without one; other epilogues are done by kernels of ours.
+ * is given to cuBLASLt without one, and then to a kernel of ours (cuda_multiply.cu); other epilogues are
+ * done by kernels of ours.
+ *
+ * Operands of 16 bits are multiplied with f32 sums; c is of their type, or f32 where it is the gradient
+ * of a weight. Parts of a sum over k that are computed apart are added up in f32: cuBLASLt would
+ * also do that in the type of c (CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE, _INPLACE) and round each part. So
+ * the heuristic is told not to offer it, and cuBLASLt is never left to choose for a c of 16 bits.
  */
 #include <string.h>
 
@@ -68,7 +74,8 @@ static struct ek__cuda_shape shape_of(const struct ek__cuda_product *what) {
                                  .lda = args->lda,
                                  .ldb = args->ldb,
                                  .ldc = args->ldc,
-                                 .type = (uint32_t)args->types.value,
+                                 .type = (uint16_t)args->types.value,
+                                 .result = (uint16_t)ek__cuda_result_type(args),
                                  .transpose_a = args->transpose_a,
                                  .transpose_b = args->transpose_b,
                                  .has_beta = args->beta != 0,
@@ -88,12 +95,15 @@ static ek_status set(const struct product *product, cublasLtMatmulDescAttributes
 }
 
 /* A stored row-major matrix, by columns. */
-static ek_status layout(const struct product *product, cublasLtMatrixLayout_t *result, int64_t rows,
-                        int64_t columns, int64_t pitch) {
-  const cudaDataType_t type = product->shape.type == EK_F64 ? CUDA_R_64F : CUDA_R_32F;
+static ek_status layout(const struct product *product, cublasLtMatrixLayout_t *result,
+                        uint16_t type, int64_t rows, int64_t columns, int64_t pitch) {
+  static const cudaDataType_t types[] = {[EK_F32] = CUDA_R_32F,
+                                         [EK_F64] = CUDA_R_64F,
+                                         [EK_BF16] = CUDA_R_16BF,
+                                         [EK_F16] = CUDA_R_16F};
   return ek__cuda_check_blas(
       product->device,
-      cublasLtMatrixLayoutCreate(result, type, (uint64_t)columns, (uint64_t)rows, pitch),
+      cublasLtMatrixLayoutCreate(result, types[type], (uint64_t)columns, (uint64_t)rows, pitch),
       "matmul: cublasLtMatrixLayoutCreate");
 }
 
@@ -112,7 +122,8 @@ static ek_status describe_epilogue(const struct product *product,
 static ek_status describe(struct product *product, const struct ek__cuda_product *what) {
   const struct ek__matmul_args *args = what->args;
   const bool wide = args->types.value == EK_F64;
-  const bool tf32 = product->device->group->options.allow_tf32;
+  const bool tf32 = product->device->group->options.allow_tf32 && args->types.value == EK_F32;
+  const uint16_t type = product->shape.type;
   const cublasComputeType_t compute = wide   ? CUBLAS_COMPUTE_64F
                                       : tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32
                                              : CUBLAS_COMPUTE_32F;
@@ -125,11 +136,11 @@ static ek_status describe(struct product *product, const struct ek__cuda_product
   EK_TRY(set(product, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first));
   EK_TRY(set(product, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second));
   EK_TRY(describe_epilogue(product, what));
-  EK_TRY(args->transpose_b ? layout(product, &product->first, args->n, args->k, args->ldb)
-                           : layout(product, &product->first, args->k, args->n, args->ldb));
-  EK_TRY(args->transpose_a ? layout(product, &product->second, args->k, args->m, args->lda)
-                           : layout(product, &product->second, args->m, args->k, args->lda));
-  return layout(product, &product->result, args->m, args->n, args->ldc);
+  EK_TRY(args->transpose_b ? layout(product, &product->first, type, args->n, args->k, args->ldb)
+                           : layout(product, &product->first, type, args->k, args->n, args->ldb));
+  EK_TRY(args->transpose_a ? layout(product, &product->second, type, args->k, args->m, args->lda)
+                           : layout(product, &product->second, type, args->m, args->k, args->lda));
+  return layout(product, &product->result, product->shape.result, args->m, args->n, args->ldc);
 }
 
 static void forget(struct product *product) {
@@ -144,18 +155,22 @@ static void forget(struct product *product) {
 static cublasStatus_t prefer(cublasLtMatmulPreference_t preference,
                              const struct ek__cuda_shape *shape) {
   const uint64_t bytes = EK__CUDA_PRODUCT_BYTES;
+  const uint32_t sums_in_f32 =
+      (uint32_t)CUBLASLT_REDUCTION_SCHEME_NONE | (uint32_t)CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
   const struct {
     cublasLtMatmulPreferenceAttributes_t attribute;
     uint32_t value;
-  } alignments[] = {{CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, shape->align_b},
-                    {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, shape->align_a},
-                    {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, shape->align_c},
-                    {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, shape->align_c}};
+  } wishes[] = {{CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, shape->align_b},
+                {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, shape->align_a},
+                {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, shape->align_c},
+                {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, shape->align_c},
+                {CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, sums_in_f32}};
+  const size_t count = ek__cuda_is_half((ek_type)shape->result) ? 5 : 4;
   cublasStatus_t status = cublasLtMatmulPreferenceSetAttribute(
       preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes, sizeof bytes);
-  for (size_t i = 0; i < 4 && status == CUBLAS_STATUS_SUCCESS; i++) {
-    status = cublasLtMatmulPreferenceSetAttribute(preference, alignments[i].attribute,
-                                                  &alignments[i].value, sizeof alignments[i].value);
+  for (size_t i = 0; i < count && status == CUBLAS_STATUS_SUCCESS; i++) {
+    status = cublasLtMatmulPreferenceSetAttribute(preference, wishes[i].attribute, &wishes[i].value,
+                                                  sizeof wishes[i].value);
   }
   return status;
 }
@@ -237,7 +252,7 @@ static cublasStatus_t multiply(const struct product *product, const struct ek__m
                         product->device->workspace, EK__CUDA_PRODUCT_BYTES, stream);
 }
 
-/* Whether the plan says that there is nothing, as it does only of products with an epilogue. */
+/* Whether the plan says that there is nothing. */
 static bool is_refused(const struct plan *plan) {
   return plan->known && plan->next == plan->count && !plan->automatic;
 }
@@ -255,9 +270,10 @@ static ek_status try_candidates(bool *done, struct plan *plan, const struct prod
     status = multiply(product, args, &plan->candidate[plan->next], stream);
     if (!is_refusal(status)) break;
   }
-  if (plan->next == plan->count && product->shape.epilogue == CUBLASLT_EPILOGUE_DEFAULT) {
-    plan->automatic = true;
+  if (plan->next == plan->count && product->shape.epilogue == CUBLASLT_EPILOGUE_DEFAULT &&
+      !ek__cuda_is_half((ek_type)product->shape.result)) {
     status = multiply(product, args, NULL, stream);
+    plan->automatic = !is_refusal(status);
   }
   *done = status == CUBLAS_STATUS_SUCCESS;
   if (is_refusal(status)) return EK_OK;
@@ -323,8 +339,8 @@ ek_status ek__cuda_multiply(bool *done, const struct ek__cuda_stream *stream,
 
 /* ---- before the first product ---- */
 
-/* The kinds that training has, forward, backward, and for the parameters; f64 the plain ones. */
-static const struct {
+/* The kinds that training has, forward, backward, and for the parameters. */
+static const struct kind {
   bool transpose_a, transpose_b;
   double beta;
   cublasLtEpilogue_t epilogue;
@@ -333,67 +349,105 @@ static const struct {
     {true, false, 0, CUBLASLT_EPILOGUE_DEFAULT},   {false, false, 1, CUBLASLT_EPILOGUE_DEFAULT},
     {true, false, 1, CUBLASLT_EPILOGUE_DEFAULT},   {false, true, 0, CUBLASLT_EPILOGUE_BIAS},
     {false, true, 0, CUBLASLT_EPILOGUE_GELU_BIAS}, {false, false, 0, CUBLASLT_EPILOGUE_DGELU_BGRAD},
-    {true, false, 0, CUBLASLT_EPILOGUE_BGRADB},    {true, false, 1, CUBLASLT_EPILOGUE_BGRADB}};
+    {false, false, 0, CUBLASLT_EPILOGUE_DGELU},    {true, false, 0, CUBLASLT_EPILOGUE_BGRADB},
+    {true, false, 1, CUBLASLT_EPILOGUE_BGRADB}};
+
+/* Whether a type has it: f64 has the plain ones, 16 bits those whose vector is not a rounded sum. */
+static bool has_kind(const struct kind *kind, ek_type type) {
+  if (type == EK_F64) return kind->epilogue == CUBLASLT_EPILOGUE_DEFAULT;
+  return kind->epilogue !=
+         (ek__cuda_is_half(type) ? CUBLASLT_EPILOGUE_DGELU_BGRAD : CUBLASLT_EPILOGUE_DGELU);
+}
+
+static ek_status warm_kind(const struct ek__cuda_stream *stream, char *at, const struct kind *kind,
+                           ek_type type) {
+  enum { SIDE = 64, BYTES = SIDE * SIDE * sizeof(double) };
+  const unsigned epilogue = (unsigned)kind->epilogue;
+  const bool gelu = (epilogue & (unsigned)CUBLASLT_EPILOGUE_DGELU) == CUBLASLT_EPILOGUE_DGELU;
+  const bool plain = kind->epilogue == CUBLASLT_EPILOGUE_DEFAULT;
+  const struct ek__matmul_args args = ek__cuda_dense(
+      (struct ek__matmul_args){.c = at,
+                               .a = at + BYTES,
+                               .b = at + 2 * BYTES,
+                               .m = SIDE,
+                               .n = SIDE,
+                               .k = SIDE,
+                               .transpose_a = kind->transpose_a,
+                               .transpose_b = kind->transpose_b,
+                               .beta = kind->beta,
+                               .gradient = kind->transpose_a,
+                               .types = {type, type == EK_F64 ? EK_F64 : EK_F32}});
+  const struct ek__cuda_product what = {
+      .args = &args,
+      .epilogue = kind->epilogue,
+      .vector = plain || kind->epilogue == CUBLASLT_EPILOGUE_DGELU ? NULL : at + 3 * BYTES,
+      .aux = gelu ? at + 4 * BYTES : NULL,
+      .untimed = true};
+  bool done = false; /* what there is no algorithm for loads nothing */
+  return ek__cuda_multiply(&done, stream, &what);
+}
 
 ek_status ek__cuda_products_warm(const struct ek__cuda_stream *stream, void *memory) {
-  enum { SIDE = 64, BYTES = SIDE * SIDE * sizeof(double) };
-  char *const at = memory;
-  for (size_t i = 0; i < 2 * sizeof kinds / sizeof kinds[0]; i++) {
-    const size_t kind = i / 2;
-    const bool plain = kinds[kind].epilogue == CUBLASLT_EPILOGUE_DEFAULT;
-    if (!plain && i % 2 == 1) continue;
-    const struct ek__matmul_args args = ek__cuda_dense(
-        (struct ek__matmul_args){.c = at,
-                                 .a = at + BYTES,
-                                 .b = at + 2 * BYTES,
-                                 .m = SIDE,
-                                 .n = SIDE,
-                                 .k = SIDE,
-                                 .transpose_a = kinds[kind].transpose_a,
-                                 .transpose_b = kinds[kind].transpose_b,
-                                 .beta = kinds[kind].beta,
-                                 .types = i % 2 == 0 ? (struct ek__types){EK_F32, EK_F32}
-                                                     : (struct ek__types){EK_F64, EK_F64}});
-    const bool gelu = kinds[kind].epilogue == CUBLASLT_EPILOGUE_DGELU_BGRAD;
-    const struct ek__cuda_product what = {.args = &args,
-                                          .epilogue = kinds[kind].epilogue,
-                                          .vector = plain ? NULL : at + 3 * BYTES,
-                                          .aux = gelu ? at + 4 * BYTES : NULL,
-                                          .untimed = true};
-    bool done = false; /* what there is no algorithm for loads nothing */
-    EK_TRY(ek__cuda_multiply(&done, stream, &what));
+  for (int type = EK_F32; type <= EK_F16; type++) {
+    if ((EK__CUDA_VALUES >> type & 1u) == 0) continue;
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+      if (!has_kind(&kinds[i], (ek_type)type)) continue;
+      EK_TRY(warm_kind(stream, memory, &kinds[i], (ek_type)type));
+    }
   }
   return EK_OK;
 }
 
 /* ---- the kernel ---- */
 
-static ek_status matmul(ek_stream *stream, const struct ek__matmul_args *args) {
-  const struct ek__cuda_stream *it = ek__cuda_stream_of(stream);
-  EK_TRY(ek__cuda_enter(it->device));
-  bool done = false;
-  /* cuBLASLt adds a bias to f32, not to f64. */
-  if (args->bias != NULL && args->types.value == EK_F32) {
-    const struct ek__cuda_product with_bias = {
-        .args = args, .epilogue = CUBLASLT_EPILOGUE_BIAS, .vector = args->bias};
-    EK_TRY(ek__cuda_multiply(&done, it, &with_bias));
-    if (done) return EK_OK;
-  }
+/* The place of a kernel of ours that needs no workspace. */
+static struct ek__cuda_place place_on(const struct ek__cuda_stream *stream) {
+  return (struct ek__cuda_place){.stream = stream->handle, .bad = stream->device->bad};
+}
+
+static ek_status plain_product(const struct ek__cuda_stream *it,
+                               const struct ek__matmul_args *args) {
   const struct ek__cuda_product plain = {.args = args, .epilogue = CUBLASLT_EPILOGUE_DEFAULT};
+  const struct ek__cuda_place place = place_on(it);
+  bool done = false;
   EK_TRY(ek__cuda_multiply(&done, it, &plain));
-  if (!done) {
-    return ek__cuda_host->error_set(
-        EK_ERR_UNSUPPORTED, "%s: matmul: cuBLASLt has no algorithm for %lld x %lld x %lld",
-        it->device->name, (long long)args->m, (long long)args->n, (long long)args->k);
-  }
-  if (args->bias == NULL) return EK_OK;
+  if (done) return EK_OK;
+  return ek__cuda_check(it->device, ek__cuda_multiply_plainly(&place, args), "matmul");
+}
+
+/* A bias where cuBLASLt adds none: behind the product, but of 16 bits before it, as c would be rounded
+ * twice. */
+static ek_status bias_apart(ek_stream *stream, const struct ek__matmul_args *args) {
+  const struct ek__cuda_stream *it = ek__cuda_stream_of(stream);
   const struct ek__matrix_args bias = {.y = args->c,
                                        .b = args->bias,
                                        .rows = args->m,
                                        .columns = args->n,
                                        .pitch = args->ldc,
                                        .types = args->types};
-  return ek__cuda_slot_add_bias(stream, &bias);
+  if (!ek__cuda_is_half(args->types.value) || args->beta != 0) {
+    EK_TRY(plain_product(it, args));
+    return ek__cuda_slot_add_bias(stream, &bias);
+  }
+  const struct ek__cuda_place place = place_on(it);
+  struct ek__matmul_args added = *args;
+  added.beta = 1;
+  EK_TRY(ek__cuda_check(it->device, ek__cuda_spread_bias(&place, &bias), "matmul: bias"));
+  return plain_product(it, &added);
+}
+
+static ek_status matmul(ek_stream *stream, const struct ek__matmul_args *args) {
+  const struct ek__cuda_stream *it = ek__cuda_stream_of(stream);
+  EK_TRY(ek__cuda_enter(it->device));
+  if (args->bias == NULL) return plain_product(it, args);
+  bool done = false;
+  /* cuBLASLt adds no bias to f64. */
+  if (args->types.value != EK_F64) {
+    const struct ek__cuda_product with_bias = {
+        .args = args, .epilogue = CUBLASLT_EPILOGUE_BIAS, .vector = args->bias};
+    EK_TRY(ek__cuda_multiply(&done, it, &with_bias));
+  }
+  return done ? EK_OK : bias_apart(stream, args);
 }
 
 ek_status ek__cuda_slot_matmul(ek_stream *stream, const struct ek__matmul_args *args) {

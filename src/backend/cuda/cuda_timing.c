@@ -4,7 +4,7 @@
  *
  * That there is an algorithm for an epilogue does not say that it is a good one: for f32 cuBLASLt may
  * have none made for GELU or for gradients of a bias. So both ways are timed once for each GPU of the
- * process, before the first group's memory is taken, on a product of a size that training has, and
+ * process and each type of values but f64, which has none, before the first group's memory is taken, on a product of a size that training has, and
  * the epilogue is used where it won clearly. A bias alone is always added by cuBLASLt. The algorithms of
  * a shape are timed when it comes for the first time (cuda_choice.c).
  *
@@ -40,7 +40,7 @@ struct sample {
 };
 
 static struct sample sample_on(struct ek__cuda_device *device, char *memory,
-                               enum ek__epilogue epilogue) {
+                               enum ek__epilogue epilogue, ek_type type) {
   enum { M = EK__CUDA_TIMED_ROWS, N = EK__CUDA_TIMED_COLUMNS, K = EK__CUDA_TIMED_DEPTH };
   float *const c = (float *)(void *)memory, *const pre = c + (size_t)M * N;
   float *const a = pre + (size_t)M * N, *const b = a + (size_t)M * K, *const v = b + (size_t)N * K;
@@ -56,7 +56,8 @@ static struct sample sample_on(struct ek__cuda_device *device, char *memory,
                                                   .k = K,
                                                   .transpose_a = epilogue == EK__EPILOGUE_SUMS,
                                                   .transpose_b = epilogue == EK__EPILOGUE_GELU,
-                                                  .types = {EK_F32, EK_F32}}),
+                                                  .gradient = epilogue == EK__EPILOGUE_SUMS,
+                                                  .types = {type, EK_F32}}),
       .at = {stream->handle, ek__cuda_kernel_workspace(device), device->bad, false},
       .stream = stream,
       .pre = pre,
@@ -64,21 +65,39 @@ static struct sample sample_on(struct ek__cuda_device *device, char *memory,
       .bias = v + N};
 }
 
+/* The columns of dpre, or of a. */
+static cudaError_t sum_columns(const struct sample *it) {
+  const struct ek__matmul_args *args = &it->product;
+  const bool sums = it->epilogue == EK__EPILOGUE_SUMS;
+  const struct ek__matrix_args columns = {.y = it->sums,
+                                          .a = sums ? args->a : args->c,
+                                          .rows = sums ? args->k : args->m,
+                                          .columns = sums ? args->m : args->n,
+                                          .pitch = sums ? args->lda : args->ldc,
+                                          .types = args->types};
+  return ek__cuda_column_sum(&it->at, &columns);
+}
+
 static ek_status with_epilogue(bool *done, void *raw) {
   const struct sample *it = raw;
   struct ek__cuda_product what = {.args = &it->product, .vector = it->sums};
+  const bool apart = it->epilogue == EK__EPILOGUE_GELU_BACKWARD &&
+                     ek__cuda_is_half(it->product.types.value); /* cuda_epilogues.c */
   switch (it->epilogue) {
   case EK__EPILOGUE_GELU:
     what.epilogue = CUBLASLT_EPILOGUE_GELU_BIAS;
     what.vector = it->bias;
     break;
   case EK__EPILOGUE_GELU_BACKWARD:
-    what.epilogue = CUBLASLT_EPILOGUE_DGELU_BGRAD;
+    what.epilogue = apart ? CUBLASLT_EPILOGUE_DGELU : CUBLASLT_EPILOGUE_DGELU_BGRAD;
+    if (apart) what.vector = NULL;
     what.aux = it->pre;
     break;
   case EK__EPILOGUE_SUMS: what.epilogue = CUBLASLT_EPILOGUE_BGRADB; break;
   }
-  return ek__cuda_multiply(done, it->stream, &what);
+  EK_TRY(ek__cuda_multiply(done, it->stream, &what));
+  if (!*done || !apart) return EK_OK;
+  return ek__cuda_check(it->stream->device, sum_columns(it), "timing kernels");
 }
 
 /* As src/op/products.c does it. */
@@ -86,47 +105,55 @@ static ek_status one_by_one(bool *done, void *raw) {
   const struct sample *it = raw;
   const struct ek__matmul_args *args = &it->product;
   const bool sums = it->epilogue == EK__EPILOGUE_SUMS;
+  const bool half = ek__cuda_is_half(args->types.value);
   const struct ek__cuda_product what = {.args = args, .epilogue = CUBLASLT_EPILOGUE_DEFAULT};
   const struct ek__activation_args gelu = {.kind = EK_ACTIVATION_GELU,
                                            .y = args->c,
                                            .x = it->epilogue == EK__EPILOGUE_GELU ? args->c
                                                                                   : it->pre,
-                                           .bias = it->bias,
+                                           .bias = half ? NULL : it->bias, /* with the product */
                                            .dy = args->c,
                                            .rows = args->m,
                                            .columns = args->n,
                                            .types = args->types};
-  const struct ek__matrix_args columns = {.y = it->sums,
-                                          .a = sums ? args->a : args->c,
-                                          .rows = sums ? args->k : args->m,
-                                          .columns = sums ? args->m : args->n,
-                                          .pitch = sums ? args->lda : args->ldc,
-                                          .types = args->types};
   EK_TRY(ek__cuda_multiply(done, it->stream, &what));
   cudaError_t error = it->epilogue == EK__EPILOGUE_GELU
                           ? ek__cuda_activation_forward(&it->at, &gelu)
                       : sums ? cudaSuccess
                              : ek__cuda_activation_backward(&it->at, &gelu);
   if (error == cudaSuccess && it->epilogue != EK__EPILOGUE_GELU) {
-    error = ek__cuda_column_sum(&it->at, &columns);
+    error = sum_columns(it);
   }
   return ek__cuda_check(it->stream->device, error, "timing kernels");
 }
 
-ek_status ek__cuda_time_epilogues(unsigned *fused, struct ek__cuda_device *device, void *memory) {
+static ek_status time_type(unsigned *fused, struct ek__cuda_device *device, void *memory,
+                           ek_type type) {
   static const enum ek__epilogue epilogues[] = {EK__EPILOGUE_GELU, EK__EPILOGUE_GELU_BACKWARD,
                                                 EK__EPILOGUE_SUMS};
   const struct ek__cuda_stream *stream = &device->streams[EK_STREAM_COMPUTE];
   *fused = 0;
-  EK_TRY(EK__CUDA(device, cudaMemsetAsync, memory, 0, EK__CUDA_TIMED_BYTES, stream->handle));
   for (size_t i = 0; i < sizeof epilogues / sizeof epilogues[0]; i++) {
-    struct sample sample = sample_on(device, memory, epilogues[i]);
+    struct sample sample = sample_on(device, memory, epilogues[i], type);
     float with = 0, without = 0;
     bool one = false, other = false;
     EK_TRY(ek__cuda_take_time(&with, &one, stream, with_epilogue, &sample));
     if (!one) continue;
     EK_TRY(ek__cuda_take_time(&without, &other, stream, one_by_one, &sample));
     if (other && with < EK__CUDA_CLEARLY * without) *fused |= 1U << epilogues[i];
+  }
+  return EK_OK;
+}
+
+/* In room for f32; zeros are zeros in every type. */
+ek_status ek__cuda_time_epilogues(struct ek__cuda_fused *fused, struct ek__cuda_device *device,
+                                  void *memory) {
+  static const ek_type types[] = {EK_F32, EK_BF16, EK_F16};
+  EK_TRY(EK__CUDA(device, cudaMemsetAsync, memory, 0, EK__CUDA_TIMED_BYTES,
+                  device->streams[EK_STREAM_COMPUTE].handle));
+  for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
+    if ((EK__CUDA_VALUES >> types[i] & 1u) == 0) continue;
+    EK_TRY(time_type(&fused->of[types[i]], device, memory, types[i]));
   }
   return EK_OK;
 }

@@ -26,9 +26,9 @@
 enum { KNOWN_GPUS = 256 };
 struct known {
   bool loaded, loaded_tf32;
-  bool timed[2];     /* without and with TF32 */
-  unsigned fused[2]; /* what came out */
-  uint64_t code;     /* bytes that loading took */
+  bool timed[2];                  /* without and with TF32 */
+  struct ek__cuda_fused fused[2]; /* what came out */
+  uint64_t code;                  /* bytes that loading took */
 };
 static pthread_mutex_t known_mutex = PTHREAD_MUTEX_INITIALIZER; /* held while a GPU loads */
 static struct known known[KNOWN_GPUS];
@@ -66,6 +66,7 @@ struct samples {
   struct ek__combine_args combine;
   struct ek__update_args update;
   struct ek__reduce_args reduce;
+  struct ek__matmul_args product;
 };
 
 static struct samples samples_of(void *const part[PARTS], ek_type type) {
@@ -143,7 +144,14 @@ static struct samples samples_of(void *const part[PARTS], ek_type type) {
                  .correction1 = 1,
                  .correction2 = 1,
                  .types = types},
-      .reduce = {&part[0], (const void *const *)&part[1], 1, 1, WIDTH, type}};
+      .reduce = {&part[0], (const void *const *)&part[1], 1, 1, WIDTH, type},
+      .product = ek__cuda_dense((struct ek__matmul_args){.c = part[0],
+                                                         .a = part[1],
+                                                         .b = part[2],
+                                                         .m = ROWS,
+                                                         .n = WIDTH,
+                                                         .k = WIDTH,
+                                                         .types = types})};
 }
 
 /* Runs ek__cuda_<name> over its sample, unless something failed before. What does not fit into the
@@ -159,6 +167,17 @@ static cudaError_t warm_tall(const struct ek__cuda_place *at, struct samples *of
   of->matrix.columns = of->matrix.pitch = of->layer_norm.width = 1;
   WARM(column_sum, matrix)
   WARM(layer_norm_columns, layer_norm)
+  return error;
+}
+
+/* What stands in for cuBLASLt. */
+static cudaError_t warm_products(const struct ek__cuda_place *at, struct samples *of) {
+  cudaError_t error = cudaSuccess;
+  for (int gradient = 0; gradient < 2; gradient++) {
+    of->product.gradient = gradient == 1;
+    WARM(multiply_plainly, product)
+  }
+  WARM(spread_bias, matrix)
   return error;
 }
 
@@ -202,6 +221,7 @@ static cudaError_t warm_samples(const struct ek__cuda_place *at, struct samples 
   WARM(layer_norm_backward, layer_norm)
   if (error == cudaSuccess) error = warm_attention(at, of);
   if (error == cudaSuccess) error = warm_conversions(at, of);
+  if (error == cudaSuccess) error = warm_products(at, of);
 #define ACTIVATION(NAME, name, kept)                                                               \
   of->activation.kind = EK_ACTIVATION_##NAME;                                                      \
   of->activation.bias = NULL;                                                                      \
