@@ -4,7 +4,8 @@
  * A rank's collectives are queued by its device's worker, on the device's communication stream. How
  * its communicator lives, and who may call NCCL for it: cuda_clique.h.
  *
- * Sums are taken at the width of the type, by SUM: AVG would multiply by a rounded 1/n first.
+ * Sums are taken at the width of the type, by SUM: AVG would multiply by a rounded 1/n first. So numbers
+ * of 16 bits are rounded at every addition, of which a ring makes one less than there are devices.
  */
 #include "backend/cuda/cuda_internal.h"
 
@@ -88,16 +89,18 @@ static ncclResult_t issue(const struct call *call) {
 
 static struct call call_of(const struct ek__cuda_clique *clique, size_t rank,
                            const struct ek__collective *what) {
+  static const ncclDataType_t types[] = {[EK_F32] = ncclFloat32,
+                                         [EK_F64] = ncclFloat64,
+                                         [EK_BF16] = ncclBfloat16,
+                                         [EK_F16] = ncclFloat16};
   const size_t element = ek__type_size(what->type);
-  const bool sums = what->type == EK_F32 || what->type == EK_F64;
+  const bool sums = what->type != EK_I32 && what->type != EK_I64;
   return (struct call){
       .rank = rank,
       .ranks = clique->group->count,
       .stream = ek__cuda_clique_device(clique, rank)->streams[EK_STREAM_COMMUNICATION].handle,
       .what = what,
-      .type = !sums                  ? ncclUint8
-              : what->type == EK_F64 ? ncclFloat64
-                                     : ncclFloat32,
+      .type = sums ? types[what->type] : ncclUint8,
       .element = element,
       .width = sums ? 1 : element};
 }
@@ -151,23 +154,39 @@ static ek_status clique_run(void *self, ek_device *raw, const struct ek__collect
 #define EK__CUDA_LARGE_COLLECTIVE ((int64_t)1 << 20)
 #endif
 
-/* Every kind, small and large: NCCL has different ways for them. */
+static ek_status warm_collective(struct ek__cuda_clique *clique, size_t rank,
+                                 enum ek__collective_kind kind, ek_type type, int64_t part,
+                                 int64_t *offsets) {
+  const int64_t ranks = (int64_t)clique->group->count;
+  for (int64_t k = 0; k <= ranks; k++) offsets[k] = k * part;
+  const struct ek__collective collective = {
+      .kind = kind,
+      .data = ek__cuda_clique_device(clique, rank)->gpu->scratch,
+      .count = offsets[ranks],
+      .type = type,
+      .offsets = offsets};
+  return queue(clique, rank, &collective, "opening NCCL");
+}
+
+/* Every kind, small and large: NCCL has different ways for them; and every type that is summed, for
+ * what only moves bytes is the same for all. */
 static ek_status warm_rank(struct ek__cuda_clique *clique, size_t rank, const void *context) {
+  static const ek_type types[] = {EK_F32, EK_BF16, EK_F16};
   const int64_t ranks = (int64_t)clique->group->count;
   int64_t *offsets = ek__cuda_new(((size_t)ranks + 1) * sizeof *offsets, "NCCL");
   if (offsets == NULL) return EK_ERR_OUT_OF_MEMORY;
   ek_status status = EK_OK;
   const int64_t sizes[] = {16, EK__CUDA_LARGE_COLLECTIVE / ranks}; /* of a rank's part */
   (void)context;
-  for (size_t i = 0; i < 2 * (EK__ALL_GATHER + 1) && status == EK_OK; i++) {
-    for (int64_t k = 0; k <= ranks; k++) offsets[k] = k * sizes[i % 2];
-    const struct ek__collective collective = {
-        .kind = (enum ek__collective_kind)(i / 2),
-        .data = ek__cuda_clique_device(clique, rank)->gpu->scratch,
-        .count = offsets[ranks],
-        .type = EK_F32,
-        .offsets = offsets};
-    status = queue(clique, rank, &collective, "opening NCCL");
+  for (size_t t = 0; t < sizeof types / sizeof types[0]; t++) {
+    if ((EK__CUDA_VALUES >> types[t] & 1u) == 0) continue;
+    for (int kind = 0; kind <= EK__ALL_GATHER; kind++) {
+      if (t > 0 && (kind == EK__BROADCAST || kind == EK__ALL_GATHER)) continue;
+      for (size_t i = 0; i < 2 && status == EK_OK; i++) {
+        status = warm_collective(clique, rank, (enum ek__collective_kind)kind, types[t], sizes[i],
+                                 offsets);
+      }
+    }
   }
   ek__cuda_host->free(offsets);
   if (status != EK_OK) return status;

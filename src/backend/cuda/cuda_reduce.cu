@@ -2,8 +2,9 @@
  * cuda_reduce.cu - the peer collective: sums N arrays in order and writes the sum to M arrays.
  *
  * It serves logical devices of one GPU, and GPUs that see each other's memory. Each element is read
- * by the thread that writes it, so a destination may be the source at the same place. Floor on one
- * GPU: N reads and M writes of the array; between GPUs the slowest link.
+ * by the thread that writes it, so a destination may be the source at the same place. Numbers of 16 bits
+ * are added up in f32, and the sum is rounded once. Floor on one GPU: N reads and M writes of the
+ * array; between GPUs the slowest link.
  */
 #include "backend/cuda/cuda_portable.cuh"
 
@@ -18,29 +19,31 @@ template <class T> struct peers {
   int64_t count;
 };
 
-template <class T, int N>
+template <class T, class S, int N>
 __device__ __forceinline__ void reduce_pack(const peers<T> &a, int64_t i) {
-  pack<T, N> sum = {};
-  if (a.source_count > 0) sum = load<N>(a.sources[0] + i);
+  pack<S, N> sum = {};
+  if (a.source_count > 0) sum = widened<S>(load<N>(a.sources[0] + i));
   EK_UNROLL_BY(4)
   for (int s = 1; s < a.source_count; s++) {
-    const pack<T, N> more = load<N>(a.sources[s] + i);
+    const pack<S, N> more = widened<S>(load<N>(a.sources[s] + i));
     EK_UNROLL
     for (int j = 0; j < N; j++) sum.at[j] += more.at[j];
   }
-  for (int d = 0; d < a.destination_count; d++) store<N>(a.destinations[d] + i, sum);
+  const pack<T, N> result = narrowed<T>(sum);
+  for (int d = 0; d < a.destination_count; d++) store<N>(a.destinations[d] + i, result);
 }
 
-template <class T, int N>
+template <class T, class S, int N>
 __global__ void __launch_bounds__(BLOCK) reduce_kernel(const __grid_constant__ peers<T> a) {
   const int64_t packs = a.count / N;
-  for (int64_t i = thread_index(); i < packs; i += thread_count()) reduce_pack<T, N>(a, i * N);
+  for (int64_t i = thread_index(); i < packs; i += thread_count()) reduce_pack<T, S, N>(a, i * N);
   for (int64_t i = packs * N + thread_index(); i < a.count; i += thread_count()) {
-    reduce_pack<T, 1>(a, i);
+    reduce_pack<T, S, 1>(a, i);
   }
 }
 
-template <class T> cudaError_t reduce(cudaStream_t stream, const struct ek__reduce_args *args) {
+template <class T, class S>
+cudaError_t reduce(cudaStream_t stream, const struct ek__reduce_args *args) {
   if (args->count <= 0 || args->destination_count == 0) return cudaSuccess;
   if (args->source_count > EK__CUDA_MAX_POINTERS ||
       args->destination_count > EK__CUDA_MAX_POINTERS) {
@@ -59,14 +62,16 @@ template <class T> cudaError_t reduce(cudaStream_t stream, const struct ek__redu
   a.source_count = (int)args->source_count;
   a.destination_count = (int)args->destination_count;
   a.count = args->count;
-  return launch_flat(wide, PACK<T>, reduce_kernel<T, PACK<T>>, reduce_kernel<T, 1>, a.count, stream,
-                     a);
+  return launch_flat(wide, PACK<T>, reduce_kernel<T, S, PACK<T>>, reduce_kernel<T, S, 1>, a.count,
+                     stream, a);
 }
 
 } // namespace
 
 extern "C" cudaError_t ek__cuda_reduce(const struct ek__cuda_place *at,
                                        const struct ek__reduce_args *args) {
-  return with_types({args->type, args->type},
-                    [&](auto zero, auto) { return reduce<decltype(zero)>(at->stream, args); });
+  const struct ek__types types = {args->type, args->type == EK_F64 ? EK_F64 : EK_F32};
+  return with_values(types, [&](auto value, auto sum) {
+    return reduce<decltype(value), decltype(sum)>(at->stream, args);
+  });
 }
