@@ -43,9 +43,12 @@ static ek_status call(struct ck_rig *rig, enum operation operation, int64_t rows
   pre.shape[1] = wide;
   ek_tensor *large = ck_poisoned(rig, CK_SHAPE(rows, wide));
   ek_tensor *small = ck_tensor(rig, ck_values(rig, rows * NARROW, -1, 1), CK_SHAPE(rows, NARROW));
-  ek_tensor *bias = ck_tensor(rig, ck_values(rig, wide, -1, 1), CK_SHAPE(wide));
+  const bool gradient = operation == BACKWARD || operation == GRADIENTS;
+  ek_tensor *bias = ck_tensor_of(rig, gradient ? rig->sum : rig->type, ck_values(rig, wide, -1, 1),
+                                 CK_SHAPE(wide));
   const double *weights = ck_values(rig, wide * NARROW, -1, 1);
-  ek_tensor *out_in = ck_tensor(rig, weights, CK_SHAPE(wide, NARROW));
+  ek_tensor *out_in = ck_tensor_of(rig, operation == GRADIENTS ? rig->sum : rig->type, weights,
+                                   CK_SHAPE(wide, NARROW));
   ek_tensor *in_out = ck_tensor(rig, weights, CK_SHAPE(NARROW, wide));
   switch (operation) {
   case LINEAR_GELU: return ek_op_linear_gelu(rig->stream, large, &pre, small, out_in, bias);
@@ -67,15 +70,21 @@ static struct counts count(enum operation operation, ek_type type, int64_t rows,
   return (struct counts){after.products - before.products, after.launches - before.launches};
 }
 
+static const ek_type fused_types[] = {EK_F32, EK_BF16, EK_F16};
+enum { FUSED_TYPES = sizeof fused_types / sizeof fused_types[0] };
+
 /* One call of cuBLASLt and nothing else; what is added to goes through one small kernel, and GELU that may
- * be made again, as it is from a pre that is kept, is a kernel's. */
+ * be made again, as it is from a pre that is kept, is a kernel's. So are sums that cuBLASLt would round
+ * to 16 bits. */
 START_TEST(one_call) {
+  const ek_type type = fused_types[_i];
   for (int operation = 0; operation < OPERATIONS; operation++) {
     for (int beta = 0; beta < 2; beta++) {
       const bool adds = beta != 0 && (operation == BACKWARD || operation == GRADIENTS);
-      const struct counts c = count((enum operation)operation, EK_F32, 5, 16, false, beta);
+      const bool apart = operation == BACKWARD && type != EK_F32;
+      const struct counts c = count((enum operation)operation, type, 5, 16, false, beta);
       ck_assert_uint_eq(c.products, 1);
-      ck_assert_uint_eq(c.launches, adds || operation == LINEAR_GELU ? 1 : 0);
+      ck_assert_uint_eq(c.launches, adds || apart || operation == LINEAR_GELU ? 1 : 0);
     }
   }
 }
@@ -99,11 +108,11 @@ START_TEST(ineligible) {
 }
 END_TEST
 
-/* What cuBLASLt has no algorithm for is done one by one, again and again, within a group. */
+/* What cuBLASLt has no algorithm for is done one by one, again and again, within a group; also a bias. */
 START_TEST(no_algorithm) {
-  cuemu_set_epilogues(4); /* the bias */
+  cuemu_set_epilogues(_i < FUSED_TYPES ? 4 : 0);
   for (int operation = 0; operation < OPERATIONS; operation++) {
-    struct ck_rig *rig = ck_rig_open(SPEC, EK_F32, 1);
+    struct ck_rig *rig = ck_rig_open(SPEC, fused_types[_i % FUSED_TYPES], 1);
     for (int again = 0; again < 3; again++) {
       const struct counts before = counts_now();
       ck_ok(call(rig, (enum operation)operation, 5, 16, false, 1));
@@ -256,13 +265,26 @@ static const struct {
   unsigned by_heuristic, by_product; /* algorithms that it says do not work, and that do not */
 } wrong[] = {{0, 1}, {1, 0}, {3, 4}, {~0u, 0}, {0, ~0u}, {5, 10}};
 
+/* y = x w^T + bias: 257 + 3 is 260 and 257 - 1 is 256 in bf16 too, where 257 is 256. */
+static void check_bias(struct ck_rig *rig) {
+  const double x[] = {16, 1, 1}, w[] = {16, 1, 0, 16, 0, 1}, bias[] = {3, -1};
+  ek_tensor *y = ck_poisoned(rig, CK_SHAPE(1, 2));
+  ck_ok(ek_op_linear(rig->stream, y, ck_tensor(rig, x, CK_SHAPE(1, 3)),
+                     ck_tensor(rig, w, CK_SHAPE(2, 3)), ck_tensor(rig, bias, CK_SHAPE(2))));
+  const double *got = ck_read(rig, y);
+  ck_assert_double_eq(got[0], 260);
+  ck_assert_double_eq(got[1], 256);
+}
+
 /* The next algorithm has its turn, and what was refused is not asked for again; where none is left,
- * the library chooses for a plain product, and kernels do the rest. */
+ * the library chooses for a plain product, but not for one of 16 bits, and kernels do the rest. */
 START_TEST(refused_algorithms) {
+  static const ek_type types[] = {EK_F32, EK_F64, EK_BF16, EK_F16};
+  const bool all = ((wrong[_i].by_heuristic | wrong[_i].by_product) & 15) == 15; /* of four */
   offer_algorithms(4);
   cuemu_refuse(wrong[_i].by_heuristic, wrong[_i].by_product);
-  for (int type = 0; type < 2; type++) {
-    struct ck_rig *rig = ck_rig_open(SPEC, type == 0 ? EK_F32 : EK_F64, 1);
+  for (int type = 0; type < 4; type++) {
+    struct ck_rig *rig = ck_rig_open(SPEC, types[type], 1);
     const double *a = ck_integers(rig, 6, -4, 4), *b = ck_integers(rig, 6, -4, 4);
     ek_tensor *x = ck_tensor(rig, a, CK_SHAPE(2, 3)), *w = ck_tensor(rig, b, CK_SHAPE(3, 2));
     ek_tensor *y = ck_poisoned(rig, CK_SHAPE(2, 2));
@@ -274,9 +296,12 @@ START_TEST(refused_algorithms) {
         const double *row = a + i / 2 * 3, *column = b + i % 2;
         ck_assert_double_eq(got[i], row[0] * column[0] + row[1] * column[2] + row[2] * column[4]);
       }
-      if (again > 0) ck_assert_uint_eq(counts_now().products - before, 1); /* else it is timed */
+      if (again > 0) { /* else it is timed */
+        ck_assert_uint_eq(counts_now().products - before, all && type > 1 ? 0 : 1);
+      }
     }
-    for (int operation = 0; operation < OPERATIONS && type == 0; operation++) {
+    check_bias(rig);
+    for (int operation = 0; operation < OPERATIONS && type != 1; operation++) {
       ck_ok(call(rig, (enum operation)operation, 5, 16, false, 1));
       ck_ok(ek_stream_synchronize(rig->stream));
     }
@@ -427,9 +452,9 @@ END_TEST
 static Suite *make_suite(void) {
   Suite *suite = suite_create("cuda epilogues");
   TCase *operations = ck_case(suite, "operations");
-  tcase_add_test(operations, one_call);
+  tcase_add_loop_test(operations, one_call, 0, FUSED_TYPES);
   tcase_add_test(operations, ineligible);
-  tcase_add_test(operations, no_algorithm);
+  tcase_add_loop_test(operations, no_algorithm, 0, 2 * FUSED_TYPES);
   tcase_add_loop_test(operations, epilogues_are_timed, 0, sizeof timed / sizeof timed[0]);
   tcase_add_loop_test(operations, the_fastest_algorithm, 0, sizeof races / sizeof races[0]);
   tcase_add_test(operations, a_sum_is_not_timed);

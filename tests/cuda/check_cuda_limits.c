@@ -28,7 +28,7 @@ static ek_status attend(struct ck_rig *rig, int64_t width) {
   ek_tensor *dout =
       ck_tensor(rig, ck_values(rig, TOKENS * width, -1, 1), CK_SHAPE(1, TOKENS, width));
   ek_tensor *out = ck_poisoned(rig, CK_SHAPE(1, TOKENS, width));
-  ek_tensor *lse = ck_poisoned(rig, CK_SHAPE(1, 1, TOKENS));
+  ek_tensor *lse = ck_poisoned_sums(rig, CK_SHAPE(1, 1, TOKENS));
   ek_tensor *dqkv = ck_poisoned(rig, CK_SHAPE(1, TOKENS, 3 * width));
   EK_TRY(ek_op_attention_forward(rig->stream, out, lse, qkv, 1));
   EK_TRY(ek_op_attention_backward(rig->stream, dqkv, dout, qkv, out, lse, 1));
@@ -40,9 +40,10 @@ static const int architectures[] = {75, 80, 86, 90, 120};
 
 /* What does not fit is refused by name; what it had taken is intact, and the next width works. */
 START_TEST(shared_memory) {
+  static const ek_type types[] = {EK_F32, EK_F64, EK_BF16, EK_F16};
   set_architecture(architectures[_i]);
-  for (int type = 0; type < 2; type++) {
-    struct ck_rig *rig = ck_rig_open(SPEC, type == 0 ? EK_F32 : EK_F64, 1);
+  for (int type = 0; type < 4; type++) {
+    struct ck_rig *rig = ck_rig_open(SPEC, types[type], 1);
     int refused = 0;
     for (int64_t width = 32; width <= 256; width *= 2) {
       const ek_status status = attend(rig, width);

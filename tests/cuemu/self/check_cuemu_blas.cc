@@ -285,6 +285,7 @@ START_TEST(epilogues_may_have_no_algorithm) {
   const cublasComputeType_t wide = CUBLAS_COMPUTE_64F;
   const cudaDataType_t type = CUDA_R_64F;
   set(&x, CUBLASLT_MATMUL_DESC_COMPUTE_TYPE, wide);
+  set(&x, CUBLASLT_MATMUL_DESC_SCALE_TYPE, type);
   for (cublasLtMatrixLayout_t layout : {x.a, x.b, x.d}) {
     (void)cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_TYPE, &type, sizeof type);
   }
