@@ -284,6 +284,24 @@ END_TEST
 
 /* ---- a model that computes its loss itself, through a trainer ---- */
 
+/* What the model says of a batch; rows are in the order of the batch on any number of devices. */
+static void predict(struct outcome *outcome, ek_trainer *trainer, const struct ck_batch *batch) {
+  ek_shards outputs = {0};
+  ek_tensor host = {0};
+  double sum = 0;
+  ck_ok(ek_trainer_predict(&outputs, trainer, batch->input, 1));
+  host = outputs.parts[0];
+  host.shape[0] = outputs.offsets[outputs.count];
+  float *logits = malloc(ek_tensor_bytes(&host) + 1);
+  ck_assert_ptr_nonnull(logits);
+  ck_ok(ek_tensor_host(&host, logits, EK_F32, host.rank, host.shape));
+  ck_ok(ek_gather_host(&host, &outputs));
+  for (int64_t i = 0; i < ek_tensor_count(&host); i++) sum = 0.5 * sum + (double)logits[i];
+  record(outcome, sum);
+  free(logits);
+  ek_shards_free(&outputs);
+}
+
 static void train_gpt(struct outcome *outcome, ek_mode mode, size_t devices, int64_t samples) {
   ek_gpt_options sizes = EK_GPT_OPTIONS_INIT;
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
@@ -316,6 +334,7 @@ static void train_gpt(struct outcome *outcome, ek_mode mode, size_t devices, int
     record(outcome, result.loss);
     record(outcome, result.gradient_norm);
     record(outcome, loss);
+    predict(outcome, trainer, &batch);
   }
   outcome->state = ck_state_take(ek_trainer_model(trainer));
   ck_ok(ek_trainer_free(trainer));
