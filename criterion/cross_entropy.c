@@ -57,12 +57,12 @@ static ek_status forward(const ek_module *self, ek_pass *pass, const ek_tensor *
 
   bool written = false;
   ek_status status = EK_OK;
+  const ek_type sums = ek_type_of_sums(logits->type);
   int64_t pairs[EK_MAX_RANK];
   memcpy(pairs, logits->shape, sizeof pairs);
   pairs[logits->rank - 1] = 2;
-  EK_TRY_GOTO(status, ek_pass_output(&normalizer, pass, logits->type, logits->rank, pairs),
-              cleanup);
-  EK_TRY_GOTO(status, ek_pass_output(&losses, pass, logits->type, logits->rank - 1, logits->shape),
+  EK_TRY_GOTO(status, ek_pass_output(&normalizer, pass, sums, logits->rank, pairs), cleanup);
+  EK_TRY_GOTO(status, ek_pass_output(&losses, pass, sums, logits->rank - 1, logits->shape),
               cleanup);
   EK_TRY_GOTO(status,
               compute(pass, logits, targets, &terms, &losses, &normalizer, &outputs[0], &written),

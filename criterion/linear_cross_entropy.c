@@ -183,9 +183,10 @@ static void free_results(struct results *r) {
 /* losses has the shape of h but for the last dimension where all of them are wanted. */
 static ek_status make_results(struct results *r, const struct work *w, const ek_tensor *h) {
   const int64_t pairs[] = {r->keep_normalizer ? w->rows : w->block, 2}, pair[] = {1, 2};
-  EK_TRY(ek_pass_output(&r->normalizer, w->pass, h->type, 2, pairs));
-  EK_TRY(r->keep_losses ? ek_pass_output(&r->losses, w->pass, h->type, h->rank - 1, h->shape)
-                        : ek_pass_output(&r->losses, w->pass, h->type, 1, &w->block));
+  const ek_type sums = ek_type_of_sums(h->type);
+  EK_TRY(ek_pass_output(&r->normalizer, w->pass, sums, 2, pairs));
+  EK_TRY(r->keep_losses ? ek_pass_output(&r->losses, w->pass, sums, h->rank - 1, h->shape)
+                        : ek_pass_output(&r->losses, w->pass, sums, 1, &w->block));
   if (w->block == w->rows) return EK_OK;
   return ek_pass_output(&r->part, w->pass, EK_F64, 2, pair);
 }

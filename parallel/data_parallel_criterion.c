@@ -37,6 +37,7 @@ static ek_status open_replica(ek_data_parallel_criterion *self, ek_device *devic
   struct ek__criterion_device *own = &self->devices[index];
   ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
   options.type = self->model->options.type;
+  options.precision = self->model->options.precision;
   options.gradients = false;
   EK_TRY(ek_replica_open(&own->replica, device, &self->criterion->base, &options));
   const bool collective = own->replica->layout.collective;

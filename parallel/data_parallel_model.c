@@ -22,7 +22,7 @@
 
 /* ---- opening and closing ---- */
 
-static ek_status check_options(const ek_data_parallel_model_options *options, const ek_group *group,
+static ek_status check_options(ek_data_parallel_model_options *options, const ek_group *group,
                                const ek_module *module) {
   EK__FAIL_IF((unsigned)options->outputs > EK_OUTPUTS_GATHER ||
                   (unsigned)options->state >= EK__PLACEMENTS,
@@ -31,6 +31,8 @@ static ek_status check_options(const ek_data_parallel_model_options *options, co
               (int)options->outputs, (int)options->state);
   EK__FAIL_IF(options->output_device >= ek_group_size(group), EK_ERR_INVALID_ARGUMENT,
               "ek_data_parallel_model_open: there is no device number %zu", options->output_device);
+  EK_TRY(ek__precision_read(&options->precision, options->type, ek_group_device(group, 0),
+                            "ek_data_parallel_model_open"));
   EK_TRY(ek__grains_check_open(options, group));
   EK_TRY(ek__module_check(module));
   EK__FAIL_IF(
@@ -46,19 +48,20 @@ static ek_status check_options(const ek_data_parallel_model_options *options, co
 static ek_status open_replica(void *context, ek_device *device, size_t index) {
   ek_data_parallel_model *model = context;
   ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
+  struct ek__replica_parts parts = {.masters = ek__model_masters(model)};
   options.type = model->options.type;
+  options.precision = model->options.precision;
   options.seed = model->options.seed;
   options.gradients = !ek__placement(model)->gradient_shares;
   options.initialize = ek_communicator_first_rank(model->communicator) + index == 0;
-  const size_t bytes = model->options.bucket_bytes;
-  const bool shares = ek__placement(model)->parameter_shares;
+  parts.none = parts.masters == EK__MASTERS_FIRST && !options.initialize;
+  parts.shared_values = ek__placement(model)->parameter_shares;
   /* The buckets of a reproducible model, and with them its norms, are the same in every mode. */
-  const bool units = shares || model->options.reproducible > 0;
-  EK_TRY(ek__replica_open_units(&model->replicas[index], device, model->module, &options,
-                                !units       ? 0
-                                : bytes == 0 ? 1
-                                             : bytes,
-                                !shares));
+  if (parts.shared_values || model->options.reproducible > 0) {
+    parts.unit_bytes = model->options.bucket_bytes == 0 ? 1 : model->options.bucket_bytes;
+  }
+  EK_TRY(
+      ek__replica_open_parts(&model->replicas[index], device, model->module, &options, &parts));
   const int64_t shape[] = {2};
   EK_TRY(ek_tensor_create(&model->totals[index], device, EK_MEMORY_LOSS, EK_F64, 1, shape));
   return ek_op_zero(ek_device_stream(device, EK_STREAM_COMPUTE), &model->totals[index]);
@@ -88,6 +91,13 @@ static ek_status open_reducer(ek_data_parallel_model *model) {
   return shares ? ek_group_apply(model->group, open_keeper, model) : EK_OK;
 }
 
+static ek_status open_masters(void *context, ek_device *device, size_t index) {
+  ek_data_parallel_model *model = context;
+  EK_TRY(ek__masters_open(model, device, index));
+  return ek__placement(model)->parameter_shares ? EK_OK
+                                                : ek__masters_share(model, device, index, 0);
+}
+
 static ek_status open_parts(ek_data_parallel_model *model) {
   ek_group *group = model->group;
   EK_TRY(ek__new(&model->replicas, model->count, sizeof *model->replicas, memory_of));
@@ -103,6 +113,7 @@ static ek_status open_parts(ek_data_parallel_model *model) {
   EK_TRY(ek_group_apply(group, open_replica, model));
   if (model->replicas[0]->layout.collective) EK_TRY(ek_communicator_open(&model->inner, group));
   EK_TRY(open_reducer(model));
+  if (ek__model_shares_masters(model)) EK_TRY(ek_group_apply(group, open_masters, model));
   if (grains > 0) EK_TRY(ek__grains_open(model));
   EK_TRY(ek__new(&model->written, ek_replica_parameter_count(model->replicas[0]) + EK__RUN_NUMBERS,
                  sizeof *model->written, memory_of));

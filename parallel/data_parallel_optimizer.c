@@ -12,6 +12,7 @@
 
 #include <math.h>
 
+#include <evenkeel/convert.h>
 #include <evenkeel/elementwise.h>
 #include <evenkeel/trace.h>
 
@@ -193,13 +194,18 @@ static ek_status sum_squares(void *context, ek_device *device, size_t index) {
   return ek_communicator_wait(self->model->communicator, device);
 }
 
-/* The rule may be a program's own: a failure is named after it. */
-static ek_status run_rule(const ek_optimizer *rule, ek_device *device, const ek_update *update) {
+/* The rule may be a program's own: a failure is named after it. copy: what modules see of the parameters,
+ * NULL if that is these. */
+static ek_status run_rule(const ek_optimizer *rule, ek_device *device, ek_update *update,
+                          ek_tensor *copy) {
+  const bool writes = EK__TABLE_HAS(rule->ops, writes_copy) && rule->ops->writes_copy;
+  ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
   const uint64_t errors = ek__error_number();
-  const ek_status status =
-      rule->ops->update(rule, ek_device_stream(device, EK_STREAM_COMPUTE), update);
+  update->scale.copy = writes ? copy : NULL;
+  const ek_status status = rule->ops->update(rule, stream, update);
   if (status != EK_OK) ek__error_name(rule->ops->kind, status, errors);
-  return status;
+  if (status != EK_OK || writes || copy == NULL) return status;
+  return ek_op_convert(stream, copy, update->parameters);
 }
 
 static ek_status update_pieces(ek_data_parallel_optimizer *self, ek_device *device, size_t index) {
@@ -207,6 +213,7 @@ static ek_status update_pieces(ek_data_parallel_optimizer *self, ek_device *devi
   const struct ek__optimizer_device *own = &self->devices[index];
   const ek_replica *replica = model->replicas[own->owner];
   const struct ek__placement *placement = ek__placement(model);
+  const bool mixed = ek__replica_is_mixed(replica);
   ek_update update = {.step = model->step + 1,
                       .learning_rate = ek_schedule_rate(&self->schedule, model->step)};
   if (model->divided || model->loss_scale != 1) update.scale.totals = &model->totals[index];
@@ -217,9 +224,9 @@ static ek_status update_pieces(ek_data_parallel_optimizer *self, ek_device *devi
     const struct ek__piece *piece = &own->updates.list[i];
     const int64_t count = piece->last - piece->first;
     ek_tensor states[EK_MAX_OPTIMIZER_STATES];
-    ek_tensor parameters =
-        ek__flat_range(ek_replica_parameters(replica),
-                       placement->parameter_shares ? piece->place : piece->first, count);
+    ek_tensor parameters = ek__flat_range(
+        ek_replica_parameters(replica),
+        ek__model_shares_masters(model) ? piece->place : piece->first, count);
     const ek_tensor gradients =
         ek__flat_range(ek_replica_gradients(replica),
                        placement->gradient_shares ? piece->place : piece->first, count);
@@ -230,32 +237,14 @@ static ek_status update_pieces(ek_data_parallel_optimizer *self, ek_device *devi
     update.parameters = &parameters;
     update.gradients = &gradients;
     update.states = states;
-    EK_TRY(run_rule(self->optimizer, device, &update));
+    ek_tensor copy = {0};
+    if (mixed) {
+      copy = ek__flat_range(ek_replica_copies(replica),
+                            placement->parameter_shares ? piece->place : piece->first, count);
+    }
+    EK_TRY(run_rule(self->optimizer, device, &update, mixed ? &copy : NULL));
   }
   return EK_OK;
-}
-
-/* Sharded: everybody gets everybody's updated part of each bucket. */
-static ek_status share_parameters(const ek_data_parallel_optimizer *self, ek_device *device,
-                                  size_t index) {
-  const ek_data_parallel_model *model = self->model;
-  const size_t ranks = ek_communicator_world_size(model->communicator);
-  const int64_t frozen = model->replicas[0]->layout.groups[EK__GROUP_NO_DECAY];
-  int64_t *offsets = self->devices[index].offsets;
-  for (size_t b = 0; b < ek_reducer_bucket_count(model->reducer); b++) {
-    int64_t begin = 0;
-    for (size_t r = 0; r < ranks; r++) {
-      int64_t first = 0, last = 0;
-      EK_TRY(ek_reducer_range(&first, &last, model->reducer, b, r));
-      if (r == 0) begin = first;
-      offsets[r + 1] = last - begin;
-    }
-    if (begin + offsets[ranks] <= frozen) continue;
-    ek_tensor bucket =
-        ek__flat_range(ek_replica_parameters(model->replicas[index]), begin, offsets[ranks]);
-    EK_TRY(ek_communicator_all_gather(model->communicator, device, &bucket, offsets));
-  }
-  return ek_communicator_wait(model->communicator, device);
 }
 
 /*
@@ -281,7 +270,10 @@ static ek_status step_one(void *context, ek_device *device, size_t index) {
   ek_trace_end(span);
   EK_TRY(status);
   const bool share = placement->state_shares && !placement->parameter_shares;
-  return share ? share_parameters(self, device, index) : EK_OK;
+  if (!share) return EK_OK;
+  const ek_data_parallel_model *model = self->model;
+  return ek__masters_share(model, device, index,
+                           model->replicas[0]->layout.groups[EK__GROUP_NO_DECAY]);
 }
 
 /* ---- the step, for the caller ---- */

@@ -49,7 +49,7 @@ ek_status ek__keeper_open(struct ek__keeper *keeper, const struct ek__buckets *c
   keeper->device = device;
   keeper->replica = model->replicas[index];
   keeper->rank = ek_communicator_first_rank(model->communicator) + index;
-  if (keeper->values != NULL) EK_TRY(ek__keeper_open_values(keeper));
+  keeper->current = keeper->ahead = cut->count;
   return ek__replica_hold_gradients(keeper->replica, ek__buckets_share(cut, keeper->rank));
 }
 

@@ -43,7 +43,7 @@ struct ek__keeper {
 /* In two steps, because a reducer knows its keepers: */
 ek_status ek__keeper_create(struct ek__keeper **keeper, ek_data_parallel_model *model);
 void ek__keeper_free(struct ek__keeper *keeper);
-/* On the worker, when the reducer is open: the replica gets its shares. */
+/* On the worker, when the reducer is open: the replica gets its shares of gradients. */
 ek_status ek__keeper_open(struct ek__keeper *keeper, const struct ek__buckets *cut,
                           ek_device *device, size_t index);
 
@@ -60,8 +60,6 @@ void ek__keeper_drop(struct ek__keeper *keeper);
 /* ---- units.c: the values ---- */
 
 ek_status ek__keeper_lend_values(struct ek__keeper *keeper, size_t parameters);
-/* On the worker: the replica gets its shares of the initial values. */
-ek_status ek__keeper_open_values(struct ek__keeper *keeper);
 void ek__keeper_drop_values(struct ek__keeper *keeper);
 
 #endif /* EK_KEEPER_H */

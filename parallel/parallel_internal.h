@@ -13,6 +13,7 @@
 
 #include "core/owner.h"
 #include "device/device_internal.h"
+#include "module/replica_internal.h"
 
 /* What the gradients of the running step are. */
 enum ek__step_stage {
@@ -102,6 +103,22 @@ struct ek_data_parallel_model {
 /* ---- placement.c ---- */
 
 const struct ek__placement *ek__placement(const ek_data_parallel_model *model);
+
+/* Whether each device has a share of the parameters that are updated; and, with copies for the modules,
+ * the replica's word for who has them. */
+bool ek__model_shares_masters(const ek_data_parallel_model *model);
+enum ek__masters ek__model_masters(const ek_data_parallel_model *model);
+
+/* ---- masters.c: parameters of which modules see copies ---- */
+
+/* On a device's worker, when the reducer is open: a replica whose masters are shared gets its own. */
+ek_status ek__masters_open(ek_data_parallel_model *model, ek_device *device, size_t index);
+/* On a device's worker: everybody gets everybody's part of each bucket of what modules see, from
+ * element `first` of the flat buffer on. */
+ek_status ek__masters_share(const ek_data_parallel_model *model, ek_device *device, size_t index,
+                            int64_t first);
+/* On the host, as devices round: to bf16 or f16. */
+void ek__masters_round(uint16_t *copies, const float *masters, int64_t count, ek_type type);
 
 /* ---- model_torn.c ---- */
 

@@ -25,6 +25,20 @@ const struct ek__placement *ek__placement(const ek_data_parallel_model *model) {
   return &placements[model->options.state];
 }
 
+static bool is_mixed(const ek_data_parallel_model *model) {
+  return model->options.precision != model->options.type;
+}
+
+bool ek__model_shares_masters(const ek_data_parallel_model *model) {
+  const struct ek__placement *placement = ek__placement(model);
+  return placement->parameter_shares || (placement->state_shares && is_mixed(model));
+}
+
+enum ek__masters ek__model_masters(const ek_data_parallel_model *model) {
+  if (ek__model_shares_masters(model)) return EK__MASTERS_SHARED;
+  return ek__placement(model)->master && is_mixed(model) ? EK__MASTERS_FIRST : EK__MASTERS_WHOLE;
+}
+
 /* ---- modes ---- */
 
 static const struct {

@@ -18,14 +18,19 @@ static ek_status broadcast_flat(const struct replicate_job *job, ek_device *devi
   return ek_communicator_broadcast(job->communicator, device, &view, 0);
 }
 
+/* Where everybody has masters everybody rounds them; where only the first has, what travels is the
+ * copies. */
 static ek_status replicate_one(void *context, ek_device *device, size_t index) {
   const struct replicate_job *job = context;
-  const ek_replica *replica = job->replicas[index];
-  if (replica->whole_parameters) {
-    EK_TRY(broadcast_flat(job, device, ek_replica_parameters(replica)));
+  ek_replica *replica = job->replicas[index];
+  const bool whole = replica->masters == EK__MASTERS_WHOLE;
+  if (replica->masters != EK__MASTERS_SHARED) {
+    EK_TRY(broadcast_flat(
+        job, device, whole ? ek_replica_parameters(replica) : ek_replica_copies(replica)));
   }
   EK_TRY(broadcast_flat(job, device, ek_replica_buffers(replica)));
-  return ek_communicator_wait(job->communicator, device);
+  EK_TRY(ek_communicator_wait(job->communicator, device));
+  return whole ? ek_replica_refresh(replica) : EK_OK;
 }
 
 ek_status ek_replicate(ek_communicator *communicator, ek_group *group,
@@ -36,7 +41,8 @@ ek_status ek_replicate(ek_communicator *communicator, ek_group *group,
                 EK_ERR_DEVICE, "ek_replicate: replica number %zu is missing or not on %s", i,
                 ek_device_name(ek_group_device(group, i)));
     EK__FAIL_IF(ek_replica_module(replicas[i]) != ek_replica_module(replicas[0]) ||
-                    ek_replica_type(replicas[i]) != ek_replica_type(replicas[0]),
+                    ek_replica_type(replicas[i]) != ek_replica_type(replicas[0]) ||
+                    ek_replica_precision(replicas[i]) != ek_replica_precision(replicas[0]),
                 EK_ERR_INVALID_ARGUMENT,
                 "ek_replicate: replica number %zu is of another module or type", i);
   }

@@ -139,7 +139,7 @@ static void describe(ek_state_info *info, const ek_data_parallel_model *model,
   const ek_state_placement state = model->options.state;
   const bool sharded =
       entry->kind == EK_STATE_KIND_OPTIMIZER || ek__placement(model)->master ||
-      (entry->kind == EK_STATE_KIND_PARAMETER && ek__placement(model)->parameter_shares);
+      (entry->kind == EK_STATE_KIND_PARAMETER && ek__model_shares_masters(model));
   *info = (ek_state_info){.kind = entry->kind,
                           .placement = sharded ? state : EK_STATE_REPLICATED,
                           .like = like_of(entry)};
@@ -216,17 +216,53 @@ static ek_status copy_shares(const ek_data_parallel_model *model,
   return EK_OK;
 }
 
-/* Reads from device 0, writes to all; what is cut from whoever has it. */
+/* Of elements first, first + 1, ... of the flat copies, on every device. */
+static ek_status write_values(const ek_data_parallel_model *model, int64_t first, ek_tensor *host) {
+  if (ek__placement(model)->parameter_shares) {
+    return copy_shares(model, ek_replica_copies, true, first, host, true);
+  }
+  for (size_t k = 0; k < model->count; k++) {
+    EK_TRY(copy_range(ek_replica_copies(model->replicas[k]), first, host, 0, ek_tensor_count(host),
+                      true));
+  }
+  return EK_OK;
+}
+
+/* The same of a host tensor of masters, rounded; without copies nothing is done. */
+static ek_status write_copies(const ek_data_parallel_model *model, int64_t first,
+                              const ek_tensor *host) {
+  enum { CHUNK = 4096 };
+  uint16_t chunk[CHUNK];
+  const ek_type type = model->options.precision;
+  const int64_t all = ek_tensor_count(host);
+  if (type == model->options.type || ek_device_counts_only(ek_group_device(model->group, 0))) {
+    return EK_OK;
+  }
+  for (int64_t begin = 0; begin < all; begin += CHUNK) {
+    const int64_t count = all - begin < CHUNK ? all - begin : CHUNK;
+    ek_tensor rounded;
+    ek__masters_round(chunk, (const float *)host->data + begin, count, type);
+    EK_TRY(ek_tensor_host(&rounded, chunk, type, 1, &count));
+    EK_TRY(write_values(model, first + begin, &rounded));
+  }
+  return EK_OK;
+}
+
+/* Reads from device 0, writes to all that have it; what is cut from whoever has it. What modules see of
+ * a parameter that is written is written with it. */
 static ek_status copy_value(const ek_data_parallel_model *model, const struct entry *entry,
                             int64_t first, ek_tensor *host, bool write) {
-  if (ek__placement(model)->parameter_shares && !entry->info.buffer) {
-    return copy_shares(model, ek_replica_parameters, true, entry->info.offset + first, host, write);
+  const bool buffer = entry->info.buffer;
+  const int64_t begin = entry->info.offset + first;
+  if (write && !buffer) EK_TRY(write_copies(model, begin, host));
+  if (ek__model_shares_masters(model) && !buffer) {
+    return copy_shares(model, ek_replica_parameters, true, begin, host, write);
   }
   for (size_t k = 0; k < (write ? model->count : 1); k++) {
     const ek_replica *replica = model->replicas[k];
-    EK_TRY(copy_range(entry->info.buffer ? ek_replica_buffers(replica)
-                                         : ek_replica_parameters(replica),
-                      entry->info.offset + first, host, 0, ek_tensor_count(host), write));
+    if (!buffer && !replica->whole_parameters) continue;
+    EK_TRY(copy_range(buffer ? ek_replica_buffers(replica) : ek_replica_parameters(replica), begin,
+                      host, 0, ek_tensor_count(host), write));
   }
   return EK_OK;
 }

@@ -65,6 +65,7 @@ static ek_status open_parts(ek_trainer *self, ek_module *module, ek_criterion *c
   model.seed = o->seed;
   model.broadcast_inputs = o->broadcast_inputs;
   model.reproducible = o->reproducible;
+  model.precision = o->precision;
   loss.gradient_in_forward = criterion == NULL || criterion->reduction != EK_REDUCTION_NONE;
   update.schedule = o->schedule;
   update.refuse_not_finite = o->refuse_not_finite;

@@ -22,31 +22,6 @@
 #include "keeper.h"
 #include "module/replica_internal.h"
 
-/* ---- shares ---- */
-
-/* Each device computes its own part of every parameter: nobody holds all of one. */
-ek_status ek__keeper_open_values(struct ek__keeper *keeper) {
-  const struct ek__layout *layout = &keeper->replica->layout;
-  keeper->current = keeper->ahead = keeper->cut->count;
-  EK_TRY(
-      ek__replica_hold_parameters(keeper->replica, ek__buckets_share(keeper->cut, keeper->rank)));
-  if (ek_device_counts_only(keeper->device)) return EK_OK;
-  for (size_t i = 0; i < layout->order_count; i++) {
-    const size_t number = layout->order[i];
-    const struct ek__parameter *p = &layout->parameters[number];
-    const struct ek__bucket *bucket = &keeper->cut->list[keeper->cut->of[number]];
-    const int64_t begin = bucket->first + bucket->offsets[keeper->rank];
-    const int64_t end = bucket->first + bucket->offsets[keeper->rank + 1];
-    const int64_t first = p->offset > begin ? p->offset : begin;
-    const int64_t last = p->offset + p->count < end ? p->offset + p->count : end;
-    if (first >= last) continue;
-    ek_tensor part = ek__flat_range(ek_replica_parameters(keeper->replica),
-                                    bucket->places[keeper->rank] + first - begin, last - first);
-    EK_TRY(ek__initial_values(&part, p, first - p->offset, keeper->model->options.seed));
-  }
-  return EK_OK;
-}
-
 /* ---- units ---- */
 
 static ek_status gather(struct ek__keeper *keeper, size_t unit) {
@@ -55,10 +30,12 @@ static ek_status gather(struct ek__keeper *keeper, size_t unit) {
   ek_communicator *communicator = keeper->model->communicator;
   const int64_t count = bucket->last - bucket->first;
   const int64_t share = ek__bucket_share(bucket, keeper->rank);
-  EK_TRY(ek_tensor_create(&values->whole, keeper->device, EK_MEMORY_PARAMETERS,
-                          keeper->replica->type, 1, &count));
-  const ek_tensor from =
-      ek__flat_range(ek_replica_parameters(keeper->replica), bucket->places[keeper->rank], share);
+  const ek_tensor *shares = ek__replica_values(keeper->replica);
+  const ek_tensor from = ek__flat_range(shares, bucket->places[keeper->rank], share);
+  EK_TRY(ek_tensor_create(&values->whole, keeper->device,
+                          ek__replica_is_mixed(keeper->replica) ? EK_MEMORY_COPIES
+                                                                : EK_MEMORY_PARAMETERS,
+                          shares->type, 1, &count));
   ek_tensor to = ek__flat_range(&values->whole, bucket->offsets[keeper->rank], share);
   EK_TRY(ek_op_copy(ek_device_stream(keeper->device, EK_STREAM_COMPUTE), &to, &from));
   EK_TRY(ek__communicator_all_gather(communicator, keeper->device, &values->whole, bucket->offsets,

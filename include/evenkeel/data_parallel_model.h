@@ -75,7 +75,7 @@ typedef struct ek_data_parallel_model_options {
   ek_output_placement outputs;
   ek_state_placement state;
   size_t output_device;      /* for EK_OUTPUTS_GATHER */
-  ek_type type;              /* EK_F32, or EK_F64 for checks */
+  ek_type type;              /* of parameters: EK_F32, or EK_F64 for checks */
   uint64_t seed;             /* initial values and random masks */
   uint64_t broadcast_inputs; /* bit i: input i goes whole to every device */
   size_t bucket_bytes;       /* of the gradient reduction, and of units that nobody has marked */
@@ -95,11 +95,29 @@ typedef struct ek_data_parallel_model_options {
    * devices a grain that runs before the others cannot have, and for several processes.
    */
   size_t reproducible;
+  /*
+   * What modules compute in: 0 for `type`, or, with f32, EK_BF16 or EK_F16. Parameters are f32 *masters*
+   * then, with the optimizer's state, and modules see copies of 16 bits, which the update writes; so
+   * activations, outputs and their gradients are of 16 bits. Statistics, losses, norms, gradients of
+   * parameters and buffers are f32 or f64 as before. A floating input or target in f32 is rounded on its
+   * way into the module. A module that declares f32 alone runs between casts (module.h).
+   *
+   *     mode                          of a parameter, on each of N devices: bytes, with AdamW
+   *     gather, balanced              2, gradient 4; on the first 4 + 8 more
+   *     replicated                    2 + 4 + 8, gradient 4
+   *     sharded                       2 + 12/N, gradient 4
+   *     sharded-gradients             2 + 12/N + 4/N
+   *     fully-sharded                 (2 + 12 + 4)/N
+   *
+   * State by name and files have the masters, so a run goes on in another precision. EK_ERR_UNSUPPORTED,
+   * before anything is allocated, for devices that do not compute in it (ek_device_types()).
+   */
+  ek_type precision;
 } ek_data_parallel_model_options;
 #define EK_DATA_PARALLEL_MODEL_OPTIONS_INIT                                                        \
   {                                                                                                \
     sizeof(ek_data_parallel_model_options), EK_OUTPUTS_STAY, EK_STATE_REPLICATED, 0, EK_F32, 0, 0, \
-        4u << 20, 0                                                                                \
+        4u << 20, 0, (ek_type)0                                                                    \
   }
 
 /* Sets the two placements of a mode and leaves the rest. */

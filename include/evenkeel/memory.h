@@ -28,6 +28,7 @@ typedef struct ek_group ek_group;
 /* X(identifier, name) */
 #define EK_MEMORY_CATEGORY_LIST(X)                                                                 \
   X(EK_MEMORY_PARAMETERS, "parameters")                                                            \
+  X(EK_MEMORY_COPIES, "copies") /* of parameters, in the type that modules compute in */           \
   X(EK_MEMORY_GRADIENTS, "gradients")                                                              \
   X(EK_MEMORY_OPTIMIZER, "optimizer")                                                              \
   X(EK_MEMORY_INPUTS, "inputs")                                                                    \

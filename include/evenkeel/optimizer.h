@@ -40,6 +40,10 @@ typedef struct ek_optimizer_ops {
   /* (optional) fallback: "0", "1" ... What the states are called in the names of state.h ("m"), as
    * many as there are, without a slash; like `kind` at most 60 characters of each count. */
   const char *const *state_names;
+  /* (optional) fallback: false. `update` hands scale.copy on to the operation that writes the parameters,
+   * so that it writes what modules of 16 bits see in the same pass over memory. Where it does not, the
+   * library rounds the parameters behind the update, and scale.copy is NULL. */
+  bool writes_copy;
 } ek_optimizer_ops;
 
 struct ek_optimizer {

@@ -34,11 +34,13 @@ EK_BEGIN_DECLARATIONS
 /* ---- for a module: its parameters and gradients ---- */
 
 /* Parameter or buffer number `index` of the module that is running: a loan until its function
- * returns, or leaves the child that it has entered. Who needs it longer shares it, or saves it. */
+ * returns, or leaves the child that it has entered. Who needs it longer shares it, or saves it. A
+ * parameter is of the type that the module runs in, converted for it if the replica's is another; a buffer
+ * is of the replica's. */
 EK_API EK_CHECKED ek_status ek_pass_parameter(ek_tensor *parameter, ek_pass *pass, size_t index);
 
 /*
- * The gradient of parameter `index`, a loan. Backward adds to it. If *beta is wanted (not NULL), it
+ * The gradient of parameter `index`, a loan, f64 in a pass of f64 and f32 in all others. Backward adds to it. If *beta is wanted (not NULL), it
  * becomes 0 when nothing has been added in this step (the memory is undefined: overwrite all of it)
  * and 1 when there is something to add to. With `beta` NULL the memory is zeroed the first time.
  */
@@ -128,9 +130,10 @@ EK_API EK_CHECKED ek_status ek_pass_child_forward(ek_tensor *outputs, ek_pass *p
  * What a backward runs forward is recomputed: ek_pass_is_recomputing(), and random numbers are
  * those of the first time. It gives the same bits if nothing that it reads has changed.
  *
- * With `type` the child and its children run in f32 or f64, whatever the pass does: its floating
- * inputs and the gradients of its outputs are to be of that type. EK_ERR_UNSUPPORTED for one that
- * does not compute in it, or that asks for a parameter: these have the replica's type.
+ * With `type` the child and its children run in f32, in f64 or in the pass's own type, whatever the
+ * module that calls runs in: its floating inputs and the gradients of its outputs are to be of that type.
+ * EK_ERR_UNSUPPORTED for one that does not compute in it, or that asks for a parameter in f64 of a replica
+ * of f32 or the reverse.
  *
  * With `made_from` the child's input need not be kept, because it is cheaper to make than to hold:
  * it is what child number `made_by` gave for this tensor. Where the child, or a module in it, saves
@@ -205,7 +208,7 @@ EK_API EK_CHECKED ek_status ek_pass_all_reduce(ek_pass *pass, ek_tensor *tensor)
 
 EK_API ek_device *ek_pass_device(const ek_pass *pass);
 EK_API ek_stream *ek_pass_stream(const ek_pass *pass);   /* the compute stream */
-EK_API ek_type ek_pass_type(const ek_pass *pass);        /* of floating activations */
+EK_API ek_type ek_pass_type(const ek_pass *pass); /* of its activations and parameters */
 EK_API bool ek_pass_wants_gradient(const ek_pass *pass); /* false: no backward follows */
 EK_API bool ek_pass_is_training(const ek_pass *pass);    /* false: dropout is off */
 /* In a forward: it has run before, and a backward runs it again. What a training forward changes in
@@ -269,7 +272,8 @@ EK_API ek_module *ek_pass_module(const ek_pass *pass);
 EK_API bool ek_pass_is_collective(const ek_pass *pass);
 
 /* Runs the replica's module. `outputs` are overwritten with tensors that the caller owns; on
- * failure they stay as they were, and the pass is only good to be freed. */
+ * failure they stay as they were, and the pass is only good to be freed. In a pass of 16 bits floating
+ * inputs may be f32, too: they are rounded, and their gradients are widened. */
 EK_API EK_CHECKED ek_status ek_pass_run_forward(ek_tensor *outputs, ek_pass *pass,
                                                 const ek_tensor *inputs);
 

@@ -7,6 +7,10 @@
  * zeros. Broadcast, buckets, shards, clipping and the optimizer work on ranges of the flat buffers;
  * a module sees tensors into them.
  *
+ * Where modules compute in 16 bits (`precision`) the parameters are f32 *masters*, which an optimizer
+ * updates, and modules see *copies* of them, a third flat buffer of the same layout. Whoever writes
+ * masters writes the copies, too (ek_update_scale.copy), or calls ek_replica_refresh().
+ *
  * A replica and its functions belong to one thread at a time.
  */
 #ifndef EVENKEEL_REPLICA_H
@@ -20,15 +24,18 @@ typedef struct ek_replica ek_replica;
 
 typedef struct ek_replica_options {
   size_t size;
-  ek_type type;    /* EK_F32 or EK_F64: parameters, gradients and activations */
+  ek_type type;    /* EK_F32 or EK_F64: parameters and gradients */
   uint64_t seed;   /* for the initial values */
   bool gradients;  /* hold a gradient buffer */
   bool initialize; /* false: values are undefined until they are set or replicated */
+  ek_type precision; /* that modules compute in: 0 for `type`, or, with f32, EK_BF16 or EK_F16 */
 } ek_replica_options;
 #define EK_REPLICA_OPTIONS_INIT                                                                    \
-  { sizeof(ek_replica_options), EK_F32, 0, true, true }
+  { sizeof(ek_replica_options), EK_F32, 0, true, true, (ek_type)0 }
 
-/* Walks the module's declarations and makes the flat buffers on `device`. Keeps a reference. */
+/* Walks the module's declarations and makes the flat buffers on `device`. Keeps a reference.
+ * EK_ERR_UNSUPPORTED if the device (ek_device_types()) or a module does not compute in the precision;
+ * a module that declares f32, but no type of 16 bits, runs between casts (module.h). */
 EK_API EK_CHECKED ek_status ek_replica_open(ek_replica **replica, ek_device *device,
                                             ek_module *module, const ek_replica_options *options);
 EK_API void ek_replica_free(ek_replica *replica);
@@ -36,12 +43,20 @@ EK_API void ek_replica_free(ek_replica *replica);
 EK_API ek_device *ek_replica_device(const ek_replica *replica);
 EK_API ek_module *ek_replica_module(const ek_replica *replica); /* a loan */
 EK_API ek_type ek_replica_type(const ek_replica *replica);
+/* The type that modules compute in; the same if it is not of 16 bits. */
+EK_API ek_type ek_replica_precision(const ek_replica *replica);
 
 /* Loans of the flat buffers, rank 1; a tensor without elements where there are none. Of a model of
  * which devices hold shares (data_parallel_model.h) they are this device's, end to end. */
 EK_API const ek_tensor *ek_replica_parameters(const ek_replica *replica);
 EK_API const ek_tensor *ek_replica_gradients(const ek_replica *replica);
 EK_API const ek_tensor *ek_replica_buffers(const ek_replica *replica);
+/* What modules see in the place of the parameters; without elements if they see these themselves. */
+EK_API const ek_tensor *ek_replica_copies(const ek_replica *replica);
+
+/* Queues the rounding of all parameters into the copies; does nothing without copies. EK_ERR_STATE for
+ * a replica that has not as much of both. */
+EK_API EK_CHECKED ek_status ek_replica_refresh(ek_replica *replica);
 
 typedef struct ek_parameter_info {
   const char *name;   /* full name, "blocks.0.attention.weight"; lives as long as the replica */

@@ -71,11 +71,12 @@ typedef struct ek_trainer_options {
    * (data_parallel_model.h). A group that the trainer opens is deterministic then. */
   size_t reproducible;
   const ek_loss_scale *loss_scale; /* copied; NULL: none (data_parallel_optimizer.h) */
+  ek_type precision; /* that modules compute in: 0 for `type`, EK_BF16, EK_F16 (data_parallel_model.h) */
 } ek_trainer_options;
 #define EK_TRAINER_OPTIONS_INIT                                                                    \
   {                                                                                                \
     sizeof(ek_trainer_options), EK_MODE_REPLICATED, EK_F32, 0, NULL, 0, false, NULL, NULL, 0, 0,   \
-        NULL                                                                                       \
+        NULL, (ek_type)0                                                                           \
   }
 
 /*

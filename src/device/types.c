@@ -22,21 +22,34 @@ const char *ek_type_name(ek_type type) {
   return "no type";
 }
 
-ek_status ek__types_check(unsigned types, ek_type type, const char *who) {
-  if ((types >> type & 1u) != 0) return EK_OK;
-  char text[64] = "";
+ek_type ek_type_of_sums(ek_type type) { return type == EK_F64 ? EK_F64 : EK_F32; }
+
+const char *ek__types_text(char text[EK__TYPES_TEXT], unsigned types) {
+  (void)snprintf(text, EK__TYPES_TEXT, "no type that there is");
+  size_t used = 0;
   for (int i = EK_F32; i <= EK_F16; i++) { /* those that operations compute in */
-    const size_t used = strlen(text);
     if ((types >> i & 1u) == 0) continue;
-    (void)snprintf(text + used, sizeof text - used, "%s%s",
+    (void)snprintf(text + used, EK__TYPES_TEXT - used, "%s%s",
                    used == 0               ? ""
                    : types >> (i + 1) != 0 ? ", "
                                            : " and ",
                    ek_type_name((ek_type)i));
+    used = strlen(text);
   }
+  return text;
+}
+
+ek_status ek__types_check(unsigned types, ek_type type, const char *who) {
+  if ((types >> type & 1u) != 0) return EK_OK;
+  char text[EK__TYPES_TEXT];
   return ek_error_set(EK_ERR_UNSUPPORTED,
                       "%s computes in %s, not in %s; `types` of its table says so", who,
-                      text[0] != '\0' ? text : "no type that there is", ek_type_name(type));
+                      ek__types_text(text, types), ek_type_name(type));
+}
+
+ek_type ek__types_choose(unsigned types, ek_type type) {
+  const bool half = type == EK_BF16 || type == EK_F16;
+  return half && (types >> type & 1u) == 0 && (types & EK_TYPES_F32) != 0 ? EK_F32 : type;
 }
 
 int64_t ek_tensor_aligned_columns(int64_t columns, ek_type type) {

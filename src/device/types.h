@@ -12,7 +12,16 @@
 #define EK__TABLE_TYPES(table)                                                                     \
   (EK__TABLE_HAS(table, types) && (table)->types != 0 ? (table)->types : EK_TYPES_F32)
 
+/* Fits "f32, f64, bf16 and f16". */
+enum { EK__TYPES_TEXT = 64 };
+/* Writes the names of those that operations compute in, and returns text. */
+const char *ek__types_text(char text[EK__TYPES_TEXT], unsigned types);
+
 /* EK_ERR_UNSUPPORTED unless `type` is one of `types`, which `who` computes in. */
 ek_status ek__types_check(unsigned types, ek_type type, const char *who);
+
+/* The type that somebody who computes in `types` runs in where the others compute in `type`: f32 between
+ * casts where that is of 16 bits, and only f32 is known. */
+ek_type ek__types_choose(unsigned types, ek_type type);
 
 #endif /* EK_TYPES_H */

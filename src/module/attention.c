@@ -30,7 +30,7 @@ static ek_status attend(const struct attention *m, ek_pass *pass, const ek_tenso
   EK_TRY(ek_pass_child_forward(&s[SAVED_QKV], pass, QKV, x));
   const int64_t lse_shape[] = {x->shape[0], m->heads, x->shape[1]};
   EK_TRY(ek__layer_result(&s[SAVED_OUT], pass, x));
-  EK_TRY(ek_pass_output(&s[SAVED_LSE], pass, ek_pass_type(pass), 3, lse_shape));
+  EK_TRY(ek_pass_output(&s[SAVED_LSE], pass, ek_type_of_sums(ek_pass_type(pass)), 3, lse_shape));
   EK_TRY(ek_op_attention_forward(ek_pass_stream(pass), &s[SAVED_OUT], &s[SAVED_LSE], &s[SAVED_QKV],
                                  m->heads));
   for (int i = 0; i < SAVED; i++) EK_TRY(ek_pass_save(pass, &s[i]));

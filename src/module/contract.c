@@ -98,6 +98,7 @@ ek_status ek__record_push(size_t *record, ek_pass *pass, const struct ek__frame 
                                                .saved = of->saving,
                                                .gradient_now = of->saving ? of->gradient_now : 0,
                                                .type = of->type,
+                                               .cast = of->cast,
                                                .below = pass->saved_count,
                                                .above = pass->saved_count,
                                                .extents = extents};
@@ -177,14 +178,14 @@ ek_status ek__check_totals(const ek_pass *pass, const struct ek__node *node,
   return check_extent("totals, output", 0, totals, &wanted);
 }
 
-/* An output that is no totals. */
+/* An output that is no totals. `type`: of floating ones. */
 static ek_status check_output(const ek_pass *pass, const struct ek__node *node, size_t index,
-                              const ek_tensor *output) {
+                              const ek_tensor *output, ek_type type) {
   EK__FAIL_IF(!ek_tensor_exists(output), EK_ERR_STATE, "it gave no output number %zu", index);
   EK_TRY(check_place("output", index, pass, output));
-  EK__FAIL_IF(is_floating(output->type) && output->type != pass->frame->type, EK_ERR_TYPE,
+  EK__FAIL_IF(is_floating(output->type) && output->type != type, EK_ERR_TYPE,
               "output number %zu is %s, expected %s", index, ek_type_name(output->type),
-              ek_type_name(pass->frame->type));
+              ek_type_name(type));
   if (node != pass->replica->layout.root) return EK_OK;
   EK__FAIL_IF(!is_floating(output->type) && pass->options.gradient, EK_ERR_TYPE,
               "output number %zu is %s, which has no gradient", index, ek_type_name(output->type));
@@ -198,12 +199,14 @@ static ek_status check_output(const ek_pass *pass, const struct ek__node *node, 
 ek_status ek__check_forward(ek_pass *pass, const struct ek__node *node, size_t record,
                             const ek_tensor *inputs, ek_tensor *outputs, bool predict) {
   const size_t count = predict ? node->predictions : node->outputs;
+  const ek_type type = pass->frame->type;
+  const bool losses = !predict && node->terms > 0; /* single ones are sums */
   EK_TRY(check_references(pass, "output", outputs, count, inputs,
                           node->inputs - (predict ? node->targets : 0)));
   for (size_t i = 0; i < count; i++) {
-    const bool totals = !predict && i == 0 && node->terms > 0 && ek_tensor_exists(&outputs[0]);
+    const bool totals = losses && i == 0 && ek_tensor_exists(&outputs[0]);
     EK_TRY(totals ? ek__check_totals(pass, node, &outputs[0])
-                  : check_output(pass, node, i, &outputs[i]));
+                  : check_output(pass, node, i, &outputs[i], losses ? ek_type_of_sums(type) : type));
   }
   EK_TRY(check_workspace(pass));
   if (record == EK__NO_RECORD) return EK_OK;
@@ -230,7 +233,9 @@ static ek_status check_grad_outputs(const ek_pass *pass, const struct ek__record
     EK__FAIL_IF(!ek_tensor_exists(&grad_outputs[i]), EK_ERR_INVALID_ARGUMENT,
                 "%s number %zu is not there", what, i);
     EK_TRY(check_place(what, i, pass, &grad_outputs[i]));
-    EK_TRY(check_extent(what, i, &grad_outputs[i], &extents[i]));
+    ek_tensor extent = extents[i];
+    if (of->cast.outputs != 0) extent.type = of->cast.outputs;
+    EK_TRY(check_extent(what, i, &grad_outputs[i], &extent));
   }
   return EK_OK;
 }

@@ -21,7 +21,7 @@ ek_status ek__layer_create(ek_module **module, const void *description, size_t s
 /* What every layer's table has; what else there is follows. */
 #define EK__LAYER(kind_, forward_, backward_, free_)                                               \
   .size = sizeof(ek_module_ops), .kind = (kind_), .forward = (forward_), .backward = (backward_),  \
-  .free = (free_), .types = EK_TYPES_F32 | EK_TYPES_F64
+  .free = (free_), .types = EK_TYPES_F32 | EK_TYPES_F64 | EK_TYPES_BF16 | EK_TYPES_F16
 
 /* The `free` slot of a layer without children. */
 void ek__layer_free(ek_module *self);

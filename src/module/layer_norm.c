@@ -40,9 +40,10 @@ static ek_status normalize(ek_pass *pass, double epsilon, const ek_tensor *x,
   EK_TRY(ek__layer_result(y, pass, x));
 
   const int64_t rows[] = {ek_tensor_count(x) / weight.shape[0]};
-  ek_status status = ek_pass_output(&mean, pass, ek_pass_type(pass), 1, rows);
+  const ek_type sums = ek_type_of_sums(ek_pass_type(pass));
+  ek_status status = ek_pass_output(&mean, pass, sums, 1, rows);
   if (status != EK_OK) goto cleanup;
-  EK_TRY_GOTO(status, ek_pass_output(&rstd, pass, ek_pass_type(pass), 1, rows), cleanup);
+  EK_TRY_GOTO(status, ek_pass_output(&rstd, pass, sums, 1, rows), cleanup);
   EK_TRY_GOTO(status,
               residual == NULL
                   ? ek_op_layer_norm_forward(stream, y, &mean, &rstd, x, &weight, &bias, epsilon)

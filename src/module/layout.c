@@ -24,7 +24,8 @@ struct ek_declaration {
   const char *path; /* of the node: "" or "blocks.0." */
   const char *kind;
   int depth;   /* of the node */
-  size_t unit; /* that it belongs to, or EK__NO_UNIT */
+  size_t unit;  /* that it belongs to, or EK__NO_UNIT */
+  ek_type type; /* that it computes in */
 };
 
 static const char memory_of[] = "a module's layout";
@@ -159,13 +160,15 @@ static void node_free(struct ek__node *node) {
   ek__free(node);
 }
 
+/* `type`: that of the parent. */
 static ek_status walk(struct ek__layout *layout, struct ek__node *node, const char *path, int depth,
-                      size_t unit) {
+                      size_t unit, ek_type type) {
   char where[EK__PATH_SIZE];
-  ek_declaration declaration = {layout, node, path, node->module->ops->kind, depth, unit};
+  const unsigned types = EK__TABLE_TYPES(node->module->ops);
+  const ek_type own = ek__types_choose(types, type);
+  ek_declaration declaration = {layout, node, path, node->module->ops->kind, depth, unit, own};
   node->holder = (struct ek__holder){layout, node->path, node->module->ops->kind};
-  EK_TRY(ek__types_check(EK__TABLE_TYPES(node->module->ops), layout->type,
-                         ek__node_path(where, node)));
+  EK_TRY(ek__types_check(types, own, ek__node_path(where, node)));
   layout->collective = layout->collective || ek__is_collective(node->module);
   if (node->module->ops->parameters == NULL) return EK_OK;
   return node->module->ops->parameters(node->module, &declaration);
@@ -195,7 +198,7 @@ ek_status ek_declare_module(ek_declaration *declaration, const char *name, ek_mo
   EK_TRY(add_child(&made, declaration, child));
   made->path = kept;
   made->stream = layout->node_count++;
-  return walk(layout, made, below, declaration->depth + 1, declaration->unit);
+  return walk(layout, made, below, declaration->depth + 1, declaration->unit, declaration->type);
 }
 
 ek_status ek_declare_wrapped(ek_declaration *declaration, ek_module *child) {
@@ -211,7 +214,7 @@ ek_status ek_declare_wrapped(ek_declaration *declaration, ek_module *child) {
   made->path = node->path;
   made->stream = node->stream;
   EK_TRY(walk(declaration->layout, made, declaration->path, declaration->depth + 1,
-              declaration->unit));
+              declaration->unit, declaration->type));
   for (size_t i = 0; i < made->parameter_count; i++) EK_TRY(add_number(node, made->parameters[i]));
   return EK_OK;
 }
@@ -437,13 +440,13 @@ static ek_status settle(struct ek__layout *layout, size_t unit_bytes) {
 }
 
 ek_status ek__layout_open(struct ek__layout *layout, ek_module *module, ek_type type,
-                          size_t unit_bytes) {
+                          ek_type precision, size_t unit_bytes) {
   memset(layout, 0, sizeof *layout);
   layout->type = type;
   ek_status status = node_create(&layout->root, layout, module);
   if (status == EK_OK) {
     layout->root->stream = layout->node_count++;
-    status = walk(layout, layout->root, "", 0, EK__NO_UNIT);
+    status = walk(layout, layout->root, "", 0, EK__NO_UNIT, precision);
   }
   if (status == EK_OK) status = settle(layout, unit_bytes);
   if (status != EK_OK) ek__layout_close(layout);

@@ -90,7 +90,7 @@ struct ek__layout {
    * are the same. */
   size_t *stops, stop_count, stop_capacity;
   int64_t buffer_count;       /* elements of the flat buffers */
-  ek_type type;               /* that the modules will compute in */
+  ek_type type;               /* of parameters */
   uint32_t node_count;
   size_t walked, marked; /* nodes, and units that modules have marked */
   bool collective; /* a module of it does */
@@ -114,9 +114,10 @@ ek_status ek__module_check(const ek_module *module);
 /* Whether its table declares so. */
 bool ek__is_collective(const ek_module *module);
 
-/* EK_ERR_UNSUPPORTED if one of the modules does not compute in `type`. unit_bytes > 0: in units. */
+/* `type` is that of parameters, `precision` that of the modules: EK_ERR_UNSUPPORTED if one of them does
+ * not compute in it. unit_bytes > 0: in units. */
 ek_status ek__layout_open(struct ek__layout *layout, ek_module *module, ek_type type,
-                          size_t unit_bytes);
+                          ek_type precision, size_t unit_bytes);
 /* States of modules must be closed. */
 void ek__layout_close(struct ek__layout *layout);
 /* Calls the modules' `open`, parents first, and `close`, in the reverse order; the first failure

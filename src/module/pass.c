@@ -28,6 +28,7 @@ static void destroy(struct ek__spare *spare) {
   ek_pass *pass = (ek_pass *)spare;
   ek__free(pass->saved);
   ek__free(pass->recipes);
+  ek__free(pass->converted);
   ek__free(pass->records);
   ek__free(pass->extents);
   ek__free(pass->touched);
@@ -68,7 +69,7 @@ ek_status ek__pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_optio
               (long long)o.first_sample, (long long)o.samples);
   EK__FAIL_IF(o.gradient && lender == NULL && !ek__replica_has_gradients(replica), EK_ERR_STATE,
               "ek_pass_open: the replica holds no gradients, or a part of each");
-  EK__FAIL_IF(lender == NULL && !replica->whole_parameters, EK_ERR_STATE,
+  EK__FAIL_IF(lender == NULL && !replica->whole_values, EK_ERR_STATE,
               "ek_pass_open: the replica holds a part of each parameter");
   ek_pass *result = (ek_pass *)replica->spares;
   if (result != NULL) {
@@ -79,7 +80,7 @@ ek_status ek__pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_optio
   result->options = o;
   result->lender = lender;
   result->outermost = (struct ek__frame){.node = replica->layout.root,
-                                         .type = replica->type,
+                                         .type = replica->precision,
                                          .saving = o.gradient,
                                          .recipe = EK__NO_RECIPE};
   result->frame = &result->outermost;
@@ -101,6 +102,7 @@ void ek_pass_free(ek_pass *pass) {
   if (pass == NULL) return;
   /* In the order that backward would have: the arena sees the same sequence either way. */
   while (pass->saved_count > 0) ek__saved_drop(pass);
+  ek__cast_drop_parameters(pass, 0);
   pass->spare.next = pass->replica->spares;
   pass->replica->spares = &pass->spare;
 }
@@ -112,7 +114,7 @@ static ek_status global_index(size_t *global, const char *who, const ek_pass *pa
   EK__FAIL_IF(index >= pass->frame->node->parameter_count, EK_ERR_INVALID_ARGUMENT,
               "%s: there is no parameter number %zu", who, index);
   *global = pass->frame->node->parameters[index];
-  if (pass->frame->type == pass->replica->type) return EK_OK;
+  if (ek_type_of_sums(pass->frame->type) == pass->replica->type) return EK_OK;
   return ek_error_set(EK_ERR_UNSUPPORTED, "%s: %s is %s, and the module runs in %s", who,
                       pass->replica->layout.parameters[*global].name,
                       ek_type_name(pass->replica->type), ek_type_name(pass->frame->type));
@@ -131,12 +133,11 @@ ek_status ek_pass_parameter(ek_tensor *parameter, ek_pass *pass, size_t index) {
   size_t global = 0;
   EK__NOT_NULL("ek_pass_parameter", parameter);
   EK_TRY(global_index(&global, "ek_pass_parameter", pass, index));
-  const bool lent = pass->lender != NULL && pass->lender->value != NULL;
-  if (lent && !pass->replica->layout.parameters[global].buffer) {
-    return pass->lender->value(parameter, pass->lender, global);
+  const bool buffer = pass->replica->layout.parameters[global].buffer;
+  if (!buffer && pass->frame->type != pass->replica->precision) {
+    return ek__cast_parameter(parameter, pass, global);
   }
-  *parameter = ek__replica_value(pass->replica, global);
-  return EK_OK;
+  return ek__pass_value(parameter, pass, global);
 }
 
 static ek_status find_gradient(ek_tensor *gradient, const ek_pass *pass, size_t global) {

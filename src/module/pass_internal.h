@@ -15,6 +15,16 @@ enum ek__pass_stage {
   EK__PASS_BROKEN
 };
 
+/*
+ * What is converted where a module runs in another type than its caller's, or where the tensors that a
+ * pass is given are not of its type: cast.c.
+ */
+struct ek__cast {
+  uint32_t inputs; /* bit i: input i was converted, from the type */
+  ek_type from;
+  ek_type outputs; /* the type that floating outputs are converted to; 0: they stay */
+};
+
 /* A function of a module that runs. While none does, the outermost: of the root. */
 struct ek__frame {
   const struct ek__node *node;
@@ -32,6 +42,9 @@ struct ek__frame {
   size_t records;                /* records below are not its children's */
   size_t recipe;                 /* for the input of the child that it has entered */
   bool outer_saving;             /* `saving` before it entered the child */
+  size_t converted;              /* parameters below were not converted for it: cast.c */
+  size_t converted_outside;      /* the same before it entered the child */
+  struct ek__cast cast;          /* of a forward */
   bool workspace;                /* it has taken some, and this much was held before: */
   uint64_t workspace_before;
 };
@@ -43,6 +56,7 @@ struct ek__record {
   bool saved;
   double gradient_now; /* the scale that its forward was promised; 0: none */
   bool written;        /* it has written its gradients: they are all that is saved */
+  struct ek__cast cast;
   size_t below, above; /* saved tensors when forward began, and when it ended */
   size_t extents;      /* where those of its inputs begin, and behind them of its outputs */
 };
@@ -80,6 +94,11 @@ struct ek_pass {
   size_t record_count, record_capacity;
   ek_tensor *extents; /* types and shapes of tensors, without their memory */
   size_t extent_count, extent_capacity;
+  struct ek__converted {
+    size_t parameter;
+    ek_tensor value;
+  } *converted; /* parameters in the type of the frame that has asked for them */
+  size_t converted_count, converted_capacity;
   uint64_t named;    /* number of the thread's error that has the name of a module already */
   bool *touched;     /* per parameter of the replica */
   uint32_t *waiting; /* per parameter: users that have not said that they are done */
@@ -95,6 +114,28 @@ ek_status ek__pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_optio
 
 /* No recipe. */
 #define EK__NO_RECIPE SIZE_MAX
+
+/* ---- cast.c ---- */
+
+/* What is to be converted for a function of `node` that runs in `type`, called from one in `outer`; and
+ * whether that is anything at all. */
+bool ek__cast_plan(struct ek__cast *cast, const ek_pass *pass, const struct ek__node *node,
+                   const ek_tensor *inputs, size_t count, ek_type type, ek_type outer, bool predict);
+/* Tensors as they are on the other side: new ones for those of the set, loans of the others. A failure
+ * leaves none. */
+ek_status ek__cast_tensors(ek_tensor *made, ek_pass *pass, const ek_tensor *given, size_t count,
+                           uint32_t set, ek_type type);
+void ek__cast_free(ek_tensor *made, size_t count, uint32_t set);
+/* Tensors that the caller owns become those of another type, one after the other. */
+ek_status ek__cast_move(ek_tensor *owned, ek_pass *pass, size_t count, uint32_t set, ek_type type);
+/* The floating ones of `count` tensors that are not of the type. */
+uint32_t ek__cast_set(const ek_tensor *tensors, size_t count, ek_type type);
+/* A loan of a parameter or buffer of the replica, in the type that the replica has it in. */
+ek_status ek__pass_value(ek_tensor *value, const ek_pass *pass, size_t global);
+/* A parameter as the frame on top computes with it: a loan that the pass keeps until the frame ends. */
+ek_status ek__cast_parameter(ek_tensor *parameter, ek_pass *pass, size_t number);
+/* Gives back those that are not below `count`. */
+void ek__cast_drop_parameters(ek_pass *pass, size_t count);
 
 /* Whether an input of the root lies there that its runner keeps until backward. */
 static inline bool ek__pass_was_lent(const ek_pass *pass, const ek_memory *memory) {

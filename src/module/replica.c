@@ -5,11 +5,13 @@
 
 #include <string.h>
 
+#include <evenkeel/convert.h>
 #include <evenkeel/elementwise.h>
 
 #include "core/alloc.h"
 #include "core/error.h"
 #include "core/options.h"
+#include "device/types.h"
 #include "module/replica_internal.h"
 
 static ek_tensor view(const ek_tensor *flat, const struct ek__parameter *parameter, int64_t first) {
@@ -31,6 +33,12 @@ ek_tensor ek__replica_view(const ek_tensor *flat, const ek_replica *replica, siz
 
 ek_tensor ek__replica_value(const ek_replica *replica, size_t parameter) {
   const struct ek__parameter *p = &replica->layout.parameters[parameter];
+  return view(p->buffer ? &replica->buffers : ek__replica_values(replica), p, 0);
+}
+
+/* The same, but of the parameter itself. */
+static ek_tensor master_view(const ek_replica *replica, size_t parameter) {
+  const struct ek__parameter *p = &replica->layout.parameters[parameter];
   return view(p->buffer ? &replica->buffers : &replica->parameters, p, 0);
 }
 
@@ -41,7 +49,7 @@ ek_tensor ek__replica_gradient(const ek_replica *replica, size_t parameter) {
 static ek_status initialize(ek_replica *replica, uint64_t seed) {
   if (ek_device_counts_only(replica->device)) return EK_OK;
   for (size_t i = 0; i < replica->layout.parameter_count; i++) {
-    ek_tensor value = ek__replica_value(replica, i);
+    ek_tensor value = master_view(replica, i);
     if (!replica->whole_parameters && !replica->layout.parameters[i].buffer) continue;
     EK_TRY(ek__initial_values(&value, &replica->layout.parameters[i], 0, seed));
   }
@@ -53,60 +61,82 @@ static ek_status initialize(ek_replica *replica, uint64_t seed) {
 /* Zeros, so that the padding between parameters takes part in sums without a trace. */
 static ek_status create_flat(ek_tensor *flat, ek_replica *replica, ek_memory_category category,
                              int64_t count) {
-  EK_TRY(ek_tensor_create(flat, replica->device, category, replica->type, 1, &count));
+  const ek_type type = category == EK_MEMORY_COPIES ? replica->precision : replica->type;
+  EK_TRY(ek_tensor_create(flat, replica->device, category, type, 1, &count));
   return ek_op_zero(ek_device_stream(replica->device, EK_STREAM_COMPUTE), flat);
 }
 
 ek_status ek__replica_hold_parameters(ek_replica *replica, int64_t count) {
   ek_tensor_free(&replica->parameters);
-  return create_flat(&replica->parameters, replica, EK_MEMORY_PARAMETERS, count);
+  EK_TRY(create_flat(&replica->parameters, replica, EK_MEMORY_PARAMETERS, count));
+  if (replica->whole_values || !ek__replica_is_mixed(replica)) return EK_OK;
+  ek_tensor_free(&replica->copies);
+  return create_flat(&replica->copies, replica, EK_MEMORY_COPIES, count);
 }
 
 ek_status ek__replica_hold_gradients(ek_replica *replica, int64_t count) {
   return create_flat(&replica->gradients, replica, EK_MEMORY_GRADIENTS, count);
 }
 
-static ek_status read_options(ek_replica_options *o, const ek_replica_options *options) {
-  EK_TRY(ek__options_read(o, sizeof *o, options, "ek_replica_options"));
-  if (o->type == EK_F32 || o->type == EK_F64) return EK_OK;
-  return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                      "ek_replica_open: options.type is %s, expected f32 or f64",
-                      ek_type_name(o->type));
+ek_status ek__precision_read(ek_type *precision, ek_type type, const ek_device *device,
+                             const char *who) {
+  EK__FAIL_IF(type != EK_F32 && type != EK_F64, EK_ERR_INVALID_ARGUMENT,
+              "%s: options.type is %s, expected f32 or f64", who, ek_type_name(type));
+  if (*precision == 0) *precision = type;
+  const bool half = *precision == EK_BF16 || *precision == EK_F16;
+  EK__FAIL_IF(*precision != type && !(half && type == EK_F32), EK_ERR_INVALID_ARGUMENT,
+              "%s: options.precision is %s beside parameters of %s, expected f32, bf16 or f16 beside "
+              "f32",
+              who, ek_type_name(*precision), ek_type_name(type));
+  if ((ek_device_types(device) >> *precision & 1u) != 0) return EK_OK;
+  char types[EK__TYPES_TEXT];
+  return ek_error_set(EK_ERR_UNSUPPORTED, "%s: %s computes in %s, not in %s", who,
+                      ek_device_name(device), ek__types_text(types, ek_device_types(device)),
+                      ek_type_name(*precision));
 }
 
 ek_status ek_replica_open(ek_replica **replica, ek_device *device, ek_module *module,
                           const ek_replica_options *options) {
-  return ek__replica_open_units(replica, device, module, options, 0, true);
+  static const struct ek__replica_parts all = {.masters = EK__MASTERS_WHOLE};
+  return ek__replica_open_parts(replica, device, module, options, &all);
 }
 
-ek_status ek__replica_open_units(ek_replica **replica, ek_device *device, ek_module *module,
-                                 const ek_replica_options *options, size_t unit_bytes,
-                                 bool parameters) {
+static ek_status create_buffers(ek_replica *replica, bool gradients) {
+  const int64_t all = replica->layout.flat_count, buffers = replica->layout.buffer_count;
+  const bool copies = ek__replica_is_mixed(replica) && replica->whole_values;
+  EK_TRY(create_flat(&replica->parameters, replica, EK_MEMORY_PARAMETERS,
+                     replica->whole_parameters ? all : 0));
+  EK_TRY(create_flat(&replica->copies, replica, EK_MEMORY_COPIES, copies ? all : 0));
+  EK_TRY(create_flat(&replica->buffers, replica, EK_MEMORY_PARAMETERS, buffers));
+  return create_flat(&replica->gradients, replica, EK_MEMORY_GRADIENTS, gradients ? all : 0);
+}
+
+ek_status ek__replica_open_parts(ek_replica **replica, ek_device *device, ek_module *module,
+                                 const ek_replica_options *options,
+                                 const struct ek__replica_parts *parts) {
   ek_replica_options o = EK_REPLICA_OPTIONS_INIT;
   EK__NOT_NULL("ek_replica_open", replica, device, module);
-  EK_TRY(read_options(&o, options));
+  EK_TRY(ek__options_read(&o, sizeof o, options, "ek_replica_options"));
+  EK_TRY(ek__precision_read(&o.precision, o.type, device, "ek_replica_open"));
   ek_replica *result = NULL;
   EK_TRY(ek__new(&result, 1, sizeof *result, "a replica"));
   result->device = device;
   result->type = o.type;
-  result->whole_parameters = parameters;
+  result->precision = o.precision;
+  result->masters = parts->masters;
+  result->whole_parameters = parts->masters != EK__MASTERS_SHARED && !parts->none;
+  result->whole_values = !parts->shared_values;
   result->whole_gradients = o.gradients;
   result->module = ek_module_share(module);
   ek_status status = EK_OK;
-  EK_TRY_GOTO(status, ek__layout_open(&result->layout, module, o.type, unit_bytes), cleanup);
   EK_TRY_GOTO(status,
-              create_flat(&result->parameters, result, EK_MEMORY_PARAMETERS,
-                          result->whole_parameters ? result->layout.flat_count : 0),
+              ek__layout_open(&result->layout, module, o.type, o.precision, parts->unit_bytes),
               cleanup);
-  EK_TRY_GOTO(
-      status,
-      create_flat(&result->buffers, result, EK_MEMORY_PARAMETERS, result->layout.buffer_count),
-      cleanup);
-  EK_TRY_GOTO(status,
-              create_flat(&result->gradients, result, EK_MEMORY_GRADIENTS,
-                          o.gradients ? result->layout.flat_count : 0),
-              cleanup);
+  EK_TRY_GOTO(status, create_buffers(result, o.gradients), cleanup);
   if (o.initialize) EK_TRY_GOTO(status, initialize(result, o.seed), cleanup);
+  if (o.initialize && result->whole_parameters) {
+    EK_TRY_GOTO(status, ek_replica_refresh(result), cleanup);
+  }
   EK_TRY_GOTO(status, ek__layout_open_states(&result->layout, device), cleanup);
   *replica = result;
   return EK_OK;
@@ -125,11 +155,21 @@ void ek_replica_free(ek_replica *replica) {
   }
   ek_tensor_free(&replica->gradients);
   ek_tensor_free(&replica->buffers);
+  ek_tensor_free(&replica->copies);
   ek_tensor_free(&replica->parameters);
   ek__holders_forget(replica->device, &replica->layout);
   ek__layout_close(&replica->layout);
   ek_module_free(replica->module);
   ek__free(replica);
+}
+
+ek_status ek_replica_refresh(ek_replica *replica) {
+  EK__NOT_NULL("ek_replica_refresh", replica);
+  if (!ek__replica_is_mixed(replica)) return EK_OK;
+  EK__FAIL_IF(ek_tensor_count(&replica->copies) != ek_tensor_count(&replica->parameters),
+              EK_ERR_STATE, "ek_replica_refresh: the replica has a part of its parameters");
+  return ek_op_convert(ek_device_stream(replica->device, EK_STREAM_COMPUTE), &replica->copies,
+                       &replica->parameters);
 }
 
 /* ---- reading ---- */
@@ -146,6 +186,10 @@ ek_type ek_replica_type(const ek_replica *replica) {
   return replica == NULL ? (ek_type)0 : replica->type;
 }
 
+ek_type ek_replica_precision(const ek_replica *replica) {
+  return replica == NULL ? (ek_type)0 : replica->precision;
+}
+
 const ek_tensor *ek_replica_parameters(const ek_replica *replica) {
   return replica == NULL ? NULL : &replica->parameters;
 }
@@ -156,6 +200,10 @@ const ek_tensor *ek_replica_gradients(const ek_replica *replica) {
 
 const ek_tensor *ek_replica_buffers(const ek_replica *replica) {
   return replica == NULL ? NULL : &replica->buffers;
+}
+
+const ek_tensor *ek_replica_copies(const ek_replica *replica) {
+  return replica == NULL ? NULL : &replica->copies;
 }
 
 size_t ek_replica_parameter_count(const ek_replica *replica) {
@@ -169,7 +217,7 @@ ek_status ek_replica_parameter(ek_parameter_info *info, const ek_replica *replic
               index);
   const struct ek__parameter *parameter = &replica->layout.parameters[index];
   *info = (ek_parameter_info){.name = parameter->name,
-                              .value = ek__replica_value(replica, index),
+                              .value = master_view(replica, index),
                               .offset = parameter->offset,
                               .buffer = parameter->buffer,
                               .no_decay = parameter->no_decay,

@@ -15,13 +15,24 @@ struct ek__spare {
   struct ek__spare *next;
 };
 
+/* Who has the parameters of a model, where modules see copies of them; without copies everybody has, or
+ * a share of them. */
+enum ek__masters {
+  EK__MASTERS_WHOLE, /* every replica has all */
+  EK__MASTERS_FIRST, /* the first of all ranks has all, the others none */
+  EK__MASTERS_SHARED /* each has a share */
+};
+
 struct ek_replica {
   ek_device *device;
   ek_module *module;
-  ek_type type;
+  ek_type type, precision; /* of parameters, and that modules compute in */
   struct ek__layout layout;
   ek_tensor parameters, gradients, buffers; /* flat */
-  bool whole_parameters, whole_gradients;   /* they have all elements, and not a share of them */
+  ek_tensor copies;                         /* flat; without elements if precision is type */
+  enum ek__masters masters;
+  bool whole_parameters, whole_gradients; /* they have all elements, and not a share of them */
+  bool whole_values;                      /* what modules see has */
   struct ek__spare *spares; /* freed passes: the next step allocates nothing on the host */
 };
 
@@ -30,20 +41,40 @@ struct ek_replica {
 ek_tensor ek__replica_view(const ek_tensor *flat, const ek_replica *replica, size_t parameter,
                            int64_t first);
 
-/* ek_replica_open() with a layout in units of `unit_bytes` (0: not in units), with parameters or
- * without. */
-ek_status ek__replica_open_units(ek_replica **replica, ek_device *device, ek_module *module,
-                                 const ek_replica_options *options, size_t unit_bytes,
-                                 bool parameters);
-/* For a replica without: `count` of its parameters, zeros. */
+/* What a replica of a data-parallel model does not hold whole. */
+struct ek__replica_parts {
+  size_t unit_bytes;  /* not 0: the layout is in units of so many bytes */
+  bool shared_values; /* what modules see is shared */
+  enum ek__masters masters;
+  bool none; /* it has no masters: not the first rank */
+};
+ek_status ek__replica_open_parts(ek_replica **replica, ek_device *device, ek_module *module,
+                                 const ek_replica_options *options,
+                                 const struct ek__replica_parts *parts);
+/* For one whose masters are shared: `count` of its parameters, zeros; and as many copies, if the values
+ * are shared, too. */
 ek_status ek__replica_hold_parameters(ek_replica *replica, int64_t count);
 /* For a replica that was opened without gradients: `count` of them, zeros, of which it is not said
  * whose they are (parallel/keeper.h). */
 ek_status ek__replica_hold_gradients(ek_replica *replica, int64_t count);
 
-/* Views without references of their own. */
+/* Views without references of their own: of what modules see, and of its gradient. */
 ek_tensor ek__replica_value(const ek_replica *replica, size_t parameter);
 ek_tensor ek__replica_gradient(const ek_replica *replica, size_t parameter);
+
+/* Modules see copies. */
+static inline bool ek__replica_is_mixed(const ek_replica *replica) {
+  return replica->precision != replica->type;
+}
+/* The flat buffer of what modules see. */
+static inline const ek_tensor *ek__replica_values(const ek_replica *replica) {
+  return ek__replica_is_mixed(replica) ? &replica->copies : &replica->parameters;
+}
+
+/* EK_ERR_INVALID_ARGUMENT unless `type` is f32 or f64 and *precision, 0 for the same, goes with it;
+ * EK_ERR_UNSUPPORTED unless the device computes in it. `who` begins messages. */
+ek_status ek__precision_read(ek_type *precision, ek_type type, const ek_device *device,
+                             const char *who);
 
 /* Whether it holds whole gradients: of all parameters, or there are none. */
 static inline bool ek__replica_has_gradients(const ek_replica *replica) {

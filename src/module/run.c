@@ -25,9 +25,9 @@
 
 /* ---- one function of one module ---- */
 
-static ek_status check_type(const ek_pass *pass, const struct ek__node *node, ek_type type) {
-  if (type == pass->replica->type) return EK_OK; /* asked when it was opened */
+static ek_status check_type(const struct ek__node *node, ek_type type) {
   char path[EK__PATH_SIZE];
+  if ((EK__TABLE_TYPES(node->module->ops) >> type & 1u) != 0) return EK_OK;
   return ek__types_check(EK__TABLE_TYPES(node->module->ops), type, ek__node_path(path, node));
 }
 
@@ -126,12 +126,14 @@ static ek_status rest(const ek_pass *pass, bool last) {
 /* Fills the frame of a forward, or of a predict, which saves nothing, and makes what lasts until it
  * has returned. */
 static ek_status prepare(struct ek__frame *frame, size_t *record, size_t *recipe, ek_pass *pass,
-                         const struct ek__node *node, const ek_tensor *inputs,
+                         const struct ek__node *node, const ek_tensor *inputs, ek_type type,
                          const ek_child_options *options, bool predict) {
   struct ek__frame *caller = pass->frame;
   char path[EK__PATH_SIZE];
   *frame = (struct ek__frame){.node = node,
-                              .type = options->type != 0 ? options->type : caller->type,
+                              .type = type,
+                              .cast = frame->cast,
+                              .converted = pass->converted_count,
                               .saving = caller->saving && options->save && !predict,
                               .backward = caller->backward,
                               .totals = options->totals,
@@ -144,7 +146,7 @@ static ek_status prepare(struct ek__frame *frame, size_t *record, size_t *recipe
               ek__node_path(path, node));
   if (node->terms == 1 && node->outputs == 1) frame->gradient_now = options->gradient_now;
   if (options->totals != NULL) EK_TRY(ek__check_totals(pass, node, options->totals));
-  EK_TRY(check_type(pass, node, frame->type));
+  EK_TRY(check_type(node, frame->type));
   EK_TRY(open_recipe(recipe, pass, frame->saving, node->inputs, inputs, options));
   if (!predict && wants_record(pass, frame)) {
     const ek_status pushed = ek__record_push(record, pass, frame, inputs);
@@ -180,16 +182,18 @@ static void move_place(const struct ek__node *from, const struct ek__node *to) {
   if (here->holder == &from->holder) here->holder = &to->holder;
 }
 
-/* What a function gives becomes the caller's when all of it is right: until then it lies here. */
-static ek_status run_forward(ek_pass *pass, const struct ek__node *node, const ek_tensor *inputs,
-                             ek_tensor *outputs, const ek_child_options *options, bool predict) {
+/* In a type. What a function gives becomes the caller's when all of it is right: until then it lies
+ * here. */
+static ek_status run_in_type(ek_pass *pass, const struct ek__node *node, const ek_tensor *inputs,
+                             ek_tensor *outputs, ek_type type, const struct ek__cast *cast,
+                             const ek_child_options *options, bool predict) {
   const ek_module *module = node->module;
   const size_t count = predict ? node->predictions : node->outputs;
-  struct ek__frame *caller = pass->frame, frame;
+  struct ek__frame *caller = pass->frame, frame = {.cast = *cast};
   ek_tensor given[EK_MAX_TENSORS];
   size_t record = 0, recipe = 0;
   memset(given, 0, count * sizeof *given);
-  EK_TRY(prepare(&frame, &record, &recipe, pass, node, inputs, options, predict));
+  EK_TRY(prepare(&frame, &record, &recipe, pass, node, inputs, type, options, predict));
   pass->frame = &frame;
   const uint64_t errors = ek__error_number();
   const char *function = predict ? "predict" : frame.backward ? "forward again" : "forward";
@@ -200,6 +204,7 @@ static ek_status run_forward(ek_pass *pass, const struct ek__node *node, const e
     status = predict ? module->ops->predict(module, pass, inputs, given)
                      : module->ops->forward(module, pass, inputs, given);
     give_all_back(pass);
+    ek__cast_drop_parameters(pass, frame.converted);
   }
   if (status == EK_OK) status = ek__check_forward(pass, node, record, inputs, given, predict);
   if (status == EK_OK) status = place_totals(pass, given, options->totals);
@@ -219,6 +224,37 @@ static ek_status run_forward(ek_pass *pass, const struct ek__node *node, const e
   return status;
 }
 
+/* In the type that was asked for, or the caller's, or in f32 where that is of 16 bits and the module does
+ * not know it. */
+static ek_status run_forward(ek_pass *pass, const struct ek__node *node, const ek_tensor *inputs,
+                             ek_tensor *outputs, const ek_child_options *options, bool predict) {
+  const ek_type outer = options->type != 0 ? options->type : pass->frame->type;
+  const ek_type type = ek__types_choose(EK__TABLE_TYPES(node->module->ops), outer);
+  const size_t count = node->inputs - (predict ? node->targets : 0);
+  struct ek__cast cast;
+  ek_child_options inner = *options;
+  ek_tensor inside[EK_MAX_INPUTS], given[EK_MAX_TENSORS];
+  if (!ek__cast_plan(&cast, pass, node, inputs, count, type, outer, predict)) {
+    return run_in_type(pass, node, inputs, outputs, type, &cast, options, predict);
+  }
+  EK_TRY(ek__cast_tensors(inside, pass, inputs, count, cast.inputs, type));
+  if (cast.inputs != 0) inner.made_from = NULL; /* what is saved is another tensor */
+  ek_status status = run_in_type(pass, node, inside, given, type, &cast, &inner, predict);
+  ek__cast_free(inside, count, cast.inputs);
+  EK_TRY(status);
+  const size_t given_count = predict ? node->predictions : node->outputs;
+  if (cast.outputs != 0) {
+    const uint32_t set = ek__cast_set(given, given_count, cast.outputs);
+    status = ek__cast_move(given, pass, given_count, set, cast.outputs);
+  }
+  if (status == EK_OK) {
+    memcpy(outputs, given, given_count * sizeof *given);
+  } else {
+    ek__free_all(given, given_count);
+  }
+  return status;
+}
+
 static ek_status run_maker(ek_pass *pass, const struct ek__node *maker, ek_type type,
                            const ek_tensor *from, ek_tensor *made) {
   ek_child_options options = EK_CHILD_OPTIONS_INIT;
@@ -227,25 +263,19 @@ static ek_status run_maker(ek_pass *pass, const struct ek__node *maker, ek_type 
   return run_forward(pass, maker, from, made, &options, false);
 }
 
-static ek_status run_backward(ek_pass *pass, const struct ek__node *node,
-                              const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+/* The function itself, with gradients as they are in its type. */
+static ek_status backward_in_type(ek_pass *pass, const struct ek__node *node, size_t record,
+                                  const ek_tensor *grad_outputs, ek_tensor *wanted) {
   const ek_module *module = node->module;
-  const size_t record = ek__record_find(pass, node);
   struct ek__frame *caller = pass->frame, frame = {.node = node,
                                                    .backward = true,
                                                    .saving = true,
                                                    .type = caller->type,
                                                    .recipe = EK__NO_RECIPE,
+                                                   .converted = pass->converted_count,
                                                    .floor = caller->floor,
                                                    .records = pass->record_count};
-  ek_tensor given[EK_MAX_INPUTS], *const wanted = grad_inputs == NULL ? NULL : given;
-  memset(given, 0, node->inputs * sizeof *given);
   if (record != EK__NO_RECORD) {
-    EK_TRY(ek__check_grad_outputs(pass, record, grad_outputs));
-    if (pass->records[record].written) {
-      give_inputs(pass, record, grad_inputs);
-      return EK_OK;
-    }
     frame.gradient_now = pass->records[record].gradient_now;
     frame.type = pass->records[record].type;
     frame.floor = pass->records[record].below;
@@ -259,19 +289,60 @@ static ek_status run_backward(ek_pass *pass, const struct ek__node *node,
   if (status == EK_OK) {
     status = module->ops->backward(module, pass, grad_outputs, wanted);
     give_all_back(pass);
+    ek__cast_drop_parameters(pass, frame.converted);
   }
   if (status == EK_OK) status = ek__check_backward(pass, node, record, grad_outputs, wanted);
-  if (status != EK_OK) {
-    ek__name_failure(pass, "backward", status, errors);
-    ek__free_all(wanted, node->inputs);
-  } else if (wanted != NULL) {
-    memcpy(grad_inputs, given, node->inputs * sizeof *given);
-  }
+  if (status != EK_OK) ek__name_failure(pass, "backward", status, errors);
   if (record != EK__NO_RECORD) ek__record_drop(pass, record);
   ek__recipe_close(pass, frame.recipe);
   *ek__place_here() = place;
   ek__span_end(span);
   pass->frame = caller;
+  return status;
+}
+
+/* Of a forward whose record has a cast: what comes and what goes is converted the other way. */
+static ek_status backward_between_casts(ek_pass *pass, const struct ek__node *node, size_t record,
+                                        const ek_tensor *grad_outputs, ek_tensor *wanted) {
+  const struct ek__cast cast = pass->records[record].cast;
+  const ek_type type = pass->records[record].type;
+  ek_tensor inside[EK_MAX_TENSORS];
+  const uint32_t set = cast.outputs == 0 ? 0 : ek__cast_set(grad_outputs, node->outputs, type);
+  EK_TRY(ek__cast_tensors(inside, pass, grad_outputs, node->outputs, set, type));
+  ek_status status = backward_in_type(pass, node, record, inside, wanted);
+  ek__cast_free(inside, node->outputs, set);
+  if (status != EK_OK || wanted == NULL) return status;
+  return ek__cast_move(wanted, pass, node->inputs,
+                       cast.inputs & ek__cast_set(wanted, node->inputs, cast.from), cast.from);
+}
+
+static ek_status run_backward(ek_pass *pass, const struct ek__node *node,
+                              const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+  const size_t record = ek__record_find(pass, node);
+  ek_tensor given[EK_MAX_INPUTS], *const wanted = grad_inputs == NULL ? NULL : given;
+  memset(given, 0, node->inputs * sizeof *given);
+  struct ek__cast cast = {0};
+  ek_status status = EK_OK;
+  if (record != EK__NO_RECORD) {
+    EK_TRY(ek__check_grad_outputs(pass, record, grad_outputs));
+    cast = pass->records[record].cast;
+  }
+  if (record != EK__NO_RECORD && pass->records[record].written) {
+    give_inputs(pass, record, wanted);
+    if (wanted != NULL) {
+      const uint32_t set = cast.inputs & ek__cast_set(wanted, node->inputs, cast.from);
+      status = ek__cast_move(wanted, pass, node->inputs, set, cast.from);
+    }
+  } else if (cast.inputs != 0 || cast.outputs != 0) {
+    status = backward_between_casts(pass, node, record, grad_outputs, wanted);
+  } else {
+    status = backward_in_type(pass, node, record, grad_outputs, wanted);
+  }
+  if (status != EK_OK) {
+    ek__free_all(wanted, node->inputs);
+  } else if (wanted != NULL) {
+    memcpy(grad_inputs, given, node->inputs * sizeof *given);
+  }
   return status;
 }
 
@@ -292,8 +363,9 @@ ek_status ek_pass_child_forward_with(ek_tensor *outputs, ek_pass *pass, size_t c
   ek_child_options o = EK_CHILD_OPTIONS_INIT;
   EK__NOT_NULL(who, pass, inputs, outputs);
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_child_options"));
-  EK__FAIL_IF(o.type != 0 && o.type != EK_F32 && o.type != EK_F64, EK_ERR_UNSUPPORTED,
-              "%s: a child runs in f32 or f64, not in %s", who, ek_type_name(o.type));
+  EK__FAIL_IF(
+      o.type != 0 && o.type != EK_F32 && o.type != EK_F64 && o.type != pass->replica->precision,
+      EK_ERR_UNSUPPORTED, "%s: a child runs in f32 or f64, not in %s", who, ek_type_name(o.type));
   EK_TRY(child_node(&node, who, pass, child));
   EK_TRY(ek__check_tensors(who, pass, inputs, node->inputs));
   return run_forward(pass, node, inputs, outputs, &o, false);
@@ -348,6 +420,7 @@ ek_status ek_pass_child_enter_with(ek_pass *pass, size_t child, const ek_tensor 
   pass->frame->outer_saving = pass->frame->saving;
   pass->frame->saving = saving;
   pass->frame->outer = pass->frame->node;
+  pass->frame->converted_outside = pass->converted_count;
   pass->frame->node = node;
   move_place(pass->frame->outer, node);
   return EK_OK;
@@ -363,6 +436,7 @@ ek_status ek_pass_child_leave(ek_pass *pass) {
               "ek_pass_child_leave: it has entered no child");
   give_back(pass, pass->frame->node);
   move_place(pass->frame->node, pass->frame->outer);
+  ek__cast_drop_parameters(pass, pass->frame->converted_outside);
   pass->frame->node = pass->frame->outer;
   pass->frame->outer = NULL;
   pass->frame->saving = pass->frame->outer_saving;

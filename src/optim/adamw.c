@@ -40,7 +40,8 @@ static const ek_optimizer_ops ops = {.size = sizeof(ek_optimizer_ops),
                                      .update = update_range,
                                      .free = release,
                                      .types = EK_TYPES_F32 | EK_TYPES_F64,
-                                     .state_names = state_names};
+                                     .state_names = state_names,
+                                     .writes_copy = true};
 
 static ek_status check_beta(const char *name, double beta) {
   if (beta >= 0.0 && beta < 1.0) return EK_OK;

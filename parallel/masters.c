@@ -1,0 +1,91 @@
+/*
+ * masters.c - parameters of which a device has a share, or of which modules see copies of 16 bits.
+ *
+ * Where masters are shared a device has its part of every bucket, end to end, as it has of the
+ * optimizer's state. The copies lie in a whole flat buffer, or, where values are shared too, in another
+ * one of shares with the same places.
+ *
+ * The copies are always the masters rounded: the update writes both (data_parallel_optimizer.c), and
+ * who writes masters by name (state.c) rounds them on the host, to the same bits.
+ */
+#include <evenkeel/convert.h>
+
+#include "core/error.h"
+#include "core/half.h"
+#include "keeper.h"
+#include "reduce_internal.h"
+
+static size_t rank_of(const ek_data_parallel_model *model, size_t index) {
+  return ek_communicator_first_rank(model->communicator) + index;
+}
+
+/* Each device computes its own part of every parameter: nobody holds all of one. */
+static ek_status initialize(const ek_data_parallel_model *model, size_t index) {
+  const ek_replica *replica = model->replicas[index];
+  const struct ek__layout *layout = &replica->layout;
+  const struct ek__buckets *cut = ek__reducer_buckets(model->reducer);
+  const size_t rank = rank_of(model, index);
+  if (ek_device_counts_only(replica->device)) return EK_OK;
+  for (size_t i = 0; i < layout->order_count; i++) {
+    const size_t number = layout->order[i];
+    const struct ek__parameter *p = &layout->parameters[number];
+    const struct ek__bucket *bucket = &cut->list[cut->of[number]];
+    const int64_t begin = bucket->first + bucket->offsets[rank];
+    const int64_t end = bucket->first + bucket->offsets[rank + 1];
+    const int64_t first = p->offset > begin ? p->offset : begin;
+    const int64_t last = p->offset + p->count < end ? p->offset + p->count : end;
+    if (first >= last) continue;
+    ek_tensor part = ek__flat_range(ek_replica_parameters(replica),
+                                    bucket->places[rank] + first - begin, last - first);
+    EK_TRY(ek__initial_values(&part, p, first - p->offset, model->options.seed));
+  }
+  return EK_OK;
+}
+
+/* The device's own part of every bucket, in a whole buffer. */
+static ek_status round_into_whole(const ek_data_parallel_model *model, ek_device *device,
+                                  size_t index) {
+  const ek_replica *replica = model->replicas[index];
+  const struct ek__buckets *cut = ek__reducer_buckets(model->reducer);
+  const size_t rank = rank_of(model, index);
+  for (size_t b = 0; b < cut->count; b++) {
+    const struct ek__bucket *bucket = &cut->list[b];
+    const int64_t count = ek__bucket_share(bucket, rank);
+    const ek_tensor master =
+        ek__flat_range(ek_replica_parameters(replica), bucket->places[rank], count);
+    ek_tensor copy =
+        ek__flat_range(ek_replica_copies(replica), bucket->first + bucket->offsets[rank], count);
+    EK_TRY(ek_op_convert(ek_device_stream(device, EK_STREAM_COMPUTE), &copy, &master));
+  }
+  return EK_OK;
+}
+
+ek_status ek__masters_open(ek_data_parallel_model *model, ek_device *device, size_t index) {
+  ek_replica *replica = model->replicas[index];
+  const struct ek__buckets *cut = ek__reducer_buckets(model->reducer);
+  EK_TRY(ek__replica_hold_parameters(replica, ek__buckets_share(cut, rank_of(model, index))));
+  EK_TRY(initialize(model, index));
+  return replica->whole_values ? round_into_whole(model, device, index)
+                               : ek_replica_refresh(replica);
+}
+
+ek_status ek__masters_share(const ek_data_parallel_model *model, ek_device *device, size_t index,
+                            int64_t first) {
+  const struct ek__buckets *cut = ek__reducer_buckets(model->reducer);
+  const ek_tensor *values = ek__replica_values(model->replicas[index]);
+  for (size_t b = 0; b < cut->count; b++) {
+    const struct ek__bucket *bucket = &cut->list[b];
+    if (bucket->last <= first) continue;
+    ek_tensor range = ek__flat_range(values, bucket->first, bucket->last - bucket->first);
+    EK_TRY(
+        ek_communicator_all_gather(model->communicator, device, &range, bucket->offsets));
+  }
+  return ek_communicator_wait(model->communicator, device);
+}
+
+void ek__masters_round(uint16_t *copies, const float *masters, int64_t count, ek_type type) {
+  for (int64_t i = 0; i < count; i++) {
+    copies[i] =
+        type == EK_BF16 ? ek__bf16_narrow(masters[i]).bits : ek__f16_narrow(masters[i]).bits;
+  }
+}

@@ -1,0 +1,128 @@
+/*
+ * cast.c - modules that run in another type than the one that calls them.
+ *
+ * In a pass of 16 bits a module that declares f32 alone runs in f32: its floating inputs are widened
+ * before its function, what it gives is rounded behind it, and in backward the other way round. A
+ * caller may also ask for another type (ek_child_options.type), and then sees to the tensors itself.
+ * What a pass is given from outside in f32, such as features and targets, is rounded to its type.
+ *
+ * Parameters that such a module asks for are converted, too, from what the other modules see and not
+ * from the master: of that every device has its own, in all modes. They lie in the pass until the
+ * module's function has returned; whoever saves one keeps it longer. Gradients of parameters are f32
+ * in every type, and buffers have the type of the replica.
+ *
+ * All of this is memory in the ledger: activations and copies.
+ */
+#include <evenkeel/convert.h>
+
+#include "core/alloc.h"
+#include "core/error.h"
+#include "module/pass_internal.h"
+
+static bool is_floating(ek_type type) { return type != EK_I32 && type != EK_I64; }
+
+uint32_t ek__cast_set(const ek_tensor *tensors, size_t count, ek_type type) {
+  uint32_t set = 0;
+  for (size_t i = 0; i < count; i++) {
+    if (!ek_tensor_exists(&tensors[i]) || !is_floating(tensors[i].type)) continue;
+    if (tensors[i].type != type) set |= UINT32_C(1) << i;
+  }
+  return set;
+}
+
+bool ek__cast_plan(struct ek__cast *cast, const ek_pass *pass, const struct ek__node *node,
+                   const ek_tensor *inputs, size_t count, ek_type type, ek_type outer,
+                   bool predict) {
+  const bool half = type == EK_BF16 || type == EK_F16, root = node == pass->replica->layout.root;
+  *cast = (struct ek__cast){0};
+  if (type != outer) {
+    cast->from = outer;
+    if (node->terms == 0 || predict) cast->outputs = outer;
+  } else if (root && half && pass->frame == &pass->outermost) {
+    cast->from = EK_F32;
+  } else {
+    return false;
+  }
+  for (size_t i = 0; i < count; i++) {
+    if (inputs[i].type == cast->from) cast->inputs |= UINT32_C(1) << i;
+  }
+  return cast->inputs != 0 || cast->outputs != 0;
+}
+
+/* ---- tensors ---- */
+
+static ek_status convert(ek_tensor *made, ek_pass *pass, const ek_tensor *given, ek_type type,
+                         ek_memory_category category) {
+  EK_TRY(
+      ek_tensor_create(made, pass->replica->device, category, type, given->rank, given->shape));
+  ek_stream *stream = ek_device_stream(pass->replica->device, EK_STREAM_COMPUTE);
+  const ek_status status = ek_op_convert(stream, made, given);
+  if (status != EK_OK) ek_tensor_free(made);
+  return status;
+}
+
+void ek__cast_free(ek_tensor *made, size_t count, uint32_t set) {
+  for (size_t i = 0; i < count; i++) {
+    if ((set >> i & 1u) != 0) ek_tensor_free(&made[i]);
+  }
+}
+
+ek_status ek__cast_tensors(ek_tensor *made, ek_pass *pass, const ek_tensor *given, size_t count,
+                           uint32_t set, ek_type type) {
+  for (size_t i = 0; i < count; i++) {
+    made[i] = given[i];
+    if ((set >> i & 1u) == 0) continue;
+    const ek_status status = convert(&made[i], pass, &given[i], type, EK_MEMORY_ACTIVATIONS);
+    if (status != EK_OK) ek__cast_free(made, i, set);
+    EK_TRY(status);
+  }
+  return EK_OK;
+}
+
+ek_status ek__cast_move(ek_tensor *owned, ek_pass *pass, size_t count, uint32_t set,
+                        ek_type type) {
+  for (size_t i = 0; i < count; i++) {
+    ek_tensor made = {0};
+    if ((set >> i & 1u) == 0) continue;
+    EK_TRY(convert(&made, pass, &owned[i], type, EK_MEMORY_ACTIVATIONS));
+    ek_tensor_free(&owned[i]);
+    owned[i] = made;
+  }
+  return EK_OK;
+}
+
+/* ---- parameters ---- */
+
+ek_status ek__pass_value(ek_tensor *value, const ek_pass *pass, size_t global) {
+  const bool lent = pass->lender != NULL && pass->lender->value != NULL;
+  if (lent && !pass->replica->layout.parameters[global].buffer) {
+    return pass->lender->value(value, pass->lender, global);
+  }
+  *value = ek__replica_value(pass->replica, global);
+  return EK_OK;
+}
+
+ek_status ek__cast_parameter(ek_tensor *parameter, ek_pass *pass, size_t number) {
+  ek_tensor value;
+  for (size_t i = pass->converted_count; i-- > pass->frame->converted;) {
+    const struct ek__converted *it = &pass->converted[i];
+    if (it->parameter != number || it->value.type != pass->frame->type) continue;
+    *parameter = it->value;
+    return EK_OK;
+  }
+  EK_TRY(ek__pass_value(&value, pass, number));
+  EK_TRY(ek__grow(&pass->converted, &pass->converted_capacity, pass->converted_count + 1,
+                  sizeof *pass->converted, "parameters of another type"));
+  struct ek__converted *last = &pass->converted[pass->converted_count];
+  last->parameter = number;
+  EK_TRY(convert(&last->value, pass, &value, pass->frame->type, EK_MEMORY_COPIES));
+  pass->converted_count++;
+  *parameter = last->value;
+  return EK_OK;
+}
+
+void ek__cast_drop_parameters(ek_pass *pass, size_t count) {
+  while (pass->converted_count > count) {
+    ek_tensor_free(&pass->converted[--pass->converted_count].value);
+  }
+}
