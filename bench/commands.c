@@ -31,18 +31,18 @@ static enum exit_code check_scatter(const struct options *options, const char *s
 /* What is found on the way through all device strings. */
 struct found {
   bool computes; /* some do more than count */
-  bool tf32;     /* some take --tf32, or plan for those that do */
+  bool tf32;     /* some take tf32, or plan for those that do */
 };
 
 /* Opens the devices once. */
 static enum exit_code check_spec(struct found *found, const struct options *options,
-                                 const char *spec) {
+                                 const char *spec, enum precision precision) {
   if (options->command == COMMAND_MAX_BATCH && strchr(spec, '@') == NULL) {
     say_error("max-batch needs a cap per device, such as --devices %s@64MiB", spec);
     return EXIT_USAGE;
   }
   ek_group *group = NULL;
-  const ek_group_options how = group_options(options, options->threads);
+  const ek_group_options how = group_options(options, options->threads, precision);
   const ek_status status = ek_group_open(&group, spec, &how);
   if (status != EK_OK) {
     say_error("--devices %s: %s", spec, ek_error_message());
@@ -72,12 +72,15 @@ static bool check_file(const char *option, const char *path) {
 enum exit_code prepare(struct text *text, const struct options *options) {
   memset(text, 0, sizeof *text);
   struct found found = {false, false};
-  for (size_t i = 0; i < options->spec_count; i++) {
-    const enum exit_code code = check_spec(&found, options, options->specs[i]);
+  for (size_t i = 0; i < options->spec_count * options->precision_count; i++) {
+    const enum precision precision = options->precisions[i % options->precision_count];
+    const char *spec = options->specs[i / options->precision_count];
+    const enum exit_code code = check_spec(&found, options, spec, precision);
     if (code != EXIT_GOOD) return code;
   }
-  if (options->tf32 && !found.tf32) {
-    say_error("--tf32 is about products on cuda devices, and none is among --devices");
+  for (size_t i = 0; i < options->precision_count && !found.tf32; i++) {
+    if (options->precisions[i] != PRECISION_TF32) continue;
+    say_error("--precision tf32 is about products on cuda devices, and none is among --devices");
     return EXIT_USAGE;
   }
   if (!prepare_outputs(options) || !check_file("--trace", options->trace) ||
@@ -95,13 +98,14 @@ enum exit_code prepare(struct text *text, const struct options *options) {
 }
 
 struct task make_task(const struct options *options, const struct text *text, const char *spec,
-                      ek_mode mode) {
+                      ek_mode mode, enum precision precision) {
   const struct task task = {.options = options,
                             .shape = &options->shape,
                             .text = text->tokens != NULL ? text : NULL,
                             .spec = spec,
                             .threads = options->threads,
-                            .mode = mode};
+                            .mode = mode,
+                            .precision = precision};
   return task;
 }
 
@@ -113,33 +117,38 @@ static enum exit_code check_finite(const struct run *run, const struct shape *sh
   for (size_t i = 0; i < run->steps; i++) {
     if (isfinite(run->losses[i])) continue;
     say_error("the loss of step %lld in mode %s on %s is not finite",
-              (long long)(shape->warmup + (int64_t)i + 1), ek_mode_name(run->mode), run->spec);
+              (long long)(shape->warmup + (int64_t)i + 1), run_name(run), run->spec);
     return EXIT_ERROR;
   }
   return EXIT_GOOD;
 }
 
+/* The first of the same precision: precisions differ by more than modes may. */
+static const struct run *reference_of(const struct run *runs, size_t index) {
+  for (size_t i = 0; i < index; i++) {
+    if (runs[i].precision == runs[index].precision && has_losses(&runs[i])) return &runs[i];
+  }
+  return &runs[index];
+}
+
 enum exit_code compare_losses(const struct run *runs, size_t count, const struct options *options) {
   const struct shape *shape = &options->shape;
-  const struct precision precision = {shape->width, shape->layers, options->tf32};
   enum exit_code code = EXIT_GOOD;
-  const struct run *first = NULL;
   for (size_t i = 0; i < count; i++) {
-    const struct run *run = &runs[i];
+    const struct run *run = &runs[i], *first = reference_of(runs, i);
+    const struct accuracy accuracy = {shape->width, shape->layers, run->precision};
     if (!has_losses(run)) continue;
     if (check_finite(run, shape) != EXIT_GOOD) {
       code = EXIT_ERROR;
       continue;
     }
-    if (first == NULL) first = run;
     size_t at = 0;
-    if (losses_agree(&at, first->losses, run->losses, run->steps, &precision, shape->warmup)) {
+    if (losses_agree(&at, first->losses, run->losses, run->steps, &accuracy, shape->warmup)) {
       continue;
     }
     say_error("the modes disagree: the loss of step %lld is %.9g in %s on %s, %.9g in %s on %s",
-              (long long)(shape->warmup + (int64_t)at + 1), first->losses[at],
-              ek_mode_name(first->mode), first->spec, run->losses[at], ek_mode_name(run->mode),
-              run->spec);
+              (long long)(shape->warmup + (int64_t)at + 1), first->losses[at], run_name(first),
+              first->spec, run->losses[at], run_name(run), run->spec);
     code = worse(code, EXIT_DISAGREE);
   }
   return code;

@@ -27,10 +27,10 @@ bool prepare_outputs(const struct options *options);
 
 /* The task of one mode on one of the device strings; `text` as prepare() filled it. */
 struct task make_task(const struct options *options, const struct text *text, const char *spec,
-                      ek_mode mode);
+                      ek_mode mode, enum precision precision);
 
 /*
- * Compares the measured losses of all runs that ended with those of the first. Says who disagrees:
+ * Compares the measured losses of all runs that ended with those of the first in their precision. Says who disagrees:
  * EXIT_DISAGREE; a loss that is not finite is EXIT_ERROR.
  */
 enum exit_code compare_losses(const struct run *runs, size_t count, const struct options *options);

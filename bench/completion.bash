@@ -20,6 +20,7 @@ _evenkeel_bench() {
       -o | --output) words="table md csv json" ;;
       --optimizer) words="adamw sgd" ;;
       --loss) words="whole fused" ;;
+      --precision) words="f32 tf32 bf16 f16" ;;
       --recompute) words="none every= sqrt all cheap" ;;
       --scatter) words="even chunk sizes= weights=" ;;
       --devices) words="cpu: cuda: plan:" ;;
@@ -32,7 +33,7 @@ _evenkeel_bench() {
     esac
   fi
   local before="" # of a list: what stands before the last comma
-  if [[ $previous == --modes && $current == *,* ]]; then before=${current%,*},; fi
+  if [[ $previous == --@(modes|precision) && $current == *,* ]]; then before=${current%,*},; fi
   mapfile -t COMPREPLY < <(compgen -P "$before" -W "$words" -- "${current#"$before"}")
 }
 complete -o default -F _evenkeel_bench evenkeel-bench

@@ -35,6 +35,7 @@ enum key {
   KEY_NO_KEEP_OUTPUTS,
   KEY_LOSS,
   KEY_TF32,
+  KEY_PRECISION,
   KEY_DETERMINISTIC,
   KEY_REPRODUCIBLE,
   KEY_FAIL_ABOVE,
@@ -68,7 +69,7 @@ enum { SHAPE_FLAGS = sizeof shape_flags / sizeof shape_flags[0] };
 /* Options as they are read: with marks for what was said. */
 struct reading {
   struct options *options;
-  const char *modes_text;
+  const char *modes_text, *precision_text;
   bool said[SHAPE_FLAGS], said_keep;
 };
 
@@ -81,7 +82,11 @@ static const struct argp_option training_options[] = {
     {"modes", KEY_MODES, "LIST", 0,
      "Of gather,balanced,replicated,sharded,sharded-gradients,fully-sharded; default all", 0},
     {"threads", KEY_THREADS, "N", 0, "Threads per device; 0 (default) divides the cores", 0},
-    {"tf32", KEY_TF32, NULL, 0, "Products on cuda devices in TF32: 10 bits of mantissa", 0},
+    {"precision", KEY_PRECISION, "LIST", 0,
+     "Of f32 (default), bf16, f16, and tf32: f32 whose products on cuda devices have 10 bits of "
+     "mantissa",
+     0},
+    {"tf32", KEY_TF32, NULL, 0, "The same as --precision tf32", 0},
     {"deterministic", KEY_DETERMINISTIC, NULL, 0,
      "Sums between GPUs in the order of the devices; other devices always do so", 0},
     {"reproducible", KEY_REPRODUCIBLE, "GRAINS", OPTION_ARG_OPTIONAL,
@@ -161,14 +166,18 @@ const char *loss_name(const struct options *options) {
 }
 
 const char *precision_name(const struct options *options) {
-  static const char *const names[] = {"", ", TF32", ", fused loss", ", fused loss, TF32"};
-  return names[2 * options->fused_loss + options->tf32];
+  static const char *const names[2][BENCH_PRECISIONS] = {
+      {"", ", TF32", ", bf16", ", f16"},
+      {", fused loss", ", fused loss, TF32", ", fused loss, bf16", ", fused loss, f16"}};
+  const bool one = options->precision_count == 1;
+  return names[options->fused_loss][one ? options->precisions[0] : PRECISION_F32];
 }
 
-ek_group_options group_options(const struct options *options, int threads) {
+ek_group_options group_options(const struct options *options, int threads,
+                               enum precision precision) {
   ek_group_options group = EK_GROUP_OPTIONS_INIT;
   group.threads_per_device = threads;
-  group.allow_tf32 = options->tf32;
+  group.allow_tf32 = precision == PRECISION_TF32;
   group.deterministic = options->deterministic || options->reproducible > 0;
   return group;
 }
@@ -215,6 +224,20 @@ static void read_modes(struct reading *reading, struct argp_state *state) {
                "--modes: \"%s\" is no mode, or is there twice; the modes are gather, "
                "balanced, replicated, sharded, sharded-gradients, fully-sharded",
                bad);
+  }
+}
+
+static void read_precisions(struct reading *reading, struct argp_state *state) {
+  struct options *options = reading->options;
+  const char *text = reading->precision_text == NULL ? "f32" : reading->precision_text;
+  char bad[64] = "";
+  if (!parse_precisions(options->precisions, &options->precision_count, text, bad)) {
+    argp_error(state,
+               "--precision: \"%s\" is none, or is there twice; they are f32, tf32, bf16, f16", bad);
+  }
+  if (options->precision_count > 1 && (options->command == COMMAND_FIT || options->trace != NULL)) {
+    argp_error(state, "--precision: one at a time for %s",
+               options->trace != NULL ? "--trace" : "fit");
   }
 }
 
@@ -285,6 +308,7 @@ static void finish_training(struct reading *reading, struct argp_state *state) {
   if (preset == NULL) argp_error(state, "--preset: there is no preset \"%s\"", options->preset);
   apply_preset(reading, preset);
   read_modes(reading, state);
+  read_precisions(reading, state);
   const struct shape *shape = &options->shape;
   if (options->fused_loss && shape->keep_outputs) {
     argp_error(state, "--keep-outputs: with --loss fused there are none");
@@ -338,7 +362,11 @@ static error_t parse_training(int key, char *text, struct argp_state *state) {
   case KEY_DATA: add_data(options, text); return 0;
   case KEY_KEEP_OUTPUTS: read_keep(reading, true); return 0;
   case KEY_NO_KEEP_OUTPUTS: read_keep(reading, false); return 0;
-  case KEY_TF32: options->tf32 = true; return 0;
+  case KEY_PRECISION:
+  case KEY_TF32:
+    if (reading->precision_text != NULL) argp_error(state, "--precision or --tf32, once");
+    reading->precision_text = key == KEY_TF32 ? "tf32" : text;
+    return 0;
   case KEY_DETERMINISTIC: options->deterministic = true; return 0;
   case KEY_REPRODUCIBLE:
     if (!parse_whole(&whole, text == NULL ? "8" : text, 1, 256)) {

@@ -53,7 +53,9 @@ struct options {
   const char *specs[BENCH_SPECS];
   size_t spec_count;
   int threads; /* of each device; 0: the library divides the cores */
-  bool tf32, deterministic;
+  bool deterministic;
+  enum precision precisions[BENCH_PRECISIONS];
+  size_t precision_count;
   /* what comes of it */
   int64_t measure;              /* fit: so many of the choices */
   double fail_above;            /* negative: never */
@@ -71,14 +73,15 @@ struct options {
 void options_parse(struct options *options, enum command command, int argc, char **argv);
 void options_free(struct options *options);
 
-/* How every group is opened. */
-ek_group_options group_options(const struct options *options, int threads);
+/* How a group is opened for a run of this precision. */
+ek_group_options group_options(const struct options *options, int threads, enum precision precision);
 
 const char *command_name(enum command command);
 const char *rule_name(enum rule rule);
 /* "whole" or "fused". */
 const char *loss_name(const struct options *options);
-/* What follows the rule in a heading: ", fused loss", ", TF32", both or nothing. */
+/* What follows the rule in a heading: ", fused loss", ", bf16" where that is the only one and not f32, both
+ * or nothing. */
 const char *precision_name(const struct options *options);
 
 #endif

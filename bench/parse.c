@@ -73,6 +73,25 @@ bool parse_modes(ek_mode modes[BENCH_MODES], size_t *count, const char *text, ch
   return true;
 }
 
+const char *precision_text(enum precision precision) {
+  static const char *const names[BENCH_PRECISIONS] = {"f32", "tf32", "bf16", "f16"};
+  return names[precision];
+}
+
+bool parse_precisions(enum precision precisions[BENCH_PRECISIONS], size_t *count, const char *text,
+                      char bad[64]) {
+  bool seen[BENCH_PRECISIONS] = {false};
+  *count = 0;
+  while (next_item(&text, bad)) {
+    enum precision precision = PRECISION_F32;
+    while (precision < BENCH_PRECISIONS && strcmp(bad, precision_text(precision)) != 0) precision++;
+    if (precision == BENCH_PRECISIONS || seen[precision]) return false;
+    seen[precision] = true;
+    precisions[(*count)++] = precision;
+  }
+  return *count > 0;
+}
+
 bool parse_scatter(struct scatter *scatter, const char *text) {
   memset(scatter, 0, sizeof *scatter);
   if (strcmp(text, "even") == 0) return true;

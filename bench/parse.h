@@ -26,6 +26,13 @@ bool parse_seed(uint64_t *value, const char *text);
 #define BENCH_MODES 6
 bool parse_modes(ek_mode modes[BENCH_MODES], size_t *count, const char *text, char bad[64]);
 
+/* What numbers a run computes in; tf32 are f32 whose products are rounded more. */
+enum precision { PRECISION_F32, PRECISION_TF32, PRECISION_BF16, PRECISION_F16, BENCH_PRECISIONS };
+const char *precision_text(enum precision precision); /* "bf16" */
+/* "f32,bf16". Each once. On failure `bad` gets the word that is wrong. */
+bool parse_precisions(enum precision precisions[BENCH_PRECISIONS], size_t *count, const char *text,
+                      char bad[64]);
+
 /* Of one group; the benchmark runs on no more. */
 #define BENCH_MAX_DEVICES 64
 

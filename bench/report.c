@@ -103,7 +103,14 @@ json_t *report_start(const struct options *options, const struct text *text) {
   put(config, "scatter", json_string(options->scatter_text));
   put(config, "seed", json_integer((json_int_t)options->seed));
   put(config, "threads", json_integer(options->threads));
-  put(config, "tf32", json_boolean(options->tf32));
+  json_t *precisions = json_array();
+  bool tf32 = false;
+  for (size_t i = 0; i < options->precision_count; i++) {
+    append(precisions, json_string(precision_text(options->precisions[i])));
+    tf32 = tf32 || options->precisions[i] == PRECISION_TF32;
+  }
+  put(config, "precisions", precisions);
+  put(config, "tf32", json_boolean(tf32));
   put(config, "deterministic", json_boolean(options->deterministic));
   put(config, "reproducible", json_integer((json_int_t)options->reproducible));
   put(config, "data", names_json(text));

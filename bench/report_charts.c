@@ -107,6 +107,15 @@ static const char *text_of(const json_t *object, const char *key) {
   return text == NULL ? "" : text;
 }
 
+/* A run's member, and its precision if that is not f32. */
+enum { NAME_TEXT = 160 };
+static const char *name_of(char buffer[NAME_TEXT], const json_t *run, const char *key) {
+  const char *precision = text_of(run, "precision");
+  const bool plain = precision[0] == '\0' || strcmp(precision, "f32") == 0;
+  (void)snprintf(buffer, NAME_TEXT, plain ? "%.100s" : "%.100s, %.20s", text_of(run, key), precision);
+  return buffer;
+}
+
 /* ---- memory ---- */
 
 static struct rows memory_rows(const json_t *root, size_t r, const json_t *run) {
@@ -155,9 +164,9 @@ static void write_memory(FILE *file, const json_t *root, const json_t *runs,
   fputs("<div class=\"figures\">\n", file);
   for (size_t r = 0; r < count; r++) {
     const json_t *run = json_array_get(runs, r);
-    char title[128], description[256], text[CHART_TEXT];
+    char title[256], description[256], text[CHART_TEXT], name[NAME_TEXT];
     (void)snprintf(title, sizeof title, "Peak memory by device and category, mode %s",
-                   text_of(run, "mode"));
+                   name_of(name, run, "mode"));
     (void)snprintf(description, sizeof description,
                    "A stacked bar for each of %zu devices; device 0 holds %s. The numbers are in "
                    "the table below.",
@@ -167,7 +176,7 @@ static void write_memory(FILE *file, const json_t *root, const json_t *runs,
                        : chart_text(text, CHART_BYTES, chart_row_total(&groups[r].rows[0])));
     const struct chart chart = {title, description, CHART_BYTES};
     fputs("<figure>\n<h3>", file);
-    html_text(file, text_of(run, "mode"));
+    html_text(file, name);
     fputs("</h3>\n", file);
     write_evenness(file, root, r, json_is_true(json_object_get(run, "out_of_memory")));
     chart_bars(file, &chart, groups[r].rows, groups[r].count, most);
@@ -268,7 +277,8 @@ static void write_timelines(FILE *file, const json_t *root, const json_t *runs) 
   for (size_t r = 0; r < json_array_size(runs); r++) {
     const json_t *run = json_array_get(runs, r);
     if (!json_is_object(json_object_get(run, "timeline"))) continue;
-    write_timeline(file, root, r, text_of(run, "mode"), most * 1.04);
+    char name[NAME_TEXT];
+    write_timeline(file, root, r, name_of(name, run, "mode"), most * 1.04);
   }
   fputs("</div>\n", file);
 }
@@ -294,10 +304,10 @@ static struct rows step_rows(const json_t *root, const json_t *runs, const char 
     const json_t *run = json_array_get(runs, r);
     if (strcmp(text_of(run, "mode"), mode) != 0) continue;
     struct chart_row *row = &rows.rows[rows.count++];
-    char path[96], text[CHART_TEXT];
+    char path[96], text[CHART_TEXT], name[NAME_TEXT];
     (void)snprintf(path, sizeof path, "runs.%zu.split_seconds", r);
     fill_parts(row, root, path, json_object_get(run, "split_seconds"), NULL, NULL);
-    (void)snprintf(row->label, sizeof row->label, "%s", text_of(run, "spec"));
+    (void)snprintf(row->label, sizeof row->label, "%s", name_of(name, run, "spec"));
     row->mark_name = "whole step";
     row->mark = chart_number(root, "runs.%zu.step_seconds.median", r);
     const double speed = chart_number(root, "runs.%zu.tokens_per_second", r).value;
@@ -347,7 +357,8 @@ void charts_step(FILE *file, const json_t *root) {
 
 /* What a row is called: with its mode, where there are several. */
 static void technique_name(char *buffer, size_t size, const json_t *run, bool several) {
-  (void)snprintf(buffer, size, several ? "%s, %s" : "%s", text_of(run, "technique"),
+  char name[NAME_TEXT];
+  (void)snprintf(buffer, size, several ? "%s, %s" : "%s", name_of(name, run, "technique"),
                  text_of(run, "mode"));
 }
 
@@ -446,14 +457,14 @@ void charts_max_batch(FILE *file, const json_t *root) {
   for (size_t r = 0; r < rows.count; r++) {
     const json_t *run = json_array_get(runs, r);
     struct chart_row *row = &rows.rows[r];
-    char text[CHART_TEXT];
+    char text[CHART_TEXT], name[NAME_TEXT];
     row->parts = need_memory(1, sizeof *row->parts);
     row->count = 1;
     row->limit = (struct chart_number){(double)NAN, ""};
     row->mark_name = "planned";
     row->mark = chart_number(root, "runs.%zu.planned_max_batch", r);
     row->parts[0] = (struct chart_part){"batch", chart_number(root, "runs.%zu.max_batch", r)};
-    (void)snprintf(row->label, sizeof row->label, "%s", text_of(run, "mode"));
+    (void)snprintf(row->label, sizeof row->label, "%s", name_of(name, run, "mode"));
     const double batch =
         isfinite(row->parts[0].number.value) ? row->parts[0].number.value : row->mark.value;
     const double ratio = chart_number(root, "runs.%zu.times_gather", r).value;

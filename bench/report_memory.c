@@ -129,6 +129,7 @@ static json_t *result_json(const struct memory_result *result, const struct shap
   const struct balance balance = run_balance(run);
   json_t *json = json_object();
   put(json, "mode", json_string(ek_mode_name(run->mode)));
+  put(json, "precision", json_string(precision_text(run->precision)));
   put(json, "out_of_memory", json_boolean(!fits(result)));
   json_t *devices = json_array();
   for (size_t k = 0; k < run->kind.devices; k++) append(devices, device_json(result, k));
@@ -154,7 +155,8 @@ static struct grid *csv_head(void) {
       "unused_at_peak_bytes", "max_over_mean",       "max_over_min",        "first_over_rest",
       "first_loss",           "last_loss",           "tokens_per_second",   "step_seconds_median",
       "step_seconds_min",     "step_seconds_max",    "outside_start_bytes", "outside_end_bytes",
-      "outside_off_percent",  "gpu_explained_bytes", "gpu_used_bytes",      "reserve_bytes"};
+      "outside_off_percent",  "gpu_explained_bytes", "gpu_used_bytes",      "reserve_bytes",
+      "precision"};
   for (size_t i = 0; i < sizeof first / sizeof first[0]; i++) grid_column(grid, first[i], true);
   for (int c = 0; c < EK_MEMORY_CATEGORIES; c++) {
     char heading[64];
@@ -204,6 +206,7 @@ static void csv_row(struct grid *grid, const struct memory_result *result, size_
   grid_exact(grid, seconds.min);
   grid_exact(grid, seconds.max);
   csv_outside(grid, result, device);
+  grid_cell(grid, "%s", precision_text(run->precision));
 }
 
 /* ---- tables ---- */
@@ -240,7 +243,7 @@ static void peaks_row(struct grid *grid, const struct memory_result *result, siz
                       const bool used[EK_MEMORY_CATEGORIES], struct unit unit) {
   const struct run *run = memory_shown(result);
   const ek_memory_usage *usage = &run->usage[device];
-  grid_cell(grid, "%s", device == 0 ? ek_mode_name(run->mode) : "");
+  grid_cell(grid, "%s", device == 0 ? run_name(run) : "");
   grid_cell(grid, "%zu", device);
   if (fits(result)) {
     grid_number(grid, (double)usage->peak_bytes / unit.bytes, 2);
@@ -294,7 +297,7 @@ static struct grid *outside_table(const struct memory_result *results, size_t co
   for (size_t i = 0; i < count; i++) {
     for (size_t k = 0; k < results[i].real.kind.devices; k++) {
       const ek_memory_outside *outside = &results[i].real.outside[k];
-      grid_cell(grid, "%s", k == 0 ? ek_mode_name(results[i].real.mode) : "");
+      grid_cell(grid, "%s", k == 0 ? run_name(&results[i].real) : "");
       grid_cell(grid, "%zu", k);
       grid_number(grid, (double)outside->opening_bytes / mib, 2);
       grid_number(grid, (double)outside->now_bytes / mib, 2);
@@ -323,7 +326,7 @@ static struct grid *modes_table(const struct options *options, const struct memo
     const struct run *run = memory_shown(&results[i]);
     const struct balance balance = run_balance(run);
     const struct summary seconds = run_seconds(run);
-    grid_cell(grid, "%s", ek_mode_name(run->mode));
+    grid_cell(grid, "%s", run_name(run));
     grid_cell(grid, "%s", fits(&results[i]) ? "yes" : "no");
     grid_number(grid, balance.first_over_rest, 3);
     grid_number(grid, balance.max_over_mean, 3);
@@ -358,7 +361,7 @@ static struct grid *cost_table(const struct options *options, const struct memor
     const double peak = largest_peak(with), before = largest_peak(without);
     const double speed = run_tokens_per_second(with, &options->shape);
     const double speed_before = run_tokens_per_second(without, &options->shape);
-    grid_cell(grid, "%s", ek_mode_name(with->mode));
+    grid_cell(grid, "%s", run_name(with));
     grid_number(grid, peak / (1 << 20), 2);
     grid_number(grid, before / (1 << 20), 2);
     grid_number(grid, peak / before, 3);
@@ -397,14 +400,16 @@ bool report_timeline(struct output *output, const struct memory_result *results,
     const struct run *run = &results[i].real;
     for (size_t e = 0; e < run->event_count; e++) {
       const ek_memory_event *event = &run->events[e];
-      fprintf(file, "%s,%llu,%s,%lld,%llu,%llu\n", ek_mode_name(run->mode),
+      fprintf(file, "%s%s%s,%llu,%s,%lld,%llu,%llu\n", ek_mode_name(run->mode),
+              run->precision == PRECISION_F32 ? "" : " ",
+              run->precision == PRECISION_F32 ? "" : precision_text(run->precision),
               (unsigned long long)event->nanoseconds, ek_memory_category_name(event->category),
               (long long)event->delta_bytes, (unsigned long long)event->current_bytes,
               (unsigned long long)event->height_bytes);
     }
     if (run->events_dropped > 0) {
       say_error("--timeline: the last %zu events of mode %s found no room", run->events_dropped,
-                ek_mode_name(run->mode));
+                run_name(run));
     }
   }
   return output_end(output, true);

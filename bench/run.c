@@ -58,7 +58,7 @@ static ek_status take_steps(struct run *run, struct training *training,
   const size_t warmup = (size_t)shape->warmup, steps = (size_t)shape->steps;
   const size_t total = warmup + steps + splits;
   for (size_t i = 0; i < total; i++) {
-    progress_show(i, total, "%s on %s, step %zu of %zu", ek_mode_name(run->mode), run->spec, i + 1,
+    progress_show(i, total, "%s on %s, step %zu of %zu", run_name(run), run->spec, i + 1,
                   total);
     training_prepare(training);
     if (i >= warmup + steps) {
@@ -167,6 +167,7 @@ void run_task(struct run *run, const struct task *task, const struct run_extras 
   if (extras == NULL) extras = &none;
   memset(run, 0, sizeof *run);
   run->mode = task->mode;
+  run->precision = task->precision;
   run->spec = task->spec;
   run->losses = need_memory((size_t)task->shape->steps, sizeof *run->losses);
   run->seconds = need_memory((size_t)task->shape->steps, sizeof *run->seconds);
@@ -219,6 +220,16 @@ void run_free(struct run *run) {
   timeline_free(run->timeline, run->kind.devices);
   memset(run, 0, sizeof *run);
 }
+
+const char *mode_name(ek_mode mode, enum precision precision) {
+  static char names[BENCH_MODES][BENCH_PRECISIONS][40];
+  char *name = names[mode][precision];
+  if (precision == PRECISION_F32) return ek_mode_name(mode);
+  snprintf(name, sizeof names[0][0], "%s, %s", ek_mode_name(mode), precision_text(precision));
+  return name;
+}
+
+const char *run_name(const struct run *run) { return mode_name(run->mode, run->precision); }
 
 struct summary run_seconds(const struct run *run) {
   return summarize(run->seconds, run->kind.counts_only || run->status != EK_OK ? 0 : run->steps);

@@ -18,6 +18,7 @@ struct kind group_kind(const ek_group *group);
 
 struct run {
   ek_mode mode;
+  enum precision precision;
   const char *spec;
   struct kind kind; /* all zero if the group did not open */
   ek_status status; /* EK_OK, or why it stopped; the figures below are those until then */
@@ -66,6 +67,10 @@ void run_task(struct run *run, const struct task *task, const struct run_extras 
 void run_plan(struct run *run, const struct task *task, const struct run *like);
 
 void run_free(struct run *run);
+
+/* What tables and messages call its mode: "sharded", "sharded, bf16". */
+const char *run_name(const struct run *run);
+const char *mode_name(ek_mode mode, enum precision precision);
 
 struct summary run_seconds(const struct run *run);
 /* Of the median step; NaN for a run that only counts or that did not end. */

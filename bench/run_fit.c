@@ -25,23 +25,26 @@ struct choice {
 
 static ek_status build(void *context, const ek_settings *settings, ek_module **module,
                        ek_criterion **criterion) {
-  ek_gpt_options gpt = training_gpt((const struct task *)context);
+  const struct task *task = context;
+  ek_gpt_options gpt = training_gpt(task);
   gpt.recompute = settings->recompute;
   gpt.fused_loss = settings->fused_loss;
-  return training_model(module, criterion, gpt);
+  return training_model(module, criterion, gpt, task->precision);
 }
 
 static ek_status advise(ek_advice *advice, size_t *count, const struct options *options,
                         const int32_t *batch) {
   const struct shape *shape = &options->shape;
   const int64_t sizes[] = {shape->batch, shape->seq};
-  struct task model = {.options = options, .shape = shape};
-  const ek_group_options group = group_options(options, options->threads);
+  const enum precision precision = options->precisions[0];
+  struct task model = {.options = options, .shape = shape, .precision = precision};
+  const ek_group_options group = group_options(options, options->threads, precision);
   ek_trainer_options trainer = EK_TRAINER_OPTIONS_INIT;
   ek_advise_task task = EK_ADVISE_TASK_INIT;
   ek_tensor tokens;
   EK_TRY(ek_tensor_host(&tokens, (void *)(uintptr_t)batch, EK_I32, 2, sizes));
   trainer.group_options = &group;
+  trainer.precision = training_type(precision);
   task.build = build;
   task.context = &model;
   task.inputs = task.targets = &tokens;
@@ -99,7 +102,8 @@ static enum exit_code measure_once(struct choice *choice, size_t round,
   own.shape.recompute = settings->recompute;
   own.shape.micro_batches = settings->micro_batches;
   own.shape.steps = 1;
-  const struct task task = make_task(&own, text, options->specs[0], settings->mode);
+  const struct task task =
+      make_task(&own, text, options->specs[0], settings->mode, options->precisions[0]);
   struct run run;
   run_task(&run, &task, NULL);
   enum exit_code code = EXIT_GOOD;
@@ -144,6 +148,7 @@ static json_t *choice_json(const struct choice *choice, size_t rank,
   put(json, "rank", whole(rank));
   put(json, "fits", json_boolean(advice->fits));
   put(json, "mode", json_string(ek_mode_name(advice->settings.mode)));
+  put(json, "precision", json_string(precision_text(options->precisions[0])));
   put(json, "recompute", json_string(ek_recompute_format(recompute, &advice->settings.recompute)));
   put(json, "loss", json_string(advice->settings.fused_loss ? "fused" : "whole"));
   put(json, "micro_batches", json_integer(advice->settings.micro_batches));

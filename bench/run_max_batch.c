@@ -27,6 +27,7 @@ struct search {
 
 struct result {
   ek_mode mode;
+  enum precision precision;
   bool counts_only;
   int64_t batch, planned, attempts;
 };
@@ -40,7 +41,7 @@ static bool try_batch(bool *fits, struct search *search, int64_t batch) {
   *fits = run.status == EK_OK;
   const bool good = *fits || run.status == EK_ERR_OUT_OF_MEMORY;
   if (!good) {
-    say_error("mode %s on %s, batch %lld: %s", ek_mode_name(run.mode), run.spec, (long long)batch,
+    say_error("mode %s on %s, batch %lld: %s", run_name(&run), run.spec, (long long)batch,
               run.message);
   }
   run_free(&run);
@@ -71,8 +72,9 @@ static bool find_largest(int64_t *largest, struct search *search) {
 }
 
 static void start_search(struct search *search, const struct options *options,
-                         const struct text *text, ek_mode mode) {
-  search->task = make_task(options, text, options->specs[0], mode);
+                         const struct text *text, ek_mode mode,
+                         enum precision precision) {
+  search->task = make_task(options, text, options->specs[0], mode, precision);
   search->shape = options->shape;
   search->task.shape = &search->shape;
   search->attempts = 0;
@@ -89,9 +91,10 @@ static char *planned_spec(const char *spec, const struct kind *kind) {
 }
 
 /* What the real group is. */
-static bool look_at_group(struct kind *kind, const struct options *options) {
+static bool look_at_group(struct kind *kind, const struct options *options,
+                          enum precision precision) {
   ek_group *group = NULL;
-  const ek_group_options how = group_options(options, options->threads);
+  const ek_group_options how = group_options(options, options->threads, precision);
   if (ek_group_open(&group, options->specs[0], &how) != EK_OK) {
     say_error("%s: %s", options->specs[0], ek_error_message());
     return false;
@@ -102,18 +105,20 @@ static bool look_at_group(struct kind *kind, const struct options *options) {
 }
 
 static enum exit_code search_mode(struct result *result, const struct options *options,
-                                  const struct text *text, ek_mode mode) {
+                                  const struct text *text, ek_mode mode,
+                                  enum precision precision) {
   struct kind kind;
   result->mode = mode;
-  if (!look_at_group(&kind, options)) return EXIT_ERROR;
+  result->precision = precision;
+  if (!look_at_group(&kind, options, precision)) return EXIT_ERROR;
   result->counts_only = kind.counts_only;
   struct search real, plan;
-  start_search(&real, options, text, mode);
+  start_search(&real, options, text, mode, precision);
   if (!result->counts_only && !find_largest(&result->batch, &real)) return EXIT_ERROR;
   result->attempts = real.attempts;
 
   char *spec = planned_spec(options->specs[0], &kind);
-  start_search(&plan, options, text, mode);
+  start_search(&plan, options, text, mode, precision);
   plan.task.spec = spec;
   plan.task.text = NULL;
   plan.task.threads = kind.threads;
@@ -122,14 +127,14 @@ static enum exit_code search_mode(struct result *result, const struct options *o
   if (!good) return EXIT_ERROR;
   if (result->counts_only || result->batch == result->planned) return EXIT_GOOD;
   say_error("mode %s: batch %lld is the largest that trains, but %lld was planned",
-            ek_mode_name(mode), (long long)result->batch, (long long)result->planned);
+            mode_name(mode, precision), (long long)result->batch, (long long)result->planned);
   return EXIT_ERROR;
 }
 
-/* The baseline's batch, for the ratio; 0 if it is not there. */
-static double gather_batch(const struct result *results, size_t count) {
+/* The baseline's batch in a precision, for the ratio; 0 if it is not there. */
+static double gather_batch(const struct result *results, size_t count, enum precision precision) {
   for (size_t i = 0; i < count; i++) {
-    if (results[i].mode == EK_MODE_GATHER) return (double)results[i].planned;
+    if (results[i].mode == EK_MODE_GATHER && results[i].precision == precision) return (double)results[i].planned;
   }
   return 0;
 }
@@ -143,6 +148,7 @@ static void add_columns(struct report *report) {
     grid_column(report->tables[0], headings[i], false);
     grid_column(report->csv, names[i], false);
   }
+  grid_column(report->csv, "precision", true);
 }
 
 /* `ratio`: how many times the baseline's batch. */
@@ -151,13 +157,14 @@ static void add_result(struct report *report, json_t *runs, const struct result 
   const double batch = result->counts_only ? (double)NAN : (double)result->batch;
   json_t *run = json_object();
   put(run, "mode", json_string(ek_mode_name(result->mode)));
+  put(run, "precision", json_string(precision_text(result->precision)));
   put(run, "max_batch", result->counts_only ? json_null() : json_integer(result->batch));
   put(run, "planned_max_batch", json_integer(result->planned));
   put(run, "times_gather", number_or_null(ratio));
   put(run, "attempts", json_integer(result->attempts));
   append(runs, run);
   struct grid *table = report->tables[0], *csv = report->csv;
-  grid_cell(table, "%s", ek_mode_name(result->mode));
+  grid_cell(table, "%s", mode_name(result->mode, result->precision));
   grid_number(table, batch, 0);
   grid_number(table, (double)result->planned, 0);
   grid_number(table, ratio, 2);
@@ -167,6 +174,7 @@ static void add_result(struct report *report, json_t *runs, const struct result 
   grid_exact(csv, (double)result->planned);
   grid_exact(csv, ratio);
   grid_cell(csv, "%lld", (long long)result->attempts);
+  grid_cell(csv, "%s", precision_text(result->precision));
 }
 
 static struct report report_results(const struct options *options, const struct text *text,
@@ -177,9 +185,9 @@ static struct report report_results(const struct options *options, const struct 
            options->specs[0], rule_name(options->rule), precision_name(options));
   report.tables[0] = grid_create(title);
   add_columns(&report);
-  const double base = gather_batch(results, count);
   json_t *runs = json_array();
   for (size_t i = 0; i < count; i++) {
+    const double base = gather_batch(results, count, results[i].precision);
     const double ratio = base > 0 ? (double)results[i].planned / base : (double)NAN;
     add_result(&report, runs, &results[i], ratio);
   }
@@ -191,11 +199,13 @@ enum exit_code run_max_batch(const struct options *options) {
   struct text text;
   enum exit_code code = prepare(&text, options);
   if (code != EXIT_GOOD) return code;
-  struct result results[BENCH_MODES] = {{0}};
-  for (size_t i = 0; i < options->mode_count; i++) {
-    code = worse(code, search_mode(&results[i], options, &text, options->modes[i]));
+  struct result results[BENCH_MODES * BENCH_PRECISIONS] = {{0}};
+  const size_t modes = options->mode_count, count = modes * options->precision_count;
+  for (size_t i = 0; i < count; i++) {
+    code = worse(code, search_mode(&results[i], options, &text, options->modes[i % modes],
+                                   options->precisions[i / modes]));
   }
-  struct report report = report_results(options, &text, results, options->mode_count);
+  struct report report = report_results(options, &text, results, count);
   if (!report_write(&report, options)) code = EXIT_ERROR;
   text_free(&text);
   return code;

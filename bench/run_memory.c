@@ -29,17 +29,17 @@ static enum exit_code run_mode(struct memory_result *result, const struct task *
   run_task(&result->real, task, &extras);
   const struct run *real = &result->real;
   if (real->status == EK_ERR_OUT_OF_MEMORY && real->kind.devices > 0) {
-    say_error("mode %s does not fit on %s: %s", ek_mode_name(task->mode), task->spec,
+    say_error("mode %s does not fit on %s: %s", mode_name(task->mode, task->precision), task->spec,
               real->message);
   } else if (real->status != EK_OK) {
-    say_error("mode %s on %s: %s", ek_mode_name(task->mode), task->spec, real->message);
+    say_error("mode %s on %s: %s", mode_name(task->mode, task->precision), task->spec, real->message);
     return EXIT_ERROR;
   }
   run_without(&result->without, task);
   run_plan(&result->planned, task, real);
   const struct run *planned = &result->planned;
   if (planned->status != EK_OK) {
-    say_error("mode %s cannot be planned: %s", ek_mode_name(task->mode), planned->message);
+    say_error("mode %s cannot be planned: %s", mode_name(task->mode, task->precision), planned->message);
     /* A need beyond what can be counted is out of memory all the same. */
     if (planned->status != EK_ERR_OUT_OF_MEMORY) return EXIT_ERROR;
     return EXIT_OUT_OF_MEMORY;
@@ -55,7 +55,7 @@ static enum exit_code compare_plan(const struct memory_result *result) {
     const unsigned long long planned = result->planned.usage[k].peak_bytes;
     if (peak == planned) continue;
     say_error("mode %s: device %zu used %llu bytes, but %llu were planned",
-              ek_mode_name(result->real.mode), k, peak, planned);
+              run_name(&result->real), k, peak, planned);
     return EXIT_ERROR;
   }
   return EXIT_GOOD;
@@ -67,7 +67,7 @@ static enum exit_code check_evenness(const struct memory_result *result, double 
   if (limit < 0 || shown->mode == EK_MODE_GATHER) return EXIT_GOOD;
   const double ratio = run_balance(shown).max_over_mean;
   if (!(ratio > limit)) return EXIT_GOOD;
-  say_error("mode %s: the largest peak is %.4f times the mean, above %g", ek_mode_name(shown->mode),
+  say_error("mode %s: the largest peak is %.4f times the mean, above %g", run_name(shown),
             ratio, limit);
   return EXIT_UNEVEN;
 }
@@ -90,10 +90,12 @@ enum exit_code run_memory(const struct options *options) {
   struct text text;
   enum exit_code code = prepare(&text, options);
   if (code != EXIT_GOOD) return code;
-  struct memory_result *results = need_memory(options->mode_count, sizeof *results);
+  const size_t modes = options->mode_count, total = modes * options->precision_count;
+  struct memory_result *results = need_memory(total, sizeof *results);
   size_t done = 0;
-  while (done < options->mode_count && code != EXIT_ERROR) {
-    const struct task task = make_task(options, &text, options->specs[0], options->modes[done]);
+  while (done < total && code != EXIT_ERROR) {
+    const struct task task = make_task(options, &text, options->specs[0], options->modes[done % modes],
+                                       options->precisions[done / modes]);
     code = worse(code, run_mode(&results[done++], &task));
   }
   if (code != EXIT_ERROR) {

@@ -31,6 +31,7 @@ static double median_part(const struct run *run, int part) {
 static json_t *run_json(const struct run *run, const struct shape *shape) {
   json_t *json = json_object();
   put(json, "mode", json_string(ek_mode_name(run->mode)));
+  put(json, "precision", json_string(precision_text(run->precision)));
   put(json, "devices", whole(run->kind.devices));
   put(json, "spec", json_string(run->spec));
   put(json, "threads_per_device", json_integer(run->kind.threads));
@@ -59,6 +60,7 @@ static void csv_head(struct grid *grid) {
     snprintf(heading, sizeof heading, "%s_seconds", part_names[p]);
     grid_column(grid, heading, true);
   }
+  grid_column(grid, "precision", true);
 }
 
 static void csv_row(struct grid *grid, const struct run *run, const struct shape *shape) {
@@ -72,6 +74,7 @@ static void csv_row(struct grid *grid, const struct run *run, const struct shape
   grid_exact(grid, seconds.min);
   grid_exact(grid, seconds.max);
   for (int p = 0; p < PARTS; p++) grid_exact(grid, median_part(run, p));
+  grid_cell(grid, "%s", precision_text(run->precision));
 }
 
 static void table_head(struct grid *grid) {
@@ -86,7 +89,7 @@ static void table_head(struct grid *grid) {
 
 static void table_row(struct grid *grid, const struct run *run, const struct shape *shape) {
   const struct summary seconds = run_seconds(run);
-  grid_cell(grid, "%s", ek_mode_name(run->mode));
+  grid_cell(grid, "%s", run_name(run));
   grid_cell(grid, "%s", run->spec);
   grid_cell(grid, "%d", run->kind.threads);
   grid_number(grid, run_tokens_per_second(run, shape), 0);
@@ -125,7 +128,7 @@ static enum exit_code time_mode(struct run *run, const struct task *task) {
   run_task(run, task, &extras);
   if (run->status == EK_OK) return EXIT_GOOD;
   const bool full = run->status == EK_ERR_OUT_OF_MEMORY && run->kind.devices > 0;
-  say_error("mode %s %s %s: %s", ek_mode_name(task->mode), full ? "does not fit on" : "on",
+  say_error("mode %s %s %s: %s", run_name(run), full ? "does not fit on" : "on",
             task->spec, run->message);
   return full ? EXIT_OUT_OF_MEMORY : EXIT_ERROR;
 }
@@ -134,12 +137,14 @@ enum exit_code run_step(const struct options *options) {
   struct text text;
   enum exit_code code = prepare(&text, options);
   if (code != EXIT_GOOD) return code;
-  const size_t total = options->spec_count * options->mode_count;
+  const size_t modes = options->mode_count, specs = options->spec_count;
+  const size_t total = specs * modes * options->precision_count;
   struct run *runs = need_memory(total, sizeof *runs);
   size_t done = 0;
   while (done < total && code != EXIT_ERROR) {
-    const struct task task = make_task(options, &text, options->specs[done / options->mode_count],
-                                       options->modes[done % options->mode_count]);
+    const struct task task =
+        make_task(options, &text, options->specs[done / modes % specs],
+                  options->modes[done % modes], options->precisions[done / (modes * specs)]);
     code = worse(code, time_mode(&runs[done++], &task));
   }
   if (code != EXIT_ERROR) {

@@ -41,6 +41,7 @@ enum { TECHNIQUES = sizeof techniques / sizeof techniques[0] };
 struct row {
   const struct technique *technique;
   ek_mode mode;
+  enum precision precision;
   struct shape shape;
   struct run first, planned; /* of the first round, and without a cap */
   double *seconds;           /* of each round; NaN where nothing is known */
@@ -67,8 +68,8 @@ static const ek_memory_usage *usage_of(const struct row *row) {
 }
 
 static uint64_t state_bytes(const ek_memory_usage *usage) {
-  return usage->at_peak[EK_MEMORY_PARAMETERS] + usage->at_peak[EK_MEMORY_GRADIENTS] +
-         usage->at_peak[EK_MEMORY_OPTIMIZER];
+  return usage->at_peak[EK_MEMORY_PARAMETERS] + usage->at_peak[EK_MEMORY_COPIES] +
+         usage->at_peak[EK_MEMORY_GRADIENTS] + usage->at_peak[EK_MEMORY_OPTIMIZER];
 }
 
 static double ratio(uint64_t value, uint64_t of) {
@@ -120,6 +121,7 @@ static json_t *row_json(const struct row *row, const struct row *plain, size_t r
   json_t *json = json_object(), *categories = json_object();
   put(json, "technique", json_string(row->technique->name));
   put(json, "mode", json_string(ek_mode_name(row->mode)));
+  put(json, "precision", json_string(precision_text(row->precision)));
   put(json, "peak_bytes", fits(row) ? whole(usage->peak_bytes) : json_null());
   put(json, "planned_peak_bytes", whole(row->planned.usage[fullest(&row->planned)].peak_bytes));
   for (int c = 0; c < EK_MEMORY_CATEGORIES; c++) {
@@ -150,6 +152,7 @@ static void csv_row(struct grid *grid, const struct row *row, const struct row *
   grid_exact(grid, above_ratio(row, plain));
   grid_exact(grid, speed_ratio(row, plain, rounds));
   grid_exact(grid, loss_of(row));
+  grid_cell(grid, "%s", precision_text(row->precision));
 }
 
 static void table_row(struct grid *grid, const struct row *row, const struct row *plain,
@@ -157,7 +160,7 @@ static void table_row(struct grid *grid, const struct row *row, const struct row
   const double mib = 1024.0 * 1024.0;
   const ek_memory_usage *usage = usage_of(row);
   grid_cell(grid, "%s", row->technique->name);
-  grid_cell(grid, "%s", ek_mode_name(row->mode));
+  grid_cell(grid, "%s", mode_name(row->mode, row->precision));
   grid_cell(grid, "%s", fits(row) ? "yes" : "no");
   grid_number(grid, (double)usage->peak_bytes / mib, 2);
   grid_number(grid, (double)state_bytes(usage) / mib, 2);
@@ -179,7 +182,7 @@ static void heads(struct grid *table, struct grid *csv) {
   static const char *const first[] = {"technique", "mode", "peak_bytes", "planned_peak_bytes",
                                       "state_bytes"};
   static const char *const last[] = {"tokens_per_second", "memory_ratio",
-                                     "memory_above_state_ratio", "speed_ratio", "loss"};
+                                     "memory_above_state_ratio", "speed_ratio", "loss", "precision"};
   for (size_t i = 0; i < sizeof words / sizeof *words; i++) grid_column(table, words[i], true);
   for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
     grid_column(table, numbers[i], false);
@@ -204,7 +207,7 @@ static struct report report_rows(const struct options *options, const struct tex
   heads(report.tables[0], report.csv);
   json_t *runs = json_array();
   for (size_t i = 0; i < count; i++) {
-    const struct row *plain = &rows[i - i % TECHNIQUES]; /* of the same mode */
+    const struct row *plain = &rows[i - i % TECHNIQUES]; /* of the same mode and precision */
     append(runs, row_json(&rows[i], plain, rounds));
     csv_row(report.csv, &rows[i], plain, rounds);
     table_row(report.tables[0], &rows[i], plain, rounds);
@@ -217,7 +220,7 @@ static struct report report_rows(const struct options *options, const struct tex
 
 static enum exit_code run_row(struct row *row, size_t round, const struct options *options,
                               const struct text *text) {
-  struct task task = make_task(options, text, options->specs[0], row->mode);
+  struct task task = make_task(options, text, options->specs[0], row->mode, row->precision);
   struct run run;
   struct options own = *options; /* a loan of all that it points to */
   own.fused_loss = row->technique->fused_loss;
@@ -228,7 +231,7 @@ static enum exit_code run_row(struct row *row, size_t round, const struct option
   const bool full = run.status == EK_ERR_OUT_OF_MEMORY && run.kind.devices > 0;
   enum exit_code code = full ? EXIT_OUT_OF_MEMORY : run.status == EK_OK ? EXIT_GOOD : EXIT_ERROR;
   if (code != EXIT_GOOD) {
-    say_error("%s in mode %s %s %s: %s", row->technique->name, ek_mode_name(row->mode),
+    say_error("%s in mode %s %s %s: %s", row->technique->name, mode_name(row->mode, row->precision),
               full ? "does not fit on" : "on", task.spec, run.message);
   }
   if (round > 0) {
@@ -239,14 +242,14 @@ static enum exit_code run_row(struct row *row, size_t round, const struct option
   if (code == EXIT_ERROR) return code;
   run_plan(&row->planned, &task, &row->first);
   if (row->planned.status != EK_OK) {
-    say_error("%s in mode %s cannot be planned: %s", row->technique->name, ek_mode_name(row->mode),
+    say_error("%s in mode %s cannot be planned: %s", row->technique->name, mode_name(row->mode, row->precision),
               row->planned.message);
     return EXIT_ERROR;
   }
   const uint64_t planned = row->planned.usage[fullest(&row->planned)].peak_bytes;
   if (!fits(row) || usage_of(row)->peak_bytes == planned) return code;
   say_error("%s in mode %s used %llu bytes, but %llu were planned", row->technique->name,
-            ek_mode_name(row->mode), (unsigned long long)usage_of(row)->peak_bytes,
+            mode_name(row->mode, row->precision), (unsigned long long)usage_of(row)->peak_bytes,
             (unsigned long long)planned);
   return EXIT_ERROR;
 }
@@ -279,14 +282,15 @@ enum exit_code run_techniques(const struct options *options) {
   struct text text;
   enum exit_code code = prepare(&text, options);
   if (code != EXIT_GOOD) return code;
-  const size_t count = options->mode_count * TECHNIQUES;
+  const size_t modes = options->mode_count, count = modes * options->precision_count * TECHNIQUES;
   struct row *rows = need_memory(count, sizeof *rows);
   for (size_t i = 0; i < count; i++) {
     struct row *row = &rows[i];
     *row = (struct row){.technique = &techniques[i % TECHNIQUES],
                         .mode = techniques[i % TECHNIQUES].fully_sharded
                                     ? EK_MODE_FULLY_SHARDED
-                                    : options->modes[i / TECHNIQUES],
+                                    : options->modes[i / TECHNIQUES % modes],
+                        .precision = options->precisions[i / TECHNIQUES / modes],
                         .shape = options->shape,
                         .seconds = need_memory((size_t)options->shape.steps, sizeof(double))};
     row->shape.steps = 1;

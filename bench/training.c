@@ -21,10 +21,17 @@ ek_gpt_options training_gpt(const struct task *task) {
   return gpt;
 }
 
-ek_status training_model(ek_module **module, ek_criterion **loss, ek_gpt_options gpt) {
+ek_type training_type(enum precision precision) {
+  return precision == PRECISION_BF16  ? EK_BF16
+         : precision == PRECISION_F16 ? EK_F16
+                                      : EK_F32;
+}
+
+ek_status training_model(ek_module **module, ek_criterion **loss, ek_gpt_options gpt,
+                         enum precision precision) {
   ek_cross_entropy_options options = EK_CROSS_ENTROPY_OPTIONS_INIT;
   if (gpt.fused_loss) return ek_gpt_create(module, &gpt);
-  gpt.logits_columns = ek_tensor_aligned_columns(gpt.vocabulary, EK_F32);
+  gpt.logits_columns = ek_tensor_aligned_columns(gpt.vocabulary, training_type(precision));
   options.classes = gpt.vocabulary;
   EK_TRY(ek_gpt_create(module, &gpt));
   return ek_cross_entropy_create(loss, &options);
@@ -32,10 +39,12 @@ ek_status training_model(ek_module **module, ek_criterion **loss, ek_gpt_options
 
 static ek_status make_model(struct training *training) {
   const struct task *task = training->task;
-  EK_TRY(training_model(&training->module, &training->loss, training_gpt(task)));
+  EK_TRY(
+      training_model(&training->module, &training->loss, training_gpt(task), task->precision));
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   options.seed = task->options->seed;
   options.reproducible = task->options->reproducible;
+  options.precision = training_type(task->precision);
   EK_TRY(ek_data_parallel_model_options_set_mode(&options, task->mode));
   return ek_data_parallel_model_open(&training->model, training->group, training->module, &options);
 }
@@ -86,7 +95,7 @@ static ek_status make_batch(struct training *training) {
 
 ek_status training_open_group(struct training *training, const struct task *task) {
   training->task = task;
-  const ek_group_options options = group_options(task->options, task->threads);
+  const ek_group_options options = group_options(task->options, task->threads, task->precision);
   EK_TRY(ek_group_open(&training->group, task->spec, &options));
   if (ek_group_size(training->group) <= BENCH_MAX_DEVICES) return EK_OK;
   return ek_error_set(EK_ERR_UNSUPPORTED, "the benchmark runs on %d devices at most, not on %zu",

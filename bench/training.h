@@ -18,6 +18,7 @@ struct task {
   const char *spec;
   int threads; /* of each device; 0: the library divides the cores */
   ek_mode mode;
+  enum precision precision;
 };
 
 struct training {
@@ -62,7 +63,10 @@ void training_close(struct training *training);
 /* The model of a task, which goes with a loss unless it has one; its whole logits have rows of 16 bytes.
  * All, and the rule of its updates, are the caller's. */
 ek_gpt_options training_gpt(const struct task *task);
-ek_status training_model(ek_module **module, ek_criterion **loss, ek_gpt_options gpt);
+ek_status training_model(ek_module **module, ek_criterion **loss, ek_gpt_options gpt,
+                         enum precision precision);
+/* That modules compute in. */
+ek_type training_type(enum precision precision);
 ek_status training_rule(ek_optimizer **rule, const struct options *options);
 
 /* Puts the next step's batch into host memory; not part of a step's time. */

@@ -13,6 +13,9 @@
  *   - With TF32 the factors of a product are first rounded to 10 bits of mantissa, by 2^-11. All
  *     modes do the same but where a difference of order 2^-24 makes a factor round the other way,
  *     one in 2^12 or so: in the root mean square 2^-11 * 2^-6, so that u = 2^-17.
+ *   - With numbers of 16 bits every result is rounded so, by 2^-8 or 2^-11, and what differs in
+ *     order 2^-24 makes one in 2^15 or 2^12 of them round the other way, which moves it by twice that:
+ *     2^-7 * 2^-7.5 or 2^-10 * 2^-6, so that u = 2^-14 and 2^-16.
  *   - Each step turns errors of that size in gradients into errors of the parameters; an update
  *     changes the loss by no more than its own size, so that step i, counted from 0 with the
  *     warm-up, may be off by (i + 1) e.
@@ -27,19 +30,21 @@
 #include <stddef.h>
 #include <stdint.h>
 
-struct precision {
+#include "parse.h"
+
+struct accuracy {
   int64_t width, layers;
-  bool tf32;
+  enum precision precision;
 };
 
 /* What the loss of a step (counted from 0, warm-up included) may differ by, relative. */
-double loss_tolerance(const struct precision *precision, int64_t step);
+double loss_tolerance(const struct accuracy *accuracy, int64_t step);
 
 /*
  * True if all `count` losses agree, the first being that of step `first`. Otherwise *where is the
  * index of the first that does not. A loss that is not finite agrees with nothing.
  */
 bool losses_agree(size_t *where, const double *left, const double *right, size_t count,
-                  const struct precision *precision, int64_t first);
+                  const struct accuracy *accuracy, int64_t first);
 
 #endif

@@ -16,7 +16,7 @@ export TERM=xterm
 
 small=(--layers 1 --width 16 --heads 2 --seq 16 --vocab 300 --batch 6 --steps 2 --warmup 1)
 modes=(gather balanced replicated sharded sharded-gradients fully-sharded)
-categories=(parameters gradients optimizer inputs activations outputs loss communication workspace)
+categories=(parameters copies gradients optimizer inputs activations outputs loss communication workspace)
 
 complain() {
   printf 'check_bench: %s\n' "$*" >&2
@@ -54,6 +54,41 @@ same() { # WHAT LEFT RIGHT
 
 holds() { # WHAT EXPRESSION-OF-AWK
   awk "BEGIN { exit !($2) }" </dev/null || complain "$1: $2 does not hold"
+}
+
+group_precision() {
+  local i
+  expect 0 memory "${small[@]}" --devices cpu:2 --precision f32,bf16,f16 --modes balanced,sharded -o json
+  same runs "$(value 'runs#')" 6
+  for i in 0 1 2 3 4 5; do
+    same precision "$(value runs.$i.precision)" "$(printf 'f32\nf32\nbf16\nbf16\nf16\nf16\n' | sed -n $((i + 1))p)"
+    same mode "$(value runs.$i.mode)" "$( ((i % 2 == 0)) && echo balanced || echo sharded)"
+  done
+  same 'no copies in f32' "$(value runs.0.devices.0.categories_at_peak.copies)" 0
+  holds 'half the outputs' "$(value runs.2.devices.1.categories_at_peak.outputs) < 0.52 * $(value runs.0.devices.1.categories_at_peak.outputs)"
+  holds 'less of activations' "$(value runs.3.devices.1.categories_at_peak.activations) <= 0.6 * $(value runs.1.devices.1.categories_at_peak.activations)"
+  holds 'losses alike' "($(value runs.2.losses.0) / $(value runs.0.losses.0) - 1) ^ 2 < 1e-4"
+  for i in table md csv; do
+    expect 0 memory "${small[@]}" --devices cpu:2 --precision bf16,f16 --modes balanced -o $i
+    grep -q f16 "$dir/out" || complain "no precision in $i"
+  done
+  expect 0 step "${small[@]}" --devices cpu:2 --precision f32,bf16 --modes balanced --report "$dir/a.html" -o json
+  same precision "$(value runs.1.precision)" bf16
+  grep -q 'cpu:2, bf16' "$dir/a.html" || complain 'no precision in the report'
+  expect 0 max-batch --layers 1 --width 16 --heads 2 --seq 16 --vocab 300 --devices plan:2@256KiB --precision f32,bf16 --modes balanced -o json
+  holds 'a larger batch' "$(value runs.1.planned_max_batch) > 1.5 * $(value runs.0.planned_max_batch)"
+  expect 0 fit "${small[@]}" --devices plan:2@1GiB --precision bf16 -o json
+  same precision "$(value choices.0.precision)" bf16
+  expect 2 fit "${small[@]}" --devices plan:2@1GiB --precision f32,bf16
+  says '--precision: one at a time'
+  for i in bf17 f32,f32 '' ,; do
+    expect 2 memory "${small[@]}" --devices cpu:2 --precision "$i"
+    says '--precision: '
+    silent
+  done
+  expect 2 memory "${small[@]}" --devices cpu:2 --precision bf16 --tf32
+  expect 2 memory "${small[@]}" --devices cpu:2 --precision f32,tf32
+  expect 0 memory "${small[@]}" --devices plan:2 --modes balanced --precision tf32,bf16
 }
 
 group_memory() {

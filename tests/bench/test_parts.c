@@ -158,10 +158,13 @@ END_TEST
 
 START_TEST(tolerance_of_losses) {
   /* sqrt(4 * 64) * (6 * 2 + 2) * 2^-24, or 2^-17 */
-  const struct precision precision = {64, 2, false}, tf32 = {64, 2, true};
+  const struct accuracy precision = {64, 2, PRECISION_F32}, tf32 = {64, 2, PRECISION_TF32};
+  const struct accuracy bf16 = {64, 2, PRECISION_BF16}, f16 = {64, 2, PRECISION_F16};
   ck_assert_double_eq_tol(loss_tolerance(&precision, 0), 16 * 14 * 0x1p-24, 1e-18);
   ck_assert_double_eq_tol(loss_tolerance(&precision, 4), 5 * 16 * 14 * 0x1p-24, 1e-18);
   ck_assert_double_eq_tol(loss_tolerance(&tf32, 0), 16 * 14 * 0x1p-17, 1e-18);
+  ck_assert_double_eq_tol(loss_tolerance(&bf16, 0), 16 * 14 * 0x1p-14, 1e-17);
+  ck_assert_double_eq_tol(loss_tolerance(&f16, 0), 16 * 14 * 0x1p-16, 1e-17);
   const double left[] = {8, 7, 6};
   double right[] = {8, 7, 6};
   size_t where = 99;
