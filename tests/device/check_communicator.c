@@ -103,7 +103,7 @@ static ek_status once(void *context, ek_device *device, size_t index) {
 }
 
 /* What element `i` of device `k` must be: added up in the type or, of 16 bits, in f32 and rounded. */
-static double expected(const struct bed *bed, size_t k, int64_t i) {
+CK_UNWATCHED static double expected(const struct bed *bed, size_t k, int64_t i) {
   size_t owner = 0;
   while (owner + 1 < bed->devices && i >= bed->offsets[owner + 1]) owner++;
   float narrow = (float)bed->values[0][i];
@@ -122,7 +122,7 @@ static double expected(const struct bed *bed, size_t k, int64_t i) {
   }
 }
 
-static void check_result(const struct bed *bed) {
+CK_UNWATCHED static void check_result(const struct bed *bed) {
   for (size_t k = 0; k < bed->devices; k++) {
     ck_get(bed->got, &bed->tensors[k]);
     for (int64_t i = 0; i < bed->count; i++) {
@@ -171,6 +171,8 @@ START_TEST(every_collective_for_every_number_of_devices) {
   struct ck_random random = ck_random_start((uint64_t)_i);
   for (int c = 0; c < COUNTS; c++) {
     for (int t = 0; t < 5; t++) {
+      /* What is cut in pieces is cut by its bytes: f32 and bf16 show it. */
+      if (counts[c] > 1003 && t != 0 && t != 3) continue;
       struct bed bed;
       open_bed(&bed, "cpu", (size_t)_i, types[t], counts[c]);
       const char *name = ek_communicator_name(bed.communicator);
@@ -235,7 +237,8 @@ START_TEST(runs_repeat_bit_for_bit) {
   }
   bed.kind = ALL_REDUCE;
   /* expected() is one fixed order */
-  for (int run = 0; run < 50 && one_rounding(&bed); run++) run_once(&bed);
+  const int runs = ck_in_parts() ? 10 : 50;
+  for (int run = 0; run < runs && one_rounding(&bed); run++) run_once(&bed);
   close_bed(&bed);
 }
 END_TEST

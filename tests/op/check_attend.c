@@ -53,7 +53,8 @@ struct head {
   double tiny;           /* the smallest normal number of the type, or what p and ds are multiples of */
 };
 
-static long double dot(const double *a, const double *b, int64_t n, long double *size) {
+CK_UNWATCHED static long double dot(const double *a, const double *b, int64_t n,
+                                    long double *size) {
   long double sum = 0;
   *size = 0;
   for (int64_t i = 0; i < n; i++) {
@@ -64,7 +65,7 @@ static long double dot(const double *a, const double *b, int64_t n, long double 
 }
 
 /* Row i of p with its relative error, and lse. */
-static void softmax_row(struct head *h, int64_t i, double *lse, double *lse_bound) {
+CK_UNWATCHED static void softmax_row(struct head *h, int64_t i, double *lse, double *lse_bound) {
   const struct attention *a = h->a;
   const long double c = 1 / sqrtl((long double)a->width), u = h->u;
   long double *p = h->p + i * a->tokens;
@@ -85,7 +86,7 @@ static void softmax_row(struct head *h, int64_t i, double *lse, double *lse_boun
   *lse_bound = (double)(2 * (e_s + (t + 16 + 2 * most + fabsl(exact)) * u));
 }
 
-static void head_forward(struct head *h) {
+CK_UNWATCHED static void head_forward(struct head *h) {
   const struct attention *a = h->a;
   const int64_t t = a->tokens, channels = a->heads * a->width;
   for (int64_t i = 0; i < t; i++) {
@@ -107,7 +108,7 @@ static void head_forward(struct head *h) {
 }
 
 /* Adds row i's share to dq, dk, dv and their bounds; head_forward() has filled p and out. */
-static void row_backward(const struct head *h, int64_t i) {
+CK_UNWATCHED static void row_backward(const struct head *h, int64_t i) {
   const struct attention *a = h->a;
   const int64_t t = a->tokens, channels = a->heads * a->width, n = a->width;
   const long double c = 1 / sqrtl((long double)n), u = h->u, r = 2 * (long double)h->r;
@@ -171,7 +172,8 @@ static void reference(const struct ck_rig *rig, const struct attention *a) {
   free(h.p_error);
 }
 
-static struct attention make(struct ck_rig *rig, const int64_t *size, double range) {
+/* Random numbers, without what is to come out. */
+static struct attention numbers(struct ck_rig *rig, const int64_t *size, double range) {
   struct attention a = {.batch = size[0], .tokens = size[1], .heads = size[2], .width = size[3]};
   const int64_t n = a.batch * a.tokens * a.heads * a.width, rows = a.batch * a.tokens * a.heads;
   a.qkv = ck_values(rig, 3 * n, -range, range);
@@ -180,6 +182,11 @@ static struct attention make(struct ck_rig *rig, const int64_t *size, double ran
   a.given = ck_zeros(rig, n);
   a.lse = ck_zeros(rig, rows), a.lse_bound = ck_zeros(rig, rows);
   a.dqkv = ck_zeros(rig, 3 * n), a.dqkv_bound = ck_zeros(rig, 3 * n);
+  return a;
+}
+
+static struct attention make(struct ck_rig *rig, const int64_t *size, double range) {
+  const struct attention a = numbers(rig, size, range);
   reference(rig, &a);
   return a;
 }
@@ -271,7 +278,7 @@ START_TEST(causality) {
   static const int64_t cuts[] = {1, 63, 64, 127, 128, 129, 299};
   struct ck_rig *rig = open_variant(_i);
   if (rig == NULL) return;
-  const struct attention a = make(rig, size, 1);
+  const struct attention a = numbers(rig, size, 1);
   const struct tensors t = upload(rig, &a);
   const int64_t channels = 32;
   ck_ok(ek_op_attention_forward(rig->stream, t.out, t.lse, t.qkv, 2));
@@ -347,7 +354,7 @@ START_TEST(gradient_by_differences) {
   for (int s = 0; s < 2; s++) {
     if (!ck_part(s + 1)) continue;
     struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
-    const struct attention a = make(rig, shapes[s], 1);
+    const struct attention a = numbers(rig, shapes[s], 1);
     const struct tensors t = upload(rig, &a);
     struct attention_context f = {rig, &t, a.dout, (int)a.heads};
     double *qkv = ck_zeros(rig, t.in);

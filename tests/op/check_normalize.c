@@ -57,7 +57,7 @@ struct norm {
   double *y, *y_bound, *mean, *mean_bound, *rstd, *rstd_bound;
 };
 
-static void forward_reference(const struct ck_rig *rig, struct norm *f) {
+CK_UNWATCHED static void forward_reference(const struct ck_rig *rig, struct norm *f) {
   const long double u = rig->unit;
   for (int64_t r = 0; r < f->rows; r++) {
     const double *x = f->x + r * f->width;
@@ -187,7 +187,7 @@ struct slope {
   double *dx, *dx_bound, *dgamma, *dgamma_bound, *dbeta, *dbeta_bound;
 };
 
-static void dx_reference(const struct ck_rig *rig, const struct slope *b) {
+CK_UNWATCHED static void dx_reference(const struct ck_rig *rig, const struct slope *b) {
   const double w = (double)b->width, u = rig->unit;
   for (int64_t r = 0; r < b->rows; r++) {
     const double *x = b->x + r * b->width, *dy = b->dy + r * b->width;
@@ -211,7 +211,7 @@ static void dx_reference(const struct ck_rig *rig, const struct slope *b) {
   }
 }
 
-static void column_reference(const struct ck_rig *rig, const struct slope *b) {
+CK_UNWATCHED static void column_reference(const struct ck_rig *rig, const struct slope *b) {
   for (int64_t i = 0; i < b->width; i++) {
     long double gamma = b->gamma_scale == 0 ? 0 : (long double)b->gamma_scale * b->old_dgamma[i];
     long double beta = b->beta_scale == 0 ? 0 : (long double)b->beta_scale * b->old_dbeta[i];

@@ -183,9 +183,9 @@ static long double gelu_slope(long double x) {
 }
 
 /* y[c] = beta y[c] + sum over r of x[r][c]; x has bounds of its own, or NULL. */
-static void sum_reference(struct ck_rig *rig, double *want, double *bound, double beta,
-                          const double *old, const double *x, const double *x_bound, int64_t rows,
-                          int64_t columns) {
+CK_UNWATCHED static void sum_reference(struct ck_rig *rig, double *want, double *bound, double beta,
+                                       const double *old, const double *x, const double *x_bound,
+                                       int64_t rows, int64_t columns) {
   for (int64_t c = 0; c < columns; c++) {
     long double sum = beta == 0 ? 0 : (long double)beta * old[c], size = fabsl(sum);
     bound[c] = 0;

@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-static long double weight_of(const struct ck_loss *f, int64_t c) {
+CK_UNWATCHED static long double weight_of(const struct ck_loss *f, int64_t c) {
   return f->weights == NULL ? 1 : f->weights[c];
 }
 
@@ -64,7 +64,7 @@ static void gradient_of_row(struct ck_loss *f, int64_t r, const struct row *row,
   }
 }
 
-void ck_loss_reference(const struct ck_rig *rig, struct ck_loss *f) {
+CK_UNWATCHED void ck_loss_reference(const struct ck_rig *rig, struct ck_loss *f) {
   f->s = f->s_bound = f->d = f->d_bound = 0;
   for (int64_t r = 0; r < f->rows; r++) {
     const bool ignored = f->targets[r] == CK_IGNORED;

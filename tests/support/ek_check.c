@@ -133,11 +133,11 @@ struct format {
       most; /* of the significand; exponents of normal numbers, of 2^e <= x < 2^(e+1) */
 };
 
-static struct format format_of(ek_type type) {
+CK_UNWATCHED static struct format format_of(ek_type type) {
   return type == EK_BF16 ? (struct format){8, -126, 127} : (struct format){11, -14, 15};
 }
 
-double ck_round_to(ek_type type, double value) {
+CK_UNWATCHED double ck_round_to(ek_type type, double value) {
   if (type == EK_F32) return (double)(float)value;
   if (type != EK_BF16 && type != EK_F16) return value;
   if (value == 0 || !isfinite(value)) return value;
@@ -149,7 +149,7 @@ double ck_round_to(ek_type type, double value) {
 }
 
 /* Of a number that the type has. */
-static uint16_t encode(ek_type type, double value) {
+CK_UNWATCHED static uint16_t encode(ek_type type, double value) {
   const struct format format = format_of(type);
   const int fraction = format.digits - 1;
   const unsigned sign = signbit(value) ? 0x8000u : 0u;
@@ -163,7 +163,7 @@ static uint16_t encode(ek_type type, double value) {
   return (uint16_t)(sign | (((unsigned)(exponent - format.least) << fraction) + digits));
 }
 
-static double decode(ek_type type, uint16_t bits) {
+CK_UNWATCHED static double decode(ek_type type, uint16_t bits) {
   const struct format format = format_of(type);
   const int fraction = format.digits - 1, above = bits >> fraction & ((1 << (15 - fraction)) - 1);
   const double digits = bits & ((1 << fraction) - 1), sign = (bits & 0x8000) != 0 ? -1 : 1;
@@ -173,7 +173,7 @@ static double decode(ek_type type, uint16_t bits) {
 }
 
 /* The elements as the type has them in memory; the caller frees them. */
-static void *pack(const ek_tensor *tensor, const double *values) {
+CK_UNWATCHED static void *pack(const ek_tensor *tensor, const double *values) {
   const int64_t count = ek_tensor_count(tensor);
   const size_t bytes = ek_tensor_bytes(tensor);
   const ek_type type = tensor->type;
@@ -206,7 +206,7 @@ ek_tensor ck_upload(ek_device *device, ek_type type, const double *values, int r
   return tensor;
 }
 
-void ck_get(double *values, const ek_tensor *tensor) {
+CK_UNWATCHED void ck_get(double *values, const ek_tensor *tensor) {
   void *data = pack(tensor, NULL);
   ek_tensor host;
   ck_ok(ek_tensor_host(&host, data, tensor->type, tensor->rank, tensor->shape));
@@ -225,7 +225,7 @@ void ck_get(double *values, const ek_tensor *tensor) {
 
 /* ---- comparisons ---- */
 
-double ck_rel_l2(const double *got, const double *want, int64_t count) {
+CK_UNWATCHED double ck_rel_l2(const double *got, const double *want, int64_t count) {
   long double difference = 0, size = 0;
   for (int64_t i = 0; i < count; i++) {
     difference += ((long double)got[i] - want[i]) * ((long double)got[i] - want[i]);
@@ -235,8 +235,8 @@ double ck_rel_l2(const double *got, const double *want, int64_t count) {
   return size == 0 ? HUGE_VAL : (double)sqrtl(difference / size);
 }
 
-void ck_within(const char *what, const double *got, const double *want, const double *bound,
-               int64_t count) {
+CK_UNWATCHED void ck_within(const char *what, const double *got, const double *want,
+                            const double *bound, int64_t count) {
   for (int64_t i = 0; i < count; i++) {
     const double allowed = bound == NULL ? 0.0 : bound[i];
     const bool fits = isnan(want[i])   ? isnan(got[i])
@@ -254,8 +254,8 @@ double ck_rounding(const struct ck_rig *rig, double size) {
   return ldexp(fabs(size), -format.digits) + ldexp(1, format.least - format.digits);
 }
 
-void ck_fits(struct ck_rig *rig, const char *what, const ek_tensor *tensor, const double *want,
-             const double *bound, int64_t count) {
+CK_UNWATCHED void ck_fits(struct ck_rig *rig, const char *what, const ek_tensor *tensor,
+                          const double *want, const double *bound, int64_t count) {
   const double *got = ck_read(rig, tensor);
   if (ek_type_size(tensor->type) != 2) {
     ck_within(what, got, want, bound, count);
@@ -274,7 +274,7 @@ void ck_fits(struct ck_rig *rig, const char *what, const ek_tensor *tensor, cons
   }
 }
 
-void ck_same_bits(const char *what, const double *a, const double *b, int64_t count) {
+CK_UNWATCHED void ck_same_bits(const char *what, const double *a, const double *b, int64_t count) {
   for (int64_t i = 0; i < count; i++) {
     if (memcmp(&a[i], &b[i], sizeof a[i]) == 0) continue;
     ck_abort_msg("%s[%" PRId64 "] of %" PRId64 ": %a and %a", what, i, count, a[i], b[i]);
