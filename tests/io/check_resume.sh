@@ -41,7 +41,7 @@ for _ in {1..600}; do
   [[ $(find "$folder/killed" -size +0) ]] && break
   sleep 0.1
 done
-sleep 0.3
+sleep 0.1
 kill -TERM "$child"
 wait "$child" || fail "a run that was asked to stop ended with an error"
 stopped=$(losses "$folder/killed" | tail -n 1 | cut -d' ' -f2)

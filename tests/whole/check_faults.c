@@ -18,22 +18,20 @@
 
 enum { DEVICES = 3, SAMPLES = 7 };
 
+/* One allocation in so many fails in a case. Cases begin at different ones, and modes and devices make the same ones,
+ * so that each fails in some. EVENKEEL_TEST_EVERY=1: each in all. */
 #if CK_TSAN
 enum { DEVICE_STRIDE = 5, HOST_STRIDE = 7, SLOW = 10 };
 #elif CK_ASAN
-enum {
-  DEVICE_STRIDE = 2,
-  HOST_STRIDE = 3,
-  SLOW = 10
-}; /* a case begins elsewhere, and so all meet */
+enum { DEVICE_STRIDE = 3, HOST_STRIDE = 5, SLOW = 10 };
 #else
-enum { DEVICE_STRIDE = 1, HOST_STRIDE = 1, SLOW = 1 };
+enum { DEVICE_STRIDE = 2, HOST_STRIDE = 3, SLOW = 1 };
 #endif
 
 /* Where opening and waiting take long, each case tests a part; all of them together test all. */
 static bool on_gpus(void) { return strncmp(test_devices("cpu"), "cuda", 4) == 0; }
-static uint64_t device_stride(void) { return on_gpus() ? 3 * DEVICE_STRIDE : DEVICE_STRIDE; }
-static uint64_t host_stride(void) { return on_gpus() ? 9 * HOST_STRIDE : HOST_STRIDE; }
+static uint64_t device_stride(void) { return ck_every(on_gpus() ? 3 : DEVICE_STRIDE); }
+static uint64_t host_stride(void) { return ck_every(on_gpus() ? 9 : HOST_STRIDE); }
 static double patience(void) { return on_gpus() ? 10 : SLOW; } /* seconds */
 
 static double seconds(void) {
