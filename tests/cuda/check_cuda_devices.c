@@ -122,7 +122,7 @@ START_TEST(memory_is_cut_exactly) {
     ck_ok(ek_tensor_create(&rest, device, EK_MEMORY_INPUTS, EK_F32, 1, &left));
     ck_fails(ek_tensor_create(&none, device, EK_MEMORY_INPUTS, EK_F32, 1, (int64_t[]){1}),
              EK_ERR_OUT_OF_MEMORY, ek_device_name(device));
-    ck_ok(ek_op_fill(ek_device_stream(device, EK_STREAM_COMPUTE), &rest, (double)k));
+    if (!CK_TSAN) ck_ok(ek_op_fill(ek_device_stream(device, EK_STREAM_COMPUTE), &rest, (double)k));
     ek_tensor_free(&rest);
   }
   ck_ok(ek_group_synchronize(group));
@@ -149,10 +149,11 @@ static void fill_numbers(float *numbers, int64_t count, int salt) {
 }
 
 START_TEST(copies_of_any_size) {
-  static const int64_t sizes[] = {1, 1000, 524288, 524289, 1100001};
+  static const int64_t sizes[] = {1000, 1, 1100001, 524289, 524288};
   ek_group *group = ck_open("cuda:0x2,1", 0);
   for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
     const int64_t count = sizes[s];
+    if (CK_TSAN && s % 3 != 0) continue;
     float *numbers = calloc((size_t)count, sizeof *numbers);
     float *back = calloc((size_t)count, sizeof *back);
     ek_tensor host, result, on[3] = {{0}};

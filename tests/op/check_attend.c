@@ -216,6 +216,7 @@ static void check_forward(struct ck_rig *rig, const struct attention *a) {
   const double *out = ck_read(rig, t.out), *lse = ck_read(rig, t.lse);
   ck_fits(rig, "out", t.out, a->out, a->out_bound, t.result);
   ck_fits(rig, "lse", t.lse, a->lse, a->lse_bound, t.rows);
+  if (CK_TSAN) return; /* the same again has the same races */
   ck_set(t.out, NULL);
   ck_set(t.lse, NULL);
   ck_ok(ek_op_attention_forward(rig->stream, t.out, t.lse, t.qkv, heads));
@@ -231,6 +232,7 @@ static void check_backward(struct ck_rig *rig, const struct attention *a) {
   ck_ok(ek_op_attention_backward(rig->stream, t.dqkv, t.dout, t.qkv, t.out, t.lse, heads));
   const double *dqkv = ck_read(rig, t.dqkv);
   ck_fits(rig, "dqkv", t.dqkv, a->dqkv, a->dqkv_bound, t.in);
+  if (CK_TSAN) return;
   ck_set(t.dqkv, NULL);
   ck_ok(ek_op_attention_backward(rig->stream, t.dqkv, t.dout, t.qkv, t.out, t.lse, heads));
   ck_same_bits("dqkv again", ck_read(rig, t.dqkv), dqkv, t.in);
@@ -350,6 +352,7 @@ static double attention_function(void *context, const double *qkv) {
 }
 
 START_TEST(gradient_by_differences) {
+  if (CK_TSAN) return; /* one forward after the other, alone on the device */
   static const int64_t shapes[][4] = {{2, 5, 2, 3}, {1, 130, 1, 4}};
   for (int s = 0; s < 2; s++) {
     if (!ck_part(s + 1)) continue;
