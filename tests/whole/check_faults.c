@@ -30,8 +30,8 @@ enum { DEVICE_STRIDE = 2, HOST_STRIDE = 3, SLOW = 1 };
 
 /* Where opening and waiting take long, each case tests a part; all of them together test all. */
 static bool on_gpus(void) { return strncmp(test_devices("cpu"), "cuda", 4) == 0; }
-static uint64_t device_stride(void) { return ck_every(on_gpus() ? 3 : DEVICE_STRIDE); }
-static uint64_t host_stride(void) { return ck_every(on_gpus() ? 9 : HOST_STRIDE); }
+static uint64_t device_stride(void) { return ck_every(on_gpus() ? 5 : DEVICE_STRIDE); }
+static uint64_t host_stride(void) { return ck_every(on_gpus() ? 23 : HOST_STRIDE); }
 static double patience(void) { return on_gpus() ? 10 : SLOW; } /* seconds */
 
 static double seconds(void) {
