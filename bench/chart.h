@@ -77,11 +77,21 @@ struct chart_curve {
   bool first;    /* stands out */
 };
 
+/* One on top of the other in their order, each a step like a curve; x is that of all. */
+struct chart_area {
+  const char *name; /* also its colour */
+  const json_t *y;
+};
+
 struct chart_time {
   const struct chart_phase *phases;
   size_t phase_count;
   const struct chart_curve *curves;
   size_t curve_count;
+  const struct chart_area *areas; /* below the curves */
+  size_t area_count;
+  const json_t *area_x;
+  char area_path[96];   /* of the object that holds the areas, by name, and beside it "seconds" */
   double seconds, most; /* of the whole width and height */
 };
 void chart_curves(FILE *file, const struct chart *chart, const struct chart_time *time);

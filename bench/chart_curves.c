@@ -1,5 +1,6 @@
 /*
- * chart_curves.c - several curves over one axis of time, and the phases behind them.
+ * chart_curves.c - several curves, or areas on top of each other, over one axis of time, and the
+ * phases behind them.
  *
  * The plot is an SVG within the SVG, stretched to its place; the lines keep their width
  * (non-scaling-stroke), and all text lies outside of it, in percent.
@@ -7,6 +8,7 @@
 #include "chart_internal.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "html.h"
@@ -99,6 +101,40 @@ static void write_curve(FILE *file, const struct chart_time *time,
   fprintf(file, "%d,%.4f\"/>\n", UNITS, PLOT * (1 - before / time->most));
 }
 
+/* Along the upper side, where `under` are added up, and back along the lower one. */
+static void write_area(FILE *file, const struct chart_time *time, const struct chart_area *area,
+                       double *under) {
+  const size_t count = json_array_size(time->area_x);
+  double *over = need_memory(count, sizeof *over);
+  fprintf(file, "<polygon class=\"area c-%s\" data-path=\"", area->name);
+  html_text(file, time->area_path);
+  fprintf(file, "\" data-name=\"%s\" points=\"", area->name);
+  for (size_t i = 0; i < count; i++) {
+    const double x = UNITS * json_number_value(json_array_get(time->area_x, i)) / time->seconds;
+    over[i] = under[i] + json_number_value(json_array_get(area->y, i));
+    if (i > 0) fprintf(file, "%.2f,%.3f ", x, PLOT * (1 - over[i - 1] / time->most));
+    fprintf(file, "%.2f,%.3f ", x, PLOT * (1 - over[i] / time->most));
+  }
+  fprintf(file, "%d,%.3f %d,%.3f", UNITS, PLOT * (1 - over[count - 1] / time->most), UNITS,
+          PLOT * (1 - under[count - 1] / time->most));
+  for (size_t i = count; i-- > 0;) {
+    const double x = UNITS * json_number_value(json_array_get(time->area_x, i)) / time->seconds;
+    fprintf(file, " %.2f,%.3f", x, PLOT * (1 - under[i] / time->most));
+    if (i > 0) fprintf(file, " %.2f,%.3f", x, PLOT * (1 - under[i - 1] / time->most));
+  }
+  fputs("\"/>\n", file);
+  memcpy(under, over, count * sizeof *over);
+  free(over);
+}
+
+static void write_areas(FILE *file, const struct chart_time *time) {
+  const size_t count = json_array_size(time->area_x);
+  if (count == 0) return;
+  double *under = need_memory(count, sizeof *under);
+  for (size_t i = 0; i < time->area_count; i++) write_area(file, time, &time->areas[i], under);
+  free(under);
+}
+
 void chart_curves(FILE *file, const struct chart *chart, const struct chart_time *time) {
   chart__begin(file, chart, false, PHASES + PLOT + TICKS);
   write_phases(file, time);
@@ -108,6 +144,7 @@ void chart_curves(FILE *file, const struct chart *chart, const struct chart_time
           "preserveAspectRatio=\"none\" style=\"width:%d%%\" data-seconds=\"%.17g\" "
           "data-most=\"%.17g\">\n",
           LEFT, PHASES, 100 - LEFT, PLOT, UNITS, PLOT, 100 - LEFT, time->seconds, time->most);
+  write_areas(file, time);
   for (size_t i = 0; i < time->curve_count; i++) {
     if (!time->curves[i].first) write_curve(file, time, &time->curves[i]);
   }

@@ -201,23 +201,33 @@ static void measure_timeline(const json_t *timeline, double *seconds, double *mo
   }
 }
 
-static void write_timeline(FILE *file, const json_t *root, size_t r, const char *mode,
-                           double most) {
-  const json_t *timeline =
-      json_object_get(json_array_get(json_object_get(root, "runs"), r), "timeline");
-  const json_t *devices = json_object_get(timeline, "devices");
-  const json_t *phases = json_object_get(timeline, "phases");
-  struct chart_time time = {.phase_count = json_array_size(phases),
-                            .curve_count = json_array_size(devices),
-                            .most = most};
+static const json_t *timeline_of(const json_t *root, size_t r) {
+  return json_object_get(json_array_get(json_object_get(root, "runs"), r), "timeline");
+}
+
+/* The time and the phases of a run; the caller frees them. */
+static struct chart_phase *start_timeline(struct chart_time *time, const json_t *root, size_t r,
+                                          double most) {
+  const json_t *phases = json_object_get(timeline_of(root, r), "phases");
   double unused = 0;
-  measure_timeline(timeline, &time.seconds, &unused);
-  struct chart_phase *bands = need_memory(time.phase_count, sizeof *bands);
-  for (size_t i = 0; i < time.phase_count; i++) {
+  *time = (struct chart_time){.phase_count = json_array_size(phases), .most = most};
+  measure_timeline(timeline_of(root, r), &time->seconds, &unused);
+  struct chart_phase *bands = need_memory(time->phase_count, sizeof *bands);
+  for (size_t i = 0; i < time->phase_count; i++) {
     bands[i].name = text_of(json_array_get(phases, i), "name");
     bands[i].begin = chart_number(root, "runs.%zu.timeline.phases.%zu.begin_seconds", r, i);
     bands[i].end = chart_number(root, "runs.%zu.timeline.phases.%zu.end_seconds", r, i);
   }
+  time->phases = bands;
+  return bands;
+}
+
+static void write_timeline(FILE *file, const json_t *root, size_t r, const char *mode,
+                           double most) {
+  struct chart_time time;
+  struct chart_phase *bands = start_timeline(&time, root, r, most);
+  const json_t *devices = json_object_get(timeline_of(root, r), "devices");
+  time.curve_count = json_array_size(devices);
   struct chart_curve *curves = need_memory(time.curve_count, sizeof *curves);
   for (size_t k = 0; k < time.curve_count; k++) {
     const json_t *device = json_array_get(devices, k);
@@ -226,7 +236,6 @@ static void write_timeline(FILE *file, const json_t *root, size_t r, const char 
     curves[k].first = k == 0;
     (void)snprintf(curves[k].path, sizeof curves[k].path, "runs.%zu.timeline.devices.%zu", r, k);
   }
-  time.phases = bands;
   time.curves = curves;
   char title[128], description[256];
   (void)snprintf(title, sizeof title, "Memory of each device over one step, mode %s", mode);
@@ -244,7 +253,54 @@ static void write_timeline(FILE *file, const json_t *root, size_t r, const char 
   free(curves);
 }
 
-static void write_timelines(FILE *file, const json_t *root, const json_t *runs) {
+/* One device of a run by category, a chart like the one of all devices. */
+static void write_areas(FILE *file, const json_t *root, size_t r, size_t device, double most) {
+  const json_t *curve = json_array_get(json_object_get(timeline_of(root, r), "devices"), device);
+  const json_t *categories = json_object_get(curve, "categories");
+  if (json_object_size(categories) == 0) return;
+  struct chart_time time;
+  struct chart_phase *bands = start_timeline(&time, root, r, most);
+  struct chart_area *areas = need_memory(json_object_size(categories), sizeof *areas);
+  const char *key = NULL, *mode = text_of(json_array_get(json_object_get(root, "runs"), r), "mode");
+  json_t *value = NULL;
+  json_object_foreach((json_t *)categories, key, value) {
+    areas[time.area_count++] = (struct chart_area){key, value};
+  }
+  time.areas = areas;
+  time.area_x = json_object_get(curve, "seconds");
+  (void)snprintf(time.area_path, sizeof time.area_path, "runs.%zu.timeline.devices.%zu", r, device);
+  char title[128], description[256];
+  (void)snprintf(title, sizeof title, "Memory of device %zu by category over one step, mode %s",
+                 device, mode);
+  (void)snprintf(description, sizeof description,
+                 "%zu categories on top of each other over the parts of a step: forward, loss, "
+                 "backward, reduce, optimizer. The JSON has their points.",
+                 time.area_count);
+  const struct chart chart = {title, description, CHART_BYTES};
+  fputs("<figure>\n<h3>", file);
+  html_format(file, "%s, device %zu", mode, device);
+  fputs("</h3>\n", file);
+  chart_curves(file, &chart, &time);
+  fputs("</figure>\n", file);
+  free(areas);
+  free(bands);
+}
+
+/* Behind write_timelines(), which has the phases' colours. */
+static void write_all_areas(FILE *file, const json_t *root, const struct rows *groups, size_t count,
+                            double most) {
+  if (!(most > 0)) return;
+  write_heading(file, "The same by category",
+                "Of device 0, and of device 1, which stands for the rest.");
+  write_legend(file, groups, count);
+  fputs("<div class=\"figures\">\n", file);
+  for (size_t r = 0; r < count; r++) {
+    for (size_t k = 0; k < 2; k++) write_areas(file, root, r, k, most);
+  }
+  fputs("</div>\n", file);
+}
+
+static double write_timelines(FILE *file, const json_t *root, const json_t *runs) {
   static const char *const phases[] = {"forward", "loss", "backward", "reduce", "optimizer"};
   double most = 0, seconds = 0;
   size_t devices = 0;
@@ -255,7 +311,7 @@ static void write_timelines(FILE *file, const json_t *root, const json_t *runs) 
       devices = json_array_size(json_object_get(timeline, "devices"));
     }
   }
-  if (!(most > 0)) return;
+  if (!(most > 0)) return 0;
   write_heading(
       file, "Memory over one step",
       "What each device holds while a step runs, with a wait behind each of its parts. Of "
@@ -281,6 +337,7 @@ static void write_timelines(FILE *file, const json_t *root, const json_t *runs) 
     write_timeline(file, root, r, name_of(name, run, "mode"), most * 1.04);
   }
   fputs("</div>\n", file);
+  return most * 1.04;
 }
 
 void charts_memory(FILE *file, const json_t *root) {
@@ -289,7 +346,8 @@ void charts_memory(FILE *file, const json_t *root) {
   struct rows *groups = need_memory(count, sizeof *groups);
   for (size_t r = 0; r < count; r++) groups[r] = memory_rows(root, r, json_array_get(runs, r));
   write_memory(file, root, runs, groups);
-  write_timelines(file, root, runs);
+  const double most = write_timelines(file, root, runs);
+  write_all_areas(file, root, groups, count, most);
   for (size_t r = 0; r < count; r++) rows_free(&groups[r]);
   free(groups);
 }

@@ -76,7 +76,27 @@ static json_t *device_json(const struct memory_result *result, size_t device) {
   return json;
 }
 
-static json_t *curve_json(const struct device_timeline *curve) {
+/* Those of which anything was held. */
+static json_t *categories_json(const struct device_timeline *curve) {
+  json_t *json = json_object();
+  for (int c = 0; c < EK_MEMORY_CATEGORIES; c++) {
+    json_t *bytes = json_array();
+    uint64_t most = 0;
+    for (size_t i = 0; i < curve->count; i++) {
+      append(bytes, whole(curve->categories[i][c]));
+      if (curve->categories[i][c] > most) most = curve->categories[i][c];
+    }
+    if (most > 0) {
+      put(json, ek_memory_category_name((ek_memory_category)c), bytes);
+    } else {
+      json_decref(bytes);
+    }
+  }
+  return json;
+}
+
+/* By category the first device, which may be another one than the rest, and one of these. */
+static json_t *curve_json(const struct device_timeline *curve, bool by_category) {
   json_t *json = json_object(), *seconds = json_array(), *bytes = json_array();
   for (size_t i = 0; i < curve->count; i++) {
     append(seconds, number_or_null(curve->seconds[i]));
@@ -84,6 +104,7 @@ static json_t *curve_json(const struct device_timeline *curve) {
   }
   put(json, "seconds", seconds);
   put(json, "bytes", bytes);
+  put(json, "categories", by_category ? categories_json(curve) : json_null());
   return json;
 }
 
@@ -100,7 +121,7 @@ static json_t *timeline_json(const struct run *run) {
     append(phases, object);
   }
   for (size_t k = 0; k < run->kind.devices; k++) {
-    append(devices, curve_json(&timeline->devices[k]));
+    append(devices, curve_json(&timeline->devices[k], k < 2));
   }
   put(json, "phases", phases);
   put(json, "devices", devices);

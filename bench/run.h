@@ -38,6 +38,7 @@ struct run {
 struct device_timeline {
   double *seconds; /* since the step's beginning; from then on `bytes` are held */
   uint64_t *bytes;
+  uint64_t (*categories)[EK_MEMORY_CATEGORIES]; /* which add up to `bytes` */
   size_t count;
 };
 struct step_timeline {

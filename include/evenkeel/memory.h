@@ -108,6 +108,8 @@ typedef struct ek_memory_event {
   uint64_t current_bytes; /* held after it */
   uint64_t height_bytes;  /* the arena's height after it */
   ek_memory_category category;
+  ek_memory_category before; /* of a change of category, what it was; else the same */
+  uint64_t block_bytes;      /* of the whole block: what a change of category has moved */
 } ek_memory_event;
 
 /*

@@ -117,8 +117,10 @@ static struct ek__event_place place_of(const struct ek_memory *block) {
                                   .function = block->function};
 }
 
-static void record_event(struct ek__arena *arena, ek_memory_category category, int64_t delta,
-                         struct ek__event_place place) {
+/* `before` is another one where a block has changed it. */
+static void record_event(struct ek__arena *arena, ek_memory_category category,
+                         ek_memory_category before, int64_t delta, struct ek__event_place place) {
+  if (before != category) ek__track_memory(arena->device, before, arena->current[before]);
   ek__track_memory(arena->device, category, arena->current[category]);
   if (!arena->recording) return;
   if (arena->event_count == arena->event_capacity) {
@@ -130,7 +132,9 @@ static void record_event(struct ek__arena *arena, ek_memory_category category, i
                                                           .delta_bytes = delta,
                                                           .current_bytes = arena->current_total,
                                                           .height_bytes = height(arena),
-                                                          .category = category};
+                                                          .category = category,
+                                                          .before = before,
+                                                          .block_bytes = place.bytes};
 }
 
 static void note_height(struct ek__arena *arena, uint64_t end) {
@@ -241,7 +245,7 @@ static void charge(struct ek__arena *arena, const struct ek_memory *block, uint6
   arena->current[block->category] += bytes;
   arena->current_total += bytes;
   note_height(arena, block->offset + block->bytes);
-  record_event(arena, block->category, (int64_t)bytes, place_of(block));
+  record_event(arena, block->category, block->category, (int64_t)bytes, place_of(block));
 }
 
 /* The module that runs on this thread, if it runs on this device: holder.h. */
@@ -292,7 +296,7 @@ static void give_back(struct ek_memory *memory) {
     block = before;
   }
   ek__free_tree_insert(&arena->free, block);
-  record_event(arena, category, -(int64_t)place.bytes, place);
+  record_event(arena, category, category, -(int64_t)place.bytes, place);
   pthread_mutex_unlock(&arena->mutex);
 }
 
@@ -384,9 +388,8 @@ void ek__arena_charge(struct ek_memory *memory, ek_memory_category category) {
     arena->at_peak[category] += peak_bytes;
     arena->current[memory->category] -= memory->bytes;
     arena->current[category] += memory->bytes;
-    ek__track_memory(arena->device, memory->category, arena->current[memory->category]);
+    record_event(arena, category, memory->category, 0, place_of(memory));
     memory->category = category;
-    record_event(arena, category, 0, place_of(memory));
   }
   pthread_mutex_unlock(&arena->mutex);
 }

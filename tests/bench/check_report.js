@@ -60,6 +60,26 @@ function checkReport() {
           !near((1 - point.y / height) * plot.dataset.most, device.bytes[i], 1e-5)) say("another place of point " + i, curve);
     });
   }
+  // Areas: the JSON's categories, each on top of those before it.
+  for (const plot of new Set(all(".area").map(area => area.parentNode))) {
+    let under = null;
+    for (const area of all(".area", plot)) {
+      const device = at(area.dataset.path), values = device.categories[area.dataset.name], points = area.points;
+      const height = plot.viewBox.baseVal.height, count = device.seconds.length;
+      under ??= device.seconds.map(() => 0);
+      const over = under.map((value, i) => value + values[i]);
+      if (points.numberOfItems !== 4 * count) { say("other points", area); break; }
+      const isAt = (point, seconds, value) => near(point.x / 1000 * plot.dataset.seconds, seconds, 1e-4) &&
+        Math.abs((1 - point.y / height) * plot.dataset.most - value) <= 1e-4 * plot.dataset.most;
+      device.seconds.forEach((seconds, i) => {
+        if (!isAt(points.getItem(2 * i), seconds, over[i])) say("another place of point " + i, area);
+        if (!isAt(points.getItem(4 * count - 1 - (i > 0 ? 2 * i : 0)), seconds, under[i])) say("another lower point " + i, area);
+      });
+      under = over;
+    }
+    const device = at(plot.querySelector(".area").dataset.path);
+    if (under.some((value, i) => value !== device.bytes[i])) say("categories do not add up", plot);
+  }
   // Points: on a straight line with the ticks.
   for (const chart of all("svg")) {
     const points = all(".point", chart);
@@ -114,7 +134,7 @@ function checkReport() {
       if (ratio < 4.5) say("contrast " + ratio.toFixed(2), text);
     }
   }
-  for (const mark of all("svg rect[class^=c-], .mark rect, .limit rect, .curve[data-path], circle")) {
+  for (const mark of all("svg rect[class^=c-], .area, .mark rect, .limit rect, .curve[data-path], circle")) {
     const style = getComputedStyle(mark);
     const ratio = contrast(mark.matches(".curve") ? style.stroke : style.fill, page);
     if (ratio < 3) say("contrast of a colour " + ratio.toFixed(2), mark);

@@ -39,7 +39,9 @@ make techniques 0 techniques "${small[@]}" --steps 1 --devices cpu:2
 make counted 0 techniques --preset gpt2-124m --devices plan:2 --modes sharded,gather
 make max-batch 0 max-batch --layers 1 --width 16 --heads 2 --seq 16 --vocab 300 --devices cpu:2@200KiB
 make devices 0 devices
-pages=(memory full plan step techniques counted max-batch devices)
+make fit 0 fit "${small[@]}" --devices cpu:2@2MiB --measure=1
+make too-large 5 fit "${small[@]}" --devices plan:2@64KiB
+pages=(memory full plan step techniques counted max-batch devices fit too-large)
 
 # The page again with the check in it: errors are counted from the first line on.
 for page in "${pages[@]}"; do

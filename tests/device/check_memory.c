@@ -265,12 +265,13 @@ START_TEST(the_recorder_keeps_the_timeline) {
   static const struct {
     int64_t delta;
     uint64_t current, height;
-    ek_memory_category category;
-  } want[] = {{512, 1536, 1536, EK_MEMORY_LOSS},
-              {0, 1536, 1536, EK_MEMORY_OUTPUTS},
-              {256, 1792, 1792, EK_MEMORY_OUTPUTS},
-              {-1024, 768, 1792, EK_MEMORY_INPUTS},
-              {-768, 0, 0, EK_MEMORY_OUTPUTS}};
+    ek_memory_category category, before;
+    uint64_t block;
+  } want[] = {{512, 1536, 1536, EK_MEMORY_LOSS, EK_MEMORY_LOSS, 512},
+              {0, 1536, 1536, EK_MEMORY_OUTPUTS, EK_MEMORY_LOSS, 512},
+              {256, 1792, 1792, EK_MEMORY_OUTPUTS, EK_MEMORY_OUTPUTS, 768},
+              {-1024, 768, 1792, EK_MEMORY_INPUTS, EK_MEMORY_INPUTS, 1024},
+              {-768, 0, 0, EK_MEMORY_OUTPUTS, EK_MEMORY_OUTPUTS, 768}};
   ck_assert_uint_eq(count, 5);
   ck_assert_uint_eq(dropped, 2);
   for (size_t i = 0; i < count; i++) {
@@ -278,6 +279,8 @@ START_TEST(the_recorder_keeps_the_timeline) {
     ck_assert_uint_eq(e[i].current_bytes, want[i].current + own_bytes(device));
     ck_assert_uint_eq(e[i].height_bytes, want[i].height + own_bytes(device));
     ck_assert_int_eq(e[i].category, want[i].category);
+    ck_assert_int_eq(e[i].before, want[i].before);
+    ck_assert_uint_eq(e[i].block_bytes, want[i].block);
     ck_assert_uint_ge(e[i].nanoseconds, i == 0 ? 0 : e[i - 1].nanoseconds);
     ck_assert_uint_lt(e[i].nanoseconds, UINT64_C(600000000000));
   }
