@@ -70,13 +70,21 @@ done
   done
 } >"$dir/all.html"
 
+run_browser() { # OPTION...
+  timeout 60 chromium --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run \
+    --disable-background-networking --user-data-dir="$dir/profile" --window-size=1700,900 \
+    "$@" --virtual-time-budget=20000 --dump-dom "file://$dir/all.html" >"$dir/dom" 2>"$dir/browser"
+}
+
 look() { # WHETHER-DARK: 0 or 1
   local -a scheme=()
   (($1 == 0)) || scheme=(--blink-settings=preferredColorScheme=0)
-  timeout 100 chromium --headless --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run \
-    --disable-background-networking --user-data-dir="$dir/profile" --window-size=1700,900 \
-    ${scheme[@]+"${scheme[@]}"} --virtual-time-budget=20000 --dump-dom "file://$dir/all.html" \
-    >"$dir/dom" 2>"$dir/browser" || complain "Chromium: $(tail -n 3 "$dir/browser")"
+  # A browser that hangs, as one does now and then on a busy machine, is started anew.
+  local try
+  for try in 1 2; do
+    run_browser ${scheme[@]+"${scheme[@]}"} && break
+    ((try == 1)) || complain "Chromium: $(tail -n 3 "$dir/browser")"
+  done
   local frames=$((2 * ${#pages[@]})) dark=false
   (($1 == 0)) || dark=true
   (($(grep -c '"wrong": \[\]' "$dir/dom") == frames)) || {
