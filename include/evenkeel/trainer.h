@@ -119,10 +119,11 @@ EK_API EK_CHECKED ek_status ek_trainer_step(ek_step_result *result, ek_trainer *
  * What the first step of such a batch does once, before any step: a GPU loads code and times the
  * algorithms of each product (docs/architecture.md), a processor makes its products' code and touches
  * memory. It runs forward, loss and backward of the batch, with training off, and drops the gradient:
- * parameters, buffers, masks and the number of the step stay what they were, and what follows has the
- * bits that it would have had if the same algorithms were chosen. Not needed: a step whose sizes are
- * new does it for itself. Once for each size of batch that comes; any numbers that a step would take
- * will do. Waits for the devices; fails as a step does, and drops what was accumulated through the parts.
+ * parameters, buffers, masks, the loss scale and the number of the step stay what they were, and what
+ * follows has the bits that it would have had if the same algorithms were chosen. Not needed: a step
+ * whose sizes are new does it for itself. Once for each size of batch that comes; any numbers that a
+ * step would take will do. Waits for the devices; fails as a step does, and drops what was
+ * accumulated through the parts.
  */
 EK_API EK_CHECKED ek_status ek_trainer_prepare(ek_trainer *trainer, const ek_tensor *inputs,
                                                size_t input_count, const ek_tensor *targets,

@@ -14,9 +14,12 @@
 #include <evenkeel/gather.h>
 #include <evenkeel/gpt.h>
 #include <evenkeel/host_memory.h>
+#include <evenkeel/mean_squared_error.h>
+#include <evenkeel/sgd.h>
 #include <evenkeel/trainer.h>
 
 #include "ck_folder.h"
+#include "ck_running.h"
 #include "ck_state.h"
 #include "ck_training.h"
 
@@ -30,6 +33,7 @@ struct bench {
   ek_optimizer *rule;
   ek_trainer *trainer;
   int64_t micro_batches;
+  const ek_loss_scale *loss_scale;
   struct ck_batch batch;
 };
 
@@ -44,6 +48,7 @@ static ek_status open_on(struct bench *b, const char *devices, ek_group *group) 
   options.seed = setup->options.seed;
   options.broadcast_inputs = setup->options.broadcast_inputs;
   options.micro_batches = b->micro_batches;
+  options.loss_scale = b->loss_scale;
   options.group = group;
   if (group == NULL) options.group_options = &threads;
   return ek_trainer_open(&b->trainer, devices, b->module, b->criterion, b->rule, &options);
@@ -135,15 +140,18 @@ static ek_status prepare(struct bench *b) {
 }
 
 /* Changes nothing and holds nothing, before the first step and between two of them; with
- * micro-batches too. */
+ * micro-batches too, and with a loss scale that grows with every step. */
 START_TEST(preparing_changes_nothing) {
+  static const ek_loss_scale grows = {EK_LOSS_SCALE_DYNAMIC, 1024, 2, 0.5, 1};
   if (!ck_part(_i)) return;
-  const char *workload = ck_workloads[_i / CK_MODES % CK_WORKLOADS].name;
+  const int number = _i / CK_MODES % CK_WORKLOADS;
+  const char *workload = ck_workloads[number].name;
   struct bench prepared, other;
   struct bench *const both[] = {&prepared, &other};
   for (int k = 0; k < 2; k++) {
     make_parts(both[k], workload, (ek_mode)(_i % CK_MODES));
     both[k]->micro_batches = _i / CK_MODES / CK_WORKLOADS * 3;
+    both[k]->loss_scale = number % 2 == 0 ? NULL : &grows;
     ck_ok(open_on(both[k], ck_spec("cpu:3"), NULL));
   }
   const uint64_t before = held(&prepared);
@@ -163,6 +171,30 @@ START_TEST(preparing_changes_nothing) {
   ck_state_drop(&want);
   close_bench(&prepared);
   close_bench(&other);
+}
+END_TEST
+
+/* A module that writes its buffers in a training forward leaves them alone. */
+START_TEST(preparing_writes_no_buffer) {
+  float values[SAMPLES * CK_RUNNING_WIDTH];
+  const int64_t shape[] = {SAMPLES, CK_RUNNING_WIDTH};
+  struct bench b = {.mode = (ek_mode)_i};
+  ek_tensor batch;
+  for (int i = 0; i < SAMPLES * CK_RUNNING_WIDTH; i++) values[i] = (float)(i % 7);
+  ck_ok(ek_tensor_host(&batch, values, EK_F32, 2, shape));
+  ck_ok(ck_running_create(&b.module));
+  ck_ok(ek_mean_squared_error_create(&b.criterion, EK_REDUCTION_MEAN));
+  ck_ok(ek_sgd_create(&b.rule, NULL));
+  b.setup.options.type = EK_F32;
+  ck_ok(open_on(&b, ck_spec("cpu:3"), NULL));
+  ek_data_parallel_model *model = ek_trainer_model(b.trainer);
+  struct ck_state before = ck_state_take(model);
+  ck_ok(ek_trainer_prepare(b.trainer, &batch, 1, &batch, 1));
+  struct ck_state after = ck_state_take(model);
+  ck_state_same("buffers", &after, &before);
+  ck_state_drop(&before);
+  ck_state_drop(&after);
+  close_bench(&b);
 }
 END_TEST
 
@@ -631,6 +663,7 @@ static Suite *make_suite(void) {
   TCase *same = ck_case(suite, "same"), *refused = ck_case(suite, "refused");
   tcase_add_loop_test(same, equals_the_calls_of_its_parts, 0, CK_WORKLOADS * CK_MODES);
   tcase_add_loop_test(same, preparing_changes_nothing, 0, 2 * CK_WORKLOADS * CK_MODES);
+  tcase_add_loop_test(same, preparing_writes_no_buffer, 0, CK_MODES);
   tcase_add_loop_test(same, micro_batches, 0, CUTS * CK_WORKLOADS * CK_MODES);
   tcase_add_test(refused, wrong_micro_batches);
   tcase_add_loop_test(same, evaluation_and_prediction, 0, CK_MODES);
