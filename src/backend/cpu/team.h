@@ -33,7 +33,7 @@ void ek__team_close(struct ek__team *team);
 /* What one thread needs at a time; a product may be part of attention. Pages that nothing of 16 bits
  * touches cost nothing. */
 struct ek__scratch {
-  _Alignas(64) char panels[152 << 10]; /* isa_products.c */
+  _Alignas(64) char panels[184 << 10]; /* isa_products.c */
   _Alignas(64) char sums[96 << 10];    /* isa_products.c, of 16 bits */
   _Alignas(64) char tiles[800 << 10];  /* isa_attend.c; the first 64 KiB, or of 16 bits all */
   void *kept; /* cpu_matmul_onednn.c: NULL at first, given to free_kept() when the team closes */

@@ -20,19 +20,39 @@
 
 typedef uint16_t vec_s __attribute__((vector_size(W * 2))); /* W words of 16 bits */
 
+/* Compilers make long detours of these two. */
+static inline vec_u s_zero_extend(vec_s x) {
+#if defined(EK_ISA_avx512)
+  return (vec_u)_mm512_cvtepu16_epi32((__m256i)x);
+#elif defined(EK_ISA_avx2)
+  return (vec_u)_mm256_cvtepu16_epi32((__m128i)x);
+#else
+  return __builtin_convertvector(x, vec_u);
+#endif
+}
+
+static inline vec_s s_upper_halves(vec_u x) {
+#if defined(EK_ISA_avx512)
+  return (vec_s)_mm512_cvtepi32_epi16((__m512i)(x >> 16));
+#elif defined(EK_ISA_avx2)
+  const __m256i words = (__m256i)(x >> 16);
+  return (vec_s)_mm_packus_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+#else
+  return __builtin_convertvector(x >> 16, vec_s);
+#endif
+}
+
 #if defined(EK_VALUE_bf16)
 
 typedef struct ek__bf16 value;
 #define EK_X_ONE ek__bf16_widen
 #define EK_X_OF ek__bf16_narrow
 
-static inline vec x_widen(vec_s x) { return (vec)(__builtin_convertvector(x, vec_u) << 16); }
+static inline vec x_widen(vec_s x) { return (vec)(s_zero_extend(x) << 16); }
 
 static inline vec_s x_narrow(vec x) {
   const vec_u bits = (vec_u)x, rounded = bits + 0x7FFFu + (bits >> 16 & 1u);
-  const vec_u nan = (vec_u)(x != x);
-  const vec_u result = (nan & (bits | 0x400000u)) | (~nan & rounded);
-  return __builtin_convertvector(result >> 16, vec_s);
+  return s_upper_halves((vec_u)v_choose(x != x, (vec)(bits | 0x400000u), (vec)rounded));
 }
 
 #else /* EK_VALUE_f16 */

@@ -145,6 +145,17 @@ static inline void v_put(float *p, vec v, int64_t n) {
     }                                                                                              \
   } while (0)
 
+/* x where the mask has all bits, y where it has none. */
+static inline vec v_choose(vec_i mask, vec x, vec y) {
+#if defined(EK_ISA_avx512)
+  return (vec)_mm512_mask_blend_ps(_mm512_movepi32_mask((__m512i)mask), (__m512)y, (__m512)x);
+#elif defined(EK_ISA_avx2)
+  return (vec)_mm256_blendv_ps((__m256)y, (__m256)x, (__m256)mask);
+#else
+  return (vec)((mask & (vec_i)x) | (~mask & (vec_i)y));
+#endif
+}
+
 /* a < b ? x : y in every lane; false if either is NaN. */
 static inline vec v_less(vec a, vec b, vec x, vec y) {
 #if defined(EK_ISA_avx512)
@@ -231,6 +242,30 @@ static inline void v_interleave_wide(vec_w a, vec_w b, vec_w *low, vec_w *high) 
   *low = __builtin_shufflevector(a, b, 0, 2);
   *high = __builtin_shufflevector(a, b, 1, 3);
 #endif
+}
+
+/* The same of floats. */
+static inline void v_interleave(vec a, vec b, vec *low, vec *high) {
+#if W == 16
+  *low = __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  *high =
+      __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+#elif W == 8
+  *low = __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+  *high = __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+#else
+  *low = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+  *high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+#endif
+}
+
+/* Lane j of vector i and lane i of vector j change places. */
+static inline void v_transpose(vec x[W]) {
+  vec y[W];
+  for (int stage = 1; stage < W; stage *= 2) {
+    for (int i = 0; i < W / 2; i++) v_interleave(x[i], x[i + W / 2], &y[2 * i], &y[2 * i + 1]);
+    for (int i = 0; i < W; i++) x[i] = y[i];
+  }
 }
 
 /* The lanes from the other half of each group of 2, 4, 8 or 16. */
