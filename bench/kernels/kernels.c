@@ -30,7 +30,7 @@ static ek_status call_adamw(struct bed *bed) {
                                 .weight_decay = 0.01,
                                 .decoupled = true,
                                 .step = 2}; /* the first step does not read the moments */
-  const ek_update_scale scale = {0};
+  const ek_update_scale scale = {.copy = ek_tensor_exists(&bed->copy) ? &bed->copy : NULL};
   return ek_op_adamw(bed->stream, &bed->large[0], &bed->large[1], &bed->large[2], &bed->large[3],
                      &terms, &scale);
 }
@@ -58,18 +58,36 @@ static ek_status call_cross_entropy_backward(struct bed *bed) {
                                       &bed->targets, &plain_loss, NULL, NULL);
 }
 
+static ek_status call_gelu_forward(struct bed *bed) {
+  return ek_op_activation_forward(bed->stream, &bed->large[1], &bed->large[0], NULL,
+                                  EK_ACTIVATION_GELU);
+}
+
+static ek_status call_gelu_backward(struct bed *bed) {
+  return ek_op_activation_backward(bed->stream, &bed->large[2], &bed->large[1], &bed->large[0],
+                                   EK_ACTIVATION_GELU);
+}
+
 const struct kernel copy_kernel = {
-    .name = "copy", .columns = 1, .bytes = 8, .large = 2, .call = call_copy};
+    .name = "copy", .columns = 1, .values = 2, .large = 2, .call = call_copy};
 
 static const struct kernel kernels[] = {
-    {"cross_entropy_forward", CLASSES, 4, 1, 1, 0, true, call_cross_entropy_forward},
-    {"cross_entropy_backward", CLASSES, 8, 1, 0, 0, true, call_cross_entropy_backward},
-    {"layer_norm_forward", WIDTH, 8, 2, 2, 2, false, call_layer_norm_forward},
-    /* dx, 12, and in a pass of its own dgamma and dbeta, 8 */
-    {"layer_norm_backward", WIDTH, 20, 3, 2, 4, false, call_layer_norm_backward},
-    {"add", WIDTH, 12, 3, 0, 0, false, call_add},
-    {"adamw", WIDTH, 28, 4, 0, 0, false, call_adamw},
+    {"cross_entropy_forward", CLASSES, 1, 0, 1, 1, 0, true, false, call_cross_entropy_forward},
+    {"cross_entropy_backward", CLASSES, 2, 0, 1, 0, 0, true, false, call_cross_entropy_backward},
+    {"layer_norm_forward", WIDTH, 2, 0, 2, 2, 2, false, false, call_layer_norm_forward},
+    /* dx, 3, and in a pass of its own dgamma and dbeta, 2 */
+    {"layer_norm_backward", WIDTH, 5, 0, 3, 2, 4, false, false, call_layer_norm_backward},
+    {"gelu_forward", WIDTH, 2, 0, 2, 0, 0, false, false, call_gelu_forward},
+    {"gelu_backward", WIDTH, 3, 0, 3, 0, 0, false, false, call_gelu_backward},
+    {"add", WIDTH, 3, 0, 3, 0, 0, false, false, call_add},
+    {"adamw", WIDTH, 0, 7, 4, 0, 0, false, true, call_adamw},
 };
+
+int kernel_bytes(const struct kernel *kernel, ek_type type) {
+  const int value = (int)ek_type_size(type), sum = (int)sizeof(float);
+  const int copied = kernel->state && type != EK_F32 ? value : 0;
+  return kernel->values * value + kernel->sums * sum + copied;
+}
 
 const struct kernel *kernel_at(size_t index) {
   return index < sizeof kernels / sizeof kernels[0] ? &kernels[index] : NULL;
@@ -78,7 +96,8 @@ const struct kernel *kernel_at(size_t index) {
 /* ---- what they are called with ---- */
 
 /* Random numbers between 0 and 1, the second moments of AdamW among them. */
-static ek_status make(ek_tensor *tensor, const struct bed *bed, int rank, const int64_t *shape) {
+static ek_status make_sums(ek_tensor *tensor, const struct bed *bed, int rank,
+                           const int64_t *shape) {
   EK_TRY(ek_tensor_create(tensor, bed->device, EK_MEMORY_WORKSPACE, EK_F32, rank, shape));
   if (bed->random == NULL) return ek_op_fill(bed->stream, tensor, 1.0);
   ek_tensor host;
@@ -86,9 +105,21 @@ static ek_status make(ek_tensor *tensor, const struct bed *bed, int rank, const 
   return ek_tensor_copy(tensor, &host);
 }
 
+static ek_status make(ek_tensor *tensor, const struct bed *bed, int rank, const int64_t *shape) {
+  if (bed->type == EK_F32) return make_sums(tensor, bed, rank, shape);
+  ek_tensor wide = {0};
+  ek_status status = make_sums(&wide, bed, rank, shape);
+  if (status == EK_OK) {
+    status = ek_tensor_create(tensor, bed->device, EK_MEMORY_WORKSPACE, bed->type, rank, shape);
+  }
+  if (status == EK_OK) status = ek_op_convert(bed->stream, tensor, &wide);
+  ek_tensor_free(&wide);
+  return status;
+}
+
 static ek_status make_targets(struct bed *bed) {
   const int64_t totals[] = {2}, pairs[] = {bed->rows, 2};
-  EK_TRY(make(&bed->normalizer, bed, 2, pairs));
+  EK_TRY(make_sums(&bed->normalizer, bed, 2, pairs));
   EK_TRY(ek_tensor_create(&bed->targets, bed->device, EK_MEMORY_WORKSPACE, EK_I32, 1, &bed->rows));
   EK_TRY(ek_tensor_create(&bed->totals, bed->device, EK_MEMORY_WORKSPACE, EK_F64, 1, totals));
   int32_t *targets = malloc((size_t)bed->rows * sizeof *targets);
@@ -105,11 +136,14 @@ ek_status bed_open(struct bed *bed, const struct kernel *kernel, int64_t element
   bed->columns = kernel->columns;
   bed->rows = elements / kernel->columns > 0 ? elements / kernel->columns : 1;
   const int64_t shape[] = {bed->rows, bed->columns};
-  for (int i = 0; i < kernel->large; i++) EK_TRY(make(&bed->large[i], bed, 2, shape));
-  for (int i = 0; i < kernel->per_row; i++) EK_TRY(make(&bed->per_row[i], bed, 1, &bed->rows));
-  for (int i = 0; i < kernel->per_column; i++) {
-    EK_TRY(make(&bed->per_column[i], bed, 1, &bed->columns));
+  for (int i = 0; i < kernel->large; i++) {
+    EK_TRY((kernel->state ? make_sums : make)(&bed->large[i], bed, 2, shape));
   }
+  for (int i = 0; i < kernel->per_row; i++) EK_TRY(make_sums(&bed->per_row[i], bed, 1, &bed->rows));
+  for (int i = 0; i < kernel->per_column; i++) { /* gamma and beta; their gradients */
+    EK_TRY((i < 2 ? make : make_sums)(&bed->per_column[i], bed, 1, &bed->columns));
+  }
+  if (kernel->state && bed->type != EK_F32) EK_TRY(make(&bed->copy, bed, 2, shape));
   return kernel->losses ? make_targets(bed) : EK_OK;
 }
 
@@ -120,4 +154,5 @@ void bed_close(struct bed *bed) {
   ek_tensor_free(&bed->targets);
   ek_tensor_free(&bed->totals);
   ek_tensor_free(&bed->normalizer);
+  ek_tensor_free(&bed->copy);
 }

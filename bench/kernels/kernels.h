@@ -13,31 +13,36 @@
 struct bed {
   ek_device *device;
   ek_stream *stream;
+  ek_type type;          /* of values: f32, bf16 or f16; sums are f32 */
   const float *random;   /* in host memory, enough for a large tensor; NULL: ones will do */
   int64_t rows, columns; /* of the large tensors */
   ek_tensor large[4];    /* rows x columns each */
   ek_tensor per_row[2], per_column[4];
   ek_tensor targets, totals, normalizer;
+  ek_tensor copy; /* of the parameters, in values: of an update where values are of 16 bits */
 };
 
 struct kernel {
   const char *name;
-  int64_t columns; /* of the large tensors; rows follow from the size */
-  int bytes;       /* that an element of a large tensor must move at least */
-  int large;       /* how many large tensors there are */
+  int64_t columns;  /* of the large tensors; rows follow from the size */
+  int values, sums; /* that an element of a large tensor must move at least, read or written */
+  int large;        /* how many large tensors there are */
   int per_row, per_column;
   bool losses; /* targets, totals and normalizer are needed */
+  bool state;  /* an update: the large tensors are sums, and with 16 bits there is a copy */
   ek_status (*call)(struct bed *bed);
 };
 
 /* What the others are held against. */
 extern const struct kernel copy_kernel;
+/* That an element of a large tensor must move at least. */
+int kernel_bytes(const struct kernel *kernel, ek_type type);
 /* NULL behind the last one. */
 const struct kernel *kernel_at(size_t index);
 
 /*
  * Makes what the kernel needs for large tensors of about `elements` elements (whole rows, at least
- * one). `bed` must be zero but for device, stream and random; bed_close() frees what was made, also
+ * one). `bed` must be zero but for device, stream, type and random; bed_close() frees what was made, also
  * after a failure.
  */
 ek_status bed_open(struct bed *bed, const struct kernel *kernel, int64_t elements);

@@ -30,6 +30,7 @@ enum { EXIT_WRONG = 1, EXIT_USAGE = 2 };
 
 struct settings {
   const char *devices;
+  ek_type type;
   int64_t mib, rounds;
   void (*write)(const struct grid *grid, FILE *file);
 };
@@ -63,6 +64,7 @@ static ek_status choose_calls(int64_t *calls, const struct kernel *kernel, struc
 /* Which of the two goes first changes from round to round. */
 static ek_status take_turns(struct rates *rates, const struct kernel *kernel, struct bed *bed,
                             struct bed *copy, int64_t rounds) {
+  const double copy_bytes = kernel_bytes(&copy_kernel, copy->type);
   double kernel_rate[MOST_ROUNDS], copy_rate[MOST_ROUNDS], ratio[MOST_ROUNDS];
   int64_t calls = 0, copies = 0;
   EK_TRY(choose_calls(&calls, kernel, bed));
@@ -73,7 +75,7 @@ static ek_status take_turns(struct rates *rates, const struct kernel *kernel, st
     EK_TRY(time_calls(&seconds, kernel, bed, calls));
     if (r % 2 == 1) EK_TRY(time_calls(&copying, &copy_kernel, copy, copies));
     kernel_rate[r] = rates->bytes * (double)calls / seconds;
-    copy_rate[r] = (double)copy->rows * copy_kernel.bytes * (double)copies / copying;
+    copy_rate[r] = (double)copy->rows * copy_bytes * (double)copies / copying;
     ratio[r] = kernel_rate[r] / copy_rate[r];
   }
   rates->kernel = summarize(kernel_rate, (size_t)rounds);
@@ -89,9 +91,9 @@ static ek_status measure(struct rates *rates, const struct kernel *kernel, const
   EK_TRY_GOTO(status, bed_open(&bed, kernel, elements), cleanup);
   rates->rows = bed.rows;
   rates->columns = bed.columns;
-  rates->bytes = (double)bed.rows * (double)bed.columns * kernel->bytes;
+  rates->bytes = (double)bed.rows * (double)bed.columns * kernel_bytes(kernel, bed.type);
   copy.random = NULL;
-  const int64_t same = (int64_t)(rates->bytes / copy_kernel.bytes);
+  const int64_t same = (int64_t)(rates->bytes / kernel_bytes(&copy_kernel, bed.type));
   EK_TRY_GOTO(status, bed_open(&copy, &copy_kernel, same), cleanup);
   status = take_turns(rates, kernel, &bed, &copy, rounds);
 cleanup:
@@ -100,24 +102,26 @@ cleanup:
   return status;
 }
 
-static void add_row(struct grid *grid, const struct kernel *kernel, const struct rates *rates) {
+static void add_row(struct grid *grid, const struct kernel *kernel, const struct rates *rates,
+                    ek_type type) {
   grid_cell(grid, "%s", kernel->name);
+  grid_cell(grid, "%s", ek_type_name(type));
   grid_cell(grid, "%lld x %lld", (long long)rates->rows, (long long)rates->columns);
-  grid_cell(grid, "%d", kernel->bytes);
+  grid_cell(grid, "%d", kernel_bytes(kernel, type));
   grid_number(grid, rates->bytes / rates->kernel.median * 1e6, 1);
-  grid_number(grid, rates->kernel.median * 1e-9, 1);
-  grid_number(grid, rates->copy.median * 1e-9, 1);
+  grid_number(grid, rates->kernel.median * 1e-9, 3);
+  grid_number(grid, rates->copy.median * 1e-9, 3);
   grid_number(grid, rates->ratio.median, 3);
   grid_number(grid, rates->ratio.min, 3);
   grid_number(grid, rates->ratio.max, 3);
 }
 
 static struct grid *make_grid(const struct settings *settings, const ek_device *device) {
-  static const char *const headings[] = {"shape", "bytes/element", "us/call", "GB/s", "copy GB/s",
-                                         "ratio", "min",           "max",     NULL};
+  static const char *const headings[] = {"type",      "shape", "bytes/element", "us/call", "GB/s",
+                                         "copy GB/s", "ratio", "min",           "max",     NULL};
   char title[128];
-  snprintf(title, sizeof title, "Operations against a copy on %s, f32, %lld MiB a tensor",
-           ek_device_name(device), (long long)settings->mib);
+  snprintf(title, sizeof title, "Operations against a copy on %s, %s, %lld MiB a tensor",
+           ek_device_name(device), ek_type_name(settings->type), (long long)settings->mib);
   struct grid *grid = grid_create(title);
   grid_column(grid, "operation", true);
   for (size_t i = 0; headings[i] != NULL; i++) grid_column(grid, headings[i], false);
@@ -126,15 +130,18 @@ static struct grid *make_grid(const struct settings *settings, const ek_device *
 
 static ek_status run(const struct settings *settings, const ek_group *group, const float *random) {
   ek_device *device = ek_group_device(group, 0);
-  const struct bed start = {
-      .device = device, .stream = ek_device_stream(device, EK_STREAM_COMPUTE), .random = random};
+  const struct bed start = {.device = device,
+                            .stream = ek_device_stream(device, EK_STREAM_COMPUTE),
+                            .type = settings->type,
+                            .random = random};
+  const int64_t elements = (settings->mib << 20) / (int64_t)ek_type_size(settings->type);
   struct grid *grid = make_grid(settings, device);
   ek_status status = EK_OK;
   const struct kernel *kernel;
   for (size_t i = 0; status == EK_OK && (kernel = kernel_at(i)) != NULL; i++) {
     struct rates rates = {0};
-    status = measure(&rates, kernel, &start, settings->mib * 262144, settings->rounds);
-    if (status == EK_OK) add_row(grid, kernel, &rates);
+    status = measure(&rates, kernel, &start, elements, settings->rounds);
+    if (status == EK_OK) add_row(grid, kernel, &rates, settings->type);
   }
   settings->write(grid, stdout); /* after a failure what there is until then */
   grid_free(grid);
@@ -156,6 +163,7 @@ static float *make_random(int64_t count) {
 
 static const struct argp_option options[] = {
     {"devices", 'd', "SPEC", 0, "One device, such as cpu (default) or cuda:0", 0},
+    {"type", 't', "TYPE", 0, "Of values: f32 (default), bf16 or f16", 0},
     {"mib", 'm', "N", 0, "Size of the large tensors in MiB; default 256", 0},
     {"rounds", 'r', "N", 0, "Rounds of an operation and a copy; default 15", 0},
     {"output", 'o', "FORMAT", 0, "table (default), md or csv", 0},
@@ -165,6 +173,13 @@ static error_t parse(int key, char *text, struct argp_state *state) {
   struct settings *settings = state->input;
   switch (key) {
   case 'd': settings->devices = text; return 0;
+  case 't':
+    settings->type = strcmp(text, "f32") == 0    ? EK_F32
+                     : strcmp(text, "bf16") == 0 ? EK_BF16
+                     : strcmp(text, "f16") == 0  ? EK_F16
+                                                 : (ek_type)0;
+    if (settings->type == 0) argp_error(state, "--type is f32, bf16 or f16, not \"%s\"", text);
+    return 0;
   case 'm':
     if (!parse_whole(&settings->mib, text, 1, 1 << 16)) argp_error(state, "--mib %s?", text);
     return 0;
@@ -194,7 +209,7 @@ int main(int argc, char **argv) {
       NULL,
       NULL,
       NULL};
-  struct settings settings = {"cpu", 256, 15, grid_write_table};
+  struct settings settings = {"cpu", EK_F32, 256, 15, grid_write_table};
   argp_err_exit_status = EXIT_USAGE;
   terminal_program = "evenkeel-kernels";
   output_watch_standard();
@@ -209,7 +224,7 @@ int main(int argc, char **argv) {
     ek_group_free(group);
     return EXIT_USAGE;
   }
-  float *random = make_random(settings.mib * 262144);
+  float *random = make_random((settings.mib << 20) / (int64_t)ek_type_size(settings.type));
   const ek_status status = run(&settings, group, random);
   if (status != EK_OK) say_error("%s", ek_error_message());
   free(random);

@@ -16,21 +16,32 @@ refused() { # CODE ARGUMENT...
   ((code == $1)) || fail "exit code $code and not $1 from: ${*:2}"
 }
 
-table=$("$kernels" --devices "$devices" --mib 1 --rounds 3 -o csv)
 # Every operation, speeds that follow from bytes and time to rounding, and ordered ratios.
-awk -F, '
-  NR == 1 { next }
-  {
-    split($2, shape, " x ")
-    speed = shape[1] * shape[2] * $3 / $4 * 1e-3
-    if (!(speed > $5 * 0.9 - 0.1 && speed < $5 * 1.1 + 0.1)) { print "wrong speed: " $0; bad = 1 }
-    if (!($6 > 0 && $8 <= $7 && $7 <= $9)) { print "wrong ratio: " $0; bad = 1 }
-  }
-  END { exit bad || NR < 7 }' <<<"$table" || fail "$table"
+look() { # TYPE TABLE
+  awk -F, -v type="$1" '
+    NR == 1 { next }
+    {
+      split($3, shape, " x ")
+      speed = shape[1] * shape[2] * $4 / $5 * 1e-3
+      if ($2 != type) { print "wrong type: " $0; bad = 1 }
+      if (!(speed > $6 * 0.9 - 0.1 && speed < $6 * 1.1 + 0.1)) { print "wrong speed: " $0; bad = 1 }
+      if (!($7 > 0 && $9 <= $8 && $8 <= $10)) { print "wrong ratio: " $0; bad = 1 }
+    }
+    END { exit bad || NR < 9 }' <<<"$2" || fail "$2"
+}
+table=$("$kernels" --devices "$devices" --mib 1 --rounds 3 -o csv)
+look f32 "$table"
+for type in bf16 f16; do
+  narrow=$("$kernels" --devices cpu --type "$type" --mib 1 --rounds 1 -o csv)
+  look "$type" "$narrow"
+  # 4 bytes for 8; three sums read and written, one read, and the copy
+  grep -q "^layer_norm_forward,$type,[0-9 x]*,4," <<<"$narrow" || fail "bytes of $narrow"
+  grep -q "^adamw,$type,[0-9 x]*,30," <<<"$narrow" || fail "bytes of $narrow"
+done
 for name in cross_entropy_forward cross_entropy_backward layer_norm_forward layer_norm_backward; do
   grep -q "^$name," <<<"$table" || fail "no $name"
 done
-"$kernels" --mib 1 --rounds 1 -o md | grep -q '^| adamw |' || fail "no Markdown"
+"$kernels" --mib 1 --rounds 1 -o md | grep -q '^| adamw | f32 |' || fail "no Markdown"
 
 if [[ -e /dev/full ]]; then
   for line in --help --version '--mib 1 --rounds 1'; do
@@ -43,6 +54,7 @@ fi
 refused 2 --devices cpu:2
 refused 2 --devices plan:1
 refused 2 --mib 0
+refused 2 --type f64
 refused 2 --rounds x
 refused 2 -o json
 refused 1 --devices nonsense
