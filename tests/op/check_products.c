@@ -371,8 +371,8 @@ static void check_padded(struct ck_rig *rig, const int64_t size[3], int64_t padd
     same(rig, "y", y, wide_y, rows, out, !exact);
     ek_tensor *dw[2], *dbias[2], *dx[2];
     for (int k = 0; k < 2; k++) {
-      dw[k] = ck_tensor(rig, bits[1], CK_SHAPE(out, in));
-      dbias[k] = ck_tensor(rig, bits[2], CK_SHAPE(out));
+      dw[k] = ck_sums(rig, bits[1], CK_SHAPE(out, in));
+      dbias[k] = ck_sums(rig, bits[2], CK_SHAPE(out));
       dx[k] = ck_poisoned(rig, CK_SHAPE(rows, in));
     }
     ck_ok(ek_op_linear_gradients(rig->stream, dw[0], i, i == 0 ? dbias[0] : NULL, 1, dy, x));
@@ -391,7 +391,8 @@ START_TEST(padded) {
     if (!ck_turn(_i, 7 * (s / 2) + s % 2)) continue;
     struct ck_rig *rig = ck_rig_variant(_i);
     const bool cpu = strcmp(ek_device_backend(ek_stream_device(rig->stream)), "cpu") == 0;
-    check_padded(rig, sizes[s / 2], s % 2 * 3 + 1, true);
+    /* Of 16 bits a bias that is joined or not shows; what joins it on CUDA depends on the rows. */
+    if (cpu || ek_type_size(rig->type) > 2) check_padded(rig, sizes[s / 2], s % 2 * 3 + 1, true);
     if (cpu) check_padded(rig, sizes[s / 2], s % 2 * 3, false);
     ck_rig_close(rig);
   }
@@ -651,7 +652,7 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(combined, linear_gelu, 0, ck_variants());
   tcase_add_loop_test(combined, gelu_linear_backward, 0, ck_variants());
   tcase_add_loop_test(combined, linear_gradients, 0, ck_variants());
-  tcase_add_loop_test(combined, padded, 0, CK_VARIANTS);
+  tcase_add_loop_test(combined, padded, 0, ck_variants());
   tcase_add_test(combined, aligned_columns);
   tcase_add_test(combined, gradients_by_differences);
   TCase *errors = ck_case(suite, "errors");
