@@ -94,6 +94,7 @@ ek_status ek_data_parallel_optimizer_open(ek_data_parallel_optimizer **parallel,
   self->optimizer = ek_optimizer_share(optimizer);
   self->norm = o.gradient_norm;
   self->refuse = o.refuse_not_finite;
+  if (model->options.precision == EK_F16) self->loss_scale = (ek_loss_scale)EK_LOSS_SCALE_INIT;
   if (o.loss_scale != NULL) self->loss_scale = *o.loss_scale;
   self->scaler = ek_loss_scale_begin(&self->loss_scale);
   self->state_count = optimizer->states;

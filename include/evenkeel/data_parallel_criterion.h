@@ -127,8 +127,9 @@ typedef struct ek_criterion_backward_options {
 
 /*
  * The gradient of the outputs and the model's backward. Without keep_outputs the outputs hold the
- * gradient afterwards, times the loss scale if there is one. Once per forward. EK_ERR_STATE, with the reason, if the outputs that
- * criterion forward saw are not those of the model's last forward with gradient.
+ * gradient afterwards, times the loss scale if there is one. Once per forward. EK_ERR_STATE, with
+ * the reason, if the outputs that criterion forward saw are not those of the model's last forward
+ * with gradient.
  */
 EK_API EK_CHECKED ek_status ek_data_parallel_criterion_backward(
     ek_data_parallel_criterion *parallel, ek_data_parallel_model *model,

@@ -33,12 +33,13 @@ typedef struct ek_data_parallel_optimizer_options {
    */
   bool refuse_not_finite;
   /*
-   * Copied; NULL: none. With any but EK_LOSS_SCALE_NONE the criteria of the model multiply gradients
-   * with the scale, the update divides by it, and a step whose gradient is not finite is skipped:
-   * EK_OK with `skipped` in its result, on all devices, wherever the overflow was. Parameters,
-   * states and steps are then what they were before it, bit for bit: bias corrections, schedule and
-   * random masks of the next step are those that the skipped one had. What the program counts goes
-   * on: its position in the data. Buffers that modules write in a training forward were written.
+   * Copied; NULL: EK_LOSS_SCALE_INIT for a model whose precision is f16, and none for others. With
+   * any but EK_LOSS_SCALE_NONE the criteria of the model multiply gradients with the scale, the
+   * update divides by it, and a step whose gradient is not finite is skipped: EK_OK with `skipped` in
+   * its result, on all devices, wherever the overflow was. Parameters, states and steps are then what
+   * they were before it, bit for bit: bias corrections, schedule and random masks of the next step
+   * are those that the skipped one had. What the program counts goes on: its position in the data.
+   * Buffers that modules write in a training forward were written.
    *
    * The norm of the gradient is computed in each step then, and the host waits for it before the
    * update, also without a result: what the next step is depends on it.

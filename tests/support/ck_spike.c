@@ -66,7 +66,8 @@ static const ek_module_ops spike_ops = {.size = sizeof(ek_module_ops),
                                         .forward = spike_forward,
                                         .backward = spike_backward,
                                         .free = spike_free,
-                                        .types = EK_TYPES_F32 | EK_TYPES_F64};
+                                        .types = EK_TYPES_F32 | EK_TYPES_F64 | EK_TYPES_BF16 |
+                                                 EK_TYPES_F16};
 
 ek_module *ck_spike(ek_module *inner) {
   struct spike *spike = calloc(1, sizeof *spike);
