@@ -41,6 +41,11 @@ json_t *summary_json(struct summary summary) {
   return object;
 }
 
+void put_loss_scale(json_t *json, const struct run *run) {
+  put(json, "loss_scale", number_or_null(run->steps > 0 ? run->loss_scale : (double)NAN));
+  put(json, "skipped_steps", json_integer(run->skipped_steps));
+}
+
 json_t *losses_json(const struct run *run) {
   json_t *losses = json_array();
   for (size_t i = 0; i < run->steps; i++) append(losses, number_or_null(run->losses[i]));

@@ -159,6 +159,7 @@ static json_t *result_json(const struct memory_result *result, const struct shap
   put(json, "max_over_min", number_or_null(balance.max_over_min));
   put(json, "first_over_rest", number_or_null(balance.first_over_rest));
   put(json, "losses", fits(result) ? losses_json(run) : json_null());
+  put_loss_scale(json, run);
   put(json, "tokens_per_second", number_or_null(run_tokens_per_second(run, shape)));
   put(json, "step_seconds", summary_json(run_seconds(run)));
   put(json, "timeline", timeline_json(&result->real));

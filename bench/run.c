@@ -70,6 +70,8 @@ static ek_status take_steps(struct run *run, struct training *training,
     if (i == warmup && extras->trace != NULL) EK_TRY(ek_trace_start(training->group, TRACE_SPANS));
     EK_TRY(training_step(training, &loss, &seconds));
     if (i + 1 == warmup + steps && extras->trace != NULL) EK_TRY(ek_trace_stop(training->group));
+    run->skipped_steps = training->skipped_steps;
+    run->loss_scale = training->loss_scale;
     if (i < warmup) continue;
     run->losses[run->steps] = run->kind.counts_only ? (double)NAN : loss;
     run->seconds[run->steps] = seconds;

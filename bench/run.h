@@ -27,6 +27,8 @@ struct run {
   ek_memory_outside outside[BENCH_MAX_DEVICES]; /* at the end; zeros where there is no GPU */
   double *losses, *seconds;                     /* of the measured steps */
   size_t steps;                                 /* how many there are */
+  int64_t skipped_steps;                        /* by the loss scale, those of the warm-up included */
+  double loss_scale;                            /* of the last step; 1 for none */
   struct split *splits;
   size_t split_count;
   ek_memory_event *events; /* device 0's timeline, if it was asked for */

@@ -42,6 +42,7 @@ static json_t *run_json(const struct run *run, const struct shape *shape) {
   for (int p = 0; p < PARTS; p++) put(split, part_names[p], number_or_null(median_part(run, p)));
   put(json, "split_seconds", split);
   put(json, "losses", run->status == EK_OK ? losses_json(run) : json_null());
+  put_loss_scale(json, run);
   return json;
 }
 

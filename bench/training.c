@@ -74,6 +74,11 @@ static ek_status make_optimizer(struct training *training) {
   /* The peers compute no norm either where nothing clips. */
   ek_data_parallel_optimizer_options options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
   options.gradient_norm = false;
+  /* About where a run in f16 arrives: from 2^16 on the first steps would be skipped, and their updates
+   * not be timed. */
+  ek_loss_scale loss_scale = EK_LOSS_SCALE_INIT;
+  loss_scale.scale = 256;
+  if (training->task->precision == PRECISION_F16) options.loss_scale = &loss_scale;
   return ek_data_parallel_optimizer_open(&training->optimizer, training->model, training->rule,
                                          &options);
 }
@@ -211,6 +216,8 @@ ek_status training_step(struct training *training, double *loss, double *seconds
   EK_TRY(ek_group_synchronize(training->group));
   *seconds = clock_seconds() - start;
   *loss = result.loss;
+  training->skipped_steps += result.skipped;
+  training->loss_scale = result.loss_scale;
   return EK_OK;
 }
 
