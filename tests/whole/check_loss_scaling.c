@@ -277,6 +277,7 @@ static ek_status plain_sgd(ek_optimizer **optimizer) { return ek_sgd_create(opti
  * No clipping: its factor beside numbers that nearly overflow would have fewer bits than others.
  */
 START_TEST(a_scale_that_is_too_large) {
+  if (!ck_part(_i)) return;
   const struct ck_workload mlp = spiked("mlp");
   const ek_loss_scale rule = dynamic(0x1p64, 2000), none = fixed(1);
   struct ck_setup setup = setup_of(&mlp, _i, &rule), plain = setup_of(&mlp, _i, &none);
@@ -304,6 +305,7 @@ END_TEST
 
 /* Growth and backoff, step by step. */
 START_TEST(growth_and_backoff) {
+  if (!ck_part(_i)) return;
   const struct ck_workload mlp = spiked("mlp");
   const ek_loss_scale rule = dynamic(256, 3);
   const struct ck_setup setup = setup_of(&mlp, _i, &rule);
@@ -337,6 +339,7 @@ END_TEST
 
 /* What is not the scale's fault is refused where that is wanted, and the scale stays. */
 START_TEST(beside_refusing) {
+  if (!ck_part(_i)) return;
   const struct ck_workload mlp = spiked("mlp");
   const ek_loss_scale rule = dynamic(1024, 2000);
   struct ck_setup setup = setup_of(&mlp, _i, NULL);
@@ -383,6 +386,7 @@ static double *copies_of(const struct ck_training *t, size_t device, int64_t *co
 /* What modules see is left alone, too. Another scale may round otherwise, so the undisturbed run has the
  * same one. */
 START_TEST(f16_scales_by_itself) {
+  if (!ck_part(_i)) return;
   if (!has_f16()) return;
   const struct ck_workload gpt = spiked("gpt");
   struct ck_setup setup = setup_of(&gpt, _i, NULL);
@@ -426,6 +430,7 @@ END_TEST
 
 /* All grains on any number of devices: the bits are those of one device, skipped steps included. */
 START_TEST(the_same_bits_with_grains) {
+  if (!ck_part(_i)) return;
   const struct ck_workload gpt = spiked("gpt");
   const ek_loss_scale rule = dynamic(0x1p16, 2);
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
@@ -478,6 +483,7 @@ static ek_status own_backward(struct ck_training *t, double factor, double said,
 }
 
 START_TEST(gradients_of_a_program) {
+  if (!ck_part(_i)) return;
   const ek_loss_scale rule = dynamic(64, 2000);
   struct ck_setup setup = setup_of(ck_workload("mlp"), _i, &rule);
   struct ck_setup plain = setup_of(ck_workload("mlp"), _i, NULL);
@@ -534,6 +540,7 @@ static ek_status counting_create(ek_optimizer **optimizer) {
 }
 
 START_TEST(a_rule_of_a_program) {
+  if (!ck_part(_i)) return;
   const struct ck_workload mlp = spiked("mlp");
   const ek_loss_scale rule = dynamic(0x1p10, 1);
   struct ck_setup setup = setup_of(&mlp, _i, &rule), plain = setup_of(&mlp, _i, NULL);
@@ -557,6 +564,7 @@ END_TEST
 /* ---- state ---- */
 
 START_TEST(the_scaler_is_state) {
+  if (!ck_part(_i)) return;
   const struct ck_workload mlp = spiked("mlp");
   const ek_loss_scale rule = dynamic(1024, 3), constant = fixed(8);
   const struct ck_setup setup = setup_of(&mlp, _i, &rule), plain = setup_of(&mlp, _i, &constant);
@@ -646,6 +654,7 @@ static void course(struct ck_training *t, int64_t first, int64_t last, bool save
 
 /* A process is killed after a few steps; another goes on from what it has left. */
 START_TEST(a_run_that_was_killed) {
+  if (!ck_part(_i)) return;
 #if CK_TSAN
   return; /* it cannot start threads in a child of fork() */
 #endif
@@ -690,6 +699,7 @@ END_TEST
 
 /* Files of runs without a scaler, and runs without one. */
 START_TEST(with_and_without) {
+  if (!ck_part(_i)) return;
   const ek_loss_scale rule = dynamic(1024, 3), constant = fixed(8);
   const struct ck_setup setup = setup_of(ck_workload("mlp"), _i, &rule);
   const struct ck_setup plain = setup_of(ck_workload("mlp"), _i, &constant);
@@ -719,6 +729,7 @@ END_TEST
 
 /* The peak of `plan` is the real one; a device that only counts never overflows. */
 START_TEST(memory_is_planned) {
+  if (!ck_part(_i)) return;
   if (strncmp(test_devices("cpu"), "cuda", 4) == 0) return; /* check_memory_plan.c has its rules */
   const ek_loss_scale rule = dynamic(1024, 1);
   const struct ck_setup setup = setup_of(ck_workload("gpt"), _i, &rule);
@@ -746,6 +757,7 @@ END_TEST
 
 /* A trainer's option, with micro-batches that it cuts itself. */
 START_TEST(a_trainer_has_it) {
+  if (!ck_part(_i)) return;
   const struct ck_workload mlp = spiked("mlp");
   ek_loss_scale rule = dynamic(512, 2000);
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
