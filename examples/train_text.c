@@ -4,6 +4,7 @@
  *     train_text FILE [--devices SPEC] [--steps N] [--save FOLDER] [--stop-at K]
  *                     [--resume FOLDER] [--exact] [--reproducible GRAINS] [--trace FILE]
  *                     [--metrics PREFIX] [--loss-scale FIRST] [--mode MODE]
+ *                     [--precision f32|bf16|f16]
  *
  * A GPT of two blocks reads windows of 64 bytes, learns to predict the next byte over all devices
  * of the group (AdamW, warm-up and cosine, dropout), and then writes 240 bytes of its own.
@@ -19,6 +20,7 @@
  *                       of a step that overflowed
  *     --mode MODE       gather, balanced, replicated (the default), sharded, sharded-gradients or
  *                       fully-sharded
+ *     --precision TYPE  what the model computes in (f32)
  *
  * On a terminal a line shows the step, the loss and the speed as the run goes on.
  *
@@ -44,6 +46,7 @@ struct settings {
   long reproducible;   /* grains; 0: off */
   ek_mode mode;
   double loss_scale; /* 0: none */
+  ek_type precision;
   int exact;
 };
 
@@ -87,6 +90,7 @@ static ek_status open_trainer(ek_trainer **trainer, const struct settings *setti
   options.schedule = &schedule;
   options.mode = settings->mode;
   options.reproducible = (size_t)settings->reproducible;
+  options.precision = settings->precision;
   ek_loss_scale loss_scale = EK_LOSS_SCALE_INIT;
   loss_scale.scale = settings->loss_scale;
   if (settings->loss_scale != 0) options.loss_scale = &loss_scale;
@@ -265,6 +269,23 @@ static int32_t draw(const float *logits, uint32_t bits) {
   return BYTES - 1;
 }
 
+/* One sample's logits lie whole on one device, in the type that the model computes in. */
+static ek_status read_logits(ek_tensor *logits, const ek_shards *outputs) {
+  for (size_t i = 0; i < outputs->count; i++) {
+    const ek_tensor *part = &outputs->parts[i];
+    if (!ek_tensor_exists(part) || ek_tensor_count(part) == 0) continue;
+    ek_tensor single = {0};
+    EK_TRY(ek_tensor_create(&single, part->device, EK_MEMORY_OUTPUTS, EK_F32, part->rank,
+                            part->shape));
+    ek_status status =
+        ek_op_convert(ek_device_stream(part->device, EK_STREAM_COMPUTE), &single, part);
+    if (status == EK_OK) status = ek_tensor_copy(logits, &single);
+    ek_tensor_free(&single);
+    return status;
+  }
+  return EK_ERR_INTERNAL;
+}
+
 /* The byte that the model writes behind `window`. */
 static ek_status next_byte(ek_trainer *trainer, int32_t *window, uint32_t number, int32_t *byte) {
   static float logits[WINDOW * BYTES];
@@ -275,7 +296,7 @@ static ek_status next_byte(ek_trainer *trainer, int32_t *window, uint32_t number
 
   ek_shards outputs = {0};
   EK_TRY(ek_trainer_predict(&outputs, trainer, &input, 1));
-  const ek_status status = ek_gather_host(&whole, &outputs);
+  const ek_status status = read_logits(&whole, &outputs);
   ek_shards_free(&outputs);
   EK_TRY(status);
   uint32_t bits[4];
@@ -337,6 +358,16 @@ static int read_number(double *number, const char *text) {
   return end != text && *end == '\0';
 }
 
+static int read_precision(ek_type *precision, const char *text) {
+  static const ek_type types[] = {EK_F32, EK_BF16, EK_F16};
+  for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
+    if (strcmp(text, ek_type_name(types[i])) != 0) continue;
+    *precision = types[i];
+    return 1;
+  }
+  return 0;
+}
+
 static int read_arguments(struct settings *settings, int argc, char **argv) {
   for (int i = 1; i < argc; i++) {
     const int more = i + 1 < argc;
@@ -352,6 +383,8 @@ static int read_arguments(struct settings *settings, int argc, char **argv) {
       if (!read_number(&settings->loss_scale, argv[++i])) return 0;
     } else if (strcmp(argv[i], "--mode") == 0 && more) {
       if (ek_mode_parse(&settings->mode, argv[++i]) != EK_OK) return 0;
+    } else if (strcmp(argv[i], "--precision") == 0 && more) {
+      if (!read_precision(&settings->precision, argv[++i])) return 0;
     } else if (strcmp(argv[i], "--save") == 0 && more) {
       settings->save = argv[++i];
     } else if (strcmp(argv[i], "--resume") == 0 && more) {
@@ -377,11 +410,13 @@ static void stop_on_signals(void) {
 }
 
 int main(int argc, char **argv) {
-  struct settings settings = {.devices = "cpu:2", .steps = 300, .mode = EK_MODE_REPLICATED};
+  struct settings settings = {
+      .devices = "cpu:2", .steps = 300, .mode = EK_MODE_REPLICATED, .precision = EK_F32};
   if (!read_arguments(&settings, argc, argv)) {
     fprintf(stderr, "usage: train_text FILE [--devices SPEC] [--steps N] [--save FOLDER] "
                     "[--stop-at K] [--resume FOLDER] [--exact] [--reproducible GRAINS] "
-                    "[--trace FILE] [--metrics PREFIX] [--loss-scale FIRST] [--mode MODE]\n");
+                    "[--trace FILE] [--metrics PREFIX] [--loss-scale FIRST] [--mode MODE] "
+                    "[--precision f32|bf16|f16]\n");
     return 2;
   }
   struct text text = {0};
