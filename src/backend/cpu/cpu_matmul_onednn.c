@@ -2,11 +2,12 @@
  * cpu_matmul_onednn.c - one thread's matrix product by oneDNN's matmul primitive; compiled where oneDNN
  * is there.
  *
- * For bf16 on processors with instructions that multiply it (AMX, AVX512-BF16): sums in f32, bias
- * and c joined, one rounding. Elsewhere oneDNN (2.6) has nothing for bf16, or converts, and our own
- * product does that as well. It has nothing for f16. In f32 the primitive is dnnl_sgemm() with more
- * calls around it (docs/results has the figures), and is used only where the environment says
- * EVENKEEL_PRODUCTS=matmul, by which this file is tested on any processor.
+ * The environment turns it on. EVENKEEL_PRODUCTS=matmul-bf16: for bf16, on processors with
+ * instructions that multiply it (AMX, AVX512-BF16): sums in f32, bias and c joined, one rounding. It
+ * is no default, because it has not run on such a processor. Elsewhere oneDNN (2.6) has nothing for
+ * bf16, or converts, and our own product does that as well. It has nothing for f16.
+ * EVENKEEL_PRODUCTS=matmul: for f32, where the primitive is dnnl_sgemm() with more calls around it
+ * (docs/results has the figures); by that this file is tested on any processor.
  *
  * A primitive is compiled for one shape. Each thread of a team keeps its last PLACES of them, with
  * the objects that they run on and one piece of scratch memory for all, in its part of the team's
@@ -67,9 +68,11 @@ static dnnl_engine_t engine; /* NULL: none was to be had */
 
 static void look(void) {
   const char *products = getenv("EVENKEEL_PRODUCTS");
-  for_f32 = products != NULL && strcmp(products, "matmul") == 0;
-  for_bf16 = (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core_bf16) ==
-             dnnl_cpu_isa_avx512_core_bf16;
+  if (products == NULL) return;
+  for_f32 = strcmp(products, "matmul") == 0;
+  for_bf16 = strcmp(products, "matmul-bf16") == 0 &&
+             (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core_bf16) ==
+                 dnnl_cpu_isa_avx512_core_bf16;
   if ((for_bf16 || for_f32) && dnnl_engine_create(&engine, dnnl_cpu, 0) != dnnl_success) {
     engine = NULL;
   }
