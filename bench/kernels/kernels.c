@@ -1,5 +1,5 @@
 /*
- * kernels.c - which operations are measured, and what they are called with.
+ * kernels.c - which operations that memory bounds are measured, and what they are called with.
  *
  * Bytes are those of the floor that the head of each src/backend/cuda/cuda_*.cu names: every
  * element read or written once. An operation that needs more passes than that shows as slower than
@@ -72,15 +72,42 @@ const struct kernel copy_kernel = {
     .name = "copy", .columns = 1, .values = 2, .large = 2, .call = call_copy};
 
 static const struct kernel kernels[] = {
-    {"cross_entropy_forward", CLASSES, 1, 0, 1, 1, 0, true, false, call_cross_entropy_forward},
-    {"cross_entropy_backward", CLASSES, 2, 0, 1, 0, 0, true, false, call_cross_entropy_backward},
-    {"layer_norm_forward", WIDTH, 2, 0, 2, 2, 2, false, false, call_layer_norm_forward},
+    {.name = "cross_entropy_forward",
+     .columns = CLASSES,
+     .values = 1,
+     .large = 1,
+     .per_row = 1,
+     .losses = true,
+     .call = call_cross_entropy_forward},
+    {.name = "cross_entropy_backward",
+     .columns = CLASSES,
+     .values = 2,
+     .large = 1,
+     .losses = true,
+     .call = call_cross_entropy_backward},
+    {.name = "layer_norm_forward",
+     .columns = WIDTH,
+     .values = 2,
+     .large = 2,
+     .per_row = 2,
+     .per_column = 2,
+     .call = call_layer_norm_forward},
     /* dx, 3, and in a pass of its own dgamma and dbeta, 2 */
-    {"layer_norm_backward", WIDTH, 5, 0, 3, 2, 4, false, false, call_layer_norm_backward},
-    {"gelu_forward", WIDTH, 2, 0, 2, 0, 0, false, false, call_gelu_forward},
-    {"gelu_backward", WIDTH, 3, 0, 3, 0, 0, false, false, call_gelu_backward},
-    {"add", WIDTH, 3, 0, 3, 0, 0, false, false, call_add},
-    {"adamw", WIDTH, 0, 7, 4, 0, 0, false, true, call_adamw},
+    {.name = "layer_norm_backward",
+     .columns = WIDTH,
+     .values = 5,
+     .large = 3,
+     .per_row = 2,
+     .per_column = 4,
+     .call = call_layer_norm_backward},
+    {.name = "gelu_forward", .columns = WIDTH, .values = 2, .large = 2, .call = call_gelu_forward},
+    {.name = "gelu_backward",
+     .columns = WIDTH,
+     .values = 3,
+     .large = 3,
+     .call = call_gelu_backward},
+    {.name = "add", .columns = WIDTH, .values = 3, .large = 3, .call = call_add},
+    {.name = "adamw", .columns = WIDTH, .sums = 7, .large = 4, .state = true, .call = call_adamw},
 };
 
 int kernel_bytes(const struct kernel *kernel, ek_type type) {
@@ -90,14 +117,14 @@ int kernel_bytes(const struct kernel *kernel, ek_type type) {
 }
 
 const struct kernel *kernel_at(size_t index) {
-  return index < sizeof kernels / sizeof kernels[0] ? &kernels[index] : NULL;
+  const size_t count = sizeof kernels / sizeof kernels[0];
+  return index < count ? &kernels[index] : product_at(index - count);
 }
 
 /* ---- what they are called with ---- */
 
 /* Random numbers between 0 and 1, the second moments of AdamW among them. */
-static ek_status make_sums(ek_tensor *tensor, const struct bed *bed, int rank,
-                           const int64_t *shape) {
+ek_status bed_sums(ek_tensor *tensor, const struct bed *bed, int rank, const int64_t *shape) {
   EK_TRY(ek_tensor_create(tensor, bed->device, EK_MEMORY_WORKSPACE, EK_F32, rank, shape));
   if (bed->random == NULL) return ek_op_fill(bed->stream, tensor, 1.0);
   ek_tensor host;
@@ -105,10 +132,10 @@ static ek_status make_sums(ek_tensor *tensor, const struct bed *bed, int rank,
   return ek_tensor_copy(tensor, &host);
 }
 
-static ek_status make(ek_tensor *tensor, const struct bed *bed, int rank, const int64_t *shape) {
-  if (bed->type == EK_F32) return make_sums(tensor, bed, rank, shape);
+ek_status bed_values(ek_tensor *tensor, const struct bed *bed, int rank, const int64_t *shape) {
+  if (bed->type == EK_F32) return bed_sums(tensor, bed, rank, shape);
   ek_tensor wide = {0};
-  ek_status status = make_sums(&wide, bed, rank, shape);
+  ek_status status = bed_sums(&wide, bed, rank, shape);
   if (status == EK_OK) {
     status = ek_tensor_create(tensor, bed->device, EK_MEMORY_WORKSPACE, bed->type, rank, shape);
   }
@@ -119,7 +146,7 @@ static ek_status make(ek_tensor *tensor, const struct bed *bed, int rank, const 
 
 static ek_status make_targets(struct bed *bed) {
   const int64_t totals[] = {2}, pairs[] = {bed->rows, 2};
-  EK_TRY(make_sums(&bed->normalizer, bed, 2, pairs));
+  EK_TRY(bed_sums(&bed->normalizer, bed, 2, pairs));
   EK_TRY(ek_tensor_create(&bed->targets, bed->device, EK_MEMORY_WORKSPACE, EK_I32, 1, &bed->rows));
   EK_TRY(ek_tensor_create(&bed->totals, bed->device, EK_MEMORY_WORKSPACE, EK_F64, 1, totals));
   int32_t *targets = malloc((size_t)bed->rows * sizeof *targets);
@@ -133,17 +160,19 @@ static ek_status make_targets(struct bed *bed) {
 }
 
 ek_status bed_open(struct bed *bed, const struct kernel *kernel, int64_t elements) {
+  if (kernel->open != NULL) return kernel->open(bed);
   bed->columns = kernel->columns;
   bed->rows = elements / kernel->columns > 0 ? elements / kernel->columns : 1;
+  bed->bytes = (double)bed->rows * (double)bed->columns * kernel_bytes(kernel, bed->type);
   const int64_t shape[] = {bed->rows, bed->columns};
   for (int i = 0; i < kernel->large; i++) {
-    EK_TRY((kernel->state ? make_sums : make)(&bed->large[i], bed, 2, shape));
+    EK_TRY((kernel->state ? bed_sums : bed_values)(&bed->large[i], bed, 2, shape));
   }
-  for (int i = 0; i < kernel->per_row; i++) EK_TRY(make_sums(&bed->per_row[i], bed, 1, &bed->rows));
+  for (int i = 0; i < kernel->per_row; i++) EK_TRY(bed_sums(&bed->per_row[i], bed, 1, &bed->rows));
   for (int i = 0; i < kernel->per_column; i++) { /* gamma and beta; their gradients */
-    EK_TRY((i < 2 ? make : make_sums)(&bed->per_column[i], bed, 1, &bed->columns));
+    EK_TRY((i < 2 ? bed_values : bed_sums)(&bed->per_column[i], bed, 1, &bed->columns));
   }
-  if (kernel->state && bed->type != EK_F32) EK_TRY(make(&bed->copy, bed, 2, shape));
+  if (kernel->state && bed->type != EK_F32) EK_TRY(bed_values(&bed->copy, bed, 2, shape));
   return kernel->losses ? make_targets(bed) : EK_OK;
 }
 
@@ -155,4 +184,5 @@ void bed_close(struct bed *bed) {
   ek_tensor_free(&bed->totals);
   ek_tensor_free(&bed->normalizer);
   ek_tensor_free(&bed->copy);
+  for (size_t i = 0; i < BED_OPERANDS; i++) ek_tensor_free(&bed->operands[i]);
 }

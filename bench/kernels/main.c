@@ -1,19 +1,21 @@
 /*
- * evenkeel-kernels - how near the operations that memory bounds come to a plain copy.
+ * evenkeel-kernels - how near the operations that memory bounds come to a plain copy, and what products
+ * and attention do a second.
  *
- * Each operation takes turns with a copy that moves the same number of bytes on the same device:
- * some calls are queued, the clock stops when the device is done, and the ratio is taken within a
- * round, so that a drift of the machine's speed cancels. docs/benchmark.md has the columns.
+ * Each operation takes turns with something on the same device: a copy that moves the same number of
+ * bytes, or itself in f32. Some calls are queued, the clock stops when the device is done, and the ratio is
+ * taken within a round, so that a drift of the machine's speed cancels. docs/benchmark.md has the columns.
  */
 #include <argp.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
-#include "grid.h"
 #include "kernels.h"
 #include "output.h"
 #include "parse.h"
+#include "results.h"
 #include "statistics.h"
 #include "terminal.h"
 
@@ -29,127 +31,141 @@ enum { MOST_CALLS = 1000, MOST_ROUNDS = 1000 };
 enum { EXIT_WRONG = 1, EXIT_USAGE = 2 };
 
 struct settings {
-  const char *devices;
-  ek_type type;
-  int64_t mib, rounds;
-  void (*write)(const struct grid *grid, FILE *file);
+  const char *devices, *only; /* only: a list, or NULL for all */
+  int64_t threads;
+  enum results_format format;
+  struct results results; /* what is wanted, and what came of it */
 };
 
-struct rates { /* of one operation, over the rounds */
-  struct summary kernel, copy, ratio;
-  double bytes; /* of a call */
-  int64_t rows, columns;
+/* One operation, or what it is held against. */
+struct side {
+  const struct kernel *kernel;
+  struct bed bed;
+  int64_t calls;
 };
 
-/* Seconds for `calls` calls, one after the other. */
-static ek_status time_calls(double *seconds, const struct kernel *kernel, struct bed *bed,
-                            int64_t calls) {
-  const double start = clock_seconds();
-  for (int64_t i = 0; i < calls; i++) EK_TRY(kernel->call(bed));
-  EK_TRY(ek_stream_synchronize(bed->stream));
-  *seconds = clock_seconds() - start;
+static double now(bool processor_time) {
+  if (!processor_time) return clock_seconds();
+  struct timespec time;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+  return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+}
+
+/* Seconds of one of `calls` calls, one after the other. */
+static ek_status time_calls(double *seconds, struct side *side, int64_t calls,
+                            bool processor_time) {
+  const double start = now(processor_time);
+  for (int64_t i = 0; i < calls; i++) EK_TRY(side->kernel->call(&side->bed));
+  EK_TRY(ek_stream_synchronize(side->bed.stream));
+  *seconds = (now(processor_time) - start) / (double)calls;
   return EK_OK;
 }
 
 /* Warms up and finds how many calls last SECONDS. */
-static ek_status choose_calls(int64_t *calls, const struct kernel *kernel, struct bed *bed) {
+static ek_status choose_calls(struct side *side) {
   double seconds = 0;
-  EK_TRY(time_calls(&seconds, kernel, bed, 1));
-  EK_TRY(time_calls(&seconds, kernel, bed, 2));
-  const double wanted = 2 * SECONDS / seconds;
-  *calls = wanted < 1 ? 1 : wanted < MOST_CALLS ? (int64_t)wanted : MOST_CALLS;
+  EK_TRY(time_calls(&seconds, side, 1, false));
+  EK_TRY(time_calls(&seconds, side, 2, false));
+  const double wanted = SECONDS / seconds;
+  side->calls = wanted < 1 ? 1 : wanted < MOST_CALLS ? (int64_t)wanted : MOST_CALLS;
   return EK_OK;
 }
 
 /* Which of the two goes first changes from round to round. */
-static ek_status take_turns(struct rates *rates, const struct kernel *kernel, struct bed *bed,
-                            struct bed *copy, int64_t rounds) {
-  const double copy_bytes = kernel_bytes(&copy_kernel, copy->type);
-  double kernel_rate[MOST_ROUNDS], copy_rate[MOST_ROUNDS], ratio[MOST_ROUNDS];
-  int64_t calls = 0, copies = 0;
-  EK_TRY(choose_calls(&calls, kernel, bed));
-  EK_TRY(choose_calls(&copies, &copy_kernel, copy));
-  for (int64_t r = 0; r < rounds; r++) {
-    double seconds = 0, copying = 0;
-    if (r % 2 == 0) EK_TRY(time_calls(&copying, &copy_kernel, copy, copies));
-    EK_TRY(time_calls(&seconds, kernel, bed, calls));
-    if (r % 2 == 1) EK_TRY(time_calls(&copying, &copy_kernel, copy, copies));
-    kernel_rate[r] = rates->bytes * (double)calls / seconds;
-    copy_rate[r] = (double)copy->rows * copy_bytes * (double)copies / copying;
-    ratio[r] = kernel_rate[r] / copy_rate[r];
+static ek_status take_turns(struct result *result, struct side *side, struct side *other,
+                            const struct results *wanted) {
+  double seconds[MOST_ROUNDS], others[MOST_ROUNDS], ratio[MOST_ROUNDS];
+  const size_t rounds = (size_t)wanted->rounds;
+  const bool processor = wanted->processor_time;
+  EK_TRY(choose_calls(side));
+  EK_TRY(choose_calls(other));
+  for (size_t r = 0; r < rounds; r++) {
+    if (r % 2 == 0) EK_TRY(time_calls(&others[r], other, other->calls, processor));
+    EK_TRY(time_calls(&seconds[r], side, side->calls, processor));
+    if (r % 2 == 1) EK_TRY(time_calls(&others[r], other, other->calls, processor));
+    if (!wanted->against_f32) {
+      others[r] = other->bed.bytes / others[r];
+      ratio[r] = side->bed.bytes / seconds[r] / others[r];
+    } else {
+      ratio[r] = seconds[r] / others[r];
+    }
   }
-  rates->kernel = summarize(kernel_rate, (size_t)rounds);
-  rates->copy = summarize(copy_rate, (size_t)rounds);
-  rates->ratio = summarize(ratio, (size_t)rounds);
+  result->seconds = summarize(seconds, rounds);
+  result->other = summarize(others, rounds);
+  result->ratio = summarize(ratio, rounds);
   return EK_OK;
 }
 
-static ek_status measure(struct rates *rates, const struct kernel *kernel, const struct bed *start,
-                         int64_t elements, int64_t rounds) {
-  struct bed bed = *start, copy = *start;
+/* The same shape in f32, or a copy of as many bytes. */
+static ek_status open_other(struct side *other, const struct side *side, bool against_f32) {
+  if (against_f32) {
+    other->kernel = side->kernel;
+    other->bed.type = EK_F32;
+    return bed_open(&other->bed, other->kernel, side->bed.rows * side->bed.columns);
+  }
+  other->kernel = &copy_kernel;
+  other->bed.random = NULL;
+  const int64_t same = (int64_t)(side->bed.bytes / kernel_bytes(&copy_kernel, side->bed.type));
+  return bed_open(&other->bed, other->kernel, same);
+}
+
+static ek_status measure(struct result *result, const struct kernel *kernel,
+                         const struct bed *start, const struct results *wanted) {
+  struct side side = {kernel, *start, 0}, other = {NULL, *start, 0};
+  const int64_t elements = (wanted->mib << 20) / (int64_t)ek_type_size(wanted->type);
   ek_status status = EK_OK;
-  EK_TRY_GOTO(status, bed_open(&bed, kernel, elements), cleanup);
-  rates->rows = bed.rows;
-  rates->columns = bed.columns;
-  rates->bytes = (double)bed.rows * (double)bed.columns * kernel_bytes(kernel, bed.type);
-  copy.random = NULL;
-  const int64_t same = (int64_t)(rates->bytes / kernel_bytes(&copy_kernel, bed.type));
-  EK_TRY_GOTO(status, bed_open(&copy, &copy_kernel, same), cleanup);
-  status = take_turns(rates, kernel, &bed, &copy, rounds);
+  EK_TRY_GOTO(status, bed_open(&side.bed, kernel, elements), cleanup);
+  result->kernel = kernel;
+  result->rows = side.bed.rows;
+  result->columns = side.bed.columns;
+  result->bytes = side.bed.bytes;
+  result->flops = side.bed.flops;
+  EK_TRY_GOTO(status, open_other(&other, &side, wanted->against_f32), cleanup);
+  status = take_turns(result, &side, &other, wanted);
 cleanup:
-  bed_close(&copy);
-  bed_close(&bed);
+  bed_close(&other.bed);
+  bed_close(&side.bed);
   return status;
 }
 
-static void add_row(struct grid *grid, const struct kernel *kernel, const struct rates *rates,
-                    ek_type type) {
-  grid_cell(grid, "%s", kernel->name);
-  grid_cell(grid, "%s", ek_type_name(type));
-  grid_cell(grid, "%lld x %lld", (long long)rates->rows, (long long)rates->columns);
-  grid_cell(grid, "%d", kernel_bytes(kernel, type));
-  grid_number(grid, rates->bytes / rates->kernel.median * 1e6, 1);
-  grid_number(grid, rates->kernel.median * 1e-9, 3);
-  grid_number(grid, rates->copy.median * 1e-9, 3);
-  grid_number(grid, rates->ratio.median, 3);
-  grid_number(grid, rates->ratio.min, 3);
-  grid_number(grid, rates->ratio.max, 3);
+/* Whether `name` is one of a list of words with commas between. */
+static bool is_among(const char *name, const char *list) {
+  const size_t length = strlen(name);
+  for (const char *at = list; at != NULL; at = strchr(at, ',')) {
+    at += *at == ',';
+    if (strncmp(at, name, length) == 0 && (at[length] == ',' || at[length] == '\0')) return true;
+  }
+  return false;
 }
 
-static struct grid *make_grid(const struct settings *settings, const ek_device *device) {
-  static const char *const headings[] = {"type",      "shape", "bytes/element", "us/call", "GB/s",
-                                         "copy GB/s", "ratio", "min",           "max",     NULL};
-  char title[128];
-  snprintf(title, sizeof title, "Operations against a copy on %s, %s, %lld MiB a tensor",
-           ek_device_name(device), ek_type_name(settings->type), (long long)settings->mib);
-  struct grid *grid = grid_create(title);
-  grid_column(grid, "operation", true);
-  for (size_t i = 0; headings[i] != NULL; i++) grid_column(grid, headings[i], false);
-  return grid;
-}
-
-static ek_status run(const struct settings *settings, const ek_group *group, const float *random) {
+static ek_status run(struct settings *settings, const ek_group *group, const float *random) {
   ek_device *device = ek_group_device(group, 0);
+  struct results *results = &settings->results;
   const struct bed start = {.device = device,
                             .stream = ek_device_stream(device, EK_STREAM_COMPUTE),
-                            .type = settings->type,
-                            .random = random};
-  const int64_t elements = (settings->mib << 20) / (int64_t)ek_type_size(settings->type);
-  struct grid *grid = make_grid(settings, device);
+                            .type = results->type,
+                            .random = random,
+                            .tokens = results->tokens};
   ek_status status = EK_OK;
   const struct kernel *kernel;
+  results->device = ek_device_name(device);
+  results->threads = ek_device_threads(device);
   for (size_t i = 0; status == EK_OK && (kernel = kernel_at(i)) != NULL; i++) {
-    struct rates rates = {0};
-    status = measure(&rates, kernel, &start, elements, settings->rounds);
-    if (status == EK_OK) add_row(grid, kernel, &rates, settings->type);
+    if (settings->only != NULL && !is_among(kernel->name, settings->only)) continue;
+    results->all = need_more(results->all, results->count + 1, sizeof *results->all);
+    status = measure(&results->all[results->count], kernel, &start, results);
+    if (status == EK_OK) results->count++;
   }
-  settings->write(grid, stdout); /* after a failure what there is until then */
-  grid_free(grid);
+  results_write(results, settings->format); /* after a failure what there is until then */
+  free(results->all);
   return status;
 }
 
 /* The same numbers every time; xorshift of 32 bits (Marsaglia 2003). */
-static float *make_random(int64_t count) {
+static float *make_random(const struct results *wanted) {
+  const int64_t large = (wanted->mib << 20) / (int64_t)ek_type_size(wanted->type);
+  const int64_t product = product_elements(wanted->tokens),
+                count = large > product ? large : product;
   float *values = need_memory((size_t)count, sizeof *values);
   uint32_t state = 2463534242u;
   for (int64_t i = 0; i < count; i++) {
@@ -161,42 +177,86 @@ static float *make_random(int64_t count) {
   return values;
 }
 
+/* ---- options ---- */
+
+enum { KEY_AGAINST = 256, KEY_ONLY, KEY_PROCESSOR_TIME, KEY_THREADS };
+
 static const struct argp_option options[] = {
     {"devices", 'd', "SPEC", 0, "One device, such as cpu (default) or cuda:0", 0},
     {"type", 't', "TYPE", 0, "Of values: f32 (default), bf16 or f16", 0},
     {"mib", 'm', "N", 0, "Size of the large tensors in MiB; default 256", 0},
-    {"rounds", 'r', "N", 0, "Rounds of an operation and a copy; default 15", 0},
-    {"output", 'o', "FORMAT", 0, "table (default), md or csv", 0},
+    {"tokens", 'k', "N", 0, "Rows of products, tokens of attention; default 1024", 0},
+    {"rounds", 'r', "N", 0, "Rounds of an operation and what it is held against; default 15", 0},
+    {"only", KEY_ONLY, "LIST", 0, "These operations alone, such as add,adamw", 0},
+    {"against", KEY_AGAINST, "WHAT", 0,
+     "copy (default): the speed over that of a copy of as many bytes; f32: the time over that in "
+     "f32",
+     0},
+    {"threads", KEY_THREADS, "N", 0, "Of a cpu device; default 0: as many as there are cores", 0},
+    {"processor-time", KEY_PROCESSOR_TIME, NULL, 0,
+     "Of the whole process, and not the clock's: for cpu devices beside other programs", 0},
+    {"output", 'o', "FORMAT", 0, "table (default), md, csv or json", 0},
     {NULL, 0, NULL, 0, NULL, 0}};
+
+static void need_whole(int64_t *value, const char *text, int64_t least, int64_t most,
+                       const char *name, struct argp_state *state) {
+  if (parse_whole(value, text, least, most)) return;
+  argp_error(state, "--%s is %lld to %lld, not \"%s\"", name, (long long)least, (long long)most,
+             text);
+}
+
+static void parse_only(struct settings *settings, const char *text, struct argp_state *state) {
+  settings->only = text;
+  for (const char *word = text; word != NULL; word = strchr(word, ',')) {
+    word += *word == ',';
+    const size_t length = strcspn(word, ",");
+    const struct kernel *kernel = NULL;
+    for (size_t i = 0; (kernel = kernel_at(i)) != NULL; i++) {
+      if (strlen(kernel->name) == length && strncmp(kernel->name, word, length) == 0) break;
+    }
+    if (kernel == NULL) argp_error(state, "--only: there is no \"%.*s\"", (int)length, word);
+  }
+}
+
+static void parse_type(ek_type *type, const char *text, struct argp_state *state) {
+  *type = strcmp(text, "f32") == 0    ? EK_F32
+          : strcmp(text, "bf16") == 0 ? EK_BF16
+          : strcmp(text, "f16") == 0  ? EK_F16
+                                      : (ek_type)0;
+  if (*type == 0) argp_error(state, "--type is f32, bf16 or f16, not \"%s\"", text);
+}
 
 static error_t parse(int key, char *text, struct argp_state *state) {
   struct settings *settings = state->input;
+  struct results *results = &settings->results;
   switch (key) {
   case 'd': settings->devices = text; return 0;
-  case 't':
-    settings->type = strcmp(text, "f32") == 0    ? EK_F32
-                     : strcmp(text, "bf16") == 0 ? EK_BF16
-                     : strcmp(text, "f16") == 0  ? EK_F16
-                                                 : (ek_type)0;
-    if (settings->type == 0) argp_error(state, "--type is f32, bf16 or f16, not \"%s\"", text);
-    return 0;
-  case 'm':
-    if (!parse_whole(&settings->mib, text, 1, 1 << 16)) argp_error(state, "--mib %s?", text);
-    return 0;
-  case 'r':
-    if (!parse_whole(&settings->rounds, text, 1, MOST_ROUNDS)) {
-      argp_error(state, "--rounds is 1 to %d, not \"%s\"", MOST_ROUNDS, text);
+  case 't': parse_type(&results->type, text, state); return 0;
+  case 'm': need_whole(&results->mib, text, 1, 1 << 16, "mib", state); return 0;
+  case 'k': need_whole(&results->tokens, text, 1, 1 << 20, "tokens", state); return 0;
+  case 'r': need_whole(&results->rounds, text, 1, MOST_ROUNDS, "rounds", state); return 0;
+  case KEY_THREADS: need_whole(&settings->threads, text, 0, 1024, "threads", state); return 0;
+  case KEY_ONLY: parse_only(settings, text, state); return 0;
+  case KEY_PROCESSOR_TIME: results->processor_time = true; return 0;
+  case KEY_AGAINST:
+    results->against_f32 = strcmp(text, "f32") == 0;
+    if (!results->against_f32 && strcmp(text, "copy") != 0) {
+      argp_error(state, "--against is copy or f32, not \"%s\"", text);
     }
     return 0;
   case 'o':
-    settings->write = strcmp(text, "table") == 0 ? grid_write_table
-                      : strcmp(text, "md") == 0  ? grid_write_markdown
-                      : strcmp(text, "csv") == 0 ? grid_write_csv
-                                                 : NULL;
-    if (settings->write == NULL) argp_error(state, "-o is table, md or csv, not \"%s\"", text);
+    if (!results_parse(&settings->format, text)) {
+      argp_error(state, "-o is table, md, csv or json, not \"%s\"", text);
+    }
     return 0;
   default: return ARGP_ERR_UNKNOWN;
   }
+}
+
+static ek_status open_group(ek_group **group, const struct settings *settings) {
+  ek_group_options wanted = EK_GROUP_OPTIONS_INIT;
+  wanted.threads_per_device = (int)settings->threads;
+  return ek_group_open(group, settings->devices, &wanted);
 }
 
 int main(int argc, char **argv) {
@@ -205,17 +265,19 @@ int main(int argc, char **argv) {
       options,
       parse,
       "",
-      "Times operations that memory bounds, in turns with a copy of the same number of bytes.",
+      "Times operations in turns: what memory bounds with a copy of the same number of bytes, or "
+      "everything with itself in f32.",
       NULL,
       NULL,
       NULL};
-  struct settings settings = {"cpu", EK_F32, 256, 15, grid_write_table};
+  struct settings settings = {
+      .devices = "cpu", .results = {.type = EK_F32, .mib = 256, .tokens = 1024, .rounds = 15}};
   argp_err_exit_status = EXIT_USAGE;
   terminal_program = "evenkeel-kernels";
   output_watch_standard();
   if (argp_parse(&argp, argc, argv, 0, NULL, &settings) != 0) return EXIT_USAGE;
   ek_group *group = NULL;
-  if (ek_group_open(&group, settings.devices, NULL) != EK_OK) {
+  if (open_group(&group, &settings) != EK_OK) {
     say_error("--devices %s: %s", settings.devices, ek_error_message());
     return EXIT_WRONG;
   }
@@ -224,7 +286,7 @@ int main(int argc, char **argv) {
     ek_group_free(group);
     return EXIT_USAGE;
   }
-  float *random = make_random((settings.mib << 20) / (int64_t)ek_type_size(settings.type));
+  float *random = make_random(&settings.results);
   const ek_status status = run(&settings, group, random);
   if (status != EK_OK) say_error("%s", ek_error_message());
   free(random);
