@@ -2,12 +2,13 @@
  * checkpoint_load.c - reads the state of a model out of a file.
  *
  * Everything that can be wrong with a file is seen before the model is touched: that it is a state,
- * of a format that this library knows, with the entries of this model in their shapes and with
- * all of its bytes. Only then the model is torn on purpose, and mends with its last entry: what
- * fails on the way leaves a model that says so, never a mixture.
+ * of a format that this library knows, with the entries of this model in their shapes, with numbers
+ * that a run can have, and with all of its bytes. Only then the model is torn on purpose, and mends
+ * with its last entry: what fails on the way leaves a model that says so, never a mixture.
  */
 #include <evenkeel/checkpoint.h>
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,32 +24,43 @@
 
 /* ---- what a file says of itself ---- */
 
-static ek_status read_number(int64_t *number, const char *path, const char *text) {
+static ek_status read_position(int64_t *number, const char *path, const char *text) {
   char *end = NULL;
+  errno = 0;
   const long long value = text == NULL ? 0 : strtoll(text, &end, 10);
-  EK__FAIL_IF(text == NULL || end == text || *end != '\0', EK_ERR_CORRUPT,
+  EK__FAIL_IF(text == NULL || end == text || *end != '\0' || errno != 0, EK_ERR_CORRUPT,
               "%s: it does not say at which position it was saved", path);
   *number = value;
   return EK_OK;
 }
 
+/* One that its makers would not make is passed over, as a newer library's is. */
 static bool read_schedule(ek_schedule *schedule, const char *text) {
   int kind = 0;
+  double peak = 0, floor = 0;
   long long warmup = 0, total = 0;
-  if (text == NULL || sscanf(text, "%d %la %la %lld %lld", &kind, &schedule->peak, &schedule->floor,
-                             &warmup, &total) != 5) {
+  if (text == NULL ||
+      sscanf(text, "%d %la %la %lld %lld", &kind, &peak, &floor, &warmup, &total) != 5) {
     return false;
   }
-  schedule->kind = (ek_schedule_kind)kind;
-  schedule->warmup = warmup;
-  schedule->total = total;
-  return true;
+  if (kind == EK_SCHEDULE_CONSTANT) return ek_schedule_constant(schedule, peak) == EK_OK;
+  return kind == EK_SCHEDULE_WARMUP_COSINE &&
+         ek_schedule_warmup_cosine(schedule, peak, floor, warmup, total) == EK_OK;
+}
+
+/* A number of `run`, which is one that a run can have. */
+static ek_status read_number(void *number, const ek_safetensors *file, const char *path,
+                             const char *name, ek_state_kind kind) {
+  const ek_type type = kind == EK_STATE_KIND_LOSS_SCALE ? EK_F64 : EK_I64;
+  ek_tensor host = {.data = number, .type = type};
+  EK_TRY(ek_safetensors_read(&host, file, name));
+  if (ek__state_check_number(kind, number) == EK_OK) return EK_OK;
+  return ek_error_set(EK_ERR_CORRUPT, "%s: %s", path, ek_error_message());
 }
 
 static ek_status describe(ek_checkpoint_info *info, const ek_safetensors *file, const char *path) {
   const char *format = ek_safetensors_value(file, EK__CHECKPOINT_FORMAT_KEY);
   const char *version = ek_safetensors_value(file, EK__CHECKPOINT_VERSION_KEY);
-  ek_tensor step = {.data = &info->step, .type = EK_I64};
   EK__FAIL_IF(format == NULL || !ek_safetensors_has_checksums(file), EK_ERR_CORRUPT,
               "%s: this is no state of a training run", path);
   EK__FAIL_IF(strcmp(format, EK__CHECKPOINT_FORMAT) != 0, EK_ERR_UNSUPPORTED,
@@ -58,9 +70,9 @@ static ek_status describe(ek_checkpoint_info *info, const ek_safetensors *file, 
   (void)snprintf(info->path, sizeof info->path, "%s", path);
   info->has_schedule =
       read_schedule(&info->schedule, ek_safetensors_value(file, EK__CHECKPOINT_SCHEDULE_KEY));
-  EK_TRY(
-      read_number(&info->position, path, ek_safetensors_value(file, EK__CHECKPOINT_POSITION_KEY)));
-  return ek_safetensors_read(&step, file, "run/step");
+  EK_TRY(read_position(&info->position, path,
+                       ek_safetensors_value(file, EK__CHECKPOINT_POSITION_KEY)));
+  return read_number(&info->step, file, path, "run/step", EK_STATE_KIND_STEP);
 }
 
 /* Opens it, and looks at every byte. */
@@ -124,7 +136,8 @@ static ek_status mismatch(const char *path, const char *name, const char *what) 
   return ek_error_set(EK_ERR_MISMATCH, "%s is not a state of this model: %s %s", path, name, what);
 }
 
-/* Whether the file has this entry, in its shape. Floating types may differ. */
+/* Whether the file has this entry, in its shape; of `run`, a number that may be. Floating types may
+ * differ. */
 static ek_status check_entry(const ek_safetensors *file, const char *path,
                              const ek_state_info *info) {
   const ek_safetensors_entry *entry = ek_safetensors_find(file, info->name);
@@ -138,7 +151,9 @@ static ek_status check_entry(const ek_safetensors *file, const char *path,
   if (entry->like.type == 0 || whole != whole_there ||
       (whole && entry->like.type != info->like.type))
     return mismatch(path, info->name, "has another type");
-  return EK_OK;
+  if (info->kind < EK_STATE_KIND_STEP) return EK_OK;
+  uint64_t number = 0;
+  return read_number(&number, file, path, info->name, info->kind);
 }
 
 /* *largest becomes the bytes of the largest entry. */

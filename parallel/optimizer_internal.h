@@ -6,6 +6,7 @@
 #define EK_OPTIMIZER_INTERNAL_H
 
 #include <evenkeel/data_parallel_optimizer.h>
+#include <evenkeel/state.h>
 
 #include "parallel_internal.h"
 
@@ -61,5 +62,8 @@ void ek__optimizer_cut_free(ek_data_parallel_optimizer *optimizer);
 
 /* state.c: whether this is the name of an entry that a model has with a dynamic loss scale alone. */
 bool ek__state_is_scaler(const char *name);
+/* Whether an entry of `run` may be this number of 8 bytes; any other entry may be anything.
+ * EK_ERR_INVALID_ARGUMENT. */
+ek_status ek__state_check_number(ek_state_kind kind, const void *value);
 
 #endif /* EK_OPTIMIZER_INTERNAL_H */

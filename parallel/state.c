@@ -137,9 +137,8 @@ static ek_tensor like_of(const struct entry *entry) {
 static void describe(ek_state_info *info, const ek_data_parallel_model *model,
                      const struct entry *entry) {
   const ek_state_placement state = model->options.state;
-  const bool sharded =
-      entry->kind == EK_STATE_KIND_OPTIMIZER || ek__placement(model)->master ||
-      (entry->kind == EK_STATE_KIND_PARAMETER && ek__model_shares_masters(model));
+  const bool sharded = entry->kind == EK_STATE_KIND_OPTIMIZER || ek__placement(model)->master ||
+                       (entry->kind == EK_STATE_KIND_PARAMETER && ek__model_shares_masters(model));
   *info = (ek_state_info){.kind = entry->kind,
                           .placement = sharded ? state : EK_STATE_REPLICATED,
                           .like = like_of(entry)};
@@ -350,18 +349,18 @@ ek_status ek_state_read_part(ek_tensor *host, const ek_data_parallel_model *mode
   return copy_entry((ek_data_parallel_model *)(uintptr_t)model, &entry, first, host, false);
 }
 
-static ek_status check_number(const struct entry *entry, const ek_tensor *host) {
+ek_status ek__state_check_number(ek_state_kind kind, const void *value) {
   int64_t number = 0;
-  if (!is_number(entry->kind) || entry->kind == EK_STATE_KIND_SEED) return EK_OK;
-  if (entry->kind == EK_STATE_KIND_LOSS_SCALE) {
+  if (!is_number(kind) || kind == EK_STATE_KIND_SEED) return EK_OK;
+  if (kind == EK_STATE_KIND_LOSS_SCALE) {
     ek_loss_scale scale = {.kind = EK_LOSS_SCALE_STATIC};
-    memcpy(&scale.scale, host->data, sizeof scale.scale);
+    memcpy(&scale.scale, value, sizeof scale.scale);
     return ek_loss_scale_check(&scale);
   }
-  memcpy(&number, host->data, sizeof number);
+  memcpy(&number, value, sizeof number);
   if (number >= 0 && number < INT64_MAX) return EK_OK;
-  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "ek_state_write: %s cannot be %" PRId64,
-                      numbers[number_of(entry->kind)].name, number);
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s cannot be %" PRId64,
+                      numbers[number_of(kind)].name, number);
 }
 
 ek_status ek_state_write(ek_data_parallel_model *model, const char *name, const ek_tensor *host) {
@@ -369,7 +368,7 @@ ek_status ek_state_write(ek_data_parallel_model *model, const char *name, const 
   EK__MODEL_ENTER(model, "ek_state_write");
   struct entry entry;
   EK_TRY(entry_for(&entry, "ek_state_write", model, name, host));
-  EK_TRY(check_number(&entry, host));
+  EK_TRY(ek__state_check_number(entry.kind, host->data));
   uint64_t tear = 0;
   ek_tensor from = *host;
   ek__model_write_begins(&tear, model);

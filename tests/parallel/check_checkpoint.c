@@ -10,6 +10,7 @@
 #include "ck_training.h"
 
 #include <fcntl.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -262,6 +263,86 @@ START_TEST(other_states_are_refused) {
 }
 END_TEST
 
+/* Copies a state, with 8 other bytes for one entry and another position. */
+static void forge(const char *to, const char *from, const char *name, const void *number,
+                  const char *position) {
+  enum { MOST = 64 };
+  ek_safetensors *file = NULL;
+  ek_safetensors_writer *writer = NULL;
+  ek_safetensors_entry entries[MOST];
+  const ek_safetensors_pair pairs[] = {{"evenkeel.state", "1"}, {"evenkeel.position", position}};
+  ck_ok(ek_safetensors_open(&file, from));
+  const size_t count = ek_safetensors_count(file);
+  ck_assert_uint_le(count, MOST);
+  for (size_t i = 0; i < count; i++) entries[i] = *ek_safetensors_at(file, i);
+  ck_ok(ek_safetensors_create(&writer, to, entries, count, pairs, 2));
+  for (size_t i = 0; i < count; i++) {
+    ek_tensor host = entries[i].like;
+    const size_t bytes = ek_tensor_bytes(&host);
+    void *data = calloc(1, bytes + 1);
+    ck_assert_ptr_nonnull(data);
+    host.data = data;
+    ck_ok(ek_safetensors_read(&host, file, entries[i].name));
+    if (strcmp(entries[i].name, name) == 0) memcpy(data, number, sizeof(int64_t));
+    ck_ok(ek_safetensors_write(writer, i, data, bytes));
+    free(data);
+  }
+  ck_ok(ek_safetensors_finish(writer));
+  ek_safetensors_writer_free(writer);
+  ek_safetensors_free(file);
+}
+
+/* Whole files, with checksums that are right, whose numbers no run has: seen before anything is
+ * written, so the model is good and what it was. */
+START_TEST(numbers_out_of_range_are_refused) {
+  struct ck_setup setup = setup_of("mlp", 2);
+  struct ck_training t;
+  ek_checkpoint_info info;
+  char good[96], bad[96];
+  const int64_t one = 1, below = -1, last = INT64_MAX;
+  const double three = 3, nothing = NAN;
+  const ek_loss_scale dynamic = EK_LOSS_SCALE_INIT;
+  setup.loss_scale = &dynamic;
+  ck_training_open(&t, &setup);
+  if (!no_files(&t)) {
+    go(&t, 0, 1);
+    ck_ok(ek_checkpoint_save(t.model, folder, NULL));
+    go(&t, 1, 2);
+    struct ck_state before = ck_state_take(t.model);
+    state_path(good, 1);
+    state_path(bad, 2);
+    const struct {
+      const char *name, *position, *text;
+      const void *number;
+    } cases[] = {{"run/step", "0", "run/step cannot be -1", &below},
+                 {"run/step", "0", "run/step cannot be 9223372036854775807", &last},
+                 {"run/good_steps", "0", "run/good_steps cannot be -1", &below},
+                 {"run/loss_scale", "0", "loss scale: scale is 3", &three},
+                 {"run/loss_scale", "0", "loss scale: scale is", &nothing},
+                 {"run/step", "9223372036854775808", "at which position", &one},
+                 {"run/step", "1x", "at which position", &one}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+      forge(bad, good, cases[i].name, cases[i].number, cases[i].position);
+      ck_fails(ek_checkpoint_load(&info, t.model, bad), EK_ERR_CORRUPT, cases[i].text);
+      ck_fails(ek_checkpoint_load(&info, t.model, bad), EK_ERR_CORRUPT, bad);
+      struct ck_state after = ck_state_take(t.model);
+      ck_state_same("after a refused number", &after, &before);
+      ck_state_drop(&after);
+    }
+    forge(bad, good, "run/step", &last, "0");
+    ck_ok(ek_checkpoint_latest(&info, folder)); /* passed over */
+    ck_assert_int_eq(info.step, 1);
+    go(&t, 2, 3);
+    ck_ok(ek_checkpoint_load(&info, t.model, folder));
+    forge(bad, good, "run/step", &one, "-7");
+    ck_ok(ek_checkpoint_load(&info, t.model, bad));
+    ck_assert(info.position == -7 && !info.has_schedule);
+    ck_state_drop(&before);
+  }
+  ck_training_close(&t);
+}
+END_TEST
+
 /* ---- what a program adds ---- */
 
 START_TEST(extras_come_back) {
@@ -409,6 +490,7 @@ static Suite *make_suite(void) {
   tcase_add_test(tests, the_last_few_are_kept);
   tcase_add_test(tests, damaged_states_are_passed_over);
   tcase_add_test(tests, other_states_are_refused);
+  tcase_add_test(tests, numbers_out_of_range_are_refused);
   tcase_add_loop_test(tests, extras_come_back, 0, 2);
   tcase_add_test(tests, folders_that_cannot_be_written);
   tcase_add_test(tests, devices_that_count_have_no_state);
