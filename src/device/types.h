@@ -20,6 +20,11 @@ const char *ek__types_text(char text[EK__TYPES_TEXT], unsigned types);
 /* EK_ERR_UNSUPPORTED unless `type` is one of `types`, which `who` computes in. */
 ek_status ek__types_check(unsigned types, ek_type type, const char *who);
 
+static inline bool ek__type_is_half(ek_type type) { return type == EK_BF16 || type == EK_F16; }
+static inline bool ek__type_is_floating(ek_type type) {
+  return type == EK_F32 || type == EK_F64 || ek__type_is_half(type);
+}
+
 /* The type that somebody who computes in `types` runs in where the others compute in `type`: f32 between
  * casts where that is of 16 bits, and only f32 is known. */
 ek_type ek__types_choose(unsigned types, ek_type type);

@@ -17,14 +17,13 @@
 
 #include "core/alloc.h"
 #include "core/error.h"
+#include "device/types.h"
 #include "module/pass_internal.h"
-
-static bool is_floating(ek_type type) { return type != EK_I32 && type != EK_I64; }
 
 uint32_t ek__cast_set(const ek_tensor *tensors, size_t count, ek_type type) {
   uint32_t set = 0;
   for (size_t i = 0; i < count; i++) {
-    if (!ek_tensor_exists(&tensors[i]) || !is_floating(tensors[i].type)) continue;
+    if (!ek_tensor_exists(&tensors[i]) || !ek__type_is_floating(tensors[i].type)) continue;
     if (tensors[i].type != type) set |= UINT32_C(1) << i;
   }
   return set;
@@ -33,7 +32,7 @@ uint32_t ek__cast_set(const ek_tensor *tensors, size_t count, ek_type type) {
 bool ek__cast_plan(struct ek__cast *cast, const ek_pass *pass, const struct ek__node *node,
                    const ek_tensor *inputs, size_t count, ek_type type, ek_type outer,
                    bool predict) {
-  const bool half = type == EK_BF16 || type == EK_F16, root = node == pass->replica->layout.root;
+  const bool half = ek__type_is_half(type), root = node == pass->replica->layout.root;
   *cast = (struct ek__cast){0};
   if (type != outer) {
     cast->from = outer;
@@ -53,8 +52,7 @@ bool ek__cast_plan(struct ek__cast *cast, const ek_pass *pass, const struct ek__
 
 static ek_status convert(ek_tensor *made, ek_pass *pass, const ek_tensor *given, ek_type type,
                          ek_memory_category category) {
-  EK_TRY(
-      ek_tensor_create(made, pass->replica->device, category, type, given->rank, given->shape));
+  EK_TRY(ek_tensor_create(made, pass->replica->device, category, type, given->rank, given->shape));
   ek_stream *stream = ek_device_stream(pass->replica->device, EK_STREAM_COMPUTE);
   const ek_status status = ek_op_convert(stream, made, given);
   if (status != EK_OK) ek_tensor_free(made);
@@ -79,8 +77,7 @@ ek_status ek__cast_tensors(ek_tensor *made, ek_pass *pass, const ek_tensor *give
   return EK_OK;
 }
 
-ek_status ek__cast_move(ek_tensor *owned, ek_pass *pass, size_t count, uint32_t set,
-                        ek_type type) {
+ek_status ek__cast_move(ek_tensor *owned, ek_pass *pass, size_t count, uint32_t set, ek_type type) {
   for (size_t i = 0; i < count; i++) {
     ek_tensor made = {0};
     if ((set >> i & 1u) == 0) continue;

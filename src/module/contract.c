@@ -21,6 +21,7 @@
 #include "core/error.h"
 #include "device/flaw.h"
 #include "device/ledger.h"
+#include "device/types.h"
 #include "module/pass_internal.h"
 #include "op/op_internal.h"
 
@@ -59,8 +60,6 @@ ek_status ek__check_tensors(const char *who, const ek_pass *pass, const ek_tenso
   }
   return EK_OK;
 }
-
-static bool is_floating(ek_type type) { return type != EK_I32 && type != EK_I64; }
 
 static ek_tensor extent_of(const ek_tensor *tensor) {
   ek_tensor extent = *tensor;
@@ -183,11 +182,11 @@ static ek_status check_output(const ek_pass *pass, const struct ek__node *node, 
                               const ek_tensor *output, ek_type type) {
   EK__FAIL_IF(!ek_tensor_exists(output), EK_ERR_STATE, "it gave no output number %zu", index);
   EK_TRY(check_place("output", index, pass, output));
-  EK__FAIL_IF(is_floating(output->type) && output->type != type, EK_ERR_TYPE,
+  EK__FAIL_IF(ek__type_is_floating(output->type) && output->type != type, EK_ERR_TYPE,
               "output number %zu is %s, expected %s", index, ek_type_name(output->type),
               ek_type_name(type));
   if (node != pass->replica->layout.root) return EK_OK;
-  EK__FAIL_IF(!is_floating(output->type) && pass->options.gradient, EK_ERR_TYPE,
+  EK__FAIL_IF(!ek__type_is_floating(output->type) && pass->options.gradient, EK_ERR_TYPE,
               "output number %zu is %s, which has no gradient", index, ek_type_name(output->type));
   const int64_t samples = pass->options.samples, rows = output->rank == 0 ? 0 : output->shape[0];
   if (samples == 0 || output->rank == 0 || (rows > 0 && rows % samples == 0)) return EK_OK;
@@ -205,8 +204,9 @@ ek_status ek__check_forward(ek_pass *pass, const struct ek__node *node, size_t r
                           node->inputs - (predict ? node->targets : 0)));
   for (size_t i = 0; i < count; i++) {
     const bool totals = losses && i == 0 && ek_tensor_exists(&outputs[0]);
-    EK_TRY(totals ? ek__check_totals(pass, node, &outputs[0])
-                  : check_output(pass, node, i, &outputs[i], losses ? ek_type_of_sums(type) : type));
+    EK_TRY(totals
+               ? ek__check_totals(pass, node, &outputs[0])
+               : check_output(pass, node, i, &outputs[i], losses ? ek_type_of_sums(type) : type));
   }
   EK_TRY(check_workspace(pass));
   if (record == EK__NO_RECORD) return EK_OK;
@@ -229,7 +229,7 @@ static ek_status check_grad_outputs(const ek_pass *pass, const struct ek__record
                         more ? pass->saved_count - of->above : of->above - pass->saved_count);
   }
   for (size_t i = 0; i < of->node->outputs; i++) {
-    if (!is_floating(extents[i].type)) continue;
+    if (!ek__type_is_floating(extents[i].type)) continue;
     EK__FAIL_IF(!ek_tensor_exists(&grad_outputs[i]), EK_ERR_INVALID_ARGUMENT,
                 "%s number %zu is not there", what, i);
     EK_TRY(check_place(what, i, pass, &grad_outputs[i]));
@@ -254,7 +254,8 @@ static ek_status check_grad_input(const ek_pass *pass, size_t index, const ek_te
                                   const ek_tensor *input, bool is_target) {
   static const char *const what = "the gradient of input";
   const bool exists = ek_tensor_exists(gradient);
-  EK__FAIL_IF(input != NULL && exists != (is_floating(input->type) && !is_target), EK_ERR_STATE,
+  EK__FAIL_IF(input != NULL && exists != (ek__type_is_floating(input->type) && !is_target),
+              EK_ERR_STATE,
               exists ? "%s number %zu was given, but the input is %s"
                      : "%s number %zu was not given; the input is %s",
               what, index, is_target ? "a target" : ek_type_name(input->type));

@@ -9,6 +9,7 @@
 
 #include "core/sizes.h"
 #include "device/fault_internal.h"
+#include "device/types.h"
 
 const char *ek__op_shape_text(char text[EK__OP_SHAPE_TEXT], const ek_tensor *tensor) {
   if (tensor->rank == 0) {
@@ -83,9 +84,6 @@ static ek_status wrong_type(const struct ek__op *op, size_t i, const char *wante
                       ek_type_name(op->operand[i].tensor->type), wanted);
 }
 
-static bool is_half(ek_type type) { return type == EK_BF16 || type == EK_F16; }
-static bool is_float(ek_type type) { return type == EK_F32 || type == EK_F64 || is_half(type); }
-
 /* That the type is one of its role; check_types() compares it with the others. */
 static ek_status check_type(const struct ek__op *op, size_t i, const ek_device *device) {
   const struct ek__operand *operand = &op->operand[i];
@@ -94,12 +92,13 @@ static ek_status check_type(const struct ek__op *op, size_t i, const ek_device *
   case EK__ANY: return ek_type_size(type) != 0 ? EK_OK : wrong_type(op, i, "a type of tensor.h");
   case EK__F64: return type == EK_F64 ? EK_OK : wrong_type(op, i, "f64");
   case EK__I32: return type == EK_I32 ? EK_OK : wrong_type(op, i, "i32");
-  case EK__FLOAT: return is_float(type) ? EK_OK : wrong_type(op, i, "f32, f64, bf16 or f16");
+  case EK__FLOAT:
+    return ek__type_is_floating(type) ? EK_OK : wrong_type(op, i, "f32, f64, bf16 or f16");
   case EK__SUM: return type == EK_F32 || type == EK_F64 ? EK_OK : wrong_type(op, i, "f32 or f64");
   case EK__VALUE:
   case EK__EITHER: break;
   }
-  if (!is_float(type)) return wrong_type(op, i, "f32, f64, bf16 or f16");
+  if (!ek__type_is_floating(type)) return wrong_type(op, i, "f32, f64, bf16 or f16");
   if ((ek__device_table(device)->values >> type & 1u) != 0) return EK_OK;
   return ek_error_set(EK_ERR_UNSUPPORTED, "%s: %s is %s, in which %s does not compute", op->name,
                       operand->name, ek_type_name(type), ek_device_name(device));
@@ -112,13 +111,13 @@ static struct ek__types types_of(const struct ek__op *op) {
   for (size_t i = op->count; i-- > 0;) {
     const struct ek__operand *operand = &op->operand[i];
     if (operand->tensor == NULL || operand->role > EK__EITHER) continue;
-    if (operand->role == EK__EITHER && !is_half(operand->tensor->type)) continue;
+    if (operand->role == EK__EITHER && !ek__type_is_half(operand->tensor->type)) continue;
     first[operand->role] = operand->tensor->type;
   }
   const ek_type value = first[EK__VALUE] != 0    ? first[EK__VALUE]
                         : first[EK__EITHER] != 0 ? first[EK__EITHER]
                                                  : first[EK__SUM];
-  return (struct ek__types){.value = value, .sum = value == EK_F64 ? EK_F64 : EK_F32};
+  return (struct ek__types){.value = value, .sum = ek_type_of_sums(value)};
 }
 
 static ek_status check_types(struct ek__op *op) {
