@@ -33,6 +33,8 @@ static ek_status check_options(ek_data_parallel_model_options *options, const ek
               "ek_data_parallel_model_open: there is no device number %zu", options->output_device);
   EK_TRY(ek__precision_read(&options->precision, options->type, ek_group_device(group, 0),
                             "ek_data_parallel_model_open"));
+  EK_TRY(ek__gradient_type_read(&options->gradient_type, options->type, options->precision,
+                                ek_group_device(group, 0), "ek_data_parallel_model_open"));
   EK_TRY(ek__grains_check_open(options, group));
   EK_TRY(ek__module_check(module));
   EK__FAIL_IF(
@@ -51,6 +53,7 @@ static ek_status open_replica(void *context, ek_device *device, size_t index) {
   struct ek__replica_parts parts = {.masters = ek__model_masters(model)};
   options.type = model->options.type;
   options.precision = model->options.precision;
+  options.gradient_type = model->options.gradient_type;
   options.seed = model->options.seed;
   options.gradients = !ek__placement(model)->gradient_shares;
   options.initialize = ek_communicator_first_rank(model->communicator) + index == 0;

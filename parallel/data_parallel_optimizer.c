@@ -71,8 +71,9 @@ static ek_status check_open(const ek_data_parallel_model *model, const ek_optimi
               "ek_data_parallel_optimizer_open: the optimizer has %zu states, expected 0 to %d, or "
               "is not what ek_optimizer_init() made of it",
               optimizer->states, EK_MAX_OPTIMIZER_STATES);
-  EK_TRY(
-      ek__types_check(EK__TABLE_TYPES(optimizer->ops), model->options.type, optimizer->ops->kind));
+  const unsigned types = EK__TABLE_TYPES(optimizer->ops);
+  EK_TRY(ek__types_check(types, model->options.type, optimizer->ops->kind));
+  EK_TRY(ek__types_check(types, model->options.gradient_type, optimizer->ops->kind));
   EK_TRY(ek__model_check(model));
   if (model->optimizer == NULL) return EK_OK;
   return ek_error_set(EK_ERR_STATE, "ek_data_parallel_optimizer_open: the model has an optimizer, "
@@ -94,7 +95,9 @@ ek_status ek_data_parallel_optimizer_open(ek_data_parallel_optimizer **parallel,
   self->optimizer = ek_optimizer_share(optimizer);
   self->norm = o.gradient_norm;
   self->refuse = o.refuse_not_finite;
-  if (model->options.precision == EK_F16) self->loss_scale = (ek_loss_scale)EK_LOSS_SCALE_INIT;
+  if (model->options.precision == EK_F16 || model->options.gradient_type == EK_F16) {
+    self->loss_scale = (ek_loss_scale)EK_LOSS_SCALE_INIT;
+  }
   if (o.loss_scale != NULL) self->loss_scale = *o.loss_scale;
   self->scaler = ek_loss_scale_begin(&self->loss_scale);
   self->state_count = optimizer->states;

@@ -106,7 +106,7 @@ ek_status ek__grains_backward(ek_data_parallel_model *model, ek_device *device, 
   if (more && !ek_tensor_exists(&own->earlier)) {
     EK_TRY(ek__grains_zeros(&own->earlier, device,
                             ek_tensor_count(ek_replica_gradients(model->replicas[index])),
-                            model->options.type, EK_MEMORY_GRADIENTS));
+                            model->options.gradient_type, EK_MEMORY_GRADIENTS));
   }
   EK_TRY(run_grains(model, device, index, gradients));
   return ek__grains_reduce(model, device, index, more);

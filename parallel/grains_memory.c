@@ -52,7 +52,7 @@ enum { LEAST_CHUNK = 4096 };
 
 static ek_status open_exchange(struct ek__grain_memory *own, const ek_data_parallel_model *model,
                                ek_device *device, size_t rows, int64_t most) {
-  const ek_type type = model->options.type;
+  const ek_type type = model->options.gradient_type;
   if (model->count == 1) return EK_OK;
   EK_TRY(ek__new(&own->offsets, model->count + 1, sizeof *own->offsets, "a reproducible model"));
   own->chunk = (int64_t)(model->options.bucket_bytes / ek_type_size(type) / rows / 16 * 16);
@@ -95,7 +95,7 @@ static ek_status open_shares(ek_data_parallel_model *model, ek_device *device, s
     const int64_t count = cut->list[b].last - cut->list[b].first;
     if (count > longest) longest = count;
   }
-  EK_TRY(ek__grains_zeros(&own->slots, device, (int64_t)slots * share, model->options.type,
+  EK_TRY(ek__grains_zeros(&own->slots, device, (int64_t)slots * share, model->options.gradient_type,
                           EK_MEMORY_GRADIENTS));
   return open_exchange(own, model, device, model->count, longest);
 }
@@ -103,7 +103,7 @@ static ek_status open_shares(ek_data_parallel_model *model, ek_device *device, s
 static ek_status open_one(void *context, ek_device *device, size_t index) {
   ek_data_parallel_model *model = context;
   struct ek__grain_memory *own = &model->grain_memory[index];
-  const ek_type type = model->options.type;
+  const ek_type type = model->options.gradient_type;
   const int64_t count = ek_tensor_count(ek_replica_gradients(model->replicas[index]));
   const size_t grains = model->options.reproducible;
   size_t first = 0, last = 0;

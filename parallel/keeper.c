@@ -82,8 +82,8 @@ static ek_status take(struct ek__keeper *keeper, size_t number, bool zeros) {
   const struct ek__bucket *bucket = &keeper->cut->list[number];
   const int64_t count = bucket->last - bucket->first;
   struct ek__lent *lent = &keeper->gradients[number];
-  EK_TRY(ek_tensor_create(&lent->whole, keeper->device, EK_MEMORY_GRADIENTS, keeper->replica->type,
-                          1, &count));
+  EK_TRY(ek_tensor_create(&lent->whole, keeper->device, EK_MEMORY_GRADIENTS,
+                          keeper->replica->gradient_type, 1, &count));
   return zeros ? ek_op_zero(stream_of(keeper), &lent->whole) : clear_gaps(keeper, number);
 }
 

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "core/error.h"
+#include "core/half.h"
 #include "core/options.h"
 #include "module/replica_internal.h"
 #include "optimizer_internal.h"
@@ -383,8 +384,8 @@ ek_status ek_state_write(ek_data_parallel_model *model, const char *name, const 
 /* ---- gradients ---- */
 
 /* Of sharded gradients each device has its part of every bucket, of others device 0 has all. */
-static ek_status read_gradient(ek_tensor *host, const ek_data_parallel_model *model,
-                               int64_t offset) {
+static ek_status read_kept_gradient(ek_tensor *host, const ek_data_parallel_model *model,
+                                    int64_t offset) {
   const struct ek__placement *placement = ek__placement(model);
   if (placement->state_shares) {
     return copy_shares(model, ek_replica_gradients, placement->gradient_shares, offset, host,
@@ -392,6 +393,29 @@ static ek_status read_gradient(ek_tensor *host, const ek_data_parallel_model *mo
   }
   return copy_range(ek_replica_gradients(model->replicas[0]), offset, host, 0,
                     ek_tensor_count(host), false);
+}
+
+/* In the type of the parameters, whatever gradients are kept in. */
+static ek_status read_gradient(ek_tensor *host, const ek_data_parallel_model *model,
+                               int64_t offset) {
+  enum { CHUNK = 4096 };
+  uint16_t chunk[CHUNK];
+  const ek_type type = model->options.gradient_type;
+  const int64_t all = ek_tensor_count(host);
+  if (type == host->type) return read_kept_gradient(host, model, offset);
+  for (int64_t begin = 0; begin < all; begin += CHUNK) {
+    const int64_t count = all - begin < CHUNK ? all - begin : CHUNK;
+    ek_tensor kept;
+    EK_TRY(ek_tensor_host(&kept, chunk, type, 1, &count));
+    EK_TRY(read_kept_gradient(&kept, model, offset + begin));
+    if (ek_device_counts_only(ek_group_device(model->group, 0))) continue;
+    float *to = (float *)host->data + begin;
+    for (int64_t i = 0; i < count; i++) {
+      to[i] = type == EK_BF16 ? ek__bf16_widen((struct ek__bf16){chunk[i]})
+                              : ek__f16_widen((struct ek__f16){chunk[i]});
+    }
+  }
+  return EK_OK;
 }
 
 /* What the optimizer would multiply with: 1 / D, or 1; over the loss scale. */

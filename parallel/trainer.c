@@ -66,6 +66,7 @@ static ek_status open_parts(ek_trainer *self, ek_module *module, ek_criterion *c
   model.broadcast_inputs = o->broadcast_inputs;
   model.reproducible = o->reproducible;
   model.precision = o->precision;
+  model.gradient_type = o->gradient_type;
   loss.gradient_in_forward = criterion == NULL || criterion->reduction != EK_REDUCTION_NONE;
   update.schedule = o->schedule;
   update.refuse_not_finite = o->refuse_not_finite;

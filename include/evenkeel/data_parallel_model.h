@@ -98,8 +98,8 @@ typedef struct ek_data_parallel_model_options {
   /*
    * What modules compute in: 0 for `type`, or, with f32, EK_BF16 or EK_F16. Parameters are f32 *masters*
    * then, with the optimizer's state, and modules see copies of 16 bits, which the update writes; so
-   * activations, outputs and their gradients are of 16 bits. Statistics, losses, norms, gradients of
-   * parameters and buffers are f32 or f64 as before. A floating input or target in f32 is rounded on its
+   * activations, outputs and their gradients are of 16 bits. Statistics, losses, norms, buffers and,
+   * but for `gradient_type`, gradients of parameters are f32 or f64 as before. A floating input or target in f32 is rounded on its
    * way into the module. A module that declares f32 alone runs between casts (module.h).
    *
    *     mode                          of a parameter, on each of N devices: bytes, with AdamW
@@ -113,11 +113,25 @@ typedef struct ek_data_parallel_model_options {
    * before anything is allocated, for devices that do not compute in it (ek_device_types()).
    */
   ek_type precision;
+  /*
+   * Of the gradients of parameters that devices keep and sum: 0 for `type`, or, with f32, EK_BF16 or
+   * EK_F16: the precision's type, or where that is f32 either. Half the gradients' memory and traffic:
+   * 2 in the place of 4 bytes in the table above. Modules add to f32 gradients all the same, and what
+   * a backward has added is rounded once, when the gradient is complete; the f32 gradients of one
+   * module at a time, and of parameters that are used twice, lie beside them (docs/memory.md). Sums
+   * over the devices are made in f32 and rounded once, but for NCCL's, which rounds each addition
+   * (communicator.h). Micro-batches are added up in f32 and rounded for each of them; norms and updates
+   * compute in f32 or f64. Gradients in f16 want a loss scale and have one by default
+   * (data_parallel_optimizer.h). State, files and gradients by name are f32 as before.
+   * EK_ERR_INVALID_ARGUMENT for types that do not go together, EK_ERR_UNSUPPORTED for devices that do
+   * not compute in it.
+   */
+  ek_type gradient_type;
 } ek_data_parallel_model_options;
 #define EK_DATA_PARALLEL_MODEL_OPTIONS_INIT                                                        \
   {                                                                                                \
     sizeof(ek_data_parallel_model_options), EK_OUTPUTS_STAY, EK_STATE_REPLICATED, 0, EK_F32, 0, 0, \
-        4u << 20, 0, (ek_type)0                                                                    \
+        4u << 20, 0, (ek_type)0, (ek_type)0                                                        \
   }
 
 /* Sets the two placements of a mode and leaves the rest. */

@@ -33,7 +33,8 @@ typedef struct ek_data_parallel_optimizer_options {
    */
   bool refuse_not_finite;
   /*
-   * Copied; NULL: EK_LOSS_SCALE_INIT for a model whose precision is f16, and none for others. With
+   * Copied; NULL: EK_LOSS_SCALE_INIT for a model whose precision or gradient_type is f16, and none for
+   * others. With
    * any but EK_LOSS_SCALE_NONE the criteria of the model multiply gradients with the scale, the
    * update divides by it, and a step whose gradient is not finite is skipped: EK_OK with `skipped` in
    * its result, on all devices, wherever the overflow was. Parameters, states and steps are then what

@@ -19,7 +19,7 @@ typedef struct ek_optimizer ek_optimizer;
 /* One range on one device: all tensors have rank 1 and the same length. */
 typedef struct ek_update {
   ek_tensor *parameters;
-  const ek_tensor *gradients;
+  const ek_tensor *gradients; /* of the parameters' type, or of 16 bits: `types` below */
   ek_tensor *states; /* optimizer->states of them; not to be read at step 1 */
   int64_t step;      /* 1 for the first */
   bool no_decay;     /* weight decay leaves these parameters alone (ek_parameter_options) */
@@ -35,7 +35,9 @@ typedef struct ek_optimizer_ops {
   /* Required. */
   void (*free)(ek_optimizer *self);
   /* (optional) fallback: EK_TYPES_F32. The types that it updates, as a set: EK_TYPES_F32 |
-   * EK_TYPES_F64. For a model of another type it is EK_ERR_UNSUPPORTED. */
+   * EK_TYPES_F64. For a model of another type it is EK_ERR_UNSUPPORTED. A rule whose `gradients` may be of
+   * 16 bits beside f32 parameters (gradient_type in data_parallel_model.h) has that type in the set,
+   * too, as sgd and adamw have, and without it is EK_ERR_UNSUPPORTED for such a model. */
   unsigned types;
   /* (optional) fallback: "0", "1" ... What the states are called in the names of state.h ("m"), as
    * many as there are, without a slash; like `kind` at most 60 characters of each count. */

@@ -40,7 +40,8 @@ EK_BEGIN_DECLARATIONS
 EK_API EK_CHECKED ek_status ek_pass_parameter(ek_tensor *parameter, ek_pass *pass, size_t index);
 
 /*
- * The gradient of parameter `index`, a loan, f64 in a pass of f64 and f32 in all others. Backward adds to it. If *beta is wanted (not NULL), it
+ * The gradient of parameter `index`, a loan, f64 in a pass of f64 and f32 in all others, also where the
+ * replica keeps gradients of 16 bits. Backward adds to it. If *beta is wanted (not NULL), it
  * becomes 0 when nothing has been added in this step (the memory is undefined: overwrite all of it)
  * and 1 when there is something to add to. With `beta` NULL the memory is zeroed the first time.
  */

@@ -11,6 +11,10 @@
  * updates, and modules see *copies* of them, a third flat buffer of the same layout. Whoever writes
  * masters writes the copies, too (ek_update_scale.copy), or calls ek_replica_refresh().
  *
+ * Gradients may be kept in 16 bits (`gradient_type`): in the precision's type, or, where modules compute
+ * in f32, in either. A module adds to an f32 gradient all the same, which the pass lends it and rounds
+ * when the gradient is complete (pass.h).
+ *
  * A replica and its functions belong to one thread at a time.
  */
 #ifndef EVENKEEL_REPLICA_H
@@ -29,12 +33,14 @@ typedef struct ek_replica_options {
   bool gradients;  /* hold a gradient buffer */
   bool initialize; /* false: values are undefined until they are set or replicated */
   ek_type precision; /* that modules compute in: 0 for `type`, or, with f32, EK_BF16 or EK_F16 */
+  ek_type gradient_type; /* of the gradient buffer: 0 for `type`, or, with f32, EK_BF16 or EK_F16 */
 } ek_replica_options;
 #define EK_REPLICA_OPTIONS_INIT                                                                    \
-  { sizeof(ek_replica_options), EK_F32, 0, true, true, (ek_type)0 }
+  { sizeof(ek_replica_options), EK_F32, 0, true, true, (ek_type)0, (ek_type)0 }
 
 /* Walks the module's declarations and makes the flat buffers on `device`. Keeps a reference.
- * EK_ERR_UNSUPPORTED if the device (ek_device_types()) or a module does not compute in the precision;
+ * EK_ERR_UNSUPPORTED if the device (ek_device_types()) or a module does not compute in the precision, or
+ * the device not in the gradients' type; EK_ERR_INVALID_ARGUMENT for types that do not go together;
  * a module that declares f32, but no type of 16 bits, runs between casts (module.h). */
 EK_API EK_CHECKED ek_status ek_replica_open(ek_replica **replica, ek_device *device,
                                             ek_module *module, const ek_replica_options *options);
@@ -62,7 +68,7 @@ typedef struct ek_parameter_info {
   const char *name;   /* full name, "blocks.0.attention.weight"; lives as long as the replica */
   ek_tensor value;    /* a loan: a view into the flat parameters (or buffers); if the device holds a
                          share, type and shape alone, data NULL */
-  ek_tensor gradient; /* a loan; a struct of zeros for a buffer, and if the device holds a share */
+  ek_tensor gradient; /* a loan, of the type that gradients are kept in; a struct of zeros for a buffer, and if the device holds a share */
   int64_t offset;     /* of its first element in the flat buffer */
   bool buffer;
   bool no_decay, frozen; /* as it was declared: ek_parameter_options */

@@ -33,6 +33,7 @@ static void destroy(struct ek__spare *spare) {
   ek__free(pass->extents);
   ek__free(pass->touched);
   ek__free(pass->waiting);
+  ek__free(pass->wide);
   ek__free(pass);
 }
 
@@ -45,6 +46,9 @@ static ek_status create(ek_pass **pass, ek_replica *replica) {
   ek_status status = ek__new(&made->touched, parameters, sizeof *made->touched, "a pass");
   if (status == EK_OK) {
     status = ek__new(&made->waiting, parameters, sizeof *made->waiting, "a pass");
+  }
+  if (status == EK_OK && ek__replica_rounds_gradients(replica)) {
+    status = ek__new(&made->wide, parameters, sizeof *made->wide, "a pass");
   }
   if (status == EK_OK) {
     *pass = made;
@@ -103,6 +107,7 @@ void ek_pass_free(ek_pass *pass) {
   /* In the order that backward would have: the arena sees the same sequence either way. */
   while (pass->saved_count > 0) ek__saved_drop(pass);
   ek__cast_drop_parameters(pass, 0);
+  ek__drop_wide_gradients(pass);
   pass->spare.next = pass->replica->spares;
   pass->replica->spares = &pass->spare;
 }
@@ -140,16 +145,14 @@ ek_status ek_pass_parameter(ek_tensor *parameter, ek_pass *pass, size_t index) {
   return ek__pass_value(parameter, pass, global);
 }
 
-static ek_status find_gradient(ek_tensor *gradient, const ek_pass *pass, size_t global) {
-  if (pass->lender != NULL) return pass->lender->gradient(gradient, pass->lender, global);
-  *gradient = ek__replica_gradient(pass->replica, global);
-  return EK_OK;
+/* The gradient that a module adds to. */
+static ek_status find_gradient(ek_tensor *gradient, ek_pass *pass, size_t global) {
+  return pass->wide == NULL ? ek__kept_gradient(gradient, pass, global)
+                            : ek__wide_gradient(gradient, pass, global);
 }
 
-static ek_status zero_gradient(ek_pass *pass, size_t global) {
-  ek_tensor gradient;
-  EK_TRY(find_gradient(&gradient, pass, global));
-  EK_TRY(ek_op_zero(ek_pass_stream(pass), &gradient));
+static ek_status zero_gradient(ek_pass *pass, size_t global, ek_tensor *gradient) {
+  EK_TRY(ek_op_zero(ek_pass_stream(pass), gradient));
   pass->touched[global] = true;
   return EK_OK;
 }
@@ -166,14 +169,19 @@ ek_status ek_pass_gradient(ek_tensor *gradient, double *beta, ek_pass *pass, siz
     *beta = pass->touched[global] ? 1.0 : 0.0;
     pass->touched[global] = true;
   } else if (!pass->touched[global]) {
-    EK_TRY(zero_gradient(pass, global));
+    EK_TRY(zero_gradient(pass, global, gradient));
   }
   if (!pass->frame->backward) pass->added = true;
   return EK_OK;
 }
 
 static ek_status complete(ek_pass *pass, size_t global) {
-  if (!pass->touched[global]) EK_TRY(zero_gradient(pass, global));
+  EK_TRY(ek__round_gradient(pass, global));
+  if (!pass->touched[global]) {
+    ek_tensor gradient;
+    EK_TRY(ek__kept_gradient(&gradient, pass, global));
+    EK_TRY(zero_gradient(pass, global, &gradient));
+  }
   if (pass->options.complete == NULL) return EK_OK;
   return pass->options.complete(pass->options.context, pass, global);
 }

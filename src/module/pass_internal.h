@@ -102,6 +102,8 @@ struct ek_pass {
   uint64_t named;    /* number of the thread's error that has the name of a module already */
   bool *touched;     /* per parameter of the replica */
   uint32_t *waiting; /* per parameter: users that have not said that they are done */
+  ek_tensor *wide;   /* per parameter: its gradient in f32, while that exists; NULL: the replica's own
+                      * are what modules add to */
 };
 
 /* ek_pass_open() of a replica that does not hold everything whole; lender NULL: it does. The lender
@@ -166,6 +168,17 @@ size_t ek__recipe_for(const ek_pass *pass, const ek_tensor *tensor);
 ek_status ek__saved_push(ek_pass *pass, const ek_tensor *tensor, size_t recipe);
 ek_status ek__saved_take(ek_tensor *tensor, ek_pass *pass);
 void ek__saved_drop(ek_pass *pass);
+/* ---- round_gradients.c: gradients that are kept in 16 bits ---- */
+
+/* Where the replica, or a lender, keeps a gradient. */
+ek_status ek__kept_gradient(ek_tensor *gradient, const ek_pass *pass, size_t parameter);
+/* The f32 gradient that modules add to, a loan; undefined where nothing was added in this step. */
+ek_status ek__wide_gradient(ek_tensor *gradient, ek_pass *pass, size_t parameter);
+/* Nobody adds to it any more: if there is one, it is rounded to where it is kept, and given back. */
+ek_status ek__round_gradient(ek_pass *pass, size_t parameter);
+/* Gives all of them back. */
+void ek__drop_wide_gradients(ek_pass *pass);
+
 /* Each of `count` tensors that a module or the runner hands over is there, and on the device. */
 ek_status ek__check_tensors(const char *who, const ek_pass *pass, const ek_tensor *tensors,
                             size_t count);

@@ -61,7 +61,9 @@ static ek_status initialize(ek_replica *replica, uint64_t seed) {
 /* Zeros, so that the padding between parameters takes part in sums without a trace. */
 static ek_status create_flat(ek_tensor *flat, ek_replica *replica, ek_memory_category category,
                              int64_t count) {
-  const ek_type type = category == EK_MEMORY_COPIES ? replica->precision : replica->type;
+  const ek_type type = category == EK_MEMORY_COPIES      ? replica->precision
+                       : category == EK_MEMORY_GRADIENTS ? replica->gradient_type
+                                                         : replica->type;
   EK_TRY(ek_tensor_create(flat, replica->device, category, type, 1, &count));
   return ek_op_zero(ek_device_stream(replica->device, EK_STREAM_COMPUTE), flat);
 }
@@ -78,6 +80,14 @@ ek_status ek__replica_hold_gradients(ek_replica *replica, int64_t count) {
   return create_flat(&replica->gradients, replica, EK_MEMORY_GRADIENTS, count);
 }
 
+static ek_status check_device(ek_type type, const ek_device *device, const char *who) {
+  if ((ek_device_types(device) >> type & 1u) != 0) return EK_OK;
+  char types[EK__TYPES_TEXT];
+  return ek_error_set(EK_ERR_UNSUPPORTED, "%s: %s computes in %s, not in %s", who,
+                      ek_device_name(device), ek__types_text(types, ek_device_types(device)),
+                      ek_type_name(type));
+}
+
 ek_status ek__precision_read(ek_type *precision, ek_type type, const ek_device *device,
                              const char *who) {
   EK__FAIL_IF(type != EK_F32 && type != EK_F64, EK_ERR_INVALID_ARGUMENT,
@@ -88,11 +98,24 @@ ek_status ek__precision_read(ek_type *precision, ek_type type, const ek_device *
               "%s: options.precision is %s beside parameters of %s, expected f32, bf16 or f16 beside "
               "f32",
               who, ek_type_name(*precision), ek_type_name(type));
-  if ((ek_device_types(device) >> *precision & 1u) != 0) return EK_OK;
-  char types[EK__TYPES_TEXT];
-  return ek_error_set(EK_ERR_UNSUPPORTED, "%s: %s computes in %s, not in %s", who,
-                      ek_device_name(device), ek__types_text(types, ek_device_types(device)),
-                      ek_type_name(*precision));
+  return check_device(*precision, device, who);
+}
+
+ek_status ek__gradient_type_read(ek_type *gradient_type, ek_type type, ek_type precision,
+                                 const ek_device *device, const char *who) {
+  if (*gradient_type == 0) *gradient_type = type;
+  if (*gradient_type == type) return EK_OK;
+  const bool fits = type == EK_F32 && ek__type_is_half(*gradient_type) &&
+                    (precision == EK_F32 || precision == *gradient_type);
+  EK__FAIL_IF(!fits, EK_ERR_INVALID_ARGUMENT,
+              "%s: options.gradient_type is %s, but parameters are %s and modules compute in %s; "
+              "expected %s",
+              who, ek_type_name(*gradient_type), ek_type_name(type), ek_type_name(precision),
+              type == EK_F64         ? "f64"
+              : precision == EK_BF16 ? "f32 or bf16"
+              : precision == EK_F16  ? "f32 or f16"
+                                     : "f32, bf16 or f16");
+  return check_device(*gradient_type, device, who);
 }
 
 ek_status ek_replica_open(ek_replica **replica, ek_device *device, ek_module *module,
@@ -118,11 +141,13 @@ ek_status ek__replica_open_parts(ek_replica **replica, ek_device *device, ek_mod
   EK__NOT_NULL("ek_replica_open", replica, device, module);
   EK_TRY(ek__options_read(&o, sizeof o, options, "ek_replica_options"));
   EK_TRY(ek__precision_read(&o.precision, o.type, device, "ek_replica_open"));
+  EK_TRY(ek__gradient_type_read(&o.gradient_type, o.type, o.precision, device, "ek_replica_open"));
   ek_replica *result = NULL;
   EK_TRY(ek__new(&result, 1, sizeof *result, "a replica"));
   result->device = device;
   result->type = o.type;
   result->precision = o.precision;
+  result->gradient_type = o.gradient_type;
   result->masters = parts->masters;
   result->whole_parameters = parts->masters != EK__MASTERS_SHARED && !parts->none;
   result->whole_values = !parts->shared_values;

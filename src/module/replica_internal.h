@@ -27,6 +27,7 @@ struct ek_replica {
   ek_device *device;
   ek_module *module;
   ek_type type, precision; /* of parameters, and that modules compute in */
+  ek_type gradient_type;   /* of the flat gradients: type, or of 16 bits */
   struct ek__layout layout;
   ek_tensor parameters, gradients, buffers; /* flat */
   ek_tensor copies;                         /* flat; without elements if precision is type */
@@ -75,6 +76,16 @@ static inline const ek_tensor *ek__replica_values(const ek_replica *replica) {
  * EK_ERR_UNSUPPORTED unless the device computes in it. `who` begins messages. */
 ek_status ek__precision_read(ek_type *precision, ek_type type, const ek_device *device,
                              const char *who);
+
+/* The same for the type of gradients, 0 for `type`: of 16 bits beside f32, and that of the precision if
+ * that is of 16 bits, too. */
+ek_status ek__gradient_type_read(ek_type *gradient_type, ek_type type, ek_type precision,
+                                 const ek_device *device, const char *who);
+
+/* Modules add to an f32 gradient that is rounded when it is complete. */
+static inline bool ek__replica_rounds_gradients(const ek_replica *replica) {
+  return replica->gradient_type != replica->type;
+}
 
 /* Whether it holds whole gradients: of all parameters, or there are none. */
 static inline bool ek__replica_has_gradients(const ek_replica *replica) {

@@ -39,7 +39,8 @@ static const ek_optimizer_ops ops = {.size = sizeof(ek_optimizer_ops),
                                      .kind = "adamw",
                                      .update = update_range,
                                      .free = release,
-                                     .types = EK_TYPES_F32 | EK_TYPES_F64,
+                                     .types =
+                                         EK_TYPES_F32 | EK_TYPES_F64 | EK_TYPES_BF16 | EK_TYPES_F16,
                                      .state_names = state_names,
                                      .writes_copy = true};
 

@@ -1,0 +1,65 @@
+/*
+ * round_gradients.c - gradients that a replica keeps in 16 bits, and that modules add to in f32.
+ *
+ * A module sees an f32 gradient whatever the replica keeps, so that no module and no kernel knows
+ * of the other type, and what a backward adds to one parameter, however often, is added up in f32.
+ * The pass takes the f32 gradient when it is first asked for, and it begins as what the step has so
+ * far, widened. When nobody adds to it any more it is rounded, once, to where the replica or a
+ * lender keeps it, before anybody is told that it is complete; then its memory goes back. So of a
+ * model whose modules say when they are done, one module's gradients exist in f32 at a time, beside
+ * those of parameters that are used more than once, from the first use in backward to the last.
+ */
+#include <evenkeel/convert.h>
+
+#include "core/alloc.h"
+#include "core/error.h"
+#include "module/pass_internal.h"
+
+static ek_stream *stream_of(const ek_pass *pass) {
+  return ek_device_stream(pass->replica->device, EK_STREAM_COMPUTE);
+}
+
+ek_status ek__kept_gradient(ek_tensor *gradient, const ek_pass *pass, size_t parameter) {
+  if (pass->lender != NULL) return pass->lender->gradient(gradient, pass->lender, parameter);
+  *gradient = ek__replica_gradient(pass->replica, parameter);
+  return EK_OK;
+}
+
+static ek_status take(ek_tensor *wide, ek_pass *pass, const ek_tensor *kept, size_t parameter) {
+  ek_tensor made = {0};
+  EK_TRY(ek_tensor_create(&made, pass->replica->device, EK_MEMORY_GRADIENTS, pass->replica->type,
+                          kept->rank, kept->shape));
+  const ek_status status =
+      pass->touched[parameter] ? ek_op_convert(stream_of(pass), &made, kept) : EK_OK;
+  if (status != EK_OK) {
+    ek_tensor_free(&made);
+  } else {
+    *wide = made;
+  }
+  return status;
+}
+
+ek_status ek__wide_gradient(ek_tensor *gradient, ek_pass *pass, size_t parameter) {
+  ek_tensor kept, *wide = &pass->wide[parameter];
+  if (!ek_tensor_exists(wide)) {
+    EK_TRY(ek__kept_gradient(&kept, pass, parameter));
+    EK_TRY(take(wide, pass, &kept, parameter));
+  }
+  *gradient = *wide;
+  gradient->memory = NULL; /* a loan */
+  return EK_OK;
+}
+
+ek_status ek__round_gradient(ek_pass *pass, size_t parameter) {
+  ek_tensor kept;
+  if (pass->wide == NULL || !ek_tensor_exists(&pass->wide[parameter])) return EK_OK;
+  EK_TRY(ek__kept_gradient(&kept, pass, parameter));
+  EK_TRY(ek_op_convert(stream_of(pass), &kept, &pass->wide[parameter]));
+  ek_tensor_free(&pass->wide[parameter]);
+  return EK_OK;
+}
+
+void ek__drop_wide_gradients(ek_pass *pass) {
+  const size_t count = pass->wide == NULL ? 0 : pass->replica->layout.parameter_count;
+  for (size_t i = 0; i < count; i++) ek_tensor_free(&pass->wide[i]);
+}

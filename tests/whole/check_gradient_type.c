@@ -1,0 +1,471 @@
+/*
+ * check_gradient_type.c - gradients that are kept and summed in 16 bits.
+ *
+ * What a backward adds is rounded once, devices and micro-batches are added up to bounds that
+ * docs/numerics.md derives, placements and runs agree bit for bit, plans are exact, and modules see f32.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <evenkeel/evenkeel.h>
+
+#include "ck_probe.h"
+#include "ck_training.h"
+
+enum { DEVICES = 3, SAMPLES = 8, PAIRS = 4, CASES = CK_PLACEMENTS * PAIRS };
+
+static const struct {
+  ek_type precision, gradients;
+} pairs[PAIRS] = {{EK_F32, EK_BF16}, {EK_BF16, EK_BF16}, {EK_F32, EK_F16}, {EK_F16, EK_F16}};
+
+static double rounding_of(ek_type type) { return type == EK_BF16 ? 0x1p-8 : 0x1p-11; }
+
+static const ek_loss_scale no_loss_scale = {.kind = EK_LOSS_SCALE_NONE};
+
+/* The gradient of a sum, which nothing is divided by. */
+static struct ck_setup setup_of(int number, const char *workload, const char *spec) {
+  struct ck_setup setup = ck_setup_mode(ck_workload(workload), spec, EK_MODE_GATHER);
+  ck_setup_place(&setup, number % CK_PLACEMENTS);
+  setup.options.precision = pairs[number / CK_PLACEMENTS].precision;
+  setup.options.gradient_type = pairs[number / CK_PLACEMENTS].gradients;
+  setup.reduction = EK_REDUCTION_SUM;
+  setup.loss_scale = &no_loss_scale;
+  setup.optimizer = ck_clipped_adamw;
+  return setup;
+}
+
+/* Gradients of a step of samples first .. last - 1 in two micro-batches, cut at `middle`, or in one. */
+static double *gradients_of(const struct ck_setup *setup, int64_t first, int64_t middle,
+                            int64_t last, int64_t *count) {
+  struct ck_training t;
+  struct ck_batch batch = ck_batch_make(setup->workload, EK_F32, SAMPLES, 0.1, 5);
+  ck_training_open(&t, setup);
+  if (middle > first) {
+    const struct ck_batch before = ck_batch_samples(&batch, first, middle - first);
+    ck_ok(ck_training_backward(&t, &before, NULL, true, NULL));
+  }
+  const struct ck_batch rest = ck_batch_samples(&batch, middle, last - middle);
+  ck_ok(ck_training_backward(&t, &rest, NULL, false, NULL));
+  double *values = ck_training_read(&t, CK_GRADIENTS, count);
+  ck_training_close(&t);
+  ck_batch_free(&batch);
+  return values;
+}
+
+/* ---- rounding ---- */
+
+/* One device and one micro-batch: the f32 gradient, rounded to nearest. */
+START_TEST(a_gradient_is_rounded_once) {
+  if (!ck_part(_i)) return;
+  for (int w = 0; w < CK_WORKLOADS; w++) {
+    int64_t count = 0;
+    const struct ck_setup setup = setup_of(_i, ck_workloads[w].name, "cpu:1");
+    struct ck_setup wide = setup;
+    wide.options.gradient_type = EK_F32;
+    double *got = gradients_of(&setup, 0, 0, SAMPLES, &count);
+    double *want = gradients_of(&wide, 0, 0, SAMPLES, &count);
+    for (int64_t i = 0; i < count; i++) want[i] = ck_round_to(setup.options.gradient_type, want[i]);
+    ck_same_bits(ck_workloads[w].name, got, want, count);
+    free(got);
+    free(want);
+  }
+}
+END_TEST
+
+/* abs(got - want) is at most v times `sizes`, and as much as the smallest numbers of f16 round. */
+static void within(const double *got, const double *want, const double *sizes, int64_t count,
+                   ek_type type, double roundings) {
+  const double v = rounding_of(type), tiny = type == EK_F16 ? 0x1p-25 : 0x1p-134;
+  for (int64_t i = 0; i < count; i++) {
+    const double bound = (v + 0x1p-20) * sizes[i] + roundings * tiny;
+    ck_assert_msg(fabs(got[i] - want[i]) <= bound, "number %lld: %.9g, expected %.9g +- %.3g",
+                  (long long)i, got[i], want[i], bound);
+  }
+}
+
+/*
+ * Each device rounds its gradient g_k, and so does the sum; NCCL rounds at each of N - 1 additions. What
+ * they round is at most the sum S of abs(g_k) and what was rounded before, so N v S covers both. The
+ * devices' gradients are those of one device for their rows: SAMPLES over 3 devices are 3, 3 and 2.
+ */
+START_TEST(devices_add_up) {
+  static const int64_t cut[DEVICES + 1] = {0, 3, 6, 8};
+  int64_t count = 0;
+  if (!ck_part(_i)) return;
+  const struct ck_setup many = setup_of(_i, "mlp", "cpu:3");
+  struct ck_setup one = setup_of(_i, "mlp", "cpu:1");
+  one.options.gradient_type = EK_F32;
+  double *got = gradients_of(&many, 0, 0, SAMPLES, &count);
+  double *want = calloc((size_t)count, sizeof *want), *sizes = calloc((size_t)count, sizeof *sizes);
+  for (int k = 0; k < DEVICES; k++) {
+    double *part = gradients_of(&one, cut[k], cut[k], cut[k + 1], &count);
+    for (int64_t i = 0; i < count; i++) {
+      want[i] += part[i];
+      sizes[i] += (DEVICES + 1) * fabs(part[i]);
+    }
+    free(part);
+  }
+  within(got, want, sizes, count, many.options.gradient_type, DEVICES + 1);
+  free(sizes);
+  free(want);
+  free(got);
+}
+END_TEST
+
+/* A micro-batch is added to what was rounded before, and the sum is rounded; where devices keep shares
+ * it is rounded by itself, too. */
+START_TEST(micro_batches_add_up) {
+  int64_t count = 0;
+  if (!ck_part(_i)) return;
+  const struct ck_setup setup = setup_of(_i, "mlp", "cpu:1");
+  struct ck_setup wide = setup;
+  wide.options.gradient_type = EK_F32;
+  double *got = gradients_of(&setup, 0, 5, SAMPLES, &count);
+  double *want = gradients_of(&wide, 0, 0, 5, &count);
+  double *second = gradients_of(&wide, 5, 5, SAMPLES, &count);
+  double *sizes = calloc((size_t)count, sizeof *sizes);
+  for (int64_t i = 0; i < count; i++) {
+    sizes[i] = 2.02 * (fabs(want[i]) + fabs(second[i]));
+    want[i] += second[i];
+  }
+  within(got, want, sizes, count, setup.options.gradient_type, 3);
+  free(sizes);
+  free(second);
+  free(want);
+  free(got);
+}
+END_TEST
+
+/* ---- training ---- */
+
+static double *trained(const struct ck_setup *setup, bool accumulate, int64_t *count) {
+  struct ck_training t;
+  ek_group *group = NULL;
+  ek_group_options options = EK_GROUP_OPTIONS_INIT;
+  options.threads_per_device = 1;
+  options.deterministic = setup->options.reproducible > 0;
+  ck_ok(ek_group_open(&group, ck_spec(setup->spec), &options));
+  ck_ok(ck_training_try(&t, setup, group));
+  for (uint64_t step = 0; step < 2; step++) {
+    struct ck_batch batch = ck_batch_make(setup->workload, EK_F32, SAMPLES, 0.1, 20 + step);
+    if (accumulate) ck_ok(ck_training_backward(&t, &batch, NULL, true, NULL));
+    ck_ok(ck_training_step(&t, &batch, NULL));
+    ck_batch_free(&batch);
+  }
+  double *values = ck_training_read(&t, CK_VALUES, count);
+  ck_training_close(&t);
+  ck_ok(ek_group_free(group));
+  return values;
+}
+
+/* With one micro-batch all placements that leave outputs where they are round the same numbers, which
+ * NCCL's may add in another order. A second run repeats, with accumulation. */
+START_TEST(placements_agree) {
+  if (!ck_part(_i)) return;
+  for (int w = 0; w < CK_WORKLOADS; w++) {
+    const char *name = ck_workloads[w].name;
+    int64_t count = 0;
+    struct ck_setup setup = setup_of(_i, name, "cpu:3");
+    double *got = trained(&setup, true, &count), *again = trained(&setup, true, &count);
+    ck_same_bits(name, got, again, count);
+    free(got);
+    free(again);
+    setup.optimizer = NULL; /* a norm is summed in another order in shares */
+    struct ck_setup replicated = setup;
+    replicated.options.state = EK_STATE_REPLICATED;
+    got = gradients_of(&setup, 0, 0, SAMPLES, &count);
+    double *want = gradients_of(&replicated, 0, 0, SAMPLES, &count);
+    ck_same_bits(ck_placement_name(_i % CK_PLACEMENTS), got, want, count);
+    free(got);
+    free(want);
+  }
+}
+END_TEST
+
+/* Any number of devices, with the tree of sums in 16 bits. */
+START_TEST(reproducible_bits_are_the_same) {
+  static const char *const specs[] = {"cpu:1", "cpu:2", "cpu:3"};
+  double *values[3];
+  int64_t count = 0;
+  if (!ck_part(_i)) return;
+  for (int i = 0; i < 3; i++) {
+    struct ck_setup setup = setup_of(_i, "gpt", specs[i]);
+    setup.options.outputs = EK_OUTPUTS_STAY;
+    setup.options.reproducible = 3;
+    values[i] = trained(&setup, true, &count);
+    if (i > 0) ck_same_bits(specs[i], values[i], values[0], count);
+  }
+  for (int i = 0; i < 3; i++) free(values[i]);
+}
+END_TEST
+
+/* ---- memory ---- */
+
+static void measure(ek_memory_usage usage[DEVICES], const struct ck_setup *setup,
+                    const char *spec) {
+  struct ck_training t;
+  struct ck_batch batch = ck_batch_make(setup->workload, EK_F32, SAMPLES, 0.1, 3);
+  ek_group *group = ck_open(spec, 1);
+  ck_ok(ck_training_try(&t, setup, group));
+  for (int i = 0; i < 2; i++) {
+    ck_ok(ck_training_backward(&t, &batch, NULL, true, NULL));
+    ck_ok(ck_training_step(&t, &batch, NULL));
+  }
+  for (size_t k = 0; k < DEVICES; k++) ck_ok(ck_memory_stats(&usage[k], ek_group_device(group, k)));
+  ck_training_close(&t);
+  ck_ok(ek_group_free(group));
+  ck_batch_free(&batch);
+}
+
+/* Between steps only what is kept is there: half of what f32 takes. */
+START_TEST(plans_are_exact_and_gradients_half) {
+  if (!ck_part(_i)) return;
+  for (int w = 0; w < CK_WORKLOADS; w++) {
+    const struct ck_setup setup = setup_of(_i, ck_workloads[w].name, "cpu:3");
+    struct ck_setup wide = setup;
+    ek_memory_usage planned[DEVICES], real[DEVICES], f32[DEVICES];
+    uint64_t all = 0;
+    wide.options.gradient_type = EK_F32;
+    measure(planned, &setup, "plan:3");
+    measure(real, &setup, "cpu:3");
+    measure(f32, &wide, "plan:3");
+    for (size_t k = 0; k < DEVICES; k++) {
+      ck_assert_uint_eq(planned[k].peak_bytes, real[k].peak_bytes);
+      for (int c = 0; c < EK_MEMORY_CATEGORIES; c++) {
+        ck_assert_uint_eq(planned[k].at_peak[c], real[k].at_peak[c]);
+      }
+      const uint64_t kept = planned[k].current[EK_MEMORY_GRADIENTS];
+      const uint64_t whole = f32[k].current[EK_MEMORY_GRADIENTS];
+      all += kept;
+      ck_assert_uint_le(kept, whole / 2 + EK_MEMORY_UNIT);
+      ck_assert_uint_ge(2 * kept, whole);
+    }
+    ck_assert_uint_gt(all, 0); /* a device may have no share of a small model */
+  }
+}
+END_TEST
+
+/* ---- what a module sees ---- */
+
+enum { ADDITIONS = 8 };
+
+/* 1 and so many times 2^-9, which bf16 would lose one by one, and keeps together: 1 + 2^-6. */
+static ek_status add_often(ek_pass *pass, const ek_tensor *dy) {
+  double beta = -1;
+  ek_tensor da, again, db, step;
+  (void)dy;
+  ek_stream *stream = ek_pass_stream(pass);
+  EK_TRY(ek_pass_gradient(&da, &beta, pass, 0));
+  ck_assert_int_eq(da.type, EK_F32);
+  ck_assert_double_eq(beta, 0);
+  EK_TRY(ek_op_fill(stream, &da, 1));
+  EK_TRY(ek_pass_workspace(&step, pass, EK_F32, da.rank, da.shape));
+  EK_TRY(ek_op_fill(stream, &step, 0x1p-9));
+  for (int i = 0; i < ADDITIONS; i++) {
+    EK_TRY(ek_pass_gradient(&again, &beta, pass, 0));
+    ck_assert_ptr_eq(again.data, da.data);
+    ck_assert_double_eq(beta, 1);
+    EK_TRY(ek_op_add(stream, &again, &again, &step));
+  }
+  ek_tensor_free(&step);
+  EK_TRY(ek_pass_gradient(&db, NULL, pass, 1)); /* zeroed, and never said to be complete */
+  ck_assert_int_eq(db.type, EK_F32);
+  return ek_pass_gradient_complete(pass, 0);
+}
+
+/* It begins with what the step has; 2^-7 is the next number, so a quarter of it is lost and all of it is
+ * not. */
+static ek_status add_more(ek_pass *pass, const ek_tensor *dy) {
+  double beta = -1;
+  ek_tensor da;
+  (void)dy;
+  EK_TRY(ek_pass_gradient(&da, &beta, pass, 0));
+  ck_assert_double_eq(beta, 1);
+  const double values[] = {1 + 0x1p-6, 1 + 0x1p-6};
+  double got[2];
+  ck_get(got, &da);
+  ck_same_bits("so far", got, values, 2);
+  return ek_tensor_copy(
+      &da, &(ek_tensor){.type = EK_F32,
+                        .rank = 1,
+                        .shape = {2},
+                        .data = (float[]){1 + 0x1p-6F + 0x1p-9F, 1 + 0x1p-6F + 0x1p-7F}});
+}
+
+static ek_status give_up(ek_pass *pass, const ek_tensor *dy) {
+  ek_tensor da;
+  (void)dy;
+  EK_TRY(ek_pass_gradient(&da, NULL, pass, 0));
+  return ek_error_set(EK_ERR_STATE, "enough");
+}
+
+static ek_status run_probe(struct ck_probe *p, ek_replica *replica, bool accumulate) {
+  ek_pass_options options = EK_PASS_OPTIONS_INIT;
+  ek_pass *pass = NULL;
+  ek_tensor y = {0};
+  options.accumulate = accumulate;
+  ck_ok(ek_pass_open(&pass, replica, &options));
+  ck_ok(ek_pass_run_forward(&y, pass, &p->x));
+  const ek_status status = ek_pass_run_backward(NULL, pass, &y);
+  ek_tensor_free(&y);
+  ek_pass_free(pass);
+  return status;
+}
+
+START_TEST(modules_see_f32) {
+  struct ck_probe p = ck_probe_open(NULL, add_often);
+  ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
+  ek_replica *replica = NULL;
+  ek_parameter_info a, b;
+  ek_memory_usage before, after;
+  double got[2];
+  options.gradient_type = EK_BF16;
+  ck_ok(ek_replica_open(&replica, p.device, &p.probe->base, &options));
+  ck_ok(ek_replica_find(&a, replica, "a"));
+  ck_ok(ek_replica_find(&b, replica, "b"));
+  ck_assert_int_eq(a.gradient.type, EK_BF16);
+  ck_ok(ek_memory_stats(&before, p.device));
+  ck_ok(run_probe(&p, replica, false));
+  ck_get(got, &a.gradient);
+  ck_same_bits("a", got, (const double[]){1 + 0x1p-6, 1 + 0x1p-6}, 2);
+  ck_get(got, &b.gradient);
+  ck_same_bits("b", got, (const double[]){0, 0}, 2);
+  p.probe->backward = add_more;
+  ck_ok(run_probe(&p, replica, true));
+  ck_get(got, &a.gradient);
+  ck_same_bits("a", got, (const double[]){1 + 0x1p-6, 1 + 0x3p-7}, 2);
+  p.probe->backward = give_up;
+  ck_fails(run_probe(&p, replica, true), EK_ERR_STATE, "enough");
+  ck_ok(ek_memory_stats(&after, p.device));
+  ck_assert_uint_eq(after.current[EK_MEMORY_GRADIENTS], before.current[EK_MEMORY_GRADIENTS]);
+  ek_replica_free(replica);
+  ck_probe_close(&p);
+}
+END_TEST
+
+/* ---- f16 wants a loss scale ---- */
+
+/* The f32 gradient does not overflow, what it is rounded to does: the step is skipped on all devices. */
+START_TEST(an_overflow_of_the_rounding_is_found) {
+  struct ck_setup setup = setup_of(_i, "mlp", "cpu:3");
+  struct ck_training t;
+  ek_step_result result;
+  setup.options.precision = EK_F32;
+  setup.options.gradient_type = EK_F16;
+  setup.loss_scale = &(const ek_loss_scale){.kind = EK_LOSS_SCALE_DYNAMIC,
+                                            .scale = 0x1p30,
+                                            .growth = 2,
+                                            .backoff = 0.5,
+                                            .interval = 2000};
+  int64_t count = 0;
+  ck_training_open(&t, &setup);
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.1, 5);
+  double *before = ck_training_read(&t, CK_VALUES, &count);
+  ck_ok(ck_training_step(&t, &batch, &result));
+  ck_assert(result.skipped);
+  double *values = ck_training_read(&t, CK_VALUES, &count);
+  ck_same_bits("parameters", values, before, count);
+  free(values);
+  for (int i = 0; i < 40 && result.skipped; i++) ck_ok(ck_training_step(&t, &batch, &result));
+  ck_assert(!result.skipped);
+  ck_assert_int_eq(result.step, 1);
+  free(before);
+  ck_training_close(&t);
+  ck_batch_free(&batch);
+}
+END_TEST
+
+START_TEST(f16_has_a_loss_scale_by_default) {
+  struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:2", EK_MODE_SHARDED);
+  struct ck_training t;
+  for (int i = 0; i < PAIRS; i++) {
+    setup.options.precision = pairs[i].precision;
+    setup.options.gradient_type = pairs[i].gradients;
+    setup.optimizer = ck_clipped_adamw;
+    ck_training_open(&t, &setup);
+    const double scale = ek_data_parallel_optimizer_loss_scale(t.optimizer);
+    ck_assert_double_eq(scale, pairs[i].gradients == EK_F16 ? 0x1p16 : 1);
+    ck_training_close(&t);
+  }
+}
+END_TEST
+
+/* ---- refusals ---- */
+
+static ek_status narrow_update(const ek_optimizer *self, ek_stream *stream,
+                               const ek_update *update) {
+  (void)self, (void)stream, (void)update;
+  return EK_OK;
+}
+
+static void narrow_free(ek_optimizer *self) { free(self); }
+
+/* A rule that says nothing about types: its loops read floats. */
+static ek_status narrow(ek_optimizer **optimizer) {
+  static const ek_optimizer_ops ops = {.size = sizeof(ek_optimizer_ops),
+                                       .kind = "narrow",
+                                       .update = narrow_update,
+                                       .free = narrow_free};
+  ek_optimizer *made = calloc(1, sizeof *made);
+  ck_assert_ptr_nonnull(made);
+  *optimizer = made;
+  return ek_optimizer_init(made, &ops, 0, 0.5, 0);
+}
+
+START_TEST(what_makes_no_sense_is_refused) {
+  static const struct {
+    ek_type type, precision, gradients;
+    const char *words;
+  } rows[] = {{EK_F64, EK_F64, EK_BF16, "gradient_type is bf16, but parameters are f64"},
+              {EK_F32, EK_F32, EK_F64, "expected f32, bf16 or f16"},
+              {EK_F32, EK_F32, EK_I32, "gradient_type is i32"},
+              {EK_F32, EK_BF16, EK_F16, "modules compute in bf16; expected f32 or bf16"},
+              {EK_F32, EK_F16, EK_BF16, "modules compute in f16; expected f32 or f16"}};
+  struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:2", EK_MODE_SHARDED);
+  ek_group *group = ck_open("cpu:2", 1);
+  struct ck_training t;
+  const unsigned types = ek_device_types(ek_group_device(group, 0));
+  for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+    if ((types >> rows[i].precision & 1u) == 0) continue;
+    setup.options.type = rows[i].type;
+    setup.options.precision = rows[i].precision;
+    setup.options.gradient_type = rows[i].gradients;
+    ck_fails(ck_training_try(&t, &setup, group), EK_ERR_INVALID_ARGUMENT, rows[i].words);
+    ck_no_memory_held(group);
+  }
+  setup.options.type = setup.options.precision = EK_F32;
+  setup.options.gradient_type = EK_BF16;
+  setup.optimizer = narrow;
+  ck_fails(ck_training_try(&t, &setup, group), EK_ERR_UNSUPPORTED,
+           (types & EK_TYPES_BF16) != 0 ? "narrow computes in f32, not in bf16" : "not in bf16");
+  ck_no_memory_held(group);
+  ck_ok(ek_group_free(group));
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("gradient_type");
+  TCase *tcase = ck_case(suite, "refusals");
+  tcase_add_test(tcase, what_makes_no_sense_is_refused);
+  ek_group *group = NULL; /* devices under test may lack the types */
+  bool there = ek_group_open(&group, ck_spec("cpu:1"), NULL) == EK_OK;
+  const unsigned half = EK_TYPES_BF16 | EK_TYPES_F16;
+  there = there && (ek_device_types(ek_group_device(group, 0)) & half) == half;
+  ek_group_free(group);
+  if (!there) return suite;
+  tcase = ck_case(suite, "gradients");
+  tcase_add_test(tcase, modules_see_f32);
+  tcase_add_loop_test(tcase, a_gradient_is_rounded_once, 0, CASES);
+  tcase_add_loop_test(tcase, devices_add_up, 0, CASES);
+  tcase_add_loop_test(tcase, micro_batches_add_up, 0, CASES);
+  tcase = ck_case(suite, "training");
+  tcase_add_loop_test(tcase, placements_agree, 0, CASES);
+  tcase_add_loop_test(tcase, reproducible_bits_are_the_same, 0, CASES);
+  tcase_add_loop_test(tcase, plans_are_exact_and_gradients_half, 0, CASES);
+  tcase_add_loop_test(tcase, an_overflow_of_the_rounding_is_found, 0, CK_PLACEMENTS);
+  tcase_add_test(tcase, f16_has_a_loss_scale_by_default);
+  return suite;
+}
+
+CK_MAIN(make_suite)
