@@ -12,20 +12,21 @@
 
 #include <evenkeel/evenkeel.h>
 
-enum { DEVICES = 2, SAMPLES = 6, WIDTH = 8, LINES = 4096 };
+#include "ck_folder.h"
+#include "ck_linears.h"
 
-static char folder[64], path[96];
+enum { DEVICES = 2, WIDTH = 8, LINES = 4096 };
+
+static char folder[CK_FOLDER_SIZE], path[96];
 
 static void make_folder(void) {
-  (void)snprintf(folder, sizeof folder, "%s/evenkeel-XXXXXX",
-                 access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp");
-  ck_assert_ptr_nonnull(mkdtemp(folder));
+  ck_folder_make(folder);
   (void)snprintf(path, sizeof path, "%s/trace.json", folder);
 }
 
 static void remove_folder(void) {
   (void)unlink(path);
-  ck_assert_msg(rmdir(folder) == 0, "%s is not empty: a file was left behind", folder);
+  ck_folder_remove(folder);
 }
 
 /* ---- reading back: an event is a line ---- */
@@ -116,47 +117,8 @@ static void check_rules(void) {
   }
 }
 
-/* ---- something to trace ---- */
-
-struct training {
-  ek_group *group;
-  ek_module *module;
-  ek_criterion *loss;
-  ek_optimizer *rule;
-  ek_trainer *trainer;
-};
-
-static void open_training(struct training *it, const char *spec, ek_mode mode) {
-  ek_module *parts[2] = {NULL};
-  memset(it, 0, sizeof *it);
-  it->group = ck_open(spec, 1);
-  for (int i = 0; i < 2; i++) ck_ok(ek_linear_create(&parts[i], WIDTH, WIDTH, true));
-  ck_ok(ek_sequential_create(&it->module, parts, 2));
-  for (int i = 0; i < 2; i++) ek_module_free(parts[i]);
-  ck_ok(ek_mean_squared_error_create(&it->loss, EK_REDUCTION_MEAN));
-  ck_ok(ek_sgd_create(&it->rule, NULL));
-  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
-  options.group = it->group;
-  options.mode = mode;
-  ck_ok(ek_trainer_open(&it->trainer, NULL, it->module, it->loss, it->rule, &options));
-}
-
-static void take_steps(struct training *it, int steps) {
-  static float rows[SAMPLES * WIDTH];
-  const int64_t shape[] = {SAMPLES, WIDTH};
-  ek_tensor batch;
-  ck_ok(ek_tensor_host(&batch, rows, EK_F32, 2, shape));
-  for (int i = 0; i < steps; i++) {
-    ck_ok(ek_trainer_step(NULL, it->trainer, &batch, 1, &batch, 1));
-  }
-}
-
-static void close_training(struct training *it) {
-  ek_trainer_free(it->trainer);
-  ek_optimizer_free(it->rule);
-  ek_criterion_free(it->loss);
-  ek_module_free(it->module);
-  ek_group_free(it->group);
+static void take_steps(struct ck_linears *it, int steps) {
+  for (int i = 0; i < steps; i++) ck_ok(ck_linears_step(it));
 }
 
 /* ---- tests ---- */
@@ -217,9 +179,9 @@ static void check_counters(const ek_group *group) {
 
 START_TEST(a_trace_is_what_was_done) {
   const bool counts_only = _i == 1;
-  struct training it;
+  struct ck_linears it;
   make_folder();
-  open_training(&it, counts_only ? "plan:2" : "cpu:2", EK_MODE_REPLICATED);
+  ck_linears_open(&it, counts_only ? "plan:2" : "cpu:2", WIDTH, EK_MODE_REPLICATED);
   take_steps(&it, 1);
   ck_ok(ek_trace_start(it.group, 0));
   take_steps(&it, 2);
@@ -236,16 +198,16 @@ START_TEST(a_trace_is_what_was_done) {
   size_t spans = 0;
   for (long p = 1; p <= DEVICES; p++) spans += count_spans(p, NULL, NULL);
   ck_assert_uint_eq(spans, summary.spans);
-  close_training(&it);
+  ck_linears_close(&it);
   remove_folder();
 }
 END_TEST
 
 /* The first are kept, the others counted; a new trace begins anew. */
 START_TEST(without_room_the_first_are_kept) {
-  struct training it;
+  struct ck_linears it;
   make_folder();
-  open_training(&it, "cpu:2", EK_MODE_SHARDED);
+  ck_linears_open(&it, "cpu:2", WIDTH, EK_MODE_SHARDED);
   ck_ok(ek_trace_start(it.group, 3));
   take_steps(&it, 3);
   ck_ok(ek_trace_stop(it.group));
@@ -260,7 +222,7 @@ START_TEST(without_room_the_first_are_kept) {
   ck_ok(ek_trace_stop(it.group));
   ck_ok(ek_trace_write(&summary, path, it.group));
   ck_assert_uint_eq(summary.spans + summary.spans_dropped, 0);
-  close_training(&it);
+  ck_linears_close(&it);
   remove_folder();
 }
 END_TEST
@@ -380,15 +342,15 @@ END_TEST
 
 /* A step that runs again allocates nothing on the host, with a trace as without. */
 START_TEST(a_step_allocates_nothing) {
-  struct training it;
-  open_training(&it, "cpu:2", EK_MODE_REPLICATED);
+  struct ck_linears it;
+  ck_linears_open(&it, "cpu:2", WIDTH, EK_MODE_REPLICATED);
   take_steps(&it, 2);
   ck_ok(ek_trace_start(it.group, 0));
   ek_host_memory_fail_at(1);
   take_steps(&it, 1);
   ek_host_memory_fail_at(0);
   ck_ok(ek_trace_stop(it.group));
-  close_training(&it);
+  ck_linears_close(&it);
 }
 END_TEST
 
