@@ -67,6 +67,15 @@ __global__ void products(const float *a, const float *b, float *d, bool rounds) 
   for (int i = 0; i < 4; i++) d[(g + i / 2 * 8) * 8 + 2 * t + i % 2] = sum[i];
 }
 
+/* What a launch that was just made leaves in `sum`, which is freed. */
+static void check_sums(float *sum, const float want[128]) {
+  float got[128];
+  CUDA_OK(cudaGetLastError());
+  to_host(got, sum, 128);
+  for (int i = 0; i < 128; i++) ck_assert_float_eq(got[i], want[i]);
+  CUDA_OK(cudaFree(sum));
+}
+
 /* Whole numbers of up to 11 bits are what they are in TF32, and their sums are exact. */
 START_TEST(products_of_whole_numbers) {
   float a[128], b[64], d[128], want[128];
@@ -79,12 +88,9 @@ START_TEST(products_of_whole_numbers) {
   cuemu_set_order(_i);
   float *left = device_copy(a, 128), *right = device_copy(b, 64), *sum = device_copy(d, 128);
   EK_LAUNCH(products, 1, 32, 0, NULL, left, right, sum, true);
-  CUDA_OK(cudaGetLastError());
-  to_host(d, sum, 128);
-  for (int i = 0; i < 128; i++) ck_assert_float_eq(d[i], want[i]);
+  check_sums(sum, want);
   CUDA_OK(cudaFree(left));
   CUDA_OK(cudaFree(right));
-  CUDA_OK(cudaFree(sum));
 }
 END_TEST
 
@@ -131,12 +137,9 @@ START_TEST(products_of_16_bits) {
   } else {
     EK_LAUNCH(products_of_halves<__nv_bfloat16>, 1, 32, 0, NULL, left, right, sum);
   }
-  CUDA_OK(cudaGetLastError());
-  to_host(d, sum, 128);
-  for (int i = 0; i < 128; i++) ck_assert_float_eq(d[i], want[i]);
+  check_sums(sum, want);
   CUDA_OK(cudaFree(left));
   CUDA_OK(cudaFree(right));
-  CUDA_OK(cudaFree(sum));
 }
 END_TEST
 
