@@ -24,28 +24,8 @@
 #include "ck_op_loss.h"
 #include "ek_check.h"
 
-/* The tensors of a call. */
-struct tensors {
-  ek_tensor *losses, *normalizer, *totals, *logits, *targets, *gradient;
-  ek_tensor *scale, *row_scale;
-  ek_cross_entropy_terms terms;
-};
-
-static struct tensors upload(struct ck_rig *rig, const struct ck_loss *f) {
-  struct tensors t = {.losses = ck_poisoned_sums(rig, CK_SHAPE(f->rows)),
-                      .normalizer = ck_poisoned_sums(rig, CK_SHAPE(f->rows, 2)),
-                      .totals = ck_tensor_of(rig, EK_F64, NULL, CK_SHAPE(2)),
-                      .logits = ck_tensor(rig, f->logits, CK_SHAPE(f->rows, f->classes)),
-                      .targets = ck_tensor_of(rig, EK_I32, f->targets, CK_SHAPE(f->rows)),
-                      .gradient = ck_poisoned(rig, CK_SHAPE(f->rows, f->classes)),
-                      .terms = {.ignore_index = CK_IGNORED, .label_smoothing = f->smoothing}};
-  if (f->scale != 1) t.scale = ck_tensor_of(rig, EK_F64, &f->scale, CK_SHAPE(1));
-  if (f->row_scale != NULL) t.row_scale = ck_sums(rig, f->row_scale, CK_SHAPE(f->rows));
-  if (f->weights != NULL) t.terms.class_weights = ck_sums(rig, f->weights, CK_SHAPE(f->classes));
-  return t;
-}
-
-static void check_forward(struct ck_rig *rig, const struct ck_loss *f, const struct tensors *t) {
+static void check_forward(struct ck_rig *rig, const struct ck_loss *f,
+                          const struct ck_loss_tensors *t) {
   const double *l = ck_read(rig, t->losses), *totals = ck_read(rig, t->totals);
   ck_within("losses", l, f->l, f->l_bound, f->rows);
   ck_fits(rig, "normalizer", t->normalizer, f->normalizer, f->normalizer_bound, 2 * f->rows);
@@ -55,7 +35,7 @@ static void check_forward(struct ck_rig *rig, const struct ck_loss *f, const str
 
 static void check_loss(struct ck_rig *rig, struct ck_loss *f) {
   ck_loss_reference(rig, f);
-  const struct tensors t = upload(rig, f);
+  const struct ck_loss_tensors t = ck_loss_upload(rig, f);
   ek_stream *s = rig->stream;
   ck_ok(ek_op_cross_entropy_forward(s, t.losses, t.normalizer, t.totals, t.logits, t.targets,
                                     &t.terms));
@@ -73,7 +53,7 @@ static void check_loss(struct ck_rig *rig, struct ck_loss *f) {
 static void check_gradient(struct ck_rig *rig, struct ck_loss *f) {
   f->row_scale = NULL;
   ck_loss_reference(rig, f);
-  const struct tensors t = upload(rig, f);
+  const struct ck_loss_tensors t = ck_loss_upload(rig, f);
   ek_tensor *places[] = {t.gradient, t.logits};
   double *gradients[2];
   for (int i = 0; i < 2; i++) {
@@ -123,8 +103,8 @@ static void check_padded(struct ck_rig *rig, struct ck_loss *f, int64_t columns,
   const int64_t rows = f->rows, classes = f->classes, n = rows * columns;
   static const double rubbish[] = {NAN, HUGE_VAL, -HUGE_VAL, 1e30, 0};
   ck_loss_reference(rig, f);
-  const struct tensors t = upload(rig, f);
-  struct tensors wide = upload(rig, f);
+  const struct ck_loss_tensors t = ck_loss_upload(rig, f);
+  struct ck_loss_tensors wide = ck_loss_upload(rig, f);
   double *logits = ck_zeros(rig, n), *want = ck_zeros(rig, n), *bound = ck_zeros(rig, n);
   wide.terms.classes = classes;
   for (int pass = 0; pass < 3; pass++) { /* apart, in place, both in one */
@@ -136,9 +116,9 @@ static void check_padded(struct ck_rig *rig, struct ck_loss *f, int64_t columns,
     }
     wide.logits = ck_tensor(rig, logits, CK_SHAPE(rows, columns));
     wide.gradient = pass == 0 ? ck_poisoned(rig, CK_SHAPE(rows, columns)) : wide.logits;
-    const struct tensors *calls[] = {&t, &wide};
+    const struct ck_loss_tensors *calls[] = {&t, &wide};
     for (int i = 0; i < 2; i++) {
-      const struct tensors *it = calls[i];
+      const struct ck_loss_tensors *it = calls[i];
       if (pass < 2) {
         ck_ok(ek_op_cross_entropy_forward(rig->stream, it->losses, it->normalizer, it->totals,
                                           it->logits, it->targets, &it->terms));
@@ -181,7 +161,7 @@ END_TEST
 START_TEST(bad_classes) {
   struct ck_rig *rig = ck_rig_variant(_i);
   struct ck_loss f = ck_loss_make(rig, 3, 8);
-  struct tensors t = upload(rig, &f);
+  struct ck_loss_tensors t = ck_loss_upload(rig, &f);
   f.targets[0] = f.targets[1] = 0;
   f.targets[2] = 6; /* a column that is none of the classes */
   ck_set(t.targets, f.targets);
@@ -228,7 +208,7 @@ START_TEST(all_targets_ignored) {
   f.smoothing = 0.5;
   f.logits[3] = NAN; /* in an ignored row nobody asks */
   for (int r = 0; r < 9; r++) f.targets[r] = CK_IGNORED;
-  const struct tensors t = upload(rig, &f);
+  const struct ck_loss_tensors t = ck_loss_upload(rig, &f);
   const double zero[9 * 20] = {0};
   ck_ok(ek_op_cross_entropy_forward(rig->stream, t.losses, t.normalizer, t.totals, t.logits,
                                     t.targets, &t.terms));
@@ -343,7 +323,7 @@ START_TEST(target_of_minus_infinity) {
   struct ck_loss f = ck_loss_make(rig, 1, 4);
   memcpy(f.logits, logits, sizeof logits);
   memcpy(f.targets, target, sizeof target);
-  const struct tensors t = upload(rig, &f);
+  const struct ck_loss_tensors t = ck_loss_upload(rig, &f);
   ck_ok(ek_op_cross_entropy_forward(rig->stream, t.losses, t.normalizer, t.totals, t.logits,
                                     t.targets, &t.terms));
   ck_assert(ck_read(rig, t.losses)[0] == HUGE_VAL); /* as certain as it is wrong */
@@ -351,7 +331,7 @@ START_TEST(target_of_minus_infinity) {
 }
 END_TEST
 
-static void check_only_row_1_is_nan(struct ck_rig *rig, const struct tensors *t,
+static void check_only_row_1_is_nan(struct ck_rig *rig, const struct ck_loss_tensors *t,
                                     ek_tensor *gradient) {
   const double *l = ck_read(rig, t->losses), *g = ck_read(rig, gradient);
   ck_assert(isfinite(l[0]) && isnan(l[1]) && isfinite(l[2]));
@@ -376,7 +356,7 @@ START_TEST(nan_is_not_hidden) {
     for (int c = 0; c < 50; c++) {
       if (c == 27 || value < 0) f.logits[50 + c] = value;
     }
-    const struct tensors t = upload(rig, &f);
+    const struct ck_loss_tensors t = ck_loss_upload(rig, &f);
     ek_stream *s = rig->stream;
     ck_ok(ek_op_cross_entropy_forward(s, t.losses, t.normalizer, t.totals, t.logits, t.targets,
                                       &t.terms));
@@ -398,7 +378,7 @@ START_TEST(bad_target_is_named) {
     struct ck_loss f = ck_loss_make(rig, 40, 10);
     f.targets[2] = CK_IGNORED, f.targets[37] = wrong[w];
     f.targets[39] = 99; /* the first of two is told */
-    const struct tensors t = upload(rig, &f);
+    const struct ck_loss_tensors t = ck_loss_upload(rig, &f);
     ek_stream *s = rig->stream;
     char text[80];
     (void)snprintf(text, sizeof text,
@@ -424,7 +404,7 @@ START_TEST(cross_entropy_repeats) {
   if (!ck_part(_i)) return;
   struct ck_rig *rig = ck_rig_variant(_i);
   struct ck_loss f = ck_loss_make(rig, 1000, 67);
-  const struct tensors t = upload(rig, &f);
+  const struct ck_loss_tensors t = ck_loss_upload(rig, &f);
   double *first = NULL;
   for (int pass = 0; pass < 3; pass++) {
     ck_set(t.totals, NULL);
@@ -440,13 +420,13 @@ END_TEST
 
 struct loss_context {
   struct ck_rig *rig;
-  const struct tensors *t;
+  const struct ck_loss_tensors *t;
   const double *row_scale;
 };
 
 static double cross_entropy_function(void *context, const double *logits) {
   const struct loss_context *f = context;
-  const struct tensors *t = f->t;
+  const struct ck_loss_tensors *t = f->t;
   ck_set(t->logits, logits);
   ck_ok(ek_op_cross_entropy_forward(f->rig->stream, t->losses, t->normalizer, t->totals, t->logits,
                                     t->targets, &t->terms));
@@ -458,7 +438,7 @@ START_TEST(cross_entropy_gradient_by_differences) {
   struct ck_loss f = ck_loss_make(rig, 6, 7);
   f.smoothing = 0.3, f.scale = 0.75, f.targets[2] = CK_IGNORED;
   f.weights = ck_values(rig, 7, 0.5, 2), f.row_scale = ck_values(rig, 6, -2, 2);
-  const struct tensors t = upload(rig, &f);
+  const struct ck_loss_tensors t = ck_loss_upload(rig, &f);
   struct loss_context context = {rig, &t, f.row_scale};
   cross_entropy_function(&context, f.logits);
   ck_ok(ek_op_cross_entropy_backward(rig->stream, t.gradient, t.logits, t.normalizer, t.targets,

@@ -18,7 +18,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ek_check.h"
+#include "ck_op_calls.h"
+#include "ck_product.h"
 
 static const int64_t sizes[][3] = {{0, 3, 4},     {3, 0, 4},    {3, 4, 0},     {0, 0, 0},
                                    {1, 1, 1},     {1, 17, 5},   {7, 1, 33},    {3, 5, 1},
@@ -26,70 +27,11 @@ static const int64_t sizes[][3] = {{0, 3, 4},     {3, 0, 4},    {3, 4, 0},     {
                                    {1, 513, 257}, {200, 2, 77}};
 enum { SIZES = sizeof sizes / sizeof sizes[0] };
 
-struct product {
-  int64_t m, n, k;
-  bool transpose_a, transpose_b;
-  double beta;
-  const double *a, *b, *c, *bias; /* bias may be NULL */
-};
-
-/* Sums over the inner dimension, with signs and without; they are the same for every beta. */
-struct inner {
-  long double sum, size;
-};
-
-/* In double, which is exact for whole numbers and far finer than f32, or finer than that. */
-CK_UNWATCHED static void multiply_one(struct inner *inner, const double *a, int64_t a_step,
-                                      const double *b, int64_t b_step, int64_t k, bool fine) {
-  double sum = 0, size = 0;
-  for (int64_t l = 0; !fine && l < k; l++) {
-    const double term = a[l * a_step] * b[l * b_step];
-    sum += term;
-    size += fabs(term);
-  }
-  *inner = (struct inner){sum, size};
-  for (int64_t l = 0; fine && l < k; l++) {
-    const long double term = (long double)a[l * a_step] * b[l * b_step];
-    inner->sum += term;
-    inner->size += fabsl(term);
-  }
-}
-
-CK_UNWATCHED static struct inner *multiply(const struct ck_rig *rig, const struct product *p) {
-  struct inner *inner = calloc((size_t)(p->m * p->n) + 1, sizeof *inner);
-  ck_assert_ptr_nonnull(inner);
-  const int64_t a_row = p->transpose_a ? 1 : p->k, a_step = p->transpose_a ? p->m : 1;
-  const int64_t b_column = p->transpose_b ? p->k : 1, b_step = p->transpose_b ? 1 : p->n;
-  for (int64_t i = 0; i < p->m; i++) {
-    for (int64_t j = 0; j < p->n; j++) {
-      multiply_one(&inner[i * p->n + j], p->a + i * a_row, a_step, p->b + j * b_column, b_step,
-                   p->k, rig->type == EK_F64);
-    }
-  }
-  return inner;
-}
-
-CK_UNWATCHED static void finish(struct ck_rig *rig, double *want, double *bound,
-                                const struct product *p, const struct inner *inner) {
-  for (int64_t i = 0; i < p->m * p->n; i++) {
-    const long double old = p->beta == 0 ? 0 : (long double)p->beta * p->c[i];
-    const double bias = p->bias != NULL ? p->bias[i % p->n] : 0;
-    want[i] = (double)(old + bias + inner[i].sum);
-    bound[i] = (double)(p->k + 3) * rig->unit * (double)(fabsl(old) + fabs(bias) + inner[i].size);
-  }
-}
-
-static void reference(struct ck_rig *rig, double *want, double *bound, const struct product *p) {
-  struct inner *inner = multiply(rig, p);
-  finish(rig, want, bound, p, inner);
-  free(inner);
-}
-
-static void check_matmul(struct ck_rig *rig, const struct product *p, const struct inner *inner,
-                         bool exact) {
+static void check_matmul(struct ck_rig *rig, const struct ck_product *p,
+                         const struct ck_inner *inner, bool exact) {
   const int64_t n = p->m * p->n;
   double *want = ck_zeros(rig, n), *bound = ck_zeros(rig, n);
-  finish(rig, want, bound, p, inner);
+  ck_product_finish(rig, want, bound, p, inner);
   const int64_t a0 = p->transpose_a ? p->k : p->m, a1 = p->transpose_a ? p->m : p->k;
   const int64_t b0 = p->transpose_b ? p->n : p->k, b1 = p->transpose_b ? p->k : p->n;
   ek_tensor *a = ck_tensor(rig, p->a, CK_SHAPE(a0, a1));
@@ -107,15 +49,15 @@ START_TEST(matmul) {
     for (int t = 0; t < 4; t++) {
       if (!ck_turn(_i, 7 * s + t)) continue;
       struct ck_rig *rig = ck_rig_variant(_i);
-      struct product p = {.m = sizes[s][0],
-                          .n = sizes[s][1],
-                          .k = sizes[s][2],
-                          .transpose_a = (t & 1) != 0,
-                          .transpose_b = (t & 2) != 0};
+      struct ck_product p = {.m = sizes[s][0],
+                             .n = sizes[s][1],
+                             .k = sizes[s][2],
+                             .transpose_a = (t & 1) != 0,
+                             .transpose_b = (t & 2) != 0};
       p.a = ck_integers(rig, p.m * p.k, -9, 9);
       p.b = ck_integers(rig, p.k * p.n, -9, 9);
       p.c = ck_integers(rig, p.m * p.n, -99, 99);
-      struct inner *inner = multiply(rig, &p);
+      struct ck_inner *inner = ck_product_multiply(rig, &p);
       check_matmul(rig, &p, inner, true);
       p.beta = 1;
       check_matmul(rig, &p, inner, true);
@@ -125,7 +67,7 @@ START_TEST(matmul) {
       p.a = ck_values(rig, p.m * p.k, -1, 1);
       p.b = ck_values(rig, p.k * p.n, -1, 1);
       p.c = ck_values(rig, p.m * p.n, -1, 1);
-      inner = multiply(rig, &p);
+      inner = ck_product_multiply(rig, &p);
       p.beta = 0.7;
       check_matmul(rig, &p, inner, false);
       p.beta = 0;
@@ -142,14 +84,14 @@ START_TEST(linear) {
     for (int pass = 0; pass < 3; pass++) {
       if (!ck_turn(_i, 7 * s + pass)) continue;
       struct ck_rig *rig = ck_rig_variant(_i);
-      struct product p = {
+      struct ck_product p = {
           .m = sizes[s][0], .n = sizes[s][1], .k = sizes[s][2], .transpose_b = true};
       const int64_t n = p.m * p.n;
       p.a = pass < 2 ? ck_integers(rig, p.m * p.k, -9, 9) : ck_values(rig, p.m * p.k, -1, 1);
       p.b = pass < 2 ? ck_integers(rig, p.k * p.n, -9, 9) : ck_values(rig, p.k * p.n, -1, 1);
       if (pass > 0) p.bias = ck_integers(rig, p.n, -99, 99);
       double *want = ck_zeros(rig, n), *bound = ck_zeros(rig, n);
-      reference(rig, want, bound, &p);
+      ck_product_reference(rig, want, bound, &p);
       ek_tensor *y = ck_poisoned(rig, CK_SHAPE(1, p.m, p.n));
       ek_tensor *x = ck_tensor(rig, p.a, CK_SHAPE(p.m, 1, p.k));
       ek_tensor *w = ck_tensor(rig, p.b, CK_SHAPE(p.n, p.k));
@@ -201,14 +143,14 @@ CK_UNWATCHED static void sum_reference(struct ck_rig *rig, double *want, double 
 
 static void check_linear_gelu(struct ck_rig *rig, int64_t rows, int64_t in, int64_t out,
                               bool with_bias) {
-  struct product p = {.m = rows, .n = out, .k = in, .transpose_b = true};
+  struct ck_product p = {.m = rows, .n = out, .k = in, .transpose_b = true};
   const int64_t n = rows * out;
   p.a = ck_values(rig, rows * in, -1, 1);
   p.b = ck_values(rig, out * in, -1, 1);
   if (with_bias) p.bias = ck_values(rig, out, -1, 1);
   double *want_pre = ck_zeros(rig, n), *pre_bound = ck_zeros(rig, n);
   double *want = ck_zeros(rig, n), *bound = ck_zeros(rig, n);
-  reference(rig, want_pre, pre_bound, &p);
+  ck_product_reference(rig, want_pre, pre_bound, &p);
   for (int64_t i = 0; i < n; i++) {
     const double error = pre_bound[i] + ck_rounding(rig, fabs(want_pre[i]) + pre_bound[i]);
     want[i] = (double)gelu(want_pre[i]);
@@ -240,7 +182,7 @@ END_TEST
 
 static void check_gelu_linear_backward(struct ck_rig *rig, int64_t rows, int64_t in, int64_t out,
                                        double beta) {
-  struct product p = {.m = rows, .n = in, .k = out};
+  struct ck_product p = {.m = rows, .n = in, .k = out};
   const int64_t n = rows * in;
   p.a = ck_values(rig, rows * out, -1, 1);
   p.b = ck_values(rig, out * in, -1, 1);
@@ -248,7 +190,7 @@ static void check_gelu_linear_backward(struct ck_rig *rig, int64_t rows, int64_t
   double *want = ck_zeros(rig, n), *bound = ck_zeros(rig, n);
   double *want_sum = ck_zeros(rig, in), *sum_bound = ck_zeros(rig, in);
   double *stored = ck_zeros(rig, n); /* the bound of dpre as the sums see it */
-  reference(rig, want, bound, &p);
+  ck_product_reference(rig, want, bound, &p);
   for (int64_t i = 0; i < n; i++) {
     const double dz = (double)root_two_over_pi * (1 + 3 * 0.044715 * pre[i] * pre[i]);
     bound[i] += ck_rounding(rig, fabs(want[i]) + bound[i]);
@@ -287,14 +229,14 @@ END_TEST
 /* Whole numbers: everything is exact. */
 static void check_linear_gradients(struct ck_rig *rig, int64_t rows, int64_t in, int64_t out,
                                    double weight_beta, double bias_beta) {
-  struct product p = {.m = out, .n = in, .k = rows, .transpose_a = true, .beta = weight_beta};
+  struct ck_product p = {.m = out, .n = in, .k = rows, .transpose_a = true, .beta = weight_beta};
   p.a = ck_integers(rig, rows * out, -9, 9);
   p.b = ck_integers(rig, rows * in, -9, 9);
   p.c = ck_integers(rig, out * in, -99, 99);
   const double *old = ck_integers(rig, out, -99, 99);
   double *want = ck_zeros(rig, out * in), *bound = ck_zeros(rig, out * in);
   double *want_sum = ck_zeros(rig, out), *sum_bound = ck_zeros(rig, out);
-  reference(rig, want, bound, &p);
+  ck_product_reference(rig, want, bound, &p);
   sum_reference(rig, want_sum, sum_bound, bias_beta, old, p.a, NULL, rows, out);
   ek_tensor *dy = ck_tensor(rig, p.a, CK_SHAPE(rows, out));
   ek_tensor *x = ck_tensor(rig, p.b, CK_SHAPE(rows, in));
@@ -483,105 +425,11 @@ END_TEST
 
 /* ---- wrong arguments ---- */
 
-static ek_status call_matmul(ek_stream *s, ek_tensor *const *t) {
-  return ek_op_matmul(s, t[0], t[1], false, t[2], false, 0.0);
-}
-static ek_status call_matmul_tt(ek_stream *s, ek_tensor *const *t) {
-  return ek_op_matmul(s, t[0], t[1], true, t[2], true, 1.0);
-}
-static ek_status call_linear(ek_stream *s, ek_tensor *const *t) {
-  return ek_op_linear(s, t[0], t[1], t[2], t[3]);
-}
-
-static ek_status call_linear_gelu(ek_stream *s, ek_tensor *const *t) {
-  return ek_op_linear_gelu(s, t[0], t[1], t[2], t[3], t[4]);
-}
-static ek_status call_gelu_linear_backward(ek_stream *s, ek_tensor *const *t) {
-  return ek_op_gelu_linear_backward(s, t[0], t[1], 1.0, t[2], t[3], t[4]);
-}
-static ek_status call_linear_gradients(ek_stream *s, ek_tensor *const *t) {
-  return ek_op_linear_gradients(s, t[0], 1.0, t[1], 1.0, t[2], t[3]);
-}
-
-static ek_status call_padded_linear(ek_stream *s, ek_tensor *const *t) {
-  return ek_op_padded_linear(s, t[0], t[1], t[2], t[3]);
-}
-static ek_status call_padded_backward(ek_stream *s, ek_tensor *const *t) {
-  return ek_op_padded_linear_backward(s, t[0], t[1], t[2]);
-}
-static ek_status call_padded_gradients(ek_stream *s, ek_tensor *const *t) {
-  return ek_op_padded_linear_gradients(s, t[0], 1.0, t[1], 1.0, t[2], t[3]);
-}
-
-static const struct ck_operation operations[] = {
-    {"matmul",
-     call_matmul,
-     3,
-     {{.name = "c", .written = true, .rank = 2, .shape = {3, 4}},
-      {.name = "a", .rank = 2, .shape = {3, 5}},
-      {.name = "b", .rank = 2, .shape = {5, 4}}}},
-    {"matmul",
-     call_matmul_tt,
-     3,
-     {{.name = "c", .written = true, .rank = 2, .shape = {3, 4}},
-      {.name = "a", .rank = 2, .shape = {5, 3}},
-      {.name = "b", .rank = 2, .shape = {4, 5}}}},
-    {"linear",
-     call_linear,
-     4,
-     {{.name = "y", .written = true, .rank = 3, .shape = {2, 3, 4}},
-      {.name = "x", .rank = 3, .shape = {2, 3, 5}},
-      {.name = "w", .rank = 2, .shape = {4, 5}},
-      {.name = "bias", .optional = true, .rank = 1, .shape = {4}}}},
-    {"linear_gelu",
-     call_linear_gelu,
-     5,
-     {{.name = "y", .written = true, .rank = 3, .shape = {2, 3, 4}},
-      {.name = "pre", .written = true, .optional = true, .rank = 3, .shape = {2, 3, 4}},
-      {.name = "x", .rank = 3, .shape = {2, 3, 5}},
-      {.name = "w", .rank = 2, .shape = {4, 5}},
-      {.name = "bias", .optional = true, .rank = 1, .shape = {4}}}},
-    {"gelu_linear_backward",
-     call_gelu_linear_backward,
-     5,
-     {{.name = "dpre", .written = true, .rank = 3, .shape = {2, 3, 5}},
-      {.name = "dbias", .sum = true, .written = true, .optional = true, .rank = 1, .shape = {5}},
-      {.name = "dy", .rank = 3, .shape = {2, 3, 4}},
-      {.name = "w", .rank = 2, .shape = {4, 5}},
-      {.name = "pre", .rank = 3, .shape = {2, 3, 5}}}},
-    {"linear_gradients",
-     call_linear_gradients,
-     4,
-     {{.name = "dw", .sum = true, .written = true, .rank = 2, .shape = {4, 5}},
-      {.name = "dbias", .sum = true, .written = true, .optional = true, .rank = 1, .shape = {4}},
-      {.name = "dy", .rank = 3, .shape = {2, 3, 4}},
-      {.name = "x", .rank = 3, .shape = {2, 3, 5}}}},
-    {"padded_linear",
-     call_padded_linear,
-     4,
-     {{.name = "y", .any_shape = true, .written = true, .rank = 3, .shape = {2, 3, 4}},
-      {.name = "x", .rank = 3, .shape = {2, 3, 5}},
-      {.name = "w", .rank = 2, .shape = {4, 5}},
-      {.name = "bias", .optional = true, .rank = 1, .shape = {4}}}},
-    {"padded_linear_backward",
-     call_padded_backward,
-     3,
-     {{.name = "dx", .written = true, .rank = 3, .shape = {2, 3, 5}},
-      {.name = "dy", .any_shape = true, .rank = 3, .shape = {2, 3, 4}},
-      {.name = "w", .rank = 2, .shape = {4, 5}}}},
-    {"padded_linear_gradients",
-     call_padded_gradients,
-     4,
-     {{.name = "dw", .sum = true, .written = true, .rank = 2, .shape = {4, 5}},
-      {.name = "dbias", .sum = true, .written = true, .optional = true, .rank = 1, .shape = {4}},
-      {.name = "dy", .any_shape = true, .rank = 3, .shape = {2, 3, 4}},
-      {.name = "x", .rank = 3, .shape = {2, 3, 5}}}},
-};
-enum { OPERATIONS = sizeof operations / sizeof operations[0] };
-
-START_TEST(bad_inputs) { ck_bad_inputs(&operations[_i], test_devices("cpu:2")); }
+START_TEST(bad_inputs) { ck_bad_inputs(&ck_products_calls[_i], test_devices("cpu:2")); }
 END_TEST
-START_TEST(bad_inputs_where_nothing_is_computed) { ck_bad_inputs(&operations[_i], "plan:2"); }
+START_TEST(bad_inputs_where_nothing_is_computed) {
+  ck_bad_inputs(&ck_products_calls[_i], "plan:2");
+}
 END_TEST
 
 START_TEST(messages_show_both_shapes) {
@@ -656,8 +504,8 @@ static Suite *make_suite(void) {
   tcase_add_test(combined, aligned_columns);
   tcase_add_test(combined, gradients_by_differences);
   TCase *errors = ck_case(suite, "errors");
-  tcase_add_loop_test(errors, bad_inputs, 0, OPERATIONS);
-  tcase_add_loop_test(errors, bad_inputs_where_nothing_is_computed, 0, OPERATIONS);
+  tcase_add_loop_test(errors, bad_inputs, 0, CK_PRODUCTS_CALLS);
+  tcase_add_loop_test(errors, bad_inputs_where_nothing_is_computed, 0, CK_PRODUCTS_CALLS);
   tcase_add_test(errors, messages_show_both_shapes);
   tcase_add_test(errors, huge_sizes);
   return suite;

@@ -5,6 +5,7 @@
 
 #include <evenkeel/elementwise.h>
 #include <evenkeel/losses.h>
+#include <evenkeel/products.h>
 
 /* ---- elementwise.h ---- */
 
@@ -185,4 +186,101 @@ const struct ck_operation ck_losses_calls[CK_LOSSES_CALLS] = {
       {.name = "target", LOGITS},
       {.name = "scale", .optional = true, .type = EK_F64, .rank = 1, .shape = {1}},
       {.name = "element_scale", .sum = true, .optional = true, LOGITS}}},
+};
+
+/* ---- products.h ---- */
+
+static ek_status call_matmul(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_matmul(s, t[0], t[1], false, t[2], false, 0.0);
+}
+static ek_status call_matmul_tt(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_matmul(s, t[0], t[1], true, t[2], true, 1.0);
+}
+static ek_status call_linear(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_linear(s, t[0], t[1], t[2], t[3]);
+}
+
+static ek_status call_linear_gelu(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_linear_gelu(s, t[0], t[1], t[2], t[3], t[4]);
+}
+static ek_status call_gelu_linear_backward(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_gelu_linear_backward(s, t[0], t[1], 1.0, t[2], t[3], t[4]);
+}
+static ek_status call_linear_gradients(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_linear_gradients(s, t[0], 1.0, t[1], 1.0, t[2], t[3]);
+}
+
+static ek_status call_padded_linear(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_padded_linear(s, t[0], t[1], t[2], t[3]);
+}
+static ek_status call_padded_backward(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_padded_linear_backward(s, t[0], t[1], t[2]);
+}
+static ek_status call_padded_gradients(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_padded_linear_gradients(s, t[0], 1.0, t[1], 1.0, t[2], t[3]);
+}
+
+const struct ck_operation ck_products_calls[CK_PRODUCTS_CALLS] = {
+    {"matmul",
+     call_matmul,
+     3,
+     {{.name = "c", .written = true, .rank = 2, .shape = {3, 4}},
+      {.name = "a", .rank = 2, .shape = {3, 5}},
+      {.name = "b", .rank = 2, .shape = {5, 4}}}},
+    {"matmul",
+     call_matmul_tt,
+     3,
+     {{.name = "c", .written = true, .rank = 2, .shape = {3, 4}},
+      {.name = "a", .rank = 2, .shape = {5, 3}},
+      {.name = "b", .rank = 2, .shape = {4, 5}}}},
+    {"linear",
+     call_linear,
+     4,
+     {{.name = "y", .written = true, .rank = 3, .shape = {2, 3, 4}},
+      {.name = "x", .rank = 3, .shape = {2, 3, 5}},
+      {.name = "w", .rank = 2, .shape = {4, 5}},
+      {.name = "bias", .optional = true, .rank = 1, .shape = {4}}}},
+    {"linear_gelu",
+     call_linear_gelu,
+     5,
+     {{.name = "y", .written = true, .rank = 3, .shape = {2, 3, 4}},
+      {.name = "pre", .written = true, .optional = true, .rank = 3, .shape = {2, 3, 4}},
+      {.name = "x", .rank = 3, .shape = {2, 3, 5}},
+      {.name = "w", .rank = 2, .shape = {4, 5}},
+      {.name = "bias", .optional = true, .rank = 1, .shape = {4}}}},
+    {"gelu_linear_backward",
+     call_gelu_linear_backward,
+     5,
+     {{.name = "dpre", .written = true, .rank = 3, .shape = {2, 3, 5}},
+      {.name = "dbias", .sum = true, .written = true, .optional = true, .rank = 1, .shape = {5}},
+      {.name = "dy", .rank = 3, .shape = {2, 3, 4}},
+      {.name = "w", .rank = 2, .shape = {4, 5}},
+      {.name = "pre", .rank = 3, .shape = {2, 3, 5}}}},
+    {"linear_gradients",
+     call_linear_gradients,
+     4,
+     {{.name = "dw", .sum = true, .written = true, .rank = 2, .shape = {4, 5}},
+      {.name = "dbias", .sum = true, .written = true, .optional = true, .rank = 1, .shape = {4}},
+      {.name = "dy", .rank = 3, .shape = {2, 3, 4}},
+      {.name = "x", .rank = 3, .shape = {2, 3, 5}}}},
+    {"padded_linear",
+     call_padded_linear,
+     4,
+     {{.name = "y", .any_shape = true, .written = true, .rank = 3, .shape = {2, 3, 4}},
+      {.name = "x", .rank = 3, .shape = {2, 3, 5}},
+      {.name = "w", .rank = 2, .shape = {4, 5}},
+      {.name = "bias", .optional = true, .rank = 1, .shape = {4}}}},
+    {"padded_linear_backward",
+     call_padded_backward,
+     3,
+     {{.name = "dx", .written = true, .rank = 3, .shape = {2, 3, 5}},
+      {.name = "dy", .any_shape = true, .rank = 3, .shape = {2, 3, 4}},
+      {.name = "w", .rank = 2, .shape = {4, 5}}}},
+    {"padded_linear_gradients",
+     call_padded_gradients,
+     4,
+     {{.name = "dw", .sum = true, .written = true, .rank = 2, .shape = {4, 5}},
+      {.name = "dbias", .sum = true, .written = true, .optional = true, .rank = 1, .shape = {4}},
+      {.name = "dy", .any_shape = true, .rank = 3, .shape = {2, 3, 4}},
+      {.name = "x", .rank = 3, .shape = {2, 3, 5}}}},
 };

@@ -16,7 +16,7 @@ struct row {
   long double m, z, error; /* the relative error of z */
 };
 
-static struct row read_row(const struct ck_loss *f, int64_t r, long double u) {
+CK_UNWATCHED static struct row read_row(const struct ck_loss *f, int64_t r, long double u) {
   struct row row = {.x = f->logits + r * f->classes, .y = (int64_t)f->targets[r], .m = -HUGE_VALL};
   for (int64_t c = 0; c < f->classes; c++) row.m = fmaxl(row.m, row.x[c]);
   for (int64_t c = 0; c < f->classes; c++) row.z += expl(row.x[c] - row.m);
@@ -24,7 +24,8 @@ static struct row read_row(const struct ck_loss *f, int64_t r, long double u) {
   return row;
 }
 
-static void loss_of_row(struct ck_loss *f, int64_t r, const struct row *row, long double u) {
+CK_UNWATCHED static void loss_of_row(struct ck_loss *f, int64_t r, const struct row *row,
+                                     long double u) {
   const long double w = weight_of(f, row->y);
   const long double hard = (1 - f->smoothing) * w, soft = f->smoothing / (double)f->classes;
   const long double log_z = logl(row->z), each = row->error + 2 * u * log_z;
@@ -43,7 +44,8 @@ static void loss_of_row(struct ck_loss *f, int64_t r, const struct row *row, lon
   f->d_bound += f->weights == NULL ? 0 : (double)f->rows * 0x1p-53 * (double)w;
 }
 
-static void gradient_of_row(struct ck_loss *f, int64_t r, const struct row *row, long double u) {
+CK_UNWATCHED static void gradient_of_row(struct ck_loss *f, int64_t r, const struct row *row,
+                                         long double u) {
   const long double w = weight_of(f, row->y);
   const long double hard = (1 - f->smoothing) * w, soft = f->smoothing / (double)f->classes;
   const long double scale = f->scale * (f->row_scale == NULL ? 1 : f->row_scale[r]);
@@ -97,4 +99,19 @@ struct ck_loss ck_loss_make(struct ck_rig *rig, int64_t rows, int64_t classes) {
                       .gradient = ck_zeros(rig, n),
                       .gradient_bound = ck_zeros(rig, n)};
   return f;
+}
+
+struct ck_loss_tensors ck_loss_upload(struct ck_rig *rig, const struct ck_loss *f) {
+  struct ck_loss_tensors t = {
+      .losses = ck_poisoned_sums(rig, CK_SHAPE(f->rows)),
+      .normalizer = ck_poisoned_sums(rig, CK_SHAPE(f->rows, 2)),
+      .totals = ck_tensor_of(rig, EK_F64, NULL, CK_SHAPE(2)),
+      .logits = ck_tensor(rig, f->logits, CK_SHAPE(f->rows, f->classes)),
+      .targets = ck_tensor_of(rig, EK_I32, f->targets, CK_SHAPE(f->rows)),
+      .gradient = ck_poisoned(rig, CK_SHAPE(f->rows, f->classes)),
+      .terms = {.ignore_index = CK_IGNORED, .label_smoothing = f->smoothing}};
+  if (f->scale != 1) t.scale = ck_tensor_of(rig, EK_F64, &f->scale, CK_SHAPE(1));
+  if (f->row_scale != NULL) t.row_scale = ck_sums(rig, f->row_scale, CK_SHAPE(f->rows));
+  if (f->weights != NULL) t.terms.class_weights = ck_sums(rig, f->weights, CK_SHAPE(f->classes));
+  return t;
 }

@@ -5,6 +5,8 @@
 #ifndef CK_OP_LOSS_H
 #define CK_OP_LOSS_H
 
+#include <evenkeel/losses.h>
+
 #include "ek_check.h"
 
 enum { CK_IGNORED = -100 };
@@ -23,5 +25,15 @@ struct ck_loss ck_loss_make(struct ck_rig *rig, int64_t rows, int64_t classes);
 
 /* Fills the results and their bounds from the logits, targets and terms. */
 void ck_loss_reference(const struct ck_rig *rig, struct ck_loss *f);
+
+/* The tensors of a call. */
+struct ck_loss_tensors {
+  ek_tensor *losses, *normalizer, *totals, *logits, *targets, *gradient;
+  ek_tensor *scale, *row_scale;
+  ek_cross_entropy_terms terms;
+};
+
+/* What the call writes holds NaN. */
+struct ck_loss_tensors ck_loss_upload(struct ck_rig *rig, const struct ck_loss *f);
 
 #endif /* CK_OP_LOSS_H */
