@@ -137,15 +137,32 @@ CK_UNWATCHED static struct format format_of(ek_type type) {
   return type == EK_BF16 ? (struct format){8, -126, 127} : (struct format){11, -14, 15};
 }
 
+/* 2^n, and the n of 2^n <= |x| < 2^(n+1), of normal numbers of f64; of smaller ones it is less than any
+ * here. The functions of math.h took half the time of tests of 16 bits. */
+CK_UNWATCHED static double power(int n) {
+  const uint64_t bits = (uint64_t)(n + 1023) << 52;
+  double x;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+CK_UNWATCHED static int exponent_of(double x) {
+  uint64_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  return (int)(bits >> 52 & 0x7FF) - 1023;
+}
+
+/* Beside 1.5 x 2^52 units a number of f64 has no digit below a unit: the addition rounds, to even. */
 CK_UNWATCHED double ck_round_to(ek_type type, double value) {
   if (type == EK_F32) return (double)(float)value;
   if (type != EK_BF16 && type != EK_F16) return value;
   if (value == 0 || !isfinite(value)) return value;
   const struct format format = format_of(type);
-  const int exponent = ilogb(value) < format.least ? format.least : ilogb(value);
-  const int unit = exponent - format.digits + 1;
-  const double rounded = ldexp(nearbyint(ldexp(value, -unit)), unit);
-  return ilogb(rounded) > format.most ? copysign(HUGE_VAL, value) : rounded;
+  const int own = exponent_of(value), exponent = own < format.least ? format.least : own;
+  if (exponent > format.most) return copysign(HUGE_VAL, value);
+  const volatile double large = 1.5 * power(52 + exponent - format.digits + 1);
+  const double rounded = (value + large) - large;
+  return copysign(exponent_of(rounded) > format.most ? HUGE_VAL : rounded, value);
 }
 
 /* Of a number that the type has. */
@@ -157,9 +174,9 @@ CK_UNWATCHED static uint16_t encode(ek_type type, double value) {
   if (isnan(value)) return (uint16_t)(sign | top | 1u << (fraction - 1));
   if (isinf(value)) return (uint16_t)(sign | top);
   if (value == 0) return (uint16_t)sign;
-  const int exponent = ilogb(value) < format.least ? format.least : ilogb(value);
+  const int own = exponent_of(value), exponent = own < format.least ? format.least : own;
   /* The first digit of a normal number, which is not kept, adds 1 to the exponent. */
-  const unsigned digits = (unsigned)ldexp(fabs(value), fraction - exponent);
+  const unsigned digits = (unsigned)(fabs(value) * power(fraction - exponent));
   return (uint16_t)(sign | (((unsigned)(exponent - format.least) << fraction) + digits));
 }
 
@@ -169,7 +186,7 @@ CK_UNWATCHED static double decode(ek_type type, uint16_t bits) {
   const double digits = bits & ((1 << fraction) - 1), sign = (bits & 0x8000) != 0 ? -1 : 1;
   if (above == format.most - format.least + 2) return digits == 0 ? sign * HUGE_VAL : NAN;
   const double whole = above == 0 ? digits : digits + (1 << fraction);
-  return sign * ldexp(whole, (above == 0 ? 1 : above) - 1 + format.least - fraction);
+  return sign * whole * power((above == 0 ? 1 : above) - 1 + format.least - fraction);
 }
 
 /* The elements as the type has them in memory; the caller frees them. */
