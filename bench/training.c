@@ -74,11 +74,6 @@ static ek_status make_optimizer(struct training *training) {
   /* The peers compute no norm either where nothing clips. */
   ek_data_parallel_optimizer_options options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
   options.gradient_norm = false;
-  /* About where a run in f16 arrives: from 2^16 on the first steps would be skipped, and their updates
-   * not be timed. */
-  ek_loss_scale loss_scale = EK_LOSS_SCALE_INIT;
-  loss_scale.scale = 256;
-  if (training->task->precision == PRECISION_F16) options.loss_scale = &loss_scale;
   return ek_data_parallel_optimizer_open(&training->optimizer, training->model, training->rule,
                                          &options);
 }

@@ -112,7 +112,7 @@ static void scales_of_weights(double *scales, const ek_data_parallel_criterion *
   size_t index = 0;
   const double most = largest(self->weights, self->terms, &index);
   for (size_t j = 0; j < self->terms; j++) {
-    const double coefficient = self->coefficients[j] * self->loss_scale;
+    const double coefficient = self->coefficients[j] * self->scaling.factor;
     scales[j] = self->weights[j] > 0 ? coefficient * (most / self->weights[j]) : 0;
   }
 }
@@ -159,7 +159,7 @@ static ek_status add_terms(const struct criterion_backward_job *job, ek_stream *
 static ek_status make_factors(ek_tensor *made, const struct criterion_backward_job *job,
                               ek_device *device, size_t index) {
   const ek_tensor *losses = &job->self->devices[index].losses;
-  const double coefficient = job->self->coefficients[0] * job->self->loss_scale;
+  const double coefficient = job->self->coefficients[0] * job->self->scaling.factor;
   ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
   ek_tensor given = {0};
   if (job->factors != NULL) {
@@ -307,12 +307,14 @@ ek_status ek_data_parallel_criterion_backward(ek_data_parallel_criterion *parall
   backward.totals = keeps_terms ? parallel->step_combined : parallel->combined;
   backward.running = keeps_terms;
   backward.sum = parallel->reduction != EK_REDUCTION_MEAN;
-  backward.loss_scale = parallel->loss_scale;
+  backward.loss_scale = parallel->scaling.factor;
   ek_status status = EK_OK;
   if (keeps_terms) EK_TRY_GOTO(status, begin_terms(parallel, &job, &o), cleanup);
   EK_TRY_GOTO(status, lay_out_gradients(gradients, parallel), cleanup);
   EK_TRY_GOTO(status, ek_group_apply(model->group, backward_one, &job), cleanup);
-  EK_TRY_GOTO(status, ek__model_backward(model, gradients, parallel->outputs, &backward), cleanup);
+  EK_TRY_GOTO(status, ek__model_backward(model, gradients, parallel->outputs, &backward,
+                                 parallel->scaling.unit),
+              cleanup);
   parallel->micro_batches = model->micro_batches;
 cleanup:
   for (size_t i = 0; i < parallel->outputs; i++) ek_shards_free(&gradients[i]);

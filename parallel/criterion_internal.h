@@ -45,8 +45,8 @@ struct ek_data_parallel_criterion {
   bool gradient;      /* the model's backward may follow that forward */
   bool with_gradient; /* and it was allowed to write over the outputs */
   uint64_t forward;   /* the number that its outputs carry: of the model's forward; 0: none */
-  double loss_scale;  /* that its gradient is multiplied with */
-  ek_shards *seen;    /* the outputs, the caller's */
+  struct ek__scaling scaling; /* that its gradient is multiplied with */
+  ek_shards *seen;            /* the outputs, the caller's */
 
   /* Several terms over several micro-batches. */
   uint32_t micro_batches;       /* of the step, whose totals these are */

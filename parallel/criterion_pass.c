@@ -14,7 +14,7 @@ ek_status ek__criterion_open_pass(ek_pass **pass, const ek_data_parallel_criteri
   if (self->forward == model->last_forward) options.first_sample = model->first_sample + first;
   /* A grain's outputs are rows of what its device has: not left to it. */
   options.overwrite_inputs = !self->options.keep_outputs && model->options.reproducible == 0;
-  options.gradient_now = self->with_gradient ? self->coefficients[0] * self->loss_scale : 0;
+  options.gradient_now = self->with_gradient ? self->coefficients[0] * self->scaling.factor : 0;
   options.totals = totals;
   return ek_pass_open(pass, self->devices[index].replica, &options);
 }

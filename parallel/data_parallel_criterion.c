@@ -235,7 +235,8 @@ static ek_status forward_one(void *context, ek_device *device, size_t index) {
   ek_tensor *scales = &self->devices[index].scales;
   EK_TRY(ek_op_combine_totals(stream, &self->combined[index], scales, &self->devices[index].totals,
                               self->coefficients, self->reduction == EK_REDUCTION_MEAN));
-  return self->loss_scale == 1 ? EK_OK : ek_op_scale(stream, scales, scales, self->loss_scale);
+  const double factor = self->scaling.factor;
+  return factor == 1 ? EK_OK : ek_op_scale(stream, scales, scales, factor);
 }
 
 ek_status ek__criterion_unchanged(const ek_data_parallel_criterion *self) {
@@ -282,13 +283,30 @@ static ek_status check_origin(const ek_shards *outputs, size_t count) {
   return EK_OK;
 }
 
-static void begin_forward(ek_data_parallel_criterion *self, ek_shards *outputs) {
+/* Of all devices; the most of any of them, or the samples where there are none. */
+static int64_t count_targets(const ek_data_parallel_criterion *self, const ek_shards *outputs,
+                             const ek_tensor *tensors, const ek_shards *shards) {
+  int64_t most = self->targets == 0 ? outputs[0].samples[self->count] : 0;
+  for (size_t i = 0; i < self->targets; i++) {
+    const int64_t count =
+        shards == NULL ? ek_tensor_count(&tensors[i]) : ek__shards_elements(&shards[i]);
+    if (count > most) most = count;
+  }
+  return most;
+}
+
+static void begin_forward(ek_data_parallel_criterion *self, ek_shards *outputs, int64_t targets) {
   const ek_data_parallel_model *model = self->model;
   ek__criterion_drop_forward(self);
   self->seen = outputs;
   self->forward = outputs[0].forward;
   self->gradient = model->pending != 0 && self->forward == model->pending;
-  self->loss_scale = self->gradient ? model->last_loss_scale : 1;
+  self->scaling = (struct ek__scaling){1, 1};
+  if (self->gradient) {
+    const bool mean = self->reduction == EK_REDUCTION_MEAN;
+    self->scaling =
+        self->of_model ? model->last_scaling : ek__model_scaling(model, mean ? targets : 0);
+  }
   self->with_gradient = self->gradient && self->options.gradient_in_forward && !self->of_model &&
                         model->options.reproducible == 0;
   self->has_loss = false;
@@ -317,7 +335,7 @@ static ek_status forward(ek_data_parallel_criterion *parallel, ek_shards *output
     (void)snprintf(who, sizeof who, "criterion forward: target number %zu", i);
     EK_TRY_GOTO(status, ek__scatter_lay_like(&cut[i], who, outputs, &tensors[i]), cleanup);
   }
-  begin_forward(parallel, outputs);
+  begin_forward(parallel, outputs, count_targets(parallel, outputs, tensors, shards));
   begun = true;
   for (size_t i = 0; i < target_count; i++) {
     EK_TRY_GOTO(status,

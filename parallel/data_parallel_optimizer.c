@@ -220,7 +220,7 @@ static ek_status update_pieces(ek_data_parallel_optimizer *self, ek_device *devi
   const bool mixed = ek__replica_is_mixed(replica);
   ek_update update = {.step = model->step + 1,
                       .learning_rate = ek_schedule_rate(&self->schedule, model->step)};
-  if (model->divided || model->loss_scale != 1) update.scale.totals = &model->totals[index];
+  if (model->divided || model->scaling.factor != 1) update.scale.totals = &model->totals[index];
   update.scale.clip_norm = self->optimizer->clip_norm;
   if (update.scale.clip_norm > 0) update.scale.square_norm = &own->square_norm;
   ek__model_update_begins(self->model);
@@ -260,9 +260,9 @@ static ek_status scale_totals(const ek_data_parallel_model *model, ek_device *de
                               size_t index) {
   ek_tensor *totals = &model->totals[index];
   ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
-  if (model->loss_scale == 1) return EK_OK;
-  if (model->divided) return ek_op_scale(stream, totals, totals, model->loss_scale);
-  return ek_op_fill(stream, totals, model->loss_scale);
+  if (model->scaling.factor == 1) return EK_OK;
+  if (model->divided) return ek_op_scale(stream, totals, totals, model->scaling.factor);
+  return ek_op_fill(stream, totals, model->scaling.factor);
 }
 
 static ek_status step_one(void *context, ek_device *device, size_t index) {
@@ -298,7 +298,7 @@ static ek_status read_result(ek_step_result *result, const ek_data_parallel_opti
   result->loss = !model->divided ? totals[0] : result->empty ? 0 : totals[0] / weight;
   result->gradient_norm = -1;
   if (norm) {
-    result->gradient_norm = sqrt(square_norm) / model->loss_scale;
+    result->gradient_norm = sqrt(square_norm) / model->scaling.factor;
     if (model->divided) result->gradient_norm /= weight;
     if (result->empty && isfinite(square_norm)) result->gradient_norm = 0;
   }
@@ -308,7 +308,7 @@ static ek_status read_result(ek_step_result *result, const ek_data_parallel_opti
   result->finite = counts || (isfinite(result->loss) && !overflow);
   result->skipped = overflow && scales(self);
   result->learning_rate = ek_schedule_rate(&self->schedule, model->step);
-  result->loss_scale = model->loss_scale;
+  result->loss_scale = model->scaling.factor * model->scaling.unit;
   result->step = model->step + !result->skipped;
   return EK_OK;
 }

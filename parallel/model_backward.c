@@ -154,10 +154,10 @@ static ek_status check_backward(const ek_data_parallel_model *model, const ek_sh
   EK__FAIL_IF(model->stage != EK__STEP_EMPTY && model->divided != divided, EK_ERR_STATE,
               "backward: gradients that are to be divided by a weight and gradients that are not "
               "cannot be added up in one step");
-  EK__FAIL_IF(model->stage != EK__STEP_EMPTY && model->loss_scale != options->loss_scale,
+  EK__FAIL_IF(model->stage != EK__STEP_EMPTY && model->scaling.factor != options->loss_scale,
               EK_ERR_STATE,
               "backward: gradients with the loss scales %g and %g cannot be added up in one step",
-              model->loss_scale, options->loss_scale);
+              model->scaling.factor, options->loss_scale);
   EK__FAIL_IF(
       model->stage != EK__STEP_EMPTY && model->running != options->running, EK_ERR_STATE,
       "backward: totals of the step so far and totals of a micro-batch cannot be put together");
@@ -201,11 +201,11 @@ ek_status ek_data_parallel_model_backward(ek_data_parallel_model *model, const e
   EK__FAIL_IF(model->pending != 0 && model->last_scale != 0, EK_ERR_STATE,
               "backward: forward has computed gradients for the scale of a criterion "
               "(gradient_in_forward), whose backward is next");
-  return ek__model_backward(model, gradients, count, &o);
+  return ek__model_backward(model, gradients, count, &o, 1);
 }
 
 ek_status ek__model_backward(ek_data_parallel_model *model, const ek_shards *gradients,
-                             size_t count, const ek_backward_options *options) {
+                             size_t count, const ek_backward_options *options, double unit) {
   const ek_backward_options o = *options;
   EK_TRY(check_backward(model, gradients, count, &o));
   ek_status status = EK_OK;
@@ -218,7 +218,7 @@ ek_status ek__model_backward(ek_data_parallel_model *model, const ek_shards *gra
   model->reducing = !o.accumulate || ek__placement(model)->gradient_shares;
   EK_TRY_GOTO(status, ek_group_apply(model->group, backward_one, &job), cleanup);
   model->divided = o.totals != NULL && !o.sum;
-  model->loss_scale = o.loss_scale;
+  model->scaling = (struct ek__scaling){o.loss_scale, unit};
   model->stage = o.accumulate ? EK__STEP_ACCUMULATED : EK__STEP_REDUCED;
   model->running = o.running;
   model->micro_batches++;

@@ -252,6 +252,7 @@ static ek_status run_forward(ek_shards *outputs, ek_data_parallel_model *model,
                              const ek_shards *inputs, size_t lead, const struct call *call) {
   const ek_forward_options *options = call->options;
   ek_shards made[EK_MAX_TENSORS] = {{0}};
+  model->last_scaling = ek__model_own_scaling(model, inputs, lead);
   const ek_status status = make_outputs(made, model, inputs, lead, call);
   if (status != EK_OK) {
     for (size_t i = 0; i < call->outputs; i++) ek_shards_free(&made[i]);
@@ -264,7 +265,6 @@ static ek_status run_forward(ek_shards *outputs, ek_data_parallel_model *model,
   model->last_forward = atomic_fetch_add(&forwards, 1) + 1;
   model->last_gradient = options->gradient;
   model->last_scale = options->gradient ? ek__model_scale(model) : 0;
-  model->last_loss_scale = ek__model_loss_scale(model);
   if (!options->gradient) ek__model_drop_forward(model);
   model->pending = options->gradient ? model->last_forward : 0;
   for (size_t i = 0; i < call->outputs; i++) {

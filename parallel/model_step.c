@@ -25,9 +25,35 @@ void ek__model_drop_forward(ek_data_parallel_model *model) {
 }
 
 /* All micro-batches of a step have one scale, also where the state is written in between. */
-double ek__model_loss_scale(const ek_data_parallel_model *model) {
-  if (model->stage != EK__STEP_EMPTY) return model->loss_scale;
-  return model->optimizer == NULL ? 1 : model->optimizer->scaler.scale;
+struct ek__scaling ek__model_scaling(const ek_data_parallel_model *model, int64_t targets) {
+  const ek_data_parallel_optimizer *optimizer = model->optimizer;
+  struct ek__scaling scaling = {1, 1};
+  if (model->stage != EK__STEP_EMPTY) return model->scaling;
+  if (optimizer == NULL || optimizer->loss_scale.kind == EK_LOSS_SCALE_NONE) return scaling;
+  while (scaling.unit < (double)targets) scaling.unit *= 2;
+  scaling.factor = optimizer->scaler.scale / scaling.unit;
+  return scaling;
+}
+
+/* The criterion whose gradient begins in the model's own forward, or NULL. */
+static const ek_data_parallel_criterion *own_criterion(const ek_data_parallel_model *model) {
+  const ek_data_parallel_criterion *it = model->criteria;
+  while (it != NULL && !it->of_model) it = it->next;
+  return it;
+}
+
+struct ek__scaling ek__model_own_scaling(const ek_data_parallel_model *model,
+                                         const ek_shards *inputs, size_t lead) {
+  const ek_data_parallel_criterion *criterion = own_criterion(model);
+  const size_t end = model->module->inputs;
+  int64_t targets = inputs[lead].samples[model->count];
+  if (criterion == NULL) return (struct ek__scaling){1, 1};
+  if (criterion->reduction != EK_REDUCTION_MEAN) return ek__model_scaling(model, 0);
+  for (size_t i = end - model->module->targets; i < end; i++) {
+    const int64_t count = ek__shards_elements(&inputs[i]);
+    if (count > targets) targets = count;
+  }
+  return ek__model_scaling(model, targets);
 }
 
 double ek__model_scale(const ek_data_parallel_model *model) {
@@ -35,7 +61,7 @@ double ek__model_scale(const ek_data_parallel_model *model) {
   if (model->options.reproducible > 0) return 0;
   for (const ek_data_parallel_criterion *it = model->criteria; it != NULL; it = it->next) {
     if (it->of_model && it->terms == 1 && it->options.gradient_in_forward) {
-      return it->coefficients[0] * ek__model_loss_scale(model);
+      return it->coefficients[0] * model->last_scaling.factor;
     }
   }
   return 0;

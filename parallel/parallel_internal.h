@@ -38,6 +38,15 @@ enum { EK__PLACEMENTS = EK_STATE_FULLY_SHARDED + 1 };
 /* Entries of the state that are numbers of the host: state.c. */
 enum { EK__RUN_NUMBERS = 4 };
 
+/*
+ * What gradients are multiplied with on their way: the scale of loss_scale.h over a unit, the least
+ * power of two that is not below the number of targets. So a scale counts from the gradient of the
+ * mean, though D is not known yet, and nothing is rounded.
+ */
+struct ek__scaling {
+  double factor, unit;
+};
+
 struct ek_data_parallel_model {
   struct ek__owner owner; /* of the model, and of the criteria and optimizers opened for it */
   ek_group *group;
@@ -59,7 +68,7 @@ struct ek_data_parallel_model {
   uint64_t pending;                      /* the same while its backward may still come, else 0 */
   bool last_gradient;                    /* it was with gradient */
   double last_scale;                     /* that it was promised for its totals; 0: none */
-  double last_loss_scale;                /* of the gradients of its outputs; part of last_scale */
+  struct ek__scaling last_scaling;       /* part of last_scale, if it computes its loss itself */
   int64_t forward_samples;               /* rows of that forward, here */
   int64_t first_sample;                  /* of them, among the step's of all processes */
   int64_t batch_samples;                 /* of all processes */
@@ -71,7 +80,7 @@ struct ek_data_parallel_model {
   /* The running step. */
   enum ek__step_stage stage;
   bool divided;           /* its gradients will be divided by D */
-  double loss_scale;      /* and by this, which they were multiplied with */
+  struct ek__scaling scaling; /* that they were multiplied with, and will be divided by */
   int64_t step;           /* steps taken */
   bool running;           /* its totals come whole with each micro-batch */
   uint32_t micro_batches; /* backwards so far */
@@ -174,17 +183,24 @@ ek_status ek__parallel_apply_finish(ek_shards *output, const ek_shards *lead);
 /* ---- model_backward.c ---- */
 
 /* ek_data_parallel_model_backward() in the model's thread; gradients of a criterion, which have the
- * scale that forward was promised. */
+ * scale that forward was promised. unit: of their loss scale. */
 ek_status ek__model_backward(ek_data_parallel_model *model, const ek_shards *gradients,
-                             size_t count, const ek_backward_options *options);
+                             size_t count, const ek_backward_options *options, double unit);
 /* Brings the step's gradients to stage reduced. EK_ERR_STATE if there are none. */
 ek_status ek__model_reduce(ek_data_parallel_model *model);
 
-/* The loss scale of a forward that begins now: that of the running step, or else of the next. */
-double ek__model_loss_scale(const ek_data_parallel_model *model);
-/* The scale of the totals that a criterion of the model has promised its forwards, loss scale
+/* The loss scale of a micro-batch with so many targets, 0 for a loss that is not divided: that of the
+ * running step, or else of the next. */
+struct ek__scaling ek__model_scaling(const ek_data_parallel_model *model, int64_t targets);
+/* The same of a forward of these inputs, `lead` the first that is cut, of a model that computes its
+ * loss itself; without a criterion, 1. */
+struct ek__scaling ek__model_own_scaling(const ek_data_parallel_model *model,
+                                         const ek_shards *inputs, size_t lead);
+/* The scale of the totals that a criterion of the model has promised its forwards, last_scaling
  * included; 0: none. */
 double ek__model_scale(const ek_data_parallel_model *model);
+/* Elements of all parts. */
+int64_t ek__shards_elements(const ek_shards *shards);
 
 /* Drops the passes of a forward whose backward has not come. */
 void ek__model_drop_forward(ek_data_parallel_model *model);

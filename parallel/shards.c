@@ -31,6 +31,14 @@ ek_status ek_shards_create(ek_shards *shards, ek_group *group) {
   return EK_OK;
 }
 
+int64_t ek__shards_elements(const ek_shards *shards) {
+  int64_t count = 0;
+  for (size_t k = 0; k < shards->count; k++) {
+    if (ek_tensor_exists(&shards->parts[k])) count += ek_tensor_count(&shards->parts[k]);
+  }
+  return count;
+}
+
 void ek__shards_cut_like(ek_shards *shards, const ek_shards *like) {
   const size_t bytes = (like->count + 1) * sizeof *like->offsets;
   memcpy(shards->offsets, like->offsets, bytes);

@@ -423,7 +423,7 @@ static ek_status read_factor(double *factor, const ek_data_parallel_model *model
   double totals[2] = {0, 1};
   EK_TRY(ek__read_numbers(totals, 2, &model->totals[0]));
   *factor = !model->divided ? 1.0 : totals[1] == 0 ? 0.0 : 1.0 / totals[1];
-  *factor /= model->loss_scale;
+  *factor /= model->scaling.factor;
   return EK_OK;
 }
 

@@ -33,14 +33,13 @@ typedef struct ek_data_parallel_optimizer_options {
    */
   bool refuse_not_finite;
   /*
-   * Copied; NULL: EK_LOSS_SCALE_INIT for a model whose precision or gradient_type is f16, and none for
-   * others. With
-   * any but EK_LOSS_SCALE_NONE the criteria of the model multiply gradients with the scale, the
-   * update divides by it, and a step whose gradient is not finite is skipped: EK_OK with `skipped` in
-   * its result, on all devices, wherever the overflow was. Parameters, states and steps are then what
-   * they were before it, bit for bit: bias corrections, schedule and random masks of the next step
-   * are those that the skipped one had. What the program counts goes on: its position in the data.
-   * Buffers that modules write in a training forward were written.
+   * Copied; NULL: EK_LOSS_SCALE_INIT for a model whose precision or gradient_type is f16, and none
+   * for others. With any but EK_LOSS_SCALE_NONE the criteria of the model scale gradients, the
+   * update undoes it, and a step whose gradient is not finite is skipped: EK_OK with `skipped` in
+   * its result, on all devices, wherever the overflow was. Parameters, states and steps are then
+   * what they were before it, bit for bit: bias corrections, schedule and random masks of the next
+   * step are those that the skipped one had. What the program counts goes on: its position in the
+   * data. Buffers that modules write in a training forward were written.
    *
    * The norm of the gradient is computed in each step then, and the host waits for it before the
    * update, also without a result: what the next step is depends on it.
@@ -75,8 +74,7 @@ typedef struct ek_step_result {
   bool finite;
   /* The gradient overflowed: nothing was updated, and `step` is what it was (loss_scale.h). */
   bool skipped;
-  double
-      loss_scale; /* that the gradients of the step had on their way; loss and norm are without */
+  double loss_scale; /* of the step (loss_scale.h); loss and norm are without */
 } ek_step_result;
 
 /*
@@ -92,7 +90,7 @@ EK_API EK_CHECKED ek_status ek_data_parallel_optimizer_step(ek_step_result *resu
 EK_API EK_CHECKED ek_status ek_data_parallel_optimizer_set_learning_rate(
     ek_data_parallel_optimizer *parallel, double learning_rate);
 
-/* With what the gradients of the next step are multiplied; 1 without a loss scale, and for NULL. */
+/* The loss scale of the next step; 1 without one, and for NULL. */
 EK_API double ek_data_parallel_optimizer_loss_scale(const ek_data_parallel_optimizer *parallel);
 
 /* Steps taken so far, "run/step" of state.h. */

@@ -12,9 +12,13 @@
  *     loss_scale.scale = 4096;
  *     options.loss_scale = &loss_scale;                // of a trainer, or of an optimizer
  *
- * The gradient on its way is that of the sum of the losses, which the update divides by D
- * (data_parallel_criterion.h): a scale of 2^16 here is one of D 2^16 in a program that divides
- * first. So a run in f16 that begins with 2^16 skips a few steps until its scale fits.
+ * A scale counts from the gradient of the mean, as in a program that divides by D first. The gradient
+ * on its way is that of the sum of the losses, which the update divides by D
+ * (data_parallel_criterion.h), and D is not known before all targets are. So what the gradient is
+ * multiplied with is the scale over the least power of two that is not below the number of targets
+ * (elements, ignored ones too) in the first micro-batch of the step, on all devices together: a number
+ * that every device knows, and that rounds nothing. Of a loss that is not divided (reductions `sum`
+ * and `none`) it is the scale itself, as for gradients that a program makes itself.
  */
 #ifndef EVENKEEL_LOSS_SCALE_H
 #define EVENKEEL_LOSS_SCALE_H
@@ -28,7 +32,7 @@ EK_BEGIN_DECLARATIONS
 
 typedef enum ek_loss_scale_kind {
   EK_LOSS_SCALE_NONE = 0,   /* nothing is scaled, and no step is skipped */
-  EK_LOSS_SCALE_STATIC = 1, /* always the same; with 1 steps are skipped and nothing is scaled */
+  EK_LOSS_SCALE_STATIC = 1, /* always the same */
   EK_LOSS_SCALE_DYNAMIC = 2
 } ek_loss_scale_kind;
 

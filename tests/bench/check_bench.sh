@@ -65,7 +65,7 @@ group_precision() {
     same mode "$(value runs.$i.mode)" "$( ((i % 2 == 0)) && echo balanced || echo sharded)"
   done
   same 'no loss scale' "$(value runs.0.loss_scale) $(value runs.2.loss_scale)" "1 1"
-  same 'the loss scale of f16' "$(value runs.4.loss_scale) $(value runs.5.skipped_steps)" "256 0"
+  same 'the loss scale of f16' "$(value runs.4.loss_scale) $(value runs.5.skipped_steps)" "65536 0"
   same 'no copies in f32' "$(value runs.0.devices.0.categories_at_peak.copies)" 0
   holds 'half the outputs' "$(value runs.2.devices.1.categories_at_peak.outputs) < 0.52 * $(value runs.0.devices.1.categories_at_peak.outputs)"
   holds 'less of activations' "$(value runs.3.devices.1.categories_at_peak.activations) <= 0.6 * $(value runs.1.devices.1.categories_at_peak.activations)"
