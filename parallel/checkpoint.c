@@ -2,12 +2,14 @@
  * checkpoint.c - writes the state of a model into a file: now, or from a thread of its own.
  *
  * A save is described first (entries, pairs, the file's path), so that all that can be wrong with
- * it is seen on the caller's thread. A save that is made now passes each entry in pieces from the
- * devices to the file. One in the background copies all of them into one block of host memory and
- * hands that to its thread; from then on it needs neither the model nor its devices.
+ * it is seen on the caller's thread. Then the file is filled piece by piece, whatever entries lie
+ * there, each summed while it is in the processor's cache. A save that is made now has a few pieces,
+ * which threads write while the next ones are filled (io/write_behind.h). One in the background
+ * fills one block of host memory with all of the file and hands that to its thread; from then on it
+ * needs neither the model nor its devices, and little of a processor.
  *
- * Whole pages of a file are whole pages of memory here, so that they are written past the page cache
- * (io/file.h): the block is an image of the file, and pieces end where a page does.
+ * Pieces and the block are images of the file: whole pages of one are whole pages of the other, so
+ * that they are written past the page cache (io/file.h).
  *
  * The public functions of state.h and safetensors.h do the work; only the schedule is looked up in
  * the optimizer, and in the writer where entries lie.
@@ -28,10 +30,14 @@
 #include "core/options.h"
 #include "core/thread.h"
 #include "io/file.h"
+#include "io/write_behind.h"
 #include "io/writer.h"
 #include "optimizer_internal.h"
 
-enum { PIECE = 4 << 20, NUMBER_SIZE = 32, SCHEDULE_SIZE = 160 };
+/* A piece is an eighth of the file, within these bounds: small files, too, are written by several. */
+enum { LEAST_PIECE = 256 << 10, MOST_PIECE = 8 << 20 };
+
+enum { NUMBER_SIZE = 32, SCHEDULE_SIZE = 160 };
 
 struct ek_checkpoint_write {
   char *folder;
@@ -41,9 +47,12 @@ struct ek_checkpoint_write {
   size_t extra_count;
   ek_safetensors_entry *entries; /* their names are those of infos */
   ek_safetensors_writer *file;
-  char *memory; /* what is copied lies here: a piece, or all entries */
-  char *image;  /* where in it byte `first` of the file lies, a page of both */
-  uint64_t first;
+  size_t *order;             /* entries as they lie in the file */
+  size_t next;               /* of them, the first that is not filled to its end */
+  uint64_t page, begin, end; /* of the file: entries lie from `begin` on, which is in this page */
+  size_t piece;
+  char *memory; /* in the background: for all from `page` on, */
+  char *image;  /* which lies here in it, at a page */
   pthread_t thread;
   ek_status status; /* the thread's, with its message */
   char message[EK__MESSAGE_SIZE];
@@ -80,17 +89,6 @@ static ek_status list_entries(ek_checkpoint_write *self, const ek_data_parallel_
   return EK_OK;
 }
 
-/* Elements of an entry into host memory. */
-static ek_status read_part(ek_tensor *host, const ek_checkpoint_write *self,
-                           const ek_data_parallel_model *model, size_t index, int64_t first) {
-  const size_t own = self->count - self->extra_count;
-  if (index < own) return ek_state_read_part(host, model, self->infos[index].name, first);
-  const ek_tensor *value = &self->extras[index - own].value;
-  const size_t size = ek_type_size(value->type), bytes = ek_tensor_bytes(host);
-  if (bytes > 0) memcpy(host->data, (const char *)value->data + (size_t)first * size, bytes);
-  return EK_OK;
-}
-
 static ek_status open_file(ek_checkpoint_write *self, const ek_data_parallel_model *model,
                            int64_t position) {
   char path[EK_CHECKPOINT_PATH_SIZE], number[NUMBER_SIZE], schedule[SCHEDULE_SIZE];
@@ -109,10 +107,30 @@ static ek_status open_file(ek_checkpoint_write *self, const ek_data_parallel_mod
   return ek_safetensors_create(&self->file, path, self->entries, self->count, pairs, count);
 }
 
+/* Where everything will lie in the file. */
+static ek_status lay_out(ek_checkpoint_write *self) {
+  EK_TRY(ek__new(&self->order, self->count, sizeof *self->order, memory_of));
+  self->begin = UINT64_MAX;
+  for (size_t i = 0; i < self->count; i++) {
+    const uint64_t place = ek__safetensors_place(self->file, i);
+    const uint64_t end = place + ek_tensor_bytes(&self->infos[i].like);
+    self->order[ek__safetensors_order(self->file, i)] = i;
+    if (place < self->begin) self->begin = place;
+    if (end > self->end) self->end = end;
+  }
+  self->page = self->begin - self->begin % EK__FILE_PAGE;
+  const uint64_t eighth = (self->end - self->page) / 8;
+  self->piece = eighth < LEAST_PIECE  ? LEAST_PIECE
+                : eighth > MOST_PIECE ? MOST_PIECE
+                                      : (size_t)(eighth - eighth % EK__FILE_PAGE);
+  return EK_OK;
+}
+
 static void destroy(ek_checkpoint_write *self) {
   if (self == NULL) return;
   ek_safetensors_writer_free(self->file);
   ek__free(self->memory);
+  ek__free(self->order);
   ek__free(self->entries);
   ek__free(self->infos);
   ek__free(self->folder);
@@ -134,7 +152,8 @@ static ek_status describe(ek_checkpoint_write *self, const ek_data_parallel_mode
   EK_TRY(ek__new_copy(&self->folder, folder, strlen(folder) + 1, memory_of));
   EK_TRY(list_entries(self, model));
   EK_TRY(ek__checkpoint_make_folder(folder));
-  return open_file(self, model, o.position);
+  EK_TRY(open_file(self, model, o.position));
+  return lay_out(self);
 }
 
 static ek_status create(ek_checkpoint_write **write, const ek_data_parallel_model *model,
@@ -150,43 +169,78 @@ static ek_status create(ek_checkpoint_write **write, const ek_data_parallel_mode
   return status;
 }
 
-/* ---- now ---- */
+/* ---- filling ---- */
 
-static ek_status take_memory(ek_checkpoint_write *self, uint64_t bytes) {
-  EK__FAIL_IF(bytes > SIZE_MAX - EK__FILE_PAGE, EK_ERR_OVERFLOW,
-              "the state is too large for one block of host memory");
-  EK_TRY(ek__new(&self->memory, 1, (size_t)bytes + EK__FILE_PAGE, memory_of));
-  self->image = self->memory + (-(uintptr_t)self->memory & (EK__FILE_PAGE - 1));
+/* Elements of an entry into host memory. */
+static ek_status read_part(ek_tensor *host, const ek_checkpoint_write *self,
+                           const ek_data_parallel_model *model, size_t index, int64_t first) {
+  const size_t own = self->count - self->extra_count;
+  if (index < own) return ek_state_read_part(host, model, self->infos[index].name, first);
+  const ek_tensor *value = &self->extras[index - own].value;
+  const size_t size = ek_type_size(value->type), bytes = ek_tensor_bytes(host);
+  if (bytes > 0) memcpy(host->data, (const char *)value->data + (size_t)first * size, bytes);
   return EK_OK;
 }
 
-/* Of `left` bytes that begin at this place, those up to the end of a page. */
-static size_t piece_at(uint64_t place, size_t left) {
-  const size_t room = PIECE - (size_t)(place % EK__FILE_PAGE);
-  return left < room ? left : room;
+/* Of the entry's bytes those of the file from `from` to `to`, if any, to their place in an image that
+ * begins with byte `page`. */
+static ek_status fill_entry(ek_checkpoint_write *self, const ek_data_parallel_model *model,
+                            size_t index, char *image, uint64_t page, uint64_t from, uint64_t to) {
+  const ek_tensor *like = &self->infos[index].like;
+  const size_t size = ek_type_size(like->type);
+  const uint64_t place = ek__safetensors_place(self->file, index);
+  const uint64_t end = place + ek_tensor_bytes(like);
+  const uint64_t first = place > from ? place : from, last = end < to ? end : to;
+  if (first >= last) return EK_OK;
+  const int64_t count = (int64_t)((last - first) / size);
+  ek_tensor host = {
+      .data = image + (first - page), .type = like->type, .rank = 1, .shape = {count}};
+  EK_TRY(read_part(&host, self, model, index, (int64_t)((first - place) / size)));
+  return ek__safetensors_sum(self->file, index, host.data, (size_t)(last - first));
 }
 
-static ek_status write_entry(ek_checkpoint_write *self, const ek_data_parallel_model *model,
-                             size_t index) {
-  const ek_state_info *info = &self->infos[index];
-  const size_t size = ek_type_size(info->like.type), bytes = ek_tensor_bytes(&info->like);
-  uint64_t place = ek__safetensors_place(self->file, index);
-  for (size_t done = 0, part; done < bytes; done += part, place += part) {
-    part = piece_at(place, bytes - done);
-    ek_tensor host = {.data = self->image + place % EK__FILE_PAGE,
-                      .type = info->like.type,
-                      .rank = 1,
-                      .shape = {(int64_t)(part / size)}};
-    EK_TRY(read_part(&host, self, model, index, (int64_t)(done / size)));
-    EK_TRY(ek_safetensors_write(self->file, index, host.data, part));
+/* The next piece of the file, which begins at `from`, into an image that begins with its page.
+ * Elements are not cut: they lie at multiples of their size, as pages do. */
+static ek_status fill(ek_checkpoint_write *self, const ek_data_parallel_model *model, char *image,
+                      uint64_t page, uint64_t from, uint64_t to) {
+  for (; self->next < self->count; self->next++) {
+    const size_t index = self->order[self->next];
+    const uint64_t place = ek__safetensors_place(self->file, index);
+    EK_TRY(fill_entry(self, model, index, image, page, from, to));
+    if (place + ek_tensor_bytes(&self->infos[index].like) > to) break;
   }
   return EK_OK;
 }
+
+/* The first byte behind the piece that begins in this page. */
+static uint64_t end_of_piece(const ek_checkpoint_write *self, uint64_t page) {
+  return self->end - page < self->piece ? self->end : page + self->piece;
+}
+
+/* ---- now ---- */
 
 static ek_status finish(ek_checkpoint_write *self) {
   EK_TRY(ek_safetensors_finish(self->file));
   ek__checkpoint_prune(self->folder, self->keep);
   return EK_OK;
+}
+
+static ek_status write_entries(ek_checkpoint_write *self, const ek_data_parallel_model *model) {
+  struct ek__write_behind *behind = NULL;
+  ek_status status = EK_OK;
+  EK_TRY(ek__write_behind_begin(&behind, self->file, self->piece));
+  uint64_t from = self->begin;
+  for (uint64_t page = self->page; from < self->end && status == EK_OK; page += self->piece) {
+    const uint64_t to = end_of_piece(self, page);
+    char *image = ek__write_behind_take(behind);
+    if (image == NULL) break; /* a write has failed */
+    status = fill(self, model, image, page, from, to);
+    if (status == EK_OK) {
+      ek__write_behind_put(behind, image + (from - page), (size_t)(to - from), from);
+    }
+    from = to;
+  }
+  return ek__write_behind_end(behind, status);
 }
 
 ek_status ek_checkpoint_save(const ek_data_parallel_model *model, const char *folder,
@@ -195,10 +249,7 @@ ek_status ek_checkpoint_save(const ek_data_parallel_model *model, const char *fo
   EK__NOT_NULL("ek_checkpoint_save", model, folder);
   EK__MODEL_ENTER(model, "ek_checkpoint_save");
   EK_TRY(create(&self, model, folder, options));
-  ek_status status = take_memory(self, PIECE);
-  for (size_t i = 0; i < self->count && status == EK_OK; i++) {
-    status = write_entry(self, model, i);
-  }
+  ek_status status = write_entries(self, model);
   if (status == EK_OK) status = finish(self);
   destroy(self);
   return status;
@@ -206,38 +257,28 @@ ek_status ek_checkpoint_save(const ek_data_parallel_model *model, const char *fo
 
 /* ---- in the background ---- */
 
-static char *image_of(const ek_checkpoint_write *self, size_t index) {
-  return self->image + (ek__safetensors_place(self->file, index) - self->first);
-}
-
 static ek_status copy_all(ek_checkpoint_write *self, const ek_data_parallel_model *model) {
-  uint64_t first = UINT64_MAX, end = 0;
-  for (size_t i = 0; i < self->count; i++) {
-    const uint64_t place = ek__safetensors_place(self->file, i);
-    const uint64_t last = place + ek_tensor_bytes(&self->infos[i].like);
-    if (place < first) first = place;
-    if (last > end) end = last;
-  }
-  self->first = first - first % EK__FILE_PAGE;
-  EK_TRY(take_memory(self, end - self->first));
-  for (size_t i = 0; i < self->count; i++) {
-    ek_tensor host = self->infos[i].like;
-    host.data = image_of(self, i);
-    host.shape[0] = ek_tensor_count(&host);
-    host.rank = 1;
-    EK_TRY(read_part(&host, self, model, i, 0));
+  const uint64_t bytes = self->end - self->page;
+  EK__FAIL_IF(bytes > SIZE_MAX - EK__FILE_PAGE, EK_ERR_OVERFLOW,
+              "the state is too large for one block of host memory");
+  EK_TRY(ek__new(&self->memory, 1, (size_t)bytes + EK__FILE_PAGE, memory_of));
+  self->image = self->memory + (-(uintptr_t)self->memory & (EK__FILE_PAGE - 1));
+  uint64_t from = self->begin;
+  for (uint64_t page = self->page; from < self->end; page += self->piece) {
+    const uint64_t to = end_of_piece(self, page);
+    EK_TRY(fill(self, model, self->image, self->page, from, to));
+    from = to;
   }
   return EK_OK;
 }
 
 static ek_status write_image(ek_checkpoint_write *self) {
-  for (size_t i = 0; i < self->count; i++) {
-    const size_t bytes = ek_tensor_bytes(&self->infos[i].like);
-    uint64_t place = ek__safetensors_place(self->file, i);
-    for (size_t done = 0, part; done < bytes; done += part, place += part) {
-      part = piece_at(place, bytes - done);
-      EK_TRY(ek_safetensors_write(self->file, i, image_of(self, i) + done, part));
-    }
+  uint64_t from = self->begin;
+  for (uint64_t page = self->page; from < self->end; page += self->piece) {
+    const uint64_t to = end_of_piece(self, page);
+    EK_TRY(ek__safetensors_put(self->file, self->image + (from - self->page), (size_t)(to - from),
+                               from));
+    from = to;
   }
   return finish(self);
 }

@@ -34,6 +34,10 @@ ek_status ek__file_write(int file, const char *path, const void *data, size_t by
  */
 enum { EK__FILE_PAGE = 4096 };
 int ek__file_open_direct(const char *path);
+/* Room on the disk for a file of so many bytes, before they come: then writes do not wait for each
+ * other to make the file longer, and a full disk says so at once. No error where the file system has
+ * nothing of it, or for a few bytes. EK_ERR_IO. */
+ek_status ek__file_reserve(int file, const char *path, uint64_t bytes);
 ek_status ek__file_write_pages(int file, int direct, atomic_bool *usable, const char *path,
                                const void *data, size_t bytes, uint64_t place);
 

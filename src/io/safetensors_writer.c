@@ -33,10 +33,10 @@ struct part {
 
 struct ek_safetensors_writer {
   char *path, *temporary;
-  int file;           /* -1: not open */
-  int direct;         /* a second descriptor (file.h), or -1 */
-  atomic_bool usable; /* it is */
-  uint64_t begin;
+  int file;                        /* -1: not open */
+  int direct;                      /* a second descriptor (file.h), or -1 */
+  atomic_bool usable;              /* it is */
+  uint64_t begin, bytes;           /* of the tensors, which lie end to end */
   struct ek__file_tensor *tensors; /* in the order of the file; names are the writer's */
   struct part *parts;              /* in the order of the caller */
   size_t count;
@@ -98,6 +98,7 @@ static ek_status lay_out(ek_safetensors_writer *self) {
     EK__FAIL_IF(!ek__add(&end, end, (int64_t)tensor->bytes), EK_ERR_OVERFLOW,
                 "ek_safetensors_create: the tensors are too large");
   }
+  self->bytes = (uint64_t)end;
   return EK_OK;
 }
 
@@ -148,7 +149,9 @@ static ek_status prepare(ek_safetensors_writer *self, const char *path,
   EK_TRY(ek__file_create(&self->file, self->temporary));
   self->direct = ek__file_open_direct(self->temporary);
   atomic_store(&self->usable, self->direct >= 0);
-  return EK_OK;
+  return self->direct < 0
+             ? EK_OK
+             : ek__file_reserve(self->file, self->temporary, self->begin + self->bytes);
 }
 
 ek_status ek_safetensors_create(ek_safetensors_writer **writer, const char *path,
@@ -173,28 +176,43 @@ ek_status ek_safetensors_create(ek_safetensors_writer **writer, const char *path
 
 /* ---- tensors ---- */
 
-ek_status ek_safetensors_write(ek_safetensors_writer *writer, size_t index, const void *data,
-                               size_t bytes) {
-  EK__NOT_NULL("ek_safetensors_write", writer);
-  EK__FAIL_IF(index >= writer->count || (data == NULL && bytes > 0), EK_ERR_INVALID_ARGUMENT,
-              "ek_safetensors_write: there is no tensor number %zu, or no data", index);
+ek_status ek__safetensors_sum(ek_safetensors_writer *writer, size_t index, const void *data,
+                              size_t bytes) {
   struct part *part = &writer->parts[index];
   const struct ek__file_tensor *tensor = &writer->tensors[part->tensor];
-  EK__FAIL_IF(writer->file < 0 || atomic_load(&writer->failed), EK_ERR_STATE,
-              "%s: it is finished, or a write has failed", writer->path);
   EK__FAIL_IF(bytes > tensor->bytes - part->given, EK_ERR_SHAPE,
               "%s: tensor %s: more bytes than it has", writer->path, tensor->entry.name);
   ek__checksum_add(part->sum, data, bytes);
-  const ek_status status =
-      ek__file_write_pages(writer->file, writer->direct, &writer->usable, writer->temporary, data,
-                           bytes, writer->begin + tensor->first + part->given);
   part->given += bytes;
+  return EK_OK;
+}
+
+ek_status ek__safetensors_put(ek_safetensors_writer *writer, const void *data, size_t bytes,
+                              uint64_t place) {
+  const ek_status status = ek__file_write_pages(writer->file, writer->direct, &writer->usable,
+                                                writer->temporary, data, bytes, place);
   if (status != EK_OK) atomic_store(&writer->failed, true);
   return status;
 }
 
 uint64_t ek__safetensors_place(const ek_safetensors_writer *writer, size_t index) {
   return writer->begin + writer->tensors[writer->parts[index].tensor].first;
+}
+
+size_t ek__safetensors_order(const ek_safetensors_writer *writer, size_t index) {
+  return writer->parts[index].tensor;
+}
+
+ek_status ek_safetensors_write(ek_safetensors_writer *writer, size_t index, const void *data,
+                               size_t bytes) {
+  EK__NOT_NULL("ek_safetensors_write", writer);
+  EK__FAIL_IF(index >= writer->count || (data == NULL && bytes > 0), EK_ERR_INVALID_ARGUMENT,
+              "ek_safetensors_write: there is no tensor number %zu, or no data", index);
+  EK__FAIL_IF(writer->file < 0 || atomic_load(&writer->failed), EK_ERR_STATE,
+              "%s: it is finished, or a write has failed", writer->path);
+  const uint64_t place = ek__safetensors_place(writer, index) + writer->parts[index].given;
+  EK_TRY(ek__safetensors_sum(writer, index, data, bytes));
+  return ek__safetensors_put(writer, data, bytes, place);
 }
 
 /* ---- ending ---- */

@@ -1,13 +1,23 @@
 /*
- * writer.h - a writer of tensors from the inside: for who cares where bytes go.
+ * writer.h - a writer of tensors from the inside: for who cares where bytes go. Summing and putting
+ * them is what ek_safetensors_write() does in one.
  */
 #ifndef EK_WRITER_H
 #define EK_WRITER_H
 
 #include <evenkeel/safetensors.h>
 
-/* Where entry number `index` begins in the file. From pages of memory that lie alike (file.h) it is
- * written fastest. */
+/* Where entry number `index` begins in the file, and how many entries lie before it: they lie end to
+ * end. From pages of memory that lie alike (file.h) it is written fastest. */
 uint64_t ek__safetensors_place(const ek_safetensors_writer *writer, size_t index);
+size_t ek__safetensors_order(const ek_safetensors_writer *writer, size_t index);
+
+/* Counts the next bytes of an entry as given. As ek_safetensors_write(), and nothing is written. */
+ek_status ek__safetensors_sum(ek_safetensors_writer *writer, size_t index, const void *data,
+                              size_t bytes);
+
+/* Writes bytes of any entries to their place in the file. Any thread; a failure stays the first. */
+ek_status ek__safetensors_put(ek_safetensors_writer *writer, const void *data, size_t bytes,
+                              uint64_t place);
 
 #endif /* EK_WRITER_H */

@@ -1,7 +1,8 @@
 /*
- * file_calls.c - open() and others, counted: see file_calls.h. Calls come from one thread at a time.
+ * file_calls.c - open() and others, counted: see file_calls.h. Calls may come from several
+ * threads; the order of those that were under way at once is any.
  */
-#define _GNU_SOURCE /* RTLD_NEXT */
+#define _GNU_SOURCE /* RTLD_NEXT, fallocate() */
 #include "file_calls.h"
 
 #include <dirent.h>
@@ -72,6 +73,11 @@ int open(const char *path, int flags, ...) {
 ssize_t pwrite(int file, const void *data, size_t bytes, off_t place) {
   NEXT(pwrite, ssize_t, int, const void *, size_t, off_t);
   return refused('w') ? -1 : next(file, data, bytes, place);
+}
+
+int fallocate(int file, int mode, off_t place, off_t bytes) {
+  NEXT(fallocate, int, int, int, off_t, off_t);
+  return refused('a') ? -1 : next(file, mode, place, bytes);
 }
 
 int fsync(int file) {

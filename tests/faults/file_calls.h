@@ -13,7 +13,7 @@ void file_calls_begin(enum file_fault fault, int n);
 /* Stops counting; how many there were. */
 int file_calls_end(void);
 /* What was called, one letter a call: (o)pen, (w)rite, (s)ync of a file, (f)older's sync, (r)ename,
- * (c)lose, (u)nlink, (m)kdir, (l)ist, stat (t). */
+ * (c)lose, (u)nlink, (m)kdir, (l)ist, stat (t), room for a file (a). */
 const char *file_calls_sequence(void);
 
 #endif /* FILE_CALLS_H */
