@@ -41,6 +41,7 @@ enum { NUMBER_SIZE = 32, SCHEDULE_SIZE = 160 };
 
 struct ek_checkpoint_write {
   char *folder;
+  int64_t step;
   size_t keep, count;
   ek_state_info *infos; /* of the model's entries, and behind them of the program's extras */
   const ek_checkpoint_extra *extras; /* a loan, while the caller is here */
@@ -146,6 +147,7 @@ static ek_status describe(ek_checkpoint_write *self, const ek_data_parallel_mode
               "devices that only count have no state to save");
   EK__FAIL_IF(o.extras == NULL && o.extra_count > 0, EK_ERR_INVALID_ARGUMENT,
               "ek_checkpoint_options.extras is NULL");
+  self->step = model->step;
   self->keep = o.keep;
   self->extras = o.extras;
   self->extra_count = o.extra_count;
@@ -221,7 +223,7 @@ static uint64_t end_of_piece(const ek_checkpoint_write *self, uint64_t page) {
 
 static ek_status finish(ek_checkpoint_write *self) {
   EK_TRY(ek_safetensors_finish(self->file));
-  ek__checkpoint_prune(self->folder, self->keep);
+  ek__checkpoint_prune(self->folder, self->step, self->keep);
   return EK_OK;
 }
 

@@ -93,13 +93,14 @@ static void remove_unfinished(const char *folder) {
 }
 
 /* What cannot be taken away stays: the new state is there, which is what counts. */
-void ek__checkpoint_prune(const char *folder, size_t keep) {
+void ek__checkpoint_prune(const char *folder, int64_t step, size_t keep) {
   int64_t *steps = NULL;
-  size_t count = 0;
+  size_t count = 0, kept = 0;
   char path[EK_CHECKPOINT_PATH_SIZE];
   remove_unfinished(folder);
   if (keep == 0 || ek__checkpoint_list(&steps, &count, folder) != EK_OK) return;
-  for (size_t i = keep; i < count; i++) {
+  for (size_t i = 0; i < count; i++) {
+    if (steps[i] > step || kept++ < keep) continue;
     if (ek__checkpoint_path(path, folder, steps[i]) == EK_OK) (void)unlink(path);
   }
   ek__free(steps);

@@ -27,7 +27,8 @@ ek_status ek__checkpoint_list(int64_t **steps, size_t *count, const char *folder
 /* Makes the folder if it is not there. */
 ek_status ek__checkpoint_make_folder(const char *folder);
 
-/* Takes away all states but the last `keep`, and what was left of saves that were killed. */
-void ek__checkpoint_prune(const char *folder, size_t keep);
+/* Of the states up to `step`, which was just saved, takes away all but the last `keep`: those of later
+ * steps are another run's. And what was left of saves that were killed. */
+void ek__checkpoint_prune(const char *folder, int64_t step, size_t keep);
 
 #endif /* EK_CHECKPOINT_INTERNAL_H */

@@ -17,7 +17,8 @@
  * parameters under theirs, so that any program that reads the format can take them), checksums of
  * all, and the position. It appears when it is whole and on the disk (safetensors.h), so that
  * whoever looks into the folder, after a crash or a loss of power as well, finds whole states only.
- * One program writes into a folder at a time.
+ * One program writes into a folder at a time, and a folder is one run's: the last state is that of
+ * the highest step.
  *
  * Where it is bit for bit, and where to rounding, that a run goes on as if uninterrupted: state.h.
  */
@@ -57,7 +58,7 @@ typedef struct ek_checkpoint_extra {
 typedef struct ek_checkpoint_options {
   size_t size;
   int64_t position; /* of the program in its data; given back by a load */
-  size_t keep;      /* after a save only the last so many stay in the folder; 0: all */
+  size_t keep;      /* after a save only the last so many up to its step stay in the folder; 0: all */
   const ek_checkpoint_extra *extras; /* read before the call returns; NULL if there are none */
   size_t extra_count;
 } ek_checkpoint_options;

@@ -158,6 +158,16 @@ START_TEST(the_last_few_are_kept) {
     for (int step = 0; step <= STEPS; step++) ck_assert_int_eq(exists(step), step > STEPS - 2);
     ck_ok(ek_checkpoint_latest(&info, folder));
     ck_assert_int_eq(info.step, STEPS);
+    /* A run that begins anew in the folder keeps what it saves, and leaves later steps alone. */
+    struct ck_training anew;
+    ck_training_open(&anew, &setup);
+    options.keep = 1;
+    for (int step = 0; step < 2; step++) {
+      ck_ok(ek_checkpoint_save(anew.model, folder, &options));
+      go(&anew, step, step + 1);
+    }
+    ck_training_close(&anew);
+    ck_assert(!exists(0) && exists(1) && exists(STEPS - 1) && exists(STEPS));
   }
   ck_assert_int_eq(unlink(other), 0);
   ck_training_close(&t);
