@@ -24,11 +24,19 @@ states=("$dir"/states/*)
 bytes=$(stat -c %s "${states[0]}")
 awk -v bytes="$bytes" '
   NR == 1 && ($4 * 1e9 - bytes > 1e6 || bytes - $4 * 1e9 > 1e6) { bad = 1 }
-  NR > 1 && $0 !~ /: what was left/ && !/ [0-9]+\.[0-9]+ \([0-9.]+ \.\. [0-9.]+\)/ { bad = 1 }
-  END { exit bad || NR != 9 }' <<<"$text" || fail "$text"
+  NR > 1 && !/ [0-9]+\.[0-9]+ \([0-9.]+ \.\. [0-9.]+\)/ && !/- \(this file system has none\)/ { bad = 1 }
+  END { exit bad || NR != 17 }' <<<"$text" || fail "$text"
+[[ $text == *', 2 rounds'* ]] || fail "$text"
+
+# No second round begins when there is no time for it.
+text=$("$saving" "$dir/short" cpu:1 quick 50 0.01) || fail "it failed"
+[[ $text == *', 1 rounds'* ]] || fail "$text"
+
 
 : >"$dir/file"
 refused 1 'file' "$dir/file" cpu:1 quick 1
 refused 2 usage
 refused 2 usage "$dir/states" cpu:1 large
 refused 2 usage "$dir/states" cpu:1 quick 0
+refused 2 usage "$dir/states" cpu:1 quick 1 0
+refused 1 'states of a run' "$dir/states" cpu:1 quick 1
