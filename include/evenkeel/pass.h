@@ -140,6 +140,9 @@ EK_API EK_CHECKED ek_status ek_pass_child_forward(ek_tensor *outputs, ek_pass *p
  * it is what child number `made_by` gave for this tensor. Where the child, or a module in it, saves
  * its input, a reference to `made_from` is kept in its place, and child `made_by` runs again when
  * the input is taken back. Both children have one input and one output.
+ *
+ * With `unread` the caller frees the outputs without reading them, as recomputation does in backward: the
+ * child need not compute them (ek_pass_wants_outputs()). They have their types and shapes, and any values.
  */
 typedef struct ek_child_options {
   size_t size;
@@ -152,9 +155,10 @@ typedef struct ek_child_options {
                             * which the caller promises: ek_pass_known_scale() */
   size_t made_by;
   const ek_tensor *made_from; /* NULL: what the child saves of its input is kept */
+  bool unread;                /* nobody reads the outputs */
 } ek_child_options;
 #define EK_CHILD_OPTIONS_INIT                                                                      \
-  { sizeof(ek_child_options), true, (ek_type)0, NULL, false, 0, 0, NULL }
+  { sizeof(ek_child_options), true, (ek_type)0, NULL, false, 0, 0, NULL, false }
 
 EK_API EK_CHECKED ek_status ek_pass_child_forward_with(ek_tensor *outputs, ek_pass *pass,
                                                        size_t child, const ek_tensor *inputs,
@@ -219,6 +223,10 @@ EK_API bool ek_pass_is_recomputing(const ek_pass *pass);
  * that computes in another way where nothing is saved must not do so here: the bits could differ.
  */
 EK_API bool ek_pass_runs_again(const ek_pass *pass);
+/* In a forward: false if its caller runs it for what it saves alone and frees the outputs unread. The module
+ * may leave them unwritten then, and so spare its last operation; all else it does as ever. It asks
+ * for itself: a child whose outputs become its own it may run with ek_child_options.unread. */
+EK_API bool ek_pass_wants_outputs(const ek_pass *pass);
 /* What the `open` of the running module has made for this replica; NULL if it has none. */
 EK_API void *ek_pass_state(const ek_pass *pass);
 /* The key of the running module in this step; every module has a stream of its own. */

@@ -97,7 +97,9 @@ static ek_status block_forward(const ek_module *self, ek_pass *pass, const ek_te
     status = branch_forward(m, pass, m->ln_2, m->base.count, &s, &normal, outputs);
   }
   ek_tensor_free(&normal);
-  if (status == EK_OK) status = ek__residual_add(pass, &outputs[0], &s);
+  if (status == EK_OK && ek_pass_wants_outputs(pass)) {
+    status = ek__residual_add(pass, &outputs[0], &s);
+  }
   ek_tensor_free(&s);
   return status;
 }

@@ -48,7 +48,7 @@ static ek_status attention_forward(const ek_module *self, ek_pass *pass, const e
   /* Before the projection takes memory: without a backward nobody else holds these two. */
   ek_tensor_free(&s[SAVED_LSE]);
   ek_tensor_free(&s[SAVED_QKV]);
-  if (status == EK_OK) status = ek_pass_child_forward(outputs, pass, PROJECTION, &s[SAVED_OUT]);
+  if (status == EK_OK) status = ek__last_child_forward(outputs, pass, PROJECTION, &s[SAVED_OUT]);
   ek__free_all(s, SAVED);
   return status;
 }

@@ -12,7 +12,8 @@
  *
  * A chain that recomputes (recompute.h) is cut into segments, of which forward keeps the inputs and
  * nothing else; no segment begins between modules that run in one go, so that all of them run as
- * they would without. Backward runs a segment again, saving, and then its backward. With `all` the
+ * they would without. Backward runs a segment again, saving, and then its backward; what the segment's
+ * last module gives nobody reads then, so a product there is spared. With `all` the
  * segments are as short as can be, and only the chain's own inputs are kept: each segment's are
  * computed from them. With `cheap` there are no segments: the result of a cheap module is not kept
  * for the next one (ek_child_options.made_from).
@@ -44,6 +45,7 @@ struct chain {
   bool save;                   /* false: what runs now runs again in backward */
   const struct ek__made *made; /* of the inputs; NULL if they are to be kept */
   bool cheap;                  /* cheap results are made again */
+  size_t unread;               /* the module whose outputs nobody reads; SIZE_MAX: none */
 };
 
 static bool is_linear(ek_formula *formula, const struct chain *chain, size_t i) {
@@ -108,6 +110,7 @@ static ek_status step_forward(const struct chain *chain, size_t i, size_t *ran,
     options.made_from = made->from;
   }
   *ran = pair ? 2 : 1;
+  options.unread = i + *ran - 1 == chain->unread;
   if (!pair && !follows_pair(&linear, chain, i)) {
     return ek_pass_child_forward_with(to, chain->pass, chain->first + i, inputs, &options);
   }
@@ -305,15 +308,18 @@ static ek_status compute_inputs(const struct chain *chain, size_t begin, ek_tens
                                 ek_tensor *inputs) {
   struct chain unsaved = *chain;
   unsaved.save = false;
+  unsaved.unread = SIZE_MAX;
   if (begin > 0) return forward(&unsaved, 0, begin, first, inputs);
   move_all(inputs, first, EK_MAX_TENSORS);
   return EK_OK;
 }
 
-/* Runs a segment again, saving; what it ran on and what it gave are freed. */
+/* Runs a segment again, for what it saves; what it ran on and what it gave are freed. */
 static ek_status run_again(const struct chain *chain, size_t begin, size_t end, ek_tensor *inputs) {
   ek_tensor outputs[EK_MAX_TENSORS] = {{0}};
-  const ek_status status = forward(chain, begin, end, inputs, outputs);
+  struct chain again = *chain;
+  again.unread = end - 1;
+  const ek_status status = forward(&again, begin, end, inputs, outputs);
   ek__free_all(outputs, EK_MAX_TENSORS);
   ek__free_all(inputs, EK_MAX_TENSORS);
   return status;
@@ -350,8 +356,9 @@ ek_status ek__chain_forward(const struct ek__composite *m, ek_pass *pass, size_t
                             size_t count, const struct ek__made *made, const ek_tensor *inputs,
                             ek_tensor *outputs) {
   const bool cheap = m->recompute.kind == EK_RECOMPUTE_CHEAP && ek_pass_wants_gradient(pass);
-  const struct chain chain = {pass, m->children + first, first, count,
-                              true, cheap ? made : NULL, cheap};
+  const bool unread = first + count == m->count && !ek_pass_wants_outputs(pass);
+  const struct chain chain = {pass, m->children + first,  first, count,
+                              true, cheap ? made : NULL, cheap, unread ? count - 1 : SIZE_MAX};
   const size_t length = segment(&m->recompute, count);
   if (length == 0 || !ek_pass_wants_gradient(pass)) {
     return forward(&chain, 0, count, inputs, outputs);
@@ -361,7 +368,8 @@ ek_status ek__chain_forward(const struct ek__composite *m, ek_pass *pass, size_t
 
 ek_status ek__chain_backward(const struct ek__composite *m, ek_pass *pass, size_t first,
                              size_t count, const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
-  const struct chain chain = {pass, m->children + first, first, count, true, NULL, false};
+  const struct chain chain = {pass,  m->children + first, first, count, true, NULL,
+                              false, SIZE_MAX};
   const size_t length = segment(&m->recompute, count);
   if (length == 0) return backward(&chain, 0, count, grad_outputs, grad_inputs);
   return backward_segments(&chain, length, m->recompute.kind == EK_RECOMPUTE_ALL, grad_outputs,

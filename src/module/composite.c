@@ -39,6 +39,13 @@ ek_status ek__composite_parameters(const ek_module *self, ek_declaration *declar
   return EK_OK;
 }
 
+ek_status ek__last_child_forward(ek_tensor *outputs, ek_pass *pass, size_t child,
+                                 const ek_tensor *inputs) {
+  ek_child_options options = EK_CHILD_OPTIONS_INIT;
+  options.unread = !ek_pass_wants_outputs(pass);
+  return ek_pass_child_forward_with(outputs, pass, child, inputs, &options);
+}
+
 static void free_children(struct ek__composite *m) {
   for (size_t i = 0; i < m->count; i++) ek_module_free(m->children[i].module);
   ek__free(m->children);

@@ -45,6 +45,11 @@ ek_status ek__recompute_check(const char *who, const ek_recompute *recompute);
  * recompute.c. */
 const ek_recompute *ek__recompute_by_cost(size_t index);
 
+/* Runs the child whose outputs become those of the module, or are all that these are made of: where
+ * nobody reads them, nobody reads the child's. */
+ek_status ek__last_child_forward(ek_tensor *outputs, ek_pass *pass, size_t child,
+                                 const ek_tensor *inputs);
+
 /* The child that made the one input of a chain, and from what. */
 struct ek__made {
   size_t by;
@@ -54,7 +59,8 @@ struct ek__made {
 /*
  * Runs children first .. first + count - 1 of the running module `m`, each with the outputs of the
  * one before; count > 0. A result between two of them is freed as soon as the second has run.
- * `made` may be NULL, and is looked at where cheap results are made again. In chain.c.
+ * `made` may be NULL, and is looked at where cheap results are made again. Those up to the last child
+ * give what becomes the outputs of `m`: see ek__last_child_forward(). In chain.c.
  */
 ek_status ek__chain_forward(const struct ek__composite *m, ek_pass *pass, size_t first,
                             size_t count, const struct ek__made *made, const ek_tensor *inputs,

@@ -355,6 +355,8 @@ bool ek_pass_runs_again(const ek_pass *pass) {
   return pass != NULL && pass->options.gradient && !pass->frame->saving;
 }
 
+bool ek_pass_wants_outputs(const ek_pass *pass) { return pass != NULL && !pass->frame->unread; }
+
 void *ek_pass_state(const ek_pass *pass) { return pass == NULL ? NULL : pass->frame->node->state; }
 
 ek_random_key ek_pass_random(const ek_pass *pass) {

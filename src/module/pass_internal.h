@@ -32,6 +32,7 @@ struct ek__frame {
   ek_type type;                  /* of floating activations */
   bool saving;                   /* a backward of its own follows, or this is one */
   bool backward;                 /* this is a backward, or runs within one */
+  bool unread;                   /* of a forward: nobody reads what it gives */
   const ek_tensor *totals;       /* NULL, or where its caller wants them */
   const struct ek__frame *below; /* of the caller */
   const ek_tensor *inputs;       /* of a forward, loans of its caller */
@@ -42,6 +43,7 @@ struct ek__frame {
   size_t records;                /* records below are not its children's */
   size_t recipe;                 /* for the input of the child that it has entered */
   bool outer_saving;             /* `saving` before it entered the child */
+  bool outer_unread;             /* and `unread` */
   size_t converted;              /* parameters below were not converted for it: cast.c */
   size_t converted_outside;      /* the same before it entered the child */
   struct ek__cast cast;          /* of a forward */

@@ -57,7 +57,9 @@ ek_status ek__product_forward(const ek_formula *linear, ek_pass *pass, const ek_
   ek_tensor weight = {0}, bias = {0}, shape;
   EK_TRY(prepare(linear, pass, x, &weight, &bias, &shape));
   EK_TRY(ek__layer_result(y, pass, &shape));
-  EK_TRY(ek_op_linear(ek_pass_stream(pass), y, x, &weight, linear->has_bias ? &bias : NULL));
+  if (ek_pass_wants_outputs(pass)) {
+    EK_TRY(ek_op_linear(ek_pass_stream(pass), y, x, &weight, linear->has_bias ? &bias : NULL));
+  }
   return ek_pass_save(pass, x);
 }
 

@@ -150,6 +150,7 @@ static ek_status recompute_forward(const ek_module *self, ek_pass *pass, const e
                                    ek_tensor *outputs) {
   ek_child_options options = EK_CHILD_OPTIONS_INIT;
   options.save = false;
+  options.unread = !ek_pass_wants_outputs(pass);
   EK_TRY(ek_pass_child_forward_with(outputs, pass, INNER, inputs, &options));
   for (size_t i = 0; i < self->inputs; i++) EK_TRY(ek_pass_save(pass, &inputs[i]));
   return EK_OK;
@@ -157,8 +158,10 @@ static ek_status recompute_forward(const ek_module *self, ek_pass *pass, const e
 
 static ek_status run_again(const ek_module *self, ek_pass *pass) {
   ek_tensor inputs[EK_MAX_INPUTS], outputs[EK_MAX_TENSORS] = {{0}};
+  ek_child_options options = EK_CHILD_OPTIONS_INIT;
+  options.unread = true;
   EK_TRY(ek__layer_take(inputs, pass, self->inputs));
-  const ek_status status = ek_pass_child_forward(outputs, pass, INNER, inputs);
+  const ek_status status = ek_pass_child_forward_with(outputs, pass, INNER, inputs, &options);
   ek__free_all(outputs, self->outputs);
   ek__free_all(inputs, self->inputs);
   return status;

@@ -30,8 +30,8 @@ static ek_status residual_forward(const ek_module *self, ek_pass *pass, const ek
                                   ek_tensor *outputs) {
   (void)self;
   EK_TRY(ek__layer_check(pass, &inputs[0], -1));
-  EK_TRY(ek_pass_child_forward(outputs, pass, INNER, inputs));
-  return ek__residual_add(pass, &outputs[0], &inputs[0]);
+  EK_TRY(ek__last_child_forward(outputs, pass, INNER, inputs));
+  return ek_pass_wants_outputs(pass) ? ek__residual_add(pass, &outputs[0], &inputs[0]) : EK_OK;
 }
 
 static ek_status residual_backward(const ek_module *self, ek_pass *pass,

@@ -136,6 +136,7 @@ static ek_status prepare(struct ek__frame *frame, size_t *record, size_t *recipe
                               .converted = pass->converted_count,
                               .saving = caller->saving && options->save && !predict,
                               .backward = caller->backward,
+                              .unread = options->unread,
                               .totals = options->totals,
                               .below = caller,
                               .inputs = inputs,
@@ -418,7 +419,9 @@ ek_status ek_pass_child_enter_with(ek_pass *pass, size_t child, const ek_tensor 
     return status;
   }
   pass->frame->outer_saving = pass->frame->saving;
+  pass->frame->outer_unread = pass->frame->unread;
   pass->frame->saving = saving;
+  pass->frame->unread = o.unread;
   pass->frame->outer = pass->frame->node;
   pass->frame->converted_outside = pass->converted_count;
   pass->frame->node = node;
@@ -440,6 +443,7 @@ ek_status ek_pass_child_leave(ek_pass *pass) {
   pass->frame->node = pass->frame->outer;
   pass->frame->outer = NULL;
   pass->frame->saving = pass->frame->outer_saving;
+  pass->frame->unread = pass->frame->outer_unread;
   ek__recipe_close(pass, pass->frame->recipe);
   pass->frame->recipe = EK__NO_RECIPE;
   return EK_OK;

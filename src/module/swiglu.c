@@ -30,7 +30,7 @@ static ek_status swiglu_forward(const ek_module *self, ek_pass *pass, const ek_t
   /* Before down takes memory: without a backward nobody else holds these two. */
   ek_tensor_free(&gate);
   ek_tensor_free(&up);
-  if (status == EK_OK) status = ek_pass_child_forward(outputs, pass, DOWN, &product);
+  if (status == EK_OK) status = ek__last_child_forward(outputs, pass, DOWN, &product);
   ek_tensor_free(&product);
   return status;
 }

@@ -1,20 +1,25 @@
 /*
  * check_recompute.c - a recomputed module trains like the same module that is not, bit for bit, and
- * keeps its inputs alone; a module of a program's own that makes a norm again; what is refused. The
- * policies of containers: check_policies.c.
+ * keeps its inputs alone; what nobody reads is not computed again; a module of a program's own that
+ * makes a norm again; what is refused. The policies of containers: check_policies.c.
  */
 #include <evenkeel/recompute.h>
 
+#include <math.h>
 #include <stdlib.h>
 
 #include <evenkeel/activation.h>
 #include <evenkeel/attention.h>
 #include <evenkeel/cross_entropy.h>
+#include <evenkeel/elementwise.h>
 #include <evenkeel/embedding.h>
+#include <evenkeel/fault.h>
 #include <evenkeel/layer_norm.h>
 #include <evenkeel/linear.h>
 #include <evenkeel/mlp.h>
+#include <evenkeel/residual.h>
 #include <evenkeel/sequential.h>
+#include <evenkeel/swiglu.h>
 
 #include "ck_mixer.h"
 #include "ck_module.h"
@@ -210,6 +215,149 @@ START_TEST(keeps_its_inputs) {
 }
 END_TEST
 
+/* ---- what nobody reads ---- */
+
+static ek_status fragile_backward(const ek_module *self, ek_pass *pass,
+                                  const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+  (void)self, (void)pass;
+  return grad_inputs == NULL ? EK_OK : ek_tensor_share(&grad_inputs[0], &grad_outputs[0]);
+}
+static void fragile_free(ek_module *self) { self->ops = NULL; }
+
+/* y = x; says in which of its forwards y was wanted, and spoils it in the others. */
+struct asked {
+  ek_module base;
+  int forwards;
+  bool wanted[2];
+};
+
+static ek_status asked_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                               ek_tensor *outputs) {
+  struct asked *m = (struct asked *)(uintptr_t)self;
+  const bool wanted = m->wanted[m->forwards++ & 1] = ek_pass_wants_outputs(pass);
+  EK_TRY(ek_pass_output(&outputs[0], pass, EK_F32, inputs[0].rank, inputs[0].shape));
+  ek_stream *stream = ek_pass_stream(pass);
+  return wanted ? ek_op_copy(stream, &outputs[0], &inputs[0])
+                : ek_op_fill(stream, &outputs[0], (double)NAN);
+}
+
+static const ek_module_ops asked_ops = {.size = sizeof(ek_module_ops),
+                                        .kind = "asked",
+                                        .forward = asked_forward,
+                                        .backward = fragile_backward,
+                                        .free = fragile_free};
+
+/* Takes over the references. */
+static ek_module *in_sequence(ek_module *first, ek_module *second) {
+  ek_module *both[2] = {first, second}, *module = NULL;
+  ck_ok(ek_sequential_create(&module, both, 2));
+  for (int i = 0; i < 2; i++) ek_module_free(both[i]);
+  return module;
+}
+
+/* Forward and backward on x, of which *dx becomes the gradient if the result's is 1. */
+static ek_status run_once(ek_replica *replica, const ek_tensor *x, ek_tensor *dx) {
+  ek_pass *pass = NULL;
+  ek_tensor y = {0};
+  ek_status status = ek_pass_open(&pass, replica, NULL);
+  if (status == EK_OK) status = ek_pass_run_forward(&y, pass, x);
+  if (status == EK_OK) status = ek_op_fill(ek_pass_stream(pass), &y, 1);
+  if (status == EK_OK) status = ek_pass_run_backward(dx, pass, &y);
+  ek_tensor_free(&y);
+  ek_pass_free(pass);
+  return status;
+}
+
+/* The last one's result is dropped when it runs again; that of the one before it is read. */
+START_TEST(outputs_that_nobody_reads) {
+  struct asked asked[3];
+  ek_module *residual = NULL, *module = NULL;
+  ek_group *group = ck_open("cpu:1", 1);
+  ek_device *device = ek_group_device(group, 0);
+  ek_replica *replica = NULL;
+  ek_tensor x = ck_upload(device, EK_F32, (const double[]){1, 2}, CK_SHAPE(2)), dx = {0};
+  double got[2];
+  memset(asked, 0, sizeof asked);
+  for (int i = 0; i < 3; i++) ck_ok(ek_module_init(&asked[i].base, &asked_ops, 1, 1));
+  ek_module *inner = in_sequence(&asked[1].base, &asked[2].base);
+  ck_ok(ek_residual_create(&residual, inner));
+  ek_module_free(inner);
+  ck_ok(recomputed(&module, in_sequence(&asked[0].base, residual)));
+  ck_ok(ek_replica_open(&replica, device, module, NULL));
+  ck_ok(run_once(replica, &x, &dx));
+  for (int i = 0; i < 3; i++) {
+    ck_assert_int_eq(asked[i].forwards, 2);
+    ck_assert(asked[i].wanted[0]);
+    ck_assert(asked[i].wanted[1] == (i < 2));
+  }
+  ck_get(got, &dx);
+  ck_assert(got[0] == 2 && got[1] == 2);
+  ek_tensor_free(&dx);
+  ek_tensor_free(&x);
+  ek_replica_free(replica);
+  ek_module_free(module);
+  ck_no_memory_held(group);
+  ek_group_free(group);
+}
+END_TEST
+
+static ek_status create_linear(ek_module **module) { return ek_linear_create(module, 4, 4, true); }
+static ek_status create_linear_residual(ek_module **module) {
+  ek_module *linear = NULL;
+  EK_TRY(create_linear(&linear));
+  const ek_status status = ek_residual_create(module, linear);
+  ek_module_free(linear);
+  return status;
+}
+static ek_status create_attention(ek_module **module) { return ek_attention_create(module, 4, 2); }
+static ek_status create_swiglu(ek_module **module) { return ek_swiglu_create(module, 4, 8, true); }
+static ek_status create_plain_mlp(ek_module **module) {
+  return ek_mlp_create(module, (const int64_t[]){4, 8, 4}, 3, EK_ACTIVATION_GELU);
+}
+
+/* The second forward leaves the last product out; `again`: pieces of work that it has nevertheless. */
+static const struct spared {
+  ek_status (*create)(ek_module **);
+  uint64_t again;
+} spared[] = {{create_linear, 0},
+              {create_linear_residual, 0},
+              {create_attention, 2},  /* q, k and v; attention */
+              {create_swiglu, 3},     /* two products and the gate */
+              {create_plain_mlp, 1}}; /* linear and GELU in one go */
+enum { SPARED = sizeof spared / sizeof spared[0] };
+
+/* Pieces of work of a forward and its backward: the first that need not fail is behind them. */
+static uint64_t pieces(ek_device *device, ek_module *module) {
+  ek_replica *replica = NULL;
+  ek_tensor x = ck_upload(device, EK_F32, (const double[24]){1, 2}, CK_SHAPE(2, 3, 4));
+  ck_ok(ek_replica_open(&replica, device, module, NULL));
+  for (uint64_t n = 1;; n++) {
+    ek_tensor dx = {0};
+    ck_ok(ek_fault_at(device, n, EK_ERR_UNAVAILABLE));
+    const ek_status status = run_once(replica, &x, &dx);
+    ck_ok(ek_fault_at(device, 0, EK_OK));
+    ek_tensor_free(&dx);
+    if (status != EK_OK) continue;
+    ek_replica_free(replica);
+    ek_tensor_free(&x);
+    return n - 1;
+  }
+}
+
+START_TEST(last_products_are_spared) {
+  ek_module *plain = NULL, *module = NULL;
+  ek_group *group = ck_open("cpu:1", 1);
+  ek_device *device = ek_group_device(group, 0);
+  ck_ok(spared[_i].create(&plain));
+  ck_ok(ek_recompute_create(&module, plain));
+  ck_assert_uint_eq(pieces(device, module), pieces(device, plain) + spared[_i].again);
+  ek_module_free(module);
+  ek_module_free(plain);
+  ck_no_memory_held(group);
+  ek_group_free(group);
+}
+END_TEST
+
 /* ---- misuse ---- */
 
 enum { IN = 7, WIDTH = 16, CLASSES = 5 }; /* those of the workload "mlp" */
@@ -221,12 +369,6 @@ static ek_status fragile_forward(const ek_module *self, ek_pass *pass, const ek_
   if (ek_pass_is_recomputing(pass)) return ek_error_set(EK_ERR_UNSUPPORTED, "once is enough");
   return ek_tensor_share(&outputs[0], &inputs[0]);
 }
-static ek_status fragile_backward(const ek_module *self, ek_pass *pass,
-                                  const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
-  (void)self, (void)pass;
-  return grad_inputs == NULL ? EK_OK : ek_tensor_share(&grad_inputs[0], &grad_outputs[0]);
-}
-static void fragile_free(ek_module *self) { self->ops = NULL; }
 static const ek_module_ops fragile_ops = {.size = sizeof(ek_module_ops),
                                           .kind = "fragile",
                                           .forward = fragile_forward,
@@ -376,6 +518,9 @@ static Suite *make_suite(void) {
   tcase = ck_case(suite, "memory");
   tcase_add_test(tcase, keeps_its_inputs);
   tcase_add_test(tcase, targets);
+  tcase = ck_case(suite, "unread");
+  tcase_add_test(tcase, outputs_that_nobody_reads);
+  tcase_add_loop_test(tcase, last_products_are_spared, 0, SPARED);
   tcase = ck_case(suite, "misuse");
   tcase_add_test(tcase, errors_of_the_second_forward);
   tcase_add_test(tcase, bad_input);
