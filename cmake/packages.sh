@@ -28,6 +28,8 @@ declare -A packages_debian=(
   [check]=check
   [argp]=libc6-dev
   [chromium]=chromium
+  [venv]=python3-venv
+  [python-headers]=python3-dev
 )
 # What goes missing with it.
 declare -A packages_purpose=(
@@ -46,6 +48,8 @@ declare -A packages_purpose=(
   [check]="the unit tests, all programs check_*"
   [argp]="evenkeel-bench and its tests"
   [chromium]="the test of reports in a browser"
+  [venv]="the environment that bench/peers makes for PyTorch 2"
+  [python-headers]="what torch.compile makes: the compiled forms of bench/peers"
 )
 # What CONTRIBUTING.md tells how to carry to a machine without packages.
 declare -A packages_carriable=([onednn]=1 [jansson]=1 [check]=1)
@@ -87,6 +91,13 @@ packages_carried() {
   return 1
 }
 
+# Of the python that bench/peers takes.
+packages_python() {
+  local python=${PYTHON:-python3}
+  [[ -z ${PEERS_VENV-} ]] || python=$PEERS_VENV/bin/python
+  command -v "$python" >/dev/null && "$python" -c "$1" 2>/dev/null
+}
+
 # True if clang is there and makes a program out of a harness: its runtime is a package of its own.
 packages_fuzzes() {
   command -v clang >/dev/null &&
@@ -104,6 +115,10 @@ packages_have() {
     libc) packages_compiles stdio.h ;;
     fuzzer) packages_fuzzes ;;
     argp) packages_compiles argp.h ;;
+    venv) packages_python 'import ensurepip, venv' ;;
+    python-headers)
+      packages_python 'import os, sysconfig; open(os.path.join(sysconfig.get_path("include"), "Python.h"))'
+      ;;
     *) command -v "$1" >/dev/null ;;
   esac
 }

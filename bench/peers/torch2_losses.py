@@ -1,0 +1,142 @@
+"""Losses of evenkeel beside PyTorch's autocast, on the same initial weights and batches: `run --torch 2 --losses`.
+
+evenkeel-losses writes its initial weights; this program picks the batches. Then each trains from there, over the same batches in the
+same order, with the same AdamW, in f32, bf16 and f16 (PyTorch with its own GradScaler, evenkeel with its own loss scale). Prints how
+far apart the curves are, smoothed by the mean over 50 steps. What each step's loss was stays in the folder, a file for each run,
+which bench/losses reads too.
+"""
+
+import argparse
+import glob
+import importlib.machinery
+import importlib.util
+import os
+import subprocess
+import sys
+
+PLACE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(PLACE))
+PAIRS = [("evenkeel f32", "PyTorch f32"), ("evenkeel bf16", "PyTorch bf16"), ("evenkeel f16", "PyTorch f16"),
+         ("evenkeel bf16", "evenkeel f32"), ("PyTorch bf16", "PyTorch f32"),
+         ("evenkeel f16", "evenkeel f32"), ("PyTorch f16", "PyTorch f32")]
+SHAPE = ("layers", "width", "heads", "seq", "batch")
+
+
+def bench_losses():
+    """bench/losses, for its smoothing."""
+    loader = importlib.machinery.SourceFileLoader("losses", os.path.join(ROOT, "bench", "losses"))
+    sys.dont_write_bytecode = True
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("losses", loader))
+    loader.exec_module(module)
+    return module
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(
+        prog="run --torch 2 --losses", description="Losses of evenkeel beside PyTorch's autocast, from the same weights and batches.")
+    parser.add_argument("--losses", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--steps", type=int, default=300, help="default 300")
+    parser.add_argument("--shape", default="2,64,4,64,16", metavar="LAYERS,WIDTH,HEADS,SEQUENCE,BATCH",
+                        help="of a model over bytes (default 2,64,4,64,16)")
+    parser.add_argument("--precision", dest="precisions", default="f32,bf16,f16", metavar="LIST", help="default f32,bf16,f16")
+    parser.add_argument("--rate", type=float, default=1e-3, help="of AdamW, constant (default 1e-3)")
+    parser.add_argument("--text", metavar="FILE", help="bytes to learn (default: this project's pages)")
+    parser.add_argument("--threads", type=int, default=2, help="PyTorch threads = evenkeel devices (default 2)")
+    parser.add_argument("--window", type=int, default=50, help="steps that the curves are smoothed over (default 50)")
+    parser.add_argument("--folder", default=os.path.join(ROOT, "build", "peers", "losses"), help="where files go")
+    parser.add_argument("--evenkeel", default="-", help=argparse.SUPPRESS)
+    parser.add_argument("--check", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    arguments.precisions = arguments.precisions.split(",")
+    if not set(arguments.precisions) <= {"f32", "bf16", "f16"}:
+        parser.error("--precision is a list of f32, bf16 and f16, with commas")
+    sizes = arguments.shape.split(",")
+    if len(sizes) != len(SHAPE) or not all(size.isdigit() for size in sizes):
+        parser.error("--shape is five whole numbers with commas")
+    if not 1 <= arguments.window <= arguments.steps:
+        parser.error("--steps must be at least as many as --window, and that at least 1")
+    arguments.sizes = dict(zip(SHAPE, map(int, sizes)), vocab=256)
+    return arguments
+
+
+def read_text(arguments):
+    paths = [arguments.text] if arguments.text else sorted(glob.glob(os.path.join(ROOT, "docs", "*.md"))) + [
+        os.path.join(ROOT, "README.md"), os.path.join(ROOT, "CONTRIBUTING.md")]
+    text = b""
+    for path in paths:
+        with open(path, "rb") as file:
+            text += file.read()
+    if len(text) <= arguments.sizes["seq"]:
+        sys.exit(f"run: the text has no more than {arguments.sizes['seq']} bytes")
+    return text
+
+
+def run_evenkeel(arguments, weights, tokens, precision):
+    """Losses of a run; with tokens None it writes the initial weights."""
+    command = [arguments.evenkeel, arguments.shape, weights]
+    if tokens:
+        command += [tokens, precision, f"cpu:{arguments.threads}", str(arguments.rate)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"run: exit code {done.returncode}: {' '.join(command)}")
+    return done.stdout
+
+
+def run_torch(arguments, weights, rows, precision):
+    import torch
+    import torch2_model
+
+    torch.set_num_threads(arguments.threads)
+    model = torch2_model.Gpt(arguments.sizes)
+    torch2_model.load_weights(model, weights)
+    step = torch2_model.Step(model, precision, arguments.rate, compiled=False)
+    lines = []
+    for number, row in enumerate(torch.from_numpy(rows).long(), 1):
+        loss = float(step.take(row[:, :-1].contiguous(), row[:, 1:].contiguous()))
+        lines.append(f"step {number} loss {loss!r}\n")
+    return "".join(lines)
+
+
+def pick_batches(arguments):
+    """32-bit integers [steps, batch, seq + 1]: windows of the text at random places, the same in every run."""
+    import numpy
+
+    text = numpy.frombuffer(read_text(arguments), dtype=numpy.uint8)
+    seq, batch = arguments.sizes["seq"], arguments.sizes["batch"]
+    starts = numpy.random.default_rng(1234).integers(len(text) - seq, size=(arguments.steps, batch))
+    return text[starts[..., None] + numpy.arange(seq + 1)].astype(numpy.int32)
+
+
+def main():
+    arguments = parse_arguments()
+    if arguments.check:
+        return
+    os.makedirs(arguments.folder, exist_ok=True)
+    weights, tokens = (os.path.join(arguments.folder, name) for name in ("initial.safetensors", "tokens"))
+    rows = pick_batches(arguments)
+    rows.tofile(tokens)
+    run_evenkeel(arguments, weights, None, None)
+    losses = bench_losses()
+    curves = {}
+    for precision in arguments.precisions:
+        for name, text in ((f"evenkeel {precision}", run_evenkeel(arguments, weights, tokens, precision)),
+                           (f"PyTorch {precision}", run_torch(arguments, weights, rows, precision))):
+            path = os.path.join(arguments.folder, name.replace(" ", "-"))
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
+            curves[name] = losses.read(f"{precision}={path}")[precision]
+            if len(curves[name]) != arguments.steps:
+                sys.exit(f"run: {name} took {len(curves[name])} steps and not {arguments.steps}")
+            print(f"{name}: {arguments.steps} steps, first loss {curves[name][0]:.6f}, "
+                  f"{text.count('skipped')} said to be skipped", file=sys.stderr)
+    print(f"| | last loss (mean of {arguments.window} steps) | | farthest, smoothed |\n|---|--:|---|--:|")
+    for one, other in PAIRS:
+        if one not in curves or other not in curves:
+            continue
+        first, second = (losses.smooth(curves[name], arguments.window) for name in (one, other))
+        most = max(abs(a / b - 1) for a, b in zip(first, second))
+        print(f"| {one} | {first[-1]:.4f} | from {other} | {100 * most:.4f} % |")
+
+
+if __name__ == "__main__":
+    main()
