@@ -235,9 +235,11 @@ static void read_precisions(struct reading *reading, struct argp_state *state) {
     argp_error(state,
                "--precision: \"%s\" is none, or is there twice; they are f32, tf32, bf16, f16", bad);
   }
-  if (options->precision_count > 1 && (options->command == COMMAND_FIT || options->trace != NULL)) {
-    argp_error(state, "--precision: one at a time for %s",
-               options->trace != NULL ? "--trace" : "fit");
+  if (options->precision_count == 1) return;
+  if (options->trace != NULL) argp_error(state, "--precision: one at a time for --trace");
+  for (size_t i = 0; i < options->precision_count && options->command == COMMAND_FIT; i++) {
+    if (options->precisions[i] != PRECISION_TF32) continue;
+    argp_error(state, "--precision: fit chooses among f32, bf16 and f16; tf32 is by itself");
   }
 }
 

@@ -23,34 +23,43 @@ struct choice {
 
 /* ---- the search ---- */
 
+/* tf32 is f32 to a trainer; the group knows. */
+static enum precision bench_precision(const ek_settings *settings, const struct options *options) {
+  return settings->precision == EK_BF16  ? PRECISION_BF16
+         : settings->precision == EK_F16 ? PRECISION_F16
+         : options->precision_count == 1 ? options->precisions[0]
+                                         : PRECISION_F32;
+}
+
 static ek_status build(void *context, const ek_settings *settings, ek_module **module,
                        ek_criterion **criterion) {
   const struct task *task = context;
   ek_gpt_options gpt = training_gpt(task);
   gpt.recompute = settings->recompute;
   gpt.fused_loss = settings->fused_loss;
-  return training_model(module, criterion, gpt, task->precision);
+  return training_model(module, criterion, gpt, bench_precision(settings, task->options));
 }
 
 static ek_status advise(ek_advice *advice, size_t *count, const struct options *options,
                         const int32_t *batch) {
   const struct shape *shape = &options->shape;
   const int64_t sizes[] = {shape->batch, shape->seq};
-  const enum precision precision = options->precisions[0];
-  struct task model = {.options = options, .shape = shape, .precision = precision};
-  const ek_group_options group = group_options(options, options->threads, precision);
+  struct task model = {.options = options, .shape = shape};
+  const ek_group_options group = group_options(options, options->threads, options->precisions[0]);
   ek_trainer_options trainer = EK_TRAINER_OPTIONS_INIT;
   ek_advise_task task = EK_ADVISE_TASK_INIT;
   ek_tensor tokens;
   EK_TRY(ek_tensor_host(&tokens, (void *)(uintptr_t)batch, EK_I32, 2, sizes));
   trainer.group_options = &group;
-  trainer.precision = training_type(precision);
   task.build = build;
   task.context = &model;
   task.inputs = task.targets = &tokens;
   task.input_count = task.target_count = 1;
   task.trainer = &trainer;
   for (size_t i = 0; i < options->mode_count; i++) task.modes |= UINT64_C(1) << options->modes[i];
+  for (size_t i = 0; i < options->precision_count; i++) {
+    task.precisions |= 1u << training_type(options->precisions[i]);
+  }
   EK_TRY(training_rule(&task.optimizer, options));
   const ek_status status = ek_advise(advice, count, MOST_CHOICES, options->specs[0], &task);
   ek_optimizer_free(task.optimizer);
@@ -103,7 +112,7 @@ static enum exit_code measure_once(struct choice *choice, size_t round,
   own.shape.micro_batches = settings->micro_batches;
   own.shape.steps = 1;
   const struct task task =
-      make_task(&own, text, options->specs[0], settings->mode, options->precisions[0]);
+      make_task(&own, text, options->specs[0], settings->mode, bench_precision(settings, options));
   struct run run;
   run_task(&run, &task, NULL);
   enum exit_code code = EXIT_GOOD;
@@ -148,7 +157,8 @@ static json_t *choice_json(const struct choice *choice, size_t rank,
   put(json, "rank", whole(rank));
   put(json, "fits", json_boolean(advice->fits));
   put(json, "mode", json_string(ek_mode_name(advice->settings.mode)));
-  put(json, "precision", json_string(precision_text(options->precisions[0])));
+  const enum precision precision = bench_precision(&advice->settings, options);
+  put(json, "precision", json_string(precision_text(precision)));
   put(json, "recompute", json_string(ek_recompute_format(recompute, &advice->settings.recompute)));
   put(json, "loss", json_string(advice->settings.fused_loss ? "fused" : "whole"));
   put(json, "micro_batches", json_integer(advice->settings.micro_batches));
@@ -172,6 +182,7 @@ static void add_row(struct grid *grid, const struct choice *choice, size_t rank,
   grid_cell(grid, "%zu", rank);
   grid_cell(grid, "%s", advice->fits ? "yes" : "no");
   grid_cell(grid, "%s", ek_mode_name(advice->settings.mode));
+  grid_cell(grid, "%s", precision_text(bench_precision(&advice->settings, options)));
   grid_cell(grid, "%s", ek_recompute_format(recompute, &advice->settings.recompute));
   grid_cell(grid, "%s", advice->settings.fused_loss ? "fused" : "whole");
   grid_cell(grid, "%lld", (long long)advice->settings.micro_batches);
@@ -189,7 +200,7 @@ static void add_row(struct grid *grid, const struct choice *choice, size_t rank,
 }
 
 static void add_columns(struct grid *table, struct grid *csv) {
-  static const char *const words[] = {"fits", "mode", "recompute", "loss"};
+  static const char *const words[] = {"fits", "mode", "precision", "recompute", "loss"};
   static const char *const shown[] = {"micro-batches", "planned MiB",  "missing",
                                       "predicted ms",  "measured MiB", "tokens/s"};
   static const char *const names[] = {"micro_batches",  "planned_peak_bytes",  "missing_bytes",

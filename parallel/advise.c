@@ -22,19 +22,31 @@
 /* ---- devices ---- */
 
 /* For each thread of a CPU, and for a GPU. What decides between settings are the ratios: they are
- * much the same on machines of one kind (docs/memory.md). */
+ * much the same on machines of one kind (docs/memory.md, which has where those of 16 bits are from:
+ * without matrix units they are halves of memory that take a little more arithmetic). */
 static const struct ek__rates cpu_rates = {
-    .products = 6e10, .attention = 3e10, .bytes = 6e9, .moved = 6e9, .call = 2e-6};
+    .wide = {.products = 6e10, .attention = 3e10, .bytes = 6e9},
+    .half = {.products = 5.5e10, .attention = 3e10, .bytes = 2.5e9},
+    .moved = 6e9,
+    .call = 2e-6};
 static const struct ek__rates gpu_rates = {
-    .products = 4e13, .attention = 2e13, .bytes = 3e12, .moved = 2e11, .call = 5e-6};
+    .wide = {.products = 4e13, .attention = 2e13, .bytes = 3e12},
+    .half = {.products = 2e14, .attention = 8e13, .bytes = 3e12},
+    .moved = 2e11,
+    .call = 5e-6};
+
+static void times(struct ek__arithmetic *rates, double threads) {
+  rates->products *= threads;
+  rates->attention *= threads;
+  rates->bytes *= threads;
+}
 
 static struct ek__rates rates_of(const ek_device *device) {
   if (strcmp(ek_device_backend(device), "cpu") != 0) return gpu_rates;
   struct ek__rates rates = cpu_rates;
   const double threads = ek_device_threads(device);
-  rates.products *= threads;
-  rates.attention *= threads;
-  rates.bytes *= threads;
+  times(&rates.wide, threads);
+  times(&rates.half, threads);
   rates.moved *= threads;
   return rates;
 }
@@ -72,6 +84,7 @@ static ek_status read_place(struct ek__advise_place *place, const ek_group *grou
   place->count = ek_group_size(group);
   place->threads = ek_device_threads(first);
   place->rates = rates_of(first);
+  place->types = ek_device_types(first);
   place->at_once = count_gpus(group);
   (void)snprintf(place->spec, sizeof place->spec, "%s:%zu",
                  strstr(backend, "cuda") != NULL ? "plan-cuda" : "plan", place->count);
@@ -221,13 +234,30 @@ static unsigned count_modes(void) {
 }
 
 /* The last modes first: they hold least, and who fits settles what is hopeless. */
-static ek_status search_modes(struct search *s) {
+static ek_status search_modes(struct search *s, ek_type precision) {
   for (unsigned mode = count_modes(); mode-- > 0;) {
     if (s->task->modes != 0 && (s->task->modes >> mode & 1) == 0) continue;
     for (int fused = 1; fused >= 0; fused--) {
-      ek_settings settings = {.mode = (ek_mode)mode, .fused_loss = fused == 1};
+      ek_settings settings = {
+          .mode = (ek_mode)mode, .fused_loss = fused == 1, .precision = precision};
       EK_TRY(search_recompute(s, &settings));
     }
+  }
+  return EK_OK;
+}
+
+/* Those of 16 bits first: they hold less. */
+static ek_status search_precisions(struct search *s) {
+  const ek_trainer_options *trainer = s->task->trainer;
+  const unsigned asked = s->task->precisions, types = asked & s->place.types;
+  char text[EK__TYPES_TEXT];
+  if (asked == 0) {
+    return search_modes(s, trainer->precision == 0 ? trainer->type : trainer->precision);
+  }
+  EK__FAIL_IF(types == 0, EK_ERR_UNSUPPORTED, "ek_advise: the devices compute in %s",
+              ek__types_text(text, s->place.types));
+  for (int type = EK_F16; type >= EK_F32; type--) {
+    if ((types >> type & 1u) != 0) EK_TRY(search_modes(s, (ek_type)type));
   }
   return EK_OK;
 }
@@ -261,9 +291,10 @@ static ek_status nothing_fits(const struct search *s) {
               "ek_advise: the model has no form for any settings");
   return ek_error_set(
       EK_ERR_OUT_OF_MEMORY,
-      "ek_advise: nothing fits; mode %s, recompute %s, %s loss, %lld micro-batch%s comes "
+      "ek_advise: nothing fits; mode %s, %s, recompute %s, %s loss, %lld micro-batch%s comes "
       "nearest, and lacks %llu bytes",
-      ek_mode_name(settings->mode), ek_recompute_format(recompute, &settings->recompute),
+      ek_mode_name(settings->mode), ek_type_name(settings->precision),
+      ek_recompute_format(recompute, &settings->recompute),
       settings->fused_loss ? "fused" : "whole", (long long)settings->micro_batches,
       settings->micro_batches == 1 ? "" : "es", (unsigned long long)nearest->missing_bytes);
 }
@@ -275,7 +306,7 @@ static ek_status find(struct search *s, const char *devices) {
   EK_TRY(ek__batch_samples(&s->place.samples, &batch));
   EK__FAIL_IF(s->place.samples == 0, EK_ERR_INVALID_ARGUMENT, "ek_advise: the batch is empty");
   EK_TRY(find_place(&s->place, devices, task->trainer));
-  EK_TRY(search_modes(s));
+  EK_TRY(search_precisions(s));
   s->ended = true;
   sort_found(s);
   return s->count > 0 ? EK_OK : nothing_fits(s);

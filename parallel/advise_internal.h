@@ -6,9 +6,12 @@
 
 #include <evenkeel/advise.h>
 
+#include "device/device_internal.h"
+
 /* What a device's work takes, per second; `call` is in seconds. */
 struct ek__rates {
-  double products, attention, bytes, moved, call;
+  struct ek__arithmetic wide, half;
+  double moved, call;
 };
 
 /* The devices that are planned for. */
@@ -20,6 +23,7 @@ struct ek__advise_place {
   uint64_t together;  /* what all of them may hold; 0: there is no such limit */
   double at_once;     /* how many compute at the same time */
   struct ek__rates rates;
+  unsigned types; /* that the devices compute in */
   int64_t samples; /* of the batch */
 };
 

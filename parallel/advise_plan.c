@@ -31,9 +31,14 @@ struct planning {
 
 /* ---- time ---- */
 
-static double seconds_of(const struct ek__work *work, const struct ek__rates *rates) {
+static double seconds_in(const struct ek__arithmetic *work, const struct ek__arithmetic *rates) {
   return work->products / rates->products + work->attention / rates->attention +
-         work->bytes / rates->bytes + work->moved / rates->moved + work->calls * rates->call;
+         work->bytes / rates->bytes;
+}
+
+static double seconds_of(const struct ek__work *work, const struct ek__rates *rates) {
+  return seconds_in(&work->wide, &rates->wide) + seconds_in(&work->half, &rates->half) +
+         work->moved / rates->moved + work->calls * rates->call;
 }
 
 /* Adds the time since the last lap, `times` as often as it was planned. */
@@ -148,6 +153,7 @@ static ek_status open_trainer(struct planning *p, const ek_advise_task *task,
   options.group_options = &group;
   options.group = NULL;
   options.mode = settings->mode;
+  options.precision = settings->precision;
   options.micro_batches = 0;
   return ek_trainer_open(&p->trainer, p->place->spec, module, criterion, task->optimizer, &options);
 }

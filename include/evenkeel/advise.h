@@ -2,7 +2,8 @@
  * advise.h - which settings fit the devices, the fastest first.
  *
  * Every combination of a mode, a recomputation, a loss that is whole or fused, and a number of
- * micro-batches trains the same. ek_advise() plans a step with each of them on `plan` devices like
+ * micro-batches trains the same, and so, to rounding, does a precision of 16 bits, if the program asks
+ * for that choice, too. ek_advise() plans a step with each of them on `plan` devices like
  * the given ones (device.h), so that the peaks are those of the real step to the byte, and predicts
  * the seconds of a step from what the plan has counted.
  *
@@ -33,6 +34,7 @@
  *       EK_TRY(ek_advise(&best, &count, 1, devices, &task));
  *       options.mode = best.settings.mode;
  *       options.micro_batches = best.settings.micro_batches;
+ *       options.precision = best.settings.precision;
  *       ek_status status = build(gpt, &best.settings, &module, &criterion);
  *       if (status == EK_OK) {
  *         status = ek_trainer_open(trainer, devices, module, criterion, adamw, &options);
@@ -56,6 +58,7 @@ typedef struct ek_settings {
   ek_recompute recompute; /* never BYTES */
   bool fused_loss;        /* linear_cross_entropy.h */
   int64_t micro_batches;  /* 1 or more */
+  ek_type precision;      /* of the trainer: trainer.h */
 } ek_settings;
 
 /*
@@ -78,12 +81,15 @@ typedef struct ek_advise_task {
   const ek_tensor *inputs, *targets;
   size_t target_count, input_count;
   /* How a trainer will be opened: type, broadcast_inputs, group or group_options count; its mode and
-   * micro_batches do not. */
+   * micro_batches do not, nor its precision beside `precisions`. */
   const ek_trainer_options *trainer;
   uint64_t modes; /* bit m: mode m may be chosen; 0: every mode */
+  /* Precisions that may be chosen, such as EK_TYPES_F32 | EK_TYPES_BF16; 0: the trainer's alone. Those
+   * that the devices do not compute in are left out; EK_ERR_UNSUPPORTED if none is left. */
+  unsigned precisions;
 } ek_advise_task;
 #define EK_ADVISE_TASK_INIT                                                                        \
-  { sizeof(ek_advise_task), NULL, NULL, NULL, NULL, NULL, 0, 0, NULL, 0 }
+  { sizeof(ek_advise_task), NULL, NULL, NULL, NULL, NULL, 0, 0, NULL, 0, 0 }
 
 typedef struct ek_advice {
   ek_settings settings;
@@ -94,7 +100,7 @@ typedef struct ek_advice {
   /*
    * Of a step, predicted: the work that the plan has counted for the slowest device, over fixed
    * rates for the kind of device (operations of products, of attention, bytes of all operations,
-   * bytes between devices, calls: docs/memory.md). What machine it is is not looked at: compare
+   * the first three for f32 and for 16 bits; bytes between devices, calls: docs/memory.md). What machine it is is not looked at: compare
    * these numbers with each other only.
    */
   double seconds;

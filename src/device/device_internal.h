@@ -7,6 +7,7 @@
 
 #include "backend/backend.h"
 #include "device/host_blocks.h"
+#include "device/types.h"
 
 /* The backend of a device; never NULL. */
 const struct ek__backend *ek__device_table(const ek_device *device);
@@ -16,12 +17,20 @@ const struct ek__backend *ek__device_table(const ek_device *device);
  * worker adds to it, and nothing sets it back.
  */
 struct ek__work {
-  double products;  /* operations of matrix products */
-  double attention; /* those of attention */
-  double bytes;     /* read by operations, and twice those written: a cache reads them first */
-  double moved;     /* between devices */
-  double calls;     /* operations and collectives */
+  /* Of operations, by what they take their values from: numbers of 16 bits have a share of their own,
+   * because they have rates of their own. */
+  struct ek__arithmetic {
+    double products;  /* operations of matrix products */
+    double attention; /* those of attention */
+    double bytes;     /* read by operations, and twice those written: a cache reads them first */
+  } wide, half;
+  double moved; /* between devices */
+  double calls; /* operations and collectives */
 };
+/* Its share for values of a type. */
+static inline struct ek__arithmetic *ek__work_of(struct ek__work *work, ek_type type) {
+  return ek__type_is_half(type) ? &work->half : &work->wide;
+}
 struct ek__work *ek__device_work(const ek_device *device); /* NULL where kernels compute */
 
 /* EK_ERR_STATE in a child of the process that opened the group: there are no workers here, and a

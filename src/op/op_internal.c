@@ -202,21 +202,25 @@ static ek_status check_size(const struct ek__op *op, size_t i) {
 }
 
 static void count_bytes(const struct ek__op *op) {
-  double bytes = 0, largest = 0;
+  double largest = 0;
+  ek_type type = op->types.value; /* of the largest */
   for (size_t i = 0; i < op->count; i++) {
     const struct ek__operand *operand = &op->operand[i];
     if (operand->tensor == NULL || operand->picked) continue;
     const double own =
         (double)ek__op_elements(op, i) * (double)ek__type_size(operand->tensor->type);
-    bytes += operand->written ? 2 * own : own;
-    if (own > largest) largest = own;
+    ek__work_of(op->work, operand->tensor->type)->bytes += operand->written ? 2 * own : own;
+    if (own <= largest) continue;
+    largest = own;
+    type = operand->tensor->type;
   }
   /* As much of it as the rows that go there, or come from there. */
   for (size_t i = 0; i < op->count; i++) {
     const struct ek__operand *operand = &op->operand[i];
-    if (operand->picked) bytes += operand->written ? 2 * largest : largest;
+    if (operand->picked) {
+      ek__work_of(op->work, type)->bytes += operand->written ? 2 * largest : largest;
+    }
   }
-  op->work->bytes += bytes;
   op->work->calls++;
 }
 

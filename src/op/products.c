@@ -15,7 +15,8 @@ static void complete(struct ek__matmul_args *args, const struct ek__op *op, size
   args->ldb = op->columns[b];
   args->ldc = op->columns[c];
   if (op->work != NULL) {
-    op->work->products += 2 * (double)args->m * (double)args->n * (double)args->k;
+    ek__work_of(op->work, op->types.value)->products +=
+        2 * (double)args->m * (double)args->n * (double)args->k;
   }
 }
 

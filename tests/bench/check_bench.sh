@@ -81,8 +81,10 @@ group_precision() {
   holds 'a larger batch' "$(value runs.1.planned_max_batch) > 1.5 * $(value runs.0.planned_max_batch)"
   expect 0 fit "${small[@]}" --devices plan:2@1GiB --precision bf16 -o json
   same precision "$(value choices.0.precision)" bf16
-  expect 2 fit "${small[@]}" --devices plan:2@1GiB --precision f32,bf16
-  says '--precision: one at a time'
+  expect 0 fit "${small[@]}" --devices plan:2@1GiB --modes sharded --precision f32,bf16 -o json
+  same 'both precisions' "$(for i in 0 1 2 3; do value choices.$i.precision; done | sort -u | xargs)" 'bf16 f32'
+  expect 2 fit "${small[@]}" --devices plan:2@1GiB --precision f32,tf32
+  says 'tf32 is by itself'
   for i in bf17 f32,f32 '' ,; do
     expect 2 memory "${small[@]}" --devices cpu:2 --precision "$i"
     says '--precision: '
