@@ -136,7 +136,9 @@ enum exit_code compare_losses(const struct run *runs, size_t count, const struct
   enum exit_code code = EXIT_GOOD;
   for (size_t i = 0; i < count; i++) {
     const struct run *run = &runs[i], *first = reference_of(runs, i);
-    const struct accuracy accuracy = {shape->width, shape->layers, run->precision};
+    const bool coarse = options->gradients != PRECISION_F32; /* then as a run in that type */
+    const struct accuracy accuracy = {shape->width, shape->layers,
+                                      coarse ? options->gradients : run->precision};
     if (!has_losses(run)) continue;
     if (check_finite(run, shape) != EXIT_GOOD) {
       code = EXIT_ERROR;

@@ -21,6 +21,7 @@ _evenkeel_bench() {
       --optimizer) words="adamw sgd" ;;
       --loss) words="whole fused" ;;
       --precision) words="f32 tf32 bf16 f16" ;;
+      --gradient-type) words="f32 bf16 f16" ;;
       --recompute) words="none every= sqrt all cheap" ;;
       --scatter) words="even chunk sizes= weights=" ;;
       --devices) words="cpu: cuda: plan:" ;;

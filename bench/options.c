@@ -35,6 +35,7 @@ enum key {
   KEY_NO_KEEP_OUTPUTS,
   KEY_LOSS,
   KEY_TF32,
+  KEY_GRADIENT_TYPE,
   KEY_PRECISION,
   KEY_DETERMINISTIC,
   KEY_REPRODUCIBLE,
@@ -87,6 +88,8 @@ static const struct argp_option training_options[] = {
      "mantissa",
      0},
     {"tf32", KEY_TF32, NULL, 0, "The same as --precision tf32", 0},
+    {"gradient-type", KEY_GRADIENT_TYPE, "TYPE", 0,
+     "What gradients of parameters are kept and summed in: f32 (default), bf16 or f16", 0},
     {"deterministic", KEY_DETERMINISTIC, NULL, 0,
      "Sums between GPUs in the order of the devices; other devices always do so", 0},
     {"reproducible", KEY_REPRODUCIBLE, "GRAINS", OPTION_ARG_OPTIONAL,
@@ -233,13 +236,34 @@ static void read_precisions(struct reading *reading, struct argp_state *state) {
   char bad[64] = "";
   if (!parse_precisions(options->precisions, &options->precision_count, text, bad)) {
     argp_error(state,
-               "--precision: \"%s\" is none, or is there twice; they are f32, tf32, bf16, f16", bad);
+               "--precision: \"%s\" is none, or is there twice; they are f32, tf32, bf16, f16",
+               bad);
   }
   if (options->precision_count == 1) return;
   if (options->trace != NULL) argp_error(state, "--precision: one at a time for --trace");
   for (size_t i = 0; i < options->precision_count && options->command == COMMAND_FIT; i++) {
     if (options->precisions[i] != PRECISION_TF32) continue;
     argp_error(state, "--precision: fit chooses among f32, bf16 and f16; tf32 is by itself");
+  }
+}
+
+static void read_gradients(struct options *options, const char *text, struct argp_state *state) {
+  for (enum precision i = PRECISION_F32; i < BENCH_PRECISIONS; i++) {
+    if (i == PRECISION_TF32 || strcmp(text, precision_text(i)) != 0) continue;
+    options->gradients = i;
+    return;
+  }
+  argp_error(state, "--gradient-type is f32, bf16 or f16, not \"%s\"", text);
+}
+
+/* Gradients of 16 bits have the type of a precision of 16 bits. */
+static void check_gradients(const struct options *options, struct argp_state *state) {
+  for (size_t i = 0; i < options->precision_count; i++) {
+    const enum precision own = options->precisions[i];
+    if (own == PRECISION_F32 || own == PRECISION_TF32) continue;
+    if (options->gradients == PRECISION_F32 || options->gradients == own) continue;
+    argp_error(state, "--gradient-type %s does not go with --precision %s",
+               precision_text(options->gradients), precision_text(own));
   }
 }
 
@@ -311,6 +335,7 @@ static void finish_training(struct reading *reading, struct argp_state *state) {
   apply_preset(reading, preset);
   read_modes(reading, state);
   read_precisions(reading, state);
+  check_gradients(options, state);
   const struct shape *shape = &options->shape;
   if (options->fused_loss && shape->keep_outputs) {
     argp_error(state, "--keep-outputs: with --loss fused there are none");
@@ -361,6 +386,7 @@ static error_t parse_training(int key, char *text, struct argp_state *state) {
   case KEY_SNAPSHOT: options->snapshot = text; return 0;
   case KEY_OPTIMIZER: read_rule(options, text, state); return 0;
   case KEY_LOSS: read_loss(options, text, state); return 0;
+  case KEY_GRADIENT_TYPE: read_gradients(options, text, state); return 0;
   case KEY_DATA: add_data(options, text); return 0;
   case KEY_KEEP_OUTPUTS: read_keep(reading, true); return 0;
   case KEY_NO_KEEP_OUTPUTS: read_keep(reading, false); return 0;

@@ -56,6 +56,7 @@ struct options {
   bool deterministic;
   enum precision precisions[BENCH_PRECISIONS];
   size_t precision_count;
+  enum precision gradients; /* that gradients are kept in: f32, bf16 or f16 */
   /* what comes of it */
   int64_t measure;              /* fit: so many of the choices */
   double fail_above;            /* negative: never */

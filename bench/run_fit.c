@@ -51,6 +51,7 @@ static ek_status advise(ek_advice *advice, size_t *count, const struct options *
   ek_tensor tokens;
   EK_TRY(ek_tensor_host(&tokens, (void *)(uintptr_t)batch, EK_I32, 2, sizes));
   trainer.group_options = &group;
+  trainer.gradient_type = training_type(options->gradients);
   task.build = build;
   task.context = &model;
   task.inputs = task.targets = &tokens;

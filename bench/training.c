@@ -45,6 +45,7 @@ static ek_status make_model(struct training *training) {
   options.seed = task->options->seed;
   options.reproducible = task->options->reproducible;
   options.precision = training_type(task->precision);
+  options.gradient_type = training_type(task->options->gradients);
   EK_TRY(ek_data_parallel_model_options_set_mode(&options, task->mode));
   return ek_data_parallel_model_open(&training->model, training->group, training->module, &options);
 }

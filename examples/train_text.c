@@ -4,7 +4,7 @@
  *     train_text FILE [--devices SPEC] [--steps N] [--save FOLDER] [--stop-at K]
  *                     [--resume FOLDER] [--exact] [--reproducible GRAINS] [--trace FILE]
  *                     [--metrics PREFIX] [--loss-scale FIRST] [--mode MODE]
- *                     [--precision f32|bf16|f16]
+ *                     [--precision f32|bf16|f16] [--gradient-type f32|bf16|f16]
  *
  * A GPT of two blocks reads windows of 64 bytes, learns to predict the next byte over all devices
  * of the group (AdamW, warm-up and cosine, dropout), and then writes 240 bytes of its own.
@@ -21,6 +21,7 @@
  *     --mode MODE       gather, balanced, replicated (the default), sharded, sharded-gradients or
  *                       fully-sharded
  *     --precision TYPE  what the model computes in (f32)
+ *     --gradient-type TYPE  what gradients of parameters are kept and summed in (f32)
  *
  * On a terminal a line shows the step, the loss and the speed as the run goes on.
  *
@@ -46,7 +47,7 @@ struct settings {
   long reproducible;   /* grains; 0: off */
   ek_mode mode;
   double loss_scale; /* 0: none */
-  ek_type precision;
+  ek_type precision, gradient_type;
   int exact;
 };
 
@@ -91,6 +92,7 @@ static ek_status open_trainer(ek_trainer **trainer, const struct settings *setti
   options.mode = settings->mode;
   options.reproducible = (size_t)settings->reproducible;
   options.precision = settings->precision;
+  options.gradient_type = settings->gradient_type;
   ek_loss_scale loss_scale = EK_LOSS_SCALE_INIT;
   loss_scale.scale = settings->loss_scale;
   if (settings->loss_scale != 0) options.loss_scale = &loss_scale;
@@ -358,11 +360,11 @@ static int read_number(double *number, const char *text) {
   return end != text && *end == '\0';
 }
 
-static int read_precision(ek_type *precision, const char *text) {
+static int read_type(ek_type *type, const char *text) {
   static const ek_type types[] = {EK_F32, EK_BF16, EK_F16};
   for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
     if (strcmp(text, ek_type_name(types[i])) != 0) continue;
-    *precision = types[i];
+    *type = types[i];
     return 1;
   }
   return 0;
@@ -384,7 +386,9 @@ static int read_arguments(struct settings *settings, int argc, char **argv) {
     } else if (strcmp(argv[i], "--mode") == 0 && more) {
       if (ek_mode_parse(&settings->mode, argv[++i]) != EK_OK) return 0;
     } else if (strcmp(argv[i], "--precision") == 0 && more) {
-      if (!read_precision(&settings->precision, argv[++i])) return 0;
+      if (!read_type(&settings->precision, argv[++i])) return 0;
+    } else if (strcmp(argv[i], "--gradient-type") == 0 && more) {
+      if (!read_type(&settings->gradient_type, argv[++i])) return 0;
     } else if (strcmp(argv[i], "--save") == 0 && more) {
       settings->save = argv[++i];
     } else if (strcmp(argv[i], "--resume") == 0 && more) {
@@ -416,7 +420,7 @@ int main(int argc, char **argv) {
     fprintf(stderr, "usage: train_text FILE [--devices SPEC] [--steps N] [--save FOLDER] "
                     "[--stop-at K] [--resume FOLDER] [--exact] [--reproducible GRAINS] "
                     "[--trace FILE] [--metrics PREFIX] [--loss-scale FIRST] [--mode MODE] "
-                    "[--precision f32|bf16|f16]\n");
+                    "[--precision f32|bf16|f16] [--gradient-type f32|bf16|f16]\n");
     return 2;
   }
   struct text text = {0};
