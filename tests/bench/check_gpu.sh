@@ -23,18 +23,24 @@ done
 code=0
 PATH=$hidden "$gpu" --small --build "$build" -o "$folder/try" >"$folder/printed" 2>&1 || code=$?
 ((code == 0)) || fail "exit code $code"
-for step in tests kernels 'step f32' 'step tf32' 'memory cuda' 'memory plan-cuda' timeline \
+for step in tests 'kernels '{f32,bf16,f16} 'step '{f32,tf32,bf16,f16} 'memory '{cuda,plan-cuda} 'timeline '{tf32,bf16} \
   'memory over time' 'tests of several devices'; do
   grep -q "^| $step | ran [0-9]* s |" "$folder/try.md" || fail "no step $step"
 done
-for step in machine peers 'time by kernel' sanitizer; do
+for step in machine peers 'time by kernel '{tf32,bf16} sanitizer; do
   grep -q "^| $step | skipped: no " "$folder/try.md" || fail "$step was not skipped by name"
 done
-for json in step-f32 step-tf32 memory-cuda memory-plan-cuda; do
+for json in step-{f32,tf32,bf16,f16} memory-{cuda,plan-cuda}; do
   [[ $("$read_json" "$folder/try/$json.json" schema) == 1 ]] || fail "no JSON of $json"
 done
-[[ -s $folder/try/step-trace.json ]] || fail "no timeline"
-[[ $("$read_json" "$folder/try/step-tf32.json" config.tf32) == true ]] || fail "step-tf32 is not in TF32"
+for precision in tf32 bf16; do
+  [[ -s $folder/try/step-$precision-trace.json ]] || fail "no timeline in $precision"
+done
+for precision in f32 tf32 bf16 f16; do
+  [[ $("$read_json" "$folder/try/step-$precision.json" runs.0.precision) == "$precision" ]] ||
+    fail "step-$precision is in another precision"
+done
+[[ $("$read_json" "$folder/try/memory-cuda.json" runs.3.precision) == bf16 ]] || fail "no memory in bf16"
 
 # No time: everything is named, nothing runs.
 PATH=$hidden "$gpu" --small --seconds 3 --build "$build" -o "$folder/late" >/dev/null || fail "late: exit code $?"
@@ -45,6 +51,6 @@ code=0
 PATH=$hidden CUEMU_DRIVER=0 "$gpu" --small --build "$build" -o "$folder/none" kernels memory \
   >/dev/null 2>&1 || code=$?
 ((code == 1)) || fail "without a GPU: exit code $code"
-grep -q '^| kernels | \*\*failed\*\* with exit code 1' "$folder/none.md" || fail "a failure is not named"
+grep -q '^| kernels f32 | \*\*failed\*\* with exit code 1' "$folder/none.md" || fail "a failure is not named"
 grep -q '^| memory plan-cuda | ran' "$folder/none.md" || fail "a failure ends the run"
 printf 'check_gpu: as expected\n'
