@@ -136,11 +136,16 @@ static void one_fault(const struct ck_setup *setup, const char *spec, int gpu, e
   no_leaks(what);
 }
 
+/* In f32 every mode on every group; in bf16, which has copies of the parameters and other products, each
+ * kind of call on each group, in a mode that is another one for each of them. */
+enum { CASES = GROUPS * CK_MODES, ALL_CASES = CASES + GROUPS };
+
 static void every_fault(enum cuemu_kind kind, bool hang, int number) {
   if (!ck_part(number)) return;
   const char *spec = groups[number % GROUPS].spec;
-  struct ck_setup setup =
-      ck_setup_mode(ck_workload("mlp"), spec, (ek_mode)(number / GROUPS % CK_MODES));
+  const int mode = number < CASES ? number / GROUPS : number + (int)kind + 3 * hang;
+  struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), spec, (ek_mode)(mode % CK_MODES));
+  if (number >= CASES) setup.options.precision = EK_BF16;
   struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, 5, 0, 3);
   for (int gpu = 0; gpu < groups[number % GROUPS].gpus; gpu++) {
     struct ck_snapshot next;
@@ -202,15 +207,15 @@ static Suite *make_suite(void) {
   Suite *suite = suite_create("cuda faults");
   TCase *faults = ck_case(suite, "faults");
   tcase_add_loop_test(faults, opening_fails, 0, GROUPS);
-  tcase_add_loop_test(faults, copies_fail, 0, GROUPS * CK_MODES);
-  tcase_add_loop_test(faults, launches_fail, 0, GROUPS * CK_MODES);
-  tcase_add_loop_test(faults, kernels_fail, 0, GROUPS * CK_MODES);
-  tcase_add_loop_test(faults, products_fail, 0, GROUPS * CK_MODES);
-  tcase_add_loop_test(faults, nccl_fails, 0, GROUPS * CK_MODES);
+  tcase_add_loop_test(faults, copies_fail, 0, ALL_CASES);
+  tcase_add_loop_test(faults, launches_fail, 0, ALL_CASES);
+  tcase_add_loop_test(faults, kernels_fail, 0, ALL_CASES);
+  tcase_add_loop_test(faults, products_fail, 0, ALL_CASES);
+  tcase_add_loop_test(faults, nccl_fails, 0, ALL_CASES);
   TCase *hangs = ck_case(suite, "hangs");
-  tcase_add_loop_test(hangs, copies_hang, 0, GROUPS * CK_MODES);
-  tcase_add_loop_test(hangs, kernels_hang, 0, GROUPS * CK_MODES);
-  tcase_add_loop_test(hangs, nccl_hangs, 0, GROUPS * CK_MODES);
+  tcase_add_loop_test(hangs, copies_hang, 0, ALL_CASES);
+  tcase_add_loop_test(hangs, kernels_hang, 0, ALL_CASES);
+  tcase_add_loop_test(hangs, nccl_hangs, 0, ALL_CASES);
   return suite;
 }
 

@@ -5,7 +5,9 @@
  * Runs on tests/cuemu: see CMakeLists.txt here.
  *
  * 1e-5: sums of some hundred products of f32 in another order differ by a few units of 2^-24 = 6e-8
- * of their terms; the terms of a gradient here are up to some ten times its size.
+ * of their terms; the terms of a gradient here are up to some ten times its size. In 16 bits such a sum is
+ * another neighbour of its value, 2 v of it, and a network of depth d hands that on: 2 d v, d at most 8
+ * (docs/numerics.md, "Numbers of 16 bits").
  */
 #include <math.h>
 #include <stdlib.h>
@@ -19,7 +21,8 @@
 
 static const char *const specs[] = {"cuda:0-3", "cuda:0x4", "cuda:0x2,1x2"};
 static const char *const workloads[] = {"mlp", "gpt"};
-enum { SPECS = 3, WORKLOADS = 2, STEPS = 3, SAMPLES = 11 };
+static const ek_type halves[] = {EK_BF16, EK_F16};
+enum { SPECS = 3, WORKLOADS = 2, HALVES = 2, STEPS = 3, SAMPLES = 11 };
 enum { CASES = SPECS * WORKLOADS * CK_MODES };
 
 /* Not AdamW: where a gradient is nearly 0 it turns a rounding into a whole step. */
@@ -33,15 +36,26 @@ static ek_status momentum(ek_optimizer **optimizer) {
 
 struct run {
   double losses[STEPS];
-  double *gradients, *values; /* of the first step; after the last */
+  double *before, *gradients, *values; /* parameters; of the first step; after the last */
   int64_t count;
   ek_memory_usage usage[4];
 };
 
 static struct ck_setup setup_of(int number, const char *spec) {
   struct ck_setup setup = ck_setup_mode(ck_workload(workloads[number / SPECS % WORKLOADS]), spec,
-                                        (ek_mode)(number / SPECS / WORKLOADS));
+                                        (ek_mode)(number / SPECS / WORKLOADS % CK_MODES));
   setup.optimizer = momentum;
+  return setup;
+}
+
+/* In 16 bits: for each mode and type another workload and another group, in turn. */
+static struct ck_setup half_setup_of(int number, bool on_cuda) {
+  static const ek_loss_scale none = {.kind = EK_LOSS_SCALE_NONE}; /* every step is taken */
+  const int mode = number / HALVES, turn = mode + number % HALVES;
+  struct ck_setup setup = setup_of((mode * WORKLOADS + turn % WORKLOADS) * SPECS,
+                                   on_cuda ? specs[turn % SPECS] : "cpu:4");
+  setup.options.precision = halves[number % HALVES];
+  setup.loss_scale = &none;
   return setup;
 }
 
@@ -49,6 +63,7 @@ static struct run train(const struct ck_setup *setup) {
   struct run run = {.count = 0};
   struct ck_training training;
   ck_training_open(&training, setup);
+  run.before = ck_training_read(&training, CK_VALUES, &run.count);
   for (int step = 0; step < STEPS; step++) {
     struct ck_batch batch =
         ck_batch_make(setup->workload, EK_F32, SAMPLES, 0.2, (uint64_t)(40 + step));
@@ -69,6 +84,7 @@ static struct run train(const struct ck_setup *setup) {
 }
 
 static void forget(struct run *run) {
+  free(run->before);
   free(run->gradients);
   free(run->values);
 }
@@ -81,6 +97,24 @@ static void equals_cpu(const struct run *cuda, const struct run *cpu) {
   }
   ck_assert_double_le(ck_rel_l2(cuda->gradients, cpu->gradients, cpu->count), TOLERANCE);
   ck_assert_double_le(ck_rel_l2(cuda->values, cpu->values, cpu->count), TOLERANCE);
+}
+
+/* The gradient of the first step, and what all of them changed. */
+static void equals_cpu_in_16_bits(const struct run *cuda, const struct run *cpu, ek_type type) {
+  const double allowed = 16 * (type == EK_BF16 ? 0x1p-8 : 0x1p-11);
+  ck_assert_double_le(ck_rel_l2(cuda->gradients, cpu->gradients, cpu->count), allowed);
+  for (int step = 0; step < STEPS; step++) {
+    ck_assert_double_le(fabs(cuda->losses[step] - cpu->losses[step]),
+                        allowed * fabs(cpu->losses[step]));
+  }
+  ck_same_bits("parameters before", cuda->before, cpu->before, cpu->count);
+  double difference = 0, change = 0;
+  for (int64_t i = 0; i < cpu->count; i++) {
+    difference += pow(cuda->values[i] - cpu->values[i], 2);
+    change += pow(cpu->values[i] - cpu->before[i], 2);
+  }
+  ck_assert_msg(difference <= allowed * allowed * change, "%.3g of a change of %.3g",
+                sqrt(difference), sqrt(change));
 }
 
 static void repeats_bit_for_bit(const struct run *first, const struct run *second) {
@@ -121,6 +155,21 @@ START_TEST(the_cpus_results_every_time_in_the_planned_memory) {
   repeats_bit_for_bit(&first, &second);
   has_the_planned_peak(&first, setup_of(_i, "plan-cuda:4"), false);
   has_the_planned_peak(&first, setup_of(_i, "plan-cuda:4"), true);
+  forget(&cpu);
+  forget(&first);
+  forget(&second);
+}
+END_TEST
+
+START_TEST(numbers_of_16_bits) {
+  if (!ck_part(_i)) return;
+  const struct ck_setup on_cpu = half_setup_of(_i, false), on_cuda = half_setup_of(_i, true);
+  struct ck_setup planned = on_cuda;
+  planned.spec = "plan-cuda:4";
+  struct run cpu = train(&on_cpu), first = train(&on_cuda), second = train(&on_cuda);
+  equals_cpu_in_16_bits(&first, &cpu, on_cuda.options.precision);
+  repeats_bit_for_bit(&first, &second);
+  has_the_planned_peak(&first, planned, _i % 2 == 1);
   forget(&cpu);
   forget(&first);
   forget(&second);
@@ -207,6 +256,7 @@ static Suite *make_suite(void) {
   Suite *suite = suite_create("cuda training");
   TCase *same = ck_case(suite, "same");
   tcase_add_loop_test(same, the_cpus_results_every_time_in_the_planned_memory, 0, CASES);
+  tcase_add_loop_test(same, numbers_of_16_bits, 0, HALVES * CK_MODES);
   tcase_add_loop_test(same, the_gradient_in_forward, 0, WORKLOADS * CK_MODES);
   TCase *failures = ck_case(suite, "failures");
   tcase_add_loop_test(failures, out_of_memory_at_every_allocation, 0, CK_MODES);

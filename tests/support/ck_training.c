@@ -240,8 +240,9 @@ void ck_training_replicas_agree(const struct ck_training *training) {
   double *values[2] = {NULL, NULL};
   if (training->setup.options.state == EK_STATE_FULLY_SHARDED) return;
   for (size_t k = 0; k < ek_group_size(training->group); k++) {
-    const ek_tensor *flat =
-        ek_replica_parameters(ek_data_parallel_model_replica(training->model, k));
+    const ek_replica *replica = ek_data_parallel_model_replica(training->model, k);
+    const bool copies = ek_tensor_count(ek_replica_copies(replica)) > 0; /* masters may be shares */
+    const ek_tensor *flat = copies ? ek_replica_copies(replica) : ek_replica_parameters(replica);
     const int64_t count = ek_tensor_count(flat);
     double *mine = calloc((size_t)count, sizeof *mine);
     ck_assert_ptr_nonnull(mine);

@@ -84,7 +84,7 @@ size_t ck_training_errors(double errors[CK_MOST_PARAMETERS], const struct ck_tra
 void ck_training_compare(const char *what, const struct ck_training *training, const double *got,
                          const double *want, double tolerance, const double *tolerances);
 
-/* All devices that hold all parameters hold the same ones, bit for bit. */
+/* All devices that hold all parameters, or their copies, hold the same ones, bit for bit. */
 void ck_training_replicas_agree(const struct ck_training *training);
 
 /* Parameters of the workload, or of another module for it, after three steps of two micro-batches,

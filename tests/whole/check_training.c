@@ -78,13 +78,16 @@ static struct ck_batch windows(int step) {
 }
 
 /* The last order is one device. */
-static void train(double *losses, int order) {
+static void train(double *losses, int order, ek_type precision) {
+  static const ek_loss_scale none = {.kind = EK_LOSS_SCALE_NONE}; /* every step is taken */
   struct ck_setup setup =
       ck_setup_mode(&bytes, order == CK_PLACEMENTS ? "cpu:1" : "cpu:3", EK_MODE_REPLICATED);
   struct ck_training t;
   if (order < CK_PLACEMENTS) ck_setup_place(&setup, order);
   setup.options.bucket_bytes = 4096;
+  setup.options.precision = precision;
   setup.optimizer = adamw;
+  if (precision == EK_F16) setup.loss_scale = &none;
   ck_training_open(&t, &setup);
   for (int step = 0; step < step_count(); step++) {
     struct ck_batch batch = windows(step);
@@ -102,7 +105,7 @@ START_TEST(all_modes_learn_the_same) {
   static double losses[ORDERS][STEPS];
   for (int order = ORDERS; order-- > 0;) {
     if (order < ORDERS - 1 && !ck_part(order)) continue;
-    train(losses[order], order);
+    train(losses[order], order, EK_F32);
     for (int step = 0; step < step_count(); step++) {
       const double got = losses[order][step], want = losses[ORDERS - 1][step];
       ck_assert_msg(fabs(got - want) <= 1e-4 * want, "order %d, step %d: loss %.9g, not %.9g",
@@ -116,9 +119,26 @@ START_TEST(all_modes_learn_the_same) {
 }
 END_TEST
 
+/* On average over the steps the loss is that of f32 to 1 % (docs/results/2026-11-22-precision.md). */
+START_TEST(numbers_of_16_bits_learn_it_too) {
+  static double got[STEPS], want[STEPS];
+  double sum = 0, difference = 0;
+  train(want, ORDERS - 1, EK_F32);
+  train(got, 3 * _i + 2, _i == 0 ? EK_BF16 : EK_F16);
+  for (int step = 0; step < step_count(); step++) {
+    sum += want[step];
+    difference += got[step] - want[step];
+  }
+  printf("in %s: %+.2f %%\n", _i == 0 ? "bf16" : "f16", 100 * difference / sum);
+  ck_assert_double_le(fabs(difference), 0.01 * sum);
+}
+END_TEST
+
 static Suite *make_suite(void) {
   Suite *suite = suite_create("training");
-  tcase_add_test(ck_case(suite, "bytes"), all_modes_learn_the_same);
+  TCase *tcase = ck_case(suite, "bytes");
+  tcase_add_test(tcase, all_modes_learn_the_same);
+  tcase_add_loop_test(tcase, numbers_of_16_bits_learn_it_too, 0, 2);
   return suite;
 }
 
