@@ -27,9 +27,11 @@ struct counts {
   unsigned long products, launches;
 };
 
-static struct counts counts_now(void) {
-  return (struct counts){cuemu_calls(0, CUEMU_BLAS), cuemu_calls(0, CUEMU_LAUNCH)};
+static struct counts counts_on(int gpu) {
+  return (struct counts){cuemu_calls(gpu, CUEMU_BLAS), cuemu_calls(gpu, CUEMU_LAUNCH)};
 }
+
+static struct counts counts_now(void) { return counts_on(0); }
 
 /* GELU's matrix is rows x wide; what is summed has `wide` columns, too. */
 static ek_status call(struct ck_rig *rig, enum operation operation, int64_t rows, int64_t wide,
@@ -130,21 +132,17 @@ END_TEST
 static const struct {
   const char *spec; /* each on a GPU that nobody has used before: what was timed is kept */
   int gpu;
-  unsigned slow;
   bool deterministic, one_call;
-} timed[] = {{"cuda:1@48MiB", 1, 0, false, true},
-             {"cuda:1@48MiB", 1, 0, true, false},
-             {"cuda:2@48MiB", 2, CUBLASLT_EPILOGUE_GELU, false, false},
-             {"cuda:1@48MiB", 1, 0, false, true}};
+} timed[] = {{"cuda:1@48MiB", 1, false, true},
+             {"cuda:1@48MiB", 1, true, false},
+             {"cuda:1@48MiB", 1, false, true}};
 
-/* An epilogue that was timed and lost is not used, and none in a deterministic group. */
+/* None is used in a deterministic group. */
 START_TEST(epilogues_are_timed) {
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
   ek_group *group = NULL;
   options.deterministic = timed[_i].deterministic;
-  cuemu_set_slow(timed[_i].slow);
   ck_ok(ek_group_open(&group, timed[_i].spec, &options));
-  cuemu_set_slow(0);
   ek_device *device = ek_group_device(group, 0);
   ek_tensor x = ck_upload(device, EK_F32, NULL, CK_SHAPE(5, 3));
   ek_tensor w = ck_upload(device, EK_F32, NULL, CK_SHAPE(16, 3));
@@ -157,6 +155,39 @@ START_TEST(epilogues_are_timed) {
   ek_tensor *all[] = {&x, &w, &bias, &y};
   for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) ek_tensor_free(all[i]);
   ck_ok(ek_group_free(group));
+}
+END_TEST
+
+/* On GPUs that nobody has used before. */
+static const struct {
+  const char *spec;
+  int gpu;
+  unsigned slow;
+} slow_ones[] = {{"cuda:2@64MiB", 2, CUBLASLT_EPILOGUE_GELU},
+                 {"cuda:3@64MiB", 3, CUBLASLT_EPILOGUE_DGELU | CUBLASLT_EPILOGUE_BGRADB}};
+
+/* An epilogue that was timed and lost is not used, in any type, and the others are. */
+START_TEST(slow_epilogues_are_not_used) {
+  static const enum operation operations[] = {NO_PRE, BACKWARD, GRADIENTS};
+  static const unsigned epilogues[] = {CUBLASLT_EPILOGUE_GELU, CUBLASLT_EPILOGUE_DGELU,
+                                       CUBLASLT_EPILOGUE_BGRADB};
+  cuemu_set_slow(slow_ones[_i].slow);
+  for (int type = 0; type < FUSED_TYPES; type++) {
+    struct ck_rig *rig = ck_rig_open(slow_ones[_i].spec, fused_types[type], 1);
+    for (int i = 0; i < 3; i++) {
+      const bool used = (slow_ones[_i].slow & epilogues[i]) != epilogues[i];
+      const bool sums_apart = operations[i] == BACKWARD && fused_types[type] != EK_F32;
+      const struct counts before = counts_on(slow_ones[_i].gpu);
+      ck_ok(call(rig, operations[i], 5, 16, false, 0));
+      const struct counts after = counts_on(slow_ones[_i].gpu);
+      const unsigned long launches = after.launches - before.launches;
+      ck_assert_uint_eq(after.products - before.products, 1);
+      if (used) ck_assert_uint_eq(launches, sums_apart ? 1 : 0);
+      if (!used) ck_assert_uint_ge(launches, operations[i] == BACKWARD ? 2 : 1);
+    }
+    ck_rig_close(rig);
+  }
+  cuemu_set_slow(0);
 }
 END_TEST
 
@@ -369,17 +400,19 @@ static ek_tensor batch_of(int32_t tokens[SAMPLES * TOKENS]) {
   return batch;
 }
 
-static ek_trainer *open_gpt(const ek_gpt_options *o) {
+static ek_trainer *open_gpt(const ek_gpt_options *o, ek_type precision) {
   ek_module *gpt = NULL;
   ek_criterion *loss = NULL;
   ek_optimizer *optimizer = NULL;
   ek_trainer *trainer = NULL;
   ek_cross_entropy_options entropy = EK_CROSS_ENTROPY_OPTIONS_INIT;
+  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
+  options.precision = precision;
   ck_ok(ek_gpt_create(&gpt, o));
   entropy.classes = VOCABULARY;
   if (!o->fused_loss) ck_ok(ek_cross_entropy_create(&loss, &entropy));
   ck_ok(ek_sgd_create(&optimizer, NULL));
-  ck_ok(ek_trainer_open(&trainer, SPEC, gpt, loss, optimizer, NULL));
+  ck_ok(ek_trainer_open(&trainer, SPEC, gpt, loss, optimizer, &options));
   ek_optimizer_free(optimizer);
   ek_criterion_free(loss);
   ek_module_free(gpt);
@@ -387,10 +420,10 @@ static ek_trainer *open_gpt(const ek_gpt_options *o) {
 }
 
 /* How many products of a step, forward, backward and update, have rows beside 16 bytes. */
-static unsigned long unaligned_in_a_step(const ek_gpt_options *o) {
+static unsigned long unaligned_in_a_step(const ek_gpt_options *o, ek_type precision) {
   int32_t tokens[SAMPLES * TOKENS];
   const ek_tensor batch = batch_of(tokens);
-  ek_trainer *trainer = open_gpt(o);
+  ek_trainer *trainer = open_gpt(o, precision);
   const unsigned long before = cuemu_unaligned_products();
   ck_ok(ek_trainer_step(NULL, trainer, &batch, 1, &batch, 1));
   const unsigned long after = cuemu_unaligned_products();
@@ -406,12 +439,16 @@ START_TEST(rows_of_logits_are_aligned) {
   o.width = WIDTH;
   o.layers = 0;
   o.heads = 1;
-  ck_assert_uint_eq(unaligned_in_a_step(&o), 3);
-  o.logits_columns = ek_tensor_aligned_columns(VOCABULARY, EK_F32);
-  ck_assert_uint_eq(unaligned_in_a_step(&o), 0);
-  o.logits_columns = 0;
-  o.fused_loss = true;
-  ck_assert_uint_eq(unaligned_in_a_step(&o), 0);
+  for (int type = 0; type < FUSED_TYPES; type++) {
+    o.fused_loss = false;
+    o.logits_columns = 0;
+    ck_assert_uint_eq(unaligned_in_a_step(&o, fused_types[type]), 3);
+    o.logits_columns = ek_tensor_aligned_columns(VOCABULARY, fused_types[type]);
+    ck_assert_uint_eq(unaligned_in_a_step(&o, fused_types[type]), 0);
+    o.logits_columns = 0;
+    o.fused_loss = true;
+    ck_assert_uint_eq(unaligned_in_a_step(&o, fused_types[type]), 0);
+  }
 }
 END_TEST
 
@@ -432,7 +469,7 @@ START_TEST(prepared_steps_time_nothing) {
   o.dropout = 0.25;
   o.fused_loss = _i / 2 == 1;
   offer_algorithms(4);
-  ek_trainer *trainer = open_gpt(&o);
+  ek_trainer *trainer = open_gpt(&o, EK_F32);
   if (_i % 2 == 1) ck_ok(ek_trainer_prepare(trainer, &batch, 1, &batch, 1));
   for (int i = 0; i < STEPS; i++) {
     const unsigned long before = counts_now().products;
@@ -456,6 +493,8 @@ static Suite *make_suite(void) {
   tcase_add_test(operations, ineligible);
   tcase_add_loop_test(operations, no_algorithm, 0, 2 * FUSED_TYPES);
   tcase_add_loop_test(operations, epilogues_are_timed, 0, sizeof timed / sizeof timed[0]);
+  tcase_add_loop_test(operations, slow_epilogues_are_not_used, 0,
+                      sizeof slow_ones / sizeof slow_ones[0]);
   tcase_add_loop_test(operations, the_fastest_algorithm, 0, sizeof races / sizeof races[0]);
   tcase_add_test(operations, a_sum_is_not_timed);
   tcase_add_loop_test(operations, refused_algorithms, 0, sizeof wrong / sizeof wrong[0]);

@@ -105,13 +105,17 @@ static ek_status one_by_one(bool *done, void *raw) {
   const struct sample *it = raw;
   const struct ek__matmul_args *args = &it->product;
   const bool sums = it->epilogue == EK__EPILOGUE_SUMS;
-  const bool half = ek__cuda_is_half(args->types.value);
-  const struct ek__cuda_product what = {.args = args, .epilogue = CUBLASLT_EPILOGUE_DEFAULT};
+  const bool gelu_of_half =
+      it->epilogue == EK__EPILOGUE_GELU && ek__cuda_is_half(args->types.value);
+  const struct ek__cuda_product what = {
+      .args = args, /* of 16 bits it adds the bias, as it is rounded once */
+      .epilogue = gelu_of_half ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT,
+      .vector = gelu_of_half ? it->bias : NULL};
   const struct ek__activation_args gelu = {.kind = EK_ACTIVATION_GELU,
                                            .y = args->c,
                                            .x = it->epilogue == EK__EPILOGUE_GELU ? args->c
                                                                                   : it->pre,
-                                           .bias = half ? NULL : it->bias, /* with the product */
+                                           .bias = gelu_of_half ? NULL : it->bias,
                                            .dy = args->c,
                                            .rows = args->m,
                                            .columns = args->n,
