@@ -34,6 +34,19 @@ __device__ __forceinline__ float row_sum(float x) {
   return x + __shfl_xor_sync(ALL_LANES, x, 2);
 }
 
+/* Calls f(row, column, element of `score`) for each of a lane's scores; row and column count from those of
+ * its first. */
+template <class s, class F> __device__ __forceinline__ void each_score(F f) {
+  EK_UNROLL
+  for (int i = 0; i < s::STRIPS; i++) {
+    EK_UNROLL
+    for (int n = 0; n < s::COLUMNS / 8; n++) {
+      EK_UNROLL
+      for (int e = 0; e < 4; e++) f(16 * i + e / 2 * 8, 8 * n + e % 2, i, n, e);
+    }
+  }
+}
+
 /* What is known of a warp's rows so far; powers of two. */
 template <class s> struct warp_rows {
   float largest[s::STRIPS][2], sum[s::STRIPS][2];
@@ -56,34 +69,27 @@ template <class s> struct warp_rows {
     }
   }
 
-  /* Scores become the rows' exponentials. `query` and `key` are the lane's first of each; where it is
-   * `masked`, a key after its query counts for nothing. */
-  __device__ __forceinline__ void take(scores_of<s> &score, int64_t query, int64_t key, bool masked,
-                                       float scale) {
+  /* Scores, which are multiplied with `scale`, become the rows' exponentials. */
+  __device__ __forceinline__ void take(scores_of<s> &score, float scale) {
     EK_UNROLL
     for (int i = 0; i < s::STRIPS; i++) {
       EK_UNROLL
       for (int h = 0; h < 2; h++) {
-        float most = largest[i][h], added = 0;
+        float most = -INFINITY, added = 0;
         EK_UNROLL
         for (int n = 0; n < s::COLUMNS / 8; n++) {
           EK_UNROLL
-          for (int e = 0; e < 2; e++) {
-            float &x = score[i][n][2 * h + e];
-            x *= scale;
-            if (masked && key + 8 * n + e > query + 16 * i + 8 * h) x = -INFINITY;
-            most = fmaxf(most, x);
-          }
+          for (int e = 0; e < 2; e++) most = fmaxf(most, score[i][n][2 * h + e]);
         }
-        most = row_max(most);
-        const float base = most == -INFINITY ? 0.0f : most; /* -inf less -inf is no number */
-        const float kept = exp2f(largest[i][h] - base);     /* 0 in the first tile */
+        most = fmaxf(largest[i][h], row_max(most) * scale);
+        const float base = most == -INFINITY ? 0.0f : most;  /* -inf less -inf is no number */
+        const float kept = power_of_2(largest[i][h] - base); /* 0 in the first tile */
         EK_UNROLL
         for (int n = 0; n < s::COLUMNS / 8; n++) {
           EK_UNROLL
           for (int e = 0; e < 2; e++) {
             float &x = score[i][n][2 * h + e];
-            x = exp2f(x - base);
+            x = power_of_2(fmaf(x, scale, -base));
             added += x;
           }
         }
@@ -142,10 +148,13 @@ __global__ void __launch_bounds__(s::THREADS) warp_forward_kernel(attended<T> a)
       fetch_tile<s, s::COLUMNS>(keys, k, a.stride(), key + s::COLUMNS, a);
     }
     copy_commit();
-    if (sees) {
-      const bool masked = key + s::COLUMNS - 1 > low;
-      rows.take(score, low + at.g, key + 2 * at.t, masked, scale);
+    if (sees && key + s::COLUMNS - 1 > low) { /* a key after its query counts for nothing */
+      const int ahead = (int)(key + 2 * at.t - low - at.g);
+      each_score<s>([&](int row, int column, int i, int n, int e) {
+        if (ahead + column > row) score[i][n][e] = -INFINITY;
+      });
     }
+    if (sees) rows.take(score, scale);
     copy_wait<1>();
     round_tile<s, s::COLUMNS>(values);
     __syncthreads();
@@ -194,32 +203,34 @@ template <class s> struct warp_places {
   }
 };
 
-/* Begins to copy lse and delta of the queries from `first` on; zeros where there are none. */
+/* Begins to copy lse and delta of the queries from `first` on, which those of a head are at; zeros where
+ * there are none. */
 template <class s, class T = typename s::T>
-__device__ __forceinline__ void fetch_queries_terms(const warp_places<s> &at, int64_t head,
-                                                    int64_t first, const attended<T> &a) {
-  for (int i = (int)threadIdx.x; i < 2 * s::COLUMNS; i += s::THREADS) {
-    const int column = i % s::COLUMNS;
-    const int64_t row = first + column;
-    const bool there = row < a.tokens;
-    if (i < s::COLUMNS) {
-      copy_async<4>(at.lse + column, a.lse + a.in_lse(head) + (there ? row : 0), there);
-    } else if (sizeof(T) == sizeof(float) || a.wide) { /* aligned */
-      copy_async<4>(at.delta + column, a.delta_place(head, there ? row : 0), there);
-    } else {
-      at.delta[column] = there ? a.delta(head, row) : 0.0f;
-    }
+__device__ __forceinline__ void fetch_queries_terms(const warp_places<s> &at, const float *lse,
+                                                    const T *delta, int64_t head, int64_t first,
+                                                    const attended<T> &a) {
+  static_assert(2 * s::COLUMNS <= s::THREADS, "a thread has one of them, or none");
+  const int column = (int)threadIdx.x % s::COLUMNS;
+  const int64_t row = first + column;
+  const bool there = row < a.tokens;
+  if ((int)threadIdx.x < s::COLUMNS) {
+    copy_async<4>(at.lse + column, lse + (there ? row : 0), there);
+  } else if ((int)threadIdx.x >= 2 * s::COLUMNS) {
+    return;
+  } else if (sizeof(T) == sizeof(float) || a.wide) { /* aligned */
+    copy_async<4>(at.delta + column, delta + (there ? row : 0) * a.stride(), there);
+  } else {
+    at.delta[column] = there ? a.delta(head, row) : 0.0f;
   }
 }
 
-/* lse in powers of two, and delta, of a lane's queries. */
+/* lse in powers of two, and delta times the scale, of a lane's queries. */
 template <int N> struct terms_of { float lse[N], delta[N]; };
 
-/* p and ds of one pair of tokens from q.k and dout.v; both 0 unless the query sees the key. */
-__device__ __forceinline__ void warp_pair(float *p, float *ds, float scale, float lse, float delta,
-                                          bool seen) {
-  const float probability = seen ? exp2f(*p * (scale * LOG2_E) - lse) : 0.0f;
-  *ds = seen ? probability * (*ds - delta) * scale : 0.0f;
+/* p and ds of one pair of tokens from q.k and dout.v. */
+__device__ __forceinline__ void warp_pair(float *p, float *ds, float scale, float lse, float delta) {
+  const float probability = power_of_2(fmaf(*p, scale * LOG2_E, -lse));
+  *ds = probability * fmaf(*ds, scale, -delta);
   *p = probability;
 }
 
@@ -241,10 +252,12 @@ __global__ void __launch_bounds__(s::THREADS) warp_backward_kernel(attended<T> a
   const operand<T> dout = {a.dout + a.in_out(head), a.channels()};
   const operand<T> own[2] = {Keys ? k : q, Keys ? v : dout};
   const operand<T> walked[2] = {Keys ? q : k, Keys ? dout : v};
+  const float *const lse = a.lse + a.in_lse(head);
+  const T *const delta = a.delta_place(head, 0);
   const auto fetch = [&](int i, int64_t other) {
     if (other < past) {
       fetch_tile<s, s::COLUMNS>(tile.other[i], walked[i].from, walked[i].stride, other, a);
-      if (Keys && i == 0) fetch_queries_terms<s>(tile, head, other, a);
+      if (Keys && i == 0) fetch_queries_terms<s>(tile, lse, delta, head, other, a);
     }
     copy_commit();
   };
@@ -255,8 +268,8 @@ __global__ void __launch_bounds__(s::THREADS) warp_backward_kernel(attended<T> a
     for (int h = 0; h < 2; h++) {
       const int64_t row = low + at.g + 16 * i + 8 * h;
       const bool there = row < a.tokens;
-      mine[i].lse[h] = there ? a.lse[a.in_lse(head) + row] * LOG2_E : 0.0f;
-      mine[i].delta[h] = there ? a.delta(head, row) : 0.0f;
+      mine[i].lse[h] = there ? lse[row] * LOG2_E : 0.0f;
+      mine[i].delta[h] = there ? a.delta(head, row) * a.scale : 0.0f;
     }
   }
   constexpr int SUMS = What == (DK | DV) ? 2 : 1;
@@ -290,22 +303,31 @@ __global__ void __launch_bounds__(s::THREADS) warp_backward_kernel(attended<T> a
       dot_tiles<s>(p, tile.own[0], tile.other[0], at);
       EK_UNROLL
       for (int n = 0; n < s::COLUMNS / 8; n++) {
-        const int column = 8 * n + 2 * at.t;
         EK_UNROLL
         for (int e = 0; e < 2; e++) {
-          const float lse = Keys ? tile.lse[column + e] * LOG2_E : 0.0f;
-          const float delta = Keys ? tile.delta[column + e] : 0.0f;
+          const int column = 8 * n + 2 * at.t + e;
+          const float its_lse = Keys ? tile.lse[column] * LOG2_E : 0.0f;
+          const float its_delta = Keys ? tile.delta[column] * a.scale : 0.0f;
           EK_UNROLL
           for (int i = 0; i < s::STRIPS; i++) {
             EK_UNROLL
             for (int h = 0; h < 2; h++) {
-              const int64_t row = low + at.g + 16 * i + 8 * h, token = other + column + e;
-              const bool seen = !masked || (Keys ? row <= token && token < a.tokens : token <= row);
               warp_pair(&p[i][n][2 * h + e], &ds[i][n][2 * h + e], a.scale,
-                        Keys ? lse : mine[i].lse[h], Keys ? delta : mine[i].delta[h], seen);
+                        Keys ? its_lse : mine[i].lse[h], Keys ? its_delta : mine[i].delta[h]);
             }
           }
         }
+      }
+      if (masked) { /* what a query does not see is 0, whatever its numbers are */
+        const int64_t after = (low + at.g - other - 2 * at.t) * (Keys ? 1 : -1);
+        const int ahead = after < -s::ROWS ? -s::ROWS : (int)after; /* what is further sees all */
+        const int64_t left = a.tokens - other - 2 * at.t;
+        const int there = left < s::COLUMNS ? (int)left : s::COLUMNS;
+        each_score<s>([&](int row, int column, int i, int n, int e) {
+          if (Keys ? ahead + row > column || column >= there : ahead + column > row) {
+            p[i][n][e] = ds[i][n][e] = 0;
+          }
+        });
       }
     }
     if constexpr (Keys) {

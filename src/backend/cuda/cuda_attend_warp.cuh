@@ -135,43 +135,51 @@ template <class s> using sums_of = float[s::STRIPS][s::WIDTH / 8][4];
 
 /* ---- tiles ---- */
 
-/* Calls f(word of the tile, row, element of the row) for each 16 bytes that are this thread's: those of
- * one column. */
-template <class s, int ROWS, class F> __device__ __forceinline__ void each_piece(F f) {
-  constexpr int PIECES = s::WORDS / 4, STEP = s::THREADS / PIECES;
-  static_assert(s::THREADS % PIECES == 0 && ROWS % STEP == 0, "all threads have as many");
-  const int word = (int)threadIdx.x % PIECES * 4, first = (int)threadIdx.x / PIECES;
-  EK_UNROLL_BY(4)
-  for (int row = first; row < ROWS; row += STEP) {
-    f(row * s::STRIDE + word, row, word * s::precision::PER_WORD);
+/* The 16 bytes of a tile's row that are this thread's, of every STEP-th row from its first on. */
+template <class s> struct piece_of_row {
+  static constexpr int PIECES = s::WORDS / 4, STEP = s::THREADS / PIECES;
+  int word, row;
+  __device__ piece_of_row() : word((int)threadIdx.x % PIECES * 4), row((int)threadIdx.x / PIECES) {}
+
+  /* Calls f(word of the tile, row) for each. */
+  template <int ROWS, class F> __device__ __forceinline__ void each(F f) const {
+    static_assert(s::THREADS % PIECES == 0 && ROWS % STEP == 0, "all threads have as many");
+    EK_UNROLL_BY(4)
+    for (int r = 0; r < ROWS; r += STEP) f((row + r) * s::STRIDE + word, row + r);
   }
-}
+};
 
 /* Begins to copy rows first .. of a head at `from`, zeros where there are none; see round_tile(). */
 template <class s, int ROWS, class T = typename s::T>
 __device__ __forceinline__ void fetch_tile(unsigned *tile, const T *from, int64_t stride,
                                            int64_t first, const attended<T> &a) {
-  const T *const base = from + first * stride;
-  const int rows = (int)(a.tokens - first < ROWS ? a.tokens - first : ROWS); /* there are */
-  each_piece<s, ROWS>([&](int at, int row, int column) {
-    const bool there = row < rows && column < a.width;
-    const T *p = base + row * stride + column;
-    if (a.wide) {
-      copy_async<16>(tile + at, there ? p : from, there);
-      return;
-    }
+  const piece_of_row<s> piece;
+  const int column = piece.word * s::precision::PER_WORD;
+  const int64_t left = a.tokens - first;
+  const int rows = column >= a.width ? 0 : left < ROWS ? (int)left : ROWS; /* there are */
+  const int64_t step = stride * piece.STEP;
+  const T *p = from + (first + piece.row) * stride + column;
+  if (a.wide) {
+    piece.template each<ROWS>([&](int at, int row) {
+      copy_async<16>(tile + at, row < rows ? p : from, row < rows);
+      p += step;
+    });
+    return;
+  }
+  piece.template each<ROWS>([&](int at, int row) {
     pack<T, PACK<T>> value = {};
     for (int j = 0; j < PACK<T>; j++) {
-      if (there && column + j < a.width) value.at[j] = p[j];
+      if (row < rows && column + j < a.width) value.at[j] = p[j];
     }
     memcpy(tile + at, &value, sizeof value);
+    p += step;
   });
 }
 
 /* What this thread has copied becomes operands: after copy_wait(), before the barrier. */
 template <class s, int ROWS> __device__ __forceinline__ void round_tile(unsigned *tile) {
   if constexpr (!s::precision::ROUNDS) return;
-  each_piece<s, ROWS>([&](int at, int, int) {
+  piece_of_row<s>().template each<ROWS>([&](int at, int) {
     pack<unsigned, 4> words = load<4>(tile + at);
     EK_UNROLL
     for (int j = 0; j < 4; j++) words.at[j] = s::precision::operand(words.at[j]);
@@ -196,7 +204,7 @@ __device__ __forceinline__ void dot_tiles(scores_of<s> &score, const unsigned *r
       for (int e = 0; e < 4; e++) score[i][n][e] = 0;
     }
   }
-  EK_UNROLL_BY(1)
+  EK_UNROLL_BY(4)
   for (int k = 0; k < s::WORDS; k += 8) {
     unsigned a[s::STRIPS][4];
     EK_UNROLL
@@ -270,8 +278,9 @@ __device__ __forceinline__ void put_tile(T *to, int64_t stride, int64_t first,
   }
   __syncwarp();
   EK_UNROLL_BY(4)
-  for (int i = at.lane; i < s::STRIPS * 16 * PIECES; i += (int)WARP) {
-    const int row = i / PIECES, word = i % PIECES * 4, column = word * PER_WORD;
+  for (int i = 0; i < s::STRIPS * 16 * PIECES; i += (int)WARP) {
+    const int piece = i + at.lane, row = piece / PIECES, word = piece % PIECES * 4;
+    const int column = word * PER_WORD;
     const int64_t token = first + at.row + row;
     if (token >= a.tokens || column >= a.width) continue;
     pack<T, PACK<T>> value;

@@ -1,7 +1,7 @@
 /*
  * cuda_inline.cuh - the instructions that are written by hand, because C++ has no words for them:
- * copies into shared memory that nobody waits for, and, by a whole warp, small matrices read from there and
- * multiplied.
+ * copies into shared memory that nobody waits for, by a whole warp small matrices read from there and
+ * multiplied, and a power of two.
  *
  * On a GPU each is one instruction of PTX. A stand-in for the runtime defines the macros below in its
  * <cuda_runtime.h>, as it defines EK_LAUNCH, and so every kernel is one source: nothing above this
@@ -12,6 +12,7 @@
  *   EK_LOAD_MATRICES(x, row)                EK_LOAD_TRANSPOSED(x, row)
  *   EK_ROUND_TF32(x)                        EK_MULTIPLY_TF32(d, a, b)
  *   EK_MULTIPLY_BF16(d, a, b)               EK_MULTIPLY_F16(d, a, b)
+ *   EK_POWER_OF_2(x)
  */
 #ifndef EK_CUDA_INLINE_CUH
 #define EK_CUDA_INLINE_CUH
@@ -89,6 +90,20 @@ __device__ __forceinline__ void load_transposed(unsigned *x, const unsigned *row
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
                : "r"((unsigned)__cvta_generic_to_shared(row))
                : "memory");
+#endif
+}
+
+/* ---- powers of two ---- */
+
+/* 2^x, or 0 where that is below the smallest normal number: one instruction where exp2f(), which is as
+ * exact above that (2 units of the last place), has four. */
+__device__ __forceinline__ float power_of_2(float x) {
+#ifdef EK_POWER_OF_2
+  return EK_POWER_OF_2(x);
+#else
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
 #endif
 }
 

@@ -177,6 +177,12 @@ static inline uint32_t round_tf32(float x) {
   return (word + 0x1000u) & ~0x1FFFu;
 }
 
+/* ex2.approx.ftz.f32 */
+static inline float power_of_2(float x) {
+  const float result = exp2f(x);
+  return result < 0x1p-126f ? 0.0f : result;
+}
+
 enum precision { TF32, BF16, F16 };
 
 struct operands { /* src/multiply.c */
@@ -210,6 +216,7 @@ static inline void load_matrices(bool transposed, uint32_t *x, const uint32_t *r
 } // namespace cuemu
 
 #define EK_ROUND_TF32(x) cuemu::round_tf32(x)
+#define EK_POWER_OF_2(x) cuemu::power_of_2(x)
 #define EK_MULTIPLY_TF32(d, a, b) cuemu::multiply(cuemu::TF32, d, a, b)
 #define EK_MULTIPLY_BF16(d, a, b) cuemu::multiply(cuemu::BF16, d, a, b)
 #define EK_MULTIPLY_F16(d, a, b) cuemu::multiply(cuemu::F16, d, a, b)
