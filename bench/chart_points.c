@@ -65,20 +65,23 @@ static bool overlap(struct box a, struct box b) {
          b.top < a.top + a.height;
 }
 
-/* Boxes of points come first in `taken`. Returns the offset from the point to the text's middle. */
+/* Boxes of points and axes come first in `taken`. Returns the offset from the point to the text's middle:
+ * beside it, or a step further away where that is not free. */
 static void place_number(double *dx, double *dy, double x, double y, struct box *taken,
                          size_t *count) {
   static const double places[][2] = {{14, 0},   {-14, 0},   {0, -13}, {0, 13},
                                      {12, -11}, {-12, -11}, {12, 11}, {-12, 11}};
-  enum { PLACES = sizeof places / sizeof places[0] };
+  enum { NEAR = sizeof places / sizeof places[0], PLACES = 2 * NEAR };
   for (int i = 0; i < PLACES; i++) {
-    const struct box box = {x + places[i][0] - NUMBER_WIDTH / 2.0,
-                            y + places[i][1] - NUMBER_HEIGHT / 2.0, NUMBER_WIDTH, NUMBER_HEIGHT};
+    const double far = i < NEAR ? 1 : 1.8;
+    const struct box box = {x + far * places[i % NEAR][0] - NUMBER_WIDTH / 2.0,
+                            y + far * places[i % NEAR][1] - NUMBER_HEIGHT / 2.0, NUMBER_WIDTH,
+                            NUMBER_HEIGHT};
     bool free_there = true;
     for (size_t k = 0; k < *count && free_there; k++) free_there = !overlap(box, taken[k]);
     if (!free_there && i + 1 < PLACES) continue;
-    *dx = places[free_there ? i : 0][0];
-    *dy = places[free_there ? i : 0][1];
+    *dx = free_there ? far * places[i % NEAR][0] : places[0][0];
+    *dy = free_there ? far * places[i % NEAR][1] : places[0][1];
     taken[(*count)++] = box;
     return;
   }
@@ -172,8 +175,10 @@ void chart_points(FILE *file, const struct chart *chart, const char *x_name, con
   chart__begin(file, chart, true, HEIGHT);
   write_axes(file, &plane, x_name, y_name);
   write_front(file, &plane, points, count);
-  struct box *taken = need_memory(2 * count, sizeof *taken);
+  struct box *taken = need_memory(2 * count + 2, sizeof *taken);
   size_t used = 0;
+  taken[used++] = (struct box){0, TOP + PLOT + 2, NARROW, HEIGHT}; /* the axes' numbers */
+  taken[used++] = (struct box){0, 0, NARROW * LEFT / 100.0 - 2, HEIGHT};
   for (size_t i = 0; i < count; i++) {
     if (!is_there(&points[i])) continue;
     taken[used++] = (struct box){NARROW * across(&plane, points[i].x.value) / 100 - RADIUS,
