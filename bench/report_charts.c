@@ -107,12 +107,15 @@ static const char *text_of(const json_t *object, const char *key) {
   return text == NULL ? "" : text;
 }
 
-/* A run's member, and its precision if that is not f32. */
+/* A run's member, and its precision if that is not f32, or if runs of several are on the page. */
 enum { NAME_TEXT = 160 };
-static const char *name_of(char buffer[NAME_TEXT], const json_t *run, const char *key) {
+static const char *name_of(char buffer[NAME_TEXT], const json_t *root, const json_t *run,
+                           const char *key) {
   const char *precision = text_of(run, "precision");
-  const bool plain = precision[0] == '\0' || strcmp(precision, "f32") == 0;
-  (void)snprintf(buffer, NAME_TEXT, plain ? "%.100s" : "%.100s, %.20s", text_of(run, key), precision);
+  const json_t *all = json_object_get(json_object_get(root, "config"), "precisions");
+  const bool plain = json_array_size(all) < 2 && strcmp(precision, "f32") == 0;
+  (void)snprintf(buffer, NAME_TEXT, plain || precision[0] == '\0' ? "%.100s" : "%.100s, %.20s",
+                 text_of(run, key), precision);
   return buffer;
 }
 
@@ -166,7 +169,7 @@ static void write_memory(FILE *file, const json_t *root, const json_t *runs,
     const json_t *run = json_array_get(runs, r);
     char title[256], description[256], text[CHART_TEXT], name[NAME_TEXT];
     (void)snprintf(title, sizeof title, "Peak memory by device and category, mode %s",
-                   name_of(name, run, "mode"));
+                   name_of(name, root, run, "mode"));
     (void)snprintf(description, sizeof description,
                    "A stacked bar for each of %zu devices; device 0 holds %s. The numbers are in "
                    "the table below.",
@@ -237,7 +240,7 @@ static void write_timeline(FILE *file, const json_t *root, size_t r, const char 
     (void)snprintf(curves[k].path, sizeof curves[k].path, "runs.%zu.timeline.devices.%zu", r, k);
   }
   time.curves = curves;
-  char title[128], description[256];
+  char title[256], description[256];
   (void)snprintf(title, sizeof title, "Memory of each device over one step, mode %s", mode);
   (void)snprintf(description, sizeof description,
                  "A curve for each of %zu devices over the parts of a step: forward, loss, "
@@ -261,7 +264,9 @@ static void write_areas(FILE *file, const json_t *root, size_t r, size_t device,
   struct chart_time time;
   struct chart_phase *bands = start_timeline(&time, root, r, most);
   struct chart_area *areas = need_memory(json_object_size(categories), sizeof *areas);
-  const char *key = NULL, *mode = text_of(json_array_get(json_object_get(root, "runs"), r), "mode");
+  const char *key = NULL;
+  char mode[NAME_TEXT];
+  (void)name_of(mode, root, json_array_get(json_object_get(root, "runs"), r), "mode");
   json_t *value = NULL;
   json_object_foreach((json_t *)categories, key, value) {
     areas[time.area_count++] = (struct chart_area){key, value};
@@ -269,7 +274,7 @@ static void write_areas(FILE *file, const json_t *root, size_t r, size_t device,
   time.areas = areas;
   time.area_x = json_object_get(curve, "seconds");
   (void)snprintf(time.area_path, sizeof time.area_path, "runs.%zu.timeline.devices.%zu", r, device);
-  char title[128], description[256];
+  char title[256], description[256];
   (void)snprintf(title, sizeof title, "Memory of device %zu by category over one step, mode %s",
                  device, mode);
   (void)snprintf(description, sizeof description,
@@ -334,7 +339,7 @@ static double write_timelines(FILE *file, const json_t *root, const json_t *runs
     const json_t *run = json_array_get(runs, r);
     if (!json_is_object(json_object_get(run, "timeline"))) continue;
     char name[NAME_TEXT];
-    write_timeline(file, root, r, name_of(name, run, "mode"), most * 1.04);
+    write_timeline(file, root, r, name_of(name, root, run, "mode"), most * 1.04);
   }
   fputs("</div>\n", file);
   return most * 1.04;
@@ -365,7 +370,7 @@ static struct rows step_rows(const json_t *root, const json_t *runs, const char 
     char path[96], text[CHART_TEXT], name[NAME_TEXT];
     (void)snprintf(path, sizeof path, "runs.%zu.split_seconds", r);
     fill_parts(row, root, path, json_object_get(run, "split_seconds"), NULL, NULL);
-    (void)snprintf(row->label, sizeof row->label, "%s", name_of(name, run, "spec"));
+    (void)snprintf(row->label, sizeof row->label, "%s", name_of(name, root, run, "spec"));
     row->mark_name = "whole step";
     row->mark = chart_number(root, "runs.%zu.step_seconds.median", r);
     const double speed = chart_number(root, "runs.%zu.tokens_per_second", r).value;
@@ -414,10 +419,18 @@ void charts_step(FILE *file, const json_t *root) {
 /* ---- techniques ---- */
 
 /* What a row is called: with its mode, where there are several. */
-static void technique_name(char *buffer, size_t size, const json_t *run, bool several) {
+static void technique_name(char buffer[NAME_TEXT], const json_t *root, const json_t *run,
+                           bool several) {
   char name[NAME_TEXT];
-  (void)snprintf(buffer, size, several ? "%s, %s" : "%s", name_of(name, run, "technique"),
-                 text_of(run, "mode"));
+  (void)snprintf(buffer, NAME_TEXT, several ? "%.110s, %.40s" : "%.110s",
+                 name_of(name, root, run, "technique"), text_of(run, "mode"));
+}
+
+/* Ratios are to `plain` of the same mode and precision, with which each block of rows begins: a block
+ * is a chart of its own, and its rows are numbered from 1. */
+static bool begins_block(const json_t *runs, size_t r) {
+  return r == 0 || strcmp(text_of(json_array_get(runs, r), "technique"),
+                          text_of(json_array_get(runs, 0), "technique")) == 0;
 }
 
 static void write_key(FILE *file, const struct chart_point *points, size_t count) {
@@ -434,46 +447,68 @@ static void write_key(FILE *file, const struct chart_point *points, size_t count
   fputs("</ol>\n", file);
 }
 
-static void write_plane(FILE *file, const json_t *root, const json_t *runs, bool several) {
-  const size_t count = json_array_size(runs);
+/* Rows `first` to `last` - 1. */
+static void write_block(FILE *file, const json_t *root, const json_t *runs, size_t first,
+                        size_t last, bool several) {
+  const size_t count = last - first;
+  const bool alone = count == json_array_size(runs);
   struct chart_point *points = need_memory(count, sizeof *points);
-  char(*names)[96] = need_memory(count, sizeof *names);
-  bool any = false;
-  for (size_t r = 0; r < count; r++) {
-    technique_name(names[r], sizeof names[r], json_array_get(runs, r), several);
-    points[r].name = names[r];
-    points[r].x = chart_number(root, "runs.%zu.memory_ratio", r);
-    points[r].y = chart_number(root, "runs.%zu.speed_ratio", r);
-    any = any || isfinite(points[r].y.value);
+  char(*names)[NAME_TEXT] = need_memory(count, sizeof *names);
+  char block[NAME_TEXT], title[256];
+  for (size_t i = 0; i < count; i++) {
+    technique_name(names[i], root, json_array_get(runs, first + i), several);
+    points[i].name = names[i];
+    points[i].x = chart_number(root, "runs.%zu.memory_ratio", first + i);
+    points[i].y = chart_number(root, "runs.%zu.speed_ratio", first + i);
   }
-  if (any) {
-    chart_find_best(points, count);
-    write_heading(file, "Memory against speed",
-                  "Ratios to plain, of the fullest device. Up is faster, left is smaller. The line "
-                  "leads along what nothing else beats in both.");
-    const struct chart chart = {"Peak memory against speed of each technique",
-                                "Numbered points; the list below has their names and numbers.",
-                                CHART_TIMES};
-    fputs("<figure>\n", file);
-    chart_points(file, &chart, "peak memory, times plain", "speed, times plain", points, count);
-    fputs("</figure>\n", file);
-    write_key(file, points, count);
+  chart_find_best(points, count);
+  (void)name_of(block, root, json_array_get(runs, first), "mode");
+  (void)snprintf(title, sizeof title, "Peak memory against speed of each technique, %s", block);
+  const struct chart chart = {title, "Numbered points; the list below has their names and numbers.",
+                              CHART_TIMES};
+  fputs("<figure>\n", file);
+  if (!alone) {
+    fputs("<h3>", file);
+    html_text(file, block);
+    fputs("</h3>\n", file);
   }
+  chart_points(file, &chart, "peak memory, times plain", "speed, times plain", points, count);
+  write_key(file, points, count);
+  fputs("</figure>\n", file);
   free(names);
   free(points);
 }
 
+static void write_planes(FILE *file, const json_t *root, const json_t *runs, bool several) {
+  const size_t count = json_array_size(runs);
+  bool any = false;
+  for (size_t r = 0; r < count; r++) {
+    any = any || isfinite(chart_number(root, "runs.%zu.speed_ratio", r).value);
+  }
+  if (!any) return;
+  write_heading(file, "Memory against speed",
+                "Ratios to plain in the same mode and precision, of the fullest device. Up is "
+                "faster, left is smaller. The line leads along what nothing else beats in both.");
+  for (size_t first = 0, last; first < count; first = last) {
+    for (last = first + 1; last < count && !begins_block(runs, last);) last++;
+    write_block(file, root, runs, first, last, several);
+  }
+}
+
 static struct rows technique_rows(const json_t *root, const json_t *runs, bool several) {
   struct rows rows = rows_create(json_array_size(runs));
+  size_t number = 0;
   for (size_t r = 0; r < rows.count; r++) {
     const json_t *run = json_array_get(runs, r);
     struct chart_row *row = &rows.rows[r];
-    char path[96], unused[96], name[64];
+    char path[96], unused[96], name[NAME_TEXT];
+    number = begins_block(runs, r) ? 1 : number + 1;
     (void)snprintf(path, sizeof path, "runs.%zu.categories_at_peak", r);
     (void)snprintf(unused, sizeof unused, "runs.%zu.unused_at_peak_bytes", r);
     fill_parts(row, root, path, json_object_get(run, "categories_at_peak"), "unused", unused);
-    technique_name(name, sizeof name, run, several);
-    (void)snprintf(row->label, sizeof row->label, "%zu %s", r + 1, name);
+    technique_name(name, root, run, several);
+    (void)snprintf(row->label, sizeof row->label, "%zu %.*s", number, (int)sizeof row->label - 24,
+                   name);
     row->mark_name = "planned";
     row->mark = chart_number(root, "runs.%zu.planned_peak_bytes", r);
     if (json_is_null(json_object_get(run, "peak_bytes"))) {
@@ -497,7 +532,7 @@ void charts_techniques(FILE *file, const json_t *root) {
   const json_t *runs = json_object_get(root, "runs");
   const json_t *modes = json_object_get(json_object_get(root, "config"), "modes");
   const bool several = json_array_size(modes) > 1;
-  write_plane(file, root, runs, several);
+  write_planes(file, root, runs, several);
   struct rows rows = technique_rows(root, runs, several);
   const struct chart chart = {"Peak memory of each technique by category",
                               "A stacked bar for each; the numbers are in the table below.",
@@ -522,7 +557,7 @@ void charts_max_batch(FILE *file, const json_t *root) {
     row->mark_name = "planned";
     row->mark = chart_number(root, "runs.%zu.planned_max_batch", r);
     row->parts[0] = (struct chart_part){"batch", chart_number(root, "runs.%zu.max_batch", r)};
-    (void)snprintf(row->label, sizeof row->label, "%s", name_of(name, run, "mode"));
+    (void)snprintf(row->label, sizeof row->label, "%s", name_of(name, root, run, "mode"));
     const double batch =
         isfinite(row->parts[0].number.value) ? row->parts[0].number.value : row->mark.value;
     const double ratio = chart_number(root, "runs.%zu.times_gather", r).value;

@@ -16,13 +16,18 @@ static const char *text_at(const json_t *json, const char *key) {
   return text == NULL ? "" : text;
 }
 
-/* "quick on cpu:4" */
+/* "quick on cpu:4 . in f32, bf16" */
 static void write_subject(FILE *file, const json_t *config) {
   const json_t *devices = json_object_get(config, "devices");
   html_format(file, "%s on ", text_at(config, "preset"));
   if (json_is_string(devices)) html_text(file, json_string_value(devices));
   for (size_t i = 0; i < json_array_size(devices); i++) {
     html_format(file, "%s%s", i > 0 ? ", " : "", json_string_value(json_array_get(devices, i)));
+  }
+  const json_t *precisions = json_object_get(config, "precisions");
+  for (size_t i = 0; i < json_array_size(precisions); i++) {
+    html_format(file, "%s%s", i > 0 ? ", " : " \xc2\xb7 in ",
+                json_string_value(json_array_get(precisions, i)));
   }
 }
 
@@ -85,10 +90,13 @@ void report_page(FILE *file, const struct report *report, const char *json) {
   const json_t *root = report->json;
   const char *command = text_at(root, "command");
   write_head(file, root, command);
+  bool charts = false;
   for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
-    if (strcmp(kinds[i].command, command) == 0) kinds[i].charts(file, root);
+    if (strcmp(kinds[i].command, command) != 0) continue;
+    kinds[i].charts(file, root);
+    charts = true;
   }
-  fputs("<h2>The same in numbers</h2>\n", file);
+  fputs(charts ? "<h2>The same in numbers</h2>\n" : "<h2>In numbers</h2>\n", file);
   for (size_t i = 0; i < REPORT_TABLES && report->tables[i] != NULL; i++) {
     html_table(file, report->tables[i]);
   }

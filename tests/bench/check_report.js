@@ -30,6 +30,16 @@ function checkReport() {
       say("says " + said[0] + " for " + value, element);
     }
   }
+  // What belongs to a run says its precision, if runs of several are there or it is not f32.
+  const precisions = json.config?.precisions ?? [];
+  for (const element of all("[data-path^='runs.']")) {
+    const precision = json.runs[element.dataset.path.split(".")[1]].precision;
+    if (precisions.length < 2 && precision === "f32") continue;
+    const names = [element.closest("figure")?.querySelector("h3"), element.closest(".row"), element.closest("li")]
+      .map(named => named?.textContent ?? "").concat(element.getAttribute("aria-label") ?? "");
+    if (!names.some(name => name.includes(", " + precision))) say("does not say " + precision, element);
+  }
+  if (precisions.some(p => !document.querySelector("h1 + p")?.textContent.includes(p))) say("the heading lacks a precision");
   // Bars: as long as their numbers, from the left side on, with one scale for a heading's charts.
   const scales = new Map();
   for (const chart of all("svg[role=group]")) {

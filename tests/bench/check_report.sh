@@ -35,13 +35,15 @@ make memory 0 memory "${small[@]}" --devices cpu:3 --data "$data"
 make full 5 memory "${small[@]}" --devices cpu:2@64KiB --micro-batches 2
 make plan 0 memory --preset gpt2-124m --devices plan:8@80GiB
 make step 0 step "${small[@]}" --devices cpu:1 --devices cpu:2
-make techniques 0 techniques "${small[@]}" --steps 1 --devices cpu:2
+make mixed 0 memory "${small[@]}" --devices cpu:2 --modes gather,sharded --precision f32,bf16
+make mixed-step 0 step "${small[@]}" --devices cpu:2 --modes gather,sharded --precision bf16,f16
+make techniques 0 techniques "${small[@]}" --steps 1 --devices cpu:2 --precision f32,f16
 make counted 0 techniques --preset gpt2-124m --devices plan:2 --modes sharded,gather
-make max-batch 0 max-batch --layers 1 --width 16 --heads 2 --seq 16 --vocab 300 --devices cpu:2@200KiB
+make max-batch 0 max-batch --layers 1 --width 16 --heads 2 --seq 16 --vocab 300 --devices cpu:2@200KiB --modes gather,sharded --precision f32,bf16
 make devices 0 devices
-make fit 0 fit "${small[@]}" --devices cpu:2@2MiB --measure=1
+make fit 0 fit "${small[@]}" --devices cpu:2@2MiB --measure=1 --precision bf16
 make too-large 5 fit "${small[@]}" --devices plan:2@64KiB
-pages=(memory full plan step techniques counted max-batch devices fit too-large)
+pages=(memory full plan step mixed mixed-step techniques counted max-batch devices fit too-large)
 
 # The page again with the check in it: errors are counted from the first line on.
 for page in "${pages[@]}"; do
