@@ -30,6 +30,7 @@ declare -A packages_debian=(
   [chromium]=chromium
   [venv]=python3-venv
   [python-headers]=python3-dev
+  [poppler]=poppler-utils
 )
 # What goes missing with it.
 declare -A packages_purpose=(
@@ -50,6 +51,7 @@ declare -A packages_purpose=(
   [chromium]="the test of reports in a browser"
   [venv]="the environment that bench/peers makes for PyTorch 2"
   [python-headers]="what torch.compile makes: the compiled forms of bench/peers"
+  [poppler]="the test of reports in print"
 )
 # What CONTRIBUTING.md tells how to carry to a machine without packages.
 declare -A packages_carriable=([onednn]=1 [jansson]=1 [check]=1)
@@ -113,6 +115,7 @@ packages_have() {
         { command -v pkg-config >/dev/null && pkg-config --exists "$1"; }
       ;;
     libc) packages_compiles stdio.h ;;
+    poppler) command -v pdftotext >/dev/null ;;
     fuzzer) packages_fuzzes ;;
     argp) packages_compiles argp.h ;;
     venv) packages_python 'import ensurepip, venv' ;;
