@@ -25,6 +25,7 @@ struct operand {
   int reach[3]; /* not finite in all results if one element is NaN, +inf, -inf; -1: not tried */
   enum use use;
   ek_type type; /* 0: the rig's */
+  bool sum;     /* that of sums */
   double low, high;
 };
 
@@ -39,6 +40,7 @@ struct operation {
 #define ROW .rows = 1, .columns = C
 #define COLUMN .rows = 1, .columns = R
 #define POSITIVE .low = 0.5, .high = 2
+#define SUM .sum = true
 #define RESULT .use = OUT, .reach = {-1, -1, -1}
 #define ALL(n) .reach = {n, n, n}
 
@@ -91,7 +93,8 @@ CALL(square_norm, ek_op_square_norm(s, t[0], t[1], 1.0))
 CALL(square_norm_anew, ek_op_square_norm(s, t[0], t[1], 0.0))
 CALL(update_sgd, ek_op_sgd(s, t[0], t[1], t[2], &sgd,
                            &(ek_update_scale){.totals = t[3], .square_norm = t[4], .clip_norm = 1}))
-CALL(update_adamw, ek_op_adamw(s, t[0], t[1], t[2], t[3], &adam, &(ek_update_scale){t[4], t[5], 1, NULL}))
+CALL(update_adamw,
+     ek_op_adamw(s, t[0], t[1], t[2], t[3], &adam, &(ek_update_scale){t[4], t[5], 1, NULL}))
 
 /* B x T x 3C and B x heads x T, which a table of rows and columns does not tell. */
 static ek_tensor cube(const ek_tensor *t, int64_t d0, int64_t d1, int64_t d2) {
@@ -118,8 +121,8 @@ static const struct operation operations[] = {
     {"add", add, false, {{MATRIX, RESULT}, {MATRIX, ALL(1)}, {MATRIX, ALL(1)}}},
     {"scale by 0", scale, false, {{MATRIX, RESULT}, {MATRIX, ALL(1)}}},
     {"add_bias", add_bias, false, {{MATRIX, ALL(1), .use = INOUT}, {ROW, ALL(R)}}},
-    {"column_sum", column_sum, false, {{ROW, ALL(1), .use = INOUT}, {MATRIX, ALL(1)}}},
-    {"column_sum, beta 0", column_sum_anew, false, {{ROW, RESULT}, {MATRIX, ALL(1)}}},
+    {"column_sum", column_sum, false, {{ROW, SUM, ALL(1), .use = INOUT}, {MATRIX, ALL(1)}}},
+    {"column_sum, beta 0", column_sum_anew, false, {{ROW, SUM, RESULT}, {MATRIX, ALL(1)}}},
     {"gelu_forward", gelu_forward, false, {{MATRIX, RESULT}, {MATRIX, ALL(1)}}},
     {"gelu_forward with bias",
      gelu_bias_forward,
@@ -141,8 +144,8 @@ static const struct operation operations[] = {
      layer_norm_forward,
      false,
      {{MATRIX, RESULT},
-      {COLUMN, RESULT},
-      {COLUMN, RESULT},
+      {COLUMN, SUM, RESULT},
+      {COLUMN, SUM, RESULT},
       {MATRIX, ALL(C + 2)},
       {ROW, ALL(R)},
       {ROW, ALL(R)}}},
@@ -151,8 +154,8 @@ static const struct operation operations[] = {
      false,
      {{MATRIX, RESULT},
       {MATRIX, RESULT},
-      {COLUMN, RESULT},
-      {COLUMN, RESULT},
+      {COLUMN, SUM, RESULT},
+      {COLUMN, SUM, RESULT},
       {MATRIX, ALL(C + 3)},
       {MATRIX, ALL(C + 3)},
       {ROW, ALL(R)},
@@ -162,12 +165,12 @@ static const struct operation operations[] = {
      false,
      {{MATRIX, RESULT},
       {MATRIX, ALL(1)},
-      {ROW, ALL(1), .use = INOUT},
-      {ROW, RESULT},
+      {ROW, SUM, ALL(1), .use = INOUT},
+      {ROW, SUM, RESULT},
       {MATRIX, ALL(C + 2)},
       {MATRIX, ALL(C + 1)},
-      {COLUMN, ALL(2 * C)},
-      {COLUMN, ALL(2 * C), POSITIVE},
+      {COLUMN, SUM, ALL(2 * C)},
+      {COLUMN, SUM, ALL(2 * C), POSITIVE},
       {ROW, ALL(R *C)}}},
     {"lookup_forward",
      lookup_forward,
@@ -179,17 +182,17 @@ static const struct operation operations[] = {
     {"lookup_backward",
      lookup_backward,
      false,
-     {{.rows = 1, .columns = C, ALL(1), .use = INOUT},
+     {{.rows = 1, .columns = C, SUM, ALL(1), .use = INOUT},
       {MATRIX, ALL(1)},
       {COLUMN, .type = EK_I32, .reach = {-1, -1, -1}}}},
     {"positions_backward",
      positions_backward,
      false,
-     {{.rows = PERIOD, .columns = C, ALL(1), .use = INOUT}, {MATRIX, ALL(1)}}},
+     {{.rows = PERIOD, .columns = C, SUM, ALL(1), .use = INOUT}, {MATRIX, ALL(1)}}},
     {"positions_backward, beta 0",
      positions_anew,
      false,
-     {{.rows = PERIOD, .columns = C, RESULT}, {MATRIX, ALL(1)}}},
+     {{.rows = PERIOD, .columns = C, SUM, RESULT}, {MATRIX, ALL(1)}}},
     {"matmul",
      matmul,
      false,
@@ -219,21 +222,21 @@ static const struct operation operations[] = {
      gelu_linear_backward,
      false,
      {{MATRIX, RESULT},
-      {ROW, RESULT},
+      {ROW, SUM, RESULT},
       {.rows = R, .columns = K, ALL(2 * C)},
       {.rows = K, .columns = C, ALL(R + 1)},
       {MATRIX, ALL(2)}}},
     {"linear_gradients",
      linear_gradients,
      false,
-     {{.rows = K, .columns = C, RESULT},
-      {.rows = 1, .columns = K, ALL(1), .use = INOUT},
+     {{.rows = K, .columns = C, SUM, RESULT},
+      {.rows = 1, .columns = K, SUM, ALL(1), .use = INOUT},
       {.rows = R, .columns = K, ALL(C + 1)},
       {MATRIX, ALL(K)}}},
     {"squared_error_forward",
      squared_forward,
      false,
-     {{MATRIX, RESULT},
+     {{MATRIX, SUM, RESULT},
       {.rows = 1, .columns = 2, .type = EK_F64, RESULT},
       {MATRIX, ALL(2)},
       {MATRIX, ALL(2)}}},
@@ -244,7 +247,7 @@ static const struct operation operations[] = {
       {MATRIX, ALL(1)},
       {MATRIX, ALL(1)},
       {.rows = 1, .columns = 1, .type = EK_F64, ALL(R *C)},
-      {MATRIX, ALL(1)}}},
+      {MATRIX, SUM, ALL(1)}}},
     {"square_norm",
      square_norm,
      false,
@@ -257,8 +260,8 @@ static const struct operation operations[] = {
     {"sgd",
      update_sgd,
      false,
-     {{MATRIX, ALL(2), .use = INOUT},
-      {MATRIX, ALL(2), .use = INOUT},
+     {{MATRIX, SUM, ALL(2), .use = INOUT},
+      {MATRIX, SUM, ALL(2), .use = INOUT},
       {MATRIX, ALL(2)},
       {.rows = 1, .columns = 2, .type = EK_F64, POSITIVE, .reach = {2 * R * C, 0, 0}},
       {.rows = 1, .columns = 1, .type = EK_F64, POSITIVE, .reach = {2 * R * C, 0, 2 * R *C}}}},
@@ -266,9 +269,9 @@ static const struct operation operations[] = {
     {"adamw",
      update_adamw,
      false,
-     {{MATRIX, ALL(1), .use = INOUT},
-      {MATRIX, ALL(2), .use = INOUT},
-      {MATRIX, .reach = {2, 1, 2}, .use = INOUT, POSITIVE},
+     {{MATRIX, SUM, ALL(1), .use = INOUT},
+      {MATRIX, SUM, ALL(2), .use = INOUT},
+      {MATRIX, SUM, .reach = {2, 1, 2}, .use = INOUT, POSITIVE},
       {MATRIX, ALL(3)},
       {.rows = 1, .columns = 2, .type = EK_F64, POSITIVE, .reach = {3 * R * C, 0, 0}},
       {.rows = 1, .columns = 1, .type = EK_F64, POSITIVE, .reach = {3 * R * C, 0, 3 * R *C}}}},
@@ -277,7 +280,7 @@ static const struct operation operations[] = {
      attention_forward,
      true,
      {{.rows = T, .columns = D, RESULT},
-      {.rows = 1, .columns = T, RESULT},
+      {.rows = 1, .columns = T, SUM, RESULT},
       {.rows = T, .columns = 3 * D, POSITIVE, ALL(3)}}},
     {"attention_backward",
      attention_backward,
@@ -286,7 +289,7 @@ static const struct operation operations[] = {
       {.rows = T, .columns = D, ALL(5 * D + 4)},
       {.rows = T, .columns = 3 * D, POSITIVE, ALL(4)},
       {.rows = T, .columns = D, ALL(5 * D)},
-      {.rows = 1, .columns = T, .reach = {9 * D, 0, 9 * D}}}},
+      {.rows = 1, .columns = T, SUM, .reach = {9 * D, 0, 9 * D}}}},
 };
 enum { OPERATIONS = sizeof operations / sizeof operations[0] };
 
@@ -295,7 +298,7 @@ enum { OPERATIONS = sizeof operations / sizeof operations[0] };
 static int64_t count_of(const struct operand *o) { return o->rows * o->columns; }
 
 static ek_tensor *make(struct ck_rig *rig, const struct operand *o) {
-  const ek_type type = o->type == 0 ? rig->type : o->type;
+  const ek_type type = o->type != 0 ? o->type : o->sum ? rig->sum : rig->type;
   return o->rows == 1 ? ck_blank(rig, type, CK_SHAPE(o->columns))
                       : ck_blank(rig, type, CK_SHAPE(o->rows, o->columns));
 }
@@ -340,8 +343,8 @@ static void run(struct ck_rig *rig, const struct operation *operation, ek_tensor
 }
 
 START_TEST(nothing_is_hidden) {
-  const struct operation *operation = &operations[_i / CK_VARIANTS];
-  struct ck_rig *rig = ck_rig_variant(_i % CK_VARIANTS);
+  const struct operation *operation = &operations[_i / ck_variants()];
+  struct ck_rig *rig = ck_rig_variant(_i % ck_variants());
   ek_tensor *t[MOST] = {NULL};
   int operands = 0;
   for (; operands < MOST && count_of(&operation->operand[operands]) > 0; operands++) {
@@ -383,8 +386,8 @@ static ek_status run_empty(struct ck_rig *rig, const struct operation *operation
 
 /* 2^58 rows of nothing are no work; the time limit of a test says so. */
 START_TEST(rows_of_nothing) {
-  const struct operation *operation = &operations[_i / CK_VARIANTS];
-  struct ck_rig *rig = ck_rig_variant(_i % CK_VARIANTS);
+  const struct operation *operation = &operations[_i / ck_variants()];
+  struct ck_rig *rig = ck_rig_variant(_i % ck_variants());
   ek_tensor *t[MOST] = {NULL};
   ck_ok(run_empty(rig, operation, t, INT64_C(1) << 58, 0));
   ck_rig_close(rig);
@@ -393,8 +396,8 @@ END_TEST
 
 /* No rows: sums over them are 0, and what they are added to stays. */
 START_TEST(sums_of_no_rows) {
-  const struct operation *operation = &operations[_i / CK_VARIANTS];
-  struct ck_rig *rig = ck_rig_variant(_i % CK_VARIANTS);
+  const struct operation *operation = &operations[_i / ck_variants()];
+  struct ck_rig *rig = ck_rig_variant(_i % ck_variants());
   ek_tensor *t[MOST] = {NULL};
   ck_ok(run_empty(rig, operation, t, 0, C));
   for (int i = 0; i < MOST && t[i] != NULL; i++) {
@@ -411,8 +414,8 @@ END_TEST
 
 /* Rows of no columns, which nobody can normalise. */
 START_TEST(no_columns) {
-  const struct operation *operation = &operations[_i / CK_VARIANTS];
-  struct ck_rig *rig = ck_rig_variant(_i % CK_VARIANTS);
+  const struct operation *operation = &operations[_i / ck_variants()];
+  struct ck_rig *rig = ck_rig_variant(_i % ck_variants());
   ek_tensor *t[MOST] = {NULL};
   if (strstr(operation->name, "layer_norm") != NULL) {
     ck_fails(run_empty(rig, operation, t, R, 0), EK_ERR_SHAPE,
@@ -436,15 +439,15 @@ START_TEST(other_empty_shapes) {
                   width = way == 2 ? 0 : 8;
     ek_tensor *qkv = ck_blank(rig, rig->type, CK_SHAPE(batch, tokens, 3 * width));
     ek_tensor *out = ck_blank(rig, rig->type, CK_SHAPE(batch, tokens, width));
-    ek_tensor *lse = ck_blank(rig, rig->type, CK_SHAPE(batch, 2, tokens));
+    ek_tensor *lse = ck_blank(rig, rig->sum, CK_SHAPE(batch, 2, tokens));
     ck_ok(ek_op_attention_forward(s, out, lse, qkv, 2));
     ek_tensor *dqkv = ck_blank(rig, rig->type, CK_SHAPE(batch, tokens, 3 * width));
     ck_ok(ek_op_attention_backward(s, dqkv, out, qkv, out, lse, 2));
   }
   ek_tensor *logits = ck_blank(rig, rig->type, CK_SHAPE(0, many));
-  ek_tensor *losses = ck_blank(rig, rig->type, CK_SHAPE(0)),
+  ek_tensor *losses = ck_blank(rig, rig->sum, CK_SHAPE(0)),
             *totals = ck_blank(rig, EK_F64, CK_SHAPE(2));
-  ek_tensor *pairs = ck_blank(rig, rig->type, CK_SHAPE(0, 2)),
+  ek_tensor *pairs = ck_blank(rig, rig->sum, CK_SHAPE(0, 2)),
             *none = ck_blank(rig, EK_I32, CK_SHAPE(0));
   ck_ok(ek_op_cross_entropy_forward(s, losses, pairs, totals, logits, none, &terms));
   ck_within("totals", ck_read(rig, totals), zero, NULL, 2);
@@ -455,7 +458,8 @@ START_TEST(other_empty_shapes) {
   ek_tensor *y = ck_blank(rig, rig->type, CK_SHAPE(2, 3));
   ck_fails(ek_op_lookup_forward(s, y, table, index, NULL, 1), EK_ERR_SHAPE,
            "table is 0 x 3, which has no entries");
-  ck_fails(ek_op_lookup_backward(s, table, y, index), EK_ERR_SHAPE,
+  ek_tensor *dtable = ck_blank(rig, rig->sum, CK_SHAPE(0, 3));
+  ck_fails(ek_op_lookup_backward(s, dtable, y, index), EK_ERR_SHAPE,
            "dtable is 0 x 3, which has no entries");
   ck_rig_close(rig);
 }
@@ -463,12 +467,13 @@ END_TEST
 
 static Suite *make_suite(void) {
   Suite *suite = suite_create("op");
-  tcase_add_loop_test(ck_case(suite, "not finite"), nothing_is_hidden, 0, OPERATIONS * CK_VARIANTS);
+  tcase_add_loop_test(ck_case(suite, "not finite"), nothing_is_hidden, 0,
+                      OPERATIONS * ck_variants());
   TCase *empty = ck_case(suite, "empty");
-  tcase_add_loop_test(empty, rows_of_nothing, 0, OPERATIONS * CK_VARIANTS);
-  tcase_add_loop_test(empty, sums_of_no_rows, 0, OPERATIONS * CK_VARIANTS);
-  tcase_add_loop_test(empty, no_columns, 0, OPERATIONS * CK_VARIANTS);
-  tcase_add_loop_test(empty, other_empty_shapes, 0, CK_VARIANTS);
+  tcase_add_loop_test(empty, rows_of_nothing, 0, OPERATIONS * ck_variants());
+  tcase_add_loop_test(empty, sums_of_no_rows, 0, OPERATIONS * ck_variants());
+  tcase_add_loop_test(empty, no_columns, 0, OPERATIONS * ck_variants());
+  tcase_add_loop_test(empty, other_empty_shapes, 0, ck_variants());
   return suite;
 }
 
