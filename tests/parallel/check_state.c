@@ -50,7 +50,10 @@ START_TEST(entries) {
                               : i < 3 * parameters ? EK_STATE_KIND_OPTIMIZER
                               : i == count - 2     ? EK_STATE_KIND_STEP
                                                    : EK_STATE_KIND_SEED);
-    const bool cut = state == EK_STATE_FULLY_SHARDED && at.kind == EK_STATE_KIND_PARAMETER;
+    /* In 16 bits masters are cut wherever states are. */
+    const bool cuts =
+        state == EK_STATE_FULLY_SHARDED || (ck_precision() != 0 && state >= EK_STATE_SHARDED);
+    const bool cut = cuts && at.kind == EK_STATE_KIND_PARAMETER;
     const bool shared = at.kind != EK_STATE_KIND_OPTIMIZER && state != EK_STATE_MASTER && !cut;
     ck_assert_int_eq(at.placement, shared || i >= 3 * parameters ? EK_STATE_REPLICATED : state);
   }

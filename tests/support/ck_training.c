@@ -43,6 +43,21 @@ void ck_setup_place(struct ck_setup *setup, int placement) {
 
 const char *ck_placement_name(int placement) { return placements[placement].name; }
 
+ek_type ck_precision(void) {
+  const char *text = getenv("EVENKEEL_TEST_PRECISION");
+  if (text == NULL || *text == '\0') return (ek_type)0;
+  ck_assert_msg(strcmp(text, "bf16") == 0 || strcmp(text, "f16") == 0,
+                "EVENKEEL_TEST_PRECISION=%s: expected bf16 or f16", text);
+  return strcmp(text, "f16") == 0 ? EK_F16 : EK_BF16;
+}
+
+static void set_precision(struct ck_setup *setup) {
+  static const ek_loss_scale none = {.kind = EK_LOSS_SCALE_NONE};
+  if (ck_precision() == 0 || setup->options.type != EK_F32 || setup->options.precision != 0) return;
+  setup->options.precision = ck_precision();
+  if (setup->loss_scale == NULL) setup->loss_scale = &none;
+}
+
 ek_status ck_clipped_adamw(ek_optimizer **optimizer) {
   ek_adamw_options options = EK_ADAMW_OPTIONS_INIT;
   options.learning_rate = 0.01;
@@ -83,6 +98,7 @@ static ek_status open_parts(struct ck_training *training) {
 ek_status ck_training_try(struct ck_training *training, const struct ck_setup *setup,
                           ek_group *group) {
   *training = (struct ck_training){.setup = *setup, .group = group};
+  set_precision(&training->setup);
   const ek_status status = open_parts(training);
   if (status != EK_OK) {
     free_parts(training);
@@ -236,15 +252,14 @@ void ck_training_compare(const char *what, const struct ck_training *training, c
   }
 }
 
-void ck_training_replicas_agree(const struct ck_training *training) {
+/* What all of a training's devices have whole: what modules see, and masters where they are not cut. */
+static void same_on_devices(const struct ck_training *training,
+                            const ek_tensor *(*flat_of)(const ek_replica *replica)) {
   double *values[2] = {NULL, NULL};
-  if (training->setup.options.state == EK_STATE_FULLY_SHARDED) return;
   for (size_t k = 0; k < ek_group_size(training->group); k++) {
-    const ek_replica *replica = ek_data_parallel_model_replica(training->model, k);
-    const bool copies = ek_tensor_count(ek_replica_copies(replica)) > 0; /* masters may be shares */
-    const ek_tensor *flat = copies ? ek_replica_copies(replica) : ek_replica_parameters(replica);
+    const ek_tensor *flat = flat_of(ek_data_parallel_model_replica(training->model, k));
     const int64_t count = ek_tensor_count(flat);
-    double *mine = calloc((size_t)count, sizeof *mine);
+    double *mine = calloc((size_t)count + 1, sizeof *mine);
     ck_assert_ptr_nonnull(mine);
     ck_get(mine, flat);
     values[k == 0 ? 0 : 1] = mine;
@@ -253,6 +268,16 @@ void ck_training_replicas_agree(const struct ck_training *training) {
     free(values[1]);
   }
   free(values[0]);
+}
+
+void ck_training_replicas_agree(const struct ck_training *training) {
+  const ek_data_parallel_model_options *options = &training->setup.options;
+  const bool copies = options->precision != 0 && options->precision != options->type;
+  if (options->state == EK_STATE_FULLY_SHARDED) return;
+  if (copies) same_on_devices(training, ek_replica_copies);
+  if (!copies || options->state == EK_STATE_REPLICATED) {
+    same_on_devices(training, ek_replica_parameters);
+  }
 }
 
 double *ck_trained(const struct ck_workload *workload, ek_status (*create)(ek_module **module),

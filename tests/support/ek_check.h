@@ -19,6 +19,7 @@
  *   EVENKEEL_TEST_PART     "1/3": of long loops every third case, beginning with number 1
  *   EVENKEEL_TEST_SHARE    "1/3": every third of all tests and cases; the three shares together are all of them
  *   EVENKEEL_TEST_EVERY    1: where one call in so many fails, each of them does
+ *   EVENKEEL_TEST_PRECISION  bf16 or f16: what models of f32 compute in where a test does not say it (ck_training.h)
  */
 #ifndef EK_CHECK_H
 #define EK_CHECK_H
