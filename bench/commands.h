@@ -30,8 +30,8 @@ struct task make_task(const struct options *options, const struct text *text, co
                       ek_mode mode, enum precision precision);
 
 /*
- * Compares the measured losses of all runs that ended with those of the first in their precision. Says who disagrees:
- * EXIT_DISAGREE; a loss that is not finite is EXIT_ERROR.
+ * Compares the measured losses of all runs that ended with those of the first in their precision.
+ * Says who disagrees: EXIT_DISAGREE; a loss that is not finite is EXIT_ERROR.
  */
 enum exit_code compare_losses(const struct run *runs, size_t count, const struct options *options);
 

@@ -139,7 +139,7 @@ void ek_data_parallel_optimizer_free(ek_data_parallel_optimizer *parallel) {
 
 /* ---- the step, on a device's worker ---- */
 
-/* The leaves of all workers, halved until one is left: in an order that their number alone gives. */
+/* The leaves of all workers, halved until one is left: in an order that their number gives. */
 static ek_status sum_leaves(const ek_data_parallel_optimizer *self, ek_device *device,
                             size_t index) {
   const struct ek__optimizer_device *own = &self->devices[index];
@@ -198,8 +198,8 @@ static ek_status sum_squares(void *context, ek_device *device, size_t index) {
   return ek_communicator_wait(self->model->communicator, device);
 }
 
-/* The rule may be a program's own: a failure is named after it. copy: what modules see of the parameters,
- * NULL if that is these. */
+/* The rule may be a program's own: a failure is named after it. copy: what modules see of the
+ * parameters, NULL if that is these. */
 static ek_status run_rule(const ek_optimizer *rule, ek_device *device, ek_update *update,
                           ek_tensor *copy) {
   const bool writes = EK__TABLE_HAS(rule->ops, writes_copy) && rule->ops->writes_copy;
@@ -253,8 +253,9 @@ static ek_status update_pieces(ek_data_parallel_optimizer *self, ek_device *devi
 
 /*
  * The totals become those of the gradient that is in memory: what an update divides by is D times
- * the loss scale, or the loss scale alone. So rules, and the clipping in them, know of no scale. It is
- * a power of two, so the quotients are the same. The step ends here, and with it its totals.
+ * the factor of the loss scale, or that factor alone. So rules, and the clipping in them, know of no
+ * scale. It is a power of two, so the quotients are the same. The step ends here, and with it its
+ * totals.
  */
 static ek_status scale_totals(const ek_data_parallel_model *model, ek_device *device,
                               size_t index) {

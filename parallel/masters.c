@@ -77,8 +77,7 @@ ek_status ek__masters_share(const ek_data_parallel_model *model, ek_device *devi
     const struct ek__bucket *bucket = &cut->list[b];
     if (bucket->last <= first) continue;
     ek_tensor range = ek__flat_range(values, bucket->first, bucket->last - bucket->first);
-    EK_TRY(
-        ek_communicator_all_gather(model->communicator, device, &range, bucket->offsets));
+    EK_TRY(ek_communicator_all_gather(model->communicator, device, &range, bucket->offsets));
   }
   return ek_communicator_wait(model->communicator, device);
 }

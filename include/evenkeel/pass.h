@@ -35,13 +35,13 @@ EK_BEGIN_DECLARATIONS
 
 /* Parameter or buffer number `index` of the module that is running: a loan until its function
  * returns, or leaves the child that it has entered. Who needs it longer shares it, or saves it. A
- * parameter is of the type that the module runs in, converted for it if the replica's is another; a buffer
- * is of the replica's. */
+ * parameter is of the type that the module runs in, converted for it if the replica's is another; a
+ * buffer is of the replica's. */
 EK_API EK_CHECKED ek_status ek_pass_parameter(ek_tensor *parameter, ek_pass *pass, size_t index);
 
 /*
- * The gradient of parameter `index`, a loan, f64 in a pass of f64 and f32 in all others, also where the
- * replica keeps gradients of 16 bits. Backward adds to it. If *beta is wanted (not NULL), it
+ * The gradient of parameter `index`, a loan, f64 in a pass of f64 and f32 in all others, also where
+ * the replica keeps gradients of 16 bits. Backward adds to it. If *beta is wanted (not NULL), it
  * becomes 0 when nothing has been added in this step (the memory is undefined: overwrite all of it)
  * and 1 when there is something to add to. With `beta` NULL the memory is zeroed the first time.
  */
@@ -132,17 +132,18 @@ EK_API EK_CHECKED ek_status ek_pass_child_forward(ek_tensor *outputs, ek_pass *p
  * those of the first time. It gives the same bits if nothing that it reads has changed.
  *
  * With `type` the child and its children run in f32, in f64 or in the pass's own type, whatever the
- * module that calls runs in: its floating inputs and the gradients of its outputs are to be of that type.
- * EK_ERR_UNSUPPORTED for one that does not compute in it, or that asks for a parameter in f64 of a replica
- * of f32 or the reverse.
+ * module that calls runs in: its floating inputs and the gradients of its outputs are to be of that
+ * type. EK_ERR_UNSUPPORTED for one that does not compute in it, or that asks for a parameter in f64
+ * of a replica of f32 or the reverse.
  *
  * With `made_from` the child's input need not be kept, because it is cheaper to make than to hold:
  * it is what child number `made_by` gave for this tensor. Where the child, or a module in it, saves
  * its input, a reference to `made_from` is kept in its place, and child `made_by` runs again when
  * the input is taken back. Both children have one input and one output.
  *
- * With `unread` the caller frees the outputs without reading them, as recomputation does in backward: the
- * child need not compute them (ek_pass_wants_outputs()). They have their types and shapes, and any values.
+ * With `unread` the caller frees the outputs without reading them, as recomputation does in backward:
+ * the child need not compute them (ek_pass_wants_outputs()). They have their types and shapes, and
+ * any values.
  */
 typedef struct ek_child_options {
   size_t size;
@@ -223,9 +224,9 @@ EK_API bool ek_pass_is_recomputing(const ek_pass *pass);
  * that computes in another way where nothing is saved must not do so here: the bits could differ.
  */
 EK_API bool ek_pass_runs_again(const ek_pass *pass);
-/* In a forward: false if its caller runs it for what it saves alone and frees the outputs unread. The module
- * may leave them unwritten then, and so spare its last operation; all else it does as ever. It asks
- * for itself: a child whose outputs become its own it may run with ek_child_options.unread. */
+/* In a forward: false if its caller runs it for what it saves alone and frees the outputs unread. The
+ * module may leave them unwritten then, and so spare its last operation; all else it does as ever. It
+ * asks for itself: a child whose outputs become its own it may run with ek_child_options.unread. */
 EK_API bool ek_pass_wants_outputs(const ek_pass *pass);
 /* What the `open` of the running module has made for this replica; NULL if it has none. */
 EK_API void *ek_pass_state(const ek_pass *pass);
@@ -281,8 +282,8 @@ EK_API ek_module *ek_pass_module(const ek_pass *pass);
 EK_API bool ek_pass_is_collective(const ek_pass *pass);
 
 /* Runs the replica's module. `outputs` are overwritten with tensors that the caller owns; on
- * failure they stay as they were, and the pass is only good to be freed. In a pass of 16 bits floating
- * inputs may be f32, too: they are rounded, and their gradients are widened. */
+ * failure they stay as they were, and the pass is only good to be freed. In a pass of 16 bits
+ * floating inputs may be f32, too: they are rounded, and their gradients are widened. */
 EK_API EK_CHECKED ek_status ek_pass_run_forward(ek_tensor *outputs, ek_pass *pass,
                                                 const ek_tensor *inputs);
 

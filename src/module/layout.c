@@ -23,7 +23,7 @@ struct ek_declaration {
   struct ek__node *node;
   const char *path; /* of the node: "" or "blocks.0." */
   const char *kind;
-  int depth;   /* of the node */
+  int depth;    /* of the node */
   size_t unit;  /* that it belongs to, or EK__NO_UNIT */
   ek_type type; /* that it computes in */
 };
