@@ -2,9 +2,9 @@
  * optimizer_pieces.c - who updates what.
  *
  * What a device updates is a list of ranges of the flat buffers: everything on device 0 (master),
- * everything on every device (replicated), or its part of each bucket (sharded in any way). Where all devices
- * lie in one address space, the master's ranges are cut into one part per device and every worker
- * updates its part of device 0's memory, so that no worker idles.
+ * everything on every device (replicated), or its part of each bucket (sharded in any way). Where
+ * all devices lie in one address space, the master's ranges are cut into one part per device and
+ * every worker updates its part of device 0's memory, so that no worker idles.
  *
  * Flat buffers hold parameters by what an optimizer is asked for them (module/layout.h): frozen
  * ones first, which belong to no range, then those without decay, then the others, of the whole
@@ -69,6 +69,20 @@ static void append(struct ek__pieces *pieces, const struct ek__piece *share,
                                                      .no_decay = no_decay};
 }
 
+/* The run that has element `first`. */
+static size_t run_at(const struct ek__layout *layout, int64_t first) {
+  size_t low = 0, high = layout->run_count; /* it lies between them */
+  while (low + 1 < high) {
+    const size_t middle = low + (high - low) / 2;
+    if (layout->runs[middle].first <= first) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
 static ek_status make_pieces(struct ek__pieces *pieces, const ek_data_parallel_optimizer *self,
                              size_t index, bool norm) {
   const ek_data_parallel_model *model = self->model;
@@ -80,25 +94,20 @@ static ek_status make_pieces(struct ek__pieces *pieces, const ek_data_parallel_o
   for (size_t i = 0; i < shares; i++) {
     struct ek__piece share = {0};
     EK_TRY(share_of(&share, self, index, i, norm));
-    for (size_t run = 0; run < layout->run_count; run++) append(pieces, &share, layout, run, norm);
+    for (size_t run = run_at(layout, share.first);
+         run < layout->run_count && layout->runs[run].first < share.last; run++) {
+      append(pieces, &share, layout, run, norm);
+    }
   }
   return EK_OK;
 }
 
 /* Where the frozen parameters of a unit end, which come first in it, and have no norm. */
 static int64_t first_live(const struct ek__layout *layout, int64_t first, int64_t last) {
-  size_t low = 0, high = layout->run_count; /* the run that has `first` lies between them */
-  while (low + 1 < high) {
-    const size_t middle = low + (high - low) / 2;
-    if (layout->runs[middle].first <= first) {
-      low = middle;
-    } else {
-      high = middle;
-    }
-  }
-  if (layout->runs[low].group != EK__GROUP_FROZEN) return first;
-  return low + 1 < layout->run_count && layout->runs[low + 1].first < last
-             ? layout->runs[low + 1].first
+  const size_t run = run_at(layout, first);
+  if (layout->runs[run].group != EK__GROUP_FROZEN) return first;
+  return run + 1 < layout->run_count && layout->runs[run + 1].first < last
+             ? layout->runs[run + 1].first
              : last;
 }
 
@@ -120,14 +129,17 @@ static ek_status make_leaves(struct ek__optimizer_device *own,
   EK_TRY(ek__new(&own->norms.list, (last - first) * buckets, sizeof *own->norms.list,
                  "the ranges of an optimizer"));
   own->first_leaf = (int64_t)(first * buckets);
-  for (size_t i = first * buckets; i < last * buckets; i++) {
-    struct ek__piece *leaf = &own->norms.list[own->norms.count++];
-    const struct ek__bucket *b = &ek__reducer_buckets(model->reducer)->list[i % buckets];
+  own->norms.count = (last - first) * buckets;
+  for (size_t i = 0; i < buckets; i++) {
+    const struct ek__bucket *b = &ek__reducer_buckets(model->reducer)->list[i];
     const int64_t begin = first_live(&model->replicas[0]->layout, b->first, b->last);
-    leaf->first = b->first + ek__part_begin(b->last - b->first, i / buckets, grains);
-    leaf->last = b->first + ek__part_begin(b->last - b->first, i / buckets + 1, grains);
-    if (leaf->first < begin) leaf->first = begin < leaf->last ? begin : leaf->last;
-    leaf->place = b->places[index] + leaf->first - b->first - b->offsets[index];
+    for (size_t part = first; part < last; part++) {
+      struct ek__piece *leaf = &own->norms.list[(part - first) * buckets + i];
+      leaf->first = b->first + ek__part_begin(b->last - b->first, part, grains);
+      leaf->last = b->first + ek__part_begin(b->last - b->first, part + 1, grains);
+      if (leaf->first < begin) leaf->first = begin < leaf->last ? begin : leaf->last;
+      leaf->place = b->places[index] + leaf->first - b->first - b->offsets[index];
+    }
   }
   return EK_OK;
 }
