@@ -37,17 +37,20 @@ static const struct {
                               {"run/loss_scale", EK_STATE_KIND_LOSS_SCALE, EK_F64},
                               {"run/good_steps", EK_STATE_KIND_GOOD_STEPS, EK_I64}};
 
-static size_t numbers_of(const ek_data_parallel_model *model) {
-  const bool dynamic =
-      model->optimizer != NULL && model->optimizer->loss_scale.kind == EK_LOSS_SCALE_DYNAMIC;
-  return (size_t)EK__RUN_NUMBERS - (dynamic ? 0 : 2);
-}
-
 static bool is_number(ek_state_kind kind) { return kind >= EK_STATE_KIND_STEP; }
 static size_t number_of(ek_state_kind kind) { return (size_t)(kind - EK_STATE_KIND_STEP); }
 
+static size_t numbers_of(const ek_data_parallel_model *model) {
+  const bool dynamic =
+      model->optimizer != NULL && model->optimizer->loss_scale.kind == EK_LOSS_SCALE_DYNAMIC;
+  return dynamic ? (size_t)EK__RUN_NUMBERS : number_of(EK_STATE_KIND_LOSS_SCALE);
+}
+
 bool ek__state_is_scaler(const char *name) {
-  return strcmp(name, numbers[2].name) == 0 || strcmp(name, numbers[3].name) == 0;
+  for (size_t i = number_of(EK_STATE_KIND_LOSS_SCALE); i < EK__RUN_NUMBERS; i++) {
+    if (strcmp(name, numbers[i].name) == 0) return true;
+  }
+  return false;
 }
 
 static size_t parameters_of(const ek_data_parallel_model *model) {
@@ -235,9 +238,8 @@ static ek_status write_copies(const ek_data_parallel_model *model, int64_t first
   uint16_t chunk[CHUNK];
   const ek_type type = model->options.precision;
   const int64_t all = ek_tensor_count(host);
-  if (type == model->options.type || ek_device_counts_only(ek_group_device(model->group, 0))) {
-    return EK_OK;
-  }
+  if (!ek__replica_is_mixed(model->replicas[0])) return EK_OK;
+  if (ek_device_counts_only(ek_group_device(model->group, 0))) return EK_OK;
   for (int64_t begin = 0; begin < all; begin += CHUNK) {
     const int64_t count = all - begin < CHUNK ? all - begin : CHUNK;
     ek_tensor rounded;
