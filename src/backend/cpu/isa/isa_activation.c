@@ -27,15 +27,15 @@ static inline vec relu_back(vec dy, vec y) { /* where y is not above 0, its relu
 
 static inline vec gelu(vec x) {
   const vec minus_2u = x * (x * x * (-TWO_ROOT * CUBE) - TWO_ROOT);
-  return x / (v_exp(minus_2u) + 1.0f);
+  return x / (x_exp(minus_2u) + 1.0f);
 }
 
 static inline vec gelu_back(vec dy, vec x) {
   /* Beyond 12 the slope is 0 or 1 to the last bit, and nothing here overflows. NaN goes through,
    * and an infinite x, whose result forward may have been no number, becomes one. */
-  x = v_max(v_set(-12.0f), v_min(v_set(12.0f), x)) + (x - x);
+  x = x * 0.0f + v_max(v_set(-12.0f), v_min(v_set(12.0f), x));
   const vec square = x * x;
-  const vec e = v_exp(x * (square * (-TWO_ROOT * CUBE) - TWO_ROOT));
+  const vec e = x_exp(x * (square * (-TWO_ROOT * CUBE) - TWO_ROOT));
   const vec s = 1.0f / (e + 1.0f);
   const vec slope_2u = square * (3.0f * TWO_ROOT * CUBE) + TWO_ROOT;
   return dy * (s + x * slope_2u * s * (1.0f - s));
@@ -45,9 +45,9 @@ static inline vec gelu_back(vec dy, vec x) {
  * SiLU' = s + x s (1 - s) with s = 1 / (1 + e^-x). By e = e^-|x|, which does not overflow,
  *     s = 1 / (1 + e) for x >= 0, e / (1 + e) else,   s (1 - s) = e / (1 + e)^2
  */
-static inline vec silu(vec x) { return x / (v_exp(-x) + 1.0f); }
+static inline vec silu(vec x) { return x / (x_exp(-x) + 1.0f); }
 static inline vec silu_back(vec dy, vec x) {
-  const vec e = v_exp(-v_max(x, -x)), share = 1.0f / (e + 1.0f);
+  const vec e = x_exp(-v_max(x, -x)), share = 1.0f / (e + 1.0f);
   const vec s = v_less(x, (vec){0}, e * share, share);
   return dy * (s + x * (e * share * share));
 }
@@ -62,15 +62,23 @@ FORCED void forward(const struct ek__activation_args *args, int64_t begin, int64
   const int64_t columns = args->columns;
   value *x = args->x, *y = args->y;
   if (bias == NULL) {
-    V_EACH(begin, end, x_put(y + i, f(x_get(x + i, n)), n));
+    X_PAIRS(begin, end, {
+      struct pair v = x_get_pair(x + i, n);
+      X_BOTH(v.of[j] = f(v.of[j]));
+      x_put_pair(y + i, v, n);
+    });
     return;
   }
   for (int64_t r = begin; r < end; r++) {
     value *to_x = x + r * columns, *to_y = y + r * columns;
-    V_EACH(0, columns, { /* of what backward will read */
-                         const vec v = x_round(x_get(to_x + i, n) + x_get(bias + i, n));
-                         x_put(to_x + i, v, n);
-                         x_put(to_y + i, f(v), n);
+    X_PAIRS(0, columns, {
+      const struct pair add = x_get_pair(bias + i, n);
+      struct pair v = x_get_pair(to_x + i, n);
+      X_BOTH(v.of[j] += add.of[j]);
+      v = x_round_pair(v); /* f of what backward will read */
+      x_put_pair(to_x + i, v, n);
+      X_BOTH(v.of[j] = f(v.of[j]));
+      x_put_pair(to_y + i, v, n);
     });
   }
 }
@@ -79,14 +87,24 @@ FORCED void backward(const struct ek__activation_args *args, int64_t begin, int6
                      vec (*f)(vec, vec)) {
   const value *x = args->x, *dy = args->dy;
   value *dx = args->y;
-  V_EACH(begin, end, x_put(dx + i, f(x_get(dy + i, n), x_get(x + i, n)), n));
+  X_PAIRS(begin, end, {
+    const struct pair slope = x_get_pair(dy + i, n);
+    struct pair v = x_get_pair(x + i, n);
+    X_BOTH(v.of[j] = f(slope.of[j], v.of[j]));
+    x_put_pair(dx + i, v, n);
+  });
 }
 
 FORCED void gate(const struct ek__activation_args *args, int64_t begin, int64_t end,
                  vec (*f)(vec)) {
   const value *x = args->x, *factor = args->factor;
   value *y = args->y;
-  V_EACH(begin, end, x_put(y + i, f(x_get(x + i, n)) * x_get(factor + i, n), n));
+  X_PAIRS(begin, end, {
+    const struct pair times = x_get_pair(factor + i, n);
+    struct pair v = x_get_pair(x + i, n);
+    X_BOTH(v.of[j] = f(v.of[j]) * times.of[j]);
+    x_put_pair(y + i, v, n);
+  });
 }
 
 /* Everything is read before anything is written: a gradient may lie where an operand does. */
@@ -94,11 +112,16 @@ FORCED void gate_backward(const struct ek__activation_args *args, int64_t begin,
                           vec (*f)(vec), vec (*back)(vec, vec), bool keeps_result) {
   const value *x = args->x, *factor = args->factor, *dy = args->dy;
   value *dx = args->y, *dfactor = args->dfactor;
-  V_EACH(begin, end, {
-    const vec slope = x_get(dy + i, n), input = x_get(x + i, n), result = f(input);
-    const vec inner = back(slope * x_get(factor + i, n), keeps_result ? result : input);
-    x_put(dx + i, inner, n);
-    x_put(dfactor + i, slope * result, n);
+  X_PAIRS(begin, end, {
+    const struct pair times = x_get_pair(factor + i, n);
+    struct pair slope = x_get_pair(dy + i, n), v = x_get_pair(x + i, n);
+    X_BOTH({
+      const vec result = f(v.of[j]);
+      v.of[j] = back(slope.of[j] * times.of[j], keeps_result ? result : v.of[j]);
+      slope.of[j] *= result;
+    });
+    x_put_pair(dx + i, v, n);
+    x_put_pair(dfactor + i, slope, n);
   });
 }
 

@@ -44,14 +44,19 @@ void EK_ISA_NAME(narrow)(const void *raw, int64_t begin, int64_t end) {
   const struct ek__elementwise_args *args = raw;
   const float *x = args->a;
   value *y = args->y;
-  V_EACH(begin, end, x_put(y + i, v_get(x + i, n), n));
+  X_PAIRS(begin, end, x_put_ordered(y + i, v_get_pair(x + i, n), n));
 }
 
 void EK_ISA_NAME(add)(const void *raw, int64_t begin, int64_t end) {
   const struct ek__elementwise_args *args = raw;
   value *y = args->y;
   const value *a = args->a, *b = args->b;
-  V_EACH(begin, end, x_put(y + i, x_get(a + i, n) + x_get(b + i, n), n));
+  X_PAIRS(begin, end, {
+    const struct pair add = x_get_pair(b + i, n);
+    struct pair v = x_get_pair(a + i, n);
+    X_BOTH(v.of[j] += add.of[j]);
+    x_put_pair(y + i, v, n);
+  });
 }
 
 void EK_ISA_NAME(scale)(const void *raw, int64_t begin, int64_t end) {
@@ -59,7 +64,11 @@ void EK_ISA_NAME(scale)(const void *raw, int64_t begin, int64_t end) {
   value *y = args->y;
   const value *a = args->a;
   const float factor = (float)args->value;
-  V_EACH(begin, end, x_put(y + i, x_get(a + i, n) * factor, n));
+  X_PAIRS(begin, end, {
+    struct pair v = x_get_pair(a + i, n);
+    X_BOTH(v.of[j] *= factor);
+    x_put_pair(y + i, x_quiet_pair(v), n);
+  });
 }
 
 void EK_ISA_NAME(add_bias)(const void *raw, int64_t begin, int64_t end) {
@@ -68,7 +77,12 @@ void EK_ISA_NAME(add_bias)(const void *raw, int64_t begin, int64_t end) {
   const value *bias = args->b;
   for (int64_t row = begin; row < end; row++) {
     value *y = (value *)args->y + row * args->pitch;
-    V_EACH(0, columns, x_put(y + i, x_get(y + i, n) + x_get(bias + i, n), n));
+    X_PAIRS(0, columns, {
+      const struct pair add = x_get_pair(bias + i, n);
+      struct pair v = x_get_pair(y + i, n);
+      X_BOTH(v.of[j] += add.of[j]);
+      x_put_pair(y + i, v, n);
+    });
   }
 }
 

@@ -15,8 +15,9 @@ static float row_sum(const value *x, int64_t width) {
   float rest = 0.0f;
   int64_t i = 0;
   for (; i + 2 * W <= width; i += 2 * W) {
-    sum0 += x_load(x + i);
-    sum1 += x_load(x + i + W);
+    const struct pair v = x_load_pair(x + i);
+    sum0 += v.of[0];
+    sum1 += v.of[1];
   }
   for (; i < width; i++) rest += x_one(x + i);
   return v_sum(sum0 + sum1) + rest;
@@ -28,12 +29,13 @@ static float row_add(value *sum, const value *x, const value *residual, int64_t 
   float rest = 0.0f;
   int64_t i = 0;
   for (; i + 2 * W <= width; i += 2 * W) {
-    const vec first = x_round(x_load(x + i) + x_load(residual + i));
-    const vec second = x_round(x_load(x + i + W) + x_load(residual + i + W));
-    x_store(sum + i, first);
-    x_store(sum + i + W, second);
-    sum0 += first;
-    sum1 += second;
+    const struct pair add = x_load_pair(residual + i);
+    struct pair v = x_load_pair(x + i);
+    X_BOTH(v.of[j] += add.of[j]);
+    v = x_round_pair(v);
+    x_store_pair(sum + i, v);
+    sum0 += v.of[0];
+    sum1 += v.of[1];
   }
   for (; i < width; i++) {
     x_set(sum + i, x_one(x + i) + x_one(residual + i));
@@ -47,7 +49,8 @@ static float row_squares(const value *x, float mean, int64_t width) {
   float rest = 0.0f;
   int64_t i = 0;
   for (; i + 2 * W <= width; i += 2 * W) {
-    const vec d0 = x_load(x + i) - mean, d1 = x_load(x + i + W) - mean;
+    const struct pair v = x_load_pair(x + i);
+    const vec d0 = v.of[0] - mean, d1 = v.of[1] - mean;
     sum0 += d0 * d0;
     sum1 += d1 * d1;
   }
@@ -72,9 +75,11 @@ void EK_ISA_NAME(layer_norm_forward)(const void *raw, int64_t begin, int64_t end
     }
     const float variance = row_squares(x, mean, width) / (float)width;
     const float rstd = 1.0f / sqrtf(variance + (float)args->epsilon);
-    V_EACH(0, width, {
-      const vec normal = (x_get(x + i, n) - mean) * rstd;
-      x_put(y + i, normal * x_get(gamma + i, n) + x_get(beta + i, n), n);
+    X_PAIRS(0, width, {
+      const struct pair times = x_get_pair(gamma + i, n), add = x_get_pair(beta + i, n);
+      struct pair v = x_get_pair(x + i, n);
+      X_BOTH(v.of[j] = (v.of[j] - mean) * rstd * times.of[j] + add.of[j]);
+      x_put_pair(y + i, x_quiet_pair(v), n);
     });
     ((float *)args->mean)[row] = mean;
     ((float *)args->rstd)[row] = rstd;
@@ -90,21 +95,25 @@ struct row {
 
 /* *g = average of dy gamma, *gn = average of dy gamma n. */
 static void row_averages(const struct row *row, float *g, float *gn) {
-  vec sum_g = {0}, sum_gn = {0};
+  vec sum_g[2] = {{0}}, sum_gn[2] = {{0}};
   float rest_g = 0.0f, rest_gn = 0.0f;
   int64_t i = 0;
-  for (; i + W <= row->width; i += W) {
-    const vec slope = x_load(row->dy + i) * x_load(row->gamma + i);
-    sum_g += slope;
-    sum_gn += slope * ((x_load(row->x + i) - row->mean) * row->rstd);
+  for (; i + 2 * W <= row->width; i += 2 * W) {
+    const struct pair dy = x_load_pair(row->dy + i), gamma = x_load_pair(row->gamma + i);
+    const struct pair x = x_load_pair(row->x + i);
+    X_BOTH({
+      const vec slope = dy.of[j] * gamma.of[j];
+      sum_g[j] += slope;
+      sum_gn[j] += slope * ((x.of[j] - row->mean) * row->rstd);
+    });
   }
   for (; i < row->width; i++) {
     const float slope = x_one(row->dy + i) * x_one(row->gamma + i);
     rest_g += slope;
     rest_gn += slope * ((x_one(row->x + i) - row->mean) * row->rstd);
   }
-  *g = (v_sum(sum_g) + rest_g) / (float)row->width;
-  *gn = (v_sum(sum_gn) + rest_gn) / (float)row->width;
+  *g = (v_sum(sum_g[0] + sum_g[1]) + rest_g) / (float)row->width;
+  *gn = (v_sum(sum_gn[0] + sum_gn[1]) + rest_gn) / (float)row->width;
 }
 
 /* dgamma and dbeta, element by element; before dx is written, which may be dy. */
@@ -119,11 +128,17 @@ static void add_columns(const struct row *row, float *dgamma, float *dbeta) {
 
 /* residual may be NULL, and dx may be it. */
 static void write_dx(const struct row *row, value *dx, const value *residual, float g, float gn) {
-  V_EACH(0, row->width, {
-    const vec normal = (x_get(row->x + i, n) - row->mean) * row->rstd;
-    const vec product = x_get(row->dy + i, n) * x_get(row->gamma + i, n);
-    const vec slope = (product - g - normal * gn) * row->rstd;
-    x_put(dx + i, residual ? x_get(residual + i, n) + slope : slope, n);
+  X_PAIRS(0, row->width, {
+    const struct pair dy = x_get_pair(row->dy + i, n), gamma = x_get_pair(row->gamma + i, n);
+    const struct pair x = x_get_pair(row->x + i, n);
+    struct pair v = {{{0}}};
+    if (residual) v = x_get_pair(residual + i, n);
+    X_BOTH({
+      const vec normal = (x.of[j] - row->mean) * row->rstd;
+      const vec slope = (dy.of[j] * gamma.of[j] - g - normal * gn) * row->rstd;
+      v.of[j] = residual ? v.of[j] + slope : slope;
+    });
+    x_put_pair(dx + i, x_quiet_pair(v), n);
   });
 }
 

@@ -19,7 +19,11 @@ static float block_largest(const value *x, int64_t n) {
   vec best[4] = {v_set(-INFINITY), v_set(-INFINITY), v_set(-INFINITY), v_set(-INFINITY)};
   int64_t i = 0;
   for (; i + 4 * W <= n; i += 4 * W) { /* NaN is passed over here and comes back by the sum */
-    for (int j = 0; j < 4; j++) best[j] = v_max(x_load(x + i + j * W), best[j]);
+    const struct pair v = x_load_pair(x + i), w = x_load_pair(x + i + 2 * W);
+    best[0] = v_max(v.of[0], best[0]);
+    best[1] = v_max(v.of[1], best[1]);
+    best[2] = v_max(w.of[0], best[2]);
+    best[3] = v_max(w.of[1], best[3]);
   }
   float best_of_all = v_largest(v_max(v_max(best[0], best[1]), v_max(best[2], best[3])));
   for (; i < n; i++) best_of_all = x_one(x + i) > best_of_all ? x_one(x + i) : best_of_all;
@@ -33,12 +37,13 @@ static float block_exp_sum(const value *x, int64_t n, float largest) {
     /* Memory would idle while exponentials are computed: fetch what the next block looks at. */
     x_fetch(x + i + (BLOCK - EK_AHEAD));
     x_fetch(x + i + W + (BLOCK - EK_AHEAD));
-    sum0 += v_exp(x_load(x + i) - largest);
-    sum1 += v_exp(x_load(x + i + W) - largest);
+    const struct pair v = x_load_pair(x + i);
+    sum0 += x_exp(v.of[0] - largest);
+    sum1 += x_exp(v.of[1] - largest);
   }
   for (; i < n; i += W) { /* what is missing counts as e^-inf */
     const int64_t rest = n - i < W ? n - i : W;
-    sum0 += v_exp(x_load_some(x + i, rest, -INFINITY) - largest);
+    sum0 += x_exp(x_load_some(x + i, rest, -INFINITY) - largest);
   }
   return v_sum(sum0 + sum1);
 }
@@ -121,24 +126,21 @@ struct slope {
 static void plain_gradient(value *gradient, const value *x, int64_t classes,
                            const struct slope *slope) {
   const float m = slope->m, factor = slope->factor;
-  int64_t i = 0;
-  for (; i + 2 * W <= classes; i += 2 * W) {
-    const vec e0 = v_exp(x_load(x + i) - m), e1 = v_exp(x_load(x + i + W) - m);
-    x_store(gradient + i, e0 * factor);
-    x_store(gradient + i + W, e1 * factor);
-  }
-  for (; i < classes; i += W) {
-    const int64_t n = classes - i < W ? classes - i : W;
-    x_put(gradient + i, v_exp(x_get(x + i, n) - m) * factor, n);
-  }
+  X_PAIRS(0, classes, {
+    struct pair v = x_get_pair(x + i, n);
+    X_BOTH(v.of[j] = x_exp(v.of[j] - m) * factor);
+    x_put_pair(gradient + i, x_quiet_pair(v), n); /* m and factor are sums */
+  });
 }
 
 static void smoothed_gradient(value *gradient, const value *x, int64_t classes,
                               const struct slope *slope) {
-  V_EACH(0, classes, {
-    const vec part =
-        slope->weights ? v_get(slope->weights + i, n) * slope->share : v_set(slope->share);
-    x_put(gradient + i, v_exp(x_get(x + i, n) - slope->m) * slope->factor - part, n);
+  const float m = slope->m, factor = slope->factor, share = slope->share;
+  X_PAIRS(0, classes, {
+    struct pair v = x_get_ordered(x + i, n), part = {{v_set(1.0f), v_set(1.0f)}};
+    if (slope->weights) part = v_get_pair(slope->weights + i, n);
+    X_BOTH(v.of[j] = x_exp(v.of[j] - m) * factor - part.of[j] * share);
+    x_put_ordered(gradient + i, v, n);
   });
 }
 
@@ -146,7 +148,7 @@ static void smoothed_gradient(value *gradient, const value *x, int64_t classes,
 static void row_gradient(value *gradient, const value *x, int64_t classes,
                          const struct slope *slope, int64_t target) {
   const float weight = slope->weights ? slope->weights[target] : 1.0f;
-  const float p = v_exp(v_set(x_one(x + target) - slope->m))[0] * slope->factor;
+  const float p = x_exp(v_set(x_one(x + target) - slope->m))[0] * slope->factor;
   const float at_target = p - weight * slope->share - slope->own;
   if (slope->share == 0.0f) {
     plain_gradient(gradient, x, classes, slope);

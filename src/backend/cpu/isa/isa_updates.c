@@ -80,12 +80,26 @@ void EK_ISA_NAME(adamw)(const void *raw, int64_t begin, int64_t end) {
                             .decay = args->decoupled ? 0.0f : (float)args->weight_decay};
   float *p = args->p, *m = args->state0, *v = args->state1;
   value *copy = args->copy;
-  V_EACH(begin, end, {
+  int64_t i = begin;
+  if (copy) { /* two vectors at a time, for the sake of the copy */
+    for (; i + 2 * W <= end; i += 2 * W) {
+      struct pair next;
+      X_BOTH({
+        const int64_t at = i + j * W;
+        __builtin_prefetch((const char *)args->g + g_size * (size_t)(at + EK_AHEAD));
+        next.of[j] =
+            adam_step(&adam, p + at, m + at, v + at, gradient_at(args, at, W), W, args->first);
+      });
+      x_put_ordered(copy + i, next, 2 * W);
+    }
+  }
+  for (; i < end; i += W) {
+    const int64_t n = end - i < W ? end - i : W;
     __builtin_prefetch((const char *)args->g + g_size * (size_t)(i + EK_AHEAD));
     const vec g = gradient_at(args, i, n);
     const vec next = adam_step(&adam, p + i, m + i, v + i, g, n, args->first);
     if (copy) x_put(copy + i, next, n);
-  });
+  }
 }
 
 void EK_ISA_NAME(square_norm)(const void *raw, int64_t begin, int64_t end) {
@@ -116,16 +130,18 @@ void EK_ISA_NAME(reduce)(const void *raw, int64_t begin, int64_t end) {
   value *const *destinations = (value *const *)args->destinations;
   int64_t i = begin;
   for (; i + 4 * W <= end; i += 4 * W) {
-    vec sum[4] = {{0}};
+    struct pair sum[2] = {{{{0}}}};
     for (size_t s = 0; s < args->source_count; s++) {
-      for (int j = 0; j < 4; j++) {
-        const value *source = sources[s] + i + j * W;
+      for (int k = 0; k < 2; k++) {
+        const value *source = sources[s] + i + k * 2 * W;
         x_fetch(source);
-        sum[j] = s == 0 ? x_load(source) : sum[j] + x_load(source);
+        x_fetch(source + W);
+        const struct pair v = x_load_pair(source);
+        X_BOTH(sum[k].of[j] = s == 0 ? v.of[j] : sum[k].of[j] + v.of[j]);
       }
     }
     for (size_t d = 0; d < args->destination_count; d++) {
-      for (int j = 0; j < 4; j++) x_store(destinations[d] + i + j * W, sum[j]);
+      for (int k = 0; k < 2; k++) x_store_pair(destinations[d] + i + k * 2 * W, sum[k]);
     }
   }
   for (; i < end; i++) {

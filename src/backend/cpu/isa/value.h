@@ -9,12 +9,26 @@
  *
  * A store rounds to nearest even, as core/half.h does, bit for bit on every instruction set. What
  * another operation will read again instead of what was stored goes through x_round() first.
+ *
+ * Pairs. Conversions of bf16 cost most where a vector of floats is made of half a vector of values. So loops
+ * that only look at one element at a time take 2 W of them: bf16 in even and odd lanes need one load and two
+ * instructions. X_PAIRS() is such a loop. Where vectors of sums take part, x_put_ordered() stores two vectors
+ * in the order of memory.
+ *
+ * NaN. Rounding bf16 is an addition, which makes a number, or infinity, of a NaN whose lower half is not 0. One that
+ * was computed of values and of constants has 0 there, as the values have and as the processor's own has: so
+ * x_put_pair() needs no test. What memory holds as floats may be any NaN: x_quiet_pair() comes first, with
+ * one test for both vectors. All other stores have theirs.
  */
 #ifndef EK_CPU_VALUE_H
 #define EK_CPU_VALUE_H
 
 #include "backend/cpu/isa/vector.h"
 #include "core/half.h"
+
+struct pair { /* 2 W values, in an order that is the type's */
+  vec of[2];
+};
 
 #if !defined(EK_VALUE_f32)
 
@@ -50,9 +64,63 @@ typedef struct ek__bf16 value;
 
 static inline vec x_widen(vec_s x) { return (vec)(s_zero_extend(x) << 16); }
 
-static inline vec_s x_narrow(vec x) {
-  const vec_u bits = (vec_u)x, rounded = bits + 0x7FFFu + (bits >> 16 & 1u);
-  return s_upper_halves((vec_u)v_choose(x != x, (vec)(bits | 0x400000u), (vec)rounded));
+/* Of numbers, and of NaN whose lower half is 0: the upper half is the result. */
+static inline vec_u x_rounded(vec x) {
+  const vec_u bits = (vec_u)x;
+  return bits + 0x7FFFu + (bits >> 16 & 1u);
+}
+
+/* A NaN becomes a quiet one whose lower half is 0, so that no rounding carries out of it. */
+static inline vec x_quiet(vec x) {
+  return v_choose(x != x, (vec)(((vec_u)x & 0xFFFF0000u) | 0x400000u), x);
+}
+
+static inline vec_s x_narrow(vec x) { return s_upper_halves(x_rounded(x_quiet(x))); }
+
+static inline struct pair x_load_pair(const value *p) {
+  vec_u words;
+  memcpy(&words, p, sizeof words);
+  return (struct pair){{(vec)(words << 16), (vec)(words & 0xFFFF0000u)}};
+}
+
+static inline struct pair x_quiet_pair(struct pair v) {
+  if (__builtin_expect(v_any_nan(v.of[0], v.of[1]), 0)) {
+    v.of[0] = x_quiet(v.of[0]);
+    v.of[1] = x_quiet(v.of[1]);
+  }
+  return v;
+}
+
+static inline vec_u x_narrow_pair(struct pair v) {
+  const vec_u even = x_rounded(v.of[0]) >> 16, odd = x_rounded(v.of[1]);
+#if defined(EK_ISA_avx2)
+  return (vec_u)_mm256_blend_epi16((__m256i)even, (__m256i)odd, 0xAA);
+#else
+  return even | (odd & 0xFFFF0000u);
+#endif
+}
+
+static inline void x_store_pair(value *p, struct pair v) {
+  const vec_u words = x_narrow_pair(v);
+  memcpy(p, &words, sizeof words);
+}
+
+static inline struct pair x_round_pair(struct pair v) {
+  const vec_u words = x_narrow_pair(v);
+  return (struct pair){{(vec)(words << 16), (vec)(words & 0xFFFF0000u)}};
+}
+
+static inline void x_store_ordered(value *p, struct pair v) {
+  v = x_quiet_pair(v);
+  const vec_u first = x_rounded(v.of[0]), second = x_rounded(v.of[1]);
+#if defined(EK_ISA_avx2)
+  const __m256i lanes = _mm256_packus_epi32((__m256i)(first >> 16), (__m256i)(second >> 16));
+  const __m256i words = _mm256_permute4x64_epi64(lanes, 0xD8);
+  memcpy(p, &words, sizeof words);
+#else
+  const vec_s words[2] = {s_upper_halves(first), s_upper_halves(second)};
+  memcpy(p, words, sizeof words);
+#endif
 }
 
 #else /* EK_VALUE_f16 */
@@ -153,6 +221,101 @@ static inline void x_store_some(value *p, vec v, int64_t n) { v_store_some(p, v,
 static inline void x_fetch(const value *p) { v_fetch(p); }
 
 #endif
+
+#if !defined(EK_VALUE_bf16) /* bf16 has its own, above */
+static inline struct pair x_load_pair(const value *p) {
+  return (struct pair){{x_load(p), x_load(p + W)}};
+}
+static inline void x_store_pair(value *p, struct pair v) {
+  x_store(p, v.of[0]);
+  x_store(p + W, v.of[1]);
+}
+static inline struct pair x_round_pair(struct pair v) {
+  return (struct pair){{x_round(v.of[0]), x_round(v.of[1])}};
+}
+static inline struct pair x_quiet_pair(struct pair v) { return v; }
+static inline void x_store_ordered(value *p, struct pair v) { x_store_pair(p, v); }
+#endif
+
+/* n values from p on, 0 < n <= 2 W; the others are 0. */
+static inline struct pair x_get_pair(const value *p, int64_t n) {
+  if (n == 2 * W) return x_load_pair(p);
+  value lanes[2 * W];
+  memset(lanes, 0, sizeof lanes);
+  memcpy(lanes, p, (size_t)n * sizeof *p);
+  return x_load_pair(lanes);
+}
+
+/* The same as two vectors in the order of memory. */
+static inline struct pair x_get_ordered(const value *p, int64_t n) {
+  if (n == 2 * W) return (struct pair){{x_load(p), x_load(p + W)}};
+  value lanes[2 * W];
+  memset(lanes, 0, sizeof lanes);
+  memcpy(lanes, p, (size_t)n * sizeof *p);
+  return (struct pair){{x_load(lanes), x_load(lanes + W)}};
+}
+
+static inline void x_put_pair(value *p, struct pair v, int64_t n) {
+  if (n == 2 * W) {
+    x_store_pair(p, v);
+    return;
+  }
+  value lanes[2 * W];
+  x_store_pair(lanes, v);
+  memcpy(p, lanes, (size_t)n * sizeof *p);
+}
+
+/* Two vectors of floats, in the order of memory. */
+static inline void x_put_ordered(value *p, struct pair v, int64_t n) {
+  if (n == 2 * W) {
+    x_store_ordered(p, v);
+    return;
+  }
+  value lanes[2 * W];
+  x_store_ordered(lanes, v);
+  memcpy(p, lanes, (size_t)n * sizeof *p);
+}
+
+static inline struct pair v_get_pair(const float *p, int64_t n) {
+  if (n == 2 * W) return (struct pair){{v_load(p), v_load(p + W)}};
+  float lanes[2 * W] = {0};
+  memcpy(lanes, p, (size_t)n * sizeof *p);
+  return (struct pair){{v_load(lanes), v_load(lanes + W)}};
+}
+
+static inline void v_put_pair(float *p, struct pair v, int64_t n) {
+  if (n == 2 * W) {
+    v_store(p, v.of[0]);
+    v_store(p + W, v.of[1]);
+    return;
+  }
+  float lanes[2 * W];
+  v_store(lanes, v.of[0]);
+  v_store(lanes + W, v.of[1]);
+  memcpy(p, lanes, (size_t)n * sizeof *p);
+}
+
+/* The loop over begin .. end - 1 in pairs, as V_EACH(): `n` elements from `i` on. */
+#define X_PAIRS(begin, end, ...)                                                                   \
+  do {                                                                                             \
+    int64_t i = (begin);                                                                           \
+    for (; i + 2 * W <= (end); i += 2 * W) {                                                       \
+      const int64_t n = 2 * W;                                                                     \
+      __VA_ARGS__;                                                                                 \
+    }                                                                                              \
+    const int64_t n = (end)-i;                                                                     \
+    if (n > 0) {                                                                                   \
+      __VA_ARGS__;                                                                                 \
+    }                                                                                              \
+  } while (0)
+
+/* What follows for both vectors of a pair: j is 0 and 1. */
+#define X_BOTH(...)                                                                                \
+  do {                                                                                             \
+    for (int j = 0; j < 2; j++) {                                                                  \
+      __VA_ARGS__;                                                                                 \
+    }                                                                                              \
+  } while (0)
 
 /* As v_get() and v_put(). */
 static inline vec x_get(const value *p, int64_t n) {

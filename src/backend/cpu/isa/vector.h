@@ -196,6 +196,20 @@ static inline vec v_min(vec a, vec b) {
 #endif
 }
 
+/* Whether a lane of either is NaN; true where there is no instruction for it. */
+static inline int v_any_nan(vec a, vec b) {
+#if defined(EK_ISA_avx512)
+  return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_UNORD_Q) != 0;
+#elif defined(EK_ISA_avx2)
+  return _mm256_movemask_ps(_mm256_cmp_ps((__m256)a, (__m256)b, _CMP_UNORD_Q)) != 0;
+#elif defined(__SSE2__)
+  return _mm_movemask_ps(_mm_cmpunord_ps((__m128)a, (__m128)b)) != 0;
+#else
+  (void)a, (void)b;
+  return 1;
+#endif
+}
+
 static inline vec v_sqrt(vec a) {
 #if defined(EK_ISA_avx512)
   return (vec)_mm512_sqrt_ps((__m512)a);

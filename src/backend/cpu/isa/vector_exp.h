@@ -15,21 +15,51 @@
 
 #include "backend/cpu/isa/vector.h"
 
+/* 1.5 * 2^23, whose last bit is worth 1, and the bias of exponents: what is added to it is rounded to an
+ * integer n, and its low bits are n + 127. What is above them leaves at the left. */
+#define EK_TO_EXPONENT (12582912.0f + 127.0f)
+
 static inline vec v_exp(vec x) {
-  const float round_to_integer = 12582912.0f; /* 1.5 * 2^23: its last bit is worth 1 */
   /* At these ends 2^n is already 0 or infinite. The order of operands lets NaN through. */
   x = v_max(v_set(-88.0f), v_min(v_set(89.0f), x));
-  const vec t = x * 0x1.715476p+0f + round_to_integer;
-  const vec n = t - round_to_integer;
+  const vec t = x * 0x1.715476p+0f + EK_TO_EXPONENT;
+  const vec n = t - EK_TO_EXPONENT;
   const vec r = (x - n * 0x1.62e4p-1f) - n * 0x1.7f7d1cp-20f;
   vec q = r * 0x1.6a2252p-10f + 0x1.123b04p-7f;
   q = q * r + 0x1.5558f8p-5f;
   q = q * r + 0x1.555490p-3f;
   q = q * r + 0x1.fffffcp-2f;
   const vec p = q * (r * r) + r + 1.0f;
-  /* The low bits of t are n; what is above them leaves at the left. */
-  const vec_u scale = ((vec_u)t + 127u) << 23;
-  return p * (vec)scale;
+  return p * (vec)((vec_u)t << 23);
 }
+
+/*
+ * e^x for what will be rounded to 16 bits: 2^n 2^r with r = x log2(e) - n on |r| <= 1/2, and
+ * 2^r = 1 + r q(r) with q of degree 4, fitted as above. It takes two thirds of the instructions of v_exp().
+ *
+ * x log2(e) - n is a fused multiplication and so loses nothing, and log2(e) has a second part. With u = 2^-24 the
+ * polynomial has a relative error of 1.8 u and rounding adds 3 u: 5 u are within the bounds that
+ * docs/numerics.md has for f32, and 1/6000 of half a unit of bf16. 1 + r q(r) is exactly 1 at 0, as e^0 is; the
+ * ends are those of v_exp().
+ */
+#if defined(__FMA__)
+static inline vec v_exp_short(vec x) {
+  x = v_max(v_set(-88.0f), v_min(v_set(89.0f), x));
+  const vec t = x * 0x1.715476p+0f + EK_TO_EXPONENT;
+  const vec r = x * 0x1.4ae0cp-26f + (x * 0x1.715476p+0f - (t - EK_TO_EXPONENT));
+  vec q = r * 0x1.5bba14p-10f + 0x1.3cea88p-7f;
+  q = q * r + 0x1.c6b752p-5f;
+  q = q * r + 0x1.ebf9bcp-3f;
+  q = q * r + 0x1.62e42ap-1f;
+  return (q * r + 1.0f) * (vec)((vec_u)t << 23);
+}
+#endif
+
+/* That of the type of values, where the result is one. Without fused multiplications r would not be exact. */
+#if defined(EK_VALUE_f32) || !defined(__FMA__)
+#define x_exp v_exp
+#else
+#define x_exp v_exp_short
+#endif
 
 #endif /* EK_CPU_VECTOR_EXP_H */
