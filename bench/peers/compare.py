@@ -99,8 +99,8 @@ def run_evenkeel(name, arguments):
         arguments.evenkeel, "step", "--devices", arguments.devices, "--modes", arguments.mode,
         *shape_flags(name), "--steps", str(arguments.steps), "--warmup", str(arguments.warmup),
         "--optimizer", "adamw", "-o", "json"]
-    if arguments.tf32:
-        command.append("--tf32")
+    if arguments.tf32 or arguments.bf16:
+        command += ["--precision", "tf32" if arguments.tf32 else "bf16"]
     document, resident = child(command, {}, arguments.timeout)
     if document.get("schema") != 1 or len(document.get("runs", [])) != 1:
         raise PeerError(f"expected schema 1 with one run: {document}")
@@ -119,8 +119,8 @@ def run_torch(name, arguments):
     if on_gpu(arguments):
         command += ["--device", arguments.devices]
         settings = {}
-    if arguments.tf32:
-        command.append("--tf32")
+    if arguments.tf32 or arguments.bf16:
+        command.append("--tf32" if arguments.tf32 else "--bf16")
     document, resident = child(command, settings, arguments.timeout)
     return measured(name, document["step_seconds"], resident, document)
 
@@ -163,9 +163,9 @@ def compare(name, arguments):
 
 def print_table(results, arguments):
     place = arguments.devices if on_gpu(arguments) else f"{arguments.threads} threads"
-    products = ", products in TF32" if arguments.tf32 else ""
+    precision = "f32, products in TF32" if arguments.tf32 else "bf16 (autocast)" if arguments.bf16 else "f32"
     torch = results[0]["rounds"][0]["torch"]["output"]
-    print(f"Training step in f32{products}, with AdamW, {place}, {arguments.rounds} rounds of "
+    print(f"Training step in {precision}, with AdamW, {place}, {arguments.rounds} rounds of "
           f"{arguments.warmup} + {arguments.steps} steps; PyTorch {torch['version']} as `{arguments.form}`, "
           f"{'fused' if torch['fused_attention'] else 'plain'} attention.\n")
     print("| configuration | peer | step, median of rounds (min to max) "
@@ -199,6 +199,7 @@ def parse_arguments():
     parser.add_argument("--threads", type=positive, default=2, help="PyTorch threads = evenkeel devices on the CPU (default 2)")
     parser.add_argument("--devices", metavar="cuda:N", help="one GPU for both instead of the CPU")
     parser.add_argument("--tf32", action="store_true", help="products in TF32, with --devices cuda:N")
+    parser.add_argument("--bf16", action="store_true", help="both in bf16, with --devices cuda:N")
     parser.add_argument("--mode", choices=["gather", "balanced", "replicated", "sharded", "sharded-gradients", "fully-sharded"], default="sharded", help="evenkeel's mode")
     parser.add_argument("--form", choices=["replicas", "lean", "stock"],
                         help="how PyTorch does it (default replicas; on cuda there is only stock)")
@@ -211,6 +212,8 @@ def parse_arguments():
         parser.error(f"--devices is one GPU, such as cuda:0, not {arguments.devices}; --threads is for the CPU")
     if arguments.tf32 and arguments.devices is None:
         parser.error("--tf32 is about products on a GPU: --devices cuda:0")
+    if arguments.bf16 and (arguments.devices is None or arguments.tf32):
+        parser.error("--bf16 is for a GPU, and without --tf32: --devices cuda:0")
     arguments.configurations = arguments.configurations or (["gpt2"] if arguments.devices else ["S", "M"])
     arguments.form = arguments.form or ("stock" if arguments.devices else "replicas")
     if arguments.devices and arguments.form != "stock":
@@ -245,7 +248,8 @@ def main():
             "kernel": platform.release(),
             "torch_environment": {} if on_gpu(arguments) else torch_settings(),
             "settings": {name: getattr(arguments, name) for name in (
-                "rounds", "steps", "warmup", "threads", "devices", "tf32", "mode", "form")},
+                "rounds", "steps", "warmup", "threads", "devices", "tf32", "bf16", "mode",
+                "form")},
             "results": results,
         }
         with open(arguments.export_json, "w") as file:

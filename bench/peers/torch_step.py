@@ -4,7 +4,7 @@ The model is the pre-norm GPT-2 block stack with a head tied to the token embedd
 here is PyTorch's own operators called from Python, arranged the quickest way that was found; README.md says what was
 tried. Start it through `run --torch-only`, which sets the environment that the libraries read when they load.
 On a GPU (`--device cuda`) there is one form, the stock one, with what PyTorch has for it: fused attention where
-there is scaled_dot_product_attention, fused AdamW, TF32 if asked for. Prints one line of JSON.
+there is scaled_dot_product_attention, fused AdamW, TF32 or autocast to bf16 if asked for. Prints one line of JSON.
 """
 
 import argparse
@@ -95,8 +95,9 @@ class Gpt(torch.nn.Module):
 class StockForm:
     """The step the way every tutorial writes it, with torch.optim.AdamW."""
 
-    def __init__(self, model, inputs, targets, threads, device):
+    def __init__(self, model, inputs, targets, threads, device, bf16):
         torch.set_num_threads(threads)
+        self.bf16 = bf16
         self.model, self.inputs, self.targets, self.device = model.to(device), inputs, targets, device
         fused = {}
         if device != "cpu" and "fused" in inspect.signature(torch.optim.AdamW).parameters:
@@ -108,9 +109,10 @@ class StockForm:
         """The loss stays on the device: whoever reads it waits."""
         inputs, targets = self.inputs.to(self.device), self.targets.to(self.device)
         self.optimizer.zero_grad(set_to_none=True)
-        hidden = self.model(F.embedding(inputs, self.model.tokens))
-        logits = F.linear(hidden, self.model.tokens)
-        loss = F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
+        with torch.autocast(torch.device(self.device).type, dtype=torch.bfloat16, enabled=self.bf16):
+            hidden = self.model(F.embedding(inputs, self.model.tokens))
+            logits = F.linear(hidden, self.model.tokens)
+            loss = F.cross_entropy(logits.view(-1, logits.shape[-1]), targets.view(-1))
         loss.backward()
         return loss.detach()
 
@@ -221,7 +223,7 @@ class LeanForm:
 
 def make_form(arguments, model, inputs, targets):
     if arguments.form == "stock":
-        return StockForm(model, inputs, targets, arguments.threads, arguments.device)
+        return StockForm(model, inputs, targets, arguments.threads, arguments.device, arguments.bf16)
     replicas = arguments.threads if arguments.form == "replicas" else 1
     return LeanForm(model, inputs, targets, arguments.threads, replicas, arguments.chunk)
 
@@ -245,6 +247,7 @@ def parse_arguments():
     parser.add_argument("--text", metavar="FILE", help="take the tokens from this file's bytes, not at random")
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda or cuda:N")
     parser.add_argument("--tf32", action="store_true", help="products on cuda in TF32")
+    parser.add_argument("--bf16", action="store_true", help="autocast to bf16, in the stock form")
     parser.add_argument("--form", choices=["replicas", "lean", "stock"], default=None,
                         help="one replica a thread (default on cpu), one replica with all threads, or the tutorial's "
                         "step (the only one on cuda)")
@@ -260,6 +263,8 @@ def parse_arguments():
         arguments.form = "replicas" if arguments.device == "cpu" else "stock"
     if arguments.device != "cpu" and arguments.form != "stock":
         parser.error(f"--form {arguments.form} is for the CPU")
+    if arguments.bf16 and arguments.form != "stock":
+        parser.error(f"--form {arguments.form} computes in f32")
     if arguments.text and shape["vocab"] < 256:
         parser.error("--text needs --vocab 256 or more")
     return arguments, shape
@@ -312,6 +317,7 @@ def main():
         "form": arguments.form,
         "device": arguments.device if arguments.device == "cpu" else torch.cuda.get_device_name(arguments.device),
         "tf32": arguments.tf32,
+        "bf16": arguments.bf16,
         "fused_attention": FUSED_ATTENTION,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "threads": arguments.threads,
