@@ -43,14 +43,18 @@ make_ptx() { # SOURCE PTX
     "$sources/backend/cuda/cuda_$1.cu" -o "$2"
 }
 
-# entry loads stores single, a line for each kernel of a PTX file
+# entry loads stores single products matrices, a line for each kernel of a PTX file
 count() {
   awk '
     /\.entry/ { name = $0; sub(/.*\.entry /, "", name); sub(/[^A-Za-z0-9_].*/, "", name); seen[name] = 1 }
     /ld\.global[a-z.]*\.v4\.[fbu]32/ || /ld\.global[a-z.]*\.v2\.[fbu]64/ { loads[name]++ }
     /st\.global\.v4\.[fbu]32/ || /st\.global\.v2\.[fbu]64/ { stores[name]++ }
     /st\.global\.[fbu][0-9]/ { single[name]++ }
-    END { for (n in seen) print n, loads[n] + 0, stores[n] + 0, single[n] + 0 }' "$1"
+    /mma\.sync/ { products[name]++ }
+    /ldmatrix\.sync/ { matrices[name]++ }
+    END {
+      for (n in seen) print n, loads[n] + 0, stores[n] + 0, single[n] + 0, products[n] + 0, matrices[n] + 0
+    }' "$1"
 }
 
 # entry registers spilled, of the entries named in a file
@@ -69,18 +73,20 @@ while read -r source; do
   make_ptx "$source" "$ptx"
   count "$ptx" >"$folder/counted"
   : >"$folder/entries"
-  while read -r _ entry loads stores single _; do
+  while read -r _ entry loads stores single _ _ products matrices; do
     lines=$(grep -E "$entry" "$folder/counted") || { complain "$source: no kernel $entry"; continue; }
-    while read -r name has_loads has_stores has_single; do
+    while read -r name has_loads has_stores has_single has_products has_matrices; do
       printf '%s\n' "$name" >>"$folder/entries"
       ((has_loads >= loads)) || complain "$source: $entry: $has_loads loads of 16 bytes, not $loads"
       ((has_stores >= stores)) || complain "$source: $entry: $has_stores stores of 16 bytes, not $stores"
       ((has_single <= single)) || complain "$source: $entry: $has_single stores of one element, more than $single"
+      ((has_products >= ${products:-0})) || complain "$source: $entry: $has_products products, not $products"
+      ((has_matrices <= ${matrices:-0})) || complain "$source: $entry: $has_matrices loads of matrices, more than $matrices"
     done <<<"$lines"
   done < <(grep "^$source " "$bounds")
   for architecture in sm_80 sm_90; do
     measure "$ptx" "$architecture" "$folder/entries" >"$folder/measured"
-    while read -r _ entry _ _ _ registers spilled; do
+    while read -r _ entry _ _ _ registers spilled _; do
       lines=$(grep -E "$entry" "$folder/measured") || { complain "$source: ptxas tells nothing of $entry"; continue; }
       while read -r _ has_registers has_spilled; do
         ((has_registers <= registers)) ||
