@@ -23,11 +23,24 @@ complain() {
   failed=1
 }
 
+# All values of the JSON in $dir/out, if it is JSON, by their paths: to run a program for each takes longer
+# than the runs that are looked at.
+declare -A values=()
+load() {
+  local path text
+  values=()
+  [[ $(head -c 1 "$dir/out") == '{' ]] || return 0
+  while IFS= read -r -d '' path && IFS= read -r -d '' text; do
+    values[$path]=$text
+  done < <("$read_json" "$dir/out")
+}
+
 # Runs the program; its output lies in $dir/out and $dir/err, and no code but CODE is right.
 expect() { # CODE ARGUMENT...
   local wanted=$1 code=0
   shift
   "$bench" "$@" >"$dir/out" 2>"$dir/err" </dev/null || code=$?
+  load
   ((code == wanted)) && return 0
   complain "exit code $code and not $wanted from: $*"
   sed 's/^/    /' "$dir/err" >&2
@@ -45,7 +58,8 @@ silent() { # on stdout
 }
 
 value() { # PATH: of the JSON on stdout; nothing, which equals nothing, if it is not there
-  "$read_json" "$dir/out" "$1" || printf 'no %s in the JSON\n' "$1" >&2
+  [[ -n ${values[$1]+set} ]] || printf 'no %s in the JSON\n' "$1" >&2
+  printf '%s\n' "${values[$1]-}"
 }
 
 same() { # WHAT LEFT RIGHT
@@ -651,6 +665,7 @@ group_run() {
   chmod +x "$dir/bin/cmake"
   PATH=$dir/bin:$PATH "$dir/bench/run" devices -o json >"$dir/out" 2>"$dir/err" ||
     complain "bench/run ends with $?"
+  load
   says "[setup] building"
   says "[setup] with charts: $dir/build/report.html"
   same command "$(value command)" devices
@@ -701,6 +716,7 @@ on_terminal() { # ARGUMENT...
   local words
   words=$(printf '%q ' "$bench" "$@")
   script -qec "$words >$(printf '%q' "$dir/out")" /dev/null </dev/null >"$dir/err" || true
+  load
 }
 
 group_terminal() {
