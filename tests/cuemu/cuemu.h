@@ -21,6 +21,7 @@
  *   CUEMU_LOAD_DRAINS        0        1: what is loaded at its first use (a kernel, a product of a
  *                                     shape) waits until the device is idle, one after the other
  *   CUEMU_ALGORITHMS         1        offered by cuBLASLt's heuristic for a product, 1 to 4
+ *   CUEMU_WARM               1        0: what is launched while cuemu_warming() is loaded and does not run
  *   CUEMU_LATE               0        a kernel that is first used on a device of which so many bytes
  *                                     are allocated ends the program; 0: it may
  *   CUEMU_FAULT                       "fail kind device n [error]" or "hang kind device n",
@@ -54,7 +55,7 @@ struct cuemu_settings {
   unsigned jitter_us;
   int nccl_version;
   unsigned nccl_polls, nccl_call_us;
-  bool load_drains;
+  bool load_drains, warm;
   size_t late_bytes;
   int algorithms;
 };
@@ -73,6 +74,9 @@ enum cuemu_kind {
 void cuemu_get_settings(struct cuemu_settings *settings);
 void cuemu_set_settings(const struct cuemu_settings *settings);
 void cuemu_set_order(int order);
+
+/* Begins or ends what the calling thread launches only to have it loaded: see CUEMU_WARM. */
+void cuemu_warming(bool on);
 
 /* The nth call of the kind from now (1: the next) on the device fails with the error, 0 for a
    likely one. Kernel faults, and any error that CUDA calls sticky, stay until cuemu_reset(). */

@@ -64,6 +64,15 @@ static void drain(int device) {
   pthread_mutex_unlock(&one_at_a_time);
 }
 
+static __thread bool warming;
+
+void cuemu_warming(bool on) {
+  cuemu_initialise();
+  warming = on && !cuemu_settings.warm;
+}
+
+bool cuemu_only_loads(void) { return warming; }
+
 bool cuemu_load(int device, const void *code, const char *name) {
   const size_t late = name ? cuemu_settings.late_bytes : 0;
   if (!cuemu_settings.code_bytes && !cuemu_settings.load_drains && !late) return true;

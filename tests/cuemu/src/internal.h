@@ -81,6 +81,8 @@ void cuemu_give_hidden(int device, size_t bytes);
    kernel, else NULL. */
 bool cuemu_load(int device, const void *code, const char *name);
 void cuemu_unload(int device);
+/* Whether what the calling thread launches is only to be loaded. */
+bool cuemu_only_loads(void);
 
 /* ---- stream.c ---- */
 

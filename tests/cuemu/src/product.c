@@ -205,6 +205,6 @@ cublasStatus_t cuemu_queue_product(const struct cuemu_product *product, int devi
   struct cuemu_product *p = cuemu_new(sizeof(*p));
   *p = *product;
   cuemu_add_algorithm(p->algorithm);
-  cuemu_enqueue(stream, CUEMU_BLAS, run_product, free, p);
+  cuemu_enqueue(stream, CUEMU_BLAS, cuemu_only_loads() ? NULL : run_product, free, p);
   return CUBLAS_STATUS_SUCCESS;
 }
