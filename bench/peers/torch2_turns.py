@@ -11,7 +11,10 @@ import datetime
 import json
 import os
 import platform
+import re
 import select
+import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -41,21 +44,46 @@ LEAST_LIMIT = 60  # seconds that a turn may take, or more where a form may take 
 FORMS = {"f32": ["compiled", "eager", "replicas", "lean"], "bf16": ["compiled", "eager"]}
 
 
-class Peer:
-    """A process of torch2_peer.py."""
+class Compiled:
+    """What torch.compile keeps for one shape and precision: a folder that is whole, or is removed.
 
-    def __init__(self, command, seconds):
+    A compiler that is ended on its way leaves half a library, on which every later run would fail.
+    """
+
+    def __init__(self, name):
+        base = os.environ.get("TORCHINDUCTOR_CACHE_DIR", os.path.join(PLACE, "..", "..", "build", "peers", "inductor"))
+        self.folder = os.path.join(os.path.abspath(base), name)
+        self.mark = os.path.join(self.folder, "whole")
+        if not os.path.exists(self.mark):
+            self.remove()
+
+    def remove(self):
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def keep(self):
+        os.makedirs(self.folder, exist_ok=True)
+        with open(self.mark, "w"):
+            pass
+
+
+class Peer:
+    """A process of torch2_peer.py, and those that it starts: a group of their own, which ends together."""
+
+    def __init__(self, command, name, seconds):
         environment = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
-        environment.update(ALLOCATOR)
-        self.command, self.waiting = command, b""
+        compiled = Compiled(name)
+        environment.update(ALLOCATOR, TORCHINDUCTOR_CACHE_DIR=compiled.folder)
+        self.waiting = b""
         self.errors = tempfile.TemporaryFile()
-        self.process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors)
+        self.process = subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        stderr=self.errors, start_new_session=True)
         try:
             self.ready = self.answer(seconds)
         except BaseException:
             self.end()
+            compiled.remove()
             raise
+        compiled.keep()
 
     def answer(self, seconds):
         """The next line that it prints, within that time."""
@@ -66,13 +94,17 @@ class Peer:
                 raise compare.PeerError(f"no answer within {seconds:.0f} s")
             part = os.read(output, 1 << 16)
             if not part:
-                code = self.process.wait()
-                self.errors.seek(0)
-                text = self.errors.read().decode(errors="replace").strip().splitlines()
-                raise compare.PeerError(f"exit status {code}: {text[-1] if text else 'no message'}")
+                raise compare.PeerError(f"exit status {self.process.wait()}: {self.message()}")
             self.waiting += part
         line, self.waiting = self.waiting.split(b"\n", 1)
         return json.loads(line)
+
+    def message(self):
+        """Its last line that names an error, or its last line: behind the error comes advice."""
+        self.errors.seek(0)
+        lines = self.errors.read().decode(errors="replace").strip().splitlines()
+        named = [line for line in lines if re.match(r"[\w.]*(Error|Exception|Failed)\w*: ", line)]
+        return (named or lines or ["no message"])[-1]
 
     def steps(self, count, seconds):
         self.process.stdin.write(b"%d\n" % count)
@@ -80,7 +112,10 @@ class Peer:
         return self.answer(seconds)
 
     def end(self):
-        self.process.kill()
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
         self.process.wait()
         self.process.stdin.close()
         self.process.stdout.close()
@@ -125,7 +160,7 @@ class Shape:
         limit = min(self.arguments.form_seconds, self.seconds_left() / 2)
         begin = time.monotonic()
         try:
-            peer = Peer(command, limit)
+            peer = Peer(command, f"{self.name}-{form}-{precision}", limit)
         except (compare.PeerError, OSError, ValueError) as error:
             self.left_out[name] = str(error)
             say(f"{self.name}: PyTorch {name} left out: {error}")
@@ -290,6 +325,7 @@ def main():
     arguments = parse_arguments()
     if arguments.check:
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("run: ended by SIGTERM"))  # and not without ending the processes
     about = machine()
     print(f"{about['processor']}, {about['usable_cores']} cores, {' '.join(about['instructions'])}; {about['time']}, load "
           f"{about['load_average']:.1f} at the beginning; evenkeel {arguments.mode} on cpu:{arguments.threads}, PyTorch with "

@@ -94,6 +94,8 @@ for number, line in enumerate(sys.stdin):
     print(json.dumps({"seconds": [seconds] * int(line), "steps_peak_bytes": 1 << 29}), flush=True)
 END
 touch "$dir/network"
+compiled=$dir/tree/build/peers/inductor
+mkdir -p "$compiled/tiny-compiled-f32/half" # of a compiler that was ended on its way
 turns=(env PYTHON="$dir/bin/python" PEERS_BUILD="$dir/build" "$run" --torch 2 --peer "$dir/peer" tiny)
 expect 0 "${turns[@]}" --forms compiled,eager,replicas --rounds 3 --export-json "$dir/json"
 says out '^| PyTorch eager f32 | 1000 ms'
@@ -106,11 +108,14 @@ says out '^Left out: torch bf16, in turns: exit status 1: lost in the second rou
 [[ $("$read_json" "$dir/json" results.0.rounds.2.'torch f32'.form) == 'eager f32' ]] || fail "not the fastest form"
 [[ $("$read_json" "$dir/json" results.0.figures.'evenkeel bf16'.peak_bytes) -gt 0 ]] || fail "no peak"
 [[ $(wc -l <"$dir/pip") == 1 ]] || fail "pip ran more than once"
+[[ -e $compiled/tiny-compiled-f32/whole ]] || fail "what was compiled is not kept"
+[[ ! -e $compiled/tiny-compiled-f32/half ]] || fail "half of what was compiled is kept"
 
 # A form that takes too long is no slow form; the environment is kept.
 expect 1 "${turns[@]}" --forms lean --form-seconds 1 --precision f32
 says out '^Left out: lean f32: no answer within 1 s'
 says err 'nothing to compare'
+[[ ! -e $compiled/tiny-lean-f32 ]] || fail "half of what was compiled is kept"
 [[ $(wc -l <"$dir/pip") == 1 ]] || fail "pip ran more than once"
 # evenkeel-losses: begins with the weights of the file, over the batches of the other.
 if [[ $losses != - ]]; then
