@@ -5,28 +5,32 @@
  * add_bias 8 bytes an element, forward 8 (12 with a bias, x is written back), backward 12; the
  * exponential of each element hides behind that.
  */
+#include "backend/cuda/cuda_inline.cuh"
 #include "backend/cuda/cuda_map.cuh"
-
-#include <type_traits>
 
 using namespace ek__cuda;
 
 namespace {
 
-/* ---- formulas ---- */
+/* ---- formulas: in T, for values V in memory ---- */
 
-template <class T> struct relu {
+template <class T, class V = T> struct relu {
   static __device__ __forceinline__ T forward(T x) { return x < T(0) ? T(0) : x; } /* NaN stays */
   static __device__ __forceinline__ T backward(T dy, T y) { /* NaN passes on */
     return y > T(0) ? dy : y <= T(0) ? T(0) : y;
   }
 };
 
-template <class T> struct gelu {
-  /* s = 1 / (1 + e^(-2u)) = (1 + tanh(u)) / 2 with u = sqrt(2/pi) (x + 0.044715 x^3) */
+template <class T, class V = T> struct gelu {
+  /* s = 1 / (1 + e^(-2u)) = (1 + tanh(u)) / 2 with u = sqrt(2/pi) (x + 0.044715 x^3). Of 16 bits there are twice as
+   * many values in a byte, and the exact forms would take longer than the memory. */
   static __device__ __forceinline__ T share(T x) {
-    const T root_2_over_pi = T(0.79788456080286535588);
-    return T(1) / (T(1) + exp(T(-2) * root_2_over_pi * (x + T(0.044715) * x * x * x)));
+    const T minus_2_u = T(-2 * 0.79788456080286535588) * (x + T(0.044715) * x * x * x);
+    if constexpr (sizeof(V) == 2) {
+      return reciprocal(T(1) + power_of_2(T(1.44269504088896340736) * minus_2_u));
+    } else {
+      return T(1) / (T(1) + exp(minus_2_u));
+    }
   }
   static __device__ __forceinline__ T forward(T x) { return x * share(x); }
   static __device__ __forceinline__ T backward(T dy, T x) {
@@ -39,7 +43,7 @@ template <class T> struct gelu {
   }
 };
 
-template <class T> struct silu {
+template <class T, class V = T> struct silu {
   static __device__ __forceinline__ T forward(T x) { return x / (T(1) + exp(-x)); }
   static __device__ __forceinline__ T backward(T dy, T x) {
     /* s + x s (1 - s), s = 1 / (1 + e^-x), by e^-|x|, which does not overflow */
@@ -101,10 +105,10 @@ cudaError_t add_bias(const struct ek__cuda_place *at, const struct ek__matrix_ar
 /* f(A()) for the activation A. */
 constexpr bool RESULT = true, INPUT = false;
 template <class A, bool Kept> struct keeping : A { static constexpr bool keeps_result = Kept; };
-template <class S, class F> cudaError_t with_activation(ek_activation kind, F f) {
+template <class T, class S, class F> cudaError_t with_activation(ek_activation kind, F f) {
   switch (kind) {
 #define CASE(NAME, name, kept)                                                                     \
-  case EK_ACTIVATION_##NAME: return f(keeping<name<S>, kept>());
+  case EK_ACTIVATION_##NAME: return f(keeping<name<S, T>, kept>());
     EK_ACTIVATION_LIST(CASE)
   }
   return cudaErrorInvalidValue;
@@ -113,7 +117,7 @@ template <class S, class F> cudaError_t with_activation(ek_activation kind, F f)
 template <class T, class S>
 cudaError_t activation_forward(const struct ek__cuda_place *at,
                                const struct ek__activation_args *args) {
-  return with_activation<S>(args->kind, [&](auto activation) {
+  return with_activation<T, S>(args->kind, [&](auto activation) {
     using A = decltype(activation);
     if (args->bias) {
       return with_bias<T, S, A>(at->stream, args->y, args->x, args->bias, args->rows, args->columns,
@@ -127,7 +131,7 @@ cudaError_t activation_forward(const struct ek__cuda_place *at,
 template <class T, class S>
 cudaError_t activation_backward(const struct ek__cuda_place *at,
                                 const struct ek__activation_args *args) {
-  return with_activation<S>(args->kind, [&](auto activation) {
+  return with_activation<T, S>(args->kind, [&](auto activation) {
     return map<T, S>(at->stream, args->y, args->dy, args->x, args->rows * args->columns,
                      backward_of<S, decltype(activation)>{});
   });
@@ -165,7 +169,7 @@ __global__ void __launch_bounds__(BLOCK) gate_kernel(gate<T> a) {
 
 template <class T, class S>
 cudaError_t gate_forward(const struct ek__cuda_place *at, const struct ek__activation_args *args) {
-  return with_activation<S>(args->kind, [&](auto activation) {
+  return with_activation<T, S>(args->kind, [&](auto activation) {
     return map<T, S>(at->stream, args->y, args->x, args->factor, args->rows * args->columns,
                      gate_of<S, decltype(activation)>{});
   });
@@ -177,7 +181,7 @@ cudaError_t gate_backward(const struct ek__cuda_place *at, const struct ek__acti
                      as<T>(args->x), as<T>(args->factor),  args->rows * args->columns};
   if (a.count <= 0) return cudaSuccess;
   const bool wide = a.count % PACK<T> == 0 && aligned(a.dx, a.dfactor, a.dy, a.x, a.factor);
-  return with_activation<S>(args->kind, [&](auto activation) {
+  return with_activation<T, S>(args->kind, [&](auto activation) {
     using A = decltype(activation);
     return launch_flat(wide, PACK<T>, gate_kernel<T, S, PACK<T>, A>, gate_kernel<T, S, 1, A>,
                        a.count, at->stream, a);

@@ -1,7 +1,7 @@
 /*
  * cuda_inline.cuh - the instructions that are written by hand, because C++ has no words for them:
  * copies into shared memory that nobody waits for, by a whole warp small matrices read from there and
- * multiplied, and a power of two.
+ * multiplied, and numbers that need not be exact to the last place.
  *
  * On a GPU each is one instruction of PTX. A stand-in for the runtime defines the macros below in its
  * <cuda_runtime.h>, as it defines EK_LAUNCH, and so every kernel is one source: nothing above this
@@ -12,7 +12,7 @@
  *   EK_LOAD_MATRICES(x, row)                EK_LOAD_TRANSPOSED(x, row)
  *   EK_ROUND_TF32(x)                        EK_MULTIPLY_TF32(d, a, b)
  *   EK_MULTIPLY_BF16(d, a, b)               EK_MULTIPLY_F16(d, a, b)
- *   EK_POWER_OF_2(x)
+ *   EK_POWER_OF_2(x)                        EK_RECIPROCAL(x)
  */
 #ifndef EK_CUDA_INLINE_CUH
 #define EK_CUDA_INLINE_CUH
@@ -93,7 +93,7 @@ __device__ __forceinline__ void load_transposed(unsigned *x, const unsigned *row
 #endif
 }
 
-/* ---- powers of two ---- */
+/* ---- numbers that are good to 2 units of the last place ---- */
 
 /* 2^x, or 0 where that is below the smallest normal number: one instruction where exp2f(), which is as
  * exact above that (2 units of the last place), has four. */
@@ -103,6 +103,17 @@ __device__ __forceinline__ float power_of_2(float x) {
 #else
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+#endif
+}
+
+/* 1 / x, or 0 where that is below the smallest normal number: one instruction where a division has ten. */
+__device__ __forceinline__ float reciprocal(float x) {
+#ifdef EK_RECIPROCAL
+  return EK_RECIPROCAL(x);
+#else
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
 #endif
 }

@@ -32,12 +32,12 @@ struct ek__cuda_fused {
 };
 
 struct ek__cuda_gpu {
-  int physical;        /* CUDA's number */
+  int physical;                /* CUDA's number */
   struct ek__cuda_fused fused; /* what epilogues cuBLASLt does best: cuda_timing.c */
-  int shared_bytes;    /* what a block may have of shared memory */
-  int model;           /* the same number: products take the same time */
-  size_t first, count; /* its devices in the group */
-  void *memory;        /* of all its devices */
+  int shared_bytes;            /* what a block may have of shared memory */
+  int model;                   /* the same number: products take the same time */
+  size_t first, count;         /* its devices in the group */
+  void *memory;                /* of all its devices */
   uint64_t bytes;
   uint64_t outside; /* what the GPU held beside it when it was taken */
   uint64_t before;  /* free memory before communicators were opened */
@@ -296,7 +296,6 @@ static inline ek_type ek__cuda_result_type(const struct ek__matmul_args *args) {
   return args->gradient ? args->types.sum : args->types.value;
 }
 static inline bool ek__cuda_is_half(ek_type type) { return type == EK_BF16 || type == EK_F16; }
-
 
 extern const struct ek__kernels ek__cuda_kernels;
 

@@ -177,11 +177,10 @@ static inline uint32_t round_tf32(float x) {
   return (word + 0x1000u) & ~0x1FFFu;
 }
 
-/* ex2.approx.ftz.f32 */
-static inline float power_of_2(float x) {
-  const float result = exp2f(x);
-  return result < 0x1p-126f ? 0.0f : result;
-}
+/* ex2.approx.ftz.f32 and rcp.approx.ftz.f32: no subnormal numbers. */
+static inline float flushed(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0, x) : x; }
+static inline float power_of_2(float x) { return flushed(exp2f(flushed(x))); }
+static inline float reciprocal(float x) { return flushed(1.0f / flushed(x)); }
 
 enum precision { TF32, BF16, F16 };
 
@@ -217,6 +216,7 @@ static inline void load_matrices(bool transposed, uint32_t *x, const uint32_t *r
 
 #define EK_ROUND_TF32(x) cuemu::round_tf32(x)
 #define EK_POWER_OF_2(x) cuemu::power_of_2(x)
+#define EK_RECIPROCAL(x) cuemu::reciprocal(x)
 #define EK_MULTIPLY_TF32(d, a, b) cuemu::multiply(cuemu::TF32, d, a, b)
 #define EK_MULTIPLY_BF16(d, a, b) cuemu::multiply(cuemu::BF16, d, a, b)
 #define EK_MULTIPLY_F16(d, a, b) cuemu::multiply(cuemu::F16, d, a, b)
