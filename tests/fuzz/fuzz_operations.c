@@ -10,7 +10,7 @@
  *   - the same call on operands that lie apart, between other guards, gives the same bits: nothing
  *     is read that does not belong to the call, and a destination that may be a source may be it;
  *   - where the contents are tame, the call in f64, which other kernels compute, gives nearly the
- *     same;
+ *     same; and of 16 bits the call in f32, with the same numbers;
  *   - `plan` says what `cpu` says.
  */
 #include <limits.h>
@@ -178,6 +178,39 @@ static void free_piece(struct piece *piece) {
   ek_tensor_free(&piece->block);
 }
 
+static bool is_half(ek_type type) { return type == EK_BF16 || type == EK_F16; }
+
+/* The bits of a number that the type holds, within its normal numbers, or 0. */
+static uint16_t half_of(ek_type type, double value) {
+  const int digits = type == EK_BF16 ? 7 : 10, bias = type == EK_BF16 ? 127 : 15;
+  int power = 0;
+  const double part = frexp(fabs(value), &power); /* 0.5 .. 1, or 0 */
+  if (part == 0) return 0;
+  const int fraction = (int)ldexp(2 * part - 1, digits);
+  return (uint16_t)((value < 0 ? 0x8000 : 0) | (power - 1 + bias) << digits | fraction);
+}
+
+static double value_of(ek_type type, uint16_t bits) {
+  const int digits = type == EK_BF16 ? 7 : 10, bias = type == EK_BF16 ? 127 : 15;
+  const int power = (bits & 0x7fff) >> digits, fraction = bits & ((1 << digits) - 1);
+  const double size = power == 2 * bias + 1 ? (fraction == 0 ? HUGE_VAL : NAN)
+                      : power == 0          ? ldexp(fraction, 1 - bias - digits)
+                                   : ldexp((1 << digits) + fraction, power - bias - digits);
+  return (bits & 0x8000) != 0 ? -size : size;
+}
+
+/* Element n of such bytes. */
+static double element_of(ek_type type, const void *bytes, int64_t n) {
+  float single;
+  double number;
+  uint16_t half;
+  switch (type) {
+  case EK_F32: memcpy(&single, (const char *)bytes + 4 * n, 4); return (double)single;
+  case EK_F64: memcpy(&number, (const char *)bytes + 8 * n, 8); return number;
+  default: memcpy(&half, (const char *)bytes + 2 * n, 2); return value_of(type, half);
+  }
+}
+
 /* Small numbers out of the input, repeated with a drift when they end. */
 static void fill_content(struct call *call, int i, const struct sizes *sizes,
                          struct fuzz_input *input) {
@@ -198,7 +231,7 @@ static void fill_content(struct call *call, int i, const struct sizes *sizes,
                           : below > 0        ? (int32_t)(byte % below)
                                              : 0;
     const float single = (float)value;
-    const uint16_t half = byte;
+    const uint16_t half = wild && n % 5 == 0 ? (uint16_t)index : half_of(piece->type, value);
     switch (piece->type) {
     case EK_F32: memcpy(bytes + 4 * n, &single, 4); break;
     case EK_F64: memcpy(bytes + 8 * n, &value, 8); break;
@@ -212,7 +245,7 @@ static void fill_content(struct call *call, int i, const struct sizes *sizes,
 static void describe_piece(struct call *call, int i, ek_type type, const struct sizes *sizes) {
   const struct operand *operand = &call->operation->operand[i];
   struct piece *piece = &call->piece[i];
-  piece->type = operand->type == 0 ? type : operand->type;
+  piece->type = operand->type != 0 ? operand->type : operand->sum && is_half(type) ? EK_F32 : type;
   piece->rank = (int)strlen(operand->shape);
   for (int d = 0; d < piece->rank; d++) piece->shape[d] = size_of(sizes, operand->shape[d]);
 }
@@ -348,7 +381,8 @@ static void check_unchanged(const struct call *call, void *const *before, ek_sta
   }
 }
 
-/* The same call with every operand in a block of its own, of `type` instead of f32. */
+/* The same call with every operand in a block of its own; with `type` f64 what is f32 is f64, and with
+ * f32 what has 16 bits is f32. EK_I32: all as it is. */
 static void make_apart(struct call *other, const struct call *call, void *const *before,
                        ek_type type) {
   static unsigned char bytes[MOST_BYTES];
@@ -359,7 +393,8 @@ static void make_apart(struct call *other, const struct call *call, void *const 
     const int64_t count = count_of(source);
     *piece = *source;
     piece->block = piece->tensor = (ek_tensor){0};
-    if (piece->type == EK_F32) piece->type = type;
+    if (type == EK_F64 && piece->type == EK_F32) piece->type = type;
+    if (type == EK_F32 && is_half(piece->type)) piece->type = type;
     piece->guard = 16; /* so that what is behind an operand is at another distance */
     make_piece(piece, call->piece[i].block.device, 0x5a);
     const char *from = (const char *)before[call->same[i]] + size_before(source);
@@ -367,10 +402,10 @@ static void make_apart(struct call *other, const struct call *call, void *const 
       memcpy(bytes, from, (size_t)count * ek_type_size(piece->type));
     } else {
       for (int64_t n = 0; n < count; n++) {
-        float single;
-        memcpy(&single, from + 4 * n, 4);
-        const double value = (double)single;
-        memcpy(bytes + 8 * n, &value, 8);
+        const double value = element_of(source->type, from, n);
+        const float single = (float)value;
+        if (type == EK_F64) memcpy(bytes + 8 * n, &value, 8);
+        if (type == EK_F32) memcpy(bytes + 4 * n, &single, 4);
       }
     }
     upload(&piece->tensor, bytes);
@@ -404,46 +439,47 @@ static void check_bits(const struct call *call, const struct call *other) {
   }
 }
 
-/* f32 against f64: only that it is the same computation, tests/op has the tolerances. */
-static void check_nearly(const struct call *call, const struct call *other) {
-  static float left[MOST_BYTES / 4];
-  static double right[MOST_BYTES / 8];
+/* One type against a wider one: only that it is the same computation, tests/op has the tolerances. A
+ * number of 16 bits is one of 2^8 between two powers of two, and rounded thrice at most. */
+static void check_nearly(const struct call *call, const struct call *other, double allowed) {
+  static unsigned char left[MOST_BYTES], right[MOST_BYTES];
   for (int i = 0; i < call->operation->count; i++) {
     const int k = destination_in(call, i);
-    if (k < 0 || call->piece[i].type != EK_F32) continue;
+    const ek_type type = call->piece[i].type, wide = k < 0 ? type : other->piece[k].type;
+    if (k < 0 || (type != EK_F32 && !is_half(type))) continue;
     const int64_t count = count_of(&call->piece[i]);
     double largest = 1;
     download(left, &call->piece[i].tensor);
     download(right, &other->piece[k].tensor);
-    for (int64_t n = 0; n < count; n++) largest = fmax(largest, fabs(right[n]));
+    for (int64_t n = 0; n < count; n++) largest = fmax(largest, fabs(element_of(wide, right, n)));
     for (int64_t n = 0; n < count; n++) {
-      FUZZ_EXPECT(!isfinite(right[n]) || largest > 1e6 ||
-                      fabs((double)left[n] - right[n]) <= 1e-2 * largest,
-                  "%s of %s is %g in f32 and %g in f64", call->operation->operand[k].name,
-                  call->operation->name, (double)left[n], right[n]);
+      const double got = element_of(type, left, n), want = element_of(wide, right, n);
+      FUZZ_EXPECT(!isfinite(want) || largest > (type == EK_F16 ? 6e4 : 1e6) ||
+                      fabs(got - want) <= allowed * largest,
+                  "%s of %s is %g in %s and %g in %s", call->operation->operand[k].name,
+                  call->operation->name, got, ek_type_name(type), want, ek_type_name(wide));
     }
   }
 }
 
-/* An operand of 16 bits beside others of f32: it takes those of f32 alone. */
 static bool has_halves(const struct call *call) {
   for (int i = 0; i < call->operation->count; i++) {
-    const ek_type type = call->piece[i].type;
-    if (type == EK_BF16 || type == EK_F16) return true;
+    if (is_half(call->piece[i].type)) return true;
   }
   return false;
 }
 
 static void check_again(const struct call *call, void *const *before) {
   static struct call other;
-  make_apart(&other, call, before, EK_F32);
+  make_apart(&other, call, before, EK_I32);
   FUZZ_OK(call->operation->call(call->stream, other.t, &call->parameters));
   check_bits(call, &other);
   free_pieces(&other);
-  if (!call->tame || !call->apart || has_halves(call)) return;
-  make_apart(&other, call, before, EK_F64);
+  if (!call->tame || !call->apart) return;
+  const bool halves = has_halves(call); /* beside others of f32: it takes those of f32 alone */
+  make_apart(&other, call, before, halves ? EK_F32 : EK_F64);
   FUZZ_OK(call->operation->call(call->stream, other.t, &call->parameters));
-  check_nearly(call, &other);
+  check_nearly(call, &other, halves ? 5e-2 : 1e-2);
   free_pieces(&other);
 }
 
@@ -491,7 +527,8 @@ static void read_call(struct call *call, struct fuzz_input *input) {
   call->group = fuzz_group("cpu:2", 1 + fuzz_choice(input, 3));
   ek_device *device = ek_group_device(call->group, 0);
   call->stream = ek_device_stream(device, EK_STREAM_COMPUTE);
-  const ek_type type = fuzz_one_in(input, 4) ? EK_F64 : EK_F32;
+  static const ek_type types[] = {EK_F32, EK_BF16, EK_F32, EK_F64, EK_F32, EK_F16, EK_F32, EK_F64};
+  const ek_type type = types[fuzz_choice(input, 8)];
   struct sizes sizes = read_sizes(input, strncmp(call->operation->name, "attention", 9) == 0);
   if (fuzz_one_in(input, 32)) make_endless(&sizes, call->operation);
   read_parameters(call, &sizes, input);

@@ -29,7 +29,8 @@ struct parameters {
 struct operand {
   const char *name;
   const char *shape;
-  ek_type type; /* 0: f32 or f64, the same for the whole call */
+  ek_type type; /* 0: a floating type, the same for the whole call */
+  bool sum;     /* f32 where that has 16 bits */
   bool written;
   bool optional;
   bool not_negative; /* the content that makes sense: second moments, weights */
