@@ -1,0 +1,322 @@
+/*
+ * check_half_steps.c - steps in bf16 and f16 that meet what is not finite, inputs of every type, and
+ * weights that come in 16 bits.
+ *
+ * Everything here is exact: an undisturbed run has the same scale and makes the same steps.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <evenkeel/evenkeel.h>
+
+#include "ck_folder.h"
+#include "ck_snapshot.h"
+#include "ck_spike.h"
+#include "ck_state.h"
+
+enum { DEVICES = 3, SAMPLES = 7, HALVES = 2 };
+
+static const ek_type halves[HALVES] = {EK_BF16, EK_F16};
+
+static ek_status spiked_gpt(ek_module **module) {
+  EK_TRY(ck_workload("gpt")->module(module));
+  *module = ck_spike(*module);
+  return EK_OK;
+}
+
+/* A step that overflows leaves the scale as it is, so that the next rounds as it would have. */
+static const ek_loss_scale steady = {
+    .kind = EK_LOSS_SCALE_DYNAMIC, .scale = 16, .growth = 1, .backoff = 1, .interval = 1000};
+
+static struct ck_setup setup_of(const struct ck_workload *workload, int placement, ek_type type) {
+  struct ck_setup setup = ck_setup_mode(workload, "cpu:3", EK_MODE_GATHER);
+  ck_setup_place(&setup, placement);
+  setup.options.precision = type;
+  setup.loss_scale = &steady;
+  return setup;
+}
+
+static bool computes_in_halves(void) {
+  ek_group *group = NULL;
+  if (ek_group_open(&group, ck_spec("cpu:3"), NULL) != EK_OK) return false;
+  const unsigned types = ek_device_types(ek_group_device(group, 0));
+  ek_group_free(group);
+  return (types & EK_TYPES_BF16) != 0 && (types & EK_TYPES_F16) != 0;
+}
+
+static void same_snapshots(const char *what, const struct ck_training *got,
+                           const struct ck_training *want) {
+  struct ck_snapshot a = ck_snapshot_take(got), b = ck_snapshot_take(want);
+  ck_snapshot_same(what, &a, &b);
+  ck_snapshot_drop(&a);
+  ck_snapshot_drop(&b);
+}
+
+/* What modules see of the parameters on a device. */
+static double *copies_of(const struct ck_training *t, size_t device, int64_t *count) {
+  const ek_tensor *copies = ek_replica_copies(ek_data_parallel_model_replica(t->model, device));
+  *count = ek_tensor_count(copies);
+  double *values = calloc((size_t)*count + 1, sizeof *values);
+  ck_assert_ptr_nonnull(values);
+  ck_get(values, copies);
+  return values;
+}
+
+static void same_copies(const struct ck_training *got, const struct ck_training *want) {
+  for (size_t k = 0; k < DEVICES; k++) {
+    if (k > 0 && got->setup.options.state == EK_STATE_MASTER)
+      break; /* theirs come with a forward */
+    int64_t count = 0, again = 0;
+    double *a = copies_of(got, k, &count), *b = copies_of(want, k, &again);
+    ck_assert_int_eq(count, again);
+    ck_same_bits("copies", a, b, count);
+    free(a);
+    free(b);
+  }
+}
+
+/* ---- an overflow in one of three micro-batches ---- */
+
+enum { PARTS = 3 };
+
+/* The micro-batch number `bad` overflows on device `device`; -1: none. One with fewer samples than devices. */
+static ek_status step_in_parts(struct ck_training *t, uint64_t number, int bad, size_t device,
+                               ek_step_result *result) {
+  static const int64_t samples[PARTS] = {SAMPLES, 2, 4};
+  ek_status status = EK_OK;
+  for (int i = 0; i < PARTS && status == EK_OK; i++) {
+    struct ck_batch batch =
+        ck_batch_make(t->setup.workload, EK_F32, samples[i], 0.1, 10 * number + (uint64_t)i);
+    if (i == bad) ck_spike_at(device, (double)INFINITY);
+    status = ck_training_backward(t, &batch, NULL, i + 1 < PARTS, NULL);
+    ck_spike_nowhere();
+    ck_batch_free(&batch);
+  }
+  return status == EK_OK ? ek_data_parallel_optimizer_step(result, t->optimizer) : status;
+}
+
+START_TEST(any_micro_batch_skips_the_step) {
+  if (!ck_part(_i)) return;
+  struct ck_workload gpt = *ck_workload("gpt");
+  gpt.module = spiked_gpt;
+  const struct ck_setup setup = setup_of(&gpt, _i / HALVES, halves[_i % HALVES]);
+  struct ck_training disturbed, other;
+  ck_training_open(&disturbed, &setup);
+  ck_training_open(&other, &setup);
+  for (uint64_t s = 0; s < PARTS; s++) {
+    ek_step_result result, want;
+    /* Device 0 has rows of every micro-batch. */
+    ck_ok(step_in_parts(&disturbed, 50 + s, (int)s, s == 0 ? 2 : 0, &result));
+    ck_assert(result.skipped && !result.finite && result.step == (int64_t)s);
+    ck_ok(step_in_parts(&disturbed, s, -1, 0, &result));
+    ck_ok(step_in_parts(&other, s, -1, 0, &want));
+    ck_assert(!result.skipped && result.finite && result.step == (int64_t)s + 1);
+    ck_assert(result.loss == want.loss && result.gradient_norm == want.gradient_norm);
+    same_snapshots("behind a step that was skipped", &disturbed, &other);
+    same_copies(&disturbed, &other);
+  }
+  ck_training_close(&disturbed);
+  ck_training_close(&other);
+}
+END_TEST
+
+/* ---- NaN in the data ---- */
+
+START_TEST(a_refused_step_leaves_all) {
+  if (!ck_part(_i)) return;
+  struct ck_setup setup = setup_of(ck_workload("mlp"), _i / HALVES, halves[_i % HALVES]);
+  ek_data_parallel_optimizer_options options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
+  const ek_loss_scale none = {.kind = EK_LOSS_SCALE_NONE};
+  struct ck_training t[2];
+  options.refuse_not_finite = true;
+  options.loss_scale = &none;
+  for (int k = 0; k < 2; k++) {
+    ck_training_open(&t[k], &setup);
+    ek_data_parallel_optimizer_free(t[k].optimizer);
+    t[k].optimizer = NULL;
+    ck_ok(ek_data_parallel_optimizer_open(&t[k].optimizer, t[k].model, t[k].rule, &options));
+  }
+  for (uint64_t s = 0; s < 2; s++) {
+    struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.1, s);
+    struct ck_batch bad = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.1, s);
+    ek_step_result result = {.step = -1}, want;
+    ((float *)bad.input[0].data)[11] = s == 0 ? NAN : HUGE_VALF;
+    ck_fails(ck_training_step(&t[0], &bad, &result), EK_ERR_NOT_FINITE, "nothing was updated");
+    ck_assert_int_eq(result.step, -1);
+    ck_ok(ck_training_step(&t[0], &batch, &result));
+    ck_ok(ck_training_step(&t[1], &batch, &want));
+    ck_assert(result.loss == want.loss && result.finite);
+    same_snapshots("behind a step that was refused", &t[0], &t[1]);
+    same_copies(&t[0], &t[1]);
+    ck_batch_free(&batch);
+    ck_batch_free(&bad);
+  }
+  for (int k = 0; k < 2; k++) ck_training_close(&t[k]);
+}
+END_TEST
+
+/* ---- inputs of every type ---- */
+
+/* A batch whose floating input is of `type`, with the same numbers as far as the type has them. */
+static void *retype(struct ck_batch *batch, ek_type type, const ek_device *device) {
+  const float *from = batch->input[0].data;
+  const int64_t count = ek_tensor_count(&batch->input[0]);
+  double *values = calloc((size_t)count, sizeof *values);
+  ck_assert_ptr_nonnull(values);
+  for (int64_t i = 0; i < count; i++) values[i] = (double)from[i];
+  ek_tensor made = ck_upload((ek_device *)(uintptr_t)device, type, values, batch->input[0].rank,
+                             batch->input[0].shape);
+  void *bytes = malloc(ek_tensor_bytes(&made) + 1);
+  ck_assert_ptr_nonnull(bytes);
+  ek_tensor host;
+  ck_ok(ek_tensor_host(&host, bytes, type, made.rank, made.shape));
+  ck_ok(ek_tensor_copy(&host, &made));
+  ek_tensor_free(&made);
+  free(values);
+  batch->input[0].type = type;
+  batch->input[0].data = bytes;
+  return (void *)(uintptr_t)from;
+}
+
+/* f32 is rounded as the caller would; any other type than that of the modules is refused, whatever
+ * they compute in, and nothing is lost. */
+START_TEST(inputs_of_every_type) {
+  static const ek_type types[] = {EK_F32, EK_F64, EK_BF16, EK_F16};
+  if (!ck_part(_i)) return;
+  const ek_type precision = _i % 3 == 2 ? EK_F32 : halves[_i % 3];
+  const struct ck_setup setup = setup_of(ck_workload("mlp"), _i / 3, precision);
+  struct ck_training t, other;
+  ck_training_open(&t, &setup);
+  ck_training_open(&other, &setup);
+  for (int k = 0; k < 4; k++) {
+    struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.1, 3), same = batch;
+    void *kept = retype(&batch, types[k], ek_group_device(t.group, 0));
+    const ek_status status = ck_training_step(&t, &batch, NULL);
+    if (types[k] == EK_F32 || types[k] == precision) {
+      ck_assert_msg(status == EK_OK, "%s: %s", ek_type_name(types[k]), ek_error_message());
+      ck_ok(ck_training_step(&other, &same, NULL));
+    } else {
+      ck_assert_msg(status == EK_ERR_TYPE &&
+                        ck_contains(ek_error_message(), ek_type_name(types[k])),
+                    "%s into %s: %s, %s", ek_type_name(types[k]), ek_type_name(precision),
+                    ek_status_name(status), ek_error_message());
+    }
+    same_snapshots(ek_type_name(types[k]), &t, &other);
+    free(batch.input[0].data);
+    batch.input[0].data = kept;
+    ck_batch_free(&batch);
+  }
+  ck_training_close(&t);
+  ck_training_close(&other);
+}
+END_TEST
+
+/* ---- weights of 16 bits ---- */
+
+static char folder[CK_FOLDER_SIZE], path[CK_FOLDER_SIZE + 16];
+
+static void make_folder(void) {
+  ck_folder_make(folder);
+  (void)snprintf(path, sizeof path, "%s/weights", folder);
+}
+
+static void remove_folder(void) {
+  (void)unlink(path);
+  ck_folder_remove(folder);
+}
+
+/* Half precision, as other programs save it. */
+static ek_status write_halves(const struct ck_training *t, ek_type type) {
+  enum { MOST = 64 };
+  ek_safetensors_entry entries[MOST];
+  static ek_state_info info[MOST];
+  ek_safetensors_writer *writer = NULL;
+  size_t count = 0;
+  for (size_t i = 0; i < ek_state_count(t->model); i++) {
+    ck_ok(ek_state_entry(&info[count], t->model, i));
+    if (info[count].kind != EK_STATE_KIND_PARAMETER) continue;
+    entries[count] = (ek_safetensors_entry){info[count].name, info[count].like};
+    entries[count].like.type = type;
+    ck_assert_uint_lt(++count, MOST);
+  }
+  EK_TRY(ek_safetensors_create(&writer, path, entries, count, NULL, 0));
+  for (size_t i = 0; i < count; i++) {
+    const int64_t n = ek_tensor_count(&info[i].like);
+    float *wide = calloc((size_t)n, sizeof *wide);
+    double *values = calloc((size_t)n, sizeof *values);
+    uint16_t *bytes = calloc((size_t)n, sizeof *bytes);
+    ck_assert(wide != NULL && values != NULL && bytes != NULL);
+    ek_tensor host = info[i].like, half;
+    host.data = wide;
+    ck_ok(ek_state_read(&host, t->model, info[i].name));
+    for (int64_t j = 0; j < n; j++) values[j] = (double)wide[j];
+    ek_tensor made = ck_upload(ek_group_device(t->group, 0), type, values, 1, &n);
+    ck_ok(ek_tensor_host(&half, bytes, type, 1, &n));
+    ck_ok(ek_tensor_copy(&half, &made));
+    ek_tensor_free(&made);
+    ck_ok(ek_safetensors_write(writer, i, bytes, 2 * (size_t)n));
+    free(wide);
+    free(values);
+    free(bytes);
+  }
+  const ek_status status = ek_safetensors_finish(writer);
+  ek_safetensors_writer_free(writer);
+  return status;
+}
+
+/* Into masters they come as they are, into copies of another type rounded once more; and training goes
+ * on like that of a model to which they were written by name. */
+START_TEST(weights_in_halves) {
+  if (!ck_part(_i)) return;
+  const ek_type type = halves[_i % HALVES];
+  const struct ck_setup setup = setup_of(ck_workload("gpt"), _i / HALVES, halves[_i / 2 % HALVES]);
+  struct ck_setup from = setup;
+  struct ck_training source, t;
+  int64_t count = 0;
+  from.options.precision = EK_F32;
+  from.options.seed = 99;
+  ck_training_open(&source, &from);
+  ck_training_open(&t, &setup);
+  if (!ck_no_files(write_halves(&source, type))) {
+    ck_ok(ek_weights_load(t.model, path, NULL));
+    double *got = ck_training_read(&t, CK_VALUES, &count);
+    double *want = ck_training_read(&source, CK_VALUES, &count);
+    for (int64_t i = 0; i < count; i++) want[i] = ck_round_to(type, want[i]);
+    ck_same_bits("masters", got, want, count);
+    struct ck_training other;
+    ck_training_open(&other, &setup);
+    struct ck_state state = ck_state_take(t.model);
+    ck_ok(ck_state_put(other.model, &state));
+    same_copies(&t, &other);
+    struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.1, 3);
+    ck_ok(ck_training_step(&t, &batch, NULL));
+    ck_ok(ck_training_step(&other, &batch, NULL));
+    same_snapshots("with weights of 16 bits", &t, &other);
+    ck_batch_free(&batch);
+    ck_state_drop(&state);
+    ck_training_close(&other);
+    free(got);
+    free(want);
+  }
+  ck_training_close(&source);
+  ck_training_close(&t);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("half steps");
+  if (!computes_in_halves()) return suite; /* devices under test may lack the types */
+  TCase *tcase = ck_case(suite, "not finite");
+  tcase_add_loop_test(tcase, any_micro_batch_skips_the_step, 0, CK_PLACEMENTS * HALVES);
+  tcase_add_loop_test(tcase, a_refused_step_leaves_all, 0, CK_MODES * HALVES);
+  tcase_add_loop_test(ck_case(suite, "inputs"), inputs_of_every_type, 0, CK_MODES * 3);
+  tcase = ck_case(suite, "weights");
+  tcase_add_checked_fixture(tcase, make_folder, remove_folder);
+  tcase_add_loop_test(tcase, weights_in_halves, 0, CK_MODES * HALVES);
+  return suite;
+}
+
+CK_MAIN(make_suite)
