@@ -27,7 +27,7 @@ static inline vec relu_back(vec dy, vec y) { /* where y is not above 0, its relu
 
 static inline vec gelu(vec x) {
   const vec minus_2u = x * (x * x * (-TWO_ROOT * CUBE) - TWO_ROOT);
-  return x / (x_exp(minus_2u) + 1.0f);
+  return x / (x_exp_near(minus_2u) + 1.0f);
 }
 
 static inline vec gelu_back(vec dy, vec x) {
@@ -35,7 +35,7 @@ static inline vec gelu_back(vec dy, vec x) {
    * and an infinite x, whose result forward may have been no number, becomes one. */
   x = x * 0.0f + v_max(v_set(-12.0f), v_min(v_set(12.0f), x));
   const vec square = x * x;
-  const vec e = x_exp(x * (square * (-TWO_ROOT * CUBE) - TWO_ROOT));
+  const vec e = x_exp_near(x * (square * (-TWO_ROOT * CUBE) - TWO_ROOT));
   const vec s = 1.0f / (e + 1.0f);
   const vec slope_2u = square * (3.0f * TWO_ROOT * CUBE) + TWO_ROOT;
   return dy * (s + x * slope_2u * s * (1.0f - s));

@@ -222,14 +222,14 @@ static float exp_row(float *x, float shift, int64_t n, int64_t columns) {
   vec sum0 = {0}, sum1 = {0};
   int64_t i = 0;
   for (; i + 2 * W <= n; i += 2 * W) {
-    const vec e0 = v_exp(v_load(x + i) - shift), e1 = v_exp(v_load(x + i + W) - shift);
+    const vec e0 = x_exp_near(v_load(x + i) - shift), e1 = x_exp_near(v_load(x + i + W) - shift);
     v_store(x + i, e0);
     v_store(x + i + W, e1);
     sum0 += e0;
     sum1 += e1;
   }
   for (; i < n; i += W) {
-    const vec e = v_first(n - i, v_exp(v_load(x + i) - shift), zero);
+    const vec e = v_first(n - i, x_exp_near(v_load(x + i) - shift), zero);
     v_store(x + i, e);
     sum0 += e;
   }
@@ -322,12 +322,12 @@ static void slope_row(float *dp, float *p, float lse, float delta, float scale, 
   const vec zero = {0};
   int64_t i = 0;
   for (; i + W <= n; i += W) {
-    const vec e = v_exp(v_load(p + i) - lse);
+    const vec e = x_exp_near(v_load(p + i) - lse);
     v_store(p + i, e);
     v_store(dp + i, e * (v_load(dp + i) - delta) * scale);
   }
   if (i < n) {
-    const vec e = v_exp(v_load(p + i) - lse);
+    const vec e = x_exp_near(v_load(p + i) - lse);
     v_store(p + i, v_first(n - i, e, zero));
     v_store(dp + i, v_first(n - i, e * (v_load(dp + i) - delta) * scale, zero));
     i += W;

@@ -38,12 +38,12 @@ static float block_exp_sum(const value *x, int64_t n, float largest) {
     x_fetch(x + i + (BLOCK - EK_AHEAD));
     x_fetch(x + i + W + (BLOCK - EK_AHEAD));
     const struct pair v = x_load_pair(x + i);
-    sum0 += x_exp(v.of[0] - largest);
-    sum1 += x_exp(v.of[1] - largest);
+    sum0 += x_exp_below(v.of[0] - largest);
+    sum1 += x_exp_below(v.of[1] - largest);
   }
   for (; i < n; i += W) { /* what is missing counts as e^-inf */
     const int64_t rest = n - i < W ? n - i : W;
-    sum0 += x_exp(x_load_some(x + i, rest, -INFINITY) - largest);
+    sum0 += x_exp_below(x_load_some(x + i, rest, -INFINITY) - largest);
   }
   return v_sum(sum0 + sum1);
 }
@@ -122,14 +122,17 @@ struct slope {
   const float *weights; /* or NULL: 1 */
 };
 
+/* x, or a NaN that x_put_pair() may store: m and factor may be any. */
+static float numeric(float x) { return x == x ? x : NAN; }
+
 /* Without smoothing share is 0. */
 static void plain_gradient(value *gradient, const value *x, int64_t classes,
                            const struct slope *slope) {
-  const float m = slope->m, factor = slope->factor;
+  const float m = numeric(slope->m), factor = numeric(slope->factor);
   X_PAIRS(0, classes, {
     struct pair v = x_get_pair(x + i, n);
-    X_BOTH(v.of[j] = x_exp(v.of[j] - m) * factor);
-    x_put_pair(gradient + i, x_quiet_pair(v), n); /* m and factor are sums */
+    X_BOTH(v.of[j] = x_exp_below(v.of[j] - m) * factor);
+    x_put_pair(gradient + i, v, n);
   });
 }
 
@@ -139,7 +142,7 @@ static void smoothed_gradient(value *gradient, const value *x, int64_t classes,
   X_PAIRS(0, classes, {
     struct pair v = x_get_ordered(x + i, n), part = {{v_set(1.0f), v_set(1.0f)}};
     if (slope->weights) part = v_get_pair(slope->weights + i, n);
-    X_BOTH(v.of[j] = x_exp(v.of[j] - m) * factor - part.of[j] * share);
+    X_BOTH(v.of[j] = x_exp_below(v.of[j] - m) * factor - part.of[j] * share);
     x_put_ordered(gradient + i, v, n);
   });
 }
@@ -148,7 +151,7 @@ static void smoothed_gradient(value *gradient, const value *x, int64_t classes,
 static void row_gradient(value *gradient, const value *x, int64_t classes,
                          const struct slope *slope, int64_t target) {
   const float weight = slope->weights ? slope->weights[target] : 1.0f;
-  const float p = x_exp(v_set(x_one(x + target) - slope->m))[0] * slope->factor;
+  const float p = x_exp_below(v_set(x_one(x + target) - slope->m))[0] * slope->factor;
   const float at_target = p - weight * slope->share - slope->own;
   if (slope->share == 0.0f) {
     plain_gradient(gradient, x, classes, slope);

@@ -37,16 +37,17 @@ static inline vec v_exp(vec x) {
  * e^x for what will be rounded to 16 bits: 2^n 2^r with r = x log2(e) - n on |r| <= 1/2, and
  * 2^r = 1 + r q(r) with q of degree 4, fitted as above. It takes two thirds of the instructions of v_exp().
  *
- * x log2(e) - n is a fused multiplication and so loses nothing, and log2(e) has a second part. With u = 2^-24 the
- * polynomial has a relative error of 1.8 u and rounding adds 3 u: 5 u are within the bounds that
- * docs/numerics.md has for f32, and 1/6000 of half a unit of bf16. 1 + r q(r) is exactly 1 at 0, as e^0 is; the
- * ends are those of v_exp().
+ * x log2(e) - n is a fused multiplication and so loses nothing. With u = 2^-24 the polynomial has a relative
+ * error of 1.8 u, rounding adds 3 u, and log2(e), of which `rest` is what f32 leaves out, 0.3 u |x| where rest
+ * is 0. These are within the bounds that docs/numerics.md has for f32, and 5 u are 1/6000 of half a unit
+ * of bf16. 1 + r q(r) is exactly 1 at 0, as e^0 is; the ends are those of v_exp().
  */
 #if defined(__FMA__)
-static inline vec v_exp_short(vec x) {
-  x = v_max(v_set(-88.0f), v_min(v_set(89.0f), x));
+static inline vec v_exp_short(vec x, float rest, float most) {
+  x = v_max(v_set(-88.0f), most > 0.0f ? v_min(v_set(most), x) : x);
   const vec t = x * 0x1.715476p+0f + EK_TO_EXPONENT;
-  const vec r = x * 0x1.4ae0cp-26f + (x * 0x1.715476p+0f - (t - EK_TO_EXPONENT));
+  vec r = x * 0x1.715476p+0f - (t - EK_TO_EXPONENT);
+  if (rest != 0.0f) r += x * rest;
   vec q = r * 0x1.5bba14p-10f + 0x1.3cea88p-7f;
   q = q * r + 0x1.c6b752p-5f;
   q = q * r + 0x1.ebf9bcp-3f;
@@ -55,11 +56,21 @@ static inline vec v_exp_short(vec x) {
 }
 #endif
 
-/* That of the type of values, where the result is one. Without fused multiplications r would not be exact. */
+/*
+ * What the type of values needs; without fused multiplications r would not be exact.
+ *   x_exp       relative error 5 u
+ *   x_exp_near  0.3 u |x| more, for formulas that damp it: where |x| is large the result is small beside
+ *               what it is added to or compared with
+ *   x_exp_below the same for x that is at most 89 as it comes, or NaN
+ */
 #if defined(EK_VALUE_f32) || !defined(__FMA__)
-#define x_exp v_exp
+static inline vec x_exp(vec x) { return v_exp(x); }
+static inline vec x_exp_near(vec x) { return v_exp(x); }
+static inline vec x_exp_below(vec x) { return v_exp(x); }
 #else
-#define x_exp v_exp_short
+static inline vec x_exp(vec x) { return v_exp_short(x, 0x1.4ae0cp-26f, 89.0f); }
+static inline vec x_exp_near(vec x) { return v_exp_short(x, 0.0f, 89.0f); }
+static inline vec x_exp_below(vec x) { return v_exp_short(x, 0.0f, 0.0f); }
 #endif
 
 #endif /* EK_CPU_VECTOR_EXP_H */
