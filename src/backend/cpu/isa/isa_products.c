@@ -89,15 +89,24 @@ struct layout {
   int64_t tile; /* from one to the next */
 };
 
-/* Vectors are stored over the beginning of what comes next, in order; hence the gap between tiles. */
+/* Vectors are stored over the beginning of what comes next, in order; hence the gap between tiles. A load
+ * that spans two stores waits until both have left the store buffer, so several depths are widened before the
+ * first is read again. */
+#define AHEAD 8
 static void widen_turned(float *block, const struct view *view) {
-  float lines[LINES + WIDE] = {0};
-  for (int64_t p = 0; p < view->depth; p++) {
-    const value *from = view->x + p * view->depth_step;
-    V_EACH(0, view->lines, v_put(lines + i, x_get(from + i, n), n));
+  float lines[AHEAD][LINES + WIDE] = {{0}};
+  for (int64_t first = 0; first < view->depth; first += AHEAD) {
+    const int64_t last = at_most(view->depth, first + AHEAD);
+    for (int64_t p = first; p < last; p++) {
+      const value *from = view->x + p * view->depth_step;
+      float *to = lines[p - first];
+      V_EACH(0, view->lines, v_put(to + i, x_get(from + i, n), n));
+    }
     for (int64_t i = 0; i < view->lines; i += ROWS) {
-      float *to = block + i / ROWS * TURNED + p * ROWS;
-      for (int64_t j = 0; j < ROWS; j += W) v_store(to + j, v_load(lines + i + j));
+      for (int64_t p = first; p < last; p++) {
+        float *to = block + i / ROWS * TURNED + p * ROWS;
+        for (int64_t j = 0; j < ROWS; j += W) v_store(to + j, v_load(lines[p - first] + i + j));
+      }
     }
   }
 }
