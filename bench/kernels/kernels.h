@@ -1,9 +1,9 @@
 /*
  * kernels.h - the operations whose speed is measured, ready to be called again and again.
  *
- * One row of the tables in kernels.c (what memory bounds) and products.c (what arithmetic bounds) is one
- * operation: its shape for a given size, what it needs, a call, and what a call must move and compute at
- * least.
+ * One row of the tables in kernels.c (what memory bounds) and products.c (what arithmetic bounds)
+ * is one operation: its shape for a given size, what it needs, a call, and what a call must move
+ * and compute at least.
  */
 #ifndef BENCH_KERNELS_H
 #define BENCH_KERNELS_H
@@ -53,8 +53,8 @@ int64_t product_elements(int64_t tokens);
 
 /*
  * Makes what the kernel needs for large tensors of about `elements` elements (whole rows, at least
- * one). `bed` must be zero but for device, stream, type, random and tokens; bed_close() frees what was
- * made, also after a failure.
+ * one). `bed` must be zero but for device, stream, type, random and tokens; bed_close() frees what
+ * was made, also after a failure.
  */
 ek_status bed_open(struct bed *bed, const struct kernel *kernel, int64_t elements);
 void bed_close(struct bed *bed);

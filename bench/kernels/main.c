@@ -1,10 +1,11 @@
 /*
- * evenkeel-kernels - how near the operations that memory bounds come to a plain copy, and what products
- * and attention do a second.
+ * evenkeel-kernels - how near the operations that memory bounds come to a plain copy, and what
+ * products and attention do a second.
  *
- * Each operation takes turns with something on the same device: a copy that moves the same number of
- * bytes, or itself in f32. Some calls are queued, the clock stops when the device is done, and the ratio is
- * taken within a round, so that a drift of the machine's speed cancels. docs/benchmark.md has the columns.
+ * Each operation takes turns with something on the same device: a copy that moves the same number
+ * of bytes, or itself in f32. Some calls are queued, the clock stops when the device is done, and
+ * the ratio is taken within a round, so that a drift of the machine's speed cancels.
+ * docs/benchmark.md has the columns.
  */
 #include <argp.h>
 #include <stdio.h>

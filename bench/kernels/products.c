@@ -1,8 +1,9 @@
 /*
  * products.c - matrix products and attention, as a block of the smallest GPT-2 calls them.
  *
- * Bytes are those of the operands, each read or written once, and floating-point operations those of the
- * formula: two for each multiplication of a product; of attention's scores those that are seen.
+ * Bytes are those of the operands, each read or written once, and floating-point operations those
+ * of the formula: two for each multiplication of a product; of attention's scores those that are
+ * seen.
  */
 #include "kernels.h"
 

@@ -1,6 +1,6 @@
 /*
- * results.c - the notations of what was measured. JSON is written by hand: this program needs the library
- * alone.
+ * results.c - the notations of what was measured. JSON is written by hand: this program needs the
+ * library alone.
  */
 #include "results.h"
 

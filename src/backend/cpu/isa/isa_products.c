@@ -90,8 +90,8 @@ struct layout {
 };
 
 /* Vectors are stored over the beginning of what comes next, in order; hence the gap between tiles. A load
- * that spans two stores waits until both have left the store buffer, so several depths are widened before the
- * first is read again. */
+ * that spans two stores waits until both have left the store buffer, so several depths are widened
+ * before the first is read again. */
 #define AHEAD 8
 static void widen_turned(float *block, const struct view *view) {
   float lines[AHEAD][LINES + WIDE] = {{0}};

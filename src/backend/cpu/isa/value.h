@@ -10,15 +10,16 @@
  * A store rounds to nearest even, as core/half.h does, bit for bit on every instruction set. What
  * another operation will read again instead of what was stored goes through x_round() first.
  *
- * Pairs. Conversions of bf16 cost most where a vector of floats is made of half a vector of values. So loops
- * that only look at one element at a time take 2 W of them: bf16 in even and odd lanes need one load and two
- * instructions. X_PAIRS() is such a loop. Where vectors of sums take part, x_put_ordered() stores two vectors
- * in the order of memory.
+ * Pairs. Conversions of bf16 cost most where a vector of floats is made of half a vector of
+ * values. So loops that only look at one element at a time take 2 W of them: bf16 in even and odd
+ * lanes need one load and two instructions. X_PAIRS() is such a loop. Where vectors of sums take
+ * part, x_put_ordered() stores two vectors in the order of memory.
  *
- * NaN. Rounding bf16 is an addition, which makes a number, or infinity, of a NaN whose lower half is not 0. One that
- * was computed of values and of constants has 0 there, as the values have and as the processor's own has: so
- * x_put_pair() needs no test. What memory holds as floats may be any NaN: x_quiet_pair() comes first, with
- * one test for both vectors. All other stores have theirs.
+ * NaN. Rounding bf16 is an addition, which makes a number, or infinity, of a NaN whose lower half
+ * is not 0. One that was computed of values and of constants has 0 there, as the values have and
+ * as the processor's own has: so x_put_pair() needs no test. What memory holds as floats may be
+ * any NaN: x_quiet_pair() comes first, with one test for both vectors. All other stores have
+ * theirs.
  */
 #ifndef EK_CPU_VALUE_H
 #define EK_CPU_VALUE_H

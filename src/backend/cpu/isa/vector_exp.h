@@ -15,8 +15,8 @@
 
 #include "backend/cpu/isa/vector.h"
 
-/* 1.5 * 2^23, whose last bit is worth 1, and the bias of exponents: what is added to it is rounded to an
- * integer n, and its low bits are n + 127. What is above them leaves at the left. */
+/* 1.5 * 2^23, whose last bit is worth 1, and the bias of exponents: what is added to it is rounded
+ * to an integer n, and its low bits are n + 127. What is above them leaves at the left. */
 #define EK_TO_EXPONENT (12582912.0f + 127.0f)
 
 static inline vec v_exp(vec x) {
@@ -34,13 +34,15 @@ static inline vec v_exp(vec x) {
 }
 
 /*
- * e^x for what will be rounded to 16 bits: 2^n 2^r with r = x log2(e) - n on |r| <= 1/2, and
- * 2^r = 1 + r q(r) with q of degree 4, fitted as above. It takes two thirds of the instructions of v_exp().
+ * e^x for what will be rounded to 16 bits: 2^n 2^r with r = x log2(e) - n on |r| <= 1/2, and 2^r =
+ * 1 + r q(r) with q of degree 4, fitted as above. It takes 12 instructions for the 15 of
+ * v_exp().
  *
- * x log2(e) - n is a fused multiplication and so loses nothing. With u = 2^-24 the polynomial has a relative
- * error of 1.8 u, rounding adds 3 u, and log2(e), of which `rest` is what f32 leaves out, 0.3 u |x| where rest
- * is 0. These are within the bounds that docs/numerics.md has for f32, and 5 u are 1/6000 of half a unit
- * of bf16. 1 + r q(r) is exactly 1 at 0, as e^0 is; the ends are those of v_exp().
+ * x log2(e) - n is a fused multiplication and so loses nothing. With u = 2^-24 the polynomial has
+ * a relative error of 1.8 u, rounding adds 3 u, and log2(e), of which `rest` is what f32 leaves
+ * out, 0.3 u |x| where rest is 0. These are within the bounds that docs/numerics.md has for f32,
+ * and 5 u are 1/13000 of half a unit of bf16. 1 + r q(r) is exactly 1 at 0, as e^0 is; the ends are
+ * those of v_exp().
  */
 #if defined(__FMA__)
 static inline vec v_exp_short(vec x, float rest, float most) {
@@ -58,10 +60,10 @@ static inline vec v_exp_short(vec x, float rest, float most) {
 
 /*
  * What the type of values needs; without fused multiplications r would not be exact.
- *   x_exp       relative error 5 u
- *   x_exp_near  0.3 u |x| more, for formulas that damp it: where |x| is large the result is small beside
- *               what it is added to or compared with
- *   x_exp_below the same for x that is at most 89 as it comes, or NaN
+ *   x_exp        relative error 5 u
+ *   x_exp_near   0.3 u |x| more, for formulas that damp it: where |x| is large the result is small
+ *                beside what it is added to or compared with
+ *   x_exp_below  the same for x that is at most 89 as it comes, or NaN
  */
 #if defined(EK_VALUE_f32) || !defined(__FMA__)
 static inline vec x_exp(vec x) { return v_exp(x); }
