@@ -173,8 +173,8 @@ template <class s>
 cudaError_t warp_forward(cudaStream_t stream, const struct ek__attention_args *args) {
   const auto a = attended_of<typename s::T>(args, s::ROWS);
   constexpr int bytes = (s::ROW_TILE + 2 * s::COLUMN_TILE) * (int)sizeof(unsigned);
-  return launch_blocks(stream, warp_forward_kernel<s>, a.tiles * args->batch * args->heads, s::THREADS,
-                       bytes, a);
+  return launch_blocks(stream, warp_forward_kernel<s>, a.tiles * args->batch * args->heads,
+                       s::THREADS, bytes, a);
 }
 
 /* ---- backward ---- */
@@ -227,11 +227,52 @@ __device__ __forceinline__ void fetch_queries_terms(const warp_places<s> &at, co
 /* lse in powers of two, and delta times the scale, of a lane's queries. */
 template <int N> struct terms_of { float lse[N], delta[N]; };
 
-/* p and ds of one pair of tokens from q.k and dout.v. */
-__device__ __forceinline__ void warp_pair(float *p, float *ds, float scale, float lse, float delta) {
+/* p and ds of one pair of tokens. */
+__device__ __forceinline__ void warp_pair(float *p, float *ds, float scale, float lse,
+                                          float delta) {
   const float probability = power_of_2(fmaf(*p, scale * LOG2_E, -lse));
   *ds = probability * fmaf(*ds, scale, -delta);
   *p = probability;
+}
+
+/* p and ds of a lane's scores, from q.k in p and dout.v in ds. */
+template <class s, bool Keys>
+__device__ __forceinline__ void make_pairs(scores_of<s> &p, scores_of<s> &ds,
+                                           const terms_of<2> (&mine)[s::STRIPS],
+                                           const warp_places<s> &tile, const place_in_warp &at,
+                                           float scale) {
+  EK_UNROLL
+  for (int n = 0; n < s::COLUMNS / 8; n++) {
+    EK_UNROLL
+    for (int e = 0; e < 2; e++) {
+      const int column = 8 * n + 2 * at.t + e;
+      const float lse = Keys ? tile.lse[column] * LOG2_E : 0.0f;
+      const float delta = Keys ? tile.delta[column] * scale : 0.0f;
+      EK_UNROLL
+      for (int i = 0; i < s::STRIPS; i++) {
+        EK_UNROLL
+        for (int h = 0; h < 2; h++) {
+          warp_pair(&p[i][n][2 * h + e], &ds[i][n][2 * h + e], scale, Keys ? lse : mine[i].lse[h],
+                    Keys ? delta : mine[i].delta[h]);
+        }
+      }
+    }
+  }
+}
+
+/* What a query does not see is 0, whatever its numbers are. The lane's first row is `after` its first
+ * column, from which on `left` tokens are left. */
+template <class s, bool Keys>
+__device__ __forceinline__ void hide_pairs(scores_of<s> &p, scores_of<s> &ds, int64_t after,
+                                           int64_t left) {
+  const int64_t hidden = Keys ? after : -after;
+  const int ahead = hidden < -s::ROWS ? -s::ROWS : (int)hidden; /* what is further sees all */
+  const int there = left < s::COLUMNS ? (int)left : s::COLUMNS;
+  each_score<s>([&](int row, int column, int i, int n, int e) {
+    if (Keys ? ahead + row > column || column >= there : ahead + column > row) {
+      p[i][n][e] = ds[i][n][e] = 0;
+    }
+  });
 }
 
 /* dv += p dout and dk += ds q, of `What` of them; or dq += ds k, over the deltas. `first` and `other` are
@@ -301,34 +342,9 @@ __global__ void __launch_bounds__(s::THREADS) warp_backward_kernel(attended<T> a
     if (!Keys) fetch(1, other + s::COLUMNS);
     if (sees) {
       dot_tiles<s>(p, tile.own[0], tile.other[0], at);
-      EK_UNROLL
-      for (int n = 0; n < s::COLUMNS / 8; n++) {
-        EK_UNROLL
-        for (int e = 0; e < 2; e++) {
-          const int column = 8 * n + 2 * at.t + e;
-          const float its_lse = Keys ? tile.lse[column] * LOG2_E : 0.0f;
-          const float its_delta = Keys ? tile.delta[column] * a.scale : 0.0f;
-          EK_UNROLL
-          for (int i = 0; i < s::STRIPS; i++) {
-            EK_UNROLL
-            for (int h = 0; h < 2; h++) {
-              warp_pair(&p[i][n][2 * h + e], &ds[i][n][2 * h + e], a.scale,
-                        Keys ? its_lse : mine[i].lse[h], Keys ? its_delta : mine[i].delta[h]);
-            }
-          }
-        }
-      }
-      if (masked) { /* what a query does not see is 0, whatever its numbers are */
-        const int64_t after = (low + at.g - other - 2 * at.t) * (Keys ? 1 : -1);
-        const int ahead = after < -s::ROWS ? -s::ROWS : (int)after; /* what is further sees all */
-        const int64_t left = a.tokens - other - 2 * at.t;
-        const int there = left < s::COLUMNS ? (int)left : s::COLUMNS;
-        each_score<s>([&](int row, int column, int i, int n, int e) {
-          if (Keys ? ahead + row > column || column >= there : ahead + column > row) {
-            p[i][n][e] = ds[i][n][e] = 0;
-          }
-        });
-      }
+      make_pairs<s, Keys>(p, ds, mine, tile, at, a.scale);
+      if (masked)
+        hide_pairs<s, Keys>(p, ds, low + at.g - other - 2 * at.t, a.tokens - other - 2 * at.t);
     }
     if constexpr (Keys) {
       if ((What & DV) != 0 && sees) add_tile<s>(sum[SUMS - 1], p, tile.other[1], at);
