@@ -20,7 +20,8 @@
  *     evaluation    outputs are the same in a pass without gradient; and in evaluation, if the
  *                   module draws no random numbers and has no buffers
  *     differences   gradients of parameters and inputs against differences of the outputs
- *     types         f32 gives what f64 gives, if the module computes in both
+ *     types         f32 gives what f64 gives, if the module computes in both; and bf16 and f16 what
+ *                   that gives, to what rounding may do, where its table and the devices have them
  *     rows          one row runs. No rows: outputs without rows and gradients of zero, or an error
  *     devices       rows cut over all devices of the string give what one device gives
  *     memory        nothing is held that should not be, also when any allocation fails
@@ -28,8 +29,9 @@
  *
  * Memory beside tensors is guarded in all of them: EK_ERR_OVERRUN.
  *
- * Gradients and outputs are compared in f64 if the module computes in it (ek_module_ops.types),
- * else in f32; docs/numerics.md derives what is allowed.
+ * All but "types" run in f64 if the module computes in it (ek_module_ops.types), else in f32: in 16
+ * bits it is the same code with numbers that are rounded, of which differences say nothing.
+ * docs/numerics.md derives what is allowed.
  */
 #ifndef EVENKEEL_MODULE_CHECK_H
 #define EVENKEEL_MODULE_CHECK_H

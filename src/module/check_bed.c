@@ -11,6 +11,7 @@
 
 #include "core/alloc.h"
 #include "core/error.h"
+#include "core/half.h"
 #include "core/sizes.h"
 
 /* ---- arrays of doubles ---- */
@@ -46,9 +47,13 @@ ek_status ek__bed_read(double *values, const ek_tensor *tensor) {
   ek_status status = open_packed(&data, &host, tensor);
   if (status == EK_OK) status = ek_tensor_copy(&host, tensor);
   for (int64_t i = 0; status == EK_OK && i < ek_tensor_count(tensor); i++) {
-    values[i] = tensor->type == EK_F32   ? (double)((const float *)data)[i]
-                : tensor->type == EK_F64 ? ((const double *)data)[i]
-                                         : (double)((const int32_t *)data)[i];
+    switch (tensor->type) {
+    case EK_F32: values[i] = (double)((const float *)data)[i]; break;
+    case EK_F64: values[i] = ((const double *)data)[i]; break;
+    case EK_BF16: values[i] = (double)ek__bf16_widen(((const struct ek__bf16 *)data)[i]); break;
+    case EK_F16: values[i] = (double)ek__f16_widen(((const struct ek__f16 *)data)[i]); break;
+    default: values[i] = (double)((const int32_t *)data)[i];
+    }
   }
   ek__free(data);
   return status;
@@ -59,9 +64,13 @@ static ek_status write_values(ek_tensor *tensor, const double *values) {
   ek_tensor host;
   ek_status status = open_packed(&data, &host, tensor);
   for (int64_t i = 0; status == EK_OK && i < ek_tensor_count(tensor); i++) {
-    if (tensor->type == EK_F32) ((float *)data)[i] = (float)values[i];
-    if (tensor->type == EK_F64) ((double *)data)[i] = values[i];
-    if (tensor->type == EK_I32) ((int32_t *)data)[i] = (int32_t)values[i];
+    switch (tensor->type) {
+    case EK_F32: ((float *)data)[i] = (float)values[i]; break;
+    case EK_F64: ((double *)data)[i] = values[i]; break;
+    case EK_BF16: ((struct ek__bf16 *)data)[i] = ek__bf16_narrow((float)values[i]); break;
+    case EK_F16: ((struct ek__f16 *)data)[i] = ek__f16_narrow((float)values[i]); break;
+    default: ((int32_t *)data)[i] = (int32_t)values[i];
+    }
   }
   if (status == EK_OK) status = ek_tensor_copy(tensor, &host);
   ek__free(data);
@@ -144,6 +153,7 @@ ek_status ek__bed_prepare(struct ek__bed *bed) {
   for (size_t k = 0; k < bed->devices; k++) {
     ek_tensor flat = *ek_replica_parameters(bed->parts[k].replica);
     EK_TRY(write_values(&flat, bed->parameters.data));
+    if (bed->precision != 0) EK_TRY(ek_replica_refresh(bed->parts[k].replica));
   }
   return EK_OK;
 }
@@ -152,6 +162,7 @@ static ek_status open_part(struct ek__bed *bed, size_t index) {
   struct ek__bed_part *part = &bed->parts[index];
   ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
   options.type = bed->type;
+  options.precision = bed->precision;
   options.seed = bed->options->seed;
   part->bed = bed;
   EK_TRY(
@@ -172,9 +183,14 @@ static ek_status open_communicator(struct ek__bed *bed) {
 ek_status ek__bed_open(struct ek__bed *bed, ek_module *module, const char *devices, ek_type type,
                        const ek_check_input *inputs, const ek_module_check_options *options) {
   ek_group_options group = EK_GROUP_OPTIONS_INIT;
+  const bool half = type == EK_BF16 || type == EK_F16;
   group.debug_memory = true;
-  *bed = (struct ek__bed){
-      .module = module, .inputs = inputs, .options = options, .type = type, .samples = 1};
+  *bed = (struct ek__bed){.module = module,
+                          .inputs = inputs,
+                          .options = options,
+                          .type = half ? EK_F32 : type,
+                          .precision = half ? type : (ek_type)0,
+                          .samples = 1};
   EK_TRY(ek_group_open(&bed->group, devices, &group));
   bed->devices = ek_group_size(bed->group);
   EK_TRY(ek__new(&bed->parts, bed->devices, sizeof *bed->parts, memory_of));

@@ -59,7 +59,7 @@ struct ek__bed {
   ek_module *module;
   const ek_check_input *inputs;
   const ek_module_check_options *options;
-  ek_type type;
+  ek_type type, precision; /* of parameters and inputs; 16 bits that the module computes in, or 0 */
   ek_group *group;
   ek_communicator *communicator; /* of a collective module */
   bool collective;
@@ -71,8 +71,8 @@ struct ek__bed {
   const struct ek__trial *trial; /* that runs */
 };
 
-/* Opens a group of its own and a replica on each device. EK_ERR_UNSUPPORTED if the module does not
- * compute in `type`. A bed of zeros may be closed. */
+/* Opens a group of its own and a replica on each device. EK_ERR_UNSUPPORTED if the module, or the
+ * devices, do not compute in `type`. A bed of zeros may be closed. */
 ek_status ek__bed_open(struct ek__bed *bed, ek_module *module, const char *devices, ek_type type,
                        const ek_check_input *inputs, const ek_module_check_options *options);
 /* Gives all replicas the parameters of the options. Before that they hold initial values. */
@@ -90,7 +90,7 @@ void ek__results_free(union ek__results *results);
 /* Writes the bed's parameter number `index` to device 0. */
 ek_status ek__bed_store(struct ek__bed *bed, size_t index);
 
-/* Copies between a tensor of f32, f64 or i32 and doubles. */
+/* Copies a tensor of any type but i64 to doubles. */
 ek_status ek__bed_read(double *values, const ek_tensor *tensor);
 
 ek_status ek__bed_values(struct ek__values *values, int64_t count);

@@ -20,6 +20,7 @@
 #include "core/alloc.h"
 #include "core/error.h"
 #include "core/options.h"
+#include "device/types.h"
 #include "module/check_bed.h"
 
 const char *ek_check_name(ek_check check) {
@@ -346,13 +347,34 @@ static ek_status check_differences(struct checker *c, struct ek__bed *bed,
 
 /* ---- types, rows, devices, memory ---- */
 
-static ek_status check_types(struct checker *c, struct ek__bed *bed, union ek__results *once) {
-  const struct comparison narrow = {c, bed, ALL, rounding(c, EK_F32), false};
-  if (!c->both) return EK_OK;
-  EK_TRY(ek__bed_close(bed, EK_OK)); /* a GPU may have no room for two groups */
-  EK_TRY(ek__bed_open(bed, c->module, c->devices, EK_F32, c->inputs, &c->options));
+/* In another bed: a GPU may have no room for two groups. */
+static ek_status check_type(struct checker *c, struct ek__bed *bed, const union ek__results *once,
+                            ek_type type, double allowed) {
+  const struct comparison near = {c, bed, ALL, allowed, false};
+  EK_TRY(ek__bed_close(bed, EK_OK));
+  const ek_status opened = ek__bed_open(bed, c->module, c->devices, type, c->inputs, &c->options);
+  if (opened == EK_ERR_UNSUPPORTED && type != EK_F32) return EK_OK; /* the devices do not have it */
+  EK_TRY(opened);
   EK_TRY(ek__bed_prepare(bed));
-  return run_and_compare(&narrow, bed, &whole, once);
+  return run_and_compare(&near, bed, &whole, once);
+}
+
+/* Each operation rounds what it gives, and before the first its inputs and parameters were rounded; the
+ * next may hand on twice the error. */
+static double half_rounding(const struct checker *c, ek_type type) {
+  return 2 * (c->options.depth + 2) * (type == EK_BF16 ? 0x1p-8 : 0x1p-11);
+}
+
+static ek_status check_types(struct checker *c, struct ek__bed *bed, union ek__results *once) {
+  static const ek_type halves[] = {EK_BF16, EK_F16};
+  if (c->both) EK_TRY(check_type(c, bed, once, EK_F32, rounding(c, EK_F32)));
+  for (size_t i = 0; i < 2; i++) {
+    if ((EK__TABLE_TYPES(c->module->ops) >> halves[i] & 1u) == 0) continue;
+    const ek_status status = check_type(c, bed, once, halves[i], half_rounding(c, halves[i]));
+    if (status == EK_OK) continue;
+    return ek_error_set(status, "in %s: %s", ek_type_name(halves[i]), ek_error_message());
+  }
+  return EK_OK;
 }
 
 /* A module that no device calls without rows may refuse to run without. */

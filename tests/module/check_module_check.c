@@ -12,6 +12,7 @@
 
 #include <evenkeel/activation.h>
 #include <evenkeel/cross_entropy.h>
+#include <evenkeel/elementwise.h>
 #include <evenkeel/host_memory.h>
 #include <evenkeel/layers.h>
 #include <evenkeel/pass.h>
@@ -320,6 +321,62 @@ START_TEST(f32_alone_and_checks_left_out) {
 }
 END_TEST
 
+/* ---- 16 bits ---- */
+
+static ek_type wrong_in; /* in which type the module below is wrong */
+
+/* y = x, or twice that. */
+static ek_status scaled(ek_pass *pass, const ek_tensor *x, ek_tensor *y) {
+  const double factor = ek_pass_type(pass) == wrong_in ? 2 : 1;
+  EK_TRY(ek_pass_output(y, pass, x->type, x->rank, x->shape));
+  return ek_op_scale(ek_pass_stream(pass), y, x, factor);
+}
+
+static ek_status scaled_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                                ek_tensor *outputs) {
+  (void)self;
+  return scaled(pass, &inputs[0], &outputs[0]);
+}
+
+static ek_status scaled_backward(const ek_module *self, ek_pass *pass,
+                                 const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+  (void)self;
+  return grad_inputs == NULL ? EK_OK : scaled(pass, &grad_outputs[0], &grad_inputs[0]);
+}
+
+static void scaled_free(ek_module *self) { free(self); }
+
+/* Each type of 16 bits that the table declares, where the devices compute in it. */
+START_TEST(types_of_16_bits) {
+  static const ek_module_ops ops = {
+      .size = sizeof(ek_module_ops),
+      .kind = "scaled",
+      .forward = scaled_forward,
+      .backward = scaled_backward,
+      .free = scaled_free,
+      .types = EK_TYPES_F32 | EK_TYPES_F64 | EK_TYPES_BF16 | EK_TYPES_F16};
+  static const ek_type halves[] = {EK_BF16, EK_F16};
+  ek_module *module = calloc(1, sizeof *module);
+  ck_assert_ptr_nonnull(module);
+  ck_ok(ek_module_init(module, &ops, 1, 1));
+  ek_group *group = ck_open("cpu:2", 1);
+  const unsigned types = ek_device_types(ek_group_device(group, 0));
+  ek_group_free(group);
+  wrong_in = (ek_type)0;
+  ck_ok(ek_module_check(module, ck_spec("cpu:2"), &rows, 1, NULL));
+  for (int i = 0; i < 2; i++) {
+    wrong_in = halves[i];
+    if ((types >> halves[i] & 1u) == 0) {
+      ck_ok(ek_module_check(module, ck_spec("cpu:2"), &rows, 1, NULL));
+    } else {
+      ck_fails(ek_module_check(module, ck_spec("cpu:2"), &rows, 1, NULL), EK_ERR_MISMATCH,
+               i == 0 ? "(types) of scaled: in bf16: output 0" : "(types) of scaled: in f16: output 0");
+    }
+  }
+  ek_module_free(module);
+}
+END_TEST
+
 /* Every allocation on the host fails once. */
 START_TEST(the_host_runs_out_of_memory) {
   ek_module_check_options options = EK_MODULE_CHECK_OPTIONS_INIT;
@@ -377,6 +434,7 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(tcase, a_criterion_passes, 0, 2);
   tcase_add_loop_test(tcase, a_wrong_module_is_named, GRADIENT, FAULTS);
   tcase_add_test(tcase, f32_alone_and_checks_left_out);
+  tcase_add_test(tcase, types_of_16_bits);
   tcase_add_test(tcase, the_host_runs_out_of_memory);
   tcase_add_test(tcase, wrong_arguments);
   return suite;
