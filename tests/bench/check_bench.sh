@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # check_bench.sh BENCH READ_JSON GROUP: runs evenkeel-bench in small and looks at what comes out.
-# GROUP is one of the functions group_* below.
+# GROUP is one of the functions group_* below; one file, because all of them speak in the same few words.
 # shellcheck disable=SC2317 # functions are called by the group's name
 # shellcheck disable=SC2086 # loop counters need no quotes
 set -euo pipefail

@@ -1,6 +1,8 @@
 /*
  * check_trainer.c - a trainer does what its parts do: bit for bit what the calls of the pair give
  * that stand in data_parallel_criterion.h.
+ *
+ * Long, because a header has one check (tests/install/check_layout.sh) and all of it is on one bench.
  */
 #include <math.h>
 #include <pthread.h>

@@ -4,6 +4,9 @@
  *
  * Scales are powers of two, so everything here is exact: the undisturbed run that a run with skipped
  * steps is compared with may have another scale, or none.
+ *
+ * Long, because what a scale must not disturb is in every part of the library: the set-ups and the comparison
+ * with the undisturbed run are the same for all.
  */
 #include <math.h>
 #include <signal.h>
