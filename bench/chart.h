@@ -1,10 +1,10 @@
 /*
  * chart.h - charts as inline SVG: stacked bars, curves over time, points.
  *
- * Widths are in percent and heights in pixels, so that a chart is as wide as its column and its text
- * keeps its size. Every number that is drawn names its place in the embedded JSON (`data-path`) and
- * is that number (`data-value`): a test compares them, and so can a reader. Text stands beside the
- * colours and never on them.
+ * Widths are in percent and heights in pixels, so that a chart is as wide as its column and its
+ * text keeps its size. Every number that is drawn names its place in the embedded JSON
+ * (`data-path`) and is that number (`data-value`): a test compares them, and so can a reader. Text
+ * stands beside the colours and never on them.
  *
  * Why not a library: Debian's that draw SVG (cairo, plplot, gnuplot) give a picture, in which text
  * scales with the width and nothing can be focused, styled for dark screens or read out.

@@ -65,8 +65,8 @@ static bool overlap(struct box a, struct box b) {
          b.top < a.top + a.height;
 }
 
-/* Boxes of points and axes come first in `taken`. Returns the offset from the point to the text's middle:
- * beside it, or a step further away where that is not free. */
+/* Boxes of points and axes come first in `taken`. Returns the offset from the point to the text's
+ * middle: beside it, or a step further away where that is not free. */
 static void place_number(double *dx, double *dy, double x, double y, struct box *taken,
                          size_t *count) {
   static const double places[][2] = {{14, 0},   {-14, 0},   {0, -13}, {0, 13},

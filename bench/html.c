@@ -76,7 +76,8 @@ void html_begin(FILE *file, const char *title) {
   fprintf(file, "</title>\n<style>\n%s</style>\n</head>\n<body>\n<main>\n", page_style);
 }
 
-/* In a script element the only dangerous character of JSON is "<", and it stands in strings only. */
+/* In a script element the only dangerous character of JSON is "<", and it stands in strings
+ * only. */
 static void embed(FILE *file, const char *json) {
   for (const char *next; (next = strchr(json, '<')) != NULL; json = next + 1) {
     (void)fwrite(json, 1, (size_t)(next - json), file);

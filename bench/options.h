@@ -75,14 +75,15 @@ void options_parse(struct options *options, enum command command, int argc, char
 void options_free(struct options *options);
 
 /* How a group is opened for a run of this precision. */
-ek_group_options group_options(const struct options *options, int threads, enum precision precision);
+ek_group_options group_options(const struct options *options, int threads,
+                               enum precision precision);
 
 const char *command_name(enum command command);
 const char *rule_name(enum rule rule);
 /* "whole" or "fused". */
 const char *loss_name(const struct options *options);
-/* What follows the rule in a heading: ", fused loss", ", bf16" where that is the only one and not f32, both
- * or nothing. */
+/* What follows the rule in a heading: ", fused loss", ", bf16" where that is the only one and not
+ * f32, both or nothing. */
 const char *precision_name(const struct options *options);
 
 #endif

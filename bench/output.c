@@ -2,7 +2,8 @@
  * output.c - see output.h.
  *
  * At most one file is under its other name at a time, because results are written one after the
- * other; terminal.c removes it if a signal ends the program then, and an exit handler if exit() does.
+ * other; terminal.c removes it if a signal ends the program then, and an exit handler if exit()
+ * does.
  */
 #include "output.h"
 

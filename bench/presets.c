@@ -49,8 +49,9 @@ static const struct preset presets[] = {
     {"gpt2-355m", "GPT-2 with 355 million parameters", GPT2(24, 1024, 16)},
     {"gpt2-774m", "GPT-2 with 774 million parameters", GPT2(36, 1280, 20)},
     {"gpt2-1.5b", "GPT-2 with 1.5 billion parameters", GPT2(48, 1600, 25)},
-    /* LLaMA's depth, width, heads, context and vocabulary on GPT-2's blocks: a feed-forward of 4 widths
-     * with GELU has 2/3 of the parameters of three matrices of 8/3 each, and the head is tied. */
+    /* LLaMA's depth, width, heads, context and vocabulary on GPT-2's blocks: a feed-forward of 4
+     * widths with GELU has 2/3 of the parameters of three matrices of 8/3 each, and the head is
+     * tied. */
     {"llama-7b",
      "of the size of LLaMA 7B, for plan:8@80GiB",
      {.layers = 32,

@@ -38,7 +38,8 @@ json_t *whole(uint64_t value);
 json_t *summary_json(struct summary summary);
 /* Of a run's measured steps; null for each where none is known. */
 json_t *losses_json(const struct run *run);
-/* "loss_scale" of the last step (null without steps), and how many steps it skipped, warm-up included. */
+/* "loss_scale" of the last step (null without steps), and how many steps it skipped, warm-up
+ * included. */
 void put_loss_scale(json_t *json, const struct run *run);
 
 #endif

@@ -1,5 +1,6 @@
 /*
- * report_charts.c - see report_charts.h. A chart is a figure of its own for each mode, on one scale.
+ * report_charts.c - see report_charts.h. A chart is a figure of its own for each mode, on one
+ * scale.
  */
 #include "report_charts.h"
 
@@ -426,8 +427,8 @@ static void technique_name(char buffer[NAME_TEXT], const json_t *root, const jso
                  name_of(name, root, run, "technique"), text_of(run, "mode"));
 }
 
-/* Ratios are to `plain` of the same mode and precision, with which each block of rows begins: a block
- * is a chart of its own, and its rows are numbered from 1. */
+/* Ratios are to `plain` of the same mode and precision, with which each block of rows begins: a
+ * block is a chart of its own, and its rows are numbered from 1. */
 static bool begins_block(const json_t *runs, size_t r) {
   return r == 0 || strcmp(text_of(json_array_get(runs, r), "technique"),
                           text_of(json_array_get(runs, 0), "technique")) == 0;

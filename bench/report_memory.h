@@ -21,7 +21,8 @@ const struct run *memory_shown(const struct memory_result *result);
 struct report report_memory(const struct options *options, const struct text *text,
                             const struct memory_result *results, size_t count);
 
-/* The timelines of all runs as CSV, unless `output` is NULL. False, after a message, if it cannot be
+/* The timelines of all runs as CSV, unless `output` is NULL. False, after a message, if it cannot
+ * be
    written. */
 bool report_timeline(struct output *output, const struct memory_result *results, size_t count);
 

@@ -27,7 +27,7 @@ struct run {
   ek_memory_outside outside[BENCH_MAX_DEVICES]; /* at the end; zeros where there is no GPU */
   double *losses, *seconds;                     /* of the measured steps */
   size_t steps;                                 /* how many there are */
-  int64_t skipped_steps;                        /* by the loss scale, those of the warm-up included */
+  int64_t skipped_steps;                        /* by the loss scale, also in the warm-up */
   double loss_scale;                            /* of the last step; 1 for none */
   struct split *splits;
   size_t split_count;

@@ -134,7 +134,8 @@ static enum exit_code search_mode(struct result *result, const struct options *o
 /* The baseline's batch in a precision, for the ratio; 0 if it is not there. */
 static double gather_batch(const struct result *results, size_t count, enum precision precision) {
   for (size_t i = 0; i < count; i++) {
-    if (results[i].mode == EK_MODE_GATHER && results[i].precision == precision) return (double)results[i].planned;
+    if (results[i].mode == EK_MODE_GATHER && results[i].precision == precision)
+      return (double)results[i].planned;
   }
   return 0;
 }

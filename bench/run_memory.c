@@ -32,14 +32,16 @@ static enum exit_code run_mode(struct memory_result *result, const struct task *
     say_error("mode %s does not fit on %s: %s", mode_name(task->mode, task->precision), task->spec,
               real->message);
   } else if (real->status != EK_OK) {
-    say_error("mode %s on %s: %s", mode_name(task->mode, task->precision), task->spec, real->message);
+    say_error("mode %s on %s: %s", mode_name(task->mode, task->precision), task->spec,
+              real->message);
     return EXIT_ERROR;
   }
   run_without(&result->without, task);
   run_plan(&result->planned, task, real);
   const struct run *planned = &result->planned;
   if (planned->status != EK_OK) {
-    say_error("mode %s cannot be planned: %s", mode_name(task->mode, task->precision), planned->message);
+    say_error("mode %s cannot be planned: %s", mode_name(task->mode, task->precision),
+              planned->message);
     /* A need beyond what can be counted is out of memory all the same. */
     if (planned->status != EK_ERR_OUT_OF_MEMORY) return EXIT_ERROR;
     return EXIT_OUT_OF_MEMORY;
@@ -94,8 +96,9 @@ enum exit_code run_memory(const struct options *options) {
   struct memory_result *results = need_memory(total, sizeof *results);
   size_t done = 0;
   while (done < total && code != EXIT_ERROR) {
-    const struct task task = make_task(options, &text, options->specs[0], options->modes[done % modes],
-                                       options->precisions[done / modes]);
+    const struct task task =
+        make_task(options, &text, options->specs[0], options->modes[done % modes],
+                  options->precisions[done / modes]);
     code = worse(code, run_mode(&results[done++], &task));
   }
   if (code != EXIT_ERROR) {

@@ -181,8 +181,9 @@ static void heads(struct grid *table, struct grid *csv) {
                                         "above state",    "speed",    "loss"};
   static const char *const first[] = {"technique", "mode", "peak_bytes", "planned_peak_bytes",
                                       "state_bytes"};
-  static const char *const last[] = {"tokens_per_second", "memory_ratio",
-                                     "memory_above_state_ratio", "speed_ratio", "loss", "precision"};
+  static const char *const last[] = {
+      "tokens_per_second", "memory_ratio", "memory_above_state_ratio",
+      "speed_ratio",       "loss",         "precision"};
   for (size_t i = 0; i < sizeof words / sizeof *words; i++) grid_column(table, words[i], true);
   for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
     grid_column(table, numbers[i], false);
@@ -242,8 +243,8 @@ static enum exit_code run_row(struct row *row, size_t round, const struct option
   if (code == EXIT_ERROR) return code;
   run_plan(&row->planned, &task, &row->first);
   if (row->planned.status != EK_OK) {
-    say_error("%s in mode %s cannot be planned: %s", row->technique->name, mode_name(row->mode, row->precision),
-              row->planned.message);
+    say_error("%s in mode %s cannot be planned: %s", row->technique->name,
+              mode_name(row->mode, row->precision), row->planned.message);
     return EXIT_ERROR;
   }
   const uint64_t planned = row->planned.usage[fullest(&row->planned)].peak_bytes;

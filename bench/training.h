@@ -62,8 +62,8 @@ ek_status training_open_group(struct training *training, const struct task *task
 ek_status training_open_model(struct training *training);
 void training_close(struct training *training);
 
-/* The model of a task, which goes with a loss unless it has one; its whole logits have rows of 16 bytes.
- * All, and the rule of its updates, are the caller's. */
+/* The model of a task, which goes with a loss unless it has one; its whole logits have rows of 16
+ * bytes. All, and the rule of its updates, are the caller's. */
 ek_gpt_options training_gpt(const struct task *task);
 ek_status training_model(ek_module **module, ek_criterion **loss, ek_gpt_options gpt,
                          enum precision precision);

@@ -14,8 +14,8 @@
  *     modes do the same but where a difference of order 2^-24 makes a factor round the other way,
  *     one in 2^12 or so: in the root mean square 2^-11 * 2^-6, so that u = 2^-17.
  *   - With numbers of 16 bits every result is rounded so, by 2^-8 or 2^-11, and what differs in
- *     order 2^-24 makes one in 2^15 or 2^12 of them round the other way, which moves it by twice that:
- *     2^-7 * 2^-7.5 or 2^-10 * 2^-6, so that u = 2^-14 and 2^-16.
+ *     order 2^-24 makes one in 2^15 or 2^12 of them round the other way, which moves it by twice
+ *     that: 2^-7 * 2^-7.5 or 2^-10 * 2^-6, so that u = 2^-14 and 2^-16.
  *   - Each step turns errors of that size in gradients into errors of the parameters; an update
  *     changes the loss by no more than its own size, so that step i, counted from 0 with the
  *     warm-up, may be off by (i + 1) e.

@@ -1,9 +1,9 @@
 /*
  * linear_cross_entropy.c - a head and its loss over blocks of rows.
  *
- * The gradient of the sum of losses needs nothing from other rows, devices or micro-batches, because
- * the division by D comes with the update. So all that is to be done with a block of logits is done
- * before the next one takes its place:
+ * The gradient of the sum of losses needs nothing from other rows, devices or micro-batches,
+ * because the division by D comes with the update. So all that is to be done with a block of logits
+ * is done before the next one takes its place:
  *
  *     forward, scale known     losses and gradient g over the logits, dW += g^T h, dh = g W
  *     forward, scale unknown   losses; backward: logits again, g from the normalizers, dW, dh
@@ -44,8 +44,8 @@ static ek_status declare(const ek_module *self, ek_declaration *declaration) {
 /* ---- blocks ---- */
 
 /*
- * Blocks of nearly equal size, none above the limit: the products are as efficient in the last. Of r
- * rows they are 6 r V C operations, and reading W twice and dW once more, and writing dW, 16 V C
+ * Blocks of nearly equal size, none above the limit: the products are as efficient in the last. Of
+ * r rows they are 6 r V C operations, and reading W twice and dW once more, and writing dW, 16 V C
  * bytes: with this many rows more would gain nothing.
  */
 enum { ENOUGH_ROWS = 1024 };

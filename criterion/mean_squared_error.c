@@ -26,7 +26,8 @@ static ek_status forward(const ek_module *self, ek_pass *pass, const ek_tensor *
   ek_tensor *losses = self->outputs == 2 ? &outputs[1] : NULL;
   EK_TRY(check_target(y, target));
   EK_TRY(ek_pass_totals(&outputs[0], pass));
-  if (losses != NULL) EK_TRY(ek_pass_output(losses, pass, ek_type_of_sums(y->type), y->rank, y->shape));
+  if (losses != NULL)
+    EK_TRY(ek_pass_output(losses, pass, ek_type_of_sums(y->type), y->rank, y->shape));
   EK_TRY(ek_op_squared_error_forward(ek_pass_stream(pass), losses, &outputs[0], y, target));
   EK_TRY(ek_pass_save(pass, y));
   return ek_pass_save(pass, target);

@@ -16,8 +16,8 @@
  *     --reproducible S  the same bits on 1 to S devices
  *     --trace FILE      what every device did in the last steps, for https://ui.perfetto.dev
  *     --metrics PREFIX  PREFIX.prom for Prometheus, and PREFIX.jsonl with a line for each step
- *     --loss-scale FIRST  a dynamic loss scale that begins so, a power of two; `--exact` says `skipped`
- *                       of a step that overflowed
+ *     --loss-scale FIRST  a dynamic loss scale that begins so, a power of two; `--exact` says
+ *                         `skipped` of a step that overflowed
  *     --mode MODE       gather, balanced, replicated (the default), sharded, sharded-gradients or
  *                       fully-sharded
  *     --precision TYPE  what the model computes in (f32)

@@ -2,9 +2,9 @@
  * advise.c - the search for settings that fit: see advise.h.
  *
  * For one mode, loss and recomputation the peak falls, and the time rises, with the number of
- * micro-batches, so the fewest that fit are found by bisection. What matters is how many samples the
- * fullest device has at once: numbers of micro-batches with the same are not looked at. Settings
- * whose state alone does not fit are given up after one plan.
+ * micro-batches, so the fewest that fit are found by bisection. What matters is how many samples
+ * the fullest device has at once: numbers of micro-batches with the same are not looked at.
+ * Settings whose state alone does not fit are given up after one plan.
  */
 #include "advise_internal.h"
 
@@ -187,8 +187,8 @@ static ek_status try_evener(struct ek__advise_plan *plan, struct search *s, ek_s
 }
 
 /*
- * The most samples at once that fit, more than *rows, which becomes that number and stays what it is
- * if none fit. *hopeless: nor would they with any other recomputation.
+ * The most samples at once that fit, more than *rows, which becomes that number and stays what it
+ * is if none fit. *hopeless: nor would they with any other recomputation.
  */
 static ek_status search_rows(int64_t *rows, bool *hopeless, struct search *s,
                              ek_settings *settings) {

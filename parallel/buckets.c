@@ -23,8 +23,8 @@ static void add_bucket(struct ek__buckets *buckets, int64_t first, int64_t last,
   }
 }
 
-/* Whether parameters number i - 1 and i of the order, the second at the beginning of a bucket so far
- * up to `end`, go into different ones. */
+/* Whether parameters number i - 1 and i of the order, the second at the beginning of a bucket so
+ * far up to `end`, go into different ones. */
 static bool ends(const struct ek__layout *layout, size_t i, int64_t end, size_t bytes) {
   const struct ek__parameter *p = &layout->parameters[layout->order[i]];
   if (i == 0) return true;

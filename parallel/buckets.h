@@ -23,9 +23,9 @@ struct ek__buckets {
   int64_t *offsets, *places; /* of all buckets */
 };
 
-/* Whole parameters from the end of the flat buffer to its beginning, until a bucket has `bytes`; of a
- * layout in units the units, from the last to the first. What was made stays for close on failure.
- * Each rank has as many of the `pieces` of a bucket as the next, or one more. */
+/* Whole parameters from the end of the flat buffer to its beginning, until a bucket has `bytes`; of
+ * a layout in units the units, from the last to the first. What was made stays for close on
+ * failure. Each rank has as many of the `pieces` of a bucket as the next, or one more. */
 ek_status ek__buckets_open(struct ek__buckets *buckets, const ek_replica *replica, size_t ranks,
                            size_t pieces, size_t bytes);
 void ek__buckets_close(struct ek__buckets *buckets);

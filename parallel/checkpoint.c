@@ -3,10 +3,10 @@
  *
  * A save is described first (entries, pairs, the file's path), so that all that can be wrong with
  * it is seen on the caller's thread. Then the file is filled piece by piece, whatever entries lie
- * there, each summed while it is in the processor's cache. A save that is made now has a few pieces,
- * which threads write while the next ones are filled (io/write_behind.h). One in the background
- * fills one block of host memory with all of the file and hands that to its thread; from then on it
- * needs neither the model nor its devices, and little of a processor.
+ * there, each summed while it is in the processor's cache. A save that is made now has a few
+ * pieces, which threads write while the next ones are filled (io/write_behind.h). One in the
+ * background fills one block of host memory with all of the file and hands that to its thread; from
+ * then on it needs neither the model nor its devices, and little of a processor.
  *
  * Pieces and the block are images of the file: whole pages of one are whole pages of the other, so
  * that they are written past the page cache (io/file.h).
@@ -34,7 +34,8 @@
 #include "io/writer.h"
 #include "optimizer_internal.h"
 
-/* A piece is an eighth of the file, within these bounds: small files, too, are written by several. */
+/* A piece is an eighth of the file, within these bounds: small files, too, are written by
+ * several. */
 enum { LEAST_PIECE = 256 << 10, MOST_PIECE = 8 << 20 };
 
 enum { NUMBER_SIZE = 32, SCHEDULE_SIZE = 160 };
@@ -184,8 +185,8 @@ static ek_status read_part(ek_tensor *host, const ek_checkpoint_write *self,
   return EK_OK;
 }
 
-/* Of the entry's bytes those of the file from `from` to `to`, if any, to their place in an image that
- * begins with byte `page`. */
+/* Of the entry's bytes those of the file from `from` to `to`, if any, to their place in an image
+ * that begins with byte `page`. */
 static ek_status fill_entry(ek_checkpoint_write *self, const ek_data_parallel_model *model,
                             size_t index, char *image, uint64_t page, uint64_t from, uint64_t to) {
   const ek_tensor *like = &self->infos[index].like;

@@ -21,14 +21,15 @@
 /* "FOLDER/step-NUMBER.safetensors", for a step >= 0. EK_ERR_INVALID_ARGUMENT if it is too long. */
 ek_status ek__checkpoint_path(char path[EK_CHECKPOINT_PATH_SIZE], const char *folder, int64_t step);
 
-/* The steps of the states in a folder, the last first; of ek__free(). EK_ERR_NOT_FOUND, EK_ERR_IO. */
+/* The steps of the states in a folder, the last first; of ek__free(). EK_ERR_NOT_FOUND,
+ * EK_ERR_IO. */
 ek_status ek__checkpoint_list(int64_t **steps, size_t *count, const char *folder);
 
 /* Makes the folder if it is not there. */
 ek_status ek__checkpoint_make_folder(const char *folder);
 
-/* Of the states up to `step`, which was just saved, takes away all but the last `keep`: those of later
- * steps are another run's. And what was left of saves that were killed. */
+/* Of the states up to `step`, which was just saved, takes away all but the last `keep`: those of
+ * later steps are another run's. And what was left of saves that were killed. */
 void ek__checkpoint_prune(const char *folder, int64_t step, size_t keep);
 
 #endif /* EK_CHECKPOINT_INTERNAL_H */

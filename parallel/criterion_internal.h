@@ -72,7 +72,8 @@ ek_status ek__criterion_grains_forward(ek_data_parallel_criterion *self, ek_devi
 ek_status ek__criterion_grains_backward(ek_tensor *gradients, ek_data_parallel_criterion *self,
                                         size_t index, const ek_tensor *factors);
 
-/* criterion_pass.c: opens a pass whose first sample is number `first` of those that the forward saw. */
+/* criterion_pass.c: opens a pass whose first sample is number `first` of those that the forward
+ * saw. */
 ek_status ek__criterion_open_pass(ek_pass **pass, const ek_data_parallel_criterion *self,
                                   size_t index, int64_t first, const ek_tensor *totals);
 

@@ -253,9 +253,9 @@ static ek_status update_pieces(ek_data_parallel_optimizer *self, ek_device *devi
 
 /*
  * The totals become those of the gradient that is in memory: what an update divides by is D times
- * the factor of the loss scale, or that factor alone. So rules, and the clipping in them, know of no
- * scale. It is a power of two, so the quotients are the same. The step ends here, and with it its
- * totals.
+ * the factor of the loss scale, or that factor alone. So rules, and the clipping in them, know of
+ * no scale. It is a power of two, so the quotients are the same. The step ends here, and with it
+ * its totals.
  */
 static ek_status scale_totals(const ek_data_parallel_model *model, ek_device *device,
                               size_t index) {

@@ -2,9 +2,9 @@
  * grains.h - a reproducible model: batches in grains, sums along one tree.
  *
  * A batch is cut into S grains, whose sizes differ by at most one, larger first. Each is computed
- * by itself, so with the same shapes wherever it is. A device has a run of grains. Whatever is added
- * over the samples (gradients, totals of losses) is added over the grains along one binary tree that
- * knows nothing of devices.
+ * by itself, so with the same shapes wherever it is. A device has a run of grains. Whatever is
+ * added over the samples (gradients, totals of losses) is added over the grains along one binary
+ * tree that knows nothing of devices.
  *
  * The tree: its leaves are the grains that have samples, 0 .. n - 1. Block (l, i) has the leaves
  * from i 2^l on, 2^l of them or as many as there are; it is the sum of blocks (l - 1, 2 i) and
@@ -12,8 +12,8 @@
  * block that has all leaves. For n leaves that is a cut at the largest power of two below n.
  *
  * Files: grains.c has the cut, the tree and the views; grains_memory.c what is held;
- * grains_forward.c and grains_backward.c run the grains of a device; grains_sum.c adds over devices,
- * grains_shares.c where gradients are shares.
+ * grains_forward.c and grains_backward.c run the grains of a device; grains_sum.c adds over
+ * devices, grains_shares.c where gradients are shares.
  */
 #ifndef EK_GRAINS_H
 #define EK_GRAINS_H
@@ -37,10 +37,10 @@ void ek__grains_of(size_t *first, size_t *last, const ek_data_parallel_model *mo
                    size_t used);
 
 /*
- * Devices run their grains in *rounds*: number `round` of each. `most`: what a device has at most, and
- * rounds that there are at most; `rounds`: those of a batch. The passes of device `index` are in the
- * model's from `index` x `most` on. Where parameters are shares every device runs in every round, one
- * that has no grain for it with no rows, because it meets the others in collectives.
+ * Devices run their grains in *rounds*: number `round` of each. `most`: what a device has at most,
+ * and rounds that there are at most; `rounds`: those of a batch. The passes of device `index` are
+ * in the model's from `index` x `most` on. Where parameters are shares every device runs in every
+ * round, one that has no grain for it with no rows, because it meets the others in collectives.
  */
 size_t ek__grains_most(const ek_data_parallel_model *model);
 size_t ek__grains_rounds(const ek_data_parallel_model *model, size_t used);
@@ -87,8 +87,8 @@ struct ek__row {
   int64_t first;
 };
 
-/* Adds up `count` rows of `width` numbers, blocks of the tree with `leaves` leaves side by side: row 0
- * becomes the sum, and the others something. */
+/* Adds up `count` rows of `width` numbers, blocks of the tree with `leaves` leaves side by side:
+ * row 0 becomes the sum, and the others something. */
 ek_status ek__fold_rows(ek_stream *stream, const struct ek__row *rows, size_t count, int64_t width,
                         size_t leaves);
 
@@ -142,9 +142,9 @@ ek_status ek__grains_backward(ek_data_parallel_model *model, ek_device *device, 
 ek_status ek__grains_reduce(ek_data_parallel_model *model, ek_device *device, size_t index,
                             bool more);
 /*
- * Where gradients are shares, grains_shares.c: a backward begins, and with it round 0; a bucket of the
- * round is complete on this device (`whole` may not exist where it has no grain in it), and its share
- * is added up; the round is over.
+ * Where gradients are shares, grains_shares.c: a backward begins, and with it round 0; a bucket of
+ * the round is complete on this device (`whole` may not exist where it has no grain in it), and its
+ * share is added up; the round is over.
  */
 ek_status ek__grains_begin(ek_data_parallel_model *model, ek_device *device, size_t index);
 ek_status ek__grains_take(ek_data_parallel_model *model, ek_device *device, size_t index,

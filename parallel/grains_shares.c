@@ -2,12 +2,12 @@
  * grains_shares.c - the gradients of a reproducible model, added along the tree where devices hold
  * shares of them.
  *
- * A device's backward gives a bucket of a grain at a time, and nobody has memory for all of them. All
- * devices are in the same round (grains.h), so a bucket's leaves of the round are complete on all at
- * the same time: they are gathered, a chunk at a time, and everybody adds its own share of each to
- * the blocks of the device that the leaf comes from. It does for every device what the binary counter
- * does for one (grains.c), on a part of the elements: with N devices of g grains each it holds shares
- * of N log2(g) blocks at most, as much as log2(g) whole gradients.
+ * A device's backward gives a bucket of a grain at a time, and nobody has memory for all of them.
+ * All devices are in the same round (grains.h), so a bucket's leaves of the round are complete on
+ * all at the same time: they are gathered, a chunk at a time, and everybody adds its own share of
+ * each to the blocks of the device that the leaf comes from. It does for every device what the
+ * binary counter does for one (grains.c), on a part of the elements: with N devices of g grains
+ * each it holds shares of N log2(g) blocks at most, as much as log2(g) whole gradients.
  *
  * In the last round the blocks of all devices are there, and are added up at once: its leaves are
  * held nowhere, so with a grain for each device no block is.

@@ -2,13 +2,13 @@
  * keeper.h - what one device holds of a model whose state is cut over the devices.
  *
  * The flat gradients are cut into the buckets of the reducer, and each bucket into one share per
- * rank. A device holds its shares, end to end, for good. A whole bucket exists from the first use of
- * one of its gradients until its sum over the devices has ended: then the device's share of that sum
- * is added to its shares of the step, and the memory goes back. In a reproducible model a bucket is
- * one of a grain, and goes to the sums of grains (grains_shares.c).
+ * rank. A device holds its shares, end to end, for good. A whole bucket exists from the first use
+ * of one of its gradients until its sum over the devices has ended: then the device's share of that
+ * sum is added to its shares of the step, and the memory goes back. In a reproducible model a
+ * bucket is one of a grain, and goes to the sums of grains (grains_shares.c).
  *
- * Parameters may be cut alike (mode fully-sharded): a bucket is then a *unit*, and the whole of it is
- * gathered for the nodes that need it.
+ * Parameters may be cut alike (mode fully-sharded): a bucket is then a *unit*, and the whole of it
+ * is gathered for the nodes that need it.
  *
  * All functions but open, close and drop run on the device's worker.
  */
@@ -51,7 +51,8 @@ ek_status ek__keeper_open(struct ek__keeper *keeper, const struct ek__buckets *c
 void ek__keeper_start(struct ek__keeper *keeper);
 /* Queues the sum of a bucket over the devices; zeros if nobody has used it. */
 ek_status ek__keeper_reduce(struct ek__keeper *keeper, size_t bucket);
-/* Takes the device's shares of the sums of all buckets below `end`, which gives back the buckets. */
+/* Takes the device's shares of the sums of all buckets below `end`, which gives back the
+ * buckets. */
 ek_status ek__keeper_settle(struct ek__keeper *keeper, size_t end);
 
 /* Gives back what is lent. No worker runs. */

@@ -2,11 +2,11 @@
  * masters.c - parameters of which a device has a share, or of which modules see copies of 16 bits.
  *
  * Where masters are shared a device has its part of every bucket, end to end, as it has of the
- * optimizer's state. The copies lie in a whole flat buffer, or, where values are shared too, in another
- * one of shares with the same places.
+ * optimizer's state. The copies lie in a whole flat buffer, or, where values are shared too, in
+ * another one of shares with the same places.
  *
- * The copies are always the masters rounded: the update writes both (data_parallel_optimizer.c), and
- * who writes masters by name (state.c) rounds them on the host, to the same bits.
+ * The copies are always the masters rounded: the update writes both (data_parallel_optimizer.c),
+ * and who writes masters by name (state.c) rounds them on the host, to the same bits.
  */
 #include <evenkeel/convert.h>
 

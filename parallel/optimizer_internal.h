@@ -51,7 +51,8 @@ struct ek_data_parallel_optimizer {
   uint64_t *written;                   /* per state and such parameter: ek__model_written() */
 };
 
-/* Parts of buckets whose squares are summed by themselves: part 0 of all buckets, then part 1, .. */
+/* Parts of buckets whose squares are summed by themselves: part 0 of all buckets, then part 1,
+ * .. */
 static inline int64_t ek__norm_leaves(const ek_data_parallel_model *model) {
   return (int64_t)(model->options.reproducible * ek_reducer_bucket_count(model->reducer));
 }
@@ -60,7 +61,8 @@ static inline int64_t ek__norm_leaves(const ek_data_parallel_model *model) {
 ek_status ek__optimizer_cut(ek_data_parallel_optimizer *optimizer);
 void ek__optimizer_cut_free(ek_data_parallel_optimizer *optimizer);
 
-/* state.c: whether this is the name of an entry that a model has with a dynamic loss scale alone. */
+/* state.c: whether this is the name of an entry that a model has with a dynamic loss scale
+ * alone. */
 bool ek__state_is_scaler(const char *name);
 /* Whether an entry of `run` may be this number of 8 bytes; any other entry may be anything.
  * EK_ERR_INVALID_ARGUMENT. */

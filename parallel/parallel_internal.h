@@ -113,14 +113,15 @@ struct ek_data_parallel_model {
 
 const struct ek__placement *ek__placement(const ek_data_parallel_model *model);
 
-/* Whether each device has a share of the parameters that are updated; and, with copies for the modules,
- * the replica's word for who has them. */
+/* Whether each device has a share of the parameters that are updated; and, with copies for the
+ * modules, the replica's word for who has them. */
 bool ek__model_shares_masters(const ek_data_parallel_model *model);
 enum ek__masters ek__model_masters(const ek_data_parallel_model *model);
 
 /* ---- masters.c: parameters of which modules see copies ---- */
 
-/* On a device's worker, when the reducer is open: a replica whose masters are shared gets its own. */
+/* On a device's worker, when the reducer is open: a replica whose masters are shared gets its
+ * own. */
 ek_status ek__masters_open(ek_data_parallel_model *model, ek_device *device, size_t index);
 /* On a device's worker: everybody gets everybody's part of each bucket of what modules see, from
  * element `first` of the flat buffer on. */
@@ -189,8 +190,8 @@ ek_status ek__model_backward(ek_data_parallel_model *model, const ek_shards *gra
 /* Brings the step's gradients to stage reduced. EK_ERR_STATE if there are none. */
 ek_status ek__model_reduce(ek_data_parallel_model *model);
 
-/* The loss scale of a micro-batch with so many targets, 0 for a loss that is not divided: that of the
- * running step, or else of the next. */
+/* The loss scale of a micro-batch with so many targets, 0 for a loss that is not divided: that of
+ * the running step, or else of the next. */
 struct ek__scaling ek__model_scaling(const ek_data_parallel_model *model, int64_t targets);
 /* The same of a forward of these inputs, `lead` the first that is cut, of a model that computes its
  * loss itself; without a criterion, 1. */

@@ -250,8 +250,8 @@ static ek_status write_copies(const ek_data_parallel_model *model, int64_t first
   return EK_OK;
 }
 
-/* Reads from device 0, writes to all that have it; what is cut from whoever has it. What modules see of
- * a parameter that is written is written with it. */
+/* Reads from device 0, writes to all that have it; what is cut from whoever has it. What modules
+ * see of a parameter that is written is written with it. */
 static ek_status copy_value(const ek_data_parallel_model *model, const struct entry *entry,
                             int64_t first, ek_tensor *host, bool write) {
   const bool buffer = entry->info.buffer;

@@ -4,15 +4,16 @@
  * A unit is a bucket (buckets.h). When a node is entered, its unit is gathered, if it is not there,
  * and pinned until the node is left. Beside what is pinned two units stay at most: the one that was
  * entered last, because its other modules come next, or its backward; and the one that is expected
- * next, whose gather was begun then and is under way while the current one computes. Forward expects
- * units in the order in which a walk through the model comes to them, backward against it; what runs
- * forward again expects nothing, and leaves alone what backward expects.
+ * next, whose gather was begun then and is under way while the current one computes. Forward
+ * expects units in the order in which a walk through the model comes to them, backward against it;
+ * what runs forward again expects nothing, and leaves alone what backward expects.
  *
  * A gather copies the device's share into its place and is an all-gather in place: peers read the
  * share there. So a unit's memory is given back behind its gather's end on all devices, which the
  * compute stream waits for before the unit is used.
  *
- * What is gathered, and when, depends on the order of nodes alone, which is the same on all devices.
+ * What is gathered, and when, depends on the order of nodes alone, which is the same on all
+ * devices.
  */
 #include <evenkeel/elementwise.h>
 
@@ -92,7 +93,8 @@ static void unpin(struct ek__keeper *keeper, size_t unit) {
 }
 
 /* The units of a node are those of its own parameters and the one that it has marked: number `i` of
- * them, of which some may be the same; the number of buckets for a buffer, or where there is none. */
+ * them, of which some may be the same; the number of buckets for a buffer, or where there is none.
+ */
 static size_t unit_of(const struct ek__keeper *keeper, const struct ek__node *node, size_t i) {
   if (i > 0) {
     const size_t bucket = keeper->cut->of[node->parameters[i - 1]];

@@ -1,14 +1,15 @@
 /*
- * evenkeel-losses - the losses of a GPT on batches from a file, for a comparison with another program.
+ * evenkeel-losses - the losses of a GPT on batches from a file, for a comparison with another
+ * program.
  *
  *     evenkeel-losses LAYERS,WIDTH,HEADS,SEQUENCE,BATCH WEIGHTS
  *     evenkeel-losses LAYERS,WIDTH,HEADS,SEQUENCE,BATCH WEIGHTS TOKENS PRECISION [DEVICES [RATE]]
  *
- * The first writes initial weights as a safetensors file with Hugging Face's names of GPT-2. The second
- * begins with those of that file, in the other program's hands meanwhile or not, and trains in mode
- * sharded (on cpu:2): AdamW with a constant rate (1e-3), no dropout. TOKENS has 32-bit integers
- * [steps][BATCH][SEQUENCE + 1], ids below 256. Prints `step K loss L`, as train_text --exact does, with
- * ` skipped` behind it for a step that overflowed in f16.
+ * The first writes initial weights as a safetensors file with Hugging Face's names of GPT-2. The
+ * second begins with those of that file, in the other program's hands meanwhile or not, and trains
+ * in mode sharded (on cpu:2): AdamW with a constant rate (1e-3), no dropout. TOKENS has 32-bit
+ * integers [steps][BATCH][SEQUENCE + 1], ids below 256. Prints `step K loss L`, as train_text
+ * --exact does, with ` skipped` behind it for a step that overflowed in f16.
  *
  * Exit code 1 if something failed, 2 for a wrong command line.
  */

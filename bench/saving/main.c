@@ -3,19 +3,20 @@
  *
  *     evenkeel-saving FOLDER [DEVICES [PRESET [ROUNDS [SECONDS]]]]
  *
- * A preset of evenkeel-bench (gpt2-124m) trains in mode sharded, on cpu:2. Each round (3) takes turns, so
- * that a drift of the machine's speed cancels:
+ * A preset of evenkeel-bench (gpt2-124m) trains in mode sharded, on cpu:2. Each round (3) takes
+ * turns, so that a drift of the machine's speed cancels:
  *
  *   save    ek_trainer_save()
- *   disk    a file of as many bytes from one warm buffer, past the page cache: one write at a time, and
- *           several into room that was reserved, which is what the disk can do
+ *   disk    a file of as many bytes from one warm buffer, past the page cache: one write at a time,
+ *           and several into room that was reserved, which is what the disk can do
  *   cache   the same through the page cache: written, and written and synced
  *   steps   STEPS of them while nothing else happens
- *   behind  ek_trainer_begin_save(), then STEPS steps while its thread writes, then ek_trainer_end_save()
+ *   behind  ek_trainer_begin_save(), then STEPS steps while its thread writes, then
+ *           ek_trainer_end_save()
  *
- * No round begins that would end behind SECONDS (120), if it took as long as the one before; the first
- * always runs. Seconds are of the clock and of the processor: the latter are the same on a machine that
- * has other work. FOLDER is made, or has no state yet, and holds one
+ * No round begins that would end behind SECONDS (120), if it took as long as the one before; the
+ * first always runs. Seconds are of the clock and of the processor: the latter are the same on a
+ * machine that has other work. FOLDER is made, or has no state yet, and holds one
  * at the end. docs/benchmark.md says what is printed.
  */
 #define _GNU_SOURCE /* O_DIRECT, fallocate() */

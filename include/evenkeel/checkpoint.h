@@ -58,7 +58,7 @@ typedef struct ek_checkpoint_extra {
 typedef struct ek_checkpoint_options {
   size_t size;
   int64_t position; /* of the program in its data; given back by a load */
-  size_t keep;      /* after a save only the last so many up to its step stay in the folder; 0: all */
+  size_t keep;      /* after a save only the last so many up to its step stay there; 0: all */
   const ek_checkpoint_extra *extras; /* read before the call returns; NULL if there are none */
   size_t extra_count;
 } ek_checkpoint_options;
@@ -76,8 +76,8 @@ typedef struct ek_checkpoint_info {
  * Writes all of the state. Makes the folder if it is not there. Call it between steps: what a step
  * has accumulated is no state. A save that fails leaves the folder's states and the model as they
  * were, and training may go on.
- * EK_ERR_IO           the system refuses: a full disk, a path that is a file, a folder that cannot be
- *                     written
+ * EK_ERR_IO           the system refuses: a full disk, a path that is a file, a folder that cannot
+ *                     be written
  * EK_ERR_NOT_FOUND    the folder cannot be made, because the one that it is in is not there
  * EK_ERR_INVALID_ARGUMENT  an extra has no name, that of another, or is not in host memory
  * EK_ERR_TORN         the model's last update failed halfway
@@ -106,12 +106,12 @@ EK_API ek_status ek_checkpoint_end(ek_checkpoint_write *write);
 EK_API EK_CHECKED ek_status ek_checkpoint_latest(ek_checkpoint_info *info, const char *folder);
 
 /*
- * Reads a state into a model and its optimizer: `path` is a file, or a folder, of which it takes the
- * last state. The file may come from other devices, another mode, another type (f32, f64). Without
- * an optimizer the model takes what it has and passes over the rest. A dynamic loss scale that the
- * file does not have begins anew; one that the model does not have is passed over. *info may be NULL. Everything
- * is looked at before anything is written; a failure after that leaves the model torn, and a second
- * load mends it.
+ * Reads a state into a model and its optimizer: `path` is a file, or a folder, of which it takes
+ * the last state. The file may come from other devices, another mode, another type (f32, f64).
+ * Without an optimizer the model takes what it has and passes over the rest. A dynamic loss scale
+ * that the file does not have begins anew; one that the model does not have is passed over. *info
+ * may be NULL. Everything is looked at before anything is written; a failure after that leaves the
+ * model torn, and a second load mends it.
  * EK_ERR_NOT_FOUND  no such file, or no state in the folder
  * EK_ERR_CORRUPT    a damaged file
  * EK_ERR_MISMATCH   a state of another model or rule; the message names the first difference

@@ -17,8 +17,8 @@
  *
  * A group may have several communicators. With `nccl` their collectives, too, are started in the
  * same order on all devices: each waits for its peers on the one stream that they share, and two in
- * another order would wait for ever: EK_ERR_UNAVAILABLE after the group's time limit. `host` and `peer`
- * take any order.
+ * another order would wait for ever: EK_ERR_UNAVAILABLE after the group's time limit. `host` and
+ * `peer` take any order.
  *
  * A device that leaves its function without having called a collective that the others wait for, or
  * without having waited for its own, keeps them waiting: all devices must do the same. On cuda they

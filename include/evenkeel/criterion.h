@@ -20,8 +20,8 @@
  *       return ek_pass_save(pass, t);
  *     }
  *
- *     static ek_status backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
- *                               ek_tensor *grad_inputs) {
+ *     static ek_status backward(const ek_module *self, ek_pass *pass,
+ *                               const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
  *       const ek_tensor scale = ek_criterion_scale(&grad_outputs[0], 0);
  *       ek_tensor y = {0}, t = {0};
  *       (void)self;

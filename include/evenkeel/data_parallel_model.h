@@ -6,21 +6,21 @@
  *     balanced     on their devices      the same
  *     replicated   on their devices      a full copy each, gradients all-reduced
  *     sharded      on their devices      parameters each, optimizer state 1/N each
- *     sharded-gradients                  the same, and gradients 1/N each: a bucket is whole from its
- *                                        first gradient until it was reduced (ZeRO-2)
- *     fully-sharded                      all of it 1/N each: parameters are gathered for the unit of
- *                                        modules that runs (ZeRO-3, FSDP)
+ *     sharded-gradients                  the same, and gradients 1/N each: a bucket is whole from
+ *                                        its first gradient until it was reduced (ZeRO-2)
+ *     fully-sharded                      all of it 1/N each: parameters are gathered for the unit
+ *                                        of modules that runs (ZeRO-3, FSDP)
  *
  * The two columns are two independent options. All modes compute the same training, to rounding, as
- * one device would with the whole batch. Where gradients are sharded each micro-batch is summed over
- * the devices by itself, and added to the device's part of the step.
+ * one device would with the whole batch. Where gradients are sharded each micro-batch is summed
+ * over the devices by itself, and added to the device's part of the step.
  *
  * Units of fully-sharded are what modules declare (ek_declare_unit(); each block of a GPT), and of
  * what is left neighbours of bucket_bytes or more. The unit that runs is there and the one that is
  * expected next, whose gather is under way meanwhile: forward in the order of declaration, backward
- * against it. Every device runs the model, also with inputs of no rows, and all devices must run the
- * same modules in the same order: a module does not decide by its numbers, or by its rows, which of
- * its children run.
+ * against it. Every device runs the model, also with inputs of no rows, and all devices must run
+ * the same modules in the same order: a module does not decide by its numbers, or by its rows,
+ * which of its children run.
  *
  * A training step is forward, criterion, backward, optimizer; it is a transaction: when any of them
  * fails before the update, parameters, optimizer state and random masks are what they were before
@@ -84,23 +84,24 @@ typedef struct ek_data_parallel_model_options {
    * mode. The batch of every forward is cut into so many *grains*, whose sizes differ by at most
    * one, larger first; each is computed by itself, and what is added over samples is added over the
    * grains along one fixed tree (docs/numerics.md). Models that are to agree have the same
-   * `reproducible`, bucket_bytes, seed and type, micro-batches of the same sizes, and devices of one
-   * kind. The group is opened with ek_group_options.deterministic. It costs memory for partial sums
-   * (docs/memory.md) and speed.
+   * `reproducible`, bucket_bytes, seed and type, micro-batches of the same sizes, and devices of
+   * one kind. The group is opened with ek_group_options.deterministic. It costs memory for partial
+   * sums (docs/memory.md) and speed.
    *
    * A forward leaves scattering to the model; shards that were cut before are cut with
-   * EK_SCATTER_GRAINS. A module sees the rows of one grain at a time, so what it computes of all rows
-   * (batch statistics) is of a grain; buffers that it writes are those of grain 0. Gradients are not
-   * computed in a forward. EK_ERR_UNSUPPORTED for modules with collectives, whose sums over all
-   * devices a grain that runs before the others cannot have, and for several processes.
+   * EK_SCATTER_GRAINS. A module sees the rows of one grain at a time, so what it computes of all
+   * rows (batch statistics) is of a grain; buffers that it writes are those of grain 0. Gradients
+   * are not computed in a forward. EK_ERR_UNSUPPORTED for modules with collectives, whose sums over
+   * all devices a grain that runs before the others cannot have, and for several processes.
    */
   size_t reproducible;
   /*
-   * What modules compute in: 0 for `type`, or, with f32, EK_BF16 or EK_F16. Parameters are f32 *masters*
-   * then, with the optimizer's state, and modules see copies of 16 bits, which the update writes; so
-   * activations, outputs and their gradients are of 16 bits. Statistics, losses, norms, buffers and,
-   * but for `gradient_type`, gradients of parameters are f32 or f64 as before. A floating input or target in f32 is rounded on its
-   * way into the module. A module that declares f32 alone runs between casts (module.h).
+   * What modules compute in: 0 for `type`, or, with f32, EK_BF16 or EK_F16. Parameters are f32
+   * *masters* then, with the optimizer's state, and modules see copies of 16 bits, which the update
+   * writes; so activations, outputs and their gradients are of 16 bits. Statistics, losses, norms,
+   * buffers and, but for `gradient_type`, gradients of parameters are f32 or f64 as before. A
+   * floating input or target in f32 is rounded on its way into the module. A module that declares
+   * f32 alone runs between casts (module.h).
    *
    *     mode                          of a parameter, on each of N devices: bytes, with AdamW
    *     gather, balanced              2, gradient 4; on the first 4 + 8 more
@@ -109,22 +110,23 @@ typedef struct ek_data_parallel_model_options {
    *     sharded-gradients             2 + 12/N + 4/N
    *     fully-sharded                 (2 + 12 + 4)/N
    *
-   * State by name and files have the masters, so a run goes on in another precision. EK_ERR_UNSUPPORTED,
-   * before anything is allocated, for devices that do not compute in it (ek_device_types()).
+   * State by name and files have the masters, so a run goes on in another precision.
+   * EK_ERR_UNSUPPORTED, before anything is allocated, for devices that do not compute in it
+   * (ek_device_types()).
    */
   ek_type precision;
   /*
-   * Of the gradients of parameters that devices keep and sum: 0 for `type`, or, with f32, EK_BF16 or
-   * EK_F16: the precision's type, or where that is f32 either. Half the gradients' memory and traffic:
-   * 2 in the place of 4 bytes in the table above. Modules add to f32 gradients all the same, and what
-   * a backward has added is rounded once, when the gradient is complete; the f32 gradients of one
-   * module at a time, and of parameters that are used twice, lie beside them (docs/memory.md). Sums
-   * over the devices are made in f32 and rounded once, but for NCCL's, which rounds each addition
-   * (communicator.h). Micro-batches are added up in f32 and rounded for each of them; norms and updates
-   * compute in f32 or f64. Gradients in f16 want a loss scale and have one by default
-   * (data_parallel_optimizer.h). State, files and gradients by name are f32 as before.
-   * EK_ERR_INVALID_ARGUMENT for types that do not go together, EK_ERR_UNSUPPORTED for devices that do
-   * not compute in it.
+   * Of the gradients of parameters that devices keep and sum: 0 for `type`, or, with f32, EK_BF16
+   * or EK_F16: the precision's type, or where that is f32 either. Half the gradients' memory and
+   * traffic: 2 in the place of 4 bytes in the table above. Modules add to f32 gradients all the
+   * same, and what a backward has added is rounded once, when the gradient is complete; the f32
+   * gradients of one module at a time, and of parameters that are used twice, lie beside them
+   * (docs/memory.md). Sums over the devices are made in f32 and rounded once, but for NCCL's, which
+   * rounds each addition (communicator.h). Micro-batches are added up in f32 and rounded for each
+   * of them; norms and updates compute in f32 or f64. Gradients in f16 want a loss scale and have
+   * one by default (data_parallel_optimizer.h). State, files and gradients by name are f32 as
+   * before. EK_ERR_INVALID_ARGUMENT for types that do not go together, EK_ERR_UNSUPPORTED for
+   * devices that do not compute in it.
    */
   ek_type gradient_type;
 } ek_data_parallel_model_options;
@@ -274,8 +276,8 @@ EK_API EK_CHECKED ek_status ek_data_parallel_model_discard(ek_data_parallel_mode
 
 /*
  * Reads the gradient of a step, summed over all devices and micro-batches and divided by D and by
- * the loss scale, between the last backward of the step and the optimizer, into host memory as ek_state_read() does.
- * EK_ERR_STATE at other times.
+ * the loss scale, between the last backward of the step and the optimizer, into host memory as
+ * ek_state_read() does. EK_ERR_STATE at other times.
  */
 EK_API EK_CHECKED ek_status ek_data_parallel_model_gradient(ek_tensor *host,
                                                             const ek_data_parallel_model *model,

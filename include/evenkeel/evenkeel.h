@@ -21,9 +21,9 @@
  *                  the parts that data parallelism is made of
  *     checkpoint.h                               the state of a run in files, to go on from
  *     weights.h                                  a model's weights for other programs, or from them
- *     safetensors.h                              tensors in files that other programs read and write
+ *     safetensors.h                              tensors in files that other programs read, too
  *     metrics.h                                  figures of a long run, for Prometheus and as lines
- *     memory_snapshot.h                          who holds the memory, by module, for PyTorch's viewer
+ *     memory_snapshot.h                          who holds memory, by module, for PyTorch's viewer
  *     trace.h                                    a timeline of devices and modules, for Perfetto
  *     fault.h, host_memory.h                     failures on purpose, for tests of a program
  *     version.h    of the headers and of the library that runs

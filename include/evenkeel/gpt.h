@@ -53,16 +53,18 @@ typedef struct ek_gpt_options {
 
 /*
  * A GPU has slow products for rows of 50,257 logits, which begin beside multiples of 16 bytes. With
- * logits_columns = ek_tensor_aligned_columns(vocabulary, EK_F32) the logits are [B, T, logits_columns];
- * what is behind the first `vocabulary` of a row means nothing, so a cross-entropy gets `classes` =
- * vocabulary. Parameters, losses and gradients are the same. A fused loss pads its blocks by itself.
+ * logits_columns = ek_tensor_aligned_columns(vocabulary, EK_F32) the logits are [B, T,
+ * logits_columns]; what is behind the first `vocabulary` of a row means nothing, so a cross-entropy
+ * gets `classes` = vocabulary. Parameters, losses and gradients are the same. A fused loss pads its
+ * blocks by itself.
  */
 
 /* EK_ERR_INVALID_ARGUMENT for sizes that do not fit, and for `loss` without a fused loss. */
 EK_API EK_CHECKED ek_status ek_gpt_create(ek_module **module, const ek_gpt_options *options);
 
-/* The names of its parameters in files of the package `transformers` (GPT2LMHeadModel), whose linears
- * are transposed; a static table, for weights.h. Newer files have the prefix "transformer.". */
+/* The names of its parameters in files of the package `transformers` (GPT2LMHeadModel), whose
+ * linears are transposed; a static table, for weights.h. Newer files have the prefix
+ * "transformer.". */
 EK_API const ek_weight_name *ek_gpt_hugging_face(size_t *count);
 
 EK_END_DECLARATIONS

@@ -20,10 +20,11 @@ EK_API EK_CHECKED ek_status ek_linear_create_with(ek_module **module, int64_t in
                                                   bool bias, ek_initializer weight);
 
 /*
- * The same over longer rows: output [..., columns], columns >= out, of which the first `out` are y; what
- * is behind them means nothing, and nothing is read there in its gradient. Parameters and results are
- * those of the dense layer. A GPU has faster products for rows that begin at multiples of 16 bytes:
- * `columns` is then ek_tensor_aligned_columns(out, type). EK_ERR_INVALID_ARGUMENT for fewer than `out`.
+ * The same over longer rows: output [..., columns], columns >= out, of which the first `out` are y;
+ * what is behind them means nothing, and nothing is read there in its gradient. Parameters and
+ * results are those of the dense layer. A GPU has faster products for rows that begin at multiples
+ * of 16 bytes: `columns` is then ek_tensor_aligned_columns(out, type). EK_ERR_INVALID_ARGUMENT for
+ * fewer than `out`.
  */
 EK_API EK_CHECKED ek_status ek_linear_create_padded(ek_module **module, int64_t in, int64_t out,
                                                     bool bias, ek_initializer weight,

@@ -2,23 +2,25 @@
  * loss_scale.h - what a gradient is multiplied with on its way back, so that small numbers of a
  * 16-bit type do not become 0.
  *
- * The gradient of the loss is multiplied with the scale where backward begins, and the update divides
- * by it. All scales are powers of two: unless something over- or underflows on the way, that changes
- * no bit of a training. Where it overflows, the gradient's norm is not finite, and the step is
- * skipped (data_parallel_optimizer.h): with a dynamic scale a smaller one is tried in the next step,
- * and a larger one after many good steps (Micikevicius et al. 2018; torch.amp.GradScaler).
+ * The gradient of the loss is multiplied with the scale where backward begins, and the update
+ * divides by it. All scales are powers of two: unless something over- or underflows on the way,
+ * that changes no bit of a training. Where it overflows, the gradient's norm is not finite, and the
+ * step is skipped (data_parallel_optimizer.h): with a dynamic scale a smaller one is tried in the
+ * next step, and a larger one after many good steps (Micikevicius et al. 2018;
+ * torch.amp.GradScaler).
  *
  *     ek_loss_scale loss_scale = EK_LOSS_SCALE_INIT;   // dynamic, from 65536 on
  *     loss_scale.scale = 4096;
  *     options.loss_scale = &loss_scale;                // of a trainer, or of an optimizer
  *
- * A scale counts from the gradient of the mean, as in a program that divides by D first. The gradient
- * on its way is that of the sum of the losses, which the update divides by D
+ * A scale counts from the gradient of the mean, as in a program that divides by D first. The
+ * gradient on its way is that of the sum of the losses, which the update divides by D
  * (data_parallel_criterion.h), and D is not known before all targets are. So what the gradient is
  * multiplied with is the scale over the least power of two that is not below the number of targets
- * (elements, ignored ones too) in the first micro-batch of the step, on all devices together: a number
- * that every device knows, and that rounds nothing. Of a loss that is not divided (reductions `sum`
- * and `none`) it is the scale itself, as for gradients that a program makes itself.
+ * (elements, ignored ones too) in the first micro-batch of the step, on all devices together: a
+ * number that every device knows, and that rounds nothing. Of a loss that is not divided
+ * (reductions `sum` and `none`) it is the scale itself, as for gradients that a program makes
+ * itself.
  */
 #ifndef EVENKEEL_LOSS_SCALE_H
 #define EVENKEEL_LOSS_SCALE_H

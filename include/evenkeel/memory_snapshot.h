@@ -5,10 +5,10 @@
  *     EK_TRY(ek_memory_snapshot(group, "now.pickle"));              // at any time
  *
  * Every block of a device's memory knows the module that took it, by its path in the model
- * ("blocks.3.mlp"), and in which of its functions; what a module hands on and others save stays with
- * the one that took it. That costs a few assignments for each function of a module and is always
- * there: an EK_ERR_OUT_OF_MEMORY names the three that hold most. A block forgets its module when the
- * model is freed.
+ * ("blocks.3.mlp"), and in which of its functions; what a module hands on and others save stays
+ * with the one that took it. That costs a few assignments for each function of a module and is
+ * always there: an EK_ERR_OUT_OF_MEMORY names the three that hold most. A block forgets its module
+ * when the model is freed.
  *
  * A file whose name ends in ".json" is JSON. Any other is the same as a pickle, which is what
  * PyTorch's viewer (https://pytorch.org/memory_viz, or MemoryViz.js in its sources) and
@@ -24,9 +24,9 @@
  * above; or the category in parentheses where no module took it. Events have "category", the
  * ledger's, by which the viewer colours.
  *
- * What was held before is shown as taken at once, block by block, in the order in which it was; with
- * a recording under way that has dropped nothing (ek_memory_record_start() in memory.h, on each
- * device of interest), the events are all that happened since it began.
+ * What was held before is shown as taken at once, block by block, in the order in which it was;
+ * with a recording under way that has dropped nothing (ek_memory_record_start() in memory.h, on
+ * each device of interest), the events are all that happened since it began.
  */
 #ifndef EVENKEEL_MEMORY_SNAPSHOT_H
 #define EVENKEEL_MEMORY_SNAPSHOT_H
@@ -36,8 +36,8 @@
 EK_BEGIN_DECLARATIONS
 
 /*
- * Writes one of all devices of the group, from any thread, at any time; meanwhile they take and give
- * back no memory. The file is there whole or not at all, and
+ * Writes one of all devices of the group, from any thread, at any time; meanwhile they take and
+ * give back no memory. The file is there whole or not at all, and
  * takes the place of an old one. EK_ERR_IO, EK_ERR_NOT_FOUND (a folder), EK_ERR_OUT_OF_MEMORY (the
  * host's); EK_ERR_STATE in a child of the process that opened the group.
  */
@@ -59,9 +59,9 @@ typedef struct ek_memory_holder {
 } ek_memory_holder;
 
 /*
- * Who holds a device's memory, the largest first: at most `capacity` of them, and how many there are
- * to *count. `alike`: modules whose paths differ in numbers alone are one, "blocks.*.mlp". `holders`
- * may be NULL when `capacity` is 0. Errors like ek_memory_snapshot().
+ * Who holds a device's memory, the largest first: at most `capacity` of them, and how many there
+ * are to *count. `alike`: modules whose paths differ in numbers alone are one, "blocks.*.mlp".
+ * `holders` may be NULL when `capacity` is 0. Errors like ek_memory_snapshot().
  */
 EK_API EK_CHECKED ek_status ek_memory_holders(ek_memory_holder *holders, size_t *count,
                                               size_t capacity, const ek_device *device, bool alike);

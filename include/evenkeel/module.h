@@ -101,15 +101,15 @@ typedef struct ek_module_ops {
 
   /*
    * (optional) fallback: EK_TYPES_F32. The types that forward and backward compute in, as a set:
-   * EK_TYPES_F32 | EK_TYPES_BF16. Which one it is this time ek_pass_type() says: of floating inputs and
-   * outputs, of their gradients and of parameters. Gradients of parameters are of the type of sums
-   * (ek_type_of_sums()), as are buffers. A model is opened in a type that all of its modules know:
-   * EK_ERR_UNSUPPORTED names one that does not. So a kernel that reads every tensor as floats never
-   * sees doubles.
+   * EK_TYPES_F32 | EK_TYPES_BF16. Which one it is this time ek_pass_type() says: of floating inputs
+   * and outputs, of their gradients and of parameters. Gradients of parameters are of the type of
+   * sums (ek_type_of_sums()), as are buffers. A model is opened in a type that all of its modules
+   * know: EK_ERR_UNSUPPORTED names one that does not. So a kernel that reads every tensor as floats
+   * never sees doubles.
    *
    * In a model of 16 bits one that knows f32 and not that type runs, with its children, in f32: the
-   * library widens its inputs and parameters and rounds its outputs, and the gradients the other way. That
-   * memory is in the ledger: activations, copies.
+   * library widens its inputs and parameters and rounds its outputs, and the gradients the other
+   * way. That memory is in the ledger: activations, copies.
    */
   unsigned types;
 
@@ -284,11 +284,11 @@ EK_API EK_CHECKED ek_status ek_declare_module(ek_declaration *declaration, const
 EK_API EK_CHECKED ek_status ek_declare_wrapped(ek_declaration *declaration, ek_module *child);
 
 /*
- * The module, with all of its children, is a unit: in mode fully-sharded (data_parallel_model.h) its
- * parameters are gathered when one of its functions begins and given back when it has returned, so
- * they should be as many as are used at about the same time, such as a block of a decoder. A unit
- * within it is one of its own. Without effect elsewhere. EK_ERR_INVALID_ARGUMENT if the module has
- * declared anything before.
+ * The module, with all of its children, is a unit: in mode fully-sharded (data_parallel_model.h)
+ * its parameters are gathered when one of its functions begins and given back when it has returned,
+ * so they should be as many as are used at about the same time, such as a block of a decoder. A
+ * unit within it is one of its own. Without effect elsewhere. EK_ERR_INVALID_ARGUMENT if the module
+ * has declared anything before.
  */
 EK_API EK_CHECKED ek_status ek_declare_unit(ek_declaration *declaration);
 

@@ -12,16 +12,17 @@
  *     together are the rows.
  *   - Activations, their gradients and parameters as a layer sees them are *values*: f32, f64, bf16
  *     or f16, all of one call alike. Statistics, losses, gradients of parameters and an optimizer's
- *     state are *sums*: f32, or f64 with values of f64. EK_ERR_TYPE for another mixture. Arithmetic is
- *     that of sums, and a result of 16 bits is rounded once, to nearest even, unless the function
- *     says more. EK_ERR_UNSUPPORTED where the device does not compute in it (ek_device_types).
+ *     state are *sums*: f32, or f64 with values of f64. EK_ERR_TYPE for another mixture. Arithmetic
+ *     is that of sums, and a result of 16 bits is rounded once, to nearest even, unless the
+ *     function says more. EK_ERR_UNSUPPORTED where the device does not compute in it
+ *     (ek_device_types).
  *     Sums over a long dimension are kept at least as wide as the type.
  *   - Wrong shapes are EK_ERR_SHAPE, NULL or absent tensors EK_ERR_INVALID_ARGUMENT; the message
  *     names the operation and both shapes. Nothing was written then.
  *   - The order of every sum is fixed by the shapes and the number of threads of the device: the
  *     same call gives the same bits.
- *   - Tensors without elements are legal. Where no destination has any, nothing is done; sums over no
- *     rows are 0.
+ *   - Tensors without elements are legal. Where no destination has any, nothing is done; sums over
+ *     no rows are 0.
  *   - A NaN or an infinity is not hidden: what IEEE arithmetic makes of the formula is what comes
  *     out. Zeros come only from where a formula selects: ReLU, an ignored target, a later token.
  *   - A destination may not overlap a source unless the function says so.

@@ -35,16 +35,17 @@ typedef struct ek_optimizer_ops {
   /* Required. */
   void (*free)(ek_optimizer *self);
   /* (optional) fallback: EK_TYPES_F32. The types that it updates, as a set: EK_TYPES_F32 |
-   * EK_TYPES_F64. For a model of another type it is EK_ERR_UNSUPPORTED. A rule whose `gradients` may be of
-   * 16 bits beside f32 parameters (gradient_type in data_parallel_model.h) has that type in the set,
-   * too, as sgd and adamw have, and without it is EK_ERR_UNSUPPORTED for such a model. */
+   * EK_TYPES_F64. For a model of another type it is EK_ERR_UNSUPPORTED. A rule whose `gradients`
+   * may be of 16 bits beside f32 parameters (gradient_type in data_parallel_model.h) has that type
+   * in the set, too, as sgd and adamw have, and without it is EK_ERR_UNSUPPORTED for such a model.
+   */
   unsigned types;
   /* (optional) fallback: "0", "1" ... What the states are called in the names of state.h ("m"), as
    * many as there are, without a slash; like `kind` at most 60 characters of each count. */
   const char *const *state_names;
-  /* (optional) fallback: false. `update` hands scale.copy on to the operation that writes the parameters,
-   * so that it writes what modules of 16 bits see in the same pass over memory. Where it does not, the
-   * library rounds the parameters behind the update, and scale.copy is NULL. */
+  /* (optional) fallback: false. `update` hands scale.copy on to the operation that writes the
+   * parameters, so that it writes what modules of 16 bits see in the same pass over memory. Where
+   * it does not, the library rounds the parameters behind the update, and scale.copy is NULL. */
   bool writes_copy;
 } ek_optimizer_ops;
 

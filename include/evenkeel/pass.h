@@ -141,9 +141,9 @@ EK_API EK_CHECKED ek_status ek_pass_child_forward(ek_tensor *outputs, ek_pass *p
  * its input, a reference to `made_from` is kept in its place, and child `made_by` runs again when
  * the input is taken back. Both children have one input and one output.
  *
- * With `unread` the caller frees the outputs without reading them, as recomputation does in backward:
- * the child need not compute them (ek_pass_wants_outputs()). They have their types and shapes, and
- * any values.
+ * With `unread` the caller frees the outputs without reading them, as recomputation does in
+ * backward: the child need not compute them (ek_pass_wants_outputs()). They have their types and
+ * shapes, and any values.
  */
 typedef struct ek_child_options {
   size_t size;
@@ -203,10 +203,11 @@ EK_API EK_CHECKED ek_status ek_pass_child_leave(ek_pass *pass);
 /* ---- for a module: the other devices ---- */
 
 /*
- * tensor (f32, f64, bf16 or f16, of the same shape on all devices) becomes its sum over all devices of the
- * model, in their order; what is queued on the compute stream afterwards sees the sum. Every device
- * must make the same calls in the same order. For a module whose table declares `collective`, else
- * EK_ERR_STATE. In a pass without a communicator the sum is that over one device.
+ * tensor (f32, f64, bf16 or f16, of the same shape on all devices) becomes its sum over all devices
+ * of the model, in their order; what is queued on the compute stream afterwards sees the sum. Every
+ * device must make the same calls in the same order. For a module whose table declares
+ * `collective`, else EK_ERR_STATE. In a pass without a communicator the sum is that over one
+ * device.
  */
 EK_API EK_CHECKED ek_status ek_pass_all_reduce(ek_pass *pass, ek_tensor *tensor);
 
@@ -224,9 +225,10 @@ EK_API bool ek_pass_is_recomputing(const ek_pass *pass);
  * that computes in another way where nothing is saved must not do so here: the bits could differ.
  */
 EK_API bool ek_pass_runs_again(const ek_pass *pass);
-/* In a forward: false if its caller runs it for what it saves alone and frees the outputs unread. The
- * module may leave them unwritten then, and so spare its last operation; all else it does as ever. It
- * asks for itself: a child whose outputs become its own it may run with ek_child_options.unread. */
+/* In a forward: false if its caller runs it for what it saves alone and frees the outputs unread.
+ * The module may leave them unwritten then, and so spare its last operation; all else it does as
+ * ever. It asks for itself: a child whose outputs become its own it may run with
+ * ek_child_options.unread. */
 EK_API bool ek_pass_wants_outputs(const ek_pass *pass);
 /* What the `open` of the running module has made for this replica; NULL if it has none. */
 EK_API void *ek_pass_state(const ek_pass *pass);

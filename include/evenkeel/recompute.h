@@ -5,8 +5,8 @@
  * saving, and then its backward (Chen et al. 2016, "Training deep nets with sublinear memory
  * cost"). Training is the same bit for bit: the same operations run on the same numbers, random
  * masks are functions of seed, step, module and sample, and a module that counts batches asks
- * ek_pass_is_recomputing(). It costs one more forward of what is recomputed, but for its last product,
- * whose result nobody reads then: a third of the products of a GPT's block.
+ * ek_pass_is_recomputing(). It costs one more forward of what is recomputed, but for its last
+ * product, whose result nobody reads then: a third of the products of a GPT's block.
  *
  * A module of your own can do the same: it needs ek_declare_wrapped(),
  * ek_pass_child_forward_with() and ek_pass_save() (docs/own-model.md).
@@ -58,8 +58,8 @@ EK_API const char *ek_recompute_format(char text[EK_RECOMPUTE_TEXT], const ek_re
 
 /*
  * The peak of the fullest device with this policy, by whatever counts it: a step of the same model
- * on `plan` devices (device.h). EK_ERR_OUT_OF_MEMORY says that it does not fit; other errors end the
- * search.
+ * on `plan` devices (device.h). EK_ERR_OUT_OF_MEMORY says that it does not fit; other errors end
+ * the search.
  */
 typedef ek_status (*ek_recompute_peak)(void *context, const ek_recompute *recompute,
                                        uint64_t *peak);
@@ -67,8 +67,8 @@ typedef ek_status (*ek_recompute_peak)(void *context, const ek_recompute *recomp
 /*
  * The cheapest policy whose peak is not above `bytes`: none, cheap, then one more forward (every=1,
  * 2, 3, 4, sqrt: the first that fits), then all. *peak, which may be NULL, is its peak.
- * EK_ERR_OUT_OF_MEMORY  none fits; the message says which comes nearest, and its peak. *recompute is
- *                       that one then
+ * EK_ERR_OUT_OF_MEMORY  none fits; the message says which comes nearest, and its peak. *recompute
+ *                       is that one then
  */
 EK_API EK_CHECKED ek_status ek_recompute_plan(ek_recompute *recompute, uint64_t *peak,
                                               uint64_t bytes, ek_recompute_peak plan,

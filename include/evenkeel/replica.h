@@ -7,13 +7,14 @@
  * zeros. Broadcast, buckets, shards, clipping and the optimizer work on ranges of the flat buffers;
  * a module sees tensors into them.
  *
- * Where modules compute in 16 bits (`precision`) the parameters are f32 *masters*, which an optimizer
- * updates, and modules see *copies* of them, a third flat buffer of the same layout. Whoever writes
- * masters writes the copies, too (ek_update_scale.copy), or calls ek_replica_refresh().
+ * Where modules compute in 16 bits (`precision`) the parameters are f32 *masters*, which an
+ * optimizer updates, and modules see *copies* of them, a third flat buffer of the same layout.
+ * Whoever writes masters writes the copies, too (ek_update_scale.copy), or calls
+ * ek_replica_refresh().
  *
- * Gradients may be kept in 16 bits (`gradient_type`): in the precision's type, or, where modules compute
- * in f32, in either. A module adds to an f32 gradient all the same, which the pass lends it and rounds
- * when the gradient is complete (pass.h).
+ * Gradients may be kept in 16 bits (`gradient_type`): in the precision's type, or, where modules
+ * compute in f32, in either. A module adds to an f32 gradient all the same, which the pass lends it
+ * and rounds when the gradient is complete (pass.h).
  *
  * A replica and its functions belong to one thread at a time.
  */
@@ -39,9 +40,10 @@ typedef struct ek_replica_options {
   { sizeof(ek_replica_options), EK_F32, 0, true, true, (ek_type)0, (ek_type)0 }
 
 /* Walks the module's declarations and makes the flat buffers on `device`. Keeps a reference.
- * EK_ERR_UNSUPPORTED if the device (ek_device_types()) or a module does not compute in the precision, or
- * the device not in the gradients' type; EK_ERR_INVALID_ARGUMENT for types that do not go together;
- * a module that declares f32, but no type of 16 bits, runs between casts (module.h). */
+ * EK_ERR_UNSUPPORTED if the device (ek_device_types()) or a module does not compute in the
+ * precision, or the device not in the gradients' type; EK_ERR_INVALID_ARGUMENT for types that do
+ * not go together; a module that declares f32, but no type of 16 bits, runs between casts
+ * (module.h). */
 EK_API EK_CHECKED ek_status ek_replica_open(ek_replica **replica, ek_device *device,
                                             ek_module *module, const ek_replica_options *options);
 EK_API void ek_replica_free(ek_replica *replica);
@@ -57,18 +59,21 @@ EK_API ek_type ek_replica_precision(const ek_replica *replica);
 EK_API const ek_tensor *ek_replica_parameters(const ek_replica *replica);
 EK_API const ek_tensor *ek_replica_gradients(const ek_replica *replica);
 EK_API const ek_tensor *ek_replica_buffers(const ek_replica *replica);
-/* What modules see in the place of the parameters; without elements if they see these themselves. */
+/* What modules see in the place of the parameters; without elements if they see these
+ * themselves. */
 EK_API const ek_tensor *ek_replica_copies(const ek_replica *replica);
 
-/* Queues the rounding of all parameters into the copies; does nothing without copies. EK_ERR_STATE for
- * a replica that has not as much of both. */
+/* Queues the rounding of all parameters into the copies; does nothing without copies. EK_ERR_STATE
+ * for a replica that has not as much of both. */
 EK_API EK_CHECKED ek_status ek_replica_refresh(ek_replica *replica);
 
 typedef struct ek_parameter_info {
   const char *name;   /* full name, "blocks.0.attention.weight"; lives as long as the replica */
   ek_tensor value;    /* a loan: a view into the flat parameters (or buffers); if the device holds a
                          share, type and shape alone, data NULL */
-  ek_tensor gradient; /* a loan, of the type that gradients are kept in; a struct of zeros for a buffer, and if the device holds a share */
+  /* A loan, of the type that gradients are kept in; a struct of zeros for a buffer, and if the
+   * device holds a share. */
+  ek_tensor gradient;
   int64_t offset;     /* of its first element in the flat buffer */
   bool buffer;
   bool no_decay, frozen; /* as it was declared: ek_parameter_options */

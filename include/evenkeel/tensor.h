@@ -65,12 +65,12 @@ typedef struct ek_tensor {
 /* Bytes of one element; 0 for a value outside the list. */
 EK_API size_t ek_type_size(ek_type type);
 EK_API const char *ek_type_name(ek_type type);
-/* The type of sums over numbers of a floating type, of statistics and losses: f64 for f64, f32 for the
- * others. */
+/* The type of sums over numbers of a floating type, of statistics and losses: f64 for f64, f32 for
+ * the others. */
 EK_API ek_type ek_type_of_sums(ek_type type);
 
-/* The least number of columns, `columns` or more, with which every row of a matrix begins at a multiple
- * of 16 bytes if the first does; 0 for a value outside the list. */
+/* The least number of columns, `columns` or more, with which every row of a matrix begins at a
+ * multiple of 16 bytes if the first does; 0 for a value outside the list. */
 EK_API int64_t ek_tensor_aligned_columns(int64_t columns, ek_type type);
 
 /*

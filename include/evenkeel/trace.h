@@ -38,9 +38,9 @@ EK_BEGIN_DECLARATIONS
 
 /*
  * From now on every device of the group keeps its first `spans` spans (0: 16,384) and four times as
- * many changes of its memory; what comes later is counted and left out. Takes the place of the trace
- * there was. EK_ERR_OUT_OF_MEMORY when the host has no room for it (about 200 bytes a span); then
- * nothing has changed.
+ * many changes of its memory; what comes later is counted and left out. Takes the place of the
+ * trace there was. EK_ERR_OUT_OF_MEMORY when the host has no room for it (about 200 bytes a span);
+ * then nothing has changed.
  */
 EK_API EK_CHECKED ek_status ek_trace_start(ek_group *group, size_t spans);
 
@@ -56,8 +56,8 @@ typedef struct ek_trace_summary {
 } ek_trace_summary;
 
 /*
- * Writes the trace in the Trace Event Format (JSON): complete events ("X") in microseconds since the
- * start, counters ("C"), names of processes and threads ("M"). Spans of one track nest: what
+ * Writes the trace in the Trace Event Format (JSON): complete events ("X") in microseconds since
+ * the start, counters ("C"), names of processes and threads ("M"). Spans of one track nest: what
  * overlaps otherwise, because several threads of the program were at work, goes to a track of its
  * own. The file is there whole or not at all, and takes the place of an old one. *summary may be
  * NULL. EK_ERR_STATE without a trace or while it runs; EK_ERR_IO, EK_ERR_NOT_FOUND.

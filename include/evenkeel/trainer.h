@@ -71,7 +71,7 @@ typedef struct ek_trainer_options {
    * (data_parallel_model.h). A group that the trainer opens is deterministic then. */
   size_t reproducible;
   const ek_loss_scale *loss_scale; /* copied; NULL: for f16 alone (data_parallel_optimizer.h) */
-  ek_type precision; /* that modules compute in: 0 for `type`, EK_BF16, EK_F16 (data_parallel_model.h) */
+  ek_type precision; /* of modules: 0 for `type`, EK_BF16, EK_F16 (data_parallel_model.h) */
   ek_type gradient_type; /* 0 for `type`, EK_BF16, EK_F16 (data_parallel_model.h) */
 } ek_trainer_options;
 #define EK_TRAINER_OPTIONS_INIT                                                                    \
@@ -100,17 +100,19 @@ EK_API EK_CHECKED ek_status ek_trainer_open(ek_trainer **trainer, const char *de
 EK_API ek_status ek_trainer_free(ek_trainer *trainer);
 
 /*
- * With micro_batches = K a step cuts its batch in K parts of whole samples, their sizes differing by
- * at most one, and each part over the devices; it holds the activations of one part at a time. A
+ * With micro_batches = K a step cuts its batch in K parts of whole samples, their sizes differing
+ * by at most one, and each part over the devices; it holds the activations of one part at a time. A
  * batch of fewer samples has as many parts. Loss, gradient and random masks are those of the whole
- * batch (docs/numerics.md): the caller divides nothing. What a module computes of the batch it sees,
- * such as the statistics of a batch normalisation, is of a part. A criterion of several `mean` terms
- * wants parts that weigh its terms in the same ratios, else EK_ERR_STATE (data_parallel_criterion.h).
+ * batch (docs/numerics.md): the caller divides nothing. What a module computes of the batch it
+ * sees, such as the statistics of a batch normalisation, is of a part. A criterion of several
+ * `mean` terms wants parts that weigh its terms in the same ratios, else EK_ERR_STATE
+ * (data_parallel_criterion.h).
  *
  * One step: forward, loss, backward, update. *result may be NULL, then nothing waits for the
  * devices. A step that fails leaves parameters, state and masks as they were, holds no memory, and
  * may be tried again; what a program had accumulated through the parts is dropped. After
- * EK_ERR_TORN see state.h. With a loss scale a step that overflows is skipped, which its result says.
+ * EK_ERR_TORN see state.h. With a loss scale a step that overflows is skipped, which its result
+ * says.
  */
 EK_API EK_CHECKED ek_status ek_trainer_step(ek_step_result *result, ek_trainer *trainer,
                                             const ek_tensor *inputs, size_t input_count,
@@ -118,13 +120,13 @@ EK_API EK_CHECKED ek_status ek_trainer_step(ek_step_result *result, ek_trainer *
 
 /*
  * What the first step of such a batch does once, before any step: a GPU loads code and times the
- * algorithms of each product (docs/architecture.md), a processor makes its products' code and touches
- * memory. It runs forward, loss and backward of the batch, with training off, and drops the gradient:
- * parameters, buffers, masks, the loss scale and the number of the step stay what they were, and what
- * follows has the bits that it would have had if the same algorithms were chosen. Not needed: a step
- * whose sizes are new does it for itself. Once for each size of batch that comes; any numbers that a
- * step would take will do. Waits for the devices; fails as a step does, and drops what was
- * accumulated through the parts.
+ * algorithms of each product (docs/architecture.md), a processor makes its products' code and
+ * touches memory. It runs forward, loss and backward of the batch, with training off, and drops the
+ * gradient: parameters, buffers, masks, the loss scale and the number of the step stay what they
+ * were, and what follows has the bits that it would have had if the same algorithms were chosen.
+ * Not needed: a step whose sizes are new does it for itself. Once for each size of batch that
+ * comes; any numbers that a step would take will do. Waits for the devices; fails as a step does,
+ * and drops what was accumulated through the parts.
  */
 EK_API EK_CHECKED ek_status ek_trainer_prepare(ek_trainer *trainer, const ek_tensor *inputs,
                                                size_t input_count, const ek_tensor *targets,
@@ -141,8 +143,9 @@ EK_API EK_CHECKED ek_status ek_trainer_evaluate(double *loss, double *weight, ek
 
 /*
  * The outputs of a batch, one ek_shards per output of the module (of a model that computes its loss
- * itself, what it predicts: module.h), without gradient and with training off. They are the caller's, as those of ek_data_parallel_model_forward();
- * ek_gather_host() (gather.h) puts the rows of one into host memory.
+ * itself, what it predicts: module.h), without gradient and with training off. They are the
+ * caller's, as those of ek_data_parallel_model_forward(); ek_gather_host() (gather.h) puts the rows
+ * of one into host memory.
  */
 EK_API EK_CHECKED ek_status ek_trainer_predict(ek_shards *outputs, ek_trainer *trainer,
                                                const ek_tensor *inputs, size_t input_count);

@@ -302,8 +302,8 @@ struct ek__backend {
 
   /* (optional) without kernels the backend only counts: operations succeed at once. */
   const struct ek__kernels *kernels;
-  /* Required: the types of values that the kernels take, a set as in tensor.h; where there are none,
-   * those of the backend that it counts for. */
+  /* Required: the types of values that the kernels take, a set as in tensor.h; where there are
+   * none, those of the backend that it counts for. */
   unsigned values;
 
   /* (optional: false) all devices of the backend lie in one address space, so that any worker may
@@ -384,14 +384,14 @@ struct ek__backend {
   const struct ek__link *(*link_for)(void *group);
 
   /* (optional: workers come back by themselves) called again and again by who waits for the workers
-   * of a group, on no worker: an error if one is stuck. What it was stuck in has been ended, so that
-   * it comes back; the job has failed. */
+   * of a group, on no worker: an error if one is stuck. What it was stuck in has been ended, so
+   * that it comes back; the job has failed. */
   ek_status (*watch)(void *group);
   /*
-   * (optional, all four: work is done when it was queued, so the host's clock will do) marks of time
-   * in a device's streams, for a trace. `mark` queues mark number `index`, once; `mark_time`, when
-   * the streams are done, says when it was reached, on CLOCK_MONOTONIC in nanoseconds; false if it
-   * cannot. A mark that cannot be queued is one that cannot be read.
+   * (optional, all four: work is done when it was queued, so the host's clock will do) marks of
+   * time in a device's streams, for a trace. `mark` queues mark number `index`, once; `mark_time`,
+   * when the streams are done, says when it was reached, on CLOCK_MONOTONIC in nanoseconds; false
+   * if it cannot. A mark that cannot be queued is one that cannot be read.
    */
   ek_status (*marks_open)(void **marks, ek_device *device, size_t count);
   void (*marks_close)(void *marks);

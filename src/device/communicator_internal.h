@@ -20,8 +20,8 @@ struct ek__communicator_table {
   ek_status (*progress)(ek_communicator *self, ek_device *device);
   /* (optional: collectives are complete when they were started) */
   ek_status (*wait)(ek_communicator *self, ek_device *device);
-  /* (optional: as wait) how many collectives the device has started; waits for the first `number` of
-   * them. */
+  /* (optional: as wait) how many collectives the device has started; waits for the first `number`
+   * of them. */
   uint64_t (*started)(const ek_communicator *self, const ek_device *device);
   ek_status (*wait_for)(ek_communicator *self, ek_device *device, uint64_t number);
   /*
@@ -63,8 +63,8 @@ uint64_t ek__communicator_started(const ek_communicator *communicator, const ek_
 ek_status ek__communicator_wait_for(ek_communicator *communicator, ek_device *device,
                                     uint64_t number);
 
-/* EK_ERR_TYPE for a type that is not summed, EK_ERR_UNSUPPORTED where the device does not compute in
- * it. */
+/* EK_ERR_TYPE for a type that is not summed, EK_ERR_UNSUPPORTED where the device does not compute
+ * in it. */
 ek_status ek__communicator_can_sum(const char *who, const ek_device *device, ek_type type);
 
 /* For the devices of a group that reach each other's memory or have a link of their backend. */

@@ -17,8 +17,8 @@ const struct ek__backend *ek__device_table(const ek_device *device);
  * worker adds to it, and nothing sets it back.
  */
 struct ek__work {
-  /* Of operations, by what they take their values from: numbers of 16 bits have a share of their own,
-   * because they have rates of their own. */
+  /* Of operations, by what they take their values from: numbers of 16 bits have a share of their
+   * own, because they have rates of their own. */
   struct ek__arithmetic {
     double products;  /* operations of matrix products */
     double attention; /* those of attention */

@@ -4,8 +4,8 @@
  * One persistent thread per device. ek_group_apply() writes a job down and posts every worker's
  * semaphore; every worker runs it once and lowers `running`; the last one signals `done`, for which
  * the caller sleeps. Results lie in the workers' own records, which the caller reads only then.
- * Semaphores and not a condition, whose waiters all wake to queue for its mutex: a small job is over
- * sooner than that.
+ * Semaphores and not a condition, whose waiters all wake to queue for its mutex: a small job is
+ * over sooner than that.
  *
  * Jobs run one after the other, whoever asks for them: a caller draws a number and waits until it
  * is `served`. It keeps its turn from before it publishes its job until it has read the results and
@@ -23,9 +23,9 @@
  * A child of fork() has no workers. Every function here that would wait for them, or take a lock
  * that a thread of the parent may have held, refuses there (ek__group_check).
  *
- * Lock: `mutex` guards drawn, served and the list of abortables. It is never held while a job runs. A
- * communicator's own lock is taken inside it (abort), never around it. job, stopping, function and
- * context are written by the caller whose turn it is, while no worker has a job.
+ * Lock: `mutex` guards drawn, served and the list of abortables. It is never held while a job runs.
+ * A communicator's own lock is taken inside it (abort), never around it. job, stopping, function
+ * and context are written by the caller whose turn it is, while no worker has a job.
  */
 #include <errno.h>
 #include <pthread.h>

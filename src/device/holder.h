@@ -6,8 +6,8 @@
  * known, and a request that finds no room can say who has it.
  *
  * A holder lives with its owner, a layout of modules, and blocks may outlive that: an owner that
- * goes away lets its device forget it first. Blocks and the recorder's events are read and forgotten
- * under the arena's mutex.
+ * goes away lets its device forget it first. Blocks and the recorder's events are read and
+ * forgotten under the arena's mutex.
  */
 #ifndef EK_HOLDER_H
 #define EK_HOLDER_H
@@ -64,8 +64,8 @@ void ek__holdings_collect(struct ek__holdings *holdings, const struct ek__arena 
 /* "blocks.*.mlp", "(parameters)"; the end of what is too long. */
 void ek__holding_name(char *buffer, size_t size, const struct ek__holding *holding);
 
-/* With the arena's mutex held: "blocks.*.mlp 1.20 GiB, head 512.00 MiB", the three modules that hold
- * most; "" if none holds anything. */
+/* With the arena's mutex held: "blocks.*.mlp 1.20 GiB, head 512.00 MiB", the three modules that
+ * hold most; "" if none holds anything. */
 void ek__holders_describe(char *buffer, size_t size, const struct ek__arena *arena);
 
 #endif /* EK_HOLDER_H */

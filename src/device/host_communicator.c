@@ -26,8 +26,8 @@
  * Where the backend has a link (`nccl`), the same queue leads to it: a rank's part is then its call
  * of the link, which itself waits for the other devices.
  *
- * A worker that computes may be late for any time. One that only queues is not: where it does not come
- * for the group's time limit, those that wait for it give up.
+ * A worker that computes may be late for any time. One that only queues is not: where it does not
+ * come for the group's time limit, those that wait for it give up.
  *
  * Lock: `mutex` guards everything here but the memory that slots point to. That memory belongs to
  * the ranks that are working on the slot from the last arrival to the last finish. The mutex is not
@@ -185,8 +185,8 @@ static ek_status queue_work(struct host_communicator *self, const struct slot *s
   return ek_event_record(slot->done[rank], stream);
 }
 
-/* Who keeps the oldest collective that is not over from its end: the first that has not arrived, or,
- * where all have, that has not done its part. */
+/* Who keeps the oldest collective that is not over from its end: the first that has not arrived,
+ * or, where all have, that has not done its part. */
 static const char *late(const struct host_communicator *self) {
   const uint64_t oldest = over(self);
   size_t found = self->ranks;
@@ -200,8 +200,8 @@ static const char *late(const struct host_communicator *self) {
 }
 
 /*
- * Waits until something has changed. Where devices queue their work, an error if nothing does for the
- * time limit; `turn` says what for in words. Called and left with the mutex held.
+ * Waits until something has changed. Where devices queue their work, an error if nothing does for
+ * the time limit; `turn` says what for in words. Called and left with the mutex held.
  */
 static ek_status wait_for_peers(struct host_communicator *self, const ek_device *device,
                                 const char *turn) {

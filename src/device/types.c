@@ -48,7 +48,8 @@ ek_status ek__types_check(unsigned types, ek_type type, const char *who) {
 }
 
 ek_type ek__types_choose(unsigned types, ek_type type) {
-  return ek__type_is_half(type) && (types >> type & 1u) == 0 && (types & EK_TYPES_F32) != 0 ? EK_F32 : type;
+  return ek__type_is_half(type) && (types >> type & 1u) == 0 && (types & EK_TYPES_F32) != 0 ? EK_F32
+                                                                                            : type;
 }
 
 int64_t ek_tensor_aligned_columns(int64_t columns, ek_type type) {

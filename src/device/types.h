@@ -25,8 +25,8 @@ static inline bool ek__type_is_floating(ek_type type) {
   return type == EK_F32 || type == EK_F64 || ek__type_is_half(type);
 }
 
-/* The type that somebody who computes in `types` runs in where the others compute in `type`: f32 between
- * casts where that is of 16 bits, and only f32 is known. */
+/* The type that somebody who computes in `types` runs in where the others compute in `type`: f32
+ * between casts where that is of 16 bits, and only f32 is known. */
 ek_type ek__types_choose(unsigned types, ek_type type);
 
 #endif /* EK_TYPES_H */

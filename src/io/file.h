@@ -1,6 +1,6 @@
 /*
- * file.h - files of the system: whole reads and writes at a place, and a new file in the place of an
- * old one. Every message names the file and what the system said.
+ * file.h - files of the system: whole reads and writes at a place, and a new file in the place of
+ * an old one. Every message names the file and what the system said.
  */
 #ifndef EK_FILE_H
 #define EK_FILE_H
@@ -35,8 +35,8 @@ ek_status ek__file_write(int file, const char *path, const void *data, size_t by
 enum { EK__FILE_PAGE = 4096 };
 int ek__file_open_direct(const char *path);
 /* Room on the disk for a file of so many bytes, before they come: then writes do not wait for each
- * other to make the file longer, and a full disk says so at once. No error where the file system has
- * nothing of it, or for a few bytes. EK_ERR_IO. */
+ * other to make the file longer, and a full disk says so at once. No error where the file system
+ * has nothing of it, or for a few bytes. EK_ERR_IO. */
 ek_status ek__file_reserve(int file, const char *path, uint64_t bytes);
 ek_status ek__file_write_pages(int file, int direct, atomic_bool *usable, const char *path,
                                const void *data, size_t bytes, uint64_t place);

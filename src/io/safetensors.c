@@ -112,7 +112,8 @@ bool ek_safetensors_has_checksums(const ek_safetensors *file) {
 static ek_status check_host(const ek_tensor *host, const ek_safetensors *file,
                             const struct ek__file_tensor *tensor) {
   const ek_tensor *like = &tensor->entry.like;
-  const bool turned = ek__type_is_floating(like->type) && (host->type == EK_F32 || host->type == EK_F64);
+  const bool turned =
+      ek__type_is_floating(like->type) && (host->type == EK_F32 || host->type == EK_F64);
   EK__FAIL_IF(like->type == 0 || (ek_tensor_exists(host) && host->type != like->type && !turned),
               EK_ERR_TYPE,
               "%s: tensor %s: it is %s, or has more than %d dimensions, and "

@@ -12,8 +12,8 @@
  *
  * A chain that recomputes (recompute.h) is cut into segments, of which forward keeps the inputs and
  * nothing else; no segment begins between modules that run in one go, so that all of them run as
- * they would without. Backward runs a segment again, saving, and then its backward; what the segment's
- * last module gives nobody reads then, so a product there is spared. With `all` the
+ * they would without. Backward runs a segment again, saving, and then its backward; what the
+ * segment's last module gives nobody reads then, so a product there is spared. With `all` the
  * segments are as short as can be, and only the chain's own inputs are kept: each segment's are
  * computed from them. With `cheap` there are no segments: the result of a cheap module is not kept
  * for the next one (ek_child_options.made_from).
@@ -95,8 +95,8 @@ struct results {
 };
 
 /*
- * Runs module i, and perhaps the next; *ran says how many. *inner becomes what went into the last of
- * several, if anybody needs it.
+ * Runs module i, and perhaps the next; *ran says how many. *inner becomes what went into the last
+ * of several, if anybody needs it.
  */
 static ek_status step_forward(const struct chain *chain, size_t i, size_t *ran,
                               const struct ek__made *made, const ek_tensor *inputs, ek_tensor *to,

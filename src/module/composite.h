@@ -59,8 +59,8 @@ struct ek__made {
 /*
  * Runs children first .. first + count - 1 of the running module `m`, each with the outputs of the
  * one before; count > 0. A result between two of them is freed as soon as the second has run.
- * `made` may be NULL, and is looked at where cheap results are made again. Those up to the last child
- * give what becomes the outputs of `m`: see ek__last_child_forward(). In chain.c.
+ * `made` may be NULL, and is looked at where cheap results are made again. Those up to the last
+ * child give what becomes the outputs of `m`: see ek__last_child_forward(). In chain.c.
  */
 ek_status ek__chain_forward(const struct ek__composite *m, ek_pass *pass, size_t first,
                             size_t count, const struct ek__made *made, const ek_tensor *inputs,

@@ -114,8 +114,8 @@ ek_status ek__module_check(const ek_module *module);
 /* Whether its table declares so. */
 bool ek__is_collective(const ek_module *module);
 
-/* `type` is that of parameters, `precision` that of the modules: EK_ERR_UNSUPPORTED if one of them does
- * not compute in it. unit_bytes > 0: in units. */
+/* `type` is that of parameters, `precision` that of the modules: EK_ERR_UNSUPPORTED if one of them
+ * does not compute in it. unit_bytes > 0: in units. */
 ek_status ek__layout_open(struct ek__layout *layout, ek_module *module, ek_type type,
                           ek_type precision, size_t unit_bytes);
 /* States of modules must be closed. */

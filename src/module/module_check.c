@@ -8,6 +8,8 @@
  * sizes, for random terms about sqrt(k) times the result, and errors of operations one after the
  * other add up: depth (k sqrt(k) + 8) u. A difference quotient is off by h^2 / 6 times the third
  * derivative and by the rounding of two losses over 2 h.
+ *
+ * Longer than most files: a screen for each check, and what they share.
  */
 #include <evenkeel/module_check.h>
 
@@ -359,8 +361,8 @@ static ek_status check_type(struct checker *c, struct ek__bed *bed, const union 
   return run_and_compare(&near, bed, &whole, once);
 }
 
-/* Each operation rounds what it gives, and before the first its inputs and parameters were rounded; the
- * next may hand on twice the error. */
+/* Each operation rounds what it gives, and before the first its inputs and parameters were rounded;
+ * the next may hand on twice the error. */
 static double half_rounding(const struct checker *c, ek_type type) {
   return 2 * (c->options.depth + 2) * (type == EK_BF16 ? 0x1p-8 : 0x1p-11);
 }

@@ -19,8 +19,8 @@ struct ek__names { /* all zero: empty */
   size_t count, capacity; /* a power of two, or 0; at least half of it is empty */
 };
 
-/* *kept becomes a copy of the name, which may not be there yet; it stays where it is until the names
- * are closed. */
+/* *kept becomes a copy of the name, which may not be there yet; it stays where it is until the
+ * names are closed. */
 ek_status ek__names_add(const char **kept, struct ek__names *names, const char *name, size_t value);
 /* NULL if it is not there. */
 struct ek__name *ek__names_find(const struct ek__names *names, const char *name);

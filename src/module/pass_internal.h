@@ -16,8 +16,8 @@ enum ek__pass_stage {
 };
 
 /*
- * What is converted where a module runs in another type than its caller's, or where the tensors that a
- * pass is given are not of its type: cast.c.
+ * What is converted where a module runs in another type than its caller's, or where the tensors
+ * that a pass is given are not of its type: cast.c.
  */
 struct ek__cast {
   uint32_t inputs; /* bit i: input i was converted, from the type */
@@ -104,8 +104,8 @@ struct ek_pass {
   uint64_t named;    /* number of the thread's error that has the name of a module already */
   bool *touched;     /* per parameter of the replica */
   uint32_t *waiting; /* per parameter: users that have not said that they are done */
-  ek_tensor *wide;   /* per parameter: its gradient in f32, while that exists; NULL: the replica's own
-                      * are what modules add to */
+  ek_tensor *wide;   /* per parameter: its gradient in f32, if there is one; NULL: modules add to
+                      * the replica's own */
 };
 
 /* ek_pass_open() of a replica that does not hold everything whole; lender NULL: it does. The lender
@@ -121,12 +121,13 @@ ek_status ek__pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_optio
 
 /* ---- cast.c ---- */
 
-/* What is to be converted for a function of `node` that runs in `type`, called from one in `outer`; and
- * whether that is anything at all. */
+/* What is to be converted for a function of `node` that runs in `type`, called from one in `outer`;
+ * and whether that is anything at all. */
 bool ek__cast_plan(struct ek__cast *cast, const ek_pass *pass, const struct ek__node *node,
-                   const ek_tensor *inputs, size_t count, ek_type type, ek_type outer, bool predict);
-/* Tensors as they are on the other side: new ones for those of the set, loans of the others. A failure
- * leaves none. */
+                   const ek_tensor *inputs, size_t count, ek_type type, ek_type outer,
+                   bool predict);
+/* Tensors as they are on the other side: new ones for those of the set, loans of the others. A
+ * failure leaves none. */
 ek_status ek__cast_tensors(ek_tensor *made, ek_pass *pass, const ek_tensor *given, size_t count,
                            uint32_t set, ek_type type);
 void ek__cast_free(ek_tensor *made, size_t count, uint32_t set);
@@ -136,7 +137,8 @@ ek_status ek__cast_move(ek_tensor *owned, ek_pass *pass, size_t count, uint32_t 
 uint32_t ek__cast_set(const ek_tensor *tensors, size_t count, ek_type type);
 /* A loan of a parameter or buffer of the replica, in the type that the replica has it in. */
 ek_status ek__pass_value(ek_tensor *value, const ek_pass *pass, size_t global);
-/* A parameter as the frame on top computes with it: a loan that the pass keeps until the frame ends. */
+/* A parameter as the frame on top computes with it: a loan that the pass keeps until the frame
+ * ends. */
 ek_status ek__cast_parameter(ek_tensor *parameter, ek_pass *pass, size_t number);
 /* Gives back those that are not below `count`. */
 void ek__cast_drop_parameters(ek_pass *pass, size_t count);
@@ -176,7 +178,8 @@ void ek__saved_drop(ek_pass *pass);
 ek_status ek__kept_gradient(ek_tensor *gradient, const ek_pass *pass, size_t parameter);
 /* The f32 gradient that modules add to, a loan; undefined where nothing was added in this step. */
 ek_status ek__wide_gradient(ek_tensor *gradient, ek_pass *pass, size_t parameter);
-/* Nobody adds to it any more: if there is one, it is rounded to where it is kept, and given back. */
+/* Nobody adds to it any more: if there is one, it is rounded to where it is kept, and given
+ * back. */
 ek_status ek__round_gradient(ek_pass *pass, size_t parameter);
 /* Gives all of them back. */
 void ek__drop_wide_gradients(ek_pass *pass);

@@ -17,8 +17,8 @@ struct ek__affine {
 
 enum { EK__WEIGHT, EK__BIAS };
 
-/* Both begin uniform in +-1/sqrt(in); where `weight` says how W begins (not NULL), b begins as zeros.
- * EK_ERR_INVALID_ARGUMENT: a size is not above 0; `kind` is whose they are. */
+/* Both begin uniform in +-1/sqrt(in); where `weight` says how W begins (not NULL), b begins as
+ * zeros. EK_ERR_INVALID_ARGUMENT: a size is not above 0; `kind` is whose they are. */
 ek_status ek__affine_fill(struct ek__affine *affine, const char *kind, int64_t in, int64_t out,
                           bool bias, const ek_initializer *weight);
 ek_status ek__affine_declare(const struct ek__affine *affine, ek_declaration *declaration);

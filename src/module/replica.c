@@ -94,10 +94,11 @@ ek_status ek__precision_read(ek_type *precision, ek_type type, const ek_device *
               "%s: options.type is %s, expected f32 or f64", who, ek_type_name(type));
   if (*precision == 0) *precision = type;
   const bool half = ek__type_is_half(*precision);
-  EK__FAIL_IF(*precision != type && !(half && type == EK_F32), EK_ERR_INVALID_ARGUMENT,
-              "%s: options.precision is %s beside parameters of %s, expected f32, bf16 or f16 beside "
-              "f32",
-              who, ek_type_name(*precision), ek_type_name(type));
+  EK__FAIL_IF(
+      *precision != type && !(half && type == EK_F32), EK_ERR_INVALID_ARGUMENT,
+      "%s: options.precision is %s beside parameters of %s, expected f32, bf16 or f16 beside "
+      "f32",
+      who, ek_type_name(*precision), ek_type_name(type));
   return check_device(*precision, device, who);
 }
 

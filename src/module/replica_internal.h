@@ -15,8 +15,8 @@ struct ek__spare {
   struct ek__spare *next;
 };
 
-/* Who has the parameters of a model, where modules see copies of them; without copies everybody has, or
- * a share of them. */
+/* Who has the parameters of a model, where modules see copies of them; without copies everybody
+ * has, or a share of them. */
 enum ek__masters {
   EK__MASTERS_WHOLE, /* every replica has all */
   EK__MASTERS_FIRST, /* the first of all ranks has all, the others none */
@@ -52,8 +52,8 @@ struct ek__replica_parts {
 ek_status ek__replica_open_parts(ek_replica **replica, ek_device *device, ek_module *module,
                                  const ek_replica_options *options,
                                  const struct ek__replica_parts *parts);
-/* For one whose masters are shared: `count` of its parameters, zeros; and as many copies, if the values
- * are shared, too. */
+/* For one whose masters are shared: `count` of its parameters, zeros; and as many copies, if the
+ * values are shared, too. */
 ek_status ek__replica_hold_parameters(ek_replica *replica, int64_t count);
 /* For a replica that was opened without gradients: `count` of them, zeros, of which it is not said
  * whose they are (parallel/keeper.h). */
@@ -77,8 +77,8 @@ static inline const ek_tensor *ek__replica_values(const ek_replica *replica) {
 ek_status ek__precision_read(ek_type *precision, ek_type type, const ek_device *device,
                              const char *who);
 
-/* The same for the type of gradients, 0 for `type`: of 16 bits beside f32, and that of the precision if
- * that is of 16 bits, too. */
+/* The same for the type of gradients, 0 for `type`: of 16 bits beside f32, and that of the
+ * precision if that is of 16 bits, too. */
 ek_status ek__gradient_type_read(ek_type *gradient_type, ek_type type, ek_type precision,
                                  const ek_device *device, const char *who);
 

@@ -225,8 +225,8 @@ static ek_status run_in_type(ek_pass *pass, const struct ek__node *node, const e
   return status;
 }
 
-/* In the type that was asked for, or the caller's, or in f32 where that is of 16 bits and the module does
- * not know it. */
+/* In the type that was asked for, or the caller's, or in f32 where that is of 16 bits and the
+ * module does not know it. */
 static ek_status run_forward(ek_pass *pass, const struct ek__node *node, const ek_tensor *inputs,
                              ek_tensor *outputs, const ek_child_options *options, bool predict) {
   const ek_type outer = options->type != 0 ? options->type : pass->frame->type;

@@ -7,8 +7,8 @@
 
 #include "op/op_internal.h"
 
-/* Stored rows follow each other without gaps: they are as long as the tensors say. A device that only
- * counts has seen the product then. */
+/* Stored rows follow each other without gaps: they are as long as the tensors say. A device that
+ * only counts has seen the product then. */
 static void complete(struct ek__matmul_args *args, const struct ek__op *op, size_t c, size_t a,
                      size_t b) {
   args->lda = op->columns[a];
@@ -139,7 +139,8 @@ static ek_status multiply(const struct ek__kernels *kernels, ek_stream *stream,
   return done ? EK_OK : unfused(kernels, stream, args);
 }
 
-/* Whether a matrix of `columns` may lie in operand i: it has as many, or more where it is padded. */
+/* Whether a matrix of `columns` may lie in operand i: it has as many, or more where it is
+ * padded. */
 static bool holds(const struct ek__op *op, size_t i, int64_t columns, bool padded) {
   return padded ? op->columns[i] >= columns : op->columns[i] == columns;
 }

@@ -1,7 +1,7 @@
 /*
  * check_with_criterion.c - a model and its loss as one module: the same numbers as the pair, a loss
- * with parameters of its own over any number of devices, by its memory, and what is refused. What is
- * wrong with predictions and ties: tests/whole/check_joined_loss.c.
+ * with parameters of its own over any number of devices, by its memory, and what is refused. What
+ * is wrong with predictions and ties: tests/whole/check_joined_loss.c.
  */
 #include <math.h>
 #include <stdlib.h>

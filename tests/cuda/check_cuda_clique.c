@@ -176,8 +176,8 @@ END_TEST
 
 /* ---- stuck ---- */
 
-/* Device 0 is ahead by a collective, and its call of CUDA waits for that; device 1 comes when device
- * 0 is back. */
+/* Device 0 is ahead by a collective, and its call of CUDA waits for that; device 1 comes when
+ * device 0 is back. */
 static ek_status get_stuck(void *context, ek_device *device, size_t index) {
   struct pair *pair = context;
   ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);

@@ -1,6 +1,6 @@
 /*
- * check_cuda_epilogues.c - which products cuBLASLt is given whole, and by which of its algorithms, and that
- * it makes no difference.
+ * check_cuda_epilogues.c - which products cuBLASLt is given whole, and by which of its algorithms,
+ * and that it makes no difference.
  *
  * Values are the matter of check_products; here calls of cuBLASLt and launches of kernels are
  * counted, and products whose rows are not aligned. Runs on tests/cuemu: see CMakeLists.txt here.
@@ -75,9 +75,9 @@ static struct counts count(enum operation operation, ek_type type, int64_t rows,
 static const ek_type fused_types[] = {EK_F32, EK_BF16, EK_F16};
 enum { FUSED_TYPES = sizeof fused_types / sizeof fused_types[0] };
 
-/* One call of cuBLASLt and nothing else; what is added to goes through one small kernel, and GELU that may
- * be made again, as it is from a pre that is kept, is a kernel's. So are sums that cuBLASLt would round
- * to 16 bits. */
+/* One call of cuBLASLt and nothing else; what is added to goes through one small kernel, and GELU
+ * that may be made again, as it is from a pre that is kept, is a kernel's. So are sums that
+ * cuBLASLt would round to 16 bits. */
 START_TEST(one_call) {
   const ek_type type = fused_types[_i];
   for (int operation = 0; operation < OPERATIONS; operation++) {
@@ -110,7 +110,8 @@ START_TEST(ineligible) {
 }
 END_TEST
 
-/* What cuBLASLt has no algorithm for is done one by one, again and again, within a group; also a bias. */
+/* What cuBLASLt has no algorithm for is done one by one, again and again, within a group; also a
+ * bias. */
 START_TEST(no_algorithm) {
   cuemu_set_epilogues(_i < FUSED_TYPES ? 4 : 0);
   for (int operation = 0; operation < OPERATIONS; operation++) {
@@ -213,8 +214,8 @@ static const struct {
              {{9000, 5000, 1000, 7000}, 0, true, 0, 0},
              {{9000, 5000, 1000, 7000}, 4, true, 0, 0}};
 
-/* c = a a + beta c with whole numbers. Returns how many products it took; *chosen is the last one's, if
- * all are by the same. */
+/* c = a a + beta c with whole numbers. Returns how many products it took; *chosen is the last
+ * one's, if all are by the same. */
 static unsigned long product(ek_device *device, int side, double beta, int *chosen) {
   unsigned long before[4], calls = 0;
   double values[32 * 32], got[32 * 32];
@@ -241,7 +242,8 @@ static unsigned long product(ek_device *device, int side, double beta, int *chos
   return calls;
 }
 
-/* A shape is timed once in the process, also for other devices and groups; sums take what was found. */
+/* A shape is timed once in the process, also for other devices and groups; sums take what was
+ * found. */
 START_TEST(the_fastest_algorithm) {
   static const unsigned none[4];
   const int side = 21 + _i;
@@ -367,8 +369,8 @@ static struct ck_results *run(unsigned epilogues, struct counts *step, uint64_t 
 }
 
 /*
- * Three linears: three products forward and six backward, and two kernels of GELU forward. One by one
- * there are two more backward, and three sums of columns of one launch or two.
+ * Three linears: three products forward and six backward, and two kernels of GELU forward. One by
+ * one there are two more backward, and three sums of columns of one launch or two.
  * 1e-6 is 16 u: the order of sums differs.
  */
 START_TEST(model) {

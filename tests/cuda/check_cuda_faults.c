@@ -5,10 +5,11 @@
  * state is written, or parameters, states and replicas are what they were, bit for bit; and the
  * step that is tried again equals an undisturbed one.
  *
- * A step makes some hundred calls of each kind. Of each mode on each group one in twelve fails, and one in
- * fifty hangs, which costs the group's time limit; fewer where a sanitizer runs. The first one moves with the seed
- * and with the mode and the group: what they have in common, forward and backward, fails at every call in one of
- * them, and their updates at calls of all kinds. EVENKEEL_TEST_EVERY=1: each of them.
+ * A step makes some hundred calls of each kind. Of each mode on each group one in twelve fails, and
+ * one in fifty hangs, which costs the group's time limit; fewer where a sanitizer runs. The first
+ * one moves with the seed and with the mode and the group: what they have in common, forward and
+ * backward, fails at every call in one of them, and their updates at calls of all kinds.
+ * EVENKEEL_TEST_EVERY=1: each of them.
  */
 #include <inttypes.h>
 #include <stdio.h>
@@ -136,8 +137,8 @@ static void one_fault(const struct ck_setup *setup, const char *spec, int gpu, e
   no_leaks(what);
 }
 
-/* In f32 every mode on every group; in bf16, which has copies of the parameters and other products, each
- * kind of call on each group, in a mode that is another one for each of them. */
+/* In f32 every mode on every group; in bf16, which has copies of the parameters and other products,
+ * each kind of call on each group, in a mode that is another one for each of them. */
 enum { CASES = GROUPS * CK_MODES, ALL_CASES = CASES + GROUPS };
 
 static void every_fault(enum cuemu_kind kind, bool hang, int number) {

@@ -236,7 +236,8 @@ START_TEST(loading_fails) {
     char text[512] = "";
     ck_assert_msg(cuemu_leaks(text, sizeof text) == 0, "call %lu: %s", n, text);
     ck_assert_uint_lt(n, 2000);
-    /* A launch of the warming is like the one before it: the first ones, then one in five, and fewer. */
+    /* A launch of the warming is like the one before it: the first ones, then one in five, and
+     * fewer. */
     if (n > 10) n += ck_every(5) - 1 + n / 10;
   }
   ck_assert_uint_gt(n, 1);

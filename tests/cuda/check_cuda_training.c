@@ -5,9 +5,9 @@
  * Runs on tests/cuemu: see CMakeLists.txt here.
  *
  * 1e-5: sums of some hundred products of f32 in another order differ by a few units of 2^-24 = 6e-8
- * of their terms; the terms of a gradient here are up to some ten times its size. In 16 bits such a sum is
- * another neighbour of its value, 2 v of it, and a network of depth d hands that on: 2 d v, d at most 8
- * (docs/numerics.md, "Numbers of 16 bits").
+ * of their terms; the terms of a gradient here are up to some ten times its size. In 16 bits such a
+ * sum is another neighbour of its value, 2 v of it, and a network of depth d hands that on: 2 d v,
+ * d at most 8 (docs/numerics.md, "Numbers of 16 bits").
  */
 #include <math.h>
 #include <stdlib.h>

@@ -87,7 +87,8 @@ void cuemu_fail(int device, enum cuemu_kind kind, unsigned long nth, int error);
 void cuemu_hang(int device, enum cuemu_kind kind, unsigned long nth);
 void cuemu_release(void);
 
-/* The nth call of the kind from now waits until the device is idle, as a call of CUDA may that needs
+/* The nth call of the kind from now waits until the device is idle, as a call of CUDA may that
+ * needs
    the context for itself. */
 void cuemu_stall(int device, enum cuemu_kind kind, unsigned long nth);
 
@@ -107,18 +108,21 @@ void cuemu_set_epilogues(unsigned bits);
 /* Epilogues of cuBLASLt with any of these bits take long, as events measure it. */
 void cuemu_set_slow(unsigned bits);
 
-/* How long each of the four algorithms of cuBLASLt takes beside the others, as events measure it, in
+/* How long each of the four algorithms of cuBLASLt takes beside the others, as events measure it,
+ * in
    nanoseconds. */
 void cuemu_set_algorithm_times(const unsigned nanoseconds[4]);
 
 /* Products by the algorithm with this number since the last reset. */
 unsigned long cuemu_algorithm_calls(int algorithm);
 
-/* Algorithms of cuBLASLt, a bit for each by number: those that the heuristic offers and says to be of
+/* Algorithms of cuBLASLt, a bit for each by number: those that the heuristic offers and says to be
+ * of
    no use, which are an error of who takes them, and those that it takes for good and the product then refuses. */
 void cuemu_refuse(unsigned by_heuristic, unsigned by_product);
 
-/* How often the heuristic of cuBLASLt was asked for a product one of whose matrices has rows (columns, to
+/* How often the heuristic of cuBLASLt was asked for a product one of whose matrices has rows
+ * (columns, to
    it) that do not begin at multiples of 16 bytes, since the last reset. */
 unsigned long cuemu_unaligned_products(void);
 

@@ -102,7 +102,8 @@ static ek_status once(void *context, ek_device *device, size_t index) {
   return ek_communicator_wait(bed->communicator, device);
 }
 
-/* What element `i` of device `k` must be: added up in the type or, of 16 bits, in f32 and rounded. */
+/* What element `i` of device `k` must be: added up in the type or, of 16 bits, in f32 and
+ * rounded. */
 CK_UNWATCHED static double expected(const struct bed *bed, size_t k, int64_t i) {
   size_t owner = 0;
   while (owner + 1 < bed->devices && i >= bed->offsets[owner + 1]) owner++;

@@ -3,8 +3,8 @@
  * it makes. Afterwards the old state loads whole or the new one, never anything else; a refused
  * save says so, training goes on, and the next save succeeds.
  *
- * Every second call is refused or killed in the foreground and the others in the background, and the other
- * way round for the next fault (EVENKEEL_TEST_EVERY=1: each call in both).
+ * Every second call is refused or killed in the foreground and the others in the background, and
+ * the other way round for the next fault (EVENKEEL_TEST_EVERY=1: each call in both).
  *
  * Each try is a process of its own, forked from this one, which never opens a group: 0 the old
  * state is there, 1 the new one.

@@ -2,9 +2,9 @@
  * check_host_calls.c - every call of the system fails once, wherever it is made.
  *
  * Opening a group, a training and a step, and closing all of it, in each mode: memory, maps and
- * threads, asked for by the library, by oneDNN or by anything else in the process. Of the allocations, of
- * which the modes share most, one in three fails in each mode, and each of them in two modes
- * (EVENKEEL_TEST_EVERY=1: each in all). What comes back
+ * threads, asked for by the library, by oneDNN or by anything else in the process. Of the
+ * allocations, of which the modes share most, one in three fails in each mode, and each of them in
+ * two modes (EVENKEEL_TEST_EVERY=1: each in all). What comes back
  * is a status; nothing is left behind; and the next try gives the bits of an undisturbed one. And
  * the same with an address space that ends somewhere, from the first product of the process on.
  */

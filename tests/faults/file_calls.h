@@ -1,6 +1,6 @@
 /*
- * file_calls.h - the calls that a program makes of the system's files, counted, one of them refused,
- * or the process killed in front of it. file_calls.c stands in front of the C library.
+ * file_calls.h - the calls that a program makes of the system's files, counted, one of them
+ * refused, or the process killed in front of it. file_calls.c stands in front of the C library.
  */
 #ifndef FILE_CALLS_H
 #define FILE_CALLS_H

@@ -286,8 +286,9 @@ static bool lent(const struct call *call, int i) {
   return false;
 }
 
-/* After it was made: the struct that the call gets is not the one that was made. One in whose memory
- * another lies a little behind stays: without it that one would write into its guards, by right. */
+/* After it was made: the struct that the call gets is not the one that was made. One in whose
+ * memory another lies a little behind stays: without it that one would write into its guards, by
+ * right. */
 static void change_struct(struct call *call, int i, struct fuzz_input *input) {
   static const int64_t sizes[] = {-1, INT64_MIN, INT64_MAX, INT64_C(1) << 61};
   static const int ranks[] = {-1, EK_MAX_RANK + 1, INT_MIN, INT_MAX};
@@ -381,8 +382,8 @@ static void check_unchanged(const struct call *call, void *const *before, ek_sta
   }
 }
 
-/* The same call with every operand in a block of its own; with `type` f64 what is f32 is f64, and with
- * f32 what has 16 bits is f32. EK_I32: all as it is. */
+/* The same call with every operand in a block of its own; with `type` f64 what is f32 is f64, and
+ * with f32 what has 16 bits is f32. EK_I32: all as it is. */
 static void make_apart(struct call *other, const struct call *call, void *const *before,
                        ek_type type) {
   static unsigned char bytes[MOST_BYTES];
@@ -439,8 +440,8 @@ static void check_bits(const struct call *call, const struct call *other) {
   }
 }
 
-/* One type against a wider one: only that it is the same computation, tests/op has the tolerances. A
- * number of 16 bits is one of 2^8 between two powers of two, and rounded thrice at most. */
+/* One type against a wider one: only that it is the same computation, tests/op has the tolerances.
+ * A number of 16 bits is one of 2^8 between two powers of two, and rounded thrice at most. */
 static void check_nearly(const struct call *call, const struct call *other, double allowed) {
   static unsigned char left[MOST_BYTES], right[MOST_BYTES];
   for (int i = 0; i < call->operation->count; i++) {

@@ -1,7 +1,7 @@
 /*
  * check_memory_snapshot.c - snapshots are read back, as JSON and as pickles, by a reader of each
- * that knows no more than PyTorch's viewer does; what is in them is the ledger's, events lead to the
- * blocks that are held, and modules have what they took.
+ * that knows no more than PyTorch's viewer does; what is in them is the ledger's, events lead to
+ * the blocks that are held, and modules have what they took.
  */
 #include "ek_check.h"
 

@@ -1,6 +1,6 @@
 /*
- * check_trace.c - a trace is read back line by line: what is in it, that spans nest and add up, that
- * counters are the ledger's; and what happens where there is no room, no trace, no file.
+ * check_trace.c - a trace is read back line by line: what is in it, that spans nest and add up,
+ * that counters are the ledger's; and what happens where there is no room, no trace, no file.
  */
 #include "ek_check.h"
 
@@ -227,7 +227,8 @@ START_TEST(without_room_the_first_are_kept) {
 }
 END_TEST
 
-/* A program's own spans; names that JSON must write otherwise; ends that come late or not at all. */
+/* A program's own spans; names that JSON must write otherwise; ends that come late or not at
+ * all. */
 START_TEST(spans_of_a_program) {
   make_folder();
   ek_group *group = ck_open("cpu:2", 1);

@@ -370,7 +370,8 @@ START_TEST(types_of_16_bits) {
       ck_ok(ek_module_check(module, ck_spec("cpu:2"), &rows, 1, NULL));
     } else {
       ck_fails(ek_module_check(module, ck_spec("cpu:2"), &rows, 1, NULL), EK_ERR_MISMATCH,
-               i == 0 ? "(types) of scaled: in bf16: output 0" : "(types) of scaled: in f16: output 0");
+               i == 0 ? "(types) of scaled: in bf16: output 0"
+                      : "(types) of scaled: in f16: output 0");
     }
   }
   ek_module_free(module);

@@ -315,7 +315,8 @@ static ek_status create_plain_mlp(ek_module **module) {
   return ek_mlp_create(module, (const int64_t[]){4, 8, 4}, 3, EK_ACTIVATION_GELU);
 }
 
-/* The second forward leaves the last product out; `again`: pieces of work that it has nevertheless. */
+/* The second forward leaves the last product out; `again`: pieces of work that it has
+ * nevertheless. */
 static const struct spared {
   ek_status (*create)(ek_module **);
   uint64_t again;

@@ -12,12 +12,12 @@
  *   ds = p (dp - D)           p (e_p |dp - D| + (d + 4) u (sum|dout||v| + sum|dout||out|))
  *   dv                        sum_i |dout| p (e_p + (T + 3) u)
  *   dq, dk                    c sum (|k| or |q|) (error of ds + (T + 4) u |ds|)
- * Where products multiply in TF32, each of their operands has a relative error r = 2^-11 more: 2 r in
- * s and dp, in p as it is multiplied, and in v; and a tensor core's additions may cut, so that u is 2 u.
- * Of 16 bits on tensor cores q, k, v and dout are exact, and r is that of p and ds, of which f16 keeps no
- * more than multiples of 2^-24.
- * The bounds are doubled for the terms of second order. A p below the smallest normal number of the type
- * keeps no relative error; it may be 0.
+ * Where products multiply in TF32, each of their operands has a relative error r = 2^-11 more: 2 r
+ * in s and dp, in p as it is multiplied, and in v; and a tensor core's additions may cut, so that u
+ * is 2 u. Of 16 bits on tensor cores q, k, v and dout are exact, and r is that of p and ds, of
+ * which f16 keeps no more than multiples of 2^-24.
+ * The bounds are doubled for the terms of second order. A p below the smallest normal number of the
+ * type keeps no relative error; it may be 0.
  */
 #include <evenkeel/attend.h>
 #include <math.h>
@@ -299,8 +299,8 @@ START_TEST(causality) {
 }
 END_TEST
 
-/* Values of 16 bits: heads so wide that tiles are smaller, and the keys go in blocks; and the first that is
- * too wide. */
+/* Values of 16 bits: heads so wide that tiles are smaller, and the keys go in blocks; and the first
+ * that is too wide. */
 START_TEST(wide_heads_of_16_bits) {
   static const int64_t shapes[][4] = {{1, 200, 1, 512}, {1, 3, 1, 8192}, {1, 90, 1, 256}};
   const int64_t too_wide = on_cuda() ? 257 : 8193;

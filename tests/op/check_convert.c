@@ -1,8 +1,8 @@
 /*
  * check_convert.c - conversions between types, against their definition in double precision.
  *
- * All of it is exact: ck_round_to() rounds by arithmetic and not by bits. Numbers travel as bits, so
- * that NaN, its sign and both zeros are seen.
+ * All of it is exact: ck_round_to() rounds by arithmetic and not by bits. Numbers travel as bits,
+ * so that NaN, its sign and both zeros are seen.
  */
 #include <evenkeel/convert.h>
 #include <math.h>

@@ -10,8 +10,8 @@
  *   GELU              L e + 8 u (|p| + e): see check_elementwise.c
  *   GELU backward     L e + u (|p| + e) (8 + 8 |x z'|), for the gradient p that comes in
  *   sums of n terms   their bounds added, and (n + 2) u (|beta old| + sum of the terms' sizes)
- * Of 16 bits u is that of f32, and what is stored between is rounded once: e and dpre's bound grow by
- * ck_rounding().
+ * Of 16 bits u is that of f32, and what is stored between is rounded once: e and dpre's bound grow
+ * by ck_rounding().
  */
 #include <evenkeel/products.h>
 #include <math.h>

@@ -17,7 +17,8 @@ static void follows(const ek_loss_scale *rule, ek_loss_scale_state *state, bool 
                 (long long)state->good_steps, scale, (long long)good_steps);
 }
 
-/* As torch.amp.GradScaler: 2^16, twice that after 2,000 good steps in a row, half after a bad one. */
+/* As torch.amp.GradScaler: 2^16, twice that after 2,000 good steps in a row, half after a bad
+ * one. */
 START_TEST(the_defaults) {
   ck_ok(ek_loss_scale_check(&defaults));
   ek_loss_scale_state state = ek_loss_scale_begin(&defaults);

@@ -240,9 +240,9 @@ static double fastest(const struct subject *s, const char *devices, ek_type prec
 }
 
 /*
- * Of two precisions both are advised, and run with the peaks that were predicted. On a GPU 16 bits are
- * predicted to be faster, on a CPU about as fast: its rates are those of products without matrix units,
- * 6 / 5.5 in time, and of half the bytes at 6 / 2.5.
+ * Of two precisions both are advised, and run with the peaks that were predicted. On a GPU 16 bits
+ * are predicted to be faster, on a CPU about as fast: its rates are those of products without
+ * matrix units, 6 / 5.5 in time, and of half the bytes at 6 / 2.5.
  */
 START_TEST(precisions_are_chosen) {
   enum { MOST_CHOICES = 64 };

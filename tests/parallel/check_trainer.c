@@ -2,7 +2,8 @@
  * check_trainer.c - a trainer does what its parts do: bit for bit what the calls of the pair give
  * that stand in data_parallel_criterion.h.
  *
- * Long, because a header has one check (tests/install/check_layout.sh) and all of it is on one bench.
+ * Long, because a header has one check (tests/install/check_layout.sh) and all of it is on one
+ * bench.
  */
 #include <math.h>
 #include <pthread.h>
@@ -570,8 +571,8 @@ static ek_status arm(const struct bench *b, int what, uint64_t n) {
   return EK_OK;
 }
 
-/* Every stride-th call of a step, or of what comes before one, fails, in turn; the parts were made, and
- * b is closed. */
+/* Every stride-th call of a step, or of what comes before one, fails, in turn; the parts were made,
+ * and b is closed. */
 static void fail_at_each(struct bench *b, int what, uint64_t stride, bool before_a_step) {
   struct ck_training other;
   ck_ok(open_on(b, ck_spec("cpu:3"), NULL));

@@ -620,7 +620,8 @@ static ek_status run_program(int program, const char *what, uint64_t n) {
   return status;
 }
 
-/* Where it fails is all the same to what is shown: a sanitizer, which looks at that, sees one device. */
+/* Where it fails is all the same to what is shown: a sanitizer, which looks at that, sees one
+ * device. */
 #if CK_ASAN
 enum { LAST_DEVICE = 4, VICTIMS = 1 };
 #else

@@ -1,6 +1,7 @@
 /*
- * ck_linears.h - the least that trains: two linear layers of one width, the mean squared error between
- * their outputs and their inputs, SGD, and a trainer on a group of devices with one thread each.
+ * ck_linears.h - the least that trains: two linear layers of one width, the mean squared error
+ * between their outputs and their inputs, SGD, and a trainer on a group of devices with one thread
+ * each.
  */
 #ifndef CK_LINEARS_H
 #define CK_LINEARS_H

@@ -26,7 +26,8 @@ START_TEST(module_check) {
   ek_check_input inputs[CK_MODULE_TENSORS] = {{0}};
   ek_module *module = NULL;
   options.probes = is->probes;
-  /* On emulated devices: what differs between elements of a tensor is the kernels', which tests/op compares. */
+  /* On emulated devices: what differs between elements of a tensor is the kernels', which tests/op
+   * compares. */
   if (ck_in_parts() && (options.probes == 0 || options.probes > PROBES_IN_PARTS)) {
     options.probes = PROBES_IN_PARTS;
   }

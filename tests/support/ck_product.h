@@ -1,6 +1,6 @@
 /*
- * ck_product.h - a b + beta c + bias by plain loops, in long double where f64 is tried, with the bounds
- * that a result must keep: the derivation is in tests/op/check_products.c.
+ * ck_product.h - a b + beta c + bias by plain loops, in long double where f64 is tried, with the
+ * bounds that a result must keep: the derivation is in tests/op/check_products.c.
  */
 #ifndef CK_PRODUCT_H
 #define CK_PRODUCT_H

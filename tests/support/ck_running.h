@@ -1,6 +1,6 @@
 /*
- * ck_running.h - a module of a program's own whose buffers follow what it sees, with one parameter of
- * each group.
+ * ck_running.h - a module of a program's own whose buffers follow what it sees, with one parameter
+ * of each group.
  *
  * For x [B, WIDTH]: y = scale * x + shift + offset, [WIDTH] each; shift is without decay and offset
  * frozen. In training buffers "mean" [WIDTH], of the rows, with momentum 1/4, and "batches" [1].

@@ -252,7 +252,8 @@ void ck_training_compare(const char *what, const struct ck_training *training, c
   }
 }
 
-/* What all of a training's devices have whole: what modules see, and masters where they are not cut. */
+/* What all of a training's devices have whole: what modules see, and masters where they are not
+ * cut. */
 static void same_on_devices(const struct ck_training *training,
                             const ek_tensor *(*flat_of)(const ek_replica *replica)) {
   double *values[2] = {NULL, NULL};

@@ -36,10 +36,10 @@ void ck_setup_place(struct ck_setup *setup, int placement);
 const char *ck_placement_name(int placement);
 
 /*
- * EVENKEEL_TEST_PRECISION, or 0. What a test says of a training that is opened from a set-up, or of a
- * trainer to which it gives this, it says again of these in 16 bits: programs that compare bits, memory
- * and errors are run so (tests/CMakeLists.txt). Of set-ups it is that of models in f32 alone, and no step
- * is skipped unless the test has a loss scale.
+ * EVENKEEL_TEST_PRECISION, or 0. What a test says of a training that is opened from a set-up, or of
+ * a trainer to which it gives this, it says again of these in 16 bits: programs that compare bits,
+ * memory and errors are run so (tests/CMakeLists.txt). Of set-ups it is that of models in f32
+ * alone, and no step is skipped unless the test has a loss scale.
  */
 ek_type ck_precision(void);
 
@@ -92,7 +92,8 @@ size_t ck_training_errors(double errors[CK_MOST_PARAMETERS], const struct ck_tra
 void ck_training_compare(const char *what, const struct ck_training *training, const double *got,
                          const double *want, double tolerance, const double *tolerances);
 
-/* All devices that hold all parameters, or copies of all of them, hold the same ones, bit for bit. */
+/* All devices that hold all parameters, or copies of all of them, hold the same ones, bit for
+ * bit. */
 void ck_training_replicas_agree(const struct ck_training *training);
 
 /* Parameters of the workload, or of another module for it, after three steps of two micro-batches,

@@ -1,6 +1,6 @@
 /*
- * ck_viewer.h - reads a memory snapshot, written as JSON or as a pickle, by a reader of each that knows
- * no more of them than PyTorch's viewer does.
+ * ck_viewer.h - reads a memory snapshot, written as JSON or as a pickle, by a reader of each that
+ * knows no more of them than PyTorch's viewer does.
  */
 #ifndef CK_VIEWER_H
 #define CK_VIEWER_H

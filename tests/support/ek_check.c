@@ -22,8 +22,8 @@ int ck_run(Suite *suite) {
   return failed == 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
-/* Whether `number` is in the part that an environment variable asks for; shifted: each round of parts begins
- * with the next one. */
+/* Whether `number` is in the part that an environment variable asks for; shifted: each round of
+ * parts begins with the next one. */
 static bool is_asked_for(const char *variable, int number, bool shifted) {
   const char *text = getenv(variable);
   int part = 0, parts = 1;
@@ -44,8 +44,8 @@ uint64_t ck_every(uint64_t usual) {
   return every == 0 ? 1 : every;
 }
 
-/* Cases are numbered through the program. Each round of shares begins one further than the last, so that
- * a share does not meet the same two of six modes in every loop. */
+/* Cases are numbered through the program. Each round of shares begins one further than the last, so
+ * that a share does not meet the same two of six modes in every loop. */
 void ck_add_cases(TCase *tcase, const TTest *test, int first, int end) {
   static int number;
   for (int i = first; i < end; i++) {
@@ -152,7 +152,8 @@ CK_UNWATCHED static int exponent_of(double x) {
   return (int)(bits >> 52 & 0x7FF) - 1023;
 }
 
-/* Beside 1.5 x 2^52 units a number of f64 has no digit below a unit: the addition rounds, to even. */
+/* Beside 1.5 x 2^52 units a number of f64 has no digit below a unit: the addition rounds, to
+ * even. */
 CK_UNWATCHED double ck_round_to(ek_type type, double value) {
   if (type == EK_F32) return (double)(float)value;
   if (type != EK_BF16 && type != EK_F16) return value;

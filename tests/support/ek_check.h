@@ -73,10 +73,12 @@ bool ck_part(int number);
 /* Whether long loops are run in parts: what a case repeats may then be shorter as well. */
 bool ck_in_parts(void);
 
-/* Of the calls that may fail one in so many does; EVENKEEL_TEST_EVERY says another number, 1 for each. */
+/* Of the calls that may fail one in so many does; EVENKEEL_TEST_EVERY says another number, 1 for
+ * each. */
 uint64_t ck_every(uint64_t usual);
 
-/* Adds the cases of a test that are in the share of EVENKEEL_TEST_SHARE: Check's own macros, by way of this. */
+/* Adds the cases of a test that are in the share of EVENKEEL_TEST_SHARE: Check's own macros, by way
+ * of this. */
 void ck_add_cases(TCase *tcase, const TTest *test, int first, int end);
 #undef tcase_add_test
 #undef tcase_add_loop_test
@@ -220,8 +222,8 @@ struct ck_rig *ck_rig_open(const char *spec, ek_type type, int threads);
  */
 enum { CK_VARIANTS = 4 };
 int ck_variants(void);
-/* Whether a variant takes case `number` of a long loop, and ck_part(). Those of 16 bits, which share
- * their code with f32, halve the cases between one thread and two. */
+/* Whether a variant takes case `number` of a long loop, and ck_part(). Those of 16 bits, which
+ * share their code with f32, halve the cases between one thread and two. */
 bool ck_turn(int variant, int number);
 struct ck_rig *ck_rig_variant(int variant);
 /* f32 on devices that may multiply in TF32, tensors `shift` elements behind the beginning. */
@@ -257,14 +259,14 @@ ek_tensor *ck_ghost(struct ck_rig *rig, ek_type type, int rank, const int64_t *s
 /* What a tensor holds, in an array of the rig. */
 double *ck_read(struct ck_rig *rig, const ek_tensor *tensor);
 
-/* What one rounding to the rig's type of 16 bits may add to an error, for a number of this size; 0 for
- * other types. */
+/* What one rounding to the rig's type of 16 bits may add to an error, for a number of this size; 0
+ * for other types. */
 double ck_rounding(const struct ck_rig *rig, double size);
 
 /*
- * ck_within() for what a tensor of the rig holds. A number of 16 bits must be what the type makes of
- * some number in want[i] +- bound[i], so bounds are those of the arithmetic before the one rounding
- * of the result: docs/numerics.md.
+ * ck_within() for what a tensor of the rig holds. A number of 16 bits must be what the type makes
+ * of some number in want[i] +- bound[i], so bounds are those of the arithmetic before the one
+ * rounding of the result: docs/numerics.md.
  */
 void ck_fits(struct ck_rig *rig, const char *what, const ek_tensor *tensor, const double *want,
              const double *bound, int64_t count);

@@ -67,7 +67,8 @@ START_TEST(old_memory_is_nan_again_and_growth_keeps) {
     ck_ok(ek_tensor_grow(&grown, &tensor, more));
     ck_assert(grown);
     ck_get(values, &tensor);
-    for (int64_t i = 0; i < more; i++) ck_assert(i < rows ? values[i] == (double)i : isnan(values[i]));
+    for (int64_t i = 0; i < more; i++)
+      ck_assert(i < rows ? values[i] == (double)i : isnan(values[i]));
     ck_ok(ek_group_synchronize(group));
     ek_tensor_free(&tensor);
   }

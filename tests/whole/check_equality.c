@@ -11,8 +11,9 @@
  * triangle of two such errors, with a factor of 2 for luck), where e itself may be 1e-5 at most.
  * The f64 is always the CPU's: it is the truth, whoever computes it.
  *
- * In 16 bits a product of other rows may be the other neighbour of its value, 2 v off, and a network of depth d
- * hands that on: loss and gradient agree to 2 d v, with d at most 8 in these workloads ("Numbers of 16 bits").
+ * In 16 bits a product of other rows may be the other neighbour of its value, 2 v off, and a
+ * network of depth d hands that on: loss and gradient agree to 2 d v, with d at most 8 in these
+ * workloads ("Numbers of 16 bits").
  */
 #include <math.h>
 #include <stdio.h>
@@ -36,8 +37,8 @@ static const double ignored = 0.3;
 
 static bool is_half(int variant) { return variant >= WIDE_VARIANTS; }
 
-/* In parts, as on emulated devices, a part of the batches as well, another one for each case; and of
- * those in 16 bits, as of the numbers of devices. */
+/* In parts, as on emulated devices, a part of the batches as well, another one for each case; and
+ * of those in 16 bits, as of the numbers of devices. */
 static int64_t batch_stride(int variant) {
   return ck_in_parts() || is_half(variant) ? 4 : BATCH_STRIDE;
 }

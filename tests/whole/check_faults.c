@@ -18,8 +18,8 @@
 
 enum { DEVICES = 3, SAMPLES = 7 };
 
-/* One allocation in so many fails in a case. Cases begin at different ones, and modes and devices make the same ones,
- * so that each fails in some. EVENKEEL_TEST_EVERY=1: each in all. */
+/* One allocation in so many fails in a case. Cases begin at different ones, and modes and devices
+ * make the same ones, so that each fails in some. EVENKEEL_TEST_EVERY=1: each in all. */
 #if CK_TSAN
 enum { DEVICE_STRIDE = 5, HOST_STRIDE = 7, SLOW = 10 };
 #elif CK_ASAN

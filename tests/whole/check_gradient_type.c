@@ -2,7 +2,8 @@
  * check_gradient_type.c - gradients that are kept and summed in 16 bits.
  *
  * What a backward adds is rounded once, devices and micro-batches are added up to bounds that
- * docs/numerics.md derives, placements and runs agree bit for bit, plans are exact, and modules see f32.
+ * docs/numerics.md derives, placements and runs agree bit for bit, plans are exact, and modules see
+ * f32.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -35,7 +36,8 @@ static struct ck_setup setup_of(int number, const char *workload, const char *sp
   return setup;
 }
 
-/* Gradients of a step of samples first .. last - 1 in two micro-batches, cut at `middle`, or in one. */
+/* Gradients of a step of samples first .. last - 1 in two micro-batches, cut at `middle`, or in
+ * one. */
 static double *gradients_of(const struct ck_setup *setup, int64_t first, int64_t middle,
                             int64_t last, int64_t *count) {
   struct ck_training t;
@@ -85,9 +87,10 @@ static void within(const double *got, const double *want, const double *sizes, i
 }
 
 /*
- * Each device rounds its gradient g_k, and so does the sum; NCCL rounds at each of N - 1 additions. What
- * they round is at most the sum S of abs(g_k) and what was rounded before, so N v S covers both. The
- * devices' gradients are those of one device for their rows: SAMPLES over 3 devices are 3, 3 and 2.
+ * Each device rounds its gradient g_k, and so does the sum; NCCL rounds at each of N - 1 additions.
+ * What they round is at most the sum S of abs(g_k) and what was rounded before, so N v S covers
+ * both. The devices' gradients are those of one device for their rows: SAMPLES over 3 devices are
+ * 3, 3 and 2.
  */
 START_TEST(devices_add_up) {
   static const int64_t cut[DEVICES + 1] = {0, 3, 6, 8};
@@ -113,8 +116,8 @@ START_TEST(devices_add_up) {
 }
 END_TEST
 
-/* A micro-batch is added to what was rounded before, and the sum is rounded; where devices keep shares
- * it is rounded by itself, too. */
+/* A micro-batch is added to what was rounded before, and the sum is rounded; where devices keep
+ * shares it is rounded by itself, too. */
 START_TEST(micro_batches_add_up) {
   int64_t count = 0;
   if (!ck_part(_i)) return;
@@ -159,8 +162,8 @@ static double *trained(const struct ck_setup *setup, bool accumulate, int64_t *c
   return values;
 }
 
-/* With one micro-batch all placements that leave outputs where they are round the same numbers, which
- * NCCL's may add in another order. A second run repeats, with accumulation. */
+/* With one micro-batch all placements that leave outputs where they are round the same numbers,
+ * which NCCL's may add in another order. A second run repeats, with accumulation. */
 START_TEST(placements_agree) {
   if (!ck_part(_i)) return;
   for (int w = 0; w < CK_WORKLOADS; w++) {
@@ -274,8 +277,8 @@ static ek_status add_often(ek_pass *pass, const ek_tensor *dy) {
   return ek_pass_gradient_complete(pass, 0);
 }
 
-/* It begins with what the step has; 2^-7 is the next number, so a quarter of it is lost and all of it is
- * not. */
+/* It begins with what the step has; 2^-7 is the next number, so a quarter of it is lost and all of
+ * it is not. */
 static ek_status add_more(ek_pass *pass, const ek_tensor *dy) {
   double beta = -1;
   ek_tensor da;
@@ -346,7 +349,8 @@ END_TEST
 
 /* ---- f16 wants a loss scale ---- */
 
-/* The f32 gradient does not overflow, what it is rounded to does: the step is skipped on all devices. */
+/* The f32 gradient does not overflow, what it is rounded to does: the step is skipped on all
+ * devices. */
 START_TEST(an_overflow_of_the_rounding_is_found) {
   struct ck_setup setup = setup_of(_i, "mlp", "cpu:3");
   struct ck_training t;

@@ -1,6 +1,6 @@
 /*
- * check_half_steps.c - steps in bf16 and f16 that meet what is not finite, inputs of every type, and
- * weights that come in 16 bits.
+ * check_half_steps.c - steps in bf16 and f16 that meet what is not finite, inputs of every type,
+ * and weights that come in 16 bits.
  *
  * Everything here is exact: an undisturbed run has the same scale and makes the same steps.
  */
@@ -82,7 +82,8 @@ static void same_copies(const struct ck_training *got, const struct ck_training 
 
 enum { PARTS = 3 };
 
-/* The micro-batch number `bad` overflows on device `device`; -1: none. One with fewer samples than devices. */
+/* The micro-batch number `bad` overflows on device `device`; -1: none. One with fewer samples than
+ * devices. */
 static ek_status step_in_parts(struct ck_training *t, uint64_t number, int bad, size_t device,
                                ek_step_result *result) {
   static const int64_t samples[PARTS] = {SAMPLES, 2, 4};
@@ -267,8 +268,8 @@ static ek_status write_halves(const struct ck_training *t, ek_type type) {
   return status;
 }
 
-/* Into masters they come as they are, into copies of another type rounded once more; and training goes
- * on like that of a model to which they were written by name. */
+/* Into masters they come as they are, into copies of another type rounded once more; and training
+ * goes on like that of a model to which they were written by name. */
 START_TEST(weights_in_halves) {
   if (!ck_part(_i)) return;
   const ek_type type = halves[_i % HALVES];

@@ -1,12 +1,12 @@
 /*
- * check_loss_scaling.c - a loss scale changes no bit of a training, and a step that overflows on one
- * device is skipped on all, as if it had not been.
+ * check_loss_scaling.c - a loss scale changes no bit of a training, and a step that overflows on
+ * one device is skipped on all, as if it had not been.
  *
- * Scales are powers of two, so everything here is exact: the undisturbed run that a run with skipped
- * steps is compared with may have another scale, or none.
+ * Scales are powers of two, so everything here is exact: the undisturbed run that a run with
+ * skipped steps is compared with may have another scale, or none.
  *
- * Long, because what a scale must not disturb is in every part of the library: the set-ups and the comparison
- * with the undisturbed run are the same for all.
+ * Long, because what a scale must not disturb is in every part of the library: the set-ups and the
+ * comparison with the undisturbed run are the same for all.
  */
 #include <math.h>
 #include <signal.h>
@@ -132,7 +132,8 @@ START_TEST(a_power_of_two_changes_nothing) {
 END_TEST
 
 /* What lies in memory is over the unit: 7 samples of 5 targets are 35 of them, so 2^6; of the first
- * micro-batch there are 4 samples, so 2^5. Ignored targets count. Where nothing is divided it is 1. */
+ * micro-batch there are 4 samples, so 2^5. Ignored targets count. Where nothing is divided it is 1.
+ */
 START_TEST(a_scale_counts_from_the_mean) {
   static const double units[] = {0x1p6, 0x1p5, 1, 1};
   if (!ck_part(_i)) return;
@@ -419,8 +420,8 @@ static double *copies_of(const struct ck_training *t, size_t device, int64_t *co
   return values;
 }
 
-/* What modules see is left alone, too. Another scale may round otherwise, so the undisturbed run has the
- * same one. */
+/* What modules see is left alone, too. Another scale may round otherwise, so the undisturbed run
+ * has the same one. */
 START_TEST(f16_scales_by_itself) {
   if (!ck_part(_i)) return;
   if (!has_f16()) return;

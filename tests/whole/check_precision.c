@@ -2,8 +2,8 @@
  * check_precision.c - training in bf16 and f16: masters, copies, casts.
  *
  * Devices agree in every mode, and with one device; what modules see is always the masters rounded;
- * plans are exact; a module that knows f32 alone runs between casts; state goes from one precision to
- * another.
+ * plans are exact; a module that knows f32 alone runs between casts; state goes from one precision
+ * to another.
  */
 #include <math.h>
 #include <stdio.h>
@@ -45,8 +45,9 @@ static double *values_of(const ek_tensor *tensor) {
   return values;
 }
 
-/* Copies are the masters rounded where a device has both in the same order, and the same on all devices
- * that have all of them. Of a master's parameters the other devices get theirs with the next forward. */
+/* Copies are the masters rounded where a device has both in the same order, and the same on all
+ * devices that have all of them. Of a master's parameters the other devices get theirs with the
+ * next forward. */
 static void copies_are_right(const struct ck_training *t) {
   const ek_type type = t->setup.options.precision;
   const ek_state_placement state = t->setup.options.state;
@@ -112,8 +113,8 @@ static double *trained(const struct ck_setup *setup, int64_t *count) {
 }
 
 /*
- * All placements that leave the outputs where they are compute the same on each device, and add up the
- * devices' gradients in their order. A second run repeats.
+ * All placements that leave the outputs where they are compute the same on each device, and add up
+ * the devices' gradients in their order. A second run repeats.
  */
 START_TEST(placements_agree) {
   if (!ck_part(_i)) return;
@@ -135,10 +136,10 @@ START_TEST(placements_agree) {
 END_TEST
 
 /*
- * Rows are cut over the devices, and a product of other rows may add its terms up in another order: a
- * number of 16 bits is then another neighbour of its value, 2 v of it. A network of depth d hands that on,
- * and a gradient is off by 2 d v, relative; d is 8 at most in these workloads. Steps are small, so that is
- * what the change of the parameters is off by (docs/numerics.md).
+ * Rows are cut over the devices, and a product of other rows may add its terms up in another order:
+ * a number of 16 bits is then another neighbour of its value, 2 v of it. A network of depth d hands
+ * that on, and a gradient is off by 2 d v, relative; d is 8 at most in these workloads. Steps are
+ * small, so that is what the change of the parameters is off by (docs/numerics.md).
  */
 START_TEST(devices_agree_with_one) {
   if (!ck_part(_i)) return;
@@ -252,8 +253,8 @@ START_TEST(numbers_of_16_bits_take_half) {
 }
 END_TEST
 
-/* Bytes for each parameter and device, as data_parallel_model.h has them; padding and the rounding of
- * shares are less than a thousandth. */
+/* Bytes for each parameter and device, as data_parallel_model.h has them; padding and the rounding
+ * of shares are less than a thousandth. */
 START_TEST(state_takes_what_is_documented) {
   static const struct {
     ek_mode mode;
@@ -368,7 +369,8 @@ START_TEST(a_module_of_f32_runs_between_casts) {
     ek_tensor_free(&y);
     ek_tensor_free(&dx);
   } else {
-    ck_fails(ek_replica_open(&replica, p.device, chain, &options), EK_ERR_UNSUPPORTED, "not in bf16");
+    ck_fails(ek_replica_open(&replica, p.device, chain, &options), EK_ERR_UNSUPPORTED,
+             "not in bf16");
   }
   ek_pass_free(pass);
   ek_replica_free(replica);
@@ -440,7 +442,8 @@ static void step(struct ck_training *t, uint64_t number) {
   ck_batch_free(&batch);
 }
 
-/* From a placement in bf16 or f16 into f32, from there into another placement of 16 bits, and on. */
+/* From a placement in bf16 or f16 into f32, from there into another placement of 16 bits, and
+ * on. */
 START_TEST(state_goes_from_one_precision_to_another) {
   if (!ck_part(_i)) return;
   struct ck_setup first = setup_of(_i, "gpt", "cpu:3"), second = first, third = first;
@@ -521,10 +524,11 @@ START_TEST(what_makes_no_sense_is_refused) {
     ek_type type, precision;
     ek_status status;
     const char *words;
-  } rows[] = {{EK_F64, EK_BF16, EK_ERR_INVALID_ARGUMENT, "precision is bf16 beside parameters of f64"},
-              {EK_F32, EK_F64, EK_ERR_INVALID_ARGUMENT, "precision is f64 beside parameters of f32"},
-              {EK_F32, EK_I32, EK_ERR_INVALID_ARGUMENT, "precision is i32"},
-              {EK_BF16, (ek_type)0, EK_ERR_INVALID_ARGUMENT, "type is bf16, expected f32 or f64"}};
+  } rows[] = {
+      {EK_F64, EK_BF16, EK_ERR_INVALID_ARGUMENT, "precision is bf16 beside parameters of f64"},
+      {EK_F32, EK_F64, EK_ERR_INVALID_ARGUMENT, "precision is f64 beside parameters of f32"},
+      {EK_F32, EK_I32, EK_ERR_INVALID_ARGUMENT, "precision is i32"},
+      {EK_BF16, (ek_type)0, EK_ERR_INVALID_ARGUMENT, "type is bf16, expected f32 or f64"}};
   struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:2", EK_MODE_SHARDED);
   ek_group *group = ck_open("cpu:2", 1);
   struct ck_training t;
@@ -540,7 +544,8 @@ START_TEST(what_makes_no_sense_is_refused) {
     setup.options.precision = halves[i];
     if (computes(group, halves[i])) continue;
     ck_ok(ek_memory_stats(&before, ek_group_device(group, 0)));
-    ck_fails(ck_training_try(&t, &setup, group), EK_ERR_UNSUPPORTED, "computes in f32 and f64, not");
+    ck_fails(ck_training_try(&t, &setup, group), EK_ERR_UNSUPPORTED,
+             "computes in f32 and f64, not");
     ck_ok(ek_memory_stats(&after, ek_group_device(group, 0)));
     ck_assert_uint_eq(after.allocations, before.allocations);
   }

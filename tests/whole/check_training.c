@@ -119,7 +119,8 @@ START_TEST(all_modes_learn_the_same) {
 }
 END_TEST
 
-/* On average over the steps the loss is that of f32 to 1 % (docs/results/2026-11-22-precision.md). */
+/* On average over the steps the loss is that of f32 to 1 %
+ * (docs/results/2026-11-22-precision.md). */
 START_TEST(numbers_of_16_bits_learn_it_too) {
   static double got[STEPS], want[STEPS];
   double sum = 0, difference = 0;

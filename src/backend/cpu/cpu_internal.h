@@ -180,8 +180,8 @@ struct ek__gemm {
 /* In f32; by oneDNN or by the range function `product`, as the library was built. */
 ek_status ek__cpu_sgemm(const struct ek__gemm *gemm);
 /*
- * The product by oneDNN's matmul primitive, on a thread that has scratch (team.h); alpha is 1. *done,
- * false before, stays false where it has nothing for the type, or for the shape.
+ * The product by oneDNN's matmul primitive, on a thread that has scratch (team.h); alpha is 1.
+ * *done, false before, stays false where it has nothing for the type, or for the shape.
  */
 ek_status ek__cpu_matmul_primitive(bool *done, const struct ek__gemm *gemm, ek_type type);
 /* What ek__cpu_sgemm() is, for people. */

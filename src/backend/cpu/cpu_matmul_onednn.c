@@ -1,11 +1,11 @@
 /*
- * cpu_matmul_onednn.c - one thread's matrix product by oneDNN's matmul primitive; compiled where oneDNN
- * is there.
+ * cpu_matmul_onednn.c - one thread's matrix product by oneDNN's matmul primitive; compiled where
+ * oneDNN is there.
  *
  * The environment turns it on. EVENKEEL_PRODUCTS=matmul-bf16: for bf16, on processors with
- * instructions that multiply it (AMX, AVX512-BF16): sums in f32, bias and c joined, one rounding. It
- * is no default, because it has not run on such a processor. Elsewhere oneDNN (2.6) has nothing for
- * bf16, or converts, and our own product does that as well. It has nothing for f16.
+ * instructions that multiply it (AMX, AVX512-BF16): sums in f32, bias and c joined, one rounding.
+ * It is no default, because it has not run on such a processor. Elsewhere oneDNN (2.6) has nothing
+ * for bf16, or converts, and our own product does that as well. It has nothing for f16.
  * EVENKEEL_PRODUCTS=matmul: for f32, where the primitive is dnnl_sgemm() with more calls around it
  * (docs/results has the figures); by that this file is tested on any processor.
  *
@@ -19,8 +19,8 @@
  * it takes. But oneDNN (2.6) takes some hundred bytes from the heap whenever it runs a primitive,
  * too, and does not survive a refusal; dnnl_sgemm() does, which is one more reason for it in f32.
  *
- * What has run: all of this in f32 (oneDNN 2.6 on AVX2), of bf16 the way back to our own product. The
- * products of bf16 themselves wait for a processor that has them.
+ * What has run: all of this in f32 (oneDNN 2.6 on AVX2), of bf16 the way back to our own product.
+ * The products of bf16 themselves wait for a processor that has them.
  */
 #include "backend/cpu/cpu_internal.h"
 

@@ -30,8 +30,8 @@ ek_status ek__team_open(struct ek__team **team, int threads);
 /* Stops and joins the helpers. NULL is legal. */
 void ek__team_close(struct ek__team *team);
 
-/* What one thread needs at a time; a product may be part of attention. Pages that nothing of 16 bits
- * touches cost nothing. */
+/* What one thread needs at a time; a product may be part of attention. Pages that nothing of 16
+ * bits touches cost nothing. */
 struct ek__scratch {
   _Alignas(64) char panels[184 << 10]; /* isa_products.c */
   _Alignas(64) char sums[96 << 10];    /* isa_products.c, of 16 bits */

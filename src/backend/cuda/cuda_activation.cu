@@ -22,8 +22,9 @@ template <class T, class V = T> struct relu {
 };
 
 template <class T, class V = T> struct gelu {
-  /* s = 1 / (1 + e^(-2u)) = (1 + tanh(u)) / 2 with u = sqrt(2/pi) (x + 0.044715 x^3). Of 16 bits there are twice as
-   * many values in a byte, and the exact forms would take longer than the memory. */
+  /* s = 1 / (1 + e^(-2u)) = (1 + tanh(u)) / 2 with u = sqrt(2/pi) (x + 0.044715 x^3). Of 16 bits
+   * there are twice as many values in a byte, and the exact forms would take longer than the
+   * memory. */
   static __device__ __forceinline__ T share(T x) {
     const T minus_2_u = T(-2 * 0.79788456080286535588) * (x + T(0.044715) * x * x * x);
     if constexpr (sizeof(V) == 2) {

@@ -16,9 +16,9 @@
  * kernels, which is what it costs to add dK, dV and dQ in a fixed order without a T x T matrix).
  * With M = 4 the loop reads 12 wavefronts of shared memory for 16 cycles of arithmetic.
  *
- * A tile that has been read is at once filled with the next one, by copies that arrive while a product
- * is made of another: each tile has one place, and none is waited for as long as products last longer
- * than copies. Only tiles on the diagonal, and the last ones, are masked.
+ * A tile that has been read is at once filled with the next one, by copies that arrive while a
+ * product is made of another: each tile has one place, and none is waited for as long as products
+ * last longer than copies. Only tiles on the diagonal, and the last ones, are masked.
  */
 #ifndef EK_CUDA_ATTEND_CUH
 #define EK_CUDA_ATTEND_CUH
@@ -29,9 +29,9 @@
 
 namespace ek__cuda {
 
-/* M: rows of a thread. All tiles of a kernel lie in a block's memory at once, four backward: 88 KiB for
- * heads of 64 in f32, and for heads of 128 and 256 in f32 152 and 136 KiB, which not every GPU gives a
- * block. So those two have a second, `Small` form with half as many rows: 72 and 68 KiB. */
+/* M: rows of a thread. All tiles of a kernel lie in a block's memory at once, four backward: 88 KiB
+ * for heads of 64 in f32, and for heads of 128 and 256 in f32 152 and 136 KiB, which not every GPU
+ * gives a block. So those two have a second, `Small` form with half as many rows: 72 and 68 KiB. */
 template <class T_, int HEAD, bool Small = false> struct tiling {
   using T = T_;
   static constexpr bool F64 = sizeof(T) == 8;
@@ -73,8 +73,9 @@ template <class T> struct attended {
   }
   __device__ int64_t in_lse(int64_t head) const { return head * tokens; }
 
-  /* delta of a query of a head lies where the first elements of its dq will be, so that no other memory
-   * is needed. A head of one element of 16 bits has no room for it: it is a single product there. */
+  /* delta of a query of a head lies where the first elements of its dq will be, so that no other
+   * memory is needed. A head of one element of 16 bits has no room for it: it is a single product
+   * there. */
   __device__ T *delta_place(int64_t head, int64_t query) const {
     return dqkv + in_qkv(head) + query * stride();
   }
@@ -90,8 +91,8 @@ template <class T> struct attended {
   __device__ bool has_room() const { return width * (int64_t)sizeof(T) >= (int64_t)sizeof(S); }
 };
 
-/* Begins to copy rows first .. first + B - 1 of a head at `from`, zeros where there are none: they are
- * in the tile behind copy_wait() and a barrier. */
+/* Begins to copy rows first .. first + B - 1 of a head at `from`, zeros where there are none: they
+ * are in the tile behind copy_wait() and a barrier. */
 template <class t, class T = typename t::T>
 __device__ void fetch_tile(T *tile, const T *from, int64_t stride, int64_t first,
                            const attended<T> &a) {
@@ -214,9 +215,9 @@ template <class t> struct share_of_tile {
 
 /* ---- launching ---- */
 
-/* f32 and f64: calls f with the tiling for the type and the width of a head; what a block may have of
- * shared memory does not matter to it. cudaErrorNotSupported for types of 16 bits, whose tiles are
- * those of tensor cores alone. */
+/* f32 and f64: calls f with the tiling for the type and the width of a head; what a block may have
+ * of shared memory does not matter to it. cudaErrorNotSupported for types of 16 bits, whose tiles
+ * are those of tensor cores alone. */
 template <class F> inline cudaError_t with_tiling(const struct ek__attention_args *args, F f) {
   const auto of = [&](auto zero) {
     using T = decltype(zero);

@@ -1,16 +1,17 @@
 /*
- * cuda_attend_kernels.cuh - causal attention on tensor cores, over the tiles of cuda_attend_warp.cuh: sums,
- * exponentials and statistics are f32, and what products multiply is of their precision.
+ * cuda_attend_kernels.cuh - causal attention on tensor cores, over the tiles of
+ * cuda_attend_warp.cuh: sums, exponentials and statistics are f32, and what products multiply is of
+ * their precision.
  *
  * The forward is that of cuda_attend.cu, and the backward that of cuda_attend_backward.cu: one
  * kernel over the keys for dk and dv, one over the queries for dq, each sum in the order of the
- * tiles. Each product but one in an iteration hides a copy: the tile that it does not read is on its
- * way. A warp whose rows see nothing of a tile leaves it out, and only tiles on the diagonal, and the
- * last ones, are masked.
+ * tiles. Each product but one in an iteration hides a copy: the tile that it does not read is on
+ * its way. A warp whose rows see nothing of a tile leaves it out, and only tiles on the diagonal,
+ * and the last ones, are masked.
  *
- * Of a head of 256 the sums of 16 rows are 128 registers of a lane, and of both dk and dv 256, of which
- * there are 255: there the kernel over the keys runs twice, once for each, and 5 products of tiles do
- * what else 4 do.
+ * Of a head of 256 the sums of 16 rows are 128 registers of a lane, and of both dk and dv 256, of
+ * which there are 255: there the kernel over the keys runs twice, once for each, and 5 products of
+ * tiles do what else 4 do.
  */
 #ifndef EK_CUDA_ATTEND_KERNELS_CUH
 #define EK_CUDA_ATTEND_KERNELS_CUH
@@ -34,8 +35,8 @@ __device__ __forceinline__ float row_sum(float x) {
   return x + __shfl_xor_sync(ALL_LANES, x, 2);
 }
 
-/* Calls f(row, column, element of `score`) for each of a lane's scores; row and column count from those of
- * its first. */
+/* Calls f(row, column, element of `score`) for each of a lane's scores; row and column count from
+ * those of its first. */
 template <class s, class F> __device__ __forceinline__ void each_score(F f) {
   EK_UNROLL
   for (int i = 0; i < s::STRIPS; i++) {
@@ -179,8 +180,8 @@ cudaError_t warp_forward(cudaStream_t stream, const struct ek__attention_args *a
 
 /* ---- backward ---- */
 
-/* What a kernel sums up: dq, whose rows are queries and which walks over the keys up to their own; or dk,
- * dv or both, whose rows are keys and which walks over the queries from their own on. */
+/* What a kernel sums up: dq, whose rows are queries and which walks over the keys up to their own;
+ * or dk, dv or both, whose rows are keys and which walks over the queries from their own on. */
 enum gradient { DQ = 1, DK = 2, DV = 4 };
 
 /* One of the two operands of a kernel: a tile of its own, or those that it walks over. */
@@ -203,8 +204,8 @@ template <class s> struct warp_places {
   }
 };
 
-/* Begins to copy lse and delta of the queries from `first` on, which those of a head are at; zeros where
- * there are none. */
+/* Begins to copy lse and delta of the queries from `first` on, which those of a head are at; zeros
+ * where there are none. */
 template <class s, class T = typename s::T>
 __device__ __forceinline__ void fetch_queries_terms(const warp_places<s> &at, const float *lse,
                                                     const T *delta, int64_t head, int64_t first,
@@ -260,8 +261,8 @@ __device__ __forceinline__ void make_pairs(scores_of<s> &p, scores_of<s> &ds,
   }
 }
 
-/* What a query does not see is 0, whatever its numbers are. The lane's first row is `after` its first
- * column, from which on `left` tokens are left. */
+/* What a query does not see is 0, whatever its numbers are. The lane's first row is `after` its
+ * first column, from which on `left` tokens are left. */
 template <class s, bool Keys>
 __device__ __forceinline__ void hide_pairs(scores_of<s> &p, scores_of<s> &ds, int64_t after,
                                            int64_t left) {
@@ -275,8 +276,8 @@ __device__ __forceinline__ void hide_pairs(scores_of<s> &p, scores_of<s> &ds, in
   });
 }
 
-/* dv += p dout and dk += ds q, of `What` of them; or dq += ds k, over the deltas. `first` and `other` are
- * the tokens of the first row and column. */
+/* dv += p dout and dk += ds q, of `What` of them; or dq += ds k, over the deltas. `first` and
+ * `other` are the tokens of the first row and column. */
 template <class s, int What, class T = typename s::T>
 __global__ void __launch_bounds__(s::THREADS) warp_backward_kernel(attended<T> a) {
   constexpr bool Keys = What != DQ, Scores = What != DV; /* ds is needed, and so dout.v */
@@ -372,7 +373,8 @@ cudaError_t launch_gradient(cudaStream_t stream, const struct ek__attention_args
                        s::THREADS, warp_places<s>::WORDS * (int)sizeof(unsigned), a);
 }
 
-/* keys, queries: the blocks of the kernels whose rows they are; Apart: dk and dv one after the other. */
+/* keys, queries: the blocks of the kernels whose rows they are; Apart: dk and dv one after the
+ * other. */
 template <class keys, class queries = keys, bool Apart = false>
 cudaError_t warp_backward(cudaStream_t stream, const struct ek__attention_args *args) {
   constexpr int words = warp_places<keys>::WORDS > warp_places<queries>::WORDS
@@ -394,9 +396,9 @@ cudaError_t warp_backward(cudaStream_t stream, const struct ek__attention_args *
 /* ---- what a type has ---- */
 
 /*
- * Of two types, in one place. Two strips halve what is read of shared memory, which one strip reads as
- * fast as an A100 multiplies; they are taken where their sums leave room in the registers, and their
- * tiles leave room for two blocks in 99 KiB.
+ * Of two types, in one place. Two strips halve what is read of shared memory, which one strip reads
+ * as fast as an A100 multiplies; they are taken where their sums leave room in the registers, and
+ * their tiles leave room for two blocks in 99 KiB.
  */
 template <class Half>
 cudaError_t half_forward(cudaStream_t stream, const struct ek__attention_args *args) {

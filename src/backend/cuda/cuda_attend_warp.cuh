@@ -1,18 +1,19 @@
 /*
  * cuda_attend_warp.cuh - tiles of attention whose products are made by whole warps on tensor cores.
  *
- * A block of four warps has a tile of ROWS tokens of its own and walks over tiles of COLUMNS tokens. A
- * warp has STRIPS of 16 neighbouring rows, all columns of them, in registers, and nobody else's: no
- * scores go through shared memory. Tiles of tokens lie in shared memory as operands, in words of 32
- * bits; their rows are 4 words longer than a head, so that eight rows of 16 bytes, which are read at
- * once, are in 32 banks. Nobody but a warp reads its rows of the block's own tiles, so that it puts
- * its results there when it has done, and writes them in pieces of 16 bytes.
+ * A block of four warps has a tile of ROWS tokens of its own and walks over tiles of COLUMNS
+ * tokens. A warp has STRIPS of 16 neighbouring rows, all columns of them, in registers, and nobody
+ * else's: no scores go through shared memory. Tiles of tokens lie in shared memory as operands, in
+ * words of 32 bits; their rows are 4 words longer than a head, so that eight rows of 16 bytes,
+ * which are read at once, are in 32 banks. Nobody but a warp reads its rows of the block's own
+ * tiles, so that it puts its results there when it has done, and writes them in pieces of 16 bytes.
  *
- * What depends on the type is in a struct `precision` alone: TF32, bf16 or f16. A product of 16-bit types
- * has twice the depth in as many words of the same places, so that rows times rows is one code. Rows
- * times a tile are not: the sums of a product are its left operand as they lie, two to a word, and the
- * right one is transposed as it is read; of TF32 no instruction does that, and the sums are in
- * the order of an operand only if its tokens are counted in another order than they lie in.
+ * What depends on the type is in a struct `precision` alone: TF32, bf16 or f16. A product of 16-bit
+ * types has twice the depth in as many words of the same places, so that rows times rows is one
+ * code. Rows times a tile are not: the sums of a product are its left operand as they lie, two to a
+ * word, and the right one is transposed as it is read; of TF32 no instruction does that, and the
+ * sums are in the order of an operand only if its tokens are counted in another order than they lie
+ * in.
  *
  * Floor: 4 d operations (2 of them a multiply-add) for each pair of tokens forward, 14 d backward.
  * A strip's product of 16 x 8 by DEPTH reads 64 words of shared memory, or 64 / STRIPS a strip.
@@ -41,7 +42,8 @@ struct place_in_warp {
  *   DEPTH, PER_WORD   of a product: 8 words of a row; elements of a word
  *   ROUNDS            words that were copied become operands by operand()
  *   left()            DEPTH columns of scores as the left operand of the next product
- *   right()           the same DEPTH tokens of 16 columns of a tile, which `tile` points to, as two right ones
+ *   right()           the same DEPTH tokens of 16 columns of a tile, which `tile` points to, as two
+ *                     right ones
  *   put()             neighbouring results, columns 2 t and 2 t + 1 of 8, into the row of a tile
  */
 struct tf32 {
@@ -109,7 +111,8 @@ template <class Half> struct half_precision {
   }
   static __device__ __forceinline__ void left(unsigned (&a)[4], const float (*score)[4]) {
     EK_UNROLL
-    for (int i = 0; i < 4; i++) a[i] = word_of(score[i / 2][i % 2 * 2], score[i / 2][i % 2 * 2 + 1]);
+    for (int i = 0; i < 4; i++)
+      a[i] = word_of(score[i / 2][i % 2 * 2], score[i / 2][i % 2 * 2 + 1]);
   }
   static __device__ __forceinline__ void right(unsigned (&b)[2][2], const unsigned *tile,
                                                int stride, const place_in_warp &at) {
@@ -149,7 +152,8 @@ template <class s> struct piece_of_row {
   }
 };
 
-/* Begins to copy rows first .. of a head at `from`, zeros where there are none; see round_tile(). */
+/* Begins to copy rows first .. of a head at `from`, zeros where there are none; see
+ * round_tile(). */
 template <class s, int ROWS, class T = typename s::T>
 __device__ __forceinline__ void fetch_tile(unsigned *tile, const T *from, int64_t stride,
                                            int64_t first, const attended<T> &a) {
@@ -256,8 +260,8 @@ template <class s> __device__ __forceinline__ void clear(sums_of<s> &sum) {
   }
 }
 
-/* Writes this warp's rows of a tile that begins at row `first` of a head at `to`, by way of its rows of
- * `tile`, one of the block's own. */
+/* Writes this warp's rows of a tile that begins at row `first` of a head at `to`, by way of its
+ * rows of `tile`, one of the block's own. */
 template <class s, class T = typename s::T>
 __device__ __forceinline__ void put_tile(T *to, int64_t stride, int64_t first,
                                          const sums_of<s> &sum, unsigned *tile,

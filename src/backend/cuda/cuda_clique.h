@@ -7,8 +7,8 @@
  *
  * Lock: NCCL's calls for one communicator may not overlap, not even with the question for its state
  * (ncclCommGetAsyncError() ends what an earlier call began). So a member's mutex is around every
- * call for its communicator, and guards the pointer to it, which an abort takes away at any time. Who
- * just looks for errors tries the mutex, and does not wait for it. No lock is taken inside it.
+ * call for its communicator, and guards the pointer to it, which an abort takes away at any time.
+ * Who just looks for errors tries the mutex, and does not wait for it. No lock is taken inside it.
  */
 #ifndef EK_CUDA_CLIQUE_H
 #define EK_CUDA_CLIQUE_H
@@ -55,8 +55,8 @@ void ek__cuda_clique_abort(struct ek__cuda_clique *clique);
 /* Waits until a call of this rank, which gave `result`, is over. */
 ek_status ek__cuda_clique_settle(struct ek__cuda_clique *clique, size_t rank, ncclResult_t result,
                                  const char *call);
-/* That what this rank has queued takes too long, and which ranks have queued less; `call` is "" or what
- * it waits in, with ": " behind it. */
+/* That what this rank has queued takes too long, and which ranks have queued less; `call` is "" or
+ * what it waits in, with ": " behind it. */
 void ek__cuda_clique_say_late(char *text, size_t size, const struct ek__cuda_clique *clique,
                               size_t rank, const char *call);
 

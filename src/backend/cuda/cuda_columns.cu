@@ -2,10 +2,10 @@
  * cuda_columns.cu - sums over the rows of a matrix: column sums, and the gradients of layer
  * normalisation's gamma and beta.
  *
- * A block takes the columns of a warp, one a lane or, in 16 bits, two, of a chunk of rows, so that a
- * warp reads 128 bytes at once; its eight warps share the chunk and are added in shared memory. Then
- * the chunks' sums are added in order by a second kernel. Floor: each element once, 4 bytes in f32 (8
- * for dgamma and dbeta, x and dy).
+ * A block takes the columns of a warp, one a lane or, in 16 bits, two, of a chunk of rows, so that
+ * a warp reads 128 bytes at once; its eight warps share the chunk and are added in shared memory.
+ * Then the chunks' sums are added in order by a second kernel. Floor: each element once, 4 bytes in
+ * f32 (8 for dgamma and dbeta, x and dy).
  */
 #include "backend/cuda/cuda_portable.cuh"
 
@@ -57,8 +57,8 @@ template <class S> struct target {
   }
 };
 
-/* Block (x, y): columns N 32 x .., rows y * chunk .. N divides their number. With one chunk there is
- * nothing left to add. */
+/* Block (x, y): columns N 32 x .., rows y * chunk .. N divides their number. With one chunk there
+ * is nothing left to add. */
 template <class S, int N, class F>
 __global__ void __launch_bounds__(WARP *LINES)
     column_kernel(target<S> target, S *partial, F f, int64_t rows, int64_t columns, int64_t chunk) {

@@ -6,23 +6,25 @@
  *   GELU_BACKWARD     DGELU, DGELU_BGRAD         sums           pre, read
  *   SUMS              BGRADB                     sums           -
  *
- * A vector of cuBLASLt's is of the type of c. So of 16 bits the sums beside a gradient of a weight are
- * f32, as that is, but those of DGELU_BGRAD would be rounded: there a kernel of ours adds them up behind
- * DGELU.
+ * A vector of cuBLASLt's is of the type of c. So of 16 bits the sums beside a gradient of a weight
+ * are f32, as that is, but those of DGELU_BGRAD would be rounded: there a kernel of ours adds them
+ * up behind DGELU.
  *
  * cuBLASLt swaps our operands (cuda_products.c): its B is our a, and the sums over its columns are
  * sums over our rows. Its GELU is the tanh form, as ours is.
  *
- * Where pre is kept for a backward, GELU is a kernel of ours all the same, behind a product that adds
- * the bias: `cheap` recomputation makes y again from pre by that kernel, and the two formulas need not
- * round alike (docs/numerics.md). It costs 4 bytes for each element of y, because GELU reads pre.
+ * Where pre is kept for a backward, GELU is a kernel of ours all the same, behind a product that
+ * adds the bias: `cheap` recomputation makes y again from pre by that kernel, and the two formulas
+ * need not round alike (docs/numerics.md). It costs 4 bytes for each element of y, because GELU
+ * reads pre.
  *
- * What is saved, in f32, for each element: of dpre 12 bytes backward, because dy w is neither written
- * nor read, and dpre not read again for the bias; of dy 4, because the sum of its columns does not
- * read it again; 8 of a y whose pre nobody wants. A block of GPT of width C moves
+ * What is saved, in f32, for each element: of dpre 12 bytes backward, because dy w is neither
+ * written nor read, and dpre not read again for the bias; of dy 4, because the sum of its columns
+ * does not read it again; 8 of a y whose pre nobody wants. A block of GPT of width C moves
  * 12 x 4C + 4 x 5C = 68 C bytes less for each token, in five operations less: 5.1 GB in a step
- * of 8 x 1024 tokens through twelve blocks of 768 columns. That is arithmetic. What of it cuBLASLt's
- * kernels keep, for each of the three epilogues, is measured where they run: cuda_timing.c.
+ * of 8 x 1024 tokens through twelve blocks of 768 columns. That is arithmetic. What of it
+ * cuBLASLt's kernels keep, for each of the three epilogues, is measured where they run:
+ * cuda_timing.c.
  */
 #include "backend/cuda/cuda_internal.h"
 
@@ -55,8 +57,8 @@ static cublasLtEpilogue_t epilogue_for(const struct ek__fused_args *args) {
   return CUBLASLT_EPILOGUE_BGRADB;
 }
 
-/* pre = x w^T + bias, y = GELU(pre): 8 bytes an element behind the product, where a kernel that adds the
- * bias itself would move 12. */
+/* pre = x w^T + bias, y = GELU(pre): 8 bytes an element behind the product, where a kernel that
+ * adds the bias itself would move 12. */
 static ek_status gelu_behind(ek_stream *stream, const struct ek__fused_args *args) {
   struct ek__matmul_args product = args->product;
   const struct ek__activation_args gelu = {.kind = EK_ACTIVATION_GELU,

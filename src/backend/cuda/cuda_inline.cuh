@@ -1,12 +1,13 @@
 /*
  * cuda_inline.cuh - the instructions that are written by hand, because C++ has no words for them:
- * copies into shared memory that nobody waits for, by a whole warp small matrices read from there and
- * multiplied, and numbers that need not be exact to the last place.
+ * copies into shared memory that nobody waits for, by a whole warp small matrices read from there
+ * and multiplied, and numbers that need not be exact to the last place.
  *
- * On a GPU each is one instruction of PTX. A stand-in for the runtime defines the macros below in its
- * <cuda_runtime.h>, as it defines EK_LAUNCH, and so every kernel is one source: nothing above this
- * layer asks where it runs. A stand-in should let a copy arrive no sooner than it is waited for, and
- * refuse operands that were not rounded, so that it finds what a GPU would only get wrong at times.
+ * On a GPU each is one instruction of PTX. A stand-in for the runtime defines the macros below in
+ * its <cuda_runtime.h>, as it defines EK_LAUNCH, and so every kernel is one source: nothing above
+ * this layer asks where it runs. A stand-in should let a copy arrive no sooner than it is waited
+ * for, and refuse operands that were not rounded, so that it finds what a GPU would only get wrong
+ * at times.
  *
  *   EK_COPY_ASYNC(to, from, bytes, there)   EK_COPY_COMMIT()   EK_COPY_WAIT(groups)
  *   EK_LOAD_MATRICES(x, row)                EK_LOAD_TRANSPOSED(x, row)
@@ -24,7 +25,8 @@ namespace ek__cuda {
 /* ---- copies from the memory of the device to that of the block ---- */
 
 /* Copies BYTES (4, 8 or 16, as both addresses are aligned), or zeros if nothing is `there`. It has
- * arrived, for this thread, when copy_wait() says so, and for the others behind a barrier after that. */
+ * arrived, for this thread, when copy_wait() says so, and for the others behind a barrier after
+ * that. */
 template <int BYTES>
 __device__ __forceinline__ void copy_async(void *to, const void *from, bool there) {
 #ifdef EK_COPY_ASYNC
@@ -66,8 +68,8 @@ template <int GROUPS> __device__ __forceinline__ void copy_wait() {
 /* ---- matrices of a block's memory ---- */
 
 /*
- * Four matrices of 8 rows of 16 bytes. Lane i says where row i % 8 of matrix i / 8 is, aligned to 16
- * bytes, and gets a word of each: with g = lane / 4 and t = lane % 4 (PTX ISA, ldmatrix)
+ * Four matrices of 8 rows of 16 bytes. Lane i says where row i % 8 of matrix i / 8 is, aligned to
+ * 16 bytes, and gets a word of each: with g = lane / 4 and t = lane % 4 (PTX ISA, ldmatrix)
  *   load_matrices     word t of row g: an element of 32 bits, or two of 16
  *   load_transposed   of elements of 16 bits those of rows 2 t and 2 t + 1 in column g
  */
@@ -95,8 +97,8 @@ __device__ __forceinline__ void load_transposed(unsigned *x, const unsigned *row
 
 /* ---- numbers that are good to 2 units of the last place ---- */
 
-/* 2^x, or 0 where that is below the smallest normal number: one instruction where exp2f(), which is as
- * exact above that (2 units of the last place), has four. */
+/* 2^x, or 0 where that is below the smallest normal number: one instruction where exp2f(), which is
+ * as exact above that (2 units of the last place), has four. */
 __device__ __forceinline__ float power_of_2(float x) {
 #ifdef EK_POWER_OF_2
   return EK_POWER_OF_2(x);
@@ -107,7 +109,8 @@ __device__ __forceinline__ float power_of_2(float x) {
 #endif
 }
 
-/* 1 / x, or 0 where that is below the smallest normal number: one instruction where a division has ten. */
+/* 1 / x, or 0 where that is below the smallest normal number: one instruction where a division has
+ * ten. */
 __device__ __forceinline__ float reciprocal(float x) {
 #ifdef EK_RECIPROCAL
   return EK_RECIPROCAL(x);

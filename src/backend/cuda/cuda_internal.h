@@ -192,7 +192,8 @@ struct ek__cuda_shape {
   uint32_t align_a, align_b, align_c, align_vector, align_aux;
 };
 
-/* One of the algorithms that the heuristic offers for a product, the best first; `of` is for who runs it. */
+/* One of the algorithms that the heuristic offers for a product, the best first; `of` is for who
+ * runs it. */
 struct ek__cuda_candidate {
   int number;
   void *of;
@@ -201,8 +202,8 @@ struct ek__cuda_candidate {
 /* How many of them are timed. */
 #define EK__CUDA_TIMED_CANDIDATES 4
 
-/* The number of the candidate to take, of `count`. At first use `run` runs some of them, each several
- * times, if `shape` has no beta. */
+/* The number of the candidate to take, of `count`. At first use `run` runs some of them, each
+ * several times, if `shape` has no beta. */
 ek_status ek__cuda_choose(int *number, const struct ek__cuda_stream *stream,
                           const struct ek__cuda_shape *shape, int count, ek__cuda_timed *run,
                           struct ek__cuda_candidate *candidate);
@@ -245,8 +246,8 @@ cudaError_t ek__cuda_query(const struct ek__cuda_stream *stream);
 ek_status ek__cuda_finish(const struct ek__cuda_stream *stream, const char *what);
 ek_status ek__cuda_finish_event(const struct ek__cuda_device *device, cudaEvent_t event,
                                 const char *what);
-/* Waits for the collectives that the device has queued, or until another device's worker has failed:
- * EK_ERR_ABORTED, since its own may never be queued. */
+/* Waits for the collectives that the device has queued, or until another device's worker has
+ * failed: EK_ERR_ABORTED, since its own may never be queued. */
 ek_status ek__cuda_finish_collectives(const struct ek__cuda_device *device, const char *what);
 /* An error if a wait of the group took too long: what it waited for is not there. */
 ek_status ek__cuda_check_stuck(struct ek__cuda_group *group);
@@ -313,8 +314,8 @@ struct ek__cuda_product {
   bool untimed;       /* the heuristic's first algorithm will do */
 };
 
-/* *done is false if cuBLASLt has no algorithm: then nothing was queued. No size is 0. A vector is of
- * the type of c, as cuBLASLt has it, and so is aux. */
+/* *done is false if cuBLASLt has no algorithm: then nothing was queued. No size is 0. A vector is
+ * of the type of c, as cuBLASLt has it, and so is aux. */
 ek_status ek__cuda_multiply(bool *done, const struct ek__cuda_stream *stream,
                             const struct ek__cuda_product *what);
 
@@ -336,7 +337,8 @@ static inline ek_status ek__cuda_call_ends(struct ek__cuda_device *device, ek_st
   atomic_fetch_add(&device->calls_ended, 1);
   return status;
 }
-/* For who waits for the workers, again and again: an error if one is stuck, which has been ended. */
+/* For who waits for the workers, again and again: an error if one is stuck, which has been
+ * ended. */
 ek_status ek__cuda_watch(void *group);
 
 /* ---- cuda_nccl_library.c ---- */

@@ -1,12 +1,12 @@
 /*
  * cuda_layer_norm.cu - layer normalisation of rows.
  *
- * A team of threads (one warp up to 1024 columns in f32 and in 16 bits, else a block) holds a row in
- * registers, so that memory is read once: the mean first, then the squares of what is left, from the
- * registers. Columns beyond what a team can hold are read again. Floor in f32: forward 8 bytes an element;
- * backward 12 for dx, and 8 more for dgamma and dbeta (cuda_columns.cu), which often come from L2.
- * With a residual forward is 16, where an addition (12) before it would make 20, and backward 16,
- * where one after it would make 24.
+ * A team of threads (one warp up to 1024 columns in f32 and in 16 bits, else a block) holds a row
+ * in registers, so that memory is read once: the mean first, then the squares of what is left, from
+ * the registers. Columns beyond what a team can hold are read again. Floor in f32: forward 8 bytes
+ * an element; backward 12 for dx, and 8 more for dgamma and dbeta (cuda_columns.cu), which often
+ * come from L2. With a residual forward is 16, where an addition (12) before it would make 20, and
+ * backward 16, where one after it would make 24.
  */
 #include "backend/cuda/cuda_portable.cuh"
 
@@ -169,8 +169,8 @@ __global__ void __launch_bounds__(MOST_THREADS) backward_kernel(backward<T, S> a
   }
 }
 
-/* Threads of a team, of which each holds `held` values, teams of a block, and the blocks for so many
- * rows. */
+/* Threads of a team, of which each holds `held` values, teams of a block, and the blocks for so
+ * many rows. */
 struct shape {
   dim3 block;
   unsigned blocks;

@@ -1,9 +1,9 @@
 /*
- * cuda_multiply.cu - for what cuBLASLt has no algorithm for: a matrix product of our own, and a bias in
- * the rows of a matrix, to which a product is added then.
+ * cuda_multiply.cu - for what cuBLASLt has no algorithm for: a matrix product of our own, and a
+ * bias in the rows of a matrix, to which a product is added then.
  *
- * A tile of c is the sum of products of tiles of a and b in shared memory, in f32 (f64 of f64), in one
- * order of k. It is simple and not fast: no shape that training should have comes here.
+ * A tile of c is the sum of products of tiles of a and b in shared memory, in f32 (f64 of f64), in
+ * one order of k. It is simple and not fast: no shape that training should have comes here.
  */
 #include "backend/cuda/cuda_portable.cuh"
 
@@ -83,7 +83,8 @@ cudaError_t spread(cudaStream_t stream, const struct ek__matrix_args *args) {
                 count, args->columns, args->pitch);
 }
 
-template <class Half> cudaError_t of_halves(cudaStream_t stream, const struct ek__matmul_args *args) {
+template <class Half>
+cudaError_t of_halves(cudaStream_t stream, const struct ek__matmul_args *args) {
   return args->gradient ? multiply<Half, float>(stream, args) : multiply<Half, Half>(stream, args);
 }
 

@@ -4,8 +4,9 @@
  * A rank's collectives are queued by its device's worker, on the device's communication stream. How
  * its communicator lives, and who may call NCCL for it: cuda_clique.h.
  *
- * Sums are taken at the width of the type, by SUM: AVG would multiply by a rounded 1/n first. So numbers
- * of 16 bits are rounded at every addition, of which a ring makes one less than there are devices.
+ * Sums are taken at the width of the type, by SUM: AVG would multiply by a rounded 1/n first. So
+ * numbers of 16 bits are rounded at every addition, of which a ring makes one less than there are
+ * devices.
  */
 #include "backend/cuda/cuda_internal.h"
 

@@ -6,9 +6,10 @@
  * another machine brings a <cuda_runtime.h> of its own, which may define EK_LAUNCH and
  * EK_DYNAMIC_SHARED before this file does.
  *
- * A kernel has a type T of values, as they lie in memory, and a type S of sums, in which it computes:
- * the same, or T of 16 bits and S float. S(x) widens, T(s) rounds to nearest even; nothing else is
- * done with a T, because the types of 16 bits turn into several others by themselves.
+ * A kernel has a type T of values, as they lie in memory, and a type S of sums, in which it
+ * computes: the same, or T of 16 bits and S float. S(x) widens, T(s) rounds to nearest even;
+ * nothing else is done with a T, because the types of 16 bits turn into several others by
+ * themselves.
  *
  * Rules for kernels
  *   - Threads of a block that meet at a barrier all get there: no early return before one.
@@ -88,8 +89,9 @@ template <int N, class T> __device__ __forceinline__ pack<T, N> load(const T *p)
   return *reinterpret_cast<const pack<T, N> *>(p);
 }
 
-/* To memory of the device, not to that of a block. nvcc takes a pack apart into its elements and does
- * not put together the stores of all of them again, so a whole one is stored by an instruction. */
+/* To memory of the device, not to that of a block. nvcc takes a pack apart into its elements and
+ * does not put together the stores of all of them again, so a whole one is stored by an
+ * instruction. */
 template <int N, class T> __device__ __forceinline__ void store(T *p, const pack<T, N> &value) {
 #ifdef __CUDA_ARCH__
   if constexpr (N > 1 && PACK_BYTES<T, N> % 4 == 0 && PACK_BYTES<T, N> >= 4) {

@@ -8,14 +8,15 @@
  * Algorithms for a shape are asked for once and kept: asking takes longer than a small product, and
  * the same algorithm gives the same bits. Which of them is the fastest is then measured
  * (cuda_choice.c). The heuristic may be wrong: an algorithm that the product
- * then refuses is given up for good, and the next one has its turn. A plain product that has none left
- * is given to cuBLASLt without one, and then to a kernel of ours (cuda_multiply.cu); other epilogues are
- * done by kernels of ours.
+ * then refuses is given up for good, and the next one has its turn. A plain product that has none
+ * left is given to cuBLASLt without one, and then to a kernel of ours (cuda_multiply.cu); other
+ * epilogues are done by kernels of ours.
  *
- * Operands of 16 bits are multiplied with f32 sums; c is of their type, or f32 where it is the gradient
- * of a weight. Parts of a sum over k that are computed apart are added up in f32: cuBLASLt would
- * also do that in the type of c (CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE, _INPLACE) and round each part. So
- * the heuristic is told not to offer it, and cuBLASLt is never left to choose for a c of 16 bits.
+ * Operands of 16 bits are multiplied with f32 sums; c is of their type, or f32 where it is the
+ * gradient of a weight. Parts of a sum over k that are computed apart are added up in f32: cuBLASLt
+ * would also do that in the type of c (CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE, _INPLACE) and round
+ * each part. So the heuristic is told not to offer it, and cuBLASLt is never left to choose for a c
+ * of 16 bits.
  */
 #include <string.h>
 
@@ -211,11 +212,11 @@ static ek_status ask(struct plan *plan, const struct product *product) {
 }
 
 /*
- * Before the first product of a shape, whose code cuBLASLt may have to load. Loading may wait for all
- * that the GPU has, and hold up the other GPUs' loading meanwhile. If a collective of NCCL is among
- * it, which goes on when every peer has queued its own, and a peer is held up before it has, all wait
- * for ever. A wait that holds up nobody ends: of the devices that wait here, one has queued the
- * fewest collectives, and all of those have been queued by everybody.
+ * Before the first product of a shape, whose code cuBLASLt may have to load. Loading may wait for
+ * all that the GPU has, and hold up the other GPUs' loading meanwhile. If a collective of NCCL is
+ * among it, which goes on when every peer has queued its own, and a peer is held up before it has,
+ * all wait for ever. A wait that holds up nobody ends: of the devices that wait here, one has
+ * queued the fewest collectives, and all of those have been queued by everybody.
  */
 static ek_status let_collectives_end(const struct ek__cuda_device *device) {
   if (!device->group->nccl) return EK_OK;
@@ -352,7 +353,8 @@ static const struct kind {
     {false, false, 0, CUBLASLT_EPILOGUE_DGELU},    {true, false, 0, CUBLASLT_EPILOGUE_BGRADB},
     {true, false, 1, CUBLASLT_EPILOGUE_BGRADB}};
 
-/* Whether a type has it: f64 has the plain ones, 16 bits those whose vector is not a rounded sum. */
+/* Whether a type has it: f64 has the plain ones, 16 bits those whose vector is not a rounded
+ * sum. */
 static bool has_kind(const struct kind *kind, ek_type type) {
   if (type == EK_F64) return kind->epilogue == CUBLASLT_EPILOGUE_DEFAULT;
   return kind->epilogue !=
@@ -415,8 +417,8 @@ static ek_status plain_product(const struct ek__cuda_stream *it,
   return ek__cuda_check(it->device, ek__cuda_multiply_plainly(&place, args), "matmul");
 }
 
-/* A bias where cuBLASLt adds none: behind the product, but of 16 bits before it, as c would be rounded
- * twice. */
+/* A bias where cuBLASLt adds none: behind the product, but of 16 bits before it, as c would be
+ * rounded twice. */
 static ek_status bias_apart(ek_stream *stream, const struct ek__matmul_args *args) {
   const struct ek__cuda_stream *it = ek__cuda_stream_of(stream);
   const struct ek__matrix_args bias = {.y = args->c,

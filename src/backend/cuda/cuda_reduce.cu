@@ -2,9 +2,9 @@
  * cuda_reduce.cu - the peer collective: sums N arrays in order and writes the sum to M arrays.
  *
  * It serves logical devices of one GPU, and GPUs that see each other's memory. Each element is read
- * by the thread that writes it, so a destination may be the source at the same place. Numbers of 16 bits
- * are added up in f32, and the sum is rounded once. Floor on one GPU: N reads and M writes of the
- * array; between GPUs the slowest link.
+ * by the thread that writes it, so a destination may be the source at the same place. Numbers of 16
+ * bits are added up in f32, and the sum is rounded once. Floor on one GPU: N reads and M writes of
+ * the array; between GPUs the slowest link.
  */
 #include "backend/cuda/cuda_portable.cuh"
 

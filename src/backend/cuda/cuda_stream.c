@@ -150,7 +150,8 @@ void ek__cuda_pause(unsigned asked) {
   }
 }
 
-/* `peers`: it may be for a collective, which ends in no other way where a peer's worker has failed. */
+/* `peers`: it may be for a collective, which ends in no other way where a peer's worker has
+ * failed. */
 static ek_status wait_until_done(const struct ek__cuda_device *device, cudaStream_t stream,
                                  cudaEvent_t event, bool peers, const char *what) {
   EK_TRY(ek__cuda_enter(device));

@@ -1,15 +1,16 @@
 /*
- * cuda_timing.c - what is faster, by the GPU's clock: an epilogue of cuBLASLt or a kernel of ours, one
- * algorithm of a product or another.
+ * cuda_timing.c - what is faster, by the GPU's clock: an epilogue of cuBLASLt or a kernel of ours,
+ * one algorithm of a product or another.
  *
- * That there is an algorithm for an epilogue does not say that it is a good one: for f32 cuBLASLt may
- * have none made for GELU or for gradients of a bias. So both ways are timed once for each GPU of the
- * process and each type of values but f64, which has none, before the first group's memory is taken, on a product of a size that training has, and
- * the epilogue is used where it won clearly. A bias alone is always added by cuBLASLt. The algorithms of
- * a shape are timed when it comes for the first time (cuda_choice.c).
+ * That there is an algorithm for an epilogue does not say that it is a good one: for f32 cuBLASLt
+ * may have none made for GELU or for gradients of a bias. So both ways are timed once for each GPU
+ * of the process and each type of values but f64, which has none, before the first group's memory
+ * is taken, on a product of a size that training has, and the epilogue is used where it won
+ * clearly. A bias alone is always added by cuBLASLt. The algorithms of a shape are timed when it
+ * comes for the first time (cuda_choice.c).
  *
- * A group that is to be deterministic times nothing: what wins by a little may lose in the next run, and
- * two ways sum in another order.
+ * A group that is to be deterministic times nothing: what wins by a little may lose in the next
+ * run, and two ways sum in another order.
  */
 #include "backend/cuda/cuda_internal.h"
 

@@ -2,8 +2,8 @@
  * cuda_updates.cu - SGD and AdamW over flat ranges, and the square norm for clipping.
  *
  * What the gradient is multiplied with lies on the device; each block works it out for itself, so
- * that nobody waits. Floor in f32, bytes an element: SGD 12, with momentum 20; AdamW 28; 2 more for a
- * copy of 16 bits, 2 less where the gradient is one; the square norm 4.
+ * that nobody waits. Floor in f32, bytes an element: SGD 12, with momentum 20; AdamW 28; 2 more for
+ * a copy of 16 bits, 2 less where the gradient is one; the square norm 4.
  */
 #include "backend/cuda/cuda_total.cuh"
 #include "backend/formulas.h"
@@ -18,7 +18,8 @@ struct gradient_scale {
 };
 
 /* Three arrays that change and one that is read; state may be NULL where F does not want it, and
- * copy, which p is written to as well. The gradient is `g`, or `g_value` of the type of the copy. */
+ * copy, which p is written to as well. The gradient is `g`, or `g_value` of the type of the copy.
+ */
 template <class T, class S> struct arrays {
   S *p, *state0, *state1;
   T *copy;

@@ -6,8 +6,8 @@
  * before the memory of a group is taken, each kernel of ours, each kind of matrix product and each
  * collective runs once on a few numbers, and what the GPU has less of afterwards is known.
  *
- * The second reason: loading in the middle of a step may wait for the whole GPU (cuda_products.c). So
- * all forms that a kernel of ours has are run (tests/emulated holds it against all operations).
+ * The second reason: loading in the middle of a step may wait for the whole GPU (cuda_products.c).
+ * So all forms that a kernel of ours has are run (tests/emulated holds it against all operations).
  *
  * What was not seen is of the same kind: cuBLASLt has other kernels for other shapes, and a second
  * model opens a second NCCL communicator. So the
@@ -181,7 +181,8 @@ static cudaError_t warm_products(const struct ek__cuda_place *at, struct samples
   return error;
 }
 
-/* Every width; where TF32 is allowed, both with it and without, as it has no tiles for all of them. */
+/* Every width; where TF32 is allowed, both with it and without, as it has no tiles for all of
+ * them. */
 static cudaError_t warm_attention(const struct ek__cuda_place *allowed, struct samples *of) {
   cudaError_t error = cudaSuccess;
   struct ek__cuda_place place = *allowed;
@@ -261,8 +262,8 @@ static ek_status warm_kernels(const struct ek__cuda_device *device, const struct
 
 /* ---- a GPU ---- */
 
-/* What stands in for a GPU in tests may be told that all that is launched in between is to be loaded, and
- * need not run: there that took longer than most tests. */
+/* What stands in for a GPU in tests may be told that all that is launched in between is to be
+ * loaded, and need not run: there that took longer than most tests. */
 #ifdef EK__CUDA_WARMING
 void EK__CUDA_WARMING(bool on);
 #else

@@ -11,8 +11,8 @@
  *     a worker may be stuck in a call of the program's own.
  *
  * Then NCCL's communicators are aborted, which ends the collectives on the GPUs. The calls return,
- * what they computed is not used, and whoever waits or queues a collective afterwards is told. Where
- * GPUs work over each other's memory no call waits for a peer, and there is nothing to abort.
+ * what they computed is not used, and whoever waits or queues a collective afterwards is told.
+ * Where GPUs work over each other's memory no call waits for a peer, and there is nothing to abort.
  */
 #include <stdio.h>
 

@@ -1,6 +1,6 @@
 /*
- * cuda_workspace.h - what a plan has to know of CUDA devices: the types that they compute in, and the
- * part of its arena that each keeps for itself.
+ * cuda_workspace.h - what a plan has to know of CUDA devices: the types that they compute in, and
+ * the part of its arena that each keeps for itself.
  *
  * Fixed, and not what a GPU would like best, so that a machine without one can plan with it. No
  * CUDA header is needed to read it.

@@ -88,7 +88,8 @@ struct place { /* where a warp function was called; the default argument is eval
   }
 };
 
-/* Begins a kernel that has __launch_bounds__ (bounds.sed): whether it was only asked for its bound. */
+/* Begins a kernel that has __launch_bounds__ (bounds.sed): whether it was only asked for its
+ * bound. */
 static inline bool bounded(int most_threads, int = 0) {
   if (!cuemu_asked_bound) return false;
   *cuemu_asked_bound = most_threads;

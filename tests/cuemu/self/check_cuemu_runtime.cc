@@ -199,7 +199,8 @@ static void without_jitter() { /* with it, nothing waits to be asked for */
 
 __global__ void count(int *ran) { atomicAdd(ran, 1); }
 
-/* A stream begins by itself or as late as somebody waits, so that who forgets to wait meets both. */
+/* A stream begins by itself or as late as somebody waits, so that who forgets to wait meets
+ * both. */
 START_TEST(streams_begin_early_or_late) {
   enum { TIMES = 100, LAUNCHES = 16 };
   without_jitter();

@@ -1,6 +1,6 @@
 /*
- * check_cuemu_tiles.cc - what stands for inline assembly: asynchronous copies, matrices and products of
- * a warp.
+ * check_cuemu_tiles.cc - what stands for inline assembly: asynchronous copies, matrices and
+ * products of a warp.
  */
 #include "self.h"
 
@@ -9,7 +9,8 @@
 
 /* ---- copies ---- */
 
-/* y: what the block's memory holds before the wait, behind it, and of the group not yet waited for. */
+/* y: what the block's memory holds before the wait, behind it, and of the group not yet waited
+ * for. */
 __global__ void copies(const float *x, float *y) {
   EK_DYNAMIC_SHARED(float, tile);
   const unsigned i = 4 * threadIdx.x;
@@ -198,8 +199,8 @@ START_TEST(rounding) {
 }
 END_TEST
 
-/* A product of operands that were not rounded, one by half a warp, a copy from an odd address, and a
- * matrix with a row beside 16 bytes. */
+/* A product of operands that were not rounded, one by half a warp, a copy from an odd address, and
+ * a matrix with a row beside 16 bytes. */
 START_TEST(wrong_kernels_fail) {
   float a[128];
   for (int i = 0; i < 128; i++) a[i] = 1.0f / 3.0f;

@@ -1,9 +1,10 @@
 /*
  * block.c - runs grids: blocks one after the other, the CUDA threads of a block as fibers.
  *
- * With CUEMU_BLOCK_THREADS=2 every second block runs on another thread of the system. Nothing orders it
- * against the first one but the beginning and the end of the grid, so that ThreadSanitizer reports
- * what two blocks share without an atomic operation. (Blocks of one thread it sees as ordered.)
+ * With CUEMU_BLOCK_THREADS=2 every second block runs on another thread of the system. Nothing
+ * orders it against the first one but the beginning and the end of the grid, so that
+ * ThreadSanitizer reports what two blocks share without an atomic operation. (Blocks of one thread
+ * it sees as ordered.)
  *
  * Who runs next is asked only when a thread ends or has to wait. Three orders, so that a kernel
  * that works only by luck is found out: forward, backward, random. In each, a thread runs until it
@@ -126,7 +127,8 @@ static void thread_gone(struct block *b) {
   if (b->live && b->barrier.waiting == b->live) release_barrier(b);
 }
 
-/* Not inlined, as the next one is not: a fiber may go on in another thread than it stopped in, so that
+/* Not inlined, as the next one is not: a fiber may go on in another thread than it stopped in, so
+ * that
    addresses of thread-local variables must not be kept. */
 static __attribute__((noinline)) struct block *block_of_this_thread(void) { return cuemu_block; }
 

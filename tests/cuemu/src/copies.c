@@ -1,10 +1,11 @@
 /*
- * copies.c - cp.async: copies into shared memory that arrive when the thread that began them waits, and
- * not before, so that a kernel which forgets to wait reads what was there: NaN, or the tile before.
+ * copies.c - cp.async: copies into shared memory that arrive when the thread that began them waits,
+ * and not before, so that a kernel which forgets to wait reads what was there: NaN, or the tile
+ * before.
  *
- * Each CUDA thread of the block has a list of copies and the number of groups that it has ended. All of
- * it belongs to the worker that runs the block. ThreadSanitizer does not see the lists, and sees the copies
- * as the thread's that waits, because memcpy() is the C library's.
+ * Each CUDA thread of the block has a list of copies and the number of groups that it has ended.
+ * All of it belongs to the worker that runs the block. ThreadSanitizer does not see the lists, and
+ * sees the copies as the thread's that waits, because memcpy() is the C library's.
  */
 #include "executor.h"
 

@@ -1,14 +1,14 @@
 /*
  * cublas_lt.c - cuBLASLt: descriptions of products and the product itself.
  *
- * There are a few algorithms, which give the same. The heuristic asks for a workspace when it may have
- * one, and the product insists on getting it, so that host code which mixes up algorithms and
+ * There are a few algorithms, which give the same. The heuristic asks for a workspace when it may
+ * have one, and the product insists on getting it, so that host code which mixes up algorithms and
  * workspaces is found out; and on the alignment of pointers that the heuristic was told. A test may
  * have algorithms refused, by the heuristic (in `state`) or by the product (cuemu_refuse()).
- * Types and epilogues have the restrictions that the real header and manual name, and double precision has
- * no epilogues. A result of 16 bits may be added up in its own type, part by part, unless the
- * preference says otherwise, or where nobody asked the heuristic. A test may take some away (cuemu_set_epilogues): a real GPU need not have an algorithm for
- * each.
+ * Types and epilogues have the restrictions that the real header and manual name, and double
+ * precision has no epilogues. A result of 16 bits may be added up in its own type, part by part,
+ * unless the preference says otherwise, or where nobody asked the heuristic. A test may take some
+ * away (cuemu_set_epilogues): a real GPU need not have an algorithm for each.
  */
 #include "product.h"
 
@@ -257,8 +257,9 @@ static bool has_algorithm(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t d) {
 
 static bool is_half(cudaDataType type) { return type == CUDA_R_16F || type == CUDA_R_16BF; }
 
-/* Of a and b, of c and d, what is computed in, and of the vectors and matrices of an epilogue, which are
- * of the type of d: the table of cublasLtMatmul() in the manual, as far as these types go. */
+/* Of a and b, of c and d, what is computed in, and of the vectors and matrices of an epilogue,
+ * which are of the type of d: the table of cublasLtMatmul() in the manual, as far as these types
+ * go. */
 static bool known_types(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
                         cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
                         cublasLtMatrixLayout_t d) {
@@ -341,7 +342,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
   return CUBLAS_STATUS_SUCCESS;
 }
 
-/* Whether the pointers are as the heuristic was told; 0 is what a preference has that says nothing. */
+/* Whether the pointers are as the heuristic was told; 0 is what a preference has that says
+ * nothing. */
 static bool aligned_as_told(const cublasLtMatmulAlgo_t *algorithm, const void *const at[MATRICES]) {
   uint32_t alignment[MATRICES];
   memcpy(alignment, &algorithm->data[2], sizeof alignment);

@@ -6,9 +6,9 @@
  * it waits for nothing, as in CUDA. Host code of two threads that forgets this is found out by
  * tests.
  *
- * Who waits wants the stream of the last record to run (stream.c). A record may come in between from
- * another thread: the waiter counts itself before it wants, and the record looks for waiters when
- * its operation lies in the stream, so that one of the two wants what is waited for.
+ * Who waits wants the stream of the last record to run (stream.c). A record may come in between
+ * from another thread: the waiter counts itself before it wants, and the record looks for waiters
+ * when its operation lies in the stream, so that one of the two wants what is waited for.
  *
  * A record is reached when its operation is released, which happens also on a device that has a
  * sticky error: nobody waits for ever for a device that died. An event lives until it is destroyed
@@ -46,7 +46,8 @@ static void unreference(cudaEvent_t event) {
   free(event);
 }
 
-/* Of other streams than that of the last record nothing is waited for that was not wanted already. */
+/* Of other streams than that of the last record nothing is waited for that was not wanted
+ * already. */
 static void want(cudaEvent_t event, uint64_t number) {
   pthread_mutex_lock(&event->mutex);
   cudaStream_t stream = event->reached < number ? cuemu_stream_refer(event->stream) : NULL;

@@ -2,10 +2,11 @@
  * fiber.h - stacks that one thread of the system switches between.
  *
  * A fiber belongs to one thread as long as a kernel runs on it: the kernel's thread-local variables
- * keep their addresses. Between kernels its block may go to another thread. Every switch is told to the sanitizers. ThreadSanitizer is told that a
- * switch orders nothing, so that what CUDA does not order stays a race; cuemu_acquire() and
- * cuemu_release_to() say what is ordered. This file and the executor are compiled without
- * -fsanitize=thread (and with CUEMU_TSAN): the bookkeeping of the scheduler is not the program's.
+ * keep their addresses. Between kernels its block may go to another thread. Every switch is told to
+ * the sanitizers. ThreadSanitizer is told that a switch orders nothing, so that what CUDA does not
+ * order stays a race; cuemu_acquire() and cuemu_release_to() say what is ordered. This file and the
+ * executor are compiled without -fsanitize=thread (and with CUEMU_TSAN): the bookkeeping of the
+ * scheduler is not the program's.
  */
 #ifndef CUEMU_FIBER_H
 #define CUEMU_FIBER_H

@@ -77,7 +77,8 @@ void cuemu_free_device_memory(int device);
 /* False if the device has not so much left. */
 bool cuemu_take_hidden(int device, size_t bytes);
 void cuemu_give_hidden(int device, size_t bytes);
-/* Makes sure that code is on a device; `code` is an address or any other number; `name` is that of a
+/* Makes sure that code is on a device; `code` is an address or any other number; `name` is that of
+ * a
    kernel, else NULL. */
 bool cuemu_load(int device, const void *code, const char *name);
 void cuemu_unload(int device);

@@ -123,7 +123,8 @@ static bool charge(int device, size_t bytes) {
   return fits;
 }
 
-/* How many pages' bytes a large allocation has, without the last page, and where it begins there. */
+/* How many pages' bytes a large allocation has, without the last page, and where it begins
+ * there. */
 static size_t mapped(size_t bytes) { return (bytes + PAGE - 1) & ~(PAGE - 1); }
 static size_t place(size_t bytes) {
   return mapped(bytes) - ((bytes + ALIGNMENT - 1) & ~(ALIGNMENT - 1));

@@ -1,11 +1,12 @@
 /*
- * multiply.c - what a warp does with small matrices: ldmatrix, which reads them from the block's memory, and
- * mma.sync: d (16 x 8) += a b, with a depth of 8 in TF32 and of 16 in bf16 and f16.
+ * multiply.c - what a warp does with small matrices: ldmatrix, which reads them from the block's
+ * memory, and mma.sync: d (16 x 8) += a b, with a depth of 8 in TF32 and of 16 in bf16 and f16.
  *
- * Products of operands with 11 bits are exact in f32. A GPU adds them up in an order and with a rounding
- * that are not documented; here they are added one after the other. An operand with bits that TF32
- * does not have is an error: PTX leaves open what becomes of it, and GPUs cut it off, which doubles
- * the error of a kernel that forgot to round. A number of 16 bits has no bits too many.
+ * Products of operands with 11 bits are exact in f32. A GPU adds them up in an order and with a
+ * rounding that are not documented; here they are added one after the other. An operand with bits
+ * that TF32 does not have is an error: PTX leaves open what becomes of it, and GPUs cut it off,
+ * which doubles the error of a kernel that forgot to round. A number of 16 bits has no bits too
+ * many.
  */
 #include "executor.h"
 

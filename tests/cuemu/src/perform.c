@@ -134,8 +134,9 @@ static bool fits_together(const struct collective *c, int ranks) {
   return true;
 }
 
-/* Element `first` and those after it, of `whose` rank's block where each rank has its own. A receiver
- * may be a sender too, in place: each element is read before it is written, and not again. */
+/* Element `first` and those after it, of `whose` rank's block where each rank has its own. A
+ * receiver may be a sender too, in place: each element is read before it is written, and not again.
+ */
 static void perform_piece(const struct collective *c, int ranks, int whose, size_t first,
                           size_t count, char *room) {
   const struct part *part = c->part;

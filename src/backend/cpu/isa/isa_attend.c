@@ -10,9 +10,9 @@
  *             delta = the row's sum of dO O; dV += P^T dO, dK += dS^T Q, dQ += dS K
  *
  * Values of 16 bits are widened tile by tile into scratch, and what is a sum over tiles is added up
- * there and rounded once. For dK and dV scratch holds KEPT / width keys at a time: a longer sequence
- * goes through the tiles once for each block of keys, and once more for dQ. Of a head wider than
- * WIDE the tiles have fewer rows.
+ * there and rounded once. For dK and dV scratch holds KEPT / width keys at a time: a longer
+ * sequence goes through the tiles once for each block of keys, and once more for dQ. Of a head
+ * wider than WIDE the tiles have fewer rows.
  */
 #include "backend/cpu/isa/isa.h"
 #include "backend/cpu/isa/vector_exp.h"
@@ -338,7 +338,8 @@ static void slope_row(float *dp, float *p, float lse, float delta, float scale, 
   }
 }
 
-/* Keys first .. last - 1, and where their gradients are added up; without dk only dq is computed. */
+/* Keys first .. last - 1, and where their gradients are added up; without dk only dq is
+ * computed. */
 struct keys {
   int64_t first, last;
   struct part dk, dv;

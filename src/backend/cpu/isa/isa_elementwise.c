@@ -6,8 +6,8 @@
  */
 #include "backend/cpu/isa/isa.h"
 
-/* From this many bytes on a fill goes past the caches, which could not hold it anyway and would read
- * what is overwritten: twice as fast. */
+/* From this many bytes on a fill goes past the caches, which could not hold it anyway and would
+ * read what is overwritten: twice as fast. */
 #define STREAM_LEAST (8 << 20)
 #define EACH ((int64_t)(sizeof(vec) / sizeof(value))) /* values in the bytes of a vector */
 

@@ -4,15 +4,16 @@
  *
  * Blocks of a and b are copied as floats (Goto and van de Geijn 2008, "Anatomy of high-performance
  * matrix multiplication"):
- *   b   DEPTH x COLUMNS, in panels of two vectors' columns, which the innermost loop reads in order;
- *       stays in the second cache, a panel in the first
- *   a   LINES x DEPTH as it lies in memory, so that nothing is turned; its numbers are read one by one
+ *   b   DEPTH x COLUMNS, in panels of two vectors' columns, which the innermost loop reads in
+ *       order; stays in the second cache, a panel in the first
+ *   a   LINES x DEPTH as it lies in memory, so that nothing is turned; its numbers are read one by
+ *       one
  * A tile of c, ROWS x two vectors, is summed in registers over the depth of a block. Blocks are
  * filled up to whole tiles, so that the loop has one shape; only what it gives is cut.
  *
  * An element of c is the sum in the order of k, by blocks of DEPTH: its bits depend neither on the
- * number of threads nor on its place in the matrix. Where c is of 16 bits its blocks are added up in
- * scratch, STRIP x COLUMNS, and rounded once.
+ * number of threads nor on its place in the matrix. Where c is of 16 bits its blocks are added up
+ * in scratch, STRIP x COLUMNS, and rounded once.
  */
 #include "backend/cpu/isa/isa.h"
 
@@ -49,8 +50,8 @@ struct view {
 
 static int64_t at_most(int64_t count, int64_t most) { return count < most ? count : most; }
 
-/* panel[p][line] of W lines from x on, whose depth is in order; `lines` of them are there, the others
- * are 0. */
+/* panel[p][line] of W lines from x on, whose depth is in order; `lines` of them are there, the
+ * others are 0. */
 static void pack_turned(float *panel, const value *x, int64_t lines, int64_t step, int64_t depth) {
   vec rows[W];
   V_EACH(0, depth, {
@@ -82,16 +83,16 @@ static void pack(float *panels, const struct view *view) {
   }
 }
 
-/* How a block of a lies: in tiles of ROWS lines, as they are in memory, DEPTH apart, or turned, ROWS
- * numbers for each depth. */
+/* How a block of a lies: in tiles of ROWS lines, as they are in memory, DEPTH apart, or turned,
+ * ROWS numbers for each depth. */
 struct layout {
   bool turned;
   int64_t tile; /* from one to the next */
 };
 
-/* Vectors are stored over the beginning of what comes next, in order; hence the gap between tiles. A load
- * that spans two stores waits until both have left the store buffer, so several depths are widened
- * before the first is read again. */
+/* Vectors are stored over the beginning of what comes next, in order; hence the gap between tiles.
+ * A load that spans two stores waits until both have left the store buffer, so several depths are
+ * widened before the first is read again. */
 #define AHEAD 8
 static void widen_turned(float *block, const struct view *view) {
   float lines[AHEAD][LINES + WIDE] = {{0}};
@@ -126,7 +127,8 @@ static struct layout widen_block(float *block, const struct view *view) {
   return (struct layout){false, ROWS * DEPTH};
 }
 
-/* c = alpha t + beta c for t = ROWS lines of a times a panel of b; c is not read where beta is 0. */
+/* c = alpha t + beta c for t = ROWS lines of a times a panel of b; c is not read where beta is
+ * 0. */
 static inline __attribute__((always_inline)) void multiply_tile(float *c, int64_t ldc,
                                                                 const float *a, int64_t line_step,
                                                                 int64_t depth_step, const float *b,

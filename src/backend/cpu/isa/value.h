@@ -141,7 +141,8 @@ static inline vec_s x_narrow(vec x) {
   return (vec_s)_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT);
 }
 #else
-/* Without instructions for it: the steps of core/half.h for all lanes, and a choice between them. */
+/* Without instructions for it: the steps of core/half.h for all lanes, and a choice between
+ * them. */
 static inline vec_u choose(vec_i mask, vec_u x, vec_u y) {
   return ((vec_u)mask & x) | (~(vec_u)mask & y);
 }

@@ -130,8 +130,8 @@ static inline void v_put(float *p, vec v, int64_t n) {
   }
 }
 
-/* The loop over begin .. end - 1: what follows is written for `n` elements from `i` on, and compiled
- * twice, for whole vectors and for what is left. */
+/* The loop over begin .. end - 1: what follows is written for `n` elements from `i` on, and
+ * compiled twice, for whole vectors and for what is left. */
 #define V_EACH(begin, end, ...)                                                                    \
   do {                                                                                             \
     int64_t i = (begin);                                                                           \
