@@ -271,6 +271,16 @@ static void same_on_devices(const struct ck_training *training,
   free(values[0]);
 }
 
+double *ck_training_copies(const struct ck_training *training, size_t device, int64_t *count) {
+  const ek_tensor *copies =
+      ek_replica_copies(ek_data_parallel_model_replica(training->model, device));
+  *count = ek_tensor_count(copies);
+  double *values = calloc((size_t)*count + 1, sizeof *values);
+  ck_assert_ptr_nonnull(values);
+  ck_get(values, copies);
+  return values;
+}
+
 void ck_training_replicas_agree(const struct ck_training *training) {
   const ek_data_parallel_model_options *options = &training->setup.options;
   const bool copies = options->precision != 0 && options->precision != options->type;

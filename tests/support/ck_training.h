@@ -96,6 +96,9 @@ void ck_training_compare(const char *what, const struct ck_training *training, c
  * bit. */
 void ck_training_replicas_agree(const struct ck_training *training);
 
+/* The copies that modules of 16 bits see of the parameters on a device. The caller frees the array. */
+double *ck_training_copies(const struct ck_training *training, size_t device, int64_t *count);
+
 /* Parameters of the workload, or of another module for it, after three steps of two micro-batches,
  * of 7 samples and of 2. The caller frees the array. */
 double *ck_trained(const struct ck_workload *workload, ek_status (*create)(ek_module **module),

@@ -55,22 +55,12 @@ static void same_snapshots(const char *what, const struct ck_training *got,
   ck_snapshot_drop(&b);
 }
 
-/* What modules see of the parameters on a device. */
-static double *copies_of(const struct ck_training *t, size_t device, int64_t *count) {
-  const ek_tensor *copies = ek_replica_copies(ek_data_parallel_model_replica(t->model, device));
-  *count = ek_tensor_count(copies);
-  double *values = calloc((size_t)*count + 1, sizeof *values);
-  ck_assert_ptr_nonnull(values);
-  ck_get(values, copies);
-  return values;
-}
-
 static void same_copies(const struct ck_training *got, const struct ck_training *want) {
   for (size_t k = 0; k < DEVICES; k++) {
     if (k > 0 && got->setup.options.state == EK_STATE_MASTER)
       break; /* theirs come with a forward */
     int64_t count = 0, again = 0;
-    double *a = copies_of(got, k, &count), *b = copies_of(want, k, &again);
+    double *a = ck_training_copies(got, k, &count), *b = ck_training_copies(want, k, &again);
     ck_assert_int_eq(count, again);
     ck_same_bits("copies", a, b, count);
     free(a);

@@ -411,15 +411,6 @@ static bool has_f16(void) {
   return (types & EK_TYPES_F16) != 0;
 }
 
-static double *copies_of(const struct ck_training *t, size_t device, int64_t *count) {
-  const ek_tensor *copies = ek_replica_copies(ek_data_parallel_model_replica(t->model, device));
-  *count = ek_tensor_count(copies);
-  double *values = calloc((size_t)*count + 1, sizeof *values);
-  ck_assert_ptr_nonnull(values);
-  ck_get(values, copies);
-  return values;
-}
-
 /* What modules see is left alone, too. Another scale may round otherwise, so the undisturbed run
  * has the same one. */
 START_TEST(f16_scales_by_itself) {
@@ -443,9 +434,9 @@ START_TEST(f16_scales_by_itself) {
   int64_t count = 0;
   double scale = scale_of(&t);
   for (uint64_t i = 1; i < 3; i++) {
-    double *before = copies_of(&t, 2, &count);
+    double *before = ck_training_copies(&t, 2, &count);
     overflow(&t, 1, 70 + i, i == 1, true);
-    double *after = copies_of(&t, 2, &count);
+    double *after = ck_training_copies(&t, 2, &count);
     if (setup.options.state != EK_STATE_MASTER) ck_same_bits("copies", after, before, count);
     free(before);
     free(after);
