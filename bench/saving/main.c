@@ -6,7 +6,9 @@
  * A preset of evenkeel-bench (gpt2-124m) trains in mode sharded, on cpu:2. Each round (3) takes
  * turns, so that a drift of the machine's speed cancels:
  *
- *   save    ek_trainer_save()
+ *   remove  the state that the folder has: a file system takes its time to give back blocks, which
+ *           is no writing; a save that takes the place of a state, or keeps but the last, adds it
+ *   save    ek_trainer_save(), into the folder without a state
  *   disk    a file of as many bytes from one warm buffer, past the page cache: one write at a time,
  *           and several into room that was reserved, which is what the disk can do
  *   cache   the same through the page cache: written, and written and synced
@@ -53,6 +55,7 @@ struct times {
 
 struct round {
   double one, several, written, synced; /* plain files; the last two since the same beginning */
+  double removal;                       /* of a state */
   struct times save, snapshot, steps, behind, wait;
   double first_step, first_behind;
 };
@@ -157,8 +160,18 @@ static ek_status train(struct times *all, double *first, const struct run *run, 
 
 static const ek_checkpoint_options keep_one = {sizeof(ek_checkpoint_options), 0, 1, NULL, 0};
 
+static ek_status remove_state(double *seconds, const struct run *run) {
+  ek_checkpoint_info info;
+  EK_TRY(ek_checkpoint_latest(&info, run->folder));
+  const double start = clock_seconds();
+  if (unlink(info.path) != 0) return refused(info.path);
+  *seconds = clock_seconds() - start;
+  return EK_OK;
+}
+
 static ek_status measure(struct round *round, const struct run *run) {
   double unsynced = 0;
+  EK_TRY(remove_state(&round->removal, run));
   struct times start = now();
   EK_TRY(ek_trainer_save(run->trainer, run->folder, &keep_one));
   round->save = since(start);
@@ -235,6 +248,7 @@ static void print_line(const char *what, const struct round *rounds, size_t coun
 }
 
 static double save(const struct round *r) { return r->save.clock; }
+static double removal(const struct round *r) { return r->removal; }
 static double save_work(const struct round *r) { return r->save.processor; }
 static double one(const struct round *r) { return r->one; }
 static double several(const struct round *r) { return r->several; }
@@ -258,6 +272,7 @@ static void print(const struct round *rounds, size_t count, const struct run *ru
          (double)run->bytes * 1e-9, count);
   print_line("ek_trainer_save()", rounds, count, save, " s");
   print_line("of the processor for it", rounds, count, save_work, " s");
+  print_line("removing a state", rounds, count, removal, " s");
   print_line("plain file, several direct writes at once, synced", rounds, count, several, " s");
   print_line("plain file, one direct write at a time, synced", rounds, count, one, " s");
   print_line("plain file, page cache, written", rounds, count, written, " s");

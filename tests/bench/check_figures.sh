@@ -12,7 +12,8 @@ trap 'rm -rf "$place"' EXIT
 cat >"$place/bench" <<'END'
 #!/usr/bin/env bash
 if [[ $1 == fit ]]; then
-  printf '%s\n' head 1,yes,m,none,whole,1,1,0,1,1,1000 2,yes,m,none,whole,1,1,0,2,1,800 "3,yes,m,none,whole,1,1,0,$THIRD,1,$LAST"
+  printf '%s\n' rank,mode,predicted_cost,measured_peak_bytes,tokens_per_second 1,m,1,1,1000 2,m,2,1,800 \
+    "3,m,$THIRD,1,$LAST"
   exit
 fi
 time=1

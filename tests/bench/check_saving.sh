@@ -25,7 +25,7 @@ bytes=$(stat -c %s "${states[0]}")
 awk -v bytes="$bytes" '
   NR == 1 && ($4 * 1e9 - bytes > 1e6 || bytes - $4 * 1e9 > 1e6) { bad = 1 }
   NR > 1 && !/ [0-9]+\.[0-9]+ \([0-9.]+ \.\. [0-9.]+\)/ && !/- \(this file system has none\)/ { bad = 1 }
-  END { exit bad || NR != 17 }' <<<"$text" || fail "$text"
+  END { exit bad || NR != 18 }' <<<"$text" || fail "$text"
 [[ $text == *', 2 rounds'* ]] || fail "$text"
 
 # No second round begins when there is no time for it.
