@@ -261,11 +261,7 @@ ek_status ek_checkpoint_save(const ek_data_parallel_model *model, const char *fo
 /* ---- in the background ---- */
 
 static ek_status copy_all(ek_checkpoint_write *self, const ek_data_parallel_model *model) {
-  const uint64_t bytes = self->end - self->page;
-  EK__FAIL_IF(bytes > SIZE_MAX - EK__FILE_PAGE, EK_ERR_OVERFLOW,
-              "the state is too large for one block of host memory");
-  EK_TRY(ek__new(&self->memory, 1, (size_t)bytes + EK__FILE_PAGE, memory_of));
-  self->image = self->memory + (-(uintptr_t)self->memory & (EK__FILE_PAGE - 1));
+  EK_TRY(ek__file_pages(&self->memory, &self->image, self->end - self->page, memory_of));
   uint64_t from = self->begin;
   for (uint64_t page = self->page; from < self->end; page += self->piece) {
     const uint64_t to = end_of_piece(self, page);

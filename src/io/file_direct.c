@@ -15,6 +15,8 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include "core/alloc.h"
+#include "core/error.h"
 #include "io/file.h"
 
 /* Fewer bytes are not worth the wait for the disk. */
@@ -27,6 +29,14 @@ int ek__file_open_direct(const char *path) {
   (void)path;
   return -1;
 #endif
+}
+
+ek_status ek__file_pages(char **memory, char **first, uint64_t bytes, const char *what) {
+  EK__FAIL_IF(bytes > SIZE_MAX - EK__FILE_PAGE, EK_ERR_OVERFLOW,
+              "%s is too large for one block of host memory", what);
+  EK_TRY(ek__new(memory, 1, (size_t)bytes + EK__FILE_PAGE, what));
+  *first = *memory + (-(uintptr_t)*memory & (EK__FILE_PAGE - 1));
+  return EK_OK;
 }
 
 ek_status ek__file_reserve(int file, const char *path, uint64_t bytes) {

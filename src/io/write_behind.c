@@ -69,10 +69,8 @@ static void *write_main(void *arg) {
 }
 
 static ek_status start(struct ek__write_behind *self) {
-  EK__FAIL_IF(self->size > (SIZE_MAX - EK__FILE_PAGE) / PIECES, EK_ERR_OVERFLOW,
-              "pieces of a file are too large");
-  EK_TRY(ek__new(&self->memory, 1, self->size * PIECES + EK__FILE_PAGE, "pieces of a file"));
-  self->first = self->memory + (-(uintptr_t)self->memory & (EK__FILE_PAGE - 1));
+  EK__FAIL_IF(self->size > SIZE_MAX / PIECES, EK_ERR_OVERFLOW, "pieces of a file are too large");
+  EK_TRY(ek__file_pages(&self->memory, &self->first, self->size * PIECES, "pieces of a file"));
   for (; self->thread_count < THREADS; self->thread_count++) {
     EK_TRY(
         ek__thread_start(&self->threads[self->thread_count], EK__HELPER_STACK, write_main, self));
