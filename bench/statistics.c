@@ -29,8 +29,12 @@ struct summary summarize(const double *values, size_t count) {
   return summary;
 }
 
-double clock_seconds(void) {
+static double seconds_of(clockid_t clock) {
   struct timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
+  clock_gettime(clock, &now);
   return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
+
+double clock_seconds(void) { return seconds_of(CLOCK_MONOTONIC); }
+
+double processor_seconds(void) { return seconds_of(CLOCK_PROCESS_CPUTIME_ID); }

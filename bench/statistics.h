@@ -15,5 +15,7 @@ struct summary summarize(const double *values, size_t count);
 
 /* Seconds on a clock that never jumps; only differences mean something. */
 double clock_seconds(void);
+/* Of the processors, for this process so far. */
+double processor_seconds(void);
 
 #endif

@@ -11,7 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "kernels.h"
 #include "output.h"
@@ -46,10 +45,7 @@ struct side {
 };
 
 static double now(bool processor_time) {
-  if (!processor_time) return clock_seconds();
-  struct timespec time;
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
-  return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+  return processor_time ? processor_seconds() : clock_seconds();
 }
 
 /* Seconds of one of `calls` calls, one after the other. */

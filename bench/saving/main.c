@@ -31,7 +31,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <evenkeel/evenkeel.h>
@@ -60,11 +59,7 @@ struct round {
   double first_step, first_behind;
 };
 
-static struct times now(void) {
-  struct timespec t = {0};
-  (void)clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-  return (struct times){clock_seconds(), (double)t.tv_sec + 1e-9 * (double)t.tv_nsec};
-}
+static struct times now(void) { return (struct times){clock_seconds(), processor_seconds()}; }
 
 static struct times since(struct times start) {
   const struct times t = now();
