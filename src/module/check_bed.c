@@ -13,6 +13,7 @@
 #include "core/error.h"
 #include "core/half.h"
 #include "core/sizes.h"
+#include "device/types.h"
 
 /* ---- arrays of doubles ---- */
 
@@ -183,7 +184,7 @@ static ek_status open_communicator(struct ek__bed *bed) {
 ek_status ek__bed_open(struct ek__bed *bed, ek_module *module, const char *devices, ek_type type,
                        const ek_check_input *inputs, const ek_module_check_options *options) {
   ek_group_options group = EK_GROUP_OPTIONS_INIT;
-  const bool half = type == EK_BF16 || type == EK_F16;
+  const bool half = ek__type_is_half(type);
   group.debug_memory = true;
   *bed = (struct ek__bed){.module = module,
                           .inputs = inputs,

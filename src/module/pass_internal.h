@@ -119,6 +119,18 @@ ek_status ek__pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_optio
 /* No recipe. */
 #define EK__NO_RECIPE SIZE_MAX
 
+/* ---- round_gradients.c: gradients that are kept in 16 bits ---- */
+
+/* Where the replica, or a lender, keeps a gradient. */
+ek_status ek__kept_gradient(ek_tensor *gradient, const ek_pass *pass, size_t parameter);
+/* The f32 gradient that modules add to, a loan; undefined where nothing was added in this step. */
+ek_status ek__wide_gradient(ek_tensor *gradient, ek_pass *pass, size_t parameter);
+/* Nobody adds to it any more: if there is one, it is rounded to where it is kept, and given
+ * back. */
+ek_status ek__round_gradient(ek_pass *pass, size_t parameter);
+/* Gives all of them back. */
+void ek__drop_wide_gradients(ek_pass *pass);
+
 /* ---- cast.c ---- */
 
 /* What is to be converted for a function of `node` that runs in `type`, called from one in `outer`;
@@ -172,18 +184,6 @@ size_t ek__recipe_for(const ek_pass *pass, const ek_tensor *tensor);
 ek_status ek__saved_push(ek_pass *pass, const ek_tensor *tensor, size_t recipe);
 ek_status ek__saved_take(ek_tensor *tensor, ek_pass *pass);
 void ek__saved_drop(ek_pass *pass);
-/* ---- round_gradients.c: gradients that are kept in 16 bits ---- */
-
-/* Where the replica, or a lender, keeps a gradient. */
-ek_status ek__kept_gradient(ek_tensor *gradient, const ek_pass *pass, size_t parameter);
-/* The f32 gradient that modules add to, a loan; undefined where nothing was added in this step. */
-ek_status ek__wide_gradient(ek_tensor *gradient, ek_pass *pass, size_t parameter);
-/* Nobody adds to it any more: if there is one, it is rounded to where it is kept, and given
- * back. */
-ek_status ek__round_gradient(ek_pass *pass, size_t parameter);
-/* Gives all of them back. */
-void ek__drop_wide_gradients(ek_pass *pass);
-
 /* Each of `count` tensors that a module or the runner hands over is there, and on the device. */
 ek_status ek__check_tensors(const char *who, const ek_pass *pass, const ek_tensor *tensors,
                             size_t count);
