@@ -10,7 +10,6 @@
 #include <page_script.h> /* made of bench/page/ by the build */
 #include <page_style.h>
 
-
 /* Nothing is fetched, whatever stands in the page. */
 static const char policy[] =
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; "

@@ -72,8 +72,7 @@ static bool find_largest(int64_t *largest, struct search *search) {
 }
 
 static void start_search(struct search *search, const struct options *options,
-                         const struct text *text, ek_mode mode,
-                         enum precision precision) {
+                         const struct text *text, ek_mode mode, enum precision precision) {
   search->task = make_task(options, text, options->specs[0], mode, precision);
   search->shape = options->shape;
   search->task.shape = &search->shape;
@@ -105,8 +104,7 @@ static bool look_at_group(struct kind *kind, const struct options *options,
 }
 
 static enum exit_code search_mode(struct result *result, const struct options *options,
-                                  const struct text *text, ek_mode mode,
-                                  enum precision precision) {
+                                  const struct text *text, ek_mode mode, enum precision precision) {
   struct kind kind;
   result->mode = mode;
   result->precision = precision;

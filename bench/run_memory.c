@@ -56,8 +56,8 @@ static enum exit_code compare_plan(const struct memory_result *result) {
     const unsigned long long peak = result->real.usage[k].peak_bytes;
     const unsigned long long planned = result->planned.usage[k].peak_bytes;
     if (peak == planned) continue;
-    say_error("mode %s: device %zu used %llu bytes, but %llu were planned",
-              run_name(&result->real), k, peak, planned);
+    say_error("mode %s: device %zu used %llu bytes, but %llu were planned", run_name(&result->real),
+              k, peak, planned);
     return EXIT_ERROR;
   }
   return EXIT_GOOD;
@@ -69,8 +69,8 @@ static enum exit_code check_evenness(const struct memory_result *result, double 
   if (limit < 0 || shown->mode == EK_MODE_GATHER) return EXIT_GOOD;
   const double ratio = run_balance(shown).max_over_mean;
   if (!(ratio > limit)) return EXIT_GOOD;
-  say_error("mode %s: the largest peak is %.4f times the mean, above %g", run_name(shown),
-            ratio, limit);
+  say_error("mode %s: the largest peak is %.4f times the mean, above %g", run_name(shown), ratio,
+            limit);
   return EXIT_UNEVEN;
 }
 

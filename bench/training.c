@@ -22,9 +22,7 @@ ek_gpt_options training_gpt(const struct task *task) {
 }
 
 ek_type training_type(enum precision precision) {
-  return precision == PRECISION_BF16  ? EK_BF16
-         : precision == PRECISION_F16 ? EK_F16
-                                      : EK_F32;
+  return precision == PRECISION_BF16 ? EK_BF16 : precision == PRECISION_F16 ? EK_F16 : EK_F32;
 }
 
 ek_status training_model(ek_module **module, ek_criterion **loss, ek_gpt_options gpt,
@@ -39,8 +37,7 @@ ek_status training_model(ek_module **module, ek_criterion **loss, ek_gpt_options
 
 static ek_status make_model(struct training *training) {
   const struct task *task = training->task;
-  EK_TRY(
-      training_model(&training->module, &training->loss, training_gpt(task), task->precision));
+  EK_TRY(training_model(&training->module, &training->loss, training_gpt(task), task->precision));
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   options.seed = task->options->seed;
   options.reproducible = task->options->reproducible;

@@ -312,9 +312,10 @@ ek_status ek_data_parallel_criterion_backward(ek_data_parallel_criterion *parall
   if (keeps_terms) EK_TRY_GOTO(status, begin_terms(parallel, &job, &o), cleanup);
   EK_TRY_GOTO(status, lay_out_gradients(gradients, parallel), cleanup);
   EK_TRY_GOTO(status, ek_group_apply(model->group, backward_one, &job), cleanup);
-  EK_TRY_GOTO(status, ek__model_backward(model, gradients, parallel->outputs, &backward,
-                                 parallel->scaling.unit),
-              cleanup);
+  EK_TRY_GOTO(
+      status,
+      ek__model_backward(model, gradients, parallel->outputs, &backward, parallel->scaling.unit),
+      cleanup);
   parallel->micro_batches = model->micro_batches;
 cleanup:
   for (size_t i = 0; i < parallel->outputs; i++) ek_shards_free(&gradients[i]);

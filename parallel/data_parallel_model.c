@@ -63,8 +63,7 @@ static ek_status open_replica(void *context, ek_device *device, size_t index) {
   if (parts.shared_values || model->options.reproducible > 0) {
     parts.unit_bytes = model->options.bucket_bytes == 0 ? 1 : model->options.bucket_bytes;
   }
-  EK_TRY(
-      ek__replica_open_parts(&model->replicas[index], device, model->module, &options, &parts));
+  EK_TRY(ek__replica_open_parts(&model->replicas[index], device, model->module, &options, &parts));
   const int64_t shape[] = {2};
   EK_TRY(ek_tensor_create(&model->totals[index], device, EK_MEMORY_LOSS, EK_F64, 1, shape));
   return ek_op_zero(ek_device_stream(device, EK_STREAM_COMPUTE), &model->totals[index]);

@@ -228,9 +228,9 @@ static ek_status update_pieces(ek_data_parallel_optimizer *self, ek_device *devi
     const struct ek__piece *piece = &own->updates.list[i];
     const int64_t count = piece->last - piece->first;
     ek_tensor states[EK_MAX_OPTIMIZER_STATES];
-    ek_tensor parameters = ek__flat_range(
-        ek_replica_parameters(replica),
-        ek__model_shares_masters(model) ? piece->place : piece->first, count);
+    ek_tensor parameters =
+        ek__flat_range(ek_replica_parameters(replica),
+                       ek__model_shares_masters(model) ? piece->place : piece->first, count);
     const ek_tensor gradients =
         ek__flat_range(ek_replica_gradients(replica),
                        placement->gradient_shares ? piece->place : piece->first, count);

@@ -29,13 +29,13 @@ struct ek__keeper {
   struct ek__lent {
     ek_tensor whole; /* exists while it is lent */
     uint64_t sum;    /* number of the collective that sums it; 0: none */
-  } *gradients;      /* per bucket */
+  } * gradients;     /* per bucket */
   size_t settled;    /* buckets of this round whose sums are in the shares */
   struct ek__gathered {
     ek_tensor whole; /* exists from the start of its gather until it is given back */
     uint64_t gather; /* number of the collective, until the compute stream waits for it; else 0 */
     uint32_t pins;   /* nodes that have entered and not left */
-  } *values;         /* per bucket; NULL: the replica has them */
+  } * values;        /* per bucket; NULL: the replica has them */
   size_t current;    /* the unit that was entered last; or none: the number of buckets */
   size_t ahead;      /* the one that is gathered for what is expected next, or none */
 };

@@ -196,8 +196,7 @@ static ek_status write_prometheus(ek_metrics *self) {
              self->tokens);
   put_metric(file, "tokens_per_second", "gauge", "Tokens a second in the last step.",
              self->per_second);
-  put_metric(file, "loss_scale", "gauge", "The loss scale of the last step.",
-             self->scale);
+  put_metric(file, "loss_scale", "gauge", "The loss scale of the last step.", self->scale);
   put_metric(file, "skipped_steps_total", "counter", "Steps that changed nothing.",
              (double)self->skipped);
   put_metric(file, "last_step_timestamp_seconds", "gauge", "When the last step ended.", self->time);

@@ -43,9 +43,9 @@ struct ek_data_parallel_optimizer {
   ek_schedule schedule;
   ek_loss_scale loss_scale;
   ek_loss_scale_state scaler; /* of the next step */
-  bool norm, refuse;  /* options: gradient_norm, refuse_not_finite */
-  bool helpers;       /* every worker updates a part of device 0's memory */
-  size_t state_count; /* of the rule, when it was opened */
+  bool norm, refuse;          /* options: gradient_norm, refuse_not_finite */
+  bool helpers;               /* every worker updates a part of device 0's memory */
+  size_t state_count;         /* of the rule, when it was opened */
   struct ek__optimizer_device *devices;
   size_t *parameters, parameter_count; /* those that it updates, not frozen: numbers in a replica */
   uint64_t *written;                   /* per state and such parameter: ek__model_written() */

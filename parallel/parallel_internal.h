@@ -79,13 +79,13 @@ struct ek_data_parallel_model {
 
   /* The running step. */
   enum ek__step_stage stage;
-  bool divided;           /* its gradients will be divided by D */
+  bool divided;               /* its gradients will be divided by D */
   struct ek__scaling scaling; /* that they were multiplied with, and will be divided by */
-  int64_t step;           /* steps taken */
-  bool running;           /* its totals come whole with each micro-batch */
-  uint32_t micro_batches; /* backwards so far */
-  int64_t step_samples;   /* of its micro-batches so far, of all processes */
-  ek_tensor *totals;      /* f64 {s, D}, the same on every device */
+  int64_t step;               /* steps taken */
+  bool running;               /* its totals come whole with each micro-batch */
+  uint32_t micro_batches;     /* backwards so far */
+  int64_t step_samples;       /* of its micro-batches so far, of all processes */
+  ek_tensor *totals;          /* f64 {s, D}, the same on every device */
   /* (optional) asked before the update whether the gradients are what they should be. */
   ek_status (*before_update)(void *context);
   void *before_update_context;

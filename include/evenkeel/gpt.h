@@ -42,7 +42,7 @@ typedef struct ek_gpt_options {
   bool fused_loss;
   const ek_cross_entropy_options *loss; /* of a fused loss; copied; NULL: its defaults */
   uint64_t logits_bytes;                /* of a fused loss: a block of logits is not larger */
-  int64_t logits_columns; /* of whole logits, see below; 0: vocabulary */
+  int64_t logits_columns;               /* of whole logits, see below; 0: vocabulary */
 } ek_gpt_options;
 /* GPT-2 124M without dropout. */
 #define EK_GPT_OPTIONS_INIT                                                                        \

@@ -20,9 +20,9 @@ typedef struct ek_optimizer ek_optimizer;
 typedef struct ek_update {
   ek_tensor *parameters;
   const ek_tensor *gradients; /* of the parameters' type, or of 16 bits: `types` below */
-  ek_tensor *states; /* optimizer->states of them; not to be read at step 1 */
-  int64_t step;      /* 1 for the first */
-  bool no_decay;     /* weight decay leaves these parameters alone (ek_parameter_options) */
+  ek_tensor *states;          /* optimizer->states of them; not to be read at step 1 */
+  int64_t step;               /* 1 for the first */
+  bool no_decay; /* weight decay leaves these parameters alone (ek_parameter_options) */
   double learning_rate;
   ek_update_scale scale;
 } ek_update;

@@ -215,7 +215,7 @@ EK_API EK_CHECKED ek_status ek_pass_all_reduce(ek_pass *pass, ek_tensor *tensor)
 
 EK_API ek_device *ek_pass_device(const ek_pass *pass);
 EK_API ek_stream *ek_pass_stream(const ek_pass *pass);   /* the compute stream */
-EK_API ek_type ek_pass_type(const ek_pass *pass); /* of its activations and parameters */
+EK_API ek_type ek_pass_type(const ek_pass *pass);        /* of its activations and parameters */
 EK_API bool ek_pass_wants_gradient(const ek_pass *pass); /* false: no backward follows */
 EK_API bool ek_pass_is_training(const ek_pass *pass);    /* false: dropout is off */
 /* In a forward: it has run before, and a backward runs it again. What a training forward changes in

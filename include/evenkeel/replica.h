@@ -29,10 +29,10 @@ typedef struct ek_replica ek_replica;
 
 typedef struct ek_replica_options {
   size_t size;
-  ek_type type;    /* EK_F32 or EK_F64: parameters and gradients */
-  uint64_t seed;   /* for the initial values */
-  bool gradients;  /* hold a gradient buffer */
-  bool initialize; /* false: values are undefined until they are set or replicated */
+  ek_type type;      /* EK_F32 or EK_F64: parameters and gradients */
+  uint64_t seed;     /* for the initial values */
+  bool gradients;    /* hold a gradient buffer */
+  bool initialize;   /* false: values are undefined until they are set or replicated */
   ek_type precision; /* that modules compute in: 0 for `type`, or, with f32, EK_BF16 or EK_F16 */
   ek_type gradient_type; /* of the gradient buffer: 0 for `type`, or, with f32, EK_BF16 or EK_F16 */
 } ek_replica_options;
@@ -68,13 +68,13 @@ EK_API const ek_tensor *ek_replica_copies(const ek_replica *replica);
 EK_API EK_CHECKED ek_status ek_replica_refresh(ek_replica *replica);
 
 typedef struct ek_parameter_info {
-  const char *name;   /* full name, "blocks.0.attention.weight"; lives as long as the replica */
-  ek_tensor value;    /* a loan: a view into the flat parameters (or buffers); if the device holds a
+  const char *name; /* full name, "blocks.0.attention.weight"; lives as long as the replica */
+  ek_tensor value;  /* a loan: a view into the flat parameters (or buffers); if the device holds a
                          share, type and shape alone, data NULL */
   /* A loan, of the type that gradients are kept in; a struct of zeros for a buffer, and if the
    * device holds a share. */
   ek_tensor gradient;
-  int64_t offset;     /* of its first element in the flat buffer */
+  int64_t offset; /* of its first element in the flat buffer */
   bool buffer;
   bool no_decay, frozen; /* as it was declared: ek_parameter_options */
 } ek_parameter_info;
