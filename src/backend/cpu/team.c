@@ -122,13 +122,16 @@ static void wait_for_answers(struct ek__team *team) {
   pthread_mutex_unlock(&team->mutex);
 }
 
-/* One more than there are threads, to have room to align them. */
+/* Not zeroed: most programs touch little of it. */
 static ek_status open_scratch(struct ek__team *team) {
-  const size_t size = sizeof(struct ek__scratch);
-  EK_TRY(ek__new(&team->memory, (size_t)team->threads + 1, size, "a team of threads"));
+  const size_t threads = (size_t)team->threads, size = sizeof(struct ek__scratch);
+  EK_TRY(ek__new_unset(&team->memory, threads * size + 63, "a team of threads"));
   const uintptr_t start = ((uintptr_t)team->memory + 63) / 64 * 64;
   team->scratch = (struct ek__scratch *)start;
-  for (int i = 0; i < team->threads - 1; i++) team->helpers[i].scratch = team->scratch + i + 1;
+  for (size_t i = 0; i < threads; i++) {
+    team->scratch[i].kept = NULL;
+    if (i > 0) team->helpers[i - 1].scratch = &team->scratch[i];
+  }
   return EK_OK;
 }
 
