@@ -7,7 +7,8 @@
  *
  * An arena reserves its whole capacity as address space, which costs nothing, and makes it usable
  * from the front as it grows. Bases are aligned to 2 MiB and the kernel is asked for huge pages,
- * because a fresh page of 4 KiB costs several times what its use costs.
+ * because a fresh page of 4 KiB costs several times what its use costs. But not for the first 2 MiB:
+ * of a small arena few pages are used, and to clear a huge one costs more than to open its device.
  */
 #include "backend/cpu/cpu_internal.h"
 
@@ -69,7 +70,9 @@ ek_status ek__cpu_memory_reserve(void **base, uint64_t bytes, const ek_device *d
   const uint64_t before = (HUGE_PAGE - (uintptr_t)start % HUGE_PAGE) % HUGE_PAGE;
   if (before > 0) (void)munmap(start, (size_t)before);
   if (before < HUGE_PAGE) (void)munmap(start + before + size, (size_t)(HUGE_PAGE - before));
-  (void)madvise(start + before, (size_t)size, MADV_HUGEPAGE); /* a wish: may be refused */
+  if (size > HUGE_PAGE) { /* a wish: may be refused */
+    (void)madvise(start + before + HUGE_PAGE, (size_t)(size - HUGE_PAGE), MADV_HUGEPAGE);
+  }
   *base = start + before;
   return EK_OK;
 }
