@@ -56,6 +56,23 @@ static void finish(void) {
   ck_assert_int_eq(system(command), 0);
 }
 
+/* The first test of the program: what the library keeps is the first that it finds. */
+START_TEST(what_is_kept_holds_for_one_group) {
+  put("/proc/self/cgroup", "0::/a\n");
+  put("/proc/self/mountinfo", "31 23 0:28 / /first rw - cgroup2 cgroup2 rw\n");
+  put("/first/a/memory.max", "104857600\n");
+  limit_is(100 * MIB, 100 * MIB);
+  put("/proc/self/mountinfo", "31 23 0:28 / /second rw - cgroup2 cgroup2 rw\n");
+  put("/first/a/memory.max", "52428800\n"); /* the place is kept, not the limit */
+  put("/second/b/memory.max", "1048576\n");
+  limit_is(50 * MIB, 50 * MIB);
+  put("/proc/self/cgroup", "0::/b\n");
+  limit_is(MIB, MIB);
+  put("/proc/self/cgroup", "0::/a\n");
+  limit_is(50 * MIB, 50 * MIB);
+}
+END_TEST
+
 START_TEST(no_files_are_no_limit) {
   limit_is(NONE, NONE);
   put("/proc/self/cgroup", "");
@@ -161,6 +178,7 @@ static Suite *make_suite(void) {
   Suite *suite = suite_create("limits");
   TCase *tcase = ck_case(suite, "limits");
   tcase_add_checked_fixture(tcase, start, finish);
+  tcase_add_test(tcase, what_is_kept_holds_for_one_group);
   tcase_add_test(tcase, no_files_are_no_limit);
   tcase_add_test(tcase, version_2);
   tcase_add_test(tcase, a_mount_of_a_folder);

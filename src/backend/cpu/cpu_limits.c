@@ -9,9 +9,14 @@
  *
  * Whatever cannot be read or understood is no limit: the file system may be mounted elsewhere, or
  * not at all.
+ *
+ * The kernel writes mountinfo anew for each reader, which took a quarter of the time that a device
+ * takes to open. So where the group's folder is, is kept, and looked up again only when the process
+ * is in another group by then.
  */
 #include "backend/cpu/cpu_limits.h"
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -155,13 +160,11 @@ static void look_at(struct ek__cpu_limit *limit, const char *folder, const struc
   if (left < limit->free) limit->free = left;
 }
 
-/* The group's folder and those above it, up to the mount point. */
-static void climb(struct ek__cpu_limit *limit, const char *root, const char *point,
-                  const char *group, const struct files *files) {
+/* The group's folder and those above it, up to the mount point, whose path has `top` bytes. */
+static void climb(struct ek__cpu_limit *limit, const char *start, size_t top,
+                  const struct files *files) {
   char folder[PATH];
-  const size_t top = strlen(root) + strlen(point);
-  const int length = snprintf(folder, sizeof folder, "%s%s%s", root, point, group);
-  if (length < 0 || (size_t)length >= sizeof folder) return;
+  memcpy(folder, start, strlen(start) + 1);
   for (;;) {
     look_at(limit, folder, files);
     char *slash = strrchr(folder, '/');
@@ -170,23 +173,64 @@ static void climb(struct ek__cpu_limit *limit, const char *root, const char *poi
   }
 }
 
-static void look_for(struct ek__cpu_limit *limit, const char *root, const char *type,
-                     const char *controller, const struct files *files) {
-  char group[LINE], path[PATH], line[LINE], *folder = NULL, *point = NULL;
+/* What was found for one version: written once, by the first who has something to say, and then
+ * only read. A lock would be one that a child of fork() may find locked for ever. */
+struct known {
+  atomic_int state; /* 0: not written, 1: being written, 2: may be read */
+  char root[LINE], group[LINE], folder[PATH];
+  size_t top;
+  bool mounted;
+};
+
+static bool is_known(struct known *known, const char *root, const char *group) {
+  return atomic_load_explicit(&known->state, memory_order_acquire) == 2 &&
+         strcmp(known->root, root) == 0 && strcmp(known->group, group) == 0;
+}
+
+/* `folder` is NULL where there is none. */
+static void keep(struct known *known, const char *root, const char *group, const char *folder,
+                 size_t top) {
+  int unwritten = 0;
+  if (strlen(root) >= sizeof known->root) return;
+  if (!atomic_compare_exchange_strong(&known->state, &unwritten, 1)) return;
+  memcpy(known->root, root, strlen(root) + 1);
+  memcpy(known->group, group, strlen(group) + 1);
+  known->mounted = folder != NULL;
+  if (folder != NULL) memcpy(known->folder, folder, strlen(folder) + 1);
+  known->top = top;
+  atomic_store_explicit(&known->state, 2, memory_order_release);
+}
+
+static void look_for(struct ek__cpu_limit *limit, struct known *known, const char *root,
+                     const char *type, const char *controller, const struct files *files) {
+  char group[LINE], path[PATH], line[LINE], start[PATH], *folder = NULL, *point = NULL;
   if (!find_group(group, root, controller)) return;
+  if (is_known(known, root, group)) {
+    if (known->mounted) climb(limit, known->folder, known->top, files);
+    return;
+  }
   (void)snprintf(path, sizeof path, "%s/proc/self/mountinfo", root);
   FILE *file = fopen(path, "re");
   if (file == NULL) return;
+  const char *found = NULL; /* in `start` */
+  int mounts = 0;
+  size_t top = 0;
   while (read_line(line, file)) {
     if (!parse_mount(line, &folder, &point, type, controller)) continue;
-    climb(limit, root, point, below(group, folder), files);
+    mounts++;
+    top = strlen(root) + strlen(point);
+    const int length = snprintf(start, sizeof start, "%s%s%s", root, point, below(group, folder));
+    found = length < 0 || (size_t)length >= sizeof start ? NULL : start;
+    if (found != NULL) climb(limit, found, top, files);
   }
   (void)fclose(file);
+  if (mounts <= 1) keep(known, root, group, found, top);
 }
 
 struct ek__cpu_limit ek__cpu_memory_limit(const char *root) {
+  static struct known version2_known, version1_known;
   struct ek__cpu_limit limit = {UINT64_MAX, UINT64_MAX};
-  look_for(&limit, root, "cgroup2", "", &version2);
-  look_for(&limit, root, "cgroup", "memory", &version1);
+  look_for(&limit, &version2_known, root, "cgroup2", "", &version2);
+  look_for(&limit, &version1_known, root, "cgroup", "memory", &version1);
   return limit;
 }
