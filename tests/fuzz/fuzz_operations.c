@@ -11,6 +11,7 @@
  *     is read that does not belong to the call, and a destination that may be a source may be it;
  *   - where the contents are tame, the call in f64, which other kernels compute, gives nearly the
  *     same; and of 16 bits the call in f32, with the same numbers;
+ *   - columns that only make rows longer are not read, and written as the operation says;
  *   - `plan` says what `cpu` says.
  */
 #include <limits.h>
@@ -18,20 +19,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "operations_piece.h"
 #include "operations_table.h"
 
-enum { GUARD = 64, MOST_BYTES = 9 << 20 }; /* at most 69 x 69 x 228 of f64 */
-
-/* An operand as it is built: a block, and what the call gets. */
-struct piece {
-  ek_type type;
-  int rank;
-  int64_t shape[EK_MAX_RANK];
-  int64_t guard;    /* elements before and behind */
-  ek_tensor block;  /* guard, elements, guard */
-  ek_tensor tensor; /* the elements */
-  ek_tensor given;  /* what the call gets; no reference of its own */
-};
+enum { GUARD = 64 };
 
 struct call {
   const struct operation *operation;
@@ -42,13 +33,14 @@ struct call {
   ek_tensor *t[MOST_OPERANDS]; /* NULL, or &piece[..].given */
   int same[MOST_OPERANDS];     /* the operand whose memory it uses, itself if its own */
   bool apart;                  /* no operand lies in the memory of another */
+  int64_t padded_from;         /* where the padding of rows begins; 0: none, or one unknown */
   bool tame;                   /* small finite contents and parameters */
 };
 
 /* ---- decisions: sizes, contents, parameters ---- */
 
 struct sizes {
-  int64_t r, c, k, e, p, b, t, h, j;
+  int64_t r, c, w, k, e, p, b, t, h, j;
 };
 
 static int64_t read_size(struct fuzz_input *input) {
@@ -67,8 +59,10 @@ static struct sizes read_sizes(struct fuzz_input *input, bool heads) {
   it.t = read_size(input);
   it.h = 1 + fuzz_choice(input, 4);
   it.j = fuzz_byte(input) % MOST_TERMS;
+  const uint8_t padding = fuzz_byte(input);
   it.r -= it.r % it.p;
   if (heads) it.c = it.h * (it.c % 20);
+  it.w = it.c + (it.c == 0 ? 0 : padding % 9);
   return it;
 }
 
@@ -92,6 +86,7 @@ static int64_t size_of(const struct sizes *sizes, char letter) {
   case 'T': return sizes->t;
   case 'H': return sizes->h;
   case 'J': return sizes->j;
+  case 'W': return sizes->w;
   case 'Q': return 3 * sizes->c;
   default: return letter - '0';
   }
@@ -115,7 +110,9 @@ static void read_parameters(struct call *call, const struct sizes *sizes,
   p->epsilon = 1e-3 + read_parameter(input, &call->tame);
   p->period = sizes->p;
   p->step = 1 + fuzz_byte(input) % 4;
+  p->classes = sizes->w > sizes->c ? sizes->c : 0;
   p->heads = (int)sizes->h;
+  p->activation = (ek_activation)fuzz_choice(input, 3);
   p->ignore_index = fuzz_one_in(input, 2) ? 0 : -100;
   for (size_t i = 0; i < 3; i++) p->flag[i] = fuzz_one_in(input, 2);
   p->key.seed = fuzz_byte(input);
@@ -123,8 +120,10 @@ static void read_parameters(struct call *call, const struct sizes *sizes,
   p->key.stream = fuzz_byte(input);
   for (size_t i = 0; i < MOST_TERMS; i++) p->coefficients[i] = 1 + (double)(i % 5) / 4;
   if (!fuzz_one_in(input, 16)) return;
-  const int pick = fuzz_choice(input, 6);
+  const int pick = fuzz_choice(input, 8);
   p->without_terms = pick == 5;
+  if (pick == 6) p->classes = odd[fuzz_choice(input, 6)];
+  if (pick == 7) p->activation = (ek_activation)odd_heads[fuzz_choice(input, 6)];
   if (pick == 0) p->period = odd[fuzz_choice(input, 6)];
   if (pick == 1) p->step = odd[fuzz_choice(input, 6)];
   if (pick == 2) p->first_sample = odd[fuzz_choice(input, 6)];
@@ -133,83 +132,6 @@ static void read_parameters(struct call *call, const struct sizes *sizes,
 }
 
 /* ---- operands ---- */
-
-static int64_t count_of(const struct piece *piece) {
-  int64_t count = 1;
-  for (int d = 0; d < piece->rank; d++) count *= piece->shape[d];
-  return count;
-}
-
-static ek_tensor host_view(void *bytes, ek_type type, int64_t count) {
-  ek_tensor host;
-  FUZZ_OK(ek_tensor_host(&host, bytes, type, 1, &count));
-  return host;
-}
-
-static void upload(const ek_tensor *tensor, void *bytes) {
-  const ek_tensor host = host_view(bytes, tensor->type, ek_tensor_count(tensor));
-  ek_tensor to = *tensor;
-  FUZZ_OK(ek_tensor_copy(&to, &host));
-}
-
-static void download(void *bytes, const ek_tensor *tensor) {
-  ek_tensor host = host_view(bytes, tensor->type, ek_tensor_count(tensor));
-  FUZZ_OK(ek_tensor_copy(&host, tensor));
-}
-
-/* The block of a piece on `device`, all of it filled with `filling`. */
-static void make_piece(struct piece *piece, ek_device *device, uint8_t filling) {
-  static unsigned char bytes[MOST_BYTES];
-  const int64_t count = count_of(piece), all = count + 2 * piece->guard;
-  FUZZ_OK(ek_tensor_create(&piece->block, device, EK_MEMORY_WORKSPACE, piece->type, 1, &all));
-  FUZZ_EXPECT(ek_tensor_bytes(&piece->block) <= sizeof bytes,
-              "the harness made too large a tensor");
-  memset(bytes, filling, ek_tensor_bytes(&piece->block));
-  upload(&piece->block, bytes);
-  ek_tensor flat = {0};
-  FUZZ_OK(ek_tensor_rows(&flat, &piece->block, piece->guard, count));
-  FUZZ_OK(ek_tensor_reshape(&piece->tensor, &flat, piece->rank, piece->shape));
-  ek_tensor_free(&flat);
-  piece->given = piece->tensor;
-}
-
-static void free_piece(struct piece *piece) {
-  ek_tensor_free(&piece->tensor);
-  ek_tensor_free(&piece->block);
-}
-
-static bool is_half(ek_type type) { return type == EK_BF16 || type == EK_F16; }
-
-/* The bits of a number that the type holds, within its normal numbers, or 0. */
-static uint16_t half_of(ek_type type, double value) {
-  const int digits = type == EK_BF16 ? 7 : 10, bias = type == EK_BF16 ? 127 : 15;
-  int power = 0;
-  const double part = frexp(fabs(value), &power); /* 0.5 .. 1, or 0 */
-  if (part == 0) return 0;
-  const int fraction = (int)ldexp(2 * part - 1, digits);
-  return (uint16_t)((value < 0 ? 0x8000 : 0) | (power - 1 + bias) << digits | fraction);
-}
-
-static double value_of(ek_type type, uint16_t bits) {
-  const int digits = type == EK_BF16 ? 7 : 10, bias = type == EK_BF16 ? 127 : 15;
-  const int power = (bits & 0x7fff) >> digits, fraction = bits & ((1 << digits) - 1);
-  const double size = power == 2 * bias + 1 ? (fraction == 0 ? HUGE_VAL : NAN)
-                      : power == 0          ? ldexp(fraction, 1 - bias - digits)
-                                   : ldexp((1 << digits) + fraction, power - bias - digits);
-  return (bits & 0x8000) != 0 ? -size : size;
-}
-
-/* Element n of such bytes. */
-static double element_of(ek_type type, const void *bytes, int64_t n) {
-  float single;
-  double number;
-  uint16_t half;
-  switch (type) {
-  case EK_F32: memcpy(&single, (const char *)bytes + 4 * n, 4); return (double)single;
-  case EK_F64: memcpy(&number, (const char *)bytes + 8 * n, 8); return number;
-  default: memcpy(&half, (const char *)bytes + 2 * n, 2); return value_of(type, half);
-  }
-}
 
 /* Small numbers out of the input, repeated with a drift when they end. */
 static void fill_content(struct call *call, int i, const struct sizes *sizes,
@@ -334,17 +256,6 @@ static void change_place(struct call *call, int i, struct fuzz_input *input) {
 
 /* ---- what must be true ---- */
 
-static void *copy_block(const struct piece *piece) {
-  void *bytes = malloc(ek_tensor_bytes(&piece->block) + 1);
-  FUZZ_EXPECT(bytes != NULL, "the harness has no memory");
-  download(bytes, &piece->block);
-  return bytes;
-}
-
-static size_t size_before(const struct piece *piece) {
-  return (size_t)piece->guard * ek_type_size(piece->type);
-}
-
 static void take_blocks(void **blocks, const struct call *call) {
   for (int i = 0; i < call->operation->count; i++) blocks[i] = copy_block(&call->piece[i]);
 }
@@ -353,13 +264,12 @@ static void free_blocks(void **blocks, const struct call *call) {
   for (int i = 0; i < call->operation->count; i++) free(blocks[i]);
 }
 
-/* Is the memory of operand i a destination? */
-static bool may_change(const struct call *call, int i) {
+/* The first destination that lies in the memory of operand i. */
+static int destination_in(const struct call *call, int i) {
   for (int k = 0; k < call->operation->count; k++) {
-    if (call->t[k] != NULL && call->same[k] == i && call->operation->operand[k].written)
-      return true;
+    if (call->t[k] != NULL && call->same[k] == i && call->operation->operand[k].written) return k;
   }
-  return false;
+  return -1;
 }
 
 /* On a failure nothing changed; on success only the elements of destinations. */
@@ -369,7 +279,7 @@ static void check_unchanged(const struct call *call, void *const *before, ek_sta
     const size_t all = ek_tensor_bytes(&piece->block), guard = size_before(piece);
     const char *why = status == EK_OK ? "a success" : ek_status_name(status);
     unsigned char *after = copy_block(piece);
-    if (status != EK_OK || !may_change(call, i)) {
+    if (status != EK_OK || destination_in(call, i) < 0) {
       FUZZ_EXPECT(memcmp(before[i], after, all) == 0, "%s: %s of %s changed", why,
                   call->operation->operand[i].name, call->operation->name);
     } else {
@@ -379,6 +289,58 @@ static void check_unchanged(const struct call *call, void *const *before, ek_sta
           "%s of %s: written outside", call->operation->operand[i].name, call->operation->name);
     }
     free(after);
+  }
+}
+
+/* Whether operand i has padding, in rows of which only the first columns count. */
+static bool has_padding(const struct call *call, int i) {
+  const char *shape = call->operation->operand[i].shape;
+  return call->padded_from > 0 && strcmp(shape, "RW") == 0;
+}
+
+/* The padding of row r of what lies at `elements`. */
+static unsigned char *padding_of(const struct call *call, int i, void *elements, int64_t r) {
+  const struct piece *piece = &call->piece[i];
+  const int64_t from = r * piece->shape[1] + call->padded_from;
+  return (unsigned char *)elements + (size_t)from * ek_type_size(piece->type);
+}
+
+static size_t padding_size(const struct call *call, int i) {
+  const struct piece *piece = &call->piece[i];
+  return (size_t)(piece->shape[1] - call->padded_from) * ek_type_size(piece->type);
+}
+
+static void check_padding(const struct call *call, void *const *before) {
+  for (int i = 0; i < call->operation->count; i++) {
+    const int k = destination_in(call, i);
+    if (k < 0 || !has_padding(call, i) || !has_padding(call, k)) continue;
+    const size_t guard = size_before(&call->piece[i]), size = padding_size(call, i);
+    unsigned char *after = copy_block(&call->piece[i]), *old = calloc(size + 1, 1);
+    FUZZ_EXPECT(old != NULL, "the harness has no memory");
+    for (int64_t r = 0; r < call->piece[i].shape[0]; r++) {
+      if (!call->operation->operand[k].zero_padding) {
+        memcpy(old, padding_of(call, i, (char *)before[i] + guard, r), size);
+      }
+      FUZZ_EXPECT(memcmp(padding_of(call, i, after + guard, r), old, size) == 0,
+                  "the padding of %s of %s has changed, or is not 0",
+                  call->operation->operand[k].name, call->operation->name);
+    }
+    free(after);
+    free(old);
+  }
+}
+
+/* Makes NaN of all padding that is not a destination: nobody may read it. */
+static void spoil_padding(const struct call *call) {
+  static unsigned char bytes[MOST_BYTES];
+  for (int i = 0; i < call->operation->count; i++) {
+    if (!has_padding(call, i) || call->operation->operand[i].written) continue;
+    const struct piece *piece = &call->piece[i];
+    download(bytes, &piece->tensor);
+    for (int64_t r = 0; r < piece->shape[0]; r++) {
+      memset(padding_of(call, i, bytes, r), 0xff, padding_size(call, i));
+    }
+    upload(&piece->tensor, bytes);
   }
 }
 
@@ -417,14 +379,6 @@ static void make_apart(struct call *other, const struct call *call, void *const 
 
 static void free_pieces(struct call *call) {
   for (int i = 0; i < call->operation->count; i++) free_piece(&call->piece[i]);
-}
-
-/* The first destination that lies in the memory of operand i. */
-static int destination_in(const struct call *call, int i) {
-  for (int k = 0; k < call->operation->count; k++) {
-    if (call->t[k] != NULL && call->same[k] == i && call->operation->operand[k].written) return k;
-  }
-  return -1;
 }
 
 static void check_bits(const struct call *call, const struct call *other) {
@@ -473,6 +427,7 @@ static bool has_halves(const struct call *call) {
 static void check_again(const struct call *call, void *const *before) {
   static struct call other;
   make_apart(&other, call, before, EK_I32);
+  spoil_padding(&other);
   FUZZ_OK(call->operation->call(call->stream, other.t, &call->parameters));
   check_bits(call, &other);
   free_pieces(&other);
@@ -536,6 +491,8 @@ static void read_call(struct call *call, struct fuzz_input *input) {
   const int count = call->operation->count;
   for (int i = 0; i < count; i++) describe_piece(call, i, type, &sizes);
   const int misfits = fuzz_choice(input, 8);
+  const bool padded = misfits != 1 && misfits != 2 && call->parameters.classes == sizes.c;
+  if (padded) call->padded_from = sizes.c;
   if (misfits == 1 || misfits == 2) {
     change_description(&call->piece[fuzz_choice(input, count)], input);
   }
@@ -567,6 +524,7 @@ static void try_call(struct fuzz_input *input) {
   const ek_status status = call.operation->call(call.stream, call.t, &call.parameters);
   fuzz_expect_explained(status);
   check_unchanged(&call, before, status);
+  if (status == EK_OK) check_padding(&call, before);
   if (status == EK_OK && call.apart) check_again(&call, before);
   check_plan(&call, status);
   free_blocks(before, &call);

@@ -27,7 +27,19 @@ CALL(relu_forward) {
 CALL(relu_backward) {
   return (void)p, ek_op_activation_backward(s, t[0], t[1], t[2], EK_ACTIVATION_RELU);
 }
+CALL(silu_forward) {
+  return (void)p, ek_op_activation_forward(s, t[0], t[1], t[2], EK_ACTIVATION_SILU);
+}
+CALL(silu_backward) {
+  return (void)p, ek_op_activation_backward(s, t[0], t[1], t[2], EK_ACTIVATION_SILU);
+}
+CALL(gate_forward) { return ek_op_gate_forward(s, t[0], t[1], t[2], p->activation); }
+CALL(gate_backward) { return ek_op_gate_backward(s, t[0], t[1], t[2], t[3], t[4], p->activation); }
 CALL(dropout) { return ek_op_dropout(s, t[0], t[1], p->chance, p->key, p->first_sample); }
+
+/* ---- convert.h ---- */
+
+CALL(convert) { return (void)p, ek_op_convert(s, t[0], t[1]); }
 
 /* ---- products.h ---- */
 
@@ -42,6 +54,11 @@ CALL(gelu_linear_backward) {
 }
 CALL(linear_gradients) {
   return ek_op_linear_gradients(s, t[0], p->real[0], t[1], p->real[1], t[2], t[3]);
+}
+CALL(padded_linear) { return (void)p, ek_op_padded_linear(s, t[0], t[1], t[2], t[3]); }
+CALL(padded_linear_backward) { return (void)p, ek_op_padded_linear_backward(s, t[0], t[1], t[2]); }
+CALL(padded_linear_gradients) {
+  return ek_op_padded_linear_gradients(s, t[0], p->real[0], t[1], p->real[1], t[2], t[3]);
 }
 
 /* ---- normalize.h, lookup.h, attend.h ---- */
@@ -68,7 +85,7 @@ CALL(attention_backward) {
 /* ---- losses.h ---- */
 
 #define TERMS(weights)                                                                             \
-  const ek_cross_entropy_terms terms = {p->ignore_index, p->chance, weights, 0},                   \
+  const ek_cross_entropy_terms terms = {p->ignore_index, p->chance, weights, p->classes},          \
                                *const given = p->without_terms ? NULL : &terms
 
 CALL(cross_entropy_forward) {
@@ -99,14 +116,14 @@ CALL(combine_totals) {
 CALL(sgd) {
   const ek_sgd_terms terms = {p->real[0], p->real[1], p->real[2],
                               p->real[3], p->flag[0], p->flag[1]};
-  const ek_update_scale scale = {t[3], t[4], p->real[4], NULL};
+  const ek_update_scale scale = {t[3], t[4], p->real[4], t[5]};
   return ek_op_sgd(s, t[0], t[1], t[2], p->without_terms ? NULL : &terms,
                    p->flag[2] ? NULL : &scale);
 }
 CALL(adamw) {
   const ek_adamw_terms terms = {p->real[0], p->real[1], p->real[2], p->epsilon,
                                 p->real[3], p->flag[0], p->step};
-  const ek_update_scale scale = {t[4], t[5], p->real[4], NULL};
+  const ek_update_scale scale = {t[4], t[5], p->real[4], t[6]};
   return ek_op_adamw(s, t[0], t[1], t[2], t[3], p->without_terms ? NULL : &terms,
                      p->flag[2] ? NULL : &scale);
 }
@@ -161,10 +178,52 @@ const struct operation operations[] = {
      {{.name = "dx", .shape = "RC", WRITTEN},
       {.name = "dy", .shape = "RC"},
       {.name = "y", .shape = "RC"}}},
+    {"silu_forward",
+     call_silu_forward,
+     3,
+     {{.name = "y", .shape = "RC", WRITTEN},
+      {.name = "x", .shape = "RC", WRITTEN},
+      {.name = "bias", .shape = "C", OPTIONAL}}},
+    {"silu_backward",
+     call_silu_backward,
+     3,
+     {{.name = "dx", .shape = "RC", WRITTEN},
+      {.name = "dy", .shape = "RC"},
+      {.name = "x", .shape = "RC"}}},
+    {"gate_forward",
+     call_gate_forward,
+     3,
+     {{.name = "y", .shape = "RC", WRITTEN},
+      {.name = "x", .shape = "RC"},
+      {.name = "factor", .shape = "RC"}}},
+    {"gate_backward",
+     call_gate_backward,
+     5,
+     {{.name = "dx", .shape = "RC", WRITTEN},
+      {.name = "dfactor", .shape = "RC", WRITTEN},
+      {.name = "dy", .shape = "RC"},
+      {.name = "x", .shape = "RC"},
+      {.name = "factor", .shape = "RC"}}},
     {"dropout",
      call_dropout,
      2,
      {{.name = "y", .shape = "RC", WRITTEN}, {.name = "x", .shape = "RC"}}},
+    {"convert",
+     call_convert,
+     2,
+     {{.name = "y", .shape = "RC", .type = EK_BF16, WRITTEN}, {.name = "x", .shape = "RC"}}},
+    {"convert",
+     call_convert,
+     2,
+     {{.name = "y", .shape = "RC", .type = EK_F32, WRITTEN}, {.name = "x", .shape = "RC"}}},
+    {"convert",
+     call_convert,
+     2,
+     {{.name = "y", .shape = "RC", WRITTEN}, {.name = "x", .shape = "RC", .type = EK_F16}}},
+    {"convert",
+     call_convert,
+     2,
+     {{.name = "y", .shape = "RC", WRITTEN}, {.name = "x", .shape = "RC", .type = EK_F32}}},
     {"matmul",
      call_matmul,
      3,
@@ -218,6 +277,26 @@ const struct operation operations[] = {
      {{.name = "dw", SUM, .shape = "CK", WRITTEN},
       {.name = "dbias", SUM, .shape = "C", WRITTEN, OPTIONAL},
       {.name = "dy", .shape = "RC"},
+      {.name = "x", .shape = "RK"}}},
+    {"padded_linear",
+     call_padded_linear,
+     4,
+     {{.name = "y", .shape = "RW", WRITTEN},
+      {.name = "x", .shape = "RK"},
+      {.name = "w", .shape = "CK"},
+      {.name = "bias", .shape = "C", OPTIONAL}}},
+    {"padded_linear_backward",
+     call_padded_linear_backward,
+     3,
+     {{.name = "dx", .shape = "RK", WRITTEN},
+      {.name = "dy", .shape = "RW"},
+      {.name = "w", .shape = "CK"}}},
+    {"padded_linear_gradients",
+     call_padded_linear_gradients,
+     4,
+     {{.name = "dw", SUM, .shape = "CK", WRITTEN},
+      {.name = "dbias", SUM, .shape = "C", WRITTEN, OPTIONAL},
+      {.name = "dy", .shape = "RW"},
       {.name = "x", .shape = "RK"}}},
     {"layer_norm_forward",
      call_layer_norm_forward,
@@ -288,14 +367,14 @@ const struct operation operations[] = {
      {{.name = "losses", SUM, .shape = "R", WRITTEN},
       {.name = "normalizer", SUM, .shape = "R2", WRITTEN},
       {.name = "totals", .shape = "2", F64, WRITTEN},
-      {.name = "logits", .shape = "RC"},
+      {.name = "logits", .shape = "RW"},
       {.name = "targets", .shape = "R", I32, .index_below = 'C'},
       {.name = "class_weights", SUM, .shape = "C", OPTIONAL, .not_negative = true}}},
     {"cross_entropy_backward",
      call_cross_entropy_backward,
      7,
-     {{.name = "gradient", .shape = "RC", WRITTEN},
-      {.name = "logits", .shape = "RC"},
+     {{.name = "gradient", .shape = "RW", WRITTEN, .zero_padding = true},
+      {.name = "logits", .shape = "RW"},
       {.name = "normalizer", SUM, .shape = "R2"},
       {.name = "targets", .shape = "R", I32, .index_below = 'C'},
       {.name = "class_weights", SUM, .shape = "C", OPTIONAL, .not_negative = true},
@@ -304,11 +383,11 @@ const struct operation operations[] = {
     {"cross_entropy_gradient",
      call_cross_entropy_gradient,
      7,
-     {{.name = "gradient", .shape = "RC", WRITTEN},
+     {{.name = "gradient", .shape = "RW", WRITTEN, .zero_padding = true},
       {.name = "losses", SUM, .shape = "R", WRITTEN},
       {.name = "normalizer", SUM, .shape = "R2", WRITTEN},
       {.name = "totals", .shape = "2", F64, WRITTEN},
-      {.name = "logits", .shape = "RC"},
+      {.name = "logits", .shape = "RW"},
       {.name = "targets", .shape = "R", I32, .index_below = 'C'},
       {.name = "class_weights", SUM, .shape = "C", OPTIONAL, .not_negative = true}}},
     {"squared_error_forward",
@@ -334,21 +413,23 @@ const struct operation operations[] = {
       {.name = "totals", .shape = "J2", F64, .not_negative = true}}},
     {"sgd",
      call_sgd,
-     5,
+     6,
      {{.name = "parameters", SUM, .shape = "RC", WRITTEN},
       {.name = "momentum_buffer", SUM, .shape = "RC", WRITTEN, OPTIONAL},
       {.name = "gradients", .shape = "RC"},
       {.name = "totals", .shape = "2", F64, OPTIONAL, .not_negative = true},
-      {.name = "square_norm", .shape = "1", F64, OPTIONAL, .not_negative = true}}},
+      {.name = "square_norm", .shape = "1", F64, OPTIONAL, .not_negative = true},
+      {.name = "copy", .shape = "RC", .type = EK_F16, WRITTEN, OPTIONAL}}},
     {"adamw",
      call_adamw,
-     6,
+     7,
      {{.name = "parameters", SUM, .shape = "RC", WRITTEN},
       {.name = "m", SUM, .shape = "RC", WRITTEN},
       {.name = "v", SUM, .shape = "RC", WRITTEN, .not_negative = true},
       {.name = "gradients", .shape = "RC"},
       {.name = "totals", .shape = "2", F64, OPTIONAL, .not_negative = true},
-      {.name = "square_norm", .shape = "1", F64, OPTIONAL, .not_negative = true}}},
+      {.name = "square_norm", .shape = "1", F64, OPTIONAL, .not_negative = true},
+      {.name = "copy", .shape = "RC", .type = EK_BF16, WRITTEN, OPTIONAL}}},
     {"square_norm",
      call_square_norm,
      2,

@@ -14,7 +14,9 @@ struct parameters {
   double chance;  /* of dropout; label smoothing */
   double epsilon;
   int64_t period, step, first_sample;
+  int64_t classes; /* C, or 0 where rows are no wider than that */
   int heads;
+  ek_activation activation; /* of a gate */
   int32_t ignore_index;
   bool flag[3];
   bool without_terms; /* terms is NULL */
@@ -24,7 +26,8 @@ struct parameters {
 
 /*
  * A shape is a text of letters, one per dimension: R C K E P B T H J are sizes that the input
- * chooses (P divides R), Q is 3C with C a multiple of H, 1 and 2 themselves.
+ * chooses (P divides R), Q is 3C with C a multiple of H, W is C or more: what is behind the first C
+ * columns is padding. 1 and 2 are themselves.
  */
 struct operand {
   const char *name;
@@ -34,6 +37,7 @@ struct operand {
   bool written;
   bool optional;
   bool not_negative; /* the content that makes sense: second moments, weights */
+  bool zero_padding; /* written: its padding becomes 0, else it stays as it is */
   char index_below;  /* the letter of the size that the content is below */
 };
 
