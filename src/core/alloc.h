@@ -24,9 +24,6 @@ void *ek__calloc(size_t count, size_t size);
  * kind of object, becomes `count` items of `size` bytes. Nothing changes if there is no memory. */
 ek_status ek__new(void *pointer, size_t count, size_t size, const char *what);
 
-/* `bytes` bytes of any content, for memory that is large and of which little may be touched. */
-ek_status ek__new_unset(void *pointer, size_t bytes, const char *what);
-
 /* Makes *pointer, an array, hold at least `wanted` items: keeps the first *capacity, zeroes the new
  * ones. */
 ek_status ek__grow(void *pointer, size_t *capacity, size_t wanted, size_t size, const char *what);

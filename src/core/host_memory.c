@@ -34,13 +34,6 @@ ek_status ek__new(void *pointer, size_t count, size_t size, const char *what) {
   return EK_OK;
 }
 
-ek_status ek__new_unset(void *pointer, size_t bytes, const char *what) {
-  void *memory = ek__host_call_fails() ? NULL : malloc(bytes);
-  EK__FAIL_IF(memory == NULL, EK_ERR_OUT_OF_MEMORY, "no host memory for %s", what);
-  memcpy(pointer, &memory, sizeof memory);
-  return EK_OK;
-}
-
 ek_status ek__grow(void *pointer, size_t *capacity, size_t wanted, size_t size, const char *what) {
   if (wanted <= *capacity) return EK_OK;
   size_t grown = *capacity < 8 ? 8 : *capacity * 2;

@@ -205,6 +205,10 @@ ek_status ek__cpu_memory_size(uint64_t *bytes, const ek_device *device, size_t d
 ek_status ek__cpu_memory_reserve(void **base, uint64_t bytes, const ek_device *device);
 ek_status ek__cpu_memory_commit(void *base, uint64_t bytes);
 void ek__cpu_memory_release(void *base, uint64_t bytes);
+/* Zeroed pages of the system for what is large and little used, such as scratch: no more than what
+ * is touched costs anything. */
+ek_status ek__cpu_memory_map(void **base, uint64_t bytes);
+void ek__cpu_memory_unmap(void *base, uint64_t bytes);
 /* EK_OK if the system gives so many bytes now; they are given back. */
 ek_status ek__cpu_memory_probe(uint64_t bytes);
 

@@ -1,5 +1,5 @@
 /*
- * cpu_memory.c - address space and pages for the arenas of CPU devices; the library's only mmap.
+ * cpu_memory.c - pages for the arenas and the scratch of CPU devices; the library's only mmap.
  *
  * A device without a cap may have what the machine has. In a container with a memory limit all
  * devices of a group together may have what is free of that, less a reserve: what the machine would
@@ -77,10 +77,19 @@ ek_status ek__cpu_memory_reserve(void **base, uint64_t bytes, const ek_device *d
   return EK_OK;
 }
 
-ek_status ek__cpu_memory_probe(uint64_t bytes) {
-  char *start = map(bytes, PROT_READ | PROT_WRITE, 0);
+ek_status ek__cpu_memory_map(void **base, uint64_t bytes) {
+  void *start = map(bytes, PROT_READ | PROT_WRITE, 0);
   if (start == MAP_FAILED) return refused("provide", bytes);
-  (void)munmap(start, (size_t)bytes);
+  *base = start;
+  return EK_OK;
+}
+
+void ek__cpu_memory_unmap(void *base, uint64_t bytes) { (void)munmap(base, (size_t)bytes); }
+
+ek_status ek__cpu_memory_probe(uint64_t bytes) {
+  void *start = NULL;
+  EK_TRY(ek__cpu_memory_map(&start, bytes));
+  ek__cpu_memory_unmap(start, bytes);
   return EK_OK;
 }
 

@@ -22,6 +22,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 
+#include "backend/cpu/cpu_internal.h"
 #include "core/alloc.h"
 #include "core/process.h"
 #include "core/thread.h"
@@ -45,8 +46,7 @@ struct ek__team {
   bool stop;
   unsigned process;            /* core/process.h: whose threads the helpers are */
   pthread_mutex_t inside;      /* held by the caller that runs the team */
-  void *memory;                /* of all scratch */
-  struct ek__scratch *scratch; /* of the caller that is inside */
+  struct ek__scratch *scratch; /* of the caller that is inside; then the helpers' */
   atomic_uint ticket;
   atomic_int pending;  /* helpers that have not answered the current ticket */
   atomic_int sleepers; /* helpers that wait on `wake` */
@@ -122,16 +122,12 @@ static void wait_for_answers(struct ek__team *team) {
   pthread_mutex_unlock(&team->mutex);
 }
 
-/* Not zeroed: most programs touch little of it. */
+/* Most programs touch little of it. */
 static ek_status open_scratch(struct ek__team *team) {
-  const size_t threads = (size_t)team->threads, size = sizeof(struct ek__scratch);
-  EK_TRY(ek__new_unset(&team->memory, threads * size + 63, "a team of threads"));
-  const uintptr_t start = ((uintptr_t)team->memory + 63) / 64 * 64;
-  team->scratch = (struct ek__scratch *)start;
-  for (size_t i = 0; i < threads; i++) {
-    team->scratch[i].kept = NULL;
-    if (i > 0) team->helpers[i - 1].scratch = &team->scratch[i];
-  }
+  void *memory = NULL;
+  EK_TRY(ek__cpu_memory_map(&memory, (uint64_t)team->threads * sizeof(struct ek__scratch)));
+  team->scratch = memory;
+  for (int i = 0; i < team->threads - 1; i++) team->helpers[i].scratch = team->scratch + i + 1;
   return EK_OK;
 }
 
@@ -167,11 +163,12 @@ ek_status ek__team_open(struct ek__team **result, int threads) {
 }
 
 static void close_scratch(struct ek__team *team) {
-  for (int i = 0; i < team->threads && team->memory != NULL; i++) {
+  if (team->scratch == NULL) return;
+  for (int i = 0; i < team->threads; i++) {
     struct ek__scratch *scratch = team->scratch + i;
     if (scratch->kept != NULL) scratch->free_kept(scratch->kept);
   }
-  ek__free(team->memory);
+  ek__cpu_memory_unmap(team->scratch, (uint64_t)team->threads * sizeof *team->scratch);
 }
 
 void ek__team_close(struct ek__team *team) {
