@@ -39,8 +39,9 @@ else()
 endif()
 
 # The kernels of the CPU backend that are compiled once per instruction set and type of values. Without the larger
-# sets a processor that has them runs the baseline.
-set(EVENKEEL_ISA_SETS "avx2;avx512" CACHE STRING "Instruction sets beside the baseline: avx2, avx512, where they are known")
+# sets a processor that has them runs the baseline. `native` is what this machine runs of them.
+set(EVENKEEL_ISA_SETS "avx2;avx512"
+    CACHE STRING "Instruction sets beside the baseline: native, or a list of avx2 and avx512")
 mark_as_advanced(EVENKEEL_ISA_SETS)
 file(GLOB EVENKEEL_ISA_SOURCES CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/backend/cpu/isa/*.c")
 
@@ -68,14 +69,30 @@ function(evenkeel_add_isa_objects dispatcher)
   set(avx2_flags -mavx2 -mfma -mf16c)
   set(avx512_flags -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c
                    -mprefer-vector-width=512)
+  set(avx2_features avx2 fma) # what cpu_dispatch.c asks for; F16C comes with AVX2
+  set(avx512_features avx512f avx512bw avx512dq avx512vl fma)
   set(baseline_width 4)
   set(avx2_width 8)
   set(avx512_width 16)
 
   set(sets baseline)
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|amd64|AMD64)$")
+    set(wanted ${EVENKEEL_ISA_SETS})
+    if(wanted STREQUAL "native")
+      include(CheckCSourceRuns)
+      set(wanted "")
+      foreach(isa IN ITEMS avx2 avx512)
+        list(TRANSFORM ${isa}_features REPLACE "(.+)" "__builtin_cpu_supports(\"\\1\")" OUTPUT_VARIABLE asked)
+        list(JOIN asked " && " asked)
+        string(TOUPPER ${isa} upper)
+        check_c_source_runs("int main(void) { return !(${asked}); }" EVENKEEL_MACHINE_HAS_${upper})
+        if(EVENKEEL_MACHINE_HAS_${upper})
+          list(APPEND wanted ${isa})
+        endif()
+      endforeach()
+    endif()
     include(CheckCCompilerFlag)
-    foreach(isa IN LISTS EVENKEEL_ISA_SETS)
+    foreach(isa IN LISTS wanted)
       string(TOUPPER ${isa} upper)
       list(JOIN ${isa}_flags " " flags)
       check_c_compiler_flag("${flags}" EVENKEEL_COMPILER_HAS_${upper})
