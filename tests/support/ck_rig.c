@@ -60,16 +60,7 @@ struct ck_rig *ck_rig_open(const char *spec, ek_type type, int threads) {
   return rig_of(ck_open(spec != NULL ? spec : test_devices("cpu:1"), threads), type);
 }
 
-int ck_variants(void) {
-  static int variants;
-  if (variants > 0) return variants;
-  ek_group *group = ck_open(test_devices("cpu:1"), 1);
-  const unsigned halves = EK_TYPES_BF16 | EK_TYPES_F16;
-  variants = (ek_device_types(ek_group_device(group, 0)) & halves) == halves ? 2 * CK_VARIANTS
-                                                                             : CK_VARIANTS;
-  ek_group_free(group);
-  return variants;
-}
+int ck_variants(void) { return ck_has_halves() ? 2 * CK_VARIANTS : CK_VARIANTS; }
 
 bool ck_turn(int variant, int number) {
   if (variant >= CK_VARIANTS && number % 2 != variant % CK_VARIANTS / 2) return false;

@@ -252,6 +252,13 @@ void ck_training_compare(const char *what, const struct ck_training *training, c
   }
 }
 
+static double *values_of(const ek_tensor *tensor) {
+  double *values = calloc((size_t)ek_tensor_count(tensor) + 1, sizeof *values);
+  ck_assert_ptr_nonnull(values);
+  ck_get(values, tensor);
+  return values;
+}
+
 /* What all of a training's devices have whole: what modules see, and masters where they are not
  * cut. */
 static void same_on_devices(const struct ck_training *training,
@@ -259,13 +266,9 @@ static void same_on_devices(const struct ck_training *training,
   double *values[2] = {NULL, NULL};
   for (size_t k = 0; k < ek_group_size(training->group); k++) {
     const ek_tensor *flat = flat_of(ek_data_parallel_model_replica(training->model, k));
-    const int64_t count = ek_tensor_count(flat);
-    double *mine = calloc((size_t)count + 1, sizeof *mine);
-    ck_assert_ptr_nonnull(mine);
-    ck_get(mine, flat);
-    values[k == 0 ? 0 : 1] = mine;
+    values[k == 0 ? 0 : 1] = values_of(flat);
     if (k == 0) continue;
-    ck_same_bits("parameters of a replica", values[1], values[0], count);
+    ck_same_bits("parameters of a replica", values[1], values[0], ek_tensor_count(flat));
     free(values[1]);
   }
   free(values[0]);
@@ -275,10 +278,60 @@ double *ck_training_copies(const struct ck_training *training, size_t device, in
   const ek_tensor *copies =
       ek_replica_copies(ek_data_parallel_model_replica(training->model, device));
   *count = ek_tensor_count(copies);
-  double *values = calloc((size_t)*count + 1, sizeof *values);
-  ck_assert_ptr_nonnull(values);
-  ck_get(values, copies);
-  return values;
+  return values_of(copies);
+}
+
+static void same_rounded(const double *copies, const ek_tensor *masters, ek_type type,
+                         int64_t count) {
+  ck_assert_int_eq(masters->type, EK_F32);
+  ck_assert_int_eq(ek_tensor_count(masters), count);
+  double *want = values_of(masters);
+  for (int64_t i = 0; i < count; i++) want[i] = ck_round_to(type, want[i]);
+  ck_same_bits("copies", copies, want, count);
+  free(want);
+}
+
+/* Masters in shares, too. */
+static void same_as_state(const double *copies, const struct ck_training *training) {
+  const ek_replica *replica = ek_data_parallel_model_replica(training->model, 0);
+  for (size_t i = 0; i < ek_replica_parameter_count(replica); i++) {
+    const ek_parameter_info info = info_of(training, i);
+    if (info.buffer) continue;
+    const int64_t count = ek_tensor_count(&info.value);
+    float *master = calloc((size_t)count + 1, sizeof *master);
+    ek_tensor host;
+    ck_assert_ptr_nonnull(master);
+    ck_ok(ek_tensor_host(&host, master, EK_F32, 1, &count));
+    ck_ok(ek_state_read(&host, training->model, info.name));
+    for (int64_t j = 0; j < count; j++) {
+      const double want = ck_round_to(training->setup.options.precision, (double)master[j]);
+      if (copies[info.offset + j] != want) ck_assert_double_eq(copies[info.offset + j], want);
+    }
+    free(master);
+  }
+}
+
+void ck_training_copies_are_right(const struct ck_training *training) {
+  const ek_type type = training->setup.options.precision;
+  const ek_state_placement state = training->setup.options.state;
+  const bool ordered = state != EK_STATE_SHARDED && state != EK_STATE_SHARDED_GRADIENTS;
+  const size_t devices = state == EK_STATE_MASTER ? 1 : ek_group_size(training->group);
+  double *first = NULL;
+  for (size_t k = 0; k < devices; k++) {
+    const ek_replica *replica = ek_data_parallel_model_replica(training->model, k);
+    int64_t count = 0;
+    ck_assert_int_eq(ek_replica_copies(replica)->type, type);
+    double *copies = ck_training_copies(training, k, &count);
+    if (ordered) same_rounded(copies, ek_replica_parameters(replica), type, count);
+    if (k > 0 && state != EK_STATE_FULLY_SHARDED) ck_same_bits("devices", copies, first, count);
+    if (k == 0) {
+      first = copies;
+    } else {
+      free(copies);
+    }
+  }
+  if (state != EK_STATE_FULLY_SHARDED) same_as_state(first, training);
+  free(first);
 }
 
 void ck_training_replicas_agree(const struct ck_training *training) {

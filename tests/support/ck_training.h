@@ -99,6 +99,13 @@ void ck_training_replicas_agree(const struct ck_training *training);
 /* The copies that modules of 16 bits see of the parameters on a device. The caller frees the array. */
 double *ck_training_copies(const struct ck_training *training, size_t device, int64_t *count);
 
+/*
+ * Copies are the masters rounded where a device has both in the same order, what state.h reads
+ * rounded where a device has all of them, and the same on all devices that do. Of a master's
+ * parameters the other devices get theirs with the next forward.
+ */
+void ck_training_copies_are_right(const struct ck_training *training);
+
 /* Parameters of the workload, or of another module for it, after three steps of two micro-batches,
  * of 7 samples and of 2. The caller frees the array. */
 double *ck_trained(const struct ck_workload *workload, ek_status (*create)(ek_module **module),

@@ -127,6 +127,16 @@ ek_group *ck_open_exactly(const char *spec, int threads) {
 
 ek_group *ck_open(const char *spec, int threads) { return ck_open_exactly(ck_spec(spec), threads); }
 
+bool ck_has_halves(void) {
+  static unsigned types; /* they all have f32 */
+  if (types == 0) {
+    ek_group *group = ck_open("cpu:1", 1);
+    types = ek_device_types(ek_group_device(group, 0));
+    ck_ok(ek_group_free(group));
+  }
+  return (types & EK_TYPES_BF16) != 0 && (types & EK_TYPES_F16) != 0;
+}
+
 void ck_no_memory_held(const ek_group *group) {
   for (size_t i = 0; i < ek_group_size(group); i++) {
     ek_memory_usage usage;

@@ -404,18 +404,11 @@ END_TEST
 
 /* ---- f16, whose models have a dynamic scale unless they say otherwise ---- */
 
-static bool has_f16(void) {
-  ek_group *group = ck_open("cpu:3", 1);
-  const unsigned types = ek_device_types(ek_group_device(group, 0));
-  ek_group_free(group);
-  return (types & EK_TYPES_F16) != 0;
-}
-
 /* What modules see is left alone, too. Another scale may round otherwise, so the undisturbed run
  * has the same one. */
 START_TEST(f16_scales_by_itself) {
   if (!ck_part(_i)) return;
-  if (!has_f16()) return;
+  if (!ck_has_halves()) return;
   const struct ck_workload gpt = spiked("gpt");
   struct ck_setup setup = setup_of(&gpt, _i, NULL);
   struct ck_training t, other;

@@ -38,75 +38,16 @@ static struct ck_setup setup_of(int number, const char *workload, const char *sp
   return setup;
 }
 
-static double *values_of(const ek_tensor *tensor) {
-  double *values = calloc((size_t)ek_tensor_count(tensor) + 1, sizeof *values);
-  ck_assert_ptr_nonnull(values);
-  ck_get(values, tensor);
-  return values;
-}
-
-/* Copies are the masters rounded where a device has both in the same order, and the same on all
- * devices that have all of them. Of a master's parameters the other devices get theirs with the
- * next forward. */
-static void copies_are_right(const struct ck_training *t) {
-  const ek_type type = t->setup.options.precision;
-  const ek_state_placement state = t->setup.options.state;
-  const bool ordered = state != EK_STATE_SHARDED && state != EK_STATE_SHARDED_GRADIENTS;
-  const size_t devices = state == EK_STATE_MASTER ? 1 : ek_group_size(t->group);
-  double *values[DEVICES];
-  for (size_t k = 0; k < devices; k++) {
-    const ek_replica *replica = ek_data_parallel_model_replica(t->model, k);
-    const ek_tensor *copies = ek_replica_copies(replica), *masters = ek_replica_parameters(replica);
-    const int64_t count = ek_tensor_count(copies);
-    ck_assert_int_eq(copies->type, type);
-    ck_assert_int_eq(masters->type, EK_F32);
-    values[k] = values_of(copies);
-    if (ordered) {
-      ck_assert_int_eq(ek_tensor_count(masters), count);
-      double *want = values_of(masters);
-      for (int64_t i = 0; i < count; i++) want[i] = ck_round_to(type, want[i]);
-      ck_same_bits("copies", values[k], want, count);
-      free(want);
-    }
-    if (state != EK_STATE_FULLY_SHARDED) ck_same_bits("devices", values[k], values[0], count);
-  }
-  for (size_t k = 0; k < devices; k++) free(values[k]);
-}
-
-/* What a device with all copies sees is what state has, rounded: masters in shares included. */
-static void copies_are_the_state(const struct ck_training *t) {
-  if (t->setup.options.state == EK_STATE_FULLY_SHARDED) return;
-  const ek_replica *replica = ek_data_parallel_model_replica(t->model, 0);
-  double *copies = values_of(ek_replica_copies(replica));
-  for (size_t i = 0; i < ek_replica_parameter_count(replica); i++) {
-    ek_parameter_info info;
-    ck_ok(ek_replica_parameter(&info, replica, i));
-    if (info.buffer) continue;
-    const int64_t count = ek_tensor_count(&info.value);
-    float *master = calloc((size_t)count + 1, sizeof *master);
-    ek_tensor host;
-    ck_ok(ek_tensor_host(&host, master, EK_F32, 1, &count));
-    ck_ok(ek_state_read(&host, t->model, info.name));
-    for (int64_t j = 0; j < count; j++) {
-      const double want = ck_round_to(t->setup.options.precision, (double)master[j]);
-      if (copies[info.offset + j] != want) ck_assert_double_eq(copies[info.offset + j], want);
-    }
-    free(master);
-  }
-  free(copies);
-}
-
 static double *trained(const struct ck_setup *setup, int64_t *count) {
   struct ck_training t;
   ck_training_open(&t, setup);
-  copies_are_right(&t);
+  ck_training_copies_are_right(&t);
   for (uint64_t step = 0; step < STEPS; step++) {
     struct ck_batch batch = ck_batch_make(setup->workload, EK_F32, SAMPLES, 0.1, 20 + step);
     ck_ok(ck_training_step(&t, &batch, NULL));
     ck_batch_free(&batch);
-    copies_are_right(&t);
+    ck_training_copies_are_right(&t);
   }
-  copies_are_the_state(&t);
   double *values = ck_training_read(&t, CK_VALUES, count);
   ck_training_close(&t);
   return values;
@@ -459,8 +400,7 @@ START_TEST(state_goes_from_one_precision_to_another) {
   step(&from, 0);
   copy_state(&from, &middle);
   copy_state(&middle, &to);
-  copies_are_right(&to);
-  copies_are_the_state(&to);
+  ck_training_copies_are_right(&to);
   step(&middle, 1); /* it trains on */
   step(&from, 1);
   step(&to, 1);
@@ -508,7 +448,7 @@ START_TEST(recomputed_bits_are_the_same) {
       ck_ok(ck_training_step(&t, &batch, NULL));
       ck_batch_free(&batch);
     }
-    copies_are_the_state(&t);
+    ck_training_copies_are_right(&t);
     values[i] = ck_training_read(&t, CK_VALUES, &count);
     ck_training_close(&t);
     if (i > 0) ck_same_bits("recomputed", values[i], values[0], count);
@@ -539,7 +479,8 @@ START_TEST(what_makes_no_sense_is_refused) {
     ck_no_memory_held(group);
   }
   setup.options.type = EK_F32;
-  for (int i = 0; i < HALVES; i++) { /* a device without them says so before it allocates anything */
+  for (int i = 0; i < HALVES;
+       i++) { /* a device without them says so before it allocates anything */
     ek_memory_usage before, after;
     setup.options.precision = halves[i];
     if (computes(group, halves[i])) continue;
@@ -561,11 +502,7 @@ static Suite *make_suite(void) {
   tcase = ck_case(suite, "refusals");
   tcase_add_test(tcase, what_makes_no_sense_is_refused);
   tcase_add_test(tcase, a_module_of_f32_runs_between_casts);
-  ek_group *group = NULL; /* devices under test may lack the types */
-  const bool there = ek_group_open(&group, ck_spec("cpu:1"), NULL) == EK_OK &&
-                     computes(group, EK_BF16) && computes(group, EK_F16);
-  ek_group_free(group);
-  if (!there) return suite;
+  if (!ck_has_halves()) return suite;
   tcase = ck_case(suite, "training");
   tcase_add_loop_test(tcase, placements_agree, 0, CASES);
   tcase_add_loop_test(tcase, devices_agree_with_one, 0, CASES);
