@@ -164,6 +164,24 @@ static size_t check_snapshot(const struct ck_value *snapshot, const ek_group *gr
   return events;
 }
 
+static size_t find_holder(const ek_memory_holder *list, size_t count, const char *name) {
+  size_t i = 0;
+  while (i < count && strcmp(list[i].name, name) != 0) i++;
+  return i;
+}
+
+/* Two linears of WIDTH: masters of four bytes an element, copies of `bytes`, each by its name. */
+static void check_masters_and_copies(const ek_device *device, uint64_t bytes) {
+  const uint64_t elements = 2 * (WIDTH * WIDTH + WIDTH);
+  ek_memory_holder list[16];
+  size_t count = 0;
+  ck_ok(ek_memory_holders(list, &count, 16, device, false));
+  const size_t masters = find_holder(list, count, "(parameters)");
+  const size_t copies = find_holder(list, count, "(copies)");
+  ck_assert(masters < count && list[masters].bytes == 4 * elements);
+  ck_assert(bytes > 0 ? copies < count && list[copies].bytes == bytes * elements : copies == count);
+}
+
 /* ---- something that holds memory ---- */
 
 static char folder[CK_FOLDER_SIZE], path[128], json[128];
@@ -182,10 +200,12 @@ static void remove_folder(void) {
 
 /* ---- tests ---- */
 
+/* On devices that compute and that count, in f32 and in bf16. */
 START_TEST(a_snapshot_is_what_is_held) {
   struct ck_linears it;
   make_folder();
-  ck_linears_open(&it, _i == 0 ? "cpu:2" : "plan:2", WIDTH, EK_MODE_REPLICATED);
+  ck_linears_open_in(&it, _i % 2 == 0 ? "cpu:2" : "plan:2", WIDTH, EK_MODE_REPLICATED,
+                     _i < 2 ? EK_F32 : EK_BF16);
   ck_ok(ck_linears_step(&it));
   size_t held = 0;
   for (int recorded = 0; recorded < 2; recorded++) {
@@ -200,6 +220,7 @@ START_TEST(a_snapshot_is_what_is_held) {
     const size_t events = check_snapshot(pickled, it.group);
     ck_assert_msg(recorded == 0 || events > held + 30, "%zu events, %zu blocks", events, held);
     held = events;
+    check_masters_and_copies(ek_group_device(it.group, 1), _i < 2 ? 0 : 2);
     ck_value_free(pickled);
     ck_value_free(written);
   }
@@ -284,12 +305,6 @@ START_TEST(memory_runs_out) {
   remove_folder();
 }
 END_TEST
-
-static size_t find_holder(const ek_memory_holder *list, size_t count, const char *name) {
-  size_t i = 0;
-  while (i < count && strcmp(list[i].name, name) != 0) i++;
-  return i;
-}
 
 /* The outputs of three linear layers, as long as a pass has them saved, and of a model that is
  * gone. */
@@ -452,7 +467,7 @@ END_TEST
 static Suite *make_suite(void) {
   Suite *suite = suite_create("memory_snapshot");
   TCase *tests = ck_case(suite, "memory_snapshot");
-  tcase_add_loop_test(tests, a_snapshot_is_what_is_held, 0, 2);
+  tcase_add_loop_test(tests, a_snapshot_is_what_is_held, 0, ck_has_halves() ? 4 : 2);
   tcase_add_test(tests, a_part_of_a_recording_is_not_shown);
   tcase_add_test(tests, memory_runs_out);
   tcase_add_test(tests, modules_hold_what_they_took);

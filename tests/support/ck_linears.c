@@ -11,6 +11,11 @@
 #include "ek_check.h"
 
 void ck_linears_open(struct ck_linears *it, const char *spec, int64_t width, ek_mode mode) {
+  ck_linears_open_in(it, spec, width, mode, EK_F32);
+}
+
+void ck_linears_open_in(struct ck_linears *it, const char *spec, int64_t width, ek_mode mode,
+                        ek_type precision) {
   ek_module *parts[2] = {NULL};
   ck_assert_int_le(width, CK_LINEARS_WIDTH);
   *it = (struct ck_linears){.width = width};
@@ -23,6 +28,7 @@ void ck_linears_open(struct ck_linears *it, const char *spec, int64_t width, ek_
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
   options.group = it->group;
   options.mode = mode;
+  options.precision = precision;
   ck_ok(ek_trainer_open(&it->trainer, NULL, it->module, it->loss, it->rule, &options));
 }
 
