@@ -322,6 +322,46 @@ START_TEST(everything_frozen) {
 }
 END_TEST
 
+/* ---- in 16 bits ---- */
+
+/*
+ * Gradients, too, in 16 bits: frozen parameters stay what they are, masters and copies, on all
+ * devices, and the norm is that of the others: it is summed in f64, the factor that it is multiplied
+ * with rounds to f32 as it is read.
+ */
+START_TEST(frozen_in_16_bits) {
+  struct ck_setup setup = setup_of(_i / 2, EK_F32);
+  const ek_loss_scale none = {.kind = EK_LOSS_SCALE_NONE};
+  struct element of[ELEMENTS];
+  struct ck_training t;
+  if (!ck_part(_i)) return;
+  chosen = rules[1];
+  setup.options.precision = setup.options.gradient_type = _i % 2 == 0 ? EK_BF16 : EK_F16;
+  setup.loss_scale = &none;
+  ck_training_open(&t, &setup);
+  const int64_t count = elements(of, &t);
+  double *before = ck_training_read(&t, CK_VALUES, NULL);
+  for (int step = 1; step <= STEPS; step++) {
+    ek_step_result result;
+    double square = 0;
+    struct ck_batch batch = ck_batch_make(&workload, EK_F32, SAMPLES, 0, (uint64_t)step);
+    ck_ok(ck_training_backward(&t, &batch, NULL, false, NULL));
+    double *g = ck_training_read(&t, CK_GRADIENTS, NULL);
+    for (int64_t i = 0; i < count; i++) square += of[i].frozen ? 0 : g[i] * g[i];
+    free(g);
+    ck_ok(ek_data_parallel_optimizer_step(&result, t.optimizer));
+    ck_assert_double_eq_tol(result.gradient_norm, sqrt(square), 0x1p-22 * sqrt(square));
+    ck_training_copies_are_right(&t);
+    ck_batch_free(&batch);
+  }
+  double *after = ck_training_read(&t, CK_VALUES, NULL);
+  for (int64_t i = 0; i < count; i++) ck_assert((after[i] == before[i]) == of[i].frozen);
+  free(before);
+  free(after);
+  ck_training_close(&t);
+}
+END_TEST
+
 /* ---- what it costs ---- */
 
 static atomic_int calls, without;
@@ -384,6 +424,7 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(groups, without_decay_nothing_changes, 0, 2 * CK_PLACEMENTS);
   tcase_add_loop_test(groups, everything_frozen, 0, CK_PLACEMENTS);
   tcase_add_loop_test(groups, few_calls, 0, CK_PLACEMENTS);
+  if (ck_has_halves()) tcase_add_loop_test(groups, frozen_in_16_bits, 0, 2 * CK_PLACEMENTS);
   return suite;
 }
 
