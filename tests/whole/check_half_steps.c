@@ -1,6 +1,6 @@
 /*
- * check_half_steps.c - steps in bf16 and f16 that meet what is not finite, inputs of every type,
- * and weights that come in 16 bits.
+ * check_half_steps.c - steps in bf16 and f16 that meet what is not finite, state that is touched in
+ * the middle of them, inputs of every type, and weights that come in 16 bits.
  *
  * Everything here is exact: an undisturbed run has the same scale and makes the same steps.
  */
@@ -37,14 +37,6 @@ static struct ck_setup setup_of(const struct ck_workload *workload, int placemen
   setup.options.precision = type;
   setup.loss_scale = &steady;
   return setup;
-}
-
-static bool computes_in_halves(void) {
-  ek_group *group = NULL;
-  if (ek_group_open(&group, ck_spec("cpu:3"), NULL) != EK_OK) return false;
-  const unsigned types = ek_device_types(ek_group_device(group, 0));
-  ek_group_free(group);
-  return (types & EK_TYPES_BF16) != 0 && (types & EK_TYPES_F16) != 0;
 }
 
 static void same_snapshots(const char *what, const struct ck_training *got,
@@ -111,6 +103,71 @@ START_TEST(any_micro_batch_skips_the_step) {
   }
   ck_training_close(&disturbed);
   ck_training_close(&other);
+}
+END_TEST
+
+/* ---- state between micro-batches ---- */
+
+/* All of it is read, and written back as it is. */
+static void touch_state(struct ck_training *t) {
+  struct ck_state state = ck_state_take(t->model), again;
+  ck_ok(ck_state_put(t->model, &state));
+  again = ck_state_take(t->model);
+  ck_state_same("written back", &again, &state);
+  ck_state_drop(&again);
+  ck_state_drop(&state);
+}
+
+static void go_back(struct ck_training *t, uint64_t number, bool accumulate) {
+  struct ck_batch batch = ck_batch_make(t->setup.workload, EK_F32, SAMPLES, 0.1, number);
+  ck_ok(ck_training_backward(t, &batch, NULL, accumulate, NULL));
+  ck_batch_free(&batch);
+}
+
+/* With gradients of 16 bits: what a step has accumulated stays, and what can be read of it. A run
+ * that begins with such a state goes on alike. */
+START_TEST(state_in_the_middle_of_a_step) {
+  if (!ck_part(_i)) return;
+  struct ck_setup setup = setup_of(ck_workload("gpt"), _i / HALVES, halves[_i % HALVES]);
+  setup.options.gradient_type = setup.options.precision;
+  struct ck_training disturbed, other, third;
+  ck_training_open(&disturbed, &setup);
+  ck_training_open(&other, &setup);
+  for (uint64_t s = 0; s < 2; s++) {
+    go_back(&disturbed, 30 + s, true);
+    touch_state(&disturbed);
+    go_back(&disturbed, 40 + s, false);
+    go_back(&other, 30 + s, true);
+    go_back(&other, 40 + s, false);
+    int64_t count = 0;
+    double *got = ck_training_read(&disturbed, CK_GRADIENTS, &count);
+    double *want = ck_training_read(&other, CK_GRADIENTS, &count);
+    ck_same_bits("gradients", got, want, count);
+    touch_state(&disturbed);
+    free(got);
+    got = ck_training_read(&disturbed, CK_GRADIENTS, &count);
+    ck_same_bits("gradients beside a write", got, want, count);
+    free(got);
+    free(want);
+    ck_ok(ek_data_parallel_optimizer_step(NULL, disturbed.optimizer));
+    ck_ok(ek_data_parallel_optimizer_step(NULL, other.optimizer));
+    same_snapshots("behind a step whose state was touched", &disturbed, &other);
+    same_copies(&disturbed, &other);
+  }
+  setup.options.seed++; /* which the state has, too */
+  ck_training_open(&third, &setup);
+  struct ck_state state = ck_state_take(disturbed.model);
+  ck_ok(ck_state_put(third.model, &state));
+  ck_state_drop(&state);
+  struct ck_training *both[] = {&third, &other};
+  for (int k = 0; k < 2; k++) {
+    go_back(both[k], 50, false);
+    ck_ok(ek_data_parallel_optimizer_step(NULL, both[k]->optimizer));
+  }
+  same_snapshots("from a state", &third, &other);
+  ck_training_close(&disturbed);
+  ck_training_close(&other);
+  ck_training_close(&third);
 }
 END_TEST
 
@@ -299,10 +356,12 @@ END_TEST
 
 static Suite *make_suite(void) {
   Suite *suite = suite_create("half steps");
-  if (!computes_in_halves()) return suite; /* devices under test may lack the types */
+  if (!ck_has_halves()) return suite;
   TCase *tcase = ck_case(suite, "not finite");
   tcase_add_loop_test(tcase, any_micro_batch_skips_the_step, 0, CK_PLACEMENTS * HALVES);
   tcase_add_loop_test(tcase, a_refused_step_leaves_all, 0, CK_MODES * HALVES);
+  tcase = ck_case(suite, "state");
+  tcase_add_loop_test(tcase, state_in_the_middle_of_a_step, 0, CK_PLACEMENTS * HALVES);
   tcase_add_loop_test(ck_case(suite, "inputs"), inputs_of_every_type, 0, CK_MODES * 3);
   tcase = ck_case(suite, "weights");
   tcase_add_checked_fixture(tcase, make_folder, remove_folder);
