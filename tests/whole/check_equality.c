@@ -27,7 +27,8 @@
 #if CK_ASAN || CK_TSAN
 enum { MOST_DEVICES = 8, DEVICE_STRIDE = 3, BATCH_STRIDE = 3 };
 #else
-enum { MOST_DEVICES = 8, DEVICE_STRIDE = 1, BATCH_STRIDE = 1 };
+/* Every batch: with one type in one half of the placements, with the other type in the other half. */
+enum { MOST_DEVICES = 8, DEVICE_STRIDE = 1, BATCH_STRIDE = 2 };
 #endif
 /* f32 and f64 of each workload, then bf16 and f16 of each. */
 enum { WIDE_VARIANTS = 2 * CK_WORKLOADS, VARIANTS = 2 * WIDE_VARIANTS };
