@@ -5,9 +5,9 @@
  * deterministic group the pieces follow from the shape of the product alone, and each thread takes
  * every so many of them: the same bits with any number of threads.
  *
- * One thread's part in f32 is ek__cpu_sgemm(): oneDNN's (cpu_sgemm_onednn.c), because two of its
- * one-thread products beat one two-thread product in most shapes, or, in a library that is built
- * without oneDNN, our own (cpu_sgemm_own.c). Of values of 16 bits it is our own, which widens them
+ * One thread's part in f32 is ek__cpu_sgemm(): oneDNN's, because two of its one-thread products beat
+ * one two-thread product in most shapes, but for shapes in which our own is faster
+ * (cpu_sgemm_onednn.c), or, in a library that is built without oneDNN, our own (cpu_sgemm_own.c). Of values of 16 bits it is our own, which widens them
  * as it packs, or oneDNN's for bf16 where the environment asks for it (cpu_matmul_onednn.c). In f64 it is a loop in plain C, for gradient checks.
  */
 #include "backend/cpu/cpu_internal.h"
@@ -30,6 +30,14 @@ static bool joins_bias(const struct ek__matmul_args *args) {
   return ek__type_size(args->types.value) == 2;
 }
 
+/* By what the product is and not by how long rows are stored: padded rows are to give the bits of
+ * dense ones. */
+static bool collides(const struct ek__matmul_args *args) {
+  const int64_t apart = 4096 / (int64_t)ek__type_size(args->types.value);
+  return (args->transpose_a && args->m % apart == 0) ||
+         (!args->transpose_b && args->n % apart == 0);
+}
+
 /* Rows i0 .. i1 - 1 and columns j0 .. j1 - 1 of c. */
 static ek_status multiply(const struct product *product, int64_t i0, int64_t i1, int64_t j0,
                           int64_t j1) {
@@ -38,6 +46,7 @@ static ek_status multiply(const struct product *product, int64_t i0, int64_t i1,
   struct ek__gemm gemm = {.c_is_sum = args->gradient,
                           .transpose_a = args->transpose_a,
                           .transpose_b = args->transpose_b,
+                          .collides = collides(args),
                           .m = i1 - i0,
                           .n = j1 - j0,
                           .k = args->k,

@@ -1,5 +1,6 @@
 /*
- * cpu_sgemm_onednn.c - one thread's matrix product in f32 by oneDNN; compiled where that is there.
+ * cpu_sgemm_onednn.c - one thread's matrix product in f32 by oneDNN, or by our own where that is
+ * faster; compiled where oneDNN is there.
  *
  * oneDNN writes its machine code at the first product of a process, all of it whatever the shape,
  * and does not survive a lack of memory while it does (2.6: std::bad_alloc, which may not pass
@@ -12,6 +13,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <string.h>
 
 #include <oneapi/dnnl/dnnl.h>
 
@@ -66,7 +68,25 @@ static ek_status sgemm_by_columns(const struct ek__gemm *g) {
   return EK_OK;
 }
 
+/*
+ * Where c is narrow or low, by its own rule of 1/m + 1/n >= 0.0038, oneDNN (2.6) reads operands on
+ * AVX2 where they lie. Down a column of rows that are multiples of 4 KiB apart all it reads falls
+ * into the same few places of the caches. Our own product, which copies always, takes 0.55 to 0.8
+ * of the time then (docs/results/2026-11-22-products.md). With AVX-512 nothing was measured.
+ */
+#define UNCOPIED 0.0038
+#define SMALLEST 32
+static bool own_is_faster(const struct ek__gemm *g) {
+  return g->collides && g->m >= SMALLEST && g->n >= SMALLEST && g->k >= SMALLEST &&
+         1.0 / (double)g->m + 1.0 / (double)g->n >= UNCOPIED &&
+         strcmp(ek__cpu_isa_name(), "AVX2") == 0;
+}
+
 ek_status ek__cpu_sgemm(const struct ek__gemm *g) {
+  if (own_is_faster(g)) {
+    ek__cpu_functions((struct ek__types){EK_F32, EK_F32})->product(g, 0, g->m);
+    return EK_OK;
+  }
   if (g->transpose_a && g->n <= NARROW && g->k > 2 * DEPTH_BLOCK) return sgemm_by_depth(g);
   if (!g->transpose_a && g->n >= 2 * COLUMN_BLOCK && g->k <= SHORT) return sgemm_by_columns(g);
   return sgemm(g);
