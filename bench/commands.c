@@ -36,13 +36,13 @@ struct found {
 
 /* Opens the devices once. */
 static enum exit_code check_spec(struct found *found, const struct options *options,
-                                 const char *spec, enum precision precision) {
+                                 const char *spec) {
   if (options->command == COMMAND_MAX_BATCH && strchr(spec, '@') == NULL) {
     say_error("max-batch needs a cap per device, such as --devices %s@64MiB", spec);
     return EXIT_USAGE;
   }
   ek_group *group = NULL;
-  const ek_group_options how = group_options(options, options->threads, precision);
+  const ek_group_options how = group_options(options, options->threads);
   const ek_status status = ek_group_open(&group, spec, &how);
   if (status != EK_OK) {
     say_error("--devices %s: %s", spec, ek_error_message());
@@ -72,10 +72,8 @@ static bool check_file(const char *option, const char *path) {
 enum exit_code prepare(struct text *text, const struct options *options) {
   memset(text, 0, sizeof *text);
   struct found found = {false, false};
-  for (size_t i = 0; i < options->spec_count * options->precision_count; i++) {
-    const enum precision precision = options->precisions[i % options->precision_count];
-    const char *spec = options->specs[i / options->precision_count];
-    const enum exit_code code = check_spec(&found, options, spec, precision);
+  for (size_t i = 0; i < options->spec_count; i++) {
+    const enum exit_code code = check_spec(&found, options, options->specs[i]);
     if (code != EXIT_GOOD) return code;
   }
   for (size_t i = 0; i < options->precision_count && !found.tf32; i++) {

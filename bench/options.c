@@ -176,11 +176,9 @@ const char *precision_name(const struct options *options) {
   return names[options->fused_loss][one ? options->precisions[0] : PRECISION_F32];
 }
 
-ek_group_options group_options(const struct options *options, int threads,
-                               enum precision precision) {
+ek_group_options group_options(const struct options *options, int threads) {
   ek_group_options group = EK_GROUP_OPTIONS_INIT;
   group.threads_per_device = threads;
-  group.allow_tf32 = precision == PRECISION_TF32;
   group.deterministic = options->deterministic || options->reproducible > 0;
   return group;
 }
@@ -241,10 +239,6 @@ static void read_precisions(struct reading *reading, struct argp_state *state) {
   }
   if (options->precision_count == 1) return;
   if (options->trace != NULL) argp_error(state, "--precision: one at a time for --trace");
-  for (size_t i = 0; i < options->precision_count && options->command == COMMAND_FIT; i++) {
-    if (options->precisions[i] != PRECISION_TF32) continue;
-    argp_error(state, "--precision: fit chooses among f32, bf16 and f16; tf32 is by itself");
-  }
 }
 
 static void read_gradients(struct options *options, const char *text, struct argp_state *state) {

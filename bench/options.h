@@ -74,9 +74,8 @@ struct options {
 void options_parse(struct options *options, enum command command, int argc, char **argv);
 void options_free(struct options *options);
 
-/* How a group is opened for a run of this precision. */
-ek_group_options group_options(const struct options *options, int threads,
-                               enum precision precision);
+/* How a group is opened for a run. */
+ek_group_options group_options(const struct options *options, int threads);
 
 const char *command_name(enum command command);
 const char *rule_name(enum rule rule);

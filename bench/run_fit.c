@@ -23,12 +23,10 @@ struct choice {
 
 /* ---- the search ---- */
 
-/* tf32 is f32 to a trainer; the group knows. */
-static enum precision bench_precision(const ek_settings *settings, const struct options *options) {
-  return settings->precision == EK_BF16  ? PRECISION_BF16
-         : settings->precision == EK_F16 ? PRECISION_F16
-         : options->precision_count == 1 ? options->precisions[0]
-                                         : PRECISION_F32;
+static enum precision bench_precision(const ek_settings *settings) {
+  enum precision precision = PRECISION_F32;
+  while (training_type(precision) != settings->precision) precision++;
+  return precision;
 }
 
 static ek_status build(void *context, const ek_settings *settings, ek_module **module,
@@ -37,7 +35,7 @@ static ek_status build(void *context, const ek_settings *settings, ek_module **m
   ek_gpt_options gpt = training_gpt(task);
   gpt.recompute = settings->recompute;
   gpt.fused_loss = settings->fused_loss;
-  return training_model(module, criterion, gpt, bench_precision(settings, task->options));
+  return training_model(module, criterion, gpt, bench_precision(settings));
 }
 
 static ek_status advise(ek_advice *advice, size_t *count, const struct options *options,
@@ -45,7 +43,7 @@ static ek_status advise(ek_advice *advice, size_t *count, const struct options *
   const struct shape *shape = &options->shape;
   const int64_t sizes[] = {shape->batch, shape->seq};
   struct task model = {.options = options, .shape = shape};
-  const ek_group_options group = group_options(options, options->threads, options->precisions[0]);
+  const ek_group_options group = group_options(options, options->threads);
   ek_trainer_options trainer = EK_TRAINER_OPTIONS_INIT;
   ek_advise_task task = EK_ADVISE_TASK_INIT;
   ek_tensor tokens;
@@ -113,7 +111,7 @@ static enum exit_code measure_once(struct choice *choice, size_t round,
   own.shape.micro_batches = settings->micro_batches;
   own.shape.steps = 1;
   const struct task task =
-      make_task(&own, text, options->specs[0], settings->mode, bench_precision(settings, options));
+      make_task(&own, text, options->specs[0], settings->mode, bench_precision(settings));
   struct run run;
   run_task(&run, &task, NULL);
   enum exit_code code = EXIT_GOOD;
@@ -158,7 +156,7 @@ static json_t *choice_json(const struct choice *choice, size_t rank,
   put(json, "rank", whole(rank));
   put(json, "fits", json_boolean(advice->fits));
   put(json, "mode", json_string(ek_mode_name(advice->settings.mode)));
-  const enum precision precision = bench_precision(&advice->settings, options);
+  const enum precision precision = bench_precision(&advice->settings);
   put(json, "precision", json_string(precision_text(precision)));
   put(json, "recompute", json_string(ek_recompute_format(recompute, &advice->settings.recompute)));
   put(json, "loss", json_string(advice->settings.fused_loss ? "fused" : "whole"));
@@ -183,7 +181,7 @@ static void add_row(struct grid *grid, const struct choice *choice, size_t rank,
   grid_cell(grid, "%zu", rank);
   grid_cell(grid, "%s", advice->fits ? "yes" : "no");
   grid_cell(grid, "%s", ek_mode_name(advice->settings.mode));
-  grid_cell(grid, "%s", precision_text(bench_precision(&advice->settings, options)));
+  grid_cell(grid, "%s", precision_text(bench_precision(&advice->settings)));
   grid_cell(grid, "%s", ek_recompute_format(recompute, &advice->settings.recompute));
   grid_cell(grid, "%s", advice->settings.fused_loss ? "fused" : "whole");
   grid_cell(grid, "%lld", (long long)advice->settings.micro_batches);

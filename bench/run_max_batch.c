@@ -90,10 +90,9 @@ static char *planned_spec(const char *spec, const struct kind *kind) {
 }
 
 /* What the real group is. */
-static bool look_at_group(struct kind *kind, const struct options *options,
-                          enum precision precision) {
+static bool look_at_group(struct kind *kind, const struct options *options) {
   ek_group *group = NULL;
-  const ek_group_options how = group_options(options, options->threads, precision);
+  const ek_group_options how = group_options(options, options->threads);
   if (ek_group_open(&group, options->specs[0], &how) != EK_OK) {
     say_error("%s: %s", options->specs[0], ek_error_message());
     return false;
@@ -108,7 +107,7 @@ static enum exit_code search_mode(struct result *result, const struct options *o
   struct kind kind;
   result->mode = mode;
   result->precision = precision;
-  if (!look_at_group(&kind, options, precision)) return EXIT_ERROR;
+  if (!look_at_group(&kind, options)) return EXIT_ERROR;
   result->counts_only = kind.counts_only;
   struct search real, plan;
   start_search(&real, options, text, mode, precision);

@@ -22,7 +22,8 @@ ek_gpt_options training_gpt(const struct task *task) {
 }
 
 ek_type training_type(enum precision precision) {
-  return precision == PRECISION_BF16 ? EK_BF16 : precision == PRECISION_F16 ? EK_F16 : EK_F32;
+  static const ek_type types[BENCH_PRECISIONS] = {EK_F32, EK_TF32, EK_BF16, EK_F16};
+  return types[precision];
 }
 
 ek_status training_model(ek_module **module, ek_criterion **loss, ek_gpt_options gpt,
@@ -93,7 +94,7 @@ static ek_status make_batch(struct training *training) {
 
 ek_status training_open_group(struct training *training, const struct task *task) {
   training->task = task;
-  const ek_group_options options = group_options(task->options, task->threads, task->precision);
+  const ek_group_options options = group_options(task->options, task->threads);
   EK_TRY(ek_group_open(&training->group, task->spec, &options));
   if (ek_group_size(training->group) <= BENCH_MAX_DEVICES) return EK_OK;
   return ek_error_set(EK_ERR_UNSUPPORTED, "the benchmark runs on %d devices at most, not on %zu",

@@ -4,7 +4,7 @@
  *     train_text FILE [--devices SPEC] [--steps N] [--save FOLDER] [--stop-at K]
  *                     [--resume FOLDER] [--exact] [--reproducible GRAINS] [--trace FILE]
  *                     [--metrics PREFIX] [--loss-scale FIRST] [--mode MODE]
- *                     [--precision f32|bf16|f16] [--gradient-type f32|bf16|f16]
+ *                     [--precision f32|tf32|bf16|f16] [--gradient-type f32|bf16|f16]
  *
  * A GPT of two blocks reads windows of 64 bytes, learns to predict the next byte over all devices
  * of the group (AdamW, warm-up and cosine, dropout), and then writes 240 bytes of its own.
@@ -361,7 +361,7 @@ static int read_number(double *number, const char *text) {
 }
 
 static int read_type(ek_type *type, const char *text) {
-  static const ek_type types[] = {EK_F32, EK_BF16, EK_F16};
+  static const ek_type types[] = {EK_F32, EK_BF16, EK_F16, EK_TF32};
   for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
     if (strcmp(text, ek_type_name(types[i])) != 0) continue;
     *type = types[i];
@@ -420,7 +420,7 @@ int main(int argc, char **argv) {
     fprintf(stderr, "usage: train_text FILE [--devices SPEC] [--steps N] [--save FOLDER] "
                     "[--stop-at K] [--resume FOLDER] [--exact] [--reproducible GRAINS] "
                     "[--trace FILE] [--metrics PREFIX] [--loss-scale FIRST] [--mode MODE] "
-                    "[--precision f32|bf16|f16] [--gradient-type f32|bf16|f16]\n");
+                    "[--precision f32|tf32|bf16|f16] [--gradient-type f32|bf16|f16]\n");
     return 2;
   }
   struct text text = {0};

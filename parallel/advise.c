@@ -26,11 +26,13 @@
  * without matrix units they are halves of memory that take a little more arithmetic). */
 static const struct ek__rates cpu_rates = {
     .wide = {.products = 6e10, .attention = 3e10, .bytes = 6e9},
+    .tf32 = {.products = 6e10, .attention = 3e10, .bytes = 6e9},
     .half = {.products = 5.5e10, .attention = 3e10, .bytes = 2.5e9},
     .moved = 6e9,
     .call = 2e-6};
 static const struct ek__rates gpu_rates = {
     .wide = {.products = 4e13, .attention = 2e13, .bytes = 3e12},
+    .tf32 = {.products = 1e14, .attention = 4.7e13, .bytes = 3e12},
     .half = {.products = 2e14, .attention = 8e13, .bytes = 3e12},
     .moved = 2e11,
     .call = 5e-6};
@@ -46,6 +48,7 @@ static struct ek__rates rates_of(const ek_device *device) {
   struct ek__rates rates = cpu_rates;
   const double threads = ek_device_threads(device);
   times(&rates.wide, threads);
+  times(&rates.tf32, threads);
   times(&rates.half, threads);
   rates.moved *= threads;
   return rates;
@@ -248,6 +251,7 @@ static ek_status search_modes(struct search *s, ek_type precision) {
 
 /* Those of 16 bits first: they hold less. */
 static ek_status search_precisions(struct search *s) {
+  static const ek_type precisions[] = {EK_F16, EK_BF16, EK_TF32, EK_F64, EK_F32};
   const ek_trainer_options *trainer = s->task->trainer;
   const unsigned asked = s->task->precisions, types = asked & s->place.types;
   char text[EK__TYPES_TEXT];
@@ -256,8 +260,8 @@ static ek_status search_precisions(struct search *s) {
   }
   EK__FAIL_IF(types == 0, EK_ERR_UNSUPPORTED, "ek_advise: the devices compute in %s",
               ek__types_text(text, s->place.types));
-  for (int type = EK_F16; type >= EK_F32; type--) {
-    if ((types >> type & 1u) != 0) EK_TRY(search_modes(s, (ek_type)type));
+  for (size_t i = 0; i < sizeof precisions / sizeof precisions[0]; i++) {
+    if ((types >> precisions[i] & 1u) != 0) EK_TRY(search_modes(s, precisions[i]));
   }
   return EK_OK;
 }

@@ -10,7 +10,7 @@
 
 /* What a device's work takes, per second; `call` is in seconds. */
 struct ek__rates {
-  struct ek__arithmetic wide, half;
+  struct ek__arithmetic wide, tf32, half;
   double moved, call;
 };
 

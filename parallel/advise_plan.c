@@ -37,8 +37,9 @@ static double seconds_in(const struct ek__arithmetic *work, const struct ek__ari
 }
 
 static double seconds_of(const struct ek__work *work, const struct ek__rates *rates) {
-  return seconds_in(&work->wide, &rates->wide) + seconds_in(&work->half, &rates->half) +
-         work->moved / rates->moved + work->calls * rates->call;
+  return seconds_in(&work->wide, &rates->wide) + seconds_in(&work->tf32, &rates->tf32) +
+         seconds_in(&work->half, &rates->half) + work->moved / rates->moved +
+         work->calls * rates->call;
 }
 
 /* Adds the time since the last lap, `times` as often as it was planned. */

@@ -43,7 +43,8 @@ static bool has_rows(const ek_shards *shape, size_t index) {
 static ek_status no_gradients(ek_tensor *gradients, ek_tensor *zero, const struct backward_job *job,
                               ek_device *device, size_t index) {
   const ek_data_parallel_model *model = job->model;
-  EK_TRY(ek_tensor_create(zero, device, EK_MEMORY_LOSS, model->options.precision, 0, NULL));
+  EK_TRY(ek_tensor_create(zero, device, EK_MEMORY_LOSS, ek_type_of_values(model->options.precision),
+                          0, NULL));
   EK_TRY(ek_op_zero(ek_device_stream(device, EK_STREAM_COMPUTE), zero));
   for (size_t i = 0; i < model->module->outputs; i++) {
     const ek_shards *shape = &model->part_shapes[i];

@@ -2,8 +2,8 @@
  * advise.h - which settings fit the devices, the fastest first.
  *
  * Every combination of a mode, a recomputation, a loss that is whole or fused, and a number of
- * micro-batches trains the same, and so, to rounding, does a precision of 16 bits, if the program
- * asks for that choice, too. ek_advise() plans a step with each of them on `plan` devices like
+ * micro-batches trains the same, and so, to rounding, does a precision of fewer bits, if the
+ * program asks for that choice, too. ek_advise() plans a step with each of them on `plan` devices like
  * the given ones (device.h), so that the peaks are those of the real step to the byte, and predicts
  * the seconds of a step from what the plan has counted.
  *
@@ -85,7 +85,8 @@ typedef struct ek_advise_task {
   const ek_trainer_options *trainer;
   uint64_t modes; /* bit m: mode m may be chosen; 0: every mode */
   /* Precisions that may be chosen, such as EK_TYPES_F32 | EK_TYPES_BF16; 0: the trainer's alone.
-   * Those that the devices do not compute in are left out; EK_ERR_UNSUPPORTED if none is left. */
+   * Those that the devices do not compute in are left out, EK_TYPES_TF32 where products do not
+   * round; EK_ERR_UNSUPPORTED if none is left. */
   unsigned precisions;
 } ek_advise_task;
 #define EK_ADVISE_TASK_INIT                                                                        \
@@ -100,7 +101,7 @@ typedef struct ek_advice {
   /*
    * Of a step, predicted: the work that the plan has counted for the slowest device, over fixed
    * rates for the kind of device (operations of products, of attention, bytes of all operations,
-   * the first three for f32 and for 16 bits; bytes between devices, calls: docs/memory.md). What
+   * the first three for f32, tf32 and 16 bits; bytes between devices, calls: docs/memory.md). What
    * machine it is is not looked at: compare these numbers with each other only.
    */
   double seconds;

@@ -96,12 +96,19 @@ typedef struct ek_data_parallel_model_options {
    */
   size_t reproducible;
   /*
-   * What modules compute in: 0 for `type`, or, with f32, EK_BF16 or EK_F16. Parameters are f32
-   * *masters* then, with the optimizer's state, and modules see copies of 16 bits, which the update
-   * writes; so activations, outputs and their gradients are of 16 bits. Statistics, losses, norms,
-   * buffers and, but for `gradient_type`, gradients of parameters are f32 or f64 as before. A
-   * floating input or target in f32 is rounded on its way into the module. A module that declares
-   * f32 alone runs between casts (module.h).
+   * What modules compute in, and with that what products may round to, in this model alone: 0 for
+   * `type`, or, with f32, EK_TF32, EK_BF16 or EK_F16.
+   *
+   * In EK_TF32 all tensors and all memory are those of f32. Products, attention's too, forward and
+   * backward, may take their operands with 10 bits of mantissa, as the tensor cores of cuda devices
+   * do; their sums, and all else, are f32. A device that does not round so (ek_device_types(), a
+   * CPU) gives what f32 gives, bit for bit.
+   *
+   * In 16 bits parameters are f32 *masters*, with the optimizer's state, and modules see copies of
+   * 16 bits, which the update writes; so activations, outputs and their gradients are of 16 bits.
+   * Statistics, losses, norms, buffers and, but for `gradient_type`, gradients of parameters are
+   * f32 or f64 as before. A floating input or target in f32 is rounded on its way into the module.
+   * A module that declares f32 alone runs between casts (module.h).
    *
    *     mode                          of a parameter, on each of N devices: bytes, with AdamW
    *     gather, balanced              2, gradient 4; on the first 4 + 8 more
@@ -111,13 +118,13 @@ typedef struct ek_data_parallel_model_options {
    *     fully-sharded                 (2 + 12 + 4)/N
    *
    * State by name and files have the masters, so a run goes on in another precision.
-   * EK_ERR_UNSUPPORTED, before anything is allocated, for devices that do not compute in it
-   * (ek_device_types()).
+   * EK_ERR_UNSUPPORTED, before anything is allocated, for devices that do not compute in 16 bits
+   * (ek_device_types()); EK_ERR_INVALID_ARGUMENT beside parameters of f64.
    */
   ek_type precision;
   /*
    * Of the gradients of parameters that devices keep and sum: 0 for `type`, or, with f32, EK_BF16
-   * or EK_F16: the precision's type, or where that is f32 either. Half the gradients' memory and
+   * or EK_F16: the precision's type, or where that is f32 or tf32 either. Half the gradients' memory and
    * traffic: 2 in the place of 4 bytes in the table above. Modules add to f32 gradients all the
    * same, and what a backward has added is rounded once, when the gradient is complete; the f32
    * gradients of one module at a time, and of parameters that are used twice, lie beside them

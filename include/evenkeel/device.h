@@ -47,15 +47,14 @@ typedef struct ek_event ek_event;
 typedef struct ek_group_options {
   size_t size;            /* sizeof(ek_group_options) */
   int threads_per_device; /* 0: the cores the process may use, divided evenly, at least 1 */
-  bool allow_tf32;    /* cuda: products of f32, attention's too, with 10 bits of mantissa */
-  bool deterministic; /* nothing is chosen by timing or by the number of threads, see below */
-  double time_limit;  /* cuda: seconds that a collective may take; 0: 600 */
-  bool debug_memory;  /* new tensors are NaN, writes beside them are found, see below */
-  size_t world_size;  /* devices of all processes that train together; 0: those of the group */
-  size_t first_rank;  /* of them, the number of the group's device 0 */
+  bool deterministic;     /* nothing is chosen by timing or by the number of threads, see below */
+  double time_limit;      /* cuda: seconds that a collective may take; 0: 600 */
+  bool debug_memory;      /* new tensors are NaN, writes beside them are found, see below */
+  size_t world_size;      /* devices of all processes that train together; 0: those of the group */
+  size_t first_rank;      /* of them, the number of the group's device 0 */
 } ek_group_options;
 #define EK_GROUP_OPTIONS_INIT                                                                      \
-  { sizeof(ek_group_options), 0, false, false, 0, false, 0, 0 }
+  { sizeof(ek_group_options), 0, false, 0, false, 0, 0 }
 
 /*
  * A device has an index in its group, and a rank in the world: the devices of all processes that
@@ -140,7 +139,7 @@ EK_API int ek_device_threads(const ek_device *device); /* threads that compute o
 /* True if kernels only count (backend `plan`): nothing may be read from or written to memory. */
 EK_API bool ek_device_counts_only(const ek_device *device);
 /* The types of values that operations compute in there, as a set of tensor.h: EK_TYPES_F32 | ..;
- * 0 for NULL. */
+ * EK_TYPES_TF32 is among them where products round to it if they are allowed to. 0 for NULL. */
 EK_API unsigned ek_device_types(const ek_device *device);
 
 /*

@@ -15,7 +15,8 @@
  *     state are *sums*: f32, or f64 with values of f64. EK_ERR_TYPE for another mixture. Arithmetic
  *     is that of sums, and a result of 16 bits is rounded once, to nearest even, unless the
  *     function says more. EK_ERR_UNSUPPORTED where the device does not compute in it
- *     (ek_device_types).
+ *     (ek_device_types). Products of f32 may be allowed to round what they multiply to 10 bits of
+ *     mantissa: ek_op_allow_tf32() in products.h.
  *     Sums over a long dimension are kept at least as wide as the type.
  *   - Wrong shapes are EK_ERR_SHAPE, NULL or absent tensors EK_ERR_INVALID_ARGUMENT; the message
  *     names the operation and both shapes. Nothing was written then.

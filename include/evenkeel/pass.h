@@ -131,9 +131,9 @@ EK_API EK_CHECKED ek_status ek_pass_child_forward(ek_tensor *outputs, ek_pass *p
  * What a backward runs forward is recomputed: ek_pass_is_recomputing(), and random numbers are
  * those of the first time. It gives the same bits if nothing that it reads has changed.
  *
- * With `type` the child and its children run in f32, in f64 or in the pass's own type, whatever the
- * module that calls runs in: its floating inputs and the gradients of its outputs are to be of that
- * type. EK_ERR_UNSUPPORTED for one that does not compute in it, or that asks for a parameter in f64
+ * With `type` the child and its children run in f32, in f64 or in the replica's precision, whatever
+ * the module that calls runs in: its floating inputs and the gradients of its outputs are to be of
+ * that type. In a model of tf32 products of a child in EK_F32 are not rounded. EK_ERR_UNSUPPORTED for one that does not compute in it, or that asks for a parameter in f64
  * of a replica of f32 or the reverse.
  *
  * With `made_from` the child's input need not be kept, because it is cheaper to make than to hold:
@@ -214,8 +214,9 @@ EK_API EK_CHECKED ek_status ek_pass_all_reduce(ek_pass *pass, ek_tensor *tensor)
 /* ---- for a module: where and how it runs ---- */
 
 EK_API ek_device *ek_pass_device(const ek_pass *pass);
-EK_API ek_stream *ek_pass_stream(const ek_pass *pass);   /* the compute stream */
-EK_API ek_type ek_pass_type(const ek_pass *pass);        /* of its activations and parameters */
+EK_API ek_stream *ek_pass_stream(const ek_pass *pass); /* the compute stream */
+/* Of its activations and parameters: f32 in a model of tf32, of which ek_op_allows_tf32() tells. */
+EK_API ek_type ek_pass_type(const ek_pass *pass);
 EK_API bool ek_pass_wants_gradient(const ek_pass *pass); /* false: no backward follows */
 EK_API bool ek_pass_is_training(const ek_pass *pass);    /* false: dropout is off */
 /* In a forward: it has run before, and a backward runs it again. What a training forward changes in

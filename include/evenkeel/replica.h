@@ -12,6 +12,10 @@
  * Whoever writes masters writes the copies, too (ek_update_scale.copy), or calls
  * ek_replica_refresh().
  *
+ * With the precision tf32 tensors are those of f32, and products of modules may take their operands
+ * with 10 bits of mantissa (products.h). Devices that do not round so (ek_device_types()) give what
+ * f32 gives, bit for bit.
+ *
  * Gradients may be kept in 16 bits (`gradient_type`): in the precision's type, or, where modules
  * compute in f32, in either. A module adds to an f32 gradient all the same, which the pass lends it
  * and rounds when the gradient is complete (pass.h).
@@ -29,11 +33,12 @@ typedef struct ek_replica ek_replica;
 
 typedef struct ek_replica_options {
   size_t size;
-  ek_type type;      /* EK_F32 or EK_F64: parameters and gradients */
-  uint64_t seed;     /* for the initial values */
-  bool gradients;    /* hold a gradient buffer */
-  bool initialize;   /* false: values are undefined until they are set or replicated */
-  ek_type precision; /* that modules compute in: 0 for `type`, or, with f32, EK_BF16 or EK_F16 */
+  ek_type type;          /* EK_F32 or EK_F64: parameters and gradients */
+  uint64_t seed;         /* for the initial values */
+  bool gradients;        /* hold a gradient buffer */
+  bool initialize;       /* false: values are undefined until they are set or replicated */
+  ek_type precision;     /* that modules compute in: 0 for `type`, or, with f32, EK_TF32, EK_BF16 or
+                      * EK_F16 */
   ek_type gradient_type; /* of the gradient buffer: 0 for `type`, or, with f32, EK_BF16 or EK_F16 */
 } ek_replica_options;
 #define EK_REPLICA_OPTIONS_INIT                                                                    \
@@ -51,7 +56,7 @@ EK_API void ek_replica_free(ek_replica *replica);
 EK_API ek_device *ek_replica_device(const ek_replica *replica);
 EK_API ek_module *ek_replica_module(const ek_replica *replica); /* a loan */
 EK_API ek_type ek_replica_type(const ek_replica *replica);
-/* The type that modules compute in; the same if it is not of 16 bits. */
+/* What modules compute in; ek_type_of_values() of it is the type of their tensors. */
 EK_API ek_type ek_replica_precision(const ek_replica *replica);
 
 /* Loans of the flat buffers, rank 1; a tensor without elements where there are none. Of a model of

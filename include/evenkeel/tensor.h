@@ -42,14 +42,17 @@ typedef enum ek_type {
   EK_BF16 = 3, /* the upper half of an f32 */
   EK_F16 = 4,  /* IEEE 754 binary16 */
   EK_I32 = 5,
-  EK_I64 = 6 /* storage only */
+  EK_I64 = 6, /* storage only */
+  EK_TF32 = 7 /* a precision (replica.h) and the type of no tensor: f32, of which products may take
+               * 10 bits of mantissa */
 } ek_type;
 
-/* Sets of types, for what a module, a criterion or an optimizer computes in. */
+/* Sets of types, for what a module, a criterion, an optimizer or a device computes in. */
 #define EK_TYPES_F32 (1u << EK_F32)
 #define EK_TYPES_F64 (1u << EK_F64)
 #define EK_TYPES_BF16 (1u << EK_BF16)
 #define EK_TYPES_F16 (1u << EK_F16)
+#define EK_TYPES_TF32 (1u << EK_TF32) /* of devices and of choices (advise.h), not of modules */
 
 typedef struct ek_memory ek_memory; /* a counted piece of a device's arena */
 
@@ -62,15 +65,18 @@ typedef struct ek_tensor {
   int64_t shape[EK_MAX_RANK]; /* outermost first */
 } ek_tensor;
 
-/* Bytes of one element; 0 for a value outside the list. */
+/* Bytes of one element; 0 for what is the type of no tensor. */
 EK_API size_t ek_type_size(ek_type type);
 EK_API const char *ek_type_name(ek_type type);
 /* The type of sums over numbers of a floating type, of statistics and losses: f64 for f64, f32 for
  * the others. */
 EK_API ek_type ek_type_of_sums(ek_type type);
+/* The type of the tensors of modules that compute in a precision: f32 for tf32, and the precision
+ * itself for the others. */
+EK_API ek_type ek_type_of_values(ek_type precision);
 
-/* The least number of columns, `columns` or more, with which every row of a matrix begins at a
- * multiple of 16 bytes if the first does; 0 for a value outside the list. */
+/* The least number of columns, `columns` or more, with which every row of a matrix of values begins
+ * at a multiple of 16 bytes if the first does; 0 for a value outside the list. */
 EK_API int64_t ek_tensor_aligned_columns(int64_t columns, ek_type type);
 
 /*

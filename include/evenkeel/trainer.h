@@ -71,7 +71,7 @@ typedef struct ek_trainer_options {
    * (data_parallel_model.h). A group that the trainer opens is deterministic then. */
   size_t reproducible;
   const ek_loss_scale *loss_scale; /* copied; NULL: for f16 alone (data_parallel_optimizer.h) */
-  ek_type precision;     /* of modules: 0 for `type`, EK_BF16, EK_F16 (data_parallel_model.h) */
+  ek_type precision;     /* 0 for `type`, EK_TF32, EK_BF16, EK_F16 (data_parallel_model.h) */
   ek_type gradient_type; /* 0 for `type`, EK_BF16, EK_F16 (data_parallel_model.h) */
 } ek_trainer_options;
 #define EK_TRAINER_OPTIONS_INIT                                                                    \

@@ -23,7 +23,18 @@
 struct ek__types {
   ek_type value; /* activations, their gradients, and parameters as a layer sees them */
   ek_type sum;   /* arithmetic, and what is added up: statistics, losses, gradients of parameters */
+  bool tf32;     /* products of f32 may take their operands with 10 bits of mantissa */
 };
+
+/* Those of what computes in a precision, and the precision that they are. */
+static inline struct ek__types ek__types_in(ek_type precision) {
+  const struct ek__types types = {precision == EK_TF32 ? EK_F32 : precision,
+                                  precision == EK_F64 ? EK_F64 : EK_F32, precision == EK_TF32};
+  return types;
+}
+static inline ek_type ek__types_precision(const struct ek__types *types) {
+  return types->tf32 ? EK_TF32 : types->value;
+}
 
 /* ---- arguments of kernels; rows, columns and counts are in elements ----
  *
@@ -302,8 +313,8 @@ struct ek__backend {
 
   /* (optional) without kernels the backend only counts: operations succeed at once. */
   const struct ek__kernels *kernels;
-  /* Required: the types of values that the kernels take, a set as in tensor.h; where there are
-   * none, those of the backend that it counts for. */
+  /* Required: the types of values that the kernels take, a set as in tensor.h, with tf32 if products
+   * know it; where there are none, those of the backend that it counts for. */
   unsigned values;
 
   /* (optional: false) all devices of the backend lie in one address space, so that any worker may
@@ -422,6 +433,7 @@ static inline size_t ek__type_size(ek_type type) {
   case EK_I64: return 8;
   case EK_BF16:
   case EK_F16: return 2;
+  case EK_TF32: break;
   }
   return 0;
 }

@@ -17,19 +17,19 @@ const struct ek__backend *ek__device_table(const ek_device *device);
  * worker adds to it, and nothing sets it back.
  */
 struct ek__work {
-  /* Of operations, by what they take their values from: numbers of 16 bits have a share of their
-   * own, because they have rates of their own. */
+  /* Of operations, by what they take their values from: numbers of 16 bits, and products in tf32,
+   * have shares of their own, because they have rates of their own. */
   struct ek__arithmetic {
     double products;  /* operations of matrix products */
     double attention; /* those of attention */
     double bytes;     /* read by operations, and twice those written: a cache reads them first */
-  } wide, half;
-  double moved; /* between devices */
-  double calls; /* operations and collectives */
+  } wide, tf32, half; /* tf32 has no bytes: they are those of f32 */
+  double moved;       /* between devices */
+  double calls;       /* operations and collectives */
 };
-/* Its share for values of a type. */
+/* Its share for values of a type, or products in a precision. */
 static inline struct ek__arithmetic *ek__work_of(struct ek__work *work, ek_type type) {
-  return ek__type_is_half(type) ? &work->half : &work->wide;
+  return type == EK_TF32 ? &work->tf32 : ek__type_is_half(type) ? &work->half : &work->wide;
 }
 struct ek__work *ek__device_work(const ek_device *device); /* NULL where kernels compute */
 

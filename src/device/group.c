@@ -45,6 +45,7 @@
 #include "device/device_internal.h"
 #include "device/device_spec.h"
 #include "device/guard.h"
+#include "device/holder.h"
 
 struct worker {
   ek_group *group;
@@ -124,6 +125,7 @@ static void run_job(struct worker *worker, uint64_t job, ek_apply_function funct
                     void *context) {
   ek_group *group = worker->group;
   const uint64_t errors = ek__error_number();
+  *ek__place_here() = (struct ek__place){.device = NULL}; /* what an earlier job has allowed */
   worker->status = function(context, worker->device, ek_device_index(worker->device));
   if (worker->status == EK_OK) {
     worker->status =

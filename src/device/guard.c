@@ -42,7 +42,7 @@ static ek_status fill(const struct ek_memory *memory, uint64_t from, uint64_t to
   const struct ek__elementwise_args args = {.y = start(memory) + from,
                                             .count = (int64_t)((to - from) / sizeof value),
                                             .value = (double)value,
-                                            .types = {EK_F32, EK_F32}};
+                                            .types = ek__types_in(EK_F32)};
   return kernels->fill(ek_device_stream(memory->arena->device, EK_STREAM_COMPUTE), &args);
 }
 

@@ -1,5 +1,6 @@
 /*
- * holder.h - who took a block of memory: which module, and in which of its functions.
+ * holder.h - which module runs on a thread, and who took a block of memory: which module, and in
+ * which of its functions.
  *
  * Who runs a module says so on the thread that does (`ek__place_here`), in a few assignments for
  * each function; a block that is taken on that device meanwhile notes the holder. So it is always
@@ -12,6 +13,7 @@
 #ifndef EK_HOLDER_H
 #define EK_HOLDER_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include <evenkeel/memory.h>
@@ -28,6 +30,7 @@ struct ek__place {
   const ek_device *device;
   const struct ek__holder *holder; /* NULL: no module runs */
   const char *function;            /* a literal */
+  bool tf32;                       /* its products of f32 may take 10 bits of mantissa */
 };
 
 /* Of the calling thread. Who changes it puts back what was there. */

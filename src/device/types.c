@@ -18,13 +18,17 @@ const char *ek_type_name(ek_type type) {
   case EK_F16: return "f16";
   case EK_I32: return "i32";
   case EK_I64: return "i64";
+  case EK_TF32: return "tf32";
   }
   return "no type";
 }
 
 ek_type ek_type_of_sums(ek_type type) { return type == EK_F64 ? EK_F64 : EK_F32; }
 
+ek_type ek_type_of_values(ek_type precision) { return precision == EK_TF32 ? EK_F32 : precision; }
+
 const char *ek__types_text(char text[EK__TYPES_TEXT], unsigned types) {
+  types &= (EK_TYPES_F16 << 1) - 1;
   (void)snprintf(text, EK__TYPES_TEXT, "no type that there is");
   size_t used = 0;
   for (int i = EK_F32; i <= EK_F16; i++) { /* those that operations compute in */
@@ -53,7 +57,8 @@ ek_type ek__types_choose(unsigned types, ek_type type) {
 }
 
 int64_t ek_tensor_aligned_columns(int64_t columns, ek_type type) {
-  const int64_t size = (int64_t)ek__type_size(type), together = size == 0 ? 1 : 16 / size;
+  const int64_t size = (int64_t)ek__type_size(ek_type_of_values(type));
+  const int64_t together = size == 0 ? 1 : 16 / size;
   const int64_t over = columns % together;
   if (size == 0) return 0;
   return over <= 0 || columns > INT64_MAX - together ? columns : columns - over + together;

@@ -134,7 +134,8 @@ static double number_at(const char *from, ek_type type, int64_t i) {
   case EK_F32: memcpy(&single, from + i * 4, sizeof single); return (double)single;
   case EK_F64:
   case EK_I32:
-  case EK_I64: break;
+  case EK_I64:
+  case EK_TF32: break;
   }
   memcpy(&value, from + i * 8, sizeof value);
   return value;

@@ -104,7 +104,7 @@ ek_status ek__cast_parameter(ek_tensor *parameter, ek_pass *pass, size_t number)
   ek_tensor value;
   for (size_t i = pass->converted_count; i-- > pass->frame->converted;) {
     const struct ek__converted *it = &pass->converted[i];
-    if (it->parameter != number || it->value.type != pass->frame->type) continue;
+    if (it->parameter != number || it->value.type != ek__pass_values(pass)) continue;
     *parameter = it->value;
     return EK_OK;
   }
@@ -113,7 +113,7 @@ ek_status ek__cast_parameter(ek_tensor *parameter, ek_pass *pass, size_t number)
                   sizeof *pass->converted, "parameters of another type"));
   struct ek__converted *last = &pass->converted[pass->converted_count];
   last->parameter = number;
-  EK_TRY(convert(&last->value, pass, &value, pass->frame->type, EK_MEMORY_COPIES));
+  EK_TRY(convert(&last->value, pass, &value, ek__pass_values(pass), EK_MEMORY_COPIES));
   pass->converted_count++;
   *parameter = last->value;
   return EK_OK;

@@ -198,7 +198,7 @@ static ek_status check_output(const ek_pass *pass, const struct ek__node *node, 
 ek_status ek__check_forward(ek_pass *pass, const struct ek__node *node, size_t record,
                             const ek_tensor *inputs, ek_tensor *outputs, bool predict) {
   const size_t count = predict ? node->predictions : node->outputs;
-  const ek_type type = pass->frame->type;
+  const ek_type type = ek__pass_values(pass);
   const bool losses = !predict && node->terms > 0; /* single ones are sums */
   EK_TRY(check_references(pass, "output", outputs, count, inputs,
                           node->inputs - (predict ? node->targets : 0)));

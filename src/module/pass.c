@@ -139,7 +139,7 @@ ek_status ek_pass_parameter(ek_tensor *parameter, ek_pass *pass, size_t index) {
   EK__NOT_NULL("ek_pass_parameter", parameter);
   EK_TRY(global_index(&global, "ek_pass_parameter", pass, index));
   const bool buffer = pass->replica->layout.parameters[global].buffer;
-  if (!buffer && pass->frame->type != pass->replica->precision) {
+  if (!buffer && ek__pass_values(pass) != ek_type_of_values(pass->replica->precision)) {
     return ek__cast_parameter(parameter, pass, global);
   }
   return ek__pass_value(parameter, pass, global);
@@ -343,7 +343,9 @@ ek_stream *ek_pass_stream(const ek_pass *pass) {
   return pass == NULL ? NULL : ek_device_stream(pass->replica->device, EK_STREAM_COMPUTE);
 }
 
-ek_type ek_pass_type(const ek_pass *pass) { return pass == NULL ? (ek_type)0 : pass->frame->type; }
+ek_type ek_pass_type(const ek_pass *pass) {
+  return pass == NULL ? (ek_type)0 : ek__pass_values(pass);
+}
 
 bool ek_pass_wants_gradient(const ek_pass *pass) { return pass != NULL && pass->frame->saving; }
 

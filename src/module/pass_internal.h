@@ -29,7 +29,7 @@ struct ek__cast {
 struct ek__frame {
   const struct ek__node *node;
   const struct ek__node *outer;  /* NULL unless it has entered a child, which is `node` then */
-  ek_type type;                  /* of floating activations */
+  ek_type type;                  /* it runs in: of floating activations, or tf32 */
   bool saving;                   /* a backward of its own follows, or this is one */
   bool backward;                 /* this is a backward, or runs within one */
   bool unread;                   /* of a forward: nobody reads what it gives */
@@ -99,7 +99,7 @@ struct ek_pass {
   struct ek__converted {
     size_t parameter;
     ek_tensor value;
-  } *converted; /* parameters in the type of the frame that has asked for them */
+  } * converted; /* parameters in the type of the frame that has asked for them */
   size_t converted_count, converted_capacity;
   uint64_t named;    /* number of the thread's error that has the name of a module already */
   bool *touched;     /* per parameter of the replica */
@@ -107,6 +107,11 @@ struct ek_pass {
   ek_tensor *wide;   /* per parameter: its gradient in f32, if there is one; NULL: modules add to
                       * the replica's own */
 };
+
+/* The type of floating tensors in the frame on top. */
+static inline ek_type ek__pass_values(const ek_pass *pass) {
+  return ek_type_of_values(pass->frame->type);
+}
 
 /* ek_pass_open() of a replica that does not hold everything whole; lender NULL: it does. The lender
  * must outlive the pass. */

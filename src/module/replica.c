@@ -61,7 +61,7 @@ static ek_status initialize(ek_replica *replica, uint64_t seed) {
 /* Zeros, so that the padding between parameters takes part in sums without a trace. */
 static ek_status create_flat(ek_tensor *flat, ek_replica *replica, ek_memory_category category,
                              int64_t count) {
-  const ek_type type = category == EK_MEMORY_COPIES      ? replica->precision
+  const ek_type type = category == EK_MEMORY_COPIES      ? ek_type_of_values(replica->precision)
                        : category == EK_MEMORY_GRADIENTS ? replica->gradient_type
                                                          : replica->type;
   EK_TRY(ek_tensor_create(flat, replica->device, category, type, 1, &count));
@@ -93,13 +93,12 @@ ek_status ek__precision_read(ek_type *precision, ek_type type, const ek_device *
   EK__FAIL_IF(type != EK_F32 && type != EK_F64, EK_ERR_INVALID_ARGUMENT,
               "%s: options.type is %s, expected f32 or f64", who, ek_type_name(type));
   if (*precision == 0) *precision = type;
-  const bool half = ek__type_is_half(*precision);
-  EK__FAIL_IF(
-      *precision != type && !(half && type == EK_F32), EK_ERR_INVALID_ARGUMENT,
-      "%s: options.precision is %s beside parameters of %s, expected f32, bf16 or f16 beside "
-      "f32",
-      who, ek_type_name(*precision), ek_type_name(type));
-  return check_device(*precision, device, who);
+  const bool narrower = ek__type_is_half(*precision) || *precision == EK_TF32;
+  EK__FAIL_IF(*precision != type && !(narrower && type == EK_F32), EK_ERR_INVALID_ARGUMENT,
+              "%s: options.precision is %s beside parameters of %s, expected %s", who,
+              ek_type_name(*precision), ek_type_name(type),
+              type == EK_F64 ? "f64" : "f32, tf32, bf16 or f16");
+  return check_device(ek_type_of_values(*precision), device, who);
 }
 
 ek_status ek__gradient_type_read(ek_type *gradient_type, ek_type type, ek_type precision,
@@ -107,7 +106,7 @@ ek_status ek__gradient_type_read(ek_type *gradient_type, ek_type type, ek_type p
   if (*gradient_type == 0) *gradient_type = type;
   if (*gradient_type == type) return EK_OK;
   const bool fits = type == EK_F32 && ek__type_is_half(*gradient_type) &&
-                    (precision == EK_F32 || precision == *gradient_type);
+                    (ek_type_of_values(precision) == EK_F32 || precision == *gradient_type);
   EK__FAIL_IF(!fits, EK_ERR_INVALID_ARGUMENT,
               "%s: options.gradient_type is %s, but parameters are %s and modules compute in %s; "
               "expected %s",
@@ -156,7 +155,8 @@ ek_status ek__replica_open_parts(ek_replica **replica, ek_device *device, ek_mod
   result->module = ek_module_share(module);
   ek_status status = EK_OK;
   EK_TRY_GOTO(status,
-              ek__layout_open(&result->layout, module, o.type, o.precision, parts->unit_bytes),
+              ek__layout_open(&result->layout, module, o.type, ek_type_of_values(o.precision),
+                              parts->unit_bytes),
               cleanup);
   EK_TRY_GOTO(status, create_buffers(result, o.gradients), cleanup);
   if (o.initialize) EK_TRY_GOTO(status, initialize(result, o.seed), cleanup);

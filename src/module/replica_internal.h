@@ -7,6 +7,7 @@
 #include <evenkeel/pass.h>
 #include <evenkeel/replica.h>
 
+#include "device/types.h"
 #include "module/layout.h"
 
 /* What a user of the replica leaves with it, to be freed with it: first member of its struct. */
@@ -65,7 +66,7 @@ ek_tensor ek__replica_gradient(const ek_replica *replica, size_t parameter);
 
 /* Modules see copies. */
 static inline bool ek__replica_is_mixed(const ek_replica *replica) {
-  return replica->precision != replica->type;
+  return ek__type_is_half(replica->precision);
 }
 /* The flat buffer of what modules see. */
 static inline const ek_tensor *ek__replica_values(const ek_replica *replica) {

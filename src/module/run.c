@@ -27,8 +27,9 @@
 
 static ek_status check_type(const struct ek__node *node, ek_type type) {
   char path[EK__PATH_SIZE];
-  if ((EK__TABLE_TYPES(node->module->ops) >> type & 1u) != 0) return EK_OK;
-  return ek__types_check(EK__TABLE_TYPES(node->module->ops), type, ek__node_path(path, node));
+  const ek_type values = ek_type_of_values(type);
+  if ((EK__TABLE_TYPES(node->module->ops) >> values & 1u) != 0) return EK_OK;
+  return ek__types_check(EK__TABLE_TYPES(node->module->ops), values, ek__node_path(path, node));
 }
 
 /* A criterion that has not asked ek_pass_totals() has put them elsewhere. */
@@ -168,12 +169,16 @@ static struct ek__span *begin_span(const ek_pass *pass, const struct ek__node *n
   return span;
 }
 
-/* From now on what is taken is the module's. Gives what was before. */
+/* From now on what is taken is the module's, and products may do what its frame, on top, says.
+ * Gives what was before. */
 static struct ek__place begin_place(const ek_pass *pass, const struct ek__node *node,
                                     const char *function) {
   struct ek__place *here = ek__place_here();
   const struct ek__place before = *here;
-  *here = (struct ek__place){ek_pass_device(pass), &node->holder, function};
+  *here = (struct ek__place){.device = ek_pass_device(pass),
+                             .holder = &node->holder,
+                             .function = function,
+                             .tf32 = pass->frame->type == EK_TF32};
   return before;
 }
 

@@ -9,6 +9,7 @@
 
 #include "core/sizes.h"
 #include "device/fault_internal.h"
+#include "device/holder.h"
 #include "device/types.h"
 
 const char *ek__op_shape_text(char text[EK__OP_SHAPE_TEXT], const ek_tensor *tensor) {
@@ -117,7 +118,7 @@ static struct ek__types types_of(const struct ek__op *op) {
   const ek_type value = first[EK__VALUE] != 0    ? first[EK__VALUE]
                         : first[EK__EITHER] != 0 ? first[EK__EITHER]
                                                  : first[EK__SUM];
-  return (struct ek__types){.value = value, .sum = ek_type_of_sums(value)};
+  return ek__types_in(value == EK_F32 && ek__place_here()->tf32 ? EK_TF32 : value);
 }
 
 static ek_status check_types(struct ek__op *op) {

@@ -5,7 +5,17 @@
 
 #include <inttypes.h>
 
+#include "device/holder.h"
 #include "op/op_internal.h"
+
+bool ek_op_allow_tf32(bool allow) {
+  struct ek__place *here = ek__place_here();
+  const bool before = here->tf32;
+  here->tf32 = allow;
+  return before;
+}
+
+bool ek_op_allows_tf32(void) { return ek__place_here()->tf32; }
 
 /* Stored rows follow each other without gaps: they are as long as the tensors say. A device that
  * only counts has seen the product then. */
@@ -15,7 +25,7 @@ static void complete(struct ek__matmul_args *args, const struct ek__op *op, size
   args->ldb = op->columns[b];
   args->ldc = op->columns[c];
   if (op->work != NULL) {
-    ek__work_of(op->work, op->types.value)->products +=
+    ek__work_of(op->work, ek__types_precision(&op->types))->products +=
         2 * (double)args->m * (double)args->n * (double)args->k;
   }
 }
@@ -24,7 +34,7 @@ static void complete(struct ek__matmul_args *args, const struct ek__op *op, size
 static ek_status scale(const struct ek__kernels *kernels, ek_stream *stream,
                        const struct ek__matmul_args *args) {
   const ek_type sum = args->types.sum;
-  const struct ek__types types = args->gradient ? (struct ek__types){sum, sum} : args->types;
+  const struct ek__types types = args->gradient ? ek__types_in(sum) : args->types;
   const int64_t rows = args->ldc == args->n ? 1 : args->m; /* in one go where they are dense */
   for (int64_t i = 0; i < rows; i++) {
     void *row = (char *)args->c + (size_t)(i * args->ldc) * ek__type_size(types.value);

@@ -104,8 +104,8 @@ group_precision() {
     expect 2 step "${small[@]}" --devices cpu:2 $i
     says '--gradient-type'
   done
-  expect 2 fit "${small[@]}" --devices plan:2@1GiB --precision f32,tf32
-  says 'tf32 is by itself'
+  expect 0 fit "${small[@]}" --devices plan:2@1GiB --modes sharded --precision f32,tf32 -o json
+  same 'tf32 beside f32' "$(for i in 0 1 2 3; do value choices.$i.precision; done | sort -u | xargs)" 'f32 tf32'
   for i in bf17 f32,f32 '' ,; do
     expect 2 memory "${small[@]}" --devices cpu:2 --precision "$i"
     says '--precision: '

@@ -14,7 +14,7 @@
 /* A type that is not computed is refused, and nothing is queued. */
 START_TEST(wrong_types) {
   struct kr_rig *rig = kr_open(0);
-  const struct ek__elementwise_args args = {.count = 1, .types = {EK_BF16, EK_BF16}};
+  const struct ek__elementwise_args args = {.count = 1, .types = {EK_BF16, EK_BF16, false}};
   ck_assert_int_eq(ek__cuda_fill(&rig->at, &args), cudaErrorInvalidValue);
   kr_close(rig);
 }

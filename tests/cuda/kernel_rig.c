@@ -22,7 +22,7 @@ struct kr_rig *kr_open(int variant) {
   struct kr_rig *rig = calloc(1, sizeof *rig);
   ck_assert_ptr_nonnull(rig);
   rig->type = variant % 2 == 0 ? EK_F32 : EK_F64;
-  rig->types = (struct ek__types){rig->type, rig->type};
+  rig->types = ek__types_in(rig->type);
   rig->unit = variant % 2 == 0 ? 0x1p-24 : 0x1p-53;
   rig->shift = KR_VARIANTS == 2 ? variant : variant / 2 % 2;
   rig->random = ck_random_start(1000 + stream++);

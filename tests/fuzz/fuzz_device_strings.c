@@ -124,7 +124,6 @@ static ek_group_options read_options(struct fuzz_input *input, bool *legal) {
   const int pick = fuzz_choice(input, 8);
   options.threads_per_device = threads[pick];
   *legal = pick < 4;
-  options.allow_tf32 = fuzz_one_in(input, 2);
   options.deterministic = fuzz_one_in(input, 2);
   options.time_limit = fuzz_one_in(input, 8) ? fuzz_real(input) : 0;
   *legal = *legal && options.time_limit >= 0 && options.time_limit <= 1e9;

@@ -279,6 +279,44 @@ START_TEST(precisions_are_chosen) {
 }
 END_TEST
 
+/* In tf32 a GPU is predicted to be between f32 and bf16, with the memory of f32; no choice where
+ * products do not round. */
+START_TEST(tf32_is_chosen) {
+  struct subject s;
+  ek_advice choices[MOST];
+  size_t count = 0, tf32 = 0;
+  subject_open(&s, 2, 32, 8, 8, 64);
+  const double own = fastest(&s, "plan-cuda:2", EK_TF32);
+  ck_assert(own < fastest(&s, "plan-cuda:2", EK_F32) && own > fastest(&s, "plan-cuda:2", EK_BF16));
+  s.task.precisions = EK_TYPES_F32 | EK_TYPES_TF32;
+  s.task.modes = UINT64_C(1) << EK_MODE_SHARDED;
+  ck_ok(ek_advise(choices, &count, MOST, "plan-cuda:2", &s.task));
+  ck_assert_int_eq(choices[0].settings.precision, EK_TF32);
+  for (size_t i = 0; i < count; i++) {
+    if (choices[i].settings.precision != EK_TF32) continue;
+    tf32++;
+    bool found = false;
+    for (size_t k = 0; k < count; k++) {
+      found = found || (choices[k].settings.precision == EK_F32 &&
+                        choices[k].settings.fused_loss == choices[i].settings.fused_loss &&
+                        choices[k].peak_bytes == choices[i].peak_bytes);
+    }
+    ck_assert(found);
+  }
+  ck_assert_uint_eq(2 * tf32, count);
+  ck_ok(ek_advise(choices, &count, MOST, "cpu:2@1GiB", &s.task));
+  for (size_t i = 0; i < count; i++) ck_assert_int_eq(choices[i].settings.precision, EK_F32);
+  s.task.precisions = EK_TYPES_TF32;
+  ck_fails(ek_advise(choices, &count, MOST, "cpu:2@1GiB", &s.task), EK_ERR_UNSUPPORTED,
+           "the devices compute in f32, f64, bf16 and f16");
+  s.task.precisions = 0;
+  s.trainer.precision = EK_TF32;
+  ck_ok(ek_advise(choices, &count, MOST, "cpu:2@1GiB", &s.task));
+  ck_assert_int_eq(choices[0].settings.precision, EK_TF32);
+  subject_close(&s);
+}
+END_TEST
+
 START_TEST(a_group_is_looked_at_and_left_alone) {
   struct subject s;
   ek_advice by_name[MOST], by_group[MOST];
@@ -457,6 +495,7 @@ static Suite *make_suite(void) {
   tcase_add_test(advice, plenty_of_memory_gives_up_no_speed);
   tcase_add_test(advice, a_group_is_looked_at_and_left_alone);
   tcase_add_test(advice, precisions_are_chosen);
+  tcase_add_test(advice, tf32_is_chosen);
   tcase_add_test(advice, own_models);
   tcase_add_test(advice, nothing_fits);
   tcase_add_test(advice, bad_calls);

@@ -1,6 +1,7 @@
 /*
  * ck_rig.c - one device and all that a test makes on it; finite differences: see ek_check.h.
  */
+#include <evenkeel/products.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,11 +42,11 @@ static void open_behind(struct ck_rig *rig, size_t number) { (void)rig, (void)nu
 
 /* ---- the rig ---- */
 
-static struct ck_rig *rig_of(ek_group *group, ek_type type) {
+struct ck_rig *ck_rig_open(const char *spec, ek_type type, int threads) {
   static uint64_t stream = 0; /* every rig draws other numbers */
   struct ck_rig *rig = calloc(1, sizeof *rig);
   ck_assert_ptr_nonnull(rig);
-  rig->group = group;
+  rig->group = ck_open(spec != NULL ? spec : test_devices("cpu:1"), threads);
   rig->device = ek_group_device(rig->group, 0);
   rig->stream = ek_device_stream(rig->device, EK_STREAM_COMPUTE);
   ck_assert_ptr_nonnull(rig->stream);
@@ -54,10 +55,6 @@ static struct ck_rig *rig_of(ek_group *group, ek_type type) {
   rig->unit = type == EK_F64 ? 0x1p-53 : 0x1p-24;
   rig->random = ck_random_start(stream++);
   return rig;
-}
-
-struct ck_rig *ck_rig_open(const char *spec, ek_type type, int threads) {
-  return rig_of(ck_open(spec != NULL ? spec : test_devices("cpu:1"), threads), type);
 }
 
 int ck_variants(void) { return ck_has_halves() ? 2 * CK_VARIANTS : CK_VARIANTS; }
@@ -77,17 +74,15 @@ struct ck_rig *ck_rig_variant(int variant) {
 }
 
 struct ck_rig *ck_rig_tf32(int64_t shift) {
-  ek_group *group = NULL;
-  ek_group_options options = EK_GROUP_OPTIONS_INIT;
-  options.allow_tf32 = true;
-  ck_ok(ek_group_open(&group, ck_spec(test_devices("cpu:1")), &options));
-  struct ck_rig *rig = rig_of(group, EK_F32);
+  struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 0);
+  ck_assert(!ek_op_allow_tf32(true));
   rig->shift = shift;
   rig->operand = 0x1p-11;
   return rig;
 }
 
 void ck_rig_close(struct ck_rig *rig) {
+  (void)ek_op_allow_tf32(false);
   const ek_status end = ek_stream_synchronize(rig->stream); /* a failure was the test's to see */
   (void)end;
   for (size_t i = 0; i < rig->tensors; i++) {

@@ -83,7 +83,8 @@ const struct ek__cpu_functions *ek__cpu_functions(struct ek__types types) {
   case EK_F16: return choice.f16;
   case EK_F32:
   case EK_I32:
-  case EK_I64: break;
+  case EK_I64:
+  case EK_TF32: break;
   }
   return choice.f32;
 }

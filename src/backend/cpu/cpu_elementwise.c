@@ -23,9 +23,10 @@ static void copy_range(const void *raw, int64_t begin, int64_t end) {
 /* Whole floats are left to fill, which is faster over large ranges. */
 ek_status ek__cpu_zero(ek_stream *stream, void *y, size_t bytes) {
   if ((uintptr_t)y % sizeof(float) == 0 && bytes % sizeof(float) == 0) {
-    return ek__cpu_fill(
-        stream, &(struct ek__elementwise_args){
-                    .y = y, .count = (int64_t)(bytes / sizeof(float)), .types = {EK_F32, EK_F32}});
+    return ek__cpu_fill(stream,
+                        &(struct ek__elementwise_args){.y = y,
+                                                       .count = (int64_t)(bytes / sizeof(float)),
+                                                       .types = ek__types_in(EK_F32)});
   }
   const struct bytes args = {y, NULL};
   ek__cpu_range(stream, zero_range, &args, (int64_t)bytes, 4 * EK__CPU_LEAST);

@@ -84,7 +84,7 @@ static bool own_is_faster(const struct ek__gemm *g) {
 
 ek_status ek__cpu_sgemm(const struct ek__gemm *g) {
   if (own_is_faster(g)) {
-    ek__cpu_functions((struct ek__types){EK_F32, EK_F32})->product(g, 0, g->m);
+    ek__cpu_functions(ek__types_in(EK_F32))->product(g, 0, g->m);
     return EK_OK;
   }
   if (g->transpose_a && g->n <= NARROW && g->k > 2 * DEPTH_BLOCK) return sgemm_by_depth(g);

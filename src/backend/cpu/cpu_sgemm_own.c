@@ -9,7 +9,7 @@ const char *ek__cpu_products_name(void) { return "own matrix products"; }
 ek_status ek__cpu_products_prepare(void) { return EK_OK; }
 
 ek_status ek__cpu_sgemm(const struct ek__gemm *g) {
-  ek__cpu_functions((struct ek__types){EK_F32, EK_F32})->product(g, 0, g->m);
+  ek__cpu_functions(ek__types_in(EK_F32))->product(g, 0, g->m);
   return EK_OK;
 }
 

@@ -127,7 +127,7 @@ ek_status ek__cpu_square_norm(ek_stream *stream, const struct ek__elementwise_ar
 }
 
 ek_status ek__cpu_reduce(ek_stream *stream, const struct ek__reduce_args *args) {
-  ek__cpu_range(stream, ek__cpu_functions((struct ek__types){args->type, args->type})->reduce, args,
-                args->count, EK__CPU_LEAST);
+  ek__cpu_range(stream, ek__cpu_functions(ek__types_in(args->type))->reduce, args, args->count,
+                EK__CPU_LEAST);
   return EK_OK;
 }

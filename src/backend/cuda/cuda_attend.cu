@@ -135,7 +135,7 @@ template <class t> cudaError_t forward(cudaStream_t stream, const struct ek__att
 extern "C" cudaError_t ek__cuda_attention_forward(const struct ek__cuda_place *at,
                                                   const struct ek__attention_args *args) {
   if (args->batch * args->heads * args->tokens * args->head_width <= 0) return cudaSuccess;
-  if (const struct tensor_cores *cores = cores_for(at, args)) {
+  if (const struct tensor_cores *cores = cores_for(args)) {
     const cudaError_t status = cores->forward(at->stream, args);
     if (status != cudaErrorNotSupported) return status;
   }

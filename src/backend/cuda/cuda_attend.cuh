@@ -333,13 +333,11 @@ struct tensor_cores {
 extern const struct tensor_cores attend_tf32, attend_bf16, attend_f16;
 
 /* Those for the call, or NULL. */
-inline const struct tensor_cores *cores_for(const struct ek__cuda_place *at,
-                                            const struct ek__attention_args *args) {
+inline const struct tensor_cores *cores_for(const struct ek__attention_args *args) {
   if (args->head_width > EK__CUDA_MAX_HEAD_WIDTH) return nullptr;
   if (args->types.value == EK_BF16) return &attend_bf16;
   if (args->types.value == EK_F16) return &attend_f16;
-  return at->tf32 && args->types.value == EK_F32 && args->head_width <= 128 ? &attend_tf32
-                                                                            : nullptr;
+  return args->types.tf32 && args->head_width <= 128 ? &attend_tf32 : nullptr;
 }
 
 } // namespace ek__cuda

@@ -187,7 +187,7 @@ cudaError_t backward(cudaStream_t stream, const struct ek__attention_args *args)
 extern "C" cudaError_t ek__cuda_attention_backward(const struct ek__cuda_place *at,
                                                    const struct ek__attention_args *args) {
   if (args->batch * args->heads * args->tokens * args->head_width <= 0) return cudaSuccess;
-  if (const struct tensor_cores *cores = cores_for(at, args)) {
+  if (const struct tensor_cores *cores = cores_for(args)) {
     const cudaError_t status = cores->backward(at->stream, args);
     if (status != cudaErrorNotSupported) return status;
   }

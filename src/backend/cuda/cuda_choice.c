@@ -29,7 +29,6 @@ enum { CHOICES = 512 };
 
 struct choice {
   int model;
-  bool tf32;
   struct ek__cuda_shape shape; /* has_beta is false */
   int number;                  /* among the heuristic's */
 };
@@ -41,8 +40,7 @@ static size_t choice_count;
 static struct choice *find(const struct choice *like) {
   for (size_t i = 0; i < choice_count; i++) {
     struct choice *it = &choices[i];
-    if (it->model == like->model && it->tf32 == like->tf32 &&
-        memcmp(&it->shape, &like->shape, sizeof it->shape) == 0)
+    if (it->model == like->model && memcmp(&it->shape, &like->shape, sizeof it->shape) == 0)
       return it;
   }
   return NULL;
@@ -73,8 +71,7 @@ ek_status ek__cuda_choose(int *number, const struct ek__cuda_stream *stream,
                           const struct ek__cuda_shape *shape, int count, ek__cuda_timed *run,
                           struct ek__cuda_candidate *candidate) {
   const struct ek__cuda_device *device = stream->device;
-  struct choice own = {
-      .model = device->gpu->model, .tf32 = device->group->options.allow_tf32, .shape = *shape};
+  struct choice own = {.model = device->gpu->model, .shape = *shape};
   ek_status status = EK_OK;
   own.shape.has_beta = false;
   *number = 0;

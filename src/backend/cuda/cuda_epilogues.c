@@ -92,7 +92,8 @@ static ek_status matmul_fused(bool *done, ek_stream *stream, const struct ek__fu
   const bool apart = sums_apart(args);
   /* cuBLASLt overwrites: what is to be added comes by way of the workspace. */
   const bool add = args->sums != NULL && args->sums_beta != 0 && !apart;
-  const bool fast = it->device->gpu->fused.of[product->types.value] >> args->epilogue & 1;
+  const bool fast =
+      it->device->gpu->fused.of[ek__types_precision(&product->types)] >> args->epilogue & 1;
   if (args->epilogue == EK__EPILOGUE_GELU && args->pre != NULL) {
     *done = product->types.value != EK_F64; /* which has no products with a bias */
     return *done ? gelu_behind(stream, args) : EK_OK;
@@ -113,7 +114,7 @@ static ek_status matmul_fused(bool *done, ek_stream *stream, const struct ek__fu
   }
   if (!add) return EK_OK;
   /* One row: column_sum reads it where it lies, and needs no workspace of its own. */
-  return sum_columns(stream, args, sums, 1, count, count, (struct ek__types){EK_F32, EK_F32});
+  return sum_columns(stream, args, sums, 1, count, count, ek__types_in(EK_F32));
 }
 
 ek_status ek__cuda_slot_matmul_fused(bool *done, ek_stream *stream,

@@ -50,7 +50,6 @@ struct ek__cuda_place {
   cudaStream_t stream;
   void *workspace;
   struct ek__cuda_bad *bad;
-  bool tf32; /* products of f32 may round their operands to TF32 */
 };
 
 #ifdef __cplusplus

@@ -39,8 +39,7 @@ static ek_status check_launch(const struct ek__cuda_device *device, cudaError_t 
   ek_status ek__cuda_slot_##name EK__ARGS(kind) {                                                  \
     const struct ek__cuda_stream *it = ek__cuda_stream_of(stream);                                 \
     struct ek__cuda_device *device = it->device;                                                   \
-    const struct ek__cuda_place at = {it->handle, ek__cuda_kernel_workspace(device), device->bad,  \
-                                      device->group->options.allow_tf32};                          \
+    const struct ek__cuda_place at = {it->handle, ek__cuda_kernel_workspace(device), device->bad}; \
     EK_TRY(CHECK(args)(device, args));                                                             \
     const int before = ek__cuda_current();                                                         \
     EK_TRY(ek__cuda_enter(device));                                                                \

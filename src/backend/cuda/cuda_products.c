@@ -75,7 +75,7 @@ static struct ek__cuda_shape shape_of(const struct ek__cuda_product *what) {
                                  .lda = args->lda,
                                  .ldb = args->ldb,
                                  .ldc = args->ldc,
-                                 .type = (uint16_t)args->types.value,
+                                 .type = (uint16_t)ek__types_precision(&args->types),
                                  .result = (uint16_t)ek__cuda_result_type(args),
                                  .transpose_a = args->transpose_a,
                                  .transpose_b = args->transpose_b,
@@ -101,7 +101,8 @@ static ek_status layout(const struct product *product, cublasLtMatrixLayout_t *r
   static const cudaDataType_t types[] = {[EK_F32] = CUDA_R_32F,
                                          [EK_F64] = CUDA_R_64F,
                                          [EK_BF16] = CUDA_R_16BF,
-                                         [EK_F16] = CUDA_R_16F};
+                                         [EK_F16] = CUDA_R_16F,
+                                         [EK_TF32] = CUDA_R_32F};
   return ek__cuda_check_blas(
       product->device,
       cublasLtMatrixLayoutCreate(result, types[type], (uint64_t)columns, (uint64_t)rows, pitch),
@@ -123,11 +124,10 @@ static ek_status describe_epilogue(const struct product *product,
 static ek_status describe(struct product *product, const struct ek__cuda_product *what) {
   const struct ek__matmul_args *args = what->args;
   const bool wide = args->types.value == EK_F64;
-  const bool tf32 = product->device->group->options.allow_tf32 && args->types.value == EK_F32;
   const uint16_t type = product->shape.type;
-  const cublasComputeType_t compute = wide   ? CUBLAS_COMPUTE_64F
-                                      : tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32
-                                             : CUBLAS_COMPUTE_32F;
+  const cublasComputeType_t compute = wide               ? CUBLAS_COMPUTE_64F
+                                      : args->types.tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32
+                                                         : CUBLAS_COMPUTE_32F;
   const cublasOperation_t first = args->transpose_b ? CUBLAS_OP_T : CUBLAS_OP_N;
   const cublasOperation_t second = args->transpose_a ? CUBLAS_OP_T : CUBLAS_OP_N;
   EK_TRY(ek__cuda_check_blas(
@@ -362,23 +362,23 @@ static bool has_kind(const struct kind *kind, ek_type type) {
 }
 
 static ek_status warm_kind(const struct ek__cuda_stream *stream, char *at, const struct kind *kind,
-                           ek_type type) {
+                           ek_type precision) {
   enum { SIDE = 64, BYTES = SIDE * SIDE * sizeof(double) };
   const unsigned epilogue = (unsigned)kind->epilogue;
   const bool gelu = (epilogue & (unsigned)CUBLASLT_EPILOGUE_DGELU) == CUBLASLT_EPILOGUE_DGELU;
   const bool plain = kind->epilogue == CUBLASLT_EPILOGUE_DEFAULT;
-  const struct ek__matmul_args args = ek__cuda_dense(
-      (struct ek__matmul_args){.c = at,
-                               .a = at + BYTES,
-                               .b = at + 2 * BYTES,
-                               .m = SIDE,
-                               .n = SIDE,
-                               .k = SIDE,
-                               .transpose_a = kind->transpose_a,
-                               .transpose_b = kind->transpose_b,
-                               .beta = kind->beta,
-                               .gradient = kind->transpose_a,
-                               .types = {type, type == EK_F64 ? EK_F64 : EK_F32}});
+  const struct ek__matmul_args args =
+      ek__cuda_dense((struct ek__matmul_args){.c = at,
+                                              .a = at + BYTES,
+                                              .b = at + 2 * BYTES,
+                                              .m = SIDE,
+                                              .n = SIDE,
+                                              .k = SIDE,
+                                              .transpose_a = kind->transpose_a,
+                                              .transpose_b = kind->transpose_b,
+                                              .beta = kind->beta,
+                                              .gradient = kind->transpose_a,
+                                              .types = ek__types_in(precision)});
   const struct ek__cuda_product what = {
       .args = &args,
       .epilogue = kind->epilogue,
@@ -390,11 +390,11 @@ static ek_status warm_kind(const struct ek__cuda_stream *stream, char *at, const
 }
 
 ek_status ek__cuda_products_warm(const struct ek__cuda_stream *stream, void *memory) {
-  for (int type = EK_F32; type <= EK_F16; type++) {
-    if ((EK__CUDA_VALUES >> type & 1u) == 0) continue;
+  for (int precision = EK_F32; precision <= EK_TF32; precision++) {
+    if ((EK__CUDA_VALUES >> precision & 1u) == 0) continue;
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
-      if (!has_kind(&kinds[i], (ek_type)type)) continue;
-      EK_TRY(warm_kind(stream, memory, &kinds[i], (ek_type)type));
+      if (!has_kind(&kinds[i], (ek_type)precision)) continue;
+      EK_TRY(warm_kind(stream, memory, &kinds[i], (ek_type)precision));
     }
   }
   return EK_OK;

@@ -70,7 +70,7 @@ cudaError_t reduce(cudaStream_t stream, const struct ek__reduce_args *args) {
 
 extern "C" cudaError_t ek__cuda_reduce(const struct ek__cuda_place *at,
                                        const struct ek__reduce_args *args) {
-  const struct ek__types types = {args->type, args->type == EK_F64 ? EK_F64 : EK_F32};
+  const struct ek__types types = ek__types_in(args->type);
   return with_values(types, [&](auto value, auto sum) {
     return reduce<decltype(value), decltype(sum)>(at->stream, args);
   });

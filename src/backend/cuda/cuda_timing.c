@@ -4,7 +4,7 @@
  *
  * That there is an algorithm for an epilogue does not say that it is a good one: for f32 cuBLASLt
  * may have none made for GELU or for gradients of a bias. So both ways are timed once for each GPU
- * of the process and each type of values but f64, which has none, before the first group's memory
+ * of the process and each precision but f64, which has none, before the first group's memory
  * is taken, on a product of a size that training has, and the epilogue is used where it won
  * clearly. A bias alone is always added by cuBLASLt. The algorithms of a shape are timed when it
  * comes for the first time (cuda_choice.c).
@@ -41,29 +41,28 @@ struct sample {
 };
 
 static struct sample sample_on(struct ek__cuda_device *device, char *memory,
-                               enum ek__epilogue epilogue, ek_type type) {
+                               enum ek__epilogue epilogue, ek_type precision) {
   enum { M = EK__CUDA_TIMED_ROWS, N = EK__CUDA_TIMED_COLUMNS, K = EK__CUDA_TIMED_DEPTH };
   float *const c = (float *)(void *)memory, *const pre = c + (size_t)M * N;
   float *const a = pre + (size_t)M * N, *const b = a + (size_t)M * K, *const v = b + (size_t)N * K;
   const struct ek__cuda_stream *stream = &device->streams[EK_STREAM_COMPUTE];
-  return (struct sample){
-      .epilogue = epilogue,
-      .product =
-          ek__cuda_dense((struct ek__matmul_args){.c = c,
-                                                  .a = a,
-                                                  .b = b,
-                                                  .m = M,
-                                                  .n = N,
-                                                  .k = K,
-                                                  .transpose_a = epilogue == EK__EPILOGUE_SUMS,
-                                                  .transpose_b = epilogue == EK__EPILOGUE_GELU,
-                                                  .gradient = epilogue == EK__EPILOGUE_SUMS,
-                                                  .types = {type, EK_F32}}),
-      .at = {stream->handle, ek__cuda_kernel_workspace(device), device->bad, false},
-      .stream = stream,
-      .pre = pre,
-      .sums = v,
-      .bias = v + N};
+  return (struct sample){.epilogue = epilogue,
+                         .product = ek__cuda_dense(
+                             (struct ek__matmul_args){.c = c,
+                                                      .a = a,
+                                                      .b = b,
+                                                      .m = M,
+                                                      .n = N,
+                                                      .k = K,
+                                                      .transpose_a = epilogue == EK__EPILOGUE_SUMS,
+                                                      .transpose_b = epilogue == EK__EPILOGUE_GELU,
+                                                      .gradient = epilogue == EK__EPILOGUE_SUMS,
+                                                      .types = ek__types_in(precision)}),
+                         .at = {stream->handle, ek__cuda_kernel_workspace(device), device->bad},
+                         .stream = stream,
+                         .pre = pre,
+                         .sums = v,
+                         .bias = v + N};
 }
 
 /* The columns of dpre, or of a. */
@@ -132,14 +131,14 @@ static ek_status one_by_one(bool *done, void *raw) {
   return ek__cuda_check(it->stream->device, error, "timing kernels");
 }
 
-static ek_status time_type(unsigned *fused, struct ek__cuda_device *device, void *memory,
-                           ek_type type) {
+static ek_status time_precision(unsigned *fused, struct ek__cuda_device *device, void *memory,
+                                ek_type precision) {
   static const enum ek__epilogue epilogues[] = {EK__EPILOGUE_GELU, EK__EPILOGUE_GELU_BACKWARD,
                                                 EK__EPILOGUE_SUMS};
   const struct ek__cuda_stream *stream = &device->streams[EK_STREAM_COMPUTE];
   *fused = 0;
   for (size_t i = 0; i < sizeof epilogues / sizeof epilogues[0]; i++) {
-    struct sample sample = sample_on(device, memory, epilogues[i], type);
+    struct sample sample = sample_on(device, memory, epilogues[i], precision);
     float with = 0, without = 0;
     bool one = false, other = false;
     EK_TRY(ek__cuda_take_time(&with, &one, stream, with_epilogue, &sample));
@@ -153,12 +152,13 @@ static ek_status time_type(unsigned *fused, struct ek__cuda_device *device, void
 /* In room for f32; zeros are zeros in every type. */
 ek_status ek__cuda_time_epilogues(struct ek__cuda_fused *fused, struct ek__cuda_device *device,
                                   void *memory) {
-  static const ek_type types[] = {EK_F32, EK_BF16, EK_F16};
+  static const ek_type precisions[] = {EK_F32, EK_TF32, EK_BF16, EK_F16};
   EK_TRY(EK__CUDA(device, cudaMemsetAsync, memory, 0, EK__CUDA_TIMED_BYTES,
                   device->streams[EK_STREAM_COMPUTE].handle));
-  for (size_t i = 0; i < sizeof types / sizeof types[0]; i++) {
-    if ((EK__CUDA_VALUES >> types[i] & 1u) == 0) continue;
-    EK_TRY(time_type(&fused->of[types[i]], device, memory, types[i]));
+  for (size_t i = 0; i < sizeof precisions / sizeof precisions[0]; i++) {
+    const ek_type precision = precisions[i];
+    if ((EK__CUDA_VALUES >> precision & 1u) == 0) continue;
+    EK_TRY(time_precision(&fused->of[precision], device, memory, precision));
   }
   return EK_OK;
 }

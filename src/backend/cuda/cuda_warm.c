@@ -25,10 +25,9 @@
 
 enum { KNOWN_GPUS = 256 };
 struct known {
-  bool loaded, loaded_tf32;
-  bool timed[2];                  /* without and with TF32 */
-  struct ek__cuda_fused fused[2]; /* what came out */
-  uint64_t code;                  /* bytes that loading took */
+  bool loaded, timed;
+  struct ek__cuda_fused fused; /* what came out of timing */
+  uint64_t code;               /* bytes that loading took */
 };
 static pthread_mutex_t known_mutex = PTHREAD_MUTEX_INITIALIZER; /* held while a GPU loads */
 static struct known known[KNOWN_GPUS];
@@ -70,7 +69,7 @@ struct samples {
 };
 
 static struct samples samples_of(void *const part[PARTS], ek_type type) {
-  const struct ek__types types = {type, type == EK_F64 ? EK_F64 : EK_F32};
+  const struct ek__types types = ek__types_in(type);
   return (struct samples){
       .convert = {part[0], part[1], (int64_t)ROWS * WIDTH, EK_F32, EK_F64},
       .elementwise = {part[0], part[1], part[2], (int64_t)ROWS * WIDTH, 1, types},
@@ -181,14 +180,11 @@ static cudaError_t warm_products(const struct ek__cuda_place *at, struct samples
   return error;
 }
 
-/* Every width; where TF32 is allowed, both with it and without, as it has no tiles for all of
- * them. */
-static cudaError_t warm_attention(const struct ek__cuda_place *allowed, struct samples *of) {
+/* Every width, of f32 also in TF32. */
+static cudaError_t warm_attention(const struct ek__cuda_place *at, struct samples *of) {
   cudaError_t error = cudaSuccess;
-  struct ek__cuda_place place = *allowed;
-  const struct ek__cuda_place *const at = &place;
-  for (int tf32 = 0; tf32 <= (int)allowed->tf32; tf32++) {
-    place.tf32 = tf32 == 1;
+  for (int tf32 = 0; tf32 <= (of->attention.types.value == EK_F32 ? 1 : 0); tf32++) {
+    of->attention.types.tf32 = tf32 == 1;
     for (of->attention.head_width = 32; of->attention.head_width <= EK__CUDA_MAX_HEAD_WIDTH;
          of->attention.head_width *= 2) {
       WARM(attention_forward, attention)
@@ -275,8 +271,7 @@ static ek_status run_all(struct ek__cuda_gpu *gpu, struct ek__cuda_device *devic
   char *scratch = gpu->scratch;
   const struct ek__cuda_place at = {.stream = device->streams[EK_STREAM_COMPUTE].handle,
                                     .workspace = scratch + EK__CUDA_PRODUCT_BYTES,
-                                    .bad = device->bad,
-                                    .tf32 = device->group->options.allow_tf32};
+                                    .bad = device->bad};
   EK_TRY(warm_kernels(device, &at, scratch));
   device->workspace = scratch; /* products work here, on numbers in the kernels' part */
   const ek_status status =
@@ -297,20 +292,19 @@ static ek_status load_code(struct ek__cuda_gpu *gpu, struct ek__cuda_device *dev
 /* When everything is loaded. A deterministic group has the same choice in every run. */
 static ek_status time_once(struct ek__cuda_group *group, struct ek__cuda_gpu *gpu,
                            struct known *it) {
-  const int kind = group->options.allow_tf32 ? 1 : 0;
   struct ek__cuda_device *device = &group->devices[gpu->first];
   if (group->options.deterministic) return EK_OK;
-  if (!it->timed[kind]) {
+  if (!it->timed) {
     char *scratch = gpu->scratch;
     EK_TRY(ek__cuda_enter(device));
     device->workspace = scratch;
     const ek_status status =
-        ek__cuda_time_epilogues(&it->fused[kind], device, scratch + EK__CUDA_DEVICE_BYTES);
+        ek__cuda_time_epilogues(&it->fused, device, scratch + EK__CUDA_DEVICE_BYTES);
     device->workspace = NULL;
     EK_TRY(status);
-    it->timed[kind] = true;
+    it->timed = true;
   }
-  gpu->fused = it->fused[kind];
+  gpu->fused = it->fused;
   return EK_OK;
 }
 
@@ -319,10 +313,9 @@ static ek_status load_once(struct ek__cuda_group *group, struct ek__cuda_gpu *gp
   struct known *it = gpu->physical < KNOWN_GPUS ? &known[gpu->physical] : &own;
   uint64_t before = 0, after = 0;
   EK_TRY(read_free(&before, gpu));
-  if (!it->loaded || (group->options.allow_tf32 && !it->loaded_tf32)) {
+  if (!it->loaded) {
     EK_TRY(load_code(gpu, &group->devices[gpu->first]));
     it->loaded = true;
-    it->loaded_tf32 = it->loaded_tf32 || group->options.allow_tf32;
   }
   EK_TRY(time_once(group, gpu, it));
   EK_TRY(read_free(&after, gpu));

@@ -67,9 +67,10 @@ static void stream_close(void *native) { (void)native; }
   EK__BACKEND_REQUIRED(name, describe, memory_size, memory_reserve, memory_release, stream_open,   \
                        stream_close)
 
-const struct ek__backend ek__plan_backend = {
-    PLAN("plan"), .values = EK_TYPES_F32 | EK_TYPES_F64 | EK_TYPES_BF16 | EK_TYPES_F16,
-    .shared_memory = true};
+const struct ek__backend ek__plan_backend = {PLAN("plan"),
+                                             .values = EK_TYPES_F32 | EK_TYPES_F64 | EK_TYPES_BF16 |
+                                                       EK_TYPES_F16 | EK_TYPES_TF32,
+                                             .shared_memory = true};
 
 const struct ek__backend ek__plan_cuda_backend = {PLAN("plan-cuda"), .values = EK__CUDA_VALUES,
                                                   .workspace_bytes = EK__CUDA_DEVICE_BYTES};

@@ -1,0 +1,489 @@
+/*
+ * check_tf32.c - the precision tf32: f32 whose products may take operands with 10 bits of mantissa.
+ *
+ * Who rounds is said by the pass and not by the group: two models of one group compute as if each
+ * were alone, in every mode and with every recomputation, and modules and children get the word of
+ * their caller. Devices that do not round so compute in f32, bit for bit. As the type of a tensor
+ * tf32 is refused everywhere.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include <evenkeel/evenkeel.h>
+
+#include "ck_probe.h"
+#include "ck_training.h"
+
+/* ---- trainers ---- */
+
+enum { SAMPLES = 5, TOKENS = 12, VOCABULARY = 11, STEPS = 2, MODELS = 2 };
+
+/* What distinguishes two of them. */
+struct model {
+  ek_type precision;
+  ek_mode mode;
+  ek_recompute recompute;
+  bool fused_loss;
+};
+
+static ek_trainer *open_trainer(ek_group *group, const struct model *model) {
+  ek_gpt_options gpt = EK_GPT_OPTIONS_INIT;
+  ek_sgd_options sgd = EK_SGD_OPTIONS_INIT;
+  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
+  ek_module *module = NULL;
+  ek_criterion *loss = NULL;
+  ek_optimizer *rule = NULL;
+  ek_trainer *trainer = NULL;
+  gpt.vocabulary = VOCABULARY;
+  gpt.sequence = TOKENS;
+  gpt.width = 16;
+  gpt.layers = 2;
+  gpt.heads = 2;
+  gpt.recompute = model->recompute;
+  gpt.fused_loss = model->fused_loss;
+  sgd.learning_rate = 0.5;
+  options.group = group;
+  options.mode = model->mode;
+  options.precision = model->precision;
+  ck_ok(ek_gpt_create(&module, &gpt));
+  if (!model->fused_loss) ck_ok(ek_cross_entropy_create(&loss, NULL));
+  ck_ok(ek_sgd_create(&rule, &sgd));
+  ck_ok(ek_trainer_open(&trainer, NULL, module, loss, rule, &options));
+  ek_optimizer_free(rule);
+  ek_criterion_free(loss);
+  ek_module_free(module);
+  return trainer;
+}
+
+static void take_step(ek_trainer *trainer, int step) {
+  static const int64_t shape[] = {SAMPLES, TOKENS};
+  int32_t ids[SAMPLES * TOKENS + 1];
+  ek_tensor tokens, targets;
+  for (int i = 0; i <= SAMPLES * TOKENS; i++) ids[i] = (i * 7 + step) % VOCABULARY;
+  ck_ok(ek_tensor_host(&tokens, ids, EK_I32, 2, shape));
+  ck_ok(ek_tensor_host(&targets, ids + 1, EK_I32, 2, shape));
+  ek_step_result result;
+  ck_ok(ek_trainer_step(&result, trainer, &tokens, 1, &targets, 1));
+  ck_assert(result.finite);
+}
+
+/* What device 0 has of the parameters. */
+static double *values_of(const ek_trainer *trainer, int64_t *count) {
+  const ek_data_parallel_model *model = ek_trainer_model(trainer);
+  const ek_tensor *flat = ek_replica_parameters(ek_data_parallel_model_replica(model, 0));
+  *count = ek_tensor_count(flat);
+  ck_assert_int_eq(flat->type, EK_F32);
+  double *values = calloc((size_t)*count, sizeof *values);
+  ck_assert_ptr_nonnull(values);
+  ck_get(values, flat);
+  return values;
+}
+
+/* Two models train on one group, a step each in turn; with one of them the group is its own. */
+static void train(double *values[MODELS], int64_t *count, const struct model *models, int number) {
+  ek_group *group = ck_open("cpu:3", 1);
+  ek_trainer *trainers[MODELS] = {NULL};
+  for (int m = 0; m < number; m++) trainers[m] = open_trainer(group, &models[m]);
+  for (int step = 0; step < STEPS; step++) {
+    for (int m = 0; m < number; m++) take_step(trainers[m], step);
+  }
+  for (int m = 0; m < number; m++) values[m] = values_of(trainers[m], count);
+  for (int m = 0; m < number; m++) ck_ok(ek_trainer_free(trainers[m]));
+  ck_no_memory_held(group);
+  ek_group_free(group);
+}
+
+static double *trained(const struct model *model, int64_t *count) {
+  double *values[MODELS] = {NULL};
+  train(values, count, model, 1);
+  return values[0];
+}
+
+/* Whether the devices under test round, and compute at all. */
+static bool rounds(void) {
+  ek_group *group = ck_open("cpu:1", 1);
+  const ek_device *device = ek_group_device(group, 0);
+  const bool result = (ek_device_types(device) & EK_TYPES_TF32) != 0;
+  ck_assert_int_eq(result, strcmp(ek_device_backend(device), "cuda") == 0);
+  ek_group_free(group);
+  return result;
+}
+
+static void check_rounding(const double *tf32, const double *f32, int64_t count) {
+  if (rounds()) {
+    ck_assert(memcmp(tf32, f32, (size_t)count * sizeof *f32) != 0);
+    for (int64_t i = 0; i < count; i++) ck_assert_double_eq_tol(tf32[i], f32[i], 0.02);
+  } else {
+    ck_same_bits("tf32", tf32, f32, count);
+  }
+}
+
+START_TEST(two_models_of_one_group) {
+  if (!ck_part(_i)) return;
+  struct model models[MODELS] = {{.precision = EK_F32, .mode = (ek_mode)_i},
+                                 {.precision = EK_TF32, .mode = (ek_mode)_i}};
+  double *together[MODELS], *swapped[MODELS], *alone[MODELS];
+  int64_t count = 0;
+  train(together, &count, models, MODELS);
+  for (int m = 0; m < MODELS; m++) {
+    alone[m] = trained(&models[m], &count);
+    ck_same_bits(ek_mode_name(models[m].mode), together[m], alone[m], count);
+  }
+  check_rounding(alone[1], alone[0], count);
+  const struct model turned[MODELS] = {models[1], models[0]};
+  train(swapped, &count, turned, MODELS);
+  for (int m = 0; m < MODELS; m++) {
+    ck_same_bits("in the other order", swapped[1 - m], alone[m], count);
+    free(swapped[1 - m]);
+    free(together[m]);
+    free(alone[m]);
+  }
+}
+END_TEST
+
+/* What is run again, by a module or by the pass, is rounded as it was the first time. */
+START_TEST(recomputation) {
+  if (!ck_part(_i)) return;
+  static const ek_recompute_kind kinds[] = {EK_RECOMPUTE_EVERY, EK_RECOMPUTE_ALL,
+                                            EK_RECOMPUTE_CHEAP};
+  struct model model = {
+      .precision = EK_TF32, .mode = EK_MODE_REPLICATED, .fused_loss = _i % 2 == 1};
+  int64_t count = 0;
+  double *want = trained(&model, &count);
+  model.recompute.kind = kinds[_i / 2];
+  model.recompute.every = 1;
+  double *got = trained(&model, &count);
+  ck_same_bits("recomputed", got, want, count);
+  model.precision = EK_F32;
+  double *plain = trained(&model, &count);
+  check_rounding(got, plain, count);
+  free(plain);
+  free(got);
+  free(want);
+}
+END_TEST
+
+/* ---- what modules are told ---- */
+
+enum { ROWS = 5, WIDTH = 24 };
+
+/* Runs a linear as it was asked to, and listens. */
+struct listener {
+  ek_module base;
+  ek_module *child;
+  ek_type type; /* ek_child_options.type */
+  bool told;    /* what the pass has said to it */
+};
+
+static ek_status listener_parameters(const ek_module *self, ek_declaration *declaration) {
+  return ek_declare_module(declaration, "child", ((const struct listener *)self)->child);
+}
+
+/* What it says itself does not reach its child, and outlives that. */
+static void listen(const struct listener *it, const ek_pass *pass) {
+  ck_assert_int_eq(ek_pass_type(pass), EK_F32);
+  ck_assert_int_eq(ek_op_allow_tf32(!it->told), it->told);
+}
+
+static ek_status listener_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                                  ek_tensor *outputs) {
+  const struct listener *it = (const struct listener *)self;
+  ek_child_options options = EK_CHILD_OPTIONS_INIT;
+  options.type = it->type;
+  listen(it, pass);
+  EK_TRY(ek_pass_child_forward_with(outputs, pass, 0, inputs, &options));
+  ck_assert_int_eq(ek_op_allows_tf32(), !it->told);
+  return EK_OK;
+}
+
+static ek_status listener_backward(const ek_module *self, ek_pass *pass,
+                                   const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+  listen((const struct listener *)self, pass);
+  return ek_pass_child_backward(grad_inputs, pass, 0, grad_outputs);
+}
+
+static void listener_free(ek_module *self) {
+  ek_module_free(((struct listener *)self)->child);
+  free(self);
+}
+
+static const ek_module_ops listener_ops = {.size = sizeof(ek_module_ops),
+                                           .kind = "listener",
+                                           .parameters = listener_parameters,
+                                           .forward = listener_forward,
+                                           .backward = listener_backward,
+                                           .free = listener_free};
+
+static ek_module *listener_of(ek_module *child, ek_type type, bool told) {
+  struct listener *it = calloc(1, sizeof *it);
+  ck_assert_ptr_nonnull(it);
+  it->child = child;
+  it->type = type;
+  it->told = told;
+  ck_ok(ek_module_init(&it->base, &listener_ops, 1, 1));
+  return &it->base;
+}
+
+static ek_module *linear(void) {
+  ek_module *module = NULL;
+  ck_ok(ek_linear_create(&module, WIDTH, WIDTH, false));
+  return module;
+}
+
+/* What the linear gives, forward and backward, is that of the operations with `rounded`. */
+static void check_linear(struct ck_rig *rig, const ek_replica *replica, const ek_tensor *y,
+                         const ek_tensor *dx, const ek_tensor *x, bool rounded) {
+  const int64_t shape[] = {ROWS, WIDTH}, square[] = {WIDTH, WIDTH};
+  ek_tensor *want_y = ck_tensor(rig, NULL, 2, shape), *want_dx = ck_tensor(rig, NULL, 2, shape);
+  ek_tensor *want_dw = ck_tensor(rig, NULL, 2, square);
+  ek_parameter_info weight;
+  ck_ok(ek_replica_parameter(&weight, replica, 0));
+  ck_assert(!ek_op_allow_tf32(rounded));
+  ck_ok(ek_op_linear(rig->stream, want_y, x, &weight.value, NULL));
+  ck_ok(ek_op_matmul(rig->stream, want_dx, y, false, &weight.value, false, 0));
+  ck_ok(ek_op_linear_gradients(rig->stream, want_dw, 0, NULL, 0, y, x));
+  ck_assert_int_eq(ek_op_allow_tf32(false), rounded);
+  ck_same_bits("y", ck_read(rig, y), ck_read(rig, want_y), ROWS * WIDTH);
+  ck_same_bits("dx", ck_read(rig, dx), ck_read(rig, want_dx), ROWS * WIDTH);
+  ck_same_bits("dw", ck_read(rig, &weight.gradient), ck_read(rig, want_dw), WIDTH * WIDTH);
+}
+
+/* y is its own gradient. The thread's word is as it was before. */
+static void run_listener(ek_module *module, ek_type precision, bool rounded) {
+  const int64_t shape[] = {ROWS, WIDTH};
+  struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
+  ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
+  ek_replica *replica = NULL;
+  ek_pass *pass = NULL;
+  ek_tensor y = {0}, dx = {0};
+  options.precision = precision;
+  ek_tensor *x = ck_tensor(rig, ck_values(rig, ROWS * WIDTH, -1, 1), 2, shape);
+  ck_ok(ek_replica_open(&replica, rig->device, module, &options));
+  ek_module_free(module);
+  ck_assert_int_eq(ek_replica_precision(replica), precision == 0 ? EK_F32 : precision);
+  ck_assert(!ek_tensor_exists(ek_replica_copies(replica)) ||
+            ek_tensor_count(ek_replica_copies(replica)) == 0);
+  ck_ok(ek_pass_open(&pass, replica, NULL));
+  ck_assert_int_eq(ek_pass_type(pass), EK_F32);
+  for (int outside = 0; outside < 2; outside++) {
+    (void)ek_op_allow_tf32(outside == 1);
+    if (outside == 0) ck_ok(ek_pass_run_forward(&y, pass, x));
+    if (outside == 1) ck_ok(ek_pass_run_backward(&dx, pass, &y));
+    ck_assert_int_eq(ek_op_allow_tf32(false), outside == 1);
+  }
+  check_linear(rig, replica, &y, &dx, x, rounded);
+  ek_tensor_free(&y);
+  ek_tensor_free(&dx);
+  ek_pass_free(pass);
+  ek_replica_free(replica);
+  ck_rig_close(rig);
+}
+
+START_TEST(children) {
+  static const struct {
+    ek_type precision, type;
+    bool told, rounded;
+  } cases[] = {{EK_F32, (ek_type)0, false, false},
+               {(ek_type)0, EK_F32, false, false},
+               {EK_TF32, (ek_type)0, true, true},
+               {EK_TF32, EK_TF32, true, true},
+               {EK_TF32, EK_F32, true, false}};
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    const bool told = cases[i].told, rounded = cases[i].rounded;
+    run_listener(listener_of(linear(), cases[i].type, told), cases[i].precision, rounded);
+    ek_module *again = NULL, *inner = listener_of(linear(), cases[i].type, told);
+    ck_ok(ek_recompute_create(&again, inner));
+    ek_module_free(inner);
+    run_listener(again, cases[i].precision, rounded);
+  }
+  /* A child whose caller runs in f32 may not go back to tf32 by itself, but may be asked to. */
+  run_listener(listener_of(listener_of(linear(), (ek_type)0, false), EK_F32, true), EK_TF32, false);
+  run_listener(listener_of(listener_of(linear(), EK_TF32, false), EK_F32, true), EK_TF32, true);
+}
+END_TEST
+
+/* A job of the workers begins without it, whatever the last one has left behind. */
+static ek_status allow(void *context, ek_device *device, size_t index) {
+  bool *before = context;
+  (void)device;
+  before[index] = ek_op_allow_tf32(true);
+  return EK_OK;
+}
+
+START_TEST(jobs) {
+  ek_group *group = ck_open("cpu:2", 1);
+  bool before[CK_MAX_DEVICES] = {false};
+  (void)ek_op_allow_tf32(true);
+  for (int i = 0; i < 2; i++) {
+    ck_ok(ek_group_apply(group, allow, before));
+    for (size_t k = 0; k < ek_group_size(group); k++) ck_assert(!before[k]);
+  }
+  ck_assert(ek_op_allow_tf32(false));
+  ek_group_free(group);
+}
+END_TEST
+
+/* ---- no type of a tensor ---- */
+
+START_TEST(no_type_of_a_tensor) {
+  const int64_t shape[] = {4};
+  float numbers[4] = {1, 2, 3, 4};
+  struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
+  ek_tensor tensor = {0}, *x = ck_tensor(rig, NULL, 1, shape);
+  ck_assert_uint_eq(ek_type_size(EK_TF32), 0);
+  ck_assert_str_eq(ek_type_name(EK_TF32), "tf32");
+  ck_assert_int_eq(ek_type_of_sums(EK_TF32), EK_F32);
+  ck_assert_int_eq(ek_type_of_values(EK_TF32), EK_F32);
+  ck_assert_int_eq(ek_type_of_values(EK_BF16), EK_BF16);
+  ck_assert_int_eq(ek_tensor_aligned_columns(50257, EK_TF32), 50260);
+  ck_fails(ek_tensor_create(&tensor, rig->device, EK_MEMORY_INPUTS, EK_TF32, 1, shape),
+           EK_ERR_INVALID_ARGUMENT, "tf32 is a precision");
+  ck_fails(ek_tensor_host(&tensor, numbers, EK_TF32, 1, shape), EK_ERR_INVALID_ARGUMENT,
+           "tf32 is a precision");
+  ck_assert(!ek_tensor_exists(&tensor));
+  /* One that a program has made itself. */
+  ck_ok(ek_tensor_host(&tensor, numbers, EK_F32, 1, shape));
+  tensor.type = EK_TF32;
+  ck_fails(ek_tensor_copy(x, &tensor), EK_ERR_INVALID_ARGUMENT, "");
+  ek_tensor device = *x;
+  device.type = EK_TF32;
+  ck_fails(ek_op_convert(rig->stream, x, &device), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_op_convert(rig->stream, &device, x), EK_ERR_INVALID_ARGUMENT, "");
+  ck_fails(ek_op_zero(rig->stream, &device), EK_ERR_INVALID_ARGUMENT, "");
+  ck_rig_close(rig);
+}
+END_TEST
+
+/* A module that says it computes in tf32, and in nothing that has tensors. */
+static ek_status nothing(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                         ek_tensor *outputs) {
+  (void)self, (void)pass, (void)inputs, (void)outputs;
+  return EK_OK;
+}
+static void leave(ek_module *self) { (void)self; }
+static const ek_module_ops boastful_ops = {.size = sizeof(ek_module_ops),
+                                           .kind = "boastful",
+                                           .forward = nothing,
+                                           .backward = nothing,
+                                           .free = leave,
+                                           .types = EK_TYPES_TF32};
+
+static ek_status ask_for_tf32(ek_pass *pass, const ek_tensor *x) {
+  ek_tensor y = {0};
+  (void)x;
+  return ek_pass_output(&y, pass, EK_TF32, 1, (const int64_t[]){2});
+}
+
+static void fails_to_open(ek_module *module, const ek_replica_options *options, ek_status status,
+                          const char *text) {
+  ek_group *group = ck_open("cpu:2", 1);
+  ek_data_parallel_model_options model = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  ek_data_parallel_model *opened = NULL;
+  ek_replica *replica = NULL;
+  model.type = options->type;
+  model.precision = options->precision;
+  model.gradient_type = options->gradient_type;
+  ck_assert_int_eq(ek_replica_open(&replica, ek_group_device(group, 0), module, options), status);
+  ck_assert_msg(strstr(ek_error_message(), text) != NULL, "%s", ek_error_message());
+  ck_assert_int_eq(ek_data_parallel_model_open(&opened, group, module, &model), status);
+  ck_assert_msg(strstr(ek_error_message(), text) != NULL, "%s", ek_error_message());
+  ck_no_memory_held(group);
+  ek_group_free(group);
+}
+
+START_TEST(refusals) {
+  ek_module *module = linear(), boastful;
+  ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
+  options.type = EK_TF32;
+  fails_to_open(module, &options, EK_ERR_INVALID_ARGUMENT,
+                "options.type is tf32, expected f32 or f64");
+  options.type = EK_F64;
+  options.precision = EK_TF32;
+  fails_to_open(module, &options, EK_ERR_INVALID_ARGUMENT,
+                "options.precision is tf32 beside parameters of f64, expected f64");
+  options.type = EK_F32;
+  options.gradient_type = EK_TF32;
+  fails_to_open(module, &options, EK_ERR_INVALID_ARGUMENT,
+                "options.gradient_type is tf32, but parameters are f32 and modules compute in "
+                "tf32; expected f32, bf16 or f16");
+  options.gradient_type = (ek_type)0;
+  ck_ok(ek_module_init(&boastful, &boastful_ops, 1, 1));
+  fails_to_open(&boastful, &options, EK_ERR_UNSUPPORTED, "no type that there is, not in f32");
+  ek_module_free(&boastful);
+  ek_module_free(module);
+  struct ck_probe probe = ck_probe_open(ask_for_tf32, NULL);
+  ck_fails(ek_pass_run_forward(&probe.y, probe.pass, &probe.x), EK_ERR_INVALID_ARGUMENT,
+           "tf32 is a precision");
+  ck_probe_close(&probe);
+}
+END_TEST
+
+/* In a pass of another precision. */
+START_TEST(no_child_in_tf32) {
+  static const ek_type precisions[] = {EK_F32, EK_BF16};
+  struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
+  ek_tensor *x = ck_tensor(rig, NULL, 2, (const int64_t[]){ROWS, WIDTH});
+  for (size_t i = 0; i < 2; i++) {
+    ek_module *module = listener_of(linear(), EK_TF32, false);
+    ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
+    ek_replica *replica = NULL;
+    ek_pass *pass = NULL;
+    ek_tensor y = {0};
+    options.precision = precisions[i];
+    ck_ok(ek_replica_open(&replica, rig->device, module, &options));
+    ek_module_free(module);
+    ck_ok(ek_pass_open(&pass, replica, NULL));
+    ck_fails(ek_pass_run_forward(&y, pass, x), EK_ERR_UNSUPPORTED, "not in tf32");
+    ek_pass_free(pass);
+    ek_replica_free(replica);
+  }
+  ck_rig_close(rig);
+}
+END_TEST
+
+/* Gradients of 16 bits go with it, as with f32; memory is that of f32. */
+START_TEST(memory) {
+  uint64_t peaks[MODELS];
+  for (int m = 0; m < MODELS; m++) {
+    const struct model model = {.precision = m == 0 ? EK_F32 : EK_TF32,
+                                .mode = EK_MODE_FULLY_SHARDED};
+    ek_group *group = ck_open_exactly("plan-cuda:2", 1);
+    ek_trainer *trainer = open_trainer(group, &model);
+    ek_memory_usage usage;
+    for (int step = 0; step < STEPS; step++) take_step(trainer, step);
+    ck_ok(ek_memory_stats(&usage, ek_group_device(group, 0)));
+    peaks[m] = usage.peak_bytes;
+    ck_ok(ek_trainer_free(trainer));
+    ek_group_free(group);
+  }
+  ck_assert_uint_eq(peaks[0], peaks[1]);
+  ek_module *module = linear();
+  ek_group *group = ck_open("cpu:1", 1);
+  ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
+  ek_replica *replica = NULL;
+  options.precision = EK_TF32;
+  options.gradient_type = EK_BF16;
+  ck_ok(ek_replica_open(&replica, ek_group_device(group, 0), module, &options));
+  ck_assert_int_eq(ek_replica_gradients(replica)->type, EK_BF16);
+  ek_replica_free(replica);
+  ek_module_free(module);
+  ek_group_free(group);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("tf32");
+  TCase *models = ck_case(suite, "models");
+  tcase_add_loop_test(models, two_models_of_one_group, 0, CK_MODES);
+  tcase_add_loop_test(models, recomputation, 0, 6);
+  TCase *words = ck_case(suite, "words");
+  tcase_add_test(words, children);
+  tcase_add_test(words, jobs);
+  tcase_add_test(words, no_type_of_a_tensor);
+  tcase_add_test(words, refusals);
+  tcase_add_test(words, no_child_in_tf32);
+  tcase_add_test(words, memory);
+  return suite;
+}
+
+CK_MAIN(make_suite)
