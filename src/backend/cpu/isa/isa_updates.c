@@ -7,6 +7,31 @@
 
 #include <math.h>
 
+/*
+ * Where a gradient becomes 0 and stays 0, as that of a rare token's row, its moments shrink by a
+ * constant factor until they are below the smallest normal number. There they would stay, because
+ * 0.9 of four units rounds to four, and there most processors take several times as long. So what
+ * an update computes below it is 0 (docs/numerics.md). What it reads there is taken as it is, which
+ * the conversion of f16 needs. Gives what end_flush() sets again.
+ */
+static inline unsigned begin_flush(void) {
+#if defined(__SSE2__)
+  const unsigned mode = _mm_getcsr();
+  _mm_setcsr(mode | _MM_FLUSH_ZERO_ON);
+  return mode;
+#else
+  return 0;
+#endif
+}
+
+static inline void end_flush(unsigned mode) {
+#if defined(__SSE2__)
+  _mm_setcsr(mode);
+#else
+  (void)mode;
+#endif
+}
+
 static inline vec gradient_at(const struct ek__update_args *args, int64_t i, int64_t n) {
   return args->g_is_value ? x_get((const value *)args->g + i, n)
                           : v_get((const float *)args->g + i, n);
@@ -20,6 +45,7 @@ void EK_ISA_NAME(sgd)(const void *raw, int64_t begin, int64_t end) {
   const float factor = (float)job->factor, decay = (float)args->weight_decay;
   const float rate = (float)args->learning_rate, momentum = (float)args->momentum;
   const float taken = (float)(1.0 - args->dampening);
+  const unsigned mode = begin_flush();
   V_EACH(begin, end, {
     const vec old = v_get(p + i, n);
     vec g = gradient_at(args, i, n) * factor + old * decay;
@@ -32,6 +58,7 @@ void EK_ISA_NAME(sgd)(const void *raw, int64_t begin, int64_t end) {
     v_put(p + i, next, n);
     if (copy) x_put(copy + i, next, n);
   });
+  end_flush(mode);
 }
 
 struct adam {
@@ -81,6 +108,7 @@ void EK_ISA_NAME(adamw)(const void *raw, int64_t begin, int64_t end) {
                             .decay = args->decoupled ? 0.0f : (float)args->weight_decay};
   float *p = args->p, *m = args->state0, *v = args->state1;
   value *copy = args->copy;
+  const unsigned mode = begin_flush();
   int64_t i = begin;
   if (copy) { /* two vectors at a time, for the sake of the copy */
     for (; i + 2 * W <= end; i += 2 * W) {
@@ -101,6 +129,7 @@ void EK_ISA_NAME(adamw)(const void *raw, int64_t begin, int64_t end) {
     const vec next = adam_step(&adam, p + i, m + i, v + i, g, n, args->first);
     if (copy) x_put(copy + i, next, n);
   }
+  end_flush(mode);
 }
 
 void EK_ISA_NAME(square_norm)(const void *raw, int64_t begin, int64_t end) {
