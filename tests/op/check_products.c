@@ -80,6 +80,42 @@ START_TEST(matmul) {
 }
 END_TEST
 
+/* Larger than the blocks that a product is cut into, for each of several threads. Two elements of a
+ * column of b are not 0, one in each of two blocks of k. */
+START_TEST(more_than_a_block) {
+  const int64_t m = 1100, n = 264, k = 260;
+  for (int t = 0; t < 4; t++) {
+    if (!ck_turn(_i, t)) continue;
+    struct ck_rig *rig = ck_rig_variant(_i);
+    struct ck_product p = {.m = m,
+                           .n = n,
+                           .k = k,
+                           .transpose_a = (t & 1) != 0,
+                           .transpose_b = (t & 2) != 0,
+                           .beta = 1};
+    const double *a = ck_integers(rig, m * k, -9, 9);
+    double *b = ck_zeros(rig, k * n), *want = ck_zeros(rig, m * n);
+    p.a = a, p.b = b, p.c = ck_integers(rig, m * n, -99, 99);
+    for (int64_t j = 0; j < n; j++) {
+      const int64_t at[2] = {j * 7 % 256, 256 + j % 4};
+      for (int64_t e = 0; e < 2; e++) {
+        b[p.transpose_b ? j * k + at[e] : at[e] * n + j] = (double)(1 + e);
+        for (int64_t i = 0; i < m; i++) {
+          want[i * n + j] += (double)(1 + e) * a[p.transpose_a ? at[e] * m + i : i * k + at[e]];
+        }
+      }
+      for (int64_t i = 0; i < m; i++) want[i * n + j] += p.c[i * n + j];
+    }
+    ek_tensor *x = ck_tensor(rig, a, CK_SHAPE(p.transpose_a ? k : m, p.transpose_a ? m : k));
+    ek_tensor *y = ck_tensor(rig, b, CK_SHAPE(p.transpose_b ? n : k, p.transpose_b ? k : n));
+    ek_tensor *c = ck_tensor(rig, p.c, CK_SHAPE(m, n));
+    ck_ok(ek_op_matmul(rig->stream, c, x, p.transpose_a, y, p.transpose_b, p.beta));
+    ck_fits(rig, "matmul", c, want, NULL, m * n);
+    ck_rig_close(rig);
+  }
+}
+END_TEST
+
 START_TEST(linear) {
   for (int s = 0; s < SIZES; s++) {
     for (int pass = 0; pass < 3; pass++) {
@@ -495,6 +531,7 @@ static Suite *make_suite(void) {
   Suite *suite = suite_create("products");
   TCase *values = ck_case(suite, "values");
   tcase_add_loop_test(values, matmul, 0, ck_variants());
+  tcase_add_loop_test(values, more_than_a_block, 0, ck_variants());
   tcase_add_loop_test(values, linear, 0, ck_variants());
   tcase_add_loop_test(values, empty_inner_dimension, 0, ck_variants());
   TCase *combined = ck_case(suite, "joined");

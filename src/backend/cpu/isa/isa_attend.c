@@ -12,7 +12,8 @@
  * Values of 16 bits are widened tile by tile into scratch, and what is a sum over tiles is added up
  * there and rounded once. For dK and dV scratch holds KEPT / width keys at a time: a longer
  * sequence goes through the tiles once for each block of keys, and once more for dQ. Of a head
- * wider than WIDE the tiles have fewer rows.
+ * wider than WIDE the tiles have fewer rows. Forward widens keys and values once where all of them
+ * fit into the same place.
  */
 #include "backend/cpu/isa/isa.h"
 #include "backend/cpu/isa/vector_exp.h"
@@ -102,6 +103,7 @@ struct part {
 static int64_t rows_of(const struct head *head) { return (void)head, ROWS; }
 static int64_t columns_of(const struct head *head) { return (void)head, COLUMNS; }
 static int64_t keys_of(const struct head *head) { return head->tokens; }
+static bool keeps(const struct head *head) { return (void)head, true; }
 
 static struct view widened(const value *x, int64_t step, int64_t rows, int64_t width) {
   (void)rows, (void)width;
@@ -128,6 +130,9 @@ static int64_t keys_of(const struct head *head) {
   return KEPT / head->width / columns_of(head) * columns_of(head);
 }
 
+/* Whether there is room for the keys and values of all tokens. */
+static bool keeps(const struct head *head) { return head->tokens <= KEPT / head->width; }
+
 static struct view widened(float *to, const value *x, int64_t step, int64_t rows, int64_t width) {
   for (int64_t r = 0; r < rows; r++) {
     V_EACH(0, width, v_put(to + r * width + i, x_get(x + r * step + i, n), n));
@@ -140,7 +145,8 @@ static struct part place_of(float *to, value *y, int64_t step, int64_t width) {
 }
 static void narrowed(value *y, int64_t step, struct part from, int64_t rows, int64_t width) {
   for (int64_t r = 0; r < rows; r++) {
-    V_EACH(0, width, x_put(y + r * step + i, v_get(from.at + r * from.step + i, n), n));
+    const float *row = from.at + r * from.step;
+    X_PAIRS(0, width, x_put_ordered(y + r * step + i, v_get_pair(row + i, n), n));
   }
 }
 #define WIDENED widened
@@ -267,7 +273,14 @@ static void softmax_tile(const struct head *head, tile t, struct online *online,
   }
 }
 
-static void forward_rows(const struct head *head, int64_t query, int64_t rows) {
+/* `key` on of the rows that are kept. */
+static struct view kept_from(struct view rows, int64_t key) {
+  return (struct view){rows.at + key * rows.step, rows.step};
+}
+
+/* k and v are all of the head's, or NULL. */
+static void forward_rows(const struct head *head, int64_t query, int64_t rows,
+                         const struct view *all_k, const struct view *all_v) {
   struct tiles *tiles = tiles_of_this_thread();
   const int64_t width = head->width, step = head->step, most = columns_of(head);
   struct online online;
@@ -281,8 +294,12 @@ static void forward_rows(const struct head *head, int64_t query, int64_t rows) {
   const int64_t keys = query + rows;
   for (int64_t key = 0; key < keys; key += most) {
     const int64_t columns = keys - key < most ? keys - key : most;
-    const struct view k = WIDENED(tiles->k, head->k + key * step, step, columns, width);
-    const struct view v = WIDENED(tiles->v, head->v + key * step, step, columns, width);
+    const struct view k = all_k != NULL
+                              ? kept_from(*all_k, key)
+                              : WIDENED(tiles->k, head->k + key * step, step, columns, width);
+    const struct view v = all_v != NULL
+                              ? kept_from(*all_v, key)
+                              : WIDENED(tiles->v, head->v + key * step, step, columns, width);
     tile_scores(head, tiles->p, head->scale, q, rows, k, columns);
     softmax_tile(head, tiles->p, &online, out, query, rows, key, columns);
     tile_times(head, out, key > 0 ? 1.0 : 0.0, tiles->p, rows, columns, v);
@@ -298,9 +315,16 @@ static void forward_rows(const struct head *head, int64_t query, int64_t rows) {
 void EK_ISA_NAME(attention_forward)(const void *raw, int64_t begin, int64_t end) {
   for (int64_t index = begin; index < end; index++) {
     const struct head head = head_of(raw, index);
-    const int64_t most = rows_of(&head);
+    const int64_t most = rows_of(&head), width = head.width, step = head.step;
+    struct view k = {0}, v = {0};
+    const bool kept = keeps(&head);
+    if (kept) {
+      k = WIDENED(tiles_of_this_thread()->dk, head.k, step, head.tokens, width);
+      v = WIDENED(tiles_of_this_thread()->dv, head.v, step, head.tokens, width);
+    }
     for (int64_t query = 0; query < head.tokens; query += most) {
-      forward_rows(&head, query, head.tokens - query < most ? head.tokens - query : most);
+      const int64_t rows = head.tokens - query < most ? head.tokens - query : most;
+      forward_rows(&head, query, rows, kept ? &k : NULL, kept ? &v : NULL);
     }
   }
 }

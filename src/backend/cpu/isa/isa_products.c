@@ -5,15 +5,20 @@
  * Blocks of a and b are copied as floats (Goto and van de Geijn 2008, "Anatomy of high-performance
  * matrix multiplication"):
  *   b   DEPTH x COLUMNS, in panels of two vectors' columns, which the innermost loop reads in
- *       order; stays in the second cache, a panel in the first
- *   a   LINES x DEPTH as it lies in memory, so that nothing is turned; its numbers are read one by
- *       one
+ *       order; lies in the second cache, a panel in the first
+ *   a   LINES x DEPTH, as it lies in memory, or, where its lines are in order there, in tiles of
+ *       ROWS lines; its numbers are read one by one
  * A tile of c, ROWS x two vectors, is summed in registers over the depth of a block. Blocks are
  * filled up to whole tiles, so that the loop has one shape; only what it gives is cut.
  *
  * An element of c is the sum in the order of k, by blocks of DEPTH: its bits depend neither on the
  * number of threads nor on its place in the matrix. Where c is of 16 bits its blocks are added up
- * in scratch, STRIP x COLUMNS, and rounded once.
+ * in scratch, STRIP x COLUMNS, and the last of them is rounded into c.
+ *
+ * Beside the multiplications, which take 1 / (2 W) cycles each, an element of a is copied for every
+ * COLUMNS of them and one of b for every STRIP, or every row. What that costs is stores that miss
+ * the first cache, which leave the store buffer in order: what is written is fetched ahead, c as
+ * well.
  */
 #include "backend/cpu/isa/isa.h"
 
@@ -25,11 +30,12 @@
 #endif
 #define WIDE (2 * W)
 
-#define LINES 48
+#define LINES 96
 #define DEPTH 256
-#define COLUMNS 128
-#define STRIP 192
-#define TURNED (DEPTH * ROWS + WIDE) /* a tile of a whose numbers are turned, and a gap */
+#define COLUMNS 256
+#define STRIP 512
+#define TURNED (DEPTH * ROWS + WIDE)    /* a tile of a whose numbers are turned, and a gap */
+#define STORED ((ROWS + W - 1) / W * W) /* of which ROWS count */
 
 typedef float tile[ROWS][WIDE];
 
@@ -46,7 +52,14 @@ struct view {
   const value *x;
   int64_t line_step, depth_step;
   int64_t lines, depth;
+  int64_t there; /* lines that may be read, at least so many */
 };
+
+#define AHEAD 16
+/* Fetches `count` floats that are going to be written. */
+static inline void fetch(const float *to, int64_t count) {
+  for (int64_t i = 0; i < count; i += 16) __builtin_prefetch(to + i, 1);
+}
 
 static int64_t at_most(int64_t count, int64_t most) { return count < most ? count : most; }
 
@@ -61,19 +74,42 @@ static void pack_turned(float *panel, const value *x, int64_t lines, int64_t ste
   });
 }
 
+/* The view's lines from x on, of which `lines` are there. */
+static void pack_panel_turned(float *panel, const struct view *view, const value *x,
+                              int64_t lines) {
+  const int64_t step = view->line_step, depth = view->depth;
+  int64_t p = 0;
+  if (lines == WIDE) {
+    for (; p + W <= depth; p += W) {
+      float *to = panel + p * WIDE;
+      fetch(to + W * WIDE, W * WIDE);
+      x_turn(to, x + p, step);
+    }
+  }
+  if (p == depth) return;
+  pack_turned(panel + p * WIDE, x + p, lines, step, depth - p);
+  pack_turned(panel + p * WIDE + W, x + p + W * step, lines - W, step, depth - p);
+}
+
 /* panel[p][line], WIDE lines, for the view's lines from `first` on; 0 behind the last. */
 static void pack_panel(float *panel, const struct view *view, int64_t first) {
-  const int64_t lines = at_most(view->lines - first, WIDE);
+  const int64_t lines = at_most(view->lines - first, WIDE), depth = view->depth;
+  const int64_t step = view->depth_step;
   const value *x = view->x + first * view->line_step;
   if (view->line_step != 1) {
-    pack_turned(panel, x, lines, view->line_step, view->depth);
-    pack_turned(panel + W, x + W * view->line_step, lines - W, view->line_step, view->depth);
+    pack_panel_turned(panel, view, x, lines);
     return;
   }
-  if (lines < WIDE) memset(panel, 0, (size_t)(view->depth * WIDE) * sizeof *panel);
-  for (int64_t p = 0; p < view->depth; p++) {
-    const value *from = x + p * view->depth_step;
-    V_EACH(0, lines, v_put(panel + p * WIDE + i, x_get(from + i, n), n));
+  if (lines < WIDE) memset(panel, 0, (size_t)(depth * WIDE) * sizeof *panel);
+  for (int64_t p = 0; p < depth; p++) {
+    float *to = panel + p * WIDE;
+    fetch(to + AHEAD * WIDE, WIDE);
+    if (lines == WIDE) {
+      v_store(to, x_load(x + p * step));
+      v_store(to + W, x_load(x + p * step + W));
+    } else {
+      V_EACH(0, lines, v_put(to + i, x_get(x + p * step + i, n), n));
+    }
   }
 }
 
@@ -90,23 +126,20 @@ struct layout {
   int64_t tile; /* from one to the next */
 };
 
-/* Vectors are stored over the beginning of what comes next, in order; hence the gap between tiles.
- * A load that spans two stores waits until both have left the store buffer, so several depths are
- * widened before the first is read again. */
-#define AHEAD 8
+/* Whole vectors are stored, over the beginning of what comes next in the tile; hence the gap. */
 static void widen_turned(float *block, const struct view *view) {
-  float lines[AHEAD][LINES + WIDE] = {{0}};
-  for (int64_t first = 0; first < view->depth; first += AHEAD) {
-    const int64_t last = at_most(view->depth, first + AHEAD);
-    for (int64_t p = first; p < last; p++) {
-      const value *from = view->x + p * view->depth_step;
-      float *to = lines[p - first];
-      V_EACH(0, view->lines, v_put(to + i, x_get(from + i, n), n));
-    }
-    for (int64_t i = 0; i < view->lines; i += ROWS) {
-      for (int64_t p = first; p < last; p++) {
-        float *to = block + i / ROWS * TURNED + p * ROWS;
-        for (int64_t j = 0; j < ROWS; j += W) v_store(to + j, v_load(lines[p - first] + i + j));
+  const int64_t lines = view->lines, depth = view->depth;
+  for (int64_t p = 0; p < depth; p++) {
+    const value *from = view->x + p * view->depth_step;
+    float *to = block + p * ROWS;
+    for (int64_t i = 0; i < lines; i += ROWS, to += TURNED) {
+      if (i + STORED <= view->there) {
+        for (int64_t j = 0; j < STORED; j += W) v_store(to + j, x_load(from + i + j));
+      } else {
+        for (int64_t j = 0; j < STORED; j += W) {
+          const int64_t n = at_most(lines - i - j, W);
+          v_store(to + j, n > 0 ? x_get(from + i + j, n) : (vec){0});
+        }
       }
     }
   }
@@ -118,10 +151,14 @@ static struct layout widen_block(float *block, const struct view *view) {
     widen_turned(block, view);
     return (struct layout){true, TURNED};
   }
-  const int64_t more = (ROWS - view->lines % ROWS) % ROWS;
+  const int64_t more = (ROWS - view->lines % ROWS) % ROWS, depth = view->depth;
   for (int64_t line = 0; line < view->lines; line++) {
     const value *from = view->x + line * view->line_step;
-    V_EACH(0, view->depth, v_put(block + line * DEPTH + i, x_get(from + i, n), n));
+    float *to = block + line * DEPTH;
+    V_EACH(0, depth, {
+      fetch(to + i + AHEAD * W, W);
+      v_put(to + i, x_get(from + i, n), n);
+    });
   }
   memset(block + view->lines * DEPTH, 0, (size_t)(more * DEPTH) * sizeof *block);
   return (struct layout){false, ROWS * DEPTH};
@@ -135,7 +172,11 @@ static inline __attribute__((always_inline)) void multiply_tile(float *c, int64_
                                                                 int64_t depth, float alpha,
                                                                 float beta) {
   vec sum[ROWS][2];
-  for (int i = 0; i < ROWS; i++) sum[i][0] = sum[i][1] = (vec){0};
+  for (int i = 0; i < ROWS; i++) {
+    fetch(c + i * ldc, WIDE);
+    __builtin_prefetch(c + i * ldc + WIDE - 1, 1); /* of another line of the cache, maybe */
+    sum[i][0] = sum[i][1] = (vec){0};
+  }
   for (int64_t p = 0; p < depth; p++, a += depth_step, b += WIDE) {
     const vec b0 = v_load(b), b1 = v_load(b + W);
     for (int i = 0; i < ROWS; i++) {
@@ -151,9 +192,11 @@ static inline __attribute__((always_inline)) void multiply_tile(float *c, int64_
   }
 }
 
-/* Both layouts, with their steps told to the compiler. */
-static void multiply_panels(float *c, int64_t ldc, const float *a, bool turned, const float *b,
-                            int64_t depth, float alpha, float beta) {
+/* Both layouts, with their steps told to the compiler. By itself, so that no other variable takes a
+ * register from the sums. */
+static __attribute__((noinline)) void multiply_panels(float *c, int64_t ldc, const float *a,
+                                                      bool turned, const float *b, int64_t depth,
+                                                      float alpha, float beta) {
   if (turned) {
     multiply_tile(c, ldc, a, 1, ROWS, b, depth, alpha, beta);
   } else {
@@ -161,101 +204,144 @@ static void multiply_panels(float *c, int64_t ldc, const float *a, bool turned, 
   }
 }
 
-/* `count` elements of a row: c = t + beta c; c is not read where beta is 0. */
-static void write_row(float *c, const float *t, int64_t count, float beta) {
+/* Where the product of a block of a and one of b goes: c, or what has been added up of it. */
+struct place {
+  float *sums; /* = alpha a b + beta sums */
+  int64_t step;
+  float alpha, beta;
+  bool padded; /* rows of sums are as long as whole tiles */
+  /* Of the last of the blocks, where c is of values and not NULL: = alpha a b + sums + beta c */
+  value *c;
+  int64_t ldc;
+  bool has_sums;
+  const value *bias; /* or NULL */
+};
+
+/* `count` elements of a row of sums; they are not read where beta is 0. */
+static void write_sums(float *sums, const float *t, int64_t count, float beta) {
   V_EACH(0, count, {
     const vec sum = v_load(t + i);
-    v_put(c + i, beta == 0.0f ? sum : sum + beta * v_get(c + i, n), n);
+    v_put(sums + i, beta == 0.0f ? sum : sum + beta * v_get(sums + i, n), n);
   });
 }
 
-/* The packed blocks' share of the part of c that begins at `c`. */
-static void multiply_blocks(float *c, int64_t ldc, float alpha, float beta,
-                            const struct panels *panels, const struct view *a, struct layout layout,
-                            const struct view *b) {
+/* The same of values, of which a tile's row has `count`. */
+static void write_values(const struct place *place, int64_t row, int64_t column, const float *t,
+                         int64_t count) {
+  value *c = place->c + row * place->ldc + column;
+  struct pair sum = v_get_pair(t, WIDE);
+  if (place->has_sums) {
+    const struct pair before = v_get_pair(place->sums + row * place->step + column, WIDE);
+    X_BOTH(sum.of[j] += before.of[j]);
+  }
+  if (place->beta != 0.0f) {
+    const struct pair old = x_get_ordered(c, count);
+    X_BOTH(sum.of[j] += place->beta * old.of[j]);
+  }
+  if (place->bias != NULL) {
+    const struct pair bias = x_get_ordered(place->bias + column, count);
+    X_BOTH(sum.of[j] += bias.of[j]);
+  }
+  x_put_ordered(c, sum, count);
+}
+
+/* ROWS lines of a times a panel of b, of which c has `rows` and `columns`. */
+static void multiply_rows(const struct place *place, int64_t row, int64_t column,
+                          const struct layout *layout, const float *a, const float *b,
+                          int64_t depth, int64_t rows, int64_t columns) {
   tile t;
+  float *sums = place->sums + row * place->step + column;
+  if (place->c == NULL && rows == ROWS && columns == WIDE) {
+    multiply_panels(sums, place->step, a, layout->turned, b, depth, place->alpha, place->beta);
+    return;
+  }
+  if (place->c != NULL) {
+    for (int64_t r = 0; r < rows; r++) {
+      if (place->has_sums) fetch(sums + r * place->step, WIDE);
+      __builtin_prefetch(place->c + (row + r) * place->ldc + column, 1);
+    }
+  }
+  multiply_panels(t[0], WIDE, a, layout->turned, b, depth, place->alpha, 0.0f);
+  for (int64_t r = 0; r < rows; r++) {
+    if (place->c != NULL) {
+      write_values(place, row + r, column, t[r], columns);
+    } else {
+      write_sums(sums + r * place->step, t[r], columns, place->beta);
+    }
+  }
+}
+
+/* `row` is the place's of the first line of a. */
+static void multiply_blocks(const struct place *place, int64_t row, const struct panels *panels,
+                            const struct view *a, const struct layout *layout,
+                            const struct view *b) {
   for (int64_t j = 0; j < b->lines; j += WIDE) {
-    const int64_t columns = at_most(b->lines - j, WIDE);
+    const int64_t columns = place->padded ? WIDE : at_most(b->lines - j, WIDE);
     const float *panel = panels->b + j * b->depth;
     for (int64_t i = 0; i < a->lines; i += ROWS) {
-      const int64_t rows = at_most(a->lines - i, ROWS);
-      const float *lines = panels->a + i / ROWS * layout.tile;
-      float *to = c + i * ldc + j;
-      if (rows == ROWS && columns == WIDE) {
-        multiply_panels(to, ldc, lines, layout.turned, panel, a->depth, alpha, beta);
-        continue;
-      }
-      multiply_panels(t[0], WIDE, lines, layout.turned, panel, a->depth, alpha, 0.0f);
-      for (int64_t r = 0; r < rows; r++) write_row(to + r * ldc, t[r], columns, beta);
+      multiply_rows(place, row + i, j, layout, panels->a + i / ROWS * layout->tile, panel, b->depth,
+                    at_most(a->lines - i, ROWS), columns);
     }
-  }
-}
-
-/* Rows begin .. end - 1 and columns from j on, of a block, as floats: c points at the first. */
-static void multiply_strip(const struct ek__gemm *g, float *c, int64_t ldc, double beta,
-                           int64_t begin, int64_t end, int64_t j) {
-  const int64_t a_line = g->transpose_a ? 1 : g->lda, a_depth = g->transpose_a ? g->lda : 1;
-  const int64_t b_line = g->transpose_b ? g->ldb : 1, b_depth = g->transpose_b ? 1 : g->ldb;
-  struct panels *panels = (struct panels *)(void *)ek__team_scratch()->panels;
-  for (int64_t p = 0; p < g->k; p += DEPTH) {
-    const int64_t depth = at_most(g->k - p, DEPTH);
-    const struct view b = {(const value *)g->b + j * b_line + p * b_depth, b_line, b_depth,
-                           at_most(g->n - j, COLUMNS), depth};
-    pack(panels->b, &b);
-    for (int64_t i = begin; i < end; i += LINES) {
-      const struct view a = {(const value *)g->a + i * a_line + p * a_depth, a_line, a_depth,
-                             at_most(end - i, LINES), depth};
-      const struct layout layout = widen_block(panels->a, &a);
-      multiply_blocks(c + (i - begin) * ldc, ldc, (float)g->alpha, p == 0 ? (float)beta : 1.0f,
-                      panels, &a, layout, &b);
-    }
-  }
-}
-
-/* c is of sums. */
-static void multiply_into_sums(const struct ek__gemm *g, int64_t begin, int64_t end) {
-  for (int64_t j = 0; j < g->n; j += COLUMNS) {
-    multiply_strip(g, (float *)g->c + begin * g->ldc + j, g->ldc, g->beta, begin, end, j);
   }
 }
 
 #ifdef EK_VALUE_f32
-void EK_ISA_NAME(product)(const void *raw, int64_t begin, int64_t end) {
-  multiply_into_sums(raw, begin, end);
-}
+static bool rounds(const struct ek__gemm *g) { return (void)g, false; }
+static float *strip(void) { return NULL; }
 #else
-typedef float strip[STRIP][COLUMNS];
-_Static_assert(sizeof(strip) <= sizeof((struct ek__scratch *)0)->sums, "scratch");
+static bool rounds(const struct ek__gemm *g) { return !g->c_is_sum; }
+static float *strip(void) { return (float *)(void *)ek__team_scratch()->sums; }
+_Static_assert(STRIP *COLUMNS * sizeof(float) <= sizeof((struct ek__scratch *)0)->sums, "scratch");
+#endif
 
-static void multiply_into_values(const struct ek__gemm *g, int64_t begin, int64_t end) {
-  float(*sums)[COLUMNS] = (float(*)[COLUMNS])(void *)ek__team_scratch()->sums;
-  const float beta = (float)g->beta;
-  const value *bias = g->bias;
-  for (int64_t first = begin; first < end; first += STRIP) {
-    const int64_t last = first + at_most(end - first, STRIP);
-    for (int64_t j = 0; j < g->n; j += COLUMNS) {
-      const int64_t columns = at_most(g->n - j, COLUMNS);
-      multiply_strip(g, sums[0], COLUMNS, 0.0, first, last, j);
-      for (int64_t row = first; row < last; row++) {
-        const float *sum = sums[row - first];
-        value *c = (value *)g->c + row * g->ldc + j;
-        V_EACH(0, columns, {
-          vec add = v_get(sum + i, n);
-          if (beta != 0.0f) add += beta * x_get(c + i, n);
-          if (bias != NULL) add += x_get(bias + j + i, n);
-          x_put(c + i, add, n);
-        });
-      }
+/* For rows and columns from (i, j) on and the block of k from p on. */
+static struct place place_of(const struct ek__gemm *g, int64_t i, int64_t j, int64_t p) {
+  struct place place = {.alpha = (float)g->alpha};
+  if (!rounds(g)) {
+    place.sums = (float *)g->c + i * g->ldc + j;
+    place.step = g->ldc;
+    place.beta = p == 0 ? (float)g->beta : 1.0f;
+    return place;
+  }
+  place.sums = strip();
+  place.step = COLUMNS;
+  place.has_sums = p > 0;
+  place.padded = g->k - p > DEPTH;
+  place.beta = place.has_sums ? 1.0f : 0.0f;
+  if (place.padded) return place;
+  place.c = (value *)g->c + i * g->ldc + j;
+  place.ldc = g->ldc;
+  place.beta = (float)g->beta;
+  place.bias = g->bias != NULL ? (const value *)g->bias + j : NULL;
+  return place;
+}
+
+/* Rows begin .. end - 1 and columns from j on, of a block. */
+static void multiply_strip(const struct ek__gemm *g, int64_t begin, int64_t end, int64_t j) {
+  const int64_t a_line = g->transpose_a ? 1 : g->lda, a_depth = g->transpose_a ? g->lda : 1;
+  const int64_t b_line = g->transpose_b ? g->ldb : 1, b_depth = g->transpose_b ? 1 : g->ldb;
+  struct panels *panels = (struct panels *)(void *)ek__team_scratch()->panels;
+  for (int64_t p = 0; p < g->k; p += DEPTH) {
+    const int64_t depth = at_most(g->k - p, DEPTH), columns = at_most(g->n - j, COLUMNS);
+    const struct place place = place_of(g, begin, j, p);
+    const value *from = (const value *)g->b + j * b_line + p * b_depth;
+    const struct view b = {from, b_line, b_depth, columns, depth, columns};
+    pack(panels->b, &b);
+    for (int64_t i = begin; i < end; i += LINES) {
+      from = (const value *)g->a + i * a_line + p * a_depth;
+      const struct view a = {from, a_line, a_depth, at_most(end - i, LINES), depth, end - i};
+      const struct layout layout = widen_block(panels->a, &a);
+      multiply_blocks(&place, i - begin, panels, &a, &layout, &b);
     }
   }
 }
 
 void EK_ISA_NAME(product)(const void *raw, int64_t begin, int64_t end) {
   const struct ek__gemm *g = raw;
-  if (g->c_is_sum) {
-    multiply_into_sums(g, begin, end);
-  } else {
-    multiply_into_values(g, begin, end);
+  const int64_t strip = rounds(g) ? STRIP : end - begin;
+  for (int64_t first = begin; first < end; first += strip) {
+    for (int64_t j = 0; j < g->n; j += COLUMNS) {
+      multiply_strip(g, first, first + at_most(end - first, strip), j);
+    }
   }
 }
-#endif

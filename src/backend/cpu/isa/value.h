@@ -297,6 +297,46 @@ static inline void v_put_pair(float *p, struct pair v, int64_t n) {
   memcpy(p, lanes, (size_t)n * sizeof *p);
 }
 
+/* to[p][line] of 2 W lines of x, `step` apart, and W depths p, which are in order there. */
+#if defined(EK_ISA_avx2) && !defined(EK_VALUE_f32)
+static inline void x_turn(float *to, const value *x, int64_t step) {
+  __m256i rows[8], next[8];
+  for (int i = 0; i < 8;
+       i++) { /* lines 0 to 3 and 8 to 11, in the other lane 4 to 7 and 12 to 15 */
+    const value *low = x + (i < 4 ? i : i + 4) * step, *high = low + 4 * step;
+    rows[i] = _mm256_inserti128_si256(
+        _mm256_castsi128_si256(_mm_loadu_si128((const __m128i *)(const void *)low)),
+        _mm_loadu_si128((const __m128i *)(const void *)high), 1);
+  }
+  for (int stage = 0; stage < 3; stage++) {
+    for (int i = 0; i < 4; i++) {
+      next[2 * i] = _mm256_unpacklo_epi16(rows[i], rows[i + 4]);
+      next[2 * i + 1] = _mm256_unpackhi_epi16(rows[i], rows[i + 4]);
+    }
+    memcpy(rows, next, sizeof rows);
+  }
+  for (int i = 0; i < 8; i++, to += 2 * W) { /* each row now is a depth */
+#if defined(EK_VALUE_bf16)
+    v_store(to, (vec)_mm256_unpacklo_epi16(_mm256_setzero_si256(), rows[i]));
+    v_store(to + W, (vec)_mm256_unpackhi_epi16(_mm256_setzero_si256(), rows[i]));
+#else
+    const __m256i lines = _mm256_permute4x64_epi64(rows[i], 0xD8);
+    v_store(to, (vec)_mm256_cvtph_ps(_mm256_castsi256_si128(lines)));
+    v_store(to + W, (vec)_mm256_cvtph_ps(_mm256_extracti128_si256(lines, 1)));
+#endif
+  }
+}
+#else
+static inline void x_turn(float *to, const value *x, int64_t step) {
+  for (int half = 0; half < 2; half++, to += W, x += W * step) {
+    vec rows[W];
+    for (int i = 0; i < W; i++) rows[i] = x_load(x + i * step);
+    v_transpose(rows);
+    for (int i = 0; i < W; i++) v_store(to + i * 2 * W, rows[i]);
+  }
+}
+#endif
+
 /* The loop over begin .. end - 1 in pairs, as V_EACH(): `n` elements from `i` on. */
 #define X_PAIRS(begin, end, ...)                                                                   \
   do {                                                                                             \
