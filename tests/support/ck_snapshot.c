@@ -88,6 +88,14 @@ static ek_status call(struct ck_training *t, int which) {
   return status;
 }
 
+void ck_snapshots_same(const char *what, const struct ck_training *got,
+                       const struct ck_training *want) {
+  struct ck_snapshot a = ck_snapshot_take(got), b = ck_snapshot_take(want);
+  ck_snapshot_same(what, &a, &b);
+  ck_snapshot_drop(&a);
+  ck_snapshot_drop(&b);
+}
+
 bool ck_training_is_torn(struct ck_training *training) {
   char sentence[512] = "";
   if (call(training, 3) != EK_ERR_TORN) return false; /* a discard loses nothing here */

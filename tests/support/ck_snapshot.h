@@ -31,6 +31,9 @@ void ck_snapshot_drop(struct ck_snapshot *snapshot);
  * anew, so they are left out.
  */
 void ck_snapshot_same(const char *what, const struct ck_snapshot *a, const struct ck_snapshot *b);
+/* The same of two trainings. */
+void ck_snapshots_same(const char *what, const struct ck_training *got,
+                       const struct ck_training *want);
 
 /* Whether the model is torn; if so, every call for it must say so, in the same words. */
 bool ck_training_is_torn(struct ck_training *training);

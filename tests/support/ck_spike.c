@@ -76,3 +76,18 @@ ek_module *ck_spike(ek_module *inner) {
   ck_ok(ek_module_init(&spike->base, &spike_ops, inner->inputs, inner->outputs));
   return &spike->base;
 }
+
+static const struct ck_workload *spiked; /* what the spiked ones compute */
+
+static ek_status spiked_module(ek_module **module) {
+  EK_TRY(spiked->module(module));
+  *module = ck_spike(*module);
+  return EK_OK;
+}
+
+struct ck_workload ck_spiked(const char *name) {
+  struct ck_workload workload = *ck_workload(name);
+  spiked = ck_workload(name);
+  workload.module = spiked_module;
+  return workload;
+}

@@ -11,9 +11,11 @@
 #ifndef CK_SPIKE_H
 #define CK_SPIKE_H
 
-#include <evenkeel/module.h>
+#include "ck_workload.h"
 
 ek_module *ck_spike(ek_module *inner);
+/* The workload of this name with its module in a spike; of one name at a time. */
+struct ck_workload ck_spiked(const char *name);
 
 /* The gradient of output 0 is multiplied with `factor` on the device with this number. Of all
  * modules; between calls for their models. */

@@ -21,12 +21,6 @@ enum { DEVICES = 3, SAMPLES = 7, HALVES = 2 };
 
 static const ek_type halves[HALVES] = {EK_BF16, EK_F16};
 
-static ek_status spiked_gpt(ek_module **module) {
-  EK_TRY(ck_workload("gpt")->module(module));
-  *module = ck_spike(*module);
-  return EK_OK;
-}
-
 /* A step that overflows leaves the scale as it is, so that the next rounds as it would have. */
 static const ek_loss_scale steady = {
     .kind = EK_LOSS_SCALE_DYNAMIC, .scale = 16, .growth = 1, .backoff = 1, .interval = 1000};
@@ -37,14 +31,6 @@ static struct ck_setup setup_of(const struct ck_workload *workload, int placemen
   setup.options.precision = type;
   setup.loss_scale = &steady;
   return setup;
-}
-
-static void same_snapshots(const char *what, const struct ck_training *got,
-                           const struct ck_training *want) {
-  struct ck_snapshot a = ck_snapshot_take(got), b = ck_snapshot_take(want);
-  ck_snapshot_same(what, &a, &b);
-  ck_snapshot_drop(&a);
-  ck_snapshot_drop(&b);
 }
 
 static void same_copies(const struct ck_training *got, const struct ck_training *want) {
@@ -83,8 +69,7 @@ static ek_status step_in_parts(struct ck_training *t, uint64_t number, int bad, 
 
 START_TEST(any_micro_batch_skips_the_step) {
   if (!ck_part(_i)) return;
-  struct ck_workload gpt = *ck_workload("gpt");
-  gpt.module = spiked_gpt;
+  const struct ck_workload gpt = ck_spiked("gpt");
   const struct ck_setup setup = setup_of(&gpt, _i / HALVES, halves[_i % HALVES]);
   struct ck_training disturbed, other;
   ck_training_open(&disturbed, &setup);
@@ -98,7 +83,7 @@ START_TEST(any_micro_batch_skips_the_step) {
     ck_ok(step_in_parts(&other, s, -1, 0, &want));
     ck_assert(!result.skipped && result.finite && result.step == (int64_t)s + 1);
     ck_assert(result.loss == want.loss && result.gradient_norm == want.gradient_norm);
-    same_snapshots("behind a step that was skipped", &disturbed, &other);
+    ck_snapshots_same("behind a step that was skipped", &disturbed, &other);
     same_copies(&disturbed, &other);
   }
   ck_training_close(&disturbed);
@@ -151,7 +136,7 @@ START_TEST(state_in_the_middle_of_a_step) {
     free(want);
     ck_ok(ek_data_parallel_optimizer_step(NULL, disturbed.optimizer));
     ck_ok(ek_data_parallel_optimizer_step(NULL, other.optimizer));
-    same_snapshots("behind a step whose state was touched", &disturbed, &other);
+    ck_snapshots_same("behind a step whose state was touched", &disturbed, &other);
     same_copies(&disturbed, &other);
   }
   setup.options.seed++; /* which the state has, too */
@@ -164,7 +149,7 @@ START_TEST(state_in_the_middle_of_a_step) {
     go_back(both[k], 50, false);
     ck_ok(ek_data_parallel_optimizer_step(NULL, both[k]->optimizer));
   }
-  same_snapshots("from a state", &third, &other);
+  ck_snapshots_same("from a state", &third, &other);
   ck_training_close(&disturbed);
   ck_training_close(&other);
   ck_training_close(&third);
@@ -197,7 +182,7 @@ START_TEST(a_refused_step_leaves_all) {
     ck_ok(ck_training_step(&t[0], &batch, &result));
     ck_ok(ck_training_step(&t[1], &batch, &want));
     ck_assert(result.loss == want.loss && result.finite);
-    same_snapshots("behind a step that was refused", &t[0], &t[1]);
+    ck_snapshots_same("behind a step that was refused", &t[0], &t[1]);
     same_copies(&t[0], &t[1]);
     ck_batch_free(&batch);
     ck_batch_free(&bad);
@@ -252,7 +237,7 @@ START_TEST(inputs_of_every_type) {
                     "%s into %s: %s, %s", ek_type_name(types[k]), ek_type_name(precision),
                     ek_status_name(status), ek_error_message());
     }
-    same_snapshots(ek_type_name(types[k]), &t, &other);
+    ck_snapshots_same(ek_type_name(types[k]), &t, &other);
     free(batch.input[0].data);
     batch.input[0].data = kept;
     ck_batch_free(&batch);
@@ -342,7 +327,7 @@ START_TEST(weights_in_halves) {
     struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, SAMPLES, 0.1, 3);
     ck_ok(ck_training_step(&t, &batch, NULL));
     ck_ok(ck_training_step(&other, &batch, NULL));
-    same_snapshots("with weights of 16 bits", &t, &other);
+    ck_snapshots_same("with weights of 16 bits", &t, &other);
     ck_batch_free(&batch);
     ck_state_drop(&state);
     ck_training_close(&other);

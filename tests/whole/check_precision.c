@@ -26,7 +26,7 @@ static ek_status plain_sgd(ek_optimizer **optimizer) {
   return ek_sgd_create(optimizer, &options);
 }
 
-/* Every step is taken: check_loss_scaling.c has those that overflow. */
+/* Every step is taken: check_skipped_steps.c has those that overflow. */
 static const ek_loss_scale no_loss_scale = {.kind = EK_LOSS_SCALE_NONE};
 
 static struct ck_setup setup_of(int number, const char *workload, const char *spec) {

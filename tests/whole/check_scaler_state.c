@@ -1,0 +1,195 @@
+/*
+ * check_scaler_state.c - what a run has made of its loss scale is part of its state: by name, and in
+ * files, from which another process goes on.
+ *
+ * Scales are powers of two, so everything here is exact.
+ */
+#include <math.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <evenkeel/evenkeel.h>
+
+#include "ck_folder.h"
+#include "ck_scaling.h"
+
+/* ---- state ---- */
+
+START_TEST(the_scaler_is_state) {
+  if (!ck_part(_i)) return;
+  const struct ck_workload mlp = ck_spiked("mlp");
+  const ek_loss_scale rule = ck_scaling_dynamic(1024, 3), constant = ck_scaling_fixed(8);
+  const struct ck_setup setup = ck_scaling_setup(&mlp, _i, &rule),
+                        plain = ck_scaling_setup(&mlp, _i, &constant);
+  struct ck_training a, b, without;
+  ek_state_info info;
+  ek_step_result result;
+  double bad[] = {3, 0, -1, (double)NAN, 0x1p65};
+  int64_t less = -1, two = 2;
+  ck_training_open(&a, &setup);
+  ck_training_open(&b, &setup);
+  ck_training_open(&without, &plain);
+  ck_assert_uint_eq(ek_state_count(a.model), ek_state_count(without.model) + 2);
+  ck_fails(ek_state_find(&info, without.model, "run/loss_scale"), EK_ERR_NOT_FOUND, "loss_scale");
+  ck_ok(ek_state_find(&info, a.model, "run/loss_scale"));
+  ck_assert(info.kind == EK_STATE_KIND_LOSS_SCALE && info.like.type == EK_F64);
+  ck_ok(ek_state_entry(&info, a.model, ek_state_count(a.model) - 1));
+  ck_assert_str_eq(info.name, "run/good_steps");
+  ck_assert(info.kind == EK_STATE_KIND_GOOD_STEPS && info.like.type == EK_I64);
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    ck_fails(ck_scaling_write(&a, "run/loss_scale", EK_F64, &bad[i]), EK_ERR_INVALID_ARGUMENT,
+             "power of two");
+  }
+  ck_fails(ck_scaling_write(&a, "run/good_steps", EK_I64, &less), EK_ERR_INVALID_ARGUMENT, "-1");
+  ck_fails(ck_scaling_write(&a, "run/good_steps", EK_F64, &bad[0]), EK_ERR_TYPE, "i64");
+  /* A run that was carried over goes on with its scale. */
+  ck_ok(ck_scaling_step(&a, 0, false, NULL));
+  ck_scaling_overflow(&a, 1, 1, false, true);
+  ck_ok(ck_scaling_step(&a, 2, false, NULL));
+  struct ck_state state = ck_state_take(a.model);
+  ck_ok(ck_state_put(b.model, &state));
+  ck_state_drop(&state);
+  ck_assert_double_eq(ck_scaling_scale(&b), 512);
+  ck_assert_int_eq(ck_scaling_number(&b, "run/good_steps"), 1);
+  for (uint64_t i = 3; i < 5; i++) {
+    ck_ok(ck_scaling_step(&a, i, true, NULL));
+    ck_ok(ck_scaling_step(&b, i, true, NULL));
+  }
+  ck_assert_double_eq(ck_scaling_scale(&b), 1024);
+  ck_snapshots_same("carried over", &b, &a);
+  /* Written in the middle of a step, it is the next step's. */
+  struct ck_batch batch = ck_batch_make(&mlp, EK_F32, CK_SCALING_SAMPLES, 0, 8);
+  double scale = 0x1p-5;
+  ck_ok(ck_training_backward(&a, &batch, NULL, true, NULL));
+  ck_ok(ck_training_backward(&b, &batch, NULL, true, NULL));
+  ck_ok(ck_scaling_write(&a, "run/loss_scale", EK_F64, &scale));
+  ck_ok(ck_scaling_write(&a, "run/good_steps", EK_I64, &two));
+  ck_ok(ck_training_step(&a, &batch, &result));
+  ck_ok(ck_training_step(&b, &batch, NULL));
+  ck_assert_double_eq(result.loss_scale, 1024);
+  ck_assert_double_eq(ck_scaling_scale(&a), 0x1p-4);
+  ck_snapshots_same("written in a step", &a, &b);
+  ck_batch_free(&batch);
+  ck_training_close(&a);
+  ck_training_close(&b);
+  ck_training_close(&without);
+}
+END_TEST
+
+/* ---- files ---- */
+
+static char folder[CK_FOLDER_SIZE];
+
+static void make_folder(void) { ck_folder_make(folder); }
+
+static void remove_folder(void) {
+  for (int number = 0; number < 10; number++) {
+    char path[CK_FOLDER_SIZE + 64];
+    (void)snprintf(path, sizeof path, "%s/step-%012d.safetensors", folder, number);
+    (void)unlink(path);
+  }
+  ck_folder_remove(folder);
+}
+
+enum { POSITIONS = 7, KILLED_AT = 5 };
+
+/* Batch number 2 and 3 overflow. The position in the data is the program's, and goes on. */
+static void course(struct ck_training *t, int64_t first, int64_t last, bool save) {
+  ek_checkpoint_options options = EK_CHECKPOINT_OPTIONS_INIT;
+  for (int64_t position = first; position < last; position++) {
+    if (position == 2 || position == 3) ck_spike_at(1, (double)INFINITY);
+    ck_ok(ck_scaling_step(t, (uint64_t)position, position % 2 == 0, NULL));
+    ck_spike_nowhere();
+    options.position = position + 1;
+    if (save) ck_ok(ek_checkpoint_save(t->model, folder, &options));
+  }
+}
+
+/* A process is killed after a few steps; another goes on from what it has left. In f32 and f16. */
+START_TEST(a_run_that_was_killed) {
+  if (!ck_part(_i)) return;
+#if CK_TSAN
+  return; /* it cannot start threads in a child of fork() */
+#endif
+  if (strncmp(test_devices("cpu"), "cuda", 4) == 0) return; /* nor can CUDA */
+  const struct ck_workload gpt = ck_spiked("gpt");
+  const ek_loss_scale rule = ck_scaling_dynamic(0x1p10, 2);
+  struct ck_setup setup = ck_scaling_setup(&gpt, _i % CK_MODES, &rule);
+  struct ck_training whole, resumed;
+  ek_checkpoint_info info;
+  int ended = 0;
+  if (_i >= CK_MODES) setup.options.precision = setup.options.gradient_type = EK_F16;
+  ck_training_open(&whole, &setup);
+  if (ck_no_files(ek_checkpoint_save(whole.model, folder, NULL))) {
+    ck_training_close(&whole);
+    return;
+  }
+  (void)fflush(stdout);
+  const pid_t child = fork();
+  ck_assert_int_ge(child, 0);
+  if (child == 0) {
+    struct ck_training begun;
+    ck_training_open(&begun, &setup);
+    course(&begun, 0, KILLED_AT, true);
+    (void)raise(SIGKILL);
+  }
+  ck_assert_int_eq(waitpid(child, &ended, 0), child);
+  ck_assert(WIFSIGNALED(ended) && WTERMSIG(ended) == SIGKILL);
+  course(&whole, 0, POSITIONS, false);
+  ck_training_open(&resumed, &setup);
+  ck_ok(ek_checkpoint_load(&info, resumed.model, folder));
+  ck_assert_int_eq(info.step, KILLED_AT - 2);
+  ck_assert_int_eq(info.position, KILLED_AT);
+  course(&resumed, info.position, POSITIONS, false);
+  struct ck_state got = ck_state_take(resumed.model), want = ck_state_take(whole.model);
+  ck_state_same("resumed", &got, &want);
+  ck_assert_double_eq(ck_scaling_scale(&resumed), 0x1p10); /* grown, halved twice, grown */
+  ck_state_drop(&got);
+  ck_state_drop(&want);
+  ck_training_close(&resumed);
+  ck_training_close(&whole);
+}
+END_TEST
+
+/* Files of runs without a scaler, and runs without one. */
+START_TEST(with_and_without) {
+  if (!ck_part(_i)) return;
+  const ek_loss_scale rule = ck_scaling_dynamic(1024, 3), constant = ck_scaling_fixed(8);
+  const struct ck_setup setup = ck_scaling_setup(ck_workload("mlp"), _i, &rule);
+  const struct ck_setup plain = ck_scaling_setup(ck_workload("mlp"), _i, &constant);
+  struct ck_training scaled, without;
+  ck_training_open(&scaled, &setup);
+  ck_training_open(&without, &plain);
+  course(&without, 0, 1, false);
+  if (!ck_no_files(ek_checkpoint_save(without.model, folder, NULL))) {
+    course(&scaled, 0, 3, false);
+    ck_ok(ek_checkpoint_load(NULL, scaled.model, folder));
+    ck_snapshots_same("a file without a scaler", &scaled, &without);
+    ck_assert_double_eq(ck_scaling_scale(&scaled), 1024);
+    ck_assert_int_eq(ck_scaling_number(&scaled, "run/good_steps"), 0);
+    course(&scaled, 1, 5, false);
+    ck_assert_double_eq(ck_scaling_scale(&scaled), 2048);
+    ck_ok(ek_checkpoint_save(scaled.model, folder, NULL));
+    ck_ok(ek_checkpoint_load(NULL, without.model, folder));
+    ck_snapshots_same("a file with a scaler", &without, &scaled);
+    ck_assert_double_eq(ek_data_parallel_optimizer_loss_scale(without.optimizer), 8);
+  }
+  ck_training_close(&scaled);
+  ck_training_close(&without);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("scaler state");
+  TCase *state = ck_case(suite, "state"), *files = ck_case(suite, "files");
+  tcase_add_loop_test(state, the_scaler_is_state, 0, CK_MODES);
+  tcase_add_checked_fixture(files, make_folder, remove_folder);
+  tcase_add_loop_test(files, a_run_that_was_killed, 0, (ck_has_halves() ? 2 : 1) * CK_MODES);
+  tcase_add_loop_test(files, with_and_without, 0, CK_MODES);
+  return suite;
+}
+
+CK_MAIN(make_suite)

@@ -1,0 +1,278 @@
+/*
+ * check_skipped_steps.c - a step that overflows on one device is skipped on all, as if it had not
+ * been, and the loss scale follows.
+ *
+ * Scales are powers of two, so everything here is exact: the undisturbed run that a run with skipped
+ * steps is compared with may have another scale, or none.
+ */
+#include <math.h>
+#include <stdlib.h>
+
+#include <evenkeel/evenkeel.h>
+
+#include "ck_scaling.h"
+
+/* On one device, in one step; dropout, AdamW, clipping, uneven shards, micro-batches. */
+START_TEST(one_step_is_skipped_on_all) {
+  if (!ck_part(_i)) return;
+  const struct ck_workload gpt = ck_spiked("gpt");
+  const ek_loss_scale rule = ck_scaling_dynamic(0x1p16, 2);
+  const size_t device = (size_t)_i % CK_SCALING_DEVICES;
+  struct ck_setup setup = ck_scaling_setup(&gpt, _i / CK_SCALING_DEVICES, &rule);
+  struct ck_setup plain = ck_scaling_setup(ck_workload("gpt"), _i / CK_SCALING_DEVICES, NULL);
+  struct ck_training disturbed, other;
+  ck_training_open(&disturbed, &setup);
+  ck_training_open(&other, &plain);
+  for (uint64_t i = 0; i < 4; i++) {
+    const bool two = i % 2 == 1;
+    ek_step_result got, want;
+    if (i > 0) ck_scaling_overflow(&disturbed, device, 100 + i, two, i != 2);
+    if (i == 3) ck_scaling_overflow(&disturbed, device, 103, false, true); /* again */
+    ck_ok(ck_scaling_step(&disturbed, i, two, &got));
+    ck_ok(ck_scaling_step(&other, i, two, &want));
+    ck_scaling_same_results(&got, &want);
+    ck_snapshots_same("beside an undisturbed run", &disturbed, &other);
+  }
+  if (setup.options.state != EK_STATE_MASTER) ck_training_replicas_agree(&disturbed);
+  ck_training_close(&disturbed);
+  ck_training_close(&other);
+}
+END_TEST
+
+static ek_status plain_sgd(ek_optimizer **optimizer) { return ek_sgd_create(optimizer, NULL); }
+
+/*
+ * The scale itself is too large: the gradient is finite without it, and with the next smaller ones.
+ * No clipping: its factor beside numbers that nearly overflow would have fewer bits than others.
+ */
+START_TEST(a_scale_that_is_too_large) {
+  if (!ck_part(_i)) return;
+  const struct ck_workload mlp = ck_spiked("mlp");
+  const ek_loss_scale rule = ck_scaling_dynamic(0x1p64, 2000), none = ck_scaling_fixed(1);
+  struct ck_setup setup = ck_scaling_setup(&mlp, _i, &rule),
+                  plain = ck_scaling_setup(&mlp, _i, &none);
+  struct ck_training t, other;
+  ek_step_result got = {.skipped = true}, want;
+  setup.optimizer = plain.optimizer = plain_sgd;
+  ck_training_open(&t, &setup);
+  ck_training_open(&other, &plain);
+  ck_spike_at(1, 0x1p70);
+  ck_ok(ck_scaling_step(&other, 0, true, &want));
+  int skipped = 0;
+  for (; got.skipped; skipped += got.skipped) {
+    ck_ok(ck_scaling_step(&t, 0, true, &got));
+    ck_assert_int_lt(skipped, 20);
+  }
+  ck_spike_nowhere();
+  ck_scaling_same_results(&got, &want);
+  ck_snapshots_same("with the scale that fits", &t, &other);
+  ck_assert_int_gt(skipped, 0);
+  ck_assert_double_eq(ck_scaling_scale(&t), ldexp(1, 64 - skipped));
+  ck_training_close(&t);
+  ck_training_close(&other);
+}
+END_TEST
+
+/* Growth and backoff, step by step. */
+START_TEST(growth_and_backoff) {
+  if (!ck_part(_i)) return;
+  const struct ck_workload mlp = ck_spiked("mlp");
+  const ek_loss_scale rule = ck_scaling_dynamic(256, 3);
+  const struct ck_setup setup = ck_scaling_setup(&mlp, _i, &rule);
+  static const struct {
+    bool bad;
+    double scale;
+    int64_t good_steps;
+  } course[] = {{false, 256, 1}, {false, 256, 2}, {false, 512, 0}, {false, 512, 1}, {true, 256, 0},
+                {true, 128, 0},  {false, 128, 1}, {false, 128, 2}, {false, 256, 0}};
+  struct ck_training t;
+  ck_training_open(&t, &setup);
+  double scale = rule.scale;
+  int64_t steps = 0;
+  for (size_t i = 0; i < sizeof course / sizeof *course; i++) {
+    ek_step_result result;
+    if (course[i].bad) ck_spike_at(2, (double)NAN);
+    ck_ok(ck_scaling_step(&t, i, false, &result));
+    ck_spike_nowhere();
+    steps += !course[i].bad;
+    ck_assert_int_eq(result.skipped, course[i].bad);
+    ck_assert_int_eq(result.finite, !course[i].bad);
+    ck_assert_int_eq(result.step, steps);
+    ck_assert_double_eq(result.loss_scale, scale);
+    scale = course[i].scale;
+    ck_assert_double_eq(ck_scaling_scale(&t), scale);
+    ck_assert_int_eq(ck_scaling_number(&t, "run/good_steps"), course[i].good_steps);
+  }
+  ck_training_close(&t);
+}
+END_TEST
+
+/* What is not the scale's fault is refused where that is wanted, and the scale stays. */
+START_TEST(beside_refusing) {
+  if (!ck_part(_i)) return;
+  const struct ck_workload mlp = ck_spiked("mlp");
+  const ek_loss_scale rule = ck_scaling_dynamic(1024, 2000);
+  struct ck_setup setup = ck_scaling_setup(&mlp, _i, NULL);
+  struct ck_training t;
+  ek_step_result result = {.step = -1};
+  ek_data_parallel_optimizer_options options = EK_DATA_PARALLEL_OPTIMIZER_OPTIONS_INIT;
+  options.refuse_not_finite = true;
+  options.loss_scale = &rule;
+  ck_training_open(&t, &setup);
+  ek_data_parallel_optimizer_free(t.optimizer);
+  t.optimizer = NULL;
+  ck_ok(ek_data_parallel_optimizer_open(&t.optimizer, t.model, t.rule, &options));
+  ck_scaling_overflow(&t, 1, 1, true, true);
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F32, CK_SCALING_SAMPLES, 0, 4);
+  ((float *)batch.input[0].data)[9] = NAN;
+  ck_fails(ck_training_step(&t, &batch, &result), EK_ERR_NOT_FINITE, "nothing was updated");
+  ck_assert_int_eq(result.step, -1);
+  ck_assert_double_eq(ck_scaling_scale(&t), 512);
+  ck_ok(ck_scaling_step(&t, 2, false, &result));
+  ck_assert(result.step == 1 && result.finite && !result.skipped);
+  ck_batch_free(&batch);
+  ck_training_close(&t);
+}
+END_TEST
+
+/* ---- f16, whose models have a dynamic scale unless they say otherwise ---- */
+
+/* What modules see is left alone, too. Another scale may round otherwise, so the undisturbed run
+ * has the same one. */
+START_TEST(f16_scales_by_itself) {
+  if (!ck_part(_i)) return;
+  if (!ck_has_halves()) return;
+  const struct ck_workload gpt = ck_spiked("gpt");
+  struct ck_setup setup = ck_scaling_setup(&gpt, _i, NULL);
+  struct ck_training t, other;
+  ek_step_result result, want;
+  setup.options.precision = EK_BF16;
+  ck_training_open(&t, &setup);
+  ck_assert_double_eq(ek_data_parallel_optimizer_loss_scale(t.optimizer), 1);
+  ck_training_close(&t);
+  setup.options.precision = EK_F16;
+  ck_training_open(&t, &setup);
+  ck_training_open(&other, &setup);
+  ck_assert_double_eq(ck_scaling_scale(&t), 65536);
+  ck_ok(ck_scaling_step(&t, 0, true,
+                        &result)); /* 2^16 times the gradient of the mean is within f16 */
+  ck_ok(ck_scaling_step(&other, 0, true, &want));
+  ck_scaling_same_results(&result, &want);
+  int64_t count = 0;
+  double scale = ck_scaling_scale(&t);
+  for (uint64_t i = 1; i < 3; i++) {
+    double *before = ck_training_copies(&t, 2, &count);
+    ck_scaling_overflow(&t, 1, 70 + i, i == 1, true);
+    double *after = ck_training_copies(&t, 2, &count);
+    if (setup.options.state != EK_STATE_MASTER) ck_same_bits("copies", after, before, count);
+    free(before);
+    free(after);
+    ck_ok(ck_scaling_write(&t, "run/loss_scale", EK_F64, &scale));
+    ck_ok(ck_scaling_step(&t, i, false, &result));
+    ck_ok(ck_scaling_step(&other, i, false, &want));
+    ck_scaling_same_results(&result, &want);
+    ck_snapshots_same("f16", &t, &other);
+  }
+  ck_training_close(&t);
+  ck_training_close(&other);
+}
+END_TEST
+
+/* All grains on any number of devices: the bits are those of one device, skipped steps included. */
+START_TEST(the_same_bits_with_grains) {
+  if (!ck_part(_i)) return;
+  const struct ck_workload gpt = ck_spiked("gpt");
+  const ek_loss_scale rule = ck_scaling_dynamic(0x1p16, 2);
+  ek_group_options options = EK_GROUP_OPTIONS_INIT;
+  struct ck_training t[2];
+  options.deterministic = true;
+  options.threads_per_device = 1;
+  for (int i = 0; i < 2; i++) {
+    struct ck_setup setup = ck_scaling_setup(&gpt, _i, &rule);
+    setup.options.reproducible = 5;
+    ek_group *group = NULL;
+    ck_ok(ek_group_open(&group, ck_spec(i == 0 ? "cpu:1" : "cpu:3"), &options));
+    ck_ok(ck_training_try(&t[i], &setup, group));
+    t[i].owns_group = true;
+    for (uint64_t s = 0; s < 4; s++) {
+      ek_step_result result;
+      if (s == 1 || s == 2) ck_spike_at(i == 0 ? 0 : 2 - s, (double)INFINITY);
+      ck_ok(ck_scaling_step(&t[i], s, s > 1, &result));
+      ck_spike_nowhere();
+      ck_assert_int_eq(result.skipped, s == 1 || s == 2);
+    }
+  }
+  struct ck_state one = ck_state_take(t[0].model), three = ck_state_take(t[1].model);
+  ck_state_same("three devices", &three, &one);
+  ck_state_drop(&one);
+  ck_state_drop(&three);
+  ck_training_close(&t[0]);
+  ck_training_close(&t[1]);
+}
+END_TEST
+
+/* ---- a rule of a program's own ---- */
+
+/* A rule that knows the contract of ek_update_scale and nothing of loss scales; it counts. */
+struct counting {
+  ek_optimizer base;
+  _Atomic int updates;
+};
+
+static ek_status counting_update(const ek_optimizer *self, ek_stream *stream, const ek_update *u) {
+  const ek_sgd_terms terms = {.learning_rate = u->learning_rate, .first = true};
+  ((struct counting *)(uintptr_t)self)->updates++;
+  return ek_op_sgd(stream, u->parameters, NULL, u->gradients, &terms, &u->scale);
+}
+
+static void counting_free(ek_optimizer *self) { free(self); }
+
+static const ek_optimizer_ops counting_ops = {.size = sizeof(ek_optimizer_ops),
+                                              .kind = "counting",
+                                              .update = counting_update,
+                                              .free = counting_free};
+
+static ek_status counting_create(ek_optimizer **optimizer) {
+  struct counting *c = calloc(1, sizeof *c);
+  if (c == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no memory");
+  *optimizer = &c->base;
+  return ek_optimizer_init(&c->base, &counting_ops, 0, 0.5, 0.25);
+}
+
+START_TEST(a_rule_of_a_program) {
+  if (!ck_part(_i)) return;
+  const struct ck_workload mlp = ck_spiked("mlp");
+  const ek_loss_scale rule = ck_scaling_dynamic(0x1p10, 1);
+  struct ck_setup setup = ck_scaling_setup(&mlp, _i, &rule),
+                  plain = ck_scaling_setup(&mlp, _i, NULL);
+  struct ck_training t, other;
+  setup.optimizer = plain.optimizer = counting_create;
+  ck_training_open(&t, &setup);
+  ck_training_open(&other, &plain);
+  for (uint64_t i = 0; i < 3; i++) {
+    ck_ok(ck_scaling_step(&t, i, true, NULL));
+    ck_ok(ck_scaling_step(&other, i, true, NULL));
+    const int updates = ((struct counting *)t.rule)->updates;
+    ck_scaling_overflow(&t, 0, 50, false, i > 0);
+    ck_assert_int_eq(((struct counting *)t.rule)->updates, updates);
+    ck_snapshots_same("a rule of a program", &t, &other);
+  }
+  ck_training_close(&t);
+  ck_training_close(&other);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("skipped steps");
+  TCase *skips = ck_case(suite, "skips");
+  tcase_add_loop_test(skips, one_step_is_skipped_on_all, 0, CK_PLACEMENTS * CK_SCALING_DEVICES);
+  tcase_add_loop_test(skips, a_scale_that_is_too_large, 0, CK_MODES);
+  tcase_add_loop_test(skips, growth_and_backoff, 0, CK_MODES);
+  tcase_add_loop_test(skips, beside_refusing, 0, CK_MODES);
+  tcase_add_loop_test(skips, f16_scales_by_itself, 0, CK_MODES);
+  tcase_add_loop_test(skips, the_same_bits_with_grains, 0, CK_MODES);
+  tcase_add_loop_test(skips, a_rule_of_a_program, 0, CK_MODES);
+  return suite;
+}
+
+CK_MAIN(make_suite)
