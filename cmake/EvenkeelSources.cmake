@@ -28,7 +28,7 @@ endforeach()
 if(EVENKEEL_HAVE_ONEDNN)
   list(FILTER EVENKEEL_SOURCES EXCLUDE REGEX "/cpu_sgemm_own\\.c$")
 else()
-  list(FILTER EVENKEEL_SOURCES EXCLUDE REGEX "/cpu_((sgemm|matmul)_onednn|openmp)\\.c$")
+  list(FILTER EVENKEEL_SOURCES EXCLUDE REGEX "/cpu_(sgemm_onednn|matmul_(onednn|choice)|openmp)\\.c$")
 endif()
 
 # What reads and writes the headers of files, or refuses to.

@@ -1,10 +1,13 @@
 /*
  * ck_product.c - products by their formula, with bounds: see ck_product.h.
  */
+#define _GNU_SOURCE /* RTLD_DEFAULT */
 #include "ck_product.h"
 
+#include <dlfcn.h>
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 /* In double, which is exact for whole numbers and far finer than f32, or finer than that. */
 CK_UNWATCHED static void multiply_one(struct ck_inner *inner, const double *a, int64_t a_step,
@@ -53,4 +56,13 @@ void ck_product_reference(struct ck_rig *rig, double *want, double *bound,
   struct ck_inner *inner = ck_product_multiply(rig, p);
   ck_product_finish(rig, want, bound, p, inner);
   free(inner);
+}
+
+bool ck_onednn_multiplies(ek_type type) {
+  const int bf16 = 0xE7; /* dnnl_cpu_isa_avx512_core_bf16 */
+  int (*isa)(void) = NULL;
+  void *found = dlsym(RTLD_DEFAULT, "dnnl_get_effective_cpu_isa");
+  if (type != EK_BF16 || found == NULL) return false;
+  memcpy(&isa, &found, sizeof isa);
+  return (isa() & bf16) == bf16;
 }

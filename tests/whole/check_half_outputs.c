@@ -13,6 +13,7 @@
 
 #include <evenkeel/evenkeel.h>
 
+#include "ck_product.h"
 #include "ck_state.h"
 
 enum { VOCABULARY = 51, SEQUENCE = 6, WIDTH = 16, DEPTH = 13 /* operations one behind another */ };
@@ -287,9 +288,10 @@ END_TEST
 
 /* ---- longer rows ---- */
 
-/* Training with them changes no bit on the CPU, in any mode: their gradient is 0. */
+/* Training with them changes no bit where the CPU multiplies by the library's own routine, in any
+ * mode: their gradient is 0. */
 START_TEST(longer_rows_train_alike) {
-  if (!ck_part(_i) || !on_cpu()) return;
+  if (!ck_part(_i) || !on_cpu() || ck_onednn_multiplies(halves[_i % HALVES])) return;
   struct ck_state state[2];
   for (int longer = 0; longer < 2; longer++) {
     ek_trainer *trainer =

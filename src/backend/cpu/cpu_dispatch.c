@@ -41,7 +41,7 @@ DECLARE(avx512)
 static pthread_once_t chosen = PTHREAD_ONCE_INIT;
 static struct isa choice;
 
-static bool allowed(const char *isa) {
+bool ek__cpu_isa_is_allowed(const char *isa) {
   const char *most = getenv("EVENKEEL_ISA");
   if (!most || !*most) return true;
   if (strcmp(most, "baseline") == 0) return false;
@@ -60,19 +60,18 @@ static bool has_f16c(void) {
 static void choose(void) {
   choice = (struct isa)ISA("baseline", baseline);
 #ifdef EK_HAVE_ISA_AVX2
-  if (allowed("avx2") && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-      has_f16c()) {
+  if (ek__cpu_isa_is_allowed("avx2") && __builtin_cpu_supports("avx2") &&
+      __builtin_cpu_supports("fma") && has_f16c()) {
     choice = (struct isa)ISA("AVX2", avx2);
   }
 #endif
 #ifdef EK_HAVE_ISA_AVX512
-  if (allowed("avx512") && __builtin_cpu_supports("avx512f") &&
+  if (ek__cpu_isa_is_allowed("avx512") && __builtin_cpu_supports("avx512f") &&
       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma")) {
     choice = (struct isa)ISA("AVX-512", avx512);
   }
 #endif
-  (void)allowed;
 }
 
 const struct ek__cpu_functions *ek__cpu_functions(struct ek__types types) {

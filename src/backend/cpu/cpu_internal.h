@@ -127,6 +127,8 @@ const struct ek__cpu_functions *ek__cpu_functions(struct ek__types types);
 int ek__cpu_cores(void);
 /* "AVX-512", "AVX2" or "baseline": what they run on, but for f64. */
 const char *ek__cpu_isa_name(void);
+/* Whether EVENKEEL_ISA leaves an instruction set: "avx2", "avx512". */
+bool ek__cpu_isa_is_allowed(const char *isa);
 
 /*
  * Runs function over 0 .. count - 1 on the stream's team, with at least `least` per thread (> 0).
@@ -182,7 +184,8 @@ struct ek__gemm {
 ek_status ek__cpu_sgemm(const struct ek__gemm *gemm);
 /*
  * The product by oneDNN's matmul primitive, on a thread that has scratch (team.h); alpha is 1.
- * *done, false before, stays false where it has nothing for the type, or for the shape.
+ * *done, false before, stays false where it is not the choice for the type (cpu_matmul_choice.c), or
+ * has nothing for the shape.
  */
 ek_status ek__cpu_matmul_primitive(bool *done, const struct ek__gemm *gemm, ek_type type);
 /* What ek__cpu_sgemm() is, for people. */

@@ -1,13 +1,9 @@
 /*
  * cpu_matmul_onednn.c - one thread's matrix product by oneDNN's matmul primitive; compiled where
- * oneDNN is there.
+ * oneDNN is there. cpu_matmul_choice.c says what it is asked for.
  *
- * The environment turns it on. EVENKEEL_PRODUCTS=matmul-bf16: for bf16, on processors with
- * instructions that multiply it (AMX, AVX512-BF16): sums in f32, bias and c joined, one rounding.
- * It is no default, because it has not run on such a processor. Elsewhere oneDNN (2.6) has nothing
- * for bf16, or converts, and our own product does that as well. It has nothing for f16.
- * EVENKEEL_PRODUCTS=matmul: for f32, where the primitive is dnnl_sgemm() with more calls around it
- * (docs/results has the figures); by that this file is tested on any processor.
+ * A product of bf16 has its sums in f32, bias and c joined, and one rounding. oneDNN (2.6) has
+ * nothing for f16, and nothing for bf16 without AVX-512.
  *
  * A primitive is compiled for one shape. Each thread of a team keeps its last PLACES of them, with
  * the objects that they run on and one piece of scratch memory for all, in its part of the team's
@@ -15,17 +11,18 @@
  * knows a shape that another thread has compiled. What it has nothing for is kept as well, as a
  * place without a primitive.
  *
- * As in cpu_sgemm_onednn.c nothing is compiled unless the system has just given several times what
- * it takes. But oneDNN (2.6) takes some hundred bytes from the heap whenever it runs a primitive,
- * too, and does not survive a refusal; dnnl_sgemm() does, which is one more reason for it in f32.
+ * oneDNN (2.6) does not survive a refusal of memory here: std::bad_alloc, which may not pass
+ * through C. As in cpu_sgemm_onednn.c nothing is compiled unless the system has just given several
+ * times what it takes. Whenever it runs a primitive it takes some 200 bytes from the heap, too, in
+ * pieces of up to 104; so each run asks the heap for several times that first. What remains is that
+ * another thread takes the last memory in between.
  *
- * What has run: all of this in f32 (oneDNN 2.6 on AVX2), of bf16 the way back to our own product.
- * The products of bf16 themselves wait for a processor that has them.
+ * What has run: all of this in f32 (oneDNN 2.6 on AVX2), and in bf16 over a stand-in for what
+ * such a processor would do (tests/faults).
  */
-#include "backend/cpu/cpu_internal.h"
+#include "backend/cpu/cpu_primitive.h"
 
 #include <pthread.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include <oneapi/dnnl/dnnl.h>
@@ -36,6 +33,7 @@
 enum { A, B, BIAS, C, SCRATCH, MEMORIES };
 #define PLACES 64
 #define ALIGNMENT 4096
+#define HEAP 4096
 
 struct shape { /* compared as bytes, so it has no gaps */
   int64_t m, n, k, lda, ldb, ldc;
@@ -62,25 +60,20 @@ struct cache { /* of one thread of a team */
 
 /* ---- of the process ---- */
 
-static pthread_once_t looked = PTHREAD_ONCE_INIT;
-static bool for_bf16, for_f32;
-static dnnl_engine_t engine; /* NULL: none was to be had */
+static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
+static dnnl_engine_t engine; /* written once; read by who has opened a cache since */
 
-static void look(void) {
-  const char *products = getenv("EVENKEEL_PRODUCTS");
-  if (products == NULL) return;
-  for_f32 = strcmp(products, "matmul") == 0;
-  for_bf16 = strcmp(products, "matmul-bf16") == 0 &&
-             (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core_bf16) ==
-                 dnnl_cpu_isa_avx512_core_bf16;
-  if ((for_bf16 || for_f32) && dnnl_engine_create(&engine, dnnl_cpu, 0) != dnnl_success) {
-    engine = NULL;
-  }
+bool ek__cpu_primitive_for_bf16(void) {
+  return (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core_bf16) ==
+         dnnl_cpu_isa_avx512_core_bf16;
 }
 
-static bool is_for(ek_type type) {
-  pthread_once(&looked, look);
-  return engine != NULL && ((type == EK_BF16 && for_bf16) || (type == EK_F32 && for_f32));
+static dnnl_status_t open_engine(void) {
+  dnnl_status_t status = dnnl_success;
+  pthread_mutex_lock(&opening);
+  if (engine == NULL) status = dnnl_engine_create(&engine, dnnl_cpu, 0);
+  pthread_mutex_unlock(&opening);
+  return status;
 }
 
 /* ---- oneDNN 3 gives descriptions as pointers, 2 as structs ---- */
@@ -239,8 +232,10 @@ static ek_status open_cache(struct cache **result) {
   struct cache *cache = *result = scratch->kept;
   if (cache->stream != NULL) return EK_OK;
   EK_TRY(ek__cpu_memory_probe(EK__CPU_CUSHION));
-  const dnnl_status_t status =
-      dnnl_stream_create(&cache->stream, engine, dnnl_stream_default_flags);
+  dnnl_status_t status = open_engine();
+  if (status == dnnl_success) {
+    status = dnnl_stream_create(&cache->stream, engine, dnnl_stream_default_flags);
+  }
   EK__FAIL_IF(status != dnnl_success, EK_ERR_OUT_OF_MEMORY, "oneDNN gave no stream: status %d",
               (int)status);
   return EK_OK;
@@ -280,10 +275,19 @@ static ek_status need_scratch(struct cache *cache, size_t bytes) {
   return EK_OK;
 }
 
+/* The heap has what oneDNN is about to take. */
+static ek_status need_heap(void) {
+  void *probe = NULL;
+  EK_TRY(ek__new(&probe, 1, HEAP, "matrix products"));
+  ek__free(probe);
+  return EK_OK;
+}
+
 static ek_status run(struct cache *cache, struct place *place, const struct ek__gemm *g) {
   static const int names[] = {DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_BIAS, DNNL_ARG_DST,
                               DNNL_ARG_SCRATCHPAD};
   EK_TRY(need_scratch(cache, place->scratch));
+  EK_TRY(need_heap());
   const uintptr_t scratch = ((uintptr_t)cache->scratch + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
   void *const data[] = {(void *)(uintptr_t)g->a, (void *)(uintptr_t)g->b,
                         (void *)(uintptr_t)g->bias, g->c, (void *)scratch};
@@ -324,11 +328,16 @@ static ek_status multiply(bool *done, const struct ek__gemm *g, ek_type type) {
   return EK_OK;
 }
 
-ek_status ek__cpu_matmul_primitive(bool *done, const struct ek__gemm *g, ek_type type) {
+ek_status ek__cpu_primitive_multiply(bool *done, const struct ek__gemm *g, ek_type type) {
   int threads = 1;
-  if (!is_for(type)) return EK_OK;
   EK_TRY(ek__cpu_openmp_single(&threads));
   const ek_status status = multiply(done, g, type);
   ek__cpu_openmp_restore(threads);
   return status;
+}
+
+void ek__cpu_primitive_forget(void) {
+  struct ek__scratch *scratch = ek__team_scratch();
+  if (scratch->kept != NULL) scratch->free_kept(scratch->kept);
+  scratch->kept = NULL;
 }

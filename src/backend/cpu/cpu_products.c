@@ -7,8 +7,10 @@
  *
  * One thread's part in f32 is ek__cpu_sgemm(): oneDNN's, because two of its one-thread products beat
  * one two-thread product in most shapes, but for shapes in which our own is faster
- * (cpu_sgemm_onednn.c), or, in a library that is built without oneDNN, our own (cpu_sgemm_own.c). Of values of 16 bits it is our own, which widens them
- * as it packs, or oneDNN's for bf16 where the environment asks for it (cpu_matmul_onednn.c). In f64 it is a loop in plain C, for gradient checks.
+ * (cpu_sgemm_onednn.c), or, in a library that is built without oneDNN, our own (cpu_sgemm_own.c).
+ * Of values of 16 bits it is our own, which widens them as it packs, or oneDNN's for bf16 where the
+ * processor multiplies it (cpu_matmul_choice.c). In f64 it is a loop in plain C, for gradient
+ * checks.
  */
 #include "backend/cpu/cpu_internal.h"
 #include "core/error.h"

@@ -9,7 +9,7 @@
  * given several times what it takes. From then on a product asks for scratch memory alone, and
  * says so when it gets none.
  */
-#include "backend/cpu/cpu_internal.h"
+#include "backend/cpu/cpu_primitive.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -76,14 +76,15 @@ static ek_status sgemm_by_columns(const struct ek__gemm *g) {
  */
 #define UNCOPIED 0.0038
 #define SMALLEST 32
-static bool own_is_faster(const struct ek__gemm *g) {
+static bool is_own(const struct ek__gemm *g) {
+  if (ek__cpu_products_are_own()) return true;
   return g->collides && g->m >= SMALLEST && g->n >= SMALLEST && g->k >= SMALLEST &&
          1.0 / (double)g->m + 1.0 / (double)g->n >= UNCOPIED &&
          strcmp(ek__cpu_isa_name(), "AVX2") == 0;
 }
 
 ek_status ek__cpu_sgemm(const struct ek__gemm *g) {
-  if (own_is_faster(g)) {
+  if (is_own(g)) {
     ek__cpu_functions(ek__types_in(EK_F32))->product(g, 0, g->m);
     return EK_OK;
   }

@@ -1,0 +1,202 @@
+/*
+ * cpu_matmul_choice.c - which products oneDNN's matmul primitive makes: those of bf16, where the
+ * processor has instructions for them and the primitive has been seen to be right.
+ *
+ * The library was built on processors without such instructions, so the first product of bf16 in a
+ * process is preceded by a proof: products of small whole numbers, whose results are exact, in every
+ * form that the library has (either operand turned or not; a result of values, alone, with a bias,
+ * or added to what is there; a result of sums, alone or added), of shapes with odd rests and long
+ * sums, rows with gaps behind them, a single row. All of c must be the same bits as by our own
+ * product, its gaps among them. One that differs, or that oneDNN fails to make, and every product of
+ * bf16 is our own for the life of the process; the log says so. A refusal of memory decides nothing:
+ * the product fails with it, and the next one asks again.
+ *
+ * Not when the first device is opened: who trains in f32 would wait for some 60 products to be
+ * compiled, and keep their code.
+ *
+ * The environment says otherwise (tests, comparisons):
+ *   EVENKEEL_PRODUCTS=own          our own product for every type (cpu_sgemm_onednn.c too)
+ *   EVENKEEL_PRODUCTS=matmul-bf16  the primitive for bf16 wherever oneDNN has something, unproven
+ *   EVENKEEL_PRODUCTS=matmul       the primitive for f32, where it is dnnl_sgemm() with more calls
+ *                                  around it (docs/results has the figures), so that it is
+ *                                  tested on any processor
+ *   EVENKEEL_ISA=baseline, avx2    no instructions for bf16 (cpu_dispatch.c)
+ */
+#include "backend/cpu/cpu_primitive.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/alloc.h"
+#include "core/error.h"
+#include "core/half.h"
+#include "core/log_internal.h"
+
+/* ---- what the environment says ---- */
+
+static pthread_once_t looked = PTHREAD_ONCE_INIT;
+static enum { AUTOMATIC, OWN, FORCED_BF16, FORCED_F32 } wish;
+
+static void look(void) {
+  const char *products = getenv("EVENKEEL_PRODUCTS");
+  if (products == NULL) return;
+  if (strcmp(products, "own") == 0) wish = OWN;
+  if (strcmp(products, "matmul-bf16") == 0) wish = FORCED_BF16;
+  if (strcmp(products, "matmul") == 0) wish = FORCED_F32;
+}
+
+bool ek__cpu_products_are_own(void) {
+  pthread_once(&looked, look);
+  return wish == OWN;
+}
+
+/* ---- the proof ---- */
+
+enum { MOST_ROWS = 19, MOST_COLUMNS = 83, DEEPEST = 1056, MOST_GAP = 5 };
+enum { A_ITEMS = (MOST_ROWS + MOST_GAP) * DEEPEST, B_ITEMS = (MOST_COLUMNS + MOST_GAP) * DEEPEST };
+
+struct trial {
+  int64_t m, n, k, gap; /* elements behind each row */
+};
+static const struct trial trials[] = {
+    {MOST_ROWS, MOST_COLUMNS, 70, MOST_GAP}, {16, 48, DEEPEST, 0}, {1, 80, 96, 0}};
+enum { TRIALS = sizeof trials / sizeof trials[0] };
+
+static const struct result {
+  bool is_sum, bias;
+  double beta;
+} results[] = {{.beta = 0}, {.bias = true}, {.beta = 2}, {.is_sum = true}, {true, false, 1}};
+enum { RESULTS = sizeof results / sizeof results[0] };
+
+union numbers { /* all of c, by its type */
+  struct ek__bf16 value[MOST_ROWS * (MOST_COLUMNS + MOST_GAP)];
+  float sum[MOST_ROWS * (MOST_COLUMNS + MOST_GAP)];
+};
+
+struct operands {
+  struct ek__bf16 a[A_ITEMS], b[B_ITEMS], bias[MOST_COLUMNS];
+  union numbers want, got;
+};
+
+/* Whole numbers from -4 to 4, in no order that a product could mistake for another. Sums of DEEPEST
+ * products of two stay below 2^15. */
+static float draw(uint32_t *state) {
+  *state = *state * 1664525u + 1013904223u;
+  return (float)(int)((*state >> 16) % 9u) - 4.0f;
+}
+
+static void draw_values(struct ek__bf16 *to, int64_t count, uint32_t seed) {
+  for (int64_t i = 0; i < count; i++) to[i] = ek__bf16_narrow(draw(&seed));
+}
+
+/* What c is before the product: NaN where it may not be read. */
+static void fill_c(union numbers *c, const struct result *result) {
+  uint32_t state = 4;
+  const int64_t count = sizeof c->sum / sizeof c->sum[0];
+  const float unread = ek__f32_from_bits(0x7FC00000u);
+  for (int64_t i = 0; i < count; i++) {
+    const float x = result->beta == 0.0 ? unread : draw(&state);
+    if (result->is_sum) {
+      c->sum[i] = x;
+    } else {
+      c->value[i] = ek__bf16_narrow(x);
+    }
+  }
+}
+
+/* *exact, if oneDNN has this product at all: c is as by our own. */
+static ek_status try_product(bool *exact, struct operands *o, const struct trial *t,
+                             const struct result *result, bool transpose_a, bool transpose_b) {
+  bool done = false;
+  struct ek__gemm g = {.c_is_sum = result->is_sum,
+                       .bias = result->bias ? o->bias : NULL,
+                       .transpose_a = transpose_a,
+                       .transpose_b = transpose_b,
+                       .m = t->m,
+                       .n = t->n,
+                       .k = t->k,
+                       .alpha = 1.0,
+                       .a = o->a,
+                       .lda = (transpose_a ? t->m : t->k) + t->gap,
+                       .b = o->b,
+                       .ldb = (transpose_b ? t->k : t->n) + t->gap,
+                       .beta = result->beta,
+                       .c = &o->got,
+                       .ldc = t->n + t->gap};
+  fill_c(&o->got, result);
+  memcpy(&o->want, &o->got, sizeof o->want);
+  EK_TRY(ek__cpu_primitive_multiply(&done, &g, EK_BF16));
+  if (!done) return EK_OK;
+  g.c = &o->want;
+  ek__cpu_functions(ek__types_in(EK_BF16))->product(&g, 0, g.m);
+  *exact = *exact && memcmp(&o->want, &o->got, sizeof o->want) == 0;
+  return EK_OK;
+}
+
+/* Form `number` of all, in each shape. */
+static ek_status try_form(bool *exact, struct operands *operands, int number) {
+  const bool transpose_a = (number & 1) != 0, transpose_b = (number & 2) != 0;
+  const struct result *result = &results[number / 4];
+  for (int i = 0; i < TRIALS && *exact; i++) {
+    EK_TRY(try_product(exact, operands, &trials[i], result, transpose_a, transpose_b));
+    if (*exact) continue;
+    ek__log(EK_LOG_WARNING,
+            "oneDNN's product of bf16 is wrong for %d x %d x %d, a %s, b %s, c %s%s, beta %g: "
+            "the library multiplies bf16 by itself",
+            (int)trials[i].m, (int)trials[i].n, (int)trials[i].k, transpose_a ? "turned" : "plain",
+            transpose_b ? "turned" : "plain", result->is_sum ? "f32" : "bf16",
+            result->bias ? " with a bias" : "", result->beta);
+  }
+  return EK_OK;
+}
+
+static ek_status prove(bool *exact) {
+  struct operands *operands = NULL;
+  EK_TRY(ek__new(&operands, 1, sizeof *operands, "matrix products"));
+  ek_status status = EK_OK;
+  draw_values(operands->a, A_ITEMS, 1);
+  draw_values(operands->b, B_ITEMS, 2);
+  draw_values(operands->bias, MOST_COLUMNS, 3);
+  *exact = true;
+  for (int form = 0; form < 4 * RESULTS && status == EK_OK && *exact; form++) {
+    status = try_form(exact, operands, form);
+  }
+  ek__free(operands);
+  ek__cpu_primitive_forget();
+  return status;
+}
+
+/* ---- the choice ---- */
+
+/* Once for all threads; the others wait. */
+static ek_status is_proven(bool *yes) {
+  static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+  static atomic_int known; /* 0: not yet, 1: it is, -1: it is not */
+  if (atomic_load_explicit(&known, memory_order_acquire) == 0) {
+    bool exact = ek__cpu_isa_is_allowed("avx512") && ek__cpu_primitive_for_bf16();
+    pthread_mutex_lock(&mutex);
+    ek_status status = EK_OK;
+    if (exact && atomic_load(&known) == 0) status = prove(&exact);
+    if (status != EK_OK && status != EK_ERR_OUT_OF_MEMORY) {
+      ek__log(EK_LOG_WARNING, "%s: the library multiplies bf16 by itself", ek_error_message());
+      ek_error_clear();
+      exact = false;
+      status = EK_OK;
+    }
+    if (status == EK_OK && atomic_load(&known) == 0) atomic_store(&known, exact ? 1 : -1);
+    pthread_mutex_unlock(&mutex);
+    EK_TRY(status);
+  }
+  *yes = atomic_load(&known) > 0;
+  return EK_OK;
+}
+
+ek_status ek__cpu_matmul_primitive(bool *done, const struct ek__gemm *gemm, ek_type type) {
+  bool yes = false;
+  pthread_once(&looked, look);
+  if (type == EK_F32) yes = wish == FORCED_F32;
+  if (type == EK_BF16) yes = wish == FORCED_BF16;
+  if (type == EK_BF16 && (wish == AUTOMATIC || wish == FORCED_F32)) EK_TRY(is_proven(&yes));
+  return yes ? ek__cpu_primitive_multiply(done, gemm, type) : EK_OK;
+}

@@ -1,0 +1,23 @@
+/*
+ * cpu_primitive.h - oneDNN's matmul primitive: what it can do (cpu_matmul_onednn.c), and what it is
+ * asked for (cpu_matmul_choice.c).
+ */
+#ifndef EK_CPU_PRIMITIVE_H
+#define EK_CPU_PRIMITIVE_H
+
+#include "backend/cpu/cpu_internal.h"
+
+/* The product on the calling thread, which has scratch (team.h); alpha is 1. *done, false before,
+ * stays false where oneDNN has nothing for the type, or for the shape. */
+ek_status ek__cpu_primitive_multiply(bool *done, const struct ek__gemm *gemm, ek_type type);
+
+/* Closes what the calling thread has kept of such products. */
+void ek__cpu_primitive_forget(void);
+
+/* Whether the processor has instructions that multiply bf16 (AMX, AVX512-BF16), as oneDNN sees it. */
+bool ek__cpu_primitive_for_bf16(void);
+
+/* Whether the environment wants every product to be our own. */
+bool ek__cpu_products_are_own(void);
+
+#endif /* EK_CPU_PRIMITIVE_H */
