@@ -215,9 +215,20 @@ static ek_status fill(ek_checkpoint_write *self, const ek_data_parallel_model *m
   return EK_OK;
 }
 
-/* The first byte behind the piece that begins in this page. */
-static uint64_t end_of_piece(const ek_checkpoint_write *self, uint64_t page) {
-  return self->end - page < self->piece ? self->end : page + self->piece;
+/* Bytes from .. to - 1 of the file, in an image that begins with `page`. */
+struct piece {
+  uint64_t page, from, to;
+};
+
+/* The first piece if *piece is all 0, else the one behind it; false: there is none. */
+static bool next_piece(struct piece *piece, const ek_checkpoint_write *self) {
+  const bool first = piece->to == 0;
+  const uint64_t page = first ? self->page : piece->page + self->piece;
+  const uint64_t from = first ? self->begin : piece->to;
+  if (from >= self->end) return false;
+  const uint64_t to = self->end - page < self->piece ? self->end : page + self->piece;
+  *piece = (struct piece){page, from, to};
+  return true;
 }
 
 /* ---- now ---- */
@@ -230,18 +241,16 @@ static ek_status finish(ek_checkpoint_write *self) {
 
 static ek_status write_entries(ek_checkpoint_write *self, const ek_data_parallel_model *model) {
   struct ek__write_behind *behind = NULL;
+  struct piece it = {0};
   ek_status status = EK_OK;
   EK_TRY(ek__write_behind_begin(&behind, self->file, self->piece));
-  uint64_t from = self->begin;
-  for (uint64_t page = self->page; from < self->end && status == EK_OK; page += self->piece) {
-    const uint64_t to = end_of_piece(self, page);
+  while (status == EK_OK && next_piece(&it, self)) {
     char *image = ek__write_behind_take(behind);
     if (image == NULL) break; /* a write has failed */
-    status = fill(self, model, image, page, from, to);
+    status = fill(self, model, image, it.page, it.from, it.to);
     if (status == EK_OK) {
-      ek__write_behind_put(behind, image + (from - page), (size_t)(to - from), from);
+      ek__write_behind_put(behind, image + (it.from - it.page), (size_t)(it.to - it.from), it.from);
     }
-    from = to;
   }
   return ek__write_behind_end(behind, status);
 }
@@ -262,22 +271,16 @@ ek_status ek_checkpoint_save(const ek_data_parallel_model *model, const char *fo
 
 static ek_status copy_all(ek_checkpoint_write *self, const ek_data_parallel_model *model) {
   EK_TRY(ek__file_pages(&self->memory, &self->image, self->end - self->page, memory_of));
-  uint64_t from = self->begin;
-  for (uint64_t page = self->page; from < self->end; page += self->piece) {
-    const uint64_t to = end_of_piece(self, page);
-    EK_TRY(fill(self, model, self->image, self->page, from, to));
-    from = to;
-  }
+  struct piece it = {0};
+  while (next_piece(&it, self)) EK_TRY(fill(self, model, self->image, self->page, it.from, it.to));
   return EK_OK;
 }
 
 static ek_status write_image(ek_checkpoint_write *self) {
-  uint64_t from = self->begin;
-  for (uint64_t page = self->page; from < self->end; page += self->piece) {
-    const uint64_t to = end_of_piece(self, page);
-    EK_TRY(ek__safetensors_put(self->file, self->image + (from - self->page), (size_t)(to - from),
-                               from));
-    from = to;
+  struct piece it = {0};
+  while (next_piece(&it, self)) {
+    EK_TRY(ek__safetensors_put(self->file, self->image + (it.from - self->page),
+                               (size_t)(it.to - it.from), it.from));
   }
   return finish(self);
 }
