@@ -287,9 +287,9 @@ static ek_status check_origin(const ek_shards *outputs, size_t count) {
 static int64_t count_targets(const ek_data_parallel_criterion *self, const ek_shards *outputs,
                              const ek_tensor *tensors, const ek_shards *shards) {
   int64_t most = self->targets == 0 ? outputs[0].samples[self->count] : 0;
+  if (shards != NULL) return ek__shards_most(shards, self->targets, most);
   for (size_t i = 0; i < self->targets; i++) {
-    const int64_t count =
-        shards == NULL ? ek_tensor_count(&tensors[i]) : ek__shards_elements(&shards[i]);
+    const int64_t count = ek_tensor_count(&tensors[i]);
     if (count > most) most = count;
   }
   return most;

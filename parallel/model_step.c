@@ -45,15 +45,11 @@ static const ek_data_parallel_criterion *own_criterion(const ek_data_parallel_mo
 struct ek__scaling ek__model_own_scaling(const ek_data_parallel_model *model,
                                          const ek_shards *inputs, size_t lead) {
   const ek_data_parallel_criterion *criterion = own_criterion(model);
-  const size_t end = model->module->inputs;
-  int64_t targets = inputs[lead].samples[model->count];
+  const size_t targets = model->module->targets, first = model->module->inputs - targets;
   if (criterion == NULL) return (struct ek__scaling){1, 1};
   if (criterion->reduction != EK_REDUCTION_MEAN) return ek__model_scaling(model, 0);
-  for (size_t i = end - model->module->targets; i < end; i++) {
-    const int64_t count = ek__shards_elements(&inputs[i]);
-    if (count > targets) targets = count;
-  }
-  return ek__model_scaling(model, targets);
+  const int64_t samples = inputs[lead].samples[model->count];
+  return ek__model_scaling(model, ek__shards_most(inputs + first, targets, samples));
 }
 
 double ek__model_scale(const ek_data_parallel_model *model) {

@@ -200,8 +200,8 @@ struct ek__scaling ek__model_own_scaling(const ek_data_parallel_model *model,
 /* The scale of the totals that a criterion of the model has promised its forwards, last_scaling
  * included; 0: none. */
 double ek__model_scale(const ek_data_parallel_model *model);
-/* Elements of all parts. */
-int64_t ek__shards_elements(const ek_shards *shards);
+/* The most elements that any of them has in all its parts; `least` if that is more. */
+int64_t ek__shards_most(const ek_shards *shards, size_t count, int64_t least);
 
 /* Drops the passes of a forward whose backward has not come. */
 void ek__model_drop_forward(ek_data_parallel_model *model);

@@ -31,12 +31,21 @@ ek_status ek_shards_create(ek_shards *shards, ek_group *group) {
   return EK_OK;
 }
 
-int64_t ek__shards_elements(const ek_shards *shards) {
+static int64_t elements(const ek_shards *shards) {
   int64_t count = 0;
   for (size_t k = 0; k < shards->count; k++) {
     if (ek_tensor_exists(&shards->parts[k])) count += ek_tensor_count(&shards->parts[k]);
   }
   return count;
+}
+
+int64_t ek__shards_most(const ek_shards *shards, size_t count, int64_t least) {
+  int64_t most = least;
+  for (size_t i = 0; i < count; i++) {
+    const int64_t number = elements(&shards[i]);
+    if (number > most) most = number;
+  }
+  return most;
 }
 
 void ek__shards_cut_like(ek_shards *shards, const ek_shards *like) {
