@@ -11,7 +11,6 @@
 #include <evenkeel/convert.h>
 
 #include "core/error.h"
-#include "core/half.h"
 #include "keeper.h"
 #include "reduce_internal.h"
 
@@ -80,11 +79,4 @@ ek_status ek__masters_share(const ek_data_parallel_model *model, ek_device *devi
     EK_TRY(ek_communicator_all_gather(model->communicator, device, &range, bucket->offsets));
   }
   return ek_communicator_wait(model->communicator, device);
-}
-
-void ek__masters_round(uint16_t *copies, const float *masters, int64_t count, ek_type type) {
-  for (int64_t i = 0; i < count; i++) {
-    copies[i] =
-        type == EK_BF16 ? ek__bf16_narrow(masters[i]).bits : ek__f16_narrow(masters[i]).bits;
-  }
 }

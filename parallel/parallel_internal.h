@@ -127,8 +127,6 @@ ek_status ek__masters_open(ek_data_parallel_model *model, ek_device *device, siz
  * element `first` of the flat buffer on. */
 ek_status ek__masters_share(const ek_data_parallel_model *model, ek_device *device, size_t index,
                             int64_t first);
-/* On the host, as devices round: to bf16 or f16. */
-void ek__masters_round(uint16_t *copies, const float *masters, int64_t count, ek_type type);
 
 /* ---- model_torn.c ---- */
 

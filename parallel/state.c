@@ -12,7 +12,6 @@
 #include <string.h>
 
 #include "core/error.h"
-#include "core/half.h"
 #include "core/options.h"
 #include "module/replica_internal.h"
 #include "optimizer_internal.h"
@@ -243,7 +242,7 @@ static ek_status write_copies(const ek_data_parallel_model *model, int64_t first
   for (int64_t begin = 0; begin < all; begin += CHUNK) {
     const int64_t count = all - begin < CHUNK ? all - begin : CHUNK;
     ek_tensor rounded;
-    ek__masters_round(chunk, (const float *)host->data + begin, count, type);
+    ek__halves_round(chunk, (const float *)host->data + begin, count, type);
     EK_TRY(ek_tensor_host(&rounded, chunk, type, 1, &count));
     EK_TRY(write_values(model, first + begin, &rounded));
   }
@@ -411,11 +410,7 @@ static ek_status read_gradient(ek_tensor *host, const ek_data_parallel_model *mo
     EK_TRY(ek_tensor_host(&kept, chunk, type, 1, &count));
     EK_TRY(read_kept_gradient(&kept, model, offset + begin));
     if (ek_device_counts_only(ek_group_device(model->group, 0))) continue;
-    float *to = (float *)host->data + begin;
-    for (int64_t i = 0; i < count; i++) {
-      to[i] = type == EK_BF16 ? ek__bf16_widen((struct ek__bf16){chunk[i]})
-                              : ek__f16_widen((struct ek__f16){chunk[i]});
-    }
+    ek__halves_widen((float *)host->data + begin, chunk, count, type);
   }
   return EK_OK;
 }

@@ -1,5 +1,5 @@
 /*
- * types.c - element types and sets of them.
+ * types.c - element types, sets of them, and numbers of 16 bits on the host.
  */
 #include "device/types.h"
 
@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "backend/backend.h"
+#include "core/half.h"
 
 size_t ek_type_size(ek_type type) { return ek__type_size(type); }
 
@@ -49,6 +50,19 @@ ek_status ek__types_check(unsigned types, ek_type type, const char *who) {
   return ek_error_set(EK_ERR_UNSUPPORTED,
                       "%s computes in %s, not in %s; `types` of its table says so", who,
                       ek__types_text(text, types), ek_type_name(type));
+}
+
+void ek__halves_widen(float *to, const uint16_t *from, int64_t count, ek_type type) {
+  for (int64_t i = 0; i < count; i++) {
+    to[i] = type == EK_BF16 ? ek__bf16_widen((struct ek__bf16){from[i]})
+                            : ek__f16_widen((struct ek__f16){from[i]});
+  }
+}
+
+void ek__halves_round(uint16_t *to, const float *from, int64_t count, ek_type type) {
+  for (int64_t i = 0; i < count; i++) {
+    to[i] = type == EK_BF16 ? ek__bf16_narrow(from[i]).bits : ek__f16_narrow(from[i]).bits;
+  }
 }
 
 ek_type ek__types_choose(unsigned types, ek_type type) {

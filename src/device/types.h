@@ -1,5 +1,6 @@
 /*
- * types.h - sets of element types: what a module, a criterion or an optimizer computes in.
+ * types.h - sets of element types: what a module, a criterion or an optimizer computes in; and
+ * numbers of 16 bits on the host.
  */
 #ifndef EK_TYPES_H
 #define EK_TYPES_H
@@ -24,6 +25,10 @@ static inline bool ek__type_is_half(ek_type type) { return type == EK_BF16 || ty
 static inline bool ek__type_is_floating(ek_type type) {
   return type == EK_F32 || type == EK_F64 || ek__type_is_half(type);
 }
+
+/* Bits of bf16 or f16 as numbers, and back, rounded as core/half.h says. */
+void ek__halves_widen(float *to, const uint16_t *from, int64_t count, ek_type type);
+void ek__halves_round(uint16_t *to, const float *from, int64_t count, ek_type type);
 
 /* The type that somebody who computes in `types` runs in where the others compute in `type`: f32
  * between casts where that is of 16 bits, and only f32 is known. */

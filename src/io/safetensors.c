@@ -12,7 +12,6 @@
 
 #include "core/alloc.h"
 #include "core/error.h"
-#include "core/half.h"
 #include "device/device_internal.h"
 #include "device/types.h"
 #include "io/file.h"
@@ -124,13 +123,15 @@ static ek_status check_host(const ek_tensor *host, const ek_safetensors *file,
 }
 
 static double number_at(const char *from, ek_type type, int64_t i) {
-  struct ek__bf16 bf16 = {0};
-  struct ek__f16 f16 = {0};
+  uint16_t bits = 0;
   float single = 0;
   double value = 0;
   switch (type) {
-  case EK_BF16: memcpy(&bf16, from + i * 2, sizeof bf16); return (double)ek__bf16_widen(bf16);
-  case EK_F16: memcpy(&f16, from + i * 2, sizeof f16); return (double)ek__f16_widen(f16);
+  case EK_BF16:
+  case EK_F16:
+    memcpy(&bits, from + i * 2, sizeof bits);
+    ek__halves_widen(&single, &bits, 1, type);
+    return (double)single;
   case EK_F32: memcpy(&single, from + i * 4, sizeof single); return (double)single;
   case EK_F64:
   case EK_I32:

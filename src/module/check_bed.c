@@ -11,7 +11,6 @@
 
 #include "core/alloc.h"
 #include "core/error.h"
-#include "core/half.h"
 #include "core/sizes.h"
 #include "device/types.h"
 
@@ -48,11 +47,15 @@ ek_status ek__bed_read(double *values, const ek_tensor *tensor) {
   ek_status status = open_packed(&data, &host, tensor);
   if (status == EK_OK) status = ek_tensor_copy(&host, tensor);
   for (int64_t i = 0; status == EK_OK && i < ek_tensor_count(tensor); i++) {
+    float single = 0;
     switch (tensor->type) {
     case EK_F32: values[i] = (double)((const float *)data)[i]; break;
     case EK_F64: values[i] = ((const double *)data)[i]; break;
-    case EK_BF16: values[i] = (double)ek__bf16_widen(((const struct ek__bf16 *)data)[i]); break;
-    case EK_F16: values[i] = (double)ek__f16_widen(((const struct ek__f16 *)data)[i]); break;
+    case EK_BF16:
+    case EK_F16:
+      ek__halves_widen(&single, (const uint16_t *)data + i, 1, tensor->type);
+      values[i] = (double)single;
+      break;
     default: values[i] = (double)((const int32_t *)data)[i];
     }
   }
@@ -65,11 +68,12 @@ static ek_status write_values(ek_tensor *tensor, const double *values) {
   ek_tensor host;
   ek_status status = open_packed(&data, &host, tensor);
   for (int64_t i = 0; status == EK_OK && i < ek_tensor_count(tensor); i++) {
+    const float single = (float)values[i];
     switch (tensor->type) {
-    case EK_F32: ((float *)data)[i] = (float)values[i]; break;
+    case EK_F32: ((float *)data)[i] = single; break;
     case EK_F64: ((double *)data)[i] = values[i]; break;
-    case EK_BF16: ((struct ek__bf16 *)data)[i] = ek__bf16_narrow((float)values[i]); break;
-    case EK_F16: ((struct ek__f16 *)data)[i] = ek__f16_narrow((float)values[i]); break;
+    case EK_BF16:
+    case EK_F16: ek__halves_round((uint16_t *)data + i, &single, 1, tensor->type); break;
     default: ((int32_t *)data)[i] = (int32_t)values[i];
     }
   }
