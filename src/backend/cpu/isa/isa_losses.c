@@ -128,21 +128,23 @@ static float numeric(float x) { return x == x ? x : NAN; }
 /* Without smoothing share is 0. */
 static void plain_gradient(value *gradient, const value *x, int64_t classes,
                            const struct slope *slope) {
-  const float m = numeric(slope->m), factor = numeric(slope->factor);
+  const float m = numeric(slope->m);
+  const struct exp_times times = x_exp_times(numeric(slope->factor));
   X_PAIRS(0, classes, {
     struct pair v = x_get_pair(x + i, n);
-    X_BOTH(v.of[j] = x_exp_below(v.of[j] - m) * factor);
+    X_BOTH(v.of[j] = x_exp_below_times(v.of[j] - m, &times));
     x_put_pair(gradient + i, v, n);
   });
 }
 
 static void smoothed_gradient(value *gradient, const value *x, int64_t classes,
                               const struct slope *slope) {
-  const float m = slope->m, factor = slope->factor, share = slope->share;
+  const float m = slope->m, share = slope->share;
+  const struct exp_times times = x_exp_times(slope->factor);
   X_PAIRS(0, classes, {
     struct pair v = x_get_ordered(x + i, n), part = {{v_set(1.0f), v_set(1.0f)}};
     if (slope->weights) part = v_get_pair(slope->weights + i, n);
-    X_BOTH(v.of[j] = x_exp_below(v.of[j] - m) * factor - part.of[j] * share);
+    X_BOTH(v.of[j] = x_exp_below_times(v.of[j] - m, &times) - part.of[j] * share);
     x_put_ordered(gradient + i, v, n);
   });
 }

@@ -45,16 +45,21 @@ static inline vec v_exp(vec x) {
  * those of v_exp().
  */
 #if defined(__FMA__)
-static inline vec v_exp_short(vec x, float rest, float most) {
+static const float v_exp_terms[6] = {0x1.5bba14p-10f, 0x1.3cea88p-7f, 0x1.c6b752p-5f,
+                                     0x1.ebf9bcp-3f,  0x1.62e42ap-1f, 1.0f};
+
+/* `terms` are the above, which may all have been multiplied by the same factor, as the result
+ * then is: one rounding each, in place of the result's. */
+static inline vec v_exp_short(vec x, float rest, float most, const float terms[6]) {
   x = v_max(v_set(-88.0f), most > 0.0f ? v_min(v_set(most), x) : x);
   const vec t = x * 0x1.715476p+0f + EK_TO_EXPONENT;
   vec r = x * 0x1.715476p+0f - (t - EK_TO_EXPONENT);
   if (rest != 0.0f) r += x * rest;
-  vec q = r * 0x1.5bba14p-10f + 0x1.3cea88p-7f;
-  q = q * r + 0x1.c6b752p-5f;
-  q = q * r + 0x1.ebf9bcp-3f;
-  q = q * r + 0x1.62e42ap-1f;
-  return (q * r + 1.0f) * (vec)((vec_u)t << 23);
+  vec q = r * terms[0] + terms[1];
+  q = q * r + terms[2];
+  q = q * r + terms[3];
+  q = q * r + terms[4];
+  return (q * r + terms[5]) * (vec)((vec_u)t << 23);
 }
 #endif
 
@@ -70,9 +75,30 @@ static inline vec x_exp(vec x) { return v_exp(x); }
 static inline vec x_exp_near(vec x) { return v_exp(x); }
 static inline vec x_exp_below(vec x) { return v_exp(x); }
 #else
-static inline vec x_exp(vec x) { return v_exp_short(x, 0x1.4ae0cp-26f, 89.0f); }
-static inline vec x_exp_near(vec x) { return v_exp_short(x, 0.0f, 89.0f); }
-static inline vec x_exp_below(vec x) { return v_exp_short(x, 0.0f, 0.0f); }
+static inline vec x_exp(vec x) { return v_exp_short(x, 0x1.4ae0cp-26f, 89.0f, v_exp_terms); }
+static inline vec x_exp_near(vec x) { return v_exp_short(x, 0.0f, 89.0f, v_exp_terms); }
+static inline vec x_exp_below(vec x) { return v_exp_short(x, 0.0f, 0.0f, v_exp_terms); }
+#endif
+
+/* factor x_exp_below(x) for many x. */
+struct exp_times {
+  float terms[6]; /* or the first alone: the factor */
+};
+
+#if defined(EK_VALUE_f32) || !defined(__FMA__)
+static inline struct exp_times x_exp_times(float factor) { return (struct exp_times){{factor}}; }
+static inline vec x_exp_below_times(vec x, const struct exp_times *times) {
+  return v_exp(x) * times->terms[0];
+}
+#else
+static inline struct exp_times x_exp_times(float factor) {
+  struct exp_times times;
+  for (int i = 0; i < 6; i++) times.terms[i] = factor * v_exp_terms[i];
+  return times;
+}
+static inline vec x_exp_below_times(vec x, const struct exp_times *times) {
+  return v_exp_short(x, 0.0f, 0.0f, times->terms);
+}
 #endif
 
 #endif /* EK_CPU_VECTOR_EXP_H */
