@@ -5,9 +5,9 @@
  * deterministic group the pieces follow from the shape of the product alone, and each thread takes
  * every so many of them: the same bits with any number of threads.
  *
- * One thread's part in f32 is ek__cpu_sgemm(): oneDNN's, because two of its one-thread products beat
- * one two-thread product in most shapes, but for shapes in which our own is faster
- * (cpu_sgemm_onednn.c), or, in a library that is built without oneDNN, our own (cpu_sgemm_own.c).
+ * One thread's part in f32 is ek__cpu_sgemm(): oneDNN's, or our own for shapes and processors where
+ * that is faster (cpu_sgemm_onednn.c) and in a library that is built without oneDNN
+ * (cpu_sgemm_own.c); one thread's, because two such products beat one of two threads in most shapes.
  * Of values of 16 bits it is our own, which widens them as it packs, or oneDNN's for bf16 where the
  * processor multiplies it (cpu_matmul_choice.c). In f64 it is a loop in plain C, for gradient
  * checks.

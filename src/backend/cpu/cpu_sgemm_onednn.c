@@ -69,18 +69,24 @@ static ek_status sgemm_by_columns(const struct ek__gemm *g) {
 }
 
 /*
- * Where c is narrow or low, by its own rule of 1/m + 1/n >= 0.0038, oneDNN (2.6) reads operands on
- * AVX2 where they lie. Down a column of rows that are multiples of 4 KiB apart all it reads falls
- * into the same few places of the caches. Our own product, which copies always, takes 0.55 to 0.8
- * of the time then (docs/results/2026-11-22-products.md). With AVX-512 nothing was measured.
+ * On AVX2 our own product, which copies both operands, is faster where every copy is used often
+ * enough: it reaches 0.83 to 0.90 of the processor's peak, whatever is turned; oneDNN (2.6) 0.80 to
+ * 0.92, but 0.39 to 0.69 where a is turned (docs/results/2026-11-22-torch-f32.md).
+ *
+ * Where c is narrow or low, by its own rule of 1/m + 1/n >= 0.0038, oneDNN reads operands where they
+ * lie. Down a column of rows that are multiples of 4 KiB apart all it reads falls into the same few
+ * places of the caches, and few uses of a copy are enough (docs/results/2026-11-22-products.md).
+ * With AVX-512 nothing was measured.
  */
+#define OFTEN 128
 #define UNCOPIED 0.0038
 #define SMALLEST 32
 static bool is_own(const struct ek__gemm *g) {
   if (ek__cpu_products_are_own()) return true;
-  return g->collides && g->m >= SMALLEST && g->n >= SMALLEST && g->k >= SMALLEST &&
-         1.0 / (double)g->m + 1.0 / (double)g->n >= UNCOPIED &&
-         strcmp(ek__cpu_isa_name(), "AVX2") == 0;
+  const bool often = g->m >= OFTEN && g->n >= OFTEN;
+  const bool collides = g->collides && g->m >= SMALLEST && g->n >= SMALLEST && g->k >= SMALLEST &&
+                        1.0 / (double)g->m + 1.0 / (double)g->n >= UNCOPIED;
+  return (often || collides) && strcmp(ek__cpu_isa_name(), "AVX2") == 0;
 }
 
 ek_status ek__cpu_sgemm(const struct ek__gemm *g) {

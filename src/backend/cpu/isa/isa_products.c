@@ -164,13 +164,19 @@ static struct layout widen_block(float *block, const struct view *view) {
   return (struct layout){false, ROWS * DEPTH};
 }
 
+struct scale {
+  float alpha, beta;
+};
+
 /* c = alpha t + beta c for t = ROWS lines of a times a panel of b; c is not read where beta is
- * 0. */
+ * 0. All of the 16 registers of AVX2 but one are sums, a panel's two vectors and a number of a: so
+ * alpha and beta are read when the loop is done. The loop behind it has a condition, and is not
+ * unrolled unless asked for; a loop would have its sums in memory. */
 static inline __attribute__((always_inline)) void multiply_tile(float *c, int64_t ldc,
                                                                 const float *a, int64_t line_step,
                                                                 int64_t depth_step, const float *b,
-                                                                int64_t depth, float alpha,
-                                                                float beta) {
+                                                                int64_t depth,
+                                                                const struct scale *scale) {
   vec sum[ROWS][2];
   for (int i = 0; i < ROWS; i++) {
     fetch(c + i * ldc, WIDE);
@@ -184,6 +190,8 @@ static inline __attribute__((always_inline)) void multiply_tile(float *c, int64_
       sum[i][1] += v_set(a[i * line_step]) * b1;
     }
   }
+  const float alpha = scale->alpha, beta = scale->beta;
+#pragma GCC unroll 12
   for (int i = 0; i < ROWS; i++) {
     float *to = c + i * ldc;
     const vec t0 = alpha * sum[i][0], t1 = alpha * sum[i][1];
@@ -192,16 +200,24 @@ static inline __attribute__((always_inline)) void multiply_tile(float *c, int64_
   }
 }
 
-/* Both layouts, with their steps told to the compiler. By itself, so that no other variable takes a
- * register from the sums. */
-static __attribute__((noinline)) void multiply_panels(float *c, int64_t ldc, const float *a,
-                                                      bool turned, const float *b, int64_t depth,
-                                                      float alpha, float beta) {
-  if (turned) {
-    multiply_tile(c, ldc, a, 1, ROWS, b, depth, alpha, beta);
-  } else {
-    multiply_tile(c, ldc, a, DEPTH, 1, b, depth, alpha, beta);
-  }
+/* Both layouts, with their steps told to the compiler. Functions by themselves, so that no other
+ * variable takes a register from the sums. */
+static __attribute__((noinline)) void multiply_turned(float *c, int64_t ldc, const float *a,
+                                                      const float *b, int64_t depth,
+                                                      const struct scale *scale) {
+  multiply_tile(c, ldc, a, 1, ROWS, b, depth, scale);
+}
+
+static __attribute__((noinline)) void multiply_lines(float *c, int64_t ldc, const float *a,
+                                                     const float *b, int64_t depth,
+                                                     const struct scale *scale) {
+  multiply_tile(c, ldc, a, DEPTH, 1, b, depth, scale);
+}
+
+static void multiply_panels(float *c, int64_t ldc, const float *a, bool turned, const float *b,
+                            int64_t depth, float alpha, float beta) {
+  const struct scale scale = {alpha, beta};
+  (turned ? multiply_turned : multiply_lines)(c, ldc, a, b, depth, &scale);
 }
 
 /* Where the product of a block of a and one of b goes: c, or what has been added up of it. */
