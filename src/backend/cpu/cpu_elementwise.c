@@ -43,7 +43,7 @@ ek_status ek__cpu_copy(ek_stream *stream, void *y, const void *x, size_t bytes) 
 
 /* A range function of the type of `values` between it and f32, which lies in `other`. */
 static struct ek__elementwise_args conversion(void *y, const void *x, ek_type values) {
-  return (struct ek__elementwise_args){.y = y, .a = x, .types = {values, EK_F32}};
+  return (struct ek__elementwise_args){.y = y, .a = x, .types = ek__types_in(values)};
 }
 
 /* Between two types of 16 bits by way of f32, which rounds nothing that the second does not. */

@@ -11,7 +11,7 @@ EK__CPU_RANGE(layer_norm_forward, layer_norm, EK_OK, args->rows, ek__cpu_least_r
 /* y = factor * y, or 0 without a look at y. */
 static void prepare_sum(ek_stream *stream, void *y, double factor, int64_t count, ek_type type) {
   const struct ek__elementwise_args args = {
-      .y = y, .a = y, .count = count, .value = factor, .types = {type, type}};
+      .y = y, .a = y, .count = count, .value = factor, .types = ek__types_in(type)};
   if (factor == 0.0) {
     (void)ek__cpu_fill(stream, &args);
   } else if (factor != 1.0) {
