@@ -3,9 +3,9 @@
  *
  * Every combination of a mode, a recomputation, a loss that is whole or fused, and a number of
  * micro-batches trains the same, and so, to rounding, does a precision of fewer bits, if the
- * program asks for that choice, too. ek_advise() plans a step with each of them on `plan` devices like
- * the given ones (device.h), so that the peaks are those of the real step to the byte, and predicts
- * the seconds of a step from what the plan has counted.
+ * program asks for that choice, too. ek_advise() plans a step with each of them on `plan` devices
+ * like the given ones (device.h), so that the peaks are those of the real step to the byte, and
+ * predicts the seconds of a step from what the plan has counted.
  *
  *     static ek_status build(void *context, const ek_settings *settings, ek_module **module,
  *                            ek_criterion **criterion) {

@@ -124,10 +124,10 @@ typedef struct ek_data_parallel_model_options {
   ek_type precision;
   /*
    * Of the gradients of parameters that devices keep and sum: 0 for `type`, or, with f32, EK_BF16
-   * or EK_F16: the precision's type, or where that is f32 or tf32 either. Half the gradients' memory and
-   * traffic: 2 in the place of 4 bytes in the table above. Modules add to f32 gradients all the
-   * same, and what a backward has added is rounded once, when the gradient is complete; the f32
-   * gradients of one module at a time, and of parameters that are used twice, lie beside them
+   * or EK_F16: the precision's type, or where that is f32 or tf32 either. Half the gradients'
+   * memory and traffic: 2 in the place of 4 bytes in the table above. Modules add to f32 gradients
+   * all the same, and what a backward has added is rounded once, when the gradient is complete; the
+   * f32 gradients of one module at a time, and of parameters that are used twice, lie beside them
    * (docs/memory.md). Sums over the devices are made in f32 and rounded once, but for NCCL's, which
    * rounds each addition (communicator.h). Micro-batches are added up in f32 and rounded for each
    * of them; norms and updates compute in f32 or f64. Gradients in f16 want a loss scale and have

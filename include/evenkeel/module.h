@@ -107,9 +107,11 @@ typedef struct ek_module_ops {
    * know: EK_ERR_UNSUPPORTED names one that does not. So a kernel that reads every tensor as floats
    * never sees doubles.
    *
-   * In a model of 16 bits one that knows f32 and not that type runs, with its children, in f32: the
-   * library widens its inputs and parameters and rounds its outputs, and the gradients the other
-   * way. That memory is in the ledger: activations, copies.
+   * In a model of 16 bits one that knows f32 and not that type runs in f32: the library widens its
+   * inputs and parameters and rounds its outputs, and the gradients the other way. That memory is
+   * in the ledger: activations, copies. It says so for itself: its children run in 16 bits if they
+   * know them, between casts as well, and it sees f32. For a child in f32 it asks
+   * (ek_child_options.type).
    */
   unsigned types;
 

@@ -131,15 +131,18 @@ EK_API EK_CHECKED ek_status ek_pass_child_forward(ek_tensor *outputs, ek_pass *p
  * What a backward runs forward is recomputed: ek_pass_is_recomputing(), and random numbers are
  * those of the first time. It gives the same bits if nothing that it reads has changed.
  *
- * With `type` the child and its children run in f32, in f64 or in the replica's precision, whatever
- * the module that calls runs in: its floating inputs and the gradients of its outputs are to be of
- * that type. In a model of tf32 products of a child in EK_F32 are not rounded. EK_ERR_UNSUPPORTED for one that does not compute in it, or that asks for a parameter in f64
- * of a replica of f32 or the reverse.
+ * A child runs in what the module that calls was to run in: 16 bits also where that knows f32 alone
+ * (module.h), with casts between the two. With `type` the child and its children run in f32, in f64
+ * or in the replica's precision, whatever the module that calls runs in: its floating inputs and
+ * the gradients of its outputs are to be of that type. In a model of tf32 products of a child in
+ * EK_F32 are not rounded. EK_ERR_UNSUPPORTED for one that does not compute in it, or that asks for
+ * a parameter in f64 of a replica of f32 or the reverse.
  *
  * With `made_from` the child's input need not be kept, because it is cheaper to make than to hold:
- * it is what child number `made_by` gave for this tensor. Where the child, or a module in it, saves
- * its input, a reference to `made_from` is kept in its place, and child `made_by` runs again when
- * the input is taken back. Both children have one input and one output.
+ * it is what child number `made_by` gave for this tensor, without a `type` of its own. Where the
+ * child, or a module in it, saves its input, a reference to `made_from` is kept in its place, and
+ * child `made_by` runs again when the input is taken back. Both children have one input and one
+ * output.
  *
  * With `unread` the caller frees the outputs without reading them, as recomputation does in
  * backward: the child need not compute them (ek_pass_wants_outputs()). They have their types and
@@ -148,7 +151,7 @@ EK_API EK_CHECKED ek_status ek_pass_child_forward(ek_tensor *outputs, ek_pass *p
 typedef struct ek_child_options {
   size_t size;
   bool save;
-  ek_type type;            /* 0: that of the module that calls */
+  ek_type type;            /* 0: what the module that calls was to run in itself */
   const ek_tensor *totals; /* where the totals of a criterion go; NULL: new memory */
   bool overwrite_inputs;   /* the caller needs its inputs no more: a criterion may write over those
                             * that nobody else holds */

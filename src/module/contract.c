@@ -97,6 +97,7 @@ ek_status ek__record_push(size_t *record, ek_pass *pass, const struct ek__frame 
                                                .saved = of->saving,
                                                .gradient_now = of->saving ? of->gradient_now : 0,
                                                .type = of->type,
+                                               .children = of->children,
                                                .cast = of->cast,
                                                .below = pass->saved_count,
                                                .above = pass->saved_count,

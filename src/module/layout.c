@@ -25,7 +25,7 @@ struct ek_declaration {
   const char *kind;
   int depth;    /* of the node */
   size_t unit;  /* that it belongs to, or EK__NO_UNIT */
-  ek_type type; /* that it computes in */
+  ek_type type; /* that its children are to compute in, whatever it knows itself */
 };
 
 static const char memory_of[] = "a module's layout";
@@ -160,13 +160,13 @@ static void node_free(struct ek__node *node) {
   ek__free(node);
 }
 
-/* `type`: that of the parent. */
+/* `type`: what the parent was to compute in. */
 static ek_status walk(struct ek__layout *layout, struct ek__node *node, const char *path, int depth,
                       size_t unit, ek_type type) {
   char where[EK__PATH_SIZE];
   const unsigned types = EK__TABLE_TYPES(node->module->ops);
   const ek_type own = ek__types_choose(types, type);
-  ek_declaration declaration = {layout, node, path, node->module->ops->kind, depth, unit, own};
+  ek_declaration declaration = {layout, node, path, node->module->ops->kind, depth, unit, type};
   node->holder = (struct ek__holder){layout, node->path, node->module->ops->kind};
   EK_TRY(ek__types_check(types, own, ek__node_path(where, node)));
   layout->collective = layout->collective || ek__is_collective(node->module);

@@ -85,6 +85,7 @@ ek_status ek__pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_optio
   result->lender = lender;
   result->outermost = (struct ek__frame){.node = replica->layout.root,
                                          .type = replica->precision,
+                                         .children = replica->precision,
                                          .saving = o.gradient,
                                          .recipe = EK__NO_RECIPE};
   result->frame = &result->outermost;

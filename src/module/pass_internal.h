@@ -30,6 +30,7 @@ struct ek__frame {
   const struct ek__node *node;
   const struct ek__node *outer;  /* NULL unless it has entered a child, which is `node` then */
   ek_type type;                  /* it runs in: of floating activations, or tf32 */
+  ek_type children;              /* what they are to run in: not `type` where it knows f32 alone */
   bool saving;                   /* a backward of its own follows, or this is one */
   bool backward;                 /* this is a backward, or runs within one */
   bool unread;                   /* of a forward: nobody reads what it gives */
@@ -54,7 +55,7 @@ struct ek__frame {
 /* The forward of a module whose backward has not come. */
 struct ek__record {
   const struct ek__node *node;
-  ek_type type; /* it ran in */
+  ek_type type, children; /* of its frame */
   bool saved;
   double gradient_now; /* the scale that its forward was promised; 0: none */
   bool written;        /* it has written its gradients: they are all that is saved */
@@ -64,19 +65,19 @@ struct ek__record {
 };
 
 /* Runs a module again in backward, without saving; one input and one output. */
-typedef ek_status (*ek__run_maker)(ek_pass *pass, const struct ek__node *maker, ek_type type,
-                                   const ek_tensor *from, ek_tensor *made);
+struct ek__recipe;
+typedef ek_status (*ek__run_maker)(ek_pass *pass, const struct ek__recipe *recipe, ek_tensor *made);
 
 /* How to make a tensor again that was to be saved. */
 struct ek__recipe {
   ek__run_maker run;
   const struct ek__node *maker;
-  ek_type type;   /* in which it runs */
-  ek_tensor from; /* what it runs on */
-  ek_tensor like; /* the tensor, without a reference: it is known by its place */
-  ek_tensor made; /* once it was, until nobody needs it any more */
-  size_t pending; /* how often it is on the stack of saved tensors */
-  bool open;      /* the module whose input it is runs forward */
+  ek_type type, children; /* of the frame that ran it */
+  ek_tensor from;         /* what it runs on */
+  ek_tensor like;         /* the tensor, without a reference: it is known by its place */
+  ek_tensor made;         /* once it was, until nobody needs it any more */
+  size_t pending;         /* how often it is on the stack of saved tensors */
+  bool open;              /* the module whose input it is runs forward */
 };
 
 struct ek_pass {

@@ -32,8 +32,12 @@ ek_status ek__recipe_open(size_t *recipe, ek_pass *pass, ek__run_maker run,
                           const ek_tensor *input) {
   EK_TRY(ek__grow(&pass->recipes, &pass->recipe_capacity, pass->recipe_count + 1,
                   sizeof *pass->recipes, "what is made again"));
-  struct ek__recipe opened = {
-      .run = run, .maker = maker, .type = pass->frame->type, .like = *input, .open = true};
+  struct ek__recipe opened = {.run = run,
+                              .maker = maker,
+                              .type = pass->frame->type,
+                              .children = pass->frame->children,
+                              .like = *input,
+                              .open = true};
   EK_TRY(ek_tensor_share(&opened.from, from));
   *recipe = pass->recipe_count++;
   pass->recipes[*recipe] = opened;
@@ -101,7 +105,7 @@ static ek_status make(ek_pass *pass, size_t recipe) {
   if (ek_tensor_exists(&pass->recipes[recipe].made)) return EK_OK;
   const struct ek__recipe it = pass->recipes[recipe];
   ek_tensor made = {0};
-  EK_TRY(it.run(pass, it.maker, it.type, &it.from, &made));
+  EK_TRY(it.run(pass, &it, &made));
   pass->recipes[recipe].made = made;
   if (made.type == it.like.type && ek_tensor_same_shape(&made, &it.like)) return EK_OK;
   char path[EK__PATH_SIZE];

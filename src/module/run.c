@@ -78,8 +78,7 @@ static bool wants_record(const ek_pass *pass, const struct ek__frame *frame) {
   return frame->saving || !frame->backward || ek__record_find(pass, frame->node) == EK__NO_RECORD;
 }
 
-static ek_status run_maker(ek_pass *pass, const struct ek__node *maker, ek_type type,
-                           const ek_tensor *from, ek_tensor *made);
+static ek_status run_maker(ek_pass *pass, const struct ek__recipe *recipe, ek_tensor *made);
 
 /* For the input of a child of the frame on top that is to be made again: remake.c. *recipe becomes
  * EK__NO_RECIPE where nothing is saved, or nothing made. */
@@ -124,15 +123,28 @@ static ek_status rest(const ek_pass *pass, bool last) {
 
 /* ---- forward and backward ---- */
 
+struct ways {
+  ek_type outer;    /* of the caller's tensors */
+  ek_type type;     /* that the module runs in */
+  ek_type children; /* that its children are to run in */
+};
+
+/* In f32 where the module is to run in 16 bits and does not know them; what its children know is
+ * their own affair. */
+static struct ways ways_of(const struct ek__node *node, ek_type outer, ek_type asked) {
+  return (struct ways){outer, ek__types_choose(EK__TABLE_TYPES(node->module->ops), asked), asked};
+}
+
 /* Fills the frame of a forward, or of a predict, which saves nothing, and makes what lasts until it
  * has returned. */
 static ek_status prepare(struct ek__frame *frame, size_t *record, size_t *recipe, ek_pass *pass,
-                         const struct ek__node *node, const ek_tensor *inputs, ek_type type,
-                         const ek_child_options *options, bool predict) {
+                         const struct ek__node *node, const ek_tensor *inputs,
+                         const struct ways *ways, const ek_child_options *options, bool predict) {
   struct ek__frame *caller = pass->frame;
   char path[EK__PATH_SIZE];
   *frame = (struct ek__frame){.node = node,
-                              .type = type,
+                              .type = ways->type,
+                              .children = ways->children,
                               .cast = frame->cast,
                               .converted = pass->converted_count,
                               .saving = caller->saving && options->save && !predict,
@@ -191,15 +203,16 @@ static void move_place(const struct ek__node *from, const struct ek__node *to) {
 /* In a type. What a function gives becomes the caller's when all of it is right: until then it lies
  * here. */
 static ek_status run_in_type(ek_pass *pass, const struct ek__node *node, const ek_tensor *inputs,
-                             ek_tensor *outputs, ek_type type, const struct ek__cast *cast,
-                             const ek_child_options *options, bool predict) {
+                             ek_tensor *outputs, const struct ways *ways,
+                             const struct ek__cast *cast, const ek_child_options *options,
+                             bool predict) {
   const ek_module *module = node->module;
   const size_t count = predict ? node->predictions : node->outputs;
   struct ek__frame *caller = pass->frame, frame = {.cast = *cast};
   ek_tensor given[EK_MAX_TENSORS];
   size_t record = 0, recipe = 0;
   memset(given, 0, count * sizeof *given);
-  EK_TRY(prepare(&frame, &record, &recipe, pass, node, inputs, type, options, predict));
+  EK_TRY(prepare(&frame, &record, &recipe, pass, node, inputs, ways, options, predict));
   pass->frame = &frame;
   const uint64_t errors = ek__error_number();
   const char *function = predict ? "predict" : frame.backward ? "forward again" : "forward";
@@ -230,22 +243,21 @@ static ek_status run_in_type(ek_pass *pass, const struct ek__node *node, const e
   return status;
 }
 
-/* In the type that was asked for, or the caller's, or in f32 where that is of 16 bits and the
- * module does not know it. */
-static ek_status run_forward(ek_pass *pass, const struct ek__node *node, const ek_tensor *inputs,
-                             ek_tensor *outputs, const ek_child_options *options, bool predict) {
-  const ek_type outer = options->type != 0 ? options->type : pass->frame->type;
-  const ek_type type = ek__types_choose(EK__TABLE_TYPES(node->module->ops), outer);
+/* Between casts where there are any. */
+static ek_status run_in(ek_pass *pass, const struct ek__node *node, const ek_tensor *inputs,
+                        ek_tensor *outputs, const struct ways *ways,
+                        const ek_child_options *options, bool predict) {
+  const ek_type type = ways->type;
   const size_t count = node->inputs - (predict ? node->targets : 0);
   struct ek__cast cast;
   ek_child_options inner = *options;
   ek_tensor inside[EK_MAX_INPUTS], given[EK_MAX_TENSORS];
-  if (!ek__cast_plan(&cast, pass, node, inputs, count, type, outer, predict)) {
-    return run_in_type(pass, node, inputs, outputs, type, &cast, options, predict);
+  if (!ek__cast_plan(&cast, pass, node, inputs, count, type, ways->outer, predict)) {
+    return run_in_type(pass, node, inputs, outputs, ways, &cast, options, predict);
   }
   EK_TRY(ek__cast_tensors(inside, pass, inputs, count, cast.inputs, type));
   if (cast.inputs != 0) inner.made_from = NULL; /* what is saved is another tensor */
-  ek_status status = run_in_type(pass, node, inside, given, type, &cast, &inner, predict);
+  ek_status status = run_in_type(pass, node, inside, given, ways, &cast, &inner, predict);
   ek__cast_free(inside, count, cast.inputs);
   EK_TRY(status);
   const size_t given_count = predict ? node->predictions : node->outputs;
@@ -261,12 +273,20 @@ static ek_status run_forward(ek_pass *pass, const struct ek__node *node, const e
   return status;
 }
 
-static ek_status run_maker(ek_pass *pass, const struct ek__node *maker, ek_type type,
-                           const ek_tensor *from, ek_tensor *made) {
+/* In the type that was asked for, or the caller's. */
+static ek_status run_forward(ek_pass *pass, const struct ek__node *node, const ek_tensor *inputs,
+                             ek_tensor *outputs, const ek_child_options *options, bool predict) {
+  const struct ek__frame *caller = pass->frame;
+  const struct ways ways = options->type != 0 ? ways_of(node, options->type, options->type)
+                                              : ways_of(node, caller->type, caller->children);
+  return run_in(pass, node, inputs, outputs, &ways, options, predict);
+}
+
+static ek_status run_maker(ek_pass *pass, const struct ek__recipe *recipe, ek_tensor *made) {
+  const struct ways ways = ways_of(recipe->maker, recipe->type, recipe->children);
   ek_child_options options = EK_CHILD_OPTIONS_INIT;
   options.save = false;
-  options.type = type;
-  return run_forward(pass, maker, from, made, &options, false);
+  return run_in(pass, recipe->maker, &recipe->from, made, &ways, &options, false);
 }
 
 /* The function itself, with gradients as they are in its type. */
@@ -277,6 +297,7 @@ static ek_status backward_in_type(ek_pass *pass, const struct ek__node *node, si
                                                    .backward = true,
                                                    .saving = true,
                                                    .type = caller->type,
+                                                   .children = caller->children,
                                                    .recipe = EK__NO_RECIPE,
                                                    .converted = pass->converted_count,
                                                    .floor = caller->floor,
@@ -284,6 +305,7 @@ static ek_status backward_in_type(ek_pass *pass, const struct ek__node *node, si
   if (record != EK__NO_RECORD) {
     frame.gradient_now = pass->records[record].gradient_now;
     frame.type = pass->records[record].type;
+    frame.children = pass->records[record].children;
     frame.floor = pass->records[record].below;
     frame.records = record + 1;
   }
