@@ -338,18 +338,7 @@ static inline void x_turn(float *to, const value *x, int64_t step) {
 #endif
 
 /* The loop over begin .. end - 1 in pairs, as V_EACH(): `n` elements from `i` on. */
-#define X_PAIRS(begin, end, ...)                                                                   \
-  do {                                                                                             \
-    int64_t i = (begin);                                                                           \
-    for (; i + 2 * W <= (end); i += 2 * W) {                                                       \
-      const int64_t n = 2 * W;                                                                     \
-      __VA_ARGS__;                                                                                 \
-    }                                                                                              \
-    const int64_t n = (end)-i;                                                                     \
-    if (n > 0) {                                                                                   \
-      __VA_ARGS__;                                                                                 \
-    }                                                                                              \
-  } while (0)
+#define X_PAIRS(begin, end, ...) V_STEPS(2 * W, begin, end, __VA_ARGS__)
 
 /* What follows for both vectors of a pair: j is 0 and 1. */
 #define X_BOTH(...)                                                                                \

@@ -132,11 +132,14 @@ static inline void v_put(float *p, vec v, int64_t n) {
 
 /* The loop over begin .. end - 1: what follows is written for `n` elements from `i` on, and
  * compiled twice, for whole vectors and for what is left. */
-#define V_EACH(begin, end, ...)                                                                    \
+#define V_EACH(begin, end, ...) V_STEPS(W, begin, end, __VA_ARGS__)
+
+/* The same with `step` elements at a time. */
+#define V_STEPS(step, begin, end, ...)                                                             \
   do {                                                                                             \
     int64_t i = (begin);                                                                           \
-    for (; i + W <= (end); i += W) {                                                               \
-      const int64_t n = W;                                                                         \
+    for (; i + (step) <= (end); i += (step)) {                                                     \
+      const int64_t n = (step);                                                                    \
       __VA_ARGS__;                                                                                 \
     }                                                                                              \
     const int64_t n = (end)-i;                                                                     \
