@@ -125,12 +125,24 @@ cleanup:
   return status;
 }
 
-/* Whether `name` is one of a list of words with commas between. */
+/* Takes the first word off a list with commas between; NULL behind the last one. */
+static const char *take_word(size_t *length, const char **list) {
+  const char *word = *list;
+  if (word == NULL) return NULL;
+  *length = strcspn(word, ",");
+  *list = word[*length] == ',' ? word + *length + 1 : NULL;
+  return word;
+}
+
+static bool is_word(const char *name, const char *word, size_t length) {
+  return strlen(name) == length && strncmp(name, word, length) == 0;
+}
+
 static bool is_among(const char *name, const char *list) {
-  const size_t length = strlen(name);
-  for (const char *at = list; at != NULL; at = strchr(at, ',')) {
-    at += *at == ',';
-    if (strncmp(at, name, length) == 0 && (at[length] == ',' || at[length] == '\0')) return true;
+  size_t length = 0;
+  const char *word = NULL;
+  while ((word = take_word(&length, &list)) != NULL) {
+    if (is_word(name, word, length)) return true;
   }
   return false;
 }
@@ -203,13 +215,13 @@ static void need_whole(int64_t *value, const char *text, int64_t least, int64_t 
 }
 
 static void parse_only(struct settings *settings, const char *text, struct argp_state *state) {
+  size_t length = 0;
+  const char *list = text, *word = NULL;
   settings->only = text;
-  for (const char *word = text; word != NULL; word = strchr(word, ',')) {
-    word += *word == ',';
-    const size_t length = strcspn(word, ",");
+  while ((word = take_word(&length, &list)) != NULL) {
     const struct kernel *kernel = NULL;
     for (size_t i = 0; (kernel = kernel_at(i)) != NULL; i++) {
-      if (strlen(kernel->name) == length && strncmp(kernel->name, word, length) == 0) break;
+      if (is_word(kernel->name, word, length)) break;
     }
     if (kernel == NULL) argp_error(state, "--only: there is no \"%.*s\"", (int)length, word);
   }
