@@ -21,12 +21,12 @@
 #include "ck_op_calls.h"
 #include "ck_product.h"
 
-/* The last four: rows that are 4 KiB of f32, or only so where they are padded; large enough for our
+/* The last four: rows that are 2 KiB of f32 or twice that, or only so where they are padded; large enough for our
  * own product where there is oneDNN. */
 static const int64_t sizes[][3] = {
-    {0, 3, 4},     {3, 0, 4},    {3, 4, 0},      {0, 0, 0},      {1, 1, 1},      {1, 17, 5},
-    {7, 1, 33},    {3, 5, 1},    {31, 47, 2},    {64, 64, 64},   {65, 33, 129},  {130, 97, 300},
-    {1, 513, 257}, {200, 2, 77}, {40, 1024, 33}, {1024, 33, 40}, {33, 40, 1021}, {130, 130, 260}};
+    {0, 3, 4},     {3, 0, 4},    {3, 4, 0},     {0, 0, 0},      {1, 1, 1},      {1, 17, 5},
+    {7, 1, 33},    {3, 5, 1},    {31, 47, 2},   {64, 64, 64},   {65, 33, 129},  {130, 97, 300},
+    {1, 513, 257}, {200, 2, 77}, {40, 512, 33}, {1024, 33, 40}, {33, 40, 1021}, {130, 130, 260}};
 enum { SIZES = sizeof sizes / sizeof sizes[0] };
 
 static void check_matmul(struct ck_rig *rig, const struct ck_product *p,

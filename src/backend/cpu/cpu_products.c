@@ -35,7 +35,7 @@ static bool joins_bias(const struct ek__matmul_args *args) {
 /* By what the product is and not by how long rows are stored: padded rows are to give the bits of
  * dense ones. */
 static bool collides(const struct ek__matmul_args *args) {
-  const int64_t apart = 4096 / (int64_t)ek__type_size(args->types.value);
+  const int64_t apart = 2048 / (int64_t)ek__type_size(args->types.value);
   return (args->transpose_a && args->m % apart == 0) ||
          (!args->transpose_b && args->n % apart == 0);
 }

@@ -73,20 +73,18 @@ static ek_status sgemm_by_columns(const struct ek__gemm *g) {
  * enough: it reaches 0.83 to 0.90 of the processor's peak, whatever is turned; oneDNN (2.6) 0.80 to
  * 0.92, but 0.39 to 0.69 where a is turned (docs/results/2026-11-22-torch-f32.md).
  *
- * Where c is narrow or low, by its own rule of 1/m + 1/n >= 0.0038, oneDNN reads operands where they
- * lie. Down a column of rows that are multiples of 4 KiB apart all it reads falls into the same few
- * places of the caches, and few uses of a copy are enough (docs/results/2026-11-22-products.md).
- * With AVX-512 nothing was measured.
+ * Where c is narrow or low (1/m + 1/n >= 0.0038) oneDNN reads operands where they lie. Down a column
+ * of rows that are multiples of 2 KiB apart all it reads falls into the same few places of the
+ * caches, and few uses of a copy are enough (docs/results/2026-11-22-products.md). With AVX-512
+ * nothing was measured.
  */
 #define OFTEN 128
-#define UNCOPIED 0.0038
-#define SMALLEST 32
+#define SELDOM 32
 static bool is_own(const struct ek__gemm *g) {
   if (ek__cpu_products_are_own()) return true;
-  const bool often = g->m >= OFTEN && g->n >= OFTEN;
-  const bool collides = g->collides && g->m >= SMALLEST && g->n >= SMALLEST && g->k >= SMALLEST &&
-                        1.0 / (double)g->m + 1.0 / (double)g->n >= UNCOPIED;
-  return (often || collides) && strcmp(ek__cpu_isa_name(), "AVX2") == 0;
+  const int64_t uses = g->m < g->n ? g->m : g->n;
+  return (uses >= OFTEN || (g->collides && uses >= SELDOM && g->k >= SELDOM)) &&
+         strcmp(ek__cpu_isa_name(), "AVX2") == 0;
 }
 
 ek_status ek__cpu_sgemm(const struct ek__gemm *g) {
