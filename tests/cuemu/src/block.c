@@ -40,10 +40,10 @@ int cuemu_choose_in_order(struct block *b) {
   int first = b->current / WARP_LANES;
   if (b->current < 0) first = b->order == ORDER_BACKWARD ? b->warps - 1 : 0;
   if (b->order == ORDER_RANDOM) first = (int)(cuemu_random(&b->random) % (unsigned)b->warps);
-  for (int i = 0; i < b->warps; i++) {
-    int w = b->order == ORDER_BACKWARD ? (first - i + b->warps) % b->warps : (first + i) % b->warps;
+  for (int i = 0, w = first; i < b->warps; i++) {
     uint32_t lanes = b->warp[w].ready | b->warp[w].unstarted;
     if (lanes) return w * WARP_LANES + choose_lane(b, lanes);
+    w = b->order != ORDER_BACKWARD ? (w + 1 < b->warps ? w + 1 : 0) : w > 0 ? w - 1 : b->warps - 1;
   }
   return -1;
 }
