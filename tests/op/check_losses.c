@@ -489,6 +489,7 @@ static void check_squared(struct ck_rig *rig, int64_t n, bool with_losses, bool 
 START_TEST(squared_error) {
   static const int64_t counts[] = {0, 1, 5, 33, 1000, 4097, 50001};
   for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
+    if (!ck_turn(_i, (int)c + 11)) continue; /* ThreadSanitizer gets 4097: several blocks */
     struct ck_rig *rig = ck_rig_variant(_i);
     check_squared(rig, counts[c], false, false);
     check_squared(rig, counts[c], true, true);

@@ -343,6 +343,7 @@ static void run(struct ck_rig *rig, const struct operation *operation, ek_tensor
 }
 
 START_TEST(nothing_is_hidden) {
+  if (CK_TSAN && !ck_part(_i)) return; /* a race is in the work, not in the values */
   const struct operation *operation = &operations[_i / ck_variants()];
   struct ck_rig *rig = ck_rig_variant(_i % ck_variants());
   ek_tensor *t[MOST] = {NULL};
