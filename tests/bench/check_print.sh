@@ -4,25 +4,11 @@
 # reader of PDF, and they cannot be installed.
 set -euo pipefail
 
+# shellcheck source=tests/bench/browser.sh
+. "$(dirname "${BASH_SOURCE[0]}")/browser.sh"
+browser_begin check_print chromium poppler
+
 bench=$1
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-# shellcheck source=cmake/packages.sh
-. "$here/../../cmake/packages.sh"
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-failed=0
-
-for tool in chromium poppler; do
-  packages_have "$tool" || packages_install "${packages_debian[$tool]}" || {
-    printf 'check_print: skipped: there is no %s, and it cannot be installed\n' "$tool"
-    exit 77
-  }
-done
-
-complain() {
-  printf 'check_print: %s\n' "$*" >&2
-  failed=1
-}
 
 print_page() { # NAME: a browser that hangs is started anew
   for _ in 1 2; do
@@ -68,4 +54,4 @@ small=(--layers 1 --width 16 --heads 2 --seq 16 --vocab 300 --batch 6 --steps 2 
 check_page memory 8 10
 check_page step 3 0
 check_page fit 3 0
-exit "$failed"
+browser_end

@@ -3,24 +3,11 @@
 # dark, with check_report.js inside. Without Chromium, and without a way to install it, it is skipped.
 set -euo pipefail
 
+# shellcheck source=tests/bench/browser.sh
+. "$(dirname "${BASH_SOURCE[0]}")/browser.sh"
+browser_begin check_report chromium
+
 bench=$1
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-# shellcheck source=cmake/packages.sh
-. "$here/../../cmake/packages.sh"
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-failed=0
-
-if ! packages_have chromium && ! packages_install "${packages_debian[chromium]}"; then
-  printf 'check_report: skipped: there is no Chromium, and it cannot be installed\n'
-  exit 77
-fi
-
-complain() {
-  printf 'check_report: %s\n' "$*" >&2
-  failed=1
-}
-
 # A name of a file is the only text from outside.
 data="$dir/<img src=x onerror=\"alert(1)\">&amp;'\$.txt"
 printf 'It was the best of times, it was the worst of times.\n%.0s' {1..50} >"$data"
@@ -101,4 +88,4 @@ look() { # WHETHER-DARK: 0 or 1
 }
 look 0
 look 1
-exit "$failed"
+browser_end
