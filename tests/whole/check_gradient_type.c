@@ -12,6 +12,7 @@
 #include <evenkeel/evenkeel.h>
 
 #include "ck_probe.h"
+#include "ck_rule.h"
 #include "ck_training.h"
 
 enum { DEVICES = 3, SAMPLES = 8, PAIRS = 4, CASES = CK_PLACEMENTS * PAIRS };
@@ -403,18 +404,9 @@ static ek_status narrow_update(const ek_optimizer *self, ek_stream *stream,
   return EK_OK;
 }
 
-static void narrow_free(ek_optimizer *self) { free(self); }
-
 /* A rule that says nothing about types: its loops read floats. */
 static ek_status narrow(ek_optimizer **optimizer) {
-  static const ek_optimizer_ops ops = {.size = sizeof(ek_optimizer_ops),
-                                       .kind = "narrow",
-                                       .update = narrow_update,
-                                       .free = narrow_free};
-  ek_optimizer *made = calloc(1, sizeof *made);
-  ck_assert_ptr_nonnull(made);
-  *optimizer = made;
-  return ek_optimizer_init(made, &ops, 0, 0.5, 0);
+  return ck_rule_create(optimizer, "narrow", narrow_update);
 }
 
 START_TEST(what_makes_no_sense_is_refused) {

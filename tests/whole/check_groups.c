@@ -19,6 +19,7 @@
 #include <evenkeel/sgd.h>
 
 #include "ck_mirror.h"
+#include "ck_rule.h"
 #include "ck_state.h"
 #include "ck_training.h"
 
@@ -374,16 +375,8 @@ static ek_status count_update(const ek_optimizer *self, ek_stream *stream, const
   return ek_op_sgd(stream, u->parameters, NULL, u->gradients, &terms, &u->scale);
 }
 
-static void count_free(ek_optimizer *self) { free(self); }
-
-static const ek_optimizer_ops count_ops = {
-    .size = sizeof(ek_optimizer_ops), .kind = "count", .update = count_update, .free = count_free};
-
 static ek_status count_create(ek_optimizer **optimizer) {
-  ek_optimizer *o = calloc(1, sizeof *o);
-  if (o == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no memory");
-  *optimizer = o;
-  return ek_optimizer_init(o, &count_ops, 0, 0.5, 0);
+  return ck_rule_create(optimizer, "count", count_update);
 }
 
 /* A gpt of 28 parameters: one call for those without decay and one for the others, and for each

@@ -13,6 +13,7 @@
 #include <evenkeel/evenkeel.h>
 
 #include "ck_probe.h"
+#include "ck_rule.h"
 #include "ck_training.h"
 
 enum { DEVICES = 3, SAMPLES = 8, STEPS = 2, HALVES = 2, CASES = CK_PLACEMENTS * HALVES };
@@ -502,17 +503,8 @@ static ek_status forgetful_update(const ek_optimizer *self, ek_stream *stream,
   return ek_op_sgd(stream, update->parameters, NULL, update->gradients, &terms, &scale);
 }
 
-static void forgetful_free(ek_optimizer *self) { free(self); }
-
 static ek_status forgetful(ek_optimizer **optimizer) {
-  static const ek_optimizer_ops ops = {.size = sizeof(ek_optimizer_ops),
-                                       .kind = "forgetful",
-                                       .update = forgetful_update,
-                                       .free = forgetful_free};
-  ek_optimizer *made = calloc(1, sizeof *made);
-  ck_assert_ptr_nonnull(made);
-  *optimizer = made;
-  return ek_optimizer_init(made, &ops, 0, 0.5, 0);
+  return ck_rule_create(optimizer, "forgetful", forgetful_update);
 }
 
 START_TEST(rules_need_not_write_copies) {
