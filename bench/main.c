@@ -18,6 +18,7 @@
 
 #include "commands.h"
 #include "report.h"
+#include "run.h"
 #include "terminal.h"
 
 static void print_version(FILE *stream, struct argp_state *state) {
@@ -104,6 +105,7 @@ int main(int argc, char **argv) {
   argv[choice.index] = name;
   struct options options;
   options_parse(&options, choice.command, argc - choice.index, argv + choice.index);
+  name_modes(&options);
   terminal_start(options.quiet);
   ek_log_set(on_log, NULL, EK_LOG_WARNING);
   const enum exit_code code = commands[choice.command].run(&options);

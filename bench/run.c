@@ -58,8 +58,7 @@ static ek_status take_steps(struct run *run, struct training *training,
   const size_t warmup = (size_t)shape->warmup, steps = (size_t)shape->steps;
   const size_t total = warmup + steps + splits;
   for (size_t i = 0; i < total; i++) {
-    progress_show(i, total, "%s on %s, step %zu of %zu", run_name(run), run->spec, i + 1,
-                  total);
+    progress_show(i, total, "%s on %s, step %zu of %zu", run_name(run), run->spec, i + 1, total);
     training_prepare(training);
     if (i >= warmup + steps) {
       EK_TRY(training_step_split(training, &run->splits[run->split_count]));
@@ -223,10 +222,16 @@ void run_free(struct run *run) {
   memset(run, 0, sizeof *run);
 }
 
+static bool several_precisions; /* of this process's options */
+
+void name_modes(const struct options *options) {
+  several_precisions = options->precision_count > 1;
+}
+
 const char *mode_name(ek_mode mode, enum precision precision) {
   static char names[BENCH_MODES][BENCH_PRECISIONS][40];
   char *name = names[mode][precision];
-  if (precision == PRECISION_F32) return ek_mode_name(mode);
+  if (precision == PRECISION_F32 && !several_precisions) return ek_mode_name(mode);
   snprintf(name, sizeof names[0][0], "%s, %s", ek_mode_name(mode), precision_text(precision));
   return name;
 }

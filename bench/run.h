@@ -71,7 +71,9 @@ void run_plan(struct run *run, const struct task *task, const struct run *like);
 
 void run_free(struct run *run);
 
-/* What tables and messages call its mode: "sharded", "sharded, bf16". */
+/* What tables and messages call its mode: "sharded", "sharded, bf16", and "sharded, f32" where
+ * other precisions are asked for as well, which name_modes() says before the first. */
+void name_modes(const struct options *options);
 const char *run_name(const struct run *run);
 const char *mode_name(ek_mode mode, enum precision precision);
 

@@ -88,6 +88,10 @@ group_precision() {
     expect 0 memory "${small[@]}" --devices cpu:2 --precision bf16,f16 --modes balanced -o $i
     grep -q f16 "$dir/out" || complain "no precision in $i"
   done
+  expect 0 memory "${small[@]}" --devices cpu:2 --precision f32,bf16 --modes balanced -o table
+  grep -q 'balanced, f32' "$dir/out" || complain 'f32 has no name beside bf16'
+  expect 0 memory "${small[@]}" --devices cpu:2 --modes balanced -o table
+  ! grep -q 'balanced, f32' "$dir/out" || complain 'f32 is named where there is nothing else'
   expect 0 step "${small[@]}" --devices cpu:2 --precision f32,bf16 --modes balanced --report "$dir/a.html" -o json
   same precision "$(value runs.1.precision)" bf16
   grep -q 'cpu:2, bf16' "$dir/a.html" || complain 'no precision in the report'
