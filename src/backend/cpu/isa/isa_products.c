@@ -1,6 +1,6 @@
 /*
- * isa_products.c - matrix products: of values of 16 bits, and of f32 for a library that is built
- * without oneDNN.
+ * isa_products.c - matrix products: of values of 16 bits, and of f32 where that is faster than
+ * oneDNN or the library is built without it.
  *
  * Blocks of a and b are copied as floats (Goto and van de Geijn 2008, "Anatomy of high-performance
  * matrix multiplication"):
