@@ -409,11 +409,11 @@ START_TEST(nothing_fits) {
   size_t count = 0;
   char devices[64];
   subject_open(&s, EVERY > 1 ? 1 : 3, 8, 13, 6, 23);
-  ck_fails(ek_advise(nearest, &count, 2, "plan:3@32KiB", &s.task), EK_ERR_OUT_OF_MEMORY,
+  ck_fails(ek_advise(nearest, &count, 2, "plan:3@16KiB", &s.task), EK_ERR_OUT_OF_MEMORY,
            "nothing fits; mode ");
   ck_assert_uint_eq(count, 1);
   ck_assert(!nearest[0].fits);
-  ck_assert_uint_eq(nearest[0].missing_bytes, nearest[0].peak_bytes - 32 * 1024);
+  ck_assert_uint_eq(nearest[0].missing_bytes, nearest[0].peak_bytes - 16 * 1024);
   /* Not with a unit less than it needs, and with what it needs. */
   const uint64_t peak = nearest[0].peak_bytes;
   (void)snprintf(devices, sizeof devices, "plan:3@%" PRIu64 "B", peak - EK_MEMORY_UNIT);
