@@ -38,7 +38,7 @@ typedef struct ek_replica_options {
   bool gradients;        /* hold a gradient buffer */
   bool initialize;       /* false: values are undefined until they are set or replicated */
   ek_type precision;     /* that modules compute in: 0 for `type`, or, with f32, EK_TF32, EK_BF16 or
-                      * EK_F16 */
+                          * EK_F16 */
   ek_type gradient_type; /* of the gradient buffer: 0 for `type`, or, with f32, EK_BF16 or EK_F16 */
 } ek_replica_options;
 #define EK_REPLICA_OPTIONS_INIT                                                                    \

@@ -24,9 +24,9 @@ const char *ek_type_name(ek_type type) {
   return "no type";
 }
 
-ek_type ek_type_of_sums(ek_type type) { return type == EK_F64 ? EK_F64 : EK_F32; }
+ek_type ek_type_of_sums(ek_type type) { return ek__types_in(type).sum; }
 
-ek_type ek_type_of_values(ek_type precision) { return precision == EK_TF32 ? EK_F32 : precision; }
+ek_type ek_type_of_values(ek_type precision) { return ek__types_in(precision).value; }
 
 const char *ek__types_text(char text[EK__TYPES_TEXT], unsigned types) {
   types &= (EK_TYPES_F16 << 1) - 1;
