@@ -168,3 +168,12 @@ void ck_gpt_forward(double *logits, const ek_replica *replica, const ek_gpt_opti
   free(r.branch);
   free(r.wide);
 }
+
+void ck_gpt_tokens(int32_t *x, int32_t *y, int64_t count, int64_t vocabulary, int64_t classes,
+                   uint64_t number) {
+  struct ck_random random = ck_random_start(number);
+  for (int64_t i = 0; i < count; i++) {
+    x[i] = (int32_t)ck_random_integer(&random, 0, vocabulary - 1);
+    y[i] = (int32_t)ck_random_integer(&random, -1, classes - 1);
+  }
+}

@@ -1,6 +1,6 @@
 /*
  * ck_gpt.h - the forward of gpt.h once more, in plain loops over doubles, straight from its
- * formulas.
+ * formulas; and tokens for one.
  */
 #ifndef CK_GPT_H
 #define CK_GPT_H
@@ -14,5 +14,10 @@
  */
 void ck_gpt_forward(double *logits, const ek_replica *replica, const ek_gpt_options *options,
                     const double *index, int64_t samples, int64_t tokens);
+
+/* Tokens below `vocabulary` and targets below `classes`, drawn from stream `number`; some targets
+ * are -1, for a loss that ignores them. */
+void ck_gpt_tokens(int32_t *x, int32_t *y, int64_t count, int64_t vocabulary, int64_t classes,
+                   uint64_t number);
 
 #endif /* CK_GPT_H */

@@ -8,6 +8,7 @@
 
 #include <evenkeel/evenkeel.h>
 
+#include "ck_gpt.h"
 #include "ek_check.h"
 
 enum { VOCABULARY = 37, CLASSES = 33, SEQUENCE = 6, MOST_SAMPLES = 9, STEPS = 3 };
@@ -89,12 +90,8 @@ struct batch {
 };
 
 static void batch_make(struct batch *b, int64_t samples, uint64_t number) {
-  struct ck_random random = ck_random_start(number);
   const int64_t shape[] = {samples, SEQUENCE};
-  for (int64_t i = 0; i < samples * SEQUENCE; i++) {
-    b->x[i] = (int32_t)ck_random_integer(&random, 0, VOCABULARY - 1);
-    b->y[i] = (int32_t)ck_random_integer(&random, -1, CLASSES - 1);
-  }
+  ck_gpt_tokens(b->x, b->y, samples * SEQUENCE, VOCABULARY, CLASSES, number);
   ck_ok(ek_tensor_host(&b->input, b->x, EK_I32, 2, shape));
   ck_ok(ek_tensor_host(&b->target, b->y, EK_I32, 2, shape));
 }

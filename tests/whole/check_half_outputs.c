@@ -13,6 +13,7 @@
 
 #include <evenkeel/evenkeel.h>
 
+#include "ck_gpt.h"
 #include "ck_product.h"
 #include "ck_state.h"
 
@@ -37,12 +38,8 @@ struct batch {
 
 /* Some targets are ignored. */
 static void batch_make(struct batch *b, int64_t samples, uint64_t number) {
-  struct ck_random random = ck_random_start(number);
   const int64_t shape[] = {samples, SEQUENCE};
-  for (int64_t i = 0; i < samples * SEQUENCE; i++) {
-    b->x[i] = (int32_t)ck_random_integer(&random, 0, VOCABULARY - 1);
-    b->y[i] = (int32_t)ck_random_integer(&random, -1, VOCABULARY - 1);
-  }
+  ck_gpt_tokens(b->x, b->y, samples * SEQUENCE, VOCABULARY, VOCABULARY, number);
   ck_ok(ek_tensor_host(&b->input, b->x, EK_I32, 2, shape));
   ck_ok(ek_tensor_host(&b->target, b->y, EK_I32, 2, shape));
 }
