@@ -139,10 +139,10 @@ EK_API EK_CHECKED ek_status ek_pass_child_forward(ek_tensor *outputs, ek_pass *p
  * a parameter in f64 of a replica of f32 or the reverse.
  *
  * With `made_from` the child's input need not be kept, because it is cheaper to make than to hold:
- * it is what child number `made_by` gave for this tensor, without a `type` of its own. Where the
- * child, or a module in it, saves its input, a reference to `made_from` is kept in its place, and
- * child `made_by` runs again when the input is taken back. Both children have one input and one
- * output.
+ * it is what child number `made_by` gave for this tensor. Where the child, or a module in it, saves
+ * its input, a reference to `made_from` is kept in its place, and child `made_by` runs again when
+ * the input is taken back, in the type that it ran in last before. Both children have one input and
+ * one output.
  *
  * With `unread` the caller frees the outputs without reading them, as recomputation does in
  * backward: the child need not compute them (ek_pass_wants_outputs()). They have their types and

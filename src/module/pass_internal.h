@@ -72,12 +72,12 @@ typedef ek_status (*ek__run_maker)(ek_pass *pass, const struct ek__recipe *recip
 struct ek__recipe {
   ek__run_maker run;
   const struct ek__node *maker;
-  ek_type type, children; /* of the frame that ran it */
-  ek_tensor from;         /* what it runs on */
-  ek_tensor like;         /* the tensor, without a reference: it is known by its place */
-  ek_tensor made;         /* once it was, until nobody needs it any more */
-  size_t pending;         /* how often it is on the stack of saved tensors */
-  bool open;              /* the module whose input it is runs forward */
+  ek_type outer, children; /* of what it is given, and what its children are to run in */
+  ek_tensor from;          /* what it runs on */
+  ek_tensor like;          /* the tensor, without a reference: it is known by its place */
+  ek_tensor made;          /* once it was, until nobody needs it any more */
+  size_t pending;          /* how often it is on the stack of saved tensors */
+  bool open;               /* the module whose input it is runs forward */
 };
 
 struct ek_pass {
@@ -177,10 +177,9 @@ static inline bool ek__pass_has_added(const ek_pass *pass) { return pass != NULL
 ek_status ek__pass_complete_early(ek_pass *pass);
 ek_status ek__pass_complete_rest(ek_pass *pass);
 
-/* Opens a recipe for `input`: `run` lets `maker` make it from `from`. *recipe is its number. */
-ek_status ek__recipe_open(size_t *recipe, ek_pass *pass, ek__run_maker run,
-                          const struct ek__node *maker, const ek_tensor *from,
-                          const ek_tensor *input);
+/* Opens a recipe: `how`, and from what. *recipe is its number. */
+ek_status ek__recipe_open(size_t *recipe, ek_pass *pass, const struct ek__recipe *how,
+                          const ek_tensor *from);
 /* The module whose input it is has returned. Does nothing for EK__NO_RECIPE. */
 void ek__recipe_close(ek_pass *pass, size_t recipe);
 /* The number of an open recipe for this tensor, or EK__NO_RECIPE. */

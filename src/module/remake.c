@@ -27,17 +27,12 @@ static void settle(ek_pass *pass) {
   }
 }
 
-ek_status ek__recipe_open(size_t *recipe, ek_pass *pass, ek__run_maker run,
-                          const struct ek__node *maker, const ek_tensor *from,
-                          const ek_tensor *input) {
+ek_status ek__recipe_open(size_t *recipe, ek_pass *pass, const struct ek__recipe *how,
+                          const ek_tensor *from) {
   EK_TRY(ek__grow(&pass->recipes, &pass->recipe_capacity, pass->recipe_count + 1,
                   sizeof *pass->recipes, "what is made again"));
-  struct ek__recipe opened = {.run = run,
-                              .maker = maker,
-                              .type = pass->frame->type,
-                              .children = pass->frame->children,
-                              .like = *input,
-                              .open = true};
+  struct ek__recipe opened = *how;
+  opened.open = true;
   EK_TRY(ek_tensor_share(&opened.from, from));
   *recipe = pass->recipe_count++;
   pass->recipes[*recipe] = opened;

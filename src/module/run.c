@@ -78,6 +78,30 @@ static bool wants_record(const ek_pass *pass, const struct ek__frame *frame) {
   return frame->saving || !frame->backward || ek__record_find(pass, frame->node) == EK__NO_RECORD;
 }
 
+/* ---- in which type a module runs ---- */
+
+struct ways {
+  ek_type outer;    /* of the caller's tensors */
+  ek_type type;     /* that the module runs in */
+  ek_type children; /* that its children are to run in */
+};
+
+/* In f32 where the module is to run in 16 bits and does not know them; what its children know is
+ * their own affair. */
+static struct ways ways_of(const struct ek__node *node, ek_type outer, ek_type asked) {
+  return (struct ways){outer, ek__types_choose(EK__TABLE_TYPES(node->module->ops), asked), asked};
+}
+
+/* As a child of the frame on top ran last; its caller may have done its work, as nobody asked. */
+static struct ways ways_of_last(const ek_pass *pass, const struct ek__node *node) {
+  const size_t found = ek__record_find(pass, node);
+  if (found == EK__NO_RECORD) return ways_of(node, pass->frame->type, pass->frame->children);
+  const struct ek__record *it = &pass->records[found];
+  return (struct ways){it->cast.from != 0 ? it->cast.from : it->type, it->type, it->children};
+}
+
+/* ---- what is made again ---- */
+
 static ek_status run_maker(ek_pass *pass, const struct ek__recipe *recipe, ek_tensor *made);
 
 /* For the input of a child of the frame on top that is to be made again: remake.c. *recipe becomes
@@ -96,7 +120,13 @@ static ek_status open_recipe(size_t *recipe, ek_pass *pass, bool saving, size_t 
               ek__node_path(path, maker), maker->inputs, maker->outputs, inputs);
   EK_TRY(ek__check_tensors("made_from", pass, options->made_from, 1));
   if (!saving) return EK_OK;
-  return ek__recipe_open(recipe, pass, run_maker, maker, options->made_from, input);
+  const struct ways ways = ways_of_last(pass, maker);
+  const struct ek__recipe how = {.run = run_maker,
+                                 .maker = maker,
+                                 .outer = ways.outer,
+                                 .children = ways.children,
+                                 .like = *input};
+  return ek__recipe_open(recipe, pass, &how, options->made_from);
 }
 
 /* ---- values that are lent (lender.h) ---- */
@@ -122,18 +152,6 @@ static ek_status rest(const ek_pass *pass, bool last) {
 }
 
 /* ---- forward and backward ---- */
-
-struct ways {
-  ek_type outer;    /* of the caller's tensors */
-  ek_type type;     /* that the module runs in */
-  ek_type children; /* that its children are to run in */
-};
-
-/* In f32 where the module is to run in 16 bits and does not know them; what its children know is
- * their own affair. */
-static struct ways ways_of(const struct ek__node *node, ek_type outer, ek_type asked) {
-  return (struct ways){outer, ek__types_choose(EK__TABLE_TYPES(node->module->ops), asked), asked};
-}
 
 /* Fills the frame of a forward, or of a predict, which saves nothing, and makes what lasts until it
  * has returned. */
@@ -283,7 +301,7 @@ static ek_status run_forward(ek_pass *pass, const struct ek__node *node, const e
 }
 
 static ek_status run_maker(ek_pass *pass, const struct ek__recipe *recipe, ek_tensor *made) {
-  const struct ways ways = ways_of(recipe->maker, recipe->type, recipe->children);
+  const struct ways ways = ways_of(recipe->maker, recipe->outer, recipe->children);
   ek_child_options options = EK_CHILD_OPTIONS_INIT;
   options.save = false;
   return run_in(pass, recipe->maker, &recipe->from, made, &ways, &options, false);

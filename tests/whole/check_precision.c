@@ -324,7 +324,7 @@ END_TEST
 /* ---- a container that knows f32 alone, over children that know more ---- */
 
 /* Runs `first`, and behind it `second` if there is one, whose input is made again from the
- * container's where `first` runs as children do. */
+ * container's. */
 struct container {
   ek_module base;
   ek_module *first, *second;
@@ -357,7 +357,7 @@ static ek_status container_forward(const ek_module *self, ek_pass *pass, const e
     *outputs = middle;
     return sees(pass, &middle, own);
   }
-  if (it->type == 0) options.made_from = inputs; /* the maker runs as nobody has asked */
+  options.made_from = inputs;
   options.type = (ek_type)0;
   const ek_status status = ek_pass_child_forward_with(outputs, pass, 1, &middle, &options);
   ek_tensor_free(&middle);
