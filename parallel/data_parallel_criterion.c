@@ -283,18 +283,6 @@ static ek_status check_origin(const ek_shards *outputs, size_t count) {
   return EK_OK;
 }
 
-/* Of all devices; the most of any of them, or the samples where there are none. */
-static int64_t count_targets(const ek_data_parallel_criterion *self, const ek_shards *outputs,
-                             const ek_tensor *tensors, const ek_shards *shards) {
-  int64_t most = self->targets == 0 ? outputs[0].samples[self->count] : 0;
-  if (shards != NULL) return ek__shards_most(shards, self->targets, most);
-  for (size_t i = 0; i < self->targets; i++) {
-    const int64_t count = ek_tensor_count(&tensors[i]);
-    if (count > most) most = count;
-  }
-  return most;
-}
-
 static void begin_forward(ek_data_parallel_criterion *self, ek_shards *outputs, int64_t targets) {
   const ek_data_parallel_model *model = self->model;
   ek__criterion_drop_forward(self);
@@ -335,7 +323,8 @@ static ek_status forward(ek_data_parallel_criterion *parallel, ek_shards *output
     (void)snprintf(who, sizeof who, "criterion forward: target number %zu", i);
     EK_TRY_GOTO(status, ek__scatter_lay_like(&cut[i], who, outputs, &tensors[i]), cleanup);
   }
-  begin_forward(parallel, outputs, count_targets(parallel, outputs, tensors, shards));
+  const int64_t samples = outputs[0].samples[parallel->count];
+  begin_forward(parallel, outputs, ek__targets_most(tensors, shards, target_count, samples));
   begun = true;
   for (size_t i = 0; i < target_count; i++) {
     EK_TRY_GOTO(status,

@@ -49,7 +49,7 @@ struct ek__scaling ek__model_own_scaling(const ek_data_parallel_model *model,
   if (criterion == NULL) return (struct ek__scaling){1, 1};
   if (criterion->reduction != EK_REDUCTION_MEAN) return ek__model_scaling(model, 0);
   const int64_t samples = inputs[lead].samples[model->count];
-  return ek__model_scaling(model, ek__shards_most(inputs + first, targets, samples));
+  return ek__model_scaling(model, ek__targets_most(NULL, inputs + first, targets, samples));
 }
 
 double ek__model_scale(const ek_data_parallel_model *model) {

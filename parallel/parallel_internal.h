@@ -198,8 +198,10 @@ struct ek__scaling ek__model_own_scaling(const ek_data_parallel_model *model,
 /* The scale of the totals that a criterion of the model has promised its forwards, last_scaling
  * included; 0: none. */
 double ek__model_scale(const ek_data_parallel_model *model);
-/* The most elements that any of them has in all its parts; `least` if that is more. */
-int64_t ek__shards_most(const ek_shards *shards, size_t count, int64_t least);
+/* The most elements that any of these targets has over all devices, and no fewer than samples; they
+ * are tensors that are still to be cut, or shards (NULL: tensors). */
+int64_t ek__targets_most(const ek_tensor *tensors, const ek_shards *shards, size_t count,
+                         int64_t samples);
 
 /* Drops the passes of a forward whose backward has not come. */
 void ek__model_drop_forward(ek_data_parallel_model *model);

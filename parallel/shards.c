@@ -39,10 +39,11 @@ static int64_t elements(const ek_shards *shards) {
   return count;
 }
 
-int64_t ek__shards_most(const ek_shards *shards, size_t count, int64_t least) {
-  int64_t most = least;
+int64_t ek__targets_most(const ek_tensor *tensors, const ek_shards *shards, size_t count,
+                         int64_t samples) {
+  int64_t most = samples;
   for (size_t i = 0; i < count; i++) {
-    const int64_t number = elements(&shards[i]);
+    const int64_t number = shards == NULL ? ek_tensor_count(&tensors[i]) : elements(&shards[i]);
     if (number > most) most = number;
   }
   return most;
