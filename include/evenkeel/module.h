@@ -104,8 +104,8 @@ typedef struct ek_module_ops {
    * EK_TYPES_F32 | EK_TYPES_BF16. Which one it is this time ek_pass_type() says: of floating inputs
    * and outputs, of their gradients and of parameters. Gradients of parameters are of the type of
    * sums (ek_type_of_sums()), as are buffers. A model is opened in a type that all of its modules
-   * know: EK_ERR_UNSUPPORTED names one that does not. So a kernel that reads every tensor as floats
-   * never sees doubles.
+   * know: EK_ERR_UNSUPPORTED names one that does not. A floating input of another type does not
+   * reach forward: EK_ERR_TYPE. So a kernel that reads every tensor as floats never sees doubles.
    *
    * In a model of 16 bits one that knows f32 and not that type runs in f32: the library widens its
    * inputs and parameters and rounds its outputs, and the gradients the other way. That memory is

@@ -196,6 +196,18 @@ static ek_status check_output(const ek_pass *pass, const struct ek__node *node, 
                       index, (long long)rows, (long long)samples);
 }
 
+/* A kernel that reads its inputs as numbers of the type that ek_pass_type() says must not be handed
+ * others. Casts have been made. */
+ek_status ek__check_inputs(const ek_pass *pass, const ek_tensor *inputs, size_t count) {
+  const ek_type type = ek__pass_values(pass);
+  for (size_t i = 0; i < count; i++) {
+    EK__FAIL_IF(ek__type_is_floating(inputs[i].type) && inputs[i].type != type, EK_ERR_TYPE,
+                "input number %zu is %s, expected %s", i, ek_type_name(inputs[i].type),
+                ek_type_name(type));
+  }
+  return EK_OK;
+}
+
 ek_status ek__check_forward(ek_pass *pass, const struct ek__node *node, size_t record,
                             const ek_tensor *inputs, ek_tensor *outputs, bool predict) {
   const size_t count = predict ? node->predictions : node->outputs;

@@ -204,6 +204,8 @@ void ek__record_drop(ek_pass *pass, size_t record);
 /* A place for the totals of a forward of `node` is right. */
 ek_status ek__check_totals(const ek_pass *pass, const struct ek__node *node,
                            const ek_tensor *totals);
+/* What the forward, or predict, on top is to read: floating inputs of its type. */
+ek_status ek__check_inputs(const ek_pass *pass, const ek_tensor *inputs, size_t count);
 /* What the forward, or predict, on top has given and left behind; its record learns the outputs. */
 ek_status ek__check_forward(ek_pass *pass, const struct ek__node *node, size_t record,
                             const ek_tensor *inputs, ek_tensor *outputs, bool predict);

@@ -236,7 +236,10 @@ static ek_status run_in_type(ek_pass *pass, const struct ek__node *node, const e
   const char *function = predict ? "predict" : frame.backward ? "forward again" : "forward";
   struct ek__span *span = begin_span(pass, node, function);
   const struct ek__place place = begin_place(pass, node, function);
-  ek_status status = borrow(pass, node, frame.backward ? EK__WAY_AGAIN : EK__WAY_FORWARD);
+  ek_status status = ek__check_inputs(pass, inputs, node->inputs - (predict ? node->targets : 0));
+  if (status == EK_OK) {
+    status = borrow(pass, node, frame.backward ? EK__WAY_AGAIN : EK__WAY_FORWARD);
+  }
   if (status == EK_OK) {
     status = predict ? module->ops->predict(module, pass, inputs, given)
                      : module->ops->forward(module, pass, inputs, given);

@@ -153,7 +153,7 @@ START_TEST(bad_input) {
                    EK_F32, CK_SHAPE(2, 3, 5));
   ck_forward_fails(module, EK_ERR_SHAPE, "attention, forward: input has rank 2, expected 3", EK_F32,
                    CK_SHAPE(2, 6));
-  ck_forward_fails(module, EK_ERR_TYPE, "attention, forward: input is f64", EK_F64,
+  ck_forward_fails(module, EK_ERR_TYPE, "attention, forward: input number 0 is f64", EK_F64,
                    CK_SHAPE(2, 3, 6));
   ek_module_free(module);
   ck_ok(ek_attention_create(&module, INT64_MAX / 4, 1));

@@ -90,7 +90,7 @@ START_TEST(bad_input) {
   ck_ok(create_small(&module));
   ck_forward_fails(module, EK_ERR_SHAPE, "layer_norm, forward: input has 5 columns, expected 6",
                    EK_F32, CK_SHAPE(2, 5));
-  ck_forward_fails(module, EK_ERR_TYPE, "layer_norm, forward: input is f64", EK_F64,
+  ck_forward_fails(module, EK_ERR_TYPE, "layer_norm, forward: input number 0 is f64", EK_F64,
                    CK_SHAPE(2, 6));
   ek_module_free(module);
   ck_ok(ek_layer_norm_create(&module, INT64_MAX, 1e-5));

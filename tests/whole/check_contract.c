@@ -289,6 +289,49 @@ START_TEST(a_model_is_opened_in_a_type_that_its_modules_know) {
 }
 END_TEST
 
+enum { TYPES = 4 };
+static const ek_type all_types[TYPES] = {EK_F32, EK_F64, EK_BF16, EK_F16};
+
+static const ek_module_ops readers[] = {
+    TABLE(sizeof(ek_module_ops), "plain", EK_TYPES_F32 | EK_TYPES_F64),
+    TABLE(sizeof(ek_module_ops), "knowing",
+          EK_TYPES_F32 | EK_TYPES_F64 | EK_TYPES_BF16 | EK_TYPES_F16)};
+
+/* Who reads its input as numbers of ek_pass_type() is handed no others. f32 is rounded on its way
+ * into a model of 16 bits, and numbers of that model are widened for who knows f32 alone. */
+START_TEST(a_module_is_handed_the_type_that_it_runs_in) {
+  const ek_type precision = all_types[_i / TYPES], given = all_types[_i % TYPES];
+  const bool half = precision == EK_BF16 || precision == EK_F16;
+  static double zeros[2];
+  ek_group *group = ck_open("cpu:2", 1);
+  ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  ek_tensor x;
+  options.type = half ? EK_F32 : precision;
+  options.precision = precision;
+  ck_ok(ek_tensor_host(&x, zeros, given, CK_SHAPE(2, 1)));
+  for (size_t i = 0; i < 2 && (ck_has_halves() || !half); i++) {
+    ek_data_parallel_model *model = NULL;
+    ek_shards y = {0};
+    ek_module own;
+    ck_ok(ek_module_init(&own, &readers[i], 1, 1));
+    ck_ok(ek_data_parallel_model_open(&model, group, &own, &options));
+    if (given == precision || (half && given == EK_F32)) {
+      ck_ok(ek_data_parallel_model_forward(&y, model, &x, 1, NULL));
+      ck_assert_int_eq(y.parts[0].type, precision);
+    } else {
+      char text[128];
+      snprintf(text, sizeof text, "%s, forward: input number 0 is %s, expected %s", readers[i].kind,
+               ek_type_name(given), ek_type_name(half && i == 0 ? EK_F32 : precision));
+      ck_fails(ek_data_parallel_model_forward(&y, model, &x, 1, NULL), EK_ERR_TYPE, text);
+    }
+    ek_shards_free(&y);
+    ek_data_parallel_model_free(model);
+  }
+  ck_no_memory_held(group);
+  ck_ok(ek_group_free(group));
+}
+END_TEST
+
 START_TEST(a_criterion_and_an_optimizer_know_the_type) {
   struct ck_rig *rig = ck_rig_open(NULL, EK_F64, 1);
   ek_module *module = NULL;
@@ -367,6 +410,7 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(numbers, a_module_whose_counts_change_is_refused, 0, 6 * CK_MODES);
   TCase *types = ck_case(suite, "types and names");
   tcase_add_loop_test(types, a_model_is_opened_in_a_type_that_its_modules_know, 0, TABLES);
+  tcase_add_loop_test(types, a_module_is_handed_the_type_that_it_runs_in, 0, TYPES * TYPES);
   tcase_add_test(types, a_criterion_and_an_optimizer_know_the_type);
   tcase_add_test(types, a_full_device_names_the_criterion);
   return suite;
