@@ -8,17 +8,17 @@
  *     EK_TRY(ek_trace_write(NULL, "trace.json", group));
  *
  * Each device is a process with a track for its compute stream, one for its communication stream,
- * one for copies, and counters of its memory by category. Spans on the compute track are functions
- * of modules by their path in the model (category "forward", "backward", "forward again" for what
- * is recomputed, "predict"), the update ("optimizer"), and what the program marks itself; on the
- * communication track collectives, each as long as this device worked on its own part; on the track
- * of copies what moves between the host and devices, or between devices.
+ * one for transfers, and counters of its memory by category. Spans on the compute track are
+ * functions of modules by their path in the model (category "forward", "backward", "forward again"
+ * for what is recomputed, "predict"), the update ("optimizer"), and what the program marks itself;
+ * on the communication track collectives, each as long as this device worked on its own part; on
+ * the track of transfers what moves between the host and devices, or between devices.
  *
  * When a span begins and ends. Where a device does its work at once (cpu, plan) the thread that
  * works looks at the clock. A cuda device does it later: there a span of the compute or of the
  * communication track begins when the stream gets to what the span queued and ends when the stream
- * has done it, by CUDA events, to about a microsecond. Spans of its copies are those of the call of
- * the host; a call that only queues (a copy between devices) ends before the copy does. Counters
+ * has done it, by CUDA events, to about a microsecond. Spans of its transfers are those of the call
+ * of the host; a call that only queues (a copy between devices) ends before the copy does. Counters
  * change when memory is taken and given back, which on a cuda device is when work is queued, and so
  * before it is done: peaks are the ledger's, their moments are the host's.
  *

@@ -230,9 +230,9 @@ ek_status ek_tensor_wait(const ek_tensor *tensor) {
   return ek__device_table(tensor->device)->arrive(tensor->device, tensor->memory->arrival);
 }
 
-/* A span of the device's copies; NULL where no trace runs. */
+/* A span of the device's transfers; NULL where no trace runs. */
 static struct ek__span *begin_copy(const ek_device *device, const char *name, size_t bytes) {
-  struct ek__span *span = ek__span_begin(device, EK__LANE_COPIES, "copy", bytes);
+  struct ek__span *span = ek__span_begin(device, EK__LANE_TRANSFERS, "copy", bytes);
   if (span != NULL) ek__span_name(span, name);
   return span;
 }

@@ -84,7 +84,7 @@ void ek__track_free(struct ek__track *track) {
 
 /* The lanes that are streams of the device. */
 static bool is_marked(const struct ek__track *track, enum ek__lane lane) {
-  return track->marks != NULL && lane != EK__LANE_COPIES;
+  return track->marks != NULL && lane != EK__LANE_TRANSFERS;
 }
 
 static void set_mark(const struct ek__track *track, const struct ek__span *span, size_t which) {

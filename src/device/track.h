@@ -18,7 +18,7 @@
 
 #include "backend/backend.h"
 
-enum ek__lane { EK__LANE_COMPUTE, EK__LANE_COMMUNICATION, EK__LANE_COPIES, EK__LANES };
+enum ek__lane { EK__LANE_COMPUTE, EK__LANE_COMMUNICATION, EK__LANE_TRANSFERS, EK__LANES };
 
 enum { EK__SPAN_NAME = 80 };
 

@@ -140,7 +140,8 @@ struct writing {
   ek_trace_summary summary;
 };
 
-static const char *const lane_names[EK__LANES] = {"compute", "communication", "copies"};
+static const char *const lane_names[EK__LANES] = {"compute stream", "communication stream",
+                                                  "transfers"};
 
 /* Microseconds with three digits behind the point, exact. */
 static void write_time(struct ek__text_file *file, const char *key, uint64_t nanoseconds) {

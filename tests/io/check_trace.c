@@ -31,6 +31,7 @@ static void remove_folder(void) {
 
 /* ---- reading back: an event is a line ---- */
 
+/* A name that is given to a track has the category "thread_name". */
 struct event {
   char kind, name[96], category[32];
   long process, thread;
@@ -75,6 +76,10 @@ static void read_trace(void) {
     event->kind = kind[0];
     (void)find_text(event->name, sizeof event->name, line, "name");
     (void)find_text(event->category, sizeof event->category, line, "cat");
+    if (event->kind == 'M') {
+      (void)find_text(event->category, sizeof event->category, line, "name");
+      (void)find_text(event->name, sizeof event->name, strstr(line, "\"args\""), "name");
+    }
     event->process = (long)find_number(line, "pid");
     event->thread = (long)find_number(line, "tid");
     event->begin = find_number(line, "ts");
@@ -139,6 +144,21 @@ static void check_steps(bool counts_only) {
   ck_assert_uint_eq(count_spans(DEVICES + 1, NULL, NULL), 0);
 }
 
+/* Each track is there, and has a name that no category of memory has. */
+static void check_tracks(void) {
+  static const char *const names[] = {"compute stream", "communication stream", "transfers"};
+  size_t found = 0;
+  for (size_t i = 0; i < event_count; i++) {
+    const struct event *e = &events[i];
+    if (e->kind != 'M' || strcmp(e->category, "thread_name") != 0) continue;
+    for (int n = 0; n < 3; n++) found += strcmp(e->name, names[n]) == 0;
+    for (int c = 0; c < EK_MEMORY_CATEGORIES; c++) {
+      ck_assert_str_ne(e->name, ek_memory_category_name((ek_memory_category)c));
+    }
+  }
+  ck_assert_uint_eq(found, 3 * DEVICES);
+}
+
 /* The children's time is within that of the model, and in all of it there is some. */
 static void check_sums(bool counts_only) {
   for (long p = 1; p <= DEVICES; p++) {
@@ -193,6 +213,7 @@ START_TEST(a_trace_is_what_was_done) {
   ck_ok(ek_trace_write(&summary, path, it.group));
   read_trace();
   check_rules();
+  check_tracks();
   check_steps(counts_only);
   check_sums(counts_only);
   check_counters(it.group);
