@@ -3,22 +3,27 @@
  * again in backward, in another type.
  *
  * A model that recomputes trains like the same model that does not, bit for bit: the same
- * operations run on the same numbers, and random masks are functions of names and samples.
+ * operations run on the same numbers, and random masks are functions of names and samples. In a
+ * model of 16 bits a module that knows f32 alone runs between casts, and its children as they know.
  */
 #include <stdlib.h>
 
 #include <evenkeel/attention.h>
 #include <evenkeel/dropout.h>
+#include <evenkeel/elementwise.h>
 #include <evenkeel/activation.h>
 #include <evenkeel/linear.h>
 #include <evenkeel/mlp.h>
 #include <evenkeel/sequential.h>
 
 #include "ck_module.h"
+#include "ck_probe.h"
 #include "ck_rerun.h"
 #include "ck_training.h"
 
 enum { IN = 7, WIDTH = 16, CLASSES = 5 }; /* those of the workload "mlp" */
+
+static const ek_type halves[] = {EK_BF16, EK_F16};
 
 /* ---- modules ---- */
 
@@ -116,13 +121,22 @@ static const struct ck_module_case cases[] = {
 
 /* ---- training ---- */
 
-/* Parameters after three steps of two micro-batches, of 7 samples and of 2, over `spec`. */
+static const struct {
+  const char *spec;
+  int placement;
+} places[] = {{"cpu:1", 2}, {"cpu:3", 0}, {"cpu:3", 1}, {"cpu:3", 2}, {"cpu:3", 3}, {"cpu:2", 5}};
+enum { PLACES = sizeof places / sizeof *places };
+
+/* Parameters after three steps of two micro-batches, of 7 samples and of 2. */
 static double *trained(struct ck_training *training, ek_status (*create)(ek_module **module),
-                       const char *spec, int placement, int64_t *count) {
+                       int place, ek_type precision, int64_t *count) {
+  static const ek_loss_scale no_loss_scale = {.kind = EK_LOSS_SCALE_NONE};
   struct ck_workload workload = *ck_workload("mlp");
   workload.module = create;
-  struct ck_setup setup = ck_setup_mode(&workload, spec, EK_MODE_REPLICATED);
-  ck_setup_place(&setup, placement);
+  struct ck_setup setup = ck_setup_mode(&workload, places[place].spec, EK_MODE_REPLICATED);
+  ck_setup_place(&setup, places[place].placement);
+  setup.options.precision = precision;
+  setup.loss_scale = &no_loss_scale;
   ck_training_open(training, &setup);
   for (uint64_t step = 0; step < 3; step++) {
     struct ck_batch first = ck_batch_make(&workload, EK_F32, 7, 0.1, 2 * step);
@@ -145,11 +159,6 @@ static void check_counts(const struct ck_training *training, const double *expec
   for (int i = 0; i < 3; i++) ck_assert_msg(got[i] == expected[i], "count %d: %g", i, got[i]);
 }
 
-static const struct {
-  const char *spec;
-  int placement;
-} places[] = {{"cpu:1", 2}, {"cpu:3", 0}, {"cpu:3", 1}, {"cpu:3", 2}, {"cpu:3", 3}, {"cpu:2", 5}};
-
 START_TEST(recomputation_changes_no_bit) {
   static const struct {
     ek_status (*create)(ek_module **module);
@@ -157,12 +166,11 @@ START_TEST(recomputation_changes_no_bit) {
   } reruns[] = {{once, {0, 6, 6}}, {twice, {0, 6, 12}}, {nested, {0, 6, 12}}};
   struct ck_training training;
   int64_t count = 0, again = 0;
-  double *want = trained(&training, plain, places[_i].spec, places[_i].placement, &count);
+  double *want = trained(&training, plain, _i, EK_F32, &count);
   check_counts(&training, (const double[]){6, 0, 0});
   ck_training_close(&training);
   for (size_t i = 0; i < sizeof reruns / sizeof *reruns; i++) {
-    double *got =
-        trained(&training, reruns[i].create, places[_i].spec, places[_i].placement, &again);
+    double *got = trained(&training, reruns[i].create, _i, EK_F32, &again);
     check_counts(&training, reruns[i].counts);
     ck_training_close(&training);
     ck_assert_int_eq(again, count);
@@ -170,6 +178,250 @@ START_TEST(recomputation_changes_no_bit) {
     free(got);
   }
   free(want);
+}
+END_TEST
+
+/* ---- a module that knows f32 alone ---- */
+
+static const double odd[] = {257, 0.1}; /* not numbers of bf16 */
+
+static void holds_rounded(const ek_tensor *tensor) {
+  double values[2];
+  ck_assert_int_eq(tensor->type, EK_F32);
+  ck_get(values, tensor);
+  for (int i = 0; i < 2; i++) ck_assert_double_eq(values[i], ck_round_to(EK_BF16, odd[i]));
+}
+
+static ek_status see_forward(ek_pass *pass, const ek_tensor *x) {
+  ek_tensor a, again, c;
+  ck_assert_int_eq(ek_pass_type(pass), EK_F32);
+  holds_rounded(x);
+  EK_TRY(ek_pass_parameter(&a, pass, 0));
+  EK_TRY(ek_pass_parameter(&again, pass, 0));
+  EK_TRY(ek_pass_parameter(&c, pass, 2));
+  holds_rounded(&a);
+  ck_assert_ptr_eq(a.data, again.data);
+  ck_assert_int_eq(c.type, EK_F32);
+  return ek_pass_save(pass, &a); /* it lives on */
+}
+
+static ek_status see_backward(ek_pass *pass, const ek_tensor *dy) {
+  ek_tensor a, gradient;
+  ck_assert_int_eq(ek_pass_type(pass), EK_F32);
+  holds_rounded(dy);
+  EK_TRY(ek_pass_take(&a, pass));
+  holds_rounded(&a);
+  EK_TRY(ek_pass_gradient(&gradient, NULL, pass, 0));
+  ck_assert_int_eq(gradient.type, EK_F32);
+  const ek_status status = ek_op_add(ek_pass_stream(pass), &gradient, &gradient, &a);
+  ek_tensor_free(&a);
+  return status;
+}
+
+/* In a sequential of bf16, which is given f32. */
+START_TEST(a_module_of_f32_runs_between_casts) {
+  struct ck_probe p = ck_probe_open(see_forward, see_backward);
+  ek_module *whole = NULL, *child = &p.probe->base;
+  ek_replica *replica = NULL;
+  ek_pass *pass = NULL;
+  ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
+  ek_parameter_info info;
+  options.precision = EK_BF16;
+  ck_ok(ek_sequential_create(&whole, &child, 1));
+  if (ck_has_halves()) {
+    ck_ok(ek_replica_open(&replica, p.device, whole, &options));
+    ck_assert_int_eq(ek_replica_precision(replica), EK_BF16);
+    ck_ok(ek_replica_find(&info, replica, "0.a"));
+    ek_tensor x = ck_upload(p.device, EK_F32, odd, CK_SHAPE(1, 2)), y = {0}, dx = {0};
+    ek_tensor flat = x;
+    flat.rank = 1;
+    flat.shape[0] = 2;
+    ck_ok(ek_tensor_copy(&info.value, &flat));
+    ck_ok(ek_replica_refresh(replica));
+    ck_ok(ek_pass_open(&pass, replica, NULL));
+    ck_ok(ek_pass_run_forward(&y, pass, &x));
+    ck_assert_int_eq(y.type, EK_BF16);
+    ck_ok(ek_pass_run_backward(&dx, pass, &y));
+    holds_rounded(&dx); /* of the type of what was given */
+    holds_rounded(&info.gradient);
+    ek_tensor_free(&x);
+    ek_tensor_free(&y);
+    ek_tensor_free(&dx);
+  } else {
+    ck_fails(ek_replica_open(&replica, p.device, whole, &options), EK_ERR_UNSUPPORTED,
+             "not in bf16");
+  }
+  ek_pass_free(pass);
+  ek_replica_free(replica);
+  ek_module_free(whole);
+  ck_probe_close(&p);
+}
+END_TEST
+
+/* ---- a container that knows f32 alone, over children that know more ---- */
+
+/* Runs `first`, and behind it `second` if there is one, whose input is made again from the
+ * container's. */
+struct container {
+  ek_module base;
+  ek_module *first, *second;
+  ek_type type; /* ek_child_options.type for `first` */
+};
+
+static ek_status container_parameters(const ek_module *self, ek_declaration *declaration) {
+  const struct container *it = (const struct container *)self;
+  EK_TRY(ek_declare_module(declaration, "first", it->first));
+  return it->second == NULL ? EK_OK : ek_declare_module(declaration, "second", it->second);
+}
+
+/* It sees tensors of the type that it runs in; on a worker nothing is asserted. */
+static ek_status sees(ek_pass *pass, const ek_tensor *tensor, ek_type wanted) {
+  if (ek_pass_type(pass) == wanted && tensor->type == wanted) return EK_OK;
+  return ek_error_set(EK_ERR_INTERNAL, "a container in %s sees %s",
+                      ek_type_name(ek_pass_type(pass)), ek_type_name(tensor->type));
+}
+
+static ek_status container_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                                   ek_tensor *outputs) {
+  const struct container *it = (const struct container *)self;
+  ek_child_options options = EK_CHILD_OPTIONS_INIT;
+  ek_tensor middle = {0};
+  const ek_type own = self->ops->types == 0 ? EK_F32 : ek_pass_type(pass);
+  EK_TRY(sees(pass, &inputs[0], own));
+  options.type = it->type;
+  EK_TRY(ek_pass_child_forward_with(&middle, pass, 0, inputs, &options));
+  if (it->second == NULL) {
+    *outputs = middle;
+    return sees(pass, &middle, own);
+  }
+  options.made_from = inputs;
+  options.type = (ek_type)0;
+  const ek_status status = ek_pass_child_forward_with(outputs, pass, 1, &middle, &options);
+  ek_tensor_free(&middle);
+  return status;
+}
+
+static ek_status container_backward(const ek_module *self, ek_pass *pass,
+                                    const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+  ek_tensor middle = {0};
+  if (((const struct container *)self)->second == NULL) {
+    return ek_pass_child_backward(grad_inputs, pass, 0, grad_outputs);
+  }
+  EK_TRY(ek_pass_child_backward(&middle, pass, 1, grad_outputs));
+  const ek_status status = ek_pass_child_backward(grad_inputs, pass, 0, &middle);
+  ek_tensor_free(&middle);
+  return status;
+}
+
+static void container_free(ek_module *self) {
+  ek_module_free(((struct container *)self)->first);
+  ek_module_free(((struct container *)self)->second);
+  free(self);
+}
+
+static const ek_module_ops container_ops = {.size = sizeof(ek_module_ops),
+                                            .kind = "container",
+                                            .parameters = container_parameters,
+                                            .forward = container_forward,
+                                            .backward = container_backward,
+                                            .free = container_free};
+
+static const ek_module_ops knowing_ops = {.size = sizeof(ek_module_ops),
+                                          .kind = "container",
+                                          .parameters = container_parameters,
+                                          .forward = container_forward,
+                                          .backward = container_backward,
+                                          .free = container_free,
+                                          .types = EK_TYPES_F32 | EK_TYPES_BF16 | EK_TYPES_F16};
+
+/* Takes over the children. */
+static ek_module *container_of(const ek_module_ops *ops, ek_module *first, ek_module *second,
+                               ek_type type) {
+  struct container *it = calloc(1, sizeof *it);
+  ck_assert_ptr_nonnull(it);
+  it->first = first;
+  it->second = second;
+  it->type = type;
+  ck_ok(ek_module_init(&it->base, ops, 1, 1));
+  return &it->base;
+}
+
+static ek_status contained_mlp(ek_module **module, const ek_module_ops *ops) {
+  ek_module *mlp = NULL;
+  EK_TRY(ck_workload("mlp")->module(&mlp));
+  *module = container_of(ops, container_of(ops, mlp, NULL, (ek_type)0), NULL, (ek_type)0);
+  return EK_OK;
+}
+static ek_status mlp_in_f32(ek_module **module) { return contained_mlp(module, &container_ops); }
+static ek_status mlp_in_all(ek_module **module) { return contained_mlp(module, &knowing_ops); }
+
+/* Its children compute as in one that knows 16 bits: casts from these and back are exact. */
+START_TEST(a_container_of_f32_leaves_its_children_alone) {
+  const int place = _i / 2;
+  struct ck_training training;
+  int64_t count = 0, again = 0;
+  double *want = trained(&training, mlp_in_all, place, halves[_i % 2], &count);
+  ck_training_close(&training);
+  double *got = trained(&training, mlp_in_f32, place, halves[_i % 2], &again);
+  ck_training_close(&training);
+  ck_assert_int_eq(again, count);
+  ck_same_bits("contained", got, want, count);
+  free(got);
+  free(want);
+}
+END_TEST
+
+/* What its caller hands to a child in backward, as often as it likes, is what it gave forward. */
+static double kept[2];
+
+static ek_status keep_forward(ek_pass *pass, const ek_tensor *x) {
+  ck_assert_int_eq(x->type, EK_F32);
+  ck_get(kept, x);
+  return ek_pass_save(pass, x);
+}
+
+static ek_status keep_backward(ek_pass *pass, const ek_tensor *dy) {
+  ek_tensor x = {0};
+  double again[2];
+  (void)dy;
+  EK_TRY(ek_pass_take(&x, pass));
+  ck_get(again, &x);
+  ck_same_bits("made again", again, kept, 2);
+  ek_tensor_free(&x);
+  return EK_OK;
+}
+
+/* One child of it computes in bf16, and so when it runs again; asked for f32 it does that. */
+START_TEST(a_container_asks_for_f32) {
+  static const double third = 1.0 / 3;
+  for (int asked = 0; asked < 2; asked++) {
+    struct ck_probe p = ck_probe_open(keep_forward, keep_backward);
+    ek_module *gelu = NULL, *module = NULL;
+    ek_replica *replica = NULL;
+    ek_pass *pass = NULL;
+    ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
+    options.precision = EK_BF16;
+    if (ck_has_halves()) {
+      ck_ok(ek_activation_create(&gelu, EK_ACTIVATION_GELU));
+      module = container_of(&container_ops, gelu, ek_module_share(&p.probe->base),
+                            asked ? EK_F32 : (ek_type)0);
+      ck_ok(ek_replica_open(&replica, p.device, module, &options));
+      ek_tensor y = {0}, dx = {0};
+      ek_tensor x = ck_upload(p.device, EK_F32, (const double[]){third, 1}, CK_SHAPE(1, 2));
+      ck_ok(ek_pass_open(&pass, replica, NULL));
+      ck_ok(ek_pass_run_forward(&y, pass, &x));
+      ck_ok(ek_pass_run_backward(&dx, pass, &y));
+      const bool rounded = kept[1] == ck_round_to(EK_BF16, kept[1]); /* GELU(1) = 0.8411 */
+      ck_assert_int_eq(rounded, asked == 0);
+      ek_tensor_free(&x);
+      ek_tensor_free(&y);
+      ek_tensor_free(&dx);
+    }
+    ek_pass_free(pass);
+    ek_replica_free(replica);
+    ek_module_free(module);
+    ck_probe_close(&p);
+  }
 }
 END_TEST
 
@@ -237,8 +489,13 @@ static Suite *make_suite(void) {
   Suite *suite = suite_create("frames");
   ck_module_tests(suite, cases, (int)(sizeof cases / sizeof *cases));
   TCase *tcase = ck_case(suite, "training");
-  tcase_add_loop_test(tcase, recomputation_changes_no_bit, 0,
-                      (int)(sizeof places / sizeof *places));
+  tcase_add_loop_test(tcase, recomputation_changes_no_bit, 0, PLACES);
+  tcase = ck_case(suite, "types");
+  tcase_add_test(tcase, a_module_of_f32_runs_between_casts);
+  tcase_add_test(tcase, a_container_asks_for_f32);
+  if (ck_has_halves()) {
+    tcase_add_loop_test(tcase, a_container_of_f32_leaves_its_children_alone, 0, 2 * PLACES);
+  }
   tcase = ck_case(suite, "misuse");
   tcase_add_loop_test(tcase, misuse, 0, 6);
   tcase_add_test(tcase, type_of_a_child);

@@ -1,9 +1,9 @@
 /*
- * check_precision.c - training in bf16 and f16: masters, copies, casts.
+ * check_precision.c - training in bf16 and f16: masters and copies.
  *
  * Devices agree in every mode, and with one device; what modules see is always the masters rounded;
- * plans are exact; a module that knows f32 alone runs between casts; state goes from one precision
- * to another.
+ * plans are exact; state goes from one precision to another. Modules that run in another type than
+ * their caller: check_frames.c.
  */
 #include <math.h>
 #include <stdio.h>
@@ -12,7 +12,6 @@
 
 #include <evenkeel/evenkeel.h>
 
-#include "ck_probe.h"
 #include "ck_rule.h"
 #include "ck_training.h"
 
@@ -240,255 +239,6 @@ START_TEST(state_takes_what_is_documented) {
 }
 END_TEST
 
-/* ---- a module that knows f32 alone ---- */
-
-static const double odd[] = {257, 0.1}; /* not numbers of bf16 */
-
-static void holds_rounded(const ek_tensor *tensor) {
-  double values[2];
-  ck_assert_int_eq(tensor->type, EK_F32);
-  ck_get(values, tensor);
-  for (int i = 0; i < 2; i++) ck_assert_double_eq(values[i], ck_round_to(EK_BF16, odd[i]));
-}
-
-static ek_status see_forward(ek_pass *pass, const ek_tensor *x) {
-  ek_tensor a, again, c;
-  ck_assert_int_eq(ek_pass_type(pass), EK_F32);
-  holds_rounded(x);
-  EK_TRY(ek_pass_parameter(&a, pass, 0));
-  EK_TRY(ek_pass_parameter(&again, pass, 0));
-  EK_TRY(ek_pass_parameter(&c, pass, 2));
-  holds_rounded(&a);
-  ck_assert_ptr_eq(a.data, again.data);
-  ck_assert_int_eq(c.type, EK_F32);
-  return ek_pass_save(pass, &a); /* it lives on */
-}
-
-static ek_status see_backward(ek_pass *pass, const ek_tensor *dy) {
-  ek_tensor a, gradient;
-  ck_assert_int_eq(ek_pass_type(pass), EK_F32);
-  holds_rounded(dy);
-  EK_TRY(ek_pass_take(&a, pass));
-  holds_rounded(&a);
-  EK_TRY(ek_pass_gradient(&gradient, NULL, pass, 0));
-  ck_assert_int_eq(gradient.type, EK_F32);
-  const ek_status status = ek_op_add(ek_pass_stream(pass), &gradient, &gradient, &a);
-  ek_tensor_free(&a);
-  return status;
-}
-
-static bool computes(ek_group *group, ek_type type) {
-  return (ek_device_types(ek_group_device(group, 0)) >> type & 1u) != 0;
-}
-
-/* In a sequential of bf16, which is given f32. */
-START_TEST(a_module_of_f32_runs_between_casts) {
-  struct ck_probe p = ck_probe_open(see_forward, see_backward);
-  ek_module *chain = NULL, *child = &p.probe->base;
-  ek_replica *replica = NULL;
-  ek_pass *pass = NULL;
-  ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
-  ek_parameter_info info;
-  options.precision = EK_BF16;
-  ck_ok(ek_sequential_create(&chain, &child, 1));
-  if (computes(p.group, EK_BF16)) {
-    ck_ok(ek_replica_open(&replica, p.device, chain, &options));
-    ck_assert_int_eq(ek_replica_precision(replica), EK_BF16);
-    ck_ok(ek_replica_find(&info, replica, "0.a"));
-    ek_tensor x = ck_upload(p.device, EK_F32, odd, CK_SHAPE(1, 2)), y = {0}, dx = {0};
-    ek_tensor flat = x;
-    flat.rank = 1;
-    flat.shape[0] = 2;
-    ck_ok(ek_tensor_copy(&info.value, &flat));
-    ck_ok(ek_replica_refresh(replica));
-    ck_ok(ek_pass_open(&pass, replica, NULL));
-    ck_ok(ek_pass_run_forward(&y, pass, &x));
-    ck_assert_int_eq(y.type, EK_BF16);
-    ck_ok(ek_pass_run_backward(&dx, pass, &y));
-    holds_rounded(&dx); /* of the type of what was given */
-    holds_rounded(&info.gradient);
-    ek_tensor_free(&x);
-    ek_tensor_free(&y);
-    ek_tensor_free(&dx);
-  } else {
-    ck_fails(ek_replica_open(&replica, p.device, chain, &options), EK_ERR_UNSUPPORTED,
-             "not in bf16");
-  }
-  ek_pass_free(pass);
-  ek_replica_free(replica);
-  ek_module_free(chain);
-  ck_probe_close(&p);
-}
-END_TEST
-
-/* ---- a container that knows f32 alone, over children that know more ---- */
-
-/* Runs `first`, and behind it `second` if there is one, whose input is made again from the
- * container's. */
-struct container {
-  ek_module base;
-  ek_module *first, *second;
-  ek_type type; /* ek_child_options.type for `first` */
-};
-
-static ek_status container_parameters(const ek_module *self, ek_declaration *declaration) {
-  const struct container *it = (const struct container *)self;
-  EK_TRY(ek_declare_module(declaration, "first", it->first));
-  return it->second == NULL ? EK_OK : ek_declare_module(declaration, "second", it->second);
-}
-
-/* It sees tensors of the type that it runs in; on a worker nothing is asserted. */
-static ek_status sees(ek_pass *pass, const ek_tensor *tensor, ek_type wanted) {
-  if (ek_pass_type(pass) == wanted && tensor->type == wanted) return EK_OK;
-  return ek_error_set(EK_ERR_INTERNAL, "a container in %s sees %s",
-                      ek_type_name(ek_pass_type(pass)), ek_type_name(tensor->type));
-}
-
-static ek_status container_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
-                                   ek_tensor *outputs) {
-  const struct container *it = (const struct container *)self;
-  ek_child_options options = EK_CHILD_OPTIONS_INIT;
-  ek_tensor middle = {0};
-  const ek_type own = self->ops->types == 0 ? EK_F32 : ek_pass_type(pass);
-  EK_TRY(sees(pass, &inputs[0], own));
-  options.type = it->type;
-  EK_TRY(ek_pass_child_forward_with(&middle, pass, 0, inputs, &options));
-  if (it->second == NULL) {
-    *outputs = middle;
-    return sees(pass, &middle, own);
-  }
-  options.made_from = inputs;
-  options.type = (ek_type)0;
-  const ek_status status = ek_pass_child_forward_with(outputs, pass, 1, &middle, &options);
-  ek_tensor_free(&middle);
-  return status;
-}
-
-static ek_status container_backward(const ek_module *self, ek_pass *pass,
-                                    const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
-  ek_tensor middle = {0};
-  if (((const struct container *)self)->second == NULL) {
-    return ek_pass_child_backward(grad_inputs, pass, 0, grad_outputs);
-  }
-  EK_TRY(ek_pass_child_backward(&middle, pass, 1, grad_outputs));
-  const ek_status status = ek_pass_child_backward(grad_inputs, pass, 0, &middle);
-  ek_tensor_free(&middle);
-  return status;
-}
-
-static void container_free(ek_module *self) {
-  ek_module_free(((struct container *)self)->first);
-  ek_module_free(((struct container *)self)->second);
-  free(self);
-}
-
-static const ek_module_ops container_ops = {.size = sizeof(ek_module_ops),
-                                            .kind = "container",
-                                            .parameters = container_parameters,
-                                            .forward = container_forward,
-                                            .backward = container_backward,
-                                            .free = container_free};
-
-static const ek_module_ops knowing_ops = {.size = sizeof(ek_module_ops),
-                                          .kind = "container",
-                                          .parameters = container_parameters,
-                                          .forward = container_forward,
-                                          .backward = container_backward,
-                                          .free = container_free,
-                                          .types = EK_TYPES_F32 | EK_TYPES_BF16 | EK_TYPES_F16};
-
-/* Takes over the children. */
-static ek_module *container_of(const ek_module_ops *ops, ek_module *first, ek_module *second,
-                               ek_type type) {
-  struct container *it = calloc(1, sizeof *it);
-  ck_assert_ptr_nonnull(it);
-  it->first = first;
-  it->second = second;
-  it->type = type;
-  ck_ok(ek_module_init(&it->base, ops, 1, 1));
-  return &it->base;
-}
-
-static ek_status contained_mlp(ek_module **module, const ek_module_ops *ops) {
-  ek_module *mlp = NULL;
-  EK_TRY(ck_workload("mlp")->module(&mlp));
-  *module = container_of(ops, container_of(ops, mlp, NULL, (ek_type)0), NULL, (ek_type)0);
-  return EK_OK;
-}
-static ek_status mlp_in_f32(ek_module **module) { return contained_mlp(module, &container_ops); }
-static ek_status mlp_in_all(ek_module **module) { return contained_mlp(module, &knowing_ops); }
-
-/* Its children compute as in one that knows 16 bits: casts from these and back are exact. */
-START_TEST(a_container_of_f32_leaves_its_children_alone) {
-  if (!ck_part(_i)) return;
-  struct ck_workload contained = *ck_workload("mlp");
-  struct ck_setup setup = setup_of(_i, "mlp", "cpu:3");
-  int64_t count = 0;
-  setup.workload = &contained;
-  contained.module = mlp_in_all;
-  double *want = trained(&setup, &count);
-  contained.module = mlp_in_f32;
-  double *got = trained(&setup, &count);
-  ck_same_bits("contained", got, want, count);
-  free(got);
-  free(want);
-}
-END_TEST
-
-/* What its caller hands to a child in backward, as often as it likes, is what it gave forward. */
-static double kept[2];
-
-static ek_status keep_forward(ek_pass *pass, const ek_tensor *x) {
-  ck_assert_int_eq(x->type, EK_F32);
-  ck_get(kept, x);
-  return ek_pass_save(pass, x);
-}
-
-static ek_status keep_backward(ek_pass *pass, const ek_tensor *dy) {
-  ek_tensor x = {0};
-  double again[2];
-  (void)dy;
-  EK_TRY(ek_pass_take(&x, pass));
-  ck_get(again, &x);
-  ck_same_bits("made again", again, kept, 2);
-  ek_tensor_free(&x);
-  return EK_OK;
-}
-
-/* One child of it computes in bf16, and so when it runs again; asked for f32 it does that. */
-START_TEST(a_container_asks_for_f32) {
-  static const double third = 1.0 / 3;
-  for (int asked = 0; asked < 2; asked++) {
-    struct ck_probe p = ck_probe_open(keep_forward, keep_backward);
-    ek_module *gelu = NULL, *module = NULL;
-    ek_replica *replica = NULL;
-    ek_pass *pass = NULL;
-    ek_replica_options options = EK_REPLICA_OPTIONS_INIT;
-    options.precision = EK_BF16;
-    if (computes(p.group, EK_BF16)) {
-      ck_ok(ek_activation_create(&gelu, EK_ACTIVATION_GELU));
-      module = container_of(&container_ops, gelu, ek_module_share(&p.probe->base),
-                            asked ? EK_F32 : (ek_type)0);
-      ck_ok(ek_replica_open(&replica, p.device, module, &options));
-      ek_tensor y = {0}, dx = {0};
-      ek_tensor x = ck_upload(p.device, EK_F32, (const double[]){third, 1}, CK_SHAPE(1, 2));
-      ck_ok(ek_pass_open(&pass, replica, NULL));
-      ck_ok(ek_pass_run_forward(&y, pass, &x));
-      ck_ok(ek_pass_run_backward(&dx, pass, &y));
-      const bool rounded = kept[1] == ck_round_to(EK_BF16, kept[1]); /* GELU(1) = 0.8411 */
-      ck_assert_int_eq(rounded, asked == 0);
-      ek_tensor_free(&x);
-      ek_tensor_free(&y);
-      ek_tensor_free(&dx);
-    }
-    ek_pass_free(pass);
-    ek_replica_free(replica);
-    ek_module_free(module);
-    ck_probe_close(&p);
-  }
-}
-END_TEST
-
 /* ---- rules that know nothing of copies ---- */
 
 static bool saw_copy;
@@ -619,6 +369,10 @@ END_TEST
 
 /* ---- refusals ---- */
 
+static bool computes(ek_group *group, ek_type type) {
+  return (ek_device_types(ek_group_device(group, 0)) >> type & 1u) != 0;
+}
+
 START_TEST(what_makes_no_sense_is_refused) {
   static const struct {
     ek_type type, precision;
@@ -661,9 +415,6 @@ static Suite *make_suite(void) {
   tcase_add_test(tcase, state_takes_what_is_documented);
   tcase = ck_case(suite, "refusals");
   tcase_add_test(tcase, what_makes_no_sense_is_refused);
-  tcase_add_test(tcase, a_module_of_f32_runs_between_casts);
-  tcase_add_loop_test(tcase, a_container_of_f32_leaves_its_children_alone, 0, CASES);
-  tcase_add_test(tcase, a_container_asks_for_f32);
   if (!ck_has_halves()) return suite;
   tcase = ck_case(suite, "training");
   tcase_add_loop_test(tcase, placements_agree, 0, CASES);
