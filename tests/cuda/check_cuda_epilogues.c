@@ -13,6 +13,7 @@
 #include <evenkeel/sgd.h>
 #include <evenkeel/trainer.h>
 
+#include "ck_gpt.h"
 #include "ck_module.h"
 #include "cublasLt.h"
 #include "cuemu.h"
@@ -435,12 +436,7 @@ static unsigned long unaligned_in_a_step(const ek_gpt_options *o, ek_type precis
 
 /* The head's product and its two ways back have an odd vocabulary: with whole logits all three. */
 START_TEST(rows_of_logits_are_aligned) {
-  ek_gpt_options o = EK_GPT_OPTIONS_INIT;
-  o.vocabulary = VOCABULARY;
-  o.sequence = TOKENS;
-  o.width = WIDTH;
-  o.layers = 0;
-  o.heads = 1;
+  ek_gpt_options o = ck_gpt_sizes(VOCABULARY, TOKENS, WIDTH, 0, 1);
   for (int type = 0; type < FUSED_TYPES; type++) {
     o.fused_loss = false;
     o.logits_columns = 0;
@@ -462,12 +458,8 @@ START_TEST(prepared_steps_time_nothing) {
   int32_t tokens[SAMPLES * TOKENS];
   const ek_tensor batch = batch_of(tokens);
   unsigned long products[STEPS];
-  ek_gpt_options o = EK_GPT_OPTIONS_INIT;
-  o.vocabulary = VOCABULARY;
-  o.sequence = TOKENS;
-  o.width = 16 * (_i + 1); /* shapes that the process has not seen */
-  o.layers = 2;
-  o.heads = 2;
+  const int width = 16 * (_i + 1); /* shapes that the process has not seen */
+  ek_gpt_options o = ck_gpt_sizes(VOCABULARY, TOKENS, width, 2, 2);
   o.dropout = 0.25;
   o.fused_loss = _i / 2 == 1;
   offer_algorithms(4);

@@ -15,12 +15,7 @@
 #include "ck_module.h"
 
 static ek_gpt_options small(int layers, double dropout, bool untied) {
-  ek_gpt_options options = EK_GPT_OPTIONS_INIT;
-  options.vocabulary = 11;
-  options.sequence = 6;
-  options.width = 8;
-  options.layers = layers;
-  options.heads = 2;
+  ek_gpt_options options = ck_gpt_sizes(11, 6, 8, layers, 2);
   options.dropout = dropout;
   options.untied = untied;
   return options;

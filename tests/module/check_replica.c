@@ -11,15 +11,11 @@
 #include <evenkeel/activation.h>
 #include <evenkeel/sequential.h>
 
+#include "ck_gpt.h"
 #include "ck_module.h"
 
 static ek_module *tiny_gpt(void) {
-  ek_gpt_options options = EK_GPT_OPTIONS_INIT;
-  options.vocabulary = 7;
-  options.sequence = 5;
-  options.width = 6;
-  options.layers = 2;
-  options.heads = 3;
+  const ek_gpt_options options = ck_gpt_sizes(7, 5, 6, 2, 3);
   ek_module *module = NULL;
   ck_ok(ek_gpt_create(&module, &options));
   return module;

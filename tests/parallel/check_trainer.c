@@ -22,6 +22,7 @@
 #include <evenkeel/trainer.h>
 
 #include "ck_folder.h"
+#include "ck_gpt.h"
 #include "ck_running.h"
 #include "ck_state.h"
 #include "ck_training.h"
@@ -621,12 +622,7 @@ static const ek_recompute_kind recomputed[] = {EK_RECOMPUTE_CHEAP, EK_RECOMPUTE_
 static int policy;
 
 static ek_status recomputed_gpt(ek_module **module) {
-  ek_gpt_options options = EK_GPT_OPTIONS_INIT;
-  options.vocabulary = 13;
-  options.sequence = 5;
-  options.width = 8;
-  options.layers = 3;
-  options.heads = 2;
+  ek_gpt_options options = ck_gpt_sizes(13, 5, 8, 3, 2);
   options.dropout = 0.25;
   options.recompute.kind = recomputed[policy];
   return ek_gpt_create(module, &options);

@@ -169,6 +169,17 @@ void ck_gpt_forward(double *logits, const ek_replica *replica, const ek_gpt_opti
   free(r.wide);
 }
 
+ek_gpt_options ck_gpt_sizes(int64_t vocabulary, int64_t sequence, int64_t width, int layers,
+                            int heads) {
+  ek_gpt_options options = EK_GPT_OPTIONS_INIT;
+  options.vocabulary = vocabulary;
+  options.sequence = sequence;
+  options.width = width;
+  options.layers = layers;
+  options.heads = heads;
+  return options;
+}
+
 void ck_gpt_tokens(int32_t *x, int32_t *y, int64_t count, int64_t vocabulary, int64_t classes,
                    uint64_t number) {
   struct ck_random random = ck_random_start(number);

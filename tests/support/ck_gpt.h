@@ -1,6 +1,6 @@
 /*
  * ck_gpt.h - the forward of gpt.h once more, in plain loops over doubles, straight from its
- * formulas; and tokens for one.
+ * formulas; and options and tokens for one.
  */
 #ifndef CK_GPT_H
 #define CK_GPT_H
@@ -14,6 +14,10 @@
  */
 void ck_gpt_forward(double *logits, const ek_replica *replica, const ek_gpt_options *options,
                     const double *index, int64_t samples, int64_t tokens);
+
+/* The options with these sizes, in the order of the struct, and all else as it is by default. */
+ek_gpt_options ck_gpt_sizes(int64_t vocabulary, int64_t sequence, int64_t width, int layers,
+                            int heads);
 
 /* Tokens below `vocabulary` and targets below `classes`, drawn from stream `number`; some targets
  * are -1, for a loss that ignores them. */

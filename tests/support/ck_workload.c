@@ -13,6 +13,7 @@
 #include <evenkeel/weighted_sum.h>
 
 #include "ck_blend.h"
+#include "ck_gpt.h"
 #include "ck_mixer.h"
 
 enum { IGNORED = -100, MLP_INPUTS = 7, MLP_CLASSES = 5, GPT_LENGTH = 5, GPT_VOCABULARY = 13 };
@@ -25,12 +26,7 @@ static ek_status mlp_module(ek_module **module) {
 }
 
 static ek_status gpt_module(ek_module **module) {
-  ek_gpt_options options = EK_GPT_OPTIONS_INIT;
-  options.vocabulary = GPT_VOCABULARY;
-  options.sequence = GPT_LENGTH;
-  options.width = 8;
-  options.layers = 2;
-  options.heads = 2;
+  ek_gpt_options options = ck_gpt_sizes(GPT_VOCABULARY, GPT_LENGTH, 8, 2, 2);
   options.dropout = 0.25;
   return ek_gpt_create(module, &options);
 }

@@ -45,15 +45,10 @@ static ek_cross_entropy_options loss_options(const struct setting *s) {
 static ek_status open_run(struct run *r, const struct setting *s, const char *spec, ek_mode mode,
                           bool fused) {
   const ek_cross_entropy_options loss = loss_options(s);
-  ek_gpt_options gpt = EK_GPT_OPTIONS_INIT;
+  ek_gpt_options gpt = ck_gpt_sizes(VOCABULARY, SEQUENCE, 8, s->layers, 2);
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
   ek_optimizer *rule = NULL;
   *r = (struct run){.group = ck_open(spec, 1)};
-  gpt.vocabulary = VOCABULARY;
-  gpt.sequence = SEQUENCE;
-  gpt.width = 8;
-  gpt.heads = 2;
-  gpt.layers = s->layers;
   gpt.untied = s->untied;
   gpt.dropout = s->dropout;
   gpt.fused_loss = fused;

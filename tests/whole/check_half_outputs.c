@@ -49,7 +49,7 @@ static void batch_make(struct batch *b, int64_t samples, uint64_t number) {
 static ek_trainer *open_trainer(ek_mode mode, ek_type precision, enum head head, int64_t parts) {
   static const ek_loss_scale no_loss_scale = {.kind = EK_LOSS_SCALE_NONE};
   ek_cross_entropy_options entropy = EK_CROSS_ENTROPY_OPTIONS_INIT;
-  ek_gpt_options gpt = EK_GPT_OPTIONS_INIT;
+  ek_gpt_options gpt = ck_gpt_sizes(VOCABULARY, SEQUENCE, WIDTH, 1, 2);
   ek_adamw_options adamw = EK_ADAMW_OPTIONS_INIT;
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
   ek_group_options threads = EK_GROUP_OPTIONS_INIT;
@@ -59,8 +59,6 @@ static ek_trainer *open_trainer(ek_mode mode, ek_type precision, enum head head,
   ek_trainer *trainer = NULL;
   entropy.ignore_index = -1;
   entropy.classes = VOCABULARY;
-  gpt.vocabulary = VOCABULARY, gpt.sequence = SEQUENCE, gpt.width = WIDTH;
-  gpt.layers = 1, gpt.heads = 2;
   gpt.fused_loss = head == FUSED;
   if (head == FUSED) gpt.loss = &entropy;
   if (head == LONGER) gpt.logits_columns = ek_tensor_aligned_columns(VOCABULARY, precision);

@@ -11,6 +11,7 @@
 
 #include <evenkeel/evenkeel.h>
 
+#include "ck_gpt.h"
 #include "ck_scaling.h"
 
 /* ---- a power of two changes nothing ---- */
@@ -106,12 +107,7 @@ END_TEST
 
 /* A model that computes its loss itself, in its forward too; without clipping. */
 static ek_status fused(ek_module **module) {
-  ek_gpt_options options = EK_GPT_OPTIONS_INIT;
-  options.vocabulary = 64;
-  options.sequence = 16;
-  options.width = 8;
-  options.heads = 2;
-  options.layers = 1;
+  ek_gpt_options options = ck_gpt_sizes(64, 16, 8, 1, 2);
   options.fused_loss = true;
   return ek_gpt_create(module, &options);
 }

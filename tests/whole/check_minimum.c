@@ -9,6 +9,7 @@
 
 #include <evenkeel/evenkeel.h>
 
+#include "ck_gpt.h"
 #include "ek_check.h"
 
 struct shape {
@@ -55,12 +56,8 @@ static double minimum_of(const struct shape *s, ek_mode mode, size_t device) {
 }
 
 static void run_step(ek_group *group, const struct shape *s, ek_mode mode) {
-  ek_gpt_options gpt = EK_GPT_OPTIONS_INIT;
-  gpt.vocabulary = s->vocabulary;
-  gpt.sequence = s->sequence;
-  gpt.width = s->width;
-  gpt.layers = s->layers;
-  gpt.heads = s->heads;
+  const ek_gpt_options gpt =
+      ck_gpt_sizes(s->vocabulary, s->sequence, s->width, s->layers, s->heads);
   ek_module *module = NULL;
   ck_ok(ek_gpt_create(&module, &gpt));
   ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;

@@ -15,6 +15,7 @@
 #include <evenkeel/residual.h>
 #include <evenkeel/sequential.h>
 
+#include "ck_gpt.h"
 #include "ck_module.h"
 #include "ck_training.h"
 
@@ -28,12 +29,7 @@ static ek_recompute policy_of(const char *text) {
 
 static const char *gpt_policy;
 static ek_status gpt_with_policy(ek_module **module) {
-  ek_gpt_options options = EK_GPT_OPTIONS_INIT;
-  options.vocabulary = 13;
-  options.sequence = 5;
-  options.width = 8;
-  options.layers = 5;
-  options.heads = 2;
+  ek_gpt_options options = ck_gpt_sizes(13, 5, 8, 5, 2);
   options.dropout = 0.25;
   options.recompute = policy_of(gpt_policy);
   return ek_gpt_create(module, &options);
@@ -314,12 +310,7 @@ static struct bytes measure(int layers, const char *policy) {
   ek_tensor x = {0}, y = {0};
   ek_memory_usage usage;
   struct bytes bytes;
-  ek_gpt_options options = EK_GPT_OPTIONS_INIT;
-  options.vocabulary = VOCABULARY;
-  options.sequence = TOKENS;
-  options.width = C;
-  options.layers = layers;
-  options.heads = HEADS;
+  ek_gpt_options options = ck_gpt_sizes(VOCABULARY, TOKENS, C, layers, HEADS);
   options.recompute = policy_of(policy);
   ck_ok(ek_gpt_create(&module, &options));
   ck_ok(ek_group_open(&group, "plan:1", NULL));

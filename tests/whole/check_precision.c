@@ -12,6 +12,7 @@
 
 #include <evenkeel/evenkeel.h>
 
+#include "ck_gpt.h"
 #include "ck_rule.h"
 #include "ck_training.h"
 
@@ -177,9 +178,7 @@ static double ratio(uint64_t got, uint64_t of) { return (double)got / (double)of
 
 /* Logits and their gradient are half, and so are activations, but for statistics of rows. */
 START_TEST(numbers_of_16_bits_take_half) {
-  ek_gpt_options lm = EK_GPT_OPTIONS_INIT, m = EK_GPT_OPTIONS_INIT;
-  lm.vocabulary = 40000, lm.sequence = 250, lm.width = 256, lm.layers = 4, lm.heads = 8;
-  m.vocabulary = 50257, m.sequence = 1024, m.width = 768, m.layers = 12, m.heads = 12;
+  const ek_gpt_options lm = ck_gpt_sizes(40000, 250, 256, 4, 8), m = EK_GPT_OPTIONS_INIT;
   const ek_gpt_options *models[] = {&lm, &m};
   for (int i = 0; i < 2; i++) {
     const int64_t samples = i == 0 ? 32 : 8;
@@ -205,8 +204,7 @@ START_TEST(state_takes_what_is_documented) {
               {EK_MODE_SHARDED, 1, 2, 4, 2},
               {EK_MODE_SHARDED_GRADIENTS, 1, 2, 1, 2},
               {EK_MODE_FULLY_SHARDED, 1, 0.5, 1, 2}};
-  ek_gpt_options m = EK_GPT_OPTIONS_INIT;
-  m.vocabulary = 50257, m.sequence = 1024, m.width = 768, m.layers = 12, m.heads = 12;
+  const ek_gpt_options m = EK_GPT_OPTIONS_INIT;
   const double count = 124439808;
   for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
     ek_group *group = ck_open_exactly("plan:4", 1);
@@ -331,8 +329,7 @@ END_TEST
 static ek_recompute policy;
 
 static ek_status small_gpt(ek_module **module) {
-  ek_gpt_options gpt = EK_GPT_OPTIONS_INIT;
-  gpt.vocabulary = 50, gpt.sequence = 6, gpt.width = 16, gpt.layers = 3, gpt.heads = 2;
+  ek_gpt_options gpt = ck_gpt_sizes(50, 6, 16, 3, 2);
   gpt.dropout = 0.1;
   gpt.recompute = policy;
   return ek_gpt_create(module, &gpt);

@@ -16,6 +16,7 @@
 #include <evenkeel/evenkeel.h>
 
 #include "ck_batch_norm.h"
+#include "ck_gpt.h"
 #include "ck_running.h"
 #include "ck_snapshot.h"
 #include "ck_state.h"
@@ -175,9 +176,9 @@ static struct outcome train(const struct run *run, const struct place places[STE
 
 static void describe(char *text, size_t size, const struct run *run,
                      const struct place places[STEPS]) {
-  int used = snprintf(text, size, "%s, precision %s, %zu grains, reduction %d, samples",
-                      run->workload->name, ek_type_name(run->precision), run->grains,
-                      (int)run->reduction);
+  int used =
+      snprintf(text, size, "%s, precision %s, %zu grains, reduction %d, samples",
+               run->workload->name, ek_type_name(run->precision), run->grains, (int)run->reduction);
   for (int step = 0; step < STEPS; step++) {
     for (size_t i = 0; i < run->parts[step]; i++) {
       used += snprintf(text + used, size - (size_t)used, "%c%lld", i == 0 ? ' ' : '+',
@@ -309,7 +310,6 @@ static void predict(struct outcome *outcome, ek_trainer *trainer, const struct c
 }
 
 static void train_gpt(struct outcome *outcome, ek_mode mode, size_t devices, int64_t samples) {
-  ek_gpt_options sizes = EK_GPT_OPTIONS_INIT;
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
   const ek_loss_scale none = {.kind = EK_LOSS_SCALE_NONE};
   ek_module *gpt = NULL;
@@ -317,11 +317,7 @@ static void train_gpt(struct outcome *outcome, ek_mode mode, size_t devices, int
   ek_trainer *trainer = NULL;
   struct ck_batch batch = ck_batch_make(ck_workload("gpt"), EK_F32, samples, 0.1, 5);
   const int64_t length = batch.input[0].shape[1];
-  sizes.vocabulary = 40;
-  sizes.sequence = length;
-  sizes.width = 16;
-  sizes.heads = 2;
-  sizes.layers = 2;
+  ek_gpt_options sizes = ck_gpt_sizes(40, length, 16, 2, 2);
   sizes.dropout = 0.1;
   sizes.fused_loss = true;
   sizes.logits_bytes = 4096;

@@ -8,6 +8,7 @@
 
 #include <evenkeel/evenkeel.h>
 
+#include "ck_gpt.h"
 #include "ck_mirror.h"
 #include "ck_training.h"
 
@@ -101,8 +102,7 @@ END_TEST
 enum { LAYERS = 24, WIDTH = 64 };
 
 static ek_status deep_gpt(ek_module **module) {
-  ek_gpt_options gpt = EK_GPT_OPTIONS_INIT;
-  gpt.vocabulary = 13, gpt.sequence = 16, gpt.width = WIDTH, gpt.layers = LAYERS, gpt.heads = 2;
+  const ek_gpt_options gpt = ck_gpt_sizes(13, 16, WIDTH, LAYERS, 2);
   return ek_gpt_create(module, &gpt);
 }
 

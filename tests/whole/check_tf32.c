@@ -11,6 +11,7 @@
 
 #include <evenkeel/evenkeel.h>
 
+#include "ck_gpt.h"
 #include "ck_probe.h"
 #include "ck_training.h"
 
@@ -27,18 +28,13 @@ struct model {
 };
 
 static ek_trainer *open_trainer(ek_group *group, const struct model *model) {
-  ek_gpt_options gpt = EK_GPT_OPTIONS_INIT;
+  ek_gpt_options gpt = ck_gpt_sizes(VOCABULARY, TOKENS, 16, 2, 2);
   ek_sgd_options sgd = EK_SGD_OPTIONS_INIT;
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
   ek_module *module = NULL;
   ek_criterion *loss = NULL;
   ek_optimizer *rule = NULL;
   ek_trainer *trainer = NULL;
-  gpt.vocabulary = VOCABULARY;
-  gpt.sequence = TOKENS;
-  gpt.width = 16;
-  gpt.layers = 2;
-  gpt.heads = 2;
   gpt.recompute = model->recompute;
   gpt.fused_loss = model->fused_loss;
   sgd.learning_rate = 0.5;

@@ -14,6 +14,7 @@
 #include <evenkeel/cross_entropy.h>
 #include <evenkeel/gpt.h>
 
+#include "ck_gpt.h"
 #include "ck_training.h"
 
 enum { STEPS = 48, FEW_STEPS = 12 };
@@ -28,12 +29,7 @@ static const char text[] =
     "much wood as a woodchuck could chuck, if a woodchuck could chuck wood.";
 
 static ek_status gpt(ek_module **module) {
-  ek_gpt_options options = EK_GPT_OPTIONS_INIT;
-  options.vocabulary = VOCABULARY;
-  options.sequence = LENGTH;
-  options.width = 32;
-  options.layers = 2;
-  options.heads = 4;
+  ek_gpt_options options = ck_gpt_sizes(VOCABULARY, LENGTH, 32, 2, 4);
   options.dropout = 0.05;
   return ek_gpt_create(module, &options);
 }
