@@ -185,6 +185,19 @@ END_TEST
 
 static const double odd[] = {257, 0.1}; /* not numbers of bf16 */
 
+/* What a device holds of activations and of copies; a small tensor is one unit of its arena. */
+struct held {
+  uint64_t activations, copies;
+};
+enum { UNIT = 256 };
+static struct held at_rest; /* of see_forward's device, before the pass */
+
+static struct held held_on(const ek_device *device) {
+  ek_memory_usage usage;
+  ck_ok(ck_memory_stats(&usage, device));
+  return (struct held){usage.current[EK_MEMORY_ACTIVATIONS], usage.current[EK_MEMORY_COPIES]};
+}
+
 static void holds_rounded(const ek_tensor *tensor) {
   double values[2];
   ck_assert_int_eq(tensor->type, EK_F32);
@@ -202,6 +215,9 @@ static ek_status see_forward(ek_pass *pass, const ek_tensor *x) {
   holds_rounded(&a);
   ck_assert_ptr_eq(a.data, again.data);
   ck_assert_int_eq(c.type, EK_F32);
+  const struct held held = held_on(ek_pass_device(pass)); /* x in bf16 and in f32, and a in f32 */
+  ck_assert_uint_eq(held.activations, at_rest.activations + 2 * UNIT);
+  ck_assert_uint_eq(held.copies, at_rest.copies + UNIT);
   return ek_pass_save(pass, &a); /* it lives on */
 }
 
@@ -218,7 +234,7 @@ static ek_status see_backward(ek_pass *pass, const ek_tensor *dy) {
   return status;
 }
 
-/* In a sequential of bf16, which is given f32. */
+/* In a sequential of bf16, which is given f32. The ledger has what is converted. */
 START_TEST(a_module_of_f32_runs_between_casts) {
   struct ck_probe p = ck_probe_open(see_forward, see_backward);
   ek_module *whole = NULL, *child = &p.probe->base;
@@ -238,6 +254,7 @@ START_TEST(a_module_of_f32_runs_between_casts) {
     flat.shape[0] = 2;
     ck_ok(ek_tensor_copy(&info.value, &flat));
     ck_ok(ek_replica_refresh(replica));
+    at_rest = held_on(p.device);
     ck_ok(ek_pass_open(&pass, replica, NULL));
     ck_ok(ek_pass_run_forward(&y, pass, &x));
     ck_assert_int_eq(y.type, EK_BF16);

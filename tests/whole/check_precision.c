@@ -251,6 +251,18 @@ static ek_status forgetful_update(const ek_optimizer *self, ek_stream *stream,
   return ek_op_sgd(stream, update->parameters, NULL, update->gradients, &terms, &scale);
 }
 
+/* The others write the copies in the pass over memory that writes the masters. */
+START_TEST(stock_rules_write_copies) {
+  ek_optimizer *rules[2];
+  ck_ok(ek_sgd_create(&rules[0], NULL));
+  ck_ok(ek_adamw_create(&rules[1], NULL));
+  for (int i = 0; i < 2; i++) {
+    ck_assert(rules[i]->ops->writes_copy);
+    ek_optimizer_free(rules[i]);
+  }
+}
+END_TEST
+
 static ek_status forgetful(ek_optimizer **optimizer) {
   return ck_rule_create(optimizer, "forgetful", forgetful_update);
 }
@@ -412,6 +424,7 @@ static Suite *make_suite(void) {
   tcase_add_test(tcase, state_takes_what_is_documented);
   tcase = ck_case(suite, "refusals");
   tcase_add_test(tcase, what_makes_no_sense_is_refused);
+  tcase_add_test(tcase, stock_rules_write_copies);
   if (!ck_has_halves()) return suite;
   tcase = ck_case(suite, "training");
   tcase_add_loop_test(tcase, placements_agree, 0, CASES);
