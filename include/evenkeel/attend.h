@@ -14,7 +14,7 @@ EK_BEGIN_DECLARATIONS
  * out = softmax(Q K^T / sqrt(head width), causal) V for each sample and head (Vaswani et al. 2017).
  *   qkv   B x T x 3C: of each token the queries of all heads, then the keys, then the values
  *   out   B x T x C
- *   lse   B x heads x T, of the type of qkv: the logarithm of each row's sum of exponentials, for
+ *   lse   B x heads x T, of the type of sums: the logarithm of each row's sum of exponentials, for
  *         the backward
  * C must be a multiple of heads. The B x heads x T x T matrix is never held: scores live in tiles
  * of fixed size with an online softmax (Milakov and Gimelshein 2018; Dao et al. 2022).

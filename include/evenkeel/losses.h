@@ -17,7 +17,7 @@ typedef struct ek_cross_entropy_terms {
   int32_t ignore_index;   /* targets equal to it count for nothing */
   double label_smoothing; /* 0 <= e <= 1 */
   const ek_tensor
-      *class_weights; /* `classes` elements of the logits' type on the device; NULL: 1 */
+      *class_weights; /* `classes` elements of the type of sums on the device; NULL: 1 */
   int64_t classes;    /* the first so many columns of the logits; 0: all of them */
 } ek_cross_entropy_terms;
 
@@ -30,8 +30,8 @@ typedef struct ek_cross_entropy_terms {
  * target and e the smoothing (the formula of PyTorch's CrossEntropyLoss):
  *     l = -(1 - e) w[y] log p[y] - e / classes * sum over c of w[c] log p[c]
  *     s = sum of l, d = sum of w[y], over the rows that are not ignored
- * losses (one per row, the logits' type) is written; an ignored row has loss 0. normalizer (rows x
- * 2, the logits' type) gets {m, z} of every row, m the largest logit and z the sum of e^(x - m), so
+ * losses (one per row, of the type of sums) is written; an ignored row has loss 0. normalizer (rows
+ * x 2, of that type too) gets {m, z} of every row, m the largest logit and z the sum of e^(x - m), so
  * that p[c] = e^(x[c] - m) / z: kept apart, so that what the logits of a row have in common costs
  * no digits. One pass over the logits' memory. A logit of -infinity has probability 0; a row with
  * NaN or +infinity, or with nothing but -infinity, has loss NaN. A target outside 0 .. classes - 1
