@@ -15,15 +15,7 @@
  * wider than WIDE the tiles have fewer rows. Forward widens keys and values once where all of them
  * fit into the same place.
  */
-#include "backend/cpu/isa/isa.h"
-#include "backend/cpu/isa/vector_exp.h"
-
-#include <math.h>
-
-#define ROWS 64
-#define COLUMNS 128
-
-typedef float tile[ROWS][COLUMNS];
+#include "backend/cpu/isa/attend.h"
 
 #ifdef EK_VALUE_f32
 struct tiles {
@@ -46,53 +38,11 @@ static struct tiles *tiles_of_this_thread(void) {
   return (struct tiles *)(void *)ek__team_scratch()->tiles;
 }
 
-/* One head of one sample. */
-struct head {
-  const value *q, *k, *v; /* tokens x width, a row every 3 C elements */
-  value *dq, *dk, *dv;    /* likewise */
-  const value *dout;      /* tokens x width, a row every C elements */
-  value *out;
-  float *lse;
-  int64_t tokens, width, step, out_step;
-  double scale;
-  const struct ek__attention_job *job;
-};
-
-static struct head head_of(const struct ek__attention_job *job, int64_t index) {
-  const struct ek__attention_args *args = job->args;
-  const int64_t sample = index / args->heads, number = index % args->heads;
-  const int64_t model = args->heads * args->head_width;
-  const int64_t in = sample * args->tokens * 3 * model + number * args->head_width;
-  const int64_t at = sample * args->tokens * model + number * args->head_width;
-  const value *qkv = (const value *)args->qkv + in;
-  value *dqkv = args->dqkv ? (value *)args->dqkv + in : NULL;
-  return (struct head){.q = qkv,
-                       .k = qkv + model,
-                       .v = qkv + 2 * model,
-                       .dq = dqkv,
-                       .dk = dqkv ? dqkv + model : NULL,
-                       .dv = dqkv ? dqkv + 2 * model : NULL,
-                       .dout = args->dout ? (const value *)args->dout + at : NULL,
-                       .out = (value *)args->out + at,
-                       .lse = (float *)args->lse + index * args->tokens,
-                       .tokens = args->tokens,
-                       .width = args->head_width,
-                       .step = 3 * model,
-                       .out_step = model,
-                       .scale = 1.0 / sqrt((double)args->head_width),
-                       .job = job};
-}
-
 /* A row-major matrix of floats inside a larger one: a row every `step` elements. */
 struct view {
   const float *at;
   int64_t step;
 };
-struct part {
-  float *at;
-  int64_t step;
-};
-
 /*
  * What differs by the type of values.
  *   widened    rows of values as floats, in `to` if they are not floats already
@@ -142,12 +92,6 @@ static struct view widened(float *to, const value *x, int64_t step, int64_t rows
 static struct part place_of(float *to, value *y, int64_t step, int64_t width) {
   (void)y, (void)step;
   return (struct part){to, width};
-}
-static void narrowed(value *y, int64_t step, struct part from, int64_t rows, int64_t width) {
-  for (int64_t r = 0; r < rows; r++) {
-    const float *row = from.at + r * from.step;
-    X_PAIRS(0, width, x_put_ordered(y + r * step + i, v_get_pair(row + i, n), n));
-  }
 }
 #define WIDENED widened
 #define PLACE_OF place_of
@@ -207,21 +151,6 @@ static void add_turned_tile_times(const struct head *head, struct part c, tile t
                                     .ldc = c.step});
 }
 
-/* Keys of a tile that query `token` may see. */
-static int64_t seen(int64_t token, int64_t first_key, int64_t columns) {
-  const int64_t count = token - first_key + 1;
-  return count < 0 ? 0 : count < columns ? count : columns;
-}
-
-/* Rows of a tile are whole vectors: what lies behind the last key is read, and not used. */
-static float largest_of(const float *x, int64_t n) {
-  vec best = v_set(-INFINITY);
-  int64_t i = 0;
-  for (; i + W <= n; i += W) best = v_max(v_load(x + i), best);
-  if (i < n) best = v_max(v_first(n - i, v_load(x + i), best), best);
-  return v_largest(best);
-}
-
 /* x[0 .. n-1] = e^(x - shift), the rest up to `columns` and its vector 0; returns the sum. */
 static float exp_row(float *x, float shift, int64_t n, int64_t columns) {
   const vec zero = {0};
@@ -243,16 +172,7 @@ static float exp_row(float *x, float shift, int64_t n, int64_t columns) {
   return v_sum(sum0 + sum1);
 }
 
-static void scale_row(float *x, float factor, int64_t width) {
-  V_EACH(0, width, v_put(x + i, v_get(x + i, n) * factor, n));
-}
-
 /* ---- forward ---- */
-
-/* What is known of a tile's rows so far. */
-struct online {
-  float largest[ROWS], sum[ROWS];
-};
 
 /* Turns scores into exponentials and scales what `out` holds so far down to the new largest. */
 static void softmax_tile(const struct head *head, tile t, struct online *online, struct part out,

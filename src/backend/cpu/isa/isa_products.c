@@ -20,7 +20,7 @@
  * the first cache, which leave the store buffer in order: what is written is fetched ahead, c as
  * well.
  */
-#include "backend/cpu/isa/isa.h"
+#include "backend/cpu/isa/place.h"
 
 /* Two accumulators for each row must fit into the registers: 32 of them, or 16. */
 #if W == 16
@@ -32,8 +32,6 @@
 
 #define LINES 96
 #define DEPTH 256
-#define COLUMNS 256
-#define STRIP 512
 #define TURNED (DEPTH * ROWS + WIDE)    /* a tile of a whose numbers are turned, and a gap */
 #define STORED ((ROWS + W - 1) / W * W) /* of which ROWS count */
 
@@ -60,8 +58,6 @@ struct view {
 static inline void fetch(const float *to, int64_t count) {
   for (int64_t i = 0; i < count; i += 16) __builtin_prefetch(to + i, 1);
 }
-
-static int64_t at_most(int64_t count, int64_t most) { return count < most ? count : most; }
 
 /* panel[p][line] of W lines from x on, whose depth is in order; `lines` of them are there, the
  * others are 0. */
@@ -220,47 +216,6 @@ static void multiply_panels(float *c, int64_t ldc, const float *a, bool turned, 
   (turned ? multiply_turned : multiply_lines)(c, ldc, a, b, depth, &scale);
 }
 
-/* Where the product of a block of a and one of b goes: c, or what has been added up of it. */
-struct place {
-  float *sums; /* = alpha a b + beta sums */
-  int64_t step;
-  float alpha, beta;
-  bool padded; /* rows of sums are as long as whole tiles */
-  /* Of the last of the blocks, where c is of values and not NULL: = alpha a b + sums + beta c */
-  value *c;
-  int64_t ldc;
-  bool has_sums;
-  const value *bias; /* or NULL */
-};
-
-/* `count` elements of a row of sums; they are not read where beta is 0. */
-static void write_sums(float *sums, const float *t, int64_t count, float beta) {
-  V_EACH(0, count, {
-    const vec sum = v_load(t + i);
-    v_put(sums + i, beta == 0.0f ? sum : sum + beta * v_get(sums + i, n), n);
-  });
-}
-
-/* The same of values, of which a tile's row has `count`. */
-static void write_values(const struct place *place, int64_t row, int64_t column, const float *t,
-                         int64_t count) {
-  value *c = place->c + row * place->ldc + column;
-  struct pair sum = v_get_pair(t, WIDE);
-  if (place->has_sums) {
-    const struct pair before = v_get_pair(place->sums + row * place->step + column, WIDE);
-    X_BOTH(sum.of[j] += before.of[j]);
-  }
-  if (place->beta != 0.0f) {
-    const struct pair old = x_get_ordered(c, count);
-    X_BOTH(sum.of[j] += place->beta * old.of[j]);
-  }
-  if (place->bias != NULL) {
-    const struct pair bias = x_get_ordered(place->bias + column, count);
-    X_BOTH(sum.of[j] += bias.of[j]);
-  }
-  x_put_ordered(c, sum, count);
-}
-
 /* ROWS lines of a times a panel of b, of which c has `rows` and `columns`. */
 static void multiply_rows(const struct place *place, int64_t row, int64_t column,
                           const struct layout *layout, const float *a, const float *b,
@@ -301,37 +256,6 @@ static void multiply_blocks(const struct place *place, int64_t row, const struct
   }
 }
 
-#ifdef EK_VALUE_f32
-static bool rounds(const struct ek__gemm *g) { return (void)g, false; }
-static float *strip(void) { return NULL; }
-#else
-static bool rounds(const struct ek__gemm *g) { return !g->c_is_sum; }
-static float *strip(void) { return (float *)(void *)ek__team_scratch()->sums; }
-_Static_assert(STRIP *COLUMNS * sizeof(float) <= sizeof((struct ek__scratch *)0)->sums, "scratch");
-#endif
-
-/* For rows and columns from (i, j) on and the block of k from p on. */
-static struct place place_of(const struct ek__gemm *g, int64_t i, int64_t j, int64_t p) {
-  struct place place = {.alpha = (float)g->alpha};
-  if (!rounds(g)) {
-    place.sums = (float *)g->c + i * g->ldc + j;
-    place.step = g->ldc;
-    place.beta = p == 0 ? (float)g->beta : 1.0f;
-    return place;
-  }
-  place.sums = strip();
-  place.step = COLUMNS;
-  place.has_sums = p > 0;
-  place.padded = g->k - p > DEPTH;
-  place.beta = place.has_sums ? 1.0f : 0.0f;
-  if (place.padded) return place;
-  place.c = (value *)g->c + i * g->ldc + j;
-  place.ldc = g->ldc;
-  place.beta = (float)g->beta;
-  place.bias = g->bias != NULL ? (const value *)g->bias + j : NULL;
-  return place;
-}
-
 /* Rows begin .. end - 1 and columns from j on, of a block. */
 static void multiply_strip(const struct ek__gemm *g, int64_t begin, int64_t end, int64_t j) {
   const int64_t a_line = g->transpose_a ? 1 : g->lda, a_depth = g->transpose_a ? g->lda : 1;
@@ -339,7 +263,7 @@ static void multiply_strip(const struct ek__gemm *g, int64_t begin, int64_t end,
   struct panels *panels = (struct panels *)(void *)ek__team_scratch()->panels;
   for (int64_t p = 0; p < g->k; p += DEPTH) {
     const int64_t depth = at_most(g->k - p, DEPTH), columns = at_most(g->n - j, COLUMNS);
-    const struct place place = place_of(g, begin, j, p);
+    const struct place place = place_of(g, begin, j, p, DEPTH);
     const value *from = (const value *)g->b + j * b_line + p * b_depth;
     const struct view b = {from, b_line, b_depth, columns, depth, columns};
     pack(panels->b, &b);

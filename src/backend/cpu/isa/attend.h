@@ -1,0 +1,97 @@
+/*
+ * attend.h - attention, one head of one sample: where it lies, and what both kinds of tiles do with
+ * their rows (isa_attend.c in f32, tiles/tile_attend.c on the matrix unit). Each uses all of it; what
+ * is worth inlining is the compiler's choice.
+ */
+#ifndef EK_CPU_ATTEND_H
+#define EK_CPU_ATTEND_H
+
+#include "backend/cpu/isa/isa.h"
+#include "backend/cpu/isa/vector_exp.h"
+
+#include <math.h>
+
+/* Queries and keys of a tile at most. */
+#define ROWS 64
+#define COLUMNS 128
+
+typedef float tile[ROWS][COLUMNS];
+
+/* One head of one sample. */
+struct head {
+  const value *q, *k, *v; /* tokens x width, a row every 3 C elements */
+  value *dq, *dk, *dv;    /* likewise */
+  const value *dout;      /* tokens x width, a row every C elements */
+  value *out;
+  float *lse;
+  int64_t tokens, width, step, out_step;
+  double scale;
+  const struct ek__attention_job *job;
+};
+
+static struct head head_of(const struct ek__attention_job *job, int64_t index) {
+  const struct ek__attention_args *args = job->args;
+  const int64_t sample = index / args->heads, number = index % args->heads;
+  const int64_t model = args->heads * args->head_width;
+  const int64_t in = sample * args->tokens * 3 * model + number * args->head_width;
+  const int64_t at = sample * args->tokens * model + number * args->head_width;
+  const value *qkv = (const value *)args->qkv + in;
+  value *dqkv = args->dqkv ? (value *)args->dqkv + in : NULL;
+  return (struct head){.q = qkv,
+                       .k = qkv + model,
+                       .v = qkv + 2 * model,
+                       .dq = dqkv,
+                       .dk = dqkv ? dqkv + model : NULL,
+                       .dv = dqkv ? dqkv + 2 * model : NULL,
+                       .dout = args->dout ? (const value *)args->dout + at : NULL,
+                       .out = (value *)args->out + at,
+                       .lse = (float *)args->lse + index * args->tokens,
+                       .tokens = args->tokens,
+                       .width = args->head_width,
+                       .step = 3 * model,
+                       .out_step = model,
+                       .scale = 1.0 / sqrt((double)args->head_width),
+                       .job = job};
+}
+
+/* Rows of sums: one every `step` elements. */
+struct part {
+  float *at;
+  int64_t step;
+};
+
+/* Keys of a tile that query `token` may see. */
+static int64_t seen(int64_t token, int64_t first_key, int64_t columns) {
+  const int64_t count = token - first_key + 1;
+  return count < 0 ? 0 : count < columns ? count : columns;
+}
+
+/* Rows of a tile are whole vectors: what lies behind the last key is read, and not used. */
+static float largest_of(const float *x, int64_t n) {
+  vec best = v_set(-INFINITY);
+  int64_t i = 0;
+  for (; i + W <= n; i += W) best = v_max(v_load(x + i), best);
+  if (i < n) best = v_max(v_first(n - i, v_load(x + i), best), best);
+  return v_largest(best);
+}
+
+static void scale_row(float *x, float factor, int64_t width) {
+  V_EACH(0, width, v_put(x + i, v_get(x + i, n) * factor, n));
+}
+
+/* What is known of a tile's rows so far. */
+struct online {
+  float largest[ROWS], sum[ROWS];
+};
+
+#ifndef EK_VALUE_f32
+/* The sums, rounded, as rows of values. */
+static void narrowed(value *y, int64_t step, struct part from, int64_t rows, int64_t width) {
+  for (int64_t r = 0; r < rows; r++) {
+    const float *row = from.at + r * from.step;
+    X_PAIRS(0, width, x_put_ordered(y + r * step + i, v_get_pair(row + i, n), n));
+  }
+}
+#endif
+
+#endif /* EK_CPU_ATTEND_H */
