@@ -3,7 +3,7 @@
  * processor and the operating system support.
  *
  * EVENKEEL_ISA=baseline, avx2 or avx512 takes at most that one, so that tests can run every set on
- * one machine. The choice is made once per process.
+ * one machine; with amx, or without it, whatever there is. The choice is made once per process.
  */
 #include "backend/cpu/reference.h"
 
@@ -15,19 +15,21 @@
 #include <cpuid.h>
 #endif
 
-/* An instruction set: its tables, by the type of values. */
+/* An instruction set: its tables, by the type of values, and that of tiles in plain C. */
 struct isa {
   const char *name;
   const struct ek__cpu_functions *f32, *bf16, *f16;
+  const struct ek__cpu_tile_functions *tiles;
 };
 
 #define DECLARE(isa)                                                                               \
   extern const struct ek__cpu_functions ek__cpu_functions_##isa##_f32,                             \
-      ek__cpu_functions_##isa##_bf16, ek__cpu_functions_##isa##_f16;
+      ek__cpu_functions_##isa##_bf16, ek__cpu_functions_##isa##_f16;                               \
+  extern const struct ek__cpu_tile_functions ek__cpu_tile_functions_##isa##_bf16;
 #define ISA(name, isa)                                                                             \
   {                                                                                                \
     name, &ek__cpu_functions_##isa##_f32, &ek__cpu_functions_##isa##_bf16,                         \
-        &ek__cpu_functions_##isa##_f16                                                             \
+        &ek__cpu_functions_##isa##_f16, &ek__cpu_tile_functions_##isa##_bf16                       \
   }
 
 DECLARE(baseline)
@@ -38,15 +40,26 @@ DECLARE(avx2)
 DECLARE(avx512)
 #endif
 
+#ifdef EK_HAVE_ISA_AMX
+extern const struct ek__cpu_tile_functions ek__cpu_tile_functions_amx_bf16;
+#endif
+
 static pthread_once_t chosen = PTHREAD_ONCE_INIT;
 static struct isa choice;
 
+/* From the least on; what is not among them is above all. */
+static int level(const char *isa) {
+  static const char *const order[] = {"baseline", "avx2", "avx512", "amx"};
+  enum { LEVELS = sizeof order / sizeof order[0] };
+  for (int i = 0; i < LEVELS; i++) {
+    if (strcmp(isa, order[i]) == 0) return i;
+  }
+  return LEVELS;
+}
+
 bool ek__cpu_isa_is_allowed(const char *isa) {
   const char *most = getenv("EVENKEEL_ISA");
-  if (!most || !*most) return true;
-  if (strcmp(most, "baseline") == 0) return false;
-  if (strcmp(most, "avx2") == 0) return strcmp(isa, "avx2") == 0;
-  return true;
+  return !most || level(isa) <= level(most);
 }
 
 #ifdef EK_HAVE_ISA_AVX2
@@ -86,6 +99,16 @@ const struct ek__cpu_functions *ek__cpu_functions(struct ek__types types) {
   case EK_TF32: break;
   }
   return choice.f32;
+}
+
+const struct ek__cpu_tile_functions *ek__cpu_tile_functions(bool matrix_unit) {
+  pthread_once(&chosen, choose);
+  if (!matrix_unit) return choice.tiles;
+#ifdef EK_HAVE_ISA_AMX
+  return &ek__cpu_tile_functions_amx_bf16;
+#else
+  return NULL;
+#endif
 }
 
 const char *ek__cpu_isa_name(void) {

@@ -60,9 +60,33 @@ EK__CPU_RANGE(positions_backward, lookup, EK_OK, args->period,
 
 /* ---- attention ---- */
 
+/* The functions on tiles where they are the choice for such heads; asked on a thread with scratch.
+ * */
+struct tiles {
+  const struct ek__cpu_tile_functions *functions;
+  ek_status status;
+};
+
+static void choose_tiles(const void *raw, int64_t begin, int64_t end) {
+  struct tiles *tiles = *(struct tiles *const *)raw;
+  (void)begin, (void)end;
+  tiles->status = ek__cpu_choose_tiles(&tiles->functions);
+}
+
+static ek_status find_tiles(const struct ek__cpu_tile_functions **functions, ek_stream *stream,
+                            const struct ek__attention_args *args) {
+  if (args->types.value != EK_BF16 || args->head_width < EK__CPU_LEAST_TILE_HEAD ||
+      args->head_width > EK__CPU_WIDEST_TILE_HEAD) {
+    return EK_OK;
+  }
+  struct tiles tiles = {NULL, EK_OK}, *const where = &tiles;
+  ek__cpu_range_with_scratch(stream, choose_tiles, &where, 1);
+  *functions = tiles.functions;
+  return tiles.status;
+}
+
 static ek_status attend(ek_stream *stream, const struct ek__attention_args *args,
                         ek__range_function *function) {
-  if (args->tokens == 0 || args->head_width == 0) return EK_OK;
   EK__FAIL_IF(ek__type_size(args->types.value) == 2 && args->head_width > EK__CPU_WIDEST_HALF_HEAD,
               EK_ERR_UNSUPPORTED,
               "attention: a head is %lld wide; those of 16 bits go up to %d on the CPU",
@@ -74,10 +98,24 @@ static ek_status attend(ek_stream *stream, const struct ek__attention_args *args
   return result == EK_OK ? EK_OK : ek_error_set(result, "attention: a matrix product failed");
 }
 
+static bool is_empty(const struct ek__attention_args *args) {
+  return args->tokens == 0 || args->head_width == 0;
+}
+
 ek_status ek__cpu_attention_forward(ek_stream *stream, const struct ek__attention_args *args) {
-  return attend(stream, args, ek__cpu_functions(args->types)->attention_forward);
+  const struct ek__cpu_tile_functions *tiles = NULL;
+  if (is_empty(args)) return EK_OK;
+  EK_TRY(find_tiles(&tiles, stream, args));
+  return attend(stream, args,
+                tiles != NULL ? tiles->tile_attention_forward
+                              : ek__cpu_functions(args->types)->attention_forward);
 }
 
 ek_status ek__cpu_attention_backward(ek_stream *stream, const struct ek__attention_args *args) {
-  return attend(stream, args, ek__cpu_functions(args->types)->attention_backward);
+  const struct ek__cpu_tile_functions *tiles = NULL;
+  if (is_empty(args)) return EK_OK;
+  EK_TRY(find_tiles(&tiles, stream, args));
+  return attend(stream, args,
+                tiles != NULL ? tiles->tile_attention_backward
+                              : ek__cpu_functions(args->types)->attention_backward);
 }

@@ -1,27 +1,34 @@
 /*
- * cpu_matmul_choice.c - which products oneDNN's matmul primitive makes: those of bf16, where the
- * processor has instructions for them and the primitive has been seen to be right.
+ * cpu_matmul_choice.c - what makes products of bf16: oneDNN's matmul primitive, the library's own
+ * on the matrix unit (tiles/), or the library's own in f32; and attention's in bf16, which are
+ * small and therefore never oneDNN's.
  *
- * The library was built on processors without such instructions, so the first product of bf16 in a
- * process is preceded by a proof: products of small whole numbers, whose results are exact, in every
- * form that the library has (either operand turned or not; a result of values, alone, with a bias,
- * or added to what is there; a result of sums, alone or added), of shapes with odd rests and long
- * sums, rows with gaps behind them, a single row. All of c must be the same bits as by our own
- * product, its gaps among them. One that differs, or that oneDNN fails to make, and every product of
- * bf16 is our own for the life of the process; the log says so. A refusal of memory decides nothing:
- * the product fails with it, and the next one asks again.
+ * oneDNN where the processor has instructions for bf16, else the matrix unit where there is one
+ * that the kernel lets us use (cpu_amx.c); and each only where it has been seen to be right. The
+ * library was built on processors without such instructions, so the first product of bf16 in a
+ * process is preceded by a proof: products of small whole numbers, whose results are exact, in
+ * every form that the library has (either operand turned or not; a result of values, alone, with a
+ * bias, or added to what is there; a result of sums, alone or added), of shapes with odd rests and
+ * long sums, rows with gaps behind them, a single row. All of c must be the same bits as by our own
+ * product in f32, its gaps among them. One that differs, or that oneDNN fails to make, and the
+ * candidate is out for the life of the process; the log says so. A refusal of memory decides
+ * nothing: the product fails with it, and the next one asks again.
  *
  * Not when the first device is opened: who trains in f32 would wait for some 60 products to be
  * compiled, and keep their code.
  *
  * The environment says otherwise (tests, comparisons):
  *   EVENKEEL_PRODUCTS=own          our own product for every type (cpu_sgemm_onednn.c too)
+ *   EVENKEEL_PRODUCTS=tiles        our own for bf16, and attention's, on tiles in plain C, behind
+ *                                  the same proof: what the matrix unit would do, on any processor
  *   EVENKEEL_PRODUCTS=matmul-bf16  the primitive for bf16 wherever oneDNN has something, unproven
  *   EVENKEEL_PRODUCTS=matmul       the primitive for f32, where it is dnnl_sgemm() with more calls
  *                                  around it (docs/results has the figures), so that it is
  *                                  tested on any processor
  *   EVENKEEL_ISA=baseline, avx2    no instructions for bf16 (cpu_dispatch.c)
+ *   EVENKEEL_ISA=avx512            no matrix unit, but what oneDNN finds
  */
+#include "backend/cpu/cpu_amx.h"
 #include "backend/cpu/cpu_primitive.h"
 
 #include <pthread.h>
@@ -32,16 +39,18 @@
 #include "core/error.h"
 #include "core/half.h"
 #include "core/log_internal.h"
+#include "core/process.h"
 
 /* ---- what the environment says ---- */
 
 static pthread_once_t looked = PTHREAD_ONCE_INIT;
-static enum { AUTOMATIC, OWN, FORCED_BF16, FORCED_F32 } wish;
+static enum { AUTOMATIC, OWN, TILES, FORCED_BF16, FORCED_F32 } wish;
 
 static void look(void) {
   const char *products = getenv("EVENKEEL_PRODUCTS");
   if (products == NULL) return;
   if (strcmp(products, "own") == 0) wish = OWN;
+  if (strcmp(products, "tiles") == 0) wish = TILES;
   if (strcmp(products, "matmul-bf16") == 0) wish = FORCED_BF16;
   if (strcmp(products, "matmul") == 0) wish = FORCED_F32;
 }
@@ -52,6 +61,16 @@ bool ek__cpu_products_are_own(void) {
 }
 
 /* ---- the proof ---- */
+
+/* What may multiply values of bf16. */
+struct candidate {
+  const char *name, *otherwise; /* for people: whose product, what is done without it */
+  bool (*is_there)(void);
+  ek_status (*multiply)(bool *done, const struct ek__gemm *gemm);
+  void (*forget)(void); /* what the proof made; may be NULL */
+  pthread_mutex_t mutex;
+  atomic_int known; /* 0: not yet, 1: it is proven, -1: it is not */
+};
 
 enum { MOST_ROWS = 19, MOST_COLUMNS = 83, DEEPEST = 1056, MOST_GAP = 5 };
 enum { A_ITEMS = (MOST_ROWS + MOST_GAP) * DEEPEST, B_ITEMS = (MOST_COLUMNS + MOST_GAP) * DEEPEST };
@@ -105,9 +124,10 @@ static void fill_c(union numbers *c, const struct result *result) {
   }
 }
 
-/* *exact, if oneDNN has this product at all: c is as by our own. */
-static ek_status try_product(bool *exact, struct operands *o, const struct trial *t,
-                             const struct result *result, bool transpose_a, bool transpose_b) {
+/* *exact, if the candidate has this product at all: c is as by our own in f32. */
+static ek_status try_product(const struct candidate *candidate, bool *exact, struct operands *o,
+                             const struct trial *t, const struct result *result, bool transpose_a,
+                             bool transpose_b) {
   bool done = false;
   struct ek__gemm g = {.c_is_sum = result->is_sum,
                        .bias = result->bias ? o->bias : NULL,
@@ -126,7 +146,7 @@ static ek_status try_product(bool *exact, struct operands *o, const struct trial
                        .ldc = t->n + t->gap};
   fill_c(&o->got, result);
   memcpy(&o->want, &o->got, sizeof o->want);
-  EK_TRY(ek__cpu_primitive_multiply(&done, &g, EK_BF16));
+  EK_TRY(candidate->multiply(&done, &g));
   if (!done) return EK_OK;
   g.c = &o->want;
   ek__cpu_functions(ek__types_in(EK_BF16))->product(&g, 0, g.m);
@@ -135,23 +155,24 @@ static ek_status try_product(bool *exact, struct operands *o, const struct trial
 }
 
 /* Form `number` of all, in each shape. */
-static ek_status try_form(bool *exact, struct operands *operands, int number) {
+static ek_status try_form(const struct candidate *candidate, bool *exact, struct operands *operands,
+                          int number) {
   const bool transpose_a = (number & 1) != 0, transpose_b = (number & 2) != 0;
   const struct result *result = &results[number / 4];
   for (int i = 0; i < TRIALS && *exact; i++) {
-    EK_TRY(try_product(exact, operands, &trials[i], result, transpose_a, transpose_b));
+    EK_TRY(try_product(candidate, exact, operands, &trials[i], result, transpose_a, transpose_b));
     if (*exact) continue;
     ek__log(EK_LOG_WARNING,
-            "oneDNN's product of bf16 is wrong for %d x %d x %d, a %s, b %s, c %s%s, beta %g: "
-            "the library multiplies bf16 by itself",
-            (int)trials[i].m, (int)trials[i].n, (int)trials[i].k, transpose_a ? "turned" : "plain",
-            transpose_b ? "turned" : "plain", result->is_sum ? "f32" : "bf16",
-            result->bias ? " with a bias" : "", result->beta);
+            "%s product of bf16 is wrong for %d x %d x %d, a %s, b %s, c %s%s, beta %g: %s",
+            candidate->name, (int)trials[i].m, (int)trials[i].n, (int)trials[i].k,
+            transpose_a ? "turned" : "plain", transpose_b ? "turned" : "plain",
+            result->is_sum ? "f32" : "bf16", result->bias ? " with a bias" : "", result->beta,
+            candidate->otherwise);
   }
   return EK_OK;
 }
 
-static ek_status prove(bool *exact) {
+static ek_status prove(const struct candidate *candidate, bool *exact) {
   struct operands *operands = NULL;
   EK_TRY(ek__new(&operands, 1, sizeof *operands, "matrix products"));
   ek_status status = EK_OK;
@@ -160,43 +181,104 @@ static ek_status prove(bool *exact) {
   draw_values(operands->bias, MOST_COLUMNS, 3);
   *exact = true;
   for (int form = 0; form < 4 * RESULTS && status == EK_OK && *exact; form++) {
-    status = try_form(exact, operands, form);
+    status = try_form(candidate, exact, operands, form);
   }
   ek__free(operands);
-  ek__cpu_primitive_forget();
+  if (candidate->forget != NULL) candidate->forget();
   return status;
 }
 
-/* ---- the choice ---- */
-
-/* Once for all threads; the others wait. */
-static ek_status is_proven(bool *yes) {
-  static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-  static atomic_int known; /* 0: not yet, 1: it is, -1: it is not */
-  if (atomic_load_explicit(&known, memory_order_acquire) == 0) {
-    bool exact = ek__cpu_isa_is_allowed("avx512") && ek__cpu_primitive_for_bf16();
-    pthread_mutex_lock(&mutex);
+/* Once for all threads; the others wait. In a child of fork() the mutex may be held by a thread
+ * that is not there: who cannot have it at once proves for himself, with the same result. */
+static ek_status is_proven(bool *yes, struct candidate *candidate) {
+  if (atomic_load_explicit(&candidate->known, memory_order_acquire) == 0) {
+    bool exact = candidate->is_there();
+    const bool alone = ek__process_number() == 0 ? pthread_mutex_lock(&candidate->mutex) == 0
+                                                 : pthread_mutex_trylock(&candidate->mutex) == 0;
     ek_status status = EK_OK;
-    if (exact && atomic_load(&known) == 0) status = prove(&exact);
+    if (exact && atomic_load(&candidate->known) == 0) status = prove(candidate, &exact);
     if (status != EK_OK && status != EK_ERR_OUT_OF_MEMORY) {
-      ek__log(EK_LOG_WARNING, "%s: the library multiplies bf16 by itself", ek_error_message());
+      ek__log(EK_LOG_WARNING, "%s: %s", ek_error_message(), candidate->otherwise);
       ek_error_clear();
       exact = false;
       status = EK_OK;
     }
-    if (status == EK_OK && atomic_load(&known) == 0) atomic_store(&known, exact ? 1 : -1);
-    pthread_mutex_unlock(&mutex);
+    if (status == EK_OK && atomic_load(&candidate->known) == 0) {
+      atomic_store(&candidate->known, exact ? 1 : -1);
+    }
+    if (alone) pthread_mutex_unlock(&candidate->mutex);
     EK_TRY(status);
   }
-  *yes = atomic_load(&known) > 0;
+  *yes = atomic_load(&candidate->known) > 0;
   return EK_OK;
 }
+
+/* ---- the candidates ---- */
+
+static bool primitive_is_there(void) {
+  return ek__cpu_isa_is_allowed("avx512") && ek__cpu_primitive_for_bf16();
+}
+
+static ek_status multiply_by_primitive(bool *done, const struct ek__gemm *gemm) {
+  return ek__cpu_primitive_multiply(done, gemm, EK_BF16);
+}
+
+static struct candidate primitive = {.name = "oneDNN's",
+                                     .otherwise = "the library multiplies bf16 by itself",
+                                     .is_there = primitive_is_there,
+                                     .multiply = multiply_by_primitive,
+                                     .forget = ek__cpu_primitive_forget,
+                                     .mutex = PTHREAD_MUTEX_INITIALIZER};
+
+/* Beside the unit its functions use the vectors of AVX-512. */
+static bool unit_is_there(void) {
+  return ek__cpu_tile_functions(true) != NULL && ek__cpu_isa_is_allowed("amx") &&
+         strcmp(ek__cpu_isa_name(), "AVX-512") == 0 && ek__amx_is_there(&ek__amx_this_system);
+}
+
+static ek_status multiply_on_unit(bool *done, const struct ek__gemm *gemm) {
+  ek__cpu_tile_functions(true)->tile_product(gemm, 0, gemm->m);
+  *done = true;
+  return EK_OK;
+}
+
+static struct candidate unit = {.name = "the matrix unit's",
+                                .otherwise = "the library multiplies bf16 in f32",
+                                .is_there = unit_is_there,
+                                .multiply = multiply_on_unit,
+                                .mutex = PTHREAD_MUTEX_INITIALIZER};
+
+static bool plain_is_there(void) { return true; }
+
+static ek_status multiply_on_plain_tiles(bool *done, const struct ek__gemm *gemm) {
+  ek__cpu_tile_functions(false)->tile_product(gemm, 0, gemm->m);
+  *done = true;
+  return EK_OK;
+}
+
+static struct candidate plain = {.name = "the plain tiles'",
+                                 .otherwise = "the library multiplies bf16 in f32",
+                                 .is_there = plain_is_there,
+                                 .multiply = multiply_on_plain_tiles,
+                                 .mutex = PTHREAD_MUTEX_INITIALIZER};
+
+/* ---- the choice ---- */
 
 ek_status ek__cpu_matmul_primitive(bool *done, const struct ek__gemm *gemm, ek_type type) {
   bool yes = false;
   pthread_once(&looked, look);
   if (type == EK_F32) yes = wish == FORCED_F32;
   if (type == EK_BF16) yes = wish == FORCED_BF16;
-  if (type == EK_BF16 && (wish == AUTOMATIC || wish == FORCED_F32)) EK_TRY(is_proven(&yes));
+  if (type == EK_BF16 && (wish == AUTOMATIC || wish == FORCED_F32)) {
+    EK_TRY(is_proven(&yes, &primitive));
+  }
   return yes ? ek__cpu_primitive_multiply(done, gemm, type) : EK_OK;
+}
+
+ek_status ek__cpu_choose_tiles(const struct ek__cpu_tile_functions **functions) {
+  bool yes = false;
+  pthread_once(&looked, look);
+  EK_TRY(is_proven(&yes, wish == TILES ? &plain : &unit));
+  if (yes) *functions = ek__cpu_tile_functions(wish != TILES);
+  return EK_OK;
 }

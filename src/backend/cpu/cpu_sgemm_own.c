@@ -1,8 +1,8 @@
 /*
  * cpu_sgemm_own.c - one thread's matrix product in f32 by isa/isa_products.c; compiled where there
- * is no oneDNN.
+ * is no oneDNN, nor its matmul primitive.
  */
-#include "backend/cpu/cpu_internal.h"
+#include "backend/cpu/cpu_primitive.h"
 
 const char *ek__cpu_products_name(void) { return "own matrix products"; }
 
@@ -13,7 +13,11 @@ ek_status ek__cpu_sgemm(const struct ek__gemm *g) {
   return EK_OK;
 }
 
-ek_status ek__cpu_matmul_primitive(bool *done, const struct ek__gemm *gemm, ek_type type) {
+bool ek__cpu_primitive_for_bf16(void) { return false; }
+
+ek_status ek__cpu_primitive_multiply(bool *done, const struct ek__gemm *gemm, ek_type type) {
   (void)done, (void)gemm, (void)type;
   return EK_OK;
 }
+
+void ek__cpu_primitive_forget(void) {}
