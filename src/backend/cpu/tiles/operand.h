@@ -109,8 +109,9 @@ static inline void pack_tile(uint32_t (*to)[16], const struct matrix *m, int64_t
   if (place != to) turn_words(to, natural);
 }
 
-/* Lines are filled up to whole squares, tiles of one line behind each other. */
-static void pack(value *to, const struct matrix *m, enum side side) {
+/* Lines are filled up to whole squares, tiles of one line behind each other. Called from many
+ * places, each of which would have it whole. */
+static __attribute__((noinline)) void pack(value *to, const struct matrix *m, enum side side) {
   const int64_t depths = cover(m->depth, TILE_DEPTH), lines = cover(m->lines, SQUARE) * SQUARE;
   char *next = (char *)to;
   for (int64_t line = 0; line < lines; line += TILE_LINES) {

@@ -71,9 +71,10 @@ static int64_t depths_of_slot(const struct head *head, int64_t key) {
   return cover(keys_in_slot(head, key), TILE_DEPTH);
 }
 
-/* c[rows][columns] = a b, or c + a b, in whole squares; over `depth`. */
-static void multiply(float *c, int64_t step, struct operand a, const struct operand *b,
-                     int64_t rows, int64_t columns, int64_t depth, bool adds) {
+/* c[rows][columns] = a b, or c + a b, in whole squares; over `depth`. Not inlined, as pack(). */
+static __attribute__((noinline)) void multiply(float *c, int64_t step, struct operand a,
+                                               const struct operand *b, int64_t rows,
+                                               int64_t columns, int64_t depth, bool adds) {
   const int64_t depths = cover(depth, TILE_DEPTH);
   for (int64_t i = 0; i < rows; i += SQUARE, a.at += 2 * a.lines) {
     struct operand here = *b;
