@@ -202,8 +202,8 @@ ek_status ek__check_inputs(const ek_pass *pass, const ek_tensor *inputs, size_t 
   const ek_type type = ek__pass_values(pass);
   for (size_t i = 0; i < count; i++) {
     EK__FAIL_IF(ek__type_is_floating(inputs[i].type) && inputs[i].type != type, EK_ERR_TYPE,
-                "input number %zu is %s, expected %s", i, ek_type_name(inputs[i].type),
-                ek_type_name(type));
+                "input number %zu is %s, and the module runs in %s", i,
+                ek_type_name(inputs[i].type), ek_type_name(type));
   }
   return EK_OK;
 }

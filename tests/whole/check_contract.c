@@ -320,8 +320,9 @@ START_TEST(a_module_is_handed_the_type_that_it_runs_in) {
       ck_assert_int_eq(y.parts[0].type, precision);
     } else {
       char text[128];
-      snprintf(text, sizeof text, "%s, forward: input number 0 is %s, expected %s", readers[i].kind,
-               ek_type_name(given), ek_type_name(half && i == 0 ? EK_F32 : precision));
+      snprintf(text, sizeof text, "%s, forward: input number 0 is %s, and the module runs in %s",
+               readers[i].kind, ek_type_name(given),
+               ek_type_name(half && i == 0 ? EK_F32 : precision));
       ck_fails(ek_data_parallel_model_forward(&y, model, &x, 1, NULL), EK_ERR_TYPE, text);
     }
     ek_shards_free(&y);

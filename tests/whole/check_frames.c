@@ -477,7 +477,7 @@ START_TEST(misuse) {
       {CK_RERUN_TWICE, EK_ERR_STATE, "rerun, backward: it left saved tensors behind"},
       {CK_RERUN_SHORTER, EK_ERR_SHAPE, "is [4 x 2], expected [3 x 2]"},
       {CK_RERUN_IN_BF16, EK_ERR_UNSUPPORTED, "a child runs in f32 or f64, not in bf16"},
-      {CK_RERUN_IN_F64, EK_ERR_TYPE, "input number 0 is f32, expected f64"},
+      {CK_RERUN_IN_F64, EK_ERR_TYPE, "input number 0 is f32, and the module runs in f64"},
   };
   ek_module *mlp = NULL, *module = NULL;
   ck_ok(create_mlp(&mlp));
