@@ -27,16 +27,16 @@ static void add_bucket(struct ek__buckets *buckets, int64_t first, int64_t last,
  * far up to `end`, go into different ones. */
 static bool ends(const struct ek__layout *layout, size_t i, int64_t end, size_t bytes) {
   const struct ek__parameter *p = &layout->parameters[layout->order[i]];
-  if (i == 0) return true;
+  if (i == 0 || i == layout->order_trained) return true;
   if (layout->unit_count > 0) return p->unit != layout->parameters[layout->order[i - 1]].unit;
   return (uint64_t)(end - p->offset) * ek_type_size(layout->type) >= bytes;
 }
 
-static void cut(struct ek__buckets *buckets, const struct ek__layout *layout, size_t bytes) {
-  int64_t end = layout->flat_count;
+/* Parameters number begin .. i - 1 of the order, which lie up to `end`. */
+static void cut(struct ek__buckets *buckets, const struct ek__layout *layout, size_t begin,
+                size_t i, int64_t end, size_t bytes) {
   uint32_t members = 0;
-  for (size_t i = 0; i < layout->parameter_count; i++) buckets->of[i] = SIZE_MAX;
-  for (size_t i = layout->order_count; i-- > 0;) {
+  while (i-- > begin) {
     const int64_t first = layout->parameters[layout->order[i]].offset;
     buckets->of[layout->order[i]] = buckets->count;
     members++;
@@ -56,7 +56,11 @@ ek_status ek__buckets_open(struct ek__buckets *buckets, const ek_replica *replic
   EK_TRY(ek__new(&buckets->offsets, parameters, (ranks + 1) * sizeof(int64_t), memory_of));
   EK_TRY(ek__new(&buckets->places, parameters, ranks * sizeof(int64_t), memory_of));
   EK_TRY(ek__new(&buckets->of, parameters, sizeof *buckets->of, memory_of));
-  cut(buckets, &replica->layout, bytes);
+  const struct ek__layout *layout = &replica->layout;
+  for (size_t i = 0; i < parameters; i++) buckets->of[i] = SIZE_MAX;
+  cut(buckets, layout, 0, layout->order_trained, layout->trained_count, bytes);
+  buckets->trained = buckets->count;
+  cut(buckets, layout, layout->order_trained, layout->order_count, layout->flat_count, bytes);
   return EK_OK;
 }
 

@@ -97,7 +97,7 @@ static ek_status open_masters(void *context, ek_device *device, size_t index) {
   ek_data_parallel_model *model = context;
   EK_TRY(ek__masters_open(model, device, index));
   return ek__placement(model)->parameter_shares ? EK_OK
-                                                : ek__masters_share(model, device, index, 0);
+                                                : ek__masters_share(model, device, index, true);
 }
 
 static ek_status open_parts(ek_data_parallel_model *model) {

@@ -275,10 +275,7 @@ static ek_status step_one(void *context, ek_device *device, size_t index) {
   ek_trace_end(span);
   EK_TRY(status);
   const bool share = placement->state_shares && !placement->parameter_shares;
-  if (!share) return EK_OK;
-  const ek_data_parallel_model *model = self->model;
-  return ek__masters_share(model, device, index,
-                           model->replicas[0]->layout.groups[EK__GROUP_NO_DECAY]);
+  return share ? ek__masters_share(self->model, device, index, false) : EK_OK;
 }
 
 /* ---- the step, for the caller ---- */

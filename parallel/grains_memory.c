@@ -82,7 +82,7 @@ static size_t most_slots(const ek_data_parallel_model *model, size_t index) {
 static ek_status open_shares(ek_data_parallel_model *model, ek_device *device, size_t index) {
   struct ek__grain_memory *own = &model->grain_memory[index];
   const struct ek__buckets *cut = ek__reducer_buckets(model->reducer);
-  const int64_t share = ek__buckets_share(cut, index);
+  const int64_t share = ek__buckets_share(cut, cut->trained, index);
   int64_t longest = 0;
   size_t slots = 0;
   own->cut = cut;
@@ -91,7 +91,7 @@ static ek_status open_shares(ek_data_parallel_model *model, ek_device *device, s
     own->runs[k].begin = slots;
     slots += most_slots(model, k);
   }
-  for (size_t b = 0; b < cut->count; b++) {
+  for (size_t b = 0; b < cut->trained; b++) {
     const int64_t count = cut->list[b].last - cut->list[b].first;
     if (count > longest) longest = count;
   }

@@ -50,7 +50,7 @@ ek_status ek__keeper_open(struct ek__keeper *keeper, const struct ek__buckets *c
   keeper->replica = model->replicas[index];
   keeper->rank = ek_communicator_first_rank(model->communicator) + index;
   keeper->current = keeper->ahead = cut->count;
-  return ek__replica_hold_gradients(keeper->replica, ek__buckets_share(cut, keeper->rank));
+  return ek__replica_hold_gradients(keeper->replica, ek__buckets_share(cut, cut->trained, keeper->rank));
 }
 
 /* ---- lending ---- */
@@ -63,11 +63,11 @@ static ek_stream *stream_of(const struct ek__keeper *keeper) {
 static ek_status clear_gaps(const struct ek__keeper *keeper, size_t number) {
   const struct ek__layout *layout = &keeper->replica->layout;
   const int64_t first = keeper->cut->list[number].first;
-  for (size_t i = 0; i < layout->order_count; i++) {
+  for (size_t i = 0; i < layout->order_trained; i++) {
     const struct ek__parameter *p = &layout->parameters[layout->order[i]];
-    const int64_t end = i + 1 < layout->order_count
+    const int64_t end = i + 1 < layout->order_trained
                             ? layout->parameters[layout->order[i + 1]].offset
-                            : layout->flat_count;
+                            : layout->trained_count;
     const int64_t gap = end - (p->offset + p->count);
     if (gap == 0 || keeper->cut->of[layout->order[i]] != number) continue;
     ek_tensor range =

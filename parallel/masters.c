@@ -62,19 +62,18 @@ static ek_status round_into_whole(const ek_data_parallel_model *model, ek_device
 ek_status ek__masters_open(ek_data_parallel_model *model, ek_device *device, size_t index) {
   ek_replica *replica = model->replicas[index];
   const struct ek__buckets *cut = ek__reducer_buckets(model->reducer);
-  EK_TRY(ek__replica_hold_parameters(replica, ek__buckets_share(cut, rank_of(model, index))));
+  EK_TRY(ek__replica_hold_parameters(replica, ek__buckets_share(cut, cut->count, rank_of(model, index))));
   EK_TRY(initialize(model, index));
   return replica->whole_values ? round_into_whole(model, device, index)
                                : ek_replica_refresh(replica);
 }
 
 ek_status ek__masters_share(const ek_data_parallel_model *model, ek_device *device, size_t index,
-                            int64_t first) {
+                            bool frozen) {
   const struct ek__buckets *cut = ek__reducer_buckets(model->reducer);
   const ek_tensor *values = ek__replica_values(model->replicas[index]);
-  for (size_t b = 0; b < cut->count; b++) {
+  for (size_t b = 0; b < (frozen ? cut->count : cut->trained); b++) {
     const struct ek__bucket *bucket = &cut->list[b];
-    if (bucket->last <= first) continue;
     ek_tensor range = ek__flat_range(values, bucket->first, bucket->last - bucket->first);
     EK_TRY(ek_communicator_all_gather(model->communicator, device, &range, bucket->offsets));
   }

@@ -6,10 +6,10 @@
  * all devices lie in one address space, the master's ranges are cut into one part per device and
  * every worker updates its part of device 0's memory, so that no worker idles.
  *
- * Flat buffers hold parameters by what an optimizer is asked for them (module/layout.h): frozen
- * ones first, which belong to no range, then those without decay, then the others, of the whole
- * model or of each unit. So a range is at most two pieces, and a model of hundreds of weights and
- * biases takes one launch more than a model without biases.
+ * Flat buffers hold parameters by what an optimizer is asked for them (module/layout.h): those
+ * without decay, then the others, of the whole model or of each unit, and behind all of them the
+ * frozen ones, which belong to no range. So a range is at most two pieces, and a model of hundreds
+ * of weights and biases takes one launch more than a model without biases.
  *
  * The state of a device's pieces lies end to end, in their order, in flat buffers of its own. All
  * of it is worked out when the optimizer is opened.
@@ -26,7 +26,7 @@ static ek_status share_of(struct ek__piece *share, const ek_data_parallel_optimi
                           size_t index, size_t range, bool norm) {
   const ek_data_parallel_model *model = self->model;
   const struct ek__layout *layout = &model->replicas[0]->layout;
-  const int64_t begin = layout->groups[EK__GROUP_NO_DECAY], end = layout->flat_count;
+  const int64_t end = layout->trained_count;
   const size_t first_rank = ek_communicator_first_rank(model->communicator);
   const struct ek__placement *placement = ek__placement(model);
   size_t part = 0, parts = 1;
@@ -43,8 +43,8 @@ static ek_status share_of(struct ek__piece *share, const ek_data_parallel_optimi
     part = first_rank + index;
     parts = ek_communicator_world_size(model->communicator);
   }
-  share->first = begin + ek__part_begin(end - begin, part, parts);
-  share->last = begin + ek__part_begin(end - begin, part + 1, parts);
+  share->first = ek__part_begin(end, part, parts);
+  share->last = ek__part_begin(end, part + 1, parts);
   return EK_OK;
 }
 
@@ -56,7 +56,7 @@ static void append(struct ek__pieces *pieces, const struct ek__piece *share,
   const int64_t first = r->first > share->first ? r->first : share->first;
   const int64_t last = end < share->last ? end : share->last;
   const bool no_decay = r->group == EK__GROUP_NO_DECAY && !norm;
-  if (first >= last || r->group == EK__GROUP_FROZEN) return;
+  if (first >= last) return;
   struct ek__piece *before = pieces->count == 0 ? NULL : &pieces->list[pieces->count - 1];
   if (before != NULL && before->last == first && first > share->first &&
       before->no_decay == no_decay) {
@@ -102,15 +102,6 @@ static ek_status make_pieces(struct ek__pieces *pieces, const ek_data_parallel_o
   return EK_OK;
 }
 
-/* Where the frozen parameters of a unit end, which come first in it, and have no norm. */
-static int64_t first_live(const struct ek__layout *layout, int64_t first, int64_t last) {
-  const size_t run = run_at(layout, first);
-  if (layout->runs[run].group != EK__GROUP_FROZEN) return first;
-  return run + 1 < layout->run_count && layout->runs[run + 1].first < last
-             ? layout->runs[run + 1].first
-             : last;
-}
-
 /* A reproducible model: whole parts of buckets, whose sums of squares are then the same for any
  * number of workers. */
 static ek_status make_leaves(struct ek__optimizer_device *own,
@@ -132,12 +123,10 @@ static ek_status make_leaves(struct ek__optimizer_device *own,
   own->norms.count = (last - first) * buckets;
   for (size_t i = 0; i < buckets; i++) {
     const struct ek__bucket *b = &ek__reducer_buckets(model->reducer)->list[i];
-    const int64_t begin = first_live(&model->replicas[0]->layout, b->first, b->last);
     for (size_t part = first; part < last; part++) {
       struct ek__piece *leaf = &own->norms.list[(part - first) * buckets + i];
       leaf->first = b->first + ek__part_begin(b->last - b->first, part, grains);
       leaf->last = b->first + ek__part_begin(b->last - b->first, part + 1, grains);
-      if (leaf->first < begin) leaf->first = begin < leaf->last ? begin : leaf->last;
       leaf->place = b->places[index] + leaf->first - b->first - b->offsets[index];
     }
   }

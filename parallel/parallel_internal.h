@@ -123,10 +123,10 @@ enum ek__masters ek__model_masters(const ek_data_parallel_model *model);
 /* On a device's worker, when the reducer is open: a replica whose masters are shared gets its
  * own. */
 ek_status ek__masters_open(ek_data_parallel_model *model, ek_device *device, size_t index);
-/* On a device's worker: everybody gets everybody's part of each bucket of what modules see, from
- * element `first` of the flat buffer on. */
+/* On a device's worker: everybody gets everybody's part of each bucket of what modules see, that is
+ * trained, or of frozen parameters as well. */
 ek_status ek__masters_share(const ek_data_parallel_model *model, ek_device *device, size_t index,
-                            int64_t first);
+                            bool frozen);
 
 /* ---- model_torn.c ---- */
 

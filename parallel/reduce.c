@@ -62,7 +62,7 @@ static ek_status check_open(ek_reducer **reducer, const ek_communicator *communi
                 "ek_reducer_open: replica number %zu is missing, not on %s, or of another size", k,
                 ek_device_name(ek_group_device(group, k)));
     EK__FAIL_IF(whole && ek_tensor_count(ek_replica_gradients(replicas[k])) <
-                             replicas[k]->layout.flat_count,
+                             replicas[k]->layout.trained_count,
                 EK_ERR_STATE, "ek_reducer_open: replica number %zu holds no gradients", k);
   }
   return EK_OK;
@@ -108,13 +108,13 @@ void ek_reducer_free(ek_reducer *reducer) {
 }
 
 size_t ek_reducer_bucket_count(const ek_reducer *reducer) {
-  return reducer == NULL ? 0 : reducer->buckets.count;
+  return reducer == NULL ? 0 : reducer->buckets.trained;
 }
 
 ek_status ek_reducer_range(int64_t *first, int64_t *last, const ek_reducer *reducer, size_t bucket,
                            size_t rank) {
   EK__FAIL_IF(first == NULL || last == NULL || reducer == NULL ||
-                  bucket >= reducer->buckets.count || rank >= reducer->ranks,
+                  bucket >= reducer->buckets.trained || rank >= reducer->ranks,
               EK_ERR_INVALID_ARGUMENT,
               "ek_reducer_range: an argument is NULL, or there is no bucket %zu on rank %zu",
               bucket, rank);
@@ -154,7 +154,7 @@ static ek_status own_progress(struct progress **progress, const char *who, ek_re
 ek_status ek_reducer_start(ek_reducer *reducer, ek_device *device) {
   struct progress *progress = NULL;
   EK_TRY(own_progress(&progress, "ek_reducer_start", reducer, device));
-  for (size_t i = 0; i < reducer->buckets.count; i++) {
+  for (size_t i = 0; i < reducer->buckets.trained; i++) {
     progress->waiting[i] = reducer->buckets.list[i].parameters;
   }
   progress->queued = progress->overlapped = 0;
@@ -186,10 +186,11 @@ ek_status ek_reducer_complete(ek_reducer *reducer, ek_device *device, size_t par
   const size_t of = reducer->buckets.of[parameter];
   EK__FAIL_IF(of == SIZE_MAX, EK_ERR_INVALID_ARGUMENT,
               "ek_reducer_complete: number %zu is a buffer, which has no gradient", parameter);
+  if (of >= reducer->buckets.trained) return EK_OK; /* frozen */
   EK__FAIL_IF(progress->waiting[of] == 0, EK_ERR_STATE,
               "ek_reducer_complete: bucket %zu is complete already", of);
   progress->waiting[of]--;
-  while (progress->queued < reducer->buckets.count && progress->waiting[progress->queued] == 0) {
+  while (progress->queued < reducer->buckets.trained && progress->waiting[progress->queued] == 0) {
     EK_TRY(queue_bucket(reducer, device, progress->queued));
     progress->queued++;
     progress->overlapped++;
@@ -200,12 +201,12 @@ ek_status ek_reducer_complete(ek_reducer *reducer, ek_device *device, size_t par
 ek_status ek_reducer_finish(ek_reducer *reducer, ek_device *device) {
   struct progress *progress = NULL;
   EK_TRY(own_progress(&progress, "ek_reducer_finish", reducer, device));
-  for (; progress->queued < reducer->buckets.count; progress->queued++) {
+  for (; progress->queued < reducer->buckets.trained; progress->queued++) {
     EK_TRY(queue_bucket(reducer, device, progress->queued));
   }
   EK_TRY(ek_communicator_wait(reducer->communicator, device));
   if (reducer->keepers == NULL) return EK_OK;
-  return ek__keeper_settle(reducer->keepers[ek_device_index(device)], reducer->buckets.count);
+  return ek__keeper_settle(reducer->keepers[ek_device_index(device)], reducer->buckets.trained);
 }
 
 size_t ek_reducer_overlapped(const ek_reducer *reducer, size_t device) {

@@ -430,7 +430,8 @@ ek_status ek_data_parallel_model_gradient(ek_tensor *host, const ek_data_paralle
   EK__MODEL_USE(model, "gradient");
   ek_parameter_info info;
   EK_TRY(ek_replica_find(&info, model->replicas[0], name));
-  EK__FAIL_IF(info.buffer, EK_ERR_INVALID_ARGUMENT, "gradient: %s is a buffer", info.name);
+  EK__FAIL_IF(info.buffer || info.frozen, EK_ERR_INVALID_ARGUMENT, "gradient: %s is %s", info.name,
+              info.buffer ? "a buffer" : "frozen");
   EK__FAIL_IF(model->stage != EK__STEP_REDUCED, EK_ERR_STATE,
               "gradient: the step's last backward has not run");
   EK_TRY(check_host("gradient", name, &info.value, host));

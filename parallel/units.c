@@ -82,7 +82,7 @@ static ek_status expect(struct ek__keeper *keeper, const struct ek__node *node, 
   size_t stop = node->stop;
   if (way == EK__WAY_AGAIN || stop == EK__NO_UNIT) return EK_OK;
   if (way == EK__WAY_BACKWARD ? stop-- == 0 : ++stop == layout->stop_count) return EK_OK;
-  return look_ahead(keeper, keeper->cut->count - 1 - layout->stops[stop]);
+  return look_ahead(keeper, ek__bucket_of_unit(keeper->cut, layout->stops[stop]));
 }
 
 /* ---- what a pass asks for ---- */
@@ -100,7 +100,8 @@ static size_t unit_of(const struct ek__keeper *keeper, const struct ek__node *no
     const size_t bucket = keeper->cut->of[node->parameters[i - 1]];
     return bucket == SIZE_MAX ? keeper->cut->count : bucket;
   }
-  return node->unit == EK__NO_UNIT ? keeper->cut->count : keeper->cut->count - 1 - node->unit;
+  return node->unit == EK__NO_UNIT ? keeper->cut->count
+                                   : ek__bucket_of_unit(keeper->cut, node->unit);
 }
 
 static void leave_some(struct ek__keeper *keeper, const struct ek__node *node, size_t count) {

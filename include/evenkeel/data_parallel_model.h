@@ -284,7 +284,8 @@ EK_API EK_CHECKED ek_status ek_data_parallel_model_discard(ek_data_parallel_mode
 /*
  * Reads the gradient of a step, summed over all devices and micro-batches and divided by D and by
  * the loss scale, between the last backward of the step and the optimizer, into host memory as
- * ek_state_read() does. EK_ERR_STATE at other times.
+ * ek_state_read() does. EK_ERR_STATE at other times, EK_ERR_INVALID_ARGUMENT for a buffer or a
+ * frozen parameter, which have none.
  */
 EK_API EK_CHECKED ek_status ek_data_parallel_model_gradient(ek_tensor *host,
                                                             const ek_data_parallel_model *model,

@@ -253,7 +253,7 @@ EK_API EK_CHECKED ek_status ek_declare_parameter(ek_declaration *declaration, co
 typedef struct ek_parameter_options {
   size_t size;
   bool no_decay; /* weight decay leaves it alone: biases and weights of norms */
-  bool frozen;   /* no update changes it, and it counts in no norm */
+  bool frozen;   /* it has no gradient: no update changes it */
 } ek_parameter_options;
 #define EK_PARAMETER_OPTIONS_INIT                                                                  \
   { sizeof(ek_parameter_options), false, false }

@@ -46,7 +46,8 @@ EK_API EK_CHECKED ek_status ek_reducer_range(int64_t *first, int64_t *last,
 
 /* On the device's worker: a new round begins. */
 EK_API EK_CHECKED ek_status ek_reducer_start(ek_reducer *reducer, ek_device *device);
-/* On the device's worker: this parameter's gradient is complete. */
+/* On the device's worker: this parameter's gradient is complete. A frozen one has none, and is
+ * passed over. */
 EK_API EK_CHECKED ek_status ek_reducer_complete(ek_reducer *reducer, ek_device *device,
                                                 size_t parameter);
 /* On the device's worker: all are complete; queues what is left and waits (in stream order). */

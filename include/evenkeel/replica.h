@@ -1,10 +1,10 @@
 /*
  * replica.h - one device's parameters and gradients for a module.
  *
- * All parameters lie in one flat buffer: frozen ones, then those without decay, then the others
+ * All parameters lie in one flat buffer: those without decay, then the others, then frozen ones
  * (ek_parameter_options), each group in declaration order. All gradients lie in another one of the
- * same layout; each parameter starts at a multiple of 16 elements, and the elements between are
- * zeros. Broadcast, buckets, shards, clipping and the optimizer work on ranges of the flat buffers;
+ * same layout, which ends where the frozen ones begin; each parameter starts at a multiple of 16
+ * elements, and the elements between are zeros. Broadcast, buckets, shards, clipping and the optimizer work on ranges of the flat buffers;
  * a module sees tensors into them.
  *
  * Where modules compute in 16 bits (`precision`) the parameters are f32 *masters*, which an
@@ -76,8 +76,8 @@ typedef struct ek_parameter_info {
   const char *name; /* full name, "blocks.0.attention.weight"; lives as long as the replica */
   ek_tensor value;  /* a loan: a view into the flat parameters (or buffers); if the device holds a
                          share, type and shape alone, data NULL */
-  /* A loan, of the type that gradients are kept in; a struct of zeros for a buffer, and if the
-   * device holds a share. */
+  /* A loan, of the type that gradients are kept in; a struct of zeros for a buffer or a frozen
+   * parameter, and if the device holds a share. */
   ek_tensor gradient;
   int64_t offset; /* of its first element in the flat buffer */
   bool buffer;

@@ -279,7 +279,7 @@ static ek_status spoil_gradients(const struct ek__bed_part *part) {
   for (size_t i = 0; status == EK_OK && i < ek_replica_parameter_count(part->replica); i++) {
     ek_parameter_info info;
     EK_TRY(ek_replica_parameter(&info, part->replica, i));
-    if (info.buffer) continue;
+    if (info.buffer || info.frozen) continue;
     const int64_t count = ek_tensor_count(&info.gradient);
     EK_TRY(ek__bed_values(&nothing, count));
     for (int64_t k = 0; k < count; k++) nothing.data[k] = NAN;

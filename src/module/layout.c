@@ -293,6 +293,36 @@ static void number_units(struct ek__layout *layout, size_t *numbers, size_t unit
   }
 }
 
+/* Each unit becomes one of what is trained and one of what is frozen, behind all of the former; one
+ * without parameters does not exist. */
+static ek_status part_units(struct ek__layout *layout) {
+  const size_t count = layout->unit_count;
+  size_t *trained = NULL; /* new numbers, and behind them those of the frozen parts */
+  EK_TRY(ek__new(&trained, 2 * count, sizeof *trained, memory_of));
+  size_t *frozen = trained + count, next = 0;
+  for (size_t i = 0; i < 2 * count; i++) trained[i] = EK__NO_UNIT;
+  for (size_t i = 0; i < layout->parameter_count; i++) {
+    const struct ek__parameter *p = &layout->parameters[i];
+    if (!p->buffer) (p->frozen ? frozen : trained)[p->unit] = 0;
+  }
+  for (size_t i = 0; i < 2 * count; i++) {
+    if (i == count) layout->unit_trained = next;
+    if (trained[i] != EK__NO_UNIT) trained[i] = next++;
+  }
+  layout->unit_count = next;
+  for (size_t i = 0; i < layout->parameter_count; i++) {
+    struct ek__parameter *p = &layout->parameters[i];
+    if (!p->buffer) p->unit = (p->frozen ? frozen : trained)[p->unit];
+  }
+  for (struct ek__node *node = layout->nodes; node != NULL; node = node->next) {
+    if (node->unit == EK__NO_UNIT) continue;
+    const bool any = trained[node->unit] != EK__NO_UNIT;
+    node->unit = (any ? trained : frozen)[node->unit];
+  }
+  ek__free(trained);
+  return EK_OK;
+}
+
 static ek_status make_units(struct ek__layout *layout, size_t unit_bytes) {
   size_t *numbers = NULL;
   if (unit_bytes == 0) {
@@ -305,7 +335,7 @@ static ek_status make_units(struct ek__layout *layout, size_t unit_bytes) {
   EK_TRY(ek__new(&numbers, layout->marked, sizeof *numbers, memory_of));
   number_units(layout, numbers, unit_bytes);
   ek__free(numbers);
-  return EK_OK;
+  return part_units(layout);
 }
 
 /* The first unit that a node needs, or EK__NO_UNIT. */
@@ -386,25 +416,19 @@ static ek_status sort(struct ek__layout *layout) {
 
 /* Gives every parameter its place. */
 static ek_status place(struct ek__layout *layout) {
-  size_t next = 0;
   EK_TRY(ek__new(&layout->order, layout->parameter_count, sizeof *layout->order, memory_of));
   EK_TRY(ek__new(&layout->runs, layout->parameter_count, sizeof *layout->runs, memory_of));
   EK_TRY(sort(layout));
-  for (enum ek__group group = 0; group < EK__GROUPS && layout->unit_count == 0; group++) {
-    layout->groups[group] = layout->flat_count;
-    for (; next < layout->order_count; next++) {
-      struct ek__parameter *p = &layout->parameters[layout->order[next]];
-      if (ek__group_of(p->no_decay, p->frozen) != group) break;
-      add_run(layout, layout->flat_count, group);
-      EK_TRY(place_at(p, &layout->flat_count, EK__FLAT_ALIGNMENT));
-    }
-  }
-  for (size_t unit = EK__NO_UNIT; next < layout->order_count; next++) {
-    struct ek__parameter *p = &layout->parameters[layout->order[next]];
-    EK_TRY(place_at(p, &layout->flat_count,
-                    p->unit == unit ? EK__FLAT_ALIGNMENT : EK__UNIT_ALIGNMENT));
+  size_t unit = EK__NO_UNIT;
+  for (size_t i = 0; i < layout->order_count; i++) {
+    struct ek__parameter *p = &layout->parameters[layout->order[i]];
+    const bool begins = layout->unit_count > 0 && p->unit != unit;
+    EK_TRY(place_at(p, &layout->flat_count, begins ? EK__UNIT_ALIGNMENT : EK__FLAT_ALIGNMENT));
     add_run(layout, p->offset, ek__group_of(p->no_decay, p->frozen));
     unit = p->unit;
+    if (p->frozen) continue;
+    layout->trained_count = layout->flat_count;
+    layout->order_trained = i + 1;
   }
   for (size_t i = 0; i < layout->parameter_count; i++) {
     struct ek__parameter *p = &layout->parameters[i];

@@ -9,7 +9,8 @@
  *
  * A layout may be *in units* (ek_declare_unit): then each unit is one range of the flat parameters.
  * What no module has marked is cut into units too, by nodes in declaration order, each of so many
- * bytes or more. A tied parameter is of the unit of its source.
+ * bytes or more. A tied parameter is of the unit of its source. Frozen parameters of a unit are a
+ * unit by themselves.
  *
  * A layout belongs to one replica and is immutable once built, but for the state that modules keep
  * (ek__layout_open_states). It holds no tensors.
@@ -24,11 +25,13 @@
 
 /*
  * Flat parameters lie in groups of what is asked of an optimizer for them, so that each group is
- * one range: an update takes one call for it. Frozen ones come first, so that what is updated is
- * one range too. The small group of biases and norms lies before the large one, whose gradients are
- * complete from the end on while backward goes on (reduce.c); its own are with the first layer's.
+ * one range: an update takes one call for it. Frozen ones come last, also where the others are in
+ * units: what is trained is then one range that begins with element 0, and gradients, which frozen
+ * ones have not, lie at the same offsets. The small group of biases and norms lies before the large
+ * one, whose gradients are complete from the end on while backward goes on (reduce.c); its own are
+ * with the first layer's.
  */
-enum ek__group { EK__GROUP_FROZEN, EK__GROUP_NO_DECAY, EK__GROUP_DECAY, EK__GROUPS };
+enum ek__group { EK__GROUP_NO_DECAY, EK__GROUP_DECAY, EK__GROUP_FROZEN, EK__GROUPS };
 
 static inline enum ek__group ek__group_of(bool no_decay, bool frozen) {
   return frozen ? EK__GROUP_FROZEN : no_decay ? EK__GROUP_NO_DECAY : EK__GROUP_DECAY;
@@ -66,7 +69,7 @@ struct ek__node {
   size_t inputs, outputs, targets, terms, predictions;
   uint32_t stream; /* for random keys */
   size_t number;   /* all nodes in the order of the walk */
-  size_t unit;     /* that its module has marked */
+  size_t unit;     /* that its module has marked: what is trained of it, or frozen if nothing is */
   size_t stop;     /* of its first unit, among the layout's stops */
   bool opened;     /* by its module, whose state is the next */
   void *state;
@@ -81,11 +84,13 @@ struct ek__layout {
   size_t parameter_count, parameter_capacity;
   struct ek__names names;     /* of parameters, their number; of modules, EK__NO_PARAMETER */
   int64_t flat_count;         /* elements of the flat parameters, padding included */
-  int64_t groups[EK__GROUPS]; /* where each of them begins, if it is not in units */
+  int64_t trained_count;      /* of these before the first frozen one */
   size_t *order, order_count; /* parameters, without buffers, as they lie */
+  size_t order_trained;       /* of these before the first frozen one */
   struct ek__run *runs;
   size_t run_count;
   size_t unit_count; /* 0: it is not in units */
+  size_t unit_trained; /* of these before the first of frozen parameters */
   /* Units in the order in which a walk through the nodes needs their parameters; no two neighbours
    * are the same. */
   size_t *stops, stop_count, stop_capacity;

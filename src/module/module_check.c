@@ -121,6 +121,8 @@ static ek_status compare_values(const struct comparison *by, const char *what, s
   return compare_one(by, words, got->data, want->data, got->count);
 }
 
+static bool has_gradient(const ek_parameter_info *info) { return !info->buffer && !info->frozen; }
+
 static ek_status compare(const struct comparison *by, const union ek__results *got,
                          const union ek__results *want) {
   for (size_t i = 0; i < EK_MAX_TENSORS; i++) {
@@ -138,7 +140,7 @@ static ek_status compare(const struct comparison *by, const union ek__results *g
     char words[WHAT];
     ek_parameter_info info;
     EK_TRY(ek_replica_parameter(&info, replica, i));
-    if (info.buffer) continue;
+    if (!has_gradient(&info)) continue;
     (void)snprintf(words, sizeof words, "gradient of %s", info.name);
     EK_TRY(compare_one(by, words, got->gradient.data + info.offset,
                        want->gradient.data + info.offset, ek_tensor_count(&info.gradient)));
@@ -223,9 +225,9 @@ static ek_status check_complete(struct checker *c, struct ek__bed *bed, union ek
     char words[WHAT];
     ek_parameter_info info;
     EK_TRY(ek_replica_parameter(&info, part->replica, i));
-    EK__FAIL_IF(part->completions[i] != (info.buffer ? 0 : 1), EK_ERR_MISMATCH,
+    EK__FAIL_IF(part->completions[i] != (has_gradient(&info) ? 1 : 0), EK_ERR_MISMATCH,
                 "%s was complete %d times", info.name, part->completions[i]);
-    if (info.buffer) continue;
+    if (!has_gradient(&info)) continue;
     (void)snprintf(words, sizeof words, "gradient of %s, when it was said to be complete",
                    info.name);
     EK_TRY(agree(c, words, part->seen.data + info.offset, once->gradient.data + info.offset,
@@ -331,7 +333,7 @@ static ek_status check_differences(struct checker *c, struct ek__bed *bed,
   for (size_t i = 0; i < ek_replica_parameter_count(bed->parts[0].replica); i++) {
     ek_parameter_info info;
     EK_TRY(ek_replica_parameter(&info, bed->parts[0].replica, i));
-    if (info.buffer) continue;
+    if (!has_gradient(&info)) continue;
     (void)snprintf(words, sizeof words, "gradient of %s against differences", info.name);
     EK_TRY(check_probe(c, bed,
                        &(struct probe){&bed->parameters, info.offset, ek_tensor_count(&info.value),

@@ -47,7 +47,8 @@ static ek_status create(ek_pass **pass, ek_replica *replica) {
   if (status == EK_OK) {
     status = ek__new(&made->waiting, parameters, sizeof *made->waiting, "a pass");
   }
-  if (status == EK_OK && ek__replica_rounds_gradients(replica)) {
+  const bool frozen = replica->layout.order_trained < replica->layout.order_count;
+  if (status == EK_OK && (ek__replica_rounds_gradients(replica) || frozen)) {
     status = ek__new(&made->wide, parameters, sizeof *made->wide, "a pass");
   }
   if (status == EK_OK) {
@@ -96,7 +97,7 @@ ek_status ek__pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_optio
   result->stage = EK__PASS_OPENED;
   for (size_t i = 0; i < replica->layout.parameter_count; i++) {
     const struct ek__parameter *parameter = &replica->layout.parameters[i];
-    result->touched[i] = o.accumulate;
+    result->touched[i] = o.accumulate && !parameter->frozen;
     result->waiting[i] = parameter->buffer ? 0 : parameter->users;
   }
   *pass = result;
@@ -148,14 +149,23 @@ ek_status ek_pass_parameter(ek_tensor *parameter, ek_pass *pass, size_t index) {
 
 /* The gradient that a module adds to. */
 static ek_status find_gradient(ek_tensor *gradient, ek_pass *pass, size_t global) {
-  return pass->wide == NULL ? ek__kept_gradient(gradient, pass, global)
-                            : ek__wide_gradient(gradient, pass, global);
+  return ek__replica_lends_gradient(pass->replica, global)
+             ? ek__wide_gradient(gradient, pass, global)
+             : ek__kept_gradient(gradient, pass, global);
 }
 
 static ek_status zero_gradient(ek_pass *pass, size_t global, ek_tensor *gradient) {
   EK_TRY(ek_op_zero(ek_pass_stream(pass), gradient));
   pass->touched[global] = true;
   return EK_OK;
+}
+
+bool ek_pass_trains(const ek_pass *pass, size_t index) {
+  if (pass == NULL || !pass->options.gradient) return false;
+  if (index >= pass->frame->node->parameter_count) return false;
+  const struct ek__parameter *parameter =
+      &pass->replica->layout.parameters[pass->frame->node->parameters[index]];
+  return !parameter->buffer && !parameter->frozen;
 }
 
 ek_status ek_pass_gradient(ek_tensor *gradient, double *beta, ek_pass *pass, size_t index) {
@@ -178,6 +188,7 @@ ek_status ek_pass_gradient(ek_tensor *gradient, double *beta, ek_pass *pass, siz
 
 static ek_status complete(ek_pass *pass, size_t global) {
   EK_TRY(ek__round_gradient(pass, global));
+  if (pass->replica->layout.parameters[global].frozen) return EK_OK;
   if (!pass->touched[global]) {
     ek_tensor gradient;
     EK_TRY(ek__kept_gradient(&gradient, pass, global));

@@ -125,7 +125,7 @@ ek_status ek__pass_open(ek_pass **pass, ek_replica *replica, const ek_pass_optio
 /* No recipe. */
 #define EK__NO_RECIPE SIZE_MAX
 
-/* ---- round_gradients.c: gradients that are kept in 16 bits ---- */
+/* ---- round_gradients.c: gradients that are kept in 16 bits, or not at all ---- */
 
 /* Where the replica, or a lender, keeps a gradient. */
 ek_status ek__kept_gradient(ek_tensor *gradient, const ek_pass *pass, size_t parameter);

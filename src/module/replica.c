@@ -131,7 +131,8 @@ static ek_status create_buffers(ek_replica *replica, bool gradients) {
                      replica->whole_parameters ? all : 0));
   EK_TRY(create_flat(&replica->copies, replica, EK_MEMORY_COPIES, copies ? all : 0));
   EK_TRY(create_flat(&replica->buffers, replica, EK_MEMORY_PARAMETERS, buffers));
-  return create_flat(&replica->gradients, replica, EK_MEMORY_GRADIENTS, gradients ? all : 0);
+  return create_flat(&replica->gradients, replica, EK_MEMORY_GRADIENTS,
+                     gradients ? replica->layout.trained_count : 0);
 }
 
 ek_status ek__replica_open_parts(ek_replica **replica, ek_device *device, ek_module *module,
@@ -249,7 +250,7 @@ ek_status ek_replica_parameter(ek_parameter_info *info, const ek_replica *replic
                               .no_decay = parameter->no_decay,
                               .frozen = parameter->frozen};
   if (!replica->whole_parameters && !parameter->buffer) info->value.data = NULL;
-  if (!parameter->buffer && replica->whole_gradients) {
+  if (!parameter->buffer && !parameter->frozen && replica->whole_gradients) {
     info->gradient = ek__replica_gradient(replica, index);
   }
   return EK_OK;

@@ -88,9 +88,15 @@ static inline bool ek__replica_rounds_gradients(const ek_replica *replica) {
   return replica->gradient_type != replica->type;
 }
 
-/* Whether it holds whole gradients: of all parameters, or there are none. */
+/* Modules add to an f32 gradient that the pass lends them, which goes when it is complete, or is
+ * rounded to where it is kept. */
+static inline bool ek__replica_lends_gradient(const ek_replica *replica, size_t parameter) {
+  return ek__replica_rounds_gradients(replica) || replica->layout.parameters[parameter].frozen;
+}
+
+/* Whether it holds whole gradients: of all that is trained, or there are none. */
 static inline bool ek__replica_has_gradients(const ek_replica *replica) {
-  return replica->whole_gradients || replica->layout.flat_count == 0;
+  return replica->whole_gradients || replica->layout.trained_count == 0;
 }
 
 /* Fills elements from number `first`, a multiple of 4, on of a parameter or a buffer:

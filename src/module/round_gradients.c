@@ -1,6 +1,10 @@
 /*
- * round_gradients.c - gradients that a replica keeps in 16 bits, and that modules add to in f32.
+ * round_gradients.c - gradients that modules add to where the replica keeps none of the type.
  *
+ * Of a frozen parameter nobody keeps a gradient. A module need not know (ek_pass_trains()): the
+ * pass lends it one for as long as it adds to it.
+ *
+ * Others may be kept in 16 bits, and modules add to them in f32.
  * A module sees an f32 gradient whatever the replica keeps, so that no module and no kernel knows
  * of the other type, and what a backward adds to one parameter, however often, is added up in f32.
  * The pass takes the f32 gradient when it is first asked for, and it begins as what the step has so
@@ -25,12 +29,17 @@ ek_status ek__kept_gradient(ek_tensor *gradient, const ek_pass *pass, size_t par
   return EK_OK;
 }
 
-static ek_status take(ek_tensor *wide, ek_pass *pass, const ek_tensor *kept, size_t parameter) {
-  ek_tensor made = {0};
+/* It begins with what the step has so far. */
+static ek_status take(ek_tensor *wide, ek_pass *pass, size_t parameter) {
+  const struct ek__parameter *like = &pass->replica->layout.parameters[parameter];
+  ek_tensor made = {0}, kept;
   EK_TRY(ek_tensor_create(&made, pass->replica->device, EK_MEMORY_GRADIENTS, pass->replica->type,
-                          kept->rank, kept->shape));
-  const ek_status status =
-      pass->touched[parameter] ? ek_op_convert(stream_of(pass), &made, kept) : EK_OK;
+                          like->rank, like->shape));
+  ek_status status = EK_OK;
+  if (pass->touched[parameter]) {
+    status = ek__kept_gradient(&kept, pass, parameter);
+    if (status == EK_OK) status = ek_op_convert(stream_of(pass), &made, &kept);
+  }
   if (status != EK_OK) {
     ek_tensor_free(&made);
   } else {
@@ -40,11 +49,8 @@ static ek_status take(ek_tensor *wide, ek_pass *pass, const ek_tensor *kept, siz
 }
 
 ek_status ek__wide_gradient(ek_tensor *gradient, ek_pass *pass, size_t parameter) {
-  ek_tensor kept, *wide = &pass->wide[parameter];
-  if (!ek_tensor_exists(wide)) {
-    EK_TRY(ek__kept_gradient(&kept, pass, parameter));
-    EK_TRY(take(wide, pass, &kept, parameter));
-  }
+  ek_tensor *wide = &pass->wide[parameter];
+  if (!ek_tensor_exists(wide)) EK_TRY(take(wide, pass, parameter));
   *gradient = *wide;
   gradient->memory = NULL; /* a loan */
   return EK_OK;
@@ -53,8 +59,10 @@ ek_status ek__wide_gradient(ek_tensor *gradient, ek_pass *pass, size_t parameter
 ek_status ek__round_gradient(ek_pass *pass, size_t parameter) {
   ek_tensor kept;
   if (pass->wide == NULL || !ek_tensor_exists(&pass->wide[parameter])) return EK_OK;
-  EK_TRY(ek__kept_gradient(&kept, pass, parameter));
-  EK_TRY(ek_op_convert(stream_of(pass), &kept, &pass->wide[parameter]));
+  if (!pass->replica->layout.parameters[parameter].frozen) {
+    EK_TRY(ek__kept_gradient(&kept, pass, parameter));
+    EK_TRY(ek_op_convert(stream_of(pass), &kept, &pass->wide[parameter]));
+  }
   ek_tensor_free(&pass->wide[parameter]);
   return EK_OK;
 }

@@ -217,7 +217,9 @@ double *ck_training_read(const struct ck_training *training, enum ck_numbers num
     const ek_parameter_info info = info_of(training, i);
     if (info.buffer) continue;
     const int64_t size = ek_tensor_count(&info.value);
-    read_parameter(next, training, numbers, info.name, size);
+    if (numbers == CK_VALUES || !info.frozen) {
+      read_parameter(next, training, numbers, info.name, size);
+    }
     next += size;
   }
   if (count != NULL) *count = total;

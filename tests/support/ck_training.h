@@ -78,7 +78,8 @@ ek_tensor ck_like(const struct ck_training *training, const char *name);
 /* The name of a parameter's state. */
 const char *ck_state_name(const struct ck_training *training, const char *parameter, int state);
 
-/* Numbers of all parameters, one after the other. The caller frees the array. */
+/* Numbers of all parameters, one after the other; 0 for what frozen ones have not. The caller frees
+ * the array. */
 enum ck_numbers { CK_VALUES, CK_GRADIENTS, CK_STATE_0, CK_STATE_1 };
 double *ck_training_read(const struct ck_training *training, enum ck_numbers numbers,
                          int64_t *count);
