@@ -72,8 +72,8 @@ struct work {
   ek_tensor weight, bias, class_weights; /* loans */
   ek_cross_entropy_terms terms;
   /* The gradients, if they are computed: */
-  ek_tensor dh; /* [rows, in], perhaps h; holds a reference; absent: not wanted */
-  ek_tensor dweight, dbias;
+  ek_tensor dh;             /* [rows, in], perhaps h; holds a reference; absent: not wanted */
+  ek_tensor dweight, dbias; /* absent: not wanted; where dbias is there dweight is, too */
   double weight_beta, bias_beta;
 };
 
@@ -118,9 +118,10 @@ static ek_status want_gradients(struct work *w, const ek_tensor *dh) {
   const int64_t matrix[] = {w->rows, w->m->head.in};
   if (w->rows == 0) return EK_OK; /* nothing would overwrite them */
   if (dh != NULL) EK_TRY(ek_tensor_reshape(&w->dh, dh, 2, matrix));
-  EK_TRY(ek_pass_gradient(&w->dweight, &w->weight_beta, w->pass, EK__WEIGHT));
-  if (!w->m->head.bias) return EK_OK;
-  return ek_pass_gradient(&w->dbias, &w->bias_beta, w->pass, EK__BIAS);
+  const bool with_bias = w->m->head.bias && ek_pass_trains(w->pass, EK__BIAS);
+  if (with_bias) EK_TRY(ek_pass_gradient(&w->dbias, &w->bias_beta, w->pass, EK__BIAS));
+  if (!with_bias && !ek_pass_trains(w->pass, EK__WEIGHT)) return EK_OK;
+  return ek_pass_gradient(&w->dweight, &w->weight_beta, w->pass, EK__WEIGHT);
 }
 
 static ek_status complete_gradients(const struct work *w) {
@@ -155,9 +156,11 @@ static ek_status next_block(struct block *b, const struct work *w, int64_t first
 /* The logits of the block hold their gradient: dW first, for which h must still be there. */
 static ek_status use_gradient(struct work *w, const struct block *b) {
   ek_tensor dh;
-  EK_TRY(ek_op_padded_linear_gradients(w->stream, &w->dweight, w->weight_beta,
-                                       w->m->head.bias ? &w->dbias : NULL, w->bias_beta, &b->logits,
-                                       &b->h));
+  if (ek_tensor_exists(&w->dweight)) {
+    EK_TRY(ek_op_padded_linear_gradients(w->stream, &w->dweight, w->weight_beta,
+                                         ek_tensor_exists(&w->dbias) ? &w->dbias : NULL,
+                                         w->bias_beta, &b->logits, &b->h));
+  }
   w->weight_beta = w->bias_beta = 1;
   if (!ek_tensor_exists(&w->dh)) return EK_OK;
   EK_TRY(rows_of(&dh, &w->dh, b->first, b->count));

@@ -177,16 +177,18 @@ static ek_status gelu_linear(const struct chain *chain, size_t i, const ek_formu
   EK_TRY(ek_tensor_share(&weight, &loan)); /* it is needed beyond its child */
   ek_status status = ek_pass_child_leave(pass);
   ek_module_formula(&before, chain->children[i - 2].module);
+  bool wanted = false;
   if (status == EK_OK && before.has_bias) {
     status = enter(chain, i - 2);
-    if (status == EK_OK) status = ek_pass_gradient(&dbias, &beta, pass, before.bias);
+    wanted = status == EK_OK && ek_pass_trains(pass, before.bias);
+    if (wanted) status = ek_pass_gradient(&dbias, &beta, pass, before.bias);
     if (status == EK_OK) status = ek_pass_child_leave(pass);
   }
   if (status == EK_OK) status = ek_pass_take(&pre, pass);
   if (status == EK_OK) status = ek__layer_result(dpre, pass, &pre);
   if (status == EK_OK) {
-    status = ek_op_gelu_linear_backward(ek_pass_stream(pass), dpre, before.has_bias ? &dbias : NULL,
-                                        beta, dy, &weight, &pre);
+    status = ek_op_gelu_linear_backward(ek_pass_stream(pass), dpre, wanted ? &dbias : NULL, beta,
+                                        dy, &weight, &pre);
   }
   ek_tensor_free(&pre);
   ek_tensor_free(&weight);

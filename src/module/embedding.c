@@ -66,8 +66,10 @@ static ek_status embedding_forward(const ek_module *self, ek_pass *pass, const e
 
 static ek_status weight_gradient(ek_pass *pass, const ek_tensor *dy, const ek_tensor *index) {
   ek_tensor gradient = {0};
-  EK_TRY(ek_pass_gradient(&gradient, NULL, pass, WEIGHT)); /* only some rows are added to */
-  EK_TRY(ek_op_lookup_backward(ek_pass_stream(pass), &gradient, dy, index));
+  if (ek_pass_trains(pass, WEIGHT)) {
+    EK_TRY(ek_pass_gradient(&gradient, NULL, pass, WEIGHT)); /* only some rows are added to */
+    EK_TRY(ek_op_lookup_backward(ek_pass_stream(pass), &gradient, dy, index));
+  }
   return ek_pass_gradient_complete(pass, WEIGHT);
 }
 
@@ -77,9 +79,11 @@ static ek_status positions_gradient(const struct embedding *m, ek_pass *pass, co
   const bool all_rows = tokens == m->positions;
   ek_tensor gradient = {0};
   double beta = 1;
-  EK_TRY(ek_pass_gradient(&gradient, all_rows ? &beta : NULL, pass, POSITIONS));
-  EK_TRY(
-      ek_op_positions_backward(ek_pass_stream(pass), &gradient, dy, tokens > 0 ? tokens : 1, beta));
+  if (ek_pass_trains(pass, POSITIONS)) {
+    EK_TRY(ek_pass_gradient(&gradient, all_rows ? &beta : NULL, pass, POSITIONS));
+    EK_TRY(ek_op_positions_backward(ek_pass_stream(pass), &gradient, dy, tokens > 0 ? tokens : 1,
+                                    beta));
+  }
   return ek_pass_gradient_complete(pass, POSITIONS);
 }
 

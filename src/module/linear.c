@@ -79,10 +79,13 @@ static ek_status padded_gradients(const struct linear *m, ek_pass *pass, const e
                                   const ek_tensor *x) {
   ek_tensor weight = {0}, bias = {0};
   double weight_beta = 0, bias_beta = 0;
-  EK_TRY(ek_pass_gradient(&weight, &weight_beta, pass, EK__WEIGHT));
-  if (m->affine.bias) EK_TRY(ek_pass_gradient(&bias, &bias_beta, pass, EK__BIAS));
-  EK_TRY(ek_op_padded_linear_gradients(ek_pass_stream(pass), &weight, weight_beta,
-                                       m->affine.bias ? &bias : NULL, bias_beta, dy, x));
+  const bool with_bias = m->affine.bias && ek_pass_trains(pass, EK__BIAS);
+  if (with_bias) EK_TRY(ek_pass_gradient(&bias, &bias_beta, pass, EK__BIAS));
+  if (with_bias || ek_pass_trains(pass, EK__WEIGHT)) {
+    EK_TRY(ek_pass_gradient(&weight, &weight_beta, pass, EK__WEIGHT));
+    EK_TRY(ek_op_padded_linear_gradients(ek_pass_stream(pass), &weight, weight_beta,
+                                         with_bias ? &bias : NULL, bias_beta, dy, x));
+  }
   EK_TRY(ek_pass_gradient_complete(pass, EK__WEIGHT));
   return m->affine.bias ? ek_pass_gradient_complete(pass, EK__BIAS) : EK_OK;
 }

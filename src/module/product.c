@@ -6,6 +6,7 @@
 #include <inttypes.h>
 #include <math.h>
 
+#include <evenkeel/elementwise.h>
 #include <evenkeel/products.h>
 
 #include "core/error.h"
@@ -52,6 +53,11 @@ static ek_status prepare(const ek_formula *linear, ek_pass *pass, const ek_tenso
   return EK_OK;
 }
 
+/* It is needed for the gradient of the weight alone. */
+static ek_status save_input(const ek_formula *linear, ek_pass *pass, const ek_tensor *x) {
+  return ek_pass_trains(pass, linear->weight) ? ek_pass_save(pass, x) : EK_OK;
+}
+
 ek_status ek__product_forward(const ek_formula *linear, ek_pass *pass, const ek_tensor *x,
                               ek_tensor *y) {
   ek_tensor weight = {0}, bias = {0}, shape;
@@ -60,7 +66,7 @@ ek_status ek__product_forward(const ek_formula *linear, ek_pass *pass, const ek_
   if (ek_pass_wants_outputs(pass)) {
     EK_TRY(ek_op_linear(ek_pass_stream(pass), y, x, &weight, linear->has_bias ? &bias : NULL));
   }
-  return ek_pass_save(pass, x);
+  return save_input(linear, pass, x);
 }
 
 ek_status ek__product_gelu_forward(const ek_formula *linear, ek_pass *pass, const ek_tensor *x,
@@ -74,20 +80,25 @@ ek_status ek__product_gelu_forward(const ek_formula *linear, ek_pass *pass, cons
   EK_TRY(ek_op_linear_gelu(ek_pass_stream(pass), y, keep ? pre : NULL, x, &weight,
                            linear->has_bias ? &bias : NULL));
   if (!keep) return EK_OK;
-  EK_TRY(ek_pass_save(pass, x));
+  EK_TRY(save_input(linear, pass, x));
   return ek_pass_save(pass, pre);
 }
 
-/* dW (+)= dy^T x and db (+)= the column sums of dy. */
+/* dW (+)= dy^T x and db (+)= the column sums of dy; x NULL: dW is not wanted. */
 static ek_status add_gradients(const ek_formula *linear, ek_pass *pass, const ek_tensor *dy,
                                const ek_tensor *x, bool bias_done) {
+  ek_stream *stream = ek_pass_stream(pass);
   ek_tensor weight = {0}, bias = {0};
   double weight_beta = 0, bias_beta = 0;
-  const bool with_bias = linear->has_bias && !bias_done;
-  EK_TRY(ek_pass_gradient(&weight, &weight_beta, pass, linear->weight));
+  const bool with_bias = linear->has_bias && !bias_done && ek_pass_trains(pass, linear->bias);
+  if (x != NULL) EK_TRY(ek_pass_gradient(&weight, &weight_beta, pass, linear->weight));
   if (with_bias) EK_TRY(ek_pass_gradient(&bias, &bias_beta, pass, linear->bias));
-  EK_TRY(ek_op_linear_gradients(ek_pass_stream(pass), &weight, weight_beta,
-                                with_bias ? &bias : NULL, bias_beta, dy, x));
+  if (x != NULL) {
+    EK_TRY(ek_op_linear_gradients(stream, &weight, weight_beta, with_bias ? &bias : NULL, bias_beta,
+                                  dy, x));
+  } else if (with_bias) {
+    EK_TRY(ek_op_column_sum(stream, &bias, dy, bias_beta));
+  }
   EK_TRY(ek_pass_gradient_complete(pass, linear->weight));
   return linear->has_bias ? ek_pass_gradient_complete(pass, linear->bias) : EK_OK;
 }
@@ -95,6 +106,9 @@ static ek_status add_gradients(const ek_formula *linear, ek_pass *pass, const ek
 ek_status ek__product_gradients(const ek_formula *linear, ek_pass *pass, const ek_tensor *dy,
                                 bool bias_done) {
   ek_tensor x = {0};
+  if (!ek_pass_trains(pass, linear->weight)) {
+    return add_gradients(linear, pass, dy, NULL, bias_done);
+  }
   EK_TRY(ek_pass_take(&x, pass));
   const ek_status status = add_gradients(linear, pass, dy, &x, bias_done);
   ek_tensor_free(&x);

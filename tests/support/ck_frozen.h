@@ -1,0 +1,19 @@
+/*
+ * ck_frozen.h - a module whose child has parameters that are frozen.
+ *
+ * The layers of the library freeze nothing by themselves: each name stands for a parameter of the
+ * wrapper's own, own0, own1, ..., to which the child's is tied.
+ */
+#ifndef CK_FROZEN_H
+#define CK_FROZEN_H
+
+#include <evenkeel/module.h>
+
+enum { CK_MOST_FROZEN = 16 };
+
+/* Takes over the child, whose names begin with "inner." from now on. Bit i of `mask`: number i of
+ * the `count` names is frozen; the others are trained, from the same values. */
+ek_module *ck_frozen_create(ek_module *child, const char *const *names, size_t count,
+                            unsigned mask);
+
+#endif /* CK_FROZEN_H */
