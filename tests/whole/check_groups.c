@@ -13,14 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include <evenkeel/activation.h>
-#include <evenkeel/adamw.h>
-#include <evenkeel/linear.h>
-#include <evenkeel/mean_squared_error.h>
-#include <evenkeel/memory.h>
-#include <evenkeel/pass.h>
-#include <evenkeel/sequential.h>
-#include <evenkeel/sgd.h>
+#include <evenkeel/evenkeel.h>
 
 #include "ck_frozen.h"
 #include "ck_mirror.h"
@@ -450,6 +443,53 @@ START_TEST(layers_leave_out_what_is_frozen) {
 }
 END_TEST
 
+/* A linear whose rows may be longer, a table with positions, and a head with its loss that shares
+ * the weight of a linear: what is left to compute is right, and all else that modules must keep. */
+static ek_module *frozen_layer(int which) {
+  static const char *const linear[] = {"weight", "bias"}, *const table[] = {"weight", "positions"};
+  ek_module *inner = NULL, *whole = NULL;
+  ek_criterion *head = NULL;
+  ek_linear_cross_entropy_options fused = EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT;
+  ek_with_criterion_options o = EK_WITH_CRITERION_OPTIONS_INIT;
+  if (which == 0) {
+    ck_ok(ek_linear_create_padded(&inner, 3, 5, true, ek_initializer_zeros(), 5));
+    return ck_frozen_create(inner, linear, 2, mask);
+  }
+  if (which == 1) {
+    ck_ok(ek_embedding_create(&inner, 7, 3, 4));
+    return ck_frozen_create(inner, table, 2, mask);
+  }
+  ck_ok(ek_linear_create(&inner, 6, 6, true));
+  inner = ck_frozen_create(inner, linear, 2, mask);
+  fused.bias = which == 3;
+  fused.logits_bytes = 200;
+  ck_ok(ek_linear_cross_entropy_create(&head, 6, 6, &fused));
+  o.tied = "weight";
+  o.source = "own0";
+  ck_ok(ek_with_criterion_create_with(&whole, inner, head, &o));
+  ek_criterion_free(head);
+  ek_module_free(inner);
+  return whole;
+}
+
+START_TEST(layers_are_right_beside_what_is_frozen) {
+  static const ek_check_input inputs[4][2] = {
+      {{.rank = 2, .shape = {4, 3}, .low = -1, .high = 1}},
+      {{.type = EK_I32, .rank = 2, .shape = {2, 4}, .high = 6}},
+      {{.rank = 2, .shape = {4, 6}, .low = -1, .high = 1},
+       {.type = EK_I32, .rank = 1, .shape = {4}, .high = 5}},
+      {{.rank = 2, .shape = {4, 6}, .low = -1, .high = 1},
+       {.type = EK_I32, .rank = 1, .shape = {4}, .high = 5}}};
+  const int which = _i / 4;
+  ek_module_check_options options = EK_MODULE_CHECK_OPTIONS_INIT;
+  options.depth = 40;
+  mask = (unsigned)_i % 4;
+  ek_module *module = frozen_layer(which);
+  ck_ok(ek_module_check(module, test_devices("cpu:2"), inputs[which], which < 2 ? 1 : 2, &options));
+  ek_module_free(module);
+}
+END_TEST
+
 static struct ck_setup frozen_setup(const struct ck_workload *gpt, const char *spec,
                                     int placement) {
   struct ck_setup setup = ck_setup_mode(gpt, spec, EK_MODE_GATHER);
@@ -595,6 +635,7 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(groups, without_decay_nothing_changes, 0, 2 * CK_PLACEMENTS);
   tcase_add_loop_test(groups, everything_frozen, 0, CK_PLACEMENTS);
   tcase_add_loop_test(groups, layers_leave_out_what_is_frozen, 0, 1 << PAIR);
+  tcase_add_loop_test(groups, layers_are_right_beside_what_is_frozen, 0, 4 * 4);
   tcase_add_loop_test(groups, frozen_layers_in_every_placement, 0, 2 * CK_PLACEMENTS);
   tcase_add_loop_test(groups, few_calls, 0, CK_PLACEMENTS);
   if (ck_has_halves()) tcase_add_loop_test(groups, frozen_in_16_bits, 0, 2 * CK_PLACEMENTS);
