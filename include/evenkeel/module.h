@@ -289,8 +289,9 @@ EK_API EK_CHECKED ek_status ek_declare_wrapped(ek_declaration *declaration, ek_m
  * The module, with all of its children, is a unit: in mode fully-sharded (data_parallel_model.h)
  * its parameters are gathered when one of its functions begins and given back when it has returned,
  * so they should be as many as are used at about the same time, such as a block of a decoder. A
- * unit within it is one of its own. Without effect elsewhere. EK_ERR_INVALID_ARGUMENT if the module
- * has declared anything before.
+ * unit within it is one of its own, and so are frozen parameters beside others, which are gathered
+ * for the module that has them. Without effect elsewhere. EK_ERR_INVALID_ARGUMENT if the module has
+ * declared anything before.
  */
 EK_API EK_CHECKED ek_status ek_declare_unit(ek_declaration *declaration);
 
