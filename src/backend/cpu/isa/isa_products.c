@@ -7,7 +7,8 @@
  *   b   DEPTH x COLUMNS, in panels of two vectors' columns, which the innermost loop reads in
  *       order; lies in the second cache, a panel in the first
  *   a   LINES x DEPTH, as it lies in memory, or, where its lines are in order there, in tiles of
- *       ROWS lines; its numbers are read one by one
+ *       ROWS lines; its numbers are read one by one. In f32 what lies as it is to be read is read
+ *       there, whatever collides in the caches
  * A tile of c, ROWS x two vectors, is summed in registers over the depth of a block. Blocks are
  * filled up to whole tiles, so that the loop has one shape; only what it gives is cut.
  *
@@ -17,8 +18,9 @@
  *
  * Beside the multiplications, which take 1 / (2 W) cycles each, an element of a is copied for every
  * COLUMNS of them and one of b for every STRIP, or every row. What that costs is stores that miss
- * the first cache, which leave the store buffer in order: what is written is fetched ahead, c as
- * well.
+ * the first cache, which leave the store buffer in order, and reading what no cache holds: so what
+ * is written is fetched ahead, c as well, and what is going to be copied next while tiles are
+ * multiplied, a run of memory for each.
  */
 #include "backend/cpu/isa/place.h"
 
@@ -34,6 +36,13 @@
 #define DEPTH 256
 #define TURNED (DEPTH * ROWS + WIDE)    /* a tile of a whose numbers are turned, and a gap */
 #define STORED ((ROWS + W - 1) / W * W) /* of which ROWS count */
+
+/* Lines of a are read where they lie. */
+#ifdef EK_VALUE_f32
+#define IN_PLACE true
+#else
+#define IN_PLACE false
+#endif
 
 typedef float tile[ROWS][WIDE];
 
@@ -115,11 +124,15 @@ static void pack(float *panels, const struct view *view) {
   }
 }
 
-/* How a block of a lies: in tiles of ROWS lines, as they are in memory, DEPTH apart, or turned,
- * ROWS numbers for each depth. */
+/* Where the tiles of a block of a are read. */
+struct tiles {
+  const float *at;
+  int64_t step; /* from one to the next */
+  int64_t line; /* from one of the ROWS lines to the next; 0: turned, ROWS numbers for each depth */
+};
+
 struct layout {
-  bool turned;
-  int64_t tile; /* from one to the next */
+  struct tiles whole, rest; /* rest: the last tile, where lines are missing in it */
 };
 
 /* Whole vectors are stored, over the beginning of what comes next in the tile; hence the gap. */
@@ -141,14 +154,10 @@ static void widen_turned(float *block, const struct view *view) {
   }
 }
 
-/* The block as floats; lines up to a multiple of ROWS are there. */
-static struct layout widen_block(float *block, const struct view *view) {
-  if (view->line_step == 1) {
-    widen_turned(block, view);
-    return (struct layout){true, TURNED};
-  }
+/* Lines `first` on as floats, and 0 up to a multiple of ROWS. */
+static void widen_lines(float *block, const struct view *view, int64_t first) {
   const int64_t more = (ROWS - view->lines % ROWS) % ROWS, depth = view->depth;
-  for (int64_t line = 0; line < view->lines; line++) {
+  for (int64_t line = first; line < view->lines; line++) {
     const value *from = view->x + line * view->line_step;
     float *to = block + line * DEPTH;
     V_EACH(0, depth, {
@@ -157,7 +166,20 @@ static struct layout widen_block(float *block, const struct view *view) {
     });
   }
   memset(block + view->lines * DEPTH, 0, (size_t)(more * DEPTH) * sizeof *block);
-  return (struct layout){false, ROWS * DEPTH};
+}
+
+/* The view in tiles; what can not be read where it lies is copied into the block. */
+static struct layout lay_out(float *block, const struct view *view) {
+  if (view->line_step == 1) {
+    widen_turned(block, view);
+    const struct tiles turned = {block, TURNED, 0};
+    return (struct layout){turned, turned};
+  }
+  const struct tiles copied = {block, ROWS * DEPTH, DEPTH};
+  const struct tiles there = {(const float *)(const void *)view->x, ROWS * view->line_step,
+                              view->line_step};
+  widen_lines(block, view, IN_PLACE ? view->lines / ROWS * ROWS : 0);
+  return (struct layout){IN_PLACE ? there : copied, copied};
 }
 
 struct scale {
@@ -205,25 +227,41 @@ static __attribute__((noinline)) void multiply_turned(float *c, int64_t ldc, con
 }
 
 static __attribute__((noinline)) void multiply_lines(float *c, int64_t ldc, const float *a,
-                                                     const float *b, int64_t depth,
+                                                     int64_t line, const float *b, int64_t depth,
                                                      const struct scale *scale) {
-  multiply_tile(c, ldc, a, DEPTH, 1, b, depth, scale);
+  multiply_tile(c, ldc, a, IN_PLACE ? line : DEPTH, 1, b, depth, scale);
 }
 
-static void multiply_panels(float *c, int64_t ldc, const float *a, bool turned, const float *b,
-                            int64_t depth, float alpha, float beta) {
+/* What a tile of c is multiplied from. */
+struct factors {
+  const float *a;
+  int64_t line; /* of a, 0 where it is turned */
+  const float *b;
+  int64_t depth;
+};
+
+/* This and multiply_rows() become a part of the loop over tiles, so that a tile's factors need no
+ * memory. */
+static inline __attribute__((always_inline)) void multiply_panels(float *c, int64_t ldc,
+                                                                  const struct factors *of,
+                                                                  float alpha, float beta) {
   const struct scale scale = {alpha, beta};
-  (turned ? multiply_turned : multiply_lines)(c, ldc, a, b, depth, &scale);
+  if (of->line == 0) {
+    multiply_turned(c, ldc, of->a, of->b, of->depth, &scale);
+  } else {
+    multiply_lines(c, ldc, of->a, of->line, of->b, of->depth, &scale);
+  }
 }
 
 /* ROWS lines of a times a panel of b, of which c has `rows` and `columns`. */
-static void multiply_rows(const struct place *place, int64_t row, int64_t column,
-                          const struct layout *layout, const float *a, const float *b,
-                          int64_t depth, int64_t rows, int64_t columns) {
+static inline __attribute__((always_inline)) void multiply_rows(const struct place *place,
+                                                                int64_t row, int64_t column,
+                                                                const struct factors *of,
+                                                                int64_t rows, int64_t columns) {
   tile t;
   float *sums = place->sums + row * place->step + column;
   if (place->c == NULL && rows == ROWS && columns == WIDE) {
-    multiply_panels(sums, place->step, a, layout->turned, b, depth, place->alpha, place->beta);
+    multiply_panels(sums, place->step, of, place->alpha, place->beta);
     return;
   }
   if (place->c != NULL) {
@@ -232,7 +270,7 @@ static void multiply_rows(const struct place *place, int64_t row, int64_t column
       __builtin_prefetch(place->c + (row + r) * place->ldc + column, 1);
     }
   }
-  multiply_panels(t[0], WIDE, a, layout->turned, b, depth, place->alpha, 0.0f);
+  multiply_panels(t[0], WIDE, of, place->alpha, 0.0f);
   for (int64_t r = 0; r < rows; r++) {
     if (place->c != NULL) {
       write_values(place, row + r, column, t[r], columns);
@@ -242,36 +280,107 @@ static void multiply_rows(const struct place *place, int64_t row, int64_t column
   }
 }
 
+/* What is copied next: runs of memory. */
+struct next {
+  const value *at;
+  int64_t step, runs;
+};
+
+static struct next next_of(const struct view *view) {
+  const bool by_depth = view->line_step == 1;
+  return (struct next){view->x, by_depth ? view->depth_step : view->line_step,
+                       by_depth ? view->depth : view->lines};
+}
+
+/* Of a run, so many lines of the cache: a loop of a fixed number has no condition that the
+ * processor could be wrong about. */
+static inline __attribute__((always_inline)) void fetch_run(const struct next *next, int64_t run,
+                                                            int lines) {
+  if (run >= next->runs) return;
+  const char *at = (const char *)(next->at + run * next->step);
+#pragma GCC unroll 16
+  for (int i = 0; i < lines; i++) __builtin_prefetch(at + i * 64, 0, 2);
+}
+
+/* A run of a that is in order of its lines has LINES values, which begin anywhere; all others have
+ * the depth of a block, or its columns. */
+#define RUN_LINES (DEPTH * (int)sizeof(value) / 64)
+#define RUN_LINES_OF_A (IN_PLACE ? LINES * (int)sizeof(value) / 64 + 1 : RUN_LINES)
+_Static_assert(DEPTH == COLUMNS, "runs of b");
+
 /* `row` is the place's of the first line of a. */
-static void multiply_blocks(const struct place *place, int64_t row, const struct panels *panels,
-                            const struct view *a, const struct layout *layout,
-                            const struct view *b) {
+static void multiply_blocks(const struct place *place, int64_t row, const struct view *a,
+                            const struct layout *layout, const struct view *b, const float *panels,
+                            const struct next *next_a, const struct next *next_b) {
   for (int64_t j = 0; j < b->lines; j += WIDE) {
     const int64_t columns = place->padded ? WIDE : at_most(b->lines - j, WIDE);
-    const float *panel = panels->b + j * b->depth;
     for (int64_t i = 0; i < a->lines; i += ROWS) {
-      multiply_rows(place, row + i, j, layout, panels->a + i / ROWS * layout->tile, panel, b->depth,
-                    at_most(a->lines - i, ROWS), columns);
+      const int64_t number = i / ROWS, rows = at_most(a->lines - i, ROWS);
+      const struct tiles *tiles = rows == ROWS ? &layout->whole : &layout->rest;
+      fetch_run(next_a, j / WIDE * (LINES / ROWS) + number, RUN_LINES_OF_A);
+      fetch_run(next_b, j / WIDE * (LINES / ROWS) + number, RUN_LINES);
+      multiply_rows(place, row + i, j,
+                    &(struct factors){tiles->at + number * tiles->step, tiles->line,
+                                      panels + j * b->depth, b->depth},
+                    rows, columns);
     }
   }
 }
 
+/* Lines of a from i on, which end before `end`, and k from p on. */
+static struct view block_of_a(const struct ek__gemm *g, int64_t i, int64_t end, int64_t p) {
+  const int64_t line = g->transpose_a ? 1 : g->lda, depth = g->transpose_a ? g->lda : 1;
+  return (struct view){(const value *)g->a + i * line + p * depth,
+                       line,
+                       depth,
+                       at_most(end - i, LINES),
+                       at_most(g->k - p, DEPTH),
+                       end - i};
+}
+
+static struct view block_of_b(const struct ek__gemm *g, int64_t j, int64_t p) {
+  const int64_t line = g->transpose_b ? g->ldb : 1, depth = g->transpose_b ? 1 : g->ldb;
+  const int64_t columns = at_most(g->n - j, COLUMNS);
+  return (struct view){(const value *)g->b + j * line + p * depth,
+                       line,
+                       depth,
+                       columns,
+                       at_most(g->k - p, DEPTH),
+                       columns};
+}
+
+/* What is copied after the block of a at (i, p), in a strip of which it is a part; nothing where a
+ * is read in place. */
+static struct next next_a(const struct ek__gemm *g, int64_t begin, int64_t end, int64_t i,
+                          int64_t p) {
+  const bool same = i + LINES < end; /* the same k */
+  if ((IN_PLACE && !g->transpose_a) || (!same && p + DEPTH >= g->k)) return (struct next){0};
+  const struct view view =
+      same ? block_of_a(g, i + LINES, end, p) : block_of_a(g, begin, end, p + DEPTH);
+  return next_of(&view);
+}
+
+static struct next next_b(const struct ek__gemm *g, int64_t j, int64_t p) {
+  const bool same = p + DEPTH < g->k; /* the same columns */
+  if (!same && j + COLUMNS >= g->n) return (struct next){0};
+  const struct view view = same ? block_of_b(g, j, p + DEPTH) : block_of_b(g, j + COLUMNS, 0);
+  return next_of(&view);
+}
+
 /* Rows begin .. end - 1 and columns from j on, of a block. */
 static void multiply_strip(const struct ek__gemm *g, int64_t begin, int64_t end, int64_t j) {
-  const int64_t a_line = g->transpose_a ? 1 : g->lda, a_depth = g->transpose_a ? g->lda : 1;
-  const int64_t b_line = g->transpose_b ? g->ldb : 1, b_depth = g->transpose_b ? 1 : g->ldb;
   struct panels *panels = (struct panels *)(void *)ek__team_scratch()->panels;
   for (int64_t p = 0; p < g->k; p += DEPTH) {
-    const int64_t depth = at_most(g->k - p, DEPTH), columns = at_most(g->n - j, COLUMNS);
     const struct place place = place_of(g, begin, j, p, DEPTH);
-    const value *from = (const value *)g->b + j * b_line + p * b_depth;
-    const struct view b = {from, b_line, b_depth, columns, depth, columns};
+    const struct view b = block_of_b(g, j, p);
+    struct next then_b = next_b(g, j, p);
     pack(panels->b, &b);
     for (int64_t i = begin; i < end; i += LINES) {
-      from = (const value *)g->a + i * a_line + p * a_depth;
-      const struct view a = {from, a_line, a_depth, at_most(end - i, LINES), depth, end - i};
-      const struct layout layout = widen_block(panels->a, &a);
-      multiply_blocks(&place, i - begin, panels, &a, &layout, &b);
+      const struct view a = block_of_a(g, i, end, p);
+      const struct next then_a = next_a(g, begin, end, i, p);
+      const struct layout layout = lay_out(panels->a, &a);
+      multiply_blocks(&place, i - begin, &a, &layout, &b, panels->b, &then_a, &then_b);
+      then_b.runs = 0; /* fetched */
     }
   }
 }

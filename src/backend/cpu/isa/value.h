@@ -326,6 +326,28 @@ static inline void x_turn(float *to, const value *x, int64_t step) {
 #endif
   }
 }
+#elif defined(EK_ISA_avx2)
+static inline void x_turn(float *to, const value *x, int64_t step) {
+  for (int half = 0; half < 2; half++, to += W, x += W * step) {
+    for (int p = 0; p < W; p += 4) { /* 4 depths of lines 0 to 3, in the other lane 4 to 7 */
+      __m256 rows[4];
+      for (int i = 0; i < 4; i++) {
+        const float *low = x + i * step + p;
+        rows[i] = _mm256_insertf128_ps(_mm256_castps128_ps256(_mm_loadu_ps(low)),
+                                       _mm_loadu_ps(low + 4 * step), 1);
+      }
+      for (int i = 0; i < 2; i++) {
+        const __m256 first =
+            i == 0 ? _mm256_unpacklo_ps(rows[0], rows[1]) : _mm256_unpackhi_ps(rows[0], rows[1]);
+        const __m256 second =
+            i == 0 ? _mm256_unpacklo_ps(rows[2], rows[3]) : _mm256_unpackhi_ps(rows[2], rows[3]);
+        float *at = to + (p + 2 * i) * 2 * W;
+        v_store(at, (vec)_mm256_shuffle_ps(first, second, 0x44));
+        v_store(at + 2 * W, (vec)_mm256_shuffle_ps(first, second, 0xEE));
+      }
+    }
+  }
+}
 #else
 static inline void x_turn(float *to, const value *x, int64_t step) {
   for (int half = 0; half < 2; half++, to += W, x += W * step) {
