@@ -41,6 +41,7 @@ def parse_arguments():
     parser.add_argument("--precision", dest="precisions", default="f32,bf16,f16", metavar="LIST", help="default f32,bf16,f16")
     parser.add_argument("--rate", type=float, default=1e-3, help="of AdamW, constant (default 1e-3)")
     parser.add_argument("--text", metavar="FILE", help="bytes to learn (default: this project's pages)")
+    parser.add_argument("--seed", type=int, default=1234, help="of the choice of batches (default 1234)")
     parser.add_argument("--threads", type=int, default=2, help="PyTorch threads = evenkeel devices (default 2)")
     parser.add_argument("--window", type=int, default=50, help="steps that the curves are smoothed over (default 50)")
     parser.add_argument("--folder", default=os.path.join(ROOT, "build", "peers", "losses"), help="where files go")
@@ -55,6 +56,8 @@ def parse_arguments():
         parser.error("--shape is five whole numbers with commas")
     if not 1 <= arguments.window <= arguments.steps:
         parser.error("--steps must be at least as many as --window, and that at least 1")
+    if arguments.seed < 0:
+        parser.error("--seed is 0 or more")
     arguments.sizes = dict(zip(SHAPE, map(int, sizes)), vocab=256)
     return arguments
 
@@ -98,12 +101,12 @@ def run_torch(arguments, weights, rows, precision):
 
 
 def pick_batches(arguments):
-    """32-bit integers [steps, batch, seq + 1]: windows of the text at random places, the same in every run."""
+    """32-bit integers [steps, batch, seq + 1]: windows of the text at random places, the same in every run of a seed."""
     import numpy
 
     text = numpy.frombuffer(read_text(arguments), dtype=numpy.uint8)
     seq, batch = arguments.sizes["seq"], arguments.sizes["batch"]
-    starts = numpy.random.default_rng(1234).integers(len(text) - seq, size=(arguments.steps, batch))
+    starts = numpy.random.default_rng(arguments.seed).integers(len(text) - seq, size=(arguments.steps, batch))
     return text[starts[..., None] + numpy.arange(seq + 1)].astype(numpy.int32)
 
 

@@ -53,6 +53,8 @@ expect 2 "$run" --torch 2 --losses --shape 2,64
 says err 'five whole numbers'
 expect 2 "$run" --torch 2 --losses --steps 10
 says err '--window'
+expect 2 "$run" --torch 2 --losses --seed -1
+says err '0 or more'
 expect 0 "$run" --torch 2 --help
 says out '--prepare'
 expect 0 "$run" --torch 2 --losses --help
