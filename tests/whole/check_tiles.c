@@ -164,6 +164,30 @@ static ek_status compute_all(struct bench *bench) {
   return EK_OK;
 }
 
+/* What a program has configured for itself, where it has. */
+static bool has_configuration;
+
+#ifdef __x86_64__
+struct configuration {
+  _Alignas(64) uint8_t palette_and_rest[16];
+  uint16_t row_bytes[16];
+  uint8_t rows[16];
+};
+static const struct configuration wanted = {{1}, {32, 64, 16}, {3, 16, 5}};
+
+static void configure(void) { __asm__ volatile("ldtilecfg %0" : : "m"(wanted)); }
+
+static bool is_configured(void) {
+  struct configuration now;
+  __asm__ volatile("sttilecfg %0" : "=m"(now));
+  __asm__ volatile("tilerelease");
+  return memcmp(&now, &wanted, sizeof now) == 0;
+}
+#else
+static void configure(void) {}
+static bool is_configured(void) { return true; }
+#endif
+
 /* Threads are there before the unit is asked for. */
 static void compute(struct outcome *outcome) {
   ek_group *group = NULL;
@@ -177,7 +201,9 @@ static void compute(struct outcome *outcome) {
                         .stream = ek_device_stream(device, EK_STREAM_COMPUTE),
                         .outcome = outcome,
                         .state = 1};
+  if (has_configuration) configure();
   outcome->status = compute_all(&bench);
+  if (has_configuration && !is_configured()) outcome->status = EK_ERR_INTERNAL;
   clear(&bench);
   if (outcome->status == EK_OK) outcome->status = ek_group_free(group);
 }
@@ -240,6 +266,14 @@ START_TEST(without_permission_there_is_no_unit) {
   struct outcome *refused = in_process("own", "", small_stack_for_signals);
   ck_assert(are_same(without, refused));
   release(without), release(refused);
+}
+END_TEST
+
+static void use_tiles_myself(void) { has_configuration = true; }
+
+START_TEST(a_configuration_of_tiles_is_put_back) {
+  if (!ck_has_amx()) return;
+  release(in_process("own", "", use_tiles_myself));
 }
 END_TEST
 
@@ -413,6 +447,7 @@ static Suite *make_suite(void) {
   TCase *processes = ck_case(suite, "processes");
   tcase_add_test(processes, the_unit_has_the_bits_of_plain_tiles);
   tcase_add_test(processes, without_permission_there_is_no_unit);
+  tcase_add_test(processes, a_configuration_of_tiles_is_put_back);
   tcase_add_test(processes, a_child_of_fork_has_the_same_bits);
   TCase *plain = ck_case(suite, "plain tiles");
   tcase_add_test(plain, elements_of_products_know_no_place);

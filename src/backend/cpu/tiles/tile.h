@@ -39,32 +39,32 @@ EK__CPU_TILE_FUNCTION_LIST(EK__ISA_PROTOTYPE)
 
 #if defined(EK_TILES_amx)
 
+/* What LDTILECFG reads and STTILECFG writes; palette 0 is none. */
+struct tile_config {
+  uint8_t palette, start_row, unused[14];
+  uint16_t row_bytes[16];
+  uint8_t rows[16];
+};
+_Static_assert(sizeof(struct tile_config) == 64, "the instructions' operand");
+
 struct tile_unit {
-  _Alignas(64) char before[64]; /* the configuration that was there; its first byte is 0 for none */
+  struct tile_config before; /* what was there */
 };
 
-/* Some compilers have these instructions without the memory that they read and write. */
+/* Some compilers have these operations without the memory that they read and write. */
 #define TILE_FENCE() __asm__ volatile("" ::: "memory")
 
 static inline void tile_open(struct tile_unit *unit) {
-  static const struct {
-    _Alignas(64) uint8_t palette;
-    uint8_t start_row, unused[14];
-    uint16_t row_bytes[16];
-    uint8_t rows[16];
-  } all = {.palette = 1,
-           .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64},
-           .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
-  _Static_assert(sizeof all == 64, "what LDTILECFG reads");
-  _tile_storeconfig(unit->before);
-  TILE_FENCE();
-  _tile_loadconfig(&all);
+  static const struct tile_config all = {.palette = 1,
+                                         .row_bytes = {64, 64, 64, 64, 64, 64, 64, 64},
+                                         .rows = {16, 16, 16, 16, 16, 16, 16, 16}};
+  __asm__ volatile("sttilecfg %0" : "=m"(unit->before));
+  __asm__ volatile("ldtilecfg %0" : : "m"(all));
 }
 
 static inline void tile_close(struct tile_unit *unit) {
-  TILE_FENCE();
-  if (unit->before[0] != 0) {
-    _tile_loadconfig(unit->before);
+  if (unit->before.palette != 0) {
+    __asm__ volatile("ldtilecfg %0" : : "m"(unit->before));
   } else {
     _tile_release();
   }
