@@ -221,6 +221,9 @@ static void is_refused(enum dnnl_stand_in_flaw flaw, int form) {
 START_TEST(one_wrong_form_and_none_is_taken) { is_refused(DNNL_WRONG_NUMBER, _i); }
 END_TEST
 
+START_TEST(wrong_where_tiles_end) { is_refused(DNNL_WRONG_REST, _i); }
+END_TEST
+
 START_TEST(wrong_elsewhere) {
   is_refused(DNNL_WRONG_GAP, _i);
   const int result = _i / 4; /* the third and the last read c */
@@ -281,6 +284,7 @@ static Suite *make_suite(void) {
   tcase_add_test(taken, wishes_of_the_environment);
   TCase *refused = ck_case(suite, "refused");
   tcase_add_loop_test(refused, one_wrong_form_and_none_is_taken, 0, DNNL_FORMS);
+  tcase_add_loop_test(refused, wrong_where_tiles_end, 0, DNNL_FORMS);
   tcase_add_loop_test(refused, wrong_elsewhere, 0, DNNL_FORMS);
   tcase_add_loop_test(refused, failures, 0, 3);
   tcase_add_loop_test(refused, a_lack_of_memory_decides_nothing, 0, 3);

@@ -14,6 +14,7 @@
 enum dnnl_stand_in_flaw {
   DNNL_RIGHT,
   DNNL_WRONG_NUMBER, /* the last element of c has one more */
+  DNNL_WRONG_REST,   /* so too, but of dense rows and a c that is not of whole tiles of 16 by 16 */
   DNNL_WRONG_GAP,    /* what lies behind the last row but one of c is written */
   DNNL_READS_C,      /* c is added where it may not be read */
   DNNL_NOTHING,      /* not implemented */
