@@ -188,8 +188,9 @@ struct scale {
 
 /* c = alpha t + beta c for t = ROWS lines of a times a panel of b; c is not read where beta is
  * 0. All of the 16 registers of AVX2 but one are sums, a panel's two vectors and a number of a: so
- * alpha and beta are read when the loop is done. The loop behind it has a condition, and is not
- * unrolled unless asked for; a loop would have its sums in memory. */
+ * alpha and beta are read when the loop is done. That takes few turns, so that the processor
+ * foresees its end. The loop behind it has a condition, and is not unrolled unless asked for; a
+ * loop would have its sums in memory. */
 static inline __attribute__((always_inline)) void multiply_tile(float *c, int64_t ldc,
                                                                 const float *a, int64_t line_step,
                                                                 int64_t depth_step, const float *b,
@@ -201,6 +202,7 @@ static inline __attribute__((always_inline)) void multiply_tile(float *c, int64_
     __builtin_prefetch(c + i * ldc + WIDE - 1, 1); /* of another line of the cache, maybe */
     sum[i][0] = sum[i][1] = (vec){0};
   }
+#pragma GCC unroll 8
   for (int64_t p = 0; p < depth; p++, a += depth_step, b += WIDE) {
     const vec b0 = v_load(b), b1 = v_load(b + W);
     for (int i = 0; i < ROWS; i++) {
