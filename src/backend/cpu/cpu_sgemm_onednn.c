@@ -69,9 +69,9 @@ static ek_status sgemm_by_columns(const struct ek__gemm *g) {
 }
 
 /*
- * On AVX2 our own product, which copies both operands, is faster where every copy is used often
- * enough: it reaches 0.83 to 0.90 of the processor's peak, whatever is turned; oneDNN (2.6) 0.80 to
- * 0.92, but 0.39 to 0.69 where a is turned (docs/results/2026-11-22-torch-f32.md).
+ * On AVX2 our own product, which copies b, and a where it is turned, is faster where every copy is
+ * used often enough: it reaches 0.86 to 0.93 of the processor's peak, whatever is turned; oneDNN
+ * (2.6) 0.80 to 0.92, but 0.39 to 0.69 where a is turned (docs/results/2026-11-22-torch-f32.md).
  *
  * Where c is narrow or low (1/m + 1/n >= 0.0038) oneDNN reads operands where they lie. Down a column
  * of rows that are multiples of 2 KiB apart all it reads falls into the same few places of the
