@@ -369,20 +369,22 @@ static struct next next_b(const struct ek__gemm *g, int64_t j, int64_t p) {
   return next_of(&view);
 }
 
-/* Rows begin .. end - 1 and columns from j on, of a block. */
+/* Rows begin .. end - 1 and columns from j on, of a block. The next block of b is fetched late, so
+ * that it stays in the second cache, but with a block of a that has a tile for each run. */
 static void multiply_strip(const struct ek__gemm *g, int64_t begin, int64_t end, int64_t j) {
+  const int64_t full = (end - begin) / LINES, last = begin + (full > 1 ? full - 1 : 0) * LINES;
   struct panels *panels = (struct panels *)(void *)ek__team_scratch()->panels;
   for (int64_t p = 0; p < g->k; p += DEPTH) {
     const struct place place = place_of(g, begin, j, p, DEPTH);
     const struct view b = block_of_b(g, j, p);
-    struct next then_b = next_b(g, j, p);
+    const struct next then_b = next_b(g, j, p), nothing = {0};
     pack(panels->b, &b);
     for (int64_t i = begin; i < end; i += LINES) {
       const struct view a = block_of_a(g, i, end, p);
       const struct next then_a = next_a(g, begin, end, i, p);
       const struct layout layout = lay_out(panels->a, &a);
-      multiply_blocks(&place, i - begin, &a, &layout, &b, panels->b, &then_a, &then_b);
-      then_b.runs = 0; /* fetched */
+      multiply_blocks(&place, i - begin, &a, &layout, &b, panels->b, &then_a,
+                      i == last ? &then_b : &nothing);
     }
   }
 }
