@@ -1,0 +1,260 @@
+/*
+ * check_frozen.c - layers over parameters that are frozen: they compute no gradients of these, and
+ * what is left is right; nobody has memory for such a gradient, in any placement, and a plan is
+ * exact. What an update makes of frozen parameters: check_groups.c.
+ */
+#include <math.h>
+#include <stdlib.h>
+
+#include <evenkeel/evenkeel.h>
+
+#include "ck_frozen.h"
+#include "ck_training.h"
+
+enum { SAMPLES = 7 };
+
+static const char *const pair_names[] = {"0.weight", "0.bias", "2.weight", "2.bias"};
+static const char *const gpt_names[] = {"tokens.weight",
+                                        "tokens.positions",
+                                        "blocks.0.attention.qkv.weight",
+                                        "blocks.0.ln_2.weight",
+                                        "blocks.0.ln_2.bias",
+                                        "blocks.0.expand.weight",
+                                        "blocks.0.contract.bias",
+                                        "blocks.1.expand.bias",
+                                        "blocks.1.contract.weight",
+                                        "blocks.1.attention.qkv.bias"};
+enum { PAIR = 4, GPT = sizeof gpt_names / sizeof *gpt_names };
+
+static unsigned mask; /* of what is frozen in the modules that are made */
+
+/* Two linears with GELU between them, which run in one go. */
+static ek_status frozen_pair(ek_module **module) {
+  ek_module *parts[3] = {NULL}, *inner = NULL;
+  EK_TRY(ek_linear_create(&parts[0], 7, 16, true)); /* the sizes of the workload "mlp" */
+  EK_TRY(ek_activation_create(&parts[1], EK_ACTIVATION_GELU));
+  EK_TRY(ek_linear_create(&parts[2], 16, 5, true));
+  EK_TRY(ek_sequential_create(&inner, parts, 3));
+  for (int i = 0; i < 3; i++) ek_module_free(parts[i]);
+  *module = ck_frozen_create(inner, pair_names, PAIR, mask);
+  return EK_OK;
+}
+
+static ek_status frozen_gpt(ek_module **module) {
+  ek_module *inner = NULL;
+  EK_TRY(ck_workload("gpt")->module(&inner));
+  *module = ck_frozen_create(inner, gpt_names, GPT, mask);
+  return EK_OK;
+}
+
+/* ---- on one device ---- */
+
+/* The gradients of a batch on one device, during which nobody takes memory for any. */
+static double *gradients_of(ek_status (*module)(ek_module **module), int64_t *count) {
+  struct ck_workload mlp = *ck_workload("mlp");
+  mlp.module = module;
+  struct ck_setup setup = ck_setup_mode(&mlp, "cpu:1", EK_MODE_REPLICATED);
+  setup.options.type = EK_F64;
+  struct ck_training t;
+  ck_training_open(&t, &setup);
+  struct ck_batch batch = ck_batch_make(&mlp, EK_F64, SAMPLES, 0.1, 5);
+  const ek_memory_event *events = NULL;
+  size_t event_count = 0;
+  ek_device *device = ek_group_device(t.group, 0);
+  ck_ok(ek_memory_record_start(device, 4096));
+  ck_ok(ck_training_backward(&t, &batch, NULL, false, NULL));
+  ck_ok(ek_memory_record_stop(&events, &event_count, NULL, device));
+  ck_assert_uint_gt(event_count, 0);
+  for (size_t i = 0; i < event_count; i++) {
+    ck_assert_int_ne(events[i].category, EK_MEMORY_GRADIENTS);
+  }
+  double *gradients = ck_training_read(&t, CK_GRADIENTS, count);
+  ck_batch_free(&batch);
+  ck_training_close(&t);
+  return gradients;
+}
+
+/* Sums of 16 terms at most in another order; the sizes are those of pair_names. */
+START_TEST(layers_leave_out_what_is_frozen) {
+  static const int64_t sizes[PAIR] = {16 * 7, 16, 5 * 16, 5};
+  int64_t count = 0, at = 0;
+  mask = 0;
+  double *want = gradients_of(frozen_pair, &count);
+  mask = (unsigned)_i;
+  double *got = gradients_of(frozen_pair, &count);
+  for (int p = 0; p < PAIR; p++) {
+    for (int64_t i = 0; i < sizes[p]; i++, at++) {
+      const double expected = (mask >> p & 1u) != 0 ? 0 : want[at];
+      ck_assert_msg(fabs(got[at] - expected) <= 0x1p-48 * fabs(want[at]) + 0x1p-52,
+                    "%s[%d]: %.17g, expected %.17g", pair_names[p], (int)i, got[at], expected);
+    }
+  }
+  ck_assert_int_eq(at, count);
+  free(got);
+  free(want);
+}
+END_TEST
+
+/* ---- each kind of layer ---- */
+
+/* A linear whose rows may be longer, a table with positions, and a head with its loss that shares
+ * the weight of a linear: what is left to compute is right, and all else that modules must keep. */
+static ek_module *frozen_layer(int which) {
+  static const char *const linear[] = {"weight", "bias"}, *const table[] = {"weight", "positions"};
+  ek_module *inner = NULL, *whole = NULL;
+  ek_criterion *head = NULL;
+  ek_linear_cross_entropy_options fused = EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT;
+  ek_with_criterion_options o = EK_WITH_CRITERION_OPTIONS_INIT;
+  if (which == 0) {
+    ck_ok(ek_linear_create_padded(&inner, 3, 5, true, ek_initializer_zeros(), 5));
+    return ck_frozen_create(inner, linear, 2, mask);
+  }
+  if (which == 1) {
+    ck_ok(ek_embedding_create(&inner, 7, 3, 4));
+    return ck_frozen_create(inner, table, 2, mask);
+  }
+  ck_ok(ek_linear_create(&inner, 6, 6, true));
+  inner = ck_frozen_create(inner, linear, 2, mask);
+  fused.bias = which == 3;
+  fused.logits_bytes = 200;
+  ck_ok(ek_linear_cross_entropy_create(&head, 6, 6, &fused));
+  o.tied = "weight";
+  o.source = "own0";
+  ck_ok(ek_with_criterion_create_with(&whole, inner, head, &o));
+  ek_criterion_free(head);
+  ek_module_free(inner);
+  return whole;
+}
+
+START_TEST(layers_are_right_beside_what_is_frozen) {
+  static const ek_check_input inputs[4][2] = {
+      {{.rank = 2, .shape = {4, 3}, .low = -1, .high = 1}},
+      {{.type = EK_I32, .rank = 2, .shape = {2, 4}, .high = 6}},
+      {{.rank = 2, .shape = {4, 6}, .low = -1, .high = 1},
+       {.type = EK_I32, .rank = 1, .shape = {4}, .high = 5}},
+      {{.rank = 2, .shape = {4, 6}, .low = -1, .high = 1},
+       {.type = EK_I32, .rank = 1, .shape = {4}, .high = 5}}};
+  const int which = _i / 4;
+  ek_module_check_options options = EK_MODULE_CHECK_OPTIONS_INIT;
+  options.depth = 40;
+  mask = (unsigned)_i % 4;
+  ek_module *module = frozen_layer(which);
+  ck_ok(ek_module_check(module, test_devices("cpu:2"), inputs[which], which < 2 ? 1 : 2, &options));
+  ek_module_free(module);
+}
+END_TEST
+
+/* ---- in every placement ---- */
+
+static struct ck_setup frozen_setup(const struct ck_workload *gpt, const char *spec,
+                                    int placement) {
+  struct ck_setup setup = ck_setup_mode(gpt, spec, EK_MODE_GATHER);
+  ck_setup_place(&setup, placement);
+  setup.options.type = EK_F64;
+  setup.options.bucket_bytes = 2048;
+  setup.optimizer = ck_clipped_adamw;
+  return setup;
+}
+
+/* Steps of two micro-batches. */
+static void frozen_steps(struct ck_training *t) {
+  for (uint64_t step = 0; step < 2; step++) {
+    struct ck_batch batch = ck_batch_make(t->setup.workload, EK_F64, SAMPLES, 0.1, 30 + step);
+    ck_ok(ck_training_backward(t, &batch, NULL, true, NULL));
+    ck_ok(ck_training_step(t, &batch, NULL));
+    ck_batch_free(&batch);
+  }
+}
+
+/* All devices together hold gradients of what is trained, and of nothing else but padding. */
+static void holds_what_is_trained(const struct ck_training *t) {
+  const ek_replica *first = ek_data_parallel_model_replica(t->model, 0);
+  int64_t trained = 0, held = 0, parameters = 0;
+  for (size_t k = 0; k < ek_replica_parameter_count(first); k++) {
+    ek_parameter_info info;
+    ck_ok(ek_replica_parameter(&info, first, k));
+    ck_assert(!info.frozen || !ek_tensor_exists(&info.gradient));
+    if (!info.frozen) trained += ek_tensor_count(&info.value), parameters++;
+  }
+  const bool shares = t->setup.options.state >= EK_STATE_SHARDED_GRADIENTS;
+  const size_t devices = shares ? ek_group_size(t->group) : 1;
+  for (size_t d = 0; d < devices; d++) {
+    held += ek_tensor_count(ek_replica_gradients(ek_data_parallel_model_replica(t->model, d)));
+  }
+  ck_assert_int_ge(held, trained);
+  ck_assert_int_lt(held, trained + 128 * parameters);
+}
+
+/* Numbers are those of all parameters, in their order. */
+static void frozen_ones_stay(const struct ck_training *t, const double *got, const double *before) {
+  const ek_replica *replica = ek_data_parallel_model_replica(t->model, 0);
+  for (size_t k = 0; k < ek_replica_parameter_count(replica); k++) {
+    ek_parameter_info info;
+    ck_ok(ek_replica_parameter(&info, replica, k));
+    const int64_t count = info.buffer ? 0 : ek_tensor_count(&info.value);
+    if (info.frozen) ck_same_bits(info.name, got, before, count);
+    got += count;
+    before += count;
+  }
+}
+
+static void frozen_peaks(ek_memory_usage usage[3], const struct ck_setup *setup, const char *spec) {
+  struct ck_training t;
+  ek_group *group = ck_open(spec, 1);
+  ck_ok(ck_training_try(&t, setup, group));
+  frozen_steps(&t);
+  ck_training_close(&t);
+  for (size_t k = 0; k < 3; k++) ck_ok(ck_memory_stats(&usage[k], ek_group_device(group, k)));
+  ck_ok(ek_group_free(group));
+}
+
+/* Two devices-and-placement train alike; what is frozen stays, bit for bit; a plan is exact. */
+START_TEST(frozen_layers_in_every_placement) {
+  if (!ck_part(_i)) return;
+  struct ck_workload gpt = *ck_workload("gpt");
+  gpt.module = frozen_gpt;
+  mask = _i % 2 == 0 ? (1u << GPT) - 1 : 0x2D6;
+  const struct ck_setup setup = frozen_setup(&gpt, "cpu:3", _i / 2);
+  const struct ck_setup alone = frozen_setup(&gpt, "cpu:1", 2);
+  struct ck_training t, one;
+  ck_training_open(&t, &setup);
+  ck_training_open(&one, &alone);
+  holds_what_is_trained(&t);
+  int64_t count = 0;
+  double *before = ck_training_read(&t, CK_VALUES, &count);
+  frozen_steps(&t);
+  frozen_steps(&one);
+  double *got = ck_training_read(&t, CK_VALUES, &count);
+  double *want = ck_training_read(&one, CK_VALUES, &count);
+  ck_training_compare("parameters", &t, got, want, 1e-11, NULL);
+  frozen_ones_stay(&t, got, before);
+  ek_tensor host = ck_like(&t, "own0");
+  ck_fails(ek_data_parallel_model_gradient(&host, t.model, "own1"), EK_ERR_INVALID_ARGUMENT,
+           "frozen");
+  ck_training_close(&t);
+  ck_training_close(&one);
+  ek_memory_usage planned[3], real[3];
+  frozen_peaks(planned, &setup, "plan:3");
+  frozen_peaks(real, &setup, "cpu:3");
+  for (size_t k = 0; k < 3; k++) {
+    ck_assert_uint_eq(planned[k].peak_bytes, real[k].peak_bytes);
+    for (int c = 0; c < EK_MEMORY_CATEGORIES; c++) {
+      ck_assert_uint_eq(planned[k].at_peak[c], real[k].at_peak[c]);
+    }
+  }
+  free(before);
+  free(got);
+  free(want);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("frozen");
+  TCase *tcase = ck_case(suite, "frozen");
+  tcase_add_loop_test(tcase, layers_leave_out_what_is_frozen, 0, 1 << PAIR);
+  tcase_add_loop_test(tcase, layers_are_right_beside_what_is_frozen, 0, 4 * 4);
+  tcase_add_loop_test(tcase, frozen_layers_in_every_placement, 0, 2 * CK_PLACEMENTS);
+  return suite;
+}
+
+CK_MAIN(make_suite)
