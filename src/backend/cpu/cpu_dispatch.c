@@ -5,6 +5,7 @@
  * EVENKEEL_ISA=baseline, avx2 or avx512 takes at most that one, so that tests can run every set on
  * one machine; with amx, or without it, whatever there is. The choice is made once per process.
  */
+#include "backend/cpu/cpu_isa.h"
 #include "backend/cpu/reference.h"
 
 #include <pthread.h>
@@ -17,6 +18,7 @@
 
 /* An instruction set: its tables, by the type of values, and that of tiles in plain C. */
 struct isa {
+  enum ek__cpu_isa isa;
   const char *name;
   const struct ek__cpu_functions *f32, *bf16, *f16;
   const struct ek__cpu_tile_functions *tiles;
@@ -26,9 +28,9 @@ struct isa {
   extern const struct ek__cpu_functions ek__cpu_functions_##isa##_f32,                             \
       ek__cpu_functions_##isa##_bf16, ek__cpu_functions_##isa##_f16;                               \
   extern const struct ek__cpu_tile_functions ek__cpu_tile_functions_##isa##_bf16;
-#define ISA(name, isa)                                                                             \
+#define ISA(number, name, isa)                                                                     \
   {                                                                                                \
-    name, &ek__cpu_functions_##isa##_f32, &ek__cpu_functions_##isa##_bf16,                         \
+    number, name, &ek__cpu_functions_##isa##_f32, &ek__cpu_functions_##isa##_bf16,                 \
         &ek__cpu_functions_##isa##_f16, &ek__cpu_tile_functions_##isa##_bf16                       \
   }
 
@@ -71,18 +73,18 @@ static bool has_f16c(void) {
 #endif
 
 static void choose(void) {
-  choice = (struct isa)ISA("baseline", baseline);
+  choice = (struct isa)ISA(EK__ISA_BASELINE, "baseline", baseline);
 #ifdef EK_HAVE_ISA_AVX2
   if (ek__cpu_isa_is_allowed("avx2") && __builtin_cpu_supports("avx2") &&
       __builtin_cpu_supports("fma") && has_f16c()) {
-    choice = (struct isa)ISA("AVX2", avx2);
+    choice = (struct isa)ISA(EK__ISA_AVX2, "AVX2", avx2);
   }
 #endif
 #ifdef EK_HAVE_ISA_AVX512
   if (ek__cpu_isa_is_allowed("avx512") && __builtin_cpu_supports("avx512f") &&
       __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("fma")) {
-    choice = (struct isa)ISA("AVX-512", avx512);
+    choice = (struct isa)ISA(EK__ISA_AVX512, "AVX-512", avx512);
   }
 #endif
 }
@@ -109,6 +111,11 @@ const struct ek__cpu_tile_functions *ek__cpu_tile_functions(bool matrix_unit) {
 #else
   return NULL;
 #endif
+}
+
+enum ek__cpu_isa ek__cpu_isa(void) {
+  pthread_once(&chosen, choose);
+  return choice.isa;
 }
 
 const char *ek__cpu_isa_name(void) {

@@ -30,6 +30,7 @@
  *   EVENKEEL_ISA=avx512            no matrix unit, but what oneDNN finds
  */
 #include "backend/cpu/cpu_amx.h"
+#include "backend/cpu/cpu_isa.h"
 #include "backend/cpu/cpu_primitive.h"
 
 #include <pthread.h>
@@ -239,7 +240,7 @@ static struct candidate primitive = {.name = "oneDNN's",
 /* Beside the unit its functions use the vectors of AVX-512. */
 static bool unit_is_there(void) {
   return ek__cpu_tile_functions(true) != NULL && ek__cpu_isa_is_allowed("amx") &&
-         strcmp(ek__cpu_isa_name(), "AVX-512") == 0 && ek__amx_is_there(&ek__amx_this_system);
+         ek__cpu_isa() == EK__ISA_AVX512 && ek__amx_is_there(&ek__amx_this_system);
 }
 
 static ek_status multiply_on_unit(bool *done, const struct ek__gemm *gemm) {

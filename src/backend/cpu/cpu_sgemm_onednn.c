@@ -9,11 +9,11 @@
  * given several times what it takes. From then on a product asks for scratch memory alone, and
  * says so when it gets none.
  */
+#include "backend/cpu/cpu_isa.h"
 #include "backend/cpu/cpu_primitive.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
-#include <string.h>
 
 #include <oneapi/dnnl/dnnl.h>
 
@@ -84,7 +84,7 @@ static bool is_own(const struct ek__gemm *g) {
   if (ek__cpu_products_are_own()) return true;
   const int64_t uses = g->m < g->n ? g->m : g->n;
   return (uses >= OFTEN || (g->collides && uses >= SELDOM && g->k >= SELDOM)) &&
-         strcmp(ek__cpu_isa_name(), "AVX2") == 0;
+         ek__cpu_isa() == EK__ISA_AVX2;
 }
 
 ek_status ek__cpu_sgemm(const struct ek__gemm *g) {
