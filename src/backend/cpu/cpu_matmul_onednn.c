@@ -17,8 +17,9 @@
  * pieces of up to 104; so each run asks the heap for several times that first. What remains is that
  * another thread takes the last memory in between.
  *
- * What has run: all of this in f32 (oneDNN 2.6 on AVX2), and in bf16 over a stand-in for what
- * such a processor would do (tests/faults).
+ * What has run: all of this in f32 (oneDNN 2.6 on AVX2); in bf16 over a stand-in for what such a
+ * processor would do (tests/faults), and over oneDNN 2.6 itself on tiles of an emulated processor
+ * (tests/processors).
  */
 #include "backend/cpu/cpu_primitive.h"
 
