@@ -37,7 +37,6 @@ struct bench {
   ek_optimizer *rule;
   ek_trainer *trainer;
   int64_t micro_batches;
-  const ek_loss_scale *loss_scale;
   struct ck_batch batch;
 };
 
@@ -49,10 +48,11 @@ static ek_status open_on(struct bench *b, const char *devices, ek_group *group) 
   threads.threads_per_device = 1;
   options.mode = b->mode;
   options.type = setup->options.type;
+  options.precision = setup->options.precision;
   options.seed = setup->options.seed;
   options.broadcast_inputs = setup->options.broadcast_inputs;
   options.micro_batches = b->micro_batches;
-  options.loss_scale = b->loss_scale;
+  options.loss_scale = setup->loss_scale;
   options.group = group;
   if (group == NULL) options.group_options = &threads;
   return ek_trainer_open(&b->trainer, devices, b->module, b->criterion, b->rule, &options);
@@ -63,6 +63,7 @@ static void make_parts(struct bench *b, const char *workload, ek_mode mode) {
   const ek_data_parallel_model_options defaults = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
   b->setup.options.bucket_bytes = defaults.bucket_bytes;
   b->setup.gradient_in_forward = true;
+  ck_setup_precision(&b->setup);
   ck_ok(b->setup.workload->module(&b->module));
   ck_ok(b->setup.workload->criterion(&b->criterion, EK_REDUCTION_MEAN));
   ck_ok(b->setup.optimizer(&b->rule));
@@ -155,7 +156,7 @@ START_TEST(preparing_changes_nothing) {
   for (int k = 0; k < 2; k++) {
     make_parts(both[k], workload, (ek_mode)(_i % CK_MODES));
     both[k]->micro_batches = _i / CK_MODES / CK_WORKLOADS * 3;
-    both[k]->loss_scale = number % 2 == 0 ? NULL : &grows;
+    if (number % 2 != 0) both[k]->setup.loss_scale = &grows;
     ck_ok(open_on(both[k], ck_spec("cpu:3"), NULL));
   }
   const uint64_t before = held(&prepared);

@@ -51,7 +51,7 @@ ek_type ck_precision(void) {
   return strcmp(text, "f16") == 0 ? EK_F16 : EK_BF16;
 }
 
-static void set_precision(struct ck_setup *setup) {
+void ck_setup_precision(struct ck_setup *setup) {
   static const ek_loss_scale none = {.kind = EK_LOSS_SCALE_NONE};
   if (ck_precision() == 0 || setup->options.type != EK_F32 || setup->options.precision != 0) return;
   setup->options.precision = ck_precision();
@@ -98,7 +98,7 @@ static ek_status open_parts(struct ck_training *training) {
 ek_status ck_training_try(struct ck_training *training, const struct ck_setup *setup,
                           ek_group *group) {
   *training = (struct ck_training){.setup = *setup, .group = group};
-  set_precision(&training->setup);
+  ck_setup_precision(&training->setup);
   const ek_status status = open_parts(training);
   if (status != EK_OK) {
     free_parts(training);

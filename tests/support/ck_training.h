@@ -43,6 +43,9 @@ const char *ck_placement_name(int placement);
  */
 ek_type ck_precision(void);
 
+/* What opening a training does with it first: for tests that open the same in another way. */
+void ck_setup_precision(struct ck_setup *setup);
+
 /* AdamW with decay and clipping: every part of a step takes part. */
 ek_status ck_clipped_adamw(ek_optimizer **optimizer);
 
