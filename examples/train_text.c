@@ -5,6 +5,7 @@
  *                     [--resume FOLDER] [--exact] [--reproducible GRAINS] [--trace FILE]
  *                     [--metrics PREFIX] [--loss-scale FIRST] [--mode MODE]
  *                     [--precision f32|tf32|bf16|f16] [--gradient-type f32|bf16|f16]
+ *                     [--rate PEAK] [--seed N]
  *
  * A GPT of two blocks reads windows of 64 bytes, learns to predict the next byte over all devices
  * of the group (AdamW, warm-up and cosine, dropout), and then writes 240 bytes of its own.
@@ -22,6 +23,8 @@
  *                       fully-sharded
  *     --precision TYPE  what the model computes in (f32)
  *     --gradient-type TYPE  what gradients of parameters are kept and summed in (f32)
+ *     --rate PEAK       the learning rate behind the warm-up (4e-3), which falls to a tenth
+ *     --seed N          of initial weights, dropout and windows (7)
  *
  * On a terminal a line shows the step, the loss and the speed as the run goes on.
  *
@@ -39,12 +42,14 @@
 
 #include <evenkeel/evenkeel.h>
 
-enum { BYTES = 256, WINDOW = 64, BATCH = 16, CONTINUATION = 240, PROMPT = 32, SEED = 7 };
+enum { BYTES = 256, WINDOW = 64, BATCH = 16, CONTINUATION = 240, PROMPT = 32 };
 
 struct settings {
   const char *path, *devices, *save, *resume, *trace, *metrics;
   long steps, stop_at; /* stop_at 0: when all are done */
-  long reproducible;   /* grains; 0: off */
+  long seed;
+  double rate;
+  long reproducible; /* grains; 0: off */
   ek_mode mode;
   double loss_scale; /* 0: none */
   ek_type precision, gradient_type;
@@ -61,6 +66,7 @@ static void ask_to_stop(int number) {
 struct text {
   unsigned char *bytes;
   size_t length;
+  uint64_t seed; /* of the places where windows begin */
 };
 
 /* Opens a trainer, which keeps what it needs of the parts. */
@@ -84,10 +90,12 @@ static ek_status open_trainer(ek_trainer **trainer, const struct settings *setti
   EK_TRY_GOTO(status, ek_gpt_create(&module, &gpt), cleanup);
   EK_TRY_GOTO(status, ek_cross_entropy_create(&loss, NULL), cleanup);
   EK_TRY_GOTO(status, ek_adamw_create(&rule, &adamw), cleanup);
-  EK_TRY_GOTO(status, ek_schedule_warmup_cosine(&schedule, 4e-3, 4e-4, steps / 10, steps), cleanup);
+  const double rate = settings->rate;
+  EK_TRY_GOTO(status, ek_schedule_warmup_cosine(&schedule, rate, rate / 10, steps / 10, steps),
+              cleanup);
 
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
-  options.seed = SEED;
+  options.seed = (uint64_t)settings->seed;
   options.schedule = &schedule;
   options.mode = settings->mode;
   options.reproducible = (size_t)settings->reproducible;
@@ -106,7 +114,7 @@ cleanup:
 
 /* Windows at random places; the target of each byte is the one behind it. */
 static void pick_batch(int32_t *inputs, int32_t *targets, const struct text *text, long step) {
-  const ek_random_key key = {SEED, (uint32_t)step, 0};
+  const ek_random_key key = {text->seed, (uint32_t)step, 0};
   for (uint32_t b = 0; b < BATCH; b++) {
     uint32_t bits[4];
     ek_random_bits(key, b, 0, bits);
@@ -289,7 +297,8 @@ static ek_status read_logits(ek_tensor *logits, const ek_shards *outputs) {
 }
 
 /* The byte that the model writes behind `window`. */
-static ek_status next_byte(ek_trainer *trainer, int32_t *window, uint32_t number, int32_t *byte) {
+static ek_status next_byte(ek_trainer *trainer, int32_t *window, ek_random_key key, uint32_t number,
+                           int32_t *byte) {
   static float logits[WINDOW * BYTES];
   const int64_t input_shape[] = {1, WINDOW}, output_shape[] = {1, WINDOW, BYTES};
   ek_tensor input, whole;
@@ -302,7 +311,7 @@ static ek_status next_byte(ek_trainer *trainer, int32_t *window, uint32_t number
   ek_shards_free(&outputs);
   EK_TRY(status);
   uint32_t bits[4];
-  ek_random_bits((ek_random_key){SEED, 0, 1}, number, 0, bits);
+  ek_random_bits(key, number, 0, bits);
   *byte = draw(logits + (WINDOW - 1) * BYTES, bits[0]);
   return EK_OK;
 }
@@ -314,6 +323,7 @@ static void print_byte(int32_t byte) {
 
 /* Starts from the first bytes of the text, and lets the model write the rest. */
 static ek_status continue_text(ek_trainer *trainer, const struct text *text) {
+  const ek_random_key key = {text->seed, 0, 1};
   int32_t window[WINDOW];
   for (size_t i = 0; i < WINDOW; i++) window[i] = text->bytes[i];
   printf("\n--- the text, and how the model goes on ---\n");
@@ -321,7 +331,7 @@ static ek_status continue_text(ek_trainer *trainer, const struct text *text) {
   printf("|");
   for (uint32_t i = 0; i < CONTINUATION; i++) {
     int32_t byte = 0;
-    EK_TRY(next_byte(trainer, window, i, &byte));
+    EK_TRY(next_byte(trainer, window, key, i, &byte));
     print_byte(byte);
     memmove(window, window + 1, (WINDOW - 1) * sizeof window[0]);
     window[WINDOW - 1] = byte;
@@ -383,6 +393,10 @@ static int read_arguments(struct settings *settings, int argc, char **argv) {
       if (!read_count(&settings->reproducible, argv[++i])) return 0;
     } else if (strcmp(argv[i], "--loss-scale") == 0 && more) {
       if (!read_number(&settings->loss_scale, argv[++i])) return 0;
+    } else if (strcmp(argv[i], "--rate") == 0 && more) {
+      if (!read_number(&settings->rate, argv[++i])) return 0;
+    } else if (strcmp(argv[i], "--seed") == 0 && more) {
+      if (!read_count(&settings->seed, argv[++i])) return 0;
     } else if (strcmp(argv[i], "--mode") == 0 && more) {
       if (ek_mode_parse(&settings->mode, argv[++i]) != EK_OK) return 0;
     } else if (strcmp(argv[i], "--precision") == 0 && more) {
@@ -414,16 +428,21 @@ static void stop_on_signals(void) {
 }
 
 int main(int argc, char **argv) {
-  struct settings settings = {
-      .devices = "cpu:2", .steps = 300, .mode = EK_MODE_REPLICATED, .precision = EK_F32};
+  struct settings settings = {.devices = "cpu:2",
+                              .steps = 300,
+                              .seed = 7,
+                              .rate = 4e-3,
+                              .mode = EK_MODE_REPLICATED,
+                              .precision = EK_F32};
   if (!read_arguments(&settings, argc, argv)) {
     fprintf(stderr, "usage: train_text FILE [--devices SPEC] [--steps N] [--save FOLDER] "
                     "[--stop-at K] [--resume FOLDER] [--exact] [--reproducible GRAINS] "
                     "[--trace FILE] [--metrics PREFIX] [--loss-scale FIRST] [--mode MODE] "
-                    "[--precision f32|tf32|bf16|f16] [--gradient-type f32|bf16|f16]\n");
+                    "[--precision f32|tf32|bf16|f16] [--gradient-type f32|bf16|f16] "
+                    "[--rate PEAK] [--seed N]\n");
     return 2;
   }
-  struct text text = {0};
+  struct text text = {.seed = (uint64_t)settings.seed};
   struct progress progress = {0};
   ek_trainer *trainer = NULL;
   int good = 0;

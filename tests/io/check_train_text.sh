@@ -21,6 +21,16 @@ grep -qx 'evenkeel_step 40' "$dir/run.prom" || complain "the file for Prometheus
 (($(grep -c '"name":"update"' "$dir/trace") == 2 * 10)) || complain "the trace is not of ten steps"
 (($(find "$dir" -type f | wc -l) == 4)) || complain "a file was left behind: $(ls "$dir")"
 
+# Another seed is another run, another rate another one again; 7 and 4e-3 are what it takes by itself.
+for more in "" "--seed 7 --rate 4e-3" "--seed 8" "--rate 1e-3"; do
+  # shellcheck disable=SC2086
+  "$program" "$text" --steps 40 --exact $more | grep '^step' >"$dir/losses${more// /}" || complain "$more: it fails"
+done
+cmp -s "$dir/losses" "$dir/losses--seed7--rate4e-3" || complain "the defaults are others than said"
+(($(md5sum "$dir"/losses* | cut -d' ' -f1 | sort -u | wc -l) == 3)) || complain "--seed or --rate changes nothing"
+"$program" "$text" --steps 1 --rate -1 2>"$dir/err" && complain "a negative rate is taken"
+grep -q 'peak -1' "$dir/err" || complain "the message does not name the rate: $(cat "$dir/err")"
+
 if command -v script >/dev/null; then
   script -qec "$(printf '%q ' "$program" "$text" --steps 20)" /dev/null </dev/null >"$dir/terminal"
   grep -q 'step [0-9]* of 20, loss [0-9.]*, [0-9]* bytes/s' "$dir/terminal" ||
