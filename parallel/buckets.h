@@ -26,8 +26,9 @@ struct ek__buckets {
 };
 
 /* Whole parameters from the end of those that are trained to the beginning, until a bucket has
- * `bytes`, and then the frozen ones likewise; of a layout in units the units, in the same order. What was made stays for close on
- * failure. Each rank has as many of the `pieces` of a bucket as the next, or one more. */
+ * `bytes`, and then the frozen ones likewise; of a layout in units the units, in the same order.
+ * What was made stays for close on failure. Each rank has as many of the `pieces` of a bucket as
+ * the next, or one more. */
 ek_status ek__buckets_open(struct ek__buckets *buckets, const ek_replica *replica, size_t ranks,
                            size_t pieces, size_t bytes);
 void ek__buckets_close(struct ek__buckets *buckets);

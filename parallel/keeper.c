@@ -50,7 +50,8 @@ ek_status ek__keeper_open(struct ek__keeper *keeper, const struct ek__buckets *c
   keeper->replica = model->replicas[index];
   keeper->rank = ek_communicator_first_rank(model->communicator) + index;
   keeper->current = keeper->ahead = cut->count;
-  return ek__replica_hold_gradients(keeper->replica, ek__buckets_share(cut, cut->trained, keeper->rank));
+  return ek__replica_hold_gradients(keeper->replica,
+                                    ek__buckets_share(cut, cut->trained, keeper->rank));
 }
 
 /* ---- lending ---- */

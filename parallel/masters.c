@@ -62,7 +62,8 @@ static ek_status round_into_whole(const ek_data_parallel_model *model, ek_device
 ek_status ek__masters_open(ek_data_parallel_model *model, ek_device *device, size_t index) {
   ek_replica *replica = model->replicas[index];
   const struct ek__buckets *cut = ek__reducer_buckets(model->reducer);
-  EK_TRY(ek__replica_hold_parameters(replica, ek__buckets_share(cut, cut->count, rank_of(model, index))));
+  EK_TRY(ek__replica_hold_parameters(replica,
+                                     ek__buckets_share(cut, cut->count, rank_of(model, index))));
   EK_TRY(initialize(model, index));
   return replica->whole_values ? round_into_whole(model, device, index)
                                : ek_replica_refresh(replica);

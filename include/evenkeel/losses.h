@@ -31,11 +31,11 @@ typedef struct ek_cross_entropy_terms {
  *     l = -(1 - e) w[y] log p[y] - e / classes * sum over c of w[c] log p[c]
  *     s = sum of l, d = sum of w[y], over the rows that are not ignored
  * losses (one per row, of the type of sums) is written; an ignored row has loss 0. normalizer (rows
- * x 2, of that type too) gets {m, z} of every row, m the largest logit and z the sum of e^(x - m), so
- * that p[c] = e^(x[c] - m) / z: kept apart, so that what the logits of a row have in common costs
- * no digits. One pass over the logits' memory. A logit of -infinity has probability 0; a row with
- * NaN or +infinity, or with nothing but -infinity, has loss NaN. A target outside 0 .. classes - 1
- * that is not ignored: as a bad index in lookup.h.
+ * x 2, of that type too) gets {m, z} of every row, m the largest logit and z the sum of e^(x - m),
+ * so that p[c] = e^(x[c] - m) / z: kept apart, so that what the logits of a row have in common
+ * costs no digits. One pass over the logits' memory. A logit of -infinity has probability 0; a row
+ * with NaN or +infinity, or with nothing but -infinity, has loss NaN. A target that is neither
+ * ignored nor in 0 .. classes - 1: as a bad index in lookup.h.
  */
 EK_API EK_CHECKED ek_status ek_op_cross_entropy_forward(ek_stream *stream, ek_tensor *losses,
                                                         ek_tensor *normalizer, ek_tensor *totals,

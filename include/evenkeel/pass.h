@@ -48,9 +48,9 @@ EK_API EK_CHECKED ek_status ek_pass_parameter(ek_tensor *parameter, ek_pass *pas
 EK_API EK_CHECKED ek_status ek_pass_gradient(ek_tensor *gradient, double *beta, ek_pass *pass,
                                              size_t index);
 
-/* False where nobody wants that gradient: of a frozen parameter (ek_parameter_options), or in a pass
- * without gradient. A module that asks need not compute it. To one that does not the pass lends
- * memory, from ek_pass_gradient() until the gradient is complete, and what is added there is
+/* False where nobody wants that gradient: of a frozen parameter (ek_parameter_options), or in a
+ * pass without gradient. A module that asks need not compute it. To one that does not the pass
+ * lends memory, from ek_pass_gradient() until the gradient is complete, and what is added there is
  * dropped. */
 EK_API bool ek_pass_trains(const ek_pass *pass, size_t index);
 

@@ -46,8 +46,8 @@ EK_API EK_CHECKED ek_status ek_op_linear(ek_stream *stream, ek_tensor *y, const 
  * The same over rows that are longer than they need be, and its way back: y and dy have `out`
  * columns or more, and what is behind the first `out` is neither read nor written. A GPU has faster
  * products for rows that begin at multiples of 16 bytes: ek_tensor_aligned_columns() says how long
- * they are then. Results are those of the dense operations, bit for bit on the CPU but for bf16 where
- * the processor multiplies it (AMX, AVX512-BF16): there to rounding, as on a GPU.
+ * they are then. Results are those of the dense operations, bit for bit on the CPU but for bf16
+ * where the processor multiplies it (AMX, AVX512-BF16): there to rounding, as on a GPU.
  *     y = x w^T + bias        dx = dy w
  *     dw = weight_beta * dw + dy^T x,  dbias[c] = bias_beta * dbias[c] + sum over r of dy[r][c]
  * x and dx are rows x in, w and dw are out x in, bias and dbias (NULL: none) have `out` elements.

@@ -4,8 +4,8 @@
  * All parameters lie in one flat buffer: those without decay, then the others, then frozen ones
  * (ek_parameter_options), each group in declaration order. All gradients lie in another one of the
  * same layout, which ends where the frozen ones begin; each parameter starts at a multiple of 16
- * elements, and the elements between are zeros. Broadcast, buckets, shards, clipping and the optimizer work on ranges of the flat buffers;
- * a module sees tensors into them.
+ * elements, and the elements between are zeros. Broadcast, buckets, shards, clipping and the
+ * optimizer work on ranges of the flat buffers; a module sees tensors into them.
  *
  * Where modules compute in 16 bits (`precision`) the parameters are f32 *masters*, which an
  * optimizer updates, and modules see *copies* of them, a third flat buffer of the same layout.

@@ -3,9 +3,9 @@
  *
  * An entry is a piece of the state of a data-parallel model and of the optimizer that is open for
  * it. All modes, precisions and any number of devices have the same entries of the same shapes, so
- * what one run gave another takes, whatever either of them runs on. Only the two of a loss scale are
- * not there in a run without a dynamic one: writing them is EK_ERR_NOT_FOUND, and files that have
- * them are read without (checkpoint.h).
+ * what one run gave another takes, whatever either of them runs on. Only the two of a loss scale
+ * are not there in a run without a dynamic one: writing them is EK_ERR_NOT_FOUND, and files that
+ * have them are read without (checkpoint.h).
  *
  *     name                               what
  *     blocks.0.mlp.0.weight              a parameter, or a buffer

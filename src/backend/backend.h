@@ -313,8 +313,8 @@ struct ek__backend {
 
   /* (optional) without kernels the backend only counts: operations succeed at once. */
   const struct ek__kernels *kernels;
-  /* Required: the types of values that the kernels take, a set as in tensor.h, with tf32 if products
-   * know it; where there are none, those of the backend that it counts for. */
+  /* Required: the types of values that the kernels take, a set as in tensor.h, with tf32 if
+   * products know it; where there are none, those of the backend that it counts for. */
   unsigned values;
 
   /* (optional: false) all devices of the backend lie in one address space, so that any worker may

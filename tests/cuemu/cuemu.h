@@ -118,7 +118,8 @@ unsigned long cuemu_algorithm_calls(int algorithm);
 
 /* Algorithms of cuBLASLt, a bit for each by number: those that the heuristic offers and says to be
  * of
-   no use, which are an error of who takes them, and those that it takes for good and the product then refuses. */
+   no use, which are an error of who takes them, and those that it takes for good and the product
+   then refuses. */
 void cuemu_refuse(unsigned by_heuristic, unsigned by_product);
 
 /* How often the heuristic of cuBLASLt was asked for a product one of whose matrices has rows

@@ -1,9 +1,9 @@
 /*
  * dnnl_stand_in.h - oneDNN's products of bf16 on any processor, and their failures.
  *
- * A library in front of oneDNN (2): it says that the processor has instructions for bf16, and plans,
- * makes and runs matmul primitives of bf16 itself, by plain loops over what the descriptions say.
- * Everything else goes on to oneDNN. A program that is linked with it may write to
+ * A library in front of oneDNN (2): it says that the processor has instructions for bf16, and
+ * plans, makes and runs matmul primitives of bf16 itself, by plain loops over what the descriptions
+ * say. Everything else goes on to oneDNN. A program that is linked with it may write to
  * dnnl_stand_in; in one that is only started with it (LD_PRELOAD) all is right.
  */
 #ifndef DNNL_STAND_IN_H

@@ -337,8 +337,8 @@ START_TEST(wide_heads_of_16_bits) {
 }
 END_TEST
 
-/* Where tiles are the matrix unit's: backward in blocks of keys, with a width that fills no tile; and
- * forward beyond the keys that are packed once a head, which gives the bits of fewer tokens. */
+/* Where tiles are the matrix unit's: backward in blocks of keys, with a width that fills no tile;
+ * and forward beyond the keys that are packed once a head, which gives the bits of fewer tokens. */
 START_TEST(long_sequences_on_tiles) {
   static const int64_t size[] = {1, 330, 1, 250}, tokens[] = {930, 850}, width = 256;
   struct ck_rig *rig = ck_rig_open(NULL, EK_BF16, 1);

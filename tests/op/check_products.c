@@ -21,8 +21,8 @@
 #include "ck_op_calls.h"
 #include "ck_product.h"
 
-/* The last four: rows that are 2 KiB of f32 or twice that, or only so where they are padded; large enough for our
- * own product where there is oneDNN. */
+/* The last four: rows that are 2 KiB of f32 or twice that, or only so where they are padded; large
+ * enough for our own product where there is oneDNN. */
 static const int64_t sizes[][3] = {
     {0, 3, 4},     {3, 0, 4},    {3, 4, 0},     {0, 0, 0},      {1, 1, 1},      {1, 17, 5},
     {7, 1, 33},    {3, 5, 1},    {31, 47, 2},   {64, 64, 64},   {65, 33, 129},  {130, 97, 300},

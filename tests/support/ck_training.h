@@ -100,7 +100,7 @@ void ck_training_compare(const char *what, const struct ck_training *training, c
  * bit. */
 void ck_training_replicas_agree(const struct ck_training *training);
 
-/* The copies that modules of 16 bits see of the parameters on a device. The caller frees the array. */
+/* The copies of parameters on a device that modules of 16 bits see. The caller frees the array. */
 double *ck_training_copies(const struct ck_training *training, size_t device, int64_t *count);
 
 /*

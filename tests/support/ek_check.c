@@ -12,8 +12,8 @@
 
 /* ---- a program ---- */
 
-/* Arrays that come and go keep their pages. glibc would give large ones back each time, and the kernel
- * would clear them for the next one: a fifth of the time of tests that compare many numbers. */
+/* Arrays that come and go keep their pages. glibc would give large ones back each time, and the
+ * kernel would clear them for the next one: a fifth of the time of tests that compare much. */
 static void keep_pages(void) {
 #ifdef M_MMAP_THRESHOLD
   (void)mallopt(M_MMAP_THRESHOLD, 32 << 20);
@@ -169,8 +169,8 @@ CK_UNWATCHED static struct format format_of(ek_type type) {
   return type == EK_BF16 ? (struct format){8, -126, 127} : (struct format){11, -14, 15};
 }
 
-/* 2^n, and the n of 2^n <= |x| < 2^(n+1), of normal numbers of f64; of smaller ones it is less than any
- * here. The functions of math.h took half the time of tests of 16 bits. */
+/* 2^n, and the n of 2^n <= |x| < 2^(n+1), of normal numbers of f64; of smaller ones it is less than
+ * any here. The functions of math.h took half the time of tests of 16 bits. */
 CK_UNWATCHED static double power(int n) {
   const uint64_t bits = (uint64_t)(n + 1023) << 52;
   double x;

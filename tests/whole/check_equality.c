@@ -27,7 +27,7 @@
 #if CK_ASAN || CK_TSAN
 enum { MOST_DEVICES = 8, DEVICE_STRIDE = 3, BATCH_STRIDE = 3 };
 #else
-/* Every batch: with one type in one half of the placements, with the other type in the other half. */
+/* Every batch: with one type in one half of the placements, with the other in the other half. */
 enum { MOST_DEVICES = 8, DEVICE_STRIDE = 1, BATCH_STRIDE = 2 };
 #endif
 /* f32 and f64 of each workload, then bf16 and f16 of each. */

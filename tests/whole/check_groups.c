@@ -327,8 +327,8 @@ END_TEST
 
 /*
  * Gradients, too, in 16 bits: frozen parameters stay what they are, masters and copies, on all
- * devices, and the norm is that of the others: it is summed in f64, the factor that it is multiplied
- * with rounds to f32 as it is read.
+ * devices, and the norm is that of the others: it is summed in f64, the factor that it is
+ * multiplied with rounds to f32 as it is read.
  */
 START_TEST(frozen_in_16_bits) {
   struct ck_setup setup = setup_of(_i / 2, EK_F32);

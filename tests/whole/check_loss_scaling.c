@@ -1,6 +1,6 @@
 /*
- * check_loss_scaling.c - a loss scale changes no bit of a training, takes no memory, and is an option
- * of a trainer.
+ * check_loss_scaling.c - a loss scale changes no bit of a training, takes no memory, and is an
+ * option of a trainer.
  *
  * Scales are powers of two, so everything here is exact. Steps that overflow are in
  * check_skipped_steps.c, what is kept of a scale in check_scaler_state.c.

@@ -1,6 +1,6 @@
 /*
- * check_scaler_state.c - what a run has made of its loss scale is part of its state: by name, and in
- * files, from which another process goes on.
+ * check_scaler_state.c - what a run has made of its loss scale is part of its state: by name, and
+ * in files, from which another process goes on.
  *
  * Scales are powers of two, so everything here is exact.
  */

@@ -2,8 +2,8 @@
  * check_skipped_steps.c - a step that overflows on one device is skipped on all, as if it had not
  * been, and the loss scale follows.
  *
- * Scales are powers of two, so everything here is exact: the undisturbed run that a run with skipped
- * steps is compared with may have another scale, or none.
+ * Scales are powers of two, so everything here is exact: the undisturbed run that a run with
+ * skipped steps is compared with may have another scale, or none.
  */
 #include <math.h>
 #include <stdlib.h>

@@ -7,8 +7,9 @@
  *
  * An arena reserves its whole capacity as address space, which costs nothing, and makes it usable
  * from the front as it grows. Bases are aligned to 2 MiB and the kernel is asked for huge pages,
- * because a fresh page of 4 KiB costs several times what its use costs. But not for the first 2 MiB:
- * of a small arena few pages are used, and to clear a huge one costs more than to open its device.
+ * because a fresh page of 4 KiB costs several times what its use costs. But not for the first 2
+ * MiB: of a small arena few pages are used, and to clear a huge one costs more than to open its
+ * device.
  */
 #include "backend/cpu/cpu_internal.h"
 

@@ -14,7 +14,7 @@ ek_status ek__cpu_primitive_multiply(bool *done, const struct ek__gemm *gemm, ek
 /* Closes what the calling thread has kept of such products. */
 void ek__cpu_primitive_forget(void);
 
-/* Whether the processor has instructions that multiply bf16 (AMX, AVX512-BF16), as oneDNN sees it. */
+/* Whether the processor has instructions that multiply bf16 (AMX, AVX512-BF16), as oneDNN says. */
 bool ek__cpu_primitive_for_bf16(void);
 
 /* Whether the environment wants every product to be our own. */

@@ -7,10 +7,10 @@
  *
  * One thread's part in f32 is ek__cpu_sgemm(): oneDNN's, or our own for shapes and processors where
  * that is faster (cpu_sgemm_onednn.c) and in a library that is built without oneDNN
- * (cpu_sgemm_own.c); one thread's, because two such products beat one of two threads in most shapes.
- * Of values of 16 bits it is our own, which widens them as it packs, or for bf16 oneDNN's or our own
- * on a matrix unit, where the processor has instructions for it (cpu_matmul_choice.c). In f64 it is a loop in plain C, for gradient
- * checks.
+ * (cpu_sgemm_own.c); one thread's, because two such products beat one of two threads in most
+ * shapes. Of values of 16 bits it is our own, which widens them as it packs, or for bf16 oneDNN's
+ * or our own on a matrix unit, where the processor has instructions for it (cpu_matmul_choice.c).
+ * In f64 it is a loop in plain C, for gradient checks.
  */
 #include "backend/cpu/cpu_internal.h"
 #include "core/error.h"
