@@ -35,7 +35,10 @@ void ek__team_close(struct ek__team *team);
 struct ek__scratch {
   _Alignas(64) char panels[354 << 10]; /* isa_products.c, tile_products.c */
   union {                              /* attention's products are not of 16 bits */
-    _Alignas(64) char sums[512 << 10]; /* theirs, of 16 bits */
+    struct {                           /* theirs, of 16 bits */
+      _Alignas(64) char sums[512 << 10];
+      _Alignas(64) char lines[2096 << 10]; /* isa_products.c */
+    };
     /* isa_attend.c: the first 64 KiB, or of 16 bits 800; tile_attend.c: all */
     _Alignas(64) char tiles[1216 << 10];
   };

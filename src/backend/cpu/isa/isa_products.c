@@ -8,7 +8,8 @@
  *       order; lies in the second cache, a panel in the first
  *   a   LINES x DEPTH, as it lies in memory, or, where its lines are in order there, in tiles of
  *       ROWS lines; its numbers are read one by one. In f32 what lies as it is to be read is read
- *       there, whatever collides in the caches
+ *       there, whatever collides in the caches; of 16 bits a whole strip of lines is widened once
+ *       for all columns, if there is room for its k
  * A tile of c, ROWS x two vectors, is summed in registers over the depth of a block. Blocks are
  * filled up to whole tiles, so that the loop has one shape; only what it gives is cut.
  *
@@ -16,11 +17,11 @@
  * number of threads nor on its place in the matrix. Where c is of 16 bits its blocks are added up
  * in scratch, STRIP x COLUMNS, and the last of them is rounded into c.
  *
- * Beside the multiplications, which take 1 / (2 W) cycles each, an element of a is copied for every
- * COLUMNS of them and one of b for every STRIP, or every row. What that costs is stores that miss
- * the first cache, which leave the store buffer in order, and reading what no cache holds: so what
- * is written is fetched ahead, c as well, and what is going to be copied next while tiles are
- * multiplied, a run of memory for each.
+ * Beside the multiplications, which take 1 / (2 W) cycles each, an element of a that is copied by
+ * blocks is copied for every COLUMNS of them, and one of b for every STRIP, or every row. What that
+ * costs is stores that miss the first cache, which leave the store buffer in order, and reading
+ * what no cache holds: so what is written is fetched ahead, c as well, and what is going to be
+ * copied next while tiles are multiplied, a run of memory for each.
  */
 #include "backend/cpu/isa/place.h"
 
@@ -154,6 +155,12 @@ static void widen_turned(float *block, const struct view *view) {
   }
 }
 
+/* Tiles of lines that were widened. */
+static struct layout in_lines(const float *block) {
+  const struct tiles tiles = {block, ROWS * DEPTH, DEPTH};
+  return (struct layout){tiles, tiles};
+}
+
 /* Lines `first` on as floats, and 0 up to a multiple of ROWS. */
 static void widen_lines(float *block, const struct view *view, int64_t first) {
   const int64_t more = (ROWS - view->lines % ROWS) % ROWS, depth = view->depth;
@@ -166,6 +173,46 @@ static void widen_lines(float *block, const struct view *view, int64_t first) {
     });
   }
   memset(block + view->lines * DEPTH, 0, (size_t)(more * DEPTH) * sizeof *block);
+}
+
+/* Lines of a from i on, `most` of them, which end before `end`, and k from p on. */
+static struct view block_of_a(const struct ek__gemm *g, int64_t i, int64_t end, int64_t p,
+                              int64_t most) {
+  const int64_t line = g->transpose_a ? 1 : g->lda, depth = g->transpose_a ? g->lda : 1;
+  return (struct view){(const value *)g->a + i * line + p * depth,
+                       line,
+                       depth,
+                       at_most(end - i, most),
+                       at_most(g->k - p, DEPTH),
+                       end - i};
+}
+
+/* Lines begin .. end - 1 of a as floats, once for all columns of c: a block behind the other, each
+ * of all lines. NULL: lines are not in order of k, columns are few, or there is no room. */
+#define WIDENED_LINES (STRIP + ROWS)
+#ifdef EK_VALUE_f32
+static const float *widened_strip(const struct ek__gemm *g, int64_t begin, int64_t end) {
+  return (void)g, (void)begin, (void)end, NULL;
+}
+#else
+static const float *widened_strip(const struct ek__gemm *g, int64_t begin, int64_t end) {
+  const int64_t most = (int64_t)(sizeof((struct ek__scratch *)0)->lines / sizeof(float));
+  const int64_t blocks = (g->k + DEPTH - 1) / DEPTH;
+  if (g->transpose_a || g->n <= COLUMNS || end - begin > STRIP ||
+      blocks > most / (WIDENED_LINES * DEPTH)) {
+    return NULL;
+  }
+  float *all = (float *)(void *)ek__team_scratch()->lines;
+  for (int64_t block = 0; block < blocks; block++) {
+    const struct view view = block_of_a(g, begin, end, block * DEPTH, STRIP);
+    widen_lines(all + block * WIDENED_LINES * DEPTH, &view, 0);
+  }
+  return all;
+}
+#endif
+
+static const float *block_in(const float *widened, int64_t line, int64_t p) {
+  return widened + (p / DEPTH * WIDENED_LINES + line) * DEPTH;
 }
 
 /* The view in tiles; what can not be read where it lies is copied into the block. */
@@ -329,17 +376,6 @@ static void multiply_blocks(const struct place *place, int64_t row, const struct
   }
 }
 
-/* Lines of a from i on, which end before `end`, and k from p on. */
-static struct view block_of_a(const struct ek__gemm *g, int64_t i, int64_t end, int64_t p) {
-  const int64_t line = g->transpose_a ? 1 : g->lda, depth = g->transpose_a ? g->lda : 1;
-  return (struct view){(const value *)g->a + i * line + p * depth,
-                       line,
-                       depth,
-                       at_most(end - i, LINES),
-                       at_most(g->k - p, DEPTH),
-                       end - i};
-}
-
 static struct view block_of_b(const struct ek__gemm *g, int64_t j, int64_t p) {
   const int64_t line = g->transpose_b ? g->ldb : 1, depth = g->transpose_b ? 1 : g->ldb;
   const int64_t columns = at_most(g->n - j, COLUMNS);
@@ -358,7 +394,7 @@ static struct next next_a(const struct ek__gemm *g, int64_t begin, int64_t end, 
   const bool same = i + LINES < end; /* the same k */
   if ((IN_PLACE && !g->transpose_a) || (!same && p + DEPTH >= g->k)) return (struct next){0};
   const struct view view =
-      same ? block_of_a(g, i + LINES, end, p) : block_of_a(g, begin, end, p + DEPTH);
+      same ? block_of_a(g, i + LINES, end, p, LINES) : block_of_a(g, begin, end, p + DEPTH, LINES);
   return next_of(&view);
 }
 
@@ -371,7 +407,8 @@ static struct next next_b(const struct ek__gemm *g, int64_t j, int64_t p) {
 
 /* Rows begin .. end - 1 and columns from j on, of a block. The next block of b is fetched late, so
  * that it stays in the second cache, but with a block of a that has a tile for each run. */
-static void multiply_strip(const struct ek__gemm *g, int64_t begin, int64_t end, int64_t j) {
+static void multiply_strip(const struct ek__gemm *g, int64_t begin, int64_t end, int64_t j,
+                           const float *widened) {
   const int64_t full = (end - begin) / LINES, last = begin + (full > 1 ? full - 1 : 0) * LINES;
   struct panels *panels = (struct panels *)(void *)ek__team_scratch()->panels;
   for (int64_t p = 0; p < g->k; p += DEPTH) {
@@ -380,9 +417,10 @@ static void multiply_strip(const struct ek__gemm *g, int64_t begin, int64_t end,
     const struct next then_b = next_b(g, j, p), nothing = {0};
     pack(panels->b, &b);
     for (int64_t i = begin; i < end; i += LINES) {
-      const struct view a = block_of_a(g, i, end, p);
-      const struct next then_a = next_a(g, begin, end, i, p);
-      const struct layout layout = lay_out(panels->a, &a);
+      const struct view a = block_of_a(g, i, end, p, LINES);
+      const struct next then_a = widened != NULL ? nothing : next_a(g, begin, end, i, p);
+      const struct layout layout =
+          widened != NULL ? in_lines(block_in(widened, i - begin, p)) : lay_out(panels->a, &a);
       multiply_blocks(&place, i - begin, &a, &layout, &b, panels->b, &then_a,
                       i == last ? &then_b : &nothing);
     }
@@ -393,8 +431,8 @@ void EK_ISA_NAME(product)(const void *raw, int64_t begin, int64_t end) {
   const struct ek__gemm *g = raw;
   const int64_t strip = rounds(g) ? STRIP : end - begin;
   for (int64_t first = begin; first < end; first += strip) {
-    for (int64_t j = 0; j < g->n; j += COLUMNS) {
-      multiply_strip(g, first, first + at_most(end - first, strip), j);
-    }
+    const int64_t last = first + at_most(end - first, strip);
+    const float *widened = widened_strip(g, first, last);
+    for (int64_t j = 0; j < g->n; j += COLUMNS) multiply_strip(g, first, last, j, widened);
   }
 }
