@@ -2,8 +2,8 @@
  * isa.h - what every file of isa/ begins with: the vector helpers, and the prototypes of the f32
  * range functions of the instruction set that it is compiled for.
  */
-#ifndef EK_CPU_ISA_H
-#define EK_CPU_ISA_H
+#ifndef EK_ISA_ISA_H
+#define EK_ISA_ISA_H
 
 #include "backend/cpu/cpu_internal.h"
 #include "backend/cpu/isa/value.h"
@@ -11,4 +11,4 @@
 #define EK__ISA_PROTOTYPE(name) ek__range_function EK_ISA_NAME(name);
 EK__CPU_FUNCTION_LIST(EK__ISA_PROTOTYPE)
 
-#endif /* EK_CPU_ISA_H */
+#endif /* EK_ISA_ISA_H */
