@@ -84,6 +84,40 @@ struct online {
   float largest[ROWS], sum[ROWS];
 };
 
+static void begin_rows(struct online *online, int64_t rows) {
+  for (int64_t r = 0; r < rows; r++) {
+    online->largest[r] = -INFINITY;
+    online->sum[r] = 0.0f;
+  }
+}
+
+/* What row r's exponentials are relative to. */
+static float shift_of(const struct online *online, int64_t r) {
+  return online->largest[r] > -INFINITY ? online->largest[r] : 0.0f;
+}
+
+/* Row r has a tile more, whose largest score is `best`: what its sums hold of tiles before, if
+ * there were any, is scaled down to a new largest. */
+static void meet_tile(struct online *online, int64_t r, float best, struct part sums, bool first,
+                      int64_t width) {
+  if (!(best > online->largest[r])) return;
+  if (!first) {
+    const float correction = expf(online->largest[r] - best);
+    online->sum[r] *= correction;
+    scale_row(sums.at + r * sums.step, correction, width);
+  }
+  online->largest[r] = best;
+}
+
+/* Rows query on have met all tiles: their sums are divided, and lse is written. */
+static void end_rows(const struct head *head, const struct online *online, struct part sums,
+                     int64_t query, int64_t rows) {
+  for (int64_t r = 0; r < rows; r++) {
+    scale_row(sums.at + r * sums.step, 1.0f / online->sum[r], head->width);
+    head->lse[query + r] = shift_of(online, r) + logf(online->sum[r]);
+  }
+}
+
 #ifndef EK_VALUE_f32
 /* The sums, rounded, as rows of values. */
 static void narrowed(value *y, int64_t step, struct part from, int64_t rows, int64_t width) {

@@ -11,4 +11,6 @@
 #define EK__ISA_PROTOTYPE(name) ek__range_function EK_ISA_NAME(name);
 EK__CPU_FUNCTION_LIST(EK__ISA_PROTOTYPE)
 
+static inline int64_t at_most(int64_t count, int64_t most) { return count < most ? count : most; }
+
 #endif /* EK_ISA_ISA_H */

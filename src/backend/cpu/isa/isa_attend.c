@@ -69,8 +69,6 @@ static void narrowed(value *y, int64_t step, struct part from, int64_t rows, int
 #define WIDENED(to, ...) widened(__VA_ARGS__)
 #define PLACE_OF(to, ...) place_of(__VA_ARGS__)
 #else
-static int64_t at_most(int64_t count, int64_t most) { return count < most ? count : most; }
-
 /* Queries and keys of a tile, and keys whose gradients are added up at a time. */
 static int64_t rows_of(const struct head *head) { return at_most(ROWS * WIDE / head->width, ROWS); }
 static int64_t columns_of(const struct head *head) {
@@ -179,17 +177,8 @@ static void softmax_tile(const struct head *head, tile t, struct online *online,
                          int64_t query, int64_t rows, int64_t key, int64_t columns) {
   for (int64_t r = 0; r < rows; r++) {
     const int64_t n = seen(query + r, key, columns);
-    const float best = largest_of(t[r], n);
-    if (best > online->largest[r]) {
-      if (key > 0) {
-        const float correction = expf(online->largest[r] - best);
-        online->sum[r] *= correction;
-        scale_row(out.at + r * out.step, correction, head->width);
-      }
-      online->largest[r] = best;
-    }
-    const float shift = online->largest[r] > -INFINITY ? online->largest[r] : 0.0f;
-    online->sum[r] += exp_row(t[r], shift, n, columns);
+    meet_tile(online, r, largest_of(t[r], n), out, key == 0, head->width);
+    online->sum[r] += exp_row(t[r], shift_of(online, r), n, columns);
   }
 }
 
@@ -204,10 +193,7 @@ static void forward_rows(const struct head *head, int64_t query, int64_t rows,
   struct tiles *tiles = tiles_of_this_thread();
   const int64_t width = head->width, step = head->step, most = columns_of(head);
   struct online online;
-  for (int64_t r = 0; r < rows; r++) {
-    online.largest[r] = -INFINITY;
-    online.sum[r] = 0.0f;
-  }
+  begin_rows(&online, rows);
   value *result = head->out + query * head->out_step;
   const struct part out = PLACE_OF(tiles->mine, result, head->out_step, width);
   const struct view q = WIDENED(tiles->q, head->q + query * step, step, rows, width);
@@ -224,11 +210,7 @@ static void forward_rows(const struct head *head, int64_t query, int64_t rows,
     softmax_tile(head, tiles->p, &online, out, query, rows, key, columns);
     tile_times(head, out, key > 0 ? 1.0 : 0.0, tiles->p, rows, columns, v);
   }
-  for (int64_t r = 0; r < rows; r++) {
-    scale_row(out.at + r * out.step, 1.0f / online.sum[r], width);
-    const float shift = online.largest[r] > -INFINITY ? online.largest[r] : 0.0f;
-    head->lse[query + r] = shift + logf(online.sum[r]);
-  }
+  end_rows(head, &online, out, query, rows);
   narrowed(result, head->out_step, out, rows, width);
 }
 

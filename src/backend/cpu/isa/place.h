@@ -11,8 +11,6 @@
 #define COLUMNS 256
 #define STRIP 512
 
-static inline int64_t at_most(int64_t count, int64_t most) { return count < most ? count : most; }
-
 /* Where the product of a block of a and one of b goes: c, or what has been added up of it. */
 struct place {
   float *sums; /* = alpha a b + beta sums */

@@ -53,8 +53,6 @@ static struct room *room_of_this_thread(void) {
 
 static int64_t padded(const struct head *head) { return cover(head->width, SQUARE) * SQUARE; }
 
-static int64_t at_most(int64_t count, int64_t most) { return count < most ? count : most; }
-
 /* Rows of values, `step` apart, where sums go over the width, or over the rows. */
 static struct matrix by_width(const value *x, int64_t step, int64_t rows, int64_t width) {
   return (struct matrix){x, step, 1, rows, width};
@@ -135,21 +133,12 @@ static float exp_row(value *to, const float *x, float scale, float shift, int64_
 static void softmax_tile(const struct head *head, struct room *room, struct online *online,
                          int64_t query, int64_t rows, int64_t key, int64_t columns) {
   const float scale = (float)head->scale;
-  const int64_t step = padded(head);
+  const struct part sums = {room->mine, padded(head)};
   for (int64_t r = 0; r < rows; r++) {
     const int64_t n = seen(query + r, key, columns);
-    const float best = scale * largest_of(room->p[r], n);
-    if (best > online->largest[r]) {
-      if (key > 0) {
-        const float correction = expf(online->largest[r] - best);
-        online->sum[r] *= correction;
-        scale_row(room->mine + r * step, correction, head->width);
-      }
-      online->largest[r] = best;
-    }
-    const float shift = online->largest[r] > -INFINITY ? online->largest[r] : 0.0f;
-    online->sum[r] +=
-        exp_row(room->p16[r], room->p[r], scale, shift, n, cover(columns, SQUARE) * SQUARE);
+    meet_tile(online, r, scale * largest_of(room->p[r], n), sums, key == 0, head->width);
+    online->sum[r] += exp_row(room->p16[r], room->p[r], scale, shift_of(online, r), n,
+                              cover(columns, SQUARE) * SQUARE);
   }
 }
 
@@ -166,10 +155,7 @@ static void forward_rows(const struct head *head, int64_t query, int64_t rows, b
   struct room *room = room_of_this_thread();
   const int64_t width = head->width, wide = padded(head), part = COLUMNS * wide;
   struct online online;
-  for (int64_t r = 0; r < rows; r++) {
-    online.largest[r] = -INFINITY;
-    online.sum[r] = 0.0f;
-  }
+  begin_rows(&online, rows);
   const struct operand q =
       pack_by_width(room->q, head->q + query * head->step, head->step, rows, width, SIDE_A);
   const int64_t keys = query + rows;
@@ -184,11 +170,7 @@ static void forward_rows(const struct head *head, int64_t query, int64_t rows, b
     multiply(room->mine, wide, in_rows(room->p16), &v, rows, width, columns, key > 0);
   }
   const struct part out = {room->mine, wide};
-  for (int64_t r = 0; r < rows; r++) {
-    scale_row(out.at + r * out.step, 1.0f / online.sum[r], width);
-    const float shift = online.largest[r] > -INFINITY ? online.largest[r] : 0.0f;
-    head->lse[query + r] = shift + logf(online.sum[r]);
-  }
+  end_rows(head, &online, out, query, rows);
   narrowed(head->out + query * head->out_step, head->out_step, out, rows, width);
 }
 
