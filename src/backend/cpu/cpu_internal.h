@@ -177,8 +177,7 @@ struct ek__gemm {
   bool c_is_sum;    /* where a and b are values of 16 bits: c is of floats */
   const void *bias; /* where c is: n values to be added to each row, or NULL */
   bool transpose_a, transpose_b;
-  bool
-      collides; /* an operand is read down its columns, of rows that lie multiples of 2 KiB apart */
+  bool collides; /* an operand is read down its columns, whose rows are multiples of 2 KiB apart */
   int64_t m, n, k;
   double alpha;
   const void *a;

@@ -60,8 +60,7 @@ EK__CPU_RANGE(positions_backward, lookup, EK_OK, args->period,
 
 /* ---- attention ---- */
 
-/* The functions on tiles where they are the choice for such heads; asked on a thread with scratch.
- * */
+/* The functions on tiles, where they are the choice for such heads. */
 struct tiles {
   const struct ek__cpu_tile_functions *functions;
   ek_status status;
@@ -85,12 +84,19 @@ static ek_status find_tiles(const struct ek__cpu_tile_functions **functions, ek_
   return tiles.status;
 }
 
-static ek_status attend(ek_stream *stream, const struct ek__attention_args *args,
-                        ek__range_function *function) {
+static ek_status attend(ek_stream *stream, const struct ek__attention_args *args, bool backward) {
+  const struct ek__cpu_functions *own = ek__cpu_functions(args->types);
+  const struct ek__cpu_tile_functions *tiles = NULL;
+  ek__range_function *function = backward ? own->attention_backward : own->attention_forward;
+  if (args->tokens == 0 || args->head_width == 0) return EK_OK;
   EK__FAIL_IF(ek__type_size(args->types.value) == 2 && args->head_width > EK__CPU_WIDEST_HALF_HEAD,
               EK_ERR_UNSUPPORTED,
               "attention: a head is %lld wide; those of 16 bits go up to %d on the CPU",
               (long long)args->head_width, EK__CPU_WIDEST_HALF_HEAD);
+  EK_TRY(find_tiles(&tiles, stream, args));
+  if (tiles != NULL) {
+    function = backward ? tiles->tile_attention_backward : tiles->tile_attention_forward;
+  }
   atomic_int status = EK_OK;
   const struct ek__attention_job job = {args, ek__cpu_sgemm, &status};
   ek__cpu_range_with_scratch(stream, function, &job, args->batch * args->heads);
@@ -98,24 +104,10 @@ static ek_status attend(ek_stream *stream, const struct ek__attention_args *args
   return result == EK_OK ? EK_OK : ek_error_set(result, "attention: a matrix product failed");
 }
 
-static bool is_empty(const struct ek__attention_args *args) {
-  return args->tokens == 0 || args->head_width == 0;
-}
-
 ek_status ek__cpu_attention_forward(ek_stream *stream, const struct ek__attention_args *args) {
-  const struct ek__cpu_tile_functions *tiles = NULL;
-  if (is_empty(args)) return EK_OK;
-  EK_TRY(find_tiles(&tiles, stream, args));
-  return attend(stream, args,
-                tiles != NULL ? tiles->tile_attention_forward
-                              : ek__cpu_functions(args->types)->attention_forward);
+  return attend(stream, args, false);
 }
 
 ek_status ek__cpu_attention_backward(ek_stream *stream, const struct ek__attention_args *args) {
-  const struct ek__cpu_tile_functions *tiles = NULL;
-  if (is_empty(args)) return EK_OK;
-  EK_TRY(find_tiles(&tiles, stream, args));
-  return attend(stream, args,
-                tiles != NULL ? tiles->tile_attention_backward
-                              : ek__cpu_functions(args->types)->attention_backward);
+  return attend(stream, args, true);
 }

@@ -155,7 +155,7 @@ static void widen_turned(float *block, const struct view *view) {
   }
 }
 
-/* Tiles of lines that were widened. */
+/* Tiles of lines that were copied. */
 static struct layout in_lines(const float *block) {
   const struct tiles tiles = {block, ROWS * DEPTH, DEPTH};
   return (struct layout){tiles, tiles};
@@ -188,17 +188,12 @@ static struct view block_of_a(const struct ek__gemm *g, int64_t i, int64_t end, 
 }
 
 /* Lines begin .. end - 1 of a as floats, once for all columns of c: a block behind the other, each
- * of all lines. NULL: lines are not in order of k, columns are few, or there is no room. */
+ * of all lines. NULL: they are floats, not in order of k, of few columns, or there is no room. */
 #define WIDENED_LINES (STRIP + ROWS)
-#ifdef EK_VALUE_f32
-static const float *widened_strip(const struct ek__gemm *g, int64_t begin, int64_t end) {
-  return (void)g, (void)begin, (void)end, NULL;
-}
-#else
 static const float *widened_strip(const struct ek__gemm *g, int64_t begin, int64_t end) {
   const int64_t most = (int64_t)(sizeof((struct ek__scratch *)0)->lines / sizeof(float));
   const int64_t blocks = (g->k + DEPTH - 1) / DEPTH;
-  if (g->transpose_a || g->n <= COLUMNS || end - begin > STRIP ||
+  if (IN_PLACE || g->transpose_a || g->n <= COLUMNS || end - begin > STRIP ||
       blocks > most / (WIDENED_LINES * DEPTH)) {
     return NULL;
   }
@@ -209,7 +204,6 @@ static const float *widened_strip(const struct ek__gemm *g, int64_t begin, int64
   }
   return all;
 }
-#endif
 
 static const float *block_in(const float *widened, int64_t line, int64_t p) {
   return widened + (p / DEPTH * WIDENED_LINES + line) * DEPTH;
@@ -222,11 +216,12 @@ static struct layout lay_out(float *block, const struct view *view) {
     const struct tiles turned = {block, TURNED, 0};
     return (struct layout){turned, turned};
   }
-  const struct tiles copied = {block, ROWS * DEPTH, DEPTH};
+  struct layout layout = in_lines(block);
   const struct tiles there = {(const float *)(const void *)view->x, ROWS * view->line_step,
                               view->line_step};
   widen_lines(block, view, IN_PLACE ? view->lines / ROWS * ROWS : 0);
-  return (struct layout){IN_PLACE ? there : copied, copied};
+  if (IN_PLACE) layout.whole = there;
+  return layout;
 }
 
 struct scale {
