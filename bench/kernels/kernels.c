@@ -116,9 +116,8 @@ int kernel_bytes(const struct kernel *kernel, ek_type type) {
   return kernel->values * value + kernel->sums * sum + copied;
 }
 
-const struct kernel *kernel_at(size_t index) {
-  const size_t count = sizeof kernels / sizeof kernels[0];
-  return index < count ? &kernels[index] : product_at(index - count);
+const struct kernel *memory_kernel_at(size_t index) {
+  return index < sizeof kernels / sizeof kernels[0] ? &kernels[index] : NULL;
 }
 
 /* ---- what they are called with ---- */

@@ -45,9 +45,9 @@ struct kernel {
 extern const struct kernel copy_kernel;
 /* That an element of a large tensor must move at least. */
 int kernel_bytes(const struct kernel *kernel, ek_type type);
-/* NULL behind the last one. */
-const struct kernel *kernel_at(size_t index);
-const struct kernel *product_at(size_t index); /* of those, the products */
+/* NULL after the last one. */
+const struct kernel *memory_kernel_at(size_t index);
+const struct kernel *product_at(size_t index);
 /* Of a product's largest operand. */
 int64_t product_elements(int64_t tokens);
 

@@ -147,6 +147,14 @@ static bool is_among(const char *name, const char *list) {
   return false;
 }
 
+/* The kernels that memory bounds, then the products; NULL after the last one. */
+static const struct kernel *kernel_at(size_t index) {
+  size_t before = 0;
+  for (; before < index && memory_kernel_at(before) != NULL; before++) continue;
+  const struct kernel *kernel = memory_kernel_at(before);
+  return kernel != NULL ? kernel : product_at(index - before);
+}
+
 static ek_status run(struct settings *settings, const ek_group *group, const float *random) {
   ek_device *device = ek_group_device(group, 0);
   struct results *results = &settings->results;

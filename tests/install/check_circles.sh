@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # check_circles.sh NM OBJECT_LIST: no two object files, and no two folders of them, need each other,
 # neither directly nor by way of others. An object needs another one if it uses a name that the other
-# defines. The folders isa and tiles are parts of cpu that are compiled once per instruction set. tsort finds an order
-# of them all, or says which stand in its way.
+# defines. The folders isa and tiles are parts of cpu that are compiled once per instruction set. The
+# list has the library's objects, those of the CUDA module as the emulation compiles them, and the
+# benchmark's. tsort finds an order of them all, or names those that stand in its way.
 set -euo pipefail
 
 nm=$1
@@ -14,7 +15,14 @@ mapfile -t objects < <(grep . "$object_list")
 
 # One line for each use: the object and the one that it needs, by their paths in the tree.
 edges=$("$nm" -A -P -g "${objects[@]}" | awk '
-  { sub(/:$/, "", $1); sub(/.*\.dir\//, "", $1); sub(/\.o(bj)?$/, "", $1) }
+  {
+    sub(/:$/, "", $1)
+    sub(/\.o(bj)?$/, "", $1)
+    sub(/\.cpp$/, ".cu", $1) # the emulation copies each .cu to a .cpp
+    sub(/.*\/bench\/CMakeFiles\/[^\/]*\.dir\//, "bench/", $1)
+    sub(/.*\.dir\/(__\/__\/|cuda_kernels_cuemu_cuemu\/)?/, "", $1)
+    sub(/^backend\//, "src/backend/", $1)
+  }
   $3 == "U" { user[++uses] = $1; used[uses] = $2; next }
   { home[$2] = $1 }
   END {

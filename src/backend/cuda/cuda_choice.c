@@ -25,7 +25,7 @@
 
 #include "backend/cuda/cuda_internal.h"
 
-enum { CHOICES = 512 };
+enum { CHOICES = 512, ROUNDS = 4 };
 
 struct choice {
   int model;
@@ -36,6 +36,19 @@ struct choice {
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct choice choices[CHOICES];
 static size_t choice_count;
+
+/* Once to load what it needs, then some rounds. */
+ek_status ek__cuda_take_time(float *time, bool *done, const struct ek__cuda_stream *stream,
+                             ek__cuda_timed *run, void *what) {
+  struct ek__cuda_device *device = stream->device;
+  EK_TRY(run(done, what));
+  if (!*done) return EK_OK;
+  EK_TRY(EK__CUDA(device, cudaEventRecord, device->begin, stream->handle));
+  for (int i = 0; i < ROUNDS && *done; i++) EK_TRY(run(done, what));
+  EK_TRY(EK__CUDA(device, cudaEventRecord, device->end, stream->handle));
+  EK_TRY(ek__cuda_finish_event(device, device->end, "timing products"));
+  return EK__CUDA(device, cudaEventElapsedTime, time, device->begin, device->end);
+}
 
 static struct choice *find(const struct choice *like) {
   for (size_t i = 0; i < choice_count; i++) {

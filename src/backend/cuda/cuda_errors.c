@@ -8,6 +8,8 @@
 
 #include "backend/cuda/cuda_internal.h"
 
+const struct ek__module_host *ek__cuda_host;
+
 static ek_status kind_of(cudaError_t error) {
   switch (error) {
   case cudaErrorMemoryAllocation: return EK_ERR_OUT_OF_MEMORY;

@@ -234,7 +234,7 @@ ek_status ek__cuda_memory_open(struct ek__cuda_group *group, struct ek__cuda_gpu
 /* What the device costs beside its arena: its part of what the GPU holds. */
 ek_status ek__cuda_memory_outside(ek_memory_outside *outside, const ek_device *device);
 
-/* ---- cuda_stream.c ---- */
+/* ---- cuda_stream.c: streams, events, what a wait asks them ---- */
 
 /* Seconds since some moment. */
 double ek__cuda_now(void);
@@ -242,25 +242,19 @@ double ek__cuda_now(void);
 void ek__cuda_pause(unsigned asked);
 /* cudaErrorNotReady if the stream holds work that is not done. */
 cudaError_t ek__cuda_query(const struct ek__cuda_stream *stream);
-/* Waits until the stream has passed everything it holds, or for the group's time limit. */
-ek_status ek__cuda_finish(const struct ek__cuda_stream *stream, const char *what);
-ek_status ek__cuda_finish_event(const struct ek__cuda_device *device, cudaEvent_t event,
-                                const char *what);
-/* Waits for the collectives that the device has queued, or until another device's worker has
- * failed: EK_ERR_ABORTED, since its own may never be queued. */
-ek_status ek__cuda_finish_collectives(const struct ek__cuda_device *device, const char *what);
+/* `error`, which CUDA forgets if it is cudaErrorNotReady: that is an answer, and the next launch
+ * would otherwise find it and take it for its own error. */
+cudaError_t ek__cuda_answer(cudaError_t error);
+/* Ends all waiting for the group: keeps `reason` if it is the first, and returns the error that
+ * every later wait returns. */
+ek_status ek__cuda_give_up(struct ek__cuda_group *group, const char *reason);
 /* An error if a wait of the group took too long: what it waited for is not there. */
 ek_status ek__cuda_check_stuck(struct ek__cuda_group *group);
 /* An error if a GPU of the group has died: what it computed last may have reached the others. */
 ek_status ek__cuda_check_gpus(const struct ek__cuda_group *group);
-/* For who has waited: the same, or an error if a kernel of any of its devices has reported a bad
- * index, which is then forgotten. */
-ek_status ek__cuda_check_group(struct ek__cuda_group *group);
-
 ek_status ek__cuda_stream_open(void **native, ek_device *device, ek_stream_kind kind, int threads);
 void ek__cuda_stream_close(void *native);
 void *ek__cuda_stream_handle(void *native);
-ek_status ek__cuda_stream_synchronize(ek_stream *stream);
 ek_status ek__cuda_event_open(void **native, ek_device *device);
 void ek__cuda_event_close(void *native);
 /* cuda_marks.c */
@@ -269,8 +263,22 @@ void ek__cuda_marks_close(void *native);
 void ek__cuda_mark(void *native, size_t index, ek_stream *stream);
 bool ek__cuda_mark_time(uint64_t *nanoseconds, void *native, size_t index);
 ek_status ek__cuda_event_record(void *event, ek_stream *stream);
-ek_status ek__cuda_event_synchronize(void *event, ek_device *device);
 ek_status ek__cuda_stream_wait(ek_stream *stream, void *event);
+
+/* ---- cuda_wait.c: waits, for the group's time limit at most ---- */
+
+/* Waits until the stream has passed everything it holds. */
+ek_status ek__cuda_finish(const struct ek__cuda_stream *stream, const char *what);
+ek_status ek__cuda_finish_event(const struct ek__cuda_device *device, cudaEvent_t event,
+                                const char *what);
+/* Waits for the collectives that the device has queued, or until another device's worker has
+ * failed: EK_ERR_ABORTED, since its own may never be queued. */
+ek_status ek__cuda_finish_collectives(const struct ek__cuda_device *device, const char *what);
+/* To call after a wait: an error if a GPU of the group has died, or if a kernel of any of its
+ * devices has reported a bad index, which is then forgotten. */
+ek_status ek__cuda_check_group(struct ek__cuda_group *group);
+ek_status ek__cuda_event_synchronize(void *event, ek_device *device);
+ek_status ek__cuda_stream_synchronize(ek_stream *stream);
 
 /* ---- cuda_copy.c ---- */
 
@@ -297,8 +305,6 @@ static inline ek_type ek__cuda_result_type(const struct ek__matmul_args *args) {
   return args->gradient ? args->types.sum : args->types.value;
 }
 static inline bool ek__cuda_is_half(ek_type type) { return type == EK_BF16 || type == EK_F16; }
-
-extern const struct ek__kernels ek__cuda_kernels;
 
 /* ek__cuda_slot_<name> of every kernel. */
 #define EK__CUDA_SLOT_PROTOTYPE(name, arguments) ek_status ek__cuda_slot_##name arguments;

@@ -1,5 +1,6 @@
 /*
- * cuda_launch.c - the table of kernels: each slot queues its kernel on the stream it is given.
+ * cuda_launch.c - slots of kernels: each queues its kernel on the stream it is given. Products have
+ * files of their own.
  */
 #include "backend/cuda/cuda_internal.h"
 
@@ -76,7 +77,3 @@ ek_status ek__cuda_slot_copy(ek_stream *stream, void *y, const void *x, size_t b
       before,
       ek__cuda_call_ends(it->device, ek__cuda_check(it->device, error, "copy: cudaMemcpyAsync")));
 }
-
-const struct ek__kernels ek__cuda_kernels = {
-#define ENTRY(name, arguments) .name = ek__cuda_slot_##name,
-    EK__KERNEL_LIST(ENTRY, ENTRY)};

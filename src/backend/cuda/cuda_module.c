@@ -7,8 +7,6 @@
 
 #include "backend/cuda/cuda_internal.h"
 
-const struct ek__module_host *ek__cuda_host;
-
 static ek_status device_open(void **native, void *raw, size_t index) {
   struct ek__cuda_group *group = raw;
   *native = &group->devices[index];
@@ -95,10 +93,14 @@ static void group_close(void *native) {
   (void)ek__cuda_leave(before, EK_OK);
 }
 
+static const struct ek__kernels kernels = {
+#define ENTRY(name, arguments) .name = ek__cuda_slot_##name,
+    EK__KERNEL_LIST(ENTRY, ENTRY)};
+
 static const struct ek__backend table = {
     EK__BACKEND_REQUIRED("cuda", ek__cuda_describe, memory_size, memory_reserve, memory_release,
                          ek__cuda_stream_open, ek__cuda_stream_close),
-    .kernels = &ek__cuda_kernels,
+    .kernels = &kernels,
     .values = EK__CUDA_VALUES,
     .resolve = ek__cuda_resolve,
     .group_open = group_open,

@@ -1,6 +1,5 @@
 /*
- * cuda_timing.c - what is faster, by the GPU's clock: an epilogue of cuBLASLt or a kernel of ours,
- * one algorithm of a product or another.
+ * cuda_timing.c - what is faster, by the GPU's clock: an epilogue of cuBLASLt or a kernel of ours.
  *
  * That there is an algorithm for an epilogue does not say that it is a good one: for f32 cuBLASLt
  * may have none made for GELU or for gradients of a bias. So both ways are timed once for each GPU
@@ -13,23 +12,6 @@
  * run, and two ways sum in another order.
  */
 #include "backend/cuda/cuda_internal.h"
-
-enum { ROUNDS = 4 };
-
-/* Once to load what it needs, then some rounds. */
-ek_status ek__cuda_take_time(float *time, bool *done, const struct ek__cuda_stream *stream,
-                             ek__cuda_timed *run, void *what) {
-  struct ek__cuda_device *device = stream->device;
-  EK_TRY(run(done, what));
-  if (!*done) return EK_OK;
-  EK_TRY(EK__CUDA(device, cudaEventRecord, device->begin, stream->handle));
-  for (int i = 0; i < ROUNDS && *done; i++) EK_TRY(run(done, what));
-  EK_TRY(EK__CUDA(device, cudaEventRecord, device->end, stream->handle));
-  EK_TRY(ek__cuda_finish_event(device, device->end, "timing products"));
-  return EK__CUDA(device, cudaEventElapsedTime, time, device->begin, device->end);
-}
-
-/* ---- epilogues ---- */
 
 /* What is timed: rows m, columns n and depth k as in the MLP of a GPT-2. */
 struct sample {

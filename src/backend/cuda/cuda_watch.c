@@ -1,7 +1,7 @@
 /*
  * cuda_watch.c - while workers run, somebody sees that one of them is stuck.
  *
- * A worker that waits asks again and again, and gives up by itself (cuda_stream.c). But any call of
+ * A worker that waits asks again and again, and gives up by itself (cuda_wait.c). But any call of
  * CUDA may wait for all that a GPU has, if it loads code, say; and if a collective of NCCL is among
  * that whose peer waits in the same way, the calls never return. So who waits for the workers looks
  * at them now and then, without a call of CUDA that might join them:
