@@ -5,6 +5,17 @@ include(CMakePackageConfigHelpers)
 
 set(evenkeel_cmakedir "${CMAKE_INSTALL_LIBDIR}/cmake/evenkeel")
 
+# Where an installed program finds the library: relative to itself, so that the tree can be moved,
+# unless one of the two folders was given as a full path.
+if(IS_ABSOLUTE "${CMAKE_INSTALL_BINDIR}" OR IS_ABSOLUTE "${CMAKE_INSTALL_LIBDIR}")
+  set(evenkeel_program_rpath "${CMAKE_INSTALL_FULL_LIBDIR}")
+else()
+  file(RELATIVE_PATH evenkeel_program_rpath "${CMAKE_INSTALL_FULL_BINDIR}" "${CMAKE_INSTALL_FULL_LIBDIR}")
+  string(PREPEND evenkeel_program_rpath "$ORIGIN/")
+endif()
+# Libraries in a folder of CMAKE_PREFIX_PATH, where the loader does not look, are found there again.
+set_target_properties(evenkeel PROPERTIES INSTALL_RPATH_USE_LINK_PATH ON)
+
 install(TARGETS evenkeel EXPORT evenkeel-targets)
 # An export set of its own, because only this one may need oneDNN (see evenkeel-config.cmake.in).
 install(TARGETS evenkeel_static EXPORT evenkeel-static-targets)

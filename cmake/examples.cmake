@@ -4,11 +4,15 @@
 #     cmake -S PREFIX/share/doc/evenkeel/examples -B build -DCMAKE_PREFIX_PATH=PREFIX
 #     cmake --build build
 #
+# -DEVENKEEL_LIBRARY=evenkeel::evenkeel_static links the static library instead.
+#
 # Without CMake: cc -std=c11 own_model.c -o own_model $(pkg-config --cflags --libs evenkeel) -lm
+# and, where the loader does not look in PREFIX/lib, -Wl,-rpath,$(pkg-config --variable=libdir evenkeel)
 cmake_minimum_required(VERSION 3.25)
 project(evenkeel_examples LANGUAGES C)
 
 find_package(evenkeel CONFIG REQUIRED)
+set(EVENKEEL_LIBRARY evenkeel::evenkeel CACHE STRING "or evenkeel::evenkeel_static")
 
 set(CMAKE_C_STANDARD 11)
 set(CMAKE_C_EXTENSIONS OFF)
@@ -19,5 +23,5 @@ file(GLOB sources "${CMAKE_CURRENT_SOURCE_DIR}/*.c")
 foreach(source IN LISTS sources)
   cmake_path(GET source STEM name)
   add_executable(${name} "${source}")
-  target_link_libraries(${name} PRIVATE evenkeel::evenkeel m)
+  target_link_libraries(${name} PRIVATE ${EVENKEEL_LIBRARY} m)
 endforeach()

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # check_consumer.sh CMAKE BUILD CONSUMER CC CXX LIBDIR [ONEDNN_INCLUDE_DIR ONEDNN_LIBRARY]
-# (the last two if the library was built with oneDNN). Installs the build into a prefix of its own inside the build folder, moves that prefix, and builds
-# and runs the consumer in C and C++, shared and static, and the installed examples, through CMake and
-# through pkg-config.
+# (the last two if the library was built with oneDNN). Installs the build into a prefix of its own
+# inside the build folder, moves that prefix, runs the installed program, and builds and runs the
+# consumer in C and C++, shared and static, and the installed examples, through CMake and through
+# pkg-config. Every program starts from an empty environment: nothing tells the loader where the
+# library is.
 set -euo pipefail
 
 cmake=$1
@@ -33,7 +35,7 @@ lib=$prefix/$libdir
 
 run() { # PROGRAM: runs it and says how it is linked
   printf '%s: ' "${1#"$work/"}"
-  LD_LIBRARY_PATH="$lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" "$1"
+  env -i "$1"
   case $1 in
     *shared*)
       # oneDNN is the library's own business.
@@ -50,6 +52,40 @@ run() { # PROGRAM: runs it and says how it is linked
       ;;
   esac
 }
+
+# --- the installed program ---
+
+# PROGRAM FOLDER: asked for a CUDA device, the library finds the CUDA module in FOLDER. Where none was
+# built a shared object without code takes its place, and the library refuses it by name.
+finds_cuda_module() {
+  local program=$1 module=$2/libevenkeel_cuda.so message
+  [[ -e $module ]] || printf 'extern int nothing;\n' | "$cc" -x c - -shared -fPIC -o "$module.none"
+  [[ ! -e $module.none ]] || mv "$module.none" "$module"
+  message=$(env -i "$program" memory --devices cuda:0 2>&1 >/dev/null) || true
+  if [[ -z $message || $message == *"not installed"* ]]; then
+    printf 'check_consumer: %s does not find %s: %s\n' "$program" "$module" "$message" >&2
+    exit 1
+  fi
+}
+
+bench=$prefix/bin/evenkeel-bench
+if [[ -x $bench ]]; then
+  cd /
+  env -i "$bench" --version
+  env -i "$bench" memory --devices plan:2 --steps 1 --warmup 0 >"$work/bench.log"
+  finds_cuda_module "$bench" "$lib"
+  # Once more from another place, by a relative path and through a link.
+  mkdir "$work/again"
+  mv "$prefix" "$work/again/moved"
+  ln -s again/moved/bin/evenkeel-bench "$work/link"
+  cd "$work/again"
+  env -i moved/bin/evenkeel-bench --version
+  env -i "$work/link" --version
+  cd "$work"
+  mv again/moved "$prefix"
+else
+  printf 'check_consumer: evenkeel-bench was not built; it is not started\n'
+fi
 
 # --- find_package ---
 
@@ -84,20 +120,30 @@ examples=$(dirname "$(find "$prefix" -path '*/examples/CMakeLists.txt')")
 for page in README.md docs/own-model.md docs/architecture.md examples/own_model.c; do
   [[ -s $examples/../$page ]] || { printf 'check_consumer: %s is not installed\n' "$page" >&2; exit 1; }
 done
-"$cmake" -S "$examples" -B "$work/examples" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_C_COMPILER="$cc" \
-  -DCMAKE_DISABLE_FIND_PACKAGE_OneDNN=ON >"$work/examples.log"
-"$cmake" --build "$work/examples" >>"$work/examples.log"
 run_example() { # PROGRAM [ARGUMENT...]
-  LD_LIBRARY_PATH="$lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" "$@" >>"$work/examples.log"
+  env -i "$@" >>"$work/examples.log"
 }
-for source in "$examples"/*.c; do
-  name=$(basename "$source" .c)
-  case $name in
-    train_text) run_example "$work/examples/$name" "$source" --steps 5 ;;
-    *) run_example "$work/examples/$name" ;;
-  esac
-  printf 'examples/%s: runs\n' "$name"
-done
+run_examples() { # FOLDER CMAKE-OPTION...
+  local folder=$work/$1 source name
+  shift
+  "$cmake" -S "$examples" -B "$folder" -DCMAKE_PREFIX_PATH="$prefix" -DCMAKE_C_COMPILER="$cc" \
+    "$@" >>"$work/examples.log"
+  "$cmake" --build "$folder" >>"$work/examples.log"
+  for source in "$examples"/*.c; do
+    name=$(basename "$source" .c)
+    case $name in
+      train_text) run_example "$folder/$name" "$source" --steps 5 ;;
+      *) run_example "$folder/$name" ;;
+    esac
+    printf '%s/%s: runs\n' "${folder##*/}" "$name"
+  done
+}
+run_examples examples -DCMAKE_DISABLE_FIND_PACKAGE_OneDNN=ON
+run_examples examples_static -DEVENKEEL_LIBRARY=evenkeel::evenkeel_static "${options[@]}"
+if readelf -d "$work/examples_static/own_model" | grep -q 'NEEDED.*libevenkeel'; then
+  printf 'check_consumer: the static examples are linked to the shared library\n' >&2
+  exit 1
+fi
 
 # --- pkg-config ---
 
@@ -111,11 +157,14 @@ read -ra shared <<<"$(pkg-config --libs evenkeel)"
 read -ra static <<<"$(pkg-config --static --libs evenkeel)"
 # "-levenkeel" means the shared library where both are installed.
 static=("${static[@]/#-levenkeel/-l:libevenkeel.a}")
-# Where oneDNN lies, for the static library and for what the shared one loads.
-static_path=() shared_path=()
+# Where a program finds the library when it runs, as README.md has it; and oneDNN's folder, for the
+# static library and for what the shared one loads.
+libdir_path="-Wl,-rpath,$(pkg-config --variable=libdir evenkeel)"
+static_path=() shared_path=("$libdir_path")
 if [[ -n $onednn_library ]]; then
-  static_path=("-L$(dirname "$onednn_library")")
-  shared_path=("-Wl,-rpath-link,$(dirname "$onednn_library")")
+  onednn_folder=$(dirname "$onednn_library")
+  static_path=("-L$onednn_folder" "-Wl,-rpath,$onednn_folder")
+  shared_path+=("-Wl,-rpath-link,$onednn_folder")
 elif [[ " ${static[*]} " == *" -ldnnl "* ]]; then
   printf 'check_consumer: evenkeel.pc asks for oneDNN, which the library does not use\n' >&2
   exit 1

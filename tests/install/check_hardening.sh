@@ -3,8 +3,9 @@
 #  1. every command of BUILD/compile_commands.json has each FLAG (cmake/EvenkeelHardening.cmake)
 #  2. every program and shared object in BUILD, and of what is installed from it: position
 #     independent, bound at start, read-only after relocation, no memory that can be written and run
-#  3. where they look for libraries: a full path in the build; in what is installed none, but for the
-#     CUDA module, which may name the toolkit's. An empty or relative entry is the working directory.
+#  3. where they look for libraries: a full path or, in evenkeel-bench as it is installed, a path
+#     relative to the program's own folder. What is installed names no folder of the build. An empty
+#     or relative entry is the working directory.
 #  4. the library and the programs that users run call the checks that the flags bring
 #  5. libevenkeel exports ek_name alone, the CUDA module its one entry
 set -euo pipefail
@@ -47,16 +48,16 @@ segments() { # FILE
   ! grep -E '^ +LOAD +0x0+ ' <<<"$headers" | grep -qE ' R E ' || complain "$file: headers can be run"
 }
 
-# A path is full, and one of an installed file leads to no build.
+# shellcheck disable=SC2016 # $ORIGIN is the loader's
 paths() { # FILE INSTALLED
   local file=$1 installed=$2 entry
   while IFS= read -r entry; do
     case $entry in
-      /*) ;;
+      /*) ((!installed)) || [[ $entry != "$build"* ]] ||
+        complain "$file is installed and looks for libraries in '$entry'" ;;
+      '$ORIGIN/../'*) [[ ${file##*/} == evenkeel-bench ]] || complain "$file looks for libraries in '$entry'" ;;
       *) complain "$file looks for libraries in '$entry'" ;;
     esac
-    ((!installed)) || [[ $file == */libevenkeel_cuda.so && $entry != "$build"* ]] ||
-      complain "$file is installed and looks for libraries in '$entry'"
   done < <(search_path "$file")
 }
 
