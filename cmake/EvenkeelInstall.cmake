@@ -1,6 +1,6 @@
 # What `cmake --install` puts in place: headers, both libraries, the CMake package, evenkeel.pc; the
-# pages and the examples, in the folders in which they point to each other; the man page of the
-# library. bench/ installs its program, with a man page and completion for bash.
+# pages and the examples, in the folders in which they point to each other (the test "links" follows
+# every link); the man page of the library. bench/ installs its program, with a man page and completion for bash.
 include(CMakePackageConfigHelpers)
 
 set(evenkeel_cmakedir "${CMAKE_INSTALL_LIBDIR}/cmake/evenkeel")
@@ -21,12 +21,23 @@ install(TARGETS evenkeel EXPORT evenkeel-targets)
 install(TARGETS evenkeel_static EXPORT evenkeel-static-targets)
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/include/evenkeel" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}"
         FILES_MATCHING PATTERN "*.h")
-install(FILES "${PROJECT_SOURCE_DIR}/LICENSE" "${PROJECT_SOURCE_DIR}/README.md"
-        DESTINATION "${CMAKE_INSTALL_DOCDIR}")
+foreach(page LICENSE README.md CONTRIBUTING.md bench/peers/README.md)
+  cmake_path(GET page PARENT_PATH folder)
+  install(FILES "${PROJECT_SOURCE_DIR}/${page}" DESTINATION "${CMAKE_INSTALL_DOCDIR}/${folder}")
+endforeach()
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/docs" DESTINATION "${CMAKE_INSTALL_DOCDIR}"
-        FILES_MATCHING PATTERN "*.md" PATTERN "*.png" PATTERN "results" EXCLUDE)
+        FILES_MATCHING PATTERN "*.md" PATTERN "*.png" PATTERN "*.svg")
 install(DIRECTORY "${PROJECT_SOURCE_DIR}/examples" DESTINATION "${CMAKE_INSTALL_DOCDIR}"
         FILES_MATCHING PATTERN "*.c")
+# Pages point to headers by include/evenkeel/X.h: a link leads to where the headers are.
+set(evenkeel_include_link "${CMAKE_INSTALL_FULL_INCLUDEDIR}")
+if(NOT IS_ABSOLUTE "${CMAKE_INSTALL_DOCDIR}" AND NOT IS_ABSOLUTE "${CMAKE_INSTALL_INCLUDEDIR}")
+  file(RELATIVE_PATH evenkeel_include_link "${CMAKE_INSTALL_FULL_DOCDIR}"
+       "${CMAKE_INSTALL_FULL_INCLUDEDIR}")
+endif()
+file(MAKE_DIRECTORY "${PROJECT_BINARY_DIR}/pages")
+file(CREATE_LINK "${evenkeel_include_link}" "${PROJECT_BINARY_DIR}/pages/include" SYMBOLIC)
+install(FILES "${PROJECT_BINARY_DIR}/pages/include" DESTINATION "${CMAKE_INSTALL_DOCDIR}")
 install(FILES "${PROJECT_SOURCE_DIR}/cmake/examples.cmake"
         DESTINATION "${CMAKE_INSTALL_DOCDIR}/examples" RENAME CMakeLists.txt)
 
@@ -75,8 +86,11 @@ set(EVENKEEL_PC_PRIVATE "-lm -pthread")
 foreach(name IN LISTS CMAKE_DL_LIBS)
   string(PREPEND EVENKEEL_PC_PRIVATE "-l${name} ")
 endforeach()
+set(EVENKEEL_PC_NOTE "")
 if(EVENKEEL_HAVE_ONEDNN)
   string(PREPEND EVENKEEL_PC_PRIVATE "-ldnnl ")
+  set(EVENKEEL_PC_NOTE
+      "# A program that is -static as a whole needs a static oneDNN. Debian's libdnnl-dev has none: build evenkeel with\n# -DEVENKEEL_ONEDNN=OFF for such programs.\n")
 endif()
 if(EVENKEEL_HAVE_FILES)
   string(PREPEND EVENKEEL_PC_PRIVATE "-ljansson ")
