@@ -29,6 +29,7 @@ function(evenkeel_cuda_left_out reason)
 endfunction()
 
 if(NOT EVENKEEL_CUDA)
+  message(STATUS "evenkeel: without the CUDA backend (-DEVENKEEL_CUDA=ON builds it)")
   return()
 endif()
 if(EVENKEEL_SANITIZE OR EVENKEEL_COVERAGE)
@@ -112,3 +113,5 @@ endif()
 # Beside the library, where it is found also after the installed tree was moved.
 install(TARGETS evenkeel_cuda LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
 set(EVENKEEL_CUDA_MODULE TRUE)
+message(STATUS "evenkeel: with the CUDA backend for ${CMAKE_CUDA_ARCHITECTURES} "
+               "(-DEVENKEEL_CUDA=OFF leaves it out)")
