@@ -32,6 +32,7 @@ declare -A packages_debian=(
   [venv]=python3-venv
   [python-headers]=python3-dev
   [poppler]=poppler-utils
+  [groff]=groff-base
 )
 # What goes missing with it.
 declare -A packages_purpose=(
@@ -54,6 +55,7 @@ declare -A packages_purpose=(
   [venv]="the environment that bench/peers makes for PyTorch 2"
   [python-headers]="what torch.compile makes: the compiled forms of bench/peers"
   [poppler]="the test of reports in print"
+  [groff]="the test of man pages"
 )
 # What CONTRIBUTING.md tells how to carry to a machine without packages.
 declare -A packages_carriable=([onednn]=1 [jansson]=1 [check]=1)
