@@ -41,6 +41,8 @@ install(FILES "${PROJECT_BINARY_DIR}/pages/include" DESTINATION "${CMAKE_INSTALL
 install(FILES "${PROJECT_SOURCE_DIR}/cmake/examples.cmake"
         DESTINATION "${CMAKE_INSTALL_DOCDIR}/examples" RENAME CMakeLists.txt)
 
+include(EvenkeelReference)
+
 # evenkeel(3), from the headers' own overview.
 set(man_page "${PROJECT_BINARY_DIR}/evenkeel.3")
 add_custom_command(

@@ -33,6 +33,7 @@ declare -A packages_debian=(
   [python-headers]=python3-dev
   [poppler]=poppler-utils
   [groff]=groff-base
+  [doxygen]=doxygen
 )
 # What goes missing with it.
 declare -A packages_purpose=(
@@ -56,6 +57,7 @@ declare -A packages_purpose=(
   [python-headers]="what torch.compile makes: the compiled forms of bench/peers"
   [poppler]="the test of reports in print"
   [groff]="the test of man pages"
+  [doxygen]="the reference of all functions"
 )
 # What CONTRIBUTING.md tells how to carry to a machine without packages.
 declare -A packages_carriable=([onednn]=1 [jansson]=1 [check]=1)

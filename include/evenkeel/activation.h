@@ -13,6 +13,7 @@
 
 EK_BEGIN_DECLARATIONS
 
+/* y = f(x), element by element; *module is the caller's, with one reference. */
 EK_API EK_CHECKED ek_status ek_activation_create(ek_module **module, ek_activation activation);
 
 EK_END_DECLARATIONS

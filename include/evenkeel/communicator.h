@@ -43,6 +43,7 @@ typedef struct ek_communicator ek_communicator;
  */
 EK_API EK_CHECKED ek_status ek_communicator_open(ek_communicator **communicator, ek_group *group);
 EK_API void ek_communicator_free(ek_communicator *communicator);
+/* Its kind: "host", "nccl", "peer", or "count" for plan; "" for NULL. */
 EK_API const char *ek_communicator_name(const ek_communicator *communicator);
 EK_API size_t ek_communicator_first_rank(const ek_communicator *communicator); /* 0 for NULL */
 EK_API size_t ek_communicator_world_size(const ek_communicator *communicator); /* 0 for NULL */

@@ -83,8 +83,9 @@ typedef struct ek_criterion {
 EK_API EK_CHECKED ek_status ek_criterion_init(ek_criterion *criterion, const ek_module_ops *ops,
                                               size_t outputs, size_t targets,
                                               ek_reduction reduction);
-/* As those of modules. */
+/* One more reference to it, from any thread. Returns `criterion`; NULL for NULL. */
 EK_API ek_criterion *ek_criterion_share(ek_criterion *criterion);
+/* Drops a reference; with the last one the criterion is freed. NULL is legal. */
 EK_API void ek_criterion_free(ek_criterion *criterion);
 
 /* EK_ERR_INVALID_ARGUMENT if a number of it has been set out of its bounds; for who lays out arrays

@@ -156,6 +156,7 @@ ek_data_parallel_model_open(ek_data_parallel_model **model, ek_group *group, ek_
                             const ek_data_parallel_model_options *options);
 EK_API void ek_data_parallel_model_free(ek_data_parallel_model *model);
 
+/* The group it was opened on, a loan. */
 EK_API ek_group *ek_data_parallel_model_group(const ek_data_parallel_model *model);
 /* Number `index` of the replicas, a loan; NULL outside. */
 EK_API ek_replica *ek_data_parallel_model_replica(const ek_data_parallel_model *model,

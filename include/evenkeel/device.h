@@ -134,8 +134,8 @@ EK_API EK_CHECKED ek_status ek_group_synchronize(ek_group *group);
 EK_API size_t ek_device_index(const ek_device *device);        /* its number in the group */
 EK_API const char *ek_device_name(const ek_device *device);    /* "cpu:2" */
 EK_API const char *ek_device_backend(const ek_device *device); /* "cpu", "plan", "cuda" */
-EK_API ek_group *ek_device_group(const ek_device *device);
-EK_API int ek_device_threads(const ek_device *device); /* threads that compute on it */
+EK_API ek_group *ek_device_group(const ek_device *device);     /* a loan */
+EK_API int ek_device_threads(const ek_device *device);         /* threads that compute on it */
 /* True if kernels only count (backend `plan`): nothing may be read from or written to memory. */
 EK_API bool ek_device_counts_only(const ek_device *device);
 /* The types of values that operations compute in there, as a set of tensor.h: EK_TYPES_F32 | ..;
@@ -171,6 +171,7 @@ typedef enum ek_stream_kind { EK_STREAM_COMPUTE = 0, EK_STREAM_COMMUNICATION = 1
 
 /* A device's stream; NULL if the arguments make no sense. It lives as long as the device. */
 EK_API ek_stream *ek_device_stream(const ek_device *device, ek_stream_kind kind);
+/* The device of a stream, a loan. */
 EK_API ek_device *ek_stream_device(const ek_stream *stream);
 /* What the backend calls it: a cudaStream_t for `cuda`, NULL for `cpu` and `plan`. */
 EK_API void *ek_stream_native(const ek_stream *stream);
@@ -179,12 +180,14 @@ EK_API EK_CHECKED ek_status ek_stream_synchronize(ek_stream *stream);
 
 /* An event marks a point in a stream of its device; the caller frees it. */
 EK_API EK_CHECKED ek_status ek_event_create(ek_event **event, ek_device *device);
+/* Moves the point behind all work that is queued on `stream` now. */
 EK_API EK_CHECKED ek_status ek_event_record(ek_event *event, ek_stream *stream);
 /* Work queued on `stream` from now on waits for the last recorded point (none: waits for nothing).
  */
 EK_API EK_CHECKED ek_status ek_stream_wait(ek_stream *stream, const ek_event *event);
 /* Waits on the host until the work before the last recorded point is done. */
 EK_API EK_CHECKED ek_status ek_event_synchronize(const ek_event *event);
+/* Frees an event. NULL is legal. */
 EK_API void ek_event_free(ek_event *event);
 
 /* ---- what there is ---- */

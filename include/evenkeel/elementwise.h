@@ -55,6 +55,7 @@ EK_API EK_CHECKED ek_status ek_op_activation_backward(ek_stream *stream, ek_tens
                                                       const ek_tensor *dy, const ek_tensor *kept,
                                                       ek_activation kind);
 
+/* True if the gradient is computed from the result y, false if from x (activation_list.h). */
 EK_API bool ek_activation_keeps_result(ek_activation kind);
 
 /* y = f(x) * factor, the product of a gate; y may be x or factor itself. */

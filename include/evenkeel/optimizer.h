@@ -57,10 +57,17 @@ struct ek_optimizer {
   int references;
 };
 
+/*
+ * For a rule of the program's own: fills *optimizer, the first member of a struct of the program's,
+ * with one reference. `states` is at most EK_MAX_OPTIMIZER_STATES, and the two numbers are finite and
+ * not below 0: else EK_ERR_INVALID_ARGUMENT.
+ */
 EK_API EK_CHECKED ek_status ek_optimizer_init(ek_optimizer *optimizer, const ek_optimizer_ops *ops,
                                               size_t states, double learning_rate,
                                               double clip_norm);
+/* One more reference to it, from any thread. Returns `optimizer`; NULL for NULL. */
 EK_API ek_optimizer *ek_optimizer_share(ek_optimizer *optimizer);
+/* Drops a reference; with the last one the optimizer is freed. NULL is legal. */
 EK_API void ek_optimizer_free(ek_optimizer *optimizer);
 
 EK_END_DECLARATIONS

@@ -170,6 +170,7 @@ typedef struct ek_child_options {
 #define EK_CHILD_OPTIONS_INIT                                                                      \
   { sizeof(ek_child_options), true, (ek_type)0, NULL, false, 0, 0, NULL, false }
 
+/* ek_pass_child_forward() with these options. NULL gives the defaults. */
 EK_API EK_CHECKED ek_status ek_pass_child_forward_with(ek_tensor *outputs, ek_pass *pass,
                                                        size_t child, const ek_tensor *inputs,
                                                        const ek_child_options *options);
@@ -207,6 +208,7 @@ EK_API EK_CHECKED ek_status ek_pass_child_enter(ek_pass *pass, size_t child);
 EK_API EK_CHECKED ek_status ek_pass_child_enter_with(ek_pass *pass, size_t child,
                                                      const ek_tensor *input,
                                                      const ek_child_options *options);
+/* Ends what ek_pass_child_enter() or ek_pass_child_enter_with() began. */
 EK_API EK_CHECKED ek_status ek_pass_child_leave(ek_pass *pass);
 
 /* ---- for a module: the other devices ---- */
@@ -222,7 +224,7 @@ EK_API EK_CHECKED ek_status ek_pass_all_reduce(ek_pass *pass, ek_tensor *tensor)
 
 /* ---- for a module: where and how it runs ---- */
 
-EK_API ek_device *ek_pass_device(const ek_pass *pass);
+EK_API ek_device *ek_pass_device(const ek_pass *pass); /* where the replica is */
 EK_API ek_stream *ek_pass_stream(const ek_pass *pass); /* the compute stream */
 /* Of its activations and parameters: f32 in a model of tf32, of which ek_op_allows_tf32() tells. */
 EK_API ek_type ek_pass_type(const ek_pass *pass);

@@ -39,6 +39,7 @@ EK_API EK_CHECKED ek_status ek_reducer_open(ek_reducer **reducer, ek_communicato
                                             const ek_reducer_options *options);
 EK_API void ek_reducer_free(ek_reducer *reducer);
 
+/* How many buckets the gradients are cut into. */
 EK_API size_t ek_reducer_bucket_count(const ek_reducer *reducer);
 /* Elements first .. last - 1 of the flat buffer that a rank owns of a bucket. */
 EK_API EK_CHECKED ek_status ek_reducer_range(int64_t *first, int64_t *last,

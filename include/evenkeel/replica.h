@@ -53,9 +53,9 @@ EK_API EK_CHECKED ek_status ek_replica_open(ek_replica **replica, ek_device *dev
                                             ek_module *module, const ek_replica_options *options);
 EK_API void ek_replica_free(ek_replica *replica);
 
-EK_API ek_device *ek_replica_device(const ek_replica *replica);
+EK_API ek_device *ek_replica_device(const ek_replica *replica); /* a loan */
 EK_API ek_module *ek_replica_module(const ek_replica *replica); /* a loan */
-EK_API ek_type ek_replica_type(const ek_replica *replica);
+EK_API ek_type ek_replica_type(const ek_replica *replica);      /* of the master parameters */
 /* What modules compute in; ek_type_of_values() of it is the type of their tensors. */
 EK_API ek_type ek_replica_precision(const ek_replica *replica);
 

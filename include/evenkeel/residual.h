@@ -10,6 +10,8 @@
 
 EK_BEGIN_DECLARATIONS
 
+/* Takes a reference to `inner`: the caller frees both. EK_ERR_INVALID_ARGUMENT unless it has one
+ * input and one output. */
 EK_API EK_CHECKED ek_status ek_residual_create(ek_module **module, ek_module *inner);
 
 EK_END_DECLARATIONS

@@ -96,6 +96,7 @@ EK_API EK_CHECKED ek_status ek_state_read(ek_tensor *host, const ek_data_paralle
  * has: a large entry in pieces. EK_ERR_SHAPE if it has not so many. */
 EK_API EK_CHECKED ek_status ek_state_read_part(ek_tensor *host, const ek_data_parallel_model *model,
                                                const char *name, int64_t first);
+/* The reverse of ek_state_read(), with the same errors. */
 EK_API EK_CHECKED ek_status ek_state_write(ek_data_parallel_model *model, const char *name,
                                            const ek_tensor *host);
 

@@ -67,6 +67,7 @@ typedef struct ek_tensor {
 
 /* Bytes of one element; 0 for what is the type of no tensor. */
 EK_API size_t ek_type_size(ek_type type);
+/* "f32", "bf16", ...; "no type" for any other number. */
 EK_API const char *ek_type_name(ek_type type);
 /* The type of sums over numbers of a floating type, of statistics and losses: f64 for f64, f32 for
  * the others. */
@@ -108,7 +109,7 @@ EK_API EK_CHECKED ek_status ek_tensor_reshape(ek_tensor *view, const ek_tensor *
 /* Drops the reference and makes the struct zero. NULL and zero structs are legal. */
 EK_API void ek_tensor_free(ek_tensor *tensor);
 
-EK_API bool ek_tensor_exists(const ek_tensor *tensor);
+EK_API bool ek_tensor_exists(const ek_tensor *tensor);   /* false for NULL and for zeros */
 EK_API int64_t ek_tensor_count(const ek_tensor *tensor); /* number of elements */
 EK_API size_t ek_tensor_bytes(const ek_tensor *tensor);  /* bytes of its elements */
 /* Elements of one row of dimension 0 (1 for a rank-0 or rank-1 tensor). */
