@@ -373,7 +373,7 @@ START_TEST(padded) {
     const bool cpu = strcmp(ek_device_backend(ek_stream_device(rig->stream)), "cpu") == 0;
     /* Of 16 bits a bias that is joined or not shows; what joins it on CUDA depends on the rows. */
     if (cpu || ek_type_size(rig->type) > 2) check_padded(rig, sizes[s / 2], s % 2 * 3 + 1, true);
-    if (cpu && !ck_onednn_multiplies(rig->type)) {
+    if (cpu && !ck_onednn_primitive(rig->type)) {
       check_padded(rig, sizes[s / 2], s % 2 * 3, false);
     }
     ck_rig_close(rig);

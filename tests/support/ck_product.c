@@ -58,11 +58,14 @@ void ck_product_reference(struct ck_rig *rig, double *want, double *bound,
   free(inner);
 }
 
-bool ck_onednn_multiplies(ek_type type) {
-  const int bf16 = 0xE7; /* dnnl_cpu_isa_avx512_core_bf16 */
+bool ck_onednn_primitive(ek_type type) {
+  const int avx512 = 0x27, bf16 = 0xE7; /* dnnl_cpu_isa_avx512_core, dnnl_cpu_isa_avx512_core_bf16 */
+  const char *products = getenv("EVENKEEL_PRODUCTS");
+  const bool f32 = products != NULL && strcmp(products, "matmul") == 0;
+  const int needed = type == EK_BF16 ? bf16 : avx512;
   int (*isa)(void) = NULL;
   void *found = dlsym(RTLD_DEFAULT, "dnnl_get_effective_cpu_isa");
-  if (type != EK_BF16 || found == NULL) return false;
+  if (found == NULL || (type != EK_BF16 && !(type == EK_F32 && f32))) return false;
   memcpy(&isa, &found, sizeof isa);
-  return (isa() & bf16) == bf16;
+  return (isa() & needed) == needed;
 }

@@ -30,8 +30,9 @@ void ck_product_finish(struct ck_rig *rig, double *want, double *bound, const st
 void ck_product_reference(struct ck_rig *rig, double *want, double *bound,
                           const struct ck_product *p);
 
-/* Whether oneDNN multiplies values of this type by instructions of the processor: then the order of
- * a sum may depend on how long rows are stored. */
-bool ck_onednn_multiplies(ek_type type);
+/* Whether oneDNN's matmul primitive multiplies values of this type, by code of its own for the
+ * processor (bf16; f32 with AVX-512 and EVENKEEL_PRODUCTS=matmul): the order of a sum may then
+ * depend on how long the rows of an operand are stored. */
+bool ck_onednn_primitive(ek_type type);
 
 #endif /* CK_PRODUCT_H */

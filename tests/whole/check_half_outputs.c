@@ -286,7 +286,7 @@ END_TEST
 /* Training with them changes no bit where the CPU multiplies by the library's own routine, in any
  * mode: their gradient is 0. */
 START_TEST(longer_rows_train_alike) {
-  if (!ck_part(_i) || !on_cpu() || ck_onednn_multiplies(halves[_i % HALVES])) return;
+  if (!ck_part(_i) || !on_cpu() || ck_onednn_primitive(halves[_i % HALVES])) return;
   struct ck_state state[2];
   for (int longer = 0; longer < 2; longer++) {
     ek_trainer *trainer =
