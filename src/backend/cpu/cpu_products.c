@@ -12,6 +12,9 @@
  * or our own on a matrix unit, where the processor has instructions for it (cpu_matmul_choice.c).
  * In f64 it is a loop in plain C, for gradient checks.
  */
+#include <stdatomic.h>
+#include <stdio.h>
+
 #include "backend/cpu/cpu_internal.h"
 #include "core/error.h"
 
@@ -24,7 +27,10 @@ struct product {
   size_t size, c_size; /* of elements of a and b, and of c */
   bool by_rows;
   int pieces;
-  ek_status status[EK__MAX_TEAM]; /* of each piece */
+  /* The first failure of a piece, whose thread keeps its message to itself. */
+  atomic_flag failed;
+  ek_status status;
+  char message[256];
 };
 
 /* A result of 16 bits is rounded once, with its bias. */
@@ -80,8 +86,11 @@ static void multiply_piece(struct product *product, int piece) {
   int64_t begin = 0, end = 0;
   ek__team_piece(product->by_rows ? args->m : args->n, 16, piece, product->pieces, &begin, &end);
   if (begin >= end) return;
-  product->status[piece] = product->by_rows ? multiply(product, begin, end, 0, args->n)
+  const ek_status status = product->by_rows ? multiply(product, begin, end, 0, args->n)
                                             : multiply(product, 0, args->m, begin, end);
+  if (status == EK_OK || atomic_flag_test_and_set(&product->failed)) return;
+  product->status = status;
+  (void)snprintf(product->message, sizeof product->message, "%s", ek_error_message());
 }
 
 static void multiply_part(void *raw, int part, int parts) {
@@ -106,17 +115,15 @@ static ek_status add_product(ek_stream *stream, const struct ek__matmul_args *ar
                             .size = ek__type_size(args->types.value),
                             .c_size =
                                 ek__type_size(args->gradient ? args->types.sum : args->types.value),
-                            .by_rows = args->m >= args->n};
+                            .by_rows = args->m >= args->n,
+                            .failed = ATOMIC_FLAG_INIT};
   const double work = (double)args->m * (double)args->n * (double)args->k;
   const int64_t longest = (args->m > args->n ? args->m : args->n) / 16;
   const int threads = ek__team_threads(team);
   product.pieces = pieces_for(team, work, longest);
   ek__team_run_with_scratch(team, product.pieces < threads ? product.pieces : threads,
                             multiply_part, &product);
-  for (int piece = 0; piece < product.pieces; piece++) {
-    EK__FAIL_IF(product.status[piece] != EK_OK, product.status[piece],
-                "matmul failed in piece %d of %d", piece, product.pieces);
-  }
+  EK__FAIL_IF(product.status != EK_OK, product.status, "%s", product.message);
   return EK_OK;
 }
 
