@@ -289,11 +289,8 @@ static void arrive(struct host_communicator *self, size_t rank,
   if (++slot->arrived == self->ranks) pthread_cond_broadcast(&self->changed);
 }
 
-static ek_status host_start(ek_communicator *base, ek_device *device,
-                            const struct ek__collective *collective) {
-  struct host_communicator *self = (struct host_communicator *)base;
-  const size_t rank = ek_device_index(device);
-  pthread_mutex_lock(&self->mutex);
+/* Waits until the rank's next slot is free. The mutex is held. */
+static ek_status make_room(struct host_communicator *self, ek_device *device, size_t rank) {
   ek_status status = self->aborted ? given_up(self, rank) : EK_OK;
   while (status == EK_OK && self->rank[rank].queued - over(self) >= RING) {
     status = work_off(self, device);
@@ -301,9 +298,24 @@ static ek_status host_start(ek_communicator *base, ek_device *device,
       status = wait_for_peers(self, device, "");
     }
   }
+  return status;
+}
+
+/* The event is recorded without the mutex: a GPU whose queue is full lets the call wait until work
+ * has ended, and that work may be a collective that a peer can queue only with the mutex. Only the
+ * rank itself changes `queued`, so the slot stays the one that is free. */
+static ek_status host_start(ek_communicator *base, ek_device *device,
+                            const struct ek__collective *collective) {
+  struct host_communicator *self = (struct host_communicator *)base;
+  const size_t rank = ek_device_index(device);
+  pthread_mutex_lock(&self->mutex);
+  ek_status status = make_room(self, device, rank);
   if (status == EK_OK && self->queues) {
-    status = ek_event_record(self->ring[self->rank[rank].queued % RING].ready[rank],
-                             ek_device_stream(device, EK_STREAM_COMPUTE));
+    ek_event *ready = self->ring[self->rank[rank].queued % RING].ready[rank];
+    pthread_mutex_unlock(&self->mutex);
+    status = ek_event_record(ready, ek_device_stream(device, EK_STREAM_COMPUTE));
+    pthread_mutex_lock(&self->mutex);
+    if (status == EK_OK && self->aborted) status = given_up(self, rank);
   }
   if (status == EK_OK) arrive(self, rank, collective);
   pthread_mutex_unlock(&self->mutex);

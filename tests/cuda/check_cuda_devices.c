@@ -104,6 +104,24 @@ START_TEST(why_cuda_cannot_be_used) {
 }
 END_TEST
 
+/* There are no kernels for GPUs older than Ampere, and the list says so. */
+START_TEST(an_old_gpu_is_not_available) {
+  struct cuemu_settings settings, changed;
+  ek_device_description list[3];
+  size_t count = 0;
+  cuemu_get_settings(&settings);
+  changed = settings;
+  for (int arch = 75; arch <= 80; arch += 5) {
+    changed.arch = arch;
+    cuemu_set_settings(&changed);
+    ck_ok(ek_device_list(list, &count, 3));
+    ck_assert_int_eq(list[2].available, arch == 80);
+    ck_assert_int_eq(ck_contains(list[2].text, "7.5; the kernels need 8.0 or newer"), arch == 75);
+  }
+  cuemu_set_settings(&settings);
+}
+END_TEST
+
 /* ---- memory ---- */
 
 START_TEST(memory_is_cut_exactly) {
@@ -385,15 +403,26 @@ START_TEST(without_nccl) {
 }
 END_TEST
 
-/* Nobody is left to try again: a dead GPU's error says so. */
+/* 226 is what a data-centre GPU reports of a memory fault that it has contained. */
+static const struct {
+  int error;
+  bool final;
+} deaths[] = {{cudaErrorIllegalAddress, true},      {cudaErrorContained, true},
+              {cudaErrorTensorMemoryLeak, true},    {cudaErrorMpsClientTerminated, true},
+              {cudaErrorExternalDevice, true},      {cudaErrorECCUncorrectable, true},
+              {cudaErrorLaunchOutOfResources, false}};
+
+/* After a final error trying again is of no use, and the error says so. */
 START_TEST(a_dead_gpu_says_that_the_process_must_end) {
   ek_group *group = ck_open("cuda:0@48MiB", 0);
   ek_stream *stream = ek_device_stream(ek_group_device(group, 0), EK_STREAM_COMPUTE);
   ek_tensor x = ck_upload(ek_group_device(group, 0), EK_F32, NULL, CK_SHAPE(3));
-  cuemu_fail(0, CUEMU_KERNEL, 1, cudaErrorIllegalAddress);
+  cuemu_fail(0, CUEMU_KERNEL, 1, deaths[_i].error);
   ck_ok(ek_op_fill(stream, &x, 1));
-  ck_fails(ek_stream_synchronize(stream), EK_ERR_UNAVAILABLE, "cudaErrorIllegalAddress");
-  ck_assert_msg(ck_contains(ek_error_message(), "must end"), "%s", ek_error_message());
+  ck_fails(ek_stream_synchronize(stream), EK_ERR_UNAVAILABLE,
+           cudaGetErrorName((cudaError_t)deaths[_i].error));
+  ck_assert_msg(ck_contains(ek_error_message(), "must end") == deaths[_i].final, "%s",
+                ek_error_message());
   cuemu_reset();
   ek_tensor_free(&x);
   ek_group_free(group);
@@ -406,6 +435,7 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(strings, a_string_names_devices, 0, sizeof good / sizeof good[0]);
   tcase_add_loop_test(strings, a_bad_string_is_shown, 0, sizeof bad / sizeof bad[0]);
   tcase_add_test(strings, why_cuda_cannot_be_used);
+  tcase_add_test(strings, an_old_gpu_is_not_available);
   TCase *memory = ck_case(suite, "memory");
   tcase_add_test(memory, memory_is_cut_exactly);
   tcase_add_test(memory, a_cap_that_does_not_fit);
@@ -413,7 +443,8 @@ static Suite *make_suite(void) {
   tcase_add_test(work, copies_of_any_size);
   tcase_add_test(work, events_order_streams);
   tcase_add_test(work, a_bad_index_is_told_by_who_waits);
-  tcase_add_test(work, a_dead_gpu_says_that_the_process_must_end);
+  tcase_add_loop_test(work, a_dead_gpu_says_that_the_process_must_end, 0,
+                      sizeof deaths / sizeof deaths[0]);
   TCase *gpus = ck_case(suite, "gpus");
   tcase_add_loop_test(gpus, the_current_gpu_stays, 0, 2);
   tcase_add_loop_test(gpus, copies_between_gpus, 0, 3);

@@ -346,6 +346,66 @@ START_TEST(refused_algorithms) {
 }
 END_TEST
 
+/* ---- shapes and addresses that cuBLASLt takes badly ---- */
+
+/* `count` whole numbers in a view that begins one element after a multiple of 16 bytes. */
+static ek_tensor *off_by_one(struct ck_rig *rig, ek_type type, const double *values,
+                             int64_t count) {
+  double *more = ck_values(rig, count + 1, 0, 0);
+  for (int64_t i = 0; i < count; i++) more[i + 1] = values[i];
+  ek_tensor *view = ck_tensor_of(rig, type, more, CK_SHAPE(count + 1));
+  view->data = (char *)view->data + ek_type_size(type);
+  view->shape[0] = count;
+  return view;
+}
+
+/* y = x w^T + bias, and the bias's gradient sums + the columns of y, both off by an element. */
+static void check_linear(struct ck_rig *rig, int64_t rows, int64_t in, int64_t out) {
+  const double *x = ck_integers(rig, rows * in, -4, 4), *w = ck_integers(rig, out * in, -4, 4);
+  const double *bias = ck_integers(rig, out, -4, 4), *old = ck_integers(rig, out, -4, 4);
+  ek_tensor *y = ck_poisoned(rig, CK_SHAPE(rows, out));
+  ek_tensor *from = ck_tensor(rig, x, CK_SHAPE(rows, in));
+  ek_tensor *dw = ck_tensor_of(rig, rig->sum, ck_values(rig, out * in, 0, 0), CK_SHAPE(out, in));
+  ek_tensor *sums = off_by_one(rig, rig->sum, old, out);
+  double want[64] = {0};
+  ck_ok(ek_op_linear(rig->stream, y, from, ck_tensor(rig, w, CK_SHAPE(out, in)),
+                     off_by_one(rig, rig->type, bias, out)));
+  ck_ok(ek_op_linear_gradients(rig->stream, dw, 0, sums, 1, y, from));
+  const double *got = ck_read(rig, y);
+  for (int64_t i = 0; i < rows * out; i++) {
+    double sum = bias[i % out];
+    for (int64_t k = 0; k < in; k++) sum += x[i / out * in + k] * w[i % out * in + k];
+    ck_assert_double_eq(got[i], sum);
+    want[i % out] += sum;
+  }
+  got = ck_read(rig, sums);
+  for (int64_t i = 0; i < out; i++) ck_assert_double_eq(got[i], old[i] + want[i]);
+}
+
+START_TEST(vectors_that_are_not_aligned) {
+  struct ck_rig *rig = ck_rig_open(SPEC, fused_types[_i], 1);
+  check_linear(rig, 3, 5, 16);
+  check_linear(rig, 2, 8, 7);
+  ck_rig_close(rig);
+}
+END_TEST
+
+/* A linear layer with one output is such a product: every regression has one. */
+START_TEST(sizes_of_one) {
+  cuemu_call_ones_invalid(_i / FUSED_TYPES == 1);
+  for (int64_t sizes = 0; sizes < 8; sizes++) {
+    struct ck_rig *rig = ck_rig_open(SPEC, fused_types[_i % FUSED_TYPES], 1);
+    check_linear(rig, sizes % 2 * 3 + 1, sizes / 2 % 2 * 4 + 1, sizes / 4 * 15 + 1);
+    if (sizes < OPERATIONS) {
+      ck_ok(call(rig, (enum operation)sizes, 1, 16, false, 1));
+      ck_ok(ek_stream_synchronize(rig->stream));
+    }
+    ck_rig_close(rig);
+  }
+  cuemu_call_ones_invalid(false);
+}
+END_TEST
+
 /* ---- a model ---- */
 
 static ek_status create(ek_module **module) {
@@ -492,6 +552,8 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(operations, the_fastest_algorithm, 0, sizeof races / sizeof races[0]);
   tcase_add_test(operations, a_sum_is_not_timed);
   tcase_add_loop_test(operations, refused_algorithms, 0, sizeof wrong / sizeof wrong[0]);
+  tcase_add_loop_test(operations, vectors_that_are_not_aligned, 0, FUSED_TYPES);
+  tcase_add_loop_test(operations, sizes_of_one, 0, 2 * FUSED_TYPES);
   TCase *whole = ck_case(suite, "model");
   tcase_add_test(whole, model);
   tcase_add_test(whole, rows_of_logits_are_aligned);

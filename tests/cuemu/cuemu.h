@@ -122,6 +122,10 @@ unsigned long cuemu_algorithm_calls(int algorithm);
    then refuses. */
 void cuemu_refuse(unsigned by_heuristic, unsigned by_product);
 
+/* The heuristic answers CUBLAS_STATUS_INVALID_VALUE for a product with an epilogue one of whose
+ * sizes is 1. */
+void cuemu_call_ones_invalid(bool invalid);
+
 /* How often the heuristic of cuBLASLt was asked for a product one of whose matrices has rows
  * (columns, to
    it) that do not begin at multiples of 16 bytes, since the last reset. */

@@ -52,7 +52,7 @@ struct tf32 {
   static constexpr bool ROUNDS = true;
 
   static __device__ __forceinline__ void multiply(float (&d)[4], const unsigned (&a)[4],
-                                                  const unsigned (&b)[2]) {
+                                                  const unsigned *b) {
     multiply_tf32(d, a, b);
   }
   static __device__ __forceinline__ unsigned operand(unsigned word) {
@@ -68,12 +68,12 @@ struct tf32 {
     a[2] = round_tf32(score[0][1]);
     a[3] = round_tf32(score[0][3]);
   }
-  static __device__ __forceinline__ void right(unsigned (&b)[2][2], const unsigned *tile,
+  static __device__ __forceinline__ void right(unsigned (&b)[4], const unsigned *tile,
                                                int stride, const place_in_warp &at) {
     EK_UNROLL
     for (int n = 0; n < 2; n++) {
-      b[n][0] = tile[2 * at.t * stride + 8 * n + at.g];
-      b[n][1] = tile[(2 * at.t + 1) * stride + 8 * n + at.g];
+      b[2 * n] = tile[2 * at.t * stride + 8 * n + at.g];
+      b[2 * n + 1] = tile[(2 * at.t + 1) * stride + 8 * n + at.g];
     }
   }
   static __device__ __forceinline__ void put(unsigned *row, int t, float x, float y) {
@@ -89,7 +89,7 @@ template <class Half> struct half_precision {
   static constexpr bool ROUNDS = false;
 
   static __device__ __forceinline__ void multiply(float (&d)[4], const unsigned (&a)[4],
-                                                  const unsigned (&b)[2]) {
+                                                  const unsigned *b) {
     if constexpr (BF16) {
       multiply_bf16(d, a, b);
     } else {
@@ -114,9 +114,9 @@ template <class Half> struct half_precision {
     for (int i = 0; i < 4; i++)
       a[i] = word_of(score[i / 2][i % 2 * 2], score[i / 2][i % 2 * 2 + 1]);
   }
-  static __device__ __forceinline__ void right(unsigned (&b)[2][2], const unsigned *tile,
+  static __device__ __forceinline__ void right(unsigned (&b)[4], const unsigned *tile,
                                                int stride, const place_in_warp &at) {
-    load_transposed(b[0], tile + at.lane % 16 * stride + at.lane / 16 * 4);
+    load_transposed(b, tile + at.lane % 16 * stride + at.lane / 16 * 4);
   }
   static __device__ __forceinline__ void put(unsigned *row, int t, float x, float y) {
     row[t] = word_of(x, y);
@@ -215,12 +215,12 @@ __device__ __forceinline__ void dot_tiles(scores_of<s> &score, const unsigned *r
     for (int i = 0; i < s::STRIPS; i++) load_matrices(a[i], left + 16 * i * s::STRIDE + k);
     EK_UNROLL
     for (int n = 0; n < s::COLUMNS / 8; n += 2) {
-      unsigned b[2][2];
-      load_matrices(b[0], right + 8 * n * s::STRIDE + k);
+      unsigned b[4];
+      load_matrices(b, right + 8 * n * s::STRIDE + k);
       EK_UNROLL
       for (int i = 0; i < s::STRIPS; i++) {
-        s::precision::multiply(score[i][n], a[i], b[0]);
-        s::precision::multiply(score[i][n + 1], a[i], b[1]);
+        s::precision::multiply(score[i][n], a[i], &b[0]);
+        s::precision::multiply(score[i][n + 1], a[i], &b[2]);
       }
     }
   }
@@ -238,12 +238,12 @@ __device__ __forceinline__ void add_tile(sums_of<s> &sum, const scores_of<s> &sc
     for (int i = 0; i < s::STRIPS; i++) p::left(a[i], &score[i][k / 8]);
     EK_UNROLL
     for (int n = 0; n < s::WIDTH / 8; n += 2) {
-      unsigned b[2][2];
+      unsigned b[4];
       p::right(b, tile + k * s::STRIDE + 8 * n / p::PER_WORD, s::STRIDE, at);
       EK_UNROLL
       for (int i = 0; i < s::STRIPS; i++) {
-        p::multiply(sum[i][n], a[i], b[0]);
-        p::multiply(sum[i][n + 1], a[i], b[1]);
+        p::multiply(sum[i][n], a[i], &b[0]);
+        p::multiply(sum[i][n + 1], a[i], &b[2]);
       }
     }
   }

@@ -20,22 +20,28 @@ static ek_status kind_of(cudaError_t error) {
   }
 }
 
-/* Errors after which every call of CUDA in this process gives the same one, for any GPU:
- * driver_types.h, "the process must be terminated and relaunched". */
-static bool is_final(cudaError_t error) {
-  switch (error) {
-  case cudaErrorECCUncorrectable:
-  case cudaErrorIllegalAddress:
-  case cudaErrorLaunchTimeout:
-  case cudaErrorAssert:
-  case cudaErrorHardwareStackError:
-  case cudaErrorIllegalInstruction:
-  case cudaErrorMisalignedAddress:
-  case cudaErrorInvalidAddressSpace:
-  case cudaErrorInvalidPc:
-  case cudaErrorLaunchFailure: return true;
-  default: return false;
+/* driver_types.h, "the process must be terminated and relaunched". A driver may report an error
+ * that is younger than the toolkit, so those that not every supported toolkit names are numbers. */
+bool ek__cuda_is_final(cudaError_t error) {
+  enum { CONTAINED = 226, TENSOR_MEMORY_LEAK = 721, MPS_CLIENT_TERMINATED = 810 };
+  static const int finals[] = {cudaErrorECCUncorrectable,
+                               CONTAINED, /* a memory fault that a data-centre GPU has contained */
+                               cudaErrorIllegalAddress,
+                               cudaErrorLaunchTimeout,
+                               cudaErrorAssert,
+                               cudaErrorHardwareStackError,
+                               cudaErrorIllegalInstruction,
+                               cudaErrorMisalignedAddress,
+                               cudaErrorInvalidAddressSpace,
+                               cudaErrorInvalidPc,
+                               cudaErrorLaunchFailure,
+                               TENSOR_MEMORY_LEAK,
+                               MPS_CLIENT_TERMINATED,
+                               cudaErrorExternalDevice};
+  for (size_t i = 0; i < sizeof finals / sizeof finals[0]; i++) {
+    if ((int)error == finals[i]) return true;
   }
+  return false;
 }
 
 static ek_status report(const char *name, cudaError_t error, const char *call) {
@@ -43,8 +49,9 @@ static ek_status report(const char *name, cudaError_t error, const char *call) {
   return ek__cuda_host->error_set(
       kind_of(error), "%s: %s: %s (%s)%s", name, call, cudaGetErrorString(error),
       cudaGetErrorName(error),
-      is_final(error) ? "; CUDA is of no more use to this process, which must end and begin anew"
-                      : "");
+      ek__cuda_is_final(error)
+          ? "; CUDA is of no more use to this process, which must end and begin anew"
+          : "");
 }
 
 ek_status ek__cuda_check(const struct ek__cuda_device *device, cudaError_t error,

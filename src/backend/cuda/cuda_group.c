@@ -201,9 +201,10 @@ static void close_gpu(struct ek__cuda_group *group, struct ek__cuda_gpu *gpu) {
   for (size_t i = 0; i < gpu->count; i++) ek__cuda_device_discard(&group->devices[gpu->first + i]);
   ek__cuda_warm_end(gpu);
   if (gpu->memory != NULL) (void)cudaFree(gpu->memory);
-  /* A device that has failed gives the same error to everybody until it is reset. */
+  /* After a final error every call fails until the GPU is reset, which ends what others of this
+   * process have on it; after any other error theirs still works, and stays. */
   const bool last = add_user(gpu->physical, (unsigned)-1) == 0;
-  if (last && cudaDeviceSynchronize() != cudaSuccess) {
+  if (last && ek__cuda_is_final(cudaDeviceSynchronize())) {
     (void)cudaDeviceReset();
     ek__cuda_warm_forget(gpu->physical);
   }

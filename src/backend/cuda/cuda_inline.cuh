@@ -142,7 +142,7 @@ __device__ __forceinline__ unsigned round_tf32(float x) {
  *   d: rows g, g, g + 8, g + 8; columns 2 t, 2 t + 1, 2 t, 2 t + 1
  */
 __device__ __forceinline__ void multiply_tf32(float (&d)[4], const unsigned (&a)[4],
-                                              const unsigned (&b)[2]) {
+                                              const unsigned *b) {
 #ifdef EK_MULTIPLY_TF32
   EK_MULTIPLY_TF32(d, a, b);
 #else
@@ -161,7 +161,7 @@ __device__ __forceinline__ void multiply_tf32(float (&d)[4], const unsigned (&a)
  *   b: rows 2 t, 2 t + 8; column g
  */
 __device__ __forceinline__ void multiply_bf16(float (&d)[4], const unsigned (&a)[4],
-                                              const unsigned (&b)[2]) {
+                                              const unsigned *b) {
 #ifdef EK_MULTIPLY_BF16
   EK_MULTIPLY_BF16(d, a, b);
 #else
@@ -173,7 +173,7 @@ __device__ __forceinline__ void multiply_bf16(float (&d)[4], const unsigned (&a)
 }
 
 __device__ __forceinline__ void multiply_f16(float (&d)[4], const unsigned (&a)[4],
-                                             const unsigned (&b)[2]) {
+                                             const unsigned *b) {
 #ifdef EK_MULTIPLY_F16
   EK_MULTIPLY_F16(d, a, b);
 #else

@@ -130,6 +130,9 @@ ek_status ek__cuda_check_blas(const struct ek__cuda_device *device, cublasStatus
                               const char *call);
 /* EK_ERR_ABORTED: of a device that has to do without a peer. */
 ek_status ek__cuda_given_up(void);
+/* True for an error after which every call of CUDA in this process gives the same one, for any
+ * GPU. */
+bool ek__cuda_is_final(cudaError_t error);
 /* Before there are devices. */
 ek_status ek__cuda_check_gpu(int physical, cudaError_t error, const char *call);
 
@@ -320,7 +323,8 @@ struct ek__cuda_product {
   bool untimed;       /* the heuristic's first algorithm will do */
 };
 
-/* *done is false if cuBLASLt has no algorithm: then nothing was queued. No size is 0. A vector is
+/* *done is false if cuBLASLt has no algorithm, or none that is safe for the vector's alignment:
+ * then nothing was queued. No size is 0. A vector is
  * of the type of c, as cuBLASLt has it, and so is aux. */
 ek_status ek__cuda_multiply(bool *done, const struct ek__cuda_stream *stream,
                             const struct ek__cuda_product *what);

@@ -6,6 +6,8 @@
 
 #include "backend/cuda/cuda_internal.h"
 
+enum { LEAST_MAJOR = 8 }; /* the oldest architecture that cmake/EvenkeelCuda.cmake compiles for */
+
 /* What cudaGetDeviceCount() said, in words of what a person can do about it. */
 static ek_status no_gpu(cudaError_t error) {
   int driver = 0, runtime = 0;
@@ -55,6 +57,11 @@ static void describe_one(ek_device_description *it, int number) {
                  "%.120s, %d multiprocessors, compute capability %d.%d, communicators: peer%s",
                  properties.name, properties.multiProcessorCount, properties.major,
                  properties.minor, ek__cuda_nccl_missing() != NULL ? "" : ", nccl");
+  if (properties.major >= LEAST_MAJOR) return;
+  it->available = false;
+  (void)snprintf(it->text, sizeof it->text,
+                 "%.120s has compute capability %d.%d; the kernels need %d.0 or newer",
+                 properties.name, properties.major, properties.minor, LEAST_MAJOR);
 }
 
 ek_status ek__cuda_describe(ek_device_description *descriptions, size_t capacity, size_t *count) {

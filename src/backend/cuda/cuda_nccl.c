@@ -169,10 +169,11 @@ static ek_status warm_collective(struct ek__cuda_clique *clique, size_t rank,
   return queue(clique, rank, &collective, "opening NCCL");
 }
 
-/* Every kind, small and large: NCCL has different ways for them; and every type that is summed, for
- * what only moves bytes is the same for all. */
+/* Every kind, small and large, because NCCL has different ways for them; and every type that is
+ * summed, because what only moves bytes is the same for all. Totals and norms are f64, which is
+ * only all-reduced. */
 static ek_status warm_rank(struct ek__cuda_clique *clique, size_t rank, const void *context) {
-  static const ek_type types[] = {EK_F32, EK_BF16, EK_F16};
+  static const ek_type types[] = {EK_F32, EK_BF16, EK_F16, EK_F64};
   const int64_t ranks = (int64_t)clique->group->count;
   int64_t *offsets = ek__cuda_new(((size_t)ranks + 1) * sizeof *offsets, "NCCL");
   if (offsets == NULL) return EK_ERR_OUT_OF_MEMORY;
@@ -183,6 +184,7 @@ static ek_status warm_rank(struct ek__cuda_clique *clique, size_t rank, const vo
     if ((EK__CUDA_VALUES >> types[t] & 1u) == 0) continue;
     for (int kind = 0; kind <= EK__ALL_GATHER; kind++) {
       if (t > 0 && (kind == EK__BROADCAST || kind == EK__ALL_GATHER)) continue;
+      if (types[t] == EK_F64 && kind != EK__ALL_REDUCE) continue;
       for (size_t i = 0; i < 2 && status == EK_OK; i++) {
         status = warm_collective(clique, rank, (enum ek__collective_kind)kind, types[t], sizes[i],
                                  offsets);

@@ -22,7 +22,9 @@
 
 #include "backend/cuda/cuda_internal.h"
 
-enum { PLANS = 512, PROBES = 8, CANDIDATES = 8 };
+/* VECTOR_BYTES: for a bias that was aligned to less cuBLASLt has chosen kernels that read 16 bytes
+ * of it at once, although the heuristic was given its address. */
+enum { PLANS = 512, PROBES = 8, CANDIDATES = 8, VECTOR_BYTES = 16 };
 
 struct plan {
   bool known;
@@ -188,6 +190,24 @@ static void keep(struct plan *plan, const cublasLtMatmulHeuristicResult_t *found
   plan->known = true;
 }
 
+/* Nothing was queued then, and nothing is wrong with the device. cuBLASLt calls some shapes invalid
+ * that its manual allows (matrices of one row or column with an epilogue), so that answer, too,
+ * says only that another way must be taken. */
+static bool is_refusal(cublasStatus_t status) {
+  return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_ARCH_MISMATCH ||
+         status == CUBLAS_STATUS_INVALID_VALUE;
+}
+
+/* Once for each shape of a device, so that a fault of this file would be seen. */
+static void log_refusal(const struct product *product) {
+  const struct ek__cuda_shape *shape = &product->shape;
+  ek__cuda_host->log(EK_LOG_INFO,
+                     "%s: cuBLASLt calls a product of %lld x %lld x %lld with epilogue %u invalid; "
+                     "kernels of the library compute it",
+                     product->device->name, (long long)shape->m, (long long)shape->n,
+                     (long long)shape->k, (unsigned)shape->epilogue);
+}
+
 static ek_status ask(struct plan *plan, const struct product *product) {
   cublasLtMatmulPreference_t preference = NULL;
   cublasLtMatmulHeuristicResult_t found[CANDIDATES];
@@ -201,8 +221,9 @@ static ek_status ask(struct plan *plan, const struct product *product) {
                                             product->result, preference, CANDIDATES, found, &count);
   }
   if (preference != NULL) (void)cublasLtMatmulPreferenceDestroy(preference);
-  if (status == CUBLAS_STATUS_NOT_SUPPORTED) {
+  if (is_refusal(status)) {
     count = 0;
+    if (status == CUBLAS_STATUS_INVALID_VALUE) log_refusal(product);
   } else {
     EK_TRY(ek__cuda_check_blas(product->device, status, "matmul: cublasLtMatmulAlgoGetHeuristic"));
   }
@@ -258,11 +279,6 @@ static bool is_refused(const struct plan *plan) {
   return plan->known && plan->next == plan->count && !plan->automatic;
 }
 
-/* Nothing was queued then, and nothing is wrong with the device. */
-static bool is_refusal(cublasStatus_t status) {
-  return status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_ARCH_MISMATCH;
-}
-
 /* The first candidate that does it. */
 static ek_status try_candidates(bool *done, struct plan *plan, const struct product *product,
                                 const struct ek__matmul_args *args, cudaStream_t stream) {
@@ -315,6 +331,7 @@ static ek_status choose(struct plan *plan, const struct ek__cuda_stream *stream,
 
 static ek_status product_of_shape(bool *done, const struct ek__cuda_stream *stream,
                                   const struct ek__cuda_product *what) {
+  if ((uintptr_t)what->vector % VECTOR_BYTES != 0) return EK_OK;
   struct product product = {.device = stream->device, .shape = shape_of(what)};
   struct plan *plan = plan_for(&product);
   ek_status status = EK_OK;

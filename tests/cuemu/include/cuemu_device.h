@@ -193,7 +193,7 @@ struct operands { /* src/multiply.c */
 
 /* mma.sync, of m16n8k8 in TF32 and m16n8k16 in 16 bits, by all lanes of a warp. */
 static inline void multiply(precision precision, float (&d)[4], const uint32_t (&a)[4],
-                            const uint32_t (&b)[2], place at = place::here()) {
+                            const uint32_t *b, place at = place::here()) {
   const operands own = {d, a, b, precision};
   (void)cuemu_warp(CUEMU_WARP_MULTIPLY, full_mask, (uint64_t)(uintptr_t)&own, 0, at.file, at.line);
 }

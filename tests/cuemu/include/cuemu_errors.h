@@ -27,6 +27,7 @@
     "no kernel image is available for execution on the device")                                    \
   X(cudaErrorECCUncorrectable, 214, "uncorrectable ECC error encountered")                         \
   X(cudaErrorPeerAccessUnsupported, 217, "peer access is not supported between these two devices") \
+  X(cudaErrorContained, 226, "Invalid access of peer GPU memory over nvlink or a hardware error")  \
   X(cudaErrorInvalidResourceHandle, 400, "invalid resource handle")                                \
   X(cudaErrorNotReady, 600, "device not ready")                                                    \
   X(cudaErrorIllegalAddress, 700, "an illegal memory access was encountered")                      \
@@ -42,10 +43,13 @@
   X(cudaErrorInvalidPc, 718, "invalid program counter")                                            \
   X(cudaErrorLaunchFailure, 719, "unspecified launch failure")                                     \
   X(cudaErrorTooManyPeers, 711, "peer mapping resources exhausted")                                \
+  X(cudaErrorTensorMemoryLeak, 721, "tensor memory not completely freed")                          \
   X(cudaErrorNotPermitted, 800, "operation not permitted")                                         \
   X(cudaErrorNotSupported, 801, "operation not supported")                                         \
   X(cudaErrorSystemDriverMismatch, 803,                                                            \
     "system has unsupported display driver / cuda driver combination")                             \
+  X(cudaErrorMpsClientTerminated, 810, "MPS client terminated")                                    \
+  X(cudaErrorExternalDevice, 911, "async operations failure on the external device")               \
   X(cudaErrorUnknown, 999, "unknown error")
 
 #endif

@@ -218,6 +218,10 @@ void cuemu_refuse(unsigned by_heuristic, unsigned by_product) {
   atomic_store(&refused_by_product, by_product);
 }
 
+static atomic_bool ones_are_invalid;
+
+void cuemu_call_ones_invalid(bool invalid) { atomic_store(&ones_are_invalid, invalid); }
+
 /* The algorithm's number, or -1. */
 static int number_of(const cublasLtMatmulAlgo_t *algorithm) {
   const uint64_t number = algorithm->data[0] - ALGORITHM;
@@ -325,6 +329,10 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
   if (requested < 1 || !results || !preference) return CUBLAS_STATUS_INVALID_VALUE;
   cublasStatus_t status = describe(&product, desc, a, b, c, d);
   if (status != CUBLAS_STATUS_SUCCESS) return status;
+  if (atomic_load(&ones_are_invalid) && (product.m == 1 || product.n == 1 || product.k == 1) &&
+      desc->epilogue != CUBLASLT_EPILOGUE_DEFAULT) {
+    return CUBLAS_STATUS_INVALID_VALUE;
+  }
   count_unaligned(preference, (const cublasLtMatrixLayout_t[]){a, b, c, d});
   size_t workspace = preference->workspace_bytes < WORKSPACE_WANTED ? 0 : WORKSPACE_WANTED;
   const unsigned refused = atomic_load(&refused_by_heuristic);
@@ -379,6 +387,10 @@ static cublasStatus_t add_epilogue(struct cuemu_product *p, cublasLtMatmulDesc_t
   bool bias = desc->epilogue &
               (CUBLASLT_EPILOGUE_BIAS | 16 | CUBLASLT_EPILOGUE_BGRADA | CUBLASLT_EPILOGUE_BGRADB);
   if (bias && !desc->bias) return CUBLAS_STATUS_INVALID_VALUE;
+  if (bias && (uintptr_t)desc->bias % 16 != 0) { /* read by 16 bytes, whatever the heuristic knew */
+    fprintf(stderr, "cuemu: cublasLtMatmul: misaligned address: the bias at %p\n", desc->bias);
+    return CUBLAS_STATUS_EXECUTION_FAILED;
+  }
   if ((desc->epilogue & AUX_BIT) && !desc->aux) return CUBLAS_STATUS_INVALID_VALUE;
   cudaDataType none = (cudaDataType)-1;
   p->bias = (struct cuemu_matrix){desc->bias, desc->bias_type == none ? d->type : desc->bias_type,

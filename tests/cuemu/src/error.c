@@ -30,6 +30,7 @@ cudaError_t cudaPeekAtLastError(void) { return sticky_or(last_error); }
 bool cuemu_is_sticky_error(cudaError_t error) {
   switch (error) {
   case cudaErrorECCUncorrectable:
+  case cudaErrorContained:
   case cudaErrorIllegalAddress:
   case cudaErrorLaunchTimeout:
   case cudaErrorAssert:
@@ -38,6 +39,9 @@ bool cuemu_is_sticky_error(cudaError_t error) {
   case cudaErrorMisalignedAddress:
   case cudaErrorInvalidAddressSpace:
   case cudaErrorInvalidPc:
+  case cudaErrorTensorMemoryLeak:
+  case cudaErrorMpsClientTerminated:
+  case cudaErrorExternalDevice:
   case cudaErrorLaunchFailure: return true;
   default: return false;
   }
