@@ -4,7 +4,8 @@
 #   packages_need WHAT...      what a script needs, by the names below; sets packages_left_out, one
 #                              line for each thing that is not there
 #   packages_have WHAT         true if it is there
-#   packages_build PRESET [TARGET]
+#   packages_build PRESET [TARGET...]
+#   packages_progress          shows on stderr how far the build is whose output it reads
 #   packages_jobs              how many jobs to build with (EVENKEEL_JOBS, else the cores)
 #
 # Nothing is installed when nothing is missing. Where packages cannot be installed (no apt, no
@@ -239,13 +240,37 @@ packages_jobs() {
   printf '%s' "${EVENKEEL_JOBS:-$(nproc 2>/dev/null || printf 2)}"
 }
 
-# Configures and builds a preset in the current directory: packages_build PRESET [TARGET]
+# Configures and builds a preset in the current directory: packages_build PRESET [TARGET...]
 packages_build() {
-  local preset=$1 target=${2-all}
+  local preset=$1
+  local -a targets=("${@:2}")
+  ((${#targets[@]} > 0)) || targets=(all)
   # The presets leave the generator open; a build folder keeps the one it has.
   if [[ ! -e build/$preset/CMakeCache.txt && -z ${CMAKE_GENERATOR-} ]] && packages_have ninja; then
     local -x CMAKE_GENERATOR=Ninja
   fi
   cmake --preset "$preset" &&
-    cmake --build --preset "$preset" --target "$target" --parallel "$(packages_jobs)"
+    cmake --build --preset "$preset" --target "${targets[@]}" --parallel "$(packages_jobs)"
+}
+
+# Reads the output of packages_build. A terminal sees a line that changes, anything else a line for
+# each quarter of the build: ninja's "[12/130]", make's "[ 9%]".
+packages_progress() {
+  local line percent shown=0
+  while IFS= read -r line; do
+    if [[ $line =~ ^\[([0-9]+)/([0-9]+)\] ]]; then
+      percent=$((100 * BASH_REMATCH[1] / BASH_REMATCH[2]))
+    elif [[ $line =~ ^\[\ *([0-9]+)%\] ]]; then
+      percent=${BASH_REMATCH[1]}
+    else
+      continue
+    fi
+    if [[ -t 2 ]]; then
+      printf '\r[setup] built %3d %%' "$percent" >&2
+    elif ((percent / 25 > shown / 25)); then
+      packages_say "built $percent %"
+    fi
+    shown=$percent
+  done
+  [[ ! -t 2 ]] || ((shown == 0)) || printf '\n' >&2
 }
