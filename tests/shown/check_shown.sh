@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# check_shown.sh BLOCKS TEST EXAMPLE: every piece of C that README.md, docs/ and the headers show, one
-# file each in the folder BLOCKS, is included by the source TEST or stands, line by line, in EXAMPLE,
-# which TEST includes as a whole: so all of it is compiled and run.
+# check_shown.sh BLOCKS FOLDER EXAMPLE: every piece of C that README.md, docs/ and the headers show, one
+# file each in the folder BLOCKS, is included by a source in FOLDER or stands, line by line, in EXAMPLE,
+# which is included as a whole: so all of it is compiled and run.
 set -euo pipefail
 
-blocks=$1 test=$2 example=$3
+blocks=$1 folder=$2 example=$3
 failed=0
 
 # Without indentation, each line ended by a mark.
@@ -14,7 +14,7 @@ count=0
 whole=$(squeezed "$example")
 for block in "$blocks"/*.inc; do
   count=$((count + 1))
-  grep -qF "\"${block##*/}\"" "$test" && continue
+  grep -qF "\"${block##*/}\"" "$folder"/*.[ch] && continue
   [[ $whole == *"$(squeezed "$block")"* ]] && continue
   printf 'check_shown: %s is shown and not tested\n' "$(sed -n '1s/#line //p' "$block")" >&2
   failed=1

@@ -11,6 +11,7 @@
  * Above 600 lines because it has all that is shown: macros here stand for functions of the library
  * and for `printf`, and hold for every piece.
  */
+#include <math.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -72,7 +73,9 @@ static ek_status open_trainer_shown(ek_trainer **trainer, const char *spec, ek_m
                                     const ek_trainer_options *options) {
   ek_trainer_options o = EK_TRAINER_OPTIONS_INIT;
   if (options != NULL) o = *options;
-  EK_TRY(open_shown(&o.group, spec, NULL));
+  ek_group_options deterministic = EK_GROUP_OPTIONS_INIT;
+  deterministic.deterministic = o.reproducible > 0;
+  EK_TRY(open_shown(&o.group, spec, &deterministic));
   const ek_status status = ek_trainer_open(trainer, NULL, module, criterion, optimizer, &o);
   if (status != EK_OK) close_shown(o.group);
   return status;
@@ -319,6 +322,7 @@ struct scene {
   ek_optimizer *rule;
   float numbers[STEPS_SHOWN][SAMPLES_SHOWN * WIDTH];
   ek_tensor inputs[STEPS_SHOWN], targets[STEPS_SHOWN];
+  ek_trainer *trainer; /* on the same devices, with a model of its own */
 };
 
 static ek_status one_step(double *loss, ek_data_parallel_model *model,
@@ -560,6 +564,8 @@ static ek_status shown_tensors(struct scene *s) {
   return shown_tensor(ek_group_device(s->group, 0));
 }
 
+#include "how_do_i.h"
+
 #undef ek_group_open
 #undef ek_group_free
 #undef ek_gpt_create
@@ -581,6 +587,8 @@ static ek_status run_training(ek_status (*trains)(const ek_tensor *tokens, const
 
 static ek_status run_readme(void) { return run_training(train_readme); }
 static ek_status run_trainer(void) { return run_training(train_longer); }
+static ek_status run_options(void) { return run_training(answer_options); }
+static ek_status run_plan(void) { return run_training(answer_plan); }
 
 /* The example's own functions, with two of its steps instead of all. */
 static ek_status run_own_model(void) {
@@ -607,6 +615,9 @@ static const struct {
                 {"trainer.h", run_trainer},
                 {"linear_cross_entropy.h", run_head},
                 {"own_model.c", run_own_model},
+                {"how-do-i.md, options", run_options},
+                {"how-do-i.md, a plan", run_plan},
+                {"how-do-i.md, optimizer", answer_optimizer},
                 {"status.h", run_status}};
 enum { PROGRAMS = sizeof programs / sizeof programs[0] };
 
@@ -662,6 +673,7 @@ static ek_module *make_module(void) {
 }
 
 static void scene_open(struct scene *s) {
+  ek_trainer_options on_group = EK_TRAINER_OPTIONS_INIT;
   const int64_t shape[] = {SAMPLES_SHOWN, WIDTH};
   for (int i = 0; i < STEPS_SHOWN; i++) {
     for (int j = 0; j < SAMPLES_SHOWN * WIDTH; j++) s->numbers[i][j] = (float)((i + j) % 5 - 2);
@@ -675,11 +687,16 @@ static void scene_open(struct scene *s) {
   ck_ok(ek_data_parallel_criterion_open(&s->criterion, s->model, s->loss, NULL));
   ck_ok(ek_sgd_create(&s->rule, NULL));
   ck_ok(ek_data_parallel_optimizer_open(&s->optimizer, s->model, s->rule, NULL));
+  on_group.group = s->group;
+  ck_ok(ek_trainer_open(&s->trainer, NULL, s->module, s->loss, s->rule, &on_group));
 }
 
 static void scene_close(struct scene *s) {
   (void)remove(shown_state_file);
   (void)remove("run");
+  (void)remove("checkpoints/step-000000000000.safetensors");
+  (void)remove("checkpoints");
+  ck_ok(ek_trainer_free(s->trainer));
   ek_data_parallel_optimizer_free(s->optimizer);
   ek_data_parallel_criterion_free(s->criterion);
   ek_data_parallel_model_free(s->model);
@@ -705,7 +722,17 @@ static const struct {
               {"memory_snapshot.h", shown_snapshot, 0},
               {"metrics.h", shown_metrics, 0},
               {"with_criterion.h, criterion.h", shown_whole, 10},
-              {"tensor.h", shown_tensors, 1}};
+              {"tensor.h", shown_tensors, 1},
+              {"how-do-i.md, own data", answer_own_data, 3},
+              {"how-do-i.md, validation", answer_validation, 3},
+              {"how-do-i.md, rate", answer_rate, 3},
+              {"how-do-i.md, parts", answer_parts, 9},
+              {"how-do-i.md, losses", answer_losses, 0},
+              {"how-do-i.md, average", answer_average, 0},
+              {"how-do-i.md, predictions", answer_predict, 1},
+              {"how-do-i.md, resuming", answer_resume, 0},
+              {"how-do-i.md, weights", answer_weights, 0},
+              {"how-do-i.md, trace", answer_trace, 3}};
 enum { PIECES = sizeof pieces / sizeof pieces[0] };
 
 /* True if it failed, as it should, and left everything as it was; then it succeeds. */

@@ -1,0 +1,216 @@
+/*
+ * how_do_i.h - the code of docs/how-do-i.md, each piece in a function with the variables that it
+ * speaks of. A part of test_shown.c, which includes it where its macros stand for functions of the
+ * library and runs every piece with failures.
+ */
+#ifndef HOW_DO_I_H
+#define HOW_DO_I_H
+
+/* ---- on the scene: its model, or its trainer ---- */
+
+static ek_status answer_own_data(struct scene *s) {
+  ek_trainer *trainer = s->trainer;
+#include "how_do_i_1.inc"
+  ck_assert_double_eq(result.loss, 0);
+  return EK_OK;
+}
+
+static ek_status answer_validation(struct scene *s) {
+  ek_trainer *trainer = s->trainer;
+  const ek_tensor *inputs = s->inputs, *targets = s->targets;
+  const int batches = STEPS_SHOWN;
+#include "how_do_i_2.inc"
+  ck_assert_double_eq(weights, STEPS_SHOWN * SAMPLES_SHOWN * WIDTH);
+  return EK_OK;
+}
+
+static ek_status answer_rate(struct scene *s) {
+  ek_trainer *trainer = s->trainer;
+  const int64_t step = 0;
+  ek_step_result result;
+#include "how_do_i_4.inc"
+  EK_TRY(ek_trainer_step(&result, trainer, &s->inputs[0], 1, &s->targets[0], 1));
+  ck_assert_double_eq(result.learning_rate, 0.1);
+  return EK_OK;
+}
+
+static ek_status answer_parts(struct scene *s) {
+  ek_data_parallel_model *model = s->model;
+  ek_data_parallel_criterion *criterion = s->criterion;
+  ek_data_parallel_optimizer *optimizer = s->optimizer;
+  const ek_tensor *inputs = s->inputs, *targets = s->targets;
+  const int parts = STEPS_SHOWN;
+  ek_step_result result = {.weight = -1};
+  ek_status status = EK_OK;
+#include "how_do_i_7.inc"
+  if (status == EK_OK) {
+    ck_assert_double_eq(result.weight, STEPS_SHOWN * SAMPLES_SHOWN * WIDTH);
+  }
+  return status;
+}
+
+static ek_status answer_losses(struct scene *s) {
+  ek_criterion *loss = NULL;
+  ek_status status;
+  (void)s;
+#include "how_do_i_9.inc"
+  ek_criterion_free(loss);
+  return status;
+}
+
+static ek_status answer_average(struct scene *s) {
+  ek_data_parallel_model *model = s->model;
+  float scratch[WIDTH], average[WIDTH] = {0};
+  const float decay = 0.5f;
+#include "how_do_i_10.inc"
+  ck_assert_int_eq(at, WIDTH); /* one parameter, which both modules have */
+  ck_assert_float_eq(average[at - 1], 0.5f * scratch[WIDTH - 1]);
+  return EK_OK;
+}
+
+static ek_status answer_prediction(ek_tensor answers, ek_trainer *trainer, const ek_tensor inputs) {
+#include "how_do_i_13.inc"
+  return status;
+}
+
+static ek_status answer_predict(struct scene *s) {
+  float numbers[SAMPLES_SHOWN * WIDTH];
+  ek_tensor answers = s->inputs[0];
+  answers.data = numbers;
+  EK_TRY(answer_prediction(answers, s->trainer, s->inputs[1]));
+  ck_assert_float_eq(numbers[1], s->numbers[1][1]); /* all factors are 1 */
+  return EK_OK;
+}
+
+static ek_status save_position(ek_trainer *trainer, int64_t position) {
+#include "how_do_i_15.inc"
+  return EK_OK;
+}
+
+static ek_status load_position(ek_trainer *trainer, int64_t *where) {
+  int64_t position = -1;
+#include "how_do_i_16.inc"
+  *where = position;
+  return EK_OK;
+}
+
+/* Saved once: a load that failed halfway leaves a torn model, which the next load mends. */
+static ek_status answer_resume(struct scene *s) {
+  int64_t position = 0;
+  EK_TRY(load_position(s->trainer, &position));
+  if (position == -1) {
+    const ek_status status = save_position(s->trainer, 17);
+    return status == EK_ERR_UNSUPPORTED ? EK_OK : status; /* built without files */
+  }
+  ck_assert_int_eq(position, 17);
+  return EK_OK;
+}
+
+static ek_status save_weights(ek_trainer *trainer) {
+#include "how_do_i_17.inc"
+  return EK_OK;
+}
+
+static ek_status answer_weights(struct scene *s) {
+  const ek_status status = save_weights(s->trainer);
+  (void)remove("model.safetensors");
+  return status == EK_ERR_UNSUPPORTED ? EK_OK : status; /* built without files */
+}
+
+static ek_status answer_trace(struct scene *s) {
+  ek_trainer *trainer = s->trainer;
+  const ek_tensor inputs = s->inputs[0], targets = s->targets[0];
+#include "how_do_i_18.inc"
+  (void)remove("step.json");
+  return EK_OK;
+}
+
+/* ---- with a trainer of their own ---- */
+
+static ek_status answer_options(const ek_tensor *tokens, const ek_tensor *targets, int steps) {
+  ek_module *gpt = NULL;
+  ek_criterion *loss = NULL;
+  ek_optimizer *adamw = NULL;
+  ek_trainer *trainer = NULL;
+  ek_schedule schedule;
+  ek_step_result result;
+  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
+  ek_status status;
+#include "how_do_i_5.inc"
+#include "how_do_i_3.inc"
+#include "how_do_i_6.inc"
+#include "how_do_i_8.inc"
+#include "how_do_i_11.inc"
+  EK_TRY_GOTO(status, ek_gpt_create(&gpt, NULL), cleanup);
+  EK_TRY_GOTO(status, ek_cross_entropy_create(&loss, NULL), cleanup);
+  EK_TRY_GOTO(status, ek_trainer_open(&trainer, "cpu:4", gpt, loss, adamw, &options), cleanup);
+  for (int i = 0; i < steps; i++) {
+    EK_TRY_GOTO(status, ek_trainer_step(&result, trainer, &tokens[i], 1, &targets[i], 1), cleanup);
+    ck_assert_double_eq(result.learning_rate, 6e-4 * (i + 1) / 2000);
+  }
+cleanup:
+  ek_trainer_free(trainer);
+  ek_optimizer_free(adamw);
+  ek_criterion_free(loss);
+  ek_module_free(gpt);
+  return status;
+}
+
+static ek_status answer_plan(const ek_tensor *tokens, const ek_tensor *targets, int steps) {
+  ek_module *gpt = NULL;
+  ek_criterion *loss = NULL;
+  ek_optimizer *adamw = NULL;
+  ek_trainer *trainer = NULL;
+  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
+  ek_status status;
+  (void)steps;
+  EK_TRY_GOTO(status, ek_gpt_create(&gpt, NULL), cleanup);
+  EK_TRY_GOTO(status, ek_cross_entropy_create(&loss, NULL), cleanup);
+  EK_TRY_GOTO(status, ek_adamw_create(&adamw, NULL), cleanup);
+#include "how_do_i_14.inc"
+  ck_assert_uint_gt(usage.peak_bytes, 0);
+cleanup:
+  ek_trainer_free(trainer);
+  ek_optimizer_free(adamw);
+  ek_criterion_free(loss);
+  ek_module_free(gpt);
+  return status;
+}
+
+#include "how_do_i_12.inc"
+
+/* Factors of a scale_module move from 1 by the rate, up or down. */
+static ek_status answer_optimizer(void) {
+  float numbers[2][SAMPLES_SHOWN * WIDTH], factors[WIDTH];
+  const int64_t shape[] = {SAMPLES_SHOWN, WIDTH};
+  ek_tensor inputs, targets;
+  ek_module *scale = NULL;
+  ek_criterion *loss = NULL;
+  ek_optimizer *sign = NULL;
+  ek_trainer *trainer = NULL;
+  ek_state_info info;
+  ek_status status;
+  for (int i = 0; i < SAMPLES_SHOWN * WIDTH; i++) {
+    numbers[0][i] = (float)i + 2;
+    numbers[1][i] = (float)i + 1;
+  }
+  EK_TRY(ek_tensor_host(&inputs, numbers[0], EK_F32, 2, shape));
+  EK_TRY(ek_tensor_host(&targets, numbers[1], EK_F32, 2, shape));
+  EK_TRY_GOTO(status, scale_create(&scale, WIDTH), cleanup);
+  EK_TRY_GOTO(status, ek_mean_squared_error_create(&loss, EK_REDUCTION_MEAN), cleanup);
+  EK_TRY_GOTO(status, sign_create(&sign, 0.25), cleanup);
+  EK_TRY_GOTO(status, ek_trainer_open(&trainer, "cpu:4", scale, loss, sign, NULL), cleanup);
+  EK_TRY_GOTO(status, ek_trainer_step(NULL, trainer, &inputs, 1, &targets, 1), cleanup);
+  EK_TRY_GOTO(status, ek_state_entry(&info, ek_trainer_model(trainer), 0), cleanup);
+  info.like.data = factors;
+  EK_TRY_GOTO(status, ek_state_read(&info.like, ek_trainer_model(trainer), info.name), cleanup);
+  for (int i = 0; i < WIDTH; i++) ck_assert_float_eq(factors[i], 0.75f); /* y was above t */
+cleanup:
+  ek_trainer_free(trainer);
+  ek_optimizer_free(sign);
+  ek_criterion_free(loss);
+  ek_module_free(scale);
+  return status;
+}
+
+#endif /* HOW_DO_I_H */
