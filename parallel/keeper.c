@@ -103,10 +103,15 @@ void ek__keeper_drop(struct ek__keeper *keeper) {
   for (size_t b = 0; b < keeper->cut->count; b++) {
     ek_tensor_free(&keeper->gradients[b].whole);
   }
+  keeper->trail = 0;
   if (keeper->values != NULL) ek__keeper_drop_values(keeper);
 }
 
 /* ---- sums over the devices ---- */
+
+uint64_t ek__keeper_about(const struct ek__keeper *keeper, size_t bucket) {
+  return keeper->trail * UINT64_C(0x9e3779b97f4a7c15) + bucket + 1;
+}
 
 void ek__keeper_start(struct ek__keeper *keeper) { keeper->settled = 0; }
 
@@ -120,8 +125,9 @@ ek_status ek__keeper_reduce(struct ek__keeper *keeper, size_t bucket) {
     return EK_OK;
   }
   if (!ek_tensor_exists(&lent->whole)) EK_TRY(take(keeper, bucket, true));
-  EK_TRY(ek_communicator_reduce_scatter(communicator, keeper->device, &lent->whole,
-                                        keeper->cut->list[bucket].offsets));
+  EK_TRY(ek__communicator_reduce_scatter(communicator, keeper->device, &lent->whole,
+                                         keeper->cut->list[bucket].offsets,
+                                         ek__keeper_about(keeper, bucket)));
   lent->sum = ek__communicator_started(communicator, keeper->device);
   return ek__keeper_settle(keeper, bucket);
 }

@@ -38,6 +38,7 @@ struct ek__keeper {
   } * values;        /* per bucket; NULL: the replica has them */
   size_t current;    /* the unit that was entered last; or none: the number of buckets */
   size_t ahead;      /* the one that is gathered for what is expected next, or none */
+  uint64_t trail;    /* of what its passes have asked for: ek__keeper_note() */
 };
 
 /* In two steps, because a reducer knows its keepers: */
@@ -54,6 +55,24 @@ ek_status ek__keeper_reduce(struct ek__keeper *keeper, size_t bucket);
 /* Takes the device's shares of the sums of all buckets below `end`, which gives back the
  * buckets. */
 ek_status ek__keeper_settle(struct ek__keeper *keeper, size_t end);
+
+/*
+ * What a collective of a bucket is about (communicator_internal.h). Without NDEBUG that says also
+ * what the device's passes have asked for so far, in their order: so a device that has taken
+ * another way through the model is found with its next collective, though that may be the same.
+ */
+uint64_t ek__keeper_about(const struct ek__keeper *keeper, size_t bucket);
+/* Puts a step of a pass into the trail: an ek__way for a node that is entered, or one of these. Only
+ * where values are gathered do all devices run the model. */
+enum { EK__TRAIL_LEFT = EK__WAY_BACKWARD + 1, EK__TRAIL_COMPLETE, EK__TRAIL_ENDED };
+static inline void ek__keeper_note(struct ek__keeper *keeper, unsigned step, size_t number) {
+#ifdef NDEBUG
+  (void)keeper, (void)step, (void)number;
+#else
+  if (keeper->values == NULL) return;
+  keeper->trail = (keeper->trail ^ (number * 8 + step + 1)) * UINT64_C(0x100000001b3);
+#endif
+}
 
 /* Gives back what is lent. No worker runs. */
 void ek__keeper_drop(struct ek__keeper *keeper);

@@ -190,6 +190,9 @@ ek_status ek_reducer_complete(ek_reducer *reducer, ek_device *device, size_t par
   EK__FAIL_IF(progress->waiting[of] == 0, EK_ERR_STATE,
               "ek_reducer_complete: bucket %zu is complete already", of);
   progress->waiting[of]--;
+  if (reducer->keepers != NULL) {
+    ek__keeper_note(reducer->keepers[ek_device_index(device)], EK__TRAIL_COMPLETE, parameter);
+  }
   while (progress->queued < reducer->buckets.trained && progress->waiting[progress->queued] == 0) {
     EK_TRY(queue_bucket(reducer, device, progress->queued));
     progress->queued++;

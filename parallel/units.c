@@ -40,7 +40,7 @@ static ek_status gather(struct ek__keeper *keeper, size_t unit) {
   ek_tensor to = ek__flat_range(&values->whole, bucket->offsets[keeper->rank], share);
   EK_TRY(ek_op_copy(ek_device_stream(keeper->device, EK_STREAM_COMPUTE), &to, &from));
   EK_TRY(ek__communicator_all_gather(communicator, keeper->device, &values->whole, bucket->offsets,
-                                     unit + 1));
+                                     ek__keeper_about(keeper, unit)));
   values->gather = ek__communicator_started(communicator, keeper->device);
   return EK_OK;
 }
@@ -112,12 +112,15 @@ static void leave_some(struct ek__keeper *keeper, const struct ek__node *node, s
 }
 
 static void leave(struct ek__lender *lender, const struct ek__node *node) {
-  leave_some((struct ek__keeper *)lender, node, node->parameter_count + 1);
+  struct ek__keeper *keeper = (struct ek__keeper *)lender;
+  ek__keeper_note(keeper, EK__TRAIL_LEFT, node->number);
+  leave_some(keeper, node, node->parameter_count + 1);
 }
 
 static ek_status enter(struct ek__lender *lender, const struct ek__node *node, enum ek__way way) {
   struct ek__keeper *keeper = (struct ek__keeper *)lender;
   bool new = false;
+  ek__keeper_note(keeper, way, node->number);
   for (size_t i = 0; i <= node->parameter_count; i++) {
     const size_t unit = unit_of(keeper, node, i);
     if (unit == keeper->cut->count) continue;
@@ -149,6 +152,7 @@ static ek_status lend_value(ek_tensor *value, struct ek__lender *lender, size_t 
 static ek_status rest(struct ek__lender *lender, bool last) {
   struct ek__keeper *keeper = (struct ek__keeper *)lender;
   const size_t none = keeper->cut->count;
+  ek__keeper_note(keeper, EK__TRAIL_ENDED, last);
   if (keeper->ahead != none) {
     EK_TRY(wait_for(keeper, keeper->ahead));
     ek_tensor_free(&keeper->values[keeper->ahead].whole);

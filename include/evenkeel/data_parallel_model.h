@@ -19,8 +19,10 @@
  * what is left neighbours of bucket_bytes or more. The unit that runs is there and the one that is
  * expected next, whose gather is under way meanwhile: forward in the order of declaration, backward
  * against it. Every device runs the model, also with inputs of no rows, and all devices must run
- * the same modules in the same order: a module does not decide by its numbers, or by its rows,
- * which of its children run.
+ * the same modules in the same order: which of its children a module runs, what it saves and takes
+ * back, and when it says that a gradient is complete, depends neither on numbers nor on how many
+ * rows there are. A module that breaks this gets EK_ERR_SHAPE on all devices ("the devices called
+ * different collectives"); a library built with assertions finds more of them.
  *
  * A training step is forward, criterion, backward, optimizer; it is a transaction: when any of them
  * fails before the update, parameters, optimizer state and random masks are what they were before

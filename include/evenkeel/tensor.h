@@ -18,8 +18,9 @@
  *     return status;
  *
  * A struct of zeros is "no tensor"; ek_tensor_exists() tells. A tensor may have no elements (a
- * shard without rows): it exists and holds no memory. On a device its data is an address all the
- * same, at which nothing is; on the host it may be NULL.
+ * shard without rows): it exists and holds no bytes. On a device its data is an address all the
+ * same, at which nothing is; on the host it may be NULL. One that a module makes while it runs has
+ * holders as any other, and is freed before its group.
  */
 #ifndef EVENKEEL_TENSOR_H
 #define EVENKEEL_TENSOR_H

@@ -340,6 +340,43 @@ ek_status ek__arena_take(struct ek_memory **memory, struct ek__arena *arena,
   return said_if_full(status, arena, category, rounded);
 }
 
+ek_status ek__arena_take_none(struct ek_memory **memory, struct ek__arena *arena) {
+  const struct ek__place *here = ek__place_here();
+  if (here->device != arena->device || here->holder == NULL) {
+    *memory = NULL;
+    return EK_OK;
+  }
+  EK_TRY(ek__process_check(&arena->process, "ek_tensor_create"));
+  pthread_mutex_lock(&arena->mutex);
+  const ek_status status = reserve_record(arena);
+  if (status == EK_OK) {
+    struct ek_memory *record = take_record(arena);
+    record->address = arena->base;
+    record->used = true;
+    atomic_store_explicit(&record->references, 1, memory_order_relaxed);
+    arena->without_bytes++;
+    *memory = record;
+  }
+  pthread_mutex_unlock(&arena->mutex);
+  return status;
+}
+
+uint64_t ek__arena_without_bytes(struct ek__arena *arena) {
+  pthread_mutex_lock(&arena->mutex);
+  const uint64_t count = arena->without_bytes;
+  pthread_mutex_unlock(&arena->mutex);
+  return count;
+}
+
+static void give_back_none(struct ek_memory *record) {
+  struct ek__arena *arena = record->arena;
+  pthread_mutex_lock(&arena->mutex);
+  record->next = arena->spare;
+  arena->spare = record;
+  arena->without_bytes--;
+  pthread_mutex_unlock(&arena->mutex);
+}
+
 static ek_status extend_locked(bool *extended, struct ek_memory *memory, uint64_t bytes) {
   struct ek__arena *arena = memory->arena;
   struct ek_memory *next = memory->next;
@@ -380,7 +417,7 @@ ek_status ek__arena_extend(bool *extended, struct ek_memory *memory, uint64_t by
 
 void ek__arena_charge(struct ek_memory *memory, ek_memory_category category) {
   struct ek__arena *arena = memory->arena;
-  if (ek__process_is_child(&arena->process)) return;
+  if (memory->bytes == 0 || ek__process_is_child(&arena->process)) return;
   pthread_mutex_lock(&arena->mutex);
   if (memory->category != category) {
     const uint64_t peak_bytes = bytes_in_peak(arena, memory);
@@ -397,6 +434,10 @@ void ek__arena_charge(struct ek_memory *memory, ek_memory_category category) {
 void ek__arena_drop(struct ek_memory *memory) {
   if (atomic_fetch_sub_explicit(&memory->references, 1, memory_order_acq_rel) != 1) return;
   if (ek__process_is_child(&memory->arena->process)) return;
+  if (memory->bytes == 0) {
+    give_back_none(memory);
+    return;
+  }
   if (memory->guard > 0) ek__guard_close(memory);
   give_back(memory);
 }

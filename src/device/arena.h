@@ -87,6 +87,7 @@ struct ek__arena {
   uint64_t serial, peak_serial; /* requests so far, those that failed included */
   uint64_t made;                /* requests that succeeded */
   uint64_t fail_at;             /* fail the allocation with this serial; 0: none */
+  uint64_t without_bytes;       /* records of tensors without elements: ek__arena_take_none() */
   uint64_t guard;               /* of new blocks; fixed before the first tensor */
   ek_status noted;              /* guard.h: what a free has found */
   char noted_words[512];
@@ -109,6 +110,15 @@ void ek__arena_close(struct ek__arena *arena);
 /* bytes > 0; the new block has one reference. */
 ek_status ek__arena_take(struct ek_memory **memory, struct ek__arena *arena,
                          ek_memory_category category, uint64_t bytes);
+/*
+ * A record for a tensor without elements: it has holders and is unlike any other, as a block is,
+ * and has no bytes and no place in the row. NULL unless a module runs on the device in this thread.
+ * Modules of a device without rows are so answered as those of the others: pass.c asks who holds a
+ * tensor, remake.c which one it is.
+ */
+ek_status ek__arena_take_none(struct ek_memory **memory, struct ek__arena *arena);
+/* How many of these records are held. */
+uint64_t ek__arena_without_bytes(struct ek__arena *arena);
 /* Lengthens a block in place if there is room behind it. */
 ek_status ek__arena_extend(bool *extended, struct ek_memory *memory, uint64_t bytes);
 void ek__arena_charge(struct ek_memory *memory, ek_memory_category category);

@@ -203,6 +203,12 @@ ek_status ek__communicator_all_gather(ek_communicator *communicator, ek_device *
   return start(communicator, device, EK__ALL_GATHER, tensor, 0, offsets, about);
 }
 
+ek_status ek__communicator_reduce_scatter(ek_communicator *communicator, ek_device *device,
+                                          ek_tensor *tensor, const int64_t *offsets,
+                                          uint64_t about) {
+  return start(communicator, device, EK__REDUCE_SCATTER, tensor, 0, offsets, about);
+}
+
 uint64_t ek__communicator_started(const ek_communicator *communicator, const ek_device *device) {
   return communicator->table->started == NULL ? 0
                                               : communicator->table->started(communicator, device);

@@ -49,10 +49,13 @@ struct ek_communicator {
   ek_group *group;
 };
 
-/* ek_communicator_all_gather() of what has the number `about` on all devices: others are
- * EK_ERR_SHAPE, as with different sizes. */
+/* ek_communicator_all_gather() and ek_communicator_reduce_scatter() of what has the number `about`
+ * on all devices: others are EK_ERR_SHAPE, as with different sizes. */
 ek_status ek__communicator_all_gather(ek_communicator *communicator, ek_device *device,
                                       ek_tensor *tensor, const int64_t *offsets, uint64_t about);
+ek_status ek__communicator_reduce_scatter(ek_communicator *communicator, ek_device *device,
+                                          ek_tensor *tensor, const int64_t *offsets,
+                                          uint64_t about);
 
 /*
  * How many collectives the device has started, which is the number of the last one; and

@@ -48,6 +48,10 @@ struct ek__host_blocks *ek__group_blocks(ek_group *group);
 /* The device whose worker is calling; NULL on any other thread. */
 ek_device *ek__group_worker_device(const ek_group *group);
 
+/* Whether the worker of device number `index` has ended its part of the job that runs. For a worker
+ * of that job: what the other did in it has happened before. */
+bool ek__group_worker_ended(const ek_group *group, size_t index);
+
 /* Opens device number `index` of what a string named. */
 void *ek__group_native(const ek_group *group); /* what the backend made of it, or NULL */
 double ek__group_time_limit(const ek_group *group);

@@ -90,6 +90,10 @@ ek_status ek__device_check_unused(const ek_device *device, const char *who) {
     ek__ledger_describe(held, sizeof held, usage.current);
     return ek_error_set(EK_ERR_STATE, "%s: tensors still lie on %s: %s", who, device->name, held);
   }
+  if (ek__arena_without_bytes(ek__device_arena(device)) > 0) {
+    return ek_error_set(EK_ERR_STATE, "%s: a tensor without elements still lies on %s", who,
+                        device->name);
+  }
   if (atomic_load(&device->events) == 0) return EK_OK;
   return ek_error_set(EK_ERR_STATE, "%s: an event of %s was not freed", who, device->name);
 }

@@ -53,6 +53,7 @@ struct worker {
   pthread_t thread;
   sem_t work; /* posted when there is a job, or none will come any more */
   bool started;
+  atomic_bool ended; /* its part of the job that runs */
   ek_status status;
   char message[EK__MESSAGE_SIZE];
   ek_event *ends[2]; /* of the last two jobs, by their number's last bit; a job sets its own */
@@ -155,6 +156,7 @@ static void *worker_main(void *argument) {
     wait_for(&worker->work);
     if (group->stopping) return NULL;
     run_job(worker, group->job, group->function, group->context);
+    atomic_store(&worker->ended, true);
     if (atomic_fetch_sub(&group->running, 1) != 1) continue;
     pthread_mutex_lock(&group->mutex); /* the caller looks at `running` with it, and then sleeps */
     pthread_mutex_unlock(&group->mutex);
@@ -344,6 +346,10 @@ ek_status ek_group_free(ek_group *group) {
 
 void *ek__group_native(const ek_group *group) { return group->native; }
 
+bool ek__group_worker_ended(const ek_group *group, size_t index) {
+  return atomic_load(&group->workers[index].ended);
+}
+
 double ek__group_time_limit(const ek_group *group) { return group->time_limit; }
 
 size_t ek__group_first_rank(const ek_group *group) { return group->first_rank; }
@@ -439,6 +445,7 @@ static ek_status run_on_all(ek_group *group, ek_apply_function function, void *c
   group->function = function;
   group->context = context;
   atomic_store(&group->running, group->count);
+  for (size_t i = 0; i < group->count; i++) atomic_store(&group->workers[i].ended, false);
   group->job++;
   wake_workers(group);
   pthread_mutex_lock(&group->mutex);

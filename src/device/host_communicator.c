@@ -27,7 +27,8 @@
  * of the link, which itself waits for the other devices.
  *
  * A worker that computes may be late for any time. One that only queues is not: where it does not
- * come for the group's time limit, those that wait for it give up.
+ * come for the group's time limit, those that wait for it give up. A worker that has ended its part
+ * of the job does not come any more: those that wait look for that every second.
  *
  * Lock: `mutex` guards everything here but the memory that slots point to. That memory belongs to
  * the ranks that are working on the slot from the last arrival to the last finish. The mutex is not
@@ -45,6 +46,9 @@
 #include "device/track.h"
 
 enum { RING = 64 };
+
+/* Seconds between two looks at workers that may have ended early. */
+#define LOOK_EVERY 1.0
 
 struct slot {
   struct ek__collective collective; /* of the first to arrive; data and offsets are not used */
@@ -89,10 +93,9 @@ static uint64_t over(const struct host_communicator *self) {
   return least;
 }
 
-static ek_status misfit(void) {
-  return ek_error_set(EK_ERR_SHAPE,
-                      "the devices called different collectives, or with different sizes");
-}
+#define MISFIT "the devices called different collectives, or with different sizes"
+
+static ek_status misfit(void) { return ek_error_set(EK_ERR_SHAPE, MISFIT); }
 
 /* Why `rank` cannot go on after an abort. A misfit that all have arrived at is everybody's error,
  * also of those who see the abort by the first that noticed it. Called with the mutex held. */
@@ -199,25 +202,49 @@ static const char *late(const struct host_communicator *self) {
   return ek_device_name(ek_group_device(self->base.group, found));
 }
 
+/* Who waits for its own part alone is about to use another communicator. */
+#define OTHER_ORDER ": collectives of several communicators come in one order on all devices"
+
 /*
- * Waits until something has changed. Where devices queue their work, an error if nothing does for
- * the time limit; `turn` says what for in words. Called and left with the mutex held.
+ * A worker that has ended its part of the job, and has not come to what is waited for: that all
+ * have arrived at the collective `number` counted from 0, or, for `all`, that all have done their
+ * parts of it. NULL if there is none. Called with the mutex held.
  */
-static ek_status wait_for_peers(struct host_communicator *self, const ek_device *device,
-                                const char *turn) {
-  struct timespec until;
-  const double limit = ek__group_time_limit(self->base.group), whole = floor(limit);
-  if (!self->queues) {
-    pthread_cond_wait(&self->changed, &self->mutex);
-    return EK_OK;
+static const char *ended_early(const struct host_communicator *self, bool all, uint64_t number) {
+  for (size_t i = 0; i < self->ranks; i++) {
+    const bool ended = ek__group_worker_ended(self->base.group, i); /* it is read first */
+    const uint64_t come_to = all ? self->rank[i].finished : self->rank[i].queued;
+    if (ended && come_to <= number) return ek_device_name(ek_group_device(self->base.group, i));
   }
+  return NULL;
+}
+
+/*
+ * Waits until something has changed: that this rank can do its next part, or, for `all`, that all
+ * have done theirs of the oldest. An error if that cannot come any more, and, where devices queue
+ * their work, if nothing changes for the time limit. Called and left with the mutex held.
+ */
+static ek_status wait_for_peers(struct host_communicator *self, const ek_device *device, bool all) {
+  struct timespec until;
+  const struct rank *own = &self->rank[ek_device_index(device)];
+  const uint64_t number = all ? over(self) : own->finished;
+  const double limit = self->queues ? ek__group_time_limit(self->base.group) : LOOK_EVERY;
+  const double whole = floor(limit);
   clock_gettime(CLOCK_MONOTONIC, &until);
   until.tv_nsec += (long)((limit - whole) * 1e9);
   until.tv_sec += (time_t)whole + until.tv_nsec / 1000000000;
   until.tv_nsec %= 1000000000;
   if (pthread_cond_timedwait(&self->changed, &self->mutex, &until) != ETIMEDOUT) return EK_OK;
+  if (!self->queues) {
+    const char *name = self->aborted ? NULL : ended_early(self, all, number);
+    if (name == NULL) return EK_OK;
+    return ek_error_set(EK_ERR_SHAPE,
+                        MISFIT ": %s has ended its work without one that %s waits for", name,
+                        ek_device_name(device));
+  }
   return ek_error_set(EK_ERR_UNAVAILABLE, "%s: %s: %s has not come to it after %g seconds%s",
-                      ek_device_name(device), self->table.name, late(self), limit, turn);
+                      ek_device_name(device), self->table.name, late(self), limit,
+                      all ? "" : OTHER_ORDER);
 }
 
 static ek_status queue_part(struct host_communicator *self, const struct slot *slot,
@@ -295,7 +322,7 @@ static ek_status make_room(struct host_communicator *self, ek_device *device, si
   while (status == EK_OK && self->rank[rank].queued - over(self) >= RING) {
     status = work_off(self, device);
     if (status == EK_OK && self->rank[rank].queued - over(self) >= RING) {
-      status = wait_for_peers(self, device, "");
+      status = wait_for_peers(self, device, true);
     }
   }
   return status;
@@ -330,9 +357,6 @@ static ek_status host_progress(ek_communicator *base, ek_device *device) {
   return status;
 }
 
-/* Who settles one communicator is about to use another one. */
-#define OTHER_ORDER ": collectives of several communicators come in one order on all devices"
-
 /* Works until this rank, or all of them, have done their parts of the first `number` that this one
  * has started. */
 static ek_status work_until(struct host_communicator *self, ek_device *device, bool all,
@@ -341,7 +365,7 @@ static ek_status work_until(struct host_communicator *self, ek_device *device, b
   pthread_mutex_lock(&self->mutex);
   ek_status status = work_off(self, device);
   while (status == EK_OK && (all ? over(self) : rank->finished) < number) {
-    status = wait_for_peers(self, device, all ? "" : OTHER_ORDER);
+    status = wait_for_peers(self, device, all);
     if (status == EK_OK) status = work_off(self, device);
   }
   pthread_mutex_unlock(&self->mutex);

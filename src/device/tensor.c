@@ -57,6 +57,8 @@ ek_status ek_tensor_create(ek_tensor *tensor, ek_device *device, ek_memory_categ
     EK_TRY(ek__arena_take(&result.memory, arena, category, (uint64_t)bytes));
     result.data = result.memory->address;
     result.memory->whole = 0;
+  } else {
+    EK_TRY(ek__arena_take_none(&result.memory, arena));
   }
   *tensor = result;
   return EK_OK;
@@ -200,7 +202,8 @@ ek_status ek_tensor_set_category(ek_tensor *tensor, ek_memory_category category)
 /* A view of some rows may begin where its memory begins, and still not be all of it. */
 static bool covers_its_memory(const ek_tensor *tensor) {
   uint64_t rounded = 0;
-  return tensor->memory != NULL && tensor->data == tensor->memory->address &&
+  return tensor->memory != NULL && tensor->memory->bytes > 0 &&
+         tensor->data == tensor->memory->address &&
          ek__round_up(&rounded, ek_tensor_bytes(tensor), EK_MEMORY_UNIT) &&
          rounded == ek__arena_room(tensor->memory);
 }
@@ -303,7 +306,7 @@ ek_status ek_tensor_copy(ek_tensor *destination, const ek_tensor *source) {
 static ek_status fill_new(ek_tensor *tensor, const ek_tensor *source, bool ahead) {
   const struct ek__backend *backend = ek__device_table(tensor->device);
   if (source->device != NULL || backend->send == NULL) return ek_tensor_copy(tensor, source);
-  if (tensor->memory == NULL) return EK_OK;                             /* no elements */
+  if (ek_tensor_bytes(tensor) == 0) return EK_OK;
   if (tensor->memory->guard > 0) return ek_tensor_copy(tensor, source); /* behind the NaNs */
   EK_TRY(ek__fault_point(tensor->device, "copy"));
   const size_t bytes = ek_tensor_bytes(source);

@@ -1,0 +1,397 @@
+/*
+ * check_unit_order.c - in mode fully-sharded all devices gather and reduce in one order, whatever
+ * they have to compute: devices without rows, losses within the model, tied and frozen parameters,
+ * recomputation. Where a program's own module breaks that, all devices are told, and none waits for
+ * ever. Why it holds: docs/architecture.md, "One order of collectives". Random models:
+ * tests/fuzz/fuzz_sharded.c.
+ *
+ * Results are those of mode replicated, bit for bit: both add each gradient over the devices in the
+ * devices' order.
+ */
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <evenkeel/evenkeel.h>
+
+#include "ck_frozen.h"
+#include "ek_check.h"
+
+enum { WIDTH = 4, CLASSES = 5, SEQUENCE = 2, MOST_ROWS = 4, STEPS = 3 };
+
+/* ---- models that compute their loss ---- */
+
+struct choice {
+  const char *spec;
+  ek_recompute_kind policy;
+  int layers; /* behind the table: norm, attention, linear */
+  bool bias, tied, frozen;
+  int64_t rows[STEPS];
+};
+
+static ek_module *body_of(const struct choice *c) {
+  static const char *const table[] = {"weight"};
+  ek_module *parts[4] = {NULL}, *body = NULL;
+  ek_sequential_options options = EK_SEQUENTIAL_OPTIONS_INIT;
+  const size_t count = 1 + (size_t)c->layers;
+  options.recompute.kind = c->policy;
+  ck_ok(ek_embedding_create(&parts[0], CLASSES, WIDTH, 0));
+  if (c->frozen) parts[0] = ck_frozen_create(parts[0], table, 1, 1);
+  if (c->layers > 0) ck_ok(ek_layer_norm_create(&parts[1], WIDTH, 1e-5));
+  if (c->layers > 1) ck_ok(ek_attention_create(&parts[2], WIDTH, 2));
+  if (c->layers > 2) ck_ok(ek_linear_create(&parts[3], WIDTH, WIDTH, true));
+  ck_ok(ek_sequential_create_with(&body, parts, count, &options));
+  for (size_t i = 0; i < count; i++) ek_module_free(parts[i]);
+  return body;
+}
+
+static ek_module *model_of(const struct choice *c) {
+  ek_linear_cross_entropy_options head = EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT;
+  ek_with_criterion_options whole = EK_WITH_CRITERION_OPTIONS_INIT;
+  ek_module *body = body_of(c), *module = NULL;
+  ek_criterion *criterion = NULL;
+  head.bias = c->bias;
+  if (c->tied) {
+    whole.tied = "weight";
+    whole.source = c->frozen ? "0.own0" : "0.weight";
+  }
+  ck_ok(ek_linear_cross_entropy_create(&criterion, WIDTH, CLASSES, &head));
+  ck_ok(ek_with_criterion_create_with(&module, body, criterion, &whole));
+  ek_criterion_free(criterion);
+  ek_module_free(body);
+  return module;
+}
+
+/* ---- a training ---- */
+
+struct training {
+  ek_group *group;
+  ek_data_parallel_model *model;
+  ek_data_parallel_criterion *loss;
+  ek_data_parallel_optimizer *optimizer;
+};
+
+/* Frees the module. */
+static void open_training(struct training *t, const char *spec, ek_module *module, ek_mode mode) {
+  ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  ek_data_parallel_criterion_options loss = EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT;
+  ek_optimizer *rule = NULL;
+  *t = (struct training){.group = ck_open(spec, 1)};
+  options.type = EK_F64;
+  options.bucket_bytes = 1;
+  loss.gradient_in_forward = true;
+  ck_ok(ek_data_parallel_model_options_set_mode(&options, mode));
+  ck_ok(ek_data_parallel_model_open(&t->model, t->group, module, &options));
+  ck_ok(ek_data_parallel_criterion_open(&t->loss, t->model, NULL, &loss));
+  ck_ok(ek_sgd_create(&rule, NULL));
+  ck_ok(ek_data_parallel_optimizer_open(&t->optimizer, t->model, rule, NULL));
+  ek_optimizer_free(rule);
+  ek_module_free(module);
+}
+
+static void close_training(struct training *t) {
+  ek_data_parallel_optimizer_free(t->optimizer);
+  ek_data_parallel_criterion_free(t->loss);
+  ek_data_parallel_model_free(t->model);
+  ck_no_memory_held(t->group);
+  ck_ok(ek_group_free(t->group));
+}
+
+struct batch {
+  int32_t numbers[2][MOST_ROWS * SEQUENCE];
+  ek_tensor inputs[2];
+};
+
+static void fill_batch(struct batch *b, int64_t rows, int first) {
+  for (int i = 0; i < MOST_ROWS * SEQUENCE; i++) {
+    b->numbers[0][i] = (first + 3 * i) % CLASSES;
+    b->numbers[1][i] = (2 * first + i) % CLASSES;
+  }
+  for (int i = 0; i < 2; i++) {
+    ck_ok(ek_tensor_host(&b->inputs[i], b->numbers[i], EK_I32, CK_SHAPE(rows, SEQUENCE)));
+  }
+}
+
+static ek_status forward(struct training *t, int64_t rows, int first, ek_shards *totals) {
+  struct batch batch;
+  fill_batch(&batch, rows, first);
+  return ek_data_parallel_model_forward(totals, t->model, batch.inputs, 2, NULL);
+}
+
+static ek_status step(struct training *t, int64_t rows, int first) {
+  ek_shards totals = {0};
+  ek_status status = forward(t, rows, first, &totals);
+  if (status == EK_OK) {
+    status = ek_data_parallel_criterion_forward(t->loss, &totals, 1, NULL, 0);
+  }
+  if (status == EK_OK) status = ek_data_parallel_criterion_backward(t->loss, t->model, NULL);
+  ek_shards_free(&totals);
+  return status == EK_OK ? ek_data_parallel_optimizer_step(NULL, t->optimizer) : status;
+}
+
+/* All of the state; *size in bytes. */
+static char *state_of(const struct training *t, size_t *size) {
+  char *bytes = NULL;
+  *size = 0;
+  for (size_t i = 0; i < ek_state_count(t->model); i++) {
+    ek_state_info info;
+    ck_ok(ek_state_entry(&info, t->model, i));
+    const size_t more = ek_tensor_bytes(&info.like);
+    bytes = realloc(bytes, *size + more);
+    ck_assert_ptr_nonnull(bytes);
+    info.like.data = bytes + *size;
+    ck_ok(ek_state_read(&info.like, t->model, info.name));
+    *size += more;
+  }
+  return bytes;
+}
+
+/* ---- legal models ---- */
+
+static const struct choice choices[] = {
+    {"cpu:2", EK_RECOMPUTE_NONE, 0, true, true, false, {1, 2, 1}},
+    {"cpu:2", EK_RECOMPUTE_ALL, 0, true, true, true, {1, 2, 1}},
+    {"cpu:2", EK_RECOMPUTE_NONE, 1, true, true, true, {1, 2, 1}},
+    {"cpu:3", EK_RECOMPUTE_ALL, 3, true, true, false, {1, 3, 2}},
+    {"cpu:3", EK_RECOMPUTE_SQRT, 3, true, false, false, {2, 4, 1}},
+    {"cpu:3", EK_RECOMPUTE_CHEAP, 3, false, true, false, {2, 1, 4}},
+    {"cpu:4", EK_RECOMPUTE_CHEAP, 2, true, false, true, {1, 4, 3}},
+    {"cpu:4", EK_RECOMPUTE_ALL, 1, false, true, true, {3, 1, 2}}};
+enum { CHOICES = sizeof choices / sizeof choices[0] };
+
+START_TEST(devices_without_rows_keep_the_order) {
+  const struct choice *c = &choices[_i];
+  char *state[2] = {NULL};
+  size_t size[2] = {0};
+  for (int i = 0; i < 2; i++) {
+    struct training t;
+    open_training(&t, c->spec, model_of(c), i == 0 ? EK_MODE_REPLICATED : EK_MODE_FULLY_SHARDED);
+    for (int s = 0; s < STEPS; s++) ck_ok(step(&t, c->rows[s], s));
+    state[i] = state_of(&t, &size[i]);
+    close_training(&t);
+  }
+  ck_assert_uint_eq(size[0], size[1]);
+  ck_assert_mem_eq(state[0], state[1], size[0]);
+  free(state[0]);
+  free(state[1]);
+}
+END_TEST
+
+/* As a trainer opens it. */
+START_TEST(a_gpt_of_its_own_loss_trains_on_few_rows) {
+  double losses[2][STEPS];
+  for (int i = 0; i < 2; i++) {
+    ek_gpt_options gpt = EK_GPT_OPTIONS_INIT;
+    ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
+    ek_module *module = NULL;
+    ek_optimizer *rule = NULL;
+    ek_trainer *trainer = NULL;
+    ek_group *group = ck_open("cpu:4", 1);
+    gpt.vocabulary = CLASSES;
+    gpt.sequence = SEQUENCE;
+    gpt.width = WIDTH;
+    gpt.layers = gpt.heads = 2;
+    gpt.fused_loss = true;
+    options.group = group;
+    options.type = EK_F64;
+    options.mode = i == 0 ? EK_MODE_REPLICATED : EK_MODE_FULLY_SHARDED;
+    ck_ok(ek_gpt_create(&module, &gpt));
+    ck_ok(ek_sgd_create(&rule, NULL));
+    ck_ok(ek_trainer_open(&trainer, NULL, module, NULL, rule, &options));
+    for (int s = 0; s < STEPS; s++) {
+      struct batch batch;
+      ek_step_result result;
+      fill_batch(&batch, 1 + s, s);
+      ck_ok(ek_trainer_step(&result, trainer, batch.inputs, 2, NULL, 0));
+      losses[i][s] = result.loss;
+    }
+    ck_ok(ek_trainer_free(trainer));
+    ek_optimizer_free(rule);
+    ek_module_free(module);
+    ck_ok(ek_group_free(group));
+  }
+  ck_same_bits("losses", losses[1], losses[0], STEPS);
+}
+END_TEST
+
+/* ---- a module that devices run differently ---- */
+
+/*
+ * Without rows it runs its children more often: at the end of a forward, when the other devices
+ * gather nothing any more; or first, where they are two units, or one.
+ */
+enum way { MORE_AT_THE_END, MORE_AT_FIRST, ONE_UNIT, WAYS };
+
+struct uneven {
+  ek_module base;
+  ek_module *inner[2];
+  enum way way;
+};
+
+static ek_status uneven_parameters(const ek_module *self, ek_declaration *declaration) {
+  const struct uneven *m = (const struct uneven *)self;
+  if (m->way == ONE_UNIT) EK_TRY(ek_declare_unit(declaration));
+  EK_TRY(ek_declare_module(declaration, "a", m->inner[0]));
+  return ek_declare_module(declaration, "b", m->inner[1]);
+}
+
+static ek_status run_once(ek_pass *pass, size_t child, const ek_tensor *inputs) {
+  ek_tensor unread = {0};
+  EK_TRY(ek_pass_child_forward(&unread, pass, child, inputs));
+  ek_tensor_free(&unread);
+  return EK_OK;
+}
+
+static ek_status uneven_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                                ek_tensor *outputs) {
+  const struct uneven *m = (const struct uneven *)self;
+  const bool rows = inputs[0].shape[0] > 0;
+  if (m->way != MORE_AT_THE_END && !rows) EK_TRY(run_once(pass, 0, inputs));
+  EK_TRY(run_once(pass, 1, inputs));
+  EK_TRY(run_once(pass, 0, inputs));
+  if (m->way == MORE_AT_THE_END && !rows) {
+    EK_TRY(run_once(pass, 1, inputs));
+    EK_TRY(run_once(pass, 0, inputs));
+  }
+  return ek_tensor_share(&outputs[0], &inputs[0]);
+}
+
+static ek_status uneven_backward(const ek_module *self, ek_pass *pass,
+                                 const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+  (void)self, (void)pass, (void)grad_outputs, (void)grad_inputs;
+  return ek_error_set(EK_ERR_INTERNAL, "nobody goes back");
+}
+
+static void uneven_free(ek_module *self) {
+  struct uneven *m = (struct uneven *)self;
+  ek_module_free(m->inner[0]);
+  ek_module_free(m->inner[1]);
+  free(m);
+}
+
+static const ek_module_ops uneven_ops = {.size = sizeof(ek_module_ops),
+                                         .kind = "uneven",
+                                         .parameters = uneven_parameters,
+                                         .forward = uneven_forward,
+                                         .backward = uneven_backward,
+                                         .free = uneven_free,
+                                         .types = EK_TYPES_F32 | EK_TYPES_F64};
+
+/* Where its children are two units the collectives differ. Where they are one they do not: that the
+ * device has gone another way is found in a build with assertions. */
+START_TEST(devices_that_go_other_ways_are_told) {
+  struct uneven *m = calloc(1, sizeof *m);
+  ck_assert_ptr_nonnull(m);
+  m->way = (enum way)_i;
+  for (int i = 0; i < 2; i++) ck_ok(ek_linear_create(&m->inner[i], 3, 3, true));
+  ck_ok(ek_module_init(&m->base, &uneven_ops, 1, 1));
+  ek_module *parts[3] = {&m->base, NULL, NULL}, *module = NULL;
+  for (int i = 1; i < 3; i++) ck_ok(ek_linear_create(&parts[i], 3, 3, true));
+  ck_ok(ek_sequential_create(&module, parts, m->way == MORE_AT_THE_END ? 1 : 3));
+  for (int i = 0; i < 3; i++) ek_module_free(parts[i]);
+  ek_group *group = ck_open("cpu:2", 1);
+  ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  ek_data_parallel_model *model = NULL;
+  ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
+  double numbers[6] = {0};
+  forward.gradient = false;
+  options.type = EK_F64;
+  options.bucket_bytes = 1;
+  ck_ok(ek_data_parallel_model_options_set_mode(&options, EK_MODE_FULLY_SHARDED));
+  ck_ok(ek_data_parallel_model_open(&model, group, module, &options));
+  for (int64_t rows = 2; rows-- > 0;) {
+    for (int again = 0; again < 2; again++) {
+      ek_tensor input;
+      ek_shards output = {0};
+      ck_ok(ek_tensor_host(&input, numbers, EK_F64, CK_SHAPE(rows + 1, 3)));
+      const ek_status status = ek_data_parallel_model_forward(&output, model, &input, 1, &forward);
+#ifdef NDEBUG
+      const bool seen = rows == 0 && _i != ONE_UNIT;
+#else
+      const bool seen = rows == 0;
+#endif
+      ck_assert_msg(status == (seen ? EK_ERR_SHAPE : EK_OK), "%d rows: %s", (int)rows + 1,
+                    ek_status_name(status));
+      if (seen) ck_assert_ptr_nonnull(strstr(ek_error_message(), "different collectives"));
+      ek_shards_free(&output);
+    }
+  }
+  ek_data_parallel_model_free(model);
+  ck_no_memory_held(group);
+  ck_ok(ek_group_free(group));
+  ek_module_free(module);
+}
+END_TEST
+
+/* ---- tensors without elements ---- */
+
+static atomic_int wrong, seen_empty;
+
+/* What a running module makes has holders, and is unlike any other tensor. */
+static ek_status look_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                              ek_tensor *outputs) {
+  const ek_tensor *like = &inputs[0];
+  ek_tensor other = {0}, shared = {0};
+  (void)self;
+  EK_TRY(ek_pass_output(&outputs[0], pass, like->type, like->rank, like->shape));
+  EK_TRY(ek_pass_output(&other, pass, like->type, like->rank, like->shape));
+  if (ek_tensor_holders(&other) != 1 || other.memory == outputs[0].memory) wrong++;
+  EK_TRY(ek_tensor_share(&shared, &other));
+  if (ek_tensor_holders(&other) != 2 || shared.memory != other.memory) wrong++;
+  ek_tensor_free(&shared);
+  if (ek_tensor_holders(&other) != 1) wrong++;
+  if (ek_tensor_count(&other) == 0) seen_empty++;
+  ek_tensor_free(&other);
+  return ek_op_copy(ek_pass_stream(pass), &outputs[0], like);
+}
+
+static void look_free(ek_module *self) { free(self); }
+
+static const ek_module_ops look_ops = {.size = sizeof(ek_module_ops),
+                                       .kind = "look",
+                                       .forward = look_forward,
+                                       .backward = uneven_backward,
+                                       .free = look_free};
+
+START_TEST(tensors_without_elements_have_holders) {
+  ek_module *module = calloc(1, sizeof *module);
+  ck_assert_ptr_nonnull(module);
+  ck_ok(ek_module_init(module, &look_ops, 1, 1));
+  ek_group *group = ck_open("cpu:2", 1);
+  ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  ek_data_parallel_model *model = NULL;
+  ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
+  float numbers[2] = {1, 2};
+  ek_tensor input, kept = {0};
+  ek_shards output = {0};
+  forward.gradient = false;
+  ck_ok(ek_tensor_host(&input, numbers, EK_F32, CK_SHAPE(1, 2)));
+  ck_ok(ek_data_parallel_model_options_set_mode(&options, EK_MODE_FULLY_SHARDED));
+  ck_ok(ek_data_parallel_model_open(&model, group, module, &options));
+  ck_ok(ek_data_parallel_model_forward(&output, model, &input, 1, &forward));
+  ck_assert_int_eq(atomic_load(&wrong), 0);
+  ck_assert_int_eq(atomic_load(&seen_empty), 1);
+  ck_assert_int_eq(ek_tensor_count(&output.parts[1]), 0);
+  ck_ok(ek_tensor_share(&kept, &output.parts[1]));
+  ek_shards_free(&output);
+  ek_data_parallel_model_free(model);
+  ek_module_free(module);
+  ck_no_memory_held(group);
+  ck_fails(ek_group_free(group), EK_ERR_STATE, "without elements");
+  ek_tensor_free(&kept);
+  ck_ok(ek_group_free(group));
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("unit_order");
+  TCase *legal = ck_case(suite, "legal");
+  tcase_add_loop_test(legal, devices_without_rows_keep_the_order, 0, CHOICES);
+  tcase_add_test(legal, a_gpt_of_its_own_loss_trains_on_few_rows);
+  TCase *other = ck_case(suite, "other ways");
+  tcase_add_loop_test(other, devices_that_go_other_ways_are_told, 0, WAYS);
+  tcase_add_test(other, tensors_without_elements_have_holders);
+  return suite;
+}
+
+CK_MAIN(make_suite)
