@@ -100,6 +100,12 @@ EK_API EK_CHECKED ek_status ek_trainer_open(ek_trainer **trainer, const char *de
 EK_API ek_status ek_trainer_free(ek_trainer *trainer);
 
 /*
+ * One step: forward, loss, backward, update. *result may be NULL, then nothing waits for the
+ * devices. A step that fails leaves parameters, state and masks as they were, holds no memory, and
+ * may be tried again; what a program had accumulated through the parts is dropped. After
+ * EK_ERR_TORN see state.h. With a loss scale a step that overflows is skipped, which its result
+ * says.
+ *
  * With micro_batches = K a step cuts its batch in K parts of whole samples, their sizes differing
  * by at most one, and each part over the devices; it holds the activations of one part at a time. A
  * batch of fewer samples has as many parts. Loss, gradient and random masks are those of the whole
@@ -107,12 +113,6 @@ EK_API ek_status ek_trainer_free(ek_trainer *trainer);
  * sees, such as the statistics of a batch normalisation, is of a part. A criterion of several
  * `mean` terms wants parts that weigh its terms in the same ratios, else EK_ERR_STATE
  * (data_parallel_criterion.h).
- *
- * One step: forward, loss, backward, update. *result may be NULL, then nothing waits for the
- * devices. A step that fails leaves parameters, state and masks as they were, holds no memory, and
- * may be tried again; what a program had accumulated through the parts is dropped. After
- * EK_ERR_TORN see state.h. With a loss scale a step that overflows is skipped, which its result
- * says.
  */
 EK_API EK_CHECKED ek_status ek_trainer_step(ek_step_result *result, ek_trainer *trainer,
                                             const ek_tensor *inputs, size_t input_count,

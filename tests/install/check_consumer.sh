@@ -61,7 +61,7 @@ finds_cuda_module() {
   local program=$1 module=$2/libevenkeel_cuda.so message
   [[ -e $module ]] || printf 'extern int nothing;\n' | "$cc" -x c - -shared -fPIC -o "$module.none"
   [[ ! -e $module.none ]] || mv "$module.none" "$module"
-  message=$(env -i "$program" memory --devices cuda:0 2>&1 >/dev/null) || true
+  message=$(env -i "$program" step --devices cuda:0 --steps 1 --warmup 0 2>&1 >/dev/null) && return
   if [[ -z $message || $message == *"not installed"* ]]; then
     printf 'check_consumer: %s does not find %s: %s\n' "$program" "$module" "$message" >&2
     exit 1
