@@ -38,8 +38,7 @@ static ek_status build(void *context, const ek_settings *settings, ek_module **m
   return training_model(module, criterion, gpt, bench_precision(settings));
 }
 
-static ek_status advise(ek_advice *advice, size_t *count, const struct options *options,
-                        const int32_t *batch) {
+static ek_status advise(ek_advice *advice, size_t *count, const struct options *options) {
   const struct shape *shape = &options->shape;
   const int64_t sizes[] = {shape->batch, shape->seq};
   struct task model = {.options = options, .shape = shape};
@@ -47,7 +46,8 @@ static ek_status advise(ek_advice *advice, size_t *count, const struct options *
   ek_trainer_options trainer = EK_TRAINER_OPTIONS_INIT;
   ek_advise_task task = EK_ADVISE_TASK_INIT;
   ek_tensor tokens;
-  EK_TRY(ek_tensor_host(&tokens, (void *)(uintptr_t)batch, EK_I32, 2, sizes));
+  int32_t none[1] = {0}; /* of a batch only type and shape are read */
+  EK_TRY(ek_tensor_host(&tokens, none, EK_I32, 2, sizes));
   trainer.group_options = &group;
   trainer.gradient_type = training_type(options->gradients);
   task.build = build;
@@ -69,16 +69,8 @@ static ek_status advise(ek_advice *advice, size_t *count, const struct options *
 static enum exit_code find_choices(struct choice *choices, size_t *count,
                                    const struct options *options) {
   ek_advice advice[MOST_CHOICES];
-  /* Never touched: it costs no memory however large it is. */
-  int32_t *batch = calloc((size_t)options->shape.batch, (size_t)options->shape.seq * sizeof *batch);
   *count = 0;
-  if (batch == NULL) {
-    say_error("the host has no memory for a batch of %lld x %lld", (long long)options->shape.batch,
-              (long long)options->shape.seq);
-    return EXIT_ERROR;
-  }
-  const ek_status status = advise(advice, count, options, batch);
-  free(batch);
+  const ek_status status = advise(advice, count, options);
   if (*count > MOST_CHOICES) *count = MOST_CHOICES;
   for (size_t i = 0; i < *count; i++) choices[i].advice = advice[i];
   if (status == EK_OK) return EXIT_GOOD;

@@ -12,6 +12,9 @@
  * dh_i goes over h_i, which nobody needs once dW has it, where h may be overwritten. The block's
  * memory is charged to `loss`, though it is freed when the function returns: it is this memory that
  * the module saves.
+ *
+ * All blocks between the first and the last are alike. A device that only counts walks one of them
+ * and counts it for all, so that the time of a plan does not depend on the number of rows.
  */
 #include <evenkeel/linear_cross_entropy.h>
 
@@ -24,6 +27,7 @@
 #include "core/alloc.h"
 #include "core/error.h"
 #include "core/options.h"
+#include "device/device_internal.h"
 #include "entropy_terms.h"
 #include "module/layer_internal.h"
 #include "module/product.h"
@@ -75,6 +79,8 @@ struct work {
   ek_tensor dh;             /* [rows, in], perhaps h; holds a reference; absent: not wanted */
   ek_tensor dweight, dbias; /* absent: not wanted; where dbias is there dweight is, too */
   double weight_beta, bias_beta;
+  /* Of a device that only counts: its work, and what that was before the block; else NULL. */
+  struct ek__work *counted, before;
 };
 
 static void close_work(struct work *w) {
@@ -106,7 +112,10 @@ static ek_status fill_work(struct work *w, const ek_tensor *h, const ek_tensor *
 static ek_status open_work(struct work *w, const ek_module *self, ek_pass *pass, const ek_tensor *h,
                            const ek_tensor *targets) {
   *w = (struct work){
-      .m = (const struct linear_cross_entropy *)self, .pass = pass, .stream = ek_pass_stream(pass)};
+      .m = (const struct linear_cross_entropy *)self,
+      .pass = pass,
+      .stream = ek_pass_stream(pass),
+      .counted = ek__device_work(ek_pass_device(pass))};
   EK_TRY(ek__layer_check(pass, h, w->m->head.in));
   const ek_status status = fill_work(w, h, targets);
   if (status != EK_OK) close_work(w);
@@ -143,7 +152,8 @@ struct block {
   ek_tensor h, targets, logits;
 };
 
-static ek_status next_block(struct block *b, const struct work *w, int64_t first) {
+static ek_status begin_block(struct block *b, struct work *w, int64_t first) {
+  if (w->counted != NULL) w->before = *w->counted;
   b->first = first;
   b->count = w->rows - first < w->block ? w->rows - first : w->block;
   EK_TRY(rows_of(&b->h, &w->h, first, b->count));
@@ -151,6 +161,14 @@ static ek_status next_block(struct block *b, const struct work *w, int64_t first
   EK_TRY(rows_of(&b->logits, &w->logits, 0, b->count));
   return ek_op_padded_linear(w->stream, &b->logits, &b->h, &w->weight,
                              w->m->head.bias ? &w->bias : NULL);
+}
+
+/* Where the block after the one at `first` begins. */
+static int64_t block_after(struct work *w, int64_t first) {
+  const int64_t alike = (w->rows - 1) / w->block - 1; /* blocks between the first and the last */
+  if (w->counted == NULL || first != w->block || alike < 2) return first + w->block;
+  ek__work_repeat(w->counted, &w->before, (double)(alike - 1));
+  return (alike + 1) * w->block;
 }
 
 /* The logits of the block hold their gradient: dW first, for which h must still be there. */
@@ -198,7 +216,7 @@ static ek_status forward_block(struct work *w, const struct results *r, const ek
                                int64_t first, const double *scale) {
   struct block b;
   ek_tensor loss, normalizer, totals = first == 0 ? r->totals : r->part;
-  EK_TRY(next_block(&b, w, first));
+  EK_TRY(begin_block(&b, w, first));
   EK_TRY(rows_of(&loss, losses, r->keep_losses ? first : 0, b.count));
   EK_TRY(rows_of(&normalizer, &r->normalizer, r->keep_normalizer ? first : 0, b.count));
   if (scale == NULL) {
@@ -221,7 +239,7 @@ static ek_status walk_forward(struct work *w, const struct results *r, const dou
   if (w->rows == 0) EK_TRY(ek_op_zero(w->stream, &totals));
   losses.rank = 1;
   losses.shape[0] = r->keep_losses ? w->rows : w->block;
-  for (int64_t first = 0; first < w->rows; first += w->block) {
+  for (int64_t first = 0; first < w->rows; first = block_after(w, first)) {
     EK_TRY(forward_block(w, r, &losses, first, scale));
   }
   return scale == NULL ? EK_OK : complete_gradients(w);
@@ -280,10 +298,10 @@ static ek_status walk_backward(struct work *w, const ek_tensor *normalizer, cons
     row_scales.rank = 1;
     row_scales.shape[0] = w->rows;
   }
-  for (int64_t first = 0; first < w->rows; first += w->block) {
+  for (int64_t first = 0; first < w->rows; first = block_after(w, first)) {
     struct block b;
     ek_tensor pairs, own = {0};
-    EK_TRY(next_block(&b, w, first));
+    EK_TRY(begin_block(&b, w, first));
     EK_TRY(rows_of(&pairs, normalizer, first, b.count));
     if (factors != NULL) EK_TRY(rows_of(&own, &row_scales, first, b.count));
     ek_tensor gradient = b.logits;

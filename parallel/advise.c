@@ -2,9 +2,13 @@
  * advise.c - the search for settings that fit: see advise.h.
  *
  * For one mode, loss and recomputation the peak falls, and the time rises, with the number of
- * micro-batches, so the fewest that fit are found by bisection. What matters is how many samples
+ * micro-batches, so the fewest that fit are found by halving and interpolation. What matters is how many samples
  * the fullest device has at once: numbers of micro-batches with the same are not looked at.
  * Settings whose state alone does not fit are given up after one plan.
+ *
+ * No part of the search takes time in proportion to the batch: a plan counts micro-batches of one
+ * size once, the search for the fewest takes a logarithm of plans, and the search for a more even cut goes from
+ * one number of micro-batches to the next and ends after MOST_CUTS of them.
  */
 #include "advise_internal.h"
 
@@ -113,6 +117,8 @@ static ek_status find_place(struct ek__advise_place *place, const char *devices,
 
 /* ---- the search ---- */
 
+enum { MOST_CUTS = 1 << 16 };
+
 struct search {
   const ek_advise_task *task;
   struct ek__advise_place place;
@@ -153,18 +159,32 @@ static ek_status plan_rows(struct ek__advise_plan *plan, struct search *s, ek_se
   return EK_OK;
 }
 
-/* Between *fitting, with which *plan fits, and `beyond`, which does not fit. */
+/* Where a peak that grows evenly from one end to the other reaches the capacity. */
+static int64_t interpolate(int64_t fitting, uint64_t room, int64_t beyond, uint64_t missing) {
+  const double part = (double)room / ((double)room + (double)missing);
+  const int64_t inside = beyond - fitting - 1;
+  const int64_t step = (int64_t)((double)(beyond - fitting) * part);
+  return fitting + (step < 1 ? 1 : step > inside ? inside : step);
+}
+
+/*
+ * Between *fitting, with which *plan fits, and `beyond`, which lacks `missing` bytes. Peaks are
+ * nearly straight lines, so a few interpolations find the place; a bisection after every two of
+ * them bounds the search where a peak is no line.
+ */
 static ek_status find_most_rows(struct ek__advise_plan *plan, int64_t *fitting, struct search *s,
-                                ek_settings *settings, int64_t beyond) {
-  while (beyond - *fitting > 1) {
-    const int64_t middle = *fitting + (beyond - *fitting) / 2;
+                                ek_settings *settings, int64_t beyond, uint64_t missing) {
+  for (int i = 0; beyond - *fitting > 1; i++) {
+    const int64_t next = i % 3 == 2 ? *fitting + (beyond - *fitting) / 2
+                                    : interpolate(*fitting, plan->room, beyond, missing);
     struct ek__advise_plan tried;
-    EK_TRY(plan_rows(&tried, s, settings, middle));
+    EK_TRY(plan_rows(&tried, s, settings, next));
     if (tried.advice.fits) {
-      *fitting = middle;
+      *fitting = next;
       *plan = tried;
     } else {
-      beyond = middle;
+      beyond = next;
+      missing = tried.advice.missing_bytes;
     }
   }
   return EK_OK;
@@ -177,11 +197,33 @@ static int64_t rows_of_step(const struct search *s, int64_t rows) {
   return larger * (least / devices + 1) + (parts - larger) * ((least - 1) / devices + 1);
 }
 
+/* The most samples at once that take more micro-batches than `rows` do; 0: there are none. */
+static int64_t next_rows(const struct search *s, int64_t rows) {
+  return (most_rows(s) - 1) / micro_batches_for(s, rows);
+}
+
+/*
+ * The next number of micro-batches that leaves the fullest device fewer samples in a step; 0: none.
+ * n samples a device can be cut into at most 2 * sqrt(n) different numbers of micro-batches, so
+ * MOST_CUTS are all of them up to 2^30 samples. Beyond that what is left out has so many more
+ * micro-batches, for the difference of a few samples, that it would not be faster.
+ */
+static int64_t find_evener(const struct search *s, int64_t rows) {
+  /* Each micro-batch rounds up by itself, so no cut leaves the fullest device fewer than these. */
+  const int64_t now = rows_of_step(s, rows), fewest = most_rows(s);
+  if (now == fewest) return 0;
+  int64_t evener = rows;
+  for (int i = 0; i < MOST_CUTS; i++) {
+    evener = next_rows(s, evener);
+    if (evener == 0 || rows_of_step(s, evener) < now) return evener;
+  }
+  return 0;
+}
+
 /* A few more micro-batches may be cut more evenly over the devices, and be faster. */
 static ek_status try_evener(struct ek__advise_plan *plan, struct search *s, ek_settings *settings,
                             int64_t rows) {
-  int64_t evener = rows - 1;
-  while (evener > 0 && rows_of_step(s, evener) >= rows_of_step(s, rows)) evener--;
+  const int64_t evener = find_evener(s, rows);
   if (evener == 0) return EK_OK;
   struct ek__advise_plan tried;
   EK_TRY(plan_rows(&tried, s, settings, evener));
@@ -202,11 +244,12 @@ static ek_status search_rows(int64_t *rows, bool *hopeless, struct search *s,
   *hopeless = plan.lacking > 0 && (s->count > 0 || (nearest > 0 && plan.lacking >= nearest));
   int64_t fitting = most;
   if (!plan.advice.fits) {
+    const uint64_t missing = plan.advice.missing_bytes;
     if (*hopeless || least == most) return EK_OK;
     EK_TRY(plan_rows(&plan, s, settings, least));
     if (!plan.advice.fits) return EK_OK;
     fitting = least;
-    EK_TRY(find_most_rows(&plan, &fitting, s, settings, most));
+    EK_TRY(find_most_rows(&plan, &fitting, s, settings, most, missing));
     EK_TRY(try_evener(&plan, s, settings, fitting));
   }
   *rows = fitting;

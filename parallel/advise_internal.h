@@ -29,8 +29,9 @@ struct ek__advise_place {
 
 struct ek__advise_plan {
   ek_advice advice;
-  uint64_t
-      lacking; /* missing bytes of what is held between steps: no setting of these makes less */
+  /* Missing bytes of what is held between steps: no recomputation or micro-batches make it less. */
+  uint64_t lacking;
+  uint64_t room; /* free bytes at the peak where there are fewest; 0 if it does not fit */
 };
 
 /* Plans a step with the settings. EK_ERR_UNSUPPORTED if the program's model has no such form. */

@@ -116,9 +116,12 @@ static uint64_t beyond(uint64_t bytes, uint64_t limit) { return bytes > limit ? 
 
 static uint64_t larger_of(uint64_t left, uint64_t right) { return left > right ? left : right; }
 
+static uint64_t smaller_of(uint64_t left, uint64_t right) { return left < right ? left : right; }
+
 static ek_status read_memory(struct ek__advise_plan *plan, const struct planning *p) {
   const struct ek__advise_place *place = p->place;
   uint64_t peaks = 0, held = 0;
+  plan->room = UINT64_MAX;
   for (size_t k = 0; k < place->count; k++) {
     ek_memory_usage usage;
     EK_TRY(ek_memory_stats(&usage, ek_group_device(ek_trainer_group(p->trainer), k)));
@@ -130,6 +133,7 @@ static ek_status read_memory(struct ek__advise_plan *plan, const struct planning
     advice->missing_bytes =
         larger_of(advice->missing_bytes, beyond(usage.peak_bytes, place->capacity[k]));
     plan->lacking = larger_of(plan->lacking, beyond(usage.current_bytes, place->capacity[k]));
+    plan->room = smaller_of(plan->room, beyond(place->capacity[k], usage.peak_bytes));
     peaks += usage.peak_bytes;
     held += usage.current_bytes;
   }
@@ -137,6 +141,7 @@ static ek_status read_memory(struct ek__advise_plan *plan, const struct planning
     plan->advice.missing_bytes =
         larger_of(plan->advice.missing_bytes, beyond(peaks, place->together));
     plan->lacking = larger_of(plan->lacking, beyond(held, place->together));
+    plan->room = smaller_of(plan->room, beyond(place->together, peaks));
   }
   plan->advice.fits = plan->advice.missing_bytes == 0;
   return EK_OK;

@@ -27,6 +27,20 @@ struct ek__work *ek__device_work(const ek_device *device) {
   return (struct ek__work *)(uintptr_t)&device->work;
 }
 
+static void repeat(struct ek__arithmetic *now, const struct ek__arithmetic *before, double times) {
+  now->products += times * (now->products - before->products);
+  now->attention += times * (now->attention - before->attention);
+  now->bytes += times * (now->bytes - before->bytes);
+}
+
+void ek__work_repeat(struct ek__work *work, const struct ek__work *before, double times) {
+  repeat(&work->wide, &before->wide, times);
+  repeat(&work->tf32, &before->tf32, times);
+  repeat(&work->half, &before->half, times);
+  work->moved += times * (work->moved - before->moved);
+  work->calls += times * (work->calls - before->calls);
+}
+
 size_t ek_device_index(const ek_device *device) { return device == NULL ? 0 : device->index; }
 
 const char *ek_device_name(const ek_device *device) {

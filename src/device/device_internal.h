@@ -32,6 +32,8 @@ static inline struct ek__arithmetic *ek__work_of(struct ek__work *work, ek_type 
   return type == EK_TF32 ? &work->tf32 : ek__type_is_half(type) ? &work->half : &work->wide;
 }
 struct ek__work *ek__device_work(const ek_device *device); /* NULL where kernels compute */
+/* Adds what has been counted since `before` once more for each of `times`. */
+void ek__work_repeat(struct ek__work *work, const struct ek__work *before, double times);
 
 /* EK_ERR_STATE in a child of the process that opened the group: there are no workers here, and a
  * lock may be held for ever. */

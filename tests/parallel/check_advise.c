@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <evenkeel/adamw.h>
 #include <evenkeel/cross_entropy.h>
@@ -401,6 +402,115 @@ static ek_status build_nothing(void *context, const ek_settings *settings, ek_mo
   return EK_OK;
 }
 
+/* ---- batches of any size ---- */
+
+/* Samples of the fullest device in a step of `parts` micro-batches, one micro-batch after another. */
+static int64_t rows_of_step(int64_t samples, int64_t devices, int64_t parts) {
+  int64_t rows = 0;
+  for (int64_t i = 0; i < parts; i++) {
+    const int64_t size = samples / parts + (i < samples % parts);
+    rows += (size + devices - 1) / devices;
+  }
+  return rows;
+}
+
+static int64_t parts_for(int64_t samples, int64_t devices, int64_t rows) {
+  return (samples + rows * devices - 1) / (rows * devices);
+}
+
+static bool parts_fit(const struct subject *s, const char *devices, const ek_settings *settings,
+                      int64_t parts) {
+  ek_module *module = NULL;
+  ek_criterion *criterion = NULL;
+  ek_trainer *trainer = NULL;
+  ek_trainer_options options = s->trainer;
+  options.mode = settings->mode;
+  options.micro_batches = parts;
+  ck_ok(build((void *)(uintptr_t)&s->gpt, settings, &module, &criterion));
+  ek_status status = ek_trainer_open(&trainer, devices, module, criterion, s->rule, &options);
+  for (int i = 0; i < 2 && status == EK_OK; i++) {
+    status = ek_trainer_step(NULL, trainer, &s->tokens, 1, &s->tokens, 1);
+  }
+  ck_assert(status == EK_OK || status == EK_ERR_OUT_OF_MEMORY);
+  ck_ok(ek_trainer_free(trainer));
+  ek_criterion_free(criterion);
+  ek_module_free(module);
+  return status == EK_OK;
+}
+
+/*
+ * Row by row: the most samples at once that fit, and the next fewer that leave the fullest device
+ * less to do in a step. One of the two numbers of micro-batches is advised; true: the second.
+ */
+static bool is_cut_as_row_by_row(const struct subject *s, const char *spec, int64_t devices,
+                                 const ek_settings *settings, const char *what) {
+  const int64_t samples = s->tokens.shape[0], advised = settings->micro_batches;
+  int64_t rows = (samples + devices - 1) / devices;
+  while (!parts_fit(s, spec, settings, parts_for(samples, devices, rows))) {
+    rows--;
+    ck_assert_int_gt(rows, 0);
+  }
+  const int64_t fewest = parts_for(samples, devices, rows);
+  int64_t evener = rows - 1;
+  while (evener > 0 && rows_of_step(samples, devices, parts_for(samples, devices, evener)) >=
+                           rows_of_step(samples, devices, fewest)) {
+    evener--;
+  }
+  const int64_t more = evener > 0 ? parts_for(samples, devices, evener) : fewest;
+  ck_assert_msg(advised == fewest || advised == more, "%s: not %d or %d", what, (int)fewest,
+                (int)more);
+  return advised != fewest;
+}
+
+START_TEST(cuts_are_those_of_a_search_row_by_row) {
+  struct ck_random random = ck_random_start(300);
+  int chosen = 0, evener = 0;
+  for (int round = 0; round < (EVERY > 1 ? 3 : 8); round++) {
+    struct subject s;
+    ek_advice all[MOST];
+    char spec[64], what[160];
+    size_t count = 0;
+    const int64_t devices = ck_random_integer(&random, 2, 5);
+    subject_open(&s, 1, 1024, 4, 1024, 11); /* a sample is work, a micro-batch little more */
+    s.tokens.shape[0] = ck_random_integer(&random, 20, 200);
+    (void)snprintf(spec, sizeof spec, "plan:%d", (int)devices);
+    const uint64_t peak = peak_without_cap(&s, spec);
+    (void)snprintf(spec, sizeof spec, "plan:%d@%" PRIu64 "B", (int)devices,
+                   peak / 64 * (uint64_t)ck_random_integer(&random, 16, 60));
+    s.task.modes = UINT64_C(1) << EK_MODE_SHARDED | UINT64_C(1) << EK_MODE_FULLY_SHARDED;
+    const ek_status status = ek_advise(all, &count, MOST, spec, &s.task);
+    ck_assert(status == EK_OK || status == EK_ERR_OUT_OF_MEMORY);
+    for (size_t i = 0; status == EK_OK && i < count; i++, chosen++) {
+      describe(what, &s, spec, &all[i]);
+      evener += is_cut_as_row_by_row(&s, spec, devices, &all[i].settings, what);
+    }
+    subject_close(&s);
+  }
+  ck_assert_int_gt(evener, 0);
+  ck_assert_int_gt(chosen, evener);
+}
+END_TEST
+
+/* Nothing of a batch is read, so that its tokens need not be there. */
+START_TEST(a_batch_may_have_any_size) {
+  struct subject s;
+  ek_advice best;
+  size_t count = 0;
+  subject_open(&s, 1, 4, 4, 4, 11);
+  s.task.modes = UINT64_C(1) << EK_MODE_SHARDED | UINT64_C(1) << EK_MODE_GATHER;
+  const clock_t start = clock();
+  s.tokens.shape[0] = (INT64_C(1) << 28) + 1;
+  ck_ok(ek_advise(&best, &count, 1, "plan:4@1MiB", &s.task));
+  ck_assert_int_gt(best.settings.micro_batches, 1 << 14);
+  s.tokens.shape[0] = (INT64_C(1) << 40) + 1;
+  ck_ok(ek_advise(&best, &count, 1, "plan:4@1MiB", &s.task));
+  const double seconds = (double)(clock() - start) / CLOCKS_PER_SEC;
+  ck_assert_msg(seconds < (EVERY > 1 ? 20 : 2), "two searches took %.1f s of the processor",
+                seconds);
+  subject_close(&s);
+}
+END_TEST
+
 /* ---- what is refused, and what fails ---- */
 
 START_TEST(nothing_fits) {
@@ -497,6 +607,8 @@ static Suite *make_suite(void) {
   tcase_add_test(advice, precisions_are_chosen);
   tcase_add_test(advice, tf32_is_chosen);
   tcase_add_test(advice, own_models);
+  tcase_add_test(advice, cuts_are_those_of_a_search_row_by_row);
+  tcase_add_test(advice, a_batch_may_have_any_size);
   tcase_add_test(advice, nothing_fits);
   tcase_add_test(advice, bad_calls);
   tcase_add_test(advice, host_memory_fails);
