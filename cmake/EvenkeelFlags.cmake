@@ -47,7 +47,8 @@ endfunction()
 
 function(evenkeel_library_flags target)
   evenkeel_strict(${target})
-  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON C_VISIBILITY_PRESET hidden)
+  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON C_VISIBILITY_PRESET hidden
+                                             CXX_VISIBILITY_PRESET hidden)
   target_include_directories(${target} PRIVATE "${PROJECT_SOURCE_DIR}/include"
                                                "${PROJECT_SOURCE_DIR}/src")
   target_link_libraries(${target} PRIVATE Threads::Threads)

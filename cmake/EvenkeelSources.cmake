@@ -24,11 +24,16 @@ foreach(layer IN LISTS EVENKEEL_LAYERS)
   list(APPEND EVENKEEL_SOURCES ${layer_sources})
 endforeach()
 
-# ek__cpu_sgemm() has two sources, of which one is compiled; only oneDNN has OpenMP to keep quiet.
+# ek__cpu_sgemm() has two sources, of which one is compiled. What oneDNN throws passes through the files that call it
+# to the one that catches it.
 if(EVENKEEL_HAVE_ONEDNN)
   list(FILTER EVENKEEL_SOURCES EXCLUDE REGEX "/cpu_sgemm_own\\.c$")
+  set(onednn_sources ${EVENKEEL_SOURCES})
+  list(FILTER onednn_sources INCLUDE REGEX "onednn\\.c$")
+  set_property(SOURCE ${onednn_sources} APPEND PROPERTY COMPILE_OPTIONS -fexceptions)
+  list(APPEND EVENKEEL_SOURCES "${PROJECT_SOURCE_DIR}/src/backend/cpu/cpu_onednn_catch.cc")
 else()
-  list(FILTER EVENKEEL_SOURCES EXCLUDE REGEX "/cpu_(sgemm_onednn|matmul_onednn|openmp)\\.c$")
+  list(FILTER EVENKEEL_SOURCES EXCLUDE REGEX "onednn\\.c$")
 endif()
 
 # What reads and writes the headers of files, or refuses to.

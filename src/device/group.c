@@ -151,6 +151,7 @@ static void *worker_main(void *argument) {
   struct worker *worker = argument;
   ek_group *group = worker->group;
   device_of_this_worker = worker->device;
+  ek__thread_stays_deaf();
   if (group->backend->worker_begins != NULL) group->backend->worker_begins(worker->device);
   for (;;) {
     wait_for(&worker->work);

@@ -4,7 +4,7 @@
  * The program defines malloc(), mmap(), pthread_create() and their relatives itself (host_calls.c),
  * in front of the C library's, so that every library of the process calls these: ours, oneDNN,
  * libstdc++. Calls are counted while a failure is armed. Those of libgomp always succeed: it ends
- * the process when they do not, and the library sees to it that it gets its memory (cpu_openmp.c).
+ * the process when they do not, and the library sees to it that it gets its memory (cpu_onednn.c).
  */
 #ifndef HOST_CALLS_H
 #define HOST_CALLS_H

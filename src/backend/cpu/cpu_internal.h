@@ -219,10 +219,6 @@ ek_status ek__cpu_products_prepare(void);
  * much, that is there too. */
 #define EK__CPU_CUSHION ((uint64_t)24 << 20)
 
-/* One OpenMP thread for what this thread calls, until what was before is restored. */
-ek_status ek__cpu_openmp_single(int *before);
-void ek__cpu_openmp_restore(int before);
-
 /* ---- memory: cpu_memory.c ---- */
 
 /* Of a device of an open group; for NULL what the process may have in all. */

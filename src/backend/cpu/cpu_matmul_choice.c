@@ -19,7 +19,7 @@
  * compiled, and keep their code.
  *
  * The environment says otherwise (tests, comparisons):
- *   EVENKEEL_PRODUCTS=own          our own product for every type (cpu_sgemm_onednn.c too)
+ *   EVENKEEL_PRODUCTS=own          our own product for every type; oneDNN is never called
  *   EVENKEEL_PRODUCTS=tiles        our own for bf16, and attention's, on tiles in plain C, behind
  *                                  the same proof: what the matrix unit would do, on any processor
  *   EVENKEEL_PRODUCTS=matmul-bf16  the primitive for bf16 wherever oneDNN has something, unproven
@@ -57,10 +57,14 @@ static void look(void) {
   if (strcmp(products, "matmul") == 0) wish = FORCED_F32;
 }
 
+static atomic_bool given_up;
+
 bool ek__cpu_products_are_own(void) {
   pthread_once(&looked, look);
-  return wish == OWN;
+  return wish == OWN || atomic_load_explicit(&given_up, memory_order_relaxed);
 }
+
+void ek__cpu_products_give_up_onednn(void) { atomic_store(&given_up, true); }
 
 /* ---- the proof ---- */
 
@@ -273,7 +277,7 @@ static struct candidate plain = {.name = "the plain tiles'",
 
 ek_status ek__cpu_matmul_primitive(bool *done, const struct ek__gemm *gemm, ek_type type) {
   bool yes = false;
-  pthread_once(&looked, look);
+  if (ek__cpu_products_are_own()) return EK_OK;
   if (type == EK_F32) yes = wish == FORCED_F32;
   if (type == EK_BF16) yes = wish == FORCED_BF16;
   if (type == EK_BF16 && (wish == AUTOMATIC || wish == FORCED_F32)) {

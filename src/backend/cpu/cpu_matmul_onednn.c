@@ -7,20 +7,22 @@
  *
  * A primitive is compiled for one shape. Each thread of a team keeps its last PLACES of them, with
  * the objects that they run on and one piece of scratch memory for all, in its part of the team's
- * scratch (team.h): no lock, and a step that has run before makes nothing. Code is shared: oneDNN
- * knows a shape that another thread has compiled. What it has nothing for is kept as well, as a
- * place without a primitive.
+ * scratch (team.h): a step that has run before makes nothing and takes no lock. Code is shared:
+ * oneDNN knows a shape that another thread has compiled. What it has nothing for is kept as well,
+ * as a place without a primitive. One thread at a time makes a primitive: oneDNN's store of code
+ * is written by each that does (2.6: ThreadSanitizer reports two of them at once).
  *
- * oneDNN (2.6) does not survive a refusal of memory here: std::bad_alloc, which may not pass
- * through C. As in cpu_sgemm_onednn.c nothing is compiled unless the system has just given several
- * times what it takes. Whenever it runs a primitive it takes some 200 bytes from the heap, too, in
- * pieces of up to 104; so each run asks the heap for several times that first. What remains is that
- * another thread takes the last memory in between.
+ * oneDNN (2.6) throws std::bad_alloc where memory is refused; the border (cpu_onednn.c) makes it a
+ * status, and the product fails with it. As in cpu_sgemm_onednn.c nothing is compiled unless the
+ * system has just given several times what it takes, because oneDNN also writes through pointers
+ * that it did not get. Whenever it runs a primitive it takes some 200 bytes from the heap, in
+ * pieces of up to 104; so each run asks the heap for several times that first.
  *
  * What has run: all of this in f32 (oneDNN 2.6 on AVX2); in bf16 over a stand-in for what such a
  * processor would do (tests/faults), and over oneDNN 2.6 itself on tiles of an emulated processor
  * (tests/processors).
  */
+#include "backend/cpu/cpu_onednn.h"
 #include "backend/cpu/cpu_primitive.h"
 
 #include <pthread.h>
@@ -30,6 +32,7 @@
 
 #include "core/alloc.h"
 #include "core/error.h"
+#include "core/process.h"
 
 enum { A, B, BIAS, C, SCRATCH, MEMORIES };
 #define PLACES 64
@@ -61,20 +64,36 @@ struct cache { /* of one thread of a team */
 
 /* ---- of the process ---- */
 
-static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
-static dnnl_engine_t engine; /* written once; read by who has opened a cache since */
+static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER; /* held by a thread that makes */
+static dnnl_engine_t engine; /* written once; read by threads that have opened a stream since */
 
 bool ek__cpu_primitive_for_bf16(void) {
   return (dnnl_get_effective_cpu_isa() & dnnl_cpu_isa_avx512_core_bf16) ==
          dnnl_cpu_isa_avx512_core_bf16;
 }
 
-static dnnl_status_t open_engine(void) {
-  dnnl_status_t status = dnnl_success;
-  pthread_mutex_lock(&opening);
-  if (engine == NULL) status = dnnl_engine_create(&engine, dnnl_cpu, 0);
-  pthread_mutex_unlock(&opening);
-  return status;
+/* Opens the process's engine, and a stream of it. */
+static int open_stream(void *arg) {
+  dnnl_stream_t *stream = arg;
+  const dnnl_status_t status =
+      engine == NULL ? dnnl_engine_create(&engine, dnnl_cpu, 0) : dnnl_success;
+  if (status != dnnl_success) return status;
+  return dnnl_stream_create(stream, engine, dnnl_stream_default_flags);
+}
+
+/* In a child of fork() a thread that is not there may hold the lock: the child has one thread that
+ * it was forked from, and goes on without. */
+static bool lock_making(void) {
+  if (ek__process_number() != 0) return pthread_mutex_trylock(&making) == 0;
+  return pthread_mutex_lock(&making) == 0;
+}
+
+/* By one thread at a time. */
+static ek_status make(int *status, ek__onednn_function *function, void *arg) {
+  const bool locked = lock_making();
+  const ek_status result = ek__cpu_onednn(status, function, arg);
+  if (locked) pthread_mutex_unlock(&making);
+  return result;
 }
 
 /* ---- oneDNN 3 gives descriptions as pointers, 2 as structs ---- */
@@ -165,19 +184,6 @@ static dnnl_status_t describe_all(dnnl_memory_desc_t *what, const struct shape *
   return status;
 }
 
-static dnnl_status_t set_attributes(dnnl_primitive_attr_t *result, double beta) {
-  dnnl_post_ops_t ops = NULL;
-  dnnl_status_t status = dnnl_primitive_attr_create(result);
-  if (status != dnnl_success) return status;
-  status = dnnl_primitive_attr_set_scratchpad_mode(*result, dnnl_scratchpad_mode_user);
-  if (status != dnnl_success || beta == 0.0) return status;
-  status = dnnl_post_ops_create(&ops);
-  if (status == dnnl_success) status = add_sum(ops, (float)beta);
-  if (status == dnnl_success) status = dnnl_primitive_attr_set_post_ops(*result, ops);
-  if (ops != NULL) (void)dnnl_post_ops_destroy(ops);
-  return status;
-}
-
 /* Its plain loops are no product for a step. */
 static bool is_fast(const_dnnl_primitive_desc_t product) {
   const char *name = NULL;
@@ -186,26 +192,48 @@ static bool is_fast(const_dnnl_primitive_desc_t product) {
   return status == dnnl_success && name != NULL && strncmp(name, "ref", 3) != 0;
 }
 
-/* Leaves a place without a primitive where oneDNN has nothing. */
-static dnnl_status_t fill(struct place *place) {
+struct filling { /* what fill() makes, for drop() if an exception leaves it */
+  struct place *place;
   dnnl_memory_desc_t what[SCRATCH];
-  dnnl_primitive_attr_t attributes = NULL;
-  dnnl_primitive_desc_t product = NULL;
-  memset(what, 0, sizeof what);
-  dnnl_status_t status = describe_all(what, &place->shape);
-  if (status == dnnl_success) status = set_attributes(&attributes, place->shape.beta);
-  if (status == dnnl_success) status = plan(&product, what, place->shape.bias, attributes);
-  const bool absent = status == dnnl_unimplemented || (status == dnnl_success && !is_fast(product));
-  if (absent) status = dnnl_success;
-  for (int i = A; i <= C && status == dnnl_success && !absent; i++) {
-    if (i != BIAS || place->shape.bias) status = make_memory(&place->memory[i], &what[i]);
-  }
-  if (status == dnnl_success && !absent) status = make_scratch(place, product);
-  if (status == dnnl_success && !absent) status = dnnl_primitive_create(&place->primitive, product);
-  if (product != NULL) (void)dnnl_primitive_desc_destroy(product);
-  if (attributes != NULL) (void)dnnl_primitive_attr_destroy(attributes);
-  forget(what);
+  dnnl_post_ops_t ops;
+  dnnl_primitive_attr_t attributes;
+  dnnl_primitive_desc_t product;
+};
+
+static dnnl_status_t set_attributes(struct filling *f, double beta) {
+  dnnl_status_t status = dnnl_primitive_attr_create(&f->attributes);
+  if (status != dnnl_success) return status;
+  status = dnnl_primitive_attr_set_scratchpad_mode(f->attributes, dnnl_scratchpad_mode_user);
+  if (status != dnnl_success || beta == 0.0) return status;
+  status = dnnl_post_ops_create(&f->ops);
+  if (status == dnnl_success) status = add_sum(f->ops, (float)beta);
+  if (status == dnnl_success) status = dnnl_primitive_attr_set_post_ops(f->attributes, f->ops);
   return status;
+}
+
+/* Leaves a place without a primitive where oneDNN has nothing. */
+static int fill(void *arg) {
+  struct filling *f = arg;
+  struct place *place = f->place;
+  const bool bias = place->shape.bias;
+  dnnl_status_t status = describe_all(f->what, &place->shape);
+  if (status == dnnl_success) status = set_attributes(f, place->shape.beta);
+  if (status == dnnl_success) status = plan(&f->product, f->what, bias, f->attributes);
+  if (status == dnnl_unimplemented) return dnnl_success;
+  if (status == dnnl_success && !is_fast(f->product)) return dnnl_success;
+  for (int i = A; i <= C && status == dnnl_success; i++) {
+    if (i != BIAS || bias) status = make_memory(&place->memory[i], &f->what[i]);
+  }
+  if (status == dnnl_success) status = make_scratch(place, f->product);
+  if (status == dnnl_success) status = dnnl_primitive_create(&place->primitive, f->product);
+  return status;
+}
+
+static void drop(struct filling *f) {
+  if (f->product != NULL) (void)dnnl_primitive_desc_destroy(f->product);
+  if (f->attributes != NULL) (void)dnnl_primitive_attr_destroy(f->attributes);
+  if (f->ops != NULL) (void)dnnl_post_ops_destroy(f->ops);
+  forget(f->what);
 }
 
 /* ---- of one thread ---- */
@@ -218,10 +246,10 @@ static void close_cache(void *raw) {
   ek__free(cache);
 }
 
-static ek_status failed(dnnl_status_t status, const struct shape *s) {
+static ek_status failed(int status, const struct shape *s) {
   const ek_status kind = status == dnnl_out_of_memory ? EK_ERR_OUT_OF_MEMORY : EK_ERR_INTERNAL;
   return ek_error_set(kind, "matmul %lld x %lld x %lld: oneDNN gave status %d", (long long)s->m,
-                      (long long)s->n, (long long)s->k, (int)status);
+                      (long long)s->n, (long long)s->k, status);
 }
 
 static ek_status open_cache(struct cache **result) {
@@ -233,13 +261,22 @@ static ek_status open_cache(struct cache **result) {
   struct cache *cache = *result = scratch->kept;
   if (cache->stream != NULL) return EK_OK;
   EK_TRY(ek__cpu_memory_probe(EK__CPU_CUSHION));
-  dnnl_status_t status = open_engine();
-  if (status == dnnl_success) {
-    status = dnnl_stream_create(&cache->stream, engine, dnnl_stream_default_flags);
-  }
+  int status = dnnl_success;
+  EK_TRY(make(&status, open_stream, &cache->stream));
   EK__FAIL_IF(status != dnnl_success, EK_ERR_OUT_OF_MEMORY, "oneDNN gave no stream: status %d",
-              (int)status);
+              status);
   return EK_OK;
+}
+
+static ek_status fill_or_clear(struct place *place) {
+  const struct shape shape = place->shape;
+  struct filling filling = {.place = place};
+  int status = dnnl_success;
+  const ek_status called = make(&status, fill, &filling);
+  drop(&filling);
+  if (called == EK_OK && status == dnnl_success) return EK_OK;
+  clear(place);
+  return called != EK_OK ? called : failed(status, &shape);
 }
 
 /* That of the shape; the one that was not used for the longest time where there is none yet. */
@@ -254,11 +291,7 @@ static ek_status find(struct place **result, struct cache *cache, const struct s
     EK_TRY(ek__cpu_memory_probe(EK__CPU_CUSHION));
     clear(oldest);
     oldest->shape = *shape;
-    const dnnl_status_t status = fill(oldest);
-    if (status != dnnl_success) {
-      clear(oldest);
-      return failed(status, shape);
-    }
+    EK_TRY(fill_or_clear(oldest));
     found = oldest;
   }
   found->used = ++cache->clock;
@@ -284,29 +317,42 @@ static ek_status need_heap(void) {
   return EK_OK;
 }
 
-static ek_status run(struct cache *cache, struct place *place, const struct ek__gemm *g) {
+struct running {
+  const struct place *place;
+  dnnl_stream_t stream;
+  void *data[MEMORIES];
+};
+
+static int execute(void *arg) {
   static const int names[] = {DNNL_ARG_SRC, DNNL_ARG_WEIGHTS, DNNL_ARG_BIAS, DNNL_ARG_DST,
                               DNNL_ARG_SCRATCHPAD};
-  EK_TRY(need_scratch(cache, place->scratch));
-  EK_TRY(need_heap());
-  const uintptr_t scratch = ((uintptr_t)cache->scratch + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-  void *const data[] = {(void *)(uintptr_t)g->a, (void *)(uintptr_t)g->b,
-                        (void *)(uintptr_t)g->bias, g->c, (void *)scratch};
+  const struct running *r = arg;
   dnnl_exec_arg_t arguments[MEMORIES];
   dnnl_status_t status = dnnl_success;
   int count = 0;
   for (int i = 0; i < MEMORIES && status == dnnl_success; i++) {
-    if (place->memory[i] == NULL) continue;
-    arguments[count++] = (dnnl_exec_arg_t){names[i], place->memory[i]};
-    status = dnnl_memory_set_data_handle(place->memory[i], data[i]);
+    if (r->place->memory[i] == NULL) continue;
+    arguments[count++] = (dnnl_exec_arg_t){names[i], r->place->memory[i]};
+    status = dnnl_memory_set_data_handle(r->place->memory[i], r->data[i]);
   }
-  if (status == dnnl_success) {
-    status = dnnl_primitive_execute(place->primitive, cache->stream, count, arguments);
-  }
+  if (status != dnnl_success) return status;
+  return dnnl_primitive_execute(r->place->primitive, r->stream, count, arguments);
+}
+
+static ek_status run(struct cache *cache, const struct place *place, const struct ek__gemm *g) {
+  EK_TRY(need_scratch(cache, place->scratch));
+  EK_TRY(need_heap());
+  const uintptr_t scratch = ((uintptr_t)cache->scratch + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+  struct running running = {place,
+                            cache->stream,
+                            {(void *)(uintptr_t)g->a, (void *)(uintptr_t)g->b,
+                             (void *)(uintptr_t)g->bias, g->c, (void *)scratch}};
+  int status = dnnl_success;
+  EK_TRY(ek__cpu_onednn(&status, execute, &running));
   return status == dnnl_success ? EK_OK : failed(status, &place->shape);
 }
 
-static ek_status multiply(bool *done, const struct ek__gemm *g, ek_type type) {
+ek_status ek__cpu_primitive_multiply(bool *done, const struct ek__gemm *g, ek_type type) {
   const struct shape shape = {.m = g->m,
                               .n = g->n,
                               .k = g->k,
@@ -327,14 +373,6 @@ static ek_status multiply(bool *done, const struct ek__gemm *g, ek_type type) {
   EK_TRY(run(cache, place, g));
   *done = true;
   return EK_OK;
-}
-
-ek_status ek__cpu_primitive_multiply(bool *done, const struct ek__gemm *g, ek_type type) {
-  int threads = 1;
-  EK_TRY(ek__cpu_openmp_single(&threads));
-  const ek_status status = multiply(done, g, type);
-  ek__cpu_openmp_restore(threads);
-  return status;
 }
 
 void ek__cpu_primitive_forget(void) {

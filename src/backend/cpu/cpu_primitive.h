@@ -17,7 +17,10 @@ void ek__cpu_primitive_forget(void);
 /* Whether the processor has instructions that multiply bf16 (AMX, AVX512-BF16), as oneDNN says. */
 bool ek__cpu_primitive_for_bf16(void);
 
-/* Whether the environment wants every product to be our own. */
+/* Whether every product is our own: the environment wants it, or oneDNN was given up. */
 bool ek__cpu_products_are_own(void);
+
+/* Called when the first device opens: from now on every product of the process is our own. */
+void ek__cpu_products_give_up_onednn(void);
 
 #endif /* EK_CPU_PRIMITIVE_H */

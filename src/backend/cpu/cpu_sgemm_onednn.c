@@ -3,13 +3,21 @@
  * faster; compiled where oneDNN is there.
  *
  * oneDNN writes its machine code at the first product of a process, all of it whatever the shape,
- * and does not survive a lack of memory while it does (2.6: std::bad_alloc, which may not pass
- * through C, or a null pointer that is written to). So the first product is one of ours, when the
- * first device is opened and before any program relies on it, and only where the system has just
- * given several times what it takes. From then on a product asks for scratch memory alone, and
- * says so when it gets none.
+ * and not every lack of memory meanwhile comes back (2.6: a null pointer that is written to). So
+ * the first product is one of ours, when the first device is opened and before any program relies
+ * on it, and only where the system has just given several times what it takes. From then on a
+ * product asks for scratch memory alone.
+ *
+ * What happens where oneDNN fails:
+ *   - memory that is refused, in the first product or later, fails the call with
+ *     EK_ERR_OUT_OF_MEMORY, and the next call may go well. Our own product would round otherwise,
+ *     and whether a run has the same bits would depend on how much memory other processes had.
+ *   - where the first products fail for another reason, such as a system that lets no memory become
+ *     executable, our own are taken for the life of the process, and the log says so.
+ *   - a later product that fails for another reason is EK_ERR_INTERNAL.
  */
 #include "backend/cpu/cpu_isa.h"
+#include "backend/cpu/cpu_onednn.h"
 #include "backend/cpu/cpu_primitive.h"
 
 #include <pthread.h>
@@ -17,19 +25,26 @@
 
 #include <oneapi/dnnl/dnnl.h>
 
-const char *ek__cpu_products_name(void) { return "oneDNN"; }
+#include "core/error.h"
+#include "core/log_internal.h"
+
+const char *ek__cpu_products_name(void) {
+  return ek__cpu_products_are_own() ? "own matrix products" : "oneDNN";
+}
+
+static int call_sgemm(void *arg) {
+  const struct ek__gemm *g = arg;
+  return dnnl_sgemm(g->transpose_a ? 'T' : 'N', g->transpose_b ? 'T' : 'N', g->m, g->n, g->k,
+                    (float)g->alpha, g->a, g->lda, g->b, g->ldb, (float)g->beta, g->c, g->ldc);
+}
 
 static ek_status sgemm(const struct ek__gemm *g) {
-  int threads = 1;
-  EK_TRY(ek__cpu_openmp_single(&threads));
-  const dnnl_status_t status =
-      dnnl_sgemm(g->transpose_a ? 'T' : 'N', g->transpose_b ? 'T' : 'N', g->m, g->n, g->k,
-                 (float)g->alpha, g->a, g->lda, g->b, g->ldb, (float)g->beta, g->c, g->ldc);
-  ek__cpu_openmp_restore(threads);
+  int status = dnnl_success;
+  EK_TRY(ek__cpu_onednn(&status, call_sgemm, (void *)(uintptr_t)g));
   if (status == dnnl_success) return EK_OK;
   const ek_status kind = status == dnnl_out_of_memory ? EK_ERR_OUT_OF_MEMORY : EK_ERR_INTERNAL;
   return ek_error_set(kind, "matmul %lld x %lld x %lld: oneDNN gave status %d", (long long)g->m,
-                      (long long)g->n, (long long)g->k, (int)status);
+                      (long long)g->n, (long long)g->k, status);
 }
 
 /*
@@ -97,23 +112,42 @@ ek_status ek__cpu_sgemm(const struct ek__gemm *g) {
   return sgemm(g);
 }
 
-static ek_status first_products(void) {
+/* Each form of the product, so that the code of all is written. */
+static int call_first_products(void *arg) {
   static const float a[4] = {1, 2, 3, 4}, b[4] = {5, 6, 7, 8};
   float c[4] = {0};
+  (void)arg;
   for (int i = 0; i < 16; i++) {
-    const struct ek__gemm gemm = {.transpose_a = (i & 1) != 0,
-                                  .transpose_b = (i & 2) != 0,
-                                  .m = (i & 4) != 0 ? 1 : 2,
-                                  .n = (i & 8) != 0 ? 1 : 2,
-                                  .k = 2,
-                                  .alpha = 1,
-                                  .a = a,
-                                  .lda = 2,
-                                  .b = b,
-                                  .ldb = 2,
-                                  .c = c,
-                                  .ldc = 2};
-    EK_TRY(sgemm(&gemm));
+    struct ek__gemm gemm = {.transpose_a = (i & 1) != 0,
+                            .transpose_b = (i & 2) != 0,
+                            .m = (i & 4) != 0 ? 1 : 2,
+                            .n = (i & 8) != 0 ? 1 : 2,
+                            .k = 2,
+                            .alpha = 1,
+                            .a = a,
+                            .lda = 2,
+                            .b = b,
+                            .ldb = 2,
+                            .c = c,
+                            .ldc = 2};
+    const int status = call_sgemm(&gemm);
+    if (status != dnnl_success) return status;
+  }
+  return dnnl_success;
+}
+
+static ek_status first_products(void) {
+  int status = dnnl_success;
+  EK_TRY(ek__cpu_memory_probe(EK__CPU_CUSHION));
+  EK_TRY(ek__cpu_onednn(&status, call_first_products, NULL));
+  EK__FAIL_IF(status == dnnl_out_of_memory, EK_ERR_OUT_OF_MEMORY,
+              "oneDNN got no memory for its first product");
+  if (status != dnnl_success) {
+    ek__cpu_products_give_up_onednn();
+    ek__log(EK_LOG_WARNING,
+            "oneDNN cannot multiply in this process (status %d; a system that keeps memory from "
+            "becoming executable is one reason): the library multiplies by itself",
+            status);
   }
   return EK_OK;
 }
@@ -121,12 +155,11 @@ static ek_status first_products(void) {
 ek_status ek__cpu_products_prepare(void) {
   static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
   static atomic_bool prepared;
-  if (atomic_load(&prepared)) return EK_OK;
+  if (ek__cpu_products_are_own() || atomic_load(&prepared)) return EK_OK;
   pthread_mutex_lock(&mutex);
   ek_status status = EK_OK;
-  if (!atomic_load(&prepared)) {
-    status = ek__cpu_memory_probe(EK__CPU_CUSHION);
-    if (status == EK_OK) status = first_products();
+  if (!ek__cpu_products_are_own() && !atomic_load(&prepared)) {
+    status = first_products();
     atomic_store(&prepared, status == EK_OK);
   }
   pthread_mutex_unlock(&mutex);

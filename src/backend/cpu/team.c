@@ -92,6 +92,7 @@ static void *helper_main(void *raw) {
   const struct helper *helper = raw;
   struct ek__team *team = helper->team;
   unsigned seen = 0;
+  ek__thread_stays_deaf();
   scratch_of_this_thread = helper->scratch;
   for (;;) {
     wait_for_ticket(team, seen);

@@ -18,6 +18,7 @@
 #include <string.h>
 
 #include "backend/cuda/cuda_clique.h"
+#include "core/thread.h"
 
 /* ---- errors ---- */
 
@@ -162,7 +163,7 @@ ek_status ek__cuda_on_all_ranks(struct ek__cuda_clique *clique, ek__cuda_rank_fu
   for (; started < count && right; started++) {
     jobs[started] = (struct rank_job){
         .clique = clique, .rank = started, .function = function, .context = context};
-    if (pthread_create(&jobs[started].thread, &attributes, rank_main, &jobs[started]) != 0) break;
+    if (ek__thread_create(&jobs[started].thread, &attributes, rank_main, &jobs[started]) != 0) break;
   }
   if (stated) pthread_attr_destroy(&attributes);
   if (started < count) atomic_store(&clique->aborted, true);
@@ -230,7 +231,7 @@ void ek__cuda_clique_abort(struct ek__cuda_clique *clique) {
   atomic_store(&clique->aborted, true);
   for (; started < count && started < EK__CUDA_MAX_POINTERS; started++) {
     jobs[started] = (struct rank_job){.clique = clique, .rank = started};
-    if (pthread_create(&jobs[started].thread, NULL, abort_main, &jobs[started]) != 0) break;
+    if (ek__thread_create(&jobs[started].thread, NULL, abort_main, &jobs[started]) != 0) break;
   }
   for (size_t i = started; i < count; i++) (void)abort_rank(clique, i, NULL);
   for (size_t i = 0; i < started; i++) pthread_join(jobs[i].thread, NULL);
