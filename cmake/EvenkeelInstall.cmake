@@ -97,8 +97,5 @@ if(EVENKEEL_HAVE_ONEDNN)
   set(EVENKEEL_PC_NOTE
       "# A program that is -static as a whole needs a static oneDNN. Debian's libdnnl-dev has none: build evenkeel with\n# -DEVENKEEL_ONEDNN=OFF for such programs.\n")
 endif()
-if(EVENKEEL_HAVE_FILES)
-  string(PREPEND EVENKEEL_PC_PRIVATE "-ljansson ")
-endif()
 configure_file("${PROJECT_SOURCE_DIR}/cmake/evenkeel.pc.in" "${PROJECT_BINARY_DIR}/evenkeel.pc" @ONLY)
 install(FILES "${PROJECT_BINARY_DIR}/evenkeel.pc" DESTINATION "${CMAKE_INSTALL_LIBDIR}/pkgconfig")

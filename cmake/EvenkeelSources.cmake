@@ -40,7 +40,7 @@ endif()
 if(EVENKEEL_HAVE_FILES)
   list(FILTER EVENKEEL_SOURCES EXCLUDE REGEX "/header_absent\\.c$")
 else()
-  list(FILTER EVENKEEL_SOURCES EXCLUDE REGEX "/header_json\\.c$")
+  list(FILTER EVENKEEL_SOURCES EXCLUDE REGEX "/(header_json|header_write|checksum)\\.c$")
 endif()
 
 # The kernels of the CPU backend that are compiled once per instruction set and type of values. Without the larger

@@ -33,7 +33,7 @@
  * EK_ERR_CORRUPT, with the file and the tensor in the message. Memory is taken for the header
  * alone, which cannot be longer than the file.
  *
- * Functions return EK_ERR_UNSUPPORTED where the library was built without jansson or xxHash.
+ * Functions return EK_ERR_UNSUPPORTED where the library was built without xxHash.
  */
 #ifndef EVENKEEL_SAFETENSORS_H
 #define EVENKEEL_SAFETENSORS_H

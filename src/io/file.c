@@ -1,13 +1,20 @@
 /*
  * file.c - see file.h. A call that a signal interrupts is made again; a failed sync is final, since
  * the system may have dropped what it could not write.
+ *
+ * Who removes a file beside another holds its lock and has seen that the name still is that file's,
+ * and who makes one looks behind its own lock whether the name was removed before: so no file that a
+ * process is writing is ever removed. Where the file system has no locks, files beside others count
+ * as left behind.
  */
+#define _GNU_SOURCE /* flock() beside O_CLOEXEC in C11 */
 #include "io/file.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -20,9 +27,11 @@ static const size_t most = (size_t)1 << 30;
 ek_status ek__file_refused(const char *path, const char *what) {
   const int error = errno;
   char text[128] = "";
-  (void)strerror_r(error, text, sizeof text);
-  return ek_error_set(error == ENOENT ? EK_ERR_NOT_FOUND : EK_ERR_IO, "%s: %s: %s", path, what,
-                      text);
+  const char *words = strerror_r(error, text, sizeof text); /* GNU's */
+  return ek_error_set(error == ENOENT   ? EK_ERR_NOT_FOUND
+                      : error == ENOMEM ? EK_ERR_OUT_OF_MEMORY
+                                        : EK_ERR_IO,
+                      "%s: %s: %s", path, what, words);
 }
 
 ek_status ek__file_open(int *file, uint64_t *size, const char *path) {
@@ -54,6 +63,65 @@ ek_status ek__file_create(int *file, const char *path) {
   if (opened < 0) return ek__file_refused(path, "cannot be created");
   *file = opened;
   return EK_OK;
+}
+
+/* ---- a file beside another ---- */
+
+/* False, and errno, where another has the lock or there are no locks. */
+static bool lock(int file) {
+  int failed = 0;
+  do {
+    failed = flock(file, LOCK_EX | LOCK_NB);
+  } while (failed != 0 && errno == EINTR);
+  return failed == 0;
+}
+
+/* Whether `path` is a name of this open, regular file. */
+static bool is_name_of(const char *path, int file) {
+  struct stat named, opened;
+  return fstat(file, &opened) == 0 && lstat(path, &named) == 0 && S_ISREG(opened.st_mode) &&
+         named.st_dev == opened.st_dev && named.st_ino == opened.st_ino;
+}
+
+bool ek__file_remove_stale(const char *path) {
+  struct stat about;
+  int file = -1;
+  if (lstat(path, &about) != 0 || !S_ISREG(about.st_mode)) return false;
+  do {
+    file = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  } while (file < 0 && errno == EINTR);
+  if (file < 0) return false;
+  const bool stale = lock(file) || errno != EWOULDBLOCK;
+  const bool removed = stale && is_name_of(path, file) && unlink(path) == 0;
+  (void)close(file);
+  return removed;
+}
+
+static int create_new(const char *path) {
+  int file = -1;
+  do {
+    file = open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+  } while (file < 0 && errno == EINTR);
+  return file;
+}
+
+ek_status ek__file_create_beside(int *file, char *name, const char *path) {
+  const size_t length = strlen(path);
+  memcpy(name, path, length + 1);
+  for (int i = 0; i < 100; i++) {
+    const char *form = i == 0 ? ".tmp" : ".%d.tmp";
+    (void)snprintf(name + length, EK__FILE_BESIDE_SIZE, form, i);
+    int opened = create_new(name);
+    if (opened < 0 && errno == EEXIST && ek__file_remove_stale(name)) opened = create_new(name);
+    if (opened < 0 && errno != EEXIST) return ek__file_refused(name, "cannot be created");
+    if (opened < 0) continue;
+    if ((lock(opened) || errno != EWOULDBLOCK) && is_name_of(name, opened)) {
+      *file = opened;
+      return EK_OK;
+    }
+    (void)close(opened); /* another has seen it before it had its lock, and removes it */
+  }
+  return ek_error_set(EK_ERR_IO, "%s: cannot be created: all such names are taken", name);
 }
 
 void ek__file_close(int file) {
@@ -91,31 +159,54 @@ ek_status ek__file_write(int file, const char *path, const void *data, size_t by
 
 /* Opens the folder that `path` is in. */
 static ek_status open_folder(int *folder, const char *path) {
-  const char *slash = strrchr(path, '/');
-  const size_t length = slash == NULL || slash == path ? 1 : (size_t)(slash - path);
+  size_t length = strlen(path);
+  *folder = -1;
+  while (length > 1 && path[length - 1] == '/') length--;
+  while (length > 0 && path[length - 1] != '/') length--;
   char *name = NULL;
-  EK_TRY(ek__new(&name, 1, length + 1, "a path"));
-  memcpy(name, slash == NULL ? "." : path, length);
-  *folder = open(name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  EK_TRY(ek__new(&name, 1, length + 2, "a path"));
+  memcpy(name, length == 0 ? "." : path, length == 0 ? 1 : length);
+  do {
+    *folder = open(name, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  } while (*folder < 0 && errno == EINTR);
   const ek_status status = *folder < 0 ? ek__file_refused(name, "cannot be opened") : EK_OK;
   ek__free(name);
+  return status;
+}
+
+static ek_status sync_file(int file, const char *path, const char *what) {
+  int failed = 0;
+  do {
+    failed = fsync(file);
+  } while (failed != 0 && errno == EINTR);
+  return failed == 0 ? EK_OK : ek__file_refused(path, what);
+}
+
+ek_status ek__file_sync_folder(const char *path) {
+  int folder = -1;
+  EK_TRY(open_folder(&folder, path));
+  const ek_status status = sync_file(folder, path, "the folder that it is in cannot be synced");
+  (void)close(folder);
   return status;
 }
 
 ek_status ek__file_replace(bool *renamed, int file, const char *from, const char *to) {
   int folder = -1;
   *renamed = false;
-  ek_status status = fsync(file) == 0 ? EK_OK : ek__file_refused(from, "cannot be synced");
-  if (close(file) != 0 && status == EK_OK) status = ek__file_refused(from, "cannot be closed");
-  if (status == EK_OK) status = open_folder(&folder, to);
-  if (status != EK_OK) return status;
-  if (rename(from, to) == 0) {
-    *renamed = true;
-    if (fsync(folder) != 0)
-      status = ek__file_refused(to, "it is there, but its folder cannot be synced");
-  } else {
-    status = ek__file_refused(to, "the new file cannot be given this name");
+  ek_status status = sync_file(file, from, "cannot be synced");
+  const int held = fcntl(file, F_DUPFD_CLOEXEC, 0); /* its lock, until it has its name */
+  /* Linux has closed it where a signal interrupts. */
+  if (close(file) != 0 && errno != EINTR && status == EK_OK) {
+    status = ek__file_refused(from, "cannot be closed");
   }
-  (void)close(folder);
+  if (status == EK_OK) status = open_folder(&folder, to);
+  if (status == EK_OK && rename(from, to) != 0) {
+    status = ek__file_refused(to, "the new file cannot be given this name");
+  } else if (status == EK_OK) {
+    *renamed = true;
+    status = sync_file(folder, to, "it is there, but its folder cannot be synced");
+  }
+  ek__file_close(held);
+  ek__file_close(folder);
   return status;
 }

@@ -12,7 +12,8 @@
 
 #include <evenkeel/status.h>
 
-/* The error of a call of the system that has just failed, by errno: EK_ERR_NOT_FOUND, EK_ERR_IO. */
+/* The error of a call of the system that has just failed, by errno: EK_ERR_NOT_FOUND,
+ * EK_ERR_OUT_OF_MEMORY, EK_ERR_IO. */
 ek_status ek__file_refused(const char *path, const char *what);
 
 /* Opens a file that there is, and says how long it is. EK_ERR_NOT_FOUND, EK_ERR_IO. */
@@ -20,6 +21,21 @@ ek_status ek__file_open(int *file, uint64_t *size, const char *path);
 /* Makes an empty file, or empties one. */
 ek_status ek__file_create(int *file, const char *path);
 void ek__file_close(int file);
+
+/*
+ * Makes a new file beside `path`, which is to take its place: `path`.tmp, or `path`.1.tmp and so on
+ * where that name is taken. It follows no link and opens nothing that is there. The process has a
+ * lock (flock) on the file while it is open, so that others see that it is being written; a file
+ * without one, which a killed process left, is removed. `name` has room for the path and
+ * EK__FILE_BESIDE_SIZE bytes. EK_ERR_NOT_FOUND, EK_ERR_IO.
+ */
+enum { EK__FILE_BESIDE_SIZE = sizeof ".99.tmp" };
+ek_status ek__file_create_beside(int *file, char *name, const char *path);
+/* Removes a regular file that no process has locked; true if it did. */
+bool ek__file_remove_stale(const char *path);
+
+/* Syncs the folder that has the entry `path`. EK_ERR_IO. */
+ek_status ek__file_sync_folder(const char *path);
 
 /* EK_ERR_CORRUPT if the file ends before. */
 ek_status ek__file_read(int file, const char *path, void *data, size_t bytes, uint64_t place);

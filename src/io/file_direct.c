@@ -24,7 +24,7 @@ enum { LEAST = 32 * EK__FILE_PAGE };
 
 int ek__file_open_direct(const char *path) {
 #ifdef O_DIRECT
-  return open(path, O_WRONLY | O_DIRECT | O_CLOEXEC);
+  return open(path, O_WRONLY | O_DIRECT | O_NOFOLLOW | O_CLOEXEC);
 #else
   (void)path;
   return -1;

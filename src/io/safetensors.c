@@ -42,12 +42,13 @@ static ek_status read_header(ek_safetensors *self, uint64_t size) {
   char *text = NULL;
   EK_TRY(ek__new(&text, 1, (size_t)length + 1, "the header of a file"));
   self->begin = sizeof prefix + length;
-  ek_status status = ek__file_read(self->file, self->path, text, (size_t)length, sizeof prefix);
-  if (status == EK_OK) {
-    status = ek__header_read(&self->header, self->path, text, (size_t)length, size - self->begin);
+  const ek_status status =
+      ek__file_read(self->file, self->path, text, (size_t)length, sizeof prefix);
+  if (status != EK_OK) {
+    ek__free(text);
+    return status;
   }
-  ek__free(text);
-  return status;
+  return ek__header_read(&self->header, self->path, text, (size_t)length, size - self->begin);
 }
 
 ek_status ek_safetensors_open(ek_safetensors **file, const char *path) {

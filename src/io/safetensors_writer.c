@@ -1,24 +1,24 @@
 /*
  * safetensors_writer.c - tensors into a file that appears when it is whole.
  *
- * The header's length is known from the start, since a checksum has as many digits as its place.
- * Tensors are written behind it at once, each at its own place, by any thread; the header comes
- * last, when the checksums are known. A file that was left alone begins with zeros, which no reader
- * takes for a header.
+ * The header's length is known from the start, since a checksum has as many digits as its place,
+ * and its memory is taken then. Tensors are written after it at once, each at its own place, by any
+ * thread; the header comes last, when the checksums are known. A file that was left alone begins
+ * with zeros, which no reader takes for a header.
  *
  * Order of what lasts: the bytes are synced before the name is given, and the name before finish
- * returns.
+ * returns. A child of fork() closes its descriptors and leaves the file to its parent.
  */
 #include <evenkeel/safetensors.h>
 
 #include <stdatomic.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "core/alloc.h"
 #include "core/error.h"
+#include "core/process.h"
 #include "core/sizes.h"
 #include "io/file.h"
 #include "io/header.h"
@@ -36,6 +36,8 @@ struct ek_safetensors_writer {
   int file;                        /* -1: not open */
   int direct;                      /* a second descriptor (file.h), or -1 */
   atomic_bool usable;              /* it is */
+  struct ek__process process;      /* which writes */
+  char *header;                    /* the first `begin` bytes of the file */
   uint64_t begin, bytes;           /* of the tensors, which lie end to end */
   struct ek__file_tensor *tensors; /* in the order of the file; names are the writer's */
   struct part *parts;              /* in the order of the caller */
@@ -117,36 +119,36 @@ static ek_status copy_all(ek_safetensors_writer *self, const ek_safetensors_entr
   return lay_out(self);
 }
 
-static ek_status write_header(ek_safetensors_writer *self, bool sized_only) {
-  char *text = NULL;
+enum { PREFIX = 8 }; /* bytes, of the length of the header's text */
+
+static ek_status make_header(ek_safetensors_writer *self) {
   size_t length = 0;
-  uint8_t prefix[8];
-  EK_TRY(
-      ek__header_write(&text, &length, self->tensors, self->count, self->pairs, self->pair_count));
-  self->begin = sizeof prefix + length;
-  for (size_t i = 0; i < sizeof prefix; i++) prefix[i] = (uint8_t)(length >> 8 * i);
-  ek_status status = EK_OK;
-  if (!sized_only)
-    status = ek__file_write(self->file, self->temporary, text, length, sizeof prefix);
-  if (!sized_only && status == EK_OK) {
-    status = ek__file_write(self->file, self->temporary, prefix, sizeof prefix, 0);
-  }
-  ek__free(text);
-  return status;
+  EK_TRY(ek__header_length(&length, self->tensors, self->count, self->pairs, self->pair_count));
+  self->begin = PREFIX + length;
+  return ek__new(&self->header, 1, (size_t)self->begin, memory_of);
+}
+
+static ek_status write_header(ek_safetensors_writer *self) {
+  const size_t length = (size_t)self->begin - PREFIX;
+  for (size_t i = 0; i < PREFIX; i++) self->header[i] = (char)(uint8_t)(length >> 8 * i);
+  ek__header_write(self->header + PREFIX, self->tensors, self->count, self->pairs,
+                   self->pair_count);
+  return ek__file_write(self->file, self->temporary, self->header, (size_t)self->begin, 0);
 }
 
 static ek_status prepare(ek_safetensors_writer *self, const char *path,
                          const ek_safetensors_entry *entries, const ek_safetensors_pair *pairs) {
-  const size_t size = strlen(path) + sizeof ".tmp";
-  EK_TRY(ek__new_copy(&self->path, path, size - sizeof ".tmp" + 1, memory_of));
-  EK_TRY(ek__new(&self->temporary, 1, size, memory_of));
+  const size_t length = strlen(path);
+  EK_TRY(ek__process_watch());
+  self->process = ek__process_this();
+  EK_TRY(ek__new_copy(&self->path, path, length + 1, memory_of));
+  EK_TRY(ek__new(&self->temporary, 1, length + EK__FILE_BESIDE_SIZE, memory_of));
   EK_TRY(ek__new(&self->tensors, self->count, sizeof *self->tensors, memory_of));
   EK_TRY(ek__new(&self->parts, self->count, sizeof *self->parts, memory_of));
   EK_TRY(ek__new(&self->pairs, self->pair_count, sizeof *self->pairs, memory_of));
-  (void)snprintf(self->temporary, size, "%s.tmp", path);
   EK_TRY(copy_all(self, entries, pairs));
-  EK_TRY(write_header(self, true));
-  EK_TRY(ek__file_create(&self->file, self->temporary));
+  EK_TRY(make_header(self));
+  EK_TRY(ek__file_create_beside(&self->file, self->temporary, path));
   self->direct = ek__file_open_direct(self->temporary);
   atomic_store(&self->usable, self->direct >= 0);
   return self->direct < 0
@@ -176,6 +178,15 @@ ek_status ek_safetensors_create(ek_safetensors_writer **writer, const char *path
 
 /* ---- tensors ---- */
 
+static ek_status check_open(const ek_safetensors_writer *self) {
+  EK__FAIL_IF(ek__process_is_child(&self->process), EK_ERR_STATE,
+              "%s: process %ld writes it, this one is a child of it", self->path,
+              self->process.id);
+  EK__FAIL_IF(self->file < 0 || atomic_load(&self->failed), EK_ERR_STATE,
+              "%s: it is finished, or a write has failed", self->path);
+  return EK_OK;
+}
+
 ek_status ek__safetensors_sum(ek_safetensors_writer *writer, size_t index, const void *data,
                               size_t bytes) {
   struct part *part = &writer->parts[index];
@@ -189,6 +200,7 @@ ek_status ek__safetensors_sum(ek_safetensors_writer *writer, size_t index, const
 
 ek_status ek__safetensors_put(ek_safetensors_writer *writer, const void *data, size_t bytes,
                               uint64_t place) {
+  EK_TRY(check_open(writer));
   const ek_status status = ek__file_write_pages(writer->file, writer->direct, &writer->usable,
                                                 writer->temporary, data, bytes, place);
   if (status != EK_OK) atomic_store(&writer->failed, true);
@@ -208,8 +220,7 @@ ek_status ek_safetensors_write(ek_safetensors_writer *writer, size_t index, cons
   EK__NOT_NULL("ek_safetensors_write", writer);
   EK__FAIL_IF(index >= writer->count || (data == NULL && bytes > 0), EK_ERR_INVALID_ARGUMENT,
               "ek_safetensors_write: there is no tensor number %zu, or no data", index);
-  EK__FAIL_IF(writer->file < 0 || atomic_load(&writer->failed), EK_ERR_STATE,
-              "%s: it is finished, or a write has failed", writer->path);
+  EK_TRY(check_open(writer));
   const uint64_t place = ek__safetensors_place(writer, index) + writer->parts[index].given;
   EK_TRY(ek__safetensors_sum(writer, index, data, bytes));
   return ek__safetensors_put(writer, data, bytes, place);
@@ -218,8 +229,7 @@ ek_status ek_safetensors_write(ek_safetensors_writer *writer, size_t index, cons
 /* ---- ending ---- */
 
 static ek_status complete(ek_safetensors_writer *self) {
-  EK__FAIL_IF(self->file < 0 || atomic_load(&self->failed), EK_ERR_STATE,
-              "%s: it is finished, or a write has failed", self->path);
+  EK_TRY(check_open(self));
   for (size_t i = 0; i < self->count; i++) {
     struct ek__file_tensor *tensor = &self->tensors[self->parts[i].tensor];
     EK__FAIL_IF(self->parts[i].given < tensor->bytes, EK_ERR_STATE, "%s: tensor %s is not complete",
@@ -229,11 +239,25 @@ static ek_status complete(ek_safetensors_writer *self) {
   return EK_OK;
 }
 
-ek_status ek_safetensors_finish(ek_safetensors_writer *writer) {
+/* The reader takes it as it stands on the disk, with all of its checksums. */
+static ek_status read_again(const ek_safetensors_writer *self) {
+  ek_safetensors *file = NULL;
+  ek_status status = ek_safetensors_open(&file, self->temporary);
+  if (status == EK_OK && !ek_safetensors_has_checksums(file)) {
+    status = ek_error_set(EK_ERR_CORRUPT, "%s: checksums are missing", self->temporary);
+  }
+  if (status == EK_OK) status = ek_safetensors_check(file);
+  ek_safetensors_free(file);
+  if (status != EK_ERR_CORRUPT) return status;
+  return ek_error_set(EK_ERR_IO, "what was written is not what is read again: %s",
+                      ek_error_message());
+}
+
+ek_status ek__safetensors_finish(ek_safetensors_writer *writer, bool read_back) {
   bool renamed = false;
-  EK__NOT_NULL("ek_safetensors_finish", writer);
   EK_TRY(complete(writer));
-  ek_status status = write_header(writer, false);
+  ek_status status = write_header(writer);
+  if (status == EK_OK && read_back) status = read_again(writer);
   if (status != EK_OK) {
     atomic_store(&writer->failed, true);
     return status;
@@ -246,12 +270,17 @@ ek_status ek_safetensors_finish(ek_safetensors_writer *writer) {
   return status;
 }
 
+ek_status ek_safetensors_finish(ek_safetensors_writer *writer) {
+  EK__NOT_NULL("ek_safetensors_finish", writer);
+  return ek__safetensors_finish(writer, false);
+}
+
 void ek_safetensors_writer_free(ek_safetensors_writer *writer) {
   if (writer == NULL) return;
   ek__file_close(writer->direct);
   if (writer->file >= 0) {
-    ek__file_close(writer->file);
-    (void)unlink(writer->temporary);
+    if (!ek__process_is_child(&writer->process)) (void)unlink(writer->temporary);
+    ek__file_close(writer->file); /* and its lock */
   }
   for (size_t i = 0; i < writer->count; i++) {
     if (writer->tensors != NULL) ek__free((char *)(uintptr_t)writer->tensors[i].entry.name);
@@ -261,6 +290,7 @@ void ek_safetensors_writer_free(ek_safetensors_writer *writer) {
     ek__free((char *)(uintptr_t)writer->pairs[i].key);
     ek__free((char *)(uintptr_t)writer->pairs[i].value);
   }
+  ek__free(writer->header);
   ek__free(writer->pairs);
   ek__free(writer->parts);
   ek__free(writer->tensors);

@@ -11,6 +11,7 @@
 
 #include "core/alloc.h"
 #include "core/error.h"
+#include "core/utf8.h"
 #include "io/file.h"
 
 enum { BUFFER = 1 << 16, PIECE = 1024 };
@@ -74,27 +75,11 @@ void ek__text_format(struct ek__text_file *file, const char *format, ...) {
   if (length > 0) ek__text_bytes(file, piece, (size_t)length < PIECE ? (size_t)length : PIECE - 1);
 }
 
-size_t ek__text_character(const char *string) {
-  const unsigned char *text = (const unsigned char *)string, first = text[0];
-  if (first < 0x80) return first == '\0' ? 0 : 1;
-  const size_t length = first >= 0xc2 && first <= 0xdf   ? 2
-                        : first >= 0xe0 && first <= 0xef ? 3
-                        : first >= 0xf0 && first <= 0xf4 ? 4
-                                                         : 0;
-  const unsigned char least = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
-  const unsigned char most = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
-  if (length == 0 || text[1] < least || text[1] > most) return 0;
-  for (size_t i = 2; i < length; i++) {
-    if (text[i] < 0x80 || text[i] > 0xbf) return 0;
-  }
-  return length;
-}
-
 void ek__text_json(struct ek__text_file *file, const char *text) {
   ek__text_bytes(file, "\"", 1);
   while (*text != '\0') {
     const unsigned char byte = (unsigned char)*text;
-    const size_t length = ek__text_character(text);
+    const size_t length = ek__utf8_length(text);
     if (byte == '"' || byte == '\\') {
       ek__text_format(file, "\\%c", byte);
     } else if (byte < 0x20 || byte == 0x7f) {

@@ -23,8 +23,6 @@ void ek__text_json(struct ek__text_file *file, const char *text);
 
 /* So many bytes as they are, 64 KiB at most. */
 void ek__text_bytes(struct ek__text_file *file, const void *bytes, size_t count);
-/* The length of the character of UTF-8 at `text`; 0: it is none, or the end. */
-size_t ek__text_character(const char *text);
 
 /* Writes the rest, gives the file its name, and frees it; in an error the old file is as it was.
  * `sync`: it is on the disk then, else a power failure may take it. */

@@ -6,6 +6,8 @@
 #include <inttypes.h>
 #include <string.h>
 
+#include "core/utf8.h"
+
 /* A reader may push what is appended at once as arguments of one call. */
 enum { APPENDED_AT_ONCE = 1000 };
 
@@ -42,7 +44,7 @@ ek_status ek__value_begin(struct ek__value_file *file, const char *path, bool pi
 static size_t utf8_length(const char *text) {
   size_t bytes = 0;
   for (size_t length; *text != '\0'; text += length > 0 ? length : 1) {
-    length = ek__text_character(text);
+    length = ek__utf8_length(text);
     bytes += length > 0 ? length : 3;
   }
   return bytes;
@@ -57,7 +59,7 @@ void ek__value_string(struct ek__value_file *file, const char *text) {
   put(file, "X");
   put_little_endian(file, utf8_length(text), 4);
   for (size_t length; *text != '\0'; text += length > 0 ? length : 1) {
-    length = ek__text_character(text);
+    length = ek__utf8_length(text);
     ek__text_bytes(file->file, length > 0 ? text : "\xef\xbf\xbd", length > 0 ? length : 3);
   }
 }

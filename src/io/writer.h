@@ -20,4 +20,8 @@ ek_status ek__safetensors_sum(ek_safetensors_writer *writer, size_t index, const
 ek_status ek__safetensors_put(ek_safetensors_writer *writer, const void *data, size_t bytes,
                               uint64_t place);
 
+/* As ek_safetensors_finish(). With `read_back` the file gets its name only after it was read again
+ * and its header and all checksums were found right; EK_ERR_IO where they are not. */
+ek_status ek__safetensors_finish(ek_safetensors_writer *writer, bool read_back);
+
 #endif /* EK_WRITER_H */
