@@ -28,6 +28,7 @@
 #include "core/alloc.h"
 #include "core/error.h"
 #include "core/options.h"
+#include "core/process.h"
 #include "core/thread.h"
 #include "io/file.h"
 #include "io/write_behind.h"
@@ -53,9 +54,11 @@ struct ek_checkpoint_write {
   size_t next;               /* of them, the first that is not filled to its end */
   uint64_t page, begin, end; /* of the file: entries lie from `begin` on, which is in this page */
   size_t piece;
-  char *memory; /* in the background: for all from `page` on, */
-  char *image;  /* which lies here in it, at a page */
+  char *memory;               /* in the background: for all from `page` on, */
+  char *image;                /* which lies here in it, at a page */
+  struct ek__process process; /* which has the thread */
   pthread_t thread;
+  bool joined;
   ek_status status; /* the thread's, with its message */
   char message[EK__MESSAGE_SIZE];
 };
@@ -128,10 +131,17 @@ static ek_status lay_out(ek_checkpoint_write *self) {
   return EK_OK;
 }
 
-static void destroy(ek_checkpoint_write *self) {
-  if (self == NULL) return;
+/* What only the writing needs. */
+static void drop_file(ek_checkpoint_write *self) {
   ek_safetensors_writer_free(self->file);
   ek__free(self->memory);
+  self->file = NULL;
+  self->memory = NULL;
+}
+
+static void destroy(ek_checkpoint_write *self) {
+  if (self == NULL) return;
+  drop_file(self);
   ek__free(self->order);
   ek__free(self->entries);
   ek__free(self->infos);
@@ -148,6 +158,8 @@ static ek_status describe(ek_checkpoint_write *self, const ek_data_parallel_mode
               "devices that only count have no state to save");
   EK__FAIL_IF(o.extras == NULL && o.extra_count > 0, EK_ERR_INVALID_ARGUMENT,
               "ek_checkpoint_options.extras is NULL");
+  /* A step that no load would take. */
+  EK_TRY(ek__state_check_number(EK_STATE_KIND_STEP, &model->step));
   self->step = model->step;
   self->keep = o.keep;
   self->extras = o.extras;
@@ -233,8 +245,11 @@ static bool next_piece(struct piece *piece, const ek_checkpoint_write *self) {
 
 /* ---- now ---- */
 
+/* Before an older state goes, the new one is read again: it comes from the disk, since most of it
+ * was written past the page cache. */
 static ek_status finish(ek_checkpoint_write *self) {
-  EK_TRY(ek_safetensors_finish(self->file));
+  const bool replaces = ek__checkpoint_replaces(self->folder, self->step, self->keep);
+  EK_TRY(ek__safetensors_finish(self->file, replaces));
   ek__checkpoint_prune(self->folder, self->step, self->keep);
   return EK_OK;
 }
@@ -299,6 +314,7 @@ ek_status ek_checkpoint_begin(ek_checkpoint_write **write, const ek_data_paralle
   EK__MODEL_ENTER(model, "ek_checkpoint_begin");
   EK_TRY(create(&self, model, folder, options));
   ek_status status = copy_all(self, model);
+  self->process = ek__process_this();
   if (status == EK_OK) {
     status = ek__thread_start(&self->thread, EK__WORKER_STACK, write_main, self);
   }
@@ -310,11 +326,24 @@ ek_status ek_checkpoint_begin(ek_checkpoint_write **write, const ek_data_paralle
   return status;
 }
 
+void ek__checkpoint_wait(ek_checkpoint_write *write) {
+  if (write == NULL || write->joined || ek__process_is_child(&write->process)) return;
+  (void)pthread_join(write->thread, NULL);
+  write->joined = true;
+  drop_file(write);
+}
+
 ek_status ek_checkpoint_end(ek_checkpoint_write *write) {
   ek_status status = EK_OK;
   if (write == NULL) return EK_OK;
-  (void)pthread_join(write->thread, NULL);
-  if (write->status != EK_OK) status = ek_error_set(write->status, "%s", write->message);
+  ek__checkpoint_wait(write);
+  if (!write->joined) {
+    status =
+        ek_error_set(EK_ERR_STATE, "%s: the save belongs to process %ld, this one is a child of it",
+                     write->folder, write->process.id);
+  } else if (write->status != EK_OK) {
+    status = ek_error_set(write->status, "%s", write->message);
+  }
   destroy(write);
   return status;
 }

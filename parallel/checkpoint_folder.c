@@ -1,11 +1,14 @@
 /*
- * checkpoint_folder.c - the folder that states lie in, and their names.
+ * checkpoint_folder.c - the folder of the states, and their names.
  *
- * The number in a name has twelve digits at least, so that names sort as steps do. Files of other
- * names are nobody's business here.
+ * The number in a name has twelve digits, or more without a leading zero, so that names sort as
+ * steps do and each step has one name. Everything else in the folder is left alone and counts for
+ * nothing: files of other names, and what is no file. A folder is read whole or not at all: an
+ * error in the middle of it is no end.
  */
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,27 +20,61 @@
 #include "core/error.h"
 #include "io/file.h"
 
-static const char prefix[] = "step-", suffix[] = ".safetensors", unfinished[] = ".safetensors.tmp";
+static const char prefix[] = "step-", suffix[] = ".safetensors", unfinished[] = ".tmp";
+
+enum { DIGITS = 12 };
 
 ek_status ek__checkpoint_path(char path[EK_CHECKPOINT_PATH_SIZE], const char *folder,
                               int64_t step) {
   const int length = snprintf(path, EK_CHECKPOINT_PATH_SIZE, "%s/%s%012lld%s", folder, prefix,
                               (long long)step, suffix);
-  if (length > 0 && (size_t)length + sizeof ".tmp" <= EK_CHECKPOINT_PATH_SIZE) return EK_OK;
+  if (length > 0 && (size_t)length + EK__FILE_BESIDE_SIZE <= EK_CHECKPOINT_PATH_SIZE) return EK_OK;
   return ek_error_set(EK_ERR_INVALID_ARGUMENT, "the path of a folder of states is too long");
 }
 
-/* The step in a name that ends in `end`; -1 for other names. */
-static int64_t step_of(const char *name, const char *end) {
+/* The step in a name, of which *rest follows; -1 for other names. */
+static int64_t step_of(const char **rest, const char *name) {
   int64_t step = 0;
-  const char *digit = name + sizeof prefix - 1;
-  if (strncmp(name, prefix, sizeof prefix - 1) != 0 || digit[0] < '0' || digit[0] > '9') return -1;
+  const char *first = name + sizeof prefix - 1, *digit = first;
+  if (strncmp(name, prefix, sizeof prefix - 1) != 0) return -1;
   for (; *digit >= '0' && *digit <= '9'; digit++) {
     if (__builtin_mul_overflow(step, 10, &step) ||
         __builtin_add_overflow(step, *digit - '0', &step))
       return -1;
   }
-  return strcmp(digit, end) == 0 ? step : -1;
+  if (digit - first < DIGITS || (digit - first > DIGITS && *first == '0')) return -1;
+  if (strncmp(digit, suffix, sizeof suffix - 1) != 0) return -1;
+  *rest = digit + sizeof suffix - 1;
+  return step;
+}
+
+/* A directory, a pipe or a link that leads nowhere is no state. What cannot be looked at counts as
+ * one, so that its reader sees the error. */
+static bool may_be_file(DIR *folder, const struct dirent *entry) {
+  struct stat about;
+  if (entry->d_type == DT_REG) return true;
+  if (entry->d_type != DT_LNK && entry->d_type != DT_UNKNOWN) return false;
+  if (fstatat(dirfd(folder), entry->d_name, &about, 0) == 0) return S_ISREG(about.st_mode);
+  return errno != ENOENT && errno != ELOOP;
+}
+
+/* The next entry; NULL at the end, with EK_OK, or after an error. */
+static const struct dirent *next_entry(ek_status *status, DIR *folder, const char *path) {
+  const struct dirent *entry = NULL;
+  do {
+    errno = 0;
+    entry = readdir(folder);
+  } while (entry == NULL && errno == EINTR);
+  *status =
+      entry == NULL && errno != 0 ? ek__file_refused(path, "the folder cannot be read") : EK_OK;
+  return entry;
+}
+
+static ek_status open_entries(DIR **entries, const char *folder) {
+  do {
+    *entries = opendir(folder);
+  } while (*entries == NULL && errno == EINTR);
+  return *entries == NULL ? ek__file_refused(folder, "the folder cannot be read") : EK_OK;
 }
 
 static int last_first(const void *left, const void *right) {
@@ -46,15 +83,16 @@ static int last_first(const void *left, const void *right) {
 }
 
 ek_status ek__checkpoint_list(int64_t **steps, size_t *count, const char *folder) {
-  DIR *entries = opendir(folder);
+  DIR *entries = NULL;
   size_t capacity = 0;
   int64_t *list = NULL;
+  const char *rest = NULL;
   ek_status status = EK_OK;
-  if (entries == NULL) return ek__file_refused(folder, "the folder cannot be read");
+  EK_TRY(open_entries(&entries, folder));
   *count = 0;
-  for (const struct dirent *entry; (entry = readdir(entries)) != NULL;) {
-    const int64_t step = step_of(entry->d_name, suffix);
-    if (step < 0) continue;
+  for (const struct dirent *entry; (entry = next_entry(&status, entries, folder)) != NULL;) {
+    const int64_t step = step_of(&rest, entry->d_name);
+    if (step < 0 || *rest != '\0' || !may_be_file(entries, entry)) continue;
     status = ek__grow(&list, &capacity, *count + 1, sizeof *list, "a list of states");
     if (status != EK_OK) break;
     list[(*count)++] = step;
@@ -71,36 +109,60 @@ ek_status ek__checkpoint_list(int64_t **steps, size_t *count, const char *folder
 
 ek_status ek__checkpoint_make_folder(const char *folder) {
   struct stat about;
-  if (mkdir(folder, 0777) == 0 || errno == EEXIST) {
+  if (mkdir(folder, 0777) == 0) return ek__file_sync_folder(folder);
+  if (errno == EEXIST) {
     if (stat(folder, &about) != 0)
       return ek__file_refused(folder, "the folder cannot be looked at");
     if (S_ISDIR(about.st_mode)) return EK_OK;
-    return ek_error_set(EK_ERR_IO, "%s: states go into a folder, and this is none", folder);
+    return ek_error_set(EK_ERR_IO, "%s: states go into a folder, and this is not one", folder);
   }
   return ek__file_refused(folder, "the folder cannot be made");
 }
 
+/* What saves left that were killed: those under way, of any process, have their file locked. */
 static void remove_unfinished(const char *folder) {
-  DIR *entries = opendir(folder);
+  DIR *entries = NULL;
   char path[EK_CHECKPOINT_PATH_SIZE];
-  if (entries == NULL) return;
-  for (const struct dirent *entry; (entry = readdir(entries)) != NULL;) {
-    if (step_of(entry->d_name, unfinished) < 0) continue;
+  const char *rest = NULL;
+  ek_status status = EK_OK;
+  if (open_entries(&entries, folder) != EK_OK) return;
+  for (const struct dirent *entry; (entry = next_entry(&status, entries, folder)) != NULL;) {
+    if (step_of(&rest, entry->d_name) < 0 || *rest != '.') continue;
+    const size_t digits = strspn(rest + 1, "0123456789");
+    if (strcmp(digits > 0 ? rest + 1 + digits : rest, unfinished) != 0) continue;
     const int length = snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
-    if (length > 0 && (size_t)length < sizeof path) (void)unlink(path);
+    if (length > 0 && (size_t)length < sizeof path) (void)ek__file_remove_stale(path);
   }
   (void)closedir(entries);
 }
 
-/* What cannot be taken away stays: the new state is there, which is what counts. */
+/* Of a list, the last first: how many states are of later steps than `step`. */
+static size_t later_than(int64_t step, const int64_t *steps, size_t count) {
+  size_t later = 0;
+  while (later < count && steps[later] > step) later++;
+  return later;
+}
+
+bool ek__checkpoint_replaces(const char *folder, int64_t step, size_t keep) {
+  int64_t *steps = NULL;
+  size_t count = 0;
+  if (ek__checkpoint_list(&steps, &count, folder) != EK_OK) return true;
+  const size_t later = later_than(step, steps, count);
+  const bool same = later < count && steps[later] == step;
+  ek__free(steps);
+  return same || (keep > 0 && count - later >= keep);
+}
+
+/* What cannot be removed stays: the new state is there, which is what counts. */
 void ek__checkpoint_prune(const char *folder, int64_t step, size_t keep) {
   int64_t *steps = NULL;
-  size_t count = 0, kept = 0;
+  size_t count = 0;
   char path[EK_CHECKPOINT_PATH_SIZE];
   remove_unfinished(folder);
   if (keep == 0 || ek__checkpoint_list(&steps, &count, folder) != EK_OK) return;
-  for (size_t i = 0; i < count; i++) {
-    if (steps[i] > step || kept++ < keep) continue;
+  const size_t later = later_than(step, steps, count);
+  for (size_t i = later; i < count; i++) {
+    if (i - later < keep) continue;
     if (ek__checkpoint_path(path, folder, steps[i]) == EK_OK) (void)unlink(path);
   }
   ek__free(steps);

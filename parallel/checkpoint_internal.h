@@ -21,15 +21,24 @@
 /* "FOLDER/step-NUMBER.safetensors", for a step >= 0. EK_ERR_INVALID_ARGUMENT if it is too long. */
 ek_status ek__checkpoint_path(char path[EK_CHECKPOINT_PATH_SIZE], const char *folder, int64_t step);
 
-/* The steps of the states in a folder, the last first; of ek__free(). EK_ERR_NOT_FOUND,
- * EK_ERR_IO. */
+/* The steps of the states in a folder, the last first; of ek__free(). A state is a regular file, or
+ * a link to one, of a name that ek__checkpoint_path() gives. EK_ERR_NOT_FOUND, EK_ERR_IO,
+ * EK_ERR_OUT_OF_MEMORY: never a list that lacks what could not be read. */
 ek_status ek__checkpoint_list(int64_t **steps, size_t *count, const char *folder);
 
-/* Makes the folder if it is not there. */
+/* Makes the folder if it is not there; then it is on the disk. */
 ek_status ek__checkpoint_make_folder(const char *folder);
 
-/* Of the states up to `step`, which was just saved, takes away all but the last `keep`: those of
- * later steps are another run's. And what was left of saves that were killed. */
+/* Whether a state of `step` that is saved with `keep` takes the place of one, or has others removed
+ * afterwards. True where that cannot be found out. */
+bool ek__checkpoint_replaces(const char *folder, int64_t step, size_t keep);
+
+/* Of the states up to `step`, which was just saved, removes all except the last `keep`: those of
+ * later steps are another run's. And what killed saves left. */
 void ek__checkpoint_prune(const char *folder, int64_t step, size_t keep);
+
+/* Waits until a save in the background has ended, and gives its memory back; ek_checkpoint_end()
+ * still tells how it went. NULL is legal. */
+void ek__checkpoint_wait(ek_checkpoint_write *write);
 
 #endif /* EK_CHECKPOINT_INTERNAL_H */

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 #include <evenkeel/safetensors.h>
 #include <evenkeel/state.h>
@@ -20,6 +21,7 @@
 #include "core/alloc.h"
 #include "core/error.h"
 #include "core/sizes.h"
+#include "io/file.h"
 #include "optimizer_internal.h"
 
 /* ---- what a file says of itself ---- */
@@ -91,19 +93,31 @@ static ek_status open_whole(ek_safetensors **file, ek_checkpoint_info *info, con
 
 /* ---- the last one of a folder ---- */
 
-/* What is damaged, or went away meanwhile, is passed over. */
-static ek_status open_last(ek_safetensors **file, ek_checkpoint_info *info, const char *folder) {
-  int64_t *steps = NULL;
-  size_t count = 0;
-  EK_TRY(ek__checkpoint_list(&steps, &count, folder));
+/* The last whole state of a list. A state is passed over for its bytes alone. EK_ERR_CORRUPT where
+ * all are damaged; EK_ERR_NOT_FOUND where one was removed since it was listed, or there are none.
+ * */
+static ek_status open_listed(ek_safetensors **file, ek_checkpoint_info *info, const char *folder,
+                             const int64_t *steps, size_t count) {
   ek_status status = ek_error_set(EK_ERR_NOT_FOUND, "%s: there is no state in this folder", folder);
   for (size_t i = 0; i < count; i++) {
     char path[EK_CHECKPOINT_PATH_SIZE];
     status = ek__checkpoint_path(path, folder, steps[i]);
     if (status == EK_OK) status = open_whole(file, info, path);
-    if (status != EK_ERR_CORRUPT && status != EK_ERR_NOT_FOUND) break;
+    if (status != EK_ERR_CORRUPT) break;
   }
-  ek__free(steps);
+  return status;
+}
+
+/* Who removes a state has saved a later one: the folder is read again. */
+static ek_status open_last(ek_safetensors **file, ek_checkpoint_info *info, const char *folder) {
+  ek_status status = EK_ERR_NOT_FOUND;
+  size_t count = 1;
+  for (int i = 0; i < 100 && status == EK_ERR_NOT_FOUND && count > 0; i++) {
+    int64_t *steps = NULL;
+    EK_TRY(ek__checkpoint_list(&steps, &count, folder));
+    status = open_listed(file, info, folder, steps, count);
+    ek__free(steps);
+  }
   if (status != EK_ERR_CORRUPT) return status;
   return ek_error_set(EK_ERR_NOT_FOUND,
                       "%s: every state in this folder is damaged; of the first: %s", folder,
@@ -121,13 +135,9 @@ ek_status ek_checkpoint_latest(ek_checkpoint_info *info, const char *folder) {
 }
 
 static ek_status open_any(ek_safetensors **file, ek_checkpoint_info *info, const char *path) {
-  int64_t *steps = NULL;
-  size_t count = 0;
-  const ek_status listed = ek__checkpoint_list(&steps, &count, path);
-  if (listed == EK_ERR_OUT_OF_MEMORY) return listed;
-  if (listed != EK_OK) return open_whole(file, info, path);
-  ek__free(steps);
-  return open_last(file, info, path);
+  struct stat about;
+  if (stat(path, &about) != 0) return ek__file_refused(path, "cannot be looked at");
+  return S_ISDIR(about.st_mode) ? open_last(file, info, path) : open_whole(file, info, path);
 }
 
 /* ---- into a model ---- */

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "checkpoint_internal.h"
 #include "core/alloc.h"
 #include "core/error.h"
 #include "core/options.h"
@@ -288,7 +289,7 @@ ek_status ek_trainer_end_save(ek_trainer *trainer) {
 ek_status ek_trainer_load(ek_checkpoint_info *info, ek_trainer *trainer, const char *path) {
   EK_TRY(check_open_still("ek_trainer_load", trainer));
   EK__OWNER_ENTER(&trainer->owner, "ek_trainer_load", "the trainer");
-  EK_TRY(end_save(trainer));
+  ek__checkpoint_wait(trainer->write); /* its error is of the next save */
   return ek_checkpoint_load(info, trainer->model, path);
 }
 

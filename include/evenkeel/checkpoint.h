@@ -17,8 +17,13 @@
  * parameters under theirs, so that any program that reads the format can take them), checksums of
  * all, and the position. It appears when it is whole and on the disk (safetensors.h), so that
  * whoever looks into the folder, after a crash or a loss of power as well, finds whole states only.
- * One program writes into a folder at a time, and a folder is one run's: the last state is that of
- * the highest step.
+ * Before a save removes or replaces an older state it has read its own file again and compared the
+ * header and all checksums. Saves may overlap, also those of one model in the background, and of
+ * one step, of which the last to end is the one that stays. A folder is one run's: the last state
+ * is that of the highest step. A file of another name, and what is no regular file, is no state: it
+ * counts for nothing and is left alone. Of step N the only name is that with twelve digits, or more
+ * without a leading zero. FOLDER/step-NUMBER.safetensors.tmp and .safetensors.K.tmp are files of
+ * saves that are under way; the next save removes those of processes that were killed.
  *
  * Where it is bit for bit, and where to rounding, that a run goes on as if uninterrupted: state.h.
  */
@@ -58,7 +63,7 @@ typedef struct ek_checkpoint_extra {
 typedef struct ek_checkpoint_options {
   size_t size;
   int64_t position; /* of the program in its data; given back by a load */
-  size_t keep;      /* after a save only the last so many up to its step stay there; 0: all */
+  size_t keep;      /* after a save only the last `keep` states up to its step stay; 0: all */
   const ek_checkpoint_extra *extras; /* read before the call returns; NULL if there are none */
   size_t extra_count;
 } ek_checkpoint_options;
@@ -75,11 +80,14 @@ typedef struct ek_checkpoint_info {
 /*
  * Writes all of the state. Makes the folder if it is not there. Call it between steps: what a step
  * has accumulated is no state. A save that fails leaves the folder's states and the model as they
- * were, and training may go on.
+ * were, and training may go on. With `keep`, or where a state of the step is there, the file is
+ * read once more.
  * EK_ERR_IO           the system refuses: a full disk, a path that is a file, a folder that cannot
- *                     be written
+ *                     be written; or the disk does not hold the bytes that were written to it
+ * EK_ERR_OUT_OF_MEMORY  host memory or a thread was refused
  * EK_ERR_NOT_FOUND    the folder cannot be made, because the one that it is in is not there
- * EK_ERR_INVALID_ARGUMENT  an extra has no name, that of another, or is not in host memory
+ * EK_ERR_INVALID_ARGUMENT  an extra has no name, that of another, one that is not UTF-8, or is not
+ *                     in host memory; a step of INT64_MAX, which no load takes
  * EK_ERR_TORN         the model's last update failed halfway
  * EK_ERR_UNSUPPORTED  `plan` devices have no state to save
  */
@@ -91,6 +99,8 @@ EK_API EK_CHECKED ek_status ek_checkpoint_save(const ek_data_parallel_model *mod
  * The same in the background: copies the state into host memory, of which it takes as much as a
  * file has bytes, and returns; a thread of its own writes. The model may go on, and be freed.
  * ek_checkpoint_end() waits until it is written, says how it went, and frees *write; NULL is legal.
+ * In a child of fork() it returns EK_ERR_STATE and frees the child's copy; the parent's save goes
+ * on.
  */
 typedef struct ek_checkpoint_write ek_checkpoint_write;
 EK_API EK_CHECKED ek_status ek_checkpoint_begin(ek_checkpoint_write **write,
@@ -100,8 +110,13 @@ EK_API EK_CHECKED ek_status ek_checkpoint_begin(ek_checkpoint_write **write,
 EK_API ek_status ek_checkpoint_end(ek_checkpoint_write *write);
 
 /*
- * The last state in a folder whose bytes are those that were written; damaged ones are passed over.
- * EK_ERR_NOT_FOUND if there is none.
+ * The last state in a folder whose bytes are those that were written. A state is passed over only
+ * because its bytes are wrong, never because it could not be read: that is an error, whatever older
+ * states there are.
+ * EK_ERR_NOT_FOUND  no folder, or no state in it that is whole
+ * EK_ERR_IO         the folder or a state cannot be read: move that file away to go on from the
+ *                   state before it
+ * EK_ERR_OUT_OF_MEMORY
  */
 EK_API EK_CHECKED ek_status ek_checkpoint_latest(ek_checkpoint_info *info, const char *folder);
 
@@ -112,8 +127,9 @@ EK_API EK_CHECKED ek_status ek_checkpoint_latest(ek_checkpoint_info *info, const
  * that the file does not have begins anew; one that the model does not have is passed over. *info
  * may be NULL. Everything is looked at before anything is written; a failure after that leaves the
  * model torn, and a second load mends it.
- * EK_ERR_NOT_FOUND  no such file, or no state in the folder
+ * EK_ERR_NOT_FOUND  no such file, or no whole state in the folder
  * EK_ERR_CORRUPT    a damaged file
+ * EK_ERR_IO, EK_ERR_OUT_OF_MEMORY  as for ek_checkpoint_latest()
  * EK_ERR_MISMATCH   a state of another model or rule; the message names the first difference
  * EK_ERR_UNSUPPORTED  a state of a newer library
  */

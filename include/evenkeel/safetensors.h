@@ -26,12 +26,13 @@
  * A file that the library writes carries a checksum (XXH3, 64 bits) of each tensor and one of the
  * header, as pairs of the header: "evenkeel.xxh3/NAME" and "evenkeel.xxh3". Other programs pass
  * over them. Where they are there, they are checked: the header's when the file is opened, a
- * tensor's whenever it is read.
+ * tensor's whenever it is read. A file with checksums of tensors and none of its header is refused.
  *
  * Nothing that a file says is believed. Opening checks every length, name, type, shape and offset,
  * that no two tensors share a byte, and that no byte belongs to none; what does not fit is
  * EK_ERR_CORRUPT, with the file and the tensor in the message. Memory is taken for the header
- * alone, which cannot be longer than the file.
+ * alone, which cannot be longer than the file; where it is refused the error is
+ * EK_ERR_OUT_OF_MEMORY, never EK_ERR_CORRUPT. A header may nest 64 levels deep.
  *
  * Functions return EK_ERR_UNSUPPORTED where the library was built without xxHash.
  */
@@ -61,6 +62,7 @@ typedef struct ek_safetensors_pair {
  * EK_ERR_NOT_FOUND  there is no such file
  * EK_ERR_IO         the system refuses to read it
  * EK_ERR_CORRUPT    it is no such file, or it was damaged
+ * EK_ERR_OUT_OF_MEMORY
  */
 EK_API EK_CHECKED ek_status ek_safetensors_open(ek_safetensors **file, const char *path);
 EK_API void ek_safetensors_free(ek_safetensors *file);
@@ -95,10 +97,13 @@ EK_API EK_CHECKED ek_status ek_safetensors_check(const ek_safetensors *file);
 /* ---- writing ---- */
 
 /*
- * Begins a file that will replace `path` when it is finished. Until then its bytes lie in
- * `path`.tmp, which is overwritten if it is there: one writer to a path. Entries and pairs are
+ * Begins a file that will replace `path` when it is finished. Until then its bytes are in a new
+ * file `path`.tmp, or `path`.1.tmp and so on where another writer has that name. What a killed
+ * process left under such a name is removed; a link, a pipe or a folder there is left alone, and
+ * the next name taken. Of two writers to a path the last to finish stays. Entries and pairs are
  * copied. Tensors are laid out by falling size of their type, so that all are aligned.
- * EK_ERR_INVALID_ARGUMENT  a name is empty, not UTF-8, twice there, or begins with "__"
+ * EK_ERR_INVALID_ARGUMENT  a name is empty, not UTF-8, twice there, or begins with "__"; a key or a
+ *                          value is not UTF-8, or a key is twice there
  * EK_ERR_IO                the system refuses to write there
  */
 EK_API EK_CHECKED ek_status ek_safetensors_create(ek_safetensors_writer **writer, const char *path,
@@ -123,7 +128,8 @@ EK_API EK_CHECKED ek_status ek_safetensors_write(ek_safetensors_writer *writer, 
  */
 EK_API EK_CHECKED ek_status ek_safetensors_finish(ek_safetensors_writer *writer);
 
-/* Frees the writer, and takes away what is not finished. NULL is legal. */
+/* Frees the writer, and removes what is not finished. NULL is legal. In a child of fork() it leaves
+ * the file to the parent; the other calls return EK_ERR_STATE there. */
 EK_API void ek_safetensors_writer_free(ek_safetensors_writer *writer);
 
 EK_END_DECLARATIONS

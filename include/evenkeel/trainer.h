@@ -152,9 +152,12 @@ EK_API EK_CHECKED ek_status ek_trainer_predict(ek_shards *outputs, ek_trainer *t
 
 /*
  * The state of the run into a folder, and out of it (checkpoint.h). ek_trainer_begin_save() copies
- * the state and returns while a thread writes it; it waits for the save before, of which it returns
- * the error, if there was one, instead of saving. ek_trainer_end_save() waits for the last one and
- * returns its error; without any it returns EK_OK. ek_trainer_free() waits.
+ * the state and returns while a thread writes it. It and ek_trainer_save() wait for the save
+ * before, of which they return the error, if there was one, instead of saving. ek_trainer_load()
+ * waits for it too and loads whatever its result was, which the next of these calls still returns.
+ * ek_trainer_end_save() waits for the last save and returns its error; without one it returns
+ * EK_OK. ek_trainer_free() waits. In a child of fork() the parent's save is EK_ERR_STATE, and goes
+ * on.
  */
 EK_API EK_CHECKED ek_status ek_trainer_save(ek_trainer *trainer, const char *folder,
                                             const ek_checkpoint_options *options);

@@ -3,9 +3,9 @@
  * the system may have dropped what it could not write.
  *
  * Who removes a file beside another holds its lock and has seen that the name still is that file's,
- * and who makes one looks behind its own lock whether the name was removed before: so no file that a
- * process is writing is ever removed. Where the file system has no locks, files beside others count
- * as left behind.
+ * and who makes one looks behind its own lock whether the name was removed before: so no file that
+ * a process is writing is ever removed. Where the file system has no locks, files beside others
+ * count as left behind.
  */
 #define _GNU_SOURCE /* flock() beside O_CLOEXEC in C11 */
 #include "io/file.h"

@@ -35,9 +35,9 @@ struct ek__header {
 };
 
 /*
- * Reads `length` bytes of text of the file `path`, with a NUL after them; `data` bytes follow them in
- * the file. Takes `text`, which is of ek__new(), also where it fails. EK_ERR_CORRUPT for what the
- * text says; EK_ERR_OUT_OF_MEMORY.
+ * Reads `length` bytes of text of the file `path`, with a NUL after them; `data` bytes follow them
+ * in the file. Takes `text`, which is of ek__new(), also where it fails. EK_ERR_CORRUPT for what
+ * the text says; EK_ERR_OUT_OF_MEMORY.
  */
 ek_status ek__header_read(struct ek__header *header, const char *path, char *text, size_t length,
                           uint64_t data);

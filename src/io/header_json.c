@@ -2,8 +2,8 @@
  * header_json.c - reads the text of a header (header.h).
  *
  * Reading happens in the text itself (json.h): names and pairs are loans of it, and the only memory
- * that is taken besides are two tables, whose lengths the text bounds. So a text is refused for what
- * it says, and never because memory was refused.
+ * that is taken besides are two tables, whose lengths the text bounds. So a text is refused for
+ * what it says, and never because memory was refused.
  *
  * Tensors and pairs are sorted by name to find what is there twice; tensors then by place.
  */
@@ -32,10 +32,11 @@ struct reader {
 };
 
 static ek_status not_json(const struct reader *reader) {
-  return ek_error_set(EK_ERR_CORRUPT,
-                      "%s: its header cannot be read: byte %zu of it is not what JSON has there, or "
-                      "nests deeper than %d levels",
-                      reader->path, (size_t)(reader->json.at - reader->begin), EK__JSON_DEPTH);
+  return ek_error_set(
+      EK_ERR_CORRUPT,
+      "%s: its header cannot be read: byte %zu of it is not what JSON has there, or "
+      "nests deeper than %d levels",
+      reader->path, (size_t)(reader->json.at - reader->begin), EK__JSON_DEPTH);
 }
 
 static ek_status twice(const char *path, const char *what, const char *name) {
@@ -159,8 +160,9 @@ static ek_status check_entry(struct ek__file_tensor *tensor, const struct entry 
   const uint64_t width = read_type(tensor);
   if (entry->rank < 0) return corrupt(path, name, "it has no shape");
   if (entry->elements < 0) {
-    return corrupt(path, name, "a size of its shape is not a whole number from 0 on, or the sizes "
-                               "are too large");
+    return corrupt(path, name,
+                   "a size of its shape is not a whole number from 0 on, or the sizes "
+                   "are too large");
   }
   like->rank = entry->rank <= EK_MAX_RANK ? (int)entry->rank : 0;
   for (int i = 0; i < like->rank; i++) like->shape[i] = entry->shape[i];
@@ -224,7 +226,7 @@ static ek_status read_text(struct ek__header *header, struct reader *reader, uin
   while (ek__json_member(json, '}', &seen)) {
     if (!ek__json_string(json, &name) || !ek__json_take(json, ':')) break;
     EK_TRY(strcmp(name, EK__HEADER_PAIRS) == 0 ? read_pairs(header, reader)
-                                           : read_tensor(header, reader, name, data));
+                                               : read_tensor(header, reader, name, data));
   }
   return ek__json_ends(json) ? EK_OK : not_json(reader);
 }
@@ -232,7 +234,8 @@ static ek_status read_text(struct ek__header *header, struct reader *reader, uin
 /* ---- what it says as a whole ---- */
 
 static int by_key(const void *left, const void *right) {
-  return strcmp(((const ek_safetensors_pair *)left)->key, ((const ek_safetensors_pair *)right)->key);
+  return strcmp(((const ek_safetensors_pair *)left)->key,
+                ((const ek_safetensors_pair *)right)->key);
 }
 
 static int by_name(const void *left, const void *right) {
@@ -295,7 +298,8 @@ static ek_status read_tensor_sums(struct ek__header *header, const char *path) {
   header->has_checksums = true;
   for (size_t i = 0; i < header->count; i++) {
     struct ek__file_tensor *tensor = &header->tensors[i];
-    memcpy(key + sizeof EK__HEADER_TENSOR_SUM - 1, tensor->entry.name, strlen(tensor->entry.name) + 1);
+    memcpy(key + sizeof EK__HEADER_TENSOR_SUM - 1, tensor->entry.name,
+           strlen(tensor->entry.name) + 1);
     const char *digits = ek__header_value(header, key);
     tensor->has_checksum = digits != NULL && ek__header_parse_sum(&tensor->checksum, digits);
     header->has_checksums = header->has_checksums && tensor->has_checksum;
@@ -310,7 +314,8 @@ static ek_status check_sums(struct ek__header *header, const char *path, uint64_
   const char *own = ek__header_value(header, EK__HEADER_SUM);
   uint64_t checksum = 0;
   for (size_t i = 0; i < header->pair_count && own == NULL; i++) {
-    if (strncmp(header->pairs[i].key, EK__HEADER_TENSOR_SUM, sizeof EK__HEADER_TENSOR_SUM - 1) != 0) continue;
+    if (strncmp(header->pairs[i].key, EK__HEADER_TENSOR_SUM, sizeof EK__HEADER_TENSOR_SUM - 1) != 0)
+      continue;
     return corrupt(path, NULL, "it has checksums of its tensors, and none of its header");
   }
   if (own == NULL) return EK_OK;
@@ -323,8 +328,7 @@ static ek_status check_sums(struct ek__header *header, const char *path, uint64_
 
 ek_status ek__header_read(struct ek__header *header, const char *path, char *text, size_t length,
                           uint64_t data) {
-  struct reader reader = {
-      .json = {text, text + length, false}, .path = path, .begin = text};
+  struct reader reader = {.json = {text, text + length, false}, .path = path, .begin = text};
   const char *digits = ek__header_find_digits(text, length);
   char said[EK__HEADER_DIGITS + 1] = "";
   *header = (struct ek__header){.text = text};

@@ -29,12 +29,13 @@ static ek_status check_name(const char *name) {
 }
 
 static ek_status check_pair(const ek_safetensors_pair *pair, size_t number) {
-  if (strncmp(pair->key, EK__HEADER_SUM, sizeof EK__HEADER_SUM - 1) != 0 && ek__utf8_is(pair->key) &&
-      ek__utf8_is(pair->value)) {
+  if (strncmp(pair->key, EK__HEADER_SUM, sizeof EK__HEADER_SUM - 1) != 0 &&
+      ek__utf8_is(pair->key) && ek__utf8_is(pair->value)) {
     return EK_OK;
   }
   return ek_error_set(EK_ERR_INVALID_ARGUMENT,
-                      "pair %zu of the header is not UTF-8, or its key is the library's own", number);
+                      "pair %zu of the header is not UTF-8, or its key is the library's own",
+                      number);
 }
 
 static int by_text(const void *left, const void *right) {

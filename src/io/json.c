@@ -136,8 +136,8 @@ static bool read_number(struct ek__json *json, bool *whole, int64_t *number) {
   *whole = true;
   for (size_t i = 0; i < count && *whole; i++) {
     const int digit = negative ? '0' - digits[i] : digits[i] - '0';
-    *whole = !__builtin_mul_overflow(value, 10, &value) &&
-             !__builtin_add_overflow(value, digit, &value);
+    *whole =
+        !__builtin_mul_overflow(value, 10, &value) && !__builtin_add_overflow(value, digit, &value);
   }
   if (!*whole) return fail(json); /* more digits than a reader can have meant */
   *number = value;

@@ -180,8 +180,7 @@ ek_status ek_safetensors_create(ek_safetensors_writer **writer, const char *path
 
 static ek_status check_open(const ek_safetensors_writer *self) {
   EK__FAIL_IF(ek__process_is_child(&self->process), EK_ERR_STATE,
-              "%s: process %ld writes it, this one is a child of it", self->path,
-              self->process.id);
+              "%s: process %ld writes it, this one is a child of it", self->path, self->process.id);
   EK__FAIL_IF(self->file < 0 || atomic_load(&self->failed), EK_ERR_STATE,
               "%s: it is finished, or a write has failed", self->path);
   return EK_OK;

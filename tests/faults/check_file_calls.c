@@ -4,7 +4,8 @@
  * save says so, training goes on, and the next save succeeds.
  *
  * Every second call is refused or killed in the foreground and the others in the background, and
- * the other way round for the next fault (EVENKEEL_TEST_EVERY=1: each call in both).
+ * One call in four is refused or killed, others in the foreground than in the background, and
+ * others with each fault (EVENKEEL_TEST_EVERY=1: each call in both, with each fault).
  *
  * Each try is a process of its own, forked from this one, which never opens a group: 0 the old
  * state is there, 1 the new one.
@@ -133,7 +134,7 @@ START_TEST(every_call_of_a_save) {
     return;
   }
   ck_assert_int_gt(calls, 20);
-  const int every = (int)ck_every(2);
+  const int every = (int)ck_every(4);
   for (int n = 1; n <= calls; n++) {
     if (!ck_part(n) || (n + _i) % every != 0) continue;
     const int ended = apart(run, fault, sign * n);
@@ -164,9 +165,12 @@ START_TEST(what_lasts_comes_first) {
   if (status != EK_ERR_UNSUPPORTED) {
     ck_ok(status);
     const char *calls = file_calls_sequence();
-    const char *sync = strchr(calls, 's'), *name = strchr(calls, 'r'), *kept = strchr(calls, 'f');
-    ck_assert_msg(sync != NULL && name != NULL && kept != NULL, "%s", calls);
-    ck_assert_msg(sync < name && name < kept, "%s", calls);
+    const char *sync = strchr(calls, 's'), *name = strchr(calls, 'r'), *made = strchr(calls, 'm');
+    ck_assert_msg(sync != NULL && name != NULL && made != NULL, "%s", calls);
+    ck_assert_msg(sync < name && strchr(name, 'f') != NULL, "%s", calls);
+    /* A folder that was made is on the disk before its first file begins. */
+    const char *kept = strchr(made, 'f'), *begun = strchr(made, 'a');
+    ck_assert_msg(kept != NULL && begun != NULL && kept < begun, "%s", calls);
     ck_assert_msg(strchr(sync, 'w') == NULL, "%s: bytes are written after the sync", calls);
     clear();
   }
@@ -200,6 +204,141 @@ START_TEST(direct_writes_may_be_unknown) {
 }
 END_TEST
 
+/* A call that a signal interrupts is made again, and what was written or read by half goes on. */
+START_TEST(interrupted_calls_are_continued) {
+  static const enum file_fault faults[] = {FILE_EINTR, FILE_SHORT};
+  const enum file_fault fault = faults[_i % 2];
+  const bool background = _i / 2 == 1;
+  const struct ck_setup setup = setup_of();
+  struct ck_training t;
+  ek_checkpoint_info info;
+  ck_training_open(&t, &setup);
+  go(&t, 1);
+  for (int n = 1, calls = 1; n <= calls; n++) {
+    file_calls_begin(fault, n);
+    ek_status status = save(&t, background);
+    int made = file_calls_end();
+    if (status == EK_ERR_UNSUPPORTED) break;
+    ck_assert_msg(status == EK_OK, "%s at call %d of %s: %s", file_fault_names[fault], n,
+                  file_calls_sequence(), ek_error_message());
+    file_calls_begin(fault, n);
+    status = ek_checkpoint_load(&info, t.model, folder);
+    if (file_calls_end() > made) made = file_calls_end();
+    ck_assert_msg(status == EK_OK && info.step == 1, "%s at call %d of %s: %s",
+                  file_fault_names[fault], n, file_calls_sequence(), ek_error_message());
+    if (made > calls) calls = made;
+  }
+  ck_training_close(&t);
+  clear();
+}
+END_TEST
+
+/* A load that is refused anything says so: it never takes an older state, nor calls a whole one
+ * damaged. */
+START_TEST(every_call_of_a_load) {
+  const struct ck_setup setup = setup_of();
+  struct ck_training t;
+  ek_checkpoint_info info;
+  int calls = 1, refused = 0;
+  ck_training_open(&t, &setup);
+  for (int step = 0; step < STEPS && calls > 0; step++) {
+    go(&t, 1);
+    const ek_status status = save(&t, false);
+    if (status == EK_ERR_UNSUPPORTED) calls = 0;
+    if (calls > 0) ck_ok(status);
+  }
+  for (int n = 0; n <= calls && calls > 0; n++) {
+    file_calls_begin(n == 0 ? FILE_NONE : FILE_EIO, n);
+    const ek_status status =
+        _i == 0 ? ek_checkpoint_load(&info, t.model, folder) : ek_checkpoint_latest(&info, folder);
+    const int made = file_calls_end();
+    if (made > calls) calls = made;
+    if (status == EK_OK) {
+      ck_assert_int_eq(info.step, STEPS);
+      continue;
+    }
+    ck_assert_msg(status == EK_ERR_IO && ck_contains(ek_error_message(), strerror(EIO)),
+                  "call %d of %s: %s: %s", n, file_calls_sequence(), ek_status_name(status),
+                  ek_error_message());
+    refused++;
+  }
+  if (calls > 0) {
+    ck_assert_int_gt(refused, 6);
+    ck_ok(ek_checkpoint_load(&info, t.model, folder));
+    ck_assert_int_eq(info.step, STEPS);
+  }
+  ck_training_close(&t);
+  clear();
+}
+END_TEST
+
+/* A disk that writes other bytes than it was given: the state before stays, and the save says so.
+ * */
+START_TEST(what_is_written_wrong_removes_nothing) {
+  const struct ck_setup setup = setup_of();
+  struct ck_training t;
+  ek_checkpoint_info info;
+  ek_checkpoint_options options = EK_CHECKPOINT_OPTIONS_INIT;
+  int calls = 1, refused = 0;
+  options.keep = 1;
+  ck_training_open(&t, &setup);
+  go(&t, 1);
+  ek_status status = ek_checkpoint_save(t.model, folder, &options);
+  if (status == EK_ERR_UNSUPPORTED) calls = 0;
+  for (int n = 1; n <= calls; n++) {
+    if (_i == 0 && n == 1) go(&t, 1); /* else the state takes the place of its own step's */
+    ek_checkpoint_write *write = NULL;
+    file_calls_begin(FILE_FLIP, n);
+    if (n % 2 == 0) {
+      status = ek_checkpoint_save(t.model, folder, &options);
+    } else {
+      status = ek_checkpoint_begin(&write, t.model, folder, &options);
+      if (status == EK_OK) status = ek_checkpoint_end(write);
+    }
+    const int made = file_calls_end();
+    if (n == 1) calls = made + 2;
+    const int fault = n <= made ? file_calls_sequence()[n - 1] : 0;
+    if (fault == 'w') {
+      ck_assert_msg(status == EK_ERR_IO && ck_contains(ek_error_message(), "is not what is read"),
+                    "call %d of %s: %s: %s", n, file_calls_sequence(), ek_status_name(status),
+                    ek_error_message());
+      refused++;
+    } else {
+      ck_ok(status);
+      if (_i == 0) go(&t, 1);
+    }
+    ck_ok(ek_checkpoint_latest(&info, folder));
+  }
+  if (calls > 0) ck_assert_int_gt(refused, 3);
+  ck_training_close(&t);
+  clear();
+}
+END_TEST
+
+/* What a file system says only when a file is closed is an error of the save. */
+START_TEST(a_refused_close_is_an_error) {
+  const struct ck_setup setup = setup_of();
+  struct ck_training t;
+  ck_training_open(&t, &setup);
+  ek_status status = save(&t, _i == 1);
+  if (status != EK_ERR_UNSUPPORTED) {
+    ck_ok(status);
+    file_calls_begin(FILE_NONE, 0);
+    ck_ok(save(&t, _i == 1));
+    (void)file_calls_end();
+    const char *calls = file_calls_sequence(), *sync = strchr(calls, 's');
+    ck_assert_msg(sync != NULL && strchr(sync, 'c') != NULL, "%s", calls);
+    file_calls_begin(FILE_EIO, (int)(strchr(sync, 'c') - calls) + 1);
+    status = save(&t, _i == 1);
+    (void)file_calls_end();
+    ck_assert_int_eq(status, EK_ERR_IO);
+    ck_assert_msg(ck_contains(ek_error_message(), "cannot be closed"), "%s", ek_error_message());
+  }
+  ck_training_close(&t);
+  clear();
+}
+END_TEST
+
 static Suite *make_suite(void) {
   Suite *suite = suite_create("file_calls");
   TCase *tests = ck_case(suite, "file_calls");
@@ -209,6 +348,10 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(tests, every_call_of_a_save, 0, 6);
   tcase_add_loop_test(tests, what_lasts_comes_first, 0, 2);
   tcase_add_loop_test(tests, direct_writes_may_be_unknown, 0, 2);
+  tcase_add_loop_test(tests, interrupted_calls_are_continued, 0, 4);
+  tcase_add_loop_test(tests, every_call_of_a_load, 0, 2);
+  tcase_add_loop_test(tests, what_is_written_wrong_removes_nothing, 0, 2);
+  tcase_add_loop_test(tests, a_refused_close_is_an_error, 0, 2);
   return suite;
 }
 

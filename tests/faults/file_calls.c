@@ -13,12 +13,14 @@
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 #include <unistd.h>
 
-const char *const file_fault_names[FILE_FAULTS] = {"none", "EIO", "ENOSPC", "SIGKILL", "EINVAL"};
+const char *const file_fault_names[FILE_FAULTS] = {
+    "none", "EIO", "ENOSPC", "SIGKILL", "EINVAL", "EINTR", "half of the bytes", "a flipped bit"};
 
 enum { MOST = 4096 };
 
@@ -42,7 +44,10 @@ int file_calls_end(void) {
 const char *file_calls_sequence(void) { return sequence; }
 
 static int error_of(enum file_fault fault) {
-  return fault == FILE_ENOSPC ? ENOSPC : fault == FILE_EINVAL ? EINVAL : EIO;
+  return fault == FILE_ENOSPC   ? ENOSPC
+         : fault == FILE_EINVAL ? EINVAL
+         : fault == FILE_EINTR  ? EINTR
+                                : EIO;
 }
 
 /* Counts a call; 1 if it is to fail, with errno set. */
@@ -51,6 +56,8 @@ static int refused(char letter) {
   const int number = atomic_fetch_add(&calls, 1) + 1;
   if (number <= MOST) sequence[number - 1] = letter;
   if (wanted == FILE_NONE || number != atomic_load(&at)) return 0;
+  if ((wanted == FILE_SHORT || wanted == FILE_FLIP) && letter != 'w' && letter != 'p') return 0;
+  if (wanted == FILE_EINTR && strchr("owpsfcale", letter) == NULL) return 0;
   if (wanted == FILE_KILL) (void)kill(getpid(), SIGKILL);
   errno = error_of(wanted);
   return 1;
@@ -70,9 +77,27 @@ int open(const char *path, int flags, ...) {
   return refused('o') ? -1 : next(path, flags, mode);
 }
 
+/* Of a call that meets its fault: whether it is of the faults that let it go on. */
+static int goes_on(void) { return wanted == FILE_SHORT || wanted == FILE_FLIP; }
+
 ssize_t pwrite(int file, const void *data, size_t bytes, off_t place) {
   NEXT(pwrite, ssize_t, int, const void *, size_t, off_t);
-  return refused('w') ? -1 : next(file, data, bytes, place);
+  if (!refused('w')) return next(file, data, bytes, place);
+  if (!goes_on()) return -1;
+  if (wanted == FILE_SHORT) return next(file, data, (bytes + 1) / 2, place);
+  const ssize_t put = next(file, data, bytes, place);
+  const unsigned char flipped = (unsigned char)(((const unsigned char *)data)[bytes / 2] ^ 4u);
+  const int plain = fcntl(file, F_GETFL);
+  (void)fcntl(file, F_SETFL, plain & ~O_DIRECT);
+  if (next(file, &flipped, 1, place + (off_t)(bytes / 2)) != 1) abort();
+  (void)fcntl(file, F_SETFL, plain);
+  return put;
+}
+
+ssize_t pread(int file, void *data, size_t bytes, off_t place) {
+  NEXT(pread, ssize_t, int, void *, size_t, off_t);
+  if (!refused('p')) return next(file, data, bytes, place);
+  return goes_on() ? next(file, data, (bytes + 1) / 2, place) : -1;
 }
 
 int fallocate(int file, int mode, off_t place, off_t bytes) {
@@ -113,6 +138,11 @@ int mkdir(const char *path, mode_t mode) {
 int stat(const char *restrict path, struct stat *restrict about) {
   NEXT(stat, int, const char *, struct stat *);
   return refused('t') ? -1 : next(path, about);
+}
+
+struct dirent *readdir(DIR *folder) {
+  NEXT(readdir, struct dirent *, DIR *);
+  return refused('e') ? NULL : next(folder);
 }
 
 DIR *opendir(const char *path) {

@@ -205,7 +205,8 @@ START_TEST(what_does_not_fit_is_refused) {
       {"{\"__metadata__\":{\"k\":1}}", 0, "is no string"},
       {"{\"__metadata__\":{\"evenkeel.xxh3\":\"0123\"}}", 0, "its checksum differs"},
       {"{\"__metadata__\":{\"evenkeel.xxh3\":\"0123456789abcdef\"}}", 0, "its checksum differs"},
-      {"{\"__metadata__\":{\"evenkeel.xxh2\":\"\",\"evenkeel.xxh3/a\":\"\"}}", 0, "none of its header"},
+      {"{\"__metadata__\":{\"evenkeel.xxh2\":\"\",\"evenkeel.xxh3/a\":\"\"}}", 0,
+       "none of its header"},
       {"{\"__metadata__\":{},\"__metadata__\":{}}", 0, "\"__metadata__\" is there twice"},
       {"{\"__metadata__\":{\"k\":\"1\",\"j\":\"\",\"k\":\"2\"}}", 0, "\"k\" is there twice"},
       {"{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\"}}", 0, "\"dtype\" is there twice"},
@@ -245,8 +246,10 @@ END_TEST
 START_TEST(what_others_add_is_passed_over) {
   ek_safetensors *file = NULL;
   if (no_files()) return;
-  put_file("{ \"gr\\u00f6\\u00DFe \\ud83d\\ude00\\n\\/\" : {\"dtype\":\"U8\",\"more\":[{}, [] ,{\"a\":[1,-0.5e+3,"
-           "{\"b\":null}],\"c\":{}},true,false,\"x\\\"\"],\"shape\":[2],\"data_offsets\":[0,2],\"z\":-0},"
+  put_file("{ \"gr\\u00f6\\u00DFe \\ud83d\\ude00\\n\\/\" : {\"dtype\":\"U8\",\"more\":[{}, [] "
+           ",{\"a\":[1,-0.5e+3,"
+           "{\"b\":null}],\"c\":{}},true,false,\"x\\\"\"],\"shape\":[2],\"data_offsets\":[0,2],"
+           "\"z\":-0},"
            "\"__metadata__\":{\"k\":\"\\u00e9\\t\"}}\n",
            2);
   ck_ok(ek_safetensors_open(&file, path));

@@ -253,7 +253,7 @@ START_TEST(other_states_are_refused) {
     ck_fails(ek_checkpoint_load(NULL, t.model, "/nobody/has/this"), EK_ERR_NOT_FOUND, "nobody");
     ck_fails(ek_checkpoint_load(NULL, t.model, NULL), EK_ERR_INVALID_ARGUMENT, "path is NULL");
     ck_fails(ek_checkpoint_save(t.model, NULL, NULL), EK_ERR_INVALID_ARGUMENT, "folder is NULL");
-    ck_fails(ek_checkpoint_save(t.model, path, NULL), EK_ERR_IO, "this is none");
+    ck_fails(ek_checkpoint_save(t.model, path, NULL), EK_ERR_IO, "this is not one");
     ck_fails(ek_checkpoint_save(t.model, "/nobody/has/this", NULL), EK_ERR_NOT_FOUND, "nobody");
     struct ck_state after = ck_state_take(t.model);
     ck_state_same("after refused files", &after, &before);
@@ -412,7 +412,7 @@ START_TEST(folders_that_cannot_be_written) {
     (void)snprintf(below, sizeof below, "%s/x", path);
     const struct {
       const char *folder, *text;
-    } cases[] = {{path, "states go into a folder, and this is none"},
+    } cases[] = {{path, "states go into a folder, and this is not one"},
                  {below, "the folder cannot be made: Not a directory"},
                  {"/nobody/has/this", "the folder cannot be made: No such file or directory"},
                  {"/proc/self", "cannot be created"}, /* root's folders, too, have limits */

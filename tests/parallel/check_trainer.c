@@ -464,8 +464,8 @@ START_TEST(saves_and_loads) {
     ck_state_same("resumed", &got, &want);
     ck_state_drop(&got);
     ck_state_drop(&want);
-    ck_fails(ek_trainer_save(b.trainer, path, NULL), EK_ERR_IO, "this is none");
-    ck_fails(ek_trainer_begin_save(b.trainer, path, NULL), EK_ERR_IO, "this is none");
+    ck_fails(ek_trainer_save(b.trainer, path, NULL), EK_ERR_IO, "this is not one");
+    ck_fails(ek_trainer_begin_save(b.trainer, path, NULL), EK_ERR_IO, "this is not one");
     ck_ok(ek_trainer_end_save(b.trainer));
     ck_fails(ek_trainer_load(NULL, NULL, folder), EK_ERR_INVALID_ARGUMENT, "trainer is NULL");
     ck_assert_int_eq(unlink(path), 0);
