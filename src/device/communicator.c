@@ -3,6 +3,8 @@
  */
 #include <evenkeel/communicator.h>
 
+#include <pthread.h>
+
 #include "core/alloc.h"
 #include "core/error.h"
 #include "device/communicator_internal.h"
@@ -72,7 +74,9 @@ void ek_communicator_free(ek_communicator *communicator) {
   ek__group_detach(communicator->group, &communicator->abortable);
   for (size_t i = 0; i < ek_group_size(communicator->group); i++) {
     ek_device *device = ek_group_device(communicator->group, i);
+    pthread_mutex_lock(&device->used_mutex);
     if (device->used == communicator) device->used = NULL;
+    pthread_mutex_unlock(&device->used_mutex);
   }
   communicator->table->close(communicator);
 }
@@ -137,6 +141,20 @@ static const struct {
              [EK__REDUCE_SCATTER] = {"reduce_scatter", true, true},
              [EK__ALL_GATHER] = {"all_gather", false, true}};
 
+/* Another thread may be freeing the communicator that was used last: it waits until that has
+ * settled, and no worker finds it afterwards. */
+static ek_status change_to(ek_communicator *communicator, ek_device *device) {
+  ek_status status = EK_OK;
+  pthread_mutex_lock(&device->used_mutex);
+  ek_communicator *used = device->used;
+  if (used != NULL && used != communicator && used->table->settle != NULL) {
+    status = used->table->settle(used, device);
+  }
+  if (status == EK_OK) device->used = communicator;
+  pthread_mutex_unlock(&device->used_mutex);
+  return status;
+}
+
 static ek_status start(ek_communicator *communicator, ek_device *device,
                        enum ek__collective_kind kind, const ek_tensor *tensor, size_t root,
                        const int64_t *offsets, uint64_t about) {
@@ -153,11 +171,7 @@ static ek_status start(ek_communicator *communicator, ek_device *device,
                                             .root = root,
                                             .offsets = offsets,
                                             .about = about};
-  ek_communicator *used = device->used;
-  if (used != NULL && used != communicator && used->table->settle != NULL) {
-    EK_TRY(used->table->settle(used, device));
-  }
-  device->used = communicator;
+  EK_TRY(change_to(communicator, device));
   return communicator->table->start(communicator, device, &collective);
 }
 

@@ -42,6 +42,7 @@ ek_status ek__device_open(ek_device **device, ek_group *group, void *group_nativ
   result->index = index;
   result->threads = threads;
   result->head.deterministic = deterministic;
+  pthread_mutex_init(&result->used_mutex, NULL);
   set_name(result, spec);
   ek_status status = EK_OK;
   uint64_t capacity = spec->capacity;
@@ -78,6 +79,7 @@ void ek__device_close(ek_device *device) {
   ek__track_free(device->kept_track);
   ek__arena_close(&device->arena);
   if (device->head.native != NULL) device->backend->device_close(device->head.native);
+  pthread_mutex_destroy(&device->used_mutex);
   ek__free(device);
 }
 

@@ -7,6 +7,7 @@
 
 #include <evenkeel/communicator.h>
 
+#include <pthread.h>
 #include <stdatomic.h>
 
 #include "device/arena.h"
@@ -25,6 +26,7 @@ struct ek_device {
   atomic_int events;           /* that are not freed yet */
   struct ek__fault fault;      /* of a test */
   struct ek__work work;        /* if it only counts: its worker's */
+  pthread_mutex_t used_mutex;  /* of `used`; held while a worker settles that communicator */
   ek_communicator *used;       /* its worker's last collective was one of this communicator's */
   _Atomic(struct ek__track *) track; /* that records, or NULL */
   struct ek__track *kept_track;      /* the same, or one that has ended, or NULL */

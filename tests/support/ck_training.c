@@ -67,7 +67,7 @@ ek_status ck_clipped_adamw(ek_optimizer **optimizer) {
 
 /* ---- opening and closing ---- */
 
-static void free_parts(struct ck_training *training) {
+void ck_training_free(struct ck_training *training) {
   ek_data_parallel_optimizer_free(training->optimizer);
   ek_data_parallel_criterion_free(training->loss);
   ek_data_parallel_model_free(training->model);
@@ -101,7 +101,7 @@ ek_status ck_training_try(struct ck_training *training, const struct ck_setup *s
   ck_setup_precision(&training->setup);
   const ek_status status = open_parts(training);
   if (status != EK_OK) {
-    free_parts(training);
+    ck_training_free(training);
     memset(training, 0, sizeof *training);
   }
   return status;
@@ -114,7 +114,7 @@ void ck_training_open(struct ck_training *training, const struct ck_setup *setup
 }
 
 void ck_training_close(struct ck_training *training) {
-  free_parts(training);
+  ck_training_free(training);
   ck_no_memory_held(training->group);
   if (training->owns_group) ek_group_free(training->group);
   memset(training, 0, sizeof *training);

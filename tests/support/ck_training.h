@@ -66,6 +66,8 @@ void ck_training_open(struct ck_training *training, const struct ck_setup *setup
 /* The same on a group that stays the caller's; a failure leaves nothing to close. */
 ek_status ck_training_try(struct ck_training *training, const struct ck_setup *setup,
                           ek_group *group);
+/* Frees all of it except the group, on which others may be at work. */
+void ck_training_free(struct ck_training *training);
 /* Frees all of it and checks that the devices hold nothing. */
 void ck_training_close(struct ck_training *training);
 

@@ -3,7 +3,7 @@
  *
  * Jobs, collectives, scatters, copies and failures from several threads at once: every caller gets
  * the result of its own job, with its own message, and its own numbers. And a training step gives
- * the same bits while a loader scatters beside it.
+ * the same bits while a loader scatters beside it, or while models and communicators come and go.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -159,19 +159,23 @@ START_TEST(every_caller_gets_its_own) {
 }
 END_TEST
 
-/* ---- a loader beside a training ---- */
+/* ---- another thread beside a training ---- */
 
 enum { STEPS = 12, SAMPLES = 12 };
 
-struct loader {
+struct neighbour {
+  void *(*function)(void *neighbour);
+  const struct ck_setup *setup; /* of the training */
+  struct ck_batch batch;
   ek_group *group;
   atomic_bool stop;
   int rounds;
   char wrong[1024];
 };
 
+/* A loader, which scatters. */
 static void *load(void *argument) {
-  struct loader *loader = argument;
+  struct neighbour *loader = argument;
   static float rows[SAMPLES * 8192];
   const int64_t shape[] = {SAMPLES, 8192};
   while (!atomic_load(&loader->stop) && loader->wrong[0] == '\0') {
@@ -184,7 +188,7 @@ static void *load(void *argument) {
       status = ek_scatter(&shards, loader->group, &host, EK_MEMORY_INPUTS, &options);
     }
     if (status != EK_OK) {
-      (void)snprintf(loader->wrong, sizeof loader->wrong, "loader: %s", ek_error_message());
+      (void)snprintf(loader->wrong, sizeof loader->wrong, "%s", ek_error_message());
     }
     ek_shards_free(&shards);
     loader->rounds++;
@@ -192,26 +196,26 @@ static void *load(void *argument) {
   return NULL;
 }
 
-static double *train(const struct ck_setup *setup, bool beside_a_loader, int64_t *count) {
+static double *train(const struct ck_setup *setup, void *(*beside)(void *), int64_t *count) {
   struct ck_training training;
   struct ck_batch batch = ck_batch_make(setup->workload, setup->options.type, SAMPLES, 0.2, 1);
   ek_group *group = ck_open(setup->spec, 2);
   ck_ok(ck_training_try(&training, setup, group));
-  static struct loader loader;
-  loader = (struct loader){.group = group};
+  static struct neighbour neighbour;
+  neighbour = (struct neighbour){.setup = setup, .batch = batch, .group = group};
   pthread_t thread;
-  if (beside_a_loader) ck_assert_int_eq(pthread_create(&thread, NULL, load, &loader), 0);
+  if (beside != NULL) ck_assert_int_eq(pthread_create(&thread, NULL, beside, &neighbour), 0);
   ek_status status = EK_OK;
   for (int i = 0; i < STEPS && status == EK_OK; i++) {
     status = ck_training_step(&training, &batch, NULL);
   }
   char message[1024];
   (void)snprintf(message, sizeof message, "%s", ek_error_message());
-  atomic_store(&loader.stop, true);
-  if (beside_a_loader) (void)pthread_join(thread, NULL);
+  atomic_store(&neighbour.stop, true);
+  if (beside != NULL) (void)pthread_join(thread, NULL);
   ck_assert_msg(status == EK_OK, "step: %s", message);
-  ck_assert_msg(loader.wrong[0] == '\0', "%s", loader.wrong);
-  ck_assert(!beside_a_loader || loader.rounds > 0);
+  ck_assert_msg(neighbour.wrong[0] == '\0', "beside: %s", neighbour.wrong);
+  ck_assert(beside == NULL || neighbour.rounds > 0);
   double *values = ck_training_read(&training, CK_VALUES, count);
   ck_batch_free(&batch);
   ck_training_close(&training);
@@ -219,14 +223,55 @@ static double *train(const struct ck_setup *setup, bool beside_a_loader, int64_t
   return values;
 }
 
-START_TEST(a_loader_changes_no_bit) {
-  struct ck_setup setup = ck_setup_mode(ck_workload("gpt"), "cpu:3", (ek_mode)_i);
+static void compare_with_neighbour(int mode, void *(*beside)(void *)) {
+  struct ck_setup setup = ck_setup_mode(ck_workload("gpt"), "cpu:3", (ek_mode)mode);
   setup.optimizer = ck_clipped_adamw;
   int64_t count = 0;
-  double *alone = train(&setup, false, &count), *beside = train(&setup, true, &count);
-  ck_same_bits("parameters", beside, alone, count);
-  free(beside);
+  double *alone = train(&setup, NULL, &count), *got = train(&setup, beside, &count);
+  ck_same_bits("parameters", got, alone, count);
+  free(got);
   free(alone);
+}
+
+START_TEST(a_loader_changes_no_bit) {
+  compare_with_neighbour(_i, load);
+}
+END_TEST
+
+/* A model that has had a step, and a communicator that was used, are freed. */
+static ek_status come_and_go(struct neighbour *visitor) {
+  static struct caller caller;
+  const int64_t count = NUMBERS;
+  struct ck_training training;
+  memset(&caller, 0, sizeof caller);
+  EK_TRY(ck_training_try(&training, visitor->setup, visitor->group));
+  ek_status status = ck_training_step(&training, &visitor->batch, NULL);
+  ck_training_free(&training);
+  EK_TRY(status);
+  EK_TRY(ek_communicator_open(&caller.communicator, visitor->group));
+  for (size_t k = 0; k < DEVICES && status == EK_OK; k++) {
+    status = ek_tensor_create(&caller.sums[k], ek_group_device(visitor->group, k),
+                              EK_MEMORY_COMMUNICATION, EK_F32, 1, &count);
+  }
+  if (status == EK_OK) status = ek_group_apply(visitor->group, counted_job, &caller);
+  ek_communicator_free(caller.communicator);
+  for (size_t k = 0; k < DEVICES; k++) ek_tensor_free(&caller.sums[k]);
+  return status;
+}
+
+static void *visit(void *argument) {
+  struct neighbour *visitor = argument;
+  while (!atomic_load(&visitor->stop) && visitor->wrong[0] == '\0') {
+    if (come_and_go(visitor) != EK_OK) {
+      (void)snprintf(visitor->wrong, sizeof visitor->wrong, "%s", ek_error_message());
+    }
+    visitor->rounds++;
+  }
+  return NULL;
+}
+
+START_TEST(freeing_beside_a_training_changes_no_bit) {
+  compare_with_neighbour(_i, visit);
 }
 END_TEST
 
@@ -234,6 +279,8 @@ static Suite *make_suite(void) {
   Suite *suite = suite_create("callers");
   tcase_add_test(ck_case(suite, "callers"), every_caller_gets_its_own);
   tcase_add_loop_test(ck_case(suite, "loader"), a_loader_changes_no_bit, 0, CK_MODES);
+  tcase_add_loop_test(ck_case(suite, "freeing"), freeing_beside_a_training_changes_no_bit, 0,
+                      CK_MODES);
   return suite;
 }
 
