@@ -26,6 +26,7 @@
 
 #include "checkpoint_internal.h"
 #include "core/alloc.h"
+#include "core/c_locale.h"
 #include "core/error.h"
 #include "core/options.h"
 #include "core/process.h"
@@ -104,8 +105,10 @@ static ek_status open_file(ek_checkpoint_write *self, const ek_data_parallel_mod
   (void)snprintf(number, sizeof number, "%lld", (long long)position);
   if (model->optimizer != NULL) {
     const ek_schedule *s = &model->optimizer->schedule;
+    const locale_t before = ek__c_locale_begin();
     (void)snprintf(schedule, sizeof schedule, "%d %a %a %lld %lld", (int)s->kind, s->peak, s->floor,
                    (long long)s->warmup, (long long)s->total);
+    ek__c_locale_end(before);
     pairs[count++] = (ek_safetensors_pair){EK__CHECKPOINT_SCHEDULE_KEY, schedule};
   }
   EK_TRY(ek__checkpoint_path(path, self->folder, model->step));

@@ -19,6 +19,7 @@
 
 #include "checkpoint_internal.h"
 #include "core/alloc.h"
+#include "core/c_locale.h"
 #include "core/error.h"
 #include "core/sizes.h"
 #include "io/file.h"
@@ -41,10 +42,11 @@ static bool read_schedule(ek_schedule *schedule, const char *text) {
   int kind = 0;
   double peak = 0, floor = 0;
   long long warmup = 0, total = 0;
-  if (text == NULL ||
-      sscanf(text, "%d %la %la %lld %lld", &kind, &peak, &floor, &warmup, &total) != 5) {
-    return false;
-  }
+  if (text == NULL) return false;
+  const locale_t before = ek__c_locale_begin();
+  const int read = sscanf(text, "%d %la %la %lld %lld", &kind, &peak, &floor, &warmup, &total);
+  ek__c_locale_end(before);
+  if (read != 5) return false;
   if (kind == EK_SCHEDULE_CONSTANT) return ek_schedule_constant(schedule, peak) == EK_OK;
   return kind == EK_SCHEDULE_WARMUP_COSINE &&
          ek_schedule_warmup_cosine(schedule, peak, floor, warmup, total) == EK_OK;

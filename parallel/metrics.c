@@ -1,11 +1,15 @@
 /*
  * metrics.c - see metrics.h. All text is made in one buffer, taken when the metrics are opened.
+ *
+ * Files of lines are opened and written without blocking, which only a pipe notices: a reader that
+ * stops to read must not stop the training.
  */
 #include <evenkeel/metrics.h>
 
 #include <errno.h>
 #include <fcntl.h>
 #include <math.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -14,12 +18,19 @@
 #include <unistd.h>
 
 #include "core/alloc.h"
+#include "core/c_locale.h"
 #include "core/error.h"
 #include "io/file.h"
 #include "io/text_file.h"
 
-/* Bytes of a line but for its devices, and of one of them: names have at most 31. */
-enum { LINE = 1024, LINE_DEVICE = 160 };
+/* Bytes of a line, of a device in it, whose name has at most 31, and of a number of the program's
+ * own. */
+enum { LINE = 1024, LINE_DEVICE = 160, LINE_NUMBER = EK_METRICS_NAME_SIZE + 32 };
+
+struct number {
+  char name[EK_METRICS_NAME_SIZE];
+  double value;
+};
 
 struct ek_metrics {
   ek_group *group;
@@ -34,6 +45,9 @@ struct ek_metrics {
   int64_t step;
   uint64_t skipped;
   bool told;
+  bool cut; /* the last line of the file has no end */
+  struct number numbers[EK_METRICS_NUMBERS];
+  size_t number_count;
 };
 
 static double now(clockid_t clock) {
@@ -44,15 +58,32 @@ static double now(clockid_t clock) {
 
 /* ---- opening ---- */
 
+/* Whether what is in the file, which may not be readable, ends in the middle of a line. */
+static bool is_cut(const char *path, off_t size) {
+  char last = '\n';
+  const int file = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (file >= 0 && size > 0 && pread(file, &last, 1, size - 1) != 1) last = '\n';
+  ek__file_close(file);
+  return last != '\n';
+}
+
 static ek_status open_lines(ek_metrics *self, const char *path) {
+  struct stat about;
   do {
-    self->lines = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    self->lines = open(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK, 0666);
   } while (self->lines < 0 && errno == EINTR);
-  return self->lines >= 0 ? EK_OK : ek__file_refused(path, "cannot be opened");
+  if (self->lines < 0) {
+    return ek__file_refused(path, errno == ENXIO ? "cannot be opened: nothing reads this pipe"
+                                                 : "cannot be opened");
+  }
+  if (fstat(self->lines, &about) == 0 && S_ISREG(about.st_mode)) {
+    self->cut = is_cut(path, about.st_size);
+  }
+  return EK_OK;
 }
 
 static ek_status open_files(ek_metrics *self, const char *prometheus, const char *lines) {
-  self->size = LINE + LINE_DEVICE * ek_group_size(self->group);
+  self->size = LINE + LINE_NUMBER * EK_METRICS_NUMBERS + LINE_DEVICE * ek_group_size(self->group);
   EK_TRY(ek__new(&self->buffer, self->size, 1, "metrics"));
   if (prometheus != NULL) {
     EK_TRY(ek__new_copy(&self->prometheus, prometheus, strlen(prometheus) + 1, "metrics"));
@@ -114,6 +145,7 @@ static void add_number(ek_metrics *self, const char *key, double value) {
 
 static ek_status make_line(ek_metrics *self) {
   self->used = 0;
+  if (self->cut) add(self, "\n");
   add(self, "{\"time\": %.3f, \"step\": %lld, ", self->time, (long long)self->step);
   add_number(self, "loss", self->loss);
   add_number(self, "gradient_norm", self->norm);
@@ -122,7 +154,11 @@ static ek_status make_line(ek_metrics *self) {
   add_number(self, "seconds", self->seconds);
   add_number(self, "tokens_per_second", self->per_second);
   add_number(self, "loss_scale", self->scale);
-  add(self, "\"skipped_steps\": %llu, \"devices\": [", (unsigned long long)self->skipped);
+  add(self, "\"skipped_steps\": %llu, ", (unsigned long long)self->skipped);
+  for (size_t i = 0; i < self->number_count; i++) {
+    add_number(self, self->numbers[i].name, self->numbers[i].value);
+  }
+  add(self, "\"devices\": [");
   for (size_t k = 0; k < ek_group_size(self->group); k++) {
     const ek_device *device = ek_group_device(self->group, k);
     ek_memory_usage usage;
@@ -136,15 +172,35 @@ static ek_status make_line(ek_metrics *self) {
   return EK_OK;
 }
 
+/* write(), but a pipe without a reader raises no signal: it is blocked, and what came is taken. */
+static ssize_t write_quietly(int file, const char *data, size_t bytes) {
+  sigset_t pipe, pending, before;
+  (void)sigemptyset(&pipe);
+  (void)sigaddset(&pipe, SIGPIPE);
+  (void)sigpending(&pending);
+  const bool was_pending = sigismember(&pending, SIGPIPE) == 1;
+  (void)pthread_sigmask(SIG_BLOCK, &pipe, &before);
+  ssize_t written;
+  do {
+    written = write(file, data, bytes);
+  } while (written < 0 && errno == EINTR);
+  const int error = errno;
+  if (written < 0 && error == EPIPE && !was_pending) {
+    const struct timespec now = {0};
+    while (sigtimedwait(&pipe, NULL, &now) < 0 && errno == EINTR) continue;
+  }
+  (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+  errno = error;
+  return written;
+}
+
 /* One write, which the system does not mix with those of others. */
 static ek_status write_line(ek_metrics *self) {
   if (self->lines < 0) return EK_OK;
   EK_TRY(make_line(self));
-  ssize_t written;
-  do {
-    written = write(self->lines, self->buffer, self->used);
-  } while (written < 0 && errno == EINTR);
+  const ssize_t written = write_quietly(self->lines, self->buffer, self->used);
   if (written < 0) return ek__file_refused(self->lines_path, "cannot be written");
+  if (written > 0) self->cut = (size_t)written != self->used;
   EK__FAIL_IF((size_t)written != self->used, EK_ERR_IO, "%s: only a part of a line was written",
               self->lines_path);
   return EK_OK;
@@ -192,14 +248,17 @@ static ek_status write_prometheus(ek_metrics *self) {
   put_metric(file, "gradient_norm", "gauge", "Norm of the last gradient, before clipping.",
              self->norm);
   put_metric(file, "learning_rate", "gauge", "Learning rate of the last step.", self->rate);
-  put_metric(file, "tokens_total", "counter", "Tokens that this process has trained on.",
-             self->tokens);
+  put_metric(file, "tokens_total", "counter", "Tokens that the run has trained on.", self->tokens);
   put_metric(file, "tokens_per_second", "gauge", "Tokens a second in the last step.",
              self->per_second);
   put_metric(file, "loss_scale", "gauge", "The loss scale of the last step.", self->scale);
   put_metric(file, "skipped_steps_total", "counter", "Steps that changed nothing.",
              (double)self->skipped);
   put_metric(file, "last_step_timestamp_seconds", "gauge", "When the last step ended.", self->time);
+  for (size_t i = 0; i < self->number_count; i++) {
+    const struct number *it = &self->numbers[i];
+    put_metric(file, it->name, "gauge", "A number of the program's own.", it->value);
+  }
   ek_status status = put_devices(file, self->group, false);
   if (status == EK_OK) status = put_devices(file, self->group, true);
   if (status != EK_OK) {
@@ -228,11 +287,7 @@ static void take(ek_metrics *self, const ek_step_result *result, double tokens) 
   self->scale = result->loss_scale;
 }
 
-ek_status ek_metrics_step(ek_metrics *metrics, const ek_step_result *result, double tokens) {
-  EK__NOT_NULL("ek_metrics_step", metrics);
-  EK__FAIL_IF(!isfinite(tokens) || tokens < 0, EK_ERR_INVALID_ARGUMENT,
-              "ek_metrics_step: %g tokens, expected a number >= 0", tokens);
-  take(metrics, result, tokens);
+static ek_status write_both(ek_metrics *metrics) {
   EK_TRY(write_line(metrics));
   if (metrics->written > 0 && metrics->last - metrics->written < 1) return EK_OK;
   EK_TRY(write_prometheus(metrics));
@@ -240,9 +295,89 @@ ek_status ek_metrics_step(ek_metrics *metrics, const ek_step_result *result, dou
   return EK_OK;
 }
 
+ek_status ek_metrics_step(ek_metrics *metrics, const ek_step_result *result, double tokens) {
+  EK__NOT_NULL("ek_metrics_step", metrics);
+  EK__FAIL_IF(!isfinite(tokens) || tokens < 0, EK_ERR_INVALID_ARGUMENT,
+              "ek_metrics_step: %g tokens, expected a number >= 0", tokens);
+  take(metrics, result, tokens);
+  const locale_t before = ek__c_locale_begin();
+  const ek_status status = write_both(metrics);
+  ek__c_locale_end(before);
+  return status;
+}
+
+/* ---- what the program says ---- */
+
+/* The names of a line and of the metrics of the other file. */
+static bool is_taken(const char *name) {
+  static const char *const names[] = {"time",
+                                      "step",
+                                      "loss",
+                                      "gradient_norm",
+                                      "learning_rate",
+                                      "tokens",
+                                      "tokens_total",
+                                      "seconds",
+                                      "tokens_per_second",
+                                      "loss_scale",
+                                      "skipped_steps",
+                                      "skipped_steps_total",
+                                      "last_step_timestamp_seconds",
+                                      "devices",
+                                      "device_held_bytes",
+                                      "device_peak_bytes"};
+  for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+    if (strcmp(name, names[i]) == 0) return true;
+  }
+  return false;
+}
+
+static ek_status check_name(const char *name) {
+  const size_t length = strlen(name);
+  const bool legal =
+      strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789_") == length && *name >= 'a';
+  EK__FAIL_IF(!legal || length >= EK_METRICS_NAME_SIZE, EK_ERR_INVALID_ARGUMENT,
+              "ek_metrics_put: \"%.60s\" is no name of a number; expected a lower-case letter, "
+              "then lower-case letters, digits and underscores, at most %d in all",
+              name, EK_METRICS_NAME_SIZE - 1);
+  EK__FAIL_IF(is_taken(name), EK_ERR_INVALID_ARGUMENT,
+              "ek_metrics_put: \"%s\" is a number of the library's; expected another name", name);
+  return EK_OK;
+}
+
+ek_status ek_metrics_put(ek_metrics *metrics, const char *name, double value) {
+  EK__NOT_NULL("ek_metrics_put", metrics, name);
+  EK_TRY(check_name(name));
+  size_t i = 0;
+  while (i < metrics->number_count && strcmp(metrics->numbers[i].name, name) != 0) i++;
+  EK__FAIL_IF(i == EK_METRICS_NUMBERS, EK_ERR_INVALID_ARGUMENT,
+              "ek_metrics_put: \"%s\" would be number %d; there is room for %d", name,
+              EK_METRICS_NUMBERS + 1, EK_METRICS_NUMBERS);
+  struct number *it = &metrics->numbers[i];
+  it->value = value;
+  if (i < metrics->number_count) return EK_OK;
+  memcpy(it->name, name, strlen(name) + 1);
+  metrics->number_count++;
+  return EK_OK;
+}
+
+ek_status ek_metrics_resume(ek_metrics *metrics, double tokens) {
+  EK__NOT_NULL("ek_metrics_resume", metrics);
+  EK__FAIL_IF(!isfinite(tokens) || tokens < 0, EK_ERR_INVALID_ARGUMENT,
+              "ek_metrics_resume: %g tokens, expected a number >= 0", tokens);
+  EK__FAIL_IF(metrics->told, EK_ERR_STATE,
+              "ek_metrics_resume: a step has been counted; expected before the first one");
+  metrics->tokens = tokens;
+  return EK_OK;
+}
+
+/* ---- the end ---- */
+
 ek_status ek_metrics_free(ek_metrics *metrics) {
   if (metrics == NULL) return EK_OK;
+  const locale_t before = ek__c_locale_begin();
   const ek_status status = metrics->told ? write_prometheus(metrics) : EK_OK;
+  ek__c_locale_end(before);
   free_metrics(metrics);
   return status;
 }

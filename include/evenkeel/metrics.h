@@ -1,9 +1,9 @@
 /*
- * metrics.h - figures of a long run for those who watch it: a file for Prometheus and a line of
- * JSON for each step.
+ * metrics.h - monitoring for long runs: a file for Prometheus and a line of JSON for each step.
  *
  *     EK_TRY(ek_metrics_open(&metrics, group, "run.prom", "run.jsonl"));
  *     ...                                                                    // for each step
+ *     EK_TRY_GOTO(status, ek_metrics_put(metrics, "epoch", epoch), cleanup); // or less often
  *     EK_TRY_GOTO(status, ek_metrics_step(metrics, &result, tokens), cleanup);
  *   cleanup:
  *     ek_metrics_free(metrics);
@@ -13,6 +13,7 @@
  * written under another name and renamed, so that a reader finds the old file or the new one. The
  * second grows by a line a step, in one write, so that it can be followed (tail -f) and survives
  * the program. Neither is synced to the disk: what a power failure takes is said by the next step.
+ * Numbers have a decimal point in every locale.
  */
 #ifndef EVENKEEL_METRICS_H
 #define EVENKEEL_METRICS_H
@@ -23,9 +24,16 @@ EK_BEGIN_DECLARATIONS
 
 typedef struct ek_metrics ek_metrics;
 
+/* Named numbers of the program's own, and the longest name. */
+#define EK_METRICS_NUMBERS 16
+#define EK_METRICS_NAME_SIZE 40 /* with its terminating zero */
+
 /*
  * `prometheus` and `lines` are names of files, or NULL for none; `lines` is appended to, and made
- * if it is not there. The group outlives the metrics. EK_ERR_IO, EK_ERR_NOT_FOUND (a folder).
+ * if it is not there. A last line there that was cut off (by a full disk, say) is ended first, so
+ * that it spoils no other. `lines` may be a pipe that a process reads: without a reader opening it
+ * is EK_ERR_IO, and when the reader goes away a step's is; no signal is raised (SIGPIPE). The group
+ * outlives the metrics. EK_ERR_IO, EK_ERR_NOT_FOUND (a folder).
  */
 EK_API EK_CHECKED ek_status ek_metrics_open(ek_metrics **metrics, ek_group *group,
                                             const char *prometheus, const char *lines);
@@ -39,16 +47,36 @@ EK_API EK_CHECKED ek_status ek_metrics_open(ek_metrics **metrics, ek_group *grou
  * Reads the ledgers and waits for no device. In an error the figures are kept, and the next call
  * writes them.
  *
- * A line, with null for what is not finite or was not computed:
+ * A line, with null for what is not finite or was not computed, and the program's own numbers after
+ * "skipped_steps", in the order in which their names first came:
  *   {"time": seconds since 1970, "step": N, "loss": X, "gradient_norm": X, "learning_rate": X,
  *    "tokens": N in all, "seconds": X, "tokens_per_second": X, "loss_scale": X, "skipped_steps": N,
- *    "devices": [{"name": "cpu:0", "held_bytes": N, "peak_bytes": N}, ...]}
+ *    "epoch": X, "devices": [{"name": "cpu:0", "held_bytes": N, "peak_bytes": N}, ...]}
  * The metrics of the other file are evenkeel_step, _loss, _gradient_norm, _learning_rate,
  * _tokens_total, _tokens_per_second, _loss_scale, _skipped_steps_total,
- * _last_step_timestamp_seconds, _device_held_bytes{device} and _device_peak_bytes{device}.
+ * _last_step_timestamp_seconds, _device_held_bytes{device} and _device_peak_bytes{device}; a number
+ * of the program's own is evenkeel_NAME, a gauge.
  */
 EK_API EK_CHECKED ek_status ek_metrics_step(ek_metrics *metrics, const ek_step_result *result,
                                             double tokens);
+
+/*
+ * Gives a number of the program's own (validation loss, accuracy, epoch, ...) the value that it has
+ * from now on: each later step writes it, and so does ek_metrics_free(). NaN and infinities are
+ * null in a line. A name is made of lower-case letters, digits and underscores, begins with a
+ * letter, and is none of a line's own.
+ * EK_ERR_INVALID_ARGUMENT for another name, and for the 17th.
+ */
+EK_API EK_CHECKED ek_status ek_metrics_put(ek_metrics *metrics, const char *name, double value);
+
+/*
+ * For a run that goes on from a saved state: tokens that it was trained on before, from which the
+ * metrics count on. To call before the first step, with the number that belongs to the state (its
+ * position times the tokens of a step, as a rule), and not with that of the last line, which may be
+ * of a later step. EK_ERR_STATE after a step; EK_ERR_INVALID_ARGUMENT for a number below 0 or not
+ * finite.
+ */
+EK_API EK_CHECKED ek_status ek_metrics_resume(ek_metrics *metrics, double tokens);
 
 /* Writes the last state and frees it in any case. The error is of that writing. NULL is legal. */
 EK_API ek_status ek_metrics_free(ek_metrics *metrics);

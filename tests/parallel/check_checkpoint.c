@@ -6,6 +6,7 @@
  * are those of check_state.c. What the system refuses is tests/faults/check_file_calls.c.
  */
 #include "ck_folder.h"
+#include "ck_locale.h"
 #include "ck_state.h"
 #include "ck_training.h"
 
@@ -397,6 +398,30 @@ START_TEST(extras_come_back) {
 }
 END_TEST
 
+/* A state is read in another locale than it was written in: 0 with a comma first, 1 last. */
+START_TEST(a_schedule_in_another_locale) {
+  const struct ck_setup setup = setup_of("mlp", 2);
+  const double rate = 0.0625 * 1.5; /* has digits after the point in "%a" and "%g" */
+  struct ck_training t;
+  ek_checkpoint_info info;
+  ck_training_open(&t, &setup);
+  ck_ok(ek_data_parallel_optimizer_set_learning_rate(t.optimizer, rate));
+  if (!no_files(&t) && (_i == 1 || ck_locale_comma())) {
+    ck_ok(ek_checkpoint_save(t.model, folder, NULL));
+    if (_i == 0) ck_locale_end();
+    if (_i == 1 && !ck_locale_comma()) {
+      ck_training_close(&t);
+      return;
+    }
+    ck_ok(ek_checkpoint_load(&info, t.model, folder));
+    ck_assert(info.has_schedule);
+    ck_assert_double_eq(info.schedule.peak, rate);
+    if (_i == 1) ck_locale_end();
+  }
+  ck_training_close(&t);
+}
+END_TEST
+
 /* ---- where a state cannot go ---- */
 
 /* Each has a sentence of its own, and training goes on. */
@@ -502,6 +527,7 @@ static Suite *make_suite(void) {
   tcase_add_test(tests, other_states_are_refused);
   tcase_add_test(tests, numbers_out_of_range_are_refused);
   tcase_add_loop_test(tests, extras_come_back, 0, 2);
+  tcase_add_loop_test(tests, a_schedule_in_another_locale, 0, 2);
   tcase_add_test(tests, folders_that_cannot_be_written);
   tcase_add_test(tests, devices_that_count_have_no_state);
   tcase_add_loop_test(tests, failures_lose_nothing, 0, 6);

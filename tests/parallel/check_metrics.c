@@ -4,7 +4,9 @@
  */
 #include "ek_check.h"
 
+#include <fcntl.h>
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +14,8 @@
 #include <unistd.h>
 
 #include <evenkeel/evenkeel.h>
+
+#include "ck_locale.h"
 
 static char folder[64], prometheus[96], lines[96];
 
@@ -147,6 +151,140 @@ START_TEST(the_file_follows_the_format) {
 }
 END_TEST
 
+/* ---- numbers of the program's own ---- */
+
+START_TEST(numbers_of_the_program) {
+  make_folder();
+  ek_group *group = ck_open("cpu:2", 1);
+  ek_metrics *metrics = NULL;
+  ck_ok(ek_metrics_open(&metrics, group, prometheus, lines));
+  for (int i = 0; i < EK_METRICS_NUMBERS; i++) {
+    char name[EK_METRICS_NAME_SIZE]; /* the longest that there may be */
+    (void)snprintf(name, sizeof name, "number_%032d", i);
+    ck_ok(ek_metrics_put(metrics, name, -1e-300));
+  }
+  ck_fails(ek_metrics_put(metrics, "accuracy", 1), EK_ERR_INVALID_ARGUMENT, "room for 16");
+  ck_ok(ek_metrics_put(metrics, "number_00000000000000000000000000000003", 0.5));
+  ck_ok(ek_metrics_put(metrics, "number_00000000000000000000000000000004", (double)NAN));
+  ck_ok(ek_metrics_put(metrics, "number_00000000000000000000000000000005", (double)INFINITY));
+  ck_ok(ek_metrics_step(metrics, &good, 1));
+  says(lines, "\"skipped_steps\": 0, \"number_00000000000000000000000000000000\": -1");
+  says(lines, "\"number_00000000000000000000000000000003\": 0.5, "
+              "\"number_00000000000000000000000000000004\": null, "
+              "\"number_00000000000000000000000000000005\": null, ");
+  says(lines, "\"devices\": [{\"name\": ");
+  says(prometheus, "gauge\nevenkeel_number_00000000000000000000000000000003 0.5\n");
+  says(prometheus, "evenkeel_number_00000000000000000000000000000004 NaN\n");
+  ck_ok(ek_metrics_free(metrics));
+  static const char *const wrong[] = {
+      "",    "1st", "_a",  "Loss",
+      "a-b", "a b", "a\"", "number_of_forty_characters_is_too_long__"};
+  static const char *const taken[] = {"loss", "tokens_total", "devices", "device_held_bytes"};
+  ck_ok(ek_metrics_open(&metrics, group, NULL, NULL));
+  for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+    ck_fails(ek_metrics_put(metrics, wrong[i], 1), EK_ERR_INVALID_ARGUMENT, "no name of a number");
+  }
+  for (size_t i = 0; i < sizeof taken / sizeof taken[0]; i++) {
+    ck_fails(ek_metrics_put(metrics, taken[i], 1), EK_ERR_INVALID_ARGUMENT, "the library's");
+  }
+  ck_fails(ek_metrics_put(metrics, NULL, 1), EK_ERR_INVALID_ARGUMENT, "name is NULL");
+  ck_ok(ek_metrics_free(metrics));
+  ek_group_free(group);
+  remove_folder();
+}
+END_TEST
+
+START_TEST(a_resumed_run_counts_on) {
+  make_folder();
+  ek_group *group = ck_open("cpu:1", 1);
+  ek_metrics *metrics = NULL;
+  ck_ok(ek_metrics_open(&metrics, group, prometheus, lines));
+  ck_fails(ek_metrics_resume(metrics, -1), EK_ERR_INVALID_ARGUMENT, "-1 tokens");
+  ck_fails(ek_metrics_resume(metrics, (double)NAN), EK_ERR_INVALID_ARGUMENT, "tokens");
+  ck_ok(ek_metrics_resume(metrics, 7000));
+  ck_ok(ek_metrics_step(metrics, &good, 1000));
+  says(lines, "\"tokens\": 8000, ");
+  says(prometheus, "evenkeel_tokens_total 8000\n");
+  ck_fails(ek_metrics_resume(metrics, 1), EK_ERR_STATE, "before the first one");
+  ck_ok(ek_metrics_free(metrics));
+  ek_group_free(group);
+  remove_folder();
+}
+END_TEST
+
+/* ---- what the system does ---- */
+
+/* The numbers of a file have a point, whatever the program has set. */
+START_TEST(a_locale_with_a_comma) {
+  if (!ck_locale_comma()) return;
+  make_folder();
+  ek_group *group = ck_open("cpu:1", 1);
+  ek_metrics *metrics = NULL;
+  ck_ok(ek_metrics_open(&metrics, group, prometheus, lines));
+  ck_ok(ek_metrics_put(metrics, "accuracy", 0.75));
+  ck_ok(ek_metrics_step(metrics, &good, 1.5));
+  char text_now[8];
+  (void)snprintf(text_now, sizeof text_now, "%.1f", 0.5);
+  ck_assert_str_eq(text_now, "0,5"); /* still the program's */
+  says(lines, "\"learning_rate\": 0.5, \"tokens\": 1.5, ");
+  says(lines, "\"accuracy\": 0.75, ");
+  says(prometheus, "evenkeel_loss 2.5\n");
+  ck_ok(ek_metrics_free(metrics));
+  says(prometheus, "evenkeel_accuracy 0.75\n");
+  ek_group_free(group);
+  remove_folder();
+  ck_locale_end();
+}
+END_TEST
+
+/* Without a reader opening fails and does not wait; a reader that goes away is an error and no
+ * signal; one that does not read holds nothing up. */
+START_TEST(lines_to_a_pipe) {
+  make_folder();
+  ek_group *group = ck_open("cpu:1", 1);
+  ek_metrics *metrics = NULL;
+  ck_assert(mkfifo(lines, 0600) == 0);
+  ck_fails(ek_metrics_open(&metrics, group, NULL, lines), EK_ERR_IO, "nothing reads this pipe");
+  int reader = open(lines, O_RDONLY | O_NONBLOCK);
+  ck_assert_int_ge(reader, 0);
+  ck_ok(ek_metrics_open(&metrics, group, NULL, lines));
+  ck_ok(ek_metrics_step(metrics, &good, 1000));
+  const ssize_t length = read(reader, text, sizeof text - 1);
+  ck_assert(length > 2 && text[0] == '{' && text[length - 1] == '\n');
+  ek_status status = EK_OK;
+  for (int i = 0; i < 100000 && status == EK_OK; i++) status = ek_metrics_step(metrics, &good, 1);
+  ck_assert_int_eq(status, EK_ERR_IO); /* the pipe is full */
+  ck_assert(signal(SIGPIPE, SIG_DFL) != SIG_ERR);
+  ck_assert(close(reader) == 0);
+  for (int i = 0; i < 3; i++) {
+    ck_fails(ek_metrics_step(metrics, &good, 1), EK_ERR_IO, "cannot be written");
+  }
+  ck_ok(ek_metrics_free(metrics));
+  ek_group_free(group);
+  remove_folder();
+}
+END_TEST
+
+/* What a full disk left of a line does not spoil the next one. */
+START_TEST(a_line_that_was_cut) {
+  make_folder();
+  ek_group *group = ck_open("cpu:1", 1);
+  ek_metrics *metrics = NULL;
+  FILE *file = fopen(lines, "w");
+  ck_assert(file != NULL && fputs("{\"time\": 1, \"st", file) >= 0 && fclose(file) == 0);
+  for (int i = 0; i < 2; i++) {
+    ck_ok(ek_metrics_open(&metrics, group, NULL, lines));
+    ck_ok(ek_metrics_step(metrics, &good, 1000));
+    ck_ok(ek_metrics_free(metrics));
+  }
+  ck_assert_uint_eq(count_lines(lines), 3);
+  says(lines, "\"st\n{\"time\": ");
+  says(lines, "]}\n{\"time\": ");
+  ek_group_free(group);
+  remove_folder();
+}
+END_TEST
+
 START_TEST(misuse_and_failures) {
   make_folder();
   ek_group *group = ck_open("cpu:2", 1);
@@ -193,6 +331,11 @@ static Suite *make_suite(void) {
   tcase_add_test(tests, a_step_is_told);
   tcase_add_test(tests, the_file_follows_the_format);
   tcase_add_test(tests, misuse_and_failures);
+  tcase_add_test(tests, numbers_of_the_program);
+  tcase_add_test(tests, a_resumed_run_counts_on);
+  tcase_add_test(tests, a_locale_with_a_comma);
+  tcase_add_test(tests, lines_to_a_pipe);
+  tcase_add_test(tests, a_line_that_was_cut);
   return suite;
 }
 CK_MAIN(make_suite)
