@@ -43,6 +43,13 @@ struct choice {
   int index;
 };
 
+static void refuse(struct argp_state *state, const char *word) {
+  const char *words[COMMANDS + 1] = {NULL};
+  char message[UNKNOWN_TEXT];
+  for (size_t i = 0; i < COMMANDS; i++) words[i] = commands[i].name;
+  argp_error(state, "%s", unknown_word(message, "command", word, words));
+}
+
 static error_t parse(int key, char *text, struct argp_state *state) {
   struct choice *choice = state->input;
   switch (key) {
@@ -55,7 +62,7 @@ static error_t parse(int key, char *text, struct argp_state *state) {
       state->next = state->argc; /* the rest is the subcommand's */
       return 0;
     }
-    argp_error(state, "there is no subcommand \"%s\"", text);
+    refuse(state, text);
     return 0;
   case ARGP_KEY_NO_ARGS: argp_error(state, "which subcommand?"); return 0;
   default: return ARGP_ERR_UNKNOWN;

@@ -214,6 +214,25 @@ static void add_devices(struct options *options, const char *spec, struct argp_s
   options->specs[options->spec_count++] = spec;
 }
 
+/* The word after a flag is none of the flag's. */
+static void refuse_word(struct argp_state *state, const char *flag, const char *what,
+                        const char *word, const char *const *words) {
+  char text[UNKNOWN_TEXT];
+  argp_error(state, "%s: %s", flag, unknown_word(text, what, word, words));
+}
+
+/* The same of an item of a list, which may also be a good word that is there twice. */
+static void refuse_item(struct argp_state *state, const char *flag, const char *what,
+                        const char *word, const char *const *words) {
+  if (strcmp(word, "all") == 0) argp_error(state, "%s: \"all\" stands alone", flag);
+  for (size_t i = 0; words[i] != NULL; i++) {
+    if (strcmp(word, words[i]) == 0) {
+      argp_error(state, "%s: \"%s\" is there twice", flag, word);
+    }
+  }
+  refuse_word(state, flag, what, word, words);
+}
+
 static void read_modes(struct reading *reading, struct argp_state *state) {
   struct options *options = reading->options;
   char bad[64];
@@ -221,10 +240,7 @@ static void read_modes(struct reading *reading, struct argp_state *state) {
                      : options->command == COMMAND_TECHNIQUES ? "sharded"
                                                               : "all";
   if (!parse_modes(options->modes, &options->mode_count, text, bad)) {
-    argp_error(state,
-               "--modes: \"%s\" is no mode, or is there twice; the modes are gather, "
-               "balanced, replicated, sharded, sharded-gradients, fully-sharded",
-               bad);
+    refuse_item(state, "--modes", "mode", bad, mode_words);
   }
 }
 
@@ -233,9 +249,7 @@ static void read_precisions(struct reading *reading, struct argp_state *state) {
   const char *text = reading->precision_text == NULL ? "f32" : reading->precision_text;
   char bad[64] = "";
   if (!parse_precisions(options->precisions, &options->precision_count, text, bad)) {
-    argp_error(state,
-               "--precision: \"%s\" is none, or is there twice; they are f32, tf32, bf16, f16",
-               bad);
+    refuse_item(state, "--precision", "precision", bad, precision_words);
   }
   if (options->precision_count == 1) return;
   if (options->trace != NULL) argp_error(state, "--precision: one at a time for --trace");
@@ -247,7 +261,8 @@ static void read_gradients(struct options *options, const char *text, struct arg
     options->gradients = i;
     return;
   }
-  argp_error(state, "--gradient-type is f32, bf16 or f16, not \"%s\"", text);
+  static const char *const words[] = {"f32", "bf16", "f16", NULL};
+  refuse_word(state, "--gradient-type", "type", text, words);
 }
 
 /* Gradients of 16 bits have the type of a precision of 16 bits. */
@@ -267,13 +282,15 @@ static void read_rule(struct options *options, const char *text, struct argp_sta
   } else if (strcmp(text, "sgd") == 0) {
     options->rule = RULE_SGD;
   } else {
-    argp_error(state, "--optimizer is adamw or sgd, not \"%s\"", text);
+    static const char *const words[] = {"adamw", "sgd", NULL};
+    refuse_word(state, "--optimizer", "optimizer", text, words);
   }
 }
 
 static void read_loss(struct options *options, const char *text, struct argp_state *state) {
   if (strcmp(text, "whole") != 0 && strcmp(text, "fused") != 0) {
-    argp_error(state, "--loss is whole or fused, not \"%s\"", text);
+    static const char *const words[] = {"whole", "fused", NULL};
+    refuse_word(state, "--loss", "loss", text, words);
   }
   options->fused_loss = strcmp(text, "fused") == 0;
 }
@@ -321,11 +338,18 @@ static void check_one_group(const struct options *options, const char *option,
   }
 }
 
+static void refuse_preset(struct argp_state *state, const char *name) {
+  const char *words[32] = {NULL};
+  const size_t room = sizeof words / sizeof words[0] - 1;
+  for (size_t i = 0; i < room && preset_at(i) != NULL; i++) words[i] = preset_at(i)->name;
+  refuse_word(state, "--preset", "preset", name, words);
+}
+
 /* Applies the preset, and looks at how the values fit together. */
 static void finish_training(struct reading *reading, struct argp_state *state) {
   struct options *options = reading->options;
   const struct preset *preset = preset_find(options->preset);
-  if (preset == NULL) argp_error(state, "--preset: there is no preset \"%s\"", options->preset);
+  if (preset == NULL) refuse_preset(state, options->preset);
   apply_preset(reading, preset);
   read_modes(reading, state);
   read_precisions(reading, state);
@@ -407,14 +431,18 @@ static error_t parse_training(int key, char *text, struct argp_state *state) {
     return 0;
   case KEY_SCATTER:
     if (!parse_scatter(&options->scatter, text)) {
-      argp_error(state, "--scatter is even, chunk, sizes=A,B,... or weights=A,B,..., not \"%s\"",
-                 text);
+      static const char *const words[] = {"even", "chunk", "sizes=A,B,...", "weights=A,B,...",
+                                          NULL};
+      refuse_word(state, "--scatter", "scatter", text, words);
     }
     options->scatter_text = text;
     return 0;
   case KEY_RECOMPUTE:
     if (ek_recompute_parse(&options->shape.recompute, text) != EK_OK) {
-      argp_error(state, "--recompute: %s", ek_error_message());
+      if (strncmp(text, "every=", 6) == 0) argp_error(state, "--%s", ek_error_message());
+      static const char *const words[] = {"none", "every=K", "sqrt",           "all",
+                                          "cheap", "a size such as 64MiB", NULL};
+      refuse_word(state, "--recompute", "policy", text, words);
     }
     options->recompute_text = text;
     return 0;
@@ -458,17 +486,17 @@ static error_t parse_fit(int key, char *text, struct argp_state *state) {
 }
 
 static error_t parse_output(int key, char *text, struct argp_state *state) {
-  static const char *const formats[] = {"table", "md", "csv", "json"};
+  static const char *const formats[] = {"table", "md", "csv", "json", NULL};
   struct options *options = ((struct reading *)state->input)->options;
   switch (key) {
   case 'o':
-    for (size_t i = 0; i < sizeof formats / sizeof formats[0]; i++) {
+    for (size_t i = 0; formats[i] != NULL; i++) {
       if (strcmp(text, formats[i]) == 0) {
         options->format = (enum format)i;
         return 0;
       }
     }
-    argp_error(state, "-o is table, md, csv or json, not \"%s\"", text);
+    refuse_word(state, "-o", "format", text, formats);
     return 0;
   case 'q': options->quiet = true; return 0;
   case 'h': argp_state_help(state, stdout, ARGP_HELP_STD_HELP); return 0;
@@ -530,8 +558,8 @@ static const struct argp commands[] = {
     [COMMAND_FIT] =
         {NULL, parse_command, "",
          "Says with which mode, recomputation, loss and micro-batches the model fits the "
-         "devices, the fastest first: the fullest device's peak and the time of a step, "
-         "by planning. With --measure the best few train, in turns, --steps times.",
+         "devices, the fastest first: the fullest device's peak and the cost of a step in "
+         "units of the first choice's, by planning. With --measure the best few train, in turns, --steps times.",
          fit_children, NULL, NULL},
     [COMMAND_DEVICES] = {NULL, parse_command, "", "Lists the devices of this machine.",
                          devices_children, NULL, NULL}};

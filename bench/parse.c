@@ -6,6 +6,7 @@
 #include <ctype.h>
 #include <errno.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -42,6 +43,72 @@ bool parse_seed(uint64_t *value, const char *text) {
   return true;
 }
 
+/* ---- words that are not known ---- */
+
+enum { LONGEST_WORD = 63 };
+
+static size_t least_of(size_t a, size_t b, size_t c) {
+  const size_t ab = a < b ? a : b;
+  return ab < c ? ab : c;
+}
+
+/* How many letters are to be put in, taken out or replaced, or neighbours exchanged; capitals count
+ * as small letters. Both words have at most LONGEST_WORD. */
+static size_t distance(const char *from, const char *to) {
+  size_t rows[3][LONGEST_WORD + 1]; /* of the two letters before, of the one before, of this one */
+  const size_t from_length = strlen(from), to_length = strlen(to);
+  for (size_t j = 0; j <= to_length; j++) rows[1][j] = j;
+  for (size_t i = 1; i <= from_length; i++) {
+    rows[2][0] = i;
+    for (size_t j = 1; j <= to_length; j++) {
+      const int a = tolower((unsigned char)from[i - 1]), b = tolower((unsigned char)to[j - 1]);
+      rows[2][j] = least_of(rows[1][j] + 1, rows[2][j - 1] + 1, rows[1][j - 1] + (a != b));
+      if (i > 1 && j > 1 && tolower((unsigned char)from[i - 2]) == b &&
+          tolower((unsigned char)to[j - 2]) == a && rows[0][j - 2] + 1 < rows[2][j]) {
+        rows[2][j] = rows[0][j - 2] + 1;
+      }
+    }
+    memcpy(rows[0], rows[1], sizeof rows[0]);
+    memcpy(rows[1], rows[2], sizeof rows[1]);
+  }
+  return rows[1][to_length];
+}
+
+/* The word that is nearest, if a third of its letters at most is wrong; else the only one that
+ * begins as `word` does; else NULL. */
+static const char *nearest_word(const char *word, const char *const *words) {
+  const char *nearest = NULL, *longer = NULL;
+  size_t least = SIZE_MAX, begin_alike = 0;
+  if (strlen(word) > LONGEST_WORD) return NULL;
+  for (size_t i = 0; words[i] != NULL; i++) {
+    if (strlen(words[i]) > LONGEST_WORD) continue;
+    const size_t away = distance(word, words[i]);
+    if (away < least && away * 3 <= strlen(words[i])) {
+      least = away;
+      nearest = words[i];
+    }
+    if (word[0] == '\0' || strncmp(words[i], word, strlen(word)) != 0) continue;
+    longer = words[i];
+    begin_alike++;
+  }
+  return nearest != NULL ? nearest : begin_alike == 1 ? longer : NULL;
+}
+
+const char *unknown_word(char text[UNKNOWN_TEXT], const char *what, const char *word,
+                         const char *const *words) {
+  const char *nearest = nearest_word(word, words);
+  int used = snprintf(text, UNKNOWN_TEXT, "unknown %s \"%.*s\"; expected", what, LONGEST_WORD, word);
+  for (size_t i = 0; words[i] != NULL && used < UNKNOWN_TEXT; i++) {
+    used += snprintf(text + used, UNKNOWN_TEXT - (size_t)used, "%s %s", i > 0 ? "," : "", words[i]);
+  }
+  if (nearest != NULL && used < UNKNOWN_TEXT) {
+    (void)snprintf(text + used, UNKNOWN_TEXT - (size_t)used, "; did you mean %s?", nearest);
+  }
+  return text;
+}
+
+/* ---- lists ---- */
+
 /*
  * Copies the next item of a list up to a comma into `item` and moves *text behind it; false at the
  * end of the list. An item that does not fit is cut, which makes it a word that nothing accepts.
@@ -56,6 +123,10 @@ static bool next_item(const char **text, char item[64]) {
   *text = comma == NULL ? NULL : comma + 1;
   return true;
 }
+
+const char *const mode_words[] = {"gather",  "balanced",          "replicated",
+                                  "sharded", "sharded-gradients", "fully-sharded",
+                                  "all",     NULL};
 
 bool parse_modes(ek_mode modes[BENCH_MODES], size_t *count, const char *text, char bad[64]) {
   if (strcmp(text, "all") == 0) {
@@ -73,10 +144,9 @@ bool parse_modes(ek_mode modes[BENCH_MODES], size_t *count, const char *text, ch
   return true;
 }
 
-const char *precision_text(enum precision precision) {
-  static const char *const names[BENCH_PRECISIONS] = {"f32", "tf32", "bf16", "f16"};
-  return names[precision];
-}
+const char *const precision_words[] = {"f32", "tf32", "bf16", "f16", NULL};
+
+const char *precision_text(enum precision precision) { return precision_words[precision]; }
 
 bool parse_precisions(enum precision precisions[BENCH_PRECISIONS], size_t *count, const char *text,
                       char bad[64]) {

@@ -20,15 +20,25 @@ bool parse_real(double *value, const char *text, double least, double most);
 bool parse_seed(uint64_t *value, const char *text);
 
 /*
+ * `unknown mode "gahter"; expected gather, balanced, ...; did you mean gather?`: the question only
+ * if one of the words, a list that NULL ends, is near. Returns `text`.
+ */
+#define UNKNOWN_TEXT 512
+const char *unknown_word(char text[UNKNOWN_TEXT], const char *what, const char *word,
+                         const char *const *words);
+
+/*
  * "gather,balanced" or "all". Each mode once. `modes` has room for BENCH_MODES. On failure `bad`
  * gets the word that is wrong.
  */
 #define BENCH_MODES 6
+extern const char *const mode_words[]; /* for unknown_word() */
 bool parse_modes(ek_mode modes[BENCH_MODES], size_t *count, const char *text, char bad[64]);
 
 /* What numbers a run computes in; tf32 are f32 whose products are rounded more. */
 enum precision { PRECISION_F32, PRECISION_TF32, PRECISION_BF16, PRECISION_F16, BENCH_PRECISIONS };
 const char *precision_text(enum precision precision); /* "bf16" */
+extern const char *const precision_words[];           /* for unknown_word() */
 /* "f32,bf16". Each once. On failure `bad` gets the word that is wrong. */
 bool parse_precisions(enum precision precisions[BENCH_PRECISIONS], size_t *count, const char *text,
                       char bad[64]);

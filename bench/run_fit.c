@@ -8,6 +8,7 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "commands.h"
 #include "report.h"
@@ -74,7 +75,10 @@ static enum exit_code find_choices(struct choice *choices, size_t *count,
   if (*count > MOST_CHOICES) *count = MOST_CHOICES;
   for (size_t i = 0; i < *count; i++) choices[i].advice = advice[i];
   if (status == EK_OK) return EXIT_GOOD;
-  say_error("%s: %s", options->specs[0], ek_error_message());
+  static const char function[] = "ek_advise: "; /* no word of the command line */
+  const char *message = ek_error_message();
+  if (strncmp(message, function, sizeof function - 1) == 0) message += sizeof function - 1;
+  say_error("%s: %s", options->specs[0], message);
   return status == EK_ERR_OUT_OF_MEMORY && *count == 1 ? EXIT_OUT_OF_MEMORY : EXIT_ERROR;
 }
 
@@ -113,9 +117,10 @@ static enum exit_code measure_once(struct choice *choice, size_t round,
     say_error("mode %s on %s: %s", ek_mode_name(run.mode), run.spec, run.message);
     code = EXIT_ERROR;
   } else if (highest_peak(&run) != choice->advice.peak_bytes) {
-    say_error("mode %s used %llu bytes, but %llu were planned", ek_mode_name(run.mode),
-              (unsigned long long)highest_peak(&run),
-              (unsigned long long)choice->advice.peak_bytes);
+    char used[BYTES_TEXT], expected[BYTES_TEXT];
+    say_error("mode %s used %s, but %s were planned", ek_mode_name(run.mode),
+              bytes_text(used, highest_peak(&run)),
+              bytes_text(expected, choice->advice.peak_bytes));
     code = EXIT_ERROR;
   }
   run_free(&run);
@@ -131,6 +136,7 @@ static enum exit_code measure(struct choice *choices, size_t count, const struct
   }
   for (size_t round = 0; round < rounds; round++) {
     for (size_t i = 0; i < measured; i++) {
+      progress_run(round * measured + i, measured * rounds);
       const enum exit_code code = measure_once(&choices[i], round, options, text);
       if (code != EXIT_GOOD) return code;
     }
@@ -162,9 +168,11 @@ static json_t *choice_json(const struct choice *choice, size_t rank,
   return json;
 }
 
-/* The columns of both grids; in CSV bytes and seconds, for people MiB and milliseconds. */
-static void add_row(struct grid *grid, const struct choice *choice, size_t rank,
+/* The columns of both grids; in CSV bytes, and the cost as the library has it, for people MiB, and
+ * the cost in units of that of the first choice: it is only good for comparisons. */
+static void add_row(struct grid *grid, const struct choice *choices, size_t rank,
                     const struct options *options, bool csv) {
+  const struct choice *choice = &choices[rank - 1];
   const ek_advice *advice = &choice->advice;
   const double bytes = csv ? 1 : 1024.0 * 1024.0;
   const double measured =
@@ -179,8 +187,9 @@ static void add_row(struct grid *grid, const struct choice *choice, size_t rank,
   grid_cell(grid, "%lld", (long long)advice->settings.micro_batches);
   const double numbers[] = {
       (double)advice->peak_bytes / bytes, (double)advice->missing_bytes / bytes,
-      advice->seconds * (csv ? 1 : 1e3), measured, tokens_per_second(choice, options)};
-  static const int digits[] = {2, 2, 2, 2, 0};
+      advice->seconds / (csv ? 1 : choices[0].advice.seconds), measured,
+      tokens_per_second(choice, options)};
+  static const int digits[] = {2, 2, 3, 2, 0};
   for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
     if (csv) {
       grid_exact(grid, numbers[i]);
@@ -193,7 +202,7 @@ static void add_row(struct grid *grid, const struct choice *choice, size_t rank,
 static void add_columns(struct grid *table, struct grid *csv) {
   static const char *const words[] = {"fits", "mode", "precision", "recompute", "loss"};
   static const char *const shown[] = {"micro-batches", "planned MiB",  "missing",
-                                      "predicted ms",  "measured MiB", "tokens/s"};
+                                      "cost",          "measured MiB", "tokens/s"};
   static const char *const names[] = {"micro_batches",  "planned_peak_bytes",  "missing_bytes",
                                       "predicted_cost", "measured_peak_bytes", "tokens_per_second"};
   grid_column(table, "rank", false);
@@ -211,18 +220,20 @@ static void add_columns(struct grid *table, struct grid *csv) {
 static struct report report_choices(const struct options *options, const struct text *text,
                                     const struct choice *choices, size_t count) {
   struct report report = {.json = report_start(options, text), .csv = grid_create(NULL)};
+  const bool fits = choices[0].advice.fits;
   char title[200];
   snprintf(title, sizeof title,
-           "What fits %s, the fastest first: %s, %s%s, batch %lld x %lld tokens", options->specs[0],
-           options->preset, rule_name(options->rule), precision_name(options),
+           "%s %s%s: %s, %s%s, batch %lld x %lld tokens",
+           fits ? "What fits" : "What comes nearest to fitting", options->specs[0],
+           fits ? ", the fastest first" : "", options->preset, rule_name(options->rule), precision_name(options),
            (long long)options->shape.batch, (long long)options->shape.seq);
   report.tables[0] = grid_create(title);
   add_columns(report.tables[0], report.csv);
   json_t *array = json_array();
   for (size_t i = 0; i < count; i++) {
     append(array, choice_json(&choices[i], i + 1, options));
-    add_row(report.csv, &choices[i], i + 1, options, true);
-    add_row(report.tables[0], &choices[i], i + 1, options, false);
+    add_row(report.csv, choices, i + 1, options, true);
+    add_row(report.tables[0], choices, i + 1, options, false);
   }
   put(report.json, "choices", array);
   return report;

@@ -199,6 +199,7 @@ enum exit_code run_max_batch(const struct options *options) {
   if (code != EXIT_GOOD) return code;
   struct result results[BENCH_MODES * BENCH_PRECISIONS] = {{0}};
   const size_t modes = options->mode_count, count = modes * options->precision_count;
+  progress_run(0, 0); /* of each mode some attempts */
   for (size_t i = 0; i < count; i++) {
     code = worse(code, search_mode(&results[i], options, &text, options->modes[i % modes],
                                    options->precisions[i / modes]));

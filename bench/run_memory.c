@@ -53,11 +53,12 @@ static enum exit_code run_mode(struct memory_result *result, const struct task *
 static enum exit_code compare_plan(const struct memory_result *result) {
   if (result->real.status != EK_OK || result->planned.status != EK_OK) return EXIT_GOOD;
   for (size_t k = 0; k < result->real.kind.devices; k++) {
-    const unsigned long long peak = result->real.usage[k].peak_bytes;
-    const unsigned long long planned = result->planned.usage[k].peak_bytes;
+    const uint64_t peak = result->real.usage[k].peak_bytes;
+    const uint64_t planned = result->planned.usage[k].peak_bytes;
+    char used[BYTES_TEXT], expected[BYTES_TEXT];
     if (peak == planned) continue;
-    say_error("mode %s: device %zu used %llu bytes, but %llu were planned", run_name(&result->real),
-              k, peak, planned);
+    say_error("mode %s: device %zu used %s, but %s were planned", run_name(&result->real), k,
+              bytes_text(used, peak), bytes_text(expected, planned));
     return EXIT_ERROR;
   }
   return EXIT_GOOD;
@@ -99,6 +100,7 @@ enum exit_code run_memory(const struct options *options) {
     const struct task task =
         make_task(options, &text, options->specs[0], options->modes[done % modes],
                   options->precisions[done / modes]);
+    progress_run(done, total);
     code = worse(code, run_mode(&results[done++], &task));
   }
   if (code != EXIT_ERROR) {

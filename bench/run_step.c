@@ -146,6 +146,7 @@ enum exit_code run_step(const struct options *options) {
     const struct task task =
         make_task(options, &text, options->specs[done / modes % specs],
                   options->modes[done % modes], options->precisions[done / (modes * specs)]);
+    progress_run(done, total);
     code = worse(code, time_mode(&runs[done++], &task));
   }
   if (code != EXIT_ERROR) {

@@ -33,7 +33,6 @@ static const struct technique {
     {"micro-batches 4, fused loss, cheap", 4, {EK_RECOMPUTE_CHEAP, 0, 0}, true, false},
     {"micro-batches 4, fused loss, every=1", 4, {EK_RECOMPUTE_EVERY, 1, 0}, true, false},
     {"fully-sharded", 1, {EK_RECOMPUTE_NONE, 0, 0}, false, true},
-    {"everything", 4, {EK_RECOMPUTE_EVERY, 1, 0}, true, true},
 };
 enum { TECHNIQUES = sizeof techniques / sizeof techniques[0] };
 
@@ -249,9 +248,10 @@ static enum exit_code run_row(struct row *row, size_t round, const struct option
   }
   const uint64_t planned = row->planned.usage[fullest(&row->planned)].peak_bytes;
   if (!fits(row) || usage_of(row)->peak_bytes == planned) return code;
-  say_error("%s in mode %s used %llu bytes, but %llu were planned", row->technique->name,
-            mode_name(row->mode, row->precision), (unsigned long long)usage_of(row)->peak_bytes,
-            (unsigned long long)planned);
+  char used[BYTES_TEXT], expected[BYTES_TEXT];
+  say_error("%s in mode %s used %s, but %s were planned", row->technique->name,
+            mode_name(row->mode, row->precision), bytes_text(used, usage_of(row)->peak_bytes),
+            bytes_text(expected, planned));
   return EXIT_ERROR;
 }
 
@@ -265,6 +265,7 @@ static enum exit_code run_rounds(struct row *rows, size_t count, const struct op
         rows[i].seconds[round] = (double)NAN;
         continue;
       }
+      progress_run(round * count + i, count * (size_t)options->shape.steps);
       code = worse(code, run_row(&rows[i], round, options, text));
     }
   }

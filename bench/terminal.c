@@ -11,9 +11,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
-enum { BAR_CELLS = 24 };
+#include "parse.h"
+#include "statistics.h"
+
+enum { BAR_CELLS = 16, USUAL_WIDTH = 80 };
+
+/* Before that, what is left is a guess. */
+static const double least_elapsed = 1, least_share = 0.02;
 
 const char *terminal_program = "evenkeel-bench";
 
@@ -23,6 +30,10 @@ static const char erase_line[] = "\r\033[K";
 
 static bool people; /* stderr is a terminal and may be written to freely */
 static bool colours;
+static struct {
+  size_t run, runs; /* runs 0: nobody knows how many */
+  double start;     /* 0: not yet */
+} progress;
 static volatile sig_atomic_t bar_is_visible; /* read by the signal handler */
 
 /* Restores the line and dies of the same signal, so that the shell sees why. */
@@ -83,24 +94,84 @@ void say_note(const char *format, ...) {
   fputc('\n', stderr);
 }
 
+void progress_run(size_t run, size_t runs) {
+  if (progress.start == 0) progress.start = clock_seconds();
+  progress.run = run;
+  progress.runs = runs;
+}
+
+/* "1:02:03", "2:03" */
+static void write_duration(char text[32], double seconds) {
+  const unsigned long long whole = (unsigned long long)seconds;
+  if (whole >= 3600) {
+    snprintf(text, 32, "%llu:%02llu:%02llu", whole / 3600, whole / 60 % 60, whole % 60);
+  } else {
+    snprintf(text, 32, "%llu:%02llu", whole / 60, whole % 60);
+  }
+}
+
+const char *progress_times(char text[PROGRESS_TEXT], double share, double elapsed) {
+  char since[32], left[32];
+  write_duration(since, elapsed);
+  if (elapsed < least_elapsed || share < least_share || share > 1) {
+    snprintf(text, PROGRESS_TEXT, "%s", since);
+  } else {
+    write_duration(left, elapsed / share - elapsed + 0.5);
+    snprintf(text, PROGRESS_TEXT, "%s, %s left", since, left);
+  }
+  return text;
+}
+
 void progress_show(size_t done, size_t total, const char *format, ...) {
   if (!people) return;
   if (total == 0) total = 1;
   if (done > total) done = total;
-  const size_t full = (size_t)((double)done / (double)total * BAR_CELLS);
+  double share = (double)done / (double)total;
+  if (progress.runs > 0) share = ((double)progress.run + share) / (double)progress.runs;
+  if (share > 1) share = 1;
   char bar[BAR_CELLS + 1];
   memset(bar, ' ', BAR_CELLS);
-  memset(bar, '=', full);
+  memset(bar, '=', (size_t)(share * BAR_CELLS));
   bar[BAR_CELLS] = '\0';
-  char what[80];
+  char times[PROGRESS_TEXT], what[160];
+  const double elapsed = progress.start > 0 ? clock_seconds() - progress.start : 0;
+  (void)progress_times(times, progress.runs > 0 ? share : 0, elapsed);
   va_list arguments;
   va_start(arguments, format);
   vsnprintf(what, sizeof what, format, arguments);
   va_end(arguments);
+  /* A line that wraps could not be erased. */
+  const size_t width = terminal_width(STDERR_FILENO), around = BAR_CELLS + strlen(times) + 5;
+  const int room = width == 0 ? (int)sizeof what : width > around ? (int)(width - around) : 0;
   bar_is_visible = 1;
-  fprintf(stderr, "%s[%s%s%s] %s", erase_line, colours ? "\033[32m" : "", bar,
-          colours ? "\033[0m" : "", what);
+  fprintf(stderr, "%s[%s%s%s] %s %.*s", erase_line, colours ? "\033[32m" : "", bar,
+          colours ? "\033[0m" : "", times, room, what);
   fflush(stderr);
+}
+
+/* COLUMNS counts where somebody has set it for programs: shells do not export it by themselves. */
+size_t terminal_width(int descriptor) {
+  const char *columns = getenv("COLUMNS");
+  int64_t width = 0;
+  struct winsize window;
+  if (columns != NULL && parse_whole(&width, columns, 1, 100000)) return (size_t)width;
+  if (!isatty(descriptor)) return 0;
+  if (ioctl(descriptor, TIOCGWINSZ, &window) == 0 && window.ws_col > 0) return window.ws_col;
+  return USUAL_WIDTH;
+}
+
+const char *bytes_text(char text[BYTES_TEXT], uint64_t bytes) {
+  static const char *const units[] = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  double value = (double)bytes / 1024;
+  size_t unit = 0;
+  for (; value >= 1024 && unit + 1 < sizeof units / sizeof units[0]; unit++) value /= 1024;
+  const unsigned long long whole = bytes;
+  if (bytes < 1024) {
+    snprintf(text, BYTES_TEXT, "%llu bytes", whole);
+  } else {
+    snprintf(text, BYTES_TEXT, "%.2f %s (%llu bytes)", value, units[unit], whole);
+  }
+  return text;
 }
 
 void *need_more(void *old, size_t count, size_t size) {

@@ -20,6 +20,7 @@
 #include "core/error.h"
 #include "core/options.h"
 #include "device/device_internal.h"
+#include "device/ledger.h"
 #include "micro_batches.h"
 #include "module/composite.h"
 
@@ -333,17 +334,18 @@ static void sort_found(struct search *s) {
 static ek_status nothing_fits(const struct search *s) {
   const ek_advice *nearest = &s->nearest;
   const ek_settings *settings = &nearest->settings;
-  char recompute[EK_RECOMPUTE_TEXT];
+  char recompute[EK_RECOMPUTE_TEXT], missing[32];
   EK__FAIL_IF(nearest->missing_bytes == 0, EK_ERR_UNSUPPORTED,
               "ek_advise: the model has no form for any settings");
   return ek_error_set(
       EK_ERR_OUT_OF_MEMORY,
       "ek_advise: nothing fits; mode %s, %s, recompute %s, %s loss, %lld micro-batch%s comes "
-      "nearest, and lacks %llu bytes",
+      "nearest and lacks %s",
       ek_mode_name(settings->mode), ek_type_name(settings->precision),
       ek_recompute_format(recompute, &settings->recompute),
       settings->fused_loss ? "fused" : "whole", (long long)settings->micro_batches,
-      settings->micro_batches == 1 ? "" : "es", (unsigned long long)nearest->missing_bytes);
+      settings->micro_batches == 1 ? "" : "es",
+      ek__ledger_size(missing, sizeof missing, nearest->missing_bytes));
 }
 
 static ek_status find(struct search *s, const char *devices) {

@@ -118,7 +118,7 @@ typedef struct ek_advice {
  * A choice fits when no device's peak is above its capacity and, on cpu devices, all peaks together
  * are not above the memory there is.
  *
- * EK_ERR_OUT_OF_MEMORY  nothing fits: the message says what comes nearest and by how many bytes,
+ * EK_ERR_OUT_OF_MEMORY  nothing fits: the message says what comes nearest and how much that lacks,
  *                       and it is the one choice (*count is 1, fits false). Else *count is 0: the
  *                       host's memory has failed
  * Errors of build, of opening devices and of a step on them are forwarded. Steps are planned with

@@ -323,10 +323,10 @@ group_techniques() {
   local -a deep=(--layers 4 --width 16 --heads 2 --seq 16 --vocab 300 --batch 7 --steps 2 --warmup 1)
   expect 0 techniques "${deep[@]}" --devices cpu:2 -o json
   same command "$(value command)" techniques
-  same rows "$(value 'runs#')" 14
+  same rows "$(value 'runs#')" 13
   same 'the first' "$(value runs.0.technique)" plain
   same mode "$(value runs.12.mode)" fully-sharded
-  same 'the last' "$(value runs.13.technique)" everything
+  same 'the last' "$(value runs.12.technique)" fully-sharded
   holds 'state of fully-sharded' "$(value runs.12.state_bytes) < $(value runs.0.state_bytes)"
   for i in {0..11}; do
     same mode "$(value runs.$i.mode)" sharded
@@ -338,14 +338,14 @@ group_techniques() {
   done
   same 'plain to plain' "$(value runs.0.memory_ratio)" 1
   expect 0 techniques "${deep[@]}" --devices plan:2 --modes gather,replicated -o json
-  same rows "$(value 'runs#')" 28
+  same rows "$(value 'runs#')" 26
   same 'no speed' "$(value runs.1.speed_ratio)" null
   same 'no loss' "$(value runs.1.loss)" null
-  same mode "$(value runs.14.mode)" replicated
+  same mode "$(value runs.13.mode)" replicated
   expect 5 techniques "${deep[@]}" --devices cpu:2@300KiB -o json
   same 'no peak' "$(value runs.0.peak_bytes)" null
   for i in table md csv; do expect 0 techniques "${deep[@]}" --devices cpu:2 --steps 1 -o $i; done
-  same "lines of CSV" "$(wc -l <"$dir/out")" 15
+  same "lines of CSV" "$(wc -l <"$dir/out")" 14
   for i in '--recompute sqrt' '--micro-batches 2' '--loss fused' '--devices cpu:1 --devices cpu:2'; do
     expect 2 techniques "${deep[@]}" $i
     silent
@@ -376,6 +376,8 @@ group_fit() {
 
   expect 5 fit "${deep[@]}" --devices cpu:2@64KiB -o json
   says 'nothing fits; mode'
+  says ' KiB'
+  same "times that nothing fits" "$(cat "$dir/out" "$dir/err" | grep -c "nothing fits")" 1
   same "the nearest" "$(value 'choices#')" 1
   same "the nearest" "$(value choices.0.fits)" false
   same "bytes" "$(value choices.0.missing_bytes)" $(($(value choices.0.planned_peak_bytes) - 65536))
@@ -384,7 +386,9 @@ group_fit() {
   same "one of each" "$(value 'choices#')" 4
   same "not measured" "$(value choices.0.tokens_per_second)" null
   same "not measured" "$(value choices.0.measured_peak_bytes)" null
-  for i in table md csv; do expect 0 fit "${deep[@]}" --devices plan:2@1GiB -o $i; done
+  for i in csv md table; do expect 0 fit "${deep[@]}" --devices plan:2@1GiB -o $i; done
+  grep -qE '^rank .* cost ' "$dir/out" || complain "no column cost"
+  ! grep -q ' ms' "$dir/out" || complain "a cost is no time"
   expect 0 fit "${deep[@]}" --devices cpu:2@1GiB --measure=1 -o json
   same "one" "$(value choices.1.measured_peak_bytes)" null
   for i in '--recompute sqrt' '--micro-batches 2' '--loss fused' '--scatter chunk' '--keep-outputs' \
@@ -511,6 +515,24 @@ group_usage() {
     silent
     [[ -s $dir/err ]] || complain "no message for: $line"
   done
+  while IFS='|' read -r line word; do
+    expect 2 $line
+    silent
+    says "$word"
+  done <<'EOF'
+memory --preset gpt5|gpt2-1.5b, llama-7b, gpt3-175b
+memory --preset gpt2-1.5|; did you mean gpt2-1.5b?
+memory --modes gather,shard|did you mean sharded?
+memory --modes gather,gather|"gather" is there twice
+step --recompute squrt|did you mean sqrt?
+step --recompute every=0|whole number above 0
+step --precision f23|did you mean f32?
+step --scatter chunks|did you mean chunk?
+step --loss fuse|did you mean fused?
+step --optimizer adam|did you mean adamw?
+step -o cvs|did you mean csv?
+tecniques|did you mean techniques?
+EOF
   expect 2 devices --batch 3
   expect 2 memory "${small[@]}" --devices cpu:2 --tf32
   says "cuda"
@@ -736,6 +758,7 @@ group_terminal() {
   on_terminal memory "${small[@]}" --devices cpu:2 -o json
   same command "$(value command)" memory
   grep -q 'gather on cpu:2' "$dir/err" || complain "no progress bar on a terminal"
+  grep -qF '] 0:0' "$dir/err" || complain "no time in the progress bar"
   grep -qF $'\033[32m' "$dir/err" || complain "no colour on a terminal"
   tail -c 4 "$dir/err" | grep -qF $'\033[K' || complain "the bar is left behind"
   NO_COLOR=1 on_terminal memory "${small[@]}" --devices cpu:2 -o json

@@ -205,6 +205,43 @@ START_TEST(order_of_exit_codes) {
 }
 END_TEST
 
+START_TEST(words_that_are_near) {
+  static const char *const words[] = {"gather", "fully-sharded", "sharded", "f32", NULL};
+  static const struct {
+    const char *word, *meant;
+  } cases[] = {{"gahter", "gather"}, {"GATHER", "gather"},  {"gath", "gather"}, {"f23", "f32"},
+               {"fp32", "f32"},      {"shardd", "sharded"}, {"full", "fully-sharded"},
+               {"", NULL},           {"x", NULL},           {"nothing", NULL},  {"f64", NULL}};
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    char text[UNKNOWN_TEXT], expected[UNKNOWN_TEXT];
+    snprintf(expected, sizeof expected,
+             "unknown mode \"%s\"; expected gather, fully-sharded, sharded, f32%s%s%s",
+             cases[i].word, cases[i].meant != NULL ? "; did you mean " : "",
+             cases[i].meant != NULL ? cases[i].meant : "", cases[i].meant != NULL ? "?" : "");
+    ck_assert_str_eq(unknown_word(text, "mode", cases[i].word, words), expected);
+  }
+  char text[UNKNOWN_TEXT], endless[5000];
+  memset(endless, 'g', sizeof endless - 1);
+  endless[sizeof endless - 1] = '\0';
+  ck_assert_ptr_null(strstr(unknown_word(text, "mode", endless, words), "mean"));
+}
+END_TEST
+
+START_TEST(units_and_times) {
+  char text[BYTES_TEXT], times[PROGRESS_TEXT];
+  ck_assert_str_eq(bytes_text(text, 0), "0 bytes");
+  ck_assert_str_eq(bytes_text(text, 1023), "1023 bytes");
+  ck_assert_str_eq(bytes_text(text, 1024), "1.00 KiB (1024 bytes)");
+  ck_assert_str_eq(bytes_text(text, 80306406912), "74.79 GiB (80306406912 bytes)");
+  ck_assert_str_eq(bytes_text(text, UINT64_MAX), "16.00 EiB (18446744073709551615 bytes)");
+  ck_assert_str_eq(progress_times(times, 0.5, 0.4), "0:00");
+  ck_assert_str_eq(progress_times(times, 0.01, 100), "1:40");
+  ck_assert_str_eq(progress_times(times, 0.25, 65), "1:05, 3:15 left");
+  ck_assert_str_eq(progress_times(times, 0.5, 3600), "1:00:00, 1:00:00 left");
+  ck_assert_str_eq(progress_times(times, 1, 10), "0:10, 0:00 left");
+}
+END_TEST
+
 static void expect_text(const struct grid *grid, void (*write)(const struct grid *, FILE *),
                         const char *expected) {
   char *text = NULL;
@@ -246,6 +283,8 @@ int main(void) {
   tcase_add_test(tests, tolerance_of_losses);
   tcase_add_test(tests, runs_that_disagree);
   tcase_add_test(tests, order_of_exit_codes);
+  tcase_add_test(tests, words_that_are_near);
+  tcase_add_test(tests, units_and_times);
   tcase_add_test(tests, grids);
   Suite *suite = suite_create("bench");
   suite_add_tcase(suite, tests);

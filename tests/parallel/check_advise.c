@@ -528,7 +528,7 @@ START_TEST(nothing_fits) {
   const uint64_t peak = nearest[0].peak_bytes;
   (void)snprintf(devices, sizeof devices, "plan:3@%" PRIu64 "B", peak - EK_MEMORY_UNIT);
   ck_fails(ek_advise(nearest, &count, 2, devices, &s.task), EK_ERR_OUT_OF_MEMORY,
-           "lacks 256 bytes");
+           "lacks 256 B");
   (void)snprintf(devices, sizeof devices, "plan:3@%" PRIu64 "B", peak);
   ck_ok(ek_advise(nearest, &count, 2, devices, &s.task));
   ck_assert_uint_eq(nearest[0].peak_bytes, peak);
