@@ -3,7 +3,7 @@
  *
  *     EK_TRY(ek_metrics_open(&metrics, group, "run.prom", "run.jsonl"));
  *     ...                                                                    // for each step
- *     EK_TRY_GOTO(status, ek_metrics_put(metrics, "epoch", epoch), cleanup); // or less often
+ *     EK_TRY_GOTO(status, ek_metrics_put(metrics, "epoch", 3), cleanup); // when it changes
  *     EK_TRY_GOTO(status, ek_metrics_step(metrics, &result, tokens), cleanup);
  *   cleanup:
  *     ek_metrics_free(metrics);
