@@ -80,6 +80,14 @@ ek_status ek__criterion_open_pass(ek_pass **pass, const ek_data_parallel_criteri
 /* EK_ERR_STATE if the criterion is not any more what it was when it was opened. */
 ek_status ek__criterion_unchanged(const ek_data_parallel_criterion *self);
 
+/*
+ * Adds {s, d} of every term of the last forward, over all devices, to totals[2 * terms]; and the
+ * loss and weight of such sums, as ek_data_parallel_criterion_loss() has them of one forward.
+ */
+ek_status ek__criterion_add_totals(double *totals, const ek_data_parallel_criterion *self);
+double ek__criterion_loss_of(double *weight, const ek_data_parallel_criterion *self,
+                             const double *totals);
+
 /* Forgets the last forward, but for its loss. */
 void ek__criterion_drop_forward(ek_data_parallel_criterion *self);
 

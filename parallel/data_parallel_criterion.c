@@ -358,6 +358,27 @@ ek_status ek_data_parallel_criterion_forward_shards(ek_data_parallel_criterion *
 
 /* ---- the loss ---- */
 
+ek_status ek__criterion_add_totals(double *totals, const ek_data_parallel_criterion *self) {
+  double read[2 * EK_MAX_TERMS];
+  for (size_t i = 0; i < 2 * self->terms; i++) read[i] = NAN; /* of `plan` devices */
+  EK_TRY(ek__read_numbers(read, 2 * (int64_t)self->terms, &self->devices[0].totals));
+  for (size_t i = 0; i < 2 * self->terms; i++) totals[i] += read[i];
+  return EK_OK;
+}
+
+double ek__criterion_loss_of(double *weight, const ek_data_parallel_criterion *self,
+                             const double *totals) {
+  double loss = 0, most = 0;
+  for (size_t i = 0; i < self->terms; i++) {
+    const double s = totals[2 * i], d = totals[2 * i + 1];
+    const bool divided = self->reduction == EK_REDUCTION_MEAN;
+    if (!divided || d != 0) loss += self->coefficients[i] * s / (divided ? d : 1);
+    most = fmax(most, d);
+  }
+  if (weight != NULL) *weight = most;
+  return loss;
+}
+
 ek_status ek_data_parallel_criterion_loss(double *loss, double *weight,
                                           ek_data_parallel_criterion *parallel) {
   EK__NOT_NULL("criterion loss", loss, parallel);

@@ -1,13 +1,19 @@
 /*
  * micro_batches.c - cuts a batch in parts of whole samples. No copies: a part is a view of rows.
+ *
+ * The outputs of a prediction are put together the other way: each part is cut over all devices, so
+ * each device copies its rows of a part to the device that has them of the whole batch.
  */
 #include "micro_batches.h"
 
 #include <string.h>
 
+#include <evenkeel/gather.h>
+
 #include "core/error.h"
 #include "core/sizes.h"
 #include "device/flaw.h"
+#include "parallel_internal.h"
 
 struct ek__batch ek__batch_for(ek_tensor all[EK_MAX_INPUTS], const ek_module *module,
                                const struct ek__batch *batch) {
@@ -77,6 +83,8 @@ void ek__batch_cut(struct ek__batch_part *part, const struct ek__batch *batch, i
   const int64_t first = ek__even_begin(samples, (size_t)index, (size_t)count);
   const int64_t size = ek__even_begin(samples, (size_t)index + 1, (size_t)count) - first;
   part->batch = *batch;
+  part->first = first;
+  part->samples = size;
   part->batch.inputs = part->inputs;
   part->batch.targets = part->targets;
   for (size_t i = 0; i < batch->input_count; i++) {
@@ -86,4 +94,96 @@ void ek__batch_cut(struct ek__batch_part *part, const struct ek__batch *batch, i
   for (size_t i = 0; i < batch->target_count; i++) {
     part->targets[i] = view(&batch->targets[i], samples, first, size);
   }
+}
+
+/* ---- outputs ---- */
+
+struct rows_job {
+  ek_shards *whole;
+  const ek_shards *rows;
+  ek_tensor like; /* of a part of the whole, but for the rows */
+  int64_t first;  /* row of the whole with which `rows` begin */
+};
+
+static ek_status make_rows(void *context, ek_device *device, size_t index) {
+  const struct rows_job *job = context;
+  int64_t shape[EK_MAX_RANK];
+  memcpy(shape, job->like.shape, sizeof shape);
+  shape[0] = job->whole->offsets[index + 1] - job->whole->offsets[index];
+  return ek_tensor_create(&job->whole->parts[index], device, EK_MEMORY_OUTPUTS, job->like.type,
+                          job->like.rank, shape);
+}
+
+/* Rows first .. last - 1 of the whole, of which the device has a part from row `begin` on. */
+static ek_status copy_rows(const struct rows_job *job, size_t to, const ek_tensor *part,
+                           int64_t begin, int64_t first, int64_t last) {
+  ek_tensor from = {0}, into = {0};
+  ek_status status = EK_OK;
+  EK_TRY_GOTO(status, ek_tensor_rows(&from, part, first - begin, last - first), cleanup);
+  EK_TRY_GOTO(status,
+              ek_tensor_rows(&into, &job->whole->parts[to], first - job->whole->offsets[to],
+                             last - first),
+              cleanup);
+  status = ek_tensor_copy(&into, &from);
+cleanup:
+  ek_tensor_free(&into);
+  ek_tensor_free(&from);
+  return status;
+}
+
+static ek_status put_rows(void *context, ek_device *device, size_t index) {
+  (void)device;
+  const struct rows_job *job = context;
+  const ek_shards *whole = job->whole;
+  const int64_t begin = job->first + job->rows->offsets[index];
+  const int64_t end = job->first + job->rows->offsets[index + 1];
+  for (size_t k = 0; k < whole->count; k++) {
+    const int64_t first = whole->offsets[k] > begin ? whole->offsets[k] : begin;
+    const int64_t last = whole->offsets[k + 1] < end ? whole->offsets[k + 1] : end;
+    if (first >= last) continue;
+    EK_TRY(copy_rows(job, k, &job->rows->parts[index], begin, first, last));
+  }
+  return EK_OK;
+}
+
+/* As a forward of the whole batch cuts it. */
+static ek_status lay_rows(ek_shards *whole, const ek_data_parallel_model *model, int64_t samples,
+                          int64_t per_sample, bool predicted) {
+  ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
+  if (model->options.reproducible > 0) {
+    options.kind = EK_SCATTER_GRAINS;
+    options.grains = model->options.reproducible;
+  }
+  EK_TRY(ek_shards_create(whole, model->group));
+  EK_TRY(ek_scatter_offsets(whole->samples, samples, whole->count, &options));
+  const bool gathered = model->options.outputs == EK_OUTPUTS_GATHER && !predicted;
+  for (size_t k = 0; k <= whole->count && gathered; k++) {
+    whole->samples[k] = k <= model->options.output_device ? 0 : samples;
+  }
+  for (size_t k = 0; k <= whole->count; k++) whole->offsets[k] = whole->samples[k] * per_sample;
+  return EK_OK;
+}
+
+ek_status ek__rows_put(ek_shards *whole, const ek_data_parallel_model *model, const ek_shards *rows,
+                       const struct ek__batch_part *part, int64_t samples, bool predicted) {
+  const int64_t per_sample = rows->offsets[rows->count] / part->samples;
+  struct rows_job job = {.whole = whole, .rows = rows, .first = part->first * per_sample};
+  if (whole->group == NULL) {
+    EK_TRY(lay_rows(whole, model, samples, per_sample, predicted));
+    for (size_t k = rows->count; k-- > 0;) {
+      if (k == 0 || rows->offsets[k] < rows->offsets[k + 1]) job.like = rows->parts[k];
+    }
+    EK_TRY(ek_group_apply(model->group, make_rows, &job));
+  }
+  return ek_group_apply(model->group, put_rows, &job);
+}
+
+ek_status ek__rows_put_host(ek_tensor *whole, const ek_shards *rows,
+                            const struct ek__batch_part *part, int64_t samples) {
+  EK__FAIL_IF(!ek_tensor_exists(whole) || whole->device != NULL || whole->rank == 0 ||
+                  whole->shape[0] % samples != 0,
+              EK_ERR_SHAPE, "there is no host tensor with a number of rows for each of %lld samples",
+              (long long)samples);
+  ek_tensor some = view(whole, samples, part->first, part->samples);
+  return ek_gather_host(&some, rows);
 }

@@ -1,10 +1,11 @@
 /*
- * micro_batches.h - parts of a batch that a step takes one after the other.
+ * micro_batches.h - parts of a batch that are taken one after the other, and the outputs of a
+ * prediction that arrive part by part.
  */
 #ifndef EK_MICRO_BATCHES_H
 #define EK_MICRO_BATCHES_H
 
-#include <evenkeel/module.h>
+#include <evenkeel/data_parallel_model.h>
 
 /* A batch: loans. Bit i of `broadcast`: input i is not cut. */
 struct ek__batch {
@@ -21,6 +22,7 @@ struct ek__batch ek__batch_for(ek_tensor all[EK_MAX_INPUTS], const ek_module *mo
 /* Room for a part of one. */
 struct ek__batch_part {
   struct ek__batch batch;
+  int64_t first, samples; /* its samples among those of the whole batch */
   ek_tensor inputs[EK_MAX_INPUTS], targets[EK_MAX_TENSORS];
 };
 
@@ -35,5 +37,19 @@ ek_status ek__batch_samples(int64_t *samples, const struct ek__batch *batch);
  * one, larger first. */
 void ek__batch_cut(struct ek__batch_part *part, const struct ek__batch *batch, int64_t samples,
                    int64_t count, int64_t index);
+
+/*
+ * The rows of one output of a part, among those of the whole batch, which has `samples`. With the
+ * first part, whose *whole is a struct of zeros, all rows get their memory, on the devices where
+ * the model leaves those of a whole batch; predicted: what a module with targets gives without
+ * them, which no mode gathers. A part's shards stay as they are. On failure *whole
+ * keeps what it has; the caller frees it.
+ */
+ek_status ek__rows_put(ek_shards *whole, const ek_data_parallel_model *model, const ek_shards *rows,
+                       const struct ek__batch_part *part, int64_t samples, bool predicted);
+
+/* The same for a tensor in host memory, which has as many rows for each sample. */
+ek_status ek__rows_put_host(ek_tensor *whole, const ek_shards *rows,
+                            const struct ek__batch_part *part, int64_t samples);
 
 #endif /* EK_MICRO_BATCHES_H */

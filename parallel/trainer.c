@@ -1,5 +1,6 @@
 /*
- * trainer.c - a model, its loss and its optimizer in one object, over public functions alone.
+ * trainer.c - a model, its loss and its optimizer in one object, over public functions; only the
+ * sums of a loss over the parts of a batch are the criterion's own (criterion_internal.h).
  *
  * The outputs of a step live in the trainer from forward to backward and are freed on every path. A
  * step that fails after its forward drops that, so that no activations are held until the next one.
@@ -14,6 +15,7 @@
 #include "core/error.h"
 #include "core/options.h"
 #include "core/owner.h"
+#include "criterion_internal.h"
 #include "micro_batches.h"
 
 struct ek_trainer {
@@ -173,12 +175,20 @@ static ek_status add_gradients(ek_trainer *self, const struct ek__batch *batch, 
   return ek_data_parallel_criterion_backward(self->criterion, self->model, &options);
 }
 
+/* How many parts a batch is taken in; *samples is set where they are several. */
+static ek_status count_parts(int64_t *count, int64_t *samples, const ek_trainer *self,
+                             const struct ek__batch *batch) {
+  *count = 1;
+  if (self->micro_batches < 2) return EK_OK;
+  EK_TRY(ek__batch_samples(samples, batch));
+  if (*samples > 1) *count = *samples < self->micro_batches ? *samples : self->micro_batches;
+  return EK_OK;
+}
+
 /* The same of a whole batch, in its parts. */
 static ek_status add_batch(ek_trainer *self, const struct ek__batch *batch, bool training) {
-  int64_t samples = 0;
-  if (self->micro_batches < 2) return add_gradients(self, batch, training, false);
-  EK_TRY(ek__batch_samples(&samples, batch));
-  const int64_t count = samples < self->micro_batches ? samples : self->micro_batches;
+  int64_t samples = 0, count = 0;
+  EK_TRY(count_parts(&count, &samples, self, batch));
   if (count < 2) return add_gradients(self, batch, training, false);
   for (int64_t i = 0; i < count; i++) {
     struct ek__batch_part part;
@@ -225,12 +235,46 @@ ek_status ek_trainer_prepare(ek_trainer *trainer, const ek_tensor *inputs, size_
   return ek_data_parallel_model_discard(trainer->model);
 }
 
-static ek_status forward_only(ek_shards *outputs, ek_trainer *self, const ek_tensor *inputs,
-                              size_t input_count) {
+/* part: NULL for a whole batch. */
+static ek_status forward_only(ek_shards *outputs, ek_trainer *self, const struct ek__batch *batch,
+                              const struct ek__batch_part *part, int64_t samples) {
   ek_forward_options options = EK_FORWARD_OPTIONS_INIT;
   options.gradient = false;
   options.training = false;
-  return ek_data_parallel_model_forward(outputs, self->model, inputs, input_count, &options);
+  options.batch_samples = samples;
+  options.first_sample = part == NULL ? 0 : part->first;
+  if (part != NULL) batch = &part->batch;
+  return ek_data_parallel_model_forward(outputs, self->model, batch->inputs, batch->input_count,
+                                        &options);
+}
+
+static ek_status evaluate(ek_trainer *self, const struct ek__batch *batch,
+                          const struct ek__batch_part *part, int64_t samples) {
+  EK_TRY(forward_only(self->outputs, self, batch, part, samples));
+  if (part != NULL) batch = &part->batch;
+  return ek_data_parallel_criterion_forward(self->criterion, self->outputs, self->output_count,
+                                            batch->targets, batch->target_count);
+}
+
+/* The sums of all parts, divided once. */
+static ek_status evaluate_batch(double *loss, double *weight, ek_trainer *self,
+                                const struct ek__batch *batch) {
+  int64_t samples = 0, count = 0;
+  double totals[2 * EK_MAX_TERMS] = {0};
+  EK_TRY(count_parts(&count, &samples, self, batch));
+  if (count < 2) {
+    EK_TRY(evaluate(self, batch, NULL, 0));
+    return ek_data_parallel_criterion_loss(loss, weight, self->criterion);
+  }
+  for (int64_t i = 0; i < count; i++) {
+    struct ek__batch_part part;
+    ek__batch_cut(&part, batch, samples, count, i);
+    EK_TRY(evaluate(self, batch, &part, samples));
+    EK_TRY(ek__criterion_add_totals(totals, self->criterion));
+    free_outputs(self);
+  }
+  *loss = ek__criterion_loss_of(weight, self->criterion, totals);
+  return EK_OK;
 }
 
 ek_status ek_trainer_evaluate(double *loss, double *weight, ek_trainer *trainer,
@@ -245,13 +289,58 @@ ek_status ek_trainer_evaluate(double *loss, double *weight, ek_trainer *trainer,
               EK_ERR_INVALID_ARGUMENT,
               "ek_trainer_evaluate: %s takes %zu inputs and targets, not %zu and %zu",
               trainer->module->ops->kind, trainer->module->inputs, input_count, target_count);
-  EK_TRY(forward_only(trainer->outputs, trainer, batch.inputs, batch.input_count));
-  ek_status status =
-      ek_data_parallel_criterion_forward(trainer->criterion, trainer->outputs,
-                                         trainer->output_count, batch.targets, batch.target_count);
-  if (status == EK_OK) status = ek_data_parallel_criterion_loss(loss, weight, trainer->criterion);
+  const ek_status status = evaluate_batch(loss, weight, trainer, &batch);
   free_outputs(trainer);
   return status;
+}
+
+/* A module with targets may predict without them. */
+static bool predicts(const ek_trainer *self, const struct ek__batch *batch) {
+  const ek_module *module = self->module;
+  return module->predictions > 0 && batch->input_count + module->targets == module->inputs;
+}
+
+static bool have_rows(const ek_shards *outputs, size_t count) {
+  for (size_t i = 0; i < count; i++) {
+    for (size_t k = 0; k < outputs[i].count; k++) {
+      if (outputs[i].parts[k].rank == 0) return false;
+    }
+  }
+  return true;
+}
+
+/* Where the outputs of a prediction go: one of the two. */
+struct destination {
+  ek_shards *shards;
+  ek_tensor *host;
+};
+
+/* *whole: the outputs have no rows that could be put together, and the batch must not be cut. */
+static ek_status predict_part(const struct destination *to, bool *whole, ek_trainer *self,
+                              const struct ek__batch_part *part, int64_t samples) {
+  const bool predicted = predicts(self, &part->batch);
+  const size_t count = predicted ? self->module->predictions : self->output_count;
+  ek_shards made[EK_MAX_TENSORS] = {{0}};
+  ek_status status = forward_only(made, self, NULL, part, samples);
+  *whole = status == EK_OK && !have_rows(made, count);
+  for (size_t i = 0; i < count && status == EK_OK && !*whole; i++) {
+    status = to->host != NULL
+                 ? ek__rows_put_host(&to->host[i], &made[i], part, samples)
+                 : ek__rows_put(&to->shards[i], self->model, &made[i], part, samples, predicted);
+    ek_shards_free(&made[i]);
+  }
+  for (size_t i = 0; i < count; i++) ek_shards_free(&made[i]);
+  return status;
+}
+
+static ek_status predict_parts(const struct destination *to, bool *whole, ek_trainer *self,
+                               const struct ek__batch *batch, int64_t samples, int64_t count) {
+  for (int64_t i = 0; i < count && !*whole; i++) {
+    struct ek__batch_part part;
+    ek__batch_cut(&part, batch, samples, count, i);
+    EK_TRY(predict_part(to, whole, self, &part, samples));
+  }
+  return EK_OK;
 }
 
 ek_status ek_trainer_predict(ek_shards *outputs, ek_trainer *trainer, const ek_tensor *inputs,
@@ -259,7 +348,49 @@ ek_status ek_trainer_predict(ek_shards *outputs, ek_trainer *trainer, const ek_t
   EK__NOT_NULL("ek_trainer_predict", outputs);
   EK_TRY(check_call("ek_trainer_predict", trainer, inputs, NULL, 0));
   EK__OWNER_ENTER(&trainer->owner, "ek_trainer_predict", "the trainer");
-  return forward_only(outputs, trainer, inputs, input_count);
+  const struct ek__batch batch = {.inputs = inputs,
+                                  .input_count = input_count,
+                                  .broadcast = trainer->broadcast_inputs};
+  ek_shards made[EK_MAX_TENSORS] = {{0}};
+  int64_t samples = 0, count = 0;
+  const bool predicted = predicts(trainer, &batch);
+  bool whole = trainer->module->terms > 0 && !predicted; /* totals */
+  EK_TRY(count_parts(&count, &samples, trainer, &batch));
+  if (count < 2) whole = true;
+  const ek_status status =
+      predict_parts(&(struct destination){.shards = made}, &whole, trainer, &batch, samples, count);
+  if (status == EK_OK && whole) return forward_only(outputs, trainer, &batch, NULL, 0);
+  const size_t made_count = predicted ? trainer->module->predictions : trainer->output_count;
+  for (size_t i = 0; i < made_count; i++) {
+    if (status == EK_OK) {
+      outputs[i] = made[i];
+    } else {
+      ek_shards_free(&made[i]);
+    }
+  }
+  return status;
+}
+
+ek_status ek_trainer_predict_host(ek_tensor *outputs, ek_trainer *trainer, const ek_tensor *inputs,
+                                  size_t input_count) {
+  EK__NOT_NULL("ek_trainer_predict_host", outputs);
+  EK_TRY(check_call("ek_trainer_predict_host", trainer, inputs, NULL, 0));
+  EK__OWNER_ENTER(&trainer->owner, "ek_trainer_predict_host", "the trainer");
+  const struct ek__batch batch = {.inputs = inputs,
+                                  .input_count = input_count,
+                                  .broadcast = trainer->broadcast_inputs};
+  int64_t samples = 0, count = 0;
+  bool whole = false;
+  EK_TRY(count_parts(&count, &samples, trainer, &batch));
+  EK_TRY(ek__batch_samples(&samples, &batch));
+  EK__FAIL_IF(samples == 0, EK_ERR_SHAPE, "ek_trainer_predict_host: the batch has no rows");
+  EK_TRY(predict_parts(&(struct destination){.host = outputs}, &whole, trainer, &batch, samples,
+                       count));
+  EK__FAIL_IF(whole, EK_ERR_SHAPE,
+              "ek_trainer_predict_host: %s gives an output without rows; ek_trainer_predict() "
+              "gives one for each device",
+              trainer->module->ops->kind);
+  return ek_group_synchronize(trainer->group);
 }
 
 /* ---- files ---- */

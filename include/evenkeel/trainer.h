@@ -66,7 +66,7 @@ typedef struct ek_trainer_options {
   bool refuse_not_finite;      /* data_parallel_optimizer.h */
   ek_group *group;             /* of the program's, which outlives the trainer; `devices` is NULL */
   const ek_group_options *group_options; /* how it opens `devices` (threads, for one); NULL */
-  int64_t micro_batches; /* parts that a step takes one after the other; 0 and 1: the whole batch */
+  int64_t micro_batches; /* parts that a batch is taken in one after the other; 0 and 1: one */
   /* Grains of a batch, for the same bits on any number of devices up to this one; 0: off
    * (data_parallel_model.h). A group that the trainer opens is deterministic then. */
   size_t reproducible;
@@ -133,7 +133,9 @@ EK_API EK_CHECKED ek_status ek_trainer_prepare(ek_trainer *trainer, const ek_ten
                                                size_t target_count);
 
 /*
- * The loss of a batch without gradient and with training off (no dropout); nothing is updated.
+ * The loss of a batch without gradient and with training off (no dropout); nothing is updated. With
+ * micro_batches the batch is cut as that of a step is, and the loss is that of the whole batch: the
+ * sum of all losses over the sum of all weights, for each term.
  * *weight, which may be NULL, is what the loss was divided by (data_parallel_criterion.h): over
  * several batches the loss is sum(loss * weight) / sum(weight). Waits for the devices.
  */
@@ -145,10 +147,21 @@ EK_API EK_CHECKED ek_status ek_trainer_evaluate(double *loss, double *weight, ek
  * The outputs of a batch, one ek_shards per output of the module (of a model that computes its loss
  * itself, what it predicts: module.h), without gradient and with training off. They are the
  * caller's, as those of ek_data_parallel_model_forward(); ek_gather_host() (gather.h) puts the rows
- * of one into host memory.
+ * of one into host memory. With micro_batches the batch is cut as that of a step is, and the rows
+ * of all parts are put together on the devices where those of a whole batch are, in order. A batch
+ * whose outputs have no rows (scalars, totals) is not cut.
  */
 EK_API EK_CHECKED ek_status ek_trainer_predict(ek_shards *outputs, ek_trainer *trainer,
                                                const ek_tensor *inputs, size_t input_count);
+
+/*
+ * The same into tensors in host memory, one per output, each of the type of the output and with its
+ * number of elements, in the order of the batch. With micro_batches the devices hold the outputs of
+ * one part at a time, so a batch that a step can take can be predicted too. Waits for the devices;
+ * on a failure the tensors may hold a part of the outputs. EK_ERR_SHAPE for an output without rows.
+ */
+EK_API EK_CHECKED ek_status ek_trainer_predict_host(ek_tensor *outputs, ek_trainer *trainer,
+                                                    const ek_tensor *inputs, size_t input_count);
 
 /*
  * The state of the run into a folder, and out of it (checkpoint.h). ek_trainer_begin_save() copies

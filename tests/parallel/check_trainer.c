@@ -320,6 +320,164 @@ START_TEST(evaluation_and_prediction) {
 }
 END_TEST
 
+/* Number of elements of all parts, which become an array of the caller's, row after row. */
+static float *rows_of(const ek_shards *shards, int64_t *count) {
+  *count = 0;
+  for (size_t k = 0; k < shards->count; k++) *count += ek_tensor_count(&shards->parts[k]);
+  float *rows = calloc((size_t)*count + 1, sizeof *rows);
+  ck_assert_ptr_nonnull(rows);
+  ek_tensor host;
+  ck_ok(ek_tensor_host(&host, rows, EK_F32, 1, count));
+  ck_ok(ek_gather_host(&host, shards));
+  return rows;
+}
+
+static void same_rows(const float *got, const float *want, int64_t count) {
+  for (int64_t i = 0; i < count; i++) {
+    ck_assert_msg(fabsf(got[i] - want[i]) <= 1e-5f * (1 + fabsf(want[i])), "element %d: %g, not %g",
+                  (int)i, (double)got[i], (double)want[i]);
+  }
+}
+
+/* Output number `output` of a prediction in parts has the rows of the whole batch's, where these
+ * are, and into host memory in the same order. */
+static void predicts_alike(struct bench *cut, struct bench *whole, size_t outputs) {
+  ek_shards got[4] = {{0}}, want[4] = {{0}};
+  ek_tensor host[4];
+  float *there[4] = {NULL};
+  ck_ok(ek_trainer_predict(got, cut->trainer, cut->batch.input, cut->batch.inputs));
+  ck_ok(ek_trainer_predict(want, whole->trainer, whole->batch.input, whole->batch.inputs));
+  for (size_t i = 0; i < outputs; i++) {
+    int64_t got_count = 0, count = 0;
+    const size_t bytes = (want[i].count + 1) * sizeof *want[i].offsets;
+    ck_assert_mem_eq(got[i].offsets, want[i].offsets, bytes);
+    ck_assert_mem_eq(got[i].samples, want[i].samples, bytes);
+    float *rows = rows_of(&got[i], &got_count), *all = rows_of(&want[i], &count);
+    ck_assert_int_eq(got_count, count);
+    same_rows(rows, all, count);
+    free(all);
+    there[i] = rows;
+    memset(rows, 0, (size_t)count * sizeof *rows);
+    const int64_t shape[] = {want[i].offsets[want[i].count],
+                             count / want[i].offsets[want[i].count]};
+    ck_ok(ek_tensor_host(&host[i], rows, EK_F32, 2, shape));
+  }
+  ck_ok(ek_trainer_predict_host(host, cut->trainer, cut->batch.input, cut->batch.inputs));
+  for (size_t i = 0; i < outputs; i++) {
+    int64_t count = 0;
+    float *all = rows_of(&want[i], &count);
+    same_rows(there[i], all, count);
+    free(all);
+    free(there[i]);
+    ek_shards_free(&got[i]);
+    ek_shards_free(&want[i]);
+  }
+}
+
+/* Every workload in every mode on 1 to 4 devices, in parts that are ragged, smaller than the number
+ * of devices, or as many as the batch has samples: the loss of all terms and the weight are those
+ * of the whole batch, and nothing is left on the devices. */
+START_TEST(evaluation_in_parts) {
+  static const char *const devices[] = {"cpu:1", "cpu:2", "cpu:3", "cpu:4"};
+  if (!ck_part(_i) || ck_precision() != 0) return;
+  const struct ck_workload *workload = &ck_workloads[_i / CK_MODES % CK_WORKLOADS];
+  const int cut = _i / CK_MODES / CK_WORKLOADS;
+  const char *spec = ck_spec(devices[(cut + _i) % 4]);
+  struct bench whole, parts;
+  double want = 0, got = 0, all = 0, weight = 0;
+  make_parts(&whole, workload->name, (ek_mode)(_i % CK_MODES));
+  make_parts(&parts, workload->name, (ek_mode)(_i % CK_MODES));
+  parts.micro_batches = cuts[cut].micro_batches;
+  ck_ok(open_on(&whole, spec, NULL));
+  ck_ok(open_on(&parts, spec, NULL));
+  const uint64_t before = held(&parts);
+  ck_ok(evaluate(&whole, &want, &all));
+  ck_ok(evaluate(&parts, &got, &weight));
+  ck_assert_double_eq(weight, all);
+  ck_assert_double_le(fabs(got - want), 1e-5 * fabs(want)); /* numerics.md */
+  ck_ok(evaluate(&parts, &got, NULL));
+  predicts_alike(&parts, &whole, parts.module->outputs);
+  ck_assert_uint_eq(held(&parts), before);
+  close_bench(&whole);
+  close_bench(&parts);
+}
+END_TEST
+
+enum { LARGE = 123, LARGE_PARTS = 29 };
+
+/* Peaks of all devices after the last call; the next ones count from here. */
+static uint64_t peak_of(struct bench *b, uint64_t peaks[4]) {
+  const ek_group *group = ek_trainer_group(b->trainer);
+  uint64_t most = 0;
+  for (size_t k = 0; k < ek_group_size(group); k++) {
+    ek_memory_usage usage;
+    ck_ok(ck_memory_stats(&usage, ek_group_device(group, k)));
+    ck_ok(ek_memory_reset_peak(ek_group_device(group, k)));
+    peaks[k] = usage.peak_bytes;
+    if (usage.peak_bytes > most) most = usage.peak_bytes;
+  }
+  return most;
+}
+
+struct peaks {
+  uint64_t step[4], evaluate[4], predict[4], host[4];
+};
+
+static uint64_t run_for_peaks(struct peaks *peaks, struct bench *b, const char *spec) {
+  ek_shards outputs[4] = {{0}};
+  float *rows = calloc(LARGE * 5 * 13, sizeof *rows);
+  const int64_t shape[] = {LARGE * 5, 13}; /* of the workload "gpt" */
+  ek_tensor host;
+  double loss = 0;
+  ck_assert_ptr_nonnull(rows);
+  b->micro_batches = LARGE_PARTS;
+  ck_ok(open_on(b, spec, NULL));
+  (void)peak_of(b, peaks->step);
+  ck_ok(step(b, NULL));
+  ck_ok(step(b, NULL));
+  const uint64_t most = peak_of(b, peaks->step);
+  ck_ok(evaluate(b, &loss, NULL));
+  (void)peak_of(b, peaks->evaluate);
+  ck_ok(ek_tensor_host(&host, rows, EK_F32, 2, shape));
+  ck_ok(ek_trainer_predict_host(&host, b->trainer, b->batch.input, 1));
+  (void)peak_of(b, peaks->host);
+  if (strstr(spec, "B") == NULL) {
+    ck_ok(ek_trainer_predict(outputs, b->trainer, b->batch.input, 1));
+    (void)peak_of(b, peaks->predict);
+    ek_shards_free(outputs);
+  }
+  ck_ok(ek_trainer_free(b->trainer));
+  free(rows);
+  return most;
+}
+
+/* Under a cap at which a step of micro-batches just fits, an evaluation and a prediction of the
+ * same batch fit, and those of a whole one do not; a plan has the same peaks to the byte. */
+START_TEST(evaluation_under_the_cap_of_a_step) {
+  if (!ck_part(_i) || ck_precision() != 0) return;
+  const int devices = _i / CK_MODES + 1;
+  char spec[64];
+  struct bench b;
+  struct peaks planned = {.step = {0}}, real = planned, capped = planned;
+  double loss = 0;
+  make_parts(&b, "gpt", (ek_mode)(_i % CK_MODES));
+  ck_batch_free(&b.batch);
+  b.batch = ck_batch_make(b.setup.workload, EK_F32, LARGE, 0.2, 5);
+  (void)snprintf(spec, sizeof spec, "plan:%d", devices);
+  const uint64_t cap = run_for_peaks(&planned, &b, ck_spec(spec));
+  (void)snprintf(spec, sizeof spec, "cpu:%d", devices);
+  (void)run_for_peaks(&real, &b, ck_spec(spec));
+  ck_assert_mem_eq(&planned, &real, sizeof planned);
+  (void)snprintf(spec, sizeof spec, "cpu:%d@%lluB", devices, (unsigned long long)cap);
+  (void)run_for_peaks(&capped, &b, spec);
+  ck_assert_mem_eq(capped.evaluate, real.evaluate, sizeof real.evaluate);
+  b.micro_batches = 0;
+  ck_ok(open_on(&b, spec, NULL));
+  ck_fails(evaluate(&b, &loss, NULL), EK_ERR_OUT_OF_MEMORY, "");
+  close_bench(&b);
+}
+END_TEST
+
 /* Reduction `none` keeps its outputs until backward; what was evaluated is gone. */
 START_TEST(every_loss_for_itself) {
   struct bench b;
@@ -668,6 +826,8 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(same, micro_batches, 0, CUTS * CK_WORKLOADS * CK_MODES);
   tcase_add_test(refused, wrong_micro_batches);
   tcase_add_loop_test(same, evaluation_and_prediction, 0, CK_MODES);
+  tcase_add_loop_test(same, evaluation_in_parts, 0, CUTS * CK_WORKLOADS * CK_MODES);
+  tcase_add_loop_test(same, evaluation_under_the_cap_of_a_step, 0, 4 * CK_MODES);
   tcase_add_loop_test(same, every_loss_for_itself, 0, CK_MODES);
   tcase_add_loop_test(same, saves_and_loads, 0, CK_MODES);
   tcase_add_test(refused, a_group_of_the_programs);
