@@ -31,6 +31,7 @@
 #include "core/options.h"
 #include "core/process.h"
 #include "core/thread.h"
+#include "core/utf8.h"
 #include "io/file.h"
 #include "io/write_behind.h"
 #include "io/writer.h"
@@ -74,6 +75,8 @@ static ek_status describe_extra(ek_state_info *info, const ek_checkpoint_extra *
   EK__FAIL_IF(name[0] == '\0' || length < 0 || (size_t)length >= sizeof info->name,
               EK_ERR_INVALID_ARGUMENT, "a checkpoint's extra has no name, or a longer one than %d",
               EK_STATE_NAME_SIZE);
+  EK__FAIL_IF(!ek__utf8_is(name), EK_ERR_INVALID_ARGUMENT,
+              "the name of a checkpoint's extra, \"%.64s\", is not UTF-8", name);
   EK__FAIL_IF(extra->value.device != NULL ||
                   (extra->value.data == NULL && ek_tensor_count(&extra->value) > 0),
               EK_ERR_INVALID_ARGUMENT, "a checkpoint's extra, %s, is not in host memory", name);

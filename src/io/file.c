@@ -112,9 +112,12 @@ ek_status ek__file_create_beside(int *file, char *name, const char *path) {
     const char *form = i == 0 ? ".tmp" : ".%d.tmp";
     (void)snprintf(name + length, EK__FILE_BESIDE_SIZE, form, i);
     int opened = create_new(name);
-    if (opened < 0 && errno == EEXIST && ek__file_remove_stale(name)) opened = create_new(name);
-    if (opened < 0 && errno != EEXIST) return ek__file_refused(name, "cannot be created");
-    if (opened < 0) continue;
+    if (opened < 0 && errno == EEXIST) {
+      if (!ek__file_remove_stale(name)) continue;
+      opened = create_new(name);
+    }
+    if (opened < 0 && errno == EEXIST) continue;
+    if (opened < 0) return ek__file_refused(name, "cannot be created");
     if ((lock(opened) || errno != EWOULDBLOCK) && is_name_of(name, opened)) {
       *file = opened;
       return EK_OK;

@@ -14,6 +14,7 @@
 #include "core/error.h"
 #include "core/options.h"
 #include "core/sizes.h"
+#include "core/utf8.h"
 #include "device/types.h"
 
 /* ---- declarations ---- */
@@ -54,6 +55,10 @@ static ek_status check_name(char path[EK__PATH_SIZE], const ek_declaration *decl
       EK_ERR_INVALID_ARGUMENT,
       "%s: a declaration needs a name that is not empty and has no dot or slash, not \"%.64s\"",
       declaration == NULL ? "no declaration" : declaration->kind, name == NULL ? "" : name);
+  EK__FAIL_IF(!ek__utf8_is(name) || strncmp(name, "__", 2) == 0, EK_ERR_INVALID_ARGUMENT,
+              "%s: the name \"%.64s\" is not UTF-8 or begins with \"__\", which files of tensors keep "
+              "for themselves",
+              declaration->kind, name);
   EK_TRY(full_name(path, declaration, name));
   EK__FAIL_IF(ek__names_find(&declaration->layout->names, path) != NULL, EK_ERR_INVALID_ARGUMENT,
               "%s: the name %s is declared twice", declaration->kind, path);

@@ -237,6 +237,13 @@ static ek_status wrap_same_name(ek_declaration *d, ek_module *child) {
   EK_TRY(parameter(d, "weight", 2, two_three));
   return ek_declare_wrapped(d, child); /* weight and bias */
 }
+static ek_status not_text(ek_declaration *d, ek_module *child) {
+  (void)child;
+  return parameter(d, "gr\xf6\xdf" "e", 1, two_three);
+}
+static ek_status underscores(ek_declaration *d, ek_module *child) {
+  return ek_declare_module(d, "__metadata__", child);
+}
 static ek_status own_error(ek_declaration *d, ek_module *child) {
   (void)d, (void)child;
   return ek_error_set(EK_ERR_IO, "declarer: no such table on this %s", "shelf");
@@ -253,6 +260,8 @@ static const struct {
     {child_and_parameter, EK_ERR_INVALID_ARGUMENT, "layer"},
     {dotted, EK_ERR_INVALID_ARGUMENT, "a.b"},
     {dotted_child, EK_ERR_INVALID_ARGUMENT, "a.b"},
+    {not_text, EK_ERR_INVALID_ARGUMENT, "is not UTF-8 or begins with"},
+    {underscores, EK_ERR_INVALID_ARGUMENT, "the name \"__metadata__\" is not UTF-8 or begins"},
     {empty, EK_ERR_INVALID_ARGUMENT, ""},
     {no_name, EK_ERR_INVALID_ARGUMENT, ""},
     {no_child, EK_ERR_INVALID_ARGUMENT, ""},

@@ -386,6 +386,9 @@ START_TEST(extras_come_back) {
     ek_safetensors_free(file);
     extras[1].name = "sampler";
     ck_fails(ek_checkpoint_save(t.model, folder, &options), EK_ERR_INVALID_ARGUMENT, "same name");
+    extras[1].name = "\xff";
+    ck_fails(ek_checkpoint_save(t.model, folder, &options), EK_ERR_INVALID_ARGUMENT, "not UTF-8");
+    extras[1].name = "sampler";
     extras[1].name = "";
     ck_fails(ek_checkpoint_save(t.model, folder, &options), EK_ERR_INVALID_ARGUMENT, "no name");
     extras[1] = (ek_checkpoint_extra){"x", {.type = EK_F32, .rank = 1, .shape = {1}}};

@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <evenkeel/fault.h>
@@ -599,6 +600,33 @@ END_TEST
 
 /* ---- files ---- */
 
+/* A save that failed is no reason to load nothing; its error is the next save's. */
+START_TEST(a_failed_save_does_not_keep_a_load_away) {
+  struct bench b;
+  ek_checkpoint_info info;
+  char folder[CK_FOLDER_SIZE], path[128], taken[128];
+  ck_folder_make(folder);
+  (void)snprintf(path, sizeof path, "%s/step-000000000001.safetensors", folder);
+  (void)snprintf(taken, sizeof taken, "%s/step-000000000002.safetensors", folder);
+  open_bench(&b, "mlp", EK_MODE_SHARDED);
+  ck_ok(step(&b, NULL));
+  const ek_status status = ek_trainer_save(b.trainer, folder, NULL);
+  if (!ck_no_files(status)) {
+    ck_ok(step(&b, NULL));
+    ck_assert_int_eq(mkdir(taken, 0700), 0);
+    ck_ok(ek_trainer_begin_save(b.trainer, folder, NULL));
+    ck_ok(ek_trainer_load(&info, b.trainer, folder));
+    ck_assert_int_eq(info.step, 1);
+    ck_fails(ek_trainer_begin_save(b.trainer, folder, NULL), EK_ERR_IO, "cannot be given this");
+    ck_ok(ek_trainer_end_save(b.trainer));
+    ck_assert_int_eq(rmdir(taken), 0);
+    ck_assert_int_eq(unlink(path), 0);
+  }
+  close_bench(&b);
+  ck_folder_remove(folder);
+}
+END_TEST
+
 /* Steps that were taken while a state was written, and steps from that state on, end the same. */
 START_TEST(saves_and_loads) {
   if (!ck_part(_i)) return;
@@ -830,6 +858,7 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(same, evaluation_under_the_cap_of_a_step, 0, 4 * CK_MODES);
   tcase_add_loop_test(same, every_loss_for_itself, 0, CK_MODES);
   tcase_add_loop_test(same, saves_and_loads, 0, CK_MODES);
+  tcase_add_test(same, a_failed_save_does_not_keep_a_load_away);
   tcase_add_test(refused, a_group_of_the_programs);
   tcase_add_test(refused, who_goes_first);
   tcase_add_test(refused, another_thread_is_refused);

@@ -64,6 +64,12 @@ START_TEST(weights_travel) {
   open_gpt(&from, _i % CK_PLACEMENTS, 1);
   open_gpt(&to, (_i + 2) % CK_PLACEMENTS, 2);
   if (!no_files(&from)) {
+    /* What Python's packages ask for. */
+    ek_safetensors *file = NULL;
+    ck_ok(ek_safetensors_open(&file, path));
+    ck_assert_ptr_nonnull(ek_safetensors_value(file, "format"));
+    ck_assert_str_eq(ek_safetensors_value(file, "format"), "pt");
+    ek_safetensors_free(file);
     ck_ok(ek_weights_load(to.model, path, NULL));
     compare(&to, &from);
     ck_training_close(&to);

@@ -1,0 +1,364 @@
+/*
+ * check_saves.c - what is in a folder of states besides states, and saves beside each other: of one
+ * model and of several, of one step, of a process and its child. No save is lost, none removes what
+ * another writes, and nothing that is no state hides one or counts as one.
+ */
+#include "ck_folder.h"
+#include "ck_state.h"
+#include "ck_training.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <evenkeel/checkpoint.h>
+#include <evenkeel/host_memory.h>
+#include <evenkeel/safetensors.h>
+
+enum { SAMPLES = 7, PATIENCE = 60 };
+
+static char folder[CK_FOLDER_SIZE];
+static struct ck_training t;
+static bool files;
+
+static void path_of(char path[128], const char *name) {
+  (void)snprintf(path, 128, "%s/%s", folder, name);
+}
+
+static void go(int steps) {
+  struct ck_batch batch = ck_batch_make(t.setup.workload, EK_F32, SAMPLES, 0.2, 50);
+  for (int i = 0; i < steps; i++) ck_ok(ck_training_step(&t, &batch, NULL));
+  ck_batch_free(&batch);
+}
+
+static ek_status save(size_t keep) {
+  ek_checkpoint_options options = EK_CHECKPOINT_OPTIONS_INIT;
+  options.keep = keep;
+  return ek_checkpoint_save(t.model, folder, &options);
+}
+
+static void open_all(void) {
+  static struct ck_setup setup;
+  setup = ck_setup_mode(ck_workload("mlp"), "cpu:2", EK_MODE_SHARDED);
+  ck_folder_make(folder);
+  ck_training_open(&t, &setup);
+  files = !ck_no_files(save(0));
+  char path[128];
+  path_of(path, "step-000000000000.safetensors");
+  (void)unlink(path);
+}
+
+static void close_all(void) {
+  char command[128];
+  ck_training_close(&t);
+  (void)snprintf(command, sizeof command, "rm -rf %s", folder);
+  ck_assert_int_eq(system(command), 0);
+}
+
+static bool exists(const char *name) {
+  char path[128];
+  struct stat about;
+  path_of(path, name);
+  return lstat(path, &about) == 0;
+}
+
+static void put(const char *name, const char *text) {
+  char path[128];
+  path_of(path, name);
+  const int file = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+  ck_assert_int_ge(file, 0);
+  ck_assert_int_eq(write(file, text, strlen(text)), (ssize_t)strlen(text));
+  ck_assert_int_eq(close(file), 0);
+}
+
+static void last_is(int64_t step) {
+  ek_checkpoint_info info;
+  ck_ok(ek_checkpoint_latest(&info, folder));
+  ck_assert_int_eq(info.step, step);
+}
+
+/* How many entries the folder has. */
+static int entries(void) {
+  int count = -2; /* . and .. */
+  DIR *list = opendir(folder);
+  ck_assert_ptr_nonnull(list);
+  while (readdir(list) != NULL) count++;
+  (void)closedir(list);
+  return count;
+}
+
+/* ---- what is no state ---- */
+
+START_TEST(what_is_no_state_counts_for_nothing) {
+  char path[128];
+  if (!files) return;
+  go(1);
+  ck_ok(save(0));
+  go(1);
+  ck_ok(save(0));
+  path_of(path, "step-000000000011.safetensors");
+  ck_assert_int_eq(mkdir(path, 0700), 0);
+  path_of(path, "step-000000000012.safetensors");
+  ck_assert_int_eq(mkfifo(path, 0600), 0);
+  path_of(path, "step-000000000013.safetensors");
+  ck_assert_int_eq(symlink(path, path), 0);
+  path_of(path, "step-000000000014.safetensors");
+  ck_assert_int_eq(symlink("/nobody/has/this", path), 0);
+  put("step-15.safetensors", "x"); /* names that the library does not write */
+  put("step-0000000000016.safetensors", "x");
+  put("step-000000000017.safetensors2", "x");
+  last_is(2);
+  ek_checkpoint_info info;
+  ck_ok(ek_checkpoint_load(&info, t.model, folder));
+  ck_assert_int_eq(info.step, 2);
+  put("step-1.safetensors", "x");
+  put("step-02.safetensors", "x");
+  go(1);
+  ck_ok(save(2)); /* of states, and all else stays */
+  ck_assert(!exists("step-000000000001.safetensors") && exists("step-000000000002.safetensors"));
+  ck_assert(exists("step-000000000003.safetensors") && exists("step-1.safetensors"));
+  ck_assert_int_eq(entries(), 11);
+  /* A link to a state is one. */
+  path_of(path, "step-000000000009.safetensors");
+  ck_assert_int_eq(symlink("step-000000000002.safetensors", path), 0);
+  ck_ok(ek_checkpoint_latest(&info, folder));
+  ck_assert(ck_contains(info.path, "step-000000000009"));
+}
+END_TEST
+
+/* Removed by the next save: what a process left that was killed. Not: what others write, or put. */
+START_TEST(leftovers_are_removed) {
+  char path[128], victim[128];
+  if (!files) return;
+  put("victim", "what was there");
+  put("step-000000000001.safetensors.tmp", "left"); /* under the very name of the next save */
+  put("step-000000000007.safetensors.tmp", "left");
+  put("step-000000000008.safetensors.12.tmp", "left");
+  put("step-000000000009.safetensors.tmp", "locked");
+  put("step-000000000009.safetensors.x.tmp", "not ours");
+  put("step-9.safetensors.tmp", "not ours");
+  path_of(victim, "victim");
+  path_of(path, "step-000000000002.safetensors.tmp");
+  ck_assert_int_eq(symlink(victim, path), 0);
+  path_of(path, "step-000000000003.safetensors.tmp");
+  ck_assert_int_eq(mkfifo(path, 0600), 0);
+  path_of(path, "step-000000000009.safetensors.tmp");
+  const int locked = open(path, O_RDONLY);
+  ck_assert_int_ge(locked, 0);
+  ck_assert_int_eq(flock(locked, LOCK_EX | LOCK_NB), 0);
+  for (int step = 1; step <= 3; step++) {
+    struct stat about;
+    char name[64];
+    go(1);
+    ck_ok(save(0));
+    last_is(step);
+    (void)snprintf(name, sizeof name, "step-%012d.safetensors", step);
+    path_of(path, name);
+    ck_assert_int_eq(lstat(path, &about), 0);
+    ck_assert(S_ISREG(about.st_mode));
+  }
+  ck_assert(!exists("step-000000000001.safetensors.tmp"));
+  ck_assert(!exists("step-000000000007.safetensors.tmp"));
+  ck_assert(!exists("step-000000000008.safetensors.12.tmp"));
+  ck_assert_int_eq(entries(), 3 + 6);
+  struct stat about;
+  ck_assert_int_eq(stat(victim, &about), 0);
+  ck_assert_int_eq(about.st_size, (off_t)strlen("what was there"));
+  ck_assert_int_eq(close(locked), 0);
+  ck_ok(save(0));
+  ck_assert(!exists("step-000000000009.safetensors.tmp"));
+}
+END_TEST
+
+START_TEST(no_step_is_saved_that_no_load_takes) {
+  if (!files) return;
+  const int64_t step = INT64_MAX - 1;
+  ek_tensor host = {.data = (void *)(uintptr_t)&step, .type = EK_I64};
+  ck_ok(ek_state_write(t.model, "run/step", &host));
+  ck_ok(save(0));
+  ck_ok(ek_checkpoint_load(NULL, t.model, folder));
+  go(1);
+  ck_fails(save(0), EK_ERR_INVALID_ARGUMENT, "run/step cannot be 9223372036854775807");
+  last_is(step);
+}
+END_TEST
+
+/* ---- a load that ends halfway ---- */
+
+/* At each allocation: the model is what it was, or says that it is torn, and a load mends it. */
+START_TEST(half_a_load_is_torn) {
+  if (!files) return;
+  go(1);
+  ck_ok(save(0));
+  go(1);
+  int torn = 0;
+  struct ck_state before = ck_state_take(t.model);
+  for (uint64_t n = 1;; n++) {
+    ek_host_memory_fail_at(n);
+    const ek_status status = ek_checkpoint_load(NULL, t.model, folder);
+    ek_host_memory_fail_at(0);
+    if (status == EK_OK) break;
+    ck_assert_int_eq(status, EK_ERR_OUT_OF_MEMORY);
+    float number = 0;
+    ek_tensor host = {.data = &number, .type = EK_I64};
+    const ek_status read = ek_state_read(&host, t.model, "no such entry");
+    if (read == EK_ERR_TORN) {
+      torn++;
+    } else {
+      struct ck_state after = ck_state_take(t.model);
+      ck_state_same("after half a load", &after, &before);
+      ck_state_drop(&after);
+    }
+    if (read == EK_ERR_TORN) ck_ok(ck_state_put(t.model, &before));
+  }
+  ck_assert_int_gt(torn, 1);
+  ck_state_drop(&before);
+}
+END_TEST
+
+/* Copies the state of step 1 to that of step 2, with another type for one parameter. */
+static void retype(const char *name) {
+  enum { MOST = 64 };
+  char from[128], to[128];
+  const ek_safetensors_pair pairs[] = {{"evenkeel.state", "1"}, {"evenkeel.position", "0"}};
+  ek_safetensors_entry list[MOST];
+  ek_safetensors *file = NULL;
+  ek_safetensors_writer *writer = NULL;
+  path_of(from, "step-000000000001.safetensors");
+  path_of(to, "step-000000000002.safetensors");
+  ck_ok(ek_safetensors_open(&file, from));
+  const size_t count = ek_safetensors_count(file);
+  ck_assert_uint_le(count, MOST);
+  for (size_t i = 0; i < count; i++) {
+    list[i] = *ek_safetensors_at(file, i);
+    if (strcmp(list[i].name, name) == 0) list[i].like.type = EK_I32;
+  }
+  ck_ok(ek_safetensors_create(&writer, to, list, count, pairs, 2));
+  for (size_t i = 0; i < count; i++) {
+    ek_tensor host = ek_safetensors_at(file, i)->like;
+    const size_t bytes = ek_tensor_bytes(&host);
+    ck_assert_ptr_nonnull(host.data = calloc(1, bytes + 1));
+    ck_ok(ek_safetensors_read(&host, file, list[i].name));
+    ck_ok(ek_safetensors_write(writer, i, host.data, bytes));
+    free(host.data);
+  }
+  ck_ok(ek_safetensors_finish(writer));
+  ek_safetensors_writer_free(writer);
+  ek_safetensors_free(file);
+}
+
+/* Seen before anything is written, for the last entry as for the first. */
+START_TEST(whole_numbers_are_no_weights) {
+  if (!files) return;
+  go(1);
+  ck_ok(save(0));
+  go(1);
+  struct ck_state before = ck_state_take(t.model);
+  for (size_t i = 0; i < before.count; i++) {
+    if (before.info[i].like.type != EK_F32) continue;
+    retype(before.info[i].name);
+    ck_fails(ek_checkpoint_load(NULL, t.model, folder), EK_ERR_MISMATCH, "has another type");
+    struct ck_state after = ck_state_take(t.model);
+    ck_state_same("after a state of whole numbers", &after, &before);
+    ck_state_drop(&after);
+  }
+  ck_state_drop(&before);
+}
+END_TEST
+
+/* ---- saves beside each other ---- */
+
+/* Two in the background and one in the foreground, of three steps or of one. */
+START_TEST(saves_overlap) {
+  enum { ROUNDS = 12 };
+  ek_checkpoint_options options = EK_CHECKPOINT_OPTIONS_INIT;
+  if (!files) return;
+  options.keep = 3;
+  for (int round = 0; round < ROUNDS; round++) {
+    ek_checkpoint_write *writes[2] = {NULL, NULL};
+    for (int i = 0; i < 2; i++) {
+      if (_i == 0) go(1);
+      ck_ok(ek_checkpoint_begin(&writes[i], t.model, folder, &options));
+    }
+    if (_i == 0) go(1);
+    ck_ok(save(3));
+    for (int i = 0; i < 2; i++) ck_ok(ek_checkpoint_end(writes[i]));
+    last_is(_i == 0 ? 3 * (round + 1) : 0);
+    ck_ok(ek_checkpoint_load(NULL, t.model, folder));
+    ck_assert_int_le(entries(), _i == 0 ? 5 : 1);
+  }
+  ck_ok(save(3));
+  ck_assert_int_eq(entries(), _i == 0 ? 3 : 1); /* no file beside them is left */
+}
+END_TEST
+
+static int child_of(ek_checkpoint_write *write, ek_safetensors_writer *writer) {
+  const float number = 2;
+  char owner[64];
+  (void)snprintf(owner, sizeof owner, "process %ld", (long)getppid());
+  if (ek_safetensors_write(writer, 0, &number, 4) != EK_ERR_STATE) return 1;
+  if (!ck_contains(ek_error_message(), owner)) return 2;
+  if (ek_safetensors_finish(writer) != EK_ERR_STATE) return 3;
+  ek_safetensors_writer_free(writer);
+  if (ek_checkpoint_end(write) != EK_ERR_STATE) return 4;
+  return ck_contains(ek_error_message(), owner) ? 0 : 5;
+}
+
+/* A child ends nothing of its parent's. */
+START_TEST(a_child_leaves_saves_alone) {
+  const ek_safetensors_entry entry = {"number", {.type = EK_F32}};
+  const float number = 1;
+  float read = 0;
+  ek_tensor host = {.data = &read, .type = EK_F32};
+  ek_safetensors_writer *writer = NULL;
+  ek_safetensors *file = NULL;
+  ek_checkpoint_write *write = NULL;
+  char path[128];
+  int state = -1;
+  if (!files || CK_TSAN) return; /* it cannot follow threads of a child of fork() */
+  path_of(path, "number");
+  ck_ok(ek_safetensors_create(&writer, path, &entry, 1, NULL, 0));
+  ck_ok(ek_checkpoint_begin(&write, t.model, folder, NULL));
+  (void)fflush(NULL);
+  const pid_t pid = fork();
+  ck_assert_int_ge(pid, 0);
+  if (pid == 0) {
+    (void)alarm(PATIENCE);
+    _exit(child_of(write, writer));
+  }
+  ck_assert_int_eq(waitpid(pid, &state, 0), pid);
+  ck_assert_msg(WIFEXITED(state) && WEXITSTATUS(state) == 0, "the child ended with %x", state);
+  ck_assert(exists("number.tmp"));
+  ck_ok(ek_checkpoint_end(write));
+  ck_ok(ek_safetensors_write(writer, 0, &number, 4));
+  ck_ok(ek_safetensors_finish(writer));
+  ek_safetensors_writer_free(writer);
+  last_is(0);
+  ck_ok(ek_safetensors_open(&file, path));
+  ck_ok(ek_safetensors_read(&host, file, "number"));
+  ck_assert(read == 1);
+  ek_safetensors_free(file);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("saves");
+  TCase *tests = ck_case(suite, "saves");
+  tcase_add_checked_fixture(tests, open_all, close_all);
+  tcase_add_test(tests, what_is_no_state_counts_for_nothing);
+  tcase_add_test(tests, leftovers_are_removed);
+  tcase_add_test(tests, no_step_is_saved_that_no_load_takes);
+  tcase_add_test(tests, half_a_load_is_torn);
+  tcase_add_test(tests, whole_numbers_are_no_weights);
+  tcase_add_loop_test(tests, saves_overlap, 0, 2);
+  tcase_add_test(tests, a_child_leaves_saves_alone);
+  return suite;
+}
+
+CK_MAIN(make_suite)
