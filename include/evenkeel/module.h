@@ -242,8 +242,9 @@ static inline ek_initializer ek_initializer_values(const double *values) {
 /*
  * Declares the module's next parameter, of the pass's floating type; the first is number 0. Random
  * values depend on the replica's seed and on the parameter's full name
- * ("blocks.3.attention.weight") alone. Names have no dot and no slash and are unique within the
- * module; the string is copied.
+ * ("blocks.3.attention.weight") alone. Names are UTF-8, have no dot and no slash, do not begin
+ * with "__" (files of tensors use such names) and are unique within the module; the string is
+ * copied. EK_ERR_INVALID_ARGUMENT for other names.
  */
 EK_API EK_CHECKED ek_status ek_declare_parameter(ek_declaration *declaration, const char *name,
                                                  int rank, const int64_t *shape,
