@@ -117,9 +117,16 @@ static void leave(struct ek__lender *lender, const struct ek__node *node) {
   leave_some(keeper, node, node->parameter_count + 1);
 }
 
+/* What `current` and `ahead` name is there, or they name none. */
+static bool is_there(const struct ek__keeper *keeper, size_t unit) {
+  return unit == keeper->cut->count || ek_tensor_exists(&keeper->values[unit].whole);
+}
+
 static ek_status enter(struct ek__lender *lender, const struct ek__node *node, enum ek__way way) {
   struct ek__keeper *keeper = (struct ek__keeper *)lender;
   bool new = false;
+  EK__FAIL_IF(!is_there(keeper, keeper->current) || !is_there(keeper, keeper->ahead),
+              EK_ERR_INTERNAL, "unit %zu or %zu is not there", keeper->current, keeper->ahead);
   ek__keeper_note(keeper, way, node->number);
   for (size_t i = 0; i <= node->parameter_count; i++) {
     const size_t unit = unit_of(keeper, node, i);

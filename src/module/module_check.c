@@ -283,13 +283,21 @@ static ek_status loss(double *value, struct ek__bed *bed, const struct probe *pr
   return EK_OK;
 }
 
+/* x + h in the type, or x's neighbour where that is x itself: of large numbers neither is a step of
+ * exactly h, so the quotient is over the way from one to the other. */
+static double moved(double x, double h, bool narrow) {
+  const double there = narrow ? (double)(float)(x + h) : x + h;
+  if (there != x) return there;
+  return narrow ? (double)nextafterf((float)x, (float)copysign(INFINITY, h))
+                : nextafter(x, copysign(INFINITY, h));
+}
+
 static ek_status difference(double *want, struct ek__bed *bed, const struct probe *probe,
                             int64_t element, double h) {
   double *x = &probe->values->data[probe->first + element], above = 0, below = 0;
   const double kept = *x;
   const bool narrow = bed->type == EK_F32;
-  const double high = narrow ? (double)(float)(kept + h) : kept + h;
-  const double low = narrow ? (double)(float)(kept - h) : kept - h;
+  const double high = moved(kept, h, narrow), low = moved(kept, -h, narrow);
   *x = high;
   EK_TRY(loss(&above, bed, probe));
   *x = low;

@@ -321,6 +321,54 @@ START_TEST(f32_alone_and_checks_left_out) {
 }
 END_TEST
 
+/* ---- large numbers ---- */
+
+enum { LARGE = 1 << 16 };
+
+/* y = x - LARGE, which is exact. */
+static ek_status shifted_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                                 ek_tensor *outputs) {
+  const ek_tensor *x = &inputs[0];
+  (void)self;
+  EK_TRY(ek_pass_output(&outputs[0], pass, x->type, x->rank, x->shape));
+  EK_TRY(ek_op_fill(ek_pass_stream(pass), &outputs[0], -LARGE));
+  return ek_op_add(ek_pass_stream(pass), &outputs[0], &outputs[0], x);
+}
+
+static ek_status shifted_backward(const ek_module *self, ek_pass *pass,
+                                  const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+  (void)self, (void)pass;
+  return grad_inputs == NULL ? EK_OK : ek_tensor_share(&grad_inputs[0], &grad_outputs[0]);
+}
+
+static void shifted_free(ek_module *self) { free(self); }
+
+/* Where neighbours of f32 are 1/128 apart a step of 1/256 goes to the next number or nowhere, and
+ * in f64 it is rounded, too: differences are taken over the way that x has really gone. */
+START_TEST(differences_of_large_numbers) {
+  static const ek_module_ops ops = {.size = sizeof(ek_module_ops),
+                                    .kind = "shifted",
+                                    .forward = shifted_forward,
+                                    .backward = shifted_backward,
+                                    .free = shifted_free,
+                                    .types = EK_TYPES_F32 | EK_TYPES_F64};
+  static const ek_module_ops single = {.size = sizeof(ek_module_ops),
+                                       .kind = "shifted",
+                                       .forward = shifted_forward,
+                                       .backward = shifted_backward,
+                                       .free = shifted_free,
+                                       .types = EK_TYPES_F32};
+  const ek_check_input x = {.rank = 2, .shape = {4, 3}, .low = LARGE, .high = LARGE + 64};
+  ek_module_check_options options = EK_MODULE_CHECK_OPTIONS_INIT;
+  ek_module *module = calloc(1, sizeof *module);
+  ck_assert_ptr_nonnull(module);
+  options.left_out = ~(1u << EK_CHECK_DIFFERENCES) & ((1u << EK_CHECKS) - 1);
+  ck_ok(ek_module_init(module, _i == 0 ? &ops : &single, 1, 1));
+  ck_ok(ek_module_check(module, ck_spec("cpu:1"), &x, 1, &options));
+  ek_module_free(module);
+}
+END_TEST
+
 /* ---- 16 bits ---- */
 
 static ek_type wrong_in; /* in which type the module below is wrong */
@@ -435,6 +483,7 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(tcase, a_criterion_passes, 0, 2);
   tcase_add_loop_test(tcase, a_wrong_module_is_named, GRADIENT, FAULTS);
   tcase_add_test(tcase, f32_alone_and_checks_left_out);
+  tcase_add_loop_test(tcase, differences_of_large_numbers, 0, 2);
   tcase_add_test(tcase, types_of_16_bits);
   tcase_add_test(tcase, the_host_runs_out_of_memory);
   tcase_add_test(tcase, wrong_arguments);

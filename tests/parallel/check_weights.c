@@ -121,6 +121,24 @@ START_TEST(names_and_layout_are_theirs) {
 }
 END_TEST
 
+/* The Python packages refuse a file whose header does not say `format`. */
+START_TEST(the_header_says_the_format) {
+  struct ck_training t;
+  open_gpt(&t, 3, 1);
+  if (!no_files(&t)) {
+    char header[4096];
+    FILE *file = fopen(path, "rb");
+    ck_assert_ptr_nonnull(file);
+    const size_t size = fread(header, 1, sizeof header - 1, file);
+    ck_assert_int_eq(fclose(file), 0);
+    ck_assert_uint_gt(size, 8);
+    header[size] = '\0';
+    ck_assert_ptr_nonnull(strstr(header + 8, "\"format\":\"pt\"")); /* behind its length */
+  }
+  ck_training_close(&t);
+}
+END_TEST
+
 START_TEST(what_does_not_fit_changes_nothing) {
   const ek_weights_options options = hugging_face(NULL);
   struct ck_training t, other;
@@ -182,6 +200,7 @@ static Suite *make_suite(void) {
   tcase_add_checked_fixture(tests, make_folder, remove_folder);
   tcase_add_loop_test(tests, weights_travel, 0, CK_PLACEMENTS);
   tcase_add_test(tests, names_and_layout_are_theirs);
+  tcase_add_test(tests, the_header_says_the_format);
   tcase_add_test(tests, what_does_not_fit_changes_nothing);
   tcase_add_loop_test(tests, every_allocation_fails_once, 0, 2);
   return suite;

@@ -68,6 +68,7 @@ struct place {
   size_t devices;
   int placement, threads;
   bool keep_outputs, gradient_in_forward;
+  bool only_accumulates; /* no micro-batch is the last, so the optimizer reduces */
 };
 
 struct outcome {
@@ -106,12 +107,13 @@ static void record(struct outcome *outcome, double number) {
 }
 
 static void take_step(struct outcome *outcome, struct ck_training *training, const struct run *run,
-                      int step) {
+                      int step, bool only_accumulates) {
   for (size_t i = 0; i < run->parts[step]; i++) {
     struct ck_batch batch = ck_batch_make(run->workload, run->type, run->part[step][i].samples, 0.1,
                                           run->part[step][i].stream);
     double loss = 0;
-    ck_ok(ck_training_backward(training, &batch, NULL, i + 1 < run->parts[step], &loss));
+    const bool accumulate = only_accumulates || i + 1 < run->parts[step];
+    ck_ok(ck_training_backward(training, &batch, NULL, accumulate, &loss));
     record(outcome, loss);
     ck_batch_free(&batch);
   }
@@ -162,7 +164,7 @@ static struct outcome train(const struct run *run, const struct place places[STE
       ck_ok(ck_state_put(training.model, &outcome.state));
       ck_state_drop(&outcome.state);
     }
-    take_step(&outcome, &training, run, step);
+    take_step(&outcome, &training, run, step, places[step].only_accumulates);
   }
   evaluate(&outcome, &training, run);
   if (places[STEPS - 1].placement != 0 && places[STEPS - 1].placement != 1) {
@@ -190,7 +192,7 @@ static void describe(char *text, size_t size, const struct run *run,
 }
 
 static void compare(const struct run *run, const struct place places[STEPS]) {
-  const struct place alone = {1, EK_MODE_REPLICATED, 1, false, true};
+  const struct place alone = {1, EK_MODE_REPLICATED, 1, false, true, false};
   const struct place reference[STEPS] = {alone, alone, alone};
   struct outcome want = train(run, reference), got = train(run, places);
   char text[512];
@@ -222,7 +224,7 @@ START_TEST(every_mode_and_number_of_devices) {
   const int placement = _i / WORKLOADS;
   if (!ck_part(_i)) return;
   for (size_t i = 0; i < COUNTS; i++) {
-    const struct place place = {counts[i], placement, 1, false, i % 2 == 0};
+    const struct place place = {counts[i], placement, 1, false, i % 2 == 0, i % 3 == 1};
     const struct place places[STEPS] = {place, place, place};
     compare(&run, places);
   }
@@ -239,6 +241,7 @@ static struct place random_place(struct ck_random *random, size_t grains) {
   place.threads = (int)ck_random_integer(random, 1, 3);
   place.keep_outputs = ck_random_integer(random, 0, 3) == 0;
   place.gradient_in_forward = !place.keep_outputs && ck_random_integer(random, 0, 1) == 1;
+  place.only_accumulates = ck_random_integer(random, 0, 3) == 0;
   return place;
 }
 
@@ -369,7 +372,7 @@ END_TEST
 /* Grains change the order of sums, and nothing else. */
 START_TEST(one_grain_or_many_differ_by_rounding) {
   struct run run = ragged_run(&ck_workloads[_i]);
-  const struct place alone = {1, EK_MODE_REPLICATED, 1, false, false};
+  const struct place alone = {1, EK_MODE_REPLICATED, 1, false, false, false};
   const struct place places[STEPS] = {alone, alone, alone};
   run.type = EK_F64;
   struct outcome many = train(&run, places);
@@ -408,7 +411,7 @@ static void peaks(ek_memory_usage usage[8], const char *backend, const struct ru
 
 START_TEST(plan_knows_its_peak) {
   const struct run run = ragged_run(workload_at(_i % WORKLOADS));
-  const struct place place = {3, _i / WORKLOADS, 1, _i % 2 == 0, false};
+  const struct place place = {3, _i / WORKLOADS, 1, _i % 2 == 0, false, false};
   ek_memory_usage planned[8], real[8];
   if (!ck_part(_i)) return;
   peaks(planned, "plan", &run, &place);
@@ -427,7 +430,7 @@ END_TEST
 /* A step of two micro-batches that fails leaves everything as it was. */
 START_TEST(a_step_is_a_transaction) {
   const struct run run = ragged_run(&ck_workloads[_i % CK_WORKLOADS]);
-  const struct place place = {3, _i / CK_WORKLOADS, 1, false, false};
+  const struct place place = {3, _i / CK_WORKLOADS, 1, false, false, false};
   struct ck_training training;
   if (!ck_part(_i)) return;
   const struct ck_setup setup = setup_of(&run, &place);
@@ -473,7 +476,7 @@ static void refuses(const struct run *run, const struct place *place, ek_group *
 
 START_TEST(what_is_refused) {
   struct run run = ragged_run(ck_workload("mlp"));
-  const struct place place = {3, EK_MODE_REPLICATED, 1, false, false};
+  const struct place place = {3, EK_MODE_REPLICATED, 1, false, false, false};
   ek_group *group = open_group("cpu", 3, 1), *other = ck_open("cpu:3", 1);
   refuses(&run, &place, other, EK_ERR_INVALID_ARGUMENT, "ek_group_options.deterministic");
   run.grains = 2;
@@ -497,7 +500,7 @@ END_TEST
 /* Shards that were cut before: between grains, or not at all. */
 START_TEST(shards_are_cut_between_grains) {
   const struct run run = ragged_run(ck_workload("mlp"));
-  const struct place place = {3, EK_MODE_REPLICATED, 1, false, false};
+  const struct place place = {3, EK_MODE_REPLICATED, 1, false, false, false};
   const struct ck_setup setup = setup_of(&run, &place);
   struct ck_training training;
   ek_group *group = open_group("cpu", 3, 1);

@@ -220,7 +220,7 @@ END_TEST
  * Without rows it runs its children more often: at the end of a forward, when the other devices
  * gather nothing any more; or first, where they are two units, or one.
  */
-enum way { MORE_AT_THE_END, MORE_AT_FIRST, ONE_UNIT, WAYS };
+enum way { MORE_AT_THE_END, MORE_AT_FIRST, ONE_UNIT, WAYS, LEAVES_OUT = WAYS };
 
 struct uneven {
   ek_module base;
@@ -246,8 +246,8 @@ static ek_status uneven_forward(const ek_module *self, ek_pass *pass, const ek_t
                                 ek_tensor *outputs) {
   const struct uneven *m = (const struct uneven *)self;
   const bool rows = inputs[0].shape[0] > 0;
-  if (m->way != MORE_AT_THE_END && !rows) EK_TRY(run_once(pass, 0, inputs));
-  EK_TRY(run_once(pass, 1, inputs));
+  if (m->way != MORE_AT_THE_END && m->way != LEAVES_OUT && !rows) EK_TRY(run_once(pass, 0, inputs));
+  if (m->way != LEAVES_OUT) EK_TRY(run_once(pass, 1, inputs));
   EK_TRY(run_once(pass, 0, inputs));
   if (m->way == MORE_AT_THE_END && !rows) {
     EK_TRY(run_once(pass, 1, inputs));
@@ -323,6 +323,57 @@ START_TEST(devices_that_go_other_ways_are_told) {
 }
 END_TEST
 
+/*
+ * The second child is gathered ahead and never runs. Its memory goes back when the gather has
+ * ended: what is put there afterwards stays as it is. The next forward would do what is left of the
+ * gather.
+ */
+START_TEST(what_is_gathered_ahead_has_arrived) {
+  enum { BLOCKS = 24, NUMBERS = EK_MEMORY_UNIT / 4 };
+  struct uneven *m = calloc(1, sizeof *m);
+  ck_assert_ptr_nonnull(m);
+  m->way = LEAVES_OUT;
+  for (int i = 0; i < 2; i++) ck_ok(ek_linear_create(&m->inner[i], 3, 3, true));
+  ck_ok(ek_module_init(&m->base, &uneven_ops, 1, 1));
+  ek_group *group = ck_open("cpu:2", 1);
+  ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  ek_data_parallel_model *model = NULL;
+  ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
+  float numbers[6] = {0};
+  double pattern[NUMBERS], found[NUMBERS];
+  ek_tensor input, blocks[2][BLOCKS];
+  forward.gradient = false;
+  options.bucket_bytes = 1;
+  ck_ok(ek_tensor_host(&input, numbers, EK_F32, CK_SHAPE(2, 3)));
+  ck_ok(ek_data_parallel_model_options_set_mode(&options, EK_MODE_FULLY_SHARDED));
+  ck_ok(ek_data_parallel_model_open(&model, group, &m->base, &options));
+  for (int again = 0; again < 2; again++) {
+    ek_shards output = {0};
+    ck_ok(ek_data_parallel_model_forward(&output, model, &input, 1, &forward));
+    ek_shards_free(&output);
+    for (int d = 0; d < 2; d++) {
+      for (int i = 0; i < NUMBERS; i++) pattern[i] = d + 1;
+      for (int b = 0; b < BLOCKS; b++) {
+        ek_tensor *block = &blocks[d][b];
+        if (again == 0) {
+          ck_ok(ek_tensor_create(block, ek_group_device(group, (size_t)d), EK_MEMORY_INPUTS,
+                                 EK_F32, CK_SHAPE(NUMBERS)));
+          ck_set(block, pattern);
+          continue;
+        }
+        ck_get(found, block);
+        ck_same_bits("what was put there", found, pattern, NUMBERS);
+        ek_tensor_free(block);
+      }
+    }
+  }
+  ek_data_parallel_model_free(model);
+  ck_no_memory_held(group);
+  ck_ok(ek_group_free(group));
+  ek_module_free(&m->base);
+}
+END_TEST
+
 /* ---- tensors without elements ---- */
 
 static atomic_int wrong, seen_empty;
@@ -390,6 +441,7 @@ static Suite *make_suite(void) {
   tcase_add_test(legal, a_gpt_of_its_own_loss_trains_on_few_rows);
   TCase *other = ck_case(suite, "other ways");
   tcase_add_loop_test(other, devices_that_go_other_ways_are_told, 0, WAYS);
+  tcase_add_test(other, what_is_gathered_ahead_has_arrived);
   tcase_add_test(other, tensors_without_elements_have_holders);
   return suite;
 }
