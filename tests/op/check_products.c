@@ -13,6 +13,7 @@
  * Of 16 bits u is that of f32, and what is stored between is rounded once: e and dpre's bound grow
  * by ck_rounding().
  */
+#include <evenkeel/elementwise.h>
 #include <evenkeel/products.h>
 #include <math.h>
 #include <stdlib.h>
@@ -530,6 +531,44 @@ START_TEST(huge_sizes) {
 }
 END_TEST
 
+/* ---- threads that meet shapes at the same time ---- */
+
+enum { SHAPES = 12 };
+
+/* Ones, so that each element is the inner dimension. */
+static ek_status multiply_shapes(void *context, ek_device *device, size_t index) {
+  ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
+  bool *right = context;
+  for (int64_t i = 0; i < SHAPES; i++) {
+    const int64_t m = 160 + 16 * i, n = 112, k = 96 + i;
+    const int64_t shapes[3][2] = {{m, k}, {k, n}, {m, n}};
+    ek_tensor t[3] = {{0}};
+    ek_status status = EK_OK;
+    for (int j = 0; j < 3 && status == EK_OK; j++) {
+      status = ek_tensor_create(&t[j], device, EK_MEMORY_WORKSPACE, EK_F32, 2, shapes[j]);
+      if (status == EK_OK) status = ek_op_fill(stream, &t[j], 1);
+    }
+    if (status == EK_OK) status = ek_op_matmul(stream, &t[2], &t[0], false, &t[1], false, 0);
+    const float *c = t[2].data;
+    for (int64_t j = 0; j < m * n && status == EK_OK; j++) {
+      right[index] = right[index] && c[j] == (float)k;
+    }
+    for (int j = 0; j < 3; j++) ek_tensor_free(&t[j]);
+    EK_TRY(status);
+  }
+  return EK_OK;
+}
+
+/* Two devices of two threads each: what a thread keeps of oneDNN's it makes for itself. */
+START_TEST(new_shapes_on_several_threads) {
+  bool right[2] = {true, true};
+  ek_group *group = ck_open_exactly("cpu:2", 2);
+  ck_ok(ek_group_apply(group, multiply_shapes, right));
+  ck_assert(right[0] && right[1]);
+  ck_ok(ek_group_free(group));
+}
+END_TEST
+
 static Suite *make_suite(void) {
   Suite *suite = suite_create("products");
   TCase *values = ck_case(suite, "values");
@@ -537,6 +576,7 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(values, more_than_a_block, 0, ck_variants());
   tcase_add_loop_test(values, linear, 0, ck_variants());
   tcase_add_loop_test(values, empty_inner_dimension, 0, ck_variants());
+  tcase_add_test(ck_case(suite, "threads"), new_shapes_on_several_threads);
   TCase *combined = ck_case(suite, "joined");
   tcase_add_loop_test(combined, linear_gelu, 0, ck_variants());
   tcase_add_loop_test(combined, gelu_linear_backward, 0, ck_variants());
