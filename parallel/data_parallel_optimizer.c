@@ -80,6 +80,19 @@ static ek_status check_open(const ek_data_parallel_model *model, const ek_optimi
                                     "which must be freed before another");
 }
 
+/* `given` may have been filled by hand; NULL: the rate of the rule. */
+static ek_status read_schedule(ek_schedule *schedule, const ek_schedule *given,
+                               const ek_optimizer *rule) {
+  if (given == NULL) return ek_schedule_constant(schedule, rule->learning_rate);
+  switch (given->kind) {
+  case EK_SCHEDULE_CONSTANT: return ek_schedule_constant(schedule, given->peak);
+  case EK_SCHEDULE_WARMUP_COSINE:
+    return ek_schedule_warmup_cosine(schedule, given->peak, given->floor, given->warmup,
+                                     given->total);
+  }
+  return ek_error_set(EK_ERR_INVALID_ARGUMENT, "schedule: there is no kind %d", (int)given->kind);
+}
+
 ek_status ek_data_parallel_optimizer_open(ek_data_parallel_optimizer **parallel,
                                           ek_data_parallel_model *model, ek_optimizer *optimizer,
                                           const ek_data_parallel_optimizer_options *options) {
@@ -103,11 +116,7 @@ ek_status ek_data_parallel_optimizer_open(ek_data_parallel_optimizer **parallel,
   self->state_count = optimizer->states;
   self->helpers = ek__device_table(ek_group_device(model->group, 0))->shared_memory;
   ek_status status = EK_OK;
-  if (o.schedule != NULL) {
-    self->schedule = *o.schedule;
-  } else {
-    EK_TRY_GOTO(status, ek_schedule_constant(&self->schedule, optimizer->learning_rate), cleanup);
-  }
+  EK_TRY_GOTO(status, read_schedule(&self->schedule, o.schedule, optimizer), cleanup);
   EK_TRY_GOTO(status, make_tables(self), cleanup);
   EK_TRY_GOTO(status, ek_group_apply(model->group, open_one, self), cleanup);
   model->optimizer = self;
@@ -219,7 +228,7 @@ static ek_status update_pieces(ek_data_parallel_optimizer *self, ek_device *devi
   const struct ek__placement *placement = ek__placement(model);
   const bool mixed = ek__replica_is_mixed(replica);
   ek_update update = {.step = model->step + 1,
-                      .learning_rate = ek_schedule_rate(&self->schedule, model->step)};
+                      .learning_rate = ek__optimizer_rate(self)};
   if (model->divided || model->scaling.factor != 1) update.scale.totals = &model->totals[index];
   update.scale.clip_norm = self->optimizer->clip_norm;
   if (update.scale.clip_norm > 0) update.scale.square_norm = &own->square_norm;
@@ -305,7 +314,7 @@ static ek_status read_result(ek_step_result *result, const ek_data_parallel_opti
   const bool overflow = norm && !counts && !isfinite(square_norm);
   result->finite = counts || (isfinite(result->loss) && !overflow);
   result->skipped = overflow && scales(self);
-  result->learning_rate = ek_schedule_rate(&self->schedule, model->step);
+  result->learning_rate = ek__optimizer_rate(self);
   result->loss_scale = model->scaling.factor * model->scaling.unit;
   result->step = model->step + !result->skipped;
   return EK_OK;
@@ -353,7 +362,23 @@ ek_status ek_data_parallel_optimizer_set_learning_rate(ek_data_parallel_optimize
                                                        double learning_rate) {
   EK__NOT_NULL("set_learning_rate", parallel);
   EK__MODEL_USE(parallel->model, "set_learning_rate");
-  return ek_schedule_constant(&parallel->schedule, learning_rate);
+  ek_schedule rate;
+  EK_TRY(ek_schedule_constant(&rate, learning_rate));
+  parallel->held = parallel->schedule.kind != EK_SCHEDULE_CONSTANT;
+  parallel->held_rate = learning_rate;
+  if (!parallel->held) parallel->schedule = rate;
+  return EK_OK;
+}
+
+ek_status ek_data_parallel_optimizer_set_schedule(ek_data_parallel_optimizer *parallel,
+                                                  const ek_schedule *schedule) {
+  EK__NOT_NULL("set_schedule", parallel);
+  EK__MODEL_USE(parallel->model, "set_schedule");
+  if (schedule != NULL) {
+    EK_TRY(read_schedule(&parallel->schedule, schedule, parallel->optimizer));
+  }
+  parallel->held = false;
+  return EK_OK;
 }
 
 double ek_data_parallel_optimizer_loss_scale(const ek_data_parallel_optimizer *parallel) {

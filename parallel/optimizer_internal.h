@@ -41,6 +41,8 @@ struct ek_data_parallel_optimizer {
   ek_data_parallel_model *model;
   ek_optimizer *optimizer;
   ek_schedule schedule;
+  bool held; /* ek_data_parallel_optimizer_set_learning_rate(): this rate takes its place */
+  double held_rate;
   ek_loss_scale loss_scale;
   ek_loss_scale_state scaler; /* of the next step */
   bool norm, refuse;          /* options: gradient_norm, refuse_not_finite */
@@ -55,6 +57,11 @@ struct ek_data_parallel_optimizer {
  * .. */
 static inline int64_t ek__norm_leaves(const ek_data_parallel_model *model) {
   return (int64_t)(model->options.reproducible * ek_reducer_bucket_count(model->reducer));
+}
+
+/* Of the step that comes next. */
+static inline double ek__optimizer_rate(const ek_data_parallel_optimizer *self) {
+  return self->held ? self->held_rate : ek_schedule_rate(&self->schedule, self->model->step);
 }
 
 /* Fills the pieces, owners and counts of all devices; what was made stays for free on failure. */

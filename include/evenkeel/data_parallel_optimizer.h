@@ -86,9 +86,21 @@ typedef struct ek_step_result {
 EK_API EK_CHECKED ek_status ek_data_parallel_optimizer_step(ek_step_result *result,
                                                             ek_data_parallel_optimizer *parallel);
 
-/* Replaces the rate (and the schedule) from the next step on. */
+/*
+ * The rate of every step from the next one on, until a schedule is set. The schedule is kept
+ * meanwhile, also in states that are saved (checkpoint.h): they do not have this rate. Without a
+ * schedule, or with a constant one, it becomes the constant.
+ */
 EK_API EK_CHECKED ek_status ek_data_parallel_optimizer_set_learning_rate(
     ek_data_parallel_optimizer *parallel, double learning_rate);
+
+/*
+ * The schedule from the next step on, copied, at the number of steps that the run has taken; it
+ * ends a rate that was set. NULL goes back to the schedule that the optimizer has, as if no rate
+ * had been set. EK_ERR_INVALID_ARGUMENT for one that no function of schedule.h would have made.
+ */
+EK_API EK_CHECKED ek_status ek_data_parallel_optimizer_set_schedule(
+    ek_data_parallel_optimizer *parallel, const ek_schedule *schedule);
 
 /* The loss scale of the next step; 1 without one, and for NULL. */
 EK_API double ek_data_parallel_optimizer_loss_scale(const ek_data_parallel_optimizer *parallel);

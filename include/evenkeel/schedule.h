@@ -29,7 +29,8 @@ EK_API EK_CHECKED ek_status ek_schedule_constant(ek_schedule *schedule, double r
 /*
  * peak * (step + 1) / warmup for the first `warmup` steps, then
  * floor + (peak - floor) * (1 + cos(pi * (step - warmup) / (total - warmup))) / 2, and floor from
- * step `total` on (Loshchilov and Hutter 2017). 0 <= warmup < total, 0 <= floor <= peak.
+ * step `total` on (Loshchilov and Hutter 2017). 0 <= warmup, 1 <= total, 0 <= floor <= peak. A run
+ * that ends within its warm-up (total <= warmup) has the first `total` rates of it.
  */
 EK_API EK_CHECKED ek_status ek_schedule_warmup_cosine(ek_schedule *schedule, double peak,
                                                       double floor, int64_t warmup, int64_t total);

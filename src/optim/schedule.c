@@ -24,8 +24,9 @@ ek_status ek_schedule_warmup_cosine(ek_schedule *schedule, double peak, double f
   EK__NOT_NULL("schedule", schedule);
   EK__FAIL_IF(!(floor >= 0.0 && floor <= peak && isfinite(peak)), EK_ERR_INVALID_ARGUMENT,
               "schedule: floor is %g and peak %g, expected 0 <= floor <= peak", floor, peak);
-  EK__FAIL_IF(warmup < 0 || warmup >= total, EK_ERR_INVALID_ARGUMENT,
-              "schedule: warmup is %" PRId64 " and total %" PRId64 ", expected 0 <= warmup < total",
+  EK__FAIL_IF(warmup < 0 || total < 1, EK_ERR_INVALID_ARGUMENT,
+              "schedule: warmup is %" PRId64 " and total %" PRId64
+              ", expected 0 <= warmup and 1 <= total",
               warmup, total);
   *schedule = (ek_schedule){.kind = EK_SCHEDULE_WARMUP_COSINE,
                             .peak = peak,

@@ -194,14 +194,28 @@ START_TEST(schedules) {
   ck_ok(ek_schedule_warmup_cosine(&schedule, 0.2, 0.01, 2, 6));
   options.schedule = &schedule;
   ck_ok(ek_data_parallel_optimizer_open(&optimizer, t.model, rule, &options));
+  ek_schedule other, none = schedule;
+  ck_ok(ek_schedule_warmup_cosine(&other, 0.5, 0.25, 9, 7)); /* it ends within its warm-up */
   for (int step = 0; step < 8; step++) {
     ek_step_result result;
     ck_ok(ck_training_backward(&t, &batch, NULL, false, NULL));
     ck_ok(ek_data_parallel_optimizer_step(&result, optimizer));
-    const double rate = step < 7 ? ek_schedule_rate(&schedule, step) : 0.125;
-    ck_assert_double_eq(result.learning_rate, rate);
+    const bool held = step == 1 || step == 2 || step == 7; /* set after the step before */
+    const ek_schedule *now = step == 5 || step == 6 ? &other : &schedule;
+    ck_assert_double_eq(result.learning_rate, held ? 0.125 : ek_schedule_rate(now, step));
+    if (step == 0) ck_ok(ek_data_parallel_optimizer_set_learning_rate(optimizer, 0.125));
+    if (step == 2) ck_ok(ek_data_parallel_optimizer_set_schedule(optimizer, NULL));
+    if (step == 4) ck_ok(ek_data_parallel_optimizer_set_schedule(optimizer, &other));
     if (step == 6) ck_ok(ek_data_parallel_optimizer_set_learning_rate(optimizer, 0.125));
   }
+  none.kind = (ek_schedule_kind)7;
+  ck_fails(ek_data_parallel_optimizer_set_schedule(optimizer, &none), EK_ERR_INVALID_ARGUMENT,
+           "no kind 7");
+  none.kind = EK_SCHEDULE_WARMUP_COSINE;
+  none.total = -1;
+  ck_fails(ek_data_parallel_optimizer_set_schedule(optimizer, &none), EK_ERR_INVALID_ARGUMENT,
+           "total -1");
+  ck_fails(ek_data_parallel_optimizer_set_schedule(NULL, &other), EK_ERR_INVALID_ARGUMENT, "NULL");
   ck_fails(ek_data_parallel_optimizer_set_learning_rate(optimizer, -1), EK_ERR_INVALID_ARGUMENT,
            "rate");
   ek_data_parallel_optimizer_free(optimizer);
