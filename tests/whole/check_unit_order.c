@@ -356,8 +356,8 @@ START_TEST(what_is_gathered_ahead_has_arrived) {
       for (int b = 0; b < BLOCKS; b++) {
         ek_tensor *block = &blocks[d][b];
         if (again == 0) {
-          ck_ok(ek_tensor_create(block, ek_group_device(group, (size_t)d), EK_MEMORY_INPUTS,
-                                 EK_F32, CK_SHAPE(NUMBERS)));
+          ck_ok(ek_tensor_create(block, ek_group_device(group, (size_t)d), EK_MEMORY_INPUTS, EK_F32,
+                                 CK_SHAPE(NUMBERS)));
           ck_set(block, pattern);
           continue;
         }
@@ -368,6 +368,81 @@ START_TEST(what_is_gathered_ahead_has_arrived) {
     }
   }
   ek_data_parallel_model_free(model);
+  ck_no_memory_held(group);
+  ck_ok(ek_group_free(group));
+  ek_module_free(&m->base);
+}
+END_TEST
+
+/* Children a, b, c, d, of which b never runs, and c has the parameters of a. */
+struct skipping {
+  ek_module base;
+  ek_module *children[4];
+};
+
+static ek_status skipping_parameters(const ek_module *self, ek_declaration *declaration) {
+  static const char *const names[] = {"a", "b", "c", "d"};
+  const struct skipping *m = (const struct skipping *)self;
+  for (int i = 0; i < 4; i++) EK_TRY(ek_declare_module(declaration, names[i], m->children[i]));
+  EK_TRY(ek_declare_tie(declaration, "c.weight", "a.weight"));
+  return ek_declare_tie(declaration, "c.bias", "a.bias");
+}
+
+static ek_status skipping_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                                  ek_tensor *outputs) {
+  ek_tensor first = {0}, second = {0};
+  (void)self;
+  ek_status status = ek_pass_child_forward(&first, pass, 0, inputs);
+  if (status == EK_OK) status = ek_pass_child_forward(&second, pass, 2, &first);
+  if (status == EK_OK) status = ek_pass_child_forward(outputs, pass, 3, &second);
+  ek_tensor_free(&first);
+  ek_tensor_free(&second);
+  return status;
+}
+
+static void skipping_free(ek_module *self) {
+  for (int i = 0; i < 4; i++) ek_module_free(((struct skipping *)self)->children[i]);
+  free(self);
+}
+
+static const ek_module_ops skipping_ops = {.size = sizeof(ek_module_ops),
+                                           .kind = "skipping",
+                                           .parameters = skipping_parameters,
+                                           .forward = skipping_forward,
+                                           .backward = uneven_backward,
+                                           .free = skipping_free};
+
+/* While a runs b is gathered. c finds its unit there and waits for nothing, and d takes the place
+ * of b in memory: not before the gather of b has ended. */
+START_TEST(what_was_not_needed_has_arrived) {
+  enum { OUT = 200, ROWS = 2 };
+  struct skipping *m = calloc(1, sizeof *m);
+  ck_assert_ptr_nonnull(m);
+  for (int i = 0; i < 4; i++) {
+    ck_ok(ek_linear_create(&m->children[i], 3, i == 1 ? OUT / 2 : i == 3 ? OUT : 3, true));
+  }
+  ck_ok(ek_module_init(&m->base, &skipping_ops, 1, 1));
+  ek_group *group = ck_open("cpu:2", 1);
+  float numbers[ROWS * 3] = {1, -2, 3, -4, 5, -6}, results[2][ROWS * OUT];
+  ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
+  forward.gradient = false;
+  for (int i = 0; i < 2; i++) {
+    ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+    ek_data_parallel_model *model = NULL;
+    ek_tensor input, host;
+    ek_shards output = {0};
+    options.bucket_bytes = 1;
+    ck_ok(ek_tensor_host(&input, numbers, EK_F32, CK_SHAPE(ROWS, 3)));
+    ck_ok(ek_tensor_host(&host, results[i], EK_F32, CK_SHAPE(ROWS, OUT)));
+    ck_ok(ek_data_parallel_model_options_set_mode(&options, i == 0 ? EK_MODE_REPLICATED
+                                                                   : EK_MODE_FULLY_SHARDED));
+    ck_ok(ek_data_parallel_model_open(&model, group, &m->base, &options));
+    ck_ok(ek_data_parallel_model_forward(&output, model, &input, 1, &forward));
+    ck_ok(ek_gather_host(&host, &output));
+    ek_shards_free(&output);
+    ek_data_parallel_model_free(model);
+  }
+  ck_assert_mem_eq(results[0], results[1], sizeof results[0]);
   ck_no_memory_held(group);
   ck_ok(ek_group_free(group));
   ek_module_free(&m->base);
@@ -442,6 +517,7 @@ static Suite *make_suite(void) {
   TCase *other = ck_case(suite, "other ways");
   tcase_add_loop_test(other, devices_that_go_other_ways_are_told, 0, WAYS);
   tcase_add_test(other, what_is_gathered_ahead_has_arrived);
+  tcase_add_test(other, what_was_not_needed_has_arrived);
   tcase_add_test(other, tensors_without_elements_have_holders);
   return suite;
 }
