@@ -1,12 +1,11 @@
 /*
- * statistics.c - median, smallest and largest; the clock.
+ * statistics.c - median, smallest and largest.
  */
 #include "statistics.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "terminal.h"
 
@@ -28,13 +27,3 @@ struct summary summarize(const double *values, size_t count) {
   free(sorted);
   return summary;
 }
-
-static double seconds_of(clockid_t clock) {
-  struct timespec now;
-  clock_gettime(clock, &now);
-  return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
-}
-
-double clock_seconds(void) { return seconds_of(CLOCK_MONOTONIC); }
-
-double processor_seconds(void) { return seconds_of(CLOCK_PROCESS_CPUTIME_ID); }

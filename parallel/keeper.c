@@ -109,10 +109,6 @@ void ek__keeper_drop(struct ek__keeper *keeper) {
 
 /* ---- sums over the devices ---- */
 
-uint64_t ek__keeper_about(const struct ek__keeper *keeper, size_t bucket) {
-  return keeper->trail * UINT64_C(0x9e3779b97f4a7c15) + bucket + 1;
-}
-
 void ek__keeper_start(struct ek__keeper *keeper) { keeper->settled = 0; }
 
 ek_status ek__keeper_reduce(struct ek__keeper *keeper, size_t bucket) {

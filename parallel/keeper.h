@@ -61,7 +61,9 @@ ek_status ek__keeper_settle(struct ek__keeper *keeper, size_t end);
  * what the device's passes have asked for so far, in their order: so a device that has taken
  * another way through the model is found with its next collective, though that may be the same.
  */
-uint64_t ek__keeper_about(const struct ek__keeper *keeper, size_t bucket);
+static inline uint64_t ek__keeper_about(const struct ek__keeper *keeper, size_t bucket) {
+  return keeper->trail * UINT64_C(0x9e3779b97f4a7c15) + bucket + 1;
+}
 /* Puts a step of a pass into the trail: an ek__way for a node that is entered, or one of these. Only
  * where values are gathered do all devices run the model. */
 enum { EK__TRAIL_LEFT = EK__WAY_BACKWARD + 1, EK__TRAIL_COMPLETE, EK__TRAIL_ENDED };
