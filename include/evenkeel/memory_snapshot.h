@@ -37,8 +37,10 @@ EK_BEGIN_DECLARATIONS
 
 /*
  * Writes one of all devices of the group, from any thread, at any time; meanwhile they take and
- * give back no memory. The file is there whole or not at all, and
- * takes the place of an old one. EK_ERR_IO, EK_ERR_NOT_FOUND (a folder), EK_ERR_OUT_OF_MEMORY (the
+ * give back no memory. The file is there whole or not at all, and takes the place of an old one. It
+ * is written as `path`.tmp, or `path`.1.tmp and so on where that name is taken, and then renamed:
+ * where threads write to one path at the same time, the last one to end leaves its file. EK_ERR_IO,
+ * EK_ERR_NOT_FOUND (a folder), EK_ERR_OUT_OF_MEMORY (the
  * host's); EK_ERR_STATE in a child of the process that opened the group.
  */
 EK_API EK_CHECKED ek_status ek_memory_snapshot(const ek_group *group, const char *path);

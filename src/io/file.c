@@ -55,16 +55,6 @@ ek_status ek__file_open(int *file, uint64_t *size, const char *path) {
   return EK_OK;
 }
 
-ek_status ek__file_create(int *file, const char *path) {
-  int opened = -1;
-  do {
-    opened = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
-  } while (opened < 0 && errno == EINTR);
-  if (opened < 0) return ek__file_refused(path, "cannot be created");
-  *file = opened;
-  return EK_OK;
-}
-
 /* ---- a file beside another ---- */
 
 /* False, and errno, where another has the lock or there are no locks. */
@@ -193,22 +183,30 @@ ek_status ek__file_sync_folder(const char *path) {
   return status;
 }
 
-ek_status ek__file_replace(bool *renamed, int file, const char *from, const char *to) {
+/* Gives the file its name, and syncs the folder if it is open. */
+static ek_status rename_file(bool *renamed, int folder, const char *from, const char *to) {
+  if (rename(from, to) != 0) {
+    return ek__file_refused(to, "the new file cannot be given this name");
+  }
+  *renamed = true;
+  if (folder < 0) return EK_OK;
+  return sync_file(folder, to, "it is there, but its folder cannot be synced");
+}
+
+ek_status ek__file_replace(int file, const char *from, const char *to, bool sync) {
   int folder = -1;
-  *renamed = false;
-  ek_status status = sync_file(file, from, "cannot be synced");
-  const int held = fcntl(file, F_DUPFD_CLOEXEC, 0); /* its lock, until it has its name */
+  bool renamed = false;
+  ek_status status = sync ? sync_file(file, from, "cannot be synced") : EK_OK;
+  /* Keeps its lock until it has its name. */
+  const int held = fcntl(file, F_DUPFD_CLOEXEC, 0);
+  if (held < 0 && status == EK_OK) status = ek__file_refused(from, "cannot be kept open");
   /* Linux has closed it where a signal interrupts. */
   if (close(file) != 0 && errno != EINTR && status == EK_OK) {
     status = ek__file_refused(from, "cannot be closed");
   }
-  if (status == EK_OK) status = open_folder(&folder, to);
-  if (status == EK_OK && rename(from, to) != 0) {
-    status = ek__file_refused(to, "the new file cannot be given this name");
-  } else if (status == EK_OK) {
-    *renamed = true;
-    status = sync_file(folder, to, "it is there, but its folder cannot be synced");
-  }
+  if (status == EK_OK && sync) status = open_folder(&folder, to);
+  if (status == EK_OK) status = rename_file(&renamed, folder, from, to);
+  if (!renamed) (void)unlink(from); /* while it has the lock: later the name may be another's */
   ek__file_close(held);
   ek__file_close(folder);
   return status;

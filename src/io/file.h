@@ -18,8 +18,6 @@ ek_status ek__file_refused(const char *path, const char *what);
 
 /* Opens a file that there is, and says how long it is. EK_ERR_NOT_FOUND, EK_ERR_IO. */
 ek_status ek__file_open(int *file, uint64_t *size, const char *path);
-/* Makes an empty file, or empties one. */
-ek_status ek__file_create(int *file, const char *path);
 void ek__file_close(int file);
 
 /*
@@ -61,9 +59,11 @@ ek_status ek__file_write_pages(int file, int direct, atomic_bool *usable, const 
                                const void *data, size_t bytes, uint64_t place);
 
 /*
- * Syncs `file`, which is called `from`, closes it whatever comes, gives it the name `to` and syncs
- * the folder. *renamed says whether `to` is the new file.
+ * Ends a file of ek__file_create_beside(), which is called `from`: closes it and gives it the name
+ * `to`. With `sync` the file and its folder are synced, and a power failure leaves the old file or
+ * the new one. In an error before the renaming `from` is removed and `to` is the old file; only a
+ * failed sync of the folder comes after it. EK_ERR_NOT_FOUND, EK_ERR_OUT_OF_MEMORY, EK_ERR_IO.
  */
-ek_status ek__file_replace(bool *renamed, int file, const char *from, const char *to);
+ek_status ek__file_replace(int file, const char *from, const char *to, bool sync);
 
 #endif /* EK_FILE_H */

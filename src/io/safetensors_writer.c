@@ -253,7 +253,6 @@ static ek_status read_again(const ek_safetensors_writer *self) {
 }
 
 ek_status ek__safetensors_finish(ek_safetensors_writer *writer, bool read_back) {
-  bool renamed = false;
   EK_TRY(complete(writer));
   ek_status status = write_header(writer);
   if (status == EK_OK && read_back) status = read_again(writer);
@@ -263,9 +262,8 @@ ek_status ek__safetensors_finish(ek_safetensors_writer *writer, bool read_back) 
   }
   ek__file_close(writer->direct);
   writer->direct = -1;
-  status = ek__file_replace(&renamed, writer->file, writer->temporary, writer->path);
+  status = ek__file_replace(writer->file, writer->temporary, writer->path, true);
   writer->file = -1;
-  if (!renamed) (void)unlink(writer->temporary);
   return status;
 }
 

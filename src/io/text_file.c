@@ -33,7 +33,7 @@ static void free_file(struct ek__text_file *file) {
 
 ek_status ek__text_begin(struct ek__text_file **file, const char *path) {
   struct ek__text_file *result = NULL;
-  const size_t length = strlen(path) + 1, room = length + 32;
+  const size_t length = strlen(path) + 1;
   ek_status status = EK_OK;
   struct stat about;
   EK__FAIL_IF(stat(path, &about) == 0 && !S_ISREG(about.st_mode), EK_ERR_IO,
@@ -41,9 +41,9 @@ ek_status ek__text_begin(struct ek__text_file **file, const char *path) {
   EK_TRY(ek__new(&result, 1, sizeof *result, "a file"));
   result->file = -1;
   EK_TRY_GOTO(status, ek__new_copy(&result->path, path, length, "a file"), cleanup);
-  EK_TRY_GOTO(status, ek__new(&result->temporary, room, 1, "a file"), cleanup);
-  (void)snprintf(result->temporary, room, "%s.%ld.new", path, (long)getpid());
-  EK_TRY_GOTO(status, ek__file_create(&result->file, result->temporary), cleanup);
+  EK_TRY_GOTO(status, ek__new(&result->temporary, length + EK__FILE_BESIDE_SIZE, 1, "a file"),
+              cleanup);
+  EK_TRY_GOTO(status, ek__file_create_beside(&result->file, result->temporary, path), cleanup);
   *file = result;
   return EK_OK;
 cleanup:
@@ -95,37 +95,19 @@ void ek__text_json(struct ek__text_file *file, const char *text) {
 }
 
 void ek__text_drop(struct ek__text_file *file) {
+  (void)unlink(file->temporary); /* while it has the lock: later the name may be another's */
   ek__file_close(file->file);
-  (void)unlink(file->temporary);
   free_file(file);
-}
-
-/* A rename is enough where only other programs must never see a half. */
-static ek_status rename_only(bool *renamed, struct ek__text_file *file) {
-  const int closed = close(file->file);
-  file->file = -1;
-  if (closed != 0) return ek__file_refused(file->temporary, "cannot be closed");
-  if (rename(file->temporary, file->path) != 0) {
-    return ek__file_refused(file->path, "the new file cannot be given this name");
-  }
-  *renamed = true;
-  return EK_OK;
 }
 
 ek_status ek__text_end(struct ek__text_file *file, bool sync) {
   flush(file);
-  ek_status status = file->status;
-  bool renamed = false;
-  if (status == EK_OK && sync) {
-    status = ek__file_replace(&renamed, file->file, file->temporary, file->path);
-    file->file = -1;
-  } else if (status == EK_OK) {
-    status = rename_only(&renamed, file);
-  }
-  if (renamed) {
-    free_file(file);
-  } else {
+  const ek_status written = file->status;
+  if (written != EK_OK) {
     ek__text_drop(file);
+    return written;
   }
+  const ek_status status = ek__file_replace(file->file, file->temporary, file->path, sync);
+  free_file(file);
   return status;
 }

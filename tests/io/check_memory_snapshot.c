@@ -6,10 +6,12 @@
 #include "ek_check.h"
 
 #include <pthread.h>
+#include <semaphore.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -365,34 +367,57 @@ START_TEST(modules_hold_what_they_took) {
 }
 END_TEST
 
-static atomic_bool stop_writing;
+/* A thread that writes snapshots of a group until it is to stop. */
+struct writer {
+  ek_group *group;
+  pthread_t thread;
+  sem_t begun; /* after the first snapshot, or its failure */
+  atomic_bool stop;
+  ek_status status;
+};
 
-static void *write_on(void *group) {
-  ek_status status = EK_OK;
-  while (status == EK_OK && !atomic_load(&stop_writing)) status = ek_memory_snapshot(group, json);
-  return status == EK_OK ? NULL : group;
+static void *write_on(void *argument) {
+  struct writer *writer = argument;
+  writer->status = ek_memory_snapshot(writer->group, json);
+  (void)sem_post(&writer->begun);
+  while (writer->status == EK_OK && !atomic_load(&writer->stop)) {
+    writer->status = ek_memory_snapshot(writer->group, json);
+  }
+  return NULL;
+}
+
+/* Comes back when it has written once. */
+static void start_writer(struct writer *writer, ek_group *group) {
+  *writer = (struct writer){.group = group};
+  atomic_init(&writer->stop, false);
+  ck_assert(sem_init(&writer->begun, 0, 0) == 0);
+  ck_assert(pthread_create(&writer->thread, NULL, write_on, writer) == 0);
+  while (sem_wait(&writer->begun) != 0) continue;
+}
+
+static void stop_writer(struct writer *writer) {
+  atomic_store(&writer->stop, true);
+  ck_assert(pthread_join(writer->thread, NULL) == 0);
+  ck_assert(sem_destroy(&writer->begun) == 0);
+  ck_assert_int_eq(writer->status, EK_OK);
 }
 
 /* Beside a training, and while a model goes. */
 START_TEST(another_thread_writes) {
   struct ck_linears it;
+  struct writer writer;
   make_folder();
   ck_linears_open(&it, "cpu:2", WIDTH, EK_MODE_REPLICATED);
   for (size_t k = 0; k < DEVICES; k++) {
     ck_ok(ek_memory_record_start(ek_group_device(it.group, k), 1000));
   }
-  pthread_t thread;
-  void *failed = NULL;
-  atomic_store(&stop_writing, false);
-  ck_assert(pthread_create(&thread, NULL, write_on, it.group) == 0);
+  start_writer(&writer, it.group);
   ek_status status = EK_OK;
   for (int i = 0; i < 6 && status == EK_OK; i++) status = ck_linears_step(&it);
   ek_trainer_free(it.trainer);
   it.trainer = NULL;
-  atomic_store(&stop_writing, true);
-  ck_assert(pthread_join(thread, &failed) == 0);
+  stop_writer(&writer);
   ck_ok(status);
-  ck_assert_ptr_null(failed);
   struct ck_value *snapshot = ck_read_snapshot(json);
   ck_value_free(snapshot);
   ck_ok(ek_memory_snapshot(it.group, json));
@@ -400,6 +425,53 @@ START_TEST(another_thread_writes) {
   (void)check_snapshot(snapshot, it.group);
   ck_value_free(snapshot);
   ck_linears_close(&it);
+  remove_folder();
+}
+END_TEST
+
+/* Snapshots of different lengths to one path: a reader finds one or the other. */
+START_TEST(two_threads_write_one_path) {
+  enum { BLOCKS_HELD = 300, READS = 200 };
+  static const int64_t shape[] = {1};
+  ek_group *small = ck_open("cpu:1", 1), *large = ck_open("cpu:1", 1);
+  ek_tensor held[BLOCKS_HELD];
+  struct writer writers[2];
+  make_folder();
+  for (int i = 0; i < BLOCKS_HELD; i++) {
+    ck_ok(ek_tensor_create(&held[i], ek_group_device(large, 0), EK_MEMORY_INPUTS, EK_F32, 1, shape));
+  }
+  start_writer(&writers[0], small);
+  start_writer(&writers[1], large);
+  for (int i = 0; i < READS; i++) ck_value_free(ck_read_snapshot(json));
+  stop_writer(&writers[0]);
+  stop_writer(&writers[1]);
+  for (int i = 0; i < BLOCKS_HELD; i++) ek_tensor_free(&held[i]);
+  ck_ok(ek_group_free(small));
+  ck_ok(ek_group_free(large));
+  remove_folder();
+}
+END_TEST
+
+/* What has the name of the temporary file is not written to: a link's target, a pipe. */
+START_TEST(temporary_names_are_not_followed) {
+  char temporary[160], target[160];
+  make_folder();
+  (void)snprintf(temporary, sizeof temporary, "%s.tmp", path);
+  (void)snprintf(target, sizeof target, "%s/target", folder);
+  ek_group *group = ck_open("cpu:1", 1);
+  FILE *file = fopen(target, "w");
+  ck_assert(file != NULL && fputs("kept", file) >= 0 && fclose(file) == 0);
+  for (int kind = 0; kind < 2; kind++) {
+    ck_assert((kind == 0 ? symlink(target, temporary) : mkfifo(temporary, 0600)) == 0);
+    ck_ok(ek_memory_snapshot(group, path));
+    struct stat about;
+    ck_assert(lstat(path, &about) == 0 && S_ISREG(about.st_mode));
+    ck_value_free(ck_read_snapshot(path));
+    ck_assert(unlink(temporary) == 0 && unlink(path) == 0);
+    ck_assert(stat(target, &about) == 0 && about.st_size == 4);
+  }
+  ck_assert(unlink(target) == 0);
+  ck_ok(ek_group_free(group));
   remove_folder();
 }
 END_TEST
@@ -472,6 +544,8 @@ static Suite *make_suite(void) {
   tcase_add_test(tests, memory_runs_out);
   tcase_add_test(tests, modules_hold_what_they_took);
   tcase_add_test(tests, another_thread_writes);
+  tcase_add_test(tests, two_threads_write_one_path);
+  tcase_add_test(tests, temporary_names_are_not_followed);
   tcase_add_test(tests, misuse_is_refused);
   tcase_add_test(tests, the_host_is_out_of_memory);
   return suite;
