@@ -41,6 +41,7 @@
 #include <time.h>
 
 #include "core/alloc.h"
+#include "core/error.h"
 #include "core/sizes.h"
 #include "device/communicator_internal.h"
 #include "device/track.h"
@@ -74,6 +75,7 @@ struct host_communicator {
   size_t ranks;
   pthread_mutex_t mutex;
   pthread_cond_t changed; /* the last arrival, the last finish, an abort */
+  uint64_t changes;       /* how often it was signalled */
   bool aborted;
   bool queues; /* the devices compute later; else there are no events */
   struct rank *rank;
@@ -91,6 +93,12 @@ static uint64_t over(const struct host_communicator *self) {
     if (self->rank[i].finished < least) least = self->rank[i].finished;
   }
   return least;
+}
+
+/* The mutex is held. */
+static void tell_peers(struct host_communicator *self) {
+  self->changes++;
+  pthread_cond_broadcast(&self->changed);
 }
 
 #define MISFIT "the devices called different collectives, or with different sizes"
@@ -219,28 +227,37 @@ static const char *ended_early(const struct host_communicator *self, bool all, u
   return NULL;
 }
 
+/* Waits with the mutex for a change of the communicator, for `seconds` at most. Says whether that
+ * time passed without one. */
+static bool nothing_changes(struct host_communicator *self, double seconds) {
+  struct timespec until;
+  const double whole = floor(seconds);
+  clock_gettime(CLOCK_MONOTONIC, &until);
+  until.tv_nsec += (long)((seconds - whole) * 1e9);
+  until.tv_sec += (time_t)whole + until.tv_nsec / 1000000000;
+  until.tv_nsec %= 1000000000;
+  const uint64_t before = self->changes; /* a change may come with the end of the time */
+  while (self->changes == before &&
+         pthread_cond_timedwait(&self->changed, &self->mutex, &until) != ETIMEDOUT) {
+  }
+  return self->changes == before;
+}
+
 /*
  * Waits until something has changed: that this rank can do its next part, or, for `all`, that all
  * have done theirs of the oldest. An error if that cannot come any more, and, where devices queue
  * their work, if nothing changes for the time limit. Called and left with the mutex held.
  */
 static ek_status wait_for_peers(struct host_communicator *self, const ek_device *device, bool all) {
-  struct timespec until;
   const struct rank *own = &self->rank[ek_device_index(device)];
   const uint64_t number = all ? over(self) : own->finished;
-  const double limit = self->queues ? ek__group_time_limit(self->base.group) : LOOK_EVERY;
-  const double whole = floor(limit);
-  clock_gettime(CLOCK_MONOTONIC, &until);
-  until.tv_nsec += (long)((limit - whole) * 1e9);
-  until.tv_sec += (time_t)whole + until.tv_nsec / 1000000000;
-  until.tv_nsec %= 1000000000;
-  if (pthread_cond_timedwait(&self->changed, &self->mutex, &until) != ETIMEDOUT) return EK_OK;
-  if (!self->queues) {
+  const double limit = self->queues ? ek__group_time_limit(self->base.group) : INFINITY;
+  for (double left = limit; left > 0; left -= LOOK_EVERY) {
+    if (!nothing_changes(self, fmin(left, LOOK_EVERY))) return EK_OK;
     const char *name = self->aborted ? NULL : ended_early(self, all, number);
-    if (name == NULL) return EK_OK;
-    return ek_error_set(EK_ERR_SHAPE,
-                        MISFIT ": %s has ended its work without one that %s waits for", name,
-                        ek_device_name(device));
+    EK__FAIL_IF(name != NULL, EK_ERR_SHAPE,
+                MISFIT ": %s has ended its work without one that %s waits for", name,
+                ek_device_name(device));
   }
   return ek_error_set(EK_ERR_UNAVAILABLE, "%s: %s: %s has not come to it after %g seconds%s",
                       ek_device_name(device), self->table.name, late(self), limit,
@@ -277,7 +294,7 @@ static ek_status work_off(struct host_communicator *self, ek_device *device) {
     if (status != EK_OK) return status;
     const uint64_t before = over(self);
     self->rank[rank].finished++;
-    if (over(self) != before) pthread_cond_broadcast(&self->changed);
+    if (over(self) != before) tell_peers(self);
   }
   return self->aborted ? given_up(self, rank) : EK_OK;
 }
@@ -313,7 +330,7 @@ static void arrive(struct host_communicator *self, size_t rank,
   }
   slot->data[rank] = collective->data;
   self->rank[rank].queued++;
-  if (++slot->arrived == self->ranks) pthread_cond_broadcast(&self->changed);
+  if (++slot->arrived == self->ranks) tell_peers(self);
 }
 
 /* Waits until the rank's next slot is free. The mutex is held. */
@@ -406,7 +423,7 @@ static void host_abort(ek_communicator *base) {
   /* Before anybody wakes: after that it may be made new, and the abort would hit what comes next.
    */
   if (self->link != NULL) self->link->abort(self->linked);
-  pthread_cond_broadcast(&self->changed);
+  tell_peers(self);
   pthread_mutex_unlock(&self->mutex);
 }
 
