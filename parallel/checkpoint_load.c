@@ -148,13 +148,45 @@ static ek_status mismatch(const char *path, const char *name, const char *what) 
   return ek_error_set(EK_ERR_MISMATCH, "%s is not a state of this model: %s %s", path, name, what);
 }
 
+/* The parameter of a state of an optimizer, KIND/STATE/PARAMETER; else NULL. */
+static const char *parameter_of(const char *name) {
+  const char *slash = strchr(name, '/');
+  if (slash != NULL) slash = strchr(slash + 1, '/');
+  return slash == NULL ? NULL : slash + 1;
+}
+
+/* Why an entry is missing in the file: one of a run with the same rule has states of others. */
+static const char *why_missing(const ek_safetensors *file, const ek_state_info *info) {
+  const size_t kind = strcspn(info->name, "/") + 1;
+  const char *parameter = info->kind == EK_STATE_KIND_OPTIMIZER ? parameter_of(info->name) : NULL;
+  if (parameter == NULL || ek_safetensors_find(file, parameter) == NULL) return "is missing";
+  for (size_t i = 0; i < ek_safetensors_count(file); i++) {
+    if (strncmp(ek_safetensors_at(file, i)->name, info->name, kind) == 0) {
+      return "is missing: the parameter was frozen in the run that was saved, and is not here";
+    }
+  }
+  return "is missing";
+}
+
+/* Why an entry of the file has no place in the model. */
+static const char *why_extra(const ek_data_parallel_model *model, const char *name) {
+  const char *parameter = parameter_of(name);
+  ek_parameter_info info;
+  if (parameter != NULL && ek_replica_find(&info, model->replicas[0], parameter) == EK_OK &&
+      info.frozen) {
+    return "is in the file, and the parameter is frozen here, which it was not in the run that was "
+           "saved";
+  }
+  return "is in the file and not in the model or its optimizer";
+}
+
 /* Whether the file has this entry, in its shape; of `run`, a number that may be. Floating types may
  * differ. */
 static ek_status check_entry(const ek_safetensors *file, const char *path,
                              const ek_state_info *info) {
   const ek_safetensors_entry *entry = ek_safetensors_find(file, info->name);
   if (entry == NULL && ek__state_is_scaler(info->name)) return EK_OK;
-  if (entry == NULL) return mismatch(path, info->name, "is missing");
+  if (entry == NULL) return mismatch(path, info->name, why_missing(file, info));
   if (!ek__same_sizes(entry->like.rank, entry->like.shape, info->like.rank, info->like.shape)) {
     return mismatch(path, info->name, "has another shape");
   }
@@ -186,7 +218,7 @@ static ek_status check_entries(size_t *largest, const ek_data_parallel_model *mo
     const bool extra = strncmp(name, EK__CHECKPOINT_EXTRA, strlen(EK__CHECKPOINT_EXTRA)) == 0;
     if (extra || ek__state_is_scaler(name)) continue;
     if (ek_state_find(&info, model, name) != EK_OK) {
-      return mismatch(path, name, "is in the file and not in the model or its optimizer");
+      return mismatch(path, name, why_extra(model, name));
     }
   }
   return EK_OK;

@@ -55,6 +55,8 @@ static ek_status open_replica(void *context, ek_device *device, size_t index) {
   options.precision = model->options.precision;
   options.gradient_type = model->options.gradient_type;
   options.seed = model->options.seed;
+  options.patterns = model->options.patterns;
+  options.pattern_count = model->options.pattern_count;
   options.gradients = !ek__placement(model)->gradient_shares;
   options.initialize = ek_communicator_first_rank(model->communicator) + index == 0;
   parts.none = parts.masters == EK__MASTERS_FIRST && !options.initialize;
@@ -137,6 +139,8 @@ ek_status ek_data_parallel_model_open(ek_data_parallel_model **model, ek_group *
   result->module = ek_module_share(module);
   result->options = o;
   const ek_status status = open_parts(result);
+  result->options.patterns = NULL; /* the caller's */
+  result->options.pattern_count = 0;
   if (status == EK_OK) {
     *model = result;
   } else {

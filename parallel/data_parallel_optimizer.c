@@ -75,6 +75,14 @@ static ek_status check_open(const ek_data_parallel_model *model, const ek_optimi
   EK_TRY(ek__types_check(types, model->options.type, optimizer->ops->kind));
   EK_TRY(ek__types_check(types, model->options.gradient_type, optimizer->ops->kind));
   EK_TRY(ek__model_check(model));
+  const bool takes = EK__TABLE_HAS(optimizer->ops, takes_decay) && optimizer->ops->takes_decay;
+  const struct ek__layout *layout = &model->replicas[0]->layout;
+  for (size_t i = 0; i < layout->group_count && !takes; i++) {
+    EK__FAIL_IF(layout->groups[i].weight_decay > 0, EK_ERR_UNSUPPORTED,
+                "a pattern asks for weight decay %g, and %s does not take one from patterns "
+                "(takes_decay in optimizer.h)",
+                layout->groups[i].weight_decay, optimizer->ops->kind);
+  }
   if (model->optimizer == NULL) return EK_OK;
   return ek_error_set(EK_ERR_STATE, "ek_data_parallel_optimizer_open: the model has an optimizer, "
                                     "which must be freed before another");
@@ -227,8 +235,8 @@ static ek_status update_pieces(ek_data_parallel_optimizer *self, ek_device *devi
   const ek_replica *replica = model->replicas[own->owner];
   const struct ek__placement *placement = ek__placement(model);
   const bool mixed = ek__replica_is_mixed(replica);
-  ek_update update = {.step = model->step + 1,
-                      .learning_rate = ek__optimizer_rate(self)};
+  const double rate = ek__optimizer_rate(self);
+  ek_update update = {.step = model->step + 1};
   if (model->divided || model->scaling.factor != 1) update.scale.totals = &model->totals[index];
   update.scale.clip_norm = self->optimizer->clip_norm;
   if (update.scale.clip_norm > 0) update.scale.square_norm = &own->square_norm;
@@ -246,7 +254,10 @@ static ek_status update_pieces(ek_data_parallel_optimizer *self, ek_device *devi
     for (size_t s = 0; s < self->state_count; s++) {
       states[s] = ek__flat_range(&self->devices[own->owner].states[s], piece->state, count);
     }
-    update.no_decay = piece->no_decay;
+    const struct ek__group *group = &replica->layout.groups[piece->group];
+    update.no_decay = group->no_decay;
+    update.learning_rate = rate * group->rate_scale;
+    update.weight_decay = group->weight_decay;
     update.parameters = &parameters;
     update.gradients = &gradients;
     update.states = states;

@@ -15,7 +15,7 @@ struct ek__piece {
   int64_t first, last;
   int64_t state; /* where their elements begin in the owner's state */
   int64_t place; /* and in its gradients, if these are shares */
-  bool no_decay;
+  size_t group; /* of the layout's */
 };
 
 struct ek__pieces {

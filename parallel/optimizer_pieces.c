@@ -7,9 +7,11 @@
  * every worker updates its part of device 0's memory, so that no worker idles.
  *
  * Flat buffers hold parameters by what an optimizer is asked for them (module/layout.h): those
- * without decay, then the others, of the whole model or of each unit, and behind all of them the
- * frozen ones, which belong to no range. So a range is at most two pieces, and a model of hundreds
- * of weights and biases takes one launch more than a model without biases.
+ * without decay, then the others, then those with a rate or decay of their own (one group for each
+ * combination), of the whole model or of each unit, and after all of them the frozen ones, which
+ * belong to no range. So a range is at most as many pieces as there are groups, two without
+ * patterns, and a model of hundreds of weights and biases takes one launch more than a model
+ * without biases.
  *
  * The state of a device's pieces lies end to end, in their order, in flat buffers of its own. All
  * of it is worked out when the optimizer is opened.
@@ -55,18 +57,15 @@ static void append(struct ek__pieces *pieces, const struct ek__piece *share,
   const int64_t end = run + 1 < layout->run_count ? r[1].first : layout->flat_count;
   const int64_t first = r->first > share->first ? r->first : share->first;
   const int64_t last = end < share->last ? end : share->last;
-  const bool no_decay = r->group == EK__GROUP_NO_DECAY && !norm;
+  const size_t group = norm ? 0 : r->group;
   if (first >= last) return;
   struct ek__piece *before = pieces->count == 0 ? NULL : &pieces->list[pieces->count - 1];
-  if (before != NULL && before->last == first && first > share->first &&
-      before->no_decay == no_decay) {
+  if (before != NULL && before->last == first && first > share->first && before->group == group) {
     before->last = last;
     return;
   }
-  pieces->list[pieces->count++] = (struct ek__piece){.first = first,
-                                                     .last = last,
-                                                     .place = share->place + first - share->first,
-                                                     .no_decay = no_decay};
+  pieces->list[pieces->count++] = (struct ek__piece){
+      .first = first, .last = last, .place = share->place + first - share->first, .group = group};
 }
 
 /* The run that has element `first`. */

@@ -70,6 +70,8 @@ static ek_status open_parts(ek_trainer *self, ek_module *module, ek_criterion *c
   model.reproducible = o->reproducible;
   model.precision = o->precision;
   model.gradient_type = o->gradient_type;
+  model.patterns = o->patterns;
+  model.pattern_count = o->pattern_count;
   loss.gradient_in_forward = criterion == NULL || criterion->reduction != EK_REDUCTION_NONE;
   update.schedule = o->schedule;
   update.refuse_not_finite = o->refuse_not_finite;

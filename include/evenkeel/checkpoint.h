@@ -130,7 +130,8 @@ EK_API EK_CHECKED ek_status ek_checkpoint_latest(ek_checkpoint_info *info, const
  * EK_ERR_NOT_FOUND  no such file, or no whole state in the folder
  * EK_ERR_CORRUPT    a damaged file
  * EK_ERR_IO, EK_ERR_OUT_OF_MEMORY  as for ek_checkpoint_latest()
- * EK_ERR_MISMATCH   a state of another model or rule; the message names the first difference
+ * EK_ERR_MISMATCH   a state of another model or rule, or of a run with other parameters frozen; the
+ *                   message names the first difference
  * EK_ERR_UNSUPPORTED  a state of a newer library
  */
 EK_API EK_CHECKED ek_status ek_checkpoint_load(ek_checkpoint_info *info,

@@ -138,11 +138,19 @@ typedef struct ek_data_parallel_model_options {
    * devices that do not compute in it.
    */
   ek_type gradient_type;
+  /*
+   * Read when the model opens: parameters that are frozen, or that have a learning rate or a weight
+   * decay of their own, by name (ek_parameter_pattern in module.h). A parameter that is frozen by a
+   * pattern is, to the bit and the byte, one that its module declares frozen. Errors of patterns:
+   * ek_replica_open().
+   */
+  const ek_parameter_pattern *patterns;
+  size_t pattern_count;
 } ek_data_parallel_model_options;
 #define EK_DATA_PARALLEL_MODEL_OPTIONS_INIT                                                        \
   {                                                                                                \
     sizeof(ek_data_parallel_model_options), EK_OUTPUTS_STAY, EK_STATE_REPLICATED, 0, EK_F32, 0, 0, \
-        4u << 20, 0, (ek_type)0, (ek_type)0                                                        \
+        4u << 20, 0, (ek_type)0, (ek_type)0, NULL, 0                                               \
   }
 
 /* Sets the two placements of a mode and leaves the rest. */

@@ -259,6 +259,30 @@ typedef struct ek_parameter_options {
 #define EK_PARAMETER_OPTIONS_INIT                                                                  \
   { sizeof(ek_parameter_options), false, false }
 
+/*
+ * What a program asks for parameters from outside, by their names, when it opens a model (options
+ * of replica.h, data_parallel_model.h, trainer.h). A pattern is compared with full names
+ * ("encoder.0.weight"). `*` matches any characters, dots included, or none, and `?` matches one
+ * character. A tied parameter matches under the name of its source and under its other names.
+ * Buffers match nothing.
+ *
+ *     static const ek_parameter_pattern patterns[] = {
+ *       {.pattern = "encoder.*", .frozen = true},
+ *       {.pattern = "head.*", .rate_scale = 10, .weight_decay = 0.1},
+ *       {.pattern = "*.bias", .no_decay = true}};
+ *
+ * If several patterns match a parameter, the last one applies, alone: here "head.bias" has the
+ * plain learning rate, and "encoder.0.bias" is trained. A parameter that its module declares frozen stays
+ * frozen. A weight decay of a pattern also applies to parameters that are declared without decay.
+ */
+typedef struct ek_parameter_pattern {
+  const char *pattern;
+  bool frozen;         /* as if the module had declared it: no gradient, no state, no update */
+  bool no_decay;       /* as if the module had declared it */
+  double rate_scale;   /* factor of the learning rate; 0: 1 */
+  double weight_decay; /* replaces that of the optimizer's options; 0: that one */
+} ek_parameter_pattern;
+
 /* The same with options; NULL gives the defaults. */
 EK_API EK_CHECKED ek_status ek_declare_parameter_with(ek_declaration *declaration, const char *name,
                                                       int rank, const int64_t *shape,

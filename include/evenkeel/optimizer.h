@@ -23,9 +23,15 @@ typedef struct ek_update {
   ek_tensor *states;          /* optimizer->states of them; not to be read at step 1 */
   int64_t step;               /* 1 for the first */
   bool no_decay; /* weight decay leaves these parameters alone (ek_parameter_options) */
-  double learning_rate;
+  double learning_rate; /* of these parameters */
   ek_update_scale scale;
+  double weight_decay; /* replaces the rule's own (ek_parameter_pattern); 0: the rule's own */
 } ek_update;
+
+/* The weight decay of an update by a rule whose own is `own`. */
+static inline double ek_update_decay(const ek_update *update, double own) {
+  return update->no_decay ? 0 : update->weight_decay > 0 ? update->weight_decay : own;
+}
 
 typedef struct ek_optimizer_ops {
   size_t size;
@@ -47,6 +53,9 @@ typedef struct ek_optimizer_ops {
    * parameters, so that it writes what modules of 16 bits see in the same pass over memory. Where
    * it does not, the library rounds the parameters behind the update, and scale.copy is NULL. */
   bool writes_copy;
+  /* (optional) fallback: false. `update` obeys ek_update.weight_decay (ek_update_decay() has the
+   * rule). Without it a model whose patterns ask for a weight decay is EK_ERR_UNSUPPORTED. */
+  bool takes_decay;
 } ek_optimizer_ops;
 
 struct ek_optimizer {

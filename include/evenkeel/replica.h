@@ -1,11 +1,12 @@
 /*
  * replica.h - one device's parameters and gradients for a module.
  *
- * All parameters lie in one flat buffer: those without decay, then the others, then frozen ones
- * (ek_parameter_options), each group in declaration order. All gradients lie in another one of the
- * same layout, which ends where the frozen ones begin; each parameter starts at a multiple of 16
- * elements, and the elements between are zeros. Broadcast, buckets, shards, clipping and the
- * optimizer work on ranges of the flat buffers; a module sees tensors into them.
+ * All parameters are in one flat buffer: those without decay, then the others, then those with a
+ * rate or a decay of their own (ek_parameter_pattern), then frozen ones, each group in declaration
+ * order. All gradients are in another buffer of the same layout, which ends where the frozen ones
+ * begin; each parameter starts at a multiple of 16 elements, and the elements between are zeros.
+ * Broadcast, buckets, shards, clipping and the optimizer work on ranges of the flat buffers; a
+ * module sees tensors into them.
  *
  * Where modules compute in 16 bits (`precision`) the parameters are f32 *masters*, which an
  * optimizer updates, and modules see *copies* of them, a third flat buffer of the same layout.
@@ -40,15 +41,21 @@ typedef struct ek_replica_options {
   ek_type precision;     /* that modules compute in: 0 for `type`, or, with f32, EK_TF32, EK_BF16 or
                           * EK_F16 */
   ek_type gradient_type; /* of the gradient buffer: 0 for `type`, or, with f32, EK_BF16 or EK_F16 */
+  const ek_parameter_pattern *patterns; /* what is asked for parameters, by name (module.h) */
+  size_t pattern_count;
 } ek_replica_options;
 #define EK_REPLICA_OPTIONS_INIT                                                                    \
-  { sizeof(ek_replica_options), EK_F32, 0, true, true, (ek_type)0, (ek_type)0 }
+  {                                                                                                \
+    sizeof(ek_replica_options), EK_F32, 0, true, true, (ek_type)0, (ek_type)0, NULL, 0             \
+  }
 
 /* Walks the module's declarations and makes the flat buffers on `device`. Keeps a reference.
  * EK_ERR_UNSUPPORTED if the device (ek_device_types()) or a module does not compute in the
  * precision, or the device not in the gradients' type; EK_ERR_INVALID_ARGUMENT for types that do
  * not go together; a module that declares f32, but no type of 16 bits, runs between casts
- * (module.h). */
+ * (module.h). EK_ERR_NOT_FOUND for a pattern that matches no parameter, except "*": the message has
+ * the nearest name. EK_ERR_INVALID_ARGUMENT for a pattern whose numbers are negative or not finite,
+ * or that has both no_decay and a weight_decay. */
 EK_API EK_CHECKED ek_status ek_replica_open(ek_replica **replica, ek_device *device,
                                             ek_module *module, const ek_replica_options *options);
 EK_API void ek_replica_free(ek_replica *replica);
@@ -81,7 +88,9 @@ typedef struct ek_parameter_info {
   ek_tensor gradient;
   int64_t offset; /* of its first element in the flat buffer */
   bool buffer;
-  bool no_decay, frozen; /* as it was declared: ek_parameter_options */
+  bool no_decay, frozen; /* declared (ek_parameter_options), or by a pattern */
+  double rate_scale;     /* by a pattern; else 1 */
+  double weight_decay;   /* by a pattern; else 0 */
 } ek_parameter_info;
 
 /* Number of parameters and buffers; a tied parameter counts once, under its source's name. */

@@ -3,7 +3,7 @@
  *
  * Declarations are checked when they are made and name what is wrong by its full name. Ties are
  * kept as aliases while the walk goes on; when it has ended, parameters that were tied to others
- * are dropped (settle) and the rest get their places (place).
+ * are dropped (drop_tied), patterns are applied (patterns.c), and the rest get their places (place).
  */
 #include "module/layout.h"
 
@@ -381,7 +381,7 @@ static ek_status place_at(struct ek__parameter *parameter, int64_t *end, uint64_
   return ek_error_set(EK_ERR_OVERFLOW, "the model's parameters do not fit in 63 bits");
 }
 
-static void add_run(struct ek__layout *layout, int64_t first, enum ek__group group) {
+static void add_run(struct ek__layout *layout, int64_t first, size_t group) {
   if (layout->run_count > 0 && layout->runs[layout->run_count - 1].group == group) return;
   layout->runs[layout->run_count++] = (struct ek__run){first, group};
 }
@@ -394,12 +394,12 @@ static ek_status sort_by(size_t *to, const size_t *from, const struct ek__layout
   EK_TRY(ek__new(&ends, count + 1, sizeof *ends, memory_of));
   for (size_t i = 0; i < layout->order_count; i++) {
     const struct ek__parameter *p = &layout->parameters[from[i]];
-    ends[(by_unit ? p->unit : (size_t)ek__group_of(p->no_decay, p->frozen)) + 1]++;
+    ends[(by_unit ? p->unit : p->group) + 1]++;
   }
   for (size_t i = 0; i < count; i++) ends[i + 1] += ends[i];
   for (size_t i = 0; i < layout->order_count; i++) {
     const struct ek__parameter *p = &layout->parameters[from[i]];
-    to[ends[by_unit ? p->unit : (size_t)ek__group_of(p->no_decay, p->frozen)]++] = from[i];
+    to[ends[by_unit ? p->unit : p->group]++] = from[i];
   }
   ek__free(ends);
   return EK_OK;
@@ -413,7 +413,7 @@ static ek_status sort(struct ek__layout *layout) {
     if (!layout->parameters[i].buffer) layout->order[layout->order_count++] = i;
   }
   EK_TRY(ek__new(&grouped, layout->order_count, sizeof *grouped, memory_of));
-  ek_status status = sort_by(grouped, layout->order, layout, EK__GROUPS, false);
+  ek_status status = sort_by(grouped, layout->order, layout, layout->group_count + 1, false);
   if (status == EK_OK) status = sort_by(layout->order, grouped, layout, units, true);
   ek__free(grouped);
   return status;
@@ -429,7 +429,7 @@ static ek_status place(struct ek__layout *layout) {
     struct ek__parameter *p = &layout->parameters[layout->order[i]];
     const bool begins = layout->unit_count > 0 && p->unit != unit;
     EK_TRY(place_at(p, &layout->flat_count, begins ? EK__UNIT_ALIGNMENT : EK__FLAT_ALIGNMENT));
-    add_run(layout, p->offset, ek__group_of(p->no_decay, p->frozen));
+    add_run(layout, p->offset, p->group);
     unit = p->unit;
     if (p->frozen) continue;
     layout->trained_count = layout->flat_count;
@@ -443,7 +443,7 @@ static ek_status place(struct ek__layout *layout) {
 }
 
 /* Drops the parameters that were tied to others; their names then stand for those. */
-static ek_status settle(struct ek__layout *layout, size_t unit_bytes) {
+static ek_status drop_tied(struct ek__layout *layout) {
   const size_t count = layout->parameter_count;
   size_t *numbers = NULL;
   EK_TRY(ek__new(&numbers, count, sizeof *numbers, memory_of));
@@ -463,13 +463,21 @@ static ek_status settle(struct ek__layout *layout, size_t unit_bytes) {
   layout->parameter_count = kept;
   renumber(layout, numbers);
   ek__free(numbers);
+  return EK_OK;
+}
+
+static ek_status settle(struct ek__layout *layout, size_t unit_bytes,
+                        const ek_parameter_pattern *patterns, size_t pattern_count) {
+  EK_TRY(drop_tied(layout));
+  EK_TRY(ek__layout_group(layout, patterns, pattern_count));
   EK_TRY(make_units(layout, unit_bytes));
   if (unit_bytes > 0) EK_TRY(number_stops(layout, layout->root));
   return place(layout);
 }
 
 ek_status ek__layout_open(struct ek__layout *layout, ek_module *module, ek_type type,
-                          ek_type precision, size_t unit_bytes) {
+                          ek_type precision, size_t unit_bytes,
+                          const ek_parameter_pattern *patterns, size_t pattern_count) {
   memset(layout, 0, sizeof *layout);
   layout->type = type;
   ek_status status = node_create(&layout->root, layout, module);
@@ -477,7 +485,7 @@ ek_status ek__layout_open(struct ek__layout *layout, ek_module *module, ek_type 
     layout->root->stream = layout->node_count++;
     status = walk(layout, layout->root, "", 0, EK__NO_UNIT, precision);
   }
-  if (status == EK_OK) status = settle(layout, unit_bytes);
+  if (status == EK_OK) status = settle(layout, unit_bytes, patterns, pattern_count);
   if (status != EK_OK) ek__layout_close(layout);
   return status;
 }
@@ -486,6 +494,7 @@ void ek__layout_close(struct ek__layout *layout) {
   ek__names_close(&layout->names);
   ek__free(layout->stops);
   ek__free(layout->runs);
+  ek__free(layout->groups);
   ek__free(layout->order);
   ek__free(layout->parameters);
   while (layout->nodes != NULL) {

@@ -29,13 +29,15 @@
  * units: what is trained is then one range that begins with element 0, and gradients, which frozen
  * ones have not, lie at the same offsets. The small group of biases and norms lies before the large
  * one, whose gradients are complete from the end on while backward goes on (reduce.c); its own are
- * with the first layer's.
+ * with the first layer's. Other rates and decays, which patterns ask for (patterns.c), make groups
+ * of their own after these two.
  */
-enum ek__group { EK__GROUP_NO_DECAY, EK__GROUP_DECAY, EK__GROUP_FROZEN, EK__GROUPS };
-
-static inline enum ek__group ek__group_of(bool no_decay, bool frozen) {
-  return frozen ? EK__GROUP_FROZEN : no_decay ? EK__GROUP_NO_DECAY : EK__GROUP_DECAY;
-}
+struct ek__group {
+  bool no_decay;
+  double rate_scale;
+  double weight_decay; /* 0: the rule's own, or none */
+};
+enum { EK__GROUP_NO_DECAY, EK__GROUP_DECAY };
 
 struct ek__parameter {
   const char *name; /* full name; belongs to the layout's names */
@@ -44,6 +46,7 @@ struct ek__parameter {
   int64_t count, offset; /* elements; offset in the flat parameters or buffers */
   ek_initializer initializer;
   bool buffer, no_decay, frozen;
+  size_t group; /* of layout->groups; of a frozen one their number */
   uint32_t users; /* nodes that say when the gradient is complete */
   size_t alias;   /* while building: the parameter it was tied to, else itself */
   size_t unit;    /* while building: the one that was marked, or EK__NO_UNIT */
@@ -57,7 +60,7 @@ struct ek__parameter {
  * ends. */
 struct ek__run {
   int64_t first;
-  enum ek__group group;
+  size_t group;
 };
 
 struct ek__node {
@@ -87,6 +90,8 @@ struct ek__layout {
   int64_t trained_count;      /* of these before the first frozen one */
   size_t *order, order_count; /* parameters, without buffers, as they lie */
   size_t order_trained;       /* of these before the first frozen one */
+  struct ek__group *groups;
+  size_t group_count;
   struct ek__run *runs;
   size_t run_count;
   size_t unit_count; /* 0: it is not in units */
@@ -122,7 +127,8 @@ bool ek__is_collective(const ek_module *module);
 /* `type` is that of parameters, `precision` that of the modules: EK_ERR_UNSUPPORTED if one of them
  * does not compute in it. unit_bytes > 0: in units. */
 ek_status ek__layout_open(struct ek__layout *layout, ek_module *module, ek_type type,
-                          ek_type precision, size_t unit_bytes);
+                          ek_type precision, size_t unit_bytes,
+                          const ek_parameter_pattern *patterns, size_t pattern_count);
 /* States of modules must be closed. */
 void ek__layout_close(struct ek__layout *layout);
 /* Calls the modules' `open`, parents first, and `close`, in the reverse order; the first failure
@@ -133,6 +139,9 @@ void ek__layout_close_states(struct ek__layout *layout, ek_device *device);
 ek_status ek__layout_check(const struct ek__layout *layout);
 /* What messages call a module: "blocks.3.mlp (sequential)", or its kind for the root. */
 const char *ek__node_path(char path[EK__PATH_SIZE], const struct ek__node *node);
+/* Puts every parameter into a group, by its declaration and by the patterns. In patterns.c. */
+ek_status ek__layout_group(struct ek__layout *layout, const ek_parameter_pattern *patterns,
+                           size_t count);
 /* EK_ERR_NOT_FOUND. */
 ek_status ek__layout_find(size_t *parameter, const struct ek__layout *layout, const char *name);
 

@@ -157,7 +157,7 @@ ek_status ek__replica_open_parts(ek_replica **replica, ek_device *device, ek_mod
   ek_status status = EK_OK;
   EK_TRY_GOTO(status,
               ek__layout_open(&result->layout, module, o.type, ek_type_of_values(o.precision),
-                              parts->unit_bytes),
+                              parts->unit_bytes, o.patterns, o.pattern_count),
               cleanup);
   EK_TRY_GOTO(status, create_buffers(result, o.gradients), cleanup);
   if (o.initialize) EK_TRY_GOTO(status, initialize(result, o.seed), cleanup);
@@ -248,7 +248,12 @@ ek_status ek_replica_parameter(ek_parameter_info *info, const ek_replica *replic
                               .offset = parameter->offset,
                               .buffer = parameter->buffer,
                               .no_decay = parameter->no_decay,
-                              .frozen = parameter->frozen};
+                              .frozen = parameter->frozen,
+                              .rate_scale = 1};
+  if (!parameter->buffer && !parameter->frozen) {
+    info->rate_scale = replica->layout.groups[parameter->group].rate_scale;
+    info->weight_decay = replica->layout.groups[parameter->group].weight_decay;
+  }
   if (!replica->whole_parameters && !parameter->buffer) info->value.data = NULL;
   if (!parameter->buffer && !parameter->frozen && replica->whole_gradients) {
     info->gradient = ek__replica_gradient(replica, index);

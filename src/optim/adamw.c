@@ -24,7 +24,7 @@ static ek_status update_range(const ek_optimizer *self, ek_stream *stream,
                                 .beta1 = a->beta1,
                                 .beta2 = a->beta2,
                                 .epsilon = a->epsilon,
-                                .weight_decay = update->no_decay ? 0 : a->weight_decay,
+                                .weight_decay = ek_update_decay(update, a->weight_decay),
                                 .decoupled = !a->coupled,
                                 .step = update->step};
   return ek_op_adamw(stream, update->parameters, &update->states[0], &update->states[1],
@@ -42,7 +42,8 @@ static const ek_optimizer_ops ops = {.size = sizeof(ek_optimizer_ops),
                                      .types =
                                          EK_TYPES_F32 | EK_TYPES_F64 | EK_TYPES_BF16 | EK_TYPES_F16,
                                      .state_names = state_names,
-                                     .writes_copy = true};
+                                     .writes_copy = true,
+                                     .takes_decay = true};
 
 static ek_status check_beta(const char *name, double beta) {
   if (beta >= 0.0 && beta < 1.0) return EK_OK;

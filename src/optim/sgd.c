@@ -24,7 +24,7 @@ static ek_status update_range(const ek_optimizer *self, ek_stream *stream,
   const ek_sgd_terms terms = {.learning_rate = update->learning_rate,
                               .momentum = s->momentum,
                               .dampening = s->dampening,
-                              .weight_decay = update->no_decay ? 0 : s->weight_decay,
+                              .weight_decay = ek_update_decay(update, s->weight_decay),
                               .nesterov = s->nesterov,
                               .first = update->step <= 1};
   return ek_op_sgd(stream, update->parameters, self->states > 0 ? &update->states[0] : NULL,
@@ -42,7 +42,8 @@ static const ek_optimizer_ops ops = {.size = sizeof(ek_optimizer_ops),
                                      .types =
                                          EK_TYPES_F32 | EK_TYPES_F64 | EK_TYPES_BF16 | EK_TYPES_F16,
                                      .state_names = state_names,
-                                     .writes_copy = true};
+                                     .writes_copy = true,
+                                     .takes_decay = true};
 
 static ek_status check_options(const ek_sgd_options *o) {
   EK_TRY(ek__check_number("sgd", "momentum", o->momentum));

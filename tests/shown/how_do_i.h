@@ -62,14 +62,14 @@ static ek_status answer_average(struct scene *s) {
   ek_data_parallel_model *model = s->model;
   float scratch[WIDTH], average[WIDTH] = {0};
   const float decay = 0.5f;
-#include "how_do_i_10.inc"
+#include "how_do_i_11.inc"
   ck_assert_int_eq(at, WIDTH); /* one parameter, which both modules have */
   ck_assert_float_eq(average[at - 1], 0.5f * scratch[WIDTH - 1]);
   return EK_OK;
 }
 
 static ek_status answer_prediction(ek_tensor answers, ek_trainer *trainer, const ek_tensor inputs) {
-#include "how_do_i_13.inc"
+#include "how_do_i_14.inc"
   return status;
 }
 
@@ -83,13 +83,13 @@ static ek_status answer_predict(struct scene *s) {
 }
 
 static ek_status save_position(ek_trainer *trainer, int64_t position) {
-#include "how_do_i_15.inc"
+#include "how_do_i_16.inc"
   return EK_OK;
 }
 
 static ek_status load_position(ek_trainer *trainer, int64_t *where) {
   int64_t position = -1;
-#include "how_do_i_16.inc"
+#include "how_do_i_17.inc"
   *where = position;
   return EK_OK;
 }
@@ -107,7 +107,7 @@ static ek_status answer_resume(struct scene *s) {
 }
 
 static ek_status save_weights(ek_trainer *trainer) {
-#include "how_do_i_17.inc"
+#include "how_do_i_18.inc"
   return EK_OK;
 }
 
@@ -120,7 +120,7 @@ static ek_status answer_weights(struct scene *s) {
 static ek_status answer_trace(struct scene *s) {
   ek_trainer *trainer = s->trainer;
   const ek_tensor inputs = s->inputs[0], targets = s->targets[0];
-#include "how_do_i_18.inc"
+#include "how_do_i_19.inc"
   (void)remove("step.json");
   return EK_OK;
 }
@@ -140,7 +140,8 @@ static ek_status answer_options(const ek_tensor *tokens, const ek_tensor *target
 #include "how_do_i_3.inc"
 #include "how_do_i_6.inc"
 #include "how_do_i_8.inc"
-#include "how_do_i_11.inc"
+#include "how_do_i_12.inc"
+#include "how_do_i_10.inc" /* patterns for its parameters */
   EK_TRY_GOTO(status, ek_gpt_create(&gpt, NULL), cleanup);
   EK_TRY_GOTO(status, ek_cross_entropy_create(&loss, NULL), cleanup);
   EK_TRY_GOTO(status, ek_trainer_open(&trainer, "cpu:4", gpt, loss, adamw, &options), cleanup);
@@ -167,7 +168,7 @@ static ek_status answer_plan(const ek_tensor *tokens, const ek_tensor *targets, 
   EK_TRY_GOTO(status, ek_gpt_create(&gpt, NULL), cleanup);
   EK_TRY_GOTO(status, ek_cross_entropy_create(&loss, NULL), cleanup);
   EK_TRY_GOTO(status, ek_adamw_create(&adamw, NULL), cleanup);
-#include "how_do_i_14.inc"
+#include "how_do_i_15.inc"
   ck_assert_uint_gt(usage.peak_bytes, 0);
 cleanup:
   ek_trainer_free(trainer);
@@ -177,7 +178,7 @@ cleanup:
   return status;
 }
 
-#include "how_do_i_12.inc"
+#include "how_do_i_13.inc"
 
 /* Factors of a scale_module move from 1 by the rate, up or down. */
 static ek_status answer_optimizer(void) {

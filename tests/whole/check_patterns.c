@@ -1,0 +1,424 @@
+/*
+ * check_patterns.c - what is asked for parameters by patterns of their names (module.h): frozen
+ * ones are, to the bit and the byte, those that a module declares, in every mode, also after a
+ * resume; rates and decays of their own are what a plain update gives, by its formula; and what is
+ * refused.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <evenkeel/evenkeel.h>
+
+#include "ck_folder.h"
+#include "ck_frozen.h"
+#include "ck_gpt.h"
+#include "ck_state.h"
+#include "ck_training.h"
+
+static const char *const names[] = {"tokens.weight",
+                                    "tokens.positions",
+                                    "blocks.0.attention.qkv.weight",
+                                    "blocks.0.ln_2.weight",
+                                    "blocks.0.ln_2.bias",
+                                    "blocks.0.expand.weight",
+                                    "blocks.0.contract.bias",
+                                    "blocks.1.expand.bias",
+                                    "blocks.1.contract.weight",
+                                    "blocks.1.attention.qkv.bias"};
+enum { NAMES = sizeof names / sizeof *names };
+static const char *const fused_names[] = {"0.weight", "0.positions", "1.weight", "2.weight",
+                                          "2.bias"};
+enum { FUSED = sizeof fused_names / sizeof *fused_names };
+
+/* Number 0 is the table, which is the weight of the head too. */
+static const unsigned masks[] = {(1u << NAMES) - 1, 0x2D6, 0x1};
+enum { MASKS = sizeof masks / sizeof *masks };
+
+/* How a model is trained. */
+static const struct variant {
+  ek_type precision;
+  size_t reproducible;
+  bool fused;
+  ek_recompute_kind recompute;
+  int64_t micro_batches;
+} variants[] = {{(ek_type)0, 0, false, EK_RECOMPUTE_NONE, 2},
+                {EK_BF16, 0, true, EK_RECOMPUTE_SQRT, 0},
+                {(ek_type)0, 4, true, EK_RECOMPUTE_ALL, 0},
+                {EK_F16, 0, false, EK_RECOMPUTE_CHEAP, 0}};
+enum { VARIANTS = sizeof variants / sizeof *variants };
+
+static ek_status make_body(ek_module **module, ek_recompute_kind recompute) {
+  ek_module *parts[3] = {NULL};
+  ek_sequential_options options = EK_SEQUENTIAL_OPTIONS_INIT;
+  options.recompute.kind = recompute;
+  ck_ok(ek_embedding_create(&parts[0], 13, 8, 5));
+  ck_ok(ek_layer_norm_create(&parts[1], 8, 1e-5));
+  ck_ok(ek_linear_create(&parts[2], 8, 8, true));
+  const ek_status status = ek_sequential_create_with(module, parts, 3, &options);
+  for (int i = 0; i < 3; i++) ek_module_free(parts[i]);
+  return status;
+}
+
+/* A model that computes its loss, with a head whose weight is the table. */
+static ek_module *make_fused(const struct variant *v, unsigned mask) {
+  ek_module *body = NULL, *whole = NULL;
+  ek_criterion *head = NULL;
+  ek_linear_cross_entropy_options fused = EK_LINEAR_CROSS_ENTROPY_OPTIONS_INIT;
+  ek_with_criterion_options o = EK_WITH_CRITERION_OPTIONS_INIT;
+  ck_ok(make_body(&body, v->recompute));
+  body = ck_frozen_create(body, fused_names, FUSED, mask & ((1u << FUSED) - 1));
+  fused.bias = true;
+  ck_ok(ek_linear_cross_entropy_create(&head, 8, 13, &fused));
+  o.tied = "weight";
+  o.source = "own0";
+  ck_ok(ek_with_criterion_create_with(&whole, body, head, &o));
+  ek_criterion_free(head);
+  ek_module_free(body);
+  return whole;
+}
+
+static ek_module *make_model(const struct variant *v, unsigned mask) {
+  if (v->fused) return make_fused(v, mask);
+  ek_module *inner = NULL;
+  ek_gpt_options options = ck_gpt_sizes(13, 5, 8, 2, 2); /* of the workload "gpt" */
+  options.dropout = 0.25;
+  options.recompute.kind = v->recompute;
+  ck_ok(ek_gpt_create(&inner, &options));
+  return ck_frozen_create(inner, names, NAMES, mask);
+}
+
+/* One pattern for each bit, by turns for the name and for the other name of a tied parameter. */
+static size_t patterns_of(ek_parameter_pattern patterns[NAMES], char text[NAMES][64],
+                          const struct variant *v, unsigned mask) {
+  size_t count = 0;
+  for (size_t i = 0; i < (size_t)(v->fused ? FUSED : NAMES); i++) {
+    if ((mask >> i & 1u) == 0) continue;
+    if (i % 2 == 0) {
+      (void)snprintf(text[count], sizeof text[count], "inner.%s",
+                     v->fused ? fused_names[i] : names[i]);
+    } else {
+      (void)snprintf(text[count], sizeof text[count], "own%zu", i);
+    }
+    patterns[count] = (ek_parameter_pattern){.pattern = text[count], .frozen = true};
+    count++;
+  }
+  return count;
+}
+
+/* declared: by the module; else by patterns. */
+static ek_trainer *open_model(const struct variant *v, ek_mode mode, unsigned mask, bool declared) {
+  ek_trainer *trainer = NULL;
+  ek_criterion *loss = NULL;
+  ek_optimizer *rule = NULL;
+  ek_parameter_pattern patterns[NAMES];
+  char text[NAMES][64];
+  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
+  ek_group_options threads = EK_GROUP_OPTIONS_INIT;
+  ek_module *module = make_model(v, declared ? mask : 0);
+  threads.threads_per_device = 1;
+  options.group_options = &threads;
+  options.mode = mode;
+  options.precision = v->precision;
+  options.reproducible = v->reproducible;
+  options.micro_batches = v->micro_batches;
+  options.seed = 3;
+  if (!declared) options.pattern_count = patterns_of(patterns, text, v, mask);
+  options.patterns = patterns;
+  if (!v->fused) ck_ok(ek_cross_entropy_create(&loss, NULL));
+  ck_ok(ck_clipped_adamw(&rule));
+  ck_ok(ek_trainer_open(&trainer, ck_spec("cpu:3"), module, loss, rule, &options));
+  ek_optimizer_free(rule);
+  ek_criterion_free(loss);
+  ek_module_free(module);
+  return trainer;
+}
+
+/* The second batch leaves a device without rows. */
+static void take_step(ek_trainer *trainer, int number) {
+  struct ck_batch batch =
+      ck_batch_make(ck_workload("gpt"), EK_F32, number == 1 ? 2 : 7, 0, 5 + (uint64_t)number);
+  ck_ok(ek_trainer_step(NULL, trainer, batch.input, 1, batch.target, 1));
+  ck_batch_free(&batch);
+}
+
+static void same_memory(ek_trainer *a, ek_trainer *b) {
+  for (size_t k = 0; k < 3; k++) {
+    ek_memory_usage got, want;
+    ck_ok(ck_memory_stats(&got, ek_group_device(ek_trainer_group(a), k)));
+    ck_ok(ck_memory_stats(&want, ek_group_device(ek_trainer_group(b), k)));
+    ck_assert_uint_eq(got.peak_bytes, want.peak_bytes);
+    ck_assert_mem_eq(got.at_peak, want.at_peak, sizeof want.at_peak);
+  }
+}
+
+static void same_state(const char *what, ek_trainer *a, ek_trainer *b) {
+  struct ck_state got = ck_state_take(ek_trainer_model(a)),
+                  want = ck_state_take(ek_trainer_model(b));
+  ck_state_same(what, &got, &want);
+  ck_state_drop(&got);
+  ck_state_drop(&want);
+}
+
+/* Saved after two steps; the third is taken by a trainer that loads. */
+static void resume(ek_trainer **trainer, const struct variant *v, ek_mode mode, unsigned mask) {
+  char folder[CK_FOLDER_SIZE], path[128];
+  ek_checkpoint_info info;
+  ck_folder_make(folder);
+  const ek_status status = ek_trainer_save(*trainer, folder, NULL);
+  if (!ck_no_files(status)) {
+    ck_ok(ek_trainer_free(*trainer));
+    *trainer = open_model(v, mode, mask, false);
+    ck_ok(ek_trainer_load(&info, *trainer, folder));
+    ck_assert_int_eq(info.step, 2);
+    ek_trainer *other = open_model(v, mode, mask ^ 2u, false);
+    ck_fails(ek_trainer_load(&info, other, folder), EK_ERR_MISMATCH, "own1");
+    ck_assert_msg(strstr(ek_error_message(), "frozen") != NULL, "%s", ek_error_message());
+    ck_ok(ek_trainer_free(other));
+    (void)snprintf(path, sizeof path, "%s/step-000000000002.safetensors", folder);
+    ck_assert_int_eq(unlink(path), 0);
+  }
+  ck_folder_remove(folder);
+}
+
+START_TEST(frozen_by_pattern_is_frozen_by_declaration) {
+  if (!ck_part(_i) || ck_precision() != 0) return;
+  const ek_mode mode = (ek_mode)(_i % CK_MODES);
+  const struct variant *v = &variants[_i / CK_MODES % VARIANTS];
+  const unsigned mask = masks[_i / CK_MODES / VARIANTS];
+  if (v->precision != 0 && !ck_has_halves()) return;
+  ek_trainer *got = open_model(v, mode, mask, false), *want = open_model(v, mode, mask, true);
+  for (int i = 0; i < 2; i++) {
+    take_step(got, i);
+    take_step(want, i);
+  }
+  same_state("two steps", got, want);
+  same_memory(got, want);
+  resume(&got, v, mode, mask);
+  take_step(got, 2);
+  take_step(want, 2);
+  same_state("a third step", got, want);
+  ck_ok(ek_trainer_free(got));
+  ck_ok(ek_trainer_free(want));
+}
+END_TEST
+
+/* ---- rates and decays ---- */
+
+static const double rate = 0.01;
+
+static ek_status plain_adamw(ek_optimizer **rule) {
+  ek_adamw_options options = EK_ADAMW_OPTIONS_INIT;
+  options.learning_rate = rate;
+  options.weight_decay = 0;
+  return ek_adamw_create(rule, &options);
+}
+
+static ek_status decayed_adamw(ek_optimizer **rule) {
+  ek_adamw_options options = EK_ADAMW_OPTIONS_INIT;
+  options.learning_rate = rate;
+  options.weight_decay = 0.125;
+  return ek_adamw_create(rule, &options);
+}
+
+static ek_status plain_sgd(ek_optimizer **rule) {
+  ek_sgd_options options = EK_SGD_OPTIONS_INIT;
+  options.learning_rate = rate;
+  return ek_sgd_create(rule, &options);
+}
+
+static ek_status decayed_sgd(ek_optimizer **rule) {
+  ek_sgd_options options = EK_SGD_OPTIONS_INIT;
+  options.learning_rate = rate;
+  options.weight_decay = 0.125;
+  return ek_sgd_create(rule, &options);
+}
+
+/* Of the parameters of an ek_mlp: the last pattern that matches holds, alone. */
+static const ek_parameter_pattern wishes[] = {
+    {.pattern = "*", .rate_scale = 3, .frozen = true},
+    {.pattern = "*.weight"},
+    {.pattern = "*.bia?", .rate_scale = 2},
+    {.pattern = "0.*", .rate_scale = 4, .weight_decay = 0.25}};
+static const struct {
+  const char *name;
+  double scale, decay;
+} wanted[] = {{"0.weight", 4, 0.25}, {"0.bias", 4, 0.25}, {"2.weight", 1, 0.125}, {"2.bias", 2, 0}};
+enum { WISHES = 4 };
+
+/* A parameter before a step, and after it. */
+static void read_values(double *values, const struct ck_training *t, const char *name) {
+  ek_tensor host = ck_like(t, name);
+  host.data = values;
+  ck_ok(ek_state_read(&host, t->model, name));
+}
+
+/* A plain step without decay goes by -rate * u; one with these goes by -scale * rate * (u + decay *
+ * p): for both rules, whose decay is decoupled, or without momentum. */
+START_TEST(rates_and_decays_are_of_the_formula) {
+  enum { MOST = 16 * 16 };
+  static double before[4][MOST], plain[MOST], got[MOST];
+  const bool adamw = _i >= CK_PLACEMENTS;
+  struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", EK_MODE_REPLICATED);
+  struct ck_training one, other;
+  ck_setup_place(&setup, _i % CK_PLACEMENTS);
+  setup.options.type = EK_F64;
+  setup.options.bucket_bytes = 512;
+  setup.optimizer = adamw ? plain_adamw : plain_sgd;
+  ck_training_open(&one, &setup);
+  setup.optimizer = adamw ? decayed_adamw : decayed_sgd;
+  setup.options.patterns = wishes;
+  setup.options.pattern_count = WISHES;
+  ck_training_open(&other, &setup);
+  for (int i = 0; i < 4; i++) read_values(before[i], &one, wanted[i].name);
+  struct ck_batch batch = ck_batch_make(setup.workload, EK_F64, 7, 0, 5);
+  ck_ok(ck_training_step(&one, &batch, NULL));
+  ck_ok(ck_training_step(&other, &batch, NULL));
+  for (int i = 0; i < 4; i++) {
+    ek_parameter_info info;
+    ck_ok(ek_replica_find(&info, ek_data_parallel_model_replica(other.model, 0), wanted[i].name));
+    ck_assert(!info.frozen && info.rate_scale == wanted[i].scale);
+    ck_assert_double_eq(info.weight_decay, i < 2 ? wanted[i].decay : 0);
+    const double s = wanted[i].scale;
+    const ek_tensor like = ck_like(&one, wanted[i].name);
+    ck_assert_int_le(ek_tensor_count(&like), MOST);
+    read_values(plain, &one, wanted[i].name);
+    read_values(got, &other, wanted[i].name);
+    for (int64_t j = 0; j < ek_tensor_count(&like); j++) {
+      const double p = before[i][j];
+      const double want = p - s * (p - plain[j]) - s * rate * wanted[i].decay * p;
+      ck_assert_msg(fabs(got[j] - want) <= 1e-13, "%s[%d]: %.17g, expected %.17g", wanted[i].name,
+                    (int)j, got[j], want);
+    }
+  }
+  ck_batch_free(&batch);
+  ck_training_close(&one);
+  ck_training_close(&other);
+}
+END_TEST
+
+/* ---- all of it frozen ---- */
+
+START_TEST(all_may_be_frozen) {
+  static const ek_parameter_pattern all = {.pattern = "*", .frozen = true};
+  struct ck_setup setup = ck_setup_mode(ck_workload("blend"), "cpu:3", (ek_mode)_i);
+  struct ck_training t;
+  setup.options.patterns = &all;
+  setup.options.pattern_count = 1;
+  setup.optimizer = ck_clipped_adamw;
+  ck_training_open(&t, &setup);
+  int64_t count = 0;
+  double *before = ck_training_read(&t, CK_VALUES, &count);
+  struct ck_batch batch = ck_batch_make(setup.workload, setup.options.type, 7, 0, 5);
+  ek_step_result result;
+  ck_ok(ck_training_step(&t, &batch, &result));
+  ck_assert(result.finite && result.gradient_norm == 0);
+  double *after = ck_training_read(&t, CK_VALUES, &count);
+  ck_same_bits("frozen", after, before, count);
+  free(before);
+  free(after);
+  ck_batch_free(&batch);
+  ck_training_close(&t);
+}
+END_TEST
+
+/* ---- what is refused ---- */
+
+static const int64_t mlp_sizes[] = {3, 4, 2};
+
+static ek_status open_with(const ek_parameter_pattern *patterns, size_t count) {
+  ek_group *group = ck_open_exactly("plan:2", 1);
+  ek_module *mlp = NULL;
+  ek_data_parallel_model *model = NULL;
+  ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  ck_ok(ek_mlp_create(&mlp, mlp_sizes, 3, EK_ACTIVATION_RELU));
+  options.patterns = patterns;
+  options.pattern_count = count;
+  const ek_status status = ek_data_parallel_model_open(&model, group, mlp, &options);
+  ck_assert((status == EK_OK) == (model != NULL));
+  ek_data_parallel_model_free(model);
+  ek_module_free(mlp);
+  ck_no_memory_held(group);
+  ck_ok(ek_group_free(group));
+  return status;
+}
+
+START_TEST(wrong_patterns) {
+  const ek_status bad = EK_ERR_INVALID_ARGUMENT;
+  static const struct {
+    ek_parameter_pattern pattern;
+    ek_status status;
+    const char *words;
+  } cases[] = {
+      {{.pattern = NULL}, EK_ERR_INVALID_ARGUMENT, "number 1"},
+      {{.pattern = ""}, EK_ERR_INVALID_ARGUMENT, "number 1"},
+      {{.pattern = "0.weight", .rate_scale = -1}, EK_ERR_INVALID_ARGUMENT, "rate_scale -1"},
+      {{.pattern = "0.weight", .rate_scale = INFINITY}, EK_ERR_INVALID_ARGUMENT, "rate_scale inf"},
+      {{.pattern = "0.weight", .weight_decay = NAN}, EK_ERR_INVALID_ARGUMENT, "weight_decay"},
+      {{.pattern = "0.bias", .no_decay = true, .weight_decay = 1},
+       EK_ERR_INVALID_ARGUMENT,
+       "one of"},
+      {{.pattern = "0.weigth"},
+       EK_ERR_NOT_FOUND,
+       "\"0.weigth\" matches no parameter; the nearest name is \"0.weight\""},
+      {{.pattern = "2.bias?"}, EK_ERR_NOT_FOUND, "nearest name is \"2.bias\""},
+      {{.pattern = "2.b*s.*"}, EK_ERR_NOT_FOUND, "nearest name is \"2.bias\""}};
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    const ek_parameter_pattern two[] = {{.pattern = "*"}, cases[i].pattern};
+    ck_fails(open_with(two, 2), cases[i].status, cases[i].words);
+  }
+  ck_fails(open_with(NULL, 1), bad, "NULL");
+  static const ek_parameter_pattern matching[] = {{.pattern = "**0*.*w*t"}, {.pattern = "?.bias"}};
+  ck_ok(open_with(matching, 2));
+}
+END_TEST
+
+static ek_status stay(const ek_optimizer *self, ek_stream *stream, const ek_update *update) {
+  (void)self, (void)stream, (void)update;
+  return EK_OK;
+}
+
+static void free_rule(ek_optimizer *self) { free(self); }
+
+/* A rule of the program's that does not read ek_update.weight_decay. */
+START_TEST(a_rule_that_takes_no_decay) {
+  static const ek_optimizer_ops ops = {
+      .size = sizeof(ek_optimizer_ops), .kind = "stay", .update = stay, .free = free_rule};
+  static const ek_parameter_pattern decay = {.pattern = "0.*", .weight_decay = 0.5};
+  ek_group *group = ck_open_exactly("plan:2", 1);
+  ek_module *mlp = NULL;
+  ek_data_parallel_model *model = NULL;
+  ek_data_parallel_optimizer *optimizer = NULL;
+  ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  ek_optimizer *rule = calloc(1, sizeof *rule);
+  ck_assert_ptr_nonnull(rule);
+  ck_ok(ek_optimizer_init(rule, &ops, 0, 0.1, 0));
+  ck_ok(ek_mlp_create(&mlp, mlp_sizes, 3, EK_ACTIVATION_RELU));
+  options.patterns = &decay;
+  options.pattern_count = 1;
+  ck_ok(ek_data_parallel_model_open(&model, group, mlp, &options));
+  ck_fails(ek_data_parallel_optimizer_open(&optimizer, model, rule, NULL), EK_ERR_UNSUPPORTED,
+           "stay");
+  ck_assert_ptr_null(optimizer);
+  ek_optimizer_free(rule);
+  ek_data_parallel_model_free(model);
+  ek_module_free(mlp);
+  ck_ok(ek_group_free(group));
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("patterns");
+  TCase *tcase = ck_case(suite, "patterns");
+  tcase_add_loop_test(tcase, frozen_by_pattern_is_frozen_by_declaration, 0,
+                      MASKS * VARIANTS * CK_MODES);
+  tcase_add_loop_test(tcase, rates_and_decays_are_of_the_formula, 0, 2 * CK_PLACEMENTS);
+  tcase_add_loop_test(tcase, all_may_be_frozen, 0, CK_MODES);
+  tcase_add_test(tcase, wrong_patterns);
+  tcase_add_test(tcase, a_rule_that_takes_no_decay);
+  return suite;
+}
+
+CK_MAIN(make_suite)
