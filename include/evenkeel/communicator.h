@@ -20,9 +20,9 @@
  * another order would wait for ever: EK_ERR_UNAVAILABLE after the group's time limit. `host` and
  * `peer` take any order.
  *
- * A device that leaves its function without having called a collective that the others wait for, or
- * without having waited for its own, keeps them waiting: all devices must do the same. On cuda they
- * give up after the group's time limit, EK_ERR_UNAVAILABLE.
+ * All devices must call the same collectives, and wait for their own. Where a device has left its
+ * function without a collective that another one waits for, `host` and `peer` end the wait within
+ * about a second: EK_ERR_SHAPE. `nccl` gives up after the group's time limit: EK_ERR_UNAVAILABLE.
  *
  * When a device's function fails inside ek_group_apply(), the group aborts its communicators: peers
  * that wait return EK_ERR_ABORTED. Afterwards the communicator is reset.
