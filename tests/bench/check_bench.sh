@@ -233,7 +233,7 @@ group_memory() {
   expect 2 memory "${small[@]}" --loss fused --keep-outputs
   says "there are none"
   expect 2 memory "${small[@]}" --loss half
-  says "whole or fused"
+  says "unknown loss \"half\"; expected whole, fused"
   expect 0 memory "${small[@]}" --devices cpu --vocab 1 --batch 1 --layers 0
   expect 0 memory --steps 1 --preset quick --vocab 64 --devices cpu:2 -o json
   same "a flag before the preset" "$(value config.steps)" 1
