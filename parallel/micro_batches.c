@@ -170,9 +170,7 @@ ek_status ek__rows_put(ek_shards *whole, const ek_data_parallel_model *model, co
   struct rows_job job = {.whole = whole, .rows = rows, .first = part->first * per_sample};
   if (whole->group == NULL) {
     EK_TRY(lay_rows(whole, model, samples, per_sample, predicted));
-    for (size_t k = rows->count; k-- > 0;) {
-      if (k == 0 || rows->offsets[k] < rows->offsets[k + 1]) job.like = rows->parts[k];
-    }
+    job.like = rows->parts[0]; /* the first device has rows, or a part that is like the others */
     EK_TRY(ek_group_apply(model->group, make_rows, &job));
   }
   return ek_group_apply(model->group, put_rows, &job);

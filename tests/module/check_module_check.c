@@ -38,10 +38,13 @@ enum fault {
   NAN_WITHOUT_ROWS,
   FORGETS,
   OWN_ERROR,
+  OWN_ERROR_AT_FIRST,
+  OTHER_SHAPE,
   OTHER_PLAN,
   OTHER_TYPE,
   FAILS,
-  FAULTS
+  FAULTS,
+  WRONG_BELOW_ZERO = FAULTS /* the gradient of w, where w[0] < 0 */
 };
 
 struct product {
@@ -110,7 +113,13 @@ static ek_status product_forward(const ek_module *self, ek_pass *pass, const ek_
   ek_tensor w, x = inputs[0], y = {0};
   struct ck_mirrors m = {0};
   EK_TRY(ek_pass_parameter(&w, pass, 0));
-  EK_TRY(ek_pass_output(&y, pass, x.type, 2, x.shape));
+  const bool longer = p->fault == OTHER_SHAPE && atomic_load(p->calls) > 0;
+  const ek_status taken =
+      ek_pass_output(&y, pass, x.type, CK_SHAPE(x.shape[0] * (longer ? 2 : 1), WIDTH));
+  if (taken != EK_OK && p->fault == OWN_ERROR_AT_FIRST) {
+    return ek_error_set(EK_ERR_INTERNAL, "something else");
+  }
+  EK_TRY(taken);
   outputs[0] = y;
   EK_TRY(misbehave(p, pass, &x, &y));
   ek_status status = ck_mirrors_open(&m, 1, (ek_tensor *[]){&y, &x, &w}, 3);
@@ -149,6 +158,7 @@ static ek_status product_backward(const ek_module *self, ek_pass *pass,
   }
   double scale = p->fault == GRADIENT ? 1.001 : 1;
   if (p->fault == DEPENDS_ON_GRAD_INPUTS && grad_inputs == NULL) scale = 2;
+  if (p->fault == WRONG_BELOW_ZERO && ck_at(&m.host[4], 0) < 0) scale = 2;
   for (int64_t i = 0; i < ek_tensor_count(&x); i++) {
     const double of_w = scale * ck_at(&m.host[2], i) * ck_at(&m.host[3], i);
     ck_put(&m.host[0], i % WIDTH, ck_at(&m.host[0], i % WIDTH) + of_w);
@@ -288,6 +298,8 @@ static const struct {
     [NAN_WITHOUT_ROWS] = {EK_ERR_MISMATCH, "(rows)", "gradient of w, element 0: nan"},
     [FORGETS] = {EK_ERR_MISMATCH, "(repeat)", "bytes are still held"},
     [OWN_ERROR] = {EK_ERR_MISMATCH, "(memory)", "something else"},
+    [OWN_ERROR_AT_FIRST] = {EK_ERR_MISMATCH, "(memory)", "allocation 1 fails"},
+    [OTHER_SHAPE] = {EK_ERR_MISMATCH, "(repeat)", "output 0: 30 elements, expected 15"},
     [OTHER_PLAN] = {EK_ERR_MISMATCH, "(plan)", "of the ledger is"},
     [OTHER_TYPE] = {EK_ERR_MISMATCH, "(types)", "output 0, element"},
     [FAILS] = {EK_ERR_UNSUPPORTED, "(repeat)", "words of its own"},
@@ -317,6 +329,65 @@ START_TEST(f32_alone_and_checks_left_out) {
            "(differences)");
   options.left_out = 1u << EK_CHECK_DIFFERENCES;
   ck_ok(ek_module_check(module, ck_spec("cpu:1"), &rows, 1, &options));
+  ek_module_free(module);
+}
+END_TEST
+
+/* Parameters that keep their initial values have those of the seed. */
+START_TEST(initial_values_are_of_the_seed) {
+  ek_module_check_options options = EK_MODULE_CHECK_OPTIONS_INIT;
+  bool passed = false, failed = false;
+  ek_module *module = make_product(WRONG_BELOW_ZERO, EK_TYPES_F32);
+  options.low = options.high = 0;
+  options.left_out = ~(1u << EK_CHECK_DIFFERENCES);
+  for (options.seed = 1; options.seed <= 20; options.seed++) {
+    const ek_status status = ek_module_check(module, ck_spec("cpu:1"), &rows, 1, &options);
+    ck_assert(status == EK_OK || status == EK_ERR_MISMATCH);
+    passed = passed || status == EK_OK;
+    failed = failed || status == EK_ERR_MISMATCH;
+  }
+  ck_assert(passed && failed);
+  ek_module_free(module);
+}
+END_TEST
+
+/* ---- several inputs ---- */
+
+/* y = a + b, whose gradient of b is twice what it should be. */
+static ek_status sum_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                             ek_tensor *outputs) {
+  const ek_tensor *a = &inputs[0];
+  (void)self;
+  EK_TRY(ek_pass_output(&outputs[0], pass, a->type, a->rank, a->shape));
+  return ek_op_add(ek_pass_stream(pass), &outputs[0], a, &inputs[1]);
+}
+
+static ek_status sum_backward(const ek_module *self, ek_pass *pass, const ek_tensor *grad_outputs,
+                              ek_tensor *grad_inputs) {
+  const ek_tensor *dy = &grad_outputs[0];
+  (void)self;
+  for (int i = 0; i < 2 && grad_inputs != NULL; i++) {
+    EK_TRY(ek_pass_output(&grad_inputs[i], pass, dy->type, dy->rank, dy->shape));
+    EK_TRY(ek_op_scale(ek_pass_stream(pass), &grad_inputs[i], dy, i + 1));
+  }
+  return EK_OK;
+}
+
+static void sum_free(ek_module *self) { free(self); }
+
+START_TEST(the_gradient_of_each_input_counts) {
+  static const ek_module_ops ops = {.size = sizeof(ek_module_ops),
+                                    .kind = "sum",
+                                    .forward = sum_forward,
+                                    .backward = sum_backward,
+                                    .free = sum_free,
+                                    .types = EK_TYPES_F32 | EK_TYPES_F64};
+  const ek_check_input both[] = {rows, rows};
+  ek_module *module = calloc(1, sizeof *module);
+  ck_assert_ptr_nonnull(module);
+  ck_ok(ek_module_init(module, &ops, 2, 1));
+  ck_fails(ek_module_check(module, ck_spec("cpu:1"), both, 2, NULL), EK_ERR_MISMATCH,
+           "gradient of input 1 against differences");
   ek_module_free(module);
 }
 END_TEST
@@ -483,6 +554,8 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(tcase, a_criterion_passes, 0, 2);
   tcase_add_loop_test(tcase, a_wrong_module_is_named, GRADIENT, FAULTS);
   tcase_add_test(tcase, f32_alone_and_checks_left_out);
+  tcase_add_test(tcase, initial_values_are_of_the_seed);
+  tcase_add_test(tcase, the_gradient_of_each_input_counts);
   tcase_add_loop_test(tcase, differences_of_large_numbers, 0, 2);
   tcase_add_test(tcase, types_of_16_bits);
   tcase_add_test(tcase, the_host_runs_out_of_memory);

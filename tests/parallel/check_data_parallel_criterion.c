@@ -154,6 +154,9 @@ START_TEST(outputs_are_kept_or_not) {
     ck_get(after, part);
     if (keep == 1) ck_same_bits("output", after, before, size);
     if (keep == 0) ck_assert_double_gt(ck_rel_l2(after, before, size), 0.01);
+    const ek_status again = ek_data_parallel_criterion_forward(t.loss, f.outputs, t.module->outputs,
+                                                               batch.target, batch.targets);
+    ck_assert_int_eq(again, keep == 1 ? EK_OK : EK_ERR_STATE);
     gradients[keep] = ck_training_read(&t, CK_GRADIENTS, &count);
     free(before);
     free(after);

@@ -3,6 +3,7 @@
  */
 #include <string.h>
 
+#include <evenkeel/fault.h>
 #include <evenkeel/gather.h>
 
 #include "ek_check.h"
@@ -223,6 +224,26 @@ START_TEST(parts_that_do_not_fit_are_refused) {
 }
 END_TEST
 
+/* The whole goes back, and the parts stay. */
+START_TEST(a_copy_fails) {
+  struct bench b;
+  open_bench(&b, cuts[0]);
+  ek_tensor whole = {.rank = -3};
+  ek_memory_usage before, after;
+  ck_ok(ck_memory_stats(&before, ek_group_device(b.group, 0)));
+  ck_ok(ek_fault_at(ek_group_device(b.group, 1), 1, EK_ERR_UNAVAILABLE));
+  ck_fails(ek_gather(&whole, &b.shards, 0, EK_MEMORY_OUTPUTS), EK_ERR_UNAVAILABLE, "");
+  ck_ok(ek_fault_at(ek_group_device(b.group, 1), 0, EK_OK));
+  ck_ok(ck_memory_stats(&after, ek_group_device(b.group, 0)));
+  ck_assert_uint_eq(after.current_bytes, before.current_bytes);
+  ck_assert_int_eq(whole.rank, -3);
+  ck_ok(ek_gather(&whole, &b.shards, 0, EK_MEMORY_OUTPUTS));
+  holds_all(&b, &whole, 0);
+  ek_tensor_free(&whole);
+  close_bench(&b);
+}
+END_TEST
+
 START_TEST(wrong_arguments_are_refused) {
   struct bench b;
   open_bench(&b, cuts[0]);
@@ -271,6 +292,7 @@ static Suite *make_suite(void) {
   tcase_add_test(right, scalars_become_a_vector);
   tcase_add_test(right, no_rows_at_all);
   tcase_add_test(wrong, parts_that_do_not_fit_are_refused);
+  tcase_add_test(wrong, a_copy_fails);
   tcase_add_test(wrong, wrong_arguments_are_refused);
   return suite;
 }

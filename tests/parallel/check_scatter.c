@@ -271,8 +271,11 @@ START_TEST(like_another) {
   samples.shape[0] = 3; /* of 3 rows each */
   const int64_t sizes[DEVICES] = {1, 0, 2, 0};
   ek_scatter_options options = {.size = sizeof options, .kind = EK_SCATTER_SIZES, .sizes = sizes};
+  options.ahead = true;
   ck_ok(ek_scatter(&like, s.group, &samples, EK_MEMORY_INPUTS, &options));
   ck_ok(ek_scatter_like(&shards, &like, &s.host, EK_MEMORY_INPUTS));
+  ck_assert(shards.ahead);
+  ck_ok(ek_shards_wait(&shards));
   for (size_t k = 0; k < DEVICES; k++) {
     ck_assert_int_eq(shards.offsets[k + 1], 3 * like.samples[k + 1]);
     ck_assert_int_eq(shards.samples[k + 1], like.samples[k + 1]);

@@ -157,6 +157,49 @@ START_TEST(nor_with_a_fused_loss) {
 }
 END_TEST
 
+/* Of a model that computes its loss itself the targets count, and not its inputs: 7 rows of 9
+ * numbers have 7 targets, so 2^3. */
+START_TEST(targets_of_a_fused_loss_count) {
+  enum { IN = 9, OUT = 5, COUNT = 1024 };
+  const ek_loss_scale rule = ck_scaling_fixed(0x1p16);
+  float features[CK_SCALING_SAMPLES * IN];
+  int32_t classes[CK_SCALING_SAMPLES];
+  double values[2][COUNT];
+  int64_t count = 0;
+  ek_tensor inputs[2];
+  ek_module *linear = NULL, *module = NULL;
+  ek_criterion *head = NULL;
+  ek_optimizer *rules = NULL;
+  for (int i = 0; i < CK_SCALING_SAMPLES * IN; i++) features[i] = (float)(i % 5 - 2);
+  for (int i = 0; i < CK_SCALING_SAMPLES; i++) classes[i] = i % OUT;
+  ck_ok(ek_tensor_host(&inputs[0], features, EK_F32, CK_SHAPE(CK_SCALING_SAMPLES, IN)));
+  ck_ok(ek_tensor_host(&inputs[1], classes, EK_I32, CK_SHAPE(CK_SCALING_SAMPLES)));
+  ck_ok(ek_linear_create(&linear, IN, IN, true));
+  ck_ok(ek_linear_cross_entropy_create(&head, IN, OUT, NULL));
+  ck_ok(ek_with_criterion_create(&module, linear, head));
+  ck_ok(adamw(&rules));
+  for (int i = 0; i < 2; i++) {
+    ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
+    ek_trainer *trainer = NULL;
+    options.loss_scale = i == 0 ? NULL : &rule;
+    ck_ok(ek_trainer_open(&trainer, ck_spec("cpu:2"), module, NULL, rules, &options));
+    ck_ok(ek_trainer_step(NULL, trainer, &inputs[0], 1, &inputs[1], 1));
+    const ek_tensor *flat =
+        ek_replica_gradients(ek_data_parallel_model_replica(ek_trainer_model(trainer), 1));
+    count = ek_tensor_count(flat);
+    ck_assert_int_le(count, COUNT);
+    ck_get(values[i], flat);
+    ck_ok(ek_trainer_free(trainer));
+  }
+  for (int64_t i = 0; i < count; i++) values[0][i] *= 0x1p16 / 0x1p3;
+  ck_same_bits("gradients in memory", values[1], values[0], count);
+  ek_optimizer_free(rules);
+  ek_module_free(module);
+  ek_criterion_free(head);
+  ek_module_free(linear);
+}
+END_TEST
+
 /* ---- gradients of a program's own ---- */
 
 /* The gradient of the outputs is all 1, times what the program says. */
@@ -287,6 +330,7 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(exact, nor_where_nothing_is_divided, 0, 2 * CK_MODES);
   tcase_add_loop_test(exact, a_scale_counts_from_the_mean, 0, 8);
   tcase_add_loop_test(exact, nor_with_a_fused_loss, 0, 2 * CK_MODES);
+  tcase_add_test(exact, targets_of_a_fused_loss_count);
   tcase_add_loop_test(rest, gradients_of_a_program, 1, CK_MODES);
   tcase_add_loop_test(rest, a_trainer_has_it, 0, CK_MODES);
   tcase_add_loop_test(rest, memory_is_planned, 0, CK_MODES);

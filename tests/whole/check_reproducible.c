@@ -231,6 +231,22 @@ START_TEST(every_mode_and_number_of_devices) {
 }
 END_TEST
 
+/* A bucket that the devices exchange in several pieces: 14,000 weights, of which 4,096 go at once.
+ */
+static ek_status wide_mlp(ek_module **module) {
+  return ek_mlp_create(module, (const int64_t[]){7, 2000, 5}, 3, EK_ACTIVATION_GELU);
+}
+
+START_TEST(large_buckets) {
+  struct ck_workload wide = *ck_workload("mlp");
+  wide.module = wide_mlp;
+  const struct run run = ragged_run(&wide);
+  const struct place place = {3, _i, 1, false, true, true};
+  const struct place places[STEPS] = {place, place, place};
+  compare(&run, places);
+}
+END_TEST
+
 /* ---- random cases ---- */
 
 static struct place random_place(struct ck_random *random, size_t grains) {
@@ -497,6 +513,32 @@ START_TEST(what_is_refused) {
 }
 END_TEST
 
+/* Rows of a grain that are copied are still counted over the batch. */
+START_TEST(wrong_tokens_are_counted_over_the_batch) {
+  const struct run run = ragged_run(ck_workload("gpt"));
+  const struct place place = {3, EK_MODE_REPLICATED, 1, false, false, false};
+  const struct ck_setup setup = setup_of(&run, &place);
+  struct ck_training training;
+  ek_group *group = open_group("cpu", 3, 1);
+  ck_ok(ck_training_try(&training, &setup, group));
+  struct ck_batch batch = ck_batch_make(run.workload, run.type, 20, 0, 3);
+  const int64_t tokens = ek_tensor_count(&batch.input[0]);
+  char words[64];
+  for (int64_t i = tokens - 30; i < tokens; i += 7) {
+    int32_t *token = (int32_t *)batch.input[0].data + i;
+    const int32_t right = *token;
+    *token = 99;
+    (void)snprintf(words, sizeof words, "index 99 at position %lld of the batch", (long long)i);
+    ck_fails(ck_training_backward(&training, &batch, NULL, false, NULL), EK_ERR_INVALID_ARGUMENT,
+             words);
+    *token = right;
+  }
+  ck_batch_free(&batch);
+  ck_training_close(&training);
+  ek_group_free(group);
+}
+END_TEST
+
 /* Shards that were cut before: between grains, or not at all. */
 START_TEST(shards_are_cut_between_grains) {
   const struct run run = ragged_run(ck_workload("mlp"));
@@ -536,12 +578,14 @@ static Suite *make_suite(void) {
   Suite *suite = suite_create("reproducible");
   TCase *tcase = ck_case(suite, "reproducible");
   tcase_add_loop_test(tcase, every_mode_and_number_of_devices, 0, WORKLOADS * CK_PLACEMENTS);
+  tcase_add_loop_test(tcase, large_buckets, 0, CK_PLACEMENTS);
   tcase_add_test(tcase, random_cases);
   tcase_add_loop_test(tcase, a_fused_loss, 0, 3);
   tcase_add_loop_test(tcase, one_grain_or_many_differ_by_rounding, 0, CK_WORKLOADS);
   tcase_add_loop_test(tcase, plan_knows_its_peak, 0, WORKLOADS * CK_PLACEMENTS);
   tcase_add_loop_test(tcase, a_step_is_a_transaction, 0, CK_WORKLOADS * CK_PLACEMENTS);
   tcase_add_test(tcase, what_is_refused);
+  tcase_add_test(tcase, wrong_tokens_are_counted_over_the_batch);
   tcase_add_test(tcase, shards_are_cut_between_grains);
   return suite;
 }

@@ -228,6 +228,32 @@ START_TEST(set_fails_halfway) {
 }
 END_TEST
 
+/* What was written of an optimizer does not count when it has been freed. */
+START_TEST(the_optimizer_is_freed) {
+  struct ck_setup setup = ck_setup_mode(ck_workload("mlp"), "cpu:3", EK_MODE_REPLICATED);
+  struct ck_training t;
+  setup.optimizer = ck_clipped_adamw;
+  ck_training_open(&t, &setup);
+  struct ck_state state = ck_state_take(t.model);
+  ck_ok(ek_fault_at(ek_group_device(t.group, 1), 1, EK_ERR_UNAVAILABLE));
+  ck_fails(ek_state_write(t.model, state.info[0].name, &state.host[0]), EK_ERR_UNAVAILABLE, "copy");
+  for (size_t i = 0; i < state.count; i++) {
+    if (state.info[i].kind != EK_STATE_KIND_OPTIMIZER) continue;
+    ck_ok(ek_state_write(t.model, state.info[i].name, &state.host[i]));
+  }
+  ek_data_parallel_optimizer_free(t.optimizer);
+  t.optimizer = NULL;
+  for (size_t i = 0; i < state.count; i++) {
+    if (state.info[i].kind == EK_STATE_KIND_OPTIMIZER) continue;
+    ck_fails(ek_data_parallel_model_discard(t.model), EK_ERR_TORN, "halfway");
+    ck_ok(ek_state_write(t.model, state.info[i].name, &state.host[i]));
+  }
+  ck_ok(ek_data_parallel_model_discard(t.model));
+  ck_state_drop(&state);
+  ck_training_close(&t);
+}
+END_TEST
+
 /* ---- a failure of somebody else's job on the same group leaves a finished update alone ---- */
 
 static ek_status refuse(void *context, ek_device *device, size_t index) {
@@ -263,6 +289,7 @@ static Suite *make_suite(void) {
   TCase *rest = ck_case(suite, "rest");
   tcase_add_loop_test(rest, a_rule_that_fails, 0, CK_MODES * DEVICES * 2);
   tcase_add_test(rest, set_fails_halfway);
+  tcase_add_test(rest, the_optimizer_is_freed);
   tcase_add_loop_test(rest, a_foreign_failure, 0, CK_MODES);
   return suite;
 }
