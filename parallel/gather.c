@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "core/error.h"
+#include "device/types.h"
 #include "parallel_internal.h"
 
 /* A part that takes part: it exists and has rows, or is a scalar. */
@@ -67,7 +68,7 @@ static ek_status copy_part(void *context, ek_device *device, size_t index) {
   if (!has_rows(part)) return EK_OK;
   ek_tensor rows = {0};
   EK_TRY(ek_tensor_rows(&rows, job->whole, first_row(job->shards, index), rows_of(part)));
-  const ek_status status = ek_tensor_copy(&rows, part);
+  const ek_status status = ek__copy_converted(&rows, part);
   ek_tensor_free(&rows);
   return status;
 }
@@ -142,13 +143,15 @@ ek_status ek_gather_host(ek_tensor *whole, const ek_shards *shards) {
   EK_TRY(measure(&like, "ek_gather_host", shards));
   EK__FAIL_IF(!ek_tensor_exists(whole) || whole->device != NULL, EK_ERR_INVALID_ARGUMENT,
               "ek_gather_host: there is no host tensor");
-  EK__FAIL_IF(whole->type != like.type, EK_ERR_TYPE,
-              "ek_gather_host: the parts are %s, the host tensor is %s", ek_type_name(like.type),
-              ek_type_name(whole->type));
+  EK__FAIL_IF(whole->type != like.type &&
+                  !(ek__type_is_floating(whole->type) && ek__type_is_floating(like.type)),
+              EK_ERR_TYPE, "ek_gather_host: the parts are %s, the host tensor is %s",
+              ek_type_name(like.type), ek_type_name(whole->type));
   EK__FAIL_IF(ek_tensor_count(whole) != ek_tensor_count(&like), EK_ERR_SHAPE,
               "ek_gather_host: %lld elements into a tensor of %lld",
               (long long)ek_tensor_count(&like), (long long)ek_tensor_count(whole));
   like.data = whole->data;
+  like.type = whole->type;
   struct gather_job job = {shards, &like};
   return ek_group_apply(shards->group, copy_part, &job);
 }

@@ -215,6 +215,10 @@ void ek__model_lose_optimizer(ek_data_parallel_model *model);
 /* Elements first .. first + count - 1 of a flat buffer, a loan. */
 ek_tensor ek__flat_range(const ek_tensor *flat, int64_t first, int64_t count);
 
+/* Between a device and the host; where their types, floating ones, differ, element for element
+ * (ek__floats_convert()), in pieces on the stack. On a `plan` device nothing is copied. */
+ek_status ek__copy_converted(ek_tensor *destination, const ek_tensor *source);
+
 /* ---- given_shards.c ---- */
 
 /* Whether a target is cut at the samples of `like`, whole samples each. */

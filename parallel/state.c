@@ -13,6 +13,7 @@
 
 #include "core/error.h"
 #include "core/options.h"
+#include "device/types.h"
 #include "module/replica_internal.h"
 #include "optimizer_internal.h"
 #include "reduce_internal.h"
@@ -184,7 +185,7 @@ static ek_status copy_range(const ek_tensor *flat, int64_t first, ek_tensor *hos
                             int64_t host_first, int64_t count, bool write) {
   ek_tensor device = ek__flat_range(flat, first, count);
   ek_tensor part = ek__flat_range(host, host_first, count);
-  return write ? ek_tensor_copy(&device, &part) : ek_tensor_copy(&part, &device);
+  return write ? ek__copy_converted(&device, &part) : ek__copy_converted(&part, &device);
 }
 
 /* The part of elements offset .. offset + count - 1 that lies in first .. last - 1. */
@@ -233,8 +234,9 @@ static ek_status write_values(const ek_data_parallel_model *model, int64_t first
 /* The same of a host tensor of masters, rounded; without copies nothing is done. */
 static ek_status write_copies(const ek_data_parallel_model *model, int64_t first,
                               const ek_tensor *host) {
-  enum { CHUNK = 4096 };
+  enum { CHUNK = 2048 };
   uint16_t chunk[CHUNK];
+  float masters[CHUNK];
   const ek_type type = model->options.precision;
   const int64_t all = ek_tensor_count(host);
   if (!ek__replica_is_mixed(model->replicas[0])) return EK_OK;
@@ -242,7 +244,9 @@ static ek_status write_copies(const ek_data_parallel_model *model, int64_t first
   for (int64_t begin = 0; begin < all; begin += CHUNK) {
     const int64_t count = all - begin < CHUNK ? all - begin : CHUNK;
     ek_tensor rounded;
-    ek__halves_round(chunk, (const float *)host->data + begin, count, type);
+    const ek_tensor given = ek__flat_range(host, begin, count);
+    ek__floats_convert(masters, EK_F32, given.data, given.type, count);
+    ek__halves_round(chunk, masters, count, type);
     EK_TRY(ek_tensor_host(&rounded, chunk, type, 1, &count));
     EK_TRY(write_values(model, first + begin, &rounded));
   }
@@ -318,12 +322,20 @@ static ek_status check_host(const char *who, const char *name, const ek_tensor *
   return ek__tensor_check_host(host, like, who, name);
 }
 
+/* Numbers of the host have one type; all others, floating ones, may be of any. */
+static ek_tensor like_for(const struct entry *entry, const ek_tensor *host) {
+  ek_tensor like = like_of(entry);
+  const bool converts = !is_number(entry->kind) && ek__type_is_floating(like.type);
+  if (converts && ek__type_is_floating(host->type)) like.type = host->type;
+  return like;
+}
+
 /* An entry, and that the host's tensor is like it. */
 static ek_status entry_for(struct entry *entry, const char *who,
                            const ek_data_parallel_model *model, const char *name,
                            const ek_tensor *host) {
   EK_TRY(entry_named(entry, model, name));
-  const ek_tensor like = like_of(entry);
+  const ek_tensor like = like_for(entry, host);
   return check_host(who, name, &like, host);
 }
 
@@ -341,7 +353,7 @@ ek_status ek_state_read_part(ek_tensor *host, const ek_data_parallel_model *mode
   EK__MODEL_USE(model, "ek_state_read_part");
   struct entry entry;
   EK_TRY(entry_named(&entry, model, name));
-  const ek_tensor like = like_of(&entry);
+  const ek_tensor like = like_for(&entry, host);
   EK__FAIL_IF(!ek_tensor_exists(host) || host->rank != 1 || first < 0 ||
                   first > ek_tensor_count(&like) - ek_tensor_count(host),
               EK_ERR_SHAPE, "ek_state_read_part: %s has %lld elements: not these", name,
@@ -365,7 +377,7 @@ ek_status ek__state_check_number(ek_state_kind kind, const void *value) {
                       numbers[number_of(kind)].name, number);
 }
 
-ek_status ek_state_write(ek_data_parallel_model *model, const char *name, const ek_tensor *host) {
+ek_status ek_state_write(const ek_tensor *host, ek_data_parallel_model *model, const char *name) {
   EK__NOT_NULL("ek_state_write", model, name, host);
   EK__MODEL_ENTER(model, "ek_state_write");
   struct entry entry;

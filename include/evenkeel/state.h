@@ -31,7 +31,7 @@
  *       host.data = calloc((size_t)ek_tensor_count(&host) + 1, ek_type_size(host.type));
  *       if (host.data == NULL) return ek_error_set(EK_ERR_OUT_OF_MEMORY, "no memory");
  *       ek_status status = ek_state_read(&host, from, info.name);
- *       if (status == EK_OK) status = ek_state_write(to, info.name, &host);
+ *       if (status == EK_OK) status = ek_state_write(&host, to, info.name);
  *       free(host.data);
  *       EK_TRY(status);
  *     }
@@ -86,11 +86,14 @@ EK_API EK_CHECKED ek_status ek_state_find(ek_state_info *info, const ek_data_par
                                           const char *name);
 
 /*
- * Copies a whole entry into, or from, host memory of its type and of its shape, or flat: rank 1
- * with as many elements. A write that fails on the way to the devices tears the model, as a failed
+ * Copies a whole entry into, or from, host memory of its shape, or flat: rank 1 with as many
+ * elements. The host tensor has the type of the entry; of a parameter, a buffer or a state of the
+ * optimizer, which have floating types, it may have any floating type: each element is widened, or
+ * rounded once to nearest. Such a copy goes through the stack in pieces and is slower. A write that fails on the way to the devices tears the model, as a failed
  * update does. What a running step has computed by then stays as it is.
  * EK_ERR_NOT_FOUND  no such entry
- * EK_ERR_TYPE, EK_ERR_SHAPE  the host tensor is not like the entry; nothing was touched
+ * EK_ERR_TYPE   a type that is not the entry's, and not floating or the entry's is not
+ * EK_ERR_SHAPE  another shape; nothing was touched in either case
  */
 EK_API EK_CHECKED ek_status ek_state_read(ek_tensor *host, const ek_data_parallel_model *model,
                                           const char *name);
@@ -99,8 +102,8 @@ EK_API EK_CHECKED ek_status ek_state_read(ek_tensor *host, const ek_data_paralle
 EK_API EK_CHECKED ek_status ek_state_read_part(ek_tensor *host, const ek_data_parallel_model *model,
                                                const char *name, int64_t first);
 /* The reverse of ek_state_read(), with the same errors. */
-EK_API EK_CHECKED ek_status ek_state_write(ek_data_parallel_model *model, const char *name,
-                                           const ek_tensor *host);
+EK_API EK_CHECKED ek_status ek_state_write(const ek_tensor *host, ek_data_parallel_model *model,
+                                           const char *name);
 
 EK_END_DECLARATIONS
 

@@ -159,8 +159,9 @@ EK_API EK_CHECKED ek_status ek_trainer_predict(ek_shards *outputs, ek_trainer *t
                                                const ek_tensor *inputs, size_t input_count);
 
 /*
- * The same into tensors in host memory, one per output, each of the type of the output and with its
- * number of elements, in the order of the batch. With micro_batches the devices hold the outputs of
+ * The same into tensors in host memory, one per output, each with the number of elements of the
+ * output and with its type or, where that is floating, any floating type (ek_gather_host()), in the
+ * order of the batch. With micro_batches the devices hold the outputs of
  * one part at a time, so a batch that a step can take can be predicted too. Waits for the devices;
  * on a failure the tensors may hold a part of the outputs. EK_ERR_SHAPE for an output without rows.
  */

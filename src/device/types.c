@@ -3,6 +3,7 @@
  */
 #include "device/types.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -62,6 +63,53 @@ void ek__halves_widen(float *to, const uint16_t *from, int64_t count, ek_type ty
 void ek__halves_round(uint16_t *to, const float *from, int64_t count, ek_type type) {
   for (int64_t i = 0; i < count; i++) {
     to[i] = type == EK_BF16 ? ek__bf16_narrow(from[i]).bits : ek__f16_narrow(from[i]).bits;
+  }
+}
+
+static double float_at(const char *from, ek_type type, int64_t i) {
+  uint16_t bits = 0;
+  float single = 0;
+  double value = 0;
+  if (ek__type_is_half(type)) {
+    memcpy(&bits, from + i * 2, sizeof bits);
+    ek__halves_widen(&single, &bits, 1, type);
+    return (double)single;
+  }
+  if (type == EK_F32) {
+    memcpy(&single, from + i * 4, sizeof single);
+    return (double)single;
+  }
+  memcpy(&value, from + i * 8, sizeof value);
+  return value;
+}
+
+/* Of the two floats next to an inexact number the one with an odd last bit: rounding it to 16 bits
+ * gives what rounding the number itself gives, because f32 has more than two bits more. */
+static float round_to_odd(double value) {
+  float single = (float)value;
+  if (isnan(value) || (double)single == value) return single;
+  if (fabs((double)single) > fabs(value)) single = nextafterf(single, 0.0f);
+  uint32_t bits = 0;
+  memcpy(&bits, &single, sizeof bits);
+  bits |= 1u;
+  memcpy(&single, &bits, sizeof bits);
+  return single;
+}
+
+void ek__floats_convert(void *to, ek_type to_type, const void *from, ek_type from_type,
+                        int64_t count) {
+  char *place = to;
+  const size_t size = ek_type_size(to_type);
+  for (int64_t i = 0; i < count; i++, place += size) {
+    const double value = float_at(from, from_type, i);
+    const float single = ek__type_is_half(to_type) ? round_to_odd(value) : (float)value;
+    uint16_t half = 0;
+    if (ek__type_is_half(to_type)) ek__halves_round(&half, &single, 1, to_type);
+    memcpy(place,
+           to_type == EK_F64   ? (const void *)&value
+           : to_type == EK_F32 ? (const void *)&single
+                               : (const void *)&half,
+           size);
   }
 }
 

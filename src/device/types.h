@@ -30,6 +30,11 @@ static inline bool ek__type_is_floating(ek_type type) {
 void ek__halves_widen(float *to, const uint16_t *from, int64_t count, ek_type type);
 void ek__halves_round(uint16_t *to, const float *from, int64_t count, ek_type type);
 
+/* Elements in host memory from one floating type to another: widened, or rounded once to nearest,
+ * ties to even. Neither needs to be aligned; they do not overlap. */
+void ek__floats_convert(void *to, ek_type to_type, const void *from, ek_type from_type,
+                        int64_t count);
+
 /* The type that somebody who computes in `types` runs in where the others compute in `type`: f32
  * between casts where that is of 16 bits, and only f32 is known. */
 ek_type ek__types_choose(unsigned types, ek_type type);

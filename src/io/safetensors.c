@@ -123,37 +123,6 @@ static ek_status check_host(const ek_tensor *host, const ek_safetensors *file,
   return ek__tensor_check_host(host, like, file->path, tensor->entry.name);
 }
 
-static double number_at(const char *from, ek_type type, int64_t i) {
-  uint16_t bits = 0;
-  float single = 0;
-  double value = 0;
-  switch (type) {
-  case EK_BF16:
-  case EK_F16:
-    memcpy(&bits, from + i * 2, sizeof bits);
-    ek__halves_widen(&single, &bits, 1, type);
-    return (double)single;
-  case EK_F32: memcpy(&single, from + i * 4, sizeof single); return (double)single;
-  case EK_F64:
-  case EK_I32:
-  case EK_I64:
-  case EK_TF32: break;
-  }
-  memcpy(&value, from + i * 8, sizeof value);
-  return value;
-}
-
-static void turn(ek_tensor *host, int64_t first, const char *from, ek_type type, int64_t count) {
-  for (int64_t i = 0; i < count; i++) {
-    const double value = number_at(from, type, i);
-    if (host->type == EK_F32) {
-      ((float *)host->data)[first + i] = (float)value;
-    } else {
-      ((double *)host->data)[first + i] = value;
-    }
-  }
-}
-
 /* Piece after piece, through `buffer` if there is one; `host` NULL: for the checksum alone. */
 static ek_status read_pieces(ek_tensor *host, const ek_safetensors *file,
                              const struct ek__file_tensor *tensor, struct ek__checksum *sum,
@@ -167,7 +136,8 @@ static ek_status read_pieces(ek_tensor *host, const ek_safetensors *file,
     if (sum != NULL) ek__checksum_add(sum, to, bytes);
     if (host != NULL && buffer != NULL) {
       const uint64_t size = ek_type_size(type);
-      turn(host, (int64_t)(done / size), buffer, type, (int64_t)(bytes / size));
+      ek__floats_convert((char *)host->data + done / size * ek_type_size(host->type), host->type,
+                         buffer, type, (int64_t)(bytes / size));
     }
     done += bytes;
   }

@@ -1,6 +1,7 @@
 /*
  * check_gather.c - putting the parts of a tensor together again.
  */
+#include <math.h>
 #include <string.h>
 
 #include <evenkeel/fault.h>
@@ -180,6 +181,80 @@ START_TEST(scalars_become_a_vector) {
 }
 END_TEST
 
+/* Rounded once: what is just above the middle of two numbers goes up, also where a rounding to f32
+ * on the way would give the middle. Expected: bits of bf16 and of f16. */
+static const struct {
+  double value;
+  uint16_t bf16, f16;
+} rounded[] = {{1, 0x3F80, 0x3C00},
+               {1 + 0x1p-8, 0x3F80, 0x3C04},
+               {1 + 0x1p-8 + 0x1p-40, 0x3F81, 0x3C04},
+               {-1 - 0x1p-11 - 0x1p-40, 0xBF80, 0xBC01},
+               {1 + 0x1p-11, 0x3F80, 0x3C00},
+               {65519.99999999999, 0x4780, 0x7BFF},
+               {1e300, 0x7F80, 0x7C00},
+               {-INFINITY, 0xFF80, 0xFC00},
+               {0x1p-25 + 0x1p-60, 0x3300, 0x0001},
+               {-0.0, 0x8000, 0x8000}};
+enum { ROUNDED = sizeof rounded / sizeof *rounded };
+
+START_TEST(into_other_floating_types) {
+  ek_group *group = ck_open("cpu:3", 1);
+  enum { MANY = 3000 }; /* more than a piece for each device */
+  static double values[MANY], back[MANY];
+  static float singles[MANY];
+  static uint16_t halves[MANY];
+  ek_tensor host, to;
+  ek_shards shards = {0};
+  for (int i = 0; i < MANY; i++) values[i] = rounded[i % ROUNDED].value;
+  ck_ok(ek_tensor_host(&host, values, EK_F64, CK_SHAPE(MANY)));
+  ck_ok(ek_scatter(&shards, group, &host, EK_MEMORY_INPUTS, NULL));
+  ck_ok(ek_tensor_host(&to, singles, EK_F32, CK_SHAPE(MANY)));
+  ck_ok(ek_gather_host(&to, &shards));
+  for (int i = 0; i < MANY; i++) {
+    const float want = (float)values[i];
+    ck_assert_mem_eq(&singles[i], &want, sizeof want);
+  }
+  for (int f16 = 0; f16 < 2; f16++) {
+    ck_ok(ek_tensor_host(&to, halves, f16 ? EK_F16 : EK_BF16, CK_SHAPE(MANY / 2, 2)));
+    ck_ok(ek_gather_host(&to, &shards));
+    for (int i = 0; i < MANY; i++) {
+      ck_assert_uint_eq(halves[i], f16 ? rounded[i % ROUNDED].f16 : rounded[i % ROUNDED].bf16);
+    }
+  }
+  ek_shards_free(&shards);
+  for (int i = 0; i < MANY; i++) halves[i] = (uint16_t)(0x3F80 + i % 16); /* 1 + i/128 */
+  ck_ok(ek_tensor_host(&host, halves, EK_BF16, CK_SHAPE(MANY)));
+  ck_ok(ek_scatter(&shards, group, &host, EK_MEMORY_INPUTS, NULL));
+  ck_ok(ek_tensor_host(&to, back, EK_F64, CK_SHAPE(MANY)));
+  ck_ok(ek_gather_host(&to, &shards));
+  for (int i = 0; i < MANY; i++) ck_assert(back[i] == 1 + i % 16 / 128.0);
+  ck_ok(ek_tensor_host(&to, halves, EK_F16, CK_SHAPE(MANY)));
+  ck_ok(ek_gather_host(&to, &shards));
+  for (int i = 0; i < MANY; i++) ck_assert_int_eq(halves[i], 0x3C00 + 8 * (i % 16));
+  ek_shards_free(&shards);
+  ck_no_memory_held(group);
+  ek_group_free(group);
+}
+END_TEST
+
+/* A plan has no numbers: the host's stay as they are. */
+START_TEST(a_plan_converts_nothing) {
+  ek_group *group = ck_open("plan:2", 1);
+  float values[4] = {1, 2, 3, 4};
+  double kept[4] = {5, 6, 7, 8};
+  ek_tensor host, to;
+  ek_shards shards = {0};
+  ck_ok(ek_tensor_host(&host, values, EK_F32, CK_SHAPE(4)));
+  ck_ok(ek_tensor_host(&to, kept, EK_F64, CK_SHAPE(4)));
+  ck_ok(ek_scatter(&shards, group, &host, EK_MEMORY_INPUTS, NULL));
+  ck_ok(ek_gather_host(&to, &shards));
+  for (int i = 0; i < 4; i++) ck_assert(kept[i] == 5 + i);
+  ek_shards_free(&shards);
+  ek_group_free(group);
+}
+END_TEST
+
 START_TEST(no_rows_at_all) {
   ek_group *group = ck_open("cpu:3", 1);
   ek_tensor host, whole = {0};
@@ -254,7 +329,7 @@ START_TEST(wrong_arguments_are_refused) {
   const ek_memory_category c = EK_MEMORY_OUTPUTS;
   ck_ok(ek_tensor_host(&host, numbers, EK_F32, CK_SHAPE(ROWS, COLUMNS)));
   ck_ok(ek_tensor_host(&small, numbers, EK_F32, CK_SHAPE(ROWS - 1, COLUMNS)));
-  ck_ok(ek_tensor_host(&wrong, numbers, EK_F64, CK_SHAPE(ROWS, COLUMNS)));
+  ck_ok(ek_tensor_host(&wrong, numbers, EK_I32, CK_SHAPE(ROWS, COLUMNS)));
   ck_fails(ek_gather(NULL, &b.shards, 0, c), EK_ERR_INVALID_ARGUMENT, "NULL");
   ck_fails(ek_gather(&whole, NULL, 0, c), EK_ERR_INVALID_ARGUMENT, "NULL");
   ck_fails(ek_gather(&whole, &b.shards, DEVICES, c), EK_ERR_INVALID_ARGUMENT, "device number 3");
@@ -270,7 +345,7 @@ START_TEST(wrong_arguments_are_refused) {
   ck_fails(ek_gather_host(&host, &none), EK_ERR_INVALID_ARGUMENT, "no shards");
   ck_fails(ek_gather_host(NULL, &b.shards), EK_ERR_INVALID_ARGUMENT, "no host tensor");
   ck_fails(ek_gather_host(&on_device, &b.shards), EK_ERR_INVALID_ARGUMENT, "no host tensor");
-  ck_fails(ek_gather_host(&wrong, &b.shards), EK_ERR_TYPE, "f64");
+  ck_fails(ek_gather_host(&wrong, &b.shards), EK_ERR_TYPE, "i32");
   ck_fails(ek_gather_host(&small, &b.shards), EK_ERR_SHAPE, "40 elements into a tensor of 35");
   ck_ok(ek_memory_fail_at(ek_group_device(b.group, 1), 1));
   ck_fails(ek_gather(&whole, &b.shards, 1, c), EK_ERR_OUT_OF_MEMORY, "cpu:1");
@@ -291,6 +366,8 @@ static Suite *make_suite(void) {
   tcase_add_test(right, moving_keeps_what_others_hold);
   tcase_add_test(right, scalars_become_a_vector);
   tcase_add_test(right, no_rows_at_all);
+  tcase_add_test(right, into_other_floating_types);
+  tcase_add_test(right, a_plan_converts_nothing);
   tcase_add_test(wrong, parts_that_do_not_fit_are_refused);
   tcase_add_test(wrong, a_copy_fails);
   tcase_add_test(wrong, wrong_arguments_are_refused);

@@ -86,7 +86,7 @@ START_TEST(values_by_name) {
   for (int i = 0; i < 3; i++) {
     ek_tensor host = ck_like(&t, names[i]), flat;
     host.data = numbers;
-    ck_ok(ek_state_write(t.model, names[i], &host));
+    ck_ok(ek_state_write(&host, t.model, names[i]));
     ck_ok(ek_tensor_host(&flat, back, EK_F32, CK_SHAPE(13 * 8)));
     ck_ok(ek_state_read(&flat, t.model, names[i]));
     ck_assert_mem_eq(numbers, back, sizeof numbers);
@@ -100,17 +100,52 @@ START_TEST(values_by_name) {
 }
 END_TEST
 
+/* Values and states in f64, with bits that f32 does not have; and in 16 bits, and a part. */
+START_TEST(in_another_type) {
+  const struct ck_setup setup = setup_of("gpt", _i);
+  static const char *const names[] = {"tokens.weight", "adamw/v/tokens.weight"};
+  enum { COUNT = 13 * 8 };
+  struct ck_training t;
+  ck_training_open(&t, &setup);
+  for (size_t n = 0; n < 2; n++) {
+    double given[COUNT], doubles[COUNT];
+    float singles[COUNT];
+    uint16_t halves[COUNT];
+    ek_tensor host;
+    for (int i = 0; i < COUNT; i++) given[i] = (double)(1 + i % 64) + 0x1p-30;
+    ck_ok(ek_tensor_host(&host, given, EK_F64, CK_SHAPE(13, 8)));
+    ck_ok(ek_state_write(&host, t.model, names[n]));
+    ck_ok(ek_tensor_host(&host, singles, EK_F32, CK_SHAPE(13, 8)));
+    ck_ok(ek_state_read(&host, t.model, names[n]));
+    ck_ok(ek_tensor_host(&host, doubles, EK_F64, CK_SHAPE(COUNT)));
+    ck_ok(ek_state_read(&host, t.model, names[n]));
+    ck_ok(ek_tensor_host(&host, halves, EK_BF16, CK_SHAPE(COUNT - 5)));
+    ck_ok(ek_state_read_part(&host, t.model, names[n], 5));
+    for (int i = 0; i < COUNT; i++) {
+      ck_assert(singles[i] == (float)(1 + i % 64) && doubles[i] == (double)singles[i]);
+      uint32_t bits = 0;
+      memcpy(&bits, &singles[i], sizeof bits);
+      if (i >= 5) ck_assert_uint_eq(halves[i - 5], bits >> 16); /* 64 fits in eight bits */
+    }
+  }
+  if (ck_precision() != 0) ck_training_copies_are_right(&t);
+  ck_training_replicas_agree(&t);
+  ck_training_close(&t);
+}
+END_TEST
+
 START_TEST(wrong_names_and_tensors) {
   const struct ck_setup setup = setup_of("blend", 3);
   struct ck_training t;
   ck_training_open(&t, &setup);
   double numbers[CK_BLEND_WIDTH + 1] = {0};
   int64_t number = -1;
-  ek_tensor good, typed, sized, turned, step, absent = {0};
+  ek_tensor good, typed, whole, sized, turned, step, absent = {0};
   const ek_tensor there = *ek_replica_parameters(ek_data_parallel_model_replica(t.model, 0));
   ek_tensor remote = there;
   ck_ok(ek_tensor_host(&good, numbers, EK_F32, CK_SHAPE(CK_BLEND_WIDTH)));
   ck_ok(ek_tensor_host(&typed, numbers, EK_F64, CK_SHAPE(CK_BLEND_WIDTH)));
+  ck_ok(ek_tensor_host(&whole, numbers, EK_I32, CK_SHAPE(CK_BLEND_WIDTH)));
   ck_ok(ek_tensor_host(&sized, numbers, EK_F32, CK_SHAPE(CK_BLEND_WIDTH + 1)));
   ck_ok(ek_tensor_host(&turned, numbers, EK_F32, CK_SHAPE(CK_BLEND_WIDTH, 1)));
   ck_ok(ek_tensor_host(&step, &number, EK_I64, 0, NULL));
@@ -121,7 +156,8 @@ START_TEST(wrong_names_and_tensors) {
   } cases[] = {{"nobody", &good, EK_ERR_NOT_FOUND},
                {"a.b", &good, EK_ERR_NOT_FOUND},
                {"adamw/m/c", &good, EK_ERR_NOT_FOUND}, /* a buffer */
-               {"a", &typed, EK_ERR_TYPE},
+               {"a", &whole, EK_ERR_TYPE},
+               {"run/seed", &typed, EK_ERR_TYPE},
                {"a", &sized, EK_ERR_SHAPE},
                {"a", &turned, EK_ERR_SHAPE},
                {"adamw/m/a", &turned, EK_ERR_SHAPE},
@@ -133,9 +169,9 @@ START_TEST(wrong_names_and_tensors) {
   struct ck_state before = ck_state_take(t.model);
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     ck_assert_int_eq(ek_state_read(cases[i].tensor, t.model, cases[i].name), cases[i].status);
-    ck_assert_int_eq(ek_state_write(t.model, cases[i].name, cases[i].tensor), cases[i].status);
+    ck_assert_int_eq(ek_state_write(cases[i].tensor, t.model, cases[i].name), cases[i].status);
   }
-  ck_fails(ek_state_write(t.model, "run/step", &step), EK_ERR_INVALID_ARGUMENT, "-1");
+  ck_fails(ek_state_write(&step, t.model, "run/step"), EK_ERR_INVALID_ARGUMENT, "-1");
   struct ck_state after = ck_state_take(t.model);
   ck_state_same("after wrong calls", &after, &before);
   ck_state_drop(&before);
@@ -262,7 +298,7 @@ START_TEST(a_second_optimizer) {
   ck_ok(ek_state_read(&host, t.model, "run/step"));
   ck_assert_int_eq(step, 0);
   step = 4; /* said before there is an optimizer, too */
-  ck_ok(ek_state_write(t.model, "run/step", &host));
+  ck_ok(ek_state_write(&host, t.model, "run/step"));
   ck_ok(ek_data_parallel_optimizer_open(&t.optimizer, t.model, t.rule, NULL));
   go(&t, 4, 5);
   ck_training_close(&t);
@@ -284,7 +320,7 @@ START_TEST(plan_devices) {
     ck_assert_uint_le(ek_tensor_bytes(&host), sizeof numbers);
     memset(numbers, 0x11, sizeof numbers);
     host.data = numbers;
-    ck_ok(ek_state_write(t.model, info.name, &host));
+    ck_ok(ek_state_write(&host, t.model, info.name));
     memset(numbers, 0x22, sizeof numbers);
     ck_ok(ek_state_read(&host, t.model, info.name));
     const unsigned char *byte = (const unsigned char *)numbers;
@@ -339,6 +375,7 @@ static Suite *make_suite(void) {
   TCase *names = ck_case(suite, "names"), *carried = ck_case(suite, "carried");
   tcase_add_loop_test(names, entries, 0, CK_PLACEMENTS);
   tcase_add_loop_test(names, values_by_name, 0, CK_PLACEMENTS);
+  tcase_add_loop_test(names, in_another_type, 0, CK_PLACEMENTS);
   tcase_add_test(names, wrong_names_and_tensors);
   tcase_add_loop_test(carried, resumed_alike, 0, RUNS);
   tcase_add_loop_test(carried, resumed_elsewhere, 0, RUNS);
