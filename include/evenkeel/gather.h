@@ -27,8 +27,8 @@ EK_API EK_CHECKED ek_status ek_gather_move(ek_tensor *whole, ek_shards *shards, 
 /*
  * All rows into the host tensor `whole`, whose number of elements is that of all parts. Its type is
  * that of the parts, or, where that is floating, any floating type: each element is widened, or
- * rounded once to nearest. Such a copy goes through the stack in pieces and is slower. It is complete
- * when the call returns. EK_ERR_TYPE, EK_ERR_SHAPE.
+ * rounded once to nearest. Such a copy goes through the stack in pieces and is slower. It is
+ * complete when the call returns. EK_ERR_TYPE, EK_ERR_SHAPE.
  */
 EK_API EK_CHECKED ek_status ek_gather_host(ek_tensor *whole, const ek_shards *shards);
 

@@ -89,11 +89,12 @@ EK_API EK_CHECKED ek_status ek_state_find(ek_state_info *info, const ek_data_par
  * Copies a whole entry into, or from, host memory of its shape, or flat: rank 1 with as many
  * elements. The host tensor has the type of the entry; of a parameter, a buffer or a state of the
  * optimizer, which have floating types, it may have any floating type: each element is widened, or
- * rounded once to nearest. Such a copy goes through the stack in pieces and is slower. A write that fails on the way to the devices tears the model, as a failed
- * update does. What a running step has computed by then stays as it is.
+ * rounded once to nearest. Such a copy goes through the stack in pieces and is slower. A write that
+ * fails on the way to the devices tears the model, as a failed update does. What a running step has
+ * computed by then stays as it is.
  * EK_ERR_NOT_FOUND  no such entry
- * EK_ERR_TYPE   a type that is not the entry's, and not floating or the entry's is not
- * EK_ERR_SHAPE  another shape; nothing was touched in either case
+ * EK_ERR_TYPE       another type, and one of the two is not floating
+ * EK_ERR_SHAPE      another shape; nothing was touched in either case
  */
 EK_API EK_CHECKED ek_status ek_state_read(ek_tensor *host, const ek_data_parallel_model *model,
                                           const char *name);

@@ -236,17 +236,17 @@ START_TEST(the_optimizer_is_freed) {
   ck_training_open(&t, &setup);
   struct ck_state state = ck_state_take(t.model);
   ck_ok(ek_fault_at(ek_group_device(t.group, 1), 1, EK_ERR_UNAVAILABLE));
-  ck_fails(ek_state_write(t.model, state.info[0].name, &state.host[0]), EK_ERR_UNAVAILABLE, "copy");
+  ck_fails(ek_state_write(&state.host[0], t.model, state.info[0].name), EK_ERR_UNAVAILABLE, "copy");
   for (size_t i = 0; i < state.count; i++) {
     if (state.info[i].kind != EK_STATE_KIND_OPTIMIZER) continue;
-    ck_ok(ek_state_write(t.model, state.info[i].name, &state.host[i]));
+    ck_ok(ek_state_write(&state.host[i], t.model, state.info[i].name));
   }
   ek_data_parallel_optimizer_free(t.optimizer);
   t.optimizer = NULL;
   for (size_t i = 0; i < state.count; i++) {
     if (state.info[i].kind == EK_STATE_KIND_OPTIMIZER) continue;
     ck_fails(ek_data_parallel_model_discard(t.model), EK_ERR_TORN, "halfway");
-    ck_ok(ek_state_write(t.model, state.info[i].name, &state.host[i]));
+    ck_ok(ek_state_write(&state.host[i], t.model, state.info[i].name));
   }
   ck_ok(ek_data_parallel_model_discard(t.model));
   ck_state_drop(&state);
