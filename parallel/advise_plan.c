@@ -12,14 +12,25 @@
  */
 #include "advise_internal.h"
 
+#include <stdatomic.h>
+
 #include "core/alloc.h"
 #include "core/error.h"
+#include "device/arena.h"
+#include "device/free_tree.h"
 #include "micro_batches.h"
 #include "parallel_internal.h"
 
 enum { PLANNED_STEPS = 2, PLANNED_PARTS = 3 };
 
+/* Learns that a device which counts has counted up to its own limit. */
+struct overflow_listener {
+  struct ek__when_full base; /* first */
+  atomic_bool full;
+};
+
 struct planning {
+  struct overflow_listener listener;
   const struct ek__advise_place *place;
   ek_trainer *trainer;
   size_t output_count;
@@ -149,6 +160,42 @@ static ek_status read_memory(struct ek__advise_plan *plan, const struct planning
 
 /* ---- a plan ---- */
 
+/* The listener is also called where the host had no memory for a record; then there is room. */
+static void note_full(struct ek__when_full *self, const ek_device *device,
+                      ek_memory_category category, uint64_t bytes) {
+  struct overflow_listener *listener = (struct overflow_listener *)self;
+  struct ek__arena *arena = ek__device_arena(device);
+  (void)category;
+  pthread_mutex_lock(&arena->mutex);
+  const bool full = ek__free_tree_largest(arena->free) < bytes;
+  pthread_mutex_unlock(&arena->mutex);
+  if (full) atomic_store(&listener->full, true);
+}
+
+static void listen(struct planning *p) {
+  const ek_group *group = ek_trainer_group(p->trainer);
+  p->listener.base.call = note_full;
+  for (size_t k = 0; k < p->place->count; k++) {
+    ek__device_arena(ek_group_device(group, k))->when_full = &p->listener.base;
+  }
+}
+
+/* A step that is too large to be counted does not fit either; what it lacks is at least this. */
+static ek_status read_uncounted(struct ek__advise_plan *plan, const struct planning *p) {
+  ek_advice *advice = &plan->advice;
+  for (size_t k = 0; k < p->place->count; k++) {
+    ek_memory_usage usage;
+    EK_TRY(ek_memory_stats(&usage, ek_group_device(ek_trainer_group(p->trainer), k)));
+    const uint64_t missing =
+        beyond(usage.capacity_bytes, p->place->capacity[k]) + EK_MEMORY_UNIT;
+    if (missing <= advice->missing_bytes) continue;
+    advice->missing_bytes = missing;
+    advice->peak_bytes = p->place->capacity[k] + missing;
+    advice->fullest = k;
+  }
+  return EK_OK;
+}
+
 static ek_status open_trainer(struct planning *p, const ek_advise_task *task,
                               const ek_settings *settings, ek_module *module,
                               ek_criterion *criterion) {
@@ -172,6 +219,7 @@ static ek_status take_steps(struct planning *p, const ek_advise_task *task,
   EK__FAIL_IF(module->outputs > EK_MAX_TENSORS, EK_ERR_INVALID_ARGUMENT,
               "ek_advise: %s has %zu outputs", module->ops->kind, module->outputs);
   EK_TRY(open_trainer(p, task, settings, module, criterion));
+  listen(p);
   p->output_count = module->outputs;
   p->batch =
       ek__batch_for(all, module,
@@ -200,7 +248,13 @@ ek_status ek__advise_plan(struct ek__advise_plan *plan, const struct ek__advise_
   *plan = (struct ek__advise_plan){.advice.settings = *settings};
   EK_TRY(ek__new(&p.own, place->count, sizeof *p.own, "a plan"));
   EK_TRY_GOTO(status, task->build(task->context, settings, &module, &criterion), cleanup);
-  EK_TRY_GOTO(status, take_steps(&p, task, settings, module, criterion), cleanup);
+  status = take_steps(&p, task, settings, module, criterion);
+  if ((status == EK_ERR_OUT_OF_MEMORY && atomic_load(&p.listener.full)) ||
+      (status == EK_ERR_OVERFLOW && p.trainer != NULL)) {
+    status = read_uncounted(plan, &p);
+    goto cleanup;
+  }
+  EK_TRY_GOTO(status, status, cleanup);
   plan->advice.seconds = p.seconds;
   status = read_memory(plan, &p);
 cleanup:

@@ -511,6 +511,26 @@ START_TEST(a_batch_may_have_any_size) {
 }
 END_TEST
 
+/* One micro-batch of it is more than a device that counts can hold, or than 63 bits. */
+START_TEST(a_batch_may_be_too_large_to_count) {
+  static const int64_t sizes[] = {INT64_C(1) << 40, INT64_C(1) << 52};
+  struct subject s;
+  ek_advice best;
+  size_t count = 0;
+  subject_open(&s, 1, 64, 4, 16, 11);
+  s.task.modes = UINT64_C(1) << EK_MODE_SHARDED;
+  for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+    s.tokens.shape[0] = sizes[i];
+    ck_fails(ek_advise(&best, &count, 1, "plan:2@64KiB", &s.task), EK_ERR_OUT_OF_MEMORY,
+             "nothing fits; mode sharded");
+    ck_ok(ek_advise(&best, &count, 1, "plan:2@1GiB", &s.task));
+    ck_assert(best.fits);
+    ck_assert_int_gt(best.settings.micro_batches, 1);
+  }
+  subject_close(&s);
+}
+END_TEST
+
 /* ---- what is refused, and what fails ---- */
 
 START_TEST(nothing_fits) {
@@ -609,6 +629,7 @@ static Suite *make_suite(void) {
   tcase_add_test(advice, own_models);
   tcase_add_test(advice, cuts_are_those_of_a_search_row_by_row);
   tcase_add_test(advice, a_batch_may_have_any_size);
+  tcase_add_test(advice, a_batch_may_be_too_large_to_count);
   tcase_add_test(advice, nothing_fits);
   tcase_add_test(advice, bad_calls);
   tcase_add_test(advice, host_memory_fails);
