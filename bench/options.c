@@ -46,7 +46,8 @@ enum key {
   KEY_SNAPSHOT,
   KEY_REPORT,
   KEY_EXPORT_JSON,
-  KEY_EXPORT_CSV
+  KEY_EXPORT_CSV,
+  KEY_WIDE
 };
 
 /* A whole-number flag of the shape. Token ids are 32 bits, hence the largest vocabulary. */
@@ -148,6 +149,10 @@ static const struct argp_option fit_options[] = {{"measure", KEY_MEASURE, "N", O
 
 static const struct argp_option output_options[] = {
     {"output", 'o', "FORMAT", 0, "table (default), md, csv or json, to standard output", 0},
+    {"wide", KEY_WIDE, NULL, 0,
+     "All columns of a table, also of one that is wider than the terminal; so it is where standard "
+     "output is no terminal and COLUMNS is not set",
+     0},
     {"report", KEY_REPORT, "FILE", 0,
      "Write a page with charts to FILE as well (HTML): open it from disk, print it, send it", 0},
     {"export-json", KEY_EXPORT_JSON, "FILE", 0, "Write JSON to FILE as well", 0},
@@ -500,6 +505,7 @@ static error_t parse_output(int key, char *text, struct argp_state *state) {
     return 0;
   case 'q': options->quiet = true; return 0;
   case 'h': argp_state_help(state, stdout, ARGP_HELP_STD_HELP); return 0;
+  case KEY_WIDE: options->wide = true; return 0;
   case KEY_REPORT: set_output(&options->page, text); return 0;
   case KEY_EXPORT_JSON: set_output(&options->export_json, text); return 0;
   case KEY_EXPORT_CSV: set_output(&options->export_csv, text); return 0;

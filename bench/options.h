@@ -64,7 +64,7 @@ struct options {
   struct output *timeline;
   enum format format;
   struct output *export_json, *export_csv, *page;
-  bool quiet;
+  bool wide, quiet;
 };
 
 /*

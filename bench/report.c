@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include "report_page.h"
 
@@ -147,21 +148,23 @@ static bool write_json(const struct report *report, FILE *file) {
   return true;
 }
 
-static void write_tables(const struct report *report, FILE *file, bool markdown) {
+/* width: of a table's lines; 0: as it comes. */
+static void write_tables(const struct report *report, FILE *file, bool markdown, size_t width) {
   for (size_t i = 0; i < REPORT_TABLES && report->tables[i] != NULL; i++) {
     if (i > 0) fputc('\n', file);
     if (markdown) {
       grid_write_markdown(report->tables[i], file);
     } else {
-      grid_write_table(report->tables[i], file);
+      grid_write_table(report->tables[i], file, width);
     }
   }
 }
 
-static bool write_format(const struct report *report, FILE *file, enum format format) {
+static bool write_format(const struct report *report, FILE *file, enum format format,
+                         size_t width) {
   switch (format) {
-  case FORMAT_TABLE: write_tables(report, file, false); break;
-  case FORMAT_MARKDOWN: write_tables(report, file, true); break;
+  case FORMAT_TABLE: write_tables(report, file, false, width); break;
+  case FORMAT_MARKDOWN: write_tables(report, file, true, 0); break;
   case FORMAT_CSV: grid_write_csv(report->csv, file); break;
   case FORMAT_JSON: return write_json(report, file);
   }
@@ -171,7 +174,7 @@ static bool write_format(const struct report *report, FILE *file, enum format fo
 static bool write_file(const struct report *report, struct output *output, enum format format) {
   if (output == NULL) return true;
   FILE *file = output_begin(output);
-  return file != NULL && output_end(output, write_format(report, file, format));
+  return file != NULL && output_end(output, write_format(report, file, format, 0));
 }
 
 static bool write_page(const struct report *report, struct output *output) {
@@ -194,7 +197,8 @@ static uint64_t peak_resident_bytes(void) {
 bool report_write(struct report *report, const struct options *options) {
   progress_clear();
   put(report->json, "peak_resident_bytes", whole(peak_resident_bytes()));
-  bool good = write_format(report, stdout, options->format);
+  bool good = write_format(report, stdout, options->format,
+                           options->wide ? 0 : terminal_width(STDOUT_FILENO));
   (void)fflush(stdout); /* before a file that may lead there; output.c looks whether it worked */
   good = write_file(report, options->export_json, FORMAT_JSON) && good;
   good = write_file(report, options->export_csv, FORMAT_CSV) && good;

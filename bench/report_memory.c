@@ -278,6 +278,20 @@ static void peaks_row(struct grid *grid, const struct memory_result *result, siz
   }
 }
 
+/* Outputs and activations stay longest: the modes differ in the first, the batch makes the second. */
+static int leave_out_order(ek_memory_category category) {
+  switch (category) {
+  case EK_MEMORY_OUTPUTS: return 0;
+  case EK_MEMORY_ACTIVATIONS: return 8;
+  case EK_MEMORY_PARAMETERS: return 7;
+  case EK_MEMORY_OPTIMIZER: return 6;
+  case EK_MEMORY_GRADIENTS: return 5;
+  case EK_MEMORY_LOSS: return 4;
+  case EK_MEMORY_COPIES: return 3;
+  default: return 2;
+  }
+}
+
 static struct grid *peaks_table(const struct options *options, const struct memory_result *results,
                                 size_t count) {
   const struct unit unit = pick_unit(results, count);
@@ -290,10 +304,13 @@ static struct grid *peaks_table(const struct options *options, const struct memo
   grid_column(grid, "device", false);
   grid_column(grid, "peak", false);
   grid_column(grid, "planned", false);
+  grid_expendable(grid, 1);
   bool used[EK_MEMORY_CATEGORIES];
   for (int c = 0; c < EK_MEMORY_CATEGORIES; c++) {
     used[c] = category_is_used(results, count, c);
-    if (used[c]) grid_column(grid, ek_memory_category_name((ek_memory_category)c), false);
+    if (!used[c]) continue;
+    grid_column(grid, ek_memory_category_name((ek_memory_category)c), false);
+    grid_expendable(grid, leave_out_order((ek_memory_category)c));
   }
   for (size_t i = 0; i < count; i++) {
     const size_t devices = memory_shown(&results[i])->kind.devices;
@@ -315,6 +332,7 @@ static struct grid *outside_table(const struct memory_result *results, size_t co
   grid_column(grid, "device", false);
   for (size_t i = 0; i < sizeof headings / sizeof headings[0]; i++) {
     grid_column(grid, headings[i], false);
+    if (i >= 3) grid_expendable(grid, 6 - (int)i);
   }
   for (size_t i = 0; i < count; i++) {
     for (size_t k = 0; k < results[i].real.kind.devices; k++) {
@@ -338,12 +356,16 @@ static struct grid *modes_table(const struct options *options, const struct memo
       grid_create("Evenness, losses of the first and the last measured step, speed");
   grid_column(grid, "mode", true);
   grid_column(grid, "fits", true);
+  grid_expendable(grid, 4);
   grid_column(grid, "device 0 / mean of the rest", false);
   grid_column(grid, "max / mean", false);
   grid_column(grid, "first loss", false);
+  grid_expendable(grid, 2);
   grid_column(grid, "last loss", false);
+  grid_expendable(grid, 3);
   grid_column(grid, "tokens/s", false);
   grid_column(grid, "step s (min .. max)", false);
+  grid_expendable(grid, 1);
   for (size_t i = 0; i < count; i++) {
     const struct run *run = memory_shown(&results[i]);
     const struct balance balance = run_balance(run);

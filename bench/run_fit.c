@@ -199,20 +199,26 @@ static void add_row(struct grid *grid, const struct choice *choices, size_t rank
   }
 }
 
-static void add_columns(struct grid *table, struct grid *csv) {
+/* measured: some choices have been trained. */
+static void add_columns(struct grid *table, struct grid *csv, bool measured) {
   static const char *const words[] = {"fits", "mode", "precision", "recompute", "loss"};
   static const char *const shown[] = {"micro-batches", "planned MiB",  "missing",
                                       "cost",          "measured MiB", "tokens/s"};
   static const char *const names[] = {"micro_batches",  "planned_peak_bytes",  "missing_bytes",
                                       "predicted_cost", "measured_peak_bytes", "tokens_per_second"};
+  /* Which stay longest where a line is short. */
+  static const int words_order[] = {3, 0, 4, 0, 0}, shown_order[] = {0, 6, 2, 7, 1, 0};
   grid_column(table, "rank", false);
+  grid_expendable(table, 5);
   grid_column(csv, "rank", true);
   for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
     grid_column(table, words[i], true);
+    grid_expendable(table, words_order[i]);
     grid_column(csv, words[i], true);
   }
   for (size_t i = 0; i < sizeof shown / sizeof *shown; i++) {
     grid_column(table, shown[i], false);
+    grid_expendable(table, measured || i != 5 ? shown_order[i] : 1);
     grid_column(csv, names[i], true);
   }
 }
@@ -228,7 +234,7 @@ static struct report report_choices(const struct options *options, const struct 
            fits ? ", the fastest first" : "", options->preset, rule_name(options->rule), precision_name(options),
            (long long)options->shape.batch, (long long)options->shape.seq);
   report.tables[0] = grid_create(title);
-  add_columns(report.tables[0], report.csv);
+  add_columns(report.tables[0], report.csv, options->measure > 0);
   json_t *array = json_array();
   for (size_t i = 0; i < count; i++) {
     append(array, choice_json(&choices[i], i + 1, options));

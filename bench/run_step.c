@@ -82,10 +82,15 @@ static void table_head(struct grid *grid) {
   grid_column(grid, "mode", true);
   grid_column(grid, "devices", true);
   static const char *const numbers[] = {"threads", "tokens/s", "step ms", "min", "max"};
+  static const int order[] = {1, 4, 0, 3, 2}; /* which stay longest where a line is short */
   for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
     grid_column(grid, numbers[i], false);
+    grid_expendable(grid, order[i]);
   }
-  for (int p = 0; p < PARTS; p++) grid_column(grid, part_names[p], false);
+  for (int p = 0; p < PARTS; p++) {
+    grid_column(grid, part_names[p], false);
+    grid_expendable(grid, 10 - p);
+  }
 }
 
 static void table_row(struct grid *grid, const struct run *run, const struct shape *shape) {

@@ -132,7 +132,7 @@ void results_write(const struct results *results, enum results_format format) {
   struct grid *grid = make_grid(results);
   for (size_t i = 0; i < results->count; i++) add_row(grid, results, &results->all[i]);
   switch (format) {
-  case RESULTS_TABLE: grid_write_table(grid, stdout); break;
+  case RESULTS_TABLE: grid_write_table(grid, stdout, 0); break;
   case RESULTS_MARKDOWN: grid_write_markdown(grid, stdout); break;
   default: grid_write_csv(grid, stdout); break;
   }

@@ -374,6 +374,10 @@ group_fit() {
     --recompute "$(value choices.1.recompute)" --loss "$(value choices.1.loss)" \
     --micro-batches "$(value choices.1.micro_batches)"
 
+  # A batch of any size takes the same time; here a plan of one micro-batch cannot even be counted.
+  expect 0 fit --devices plan:4@8GiB --preset gpt2-124m --modes sharded --batch $((1 << 28)) -o json
+  holds "micro-batches" "$(value choices.0.micro_batches) > 100000"
+
   expect 5 fit "${deep[@]}" --devices cpu:2@64KiB -o json
   says 'nothing fits; mode'
   says ' KiB'
@@ -746,7 +750,8 @@ on_terminal() { # ARGUMENT...
 }
 
 group_terminal() {
-  local code=0
+  local code=0 i
+  local -a words
   timeout --preserve-status -s INT 1 "$bench" memory --steps 1000000 >"$dir/out" 2>"$dir/err" ||
     code=$?
   same "exit code of Ctrl-C" "$code" 130
@@ -763,6 +768,20 @@ group_terminal() {
   tail -c 4 "$dir/err" | grep -qF $'\033[K' || complain "the bar is left behind"
   NO_COLOR=1 on_terminal memory "${small[@]}" --devices cpu:2 -o json
   ! grep -qE $'\033\\[[0-9;]*m' "$dir/err" || complain "colour in spite of NO_COLOR"
+  for i in 'memory' 'step' 'max-batch' 'techniques' 'fit' 'devices'; do
+    words=("$i")
+    [[ $i == devices ]] || words+=("${small[@]}" --devices plan:2@1GiB --preset gpt2-1.5b)
+    [[ $i != max-batch ]] || words=("$i" --devices plan:2@1GiB)
+    COLUMNS=80 expect 0 "${words[@]}"
+    ! grep -E '.{81}' "$dir/out" >&2 || complain "$i: a line of more than 80 columns"
+    COLUMNS=80 expect 0 "${words[@]}" --wide
+    cp "$dir/out" "$dir/wide"
+    env -u COLUMNS "$bench" "${words[@]}" -q >"$dir/out" 2>/dev/null
+    [[ $i == step ]] || cmp "$dir/wide" "$dir/out" || complain "$i: no terminal, and not all columns"
+  done
+  script -qec "stty cols 60; $(printf '%q' "$bench") fit --devices plan:2@1GiB -q" /dev/null \
+    </dev/null | tr -d '\r' >"$dir/out"
+  grep -q 'shown by --wide' "$dir/out" || complain "the terminal's width is not asked for"
   on_terminal memory "${small[@]}" --devices cpu:2 -o json --quiet
   [[ ! -s $dir/err ]] || complain "--quiet is not quiet"
 }

@@ -2,10 +2,12 @@
  * test_parts.c - the parts of evenkeel-bench that can be checked by themselves.
  */
 #include <check.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <commands.h>
 #include <grid.h>
@@ -242,6 +244,12 @@ START_TEST(units_and_times) {
 }
 END_TEST
 
+static size_t table_width;
+
+static void write_table(const struct grid *grid, FILE *file) {
+  grid_write_table(grid, file, table_width);
+}
+
 static void expect_text(const struct grid *grid, void (*write)(const struct grid *, FILE *),
                         const char *expected) {
   char *text = NULL;
@@ -262,11 +270,82 @@ START_TEST(grids) {
   grid_number(grid, 1.25, 1);
   grid_cell(grid, "x|y");
   grid_number(grid, (double)NAN, 1);
-  expect_text(grid, grid_write_table, "Title\nname     n\n-----  ---\na,\"b\"  1.2\nx|y      -\n");
+  expect_text(grid, write_table, "Title\nname     n\n-----  ---\na,\"b\"  1.2\nx|y      -\n");
   expect_text(grid, grid_write_markdown,
               "Title\n\n| name | n |\n|---|--:|\n| a,\"b\" | 1.2 |\n| x\\|y | - |\n");
   expect_text(grid, grid_write_csv, "name,n\n\"a,\"\"b\"\"\",1.2\nx|y,-\n");
   grid_free(grid);
+}
+END_TEST
+
+/* At each width no line is longer, and what is left out goes in the order that was asked for. */
+START_TEST(narrow_grids) {
+  struct grid *grid = grid_create("A title of some words");
+  grid_column(grid, "mode", true);
+  grid_column(grid, "alike", true);
+  grid_expendable(grid, 9);
+  grid_column(grid, "number", false);
+  grid_expendable(grid, 1);
+  grid_column(grid, "what it is", true);
+  for (int i = 0; i < 2; i++) {
+    grid_cell(grid, "m");
+    grid_cell(grid, "yes");
+    grid_cell(grid, "%d", 10 + i);
+    grid_cell(grid, "%s", i == 0 ? "a text that is long" : "n\xc3\xa4h");
+  }
+  table_width = 0;
+  expect_text(grid, write_table,
+              "A title of some words\n"
+              "mode  alike  number  what it is\n"
+              "----  -----  ------  -------------------\n"
+              "m     yes        10  a text that is long\n"
+              "m     yes        11  n\xc3\xa4h\n");
+  table_width = 39;
+  expect_text(grid, write_table,
+              "A title of some words\n"
+              "mode  number  what it is\n"
+              "----  ------  -------------------\n"
+              "m         10  a text that is long\n"
+              "m         11  n\xc3\xa4h\n"
+              "Left out, shown by --wide: alike\n");
+  table_width = 22;
+  expect_text(grid, write_table,
+              "A title of some words\n"
+              "mode  what it is\n"
+              "----  ----------------\n"
+              "m     a text that is\n"
+              "      long\n"
+              "m     n\xc3\xa4h\n"
+              "Left out, shown by\n"
+              "--wide: alike, number\n");
+  for (table_width = 1; table_width < 16; table_width++) { /* too little for anything */
+    char *text = NULL;
+    size_t size = 0;
+    FILE *file = open_memstream(&text, &size);
+    write_table(grid, file);
+    ck_assert_int_eq(fclose(file), 0);
+    ck_assert_ptr_nonnull(strstr(text, "long"));
+    free(text);
+  }
+  table_width = 0;
+  grid_free(grid);
+}
+END_TEST
+
+/* COLUMNS counts where it makes sense. */
+START_TEST(widths) {
+  const int null = open("/dev/null", O_WRONLY);
+  ck_assert_int_ge(null, 0);
+  static const struct {
+    const char *columns;
+    size_t width;
+  } cases[] = {{"100", 100}, {"0", 0}, {"-1", 0}, {"many", 0}, {"", 0}, {NULL, 0}};
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    if (cases[i].columns != NULL) setenv("COLUMNS", cases[i].columns, 1);
+    if (cases[i].columns == NULL) unsetenv("COLUMNS");
+    ck_assert_uint_eq(terminal_width(null), cases[i].width);
+  }
+  close(null);
 }
 END_TEST
 
@@ -286,6 +365,8 @@ int main(void) {
   tcase_add_test(tests, words_that_are_near);
   tcase_add_test(tests, units_and_times);
   tcase_add_test(tests, grids);
+  tcase_add_test(tests, narrow_grids);
+  tcase_add_test(tests, widths);
   Suite *suite = suite_create("bench");
   suite_add_tcase(suite, tests);
   SRunner *runner = srunner_create(suite);

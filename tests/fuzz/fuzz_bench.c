@@ -324,7 +324,10 @@ static void try_grid(struct fuzz_input *input) {
   enum { COLUMNS = 3, CELLS = 9, WIDTH = 24 };
   char cells[CELLS][WIDTH];
   struct grid *grid = grid_create(fuzz_one_in(input, 2) ? "Title" : NULL);
-  for (int i = 0; i < COLUMNS; i++) grid_column(grid, "column", i == 0);
+  for (int i = 0; i < COLUMNS; i++) {
+    grid_column(grid, "column", i != 1);
+    if (i == 1) grid_expendable(grid, 1);
+  }
   for (int i = 0; i < CELLS; i++) {
     fuzz_string(input, cells[i], WIDTH);
     grid_cell(grid, "%s", cells[i]);
@@ -333,7 +336,10 @@ static void try_grid(struct fuzz_input *input) {
   size_t size = 0;
   FILE *file = open_memstream(&text, &size);
   FUZZ_EXPECT(file != NULL, "no stream in memory");
-  grid_write_table(grid, file);
+  static const size_t widths[] = {0, 1, 20, 80};
+  for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++) {
+    grid_write_table(grid, file, widths[i]);
+  }
   grid_write_markdown(grid, file);
   fflush(file);
   const size_t start = size;
