@@ -56,7 +56,7 @@ static const struct {
 } written[TENSORS] = {
     {"blocks.0.weight", EK_F32, f32},
     {"double \"quoted\"", EK_F64, f64},
-    {"half", EK_F16, f16},
+    {"half\\\x1f", EK_F16, f16},
     {"bfloat", EK_BF16, bf16},
     {"größe", EK_I32, i32},
     {"long", EK_I64, i64},
@@ -71,7 +71,7 @@ static void list_entries(ek_safetensors_entry *entries) {
   }
 }
 
-static const ek_safetensors_pair pairs[] = {{"step", "12"}, {"who", "check \"safetensors\""}};
+static const ek_safetensors_pair pairs[] = {{"step", "12"}, {"who", "check \"safetensors\" \\\n"}};
 
 /* In pieces of 5 bytes if asked to. */
 static ek_status write_all(bool pieces) {
@@ -189,6 +189,7 @@ START_TEST(what_does_not_fit_is_refused) {
       {"{\"\":{\"dtype\":\"F32\"}}", 0, "a tensor has no name"},
       {"{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,4]}}", 4, "tensor a: it has no shape"},
       {"{" T("a", "F32", "[1]", 0, 5) "}", 5, "tensor a: its bytes are not as many"},
+      {"{" T("a", "F4", "[3]", 0, 1) "}", 1, "tensor a: its bytes are not as many"}, /* 12 bits */
       {"{" T("a", "F32", "[-1]", 0, 4) "}", 4, "tensor a: a size of its shape"},
       {"{" T("a", "F32", "[1.0]", 0, 4) "}", 4, "tensor a: a size of its shape"},
       {"{" T("a", "F32", "[4294967296,4294967296]", 0, 0) "}", 0, "tensor a: a size of its shape"},
@@ -200,6 +201,7 @@ START_TEST(what_does_not_fit_is_refused) {
       {"{" T("a", "F32", "[1]", 0, 4) "," T("a", "F32", "[1]", 4, 8) "}", 8, "cannot be read"},
       {"{" T("a", "F32", "[1]", 0, 4) "," T("b", "F32", "[1]", 2, 6) "}", 6, "another tensor lies"},
       {"{" T("a", "F32", "[1]", 0, 4) "," T("b", "F32", "[1]", 5, 9) "}", 9, "belong to no tensor"},
+      {"{" T("a", "F32", "[1]", 4, 8) "}", 8, "belong to no tensor"},
       {"{" T("a", "F32", "[1]", 0, 4) "}", 5, "longer than its tensors"},
       {"{" T("a", "NEW", "[1]", 0, 4) ",\"__metadata__\":[]}", 4, "holds no pairs"},
       {"{\"__metadata__\":{\"k\":1}}", 0, "is no string"},
@@ -239,6 +241,40 @@ START_TEST(what_does_not_fit_is_refused) {
     ck_assert(ck_contains(ek_error_message(), path));
     ck_assert_ptr_null(file);
   }
+}
+END_TEST
+
+/* Refused for its length, before memory is taken for it; the file has as many bytes. */
+START_TEST(no_header_is_that_long) {
+  enum { LONGEST = 100000000 };
+  ek_safetensors *file = NULL;
+  if (no_files()) return;
+  for (int more = 0; more < 2; more++) {
+    put_file("", 0);
+    const uint32_t length = LONGEST + (uint32_t)more;
+    const int bytes = open(path, O_WRONLY);
+    const uint8_t prefix[] = {(uint8_t)length, (uint8_t)(length >> 8), (uint8_t)(length >> 16),
+                              (uint8_t)(length >> 24)};
+    ck_assert_int_eq(pwrite(bytes, prefix, sizeof prefix, 0), sizeof prefix);
+    ck_assert_int_eq(ftruncate(bytes, (off_t)length + 8), 0);
+    ck_assert_int_eq(close(bytes), 0);
+    ck_fails(ek_safetensors_open(&file, path), EK_ERR_CORRUPT,
+             more ? "a header of 100000001 bytes" : "this is no safetensors file");
+  }
+}
+END_TEST
+
+/* A tensor of more dimensions than the library has is there, and cannot be read as anything. */
+START_TEST(nine_dimensions_are_too_many) {
+  ek_safetensors *file = NULL;
+  float number = 0;
+  ek_tensor host = {.data = &number, .type = EK_F32};
+  if (no_files()) return;
+  put_file("{" T("a", "F32", "[1,1,1,1,1,1,1,1,1]", 0, 4) "," T("b", "F32", "[]", 4, 8) "}", 8);
+  ck_ok(ek_safetensors_open(&file, path));
+  ck_ok(ek_safetensors_read(&host, file, "b"));
+  ck_fails(ek_safetensors_read(&host, file, "a"), EK_ERR_TYPE, "more than 8 dimensions");
+  ek_safetensors_free(file);
 }
 END_TEST
 
@@ -366,7 +402,9 @@ START_TEST(a_file_is_not_there_before_it_is_whole) {
     ck_fails(ek_safetensors_create(&writer, path, entries, TENSORS, NULL, 0),
              EK_ERR_INVALID_ARGUMENT, "name");
   }
-  const ek_safetensors_pair own = {"evenkeel.xxh3/x", ""};
+  const ek_safetensors_pair own = {"evenkeel.xxh3/x", ""}, same[] = {pairs[0], pairs[1], pairs[0]};
+  ck_fails(ek_safetensors_create(&writer, path, NULL, 0, same, 3), EK_ERR_INVALID_ARGUMENT,
+           "two pairs of the header have the same key, \"step\"");
   ck_fails(ek_safetensors_create(&writer, path, NULL, 0, &own, 1), EK_ERR_INVALID_ARGUMENT, "own");
   ck_ok(read_all());
 }
@@ -487,7 +525,7 @@ static double value_of(uint16_t bits, int exponent) {
 }
 
 START_TEST(numbers_of_16_bits_are_widened_exactly) {
-  enum { ALL = 1 << 16 };
+  enum { ALL = 5 << 16 }; /* each one five times: read in more pieces than one */
   const ek_type type = _i % 2 == 0 ? EK_F16 : EK_BF16, wide = _i < 2 ? EK_F32 : EK_F64;
   const ek_safetensors_entry entry = {"all", {.type = type, .rank = 1, .shape = {ALL}}};
   ek_safetensors_writer *writer = NULL;
@@ -566,6 +604,8 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(files, what_is_written_is_read, 0, 2);
   tcase_add_test(files, other_programs_files_are_read);
   tcase_add_test(files, what_does_not_fit_is_refused);
+  tcase_add_test(files, no_header_is_that_long);
+  tcase_add_test(files, nine_dimensions_are_too_many);
   tcase_add_test(files, what_others_add_is_passed_over);
   tcase_add_test(files, nesting_takes_no_stack);
   tcase_add_test(files, what_cannot_be_opened_says_why);

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -285,6 +286,35 @@ START_TEST(a_line_that_was_cut) {
 }
 END_TEST
 
+/* The disk is full in the middle of a line: the same metrics end that line before the next one. */
+START_TEST(a_line_that_is_cut) {
+  enum { FITS = 20 };
+  make_folder();
+  ek_group *group = ck_open("cpu:1", 1);
+  ek_metrics *metrics = NULL;
+  struct rlimit limit;
+  ck_ok(ek_metrics_open(&metrics, group, NULL, lines));
+  ck_ok(ek_metrics_step(metrics, &good, 1000));
+  ck_assert(signal(SIGXFSZ, SIG_IGN) != SIG_ERR && getrlimit(RLIMIT_FSIZE, &limit) == 0);
+  const struct rlimit before = limit;
+  limit.rlim_cur = strlen(read_file(lines)) + FITS;
+  ck_assert(setrlimit(RLIMIT_FSIZE, &limit) == 0);
+  ck_fails(ek_metrics_step(metrics, &good, 1000), EK_ERR_IO, "only a part of a line was written");
+  ck_fails(ek_metrics_step(metrics, &good, 1000), EK_ERR_IO, "cannot be written"); /* nothing is */
+  ck_assert(setrlimit(RLIMIT_FSIZE, &before) == 0);
+  for (int i = 0; i < 2; i++) ck_ok(ek_metrics_step(metrics, &good, 1000));
+  ck_ok(ek_metrics_free(metrics));
+  ck_assert_uint_eq(count_lines(lines), 4);
+  size_t whole = 0;
+  for (const char *at = text; (at = strstr(at, "]}\n")) != NULL; at++) whole++;
+  ck_assert_uint_eq(whole, 3);
+  says(lines, "]}\n{\"time\": ");
+  ck_assert_ptr_null(strstr(text, "\n\n"));
+  ek_group_free(group);
+  remove_folder();
+}
+END_TEST
+
 START_TEST(misuse_and_failures) {
   make_folder();
   ek_group *group = ck_open("cpu:2", 1);
@@ -336,6 +366,7 @@ static Suite *make_suite(void) {
   tcase_add_test(tests, a_locale_with_a_comma);
   tcase_add_test(tests, lines_to_a_pipe);
   tcase_add_test(tests, a_line_that_was_cut);
+  tcase_add_test(tests, a_line_that_is_cut);
   return suite;
 }
 CK_MAIN(make_suite)

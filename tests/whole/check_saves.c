@@ -222,7 +222,7 @@ START_TEST(half_a_load_is_torn) {
 }
 END_TEST
 
-/* Copies the state of step 1 to that of step 2, with another type for one parameter. */
+/* Copies the state of step 1 to that of step 2, with EK_I32 for one entry. */
 static void retype(const char *name) {
   enum { MOST = 64 };
   char from[128], to[128];
@@ -245,7 +245,7 @@ static void retype(const char *name) {
     const size_t bytes = ek_tensor_bytes(&host);
     ck_assert_ptr_nonnull(host.data = calloc(1, bytes + 1));
     ck_ok(ek_safetensors_read(&host, file, list[i].name));
-    ck_ok(ek_safetensors_write(writer, i, host.data, bytes));
+    ck_ok(ek_safetensors_write(writer, i, host.data, ek_tensor_bytes(&list[i].like)));
     free(host.data);
   }
   ck_ok(ek_safetensors_finish(writer));
@@ -253,7 +253,7 @@ static void retype(const char *name) {
   ek_safetensors_free(file);
 }
 
-/* Seen before anything is written, for the last entry as for the first. */
+/* Seen before anything is written, for the last entry as for the first; and 32 bits are no seed. */
 START_TEST(whole_numbers_are_no_weights) {
   if (!files) return;
   go(1);
@@ -261,8 +261,9 @@ START_TEST(whole_numbers_are_no_weights) {
   go(1);
   struct ck_state before = ck_state_take(t.model);
   for (size_t i = 0; i < before.count; i++) {
-    if (before.info[i].like.type != EK_F32) continue;
-    retype(before.info[i].name);
+    const char *name = before.info[i].name;
+    if (before.info[i].like.type != EK_F32 && strcmp(name, "run/seed") != 0) continue;
+    retype(name);
     ck_fails(ek_checkpoint_load(NULL, t.model, folder), EK_ERR_MISMATCH, "has another type");
     struct ck_state after = ck_state_take(t.model);
     ck_state_same("after a state of whole numbers", &after, &before);
