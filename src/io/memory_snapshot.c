@@ -37,6 +37,7 @@ struct writing {
   struct ek__value_file values;
   struct ek__arena *arena; /* of the device that is written */
   uint64_t base;           /* its first address */
+  bool grown;              /* a block that was held before the recording has grown in it */
   struct refused refused;
 };
 
@@ -109,6 +110,25 @@ static int by_serial(const void *left, const void *right) {
   return (a->serial > b->serial) - (a->serial < b->serial);
 }
 
+/* Bytes by which a block has grown in the recording that was held before it. */
+static uint64_t grown_by(const struct writing *it, uint64_t serial) {
+  uint64_t more = 0;
+  for (size_t i = 0; it->grown && i < it->arena->event_count; i++) {
+    const int64_t delta = it->arena->events[i].delta_bytes;
+    if (delta > 0 && it->arena->places[i].serial == serial) more += (uint64_t)delta;
+  }
+  return more;
+}
+
+static bool has_grown(const struct ek__arena *arena) {
+  for (size_t i = 0; i < arena->event_count; i++) {
+    if (arena->events[i].delta_bytes > 0 && arena->places[i].serial <= arena->event_serial) {
+      return true;
+    }
+  }
+  return false;
+}
+
 /* What is held by blocks that were taken before request number `serial`, in that order. */
 static ek_status put_held(struct writing *it, uint64_t serial) {
   const struct ek_memory **held = NULL;
@@ -122,7 +142,10 @@ static ek_status put_held(struct writing *it, uint64_t serial) {
   for (size_t i = 0; i < count; i++) {
     const struct ek_memory *b = held[i];
     const struct ek__event_place place = {
-        .offset = b->offset, .bytes = b->bytes, .holder = b->holder, .function = b->function};
+        .offset = b->offset,
+        .bytes = b->bytes - grown_by(it, b->serial),
+        .holder = b->holder,
+        .function = b->function};
     put_taken(it, &place, b->category, 0);
   }
   ek__free((void *)held);
@@ -131,10 +154,11 @@ static ek_status put_held(struct writing *it, uint64_t serial) {
 
 static void put_recorded(struct writing *it) {
   for (size_t i = 0; i < it->arena->event_count; i++) { /* what was held before, and is not now */
-    const struct ek__event_place *place = &it->arena->places[i];
+    struct ek__event_place place = it->arena->places[i];
     const bool given_back = it->arena->events[i].delta_bytes < 0;
-    if (!given_back || place->serial > it->arena->event_serial) continue;
-    put_taken(it, place, it->arena->events[i].category, 0);
+    if (!given_back || place.serial > it->arena->event_serial) continue;
+    place.bytes -= grown_by(it, place.serial);
+    put_taken(it, &place, it->arena->events[i].category, 0);
   }
   for (size_t i = 0; i < it->arena->event_count; i++) {
     const ek_memory_event *event = &it->arena->events[i];
@@ -173,6 +197,7 @@ static void put_last(struct writing *it) {
 
 static ek_status put_trace(struct writing *it) {
   const bool recorded = it->arena->recording && it->arena->events_dropped == 0;
+  it->grown = recorded && has_grown(it->arena);
   ek__value_open(&it->values, true);
   EK_TRY(put_held(it, recorded ? it->arena->event_serial : UINT64_MAX));
   if (recorded) put_recorded(it);

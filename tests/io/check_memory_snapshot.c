@@ -206,7 +206,7 @@ static void remove_folder(void) {
 START_TEST(a_snapshot_is_what_is_held) {
   struct ck_linears it;
   make_folder();
-  ck_linears_open_in(&it, _i % 2 == 0 ? "cpu:2" : "plan:2", WIDTH, EK_MODE_REPLICATED,
+  ck_linears_open_in(&it, _i % 2 == 0 ? "cpu:2" : "plan:2@3GiB", WIDTH, EK_MODE_REPLICATED,
                      _i < 2 ? EK_F32 : EK_BF16);
   ck_ok(ck_linears_step(&it));
   size_t held = 0;
@@ -245,6 +245,56 @@ START_TEST(a_part_of_a_recording_is_not_shown) {
   (void)check_snapshot(snapshot, it.group);
   ck_value_free(snapshot);
   ck_linears_close(&it);
+  remove_folder();
+}
+END_TEST
+
+/* In a pickle they are appended by the thousand, which the reader counts. */
+START_TEST(a_long_recording_is_shown) {
+  struct ck_linears it;
+  make_folder();
+  ck_linears_open(&it, "plan:2", WIDTH, EK_MODE_REPLICATED);
+  for (size_t k = 0; k < DEVICES; k++) {
+    ck_ok(ek_memory_record_start(ek_group_device(it.group, k), 10000));
+  }
+  for (int i = 0; i < 140; i++) ck_ok(ck_linears_step(&it));
+  ck_ok(ek_memory_snapshot(it.group, path));
+  struct ck_value *snapshot = ck_read_snapshot(path);
+  ck_assert_uint_gt(check_snapshot(snapshot, it.group), DEVICES * 2400);
+  ck_value_free(snapshot);
+  ck_linears_close(&it);
+  remove_folder();
+}
+END_TEST
+
+/* Blocks that were taken before the recording and in it, the last request before it among them;
+ * each grows once. */
+START_TEST(blocks_grow) {
+  enum { BEFORE = 2, ALL = 4 };
+  const int64_t shape[] = {2, WIDTH};
+  make_folder();
+  ek_group *group = ck_open("cpu:1", 1);
+  ek_device *device = ek_group_device(group, 0);
+  ek_tensor tensors[ALL];
+  for (int i = 0; i < ALL; i++) {
+    if (i == BEFORE) ck_ok(ek_memory_record_start(device, 100));
+    ck_ok(ek_tensor_create(&tensors[i], device, EK_MEMORY_INPUTS, EK_F32, 2, shape));
+    ck_ok(ek_memory_snapshot(group, json));
+    struct ck_value *snapshot = ck_read_snapshot(json);
+    (void)check_snapshot(snapshot, group);
+    ck_value_free(snapshot);
+  }
+  for (int i = ALL - 1; i >= 0; i--) { /* each into the room of the one after it */
+    bool grown = false;
+    ck_ok(ek_tensor_grow(&grown, &tensors[i], 3));
+    ck_assert(grown);
+    ck_ok(ek_memory_snapshot(group, json));
+    struct ck_value *snapshot = ck_read_snapshot(json);
+    (void)check_snapshot(snapshot, group);
+    ck_value_free(snapshot);
+    ek_tensor_free(&tensors[i]);
+  }
+  ck_ok(ek_group_free(group));
   remove_folder();
 }
 END_TEST
@@ -541,6 +591,8 @@ static Suite *make_suite(void) {
   TCase *tests = ck_case(suite, "memory_snapshot");
   tcase_add_loop_test(tests, a_snapshot_is_what_is_held, 0, ck_has_halves() ? 4 : 2);
   tcase_add_test(tests, a_part_of_a_recording_is_not_shown);
+  tcase_add_test(tests, a_long_recording_is_shown);
+  tcase_add_test(tests, blocks_grow);
   tcase_add_test(tests, memory_runs_out);
   tcase_add_test(tests, modules_hold_what_they_took);
   tcase_add_test(tests, another_thread_writes);
