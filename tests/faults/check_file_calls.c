@@ -272,6 +272,30 @@ START_TEST(every_call_of_a_load) {
 }
 END_TEST
 
+/* A state that another process removed after the folder was read: it has saved a later one, so the
+ * folder is read again. */
+START_TEST(a_state_is_removed_meanwhile) {
+  const struct ck_setup setup = setup_of();
+  struct ck_training t;
+  ek_checkpoint_info info;
+  int gone = 0;
+  ck_training_open(&t, &setup);
+  go(&t, 1);
+  ek_status status = save(&t, false);
+  for (int n = 1, made = 1; status != EK_ERR_UNSUPPORTED && n <= made; n++) {
+    file_calls_begin(FILE_GONE, n);
+    status = ek_checkpoint_load(&info, t.model, folder);
+    made = file_calls_end();
+    ck_assert_msg(status == EK_OK && info.step == 1, "call %d of %s: %s", n, file_calls_sequence(),
+                  ek_error_message());
+    gone += file_calls_sequence()[n - 1] == 'o';
+  }
+  ck_assert(status == EK_ERR_UNSUPPORTED || gone > 0);
+  ck_training_close(&t);
+  clear();
+}
+END_TEST
+
 /* A disk that writes other bytes than it was given: the state before stays, and the save says so.
  * */
 START_TEST(what_is_written_wrong_removes_nothing) {
@@ -280,7 +304,7 @@ START_TEST(what_is_written_wrong_removes_nothing) {
   ek_checkpoint_info info;
   ek_checkpoint_options options = EK_CHECKPOINT_OPTIONS_INIT;
   int calls = 1, refused = 0;
-  options.keep = 1;
+  options.keep = _i == 0 ? 1 : 0; /* where the step is the same it replaces a state without it */
   ck_training_open(&t, &setup);
   go(&t, 1);
   ek_status status = ek_checkpoint_save(t.model, folder, &options);
@@ -350,6 +374,7 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(tests, direct_writes_may_be_unknown, 0, 2);
   tcase_add_loop_test(tests, interrupted_calls_are_continued, 0, 4);
   tcase_add_loop_test(tests, every_call_of_a_load, 0, 2);
+  tcase_add_test(tests, a_state_is_removed_meanwhile);
   tcase_add_loop_test(tests, what_is_written_wrong_removes_nothing, 0, 2);
   tcase_add_loop_test(tests, a_refused_close_is_an_error, 0, 2);
   return suite;

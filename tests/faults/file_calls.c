@@ -20,7 +20,8 @@
 #include <unistd.h>
 
 const char *const file_fault_names[FILE_FAULTS] = {
-    "none", "EIO", "ENOSPC", "SIGKILL", "EINVAL", "EINTR", "half of the bytes", "a flipped bit"};
+    "none", "EIO", "ENOSPC", "SIGKILL", "EINVAL", "EINTR", "half of the bytes", "a flipped bit",
+    "ENOENT"};
 
 enum { MOST = 4096 };
 
@@ -47,6 +48,7 @@ static int error_of(enum file_fault fault) {
   return fault == FILE_ENOSPC   ? ENOSPC
          : fault == FILE_EINVAL ? EINVAL
          : fault == FILE_EINTR  ? EINTR
+         : fault == FILE_GONE   ? ENOENT
                                 : EIO;
 }
 
@@ -57,6 +59,7 @@ static int refused(char letter) {
   if (number <= MOST) sequence[number - 1] = letter;
   if (wanted == FILE_NONE || number != atomic_load(&at)) return 0;
   if ((wanted == FILE_SHORT || wanted == FILE_FLIP) && letter != 'w' && letter != 'p') return 0;
+  if (wanted == FILE_GONE && letter != 'o') return 0;
   if (wanted == FILE_EINTR && strchr("owpsfcale", letter) == NULL) return 0;
   if (wanted == FILE_KILL) (void)kill(getpid(), SIGKILL);
   errno = error_of(wanted);

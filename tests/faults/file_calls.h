@@ -14,6 +14,7 @@ enum file_fault {
   FILE_EINTR,
   FILE_SHORT, /* a read or a write does half of its bytes */
   FILE_FLIP,  /* a write changes a bit, and says that all is well */
+  FILE_GONE,  /* what is opened is not there */
   FILE_FAULTS
 };
 extern const char *const file_fault_names[FILE_FAULTS];

@@ -274,19 +274,22 @@ START_TEST(other_states_are_refused) {
 }
 END_TEST
 
-/* Copies a state, with 8 other bytes for one entry and another position. */
+/* Copies a state, with 8 other bytes for one entry, another position, and a schedule that lacks its
+ * last number. */
 static void forge(const char *to, const char *from, const char *name, const void *number,
                   const char *position) {
   enum { MOST = 64 };
   ek_safetensors *file = NULL;
   ek_safetensors_writer *writer = NULL;
   ek_safetensors_entry entries[MOST];
-  const ek_safetensors_pair pairs[] = {{"evenkeel.state", "1"}, {"evenkeel.position", position}};
+  const ek_safetensors_pair pairs[] = {{"evenkeel.state", "1"},
+                                       {"evenkeel.position", position},
+                                       {"evenkeel.schedule", "0 0x1p-3 0x0p+0 0"}};
   ck_ok(ek_safetensors_open(&file, from));
   const size_t count = ek_safetensors_count(file);
   ck_assert_uint_le(count, MOST);
   for (size_t i = 0; i < count; i++) entries[i] = *ek_safetensors_at(file, i);
-  ck_ok(ek_safetensors_create(&writer, to, entries, count, pairs, 2));
+  ck_ok(ek_safetensors_create(&writer, to, entries, count, pairs, 3));
   for (size_t i = 0; i < count; i++) {
     ek_tensor host = entries[i].like;
     const size_t bytes = ek_tensor_bytes(&host);
@@ -356,14 +359,18 @@ END_TEST
 
 /* ---- what a program adds ---- */
 
+/* One extra is longer than the pieces in which a state is written. */
 START_TEST(extras_come_back) {
+  enum { LONG = 300000 };
   const struct ck_setup setup = setup_of("mlp", 2);
   struct ck_training t;
   int64_t numbers[3] = {INT64_MIN, -1, INT64_MAX}, got[3] = {0};
   float nothing[1] = {0};
-  ek_checkpoint_extra extras[2] = {
+  float *longer = calloc(2 * LONG, sizeof *longer), *read = longer + LONG;
+  ek_checkpoint_extra extras[3] = {
       {"sampler", {.data = numbers, .type = EK_I64, .rank = 1, .shape = {3}}},
-      {"empty", {.data = nothing, .type = EK_F32, .rank = 1, .shape = {0}}}};
+      {"empty", {.data = nothing, .type = EK_F32, .rank = 1, .shape = {0}}},
+      {"long", {.data = longer, .type = EK_F32, .rank = 1, .shape = {LONG}}}};
   ek_tensor host = {.data = got, .type = EK_I64, .rank = 1, .shape = {3}};
   ek_checkpoint_options options = EK_CHECKPOINT_OPTIONS_INIT;
   ek_checkpoint_write *write = NULL;
@@ -372,7 +379,8 @@ START_TEST(extras_come_back) {
   ck_training_open(&t, &setup);
   if (!no_files(&t)) {
     options.extras = extras;
-    options.extra_count = 2;
+    options.extra_count = 3;
+    for (int i = 0; i < LONG; i++) longer[i] = (float)i;
     go(&t, 0, 1);
     if (_i == 0) ck_ok(ek_checkpoint_save(t.model, folder, &options));
     if (_i == 1) ck_ok(ek_checkpoint_begin(&write, t.model, folder, &options));
@@ -383,6 +391,10 @@ START_TEST(extras_come_back) {
     ck_ok(ek_safetensors_read(&host, file, "user/sampler"));
     ck_assert(got[0] == INT64_MIN && got[1] == -1 && got[2] == INT64_MAX);
     ck_assert_ptr_nonnull(ek_safetensors_find(file, "user/empty"));
+    host = (ek_tensor){.data = read, .type = EK_F32, .rank = 1, .shape = {LONG}};
+    ck_ok(ek_safetensors_read(&host, file, "user/long"));
+    for (int i = 0; i < LONG; i++) ck_assert(read[i] == (float)i);
+    options.extra_count = 2;
     ek_safetensors_free(file);
     extras[1].name = "sampler";
     ck_fails(ek_checkpoint_save(t.model, folder, &options), EK_ERR_INVALID_ARGUMENT, "same name");
@@ -397,6 +409,7 @@ START_TEST(extras_come_back) {
     ck_fails(ek_checkpoint_save(t.model, folder, &options), EK_ERR_INVALID_ARGUMENT, "extras");
     ck_ok(ek_checkpoint_load(NULL, t.model, folder));
   }
+  free(longer);
   ck_training_close(&t);
 }
 END_TEST

@@ -144,6 +144,7 @@ static struct ck_value *read_pickle(const unsigned char *at, const unsigned char
       at += opcode == 0x8a;
       stack[depth] = make_value(0);
       stack[depth++]->number = little_endian(at, bytes);
+      ck_assert(opcode != 'J' || stack[depth - 1]->number <= INT32_MAX); /* it has a sign */
       at += bytes;
     }
   }
