@@ -20,19 +20,22 @@
 #include "core/options.h"
 #include "core/sizes.h"
 #include "parallel_internal.h"
+#include "weights_config.h"
 
 static const char memory_of[] = "a model's weights";
+enum { LONGEST_PREFIX = 600 };
 
 struct weight {
   ek_state_info info;
-  char name[2 * EK_STATE_NAME_SIZE]; /* in the file */
-  bool transposed;
+  char name[2 * EK_STATE_NAME_SIZE]; /* in the file, with the prefix */
+  bool transposed, bare;             /* bare: a file that is written has it without the prefix */
   size_t place, bytes; /* in the block */
 };
 
 struct weights {
   struct weight *list;
   size_t count, prefix; /* the length of the prefix of names in the file */
+  bool foreign;         /* names are those of another program */
   char *block;
 };
 
@@ -56,6 +59,11 @@ static bool matches(const char **number, size_t *length, const char *name, const
   return *length > 0 && strcmp(*number + *length, hole + 2) == 0;
 }
 
+/* As it is written, or the other form, which a load takes too. */
+static const char *form_of(const struct weights *w, const struct weight *weight, bool written) {
+  return weight->name + (weight->bare == written ? w->prefix : 0);
+}
+
 static void name_in_file(struct weight *weight, const ek_weights_options *o) {
   const char *prefix = o->prefix == NULL ? "" : o->prefix;
   for (size_t i = 0; i < o->name_count; i++) {
@@ -64,12 +72,13 @@ static void name_in_file(struct weight *weight, const ek_weights_options *o) {
     size_t length = 0;
     if (!matches(&number, &length, weight->info.name, row->model)) continue;
     const size_t before = hole == NULL ? strlen(row->file) : (size_t)(hole - row->file);
-    (void)snprintf(weight->name, sizeof weight->name, "%.600s%.*s%.*s%s", prefix, (int)before,
+    (void)snprintf(weight->name, sizeof weight->name, "%s%.*s%.*s%s", prefix, (int)before,
                    row->file, (int)length, number, hole == NULL ? "" : hole + 2);
     weight->transposed = row->transposed && weight->info.like.rank == 2;
+    weight->bare = row->bare;
     return;
   }
-  (void)snprintf(weight->name, sizeof weight->name, "%.600s%s", prefix, weight->info.name);
+  (void)snprintf(weight->name, sizeof weight->name, "%s%s", prefix, weight->info.name);
 }
 
 /* ---- the list and the block ---- */
@@ -104,6 +113,10 @@ static ek_status open_weights(struct weights *w, const ek_data_parallel_model *m
               "devices that only count have no weights");
   EK_TRY(ek__model_check(model));
   w->prefix = o.prefix == NULL ? 0 : strlen(o.prefix);
+  EK__FAIL_IF(w->prefix > LONGEST_PREFIX, EK_ERR_INVALID_ARGUMENT,
+              "ek_weights_options: the prefix has %zu bytes, expected at most %d", w->prefix,
+              LONGEST_PREFIX);
+  w->foreign = o.name_count > 0;
   const ek_status status = fill_list(w, model, &o);
   if (status != EK_OK) close_weights(w);
   return status;
@@ -150,11 +163,11 @@ static ek_status turn(const struct weights *w, const struct weight *weight, cons
 static ek_status read_weight(const struct weights *w, const struct weight *weight,
                              const ek_safetensors *file, const char *path) {
   ek_tensor host = in_file(weight);
-  const char *name = weight->name;
+  const char *name = form_of(w, weight, true);
   const ek_safetensors_entry *entry = ek_safetensors_find(file, name);
-  if (entry == NULL) entry = ek_safetensors_find(file, name += w->prefix);
+  if (entry == NULL) entry = ek_safetensors_find(file, name = form_of(w, weight, false));
   EK__FAIL_IF(entry == NULL, EK_ERR_MISMATCH, "%s has no %s, which the model calls %s", path,
-              weight->name, weight->info.name);
+              form_of(w, weight, true), weight->info.name);
   EK__FAIL_IF(!ek__same_sizes(host.rank, host.shape, entry->like.rank, entry->like.shape),
               EK_ERR_MISMATCH, "%s: %s has another shape than the model's %s", path, name,
               weight->info.name);
@@ -171,6 +184,9 @@ ek_status ek_weights_load(ek_data_parallel_model *model, const char *path,
   EK__MODEL_ENTER(model, "ek_weights_load");
   EK_TRY(open_weights(&w, model, options));
   ek_status status = ek_safetensors_open(&file, path);
+  if (status == EK_OK && w.foreign) {
+    status = ek__config_check(&model->replicas[0]->layout, path);
+  }
   for (size_t i = 0; i < w.count && status == EK_OK; i++) {
     status = read_weight(&w, &w.list[i], file, path);
   }
@@ -209,7 +225,7 @@ ek_status ek_weights_save(const ek_data_parallel_model *model, const char *path,
   EK_TRY(open_weights(&w, model, options));
   ek_status status = ek__new(&entries, w.count, sizeof *entries, memory_of);
   for (size_t i = 0; i < w.count && status == EK_OK; i++) {
-    entries[i] = (ek_safetensors_entry){w.list[i].name, in_file(&w.list[i])};
+    entries[i] = (ek_safetensors_entry){form_of(&w, &w.list[i], true), in_file(&w.list[i])};
   }
   if (status == EK_OK) status = ek_safetensors_create(&writer, path, entries, w.count, pairs, 1);
   if (status == EK_OK) status = write_all(&w, model, writer);

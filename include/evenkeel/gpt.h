@@ -63,9 +63,14 @@ typedef struct ek_gpt_options {
 /* EK_ERR_INVALID_ARGUMENT for sizes that do not fit, and for `loss` without a fused loss. */
 EK_API EK_CHECKED ek_status ek_gpt_create(ek_module **module, const ek_gpt_options *options);
 
-/* The names of its parameters in files of the package `transformers` (GPT2LMHeadModel), whose
- * linears are transposed; a static table, for weights.h. Newer files have the prefix
- * "transformer.". */
+/*
+ * The names of its parameters in files of the package `transformers` (GPT2LMHeadModel), whose
+ * linears are transposed; a static table, for weights.h. What that class writes has the prefix
+ * "transformer."; the weight of an untied head, lm_head.weight, never has it. Version 4 of the
+ * package refuses an untied model without the prefix. A load compares config.json in the folder
+ * with the model: the activation, the epsilon of the norms, the sizes, the scale of attention, and
+ * whether the head is tied.
+ */
 EK_API const ek_weight_name *ek_gpt_hugging_face(size_t *count);
 
 EK_END_DECLARATIONS

@@ -60,6 +60,20 @@ typedef struct ek_formula {
   bool has_bias;
 } ek_formula;
 
+typedef enum ek_fact_kind {
+  EK_FACT_NUMBER = 0,
+  EK_FACT_BOOLEAN = 1,
+  EK_FACT_WORD = 2
+} ek_fact_kind;
+
+/* What a configuration file beside a model's weights must say of it, if it says anything. */
+typedef struct ek_fact {
+  const char *key; /* in the file: "n_head" */
+  ek_fact_kind kind;
+  double number;     /* or 0 and 1 for false and true; compared to six digits */
+  const char *words; /* those that mean the same, with bars between them: "gelu_new|gelu_fast" */
+} ek_fact;
+
 typedef struct ek_module_ops {
   size_t size;      /* sizeof(ek_module_ops) */
   const char *kind; /* "linear"; used in messages */
@@ -162,6 +176,13 @@ typedef struct ek_module_ops {
    */
   ek_status (*predict)(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
                        ek_tensor *outputs);
+
+  /*
+   * (optional) fallback: nothing is known. What config.json in the folder of a file of weights must
+   * agree with (weights.h): returns a table, which lives as long as the module, and its length.
+   * Only what the shapes of the parameters do not show needs to be there, such as a number of heads.
+   */
+  const ek_fact *(*facts)(const ek_module *self, size_t *count);
 } ek_module_ops;
 
 /*

@@ -11,6 +11,7 @@ typedef struct ek_weight_name {
   const char *file;  /* there, as "h.%d.attn.c_attn.weight" */
   const char *model; /* here, as "blocks.%d.attention.qkv.weight" */
   bool transposed;   /* there [in, out], here [out, in] */
+  bool bare;         /* there it never has the prefix of ek_weights_options */
 } ek_weight_name;
 
 #endif /* EVENKEEL_WEIGHT_NAMES_H */

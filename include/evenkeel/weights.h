@@ -21,7 +21,9 @@ typedef struct ek_weights_options {
   size_t size;
   const ek_weight_name *names; /* what is not in the table has the same name in both */
   size_t name_count;
-  const char *prefix; /* of every name in the file; a load takes names without it, too. NULL: "" */
+  /* Of the names in the file, except those that are `bare` in the table; at most 600 bytes. A load
+   * takes names without it, too, and bare ones with it. NULL: "" */
+  const char *prefix;
 } ek_weights_options;
 #define EK_WEIGHTS_OPTIONS_INIT                                                                    \
   { sizeof(ek_weights_options), NULL, 0, NULL }
@@ -31,7 +33,12 @@ typedef struct ek_weights_options {
  * all devices; tensors of the file that the model does not have are passed over. All of them are in
  * host memory before the first is written, so that a file that fails changes nothing; a device that
  * fails then tears the model.
- * EK_ERR_MISMATCH  the file lacks one, or has it in another shape: the message names it
+ * With a table of names, config.json in the file's folder, where there is one, must not contradict
+ * what modules declare (ek_module_ops.facts, as ek_gpt does): another activation would give other
+ * results in silence.
+ * EK_ERR_MISMATCH          the file lacks one, or has it in another shape: the message names it
+ * EK_ERR_INVALID_ARGUMENT  config.json says otherwise: the message names the key
+ * EK_ERR_CORRUPT           config.json is no object of JSON
  * and the errors of safetensors.h
  */
 EK_API EK_CHECKED ek_status ek_weights_load(ek_data_parallel_model *model, const char *path,

@@ -7,8 +7,11 @@
  */
 #include "io/json.h"
 
+#include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "core/c_locale.h"
 #include "core/utf8.h"
 
 static bool fail(struct ek__json *json) {
@@ -153,6 +156,19 @@ static bool read_number(struct ek__json *json, bool *whole, int64_t *number) {
     if (pass_digits(json) == 0) return fail(json);
   }
   return true;
+}
+
+bool ek__json_number(struct ek__json *json, double *number) {
+  bool whole = false;
+  int64_t integer = 0;
+  char *end = NULL;
+  const char next = ek__json_peek(json), *from = json->at;
+  if (json->bad || (next != '-' && (next < '0' || next > '9'))) return fail(json);
+  if (!read_number(json, &whole, &integer)) return false;
+  const locale_t before = ek__c_locale_begin();
+  *number = strtod(from, &end);
+  ek__c_locale_end(before);
+  return (end == json->at && isfinite(*number)) || fail(json);
 }
 
 static bool read_word(struct ek__json *json) {

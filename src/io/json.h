@@ -35,6 +35,8 @@ bool ek__json_member(struct ek__json *json, char closing, size_t *seen);
 
 /* A string, decoded; a loan of the text. */
 bool ek__json_string(struct ek__json *json, char **string);
+/* A number; what is too large for a double is bad. The same in every locale. */
+bool ek__json_number(struct ek__json *json, double *number);
 /* Any value; *whole says whether it is an integer that fits, which is *number then. */
 bool ek__json_value(struct ek__json *json, bool *whole, int64_t *number);
 /* Whether nothing but white space is left. */

@@ -9,6 +9,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <string.h>
 
 #include <evenkeel/attention.h>
 #include <evenkeel/dropout.h>
@@ -169,9 +170,13 @@ static ek_status blocks_create(ek_module **module, const ek_gpt_options *o) {
 
 /* ---- the model ---- */
 
+/* What config.json of the package transformers says of such a model: see fill_facts(). */
+enum { FACTS = 12 };
+
 struct gpt {
   struct ek__composite base;
   bool tied; /* its head is its own, and has the table of tokens as its weight */
+  ek_fact facts[FACTS];
 };
 
 static ek_status gpt_parameters(const ek_module *self, ek_declaration *declaration) {
@@ -195,8 +200,34 @@ static ek_status gpt_backward(const ek_module *self, ek_pass *pass, const ek_ten
   return ek__chain_backward(m, pass, 0, m->count, grad_outputs, NULL);
 }
 
+static const ek_fact *gpt_facts(const ek_module *self, size_t *count) {
+  *count = FACTS;
+  return ((const struct gpt *)self)->facts;
+}
+
 static const ek_module_ops gpt_ops = {
-    EK__LAYER("gpt", gpt_forward, gpt_backward, ek__composite_free), .parameters = gpt_parameters};
+    EK__LAYER("gpt", gpt_forward, gpt_backward, ek__composite_free), .parameters = gpt_parameters,
+    .facts = gpt_facts};
+
+/* The names of one activation there; GELU by the error function is "gelu". */
+static void fill_facts(struct gpt *m, const ek_gpt_options *o) {
+  static const char gelu[] = "gelu_new|gelu_fast|gelu_accurate|gelu_pytorch_tanh";
+  const ek_fact facts[FACTS] = {
+      {"model_type", EK_FACT_WORD, 0, "gpt2"},
+      {"activation_function", EK_FACT_WORD, 0, gelu},
+      {"layer_norm_epsilon", EK_FACT_NUMBER, EPSILON, NULL},
+      {"vocab_size", EK_FACT_NUMBER, (double)o->vocabulary, NULL},
+      {"n_positions", EK_FACT_NUMBER, (double)o->sequence, NULL},
+      {"n_embd", EK_FACT_NUMBER, (double)o->width, NULL},
+      {"n_inner", EK_FACT_NUMBER, 4.0 * (double)o->width, NULL},
+      {"n_layer", EK_FACT_NUMBER, o->layers, NULL},
+      {"n_head", EK_FACT_NUMBER, o->heads, NULL},
+      {"tie_word_embeddings", EK_FACT_BOOLEAN, !o->untied, NULL},
+      {"scale_attn_weights", EK_FACT_BOOLEAN, true, NULL},
+      {"scale_attn_by_inverse_layer_idx", EK_FACT_BOOLEAN, false, NULL},
+  };
+  memcpy(m->facts, facts, sizeof facts);
+}
 
 static ek_status fill_gpt(struct ek__composite *gpt, const ek_gpt_options *o) {
   if (o->recompute.kind == EK_RECOMPUTE_CHEAP) gpt->recompute = o->recompute;
@@ -264,6 +295,7 @@ ek_status ek_gpt_create(ek_module **module, const ek_gpt_options *options) {
   EK_TRY(check_options(&o));
   struct gpt made = {.tied = !o.untied && !o.fused_loss};
   ek_module *body = NULL;
+  fill_facts(&made, &o);
   ek_status status = fill_gpt(&made.base, &o);
   EK_TRY(ek__composite_create(o.fused_loss ? &body : module, &made.base, sizeof made, &gpt_ops, 1,
                               1, status));
@@ -277,23 +309,23 @@ ek_status ek_gpt_create(ek_module **module, const ek_gpt_options *options) {
 
 const ek_weight_name *ek_gpt_hugging_face(size_t *count) {
   static const ek_weight_name names[] = {
-      {"wte.weight", "tokens.weight", false},
-      {"wpe.weight", "tokens.positions", false},
-      {"h.%d.ln_1.weight", "blocks.%d.ln_1.weight", false},
-      {"h.%d.ln_1.bias", "blocks.%d.ln_1.bias", false},
-      {"h.%d.attn.c_attn.weight", "blocks.%d.attention.qkv.weight", true},
-      {"h.%d.attn.c_attn.bias", "blocks.%d.attention.qkv.bias", false},
-      {"h.%d.attn.c_proj.weight", "blocks.%d.attention.projection.weight", true},
-      {"h.%d.attn.c_proj.bias", "blocks.%d.attention.projection.bias", false},
-      {"h.%d.ln_2.weight", "blocks.%d.ln_2.weight", false},
-      {"h.%d.ln_2.bias", "blocks.%d.ln_2.bias", false},
-      {"h.%d.mlp.c_fc.weight", "blocks.%d.expand.weight", true},
-      {"h.%d.mlp.c_fc.bias", "blocks.%d.expand.bias", false},
-      {"h.%d.mlp.c_proj.weight", "blocks.%d.contract.weight", true},
-      {"h.%d.mlp.c_proj.bias", "blocks.%d.contract.bias", false},
-      {"ln_f.weight", "norm.weight", false},
-      {"ln_f.bias", "norm.bias", false},
-      {"lm_head.weight", "head.weight", false},
+      {"wte.weight", "tokens.weight", false, false},
+      {"wpe.weight", "tokens.positions", false, false},
+      {"h.%d.ln_1.weight", "blocks.%d.ln_1.weight", false, false},
+      {"h.%d.ln_1.bias", "blocks.%d.ln_1.bias", false, false},
+      {"h.%d.attn.c_attn.weight", "blocks.%d.attention.qkv.weight", true, false},
+      {"h.%d.attn.c_attn.bias", "blocks.%d.attention.qkv.bias", false, false},
+      {"h.%d.attn.c_proj.weight", "blocks.%d.attention.projection.weight", true, false},
+      {"h.%d.attn.c_proj.bias", "blocks.%d.attention.projection.bias", false, false},
+      {"h.%d.ln_2.weight", "blocks.%d.ln_2.weight", false, false},
+      {"h.%d.ln_2.bias", "blocks.%d.ln_2.bias", false, false},
+      {"h.%d.mlp.c_fc.weight", "blocks.%d.expand.weight", true, false},
+      {"h.%d.mlp.c_fc.bias", "blocks.%d.expand.bias", false, false},
+      {"h.%d.mlp.c_proj.weight", "blocks.%d.contract.weight", true, false},
+      {"h.%d.mlp.c_proj.bias", "blocks.%d.contract.bias", false, false},
+      {"ln_f.weight", "norm.weight", false, false},
+      {"ln_f.bias", "norm.bias", false, false},
+      {"lm_head.weight", "head.weight", false, true},
   };
   if (count != NULL) *count = sizeof names / sizeof names[0];
   return names;

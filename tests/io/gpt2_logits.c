@@ -1,9 +1,11 @@
 /*
- * gpt2_logits.c FOLDER: loads FOLDER/model.safetensors, a small GPT-2 of the package transformers,
- * over three devices, reads FOLDER/tokens, writes its logits into FOLDER/logits, and its weights
- * into FOLDER/back.safetensors: for gpt2_logits.py, which made the one and compares the other.
+ * gpt2_logits.c FOLDER tied|untied PREFIX: loads FOLDER/model.safetensors, a small GPT-2 of the
+ * package transformers, over three devices, reads FOLDER/tokens, writes its logits into
+ * FOLDER/logits, and its weights into FOLDER/back.safetensors: for gpt2_logits.py, which made the
+ * one and compares the other.
  */
 #include <stdio.h>
+#include <string.h>
 
 #include <evenkeel/evenkeel.h>
 
@@ -12,7 +14,7 @@ enum { SAMPLES = 5, TOKENS = 32, VOCABULARY = 101, PATH = 512 };
 static int32_t tokens[SAMPLES * TOKENS];
 static float logits[SAMPLES * TOKENS * VOCABULARY];
 
-static ek_status open_trainer(ek_trainer **trainer) {
+static ek_status open_trainer(ek_trainer **trainer, bool untied) {
   ek_gpt_options o = EK_GPT_OPTIONS_INIT;
   ek_module *gpt = NULL;
   ek_criterion *loss = NULL;
@@ -23,6 +25,7 @@ static ek_status open_trainer(ek_trainer **trainer) {
   o.width = 48;
   o.layers = 3;
   o.heads = 4;
+  o.untied = untied;
   EK_TRY_GOTO(status, ek_gpt_create(&gpt, &o), cleanup);
   EK_TRY_GOTO(status, ek_cross_entropy_create(&loss, NULL), cleanup);
   EK_TRY_GOTO(status, ek_adamw_create(&rule, NULL), cleanup);
@@ -46,11 +49,11 @@ static ek_status predict(ek_trainer *trainer) {
   return status;
 }
 
-static ek_status run(ek_trainer *trainer, const char *folder) {
+static ek_status run(ek_trainer *trainer, const char *folder, const char *prefix) {
   ek_weights_options options = EK_WEIGHTS_OPTIONS_INIT;
   char path[PATH];
   options.names = ek_gpt_hugging_face(&options.name_count);
-  options.prefix = "transformer.";
+  options.prefix = prefix;
   (void)snprintf(path, sizeof path, "%s/model.safetensors", folder);
   EK_TRY(ek_weights_load(ek_trainer_model(trainer), path, &options));
   EK_TRY(predict(trainer));
@@ -70,9 +73,9 @@ static int move(const char *folder, const char *name, const char *mode, void *da
 
 int main(int argc, char **argv) {
   ek_trainer *trainer = NULL;
-  if (argc != 2 || !move(argv[1], "tokens", "rb", tokens, sizeof tokens)) return 2;
-  ek_status status = open_trainer(&trainer);
-  if (status == EK_OK) status = run(trainer, argv[1]);
+  if (argc != 4 || !move(argv[1], "tokens", "rb", tokens, sizeof tokens)) return 2;
+  ek_status status = open_trainer(&trainer, strcmp(argv[2], "untied") == 0);
+  if (status == EK_OK) status = run(trainer, argv[1], argv[3]);
   if (status != EK_OK) fprintf(stderr, "%s: %s\n", ek_status_name(status), ek_error_message());
   (void)ek_trainer_free(trainer);
   if (status == EK_ERR_UNSUPPORTED) return 77;

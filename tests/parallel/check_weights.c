@@ -3,6 +3,8 @@
  * where that one has them so; and nothing changes where the file does not fit.
  */
 #include "ck_folder.h"
+#include "ck_gpt.h"
+#include "ck_locale.h"
 #include "ck_state.h"
 #include "ck_training.h"
 
@@ -10,6 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+#include <sys/stat.h>
 
 #include <evenkeel/gpt.h>
 #include <evenkeel/host_memory.h>
@@ -169,12 +173,214 @@ START_TEST(what_does_not_fit_changes_nothing) {
 }
 END_TEST
 
+/* ---- an untied head ---- */
+
+enum { VOCABULARY = 7, SEQUENCE = 5, WIDTH = 8, LAYERS = 2, HEADS = 2, MOST_ROWS = 32 };
+
+static ek_status make_gpt(ek_module **module, bool untied) {
+  ek_gpt_options options = ck_gpt_sizes(VOCABULARY, SEQUENCE, WIDTH, LAYERS, HEADS);
+  options.untied = untied;
+  return ek_gpt_create(module, &options);
+}
+static ek_status make_tied(ek_module **module) { return make_gpt(module, false); }
+static ek_status make_untied(ek_module **module) { return make_gpt(module, true); }
+
+static void open_own(struct ck_training *t, ek_status (*make)(ek_module **module), uint64_t seed) {
+  struct ck_workload workload = *ck_workload("gpt");
+  workload.module = make;
+  struct ck_setup setup = ck_setup_mode(&workload, "cpu:2", EK_MODE_REPLICATED);
+  setup.options.seed = seed;
+  ck_training_open(t, &setup);
+}
+
+/* Whether the file has this tensor. */
+static bool file_has(const char *name) {
+  ek_safetensors *file = NULL;
+  ck_ok(ek_safetensors_open(&file, path));
+  const bool found = ek_safetensors_find(file, name) != NULL;
+  ek_safetensors_free(file);
+  return found;
+}
+
+/* Hugging Face's head never has the prefix; files of earlier versions of this library had it. */
+START_TEST(a_head_of_its_own_has_no_prefix) {
+  struct ck_training from, to;
+  ek_weights_options options = hugging_face("transformer.");
+  ek_weight_name earlier[MOST_ROWS];
+  ck_assert_uint_le(options.name_count, MOST_ROWS);
+  memcpy(earlier, options.names, options.name_count * sizeof *earlier);
+  for (size_t i = 0; i < options.name_count; i++) earlier[i].bare = false;
+  open_own(&from, make_untied, 1);
+  open_own(&to, make_untied, 2);
+  if (!no_files(&from)) {
+    ck_ok(ek_weights_save(from.model, path, &options));
+    ck_assert(file_has("lm_head.weight") && !file_has("transformer.lm_head.weight"));
+    ck_assert(file_has("transformer.wte.weight"));
+    ck_ok(ek_weights_load(to.model, path, &options));
+    compare(&to, &from);
+    ck_training_close(&to);
+    open_own(&to, make_untied, 3);
+    ek_weights_options before = options;
+    before.names = earlier;
+    ck_ok(ek_weights_save(from.model, path, &before));
+    ck_assert(file_has("transformer.lm_head.weight"));
+    ck_ok(ek_weights_load(to.model, path, &options));
+    compare(&to, &from);
+    char prefix[700];
+    memset(prefix, 'p', sizeof prefix);
+    prefix[sizeof prefix - 1] = '\0';
+    options.prefix = prefix;
+    ck_fails(ek_weights_load(to.model, path, &options), EK_ERR_INVALID_ARGUMENT, "at most 600");
+    ck_fails(ek_weights_save(to.model, path, &options), EK_ERR_INVALID_ARGUMENT, "at most 600");
+  }
+  ck_training_close(&from);
+  ck_training_close(&to);
+}
+END_TEST
+
+/* ---- config.json beside the file ---- */
+
+static char config[96];
+
+static void write_config(const char *text, size_t length) {
+  FILE *file = fopen(config, "wb");
+  ck_assert_ptr_nonnull(file);
+  ck_assert_uint_eq(fwrite(text, 1, length, file), length);
+  ck_assert_int_eq(fclose(file), 0);
+}
+
+/* What package transformers writes for this model. */
+static const char agreed[] =
+    "{\n  \"activation_function\": \"gelu_new\", \"architectures\": [\"GPT2LMHeadModel\"],\n"
+    "  \"attn_pdrop\": 0.1, \"layer_norm_epsilon\": 1e-05, \"model_type\": \"gpt2\",\n"
+    "  \"n_ctx\": 5, \"n_embd\": 8, \"n_head\": 2, \"n_inner\": null, \"n_layer\": 2,\n"
+    "  \"n_positions\": 5, \"scale_attn_by_inverse_layer_idx\": false,\n"
+    "  \"scale_attn_weights\": true, \"task_specific_params\": {\"a\": {\"b\": [1, {}]}},\n"
+    "  \"tie_word_embeddings\": true, \"use_cache\": true, \"vocab_size\": 7\n}\n";
+
+static const struct {
+  const char *text, *word; /* of the message; NULL: it is loaded */
+  ek_status status;
+} configs[] = {
+    {agreed, NULL, EK_OK},
+    {"{}", NULL, EK_OK},
+    {" {\"who\": \"another program\"} ", NULL, EK_OK},
+    {"{\"activation_function\": \"gelu_pytorch_tanh\"}", NULL, EK_OK},
+    {"{\"layer_norm_epsilon\": 0.00001, \"n_inner\": 32}", NULL, EK_OK},
+    {"{\"layer_norm_epsilon\": 9.999999747378752e-06}", NULL, EK_OK}, /* of an f32 */
+    {"{\"n_head\": 2.0, \"n_embd\": 8e0}", NULL, EK_OK},
+    {"{\"activation_function\": \"gelu\"}",
+     "activation_function is \"gelu\", but the model has \"gelu_new\"", EK_ERR_INVALID_ARGUMENT},
+    {"{\"activation_function\": \"gelu_ne\"}", "gelu_ne", EK_ERR_INVALID_ARGUMENT},
+    {"{\"activation_function\": 1}", "is 1, but", EK_ERR_INVALID_ARGUMENT},
+    {"{\"activation_function\": [\"gelu_new\"]}", "is a list, but", EK_ERR_INVALID_ARGUMENT},
+    {"{\"layer_norm_epsilon\": 1e-06}", "layer_norm_epsilon is 1e-06, but the model has 1e-05",
+     EK_ERR_INVALID_ARGUMENT},
+    {"{\"layer_norm_epsilon\": \"1e-05\"}", "layer_norm_epsilon", EK_ERR_INVALID_ARGUMENT},
+    {"{\"n_head\": 4}", "n_head is 4, but the model has 2", EK_ERR_INVALID_ARGUMENT},
+    {"{\"n_head\": true}", "n_head is true", EK_ERR_INVALID_ARGUMENT},
+    {"{\"n_layer\": 3}", "n_layer is 3", EK_ERR_INVALID_ARGUMENT},
+    {"{\"n_embd\": 9}", "n_embd is 9", EK_ERR_INVALID_ARGUMENT},
+    {"{\"n_inner\": 31}", "n_inner is 31", EK_ERR_INVALID_ARGUMENT},
+    {"{\"vocab_size\": 8}", "vocab_size is 8", EK_ERR_INVALID_ARGUMENT},
+    {"{\"n_positions\": 6}", "n_positions is 6", EK_ERR_INVALID_ARGUMENT},
+    {"{\"tie_word_embeddings\": false}", "tie_word_embeddings is false, but the model has true",
+     EK_ERR_INVALID_ARGUMENT},
+    {"{\"scale_attn_weights\": false}", "scale_attn_weights", EK_ERR_INVALID_ARGUMENT},
+    {"{\"scale_attn_by_inverse_layer_idx\": true}", "inverse_layer_idx", EK_ERR_INVALID_ARGUMENT},
+    {"{\"model_type\": \"imagegpt\"}", "model_type is \"imagegpt\"", EK_ERR_INVALID_ARGUMENT},
+    {"{\"n_head\": 2, \"n_head\": 3}", "n_head is 3", EK_ERR_INVALID_ARGUMENT},
+    {"", "cannot be compared", EK_ERR_CORRUPT},
+    {"[]", "cannot be compared", EK_ERR_CORRUPT},
+    {"{\"n_head\": 2", "cannot be compared", EK_ERR_CORRUPT},
+    {"{\"n_head\": 2} 3", "cannot be compared", EK_ERR_CORRUPT},
+    {"{\"n_head\": 02}", "cannot be compared", EK_ERR_CORRUPT},
+    {"{\"n_head\": 0x2}", "cannot be compared", EK_ERR_CORRUPT},
+    {"{\"n_head\": 1e999}", "cannot be compared", EK_ERR_CORRUPT},
+    {"{\"n_head\": 2.}", "cannot be compared", EK_ERR_CORRUPT},
+    {"{\"n_head\": nan}", "cannot be compared", EK_ERR_CORRUPT},
+    {"{\"n_head\" 2}", "cannot be compared", EK_ERR_CORRUPT},
+};
+enum { CONFIGS = sizeof configs / sizeof *configs };
+
+/* Run twice: in the locale "C", and in one whose decimal point is a comma. */
+START_TEST(a_config_beside_it_agrees_or_nothing_is_loaded) {
+  struct ck_training t;
+  const ek_weights_options options = hugging_face("transformer.");
+  (void)snprintf(config, sizeof config, "%s/config.json", folder);
+  open_own(&t, make_tied, 1);
+  if (!no_files(&t)) {
+    ck_ok(ek_weights_save(t.model, path, &options));
+    struct ck_state before = ck_state_take(t.model);
+    const bool comma = _i == 1 && ck_locale_comma();
+    for (size_t i = 0; i < CONFIGS; i++) {
+      write_config(configs[i].text, strlen(configs[i].text));
+      const ek_status status = ek_weights_load(t.model, path, &options);
+      ck_assert_msg(status == configs[i].status, "%s: %s %s", configs[i].text,
+                    ek_status_name(status), ek_error_message());
+      if (status == EK_OK) continue;
+      ck_assert_msg(strstr(ek_error_message(), configs[i].word) != NULL &&
+                        strstr(ek_error_message(), config) != NULL,
+                    "%s: %s", configs[i].text, ek_error_message());
+    }
+    if (comma) ck_locale_end();
+    struct ck_state after = ck_state_take(t.model);
+    ck_state_same("after refused configurations", &after, &before);
+    ck_state_drop(&before);
+    ck_state_drop(&after);
+  }
+  (void)unlink(config);
+  ck_training_close(&t);
+}
+END_TEST
+
+/* The module of the facts is a child then. */
+static void refuse_fused(ek_group *group, const ek_weights_options *options) {
+  ek_gpt_options gpt = ck_gpt_sizes(VOCABULARY, SEQUENCE, WIDTH, LAYERS, HEADS);
+  ek_module *module = NULL;
+  ek_data_parallel_model *model = NULL;
+  gpt.fused_loss = true;
+  ck_ok(ek_gpt_create(&module, &gpt));
+  ck_ok(ek_data_parallel_model_open(&model, group, module, NULL));
+  ck_fails(ek_weights_load(model, path, options), EK_ERR_INVALID_ARGUMENT, "n_head is 4");
+  ek_data_parallel_model_free(model);
+  ek_module_free(module);
+}
+
+/* Only where names are another program's; and a fused loss changes nothing of it. */
+START_TEST(which_loads_look_at_a_config) {
+  static const char other[] = "{\"n_head\": 4}";
+  struct ck_training t;
+  const ek_weights_options options = hugging_face(NULL);
+  (void)snprintf(config, sizeof config, "%s/config.json", folder);
+  open_own(&t, make_tied, 1);
+  if (!no_files(&t)) {
+    write_config(other, strlen(other));
+    ck_ok(ek_weights_load(t.model, path, NULL));
+    ck_ok(ek_weights_save(t.model, path, &options));
+    ck_fails(ek_weights_load(t.model, path, &options), EK_ERR_INVALID_ARGUMENT, "n_head is 4");
+    ck_ok(ek_weights_save(t.model, path, &options)); /* a save does not look */
+    refuse_fused(t.group, &options);
+    write_config("{\"n_head\": 2}\0", 15);
+    ck_fails(ek_weights_load(t.model, path, &options), EK_ERR_CORRUPT, "byte 13");
+    ck_assert_int_eq(unlink(config), 0);
+    ck_assert_int_eq(mkdir(config, 0700), 0);
+    ck_fails(ek_weights_load(t.model, path, &options), EK_ERR_IO, "no regular file");
+    ck_assert_int_eq(rmdir(config), 0);
+    ck_ok(ek_weights_load(t.model, path, &options));
+  }
+  ck_training_close(&t);
+}
+END_TEST
+
 START_TEST(every_allocation_fails_once) {
   const ek_weights_options options = hugging_face("transformer.");
   struct ck_training t;
   open_gpt(&t, 2, 1);
+  (void)snprintf(config, sizeof config, "%s/config.json", folder);
   if (!no_files(&t)) {
     ck_ok(ek_weights_save(t.model, path, &options));
+    write_config("{\"n_head\": 2}", 13);
     struct ck_state before = ck_state_take(t.model);
     for (uint64_t n = 1;; n++) {
       ek_host_memory_fail_at(n);
@@ -190,6 +396,7 @@ START_TEST(every_allocation_fails_once) {
     ck_state_drop(&before);
     ck_state_drop(&after);
   }
+  (void)unlink(config);
   ck_training_close(&t);
 }
 END_TEST
@@ -202,6 +409,9 @@ static Suite *make_suite(void) {
   tcase_add_test(tests, names_and_layout_are_theirs);
   tcase_add_test(tests, the_header_says_the_format);
   tcase_add_test(tests, what_does_not_fit_changes_nothing);
+  tcase_add_test(tests, a_head_of_its_own_has_no_prefix);
+  tcase_add_loop_test(tests, a_config_beside_it_agrees_or_nothing_is_loaded, 0, 2);
+  tcase_add_test(tests, which_loads_look_at_a_config);
   tcase_add_loop_test(tests, every_allocation_fails_once, 0, 2);
   return suite;
 }
