@@ -617,6 +617,42 @@ START_TEST(host_memory_fails) {
 }
 END_TEST
 
+/* The seconds of a choice whose loss is fused and that recomputes nothing. */
+static double fused_seconds(const struct subject *s) {
+  ek_advice choices[MOST];
+  size_t count = 0, i = 0;
+  ck_ok(ek_advise(choices, &count, MOST, "plan:1@1GiB", &s->task));
+  while (i < count && i < MOST &&
+         !(choices[i].settings.fused_loss && choices[i].settings.micro_batches == 1 &&
+           choices[i].settings.recompute.kind == EK_RECOMPUTE_NONE)) {
+    i++;
+  }
+  ck_assert(i < count && i < MOST);
+  return choices[i].seconds;
+}
+
+/* Each further block of logits costs the same, however many are counted by one. */
+START_TEST(blocks_of_logits_cost_alike) {
+  enum { LEAST = 3, BLOCKS = 5, ROWS = 15 * 16, VOCABULARY = 64 };
+  struct subject s;
+  double seconds[BLOCKS];
+  subject_open(&s, 1, 8, ROWS / 16, 16, VOCABULARY);
+  s.task.modes = 1u << EK_MODE_REPLICATED;
+  for (int i = 0; i < BLOCKS; i++) {
+    s.gpt.logits_bytes = (uint64_t)ROWS / (uint64_t)(LEAST + i + (i == BLOCKS - 1)) *
+                         VOCABULARY * sizeof(float);
+    seconds[i] = fused_seconds(&s);
+  }
+  const double one = seconds[1] - seconds[0]; /* of 3, 4, 5, 6 and 8 blocks */
+  ck_assert_double_gt(one, 0);
+  for (int i = 2; i < BLOCKS; i++) {
+    const double more = i == BLOCKS - 1 ? 2 * one : one;
+    ck_assert_double_eq_tol(seconds[i] - seconds[i - 1], more, 1e-6 * one);
+  }
+  subject_close(&s);
+}
+END_TEST
+
 static Suite *make_suite(void) {
   Suite *suite = suite_create("advise");
   TCase *advice = ck_case(suite, "advice");
@@ -633,6 +669,7 @@ static Suite *make_suite(void) {
   tcase_add_test(advice, nothing_fits);
   tcase_add_test(advice, bad_calls);
   tcase_add_test(advice, host_memory_fails);
+  tcase_add_test(advice, blocks_of_logits_cost_alike);
   return suite;
 }
 

@@ -83,6 +83,10 @@ START_TEST(ties_that_do_not_fit) {
   ek_replica *replica = NULL;
   ek_parameter_info one, other;
   memset(longer, 'x', sizeof longer - 1);
+  o.source = "bias";
+  ck_fails(ek_with_criterion_create_with(&module, model, criterion, &o), EK_ERR_INVALID_ARGUMENT,
+           "both options");
+  o.source = NULL;
   o.tied = "bias";
   ck_fails(ek_with_criterion_create_with(&module, model, criterion, &o), EK_ERR_INVALID_ARGUMENT,
            "both options");
