@@ -301,6 +301,40 @@ START_TEST(outputs_that_nobody_reads) {
 }
 END_TEST
 
+/* Of a container's segments of two, which run again one by one, too. */
+START_TEST(outputs_of_segments) {
+  enum { MODULES = 4 };
+  struct asked asked[MODULES];
+  ek_module *all[MODULES], *module = NULL;
+  ek_group *group = ck_open("cpu:1", 1);
+  ek_device *device = ek_group_device(group, 0);
+  ek_replica *replica = NULL;
+  ek_sequential_options options = EK_SEQUENTIAL_OPTIONS_INIT;
+  ek_tensor x = ck_upload(device, EK_F32, (const double[]){1, 2}, CK_SHAPE(2)), dx = {0};
+  options.recompute = (ek_recompute){.kind = EK_RECOMPUTE_EVERY, .every = 2};
+  memset(asked, 0, sizeof asked);
+  for (int i = 0; i < MODULES; i++) {
+    ck_ok(ek_module_init(&asked[i].base, &asked_ops, 1, 1));
+    all[i] = &asked[i].base;
+  }
+  ck_ok(ek_sequential_create_with(&module, all, MODULES, &options));
+  for (int i = 0; i < MODULES; i++) ek_module_free(all[i]);
+  ck_ok(ek_replica_open(&replica, device, module, NULL));
+  ck_ok(run_once(replica, &x, &dx));
+  for (int i = 0; i < MODULES; i++) {
+    ck_assert_int_eq(asked[i].forwards, 2);
+    ck_assert(asked[i].wanted[0]);
+    ck_assert(asked[i].wanted[1] == (i % 2 == 0));
+  }
+  ek_tensor_free(&dx);
+  ek_tensor_free(&x);
+  ek_replica_free(replica);
+  ek_module_free(module);
+  ck_no_memory_held(group);
+  ek_group_free(group);
+}
+END_TEST
+
 static ek_status create_linear(ek_module **module) { return ek_linear_create(module, 4, 4, true); }
 static ek_status create_linear_residual(ek_module **module) {
   ek_module *linear = NULL;
@@ -356,6 +390,79 @@ START_TEST(last_products_are_spared) {
   ek_module_free(plain);
   ck_no_memory_held(group);
   ek_group_free(group);
+}
+END_TEST
+
+/* ---- what is made again, between types ---- */
+
+/* y = x / 2, in f32 alone; saves x, which in 16 bits is a copy of what the norm before it gave. */
+static ek_status halves_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
+                                ek_tensor *outputs) {
+  const ek_tensor *x = &inputs[0];
+  (void)self;
+  EK_TRY(ek_pass_save(pass, x));
+  EK_TRY(ek_pass_output(&outputs[0], pass, x->type, x->rank, x->shape));
+  return ek_op_scale(ek_pass_stream(pass), &outputs[0], x, 0.5);
+}
+
+static ek_status halves_backward(const ek_module *self, ek_pass *pass,
+                                 const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
+  const ek_tensor *dy = &grad_outputs[0];
+  ek_tensor x = {0};
+  (void)self;
+  EK_TRY(ek_pass_take(&x, pass));
+  const ek_type type = x.type;
+  ek_tensor_free(&x);
+  ck_assert_int_eq(type, EK_F32);
+  if (grad_inputs == NULL) return EK_OK;
+  EK_TRY(ek_pass_output(&grad_inputs[0], pass, dy->type, dy->rank, dy->shape));
+  return ek_op_scale(ek_pass_stream(pass), &grad_inputs[0], dy, 0.5);
+}
+
+static void halves_free(ek_module *self) { free(self); }
+
+static const ek_module_ops halves_ops = {.size = sizeof(ek_module_ops),
+                                         .kind = "halves",
+                                         .forward = halves_forward,
+                                         .backward = halves_backward,
+                                         .free = halves_free};
+static ek_recompute_kind with;
+
+static ek_status create_halves(ek_module **module) {
+  ek_module *parts[3] = {NULL};
+  ek_sequential_options options = EK_SEQUENTIAL_OPTIONS_INIT;
+  options.recompute.kind = with;
+  ck_ok(ek_layer_norm_create(&parts[0], 7, 1e-5));
+  parts[1] = calloc(1, sizeof *parts[1]);
+  ck_assert_ptr_nonnull(parts[1]);
+  ck_ok(ek_module_init(parts[1], &halves_ops, 1, 1));
+  ck_ok(ek_linear_create(&parts[2], 7, 5, true));
+  const ek_status status = ek_sequential_create_with(module, parts, 3, &options);
+  for (int i = 0; i < 3; i++) ek_module_free(parts[i]);
+  return status;
+}
+
+/* A cheap result that is converted for the next module is not made again: what that saves is its
+ * own. */
+START_TEST(what_is_converted_is_kept) {
+  struct ck_workload workload = *ck_workload("mlp");
+  double *values[2];
+  int64_t count = 0;
+  workload.module = create_halves;
+  for (int i = 0; i < 2; i++) {
+    struct ck_setup setup = ck_setup_mode(&workload, "cpu:2", EK_MODE_REPLICATED);
+    struct ck_batch batch = ck_batch_make(&workload, EK_F32, 5, 0.2, 7);
+    struct ck_training t;
+    with = i == 0 ? EK_RECOMPUTE_NONE : EK_RECOMPUTE_CHEAP;
+    setup.options.precision = EK_BF16;
+    ck_training_open(&t, &setup);
+    ck_ok(ck_training_backward(&t, &batch, NULL, false, NULL));
+    values[i] = ck_training_read(&t, CK_GRADIENTS, &count);
+    ck_training_close(&t);
+    ck_batch_free(&batch);
+  }
+  ck_same_bits("gradients", values[1], values[0], count);
+  for (int i = 0; i < 2; i++) free(values[i]);
 }
 END_TEST
 
@@ -521,7 +628,9 @@ static Suite *make_suite(void) {
   tcase_add_test(tcase, targets);
   tcase = ck_case(suite, "unread");
   tcase_add_test(tcase, outputs_that_nobody_reads);
+  tcase_add_test(tcase, outputs_of_segments);
   tcase_add_loop_test(tcase, last_products_are_spared, 0, SPARED);
+  if (ck_has_halves()) tcase_add_test(tcase, what_is_converted_is_kept);
   tcase = ck_case(suite, "misuse");
   tcase_add_test(tcase, errors_of_the_second_forward);
   tcase_add_test(tcase, bad_input);

@@ -14,10 +14,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <evenkeel/adamw.h>
 #include <evenkeel/fault.h>
 #include <evenkeel/gather.h>
 #include <evenkeel/gpt.h>
 #include <evenkeel/host_memory.h>
+#include <evenkeel/linear.h>
 #include <evenkeel/mean_squared_error.h>
 #include <evenkeel/sgd.h>
 #include <evenkeel/trainer.h>
@@ -628,6 +630,44 @@ START_TEST(a_failed_save_does_not_keep_a_load_away) {
 }
 END_TEST
 
+/* A load sees the state that is being written: 12 MiB, which no load would overtake. */
+START_TEST(a_load_waits_for_a_save) {
+  enum { WIDTH = 1024 };
+  char folder[CK_FOLDER_SIZE];
+  static float numbers[2 * WIDTH];
+  ek_tensor x;
+  ek_module *module = NULL;
+  ek_criterion *criterion = NULL;
+  ek_optimizer *rule = NULL;
+  ek_trainer *trainer = NULL;
+  ek_checkpoint_info info = {0};
+  ck_folder_make(folder);
+  ck_ok(ek_tensor_host(&x, numbers, EK_F32, CK_SHAPE(2, WIDTH)));
+  ck_ok(ek_linear_create(&module, WIDTH, WIDTH, true));
+  ck_ok(ek_mean_squared_error_create(&criterion, EK_REDUCTION_MEAN));
+  ck_ok(ek_adamw_create(&rule, NULL));
+  ck_ok(ek_trainer_open(&trainer, ck_spec("cpu:2"), module, criterion, rule, NULL));
+  ck_ok(ek_trainer_step(NULL, trainer, &x, 1, &x, 1));
+  if (!ck_no_files(ek_trainer_save(trainer, folder, NULL))) {
+    ck_ok(ek_trainer_step(NULL, trainer, &x, 1, &x, 1));
+    ck_ok(ek_trainer_begin_save(trainer, folder, NULL));
+    ck_ok(ek_trainer_load(&info, trainer, folder));
+    ck_assert_int_eq(info.step, 2);
+    ck_ok(ek_trainer_end_save(trainer));
+  }
+  ck_ok(ek_trainer_free(trainer));
+  ek_optimizer_free(rule);
+  ek_criterion_free(criterion);
+  ek_module_free(module);
+  for (int step = 1; step < 3; step++) {
+    char path[128];
+    (void)snprintf(path, sizeof path, "%s/step-%012d.safetensors", folder, step);
+    (void)unlink(path);
+  }
+  ck_folder_remove(folder);
+}
+END_TEST
+
 /* Steps that were taken while a state was written, and steps from that state on, end the same. */
 START_TEST(saves_and_loads) {
   if (!ck_part(_i)) return;
@@ -860,6 +900,7 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(same, every_loss_for_itself, 0, CK_MODES);
   tcase_add_loop_test(same, saves_and_loads, 0, CK_MODES);
   tcase_add_test(same, a_failed_save_does_not_keep_a_load_away);
+  tcase_add_test(same, a_load_waits_for_a_save);
   tcase_add_test(refused, a_group_of_the_programs);
   tcase_add_test(refused, who_goes_first);
   tcase_add_test(refused, another_thread_is_refused);

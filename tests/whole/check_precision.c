@@ -336,6 +336,28 @@ START_TEST(state_goes_from_one_precision_to_another) {
 }
 END_TEST
 
+/* Parameters of more elements than are rounded at once. */
+static ek_status wide_mlp(ek_module **module) {
+  return ek_mlp_create(module, (const int64_t[]){7, 700, 5}, 3, EK_ACTIVATION_GELU);
+}
+
+START_TEST(copies_of_large_parameters) {
+  if (!ck_part(_i)) return;
+  struct ck_workload wide = *ck_workload("mlp");
+  struct ck_setup setup = setup_of(_i, "mlp", "cpu:3");
+  struct ck_training from, to;
+  wide.module = wide_mlp;
+  setup.workload = &wide;
+  ck_training_open(&from, &setup);
+  setup.options.seed++;
+  ck_training_open(&to, &setup);
+  copy_state(&from, &to);
+  ck_training_copies_are_right(&to);
+  ck_training_close(&to);
+  ck_training_close(&from);
+}
+END_TEST
+
 /* ---- what else a step can have ---- */
 
 static ek_recompute policy;
@@ -432,6 +454,7 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(tcase, plans_are_exact, 0, CASES);
   tcase_add_loop_test(tcase, rules_need_not_write_copies, 0, CASES);
   tcase_add_loop_test(tcase, state_goes_from_one_precision_to_another, 0, CASES);
+  tcase_add_loop_test(tcase, copies_of_large_parameters, 0, CASES);
   tcase_add_loop_test(tcase, recomputed_bits_are_the_same, 0, HALVES);
   return suite;
 }

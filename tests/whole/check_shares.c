@@ -3,6 +3,7 @@
  * as little memory as it says.
  */
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -417,6 +418,59 @@ START_TEST(units_come_and_go) {
 }
 END_TEST
 
+enum { STACK = 8, SIDE = 24, LAYER = SIDE * SIDE + SIDE };
+
+static ek_status stack_of_linears(ek_module **module) {
+  ek_module *layers[STACK] = {NULL};
+  ek_status status = EK_OK;
+  for (int i = 0; i < STACK && status == EK_OK; i++) {
+    status = ek_linear_create(&layers[i], i == 0 ? 7 : SIDE, i + 1 == STACK ? 5 : SIDE, true);
+  }
+  if (status == EK_OK) status = ek_sequential_create(module, layers, STACK);
+  for (int i = 0; i < STACK; i++) ek_module_free(layers[i]);
+  return status;
+}
+
+/* Modules that mark no units are put together until a unit has `bucket_bytes`: here the first
+ * three, of which the first is small, then pairs. Each begins as memory of its own would. */
+START_TEST(modules_share_units) {
+  struct ck_workload stack = *ck_workload("mlp");
+  stack.module = stack_of_linears;
+  struct ck_setup setup = ck_setup_mode(&stack, "plan:2", EK_MODE_FULLY_SHARDED);
+  struct ck_training t;
+  const uint64_t pair = 2 * LAYER * sizeof(float);
+  setup.options.bucket_bytes = pair;
+  ck_training_open(&t, &setup);
+  struct ck_batch batch = ck_batch_make(&stack, EK_F32, 8, 0, 1);
+  ek_device *device = ek_group_device(t.group, 0);
+  ek_forward_options options = EK_FORWARD_OPTIONS_INIT;
+  options.gradient = false;
+  ek_shards outputs = {0};
+  ck_ok(ek_memory_record_start(device, 1 << 16));
+  ck_ok(ek_data_parallel_model_forward(&outputs, t.model, batch.input, batch.inputs, &options));
+  ek_shards_free(&outputs);
+  const struct seen seen = look(device, pair);
+  ck_assert_uint_eq(seen.taken, 3); /* layers 0 to 2, 3 and 4, 5 and 6; 7 is less than a pair */
+  ck_batch_free(&batch);
+  ck_training_close(&t);
+
+  setup.options.bucket_bytes = 1;
+  ck_training_open(&t, &setup);
+  const ek_replica *replica = ek_data_parallel_model_replica(t.model, 0);
+  for (int i = 0; i < STACK; i++) {
+    char name[16];
+    ek_parameter_info weight, bias;
+    (void)snprintf(name, sizeof name, "%d.weight", i);
+    ck_ok(ek_replica_find(&weight, replica, name));
+    (void)snprintf(name, sizeof name, "%d.bias", i);
+    ck_ok(ek_replica_find(&bias, replica, name));
+    const int64_t first = weight.offset < bias.offset ? weight.offset : bias.offset;
+    ck_assert_int_eq(first * (int64_t)sizeof(uint16_t) % EK_MEMORY_UNIT, 0);
+  }
+  ck_training_close(&t);
+}
+END_TEST
+
 /* 16 bytes for each parameter, over the devices, and at most two units besides; evenly. */
 START_TEST(state_is_an_eighth) {
   struct ck_workload deep = *ck_workload("gpt");
@@ -461,6 +515,7 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(units, a_unit_is_declared_first_and_once, 0, 2);
   tcase_add_test(units, devices_that_disagree_are_told);
   tcase_add_loop_test(units, units_come_and_go, 0, 4);
+  tcase_add_test(units, modules_share_units);
   tcase_add_test(units, state_is_an_eighth);
   return suite;
 }

@@ -267,6 +267,35 @@ START_TEST(another_loss_in_the_step) {
 }
 END_TEST
 
+/* The weights of a step end with it, also where the next one is a single batch without any. */
+START_TEST(the_next_step_has_no_weights) {
+  struct bed bed;
+  double weights[TERMS];
+  bed_open(&bed, EK_F32, EK_MODE_REPLICATED, 0.4);
+  weigh(weights, &bed.batch);
+  ck_ok(micro_batch(&bed.t, &bed.batch, 0, SAMPLES, false, weights));
+  ck_ok(ek_data_parallel_optimizer_step(NULL, bed.t.optimizer));
+  ck_ok(micro_batch(&bed.t, &bed.batch, 0, SAMPLES, false, NULL));
+  ck_ok(ek_data_parallel_optimizer_step(NULL, bed.t.optimizer));
+  bed_close(&bed);
+}
+END_TEST
+
+/* Weights are checked before the update, by a criterion that may be gone then. */
+START_TEST(the_criterion_is_freed_before_the_update) {
+  struct bed bed;
+  double weights[TERMS];
+  bed_open(&bed, EK_F32, EK_MODE_REPLICATED, 0.4);
+  weigh(weights, &bed.batch);
+  weights[0] += 1; /* which the criterion would refuse */
+  ck_ok(micro_batch(&bed.t, &bed.batch, 0, SAMPLES, false, weights));
+  ek_data_parallel_criterion_free(bed.t.loss);
+  bed.t.loss = NULL;
+  ck_ok(ek_data_parallel_optimizer_step(NULL, bed.t.optimizer));
+  bed_close(&bed);
+}
+END_TEST
+
 static Suite *make_suite(void) {
   Suite *suite = suite_create("terms of a step");
   TCase *core = ck_case(suite, "terms");
@@ -276,6 +305,8 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(core, wrong_weights, 0, CK_MODES);
   tcase_add_loop_test(core, losses_without_weight, 0, CK_MODES);
   tcase_add_test(core, another_loss_in_the_step);
+  tcase_add_test(core, the_next_step_has_no_weights);
+  tcase_add_test(core, the_criterion_is_freed_before_the_update);
   return suite;
 }
 
