@@ -389,7 +389,7 @@ START_TEST(without_nccl) {
   ek_communicator *communicator = NULL;
   cuemu_get_settings(&settings);
   changed = settings;
-  changed.nccl_version = 21000;
+  changed.nccl_version = 22203;
   cuemu_set_settings(&changed);
   ck_ok(ek_group_open(&group, "cuda:0-1@48MiB", NULL));
   ck_ok(ek_communicator_open(&communicator, group));
@@ -398,7 +398,7 @@ START_TEST(without_nccl) {
   ck_ok(ek_group_free(group));
   changed.peer = false;
   cuemu_set_settings(&changed);
-  ck_fails(ek_group_open(&group, "cuda:0-1@48MiB", NULL), EK_ERR_UNAVAILABLE, "NCCL 21000");
+  ck_fails(ek_group_open(&group, "cuda:0-1@48MiB", NULL), EK_ERR_UNAVAILABLE, "NCCL 2.22.3");
   cuemu_set_settings(&settings);
 }
 END_TEST

@@ -20,8 +20,10 @@
 #define EK__CUDA_NCCL_LIBRARY "libnccl.so.2"
 #endif
 
-/* 2.14: communicators that do not block. */
-enum { LEAST_VERSION = 21400 };
+/* 2.23.4: every call for a communicator that does not block returns at once. Before, a collective was
+ * launched within the call, which may wait for the GPU with the member's mutex held; then the watch
+ * could not abort the communicator. */
+enum { LEAST_VERSION = 22304 };
 
 struct ek__nccl ek__nccl;
 
@@ -59,10 +61,13 @@ static const char *load(void) {
 static const char *check_version(void) {
   int version = 0;
   const ncclResult_t result = ek__nccl.GetVersion(&version);
-  const int major = version >= 10000 ? version / 10000 : version / 1000;
+  const bool new = version >= 10000; /* 2.9 was the first with two digits for the second number */
+  const int major = version / (new ? 10000 : 1000), minor = version / 100 % (new ? 100 : 10);
   if (result == ncclSuccess && version >= LEAST_VERSION && major == NCCL_MAJOR) return NULL;
-  (void)snprintf(why, sizeof why, "NCCL %d is installed; this build needs %d.x, from 2.14 on",
-                 version, NCCL_MAJOR);
+  (void)snprintf(why, sizeof why,
+                 "NCCL %d.%d.%d is installed; this build needs %d.x, from %d.%d.%d on", major, minor,
+                 version % 100, NCCL_MAJOR, LEAST_VERSION / 10000, LEAST_VERSION / 100 % 100,
+                 LEAST_VERSION % 100);
   return why;
 }
 
