@@ -24,12 +24,15 @@
  *     --precision TYPE  what the model computes in (f32)
  *     --gradient-type TYPE  what gradients of parameters are kept and summed in (f32)
  *     --rate PEAK       the learning rate behind the warm-up (4e-3), which falls to a tenth
- *     --seed N          of initial weights, dropout and windows (7)
+ *     --seed N          of initial weights, dropout and windows (7); a run that goes on has the
+ *                       seed that it began with, and refuses another
  *
  * On a terminal a line shows the step, the loss and the speed as the run goes on.
  *
- * SIGINT and SIGTERM stop the run after the step that is under way. Exit code 1 if something failed
- * or, in a run that was not interrupted, the loss did not fall; 2 for a wrong command line.
+ * SIGINT and SIGTERM stop the run after the step that is under way. If a file of --trace or
+ * --metrics fails during the run, it is reported, and the run goes on to its end and to --save.
+ * Devices that only count (plan) go through the steps, and give no text. Exit code 1 if something
+ * failed or, in a run that was not interrupted, the loss did not fall; 2 for a wrong command line.
  */
 #include <errno.h>
 #include <math.h>
@@ -42,12 +45,12 @@
 
 #include <evenkeel/evenkeel.h>
 
-enum { BYTES = 256, WINDOW = 64, BATCH = 16, CONTINUATION = 240, PROMPT = 32 };
+enum { BYTES = 256, WINDOW = 64, BATCH = 16, CONTINUATION = 240, PROMPT = 32, SEED = 7 };
 
 struct settings {
   const char *path, *devices, *save, *resume, *trace, *metrics;
   long steps, stop_at; /* stop_at 0: when all are done */
-  long seed;
+  long seed; /* 0: not given */
   double rate;
   long reproducible; /* grains; 0: off */
   ek_mode mode;
@@ -95,7 +98,7 @@ static ek_status open_trainer(ek_trainer **trainer, const struct settings *setti
               cleanup);
 
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
-  options.seed = (uint64_t)settings->seed;
+  options.seed = (uint64_t)(settings->seed == 0 ? SEED : settings->seed);
   options.schedule = &schedule;
   options.mode = settings->mode;
   options.reproducible = (size_t)settings->reproducible;
@@ -143,6 +146,7 @@ struct progress {
   double mean, early, late; /* of the part under way, of the first and of the last one */
   double began, shown; /* seconds: the run, and the line on the terminal when it was last drawn */
   int terminal;
+  int complained; /* a file beside the run could not be written */
 };
 
 static double seconds_now(void) {
@@ -187,8 +191,31 @@ static void report(struct progress *progress, const struct settings *settings,
   progress->mean = 0;
 }
 
+/* Of a file beside the run, which goes on. Each file is named once. */
+static void complain(struct progress *progress, const char *option, int *said) {
+  if (!*said) fprintf(stderr, "train_text: %s: %s\n", option, ek_error_message());
+  progress->complained = *said = 1;
+}
+
+/* The seed of a state is that of its windows, too. */
+static ek_status take_seed(struct text *text, ek_trainer *trainer,
+                           const struct settings *settings) {
+  const int64_t one[] = {1};
+  int64_t seed = 0;
+  ek_tensor host;
+  EK_TRY(ek_tensor_host(&host, &seed, EK_I64, 1, one));
+  EK_TRY(ek_state_read(&host, ek_trainer_model(trainer), "run/seed"));
+  if (settings->seed != 0 && settings->seed != seed) {
+    return ek_error_set(EK_ERR_INVALID_ARGUMENT,
+                        "--seed %ld: the run began with seed %lld; leave --seed out, or begin anew",
+                        settings->seed, (long long)seed);
+  }
+  text->seed = (uint64_t)seed;
+  return EK_OK;
+}
+
 /* Goes on from the last state of a folder. */
-static ek_status resume(ek_trainer *trainer, const struct settings *settings,
+static ek_status resume(ek_trainer *trainer, const struct settings *settings, struct text *text,
                         struct progress *progress) {
   ek_checkpoint_info info;
   if (settings->resume == NULL) return EK_OK;
@@ -197,7 +224,8 @@ static ek_status resume(ek_trainer *trainer, const struct settings *settings,
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "%s is a state of step %lld, behind the last one",
                         info.path, (long long)info.position);
   }
-  printf("from %s\n", info.path);
+  EK_TRY(take_seed(text, trainer, settings));
+  printf("from %s, seed %llu\n", info.path, (unsigned long long)text->seed);
   progress->first = progress->next = (long)info.position;
   return EK_OK;
 }
@@ -211,7 +239,8 @@ static ek_status save(ek_trainer *trainer, const struct settings *settings, long
 }
 
 /* The files that --metrics names. */
-static ek_status open_metrics(ek_metrics **metrics, ek_trainer *trainer, const char *prefix) {
+static ek_status open_metrics(ek_metrics **metrics, ek_trainer *trainer, const char *prefix,
+                              long first) {
   char prometheus[512], lines[512];
   if (prefix == NULL) return EK_OK;
   const int length = snprintf(prometheus, sizeof prometheus, "%s.prom", prefix);
@@ -219,7 +248,16 @@ static ek_status open_metrics(ek_metrics **metrics, ek_trainer *trainer, const c
   if (length < 0 || (size_t)length + 1 >= sizeof prometheus) {
     return ek_error_set(EK_ERR_INVALID_ARGUMENT, "--metrics: the name is too long");
   }
-  return ek_metrics_open(metrics, ek_trainer_group(trainer), prometheus, lines);
+  EK_TRY(ek_metrics_open(metrics, ek_trainer_group(trainer), prometheus, lines));
+  return ek_metrics_resume(*metrics, (double)first * BATCH * WINDOW);
+}
+
+/* A trace of nothing, so that a name that cannot be written is seen before the training. */
+static ek_status try_trace(ek_group *group, const char *path) {
+  if (path == NULL) return EK_OK;
+  EK_TRY(ek_trace_start(group, 0));
+  EK_TRY(ek_trace_stop(group));
+  return ek_trace_write(NULL, path, group);
 }
 
 /* Takes steps until the run ends, or is to stop; the last ones are in the trace. */
@@ -228,37 +266,43 @@ static ek_status take_steps(ek_trainer *trainer, const struct settings *settings
                             ek_metrics *metrics) {
   enum { TRACED = 10 };
   const long last = settings->stop_at > 0 ? settings->stop_at : settings->steps;
-  int tracing = 0;
+  ek_group *group = ek_trainer_group(trainer);
+  int tracing = 0, no_trace = settings->trace == NULL, no_metrics = 0;
   while (progress->next < last && !stop_asked) {
     ek_step_result result;
-    if (settings->trace != NULL && !tracing && progress->next + TRACED >= last) {
-      EK_TRY(ek_trace_start(ek_trainer_group(trainer), 0));
-      tracing = 1;
+    if (!tracing && !no_trace && progress->next + TRACED >= last) {
+      tracing = ek_trace_start(group, 0) == EK_OK;
+      if (!tracing) complain(progress, "--trace", &no_trace);
     }
     EK_TRY(train_step(trainer, text, progress->next, &result));
     progress->next++;
-    if (metrics != NULL) EK_TRY(ek_metrics_step(metrics, &result, BATCH * WINDOW));
+    if (metrics != NULL && ek_metrics_step(metrics, &result, BATCH * WINDOW) != EK_OK) {
+      complain(progress, "--metrics", &no_metrics);
+    }
     report(progress, settings, &result);
   }
-  if (!tracing) return EK_OK;
-  EK_TRY(ek_trace_stop(ek_trainer_group(trainer)));
-  return ek_trace_write(NULL, settings->trace, ek_trainer_group(trainer));
+  if (tracing && (ek_trace_stop(group) != EK_OK ||
+                  ek_trace_write(NULL, settings->trace, group) != EK_OK)) {
+    complain(progress, "--trace", &no_trace);
+  }
+  return EK_OK;
 }
 
 static ek_status train(ek_trainer *trainer, const struct settings *settings,
                        const struct text *text, struct progress *progress) {
   ek_metrics *metrics = NULL;
-  EK_TRY(open_metrics(&metrics, trainer, settings->metrics));
+  int said = 0;
+  EK_TRY(try_trace(ek_trainer_group(trainer), settings->trace));
+  ek_status status = open_metrics(&metrics, trainer, settings->metrics, progress->first);
   progress->began = seconds_now();
   progress->terminal = isatty(STDERR_FILENO);
-  ek_status status = take_steps(trainer, settings, text, progress, metrics);
+  if (status == EK_OK) status = take_steps(trainer, settings, text, progress, metrics);
   show(progress, settings, NAN);
-  if (status == EK_OK) {
-    status = ek_metrics_free(metrics);
-  } else {
+  if (status != EK_OK) {
     (void)ek_metrics_free(metrics);
+    return status;
   }
-  EK_TRY(status);
+  if (ek_metrics_free(metrics) != EK_OK) complain(progress, "--metrics", &said);
   return save(trainer, settings, progress->next);
 }
 
@@ -325,6 +369,11 @@ static void print_byte(int32_t byte) {
 static ek_status continue_text(ek_trainer *trainer, const struct text *text) {
   const ek_random_key key = {text->seed, 0, 1};
   int32_t window[WINDOW];
+  if (ek_device_counts_only(ek_group_device(ek_trainer_group(trainer), 0))) {
+    return ek_error_set(EK_ERR_UNSUPPORTED,
+                        "devices that only count have no logits, and cannot continue the text; "
+                        "--stop-at a step before the last leaves that out");
+  }
   for (size_t i = 0; i < WINDOW; i++) window[i] = text->bytes[i];
   printf("\n--- the text, and how the model goes on ---\n");
   for (size_t i = WINDOW - PROMPT; i < WINDOW; i++) print_byte(window[i]);
@@ -430,7 +479,6 @@ static void stop_on_signals(void) {
 int main(int argc, char **argv) {
   struct settings settings = {.devices = "cpu:2",
                               .steps = 300,
-                              .seed = 7,
                               .rate = 4e-3,
                               .mode = EK_MODE_REPLICATED,
                               .precision = EK_F32};
@@ -442,7 +490,7 @@ int main(int argc, char **argv) {
                     "[--rate PEAK] [--seed N]\n");
     return 2;
   }
-  struct text text = {.seed = (uint64_t)settings.seed};
+  struct text text = {.seed = (uint64_t)(settings.seed == 0 ? SEED : settings.seed)};
   struct progress progress = {0};
   ek_trainer *trainer = NULL;
   int good = 0;
@@ -450,9 +498,9 @@ int main(int argc, char **argv) {
   if (!read_text(&text, settings.path)) goto cleanup;
   stop_on_signals();
   EK_TRY_GOTO(status, open_trainer(&trainer, &settings), report);
-  EK_TRY_GOTO(status, resume(trainer, &settings, &progress), report);
+  EK_TRY_GOTO(status, resume(trainer, &settings, &text, &progress), report);
   EK_TRY_GOTO(status, train(trainer, &settings, &text, &progress), report);
-  good = 1;
+  good = !progress.complained;
   if (progress.next < settings.steps) {
     printf("stopped after step %ld of %ld\n", progress.next, settings.steps);
     goto cleanup;

@@ -180,7 +180,7 @@ typedef struct ek_module_ops {
   /*
    * (optional) fallback: nothing is known. What config.json in the folder of a file of weights must
    * agree with (weights.h): returns a table, which lives as long as the module, and its length.
-   * Only what the shapes of the parameters do not show needs to be there, such as a number of heads.
+   * Only what the shapes of the parameters do not show needs to be there: the number of heads.
    */
   const ek_fact *(*facts)(const ek_module *self, size_t *count);
 } ek_module_ops;

@@ -31,6 +31,47 @@ cmp -s "$dir/losses" "$dir/losses--seed7--rate4e-3" || complain "the defaults ar
 "$program" "$text" --steps 1 --rate -1 2>"$dir/err" && complain "a negative rate is taken"
 grep -q 'peak -1' "$dir/err" || complain "the message does not name the rate: $(cat "$dir/err")"
 
+# A run that goes on counts its tokens on, has the seed that it began with, and says so.
+"$program" "$text" --steps 20 --seed 8 --stop-at 6 --save "$dir/state" --metrics "$dir/on" >/dev/null
+"$program" "$text" --steps 20 --seed 9 --resume "$dir/state" >/dev/null 2>"$dir/err" &&
+  complain "a run goes on with another seed"
+grep -q 'began with seed 8' "$dir/err" || complain "the message does not name the seed: $(cat "$dir/err")"
+"$program" "$text" --steps 20 --exact --resume "$dir/state" --metrics "$dir/on" >"$dir/on.out"
+grep -q 'step-000000000006.safetensors, seed 8$' "$dir/on.out" || complain "it does not say its seed"
+"$program" "$text" --steps 20 --exact --seed 8 | grep '^step' | tail -n 14 |
+  diff - <(grep '^step' "$dir/on.out") || complain "a run that goes on has other windows"
+[[ $(grep -o '"tokens": [0-9]*' "$dir/on.jsonl" | tail -n 1) == "\"tokens\": $((20 * 16 * 64))" ]] ||
+  complain "tokens do not go on: $(tail -n 1 "$dir/on.jsonl")"
+
+# A trace that cannot be written is seen before the first step; one that fails later costs no state.
+"$program" "$text" --steps 5 --exact --trace "$dir/nowhere/trace" >"$dir/out" 2>"$dir/err" &&
+  complain "a trace without a folder is taken"
+grep -q '^step' "$dir/out" && complain "a trace without a folder is seen after the training"
+grep -q "$dir/nowhere" "$dir/err" || complain "the message does not name the trace: $(cat "$dir/err")"
+# It writes into a full pipe, and so cannot end before the folder is gone.
+mkdir "$dir/goes"
+mkfifo "$dir/pipe"
+exec 3<>"$dir/pipe"
+dd if=/dev/zero of="$dir/pipe" bs=1024 count=2048 oflag=nonblock 2>/dev/null || true
+"$program" "$text" --steps 250 --exact --trace "$dir/goes/trace" --save "$dir/kept" \
+  >"$dir/pipe" 2>"$dir/err" 3>&- &
+child=$!
+for _ in {1..600}; do
+  [[ -e $dir/goes/trace ]] && break
+  sleep 0.1
+done
+rm -r "$dir/goes"
+exec 4<"$dir/pipe" 3>&-
+cat <&4 >/dev/null
+exec 4<&-
+wait "$child" && complain "a trace that could not be written is no failure"
+grep -q -- '--trace: ' "$dir/err" || complain "the message does not name --trace: $(cat "$dir/err")"
+[[ -s $dir/kept/step-000000000250.safetensors ]] || complain "a failed trace cost the state"
+
+# Devices that only count compute no text.
+"$program" "$text" --steps 2 --devices plan:2 >"$dir/out" 2>"$dir/err" && complain "a plan continues the text"
+grep -q 'cannot continue the text' "$dir/err" || complain "the message does not say why: $(cat "$dir/err")"
+
 if command -v script >/dev/null; then
   script -qec "$(printf '%q ' "$program" "$text" --steps 20)" /dev/null </dev/null >"$dir/terminal"
   grep -q 'step [0-9]* of 20, loss [0-9.]*, [0-9]* bytes/s' "$dir/terminal" ||
