@@ -18,10 +18,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <evenkeel/checkpoint.h>
+#include <evenkeel/memory_snapshot.h>
 #include <evenkeel/mlp.h>
 #include <evenkeel/safetensors.h>
 
@@ -363,6 +365,38 @@ START_TEST(a_refused_close_is_an_error) {
 }
 END_TEST
 
+/* A text that is written in several pieces: the first that fails is an error, and the old file
+ * stays. */
+START_TEST(every_call_of_a_snapshot) {
+  const struct ck_setup setup = setup_of();
+  struct ck_training t;
+  struct stat old, now;
+  char path[96];
+  int calls = 1, pieces = 0;
+  (void)snprintf(path, sizeof path, "%s.json", folder);
+  ck_training_open(&t, &setup);
+  ck_ok(ek_memory_record_start(ek_group_device(t.group, 0), 10000));
+  go(&t, 10);
+  ck_ok(ek_memory_snapshot(t.group, path));
+  ck_assert_int_eq(stat(path, &old), 0);
+  for (int n = 1; n <= calls; n++) {
+    file_calls_begin(FILE_EIO, n);
+    const ek_status status = ek_memory_snapshot(t.group, path);
+    const int made = file_calls_end();
+    const char call = n <= made ? file_calls_sequence()[n - 1] : 0;
+    if (made > calls) calls = made;
+    ck_assert_msg(status == EK_ERR_IO || (status == EK_OK && call != 'w'), "call %d of %s: %s", n,
+                  file_calls_sequence(), ek_status_name(status));
+    ck_assert_int_eq(stat(path, &now), 0);
+    ck_assert_int_eq(now.st_size, old.st_size);
+    pieces += call == 'w';
+  }
+  ck_assert_int_gt(pieces, 1);
+  ck_assert_int_eq(unlink(path), 0);
+  ck_training_close(&t);
+}
+END_TEST
+
 static Suite *make_suite(void) {
   Suite *suite = suite_create("file_calls");
   TCase *tests = ck_case(suite, "file_calls");
@@ -376,6 +410,7 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(tests, every_call_of_a_load, 0, 2);
   tcase_add_test(tests, a_state_is_removed_meanwhile);
   tcase_add_loop_test(tests, what_is_written_wrong_removes_nothing, 0, 2);
+  tcase_add_test(tests, every_call_of_a_snapshot);
   tcase_add_loop_test(tests, a_refused_close_is_an_error, 0, 2);
   return suite;
 }

@@ -125,6 +125,24 @@ static ek_status answer_trace(struct scene *s) {
   return EK_OK;
 }
 
+static ek_status tell_metrics(ek_metrics *metrics) {
+  const ek_step_result result = {.step = 1};
+  const double tokens = 24, loss = 0.5;
+#include "how_do_i_20.inc"
+  return EK_OK;
+}
+
+static ek_status answer_metrics(struct scene *s) {
+  ek_metrics *metrics = NULL;
+  EK_TRY(ek_metrics_open(&metrics, s->group, "run.prom", "run.jsonl"));
+  ek_status status = ek_metrics_resume(metrics, 1000);
+  if (status == EK_OK) status = tell_metrics(metrics);
+  const ek_status ended = ek_metrics_free(metrics);
+  (void)remove("run.prom");
+  (void)remove("run.jsonl");
+  return status == EK_OK ? ended : status;
+}
+
 /* ---- with a trainer of their own ---- */
 
 static ek_status answer_options(const ek_tensor *tokens, const ek_tensor *targets, int steps) {

@@ -732,7 +732,8 @@ static const struct {
               {"how-do-i.md, predictions", answer_predict, 1},
               {"how-do-i.md, resuming", answer_resume, 0},
               {"how-do-i.md, weights", answer_weights, 0},
-              {"how-do-i.md, trace", answer_trace, 3}};
+              {"how-do-i.md, trace", answer_trace, 3},
+              {"how-do-i.md, metrics", answer_metrics, 0}};
 enum { PIECES = sizeof pieces / sizeof pieces[0] };
 
 /* True if it failed, as it should, and left everything as it was; then it succeeds. */
