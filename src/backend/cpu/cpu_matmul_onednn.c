@@ -88,10 +88,12 @@ static bool lock_making(void) {
   return pthread_mutex_lock(&making) == 0;
 }
 
-/* By one thread at a time. */
+/* By one thread at a time. The lock covers the probe for memory too: otherwise another thread could
+ * take, for its own primitive, what the system has just given. */
 static ek_status make(int *status, ek__onednn_function *function, void *arg) {
   const bool locked = lock_making();
-  const ek_status result = ek__cpu_onednn(status, function, arg);
+  ek_status result = ek__cpu_memory_probe(EK__CPU_CUSHION);
+  if (result == EK_OK) result = ek__cpu_onednn(status, function, arg);
   if (locked) pthread_mutex_unlock(&making);
   return result;
 }
@@ -260,7 +262,6 @@ static ek_status open_cache(struct cache **result) {
   }
   struct cache *cache = *result = scratch->kept;
   if (cache->stream != NULL) return EK_OK;
-  EK_TRY(ek__cpu_memory_probe(EK__CPU_CUSHION));
   int status = dnnl_success;
   EK_TRY(make(&status, open_stream, &cache->stream));
   EK__FAIL_IF(status != dnnl_success, EK_ERR_OUT_OF_MEMORY, "oneDNN gave no stream: status %d",
@@ -288,7 +289,6 @@ static ek_status find(struct place **result, struct cache *cache, const struct s
     if (place->used > 0 && memcmp(&place->shape, shape, sizeof *shape) == 0) found = place;
   }
   if (found == NULL) {
-    EK_TRY(ek__cpu_memory_probe(EK__CPU_CUSHION));
     clear(oldest);
     oldest->shape = *shape;
     EK_TRY(fill_or_clear(oldest));
