@@ -61,8 +61,12 @@ START_TEST(the_gradient_in_forward) {
     if (scaled == 1) c->coefficients = &half;
     struct ck_loss loss = ck_loss_open(rig, c, false);
     double totals[2];
+    ek_memory_usage before, after;
     ck_set(y, outputs);
+    ck_ok(ck_memory_stats(&before, rig->device));
     ck_loss_forward_gradient(&loss, y, t, totals);
+    ck_ok(ck_memory_stats(&after, rig->device));
+    ck_assert_uint_lt(after.current_bytes, before.current_bytes + CK_ABSOLUTE_DROPPED);
     ck_within("totals", totals, want, NULL, 2);
     ck_within("outputs", ck_read(rig, y), scaled ? halves : gradient, NULL, 3);
     ck_loss_backward(&loss, &other, NULL); /* the scale came in forward */

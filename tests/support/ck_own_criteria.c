@@ -20,14 +20,20 @@ static double *fetch(const ek_tensor *tensor) {
   return values;
 }
 
-/* The gradient of every loss over the outputs if it is the time for it, else saved for backward. */
+/* The gradient of every loss over the outputs if it is the time for it, else saved for backward.
+ * What is saved in the first case, large as it is, is to be dropped. */
 static ek_status keep_signs(ek_pass *pass, const ek_tensor *output, double *signs) {
   double scale = 0;
   if (ek_pass_gradient_now(&scale, pass)) {
     ek_tensor gradient = *output;
     for (int64_t i = 0; i < ek_tensor_count(output); i++) signs[i] *= scale;
     ck_set(&gradient, signs);
-    return EK_OK;
+    const int64_t large = CK_ABSOLUTE_DROPPED;
+    ek_tensor dropped = {0};
+    EK_TRY(ek_pass_output(&dropped, pass, output->type, 1, &large));
+    const ek_status status = ek_pass_save(pass, &dropped);
+    ek_tensor_free(&dropped);
+    return status;
   }
   ek_tensor saved = {0};
   EK_TRY(ek_pass_output(&saved, pass, output->type, output->rank, output->shape));

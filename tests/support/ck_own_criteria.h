@@ -6,7 +6,7 @@
 
 #include <evenkeel/criterion.h>
 
-enum { CK_ABSOLUTE_COLUMNS = 3 };
+enum { CK_ABSOLUTE_COLUMNS = 3, CK_ABSOLUTE_DROPPED = 4096 };
 
 /* What an absolute error can be told to do wrong; the totals of its own are only unusual. */
 enum ck_fault {

@@ -248,12 +248,31 @@ START_TEST(frozen_layers_in_every_placement) {
 }
 END_TEST
 
+/* In 16 bits each device rounds its part of the masters; frozen ones go to all devices, too. */
+START_TEST(frozen_copies_are_on_all_devices) {
+  if (!ck_part(_i)) return;
+  struct ck_workload mlp = *ck_workload("mlp");
+  mlp.module = frozen_pair;
+  mask = 5;
+  struct ck_setup setup = ck_setup_mode(&mlp, "cpu:3", EK_MODE_REPLICATED);
+  ck_setup_place(&setup, _i);
+  setup.options.precision = EK_BF16;
+  struct ck_training t;
+  ck_training_open(&t, &setup);
+  ck_training_copies_are_right(&t);
+  ck_training_close(&t);
+}
+END_TEST
+
 static Suite *make_suite(void) {
   Suite *suite = suite_create("frozen");
   TCase *tcase = ck_case(suite, "frozen");
   tcase_add_loop_test(tcase, layers_leave_out_what_is_frozen, 0, 1 << PAIR);
   tcase_add_loop_test(tcase, layers_are_right_beside_what_is_frozen, 0, 4 * 4);
   tcase_add_loop_test(tcase, frozen_layers_in_every_placement, 0, 2 * CK_PLACEMENTS);
+  if (ck_has_halves()) {
+    tcase_add_loop_test(tcase, frozen_copies_are_on_all_devices, 0, CK_PLACEMENTS);
+  }
   return suite;
 }
 
