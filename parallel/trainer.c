@@ -38,8 +38,10 @@ struct ek_trainer {
 static ek_status check_open(ek_trainer **trainer, const char *devices, const ek_module *module,
                             const ek_criterion *criterion, const ek_optimizer *optimizer,
                             const ek_trainer_options *o) {
-  EK__NOT_NULL("ek_trainer_open", trainer, module, optimizer);
-  if (module->terms == 0) EK__NOT_NULL("ek_trainer_open", criterion);
+  EK__NOT_NULL("ek_trainer_open", trainer, module);
+  EK__FAIL_IF(optimizer != NULL && criterion == NULL && module->terms == 0, EK_ERR_INVALID_ARGUMENT,
+              "ek_trainer_open: criterion is NULL, and %s does not compute its loss",
+              module->ops->kind);
   EK__FAIL_IF((devices == NULL) == (o->group == NULL) ||
                   (o->group != NULL && o->group_options != NULL),
               EK_ERR_INVALID_ARGUMENT,
@@ -56,6 +58,23 @@ static ek_status open_group(ek_group **group, const char *devices, const ek_trai
   EK_TRY(ek__options_read(&options, sizeof options, o->group_options, "ek_group_options"));
   if (o->reproducible > 0) options.deterministic = true;
   return ek_group_open(group, devices, &options);
+}
+
+/* A trainer without an optimizer trains nothing, so no device has memory for gradients. */
+static ek_status open_frozen(ek_trainer *self, ek_module *module,
+                             ek_data_parallel_model_options *model) {
+  ek_parameter_pattern *patterns = NULL;
+  const size_t count = model->pattern_count;
+  EK__FAIL_IF(count > 0 && model->patterns == NULL, EK_ERR_INVALID_ARGUMENT,
+              "ek_trainer_open: there are %zu patterns, and options.patterns is NULL", count);
+  EK_TRY(ek__new(&patterns, count + 1, sizeof *patterns, "patterns of parameters"));
+  for (size_t i = 0; i < count; i++) patterns[i] = model->patterns[i];
+  patterns[count] = (ek_parameter_pattern){.pattern = "*", .frozen = true};
+  model->patterns = patterns;
+  model->pattern_count = count + 1;
+  const ek_status status = ek_data_parallel_model_open(&self->model, self->group, module, model);
+  ek__free(patterns);
+  return status;
 }
 
 static ek_status open_parts(ek_trainer *self, ek_module *module, ek_criterion *criterion,
@@ -76,8 +95,13 @@ static ek_status open_parts(ek_trainer *self, ek_module *module, ek_criterion *c
   update.schedule = o->schedule;
   update.refuse_not_finite = o->refuse_not_finite;
   update.loss_scale = o->loss_scale;
-  EK_TRY(ek_data_parallel_model_open(&self->model, self->group, module, &model));
-  EK_TRY(ek_data_parallel_criterion_open(&self->criterion, self->model, criterion, &loss));
+  EK_TRY(optimizer == NULL
+             ? open_frozen(self, module, &model)
+             : ek_data_parallel_model_open(&self->model, self->group, module, &model));
+  if (criterion != NULL || module->terms > 0) {
+    EK_TRY(ek_data_parallel_criterion_open(&self->criterion, self->model, criterion, &loss));
+  }
+  if (optimizer == NULL) return EK_OK;
   return ek_data_parallel_optimizer_open(&self->optimizer, self->model, optimizer, &update);
 }
 
@@ -142,8 +166,19 @@ ek_status ek_trainer_free(ek_trainer *trainer) {
 
 static ek_status check_open_still(const char *who, const ek_trainer *trainer) {
   EK__NOT_NULL(who, trainer);
-  if (trainer->optimizer != NULL) return EK_OK;
-  return ek_error_set(EK_ERR_STATE, "%s: the trainer was freed, but for its group", who);
+  if (trainer->model != NULL) return EK_OK;
+  return ek_error_set(EK_ERR_STATE, "%s: the trainer was freed, except its group", who);
+}
+
+/* That the trainer has the parts for a step, or for an evaluation. */
+static ek_status check_parts(const char *who, const ek_trainer *trainer, bool updates) {
+  EK_TRY(check_open_still(who, trainer));
+  EK__FAIL_IF(trainer->criterion == NULL, EK_ERR_STATE,
+              "%s: the trainer was opened without a criterion: it only predicts", who);
+  EK__FAIL_IF(updates && trainer->optimizer == NULL, EK_ERR_STATE,
+              "%s: the trainer was opened without an optimizer: it only evaluates and predicts",
+              who);
+  return EK_OK;
 }
 
 static ek_status check_call(const char *who, const ek_trainer *trainer, const ek_tensor *inputs,
@@ -212,6 +247,7 @@ static struct ek__batch batch_of(ek_tensor all[EK_MAX_INPUTS], const ek_trainer 
 
 ek_status ek_trainer_step(ek_step_result *result, ek_trainer *trainer, const ek_tensor *inputs,
                           size_t input_count, const ek_tensor *targets, size_t target_count) {
+  EK_TRY(check_parts("ek_trainer_step", trainer, true));
   EK_TRY(check_call("ek_trainer_step", trainer, inputs, targets, target_count));
   EK__OWNER_ENTER(&trainer->owner, "ek_trainer_step", "the trainer");
   ek_tensor all[EK_MAX_INPUTS];
@@ -226,6 +262,7 @@ ek_status ek_trainer_step(ek_step_result *result, ek_trainer *trainer, const ek_
 /* With training off no module writes a buffer; masks and products' sizes do not depend on it. */
 ek_status ek_trainer_prepare(ek_trainer *trainer, const ek_tensor *inputs, size_t input_count,
                              const ek_tensor *targets, size_t target_count) {
+  EK_TRY(check_parts("ek_trainer_prepare", trainer, true));
   EK_TRY(check_call("ek_trainer_prepare", trainer, inputs, targets, target_count));
   EK__OWNER_ENTER(&trainer->owner, "ek_trainer_prepare", "the trainer");
   ek_tensor all[EK_MAX_INPUTS];
@@ -283,6 +320,7 @@ ek_status ek_trainer_evaluate(double *loss, double *weight, ek_trainer *trainer,
                               const ek_tensor *inputs, size_t input_count, const ek_tensor *targets,
                               size_t target_count) {
   EK__NOT_NULL("ek_trainer_evaluate", loss);
+  EK_TRY(check_parts("ek_trainer_evaluate", trainer, false));
   EK_TRY(check_call("ek_trainer_evaluate", trainer, inputs, targets, target_count));
   EK__OWNER_ENTER(&trainer->owner, "ek_trainer_evaluate", "the trainer");
   ek_tensor all[EK_MAX_INPUTS];
@@ -350,9 +388,8 @@ ek_status ek_trainer_predict(ek_shards *outputs, ek_trainer *trainer, const ek_t
   EK__NOT_NULL("ek_trainer_predict", outputs);
   EK_TRY(check_call("ek_trainer_predict", trainer, inputs, NULL, 0));
   EK__OWNER_ENTER(&trainer->owner, "ek_trainer_predict", "the trainer");
-  const struct ek__batch batch = {.inputs = inputs,
-                                  .input_count = input_count,
-                                  .broadcast = trainer->broadcast_inputs};
+  const struct ek__batch batch = {
+      .inputs = inputs, .input_count = input_count, .broadcast = trainer->broadcast_inputs};
   ek_shards made[EK_MAX_TENSORS] = {{0}};
   int64_t samples = 0, count = 0;
   const bool predicted = predicts(trainer, &batch);
@@ -378,9 +415,8 @@ ek_status ek_trainer_predict_host(ek_tensor *outputs, ek_trainer *trainer, const
   EK__NOT_NULL("ek_trainer_predict_host", outputs);
   EK_TRY(check_call("ek_trainer_predict_host", trainer, inputs, NULL, 0));
   EK__OWNER_ENTER(&trainer->owner, "ek_trainer_predict_host", "the trainer");
-  const struct ek__batch batch = {.inputs = inputs,
-                                  .input_count = input_count,
-                                  .broadcast = trainer->broadcast_inputs};
+  const struct ek__batch batch = {
+      .inputs = inputs, .input_count = input_count, .broadcast = trainer->broadcast_inputs};
   int64_t samples = 0, count = 0;
   bool whole = false;
   EK_TRY(count_parts(&count, &samples, trainer, &batch));

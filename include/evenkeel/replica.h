@@ -93,6 +93,19 @@ typedef struct ek_parameter_info {
   double weight_decay;   /* by a pattern; else 0 */
 } ek_parameter_info;
 
+/* The numbers (elements) in what a module declares. A tied parameter counts once. */
+typedef struct ek_parameter_totals {
+  int64_t parameters; /* elements of all parameters, the frozen ones included */
+  int64_t trained;    /* elements of those that are not frozen */
+  int64_t buffers;    /* elements of all buffers */
+} ek_parameter_totals;
+
+/* Counts without a device and without memory for the parameters. `patterns` may be NULL; what they
+ * freeze is not trained. Errors as for ek_replica_open(). */
+EK_API EK_CHECKED ek_status ek_parameter_count(ek_parameter_totals *totals, ek_module *module,
+                                               const ek_parameter_pattern *patterns,
+                                               size_t pattern_count);
+
 /* Number of parameters and buffers; a tied parameter counts once, under its source's name. */
 EK_API size_t ek_replica_parameter_count(const ek_replica *replica);
 /* EK_ERR_INVALID_ARGUMENT outside. */

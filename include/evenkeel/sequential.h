@@ -2,7 +2,8 @@
  * sequential.h - modules one after the other.
  *
  * The outputs of each are the inputs of the next; their numbers must agree. Children are named "0",
- * "1", ... A result is freed as soon as the next module has run, unless that one saved it.
+ * "1", ... unless the options name them. A result is freed as soon as the next module has run,
+ * unless that one saved it.
  *
  * A linear and the GELU after it, also a program's own (ek_formula), run as one operation
  * (products.h), and so do the backwards of a linear and the GELU before it: less memory, and less
@@ -23,10 +24,15 @@ EK_API EK_CHECKED ek_status ek_sequential_create(ek_module **module, ek_module *
 typedef struct ek_sequential_options {
   size_t size;
   ek_recompute recompute; /* EK_RECOMPUTE_BYTES is EK_ERR_INVALID_ARGUMENT */
+  /* Copied: the name of each module in names of parameters ("encoder.0.weight"). NULL, or NULL for
+   * a module: its number. What a name is, and that names differ, is checked where the module is
+   * declared (module.h). */
+  const char *const *names;
+  bool unit; /* all of it is one unit of mode fully-sharded (ek_declare_unit()) */
 } ek_sequential_options;
 #define EK_SEQUENTIAL_OPTIONS_INIT                                                                 \
   {                                                                                                \
-    sizeof(ek_sequential_options), { EK_RECOMPUTE_NONE, 0, 0 }                                     \
+    sizeof(ek_sequential_options), {EK_RECOMPUTE_NONE, 0, 0}, NULL, false                          \
   }
 
 /* The same with options; NULL gives the defaults. */

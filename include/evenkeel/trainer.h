@@ -90,6 +90,11 @@ typedef struct ek_trainer_options {
  * outputs, unless the reduction is `none`. `criterion` is NULL for a model that computes its loss
  * itself (with_criterion.h, the fused loss of gpt.h): steps get inputs and targets all the same, or
  * all of them as inputs. `options` NULL gives the defaults (mode replicated).
+ *
+ * `optimizer` is NULL for a trainer that evaluates and predicts and takes no step: all parameters
+ * are frozen, and devices have no memory for gradients or a state of an optimizer. Then `criterion`
+ * may be NULL too, and the trainer only predicts. A saved state is loaded without the optimizer's.
+ * A call that needs a part that is not there is EK_ERR_STATE.
  */
 EK_API EK_CHECKED ek_status ek_trainer_open(ek_trainer **trainer, const char *devices,
                                             ek_module *module, ek_criterion *criterion,

@@ -30,6 +30,7 @@ ek_status ek__composite_add_linear(struct ek__composite *m, const char *name, in
 
 ek_status ek__composite_parameters(const ek_module *self, ek_declaration *declaration) {
   const struct ek__composite *m = (const struct ek__composite *)self;
+  if (m->unit) EK_TRY(ek_declare_unit(declaration));
   for (size_t i = 0; i < m->count; i++) {
     char number[24];
     snprintf(number, sizeof number, "%zu", i);
@@ -49,6 +50,7 @@ ek_status ek__last_child_forward(ek_tensor *outputs, ek_pass *pass, size_t child
 static void free_children(struct ek__composite *m) {
   for (size_t i = 0; i < m->count; i++) ek_module_free(m->children[i].module);
   ek__free(m->children);
+  ek__free(m->names);
 }
 
 void ek__composite_free(ek_module *self) {

@@ -16,6 +16,8 @@ struct ek__composite {
   } * children;
   size_t count, capacity;
   ek_recompute recompute; /* of its chains */
+  char *names;            /* of children, where they are not constants */
+  bool unit;              /* of mode fully-sharded */
 };
 
 /* Takes over the caller's reference to `child`, also when it fails. Of a description, before it is

@@ -172,6 +172,27 @@ cleanup:
   return status;
 }
 
+ek_status ek_parameter_count(ek_parameter_totals *totals, ek_module *module,
+                             const ek_parameter_pattern *patterns, size_t pattern_count) {
+  EK__NOT_NULL("ek_parameter_count", totals, module);
+  struct ek__layout layout;
+  const bool f32 = (EK__TABLE_TYPES(module->ops) & EK_TYPES_F32) != 0;
+  const ek_type type = f32 ? EK_F32 : EK_F64;
+  EK_TRY(ek__layout_open(&layout, module, type, type, 0, patterns, pattern_count));
+  *totals = (ek_parameter_totals){0};
+  for (size_t i = 0; i < layout.parameter_count; i++) {
+    const struct ek__parameter *p = &layout.parameters[i];
+    if (p->buffer) {
+      totals->buffers += p->count;
+    } else {
+      totals->parameters += p->count;
+      totals->trained += p->frozen ? 0 : p->count;
+    }
+  }
+  ek__layout_close(&layout);
+  return EK_OK;
+}
+
 void ek_replica_free(ek_replica *replica) {
   if (replica == NULL) return;
   ek__layout_close_states(&replica->layout, replica->device);

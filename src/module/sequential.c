@@ -3,6 +3,9 @@
  */
 #include <evenkeel/sequential.h>
 
+#include <string.h>
+
+#include "core/alloc.h"
 #include "core/error.h"
 #include "core/options.h"
 #include "module/composite.h"
@@ -45,6 +48,25 @@ static ek_status check_modules(ek_module *const *modules, size_t count) {
   return EK_OK;
 }
 
+/* Children have what m->names holds, end to end, where they have names. */
+static ek_status copy_names(struct ek__composite *m, const char *const *names, size_t count) {
+  size_t bytes = 0;
+  for (size_t i = 0; i < count && names != NULL; i++) {
+    if (names[i] != NULL) bytes += strlen(names[i]) + 1;
+  }
+  if (bytes == 0) return EK_OK;
+  EK_TRY(ek__new(&m->names, bytes, 1, "the names of a sequential"));
+  char *at = m->names;
+  for (size_t i = 0; i < count; i++) {
+    if (names[i] == NULL) continue;
+    const size_t length = strlen(names[i]) + 1;
+    memcpy(at, names[i], length);
+    m->children[i].name = at;
+    at += length;
+  }
+  return EK_OK;
+}
+
 ek_status ek_sequential_create_with(ek_module **module, ek_module *const *modules, size_t count,
                                     const ek_sequential_options *options) {
   ek_sequential_options o = EK_SEQUENTIAL_OPTIONS_INIT;
@@ -52,10 +74,11 @@ ek_status ek_sequential_create_with(ek_module **module, ek_module *const *module
   EK_TRY(ek__recompute_check("sequential", &o.recompute));
   EK_TRY(check_modules(modules, count));
   ek_status status = EK_OK;
-  struct ek__composite made = {.recompute = o.recompute};
+  struct ek__composite made = {.recompute = o.recompute, .unit = o.unit};
   for (size_t i = 0; i < count && status == EK_OK; i++) {
     status = ek__composite_add(&made, NULL, ek_module_share(modules[i]));
   }
+  if (status == EK_OK) status = copy_names(&made, o.names, count);
   return ek__sequential_of(module, &made, status);
 }
 

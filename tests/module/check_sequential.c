@@ -1,9 +1,12 @@
 /*
  * check_sequential.c - modules one after the other.
  */
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <evenkeel/activation.h>
+#include <evenkeel/data_parallel_model.h>
 #include <evenkeel/linear.h>
 #include <evenkeel/sequential.h>
 
@@ -383,11 +386,111 @@ START_TEST(bad_input) {
 }
 END_TEST
 
+/* Two linears with GELU between them, with options. */
+static ek_module *with_options(const ek_sequential_options *options, int64_t width) {
+  ek_module *modules[3] = {NULL, NULL, NULL}, *made = NULL;
+  ck_ok(ek_linear_create(&modules[0], width, width, true));
+  ck_ok(ek_activation_create(&modules[1], EK_ACTIVATION_GELU));
+  ck_ok(ek_linear_create(&modules[2], width, width, false));
+  ck_ok(ek_sequential_create_with(&made, modules, 3, options));
+  for (int i = 0; i < 3; i++) ek_module_free(modules[i]);
+  return made;
+}
+
+static ek_status open_named(char found[3][64], const char *const *given) {
+  ek_group *group = ck_open_exactly("plan:1", 1);
+  ek_replica *replica = NULL;
+  ek_sequential_options options = EK_SEQUENTIAL_OPTIONS_INIT;
+  options.names = given;
+  ek_module *module = with_options(&options, 4);
+  const ek_status status = ek_replica_open(&replica, ek_group_device(group, 0), module, NULL);
+  for (size_t i = 0; i < 3 && status == EK_OK; i++) {
+    ek_parameter_info info;
+    ck_ok(ek_replica_parameter(&info, replica, i));
+    (void)snprintf(found[i], sizeof found[i], "%s", info.name);
+  }
+  ek_replica_free(replica);
+  ek_module_free(module);
+  ek_group_free(group);
+  return status;
+}
+
+/* Names are copied; a module without one has its number. */
+START_TEST(children_have_the_names_that_are_given) {
+  char first[] = "encoder", found[3][64];
+  const char *const three[] = {first, "gelu", "head"}, *const one[] = {NULL, NULL, "head"};
+  const char *const twice[] = {"a", "b", "a"}, *const number[] = {"2", NULL, NULL};
+  const char *const dotted[] = {"a.b", NULL, NULL}, *const empty[] = {"", NULL, NULL};
+  ek_sequential_options options = EK_SEQUENTIAL_OPTIONS_INIT;
+  ck_ok(open_named(found, three));
+  ck_assert_str_eq(found[0], "encoder.weight");
+  ck_assert_str_eq(found[1], "encoder.bias");
+  ck_assert_str_eq(found[2], "head.weight");
+  ck_ok(open_named(found, one));
+  ck_assert_str_eq(found[0], "0.weight");
+  ck_assert_str_eq(found[2], "head.weight");
+  ck_fails(open_named(found, twice), EK_ERR_INVALID_ARGUMENT, "a");
+  ck_fails(open_named(found, number), EK_ERR_INVALID_ARGUMENT, "2");
+  ck_fails(open_named(found, dotted), EK_ERR_INVALID_ARGUMENT, "a.b");
+  ck_fails(open_named(found, empty), EK_ERR_INVALID_ARGUMENT, "");
+  options.names = three;
+  ek_module *module = with_options(&options, 4);
+  memset(first, 'x', sizeof first - 1);
+  ek_parameter_totals totals;
+  static const ek_parameter_pattern frozen = {.pattern = "encoder.*", .frozen = true};
+  ck_ok(ek_parameter_count(&totals, module, &frozen, 1));
+  ck_assert_int_eq(totals.trained, 16);
+  ek_module_free(module);
+}
+END_TEST
+
+/* Two sequentials one after the other, as units of mode fully-sharded or not: bytes of parameters
+ * that a device holds at once. */
+static uint64_t gathered_bytes(bool unit) {
+  enum { WIDTH = 64, SAMPLES = 4 };
+  ek_group *group = ck_open_exactly("plan:2", 1);
+  ek_module *parts[3], *whole = NULL;
+  ek_data_parallel_model *model = NULL;
+  ek_data_parallel_model_options options = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
+  ek_sequential_options sequential = EK_SEQUENTIAL_OPTIONS_INIT;
+  sequential.unit = unit;
+  for (int i = 0; i < 3; i++) parts[i] = with_options(&sequential, WIDTH);
+  ck_ok(ek_sequential_create(&whole, parts, 3));
+  for (int i = 0; i < 3; i++) ek_module_free(parts[i]);
+  ck_ok(ek_data_parallel_model_options_set_mode(&options, EK_MODE_FULLY_SHARDED));
+  ck_ok(ek_data_parallel_model_open(&model, group, whole, &options));
+  static float numbers[SAMPLES * WIDTH];
+  ek_tensor batch;
+  ek_shards output = {0};
+  ek_memory_usage usage;
+  ek_forward_options forward = EK_FORWARD_OPTIONS_INIT;
+  forward.gradient = false;
+  ck_ok(ek_tensor_host(&batch, numbers, EK_F32, CK_SHAPE(SAMPLES, WIDTH)));
+  ck_ok(ek_data_parallel_model_forward(&output, model, &batch, 1, &forward));
+  ck_ok(ek_memory_stats(&usage, ek_group_device(group, 1)));
+  ek_shards_free(&output);
+  ek_data_parallel_model_free(model);
+  ek_module_free(whole);
+  ek_group_free(group);
+  return usage.peak_bytes;
+}
+
+/* Without units all is gathered at once (six matrices); with them two or four, of one that runs and
+ * of the next. */
+START_TEST(a_sequential_is_a_unit) {
+  const uint64_t together = gathered_bytes(false), apart = gathered_bytes(true);
+  ck_assert_msg(apart + 64 * 64 * sizeof(float) < together, "%llu bytes in units, %llu without",
+                (unsigned long long)apart, (unsigned long long)together);
+}
+END_TEST
+
 static Suite *make_suite(void) {
   Suite *suite = suite_create("sequential");
   ck_module_tests(suite, cases, (int)(sizeof cases / sizeof *cases));
   TCase *tcase = ck_case(suite, "sequential");
   tcase_add_test(tcase, names);
+  tcase_add_test(tcase, children_have_the_names_that_are_given);
+  tcase_add_test(tcase, a_sequential_is_a_unit);
   tcase_add_test(tcase, results_are_freed_early);
   tcase_add_test(tcase, joined_equals_one_by_one);
   tcase_add_loop_test(tcase, declared_modules_are_joined, 0, 2);

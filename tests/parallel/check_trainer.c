@@ -501,6 +501,91 @@ START_TEST(every_loss_for_itself) {
 }
 END_TEST
 
+/* ---- without an optimizer ---- */
+
+/* What a trainer gives without an optimizer, and without a criterion, is what one with both gives,
+ * also after its state was loaded; no device has memory for gradients or states. */
+START_TEST(only_what_is_wanted) {
+  if (!ck_part(_i)) return;
+  const ek_status bad = EK_ERR_STATE;
+  const struct ck_workload *workload = &ck_workloads[_i / CK_MODES];
+  char folder[CK_FOLDER_SIZE], path[128];
+  struct bench b, less;
+  open_bench(&b, workload->name, (ek_mode)(_i % CK_MODES));
+  make_parts(&less, workload->name, (ek_mode)(_i % CK_MODES));
+  ck_ok(step(&b, NULL));
+  ck_folder_make(folder);
+  (void)snprintf(path, sizeof path, "%s/step-000000000001.safetensors", folder);
+  const ek_status saved = ek_trainer_save(b.trainer, folder, NULL);
+  const bool files = !ck_no_files(saved);
+  for (int criterion = 1; criterion >= 0; criterion--) {
+    double want = 0, got = -1;
+    ek_optimizer *rule = less.rule;
+    ek_criterion *loss = less.criterion;
+    less.rule = NULL;
+    if (criterion == 0) less.criterion = NULL;
+    ck_ok(open_on(&less, ck_spec("cpu:3"), NULL));
+    less.rule = rule;
+    less.criterion = loss;
+    ck_assert_ptr_null(ek_trainer_optimizer(less.trainer));
+    if (files) ck_ok(ek_trainer_load(NULL, less.trainer, folder));
+    if (criterion == 1) {
+      ck_ok(evaluate(&b, &want, NULL));
+      ck_ok(evaluate(&less, &got, NULL));
+      ck_assert(!files || got == want);
+      ck_fails(step(&less, NULL), bad, "without an optimizer");
+      ck_fails(prepare(&less), bad, "without an optimizer");
+    } else {
+      ck_assert_ptr_null(ek_trainer_criterion(less.trainer));
+      ck_fails(evaluate(&less, &got, NULL), bad, "without a criterion");
+      ck_fails(step(&less, NULL), bad, "without a criterion");
+    }
+    ek_shards outputs[4] = {{0}}, others[4] = {{0}};
+    ck_ok(ek_trainer_predict(outputs, b.trainer, b.batch.input, b.batch.inputs));
+    ck_ok(ek_trainer_predict(others, less.trainer, b.batch.input, b.batch.inputs));
+    for (size_t i = 0; i < less.module->outputs; i++) {
+      int64_t count = 0;
+      float *mine = rows_of(&outputs[i], &count), *theirs = rows_of(&others[i], &count);
+      if (files) ck_assert_mem_eq(mine, theirs, (size_t)count * sizeof *mine);
+      free(mine);
+      free(theirs);
+      ek_shards_free(&outputs[i]);
+      ek_shards_free(&others[i]);
+    }
+    for (size_t k = 0; k < 3; k++) {
+      ek_memory_usage usage;
+      ck_ok(ck_memory_stats(&usage, ek_group_device(ek_trainer_group(less.trainer), k)));
+      ck_assert_uint_eq(usage.current[EK_MEMORY_GRADIENTS], 0);
+      ck_assert_uint_eq(usage.current[EK_MEMORY_OPTIMIZER], 0);
+    }
+    ck_ok(ek_trainer_free(less.trainer));
+    less.trainer = NULL;
+  }
+  if (files) ck_assert_int_eq(unlink(path), 0);
+  ck_folder_remove(folder);
+  free_parts(&less);
+  close_bench(&b);
+}
+END_TEST
+
+/* Patterns of a trainer that only predicts are read all the same. */
+START_TEST(patterns_without_an_optimizer) {
+  ek_trainer *trainer = NULL;
+  struct bench b;
+  make_parts(&b, "mlp", EK_MODE_REPLICATED);
+  ek_trainer_options o = EK_TRAINER_OPTIONS_INIT;
+  static const ek_parameter_pattern wrong = {.pattern = "0.wait", .frozen = true};
+  o.pattern_count = 1;
+  ck_fails(ek_trainer_open(&trainer, ck_spec("cpu:1"), b.module, NULL, NULL, &o),
+           EK_ERR_INVALID_ARGUMENT, "NULL");
+  o.patterns = &wrong;
+  ck_fails(ek_trainer_open(&trainer, ck_spec("cpu:1"), b.module, NULL, NULL, &o), EK_ERR_NOT_FOUND,
+           "0.weight");
+  ck_assert_ptr_null(trainer);
+  free_parts(&b);
+}
+END_TEST
+
 /* ---- ownership ---- */
 
 START_TEST(a_group_of_the_programs) {
@@ -555,7 +640,6 @@ START_TEST(misuse) {
   ck_fails(ek_trainer_open(NULL, spec, b.module, b.criterion, b.rule, NULL), bad, "NULL");
   ck_fails(ek_trainer_open(&trainer, spec, NULL, b.criterion, b.rule, NULL), bad, "NULL");
   ck_fails(ek_trainer_open(&trainer, spec, b.module, NULL, b.rule, NULL), bad, "NULL");
-  ck_fails(ek_trainer_open(&trainer, spec, b.module, b.criterion, NULL, NULL), bad, "NULL");
   ck_fails(ek_trainer_open(&trainer, NULL, b.module, b.criterion, b.rule, NULL), bad, "either");
   ck_fails(ek_trainer_open(&trainer, "gpu!", b.module, b.criterion, b.rule, NULL), bad, "gpu!");
   o.group = group;
@@ -898,6 +982,8 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(same, evaluation_in_parts, 0, CUTS * CK_WORKLOADS * CK_MODES);
   tcase_add_loop_test(same, evaluation_under_the_cap_of_a_step, 0, 4 * CK_MODES);
   tcase_add_loop_test(same, every_loss_for_itself, 0, CK_MODES);
+  tcase_add_loop_test(same, only_what_is_wanted, 0, CK_WORKLOADS * CK_MODES);
+  tcase_add_test(refused, patterns_without_an_optimizer);
   tcase_add_loop_test(same, saves_and_loads, 0, CK_MODES);
   tcase_add_test(same, a_failed_save_does_not_keep_a_load_away);
   tcase_add_test(same, a_load_waits_for_a_save);

@@ -68,7 +68,7 @@ static ek_status answer_average(struct scene *s) {
   return EK_OK;
 }
 
-static ek_status answer_prediction(ek_tensor answers, ek_trainer *trainer, const ek_tensor inputs) {
+static ek_status answer_prediction(ek_tensor answers, ek_module *module, const ek_tensor inputs) {
 #include "how_do_i_14.inc"
   return status;
 }
@@ -77,19 +77,26 @@ static ek_status answer_predict(struct scene *s) {
   float numbers[SAMPLES_SHOWN * WIDTH];
   ek_tensor answers = s->inputs[0];
   answers.data = numbers;
-  EK_TRY(answer_prediction(answers, s->trainer, s->inputs[1]));
+  EK_TRY(answer_prediction(answers, s->module, s->inputs[1]));
   ck_assert_float_eq(numbers[1], s->numbers[1][1]); /* all factors are 1 */
   return EK_OK;
 }
 
+static ek_status answer_count(struct scene *s) {
+  ek_module *module = s->module;
+#include "how_do_i_15.inc"
+  ck_assert_int_eq(totals.parameters, WIDTH);
+  return EK_OK;
+}
+
 static ek_status save_position(ek_trainer *trainer, int64_t position) {
-#include "how_do_i_16.inc"
+#include "how_do_i_17.inc"
   return EK_OK;
 }
 
 static ek_status load_position(ek_trainer *trainer, int64_t *where) {
   int64_t position = -1;
-#include "how_do_i_17.inc"
+#include "how_do_i_18.inc"
   *where = position;
   return EK_OK;
 }
@@ -107,7 +114,7 @@ static ek_status answer_resume(struct scene *s) {
 }
 
 static ek_status save_weights(ek_trainer *trainer) {
-#include "how_do_i_18.inc"
+#include "how_do_i_19.inc"
   return EK_OK;
 }
 
@@ -120,7 +127,7 @@ static ek_status answer_weights(struct scene *s) {
 static ek_status answer_trace(struct scene *s) {
   ek_trainer *trainer = s->trainer;
   const ek_tensor inputs = s->inputs[0], targets = s->targets[0];
-#include "how_do_i_19.inc"
+#include "how_do_i_20.inc"
   (void)remove("step.json");
   return EK_OK;
 }
@@ -186,7 +193,7 @@ static ek_status answer_plan(const ek_tensor *tokens, const ek_tensor *targets, 
   EK_TRY_GOTO(status, ek_gpt_create(&gpt, NULL), cleanup);
   EK_TRY_GOTO(status, ek_cross_entropy_create(&loss, NULL), cleanup);
   EK_TRY_GOTO(status, ek_adamw_create(&adamw, NULL), cleanup);
-#include "how_do_i_15.inc"
+#include "how_do_i_16.inc"
   ck_assert_uint_gt(usage.peak_bytes, 0);
 cleanup:
   ek_trainer_free(trainer);

@@ -12,6 +12,7 @@
 
 #include <evenkeel/evenkeel.h>
 
+#include "ck_blend.h"
 #include "ck_folder.h"
 #include "ck_frozen.h"
 #include "ck_gpt.h"
@@ -409,6 +410,35 @@ START_TEST(a_rule_that_takes_no_decay) {
 }
 END_TEST
 
+/* ---- how many ---- */
+
+START_TEST(numbers_of_a_model) {
+  static const ek_parameter_pattern frozen = {.pattern = "tokens.*", .frozen = true};
+  static const ek_parameter_pattern wrong = {.pattern = "token.*", .frozen = true};
+  const ek_gpt_options sizes = ck_gpt_sizes(13, 5, 8, 2, 2);
+  const int64_t tables = 13 * 8 + 5 * 8; /* the table is the head's weight too */
+  const int64_t block = 2 * 2 * 8 + (8 * 24 + 24) + (8 * 8 + 8) + (8 * 32 + 32) + (32 * 8 + 8);
+  ek_parameter_totals totals = {-1, -1, -1};
+  ek_module *gpt = NULL, *blend = NULL;
+  ck_ok(ek_gpt_create(&gpt, &sizes));
+  ck_fails(ek_parameter_count(NULL, gpt, NULL, 0), EK_ERR_INVALID_ARGUMENT, "NULL");
+  ck_fails(ek_parameter_count(&totals, NULL, NULL, 0), EK_ERR_INVALID_ARGUMENT, "NULL");
+  ck_fails(ek_parameter_count(&totals, gpt, &wrong, 1), EK_ERR_NOT_FOUND, "tokens.");
+  ck_assert_int_eq(totals.parameters, -1);
+  ck_ok(ek_parameter_count(&totals, gpt, NULL, 0));
+  ck_assert_int_eq(totals.parameters, tables + 2 * block + 2 * 8);
+  ck_assert_int_eq(totals.trained, totals.parameters);
+  ck_assert_int_eq(totals.buffers, 0);
+  ck_ok(ek_parameter_count(&totals, gpt, &frozen, 1));
+  ck_assert_int_eq(totals.trained, totals.parameters - tables);
+  ck_ok(ck_workload("blend")->module(&blend));
+  ck_ok(ek_parameter_count(&totals, blend, NULL, 0));
+  ck_assert_int_eq(totals.buffers, CK_BLEND_WIDTH);
+  ek_module_free(blend);
+  ek_module_free(gpt);
+}
+END_TEST
+
 static Suite *make_suite(void) {
   Suite *suite = suite_create("patterns");
   TCase *tcase = ck_case(suite, "patterns");
@@ -416,6 +446,7 @@ static Suite *make_suite(void) {
                       MASKS * VARIANTS * CK_MODES);
   tcase_add_loop_test(tcase, rates_and_decays_are_of_the_formula, 0, 2 * CK_PLACEMENTS);
   tcase_add_loop_test(tcase, all_may_be_frozen, 0, CK_MODES);
+  tcase_add_test(tcase, numbers_of_a_model);
   tcase_add_test(tcase, wrong_patterns);
   tcase_add_test(tcase, a_rule_that_takes_no_decay);
   return suite;
