@@ -140,7 +140,7 @@ double chart_row_most(const struct chart_row *row) {
 
 /* One of a chart's parts; `tip` is what it says while it has the pointer or the focus. */
 struct part {
-  const char *classes, *colour, *name;
+  const char *classes, *palette, *colour, *name; /* palette: "c" or "p" */
   const struct chart_number *number;
   double left, width; /* percent */
   int top, height, text;
@@ -169,9 +169,10 @@ static void write_part(FILE *file, const struct part *part, enum chart_unit unit
   fputs(" aria-label=\"", file);
   html_format(file, "%s: %s", row, tip);
   fprintf(file,
-          "\"><rect%s%s%s x=\"%.4f%%\" y=\"%d\" width=\"%.4f%%\" height=\"%d\"/>"
+          "\"><rect%s%s%s%s%s x=\"%.4f%%\" y=\"%d\" width=\"%.4f%%\" height=\"%d\"/>"
           "<text class=\"tip\" x=\"0\" y=\"%d\">",
-          part->colour != NULL ? " class=\"c-" : "", part->colour != NULL ? part->colour : "",
+          part->colour != NULL ? " class=\"" : "", part->colour != NULL ? part->palette : "",
+          part->colour != NULL ? "-" : "", part->colour != NULL ? part->colour : "",
           part->colour != NULL ? "\"" : "", part->left, part->top, part->width, part->height,
           part->text);
   html_text(file, tip);
@@ -208,6 +209,7 @@ static void write_row(FILE *file, const struct chart *chart, const struct chart_
     const struct chart_part *from = &row->parts[i];
     if (!(from->number.value > 0)) continue;
     const struct part part = {.classes = "bar",
+                              .palette = chart->phases ? "p" : "c",
                               .colour = from->name,
                               .name = from->name,
                               .number = &from->number,

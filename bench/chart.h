@@ -38,12 +38,13 @@ void chart_span(FILE *file, const struct chart_number *number, enum chart_unit u
 struct chart {
   const char *title, *description;
   enum chart_unit unit;
+  bool phases; /* the parts are phases of a step, which have colours of their own */
 };
 
 /* ---- bars ---- */
 
 struct chart_part {
-  const char *name; /* also its colour: class c-NAME */
+  const char *name; /* also its colour: class c-NAME, of a phase p-NAME */
   struct chart_number number;
 };
 

@@ -33,7 +33,7 @@ static void write_phases(FILE *file, const struct chart_time *time) {
       fprintf(file, "<rect class=\"band\" x=\"%.4f%%\" y=\"%d\" width=\"%.4f%%\" height=\"%d\"/>\n",
               left, PHASES, right - left, PLOT);
     }
-    fprintf(file, "<rect class=\"c-%s\" x=\"%.4f%%\" y=\"%d\" width=\"%.4f%%\" height=\"4\"",
+    fprintf(file, "<rect class=\"p-%s\" x=\"%.4f%%\" y=\"%d\" width=\"%.4f%%\" height=\"4\"",
             phase->name, left, PHASES - 4, right - left);
     chart__place(file, &phase->begin);
     fputs("/>\n", file);

@@ -1,8 +1,9 @@
 /*
  * chart_points.c - points in a plane, numbered, with a line along those that no other one beats.
  *
- * Numbers are put beside the points: of eight places the first that is free in a plot of the
- * narrowest width, so that it is free in every wider one.
+ * Numbers are put beside the points, or further away with a line to the point where the places
+ * beside it are taken, and do not overlap in any plot from the narrowest to the widest: points that
+ * were measured may be anywhere, also all but one in the same place.
  */
 #include "chart_internal.h"
 
@@ -15,6 +16,7 @@
 enum { HEIGHT = 360, TOP = 24, PLOT = 292, LEFT = 13, RIGHT = 97 };
 /* Pixels of the narrowest plot; of a number with two digits; of a point. */
 enum { NARROW = 330, NUMBER_WIDTH = 15, NUMBER_HEIGHT = 12, RADIUS = 5 };
+enum { WIDEST = 4 }; /* times the narrowest */
 
 struct range {
   double low, high, step;
@@ -56,35 +58,71 @@ void chart_find_best(struct chart_point *points, size_t count) {
 
 /* ---- where numbers stand ---- */
 
+/* Around `dx` pixels to the right of a point, which is at `x` in the narrowest plot; at `y`. */
 struct box {
-  double left, top, width, height;
+  double x, dx, y, width, height;
 };
 
+/* Whether two boxes meet in any plot from the narrowest to the widest: how far one is to the right
+ * of the other is a straight line over the width. */
 static bool overlap(struct box a, struct box b) {
-  return a.left < b.left + b.width && b.left < a.left + a.width && a.top < b.top + b.height &&
-         b.top < a.top + a.height;
+  const double wide = (a.width + b.width) / 2;
+  const double narrowest = a.x - b.x + a.dx - b.dx;
+  const double widest = WIDEST * (a.x - b.x) + a.dx - b.dx;
+  return fabs(a.y - b.y) < (a.height + b.height) / 2 && fmin(narrowest, widest) < wide &&
+         fmax(narrowest, widest) > -wide;
 }
 
-/* Boxes of points and axes come first in `taken`. Returns the offset from the point to the text's
- * middle: beside it, or a step further away where that is not free. */
-static void place_number(double *dx, double *dy, double x, double y, struct box *taken,
+/* Within the axes: what is inside the narrowest plot is inside every other one. */
+static bool is_inside(struct box box) {
+  const double at = box.x + box.dx;
+  return at - box.width / 2 > NARROW * LEFT / 100.0 - 2 &&
+         at + box.width / 2 < NARROW * RIGHT / 100.0 + 2 * NUMBER_WIDTH &&
+         box.y - box.height / 2 > TOP - NUMBER_HEIGHT &&
+         box.y + box.height / 2 < TOP + PLOT + 2;
+}
+
+static bool is_free(struct box box, const struct box *taken, size_t count) {
+  for (size_t k = 0; k < count; k++) {
+    if (overlap(box, taken[k])) return false;
+  }
+  return is_inside(box);
+}
+
+/* Rings of places around the point, each further away than the one before. */
+static bool find_far(struct box *box, double x, double y, const struct box *taken, size_t count) {
+  enum { RINGS = 24 };
+  for (int ring = 2; ring < RINGS; ring++) {
+    for (int i = -ring; i <= ring; i++) {
+      for (int k = -ring; k <= ring; k += i == -ring || i == ring ? 1 : 2 * ring) {
+        *box = (struct box){x, i * (NUMBER_WIDTH + 1), y + k * (NUMBER_HEIGHT + 1), NUMBER_WIDTH,
+                            NUMBER_HEIGHT};
+        if (is_free(*box, taken, count)) return true;
+      }
+    }
+  }
+  return false;
+}
+
+/* Boxes of points come first in `taken`. Finds the offset from the point to the text's middle:
+ * beside it, or further away where that is not free, which returns true. */
+static bool place_number(double *dx, double *dy, double x, double y, struct box *taken,
                          size_t *count) {
   static const double places[][2] = {{14, 0},   {-14, 0},   {0, -13}, {0, 13},
                                      {12, -11}, {-12, -11}, {12, 11}, {-12, 11}};
-  enum { NEAR = sizeof places / sizeof places[0], PLACES = 2 * NEAR };
-  for (int i = 0; i < PLACES; i++) {
-    const double far = i < NEAR ? 1 : 1.8;
-    const struct box box = {x + far * places[i % NEAR][0] - NUMBER_WIDTH / 2.0,
-                            y + far * places[i % NEAR][1] - NUMBER_HEIGHT / 2.0, NUMBER_WIDTH,
-                            NUMBER_HEIGHT};
-    bool free_there = true;
-    for (size_t k = 0; k < *count && free_there; k++) free_there = !overlap(box, taken[k]);
-    if (!free_there && i + 1 < PLACES) continue;
-    *dx = free_there ? far * places[i % NEAR][0] : places[0][0];
-    *dy = free_there ? far * places[i % NEAR][1] : places[0][1];
-    taken[(*count)++] = box;
-    return;
+  enum { NEAR = sizeof places / sizeof places[0] };
+  struct box box = {0};
+  bool found = false, far = false;
+  for (int i = 0; i < NEAR && !found; i++) {
+    box = (struct box){x, places[i][0], y + places[i][1], NUMBER_WIDTH, NUMBER_HEIGHT};
+    found = is_free(box, taken, *count);
   }
+  if (!found) far = find_far(&box, x, y, taken, *count);
+  if (!found && !far) box.dx = places[0][0], box.y = y; /* more numbers than there are places */
+  taken[(*count)++] = box;
+  *dx = box.dx;
+  *dy = box.y - y;
+  return far;
 }
 
 /* ---- drawing ---- */
@@ -140,7 +178,7 @@ static void write_front(FILE *file, const struct plane *plane, const struct char
 }
 
 static void write_point(FILE *file, const struct plane *plane, const struct chart_point *point,
-                        size_t number, double dx, double dy, bool first) {
+                        size_t number, double dx, double dy, bool far, bool first) {
   char x_text[CHART_TEXT], y_text[CHART_TEXT];
   (void)chart_text(x_text, CHART_TIMES, point->x.value);
   (void)chart_text(y_text, CHART_TIMES, point->y.value);
@@ -151,8 +189,15 @@ static void write_point(FILE *file, const struct plane *plane, const struct char
   html_text(file, point->y.path);
   fprintf(file, "\" data-value-y=\"%.17g\" aria-label=\"", point->y.value);
   html_format(file, "%zu, %s: memory %s, speed %s", number, point->name, x_text, y_text);
+  fputs("\">", file);
+  if (far) {
+    fprintf(file,
+            "<svg class=\"leader\" x=\"%.4f%%\" y=\"%.2f\" width=\"1\" height=\"1\">"
+            "<line x2=\"%.0f\" y2=\"%.0f\"/></svg>",
+            across(plane, point->x.value), down(plane, point->y.value), dx, dy);
+  }
   fprintf(file,
-          "\"><circle cx=\"%.4f%%\" cy=\"%.2f\" r=\"%d\"/>"
+          "<circle cx=\"%.4f%%\" cy=\"%.2f\" r=\"%d\"/>"
           "<text class=\"middle\" x=\"%.4f%%\" y=\"%.2f\" dx=\"%.0f\" dy=\"%.0f\">%zu</text>"
           "<text class=\"tip right\" x=\"%d%%\" y=\"12\">",
           across(plane, point->x.value), down(plane, point->y.value), RADIUS,
@@ -175,22 +220,20 @@ void chart_points(FILE *file, const struct chart *chart, const char *x_name, con
   chart__begin(file, chart, true, HEIGHT);
   write_axes(file, &plane, x_name, y_name);
   write_front(file, &plane, points, count);
-  struct box *taken = need_memory(2 * count + 2, sizeof *taken);
+  struct box *taken = need_memory(2 * count + 1, sizeof *taken);
   size_t used = 0;
-  taken[used++] = (struct box){0, TOP + PLOT + 2, NARROW, HEIGHT}; /* the axes' numbers */
-  taken[used++] = (struct box){0, 0, NARROW * LEFT / 100.0 - 2, HEIGHT};
   for (size_t i = 0; i < count; i++) {
     if (!is_there(&points[i])) continue;
-    taken[used++] = (struct box){NARROW * across(&plane, points[i].x.value) / 100 - RADIUS,
-                                 down(&plane, points[i].y.value) - RADIUS, 2 * RADIUS, 2 * RADIUS};
+    taken[used++] = (struct box){NARROW * across(&plane, points[i].x.value) / 100, 0,
+                                 down(&plane, points[i].y.value), 2 * RADIUS, 2 * RADIUS};
   }
   bool first = true;
   for (size_t i = 0; i < count; i++) {
     if (!is_there(&points[i])) continue;
     double dx = 0, dy = 0;
-    place_number(&dx, &dy, NARROW * across(&plane, points[i].x.value) / 100,
-                 down(&plane, points[i].y.value), taken, &used);
-    write_point(file, &plane, &points[i], i + 1, dx, dy, first);
+    const bool far = place_number(&dx, &dy, NARROW * across(&plane, points[i].x.value) / 100,
+                                  down(&plane, points[i].y.value), taken, &used);
+    write_point(file, &plane, &points[i], i + 1, dx, dy, far, first);
     first = false;
   }
   free(taken);

@@ -55,17 +55,37 @@ static enum exit_code check_spec(struct found *found, const struct options *opti
   return check_scatter(options, spec, kind.devices);
 }
 
-bool prepare_outputs(const struct options *options) {
-  return output_prepare(options->export_json) && output_prepare(options->export_csv) &&
-         output_prepare(options->timeline) && output_prepare(options->page);
+/* The library writes a trace or a snapshot as a file under another name in the same folder. */
+static bool check_file(const char *option, const struct output *output, const char *path) {
+  if (output_is_direct(output)) say_error("%s wants the name of a file, not %s", option, path);
+  return !output_is_direct(output);
 }
 
-/* The library writes a file of its own under another name in the same folder. */
-static bool check_file(const char *option, const char *path) {
-  struct output *output = path == NULL ? NULL : output_create(path);
-  const bool good = output_prepare(output) && (output == NULL || !output_is_direct(output));
-  if (output != NULL && !good) say_error("%s wants the name of a file, not %s", option, path);
-  output_free(output);
+/* All files can be written, and no two of them are one. */
+static bool check_outputs(const char *const *flags, struct output *const *outputs, size_t count) {
+  for (size_t i = 0; i < count; i++) {
+    if (!output_prepare(outputs[i])) return false;
+    for (size_t k = 0; k < i && outputs[i] != NULL; k++) {
+      if (outputs[k] == NULL || !output_is_same(outputs[i], outputs[k])) continue;
+      say_error("%s and %s name one file; each wants a file of its own", flags[k], flags[i]);
+      return false;
+    }
+  }
+  return true;
+}
+
+bool prepare_outputs(const struct options *options) {
+  static const char *const flags[] = {"--export-json", "--export-csv", "--timeline",
+                                      "--report",      "--trace",      "--snapshot"};
+  struct output *trace = options->trace == NULL ? NULL : output_create(options->trace);
+  struct output *snapshot = options->snapshot == NULL ? NULL : output_create(options->snapshot);
+  struct output *const outputs[] = {options->export_json, options->export_csv, options->timeline,
+                                    options->page,        trace,               snapshot};
+  bool good = check_outputs(flags, outputs, sizeof outputs / sizeof outputs[0]);
+  good = good && (trace == NULL || check_file("--trace", trace, options->trace));
+  good = good && (snapshot == NULL || check_file("--snapshot", snapshot, options->snapshot));
+  output_free(trace);
+  output_free(snapshot);
   return good;
 }
 
@@ -81,9 +101,7 @@ enum exit_code prepare(struct text *text, const struct options *options) {
     say_error("--precision tf32 is about products on cuda devices, and none is among --devices");
     return EXIT_USAGE;
   }
-  if (!prepare_outputs(options) || !check_file("--trace", options->trace) ||
-      !check_file("--snapshot", options->snapshot) ||
-      !text_read(text, options->data, options->data_count)) {
+  if (!prepare_outputs(options) || !text_read(text, options->data, options->data_count)) {
     return EXIT_ERROR;
   }
   /* Devices that only count read no tokens. */

@@ -18,7 +18,7 @@
 
 #include "terminal.h"
 
-enum { EXIT_UNWRITTEN = 1 };
+enum { EXIT_UNWRITTEN = 1, MOST_LEFT_BEHIND = 1000 };
 
 struct output {
   const char *path; /* as it was given, for messages */
@@ -72,13 +72,15 @@ static bool open_directly(struct output *output, const struct stat *about) {
          refuse(output, strerror(errno));
 }
 
-/* A name of its own in the target's folder, which is where rename() is one step. */
-static char *name_beside(const char *target) {
+/* A name of its own in the target's folder, which is where rename() is one step. `attempt`: a run
+ * that was killed may have left a file, and its number is a new process's in a container. */
+static char *name_beside(const char *target, int attempt) {
   const char *slash = strrchr(target, '/');
   const size_t folder = slash == NULL ? 0 : (size_t)(slash + 1 - target);
   const size_t size = folder + 64;
   char *name = need_memory(size, 1);
-  (void)snprintf(name, size, "%.*s.evenkeel-bench.%ld", (int)folder, target, (long)getpid());
+  (void)snprintf(name, size, "%.*s.evenkeel-bench.%ld.%d", (int)folder, target, (long)getpid(),
+                 attempt);
   return name;
 }
 
@@ -91,10 +93,13 @@ static void remove_temporary(void) {
 static int create(struct output *output) {
   static bool watched; /* exit() may come from anywhere, for want of memory */
   if (!watched) watched = atexit(remove_temporary) == 0;
-  free(output->temporary);
-  output->temporary = name_beside(output->target);
-  const int descriptor =
-      open(output->temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+  int descriptor = -1;
+  for (int i = 0; i < MOST_LEFT_BEHIND && descriptor < 0; i++) {
+    free(output->temporary);
+    output->temporary = name_beside(output->target, i);
+    descriptor = open(output->temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    if (descriptor < 0 && errno != EEXIST) return -1;
+  }
   if (descriptor < 0) return -1;
   terminal_unfinished = output->temporary;
   struct stat old; /* the new file takes the place of the old one, with its rights */
@@ -122,6 +127,32 @@ bool output_prepare(struct output *output) {
   (void)close(descriptor);
   remove_temporary();
   return true;
+}
+
+/* Device and number of the folder that a file is in; false: there is none. */
+static bool find_folder(struct stat *about, const char *target) {
+  const char *slash = strrchr(target, '/');
+  char *folder = slash == NULL ? need_copy(".", 1) : need_copy(target, (size_t)(slash - target) + 1);
+  const bool found = stat(folder, about) == 0;
+  free(folder);
+  return found;
+}
+
+static const char *name_within(const char *target) {
+  const char *slash = strrchr(target, '/');
+  return slash == NULL ? target : slash + 1;
+}
+
+/* One name in one folder, or one file under two names. */
+bool output_is_same(const struct output *left, const struct output *right) {
+  struct stat one, other;
+  if (left->target == NULL || right->target == NULL) return false; /* pipes take one after another */
+  if (stat(left->target, &one) == 0 && stat(right->target, &other) == 0) {
+    return one.st_dev == other.st_dev && one.st_ino == other.st_ino;
+  }
+  return strcmp(name_within(left->target), name_within(right->target)) == 0 &&
+         find_folder(&one, left->target) && find_folder(&other, right->target) &&
+         one.st_dev == other.st_dev && one.st_ino == other.st_ino;
 }
 
 bool output_is_direct(const struct output *output) { return output->target == NULL; }

@@ -24,6 +24,9 @@ bool output_prepare(struct output *output);
 /* After that: a pipe, a device or standard output, and no file. */
 bool output_is_direct(const struct output *output);
 
+/* After that: both would be written to one file, so that only one would be left. */
+bool output_is_same(const struct output *left, const struct output *right);
+
 /* Begins to write; NULL after a message. Needs output_prepare(). */
 FILE *output_begin(struct output *output);
 

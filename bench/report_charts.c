@@ -73,8 +73,8 @@ static void legend_item(FILE *file, const char *classes, const char *name) {
   fputs("</li>\n", file);
 }
 
-/* The parts that are seen anywhere, in the order of the first row, and the lines across. */
-static void write_legend(FILE *file, const struct rows *groups, size_t count) {
+/* The parts that appear in any row, in the order of the first row, and the lines across. */
+static void write_legend(FILE *file, const struct rows *groups, size_t count, bool phases) {
   fputs("<ul class=\"legend\">\n", file);
   const struct chart_row *first = NULL, *marked = NULL, *limited = NULL;
   for (size_t g = count; g-- > 0;) {
@@ -87,7 +87,7 @@ static void write_legend(FILE *file, const struct rows *groups, size_t count) {
   for (size_t p = 0; first != NULL && p < first->count; p++) {
     char classes[96];
     if (!has_part(groups, count, first->parts[p].name)) continue;
-    (void)snprintf(classes, sizeof classes, "c-%s", first->parts[p].name);
+    (void)snprintf(classes, sizeof classes, "%s-%s", phases ? "p" : "c", first->parts[p].name);
     legend_item(file, classes, first->parts[p].name);
   }
   if (marked != NULL) legend_item(file, "thin c-mark", marked->mark_name);
@@ -164,7 +164,7 @@ static void write_memory(FILE *file, const json_t *root, const json_t *runs,
   const double most = most_of(groups, count);
   write_heading(file, "Peak of each device",
                 "What a device held when it held most, by category; all modes on one scale.");
-  write_legend(file, groups, count);
+  write_legend(file, groups, count, false);
   fputs("<div class=\"figures\">\n", file);
   for (size_t r = 0; r < count; r++) {
     const json_t *run = json_array_get(runs, r);
@@ -178,7 +178,7 @@ static void write_memory(FILE *file, const json_t *root, const json_t *runs,
                    groups[r].count == 0
                        ? "nothing"
                        : chart_text(text, CHART_BYTES, chart_row_total(&groups[r].rows[0])));
-    const struct chart chart = {title, description, CHART_BYTES};
+    const struct chart chart = {title, description, CHART_BYTES, false};
     fputs("<figure>\n<h3>", file);
     html_text(file, name);
     fputs("</h3>\n", file);
@@ -247,7 +247,7 @@ static void write_timeline(FILE *file, const json_t *root, size_t r, const char 
                  "A curve for each of %zu devices over the parts of a step: forward, loss, "
                  "backward, reduce, optimizer. The JSON has its points.",
                  time.curve_count);
-  const struct chart chart = {title, description, CHART_BYTES};
+  const struct chart chart = {title, description, CHART_BYTES, false};
   fputs("<figure>\n<h3>", file);
   html_text(file, mode);
   fputs("</h3>\n", file);
@@ -282,7 +282,7 @@ static void write_areas(FILE *file, const json_t *root, size_t r, size_t device,
                  "%zu categories on top of each other over the parts of a step: forward, loss, "
                  "backward, reduce, optimizer. The JSON has their points.",
                  time.area_count);
-  const struct chart chart = {title, description, CHART_BYTES};
+  const struct chart chart = {title, description, CHART_BYTES, false};
   fputs("<figure>\n<h3>", file);
   html_format(file, "%s, device %zu", mode, device);
   fputs("</h3>\n", file);
@@ -298,7 +298,7 @@ static void write_all_areas(FILE *file, const json_t *root, const struct rows *g
   if (!(most > 0)) return;
   write_heading(file, "The same by category",
                 "Of device 0, and of device 1, which stands for the rest.");
-  write_legend(file, groups, count);
+  write_legend(file, groups, count, false);
   fputs("<div class=\"figures\">\n", file);
   for (size_t r = 0; r < count; r++) {
     for (size_t k = 0; k < 2; k++) write_areas(file, root, r, k, most);
@@ -332,7 +332,7 @@ static double write_timelines(FILE *file, const json_t *root, const json_t *runs
   }
   for (size_t i = 0; i < sizeof phases / sizeof phases[0]; i++) {
     char classes[64];
-    (void)snprintf(classes, sizeof classes, "c-%s", phases[i]);
+    (void)snprintf(classes, sizeof classes, "p-%s", phases[i]);
     legend_item(file, classes, phases[i]);
   }
   fputs("</ul>\n<div class=\"figures\">\n", file);
@@ -397,7 +397,7 @@ void charts_step(FILE *file, const json_t *root) {
   write_heading(file, "Where a step's time goes",
                 "Parts by medians of steps with a wait behind each part; the line is the median of "
                 "steps without waits. Less is faster; all modes on one scale.");
-  write_legend(file, groups, count);
+  write_legend(file, groups, count, true);
   fputs("<div class=\"figures\">\n", file);
   for (size_t m = 0; m < count; m++) {
     const char *mode = json_string_value(json_array_get(modes, m));
@@ -405,7 +405,7 @@ void charts_step(FILE *file, const json_t *root) {
     (void)snprintf(title, sizeof title, "Parts of a step by devices, mode %s", mode);
     const struct chart chart = {
         title, "A stacked bar for each device string; the numbers are in the table below.",
-        CHART_SECONDS};
+        CHART_SECONDS, true};
     fputs("<figure>\n<h3>", file);
     html_text(file, mode);
     fputs("</h3>\n", file);
@@ -466,7 +466,7 @@ static void write_block(FILE *file, const json_t *root, const json_t *runs, size
   (void)name_of(block, root, json_array_get(runs, first), "mode");
   (void)snprintf(title, sizeof title, "Peak memory against speed of each technique, %s", block);
   const struct chart chart = {title, "Numbered points; the list below has their names and numbers.",
-                              CHART_TIMES};
+                              CHART_TIMES, false};
   fputs("<figure>\n", file);
   if (!alone) {
     fputs("<h3>", file);
@@ -523,7 +523,7 @@ static struct rows technique_rows(const json_t *root, const json_t *runs, bool s
 
 /* One figure of bars, with its legend. */
 static void write_bars(FILE *file, const struct chart *chart, const struct rows *rows) {
-  write_legend(file, rows, 1);
+  write_legend(file, rows, 1, false);
   fputs("<figure>\n", file);
   chart_bars(file, chart, rows->rows, rows->count, most_of(rows, 1));
   fputs("</figure>\n", file);
@@ -537,7 +537,7 @@ void charts_techniques(FILE *file, const json_t *root) {
   struct rows rows = technique_rows(root, runs, several);
   const struct chart chart = {"Peak memory of each technique by category",
                               "A stacked bar for each; the numbers are in the table below.",
-                              CHART_BYTES};
+                              CHART_BYTES, false};
   write_heading(file, "Peak of the fullest device", "What it held when it held most, by category.");
   write_bars(file, &chart, &rows);
   rows_free(&rows);
@@ -571,8 +571,64 @@ void charts_max_batch(FILE *file, const json_t *root) {
   }
   const struct chart chart = {"The largest global batch of each mode",
                               "A bar for each mode; the numbers are in the table below.",
-                              CHART_SAMPLES};
+                              CHART_SAMPLES, false};
   write_heading(file, "The largest batch", "Samples of the global batch that train under the cap.");
   write_bars(file, &chart, &rows);
+  rows_free(&rows);
+}
+
+/* ---- fit ---- */
+
+enum { FIT_ROWS = 12 }; /* the rest is in the table */
+
+/* "3 sharded bf16 every=1 fused x4", short enough for a narrow window, without what is usual. */
+static void name_choice(char *label, size_t size, const json_t *choice) {
+  const double parts = json_number_value(json_object_get(choice, "micro_batches"));
+  const char *precision = text_of(choice, "precision"), *recompute = text_of(choice, "recompute");
+  char micro[32] = "";
+  if (parts > 1) (void)snprintf(micro, sizeof micro, parts < 1e4 ? " x%.0f" : " x%.1e", parts);
+  const bool wide = strcmp(precision, "f32") == 0, kept = strcmp(recompute, "none") == 0;
+  (void)snprintf(label, size, "%lld %s%s%s%s%s%s%s",
+                 (long long)json_integer_value(json_object_get(choice, "rank")),
+                 text_of(choice, "mode"), wide ? "" : " ", wide ? "" : precision, kept ? "" : " ",
+                 kept ? "" : recompute,
+                 strcmp(text_of(choice, "loss"), "fused") == 0 ? " fused" : "", micro);
+}
+
+/* A bar for each of the first choices, with the number `member`, which is called `name`, and a line
+ * at the number `mark`; NULL: without. */
+static struct rows fit_rows(const json_t *root, const char *name, const char *member,
+                            const char *mark) {
+  const json_t *choices = json_object_get(root, "choices");
+  const size_t all = json_array_size(choices);
+  struct rows rows = rows_create(all < FIT_ROWS ? all : FIT_ROWS);
+  for (size_t i = 0; i < rows.count; i++) {
+    struct chart_row *row = &rows.rows[i];
+    row->parts = need_memory(1, sizeof *row->parts);
+    row->count = 1;
+    row->parts[0] = (struct chart_part){name, chart_number(root, "choices.%zu.%s", i, member)};
+    row->limit = row->mark = (struct chart_number){(double)NAN, ""};
+    row->mark_name = "measured";
+    if (mark != NULL) row->mark = chart_number(root, "choices.%zu.%s", i, mark);
+    name_choice(row->label, sizeof row->label, json_array_get(choices, i));
+  }
+  return rows;
+}
+
+void charts_fit(FILE *file, const json_t *root) {
+  const struct chart cost = {"Cost of each choice", "A bar for each; less is faster.", CHART_TIMES,
+                             false};
+  const struct chart peak = {"Planned peak of the fullest device for each choice",
+                             "A bar for each; the numbers are in the table below.", CHART_BYTES,
+                             false};
+  struct rows rows = fit_rows(root, "cost", "cost_ratio", NULL);
+  write_heading(file, "Cost",
+                "Predicted time of a step relative to the first choice, good for comparisons only: "
+                "less is faster. At most the first 12 choices; \"x3\" is three micro-batches.");
+  write_bars(file, &cost, &rows);
+  rows_free(&rows);
+  rows = fit_rows(root, "planned", "planned_peak_bytes", "measured_peak_bytes");
+  write_heading(file, "Memory", "Planned peak of the fullest device, of the same choices.");
+  write_bars(file, &peak, &rows);
   rows_free(&rows);
 }

@@ -11,5 +11,6 @@ void charts_memory(FILE *file, const json_t *root);
 void charts_step(FILE *file, const json_t *root);
 void charts_techniques(FILE *file, const json_t *root);
 void charts_max_batch(FILE *file, const json_t *root);
+void charts_fit(FILE *file, const json_t *root);
 
 #endif

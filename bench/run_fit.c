@@ -146,8 +146,9 @@ static enum exit_code measure(struct choice *choices, size_t count, const struct
 
 /* ---- report ---- */
 
-static json_t *choice_json(const struct choice *choice, size_t rank,
+static json_t *choice_json(const struct choice *choices, size_t rank,
                            const struct options *options) {
+  const struct choice *choice = &choices[rank - 1];
   const ek_advice *advice = &choice->advice;
   char recompute[EK_RECOMPUTE_TEXT];
   json_t *json = json_object();
@@ -162,6 +163,7 @@ static json_t *choice_json(const struct choice *choice, size_t rank,
   put(json, "planned_peak_bytes", whole(advice->peak_bytes));
   put(json, "missing_bytes", whole(advice->missing_bytes));
   put(json, "predicted_cost", json_real(advice->seconds));
+  put(json, "cost_ratio", number_or_null(advice->seconds / choices[0].advice.seconds));
   put(json, "measured_peak_bytes",
       choice->measured_peak > 0 ? whole(choice->measured_peak) : json_null());
   put(json, "tokens_per_second", number_or_null(tokens_per_second(choice, options)));
@@ -228,16 +230,16 @@ static struct report report_choices(const struct options *options, const struct 
   struct report report = {.json = report_start(options, text), .csv = grid_create(NULL)};
   const bool fits = choices[0].advice.fits;
   char title[200];
-  snprintf(title, sizeof title,
-           "%s %s%s: %s, %s%s, batch %lld x %lld tokens",
+  snprintf(title, sizeof title, "%s %s%s: %s, %s%s, batch %lld x %lld tokens",
            fits ? "What fits" : "What comes nearest to fitting", options->specs[0],
-           fits ? ", the fastest first" : "", options->preset, rule_name(options->rule), precision_name(options),
+           fits ? ", the fastest first" : "", options->preset, rule_name(options->rule),
+           precision_name(options),
            (long long)options->shape.batch, (long long)options->shape.seq);
   report.tables[0] = grid_create(title);
   add_columns(report.tables[0], report.csv, options->measure > 0);
   json_t *array = json_array();
   for (size_t i = 0; i < count; i++) {
-    append(array, choice_json(&choices[i], i + 1, options));
+    append(array, choice_json(choices, i + 1, options));
     add_row(report.csv, choices, i + 1, options, true);
     add_row(report.tables[0], choices, i + 1, options, false);
   }

@@ -26,6 +26,16 @@ for (const table of document.querySelectorAll("table")) {
     });
   });
 }
+// A table that is wider than the page says that it scrolls.
+for (const box of document.querySelectorAll(".scroll")) {
+  const hint = document.createElement("p");
+  hint.className = "soft hint";
+  hint.textContent = "More columns to the right: the table scrolls sideways.";
+  box.before(hint);
+  const look = () => hint.classList.toggle("seen", box.scrollWidth > box.clientWidth);
+  new ResizeObserver(look).observe(box);
+  look();
+}
 // Charts: one tab stop each, arrow keys within.
 for (const chart of document.querySelectorAll("svg")) {
   const parts = [...chart.querySelectorAll("[tabindex]")];

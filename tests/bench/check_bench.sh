@@ -621,6 +621,24 @@ group_output() {
     silent
   done
 
+  # Two outputs in one file: refused before the run, also under another name.
+  ln -s "$dir/folder" "$dir/other"
+  for line in "$dir/folder/two $dir/folder/two" "$dir/folder/two $dir/other/two" \
+    "$dir/folder/here $dir/folder/../folder/here"; do
+    expect 1 "${run[@]}" --export-json "${line% *}" --report "${line#* }"
+    says "--export-json and --report name one file"
+    silent
+    expect 1 "${run[@]}" --snapshot "${line% *}" --export-csv "${line#* }"
+    says "--export-csv and --snapshot name one file"
+  done
+  [[ ! -e $dir/folder/two ]] || complain "a file that was refused is there"
+
+  # What a killed run of the same number has left does not stop this one, and stays.
+  bash -c 'for i in 0 1; do : >"$1/.evenkeel-bench.$$.$i"; done; exec "$2" devices --export-csv "$1/late"' \
+    - "$dir/folder" "$bench" >/dev/null 2>"$dir/err" || complain "a file that was left: $(cat "$dir/err")"
+  [[ -s $dir/folder/late ]] || complain "no file beside one that was left"
+  rm "$dir"/folder/.evenkeel-bench.*
+
   # Standard output by its name, as a file and as a pipe.
   "$bench" devices -o csv --export-csv /dev/stdout >"$dir/out"
   same "times that standard output got it" "$(grep -c '^cpu,yes,' "$dir/out")" 2

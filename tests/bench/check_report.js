@@ -14,7 +14,7 @@ function checkReport() {
   // Every number is the JSON's, and what is written beside it says the same.
   const units = {B: 1, KiB: 1024, MiB: 1024 ** 2, GiB: 1024 ** 3, TiB: 1024 ** 4, "µs": 1e-6, ms: 1e-3, s: 1, "×": 1,
     sample: 1, samples: 1};
-  let numbers = 0;
+  let numbers = 0, tables = 0;
   for (const element of all("[data-value]")) {
     const value = Number(element.dataset.value);
     if (at(element.dataset.path) !== value) say("not the JSON's number", element);
@@ -144,10 +144,36 @@ function checkReport() {
       if (ratio < 4.5) say("contrast " + ratio.toFixed(2), text);
     }
   }
-  for (const mark of all("svg rect[class^=c-], .area, .mark rect, .limit rect, .curve[data-path], circle")) {
+  for (const mark of all("svg rect[class^=c-], svg rect[class^=p-], .area, .mark rect, .limit rect, .curve[data-path], circle")) {
     const style = getComputedStyle(mark);
     const ratio = contrast(mark.matches(".curve") ? style.stroke : style.fill, page);
     if (ratio < 3) say("contrast of a colour " + ratio.toFixed(2), mark);
+  }
+  // Colours of a legend, phases and categories alike, are told apart: a distance in CIELAB.
+  const lab = colour => {
+    const [r, g, b] = colour.match(/[\d.]+/g).slice(0, 3).map(c => c / 255)
+      .map(c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+    const [x, y, z] = [(0.4124 * r + 0.3576 * g + 0.1805 * b) / 0.9505, 0.2126 * r + 0.7152 * g + 0.0722 * b,
+      (0.0193 * r + 0.1192 * g + 0.9505 * b) / 1.089].map(t => t > 0.008856 ? Math.cbrt(t) : 7.787 * t + 16 / 116);
+    return [116 * y - 16, 500 * (x - y), 200 * (y - z)];
+  };
+  const keys = new Map();
+  for (const key of all(".legend i")) {
+    if (/(^| )[cp]-(?!mark|limit)/.test(key.className)) keys.set(key.className, lab(getComputedStyle(key).backgroundColor));
+  }
+  [...keys].forEach(([a, p], i) => [...keys].slice(i + 1).forEach(([b, q]) => {
+    if (Math.hypot(...p.map((v, k) => v - q[k])) < 15) say("one colour for " + a + " and " + b);
+  }));
+  for (const mark of all("[class*='p-forward'], [class*='c-parameters']")) {
+    const fill = getComputedStyle(mark).fill;
+    if (mark.tagName === "rect" && fill === "rgb(0, 0, 0)") say("no colour", mark);
+  }
+  // A table that is cut off says that it scrolls, and shows a shadow; another one does not.
+  for (const box of all(".scroll")) {
+    const hint = box.previousElementSibling, cut = box.scrollWidth > box.clientWidth;
+    if (hint?.className.split(" ")[1] !== "hint" || seen(hint) !== cut) say("a table is cut: " + cut, box);
+    if (!getComputedStyle(box).backgroundImage.includes("gradient")) say("no shadow", box);
+    if (cut) tables++;
   }
   // Names for those who do not see it.
   const ids = new Set();
@@ -197,7 +223,7 @@ function checkReport() {
   else if (file.trim() !== document.getElementById("result").textContent.trim()) say("another file");
   // What came from outside is text.
   if (document.querySelector("img, iframe, object, link, script[src]")) say("an element from nowhere");
-  return {wrong, numbers, charts: all("svg[role]").length, dark: matchMedia("(prefers-color-scheme: dark)").matches,
+  return {wrong, numbers, tables, charts: all("svg[role]").length, dark: matchMedia("(prefers-color-scheme: dark)").matches,
           width: innerWidth};
 }
 // All of it before the frame's load event has ended, for which that of the page around it waits.

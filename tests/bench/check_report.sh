@@ -89,6 +89,7 @@ look() { # WHETHER-DARK: 0 or 1
   # That there was something to look at.
   awk '/"numbers":/ { n += $2 } /"charts":/ { c += $2 } END { exit !(n > 300 && c > 40) }' "$dir/dom" ||
     complain "hardly a number in the charts"
+  awk '/"tables":/ && $2 + 0 > 0 { n++ } END { exit !(n >= 10) }' "$dir/dom" || complain "hardly a table that scrolls"
 }
 look 0
 look 1
