@@ -406,6 +406,38 @@ START_TEST(evaluation_in_parts) {
 }
 END_TEST
 
+/* The same of a model that computes its loss, whose forward may predict without targets. Two of the
+ * devices have no rows of some parts. */
+START_TEST(its_own_loss_in_parts) {
+  if (ck_precision() != 0) return;
+  struct bench whole, parts;
+  double want = 0, got = 0, all = 0, weight = 0;
+  ek_gpt_options options = ck_gpt_sizes(13, 5, 8, 2, 2);
+  ek_cross_entropy_options loss = EK_CROSS_ENTROPY_OPTIONS_INIT;
+  options.fused_loss = true;
+  options.loss = &loss;
+  struct bench *both[] = {&whole, &parts};
+  for (int i = 0; i < 2; i++) {
+    make_parts(both[i], "gpt", (ek_mode)_i);
+    ek_module_free(both[i]->module);
+    ek_criterion_free(both[i]->criterion);
+    both[i]->criterion = NULL;
+    ck_ok(ek_gpt_create(&both[i]->module, &options));
+    both[i]->micro_batches = i * 4;
+    ck_ok(open_on(both[i], ck_spec("cpu:3"), NULL));
+  }
+  const uint64_t before = held(&parts);
+  ck_ok(evaluate(&whole, &want, &all));
+  ck_ok(evaluate(&parts, &got, &weight));
+  ck_assert_double_eq(weight, all);
+  ck_assert_double_le(fabs(got - want), 1e-5 * fabs(want)); /* numerics.md */
+  predicts_alike(&parts, &whole, 1);
+  ck_assert_uint_eq(held(&parts), before);
+  close_bench(&whole);
+  close_bench(&parts);
+}
+END_TEST
+
 enum { LARGE = 123, LARGE_PARTS = 29 };
 
 /* Peaks of all devices after the last call; the next ones count from here. */
@@ -980,6 +1012,7 @@ static Suite *make_suite(void) {
   tcase_add_test(refused, wrong_micro_batches);
   tcase_add_loop_test(same, evaluation_and_prediction, 0, CK_MODES);
   tcase_add_loop_test(same, evaluation_in_parts, 0, CUTS * CK_WORKLOADS * CK_MODES);
+  tcase_add_loop_test(same, its_own_loss_in_parts, 0, CK_MODES);
   tcase_add_loop_test(same, evaluation_under_the_cap_of_a_step, 0, 4 * CK_MODES);
   tcase_add_loop_test(same, every_loss_for_itself, 0, CK_MODES);
   tcase_add_loop_test(same, only_what_is_wanted, 0, CK_WORKLOADS * CK_MODES);
