@@ -25,6 +25,7 @@ struct outcome {       /* of a process */
   ek_status status[2]; /* of all products, the first time and the second */
   int wrong;           /* numbers */
   int made, runs;      /* the first time */
+  int overlaps;        /* primitives that two threads made at once */
   int runs_later;      /* the second time, of RUNS_LATER where oneDNN is taken */
   int lines;           /* of the log */
   char line[256];
@@ -149,6 +150,7 @@ static void live(struct outcome *outcome, const char *spec) {
     for (int device = 0; device < 4; device++) outcome->wrong += wrong[device];
     if (i == 0) outcome->made = atomic_load(&dnnl_stand_in.made);
     if (i == 0) outcome->runs = atomic_load(&dnnl_stand_in.runs);
+    outcome->overlaps = atomic_load(&dnnl_stand_in.overlaps);
     if (i == 1) outcome->runs_later = atomic_load(&dnnl_stand_in.runs) - runs;
   }
   _exit(ek_group_free(group) == EK_OK ? 0 : 2);
@@ -200,13 +202,15 @@ START_TEST(right_products_are_taken) {
 }
 END_TEST
 
-/* All devices begin at once, one of them proves. */
+/* All devices begin at once, one of them proves; then each makes its primitives, and no two do at
+ * once. */
 START_TEST(they_are_proven_once) {
   const struct outcome one = run_with(DNNL_RIGHT, DNNL_EVERY_FORM);
   const struct outcome four = run_on("cpu:4", DNNL_RIGHT, DNNL_EVERY_FORM, NULL, NULL);
   all_went_well(&four);
   ck_assert_int_eq(four.runs_later, 4 * RUNS_LATER);
   ck_assert_int_eq(four.runs - 4 * RUNS_LATER, one.runs - RUNS_LATER);
+  ck_assert_int_eq(four.overlaps, 0);
 }
 END_TEST
 

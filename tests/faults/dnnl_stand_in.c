@@ -10,10 +10,13 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <oneapi/dnnl/dnnl.h>
 
 #define MARK UINT64_C(0x6E656B6565766564)
+/* A primitive takes some time, so that another thread meets it. */
+enum { MAKING_US = 200 };
 
 struct product { /* a plan, or a primitive of it */
   uint64_t mark;
@@ -204,6 +207,9 @@ dnnl_status_t dnnl_primitive_create(dnnl_primitive_t *result, const_dnnl_primiti
   }
   const struct product *product = (const void *)plan;
   atomic_fetch_add(&dnnl_stand_in.made, 1);
+  if (atomic_fetch_add(&dnnl_stand_in.makers, 1) > 0) atomic_fetch_add(&dnnl_stand_in.overlaps, 1);
+  (void)usleep(MAKING_US);
+  atomic_fetch_sub(&dnnl_stand_in.makers, 1);
   if (has_flaw(product, DNNL_NO_PRIMITIVE)) return dnnl_runtime_error;
   if (has_flaw(product, DNNL_NO_MEMORY) && atomic_fetch_sub(&dnnl_stand_in.spared, 1) <= 0) {
     dnnl_stand_in.flaw = DNNL_RIGHT;

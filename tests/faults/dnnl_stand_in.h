@@ -32,6 +32,8 @@ struct dnnl_stand_in {
   int form;              /* which has the flaw, or DNNL_EVERY_FORM: dnnl_stand_in_form() */
   atomic_int made, runs; /* primitives that were asked for, and calls of them */
   atomic_int spared;     /* so many primitives are right before the flaw */
+  atomic_int makers;     /* threads that make a primitive now */
+  atomic_int overlaps;   /* primitives that were begun beside another */
 };
 extern struct dnnl_stand_in dnnl_stand_in;
 

@@ -4,6 +4,7 @@
  * another writes, and nothing that is no state hides one or counts as one.
  */
 #include "ck_folder.h"
+#include "ck_linears.h"
 #include "ck_state.h"
 #include "ck_training.h"
 
@@ -348,6 +349,33 @@ START_TEST(a_child_leaves_saves_alone) {
 }
 END_TEST
 
+/* Nor by way of a trainer, which its child frees, too. */
+START_TEST(a_child_leaves_a_trainers_save_alone) {
+  struct ck_linears it;
+  ek_checkpoint_info info;
+  int state = -1;
+  if (!files || CK_TSAN) return; /* it cannot follow threads of a child of fork() */
+  ck_linears_open(&it, "cpu:2", CK_LINEARS_WIDTH, EK_MODE_SHARDED);
+  ck_ok(ck_linears_step(&it));
+  ck_ok(ek_trainer_begin_save(it.trainer, folder, NULL));
+  (void)fflush(NULL);
+  const pid_t pid = fork();
+  ck_assert_int_ge(pid, 0);
+  if (pid == 0) {
+    (void)alarm(PATIENCE);
+    if (ek_trainer_end_save(it.trainer) != EK_ERR_STATE) _exit(1);
+    _exit(ek_trainer_free(it.trainer) == EK_OK ? 0 : 2);
+  }
+  ck_assert_int_eq(waitpid(pid, &state, 0), pid);
+  ck_assert_msg(WIFEXITED(state) && WEXITSTATUS(state) == 0, "the child ended with %x", state);
+  ck_ok(ek_trainer_end_save(it.trainer));
+  ck_ok(ek_trainer_load(&info, it.trainer, folder));
+  ck_assert_int_eq(info.step, 1);
+  ck_ok(ck_linears_step(&it));
+  ck_linears_close(&it);
+}
+END_TEST
+
 static Suite *make_suite(void) {
   Suite *suite = suite_create("saves");
   TCase *tests = ck_case(suite, "saves");
@@ -359,6 +387,7 @@ static Suite *make_suite(void) {
   tcase_add_test(tests, whole_numbers_are_no_weights);
   tcase_add_loop_test(tests, saves_overlap, 0, 2);
   tcase_add_test(tests, a_child_leaves_saves_alone);
+  tcase_add_test(tests, a_child_leaves_a_trainers_save_alone);
   return suite;
 }
 
