@@ -1,6 +1,8 @@
 /*
  * fuzz_safetensors.c - any bytes as a file of tensors: it is refused with a message that names it,
- * or every tensor of it is read into memory of its size.
+ * or every tensor of it is read into memory of its size. Bytes that begin as an object of JSON are
+ * also config.json beside a GPT's weights: these are loaded, or refused with a message that names
+ * that file.
  */
 #define _GNU_SOURCE /* memfd_create */
 #include <stdint.h>
@@ -10,7 +12,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <evenkeel/adamw.h>
+#include <evenkeel/gpt.h>
 #include <evenkeel/safetensors.h>
+#include <evenkeel/trainer.h>
+#include <evenkeel/weights.h>
 
 #define REQUIRE(condition)                                                                         \
   do {                                                                                             \
@@ -37,6 +43,63 @@ static void read_all(const ek_safetensors *file, size_t size) {
   }
 }
 
+/* ---- a configuration ---- */
+
+static struct {
+  char folder[64], config[96], weights[96];
+  ek_trainer *trainer;
+  ek_weights_options options;
+  bool no_files;
+} bed;
+
+static void close_bed(void) {
+  (void)ek_trainer_free(bed.trainer);
+  (void)unlink(bed.config);
+  (void)unlink(bed.weights);
+  (void)rmdir(bed.folder);
+}
+
+/* Once: a small GPT, and its weights in a folder. */
+static void open_bed(void) {
+  ek_gpt_options gpt = EK_GPT_OPTIONS_INIT;
+  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
+  ek_module *module = NULL;
+  ek_optimizer *rule = NULL;
+  gpt.vocabulary = 7;
+  gpt.sequence = 5;
+  gpt.width = 8;
+  gpt.layers = 1;
+  gpt.heads = 2;
+  gpt.fused_loss = true;
+  (void)snprintf(bed.folder, sizeof bed.folder, "/tmp/evenkeel-fuzz-XXXXXX");
+  REQUIRE(mkdtemp(bed.folder) != NULL);
+  (void)snprintf(bed.config, sizeof bed.config, "%s/config.json", bed.folder);
+  (void)snprintf(bed.weights, sizeof bed.weights, "%s/model.safetensors", bed.folder);
+  REQUIRE(ek_gpt_create(&module, &gpt) == EK_OK && ek_adamw_create(&rule, NULL) == EK_OK);
+  REQUIRE(ek_trainer_open(&bed.trainer, "cpu:1", module, NULL, rule, &options) == EK_OK);
+  ek_optimizer_free(rule);
+  ek_module_free(module);
+  bed.options = (ek_weights_options)EK_WEIGHTS_OPTIONS_INIT;
+  bed.options.names = ek_gpt_hugging_face(&bed.options.name_count);
+  const ek_status saved =
+      ek_weights_save(ek_trainer_model(bed.trainer), bed.weights, &bed.options);
+  bed.no_files = saved == EK_ERR_UNSUPPORTED; /* built without xxHash */
+  REQUIRE(saved == EK_OK || bed.no_files);
+  REQUIRE(atexit(close_bed) == 0);
+}
+
+static void load_beside(const uint8_t *data, size_t size) {
+  if (bed.trainer == NULL) open_bed();
+  if (bed.no_files) return;
+  FILE *file = fopen(bed.config, "wb");
+  REQUIRE(file != NULL && fwrite(data, 1, size, file) == size && fclose(file) == 0);
+  ek_error_clear();
+  const ek_status status =
+      ek_weights_load(ek_trainer_model(bed.trainer), bed.weights, &bed.options);
+  REQUIRE(status == EK_OK || status == EK_ERR_INVALID_ARGUMENT || status == EK_ERR_CORRUPT);
+  REQUIRE(status == EK_OK || strstr(ek_error_message(), bed.config) != NULL);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   ek_safetensors *file = NULL;
   char path[64];
@@ -53,5 +116,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   }
   ek_safetensors_free(file);
   (void)close(memory);
+  if (size > 0 && data[0] == '{') load_beside(data, size);
   return 0;
 }
