@@ -800,6 +800,8 @@ group_terminal() {
   script -qec "stty cols 60; $(printf '%q' "$bench") fit --devices plan:2@1GiB -q" /dev/null \
     </dev/null | tr -d '\r' >"$dir/out"
   grep -q 'shown by --wide' "$dir/out" || complain "the terminal's width is not asked for"
+  ! grep -E '^    .{77}' "$(dirname "${BASH_SOURCE[0]}")/../../docs/benchmark.md" >&2 ||
+    complain "an example in docs/benchmark.md has more than 80 columns"
   on_terminal memory "${small[@]}" --devices cpu:2 -o json --quiet
   [[ ! -s $dir/err ]] || complain "--quiet is not quiet"
 }
