@@ -109,7 +109,11 @@ ek_status ek__checkpoint_list(int64_t **steps, size_t *count, const char *folder
 
 ek_status ek__checkpoint_make_folder(const char *folder) {
   struct stat about;
-  if (mkdir(folder, 0777) == 0) return ek__file_sync_folder(folder);
+  if (mkdir(folder, 0777) == 0) {
+    const ek_status status = ek__file_sync_folder(folder);
+    if (status != EK_OK) (void)rmdir(folder); /* else the next save finds it, and does not sync */
+    return status;
+  }
   if (errno == EEXIST) {
     if (stat(folder, &about) != 0)
       return ek__file_refused(folder, "the folder cannot be looked at");

@@ -3,9 +3,8 @@
  * it makes. Afterwards the old state loads whole or the new one, never anything else; a refused
  * save says so, training goes on, and the next save succeeds.
  *
- * Every second call is refused or killed in the foreground and the others in the background, and
- * One call in four is refused or killed, others in the foreground than in the background, and
- * others with each fault (EVENKEEL_TEST_EVERY=1: each call in both, with each fault).
+ * One call in four is refused or killed; which ones differs between foreground and background and
+ * between faults (EVENKEEL_TEST_EVERY=1: each call in both, with each fault).
  *
  * Each try is a process of its own, forked from this one, which never opens a group: 0 the old
  * state is there, 1 the new one.
@@ -180,6 +179,32 @@ START_TEST(what_lasts_comes_first) {
 }
 END_TEST
 
+/* A folder whose parent cannot be synced is not made: the next save makes it again, and syncs. */
+START_TEST(a_folder_is_made_for_good) {
+  const struct ck_setup setup = setup_of();
+  struct ck_training t;
+  ck_training_open(&t, &setup);
+  file_calls_begin(FILE_NONE, 0);
+  ek_status status = save(&t, false);
+  (void)file_calls_end();
+  if (status != EK_ERR_UNSUPPORTED) {
+    ck_ok(status);
+    const char *calls = file_calls_sequence(), *made = strchr(calls, 'm');
+    ck_assert_msg(made != NULL && strchr(made, 'f') != NULL, "%s", calls);
+    const int sync = (int)(strchr(made, 'f') - calls) + 1;
+    clear();
+    file_calls_begin(FILE_EIO, sync);
+    status = save(&t, false);
+    (void)file_calls_end();
+    ck_assert_int_eq(status, EK_ERR_IO);
+    ck_assert_msg(access(folder, F_OK) != 0, "the folder that was not synced is there");
+    ck_ok(save(&t, false));
+    clear();
+  }
+  ck_training_close(&t);
+}
+END_TEST
+
 /* A file system may not know writes past the page cache, and say so late: they are made again. */
 START_TEST(direct_writes_may_be_unknown) {
   const struct ck_setup setup = setup_of();
@@ -312,7 +337,7 @@ START_TEST(what_is_written_wrong_removes_nothing) {
   ek_status status = ek_checkpoint_save(t.model, folder, &options);
   if (status == EK_ERR_UNSUPPORTED) calls = 0;
   for (int n = 1; n <= calls; n++) {
-    if (_i == 0 && n == 1) go(&t, 1); /* else the state takes the place of its own step's */
+    if (_i == 0 && n == 1) go(&t, 1); /* else it takes the place of its own step's */
     ek_checkpoint_write *write = NULL;
     file_calls_begin(FILE_FLIP, n);
     if (n % 2 == 0) {
@@ -405,6 +430,7 @@ static Suite *make_suite(void) {
                  (int)getpid());
   tcase_add_loop_test(tests, every_call_of_a_save, 0, 6);
   tcase_add_loop_test(tests, what_lasts_comes_first, 0, 2);
+  tcase_add_test(tests, a_folder_is_made_for_good);
   tcase_add_loop_test(tests, direct_writes_may_be_unknown, 0, 2);
   tcase_add_loop_test(tests, interrupted_calls_are_continued, 0, 4);
   tcase_add_loop_test(tests, every_call_of_a_load, 0, 2);
