@@ -17,6 +17,7 @@
 #include "core/alloc.h"
 #include "core/error.h"
 #include "device/device_spec.h"
+#include "device/ledger.h"
 #include "module/composite.h"
 #include "module/layer_internal.h"
 
@@ -120,10 +121,12 @@ ek_status ek_recompute_plan(ek_recompute *recompute, uint64_t *peak, uint64_t by
   if (least <= bytes) return EK_OK;
   EK__FAIL_IF(least == UINT64_MAX, EK_ERR_OUT_OF_MEMORY,
               "recompute: no policy fits the devices that count");
+  char room[32], needed[32];
   return ek_error_set(EK_ERR_OUT_OF_MEMORY,
-                      "recompute: nothing fits %llu bytes; %s comes nearest, with %llu",
-                      (unsigned long long)bytes, ek_recompute_format(text, &by_cost[nearest]),
-                      (unsigned long long)least);
+                      "recompute: nothing fits %s; %s comes nearest, with %s",
+                      ek__ledger_size(room, sizeof room, bytes),
+                      ek_recompute_format(text, &by_cost[nearest]),
+                      ek__ledger_size(needed, sizeof needed, least));
 }
 
 /* ---- one module ---- */

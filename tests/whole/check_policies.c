@@ -147,7 +147,7 @@ START_TEST(planning) {
        {EK_RECOMPUTE_EVERY, 2, 0},
        50,
        8,
-       "nothing fits 9 bytes; every=2 comes nearest, with 50"},
+       "nothing fits 9 B; every=2 comes nearest, with 50 B"},
       {9, {0}, EK_ERR_OUT_OF_MEMORY, {EK_RECOMPUTE_NONE, 0, 0}, UINT64_MAX, 8, "no policy fits"},
       {9, {90, 1}, EK_ERR_DEVICE, {(ek_recompute_kind)-1, 0, 0}, 7, 2, "broken"},
   };
