@@ -10,6 +10,7 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -376,6 +377,39 @@ START_TEST(a_child_leaves_a_trainers_save_alone) {
 }
 END_TEST
 
+/* ---- small stacks ---- */
+
+enum { STACK = 64 << 10 }; /* docs/misuse.md: 32 KiB; builds without optimisation need more */
+
+struct calls {
+  ek_status save, latest, load;
+};
+
+static void *all_calls(void *arg) {
+  static ek_checkpoint_info info;
+  struct calls *calls = arg;
+  calls->save = save(1);
+  calls->latest = ek_checkpoint_latest(&info, folder);
+  calls->load = ek_checkpoint_load(NULL, t.model, folder);
+  return NULL;
+}
+
+START_TEST(small_stacks_have_room) {
+  struct calls calls = {EK_ERR_INTERNAL, EK_ERR_INTERNAL, EK_ERR_INTERNAL};
+  pthread_attr_t attributes;
+  pthread_t thread;
+  if (!files || CK_ASAN || CK_TSAN) return;
+  ck_assert_int_eq(pthread_attr_init(&attributes), 0);
+  ck_assert_int_eq(pthread_attr_setstacksize(&attributes, STACK), 0);
+  ck_assert_int_eq(pthread_create(&thread, &attributes, all_calls, &calls), 0);
+  ck_assert_int_eq(pthread_join(thread, NULL), 0);
+  (void)pthread_attr_destroy(&attributes);
+  ck_ok(calls.save);
+  ck_ok(calls.latest);
+  ck_ok(calls.load);
+}
+END_TEST
+
 static Suite *make_suite(void) {
   Suite *suite = suite_create("saves");
   TCase *tests = ck_case(suite, "saves");
@@ -387,6 +421,7 @@ static Suite *make_suite(void) {
   tcase_add_test(tests, whole_numbers_are_no_weights);
   tcase_add_loop_test(tests, saves_overlap, 0, 2);
   tcase_add_test(tests, a_child_leaves_saves_alone);
+  tcase_add_test(tests, small_stacks_have_room);
   tcase_add_test(tests, a_child_leaves_a_trainers_save_alone);
   return suite;
 }
