@@ -310,7 +310,7 @@ group_less() {
   expect 0 memory "${deep[@]}" --devices cpu:2 --modes sharded --recompute "$plain" -o json
   same "plain is enough" "$(value runs.0.devices.0.peak_bytes)" "$plain"
   expect 5 memory "${deep[@]}" --devices cpu:2 --modes sharded --recompute 4KiB -o json
-  says 'nothing fits 4096 bytes'
+  says 'nothing fits 4.00 KiB'
   for what in '--recompute some' '--recompute every=0' '--recompute 12QiB' '--micro-batches 0' \
     '--micro-batches 2 --scatter sizes=4,3'; do
     expect 2 memory "${deep[@]}" --devices cpu:2 $what
