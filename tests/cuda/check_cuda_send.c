@@ -6,8 +6,11 @@
 #include <string.h>
 #include <time.h>
 
+#include <evenkeel/data_parallel_criterion.h>
 #include <evenkeel/elementwise.h>
 #include <evenkeel/gather.h>
+#include <evenkeel/linear.h>
+#include <evenkeel/mean_squared_error.h>
 #include <evenkeel/scatter.h>
 
 #include "cuemu.h"
@@ -108,6 +111,74 @@ START_TEST(a_batch_is_scattered_while_the_devices_compute) {
   ek_shards_free(&like);
   ek_tensor_free(&y);
   free(whole.data);
+  free(host.data);
+  ek_group_free(group);
+  cuemu_reset();
+}
+END_TEST
+
+/* A part that was sent ahead and becomes the whole: what reads the whole waits for the arrival. */
+START_TEST(what_is_gathered_has_arrived) {
+  const int64_t count = 3000;
+  ek_group *group = ck_open("cuda:0@100MiB", 0);
+  ek_device *device = ek_group_device(group, 0);
+  ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
+  ek_tensor host = numbers_of(count, 7), whole = {0}, y = on_device(device, count);
+  ek_shards shards = {0};
+  options.ahead = true;
+  cuemu_hang(0, CUEMU_COPY, 1);
+  ck_ok(ek_scatter(&shards, group, &host, EK_MEMORY_INPUTS, &options));
+  wait_until_something_hangs();
+  ck_ok(ek_gather_move(&whole, &shards, 0, EK_MEMORY_INPUTS));
+  ck_ok(ek_op_scale(ek_device_stream(device, EK_STREAM_COMPUTE), &y, &whole, 2));
+  sleep_ms(50);
+  cuemu_release();
+  must_hold(&y, &host, 2);
+  ek_tensor_free(&whole);
+  ek_tensor_free(&y);
+  free(host.data);
+  ek_group_free(group);
+  cuemu_reset();
+}
+END_TEST
+
+/* Targets that were sent ahead: a criterion waits for the arrival. */
+START_TEST(targets_have_arrived) {
+  enum { ROWS = 4, SIZE = 3 };
+  ek_group *group = ck_open("cuda:0@100MiB", 0);
+  ek_module *module = NULL;
+  ek_criterion *criterion = NULL;
+  ek_data_parallel_model *model = NULL;
+  ek_data_parallel_criterion *loss = NULL;
+  ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
+  ek_tensor host = numbers_of((int64_t)ROWS * SIZE, 7);
+  ek_shards outputs = {0}, targets = {0};
+  double got = 0, want = 0;
+  host.rank = 2;
+  host.shape[0] = ROWS;
+  host.shape[1] = SIZE;
+  options.ahead = true;
+  ck_ok(ek_linear_create(&module, SIZE, SIZE, true));
+  ck_ok(ek_mean_squared_error_create(&criterion, EK_REDUCTION_MEAN));
+  ck_ok(ek_data_parallel_model_open(&model, group, module, NULL));
+  ck_ok(ek_data_parallel_criterion_open(&loss, model, criterion, NULL));
+  ck_ok(ek_data_parallel_model_forward(&outputs, model, &host, 1, NULL));
+  ck_ok(ek_data_parallel_criterion_forward(loss, &outputs, 1, &host, 1));
+  ck_ok(ek_data_parallel_criterion_loss(&want, NULL, loss));
+  cuemu_hang(0, CUEMU_COPY, 1);
+  ck_ok(ek_scatter(&targets, group, &host, EK_MEMORY_INPUTS, &options));
+  wait_until_something_hangs();
+  ck_ok(ek_data_parallel_criterion_forward_shards(loss, &outputs, 1, &targets, 1));
+  sleep_ms(50);
+  cuemu_release();
+  ck_ok(ek_data_parallel_criterion_loss(&got, NULL, loss));
+  ck_assert_double_eq(got, want);
+  ek_shards_free(&targets);
+  ek_shards_free(&outputs);
+  ek_data_parallel_criterion_free(loss);
+  ek_data_parallel_model_free(model);
+  ek_criterion_free(criterion);
+  ek_module_free(module);
   free(host.data);
   ek_group_free(group);
   cuemu_reset();
@@ -338,6 +409,8 @@ static Suite *make_suite(void) {
   TCase *order = ck_case(suite, "order");
   tcase_add_loop_test(order, it_travels_while_the_device_computes, 0, 2);
   tcase_add_test(order, a_batch_is_scattered_while_the_devices_compute);
+  tcase_add_test(order, what_is_gathered_has_arrived);
+  tcase_add_test(order, targets_have_arrived);
   tcase_add_loop_test(order, who_had_the_memory_has_done_with_it, 0, 4);
   tcase_add_loop_test(order, neighbours_wait_for_the_later_one, 0, 2);
   tcase_add_loop_test(order, a_batch_that_is_dropped_on_its_way, 0, 2);
