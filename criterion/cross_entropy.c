@@ -107,8 +107,13 @@ static void release(ek_module *self) {
   ek__free(self);
 }
 
+/* Of the targets. */
+static ek_type input_type(const ek_module *self, size_t input) {
+  return input + self->targets >= self->inputs ? EK_I32 : (ek_type)0;
+}
+
 static const ek_module_ops ops = {EK__LAYER("cross_entropy", forward, backward, release),
-                                  .parameters = declare};
+                                  .parameters = declare, .input_type = input_type};
 
 ek_status ek_cross_entropy_create(ek_criterion **criterion,
                                   const ek_cross_entropy_options *options) {

@@ -360,8 +360,14 @@ static void release(ek_module *self) {
   ek__free(self);
 }
 
+/* Of the targets. */
+static ek_type input_type(const ek_module *self, size_t input) {
+  return input + self->targets >= self->inputs ? EK_I32 : (ek_type)0;
+}
+
 static const ek_module_ops ops = {EK__LAYER("linear_cross_entropy", forward, backward, release),
-                                  .parameters = declare, .predict = predict};
+                                  .parameters = declare, .predict = predict,
+                                  .input_type = input_type};
 
 /* ---- creation ---- */
 

@@ -98,8 +98,24 @@ static void release(ek_module *self) {
   ek__free(w);
 }
 
+/* Of a target of a part. */
+static ek_type input_type(const ek_module *self, size_t input) {
+  const struct weighted_sum *w = (const struct weighted_sum *)self;
+  const size_t outputs = ek_criterion_outputs(&w->base);
+  size_t target = input - outputs;
+  if (input < outputs) return (ek_type)0;
+  for (size_t i = 0; i < w->count; i++) {
+    const struct part *p = &w->parts[i];
+    if (target < p->targets) {
+      return ek_module_input_type(&p->criterion->base, p->outputs + target);
+    }
+    target -= p->targets;
+  }
+  return (ek_type)0;
+}
+
 static const ek_module_ops ops = {EK__LAYER("weighted_sum", forward, backward, release),
-                                  .parameters = declare};
+                                  .parameters = declare, .input_type = input_type};
 
 /* ---- creation ---- */
 

@@ -103,8 +103,15 @@ static void release(ek_module *self) {
   ek__free(w);
 }
 
+static ek_type input_type(const ek_module *self, size_t input) {
+  const struct with_criterion *w = (const struct with_criterion *)self;
+  if (input < w->inputs) return ek_module_input_type(w->model, input);
+  return ek_module_input_type(&w->criterion->base, w->outputs + input - w->inputs);
+}
+
 static const ek_module_ops ops = {EK__LAYER("with_criterion", forward, backward, release),
-                                  .parameters = declare, .predict = predict};
+                                  .parameters = declare, .predict = predict,
+                                  .input_type = input_type};
 
 static ek_status check(const ek_module *model, const ek_criterion *criterion) {
   EK_TRY(ek_criterion_check(criterion));

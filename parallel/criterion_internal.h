@@ -33,6 +33,7 @@ struct ek_data_parallel_criterion {
   ek_reduction reduction;
   double coefficients[EK_MAX_TERMS];
   ek_data_parallel_criterion_options options;
+  ek_input_scaling *scalings; /* a copy of those of the options, or NULL */
   size_t count; /* of devices */
   struct ek__criterion_device *devices;
   ek_pass **passes; /* of a forward whose backward may still come: one for each device, or grain */

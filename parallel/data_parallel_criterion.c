@@ -128,7 +128,10 @@ ek_status ek_data_parallel_criterion_open(ek_data_parallel_criterion **parallel,
   self->options = o;
   self->next = model->criteria;
   model->criteria = self;
-  ek_status status = allocate(self);
+  ek_status status =
+      ek__scalings_copy(&self->scalings, "ek_data_parallel_criterion_open", o.target_scaling,
+                        o.target_scaling_count, self->targets);
+  if (status == EK_OK) status = allocate(self);
   if (status == EK_OK) status = ek_group_apply(model->group, open_one, self);
   if (status == EK_OK) {
     *parallel = self;
@@ -177,6 +180,7 @@ void ek_data_parallel_criterion_free(ek_data_parallel_criterion *parallel) {
   ek__free(parallel->passes);
   ek__free(parallel->devices);
   ek_criterion_free(parallel->criterion);
+  ek__free(parallel->scalings);
   ek__free(parallel);
 }
 
@@ -315,6 +319,10 @@ static ek_status forward(ek_data_parallel_criterion *parallel, ek_shards *output
     EK_TRY(ek__given_check("criterion forward: target", i, model, &shards[i], outputs));
   }
   ek_shards cut[EK_MAX_TENSORS] = {{0}};
+  struct ek__conversion taken[EK_MAX_TENSORS];
+  const struct ek__intakes intakes = {&parallel->criterion->base, parallel->outputs,
+                                      parallel->scalings, parallel->options.target_scaling_count,
+                                      model->options.type};
   struct criterion_forward_job job = {parallel, shards == NULL ? cut : shards};
   bool begun = false;
   ek_status status = EK_OK;
@@ -322,6 +330,7 @@ static ek_status forward(ek_data_parallel_criterion *parallel, ek_shards *output
     char who[64];
     (void)snprintf(who, sizeof who, "criterion forward: target number %zu", i);
     EK_TRY_GOTO(status, ek__scatter_lay_like(&cut[i], who, outputs, &tensors[i]), cleanup);
+    EK_TRY_GOTO(status, ek__intake_of(&taken[i], who, &intakes, i, &tensors[i]), cleanup);
   }
   const int64_t samples = outputs[0].samples[parallel->count];
   begin_forward(parallel, outputs, ek__targets_most(tensors, shards, target_count, samples));
@@ -329,7 +338,7 @@ static ek_status forward(ek_data_parallel_criterion *parallel, ek_shards *output
   for (size_t i = 0; i < target_count; i++) {
     EK_TRY_GOTO(status,
                 shards != NULL ? ek_shards_wait(&shards[i])
-                               : ek__scatter_fill(&cut[i], &tensors[i], EK_MEMORY_INPUTS),
+                               : ek__scatter_fill(&cut[i], &tensors[i], EK_MEMORY_INPUTS, &taken[i]),
                 cleanup);
   }
   for (size_t i = 0; i < output_count; i++) outputs[i].overwritten = parallel->with_gradient;

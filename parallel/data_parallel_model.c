@@ -138,7 +138,9 @@ ek_status ek_data_parallel_model_open(ek_data_parallel_model **model, ek_group *
   result->count = ek_group_size(group);
   result->module = ek_module_share(module);
   result->options = o;
-  const ek_status status = open_parts(result);
+  ek_status status = ek__scalings_copy(&result->scalings, "ek_data_parallel_model_open",
+                                       o.input_scaling, o.input_scaling_count, module->inputs);
+  if (status == EK_OK) status = open_parts(result);
   result->options.patterns = NULL; /* the caller's */
   result->options.pattern_count = 0;
   if (status == EK_OK) {
@@ -191,6 +193,7 @@ void ek_data_parallel_model_free(ek_data_parallel_model *model) {
   ek_communicator_free(model->communicator);
   for (size_t i = 0; i < EK_MAX_TENSORS; i++) ek_shards_free(&model->part_shapes[i]);
   ek__free(model->written);
+  ek__free(model->scalings);
   ek_module_free(model->module);
   ek__free(model);
 }

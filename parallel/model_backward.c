@@ -180,7 +180,7 @@ static ek_status scatter_gradients(ek_shards *parts, const ek_data_parallel_mode
     const ek_tensor *whole = &gradients[i].parts[model->options.output_device];
     EK_TRY(ek_shards_create(&parts[i], model->group));
     memcpy(parts[i].offsets, shape->offsets, (model->count + 1) * sizeof *shape->offsets);
-    EK_TRY(ek__scatter_fill(&parts[i], whole, EK_MEMORY_LOSS));
+    EK_TRY(ek__scatter_fill(&parts[i], whole, EK_MEMORY_LOSS, NULL));
     for (size_t k = 0; k < model->count; k++) {
       /* Scalars were gathered to a vector: each is a scalar again. */
       parts[i].parts[k].rank = shape->parts[k].rank;

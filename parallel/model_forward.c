@@ -287,10 +287,13 @@ static ek_status check_place(const ek_data_parallel_model *model, int64_t sample
   return ek_error_set(EK_ERR_OVERFLOW, "forward: the step's samples do not fit in 63 bits");
 }
 
-/* Inputs that are to be cut: how, but not yet the parts. */
-static ek_status lay_inputs(ek_shards *parts, const ek_data_parallel_model *model,
-                            const ek_tensor *inputs, const struct call *call) {
+/* Inputs that are to be cut: how, and what they become, but not yet the parts. */
+static ek_status lay_inputs(ek_shards *parts, struct ek__conversion *taken,
+                            const ek_data_parallel_model *model, const ek_tensor *inputs,
+                            const struct call *call) {
   size_t lead = 0; /* targets are cut at its samples */
+  const struct ek__intakes intakes = {model->module, 0, model->scalings,
+                                      model->options.input_scaling_count, model->options.type};
   ek_scatter_options grains = EK_SCATTER_OPTIONS_INIT;
   const ek_scatter_options *scatter = call->options->scatter;
   if (model->options.reproducible > 0) {
@@ -305,11 +308,12 @@ static ek_status lay_inputs(ek_shards *parts, const ek_data_parallel_model *mode
     (void)snprintf(who, sizeof who, "forward: input number %zu", i);
     if (i >= first_target(model) && !parts[lead].broadcast) {
       EK_TRY(ek__scatter_lay_like(&parts[i], who, &parts[lead], &inputs[i]));
-      continue;
+    } else {
+      EK_TRY(ek__scatter_lay(&parts[i], who, model->group, &inputs[i], is_broadcast(model, i),
+                             scatter));
+      if (parts[lead].broadcast) lead = i;
     }
-    EK_TRY(
-        ek__scatter_lay(&parts[i], who, model->group, &inputs[i], is_broadcast(model, i), scatter));
-    if (parts[lead].broadcast) lead = i;
+    EK_TRY(ek__intake_of(&taken[i], who, &intakes, i, &inputs[i]));
   }
   return EK_OK;
 }
@@ -319,6 +323,7 @@ static ek_status lay_inputs(ek_shards *parts, const ek_data_parallel_model *mode
 static ek_status forward(ek_shards *outputs, ek_data_parallel_model *model, const ek_tensor *whole,
                          const ek_shards *cut, const struct call *call) {
   ek_shards parts[EK_MAX_INPUTS] = {{0}};
+  struct ek__conversion taken[EK_MAX_INPUTS];
   const ek_shards *inputs = cut == NULL ? parts : cut;
   const size_t count = call->inputs;
   size_t lead = 0;
@@ -326,7 +331,7 @@ static ek_status forward(ek_shards *outputs, ek_data_parallel_model *model, cons
   ek_status status = EK_OK;
   for (size_t i = 0; i < count && cut != NULL; i++) EK_TRY(check_cut(model, &cut[i], i));
   if (cut == NULL) {
-    EK_TRY_GOTO(status, lay_inputs(parts, model, whole, call), cleanup);
+    EK_TRY_GOTO(status, lay_inputs(parts, taken, model, whole, call), cleanup);
   }
   EK_TRY_GOTO(status, check_cuts(&lead, model, inputs, count), cleanup);
   if (model->options.reproducible > 0) {
@@ -337,13 +342,24 @@ static ek_status forward(ek_shards *outputs, ek_data_parallel_model *model, cons
   ek__model_drop_forward(model);
   begun = true;
   for (size_t i = 0; i < count && cut == NULL; i++) {
-    EK_TRY_GOTO(status, ek__scatter_fill(&parts[i], &whole[i], EK_MEMORY_INPUTS), cleanup);
+    EK_TRY_GOTO(status, ek__scatter_fill(&parts[i], &whole[i], EK_MEMORY_INPUTS, &taken[i]),
+                cleanup);
   }
   EK_TRY_GOTO(status, run_forward(outputs, model, inputs, lead, call), cleanup);
 cleanup:
   for (size_t i = 0; i < count; i++) ek_shards_free(&parts[i]);
   if (status != EK_OK && begun) ek__model_end_step(model, false);
   return status;
+}
+
+/* What integers become is the model's to say. */
+static ek_status check_scatter(const ek_scatter_options *options) {
+  ek_scatter_options o = EK_SCATTER_OPTIONS_INIT;
+  EK_TRY(ek__options_read(&o, sizeof o, options, "ek_scatter_options"));
+  EK__FAIL_IF(o.type != 0 || o.scaling != NULL, EK_ERR_INVALID_ARGUMENT,
+              "forward: options.scatter has a type or a scaling; the model's options.input_scaling "
+              "and its module say what inputs become");
+  return EK_OK;
 }
 
 static ek_status enter(ek_shards *outputs, ek_data_parallel_model *model, const ek_tensor *whole,
@@ -357,6 +373,7 @@ static ek_status enter(ek_shards *outputs, ek_data_parallel_model *model, const 
   EK_TRY(check_call(model, count, &call));
   EK__FAIL_IF(cut != NULL && o.scatter != NULL, EK_ERR_INVALID_ARGUMENT,
               "forward: shards are cut already");
+  EK_TRY(check_scatter(o.scatter));
   return forward(outputs, model, whole, cut, &call);
 }
 

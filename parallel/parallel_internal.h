@@ -12,6 +12,7 @@
 #include <evenkeel/reduce.h>
 
 #include "core/owner.h"
+#include "device/conversion.h"
 #include "device/device_internal.h"
 #include "module/replica_internal.h"
 
@@ -53,6 +54,7 @@ struct ek_data_parallel_model {
   size_t count;
   ek_module *module;
   ek_data_parallel_model_options options;
+  ek_input_scaling *scalings; /* a copy of those of the options, or NULL */
   ek_communicator *communicator;
   ek_communicator *inner; /* for collectives of modules; NULL if none of them declares any */
   ek_replica **replicas;  /* one per device */
@@ -167,7 +169,35 @@ ek_status ek__scatter_lay(ek_shards *shards, const char *who, ek_group *group,
 ek_status ek__scatter_lay_like(ek_shards *shards, const char *who, const ek_shards *like,
                                const ek_tensor *source);
 /* Makes the parts at the offsets of the shards, which keep what there is if it fails. */
-ek_status ek__scatter_fill(ek_shards *shards, const ek_tensor *source, ek_memory_category category);
+/* `intake`: what integers of host memory become; NULL: what they are. */
+ek_status ek__scatter_fill(ek_shards *shards, const ek_tensor *source, ek_memory_category category,
+                           const struct ek__conversion *intake);
+/*
+ * What the parts of a source become, in intake->to: `type` where that is for integers and the source
+ * has such in host memory, and its own type otherwise; with 0 unsigned integers become i32.
+ * EK_ERR_TYPE for a source that cannot become the floating `type`.
+ */
+ek_status ek__intake_choose(struct ek__conversion *intake, const char *who, const ek_tensor *source,
+                            ek_type type, const ek_input_scaling *scaling);
+ek_status ek__scaling_check(const char *who, const ek_input_scaling *scaling);
+
+/*
+ * The same for inputs of a model and targets of a criterion: as its scaling says, which makes them
+ * `floating`, or what the module declares (ek_module_input_type()). `scalings`: one for each of the
+ * first `count`.
+ */
+struct ek__intakes {
+  const ek_module *module;
+  size_t first; /* the number, among the module's inputs, of what is number 0 here */
+  const ek_input_scaling *scalings;
+  size_t count;
+  ek_type floating;
+};
+ek_status ek__intake_of(struct ek__conversion *intake, const char *who,
+                        const struct ek__intakes *intakes, size_t number, const ek_tensor *source);
+/* A copy of a program's scalings, which were checked; ek__free() it. */
+ek_status ek__scalings_copy(ek_input_scaling **copy, const char *who,
+                            const ek_input_scaling *scalings, size_t count, size_t most);
 
 /* ---- parallel_apply.c: ek_parallel_apply() with arguments that were checked, into scratch that a
  * failure may leave as it likes ---- */

@@ -6,11 +6,14 @@
 #include <evenkeel/scatter.h>
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
+#include "core/alloc.h"
 #include "core/error.h"
 #include "core/options.h"
 #include "core/sizes.h"
+#include "device/types.h"
 #include "parallel_internal.h"
 
 /* ---- the cut ---- */
@@ -123,48 +126,150 @@ ek_status ek_scatter_offsets(int64_t *offsets, int64_t rows, size_t count,
   return ek_error_set(EK_ERR_INVALID_ARGUMENT, "scatter: there is no kind %d", (int)o.kind);
 }
 
+/* ---- what integers become ---- */
+
+static ek_status check_scaling(const char *who, const ek_tensor *source,
+                               const ek_input_scaling *scaling) {
+  const int64_t last = source->rank == 0 ? 1 : source->shape[source->rank - 1];
+  EK_TRY(ek__scaling_check(who, scaling));
+  EK__FAIL_IF(scaling->channels != 1 && scaling->channels != last, EK_ERR_SHAPE,
+              "%s: its scaling has %lld channels, but its last dimension is %lld", who,
+              (long long)scaling->channels, (long long)last);
+  return EK_OK;
+}
+
+ek_status ek__scaling_check(const char *who, const ek_input_scaling *scaling) {
+  EK__FAIL_IF(scaling->channels < 1 || scaling->channels > EK_MAX_CHANNELS, EK_ERR_INVALID_ARGUMENT,
+              "%s: a scaling has %lld channels, expected 1 to %d", who,
+              (long long)scaling->channels, EK_MAX_CHANNELS);
+  for (int64_t c = 0; c < scaling->channels; c++) {
+    EK__FAIL_IF(!isfinite(scaling->scale[c]) || !isfinite(scaling->offset[c]),
+                EK_ERR_INVALID_ARGUMENT,
+                "%s: scale %g or offset %g of channel %lld is not finite", who, scaling->scale[c],
+                scaling->offset[c], (long long)c);
+  }
+  return EK_OK;
+}
+
+ek_status ek__intake_choose(struct ek__conversion *intake, const char *who, const ek_tensor *source,
+                            ek_type type, const ek_input_scaling *scaling) {
+  const bool floating = type == EK_F32 || type == EK_F64;
+  const bool integer = source->device == NULL && ek__type_is_integer(source->type);
+  *intake = (struct ek__conversion){.to = type};
+  (void)snprintf(intake->who, sizeof intake->who, "%s", who);
+  if (type == 0) intake->to = ek__type_is_unsigned(source->type) ? EK_I32 : source->type;
+  if (floating) {
+    EK__FAIL_IF(!integer || !ek__conversion_exists(source->type, type), EK_ERR_TYPE,
+                "%s is %s%s; only u8 and u16 in host memory are scaled to %s", who,
+                ek_type_name(source->type), source->device == NULL ? "" : " on a device",
+                ek_type_name(type));
+    intake->scaling = (ek_input_scaling){.channels = 1, .scale = {1}};
+    if (scaling == NULL) return EK_OK;
+    intake->scaling = *scaling;
+    return check_scaling(who, source, scaling);
+  }
+  EK__FAIL_IF(scaling != NULL, EK_ERR_INVALID_ARGUMENT, "%s: a scaling gives f32 or f64, not %s",
+              who, type == 0 ? "the type 0" : ek_type_name(type));
+  if (!integer) intake->to = source->type;
+  return EK_OK;
+}
+
+ek_status ek__intake_of(struct ek__conversion *intake, const char *who,
+                        const struct ek__intakes *intakes, size_t number,
+                        const ek_tensor *source) {
+  const ek_input_scaling *scaling =
+      number < intakes->count && intakes->scalings[number].channels != 0 ? &intakes->scalings[number]
+                                                                          : NULL;
+  const ek_type type = scaling != NULL
+                           ? intakes->floating
+                           : ek_module_input_type(intakes->module, intakes->first + number);
+  return ek__intake_choose(intake, who, source, type, scaling);
+}
+
+ek_status ek__scalings_copy(ek_input_scaling **copy, const char *who,
+                            const ek_input_scaling *scalings, size_t count, size_t most) {
+  EK__FAIL_IF(count > most || (count > 0 && scalings == NULL), EK_ERR_INVALID_ARGUMENT,
+              "%s: %zu scalings for %zu tensors, or they are NULL", who, count, most);
+  for (size_t i = 0; i < count; i++) {
+    if (scalings[i].channels != 0) EK_TRY(ek__scaling_check(who, &scalings[i]));
+  }
+  return count == 0 ? EK_OK
+                    : ek__new_copy(copy, scalings, count * sizeof *scalings, "scalings of inputs");
+}
+
+/* ek_scatter_options.type is the caller's word and is taken exactly. */
+static ek_status read_intake(struct ek__conversion *intake, const char *who,
+                             const ek_tensor *source, const ek_scatter_options *options) {
+  ek_scatter_options o = EK_SCATTER_OPTIONS_INIT;
+  EK_TRY(ek__options_read(&o, sizeof o, options, "ek_scatter_options"));
+  EK__FAIL_IF(o.type != 0 && o.type != EK_I32 && o.type != EK_I64 && o.type != EK_F32 &&
+                  o.type != EK_F64,
+              EK_ERR_INVALID_ARGUMENT,
+              "%s: options.type is %s; expected 0, i32, i64, f32 or f64", who,
+              ek_type_name(o.type));
+  EK_TRY(ek__intake_choose(intake, who, source, o.type, o.scaling));
+  EK__FAIL_IF(o.type != 0 && intake->to != o.type, EK_ERR_TYPE, "%s: %s%s cannot become %s", who,
+              ek_type_name(source->type), source->device == NULL ? "" : " on a device",
+              ek_type_name(o.type));
+  return EK_OK;
+}
+
 /* ---- the parts ---- */
 
 struct scatter_job {
   ek_shards *shards;
   const ek_tensor *source;
   ek_memory_category category;
+  const struct ek__conversion *intake;
 };
+
+/* Rows of the source from `first` on, on a device where they are not. */
+static ek_status make_copy(ek_tensor *part, const struct scatter_job *job, ek_device *device,
+                           const ek_tensor *rows, int64_t first) {
+  if (job->intake == NULL || job->intake->to == rows->type) {
+    return ek_tensor_create_from(part, device, job->category, rows, job->shards->ahead);
+  }
+  struct ek__conversion intake = *job->intake;
+  intake.per_row = ek_tensor_row_elements(job->source);
+  intake.first = first * intake.per_row;
+  return ek__tensor_create_converted(part, device, job->category, rows, &intake,
+                                     job->shards->ahead);
+}
 
 static ek_status make_part(void *context, ek_device *device, size_t index) {
   const struct scatter_job *job = context;
   ek_shards *shards = job->shards;
   ek_tensor rows = {0};
+  const int64_t first = shards->broadcast ? 0 : shards->offsets[index];
   if (shards->broadcast) {
     EK_TRY(ek_tensor_share(&rows, job->source));
   } else {
-    const int64_t first = shards->offsets[index];
     EK_TRY(ek_tensor_rows(&rows, job->source, first, shards->offsets[index + 1] - first));
   }
   if (rows.device == device) {
     shards->parts[index] = rows;
     return EK_OK;
   }
-  const ek_status status =
-      ek_tensor_create_from(&shards->parts[index], device, job->category, &rows, shards->ahead);
+  const ek_status status = make_copy(&shards->parts[index], job, device, &rows, first);
   ek_tensor_free(&rows);
   if (status == EK_OK && !shards->broadcast) {
-    ek__tensor_cut_from(&shards->parts[index],
-                        shards->offsets[index] * ek_tensor_row_elements(job->source));
+    ek__tensor_cut_from(&shards->parts[index], first * ek_tensor_row_elements(job->source));
   }
   return status;
 }
 
-ek_status ek__scatter_fill(ek_shards *shards, const ek_tensor *source,
-                           ek_memory_category category) {
-  struct scatter_job job = {shards, source, category};
+ek_status ek__scatter_fill(ek_shards *shards, const ek_tensor *source, ek_memory_category category,
+                           const struct ek__conversion *intake) {
+  struct scatter_job job = {shards, source, category, intake};
   return ek_group_apply(shards->group, make_part, &job);
 }
 
 /* What was laid out becomes the caller's, if it can be filled. */
-static ek_status fill(ek_shards *shards, ek_shards *made, const ek_tensor *source,
-                      ek_memory_category category) {
-  const ek_status status = ek__scatter_fill(made, source, category);
+static ek_status fill(ek_shards *shards, ek_shards *made, const char *who, const ek_tensor *source,
+                      ek_memory_category category, const ek_scatter_options *options) {
+  struct ek__conversion intake;
+  ek_status status = read_intake(&intake, who, source, options);
+  if (status == EK_OK) status = ek__scatter_fill(made, source, category, &intake);
   if (status == EK_OK) {
     *shards = *made;
   } else {
@@ -220,7 +325,7 @@ ek_status ek_scatter(ek_shards *shards, ek_group *group, const ek_tensor *source
   ek_shards made;
   if (shards == NULL) return check_source("ek_scatter", shards, group, source);
   EK_TRY(ek__scatter_lay(&made, "ek_scatter", group, source, false, options));
-  return fill(shards, &made, source, category);
+  return fill(shards, &made, "ek_scatter", source, category, options);
 }
 
 ek_status ek__scatter_lay_like(ek_shards *shards, const char *who, const ek_shards *like,
@@ -249,7 +354,7 @@ ek_status ek_scatter_like(ek_shards *shards, const ek_shards *like, const ek_ten
   EK_TRY(ek__shards_check("ek_scatter_like: what is to be followed", like));
   if (shards == NULL) return check_source("ek_scatter_like", shards, like->group, source);
   EK_TRY(ek__scatter_lay_like(&made, "ek_scatter_like", like, source));
-  return fill(shards, &made, source, category);
+  return fill(shards, &made, "ek_scatter_like", source, category, NULL);
 }
 
 ek_status ek_scatter_broadcast(ek_shards *shards, ek_group *group, const ek_tensor *source,
@@ -257,5 +362,5 @@ ek_status ek_scatter_broadcast(ek_shards *shards, ek_group *group, const ek_tens
   ek_shards made;
   if (shards == NULL) return check_source("ek_scatter_broadcast", shards, group, source);
   EK_TRY(ek__scatter_lay(&made, "ek_scatter_broadcast", group, source, true, NULL));
-  return fill(shards, &made, source, category);
+  return fill(shards, &made, "ek_scatter_broadcast", source, category, NULL);
 }

@@ -77,6 +77,35 @@ static ek_status open_frozen(ek_trainer *self, ek_module *module,
   return status;
 }
 
+/* Targets of a model that computes its loss itself are inputs of the model. */
+static ek_status read_scalings(ek_input_scaling all[EK_MAX_INPUTS],
+                               ek_data_parallel_model_options *model,
+                               ek_data_parallel_criterion_options *loss, const ek_module *module,
+                               const ek_trainer_options *o) {
+  const size_t inputs = module->inputs - module->targets;
+  model->input_scaling = o->input_scaling;
+  model->input_scaling_count = o->input_scaling_count;
+  loss->target_scaling = o->target_scaling;
+  loss->target_scaling_count = o->target_scaling_count;
+  if (module->targets == 0 || o->target_scaling_count == 0) return EK_OK;
+  EK__FAIL_IF(o->input_scaling_count > inputs || o->target_scaling_count > module->targets ||
+                  (o->input_scaling_count > 0 && o->input_scaling == NULL) ||
+                  o->target_scaling == NULL,
+              EK_ERR_INVALID_ARGUMENT,
+              "ek_trainer_open: %zu scalings of inputs and %zu of targets; %s takes %zu and %zu",
+              o->input_scaling_count, o->target_scaling_count, module->ops->kind, inputs,
+              module->targets);
+  if (o->input_scaling_count > 0) {
+    memcpy(all, o->input_scaling, o->input_scaling_count * sizeof *all);
+  }
+  memcpy(all + inputs, o->target_scaling, o->target_scaling_count * sizeof *all);
+  model->input_scaling = all;
+  model->input_scaling_count = inputs + o->target_scaling_count;
+  loss->target_scaling = NULL;
+  loss->target_scaling_count = 0;
+  return EK_OK;
+}
+
 static ek_status open_parts(ek_trainer *self, ek_module *module, ek_criterion *criterion,
                             ek_optimizer *optimizer, const ek_trainer_options *o) {
   ek_data_parallel_model_options model = EK_DATA_PARALLEL_MODEL_OPTIONS_INIT;
@@ -91,6 +120,8 @@ static ek_status open_parts(ek_trainer *self, ek_module *module, ek_criterion *c
   model.gradient_type = o->gradient_type;
   model.patterns = o->patterns;
   model.pattern_count = o->pattern_count;
+  ek_input_scaling all[EK_MAX_INPUTS] = {{0}};
+  EK_TRY(read_scalings(all, &model, &loss, module, o));
   loss.gradient_in_forward = criterion == NULL || criterion->reduction != EK_REDUCTION_NONE;
   update.schedule = o->schedule;
   update.refuse_not_finite = o->refuse_not_finite;

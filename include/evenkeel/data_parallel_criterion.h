@@ -48,9 +48,13 @@ typedef struct ek_data_parallel_criterion_options {
    * it: EK_ERR_STATE, and nothing is lost.
    */
   bool gradient_in_forward;
+  /* How targets of u8 and u16 in host memory become numbers of the model's `type`: as input_scaling
+   * of data_parallel_model.h. The others' integers become what the criterion declares. */
+  const ek_input_scaling *target_scaling;
+  size_t target_scaling_count;
 } ek_data_parallel_criterion_options;
 #define EK_DATA_PARALLEL_CRITERION_OPTIONS_INIT                                                    \
-  { sizeof(ek_data_parallel_criterion_options), false, false }
+  { sizeof(ek_data_parallel_criterion_options), false, false, NULL, 0 }
 
 /*
  * For the outputs of `model`, which must outlive it. Keeps a reference to the criterion, of which

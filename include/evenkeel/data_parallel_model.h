@@ -146,11 +146,19 @@ typedef struct ek_data_parallel_model_options {
    */
   const ek_parameter_pattern *patterns;
   size_t pattern_count;
+  /*
+   * How inputs of u8 and u16 in host memory become numbers of `type`, such as pixels: one for each
+   * of the first inputs (targets of the module count as inputs), copied. An input that has one with
+   * channels is such integers in every forward: EK_ERR_TYPE for others. The others' integers become
+   * what the module declares (ek_module_input_type()).
+   */
+  const ek_input_scaling *input_scaling;
+  size_t input_scaling_count;
 } ek_data_parallel_model_options;
 #define EK_DATA_PARALLEL_MODEL_OPTIONS_INIT                                                        \
   {                                                                                                \
     sizeof(ek_data_parallel_model_options), EK_OUTPUTS_STAY, EK_STATE_REPLICATED, 0, EK_F32, 0, 0, \
-        4u << 20, 0, (ek_type)0, (ek_type)0, NULL, 0                                               \
+        4u << 20, 0, (ek_type)0, (ek_type)0, NULL, 0, NULL, 0                                      \
   }
 
 /* Sets the two placements of a mode and leaves the rest. */
@@ -187,10 +195,10 @@ typedef struct ek_forward_options {
   { sizeof(ek_forward_options), NULL, true, true, 0, 0 }
 
 /*
- * Scatters the inputs (host tensors, or on a device of the group), runs the module, and gives one
- * ek_shards per output of the module, in order, owned by the caller and to be freed after backward.
- * They carry the number of this forward. What `outputs` held before is not freed; on failure it is
- * left as it was.
+ * Scatters the inputs (host tensors, or on a device of the group), converts integers of host memory
+ * on their way (scatter.h), runs the module, and gives one ek_shards per output of the module, in
+ * order, owned by the caller and to be freed after backward. They carry the number of this forward.
+ * What `outputs` held before is not freed; on failure it is left as it was.
  * In mode gather only the part of output_device has rows. Scattered inputs must have equal numbers
  * of rows; at least one input must be scattered. Inputs that are targets (module.h) are cut at the
  * samples of the others, of which their rows are a multiple. A forward whose backward never comes

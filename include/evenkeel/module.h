@@ -183,6 +183,15 @@ typedef struct ek_module_ops {
    * Only what the shapes of the parameters do not show needs to be there: the number of heads.
    */
   const ek_fact *(*facts)(const ek_module *self, size_t *count);
+
+  /*
+   * (optional) fallback: 0. EK_I32 or EK_I64 if that is the type in which forward takes integers as
+   * input number `input` (targets are the last ones): then whoever calls a data-parallel model or
+   * criterion may give integers of any type in host memory, and they become this one on their way
+   * (scatter.h). With 0 u8, u16 and u32 become i32, and i64 stay. A module that hands an input to a
+   * child gives the child's, by ek_module_input_type().
+   */
+  ek_type (*input_type)(const ek_module *self, size_t input);
 } ek_module_ops;
 
 /*
@@ -222,6 +231,9 @@ EK_API void ek_module_free(ek_module *module);
 /* What it declares; kind EK_FORMULA_NONE if that is nothing, or it has several inputs or outputs.
  */
 EK_API void ek_module_formula(ek_formula *formula, const ek_module *module);
+
+/* What it declares for an input; 0 if that is nothing, or there is no such input. */
+EK_API ek_type ek_module_input_type(const ek_module *module, size_t input);
 
 /* ---- declaring, inside `parameters` ---- */
 

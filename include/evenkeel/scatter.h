@@ -9,6 +9,17 @@
  *              what a reproducible model wants (data_parallel_model.h)
  *
  * Fewer rows than devices is legal: the rest get shards without rows.
+ *
+ * Integers of a source in host memory may be of any type that a data set has: u8, u16, u32, i32 or
+ * i64. They become what the devices take while they are copied there, and cost no memory beyond
+ * that:
+ *
+ *     u8, u16, u32, i64   to i32, in which the stock modules take tokens and classes; or to i64
+ *     u8, u16             to f32 or f64: x * scale + offset, with a scale and an offset for all, or
+ *                         for each channel (the last dimension)
+ *
+ * A number that does not fit is EK_ERR_INVALID_ARGUMENT; the message names the element, counted in
+ * the tensor that was given. On `plan` devices no number is looked at.
  */
 #ifndef EVENKEEL_SCATTER_H
 #define EVENKEEL_SCATTER_H
@@ -38,9 +49,15 @@ typedef struct ek_scatter_options {
    */
   bool ahead;
   size_t grains; /* for `grains`: at least 1 */
+  /*
+   * What integers in host memory become on the devices: EK_I32 or EK_I64, or EK_F32 or EK_F64 from
+   * u8 and u16. 0: u8, u16 and u32 become i32, the others stay what they are.
+   */
+  ek_type type;
+  const ek_input_scaling *scaling; /* for EK_F32 and EK_F64; NULL: x itself */
 } ek_scatter_options;
 #define EK_SCATTER_OPTIONS_INIT                                                                    \
-  { sizeof(ek_scatter_options), EK_SCATTER_EVEN, NULL, NULL, false, 0 }
+  { sizeof(ek_scatter_options), EK_SCATTER_EVEN, NULL, NULL, false, 0, (ek_type)0, NULL }
 
 /*
  * The cut of `rows` over `count` devices: offsets[0 .. count]. Pure arithmetic. `options` NULL:
@@ -53,8 +70,8 @@ EK_API EK_CHECKED ek_status ek_scatter_offsets(int64_t *offsets, int64_t rows, s
 /*
  * Puts every device's rows on it, charged to `category`. The source is on the host or on a device
  * of the group; a part that lies on its device already is a view, not a copy. Host memory may be
- * written again when the call returns. A scalar (rank 0) cannot be cut: EK_ERR_SHAPE. On failure
- * nothing is left behind.
+ * written again when the call returns. A scalar (rank 0) cannot be cut: EK_ERR_SHAPE. EK_ERR_TYPE
+ * for a source that cannot become options->type. On failure nothing is left behind.
  */
 EK_API EK_CHECKED ek_status ek_scatter(ek_shards *shards, ek_group *group, const ek_tensor *source,
                                        ek_memory_category category,
@@ -63,12 +80,13 @@ EK_API EK_CHECKED ek_status ek_scatter(ek_shards *shards, ek_group *group, const
 /*
  * The same at the sample boundaries of `like`: rows that belong to the same samples go to the same
  * device. The number of rows must be a multiple of the number of samples (B * T targets against B
- * inputs): else EK_ERR_SHAPE. `ahead` is as in `like`.
+ * inputs): else EK_ERR_SHAPE. `ahead` is as in `like`; u8, u16 and u32 become i32.
  */
 EK_API EK_CHECKED ek_status ek_scatter_like(ek_shards *shards, const ek_shards *like,
                                             const ek_tensor *source, ek_memory_category category);
 
-/* The whole tensor on every device: `broadcast` is set, offsets and samples stay 0. */
+/* The whole tensor on every device: `broadcast` is set, offsets and samples stay 0. u8, u16 and u32
+ * become i32. */
 EK_API EK_CHECKED ek_status ek_scatter_broadcast(ek_shards *shards, ek_group *group,
                                                  const ek_tensor *source,
                                                  ek_memory_category category);

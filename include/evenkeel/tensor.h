@@ -44,8 +44,13 @@ typedef enum ek_type {
   EK_F16 = 4,  /* IEEE 754 binary16 */
   EK_I32 = 5,
   EK_I64 = 6, /* storage only */
-  EK_TF32 = 7 /* a precision (replica.h) and the type of no tensor: f32, of which products may take
-               * 10 bits of mantissa */
+  EK_TF32 = 7, /* a precision (replica.h) and the type of no tensor: f32, of which products may take
+                * 10 bits of mantissa */
+  /* Unsigned integers of tensors in host memory alone: tokens, classes, pixels. They are converted
+   * on their way to a device (scatter.h). */
+  EK_U8 = 8,
+  EK_U16 = 9,
+  EK_U32 = 10
 } ek_type;
 
 /* Sets of types, for what a module, a criterion, an optimizer or a device computes in. */
@@ -66,6 +71,16 @@ typedef struct ek_tensor {
   int64_t shape[EK_MAX_RANK]; /* outermost first */
 } ek_tensor;
 
+/* The most channels of a scaling. */
+#define EK_MAX_CHANNELS 4
+
+/* How u8 and u16 of host memory become floating (scatter.h): y = x * scale[c] + offset[c] for
+ * channel c, computed in f64 and rounded once. Numbers are finite. */
+typedef struct ek_input_scaling {
+  int64_t channels; /* 1: one pair for all; or the size of the last dimension. 0: no scaling */
+  double scale[EK_MAX_CHANNELS], offset[EK_MAX_CHANNELS];
+} ek_input_scaling;
+
 /* Bytes of one element; 0 for what is the type of no tensor. */
 EK_API size_t ek_type_size(ek_type type);
 /* "f32", "bf16", ...; "no type" for any other number. */
@@ -84,6 +99,7 @@ EK_API int64_t ek_tensor_aligned_columns(int64_t columns, ek_type type);
 /*
  * A new tensor on `device`, its elements undefined, charged to `category`.
  * EK_ERR_INVALID_ARGUMENT  NULL, negative sizes, a rank or type there is not
+ * EK_ERR_TYPE              u8, u16 and u32, which are types of host memory
  * EK_ERR_OVERFLOW          the product of the sizes does not fit
  * EK_ERR_OUT_OF_MEMORY     the device is full; the message names device, category, request, and the
  *                          table of what is held

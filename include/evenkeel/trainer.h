@@ -32,7 +32,9 @@
  *     return status;
  *
  * Batches are tensors in host memory (or on a device of the group), rows first; they are cut over
- * the devices evenly, or nearly so. The devices string names what to train on: "cpu:4", "cuda",
+ * the devices evenly, or nearly so. Tokens and classes in host memory are integers of any type, u8,
+ * u16, u32, i32 or i64, and images may be u8, with a scaling in the options: they are converted on
+ * their way to the devices (scatter.h). The devices string names what to train on: "cpu:4", "cuda",
  * "cuda:0-3", "plan:8@80GiB" (device.h).
  *
  * A trainer calls public functions and keeps nothing to itself: it is the pair
@@ -77,11 +79,15 @@ typedef struct ek_trainer_options {
    * weight decay of their own, by name (ek_parameter_pattern in module.h). */
   const ek_parameter_pattern *patterns;
   size_t pattern_count;
+  /* How inputs and targets of u8 and u16 become floating: one for each of the first of them, copied
+   * (data_parallel_model.h). */
+  const ek_input_scaling *input_scaling, *target_scaling;
+  size_t input_scaling_count, target_scaling_count;
 } ek_trainer_options;
 #define EK_TRAINER_OPTIONS_INIT                                                                    \
   {                                                                                                \
     sizeof(ek_trainer_options), EK_MODE_REPLICATED, EK_F32, 0, NULL, 0, false, NULL, NULL, 0, 0,   \
-        NULL, (ek_type)0, (ek_type)0, NULL, 0                                                      \
+        NULL, (ek_type)0, (ek_type)0, NULL, 0, NULL, NULL, 0, 0                                    \
   }
 
 /*

@@ -308,6 +308,16 @@ struct ek__link {
 
 /* ---- the table ---- */
 
+/* What goes from host memory to a device: bytes as they are, or what is made of them piece by
+ * piece. */
+struct ek__host_bytes {
+  const void *data;
+  /* NULL, or puts bytes first .. first + count - 1 of what is sent to `to`; both are multiples of 8,
+   * except at the end. From any thread. */
+  ek_status (*make)(const void *context, void *to, size_t first, size_t count);
+  const void *context;
+};
+
 struct ek__backend {
   const char *name;
 
@@ -373,7 +383,8 @@ struct ek__backend {
   /* (optional: nothing is copied) host to device, device to host, device to device; complete for
    * the host when they return, but for `between`, which is queued on `stream`: the destination's
    * compute stream, or the caller's where memory is shared. `source` is where `from` lies. */
-  ek_status (*upload)(ek_stream *stream, void *device, const void *host, size_t bytes);
+  ek_status (*upload)(ek_stream *stream, void *device, const struct ek__host_bytes *host,
+                      size_t bytes);
   ek_status (*download)(ek_stream *stream, void *host, const void *device, size_t bytes);
   ek_status (*between)(ek_stream *stream, void *to, ek_device *source, const void *from,
                        size_t bytes);
@@ -386,8 +397,8 @@ struct ek__backend {
    * for the content; called as often as anybody likes. From any thread.
    */
   uint64_t (*ticket)(const ek_device *device);
-  ek_status (*send)(uint64_t *arrival, ek_device *device, void *to, const void *host, size_t bytes,
-                    uint64_t ticket);
+  ek_status (*send)(uint64_t *arrival, ek_device *device, void *to,
+                    const struct ek__host_bytes *host, size_t bytes, uint64_t ticket);
   ek_status (*arrive)(ek_device *device, uint64_t arrival);
 
   /* (optional: NULL) the group's own collectives; NULL is said to use those of
@@ -428,11 +439,14 @@ extern const struct ek__backend ek__plan_cuda_backend; /* counts what `cuda` wou
 static inline size_t ek__type_size(ek_type type) {
   switch (type) {
   case EK_F32:
+  case EK_U32:
   case EK_I32: return 4;
   case EK_F64:
   case EK_I64: return 8;
+  case EK_U16:
   case EK_BF16:
   case EK_F16: return 2;
+  case EK_U8: return 1;
   case EK_TF32: break;
   }
   return 0;

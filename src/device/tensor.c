@@ -9,9 +9,11 @@
 #include "core/error.h"
 #include "core/sizes.h"
 #include "device/arena.h"
+#include "device/conversion.h"
 #include "device/device_internal.h"
 #include "device/fault_internal.h"
 #include "device/track.h"
+#include "device/types.h"
 
 ek_status ek__tensor_measure(int64_t *bytes, const char *who, ek_type type, int rank,
                              const int64_t *shape) {
@@ -48,6 +50,8 @@ ek_status ek_tensor_create(ek_tensor *tensor, ek_device *device, ek_memory_categ
               "ek_tensor_create: tensor or device is NULL, or there is no such category");
   int64_t bytes = 0;
   EK_TRY(ek__tensor_measure(&bytes, "ek_tensor_create", type, rank, shape));
+  EK__FAIL_IF(ek__type_is_unsigned(type), EK_ERR_TYPE,
+              "ek_tensor_create: %s is a type of tensors in host memory alone", ek_type_name(type));
   ek_tensor result = {.device = device, .type = type};
   set_shape(&result, rank, shape);
   struct ek__arena *arena = ek__device_arena(device);
@@ -240,22 +244,25 @@ static struct ek__span *begin_copy(const ek_device *device, const char *name, si
   return span;
 }
 
+/* Where the work is done at once it is done by the thread that calls, so it must be on that
+ * thread's own stream: several workers may copy to or from one device side by side. */
+static ek_stream *copying_stream(ek_device *device, ek_device *caller) {
+  const bool own = ek__device_table(device)->shared_memory && caller != NULL;
+  return ek_device_stream(own ? caller : device, EK_STREAM_COMPUTE);
+}
+
 static ek_status move_bytes(ek_device *device, const ek_tensor *to, const ek_tensor *from,
                             size_t bytes) {
   const struct ek__backend *backend = ek__device_table(device);
-  ek_stream *stream = ek_device_stream(device, EK_STREAM_COMPUTE);
-  /* Where the work is done at once it is done by the thread that calls, so it must be on that
-   * thread's own stream: several workers may copy to or from one device side by side. */
   ek_device *caller = ek__group_worker_device(ek_device_group(device));
-  if (backend->shared_memory && caller != NULL) {
-    stream = ek_device_stream(caller, EK_STREAM_COMPUTE);
-  }
+  ek_stream *stream = copying_stream(device, caller);
   if (to->device == NULL) {
     return backend->download == NULL ? EK_OK
                                      : backend->download(stream, to->data, from->data, bytes);
   }
   if (from->device == NULL) {
-    return backend->upload == NULL ? EK_OK : backend->upload(stream, to->data, from->data, bytes);
+    const struct ek__host_bytes host = {.data = from->data};
+    return backend->upload == NULL ? EK_OK : backend->upload(stream, to->data, &host, bytes);
   }
   if (backend->between != NULL) {
     return backend->between(stream, to->data, from->device, from->data, bytes);
@@ -302,32 +309,55 @@ ek_status ek_tensor_copy(ek_tensor *destination, const ek_tensor *source) {
   return copy_bytes(destination, source, bytes);
 }
 
-/* The content of a tensor that nobody has used yet. */
-static ek_status fill_new(ek_tensor *tensor, const ek_tensor *source, bool ahead) {
-  const struct ek__backend *backend = ek__device_table(tensor->device);
-  if (source->device != NULL || backend->send == NULL) return ek_tensor_copy(tensor, source);
-  if (ek_tensor_bytes(tensor) == 0) return EK_OK;
-  if (tensor->memory->guard > 0) return ek_tensor_copy(tensor, source); /* behind the NaNs */
-  EK_TRY(ek__fault_point(tensor->device, "copy"));
-  const size_t bytes = ek_tensor_bytes(source);
-  struct ek__span *span = begin_copy(tensor->device, "host to device", bytes);
-  const ek_status sent = backend->send(&tensor->memory->arrival, tensor->device, tensor->data,
-                                       source->data, bytes, tensor->memory->ticket);
+/* Host memory as the content of a tensor that nothing has used yet. */
+static ek_status fill_new(ek_tensor *tensor, const struct ek__host_bytes *host, bool ahead) {
+  ek_device *device = tensor->device;
+  const struct ek__backend *backend = ek__device_table(device);
+  const size_t bytes = ek_tensor_bytes(tensor);
+  if (bytes == 0) return EK_OK;
+  EK_TRY(ek__fault_point(device, "copy"));
+  struct ek__span *span = begin_copy(device, "host to device", bytes);
+  ek_status status = EK_OK;
+  if (backend->send != NULL && tensor->memory->guard == 0) {
+    status = backend->send(&tensor->memory->arrival, device, tensor->data, host, bytes,
+                           tensor->memory->ticket);
+    if (status == EK_OK && !ahead) status = ek_tensor_wait(tensor);
+  } else if (backend->upload != NULL) { /* with guards after the NaNs of the compute stream */
+    ek_device *caller = ek__group_worker_device(ek_device_group(device));
+    status = backend->upload(copying_stream(device, caller), tensor->data, host, bytes);
+  }
   ek__span_end(span);
-  EK_TRY(sent);
-  return ahead ? EK_OK : ek_tensor_wait(tensor);
+  return status;
+}
+
+static ek_status created(ek_tensor *tensor, ek_tensor *made, ek_status status) {
+  if (status != EK_OK) {
+    ek_tensor_free(made);
+    return status;
+  }
+  *tensor = *made;
+  return EK_OK;
 }
 
 ek_status ek_tensor_create_from(ek_tensor *tensor, ek_device *device, ek_memory_category category,
                                 const ek_tensor *source, bool ahead) {
   EK_TRY(check_pair("ek_tensor_create_from", tensor, source));
   ek_tensor result = {0};
+  const struct ek__host_bytes host = {.data = source->data};
   EK_TRY(ek_tensor_create(&result, device, category, source->type, source->rank, source->shape));
-  const ek_status status = fill_new(&result, source, ahead);
-  if (status != EK_OK) {
-    ek_tensor_free(&result);
-    return status;
-  }
-  *tensor = result;
-  return EK_OK;
+  return created(tensor, &result,
+                 source->device != NULL ? ek_tensor_copy(&result, source)
+                                        : fill_new(&result, &host, ahead));
+}
+
+ek_status ek__tensor_create_converted(ek_tensor *tensor, ek_device *device,
+                                      ek_memory_category category, const ek_tensor *source,
+                                      const struct ek__conversion *conversion, bool ahead) {
+  ek_tensor result = {0};
+  struct ek__conversion here = *conversion;
+  here.data = source->data;
+  here.from = source->type;
+  const struct ek__host_bytes host = {NULL, ek__conversion_make, &here};
+  EK_TRY(ek_tensor_create(&result, device, category, here.to, source->rank, source->shape));
+  return created(tensor, &result, fill_new(&result, &host, ahead));
 }

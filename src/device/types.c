@@ -21,6 +21,9 @@ const char *ek_type_name(ek_type type) {
   case EK_I32: return "i32";
   case EK_I64: return "i64";
   case EK_TF32: return "tf32";
+  case EK_U8: return "u8";
+  case EK_U16: return "u16";
+  case EK_U32: return "u32";
   }
   return "no type";
 }

@@ -26,6 +26,14 @@ static inline bool ek__type_is_floating(ek_type type) {
   return type == EK_F32 || type == EK_F64 || ek__type_is_half(type);
 }
 
+/* Types of tensors in host memory alone. */
+static inline bool ek__type_is_unsigned(ek_type type) {
+  return type == EK_U8 || type == EK_U16 || type == EK_U32;
+}
+static inline bool ek__type_is_integer(ek_type type) {
+  return type == EK_I32 || type == EK_I64 || ek__type_is_unsigned(type);
+}
+
 /* Bits of bf16 or f16 as numbers, and back, rounded as core/half.h says. */
 void ek__halves_widen(float *to, const uint16_t *from, int64_t count, ek_type type);
 void ek__halves_round(uint16_t *to, const float *from, int64_t count, ek_type type);

@@ -207,7 +207,7 @@ static const ek_fact *gpt_facts(const ek_module *self, size_t *count) {
 
 static const ek_module_ops gpt_ops = {
     EK__LAYER("gpt", gpt_forward, gpt_backward, ek__composite_free), .parameters = gpt_parameters,
-    .facts = gpt_facts};
+    .facts = gpt_facts, .input_type = ek__composite_input_type};
 
 /* The names of one activation there; GELU by the error function is "gelu". */
 static void fill_facts(struct gpt *m, const ek_gpt_options *o) {

@@ -53,6 +53,11 @@ static void free_children(struct ek__composite *m) {
   ek__free(m->names);
 }
 
+ek_type ek__composite_input_type(const ek_module *self, size_t input) {
+  const struct ek__composite *m = (const struct ek__composite *)self;
+  return m->count == 0 ? (ek_type)0 : ek_module_input_type(m->children[0].module, input);
+}
+
 void ek__composite_free(ek_module *self) {
   free_children((struct ek__composite *)self);
   ek__free(self);

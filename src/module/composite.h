@@ -30,6 +30,8 @@ ek_status ek__composite_add_linear(struct ek__composite *m, const char *name, in
 /* Slots of its table. */
 ek_status ek__composite_parameters(const ek_module *self, ek_declaration *declaration);
 void ek__composite_free(ek_module *self);
+/* What the first child declares. */
+ek_type ek__composite_input_type(const ek_module *self, size_t input);
 
 /* ek__layer_create() of a description whose children were added, or freed if `status` is a failure.
  */

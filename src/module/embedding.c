@@ -102,9 +102,14 @@ static ek_status embedding_backward(const ek_module *self, ek_pass *pass,
   return status;
 }
 
+static ek_type embedding_input_type(const ek_module *self, size_t input) {
+  (void)self, (void)input;
+  return EK_I32;
+}
+
 static const ek_module_ops embedding_ops = {
     EK__LAYER("embedding", embedding_forward, embedding_backward, ek__layer_free),
-    .parameters = embedding_parameters};
+    .parameters = embedding_parameters, .input_type = embedding_input_type};
 
 ek_status ek_embedding_create(ek_module **module, int64_t entries, int64_t width,
                               int64_t positions) {

@@ -60,6 +60,13 @@ void ek_module_formula(ek_formula *formula, const ek_module *module) {
   }
 }
 
+ek_type ek_module_input_type(const ek_module *module, size_t input) {
+  if (module == NULL || module->ops == NULL || input >= module->inputs) return (ek_type)0;
+  if (!EK__TABLE_HAS(module->ops, input_type) || module->ops->input_type == NULL) return (ek_type)0;
+  const ek_type type = module->ops->input_type(module, input);
+  return type == EK_I32 || type == EK_I64 ? type : (ek_type)0;
+}
+
 ek_module *ek_module_share(ek_module *module) {
   if (module != NULL) __atomic_fetch_add(&module->references, 1, __ATOMIC_RELAXED);
   return module;

@@ -149,6 +149,10 @@ static void recompute_formula(const ek_module *self, ek_formula *formula) {
   ek_module_formula(formula, inner_of(self));
 }
 
+static ek_type recompute_input_type(const ek_module *self, size_t input) {
+  return ek_module_input_type(inner_of(self), input);
+}
+
 static ek_status recompute_forward(const ek_module *self, ek_pass *pass, const ek_tensor *inputs,
                                    ek_tensor *outputs) {
   ek_child_options options = EK_CHILD_OPTIONS_INIT;
@@ -183,7 +187,8 @@ static void recompute_free(ek_module *self) {
 
 static const ek_module_ops recompute_ops = {
     EK__LAYER("recompute", recompute_forward, recompute_backward, recompute_free),
-    .parameters = recompute_parameters, .formula = recompute_formula};
+    .parameters = recompute_parameters, .formula = recompute_formula,
+    .input_type = recompute_input_type};
 
 ek_status ek_recompute_create(ek_module **module, ek_module *inner) {
   EK__NOT_NULL("recompute", module);

@@ -25,7 +25,7 @@ static ek_status sequential_backward(const ek_module *self, ek_pass *pass,
 
 static const ek_module_ops sequential_ops = {
     EK__LAYER("sequential", sequential_forward, sequential_backward, ek__composite_free),
-    .parameters = ek__composite_parameters};
+    .parameters = ek__composite_parameters, .input_type = ek__composite_input_type};
 
 ek_status ek__sequential_of(ek_module **module, struct ek__composite *m, ek_status status) {
   const size_t last = m->count - 1;

@@ -90,7 +90,9 @@ static ek_status check_type(const struct ek__op *op, size_t i, const ek_device *
   const struct ek__operand *operand = &op->operand[i];
   const ek_type type = operand->tensor->type;
   switch (operand->role) {
-  case EK__ANY: return ek_type_size(type) != 0 ? EK_OK : wrong_type(op, i, "a type of tensor.h");
+  case EK__ANY:
+    if (ek__type_is_unsigned(type)) return wrong_type(op, i, "a type of tensors on devices");
+    return ek_type_size(type) != 0 ? EK_OK : wrong_type(op, i, "a type of tensor.h");
   case EK__F64: return type == EK_F64 ? EK_OK : wrong_type(op, i, "f64");
   case EK__I32: return type == EK_I32 ? EK_OK : wrong_type(op, i, "i32");
   case EK__FLOAT:

@@ -3,6 +3,7 @@
  */
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <evenkeel/scatter.h>
@@ -344,6 +345,265 @@ START_TEST(wrong_sources_are_refused) {
 }
 END_TEST
 
+/* ---- integers and pixels ---- */
+
+enum { MANY_ROWS = 9, MANY = 20011 }; /* rows of many pieces */
+
+static const ek_type integers[] = {EK_U8, EK_U16, EK_U32, EK_I32, EK_I64};
+enum { INTEGERS = sizeof integers / sizeof *integers };
+
+static void put_integer(void *data, ek_type type, int64_t i, int64_t x) {
+  switch (type) {
+  case EK_U8: ((uint8_t *)data)[i] = (uint8_t)x; break;
+  case EK_U16: ((uint16_t *)data)[i] = (uint16_t)x; break;
+  case EK_U32: ((uint32_t *)data)[i] = (uint32_t)x; break;
+  case EK_I32: ((int32_t *)data)[i] = (int32_t)x; break;
+  default: ((int64_t *)data)[i] = x; break;
+  }
+}
+
+/* Numbers over the whole range that `from` and `to` share, their ends first. */
+static void fill_integers(void *data, int64_t *values, ek_type from, ek_type to, int64_t count) {
+  struct ck_random random = ck_random_start(7);
+  const bool narrow = to == EK_I32 || from == EK_I32;
+  const int64_t most = from == EK_U8          ? UINT8_MAX
+                       : from == EK_U16       ? UINT16_MAX
+                       : narrow               ? INT32_MAX
+                       : from == EK_U32       ? UINT32_MAX
+                                              : INT64_MAX;
+  const int64_t least = from != EK_I32 && from != EK_I64 ? 0 : narrow ? INT32_MIN : INT64_MIN;
+  for (int64_t i = 0; i < count; i++) {
+    values[i] = i == 0   ? most
+                : i == 1 ? least
+                : least == INT64_MIN
+                    ? (int64_t)ck_random_next(&random)
+                    : ck_random_integer(&random, least, most);
+    put_integer(data, from, i, values[i]);
+  }
+}
+
+static void holds(const ek_tensor *part, ek_type type, const void *want, size_t bytes) {
+  ek_tensor host;
+  void *got = malloc(bytes + 1);
+  ck_assert_ptr_nonnull(got);
+  ck_assert_int_eq(part->type, type);
+  ck_assert_uint_eq(ek_tensor_bytes(part), bytes);
+  ck_ok(ek_tensor_host(&host, got, type, part->rank, part->shape));
+  ck_ok(ek_tensor_copy(&host, part));
+  ck_assert_mem_eq(got, want, bytes);
+  free(got);
+}
+
+/* ek_scatter_like() chooses the type itself: i64 stay, the others become i32 if they fit. */
+static void check_like(ek_shards *like, const ek_shards *shards, const ek_tensor *host,
+                       int64_t largest, ek_type type, const void *want) {
+  const ek_type plain = host->type == EK_I64 ? EK_I64 : EK_I32;
+  if (plain == EK_I32 && largest > INT32_MAX) {
+    ck_fails(ek_scatter_like(like, shards, host, EK_MEMORY_INPUTS), EK_ERR_INVALID_ARGUMENT,
+             "ek_scatter_like: element 0 (row 0) is 4294967295, which does not fit in i32");
+    return;
+  }
+  ck_ok(ek_scatter_like(like, shards, host, EK_MEMORY_INPUTS));
+  ck_ok(ek_shards_wait(like));
+  for (size_t k = 0; k < DEVICES; k++) {
+    const size_t bytes = ek_tensor_bytes(&like->parts[k]), row = MANY * ek_type_size(plain);
+    ck_assert_int_eq(like->parts[k].type, plain);
+    if (plain == type) {
+      holds(&like->parts[k], plain, (const char *)want + (size_t)shards->offsets[k] * row, bytes);
+    }
+  }
+}
+
+/* Every type to every type, cut unevenly with a device without rows, and whole. */
+START_TEST(integers_become_integers) {
+  const ek_type from = integers[_i % INTEGERS], to = _i / INTEGERS == 0 ? EK_I32 : EK_I64;
+  const int64_t n = MANY_ROWS * MANY, sizes[DEVICES] = {0, 5, 1, 3};
+  const size_t size = ek_type_size(to);
+  ek_group *group = ck_open("cpu:4", 2);
+  void *data = calloc((size_t)n, 8), *want = calloc((size_t)n, 8);
+  int64_t *values = calloc((size_t)n, sizeof *values);
+  ck_assert(data != NULL && want != NULL && values != NULL);
+  fill_integers(data, values, from, to, n);
+  for (int64_t i = 0; i < n; i++) put_integer(want, to, i, values[i]);
+  ek_tensor host;
+  ck_ok(ek_tensor_host(&host, data, from, CK_SHAPE(MANY_ROWS, MANY)));
+  for (int ahead = 0; ahead < 2; ahead++) {
+    ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
+    options.kind = EK_SCATTER_SIZES;
+    options.sizes = sizes;
+    options.ahead = ahead == 1;
+    options.type = to;
+    ek_shards shards = {0}, like = {0};
+    ck_ok(ek_scatter(&shards, group, &host, EK_MEMORY_INPUTS, &options));
+    ck_ok(ek_shards_wait(&shards));
+    for (size_t k = 0; k < DEVICES; k++) {
+      const size_t first = (size_t)(shards.offsets[k] * MANY), rows = (size_t)sizes[k] * MANY;
+      holds(&shards.parts[k], to, (char *)want + first * size, rows * size);
+    }
+    check_like(&like, &shards, &host, values[0], to, want);
+    ek_shards_free(&like);
+    ek_shards_free(&shards);
+  }
+  ck_no_memory_held(group);
+  ek_group_free(group);
+  free(values);
+  free(want);
+  free(data);
+}
+END_TEST
+
+START_TEST(broadcast_integers) {
+  enum { N = 6 };
+  const uint16_t numbers[N] = {0, 1, 65535, 40000, 7, 8};
+  const int32_t want[N] = {0, 1, 65535, 40000, 7, 8};
+  ek_group *group = ck_open("cpu:4", 1);
+  ek_tensor host;
+  ek_shards shards;
+  ck_ok(ek_tensor_host(&host, (void *)(uintptr_t)numbers, EK_U16, CK_SHAPE(N)));
+  ck_ok(ek_scatter_broadcast(&shards, group, &host, EK_MEMORY_INPUTS));
+  for (size_t k = 0; k < DEVICES; k++) holds(&shards.parts[k], EK_I32, want, sizeof want);
+  ek_shards_free(&shards);
+  ck_no_memory_held(group);
+  ek_group_free(group);
+}
+END_TEST
+
+/* u8 and u16 to f32 and f64, without a scaling, with one and with one for each channel: the bits of
+ * the formula. */
+START_TEST(pixels) {
+  const ek_type from = _i % 2 == 0 ? EK_U8 : EK_U16, to = _i / 2 == 0 ? EK_F32 : EK_F64;
+  const int64_t rows = 7, spots = 11003, n = rows * spots * 3;
+  const ek_input_scaling scalings[] = {
+      {1, {1 / 255.0}, {-0.1}}, {3, {0.017, 1 / 3.0, -2}, {-2.1, 0.3, 1e-3}}};
+  ek_group *group = ck_open("cpu:4", 2);
+  void *data = calloc((size_t)n, 2);
+  double *wide = calloc((size_t)n, sizeof *wide);
+  float *narrow = calloc((size_t)n, sizeof *narrow);
+  int64_t *values = calloc((size_t)n, sizeof *values);
+  ck_assert(data != NULL && wide != NULL && narrow != NULL && values != NULL);
+  fill_integers(data, values, from, EK_I32, n);
+  ek_tensor host;
+  ck_ok(ek_tensor_host(&host, data, from, CK_SHAPE(rows, spots, 3)));
+  for (int way = 0; way < 3; way++) {
+    const ek_input_scaling *scaling = way == 0 ? NULL : &scalings[way - 1];
+    for (int64_t i = 0; i < n; i++) {
+      const int64_t c = scaling == NULL ? 0 : i % scaling->channels;
+      const double product = (double)values[i] * (scaling == NULL ? 1 : scaling->scale[c]);
+      wide[i] = product + (scaling == NULL ? 0 : scaling->offset[c]);
+      narrow[i] = (float)wide[i];
+    }
+    ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
+    options.type = to;
+    options.scaling = scaling;
+    ek_shards shards = {0};
+    ck_ok(ek_scatter(&shards, group, &host, EK_MEMORY_INPUTS, &options));
+    const size_t size = ek_type_size(to);
+    const char *want = to == EK_F32 ? (const char *)narrow : (const char *)wide;
+    for (size_t k = 0; k < DEVICES; k++) {
+      const size_t first = (size_t)(shards.offsets[k] * spots * 3);
+      const size_t last = (size_t)(shards.offsets[k + 1] * spots * 3);
+      holds(&shards.parts[k], to, want + first * size, (last - first) * size);
+    }
+    ek_shards_free(&shards);
+  }
+  ck_no_memory_held(group);
+  ek_group_free(group);
+  free(values);
+  free(narrow);
+  free(wide);
+  free(data);
+}
+END_TEST
+
+/* The message names the first element that does not fit, counted in the source; nothing is left. */
+START_TEST(integers_out_of_range) {
+  static const struct {
+    ek_type from;
+    int64_t value;
+  } bad[] = {{EK_U32, 4000000000}, {EK_U32, INT64_C(2147483648)}, {EK_I64, INT64_C(2147483648)},
+             {EK_I64, INT64_C(-2147483649)}, {EK_I64, INT64_MIN}};
+  static const int64_t places[] = {0, 40001, MANY_ROWS * MANY - 1};
+  const int64_t n = MANY_ROWS * MANY;
+  ek_group *group = ck_open("cpu:4", 2);
+  void *data = calloc((size_t)n, 8);
+  ck_assert_ptr_nonnull(data);
+  for (int i = 0; i < 15; i++) {
+    const ek_type from = bad[i % 5].from;
+    const int64_t place = places[i / 5];
+    char text[128];
+    ek_tensor host;
+    ek_shards shards = {0}, before = shards;
+    ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
+    options.type = EK_I32;
+    memset(data, 0, (size_t)n * 8);
+    put_integer(data, from, place, bad[i % 5].value);
+    put_integer(data, from, n - 1, bad[i % 5].value); /* a later one */
+    ck_ok(ek_tensor_host(&host, data, from, CK_SHAPE(MANY_ROWS, MANY)));
+    snprintf(text, sizeof text, "element %lld (row %lld) is %lld, which does not fit in i32",
+             (long long)place, (long long)(place / MANY), (long long)bad[i % 5].value);
+    ck_fails(ek_scatter(&shards, group, &host, EK_MEMORY_INPUTS, &options),
+             EK_ERR_INVALID_ARGUMENT, text);
+    ck_assert_mem_eq(&shards, &before, sizeof shards);
+    ck_no_memory_held(group);
+    options.type = EK_I64;
+    ck_ok(ek_scatter(&shards, group, &host, EK_MEMORY_INPUTS, &options));
+    ek_shards_free(&shards);
+  }
+  ek_group_free(group);
+  free(data);
+}
+END_TEST
+
+START_TEST(conversions_that_are_refused) {
+  double numbers[12] = {0};
+  ek_group *group = ck_open("cpu:4", 1);
+  ek_shards shards = {0};
+  ek_tensor host;
+  ek_input_scaling scaling = {3, {1, 1, 1}, {0}};
+  ek_scatter_options options = EK_SCATTER_OPTIONS_INIT;
+#define REFUSED(from, to, with, status, text)                                                      \
+  do {                                                                                             \
+    ck_ok(ek_tensor_host(&host, numbers, from, CK_SHAPE(4, 3)));                                   \
+    options.type = (ek_type)(to);                                                                  \
+    options.scaling = with;                                                                        \
+    ck_fails(ek_scatter(&shards, group, &host, EK_MEMORY_INPUTS, &options), status, text);         \
+    ck_no_memory_held(group);                                                                      \
+  } while (0)
+  REFUSED(EK_F32, EK_I32, NULL, EK_ERR_TYPE, "f32 cannot become i32");
+  REFUSED(EK_F64, EK_I64, NULL, EK_ERR_TYPE, "f64 cannot become i64");
+  REFUSED(EK_BF16, EK_F32, NULL, EK_ERR_TYPE, "bf16; only u8 and u16 in host memory");
+  REFUSED(EK_U32, EK_F32, NULL, EK_ERR_TYPE, "u32; only u8 and u16 in host memory");
+  REFUSED(EK_I64, EK_F64, NULL, EK_ERR_TYPE, "i64; only u8 and u16 in host memory");
+  REFUSED(EK_U8, EK_BF16, NULL, EK_ERR_INVALID_ARGUMENT, "expected 0, i32, i64, f32 or f64");
+  REFUSED(EK_U8, EK_U16, NULL, EK_ERR_INVALID_ARGUMENT, "options.type is u16");
+  REFUSED(EK_U8, 77, NULL, EK_ERR_INVALID_ARGUMENT, "options.type is no type");
+  REFUSED(EK_U8, EK_I32, &scaling, EK_ERR_INVALID_ARGUMENT, "a scaling gives f32 or f64, not i32");
+  REFUSED(EK_U8, 0, &scaling, EK_ERR_INVALID_ARGUMENT, "a scaling gives f32 or f64");
+  scaling.channels = 2;
+  REFUSED(EK_U8, EK_F32, &scaling, EK_ERR_SHAPE, "2 channels, but its last dimension is 3");
+  scaling.channels = 5;
+  REFUSED(EK_U8, EK_F32, &scaling, EK_ERR_INVALID_ARGUMENT, "5 channels, expected 1 to 4");
+  scaling.channels = 0;
+  REFUSED(EK_U8, EK_F32, &scaling, EK_ERR_INVALID_ARGUMENT, "0 channels, expected 1 to 4");
+  scaling = (ek_input_scaling){3, {1, 1, HUGE_VAL}, {0}};
+  REFUSED(EK_U8, EK_F32, &scaling, EK_ERR_INVALID_ARGUMENT, "channel 2 is not finite");
+  scaling = (ek_input_scaling){1, {1}, {NAN}};
+  REFUSED(EK_U8, EK_F32, &scaling, EK_ERR_INVALID_ARGUMENT, "is not finite");
+#undef REFUSED
+  /* On a device they have no choice. */
+  ek_tensor there = ck_upload(ek_group_device(group, 1), EK_I32, numbers, CK_SHAPE(4));
+  options = (ek_scatter_options)EK_SCATTER_OPTIONS_INIT;
+  options.type = EK_I64;
+  ck_fails(ek_scatter(&shards, group, &there, EK_MEMORY_INPUTS, &options), EK_ERR_TYPE,
+           "i32 on a device cannot become i64");
+  options.type = EK_F32;
+  ck_fails(ek_scatter(&shards, group, &there, EK_MEMORY_INPUTS, &options), EK_ERR_TYPE,
+           "i32 on a device");
+  ek_tensor_free(&there);
+  ek_group_free(group);
+}
+END_TEST
+
 static Suite *make_suite(void) {
   Suite *suite = suite_create("scatter");
   TCase *cuts = ck_case(suite, "cuts"), *parts = ck_case(suite, "parts");
@@ -356,6 +616,12 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(parts, views_on_the_source_device, 0, DEVICES);
   tcase_add_test(parts, like_another);
   tcase_add_test(parts, wrong_sources_are_refused);
+  TCase *conversions = ck_case(suite, "conversions");
+  tcase_add_loop_test(conversions, integers_become_integers, 0, 2 * INTEGERS);
+  tcase_add_test(conversions, broadcast_integers);
+  tcase_add_loop_test(conversions, pixels, 0, 4);
+  tcase_add_test(conversions, integers_out_of_range);
+  tcase_add_test(conversions, conversions_that_are_refused);
   return suite;
 }
 

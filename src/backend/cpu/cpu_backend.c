@@ -32,8 +32,26 @@ static void stream_close(void *native) { ek__team_close(native); }
 
 /* ---- copies ---- */
 
-static ek_status upload(ek_stream *stream, void *device, const void *host, size_t bytes) {
-  return ek__cpu_copy(stream, device, host, bytes);
+/* What is to be made, in pieces for the team. */
+struct making {
+  char *to;
+  const struct ek__host_bytes *host;
+  size_t bytes;
+};
+#define PIECE ((size_t)64 << 10)
+
+static ek_status make_pieces(void *raw, int64_t begin, int64_t end) {
+  const struct making *job = raw;
+  const size_t first = (size_t)begin * PIECE;
+  const size_t last = (size_t)end * PIECE < job->bytes ? (size_t)end * PIECE : job->bytes;
+  return job->host->make(job->host->context, job->to + first, first, last - first);
+}
+
+static ek_status upload(ek_stream *stream, void *device, const struct ek__host_bytes *host,
+                        size_t bytes) {
+  if (host->make == NULL) return ek__cpu_copy(stream, device, host->data, bytes);
+  struct making job = {device, host, bytes};
+  return ek__cpu_parallel_for(stream, (int64_t)((bytes + PIECE - 1) / PIECE), make_pieces, &job);
 }
 
 static ek_status download(ek_stream *stream, void *host, const void *device, size_t bytes) {

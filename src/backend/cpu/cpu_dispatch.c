@@ -98,6 +98,9 @@ const struct ek__cpu_functions *ek__cpu_functions(struct ek__types types) {
   case EK_F32:
   case EK_I32:
   case EK_I64:
+  case EK_U8:
+  case EK_U16:
+  case EK_U32:
   case EK_TF32: break;
   }
   return choice.f32;

@@ -39,19 +39,24 @@ static ek_status pass(const struct ek__cuda_stream *stream, struct ek__cuda_stag
 /* ---- host to device ---- */
 
 ek_status ek__cuda_upload_pieces(const struct ek__cuda_stream *stream, struct ek__cuda_ring *ring,
-                                 char *to, const char *host, size_t bytes) {
+                                 char *to, const struct ek__host_bytes *host, size_t bytes) {
   for (size_t done = 0; done < bytes;) {
     const size_t size = piece_size(bytes - done);
     struct ek__cuda_stage *stage = take_stage(ring);
     if (stage->used) EK_TRY(ek__cuda_finish_event(stream->device, stage->passed, "upload"));
-    memcpy(stage->memory, host + done, size);
+    if (host->make != NULL) {
+      EK_TRY(host->make(host->context, stage->memory, done, size));
+    } else {
+      memcpy(stage->memory, (const char *)host->data + done, size);
+    }
     EK_TRY(pass(stream, stage, to + done, stage->memory, size, cudaMemcpyHostToDevice));
     done += size;
   }
   return EK_OK;
 }
 
-ek_status ek__cuda_upload(ek_stream *stream, void *to, const void *host, size_t bytes) {
+ek_status ek__cuda_upload(ek_stream *stream, void *to, const struct ek__host_bytes *host,
+                          size_t bytes) {
   const struct ek__cuda_stream *it = ek__cuda_stream_of(stream);
   EK_TRY(ek__cuda_enter(it->device));
   pthread_mutex_lock(&it->device->mutex);

@@ -285,20 +285,21 @@ ek_status ek__cuda_stream_synchronize(ek_stream *stream);
 
 /* ---- cuda_copy.c ---- */
 
-ek_status ek__cuda_upload(ek_stream *stream, void *to, const void *host, size_t bytes);
+ek_status ek__cuda_upload(ek_stream *stream, void *to, const struct ek__host_bytes *host,
+                          size_t bytes);
 ek_status ek__cuda_download(ek_stream *stream, void *host, const void *from, size_t bytes);
 /* The host's bytes to the device, through the stages of a ring that belongs to the stream. Their
  * mutex is held. */
 ek_status ek__cuda_upload_pieces(const struct ek__cuda_stream *stream, struct ek__cuda_ring *ring,
-                                 char *to, const char *host, size_t bytes);
+                                 char *to, const struct ek__host_bytes *host, size_t bytes);
 ek_status ek__cuda_between(ek_stream *stream, void *to, ek_device *source, const void *from,
                            size_t bytes);
 
 /* ---- cuda_send.c ---- */
 
 uint64_t ek__cuda_ticket(const ek_device *device);
-ek_status ek__cuda_send(uint64_t *arrival, ek_device *device, void *to, const void *host,
-                        size_t bytes, uint64_t ticket);
+ek_status ek__cuda_send(uint64_t *arrival, ek_device *device, void *to,
+                        const struct ek__host_bytes *host, size_t bytes, uint64_t ticket);
 ek_status ek__cuda_arrive(ek_device *device, uint64_t arrival);
 
 /* ---- cuda_launch.c, cuda_products.c, cuda_epilogues.c ---- */

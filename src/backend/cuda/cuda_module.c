@@ -62,15 +62,15 @@ VISIT(event_open, (void **native, ek_device *device), (native, device))
 VISIT(event_record, (void *event, ek_stream *stream), (event, stream))
 VISIT(event_synchronize, (void *event, ek_device *device), (event, device))
 VISIT(stream_wait, (ek_stream * stream, void *event), (stream, event))
-VISIT(upload, (ek_stream * stream, void *to, const void *host, size_t bytes),
+VISIT(upload, (ek_stream * stream, void *to, const struct ek__host_bytes *host, size_t bytes),
       (stream, to, host, bytes))
 VISIT(download, (ek_stream * stream, void *host, const void *from, size_t bytes),
       (stream, host, from, bytes))
 VISIT(between, (ek_stream * stream, void *to, ek_device *source, const void *from, size_t bytes),
       (stream, to, source, from, bytes))
 VISIT(send,
-      (uint64_t * arrival, ek_device *device, void *to, const void *host, size_t bytes,
-       uint64_t ticket),
+      (uint64_t * arrival, ek_device *device, void *to, const struct ek__host_bytes *host,
+       size_t bytes, uint64_t ticket),
       (arrival, device, to, host, bytes, ticket))
 VISIT(arrive, (ek_device * device, uint64_t arrival), (device, arrival))
 VISIT(marks_open, (void **marks, ek_device *device, size_t count), (marks, device, count))

@@ -79,8 +79,8 @@ uint64_t ek__cuda_ticket(const ek_device *device) {
   return atomic_load(&ek__cuda_device_of(device)->used.made) + 1;
 }
 
-static ek_status send_locked(struct ek__cuda_device *device, void *to, const void *host,
-                             size_t bytes, uint64_t ticket) {
+static ek_status send_locked(struct ek__cuda_device *device, void *to,
+                             const struct ek__host_bytes *host, size_t bytes, uint64_t ticket) {
   uint64_t number = 0;
   size_t place = 0;
   if (ticket > 0) {
@@ -90,8 +90,8 @@ static ek_status send_locked(struct ek__cuda_device *device, void *to, const voi
   return make_mark(&place, &device->arrived, copies_of(device));
 }
 
-ek_status ek__cuda_send(uint64_t *arrival, ek_device *raw, void *to, const void *host, size_t bytes,
-                        uint64_t ticket) {
+ek_status ek__cuda_send(uint64_t *arrival, ek_device *raw, void *to,
+                        const struct ek__host_bytes *host, size_t bytes, uint64_t ticket) {
   struct ek__cuda_device *device = ek__cuda_device_of(raw);
   pthread_mutex_lock(&device->send_mutex);
   *arrival = atomic_load(&device->arrived.made) + 1;

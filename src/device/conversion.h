@@ -1,0 +1,38 @@
+/*
+ * conversion.h - integers of host memory as what a device takes: other integers, or floating
+ * numbers.
+ *
+ * They are converted while they are copied, into the memory that the copy goes through anyway, and
+ * their range is looked at in the same pass.
+ */
+#ifndef EK_CONVERSION_H
+#define EK_CONVERSION_H
+
+#include <evenkeel/tensor.h>
+
+struct ek__conversion {
+  char who[64];             /* begins messages */
+  ek_type to;               /* i32 or i64; f32 or f64 from u8 and u16 */
+  ek_input_scaling scaling; /* to f32 and f64; channels is 1 or more */
+  int64_t first;            /* the number, in the caller's tensor, of the first element of `data` */
+  int64_t per_row;          /* elements of a row of that: for messages */
+  const void *data;
+  ek_type from;
+};
+
+/* Whether a tensor of `from` in host memory can become one of `to`. */
+bool ek__conversion_exists(ek_type from, ek_type to);
+
+/* struct ek__host_bytes.make, with a struct ek__conversion. EK_ERR_INVALID_ARGUMENT for a number
+ * that is out of the range of `to`. */
+ek_status ek__conversion_make(const void *context, void *to, size_t first, size_t count);
+
+/*
+ * A new tensor of type conversion->to from `source`, which is in host memory:
+ * ek_tensor_create_from() otherwise. Data and its type are the source's. In tensor.c.
+ */
+ek_status ek__tensor_create_converted(ek_tensor *tensor, ek_device *device,
+                                      ek_memory_category category, const ek_tensor *source,
+                                      const struct ek__conversion *conversion, bool ahead);
+
+#endif /* EK_CONVERSION_H */

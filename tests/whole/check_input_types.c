@@ -1,0 +1,304 @@
+/*
+ * check_input_types.c - integers of every type and pixels train as what a program converts by hand:
+ * the same bits and the same peaks, in every mode, whole and in micro-batches, with uneven shards,
+ * inputs that go whole to every device, and targets of a model that computes its loss itself.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <evenkeel/gather.h>
+#include <evenkeel/host_memory.h>
+#include <evenkeel/sgd.h>
+#include <evenkeel/trainer.h>
+#include <evenkeel/with_criterion.h>
+
+#include "ck_training.h"
+
+enum { SAMPLES = 7, STEPS = 2, DEVICES = 3, MOST_OUTPUTS = 4096 };
+
+static const ek_type integers[] = {EK_U8, EK_U16, EK_U32, EK_I32, EK_I64};
+enum { INTEGERS = sizeof integers / sizeof *integers };
+
+/* What a trainer gets, and what came of it. */
+struct run {
+  const struct ck_workload *workload;
+  ek_trainer_options options;
+  bool joined; /* the model and its loss are one module */
+  double losses[STEPS], evaluated;
+  uint64_t peaks[DEVICES];
+  float predicted[MOST_OUTPUTS];
+  int64_t outputs;
+};
+
+static struct run run_of(const char *workload, int mode) {
+  struct run run = {.workload = ck_workload(workload)};
+  const ek_trainer_options defaults = EK_TRAINER_OPTIONS_INIT;
+  run.options = defaults;
+  run.options.mode = (ek_mode)(mode % CK_MODES);
+  run.options.broadcast_inputs = run.workload->broadcast;
+  run.options.precision = ck_precision();
+  run.options.micro_batches = mode % 2 == 0 ? 0 : 2;
+  return run;
+}
+
+static void open_trainer(ek_trainer **trainer, const struct run *run) {
+  ek_module *module = NULL, *joined = NULL;
+  ek_criterion *criterion = NULL;
+  ek_optimizer *rule = NULL;
+  ck_ok(run->workload->module(&module));
+  ck_ok(run->workload->criterion(&criterion, EK_REDUCTION_MEAN));
+  ck_ok(ck_clipped_adamw(&rule));
+  if (run->joined) ck_ok(ek_with_criterion_create(&joined, module, criterion));
+  ck_ok(ek_trainer_open(trainer, ck_spec("cpu:3"), run->joined ? joined : module,
+                        run->joined ? NULL : criterion, rule, &run->options));
+  ek_optimizer_free(rule);
+  ek_criterion_free(criterion);
+  ek_module_free(module);
+  ek_module_free(joined);
+}
+
+static void predict(struct run *run, ek_trainer *trainer, const struct ck_batch *batch) {
+  ek_shards outputs[4] = {{0}};
+  ck_ok(ek_trainer_predict(outputs, trainer, batch->input, batch->inputs));
+  for (size_t k = 0; k < outputs[0].count; k++) {
+    double values[MOST_OUTPUTS];
+    const int64_t count = ek_tensor_count(&outputs[0].parts[k]);
+    ck_assert_int_le(run->outputs + count, MOST_OUTPUTS);
+    if (count > 0) ck_get(values, &outputs[0].parts[k]);
+    for (int64_t i = 0; i < count; i++) run->predicted[run->outputs++] = (float)values[i];
+  }
+  for (size_t i = 0; i < 4; i++) ek_shards_free(&outputs[i]);
+}
+
+static void train(struct run *run, const struct ck_batch *batch) {
+  ek_trainer *trainer = NULL;
+  open_trainer(&trainer, run);
+  const ek_group *group = ek_trainer_group(trainer);
+  run->outputs = 0;
+  for (int i = 0; i < STEPS; i++) {
+    ek_step_result result;
+    if (i > 0) ek_host_memory_fail_at(1); /* a step takes no memory of the host after the first */
+    ck_ok(ek_trainer_step(&result, trainer, batch->input, batch->inputs, batch->target,
+                          batch->targets));
+    ek_host_memory_fail_at(0);
+    run->losses[i] = result.loss;
+  }
+  for (size_t k = 0; k < ek_group_size(group) && k < DEVICES; k++) {
+    ek_memory_usage usage;
+    ck_ok(ek_memory_stats(&usage, ek_group_device(group, k)));
+    run->peaks[k] = usage.peak_bytes;
+  }
+  ck_ok(ek_trainer_evaluate(&run->evaluated, NULL, trainer, batch->input, batch->inputs,
+                            batch->target, batch->targets));
+  predict(run, trainer, batch);
+  ck_ok(ek_trainer_free(trainer));
+}
+
+static void same(const struct run *got, const struct run *want, const char *what) {
+  ck_assert_msg(memcmp(got->losses, want->losses, sizeof want->losses) == 0,
+                "%s in mode %s: losses %.17g %.17g, expected %.17g %.17g", what,
+                ek_mode_name(got->options.mode), got->losses[0], got->losses[1], want->losses[0],
+                want->losses[1]);
+  ck_assert_mem_eq(&got->evaluated, &want->evaluated, sizeof want->evaluated);
+  ck_assert_mem_eq(got->peaks, want->peaks, sizeof want->peaks);
+  ck_assert_int_eq(got->outputs, want->outputs);
+  ck_assert_int_gt(got->outputs, 0);
+  ck_assert_mem_eq(got->predicted, want->predicted, (size_t)want->outputs * sizeof(float));
+}
+
+/* ---- integers ---- */
+
+static int64_t integer_at(const ek_tensor *tensor, int64_t i) {
+  return ((const int32_t *)tensor->data)[i];
+}
+
+/* The same numbers as another type, to be freed by the caller. */
+static ek_tensor turned(const ek_tensor *tensor, ek_type type) {
+  const int64_t count = ek_tensor_count(tensor);
+  ek_tensor result = *tensor;
+  result.type = type;
+  result.data = calloc((size_t)count + 1, 8);
+  ck_assert_ptr_nonnull(result.data);
+  for (int64_t i = 0; i < count; i++) {
+    const int64_t x = integer_at(tensor, i);
+    switch (type) {
+    case EK_U8: ((uint8_t *)result.data)[i] = (uint8_t)x; break;
+    case EK_U16: ((uint16_t *)result.data)[i] = (uint16_t)x; break;
+    case EK_U32: ((uint32_t *)result.data)[i] = (uint32_t)x; break;
+    case EK_I32: ((int32_t *)result.data)[i] = (int32_t)x; break;
+    default: ((int64_t *)result.data)[i] = x; break;
+    }
+  }
+  return result;
+}
+
+/* Tokens and classes in all types, each type of both in every mode and every pair of types in some;
+ * signed classes have targets that are ignored. */
+START_TEST(tokens_and_classes) {
+  const bool joined = _i >= CK_MODES;
+  for (int t = 0; t < INTEGERS * INTEGERS; t++) {
+    const ek_type of_input = integers[t % INTEGERS], of_target = integers[t / INTEGERS];
+    const bool ignores = of_target == EK_I32 || of_target == EK_I64;
+    if ((t % INTEGERS + t / INTEGERS + _i) % INTEGERS != 0) continue;
+    struct run want = run_of("gpt", _i), got = want;
+    want.joined = got.joined = joined;
+    struct ck_batch batch = ck_batch_make(want.workload, EK_F32, SAMPLES, ignores ? 0.2 : 0, 5);
+    struct ck_batch other = batch;
+    other.input[0] = turned(&batch.input[0], of_input);
+    other.target[0] = turned(&batch.target[0], of_target);
+    train(&want, &batch);
+    train(&got, &other);
+    same(&got, &want, ek_type_name(of_input));
+    free(other.input[0].data);
+    free(other.target[0].data);
+    ck_batch_free(&batch);
+  }
+}
+END_TEST
+
+/* Fewer samples than devices: a device without rows has its inputs in the right type, too. */
+START_TEST(few_samples) {
+  struct run want = run_of("gpt", _i), got = want;
+  struct ck_batch batch = ck_batch_make(want.workload, EK_F32, 2, 0, 5), other = batch;
+  other.input[0] = turned(&batch.input[0], EK_U16);
+  other.target[0] = turned(&batch.target[0], EK_I64);
+  train(&want, &batch);
+  train(&got, &other);
+  same(&got, &want, "2 samples");
+  free(other.input[0].data);
+  free(other.target[0].data);
+  ck_batch_free(&batch);
+}
+END_TEST
+
+/* ---- pixels ---- */
+
+static const ek_input_scaling scalings[] = {{1, {1 / 128.0}, {-1}}, {1, {1 / 300.0}, {0.25}}};
+
+/* Random bytes, and what a program makes of them by hand. */
+static void make_pixels(ek_tensor *bytes, ek_tensor *numbers, const ek_input_scaling *scaling) {
+  const int64_t count = ek_tensor_count(numbers);
+  struct ck_random random = ck_random_start((uint64_t)count);
+  *bytes = *numbers;
+  bytes->type = EK_U8;
+  bytes->data = calloc((size_t)count + 1, 1);
+  ck_assert_ptr_nonnull(bytes->data);
+  for (int64_t i = 0; i < count; i++) {
+    const int64_t x = ck_random_integer(&random, 0, 255);
+    const double product = (double)x * scaling->scale[0];
+    ((uint8_t *)bytes->data)[i] = (uint8_t)x;
+    ((float *)numbers->data)[i] = (float)(product + scaling->offset[0]);
+  }
+}
+
+/* An input that goes whole to every device, one that is cut, and targets; of which the second has
+ * no scaling and is given as numbers. */
+START_TEST(pixels_and_their_targets) {
+  const bool joined = _i >= CK_MODES;
+  struct run want = run_of("blend", _i), got = want;
+  want.joined = got.joined = joined;
+  struct ck_batch batch = ck_batch_make(want.workload, EK_F32, SAMPLES, 0, 5), other = batch;
+  for (size_t i = 0; i < 2; i++) make_pixels(&other.input[i], &batch.input[i], &scalings[i]);
+  make_pixels(&other.target[0], &batch.target[0], &scalings[1]);
+  got.options.input_scaling = scalings;
+  got.options.input_scaling_count = 2;
+  got.options.target_scaling = &scalings[1];
+  got.options.target_scaling_count = 1;
+  train(&want, &batch);
+  train(&got, &other);
+  same(&got, &want, "u8");
+  for (size_t i = 0; i < 2; i++) free(other.input[i].data);
+  free(other.target[0].data);
+  ck_batch_free(&batch);
+}
+END_TEST
+
+/* ---- what is refused ---- */
+
+START_TEST(wrong_inputs_lose_nothing) {
+  struct run run = run_of("gpt", _i);
+  run.options.precision = (ek_type)0;
+  ek_trainer *trainer = NULL;
+  struct ck_batch batch = ck_batch_make(run.workload, EK_F32, SAMPLES, 0, 5), bad = batch;
+  ek_step_result result;
+  open_trainer(&trainer, &run);
+  bad.input[0] = turned(&batch.input[0], EK_U32);
+  ((uint32_t *)bad.input[0].data)[1] = 4000000000u;
+  ck_fails(ek_trainer_step(&result, trainer, bad.input, 1, bad.target, 1), EK_ERR_INVALID_ARGUMENT,
+           "forward: input number 0: element 1 (row 0) is 4000000000, which does not fit in i32");
+  free(bad.input[0].data);
+  bad.input[0] = batch.input[0];
+  bad.target[0] = turned(&batch.target[0], EK_I64);
+  ((int64_t *)bad.target[0].data)[2] = INT64_C(-3000000000);
+  ck_fails(ek_trainer_step(&result, trainer, bad.input, 1, bad.target, 1), EK_ERR_INVALID_ARGUMENT,
+           "criterion forward: target number 0: element 2");
+  free(bad.target[0].data);
+  bad = batch;
+  bad.input[0].type = EK_F32; /* as large as an i32 */
+  ck_fails(ek_trainer_step(&result, trainer, bad.input, 1, bad.target, 1), EK_ERR_TYPE,
+           "input is f32, expected i32");
+  bad = batch;
+  bad.target[0].type = EK_F32;
+  ck_fails(ek_trainer_step(&result, trainer, bad.input, 1, bad.target, 1), EK_ERR_TYPE, "f32");
+  ck_ok(ek_trainer_step(&result, trainer, batch.input, 1, batch.target, 1));
+  struct run want = run;
+  train(&want, &batch);
+  ck_assert_mem_eq(&result.loss, &want.losses[0], sizeof result.loss);
+  ck_ok(ek_trainer_free(trainer));
+  ck_batch_free(&batch);
+}
+END_TEST
+
+START_TEST(wrong_scalings) {
+  struct run run = run_of("mlp", 2);
+  ek_module *module = NULL;
+  ek_criterion *criterion = NULL;
+  ek_optimizer *rule = NULL;
+  ek_trainer *trainer = NULL;
+  ek_input_scaling two[2] = {{1, {1}, {0}}, {1, {1}, {0}}};
+  ck_ok(run.workload->module(&module));
+  ck_ok(run.workload->criterion(&criterion, EK_REDUCTION_MEAN));
+  ck_ok(ck_clipped_adamw(&rule));
+#define OPEN() ek_trainer_open(&trainer, ck_spec("cpu:3"), module, criterion, rule, &run.options)
+  run.options.input_scaling = two;
+  run.options.input_scaling_count = 2;
+  ck_fails(OPEN(), EK_ERR_INVALID_ARGUMENT, "2 scalings for 1 tensors");
+  run.options.input_scaling_count = 1;
+  run.options.input_scaling = NULL;
+  ck_fails(OPEN(), EK_ERR_INVALID_ARGUMENT, "or they are NULL");
+  run.options.input_scaling = two;
+  two[0].channels = 9;
+  ck_fails(OPEN(), EK_ERR_INVALID_ARGUMENT, "9 channels, expected 1 to 4");
+  two[0] = (ek_input_scaling){1, {1}, {0}};
+  run.options.target_scaling = two;
+  run.options.target_scaling_count = 2;
+  ck_fails(OPEN(), EK_ERR_INVALID_ARGUMENT, "ek_data_parallel_criterion_open: 2 scalings");
+  run.options.target_scaling_count = 0;
+  ck_ok(OPEN());
+  memset(two, 0, sizeof two); /* they were copied */
+  struct ck_batch batch = ck_batch_make(run.workload, EK_F32, SAMPLES, 0, 5);
+  ck_fails(ek_trainer_step(NULL, trainer, batch.input, 1, batch.target, 1), EK_ERR_TYPE,
+           "forward: input number 0 is f32; only u8 and u16 in host memory are scaled to f32");
+  batch.input[0].type = EK_U8; /* of which there is more than enough */
+  ck_ok(ek_trainer_step(NULL, trainer, batch.input, 1, batch.target, 1));
+  ck_ok(ek_trainer_free(trainer));
+  ck_batch_free(&batch);
+  ek_optimizer_free(rule);
+  ek_criterion_free(criterion);
+  ek_module_free(module);
+}
+END_TEST
+
+static Suite *make_suite(void) {
+  Suite *suite = suite_create("input_types");
+  TCase *types = ck_case(suite, "types"), *errors = ck_case(suite, "errors");
+  tcase_add_loop_test(types, tokens_and_classes, 0, 2 * CK_MODES);
+  tcase_add_loop_test(types, few_samples, 0, CK_MODES);
+  tcase_add_loop_test(types, pixels_and_their_targets, 0, 2 * CK_MODES);
+  tcase_add_loop_test(errors, wrong_inputs_lose_nothing, 0, CK_MODES);
+  tcase_add_test(errors, wrong_scalings);
+  return suite;
+}
+
+CK_MAIN(make_suite)
