@@ -19,7 +19,7 @@ static ek_status answer_validation(struct scene *s) {
   ek_trainer *trainer = s->trainer;
   const ek_tensor *inputs = s->inputs, *targets = s->targets;
   const int batches = STEPS_SHOWN;
-#include "how_do_i_2.inc"
+#include "how_do_i_3.inc"
   ck_assert_double_eq(weights, STEPS_SHOWN * SAMPLES_SHOWN * WIDTH);
   return EK_OK;
 }
@@ -28,7 +28,7 @@ static ek_status answer_rate(struct scene *s) {
   ek_trainer *trainer = s->trainer;
   const int64_t step = 0;
   ek_step_result result;
-#include "how_do_i_4.inc"
+#include "how_do_i_5.inc"
   EK_TRY(ek_trainer_step(&result, trainer, &s->inputs[0], 1, &s->targets[0], 1));
   ck_assert_double_eq(result.learning_rate, 0.1);
   return EK_OK;
@@ -42,7 +42,7 @@ static ek_status answer_parts(struct scene *s) {
   const int parts = STEPS_SHOWN;
   ek_step_result result = {.weight = -1};
   ek_status status = EK_OK;
-#include "how_do_i_7.inc"
+#include "how_do_i_8.inc"
   if (status == EK_OK) {
     ck_assert_double_eq(result.weight, STEPS_SHOWN * SAMPLES_SHOWN * WIDTH);
   }
@@ -53,7 +53,7 @@ static ek_status answer_losses(struct scene *s) {
   ek_criterion *loss = NULL;
   ek_status status;
   (void)s;
-#include "how_do_i_9.inc"
+#include "how_do_i_10.inc"
   ek_criterion_free(loss);
   return status;
 }
@@ -62,14 +62,14 @@ static ek_status answer_average(struct scene *s) {
   ek_data_parallel_model *model = s->model;
   float scratch[WIDTH], average[WIDTH] = {0};
   const float decay = 0.5f;
-#include "how_do_i_11.inc"
+#include "how_do_i_12.inc"
   ck_assert_int_eq(at, WIDTH); /* one parameter, which both modules have */
   ck_assert_float_eq(average[at - 1], 0.5f * scratch[WIDTH - 1]);
   return EK_OK;
 }
 
 static ek_status answer_prediction(ek_tensor answers, ek_module *module, const ek_tensor inputs) {
-#include "how_do_i_14.inc"
+#include "how_do_i_15.inc"
   return status;
 }
 
@@ -84,19 +84,19 @@ static ek_status answer_predict(struct scene *s) {
 
 static ek_status answer_count(struct scene *s) {
   ek_module *module = s->module;
-#include "how_do_i_15.inc"
+#include "how_do_i_16.inc"
   ck_assert_int_eq(totals.parameters, WIDTH);
   return EK_OK;
 }
 
 static ek_status save_position(ek_trainer *trainer, int64_t position) {
-#include "how_do_i_17.inc"
+#include "how_do_i_18.inc"
   return EK_OK;
 }
 
 static ek_status load_position(ek_trainer *trainer, int64_t *where) {
   int64_t position = -1;
-#include "how_do_i_18.inc"
+#include "how_do_i_19.inc"
   *where = position;
   return EK_OK;
 }
@@ -114,7 +114,7 @@ static ek_status answer_resume(struct scene *s) {
 }
 
 static ek_status save_weights(ek_trainer *trainer) {
-#include "how_do_i_19.inc"
+#include "how_do_i_20.inc"
   return EK_OK;
 }
 
@@ -127,7 +127,7 @@ static ek_status answer_weights(struct scene *s) {
 static ek_status answer_trace(struct scene *s) {
   ek_trainer *trainer = s->trainer;
   const ek_tensor inputs = s->inputs[0], targets = s->targets[0];
-#include "how_do_i_20.inc"
+#include "how_do_i_21.inc"
   (void)remove("step.json");
   return EK_OK;
 }
@@ -135,7 +135,7 @@ static ek_status answer_trace(struct scene *s) {
 static ek_status tell_metrics(ek_metrics *metrics) {
   const ek_step_result result = {.step = 1};
   const double tokens = 24, loss = 0.5;
-#include "how_do_i_21.inc"
+#include "how_do_i_22.inc"
   return EK_OK;
 }
 
@@ -161,12 +161,12 @@ static ek_status answer_options(const ek_tensor *tokens, const ek_tensor *target
   ek_step_result result;
   ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
   ek_status status;
-#include "how_do_i_5.inc"
-#include "how_do_i_3.inc"
 #include "how_do_i_6.inc"
-#include "how_do_i_8.inc"
-#include "how_do_i_12.inc"
-#include "how_do_i_10.inc" /* patterns for its parameters */
+#include "how_do_i_4.inc"
+#include "how_do_i_7.inc"
+#include "how_do_i_9.inc"
+#include "how_do_i_13.inc"
+#include "how_do_i_11.inc" /* patterns for its parameters */
   EK_TRY_GOTO(status, ek_gpt_create(&gpt, NULL), cleanup);
   EK_TRY_GOTO(status, ek_cross_entropy_create(&loss, NULL), cleanup);
   EK_TRY_GOTO(status, ek_trainer_open(&trainer, "cpu:4", gpt, loss, adamw, &options), cleanup);
@@ -193,7 +193,7 @@ static ek_status answer_plan(const ek_tensor *tokens, const ek_tensor *targets, 
   EK_TRY_GOTO(status, ek_gpt_create(&gpt, NULL), cleanup);
   EK_TRY_GOTO(status, ek_cross_entropy_create(&loss, NULL), cleanup);
   EK_TRY_GOTO(status, ek_adamw_create(&adamw, NULL), cleanup);
-#include "how_do_i_16.inc"
+#include "how_do_i_17.inc"
   ck_assert_uint_gt(usage.peak_bytes, 0);
 cleanup:
   ek_trainer_free(trainer);
@@ -203,7 +203,42 @@ cleanup:
   return status;
 }
 
-#include "how_do_i_13.inc"
+/* What bytes become is what a scale_module, whose factors begin as ones, gives back. */
+static ek_status answer_pixels(void) {
+  unsigned char bytes[SAMPLES_SHOWN * WIDTH];
+  float numbers[SAMPLES_SHOWN * WIDTH];
+  const int64_t shape[] = {SAMPLES_SHOWN, WIDTH};
+  ek_tensor inputs, targets;
+  ek_module *scale = NULL;
+  ek_criterion *loss = NULL;
+  ek_optimizer *adamw = NULL;
+  ek_trainer *trainer = NULL;
+  ek_step_result result;
+  ek_trainer_options options = EK_TRAINER_OPTIONS_INIT;
+  ek_status status;
+  for (int i = 0; i < SAMPLES_SHOWN * WIDTH; i++) {
+    bytes[i] = (unsigned char)(255 - i);
+    const double product = (1 / 255.0) * bytes[i];
+    numbers[i] = (float)(product - 0.5);
+  }
+  EK_TRY(ek_tensor_host(&inputs, bytes, EK_U8, 2, shape));
+  EK_TRY(ek_tensor_host(&targets, numbers, EK_F32, 2, shape));
+#include "how_do_i_2.inc"
+  EK_TRY_GOTO(status, scale_create(&scale, WIDTH), cleanup);
+  EK_TRY_GOTO(status, ek_mean_squared_error_create(&loss, EK_REDUCTION_MEAN), cleanup);
+  EK_TRY_GOTO(status, ek_adamw_create(&adamw, NULL), cleanup);
+  EK_TRY_GOTO(status, ek_trainer_open(&trainer, "cpu:4", scale, loss, adamw, &options), cleanup);
+  EK_TRY_GOTO(status, ek_trainer_step(&result, trainer, &inputs, 1, &targets, 1), cleanup);
+  ck_assert_double_eq(result.loss, 0);
+cleanup:
+  ek_trainer_free(trainer);
+  ek_optimizer_free(adamw);
+  ek_criterion_free(loss);
+  ek_module_free(scale);
+  return status;
+}
+
+#include "how_do_i_14.inc"
 
 /* Factors of a scale_module move from 1 by the rate, up or down. */
 static ek_status answer_optimizer(void) {

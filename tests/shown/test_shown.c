@@ -617,6 +617,7 @@ static const struct {
                 {"own_model.c", run_own_model},
                 {"how-do-i.md, options", run_options},
                 {"how-do-i.md, a plan", run_plan},
+                {"how-do-i.md, pixels", answer_pixels},
                 {"how-do-i.md, optimizer", answer_optimizer},
                 {"status.h", run_status}};
 enum { PROGRAMS = sizeof programs / sizeof programs[0] };
