@@ -29,6 +29,44 @@ EK_API EK_CHECKED ek_status ek_op_add(ek_stream *stream, ek_tensor *y, const ek_
 EK_API EK_CHECKED ek_status ek_op_scale(ek_stream *stream, ek_tensor *y, const ek_tensor *x,
                                         double factor);
 
+typedef enum ek_binary {
+  EK_BINARY_ADD = 0,
+  EK_BINARY_SUBTRACT = 1,
+  EK_BINARY_MULTIPLY = 2,
+  EK_BINARY_DIVIDE = 3
+} ek_binary;
+
+/* What the second operand of a binary operation has an element for. */
+typedef enum ek_spread {
+  EK_SPREAD_NONE = 0,   /* each element of the first: the same rows x columns */
+  EK_SPREAD_ROWS = 1,   /* each row: b[r], as ek_op_row_reduce() gives it */
+  EK_SPREAD_COLUMNS = 2 /* each column: b[c], such as a weight */
+} ek_spread;
+
+/*
+ * y = a OP b, for y and a of rows x columns. b has the shape that `spread` says, in as many
+ * dimensions as you like, and is of the type of values; with EK_SPREAD_ROWS of the type of sums.
+ * y may be a itself and, with EK_SPREAD_NONE, b; a and b may be the same tensor.
+ *
+ * Its gradients are made of the same operations: of a product, da = dy b and db = dy a; of a
+ * quotient, da = dy / b and db = -da y; and what was spread is summed, over the columns by
+ * ek_op_row_reduce(), over the rows by ek_op_column_sum().
+ */
+EK_API EK_CHECKED ek_status ek_op_binary(ek_stream *stream, ek_tensor *y, const ek_tensor *a,
+                                         ek_binary kind, const ek_tensor *b, ek_spread spread);
+
+typedef enum ek_unary {
+  EK_UNARY_RSQRT = 0, /* 1 / sqrt(x); dx = -dy y^3 / 2 */
+  EK_UNARY_EXP = 1    /* e^x; dx = dy y. Below 2^-126 it may be 0 */
+} ek_unary;
+
+/*
+ * y = f(x + offset); y may be x itself. Both are values; statistics, which are sums, are values
+ * here as well, because f32 and f64 are.
+ */
+EK_API EK_CHECKED ek_status ek_op_unary(ek_stream *stream, ek_tensor *y, const ek_tensor *x,
+                                        ek_unary kind, double offset);
+
 /* x[r][c] += bias[c] for x: rows x columns; in place. */
 EK_API EK_CHECKED ek_status ek_op_add_bias(ek_stream *stream, ek_tensor *x, const ek_tensor *bias);
 

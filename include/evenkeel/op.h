@@ -38,6 +38,7 @@
 #include <evenkeel/losses.h>
 #include <evenkeel/normalize.h>
 #include <evenkeel/products.h>
+#include <evenkeel/rows.h>
 #include <evenkeel/updates.h>
 
 #endif /* EVENKEEL_OP_H */

@@ -97,6 +97,37 @@ struct ek__activation_args { /* forward: x += bias if any; y = f(x). backward: y
   struct ek__types types;
 };
 
+/* Public enumerations of src/op, by their numbers. */
+enum ek__binary { EK__ADD, EK__SUBTRACT, EK__MULTIPLY, EK__DIVIDE };
+enum ek__spread { EK__SPREAD_NONE, EK__SPREAD_ROWS, EK__SPREAD_COLUMNS };
+enum ek__unary { EK__RSQRT, EK__EXP };
+
+struct ek__binary_args { /* y = a OP b; y may be a, without spread b */
+  enum ek__binary kind;
+  enum ek__spread spread;
+  void *y;
+  const void *a, *b; /* b: with EK__SPREAD_ROWS sums */
+  int64_t rows, columns;
+  struct ek__types types;
+};
+
+struct ek__unary_args { /* y = f(x + offset); y may be x */
+  enum ek__unary kind;
+  void *y;
+  const void *x;
+  int64_t count;
+  double offset;
+  struct ek__types types;
+};
+
+struct ek__row_args {
+  void *y; /* row_sum: sums. softmax: y, which may be a; backward: dx, which may be a or b */
+  const void *a, *b; /* row_sum: b may be NULL. softmax_backward: dy and y */
+  int64_t rows, columns;
+  bool mean;
+  struct ek__types types;
+};
+
 struct ek__dropout_args {
   void *y;
   const void *x;
@@ -219,6 +250,11 @@ struct ek__reduce_args { /* every destination[j][i] = sum over s of sources[s][i
   KERNEL(fill, EK__ARGS(elementwise))                                                              \
   KERNEL(add, EK__ARGS(elementwise))                                                               \
   KERNEL(scale, EK__ARGS(elementwise))                                                             \
+  KERNEL(binary, EK__ARGS(binary))                                                                 \
+  KERNEL(unary, EK__ARGS(unary))                                                                   \
+  KERNEL(row_sum, EK__ARGS(row))                                                                   \
+  KERNEL(softmax_forward, EK__ARGS(row))                                                           \
+  KERNEL(softmax_backward, EK__ARGS(row))                                                          \
   KERNEL(add_bias, EK__ARGS(matrix))                                                               \
   KERNEL(column_sum, EK__ARGS(matrix))                                                             \
   KERNEL(activation_forward, EK__ARGS(activation))                                                 \

@@ -60,6 +60,59 @@ ek_status ek_op_scale(ek_stream *stream, ek_tensor *y, const ek_tensor *x, doubl
   return op.kernels == NULL ? EK_OK : op.kernels->scale(stream, &args);
 }
 
+/* ---- two operands, and one ---- */
+
+_Static_assert(EK__ADD == (int)EK_BINARY_ADD && EK__SUBTRACT == (int)EK_BINARY_SUBTRACT &&
+                   EK__MULTIPLY == (int)EK_BINARY_MULTIPLY && EK__DIVIDE == (int)EK_BINARY_DIVIDE &&
+                   EK__SPREAD_NONE == (int)EK_SPREAD_NONE &&
+                   EK__SPREAD_ROWS == (int)EK_SPREAD_ROWS &&
+                   EK__SPREAD_COLUMNS == (int)EK_SPREAD_COLUMNS &&
+                   EK__RSQRT == (int)EK_UNARY_RSQRT && EK__EXP == (int)EK_UNARY_EXP,
+               "the backends have the same numbers");
+
+ek_status ek_op_binary(ek_stream *stream, ek_tensor *y, const ek_tensor *a, ek_binary kind,
+                       const ek_tensor *b, ek_spread spread) {
+  enum { Y, A, B, COUNT };
+  static const char *const names[] = {"binary_add", "binary_subtract", "binary_multiply",
+                                      "binary_divide"};
+  static const enum ek__operand_size sizes[] = {EK__SIZE_SAME, EK__SIZE_COLUMN, EK__SIZE_ROW};
+  struct ek__op op;
+  EK__FAIL_IF((unsigned)kind > EK_BINARY_DIVIDE || (unsigned)spread > EK_SPREAD_COLUMNS,
+              EK_ERR_INVALID_ARGUMENT, "binary: there is no operation %d or no spread %d",
+              (int)kind, (int)spread);
+  struct ek__binary_args args = {.kind = (enum ek__binary)kind, .spread = (enum ek__spread)spread};
+  const struct ek__operand operands[] = {
+      [Y] = EK__WRITE(y, VALUE, EK__IS(SAME, A), .to = &args.y,
+                      .may_be = EK__OPERAND(A) | (spread == EK_SPREAD_NONE ? EK__OPERAND(B) : 0)),
+      [A] = EK__READ(a, VALUE, .to = &args.a),
+      [B] = {.name = "b",
+             .tensor = b,
+             .role = spread == EK_SPREAD_ROWS ? EK__SUM : EK__VALUE,
+             .size = sizes[spread],
+             .of = A,
+             .to = &args.b}};
+  EK_TRY(ek__op_begin(&op, names[kind], stream, operands, COUNT, &args.types));
+  args.rows = op.rows[A];
+  args.columns = op.columns[A];
+  return op.kernels == NULL ? EK_OK : op.kernels->binary(stream, &args);
+}
+
+ek_status ek_op_unary(ek_stream *stream, ek_tensor *y, const ek_tensor *x, ek_unary kind,
+                      double offset) {
+  enum { Y, X, COUNT };
+  static const char *const names[] = {"unary_rsqrt", "unary_exp"};
+  struct ek__op op;
+  EK__FAIL_IF((unsigned)kind > EK_UNARY_EXP, EK_ERR_INVALID_ARGUMENT,
+              "unary: there is no function %d", (int)kind);
+  struct ek__unary_args args = {.kind = (enum ek__unary)kind, .offset = offset};
+  const struct ek__operand operands[] = {
+      [Y] = EK__WRITE(y, VALUE, EK__IS(SAME, X), .to = &args.y, .may_be = EK__OPERAND(X)),
+      [X] = EK__READ(x, VALUE, .to = &args.x)};
+  EK_TRY(ek__op_begin(&op, names[kind], stream, operands, COUNT, &args.types));
+  args.count = ek__op_elements(&op, Y);
+  return op.kernels == NULL ? EK_OK : op.kernels->unary(stream, &args);
+}
+
 ek_status ek_op_add_bias(ek_stream *stream, ek_tensor *x, const ek_tensor *bias) {
   enum { X, BIAS, COUNT };
   struct ek__op op;

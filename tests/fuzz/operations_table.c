@@ -35,11 +35,33 @@ CALL(silu_backward) {
 }
 CALL(gate_forward) { return ek_op_gate_forward(s, t[0], t[1], t[2], p->activation); }
 CALL(gate_backward) { return ek_op_gate_backward(s, t[0], t[1], t[2], t[3], t[4], p->activation); }
+CALL(binary) {
+  const int kind = p->flag[0] + 2 * p->flag[1];
+  return ek_op_binary(s, t[0], t[1], (ek_binary)kind, t[2], EK_SPREAD_NONE);
+}
+CALL(binary_rows) {
+  const int kind = p->flag[0] + 2 * p->flag[1];
+  return ek_op_binary(s, t[0], t[1], (ek_binary)kind, t[2], EK_SPREAD_ROWS);
+}
+CALL(binary_columns) {
+  const int kind = p->flag[0] + 2 * p->flag[1];
+  return ek_op_binary(s, t[0], t[1], (ek_binary)kind, t[2], EK_SPREAD_COLUMNS);
+}
+CALL(rsqrt) { return ek_op_unary(s, t[0], t[1], EK_UNARY_RSQRT, p->epsilon); }
+CALL(exponential) { return ek_op_unary(s, t[0], t[1], EK_UNARY_EXP, p->real[0]); }
 CALL(dropout) { return ek_op_dropout(s, t[0], t[1], p->chance, p->key, p->first_sample); }
 
 /* ---- convert.h ---- */
 
 CALL(convert) { return (void)p, ek_op_convert(s, t[0], t[1]); }
+
+/* ---- rows.h ---- */
+
+CALL(row_reduce) {
+  return ek_op_row_reduce(s, t[0], p->flag[0] ? EK_ROW_MEAN : EK_ROW_SUM, t[1], t[2]);
+}
+CALL(softmax_forward) { return (void)p, ek_op_softmax_forward(s, t[0], t[1]); }
+CALL(softmax_backward) { return (void)p, ek_op_softmax_backward(s, t[0], t[1], t[2]); }
 
 /* ---- products.h ---- */
 
@@ -434,6 +456,48 @@ const struct operation operations[] = {
      call_square_norm,
      2,
      {{.name = "result", .shape = "1", F64, WRITTEN}, {.name = "x", .shape = "RC"}}},
+    {"binary",
+     call_binary,
+     3,
+     {{.name = "y", .shape = "RC", WRITTEN},
+      {.name = "a", .shape = "RC"},
+      {.name = "b", .shape = "RC", .not_negative = true}}},
+    {"binary by rows",
+     call_binary_rows,
+     3,
+     {{.name = "y", .shape = "RC", WRITTEN},
+      {.name = "a", .shape = "RC"},
+      {.name = "b", SUM, .shape = "R", .not_negative = true}}},
+    {"binary by columns",
+     call_binary_columns,
+     3,
+     {{.name = "y", .shape = "RC", WRITTEN},
+      {.name = "a", .shape = "RC"},
+      {.name = "b", .shape = "C", .not_negative = true}}},
+    {"rsqrt",
+     call_rsqrt,
+     2,
+     {{.name = "y", .shape = "RC", WRITTEN}, {.name = "x", .shape = "RC", .not_negative = true}}},
+    {"exp",
+     call_exponential,
+     2,
+     {{.name = "y", .shape = "RC", WRITTEN}, {.name = "x", .shape = "RC"}}},
+    {"row_reduce",
+     call_row_reduce,
+     3,
+     {{.name = "y", SUM, .shape = "R", WRITTEN},
+      {.name = "a", .shape = "RC"},
+      {.name = "b", .shape = "RC", OPTIONAL}}},
+    {"softmax_forward",
+     call_softmax_forward,
+     2,
+     {{.name = "y", .shape = "RC", WRITTEN}, {.name = "x", .shape = "RC"}}},
+    {"softmax_backward",
+     call_softmax_backward,
+     3,
+     {{.name = "dx", .shape = "RC", WRITTEN},
+      {.name = "dy", .shape = "RC"},
+      {.name = "y", .shape = "RC"}}},
 };
 
 const size_t operation_count = sizeof operations / sizeof operations[0];

@@ -15,6 +15,11 @@
  *   silu                  8 u |y|: the exponential 2 u, the sum and the quotient round once; below
  *                         -88 the f32 exponential overflows to a result of 0 in place of 2^-121
  *   silu's slope          u (8 s + 12 |x| s (1 - s)): as many roundings in each of the two terms
+ *   binary                2 u |y|: one rounding, and the number it is compared with is rounded too
+ *   rsqrt                 4 u |y|: the sum (its offset too) errs by 2 u, halved by the root; root and
+ *                         quotient round once each
+ *   exp                   (|x + c| + |c| + 8) u y: what the exponent rounds by is a relative error of
+ *                         the result; 8 u for the function; below 2^-126 the result may be 0
  *   dropout               3 u |y| where kept (1 - p, its inverse, the product), 0 elsewhere
  * For values of 16 bits u is that of f32, and what comes out is rounded once more (ck_fits()).
  */
@@ -88,6 +93,107 @@ START_TEST(add_and_scale) {
     ck_ok(ek_op_scale(rig->stream, ta, ta, 0.3));
     ck_fits(rig, "scale in place", ta, product, product_bound, n);
     ck_ok(ek_op_add(rig->stream, ta, ta, ta));
+    ck_rig_close(rig);
+  }
+}
+END_TEST
+
+static double combine(ek_binary kind, double a, double b) {
+  switch (kind) {
+  case EK_BINARY_ADD: return (double)((long double)a + b);
+  case EK_BINARY_SUBTRACT: return (double)((long double)a - b);
+  case EK_BINARY_MULTIPLY: return (double)((long double)a * b);
+  case EK_BINARY_DIVIDE: break;
+  }
+  return (double)((long double)a / b);
+}
+
+/* Each kind with each spread, apart and over its operands. */
+START_TEST(binary_operations) {
+  for (int c = 0; c < 12 * MATRICES; c++) {
+    if (!ck_turn(_i % ck_variants(), c)) continue;
+    const int64_t rows = matrices[c / 12][0], columns = matrices[c / 12][1], n = rows * columns;
+    const ek_binary kind = (ek_binary)(c % 4);
+    const ek_spread spread = (ek_spread)(c / 4 % 3);
+    const int64_t most = spread == EK_SPREAD_NONE ? n : spread == EK_SPREAD_ROWS ? rows : columns;
+    struct ck_rig *rig = ck_rig_variant(_i);
+    const ek_type type = spread == EK_SPREAD_ROWS ? rig->sum : rig->type;
+    double *a = ck_values(rig, n, -2, 2), *b = ck_values_of(rig, type, most, 0.5, 3);
+    double *want = ck_zeros(rig, n), *bound = ck_zeros(rig, n);
+    for (int64_t i = 0; i < n; i++) {
+      const int64_t r = i / columns, k = i % columns;
+      want[i] = combine(kind, a[i],
+                        b[spread == EK_SPREAD_NONE ? i : spread == EK_SPREAD_ROWS ? r : k]);
+      bound[i] = 2 * rig->unit * fabs(want[i]);
+    }
+    ek_tensor *ta = ck_tensor(rig, a, CK_SHAPE(rows, columns));
+    ek_tensor *y = ck_poisoned(rig, CK_SHAPE(rows, columns));
+    ek_tensor *tb = spread == EK_SPREAD_NONE ? ck_tensor(rig, b, CK_SHAPE(rows, columns))
+                                             : ck_tensor_of(rig, type, b, CK_SHAPE(most, 1));
+    ck_ok(ek_op_binary(rig->stream, y, ta, kind, tb, spread));
+    ck_fits(rig, "binary", y, want, bound, n);
+    if (spread == EK_SPREAD_NONE) {
+      ck_ok(ek_op_binary(rig->stream, tb, ta, kind, tb, spread));
+      ck_same_bits("over b", ck_read(rig, tb), ck_read(rig, y), n);
+    }
+    if (spread != EK_SPREAD_NONE || kind != EK_BINARY_MULTIPLY) {
+      if (spread == EK_SPREAD_NONE) ck_set(tb, b);
+      ck_ok(ek_op_binary(rig->stream, ta, ta, kind, tb, spread));
+      ck_same_bits("over a", ck_read(rig, ta), ck_read(rig, y), n);
+    } else { /* the square, over both */
+      for (int64_t i = 0; i < n; i++) {
+        want[i] = combine(kind, a[i], a[i]);
+        bound[i] = 2 * rig->unit * fabs(want[i]);
+      }
+      ck_ok(ek_op_binary(rig->stream, ta, ta, kind, ta, spread));
+      ck_fits(rig, "over both", ta, want, bound, n);
+    }
+    ck_rig_close(rig);
+  }
+}
+END_TEST
+
+START_TEST(unary_functions) {
+  for (int c = 0; c < 2 * COUNTS; c++) {
+    if (!ck_turn(_i % ck_variants(), c)) continue;
+    const int64_t n = counts[c / 2];
+    const ek_unary kind = (ek_unary)(c % 2);
+    const double offset = 0.1;
+    struct ck_rig *rig = ck_rig_variant(_i);
+    double *x = kind == EK_UNARY_EXP ? ck_values(rig, n, -10, 10) : ck_values(rig, n, 0, 50);
+    double *want = ck_zeros(rig, n), *bound = ck_zeros(rig, n);
+    for (int64_t i = 0; i < n; i++) {
+      const long double v = (long double)x[i] + offset;
+      want[i] = (double)(kind == EK_UNARY_EXP ? expl(v) : 1 / sqrtl(v));
+      bound[i] = rig->unit * want[i] *
+                 (kind == EK_UNARY_EXP ? fabs((double)v) + offset + 8 : 4);
+    }
+    ek_tensor *tx = ck_tensor(rig, x, CK_SHAPE(n)), *y = ck_poisoned(rig, CK_SHAPE(n));
+    ck_ok(ek_op_unary(rig->stream, y, tx, kind, offset));
+    ck_fits(rig, "unary", y, want, bound, n);
+    ck_ok(ek_op_unary(rig->stream, tx, tx, kind, offset));
+    ck_same_bits("over x", ck_read(rig, tx), ck_read(rig, y), n);
+    ck_rig_close(rig);
+  }
+}
+END_TEST
+
+/* Up to the largest number of f32: e^88.7 is finite, e^89 is not. */
+START_TEST(ends_of_exp) {
+  static const double x[] = {88.5, 88.7, 89, -88.5, -200, 0, -0.0, 87, 88.7, 1, 2};
+  enum { ENDS = sizeof x / sizeof *x };
+  for (int rotation = 0; rotation < ENDS; rotation++) {
+    struct ck_rig *rig = ck_rig_open(NULL, EK_F32, 1);
+    double turned[ENDS], want[ENDS], bound[ENDS];
+    for (int i = 0; i < ENDS; i++) {
+      turned[i] = (double)(float)x[(i + rotation) % ENDS];
+      want[i] = exp(turned[i]);
+      bound[i] = rig->unit * want[i] * (fabs(turned[i]) + 8) + 0x1p-126;
+      if (want[i] > 3.5e38) want[i] = HUGE_VAL, bound[i] = 0;
+    }
+    ek_tensor *t = ck_tensor(rig, turned, CK_SHAPE(ENDS));
+    ck_ok(ek_op_unary(rig->stream, t, t, EK_UNARY_EXP, 0));
+    ck_within("exp", ck_read(rig, t), want, bound, ENDS);
     ck_rig_close(rig);
   }
 }
@@ -477,6 +583,11 @@ START_TEST(bad_numbers) {
   ek_tensor *wide = ck_poisoned(rig, CK_SHAPE(3, 5));
   ck_fails(ek_op_add(s, y, x, wide), EK_ERR_SHAPE, "add: b is 3 x 5 but a is 3 x 4");
   ck_fails(ek_op_add(s, y, x, ck_poisoned(rig, CK_SHAPE(4, 3))), EK_ERR_SHAPE, "b is 4 x 3");
+  ck_fails(ek_op_binary(s, y, x, (ek_binary)4, x, EK_SPREAD_NONE), EK_ERR_INVALID_ARGUMENT,
+           "no operation 4");
+  ck_fails(ek_op_binary(s, y, x, EK_BINARY_ADD, x, (ek_spread)3), EK_ERR_INVALID_ARGUMENT,
+           "no spread 3");
+  ck_fails(ek_op_unary(s, y, x, (ek_unary)-1, 0), EK_ERR_INVALID_ARGUMENT, "no function -1");
   ck_rig_close(rig);
 }
 END_TEST
@@ -512,6 +623,9 @@ static Suite *make_suite(void) {
   TCase *values = ck_case(suite, "values");
   tcase_add_loop_test(values, zero_fill_and_copy_are_exact, 0, ck_variants());
   tcase_add_loop_test(values, add_and_scale, 0, ck_variants());
+  tcase_add_loop_test(values, binary_operations, 0, ck_variants());
+  tcase_add_loop_test(values, unary_functions, 0, ck_variants());
+  tcase_add_test(values, ends_of_exp);
   tcase_add_loop_test(values, bias_is_added_to_every_row, 0, ck_variants());
   tcase_add_loop_test(values, column_sums, 0, ck_variants());
   tcase_add_loop_test(values, activations_both_ways, 0, ACTIVATIONS * ck_variants());

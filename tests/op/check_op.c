@@ -71,6 +71,16 @@ CALL(relu_forward, ek_op_activation_forward(s, t[0], t[1], NULL, EK_ACTIVATION_R
 CALL(relu_backward, ek_op_activation_backward(s, t[0], t[1], t[2], EK_ACTIVATION_RELU))
 CALL(gate_forward, ek_op_gate_forward(s, t[0], t[1], t[2], EK_ACTIVATION_SILU))
 CALL(gate_backward, ek_op_gate_backward(s, t[0], t[1], t[2], t[3], t[4], EK_ACTIVATION_SILU))
+CALL(multiply, ek_op_binary(s, t[0], t[1], EK_BINARY_MULTIPLY, t[2], EK_SPREAD_NONE))
+CALL(divide, ek_op_binary(s, t[0], t[1], EK_BINARY_DIVIDE, t[2], EK_SPREAD_NONE))
+CALL(subtract_rows, ek_op_binary(s, t[0], t[1], EK_BINARY_SUBTRACT, t[2], EK_SPREAD_ROWS))
+CALL(multiply_columns, ek_op_binary(s, t[0], t[1], EK_BINARY_MULTIPLY, t[2], EK_SPREAD_COLUMNS))
+CALL(rsqrt, ek_op_unary(s, t[0], t[1], EK_UNARY_RSQRT, 0.25))
+CALL(exponential, ek_op_unary(s, t[0], t[1], EK_UNARY_EXP, 0.25))
+CALL(row_sum, ek_op_row_reduce(s, t[0], EK_ROW_SUM, t[1], NULL))
+CALL(row_mean, ek_op_row_reduce(s, t[0], EK_ROW_MEAN, t[1], t[2]))
+CALL(softmax_forward, ek_op_softmax_forward(s, t[0], t[1]))
+CALL(softmax_backward, ek_op_softmax_backward(s, t[0], t[1], t[2]))
 CALL(dropout, ek_op_dropout(s, t[0], t[1], 0.5, key, 0))
 CALL(layer_norm_forward, ek_op_layer_norm_forward(s, t[0], t[1], t[2], t[3], t[4], t[5], 1e-5))
 CALL(add_layer_norm_forward,
@@ -139,6 +149,31 @@ static const struct operation operations[] = {
      gate_backward,
      false,
      {{MATRIX, RESULT}, {MATRIX, RESULT}, {MATRIX, ALL(2)}, {MATRIX, ALL(2)}, {MATRIX, ALL(1)}}},
+    {"multiply", multiply, false, {{MATRIX, RESULT}, {MATRIX, ALL(1)}, {MATRIX, ALL(1)}}},
+    {"divide",
+     divide,
+     false,
+     {{MATRIX, RESULT}, {MATRIX, ALL(1)}, {MATRIX, .reach = {1, 0, 0}}}},
+    {"subtract, by rows",
+     subtract_rows,
+     false,
+     {{MATRIX, RESULT}, {MATRIX, ALL(1)}, {COLUMN, SUM, ALL(C)}}},
+    {"multiply, by columns",
+     multiply_columns,
+     false,
+     {{MATRIX, RESULT}, {MATRIX, ALL(1)}, {ROW, ALL(R)}}},
+    {"rsqrt", rsqrt, false, {{MATRIX, RESULT}, {MATRIX, POSITIVE, .reach = {1, 0, 1}}}},
+    {"exp", exponential, false, {{MATRIX, RESULT}, {MATRIX, .reach = {1, 1, 0}}}},
+    {"row_sum", row_sum, false, {{COLUMN, SUM, RESULT}, {MATRIX, ALL(1)}}},
+    {"row_mean",
+     row_mean,
+     false,
+     {{COLUMN, SUM, RESULT}, {MATRIX, ALL(1)}, {MATRIX, ALL(1)}}},
+    {"softmax_forward", softmax_forward, false, {{MATRIX, RESULT}, {MATRIX, .reach = {C, C, 0}}}},
+    {"softmax_backward",
+     softmax_backward,
+     false,
+     {{MATRIX, RESULT}, {MATRIX, ALL(C)}, {MATRIX, ALL(C)}}},
     {"dropout", dropout, false, {{MATRIX, RESULT}, {MATRIX, ALL(1)}}},
     {"layer_norm_forward",
      layer_norm_forward,
@@ -421,8 +456,30 @@ START_TEST(no_columns) {
   if (strstr(operation->name, "layer_norm") != NULL) {
     ck_fails(run_empty(rig, operation, t, R, 0), EK_ERR_SHAPE,
              "4 x 0, which has nothing to normalise");
+  } else if (strcmp(operation->name, "row_mean") == 0) {
+    ck_fails(run_empty(rig, operation, t, R, 0), EK_ERR_SHAPE, "4 x 0, which has no mean");
   } else {
     ck_ok(run_empty(rig, operation, t, R, 0));
+  }
+  ck_rig_close(rig);
+}
+END_TEST
+
+/* Types of host memory have no operations, also where a struct was filled by hand. */
+START_TEST(unsigned_types) {
+  static const ek_type types[] = {EK_U8, EK_U16, EK_U32};
+  struct ck_rig *rig = ck_rig_variant(_i);
+  ek_tensor *y = ck_blank(rig, EK_I32, CK_SHAPE(8)), *x = ck_blank(rig, EK_I32, CK_SHAPE(8));
+  ek_tensor none = {0};
+  for (size_t i = 0; i < 3; i++) {
+    ek_tensor a = *y, b = *x;
+    a.type = b.type = types[i];
+    ck_fails(ek_op_zero(rig->stream, &a), EK_ERR_TYPE, ek_type_name(types[i]));
+    ck_fails(ek_op_copy(rig->stream, &a, &b), EK_ERR_TYPE, "a type of tensors on devices");
+    ck_fails(ek_op_scale(rig->stream, &a, &b, 2), EK_ERR_TYPE, "must be f32, f64, bf16 or f16");
+    ck_fails(ek_tensor_create(&none, rig->device, EK_MEMORY_INPUTS, types[i], CK_SHAPE(8)),
+             EK_ERR_TYPE, "is a type of tensors in host memory alone");
+    ck_assert(!ek_tensor_exists(&none));
   }
   ck_rig_close(rig);
 }
@@ -474,6 +531,7 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(empty, rows_of_nothing, 0, OPERATIONS * ck_variants());
   tcase_add_loop_test(empty, sums_of_no_rows, 0, OPERATIONS * ck_variants());
   tcase_add_loop_test(empty, no_columns, 0, OPERATIONS * ck_variants());
+  tcase_add_loop_test(ck_case(suite, "types"), unsigned_types, 0, ck_variants());
   tcase_add_loop_test(empty, other_empty_shapes, 0, ck_variants());
   return suite;
 }

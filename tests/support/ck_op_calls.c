@@ -6,6 +6,7 @@
 #include <evenkeel/elementwise.h>
 #include <evenkeel/losses.h>
 #include <evenkeel/products.h>
+#include <evenkeel/rows.h>
 
 /* ---- elementwise.h ---- */
 
@@ -44,6 +45,22 @@ static ek_status call_gate_backward(ek_stream *s, ek_tensor *const *t) {
 }
 static ek_status call_dropout(ek_stream *s, ek_tensor *const *t) {
   return ek_op_dropout(s, t[0], t[1], 0.5, (ek_random_key){1, 2, 3}, 0);
+}
+
+static ek_status call_divide(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_binary(s, t[0], t[1], EK_BINARY_DIVIDE, t[2], EK_SPREAD_NONE);
+}
+static ek_status call_multiply_rows(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_binary(s, t[0], t[1], EK_BINARY_MULTIPLY, t[2], EK_SPREAD_ROWS);
+}
+static ek_status call_add_columns(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_binary(s, t[0], t[1], EK_BINARY_ADD, t[2], EK_SPREAD_COLUMNS);
+}
+static ek_status call_rsqrt(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_unary(s, t[0], t[1], EK_UNARY_RSQRT, 1.0);
+}
+static ek_status call_exp(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_unary(s, t[0], t[1], EK_UNARY_EXP, 0.0);
 }
 
 #define MATRIX .rank = 2, .shape = {3, 4}
@@ -115,7 +132,69 @@ const struct ck_operation ck_elementwise_calls[CK_ELEMENTWISE_CALLS] = {
      call_dropout,
      2,
      {{.name = "y", .written = true, .may_be = 2, MATRIX}, {.name = "x", MATRIX}}},
+    {"binary_divide",
+     call_divide,
+     3,
+     {{.name = "y", .written = true, .may_be = 6, MATRIX},
+      {.name = "a", MATRIX},
+      {.name = "b", MATRIX}}},
+    {"binary_multiply",
+     call_multiply_rows,
+     3,
+     {{.name = "y", .written = true, .may_be = 2, MATRIX},
+      {.name = "a", MATRIX},
+      {.name = "b", .sum = true, .rank = 1, .shape = {3}}}},
+    {"binary_add",
+     call_add_columns,
+     3,
+     {{.name = "y", .written = true, .may_be = 2, MATRIX}, {.name = "a", MATRIX}, {.name = "b", ROW}}},
+    {"unary_rsqrt",
+     call_rsqrt,
+     2,
+     {{.name = "y", .written = true, .may_be = 2, MATRIX}, {.name = "x", MATRIX}}},
+    {"unary_exp",
+     call_exp,
+     2,
+     {{.name = "y", .written = true, .may_be = 2, MATRIX}, {.name = "x", MATRIX}}},
 };
+
+/* ---- rows.h ---- */
+
+static ek_status call_row_sum(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_row_reduce(s, t[0], EK_ROW_SUM, t[1], t[2]);
+}
+static ek_status call_row_mean(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_row_reduce(s, t[0], EK_ROW_MEAN, t[1], t[2]);
+}
+static ek_status call_softmax_forward(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_softmax_forward(s, t[0], t[1]);
+}
+static ek_status call_softmax_backward(ek_stream *s, ek_tensor *const *t) {
+  return ek_op_softmax_backward(s, t[0], t[1], t[2]);
+}
+
+#define REDUCED                                                                                    \
+  {                                                                                                \
+    {.name = "y", .sum = true, .written = true, .rank = 1, .shape = {3}}, {.name = "a", MATRIX}, { \
+      .name = "b", .optional = true, MATRIX                                                        \
+    }                                                                                              \
+  }
+
+const struct ck_operation ck_rows_calls[CK_ROWS_CALLS] = {
+    {"row_sum", call_row_sum, 3, REDUCED},
+    {"row_mean", call_row_mean, 3, REDUCED},
+    {"softmax_forward",
+     call_softmax_forward,
+     2,
+     {{.name = "y", .written = true, .may_be = 2, MATRIX}, {.name = "x", MATRIX}}},
+    {"softmax_backward",
+     call_softmax_backward,
+     3,
+     {{.name = "dx", .written = true, .may_be = 6, MATRIX},
+      {.name = "dy", MATRIX},
+      {.name = "y", MATRIX}}},
+};
+
 /* ---- losses.h ---- */
 
 static ek_status call_cross_entropy_forward(ek_stream *s, ek_tensor *const *t) {

@@ -81,6 +81,13 @@ ek_status ek__cpu_convert(ek_stream *stream, const struct ek__convert_args *args
 EK__CPU_RANGE(fill, elementwise, EK_OK, args->count, EK__CPU_LEAST)
 EK__CPU_RANGE(add, elementwise, EK_OK, args->count, EK__CPU_LEAST)
 EK__CPU_RANGE(scale, elementwise, EK_OK, args->count, EK__CPU_LEAST)
+EK__CPU_RANGE(binary, binary, EK_OK,
+              args->spread == EK__SPREAD_NONE ? args->rows * args->columns : args->rows,
+              args->spread == EK__SPREAD_NONE ? EK__CPU_LEAST : ek__cpu_least_rows(args->columns))
+EK__CPU_RANGE(unary, unary, EK_OK, args->count, EK__CPU_LEAST)
+EK__CPU_RANGE(row_sum, row, EK_OK, args->rows, ek__cpu_least_rows(args->columns))
+EK__CPU_RANGE(softmax_forward, row, EK_OK, args->rows, ek__cpu_least_rows(args->columns))
+EK__CPU_RANGE(softmax_backward, row, EK_OK, args->rows, ek__cpu_least_rows(args->columns))
 EK__CPU_RANGE(add_bias, matrix, EK_OK, args->rows, ek__cpu_least_rows(args->columns))
 EK__CPU_RANGE(column_sum, matrix, EK_OK, args->columns, ek__cpu_least_columns(args->rows))
 EK__CPU_RANGE(activation_forward, activation, EK_OK,

@@ -29,6 +29,11 @@ typedef void ek__range_function(const void *args, int64_t begin, int64_t end);
   X(narrow)                 /* elements; elementwise_args: the other way */                        \
   X(add)                    /* elements; elementwise_args */                                       \
   X(scale)                  /* elements; elementwise_args */                                       \
+  X(binary)                 /* elements, with a spread rows; binary_args */                        \
+  X(unary)                  /* elements; unary_args */                                             \
+  X(row_sum)                /* rows; row_args */                                                   \
+  X(softmax_forward)        /* rows; row_args */                                                   \
+  X(softmax_backward)       /* rows; row_args */                                                   \
   X(add_bias)               /* rows; matrix_args */                                                \
   X(column_sum)             /* columns; matrix_args */                                             \
   X(activation_forward)     /* elements, with a bias rows; activation_args */                      \

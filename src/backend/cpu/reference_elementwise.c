@@ -44,6 +44,74 @@ void ek__scale_f64(const void *raw, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; i++) y[i] = x[i] * args->value;
 }
 
+static double combined(enum ek__binary kind, double a, double b) {
+  switch (kind) {
+  case EK__ADD: return a + b;
+  case EK__SUBTRACT: return a - b;
+  case EK__MULTIPLY: return a * b;
+  case EK__DIVIDE: break;
+  }
+  return a / b;
+}
+
+void ek__binary_f64(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__binary_args *args = raw;
+  const double *a = args->a, *b = args->b;
+  double *y = args->y;
+  const int64_t columns = args->spread == EK__SPREAD_NONE ? 1 : args->columns;
+  for (int64_t r = begin; r < end; r++) {
+    for (int64_t c = 0; c < columns; c++) {
+      const int64_t i = r * columns + c;
+      y[i] = combined(args->kind, a[i], b[args->spread == EK__SPREAD_COLUMNS ? c : r]);
+    }
+  }
+}
+
+void ek__unary_f64(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__unary_args *args = raw;
+  const double *x = args->x;
+  double *y = args->y;
+  for (int64_t i = begin; i < end; i++) {
+    const double v = x[i] + args->offset;
+    y[i] = args->kind == EK__EXP ? exp(v) : 1.0 / sqrt(v);
+  }
+}
+
+void ek__row_sum_f64(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__row_args *args = raw;
+  double *y = args->y;
+  for (int64_t r = begin; r < end; r++) {
+    const double *a = (const double *)args->a + r * args->columns;
+    const double *b = args->b ? (const double *)args->b + r * args->columns : NULL;
+    double sum = 0.0;
+    for (int64_t c = 0; c < args->columns; c++) sum += b ? a[c] * b[c] : a[c];
+    y[r] = args->mean ? sum / (double)args->columns : sum;
+  }
+}
+
+void ek__softmax_forward_f64(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__row_args *args = raw;
+  for (int64_t r = begin; r < end; r++) {
+    const double *x = (const double *)args->a + r * args->columns;
+    double *y = (double *)args->y + r * args->columns;
+    double largest = -(double)INFINITY, sum = 0.0;
+    for (int64_t c = 0; c < args->columns; c++) largest = x[c] > largest ? x[c] : largest;
+    for (int64_t c = 0; c < args->columns; c++) sum += exp(x[c] - largest);
+    for (int64_t c = 0; c < args->columns; c++) y[c] = exp(x[c] - largest) / sum;
+  }
+}
+
+void ek__softmax_backward_f64(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__row_args *args = raw;
+  for (int64_t r = begin; r < end; r++) {
+    const double *dy = (const double *)args->a + r * args->columns;
+    const double *y = (const double *)args->b + r * args->columns;
+    double *dx = (double *)args->y + r * args->columns, sum = 0.0;
+    for (int64_t c = 0; c < args->columns; c++) sum += dy[c] * y[c];
+    for (int64_t c = 0; c < args->columns; c++) dx[c] = y[c] * (dy[c] - sum);
+  }
+}
+
 void ek__add_bias_f64(const void *raw, int64_t begin, int64_t end) {
   const struct ek__matrix_args *args = raw;
   const double *bias = args->b;

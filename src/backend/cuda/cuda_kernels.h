@@ -62,6 +62,11 @@ extern "C" {
   LAUNCHER(fill, elementwise)                                                                      \
   LAUNCHER(add, elementwise)                                                                       \
   LAUNCHER(scale, elementwise)                                                                     \
+  LAUNCHER(binary, binary)                                                                         \
+  LAUNCHER(unary, unary)                                                                           \
+  LAUNCHER(row_sum, row)                                                                           \
+  LAUNCHER(softmax_forward, row)                                                                   \
+  LAUNCHER(softmax_backward, row)                                                                  \
   LAUNCHER(add_bias, matrix)                                                                       \
   LAUNCHER(column_sum, matrix)                                                                     \
   LAUNCHER(activation_forward, activation)                                                         \

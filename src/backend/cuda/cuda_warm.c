@@ -57,6 +57,9 @@ struct samples {
   struct ek__elementwise_args elementwise;
   struct ek__matrix_args matrix;
   struct ek__activation_args activation;
+  struct ek__binary_args binary;
+  struct ek__unary_args unary;
+  struct ek__row_args row;
   struct ek__dropout_args dropout;
   struct ek__layer_norm_args layer_norm;
   struct ek__lookup_args lookup;
@@ -82,6 +85,23 @@ static struct samples samples_of(void *const part[PARTS], ek_type type) {
                      .rows = ROWS,
                      .columns = WIDTH,
                      .types = types},
+      .binary = {.y = part[0],
+                 .a = part[1],
+                 .b = part[2],
+                 .rows = ROWS,
+                 .columns = WIDTH,
+                 .types = types},
+      .unary = {.y = part[0],
+                .x = part[1],
+                .count = (int64_t)ROWS * WIDTH,
+                .offset = 1,
+                .types = types},
+      .row = {.y = part[0],
+              .a = part[1],
+              .b = part[2],
+              .rows = ROWS,
+              .columns = WIDTH,
+              .types = types},
       .dropout = {.y = part[0],
                   .x = part[1],
                   .samples = ROWS,
@@ -213,6 +233,10 @@ static cudaError_t warm_samples(const struct ek__cuda_place *at, struct samples 
                                 void *const part[PARTS]) {
   cudaError_t error = cudaSuccess;
   EK__CUDA_LAUNCHER_LIST(WARM)
+  of->binary.spread = EK__SPREAD_ROWS;
+  WARM(binary, binary)
+  of->binary.spread = EK__SPREAD_COLUMNS;
+  WARM(binary, binary)
   of->layer_norm.residual = part[7];
   WARM(layer_norm_forward, layer_norm)
   WARM(layer_norm_backward, layer_norm)

@@ -5,6 +5,9 @@
  * bound. A destination may be a source itself, so nothing is `restrict`.
  */
 #include "backend/cpu/isa/isa.h"
+#include "backend/cpu/isa/vector_exp.h"
+
+#include <math.h>
 
 /* From this many bytes on a fill goes past the caches, which could not hold it anyway and would
  * read what is overwritten: twice as fast. */
@@ -69,6 +72,82 @@ void EK_ISA_NAME(scale)(const void *raw, int64_t begin, int64_t end) {
     X_BOTH(v.of[j] *= factor);
     x_put_pair(y + i, x_quiet_pair(v), n);
   });
+}
+
+/* v OP= operand, by kind; each loop is compiled for itself. */
+#define BINARY(args, LOOP)                                                                         \
+  switch ((args)->kind) {                                                                          \
+  case EK__ADD: LOOP(+=); break;                                                                   \
+  case EK__SUBTRACT: LOOP(-=); break;                                                              \
+  case EK__MULTIPLY: LOOP(*=); break;                                                              \
+  case EK__DIVIDE: LOOP(/=); break;                                                                \
+  }
+
+static void combine(const struct ek__binary_args *args, value *y, const value *a, const value *b,
+                    int64_t count) {
+#define PAIRWISE(OP)                                                                               \
+  X_PAIRS(0, count, {                                                                              \
+    const struct pair other = x_get_pair(b + i, n);                                                \
+    struct pair v = x_get_pair(a + i, n);                                                          \
+    X_BOTH(v.of[j] OP other.of[j]);                                                                \
+    x_put_pair(y + i, x_quiet_pair(v), n);                                                         \
+  })
+  BINARY(args, PAIRWISE)
+#undef PAIRWISE
+}
+
+static void combine_with(const struct ek__binary_args *args, value *y, const value *a, float b,
+                         int64_t count) {
+  const vec other = v_set(b);
+#define WITH_ONE(OP)                                                                               \
+  X_PAIRS(0, count, {                                                                              \
+    struct pair v = x_get_pair(a + i, n);                                                          \
+    X_BOTH(v.of[j] OP other);                                                                      \
+    x_put_pair(y + i, x_quiet_pair(v), n);                                                         \
+  })
+  BINARY(args, WITH_ONE)
+#undef WITH_ONE
+}
+
+void EK_ISA_NAME(binary)(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__binary_args *args = raw;
+  const value *a = args->a, *b = args->b;
+  const int64_t columns = args->columns;
+  value *y = args->y;
+  if (args->spread == EK__SPREAD_NONE) {
+    combine(args, y + begin, a + begin, b + begin, end - begin);
+    return;
+  }
+  for (int64_t r = begin; r < end; r++) {
+    if (args->spread == EK__SPREAD_COLUMNS) {
+      combine(args, y + r * columns, a + r * columns, b, columns);
+    } else {
+      combine_with(args, y + r * columns, a + r * columns, ((const float *)args->b)[r], columns);
+    }
+  }
+}
+
+/* e^x up to the largest float, beyond the end of x_exp(): rare, and so one by one. */
+static vec exp_of(vec x) {
+  const vec near = x_exp(x);
+  if (v_sum(v_less(v_set(88.0f), x, v_set(1.0f), v_set(0.0f))) == 0.0f) return near;
+  vec all = near;
+  for (int k = 0; k < W; k++) {
+    if (x[k] > 88.0f) all[k] = expf(x[k]);
+  }
+  return all;
+}
+
+void EK_ISA_NAME(unary)(const void *raw, int64_t begin, int64_t end) {
+  const struct ek__unary_args *args = raw;
+  const value *x = args->x;
+  value *y = args->y;
+  const vec offset = v_set((float)args->offset);
+  if (args->kind == EK__EXP) {
+    V_EACH(begin, end, x_put(y + i, exp_of(x_get(x + i, n) + offset), n));
+  } else {
+    V_EACH(begin, end, x_put(y + i, 1.0f / v_sqrt(x_get(x + i, n) + offset), n));
+  }
 }
 
 void EK_ISA_NAME(add_bias)(const void *raw, int64_t begin, int64_t end) {
