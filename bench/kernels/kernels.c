@@ -22,6 +22,24 @@ static ek_status call_add(struct bed *bed) {
   return ek_op_add(bed->stream, &bed->large[2], &bed->large[0], &bed->large[1]);
 }
 
+static ek_status call_multiply_rows(struct bed *bed) {
+  return ek_op_binary(bed->stream, &bed->large[1], &bed->large[0], EK_BINARY_MULTIPLY,
+                      &bed->per_row[0], EK_SPREAD_ROWS);
+}
+
+static ek_status call_row_mean(struct bed *bed) {
+  return ek_op_row_reduce(bed->stream, &bed->per_row[0], EK_ROW_MEAN, &bed->large[0],
+                          &bed->large[0]);
+}
+
+static ek_status call_softmax_forward(struct bed *bed) {
+  return ek_op_softmax_forward(bed->stream, &bed->large[1], &bed->large[0]);
+}
+
+static ek_status call_softmax_backward(struct bed *bed) {
+  return ek_op_softmax_backward(bed->stream, &bed->large[2], &bed->large[1], &bed->large[0]);
+}
+
 static ek_status call_adamw(struct bed *bed) {
   const ek_adamw_terms terms = {.learning_rate = 3e-4,
                                 .beta1 = 0.9,
@@ -106,6 +124,28 @@ static const struct kernel kernels[] = {
      .values = 3,
      .large = 3,
      .call = call_gelu_backward},
+    {.name = "multiply_rows",
+     .columns = WIDTH,
+     .values = 2,
+     .large = 2,
+     .per_row = 1,
+     .call = call_multiply_rows},
+    {.name = "row_mean",
+     .columns = WIDTH,
+     .values = 1,
+     .large = 1,
+     .per_row = 1,
+     .call = call_row_mean},
+    {.name = "softmax_forward",
+     .columns = WIDTH,
+     .values = 2,
+     .large = 2,
+     .call = call_softmax_forward},
+    {.name = "softmax_backward",
+     .columns = WIDTH,
+     .values = 3,
+     .large = 3,
+     .call = call_softmax_backward},
     {.name = "add", .columns = WIDTH, .values = 3, .large = 3, .call = call_add},
     {.name = "adamw", .columns = WIDTH, .sums = 7, .large = 4, .state = true, .call = call_adamw},
 };
