@@ -97,7 +97,8 @@ static int create(struct output *output) {
   for (int i = 0; i < MOST_LEFT_BEHIND && descriptor < 0; i++) {
     free(output->temporary);
     output->temporary = name_beside(output->target, i);
-    descriptor = open(output->temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
+    descriptor =
+        open(output->temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
     if (descriptor < 0 && errno != EEXIST) return -1;
   }
   if (descriptor < 0) return -1;
@@ -132,7 +133,8 @@ bool output_prepare(struct output *output) {
 /* Device and number of the folder that a file is in; false: there is none. */
 static bool find_folder(struct stat *about, const char *target) {
   const char *slash = strrchr(target, '/');
-  char *folder = slash == NULL ? need_copy(".", 1) : need_copy(target, (size_t)(slash - target) + 1);
+  char *folder =
+      slash == NULL ? need_copy(".", 1) : need_copy(target, (size_t)(slash - target) + 1);
   const bool found = stat(folder, about) == 0;
   free(folder);
   return found;
@@ -146,7 +148,8 @@ static const char *name_within(const char *target) {
 /* One name in one folder, or one file under two names. */
 bool output_is_same(const struct output *left, const struct output *right) {
   struct stat one, other;
-  if (left->target == NULL || right->target == NULL) return false; /* pipes take one after another */
+  /* Pipes take one after another. */
+  if (left->target == NULL || right->target == NULL) return false;
   if (stat(left->target, &one) == 0 && stat(right->target, &other) == 0) {
     return one.st_dev == other.st_dev && one.st_ino == other.st_ino;
   }

@@ -278,7 +278,7 @@ static void peaks_row(struct grid *grid, const struct memory_result *result, siz
   }
 }
 
-/* Outputs and activations stay longest: the modes differ in the first, the batch makes the second. */
+/* Outputs and activations stay longest: modes differ in the first, the batch makes the second. */
 static int leave_out_order(ek_memory_category category) {
   switch (category) {
   case EK_MEMORY_OUTPUTS: return 0;

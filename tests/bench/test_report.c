@@ -256,9 +256,10 @@ START_TEST(numbers_do_not_overlap) {
   const char *next = text;
   while ((next = strstr(next, "<text class=\"middle\" ")) != NULL) {
     ck_assert_uint_lt(count, POINTS);
-    ck_assert_int_eq(sscanf(next, "<text class=\"middle\" x=\"%lf%%\" y=\"%lf\" dx=\"%lf\" dy=\"%lf",
-                            &x[count], &y[count], &dx[count], &dy[count]),
-                     4);
+    const int read = sscanf(
+        next, "<text class=\"middle\" x=\"%lf%%\" y=\"%lf\" dx=\"%lf\" dy=\"%lf", &x[count],
+        &y[count], &dx[count], &dy[count]);
+    ck_assert_int_eq(read, 4);
     count++;
     next++;
   }

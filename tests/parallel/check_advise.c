@@ -404,7 +404,7 @@ static ek_status build_nothing(void *context, const ek_settings *settings, ek_mo
 
 /* ---- batches of any size ---- */
 
-/* Samples of the fullest device in a step of `parts` micro-batches, one micro-batch after another. */
+/* Samples of the fullest device in a step of `parts` micro-batches, one after another. */
 static int64_t rows_of_step(int64_t samples, int64_t devices, int64_t parts) {
   int64_t rows = 0;
   for (int64_t i = 0; i < parts; i++) {
