@@ -491,7 +491,8 @@ START_TEST(cuts_are_those_of_a_search_row_by_row) {
 }
 END_TEST
 
-/* Nothing of a batch is read, so that its tokens need not be there. */
+/* Nothing of a batch is read, so that its tokens need not be there. The searches take some tenths of
+ * a second of an idle processor; one that looks at the samples would take minutes for the first. */
 START_TEST(a_batch_may_have_any_size) {
   struct subject s;
   ek_advice best;
@@ -505,7 +506,7 @@ START_TEST(a_batch_may_have_any_size) {
   s.tokens.shape[0] = (INT64_C(1) << 40) + 1;
   ck_ok(ek_advise(&best, &count, 1, "plan:4@1MiB", &s.task));
   const double seconds = (double)(clock() - start) / CLOCKS_PER_SEC;
-  ck_assert_msg(seconds < (EVERY > 1 ? 20 : 2), "two searches took %.1f s of the processor",
+  ck_assert_msg(seconds < 20, "two searches took %.1f s of the processor",
                 seconds);
   subject_close(&s);
 }
