@@ -24,7 +24,8 @@ enum { INTEGERS = sizeof integers / sizeof *integers };
 struct run {
   const struct ck_workload *workload;
   ek_trainer_options options;
-  bool joined; /* the model and its loss are one module */
+  bool joined;  /* the model and its loss are one module */
+  bool planned; /* on `plan` devices, which compute nothing */
   double losses[STEPS], evaluated;
   uint64_t peaks[DEVICES];
   float predicted[MOST_OUTPUTS];
@@ -50,7 +51,7 @@ static void open_trainer(ek_trainer **trainer, const struct run *run) {
   ck_ok(run->workload->criterion(&criterion, EK_REDUCTION_MEAN));
   ck_ok(ck_clipped_adamw(&rule));
   if (run->joined) ck_ok(ek_with_criterion_create(&joined, module, criterion));
-  ck_ok(ek_trainer_open(trainer, ck_spec("cpu:3"), run->joined ? joined : module,
+  ck_ok(ek_trainer_open(trainer, run->planned ? "plan:3" : ck_spec("cpu:3"), run->joined ? joined : module,
                         run->joined ? NULL : criterion, rule, &run->options));
   ek_optimizer_free(rule);
   ek_criterion_free(criterion);
@@ -91,7 +92,7 @@ static void train(struct run *run, const struct ck_batch *batch) {
   }
   ck_ok(ek_trainer_evaluate(&run->evaluated, NULL, trainer, batch->input, batch->inputs,
                             batch->target, batch->targets));
-  predict(run, trainer, batch);
+  if (!run->planned) predict(run, trainer, batch);
   ck_ok(ek_trainer_free(trainer));
 }
 
@@ -214,6 +215,33 @@ START_TEST(pixels_and_their_targets) {
 }
 END_TEST
 
+/* ---- plans ---- */
+
+/* A plan counts for converted tokens and pixels the bytes that CPUs hold. */
+START_TEST(planned_bytes_are_real_bytes) {
+  const bool tokens = _i < CK_MODES;
+  if (strcmp(ck_spec("cpu:3"), "cpu:3") != 0) return; /* `plan` counts as CPUs do */
+  struct run real = run_of(tokens ? "gpt" : "mlp", _i), planned = real;
+  planned.planned = true;
+  struct ck_batch batch = ck_batch_make(real.workload, EK_F32, SAMPLES, 0, 5), other = batch;
+  if (tokens) {
+    other.input[0] = turned(&batch.input[0], EK_U16);
+    other.target[0] = turned(&batch.target[0], EK_I64);
+  } else {
+    make_pixels(&other.input[0], &batch.input[0], &scalings[0]);
+    real.options.input_scaling = planned.options.input_scaling = scalings;
+    real.options.input_scaling_count = planned.options.input_scaling_count = 1;
+  }
+  train(&real, &other);
+  train(&planned, &other);
+  for (int k = 0; k < DEVICES; k++) ck_assert_uint_eq(planned.peaks[k], real.peaks[k]);
+  ck_assert_uint_gt(real.peaks[0], 0);
+  free(other.input[0].data);
+  if (tokens) free(other.target[0].data);
+  ck_batch_free(&batch);
+}
+END_TEST
+
 /* ---- what is refused ---- */
 
 START_TEST(wrong_inputs_lose_nothing) {
@@ -296,6 +324,7 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(types, tokens_and_classes, 0, 2 * CK_MODES);
   tcase_add_loop_test(types, few_samples, 0, CK_MODES);
   tcase_add_loop_test(types, pixels_and_their_targets, 0, 2 * CK_MODES);
+  tcase_add_loop_test(types, planned_bytes_are_real_bytes, 0, 2 * CK_MODES);
   tcase_add_loop_test(errors, wrong_inputs_lose_nothing, 0, CK_MODES);
   tcase_add_test(errors, wrong_scalings);
   return suite;
