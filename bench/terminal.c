@@ -31,7 +31,7 @@ static const char erase_line[] = "\r\033[K";
 static bool people; /* stderr is a terminal and may be written to freely */
 static bool colours;
 static struct {
-  size_t run, runs; /* runs 0: nobody knows how many */
+  size_t run, runs; /* runs 0: not known */
   double start;     /* 0: not yet */
 } progress;
 static volatile sig_atomic_t bar_is_visible; /* read by the signal handler */

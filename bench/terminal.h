@@ -36,7 +36,7 @@ void say_note(const char *format, ...) BENCH_PRINTF(1, 2);
 
 /*
  * The command is at run number `run` of `runs`, which take about as long as each other, or, where
- * `runs` is 0, of nobody knows how many. The first call starts the clock.
+ * `runs` is 0 where the number is not known. The first call starts the clock.
  */
 void progress_run(size_t run, size_t runs);
 

@@ -57,7 +57,7 @@ struct ek_checkpoint_write {
   uint64_t page, begin, end; /* of the file: entries lie from `begin` on, which is in this page */
   size_t piece;
   char *memory;               /* in the background: for all from `page` on, */
-  char *image;                /* which lies here in it, at a page */
+  char *image;                /* it begins here, at a page */
   struct ek__process process; /* which has the thread */
   pthread_t thread;
   bool joined;

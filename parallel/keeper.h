@@ -64,8 +64,8 @@ ek_status ek__keeper_settle(struct ek__keeper *keeper, size_t end);
 static inline uint64_t ek__keeper_about(const struct ek__keeper *keeper, size_t bucket) {
   return keeper->trail * UINT64_C(0x9e3779b97f4a7c15) + bucket + 1;
 }
-/* Puts a step of a pass into the trail: an ek__way for a node that is entered, or one of these. Only
- * where values are gathered do all devices run the model. */
+/* Puts a step of a pass into the trail: an ek__way for a node that is entered, or one of these.
+ * Only where values are gathered do all devices run the model. */
 enum { EK__TRAIL_LEFT = EK__WAY_BACKWARD + 1, EK__TRAIL_COMPLETE, EK__TRAIL_ENDED };
 static inline void ek__keeper_note(struct ek__keeper *keeper, unsigned step, size_t number) {
 #ifdef NDEBUG

@@ -101,7 +101,7 @@ void ek__batch_cut(struct ek__batch_part *part, const struct ek__batch *batch, i
 struct rows_job {
   ek_shards *whole;
   const ek_shards *rows;
-  ek_tensor like; /* of a part of the whole, but for the rows */
+  ek_tensor like; /* of a part of the whole, except the rows */
   int64_t first;  /* row of the whole with which `rows` begin */
 };
 

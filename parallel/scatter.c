@@ -177,9 +177,8 @@ ek_status ek__intake_choose(struct ek__conversion *intake, const char *who, cons
 ek_status ek__intake_of(struct ek__conversion *intake, const char *who,
                         const struct ek__intakes *intakes, size_t number,
                         const ek_tensor *source) {
-  const ek_input_scaling *scaling =
-      number < intakes->count && intakes->scalings[number].channels != 0 ? &intakes->scalings[number]
-                                                                          : NULL;
+  const bool scaled = number < intakes->count && intakes->scalings[number].channels != 0;
+  const ek_input_scaling *scaling = scaled ? &intakes->scalings[number] : NULL;
   const ek_type type = scaling != NULL
                            ? intakes->floating
                            : ek_module_input_type(intakes->module, intakes->first + number);

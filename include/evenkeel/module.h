@@ -305,8 +305,9 @@ typedef struct ek_parameter_options {
  *       {.pattern = "*.bias", .no_decay = true}};
  *
  * If several patterns match a parameter, the last one applies, alone: here "head.bias" has the
- * plain learning rate, and "encoder.0.bias" is trained. A parameter that its module declares frozen stays
- * frozen. A weight decay of a pattern also applies to parameters that are declared without decay.
+ * plain learning rate, and "encoder.0.bias" is trained. A parameter that its module declares frozen
+ * stays frozen. A weight decay of a pattern also applies to parameters that are declared without
+ * decay.
  */
 typedef struct ek_parameter_pattern {
   const char *pattern;

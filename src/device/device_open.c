@@ -93,7 +93,7 @@ ek_status ek__device_check_unused(const ek_device *device, const char *who) {
     return ek_error_set(EK_ERR_STATE, "%s: tensors still lie on %s: %s", who, device->name, held);
   }
   if (ek__arena_without_bytes(ek__device_arena(device)) > 0) {
-    return ek_error_set(EK_ERR_STATE, "%s: a tensor without elements still lies on %s", who,
+    return ek_error_set(EK_ERR_STATE, "%s: a tensor without elements is still on %s", who,
                         device->name);
   }
   if (atomic_load(&device->events) == 0) return EK_OK;

@@ -259,7 +259,7 @@ static ek_status uneven_forward(const ek_module *self, ek_pass *pass, const ek_t
 static ek_status uneven_backward(const ek_module *self, ek_pass *pass,
                                  const ek_tensor *grad_outputs, ek_tensor *grad_inputs) {
   (void)self, (void)pass, (void)grad_outputs, (void)grad_inputs;
-  return ek_error_set(EK_ERR_INTERNAL, "nobody goes back");
+  return ek_error_set(EK_ERR_INTERNAL, "this module has no backward");
 }
 
 static void uneven_free(ek_module *self) {
