@@ -19,6 +19,7 @@
 #include "core/alloc.h"
 #include "core/error.h"
 #include "core/options.h"
+#include "core/sizes.h"
 #include "device/device_internal.h"
 #include "device/ledger.h"
 #include "micro_batches.h"
@@ -345,7 +346,7 @@ static ek_status nothing_fits(const struct search *s) {
       ek_recompute_format(recompute, &settings->recompute),
       settings->fused_loss ? "fused" : "whole", (long long)settings->micro_batches,
       settings->micro_batches == 1 ? "" : "es",
-      ek__ledger_size(missing, sizeof missing, nearest->missing_bytes));
+      ek__size_text(missing, sizeof missing, nearest->missing_bytes));
 }
 
 static ek_status find(struct search *s, const char *devices) {

@@ -1,5 +1,5 @@
 /*
- * sizes.h - arithmetic of sizes that says when it does not fit.
+ * sizes.h - arithmetic of sizes that says when it does not fit, and sizes as text.
  */
 #ifndef EK_SIZES_H
 #define EK_SIZES_H
@@ -8,6 +8,9 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+
+/* "1.50 GiB"; 32 characters are room for any. Returns `buffer`. */
+const char *ek__size_text(char *buffer, size_t size, uint64_t bytes);
 
 /* *result = a * b for a, b >= 0; false if it does not fit in 63 bits. */
 static inline bool ek__multiply(int64_t *result, int64_t a, int64_t b) {

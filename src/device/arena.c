@@ -205,11 +205,11 @@ static ek_status out_of_memory(struct ek__arena *arena, ek_memory_category categ
       EK_ERR_OUT_OF_MEMORY,
       "%s: out of memory: %s%s (%llu bytes) for %s, largest free block %s (%llu bytes), capacity "
       "%s, held %s: %s%s%s",
-      ek_device_name(arena->device), why, ek__ledger_size(wanted, sizeof wanted, bytes),
+      ek_device_name(arena->device), why, ek__size_text(wanted, sizeof wanted, bytes),
       (unsigned long long)bytes, ek_memory_category_name(category),
-      ek__ledger_size(free_text, sizeof free_text, largest), (unsigned long long)largest,
-      ek__ledger_size(capacity, sizeof capacity, arena->capacity),
-      ek__ledger_size(total, sizeof total, arena->current_total), held,
+      ek__size_text(free_text, sizeof free_text, largest), (unsigned long long)largest,
+      ek__size_text(capacity, sizeof capacity, arena->capacity),
+      ek__size_text(total, sizeof total, arena->current_total), held,
       holders[0] != '\0' ? "; most by modules: " : "", holders);
 }
 

@@ -16,6 +16,7 @@
 
 #include "core/error.h"
 #include "core/log_internal.h"
+#include "core/sizes.h"
 #include "device/device_internal.h"
 #include "device/ledger.h"
 
@@ -80,7 +81,7 @@ static ek_status overrun(const struct ek_memory *memory, uint64_t distance, cons
                       "%s: memory was overwritten beside a tensor of %s (%llu bytes), charged to "
                       "%s: %llu byte%s %s",
                       ek_device_name(memory->arena->device),
-                      ek__ledger_size(size, sizeof size, memory->wanted),
+                      ek__size_text(size, sizeof size, memory->wanted),
                       (unsigned long long)memory->wanted, ek_memory_category_name(memory->category),
                       (unsigned long long)distance, distance == 1 ? "" : "s", where);
 }

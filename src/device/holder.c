@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "core/process.h"
+#include "core/sizes.h"
 #include "device/arena.h"
 #include "device/ledger.h"
 
@@ -152,7 +153,7 @@ void ek__holders_describe(char *buffer, size_t size, const struct ek__arena *are
     if (list[i].holder == NULL) continue;
     ek__holding_name(name, sizeof name, &list[i]);
     const int written = snprintf(buffer + used, size - used, "%s%s %s", named > 0 ? ", " : "", name,
-                                 ek__ledger_size(bytes, sizeof bytes, list[i].bytes));
+                                 ek__size_text(bytes, sizeof bytes, list[i].bytes));
     if (written > 0) used += (size_t)written;
     named++;
   }

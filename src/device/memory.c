@@ -13,6 +13,7 @@
 
 #include "core/alloc.h"
 #include "core/error.h"
+#include "core/sizes.h"
 #include "device/device_internal.h"
 #include "device/ledger.h"
 
@@ -58,7 +59,7 @@ static void append_row(struct text *text, const char *name, const ek_group *grou
   for (size_t i = 0; i < ek_group_size(group); i++) {
     const uint64_t bytes = *(const uint64_t *)(const void *)((const char *)&usages[i] + offset);
     char number[32];
-    append(text, "  %*s", column_width(group, i), ek__ledger_size(number, sizeof number, bytes));
+    append(text, "  %*s", column_width(group, i), ek__size_text(number, sizeof number, bytes));
   }
   append(text, "\n");
 }

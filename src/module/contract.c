@@ -19,6 +19,7 @@
 
 #include "core/alloc.h"
 #include "core/error.h"
+#include "core/sizes.h"
 #include "device/flaw.h"
 #include "device/ledger.h"
 #include "device/types.h"
@@ -133,7 +134,7 @@ static ek_status check_workspace(const ek_pass *pass) {
   if (now <= before) return EK_OK;
   char size[32];
   return ek_error_set(EK_ERR_STATE, "%s of workspace were not freed before it returned",
-                      ek__ledger_size(size, sizeof size, now - before));
+                      ek__size_text(size, sizeof size, now - before));
 }
 
 /* How many of the tensors lie in `memory`. */

@@ -16,6 +16,7 @@
 
 #include "core/alloc.h"
 #include "core/error.h"
+#include "core/sizes.h"
 #include "device/device_spec.h"
 #include "device/ledger.h"
 #include "module/composite.h"
@@ -124,9 +125,9 @@ ek_status ek_recompute_plan(ek_recompute *recompute, uint64_t *peak, uint64_t by
   char room[32], needed[32];
   return ek_error_set(EK_ERR_OUT_OF_MEMORY,
                       "recompute: nothing fits %s; %s comes nearest, with %s",
-                      ek__ledger_size(room, sizeof room, bytes),
+                      ek__size_text(room, sizeof room, bytes),
                       ek_recompute_format(text, &by_cost[nearest]),
-                      ek__ledger_size(needed, sizeof needed, least));
+                      ek__size_text(needed, sizeof needed, least));
 }
 
 /* ---- one module ---- */

@@ -21,12 +21,15 @@
 #include "backend/cpu/cpu_limits.h"
 #include "core/alloc.h"
 #include "core/error.h"
+#include "core/sizes.h"
 
 #define HUGE_PAGE ((uint64_t)2 << 20)
 
 static ek_status refused(const char *what, uint64_t bytes) {
-  return ek_error_set(EK_ERR_OUT_OF_MEMORY, "the system refused to %s %llu bytes: %s", what,
-                      (unsigned long long)bytes, strerror(errno));
+  const int error = errno;
+  char size[32];
+  return ek_error_set(EK_ERR_OUT_OF_MEMORY, "the system refused to %s %s: %s", what,
+                      ek__size_text(size, sizeof size, bytes), strerror(error));
 }
 
 /* The part of a container's memory that arenas may fill: the rest of the process grows too (stacks,

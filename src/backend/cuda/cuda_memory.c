@@ -8,8 +8,6 @@
  * in a line of its own. What may still be added to it has its place in the reserve (cuda_warm.c),
  * which a cap that somebody gave may use.
  */
-#include <inttypes.h>
-
 #include "backend/cuda/cuda_internal.h"
 
 static uint64_t whole_units(uint64_t bytes) { return bytes & ~(uint64_t)(EK_MEMORY_UNIT - 1); }
@@ -23,9 +21,10 @@ static uint64_t default_capacity(const struct ek__cuda_gpu *gpu, uint64_t free_b
 static ek_status no_memory(const struct ek__cuda_gpu *gpu, uint64_t capacity, uint64_t free_bytes) {
   return ek__cuda_host->error_set(
       EK_ERR_OUT_OF_MEMORY,
-      "cuda:%d: out of memory: %zu device%s of %" PRIu64 " bytes do not fit into the %" PRIu64
-      " bytes that the GPU has free",
-      gpu->physical, gpu->count, gpu->count == 1 ? "" : "s", capacity, free_bytes);
+      "cuda:%d: out of memory: %zu device%s of %.1f MiB do not fit into the %.1f MiB that the GPU "
+      "has free",
+      gpu->physical, gpu->count, gpu->count == 1 ? "" : "s", (double)capacity / 1048576,
+      (double)free_bytes / 1048576);
 }
 
 static void report(const struct ek__cuda_gpu *gpu, uint64_t total) {

@@ -15,6 +15,7 @@
 #include <stdio.h>
 
 #include "core/error.h"
+#include "core/sizes.h"
 
 #define MEMORY_BYTES ((uint64_t)1 << 50)
 #define FIRST_BASE ((uint64_t)1 << 60)
@@ -40,9 +41,11 @@ static ek_status memory_size(uint64_t *bytes, const ek_device *device, size_t de
 static ek_status memory_reserve(void **base, uint64_t bytes, const ek_device *device) {
   (void)device;
   static atomic_uint next;
+  char most[32], wanted[32];
   EK__FAIL_IF(bytes > MEMORY_BYTES, EK_ERR_OUT_OF_MEMORY,
-              "a plan device has at most %llu bytes, not %llu", (unsigned long long)MEMORY_BYTES,
-              (unsigned long long)bytes);
+              "a plan device has at most %s, not %s",
+              ek__size_text(most, sizeof most, MEMORY_BYTES),
+              ek__size_text(wanted, sizeof wanted, bytes));
   const uint64_t number = atomic_fetch_add(&next, 1u) % BASES;
   *base = (void *)(uintptr_t)(FIRST_BASE + number * BASE_STEP);
   return EK_OK;
