@@ -465,7 +465,7 @@ static bool is_cut_as_row_by_row(const struct subject *s, const char *spec, int6
 START_TEST(cuts_are_those_of_a_search_row_by_row) {
   struct ck_random random = ck_random_start(300);
   int chosen = 0, evener = 0;
-  for (int round = 0; round < (EVERY > 1 ? 3 : 8); round++) {
+  for (int round = 0; round < 8; round++) {
     struct subject s;
     ek_advice all[MOST];
     char spec[64], what[160];

@@ -63,11 +63,12 @@ template <class T, class S>
 __global__ void __launch_bounds__(BLOCK) sum_kernel(rows_of<T, S> of) {
   __shared__ S scratch[WARP];
   each_row(of.rows, [&](int64_t r) {
-    const T *a = of.a + r * of.columns, *b = of.b + r * of.columns;
+    const T *a = of.a + r * of.columns;
     S sum = S(0);
     if (of.b == NULL) {
       each_column(of.columns, [&](int64_t c) { sum += S(a[c]); });
     } else {
+      const T *b = of.b + r * of.columns;
       each_column(of.columns, [&](int64_t c) { sum += S(a[c]) * S(b[c]); });
     }
     sum = team_sum(sum, scratch);
