@@ -49,19 +49,14 @@ set(EVENKEEL_ISA_SETS "avx2;avx512"
     CACHE STRING "Instruction sets beside the baseline: native, or a list of avx2 and avx512")
 mark_as_advanced(EVENKEEL_ISA_SETS)
 file(GLOB EVENKEEL_ISA_SOURCES CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/backend/cpu/isa/*.c")
-# Those on tiles of a matrix unit: for bf16, once per instruction set with tiles in plain C, and once with AMX where
-# AVX-512 is compiled, which every processor with AMX has.
-file(GLOB EVENKEEL_TILE_SOURCES CONFIGURE_DEPENDS "${PROJECT_SOURCE_DIR}/src/backend/cpu/tiles/*.c")
 
 # Adds one object library per instruction set and type from EVENKEEL_ISA_SOURCES, lists them in
-# EVENKEEL_ISA_TARGETS, and tells `dispatcher` which sets exist (EK_HAVE_ISA_AVX2, ..._AVX512); likewise from
-# EVENKEEL_TILE_SOURCES (EK_HAVE_ISA_AMX).
+# EVENKEEL_ISA_TARGETS, and tells `dispatcher` which sets exist (EK_HAVE_ISA_AVX2, ..._AVX512).
 # A kernel source sees
 #   EK_ISA_SUFFIX  _baseline_f32, _avx2_bf16, .. to give its functions distinct names
 #   EK_ISA_avx2    (or _baseline, _avx512) defined to 1, to ask with #ifdef
 #   EK_ISA_WIDTH   floats in one vector: 4, 8 or 16
 #   EK_VALUE_bf16  (or _f32, _f16) defined to 1: what values are in memory
-#   EK_TILES_amx   defined to 1 where tiles are AMX's, with the suffix _amx_bf16 and vectors of AVX-512
 function(evenkeel_add_isa_objects dispatcher)
   set(EVENKEEL_ISA_TARGETS "" PARENT_SCOPE)
   if(NOT EVENKEEL_ISA_SOURCES)
@@ -79,7 +74,6 @@ function(evenkeel_add_isa_objects dispatcher)
   set(avx2_flags -mavx2 -mfma -mf16c)
   set(avx512_flags -mavx512f -mavx512bw -mavx512dq -mavx512vl -mfma -mf16c
                    -mprefer-vector-width=512)
-  set(amx_flags -mamx-tile -mamx-bf16)
   set(avx2_features avx2 fma) # what cpu_dispatch.c asks for; F16C comes with AVX2
   set(avx512_features avx512f avx512bw avx512dq avx512vl fma)
   set(baseline_width 4)
@@ -117,32 +111,17 @@ function(evenkeel_add_isa_objects dispatcher)
   endif()
 
   set(targets "")
-  macro(evenkeel_add_isa_object target isa suffix value)
-    add_library(${target} OBJECT ${ARGN})
-    evenkeel_library_flags(${target})
-    target_compile_definitions(
-      ${target} PRIVATE EK_ISA_SUFFIX=_${suffix}_${value} EK_ISA_${isa}=1 EK_VALUE_${value}=1
-                        EK_ISA_WIDTH=${${isa}_width})
-    target_compile_options(${target} PRIVATE ${common} ${${isa}_flags})
-    list(APPEND targets ${target})
-  endmacro()
   foreach(isa IN LISTS sets)
     foreach(value f32 bf16 f16)
-      evenkeel_add_isa_object(evenkeel_isa_${isa}_${value} ${isa} ${isa} ${value} ${EVENKEEL_ISA_SOURCES})
+      set(target evenkeel_isa_${isa}_${value})
+      add_library(${target} OBJECT ${EVENKEEL_ISA_SOURCES})
+      evenkeel_library_flags(${target})
+      target_compile_definitions(
+        ${target} PRIVATE EK_ISA_SUFFIX=_${isa}_${value} EK_ISA_${isa}=1 EK_VALUE_${value}=1
+                          EK_ISA_WIDTH=${${isa}_width})
+      target_compile_options(${target} PRIVATE ${common} ${${isa}_flags})
+      list(APPEND targets ${target})
     endforeach()
-    evenkeel_add_isa_object(evenkeel_tiles_${isa} ${isa} ${isa} bf16 ${EVENKEEL_TILE_SOURCES})
   endforeach()
-  if("avx512" IN_LIST sets)
-    list(JOIN amx_flags " " flags)
-    check_c_compiler_flag("${flags}" EVENKEEL_COMPILER_HAS_AMX)
-    if(EVENKEEL_COMPILER_HAS_AMX)
-      evenkeel_add_isa_object(evenkeel_tiles_amx avx512 amx bf16 ${EVENKEEL_TILE_SOURCES})
-      target_compile_definitions(evenkeel_tiles_amx PRIVATE EK_TILES_amx=1)
-      target_compile_options(evenkeel_tiles_amx PRIVATE ${amx_flags})
-      target_compile_definitions(${dispatcher} PRIVATE EK_HAVE_ISA_AMX=1)
-    else()
-      message(STATUS "evenkeel: the compiler does not know amx; its kernels are left out")
-    endif()
-  endif()
   set(EVENKEEL_ISA_TARGETS ${targets} PARENT_SCOPE)
 endfunction()

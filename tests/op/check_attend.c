@@ -15,9 +15,7 @@
  * Where products multiply in TF32, each of their operands has a relative error r = 2^-11 more: 2 r
  * in s and dp, in p as it is multiplied, and in v; and a tensor core's additions may cut, so that u
  * is 2 u. Of 16 bits on tensor cores q, k, v and dout are exact, and r is that of p and ds, of
- * which f16 keeps no more than multiples of 2^-24. On a CPU's matrix unit, which takes bf16 alone,
- * r is the same; its additions round to nearest, so that u stays u, and every number below the
- * smallest normal one is 0: so much less, at most, for each of the terms that is added.
+ * which f16 keeps no more than multiples of 2^-24.
  * The bounds are doubled for the terms of second order. A p below the smallest normal number of the
  * type keeps no relative error; it may be 0.
  */
@@ -52,8 +50,7 @@ struct head {
   const double *q, *k, *v;
   long double *p, *p_error;
   double u, r, r_scores; /* r_scores: of p and ds, r: of the others */
-  double tiny;    /* the smallest normal number of the type, or what p and ds are multiples of */
-  double flushed; /* what a step of a sum may lose below the smallest normal number, or 0 */
+  double tiny; /* the smallest normal number of the type, or what p and ds are multiples of */
 };
 
 CK_UNWATCHED static long double dot(const double *a, const double *b, int64_t n,
@@ -76,8 +73,7 @@ CK_UNWATCHED static void softmax_row(struct head *h, int64_t i, double *lse, dou
   for (int64_t j = 0; j <= i; j++) {
     long double size = 0;
     p[j] = c * dot(h->q + i * h->stride, h->k + j * h->stride, a->width, &size);
-    e_s = fmaxl(e_s, ((long double)(a->width + 3) * u + 2 * (long double)h->r) * c * size +
-                         (long double)(a->width + 3) * (long double)h->flushed);
+    e_s = fmaxl(e_s, ((long double)(a->width + 3) * u + 2 * (long double)h->r) * c * size);
     most = fmaxl(most, fabsl(p[j]));
     largest = fmaxl(largest, p[j]);
   }
@@ -101,7 +97,7 @@ CK_UNWATCHED static void head_forward(struct head *h) {
       for (int64_t j = 0; j <= i; j++) {
         sum += h->p[i * t + j] * h->v[j * h->stride + e];
         size += h->p[i * t + j] * fabs(h->v[j * h->stride + e]);
-        lost += h->tiny * fabs(h->v[j * h->stride + e]) + 2 * h->flushed;
+        lost += h->tiny * fabs(h->v[j * h->stride + e]);
       }
       const int64_t to = (h->sample * t + i) * channels + h->number * a->width + e;
       a->out[to] = (double)sum;
@@ -130,32 +126,24 @@ CK_UNWATCHED static void row_backward(const struct head *h, int64_t i) {
     const long double error =
         h->tiny * (1 + fabsl(dp - total)) +
         p * (h->p_error[i] * fabsl(dp - total) +
-             (long double)(n + 4) * (u * (size + d_size) + h->flushed) + r * size) +
+             (long double)(n + 4) * u * (size + d_size) + r * size) +
         ((long double)(t + 4) * u + r_score) * fabsl(ds);
     for (int64_t e = 0; e < n; e++) {
       const int64_t qi = i * h->stride + e, kj = j * h->stride + e;
       const long double dv = p * a->dout[row + e];
       d[qi] += (double)(c * ds * h->k[kj]);
-      bound[qi] += (double)(2 * c * error * fabs(h->k[kj])) + 2 * h->flushed;
+      bound[qi] += (double)(2 * c * error * fabs(h->k[kj]));
       d[kj + channels] += (double)(c * ds * h->q[qi]);
-      bound[kj + channels] += (double)(2 * c * error * fabs(h->q[qi])) + 2 * h->flushed;
+      bound[kj + channels] += (double)(2 * c * error * fabs(h->q[qi]));
       d[kj + 2 * channels] += (double)dv;
       bound[kj + 2 * channels] +=
           (double)(2 * fabsl(dv) * (h->p_error[i] + (long double)(t + 3) * u + r_score)) +
-          h->tiny * fabs(a->dout[row + e]) + 2 * h->flushed;
+          h->tiny * fabs(a->dout[row + e]);
     }
   }
 }
 
 static bool on_cuda(void) { return strncmp(test_devices("cpu:1"), "cuda", 4) == 0; }
-
-/* Whether heads of this width may go through a matrix unit: cpu_matmul_choice.c. */
-static bool on_tiles(const struct ck_rig *rig, int64_t width) {
-  const char *products = getenv("EVENKEEL_PRODUCTS"), *isa = getenv("EVENKEEL_ISA");
-  if (rig->type != EK_BF16 || on_cuda() || width < 32 || width > 256) return false;
-  if (products != NULL && strcmp(products, "tiles") == 0) return true;
-  return (isa == NULL || *isa == '\0') && ck_has_amx();
-}
 
 static void reference(const struct ck_rig *rig, const struct attention *a) {
   const int64_t t = a->tokens, channels = a->heads * a->width;
@@ -168,10 +156,6 @@ static void reference(const struct ck_rig *rig, const struct attention *a) {
     if (rig->type == EK_F16) h.tiny = 0x1p-24;
   }
   if (h.r_scores > 0) h.u *= 2;
-  if (on_tiles(rig, a->width)) {
-    h.r_scores = 0x1p-8;
-    h.flushed = 0x1p-126;
-  }
   h.p = calloc(square, sizeof *h.p);
   h.p_error = calloc((size_t)t + 1, sizeof *h.p_error);
   ck_assert(h.p != NULL && h.p_error != NULL);
@@ -337,29 +321,6 @@ START_TEST(wide_heads_of_16_bits) {
 }
 END_TEST
 
-/* Where tiles are the matrix unit's: backward in blocks of keys, with a width that fills no tile;
- * and forward beyond the keys that are packed once a head, which gives the bits of fewer tokens. */
-START_TEST(long_sequences_on_tiles) {
-  static const int64_t size[] = {1, 330, 1, 250}, tokens[] = {930, 850}, width = 256;
-  struct ck_rig *rig = ck_rig_open(NULL, EK_BF16, 1);
-  if (on_tiles(rig, width)) {
-    const struct attention a = make(rig, size, 0.25);
-    check_backward(rig, &a);
-    const double *qkv = ck_values(rig, tokens[0] * 3 * width, -0.25, 0.25), *got[2], *lse[2];
-    for (int i = 0; i < 2; i++) {
-      ek_tensor *in = ck_tensor(rig, qkv, CK_SHAPE(1, tokens[i], 3 * width));
-      ek_tensor *out = ck_poisoned(rig, CK_SHAPE(1, tokens[i], width));
-      ek_tensor *sums = ck_poisoned_sums(rig, CK_SHAPE(1, 1, tokens[i]));
-      ck_ok(ek_op_attention_forward(rig->stream, out, sums, in, 1));
-      got[i] = ck_read(rig, out), lse[i] = ck_read(rig, sums);
-    }
-    ck_same_bits("out", got[0], got[1], tokens[1] * width);
-    ck_same_bits("lse", lse[0], lse[1], tokens[1]);
-  }
-  ck_rig_close(rig);
-}
-END_TEST
-
 /* With one token, softmax is 1: out is v, lse the score, dv is dout, dq and dk are 0. */
 START_TEST(one_token) {
   struct ck_rig *rig = ck_rig_variant(_i);
@@ -475,7 +436,6 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(values, large_scores, 0, VARIANTS);
   tcase_add_loop_test(values, causality, 0, VARIANTS);
   tcase_add_loop_test(values, wide_heads_of_16_bits, CK_VARIANTS, ck_variants());
-  if (ck_has_halves()) tcase_add_test(values, long_sequences_on_tiles);
   tcase_add_loop_test(values, one_token, 0, ck_variants());
   tcase_add_test(values, gradient_by_differences);
   TCase *errors = ck_case(suite, "errors");

@@ -137,17 +137,6 @@ bool ck_has_halves(void) {
   return (types & EK_TYPES_BF16) != 0 && (types & EK_TYPES_F16) != 0;
 }
 
-bool ck_has_amx(void) {
-  static char line[1 << 14]; /* the flags of a processor */
-  bool found = false;
-  FILE *file = fopen("/proc/cpuinfo", "r");
-  while (file != NULL && !found && fgets(line, sizeof line, file) != NULL) {
-    found = strstr(line, " amx_bf16") != NULL;
-  }
-  if (file != NULL) (void)fclose(file);
-  return found;
-}
-
 void ck_no_memory_held(const ek_group *group) {
   for (size_t i = 0; i < ek_group_size(group); i++) {
     ek_memory_usage usage;

@@ -153,9 +153,6 @@ ek_group *ck_open_exactly(const char *spec, int threads);
 /* Whether the devices under test compute in bf16 and f16. */
 bool ck_has_halves(void);
 
-/* Whether the processor has a matrix unit for bf16. */
-bool ck_has_amx(void);
-
 /* A rank and a shape for the two parameters `int rank, const int64_t *shape`. */
 #define CK_SHAPE(...)                                                                              \
   (int)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), (const int64_t[]) { __VA_ARGS__ }

@@ -3,7 +3,7 @@
  * processor and the operating system support.
  *
  * EVENKEEL_ISA=baseline, avx2 or avx512 takes at most that one, so that tests can run every set on
- * one machine; with amx, or without it, whatever there is. The choice is made once per process.
+ * one machine; without it the best there is. The choice is made once per process.
  */
 #include "backend/cpu/cpu_isa.h"
 #include "backend/cpu/reference.h"
@@ -16,22 +16,20 @@
 #include <cpuid.h>
 #endif
 
-/* An instruction set: its tables, by the type of values, and that of tiles in plain C. */
+/* An instruction set: its tables, by the type of values. */
 struct isa {
   enum ek__cpu_isa isa;
   const char *name;
   const struct ek__cpu_functions *f32, *bf16, *f16;
-  const struct ek__cpu_tile_functions *tiles;
 };
 
 #define DECLARE(isa)                                                                               \
   extern const struct ek__cpu_functions ek__cpu_functions_##isa##_f32,                             \
-      ek__cpu_functions_##isa##_bf16, ek__cpu_functions_##isa##_f16;                               \
-  extern const struct ek__cpu_tile_functions ek__cpu_tile_functions_##isa##_bf16;
+      ek__cpu_functions_##isa##_bf16, ek__cpu_functions_##isa##_f16;
 #define ISA(number, name, isa)                                                                     \
   {                                                                                                \
     number, name, &ek__cpu_functions_##isa##_f32, &ek__cpu_functions_##isa##_bf16,                 \
-        &ek__cpu_functions_##isa##_f16, &ek__cpu_tile_functions_##isa##_bf16                       \
+        &ek__cpu_functions_##isa##_f16                                                             \
   }
 
 DECLARE(baseline)
@@ -42,16 +40,12 @@ DECLARE(avx2)
 DECLARE(avx512)
 #endif
 
-#ifdef EK_HAVE_ISA_AMX
-extern const struct ek__cpu_tile_functions ek__cpu_tile_functions_amx_bf16;
-#endif
-
 static pthread_once_t chosen = PTHREAD_ONCE_INIT;
 static struct isa choice;
 
 /* From the least on; what is not among them is above all. */
 static int level(const char *isa) {
-  static const char *const order[] = {"baseline", "avx2", "avx512", "amx"};
+  static const char *const order[] = {"baseline", "avx2", "avx512"};
   enum { LEVELS = sizeof order / sizeof order[0] };
   for (int i = 0; i < LEVELS; i++) {
     if (strcmp(isa, order[i]) == 0) return i;
@@ -104,16 +98,6 @@ const struct ek__cpu_functions *ek__cpu_functions(struct ek__types types) {
   case EK_TF32: break;
   }
   return choice.f32;
-}
-
-const struct ek__cpu_tile_functions *ek__cpu_tile_functions(bool matrix_unit) {
-  pthread_once(&chosen, choose);
-  if (!matrix_unit) return choice.tiles;
-#ifdef EK_HAVE_ISA_AMX
-  return &ek__cpu_tile_functions_amx_bf16;
-#else
-  return NULL;
-#endif
 }
 
 enum ek__cpu_isa ek__cpu_isa(void) {

@@ -64,17 +64,6 @@ struct ek__cpu_functions {
 #define EK__CPU_MEMBER(name) ek__range_function *name;
   EK__CPU_FUNCTION_LIST(EK__CPU_MEMBER)
 };
-
-/* X(name): range functions on tiles of a matrix unit (tiles/), of values of bf16; ranges and args
- * as above. */
-#define EK__CPU_TILE_FUNCTION_LIST(X)                                                              \
-  X(tile_product)           /* alpha is 1; needs scratch */                                        \
-  X(tile_attention_forward) /* needs scratch, as the following */                                  \
-  X(tile_attention_backward)
-
-struct ek__cpu_tile_functions {
-  EK__CPU_TILE_FUNCTION_LIST(EK__CPU_MEMBER)
-};
 #undef EK__CPU_MEMBER
 
 /* ---- jobs: arguments and what is computed once for all ranges ---- */
@@ -139,14 +128,11 @@ static inline int64_t ek__cpu_least_columns(int64_t rows) {
 
 /* The range functions for these types, of the best instruction set there is. */
 const struct ek__cpu_functions *ek__cpu_functions(struct ek__types types);
-/* Those on tiles: on the processor's matrix unit, or in plain C; NULL where the library has none.
- * Who may call them: cpu_matmul_choice.c. */
-const struct ek__cpu_tile_functions *ek__cpu_tile_functions(bool matrix_unit);
 /* Processors that this process may use, at least 1. */
 int ek__cpu_cores(void);
 /* "AVX-512", "AVX2" or "baseline": what they run on, but for f64. */
 const char *ek__cpu_isa_name(void);
-/* Whether EVENKEEL_ISA leaves an instruction set: "avx2", "avx512", "amx". */
+/* Whether EVENKEEL_ISA leaves an instruction set: "avx2", "avx512". */
 bool ek__cpu_isa_is_allowed(const char *isa);
 
 /*
@@ -195,10 +181,6 @@ struct ek__gemm {
 };
 /* Elements of a head of values of 16 bits at most: its tiles lie in scratch as floats. */
 #define EK__CPU_WIDEST_HALF_HEAD 8192
-/* Of a head whose tiles the matrix unit multiplies. A narrower one fills less than half of a tile's
- * depth and of its columns; a wider one does not fit into scratch. */
-#define EK__CPU_LEAST_TILE_HEAD 32
-#define EK__CPU_WIDEST_TILE_HEAD 256
 
 /* Threads of a team that a product is cut for at most. */
 #define EK__MAX_TEAM 256
@@ -211,9 +193,6 @@ ek_status ek__cpu_sgemm(const struct ek__gemm *gemm);
  * or has nothing for the shape.
  */
 ek_status ek__cpu_matmul_primitive(bool *done, const struct ek__gemm *gemm, ek_type type);
-/* *functions, NULL before, are those on tiles where they are the choice for bf16; on a thread that
- * has scratch. */
-ek_status ek__cpu_choose_tiles(const struct ek__cpu_tile_functions **functions);
 /* What ek__cpu_sgemm() is, for people. */
 const char *ek__cpu_products_name(void);
 

@@ -60,43 +60,14 @@ EK__CPU_RANGE(positions_backward, lookup, EK_OK, args->period,
 
 /* ---- attention ---- */
 
-/* The functions on tiles, where they are the choice for such heads. */
-struct tiles {
-  const struct ek__cpu_tile_functions *functions;
-  ek_status status;
-};
-
-static void choose_tiles(const void *raw, int64_t begin, int64_t end) {
-  struct tiles *tiles = *(struct tiles *const *)raw;
-  (void)begin, (void)end;
-  tiles->status = ek__cpu_choose_tiles(&tiles->functions);
-}
-
-static ek_status find_tiles(const struct ek__cpu_tile_functions **functions, ek_stream *stream,
-                            const struct ek__attention_args *args) {
-  if (args->types.value != EK_BF16 || args->head_width < EK__CPU_LEAST_TILE_HEAD ||
-      args->head_width > EK__CPU_WIDEST_TILE_HEAD) {
-    return EK_OK;
-  }
-  struct tiles tiles = {NULL, EK_OK}, *const where = &tiles;
-  ek__cpu_range_with_scratch(stream, choose_tiles, &where, 1);
-  *functions = tiles.functions;
-  return tiles.status;
-}
-
 static ek_status attend(ek_stream *stream, const struct ek__attention_args *args, bool backward) {
   const struct ek__cpu_functions *own = ek__cpu_functions(args->types);
-  const struct ek__cpu_tile_functions *tiles = NULL;
   ek__range_function *function = backward ? own->attention_backward : own->attention_forward;
   if (args->tokens == 0 || args->head_width == 0) return EK_OK;
   EK__FAIL_IF(ek__type_size(args->types.value) == 2 && args->head_width > EK__CPU_WIDEST_HALF_HEAD,
               EK_ERR_UNSUPPORTED,
               "attention: a head is %lld wide; those of 16 bits go up to %d on the CPU",
               (long long)args->head_width, EK__CPU_WIDEST_HALF_HEAD);
-  EK_TRY(find_tiles(&tiles, stream, args));
-  if (tiles != NULL) {
-    function = backward ? tiles->tile_attention_backward : tiles->tile_attention_forward;
-  }
   atomic_int status = EK_OK;
   const struct ek__attention_job job = {args, ek__cpu_sgemm, &status};
   ek__cpu_range_with_scratch(stream, function, &job, args->batch * args->heads);

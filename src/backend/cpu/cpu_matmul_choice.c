@@ -1,36 +1,28 @@
 /*
- * cpu_matmul_choice.c - what makes products of bf16: oneDNN's matmul primitive, the library's own
- * on the matrix unit (tiles/), or the library's own in f32; and attention's in bf16, which are
- * small and therefore never oneDNN's.
+ * cpu_matmul_choice.c - what makes products of bf16: oneDNN's matmul primitive, or the library's
+ * own product in f32. Attention's products are small and therefore never the primitive's.
  *
- * oneDNN where the processor has instructions for bf16, else the matrix unit where there is one
- * that the kernel lets us use (cpu_amx.c); and each only where it has been seen to be right. The
- * library was built on processors without such instructions, and has run with them in an emulator
- * alone (docs/results/2026-11-22-amx-emulated.md), so the first product of bf16 in a process is
- * preceded by a proof: products of small whole numbers, whose results are exact, in every form that
- * the library has (either operand turned or not; a result of values, alone, with a bias, or added
- * to what is there; a result of sums, alone or added), of shapes with odd rests and long sums, rows
- * with gaps behind them, a single row. All of c must be the same bits as by our own product in f32,
- * its gaps among them. One that differs, or that oneDNN fails to make, and the candidate is out for
- * the life of the process; the log says so. A refusal of memory decides nothing: the product fails
- * with it, and the next one asks again.
+ * It is oneDNN where the processor has instructions for bf16 and oneDNN has been seen to be right.
+ * So the first product of bf16 in a process is preceded by a proof: products of small whole
+ * numbers, whose results are exact, in every form that the library has (either operand turned or
+ * not; a result of values, alone, with a bias, or added to what is there; a result of sums, alone
+ * or added), of shapes with odd rests and long sums, rows with gaps after them, a single row. All
+ * of c must be the same bits as by our own product in f32, its gaps among them. If one differs, or
+ * oneDNN fails to make it, oneDNN is not used for bf16 for the life of the process, and the log
+ * says so. A refusal of memory decides nothing: the product fails with it, and the next one asks
+ * again.
  *
- * Not when the first device is opened: who trains in f32 would wait for some 80 products to be
- * compiled, and keep their code.
+ * The proof is not made when the first device is opened: a program that trains in f32 would wait
+ * for some 80 products to be compiled, and keep their code.
  *
- * The environment says otherwise (tests, comparisons):
+ * The environment can choose otherwise (tests, comparisons):
  *   EVENKEEL_PRODUCTS=own          our own product for every type; oneDNN is never called
- *   EVENKEEL_PRODUCTS=tiles        our own for bf16, and attention's, on tiles in plain C, behind
- *                                  the same proof: what the matrix unit would do, on any processor
  *   EVENKEEL_PRODUCTS=matmul-bf16  the primitive for bf16 wherever oneDNN has something, unproven
  *   EVENKEEL_PRODUCTS=matmul       the primitive for f32, where it is dnnl_sgemm() with more calls
  *                                  around it (docs/results has the figures), so that it is
  *                                  tested on any processor
  *   EVENKEEL_ISA=baseline, avx2    no instructions for bf16 (cpu_dispatch.c)
- *   EVENKEEL_ISA=avx512            no matrix unit, but what oneDNN finds
  */
-#include "backend/cpu/cpu_amx.h"
-#include "backend/cpu/cpu_isa.h"
 #include "backend/cpu/cpu_primitive.h"
 
 #include <pthread.h>
@@ -46,13 +38,12 @@
 /* ---- what the environment says ---- */
 
 static pthread_once_t looked = PTHREAD_ONCE_INIT;
-static enum { AUTOMATIC, OWN, TILES, FORCED_BF16, FORCED_F32 } wish;
+static enum { AUTOMATIC, OWN, FORCED_BF16, FORCED_F32 } wish;
 
 static void look(void) {
   const char *products = getenv("EVENKEEL_PRODUCTS");
   if (products == NULL) return;
   if (strcmp(products, "own") == 0) wish = OWN;
-  if (strcmp(products, "tiles") == 0) wish = TILES;
   if (strcmp(products, "matmul-bf16") == 0) wish = FORCED_BF16;
   if (strcmp(products, "matmul") == 0) wish = FORCED_F32;
 }
@@ -68,15 +59,7 @@ void ek__cpu_products_give_up_onednn(void) { atomic_store(&given_up, true); }
 
 /* ---- the proof ---- */
 
-/* What may multiply values of bf16. */
-struct candidate {
-  const char *name, *otherwise; /* for people: whose product, what is done without it */
-  bool (*is_there)(void);
-  ek_status (*multiply)(bool *done, const struct ek__gemm *gemm);
-  void (*forget)(void); /* what the proof made; may be NULL */
-  pthread_mutex_t mutex;
-  atomic_int known; /* 0: not yet, 1: it is proven, -1: it is not */
-};
+static const char otherwise[] = "the library multiplies bf16 by itself";
 
 enum { MOST_ROWS = 19, MOST_COLUMNS = 83, DEEPEST = 1056, MOST_GAP = 5 };
 enum { A_ITEMS = (MOST_ROWS + MOST_GAP) * DEEPEST, B_ITEMS = (MOST_COLUMNS + MOST_GAP) * DEEPEST };
@@ -135,10 +118,9 @@ static void fill_c(union numbers *c, const struct result *result) {
   }
 }
 
-/* *exact, if the candidate has this product at all: c is as by our own in f32. */
-static ek_status try_product(const struct candidate *candidate, bool *exact, struct operands *o,
-                             const struct trial *t, const struct result *result, bool transpose_a,
-                             bool transpose_b) {
+/* *exact, if oneDNN has this product at all: c is as by our own in f32. */
+static ek_status try_product(bool *exact, struct operands *o, const struct trial *t,
+                             const struct result *result, bool transpose_a, bool transpose_b) {
   bool done = false;
   struct ek__gemm g = {.c_is_sum = result->is_sum,
                        .bias = result->bias ? o->bias : NULL,
@@ -157,7 +139,7 @@ static ek_status try_product(const struct candidate *candidate, bool *exact, str
                        .ldc = t->n + t->gap};
   fill_c(&o->got, result);
   memcpy(&o->want, &o->got, sizeof o->want);
-  EK_TRY(candidate->multiply(&done, &g));
+  EK_TRY(ek__cpu_primitive_multiply(&done, &g, EK_BF16));
   if (!done) return EK_OK;
   g.c = &o->want;
   ek__cpu_functions(ek__types_in(EK_BF16))->product(&g, 0, g.m);
@@ -166,24 +148,23 @@ static ek_status try_product(const struct candidate *candidate, bool *exact, str
 }
 
 /* Form `number` of all, in each shape. */
-static ek_status try_form(const struct candidate *candidate, bool *exact, struct operands *operands,
-                          int number) {
+static ek_status try_form(bool *exact, struct operands *operands, int number) {
   const bool transpose_a = (number & 1) != 0, transpose_b = (number & 2) != 0;
   const struct result *result = &results[number / 4];
   for (int i = 0; i < TRIALS && *exact; i++) {
-    EK_TRY(try_product(candidate, exact, operands, &trials[i], result, transpose_a, transpose_b));
+    EK_TRY(try_product(exact, operands, &trials[i], result, transpose_a, transpose_b));
     if (*exact) continue;
     ek__log(EK_LOG_WARNING,
-            "%s product of bf16 is wrong for %d x %d x %d, a %s, b %s, c %s%s, beta %g: %s",
-            candidate->name, (int)trials[i].m, (int)trials[i].n, (int)trials[i].k,
+            "oneDNN's product of bf16 is wrong for %d x %d x %d, a %s, b %s, c %s%s, beta %g: %s",
+            (int)trials[i].m, (int)trials[i].n, (int)trials[i].k,
             transpose_a ? "turned" : "plain", transpose_b ? "turned" : "plain",
             result->is_sum ? "f32" : "bf16", result->bias ? " with a bias" : "", result->beta,
-            candidate->otherwise);
+            otherwise);
   }
   return EK_OK;
 }
 
-static ek_status prove(const struct candidate *candidate, bool *exact) {
+static ek_status prove(bool *exact) {
   struct operands *operands = NULL;
   EK_TRY(ek__new(&operands, 1, sizeof *operands, "matrix products"));
   ek_status status = EK_OK;
@@ -192,86 +173,42 @@ static ek_status prove(const struct candidate *candidate, bool *exact) {
   draw_values(operands->bias, MOST_COLUMNS, 3);
   *exact = true;
   for (int form = 0; form < 4 * RESULTS && status == EK_OK && *exact; form++) {
-    status = try_form(candidate, exact, operands, form);
+    status = try_form(exact, operands, form);
   }
   ek__free(operands);
-  if (candidate->forget != NULL) candidate->forget();
+  ek__cpu_primitive_forget();
   return status;
 }
 
+static bool is_there(void) {
+  return ek__cpu_isa_is_allowed("avx512") && ek__cpu_primitive_for_bf16();
+}
+
 /* Once for all threads; the others wait. In a child of fork() the mutex may be held by a thread
- * that is not there: who cannot have it at once proves for himself, with the same result. */
-static ek_status is_proven(bool *yes, struct candidate *candidate) {
-  if (atomic_load_explicit(&candidate->known, memory_order_acquire) == 0) {
-    bool exact = candidate->is_there();
-    const bool alone = ek__process_number() == 0 ? pthread_mutex_lock(&candidate->mutex) == 0
-                                                 : pthread_mutex_trylock(&candidate->mutex) == 0;
+ * that is not there: a thread that cannot have it at once makes the proof by itself, with the same
+ * result. */
+static ek_status is_proven(bool *yes) {
+  static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+  static atomic_int known; /* 0: not yet, 1: it is proven, -1: it is not */
+  if (atomic_load_explicit(&known, memory_order_acquire) == 0) {
+    bool exact = is_there();
+    const bool alone = ek__process_number() == 0 ? pthread_mutex_lock(&mutex) == 0
+                                                 : pthread_mutex_trylock(&mutex) == 0;
     ek_status status = EK_OK;
-    if (exact && atomic_load(&candidate->known) == 0) status = prove(candidate, &exact);
+    if (exact && atomic_load(&known) == 0) status = prove(&exact);
     if (status != EK_OK && status != EK_ERR_OUT_OF_MEMORY) {
-      ek__log(EK_LOG_WARNING, "%s: %s", ek_error_message(), candidate->otherwise);
+      ek__log(EK_LOG_WARNING, "%s: %s", ek_error_message(), otherwise);
       ek_error_clear();
       exact = false;
       status = EK_OK;
     }
-    if (status == EK_OK && atomic_load(&candidate->known) == 0) {
-      atomic_store(&candidate->known, exact ? 1 : -1);
-    }
-    if (alone) pthread_mutex_unlock(&candidate->mutex);
+    if (status == EK_OK && atomic_load(&known) == 0) atomic_store(&known, exact ? 1 : -1);
+    if (alone) pthread_mutex_unlock(&mutex);
     EK_TRY(status);
   }
-  *yes = atomic_load(&candidate->known) > 0;
+  *yes = atomic_load(&known) > 0;
   return EK_OK;
 }
-
-/* ---- the candidates ---- */
-
-static bool primitive_is_there(void) {
-  return ek__cpu_isa_is_allowed("avx512") && ek__cpu_primitive_for_bf16();
-}
-
-static ek_status multiply_by_primitive(bool *done, const struct ek__gemm *gemm) {
-  return ek__cpu_primitive_multiply(done, gemm, EK_BF16);
-}
-
-static struct candidate primitive = {.name = "oneDNN's",
-                                     .otherwise = "the library multiplies bf16 by itself",
-                                     .is_there = primitive_is_there,
-                                     .multiply = multiply_by_primitive,
-                                     .forget = ek__cpu_primitive_forget,
-                                     .mutex = PTHREAD_MUTEX_INITIALIZER};
-
-/* Beside the unit its functions use the vectors of AVX-512. */
-static bool unit_is_there(void) {
-  return ek__cpu_tile_functions(true) != NULL && ek__cpu_isa_is_allowed("amx") &&
-         ek__cpu_isa() == EK__ISA_AVX512 && ek__amx_is_there(&ek__amx_this_system);
-}
-
-static ek_status multiply_on_unit(bool *done, const struct ek__gemm *gemm) {
-  ek__cpu_tile_functions(true)->tile_product(gemm, 0, gemm->m);
-  *done = true;
-  return EK_OK;
-}
-
-static struct candidate unit = {.name = "the matrix unit's",
-                                .otherwise = "the library multiplies bf16 in f32",
-                                .is_there = unit_is_there,
-                                .multiply = multiply_on_unit,
-                                .mutex = PTHREAD_MUTEX_INITIALIZER};
-
-static bool plain_is_there(void) { return true; }
-
-static ek_status multiply_on_plain_tiles(bool *done, const struct ek__gemm *gemm) {
-  ek__cpu_tile_functions(false)->tile_product(gemm, 0, gemm->m);
-  *done = true;
-  return EK_OK;
-}
-
-static struct candidate plain = {.name = "the plain tiles'",
-                                 .otherwise = "the library multiplies bf16 in f32",
-                                 .is_there = plain_is_there,
-                                 .multiply = multiply_on_plain_tiles,
-                                 .mutex = PTHREAD_MUTEX_INITIALIZER};
 
 /* ---- the choice ---- */
 
@@ -280,16 +217,6 @@ ek_status ek__cpu_matmul_primitive(bool *done, const struct ek__gemm *gemm, ek_t
   if (ek__cpu_products_are_own()) return EK_OK;
   if (type == EK_F32) yes = wish == FORCED_F32;
   if (type == EK_BF16) yes = wish == FORCED_BF16;
-  if (type == EK_BF16 && (wish == AUTOMATIC || wish == FORCED_F32)) {
-    EK_TRY(is_proven(&yes, &primitive));
-  }
+  if (type == EK_BF16 && (wish == AUTOMATIC || wish == FORCED_F32)) EK_TRY(is_proven(&yes));
   return yes ? ek__cpu_primitive_multiply(done, gemm, type) : EK_OK;
-}
-
-ek_status ek__cpu_choose_tiles(const struct ek__cpu_tile_functions **functions) {
-  bool yes = false;
-  pthread_once(&looked, look);
-  EK_TRY(is_proven(&yes, wish == TILES ? &plain : &unit));
-  if (yes) *functions = ek__cpu_tile_functions(wish != TILES);
-  return EK_OK;
 }

@@ -18,9 +18,10 @@
  * that it did not get. Whenever it runs a primitive it takes some 200 bytes from the heap, in
  * pieces of up to 104; so each run asks the heap for several times that first.
  *
- * What has run: all of this in f32 (oneDNN 2.6 on AVX2); in bf16 over a stand-in for what such a
- * processor would do (tests/faults), and over oneDNN 2.6 itself on tiles of an emulated processor
- * (tests/processors).
+ * What has run: all of this in f32 (oneDNN 2.6 on AVX2); in bf16 over a stand-in for what a
+ * processor with instructions for it would do (tests/faults), and over oneDNN 2.6 itself on a
+ * processor with AVX512-BF16 and on an emulated one with AMX
+ * (docs/results/2026-11-22-amx-emulated.md).
  */
 #include "backend/cpu/cpu_onednn.h"
 #include "backend/cpu/cpu_primitive.h"

@@ -9,8 +9,8 @@
  * that is faster (cpu_sgemm_onednn.c) and in a library that is built without oneDNN
  * (cpu_sgemm_own.c); one thread's, because two such products beat one of two threads in most
  * shapes. Of values of 16 bits it is our own, which widens them as it packs, or for bf16 oneDNN's
- * or our own on a matrix unit, where the processor has instructions for it (cpu_matmul_choice.c).
- * In f64 it is a loop in plain C, for gradient checks.
+ * where the processor has instructions for it (cpu_matmul_choice.c). In f64 it is a loop in plain
+ * C, for gradient checks.
  */
 #include <stdatomic.h>
 #include <stdio.h>
@@ -73,11 +73,7 @@ static ek_status multiply(const struct product *product, int64_t i0, int64_t i1,
   EK_TRY(ek__cpu_matmul_primitive(&done, &gemm, args->types.value));
   if (done) return EK_OK;
   if (args->types.value == EK_F32) return ek__cpu_sgemm(&gemm);
-  const struct ek__cpu_tile_functions *tiles = NULL;
-  if (args->types.value == EK_BF16) EK_TRY(ek__cpu_choose_tiles(&tiles));
-  ek__range_function *function =
-      tiles != NULL ? tiles->tile_product : ek__cpu_functions(args->types)->product;
-  function(&gemm, 0, gemm.m);
+  ek__cpu_functions(args->types)->product(&gemm, 0, gemm.m);
   return EK_OK;
 }
 

@@ -33,14 +33,13 @@ void ek__team_close(struct ek__team *team);
 /* What one thread needs at a time; a product may be part of attention. Pages that nothing of 16
  * bits touches cost nothing. */
 struct ek__scratch {
-  _Alignas(64) char panels[354 << 10]; /* isa_products.c, tile_products.c */
+  _Alignas(64) char panels[354 << 10]; /* isa_products.c */
   union {                              /* attention's products are not of 16 bits */
     struct {                           /* theirs, of 16 bits */
       _Alignas(64) char sums[512 << 10];
       _Alignas(64) char lines[2096 << 10]; /* isa_products.c */
     };
-    /* isa_attend.c: the first 64 KiB, or of 16 bits 800; tile_attend.c: all */
-    _Alignas(64) char tiles[1216 << 10];
+    _Alignas(64) char tiles[800 << 10]; /* isa_attend.c; in f32 the first 64 KiB */
   };
   void *kept; /* cpu_matmul_onednn.c: NULL at first, given to free_kept() when the team closes */
   void (*free_kept)(void *kept);

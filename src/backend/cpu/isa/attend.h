@@ -1,7 +1,6 @@
 /*
- * attend.h - attention, one head of one sample: where it lies, and what both kinds of tiles do with
- * their rows (isa_attend.c in f32, tiles/tile_attend.c on the matrix unit). Each uses all of it;
- * what is worth inlining is the compiler's choice.
+ * attend.h - attention, one head of one sample: where it is in memory, and what is done with
+ * the rows of a tile (isa_attend.c). What is worth inlining is the compiler's choice.
  */
 #ifndef EK_CPU_ATTEND_H
 #define EK_CPU_ATTEND_H

@@ -1,6 +1,6 @@
 /*
  * place.h - where the products of blocks go: into c, or into scratch until the last of them is
- * rounded into c (isa_products.c, and tiles/tile_products.c on the matrix unit).
+ * rounded into c (isa_products.c).
  */
 #ifndef EK_CPU_PLACE_H
 #define EK_CPU_PLACE_H
