@@ -21,7 +21,10 @@ static const struct ek__kernels kernels = {
 
 static ek_status stream_open(void **native, ek_device *device, ek_stream_kind kind, int threads) {
   struct ek__team *team = NULL;
-  if (kind == EK_STREAM_COMPUTE) EK_TRY(ek__cpu_products_prepare());
+  if (kind == EK_STREAM_COMPUTE) {
+    EK_TRY(ek__cpu_products_check_wish());
+    EK_TRY(ek__cpu_products_prepare());
+  }
   EK_TRY(ek__team_open(&team, kind == EK_STREAM_COMPUTE && threads > 1 ? threads : 1));
   if (ek__device_is_deterministic(device)) ek__team_fix(team);
   *native = team;

@@ -196,6 +196,9 @@ ek_status ek__cpu_matmul_primitive(bool *done, const struct ek__gemm *gemm, ek_t
 /* What ek__cpu_sgemm() is, for people. */
 const char *ek__cpu_products_name(void);
 
+/* EK_ERR_INVALID_ARGUMENT if EVENKEEL_PRODUCTS has a value that the library does not know. */
+ek_status ek__cpu_products_check_wish(void);
+
 /* Called when a device is opened, before the first product: what fails only once fails here. */
 ek_status ek__cpu_products_prepare(void);
 

@@ -22,10 +22,12 @@
  *                                  around it (docs/results has the figures), so that it is
  *                                  tested on any processor
  *   EVENKEEL_ISA=baseline, avx2    no instructions for bf16 (cpu_dispatch.c)
+ * With any other value of EVENKEEL_PRODUCTS no CPU device opens.
  */
 #include "backend/cpu/cpu_primitive.h"
 
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -38,14 +40,30 @@
 /* ---- what the environment says ---- */
 
 static pthread_once_t looked = PTHREAD_ONCE_INIT;
-static enum { AUTOMATIC, OWN, FORCED_BF16, FORCED_F32 } wish;
+static enum { AUTOMATIC, OWN, FORCED_BF16, FORCED_F32, UNKNOWN } wish;
+static char unknown[32]; /* what was asked for; its beginning, where it is long */
 
 static void look(void) {
   const char *products = getenv("EVENKEEL_PRODUCTS");
-  if (products == NULL) return;
-  if (strcmp(products, "own") == 0) wish = OWN;
-  if (strcmp(products, "matmul-bf16") == 0) wish = FORCED_BF16;
-  if (strcmp(products, "matmul") == 0) wish = FORCED_F32;
+  if (products == NULL || *products == '\0') return;
+  if (strcmp(products, "own") == 0) {
+    wish = OWN;
+  } else if (strcmp(products, "matmul-bf16") == 0) {
+    wish = FORCED_BF16;
+  } else if (strcmp(products, "matmul") == 0) {
+    wish = FORCED_F32;
+  } else {
+    wish = UNKNOWN;
+    (void)snprintf(unknown, sizeof unknown, "%s", products);
+  }
+}
+
+ek_status ek__cpu_products_check_wish(void) {
+  pthread_once(&looked, look);
+  EK__FAIL_IF(wish == UNKNOWN, EK_ERR_INVALID_ARGUMENT,
+              "EVENKEEL_PRODUCTS: unknown value \"%s\"; expected own, matmul, matmul-bf16",
+              unknown);
+  return EK_OK;
 }
 
 static atomic_bool given_up;
