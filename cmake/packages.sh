@@ -241,6 +241,7 @@ packages_jobs() {
 }
 
 # Configures and builds a preset in the current directory: packages_build PRESET [TARGET...]
+# With packages_keep_going set, a target that fails does not keep the others from being built.
 packages_build() {
   local preset=$1
   local -a targets=("${@:2}")
@@ -249,8 +250,14 @@ packages_build() {
   if [[ ! -e build/$preset/CMakeCache.txt && -z ${CMAKE_GENERATOR-} ]] && packages_have ninja; then
     local -x CMAKE_GENERATOR=Ninja
   fi
-  cmake --preset "$preset" &&
-    cmake --build --preset "$preset" --target "${targets[@]}" --parallel "$(packages_jobs)"
+  cmake --preset "$preset" || return
+  local -a keep_going=()
+  if [[ -n ${packages_keep_going-} ]]; then
+    keep_going=(-- -k)
+    ! grep -q '^CMAKE_GENERATOR:.*Ninja' "build/$preset/CMakeCache.txt" || keep_going+=(0)
+  fi
+  cmake --build --preset "$preset" --target "${targets[@]}" --parallel "$(packages_jobs)" \
+    ${keep_going[@]+"${keep_going[@]}"}
 }
 
 # Reads the output of packages_build. A terminal sees a line that changes, anything else a line for

@@ -17,7 +17,7 @@ fail() {
 # What it finds on the machine must not matter: no nsys, no sanitizer, no PyTorch.
 hidden=$folder/bin
 mkdir "$hidden"
-for tool in bash env ctest cmake timeout tail tee date git dirname mkdir rm cat nproc sed grep awk; do
+for tool in bash env ctest cmake timeout tail tee date git dirname mkdir rm cat nproc sed grep awk sleep; do
   path=$(command -v "$tool") && ln -s "$path" "$hidden/$tool"
 done
 code=0
@@ -53,4 +53,47 @@ PATH=$hidden CUEMU_DRIVER=0 "$gpu" --small --build "$build" -o "$folder/none" ke
 ((code == 1)) || fail "without a GPU: exit code $code"
 grep -q '^| kernels f32 | \*\*failed\*\* with exit code 1' "$folder/none.md" || fail "a failure is not named"
 grep -q '^| memory plan-cuda | ran' "$folder/none.md" || fail "a failure ends the run"
+# A test program that hangs is stopped, counts as failed, and the next one runs.
+code=0
+PATH=$hidden CUEMU_FAULT='hang kernel 0 1' "$gpu" --small --limit 3 --build "$build" -o "$folder/stuck" tests logical \
+  >/dev/null 2>&1 || code=$?
+((code == 1)) || fail "programs that hang: exit code $code"
+grep -q 'check_cuda_kernels_order0 .*\*\*\*Timeout *3\.' "$folder/stuck.md" || fail "a program that hangs has no limit"
+for step in tests 'tests of several devices'; do
+  grep -q "^| $step | \*\*failed\*\* with exit code 8" "$folder/stuck.md" || fail "a stop of $step did not count"
+done
+
+# A command that reaches its limit has failed, one that the end of all time stops has not.
+printf '#!/bin/sh\nexec sleep 60\n' >"$folder/nvidia-smi" && chmod +x "$folder/nvidia-smi"
+mv "$folder/nvidia-smi" "$hidden/nvidia-smi"
+code=0
+PATH=$hidden "$gpu" --small --seconds 6 --build "$build" -o "$folder/end" kernels >/dev/null 2>&1 || code=$?
+((code == 0)) || fail "the end of the time: exit code $code"
+grep -q '^| machine | stopped after [5-9] s: the time is up |$' "$folder/end.md" || fail "machine was not stopped"
+rm "$hidden/nvidia-smi"
+
+# After a build that fails, what was built runs. The compiler and the build are stand-ins.
+mkdir -p "$folder/tree/bench" "$folder/tree/cmake" "$folder/tree/build"
+cp "$gpu" "$folder/tree/bench/gpu"
+cp "${gpu%/bench/gpu}/cmake/packages.sh" "$folder/tree/cmake/"
+ln -s "$build" "$folder/tree/build/gpu"
+rm "$hidden/cmake"
+cat >"$hidden/cmake" <<END
+#!$hidden/bash
+printf '%s\n' "\$*" >>"$folder/cmake.log"
+[[ \$1 != --build ]]
+END
+printf '#!%s/bash\necho release\n' "$hidden" >"$hidden/nvcc"
+chmod +x "$hidden/cmake" "$hidden/nvcc"
+code=0
+PATH=$hidden CUDACXX=$hidden/nvcc "$folder/tree/bench/gpu" --small -o "$folder/rest" kernels \
+  >"$folder/printed" 2>&1 || code=$?
+((code == 1)) || fail "a build that fails: exit code $code"
+grep -q '^| build | \*\*failed\*\*' "$folder/rest.md" || fail "a build that fails is not named"
+grep -q '^| kernels f32 | ran' "$folder/rest.md" || fail "a build that fails ends the run"
+case $(sed -n 's/^CMAKE_GENERATOR:[^=]*=//p' "$build/CMakeCache.txt") in
+  Ninja) keep_going='-- -k 0' ;;
+  *) keep_going='-- -k' ;;
+esac
+grep -q -e "^--build .* $keep_going\$" "$folder/cmake.log" || fail "the build stops at its first failure"
 printf 'check_gpu: as expected\n'

@@ -116,10 +116,16 @@ const char *test_devices(const char *spec) {
   return capped;
 }
 
+double ck_time_limit(void) {
+  const char *text = getenv("EVENKEEL_TEST_TIME_LIMIT");
+  return text == NULL ? 0 : strtod(text, NULL);
+}
+
 ek_group *ck_open_exactly(const char *spec, int threads) {
   ek_group *group = NULL;
   ek_group_options options = EK_GROUP_OPTIONS_INIT;
   options.threads_per_device = threads;
+  options.time_limit = ck_time_limit();
   ck_ok(ek_group_open(&group, spec, &options));
   ck_assert_ptr_nonnull(group);
   return group;

@@ -16,6 +16,7 @@
  * Environment:
  *   EVENKEEL_TEST_SEED     the seed of all generators; it is printed when a program starts
  *   EVENKEEL_TEST_DEVICES  the device string to test with instead of the default
+ *   EVENKEEL_TEST_TIME_LIMIT  the `time_limit` of groups in seconds; without it the library's own
  *   EVENKEEL_TEST_PART     "1/3": of long loops every third case, beginning with number 1
  *   EVENKEEL_TEST_SHARE    "1/3": every third of all tests and cases; the three shares together are all of them
  *   EVENKEEL_TEST_EVERY    1: where one call in so many fails, each of them does
@@ -149,6 +150,8 @@ const char *ck_spec(const char *spec);
 ek_group *ck_open(const char *spec, int threads);
 /* Opens `spec` whatever is under test. */
 ek_group *ck_open_exactly(const char *spec, int threads);
+/* The `time_limit` of the groups that these open. */
+double ck_time_limit(void);
 
 /* Whether the devices under test compute in bf16 and f16. */
 bool ck_has_halves(void);
