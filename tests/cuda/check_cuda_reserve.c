@@ -9,6 +9,7 @@
 
 #include <evenkeel/communicator.h>
 #include <evenkeel/elementwise.h>
+#include <evenkeel/log.h>
 
 #include "ck_training.h"
 #include "cuda_runtime_api.h"
@@ -181,6 +182,60 @@ START_TEST(a_cap_may_take_all_there_is) {
 }
 END_TEST
 
+/* What is timed when a group is opened needs more than a device does: on a GPU that is nearly full
+ * it is left out. */
+START_TEST(a_small_cap_opens_on_a_full_gpu) {
+  struct cuemu_settings settings, small;
+  ek_group *group = ck_open("cuda:0@64MiB", 0);
+  ek_group_free(group);
+  cuemu_get_settings(&settings);
+  small = settings;
+  small.memory = hidden_bytes(0) + CONTEXT + 36 * MIB + 1024;
+  cuemu_set_settings(&small);
+  group = ck_open("cuda:8@36MiB", 0); /* which has loaded nothing yet */
+  ek_group_free(group);
+  cuemu_set_settings(&settings);
+  group = ck_open("cuda:8@64MiB", 0); /* and now it is timed */
+  ek_group_free(group);
+  ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
+}
+END_TEST
+
+static void note_refusal(void *context, ek_log_level level, const char *line) {
+  if (level == EK_LOG_WARNING && ck_contains(line, "refuses")) ++*(int *)context;
+}
+
+/* What is free may change before it is taken. A group without a cap then takes less, and says
+ * so. */
+START_TEST(a_default_capacity_that_is_refused_is_tried_smaller) {
+  static const struct {
+    unsigned refused, less; /* percent */
+  } cases[] = {{0, 0}, {1, 2}, {4, 5}, {9, 10}, {12, 0}};
+  struct cuemu_settings settings, changed;
+  int refusals = 0;
+  ek_group *group = ck_open("cuda:0", 0);
+  const uint64_t whole = arenas_of(group, 0, 0), reserve = outside_of(group, 0, 0).reserve_bytes;
+  ek_group_free(group);
+  cuemu_get_settings(&settings);
+  changed = settings;
+  changed.refused_bytes = cases[_i].refused == 0 ? 0 : reserve + whole / 100 * cases[_i].refused;
+  cuemu_set_settings(&changed);
+  ek_log_set(note_refusal, &refusals, EK_LOG_WARNING);
+  if (_i < 4) {
+    group = ck_open("cuda:0", 0);
+    const uint64_t less = whole - whole / 100 * cases[_i].less;
+    ck_assert_uint_eq(arenas_of(group, 0, 0), less / EK_MEMORY_UNIT * EK_MEMORY_UNIT);
+    ek_group_free(group);
+  } else {
+    ck_fails(ek_group_open(&group, "cuda:0", NULL), EK_ERR_OUT_OF_MEMORY, "cuda:0");
+  }
+  ck_assert_int_eq(refusals, _i < 4 ? _i : 3);
+  ek_log_set(NULL, NULL, EK_LOG_WARNING);
+  cuemu_set_settings(&settings);
+  ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
+}
+END_TEST
+
 /* A GPU that has failed is reset, and has lost its code: the next group measures again. */
 START_TEST(a_gpu_that_was_reset_loads_again) {
   ek_group *group = ck_open("cuda:8", 0);
@@ -270,6 +325,8 @@ static Suite *make_suite(void) {
   tcase_add_loop_test(reserve, training_stays_within_the_reserve, 0, GROUPS * 2 * CK_MODES);
   tcase_add_test(reserve, a_communicator_that_is_open_already_is_taken);
   tcase_add_test(reserve, a_cap_may_take_all_there_is);
+  tcase_add_test(reserve, a_small_cap_opens_on_a_full_gpu);
+  tcase_add_loop_test(reserve, a_default_capacity_that_is_refused_is_tried_smaller, 0, 5);
   tcase_add_test(reserve, a_gpu_that_was_reset_loads_again);
   TCase *failures = ck_case(suite, "failures");
   tcase_add_loop_test(failures, loading_fails, 0, (int)(sizeof kinds / sizeof kinds[0]));

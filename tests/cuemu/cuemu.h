@@ -8,9 +8,12 @@
  *   CUEMU_CONTEXT            2MiB     of it: what a context takes
  *   CUEMU_CODE               0        of it: each kernel and kind of product when first used
  *   CUEMU_NCCL               0        of it: a communicator, and again each kind of collective
+ *   CUEMU_REFUSED            0        of what cudaMemGetInfo() calls free: cudaMalloc() refuses it
  *   CUEMU_DRIVER             13000    version of the driver; 0: there is none
  *   CUEMU_ARCH               90       compute capability: what a block may have of shared memory
  *   CUEMU_PEER               1        0: no device can read another one's memory
+ *   CUEMU_BROKEN_PEER        0        1: CUDA says that it can, but what is read directly is NaN; only
+ *                                     copies through the host, without peer access, are right
  *   CUEMU_ORDER              0        of CUDA threads and blocks: 0 forward, 1 backward, 2 random
  *   CUEMU_FIBER_PER_THREAD   0        1: never run two CUDA threads of a block on one stack (TSan)
  *   CUEMU_BLOCK_THREADS      1        2: a grid's blocks on two threads of the system (TSan)
@@ -45,10 +48,10 @@ enum { CUEMU_MAX_DEVICES = 16 };
 struct cuemu_settings {
   int devices;
   size_t memory; /* bytes of each device; of them: */
-  size_t context_bytes, code_bytes, nccl_bytes;
+  size_t context_bytes, code_bytes, nccl_bytes, refused_bytes;
   int driver;
   int arch; /* 75 80 86 87 89 90 100 120 */
-  bool peer;
+  bool peer, broken_peer;
   int order;
   bool fiber_per_thread;
   int block_threads; /* 1 or 2 */

@@ -43,7 +43,9 @@ struct ek__cuda_gpu {
   uint64_t before;  /* free memory before communicators were opened */
   uint64_t loaded;  /* what code and communicators took of that: cuda_warm.c */
   uint64_t reserve; /* what a default capacity leaves alone; 0 once a cap was given */
-  void *scratch;    /* EK__CUDA_SCRATCH_BYTES while the GPU is warmed up, else NULL */
+  void *scratch;    /* EK__CUDA_DEVICE_BYTES while the GPU is warmed up, else NULL */
+  void *timed;      /* EK__CUDA_TIMED_BYTES while epilogues are timed, else NULL */
+  uint64_t peers;   /* GPUs of the group whose memory it reads: a bit for each by index */
 };
 
 struct ek__cuda_stream {
@@ -222,7 +224,6 @@ ek_status ek__cuda_choose(int *number, const struct ek__cuda_stream *stream,
   (sizeof(float) *                                                                                 \
    ((size_t)2 * EK__CUDA_TIMED_ROWS * EK__CUDA_TIMED_COLUMNS +                                     \
     (size_t)(EK__CUDA_TIMED_ROWS + EK__CUDA_TIMED_COLUMNS) * (EK__CUDA_TIMED_DEPTH + 2)))
-#define EK__CUDA_SCRATCH_BYTES (EK__CUDA_DEVICE_BYTES + EK__CUDA_TIMED_BYTES)
 
 /* Says which epilogues won; `memory` is EK__CUDA_TIMED_BYTES of the GPU's. Waits. */
 ek_status ek__cuda_time_epilogues(struct ek__cuda_fused *fused, struct ek__cuda_device *device,

@@ -42,12 +42,33 @@ static uint64_t beside(const struct ek__cuda_gpu *gpu, uint64_t free_bytes, uint
   return total > free_bytes + gpu->bytes ? total - free_bytes - gpu->bytes : 0;
 }
 
+/* What is free may change before it is taken, as on a GPU that also draws: a `default` capacity,
+ * which is in whole units, is then tried smaller. */
+static cudaError_t take(struct ek__cuda_gpu *gpu, uint64_t *stride, uint64_t *capacity,
+                        bool is_default) {
+  static const unsigned less[] = {2, 5, 10}; /* percent */
+  const uint64_t wished = *capacity;
+  cudaError_t error = cudaMalloc(&gpu->memory, *stride * gpu->count);
+  for (size_t i = 0; i < sizeof less / sizeof less[0]; i++) {
+    if (!is_default || error != cudaErrorMemoryAllocation) break;
+    (void)cudaGetLastError();
+    *stride = *capacity = whole_units(wished - wished / 100 * less[i]);
+    ek__cuda_host->log(EK_LOG_WARNING,
+                       "cuda:%d: CUDA refuses memory that it calls free: a capacity smaller by "
+                       "%u %% is tried",
+                       gpu->physical, less[i]);
+    error = cudaMalloc(&gpu->memory, *stride * gpu->count);
+  }
+  return error;
+}
+
 ek_status ek__cuda_memory_open(struct ek__cuda_group *group, struct ek__cuda_gpu *gpu,
                                uint64_t capacity) {
   size_t before = 0, after = 0, total = 0;
   EK_TRY(EK__CUDA_GPU(gpu->physical, cudaSetDevice, gpu->physical));
   EK_TRY(EK__CUDA_GPU(gpu->physical, cudaMemGetInfo, &before, &total));
-  if (capacity == 0) {
+  const bool is_default = capacity == 0;
+  if (is_default) {
     capacity = default_capacity(gpu, before);
   } else {
     gpu->reserve = 0;
@@ -57,14 +78,14 @@ ek_status ek__cuda_memory_open(struct ek__cuda_group *group, struct ek__cuda_gpu
       __builtin_mul_overflow(stride = whole_units(stride), gpu->count, &bytes) || bytes > before) {
     return no_memory(gpu, capacity, before);
   }
-  const cudaError_t error = cudaMalloc(&gpu->memory, bytes);
+  const cudaError_t error = take(gpu, &stride, &capacity, is_default);
   if (error == cudaErrorMemoryAllocation) {
     (void)cudaGetLastError();
     gpu->memory = NULL;
     return no_memory(gpu, capacity, before);
   }
   EK_TRY(ek__cuda_check_gpu(gpu->physical, error, "cudaMalloc"));
-  gpu->bytes = bytes;
+  gpu->bytes = stride * gpu->count;
   EK_TRY(EK__CUDA_GPU(gpu->physical, cudaMemGetInfo, &after, &total));
   gpu->outside = beside(gpu, after, total);
   for (size_t i = 0; i < gpu->count; i++) {

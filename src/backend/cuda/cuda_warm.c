@@ -313,22 +313,49 @@ static ek_status load_code(struct ek__cuda_gpu *gpu, struct ek__cuda_device *dev
   return status;
 }
 
+/* A GPU that is nearly full has no room for what is timed: as much again is left for code. */
+static ek_status take_timed(bool *taken, struct ek__cuda_gpu *gpu) {
+  uint64_t left = 0;
+  EK_TRY(read_free(&left, gpu));
+  *taken = left / 2 >= EK__CUDA_TIMED_BYTES;
+  if (*taken) {
+    return EK__CUDA_GPU(gpu->physical, cudaMalloc, &gpu->timed, EK__CUDA_TIMED_BYTES);
+  }
+  ek__cuda_host->log(EK_LOG_INFO,
+                     "cuda:%d: too little memory is free to time epilogues of products: none is "
+                     "used",
+                     gpu->physical);
+  return EK_OK;
+}
+
+static void give_back(int physical, void **memory) {
+  if (*memory == NULL) return;
+  (void)cudaSetDevice(physical);
+  (void)cudaFree(*memory);
+  *memory = NULL;
+}
+
+static ek_status time_now(struct known *it, struct ek__cuda_gpu *gpu,
+                          struct ek__cuda_device *device) {
+  bool taken = false;
+  EK_TRY(take_timed(&taken, gpu));
+  if (!taken) return EK_OK;
+  EK_TRY(ek__cuda_enter(device));
+  device->workspace = gpu->scratch;
+  const ek_status status = ek__cuda_time_epilogues(&it->fused, device, gpu->timed);
+  device->workspace = NULL;
+  EK_TRY(status); /* ek__cuda_warm_end() frees it, when nothing works on it any longer */
+  give_back(gpu->physical, &gpu->timed);
+  it->timed = true;
+  return EK_OK;
+}
+
 /* When everything is loaded. A deterministic group has the same choice in every run. */
 static ek_status time_once(struct ek__cuda_group *group, struct ek__cuda_gpu *gpu,
                            struct known *it) {
-  struct ek__cuda_device *device = &group->devices[gpu->first];
   if (group->options.deterministic) return EK_OK;
-  if (!it->timed) {
-    char *scratch = gpu->scratch;
-    EK_TRY(ek__cuda_enter(device));
-    device->workspace = scratch;
-    const ek_status status =
-        ek__cuda_time_epilogues(&it->fused, device, scratch + EK__CUDA_DEVICE_BYTES);
-    device->workspace = NULL;
-    EK_TRY(status);
-    it->timed = true;
-  }
-  gpu->fused = it->fused;
+  if (!it->timed) EK_TRY(time_now(it, gpu, &group->devices[gpu->first]));
+  if (it->timed) gpu->fused = it->fused;
   return EK_OK;
 }
 
@@ -348,16 +375,15 @@ static ek_status load_once(struct ek__cuda_group *group, struct ek__cuda_gpu *gp
   return EK_OK;
 }
 
+/* No more than a device needs later for itself. */
 static ek_status take_scratch(struct ek__cuda_gpu *gpu) {
   EK_TRY(EK__CUDA_GPU(gpu->physical, cudaSetDevice, gpu->physical));
-  return EK__CUDA_GPU(gpu->physical, cudaMalloc, &gpu->scratch, EK__CUDA_SCRATCH_BYTES);
+  return EK__CUDA_GPU(gpu->physical, cudaMalloc, &gpu->scratch, EK__CUDA_DEVICE_BYTES);
 }
 
 void ek__cuda_warm_end(struct ek__cuda_gpu *gpu) {
-  if (gpu->scratch == NULL) return;
-  (void)cudaSetDevice(gpu->physical);
-  (void)cudaFree(gpu->scratch);
-  gpu->scratch = NULL;
+  give_back(gpu->physical, &gpu->timed);
+  give_back(gpu->physical, &gpu->scratch);
 }
 
 static ek_status warm_communicator(struct ek__cuda_group *group) {

@@ -17,6 +17,7 @@ struct copy {
   const void *from;
   size_t to_pitch, from_pitch, width, height;
   int value;
+  bool broken; /* from a peer that gives NaN: cuemu_settings.broken_peer */
   void *staged; /* our own copy of pageable memory */
 };
 
@@ -26,6 +27,7 @@ static cudaError_t run_copy(cudaStream_t stream, void *argument) {
   for (size_t row = 0; row < c->height; row++) {
     memmove((char *)c->to + row * c->to_pitch, (const char *)c->from + row * c->from_pitch,
             c->width);
+    if (c->broken) memset((char *)c->to + row * c->to_pitch, 0xff, c->width);
   }
   return cudaSuccess;
 }
@@ -92,12 +94,13 @@ static cudaError_t queue_copy(struct copy copy, enum cudaMemcpyKind kind, cudaSt
       !check(wanted[kind][1], copy.from, from_bytes, &from, &from_device)) {
     return cudaErrorInvalidValue;
   }
-  if (to == CUEMU_ON_DEVICE && from == CUEMU_ON_DEVICE && !cuemu_reaches(to_device, from_device) &&
-      !cuemu_reaches(from_device, to_device)) {
-    cuemu_add_staged();
-  }
+  const bool between = to == CUEMU_ON_DEVICE && from == CUEMU_ON_DEVICE && to_device != from_device;
+  const bool staged = between && !cuemu_reaches(to_device, from_device) &&
+                      !cuemu_reaches(from_device, to_device);
+  if (staged) cuemu_add_staged();
   struct copy *c = cuemu_new(sizeof(*c));
   *c = copy;
+  c->broken = between && !staged && cuemu_settings.broken_peer;
   if (from == CUEMU_PAGEABLE) stage(c);
   cuemu_enqueue(stream, CUEMU_COPY, run_copy, release, c);
   return to == CUEMU_PAGEABLE ? cudaStreamSynchronize(stream) : cudaSuccess;

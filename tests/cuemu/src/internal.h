@@ -69,6 +69,9 @@ enum cuemu_place cuemu_find(const void *pointer, size_t bytes, int *device, bool
 bool cuemu_reaches(int device, int other);
 /* An address among a kernel's arguments of memory that the device does not reach; or NULL. */
 const void *cuemu_find_stranger(int device, const void *bytes, size_t size);
+
+/* Lets the addresses of other devices among the bytes lead to NaN: cuemu_settings.broken_peer. */
+void cuemu_break_peers(int device, void *bytes, size_t size);
 unsigned long cuemu_host_allocations(void);
 void cuemu_free_device_memory(int device);
 

@@ -141,6 +141,9 @@ cudaError_t cuemu_launch(const char *name, const void *kernel, bool bounded, voi
     release(closure);
     return cuemu_result(error);
   }
+  if (cuemu_settings.broken_peer) {
+    cuemu_break_peers(cuemu_current_device(), closure, closure_bytes);
+  }
   struct kernel *k = cuemu_new(sizeof(*k));
   *k = (struct kernel){name, run, release, closure, grid, block, shared_bytes, cuemu_only_loads()};
   cuemu_enqueue(stream, CUEMU_KERNEL, run_kernel, release_kernel, k);

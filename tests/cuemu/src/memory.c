@@ -101,6 +101,24 @@ const void *cuemu_find_stranger(int device, const void *bytes, size_t size) {
   return stranger;
 }
 
+/* What is read there must be short; what is written there is lost. */
+void cuemu_break_peers(int device, void *bytes, size_t size) {
+  static char *nowhere;
+  enum { NOWHERE = 64 << 10 };
+  cuemu_lock();
+  if (!nowhere) nowhere = memset(cuemu_new(NOWHERE), 0xff, NOWHERE);
+  for (const struct allocation *a = allocations; a; a = a->next) {
+    if (a->device < 0 || a->device == device) continue;
+    for (size_t i = 0; i + sizeof(char *) <= size; i += sizeof(char *)) {
+      const char *p;
+      memcpy(&p, (const char *)bytes + i, sizeof(p));
+      if (p < a->memory || p >= a->memory + a->bytes) continue;
+      memcpy((char *)bytes + i, &nowhere, sizeof(nowhere));
+    }
+  }
+  cuemu_unlock();
+}
+
 unsigned long cuemu_host_allocations(void) {
   cuemu_lock();
   unsigned long count = host_allocations;
@@ -165,6 +183,8 @@ cudaError_t cudaMalloc(void **pointer, size_t bytes) {
   size_t free_bytes, total;
   error = cudaMemGetInfo(&free_bytes, &total);
   if (error != cudaSuccess) return error;
+  const size_t refused = cuemu_settings.refused_bytes;
+  free_bytes -= free_bytes < refused ? free_bytes : refused;
   if (charged < bytes || charged > free_bytes || !charge(device, charged)) {
     return cuemu_result(cudaErrorMemoryAllocation);
   }
