@@ -8,6 +8,7 @@
 
 #include <evenkeel/communicator.h>
 #include <evenkeel/elementwise.h>
+#include <evenkeel/log.h>
 #include <evenkeel/lookup.h>
 #include <evenkeel/memory.h>
 
@@ -363,6 +364,43 @@ START_TEST(copies_between_gpus) {
 }
 END_TEST
 
+static void count_warnings(void *context, ek_log_level level, const char *line) {
+  if (level == EK_LOG_WARNING && ck_contains(line, "peer access")) ++*(int *)context;
+}
+
+/* Some platforms report peer access, and what is then read directly is wrong. */
+START_TEST(broken_peer_access_is_not_used) {
+  struct cuemu_settings settings, changed;
+  ek_group *group = NULL;
+  int warnings = 0;
+  cuemu_get_settings(&settings);
+  changed = settings;
+  changed.broken_peer = true;
+  cuemu_reset();
+  cuemu_set_settings(&changed);
+  ek_log_set(count_warnings, &warnings, EK_LOG_WARNING);
+  const double numbers[] = {1, 2, 3};
+  double back[3];
+  ck_ok(ek_group_open(&group, "cuda:0-2@48MiB", NULL));
+  ck_assert_int_eq(warnings, 3); /* for each pair */
+  for (size_t k = 1; k < 3; k++) {
+    ek_tensor x = ck_upload(ek_group_device(group, k - 1), EK_F32, numbers, CK_SHAPE(3));
+    ek_tensor y = ck_upload(ek_group_device(group, k), EK_F32, NULL, CK_SHAPE(3));
+    ck_ok(ek_tensor_copy(&y, &x));
+    ck_get(back, &y);
+    ck_assert_double_eq(back[2], 3);
+    ck_assert_uint_eq(cuemu_staged_copies(), k);
+    ek_tensor_free(&x);
+    ek_tensor_free(&y);
+  }
+  ck_ok(ek_group_free(group));
+  ck_fails(ek_group_open(&group, "cuda:0x2,1@48MiB", NULL), EK_ERR_UNAVAILABLE, "no peer access");
+  ek_log_set(NULL, NULL, EK_LOG_WARNING);
+  cuemu_set_settings(&settings);
+  ck_assert_uint_eq(cuemu_leaks(NULL, 0), 0);
+}
+END_TEST
+
 /* NCCL is held to one algorithm by who starts the program; the library sets no environment. */
 START_TEST(deterministic_without_peers) {
   struct cuemu_settings settings, changed;
@@ -448,6 +486,7 @@ static Suite *make_suite(void) {
   TCase *gpus = ck_case(suite, "gpus");
   tcase_add_loop_test(gpus, the_current_gpu_stays, 0, 2);
   tcase_add_loop_test(gpus, copies_between_gpus, 0, 3);
+  tcase_add_test(gpus, broken_peer_access_is_not_used);
   tcase_add_test(gpus, deterministic_without_peers);
   tcase_add_test(gpus, without_nccl);
   return suite;

@@ -1,10 +1,10 @@
 /*
  * cuda_group.c - opens and closes what the devices of a group share: their GPUs.
  *
- * Opening: the string's places become devices and GPUs; everything of the devices but their memory
- * is made; GPUs that must reach each other's memory are told to; what they will load is loaded;
- * what they have left is measured and taken. Closing undoes it, also when a device has failed or
- * work is stuck on a stream.
+ * Opening: the string's places become devices and GPUs; everything of the devices except their
+ * memory is made; GPUs that must reach each other's memory are told to; what they will load is
+ * loaded; peer access that does not work is taken back; what they have left is measured and taken.
+ * Closing undoes it, also when a device has failed or work is stuck on a stream.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -56,30 +56,6 @@ static void place_devices(struct ek__cuda_group *group, const struct ek__device_
   }
 }
 
-/* Lets every GPU of the group reach the memory of each other one that it can; *all: it can always.
- * Copies between GPUs go through the host otherwise, also where NCCL has ways of its own. */
-static ek_status enable_peers(bool *all, const struct ek__cuda_group *group) {
-  *all = true;
-  for (size_t i = 0; i < group->gpu_count; i++) {
-    const int from = group->gpus[i].physical;
-    EK_TRY(EK__CUDA_GPU(from, cudaSetDevice, from));
-    for (size_t j = 0; j < group->gpu_count; j++) {
-      const int to = group->gpus[j].physical;
-      int can = 0;
-      if (i == j) continue;
-      EK_TRY(EK__CUDA_GPU(from, cudaDeviceCanAccessPeer, &can, from, to));
-      const cudaError_t error = can != 0 ? cudaDeviceEnablePeerAccess(to, 0) : cudaSuccess;
-      if (error == cudaErrorPeerAccessAlreadyEnabled || error == cudaErrorTooManyPeers) {
-        (void)cudaGetLastError();
-      } else {
-        EK_TRY(ek__cuda_check_gpu(from, error, "cudaDeviceEnablePeerAccess"));
-      }
-      *all = *all && can != 0 && error != cudaErrorTooManyPeers;
-    }
-  }
-  return EK_OK;
-}
-
 /* One algorithm whatever the size and the links: see ek_group_options. NCCL's configuration has no
  * word for it, and to set the environment of a process with threads is an error. */
 static ek_status check_fixed_nccl(void) {
@@ -101,7 +77,7 @@ static ek_status check_fixed_nccl(void) {
 static ek_status choose_communicator(struct ek__cuda_group *group) {
   if (group->gpu_count == 1) return EK_OK;
   bool peers = false;
-  EK_TRY(enable_peers(&peers, group));
+  EK_TRY(ek__cuda_peers_check(&peers, group));
   const bool distinct = group->gpu_count == group->count;
   const bool fixed_order = group->options.deterministic && peers;
   const char *missing = distinct && !fixed_order ? ek__cuda_nccl_missing() : NULL;
@@ -136,8 +112,10 @@ static ek_status prepare(struct ek__cuda_group *group, uint64_t capacity) {
     EK_TRY(read_model(gpu));
   }
   for (size_t i = 0; i < group->count; i++) EK_TRY(ek__cuda_device_prepare(&group->devices[i]));
-  EK_TRY(choose_communicator(group));
+  EK_TRY(ek__cuda_peers_open(group));
   EK_TRY(ek__cuda_warm(group));
+  EK_TRY(choose_communicator(group));
+  EK_TRY(ek__cuda_warm_link(group));
   for (size_t i = 0; i < group->gpu_count; i++) {
     EK_TRY(ek__cuda_memory_open(group, &group->gpus[i], capacity));
   }

@@ -169,11 +169,25 @@ void ek__cuda_group_close(void *native);
 ek_status ek__cuda_device_prepare(struct ek__cuda_device *device);
 void ek__cuda_device_discard(struct ek__cuda_device *device);
 
+/* ---- cuda_peers.c: GPUs that read each other's memory ---- */
+
+/* At most so many GPUs are in a group. */
+#define EK__CUDA_MOST_GPUS 64
+
+/* Lets every GPU of the group read the memory of each other one where CUDA says that it can, and
+ * sets `peers`. */
+ek_status ek__cuda_peers_open(struct ek__cuda_group *group);
+/* Takes back what does not work; *all: it works between all of them. Copies between GPUs go through
+ * the host otherwise, also where NCCL has ways of its own. Uses the GPUs' scratch. */
+ek_status ek__cuda_peers_check(bool *all, struct ek__cuda_group *group);
+
 /* ---- cuda_warm.c: what is loaded later, loaded now ---- */
 
-/* Sets `loaded` and `reserve` of the group's GPUs. After a failure the GPUs may keep their scratch
- * until ek__cuda_warm_end(). */
+/* Loads the code of the group's GPUs, which have their scratch from now on until
+ * ek__cuda_warm_link() succeeds, or ek__cuda_warm_end(). */
 ek_status ek__cuda_warm(struct ek__cuda_group *group);
+/* When it is known whether the group uses NCCL: loads that. Sets `loaded` and `reserve`. */
+ek_status ek__cuda_warm_link(struct ek__cuda_group *group);
 void ek__cuda_warm_end(struct ek__cuda_gpu *gpu);
 /* The GPU was reset. */
 void ek__cuda_warm_forget(int physical);

@@ -403,13 +403,23 @@ static ek_status warm_communicator(struct ek__cuda_group *group) {
 static ek_status warm_gpus(struct ek__cuda_group *group) {
   for (size_t i = 0; i < group->gpu_count; i++) EK_TRY(take_scratch(&group->gpus[i]));
   for (size_t i = 0; i < group->gpu_count; i++) EK_TRY(load_once(group, &group->gpus[i]));
-  return group->nccl ? warm_communicator(group) : EK_OK;
+  return EK_OK;
 }
 
 ek_status ek__cuda_warm(struct ek__cuda_group *group) {
   pthread_mutex_lock(&known_mutex);
   const ek_status status = warm_gpus(group);
   pthread_mutex_unlock(&known_mutex);
+  return status;
+}
+
+ek_status ek__cuda_warm_link(struct ek__cuda_group *group) {
+  ek_status status = EK_OK;
+  if (group->nccl) {
+    pthread_mutex_lock(&known_mutex);
+    status = warm_communicator(group);
+    pthread_mutex_unlock(&known_mutex);
+  }
   /* Where it failed, work may be stuck: the closing of the group waits for that first. */
   if (status != EK_OK) return status;
   for (size_t i = 0; i < group->gpu_count; i++) {
