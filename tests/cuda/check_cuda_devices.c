@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 
 #include <evenkeel/communicator.h>
 #include <evenkeel/elementwise.h>
@@ -255,6 +256,48 @@ START_TEST(a_bad_index_is_told_by_who_waits) {
 }
 END_TEST
 
+static ek_status fill_after_an_error(void *context, ek_device *device, size_t index) {
+  void *memory = NULL;
+  (void)index;
+  if (cudaMalloc(&memory, (size_t)1 << 50) == cudaSuccess) return EK_ERR_INTERNAL;
+  return ek_op_fill(ek_device_stream(device, EK_STREAM_COMPUTE), context, 1);
+}
+
+/* What the program's own calls leave on a thread is not taken for an error of a kernel. */
+START_TEST(an_error_that_a_program_left_is_named) {
+  ek_group_options options = EK_GROUP_OPTIONS_INIT;
+  ek_group *group = NULL;
+  options.debug_memory = true;
+  ck_ok(ek_group_open(&group, "cuda:0@48MiB", &options));
+  ek_tensor x = ck_upload(ek_group_device(group, 0), EK_F32, NULL, CK_SHAPE(3));
+  ck_fails(ek_group_apply(group, fill_after_an_error, &x), EK_ERR_UNAVAILABLE,
+           "an earlier call of CUDA in this thread, which is not evenkeel's, left "
+           "cudaErrorMemoryAllocation");
+  ck_ok(ek_op_fill(ek_device_stream(ek_group_device(group, 0), EK_STREAM_COMPUTE), &x, 2));
+  ek_tensor_free(&x);
+  ck_ok(ek_group_free(group));
+}
+END_TEST
+
+static ek_status note_slack(void *context, ek_device *device, size_t index) {
+  (void)device;
+  ((int *)context)[index] = prctl(PR_GET_TIMERSLACK);
+  return EK_OK;
+}
+
+/* A worker that polls a GPU sleeps as long as it says; the program's threads keep theirs. */
+START_TEST(workers_sleep_no_longer_than_they_ask) {
+  ek_group *group = ck_open("cuda:0x2", 0);
+  int slack[2] = {0};
+  const int own = prctl(PR_GET_TIMERSLACK);
+  ck_ok(ek_group_apply(group, note_slack, slack));
+  ck_assert_int_eq(slack[0], 1);
+  ck_assert_int_eq(slack[1], 1);
+  ck_assert_int_eq(prctl(PR_GET_TIMERSLACK), own);
+  ek_group_free(group);
+}
+END_TEST
+
 /* ---- the calling thread's current GPU ---- */
 
 static int current(void) {
@@ -481,6 +524,8 @@ static Suite *make_suite(void) {
   tcase_add_test(work, copies_of_any_size);
   tcase_add_test(work, events_order_streams);
   tcase_add_test(work, a_bad_index_is_told_by_who_waits);
+  tcase_add_test(work, an_error_that_a_program_left_is_named);
+  tcase_add_test(work, workers_sleep_no_longer_than_they_ask);
   tcase_add_loop_test(work, a_dead_gpu_says_that_the_process_must_end, 0,
                       sizeof deaths / sizeof deaths[0]);
   TCase *gpus = ck_case(suite, "gpus");

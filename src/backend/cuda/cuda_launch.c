@@ -32,6 +32,20 @@ static ek_status check_launch(const struct ek__cuda_device *device, cudaError_t 
       device->name, name, device->gpu->shared_bytes >> 10);
 }
 
+/* With `debug_memory`: an error that a call of the program left on this thread, and which would be
+ * taken for the kernel's. */
+static ek_status check_left(const struct ek__cuda_device *device, const char *name) {
+  if (!device->group->options.debug_memory) return EK_OK;
+  const cudaError_t error = cudaPeekAtLastError();
+  if (error == cudaSuccess || ek__cuda_is_final(error)) return EK_OK; /* the launch gives it */
+  (void)cudaGetLastError();
+  return ek__cuda_host->error_set(
+      EK_ERR_UNAVAILABLE,
+      "%s: %s: an earlier call of CUDA in this thread, which is not evenkeel's, left %s; the "
+      "program must take it with cudaGetLastError()",
+      device->name, name, cudaGetErrorName(error));
+}
+
 /* What a kernel cannot do, by the kind of its arguments. */
 #define CHECK(args)                                                                                \
   _Generic(*(args), struct ek__attention_args : check_head, default : check_nothing)
@@ -43,6 +57,7 @@ static ek_status check_launch(const struct ek__cuda_device *device, cudaError_t 
     const struct ek__cuda_place at = {it->handle, ek__cuda_kernel_workspace(device), device->bad}; \
     EK_TRY(CHECK(args)(device, args));                                                             \
     const int before = ek__cuda_current();                                                         \
+    EK_TRY(check_left(device, #name));                                                             \
     EK_TRY(ek__cuda_enter(device));                                                                \
     ek__cuda_call_begins(device);                                                                  \
     const cudaError_t error = ek__cuda_##name(&at, args);                                          \
