@@ -151,7 +151,7 @@ static bool tells_nothing(const struct grid *grid, size_t column) {
   return true;
 }
 
-/* The shown column that is left out next; the number of columns if there is none. */
+/* The shown column that is left out next; the number of columns if all have been. */
 static size_t next_to_go(const struct grid *grid, const struct layout *layout, bool idle) {
   size_t next = grid->column_count;
   for (size_t c = 0; c < grid->column_count; c++) {

@@ -219,7 +219,7 @@ static void add_devices(struct options *options, const char *spec, struct argp_s
   options->specs[options->spec_count++] = spec;
 }
 
-/* The word after a flag is none of the flag's. */
+/* Ends the program: `words` are what the flag takes, and `word` is another one. */
 static void refuse_word(struct argp_state *state, const char *flag, const char *what,
                         const char *word, const char *const *words) {
   char text[UNKNOWN_TEXT];
@@ -565,7 +565,8 @@ static const struct argp commands[] = {
         {NULL, parse_command, "",
          "Says with which mode, recomputation, loss and micro-batches the model fits the "
          "devices, the fastest first: the fullest device's peak and the cost of a step in "
-         "units of the first choice's, by planning. With --measure the best few train, in turns, --steps times.",
+         "units of the first choice's, by planning. With --measure the best few train, in turns, "
+         "--steps times.",
          fit_children, NULL, NULL},
     [COMMAND_DEVICES] = {NULL, parse_command, "", "Lists the devices of this machine.",
                          devices_children, NULL, NULL}};

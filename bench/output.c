@@ -130,7 +130,7 @@ bool output_prepare(struct output *output) {
   return true;
 }
 
-/* Device and number of the folder that a file is in; false: there is none. */
+/* Device and number of the folder that a file is in; false if the folder is missing. */
 static bool find_folder(struct stat *about, const char *target) {
   const char *slash = strrchr(target, '/');
   char *folder =

@@ -97,7 +97,8 @@ static const char *nearest_word(const char *word, const char *const *words) {
 const char *unknown_word(char text[UNKNOWN_TEXT], const char *what, const char *word,
                          const char *const *words) {
   const char *nearest = nearest_word(word, words);
-  int used = snprintf(text, UNKNOWN_TEXT, "unknown %s \"%.*s\"; expected", what, LONGEST_WORD, word);
+  int used =
+      snprintf(text, UNKNOWN_TEXT, "unknown %s \"%.*s\"; expected", what, LONGEST_WORD, word);
   for (size_t i = 0; words[i] != NULL && used < UNKNOWN_TEXT; i++) {
     used += snprintf(text + used, UNKNOWN_TEXT - (size_t)used, "%s %s", i > 0 ? "," : "", words[i]);
   }

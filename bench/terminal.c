@@ -149,7 +149,7 @@ void progress_show(size_t done, size_t total, const char *format, ...) {
   fflush(stderr);
 }
 
-/* COLUMNS counts where somebody has set it for programs: shells do not export it by themselves. */
+/* COLUMNS has precedence: shells do not export it, so a user who exported it meant programs. */
 size_t terminal_width(int descriptor) {
   const char *columns = getenv("COLUMNS");
   int64_t width = 0;

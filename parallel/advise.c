@@ -21,7 +21,6 @@
 #include "core/options.h"
 #include "core/sizes.h"
 #include "device/device_internal.h"
-#include "device/ledger.h"
 #include "micro_batches.h"
 #include "module/composite.h"
 
@@ -199,7 +198,7 @@ static int64_t rows_of_step(const struct search *s, int64_t rows) {
   return larger * (least / devices + 1) + (parts - larger) * ((least - 1) / devices + 1);
 }
 
-/* The most samples at once that take more micro-batches than `rows` do; 0: there are none. */
+/* The most samples at once that take more micro-batches than `rows`; 0 if no number does. */
 static int64_t next_rows(const struct search *s, int64_t rows) {
   return (most_rows(s) - 1) / micro_batches_for(s, rows);
 }

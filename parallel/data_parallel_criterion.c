@@ -336,10 +336,12 @@ static ek_status forward(ek_data_parallel_criterion *parallel, ek_shards *output
   begin_forward(parallel, outputs, ek__targets_most(tensors, shards, target_count, samples));
   begun = true;
   for (size_t i = 0; i < target_count; i++) {
-    EK_TRY_GOTO(status,
-                shards != NULL ? ek_shards_wait(&shards[i])
-                               : ek__scatter_fill(&cut[i], &tensors[i], EK_MEMORY_INPUTS, &taken[i]),
-                cleanup);
+    if (shards != NULL) {
+      EK_TRY_GOTO(status, ek_shards_wait(&shards[i]), cleanup);
+    } else {
+      EK_TRY_GOTO(status, ek__scatter_fill(&cut[i], &tensors[i], EK_MEMORY_INPUTS, &taken[i]),
+                  cleanup);
+    }
   }
   for (size_t i = 0; i < output_count; i++) outputs[i].overwritten = parallel->with_gradient;
   EK_TRY_GOTO(status, ek_group_apply(model->group, forward_one, &job), cleanup);

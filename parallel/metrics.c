@@ -172,7 +172,7 @@ static ek_status make_line(ek_metrics *self) {
   return EK_OK;
 }
 
-/* write(), but a pipe without a reader raises no signal: it is blocked, and what came is taken. */
+/* write() that raises no SIGPIPE for a pipe without a reader: the signal is blocked and removed. */
 static ssize_t write_quietly(int file, const char *data, size_t bytes) {
   sigset_t pipe, pending, before;
   (void)sigemptyset(&pipe);

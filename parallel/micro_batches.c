@@ -180,7 +180,8 @@ ek_status ek__rows_put_host(ek_tensor *whole, const ek_shards *rows,
                             const struct ek__batch_part *part, int64_t samples) {
   EK__FAIL_IF(!ek_tensor_exists(whole) || whole->device != NULL || whole->rank == 0 ||
                   whole->shape[0] % samples != 0,
-              EK_ERR_SHAPE, "there is no host tensor with a number of rows for each of %lld samples",
+              EK_ERR_SHAPE,
+              "there is no host tensor with a number of rows for each of %lld samples",
               (long long)samples);
   ek_tensor some = view(whole, samples, part->first, part->samples);
   return ek_gather_host(&some, rows);

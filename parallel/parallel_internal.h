@@ -173,8 +173,8 @@ ek_status ek__scatter_lay_like(ek_shards *shards, const char *who, const ek_shar
 ek_status ek__scatter_fill(ek_shards *shards, const ek_tensor *source, ek_memory_category category,
                            const struct ek__conversion *intake);
 /*
- * What the parts of a source become, in intake->to: `type` where that is for integers and the source
- * has such in host memory, and its own type otherwise; with 0 unsigned integers become i32.
+ * What the parts of a source become, in intake->to: `type` where that is for integers and the
+ * source has such in host memory, and its own type otherwise; with 0 unsigned integers become i32.
  * EK_ERR_TYPE for a source that cannot become the floating `type`.
  */
 ek_status ek__intake_choose(struct ek__conversion *intake, const char *who, const ek_tensor *source,

@@ -365,6 +365,13 @@ ek_status ek_trainer_evaluate(double *loss, double *weight, ek_trainer *trainer,
   return status;
 }
 
+/* What is predicted from. */
+static struct ek__batch inputs_alone(const ek_trainer *self, const ek_tensor *inputs,
+                                     size_t input_count) {
+  return (struct ek__batch){
+      .inputs = inputs, .input_count = input_count, .broadcast = self->broadcast_inputs};
+}
+
 /* A module with targets may predict without them. */
 static bool predicts(const ek_trainer *self, const struct ek__batch *batch) {
   const ek_module *module = self->module;
@@ -419,8 +426,7 @@ ek_status ek_trainer_predict(ek_shards *outputs, ek_trainer *trainer, const ek_t
   EK__NOT_NULL("ek_trainer_predict", outputs);
   EK_TRY(check_call("ek_trainer_predict", trainer, inputs, NULL, 0));
   EK__OWNER_ENTER(&trainer->owner, "ek_trainer_predict", "the trainer");
-  const struct ek__batch batch = {
-      .inputs = inputs, .input_count = input_count, .broadcast = trainer->broadcast_inputs};
+  const struct ek__batch batch = inputs_alone(trainer, inputs, input_count);
   ek_shards made[EK_MAX_TENSORS] = {{0}};
   int64_t samples = 0, count = 0;
   const bool predicted = predicts(trainer, &batch);
@@ -429,16 +435,15 @@ ek_status ek_trainer_predict(ek_shards *outputs, ek_trainer *trainer, const ek_t
   if (count < 2) whole = true;
   const ek_status status =
       predict_parts(&(struct destination){.shards = made}, &whole, trainer, &batch, samples, count);
-  if (status == EK_OK && whole) return forward_only(outputs, trainer, &batch, NULL, 0);
   const size_t made_count = predicted ? trainer->module->predictions : trainer->output_count;
   for (size_t i = 0; i < made_count; i++) {
-    if (status == EK_OK) {
+    if (status == EK_OK && !whole) {
       outputs[i] = made[i];
-    } else {
+    } else { /* with `whole`, parts before the one without rows may have made some */
       ek_shards_free(&made[i]);
     }
   }
-  return status;
+  return status == EK_OK && whole ? forward_only(outputs, trainer, &batch, NULL, 0) : status;
 }
 
 ek_status ek_trainer_predict_host(ek_tensor *outputs, ek_trainer *trainer, const ek_tensor *inputs,
@@ -446,8 +451,7 @@ ek_status ek_trainer_predict_host(ek_tensor *outputs, ek_trainer *trainer, const
   EK__NOT_NULL("ek_trainer_predict_host", outputs);
   EK_TRY(check_call("ek_trainer_predict_host", trainer, inputs, NULL, 0));
   EK__OWNER_ENTER(&trainer->owner, "ek_trainer_predict_host", "the trainer");
-  const struct ek__batch batch = {
-      .inputs = inputs, .input_count = input_count, .broadcast = trainer->broadcast_inputs};
+  const struct ek__batch batch = inputs_alone(trainer, inputs, input_count);
   int64_t samples = 0, count = 0;
   bool whole = false;
   EK_TRY(count_parts(&count, &samples, trainer, &batch));

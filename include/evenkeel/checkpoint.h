@@ -18,10 +18,10 @@
  * all, and the position. It appears when it is whole and on the disk (safetensors.h), so that
  * whoever looks into the folder, after a crash or a loss of power as well, finds whole states only.
  * Before a save removes or replaces an older state it has read its own file again and compared the
- * header and all checksums. Saves may overlap, also those of one model in the background, and of
- * one step, of which the last to end is the one that stays. A folder is one run's: the last state
- * is that of the highest step. A file of another name, and what is no regular file, is no state: it
- * counts for nothing and is left alone. Of step N the only name is that with twelve digits, or more
+ * header and all checksums. Saves may overlap, also those of one model in the background. If they
+ * are of one step, the state of the save that ends last stays. A folder belongs to one run: the
+ * last state is that of the highest step. A file with another name, or that is not a regular file,
+ * does not count as a state and is left alone. The name of step N has twelve digits, or more
  * without a leading zero. FOLDER/step-NUMBER.safetensors.tmp and .safetensors.K.tmp are files of
  * saves that are under way; the next save removes those of processes that were killed.
  *

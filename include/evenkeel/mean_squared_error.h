@@ -10,7 +10,7 @@
 
 EK_BEGIN_DECLARATIONS
 
-/* One output and one target; *criterion is the caller's, who frees it with ek_criterion_free(). */
+/* One output and one target; the caller frees *criterion with ek_criterion_free(). */
 EK_API EK_CHECKED ek_status ek_mean_squared_error_create(ek_criterion **criterion,
                                                          ek_reduction reduction);
 

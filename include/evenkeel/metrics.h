@@ -64,7 +64,7 @@ EK_API EK_CHECKED ek_status ek_metrics_step(ek_metrics *metrics, const ek_step_r
  * Gives a number of the program's own (validation loss, accuracy, epoch, ...) the value that it has
  * from now on: each later step writes it, and so does ek_metrics_free(). NaN and infinities are
  * null in a line. A name is made of lower-case letters, digits and underscores, begins with a
- * letter, and is none of a line's own.
+ * letter, and differs from the names that a line has by itself.
  * EK_ERR_INVALID_ARGUMENT for another name, and for the 17th.
  */
 EK_API EK_CHECKED ek_status ek_metrics_put(ek_metrics *metrics, const char *name, double value);

@@ -68,8 +68,8 @@ struct ek_optimizer {
 
 /*
  * For a rule of the program's own: fills *optimizer, the first member of a struct of the program's,
- * with one reference. `states` is at most EK_MAX_OPTIMIZER_STATES, and the two numbers are finite and
- * not below 0: else EK_ERR_INVALID_ARGUMENT.
+ * with one reference. `states` is at most EK_MAX_OPTIMIZER_STATES, and the two numbers are finite
+ * and not below 0: else EK_ERR_INVALID_ARGUMENT.
  */
 EK_API EK_CHECKED ek_status ek_optimizer_init(ek_optimizer *optimizer, const ek_optimizer_ops *ops,
                                               size_t states, double learning_rate,

@@ -348,8 +348,8 @@ struct ek__link {
  * piece. */
 struct ek__host_bytes {
   const void *data;
-  /* NULL, or puts bytes first .. first + count - 1 of what is sent to `to`; both are multiples of 8,
-   * except at the end. From any thread. */
+  /* NULL, or puts bytes first .. first + count - 1 of what is sent to `to`; both are multiples of
+   * 8, except at the end. From any thread. */
   ek_status (*make)(const void *context, void *to, size_t first, size_t count);
   const void *context;
 };

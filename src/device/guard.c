@@ -18,7 +18,6 @@
 #include "core/log_internal.h"
 #include "core/sizes.h"
 #include "device/device_internal.h"
-#include "device/ledger.h"
 
 #define NEW UINT32_C(0x7FFFFFFF)
 #define SIDE UINT32_C(0xA5A5A5A5)

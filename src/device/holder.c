@@ -11,7 +11,6 @@
 #include "core/process.h"
 #include "core/sizes.h"
 #include "device/arena.h"
-#include "device/ledger.h"
 
 static _Thread_local struct ek__place here;
 

@@ -15,7 +15,6 @@
 #include "core/error.h"
 #include "core/sizes.h"
 #include "device/device_internal.h"
-#include "device/ledger.h"
 
 ek_status ek_memory_measure_outside(ek_memory_outside *outside, const ek_device *device) {
   EK__NOT_NULL("ek_memory_measure_outside", outside, device);

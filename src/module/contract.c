@@ -21,7 +21,6 @@
 #include "core/error.h"
 #include "core/sizes.h"
 #include "device/flaw.h"
-#include "device/ledger.h"
 #include "device/types.h"
 #include "module/pass_internal.h"
 #include "op/op_internal.h"

@@ -3,7 +3,8 @@
  *
  * Declarations are checked when they are made and name what is wrong by its full name. Ties are
  * kept as aliases while the walk goes on; when it has ended, parameters that were tied to others
- * are dropped (drop_tied), patterns are applied (patterns.c), and the rest get their places (place).
+ * are dropped (drop_tied), patterns are applied (patterns.c), and the rest get their places
+ * (place).
  */
 #include "module/layout.h"
 
@@ -56,8 +57,8 @@ static ek_status check_name(char path[EK__PATH_SIZE], const ek_declaration *decl
       "%s: a declaration needs a name that is not empty and has no dot or slash, not \"%.64s\"",
       declaration == NULL ? "no declaration" : declaration->kind, name == NULL ? "" : name);
   EK__FAIL_IF(!ek__utf8_is(name) || strncmp(name, "__", 2) == 0, EK_ERR_INVALID_ARGUMENT,
-              "%s: the name \"%.64s\" is not UTF-8 or begins with \"__\", which files of tensors keep "
-              "for themselves",
+              "%s: the name \"%.64s\" is not UTF-8 or begins with \"__\", which files of tensors "
+              "keep for themselves",
               declaration->kind, name);
   EK_TRY(full_name(path, declaration, name));
   EK__FAIL_IF(ek__names_find(&declaration->layout->names, path) != NULL, EK_ERR_INVALID_ARGUMENT,

@@ -3,8 +3,9 @@
  *
  * Every name of a parameter, those tied to it included, is compared with every pattern, and the
  * last pattern that matches any of them applies; the order of names plays no part. Declarations
- * make two groups, without decay and with it. Each other combination of rate and decay that patterns ask for
- * is one more group, in the order of the parameters. Frozen parameters are in no group.
+ * make two groups, without decay and with it. Each other combination of rate and decay that
+ * patterns ask for is one more group, in the order of the parameters. Frozen parameters are in no
+ * group.
  */
 #include <math.h>
 #include <string.h>

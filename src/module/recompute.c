@@ -18,7 +18,6 @@
 #include "core/error.h"
 #include "core/sizes.h"
 #include "device/device_spec.h"
-#include "device/ledger.h"
 #include "module/composite.h"
 #include "module/layer_internal.h"
 

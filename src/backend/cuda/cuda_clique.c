@@ -163,7 +163,8 @@ ek_status ek__cuda_on_all_ranks(struct ek__cuda_clique *clique, ek__cuda_rank_fu
   for (; started < count && right; started++) {
     jobs[started] = (struct rank_job){
         .clique = clique, .rank = started, .function = function, .context = context};
-    if (ek__thread_create(&jobs[started].thread, &attributes, rank_main, &jobs[started]) != 0) break;
+    struct rank_job *job = &jobs[started];
+    if (ek__thread_create(&job->thread, &attributes, rank_main, job) != 0) break;
   }
   if (stated) pthread_attr_destroy(&attributes);
   if (started < count) atomic_store(&clique->aborted, true);

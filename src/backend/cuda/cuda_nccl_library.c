@@ -20,9 +20,9 @@
 #define EK__CUDA_NCCL_LIBRARY "libnccl.so.2"
 #endif
 
-/* 2.23.4: every call for a communicator that does not block returns at once. Before, a collective was
- * launched within the call, which may wait for the GPU with the member's mutex held; then the watch
- * could not abort the communicator. */
+/* 2.23.4: every call for a communicator that does not block returns at once. Before, a collective
+ * was launched within the call, which may wait for the GPU with the member's mutex held; then the
+ * watch could not abort the communicator. */
 enum { LEAST_VERSION = 22304 };
 
 struct ek__nccl ek__nccl;
@@ -65,8 +65,8 @@ static const char *check_version(void) {
   const int major = version / (new ? 10000 : 1000), minor = version / 100 % (new ? 100 : 10);
   if (result == ncclSuccess && version >= LEAST_VERSION && major == NCCL_MAJOR) return NULL;
   (void)snprintf(why, sizeof why,
-                 "NCCL %d.%d.%d is installed; this build needs %d.x, from %d.%d.%d on", major, minor,
-                 version % 100, NCCL_MAJOR, LEAST_VERSION / 10000, LEAST_VERSION / 100 % 100,
+                 "NCCL %d.%d.%d is installed; this build needs %d.x, from %d.%d.%d on", major,
+                 minor, version % 100, NCCL_MAJOR, LEAST_VERSION / 10000, LEAST_VERSION / 100 % 100,
                  LEAST_VERSION % 100);
   return why;
 }
