@@ -44,23 +44,53 @@ EK_BEGIN_DECLARATIONS
 typedef struct ek_stream ek_stream;
 typedef struct ek_event ek_event;
 
+/*
+ * How bytes reach the other processes of a world, see below. `swap` sends out_bytes bytes to process
+ * `peer` and receives in_bytes from it, both at the same time: it may not wait for one before it
+ * does the other. Either may be 0. When it returns, `out` may be overwritten and `in` is complete.
+ * Where a process has gone, or nothing moves for `seconds`, it returns an error, whose message is
+ * that of ek_error_set(). It is called by the program's thread that waits in a call of the library,
+ * one call at a time, and never by a worker.
+ */
+typedef struct ek_exchange {
+  size_t size;      /* sizeof(ek_exchange) */
+  size_t process;   /* this one's number; ranks rise with it */
+  size_t processes; /* how many there are; 0 or 1: `swap` is not called */
+  ek_status (*swap)(void *context, size_t peer, const void *out, size_t out_bytes, void *in,
+                    size_t in_bytes, double seconds);
+  void *context; /* of `swap`; the program's, until the group is freed */
+} ek_exchange;
+#define EK_EXCHANGE_INIT                                                                           \
+  { sizeof(ek_exchange), 0, 1, NULL, NULL }
+
 typedef struct ek_group_options {
   size_t size;            /* sizeof(ek_group_options) */
   int threads_per_device; /* 0: the cores the process may use, divided evenly, at least 1 */
   bool deterministic;     /* nothing is chosen by timing or by the number of threads, see below */
-  double time_limit;      /* cuda: seconds that a collective may take; 0: 600 */
+  double time_limit;      /* cuda, several processes: seconds for a collective; 0: 600 */
   bool debug_memory;      /* new tensors are NaN, writes beside them are found, see below */
   size_t world_size;      /* devices of all processes that train together; 0: those of the group */
   size_t first_rank;      /* of them, the number of the group's device 0 */
+  const ek_exchange *exchange; /* reaches the other processes; NULL: this is the only one */
 } ek_group_options;
 #define EK_GROUP_OPTIONS_INIT                                                                      \
-  { sizeof(ek_group_options), 0, false, 0, false, 0, 0 }
+  { sizeof(ek_group_options), 0, false, 0, false, 0, 0, NULL }
 
 /*
  * A device has an index in its group, and a rank in the world: the devices of all processes that
  * train one model, process by process. Collectives, ownership of parts of the state and numbers of
- * samples count over the world. Several processes are not yet implemented: a world that is larger
- * than the group is EK_ERR_UNAVAILABLE but for `plan`, which counts what one process of it needs.
+ * samples count over the world. A world that is larger than the group needs `exchange`, which is
+ * read when the group opens; `plan` needs none, and counts what one process of it takes.
+ *
+ * All processes open their groups at the same time, and then make the same calls in the same order,
+ * each with its own part of a batch. Sums are taken in the order of the ranks: on `cpu`, several
+ * processes give the bits of one that has all devices. On `cuda` NCCL sums, and each device of the
+ * world is a GPU of its own.
+ *
+ * An error in one process is an error in all: in the call that they are in or, where they need
+ * nothing of that process any more, in a later one. After that collectives of the group fail with
+ * EK_ERR_UNAVAILABLE in all of them; what needs no other process still works. A process that has
+ * died or hangs is an error when `swap` returns one.
  */
 
 /*
@@ -88,8 +118,9 @@ typedef struct ek_group_options {
 /*
  * Opens the devices that `spec` names, 64 at most, and starts their workers. `options` NULL gives
  * the defaults. The caller owns *group and frees it with ek_group_free().
- * EK_ERR_INVALID_ARGUMENT  the string is wrong; the message shows where
- * EK_ERR_UNAVAILABLE       the backend cannot be used here, or not by several processes
+ * EK_ERR_INVALID_ARGUMENT  the string is wrong; the message shows where; or the processes' ranks
+ *                          do not follow each other from 0 to the end of the world
+ * EK_ERR_UNAVAILABLE       the backend cannot be used here; or another process was not reached
  * EK_ERR_OUT_OF_MEMORY     the host refused memory or threads
  */
 EK_API EK_CHECKED ek_status ek_group_open(ek_group **group, const char *spec,

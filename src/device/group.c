@@ -46,6 +46,7 @@
 #include "device/device_spec.h"
 #include "device/guard.h"
 #include "device/holder.h"
+#include "device/world.h"
 
 struct worker {
   ek_group *group;
@@ -65,6 +66,8 @@ struct ek_group {
   char *spec;
   size_t count;
   size_t first_rank, world_size; /* of the devices of all processes */
+  struct ek__world *world;       /* their processes; NULL: this one, or they only count */
+  bool errands;                  /* there may be work of `world` for who waits for the workers */
   double time_limit;             /* seconds */
   bool deterministic;            /* as it was opened */
   struct worker *workers;
@@ -198,14 +201,16 @@ static ek_status take_ranks(ek_group *group, const ek_group_options *options) {
               EK_ERR_INVALID_ARGUMENT,
               "ek_group_open: %zu devices from rank %zu on in a world of %zu", group->count,
               options->first_rank, world);
-  EK__FAIL_IF(world != group->count && group->backend->kernels != NULL, EK_ERR_UNAVAILABLE,
-              "ek_group_open: %s devices of several processes are not yet implemented; `plan` "
-              "counts for one of them",
-              group->backend->name);
+  const bool counts = group->backend->kernels == NULL;
+  const bool several = options->exchange != NULL && options->exchange->processes > 1;
+  EK__FAIL_IF(world != group->count && !counts && !several, EK_ERR_INVALID_ARGUMENT,
+              "ek_group_open: a world of %zu devices, of which this process has %zu, needs "
+              "options.exchange to reach the other processes; only `plan` counts without it",
+              world, group->count);
   group->first_rank = options->first_rank;
   group->world_size = world;
   group->time_limit = options->time_limit;
-  return EK_OK;
+  return counts || !several ? EK_OK : ek__world_open(&group->world, options, group->count);
 }
 
 static ek_status read_options(ek_group_options *o, const ek_group_options *options) {
@@ -238,6 +243,7 @@ static void destroy(ek_group *group) {
   }
   for (size_t i = 0; i < group->count; i++) ek__device_close(group->workers[i].device);
   if (group->native != NULL) group->backend->group_close(group->native);
+  ek__world_close(group->world);
   ek__host_blocks_close(&group->blocks);
   pthread_cond_destroy(&group->turn);
   pthread_cond_destroy(&group->done);
@@ -357,6 +363,15 @@ size_t ek__group_first_rank(const ek_group *group) { return group->first_rank; }
 
 size_t ek__group_world_size(const ek_group *group) { return group->world_size; }
 
+struct ek__world *ek__group_world(const ek_group *group) { return group->world; }
+
+void ek__group_errand(ek_group *group) {
+  pthread_mutex_lock(&group->mutex);
+  group->errands = true;
+  pthread_mutex_unlock(&group->mutex);
+  pthread_cond_signal(&group->done);
+}
+
 bool ek_group_is_deterministic(const ek_group *group) {
   return group != NULL && group->deterministic;
 }
@@ -406,13 +421,38 @@ static ek_status tell(const struct worker *failed) {
                       name, before, message, rest);
 }
 
-/* Waits until all workers have come back, with the mutex held. Where one may be stuck, the backend
- * is asked now and then, without the mutex, because workers that give up take it. */
+/* What went wrong outside the workers; the first counts. */
+static void note_watched(ek_group *group, ek_status status) {
+  if (status == EK_OK || group->watched != EK_OK) return;
+  group->watched = status;
+  (void)snprintf(group->watched_message, sizeof group->watched_message, "%s", ek_error_message());
+}
+
+/* Collectives with other processes. One that fails ends the job of the workers that wait for it. */
+static void run_errands(ek_group *group) {
+  const ek_status status = ek__world_work(group->world);
+  if (status == EK_OK) return;
+  note_watched(group, status);
+  pthread_mutex_lock(&group->mutex);
+  for (struct ek__abortable *a = group->abortables; a != NULL; a = a->next) a->abort(a, true);
+  pthread_mutex_unlock(&group->mutex);
+}
+
+/* Waits until all workers have come back, with the mutex held. Meanwhile, and for what they have
+ * left, it is this thread that talks to other processes. Where a worker may be stuck, the backend
+ * is asked now and then. Both without the mutex, because workers take it. */
 static void wait_for_workers(ek_group *group) {
   const bool watches = group->backend->watch != NULL;
   group->watched = EK_OK;
-  while (atomic_load(&group->running) != 0) {
+  while (atomic_load(&group->running) != 0 || group->errands) {
     struct timespec until;
+    if (group->errands) {
+      group->errands = false;
+      pthread_mutex_unlock(&group->mutex);
+      run_errands(group);
+      pthread_mutex_lock(&group->mutex);
+      continue;
+    }
     if (!watches) {
       pthread_cond_wait(&group->done, &group->mutex);
       continue;
@@ -423,12 +463,7 @@ static void wait_for_workers(ek_group *group) {
     until.tv_nsec %= 1000000000;
     if (pthread_cond_timedwait(&group->done, &group->mutex, &until) != ETIMEDOUT) continue;
     pthread_mutex_unlock(&group->mutex);
-    const ek_status status = group->backend->watch(group->native);
-    if (status != EK_OK && group->watched == EK_OK) {
-      group->watched = status;
-      (void)snprintf(group->watched_message, sizeof group->watched_message, "%s",
-                     ek_error_message());
-    }
+    note_watched(group, group->backend->watch(group->native));
     pthread_mutex_lock(&group->mutex);
   }
 }
@@ -439,6 +474,15 @@ static ek_status error_of_job(const ek_group *group, const struct worker *failed
   EK__FAIL_IF(group->watched != EK_OK && (failed == NULL || failed->status == EK_ERR_ABORTED),
               group->watched, "%s", group->watched_message);
   return tell(failed);
+}
+
+/* The other processes wait for what a job that failed has not done. The mutex is held. */
+static void end_world(ek_group *group, ek_status status) {
+  if (group->world == NULL) return;
+  pthread_mutex_unlock(&group->mutex);
+  ek__world_fail(group->world, status);
+  ek__world_forget(group->world);
+  pthread_mutex_lock(&group->mutex);
 }
 
 /* Runs a job on all workers; left with the mutex held. By the caller that is served. */
@@ -453,6 +497,7 @@ static ek_status run_on_all(ek_group *group, ek_apply_function function, void *c
   wait_for_workers(group);
   const struct worker *failed = first_failure(group);
   if (failed == NULL && group->watched == EK_OK) return EK_OK;
+  end_world(group, error_of_job(group, failed));
   for (struct ek__abortable *a = group->abortables; a != NULL; a = a->next) {
     if (a->unblock != NULL) a->unblock(a);
   }

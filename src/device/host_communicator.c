@@ -9,7 +9,11 @@
  * sources in the order of the devices. So the load is even, sums have a fixed order, and a rank
  * never holds a copy of anything.
  *
- * The world of this communicator is one process: a rank is a device's index in its group.
+ * The ring is one process's: the ranks that it counts are the members, the devices of the group,
+ * by their index. Roots and offsets count the ranks of the world. Where that has more processes,
+ * what all members have arrived at is no work of theirs: it becomes an errand (world.h) of the
+ * thread that waits for them, which does the whole collective with the other processes (between.c)
+ * and finishes it for all members. A link reaches the other processes itself.
  *
  * Every rank meets the collectives in the same order. rank[r] has queued so many of them and has
  * done its part of so many (finished); a slot is over, and its memory may be touched again, when
@@ -43,6 +47,7 @@
 #include "core/alloc.h"
 #include "core/error.h"
 #include "core/sizes.h"
+#include "device/between.h"
 #include "device/communicator_internal.h"
 #include "device/track.h"
 
@@ -51,9 +56,13 @@ enum { RING = 64 };
 /* Seconds between two looks at workers that may have ended early. */
 #define LOOK_EVERY 1.0
 
+struct host_communicator;
+
 struct slot {
+  struct ek__errand errand; /* first: between processes, that all members have arrived */
+  struct host_communicator *of;
   struct ek__collective collective; /* of the first to arrive; data and offsets are not used */
-  int64_t *offsets;                 /* one more than there are ranks */
+  int64_t *offsets;                 /* one more than there are ranks in the world */
   void **data;                      /* of each rank */
   ek_event **ready, **done;         /* of each rank */
   size_t arrived;
@@ -72,7 +81,10 @@ struct host_communicator {
   struct ek__communicator_table table;
   const struct ek__link *link; /* NULL: parts are sums and copies over everybody's memory */
   void *linked;
-  size_t ranks;
+  struct ek__between *between; /* NULL: one process, or a link */
+  uint64_t number;             /* that the other processes know it by */
+  size_t ranks;                /* members: those of this process */
+  size_t world;                /* of all processes */
   pthread_mutex_t mutex;
   pthread_cond_t changed; /* the last arrival, the last finish, an abort */
   uint64_t changes;       /* how often it was signalled */
@@ -196,6 +208,30 @@ static ek_status queue_work(struct host_communicator *self, const struct slot *s
   return ek_event_record(slot->done[rank], stream);
 }
 
+/* Whether all members have arrived at a collective, and all of them meant the same. */
+static bool errand_ready(struct ek__errand *errand) {
+  const struct slot *slot = (struct slot *)errand;
+  struct host_communicator *self = slot->of;
+  pthread_mutex_lock(&self->mutex);
+  const bool ready = slot->arrived == self->ranks && !slot->mismatch && !self->aborted;
+  pthread_mutex_unlock(&self->mutex);
+  return ready;
+}
+
+/* A whole collective, for all members. */
+static ek_status errand_run(struct ek__errand *errand) {
+  struct slot *slot = (struct slot *)errand;
+  struct host_communicator *self = slot->of;
+  struct ek__collective collective = slot->collective;
+  if (collective.offsets != NULL) collective.offsets = slot->offsets;
+  EK_TRY(ek__between_run(self->between, self->number, &collective, slot->data));
+  pthread_mutex_lock(&self->mutex);
+  for (size_t i = 0; i < self->ranks; i++) self->rank[i].finished++;
+  tell_peers(self);
+  pthread_mutex_unlock(&self->mutex);
+  return EK_OK;
+}
+
 /* Who keeps the oldest collective that is not over from its end: the first that has not arrived,
  * or, where all have, that has not done its part. */
 static const char *late(const struct host_communicator *self) {
@@ -221,7 +257,9 @@ static const char *late(const struct host_communicator *self) {
 static const char *ended_early(const struct host_communicator *self, bool all, uint64_t number) {
   for (size_t i = 0; i < self->ranks; i++) {
     const bool ended = ek__group_worker_ended(self->base.group, i); /* it is read first */
-    const uint64_t come_to = all ? self->rank[i].finished : self->rank[i].queued;
+    /* Between processes a worker has no part, and may end before the collective. */
+    const bool parts = all && self->between == NULL;
+    const uint64_t come_to = parts ? self->rank[i].finished : self->rank[i].queued;
     if (ended && come_to <= number) return ek_device_name(ek_group_device(self->base.group, i));
   }
   return NULL;
@@ -286,6 +324,7 @@ static ek_status work_off(struct host_communicator *self, ek_device *device) {
     const struct slot *slot = &self->ring[self->rank[rank].finished % RING];
     if (slot->arrived < self->ranks) return EK_OK;
     if (slot->mismatch) return misfit();
+    if (self->between != NULL) return EK_OK; /* an errand */
     pthread_mutex_unlock(&self->mutex);
     const ek_status status = queue_part(self, slot, device);
     pthread_mutex_lock(&self->mutex);
@@ -300,7 +339,7 @@ static ek_status work_off(struct host_communicator *self, ek_device *device) {
 }
 
 static bool same_collective(const struct slot *slot, const struct ek__collective *collective,
-                            size_t ranks) {
+                            size_t world) {
   const struct ek__collective *first = &slot->collective;
   if (first->kind != collective->kind || first->count != collective->count ||
       first->type != collective->type || first->root != collective->root ||
@@ -308,7 +347,7 @@ static bool same_collective(const struct slot *slot, const struct ek__collective
     return false;
   }
   return collective->offsets == NULL ||
-         memcmp(slot->offsets, collective->offsets, (ranks + 1) * sizeof *slot->offsets) == 0;
+         memcmp(slot->offsets, collective->offsets, (world + 1) * sizeof *slot->offsets) == 0;
 }
 
 static void arrive(struct host_communicator *self, size_t rank,
@@ -323,13 +362,16 @@ static void arrive(struct host_communicator *self, size_t rank,
     slot->arrived = 0;
     slot->mismatch = false;
     if (collective->offsets != NULL) {
-      memcpy(slot->offsets, collective->offsets, (self->ranks + 1) * sizeof *slot->offsets);
+      memcpy(slot->offsets, collective->offsets, (self->world + 1) * sizeof *slot->offsets);
     }
-  } else if (!same_collective(slot, collective, self->ranks)) {
+  } else if (!same_collective(slot, collective, self->world)) {
     slot->mismatch = true;
   }
   slot->data[rank] = collective->data;
   self->rank[rank].queued++;
+  if (rank == 0 && self->between != NULL) {
+    ek__world_append(ek__group_world(self->base.group), &slot->errand);
+  }
   if (++slot->arrived == self->ranks) tell_peers(self);
 }
 
@@ -345,6 +387,12 @@ static ek_status make_room(struct host_communicator *self, ek_device *device, si
   return status;
 }
 
+/* EK_OK, or why no collective can begin any more. */
+static ek_status check_world(const struct host_communicator *self) {
+  struct ek__world *world = ek__group_world(self->base.group);
+  return world == NULL ? EK_OK : ek__world_check(world);
+}
+
 /* The event is recorded without the mutex: a GPU whose queue is full lets the call wait until work
  * has ended, and that work may be a collective that a peer can queue only with the mutex. Only the
  * rank itself changes `queued`, so the slot stays the one that is free. */
@@ -352,6 +400,7 @@ static ek_status host_start(ek_communicator *base, ek_device *device,
                             const struct ek__collective *collective) {
   struct host_communicator *self = (struct host_communicator *)base;
   const size_t rank = ek_device_index(device);
+  EK_TRY(check_world(self));
   pthread_mutex_lock(&self->mutex);
   ek_status status = make_room(self, device, rank);
   if (status == EK_OK && self->queues) {
@@ -362,7 +411,11 @@ static ek_status host_start(ek_communicator *base, ek_device *device,
     if (status == EK_OK && self->aborted) status = given_up(self, rank);
   }
   if (status == EK_OK) arrive(self, rank, collective);
+  const uint64_t last = self->rank[rank].queued - 1;
+  const bool errand = status == EK_OK && self->between != NULL &&
+                      self->ring[last % RING].arrived == self->ranks;
   pthread_mutex_unlock(&self->mutex);
+  if (errand) ek__group_errand(self->base.group);
   return status;
 }
 
@@ -455,6 +508,10 @@ static void host_renew(ek_communicator *base) {
 
 static void host_close(ek_communicator *base) {
   struct host_communicator *self = (struct host_communicator *)base;
+  for (size_t i = 0; i < RING && self->between != NULL; i++) {
+    ek__world_remove(ek__group_world(self->base.group), &self->ring[i].errand);
+  }
+  ek__between_close(self->between);
   if (self->linked != NULL) self->link->close(self->linked);
   for (size_t i = 0; i < 2 * RING * self->ranks && self->events != NULL; i++) {
     ek_event_free(self->events[i]);
@@ -498,17 +555,34 @@ static ek_status open_queue(struct host_communicator *self) {
   return self->link == NULL ? EK_OK : self->link->open(&self->linked, ek__group_native(group));
 }
 
+/* What the devices need whose world has other processes. */
+static ek_status open_between(struct host_communicator *self) {
+  ek_group *group = self->base.group;
+  if (ek__group_world(group) == NULL) return EK_OK;
+  self->number = ek__world_number(ek__group_world(group));
+  if (self->link != NULL) return EK_OK;
+  EK__FAIL_IF(self->queues, EK_ERR_UNSUPPORTED,
+              "ek_communicator_open: %s does not reach the devices of other processes; NCCL does, "
+              "between GPUs of which each is one device",
+              self->table.name);
+  return ek__between_open(&self->between, group);
+}
+
 static const char memory_of[] = "a communicator";
 
 static ek_status allocate(struct host_communicator *self) {
   const size_t ranks = self->ranks;
   EK_TRY(ek__new(&self->rank, ranks, sizeof *self->rank, memory_of));
-  EK_TRY(ek__new(&self->offsets, RING, (ranks + 1) * sizeof *self->offsets, memory_of));
+  const size_t offsets = self->world + 1;
+  EK_TRY(ek__new(&self->offsets, RING, offsets * sizeof *self->offsets, memory_of));
   EK_TRY(ek__new(&self->pointers, (RING + ranks) * ranks, sizeof *self->pointers, memory_of));
   EK_TRY(ek__new(&self->sources, ranks * ranks, sizeof *self->sources, memory_of));
   EK_TRY(ek__new(&self->events, 2 * RING * ranks, sizeof *self->events, memory_of));
   for (size_t i = 0; i < RING; i++) {
-    self->ring[i].offsets = self->offsets + i * (ranks + 1);
+    self->ring[i].of = self;
+    self->ring[i].errand.ready = errand_ready;
+    self->ring[i].errand.run = errand_run;
+    self->ring[i].offsets = self->offsets + i * offsets;
     self->ring[i].data = self->pointers + i * ranks;
     self->ring[i].ready = self->events + 2 * i * ranks;
     self->ring[i].done = self->ring[i].ready + ranks;
@@ -527,6 +601,7 @@ ek_status ek__host_communicator_open(ek_communicator **communicator, ek_group *g
   self->base.table = &self->table;
   self->base.group = group;
   self->ranks = ek_group_size(group);
+  self->world = ek__group_world_size(group);
   self->queues = ek__device_table(ek_group_device(group, 0))->event_open != NULL;
   pthread_condattr_t steady;
   pthread_condattr_init(&steady);
@@ -536,6 +611,7 @@ ek_status ek__host_communicator_open(ek_communicator **communicator, ek_group *g
   pthread_condattr_destroy(&steady);
   ek_status status = allocate(self);
   if (status == EK_OK && self->queues) status = open_queue(self);
+  if (status == EK_OK) status = open_between(self);
   if (status != EK_OK) {
     host_close(&self->base);
     return status;

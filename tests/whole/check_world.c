@@ -43,7 +43,8 @@ START_TEST(places_in_a_world) {
   ck_assert_uint_eq(ek_communicator_first_rank(NULL), 0);
   ck_assert_uint_eq(ek_communicator_world_size(NULL), 0);
   options.world_size = 4;
-  ck_fails(ek_group_open(&group, "cpu:2", &options), EK_ERR_UNAVAILABLE, "not yet implemented");
+  ck_fails(ek_group_open(&group, "cpu:2", &options), EK_ERR_INVALID_ARGUMENT,
+           "a world of 4 devices, of which this process has 2, needs options.exchange");
   options.first_rank = 3;
   ck_fails(ek_group_open(&group, "plan:2", &options), EK_ERR_INVALID_ARGUMENT,
            "2 devices from rank 3 on in a world of 4");

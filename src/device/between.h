@@ -1,0 +1,20 @@
+/*
+ * between.h - collectives between processes whose devices compute in the memory of the host.
+ */
+#ifndef EK_BETWEEN_H
+#define EK_BETWEEN_H
+
+#include "device/world.h"
+
+struct ek__between;
+
+/* For the devices of a group with a world. */
+ek_status ek__between_open(struct ek__between **between, ek_group *group);
+void ek__between_close(struct ek__between *between);
+
+/* One collective of communicator number `communicator`: data[k] is the memory of device k. Called
+ * by the one thread that talks to other processes, when all devices of the group have arrived. */
+ek_status ek__between_run(struct ek__between *between, uint64_t communicator,
+                          const struct ek__collective *what, void *const *data);
+
+#endif /* EK_BETWEEN_H */

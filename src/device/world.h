@@ -1,0 +1,83 @@
+/*
+ * world.h - the processes that train together: which ranks each of them has, and how a process
+ * reaches the others.
+ *
+ * A communicator is opened from {first rank, number of members, size of the world, exchange}; this
+ * is that struct. The exchange is the program's (ek_exchange in device.h): it moves bytes between
+ * two processes and knows nothing of what they mean.
+ *
+ * All processes hold the same conversations in the same order. Each conversation begins with a
+ * message of a fixed size between every two processes, which says what its sender means: processes
+ * that mean different things all get an error, and what follows has sizes that both sides know.
+ * Nothing that is received is believed before it was checked.
+ *
+ * Only the thread that waits in a call of the library talks to other processes: no worker does, and
+ * no thread of the library's. Work that workers have made ready for it is a list of errands, which
+ * ek_group_apply() runs while it waits for the workers. Errands run in the order in which the
+ * group's device 0 made them, which is the same in all processes.
+ *
+ * A failure ends the world: this process tells the others once, and every later conversation is
+ * refused with the first error's words. Which updates the processes have in common is not known
+ * from then on, so nothing may go on as if they were equal.
+ */
+#ifndef EK_WORLD_H
+#define EK_WORLD_H
+
+#include "device/device_internal.h"
+
+struct ek__world;
+
+size_t ek__world_processes(const struct ek__world *world);
+size_t ek__world_process(const struct ek__world *world); /* this one's number */
+/* The first rank of a process; for the number of processes: the size of the world. */
+size_t ek__world_first_rank(const struct ek__world *world, size_t process);
+size_t ek__world_size(const struct ek__world *world);
+
+/* Talks to all processes. `options` has the place in the world and the exchange. */
+ek_status ek__world_open(struct ek__world **world, const ek_group_options *options, size_t members);
+void ek__world_close(struct ek__world *world);
+
+/* EK_OK, or the error that ended the world. */
+ek_status ek__world_check(struct ek__world *world);
+/* Ends the world with the thread's last error, which the others are told. Only the first error
+ * counts. */
+void ek__world_fail(struct ek__world *world, ek_status status);
+
+/* ---- conversations; `world` may be NULL, which is one process ---- */
+
+/* Adds up `count` numbers of all processes, 4 at most; *before (NULL: not wanted): the first
+ * number, added up over the processes with lower ranks alone. */
+ek_status ek__world_sum(struct ek__world *world, int64_t *numbers, size_t count, int64_t *before);
+
+/* Every process gets the bytes of process 0. */
+ek_status ek__world_share(struct ek__world *world, void *bytes, size_t count);
+
+/* Begins a collective of the communicator with this number; `offsets` may be NULL. */
+ek_status ek__world_meet(struct ek__world *world, uint64_t communicator,
+                         const struct ek__collective *what);
+/* Sends to and receives from one process, in the rounds below. */
+ek_status ek__world_swap(struct ek__world *world, size_t peer, const void *out, size_t out_bytes,
+                         void *in, size_t in_bytes);
+/* The process to talk to in one of as many rounds as there are processes; this one: nobody. Two
+ * processes have the same round for each other, so that none waits in a circle. */
+size_t ek__world_peer(const struct ek__world *world, size_t round);
+
+/* ---- errands ---- */
+
+struct ek__errand {
+  struct ek__errand *next;
+  bool (*ready)(struct ek__errand *self);
+  ek_status (*run)(struct ek__errand *self); /* it is not in the list any more */
+};
+
+void ek__world_append(struct ek__world *world, struct ek__errand *errand);
+/* Runs errands until the first is not ready. */
+ek_status ek__world_work(struct ek__world *world);
+/* Takes an errand out of the list, if it is there. */
+void ek__world_remove(struct ek__world *world, const struct ek__errand *errand);
+/* Forgets all errands, after a failure; no worker runs. */
+void ek__world_forget(struct ek__world *world);
+/* Communicators are numbered as they are opened, alike in all processes. */
+uint64_t ek__world_number(struct ek__world *world);
+
+#endif /* EK_WORLD_H */

@@ -1,0 +1,243 @@
+/*
+ * ck_processes.c - starts parts of a test program as processes, with a socket between every two.
+ */
+#include "ck_processes.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+extern char **environ;
+
+enum { SECONDS = 60 * (1 + 4 * CK_TSAN) };
+
+static double now(void) {
+  struct timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return (double)time.tv_sec + (double)time.tv_nsec * 1e-9;
+}
+
+void ck_outcome_add(struct ck_outcome *outcome, double number) {
+  if (outcome->count < CK_OUTCOME_NUMBERS) {
+    outcome->numbers[outcome->count++] = number;
+  } else if (outcome->status == EK_OK) {
+    outcome->status = EK_ERR_INTERNAL;
+    (void)snprintf(outcome->message, sizeof outcome->message, "too many numbers");
+  }
+}
+
+/* ---- the exchange ---- */
+
+/* Moves what can be moved at once; false where the other end has gone. */
+static bool send_some(int socket, const char *out, size_t bytes, size_t *done) {
+  const ssize_t sent = send(socket, out + *done, bytes - *done, MSG_DONTWAIT | MSG_NOSIGNAL);
+  if (sent > 0) *done += (size_t)sent;
+  return sent >= 0 || errno == EAGAIN || errno == EINTR;
+}
+
+static bool receive_some(int socket, char *in, size_t bytes, size_t *done) {
+  const ssize_t got = recv(socket, in + *done, bytes - *done, MSG_DONTWAIT);
+  if (got > 0) *done += (size_t)got;
+  return got > 0 || (got < 0 && (errno == EAGAIN || errno == EINTR));
+}
+
+static ek_status swap(void *context, size_t peer, const void *out, size_t out_bytes, void *in,
+                      size_t in_bytes, double seconds) {
+  const struct ck_process *process = context;
+  size_t sent = 0, got = 0;
+  double until = now() + seconds;
+  struct pollfd wait = {.fd = process->sockets[peer]};
+  while (sent < out_bytes || got < in_bytes) {
+    const size_t before = sent + got;
+    wait.events = (short)((sent < out_bytes ? POLLOUT : 0) | (got < in_bytes ? POLLIN : 0));
+    if (poll(&wait, 1, 100) < 0 && errno != EINTR) return ek_error_set(EK_ERR_IO, "poll");
+    if (sent < out_bytes && (wait.revents & POLLOUT) != 0 &&
+        !send_some(wait.fd, out, out_bytes, &sent)) {
+      return ek_error_set(EK_ERR_UNAVAILABLE, "it has gone");
+    }
+    if (got < in_bytes && (wait.revents & (POLLIN | POLLHUP | POLLERR)) != 0 &&
+        !receive_some(wait.fd, in, in_bytes, &got)) {
+      return ek_error_set(EK_ERR_UNAVAILABLE, "it has gone");
+    }
+    if (sent < out_bytes && (wait.revents & (POLLERR | POLLHUP)) != 0) {
+      return ek_error_set(EK_ERR_UNAVAILABLE, "it has gone");
+    }
+    if (sent + got > before) until = now() + seconds;
+    if (now() > until) return ek_error_set(EK_ERR_UNAVAILABLE, "nothing for %g seconds", seconds);
+  }
+  return EK_OK;
+}
+
+struct ck_process ck_process_alone(size_t devices) {
+  return (struct ck_process){
+      .count = 1, .devices = {devices}, .world = devices, .sockets = {-1, -1, -1, -1}};
+}
+
+ek_exchange ck_process_exchange(const struct ck_process *process) {
+  ek_exchange exchange = EK_EXCHANGE_INIT;
+  exchange.process = process->number;
+  exchange.processes = process->count;
+  exchange.swap = swap;
+  exchange.context = (void *)(uintptr_t)process;
+  return exchange;
+}
+
+ek_status ck_process_open(ek_group **group, const struct ck_process *process, double time_limit) {
+  const ek_exchange exchange = ck_process_exchange(process);
+  ek_group_options options = EK_GROUP_OPTIONS_INIT;
+  char spec[32];
+  options.threads_per_device = 1;
+  options.time_limit = time_limit;
+  options.first_rank = process->first_rank;
+  options.world_size = process->world;
+  options.exchange = process->count > 1 ? &exchange : NULL;
+  (void)snprintf(spec, sizeof spec, "cpu:%zu", process->devices[process->number]);
+  return ek_group_open(group, spec, &options);
+}
+
+/* ---- the parent ---- */
+
+struct child {
+  pid_t pid;
+  int pipe; /* where its outcome comes from; -1: closed */
+  size_t got;
+};
+
+/* argv: the program, "--part", its name, number, count, the file to write to, and for each process
+ * its devices and its socket. */
+enum { ARGUMENTS = 6 + 2 * CK_PROCESSES, TEXT = 24 };
+
+static void start(struct child *child, const char *part, const size_t *devices, size_t count,
+                  size_t number, const int *sockets) {
+  char texts[ARGUMENTS][TEXT], *argv[ARGUMENTS + 1] = {NULL};
+  char path[4096] = "";
+  int pipes[2];
+  size_t used = 0;
+  posix_spawn_file_actions_t actions;
+  ck_assert_int_gt(readlink("/proc/self/exe", path, sizeof path - 1), 0);
+  ck_assert_int_eq(pipe(pipes), 0);
+  ck_assert_int_eq(posix_spawn_file_actions_init(&actions), 0);
+  ck_assert_int_eq(posix_spawn_file_actions_addclose(&actions, pipes[0]), 0);
+  argv[used++] = path;
+  argv[used++] = (char *)(uintptr_t) "--part";
+  argv[used++] = (char *)(uintptr_t)part;
+  const long numbers[] = {(long)number, (long)count, pipes[1]};
+  for (size_t i = 0; i < 3 + 2 * count; i++) {
+    const size_t of = (i - 3) / 2;
+    const long value = i < 3 ? numbers[i] : i % 2 == 1 ? (long)devices[of] : sockets[of];
+    (void)snprintf(texts[i], TEXT, "%ld", value);
+    argv[used++] = texts[i];
+  }
+  ck_assert_int_eq(posix_spawn(&child->pid, path, &actions, NULL, argv, environ), 0);
+  (void)posix_spawn_file_actions_destroy(&actions);
+  (void)close(pipes[1]);
+  child->pipe = pipes[0];
+}
+
+/* Reads the outcomes of all children until their ends are closed, or time is up. */
+static void collect(struct child *children, struct ck_outcome *outcomes, size_t count) {
+  const double until = now() + SECONDS;
+  for (size_t open = count; open > 0 && now() < until;) {
+    struct pollfd waits[CK_PROCESSES];
+    for (size_t i = 0; i < count; i++) {
+      waits[i] = (struct pollfd){.fd = children[i].pipe, .events = POLLIN};
+    }
+    if (poll(waits, count, 200) <= 0) continue;
+    for (size_t i = 0; i < count; i++) {
+      struct child *child = &children[i];
+      char *to = (char *)&outcomes[i] + child->got;
+      if (child->pipe < 0 || waits[i].revents == 0) continue;
+      const ssize_t got = read(child->pipe, to, sizeof outcomes[i] - child->got);
+      if (got > 0) child->got += (size_t)got;
+      if (got > 0 && child->got < sizeof outcomes[i]) continue;
+      (void)close(child->pipe);
+      child->pipe = -1;
+      open--;
+    }
+  }
+}
+
+void ck_processes_run(struct ck_outcome *outcomes, const char *part, const size_t *devices,
+                      size_t count) {
+  struct child children[CK_PROCESSES] = {{0}};
+  int sockets[CK_PROCESSES][CK_PROCESSES];
+  ck_assert_uint_le(count, CK_PROCESSES);
+  memset(outcomes, 0, count * sizeof *outcomes);
+  memset(sockets, -1, sizeof sockets);
+  for (size_t i = 0; i < count; i++) {
+    for (size_t k = i + 1; k < count; k++) {
+      int pair[2];
+      ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+      sockets[i][k] = pair[0];
+      sockets[k][i] = pair[1];
+    }
+  }
+  for (size_t i = 0; i < count; i++) start(&children[i], part, devices, count, i, sockets[i]);
+  for (size_t i = 0; i < count * count; i++) {
+    if (sockets[i / count][i % count] >= 0) (void)close(sockets[i / count][i % count]);
+  }
+  collect(children, outcomes, count);
+  for (size_t i = 0; i < count; i++) {
+    if (children[i].pipe >= 0) (void)close(children[i].pipe);
+    if (children[i].pipe >= 0) (void)kill(children[i].pid, SIGKILL);
+    outcomes[i].whole = children[i].got == sizeof outcomes[i];
+    ck_assert_int_eq(waitpid(children[i].pid, &outcomes[i].exit, 0), children[i].pid);
+  }
+}
+
+/* ---- the child ---- */
+
+static bool write_all(int file, const void *from, size_t bytes) {
+  for (size_t done = 0; done < bytes;) {
+    const ssize_t wrote = write(file, (const char *)from + done, bytes - done);
+    if (wrote < 0 && errno != EINTR) return false;
+    if (wrote > 0) done += (size_t)wrote;
+  }
+  return true;
+}
+
+/* Sockets of other processes stay open in this one unless it closes them: a process that dies
+ * would not be seen to. */
+static void close_others(const struct ck_process *process, int file) {
+  for (int i = 3; i < 256; i++) {
+    bool own = i == file;
+    for (size_t k = 0; k < process->count; k++) own = own || process->sockets[k] == i;
+    if (!own) (void)close(i);
+  }
+}
+
+static int run_part(char **argv, const struct ck_part *parts) {
+  struct ck_process process = {.number = strtoul(argv[3], NULL, 10),
+                               .count = strtoul(argv[4], NULL, 10)};
+  const int file = atoi(argv[5]);
+  struct ck_outcome *outcome = calloc(1, sizeof *outcome);
+  for (size_t i = 0; i < process.count; i++) {
+    process.devices[i] = strtoul(argv[6 + 2 * i], NULL, 10);
+    process.sockets[i] = atoi(argv[7 + 2 * i]);
+    if (i < process.number) process.first_rank += process.devices[i];
+    process.world += process.devices[i];
+  }
+  close_others(&process, file);
+  while (parts->name != NULL && strcmp(parts->name, argv[2]) != 0) parts++;
+  if (outcome == NULL || parts->name == NULL) return 2;
+  const double begin = now();
+  parts->run(outcome, &process);
+  outcome->seconds = now() - begin;
+  const bool wrote = write_all(file, outcome, sizeof *outcome);
+  free(outcome);
+  return wrote ? 0 : 3;
+}
+
+int ck_processes_main(int argc, char **argv, const struct ck_part *parts,
+                      Suite *(*make_suite)(void)) {
+  if (argc > 6 && strcmp(argv[1], "--part") == 0) return run_part(argv, parts);
+  return ck_run(make_suite());
+}

@@ -1,0 +1,62 @@
+/*
+ * ck_processes.h - a test program that runs parts of itself in processes of their own.
+ *
+ * A part is started by exec, so that threads and sanitizers find a fresh process, and has a socket
+ * to each other one. It never asserts: it fills an outcome, which the test that started it gets.
+ *
+ *     static void train(struct ck_outcome *outcome, const struct ck_process *process) { ... }
+ *     static const struct ck_part parts[] = {{"train", train}, {NULL, NULL}};
+ *     ...
+ *       ck_processes_run(outcomes, "train", (const size_t[]){1, 2}, 2);
+ *     ...
+ *     int main(int argc, char **argv) { return ck_processes_main(argc, argv, parts, make_suite); }
+ */
+#ifndef CK_PROCESSES_H
+#define CK_PROCESSES_H
+
+#include "ek_check.h"
+
+enum { CK_PROCESSES = 4, CK_OUTCOME_NUMBERS = 4096 };
+
+struct ck_process {
+  size_t number, count;      /* of processes */
+  size_t devices[CK_PROCESSES]; /* of each of them */
+  size_t first_rank, world;
+  int sockets[CK_PROCESSES]; /* to each of the others; -1 to itself */
+};
+
+struct ck_outcome {
+  ek_status status;
+  char message[1024];
+  double seconds;
+  size_t count;
+  double numbers[CK_OUTCOME_NUMBERS];
+  bool whole;  /* it came back; set by who started it */
+  int exit;    /* as waitpid() says it; likewise */
+};
+
+struct ck_part {
+  const char *name;
+  void (*run)(struct ck_outcome *outcome, const struct ck_process *process);
+};
+
+/* Adds a number to an outcome; those that have no room are an error of the part. */
+void ck_outcome_add(struct ck_outcome *outcome, double number);
+
+/* The only process of a world, for the same function in the test itself. */
+struct ck_process ck_process_alone(size_t devices);
+
+/* An exchange over the sockets. The process must outlive it. */
+ek_exchange ck_process_exchange(const struct ck_process *process);
+
+/* "cpu:N" with the process's place in the world. time_limit 0: the library's own. */
+ek_status ck_process_open(ek_group **group, const struct ck_process *process, double time_limit);
+
+/* Runs a part in `count` processes at the same time and waits for all of them, a minute at most. */
+void ck_processes_run(struct ck_outcome *outcomes, const char *part, const size_t *devices,
+                      size_t count);
+
+int ck_processes_main(int argc, char **argv, const struct ck_part *parts,
+                      Suite *(*make_suite)(void));
+
+#endif /* CK_PROCESSES_H */
