@@ -197,12 +197,14 @@ static ek_status threads_for(int *threads, const struct ek__backend *backend, si
 /* The group's place among the devices of all processes. */
 static ek_status take_ranks(ek_group *group, const ek_group_options *options) {
   const size_t world = options->world_size == 0 ? group->count : options->world_size;
+  ek_exchange exchange;
+  EK_TRY(ek__exchange_read(&exchange, options->exchange));
   EK__FAIL_IF(world < group->count || options->first_rank > world - group->count,
               EK_ERR_INVALID_ARGUMENT,
               "ek_group_open: %zu devices from rank %zu on in a world of %zu", group->count,
               options->first_rank, world);
   const bool counts = group->backend->kernels == NULL;
-  const bool several = options->exchange != NULL && options->exchange->processes > 1;
+  const bool several = exchange.processes > 1;
   EK__FAIL_IF(world != group->count && !counts && !several, EK_ERR_INVALID_ARGUMENT,
               "ek_group_open: a world of %zu devices, of which this process has %zu, needs "
               "options.exchange to reach the other processes; only `plan` counts without it",
@@ -210,7 +212,8 @@ static ek_status take_ranks(ek_group *group, const ek_group_options *options) {
   group->first_rank = options->first_rank;
   group->world_size = world;
   group->time_limit = options->time_limit;
-  return counts || !several ? EK_OK : ek__world_open(&group->world, options, group->count);
+  if (counts || !several) return EK_OK;
+  return ek__world_open(&group->world, &exchange, options, group->count);
 }
 
 static ek_status read_options(ek_group_options *o, const ek_group_options *options) {

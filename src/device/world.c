@@ -400,9 +400,11 @@ static ek_status introduce(struct ek__world *world, const ek_group_options *opti
 
 static const char memory_of[] = "the processes of a world";
 
-static ek_status read_exchange(ek_exchange *exchange, const ek_exchange *given) {
+ek_status ek__exchange_read(ek_exchange *exchange, const ek_exchange *given) {
+  *exchange = (ek_exchange)EK_EXCHANGE_INIT;
   EK_TRY(ek__options_read(exchange, sizeof *exchange, given, "ek_exchange"));
-  EK__FAIL_IF(exchange->swap == NULL, EK_ERR_INVALID_ARGUMENT,
+  if (exchange->processes == 0) exchange->processes = 1;
+  EK__FAIL_IF(exchange->processes > 1 && exchange->swap == NULL, EK_ERR_INVALID_ARGUMENT,
               "ek_group_open: options.exchange has no function `swap`");
   EK__FAIL_IF(exchange->processes > 1048576 || exchange->process >= exchange->processes,
               EK_ERR_INVALID_ARGUMENT,
@@ -412,13 +414,11 @@ static ek_status read_exchange(ek_exchange *exchange, const ek_exchange *given) 
   return EK_OK;
 }
 
-ek_status ek__world_open(struct ek__world **world, const ek_group_options *options,
-                         size_t members) {
-  ek_exchange exchange = EK_EXCHANGE_INIT;
+ek_status ek__world_open(struct ek__world **world, const ek_exchange *exchange,
+                         const ek_group_options *options, size_t members) {
   struct ek__world *made = NULL;
-  EK_TRY(read_exchange(&exchange, options->exchange));
   EK_TRY(ek__new(&made, 1, sizeof *made, memory_of));
-  made->exchange = exchange;
+  made->exchange = *exchange;
   made->size = options->world_size == 0 ? members : options->world_size;
   made->limit = options->time_limit;
   pthread_mutexattr_t again; /* an errand holds conversations */
@@ -427,9 +427,9 @@ ek_status ek__world_open(struct ek__world **world, const ek_group_options *optio
   pthread_mutex_init(&made->talking, &again);
   pthread_mutexattr_destroy(&again);
   pthread_mutex_init(&made->mutex, NULL);
-  ek_status status = ek__new(&made->first, exchange.processes + 1, sizeof *made->first, memory_of);
+  ek_status status = ek__new(&made->first, exchange->processes + 1, sizeof *made->first, memory_of);
   if (status == EK_OK) {
-    status = ek__new(&made->heard, exchange.processes, sizeof *made->heard, memory_of);
+    status = ek__new(&made->heard, exchange->processes, sizeof *made->heard, memory_of);
   }
   if (status == EK_OK) status = introduce(made, options, members);
   if (status == EK_OK) {

@@ -33,8 +33,12 @@ size_t ek__world_process(const struct ek__world *world); /* this one's number */
 size_t ek__world_first_rank(const struct ek__world *world, size_t process);
 size_t ek__world_size(const struct ek__world *world);
 
-/* Talks to all processes. `options` has the place in the world and the exchange. */
-ek_status ek__world_open(struct ek__world **world, const ek_group_options *options, size_t members);
+/* A program's struct, which may be NULL, checked: one process has processes == 1. */
+ek_status ek__exchange_read(ek_exchange *exchange, const ek_exchange *given);
+
+/* Talks to all processes. `options` has the place in the world. */
+ek_status ek__world_open(struct ek__world **world, const ek_exchange *exchange,
+                         const ek_group_options *options, size_t members);
 void ek__world_close(struct ek__world *world);
 
 /* EK_OK, or the error that ended the world. */

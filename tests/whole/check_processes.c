@@ -124,7 +124,8 @@ cleanup:
 
 /* Parts of ranks: rising, with an empty one. */
 static void cut(int64_t offsets[RANKS + 1], int64_t count, size_t ranks) {
-  for (size_t i = 0; i <= ranks; i++) offsets[i] = count * (int64_t)(i * i) / (int64_t)(ranks * ranks);
+  const int64_t squares = (int64_t)(ranks * ranks);
+  for (size_t i = 0; i <= ranks; i++) offsets[i] = count * (int64_t)(i * i) / squares;
   if (ranks > 2) offsets[1] = 0;
 }
 
